@@ -1,0 +1,220 @@
+package gateway
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+)
+
+// keepalive keeps the way to a server behind NAT open, below the shortest
+// common timeout of UDP in middleboxes, 30 s.
+const keepalive = 25 * time.Second
+
+// lastMetric is that of the unreachable routes behind those to the peer.
+const lastMetric = 4096
+
+// machine is what the gateway's pod itself contributes to what is wanted.
+type machine struct {
+	plane int32
+	key   wgtypes.Key
+	// node is the name of the one that it runs on.
+	node string
+	// underlay is the pod's own interface and its MTU.
+	underlay    string
+	underlayMTU int
+	// agreed is the MTU that the peer's gateway can do, 0 if it has not said.
+	agreed int
+	// endpoint is the one of the server's endpoints to be tried now.
+	endpoint netip.AddrPort
+}
+
+// desired is all that the gateway's kernel should hold.
+type desired struct {
+	overlay overlay.State
+	nat     nat.Gateway
+	tunnel  tunnel.Config
+	// capacity is the MTU that this side can do, mtu the one both can.
+	capacity, mtu int
+	// address is the gateway's overlay address, remote that of the peer's
+	// gateway as this cluster knows it.
+	address, remote netip.Addr
+}
+
+// desire computes what the gateway's kernel should hold.
+func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desired, err error) {
+	plane := p.Plane(m.plane)
+	if plane == nil {
+		return d, fmt.Errorf("peering %s has no plane %d", p.Name, m.plane)
+	}
+	internal := p.Spec.Local.InternalCIDR.Prefix
+	number, err := ipam.GatewayNumber(int(p.Spec.Index), int(m.plane))
+	if err != nil {
+		return d, err
+	}
+	if d.address, err = ipam.GatewayAddr(internal, number); err != nil {
+		return d, err
+	}
+	d.remote = plane.RemoteAddress.Addr
+	remoteKey, err := wgtypes.ParseKey(plane.RemotePublicKey)
+	if err != nil {
+		return d, fmt.Errorf("peering %s: public key of the peer: %w", p.Name, err)
+	}
+	local, err := mappings(p)
+	if err != nil {
+		return d, err
+	}
+	links := linkedNodes(p, m.plane, nodes)
+	d.capacity = capacity(m, nodes, links)
+	d.mtu = d.capacity
+	if m.agreed > 0 {
+		d.mtu = min(d.mtu, m.agreed)
+	}
+	remote := p.RemoteRanges()
+
+	d.nat = nat.Gateway{
+		Tunnel: tunnel.InterfaceName, Underlay: m.underlay, OverlayPrefix: overlay.NamePrefix, Local: local, Remote: remote,
+		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
+	}
+	d.tunnel = tunnel.Config{
+		Name: tunnel.InterfaceName, PrivateKey: m.key, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
+		Peer: tunnel.Peer{PublicKey: remoteKey, Endpoint: m.endpoint, AllowedIPs: remote},
+	}
+	if plane.Role == v1alpha1.Client {
+		d.tunnel.Peer.Keepalive = keepalive
+	}
+
+	// What came out of the tunnel goes to nodes and nowhere else. What goes into
+	// it, from nodes and from the gateway itself, is told by its destination.
+	d.overlay.Rules = []overlay.Rule{
+		{IIF: tunnel.InterfaceName, Table: overlay.InboundTable},
+		{Table: overlay.Table},
+	}
+	d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
+		Table: overlay.InboundTable, Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Unreachable: true, Metric: lastMetric,
+	})
+	for _, r := range remote {
+		d.overlay.Routes = append(d.overlay.Routes,
+			overlay.Route{Table: overlay.Table, Dst: r, Dev: tunnel.InterfaceName, Src: d.address},
+			overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: lastMetric},
+		)
+	}
+	for _, n := range links {
+		if err := d.addNode(p, number, n); err != nil {
+			return d, fmt.Errorf("node %s: %w", n.name, err)
+		}
+	}
+	return d, nil
+}
+
+// linkedNode is a node that has reported from where its overlay packets come.
+type linkedNode struct {
+	name            string
+	address, source netip.Addr
+	pods            []netip.Prefix
+	mtu             int
+}
+
+// linkedNodes are the nodes whose agents know this gateway.
+func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork) []linkedNode {
+	var out []linkedNode
+	for _, n := range nodes {
+		address, err := netip.ParseAddr(n.Name)
+		// One of another internal range is left over and not of this overlay.
+		if err != nil || !n.DeletionTimestamp.IsZero() || !p.Spec.Local.InternalCIDR.Contains(address) {
+			continue
+		}
+		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() {
+			out = append(out, linkedNode{
+				name: n.Spec.NodeName, address: address, source: g.Source.Addr,
+				pods: podRanges(n.Status), mtu: int(g.MTU),
+			})
+		}
+	}
+	return out
+}
+
+// podRanges are a node's ranges and the single addresses outside of them.
+func podRanges(s v1alpha1.NodeNetworkStatus) []netip.Prefix {
+	out := v1alpha1.Prefixes(s.PodCIDRs)
+	for _, ip := range s.PodIPs {
+		out = append(out, netip.PrefixFrom(ip.Addr, ip.BitLen()))
+	}
+	return out
+}
+
+// capacity is the largest packet that this side can carry: through the tunnel,
+// over the pod's network and that of its node, and through the overlay to each
+// node.
+func capacity(m machine, nodes []v1alpha1.NodeNetwork, links []linkedNode) int {
+	underlay := m.underlayMTU
+	for _, n := range nodes {
+		if n.Spec.NodeName == m.node && n.Status.UnderlayMTU > 0 {
+			underlay = min(underlay, int(n.Status.UnderlayMTU))
+		}
+	}
+	overhead := tunnel.OverheadIPv4
+	if m.endpoint.IsValid() && !m.endpoint.Addr().Unmap().Is4() {
+		overhead = tunnel.OverheadIPv6
+	}
+	mtu := min(underlay-overhead, underlay-overlay.EncapBytes)
+	for _, l := range links {
+		if l.mtu > 0 {
+			mtu = min(mtu, l.mtu)
+		}
+	}
+	return mtu
+}
+
+// addNode adds the overlay link to a node, and the routes to its pods.
+func (d *desired) addNode(p *v1alpha1.Peering, gateway int, n linkedNode) error {
+	number, err := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, n.address)
+	if err != nil {
+		return err
+	}
+	vni, err := ipam.VNI(gateway, number)
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("%sn%d", overlay.NamePrefix, number)
+	d.overlay.Links = append(d.overlay.Links, overlay.Link{
+		Name: name, Kind: overlay.Kind(p.Spec.Overlay), VNI: vni,
+		Local: d.address, Peer: n.address, Remote: n.source, Port: overlay.Port, MTU: d.mtu,
+	})
+	self := netip.PrefixFrom(n.address, n.address.BitLen())
+	for _, table := range []int{overlay.Table, overlay.InboundTable} {
+		d.overlay.Routes = append(d.overlay.Routes, overlay.Route{Table: table, Dst: self, Dev: name, Src: d.address})
+	}
+	for _, pods := range n.pods {
+		if !p.Carries(pods.Addr()) {
+			continue
+		}
+		d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
+			Table: overlay.InboundTable, Dst: pods, Via: n.address, Dev: name, Src: d.address,
+		})
+	}
+	d.nat.Nodes = append(d.nat.Nodes, n.source)
+	return nil
+}
+
+// mappings are the translations of the own cluster's ranges.
+func mappings(p *v1alpha1.Peering) ([]nat.Mapping, error) {
+	var out []nat.Mapping
+	for _, m := range p.Spec.Local.Pods {
+		if p.Carries(m.Real.Addr()) {
+			out = append(out, nat.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix})
+		}
+	}
+	nodes, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
+	if err != nil {
+		return nil, err
+	}
+	return append(out, nat.Mapping(nodes)), nil
+}

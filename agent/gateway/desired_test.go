@@ -1,0 +1,350 @@
+package gateway
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+)
+
+var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, netip.AddrPort{}), cmpopts.EquateEmpty(), cmp.AllowUnexported(desired{})}
+
+func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+func cidr(s string) v1alpha1.CIDR { return v1alpha1.CIDR{Prefix: prefix(s)} }
+
+func newKey(t *testing.T) wgtypes.Key {
+	t.Helper()
+	k, err := wgtypes.GeneratePrivateKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// peering has index 2, so its gateway has number 8: 10.80.31.246.
+func peering(t *testing.T, role v1alpha1.Role, remoteKey wgtypes.Key) *v1alpha1.Peering {
+	t.Helper()
+	return &v1alpha1.Peering{
+		ObjectMeta: metav1.ObjectMeta{Name: "b", Generation: 3},
+		Spec: v1alpha1.PeeringSpec{
+			Index: 2, Overlay: "geneve",
+			Local: v1alpha1.LocalNetwork{
+				Pods:         []v1alpha1.CIDRMapping{{Real: cidr("10.244.0.0/16"), Mapped: cidr("10.20.0.0/16")}, {Real: cidr("10.245.0.0/24"), Mapped: cidr("10.245.0.0/24")}},
+				InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.60.0.0/18"),
+			},
+			Remote: v1alpha1.RemoteNetwork{Name: "b", Pods: []v1alpha1.CIDRMapping{{Real: cidr("10.244.0.0/16"), Mapped: cidr("10.30.0.0/16")}}, ExternalCIDR: cidr("10.70.0.0/18")},
+			Planes: []v1alpha1.Plane{{Role: role, RemotePublicKey: remoteKey.PublicKey().String(), RemoteAddress: v1alpha1.IP{Addr: addr("10.70.31.254")}}},
+		},
+	}
+}
+
+func node(name, address, source string, mtu int32, pods ...string) v1alpha1.NodeNetwork {
+	n := v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: address}, Spec: v1alpha1.NodeNetworkSpec{NodeName: name}}
+	n.Status.Gateways = []v1alpha1.NodeGateway{{Peering: "other", Source: v1alpha1.IP{Addr: addr("192.0.2.1")}}, {Peering: "b", Source: v1alpha1.IP{Addr: addr(source)}, MTU: mtu}}
+	for _, p := range pods {
+		n.Status.PodCIDRs = append(n.Status.PodCIDRs, cidr(p))
+	}
+	return n
+}
+
+func TestDesire(t *testing.T) {
+	own, remote := newKey(t), newKey(t)
+	me := machine{key: own, node: "n1", underlay: "eth0", underlayMTU: 1450}
+	me.endpoint = netip.MustParseAddrPort("192.0.2.9:30001")
+	self := addr("10.80.31.246")
+	n1, n2 := node("n1", "10.80.0.1", "172.18.0.2", 1400, "10.244.0.0/24"), node("n2", "10.80.0.2", "172.18.0.3", 0)
+	n2.Status.PodIPs = []v1alpha1.IP{{Addr: addr("10.244.77.7")}}
+	unknown, unsourced, going := node("n3", "10.80.0.3", "172.18.0.4", 0), node("n4", "10.80.0.4", "172.18.0.5", 0), node("n5", "10.80.0.5", "172.18.0.6", 0)
+	unknown.Status.Gateways = unknown.Status.Gateways[:1]
+	unsourced.Status.Gateways[1].Source = v1alpha1.IP{}
+	going.DeletionTimestamp = new(metav1.Now())
+
+	want := func() desired {
+		d := desired{capacity: 1390, mtu: 1390, address: self, remote: addr("10.70.31.254")}
+		d.tunnel = tunnel.Config{
+			Name: tunnel.InterfaceName, PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: 1390, Address: self,
+			Peer: tunnel.Peer{PublicKey: remote.PublicKey(), Endpoint: me.endpoint, AllowedIPs: []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")}, Keepalive: keepalive},
+		}
+		d.nat = nat.Gateway{
+			Tunnel: tunnel.InterfaceName, Underlay: "eth0", OverlayPrefix: "lq",
+			Local: []nat.Mapping{
+				{Real: prefix("10.244.0.0/16"), Mapped: prefix("10.20.0.0/16")},
+				{Real: prefix("10.245.0.0/24"), Mapped: prefix("10.245.0.0/24")},
+				{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.60.0.0/19")},
+			},
+			Remote:      []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")},
+			OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
+		}
+		d.overlay = overlay.State{
+			Rules: []overlay.Rule{{IIF: tunnel.InterfaceName, Table: overlay.InboundTable}, {Table: overlay.Table}},
+			Routes: []overlay.Route{
+				{Table: overlay.InboundTable, Dst: prefix("0.0.0.0/0"), Unreachable: true, Metric: 4096},
+				{Table: overlay.Table, Dst: prefix("10.30.0.0/16"), Dev: tunnel.InterfaceName, Src: self},
+				{Table: overlay.Table, Dst: prefix("10.30.0.0/16"), Unreachable: true, Metric: 4096},
+				{Table: overlay.Table, Dst: prefix("10.70.0.0/18"), Dev: tunnel.InterfaceName, Src: self},
+				{Table: overlay.Table, Dst: prefix("10.70.0.0/18"), Unreachable: true, Metric: 4096},
+			},
+		}
+		return d
+	}
+	tests := []struct {
+		name   string
+		nodes  []v1alpha1.NodeNetwork
+		role   v1alpha1.Role
+		change func(*desired)
+	}{
+		{name: "no nodes yet", role: v1alpha1.Client},
+		{name: "a server has no keepalive", role: v1alpha1.Server, change: func(d *desired) { d.tunnel.Peer.Keepalive = 0 }},
+		{name: "nodes that do not know it, or are going", role: v1alpha1.Client, nodes: []v1alpha1.NodeNetwork{unknown, unsourced, going}},
+		{
+			name: "two nodes", role: v1alpha1.Client, nodes: []v1alpha1.NodeNetwork{n1, n2},
+			change: func(d *desired) {
+				for i, n := range []struct{ name, peer, remote, pods string }{{"lqn1", "10.80.0.1", "172.18.0.2", "10.244.0.0/24"}, {"lqn2", "10.80.0.2", "172.18.0.3", "10.244.77.7/32"}} {
+					d.overlay.Links = append(d.overlay.Links, overlay.Link{
+						Name: n.name, Kind: "geneve", VNI: uint32(8<<13 | i + 1), Local: self, Peer: addr(n.peer), Remote: addr(n.remote), Port: overlay.Port, MTU: 1390,
+					})
+					d.overlay.Routes = append(
+						d.overlay.Routes, overlay.Route{Table: overlay.Table, Dst: prefix(n.peer + "/32"), Dev: n.name, Src: self},
+						overlay.Route{Table: overlay.InboundTable, Dst: prefix(n.peer + "/32"), Dev: n.name, Src: self},
+						overlay.Route{Table: overlay.InboundTable, Dst: prefix(n.pods), Via: addr(n.peer), Dev: n.name, Src: self},
+					)
+					d.nat.Nodes = append(d.nat.Nodes, addr(n.remote))
+				}
+			},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := desire(me, peering(t, tt.role, remote), tt.nodes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			w := want()
+			if tt.change != nil {
+				tt.change(&w)
+			}
+			if diff := cmp.Diff(w, got, compare); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestDesireErrors(t *testing.T) {
+	for name, change := range map[string]func(*machine, *v1alpha1.Peering){
+		"no such plane": func(m *machine, _ *v1alpha1.Peering) { m.plane = 1 },
+		"no key":        func(_ *machine, p *v1alpha1.Peering) { p.Spec.Planes[0].RemotePublicKey = "" },
+		"index":         func(_ *machine, p *v1alpha1.Peering) { p.Spec.Index = 512 },
+		"ranges":        func(_ *machine, p *v1alpha1.Peering) { p.Spec.Local.ExternalCIDR = cidr("10.60.0.0/24") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, p := machine{underlayMTU: 1500}, peering(t, v1alpha1.Server, newKey(t))
+			change(&m, p)
+			if _, err := desire(m, p, nil); err == nil {
+				t.Error("no error")
+			}
+		})
+	}
+}
+
+func TestMTU(t *testing.T) {
+	tests := []struct {
+		name     string
+		machine  machine
+		nodes    []int32
+		underlay int32
+		capacity int
+		mtu      int
+	}{
+		{name: "IPv4", machine: machine{underlayMTU: 1500}, capacity: 1440, mtu: 1440},
+		{name: "IPv6 endpoint", machine: machine{underlayMTU: 1500, endpoint: netip.MustParseAddrPort("[2001:db8::1]:1")}, capacity: 1420, mtu: 1420},
+		{name: "IPv4 endpoint written as IPv6", machine: machine{underlayMTU: 1500, endpoint: netip.MustParseAddrPort("[::ffff:192.0.2.1]:1")}, capacity: 1440, mtu: 1440},
+		{name: "jumbo pods, but not the node", machine: machine{underlayMTU: 9000, node: "n0"}, underlay: 1500, nodes: []int32{8950}, capacity: 1440, mtu: 1440},
+		{name: "another node's underlay does not count", machine: machine{underlayMTU: 9000, node: "x"}, underlay: 1500, nodes: []int32{8950}, capacity: 8940, mtu: 8940},
+		{name: "the smallest node", machine: machine{underlayMTU: 1500}, nodes: []int32{1450, 1330, 1400}, capacity: 1330, mtu: 1330},
+		{name: "a node that does not know", machine: machine{underlayMTU: 1500}, nodes: []int32{0, 1400}, capacity: 1400, mtu: 1400},
+		{name: "the peer can do less", machine: machine{underlayMTU: 1500, agreed: 1300}, nodes: []int32{1400}, capacity: 1400, mtu: 1300},
+		{name: "the peer can do more", machine: machine{underlayMTU: 1500, agreed: 8000}, capacity: 1440, mtu: 1440},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var nodes []v1alpha1.NodeNetwork
+			for i, mtu := range tt.nodes {
+				n := node("n"+string(rune('0'+i)), netip.AddrFrom4([4]byte{10, 80, 0, byte(i + 1)}).String(), "172.18.0.2", mtu)
+				n.Status.UnderlayMTU = tt.underlay
+				nodes = append(nodes, n)
+			}
+			d, err := desire(tt.machine, peering(t, v1alpha1.Client, newKey(t)), nodes)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if d.capacity != tt.capacity || d.mtu != tt.mtu || d.tunnel.MTU != tt.mtu {
+				t.Errorf("want %d, %d; got %d, %d", tt.capacity, tt.mtu, d.capacity, d.mtu)
+			}
+			for _, l := range d.overlay.Links {
+				if l.MTU != tt.mtu {
+					t.Errorf("link %s has %d", l.Name, l.MTU)
+				}
+			}
+		})
+	}
+}
+
+// TestDualStack: a node with IPv6 pods as well must not get routes that no
+// kernel takes.
+func TestDualStack(t *testing.T) {
+	n := node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24", "fd00:10:244::/64")
+	p := peering(t, v1alpha1.Client, newKey(t))
+	p.Spec.Remote.Pods = append(p.Spec.Remote.Pods, v1alpha1.CIDRMapping{Real: cidr("fd00::/56"), Mapped: cidr("fd00::/56")})
+	d, err := desire(machine{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range d.overlay.Routes {
+		if r.Via.IsValid() && r.Via.Is4() != r.Dst.Addr().Is4() || r.Src.IsValid() && r.Src.Is4() != r.Dst.Addr().Is4() {
+			t.Errorf("route %+v", r)
+		}
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	e := endpoints{}
+	if _, err := e.current(t.Context()); err == nil {
+		t.Error("an endpoint of none")
+	}
+	take := func(want string) {
+		t.Helper()
+		if got, err := e.current(t.Context()); err != nil || got.String() != want {
+			t.Errorf("want %s, got %s, %v", want, got, err)
+		}
+	}
+	e.set([]string{"192.0.2.1:1", "[2001:db8::1]:2", "192.0.2.3:3"})
+	take("192.0.2.1:1")
+	take("192.0.2.1:1")
+	e.next()
+	take("[2001:db8::1]:2")
+	e.set([]string{"192.0.2.1:1", "[2001:db8::1]:2", "192.0.2.3:3"})
+	take("[2001:db8::1]:2")
+	e.next()
+	e.next()
+	take("192.0.2.1:1")
+	e.next()
+	e.set([]string{"192.0.2.7:7"})
+	take("192.0.2.7:7")
+	e.next()
+	take("192.0.2.7:7")
+	e.set(nil)
+	if _, err := e.current(t.Context()); err == nil {
+		t.Error("an endpoint of none")
+	}
+	for _, bad := range []string{"", "192.0.2.1", "192.0.2.1:x", "192.0.2.1:65536", "host.invalid:1", ":1"} {
+		e.set([]string{bad})
+		if got, err := e.current(t.Context()); err == nil {
+			t.Errorf("%q gave %s", bad, got)
+		}
+	}
+}
+
+func TestSame(t *testing.T) {
+	base := v1alpha1.PlaneStatus{ObservedGeneration: 1, NodeName: "n", MTU: 1400, Connected: true, RTTMicroseconds: 5}
+	tests := []struct {
+		name   string
+		change func(*v1alpha1.PlaneStatus)
+		same   bool
+	}{
+		{"nothing", func(*v1alpha1.PlaneStatus) {}, true},
+		{"round trip time", func(s *v1alpha1.PlaneStatus) { s.RTTMicroseconds = 50 }, true},
+		{"connected", func(s *v1alpha1.PlaneStatus) { s.Connected = false }, false},
+		{"generation", func(s *v1alpha1.PlaneStatus) { s.ObservedGeneration = 2 }, false},
+		{"MTU", func(s *v1alpha1.PlaneStatus) { s.MTU = 2 }, false},
+		{"pod", func(s *v1alpha1.PlaneStatus) { s.PodIP = v1alpha1.IP{Addr: addr("10.0.0.1")} }, false},
+		{"message", func(s *v1alpha1.PlaneStatus) { s.Message = "x" }, false},
+	}
+	for _, tt := range tests {
+		s := base
+		tt.change(&s)
+		if same(s, base) != tt.same {
+			t.Errorf("%s: want %t", tt.name, tt.same)
+		}
+	}
+	// The reason why a tunnel does not work may change all the time.
+	a, b := base, base
+	a.Connected, b.Connected, b.Message = false, false, "since 12:00"
+	if !same(a, b) {
+		t.Error("messages of a tunnel that does not work")
+	}
+}
+
+func TestMoved(t *testing.T) {
+	for _, tt := range []struct {
+		now, before int64
+		want        bool
+	}{{100, 100, false}, {200, 100, false}, {201, 100, true}, {100, 201, true}, {0, 0, false}, {1, 0, true}} {
+		if got := moved(tt.now, tt.before); got != tt.want {
+			t.Errorf("%d, %d: %t", tt.now, tt.before, got)
+		}
+	}
+}
+
+func TestWhyNot(t *testing.T) {
+	a := &agent{}
+	if got := a.whyNot(v1alpha1.PlaneStatus{}, time.Time{}); got != "the peer's gateway has not called yet" {
+		t.Error(got)
+	}
+	a.endpoints.set([]string{"192.0.2.1:1"})
+	if got := a.whyNot(v1alpha1.PlaneStatus{}, time.Time{}); got != "no handshake with the peer's gateway at [192.0.2.1:1]: is UDP let through?" {
+		t.Error(got)
+	}
+	shaken := v1alpha1.PlaneStatus{LastHandshake: new(metav1.Now())}
+	if got := a.whyNot(shaken, time.Time{}); got != "probes through the tunnel were never answered" {
+		t.Error(got)
+	}
+	if got := a.whyNot(shaken, time.Unix(0, 0)); got != "probes through the tunnel are not answered since 1970-01-01T00:00:00Z" {
+		t.Error(got)
+	}
+}
+
+// TestNodesAgree: what a gateway expects of a node's link is what a node makes
+// of the same number (agent/node has the other half of this table).
+func TestNodesAgree(t *testing.T) {
+	internal := prefix("10.80.0.0/19")
+	for _, index := range []int32{0, 2, 255, 510} {
+		for _, number := range []int{1, 77, ipam.MaxNode} {
+			address, err := ipam.NodeAddr(internal, number)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := peering(t, v1alpha1.Server, newKey(t))
+			p.Spec.Index = index
+			d, err := desire(machine{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{node("n", address.String(), "172.18.0.2", 0)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := d.overlay.Links[0]
+			gw, err := ipam.GatewayNumberOf(internal, l.Local)
+			if err != nil || gw != int(index)*ipam.Planes || l.Peer != address || len(l.Name) > 15 {
+				t.Errorf("index %d, node %d: %+v, %v", index, number, l, err)
+			}
+			if vni, err := ipam.VNI(gw, number); err != nil || vni != l.VNI {
+				t.Errorf("index %d, node %d: VNI %d, want %d", index, number, l.VNI, vni)
+			}
+			if !slices.Contains(d.nat.Nodes, l.Remote) {
+				t.Errorf("the firewall does not know %s", l.Remote)
+			}
+		}
+	}
+}

@@ -1,0 +1,383 @@
+// Package gateway is the agent in a gateway pod: one end of one tunnel to one
+// peer. It watches its Peering and the nodes' reports, computes what its network
+// namespace should hold (desire, pure), and changes the difference. It reports
+// what it measures in the Peering's status.
+package gateway
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/agent/watch"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+)
+
+const (
+	// resync is how often everything is compared without a reason, retryApply the
+	// same after a failure.
+	resync, retryApply = 30 * time.Second, time.Second
+	// tick is how often measurements are looked at; the faster one is for a
+	// tunnel that does not work.
+	tick, fastTick = time.Second, 50 * time.Millisecond
+	// probeInterval is the time between probes; the faster one is for a tunnel
+	// that does not work.
+	probeInterval, fastProbeInterval = time.Second, 100 * time.Millisecond
+	// silence is the time without an answer after which the tunnel is broken.
+	silence = 3500 * time.Millisecond
+	// retryFirst and retryLater are the times without an answer after which a
+	// client starts the handshake anew, while it was never answered and later.
+	// WireGuard itself waits 5 s, and 15 s if the server forgot the session.
+	retryFirst, retryLater = 300 * time.Millisecond, time.Second
+	// minMTU is the least that a peer is believed: the size that every IPv4 host
+	// takes (RFC 791).
+	minMTU = 576
+)
+
+// Config is what the pod tells its agent.
+type Config struct {
+	// Peering is the Peering's name, Plane the plane's index.
+	Peering string
+	Plane   int
+	// KeyDir has the private key in a file (pkg/manifests).
+	KeyDir string
+	// PodIP and NodeName say where it runs.
+	PodIP    netip.Addr
+	NodeName string
+	Log      *slog.Logger
+}
+
+// Run is the agent. It returns when ctx ends, or with an error that starting
+// anew may mend.
+func Run(ctx context.Context, cfg Config) error {
+	key, err := readKey(filepath.Join(cfg.KeyDir, v1alpha1.KeyFilePrivate))
+	if err != nil {
+		return err
+	}
+	c, rest, err := watch.Client()
+	if err != nil {
+		return err
+	}
+	view, err := watch.Start(ctx, c, rest, map[client.Object]fields.Selector{
+		&v1alpha1.Peering{}: watch.Named(cfg.Peering), &v1alpha1.NodeNetwork{}: watch.All(),
+	})
+	if err != nil {
+		return err
+	}
+	kernel, err := overlay.New()
+	if err != nil {
+		return err
+	}
+	defer kernel.Close()
+	underlay, mtu, err := kernel.LinkWith(cfg.PodIP)
+	if err != nil {
+		return err
+	}
+	a := &agent{
+		Config: cfg, view: view, kernel: kernel,
+		machine: machine{plane: int32(cfg.Plane), key: key, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
+	}
+	defer a.close()
+	return a.run(ctx)
+}
+
+type agent struct {
+	Config
+	view    *watch.View
+	kernel  *overlay.Kernel
+	machine machine
+	device  tunnel.Device
+	backend v1alpha1.WireGuardBackend
+
+	// peering is the one that was read last, applied the generation that is in
+	// the kernel, desired what follows from it.
+	peering *v1alpha1.Peering
+	applied int64
+	desired desired
+
+	// capacity is the desired one, for the goroutine that answers probes.
+	capacity atomic.Uint32
+
+	prober     *tunnel.Prober
+	stopProber context.CancelFunc
+	echo       bool
+	endpoints  endpoints
+	// reset is when the handshake was last started anew.
+	reset  time.Time
+	status reporter
+}
+
+func (a *agent) run(ctx context.Context) error {
+	links, err := a.kernel.Monitor(ctx, tunnel.InterfaceName, a.machine.underlay)
+	if err != nil {
+		return fmt.Errorf("watch the kernel's links and routes: %w", err)
+	}
+	rules, err := nat.Monitor(ctx)
+	if err != nil {
+		return fmt.Errorf("watch the kernel's nftables: %w", err)
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var lastApply time.Time
+	dirty, again := true, resync
+	for {
+		if dirty || time.Since(lastApply) >= again {
+			again = resync
+			if err := a.reconcile(ctx); err != nil {
+				a.Log.Error("cannot apply", "error", err)
+				a.status.failed, again = err.Error(), retryApply
+			} else {
+				a.status.failed = ""
+			}
+			lastApply, dirty = time.Now(), false
+		}
+		a.watchTunnel(ctx)
+		if a.agree() {
+			dirty = true
+			continue
+		}
+		if err := a.repairTunnel(ctx); err != nil {
+			a.Log.Error("cannot repair the tunnel", "error", err)
+		}
+		if err := a.report(ctx); err != nil {
+			a.Log.Error("cannot report", "error", err)
+		}
+		timer.Reset(a.nextTick())
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.view.Changed:
+			dirty = true
+		case <-links:
+			dirty = true
+		case <-rules:
+			dirty = true
+		case <-timer.C:
+		}
+	}
+}
+
+func (a *agent) nextTick() time.Duration {
+	if a.connected() {
+		return tick
+	}
+	return fastTick
+}
+
+// reconcile makes the kernel hold what the objects say.
+func (a *agent) reconcile(ctx context.Context) error {
+	p := &v1alpha1.Peering{}
+	if err := a.view.Get(ctx, types.NamespacedName{Name: a.Peering}, p); client.IgnoreNotFound(err) != nil {
+		return err
+	} else if err != nil || !p.DeletionTimestamp.IsZero() {
+		a.peering = nil
+		return nil // not yet, or not any more
+	}
+	a.peering = p
+	var nodes v1alpha1.NodeNetworkList
+	err := a.view.List(ctx, &nodes)
+	if err != nil {
+		return err
+	}
+	plane := p.Plane(a.machine.plane)
+	if plane == nil {
+		return fmt.Errorf("peering %s has no plane %d", p.Name, a.machine.plane)
+	}
+	if err := a.open(ctx, plane.WireGuard); err != nil {
+		return err
+	}
+	a.endpoints.set(plane.Endpoints)
+	if plane.Role == v1alpha1.Client {
+		endpoint, err := a.endpoints.current(ctx)
+		if err != nil {
+			// The others may be better; until then there is none.
+			a.Log.Error("cannot use an endpoint", "error", err)
+			a.endpoints.next()
+		}
+		a.machine.endpoint = endpoint
+	}
+	if a.machine.underlayMTU, err = a.kernel.LinkMTU(a.machine.underlay); err != nil {
+		return err
+	}
+	want, err := desire(a.machine, p, nodes.Items)
+	if err != nil {
+		return err
+	}
+	a.capacity.Store(uint32(want.capacity))
+	// First what closes, then what opens.
+	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
+		return err
+	}
+	if _, err := a.device.Configure(ctx, want.tunnel); err != nil {
+		return err
+	}
+	changes, err := a.kernel.Apply(ctx, want.overlay)
+	for _, c := range changes {
+		a.Log.Info(c.String())
+	}
+	if err != nil {
+		return err
+	}
+	a.probe(ctx, want)
+	a.applied, a.desired = p.Generation, want
+	return nil
+}
+
+// open opens the tunnel's device, once.
+func (a *agent) open(ctx context.Context, backend v1alpha1.WireGuardBackend) error {
+	if a.device != nil && a.backend == backend {
+		return nil
+	}
+	if a.device != nil {
+		if err := errors.Join(a.device.Close(), tunnel.Remove(ctx, tunnel.InterfaceName)); err != nil {
+			return err
+		}
+		a.device = nil
+	}
+	device, err := tunnel.Open(ctx, tunnel.Backend(backend), tunnel.InterfaceName, tunnel.WithErrors(func(err error) {
+		a.Log.Warn("wireguard", "error", err)
+	}))
+	if err != nil {
+		return err
+	}
+	a.device, a.backend = device, backend
+	return nil
+}
+
+// probe answers and sends probes.
+func (a *agent) probe(ctx context.Context, want desired) {
+	if !a.echo {
+		conn, err := net.ListenUDP("udp", &net.UDPAddr{Port: int(tunnel.ProbePort)})
+		if err != nil {
+			a.Log.Error("cannot answer probes", "error", err)
+			return
+		}
+		a.echo = true
+		go func() { _ = tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(a.capacity.Load()) }) }() // it ends with ctx
+	}
+	if a.prober != nil && a.desired.remote == want.remote && a.desired.address == want.address {
+		return
+	}
+	if a.stopProber != nil {
+		a.stopProber()
+	}
+	prober, err := tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), fastProbeInterval)
+	if err != nil {
+		a.Log.Error("cannot probe", "error", err)
+		return
+	}
+	ctx, a.stopProber = context.WithCancel(ctx)
+	a.prober = prober
+	go func() { _ = prober.Run(ctx) }() // it ends with ctx
+}
+
+// connected says that probes are answered, and at least one could be measured.
+func (a *agent) connected() bool {
+	if a.prober == nil {
+		return false
+	}
+	stats := a.prober.Snapshot()
+	return stats.Window > 0 && time.Since(stats.LastReply) < silence
+}
+
+// watchTunnel starts the handshake anew where there is no answer. Only a client
+// does: a server waits.
+func (a *agent) watchTunnel(ctx context.Context) {
+	if a.prober == nil || a.peering == nil || a.device == nil {
+		return
+	}
+	plane := a.peering.Plane(a.machine.plane)
+	if plane == nil {
+		return
+	}
+	stats := a.prober.Snapshot()
+	interval, retry := probeInterval, retryLater
+	if stats.LastReply.IsZero() {
+		retry = retryFirst
+	}
+	unanswered := time.Since(stats.LastReply) > probeInterval+retry
+	if unanswered || stats.Window < tunnel.ProbeWindow {
+		interval = fastProbeInterval
+	}
+	a.prober.SetInterval(interval)
+	if !unanswered || plane.Role != v1alpha1.Client || time.Since(a.reset) < retry {
+		return
+	}
+	// The first time there is nothing to start anew.
+	if !a.reset.IsZero() {
+		a.endpoints.next()
+		if endpoint, err := a.endpoints.current(ctx); err == nil && endpoint != a.machine.endpoint {
+			a.machine.endpoint = endpoint
+			a.desired.tunnel.Peer.Endpoint = endpoint
+			if _, err := a.device.Configure(ctx, a.desired.tunnel); err != nil {
+				a.Log.Error("cannot change the endpoint", "error", err)
+			}
+		}
+		if err := a.device.Reset(ctx); err != nil {
+			a.Log.Error("cannot start the handshake anew", "error", err)
+		}
+	}
+	a.reset = time.Now()
+}
+
+// agree takes over the MTU that the peer's gateway can do, and says whether that
+// is news.
+func (a *agent) agree() bool {
+	if a.prober == nil {
+		return false
+	}
+	remote := int(a.prober.Snapshot().RemoteMTU)
+	if remote < minMTU || remote == a.machine.agreed {
+		return false
+	}
+	a.machine.agreed = remote
+	return true
+}
+
+// repairTunnel brings back what others took from WireGuard, of which the kernel
+// notifies nobody.
+func (a *agent) repairTunnel(ctx context.Context) error {
+	if a.device == nil || a.applied == 0 || a.peering == nil {
+		return nil
+	}
+	changed, err := a.device.Configure(ctx, a.desired.tunnel)
+	if changed {
+		a.Log.Info("repaired the tunnel")
+	}
+	return err
+}
+
+func (a *agent) close() {
+	if a.device != nil {
+		if err := a.device.Close(); err != nil {
+			a.Log.Error("cannot close the tunnel", "error", err)
+		}
+	}
+}
+
+func readKey(file string) (wgtypes.Key, error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return wgtypes.Key{}, fmt.Errorf("read the private key: %w", err)
+	}
+	key, err := wgtypes.NewKey(raw)
+	if err != nil {
+		return wgtypes.Key{}, fmt.Errorf("file %s is not a WireGuard key", file)
+	}
+	return key, nil
+}

@@ -1,0 +1,94 @@
+// Command liqonet-agent is what runs in the clusters: `gateway` in a pod of its
+// own, one end of one tunnel; `node` on every node. `purge` cleans a node that
+// an agent has left.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"k8s.io/klog/v2"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/liqonet/liqonet/agent/gateway"
+	"github.com/liqonet/liqonet/agent/node"
+	"github.com/liqonet/liqonet/pkg/version"
+)
+
+// terminationLog is where Kubernetes reads why a container ended.
+const terminationLog = "/dev/termination-log"
+
+func main() {
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	klog.SetLogger(logr.FromSlogHandler(log.Handler()))
+	ctrllog.SetLogger(logr.FromSlogHandler(log.Handler()))
+	err := newRoot(log).ExecuteContext(ctx)
+	cancel()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "Error:", err)
+		// Where this is not a container there is no such file, and nobody reads it.
+		if f, openErr := os.OpenFile(terminationLog, os.O_WRONLY, 0); openErr == nil {
+			fmt.Fprintln(f, err)
+			f.Close()
+		}
+		os.Exit(1)
+	}
+}
+
+func newRoot(log *slog.Logger) *cobra.Command {
+	root := &cobra.Command{
+		Use: "liqonet-agent", Short: "The agents of liqonet", SilenceErrors: true, SilenceUsage: true,
+		Version: version.String(),
+	}
+	root.AddCommand(newGateway(log), newNode(log), newPurge())
+	return root
+}
+
+func newGateway(log *slog.Logger) *cobra.Command {
+	cfg := gateway.Config{Log: log}
+	cmd := &cobra.Command{
+		Use: "gateway", Short: "Be one end of the tunnel of a peering", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if cfg.PodIP, err = netip.ParseAddr(os.Getenv("POD_IP")); err != nil {
+				return fmt.Errorf("environment variable POD_IP: %w", err)
+			}
+			cfg.NodeName = os.Getenv("NODE_NAME")
+			return gateway.Run(cmd.Context(), cfg)
+		},
+	}
+	cmd.Flags().StringVar(&cfg.Peering, "peering", "", "name of the Peering")
+	cmd.Flags().IntVar(&cfg.Plane, "plane", 0, "index of the plane")
+	cmd.Flags().StringVar(&cfg.KeyDir, "key-dir", "", "directory with the private key")
+	return cmd
+}
+
+func newNode(log *slog.Logger) *cobra.Command {
+	return &cobra.Command{
+		Use: "node", Short: "Connect this node to the gateways", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			name := os.Getenv("NODE_NAME")
+			if name == "" {
+				return errors.New("environment variable NODE_NAME is empty")
+			}
+			return node.Run(cmd.Context(), node.Config{NodeName: name, Log: log})
+		},
+	}
+}
+
+func newPurge() *cobra.Command {
+	return &cobra.Command{
+		Use: "purge", Short: "Remove everything of liqonet from this machine's kernel", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return node.Purge(cmd.Context(), func(what string) { fmt.Println(what) })
+		},
+	}
+}

@@ -1,0 +1,123 @@
+package node
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
+)
+
+// routeMetric is that of routes to peers; lastMetric that of the unreachable
+// ones behind them, so that nothing leaks in plain when a link is gone.
+const (
+	routeMetric = 100
+	lastMetric  = 4096
+)
+
+// machine is what the node itself contributes to what is wanted.
+type machine struct {
+	// name is the Node's, address its overlay address.
+	name    string
+	address netip.Addr
+}
+
+// gateway is one gateway that the node has a link to.
+type gateway struct {
+	peering string
+	plane   int32
+	// generation of the Peering.
+	generation int64
+	// pod is the gateway pod's address, mtu that of packets to the peer.
+	pod netip.Addr
+	mtu int
+	// remote is the peer's gateway's address, which answers probes.
+	remote netip.Addr
+	link   string
+}
+
+// desired is all that the kernel of a node should hold.
+type desired struct {
+	overlay overlay.State
+	// nat is nil where nothing of ours should be there.
+	nat      *nat.Node
+	gateways []gateway
+}
+
+// desire computes what the node's kernel should hold for these peerings. It is
+// empty without any.
+func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
+	var d desired
+	if len(peerings) == 0 {
+		return d, nil
+	}
+	slices.SortFunc(peerings, func(a, b v1alpha1.Peering) int { return cmp.Compare(a.Spec.Index, b.Spec.Index) })
+	d.nat = &nat.Node{OverlayPrefix: overlay.NamePrefix, Address: m.address, OverlayPort: overlay.Port}
+	d.overlay.Rules = []overlay.Rule{{Table: overlay.Table}}
+	for _, p := range peerings {
+		for _, pods := range p.Spec.Local.Pods {
+			if p.Carries(pods.Real.Addr()) && !slices.Contains(d.nat.Pods, pods.Real.Prefix) {
+				d.nat.Pods = append(d.nat.Pods, pods.Real.Prefix)
+			}
+		}
+		ranges := p.RemoteRanges()
+		for _, r := range ranges {
+			d.overlay.Routes = append(d.overlay.Routes, overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: lastMetric})
+		}
+		for _, plane := range p.Spec.Planes {
+			if err := d.addPlane(m, p, plane, ranges); err != nil {
+				return d, fmt.Errorf("peering %s, plane %d: %w", p.Name, plane.Index, err)
+			}
+		}
+	}
+	return d, nil
+}
+
+// addPlane adds the link to one gateway, and the routes by it.
+func (d *desired) addPlane(m machine, p v1alpha1.Peering, plane v1alpha1.Plane, ranges []netip.Prefix) error {
+	internal := p.Spec.Local.InternalCIDR.Prefix
+	number, err := ipam.GatewayNumber(int(p.Spec.Index), int(plane.Index))
+	if err != nil {
+		return err
+	}
+	gatewayAddr, err := ipam.GatewayAddr(internal, number)
+	if err != nil {
+		return err
+	}
+	node, err := ipam.NodeNumber(internal, m.address)
+	if err != nil {
+		return err
+	}
+	vni, err := ipam.VNI(number, node)
+	if err != nil {
+		return err
+	}
+	g := gateway{
+		peering: p.Name, plane: plane.Index, generation: p.Generation,
+		remote: plane.RemoteAddress.Addr, link: fmt.Sprintf("%s%d-%d", overlay.NamePrefix, p.Spec.Index, plane.Index),
+	}
+	status := p.PlaneStatus(plane.Index)
+	if status != nil && status.PodIP.IsValid() && status.MTU > 0 {
+		g.pod, g.mtu = status.PodIP.Addr, int(status.MTU)
+		d.overlay.Links = append(d.overlay.Links, overlay.Link{
+			Name: g.link, Kind: overlay.Kind(p.Spec.Overlay), VNI: vni,
+			Local: m.address, Peer: gatewayAddr, Remote: g.pod, Port: overlay.Port, MTU: g.mtu,
+		})
+		d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
+			Table: overlay.Table, Dst: netip.PrefixFrom(gatewayAddr, gatewayAddr.BitLen()), Dev: g.link, Src: m.address,
+		})
+		for _, r := range ranges {
+			d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
+				Table: overlay.Table, Dst: r, Via: gatewayAddr, Dev: g.link, Src: m.address, MTU: g.mtu,
+				Metric: routeMetric + int(plane.Index),
+			})
+		}
+		d.nat.Gateways = append(d.nat.Gateways, nat.NodeGateway{Outer: g.pod, Overlay: gatewayAddr, Local: status.NodeName == m.name})
+	}
+	d.gateways = append(d.gateways, g)
+	return nil
+}

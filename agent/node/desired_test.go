@@ -1,0 +1,337 @@
+package node
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
+)
+
+var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty(), cmp.AllowUnexported(gateway{})}
+
+func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+func mapping(real, mapped string) v1alpha1.CIDRMapping {
+	return v1alpha1.CIDRMapping{Real: v1alpha1.CIDR{Prefix: prefix(real)}, Mapped: v1alpha1.CIDR{Prefix: prefix(mapped)}}
+}
+
+// peering is one whose gateway has reported from node n1.
+func peering(name string, index int32, local, remote v1alpha1.CIDRMapping, external string) v1alpha1.Peering {
+	return v1alpha1.Peering{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 3},
+		Spec: v1alpha1.PeeringSpec{
+			Index: index, Overlay: "geneve",
+			Local: v1alpha1.LocalNetwork{
+				Pods: []v1alpha1.CIDRMapping{local}, InternalCIDR: v1alpha1.CIDR{Prefix: prefix("10.80.0.0/19")}, ExternalCIDR: v1alpha1.CIDR{Prefix: prefix("10.60.0.0/18")},
+			},
+			Remote: v1alpha1.RemoteNetwork{Name: name, Pods: []v1alpha1.CIDRMapping{remote}, ExternalCIDR: v1alpha1.CIDR{Prefix: prefix(external)}},
+			Planes: []v1alpha1.Plane{{RemoteAddress: v1alpha1.IP{Addr: prefix(external).Addr().Next()}}},
+		},
+		Status: v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
+			PodIP: v1alpha1.IP{Addr: netip.AddrFrom4([4]byte{10, 244, 9, byte(index)})}, MTU: 1390, NodeName: "n1",
+		}}},
+	}
+}
+
+func TestDesire(t *testing.T) {
+	me := machine{name: "n2", address: addr("10.80.0.7")}
+	equal := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+	disjoint := peering("c", 1, mapping("10.244.0.0/16", "10.244.0.0/16"), mapping("10.245.0.0/16", "10.245.0.0/16"), "10.71.0.0/18")
+	silent := *equal.DeepCopy()
+	silent.Status = v1alpha1.PeeringStatus{}
+	noMTU := *equal.DeepCopy()
+	noMTU.Status.Planes[0].MTU = 0
+	noPod := *equal.DeepCopy()
+	noPod.Status.Planes[0].PodIP = v1alpha1.IP{}
+	planes := *equal.DeepCopy()
+	planes.Spec.Overlay = "vxlan"
+	planes.Spec.Planes = append(planes.Spec.Planes, v1alpha1.Plane{Index: 3, RemoteAddress: v1alpha1.IP{Addr: addr("10.70.0.9")}})
+	planes.Status.Planes = append(planes.Status.Planes, v1alpha1.PlaneStatus{Index: 3, PodIP: v1alpha1.IP{Addr: addr("10.244.8.8")}, MTU: 1300, NodeName: "n2"})
+
+	// Gateway numbers 8 and 4, counted from the end of 10.80.0.0/19.
+	gwB, gwC := addr("10.80.31.246"), addr("10.80.31.250")
+	unreachable := func(ps ...string) (out []overlay.Route) {
+		for _, p := range ps {
+			out = append(out, overlay.Route{Table: overlay.Table, Dst: prefix(p), Unreachable: true, Metric: 4096})
+		}
+		return out
+	}
+	by := func(dev string, gw netip.Addr, mtu, metric int, ps ...string) []overlay.Route {
+		out := []overlay.Route{{Table: overlay.Table, Dst: netip.PrefixFrom(gw, 32), Dev: dev, Src: me.address}}
+		for _, p := range ps {
+			out = append(out, overlay.Route{Table: overlay.Table, Dst: prefix(p), Via: gw, Dev: dev, Src: me.address, MTU: mtu, Metric: metric})
+		}
+		return out
+	}
+	linkB := overlay.Link{Name: "lq2-0", Kind: "geneve", VNI: 8<<13 | 7, Local: me.address, Peer: gwB, Remote: addr("10.244.9.2"), Port: 6094, MTU: 1390}
+	linkC := overlay.Link{Name: "lq1-0", Kind: "geneve", VNI: 4<<13 | 7, Local: me.address, Peer: gwC, Remote: addr("10.244.9.1"), Port: 6094, MTU: 1390}
+	natWith := func(gateways ...nat.NodeGateway) *nat.Node {
+		return &nat.Node{OverlayPrefix: "lq", Address: me.address, Pods: []netip.Prefix{prefix("10.244.0.0/16")}, Gateways: gateways, OverlayPort: 6094}
+	}
+	gatewayB := gateway{peering: "b", generation: 3, pod: addr("10.244.9.2"), mtu: 1390, remote: addr("10.70.0.1"), link: "lq2-0"}
+	waiting := gatewayB
+	waiting.pod, waiting.mtu = netip.Addr{}, 0
+	rules := []overlay.Rule{{Table: overlay.Table}}
+	nothingYet := desired{
+		overlay: overlay.State{Rules: rules, Routes: unreachable("10.30.0.0/16", "10.70.0.0/18")}, nat: natWith(), gateways: []gateway{waiting},
+	}
+	vxlanB := linkB
+	vxlanB.Kind = "vxlan"
+	gw3 := addr("10.80.31.243")
+	tests := []struct {
+		name     string
+		peerings []v1alpha1.Peering
+		machine  machine
+		want     desired
+	}{
+		{name: "none"},
+		{
+			name: "equal ranges", peerings: []v1alpha1.Peering{equal},
+			want: desired{
+				overlay: overlay.State{
+					Links: []overlay.Link{linkB}, Rules: rules,
+					Routes: slices.Concat(unreachable("10.30.0.0/16", "10.70.0.0/18"), by("lq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18")),
+				},
+				nat: natWith(nat.NodeGateway{Outer: addr("10.244.9.2"), Overlay: gwB}), gateways: []gateway{gatewayB},
+			},
+		},
+		{
+			name: "two peerings", peerings: []v1alpha1.Peering{equal, disjoint},
+			want: desired{
+				overlay: overlay.State{
+					Links: []overlay.Link{linkC, linkB}, Rules: rules,
+					Routes: slices.Concat(
+						unreachable("10.245.0.0/16", "10.71.0.0/18"), by("lq1-0", gwC, 1390, 100, "10.245.0.0/16", "10.71.0.0/18"),
+						unreachable("10.30.0.0/16", "10.70.0.0/18"), by("lq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18"),
+					),
+				},
+				nat:      natWith(nat.NodeGateway{Outer: addr("10.244.9.1"), Overlay: gwC}, nat.NodeGateway{Outer: addr("10.244.9.2"), Overlay: gwB}),
+				gateways: []gateway{{peering: "c", generation: 3, pod: addr("10.244.9.1"), mtu: 1390, remote: addr("10.71.0.1"), link: "lq1-0"}, gatewayB},
+			},
+		},
+		{name: "the gateway has not reported", peerings: []v1alpha1.Peering{silent}, want: nothingYet},
+		{name: "the gateway has no MTU", peerings: []v1alpha1.Peering{noMTU}, want: nothingYet},
+		{name: "the gateway has no address", peerings: []v1alpha1.Peering{noPod}, want: nothingYet},
+		{
+			name: "two planes, one on this node", peerings: []v1alpha1.Peering{planes},
+			want: desired{
+				overlay: overlay.State{
+					Links: []overlay.Link{vxlanB, {
+						Name: "lq2-3", Kind: "vxlan", VNI: 11<<13 | 7, Local: me.address, Peer: gw3, Remote: addr("10.244.8.8"), Port: 6094, MTU: 1300,
+					}},
+					Rules: rules,
+					Routes: slices.Concat(
+						unreachable("10.30.0.0/16", "10.70.0.0/18"), by("lq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18"),
+						by("lq2-3", gw3, 1300, 103, "10.30.0.0/16", "10.70.0.0/18"),
+					),
+				},
+				nat: natWith(nat.NodeGateway{Outer: addr("10.244.9.2"), Overlay: gwB}, nat.NodeGateway{Outer: addr("10.244.8.8"), Overlay: gw3, Local: true}),
+				gateways: []gateway{
+					gatewayB, {peering: "b", plane: 3, generation: 3, pod: addr("10.244.8.8"), mtu: 1300, remote: addr("10.70.0.9"), link: "lq2-3"},
+				},
+			},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := desire(me, slices.Clone(tt.peerings))
+			if err != nil {
+				t.Fatal(err)
+			}
+			opts := append(compare, cmp.AllowUnexported(desired{}))
+			if diff := cmp.Diff(tt.want, got, opts); diff != "" {
+				t.Error(diff)
+			}
+			slices.Reverse(tt.peerings)
+			if again, err := desire(me, tt.peerings); err != nil || !cmp.Equal(got, again, opts) {
+				t.Errorf("it depends on the order: %v", err)
+			}
+		})
+	}
+}
+
+func TestDesireErrors(t *testing.T) {
+	p := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+	if _, err := desire(machine{address: addr("10.81.0.1")}, []v1alpha1.Peering{p}); err == nil {
+		t.Error("an address outside of the internal range")
+	}
+	p.Spec.Index = 512
+	if _, err := desire(machine{address: addr("10.80.0.1")}, []v1alpha1.Peering{p}); err == nil {
+		t.Error("an index that is too large")
+	}
+}
+
+// TestDesireProperties: with random peerings, nothing leaks in plain, names and
+// VNIs are unique, and routes fit.
+func TestDesireProperties(t *testing.T) {
+	for seed := range 100 {
+		r := rand.New(rand.NewPCG(uint64(seed), 2))
+		number := 1 + r.IntN(ipam.MaxNode)
+		address, err := ipam.NodeAddr(prefix("10.80.0.0/19"), number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var peerings []v1alpha1.Peering
+		for i := range 1 + r.IntN(20) {
+			p := peering(fmt.Sprint("p", i), int32(r.IntN(25)*20+i), mapping("10.244.0.0/16", fmt.Sprintf("10.%d.0.0/16", 100+i)),
+				mapping("10.244.0.0/16", fmt.Sprintf("10.%d.0.0/16", 150+i)), fmt.Sprintf("172.16.%d.0/18", i%4*64))
+			if r.IntN(3) == 0 {
+				p.Status = v1alpha1.PeeringStatus{}
+			}
+			peerings = append(peerings, p)
+		}
+		d, err := desire(machine{name: "n", address: address}, peerings)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(d.gateways) != len(peerings) || len(d.nat.Pods) != 1 || len(d.overlay.Links) != len(d.nat.Gateways) {
+			t.Fatalf("seed %d: %+v", seed, d)
+		}
+		names, vnis := map[string]bool{}, map[uint32]bool{}
+		for _, l := range d.overlay.Links {
+			if names[l.Name] || vnis[l.VNI] || len(l.Name) > 15 || l.VNI >= 1<<24 || l.Local != address {
+				t.Fatalf("seed %d: link %+v", seed, l)
+			}
+			names[l.Name], vnis[l.VNI] = true, true
+		}
+		for _, route := range d.overlay.Routes {
+			if route.Unreachable {
+				continue
+			}
+			if !names[route.Dev] || route.Metric >= lastMetric {
+				t.Fatalf("seed %d: route %+v", seed, route)
+			}
+			if route.Via.IsValid() && !slices.ContainsFunc(d.overlay.Routes, func(o overlay.Route) bool { return o.Unreachable && o.Dst == route.Dst }) {
+				t.Fatalf("seed %d: without %s, %s leaks", seed, route.Dev, route.Dst)
+			}
+		}
+	}
+}
+
+// TestDualStack: a cluster with IPv6 as well must not get routes that no kernel
+// takes.
+func TestDualStack(t *testing.T) {
+	p := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+	p.Spec.Remote.Pods = append(p.Spec.Remote.Pods, mapping("fd00:10:244::/56", "fd00:10:244::/56"))
+	d, err := desire(machine{name: "n2", address: addr("10.80.0.7")}, []v1alpha1.Peering{p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range d.overlay.Routes {
+		if r.Via.IsValid() && r.Via.Is4() != r.Dst.Addr().Is4() {
+			t.Errorf("route %+v", r)
+		}
+	}
+}
+
+func TestSummary(t *testing.T) {
+	tests := []struct {
+		name     string
+		in, want []string
+	}{
+		{name: "nothing"},
+		{name: "disjoint", in: []string{"10.1.0.0/16", "10.0.0.0/16"}, want: []string{"10.0.0.0/16", "10.1.0.0/16"}},
+		{name: "inside of another", in: []string{"10.0.5.0/24", "10.0.0.0/16", "10.0.5.7/32"}, want: []string{"10.0.0.0/16"}},
+		{name: "twice", in: []string{"10.0.0.0/16", "10.0.0.0/16"}, want: []string{"10.0.0.0/16"}},
+		{name: "both families", in: []string{"fd00::/64", "10.0.0.0/16", "fd00::1/128"}, want: []string{"10.0.0.0/16", "fd00::/64"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var in []netip.Prefix
+			for _, s := range tt.in {
+				in = append(in, prefix(s))
+			}
+			var got []string
+			for _, p := range summary(in) {
+				got = append(got, p.String())
+			}
+			if diff := cmp.Diff(tt.want, got, compare); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	t.Run("no more than there is room for, the large ones", func(t *testing.T) {
+		var in []netip.Prefix
+		for i := range 2 * maxRoutes {
+			in = append(in, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 1}), 32))
+		}
+		got := summary(append(in, prefix("172.16.0.0/12")))
+		if len(got) != maxRoutes || !slices.Contains(got, prefix("172.16.0.0/12")) {
+			t.Errorf("%d, first %s", len(got), got[0])
+		}
+	})
+}
+
+func TestSame(t *testing.T) {
+	base := func() v1alpha1.NodeNetworkStatus {
+		return v1alpha1.NodeNetworkStatus{
+			Kernel: &v1alpha1.KernelFacts{}, PodCIDRs: v1alpha1.NewCIDRs(prefix("10.244.0.0/24")), PodIPs: []v1alpha1.IP{{Addr: addr("10.9.0.1")}},
+			Routes: v1alpha1.NewCIDRs(prefix("10.0.0.0/16")), UnderlayMTU: 1500,
+			Gateways: []v1alpha1.NodeGateway{{Peering: "b", Ready: true, MTU: 1450, RTTMicroseconds: 10}},
+		}
+	}
+	tests := []struct {
+		name   string
+		change func(*v1alpha1.NodeNetworkStatus)
+		same   bool
+	}{
+		{name: "nothing", change: func(*v1alpha1.NodeNetworkStatus) {}, same: true},
+		{name: "round trip time", change: func(s *v1alpha1.NodeNetworkStatus) { s.Gateways[0].RTTMicroseconds = 99 }, same: true},
+		{name: "loss", change: func(s *v1alpha1.NodeNetworkStatus) { s.Gateways[0].LossPercent = 9 }, same: true},
+		{name: "time", change: func(s *v1alpha1.NodeNetworkStatus) { s.Reported = new(metav1.NewTime(time.Unix(1, 0))) }, same: true},
+		{name: "ready", change: func(s *v1alpha1.NodeNetworkStatus) { s.Gateways[0].Ready = false }},
+		{name: "generation", change: func(s *v1alpha1.NodeNetworkStatus) { s.Gateways[0].ObservedGeneration = 7 }},
+		{name: "MTU", change: func(s *v1alpha1.NodeNetworkStatus) { s.Gateways[0].MTU = 7 }},
+		{name: "source", change: func(s *v1alpha1.NodeNetworkStatus) { s.Gateways[0].Source = v1alpha1.IP{Addr: addr("10.0.0.1")} }},
+		{name: "no gateway", change: func(s *v1alpha1.NodeNetworkStatus) { s.Gateways = nil }},
+		{name: "message", change: func(s *v1alpha1.NodeNetworkStatus) { s.Message = "x" }},
+		{name: "routes", change: func(s *v1alpha1.NodeNetworkStatus) { s.Routes = nil }},
+		{name: "pod ranges", change: func(s *v1alpha1.NodeNetworkStatus) { s.PodCIDRs = nil }},
+		{name: "pods", change: func(s *v1alpha1.NodeNetworkStatus) { s.PodIPs = nil }},
+		{name: "underlay", change: func(s *v1alpha1.NodeNetworkStatus) { s.UnderlayMTU = 9000 }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := base()
+			tt.change(&s)
+			if same(s, base()) != tt.same || same(base(), s) != tt.same {
+				t.Errorf("want %t", tt.same)
+			}
+		})
+	}
+	if same(v1alpha1.NodeNetworkStatus{}, v1alpha1.NodeNetworkStatus{}) {
+		t.Error("what was never written is not the same")
+	}
+}
+
+func TestOutside(t *testing.T) {
+	pod := func(host bool, phase corev1.PodPhase, ips ...string) corev1.Pod {
+		p := corev1.Pod{Spec: corev1.PodSpec{HostNetwork: host}, Status: corev1.PodStatus{Phase: phase}}
+		for _, ip := range ips {
+			p.Status.PodIPs = append(p.Status.PodIPs, corev1.PodIP{IP: ip})
+		}
+		return p
+	}
+	pods := []corev1.Pod{
+		pod(false, corev1.PodRunning, "10.9.0.2"), pod(false, corev1.PodPending, "10.9.0.1"), pod(false, corev1.PodRunning, "10.244.0.5", "fd00::5"),
+		pod(true, corev1.PodRunning, "10.9.0.3"), pod(false, corev1.PodSucceeded, "10.9.0.4"), pod(false, corev1.PodFailed, "10.9.0.5"), pod(false, corev1.PodPending),
+	}
+	want := []v1alpha1.IP{{Addr: addr("10.9.0.1")}, {Addr: addr("10.9.0.2")}}
+	if diff := cmp.Diff(want, outside(pods, v1alpha1.NewCIDRs(prefix("10.244.0.0/24"))), compare); diff != "" {
+		t.Error(diff)
+	}
+}

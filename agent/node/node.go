@@ -1,0 +1,416 @@
+// Package node is the agent on every node: the overlay links from the node to
+// the gateways, the routes to peers, and the nftables table that keeps sources
+// and lets nothing in but what pods may get. It watches the Peerings, computes
+// what the kernel should hold (desire, pure), and changes the difference. It
+// reports in its NodeNetwork.
+//
+// When it ends it leaves the kernel as it is, so that packets flow while it is
+// upgraded. What it put there goes when the Peering goes, or when the agents are
+// removed as a whole (leave).
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/agent/watch"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+)
+
+const (
+	// resync is how often everything is compared without a reason, retryApply the
+	// same after a failure.
+	resync, retryApply = 30 * time.Second, time.Second
+	// tick is how often measurements are looked at; the faster one is for a peer
+	// that is not reached.
+	tick, fastTick = time.Second, 50 * time.Millisecond
+	// probeInterval is the time between probes to a peer's gateway; the faster
+	// one is for one that does not answer.
+	probeInterval, fastProbeInterval = time.Second, 100 * time.Millisecond
+	// silence is the time without an answer after which a peer is not reached.
+	silence = 3500 * time.Millisecond
+)
+
+// Config is what the pod tells its agent.
+type Config struct {
+	NodeName string
+	Log      *slog.Logger
+}
+
+// Run is the agent. It returns when ctx ends, or with an error that starting
+// anew may mend.
+func Run(ctx context.Context, cfg Config) error {
+	c, rest, err := watch.Client()
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if ctx.Err() != nil {
+			leave(c, cfg.Log)
+		}
+	}()
+	for {
+		err := attend(ctx, cfg, c, rest)
+		if !errors.Is(err, errAddressLost) {
+			return err
+		}
+		cfg.Log.Warn(err.Error())
+	}
+}
+
+// attend is the agent while the node has one address.
+func attend(ctx context.Context, cfg Config, c client.Client, cfgRest *rest.Config) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	node := &corev1.Node{}
+	if err := c.Get(ctx, types.NamespacedName{Name: cfg.NodeName}, node); err != nil {
+		return fmt.Errorf("read node %s: %w", cfg.NodeName, err)
+	}
+	own, err := claim(ctx, c, node, func(ctx context.Context) error {
+		return Purge(ctx, func(what string) { cfg.Log.Info(what) })
+	})
+	if err != nil {
+		return err
+	}
+	address, err := netip.ParseAddr(own.Name)
+	if err != nil {
+		return err
+	}
+	kernel, err := overlay.New()
+	if err != nil {
+		return err
+	}
+	defer kernel.Close()
+	facts, err := kernelFacts(ctx, kernel)
+	if err != nil {
+		return err
+	}
+	// Some clouds' nodes do not bear their own address; then nothing is known of
+	// their link.
+	underlay := ""
+	if ip, err := internalIP(node); err == nil {
+		underlay, _, _ = kernel.LinkWith(ip)
+	}
+	a := &agent{
+		Config: cfg, kernel: kernel, facts: facts, own: own, underlay: underlay,
+		machine: machine{name: cfg.NodeName, address: address},
+		probers: map[probeKey]*prober{},
+	}
+	// What the kernel knows is waited for: it is told before anything else.
+	if err := a.readFacts(); err != nil {
+		return err
+	}
+	a.view = &watch.View{Client: c}
+	if err := a.report(ctx, node, nil); err != nil {
+		return err
+	}
+	a.view, err = watch.Start(ctx, c, cfgRest, map[client.Object]fields.Selector{
+		&v1alpha1.Peering{}: watch.All(), &v1alpha1.NodeNetwork{}: watch.Named(own.Name),
+		&corev1.Node{}: watch.Named(cfg.NodeName), &corev1.Pod{}: watch.OnNode(cfg.NodeName),
+	})
+	if err != nil {
+		return err
+	}
+	return a.run(ctx)
+}
+
+// leaveTimeout is less than the pod's grace period.
+const leaveTimeout = 3 * time.Second
+
+// leave cleans the kernel if the agents are being removed from the cluster, by
+// somebody who deletes their namespace or DaemonSet without unpeering: nobody
+// comes after this agent. If that is not certain it leaves the kernel as it is.
+func leave(c client.Client, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+	defer cancel()
+	ds := &metav1.PartialObjectMetadata{}
+	ds.SetGroupVersionKind(watch.DaemonSet)
+	err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds)
+	// With the namespace the agent's account goes as well.
+	removed := apierrors.IsNotFound(err) || apierrors.IsUnauthorized(err) || err == nil && !ds.DeletionTimestamp.IsZero()
+	if !removed {
+		return
+	}
+	log.Info("the agents are being removed: cleaning this node")
+	if err := Purge(ctx, func(what string) { log.Info(what) }); err != nil {
+		log.Error("cannot clean this node; what is left can be removed by: liqonet-agent purge", "error", err)
+	}
+}
+
+type agent struct {
+	Config
+	view    *watch.View
+	kernel  *overlay.Kernel
+	machine machine
+	facts   v1alpha1.KernelFacts
+	own     *v1alpha1.NodeNetwork
+	// routes are those of others on this node, and its other addresses.
+	routes []v1alpha1.CIDR
+	// underlay is the interface with the node's own address.
+	underlay    string
+	underlayMTU int
+	// applied is what is in the kernel, once it was reconciled.
+	applied    desired
+	reconciled bool
+	probers    map[probeKey]*prober
+	// message is why the last reconcile failed.
+	message string
+	written v1alpha1.NodeNetworkStatus
+	at      time.Time
+}
+
+type probeKey struct {
+	remote netip.Addr
+	plane  int32
+}
+
+type prober struct {
+	*tunnel.Prober
+	stop context.CancelFunc
+}
+
+func (p *prober) ready() bool { return time.Since(p.Snapshot().LastReply) < silence }
+
+var errAddressLost = errors.New("this node's NodeNetwork is gone: it needs a new overlay address")
+
+func (a *agent) run(ctx context.Context) error {
+	links, err := a.kernel.Monitor(ctx, a.underlay)
+	if err != nil {
+		return fmt.Errorf("watch the kernel's links and routes: %w", err)
+	}
+	rules, err := nat.Monitor(ctx)
+	if err != nil {
+		return fmt.Errorf("watch the kernel's nftables: %w", err)
+	}
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	var lastApply time.Time
+	dirty, again := true, resync
+	for {
+		if dirty || time.Since(lastApply) >= again {
+			again = resync
+			a.message = ""
+			if err := a.reconcile(ctx); errors.Is(err, errAddressLost) {
+				return err
+			} else if err != nil {
+				a.Log.Error("cannot apply", "error", err)
+				a.message, again = err.Error(), retryApply
+			}
+			lastApply, dirty = time.Now(), false
+		}
+		node := &corev1.Node{}
+		if err := a.view.Get(ctx, types.NamespacedName{Name: a.NodeName}, node); err != nil {
+			return fmt.Errorf("read node %s: %w", a.NodeName, err)
+		}
+		var pods corev1.PodList
+		if err := a.view.List(ctx, &pods); err != nil {
+			return fmt.Errorf("list the pods of node %s: %w", a.NodeName, err)
+		}
+		if err := a.report(ctx, node, pods.Items); err != nil {
+			a.Log.Error("cannot report", "error", err)
+		}
+		timer.Reset(a.nextTick())
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.view.Changed:
+			dirty = true
+		case <-links:
+			dirty = true
+		case <-rules:
+			dirty = true
+		case <-timer.C:
+		}
+	}
+}
+
+// nextTick also sets the speed of the probes.
+func (a *agent) nextTick() time.Duration {
+	next := tick
+	for _, p := range a.probers {
+		interval := probeInterval
+		if !p.ready() {
+			next = fastTick
+		}
+		if !p.ready() || p.Snapshot().Window < tunnel.ProbeWindow {
+			interval = fastProbeInterval
+		}
+		p.SetInterval(interval)
+	}
+	return next
+}
+
+// reconcile makes the kernel hold what the objects say.
+func (a *agent) reconcile(ctx context.Context) error {
+	own := &v1alpha1.NodeNetwork{}
+	if err := a.view.Get(ctx, types.NamespacedName{Name: a.own.Name}, own); client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	lost := own.UID != a.own.UID
+	var peerings v1alpha1.PeeringList
+	if err := a.view.List(ctx, &peerings); err != nil {
+		return err
+	}
+	// Without peerings the kernel is cleaned first.
+	if lost && len(peerings.Items) > 0 {
+		return errAddressLost
+	}
+	want, err := desire(a.machine, peerings.Items)
+	if err != nil {
+		return err
+	}
+	// First what closes, then what opens; when all goes, the other way round.
+	if want.nat != nil {
+		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {
+			return err
+		}
+		if _, err := nat.EnsureForward(ctx, overlay.NamePrefix); err != nil {
+			return err
+		}
+	}
+	changes, err := a.kernel.Apply(ctx, want.overlay)
+	for _, c := range changes {
+		a.Log.Info(c.String())
+	}
+	if err != nil {
+		return err
+	}
+	if want.nat == nil {
+		if err := purge(ctx, func(what string) { a.Log.Info(what) }); err != nil {
+			return err
+		}
+	}
+	a.applied, a.reconciled = want, true
+	if lost {
+		return errAddressLost
+	}
+	a.probe(ctx, want.gateways)
+	return a.readFacts()
+}
+
+// purge removes what is in nftables, and tells what.
+func purge(ctx context.Context, tell func(string)) error {
+	forward, err := nat.RemoveForward(ctx)
+	if forward {
+		tell("removed rules from forward chains of others")
+	}
+	table, tableErr := nat.Purge(ctx)
+	if table {
+		tell("removed nftables table " + nat.TableName)
+	}
+	return errors.Join(err, tableErr)
+}
+
+// Purge removes everything of ours from a kernel, whoever left it there, and
+// tells what.
+func Purge(ctx context.Context, tell func(string)) error {
+	kernel, err := overlay.New()
+	if err != nil {
+		return err
+	}
+	defer kernel.Close()
+	changes, err := kernel.Purge(ctx)
+	for _, c := range changes {
+		tell(c.String())
+	}
+	return errors.Join(err, purge(ctx, tell))
+}
+
+// readFacts looks at what others have on this node: routes and addresses, which
+// say what ranges are in use, and the MTU of its own link.
+func (a *agent) readFacts() error {
+	prefixes, err := a.kernel.Routes()
+	if err != nil {
+		return err
+	}
+	addrs, err := a.kernel.Addresses()
+	if err != nil {
+		return err
+	}
+	for _, addr := range addrs {
+		prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
+	}
+	a.routes = v1alpha1.NewCIDRs(summary(prefixes)...)
+	if a.underlay != "" {
+		a.underlayMTU, err = a.kernel.LinkMTU(a.underlay)
+	}
+	return err
+}
+
+// internalIP is the node's own address.
+func internalIP(node *corev1.Node) (netip.Addr, error) {
+	for _, a := range node.Status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
+			return addr, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("node %s has no InternalIP", node.Name)
+}
+
+// probe has one prober for each gateway that there is a link to.
+func (a *agent) probe(ctx context.Context, gateways []gateway) {
+	wanted := map[probeKey]bool{}
+	for _, g := range gateways {
+		key := probeKey{g.remote, g.plane}
+		if !g.pod.IsValid() {
+			continue
+		}
+		wanted[key] = true
+		if a.probers[key] != nil {
+			continue
+		}
+		p, err := tunnel.NewProber(a.machine.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), fastProbeInterval)
+		if err != nil {
+			a.Log.Error("cannot probe", "peering", g.peering, "error", err)
+			continue
+		}
+		probing, stop := context.WithCancel(ctx)
+		go func() { _ = p.Run(probing) }() // it ends with its context
+		a.probers[key] = &prober{Prober: p, stop: stop}
+	}
+	for key, p := range a.probers {
+		if !wanted[key] {
+			p.stop()
+			delete(a.probers, key)
+		}
+	}
+}
+
+// kernelFacts asks the kernel what it can do.
+func kernelFacts(ctx context.Context, kernel *overlay.Kernel) (f v1alpha1.KernelFacts, err error) {
+	var name unix.Utsname
+	if err := unix.Uname(&name); err != nil {
+		return f, fmt.Errorf("uname: %w", err)
+	}
+	f.Release = unix.ByteSliceToString(name.Release[:])
+	for _, ask := range []struct {
+		what string
+		set  *bool
+		can  func() (bool, error)
+	}{
+		{"Geneve", &f.Geneve, func() (bool, error) { return kernel.Supports(overlay.Geneve) }},
+		{"VXLAN", &f.VXLAN, func() (bool, error) { return kernel.Supports(overlay.VXLAN) }},
+		{"WireGuard", &f.WireGuard, func() (bool, error) { return tunnel.Supports(ctx) }},
+	} {
+		if *ask.set, err = ask.can(); err != nil {
+			return f, fmt.Errorf("ask the kernel for %s: %w", ask.what, err)
+		}
+	}
+	return f, nil
+}

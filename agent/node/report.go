@@ -1,0 +1,126 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/overlay"
+)
+
+// maxRoutes bounds the report of a node that is a router itself.
+const maxRoutes = 256
+
+// maxPodIPs is more pods than a node has.
+const maxPodIPs = 1024
+
+// report writes the node's status where something changed that others wait for,
+// and now and then.
+func (a *agent) report(ctx context.Context, node *corev1.Node, pods []corev1.Pod) error {
+	s, err := a.status(node, pods)
+	if err != nil {
+		return err
+	}
+	if same(s, a.written) && time.Since(a.at) < v1alpha1.NodeReportInterval {
+		return nil
+	}
+	reported := s
+	reported.Reported = new(metav1.Now())
+	before := a.own.DeepCopy()
+	after := before.DeepCopy()
+	after.Status = reported
+	// A merge patch of the whole difference: nobody else writes this status.
+	if err := a.view.Client.Status().Patch(ctx, after, client.MergeFrom(before)); err != nil {
+		return fmt.Errorf("write the status of NodeNetwork %s: %w", a.own.Name, err)
+	}
+	a.own, a.written, a.at = after, s, time.Now()
+	return nil
+}
+
+func (a *agent) status(node *corev1.Node, pods []corev1.Pod) (v1alpha1.NodeNetworkStatus, error) {
+	s := v1alpha1.NodeNetworkStatus{Kernel: &a.facts, Message: a.message}
+	for _, c := range node.Spec.PodCIDRs {
+		if p, err := netip.ParsePrefix(c); err == nil {
+			s.PodCIDRs = append(s.PodCIDRs, v1alpha1.CIDR{Prefix: p.Masked()})
+		}
+	}
+	s.PodIPs = outside(pods, s.PodCIDRs)
+	s.UnderlayMTU = int32(a.underlayMTU)
+	s.Routes = a.routes
+	if !a.reconciled {
+		// Of the agent before this one: the kernel still holds it.
+		s.Gateways = a.own.Status.Gateways
+	}
+	for _, g := range a.applied.gateways {
+		entry := v1alpha1.NodeGateway{Peering: g.peering, Plane: g.plane, ObservedGeneration: g.generation}
+		if g.pod.IsValid() {
+			entry.GatewayIP = v1alpha1.IP{Addr: g.pod}
+			source, _, mtu, err := a.kernel.SourceTo(g.pod)
+			if err != nil {
+				return s, fmt.Errorf("the way to gateway %s: %w", g.pod, err)
+			}
+			entry.Source, entry.MTU = v1alpha1.IP{Addr: source}, int32(mtu-overlay.EncapBytes)
+		}
+		if p := a.probers[probeKey{g.remote, g.plane}]; p != nil {
+			probes := p.Snapshot()
+			entry.Ready = p.ready()
+			entry.RTTMicroseconds, entry.LossPercent = probes.Median.Microseconds(), int32(probes.Loss*100+0.5)
+		}
+		s.Gateways = append(s.Gateways, entry)
+	}
+	return s, nil
+}
+
+// outside returns the addresses of pods on the pod network that no range of the
+// node has: all of them where nodes have no ranges (EKS), and those that Calico
+// borrows from another node's block. Sorted.
+func outside(pods []corev1.Pod, ranges []v1alpha1.CIDR) []v1alpha1.IP {
+	var out []v1alpha1.IP
+	for _, p := range pods {
+		if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		for _, ip := range p.Status.PodIPs {
+			addr, err := netip.ParseAddr(ip.IP)
+			if err == nil && addr.Is4() && !slices.ContainsFunc(ranges, func(r v1alpha1.CIDR) bool { return r.Contains(addr) }) {
+				out = append(out, v1alpha1.IP{Addr: addr})
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
+	return out[:min(len(out), maxPodIPs)]
+}
+
+// summary sorts prefixes and leaves out those inside of others: with a CNI that
+// routes each pod by itself there are many.
+func summary(prefixes []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(prefixes, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr()))
+	})
+	var out []netip.Prefix
+	for _, p := range prefixes {
+		if !slices.ContainsFunc(out, p.Overlaps) && len(out) < maxRoutes {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// same says that nobody needs to be told of the difference now.
+func same(a, b v1alpha1.NodeNetworkStatus) bool {
+	if a.Message != b.Message || a.UnderlayMTU != b.UnderlayMTU || !slices.Equal(a.PodCIDRs, b.PodCIDRs) || !slices.Equal(a.PodIPs, b.PodIPs) || !slices.Equal(a.Routes, b.Routes) || b.Kernel == nil {
+		return false
+	}
+	return slices.EqualFunc(a.Gateways, b.Gateways, func(a, b v1alpha1.NodeGateway) bool {
+		a.RTTMicroseconds, a.LossPercent, b.RTTMicroseconds, b.LossPercent = 0, 0, 0, 0
+		return a == b
+	})
+}

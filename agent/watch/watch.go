@@ -1,0 +1,137 @@
+// Package watch gives an agent its view of its own cluster: a cache of the few
+// objects that it may read, and a signal when one of them changes. Many changes
+// at once are one signal.
+//
+// It asks the API for nothing but these objects: kinds are known beforehand, so
+// there is no discovery.
+package watch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// DaemonSet is the kind of what runs the node agents.
+var DaemonSet = schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "DaemonSet"}
+
+// View is an agent's view of its cluster.
+type View struct {
+	// Reader answers from the cache, for the kinds that Start was given.
+	client.Reader
+	// Client asks the API server.
+	Client client.Client
+	// Changed receives after one or more objects changed.
+	Changed <-chan struct{}
+}
+
+// Client connects to the API server of the cluster that this pod is in.
+func Client() (client.Client, *rest.Config, error) {
+	cfg, err := rest.InClusterConfig()
+	if err != nil {
+		return nil, nil, fmt.Errorf("find the API server: %w", err)
+	}
+	cfg.UserAgent = "liqonet-agent"
+	scheme, mapper, err := kinds()
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := client.New(cfg, client.Options{Scheme: scheme, Mapper: mapper})
+	return c, cfg, err
+}
+
+func kinds() (*runtime.Scheme, meta.RESTMapper, error) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return nil, nil, err
+	}
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	mapper.Add(DaemonSet, meta.RESTScopeNamespace)
+	for _, kind := range []string{"ClusterNetwork", "Peering", "NodeNetwork"} {
+		mapper.Add(v1alpha1.GroupVersion.WithKind(kind), meta.RESTScopeRoot)
+	}
+	return scheme, mapper, nil
+}
+
+// All selects every object of a kind.
+func All() fields.Selector { return fields.Everything() }
+
+// Named selects the one of that name.
+func Named(name string) fields.Selector { return fields.OneTermEqualSelector("metadata.name", name) }
+
+// OnNode selects the pods of that node.
+func OnNode(name string) fields.Selector { return fields.OneTermEqualSelector("spec.nodeName", name) }
+
+// Start watches the objects that are selected of each kind. It returns when the
+// cache has been filled, and watches until ctx ends.
+func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[client.Object]fields.Selector) (*View, error) {
+	byObject := map[client.Object]cache.ByObject{}
+	for obj, selector := range selected {
+		byObject[obj] = cache.ByObject{Field: selector, Transform: onlyNeeded}
+	}
+	store, err := cache.New(cfg, cache.Options{
+		Scheme: c.Scheme(), Mapper: c.RESTMapper(), ByObject: byObject, ReaderFailOnMissingInformer: true,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make the cache: %w", err)
+	}
+	changed := make(chan struct{}, 1)
+	notify := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	for obj := range selected {
+		informer, err := store.GetInformer(ctx, obj, cache.BlockUntilSynced(false))
+		if err != nil {
+			return nil, fmt.Errorf("watch %T: %w", obj, err)
+		}
+		if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { notify() },
+			UpdateFunc: func(any, any) { notify() },
+			DeleteFunc: func(any) { notify() },
+		}); err != nil {
+			return nil, fmt.Errorf("watch %T: %w", obj, err)
+		}
+	}
+	go func() { _ = store.Start(ctx) }() // it ends with ctx only
+	if !store.WaitForCacheSync(ctx) {
+		return nil, fmt.Errorf("fill the cache: %w", context.Cause(ctx))
+	}
+	return &View{Reader: store, Client: c, Changed: changed}, nil
+}
+
+// onlyNeeded keeps of pods what agents look at, and strips what is large of the
+// others, so that the cache stays small.
+func onlyNeeded(obj any) (any, error) {
+	switch o := obj.(type) {
+	case *corev1.Pod:
+		return &corev1.Pod{
+			TypeMeta:   o.TypeMeta,
+			ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion},
+			Spec:       corev1.PodSpec{NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork},
+			Status:     corev1.PodStatus{Phase: o.Status.Phase, PodIPs: o.Status.PodIPs},
+		}, nil
+	case *corev1.Node:
+		o.Status.Images, o.ManagedFields = nil, nil
+	case client.Object:
+		o.SetManagedFields(nil)
+	}
+	return obj, nil
+}

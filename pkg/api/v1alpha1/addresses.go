@@ -1,0 +1,102 @@
+package v1alpha1
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+)
+
+// CIDR is a prefix that reads and writes as a string, e.g. "10.244.0.0/16".
+//
+// +kubebuilder:validation:Type=string
+// +kubebuilder:validation:MaxLength=43
+// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self) == cidr(self).masked()",message="must be a prefix without host bits, e.g. 10.244.0.0/16"
+// +kubebuilder:object:generate=false
+type CIDR struct{ netip.Prefix }
+
+// NewCIDRs wraps prefixes.
+func NewCIDRs(prefixes ...netip.Prefix) []CIDR {
+	out := make([]CIDR, 0, len(prefixes))
+	for _, p := range prefixes {
+		out = append(out, CIDR{p})
+	}
+	return out
+}
+
+// Prefixes unwraps them.
+func Prefixes(cidrs []CIDR) []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(cidrs))
+	for _, c := range cidrs {
+		out = append(out, c.Prefix)
+	}
+	return out
+}
+
+// DeepCopyInto copies the value.
+func (c *CIDR) DeepCopyInto(out *CIDR) { *out = *c }
+
+// MarshalJSON writes a string, which is empty for the zero value.
+func (c CIDR) MarshalJSON() ([]byte, error) {
+	if !c.IsValid() {
+		return []byte(`""`), nil
+	}
+	return json.Marshal(c.String())
+}
+
+// UnmarshalJSON reads a string. Host bits are an error.
+func (c *CIDR) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return err
+	}
+	if s == "" {
+		*c = CIDR{}
+		return nil
+	}
+	p, err := netip.ParsePrefix(s)
+	if err != nil {
+		return err
+	}
+	if p != p.Masked() {
+		return fmt.Errorf("prefix %s has host bits; did you mean %s?", p, p.Masked())
+	}
+	c.Prefix = p
+	return nil
+}
+
+// IP is an address that reads and writes as a string.
+//
+// +kubebuilder:validation:Type=string
+// +kubebuilder:validation:MaxLength=39
+// +kubebuilder:validation:Pattern=`^[0-9a-f.:]+$`
+// +kubebuilder:object:generate=false
+type IP struct{ netip.Addr }
+
+// DeepCopyInto copies the value.
+func (i *IP) DeepCopyInto(out *IP) { *out = *i }
+
+// MarshalJSON writes a string, which is empty for the zero value.
+func (i IP) MarshalJSON() ([]byte, error) {
+	if !i.IsValid() {
+		return []byte(`""`), nil
+	}
+	return json.Marshal(i.String())
+}
+
+// UnmarshalJSON reads a string.
+func (i *IP) UnmarshalJSON(b []byte) error {
+	var s string
+	if err := json.Unmarshal(b, &s); err != nil {
+		return err
+	}
+	if s == "" {
+		*i = IP{}
+		return nil
+	}
+	a, err := netip.ParseAddr(s)
+	if err != nil {
+		return err
+	}
+	i.Addr = a
+	return nil
+}

@@ -1,0 +1,191 @@
+package v1alpha1_test
+
+import (
+	"encoding/json"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+var compare = cmp.Options{cmpopts.EquateComparable(v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty()}
+
+func cidr(s string) v1alpha1.CIDR { return v1alpha1.CIDR{Prefix: netip.MustParsePrefix(s)} }
+
+func ip(s string) v1alpha1.IP { return v1alpha1.IP{Addr: netip.MustParseAddr(s)} }
+
+func TestCIDR(t *testing.T) {
+	for _, s := range []string{"10.244.0.0/16", "0.0.0.0/0", "192.0.2.1/32", "fd00::/64", "::/0", "::1/128", ""} {
+		var c v1alpha1.CIDR
+		if err := json.Unmarshal([]byte(`"`+s+`"`), &c); err != nil {
+			t.Errorf("%q: %v", s, err)
+			continue
+		}
+		if c.IsValid() != (s != "") {
+			t.Errorf("%q gives %v", s, c)
+		}
+		if raw, err := json.Marshal(c); err != nil || string(raw) != `"`+s+`"` {
+			t.Errorf("%q became %s, %v", s, raw, err)
+		}
+	}
+	for in, want := range map[string]string{
+		`"10.244.0.1/16"`: "did you mean 10.244.0.0/16", `"fd00::1/64"`: "did you mean fd00::/64", `"10.0.0.0"`: "", `"10.0.0.0/33"`: "", `"x"`: "", `7`: "", `" 10.0.0.0/8"`: "", `"fe80::%eth0/64"`: "",
+	} {
+		c := cidr("192.0.2.0/24")
+		if err := json.Unmarshal([]byte(in), &c); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, %v", in, c, err)
+		}
+		if c != cidr("192.0.2.0/24") {
+			t.Errorf("%s was refused and changed the value: %v", in, c)
+		}
+	}
+}
+
+func TestIP(t *testing.T) {
+	for _, s := range []string{"10.244.0.1", "fd00::1", "::", ""} {
+		var i v1alpha1.IP
+		if err := json.Unmarshal([]byte(`"`+s+`"`), &i); err != nil {
+			t.Errorf("%q: %v", s, err)
+			continue
+		}
+		if raw, err := json.Marshal(i); err != nil || string(raw) != `"`+s+`"` || i.IsValid() != (s != "") {
+			t.Errorf("%q became %s, %v", s, raw, err)
+		}
+	}
+	for _, in := range []string{`"10.0.0.0/8"`, `"10.0.0"`, `"010.0.0.1"`, `"x"`, `7`} {
+		i := ip("192.0.2.1")
+		if err := json.Unmarshal([]byte(in), &i); err == nil || i != ip("192.0.2.1") {
+			t.Errorf("%s: got %v, %v", in, i, err)
+		}
+	}
+}
+
+func TestPrefixes(t *testing.T) {
+	in := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/64")}
+	if diff := cmp.Diff(in, v1alpha1.Prefixes(v1alpha1.NewCIDRs(in...)), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// full has something in every field.
+func full() (*v1alpha1.ClusterNetwork, *v1alpha1.Peering, *v1alpha1.NodeNetwork) {
+	mappings := []v1alpha1.CIDRMapping{{Real: cidr("10.244.0.0/16"), Mapped: cidr("10.20.0.0/16")}}
+	// As JSON tells it: without a fraction of a second, in the local zone.
+	when := new(metav1.Unix(1_700_000_000, 0))
+	cn := &v1alpha1.ClusterNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: "cluster"},
+		Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: cidr("10.80.0.0/19"), Peers: []v1alpha1.PeerAllocation{{
+			ClusterID: "1", Name: "b", Index: 3, Pods: mappings, ExternalCIDR: cidr("10.70.0.0/18"), Established: true,
+		}}},
+	}
+	p := &v1alpha1.Peering{
+		ObjectMeta: metav1.ObjectMeta{Name: "b"},
+		Spec: v1alpha1.PeeringSpec{
+			Index: 3, Local: v1alpha1.LocalNetwork{Pods: mappings, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.60.0.0/18")},
+			Remote: v1alpha1.RemoteNetwork{ClusterID: "1", Name: "b", Pods: mappings, ExternalCIDR: cidr("10.70.0.0/18")}, Overlay: "geneve",
+			Planes: []v1alpha1.Plane{{
+				Index: 1, Role: v1alpha1.Client, WireGuard: "kernel", RemotePublicKey: "key", RemoteAddress: ip("10.70.0.1"), Endpoints: []string{"192.0.2.1:1"},
+			}},
+		},
+		Status: v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
+			Index: 1, ObservedGeneration: 2, PodIP: ip("10.244.0.1"), NodeName: "n", MTU: 1400, Connected: true, Message: "m", Endpoint: "192.0.2.1:1",
+			LastHandshake: when, RTTMicroseconds: 1, LossPercent: 2, Reported: when,
+		}}},
+	}
+	n := &v1alpha1.NodeNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: "10.80.0.1"}, Spec: v1alpha1.NodeNetworkSpec{NodeName: "n"},
+		Status: v1alpha1.NodeNetworkStatus{
+			Kernel: &v1alpha1.KernelFacts{Release: "6.1", Geneve: true}, PodCIDRs: []v1alpha1.CIDR{cidr("10.244.0.0/24")}, PodIPs: []v1alpha1.IP{ip("10.9.0.1")},
+			Routes: []v1alpha1.CIDR{cidr("10.0.0.0/24")}, UnderlayMTU: 1500, Message: "m", Reported: when,
+			Gateways: []v1alpha1.NodeGateway{{Peering: "b", Plane: 1, ObservedGeneration: 2, GatewayIP: ip("10.244.0.1"), Source: ip("172.18.0.2"), MTU: 1400, Ready: true}},
+		},
+	}
+	return cn, p, n
+}
+
+func TestRoundTripAndDeepCopy(t *testing.T) {
+	cn, p, n := full()
+	for _, o := range []runtime.Object{cn, p, n} {
+		raw, err := json.Marshal(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(string(raw), `:""`) {
+			t.Errorf("an empty string is sent, which the schema may refuse: %s", raw)
+		}
+		again := o.DeepCopyObject()
+		if diff := cmp.Diff(o, again, compare); diff != "" {
+			t.Errorf("the copy differs:\n%s", diff)
+		}
+		var read runtime.Object
+		switch again.(type) {
+		case *v1alpha1.ClusterNetwork:
+			read = &v1alpha1.ClusterNetwork{}
+		case *v1alpha1.Peering:
+			read = &v1alpha1.Peering{}
+		default:
+			read = &v1alpha1.NodeNetwork{}
+		}
+		if err := json.Unmarshal(raw, read); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(o, read, compare); diff != "" {
+			t.Errorf("what was written is not what is read:\n%s", diff)
+		}
+	}
+	// A copy shares nothing.
+	cn2, p2, n2 := cn.DeepCopy(), p.DeepCopy(), n.DeepCopy()
+	cn2.Spec.Peers[0].Pods[0].Mapped = cidr("10.99.0.0/16")
+	p2.Spec.Local.Pods[0].Mapped, p2.Spec.Planes[0].Endpoints[0] = cidr("10.99.0.0/16"), "changed"
+	p2.Status.Planes[0].Reported.Time = p2.Status.Planes[0].Reported.AddDate(1, 0, 0)
+	n2.Status.Kernel.Release, n2.Status.Routes[0], n2.Status.PodIPs[0], n2.Status.Gateways[0].Ready = "changed", cidr("10.99.0.0/16"), ip("10.99.0.1"), false
+	wantCN, wantP, wantN := full()
+	for _, d := range []string{cmp.Diff(wantCN, cn, compare), cmp.Diff(wantP, p, compare), cmp.Diff(wantN, n, compare)} {
+		if d != "" {
+			t.Errorf("the copy shares memory:\n%s", d)
+		}
+	}
+}
+
+// TestEmptyStatus: optional addresses are left out and not sent as "", which the
+// schema's pattern refuses.
+func TestEmptyStatus(t *testing.T) {
+	for _, o := range []any{v1alpha1.PlaneStatus{}, v1alpha1.NodeGateway{}, v1alpha1.PeerAllocation{ClusterID: "1", Name: "b"}} {
+		raw, err := json.Marshal(o)
+		if err != nil || strings.Contains(string(raw), "IP") || strings.Contains(string(raw), "CIDR") || strings.Contains(string(raw), "source") {
+			t.Errorf("got %s, %v", raw, err)
+		}
+	}
+}
+
+func TestAccessors(t *testing.T) {
+	_, p, n := full()
+	if p.Plane(1) != &p.Spec.Planes[0] || p.Plane(0) != nil || p.PlaneStatus(1) != &p.Status.Planes[0] || p.PlaneStatus(0) != nil {
+		t.Error("planes")
+	}
+	if n.Gateway("b", 1) != &n.Status.Gateways[0] || n.Gateway("b", 0) != nil || n.Gateway("c", 1) != nil {
+		t.Error("gateways")
+	}
+	want := []netip.Prefix{netip.MustParsePrefix("10.20.0.0/16"), netip.MustParsePrefix("10.70.0.0/18")}
+	if diff := cmp.Diff(want, p.RemoteRanges(), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestAddToScheme(t *testing.T) {
+	s := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(s); err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []string{"ClusterNetwork", "ClusterNetworkList", "Peering", "PeeringList", "NodeNetwork", "NodeNetworkList"} {
+		if !s.Recognizes(v1alpha1.GroupVersion.WithKind(kind)) {
+			t.Errorf("%s is not known", kind)
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// ClusterNetwork has the ranges of the cluster that it is in, and the ledger of
+// what was given out to each peer.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:scope=Cluster,path=clusternetworks,singular=clusternetwork
+// +kubebuilder:printcolumn:name="Internal",type=string,JSONPath=`.spec.internalCIDR`
+// +kubebuilder:printcolumn:name="Peers",type=string,JSONPath=`.spec.peers[*].name`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name == 'cluster'",message="there is one ClusterNetwork and its name is cluster"
+type ClusterNetwork struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec ClusterNetworkSpec `json:"spec"`
+}
+
+// ClusterNetworkSpec is written by the CLI only.
+type ClusterNetworkSpec struct {
+	// InternalCIDR is the /19 of the overlay's addresses, local to this cluster.
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="nodes bear addresses of it: unpeer all, then peer again"
+	InternalCIDR CIDR `json:"internalCIDR"`
+
+	// Peers is the ledger: an entry is a claim from before anything is installed
+	// for the peer until everything is removed.
+	// +listType=map
+	// +listMapKey=clusterID
+	// +kubebuilder:validation:MaxItems=512
+	// +optional
+	Peers []PeerAllocation `json:"peers,omitempty"`
+}
+
+// PeerAllocation is what this cluster has given out for one peer.
+type PeerAllocation struct {
+	// ClusterID is the UID of the peer's kube-system namespace.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	ClusterID string `json:"clusterID"`
+	// Name of the Peering, unique in this cluster; derived from what the user
+	// called the peer.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=40
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
+	Name string `json:"name"`
+	// Index is unique in this cluster: interface names, VNIs and gateways'
+	// overlay addresses derive from it.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=511
+	Index int32 `json:"index"`
+	// Pods maps the peer's pod ranges to those by which this cluster knows them.
+	// Empty while nothing was decided yet.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +optional
+	Pods []CIDRMapping `json:"pods,omitempty"`
+	// ExternalCIDR is the /18 by which this cluster knows the peer's nodes and
+	// external hosts.
+	// +optional
+	ExternalCIDR CIDR `json:"externalCIDR,omitzero"`
+	// Established says that the peering once worked; before that a failed peer
+	// command takes the entry back.
+	// +optional
+	Established bool `json:"established,omitempty"`
+}
+
+// CIDRMapping translates a prefix 1:1 into another one of the same length.
+type CIDRMapping struct {
+	// Real is the prefix inside the cluster that it belongs to.
+	Real CIDR `json:"real"`
+	// Mapped is the prefix by which the other cluster knows it; equal to Real
+	// where nothing conflicts.
+	Mapped CIDR `json:"mapped"`
+}
+
+// ClusterNetworkList is a list.
+//
+// +kubebuilder:object:root=true
+type ClusterNetworkList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []ClusterNetwork `json:"items"`
+}

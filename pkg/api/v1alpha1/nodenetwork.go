@@ -1,0 +1,131 @@
+package v1alpha1
+
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// ReportInterval is how often a gateway that has nothing new to say writes
+	// its status all the same.
+	ReportInterval = 5 * time.Second
+	// NodeReportInterval is the same for a node, of which there are many.
+	NodeReportInterval = 30 * time.Second
+)
+
+// NodeNetwork is a node's part in the overlay. Its name is the node's overlay
+// address: as names are unique, creating it is what allocates the address.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,path=nodenetworks,singular=nodenetwork
+// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
+// +kubebuilder:printcolumn:name="Peerings",type=string,JSONPath=`.status.gateways[*].peering`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.gateways[*].ready`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type NodeNetwork struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec NodeNetworkSpec `json:"spec"`
+	// +optional
+	Status NodeNetworkStatus `json:"status,omitempty"`
+}
+
+// NodeNetworkSpec is written once, by the node's agent.
+type NodeNetworkSpec struct {
+	// NodeName is the Node's name.
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the address belongs to one node"
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	NodeName string `json:"nodeName"`
+}
+
+// NodeNetworkStatus is what the node's agent found and did.
+type NodeNetworkStatus struct {
+	// Kernel is what the node's kernel can do.
+	// +optional
+	Kernel *KernelFacts `json:"kernel,omitempty"`
+	// UnderlayMTU is that of the interface with the node's own address, in bytes.
+	// +optional
+	UnderlayMTU int32 `json:"underlayMTU,omitempty"`
+	// PodCIDRs are the ranges whose pods are on this node.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +optional
+	PodCIDRs []CIDR `json:"podCIDRs,omitempty"`
+	// PodIPs are the addresses of this node's pods outside of PodCIDRs, on the pod
+	// network.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=1024
+	// +optional
+	PodIPs []IP `json:"podIPs,omitempty"`
+	// Routes are the prefixes that the node's own routes lead to, ours excepted.
+	// No range of a peer may overlap with them.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=256
+	// +optional
+	Routes []CIDR `json:"routes,omitempty"`
+	// Gateways has an entry for each gateway that the kernel knows of; it is
+	// removed when the kernel is clean of it.
+	// +listType=map
+	// +listMapKey=peering
+	// +listMapKey=plane
+	// +optional
+	Gateways []NodeGateway `json:"gateways,omitempty"`
+	// Message says what the agent could not do.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Reported is when this was written.
+	// +optional
+	Reported *metav1.Time `json:"reported,omitempty"`
+}
+
+// KernelFacts are what only the node's kernel knows.
+type KernelFacts struct {
+	// Release is that of uname.
+	Release string `json:"release"`
+	// Geneve, VXLAN and WireGuard say whether such a link can be made.
+	Geneve    bool `json:"geneve"`
+	VXLAN     bool `json:"vxlan"`
+	WireGuard bool `json:"wireguard"`
+}
+
+// NodeGateway is one gateway as the node sees it.
+type NodeGateway struct {
+	// Peering is the Peering's name, Plane the plane's index.
+	Peering string `json:"peering"`
+	Plane   int32  `json:"plane"`
+	// ObservedGeneration of the Peering that is in the kernel.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// GatewayIP is the gateway pod's address that the overlay link leads to.
+	// +optional
+	GatewayIP IP `json:"gatewayIP,omitzero"`
+	// Source is the address from which this node's packets reach that gateway:
+	// the gateway accepts the overlay from there only, and answers there.
+	// +optional
+	Source IP `json:"source,omitzero"`
+	// MTU in bytes that the way to the gateway leaves to an encapsulated packet.
+	// +optional
+	MTU int32 `json:"mtu,omitempty"`
+	// Ready says that probes to the peer's gateway, through overlay and tunnel,
+	// are answered.
+	Ready bool `json:"ready"`
+	// RTTMicroseconds is the median of these probes.
+	// +optional
+	RTTMicroseconds int64 `json:"rttMicroseconds,omitempty"`
+	// LossPercent of these probes.
+	// +optional
+	LossPercent int32 `json:"lossPercent,omitempty"`
+}
+
+// NodeNetworkList is a list.
+//
+// +kubebuilder:object:root=true
+type NodeNetworkList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []NodeNetwork `json:"items"`
+}

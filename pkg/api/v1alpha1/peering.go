@@ -1,0 +1,177 @@
+package v1alpha1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// Peering is the relation to one remote cluster.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,path=peerings,singular=peering
+// +kubebuilder:printcolumn:name="Peer",type=string,JSONPath=`.spec.remote.name`
+// +kubebuilder:printcolumn:name="Remote pods",type=string,JSONPath=`.spec.remote.pods[*].mapped`
+// +kubebuilder:printcolumn:name="Seen there as",type=string,JSONPath=`.spec.local.pods[*].mapped`
+// +kubebuilder:printcolumn:name="Connected",type=string,JSONPath=`.status.planes[*].connected`
+// +kubebuilder:printcolumn:name="RTT µs",type=string,JSONPath=`.status.planes[*].rttMicroseconds`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type Peering struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec PeeringSpec `json:"spec"`
+	// +optional
+	Status PeeringStatus `json:"status,omitempty"`
+}
+
+// PeeringSpec is written by the CLI only.
+type PeeringSpec struct {
+	// Index is that of the ledger's entry.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=511
+	Index int32 `json:"index"`
+	// Local is this cluster as the peer knows it.
+	Local LocalNetwork `json:"local"`
+	// Remote is the peer as this cluster knows it.
+	Remote RemoteNetwork `json:"remote"`
+	// Overlay is the encapsulation between nodes and gateways.
+	Overlay OverlayKind `json:"overlay"`
+	// Planes are the pairs of gateways.
+	// +listType=map
+	// +listMapKey=index
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=4
+	Planes []Plane `json:"planes"`
+}
+
+// LocalNetwork is this cluster as the peer knows it.
+type LocalNetwork struct {
+	// Pods maps this cluster's pod ranges to those by which the peer knows them.
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	Pods []CIDRMapping `json:"pods"`
+	// InternalCIDR is the /19 of this cluster's overlay.
+	InternalCIDR CIDR `json:"internalCIDR"`
+	// ExternalCIDR is the /18 by which the peer knows this cluster's nodes: its
+	// lower half is InternalCIDR 1:1.
+	ExternalCIDR CIDR `json:"externalCIDR"`
+}
+
+// RemoteNetwork is the peer as this cluster knows it.
+type RemoteNetwork struct {
+	// ClusterID is the UID of the peer's kube-system namespace.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=63
+	ClusterID string `json:"clusterID"`
+	// Name is what the user calls the peer.
+	// +kubebuilder:validation:MaxLength=253
+	Name string `json:"name"`
+	// Pods maps the peer's pod ranges to those by which this cluster knows them.
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	Pods []CIDRMapping `json:"pods"`
+	// ExternalCIDR is the /18 by which this cluster knows the peer's nodes.
+	ExternalCIDR CIDR `json:"externalCIDR"`
+}
+
+// OverlayKind is the encapsulation between nodes and gateways.
+//
+// +kubebuilder:validation:Enum=geneve;vxlan
+type OverlayKind string
+
+// Role of a gateway.
+//
+// +kubebuilder:validation:Enum=Server;Client
+type Role string
+
+const (
+	// Server waits for the client's first packet.
+	Server Role = "Server"
+	// Client knows the server's endpoints and speaks first.
+	Client Role = "Client"
+)
+
+// WireGuardBackend says who does WireGuard's work in a gateway.
+//
+// +kubebuilder:validation:Enum=kernel;userspace
+type WireGuardBackend string
+
+// Plane is one pair of gateways of the peering: this cluster's side of it.
+type Plane struct {
+	// Index of the plane, the same in both clusters.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=3
+	Index int32 `json:"index"`
+	// Role of this cluster's gateway.
+	Role Role `json:"role"`
+	// WireGuard is the backend of this cluster's gateway.
+	WireGuard WireGuardBackend `json:"wireguard"`
+	// RemotePublicKey is that of the peer's gateway, base64.
+	// +kubebuilder:validation:MinLength=44
+	// +kubebuilder:validation:MaxLength=44
+	RemotePublicKey string `json:"remotePublicKey"`
+	// RemoteAddress is the peer's gateway's own address as this cluster knows it;
+	// it answers probes.
+	RemoteAddress IP `json:"remoteAddress"`
+	// Endpoints are where the peer's gateway can be reached from outside, as
+	// host:port, tried in turn. Empty on a server.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +optional
+	Endpoints []string `json:"endpoints,omitempty"`
+}
+
+// PeeringStatus is what the gateways did and measured.
+type PeeringStatus struct {
+	// +listType=map
+	// +listMapKey=index
+	// +optional
+	Planes []PlaneStatus `json:"planes,omitempty"`
+}
+
+// PlaneStatus is written by the gateway of the plane.
+type PlaneStatus struct {
+	Index int32 `json:"index"`
+	// ObservedGeneration of the Peering that the gateway has applied.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// PodIP and NodeName say where the gateway runs. Nodes build their overlay
+	// links to PodIP.
+	// +optional
+	PodIP IP `json:"podIP,omitzero"`
+	// +optional
+	NodeName string `json:"nodeName,omitempty"`
+	// MTU in bytes that packets to the peer may have, agreed by both gateways.
+	// +optional
+	MTU int32 `json:"mtu,omitempty"`
+	// Connected says that probes through the tunnel are answered.
+	Connected bool `json:"connected"`
+	// Message says what is wrong where Connected is false.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Endpoint of the peer's gateway as WireGuard sees it.
+	// +optional
+	Endpoint string `json:"endpoint,omitempty"`
+	// LastHandshake of WireGuard.
+	// +optional
+	LastHandshake *metav1.Time `json:"lastHandshake,omitempty"`
+	// RTTMicroseconds is the median of the last probes, gateway to gateway.
+	// +optional
+	RTTMicroseconds int64 `json:"rttMicroseconds,omitempty"`
+	// LossPercent of the last probes.
+	// +optional
+	LossPercent int32 `json:"lossPercent,omitempty"`
+	// Reported is when this was written. A gateway that is alive writes at least
+	// every ReportInterval.
+	// +optional
+	Reported *metav1.Time `json:"reported,omitempty"`
+}
+
+// PeeringList is a list.
+//
+// +kubebuilder:object:root=true
+type PeeringList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []Peering `json:"items"`
+}

@@ -1,0 +1,93 @@
+package cli
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/viper"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// golden compares what was printed with a file.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s:\n%s", file, diff)
+	}
+}
+
+// isolate keeps the user's own kubeconfig and configuration from the test, and
+// returns its home.
+func isolate(t *testing.T) string {
+	t.Helper()
+	home := t.TempDir()
+	for _, e := range os.Environ() {
+		if k, _, _ := strings.Cut(e, "="); strings.HasPrefix(k, "LIQONET_") {
+			t.Setenv(k, "")
+		}
+	}
+	t.Setenv("HOME", home)
+	t.Setenv("XDG_CONFIG_HOME", filepath.Join(home, "xdg"))
+	t.Setenv("KUBECONFIG", filepath.Join(home, "none"))
+	return home
+}
+
+// run runs a command line.
+func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, err bytes.Buffer
+	code = Run(t.Context(), args, Streams{Out: &out, Err: &err})
+	return code, out.String(), err.String()
+}
+
+// kubeconfig writes a file with contexts; the first one is the current one. Each
+// is written as name=server.
+func kubeconfig(t *testing.T, file string, contexts ...string) string {
+	t.Helper()
+	var clusters, list, current string
+	for i, c := range contexts {
+		name, server, _ := strings.Cut(c, "=")
+		if i == 0 {
+			current = name
+		}
+		if server == "" {
+			server = "https://127.0.0.1:1"
+		}
+		clusters += "- {name: c" + name + ", cluster: {server: " + server + "}}\n"
+		list += "- {name: " + name + ", context: {cluster: c" + name + ", user: u}}\n"
+	}
+	text := "apiVersion: v1\nkind: Config\ncurrent-context: " + current + "\nusers:\n- {name: u, user: {token: t}}\nclusters:\n" + clusters + "contexts:\n" + list
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	write(t, file, text)
+	return file
+}
+
+func write(t *testing.T, file, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func newViper() *viper.Viper { return viper.New() }

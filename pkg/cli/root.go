@@ -1,0 +1,226 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	"github.com/spf13/viper"
+	"k8s.io/klog/v2"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/liqonet/liqonet/pkg/peering"
+)
+
+// Streams are where a command reads and writes.
+type Streams struct {
+	Out, Err io.Writer
+}
+
+// Exit codes, documented in docs/cli.md.
+const (
+	ExitOK          = 0
+	ExitUnexpected  = 1
+	ExitUsage       = 2
+	ExitUnreachable = 3
+	ExitForbidden   = 4
+	ExitNotReady    = 5
+	ExitRanges      = 6
+	// ExitUnhealthy is status' own: it could look, and something is not well.
+	ExitUnhealthy   = 7
+	ExitInterrupted = 130
+)
+
+// globals are the flags of every command.
+type globals struct {
+	streams Streams
+	config  *viper.Viper
+	// kubeconfig is --kubeconfig; empty for $KUBECONFIG or the default file.
+	kubeconfig string
+	timeout    time.Duration
+}
+
+// Run runs a command line and returns its exit code.
+func Run(ctx context.Context, args []string, streams Streams) int {
+	// Libraries log to stderr what is no concern of the user.
+	klog.SetLogger(logr.Discard())
+	ctrllog.SetLogger(logr.Discard())
+
+	root := newRoot(streams)
+	root.SetArgs(args)
+	err := knownCommand(root, args)
+	if err == nil {
+		err = root.ExecuteContext(ctx)
+	}
+	if err == nil {
+		return ExitOK
+	}
+	if !errors.Is(err, errUnhealthy) {
+		printError(streams.Err, err)
+	}
+	return ExitCode(ctx, err)
+}
+
+// knownCommand finds a command that does not exist before cobra does, whose error
+// for it has no class.
+func knownCommand(root *cobra.Command, args []string) error {
+	root.InitDefaultHelpCmd()
+	root.InitDefaultCompletionCmd(args...)
+	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
+		return nil
+	}
+	if _, _, err := root.Find(args); err != nil {
+		return usageError{fmt.Errorf("%w\nSee %s --help", err, root.CommandPath())}
+	}
+	return nil
+}
+
+// usageError is wrong input that cobra or a command found.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+// errUnhealthy is returned by status after it has printed what is not well.
+var errUnhealthy = errors.New("not all peerings are connected")
+
+// ExitCode maps an error to the exit code of the process.
+func ExitCode(ctx context.Context, err error) int {
+	if err == nil {
+		return ExitOK
+	}
+	if errors.Is(context.Cause(ctx), errInterrupted) {
+		return ExitInterrupted
+	}
+	if errors.As(err, &usageError{}) {
+		return ExitUsage
+	}
+	if errors.Is(err, errUnhealthy) {
+		return ExitUnhealthy
+	}
+	e := (*peering.Error)(nil)
+	if !errors.As(err, &e) {
+		return ExitUnexpected
+	}
+	switch e.Kind {
+	case peering.Usage:
+		return ExitUsage
+	case peering.Unreachable:
+		return ExitUnreachable
+	case peering.Forbidden:
+		return ExitForbidden
+	case peering.NotReady:
+		return ExitNotReady
+	case peering.Ranges:
+		return ExitRanges
+	default:
+		return ExitUnexpected
+	}
+}
+
+func printError(w io.Writer, err error) {
+	fmt.Fprintf(w, "Error: %v\n", err)
+	if e := (*peering.Error)(nil); errors.As(err, &e) && e.Hint != "" {
+		fmt.Fprintf(w, "  %s\n", e.Hint)
+	}
+}
+
+func newRoot(streams Streams) *cobra.Command {
+	g := &globals{streams: streams, config: viper.New()}
+	root := &cobra.Command{
+		Use:   "liqonet",
+		Short: "Connect the pod networks of Kubernetes clusters",
+		Long: `Connect the pod networks of Kubernetes clusters: pods of one reach pods of the
+other as if they were in one, also where both use the same addresses.
+
+A CLUSTER is a context of the kubeconfig ($KUBECONFIG, --kubeconfig), a
+kubeconfig FILE (its current context), or FILE#CONTEXT.
+
+Every flag can also be given by the environment (--agent-image as
+LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
+		Example: `  kubectl liqonet peer cluster-a cluster-b
+  kubectl liqonet status cluster-a
+  kubectl liqonet map cluster-a cluster-b default/web-0
+  kubectl liqonet unpeer cluster-a cluster-b`,
+		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl liqonet"},
+		SilenceErrors: true,
+		// They would make an error of many lines.
+		DisableSuggestions: true,
+		SilenceUsage:       true,
+		PersistentPreRunE:  func(cmd *cobra.Command, _ []string) error { return g.load(cmd) },
+	}
+	root.SetOut(streams.Out)
+	root.SetErr(streams.Err)
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		return usageError{fmt.Errorf("%w\nSee %s --help", err, cmd.CommandPath())}
+	})
+	flags := root.PersistentFlags()
+	flags.String("kubeconfig", "", "kubeconfig file to use instead of $KUBECONFIG or ~/.kube/config")
+	flags.String("config", "", "file with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
+	root.AddCommand(newPeer(g), newUnpeer(g), newStatus(g), newMap(g), newVersion(g))
+	return root
+}
+
+// load takes each flag from the command line, the environment or the
+// configuration file, in this order.
+func (g *globals) load(cmd *cobra.Command) error {
+	g.config.SetEnvPrefix("LIQONET")
+	g.config.SetEnvKeyReplacer(strings.NewReplacer("-", "_"))
+	g.config.AutomaticEnv()
+	if err := g.config.BindPFlags(cmd.Flags()); err != nil {
+		return err
+	}
+	file := g.config.GetString("config")
+	if file == "" {
+		dir, err := os.UserConfigDir()
+		if err == nil {
+			file = filepath.Join(dir, "liqonet", "config.yaml")
+			if _, err := os.Stat(file); err != nil {
+				file = ""
+			}
+		}
+	}
+	if file != "" {
+		g.config.SetConfigFile(file)
+		g.config.SetConfigType("yaml")
+		if err := g.config.ReadInConfig(); err != nil {
+			return usageError{fmt.Errorf("configuration file %s: %w", file, err)}
+		}
+	}
+	g.kubeconfig = g.config.GetString("kubeconfig")
+	if cmd.Flags().Lookup("timeout") == nil {
+		return nil
+	}
+	var err error
+	// Not GetDuration, for which a number without a unit is of nanoseconds.
+	if g.timeout, err = time.ParseDuration(g.config.GetString("timeout")); err != nil || g.timeout <= 0 {
+		return usageError{fmt.Errorf("--timeout %q is not a positive duration such as 90s or 2m", g.config.GetString("timeout"))}
+	}
+	return nil
+}
+
+// addTimeout gives a command the --timeout flag.
+func addTimeout(cmd *cobra.Command, d time.Duration) {
+	cmd.Flags().Duration("timeout", d, "give up after this time")
+}
+
+// withTimeout limits a command to --timeout.
+func (g *globals) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, g.timeout, fmt.Errorf("timed out after %s: %w", g.timeout, context.DeadlineExceeded))
+}
+
+// exactArgs is cobra.ExactArgs with an error that tells what is missing.
+func exactArgs(n int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) != n {
+			return usageError{fmt.Errorf("%d arguments given, %d expected: %s\nSee %s --help", len(args), n, cmd.UseLine(), cmd.CommandPath())}
+		}
+		return nil
+	}
+}

@@ -1,0 +1,413 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+
+	"github.com/liqonet/liqonet/pkg/peering"
+)
+
+func TestExitCode(t *testing.T) {
+	interrupted, cancel := context.WithCancelCause(context.Background())
+	cancel(errInterrupted)
+	ended, end := context.WithCancel(context.Background())
+	end()
+	kind := func(k peering.Kind) error { return &peering.Error{Kind: k, Doing: "x"} }
+	tests := []struct {
+		name string
+		ctx  context.Context
+		err  error
+		want int
+	}{
+		{"no error", nil, nil, 0},
+		{"anything", nil, errors.New("x"), 1},
+		{"without a class", nil, kind(peering.Unexpected), 1},
+		{"wrong input", nil, usageError{errors.New("x")}, 2},
+		{"wrong input, wrapped", nil, fmt.Errorf("y: %w", usageError{errors.New("x")}), 2},
+		{"usage", nil, kind(peering.Usage), 2},
+		{"unreachable", nil, kind(peering.Unreachable), 3},
+		{"forbidden", nil, kind(peering.Forbidden), 4},
+		{"not ready", nil, kind(peering.NotReady), 5},
+		{"ranges", nil, kind(peering.Ranges), 6},
+		{"unhealthy", nil, errUnhealthy, 7},
+		{"wrapped", nil, fmt.Errorf("y: %w", kind(peering.Ranges)), 6},
+		{"joined with a failed roll back", nil, errors.Join(kind(peering.NotReady), kind(peering.Unreachable)), 5},
+		{"interrupted", interrupted, kind(peering.NotReady), 130},
+		{"interrupted, and done all the same", interrupted, nil, 0},
+		{"the context ended otherwise", ended, kind(peering.NotReady), 5},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx := tt.ctx
+			if ctx == nil {
+				ctx = t.Context()
+			}
+			if got := ExitCode(ctx, tt.err); got != tt.want {
+				t.Errorf("want %d, got %d", tt.want, got)
+			}
+		})
+	}
+}
+
+func TestUsageErrors(t *testing.T) {
+	home := isolate(t)
+	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "one", "two"))
+	write(t, filepath.Join(home, "bad.yaml"), "a: b: c")
+	tests := []struct {
+		args string
+		want string
+		env  string
+	}{
+		{args: "peer", want: "0 arguments given, 2 expected: kubectl liqonet peer CLUSTER CLUSTER"},
+		{args: "peer one", want: "1 arguments given"},
+		{args: "peer one two three", want: "3 arguments given"},
+		{args: "unpeer one", want: "1 arguments given"},
+		{args: "map one two", want: "2 arguments given, 3 expected"},
+		{args: "version x", want: "1 arguments given, 0 expected"},
+		{args: "peer one two --timeout 0s", want: "--timeout"},
+		{args: "peer one two --timeout -1s", want: "--timeout"},
+		{args: "peer one two --timeout soon", want: "--timeout"},
+		{args: "peer one two --timeout 90", want: "--timeout"},
+		{args: "peer one two --overlay gre", want: "must be one of auto, geneve, vxlan"},
+		{args: "peer one two --wireguard yes", want: "must be one of auto, kernel, userspace"},
+		{args: "peer one two --service-type ExternalName", want: "must be one of auto, NodePort"},
+		{args: "status -o xml", want: "must be one of table, json, yaml"},
+		{args: "status --no-such-flag", want: "no-such-flag"},
+		{args: "status three", want: `"three" is neither`},
+		{args: "peer one three", want: `"three" is neither`},
+		{args: "unpeer three one", want: `"three" is neither`},
+		{args: "pear one two", want: `"pear"`},
+		{args: "", env: "", want: ""},
+		{args: "status --config " + filepath.Join(home, "missing.yaml"), want: "missing.yaml"},
+		{args: "status --config " + filepath.Join(home, "bad.yaml"), want: "bad.yaml"},
+		{args: "status --kubeconfig " + filepath.Join(home, "missing"), want: "missing"},
+		{args: "status", env: "LIQONET_TIMEOUT=soon", want: "--timeout"},
+		{args: "status", env: "LIQONET_TIMEOUT=-5s", want: "--timeout"},
+		{args: "status", env: "LIQONET_TIMEOUT=90", want: "--timeout"},
+		{args: "status", env: "LIQONET_OUTPUT=xml", want: `--output: "xml" must be one of`},
+		{args: "status", env: "LIQONET_CONFIG=/does/not/exist", want: "/does/not/exist"},
+	}
+	for _, tt := range tests {
+		if tt.args == "" {
+			continue
+		}
+		t.Run(tt.args+tt.env, func(t *testing.T) {
+			if k, v, ok := strings.Cut(tt.env, "="); ok {
+				t.Setenv(k, v)
+			}
+			code, stdout, stderr := run(t, strings.Fields(tt.args)...)
+			if code != ExitUsage || stdout != "" {
+				t.Errorf("exit code %d, stdout %q", code, stdout)
+			}
+			if !strings.Contains(stderr, tt.want) || strings.Count(stderr, "Error:") != 1 || !strings.HasPrefix(stderr, "Error: ") {
+				t.Errorf("want one message with %q, got %q", tt.want, stderr)
+			}
+			if strings.Contains(stderr, "liqonetctl") || strings.Contains(stderr, "Usage:") {
+				t.Errorf("got %q", stderr)
+			}
+		})
+	}
+}
+
+func TestNoArguments(t *testing.T) {
+	isolate(t)
+	for _, args := range [][]string{{}, {"help"}, {"--help"}, {"help", "peer"}, {"peer", "--help"}} {
+		if code, stdout, stderr := run(t, args...); code != 0 || stderr != "" || !strings.Contains(stdout, "kubectl liqonet") {
+			t.Errorf("%v: exit code %d, stdout %q, stderr %q", args, code, stdout, stderr)
+		}
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	home := isolate(t)
+	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "one=https://127.0.0.1:1", "two=https://127.0.0.1:1"))
+	for _, args := range []string{"status", "status one", "peer one two", "unpeer one two", "map one two default/web"} {
+		t.Run(args, func(t *testing.T) {
+			code, stdout, stderr := run(t, strings.Fields(args)...)
+			if code != ExitUnreachable || stdout != "" || strings.Count(stderr, "Error:") != 1 || !strings.Contains(stderr, `cluster "`) {
+				t.Errorf("exit code %d, stdout %q, stderr %q", code, stdout, stderr)
+			}
+		})
+	}
+}
+
+// TestSilentServer: a server that takes connections and never answers does not
+// hold a command for longer than --timeout.
+func TestSilentServer(t *testing.T) {
+	home := isolate(t)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	defer server.Close()
+	defer server.CloseClientConnections()
+	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "one="+server.URL, "two="+server.URL))
+	for _, args := range []string{"status", "peer one two", "unpeer one two", "map one two default/web"} {
+		t.Run(args, func(t *testing.T) {
+			done := make(chan int, 1)
+			go func() {
+				code, stdout, stderr := run(t, append(strings.Fields(args), "--timeout", "200ms")...)
+				if stdout != "" || strings.Count(stderr, "Error:") != 1 {
+					t.Errorf("stdout %q, stderr %q", stdout, stderr)
+				}
+				done <- code
+			}()
+			select {
+			case code := <-done:
+				if code != ExitUnreachable {
+					t.Errorf("exit code %d", code)
+				}
+			case <-time.After(5 * time.Second):
+				t.Fatal("it does not end")
+			}
+		})
+	}
+}
+
+// commands are all commands of ours.
+func commands(root *cobra.Command) []*cobra.Command {
+	out := []*cobra.Command{root}
+	for _, c := range root.Commands() {
+		if c.Name() != "help" && c.Name() != "completion" {
+			out = append(out, commands(c)...)
+		}
+	}
+	return out
+}
+
+func TestHelp(t *testing.T) {
+	isolate(t)
+	var names []string
+	for _, c := range commands(newRoot(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})) {
+		names = append(names, c.CommandPath())
+		t.Run(c.CommandPath(), func(t *testing.T) {
+			if c.Short == "" || strings.HasSuffix(c.Short, ".") || c.Example == "" {
+				t.Errorf("short %q, example %q", c.Short, c.Example)
+			}
+			for line := range strings.Lines(c.Example) {
+				if !strings.HasPrefix(line, "  kubectl liqonet ") {
+					t.Errorf("example %q", line)
+				}
+				// What an example shows has to be a command with flags that exist.
+				words := strings.Fields(line)[2:]
+				found, rest, err := newRoot(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}}).Find(words)
+				if err != nil {
+					t.Errorf("example %q: %v", line, err)
+					continue
+				}
+				found.InitDefaultHelpFlag()
+				if err := found.ParseFlags(rest); err != nil {
+					t.Errorf("example %q: %v", line, err)
+					continue
+				}
+				if found.Args != nil {
+					if err := found.Args(found, found.Flags().Args()); err != nil {
+						t.Errorf("example %q: %v", line, err)
+					}
+				}
+			}
+			args := append(strings.Fields(c.CommandPath())[2:], "--help")
+			code, stdout, stderr := run(t, args...)
+			if code != 0 || stderr != "" {
+				t.Errorf("exit code %d, stderr %q", code, stderr)
+			}
+			if !strings.Contains(stdout, "Usage:\n  kubectl liqonet") || strings.Contains(stdout, "liqonetctl") {
+				t.Errorf("usage of %q:\n%s", args, stdout)
+			}
+		})
+	}
+	want := []string{"kubectl liqonet", "kubectl liqonet map", "kubectl liqonet peer", "kubectl liqonet status", "kubectl liqonet unpeer", "kubectl liqonet version"}
+	for _, w := range want {
+		if !slices.Contains(names, w) {
+			t.Errorf("there is no %q in %q", w, names)
+		}
+	}
+}
+
+// TestPrecedence: a flag wins over the environment, which wins over the file.
+func TestPrecedence(t *testing.T) {
+	const file = "timeout: 3m\noverlay: vxlan\nagent-image: file\n"
+	tests := []struct {
+		name string
+		args []string
+		env  map[string]string
+		file string
+		want string
+	}{
+		{name: "defaults", want: "2m0s auto "},
+		{name: "file", file: file, want: "3m0s vxlan file"},
+		{name: "environment", env: map[string]string{"LIQONET_TIMEOUT": "4m", "LIQONET_OVERLAY": "geneve", "LIQONET_AGENT_IMAGE": "env"}, want: "4m0s geneve env"},
+		{name: "environment over file", file: file, env: map[string]string{"LIQONET_TIMEOUT": "4m"}, want: "4m0s vxlan file"},
+		{
+			name: "flag over all", file: file, env: map[string]string{"LIQONET_TIMEOUT": "4m", "LIQONET_OVERLAY": "geneve"},
+			args: []string{"--timeout", "5m", "--overlay", "auto"}, want: "5m0s auto file",
+		},
+		{name: "flag that equals the default", file: file, args: []string{"--timeout", "2m"}, want: "2m0s vxlan file"},
+		{name: "an empty variable is none", file: file, env: map[string]string{"LIQONET_TIMEOUT": ""}, want: "3m0s vxlan file"},
+	}
+	for _, tt := range tests {
+		for _, where := range []string{"--config", "LIQONET_CONFIG", "default"} {
+			t.Run(tt.name+"/"+where, func(t *testing.T) {
+				home := isolate(t)
+				args := tt.args
+				if tt.file != "" {
+					name := filepath.Join(home, "xdg", "liqonet", "config.yaml")
+					switch where {
+					case "--config":
+						name = filepath.Join(home, "my.conf")
+						args = append(slices.Clone(args), "--config", name)
+					case "LIQONET_CONFIG":
+						name = filepath.Join(home, "my.conf")
+						t.Setenv("LIQONET_CONFIG", name)
+					}
+					write(t, name, tt.file)
+				}
+				for k, v := range tt.env {
+					t.Setenv(k, v)
+				}
+				g := newGlobals(t, newPeer, args...)
+				got := fmt.Sprintf("%s %s %s", g.timeout, g.config.GetString("overlay"), g.config.GetString("agent-image"))
+				if got != tt.want {
+					t.Errorf("want %q, got %q", tt.want, got)
+				}
+			})
+		}
+	}
+}
+
+// newGlobals loads the configuration for a command, as running it would.
+func newGlobals(t *testing.T, constructor func(*globals) *cobra.Command, args ...string) *globals {
+	t.Helper()
+	root := newRoot(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})
+	g := &globals{config: newViper()}
+	cmd := constructor(g)
+	for _, c := range root.Commands() {
+		if c.Name() == cmd.Name() {
+			root.RemoveCommand(c)
+		}
+	}
+	root.AddCommand(cmd)
+	if err := cmd.ParseFlags(args); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.load(cmd); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+func TestPeerOptions(t *testing.T) {
+	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
+	t.Run("several ranges of several clusters", func(t *testing.T) {
+		isolate(t)
+		g := newGlobals(t, newPeer, "--pod-cidr", "a=10.0.0.0/16,10.1.0.0/16", "--pod-cidr", "b=10.2.0.0/16", "--pod-cidr", "a=10.3.0.0/16", "--reserve", "b=10.4.0.0/16")
+		o, err := g.peerOptions([]string{"a", "b"}, clusters)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := fmt.Sprint(o.Facts["1"].PodCIDRs, o.Facts["2"].PodCIDRs, o.Facts["2"].Reserved, o.Facts["1"].Reserved)
+		if want := "[10.0.0.0/16 10.1.0.0/16 10.3.0.0/16] [10.2.0.0/16] [10.4.0.0/16] []"; got != want {
+			t.Errorf("want %s, got %s", want, got)
+		}
+	})
+	for _, from := range []string{"environment", "file"} {
+		t.Run("ranges from the "+from, func(t *testing.T) {
+			home := isolate(t)
+			if from == "file" {
+				write(t, filepath.Join(home, "xdg", "liqonet", "config.yaml"), "pod-cidr:\n- a=10.0.0.0/16,10.1.0.0/16\n")
+			} else {
+				t.Setenv("LIQONET_POD_CIDR", "a=10.0.0.0/16,10.1.0.0/16")
+			}
+			o, err := newGlobals(t, newPeer).peerOptions([]string{"a", "b"}, clusters)
+			if got := fmt.Sprint(o.Facts["1"].PodCIDRs); err != nil || got != "[10.0.0.0/16 10.1.0.0/16]" {
+				t.Errorf("got %s, %v", got, err)
+			}
+		})
+	}
+	for _, name := range []string{"OVERLAY", "WIREGUARD", "SERVICE_TYPE"} {
+		t.Run("a wrong value of LIQONET_"+name, func(t *testing.T) {
+			isolate(t)
+			t.Setenv("LIQONET_"+name, "banana")
+			if _, err := newGlobals(t, newPeer).peerOptions([]string{"a", "b"}, clusters); ExitCode(t.Context(), err) != ExitUsage {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	t.Run("upper and lower case", func(t *testing.T) {
+		isolate(t)
+		t.Setenv("LIQONET_SERVICE_TYPE", "nodeport")
+		o, err := newGlobals(t, newPeer, "--overlay", "VXLAN").peerOptions([]string{"a", "b"}, clusters)
+		if err != nil || o.ServiceType != "NodePort" || o.Overlay != "vxlan" {
+			t.Errorf("got %+v, %v", o, err)
+		}
+	})
+}
+
+func TestEnum(t *testing.T) {
+	e := newEnum("auto", "NodePort")
+	if e.String() != "auto" || e.Type() != "auto|NodePort" {
+		t.Errorf("got %q, %q", e, e.Type())
+	}
+	if err := e.Set("nodeport"); err != nil || e.String() != "NodePort" {
+		t.Errorf("got %q, %v", e, err)
+	}
+	for _, s := range []string{"", "node", "auto|NodePort"} {
+		if err := e.Set(s); err == nil || e.String() != "NodePort" || err.Error() != "must be one of auto, NodePort" {
+			t.Errorf("%q: got %q, %v", s, e, err)
+		}
+	}
+}
+
+func TestPlainProgress(t *testing.T) {
+	var out bytes.Buffer
+	p := newProgress(&out)
+	if _, ok := p.(plain); !ok {
+		t.Fatalf("a buffer is no terminal: %T", p)
+	}
+	if err := p.Step(t.Context(), "One", func(context.Context) error { return nil }); err != nil {
+		t.Error(err)
+	}
+	failed := errors.New("failed")
+	if err := p.Step(t.Context(), "Two", func(context.Context) error { return failed }); err != failed {
+		t.Errorf("got %v", err)
+	}
+	if diff := cmp.Diff("One ...\nTwo ...\nTwo failed after 0.0 s\n", out.String()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestPrintError(t *testing.T) {
+	tests := []struct {
+		err  error
+		want string
+	}{
+		{errors.New("x"), "Error: x\n"},
+		{&peering.Error{Cluster: "a", Doing: "read", Hint: "try this"}, "Error: cluster \"a\": read\n  try this\n"},
+		{fmt.Errorf("y: %w", &peering.Error{Doing: "read", Hint: "try this"}), "Error: y: read\n  try this\n"},
+	}
+	for _, tt := range tests {
+		var out bytes.Buffer
+		printError(&out, tt.err)
+		if diff := cmp.Diff(tt.want, out.String()); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
+func TestWithTimeout(t *testing.T) {
+	ctx, cancel := (&globals{timeout: time.Nanosecond}).withTimeout(t.Context())
+	defer cancel()
+	<-ctx.Done()
+	if err := context.Cause(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "timed out after 1ns") {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,88 @@
+package discovery
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// Where only the nodes' own ranges are known, the cluster's range has to be
+// concluded from them, because a node that joins later gets another part of it.
+// kube-controller-manager gives out the parts from the start of the range in
+// order, so a cluster's range begins where the lowest node's begins, or below; how
+// far it goes cannot be seen. Too large does little harm (a range that looks used
+// and is not, is not given to a peer), too small leaves later pods unreachable. So
+// it is rounded up to what people configure, and only by as much as nothing else
+// is in the way.
+
+// rungs are the lengths that clusters' ranges usually have, from small to large.
+func rungs(is4 bool) []int {
+	if is4 {
+		return []int{16, 14, 12, 10, 8}
+	}
+	// kube-controller-manager refuses more than 16 bits between the cluster's and
+	// the nodes' lengths, and nodes have a /64 unless configured otherwise.
+	return []int{56, 48}
+}
+
+// estimate concludes the cluster's ranges from its nodes' ones. The result contains
+// all of them, does not depend on their order, and overlaps nothing of avoid unless
+// the nodes' ranges themselves do.
+func estimate(nodes, avoid []netip.Prefix) []netip.Prefix {
+	sorted := slices.Clone(nodes)
+	slices.SortFunc(sorted, comparePrefixes)
+	var groups []netip.Prefix
+	for _, p := range sorted {
+		// What joins may be near the group before, then.
+		for n := len(groups); n > 0; n-- {
+			c, ok := join(groups[n-1], p, avoid)
+			if !ok {
+				break
+			}
+			groups, p = groups[:n-1], c
+		}
+		groups = append(groups, p)
+	}
+	var out []netip.Prefix
+	for _, g := range groups {
+		out = append(out, roundUp(g, avoid))
+	}
+	return merge(out)
+}
+
+// join returns the cover of two neighbours that belong together: where both are in
+// one range of the smallest usual size, or where the cover is not more than four
+// times as large as one of them. A cluster with several separate ranges (GKE) must
+// not be taken for one huge range.
+func join(a, b netip.Prefix, avoid []netip.Prefix) (netip.Prefix, bool) {
+	if a.Addr().Is4() != b.Addr().Is4() {
+		return netip.Prefix{}, false
+	}
+	c := cover(a, b)
+	if c == a {
+		return c, true
+	}
+	smallest := rungs(a.Addr().Is4())[0]
+	return c, min(a.Bits(), b.Bits(), smallest)-c.Bits() <= 2 && !overlapsAny(c, avoid)
+}
+
+// roundUp returns the usual size around p, or as much of it as overlaps nothing.
+func roundUp(p netip.Prefix, avoid []netip.Prefix) netip.Prefix {
+	for _, bits := range rungs(p.Addr().Is4()) {
+		if bits <= p.Bits() {
+			return widen(p, bits, avoid)
+		}
+	}
+	return p
+}
+
+// widen returns the largest prefix around p, of the length bits at the most, that
+// overlaps nothing of avoid; p itself where that does already.
+func widen(p netip.Prefix, bits int, avoid []netip.Prefix) netip.Prefix {
+	for ; bits < p.Bits(); bits++ {
+		w := netip.PrefixFrom(p.Addr(), bits).Masked()
+		if !overlapsAny(w, avoid) {
+			return w
+		}
+	}
+	return p
+}

@@ -1,0 +1,111 @@
+package discovery
+
+import (
+	"encoding/binary"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestEstimate(t *testing.T) {
+	for _, c := range []struct{ name, nodes, avoid, want string }{
+		{"two of a /16", "10.244.0.0/24 10.244.1.0/24", "10.96.0.0/12 172.18.0.0/24", "10.244.0.0/16"},
+		{"one node", "10.244.3.0/24", "", "10.244.0.0/16"},
+		{"nearly full", "10.244.0.0/24 10.244.255.0/24", "", "10.244.0.0/16"},
+		{"beyond a /16", "10.244.255.0/24 10.245.0.0/24", "", "10.244.0.0/14"},
+		{"GKE's default", "10.4.0.0/24 10.5.7.0/24 10.6.0.0/24", "", "10.4.0.0/14"},
+		{"separate ranges", "10.4.0.0/24 10.200.0.0/26", "", "10.4.0.0/16 10.200.0.0/16"},
+		{"services within the /16", "10.0.0.0/24 10.0.1.0/24", "10.0.16.0/20", "10.0.0.0/20"},
+		{"nodes within the /16", "10.244.0.0/24", "10.244.100.0/24", "10.244.0.0/18"},
+		{"services between the nodes'", "10.0.0.0/24 10.0.200.0/24", "10.0.100.0/24", "10.0.0.0/18 10.0.128.0/17"},
+		{"in the middle of what is to be avoided", "10.0.0.0/24", "10.0.0.0/16", "10.0.0.0/24"},
+		{"large parts", "10.0.0.0/12", "", "10.0.0.0/12"},
+		{"a /15", "10.8.0.0/15", "", "10.8.0.0/14"},
+		{"IPv6", "fd00:10:244::/64 fd00:10:244:1::/64", "", "fd00:10:244::/56"},
+		{"dual stack", "10.244.0.0/24 fd00:10:244::/64 10.244.1.0/24 fd00:10:244:1::/64", "", "10.244.0.0/16 fd00:10:244::/56"},
+		{"outside of private ranges", "100.64.7.0/24", "", "100.64.0.0/16"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := estimate(parsePrefixes(c.nodes), parsePrefixes(c.avoid))
+			var parts []string
+			for _, p := range got {
+				parts = append(parts, p.String())
+			}
+			if s := strings.Join(parts, " "); s != c.want {
+				t.Errorf("got %s, want %s", s, c.want)
+			}
+		})
+	}
+}
+
+// TestEstimateProperties: never smaller than the nodes' ranges together, nothing
+// that is to be avoided unless the nodes' ranges have it already, the same in any
+// order.
+func TestEstimateProperties(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 1))
+	random := func(bits int) netip.Prefix {
+		var b [4]byte
+		binary.BigEndian.PutUint32(b[:], r.Uint32())
+		b[0], b[1] = 10, b[1]%8
+		return netip.PrefixFrom(netip.AddrFrom4(b), bits).Masked()
+	}
+	for range 3000 {
+		var nodes, avoid []netip.Prefix
+		for range 1 + r.IntN(12) {
+			nodes = append(nodes, random(20+r.IntN(7)))
+		}
+		for range r.IntN(6) {
+			if p := random(12 + r.IntN(17)); !overlapsAny(p, nodes) {
+				avoid = append(avoid, p)
+			}
+		}
+		got := estimate(nodes, avoid)
+		if !containAll(got, nodes) {
+			t.Fatalf("%v does not contain %v", got, nodes)
+		}
+		for i, p := range got {
+			if overlapsAny(p, avoid) || overlapsAny(p, got[:i]) {
+				t.Fatalf("nodes %v, avoid %v: got %v", nodes, avoid, got)
+			}
+		}
+		r.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
+		if diff := cmp.Diff(got, estimate(nodes, avoid), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+			t.Fatalf("depends on the order: %s", diff)
+		}
+	}
+}
+
+func TestEstimateOfManyNodes(t *testing.T) {
+	var nodes []netip.Prefix
+	for i := range 5000 {
+		nodes = append(nodes, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24))
+	}
+	slices.Reverse(nodes)
+	start := time.Now()
+	got := estimate(nodes, parsePrefixes("172.16.0.0/16"))
+	if !containAll(got, nodes[:100]) || time.Since(start) > time.Second {
+		t.Errorf("got %v after %v", got, time.Since(start))
+	}
+}
+
+func TestFlagValue(t *testing.T) {
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"kube-controller-manager", "--cluster-cidr=10.0.0.0/16"}, "10.0.0.0/16"},
+		{[]string{"server", "--cluster-cidr", "10.0.0.0/16"}, "10.0.0.0/16"},
+		{[]string{"/bin/sh", "-c", "exec kube-proxy --cluster-cidr=10.0.0.0/16 --v=2"}, "10.0.0.0/16"},
+		{[]string{"--other-cluster-cidr=10.0.0.0/16"}, ""},
+		{[]string{"--cluster-cidr"}, ""},
+	} {
+		if got, _ := flagValue(c.args, "cluster-cidr"); got != c.want {
+			t.Errorf("%v: got %q, want %q", c.args, got, c.want)
+		}
+	}
+}

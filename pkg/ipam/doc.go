@@ -1,0 +1,22 @@
+// Package ipam decides which address ranges two clusters know each other by, and
+// translates addresses between a range and its mapped one.
+//
+// Everything here is a pure function of its arguments: which ranges are in use,
+// and by whom, is told by the caller (pkg/discovery and the ledger know it). The
+// same input always gives the same output, on every machine and in every release;
+// a test pins some results for that reason.
+//
+// How a range is chosen: a range that is free in the receiving cluster is kept as
+// it is. Otherwise the pools are searched as a binary tree, where a hash of the
+// request's key says at each node which half comes first. The order in which
+// candidates are tried so depends on the key only, every candidate is equally
+// likely to be the first, and the first free one is taken. It follows that
+//
+//   - releasing a range and asking again gives the same one, as long as the ranges
+//     tried before it stay in use or there were none;
+//   - two peers interfere, whichever comes first, only where both first choices
+//     overlap. See docs/ipam.md for how likely that is.
+//
+// Out of scope: Kubernetes, storing allocations (the ledger, ClusterNetwork), and
+// giving out single addresses.
+package ipam

@@ -1,0 +1,69 @@
+package ipam_test
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+var pfx = netip.MustParsePrefix
+
+// randomAddr4 returns any IPv4 address.
+func randomAddr4(r *rand.Rand) netip.Addr {
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], r.Uint32())
+	return netip.AddrFrom4(b)
+}
+
+func randomAddr6(r *rand.Rand) netip.Addr {
+	var b [16]byte
+	binary.BigEndian.PutUint64(b[:8], r.Uint64())
+	binary.BigEndian.PutUint64(b[8:], r.Uint64())
+	b[0] = 0xfd // never IPv4-mapped
+	return netip.AddrFrom16(b)
+}
+
+// randomUse returns a prefix inside of the default pools, mostly.
+func randomUse(r *rand.Rand, minBits, maxBits int) netip.Prefix {
+	a := randomAddr4(r).As4()
+	switch r.IntN(8) {
+	case 0:
+		a[0], a[1] = 172, 16+a[1]%16
+	case 1:
+		a[0], a[1] = 192, 168
+	case 2:
+	default:
+		a[0] = 10
+	}
+	return netip.PrefixFrom(netip.AddrFrom4(a), minBits+r.IntN(maxBits-minBits+1)).Masked()
+}
+
+func randomUses(r *rand.Rand, n, minBits, maxBits int) []ipam.Use {
+	out := make([]ipam.Use, n)
+	for i := range out {
+		out[i] = ipam.Use{Prefix: randomUse(r, minBits, maxBits), By: fmt.Sprintf("owner %d", i)}
+	}
+	return out
+}
+
+// noOverlap fails if an allocation overlaps another one, what is used, or what is
+// reserved.
+func noOverlap(t *testing.T, used []ipam.Use, got []netip.Prefix) {
+	t.Helper()
+	for i, p := range got {
+		for _, u := range append(ipam.Reserved(), used...) {
+			if p.Overlaps(u.Prefix) {
+				t.Fatalf("%s overlaps %s", p, u)
+			}
+		}
+		for _, q := range got[:i] {
+			if p.Overlaps(q) {
+				t.Fatalf("%s overlaps %s, which was given out as well", p, q)
+			}
+		}
+	}
+}

@@ -1,0 +1,116 @@
+package ipam_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+func TestTranslate(t *testing.T) {
+	ms := ipam.Mappings{
+		{Real: pfx("10.244.0.0/16"), Mapped: pfx("10.7.0.0/16")},
+		{Real: pfx("10.1.128.0/20"), Mapped: pfx("172.16.16.0/20")},
+		{Real: pfx("fd00:1::/64"), Mapped: pfx("fd00:2:0:7::/64")},
+		{Real: pfx("100.64.0.0/10"), Mapped: pfx("100.64.0.0/10")},
+	}
+	if err := ms.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for real, mapped := range map[string]string{
+		"10.244.3.9":        "10.7.3.9",
+		"10.1.143.255":      "172.16.31.255",
+		"fd00:1::dead:beef": "fd00:2:0:7::dead:beef",
+		"100.100.1.2":       "100.100.1.2",
+	} {
+		r, m := netip.MustParseAddr(real), netip.MustParseAddr(mapped)
+		if got, ok := ms.Translate(r); !ok || got != m {
+			t.Errorf("Translate(%s) = %s, %v, want %s", r, got, ok, m)
+		}
+		if got, ok := ms.Reverse(m); !ok || got != r {
+			t.Errorf("Reverse(%s) = %s, %v, want %s", m, got, ok, r)
+		}
+	}
+	for _, outside := range []string{"10.245.0.0", "::ffff:10.244.3.9", "fd00:1:0:1::1", "8.8.8.8"} {
+		if got, ok := ms.Translate(netip.MustParseAddr(outside)); ok {
+			t.Errorf("Translate(%s) = %s, want nothing", outside, got)
+		}
+	}
+	if got, ok := ms.Translate(netip.Addr{}); ok {
+		t.Errorf("Translate of no address = %s", got)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	for name, ms := range map[string]ipam.Mappings{
+		"zero":           {{}},
+		"host bits":      {{Real: pfx("10.244.0.1/16"), Mapped: pfx("10.7.0.0/16")}},
+		"lengths":        {{Real: pfx("10.244.0.0/16"), Mapped: pfx("10.7.0.0/17")}},
+		"families":       {{Real: pfx("10.244.0.0/16"), Mapped: pfx("fd00::/16")}},
+		"IPv4 in IPv6":   {{Real: pfx("::ffff:10.0.0.0/104"), Mapped: pfx("fd00::/104")}},
+		"real overlap":   {{Real: pfx("10.1.0.0/16"), Mapped: pfx("10.2.0.0/16")}, {Real: pfx("10.1.1.0/24"), Mapped: pfx("10.3.0.0/24")}},
+		"mapped overlap": {{Real: pfx("10.1.0.0/16"), Mapped: pfx("10.2.0.0/16")}, {Real: pfx("10.3.0.0/24"), Mapped: pfx("10.2.3.0/24")}},
+	} {
+		if err := ms.Validate(); !errors.Is(err, ipam.ErrInvalid) {
+			t.Errorf("%s: got %v, want an InvalidError", name, err)
+		}
+	}
+}
+
+func TestTranslateIsABijection(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 20_000 {
+		real, mapped, bits := randomAddr4(r), randomAddr4(r), r.IntN(33)
+		if r.IntN(2) == 0 {
+			real, mapped, bits = randomAddr6(r), randomAddr6(r), 8+r.IntN(121)
+		}
+		m := ipam.Mapping{Real: netip.PrefixFrom(real, bits).Masked(), Mapped: netip.PrefixFrom(mapped, bits).Masked()}
+		if err := m.Validate(); err != nil {
+			t.Fatal(err)
+		}
+		checkBijection(t, m, real)
+	}
+}
+
+// checkBijection needs an address of m.Real.
+func checkBijection(t *testing.T, m ipam.Mapping, addr netip.Addr) {
+	t.Helper()
+	to, ok := m.Translate(addr)
+	if !ok || !m.Mapped.Contains(to) {
+		t.Fatalf("%s: Translate(%s) = %s, %v", m, addr, to, ok)
+	}
+	back, ok := m.Reverse(to)
+	if !ok || back != addr {
+		t.Fatalf("%s: Reverse(Translate(%s)) = %s, %v", m, addr, back, ok)
+	}
+	// Two neighbours keep their distance, so nothing is hit twice.
+	if next := addr.Next(); m.Real.Contains(next) {
+		if got, ok := m.Translate(next); !ok || got != to.Next() {
+			t.Fatalf("%s: Translate(%s) = %s, %v, want %s", m, next, got, ok, to.Next())
+		}
+	}
+}
+
+func FuzzTranslate(f *testing.F) {
+	f.Add("10.244.0.0/16", "10.7.0.0/16", "10.244.3.9")
+	f.Add("fd00::/48", "fd01::/48", "fd00::1")
+	f.Add("0.0.0.0/0", "0.0.0.0/0", "1.2.3.4")
+	f.Add("10.0.0.0/33", "", "::ffff:10.0.0.1")
+	f.Fuzz(func(t *testing.T, real, mapped, addr string) {
+		r, _ := netip.ParsePrefix(real)
+		p, _ := netip.ParsePrefix(mapped)
+		a, _ := netip.ParseAddr(addr)
+		m := ipam.Mapping{Real: r, Mapped: p}
+		if m.Validate() != nil {
+			m.Translate(a) // must not panic
+			return
+		}
+		if m.Real.Contains(a) {
+			checkBijection(t, m, a)
+		} else if got, ok := m.Translate(a); ok {
+			t.Fatalf("%s: Translate(%s) = %s", m, a, got)
+		}
+	})
+}

@@ -1,0 +1,114 @@
+package ipam
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+)
+
+// The internal CIDR of a cluster is divided by number: nodes count upwards
+// from its start, gateways downwards from its end.
+const (
+	// MaxNode is the highest number of a node; the lowest is 1.
+	MaxNode = 6143
+	// MaxGateway is the highest number of a gateway; the lowest is 0.
+	MaxGateway = 2046
+	// Planes is how many planes a peering may have.
+	Planes = 4
+	// MaxPeering is the highest index of a peering of one cluster whose four
+	// planes all have a gateway number but the last one.
+	MaxPeering = 511
+
+	gatewayZero = 1<<(32-InternalBits) - 2
+	// nodeBits is the part of a VNI that holds the node's number.
+	nodeBits = 13
+)
+
+// NodeAddr returns the overlay address of the node with number n, 1 to MaxNode.
+func NodeAddr(internal netip.Prefix, n int) (netip.Addr, error) {
+	if n < 1 || n > MaxNode {
+		return netip.Addr{}, fmt.Errorf("node number %d is not between 1 and %d", n, MaxNode)
+	}
+	return offset(internal, n)
+}
+
+// GatewayAddr returns the overlay address of the gateway with number g, 0 to
+// MaxGateway.
+func GatewayAddr(internal netip.Prefix, g int) (netip.Addr, error) {
+	if g < 0 || g > MaxGateway {
+		return netip.Addr{}, fmt.Errorf("gateway number %d is not between 0 and %d", g, MaxGateway)
+	}
+	return offset(internal, gatewayZero-g)
+}
+
+// NodeNumber is the inverse of NodeAddr.
+func NodeNumber(internal netip.Prefix, addr netip.Addr) (int, error) {
+	n, err := offsetOf(internal, addr)
+	if err != nil {
+		return 0, err
+	}
+	if n < 1 || n > MaxNode {
+		return 0, fmt.Errorf("%s is not a node's address in %s", addr, internal)
+	}
+	return n, nil
+}
+
+// GatewayNumberOf is the inverse of GatewayAddr.
+func GatewayNumberOf(internal netip.Prefix, addr netip.Addr) (int, error) {
+	n, err := offsetOf(internal, addr)
+	if err != nil {
+		return 0, err
+	}
+	g := gatewayZero - n
+	if g < 0 || g > MaxGateway {
+		return 0, fmt.Errorf("%s is not a gateway's address in %s", addr, internal)
+	}
+	return g, nil
+}
+
+// GatewayNumber returns the number of the gateway of one plane of a peering:
+// index 0 to MaxPeering, plane 0 to Planes-1. The very last combination has
+// none.
+func GatewayNumber(index, plane int) (int, error) {
+	g := index*Planes + plane
+	if index < 0 || plane < 0 || plane >= Planes || g > MaxGateway {
+		return 0, fmt.Errorf("peering index %d, plane %d has no gateway number", index, plane)
+	}
+	return g, nil
+}
+
+// VNI returns the identifier, 24 bits, of the link between a gateway and a
+// node. No other pair has the same, so it is unique on both ends.
+func VNI(gateway, node int) (uint32, error) {
+	if gateway < 0 || gateway > MaxGateway || node < 1 || node > MaxNode {
+		return 0, fmt.Errorf("gateway %d and node %d have no VNI", gateway, node)
+	}
+	return uint32(gateway)<<nodeBits | uint32(node), nil
+}
+
+func checkInternal(internal netip.Prefix) error {
+	if !internal.Addr().Is4() || internal.Bits() != InternalBits || internal != internal.Masked() {
+		return fmt.Errorf("internal CIDR %s is not an IPv4 range of length /%d", internal, InternalBits)
+	}
+	return nil
+}
+
+func offset(internal netip.Prefix, n int) (netip.Addr, error) {
+	if err := checkInternal(internal); err != nil {
+		return netip.Addr{}, err
+	}
+	b := internal.Addr().As4()
+	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
+	return netip.AddrFrom4(b), nil
+}
+
+func offsetOf(internal netip.Prefix, addr netip.Addr) (int, error) {
+	if err := checkInternal(internal); err != nil {
+		return 0, err
+	}
+	if !internal.Contains(addr) {
+		return 0, fmt.Errorf("%s is not in the internal CIDR %s", addr, internal)
+	}
+	base, a := internal.Addr().As4(), addr.As4()
+	return int(binary.BigEndian.Uint32(a[:]) - binary.BigEndian.Uint32(base[:])), nil
+}

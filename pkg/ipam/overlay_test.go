@@ -1,0 +1,76 @@
+package ipam_test
+
+import (
+	"net/netip"
+	"testing"
+	"testing/quick"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+func TestNumbers(t *testing.T) {
+	internal := pfx("10.80.32.0/19")
+	for _, tc := range []struct {
+		name string
+		f    func(netip.Prefix, int) (netip.Addr, error)
+		n    int
+		want string
+	}{
+		{"first node", ipam.NodeAddr, 1, "10.80.32.1"},
+		{"last node", ipam.NodeAddr, 6143, "10.80.55.255"},
+		{"node 0", ipam.NodeAddr, 0, ""},
+		{"node 6144", ipam.NodeAddr, 6144, ""},
+		{"first gateway", ipam.GatewayAddr, 0, "10.80.63.254"},
+		{"last gateway", ipam.GatewayAddr, 2046, "10.80.56.0"},
+		{"gateway -1", ipam.GatewayAddr, -1, ""},
+		{"gateway 2047", ipam.GatewayAddr, 2047, ""},
+	} {
+		got, err := tc.f(internal, tc.n)
+		if (err != nil) != (tc.want == "") || (err == nil && got.String() != tc.want) {
+			t.Errorf("%s: %s, %v", tc.name, got, err)
+		}
+	}
+	for _, bad := range []string{"10.80.0.0/18", "10.80.0.1/19", "fd00::/19"} {
+		if a, err := ipam.NodeAddr(pfx(bad), 1); err == nil {
+			t.Errorf("internal CIDR %s gives %s", bad, a)
+		}
+	}
+	for _, tc := range []struct{ index, plane, want int }{
+		{0, 0, 0}, {0, 3, 3}, {511, 2, 2046}, {511, 3, -1}, {-1, 0, -1}, {0, 4, -1}, {512, 0, -1}, {1, -1, -1},
+	} {
+		got, err := ipam.GatewayNumber(tc.index, tc.plane)
+		if (err != nil) != (tc.want < 0) || (err == nil && got != tc.want) {
+			t.Errorf("peering %d plane %d: %d, %v", tc.index, tc.plane, got, err)
+		}
+	}
+	if _, err := ipam.VNI(2047, 1); err == nil {
+		t.Error("gateway 2047 has a VNI")
+	}
+}
+
+// Addresses and numbers are inverse, nodes and gateways never meet, and no two
+// pairs share a VNI.
+func TestNumbersProperties(t *testing.T) {
+	internal := pfx("10.80.0.0/19")
+	seen := map[uint32][2]int{}
+	property := func(a, b uint16) bool {
+		n, g := int(a)%ipam.MaxNode+1, int(b)%(ipam.MaxGateway+1)
+		node, err1 := ipam.NodeAddr(internal, n)
+		gateway, err2 := ipam.GatewayAddr(internal, g)
+		vni, err3 := ipam.VNI(g, n)
+		if err1 != nil || err2 != nil || err3 != nil || vni >= 1<<24 {
+			return false
+		}
+		n2, err1 := ipam.NodeNumber(internal, node)
+		g2, err2 := ipam.GatewayNumberOf(internal, gateway)
+		_, notNode := ipam.NodeNumber(internal, gateway)
+		_, notGateway := ipam.GatewayNumberOf(internal, node)
+		pair, known := seen[vni]
+		seen[vni] = [2]int{g, n}
+		return err1 == nil && err2 == nil && n2 == n && g2 == g && notNode != nil && notGateway != nil &&
+			internal.Contains(node) && internal.Contains(gateway) && (!known || pair == [2]int{g, n})
+	}
+	if err := quick.Check(property, &quick.Config{MaxCount: 20_000}); err != nil {
+		t.Error(err)
+	}
+}

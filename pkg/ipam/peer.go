@@ -1,0 +1,172 @@
+package ipam
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Peer is a cluster that is to be known in a Space.
+type Peer struct {
+	// ID is the cluster's ID: ranges depend on it, and not on its name.
+	ID string
+	// Name is for errors and reasons.
+	Name string
+	// Pods are its own pod ranges.
+	Pods []netip.Prefix
+	// PreviousPods and PreviousExternal are what the ledger has for it already.
+	PreviousPods     Mappings
+	PreviousExternal netip.Prefix
+	// Map are the user's wishes. Real may be left out where the peer has one pod
+	// range of that length.
+	Map Mappings
+	// MapExternal is the user's wish for the external CIDR.
+	MapExternal netip.Prefix
+}
+
+// Range is one range of a peer, and why it was chosen.
+type Range struct {
+	Mapping
+	Reason string
+}
+
+// PeerRanges are the ranges by which a cluster knows a peer.
+type PeerRanges struct {
+	// Pods are sorted by the real range.
+	Pods []Range
+	// External is the /18 for nodes and single addresses, see SplitExternal.
+	External       netip.Prefix
+	ExternalReason string
+}
+
+// Mappings returns the pods' ranges without the reasons.
+func (r PeerRanges) Mappings() Mappings {
+	out := make(Mappings, 0, len(r.Pods))
+	for _, p := range r.Pods {
+		out = append(out, p.Mapping)
+	}
+	return out
+}
+
+// Uses returns the ranges as used by the peer called name: what the Space of the
+// same cluster has for other peers.
+func (r PeerRanges) Uses(name string) []Use {
+	var out []Use
+	for _, p := range r.Pods {
+		out = append(out, Use{p.Mapped, "the pods of peer " + name})
+	}
+	if r.External.IsValid() {
+		out = append(out, Use{r.External, "the nodes of peer " + name})
+	}
+	return out
+}
+
+// AllocatePeer chooses all ranges by which the cluster that has the Space knows
+// the peer. Pod ranges inside of others are dropped. The errors are those of
+// Allocate.
+func AllocatePeer(s Space, p Peer) (PeerRanges, error) {
+	pods, err := distinct(p.Pods)
+	if err != nil {
+		return PeerRanges{}, fmt.Errorf("pod ranges of cluster %s: %w", p.Name, err)
+	}
+	wishes, err := p.wishes(pods)
+	if err != nil {
+		return PeerRanges{}, err
+	}
+	requests := make([]Request, 0, len(pods)+1)
+	for _, pod := range pods {
+		r := Request{
+			What: fmt.Sprintf("pod range %s of cluster %s", pod, p.Name),
+			Key:  p.ID + " pods",
+			Want: pod,
+			Wish: wishes[pod],
+		}
+		for _, m := range p.PreviousPods {
+			if m.Real == pod {
+				r.Previous = m.Mapped
+			}
+		}
+		requests = append(requests, r)
+	}
+	external := ExternalRequest(p.ID, p.Name, p.PreviousExternal)
+	external.Wish = p.MapExternal
+	got, err := Allocate(s, append(requests, external)...)
+	if err != nil {
+		return PeerRanges{}, err
+	}
+	out := PeerRanges{External: got[len(pods)].Prefix, ExternalReason: got[len(pods)].Reason}
+	for i, pod := range pods {
+		out.Pods = append(out.Pods, Range{Mapping{pod, got[i].Prefix}, got[i].Reason})
+	}
+	return out, nil
+}
+
+// ExternalRequest asks for the external CIDR by which a peer's nodes are known.
+// There is no range that everybody wishes for: the first peer would get it, and
+// which one is the first may change.
+func ExternalRequest(peerID, peerName string, previous netip.Prefix) Request {
+	return Request{
+		What:     "external range of cluster " + peerName,
+		Key:      peerID + " external",
+		Bits:     ExternalBits,
+		Previous: previous,
+	}
+}
+
+// InternalRequest asks for a cluster's own internal CIDR. It is asked for in the
+// Space of the same cluster, once, before its first peering.
+func InternalRequest(clusterID, clusterName string) Request {
+	return Request{
+		What: "internal range of cluster " + clusterName,
+		Key:  clusterID + " internal",
+		Want: DefaultInternal(),
+	}
+}
+
+// wishes assigns the user's wishes to the pod ranges.
+func (p Peer) wishes(pods []netip.Prefix) (map[netip.Prefix]netip.Prefix, error) {
+	out := map[netip.Prefix]netip.Prefix{}
+	for _, m := range p.Map {
+		real := m.Real
+		if !real.IsValid() {
+			fitting := slices.DeleteFunc(slices.Clone(pods), func(pod netip.Prefix) bool {
+				return sameShape(pod, m.Mapped) != nil
+			})
+			if len(fitting) != 1 {
+				return nil, &InvalidError{m.Mapped, fmt.Sprintf(
+					"does not say which range of cluster %s it is for: its pod ranges are %v, and %d of them are a /%d",
+					p.Name, pods, len(fitting), m.Mapped.Bits())}
+			}
+			real = fitting[0]
+		}
+		if !slices.Contains(pods, real) {
+			return nil, &InvalidError{real, fmt.Sprintf("is not a pod range of cluster %s, whose ranges are %v", p.Name, pods)}
+		}
+		if old, ok := out[real]; ok && old != m.Mapped {
+			return nil, &InvalidError{real, fmt.Sprintf("cannot be mapped to both %s and %s", old, m.Mapped)}
+		}
+		out[real] = m.Mapped
+	}
+	return out, nil
+}
+
+// distinct sorts the prefixes and drops those that are inside of others.
+func distinct(in []netip.Prefix) ([]netip.Prefix, error) {
+	for _, p := range in {
+		if err := checkPrefix(p); err != nil {
+			return nil, err
+		}
+	}
+	sorted := slices.Clone(in)
+	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
+	})
+	var out []netip.Prefix
+	for _, p := range sorted {
+		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {
+			out = append(out, p)
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,105 @@
+package ipam_test
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+func TestAllocatePeer(t *testing.T) {
+	s := ipam.Space{Used: used("10.244.0.0/16", "10.96.0.0/12", "10.80.0.0/19")}
+	b := ipam.Peer{ID: "b-id", Name: "b", Pods: []netip.Prefix{pfx("100.64.0.0/16"), pfx("10.244.0.0/16"), pfx("10.244.7.0/24")}}
+	got, err := ipam.AllocatePeer(s, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got.Pods) != 2 || got.Pods[0].Real != pfx("10.244.0.0/16") || got.Pods[0].Identity() || !got.Pods[1].Identity() {
+		t.Errorf("got %v", got.Pods)
+	}
+	if got.External.Bits() != ipam.ExternalBits || len(s.Free(got.External)) > 0 {
+		t.Errorf("got external %s", got.External)
+	}
+	// A third cluster gets another one.
+	s.Used = append(s.Used, got.Uses("b")...)
+	c, err := ipam.AllocatePeer(s, ipam.Peer{ID: "c-id", Name: "c", Pods: []netip.Prefix{pfx("10.10.0.0/16")}})
+	if err != nil || c.External.Overlaps(got.External) || c.External.Bits() != ipam.ExternalBits {
+		t.Errorf("got %v, %v", c, err)
+	}
+	// The first peer's own does not depend on whether it was the first.
+	alone, err := ipam.AllocatePeer(ipam.Space{Used: s.Used[:3]}, ipam.Peer{ID: "c-id", Name: "c", Pods: []netip.Prefix{pfx("10.10.0.0/16")}})
+	if err != nil || alone.External != c.External {
+		t.Errorf("as the only peer c gets %s, as the second one %s (%v)", alone.External, c.External, err)
+	}
+}
+
+func TestMapWishes(t *testing.T) {
+	two := []netip.Prefix{pfx("10.1.0.0/16"), pfx("10.2.0.0/16")}
+	for _, c := range []struct {
+		name string
+		pods []netip.Prefix
+		wish ipam.Mapping
+		err  string
+		want string
+	}{
+		{name: "the only one", pods: two[:1], wish: ipam.Mapping{Mapped: pfx("10.9.0.0/16")}, want: "10.9.0.0/16"},
+		{name: "named", pods: two, wish: ipam.Mapping{Real: two[0], Mapped: pfx("10.9.0.0/16")}, want: "10.9.0.0/16"},
+		{name: "which?", pods: two, wish: ipam.Mapping{Mapped: pfx("10.9.0.0/16")}, err: "does not say which"},
+		{name: "another length", pods: two, wish: ipam.Mapping{Real: two[0], Mapped: pfx("10.9.0.0/20")}, err: "1:1"},
+		{name: "not there", pods: two, wish: ipam.Mapping{Real: pfx("10.3.0.0/16"), Mapped: pfx("10.9.0.0/16")}, err: "is not a pod range"},
+	} {
+		got, err := ipam.AllocatePeer(ipam.Space{}, ipam.Peer{ID: "b", Name: "b", Pods: c.pods, Map: ipam.Mappings{c.wish}})
+		if c.err != "" {
+			if !errors.Is(err, ipam.ErrInvalid) || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%s: got %v", c.name, err)
+			}
+			continue
+		}
+		if err != nil || got.Pods[0].Mapped != pfx(c.want) {
+			t.Errorf("%s: got %v, %v", c.name, got, err)
+		}
+	}
+}
+
+func TestSplitExternal(t *testing.T) {
+	nodes, singles, err := ipam.SplitExternal(pfx("10.70.0.0/18"))
+	if err != nil || nodes != pfx("10.70.0.0/19") || singles != pfx("10.70.32.0/19") {
+		t.Errorf("got %s, %s, %v", nodes, singles, err)
+	}
+	m, err := ipam.ExternalMapping(ipam.DefaultInternal(), pfx("172.16.64.0/18"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, ok := m.Translate(netip.MustParseAddr("10.80.1.5")); !ok || got != netip.MustParseAddr("172.16.65.5") {
+		t.Errorf("got %s, %v", got, ok)
+	}
+	if _, err := ipam.ExternalMapping(pfx("10.80.0.0/20"), pfx("172.16.64.0/18")); !errors.Is(err, ipam.ErrInvalid) {
+		t.Errorf("got %v", err)
+	}
+	for _, bad := range []netip.Prefix{{}, pfx("10.0.0.1/18"), pfx("10.0.0.1/32")} {
+		if _, _, err := ipam.SplitExternal(bad); !errors.Is(err, ipam.ErrInvalid) {
+			t.Errorf("%s: got %v", bad, err)
+		}
+	}
+	nodes6, singles6, err := ipam.SplitExternal(pfx("fd00::/64"))
+	if err != nil || nodes6 != pfx("fd00::/65") || singles6 != pfx("fd00:0:0:0:8000::/65") {
+		t.Errorf("got %s, %s, %v", nodes6, singles6, err)
+	}
+}
+
+func TestInternalRequest(t *testing.T) {
+	got, err := ipam.Allocate(ipam.Space{Used: used("10.80.0.0/16")}, ipam.InternalRequest("id", "a"))
+	if err != nil || got[0].Prefix.Bits() != ipam.InternalBits || got[0].Prefix.Overlaps(pfx("10.80.0.0/16")) {
+		t.Errorf("got %v, %v", got, err)
+	}
+}
+
+func TestDefaultsDoNotOverlapReserved(t *testing.T) {
+	for _, p := range append(ipam.DefaultPools(), ipam.DefaultInternal()) {
+		if with := (ipam.Space{}).Free(p); len(with) > 0 {
+			t.Errorf("%s overlaps %v", p, with)
+		}
+	}
+}

@@ -1,0 +1,82 @@
+package link
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// dumpAttempts is how often a dump is repeated that the kernel reports as
+// interrupted by a change.
+const dumpAttempts = 5
+
+// Conn is a connection to rtnetlink in the network namespace in which it was
+// opened. It is safe for concurrent use.
+type Conn struct {
+	// Handle does what needs no attribute unknown to the netlink library.
+	Handle  *netlink.Handle
+	sockets map[int]*nl.SocketHandle
+}
+
+// Open connects to rtnetlink in the calling thread's network namespace.
+func Open() (*Conn, error) {
+	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open rtnetlink: %w", err)
+	}
+	// A subscription to no group is a plain socket.
+	socket, err := nl.Subscribe(unix.NETLINK_ROUTE)
+	if err != nil {
+		handle.Close()
+		return nil, fmt.Errorf("open rtnetlink: %w", err)
+	}
+	// Extended errors say what the kernel disliked; kernels without them
+	// answer with the number alone.
+	_ = socket.SetExtAck(true)
+	return &Conn{
+		Handle:  handle,
+		sockets: map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}},
+	}, nil
+}
+
+// Close releases the connection.
+func (c *Conn) Close() error {
+	c.Handle.Close()
+	for _, s := range c.sockets {
+		s.Close()
+	}
+	return nil
+}
+
+// NewRequest starts a request on this connection.
+func (c *Conn) NewRequest(proto, flags int) *nl.NetlinkRequest {
+	r := nl.NewNetlinkRequest(proto, flags)
+	r.Sockets = c.sockets
+	return r
+}
+
+// Dump calls list again while the kernel says that a change interrupted it.
+func Dump[T any](list func() (T, error)) (T, error) {
+	var (
+		out T
+		err error
+	)
+	for range dumpAttempts {
+		out, err = list()
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	return out, err
+}
+
+// addrOf converts an address of the netlink library; ok is false for one that
+// is no IP address.
+func addrOf(ip []byte) (addr netip.Addr, ok bool) {
+	addr, ok = netip.AddrFromSlice(ip)
+	return addr.Unmap(), ok
+}

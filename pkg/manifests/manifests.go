@@ -1,0 +1,316 @@
+package manifests
+
+import (
+	"embed"
+	"fmt"
+	"io/fs"
+	"strconv"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+const (
+	// KeyDir is where a gateway finds its Secret.
+	KeyDir = "/etc/liqonet/keys"
+
+	labelName      = "app.kubernetes.io/name"
+	labelComponent = "app.kubernetes.io/component"
+
+	// controlPlane is both a label and a taint.
+	controlPlane = "node-role.kubernetes.io/control-plane"
+)
+
+//go:embed crds/*.yaml
+var crds embed.FS
+
+// CRDs returns the custom resource definitions.
+func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
+	var out []*apiextensionsv1.CustomResourceDefinition
+	err := fs.WalkDir(crds, ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		raw, err := crds.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.UnmarshalStrict(raw, crd); err != nil {
+			return fmt.Errorf("embedded %s: %w", path, err)
+		}
+		crd.TypeMeta = metav1.TypeMeta{APIVersion: "apiextensions.k8s.io/v1", Kind: "CustomResourceDefinition"}
+		crd.Labels = commonLabels()
+		out = append(out, crd)
+		return nil
+	})
+	return out, err
+}
+
+// Namespace is where the agents live. Node agents use the host's network and
+// gateways need NET_ADMIN, which the Pod Security Standards call privileged.
+func Namespace() *corev1.Namespace {
+	labels := commonLabels()
+	for _, mode := range []string{"enforce", "audit", "warn"} {
+		labels["pod-security.kubernetes.io/"+mode] = "privileged"
+	}
+	return &corev1.Namespace{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
+		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace, Labels: labels},
+	}
+}
+
+// NodeAgent returns the account of the node agents with its permissions, and
+// their DaemonSet, which needs it.
+func NodeAgent(image string) (account []client.Object, daemonSet *appsv1.DaemonSet) {
+	labels := componentLabels("node")
+	role := &rbacv1.ClusterRole{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole"},
+		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeAgentName, Labels: labels},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, ResourceNames: []string{v1alpha1.NodeAgentName}, Verbs: []string{"get"}},
+			{APIGroups: []string{"liqonet.io"}, Resources: []string{"clusternetworks", "peerings"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
+			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks/status"}, Verbs: []string{"patch"}},
+		},
+	}
+	daemonSet = &appsv1.DaemonSet{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
+		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeAgentName, Namespace: v1alpha1.Namespace, Labels: labels},
+		Spec: appsv1.DaemonSetSpec{
+			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{labelComponent: "node"}},
+			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{
+				Type:          appsv1.RollingUpdateDaemonSetStrategyType,
+				RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromString("25%"))},
+			},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{
+					ServiceAccountName:            v1alpha1.NodeAgentName,
+					HostNetwork:                   true,
+					DNSPolicy:                     corev1.DNSDefault,
+					TerminationGracePeriodSeconds: new(int64(5)),
+					// A node that is cordoned, tainted or not ready has pods all the same.
+					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
+					Affinity:    realLinuxNodes(),
+					Containers: []corev1.Container{{
+						Name:            "agent",
+						Image:           image,
+						ImagePullPolicy: corev1.PullIfNotPresent,
+						Args:            []string{"node"},
+						Env:             []corev1.EnvVar{fieldEnv("NODE_NAME", "spec.nodeName")},
+						Resources:       requests("10m", "32Mi"),
+						SecurityContext: netAdminOnly(),
+					}},
+				},
+			},
+		},
+	}
+	return []client.Object{serviceAccount(v1alpha1.NodeAgentName, labels), role, binding(role, v1alpha1.NodeAgentName)}, daemonSet
+}
+
+// Gateway is what the objects of one gateway depend on.
+type Gateway struct {
+	// Peering is the Peering's name, Plane the plane's index.
+	Peering string
+	Plane   int32
+	Image   string
+	Role    v1alpha1.Role
+	// WireGuard decides whether the pod gets /dev/net/tun.
+	WireGuard v1alpha1.WireGuardBackend
+	// Port is the UDP port of the tunnel in the pod and of its Service.
+	Port uint16
+	// ServiceType exposes a server.
+	ServiceType corev1.ServiceType
+}
+
+// Name of all objects of the gateway.
+func (g Gateway) Name() string {
+	return fmt.Sprintf("gateway-%s-%d", g.Peering, g.Plane)
+}
+
+// ClusterName of those of its objects that are not in the namespace.
+func (g Gateway) ClusterName() string { return "liqonet-" + g.Name() }
+
+// Labels of all objects of the gateway.
+func (g Gateway) Labels() map[string]string {
+	l := componentLabels("gateway")
+	l[v1alpha1.LabelPeering] = g.Peering
+	l[v1alpha1.LabelPlane] = strconv.Itoa(int(g.Plane))
+	return l
+}
+
+// Service exposes a gateway that is a server. Nil for a client.
+func (g Gateway) Service() *corev1.Service {
+	if g.Role != v1alpha1.Server {
+		return nil
+	}
+	return &corev1.Service{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+		ObjectMeta: metav1.ObjectMeta{Name: g.Name(), Namespace: v1alpha1.Namespace, Labels: g.Labels()},
+		Spec: corev1.ServiceSpec{
+			Type:     g.ServiceType,
+			Selector: g.Labels(),
+			Ports: []corev1.ServicePort{{
+				Name: "wireguard", Protocol: corev1.ProtocolUDP, Port: int32(g.Port), TargetPort: intstr.FromInt32(int32(g.Port)),
+			}},
+			// The way to the gateway is laid before it is ready, so that the first
+			// packet of the client finds it.
+			PublishNotReadyAddresses: true,
+		},
+	}
+}
+
+// Objects returns the gateway's account with its permissions, and its
+// Deployment, which needs it and the Secret named g.Name().
+func (g Gateway) Objects() (account []client.Object, deployment *appsv1.Deployment) {
+	labels := g.Labels()
+	role := &rbacv1.ClusterRole{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole"},
+		ObjectMeta: metav1.ObjectMeta{Name: g.ClusterName(), Labels: labels},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings"}, ResourceNames: []string{g.Peering}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings/status"}, ResourceNames: []string{g.Peering}, Verbs: []string{"patch"}},
+			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch"}},
+		},
+	}
+	return []client.Object{serviceAccount(g.Name(), labels), role, binding(role, g.Name())}, g.deployment()
+}
+
+func (g Gateway) deployment() *appsv1.Deployment {
+	labels := g.Labels()
+	container := corev1.Container{
+		Name:            "agent",
+		Image:           g.Image,
+		ImagePullPolicy: corev1.PullIfNotPresent,
+		Args:            []string{"gateway", "--peering=" + g.Peering, "--plane=" + strconv.Itoa(int(g.Plane)), "--key-dir=" + KeyDir},
+		Env: []corev1.EnvVar{
+			fieldEnv("NODE_NAME", "spec.nodeName"),
+			fieldEnv("POD_IP", "status.podIP"),
+		},
+		Ports:           []corev1.ContainerPort{{Name: "wireguard", ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}},
+		Resources:       requests("50m", "32Mi"),
+		SecurityContext: netAdminOnly(),
+		VolumeMounts:    []corev1.VolumeMount{{Name: "keys", MountPath: KeyDir, ReadOnly: true}},
+	}
+	volumes := []corev1.Volume{{Name: "keys", VolumeSource: corev1.VolumeSource{
+		Secret: &corev1.SecretVolumeSource{SecretName: g.Name(), DefaultMode: new(int32(0o400))},
+	}}}
+	if g.WireGuard == "userspace" {
+		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: "tun", MountPath: "/dev/net/tun"})
+		volumes = append(volumes, corev1.Volume{Name: "tun", VolumeSource: corev1.VolumeSource{
+			HostPath: &corev1.HostPathVolumeSource{Path: "/dev/net/tun", Type: new(corev1.HostPathCharDev)},
+		}})
+	}
+	return &appsv1.Deployment{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
+		ObjectMeta: metav1.ObjectMeta{Name: g.Name(), Namespace: v1alpha1.Namespace, Labels: labels},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: new(int32(1)),
+			Selector: &metav1.LabelSelector{MatchLabels: labels},
+			// Two gateways with one key would take each other's packets.
+			Strategy: appsv1.DeploymentStrategy{Type: appsv1.RecreateDeploymentStrategyType},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec: corev1.PodSpec{
+					ServiceAccountName:            g.Name(),
+					TerminationGracePeriodSeconds: new(int64(5)),
+					Affinity:                      preferWorkers(realLinuxNodes()),
+					// The default of 300 s is too long for a gateway whose node is gone.
+					Tolerations: []corev1.Toleration{
+						{Key: controlPlane, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
+						{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(5))},
+						{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(5))},
+					},
+					Containers: []corev1.Container{container},
+					Volumes:    volumes,
+				},
+			},
+		},
+	}
+}
+
+func commonLabels() map[string]string {
+	return map[string]string{labelName: "liqonet", v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
+}
+
+func componentLabels(component string) map[string]string {
+	l := commonLabels()
+	l[labelComponent] = component
+	return l
+}
+
+func serviceAccount(name string, labels map[string]string) *corev1.ServiceAccount {
+	return &corev1.ServiceAccount{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: v1alpha1.Namespace, Labels: labels},
+	}
+}
+
+func binding(role *rbacv1.ClusterRole, account string) *rbacv1.ClusterRoleBinding {
+	return &rbacv1.ClusterRoleBinding{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRoleBinding"},
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name, Labels: role.Labels},
+		RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: role.Name},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: v1alpha1.Namespace}},
+	}
+}
+
+func fieldEnv(name, path string) corev1.EnvVar {
+	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}}}
+}
+
+func requests(cpu, memory string) corev1.ResourceRequirements {
+	return corev1.ResourceRequirements{Requests: corev1.ResourceList{
+		corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse(memory),
+	}}
+}
+
+// netAdminOnly is the one capability that netlink and nftables ask for. The user
+// is root because Kubernetes cannot give capabilities to others.
+func netAdminOnly() *corev1.SecurityContext {
+	return &corev1.SecurityContext{
+		RunAsUser:                new(int64(0)),
+		AllowPrivilegeEscalation: new(false),
+		ReadOnlyRootFilesystem:   new(true),
+		Capabilities: &corev1.Capabilities{
+			Drop: []corev1.Capability{"ALL"},
+			Add:  []corev1.Capability{"NET_ADMIN"},
+		},
+		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+	}
+}
+
+// realLinuxNodes leaves out nodes without a kernel of their own.
+func realLinuxNodes() *corev1.Affinity {
+	return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: corev1.LabelOSStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"linux"}},
+				{Key: "type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"virtual-kubelet", "virtual-node"}},
+				{Key: "eks.amazonaws.com/compute-type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"fargate"}},
+			}}},
+		},
+	}}
+}
+
+// preferWorkers keeps gateways off control planes where there is another node.
+func preferWorkers(a *corev1.Affinity) *corev1.Affinity {
+	a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution = []corev1.PreferredSchedulingTerm{{
+		Weight: 100,
+		Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
+			{Key: controlPlane, Operator: corev1.NodeSelectorOpDoesNotExist},
+		}},
+	}}
+	return a
+}

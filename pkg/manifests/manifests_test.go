@@ -1,0 +1,310 @@
+package manifests
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// gateways are one of each kind.
+func gateways() []Gateway {
+	return []Gateway{
+		{Peering: "b", Image: "registry/image:1", Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, ServiceType: corev1.ServiceTypeNodePort},
+		{Peering: "c", Plane: 3, Image: "registry/image:1", Role: v1alpha1.Client, WireGuard: "userspace", Port: 51840},
+		{Peering: strings.Repeat("x", 40), Image: "registry/image:1", Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, ServiceType: corev1.ServiceTypeLoadBalancer},
+	}
+}
+
+// all returns every object that is ever applied.
+func all(t *testing.T) []client.Object {
+	t.Helper()
+	crds, err := CRDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := []client.Object{Namespace()}
+	for _, crd := range crds {
+		out = append(out, crd)
+	}
+	account, daemonSet := NodeAgent("registry/image:1")
+	out = append(append(out, account...), daemonSet)
+	for _, g := range gateways() {
+		account, deployment := g.Objects()
+		out = append(append(out, account...), deployment)
+		if s := g.Service(); s != nil {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// template is the pods' of a DaemonSet or a Deployment.
+type template struct {
+	corev1.PodTemplateSpec
+	name     string
+	selector map[string]string
+}
+
+func templates(t *testing.T) []template {
+	t.Helper()
+	var out []template
+	for _, o := range all(t) {
+		switch o := o.(type) {
+		case *appsv1.DaemonSet:
+			out = append(out, template{o.Spec.Template, o.Name, o.Spec.Selector.MatchLabels})
+		case *appsv1.Deployment:
+			out = append(out, template{o.Spec.Template, o.Name, o.Spec.Selector.MatchLabels})
+		}
+	}
+	return out
+}
+
+func TestCRDs(t *testing.T) {
+	crds, err := CRDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := map[string]bool{"ClusterNetwork": false, "Peering": true, "NodeNetwork": true}
+	for _, crd := range crds {
+		t.Run(crd.Spec.Names.Kind, func(t *testing.T) {
+			wantStatus, ok := status[crd.Spec.Names.Kind]
+			if !ok || crd.Spec.Group != v1alpha1.GroupVersion.Group || crd.Name != crd.Spec.Names.Plural+".liqonet.io" {
+				t.Errorf("%s of group %s", crd.Name, crd.Spec.Group)
+			}
+			if crd.Spec.Scope != "Cluster" || crd.Spec.Names.Singular != strings.ToLower(crd.Spec.Names.Kind) || crd.Spec.Names.Plural != crd.Spec.Names.Singular+"s" {
+				t.Errorf("scope %s, names %+v", crd.Spec.Scope, crd.Spec.Names)
+			}
+			if len(crd.Spec.Versions) != 1 {
+				t.Fatalf("%d versions", len(crd.Spec.Versions))
+			}
+			v := crd.Spec.Versions[0]
+			if v.Name != "v1alpha1" || !v.Served || !v.Storage || v.Schema == nil || len(v.AdditionalPrinterColumns) == 0 {
+				t.Errorf("version %+v", v)
+			}
+			if got := v.Subresources != nil && v.Subresources.Status != nil; got != wantStatus {
+				t.Errorf("subresource status: %t", got)
+			}
+			for _, c := range v.AdditionalPrinterColumns {
+				// Printer columns of fields that do not exist are just empty.
+				if path, _, _ := strings.Cut(strings.TrimPrefix(c.JSONPath, "."), "."); path != "metadata" {
+					if _, ok := v.Schema.OpenAPIV3Schema.Properties[path]; !ok {
+						t.Errorf("column %q of %s", c.Name, c.JSONPath)
+					}
+				}
+			}
+		})
+	}
+	if len(crds) != len(status) {
+		t.Errorf("want %d, got %d", len(status), len(crds))
+	}
+}
+
+func TestObjects(t *testing.T) {
+	names := map[string]bool{}
+	for _, o := range all(t) {
+		gvk := o.GetObjectKind().GroupVersionKind()
+		id := fmt.Sprintf("%s %s/%s", gvk.Kind, o.GetNamespace(), o.GetName())
+		if gvk.Kind == "" || gvk.Version == "" || names[id] {
+			t.Errorf("%q (%T): without a kind, or there twice", id, o)
+		}
+		names[id] = true
+		if o.GetLabels()[v1alpha1.LabelManagedBy] != v1alpha1.FieldManager {
+			t.Errorf("%s is not recognisable as ours: %v", id, o.GetLabels())
+		}
+		for k, v := range o.GetLabels() {
+			if errs := slices.Concat(validation.IsQualifiedName(k), validation.IsValidLabelValue(v)); len(errs) > 0 {
+				t.Errorf("%s: label %s=%s: %v", id, k, v, errs)
+			}
+		}
+		namespaced := slices.Contains([]string{"ServiceAccount", "DaemonSet", "Deployment", "Service"}, gvk.Kind)
+		if namespaced != (o.GetNamespace() == v1alpha1.Namespace) {
+			t.Errorf("%s is in namespace %q", id, o.GetNamespace())
+		}
+		if gvk.Kind == "Service" && len(validation.IsDNS1035Label(o.GetName())) > 0 {
+			t.Errorf("%s: not a name of a service", id)
+		}
+		// A pod's name is a Deployment's with two hashes.
+		if gvk.Kind == "Deployment" && len(o.GetName())+17 > 63 && !strings.Contains(o.GetName(), strings.Repeat("x", 40)) {
+			t.Errorf("%s: its pods' names are too long", id)
+		}
+	}
+}
+
+func TestPods(t *testing.T) {
+	for _, p := range templates(t) {
+		t.Run(p.name, func(t *testing.T) {
+			if !labels.SelectorFromSet(p.selector).Matches(labels.Set(p.Labels)) {
+				t.Errorf("selector %v, labels %v", p.selector, p.Labels)
+			}
+			spec := p.Spec
+			node := p.name == v1alpha1.NodeAgentName
+			if spec.HostNetwork != node || spec.HostPID || spec.HostIPC || spec.ServiceAccountName == "" || spec.ServiceAccountName == "default" {
+				t.Errorf("host network %t, PID %t, IPC %t, account %q", spec.HostNetwork, spec.HostPID, spec.HostIPC, spec.ServiceAccountName)
+			}
+			if len(spec.InitContainers) > 0 || len(spec.Containers) != 1 {
+				t.Fatal("more than one container")
+			}
+			c := spec.Containers[0]
+			s := c.SecurityContext
+			if s == nil || s.Privileged != nil && *s.Privileged || s.AllowPrivilegeEscalation == nil || *s.AllowPrivilegeEscalation ||
+				s.ReadOnlyRootFilesystem == nil || !*s.ReadOnlyRootFilesystem || s.SeccompProfile == nil || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault {
+				t.Errorf("security context %+v", s)
+			}
+			if diff := cmp.Diff(&corev1.Capabilities{Add: []corev1.Capability{"NET_ADMIN"}, Drop: []corev1.Capability{"ALL"}}, s.Capabilities); diff != "" {
+				t.Error(diff)
+			}
+			if c.Image != "registry/image:1" || c.ImagePullPolicy != corev1.PullIfNotPresent {
+				t.Errorf("image %s, %s", c.Image, c.ImagePullPolicy)
+			}
+			if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
+				t.Error("no requests")
+			}
+			// The one file of the host that anything gets.
+			var host []string
+			for _, v := range spec.Volumes {
+				if v.HostPath != nil {
+					host = append(host, v.HostPath.Path)
+				}
+			}
+			var want []string
+			if p.Labels[v1alpha1.LabelPeering] == "c" {
+				want = []string{"/dev/net/tun"}
+			}
+			if diff := cmp.Diff(want, host); diff != "" {
+				t.Error(diff)
+			}
+			for _, m := range c.VolumeMounts {
+				if !slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name }) || (m.MountPath == KeyDir) != m.ReadOnly {
+					t.Errorf("mount %+v", m)
+				}
+			}
+		})
+	}
+}
+
+// TestSelectors: no two sets of pods, and no service, take each other's pods.
+func TestSelectors(t *testing.T) {
+	pods := templates(t)
+	for _, p := range pods {
+		for _, o := range pods {
+			if p.name != o.name && labels.SelectorFromSet(p.selector).Matches(labels.Set(o.Labels)) {
+				t.Errorf("%s takes the pods of %s", p.name, o.name)
+			}
+		}
+	}
+	for _, g := range gateways() {
+		s := g.Service()
+		if (s != nil) != (g.Role == v1alpha1.Server) {
+			t.Fatalf("service of a %s: %v", g.Role, s)
+		}
+		if s == nil {
+			continue
+		}
+		var chosen []string
+		for _, p := range pods {
+			if labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(p.Labels)) {
+				chosen = append(chosen, p.name)
+				if got := p.Spec.Containers[0].Ports[0]; got.ContainerPort != s.Spec.Ports[0].TargetPort.IntVal || got.Protocol != corev1.ProtocolUDP {
+					t.Errorf("port %+v", got)
+				}
+			}
+		}
+		if diff := cmp.Diff([]string{g.Name()}, chosen); diff != "" || s.Spec.Type != g.ServiceType || s.Spec.Ports[0].Protocol != corev1.ProtocolUDP {
+			t.Errorf("%s %s\n%s", s.Name, s.Spec.Type, diff)
+		}
+	}
+}
+
+func TestGatewayNames(t *testing.T) {
+	names := map[string]bool{}
+	for _, peering := range []string{"a", "a-0", "a-1", "b"} {
+		for plane := range int32(4) {
+			g := Gateway{Peering: peering, Plane: plane}
+			if names[g.Name()] || names[g.ClusterName()] {
+				t.Errorf("%s is there twice", g.Name())
+			}
+			names[g.Name()], names[g.ClusterName()] = true, true
+		}
+	}
+}
+
+// TestRBAC shows every permission of the agents, so that a new one is seen in
+// the review.
+func TestRBAC(t *testing.T) {
+	accounts, roles, rules := map[string]bool{}, map[string]bool{}, ""
+	for _, o := range all(t) {
+		switch o := o.(type) {
+		case *corev1.ServiceAccount:
+			accounts[o.Name] = true
+		case *rbacv1.ClusterRole:
+			roles[o.Name] = true
+			if o.AggregationRule != nil {
+				t.Errorf("%s aggregates", o.Name)
+			}
+			if strings.Contains(o.Name, "xxx") {
+				continue
+			}
+			rules += o.Name + "\n"
+			for _, r := range o.Rules {
+				rules += fmt.Sprintf("  %s %s %s %s\n", strings.Join(r.Verbs, ","), strings.Join(r.Resources, ","), nonEmpty(strings.Join(r.APIGroups, ","), "core"), strings.Join(r.ResourceNames, ","))
+				for _, word := range slices.Concat(r.Verbs, r.Resources, r.APIGroups) {
+					if strings.Contains(word, "*") || strings.HasPrefix(word, "secrets") || slices.Contains([]string{"escalate", "bind", "impersonate"}, word) {
+						t.Errorf("%s may %v", o.Name, r)
+					}
+				}
+				if len(r.NonResourceURLs) > 0 {
+					t.Errorf("%s may %v", o.Name, r)
+				}
+			}
+		}
+	}
+	for _, o := range all(t) {
+		if b, ok := o.(*rbacv1.ClusterRoleBinding); ok {
+			if !roles[b.RoleRef.Name] || b.RoleRef.Kind != "ClusterRole" || len(b.Subjects) != 1 || !accounts[b.Subjects[0].Name] || b.Subjects[0].Namespace != v1alpha1.Namespace {
+				t.Errorf("binding %+v", b)
+			}
+		}
+	}
+	for _, p := range templates(t) {
+		if !accounts[p.Spec.ServiceAccountName] {
+			t.Errorf("%s has an account that does not exist: %s", p.name, p.Spec.ServiceAccountName)
+		}
+	}
+	rules = strings.ReplaceAll(rules, " \n", "\n")
+	file := filepath.Join("testdata", "rbac.txt")
+	if *update {
+		if err := os.WriteFile(file, []byte(rules), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), rules); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func nonEmpty(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a
+}

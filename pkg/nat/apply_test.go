@@ -1,0 +1,269 @@
+package nat_test
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
+func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+
+func gateway() nat.Gateway {
+	return nat.Gateway{
+		Tunnel: "wg0", Underlay: "eth0", OverlayPrefix: "lq",
+		Local: []nat.Mapping{
+			{Real: prefix("10.244.0.0/16"), Mapped: prefix("10.61.0.0/16")},
+			{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.62.0.0/19")},
+			{Real: prefix("10.245.0.0/16"), Mapped: prefix("10.245.0.0/16")},
+		},
+		Remote:      []netip.Prefix{prefix("10.63.0.0/16"), prefix("10.64.0.0/18")},
+		Nodes:       []netip.Addr{addr("192.0.2.2"), addr("192.0.2.1")},
+		OverlayPort: 6094, TunnelPort: 51840, ProbePort: 6095,
+	}
+}
+
+func node() nat.Node {
+	return nat.Node{
+		OverlayPrefix: "lq", Address: addr("10.80.0.1"),
+		Pods: []netip.Prefix{prefix("10.244.0.0/16"), prefix("10.244.3.0/24"), prefix("255.0.0.0/8")},
+		Gateways: []nat.NodeGateway{
+			{Outer: addr("10.244.1.9"), Overlay: addr("10.80.31.254"), Local: true},
+			{Outer: addr("10.244.2.9"), Overlay: addr("10.80.31.253")},
+		},
+		OverlayPort: 6094,
+	}
+}
+
+// subject is one kind of table with two states of it that differ by elements
+// of sets only.
+type subject struct {
+	name         string
+	apply, other func() (bool, error)
+}
+
+func subjects() []subject {
+	ctx := context.Background()
+	g, n := gateway(), node()
+	g.Nodes = append(g.Nodes[1:], addr("192.0.2.3"))
+	n.Pods, n.Gateways = []netip.Prefix{prefix("10.244.0.0/15"), prefix("10.250.0.0/24")}, n.Gateways[1:]
+	return []subject{
+		{
+			"gateway",
+			func() (bool, error) { return nat.ApplyGateway(ctx, gateway()) },
+			func() (bool, error) { return nat.ApplyGateway(ctx, g) },
+		},
+		{
+			"node",
+			func() (bool, error) { return nat.ApplyNode(ctx, node()) },
+			func() (bool, error) { return nat.ApplyNode(ctx, n) },
+		},
+	}
+}
+
+func expect(t *testing.T, ns *netns.NS, want bool, what string, f func() (bool, error)) {
+	t.Helper()
+	ns.Do(t, func() error {
+		got, err := f()
+		if err != nil {
+			return err
+		}
+		if got != want {
+			t.Errorf("%s: changed is %v", what, got)
+		}
+		return nil
+	})
+}
+
+func ruleset(t *testing.T, ns *netns.NS) string {
+	t.Helper()
+	return ns.Output(t, "nft", "list", "ruleset")
+}
+
+// handles prints the ruleset with the numbers that change when a thing is made
+// anew.
+func handles(t *testing.T, ns *netns.NS) string {
+	t.Helper()
+	return ns.Output(t, "nft", "-a", "list", "ruleset")
+}
+
+func TestApply(t *testing.T) {
+	for _, s := range subjects() {
+		t.Run(s.name, func(t *testing.T) {
+			ns := netns.New(t, s.name)
+			ns.Output(t, "nft", "add table ip foreign; add chain ip foreign c; add rule ip foreign c accept")
+			before := ruleset(t, ns)
+			expect(t, ns, true, "first", s.apply)
+			applied := handles(t, ns)
+			signals := monitor(t, ns)
+			expect(t, ns, false, "again", s.apply)
+			if diff := cmp.Diff(applied, handles(t, ns)); diff != "" {
+				t.Errorf("applying again changed something:\n%s", diff)
+			}
+			silence(t, signals)
+
+			expect(t, ns, true, "other elements", s.other)
+			signal(t, signals, "a change")
+			if got := chains(handles(t, ns)); got != chains(applied) {
+				t.Errorf("a change of elements changed rules:\n%s", cmp.Diff(chains(applied), got))
+			}
+			expect(t, ns, false, "other elements again", s.other)
+			expect(t, ns, true, "first elements", s.apply)
+			if diff := cmp.Diff(chains(applied), chains(handles(t, ns))); diff != "" {
+				t.Errorf("a change of elements changed rules:\n%s", diff)
+			}
+
+			ns.Output(t, "nft", "add rule ip foreign c drop; add table ip6 liqonet")
+			expect(t, ns, true, "purge", func() (bool, error) { return nat.Purge(context.Background()) })
+			expect(t, ns, false, "purge again", func() (bool, error) { return nat.Purge(context.Background()) })
+			ns.Output(t, "nft", "flush chain ip foreign c; add rule ip foreign c accept")
+			if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
+				t.Errorf("purging left or took something:\n%s", diff)
+			}
+		})
+	}
+}
+
+// chains leaves sets out of a ruleset.
+func chains(ruleset string) string {
+	i := strings.Index(ruleset, "\tchain guard")
+	if i < 0 {
+		return ""
+	}
+	return ruleset[i:]
+}
+
+func TestRepair(t *testing.T) {
+	common := []string{
+		"delete table ip liqonet",
+		"flush table ip liqonet",
+		"add table ip liqonet { flags dormant; }",
+		"flush chain ip liqonet guard",
+		"flush chain ip liqonet forward; delete chain ip liqonet forward",
+		"insert rule ip liqonet forward accept",
+		"add rule ip liqonet forward accept",
+		"add chain ip liqonet extra",
+		"add set ip liqonet extra { type ipv4_addr; }",
+	}
+	specific := map[string][]string{
+		"gateway": {
+			"add chain ip liqonet input { policy accept; }",
+			"add element ip liqonet nodes { 192.0.2.9 }",
+			"delete element ip liqonet nodes { 192.0.2.1 }",
+			"flush set ip liqonet mapped",
+			"add element ip liqonet mapped { 10.99.0.0/16 }",
+			"replace rule ip liqonet translate-in handle N ip saddr 10.1.1.1 drop",
+			"delete rule ip liqonet translate-in handle N",
+		},
+		"node": {
+			"flush set ip liqonet pods",
+			"add element ip liqonet pods { 10.99.0.0/16 }",
+			"delete element ip liqonet gateways { 10.244.2.9 }",
+			"replace rule ip liqonet source handle N ip saddr 10.1.1.1 drop",
+			"delete rule ip liqonet source handle N",
+		},
+	}
+	for _, s := range subjects() {
+		t.Run(s.name, func(t *testing.T) {
+			ns := netns.New(t, s.name)
+			expect(t, ns, true, "first", s.apply)
+			before := ruleset(t, ns)
+			signals := monitor(t, ns)
+			for _, damage := range append(common, specific[s.name]...) {
+				ns.Output(t, "nft", withHandle(t, ns, damage))
+				signal(t, signals, damage)
+				expect(t, ns, true, damage, s.apply)
+				if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
+					t.Errorf("%s: not as before (-before +after):\n%s", damage, diff)
+				}
+				expect(t, ns, false, damage+", again", s.apply)
+				for len(signals) > 0 {
+					<-signals
+				}
+			}
+			ns.Output(t, "nft", "add table ip other; add chain ip other c; delete table ip other")
+			silence(t, signals)
+		})
+	}
+}
+
+// withHandle puts the handle of the chain's first rule into a command.
+func withHandle(t *testing.T, ns *netns.NS, command string) string {
+	t.Helper()
+	fields := strings.Fields(command)
+	if len(fields) < 7 || fields[6] != "N" {
+		return command
+	}
+	for _, line := range strings.Split(ns.Output(t, "nft", "-a", "list chain ip liqonet "+fields[4]), "\n") {
+		if _, handle, ok := strings.Cut(line, " # handle "); ok && strings.Contains(line, "comment") {
+			return strings.Replace(command, "handle N", "handle "+handle, 1)
+		}
+	}
+	t.Fatalf("chain %s has no rule", fields[4])
+	return ""
+}
+
+func monitor(t *testing.T, ns *netns.NS) <-chan struct{} {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	var signals <-chan struct{}
+	ns.Do(t, func() (err error) {
+		signals, err = nat.Monitor(ctx)
+		return err
+	})
+	return signals
+}
+
+func silence(t *testing.T, signals <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-signals:
+		t.Error("a signal without a change of our table")
+	case <-time.After(200 * time.Millisecond):
+	}
+}
+
+func signal(t *testing.T, signals <-chan struct{}, what string) {
+	t.Helper()
+	select {
+	case <-signals:
+	case <-time.After(2 * time.Second):
+		t.Errorf("%s was not signalled", what)
+	}
+}
+
+// Large sets do not fit into one netlink attribute.
+func TestManyNodes(t *testing.T) {
+	ns := netns.New(t, "gateway")
+	g := gateway()
+	g.Nodes = nil
+	a := addr("100.64.0.0")
+	for range 5000 {
+		g.Nodes = append(g.Nodes, a)
+		a = a.Next().Next()
+	}
+	expect(t, ns, true, "first", func() (bool, error) { return nat.ApplyGateway(context.Background(), g) })
+	expect(t, ns, false, "again", func() (bool, error) { return nat.ApplyGateway(context.Background(), g) })
+	g.Nodes = g.Nodes[4000:]
+	expect(t, ns, true, "fewer", func() (bool, error) { return nat.ApplyGateway(context.Background(), g) })
+	expect(t, ns, false, "fewer again", func() (bool, error) { return nat.ApplyGateway(context.Background(), g) })
+}
+
+func TestInvalid(t *testing.T) {
+	bad := gateway()
+	bad.Local[0].Mapped = prefix("10.61.0.0/17")
+	if _, err := nat.ApplyGateway(context.Background(), bad); err == nil {
+		t.Error("ranges of different lengths were accepted")
+	}
+	if _, err := nat.ApplyNode(context.Background(), nat.Node{OverlayPrefix: "lq", OverlayPort: 1}); err == nil {
+		t.Error("a node without an address was accepted")
+	}
+}

@@ -1,0 +1,182 @@
+package nat
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+)
+
+// icmpErrors are the types that carry the packet that caused them (RFC 792).
+func icmpErrors() []byte {
+	return []byte{icmpUnreachable, icmpTimeExceeded, icmpParameterProblm}
+}
+
+func (g Gateway) validate(f family) error {
+	if g.Tunnel == "" || g.Underlay == "" || g.OverlayPrefix == "" {
+		return errors.New("gateway table: an interface name is missing")
+	}
+	if g.OverlayPort == 0 || g.TunnelPort == 0 || g.ProbePort == 0 {
+		return errors.New("gateway table: a port is missing")
+	}
+	for _, m := range g.Local {
+		if !f.is(m.Real.Addr()) || !f.is(m.Mapped.Addr()) || m.Real.Bits() != m.Mapped.Bits() {
+			return fmt.Errorf("gateway table: %s cannot be mapped to %s", m.Real, m.Mapped)
+		}
+	}
+	return nil
+}
+
+// table computes the gateway's table; see the findings 1, 2, 4 and 5 in
+// docs/architecture.md for why each rule is there.
+func (g Gateway) table(f family) (table, error) {
+	if err := g.validate(f); err != nil {
+		return table{}, err
+	}
+	var prefixes []netip.Prefix
+	for _, m := range g.Local {
+		prefixes = append(prefixes, m.Mapped)
+	}
+	mapped, err := prefixSet(setMapped, prefixes)
+	if err != nil {
+		return table{}, err
+	}
+	remote, err := prefixSet(setRemote, g.Remote)
+	if err != nil {
+		return table{}, err
+	}
+	inner, translateIn, innerOut, translateOut := g.translation(f)
+	return table{
+		family: f,
+		sets:   []set{mapped, remote, addrSet(setNodes, g.Nodes)},
+		chains: []chain{
+			{
+				name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
+				priority: priorityEarly, policy: nftables.ChainPolicyAccept, rules: g.guard(f),
+			},
+			{
+				name: "translate-in-errors", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
+				priority: priorityInner, policy: nftables.ChainPolicyAccept, rules: inner,
+			},
+			{
+				name: "translate-in", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
+				priority: priorityRaw, policy: nftables.ChainPolicyAccept, rules: translateIn,
+			},
+			{
+				name: "input", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookInput,
+				priority: priorityFilter, policy: nftables.ChainPolicyDrop, rules: g.input(f),
+			},
+			{
+				name: "forward", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
+				priority: priorityFilter, policy: nftables.ChainPolicyDrop, rules: g.forward(),
+			},
+			{
+				name: "translate-out-errors", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting,
+				priority: priorityBefore, policy: nftables.ChainPolicyAccept, rules: innerOut,
+			},
+			{
+				name: "translate-out", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting,
+				priority: priorityNATSrc, policy: nftables.ChainPolicyAccept, rules: translateOut,
+			},
+		},
+	}, nil
+}
+
+// guard closes what AllowedIPs leave open, before translation.
+func (g Gateway) guard(f family) []rule {
+	rules := []rule{
+		{"the peer reaches mapped ranges only", join(
+			iif(g.Tunnel), f.inSet(f.daddr, setMapped, true), drop())},
+		{"overlay packets come from nodes only", join(
+			iif(g.Underlay), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, true), drop())},
+	}
+	// Otherwise a peer could break connections that it has no part in: connection
+	// tracking on nodes takes any error about a known connection for related.
+	for _, t := range icmpErrors() {
+		rules = append(rules, rule{
+			fmt.Sprintf("icmp error %d: about packets to the peer only", t),
+			join(iif(g.Tunnel), f.notFragment(), f.icmpType(t), f.innerInSet(f.daddr, setRemote, true), drop()),
+		})
+	}
+	return rules
+}
+
+// translation returns the rules for packets from the tunnel and to it, and for
+// what ICMP errors carry. Every rule ends its chain, or a translated address
+// could be translated again by another mapping.
+func (g Gateway) translation(f family) (innerIn, in, innerOut, out []rule) {
+	for _, m := range g.Local {
+		if m.Real == m.Mapped {
+			continue
+		}
+		for _, t := range icmpErrors() {
+			innerIn = append(innerIn, rule{
+				fmt.Sprintf("icmp error %d: cause was sent by %s", t, m.Real),
+				join(iif(g.Tunnel), f.notFragment(), f.icmpType(t), f.translateInner(f.saddr, m.Mapped, m.Real), accept()),
+			})
+			innerOut = append(innerOut, rule{
+				fmt.Sprintf("icmp error %d: cause was sent to %s", t, m.Mapped),
+				join(oif(g.Tunnel), f.notFragment(), f.icmpType(t), f.translateInner(f.daddr, m.Real, m.Mapped), accept()),
+			})
+		}
+		in = append(in, rule{
+			fmt.Sprintf("to %s, real %s", m.Mapped, m.Real),
+			join(iif(g.Tunnel), f.translate(f.daddr, m.Mapped, m.Real), accept()),
+		})
+		out = append(out, rule{
+			fmt.Sprintf("from %s, mapped %s", m.Real, m.Mapped),
+			join(oif(g.Tunnel), f.translate(f.saddr, m.Real, m.Mapped), accept()),
+		})
+	}
+	return innerIn, in, innerOut, out
+}
+
+// input has no connection tracking to rely on: what the agent asks for is
+// recognised by what answers look like.
+func (g Gateway) input(f family) []rule {
+	rules := []rule{
+		{"loopback", join(iif("lo"), accept())},
+		{"overlay", join(iif(g.Underlay), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, false), accept())},
+		{"tunnel", join(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
+		{"answers to the agent's TCP connections", join(
+			iif(g.Underlay), tcpFlags(tcpSYN|tcpACK, tcpSYN, expr.CmpOpNeq), accept())},
+		{"answers of DNS", join(iif(g.Underlay), udpSport(portDNS), accept())},
+	}
+	inside := []struct {
+		name    string
+		matches []expr.Any
+	}{
+		{"nodes", iifPrefix(g.OverlayPrefix)},
+		{"peer", iif(g.Tunnel)},
+	}
+	for _, from := range inside {
+		rules = append(
+			rules,
+			rule{"no overlay in the overlay: " + from.name, join(from.matches, udpDport(g.OverlayPort), drop())},
+			rule{"no tunnel in the tunnel: " + from.name, join(from.matches, udpDport(g.TunnelPort), drop())},
+			rule{"probes: " + from.name, join(from.matches, udpDport(g.ProbePort), accept())},
+			rule{"answers to probes: " + from.name, join(from.matches, udpSport(g.ProbePort), accept())},
+		)
+	}
+	inside = append(inside, struct {
+		name    string
+		matches []expr.Any
+	}{"underlay", iif(g.Underlay)})
+	for _, from := range inside {
+		for _, t := range append([]byte{icmpEchoRequest, icmpEchoReply}, icmpErrors()...) {
+			rules = append(rules, rule{
+				fmt.Sprintf("icmp %d: %s", t, from.name), join(from.matches, f.icmpType(t), accept()),
+			})
+		}
+	}
+	return rules
+}
+
+func (g Gateway) forward() []rule {
+	return []rule{
+		{"tunnel to overlay", join(iif(g.Tunnel), oifPrefix(g.OverlayPrefix), accept())},
+		{"overlay to tunnel", join(iifPrefix(g.OverlayPrefix), oif(g.Tunnel), accept())},
+	}
+}

@@ -1,0 +1,143 @@
+package nat
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+)
+
+func (n Node) validate(f family) error {
+	if n.OverlayPrefix == "" || n.OverlayPort == 0 {
+		return errors.New("node table: overlay prefix or port is missing")
+	}
+	if !n.Address.IsValid() || !f.is(n.Address) {
+		return fmt.Errorf("node table: %s is not an overlay address", n.Address)
+	}
+	return nil
+}
+
+// table computes the node's table; see the findings 3, 4, 5 and 10.
+func (n Node) table(f family) (table, error) {
+	if err := n.validate(f); err != nil {
+		return table{}, err
+	}
+	pods, err := prefixSet(setPods, n.Pods)
+	if err != nil {
+		return table{}, err
+	}
+	var outer, local, overlay []netip.Addr
+	for _, g := range n.Gateways {
+		outer, overlay = append(outer, g.Outer), append(overlay, g.Overlay)
+		if g.Local {
+			local = append(local, g.Outer)
+		}
+	}
+	return table{
+		family: f,
+		sets: []set{
+			pods, addrSet(setGateways, outer), addrSet(setLocalGateways, local), addrSet(setOverlay, overlay),
+		},
+		chains: []chain{
+			{
+				name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
+				priority: priorityEarly, policy: nftables.ChainPolicyAccept,
+				rules: []rule{{"overlay packets come from gateways only", join(
+					udpDport(n.OverlayPort), addrType(false, unix.RTN_LOCAL, expr.CmpOpEq),
+					f.inSet(f.saddr, setGateways, true), drop())}},
+			},
+			{
+				name: "notrack", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
+				priority: priorityRaw, policy: nftables.ChainPolicyAccept, rules: n.notrack(f),
+			},
+			{
+				// What is sent to a service with remote endpoints bears kube-proxy's mark
+				// for masquerading, and the packet around it bears it too.
+				name: "notrack-own", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput,
+				priority: priorityRaw, policy: nftables.ChainPolicyAccept,
+				rules: []rule{{"to gateways: nobody else translates the overlay", join(
+					f.inSet(f.daddr, setGateways, false), udpDport(n.OverlayPort), []expr.Any{&expr.Notrack{}})}},
+			},
+			{
+				name: "isolate", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
+				priority: priorityMangle, policy: nftables.ChainPolicyAccept, rules: n.isolate(f),
+			},
+			{
+				name: "mss", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
+				priority: priorityMangle, policy: nftables.ChainPolicyAccept,
+				rules: []rule{
+					{"segment size from peers", join(iifPrefix(n.OverlayPrefix), clampMSS())},
+					{"segment size to peers", join(oifPrefix(n.OverlayPrefix), clampMSS())},
+				},
+			},
+			{
+				name: "forward", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
+				priority: priorityFilter, policy: nftables.ChainPolicyAccept, rules: n.forward(f),
+			},
+			{
+				name: "source", typ: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting,
+				priority: priorityBefore, policy: nftables.ChainPolicyAccept, rules: n.source(f),
+			},
+		},
+	}, nil
+}
+
+// notrack keeps the CNI's masquerade off the overlay packets of gateways on
+// this node, whose source the other end checks. It also lets a gateway's own
+// ICMP errors out to pods of other nodes: they leave by the pod network, while
+// what caused them came by the overlay, so that this node knows no connection
+// that they relate to, and kube-proxy drops what is invalid.
+func (n Node) notrack(f family) []rule {
+	notrack := []expr.Any{&expr.Notrack{}}
+	from, to := f.inSet(f.saddr, setLocalGateways, false), f.inSet(f.daddr, setLocalGateways, false)
+	rules := []rule{
+		{"from a gateway on this node", join(from, udpDport(n.OverlayPort), notrack)},
+		{"to a gateway on this node", join(to, udpDport(n.OverlayPort), notrack)},
+	}
+	for _, t := range icmpErrors() {
+		rules = append(rules, rule{
+			fmt.Sprintf("icmp error %d of a gateway on this node", t), join(from, f.icmpType(t), notrack),
+		})
+	}
+	return rules
+}
+
+// isolate lets nothing new in from the overlay but towards pods. It is in
+// prerouting because destinations are translated (NodePorts) before input.
+func (n Node) isolate(f family) []rule {
+	in := iifPrefix(n.OverlayPrefix)
+	return []rule{
+		{"peers reach no gateway by the pod network", join(in, f.inSet(f.daddr, setGateways, false), drop())},
+		{"answers", join(in, ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
+		{"pings of gateways", join(in, f.inSet(f.saddr, setOverlay, false), f.icmpType(icmpEchoRequest), accept())},
+		{"peers reach nothing of the node", join(in, addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
+	}
+}
+
+func (n Node) forward(f family) []rule {
+	out := oifPrefix(n.OverlayPrefix)
+	return []rule{
+		{"no transit between peers", join(iifPrefix(n.OverlayPrefix), out, drop())},
+		{"services with remote endpoints", join(out, ctBits(expr.CtKeySTATUS, ctStatusDNAT), accept())},
+		{"answers of pods", join(out, ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
+		{"only pods reach peers through this node", join(out, f.inSet(f.saddr, setPods, true), drop())},
+	}
+}
+
+// ctStatusDNAT is IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.
+const ctStatusDNAT = 1 << 5
+
+// source is what peers see packets come from. The order matters where nodes
+// have addresses in the pod range. No masquerade: it would drop connections
+// when a route moves to another interface.
+func (n Node) source(f family) []rule {
+	out := oifPrefix(n.OverlayPrefix)
+	return []rule{
+		{"from this node", join(out, addrType(true, unix.RTN_LOCAL, expr.CmpOpEq), f.snatTo(n.Address))},
+		{"pods keep their source", join(out, f.inSet(f.saddr, setPods, false), f.snatToSelf())},
+		{"from others", join(out, f.snatTo(n.Address))},
+	}
+}

@@ -1,0 +1,133 @@
+package nat
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/userdata"
+	"go4.org/netipx"
+)
+
+// kernelTable is our table as the kernel has it.
+type kernelTable struct {
+	exists bool
+	// dormant tables are there and do nothing.
+	dormant bool
+	chains  []*nftables.Chain
+	labels  map[string][]string
+	// sets has only those that are like the wanted ones; setCount counts all.
+	sets     map[string][]netipx.IPRange
+	setCount int
+}
+
+func read(c *nftables.Conn, want table) (kernelTable, error) {
+	k := kernelTable{labels: map[string][]string{}, sets: map[string][]netipx.IPRange{}}
+	tables, err := c.ListTablesOfFamily(want.family.nft)
+	if err != nil {
+		return k, fmt.Errorf("list nftables tables: %w", err)
+	}
+	i := slices.IndexFunc(tables, func(t *nftables.Table) bool {
+		return t.Name == TableName && t.Family == want.family.nft
+	})
+	if i < 0 {
+		return k, nil
+	}
+	t := tables[i]
+	k.exists, k.dormant = true, t.Flags != 0
+	if err := k.readChains(c, t); err != nil {
+		return k, err
+	}
+	return k, k.readSets(c, t, want)
+}
+
+func (k *kernelTable) readChains(c *nftables.Conn, t *nftables.Table) error {
+	chains, err := c.ListChainsOfTableFamily(t.Family)
+	if err != nil {
+		return fmt.Errorf("list nftables chains: %w", err)
+	}
+	for _, ch := range chains {
+		if ch.Table == nil || ch.Table.Name != TableName {
+			continue
+		}
+		k.chains = append(k.chains, ch)
+		rules, err := c.GetRules(t, ch)
+		if err != nil {
+			return fmt.Errorf("list rules of nftables chain %q: %w", ch.Name, err)
+		}
+		labels := []string{}
+		for _, r := range rules {
+			labels = append(labels, label(r.UserData))
+		}
+		k.labels[ch.Name] = labels
+	}
+	return nil
+}
+
+func (k *kernelTable) readSets(c *nftables.Conn, t *nftables.Table, want table) error {
+	sets, err := c.GetSets(t)
+	if err != nil {
+		return fmt.Errorf("list nftables sets: %w", err)
+	}
+	k.setCount = len(sets)
+	for _, have := range sets {
+		i := slices.IndexFunc(want.sets, func(s set) bool {
+			return s.name == have.Name && s.interval == have.Interval && !have.IsMap &&
+				have.KeyType.GetNFTMagic() == want.family.setType.GetNFTMagic()
+		})
+		if i < 0 {
+			continue
+		}
+		elements, err := c.GetSetElements(have)
+		if err != nil {
+			return fmt.Errorf("list elements of nftables set %q: %w", have.Name, err)
+		}
+		k.sets[have.Name] = want.sets[i].decode(elements)
+	}
+	return nil
+}
+
+// sameRules says that all is as wanted but for elements of sets.
+func (k kernelTable) sameRules(want table, labels map[string][]string) bool {
+	if !k.exists || k.dormant || len(k.chains) != len(want.chains) ||
+		k.setCount != len(want.sets) || len(k.sets) != len(want.sets) {
+		return false
+	}
+	for _, w := range want.chains {
+		if !slices.Equal(k.labels[w.name], labels[w.name]) ||
+			!slices.ContainsFunc(k.chains, func(c *nftables.Chain) bool { return w.is(c) }) {
+			return false
+		}
+	}
+	return true
+}
+
+func (c chain) is(k *nftables.Chain) bool {
+	return k.Name == c.name && k.Type == c.typ &&
+		k.Hooknum != nil && *k.Hooknum == *c.hook &&
+		k.Priority != nil && *k.Priority == c.priority &&
+		k.Policy != nil && *k.Policy == c.policy
+}
+
+// comment encodes a rule's comment as nft does.
+func comment(text string) []byte {
+	return userdata.AppendString(nil, userdata.TypeComment, text)
+}
+
+// label decodes a comment, "" if there is none. The data may be of anybody, so
+// it is not given to the library, which trusts the length in it.
+func label(data []byte) string {
+	const header = 2
+	for len(data) >= header {
+		typ, length := userdata.Type(data[0]), int(data[1])
+		if len(data) < header+length {
+			return ""
+		}
+		if typ == userdata.TypeComment {
+			return string(bytes.TrimSuffix(data[header:header+length], []byte{0}))
+		}
+		data = data[header+length:]
+	}
+	return ""
+}

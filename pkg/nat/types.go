@@ -1,0 +1,60 @@
+package nat
+
+import "net/netip"
+
+// TableName is the name of the one nftables table of ours per network
+// namespace and address family.
+const TableName = "liqonet"
+
+// Mapping translates a prefix 1:1 into another one of the same length.
+type Mapping struct {
+	// Real is the prefix inside the own cluster, Mapped the one by which the
+	// peer knows it. Where both are equal nothing is translated.
+	Real, Mapped netip.Prefix
+}
+
+// Gateway is what the table of a gateway's network namespace does:
+// stateless translation of the own cluster's addresses, and isolation.
+type Gateway struct {
+	// Tunnel is the WireGuard interface, Underlay the pod's own one.
+	Tunnel, Underlay string
+	// OverlayPrefix is how the names of the overlay interfaces start.
+	OverlayPrefix string
+	// Local are the own cluster's ranges that the peer may reach, pods and
+	// overlay addresses, with what the peer knows them by.
+	Local []Mapping
+	// Remote are the ranges by which this cluster knows the peer: the peer may send
+	// ICMP errors about packets that went there, and about no others.
+	Remote []netip.Prefix
+	// Nodes are the outer source addresses from which overlay packets come.
+	Nodes []netip.Addr
+	// OverlayPort and TunnelPort are UDP ports on Underlay, ProbePort one
+	// that nodes (through the overlay) and the peer (through the tunnel) may
+	// reach.
+	OverlayPort, TunnelPort, ProbePort uint16
+}
+
+// Node is what the table of a node's network namespace does: sources towards
+// peers, isolation, MSS clamping.
+type Node struct {
+	// OverlayPrefix is how the names of the overlay interfaces start.
+	OverlayPrefix string
+	// Address is the node's overlay address.
+	Address netip.Addr
+	// Pods are the cluster's pod ranges; their addresses are kept as sources.
+	Pods []netip.Prefix
+	// Gateways are those with an overlay link to this node.
+	Gateways []NodeGateway
+	// OverlayPort is the overlay's UDP port.
+	OverlayPort uint16
+}
+
+// NodeGateway is one gateway as seen from a node.
+type NodeGateway struct {
+	// Outer is the gateway pod's address, the outer source of its packets.
+	Outer netip.Addr
+	// Overlay is the gateway's overlay address.
+	Overlay netip.Addr
+	// Local says that the gateway runs on this very node.
+	Local bool
+}

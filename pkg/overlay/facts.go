@@ -1,0 +1,124 @@
+package overlay
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/link"
+)
+
+// SourceTo asks the kernel how it would send a packet to dst now: with which
+// source, by which interface, and how large it may be, in bytes (the route's
+// or path's MTU if known, else the interface's).
+func (k *Kernel) SourceTo(dst netip.Addr) (src netip.Addr, dev string, mtu int, err error) {
+	routes, err := k.conn.Handle.RouteGet(dst.AsSlice())
+	if err != nil {
+		return netip.Addr{}, "", 0, fmt.Errorf("route to %s: %w", dst, err)
+	}
+	if len(routes) == 0 {
+		return netip.Addr{}, "", 0, fmt.Errorf("route to %s: %w", dst, unix.ENETUNREACH)
+	}
+	l, err := k.conn.Handle.LinkByIndex(routes[0].LinkIndex)
+	if err != nil {
+		return netip.Addr{}, "", 0, fmt.Errorf("route to %s: interface %d: %w", dst, routes[0].LinkIndex, err)
+	}
+	mtu = l.Attrs().MTU
+	if routes[0].MTU != 0 && routes[0].MTU < mtu {
+		mtu = routes[0].MTU
+	}
+	return addrFrom(routes[0].Src), l.Attrs().Name, mtu, nil
+}
+
+// LinkMTU returns the MTU of an interface in bytes.
+func (k *Kernel) LinkMTU(name string) (int, error) {
+	l, err := k.conn.Handle.LinkByName(name)
+	if err != nil {
+		return 0, fmt.Errorf("MTU of interface %q: %w", name, err)
+	}
+	return l.Attrs().MTU, nil
+}
+
+// LinkWith returns the interface that bears an address, and its MTU in bytes.
+func (k *Kernel) LinkWith(addr netip.Addr) (name string, mtu int, err error) {
+	links, err := k.conn.List()
+	if err != nil {
+		return "", 0, err
+	}
+	for name, l := range links {
+		if slices.ContainsFunc(l.Addrs, func(p netip.Prefix) bool { return p.Addr() == addr }) {
+			return name, l.MTU, nil
+		}
+	}
+	return "", 0, fmt.Errorf("no interface has the address %s", addr)
+}
+
+// Routes returns the prefixes that are routed on this machine, in any table,
+// sorted and each once, for choosing ranges that are not in use. Left out are
+// our own tables, default routes, local and broadcast addresses, and the
+// loopback, link-local and multicast ranges.
+func (k *Kernel) Routes() ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := link.Dump(func() ([]netlink.Route, error) {
+			return k.conn.Handle.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_TABLE)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
+		}
+		for _, r := range routes {
+			if isOurTable(r.Table) || r.Dst == nil {
+				continue
+			}
+			switch r.Type {
+			case unix.RTN_UNICAST, unix.RTN_BLACKHOLE, unix.RTN_UNREACHABLE, unix.RTN_PROHIBIT:
+			default:
+				continue
+			}
+			bits, _ := r.Dst.Mask.Size()
+			p := netip.PrefixFrom(addrFrom(r.Dst.IP), bits)
+			// A default route may be in two halves, as VPNs have it.
+			if bits > 1 && isGlobal(p.Addr()) {
+				out = append(out, p)
+			}
+		}
+	}
+	slices.SortFunc(out, comparePrefixes)
+	return slices.Compact(out), nil
+}
+
+// Addresses returns the addresses of this machine's interfaces but ours,
+// sorted, without those of the loopback and link-local ranges.
+func (k *Kernel) Addresses() ([]netip.Addr, error) {
+	links, err := k.conn.List()
+	if err != nil {
+		return nil, err
+	}
+	var out []netip.Addr
+	for _, l := range links {
+		if isOurs(l) || l.Alias == link.Alias {
+			continue
+		}
+		for _, a := range l.Addrs {
+			if isGlobal(a.Addr()) {
+				out = append(out, a.Addr())
+			}
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out), nil
+}
+
+func isGlobal(a netip.Addr) bool {
+	return !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
+}
+
+func comparePrefixes(a, b netip.Prefix) int {
+	if c := a.Addr().Compare(b.Addr()); c != 0 {
+		return c
+	}
+	return a.Bits() - b.Bits()
+}

@@ -1,0 +1,342 @@
+package overlay_test
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
+func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+
+// wanted is the state of a node with one gateway and one peer.
+func wanted() overlay.State {
+	return overlay.State{
+		Links: []overlay.Link{{
+			Name: "lq0-0", Kind: overlay.VXLAN, VNI: 7, Local: addr("10.80.0.1"), Peer: addr("10.80.31.254"),
+			Remote: addr("192.0.2.2"), Port: overlay.Port, MTU: 1400,
+		}},
+		Routes: []overlay.Route{
+			{Table: overlay.Table, Dst: prefix("10.80.31.254/32"), Dev: "lq0-0", Src: addr("10.80.0.1")},
+			{
+				Table: overlay.Table, Dst: prefix("10.61.0.0/16"), Dev: "lq0-0", Via: addr("10.80.31.254"),
+				Src: addr("10.80.0.1"), MTU: 1340,
+			},
+			{Table: overlay.Table, Dst: prefix("10.61.0.0/16"), Unreachable: true, Metric: 4000},
+			{Table: overlay.InboundTable, Dst: prefix("0.0.0.0/0"), Unreachable: true},
+		},
+		Rules: []overlay.Rule{{Table: overlay.Table}, {IIF: "wg0", Table: overlay.InboundTable}},
+	}
+}
+
+type fixture struct {
+	t      *testing.T
+	ns     *netns.NS
+	kernel *overlay.Kernel
+}
+
+func open(t *testing.T) *fixture {
+	t.Helper()
+	f := &fixture{t: t, ns: netns.New(t, "node")}
+	other := netns.New(t, "other")
+	netns.Veth(t, f.ns, "eth0", other, "eth0")
+	f.ns.Addr(t, "eth0", prefix("192.0.2.1/24"))
+	f.ns.Do(t, func() (err error) {
+		f.kernel, err = overlay.New()
+		return err
+	})
+	t.Cleanup(func() { _ = f.kernel.Close() })
+	return f
+}
+
+func (f *fixture) apply(want overlay.State) []string {
+	f.t.Helper()
+	changes, err := f.kernel.Apply(context.Background(), want)
+	if err != nil {
+		f.t.Fatalf("apply: %v", err)
+	}
+	var out []string
+	for _, c := range changes {
+		out = append(out, c.String())
+	}
+	return out
+}
+
+func (f *fixture) run(command string) string {
+	f.t.Helper()
+	return f.ns.Output(f.t, "sh", "-ec", command)
+}
+
+// all prints everything that Apply could change.
+func (f *fixture) all() string {
+	return f.run("ip -d link; ip addr; ip neigh; ip route show table all; ip -6 route show table all; ip rule; ip -6 rule")
+}
+
+func TestApply(t *testing.T) {
+	f := open(t)
+	before := f.all()
+	got := f.apply(wanted())
+	want := []string{
+		"added link lq0-0 (vxlan id 7 remote 192.0.2.2)",
+		"added route 10.80.31.254/32 dev lq0-0 table 27761 src 10.80.0.1",
+		"added route 10.61.0.0/16 via 10.80.31.254 dev lq0-0 table 27761 src 10.80.0.1 mtu 1340",
+		"added route unreachable 10.61.0.0/16 table 27761 metric 4000",
+		"added route unreachable 0.0.0.0/0 table 27762",
+		"added rule 90: lookup 27761",
+		"added rule 90: iif wg0 lookup 27762",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("changes (-want +got):\n%s", diff)
+	}
+	applied := f.all()
+	for _, part := range []string{
+		"alias liqonet", "nolearning", "02:6c:0a:50:00:01", "addrgenmode none", "inet 10.80.0.1/32",
+		"10.80.31.254 dev lq0-0 lladdr 02:6c:0a:50:1f:fe PERMANENT",
+	} {
+		if !strings.Contains(applied, part) {
+			t.Errorf("the kernel lacks %q:\n%s", part, applied)
+		}
+	}
+	if strings.Contains(f.run("ip addr show lq0-0"), "inet6") {
+		t.Error("the link has an IPv6 address")
+	}
+	if got := f.run("cat /proc/sys/net/ipv4/conf/lq0-0/forwarding /proc/sys/net/ipv4/conf/lq0-0/rp_filter"); got != "1\n2\n" {
+		t.Errorf("forwarding and rp_filter are %q", got)
+	}
+
+	signals := f.monitor()
+	if got := f.apply(wanted()); got != nil {
+		t.Errorf("applied again, it changed %q", got)
+	}
+	expectSilence(t, signals, "applying again")
+
+	if _, err := f.kernel.Purge(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, f.all()); diff != "" {
+		t.Errorf("purging left something (-before +after):\n%s", diff)
+	}
+}
+
+func (f *fixture) monitor() <-chan struct{} {
+	f.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	f.t.Cleanup(cancel)
+	var signals <-chan struct{}
+	f.ns.Do(f.t, func() (err error) {
+		signals, err = f.kernel.Monitor(ctx)
+		return err
+	})
+	return signals
+}
+
+func expectSilence(t *testing.T, signals <-chan struct{}, what string) {
+	t.Helper()
+	select {
+	case <-signals:
+		t.Errorf("%s was signalled", what)
+	case <-time.After(200 * time.Millisecond):
+	}
+}
+
+func expectSignal(t *testing.T, signals <-chan struct{}, what string) {
+	t.Helper()
+	select {
+	case <-signals:
+	case <-time.After(2 * time.Second):
+		t.Errorf("%s was not signalled", what)
+	}
+}
+
+func TestRepair(t *testing.T) {
+	f := open(t)
+	f.apply(wanted())
+	before := f.all()
+	signals := f.monitor()
+	for _, damage := range []string{
+		"ip link del lq0-0",
+		"ip link set lq0-0 down",
+		"ip link set lq0-0 mtu 1300",
+		"ip link set lq0-0 address 02:00:00:00:00:01",
+		"ip addr del 10.80.0.1/32 dev lq0-0",
+		"ip addr add 10.9.9.9/24 dev lq0-0",
+		"ip neigh del 10.80.31.254 dev lq0-0",
+		"ip neigh replace 10.80.31.254 lladdr 02:00:00:00:00:02 dev lq0-0 nud permanent",
+		"ip neigh add 10.80.31.9 lladdr 02:00:00:00:00:02 dev lq0-0 nud permanent",
+		"ip link set lq0-0 type vxlan remote 192.0.2.9",
+		"ip link set lq0-0 addrgenmode eui64",
+		"ip route del 10.61.0.0/16 table 27761 metric 0",
+		"ip route flush table 27762",
+		"ip route replace 10.61.0.0/16 via 10.80.31.254 dev lq0-0 onlink table 27761 proto 108",
+		"ip route append 10.61.0.0/16 dev eth0 table 27761 proto 108",
+		"ip route prepend 10.61.0.0/16 dev eth0 table 27761 proto 108",
+		"ip route add 10.99.0.0/16 dev eth0 table 27761 proto 108",
+		"ip rule del priority 90",
+		"ip rule add priority 90 from 10.1.1.1 lookup 27761 protocol 108",
+		"ip link del lq0-0; ip link add lq0-0 type vxlan id 8 remote 192.0.2.2 dstport 6094; ip link set lq0-0 alias liqonet",
+	} {
+		t.Run(damage, func(t *testing.T) {
+			g := &fixture{t: t, ns: f.ns, kernel: f.kernel}
+			g.run(damage)
+			expectSignal(t, signals, damage)
+			if got := g.apply(wanted()); got == nil {
+				t.Error("nothing was repaired")
+			}
+			if diff := cmp.Diff(normalize(before), normalize(g.all())); diff != "" {
+				t.Errorf("not as before (-before +after):\n%s", diff)
+			}
+			if got := g.apply(wanted()); got != nil {
+				t.Errorf("applied again, it changed %q", got)
+			}
+			for len(signals) > 0 {
+				<-signals
+			}
+		})
+	}
+	for _, setting := range []string{"forwarding", "rp_filter"} {
+		// The kernel sends no notification that rtnetlink's groups carry.
+		f.ns.Sysctl(t, "ipv4/conf/lq0-0/"+setting, "0")
+		if got := f.apply(wanted()); len(got) != 1 || !strings.Contains(got[0], setting) {
+			t.Errorf("%s: repaired %q", setting, got)
+		}
+	}
+}
+
+// normalize leaves out what differs for an interface that was made anew, and
+// the order of routes and rules.
+func normalize(s string) string {
+	var out []string
+	for _, line := range strings.Split(s, "\n") {
+		if i := strings.Index(line, "lq0-0: <"); i >= 0 {
+			line = line[i:]
+		}
+		out = append(out, line)
+	}
+	return sortLines(out)
+}
+
+func TestForeign(t *testing.T) {
+	t.Run("things with our names are left alone", func(t *testing.T) {
+		f := open(t)
+		f.run(`ip link add lqfoo type bridge; ip link add lq0-0 type bridge; ip link set lq0-0 alias theirs
+			ip route add 10.61.0.0/16 dev eth0 table 27761; ip route add 10.62.0.0/16 dev eth0 table 100 proto 108
+			ip rule add priority 90 from 10.1.1.1 lookup 100; ip rule add priority 91 from 10.1.1.1 lookup 27761`)
+		before := f.all()
+		_, err := f.kernel.Purge(context.Background())
+		if err == nil || !strings.Contains(err.Error(), "foreign route in our table 27761") ||
+			!strings.Contains(err.Error(), "foreign rule with our table 27761") {
+			t.Errorf("purge: %v", err)
+		}
+		if diff := cmp.Diff(before, f.all()); diff != "" {
+			t.Errorf("purging changed foreign things (-before +after):\n%s", diff)
+		}
+		_, err = f.kernel.Apply(context.Background(), wanted())
+		if err == nil || !strings.Contains(err.Error(), `link "lq0-0": there is an interface of this name that is not ours`) {
+			t.Errorf("apply: %v", err)
+		}
+	})
+	t.Run("churn of others is not signalled", func(t *testing.T) {
+		f := open(t)
+		f.apply(wanted())
+		signals := f.monitor()
+		f.run(`ip link add br0 type bridge; ip link set br0 up; ip addr add 10.5.0.1/24 dev br0; ip route add 10.6.0.0/16 dev br0
+			ip neigh add 10.5.0.2 lladdr 02:00:00:00:00:02 dev br0; ip rule add priority 5000 lookup 100; ip link del br0`)
+		expectSilence(t, signals, "a foreign change")
+		f.run("ip link set lq0-0 down")
+		expectSignal(t, signals, "a change of ours")
+	})
+}
+
+func TestChange(t *testing.T) {
+	f := open(t)
+	f.apply(wanted())
+	index := f.run("cat /sys/class/net/lq0-0/ifindex 2>/dev/null || ip -o link show lq0-0 | cut -d: -f1")
+	w := wanted()
+	w.Links[0].Remote, w.Links[0].MTU = addr("192.0.2.3"), 1350
+	if diff := cmp.Diff([]string{"changed link lq0-0: remote 192.0.2.3, mtu 1350"}, f.apply(w)); diff != "" {
+		t.Errorf("changes (-want +got):\n%s", diff)
+	}
+	if got := f.run("cat /sys/class/net/lq0-0/ifindex 2>/dev/null || ip -o link show lq0-0 | cut -d: -f1"); got != index {
+		t.Error("the link was made anew")
+	}
+	if got := f.apply(w); got != nil {
+		t.Errorf("applied again, it changed %q", got)
+	}
+	// A second plane: the route moves to it in one step.
+	w.Links = append(w.Links, overlay.Link{
+		Name: "lq0-1", Kind: overlay.VXLAN, VNI: 8, Local: addr("10.80.0.1"), Peer: addr("10.80.31.253"),
+		Remote: addr("192.0.2.4"), Port: overlay.Port, MTU: 1400,
+	})
+	w.Routes[1].Dev, w.Routes[1].Via = "lq0-1", addr("10.80.31.253")
+	got := f.apply(w)
+	want := []string{
+		"added link lq0-1 (vxlan id 8 remote 192.0.2.4)",
+		"replaced route 10.61.0.0/16 via 10.80.31.253 dev lq0-1 table 27761 src 10.80.0.1 mtu 1340: " +
+			"was 10.61.0.0/16 via 10.80.31.254 dev lq0-0 table 27761 src 10.80.0.1 mtu 1340",
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("changes (-want +got):\n%s", diff)
+	}
+	// Names that swap their identifiers are in each other's way.
+	w.Links[0].VNI, w.Links[1].VNI = w.Links[1].VNI, w.Links[0].VNI
+	f.apply(w)
+	if got := f.apply(w); got != nil {
+		t.Errorf("applied again, it changed %q", got)
+	}
+}
+
+func TestFacts(t *testing.T) {
+	f := open(t)
+	f.apply(wanted())
+	f.run(`ip route add default via 192.0.2.254; ip route add 10.244.1.0/24 via 192.0.2.7 mtu 1280
+		ip route add blackhole 10.245.0.0/26 table 77; ip route add 10.244.1.0/24 dev eth0 table 78`)
+	got, err := f.kernel.Routes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []netip.Prefix{prefix("10.244.1.0/24"), prefix("10.245.0.0/26"), prefix("192.0.2.0/24")}
+	if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		t.Errorf("routes (-want +got):\n%s", diff)
+	}
+	addrs, err := f.kernel.Addresses()
+	if err != nil || len(addrs) != 1 || addrs[0] != addr("192.0.2.1") {
+		t.Errorf("addresses: %v, %v", addrs, err)
+	}
+	src, dev, mtu, err := f.kernel.SourceTo(addr("10.244.1.9"))
+	if err != nil || src != addr("192.0.2.1") || dev != "eth0" || mtu != 1280 {
+		t.Errorf("source: %v %v %v %v", src, dev, mtu, err)
+	}
+	if src, _, mtu, err = f.kernel.SourceTo(addr("10.61.1.1")); err != nil || src != addr("10.80.0.1") || mtu != 1340 {
+		t.Errorf("source to a peer: %v %v %v", src, mtu, err)
+	}
+	if mtu, err := f.kernel.LinkMTU("eth0"); err != nil || mtu != 1500 {
+		t.Errorf("MTU: %v %v", mtu, err)
+	}
+	if _, err := f.kernel.LinkMTU("none"); err == nil {
+		t.Error("MTU of an interface that is not there")
+	}
+}
+
+func TestSupports(t *testing.T) {
+	f := open(t)
+	before := f.all()
+	if ok, err := f.kernel.Supports(overlay.VXLAN); err != nil || !ok {
+		t.Errorf("vxlan: %v, %v", ok, err)
+	}
+	if ok, err := f.kernel.Supports("nosuchkind"); err != nil || ok {
+		t.Errorf("nosuchkind: %v, %v", ok, err)
+	}
+	if ok, err := f.kernel.Supports(overlay.Geneve); err != nil {
+		t.Errorf("geneve: %v, %v", ok, err)
+	}
+	if diff := cmp.Diff(before, f.all()); diff != "" {
+		t.Errorf("the probe left a trace:\n%s", diff)
+	}
+}

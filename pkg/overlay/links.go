@@ -1,0 +1,238 @@
+package overlay
+
+import (
+	"fmt"
+	"net"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/link"
+)
+
+func (a *applier) readLinks() (err error) {
+	a.links, err = a.kernel.conn.List()
+	return err
+}
+
+// isOurs recognises our links. The alias can only be set after an interface
+// was made, so one without it is ours too if it has a MAC address of ours.
+func isOurs(s *link.State) bool {
+	if !strings.HasPrefix(s.Name, NamePrefix) {
+		return false
+	}
+	if s.Alias != "" {
+		return s.Alias == link.Alias
+	}
+	return (s.Kind == string(VXLAN) || s.Kind == string(Geneve)) &&
+		len(s.MAC) == 6 && s.MAC[0] == macPrefix0 && s.MAC[1] == macPrefix1
+}
+
+func (a *applier) addLinks() error {
+	a.removeConflicting()
+	for _, want := range a.want.Links {
+		have := a.links[want.Name]
+		if have != nil && !isOurs(have) {
+			a.failed("link %q: there is an interface of this name that is not ours (kind %q, alias %q)",
+				want.Name, have.Kind, have.Alias)
+			continue
+		}
+		if err := a.addLink(want, have); err != nil {
+			// One bad link does not keep the others from working.
+			a.errs = append(a.errs, err)
+		}
+	}
+	return nil
+}
+
+func (a *applier) addLink(want Link, have *link.State) error {
+	action := "changed"
+	var details []string
+	switch {
+	case have == nil:
+		if err := a.create(want); err != nil {
+			return err
+		}
+		action = "added"
+		if have = a.links[want.Name]; have == nil {
+			return fmt.Errorf("link %q has vanished after it was made", want.Name)
+		}
+	case !sameRemote(want, have):
+		if err := a.kernel.send(want, true); err != nil {
+			return fmt.Errorf("change remote of link %q to %s: %w", want.Name, want.Remote, err)
+		}
+		details = append(details, "remote "+want.Remote.String())
+	}
+	mac, peer := MACFor(want.Local), MACFor(want.Peer)
+	changed, err := a.kernel.conn.Ensure(have, link.Want{
+		MTU: want.MTU, MAC: mac[:], Address: want.Local,
+		Neighbors: []link.Neighbor{{Addr: want.Peer, MAC: peer[:]}},
+	})
+	switch details = append(details, changed...); {
+	case action == "added":
+		a.changed(action, want.describe(), "")
+	case len(details) > 0:
+		a.changed(action, "link "+want.Name, strings.Join(details, ", "))
+	}
+	return err
+}
+
+func (l Link) describe() string {
+	return fmt.Sprintf("link %s (%s id %d remote %s)", l.Name, l.Kind, l.VNI, l.Remote)
+}
+
+// create makes a link and reads it back.
+func (a *applier) create(want Link) error {
+	if err := a.kernel.send(want, false); err != nil {
+		return fmt.Errorf("add %s: %w", want.describe(), err)
+	}
+	have, err := a.kernel.conn.Get(want.Name)
+	if err != nil {
+		return err
+	}
+	a.links[want.Name] = have
+	return nil
+}
+
+// removeConflicting deletes those of our links that are not wanted, or cannot
+// become what is wanted, and that would keep a wanted one from being made:
+// with the same identifier, or another kind's socket on the same port.
+func (a *applier) removeConflicting() {
+	wanted := make(map[string]Link, len(a.want.Links))
+	taken := make(map[[2]int]bool, len(a.want.Links))
+	kinds := make(map[int]string, len(a.want.Links))
+	for _, w := range a.want.Links {
+		wanted[w.Name] = w
+		taken[[2]int{int(w.VNI), int(w.Port)}] = true
+		kinds[int(w.Port)] = string(w.Kind)
+	}
+	for name, have := range a.links {
+		if !isOurs(have) {
+			continue
+		}
+		w, isWanted := wanted[name]
+		vni, port, _ := parameters(have)
+		conflicts := taken[[2]int{vni, port}] || (kinds[port] != "" && kinds[port] != have.Kind)
+		if isWanted && changeable(w, have) || !isWanted && !conflicts {
+			continue
+		}
+		a.removeLink(have)
+	}
+}
+
+func (a *applier) removeLinks() error {
+	wanted := make(map[string]bool, len(a.want.Links))
+	for _, w := range a.want.Links {
+		wanted[w.Name] = true
+	}
+	for name, have := range a.links {
+		if isOurs(have) && !wanted[name] {
+			a.removeLink(have)
+		}
+	}
+	return nil
+}
+
+func (a *applier) removeLink(have *link.State) {
+	if err := a.kernel.conn.Handle.LinkDel(have.Link); err != nil {
+		a.failed("remove link %q: %w", have.Name, err)
+		return
+	}
+	delete(a.links, have.Name)
+	a.changed("removed", "link "+have.Name, "")
+}
+
+// parameters returns what tells a link from others.
+func parameters(s *link.State) (vni, port int, remote net.IP) {
+	switch l := s.Link.(type) {
+	case *netlink.Vxlan:
+		return l.VxlanId, l.Port, l.Group
+	case *netlink.Geneve:
+		return int(l.ID), int(l.Dport), l.Remote
+	}
+	return 0, 0, nil
+}
+
+// changeable says whether have can become want without being made anew. The
+// kernel changes the remote address of both kinds, and nothing else of them.
+func changeable(want Link, have *link.State) bool {
+	vni, port, remote := parameters(have)
+	if have.Kind != string(want.Kind) || vni != int(want.VNI) || port != int(want.Port) ||
+		addrFrom(remote).Is4() != want.Remote.Is4() {
+		return false
+	}
+	switch l := have.Link.(type) {
+	case *netlink.Vxlan:
+		return !l.Learning && !l.FlowBased && !l.Proxy && l.VtepDevIndex == 0
+	case *netlink.Geneve:
+		return !l.FlowBased
+	}
+	return false
+}
+
+func sameRemote(want Link, have *link.State) bool {
+	_, _, remote := parameters(have)
+	return addrFrom(remote) == want.Remote
+}
+
+// send makes a link or, with change, sets the remote address of an existing
+// one. The kernel does the latter without a gap for either kind.
+func (k *Kernel) send(l Link, change bool) error {
+	flags := unix.NLM_F_ACK
+	if !change {
+		flags |= unix.NLM_F_CREATE | unix.NLM_F_EXCL
+	}
+	req := k.conn.NewRequest(unix.RTM_NEWLINK, flags)
+	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(l.Name)))
+	// Geneve adapts its MTU to a new remote unless it is told one, while VXLAN
+	// refuses a change that comes with one.
+	if !change || l.Kind == Geneve {
+		req.AddData(nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(l.MTU))))
+	}
+	if !change {
+		mac := MACFor(l.Local)
+		req.AddData(nl.NewRtAttr(unix.IFLA_ADDRESS, mac[:]))
+	}
+	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
+	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(string(l.Kind)))
+	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
+	if l.Kind == VXLAN {
+		addVXLAN(data, l, change)
+	} else {
+		addGeneve(data, l, change)
+	}
+	req.AddData(info)
+	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	return err
+}
+
+func addVXLAN(data *nl.RtAttr, l Link, change bool) {
+	remote := nl.IFLA_VXLAN_GROUP
+	if l.Remote.Is6() {
+		remote = nl.IFLA_VXLAN_GROUP6
+	}
+	data.AddRtAttr(remote, l.Remote.AsSlice())
+	if change {
+		return
+	}
+	data.AddRtAttr(nl.IFLA_VXLAN_ID, nl.Uint32Attr(l.VNI))
+	data.AddRtAttr(nl.IFLA_VXLAN_PORT, nl.BEUint16Attr(l.Port))
+	// There is one other end and its MAC is known.
+	data.AddRtAttr(nl.IFLA_VXLAN_LEARNING, nl.Uint8Attr(0))
+}
+
+func addGeneve(data *nl.RtAttr, l Link, change bool) {
+	remote := nl.IFLA_GENEVE_REMOTE
+	if l.Remote.Is6() {
+		remote = nl.IFLA_GENEVE_REMOTE6
+	}
+	data.AddRtAttr(remote, l.Remote.AsSlice())
+	if change {
+		return
+	}
+	data.AddRtAttr(nl.IFLA_GENEVE_ID, nl.Uint32Attr(l.VNI))
+	data.AddRtAttr(nl.IFLA_GENEVE_PORT, nl.BEUint16Attr(l.Port))
+}

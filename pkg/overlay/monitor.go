@@ -1,0 +1,190 @@
+package overlay
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// resubscribeDelay is the pause before a broken subscription is renewed.
+const resubscribeDelay = time.Second
+
+// Monitor subscribes to the kernel's notifications and signals after changes
+// that concern us: links whose name starts with NamePrefix or is one of others
+// (the tunnel's), their addresses and neighbours, and routes and rules of our
+// tables. Changes of our own may signal too. Several changes become one signal
+// while nobody receives; after a loss of notifications there is a signal as
+// well. The channel is never closed; the subscription ends with ctx.
+func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}, error) {
+	m := &monitor{others: others, signal: make(chan struct{}, 1)}
+	conn, err := m.subscribe()
+	if err != nil {
+		return nil, err
+	}
+	// After the subscription, so that nothing is missed in between.
+	links, err := k.conn.List()
+	if err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	m.indices = make(map[uint32]bool)
+	for _, l := range links {
+		if m.isOurName(l.Name) {
+			m.indices[uint32(l.Index)] = true
+		}
+	}
+	go m.run(ctx, conn)
+	return m.signal, nil
+}
+
+type monitor struct {
+	others []string
+	signal chan struct{}
+	// indices are those of our interfaces: addresses and neighbours are
+	// reported by it.
+	indices map[uint32]bool
+}
+
+func (m *monitor) isOurName(name string) bool {
+	return strings.HasPrefix(name, NamePrefix) || slices.Contains(m.others, name)
+}
+
+func (m *monitor) subscribe() (*netlink.Conn, error) {
+	conn, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to rtnetlink: %w", err)
+	}
+	for _, group := range []uint32{
+		unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
+		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE,
+	} {
+		if err := conn.JoinGroup(group); err != nil {
+			return nil, errors.Join(fmt.Errorf("subscribe to rtnetlink group %d: %w", group, err), conn.Close())
+		}
+	}
+	return conn, nil
+}
+
+func (m *monitor) run(ctx context.Context, conn *netlink.Conn) {
+	for ctx.Err() == nil {
+		m.receive(ctx, conn)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(resubscribeDelay):
+		}
+		var err error
+		if conn, err = m.subscribe(); err != nil {
+			conn = nil
+		}
+		m.notify()
+	}
+	if conn != nil {
+		_ = conn.Close()
+	}
+}
+
+// receive reads until the connection breaks, and closes it.
+func (m *monitor) receive(ctx context.Context, conn *netlink.Conn) {
+	if conn == nil {
+		return
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer func() {
+		if stop() {
+			_ = conn.Close()
+		}
+	}()
+	for {
+		msgs, err := conn.Receive()
+		switch {
+		case errors.Is(err, unix.ENOBUFS):
+			// More happened than the socket could hold.
+			m.notify()
+			continue
+		case err != nil:
+			return
+		}
+		for _, msg := range msgs {
+			if m.concerns(msg) {
+				m.notify()
+			}
+		}
+	}
+}
+
+func (m *monitor) notify() {
+	select {
+	case m.signal <- struct{}{}:
+	default:
+	}
+}
+
+func (m *monitor) concerns(msg netlink.Message) bool {
+	switch msg.Header.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		return m.concernsLink(msg)
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		return len(msg.Data) >= unix.SizeofIfAddrmsg && m.indices[index(msg.Data)]
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		// The family of a bridge's or VXLAN's forwarding table is AF_BRIDGE.
+		return len(msg.Data) >= unix.SizeofNdMsg && msg.Data[0] != unix.AF_BRIDGE && m.indices[index(msg.Data)]
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		// RTA_TABLE and FRA_TABLE are the same number, and the headers of both
+		// messages have the same length.
+		return isOurTable(int(attribute32(msg.Data, unix.SizeofRtMsg, unix.RTA_TABLE)))
+	}
+	return false
+}
+
+func (m *monitor) concernsLink(msg netlink.Message) bool {
+	if len(msg.Data) < unix.SizeofIfInfomsg {
+		return false
+	}
+	i := index(msg.Data)
+	name := string(attribute(msg.Data, unix.SizeofIfInfomsg, unix.IFLA_IFNAME))
+	ours := m.isOurName(strings.TrimRight(name, "\x00"))
+	known := m.indices[i]
+	if ours && msg.Header.Type == unix.RTM_NEWLINK {
+		m.indices[i] = true
+	} else {
+		// Gone, or renamed to what is not ours.
+		delete(m.indices, i)
+	}
+	return ours || known
+}
+
+// index is at the same place in ifinfomsg, ifaddrmsg and ndmsg.
+func index(data []byte) uint32 {
+	return binary.NativeEndian.Uint32(data[4:])
+}
+
+func attribute32(data []byte, header int, typ uint16) uint32 {
+	b := attribute(data, header, typ)
+	if len(b) != 4 {
+		return 0
+	}
+	return binary.NativeEndian.Uint32(b)
+}
+
+func attribute(data []byte, header int, typ uint16) []byte {
+	if len(data) < header {
+		return nil
+	}
+	d, err := netlink.NewAttributeDecoder(data[header:])
+	if err != nil {
+		return nil
+	}
+	for d.Next() {
+		if d.Type() == typ {
+			return d.Bytes()
+		}
+	}
+	return nil
+}

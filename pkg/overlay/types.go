@@ -1,0 +1,89 @@
+package overlay
+
+import "net/netip"
+
+// Kind is the encapsulation of an overlay link.
+type Kind string
+
+const (
+	// Geneve is RFC 8926.
+	Geneve Kind = "geneve"
+	// VXLAN is RFC 7348.
+	VXLAN Kind = "vxlan"
+)
+
+const (
+	// Port is the UDP port of the overlay, on nodes and gateways. It is not
+	// one of the registered ones (4789, 6081) nor one that a CNI is known to
+	// use (8472), because two users of one port cannot share a machine.
+	Port uint16 = 6094
+
+	// NamePrefix starts the name of every overlay interface.
+	NamePrefix = "lq"
+
+	// Table is the routing table of ours, on nodes for all peerings and in
+	// gateways for what leaves towards the peer and the nodes.
+	Table = 27761
+	// InboundTable is the gateway's table for what came out of the tunnel.
+	InboundTable = 27762
+	// RulePriority is the priority of our policy rules. It precedes those of
+	// EKS (512, 1024, 1536) and Cilium.
+	RulePriority = 90
+	// Protocol marks the routes and rules that are ours (rtm_protocol).
+	Protocol = 108
+
+	// EncapBytes is what Geneve without options and VXLAN both add to an
+	// inner IPv4 packet: outer IPv4 20, UDP 8, header 8, inner Ethernet 14.
+	EncapBytes = 50
+)
+
+// Link is one end of a point-to-point overlay link between a node and a
+// gateway.
+type Link struct {
+	Name string
+	Kind Kind
+	// VNI tells the links of one machine apart, 24 bits.
+	VNI uint32
+	// Local and Peer are the overlay addresses of this and the other end.
+	Local, Peer netip.Addr
+	// Remote is the outer address of the other end: where encapsulated
+	// packets are sent to and, with Geneve, the only source accepted.
+	Remote netip.Addr
+	// Port is the outer UDP port, on both ends.
+	Port uint16
+	// MTU of the interface in bytes, without encapsulation.
+	MTU int
+}
+
+// Route is a route in one of our tables.
+type Route struct {
+	Table int
+	Dst   netip.Prefix
+	// Unreachable makes the route answer with an ICMP error; Dev, Via, Src
+	// and MTU are then empty.
+	Unreachable bool
+	Dev         string
+	// Via is the next hop, reachable on Dev without another route (onlink).
+	// The zero value means that Dst is on the link.
+	Via netip.Addr
+	// Src is the source that packets of this machine get.
+	Src netip.Addr
+	// MTU of the path in bytes, 0 for the device's.
+	MTU int
+	// Metric orders routes of the same Dst, lowest first.
+	Metric int
+}
+
+// Rule is a policy routing rule at RulePriority.
+type Rule struct {
+	// IIF restricts the rule to packets that came in by this interface.
+	IIF   string
+	Table int
+}
+
+// State is all that this package keeps in a network namespace.
+type State struct {
+	Links  []Link
+	Routes []Route
+	Rules  []Rule
+}

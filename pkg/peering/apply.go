@@ -1,0 +1,94 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// apply makes obj be as wanted, by server-side apply, and says whether that
+// changed anything: an apply that changes nothing leaves the resourceVersion.
+func (c *Cluster) apply(ctx context.Context, obj client.Object) (changed bool, err error) {
+	u, err := wanted(obj)
+	if err != nil {
+		return false, err
+	}
+	doing := fmt.Sprintf("apply %s", describe(u))
+	before := &unstructured.Unstructured{}
+	before.SetGroupVersionKind(u.GroupVersionKind())
+	if err := c.Client.Get(ctx, client.ObjectKeyFromObject(u), before); err != nil && !apierrors.IsNotFound(err) {
+		return false, c.fail(doing, err)
+	}
+	if err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership); err != nil {
+		return false, c.fail(doing, err)
+	}
+	return u.GetResourceVersion() != before.GetResourceVersion(), nil
+}
+
+// applyAll applies objects that do not depend on each other, and returns those
+// that changed.
+func (c *Cluster) applyAll(ctx context.Context, objs ...client.Object) ([]string, error) {
+	changed := make([]bool, len(objs))
+	g, ctx := errgroup.WithContext(ctx)
+	for i, obj := range objs {
+		g.Go(func() (err error) {
+			changed[i], err = c.apply(ctx, obj)
+			return err
+		})
+	}
+	err := g.Wait()
+	var names []string
+	for i, obj := range objs {
+		if changed[i] {
+			names = append(names, c.Name+": "+describe(obj))
+		}
+	}
+	return names, err
+}
+
+// wanted turns an object into what is to be applied: without status and without
+// fields that only the server sets.
+func wanted(obj client.Object) (*unstructured.Unstructured, error) {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+	if err != nil {
+		return nil, fmt.Errorf("convert %s: %w", describe(obj), err)
+	}
+	u := &unstructured.Unstructured{Object: content}
+	unstructured.RemoveNestedField(u.Object, "status")
+	unstructured.RemoveNestedField(u.Object, "metadata", "creationTimestamp")
+	unstructured.RemoveNestedField(u.Object, "metadata", "resourceVersion")
+	unstructured.RemoveNestedField(u.Object, "spec", "template", "metadata", "creationTimestamp")
+	return u, nil
+}
+
+func describe(obj client.Object) string {
+	kind := obj.GetObjectKind().GroupVersionKind().Kind
+	if kind == "" {
+		kind = strings.TrimPrefix(fmt.Sprintf("%T", obj), "*")
+	}
+	if ns := obj.GetNamespace(); ns != "" {
+		return fmt.Sprintf("%s %s/%s", kind, ns, obj.GetName())
+	}
+	return fmt.Sprintf("%s %s", kind, obj.GetName())
+}
+
+// delete removes the very object that was read, not one of the same name that
+// somebody else created since.
+func (c *Cluster) delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+	uid := obj.GetUID()
+	opts = append(opts, client.Preconditions{UID: &uid}, client.PropagationPolicy(metav1.DeletePropagationBackground))
+	err := c.Client.Delete(ctx, obj, opts...)
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		return nil
+	}
+	return c.fail("delete "+describe(obj), err)
+}

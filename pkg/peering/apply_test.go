@@ -1,0 +1,460 @@
+package peering
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// house is everything of ours that a cluster with one peering has.
+func house(t *testing.T, peers ...string) []client.Object {
+	t.Helper()
+	crds, err := manifests.CRDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var objs []client.Object
+	for _, crd := range crds {
+		objs = append(objs, crd)
+	}
+	account, daemonSet := manifests.NodeAgent("image")
+	objs = append(objs, ledgerOf(peers...), manifests.Namespace(), daemonSet, node("n1", true))
+	objs = append(objs, account...)
+	n := report("n1", "10.80.0.1", &v1alpha1.KernelFacts{})
+	n.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
+	objs = append(objs, &n)
+	for _, p := range peers {
+		g := manifests.Gateway{Peering: p, Image: "image", Role: v1alpha1.Server, Port: gatewayPort, ServiceType: corev1.ServiceTypeNodePort}
+		account, deployment := g.Objects()
+		objs = append(objs, account...)
+		meta := metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: g.Labels()}
+		objs = append(
+			objs, deployment, g.Service(), &corev1.Secret{ObjectMeta: meta}, &corev1.Pod{ObjectMeta: meta}, &appsv1.ReplicaSet{ObjectMeta: meta},
+			&v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: p, Labels: g.Labels()}, Spec: newWorld().peering.Spec},
+		)
+	}
+	return objs
+}
+
+// foreign are objects that are not ours, some with like names.
+func foreign() []client.Object {
+	return []client.Object{
+		&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "liqonet-of-somebody-else"}},
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "default"}},
+		&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "gateway-b-0", Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}}},
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", Labels: map[string]string{v1alpha1.LabelPeering: "b"}}},
+		&apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "peerings.example.com"}},
+	}
+}
+
+// inventory lists everything in a cluster, as kind namespace/name.
+func inventory(t *testing.T, c *Cluster) []string {
+	t.Helper()
+	var out []string
+	for _, list := range append(
+		ourLists(), &corev1.PodList{}, &appsv1.ReplicaSetList{}, &corev1.NamespaceList{}, &apiextensionsv1.CustomResourceDefinitionList{},
+		&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
+	) {
+		if err := c.Client.List(t.Context(), list); err != nil {
+			t.Fatal(err)
+		}
+		objs, err := items(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range objs {
+			out = append(out, describe(o))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func TestUnpeerLeavesNothing(t *testing.T) {
+	want := inventory(t, newCluster(t, "a", interceptor.Funcs{}, foreign()...))
+	a := newCluster(t, "a", interceptor.Funcs{}, append(house(t, "b"), foreign()...)...)
+	b := newCluster(t, "b", interceptor.Funcs{}, foreign()...)
+	inA, inB, err := Unpeer(t.Context(), a, b, Silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([2]Removed{{Peering: true, Agents: true}, {}}, [2]Removed{inA, inB}); diff != "" {
+		t.Error(diff)
+	}
+	for _, c := range []*Cluster{a, b} {
+		if diff := cmp.Diff(want, inventory(t, c)); diff != "" {
+			t.Errorf("cluster %s:\n%s", c.Name, diff)
+		}
+	}
+	inA, inB, err = Unpeer(t.Context(), b, a, Silent{})
+	if diff := cmp.Diff([2]Removed{}, [2]Removed{inA, inB}); err != nil || diff != "" {
+		t.Errorf("again: %v\n%s", err, diff)
+	}
+}
+
+func TestUnpeerKeepsOtherPeerings(t *testing.T) {
+	c := newCluster(t, "c", interceptor.Funcs{})
+	a := newCluster(t, "a", interceptor.Funcs{}, append(house(t, "b", "c"), foreign()...)...)
+	inA, _, err := Unpeer(t.Context(), a, c, Silent{})
+	if err != nil || !inA.Peering || inA.Agents {
+		t.Fatalf("%+v, %v", inA, err)
+	}
+	want := inventory(t, newCluster(t, "a", interceptor.Funcs{}, append(house(t, "b"), foreign()...)...))
+	if diff := cmp.Diff(want, inventory(t, a)); diff != "" {
+		t.Error(diff)
+	}
+	if cn := readLedger(t, a); len(cn.Spec.Peers) != 1 || cn.Spec.Peers[0].Name != "b" {
+		t.Errorf("the ledger has %+v", cn.Spec.Peers)
+	}
+}
+
+func TestUninstallWhileInUse(t *testing.T) {
+	c := newCluster(t, "a", interceptor.Funcs{}, append(house(t, "b"), foreign()...)...)
+	before, ledger := inventory(t, c), readLedger(t, c)
+	if err := c.uninstall(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, inventory(t, c)); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(ledger, readLedger(t, c), compare); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestSameCluster(t *testing.T) {
+	a := newCluster(t, "a", interceptor.Funcs{})
+	b := *a
+	b.Name = "b"
+	_, err := Peer(t.Context(), a, &b, Options{}, Silent{})
+	_, _, unpeerErr := Unpeer(t.Context(), a, &b, Silent{})
+	if kindOf(t, err) != Usage || kindOf(t, unpeerErr) != Usage {
+		t.Errorf("got %v, %v", err, unpeerErr)
+	}
+}
+
+func TestNodesClean(t *testing.T) {
+	dirty := func(name, address, peering string) *v1alpha1.NodeNetwork {
+		n := report(name, address, nil)
+		n.Status.Gateways = []v1alpha1.NodeGateway{{Peering: peering}}
+		return &n
+	}
+	tests := []struct {
+		name    string
+		objs    []client.Object
+		peering string
+		skipped []string
+		wait    bool
+	}{
+		{name: "nothing there", peering: "b"},
+		{name: "of another peering", peering: "b", objs: []client.Object{node("n1", true), dirty("n1", "10.80.0.1", "c")}},
+		{name: "still there", peering: "b", objs: []client.Object{node("n1", true), dirty("n1", "10.80.0.1", "b")}, wait: true},
+		{name: "any peering", objs: []client.Object{node("n1", true), dirty("n1", "10.80.0.1", "b")}, wait: true},
+		{name: "a node that is not ready", peering: "b", objs: []client.Object{node("n1", true), node("n2", false), dirty("n2", "10.80.0.2", "b")}, skipped: []string{"n2"}},
+		{name: "no node is ready", peering: "b", objs: []client.Object{node("n2", false), dirty("n2", "10.80.0.2", "b")}, skipped: []string{"n2"}},
+		{name: "a node that is gone", peering: "b", objs: []client.Object{node("n1", true), dirty("n9", "10.80.0.9", "b")}, skipped: []string{"n9"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			defer cancel(nil)
+			lists := 0
+			c := newCluster(t, "a", interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+				if _, ok := list.(*v1alpha1.NodeNetworkList); ok {
+					if lists++; lists > 2 {
+						cancel(errors.New("it waits"))
+					}
+				}
+				return c.List(ctx, list, opts...)
+			}}, tt.objs...)
+			skipped, err := c.nodesClean(ctx, tt.peering)
+			if (err != nil) != tt.wait {
+				t.Fatal(err)
+			}
+			if err != nil && (kindOf(t, err) != NotReady || !strings.Contains(err.Error(), "still there on n1")) {
+				t.Error(err)
+			}
+			if diff := cmp.Diff(tt.skipped, skipped, compare); !tt.wait && diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestEnsureKey(t *testing.T) {
+	cluster := newCluster(t, "a", interceptor.Funcs{})
+	s := &side{Cluster: cluster}
+	isNew, err := s.ensureKey(t.Context(), "b")
+	if err != nil || !isNew {
+		t.Fatal(isNew, err)
+	}
+	again := &side{Cluster: cluster}
+	if isNew, err := again.ensureKey(t.Context(), "b"); err != nil || isNew || again.publicKey != s.publicKey {
+		t.Errorf("again: new %t, %v, keys %q, %q", isNew, err, s.publicKey, again.publicKey)
+	}
+	secret := &corev1.Secret{}
+	if err := cluster.Client.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, secret); err != nil {
+		t.Fatal(err)
+	}
+	private, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate])
+	if err != nil || private.PublicKey().String() != s.publicKey || !bytes.Equal(secret.Data[v1alpha1.KeyFilePublic], func() []byte { k := private.PublicKey(); return k[:] }()) {
+		t.Errorf("the public key is not that of the private one: %v", err)
+	}
+	if secret.Immutable == nil || !*secret.Immutable || secret.Labels[v1alpha1.LabelPeering] != "b" || secret.Labels[v1alpha1.LabelManagedBy] != v1alpha1.FieldManager {
+		t.Errorf("secret %+v", secret.ObjectMeta)
+	}
+	if len(s.publicKey) != 44 {
+		t.Errorf("a Peering takes 44 characters, not %q", s.publicKey)
+	}
+
+	t.Run("the private key is in no other object", func(t *testing.T) {
+		a, b := newSide("a", []string{"10.1.0.0/16"}, "", ""), newSide("b", []string{"10.2.0.0/16"}, "", "")
+		a.withEntry(b, 0)
+		b.withEntry(a, 0)
+		a.publicKey = s.publicKey
+		if err := errors.Join(a.allocate(a.ledger, b), b.allocate(b.ledger, a)); err != nil {
+			t.Fatal(err)
+		}
+		spec, err := peeringSpec(b, a, decided{}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		objs := []any{spec, a.ledger}
+		account, deployment := manifests.Gateway{Peering: "b", Image: "image"}.Objects()
+		objs = append(objs, deployment)
+		for _, o := range account {
+			objs = append(objs, o)
+		}
+		raw, err := json.Marshal(objs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(raw), s.publicKey) || strings.Contains(string(raw), base64.StdEncoding.EncodeToString(private[:])) {
+			t.Error("the private key is in an object that is not a Secret")
+		}
+	})
+	t.Run("two at once", func(t *testing.T) {
+		keys := make([]string, 8)
+		news := make([]bool, len(keys))
+		var wg sync.WaitGroup
+		for i := range keys {
+			wg.Go(func() {
+				s := &side{Cluster: cluster}
+				var err error
+				if news[i], err = s.ensureKey(t.Context(), "c"); err != nil {
+					t.Error(err)
+				}
+				keys[i] = s.publicKey
+			})
+		}
+		wg.Wait()
+		made := 0
+		for i := range keys {
+			if news[i] {
+				made++
+			}
+			if keys[i] != keys[0] {
+				t.Errorf("keys differ: %v", keys)
+			}
+		}
+		if made != 1 {
+			t.Errorf("%d say that they made it", made)
+		}
+	})
+	t.Run("it is not a key", func(t *testing.T) {
+		private := []byte("top secret")
+		c := newCluster(t, "a", interceptor.Funcs{}, &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, Data: map[string][]byte{v1alpha1.KeyFilePrivate: private},
+		})
+		if _, err := (&side{Cluster: c}).ensureKey(t.Context(), "b"); err == nil || strings.Contains(err.Error(), string(private)) {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+// The fake client gives a new resourceVersion to what was applied without a
+// change, so that the second time changes nothing is tested with real clusters.
+func TestApplyAll(t *testing.T) {
+	c := newCluster(t, "a", interceptor.Funcs{})
+	changed, err := c.applyAll(t.Context(), manifests.Namespace(), node("n1", true))
+	if diff := cmp.Diff([]string{"a: Namespace liqonet-system", "a: Node n1"}, changed); err == nil || diff == "" {
+		t.Errorf("an object without a kind was applied: %v", changed)
+	}
+	if diff := cmp.Diff([]string{"a: Namespace liqonet-system"}, changed); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestWanted(t *testing.T) {
+	_, deployment := manifests.Gateway{Peering: "b", Image: "image"}.Objects()
+	deployment.ResourceVersion, deployment.Status.Replicas = "7", 3
+	u, err := wanted(deployment)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := u.Object["status"]; ok || u.GetResourceVersion() != "" || u.GetKind() != "Deployment" {
+		t.Errorf("got %v", u.Object)
+	}
+	raw, err := json.Marshal(u)
+	if err != nil || strings.Contains(string(raw), "creationTimestamp") {
+		t.Errorf("it sends creationTimestamp: %s", raw)
+	}
+}
+
+// allowing answers reviews by allowed, and counts them.
+func allowing(count *int, mu *sync.Mutex, allowed func(authorizationv1.ResourceAttributes) bool) interceptor.Funcs {
+	return interceptor.Funcs{Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+		r, ok := obj.(*authorizationv1.SelfSubjectAccessReview)
+		if !ok {
+			return c.Create(ctx, obj, opts...)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		*count++
+		r.Status.Allowed = allowed(*r.Spec.ResourceAttributes)
+		return nil
+	}}
+}
+
+func TestMay(t *testing.T) {
+	tests := []struct {
+		name    string
+		allowed func(authorizationv1.ResourceAttributes) bool
+		// reviews is how many are asked for, missing what the error says.
+		reviews int
+		missing string
+	}{
+		{name: "an administrator", allowed: func(authorizationv1.ResourceAttributes) bool { return true }, reviews: 1},
+		{name: "just enough", allowed: func(a authorizationv1.ResourceAttributes) bool { return a.Verb != "*" }, reviews: 1 + len(toInstall())},
+		{
+			name: "not quite", reviews: 1 + len(toInstall()), missing: "the user may not create deployments.apps, create secrets, get deployments.apps, get secrets, patch deployments.apps",
+			allowed: func(a authorizationv1.ResourceAttributes) bool {
+				return a.Verb != "*" && (a.Resource != "secrets" || a.Verb == "delete" || a.Verb == "list") && (a.Resource != "deployments" || a.Verb == "delete" || a.Verb == "list")
+			},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			count, mu := 0, sync.Mutex{}
+			err := newCluster(t, "a", allowing(&count, &mu, tt.allowed)).may(t.Context(), toInstall())
+			if tt.missing == "" && err != nil {
+				t.Fatal(err)
+			}
+			if tt.missing != "" && (kindOf(t, err) != Forbidden || !strings.HasSuffix(err.Error(), tt.missing)) {
+				t.Errorf("want %q, got %v", tt.missing, err)
+			}
+			if tt.missing == "" && count != tt.reviews {
+				t.Errorf("want %d reviews, got %d", tt.reviews, count)
+			}
+		})
+	}
+	t.Run("the question is refused", func(t *testing.T) {
+		err := newCluster(t, "a", interceptor.Funcs{Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
+			return apierrors.NewUnauthorized("no")
+		}}).may(t.Context(), toInstall())
+		if kindOf(t, err) != Forbidden {
+			t.Error(err)
+		}
+	})
+}
+
+// TestPermissionsToRemove compares the permissions that are asked for with those
+// that taking a peering away uses.
+func TestPermissionsToRemove(t *testing.T) {
+	var mu sync.Mutex
+	used := map[string]bool{}
+	note := func(verb string, obj any) {
+		mu.Lock()
+		defer mu.Unlock()
+		used[verb+" "+strings.ToLower(strings.TrimSuffix(typeName(obj), "List"))+"s"] = true
+	}
+	c := newCluster(t, "a", interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			note("get", obj)
+			return c.Get(ctx, key, obj, opts...)
+		},
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			note("list", list)
+			return c.List(ctx, list, opts...)
+		},
+		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			note("update", obj)
+			return c.Update(ctx, obj, opts...)
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			note("delete", obj)
+			return c.Delete(ctx, obj, opts...)
+		},
+		DeleteAllOf: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
+			note("deletecollection", obj)
+			return c.DeleteAllOf(ctx, obj, opts...)
+		},
+	}, house(t, "b")...)
+	if _, err := c.unpeer(t.Context(), "id-of-b"); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range toRemove() {
+		delete(used, p.verb+" "+p.resource)
+	}
+	if len(used) > 0 {
+		t.Errorf("not asked for: %v", slices.Sorted(maps.Keys(used)))
+	}
+}
+
+// TestPermissionsToGive: nobody may create a role with more than they have.
+func TestPermissionsToGive(t *testing.T) {
+	have := map[permission]bool{}
+	for _, p := range toInstall() {
+		p.namespace = ""
+		have[p] = true
+	}
+	node, _ := manifests.NodeAgent("image")
+	gateway, _ := manifests.Gateway{Peering: "b", Image: "image"}.Objects()
+	for _, obj := range append(node, gateway...) {
+		role, ok := obj.(*rbacv1.ClusterRole)
+		if !ok {
+			continue
+		}
+		for _, rule := range role.Rules {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					for _, verb := range rule.Verbs {
+						if !have[permission{group, resource, "", verb}] {
+							t.Errorf("%s: %s %s.%s is given and not asked for", role.Name, verb, resource, group)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// typeName is the Go type's name, without its package.
+func typeName(obj any) string {
+	s := fmt.Sprintf("%T", obj)
+	return s[strings.LastIndex(s, ".")+1:]
+}

@@ -1,0 +1,157 @@
+package peering
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Cluster is a connection to one of the two clusters.
+type Cluster struct {
+	// Name is what the user calls it.
+	Name string
+	// ID is the UID of the kube-system namespace, set by Identify.
+	ID string
+	// Client reads and writes without a cache.
+	Client client.Client
+	// DefaultImage is that of agents which have to be installed.
+	DefaultImage string
+	// Kubectl is how the user reaches it by kubectl, for hints; empty for
+	// "kubectl --context NAME".
+	Kubectl string
+	// Now is the API server's clock; nil for the own one.
+	Now func() time.Time
+	// Discovery lists the kinds of the cluster's API.
+	Discovery discovery.ServerResourcesInterface
+}
+
+func (c *Cluster) kubectl() string {
+	return cmp.Or(c.Kubectl, "kubectl --context "+c.Name)
+}
+
+func (c *Cluster) now() time.Time {
+	if c.Now == nil {
+		return time.Now()
+	}
+	return c.Now()
+}
+
+// Identify reads the cluster's ID. It is the first request of every command, so
+// a cluster that cannot be reached is found here.
+func (c *Cluster) Identify(ctx context.Context) error {
+	ns := &corev1.Namespace{}
+	if err := c.Client.Get(ctx, types.NamespacedName{Name: "kube-system"}, ns); err != nil {
+		err = c.fail("read namespace kube-system, whose UID identifies the cluster", err)
+		// Whatever keeps it from answering the very first request.
+		if e := (*Error)(nil); errors.As(err, &e) && errors.Is(err, context.DeadlineExceeded) {
+			e.Kind, e.Hint = Unreachable, hintUnreachable
+		}
+		return err
+	}
+	c.ID = string(ns.UID)
+	return nil
+}
+
+// Kind is the class of an error: what a script can react to.
+type Kind int
+
+const (
+	// Unexpected is everything without a class of its own.
+	Unexpected Kind = iota
+	// Usage is input that cannot work, e.g. the same cluster twice.
+	Usage
+	// Unreachable is an API server that does not answer.
+	Unreachable
+	// Forbidden is a permission or credential that is missing.
+	Forbidden
+	// NotReady is something that did not come up or go away in time.
+	NotReady
+	// Ranges is an address range that is missing or in conflict.
+	Ranges
+)
+
+// Error is a failure in one cluster: what was being done there, why it failed,
+// and what the user can do.
+type Error struct {
+	Kind    Kind
+	Cluster string
+	Doing   string
+	Hint    string
+	Err     error
+}
+
+func (e *Error) Error() string {
+	s := e.Doing
+	if e.Cluster != "" {
+		s = fmt.Sprintf("cluster %q: %s", e.Cluster, e.Doing)
+	}
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// fail wraps err with what was being done to this cluster and classifies it.
+func (c *Cluster) fail(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if e := (*Error)(nil); errors.As(err, &e) {
+		return err
+	}
+	e := &Error{Cluster: c.Name, Doing: doing, Err: err}
+	var urlErr *url.Error
+	var netErr net.Error
+	switch {
+	case apierrors.IsForbidden(err):
+		e.Kind = Forbidden
+		e.Hint = "use a kubeconfig whose user may do this (cluster-admin can), or have an administrator run the command"
+	case apierrors.IsUnauthorized(err):
+		e.Kind = Forbidden
+		e.Hint = "the cluster does not accept the credentials of this kubeconfig entry: renew them (try: kubectl get nodes)"
+	case strings.Contains(err.Error(), "getting credentials:"):
+		e.Kind = Forbidden
+		e.Hint = "the credential plugin of this kubeconfig entry does not work (try: " + c.kubectl() + " get nodes)"
+	case apierrors.IsServiceUnavailable(err):
+		e.Kind = Unreachable
+		e.Hint = "the API server is starting or overloaded: try again"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		e.Kind = NotReady
+	case errors.As(err, &urlErr), errors.As(err, &netErr), errors.Is(err, syscall.ECONNREFUSED):
+		e.Kind = Unreachable
+		e.Hint = hintUnreachable
+	}
+	return e
+}
+
+const hintUnreachable = "check that the API server runs and that the address in the kubeconfig is right (try: kubectl cluster-info)"
+
+// ended tells of a command that was stopped, or whose time was over, why it
+// ended, instead of what the request that was under way says of it.
+func ended(ctx context.Context, err error) error {
+	e := (*Error)(nil)
+	if err == nil || ctx.Err() == nil || !errors.As(err, &e) {
+		return err
+	}
+	if cause := context.Cause(ctx); !errors.Is(e.Err, cause) {
+		return &Error{
+			Kind: NotReady, Cluster: e.Cluster, Doing: e.Doing, Err: cause,
+			Hint: "run the command again, with more time by --timeout if it is short",
+		}
+	}
+	return err
+}

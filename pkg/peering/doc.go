@@ -1,0 +1,14 @@
+// Package peering is what the CLI does with two clusters: it claims, installs,
+// plans, applies, waits, and takes all of it away again.
+//
+//	claim ─> install agents ─> read their reports ─> plan (pure) ─> apply ─> wait until packets pass
+//
+// Every function is idempotent: a command that was killed at any moment is
+// completed by running it again, or undone by Unpeer. What was given out is in
+// the ledger (ClusterNetwork.spec.peers) from before anything else is created
+// until everything else is gone, and each change of the ledger is made with the
+// resourceVersion that it was read with.
+//
+// Out of scope: printing (a Reporter is told what happens), finding clusters in
+// kubeconfigs (pkg/cli), and everything in a kernel (the agents).
+package peering

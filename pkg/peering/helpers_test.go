@@ -1,0 +1,150 @@
+package peering
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	fakediscovery "k8s.io/client-go/discovery/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+
+func cidr(s string) v1alpha1.CIDR {
+	if s == "" {
+		return v1alpha1.CIDR{}
+	}
+	return v1alpha1.CIDR{Prefix: prefix(s)}
+}
+
+func mapping(real, mapped string) v1alpha1.CIDRMapping {
+	return v1alpha1.CIDRMapping{Real: cidr(real), Mapped: cidr(mapped)}
+}
+
+func facts(prefixes ...string) []discovery.Fact[netip.Prefix] {
+	var out []discovery.Fact[netip.Prefix]
+	for _, p := range prefixes {
+		out = append(out, discovery.Fact[netip.Prefix]{Value: prefix(p), Source: "the test"})
+	}
+	return out
+}
+
+func scheme(t *testing.T) *runtime.Scheme {
+	t.Helper()
+	s := runtime.NewScheme()
+	if err := errors.Join(
+		corev1.AddToScheme(s), appsv1.AddToScheme(s), rbacv1.AddToScheme(s), networkingv1.AddToScheme(s),
+		authorizationv1.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s),
+	); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// newCluster returns a cluster whose API is the fake client's. The user may do
+// everything, unless funcs say otherwise.
+func newCluster(t *testing.T, name string, funcs interceptor.Funcs, objs ...client.Object) *Cluster {
+	t.Helper()
+	if funcs.Create == nil {
+		everything := allowing(new(int), &sync.Mutex{}, func(authorizationv1.ResourceAttributes) bool { return true })
+		funcs.Create = everything.Create
+	}
+	return &Cluster{
+		Name: name,
+		ID:   "id-of-" + name,
+		Client: fake.NewClientBuilder().WithScheme(scheme(t)).WithObjects(objs...).WithInterceptorFuncs(funcs).
+			WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).Build(),
+		Discovery: &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{}},
+	}
+}
+
+// peerNamed is a peer of which only name and ID matter.
+func peerNamed(name string) *Cluster { return &Cluster{Name: name, ID: "id-of-" + name} }
+
+// newSide is a side with pods and services, and one node.
+func newSide(name string, pods []string, services, nodes string) *side {
+	f := discovery.Facts{PodCIDRs: facts(pods...)}
+	if services != "" {
+		f.ServiceCIDRs = facts(services)
+	}
+	if nodes != "" {
+		f.NodeCIDRs = facts(nodes)
+		f.Nodes = []discovery.Node{{Name: name + "-1", InternalIPs: []netip.Addr{prefix(nodes).Addr().Next().Next()}, Ready: true}}
+	}
+	return &side{
+		Cluster: peerNamed(name), facts: f, internal: ipam.DefaultInternal(), publicKey: "public key of " + name,
+		ledger: &v1alpha1.ClusterNetwork{Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: ipam.DefaultInternal()}}},
+	}
+}
+
+// withEntry gives the side's ledger an entry for the peer.
+func (s *side) withEntry(peer *side, index int32) *v1alpha1.PeerAllocation {
+	s.ledger.Spec.Peers = append(s.ledger.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: peer.ID, Name: objectName(peer.Name), Index: index})
+	return &s.ledger.Spec.Peers[len(s.ledger.Spec.Peers)-1]
+}
+
+func node(name string, ready bool, addresses ...string) *corev1.Node {
+	status := corev1.ConditionFalse
+	if ready {
+		status = corev1.ConditionTrue
+	}
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-of-" + name)}}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: status}}
+	for _, a := range addresses {
+		n.Status.Addresses = append(n.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a})
+	}
+	return n
+}
+
+func report(nodeName, address string, kernel *v1alpha1.KernelFacts) v1alpha1.NodeNetwork {
+	return v1alpha1.NodeNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: address},
+		Spec:       v1alpha1.NodeNetworkSpec{NodeName: nodeName},
+		Status:     v1alpha1.NodeNetworkStatus{Kernel: kernel},
+	}
+}
+
+// kindOf returns the Kind of an Error, and says if err is none.
+func kindOf(t *testing.T, err error) Kind {
+	t.Helper()
+	e := (*Error)(nil)
+	if !errors.As(err, &e) {
+		t.Fatalf("want an Error, got %T: %v", err, err)
+	}
+	return e.Kind
+}
+
+func overlapping(all []ipam.Use, p netip.Prefix) error {
+	for _, u := range all {
+		if u.Prefix.Overlaps(p) {
+			return fmt.Errorf("%s overlaps %s", p, u)
+		}
+	}
+	return nil
+}
+
+func podWith(address string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pod-" + address},
+		Status:     corev1.PodStatus{PodIP: address, Phase: corev1.PodPending},
+	}
+}

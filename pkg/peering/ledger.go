@@ -1,0 +1,226 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// maxPeers is the number of ledger entries that interface names, VNIs and
+// gateway addresses have room for (see pkg/ipam, overlay.go).
+const maxPeers = 511
+
+// errTornDown says that the ledger is being removed by another command.
+var errTornDown = errors.New("liqonet is being removed from the cluster")
+
+// ledger reads the cluster's ledger; nil where liqonet is not installed.
+func (c *Cluster) ledger(ctx context.Context) (*v1alpha1.ClusterNetwork, error) {
+	cn := &v1alpha1.ClusterNetwork{}
+	err := c.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.ClusterNetworkName}, cn)
+	if absent(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, c.fail("read ClusterNetwork "+v1alpha1.ClusterNetworkName, err)
+	}
+	return cn, nil
+}
+
+// absent says that an object, or its whole kind, is not there.
+func absent(err error) bool {
+	return apierrors.IsNotFound(err) || meta.IsNoMatchError(err)
+}
+
+// updateLedger changes the ledger by read, modify and write until nobody else
+// came between. It returns what was written. change may return errUnchanged.
+func (c *Cluster) updateLedger(ctx context.Context, change func(*v1alpha1.ClusterNetwork) error) (*v1alpha1.ClusterNetwork, error) {
+	for {
+		cn, err := c.ledger(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if cn == nil || !cn.DeletionTimestamp.IsZero() {
+			return nil, errTornDown
+		}
+		if err := change(cn); errors.Is(err, errUnchanged) {
+			return cn, nil
+		} else if err != nil {
+			return nil, err
+		}
+		err = c.Client.Update(ctx, cn, client.FieldOwner(v1alpha1.FieldManager))
+		switch {
+		case err == nil:
+			return cn, nil
+		case apierrors.IsConflict(err), absent(err):
+			continue
+		default:
+			return nil, c.fail("update ClusterNetwork "+cn.Name, err)
+		}
+	}
+}
+
+var errUnchanged = errors.New("unchanged")
+
+// claim makes sure that the ledger exists and has an entry for the peer.
+// The custom resource definitions have to be there.
+func (c *Cluster) claim(ctx context.Context, peer *Cluster, internal netip.Prefix) (alloc v1alpha1.PeerAllocation, changed bool, err error) {
+	for {
+		cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+			changed = false
+			if a := allocation(cn, peer.ID); a != nil {
+				return errUnchanged
+			}
+			a, err := newAllocation(cn, peer)
+			if err != nil {
+				return c.fail("claim an entry of the ledger", err)
+			}
+			cn.Spec.Peers = append(cn.Spec.Peers, a)
+			changed = true
+			return nil
+		})
+		if err == nil {
+			return *allocation(cn, peer.ID), changed, nil
+		}
+		if !errors.Is(err, errTornDown) {
+			return alloc, false, err
+		}
+		cn, err = c.ledger(ctx)
+		if err != nil {
+			return alloc, false, err
+		}
+		if cn != nil && !cn.DeletionTimestamp.IsZero() {
+			return alloc, false, errTornDown
+		}
+		if cn != nil {
+			continue // somebody has made it since
+		}
+		if err := c.createLedger(ctx, internal); err != nil {
+			return alloc, false, err
+		}
+	}
+}
+
+// createLedger makes an empty ledger where there is none. It applies it instead
+// of creating it: for two seconds after a custom resource definition was
+// established the API server holds up every create request, but no other one.
+func (c *Cluster) createLedger(ctx context.Context, internal netip.Prefix) error {
+	u, err := wanted(newLedger(internal))
+	if err != nil {
+		return err
+	}
+	err = c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager))
+	switch {
+	case absent(err):
+		return errTornDown
+	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
+		// Somebody else made it meanwhile, with another range.
+		return nil
+	default:
+		return c.fail("create ClusterNetwork "+v1alpha1.ClusterNetworkName, err)
+	}
+}
+
+func newLedger(internal netip.Prefix) *v1alpha1.ClusterNetwork {
+	return &v1alpha1.ClusterNetwork{
+		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "ClusterNetwork"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name:       v1alpha1.ClusterNetworkName,
+			Labels:     map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
+			Finalizers: []string{v1alpha1.UninstallFinalizer},
+		},
+		Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: internal}},
+	}
+}
+
+// release takes the peer's entry out of the ledger. Where it was the last one
+// it marks the ledger as being removed, in a way that fails if somebody claimed
+// an entry meanwhile, and says so.
+func (c *Cluster) release(ctx context.Context, peerID string) (last bool, err error) {
+	for {
+		cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+			if allocation(cn, peerID) == nil {
+				return errUnchanged
+			}
+			cn.Spec.Peers = slices.DeleteFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID })
+			return nil
+		})
+		if errors.Is(err, errTornDown) {
+			return true, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		if len(cn.Spec.Peers) > 0 {
+			return false, nil
+		}
+		err = c.Client.Delete(ctx, cn, client.Preconditions{UID: &cn.UID, ResourceVersion: &cn.ResourceVersion})
+		switch {
+		case err == nil, absent(err):
+			return true, nil
+		case apierrors.IsConflict(err):
+			continue
+		default:
+			return false, c.fail("delete ClusterNetwork "+cn.Name, err)
+		}
+	}
+}
+
+// allocation returns the peer's entry, nil if there is none.
+func allocation(cn *v1alpha1.ClusterNetwork, peerID string) *v1alpha1.PeerAllocation {
+	for i := range cn.Spec.Peers {
+		if cn.Spec.Peers[i].ClusterID == peerID {
+			return &cn.Spec.Peers[i]
+		}
+	}
+	return nil
+}
+
+func newAllocation(cn *v1alpha1.ClusterNetwork, peer *Cluster) (v1alpha1.PeerAllocation, error) {
+	names, indexes := map[string]bool{}, map[int32]bool{}
+	for _, a := range cn.Spec.Peers {
+		names[a.Name], indexes[a.Index] = true, true
+	}
+	index := int32(0)
+	for indexes[index] {
+		index++
+	}
+	if index >= maxPeers {
+		return v1alpha1.PeerAllocation{}, fmt.Errorf("all %d entries are taken: unpeer another cluster first", maxPeers)
+	}
+	base := objectName(peer.Name)
+	name := base
+	for i := 2; names[name]; i++ {
+		suffix := fmt.Sprintf("-%d", i)
+		name = strings.TrimRight(base[:min(len(base), maxName-len(suffix))], "-") + suffix
+	}
+	return v1alpha1.PeerAllocation{ClusterID: peer.ID, Name: name, Index: index}, nil
+}
+
+// maxName leaves room in a Deployment's pods' names (63) for "gateway-", the
+// plane, and two hashes.
+const maxName = 30
+
+var notInName = regexp.MustCompile(`[^a-z0-9]+`)
+
+// objectName turns what a user calls a cluster, e.g.
+// "kubernetes-admin@kubernetes", into a DNS label.
+func objectName(s string) string {
+	s = strings.Trim(notInName.ReplaceAllString(strings.ToLower(s), "-"), "-")
+	s = strings.TrimRight(s[:min(len(s), maxName)], "-")
+	if s == "" {
+		return "peer"
+	}
+	return s
+}

@@ -1,0 +1,430 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+func TestObjectName(t *testing.T) {
+	tests := []struct{ in, want string }{
+		{"cluster-b", "cluster-b"},
+		{"kubernetes-admin@kubernetes", "kubernetes-admin-kubernetes"},
+		{"Cluster_B", "cluster-b"},
+		{"a.conf#admin@one", "a-conf-admin-one"},
+		{"../dir/file.yaml", "dir-file-yaml"},
+		{"--a--", "a"},
+		{"9", "9"},
+		{"arn:aws:eks:eu-west-1:123456789012:cluster/prod", "arn-aws-eks-eu-west-1-12345678"},
+		{"twenty-nine-characters-long-xx-y", "twenty-nine-characters-long-xx"},
+		{"a23456789-123456789-123456789--------b", "a23456789-123456789-123456789"},
+		{"", "peer"},
+		{"@#$", "peer"},
+		{"日本", "peer"},
+		{"Zürich", "z-rich"},
+		{"\xff\xfe", "peer"},
+	}
+	for _, tt := range tests {
+		if got := objectName(tt.in); got != tt.want {
+			t.Errorf("%q: want %q, got %q", tt.in, tt.want, got)
+		}
+	}
+}
+
+func FuzzObjectName(f *testing.F) {
+	for _, s := range []string{"a", "kubernetes-admin@kubernetes", "ÄÖÜ", strings.Repeat("-a", 40)} {
+		f.Add(s)
+	}
+	valid := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+	f.Fuzz(func(t *testing.T, s string) {
+		got := objectName(s)
+		if !valid.MatchString(got) || len(got) > maxName || !utf8.ValidString(got) {
+			t.Errorf("%q gives %q", s, got)
+		}
+		if again := objectName(got); again != got {
+			t.Errorf("%q gives %q, which gives %q", s, got, again)
+		}
+	})
+}
+
+func TestNewAllocation(t *testing.T) {
+	entry := func(name string, index int32) v1alpha1.PeerAllocation {
+		return v1alpha1.PeerAllocation{ClusterID: "id-of-" + name, Name: name, Index: index}
+	}
+	long := strings.Repeat("x", maxName)
+	tests := []struct {
+		name string
+		have []v1alpha1.PeerAllocation
+		peer string
+		want v1alpha1.PeerAllocation
+	}{
+		{name: "the first one", peer: "b", want: entry("b", 0)},
+		{name: "the next one", have: []v1alpha1.PeerAllocation{entry("b", 0)}, peer: "c", want: entry("c", 1)},
+		{name: "a gap", have: []v1alpha1.PeerAllocation{entry("b", 2), entry("c", 0)}, peer: "d", want: entry("d", 1)},
+		{
+			name: "a name that is taken", have: []v1alpha1.PeerAllocation{entry("b", 0), entry("b-2", 1)}, peer: "B",
+			want: v1alpha1.PeerAllocation{ClusterID: "id-of-B", Name: "b-3", Index: 2},
+		},
+		{
+			name: "a long name that is taken", have: []v1alpha1.PeerAllocation{entry(long, 0)}, peer: long + "@other",
+			want: v1alpha1.PeerAllocation{ClusterID: "id-of-" + long + "@other", Name: long[:maxName-2] + "-2", Index: 1},
+		},
+		{
+			name: "a hyphen where it is cut", have: []v1alpha1.PeerAllocation{entry("a234567890123456789012345678-a", 0)}, peer: "a234567890123456789012345678-a",
+			want: v1alpha1.PeerAllocation{ClusterID: "id-of-a234567890123456789012345678-a", Name: "a234567890123456789012345678-2", Index: 1},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			cn := &v1alpha1.ClusterNetwork{Spec: v1alpha1.ClusterNetworkSpec{Peers: tt.have}}
+			got, err := newAllocation(cn, peerNamed(tt.peer))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got, compare); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	t.Run("until it is full", func(t *testing.T) {
+		cn := &v1alpha1.ClusterNetwork{}
+		names := map[string]bool{}
+		for i := range maxPeers {
+			a, err := newAllocation(cn, &Cluster{Name: "dev", ID: fmt.Sprint(i)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if int(a.Index) != i || names[a.Name] || len(a.Name) > maxName {
+				t.Fatalf("entry %d is %+v", i, a)
+			}
+			for plane := range ipam.Planes {
+				if _, err := gatewayAddress(ipam.DefaultInternal(), a.Index, int32(plane)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			names[a.Name] = true
+			cn.Spec.Peers = append(cn.Spec.Peers, a)
+		}
+		if _, err := newAllocation(cn, peerNamed("one-more")); err == nil {
+			t.Error("an entry too many")
+		}
+	})
+}
+
+// ledgerOf returns a ledger with entries for the peers.
+func ledgerOf(peers ...string) *v1alpha1.ClusterNetwork {
+	cn := newLedger(ipam.DefaultInternal())
+	for i, p := range peers {
+		cn.Spec.Peers = append(cn.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: "id-of-" + p, Name: p, Index: int32(i)})
+	}
+	return cn
+}
+
+func readLedger(t *testing.T, c *Cluster) *v1alpha1.ClusterNetwork {
+	t.Helper()
+	cn, err := c.ledger(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cn
+}
+
+// mark begins the removal of the ledger.
+func mark(t *testing.T, c *Cluster) {
+	t.Helper()
+	if err := c.Client.Delete(t.Context(), readLedger(t, c)); err != nil {
+		t.Fatal(err)
+	}
+	if cn := readLedger(t, c); cn == nil || cn.DeletionTimestamp.IsZero() {
+		t.Fatal("the ledger has no finalizer")
+	}
+}
+
+// TestConcurrentClaims: many commands at once never share an index or a name.
+func TestConcurrentClaims(t *testing.T) {
+	const n = 20
+	for name, objs := range map[string][]client.Object{"no ledger yet": nil, "a ledger": {ledgerOf("dev")}} {
+		t.Run(name, func(t *testing.T) {
+			c := newCluster(t, "a", interceptor.Funcs{}, objs...)
+			got := make([]v1alpha1.PeerAllocation, n)
+			var wg sync.WaitGroup
+			for i := range n {
+				wg.Go(func() {
+					// Two clusters each have one name.
+					a, isNew, err := c.claim(t.Context(), &Cluster{Name: fmt.Sprint("dev-", i/2), ID: fmt.Sprint("id-", i)}, ipam.DefaultInternal())
+					if err != nil || !isNew {
+						t.Errorf("claim %d: new %t, %v", i, isNew, err)
+					}
+					got[i] = a
+				})
+			}
+			wg.Wait()
+			cn := readLedger(t, c)
+			if want := n + len(objs); len(cn.Spec.Peers) != want {
+				t.Errorf("want %d entries, got %d", want, len(cn.Spec.Peers))
+			}
+			names, indexes := map[string]bool{}, map[int32]bool{}
+			for _, a := range cn.Spec.Peers {
+				if names[a.Name] || indexes[a.Index] {
+					t.Errorf("given out twice: %+v", a)
+				}
+				names[a.Name], indexes[a.Index] = true, true
+			}
+			for i, a := range got {
+				if have := allocation(cn, fmt.Sprint("id-", i)); have == nil || !cmp.Equal(*have, a, compare) {
+					t.Errorf("claim %d returned %+v, the ledger has %+v", i, a, have)
+				}
+			}
+			// Claimed again, everybody gets the same.
+			for i, want := range got {
+				a, isNew, err := c.claim(t.Context(), &Cluster{Name: "renamed", ID: fmt.Sprint("id-", i)}, prefix("10.81.0.0/19"))
+				if err != nil || isNew || !cmp.Equal(a, want, compare) {
+					t.Errorf("claim %d again: %+v, new %t, %v", i, a, isNew, err)
+				}
+			}
+			if after := readLedger(t, c); after.ResourceVersion != cn.ResourceVersion {
+				t.Error("the ledger was written though nothing changed")
+			}
+		})
+	}
+}
+
+// TestConcurrentClaimsOfOnePeer: two commands for the same pair share an entry.
+func TestConcurrentClaimsOfOnePeer(t *testing.T) {
+	c := newCluster(t, "a", interceptor.Funcs{})
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Go(func() {
+			if a, _, err := c.claim(t.Context(), peerNamed("b"), ipam.DefaultInternal()); err != nil || a.Index != 0 || a.Name != "b" {
+				t.Errorf("got %+v, %v", a, err)
+			}
+		})
+	}
+	wg.Wait()
+	if cn := readLedger(t, c); len(cn.Spec.Peers) != 1 {
+		t.Errorf("the ledger has %+v", cn.Spec.Peers)
+	}
+}
+
+var ledgerResource = schema.GroupResource{Group: "liqonet.io", Resource: "clusternetworks"}
+
+func TestUpdateLedgerRetries(t *testing.T) {
+	updates := 0
+	c := newCluster(t, "a", interceptor.Funcs{
+		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			if updates++; updates <= 3 {
+				return apierrors.NewConflict(ledgerResource, "cluster", errors.New("somebody was faster"))
+			}
+			return c.Update(ctx, obj, opts...)
+		},
+	}, ledgerOf("b"))
+	calls := 0
+	cn, err := c.updateLedger(t.Context(), func(cn *v1alpha1.ClusterNetwork) error {
+		calls++
+		if len(cn.Spec.Peers) != 1 {
+			t.Errorf("a retry begins with what was not written: %+v", cn.Spec.Peers)
+		}
+		cn.Spec.Peers = nil
+		return nil
+	})
+	if err != nil || updates != 4 || calls != 4 || len(cn.Spec.Peers) != 0 {
+		t.Errorf("%d updates, %d calls, %+v, %v", updates, calls, cn, err)
+	}
+}
+
+func TestUpdateLedgerErrors(t *testing.T) {
+	failing := errors.New("broken")
+	tests := []struct {
+		name   string
+		funcs  interceptor.Funcs
+		objs   []client.Object
+		change error
+		want   error
+	}{
+		{name: "no ledger", want: errTornDown},
+		{name: "the change fails", objs: []client.Object{ledgerOf("b")}, change: failing, want: failing},
+		{name: "nothing to change", objs: []client.Object{ledgerOf("b")}, change: errUnchanged},
+		{name: "the update fails", objs: []client.Object{ledgerOf("b")}, want: failing, funcs: interceptor.Funcs{
+			Update: func(context.Context, client.WithWatch, client.Object, ...client.UpdateOption) error { return failing },
+		}},
+		{name: "the ledger goes meanwhile", objs: []client.Object{ledgerOf("b")}, want: errTornDown, funcs: interceptor.Funcs{
+			Update: func(ctx context.Context, c client.WithWatch, obj client.Object, _ ...client.UpdateOption) error {
+				obj.SetFinalizers(nil)
+				return errors.Join(c.Update(ctx, obj), c.Delete(ctx, obj), apierrors.NewNotFound(ledgerResource, "cluster"))
+			},
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := newCluster(t, "a", tt.funcs, tt.objs...)
+			_, err := c.updateLedger(t.Context(), func(cn *v1alpha1.ClusterNetwork) error {
+				cn.Spec.Peers = nil
+				return tt.change
+			})
+			if !errors.Is(err, tt.want) {
+				t.Errorf("want %v, got %v", tt.want, err)
+			}
+		})
+	}
+}
+
+func TestClaimOnTerminatingLedger(t *testing.T) {
+	c := newCluster(t, "a", interceptor.Funcs{}, ledgerOf("b"))
+	mark(t, c)
+	before := readLedger(t, c)
+	for _, peer := range []string{"b", "c"} {
+		if _, isNew, err := c.claim(t.Context(), peerNamed(peer), ipam.DefaultInternal()); !errors.Is(err, errTornDown) || isNew {
+			t.Errorf("%s: want errTornDown, got %v", peer, err)
+		}
+	}
+	if diff := cmp.Diff(before, readLedger(t, c), compare); diff != "" {
+		t.Errorf("the ledger was changed:\n%s", diff)
+	}
+}
+
+func TestClaimWhenFull(t *testing.T) {
+	cn := newLedger(ipam.DefaultInternal())
+	for i := range maxPeers {
+		cn.Spec.Peers = append(cn.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: fmt.Sprint(i), Name: fmt.Sprint("p", i), Index: int32(i)})
+	}
+	c := newCluster(t, "a", interceptor.Funcs{}, cn)
+	if _, _, err := c.claim(t.Context(), peerNamed("b"), ipam.DefaultInternal()); err == nil || !strings.Contains(err.Error(), "unpeer another") {
+		t.Errorf("got %v", err)
+	}
+	if got := len(readLedger(t, c).Spec.Peers); got != maxPeers {
+		t.Errorf("the ledger has %d entries", got)
+	}
+}
+
+func TestRelease(t *testing.T) {
+	tests := []struct {
+		name  string
+		have  []string
+		none  bool
+		peer  string
+		last  bool
+		after []string
+		// marked says that the ledger is to be removed afterwards.
+		marked bool
+	}{
+		{name: "one of two", have: []string{"b", "c"}, peer: "b", after: []string{"c"}},
+		{name: "the last one", have: []string{"b"}, peer: "b", last: true, marked: true},
+		{name: "not there, others are", have: []string{"c"}, peer: "b", after: []string{"c"}},
+		{name: "an empty ledger", peer: "b", last: true, marked: true},
+		{name: "no ledger", none: true, peer: "b", last: true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var objs []client.Object
+			if !tt.none {
+				objs = append(objs, ledgerOf(tt.have...))
+			}
+			c := newCluster(t, "a", interceptor.Funcs{}, objs...)
+			for _, again := range []bool{false, true} {
+				last, err := c.release(t.Context(), "id-of-"+tt.peer)
+				if err != nil || last != tt.last {
+					t.Fatalf("again %t: last %t, %v", again, last, err)
+				}
+				cn := readLedger(t, c)
+				if cn == nil {
+					if !tt.none {
+						t.Fatal("the ledger is gone at once")
+					}
+					continue
+				}
+				var after []string
+				for _, a := range cn.Spec.Peers {
+					after = append(after, a.Name)
+				}
+				if diff := cmp.Diff(tt.after, after, compare); diff != "" || cn.DeletionTimestamp.IsZero() == tt.marked {
+					t.Errorf("marked %t, entries:\n%s", !cn.DeletionTimestamp.IsZero(), diff)
+				}
+			}
+		})
+	}
+}
+
+// TestReleaseAndClaim: a claim that comes between the release of the last entry
+// and the removal wins.
+func TestReleaseAndClaim(t *testing.T) {
+	var c *Cluster
+	once := sync.Once{}
+	c = newCluster(t, "a", interceptor.Funcs{
+		Delete: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			once.Do(func() {
+				if _, isNew, err := c.claim(ctx, peerNamed("c"), ipam.DefaultInternal()); err != nil || !isNew {
+					t.Errorf("claim: new %t, %v", isNew, err)
+				}
+			})
+			return w.Delete(ctx, obj, opts...)
+		},
+	}, ledgerOf("b"))
+	last, err := c.release(t.Context(), "id-of-b")
+	if err != nil || last {
+		t.Errorf("last %t, %v", last, err)
+	}
+	cn := readLedger(t, c)
+	if cn == nil || !cn.DeletionTimestamp.IsZero() || len(cn.Spec.Peers) != 1 || cn.Spec.Peers[0].Name != "c" {
+		t.Errorf("the ledger is %+v", cn)
+	}
+}
+
+// TestReleasesAndClaims runs many of both: the ledger is never marked while
+// somebody has an entry.
+func TestReleasesAndClaims(t *testing.T) {
+	c := newCluster(t, "a", interceptor.Funcs{})
+	var wg sync.WaitGroup
+	holding := make([]bool, 8)
+	for i := range holding {
+		wg.Go(func() {
+			peer := &Cluster{Name: fmt.Sprint("p", i), ID: fmt.Sprint(i)}
+			for round := range 8 {
+				_, _, err := c.claim(t.Context(), peer, ipam.DefaultInternal())
+				if errors.Is(err, errTornDown) {
+					// It stays as it is: a new one of the fake client would begin with
+					// the same resourceVersions, which no API server's does.
+					if cn, err := c.ledger(t.Context()); err != nil || cn == nil || cn.DeletionTimestamp.IsZero() || len(cn.Spec.Peers) > 0 {
+						t.Errorf("torn down, with %+v, %v", cn, err)
+					}
+					return
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				cn, err := c.ledger(t.Context())
+				if err != nil || cn == nil || allocation(cn, peer.ID) == nil || !cn.DeletionTimestamp.IsZero() {
+					t.Errorf("what was claimed is not there: %+v, %v", cn, err)
+					return
+				}
+				if holding[i] = round == 7; !holding[i] {
+					if _, err := c.release(t.Context(), peer.ID); err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			}
+		})
+	}
+	wg.Wait()
+	cn := readLedger(t, c)
+	for i, h := range holding {
+		if h && (cn == nil || allocation(cn, fmt.Sprint(i)) == nil) {
+			t.Errorf("entry %d is lost", i)
+		}
+	}
+}

@@ -1,0 +1,660 @@
+package peering
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty()}
+
+// checkEntry says what is wrong with the ranges that a side gave out.
+func checkEntry(s, peer *side, e *v1alpha1.PeerAllocation) error {
+	used := s.used(s.ledger, peer)
+	ms := mappings(e.Pods)
+	if err := ms.Validate(); err != nil {
+		return err
+	}
+	if e.ExternalCIDR.Bits() != ipam.ExternalBits {
+		return fmt.Errorf("external range %s is not a /%d", e.ExternalCIDR, ipam.ExternalBits)
+	}
+	ranges := append(ms.Mapped(), e.ExternalCIDR.Prefix)
+	for i, p := range ranges {
+		if err := overlapping(used, p); err != nil {
+			return err
+		}
+		for _, o := range ranges[:i] {
+			if p.Overlaps(o) {
+				return fmt.Errorf("%s overlaps %s, both of the peer", p, o)
+			}
+		}
+	}
+	for _, f := range peer.facts.PodCIDRs {
+		if !slices.ContainsFunc(ms, func(m ipam.Mapping) bool { return m.Real.Overlaps(f.Value) && m.Real.Bits() <= f.Value.Bits() }) {
+			return fmt.Errorf("pods %s have no mapping in %v", f.Value, ms)
+		}
+	}
+	return nil
+}
+
+func TestAllocate(t *testing.T) {
+	const own, services, nodes = "10.10.0.0/16", "10.96.0.0/12", "172.18.0.0/16"
+	tests := []struct {
+		name string
+		// pods and nodes of the peer.
+		pods  []string
+		nodes string
+		setup func(s, peer *side)
+		// want are the mapped ranges; "" for any that is free.
+		want     []string
+		external string
+	}{
+		{name: "disjoint ranges are kept", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"}},
+		{name: "equal ranges", pods: []string{own}, want: []string{""}},
+		{name: "inside of the own range", pods: []string{"10.10.128.0/17"}, want: []string{""}},
+		{name: "around the own range", pods: []string{"10.8.0.0/13"}, want: []string{""}},
+		{name: "inside of the services", pods: []string{"10.100.4.0/24"}, want: []string{""}},
+		{name: "one of two in conflict", pods: []string{"10.10.0.0/18", "10.20.0.0/18"}, want: []string{"", "10.20.0.0/18"}},
+		{name: "many small ranges", pods: []string{"10.10.0.0/24", "10.10.1.0/24", "10.10.2.0/24", "10.21.0.0/24"}, want: []string{"", "", "", "10.21.0.0/24"}},
+		{name: "a range that the other's external one would be", pods: []string{"10.70.0.0/16"}, want: []string{"10.70.0.0/16"}},
+		{name: "the overlay's internal range", pods: []string{"10.80.16.0/20"}, want: []string{""}},
+		{
+			name: "another peer's pods", pods: []string{"10.20.0.0/16"}, want: []string{""},
+			setup: func(s, _ *side) {
+				e := s.withEntry(newSide("other", nil, "", ""), 9)
+				e.Pods = []v1alpha1.CIDRMapping{mapping("10.244.0.0/17", "10.20.128.0/17")}
+				e.ExternalCIDR = cidr("10.60.0.0/18")
+			},
+		},
+		{
+			name: "another peer's nodes", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"},
+			setup: func(s, _ *side) {
+				s.withEntry(newSide("other", nil, "", ""), 9).ExternalCIDR = cidr("10.70.0.0/18")
+			},
+		},
+		{
+			name: "another peer that has no ranges yet", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"},
+			setup: func(s, _ *side) { s.withEntry(newSide("other", nil, "", ""), 9) },
+		},
+		{
+			name: "a node's route", pods: []string{"10.20.0.0/16"}, want: []string{""},
+			setup: func(s, _ *side) {
+				n := report("n1", "10.80.0.1", nil)
+				n.Status.Routes = v1alpha1.NewCIDRs(prefix("10.20.30.0/24"), prefix("10.70.1.0/24"))
+				s.nodes = []v1alpha1.NodeNetwork{n}
+			},
+		},
+		{name: "the peer's nodes have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, nodes: "10.20.0.0/24", want: []string{""}},
+		{
+			name: "the peer's nodes have external addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
+			setup: func(_, peer *side) {
+				peer.facts.Nodes = []discovery.Node{{Name: "n", ExternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}}}
+			},
+		},
+		{
+			name: "an own node outside of all ranges", pods: []string{"10.20.0.0/16"}, want: []string{""},
+			setup: func(s, _ *side) {
+				s.facts.Nodes = append(s.facts.Nodes, discovery.Node{Name: "far", InternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}})
+			},
+		},
+		{
+			name: "the previous one is kept, though it need not be mapped any more", pods: []string{"10.20.0.0/16"}, want: []string{"10.33.0.0/16"}, external: "10.61.0.0/18",
+			setup: func(s, _ *side) {
+				s.ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
+				s.ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+			},
+		},
+		{
+			name: "the previous one has become a conflict", pods: []string{"10.10.0.0/16"}, want: []string{""}, external: "10.61.0.0/18",
+			setup: func(s, _ *side) {
+				s.ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.10.0.0/16", "10.33.0.0/16")}
+				s.ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+				n := report("n1", "10.80.0.1", nil)
+				n.Status.Routes = v1alpha1.NewCIDRs(prefix("10.33.7.0/24"))
+				s.nodes = []v1alpha1.NodeNetwork{n}
+			},
+		},
+		{
+			name: "the peer has other pods than before", pods: []string{"10.25.0.0/16"}, want: []string{"10.25.0.0/16"}, external: "10.61.0.0/18",
+			setup: func(s, _ *side) {
+				s.ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
+				s.ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+			},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s, peer := newSide("a", []string{own}, services, nodes), newSide("b", tt.pods, "", tt.nodes)
+			s.withEntry(peer, 3)
+			if tt.setup != nil {
+				tt.setup(s, peer)
+			}
+			others := slices.Clone(s.ledger.Spec.Peers[1:])
+			if err := s.allocate(s.ledger, peer); err != nil && !errors.Is(err, errUnchanged) {
+				t.Fatal(err)
+			}
+			got := s.ledger.Spec.Peers[0]
+			if err := checkEntry(s, peer, &got); err != nil {
+				t.Error(err)
+			}
+			if len(got.Pods) != len(tt.want) {
+				t.Fatalf("want %d mappings, got %v", len(tt.want), got.Pods)
+			}
+			for i, want := range tt.want {
+				if want != "" && got.Pods[i].Mapped != cidr(want) {
+					t.Errorf("want %s mapped to %s, got %s", got.Pods[i].Real, want, got.Pods[i].Mapped)
+				}
+				if want == "" && got.Pods[i].Mapped == got.Pods[i].Real {
+					t.Errorf("%s is in conflict and was kept", got.Pods[i].Real)
+				}
+			}
+			if tt.external != "" && got.ExternalCIDR != cidr(tt.external) {
+				t.Errorf("want external %s, got %s", tt.external, got.ExternalCIDR)
+			}
+			if got.Index != 3 || got.ClusterID != peer.ID || got.Name != "b" {
+				t.Errorf("the entry is not the claimed one any more: %+v", got)
+			}
+			if diff := cmp.Diff(others, s.ledger.Spec.Peers[1:], compare); diff != "" {
+				t.Errorf("other entries were changed:\n%s", diff)
+			}
+			// A second time it changes nothing.
+			before := s.ledger.DeepCopy()
+			if err := s.allocate(s.ledger, peer); !errors.Is(err, errUnchanged) {
+				t.Errorf("want errUnchanged the second time, got %v", err)
+			}
+			if diff := cmp.Diff(before, s.ledger, compare); diff != "" {
+				t.Errorf("the second time it changed:\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestAllocateErrors(t *testing.T) {
+	t.Run("no room", func(t *testing.T) {
+		messages := map[string]bool{}
+		for range 20 {
+			s, peer := newSide("a", []string{"10.0.0.0/8", "172.16.0.0/12"}, "192.168.0.0/16", "203.0.113.0/24"), newSide("b", []string{"10.1.0.0/16"}, "", "")
+			s.withEntry(peer, 0)
+			err := s.allocate(s.ledger, peer)
+			if err == nil || kindOf(t, err) != Ranges || !errors.Is(err, ipam.ErrExhausted) {
+				t.Fatalf("want an error of kind Ranges that is ErrExhausted, got %v", err)
+			}
+			if e := s.ledger.Spec.Peers[0]; e.Pods != nil || e.ExternalCIDR.IsValid() {
+				t.Fatalf("the ledger was changed: %+v", e)
+			}
+			messages[err.Error()] = true
+		}
+		if len(messages) != 1 {
+			t.Errorf("the same input gives %d messages: %v", len(messages), messages)
+		}
+	})
+	t.Run("the entry is gone", func(t *testing.T) {
+		s, peer := newSide("a", []string{"10.1.0.0/16"}, "", ""), newSide("b", []string{"10.2.0.0/16"}, "", "")
+		if err := s.allocate(s.ledger, peer); err == nil || errors.Is(err, errUnchanged) {
+			t.Fatalf("want an error, got %v", err)
+		}
+	})
+}
+
+// randomSide has random, often overlapping ranges.
+func randomSide(r *rand.Rand, name string) *side {
+	random := func(minBits, maxBits int) string {
+		bits := minBits + r.IntN(maxBits-minBits+1)
+		p, _ := netip.AddrFrom4([4]byte{10, byte(r.IntN(24) * 8), byte(r.IntN(256)), 0}).Prefix(bits)
+		return p.String()
+	}
+	pods := []string{random(14, 24)}
+	for range r.IntN(3) {
+		if p := random(18, 24); !prefix(p).Overlaps(prefix(pods[0])) {
+			pods = append(pods, p)
+		}
+	}
+	s := newSide(name, pods, random(14, 22), random(16, 24))
+	for i := range r.IntN(4) {
+		n := report(fmt.Sprint("n", i), fmt.Sprintf("10.80.0.%d", i+1), &v1alpha1.KernelFacts{Geneve: true, VXLAN: true, WireGuard: true})
+		n.Status.Routes = v1alpha1.NewCIDRs(prefix(random(16, 28)))
+		s.nodes = append(s.nodes, n)
+	}
+	internal, err := ipam.Allocate(ipam.Space{Used: s.ownRanges()}, ipam.InternalRequest(s.ID, s.Name))
+	if err != nil {
+		panic(err)
+	}
+	s.internal = internal[0].Prefix
+	s.ledger.Spec.InternalCIDR = v1alpha1.CIDR{Prefix: s.internal}
+	for i := range r.IntN(4) {
+		o := newSide(fmt.Sprint(name, "-other-", i), []string{random(16, 24)}, "", "")
+		e := s.withEntry(o, int32(i))
+		if err := s.allocate(s.ledger, o); err != nil {
+			panic(err)
+		}
+		_ = e
+	}
+	lb := []discovery.Answer{discovery.Yes, discovery.No, discovery.Unknown}[r.IntN(3)]
+	s.facts.Exposure.LoadBalancer.Value = lb
+	return s
+}
+
+// TestPlanProperties plans for random pairs of clusters and looks whether both
+// halves of the plan belong together.
+func TestPlanProperties(t *testing.T) {
+	rounds := 400
+	if testing.Short() {
+		rounds = 100
+	}
+	for seed := range rounds {
+		r := rand.New(rand.NewPCG(uint64(seed), 1))
+		a, b := randomSide(r, "a"), randomSide(r, "b")
+		a.withEntry(b, int32(r.IntN(maxPeers)))
+		b.withEntry(a, int32(r.IntN(maxPeers)))
+		for _, x := range [][2]*side{{a, b}, {b, a}} {
+			if err := x[0].allocate(x[0].ledger, x[1]); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			if err := checkEntry(x[0], x[1], allocation(x[0].ledger, x[1].ID)); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+		}
+		forA, forB, err := decide(a, b, Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sa, errA := peeringSpec(a, b, forA, nil)
+		sb, errB := peeringSpec(b, a, forB, []string{"192.0.2.1:51840"})
+		if errA != nil || errB != nil {
+			t.Fatal(errA, errB)
+		}
+		agree(t, seed, a, b, sa, sb)
+		agree(t, seed, b, a, sb, sa)
+		if sa.Planes[0].Endpoints != nil || len(sb.Planes[0].Endpoints) != 1 {
+			t.Errorf("seed %d: endpoints are not those given: %v, %v", seed, sa.Planes, sb.Planes)
+		}
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// agree says whether a's Peering is what b's one expects.
+func agree(t *testing.T, seed int, a, b *side, sa, sb v1alpha1.PeeringSpec) {
+	t.Helper()
+	if diff := cmp.Diff(sa.Remote.Pods, sb.Local.Pods, compare); diff != "" {
+		t.Errorf("seed %d: what %s calls remote is not what %s calls local:\n%s", seed, a.Name, b.Name, diff)
+	}
+	if sa.Remote.ExternalCIDR != sb.Local.ExternalCIDR {
+		t.Errorf("seed %d: external ranges differ: %s, %s", seed, sa.Remote.ExternalCIDR, sb.Local.ExternalCIDR)
+	}
+	if sa.Remote.ClusterID != b.ID || sa.Remote.Name != b.Name || sa.Index != allocation(a.ledger, b.ID).Index {
+		t.Errorf("seed %d: not the peer: %+v", seed, sa.Remote)
+	}
+	if sa.Local.InternalCIDR.Prefix != a.internal {
+		t.Errorf("seed %d: internal range is %s, want %s", seed, sa.Local.InternalCIDR, a.internal)
+	}
+	if len(sa.Planes) != 1 || sa.Planes[0].Index != 0 || sa.Planes[0].RemotePublicKey != b.publicKey {
+		t.Errorf("seed %d: plane is %+v", seed, sa.Planes)
+	}
+	if sa.Planes[0].Role == sb.Planes[0].Role {
+		t.Errorf("seed %d: both are a %s", seed, sa.Planes[0].Role)
+	}
+	// What b's gateway will give itself, as a's side knows it.
+	number, err := ipam.GatewayNumber(int(sb.Index), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := ipam.GatewayAddr(sb.Local.InternalCIDR.Prefix, number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := ipam.ExternalMapping(sb.Local.InternalCIDR.Prefix, sb.Local.ExternalCIDR.Prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want, _ := m.Translate(own); sa.Planes[0].RemoteAddress.Addr != want {
+		t.Errorf("seed %d: gateway of %s is known as %s, want %s", seed, b.Name, sa.Planes[0].RemoteAddress, want)
+	}
+	p := v1alpha1.Peering{Spec: sa}
+	if !slices.ContainsFunc(p.RemoteRanges(), func(r netip.Prefix) bool { return r.Contains(sa.Planes[0].RemoteAddress.Addr) }) {
+		t.Errorf("seed %d: %s is in none of %v", seed, sa.Planes[0].RemoteAddress, p.RemoteRanges())
+	}
+}
+
+func TestPeeringSpec(t *testing.T) {
+	a, b := newSide("a", []string{"10.1.0.0/16"}, "", ""), newSide("b", []string{"10.1.0.0/16"}, "", "")
+	b.ledger.Spec.InternalCIDR = cidr("10.81.32.0/19")
+	*a.withEntry(b, 7) = v1alpha1.PeerAllocation{
+		ClusterID: b.ID, Name: "b", Index: 7, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
+	}
+	*b.withEntry(a, 2) = v1alpha1.PeerAllocation{
+		ClusterID: a.ID, Name: "a", Index: 2, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, ExternalCIDR: cidr("10.70.128.0/18"),
+	}
+	d := decided{role: v1alpha1.Client, overlay: "vxlan", wireguard: "userspace"}
+	want := v1alpha1.PeeringSpec{
+		Index: 7,
+		Local: v1alpha1.LocalNetwork{
+			Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.70.128.0/18"),
+		},
+		Remote: v1alpha1.RemoteNetwork{
+			ClusterID: b.ID, Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
+		},
+		Overlay: "vxlan",
+		Planes: []v1alpha1.Plane{{
+			Role: v1alpha1.Client, WireGuard: "userspace", RemotePublicKey: "public key of b",
+			// b's gateway 2*4+0 from the end of 10.81.32.0/19 is 10.81.63.246.
+			RemoteAddress: v1alpha1.IP{Addr: netip.MustParseAddr("10.70.95.246")},
+			Endpoints:     []string{"192.0.2.1:51840"},
+		}},
+	}
+	got, err := peeringSpec(a, b, d, []string{"192.0.2.1:51840"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got, compare); diff != "" {
+		t.Error(diff)
+	}
+	t.Run("the name is not changed by what the peer is called later", func(t *testing.T) {
+		a.existing = &v1alpha1.Peering{Spec: want}
+		a.existing.Spec.Remote.Name = "once"
+		got, err := peeringSpec(a, b, d, nil)
+		if err != nil || got.Remote.Name != "once" {
+			t.Errorf("got %q, %v", got.Remote.Name, err)
+		}
+	})
+	t.Run("an entry is gone", func(t *testing.T) {
+		b.ledger.Spec.Peers = nil
+		if _, err := peeringSpec(a, b, d, nil); err == nil {
+			t.Error("no error")
+		}
+	})
+}
+
+func TestDecideRoles(t *testing.T) {
+	as := func(r v1alpha1.Role) *v1alpha1.Peering {
+		return &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "vxlan", Planes: []v1alpha1.Plane{{Role: r, WireGuard: "kernel"}}}}
+	}
+	tests := []struct {
+		name                 string
+		lbA, lbB             discovery.Answer
+		existingA, existingB *v1alpha1.Peering
+		aIsServer            bool
+	}{
+		{name: "by ID", aIsServer: true},
+		{name: "both have load balancers", lbA: discovery.Yes, lbB: discovery.Yes, aIsServer: true},
+		{name: "a has load balancers", lbA: discovery.Yes, lbB: discovery.No, aIsServer: true},
+		{name: "b has load balancers", lbA: discovery.Unknown, lbB: discovery.Yes},
+		{name: "unknown is not yes", lbA: discovery.No, lbB: discovery.Unknown, aIsServer: true},
+		{name: "a was the client", existingA: as(v1alpha1.Client)},
+		{name: "a was the client, and has load balancers now", lbA: discovery.Yes, existingA: as(v1alpha1.Client), existingB: as(v1alpha1.Server)},
+		{name: "b was the server", existingB: as(v1alpha1.Server)},
+		{name: "b was the client, and has load balancers now", lbB: discovery.Yes, existingB: as(v1alpha1.Client), aIsServer: true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := newSide("a", nil, "", ""), newSide("b", nil, "", "")
+			a.facts.Exposure.LoadBalancer.Value, b.facts.Exposure.LoadBalancer.Value = tt.lbA, tt.lbB
+			a.existing, b.existing = tt.existingA, tt.existingB
+			forA, forB, err := decide(a, b, Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := forA.role == v1alpha1.Server; got != tt.aIsServer || forA.role == forB.role {
+				t.Errorf("a is %s, b is %s", forA.role, forB.role)
+			}
+		})
+	}
+}
+
+// TestDecideOrder: the plan does not depend on which cluster is named first.
+func TestDecideOrder(t *testing.T) {
+	roles := []v1alpha1.Role{"", v1alpha1.Server, v1alpha1.Client}
+	answers := []discovery.Answer{discovery.Yes, discovery.No, discovery.Unknown}
+	wishes := []Options{{}, {Overlay: "auto", WireGuard: "auto", ServiceType: "auto"}, {Overlay: "vxlan", WireGuard: "userspace", ServiceType: "ClusterIP"}}
+	check := func(t *testing.T, contradicting bool) {
+		for i := range 3 * 3 * 3 * 3 * 3 * 4 * 4 {
+			pick := func(n int) int {
+				x := i % n
+				i /= n
+				return x
+			}
+			a, b := newSide("a", nil, "", ""), newSide("b", nil, "", "")
+			wish := wishes[pick(3)]
+			for _, s := range []*side{a, b} {
+				s.facts.Exposure.LoadBalancer.Value = answers[pick(3)]
+				if role := roles[pick(3)]; role != "" {
+					s.existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "vxlan", Planes: []v1alpha1.Plane{{Role: role, WireGuard: "kernel"}}}}
+				}
+				kernel := pick(4)
+				s.nodes = []v1alpha1.NodeNetwork{report("n", "10.80.0.1", &v1alpha1.KernelFacts{Geneve: kernel&1 == 0, VXLAN: true, WireGuard: kernel&2 == 0})}
+			}
+			if a.existing != nil && b.existing != nil && (a.existing.Spec.Planes[0].Role == b.existing.Spec.Planes[0].Role) != contradicting {
+				continue
+			}
+			a1, b1, err1 := decide(a, b, wish)
+			b2, a2, err2 := decide(b, a, wish)
+			if err1 != nil || err2 != nil {
+				t.Fatal(err1, err2)
+			}
+			if a1 != a2 || b1 != b2 {
+				t.Fatalf("a, b: %+v %+v; b, a: %+v %+v", a1, b1, a2, b2)
+			}
+		}
+	}
+	t.Run("roles that fit", func(t *testing.T) { check(t, false) })
+	t.Run("roles that contradict each other", func(t *testing.T) {
+		check(t, true)
+	})
+}
+
+func kernels(k ...v1alpha1.KernelFacts) []v1alpha1.NodeNetwork {
+	var out []v1alpha1.NodeNetwork
+	for i := range k {
+		out = append(out, report(fmt.Sprint("n", i+1), fmt.Sprintf("10.80.0.%d", i+1), &k[i]))
+	}
+	return out
+}
+
+func TestChooseOverlay(t *testing.T) {
+	type kernel = v1alpha1.KernelFacts
+	both, geneve, vxlan, none := kernel{Geneve: true, VXLAN: true}, kernel{Geneve: true}, kernel{VXLAN: true}, kernel{}
+	tests := []struct {
+		name  string
+		nodes []kernel
+		// want by wish; "" is an error that names the nodes.
+		auto, geneve, vxlan v1alpha1.OverlayKind
+		// nodes that errors name.
+		bad string
+	}{
+		{name: "no reports", auto: "geneve", geneve: "geneve", vxlan: "vxlan"},
+		{name: "all can do both", nodes: []kernel{both, both}, auto: "geneve", geneve: "geneve", vxlan: "vxlan"},
+		{name: "geneve only", nodes: []kernel{geneve}, auto: "geneve", geneve: "geneve", bad: "n1"},
+		{name: "vxlan only", nodes: []kernel{vxlan}, auto: "vxlan", vxlan: "vxlan", bad: "n1"},
+		{name: "one node cannot do geneve", nodes: []kernel{both, vxlan}, auto: "vxlan", vxlan: "vxlan", bad: "n2"},
+		{name: "one node cannot do vxlan", nodes: []kernel{geneve, both}, auto: "geneve", geneve: "geneve", bad: "n1"},
+		{name: "nothing in common", nodes: []kernel{geneve, vxlan}, bad: ""},
+		{name: "none can do either", nodes: []kernel{none, none}, bad: "n1, n2"},
+	}
+	for _, tt := range tests {
+		for wish, want := range map[string]v1alpha1.OverlayKind{"auto": tt.auto, "geneve": tt.geneve, "vxlan": tt.vxlan} {
+			t.Run(tt.name+"/"+wish, func(t *testing.T) {
+				s := newSide("a", nil, "", "")
+				s.nodes = kernels(tt.nodes...)
+				got, err := chooseOverlay(s, wish)
+				checkChoice(t, string(want), string(got), err, tt.bad)
+			})
+		}
+	}
+}
+
+func TestChooseWireGuard(t *testing.T) {
+	yes, no := v1alpha1.KernelFacts{WireGuard: true}, v1alpha1.KernelFacts{}
+	tests := []struct {
+		name         string
+		nodes        []v1alpha1.KernelFacts
+		auto, kernel v1alpha1.WireGuardBackend
+	}{
+		{name: "no reports", auto: "kernel", kernel: "kernel"},
+		{name: "all", nodes: []v1alpha1.KernelFacts{yes, yes}, auto: "kernel", kernel: "kernel"},
+		{name: "one of two", nodes: []v1alpha1.KernelFacts{yes, no}, auto: "userspace"},
+		{name: "none", nodes: []v1alpha1.KernelFacts{no}, auto: "userspace"},
+	}
+	for _, tt := range tests {
+		for wish, want := range map[string]v1alpha1.WireGuardBackend{"auto": tt.auto, "kernel": tt.kernel, "userspace": "userspace"} {
+			t.Run(tt.name+"/"+wish, func(t *testing.T) {
+				s := newSide("a", nil, "", "")
+				s.nodes = kernels(tt.nodes...)
+				got, err := chooseWireGuard(s, wish)
+				checkChoice(t, string(want), string(got), err, fmt.Sprint("n", len(tt.nodes)))
+			})
+		}
+	}
+}
+
+// TestChooseAgain: what was decided before is kept where it still can be.
+func TestChooseAgain(t *testing.T) {
+	type kernel = v1alpha1.KernelFacts
+	tests := []struct {
+		name      string
+		kernel    kernel
+		overlay   v1alpha1.OverlayKind
+		wireguard v1alpha1.WireGuardBackend
+		service   corev1.ServiceType
+		options   Options
+		want      decided
+	}{
+		{
+			name: "kept, though another would be chosen now", kernel: kernel{Geneve: true, VXLAN: true, WireGuard: true},
+			overlay: "vxlan", wireguard: "userspace", service: "ClusterIP", want: decided{"Client", "vxlan", "userspace", "ClusterIP"},
+		},
+		{
+			name: "not possible any more", kernel: kernel{Geneve: true},
+			overlay: "vxlan", wireguard: "kernel", service: "LoadBalancer", want: decided{"Client", "geneve", "userspace", "LoadBalancer"},
+		},
+		{
+			name: "overruled", kernel: kernel{Geneve: true, VXLAN: true, WireGuard: true}, overlay: "vxlan", wireguard: "userspace", service: "ClusterIP",
+			options: Options{Overlay: "geneve", WireGuard: "kernel", ServiceType: "NodePort"}, want: decided{"Client", "geneve", "kernel", "NodePort"},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := newSide("a", nil, "", ""), newSide("b", nil, "", "")
+			a.nodes, a.serviceType = kernels(tt.kernel), tt.service
+			b.nodes = kernels(kernel{Geneve: true, VXLAN: true, WireGuard: true})
+			a.existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.overlay, Planes: []v1alpha1.Plane{{Role: "Client", WireGuard: tt.wireguard}}}}
+			got, _, err := decide(a, b, tt.options)
+			if err != nil || got != tt.want {
+				t.Errorf("want %+v, got %+v, %v", tt.want, got, err)
+			}
+		})
+	}
+}
+
+func checkChoice(t *testing.T, want, got string, err error, bad string) {
+	t.Helper()
+	if want != got || (err != nil) != (want == "") {
+		t.Fatalf("want %q, got %q, %v", want, got, err)
+	}
+	if err == nil {
+		return
+	}
+	e := (*Error)(nil)
+	if !errors.As(err, &e) || e.Kind != Usage || e.Hint == "" || e.Cluster != "a" || !strings.Contains(err.Error(), bad) {
+		t.Errorf("want a usage error with a hint that names %q, got %#v", bad, err)
+	}
+}
+
+func TestChooseServiceType(t *testing.T) {
+	tests := []struct {
+		wish string
+		lb   discovery.Answer
+		want corev1.ServiceType
+	}{
+		{"auto", discovery.Unknown, corev1.ServiceTypeNodePort},
+		{"auto", discovery.No, corev1.ServiceTypeNodePort},
+		{"auto", discovery.Yes, corev1.ServiceTypeLoadBalancer},
+		{"NodePort", discovery.Yes, corev1.ServiceTypeNodePort},
+		{"LoadBalancer", discovery.No, corev1.ServiceTypeLoadBalancer},
+		{"ClusterIP", discovery.Yes, corev1.ServiceTypeClusterIP},
+	}
+	for _, tt := range tests {
+		s := newSide("a", nil, "", "")
+		s.facts.Exposure.LoadBalancer.Value = tt.lb
+		if got := chooseServiceType(s, tt.wish); got != tt.want {
+			t.Errorf("wish %q, load balancers %q: want %s, got %s", tt.wish, tt.lb, tt.want, got)
+		}
+	}
+}
+
+func TestServiceEndpoints(t *testing.T) {
+	addr := netip.MustParseAddr
+	nodes := []discovery.Node{
+		{Name: "n1", Ready: true, InternalIPs: []netip.Addr{addr("172.18.0.2"), addr("fd00::2")}, ExternalIPs: []netip.Addr{addr("203.0.113.2")}},
+		{Name: "n2", InternalIPs: []netip.Addr{addr("172.18.0.3")}},
+		{Name: "n3", Ready: true, InternalIPs: []netip.Addr{addr("172.18.0.4")}},
+	}
+	many := func(n int) (out []discovery.Node) {
+		for i := range n {
+			out = append(out, discovery.Node{
+				Name: fmt.Sprint("n", i), Ready: true, InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 18, 0, byte(i + 1)})},
+				ExternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, byte(i + 1)})},
+			})
+		}
+		return out
+	}
+	service := func(kind corev1.ServiceType, nodePort int32, ingress ...corev1.LoadBalancerIngress) *corev1.Service {
+		return &corev1.Service{
+			Spec:   corev1.ServiceSpec{Type: kind, ClusterIP: "10.96.0.7", Ports: []corev1.ServicePort{{Port: 51840, NodePort: nodePort}}},
+			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: ingress}},
+		}
+	}
+	noIP := service(corev1.ServiceTypeClusterIP, 0)
+	noIP.Spec.ClusterIP = ""
+	tests := []struct {
+		name  string
+		svc   *corev1.Service
+		nodes []discovery.Node
+		want  []string
+	}{
+		{
+			name: "node port: ready nodes, internal addresses first", svc: service(corev1.ServiceTypeNodePort, 30001), nodes: nodes,
+			want: []string{"172.18.0.2:30001", "[fd00::2]:30001", "172.18.0.4:30001", "203.0.113.2:30001"},
+		},
+		{name: "node port that is not given yet", svc: service(corev1.ServiceTypeNodePort, 0), nodes: nodes},
+		{name: "no node is ready", svc: service(corev1.ServiceTypeNodePort, 30001), nodes: nodes[1:2]},
+		{name: "load balancer without an address", svc: service(corev1.ServiceTypeLoadBalancer, 30001), nodes: nodes},
+		{
+			name: "load balancer", svc: service(corev1.ServiceTypeLoadBalancer, 30001, corev1.LoadBalancerIngress{IP: "203.0.113.9"},
+				corev1.LoadBalancerIngress{Hostname: "lb.example.com"}, corev1.LoadBalancerIngress{IP: "2001:db8::9"}), nodes: nodes,
+			want: []string{"203.0.113.9:51840", "lb.example.com:51840", "[2001:db8::9]:51840"},
+		},
+		{name: "cluster IP", svc: service(corev1.ServiceTypeClusterIP, 0), nodes: nodes, want: []string{"10.96.0.7:51840"}},
+		{name: "cluster IP that is not given yet", svc: noIP, nodes: nodes},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if diff := cmp.Diff(tt.want, serviceEndpoints(tt.svc, tt.nodes), compare); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	t.Run("no more than a Peering has room for", func(t *testing.T) {
+		if got := serviceEndpoints(service(corev1.ServiceTypeNodePort, 30001), many(40)); len(got) != maxEndpoints {
+			t.Errorf("got %d", len(got))
+		}
+	})
+	t.Run("of many nodes, external addresses are among them", func(t *testing.T) {
+		got := serviceEndpoints(service(corev1.ServiceTypeNodePort, 30001), many(16))
+		if !slices.ContainsFunc(got, func(e string) bool { return strings.HasPrefix(e, "203.0.113.") }) {
+			t.Errorf("only %v", got)
+		}
+	})
+}

@@ -1,0 +1,203 @@
+package peering
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+// silence is how long after its last report an agent is taken for dead.
+const (
+	silence     = 3 * v1alpha1.ReportInterval
+	nodeSilence = 3 * v1alpha1.NodeReportInterval
+)
+
+// State of a peering, as one side sees it.
+type State string
+
+const (
+	// Connected is a tunnel by which packets pass, from every node that is ready.
+	Connected State = "Connected"
+	// Degraded is a tunnel by which packets pass, but not from every node.
+	Degraded State = "Degraded"
+	// Disconnected is a tunnel by which no packet passes.
+	Disconnected State = "Disconnected"
+	// Unknown is a gateway that has not reported for a while.
+	Unknown State = "Unknown"
+)
+
+// View is one side's view of a peering: what was decided and what is measured.
+type View struct {
+	Cluster string `json:"cluster"`
+	Peer    string `json:"peer"`
+	PeerID  string `json:"peerID"`
+	State   State  `json:"state"`
+	Message string `json:"message,omitempty"`
+	// LocalPods are the cluster's own ranges and what the peer knows them by.
+	LocalPods ipam.Mappings `json:"localPods"`
+	// LocalNodes is the same for its nodes' overlay addresses.
+	LocalNodes ipam.Mapping `json:"localNodes"`
+	// RemotePods are the peer's ranges and what this cluster knows them by.
+	RemotePods ipam.Mappings `json:"remotePods"`
+	Overlay    string        `json:"overlay"`
+	WireGuard  string        `json:"wireguard"`
+	Role       string        `json:"role"`
+	Endpoint   string        `json:"endpoint,omitempty"`
+	Gateway    string        `json:"gatewayNode,omitempty"`
+	MTU        int           `json:"mtu,omitempty"`
+	// RTT is gateway to gateway, the median of the last probes.
+	RTT           *float64   `json:"rttMilliseconds,omitempty"`
+	LossPercent   int        `json:"lossPercent"`
+	LastHandshake *time.Time `json:"lastHandshake,omitempty"`
+	// NodesReady of NodesTotal nodes reach the peer: those that are ready.
+	NodesReady int        `json:"nodesReady"`
+	NodesTotal int        `json:"nodesTotal"`
+	Nodes      []NodeView `json:"nodes"`
+}
+
+// NodeView is one node's part.
+type NodeView struct {
+	Name string `json:"name"`
+	// Address is the node's overlay address, SeenAs how the peer knows it.
+	// Both are missing where no agent has reported.
+	Address netip.Addr `json:"address,omitzero"`
+	SeenAs  netip.Addr `json:"seenAs,omitzero"`
+	Ready   bool       `json:"ready"`
+	// RTT is from the node to the peer's gateway.
+	RTT         *float64 `json:"rttMilliseconds,omitempty"`
+	LossPercent int      `json:"lossPercent"`
+}
+
+// Views returns the cluster's view of each of its peerings, by name.
+func (c *Cluster) Views(ctx context.Context) ([]View, error) {
+	var peerings v1alpha1.PeeringList
+	if err := c.Client.List(ctx, &peerings); absent(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, c.fail("list Peerings", err)
+	}
+	if len(peerings.Items) == 0 {
+		return nil, nil
+	}
+	var nodes v1alpha1.NodeNetworkList
+	if err := c.Client.List(ctx, &nodes); err != nil {
+		return nil, c.fail("list NodeNetworks", err)
+	}
+	ready, err := c.agentNodes(ctx)
+	if err != nil {
+		return nil, c.fail("list nodes", err)
+	}
+	views := make([]View, 0, len(peerings.Items))
+	for i := range peerings.Items {
+		v, err := view(c.Name, &peerings.Items[i], nodes.Items, ready, c.now())
+		if err != nil {
+			return nil, c.fail("read Peering "+peerings.Items[i].Name, err)
+		}
+		views = append(views, v)
+	}
+	slices.SortFunc(views, func(a, b View) int { return cmp.Compare(a.Peer, b.Peer) })
+	return views, nil
+}
+
+// view is pure.
+func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, readyNodes []string, now time.Time) (View, error) {
+	nodesMapping, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
+	if err != nil {
+		return View{}, err
+	}
+	v := View{
+		Cluster: cluster, Peer: p.Spec.Remote.Name, PeerID: p.Spec.Remote.ClusterID, State: Unknown,
+		LocalPods: mappings(p.Spec.Local.Pods), RemotePods: mappings(p.Spec.Remote.Pods),
+		LocalNodes: nodesMapping,
+		Overlay:    string(p.Spec.Overlay),
+		Nodes:      []NodeView{},
+	}
+	plane := &p.Spec.Planes[0]
+	v.WireGuard, v.Role = string(plane.WireGuard), string(plane.Role)
+	v.NodesTotal = len(readyNodes)
+	for _, name := range readyNodes {
+		nv := NodeView{Name: name}
+		// A node may have an outdated one as well.
+		for i := range nodes {
+			n := &nodes[i]
+			if n.Spec.NodeName != name || nv.Ready {
+				continue
+			}
+			if nv.Address, err = netip.ParseAddr(n.Name); err != nil {
+				return v, err
+			}
+			nv.SeenAs, _ = v.LocalNodes.Translate(nv.Address)
+			if g := n.Gateway(p.Name, plane.Index); g != nil {
+				alive := n.Status.Reported != nil && now.Sub(n.Status.Reported.Time) < nodeSilence
+				nv.Ready = alive && g.Ready && g.ObservedGeneration == p.Generation
+				nv.RTT, nv.LossPercent = milliseconds(g.RTTMicroseconds), int(g.LossPercent)
+			}
+		}
+		if nv.Ready {
+			v.NodesReady++
+		}
+		v.Nodes = append(v.Nodes, nv)
+	}
+	slices.SortFunc(v.Nodes, func(a, b NodeView) int { return cmp.Compare(a.Name, b.Name) })
+
+	s := p.PlaneStatus(plane.Index)
+	if s == nil || s.Reported == nil {
+		v.Message = "the gateway has not reported yet"
+		return v, nil
+	}
+	v.Endpoint, v.Gateway, v.MTU = s.Endpoint, s.NodeName, int(s.MTU)
+	v.RTT, v.LossPercent = milliseconds(s.RTTMicroseconds), int(s.LossPercent)
+	if s.LastHandshake != nil {
+		v.LastHandshake = new(s.LastHandshake.UTC())
+	}
+	switch age := now.Sub(s.Reported.Time); {
+	case age > silence:
+		v.Message = fmt.Sprintf("the gateway has not reported for %s", age.Round(time.Second))
+		v.RTT = nil
+	case !s.Connected:
+		v.State, v.Message = Disconnected, cmp.Or(s.Message, "the gateway does not say why")
+	case len(readyNodes) == 0:
+		v.Message = "no node of the cluster is ready"
+	case v.NodesReady < len(readyNodes):
+		v.State = Degraded
+		v.Message = fmt.Sprintf("%d of %d nodes reach the peer", v.NodesReady, len(readyNodes))
+	default:
+		v.State = Connected
+	}
+	return v, nil
+}
+
+// settled says what is still missing until the Peering, as it is now, works.
+// Empty when nothing is.
+func settled(p *v1alpha1.Peering, v View) string {
+	s := p.PlaneStatus(p.Spec.Planes[0].Index)
+	switch {
+	case s == nil || s.ObservedGeneration != p.Generation:
+		return "the gateway has not applied the configuration"
+	case v.State != Connected:
+		return v.Message
+	default:
+		return ""
+	}
+}
+
+func milliseconds(us int64) *float64 {
+	if us == 0 {
+		return nil
+	}
+	return new(float64(us) / 1000)
+}
+
+func mappings(in []v1alpha1.CIDRMapping) ipam.Mappings {
+	out := make(ipam.Mappings, 0, len(in))
+	for _, m := range in {
+		out = append(out, ipam.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix})
+	}
+	return out
+}

@@ -1,0 +1,289 @@
+package peering
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+// world is what view looks at. It begins with two nodes that all is well on.
+type world struct {
+	peering *v1alpha1.Peering
+	nodes   []v1alpha1.NodeNetwork
+	ready   []string
+	now     time.Time
+}
+
+func newWorld() *world {
+	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+	w := &world{
+		now: now, ready: []string{"n1", "n2"},
+		peering: &v1alpha1.Peering{
+			ObjectMeta: metav1.ObjectMeta{Name: "b", Generation: 4},
+			Spec: v1alpha1.PeeringSpec{
+				Local: v1alpha1.LocalNetwork{
+					Pods: []v1alpha1.CIDRMapping{mapping("10.244.0.0/16", "10.20.0.0/16")}, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.70.64.0/18"),
+				},
+				Remote: v1alpha1.RemoteNetwork{
+					ClusterID: "id-of-b", Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.245.0.0/16", "10.245.0.0/16")}, ExternalCIDR: cidr("10.70.0.0/18"),
+				},
+				Overlay: "geneve",
+				Planes:  []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "kernel"}},
+			},
+			Status: v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
+				ObservedGeneration: 4, NodeName: "n1", MTU: 1390, Connected: true, Endpoint: "192.0.2.1:51840", RTTMicroseconds: 1250, LossPercent: 1,
+				LastHandshake: new(metav1.NewTime(now.Add(-time.Minute))), Reported: new(metav1.NewTime(now.Add(-time.Second))),
+			}}},
+		},
+	}
+	for _, n := range []v1alpha1.NodeNetwork{report("n2", "10.80.0.2", nil), report("n1", "10.80.0.1", nil)} {
+		n.Status.Reported = new(metav1.NewTime(now.Add(-time.Second)))
+		n.Status.Gateways = []v1alpha1.NodeGateway{{Peering: "other", Ready: false}, {Peering: "b", ObservedGeneration: 4, Ready: true, RTTMicroseconds: 500}}
+		w.nodes = append(w.nodes, n)
+	}
+	return w
+}
+
+func (w *world) plane() *v1alpha1.PlaneStatus { return &w.peering.Status.Planes[0] }
+
+func (w *world) gateway(node int) *v1alpha1.NodeGateway { return &w.nodes[node].Status.Gateways[1] }
+
+func (w *world) view(t *testing.T) View {
+	t.Helper()
+	v, err := view("a", w.peering, w.nodes, w.ready, w.now)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func TestView(t *testing.T) {
+	w := newWorld()
+	want := View{
+		Cluster: "a", Peer: "b", PeerID: "id-of-b", State: Connected,
+		LocalPods:  ipam.Mappings{{Real: prefix("10.244.0.0/16"), Mapped: prefix("10.20.0.0/16")}},
+		LocalNodes: ipam.Mapping{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.70.64.0/19")},
+		RemotePods: ipam.Mappings{{Real: prefix("10.245.0.0/16"), Mapped: prefix("10.245.0.0/16")}},
+		Overlay:    "geneve", WireGuard: "kernel", Role: "Server", Endpoint: "192.0.2.1:51840", Gateway: "n1", MTU: 1390,
+		RTT: new(1.25), LossPercent: 1, LastHandshake: new(w.now.Add(-time.Minute)), NodesTotal: 2, NodesReady: 2,
+		Nodes: []NodeView{
+			{Name: "n1", Address: netip.MustParseAddr("10.80.0.1"), SeenAs: netip.MustParseAddr("10.70.64.1"), Ready: true, RTT: new(0.5)},
+			{Name: "n2", Address: netip.MustParseAddr("10.80.0.2"), SeenAs: netip.MustParseAddr("10.70.64.2"), Ready: true, RTT: new(0.5)},
+		},
+	}
+	if diff := cmp.Diff(want, w.view(t), compare); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestViewState(t *testing.T) {
+	tests := []struct {
+		name   string
+		change func(w *world)
+
+		state   State
+		message string
+		nodes   int
+		// settled is what settled says, the message where it is empty.
+		settled string
+	}{
+		{name: "all well", change: func(*world) {}, state: Connected, nodes: 2},
+		{
+			name: "the gateway never reported", change: func(w *world) { w.peering.Status.Planes = nil },
+			state: Unknown, message: "the gateway has not reported yet", nodes: 2, settled: "the gateway has not applied",
+		},
+		{
+			name: "a status without a time", change: func(w *world) { w.plane().Reported = nil },
+			state: Unknown, message: "the gateway has not reported yet", nodes: 2,
+		},
+		{
+			name: "only another plane reported", change: func(w *world) { w.plane().Index = 1 },
+			state: Unknown, message: "the gateway has not reported yet", nodes: 2, settled: "the gateway has not applied",
+		},
+		{
+			name: "just not silent", change: func(w *world) { w.plane().Reported = new(metav1.NewTime(w.now.Add(-silence))) },
+			state: Connected, nodes: 2,
+		},
+		{
+			name: "silent", change: func(w *world) { w.plane().Reported = new(metav1.NewTime(w.now.Add(-silence - time.Second))) },
+			state: Unknown, message: "the gateway has not reported for 16s", nodes: 2,
+		},
+		{
+			name: "silent wins over disconnected", state: Unknown, message: "has not reported for 1m0s", nodes: 2,
+			change: func(w *world) {
+				w.plane().Reported, w.plane().Connected, w.plane().Message = new(metav1.NewTime(w.now.Add(-time.Minute))), false, "no handshake"
+			},
+		},
+		{
+			name: "the clock here is behind", change: func(w *world) { w.plane().Reported = new(metav1.NewTime(w.now.Add(time.Hour))) },
+			state: Connected, nodes: 2,
+		},
+		{
+			name: "disconnected", change: func(w *world) { w.plane().Connected, w.plane().Message = false, "no handshake" },
+			state: Disconnected, message: "no handshake", nodes: 2,
+		},
+		{
+			name: "disconnected, and the gateway does not say why", change: func(w *world) { w.plane().Connected = false },
+			state: Disconnected, nodes: 2, settled: " ",
+		},
+		{
+			name: "a node does not reach the peer", change: func(w *world) { w.gateway(0).Ready = false },
+			state: Degraded, message: "1 of 2 nodes reach the peer", nodes: 1,
+		},
+		{
+			name: "a node has an older configuration", change: func(w *world) { w.gateway(0).ObservedGeneration = 3 },
+			state: Degraded, message: "1 of 2 nodes", nodes: 1,
+		},
+		{
+			name: "a node knows nothing of the peering", change: func(w *world) { w.nodes[1].Status.Gateways = nil },
+			state: Degraded, message: "1 of 2 nodes", nodes: 1,
+		},
+		{
+			name: "a ready node has no agent", change: func(w *world) { w.nodes = w.nodes[:1] },
+			state: Degraded, message: "1 of 2 nodes", nodes: 1,
+		},
+		{
+			name: "a node that is not ready does not count", change: func(w *world) { w.ready, w.gateway(0).Ready = []string{"n1"}, false },
+			state: Connected, nodes: 1,
+		},
+		{
+			name: "the gateway has an older configuration", change: func(w *world) { w.plane().ObservedGeneration = 3 },
+			state: Connected, nodes: 2, settled: "the gateway has not applied",
+		},
+		{
+			name:   "a node's agent is dead since an hour",
+			change: func(w *world) { w.nodes[0].Status.Reported = new(metav1.NewTime(w.now.Add(-time.Hour))) },
+			state:  Degraded, message: "1 of 2 nodes", nodes: 1,
+		},
+		{
+			name: "a node has an outdated NodeNetwork as well",
+			change: func(w *world) {
+				again := w.nodes[1].DeepCopy()
+				again.Name = "10.80.0.77"
+				w.nodes[0] = *again
+			},
+			state: Degraded, message: "1 of 2 nodes", nodes: 1,
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld()
+			tt.change(w)
+			v := w.view(t)
+			if v.State != tt.state || !strings.Contains(v.Message, tt.message) || v.NodesReady != tt.nodes {
+				t.Errorf("want %s, %q, %d nodes; got %s, %q, %d", tt.state, tt.message, tt.nodes, v.State, v.Message, v.NodesReady)
+			}
+			if (v.State == Connected) != (v.Message == "") {
+				t.Errorf("state %s with message %q", v.State, v.Message)
+			}
+			got := settled(w.peering, v)
+			switch want := strings.TrimSpace(tt.settled); {
+			case want != "" && !strings.Contains(got, want):
+				t.Errorf("settled: want %q, got %q", want, got)
+			case tt.settled == "" && got != v.Message, tt.settled != "" && got == "":
+				t.Errorf("settled: got %q, message %q", got, v.Message)
+			}
+			if len(v.Nodes) > len(w.ready) {
+				t.Errorf("%d nodes of %d", len(v.Nodes), len(w.ready))
+			}
+			if v.State == Unknown && v.RTT != nil {
+				t.Errorf("a round trip time of a gateway that is silent: %v", *v.RTT)
+			}
+		})
+	}
+}
+
+func TestViewErrors(t *testing.T) {
+	for name, change := range map[string]func(*world){
+		"a NodeNetwork whose name is no address": func(w *world) { w.nodes[0].Name = "n2" },
+		"ranges that do not fit":                 func(w *world) { w.peering.Spec.Local.ExternalCIDR = cidr("10.70.0.0/24") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld()
+			change(w)
+			if _, err := view("a", w.peering, w.nodes, w.ready, w.now); err == nil {
+				t.Error("no error")
+			}
+		})
+	}
+}
+
+func TestViews(t *testing.T) {
+	ctx := t.Context()
+	t.Run("no custom resources", func(t *testing.T) {
+		c := newCluster(t, "a", interceptor.Funcs{})
+		if v, err := c.Views(ctx); err != nil || len(v) != 0 {
+			t.Errorf("got %v, %v", v, err)
+		}
+	})
+	t.Run("by name of the peer", func(t *testing.T) {
+		var objs []client.Object
+		for _, name := range []string{"z", "m"} {
+			w := newWorld()
+			w.peering.Name, w.peering.Spec.Remote.Name = "p-"+name, name
+			objs = append(objs, w.peering)
+		}
+		objs = append(objs, node("n1", true))
+		v, err := newCluster(t, "a", interceptor.Funcs{}, objs...).Views(ctx)
+		if err != nil || len(v) != 2 || v[0].Peer != "m" || v[1].Peer != "z" {
+			t.Errorf("got %+v, %v", v, err)
+		}
+	})
+	t.Run("no node is ready", func(t *testing.T) {
+		v, err := newCluster(t, "a", interceptor.Funcs{}, newWorld().peering, node("n1", false)).Views(ctx)
+		if err != nil || len(v) != 1 || v[0].State == Connected {
+			t.Errorf("got %+v, %v", v, err)
+		}
+	})
+}
+
+func TestMapFor(t *testing.T) {
+	ctx := t.Context()
+	w := newWorld()
+	n1 := report("n1", "10.80.0.1", nil)
+	a := newCluster(t, "a", interceptor.Funcs{}, w.peering, node("n1", true, "172.18.0.2"), &n1,
+		podWith("10.244.3.4"), podWith(""))
+	tests := []struct {
+		what, want string
+		kind       Kind
+	}{
+		{what: "10.244.3.4", want: "10.20.3.4"},
+		{what: "default/pod-10.244.3.4", want: "10.20.3.4"},
+		{what: "172.18.0.2", want: "10.70.64.1"},
+		{what: "10.80.0.1", want: "10.70.64.1"},
+		{what: "10.80.31.254", want: "10.70.95.254"},
+		{what: "default/pod-", kind: NotReady},
+		{what: "default/none", kind: Usage},
+		{what: "10.99.0.1", kind: Usage},
+		{what: "web-0", kind: Usage},
+		{what: "", kind: Usage},
+		{what: "fd00::1", kind: Usage},
+	}
+	for _, tt := range tests {
+		t.Run(tt.what, func(t *testing.T) {
+			got, err := a.MapFor(ctx, peerNamed("b"), tt.what)
+			if tt.want != "" {
+				if err != nil || got.String() != tt.want {
+					t.Errorf("want %s, got %s, %v", tt.want, got, err)
+				}
+			} else if kind := kindOf(t, err); kind != tt.kind {
+				t.Errorf("want kind %d, got %d: %v", tt.kind, kind, err)
+			}
+		})
+	}
+	t.Run("not peered", func(t *testing.T) {
+		_, err := a.MapFor(ctx, peerNamed("c"), "10.244.3.4")
+		if kindOf(t, err) != Usage {
+			t.Error(err)
+		}
+	})
+}

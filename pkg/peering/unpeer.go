@@ -1,0 +1,369 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+// Removed says what Unpeer found and did in one cluster.
+type Removed struct {
+	// Peering says that there was something of the peering.
+	Peering bool
+	// Agents says that it was the last one, so the agents went too.
+	Agents bool
+	// Skipped are nodes that are not ready, whose kernels could not be cleaned.
+	Skipped []string
+}
+
+// Unpeer removes the peering of both clusters from both, and the agents where
+// it was the last one. It waits until the nodes' kernels are clean.
+func Unpeer(ctx context.Context, a, b *Cluster, r Reporter) (inA, inB Removed, err error) {
+	if a.ID == b.ID {
+		return inA, inB, sameCluster(a, b)
+	}
+	err = r.Step(ctx, fmt.Sprintf("Removing the peering of %s and %s", a.Name, b.Name), func(ctx context.Context) error {
+		g, ctx := errgroup.WithContext(ctx)
+		g.Go(func() (err error) { inA, err = a.unpeer(ctx, b.ID); return err })
+		g.Go(func() (err error) { inB, err = b.unpeer(ctx, a.ID); return err })
+		return g.Wait()
+	})
+	return inA, inB, ended(ctx, err)
+}
+
+func (c *Cluster) unpeer(ctx context.Context, peerID string) (r Removed, err error) {
+	if err := c.may(ctx, toRemove()); err != nil {
+		return r, err
+	}
+	cn, err := c.ledger(ctx)
+	if err != nil {
+		return r, err
+	}
+	if cn != nil && cn.DeletionTimestamp.IsZero() {
+		if a := allocation(cn, peerID); a != nil {
+			r.Peering = true
+			if r.Skipped, err = c.removePeering(ctx, a.Name); err != nil {
+				return r, err
+			}
+		}
+		last, err := c.release(ctx, peerID)
+		if err != nil || !last {
+			return r, err
+		}
+	}
+	// Also what a command left that was killed before it had claimed anything,
+	// or after the ledger was gone.
+	if r.Agents, err = c.installed(ctx); err != nil || !r.Agents {
+		return r, err
+	}
+	return r, c.uninstall(ctx)
+}
+
+// removePeering removes what belongs to one peering, and returns when the
+// kernels of all nodes that are ready are clean of it.
+func (c *Cluster) removePeering(ctx context.Context, name string) (skipped []string, err error) {
+	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if err := c.Client.Delete(ctx, p); err != nil && !absent(err) {
+		return nil, c.fail("delete Peering "+name, err)
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		return c.deleteAll(gctx, client.MatchingLabels{v1alpha1.LabelPeering: name})
+	})
+	g.Go(func() (err error) {
+		skipped, err = c.nodesClean(gctx, name)
+		return err
+	})
+	return skipped, g.Wait()
+}
+
+// nodesClean waits until no node's agent reports a gateway of the peering, or
+// of any if name is empty.
+func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string, err error) {
+	if err := c.reviveAgents(ctx); err != nil {
+		return nil, err
+	}
+	err = c.poll(ctx, "wait until the nodes' kernels are clean", c.podsHint(), func(ctx context.Context) (string, error) {
+		skipped = nil
+		var list v1alpha1.NodeNetworkList
+		if err := c.Client.List(ctx, &list); err != nil {
+			if absent(err) {
+				return "", nil
+			}
+			return "", err
+		}
+		var dirty []string
+		for _, n := range list.Items {
+			if slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.Peering == name }) {
+				dirty = append(dirty, n.Spec.NodeName)
+			}
+		}
+		if len(dirty) == 0 {
+			return "", nil
+		}
+		ready, err := c.agentNodes(ctx)
+		if err != nil {
+			return "", err
+		}
+		var waiting []string
+		for _, n := range dirty {
+			if slices.Contains(ready, n) {
+				waiting = append(waiting, n)
+			} else {
+				skipped = append(skipped, n)
+			}
+		}
+		if len(waiting) == 0 {
+			return "", nil
+		}
+		return "still there on " + strings.Join(waiting, ", "), nil
+	})
+	return skipped, err
+}
+
+// reviveAgents installs the node agents again if somebody removed them while
+// nodes' kernels still hold what they put there: nobody else can take it away.
+func (c *Cluster) reviveAgents(ctx context.Context) error {
+	var nodes v1alpha1.NodeNetworkList
+	if err := c.Client.List(ctx, &nodes); absent(err) {
+		return nil
+	} else if err != nil {
+		return c.fail("list NodeNetworks", err)
+	}
+	if !slices.ContainsFunc(nodes.Items, func(n v1alpha1.NodeNetwork) bool { return len(n.Status.Gateways) > 0 }) {
+		return nil
+	}
+	image, err := c.agentImage(ctx, "")
+	if err != nil {
+		return err
+	}
+	return c.poll(ctx, "install the node agents again, to clean the nodes' kernels", c.podsHint(), func(ctx context.Context) (string, error) {
+		for _, objs := range agentStages(image) {
+			if _, err := c.applyAll(ctx, objs...); errors.Is(tornDownIfTerminating(err), errTornDown) {
+				return "namespace " + v1alpha1.Namespace + " is being deleted", nil
+			} else if err != nil {
+				return "", err
+			}
+		}
+		return "", nil
+	})
+}
+
+// ourLists are the kinds of objects that we create, custom resources and what
+// holds them excepted, in the order of removal.
+func ourLists() []client.ObjectList {
+	return []client.ObjectList{
+		&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.SecretList{},
+		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &corev1.ServiceAccountList{},
+	}
+}
+
+// deleteAll deletes all objects of ours that have the labels, and their pods,
+// and returns when the pods are gone.
+func (c *Cluster) deleteAll(ctx context.Context, labels client.MatchingLabels) error {
+	g, gctx := errgroup.WithContext(ctx)
+	for _, list := range ourLists() {
+		g.Go(func() error {
+			objs, err := c.ours(gctx, list, labels)
+			if err != nil {
+				return err
+			}
+			for _, obj := range objs {
+				if err := c.delete(gctx, obj); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	// The garbage collector would come to the pods in its own time. Until it has
+	// removed what makes pods, new ones may come.
+	return c.poll(ctx, "wait until the agents' pods are gone", c.podsHint(), func(ctx context.Context) (string, error) {
+		var sets appsv1.ReplicaSetList
+		if err := c.Client.List(ctx, &sets, client.InNamespace(v1alpha1.Namespace), labels); err != nil {
+			return "", err
+		}
+		for i := range sets.Items {
+			if err := c.delete(ctx, &sets.Items[i]); err != nil {
+				return "", err
+			}
+		}
+		var pods corev1.PodList
+		if err := c.Client.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), labels); err != nil {
+			return "", err
+		}
+		reason := ""
+		for i := range pods.Items {
+			p := &pods.Items[i]
+			reason = "pod " + p.Name + " is still there"
+			if p.DeletionTimestamp.IsZero() {
+				if err := c.delete(ctx, p); err != nil {
+					return "", err
+				}
+			}
+		}
+		return reason, nil
+	})
+}
+
+// ours lists objects that we manage.
+func (c *Cluster) ours(ctx context.Context, list client.ObjectList, labels client.MatchingLabels) ([]client.Object, error) {
+	opts := []client.ListOption{client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}, labels}
+	switch list.(type) {
+	case *rbacv1.ClusterRoleList, *rbacv1.ClusterRoleBindingList, *apiextensionsv1.CustomResourceDefinitionList:
+	default:
+		opts = append(opts, client.InNamespace(v1alpha1.Namespace))
+	}
+	if err := c.Client.List(ctx, list, opts...); err != nil {
+		return nil, c.fail(fmt.Sprintf("list %T", list), err)
+	}
+	return items(list)
+}
+
+// installed says whether anything of ours is in the cluster.
+func (c *Cluster) installed(ctx context.Context) (bool, error) {
+	var crds apiextensionsv1.CustomResourceDefinitionList
+	if err := c.Client.List(ctx, &crds, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}); err != nil {
+		return false, c.fail("list custom resource definitions", err)
+	}
+	if len(crds.Items) > 0 {
+		return true, nil
+	}
+	err := c.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.Namespace}, &corev1.Namespace{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, c.fail("read namespace "+v1alpha1.Namespace, err)
+}
+
+// uninstall removes everything of ours from a cluster whose ledger is marked as
+// being removed, or is not there: then it is made, marked, so that nobody claims
+// an entry meanwhile. It does nothing if the ledger is in use.
+func (c *Cluster) uninstall(ctx context.Context) error {
+	crds, err := c.ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
+	if err != nil {
+		return err
+	}
+	cn, err := c.markedLedger(ctx)
+	if err != nil {
+		return err
+	}
+	if cn != nil && cn.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	if err := c.Client.DeleteAllOf(ctx, &v1alpha1.Peering{}); err != nil && !absent(err) {
+		return c.fail("delete all Peerings", err)
+	}
+	if _, err := c.nodesClean(ctx, ""); err != nil {
+		return err
+	}
+	if err := c.deleteAll(ctx, nil); err != nil {
+		return err
+	}
+	ns := &corev1.Namespace{}
+	if err := c.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.Namespace}, ns); err == nil {
+		if err := c.removeNamespace(ctx, ns); err != nil {
+			return err
+		}
+	} else if !apierrors.IsNotFound(err) {
+		return c.fail("read namespace "+v1alpha1.Namespace, err)
+	}
+	if err := c.Client.DeleteAllOf(ctx, &v1alpha1.NodeNetwork{}); err != nil && !absent(err) {
+		return c.fail("delete all NodeNetworks", err)
+	}
+	if cn != nil {
+		cn.Finalizers = slices.DeleteFunc(cn.Finalizers, func(f string) bool { return f == v1alpha1.UninstallFinalizer })
+		if err := c.Client.Update(ctx, cn); err != nil && !absent(err) && !apierrors.IsConflict(err) {
+			return c.fail("remove the finalizer of ClusterNetwork "+cn.Name, err)
+		}
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	for _, crd := range crds {
+		g.Go(func() error {
+			if err := c.delete(gctx, crd); err != nil {
+				return err
+			}
+			return c.gone(gctx, crd)
+		})
+	}
+	return g.Wait()
+}
+
+// markedLedger returns the ledger; where there is none it makes one that is
+// marked as being removed. Nil where the kind does not exist.
+func (c *Cluster) markedLedger(ctx context.Context) (*v1alpha1.ClusterNetwork, error) {
+	for {
+		cn, err := c.ledger(ctx)
+		if cn != nil || err != nil {
+			return cn, err
+		}
+		if err := c.createLedger(ctx, ipam.DefaultInternal()); errors.Is(err, errTornDown) {
+			return nil, nil
+		} else if err != nil {
+			return nil, err
+		}
+		cn, err = c.ledger(ctx)
+		if err != nil {
+			return nil, err
+		}
+		// Only an empty one: somebody may have claimed an entry meanwhile.
+		if cn != nil && cn.DeletionTimestamp.IsZero() && len(cn.Spec.Peers) == 0 {
+			err = c.Client.Delete(ctx, cn, client.Preconditions{UID: &cn.UID, ResourceVersion: &cn.ResourceVersion})
+			if err != nil && !absent(err) && !apierrors.IsConflict(err) {
+				return nil, c.fail("delete ClusterNetwork "+cn.Name, err)
+			}
+		}
+	}
+}
+
+// gone waits until this very object is not there any more.
+func (c *Cluster) gone(ctx context.Context, obj client.Object) error {
+	uid := obj.GetUID()
+	return c.poll(ctx, "wait until "+describe(obj)+" is gone", "", func(ctx context.Context) (string, error) {
+		live := obj.DeepCopyObject().(client.Object)
+		err := c.Client.Get(ctx, client.ObjectKeyFromObject(obj), live)
+		if absent(err) || err == nil && live.GetUID() != uid {
+			return "", nil
+		}
+		return "it is being deleted", err
+	})
+}
+
+func sameCluster(a, b *Cluster) error {
+	return &Error{
+		Kind: Usage, Doing: fmt.Sprintf("%q and %q are the same cluster (kube-system has UID %s in both)", a.Name, b.Name, a.ID),
+		Hint: "name two different clusters; see kubectl config get-contexts",
+	}
+}
+
+// items returns a typed list's objects.
+func items(list client.ObjectList) ([]client.Object, error) {
+	raw, err := meta.ExtractList(list)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]client.Object, 0, len(raw))
+	for _, o := range raw {
+		out = append(out, o.(client.Object))
+	}
+	return out, nil
+}

@@ -1,0 +1,204 @@
+package tunnel
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+func key(t *testing.T) wgtypes.Key {
+	t.Helper()
+	k, err := wgtypes.GeneratePrivateKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func config(t *testing.T) Config {
+	t.Helper()
+	return Config{
+		Name: "wg0", PrivateKey: key(t), ListenPort: 51840, MTU: 1420, Address: netip.MustParseAddr("10.80.31.254"),
+		Peer: Peer{
+			PublicKey: key(t).PublicKey(), Endpoint: netip.MustParseAddrPort("192.0.2.1:30840"), Keepalive: 5 * time.Second,
+			AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.61.0.0/16"), netip.MustParsePrefix("10.62.0.0/19")},
+		},
+	}
+}
+
+// deviceWith is what the kernel says after a configuration was applied.
+func deviceWith(c Config) wgtypes.Device {
+	return wgtypes.Device{
+		PrivateKey: c.PrivateKey, ListenPort: int(c.ListenPort), Peers: []wgtypes.Peer{{
+			PublicKey: c.Peer.PublicKey, Endpoint: net.UDPAddrFromAddrPort(c.Peer.Endpoint),
+			PersistentKeepaliveInterval: c.Peer.Keepalive, AllowedIPs: ipNets(c.Peer.AllowedIPs),
+		}},
+	}
+}
+
+func TestDifference(t *testing.T) {
+	c := config(t)
+	moved := net.UDPAddrFromAddrPort(netip.MustParseAddrPort("192.0.2.99:1234"))
+	old := c
+	old.Peer.Endpoint = netip.MustParseAddrPort("192.0.2.5:30840")
+	for _, tc := range []struct {
+		name    string
+		change  func(*wgtypes.Device)
+		applied *Config
+		// want is a key of the text for wireguard-go, "" for nothing to do.
+		want []string
+	}{
+		{"nothing", func(*wgtypes.Device) {}, nil, nil},
+		{"order of prefixes", func(d *wgtypes.Device) {
+			ips := d.Peers[0].AllowedIPs
+			ips[0], ips[1] = ips[1], ips[0]
+		}, nil, nil},
+		{"new device", func(d *wgtypes.Device) { *d = wgtypes.Device{} }, nil, []string{
+			"private_key", "listen_port", "public_key", "endpoint", "replace_allowed_ips", "allowed_ip", "allowed_ip",
+			"persistent_keepalive_interval",
+		}},
+		{"key", func(d *wgtypes.Device) { d.PrivateKey = wgtypes.Key{} }, nil, []string{"private_key"}},
+		{"port", func(d *wgtypes.Device) { d.ListenPort = 1 }, nil, []string{"listen_port"}},
+		{"peer is gone", func(d *wgtypes.Device) { d.Peers = nil }, &c, []string{
+			"public_key", "endpoint", "replace_allowed_ips", "allowed_ip", "allowed_ip", "persistent_keepalive_interval",
+		}},
+		{"another peer", func(d *wgtypes.Device) {
+			d.Peers = append(d.Peers, wgtypes.Peer{PublicKey: wgtypes.Key{1}})
+		}, nil, []string{"public_key", "remove"}},
+		{"prefixes", func(d *wgtypes.Device) { d.Peers[0].AllowedIPs = d.Peers[0].AllowedIPs[:1] }, nil, []string{
+			"public_key", "update_only", "replace_allowed_ips", "allowed_ip", "allowed_ip",
+		}},
+		{"keepalive", func(d *wgtypes.Device) { d.Peers[0].PersistentKeepaliveInterval = 0 }, nil, []string{
+			"public_key", "update_only", "persistent_keepalive_interval",
+		}},
+		{"peer moved", func(d *wgtypes.Device) { d.Peers[0].Endpoint = moved }, &c, nil},
+		{"peer moved before this process", func(d *wgtypes.Device) { d.Peers[0].Endpoint = moved }, nil, []string{
+			"public_key", "update_only", "endpoint",
+		}},
+		{"endpoint is wanted elsewhere", func(d *wgtypes.Device) { d.Peers[0].Endpoint = moved }, &old, []string{
+			"public_key", "update_only", "endpoint",
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			have := deviceWith(c)
+			tc.change(&have)
+			diff := difference(have, c, tc.applied)
+			var got []string
+			if diff != nil {
+				for line := range strings.Lines(encode(*diff)) {
+					k, _, _ := strings.Cut(line, "=")
+					got = append(got, k)
+				}
+			}
+			if d := cmp.Diff(tc.want, got); d != "" {
+				t.Errorf("(-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+func TestServerLearnsEndpoint(t *testing.T) {
+	c := config(t)
+	have := deviceWith(c)
+	c.Peer.Endpoint = netip.AddrPort{}
+	if diff := difference(have, c, nil); diff != nil {
+		t.Errorf("a server changes what it learned: %s", encode(*diff))
+	}
+	if text := encode(resetPeer(have, c)); !strings.Contains(text, "endpoint=192.0.2.1:30840\n") {
+		t.Errorf("a reset forgets the endpoint: %s", text)
+	}
+}
+
+func TestDecode(t *testing.T) {
+	c := config(t)
+	d := difference(wgtypes.Device{}, c, nil)
+	text := encode(*d) + "last_handshake_time_sec=100\nlast_handshake_time_nsec=5\nrx_bytes=7\ntx_bytes=8\nerrno=0\n"
+	have, err := decode(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := difference(have, c, nil); diff != nil {
+		t.Errorf("what was written is read as something else")
+	}
+	want := Stats{LastHandshake: time.Unix(100, 5), Endpoint: c.Peer.Endpoint, RxBytes: 7, TxBytes: 8}
+	if got := statsOf(have, c.Peer.PublicKey); got != want {
+		t.Errorf("stats %+v", got)
+	}
+	secret := strings.Repeat("ab", 33)
+	if _, err := decode("private_key=" + secret + "\n"); err == nil || strings.Contains(err.Error(), secret) {
+		t.Errorf("a bad key gives %v", err)
+	}
+}
+
+func TestConfigHidesKey(t *testing.T) {
+	c := config(t)
+	hexKey := fmt.Sprintf("%x", c.PrivateKey[:])
+	for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
+		if s := fmt.Sprintf(format, c); strings.Contains(s, c.PrivateKey.String()) || strings.Contains(s, hexKey) {
+			t.Errorf("%s shows the private key", format)
+		}
+	}
+}
+
+func TestSnapshot(t *testing.T) {
+	p, err := NewProber(netip.Addr{}, netip.MustParseAddrPort("192.0.2.1:6095"), time.Second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	if s := p.snapshot(start); s != (ProbeStats{}) {
+		t.Errorf("before the first probe: %+v", s)
+	}
+	// Twelve probes, 100 ms apart, of which each third is not answered.
+	at := func(i int) time.Time { return start.Add(time.Duration(i) * 100 * time.Millisecond) }
+	for i := range 12 {
+		n := p.mark(at(i))
+		if i%3 != 0 {
+			p.answered(n, at(i).Add(time.Duration(i+1)*time.Millisecond), 1440)
+			// A duplicate does not count.
+			p.answered(n, at(i).Add(time.Hour), 1440)
+		}
+	}
+	s := p.snapshot(at(100))
+	want := ProbeStats{
+		Sent: 12, Received: 8, Window: 10, Loss: 0.3, Last: 12 * time.Millisecond, Min: 3 * time.Millisecond,
+		Median: 8 * time.Millisecond, Mean: s.Mean, LastReply: at(11).Add(12 * time.Millisecond), RemoteMTU: 1440,
+	}
+	if s != want || s.Mean < 7*time.Millisecond || s.Mean > 9*time.Millisecond {
+		t.Errorf("got %+v", s)
+	}
+	// What is still on its way is neither lost nor answered.
+	p.mark(at(100))
+	if got := p.snapshot(at(101)); got.Loss != 0.3 || got.Sent != 13 {
+		t.Errorf("a probe on its way counts: %+v", got)
+	}
+	if got := p.snapshot(at(200)); got.Loss <= 0.3 {
+		t.Errorf("a lost probe does not count: %+v", got)
+	}
+}
+
+// At the shortest interval, lost probes are seen as such for ever.
+func TestSnapshotOfLoss(t *testing.T) {
+	remote := netip.MustParseAddrPort("192.0.2.1:6095")
+	if _, err := NewProber(netip.Addr{}, remote, MinProbeInterval-1); err == nil {
+		t.Error("a shorter interval is accepted")
+	}
+	p, err := NewProber(netip.Addr{}, remote, MinProbeInterval)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := time.Now()
+	for range 1000 {
+		now = now.Add(MinProbeInterval)
+		p.mark(now)
+	}
+	if s := p.snapshot(now); s.Window != ProbeWindow || s.Loss != 1 {
+		t.Errorf("all were lost: %+v", s)
+	}
+}

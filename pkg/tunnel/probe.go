@@ -1,0 +1,324 @@
+package tunnel
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"time"
+)
+
+// A probe is a UDP packet of probeLength bytes, and so is its answer, so that
+// nobody can have an echo responder send more than they sent. In network byte
+// order:
+//
+//	0  magic "lqpb"
+//	4  version
+//	5  kind: request or reply
+//	6  in replies: the MTU that the responder can do, bytes, 2 bytes; else 0
+//	8  nonce of the prober, 8 bytes: answers to others are ignored
+//	16 sequence number, 8 bytes
+//	24 time of sending by the prober's clock, nanoseconds, 8 bytes
+const (
+	probeMagic   = "lqpb"
+	probeVersion = 1
+	probeRequest = 1
+	probeReply   = 2
+	probeLength  = 32
+)
+
+const (
+	// ProbeWindow is how many probes a ProbeStats is about.
+	ProbeWindow = 10
+	// ProbeTimeout is after which time an unanswered probe counts as lost.
+	ProbeTimeout = time.Second
+
+	// MinProbeInterval is the shortest: a prober remembers so many probes that
+	// with it none is forgotten before it counts as lost.
+	MinProbeInterval = 20 * time.Millisecond
+
+	// retryDelay is the pause after a socket failed.
+	retryDelay = 100 * time.Millisecond
+)
+
+// ServeEcho answers probes on conn until ctx ends, which is no error, and
+// closes it. The answers carry what mtu returns: so both gateways learn what the
+// other one can do, also when it changes.
+func ServeEcho(ctx context.Context, conn net.PacketConn, mtu func() uint16) error {
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer func() {
+		if stop() {
+			_ = conn.Close()
+		}
+	}()
+	// One byte more, so that a longer packet is seen as such.
+	buf := make([]byte, probeLength+1)
+	for {
+		n, from, err := conn.ReadFrom(buf)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return fmt.Errorf("answer probes: %w", err)
+		}
+		// Other errors are of single packets (an ICMP error for an answer).
+		if err != nil || !isProbe(buf[:n], probeRequest) {
+			continue
+		}
+		buf[5] = probeReply
+		binary.BigEndian.PutUint16(buf[6:], mtu())
+		// Lost like any packet if it cannot be sent.
+		_, _ = conn.WriteTo(buf[:n], from)
+	}
+}
+
+func isProbe(b []byte, kind byte) bool {
+	return len(b) == probeLength && string(b[:4]) == probeMagic && b[4] == probeVersion && b[5] == kind
+}
+
+// ProbeStats is what the last ProbeWindow probes say. Those that were sent before
+// the first answer came are left out: they waited for a handshake.
+type ProbeStats struct {
+	// Sent and Received count since the start.
+	Sent, Received uint64
+	// Window is how many probes the following is about: those that were
+	// answered or are lost, at most ProbeWindow.
+	Window int
+	// Loss is the lost part of them, 0 to 1; 0 as well where Window is 0.
+	Loss float64
+	// Last, Min, Mean and Median are round trip times of the answered ones, 0
+	// where there is none.
+	Last, Min, Mean, Median time.Duration
+	// LastReply is when the last answer came, the zero time for never.
+	LastReply time.Time
+	// RemoteMTU is what the responder said in it that it can do, bytes.
+	RemoteMTU uint16
+}
+
+// Prober sends probes to one echo responder. Its methods may be called at once
+// from several goroutines.
+type Prober struct {
+	local  netip.Addr
+	remote netip.AddrPort
+	nonce  [8]byte
+	start  time.Time
+
+	mu       sync.Mutex
+	interval time.Duration
+	// retime tells Run of a changed interval.
+	retime    chan struct{}
+	sequence  uint64
+	received  uint64
+	last      time.Duration
+	lastReply time.Time
+	remoteMTU uint16
+	// firstReply is when the way was there: what was sent before does not count.
+	firstReply time.Time
+	// window is a ring of the probes that were sent last. It is larger than
+	// ProbeWindow so that probes on their way do not displace those that count.
+	window [8 * ProbeWindow]probe
+}
+
+type probe struct {
+	sequence uint64 // 0 for none
+	sent     time.Time
+	rtt      time.Duration
+	answered bool
+}
+
+// NewProber makes a prober from a local address to a remote responder; an
+// invalid local address leaves the choice to the kernel. Nothing is sent
+// before Run.
+func NewProber(local netip.Addr, remote netip.AddrPort, interval time.Duration) (*Prober, error) {
+	if !remote.IsValid() || interval < MinProbeInterval {
+		return nil, fmt.Errorf("probe %s each %s: no address, or more often than each %s", remote, interval, MinProbeInterval)
+	}
+	p := &Prober{
+		local: local, remote: remote, interval: interval, start: time.Now(), retime: make(chan struct{}, 1),
+	}
+	// Never fails, see crypto/rand.
+	_, _ = rand.Read(p.nonce[:])
+	return p, nil
+}
+
+// SetInterval changes how often probes are sent; shorter ones than
+// MinProbeInterval become that.
+func (p *Prober) SetInterval(interval time.Duration) {
+	interval = max(interval, MinProbeInterval)
+	p.mu.Lock()
+	changed := p.interval != interval
+	p.interval = interval
+	p.mu.Unlock()
+	if !changed {
+		return
+	}
+	select {
+	case p.retime <- struct{}{}:
+	default:
+	}
+}
+
+// Run sends probes until ctx ends. What cannot be sent counts as lost: the
+// local address may come and go.
+func (p *Prober) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.local, 0)))
+		if err == nil {
+			p.run(ctx, conn)
+			continue
+		}
+		p.mark(time.Now())
+		if !sleep(ctx, max(retryDelay, p.currentInterval())) {
+			break
+		}
+	}
+	return nil
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
+
+func (p *Prober) currentInterval() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.interval
+}
+
+// run uses one socket until ctx ends or the socket breaks.
+func (p *Prober) run(ctx context.Context, conn *net.UDPConn) {
+	broken := make(chan struct{})
+	go func() {
+		defer close(broken)
+		p.receive(conn)
+	}()
+	defer func() {
+		_ = conn.Close()
+		<-broken
+	}()
+	ticker := time.NewTicker(p.currentInterval())
+	defer ticker.Stop()
+	for {
+		p.send(conn)
+		select {
+		case <-ctx.Done():
+			return
+		case <-broken:
+			return
+		case <-p.retime:
+			ticker.Reset(p.currentInterval())
+		case <-ticker.C:
+		}
+	}
+}
+
+func (p *Prober) send(conn *net.UDPConn) {
+	now := time.Now()
+	sequence := p.mark(now)
+	b := make([]byte, 0, probeLength)
+	b = append(b, probeMagic...)
+	b = append(b, probeVersion, probeRequest, 0, 0)
+	b = append(b, p.nonce[:]...)
+	b = binary.BigEndian.AppendUint64(b, sequence)
+	b = binary.BigEndian.AppendUint64(b, uint64(now.Sub(p.start)))
+	// A probe that was not sent is lost.
+	_, _ = conn.WriteToUDPAddrPort(b, p.remote)
+}
+
+// mark records a probe and returns its sequence number, 1 for the first.
+func (p *Prober) mark(now time.Time) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sequence++
+	p.window[p.sequence%uint64(len(p.window))] = probe{sequence: p.sequence, sent: now}
+	return p.sequence
+}
+
+func (p *Prober) receive(conn *net.UDPConn) {
+	buf := make([]byte, probeLength+1)
+	for {
+		n, from, err := conn.ReadFromUDPAddrPort(buf)
+		switch {
+		case errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed):
+			return
+		case err != nil:
+			// An ICMP error; not more often than probes cause it.
+			continue
+		}
+		if isProbe(buf[:n], probeReply) && [8]byte(buf[8:16]) == p.nonce &&
+			netip.AddrPortFrom(from.Addr().Unmap(), from.Port()) == p.remote {
+			p.answered(binary.BigEndian.Uint64(buf[16:]), time.Now(), binary.BigEndian.Uint16(buf[6:]))
+		}
+	}
+}
+
+func (p *Prober) answered(sequence uint64, now time.Time, mtu uint16) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e := &p.window[sequence%uint64(len(p.window))]
+	if sequence == 0 || e.sequence != sequence || e.answered {
+		return
+	}
+	e.answered, e.rtt = true, now.Sub(e.sent)
+	if p.received == 0 {
+		p.firstReply = now
+	}
+	p.received++
+	p.last, p.lastReply, p.remoteMTU = e.rtt, now, mtu
+}
+
+// Snapshot returns the state of now.
+func (p *Prober) Snapshot() ProbeStats {
+	return p.snapshot(time.Now())
+}
+
+func (p *Prober) snapshot(now time.Time) ProbeStats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := ProbeStats{Sent: p.sequence, Received: p.received, Last: p.last, LastReply: p.lastReply, RemoteMTU: p.remoteMTU}
+	var rtts []time.Duration
+	lost := 0
+	oldest := uint64(0)
+	if n := uint64(len(p.window)); p.sequence > n {
+		oldest = p.sequence - n
+	}
+	for i := p.sequence; i > oldest && s.Window < ProbeWindow; i-- {
+		e := p.window[i%uint64(len(p.window))]
+		switch {
+		case e.sent.Before(p.firstReply):
+			continue
+		case e.answered:
+			rtts = append(rtts, e.rtt)
+		case now.Sub(e.sent) >= ProbeTimeout:
+			lost++
+		default:
+			// Still on its way.
+			continue
+		}
+		s.Window++
+	}
+	if s.Window > 0 {
+		s.Loss = float64(lost) / float64(s.Window)
+	}
+	if len(rtts) > 0 {
+		slices.Sort(rtts)
+		s.Min, s.Median = rtts[0], rtts[len(rtts)/2]
+		var sum time.Duration
+		for _, r := range rtts {
+			sum += r
+		}
+		s.Mean = sum / time.Duration(len(rtts))
+	}
+	return s
+}

@@ -1,0 +1,294 @@
+package tunnel_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+func TestMain(m *testing.M) {
+	dataplane.TunnelMain()
+	flag.Parse()
+	os.Exit(m.Run())
+}
+
+func backends() []tunnel.Backend {
+	if os.Getenv("LIQONET_TEST_BACKENDS") == "all" {
+		return []tunnel.Backend{tunnel.Userspace, tunnel.Kernel}
+	}
+	return []tunnel.Backend{tunnel.Userspace}
+}
+
+// end is one of two namespaces with a tunnel between them.
+type end struct {
+	ns     *netns.NS
+	tunnel *tunnel.Config
+	proc   *dataplane.Tunnel
+}
+
+func pair(t *testing.T, backend tunnel.Backend) (server, client *end) {
+	t.Helper()
+	ends := [2]*end{}
+	keys := [2]wgtypes.Key{}
+	for i := range ends {
+		ends[i] = &end{ns: netns.New(t, "end"+string(rune('a'+i)))}
+		var err error
+		if keys[i], err = wgtypes.GeneratePrivateKey(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	netns.Veth(t, ends[0].ns, "eth0", ends[1].ns, "eth0")
+	for i, e := range ends {
+		e.ns.Addr(t, "eth0", netip.PrefixFrom(underlay(i), 24))
+		e.tunnel = &tunnel.Config{
+			Name: tunnel.InterfaceName, PrivateKey: keys[i], ListenPort: tunnel.ListenPort, MTU: 1400, Address: inner(i),
+			Peer: tunnel.Peer{PublicKey: keys[1-i].PublicKey(), AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner(1-i), 32)}},
+		}
+	}
+	ends[1].tunnel.Peer.Endpoint = netip.AddrPortFrom(underlay(0), tunnel.ListenPort)
+	ends[1].tunnel.Peer.Keepalive = time.Second
+	for _, e := range ends {
+		e.start(t, backend)
+	}
+	for i, e := range ends {
+		e.ns.Do(t, func() error {
+			l, err := netlink.LinkByName(tunnel.InterfaceName)
+			if err != nil {
+				return err
+			}
+			return netlink.RouteAdd(&netlink.Route{
+				LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(inner(1 - i).AsSlice()), Scope: netlink.SCOPE_LINK,
+			})
+		})
+	}
+	return ends[0], ends[1]
+}
+
+func underlay(i int) netip.Addr { return netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}) }
+func inner(i int) netip.Addr    { return netip.AddrFrom4([4]byte{10, 80, 31, byte(254 - i)}) }
+
+func (e *end) start(t *testing.T, backend tunnel.Backend) {
+	t.Helper()
+	e.proc = dataplane.StartTunnel(t, e.ns, backend)
+	e.proc.Configure(t, *e.tunnel)
+}
+
+func (e *end) handshake(t *testing.T, after time.Time) time.Time {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if h := e.proc.Stats(t).LastHandshake; h.After(after) {
+			return h
+		}
+	}
+	t.Fatal("no handshake")
+	return time.Time{}
+}
+
+func TestTunnel(t *testing.T) {
+	for _, backend := range backends() {
+		t.Run(string(backend), func(t *testing.T) {
+			server, client := pair(t, backend)
+			first := client.handshake(t, time.Time{})
+			ping(t, client, 0)
+			ping(t, server, 1)
+			if s := server.proc.Stats(t); s.Endpoint.Addr() != underlay(1) || s.RxBytes == 0 || s.TxBytes == 0 {
+				t.Errorf("the server knows %+v", s)
+			}
+			for _, e := range []*end{server, client} {
+				if e.proc.Configure(t, *e.tunnel) {
+					t.Error("configuring again changed something")
+				}
+			}
+			time.Sleep(50 * time.Millisecond) // handshakes are told apart by their time
+			start := time.Now()
+			client.proc.Reset(t)
+			second := client.handshake(t, first)
+			if d := second.Sub(start); d > 2*time.Second {
+				t.Errorf("a handshake took %s after a reset", d)
+			}
+			ping(t, client, 0)
+			repair(t, client)
+			if backend == tunnel.Kernel {
+				repairPeer(t, client)
+				// The interface survives its process.
+				client.proc.Kill()
+				ping(t, client, 0)
+				client.start(t, backend)
+				ping(t, client, 0)
+			}
+		})
+	}
+}
+
+func ping(t *testing.T, from *end, to int) {
+	t.Helper()
+	if err := dataplane.Ping(from.ns, inner(to), 56, 10*time.Second); err != nil {
+		t.Errorf("ping through the tunnel: %v", err)
+	}
+}
+
+// repair damages the interface in ways that the next Configure makes up for.
+func repair(t *testing.T, e *end) {
+	t.Helper()
+	for name, damage := range map[string]func(netlink.Link) error{
+		"mtu":  func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) },
+		"down": netlink.LinkSetDown,
+		"address": func(l netlink.Link) error {
+			return netlink.AddrDel(l, &netlink.Addr{IPNet: netlink.NewIPNet(e.tunnel.Address.AsSlice())})
+		},
+		"deleted": netlink.LinkDel,
+	} {
+		e.ns.Do(t, func() error {
+			l, err := netlink.LinkByName(tunnel.InterfaceName)
+			if err != nil {
+				return err
+			}
+			return damage(l)
+		})
+		if !e.proc.Configure(t, *e.tunnel) {
+			t.Errorf("%s: nothing was repaired", name)
+		}
+		if e.proc.Configure(t, *e.tunnel) {
+			t.Errorf("%s: configuring again changed something", name)
+		}
+		// What package overlay does.
+		e.ns.Do(t, func() error {
+			l, err := netlink.LinkByName(tunnel.InterfaceName)
+			if err != nil {
+				return err
+			}
+			return netlink.RouteReplace(&netlink.Route{
+				LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(inner(0).AsSlice()), Scope: netlink.SCOPE_LINK,
+			})
+		})
+		ping(t, e, 0)
+	}
+}
+
+func repairPeer(t *testing.T, e *end) {
+	t.Helper()
+	e.ns.Do(t, func() error {
+		c, err := wgctrl.New()
+		if err != nil {
+			return err
+		}
+		return errors.Join(c.ConfigureDevice(tunnel.InterfaceName, wgtypes.Config{ReplacePeers: true}), c.Close())
+	})
+	if !e.proc.Configure(t, *e.tunnel) {
+		t.Error("a peer was deleted: nothing was repaired")
+	}
+	ping(t, e, 0)
+}
+
+func TestSupports(t *testing.T) {
+	ns := netns.New(t, "gateway")
+	ns.Do(t, func() error {
+		ok, err := tunnel.Supports(context.Background())
+		if want := len(backends()) > 1; want && !ok {
+			t.Error("WireGuard is not supported")
+		}
+		links, listErr := netlink.LinkList()
+		if len(links) != 1 {
+			t.Errorf("the probe left %d interfaces", len(links)-1)
+		}
+		return errors.Join(err, listErr)
+	})
+}
+
+func TestForeignInterface(t *testing.T) {
+	ns := netns.New(t, "gateway")
+	ns.Bridge(t, tunnel.InterfaceName)
+	ns.Do(t, func() error {
+		for _, backend := range []tunnel.Backend{tunnel.Kernel, tunnel.Userspace, "none"} {
+			if d, err := tunnel.Open(context.Background(), backend, tunnel.InterfaceName); err == nil {
+				t.Errorf("%s took a bridge", backend)
+				_ = d.Close()
+			}
+		}
+		if err := tunnel.Remove(context.Background(), tunnel.InterfaceName); err == nil {
+			t.Error("a bridge was removed")
+		}
+		return tunnel.Remove(context.Background(), "wg9")
+	})
+}
+
+func TestProbe(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() { served <- tunnel.ServeEcho(ctx, conn, func() uint16 { return 1420 }) }()
+	remote := netip.MustParseAddrPort(conn.LocalAddr().String())
+	p, err := tunnel.NewProber(netip.MustParseAddr("127.0.0.1"), remote, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	probing := make(chan error, 1)
+	go func() { probing <- p.Run(ctx) }()
+	p.SetInterval(tunnel.MinProbeInterval)
+	deadline := time.Now().Add(10 * time.Second)
+	for p.Snapshot().Window < tunnel.ProbeWindow {
+		if time.Now().After(deadline) {
+			t.Fatalf("after 10 s: %+v", p.Snapshot())
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	s := p.Snapshot()
+	if s.Loss != 0 || s.Min <= 0 || s.Min > s.Median || s.Mean < s.Min || s.Last <= 0 || time.Since(s.LastReply) > time.Second || s.RemoteMTU != 1420 {
+		t.Errorf("stats: %+v", s)
+	}
+	silent(t, remote)
+	cancel()
+	if err := errors.Join(<-served, <-probing); err != nil {
+		t.Error(err)
+	}
+}
+
+// silent sends what is no probe, to which there must be no answer.
+func silent(t *testing.T, remote netip.AddrPort) {
+	t.Helper()
+	c, err := net.Dial("udp4", remote.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	valid := append([]byte("lqpb\x01\x01"), make([]byte, 26)...)
+	buf := make([]byte, 100)
+	for _, b := range [][]byte{
+		{},
+		[]byte("hello"), valid[:31], append(bytes.Clone(valid), 0), bytes.Replace(valid, []byte("lqpb\x01"), []byte("lqpb\x02"), 1),
+		bytes.Replace(valid, []byte("\x01\x01"), []byte("\x01\x02"), 1),
+	} {
+		if _, err := c.Write(b); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetReadDeadline(time.Now().Add(50 * time.Millisecond))
+		if n, err := c.Read(buf); err == nil {
+			t.Errorf("%q was answered by %q", b, buf[:n])
+		}
+	}
+	if _, err := c.Write(valid); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetReadDeadline(time.Now().Add(2 * time.Second))
+	if n, err := c.Read(buf); err != nil || n != len(valid) {
+		t.Errorf("a probe was answered by %d bytes: %v", n, err)
+	}
+}

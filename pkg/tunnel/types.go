@@ -1,0 +1,63 @@
+package tunnel
+
+import (
+	"net/netip"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+)
+
+// Backend says who does WireGuard's work.
+type Backend string
+
+const (
+	// Kernel is the kernel's own implementation.
+	Kernel Backend = "kernel"
+	// Userspace is wireguard-go inside this process, over a TUN device.
+	Userspace Backend = "userspace"
+)
+
+const (
+	// OverheadIPv4 and OverheadIPv6 are the bytes that WireGuard adds to a
+	// packet: outer IP 20 or 40, UDP 8, message header 16, Poly1305 tag 16.
+	OverheadIPv4 = 60
+	OverheadIPv6 = 80
+
+	// InterfaceName of the tunnel inside a gateway's network namespace.
+	InterfaceName = "wg0"
+	// ListenPort of a gateway, UDP.
+	ListenPort uint16 = 51840
+	// ProbePort is the UDP port of the echo responder of a gateway.
+	ProbePort uint16 = 6095
+)
+
+// Config is what a tunnel shall be. It has exactly one peer.
+type Config struct {
+	Name       string
+	PrivateKey wgtypes.Key
+	ListenPort uint16
+	MTU        int
+	// Address is the gateway's own (its overlay address), as a /32 or /128.
+	Address netip.Addr
+	Peer    Peer
+}
+
+// Peer is the other gateway.
+type Peer struct {
+	PublicKey wgtypes.Key
+	// Endpoint is where the peer listens; the zero value on a server, which
+	// learns it from the client's first packet.
+	Endpoint netip.AddrPort
+	// AllowedIPs are the peer's mapped ranges: all that may come from it.
+	AllowedIPs []netip.Prefix
+	// Keepalive is the interval of empty packets, 0 for none.
+	Keepalive time.Duration
+}
+
+// Stats is what WireGuard itself knows of the peer.
+type Stats struct {
+	// LastHandshake is the zero time where there was none.
+	LastHandshake    time.Time
+	Endpoint         netip.AddrPort
+	RxBytes, TxBytes int64
+}

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Installs the distribution's packages that the lab (test/lab) needs on a fresh
+# Debian or Ubuntu machine. What is installed already is left alone, and where
+# nothing is missing, nothing is done.
+set -euo pipefail
+
+packages=(
+  ca-certificates             # Go modules are fetched by https
+  conntrack                   # to look at and delete connections in tests
+  containernetworking-plugins # bridge, host-local, portmap, loopback
+  iproute2                    # ip, to look at nodes
+  iptables                    # kube-proxy, port mappings
+  kmod                        # modprobe, for kernels with modules
+  mount                       # the kubelet mounts volumes with it
+  nftables                    # kube-proxy in nftables mode
+  procps                      # ps, sysctl, to look at nodes
+  runc                        # starts containers
+  qemu-system-x86             # the virtual machine of test/vm
+  util-linux                  # nsenter
+  xz-utils                    # its kernel modules are compressed
+)
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query --show --showformat='${db:Status-Status}' "$package" 2>/dev/null || true)
+  [[ $status == installed ]] || missing+=("$package")
+done
+if ((${#missing[@]} == 0)); then
+  exit 0
+fi
+
+echo "installing: ${missing[*]}" >&2
+as_root=()
+if ((EUID != 0)); then
+  if ! command -v sudo >/dev/null; then
+    echo "install-packages.sh: run as root: apt-get install ${missing[*]}" >&2
+    exit 1
+  fi
+  as_root=(sudo)
+fi
+"${as_root[@]}" apt-get update -qq
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2

@@ -1,0 +1,92 @@
+package dataplane
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"testing"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// service is a translation of destinations such as kube-proxy makes.
+type service struct {
+	proto byte
+	// ip is a ClusterIP; the zero value means any address of the node.
+	ip     netip.Addr
+	port   uint16
+	to     netip.Addr
+	toPort uint16
+}
+
+// cni gives a node what CNIs and kube-proxy do to packets.
+func cni(t testing.TB, ns *netns.NS, pods netip.Prefix, services []service) {
+	t.Helper()
+	ns.Do(t, func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		table := c.AddTable(&nftables.Table{Name: "cni", Family: nftables.TableFamilyIPv4})
+		chain := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, prio *nftables.ChainPriority) *nftables.Chain {
+			return c.AddChain(&nftables.Chain{Name: name, Table: table, Type: typ, Hooknum: hook, Priority: prio})
+		}
+		post := chain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
+		c.AddRule(&nftables.Rule{Table: table, Chain: post, Exprs: join(
+			inPrefix(12, pods, expr.CmpOpEq), inPrefix(16, pods, expr.CmpOpNeq), []expr.Any{&expr.Masq{FullyRandom: true}})})
+		forward := chain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
+		c.AddRule(&nftables.Rule{Table: table, Chain: forward, Exprs: []expr.Any{
+			&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native32(expr.CtStateBitINVALID)},
+			&expr.Verdict{Kind: expr.VerdictDrop},
+		}})
+		pre := chain("prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest)
+		out := chain("output", nftables.ChainTypeNAT, nftables.ChainHookOutput, nftables.ChainPriorityNATDest)
+		for _, s := range services {
+			for _, ch := range []*nftables.Chain{pre, out} {
+				c.AddRule(&nftables.Rule{Table: table, Chain: ch, Exprs: s.exprs()})
+			}
+		}
+		return c.Flush()
+	})
+}
+
+func (s service) exprs() []expr.Any {
+	destination := []expr.Any{
+		&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native32(unix.RTN_LOCAL)},
+	}
+	if s.ip.IsValid() {
+		destination = inPrefix(16, netip.PrefixFrom(s.ip, 32), expr.CmpOpEq)
+	}
+	return join(destination, []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{s.proto}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.BigEndian.AppendUint16(nil, s.port)},
+		&expr.Immediate{Register: 1, Data: s.to.AsSlice()},
+		&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, s.toPort)},
+		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2, Specified: true},
+	})
+}
+
+func inPrefix(offset uint32, p netip.Prefix, op expr.CmpOp) []expr.Any {
+	mask := binary.BigEndian.AppendUint32(nil, ^uint32(0)<<(32-p.Bits()))
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 4},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 4, Mask: mask, Xor: make([]byte, 4)},
+		&expr.Cmp{Op: op, Register: 1, Data: p.Masked().Addr().AsSlice()},
+	}
+}
+
+func native32(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
+
+func join(parts ...[]expr.Any) (out []expr.Any) {
+	for _, p := range parts {
+		out = append(out, p...)
+	}
+	return out
+}

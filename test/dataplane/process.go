@@ -1,0 +1,153 @@
+package dataplane
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// childVariable in the environment makes a test binary a tunnel process.
+const childVariable = "LIQONET_TEST_TUNNEL"
+
+// TunnelMain must be the first call of TestMain: in a process started by
+// StartTunnel it serves and does not return.
+//
+// A tunnel needs a process, not only a thread, because wireguard-go opens its
+// sockets on any.
+func TunnelMain() {
+	backend, ok := os.LookupEnv(childVariable)
+	if !ok {
+		return
+	}
+	if err := serveTunnel(tunnel.Backend(backend), os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+type request struct {
+	Configure *tunnel.Config
+	Reset     bool
+}
+
+type response struct {
+	Changed bool
+	Stats   tunnel.Stats
+	Error   string
+}
+
+func serveTunnel(backend tunnel.Backend, in io.Reader, out io.Writer) error {
+	ctx := context.Background()
+	device, err := tunnel.Open(ctx, backend, tunnel.InterfaceName)
+	if err != nil {
+		return err
+	}
+	decoder, encoder := json.NewDecoder(in), json.NewEncoder(out)
+	for {
+		var req request
+		if err := decoder.Decode(&req); errors.Is(err, io.EOF) {
+			return device.Close()
+		} else if err != nil {
+			return err
+		}
+		var res response
+		switch {
+		case req.Configure != nil:
+			res.Changed, err = device.Configure(ctx, *req.Configure)
+		case req.Reset:
+			err = device.Reset(ctx)
+		default:
+			res.Stats, err = device.Stats()
+		}
+		if err != nil {
+			res.Error = err.Error()
+		}
+		if err := encoder.Encode(res); err != nil {
+			return err
+		}
+	}
+}
+
+// Tunnel is a process in a namespace that holds a tunnel device.
+type Tunnel struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *json.Decoder
+}
+
+// StartTunnel starts a tunnel process, which lasts until the end of the test.
+func StartTunnel(t testing.TB, ns *netns.NS, backend tunnel.Backend) *Tunnel {
+	t.Helper()
+	p := &Tunnel{cmd: exec.Command("/proc/self/exe")}
+	p.cmd.Env = append(os.Environ(), childVariable+"="+string(backend))
+	p.cmd.Stderr = os.Stderr
+	in, err := p.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.in, p.out = in, json.NewDecoder(bufio.NewReader(out))
+	if err := ns.Start(p.cmd); err != nil {
+		t.Fatalf("start tunnel in %s: %v", ns.Name, err)
+	}
+	t.Cleanup(p.Stop)
+	return p
+}
+
+// Stop ends the process; a second call does nothing.
+func (p *Tunnel) Stop() {
+	_ = p.in.Close()
+	_ = p.cmd.Wait()
+}
+
+// Kill ends the process without a chance to clean up.
+func (p *Tunnel) Kill() {
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait()
+}
+
+func (p *Tunnel) call(t testing.TB, req request) response {
+	t.Helper()
+	if err := json.NewEncoder(p.in).Encode(req); err != nil {
+		t.Fatalf("ask tunnel process: %v", err)
+	}
+	var res response
+	if err := p.out.Decode(&res); err != nil {
+		t.Fatalf("ask tunnel process: %v", err)
+	}
+	if res.Error != "" {
+		t.Fatalf("tunnel: %s", res.Error)
+	}
+	return res
+}
+
+// Configure calls tunnel.Device.Configure.
+func (p *Tunnel) Configure(t testing.TB, c tunnel.Config) (changed bool) {
+	t.Helper()
+	return p.call(t, request{Configure: &c}).Changed
+}
+
+// Reset calls tunnel.Device.Reset.
+func (p *Tunnel) Reset(t testing.TB) {
+	t.Helper()
+	p.call(t, request{Reset: true})
+}
+
+// Stats calls tunnel.Device.Stats.
+func (p *Tunnel) Stats(t testing.TB) tunnel.Stats {
+	t.Helper()
+	return p.call(t, request{}).Stats
+}

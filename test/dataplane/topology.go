@@ -1,0 +1,386 @@
+package dataplane
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+const (
+	// UnderlayMTU is that of all links below overlay and tunnel, in bytes.
+	UnderlayMTU = 1500
+	// MTU is that of the path between pods of different clusters.
+	MTU = UnderlayMTU - tunnel.OverheadIPv4
+
+	// TunnelNodePort is where the first node of the server accepts the tunnel.
+	TunnelNodePort = 30840
+	// WebNodePort and ClusterIP lead to the first pod's port WebPort, which is
+	// what peers shall not reach.
+	WebNodePort = 30080
+	WebPort     = 8080
+
+	overlayMTU  = UnderlayMTU - overlay.EncapBytes
+	unreachable = 4000
+)
+
+// Options choose the backends.
+type Options struct {
+	Overlay overlay.Kind
+	Tunnel  tunnel.Backend
+}
+
+// ranges are the same in both clusters.
+type ranges struct {
+	Pods, MappedPods, Internal, MappedInternal netip.Prefix
+	ClusterIP                                  netip.Addr
+}
+
+// Ranges returns the ranges of both clusters.
+func Ranges() ranges {
+	return ranges{
+		Pods: netip.MustParsePrefix("10.244.0.0/16"), MappedPods: netip.MustParsePrefix("10.61.0.0/16"),
+		Internal: netip.MustParsePrefix("10.80.0.0/19"), MappedInternal: netip.MustParsePrefix("10.62.0.0/19"),
+		ClusterIP: netip.MustParseAddr("10.96.0.10"),
+	}
+}
+
+// Host is a namespace with its own address.
+type Host struct {
+	*netns.NS
+	Addr netip.Addr
+	// Mapped is by which the peer knows it, where it does.
+	Mapped netip.Addr
+}
+
+// Cluster is one of the two.
+type Cluster struct {
+	Name  string
+	Nodes [2]Node
+	// Gateway is a pod on the first node.
+	Gateway Host
+	// Tunnel is the process in it.
+	Tunnel *Tunnel
+	// Overlay is the gateway's overlay address.
+	Overlay Host
+	// Config is the tunnel's.
+	Config tunnel.Config
+}
+
+// Node is a node with one pod.
+type Node struct {
+	Host
+	Pod Host
+	// Overlay is its overlay address.
+	Overlay Host
+}
+
+// Topology is two peered clusters.
+type Topology struct {
+	A, B *Cluster
+	// LAN is a host in the network of the nodes.
+	LAN Host
+	net *netns.NS
+}
+
+// New builds two clusters and peers them.
+func New(t testing.TB, o Options) *Topology {
+	t.Helper()
+	topology := &Topology{net: netns.New(t, "underlay")}
+	topology.net.Bridge(t, "br0")
+	topology.LAN = Host{NS: topology.attach(t, "lan", "172.18.9.9/16"), Addr: netip.MustParseAddr("172.18.9.9")}
+	topology.A, topology.B = topology.cluster(t, "a", 1), topology.cluster(t, "b", 2)
+	for _, c := range []*Cluster{topology.A, topology.B} {
+		c.overlay(t, o.Overlay)
+	}
+	topology.tunnel(t, o.Tunnel)
+	for _, c := range []*Cluster{topology.A, topology.B} {
+		c.Apply(t, o.Overlay)
+	}
+	return topology
+}
+
+// attach makes a namespace with an interface eth0 in the underlay.
+func (n *Topology) attach(t testing.TB, name, address string) *netns.NS {
+	t.Helper()
+	ns := netns.New(t, name)
+	netns.Veth(t, ns, "eth0", n.net, name)
+	n.net.Enslave(t, name, "br0")
+	ns.Addr(t, "eth0", netip.MustParsePrefix(address))
+	return ns
+}
+
+func (n *Topology) cluster(t testing.TB, name string, number int) *Cluster {
+	t.Helper()
+	c := &Cluster{Name: name}
+	for i := range c.Nodes {
+		host := name + fmt.Sprint(i+1)
+		addr := fmt.Sprintf("172.18.%d.%d", number, i+1)
+		node := &c.Nodes[i]
+		node.Host = Host{NS: n.attach(t, host, addr+"/16"), Addr: netip.MustParseAddr(addr)}
+		node.Sysctl(t, "ipv4/ip_forward", "1")
+		node.Sysctl(t, "ipv4/conf/all/rp_filter", "1")
+		node.Pod = pod(t, host+"-pod", fmt.Sprintf("10.244.%d.20", i+1))
+	}
+	first, second := &c.Nodes[0], &c.Nodes[1]
+	c.Gateway = pod(t, name+"-gw", "10.244.1.10")
+	c.Gateway.Sysctl(t, "ipv4/conf/all/forwarding", "0")
+
+	first.Bridge(t, "cni0")
+	first.Addr_(t, "cni0", "10.244.1.1/24")
+	for _, p := range []Host{first.Pod, c.Gateway} {
+		netns.Veth(t, p.NS, "eth0", first.NS, "veth-"+p.Name[3:])
+		first.Enslave(t, "veth-"+p.Name[3:], "cni0")
+		p.NS.Addr(t, "eth0", netip.PrefixFrom(p.Addr, 24))
+		p.NS.Route(t, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("10.244.1.1"))
+	}
+
+	netns.Veth(t, second.Pod.NS, "eth0", second.NS, "veth-pod")
+	second.Addr_(t, "veth-pod", "10.244.2.1/32")
+	second.Do(t, func() error { return linkRoute("veth-pod", second.Pod.Addr) })
+	second.Pod.NS.Addr(t, "eth0", netip.PrefixFrom(second.Pod.Addr, 32))
+	second.Pod.Do(t, func() error { return linkRoute("eth0", netip.MustParseAddr("10.244.2.1")) })
+	second.Pod.Route(t, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("10.244.2.1"))
+
+	first.Route(t, netip.MustParsePrefix("10.244.2.0/24"), second.Addr)
+	second.Route(t, netip.MustParsePrefix("10.244.1.0/24"), first.Addr)
+	for i := range c.Nodes {
+		cni(t, c.Nodes[i].NS, Ranges().Pods, []service{
+			{proto: unix.IPPROTO_UDP, port: TunnelNodePort, to: c.Gateway.Addr, toPort: tunnel.ListenPort},
+			{proto: unix.IPPROTO_TCP, port: WebNodePort, to: first.Pod.Addr, toPort: WebPort},
+			{proto: unix.IPPROTO_TCP, ip: Ranges().ClusterIP, port: 80, to: first.Pod.Addr, toPort: WebPort},
+		})
+	}
+	return c
+}
+
+func pod(t testing.TB, name, address string) Host {
+	t.Helper()
+	addr := netip.MustParseAddr(address)
+	return Host{NS: netns.New(t, name), Addr: addr, Mapped: translate(addr, Ranges().MappedPods)}
+}
+
+// Addr_ adds an address; Host.Addr hides the namespace's method.
+func (h Host) Addr_(t testing.TB, dev, address string) {
+	t.Helper()
+	h.NS.Addr(t, dev, netip.MustParsePrefix(address))
+}
+
+func linkRoute(dev string, dst netip.Addr) error {
+	l, err := netlink.LinkByName(dev)
+	if err != nil {
+		return err
+	}
+	return netlink.RouteAdd(&netlink.Route{
+		LinkIndex: l.Attrs().Index, Scope: netlink.SCOPE_LINK,
+		Dst: netlink.NewIPNet(dst.AsSlice()),
+	})
+}
+
+func translate(a netip.Addr, to netip.Prefix) netip.Addr {
+	real, base := a.As4(), to.Addr().As4()
+	for i := range to.Bits() {
+		bit := byte(0x80) >> (i % 8)
+		real[i/8] = real[i/8]&^bit | base[i/8]&bit
+	}
+	return netip.AddrFrom4(real)
+}
+
+func must[T any](t testing.TB) func(T, error) T {
+	t.Helper()
+	return func(v T, err error) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
+
+// overlay fills in the overlay addresses.
+func (c *Cluster) overlay(t testing.TB, kind overlay.Kind) {
+	t.Helper()
+	r := Ranges()
+	host := func(ns *netns.NS, a netip.Addr) Host {
+		return Host{NS: ns, Addr: a, Mapped: translate(a, r.MappedInternal)}
+	}
+	c.Overlay = host(c.Gateway.NS, must[netip.Addr](t)(ipam.GatewayAddr(r.Internal, 0)))
+	for i := range c.Nodes {
+		c.Nodes[i].Overlay = host(c.Nodes[i].NS, must[netip.Addr](t)(ipam.NodeAddr(r.Internal, i+1)))
+	}
+}
+
+// Apply brings nodes and gateway into the wanted state, and checks that doing
+// so again changes nothing.
+func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
+	t.Helper()
+	gateway := c.gatewayState(t, kind)
+	apply(t, c.Gateway.NS, gateway, func() (bool, error) { return nat.ApplyGateway(context.Background(), c.GatewayTable(t)) })
+	for i := range c.Nodes {
+		apply(t, c.Nodes[i].NS, c.nodeState(t, kind, i), func() (bool, error) {
+			return nat.ApplyNode(context.Background(), nat.Node{
+				OverlayPrefix: overlay.NamePrefix, Address: c.Nodes[i].Overlay.Addr, Pods: []netip.Prefix{Ranges().Pods},
+				Gateways:    []nat.NodeGateway{{Outer: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0}},
+				OverlayPort: overlay.Port,
+			})
+		})
+	}
+}
+
+func apply(t testing.TB, ns *netns.NS, state overlay.State, table func() (bool, error)) {
+	t.Helper()
+	ns.Do(t, func() error {
+		k, err := overlay.New()
+		if err != nil {
+			return err
+		}
+		defer func() { _ = k.Close() }()
+		if _, err := k.Apply(context.Background(), state); err != nil {
+			return err
+		}
+		if changes, err := k.Apply(context.Background(), state); err != nil || len(changes) > 0 {
+			return fmt.Errorf("applied again: %v, %w", changes, err)
+		}
+		if _, err := table(); err != nil {
+			return err
+		}
+		if changed, err := table(); err != nil || changed {
+			return fmt.Errorf("table applied again: changed %v, %w", changed, err)
+		}
+		return nil
+	})
+}
+
+// outer is the source by which a node sends to the gateway.
+func (c *Cluster) outer(t testing.TB, i int) (src netip.Addr) {
+	t.Helper()
+	c.Nodes[i].Do(t, func() error {
+		k, err := overlay.New()
+		if err != nil {
+			return err
+		}
+		defer func() { _ = k.Close() }()
+		src, _, _, err = k.SourceTo(c.Gateway.Addr)
+		return err
+	})
+	return src
+}
+
+// GatewayTable is the gateway's nftables table.
+func (c *Cluster) GatewayTable(t testing.TB) nat.Gateway {
+	t.Helper()
+	r := Ranges()
+	return nat.Gateway{
+		Tunnel: tunnel.InterfaceName, Underlay: "eth0", OverlayPrefix: overlay.NamePrefix,
+		Local: []nat.Mapping{
+			{Real: r.Pods, Mapped: r.MappedPods}, {Real: r.Internal, Mapped: r.MappedInternal},
+		},
+		Remote:      []netip.Prefix{r.MappedPods, r.MappedInternal},
+		Nodes:       []netip.Addr{c.outer(t, 0), c.outer(t, 1)},
+		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
+	}
+}
+
+func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind) overlay.State {
+	t.Helper()
+	r := Ranges()
+	s := overlay.State{Rules: []overlay.Rule{
+		{IIF: tunnel.InterfaceName, Table: overlay.InboundTable}, {Table: overlay.Table},
+	}}
+	for _, p := range []netip.Prefix{r.MappedPods, r.MappedInternal} {
+		s.Routes = append(
+			s.Routes,
+			overlay.Route{Table: overlay.Table, Dst: p, Dev: tunnel.InterfaceName, Src: c.Overlay.Addr},
+			overlay.Route{Table: overlay.Table, Dst: p, Unreachable: true, Metric: unreachable},
+		)
+	}
+	for i := range c.Nodes {
+		node := c.Nodes[i].Overlay.Addr
+		name := fmt.Sprintf("%s%d", overlay.NamePrefix, i+1)
+		s.Links = append(s.Links, overlay.Link{
+			Name: name, Kind: kind, VNI: must[uint32](t)(ipam.VNI(0, i+1)), Local: c.Overlay.Addr, Peer: node,
+			Remote: c.outer(t, i), Port: overlay.Port, MTU: overlayMTU,
+		})
+		host := netip.PrefixFrom(node, 32)
+		s.Routes = append(
+			s.Routes,
+			overlay.Route{Table: overlay.Table, Dst: host, Dev: name, Src: c.Overlay.Addr},
+			overlay.Route{Table: overlay.InboundTable, Dst: host, Dev: name, Src: c.Overlay.Addr},
+			overlay.Route{
+				Table: overlay.InboundTable, Dst: netip.PrefixFrom(c.Nodes[i].Pod.Addr, 24).Masked(), Dev: name, Via: node,
+				Src: c.Overlay.Addr,
+			},
+		)
+	}
+	s.Routes = append(s.Routes, overlay.Route{
+		Table: overlay.InboundTable, Dst: netip.MustParsePrefix("0.0.0.0/0"), Unreachable: true,
+	})
+	return s
+}
+
+func (c *Cluster) nodeState(t testing.TB, kind overlay.Kind, i int) overlay.State {
+	t.Helper()
+	r := Ranges()
+	local := c.Nodes[i].Overlay.Addr
+	const name = overlay.NamePrefix + "0-0"
+	s := overlay.State{
+		Links: []overlay.Link{{
+			Name: name, Kind: kind, VNI: must[uint32](t)(ipam.VNI(0, i+1)), Local: local, Peer: c.Overlay.Addr,
+			Remote: c.Gateway.Addr, Port: overlay.Port, MTU: overlayMTU,
+		}},
+		Routes: []overlay.Route{{Table: overlay.Table, Dst: netip.PrefixFrom(c.Overlay.Addr, 32), Dev: name, Src: local}},
+		Rules:  []overlay.Rule{{Table: overlay.Table}},
+	}
+	for _, p := range []netip.Prefix{r.MappedPods, r.MappedInternal} {
+		s.Routes = append(
+			s.Routes,
+			overlay.Route{Table: overlay.Table, Dst: p, Dev: name, Via: c.Overlay.Addr, Src: local, MTU: MTU},
+			overlay.Route{Table: overlay.Table, Dst: p, Unreachable: true, Metric: unreachable},
+		)
+	}
+	return s
+}
+
+// tunnel starts the tunnels, B's as server, and waits for the handshake.
+func (n *Topology) tunnel(t testing.TB, backend tunnel.Backend) {
+	t.Helper()
+	keyA, keyB := must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey()), must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey())
+	r := Ranges()
+	config := func(c *Cluster, own, peer wgtypes.Key) tunnel.Config {
+		return tunnel.Config{
+			Name: tunnel.InterfaceName, PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: MTU, Address: c.Overlay.Addr,
+			Peer: tunnel.Peer{PublicKey: peer.PublicKey(), AllowedIPs: []netip.Prefix{r.MappedPods, r.MappedInternal}},
+		}
+	}
+	n.A.Config, n.B.Config = config(n.A, keyA, keyB), config(n.B, keyB, keyA)
+	n.A.Config.Peer.Endpoint = netip.AddrPortFrom(n.B.Nodes[0].Addr, TunnelNodePort)
+	n.A.Config.Peer.Keepalive = 5 * time.Second
+	// The server first: an initiation that comes too early costs 5 s.
+	for _, c := range []*Cluster{n.B, n.A} {
+		c.Tunnel = StartTunnel(t, c.Gateway.NS, backend)
+		if !c.Tunnel.Configure(t, c.Config) {
+			t.Error("configuring a new tunnel changed nothing")
+		}
+		if c.Tunnel.Configure(t, c.Config) {
+			t.Error("configuring the tunnel again changed something")
+		}
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for n.A.Tunnel.Stats(t).LastHandshake.IsZero() {
+		if time.Now().After(deadline) {
+			t.Fatal("no handshake within 20 s")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}

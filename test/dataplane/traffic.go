@@ -1,0 +1,344 @@
+package dataplane
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// patience is how long a packet may take that is expected, and short how long
+// is waited for one that is not. Emulated machines are slow.
+const (
+	patience = 6 * time.Second
+	short    = 400 * time.Millisecond
+)
+
+// ServeTCP answers each connection with the address it comes from and the hash
+// of all that was sent on it.
+func ServeTCP(t testing.TB, ns *netns.NS, port uint16) {
+	t.Helper()
+	var l net.Listener
+	ns.Do(t, func() (err error) {
+		l, err = net.Listen("tcp4", fmt.Sprintf(":%d", port))
+		return err
+	})
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer func() { _ = c.Close() }()
+				h := sha256.New()
+				if _, err := io.Copy(h, c); err != nil {
+					return
+				}
+				_, _ = fmt.Fprintf(c, "%s %x", addrOf(c.RemoteAddr()), h.Sum(nil))
+			}()
+		}
+	}()
+}
+
+// ServeUDP answers each packet with the address it comes from and itself.
+func ServeUDP(t testing.TB, ns *netns.NS, port uint16) {
+	t.Helper()
+	var c net.PacketConn
+	ns.Do(t, func() (err error) {
+		c, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", port))
+		return err
+	})
+	t.Cleanup(func() { _ = c.Close() })
+	go func() {
+		buf := make([]byte, 1<<16)
+		for {
+			n, from, err := c.ReadFrom(buf[16:])
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil {
+				continue
+			}
+			copy(buf, make([]byte, 16))
+			copy(buf, addrOf(from).String())
+			_, _ = c.WriteTo(buf[:16+n], from)
+		}
+	}()
+}
+
+func addrOf(a net.Addr) netip.Addr {
+	return netip.MustParseAddrPort(a.String()).Addr().Unmap()
+}
+
+// dial opens a socket in a namespace, bound to a source if it is valid.
+func dial(ns *netns.NS, network string, source, dst netip.Addr, port uint16, timeout time.Duration) (c net.Conn, err error) {
+	d := net.Dialer{Timeout: timeout}
+	if source.IsValid() {
+		if network == "tcp4" {
+			d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(source, 0))
+		} else {
+			d.LocalAddr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(source, 0))
+		}
+	}
+	err = ns.Run(func() error {
+		c, err = d.Dial(network, netip.AddrPortFrom(dst, port).String())
+		return err
+	})
+	return c, err
+}
+
+// TCP sends bytes and returns the source that the server saw.
+func TCP(ns *netns.NS, dst netip.Addr, port uint16, size int) (netip.Addr, error) {
+	c, err := dial(ns, "tcp4", netip.Addr{}, dst, port, patience)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(3 * patience))
+	payload := pattern(size)
+	if _, err := c.Write(payload); err != nil {
+		return netip.Addr{}, err
+	}
+	_ = c.(*net.TCPConn).CloseWrite()
+	answer, err := io.ReadAll(c)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	var source, hash string
+	if _, err := fmt.Sscan(string(answer), &source, &hash); err != nil {
+		return netip.Addr{}, fmt.Errorf("answer %q: %w", answer, err)
+	}
+	if hash != fmt.Sprintf("%x", sha256.Sum256(payload)) {
+		return netip.Addr{}, errors.New("the server received something else")
+	}
+	return netip.ParseAddr(source)
+}
+
+// UDP sends one packet and returns the source that the server saw.
+func UDP(ns *netns.NS, dst netip.Addr, port uint16, size int) (netip.Addr, error) {
+	c, err := dial(ns, "udp4", netip.Addr{}, dst, port, patience)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer func() { _ = c.Close() }()
+	return exchange(c, size)
+}
+
+// exchange sends a packet until it is answered: one that must not be fragmented
+// and is too large, or whose answer is, is lost in favour of an ICMP error.
+func exchange(c net.Conn, size int) (netip.Addr, error) {
+	const attempts = 12
+	payload := pattern(size)
+	buf := make([]byte, 1<<16)
+	var n int
+	for i := 0; ; i++ {
+		_ = c.SetDeadline(time.Now().Add(patience / attempts))
+		_, err := c.Write(payload)
+		if err == nil {
+			n, err = c.Read(buf)
+		}
+		if err == nil {
+			break
+		}
+		if i+1 >= attempts || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return netip.Addr{}, err
+		}
+	}
+	if n != 16+size || !bytes.Equal(buf[16:n], payload) {
+		return netip.Addr{}, fmt.Errorf("%d bytes were answered by other %d", size, n-16)
+	}
+	return netip.ParseAddr(string(bytes.TrimRight(buf[:16], "\x00")))
+}
+
+func pattern(size int) []byte {
+	b := make([]byte, size)
+	for i := range b {
+		b[i] = byte(i*7 + i>>8)
+	}
+	return b
+}
+
+// Ping sends an ICMP echo request of a payload size and waits for the reply.
+func Ping(ns *netns.NS, dst netip.Addr, size int, timeout time.Duration) error {
+	var c *icmp.PacketConn
+	if err := ns.Run(func() (err error) {
+		c, err = icmp.ListenPacket("ip4:icmp", "0.0.0.0")
+		return err
+	}); err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	id := int(time.Now().UnixNano() & 0xffff)
+	payload := pattern(size)
+	message := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: id, Seq: 1, Data: payload}}
+	b, err := message.Marshal(nil)
+	if err != nil {
+		return err
+	}
+	if _, err := c.WriteTo(b, &net.IPAddr{IP: dst.AsSlice()}); err != nil {
+		return err
+	}
+	_ = c.SetReadDeadline(time.Now().Add(timeout))
+	buf := make([]byte, 1<<16)
+	for {
+		n, from, err := c.ReadFrom(buf)
+		if err != nil {
+			return err
+		}
+		m, err := icmp.ParseMessage(1, buf[:n])
+		if err != nil {
+			continue
+		}
+		echo, ok := m.Body.(*icmp.Echo)
+		if ok && m.Type == ipv4.ICMPTypeEchoReply && echo.ID == id && from.String() == dst.String() {
+			if !bytes.Equal(echo.Data, payload) {
+				return errors.New("the reply has another payload")
+			}
+			return nil
+		}
+	}
+}
+
+// option sets an IP option of a UDP socket.
+func option(c net.Conn, name, value int) error {
+	raw, err := c.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	var inner error
+	if err := raw.Control(func(fd uintptr) {
+		inner = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, name, value)
+	}); err != nil {
+		return err
+	}
+	return inner
+}
+
+// pathMTU is what a connected socket believes of its path.
+func pathMTU(c net.Conn) (mtu int, err error) {
+	raw, err := c.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	var inner error
+	if err := raw.Control(func(fd uintptr) {
+		mtu, inner = unix.GetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU)
+	}); err != nil {
+		return 0, err
+	}
+	return mtu, inner
+}
+
+// DiscoverMTU sends packets of size bytes (with headers) that must not be
+// fragmented until the kernel learns of a smaller MTU, and returns that.
+func DiscoverMTU(ns *netns.NS, dst netip.Addr, port uint16, size int) (int, error) {
+	c, err := dial(ns, "udp4", netip.Addr{}, dst, port, patience)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = c.Close() }()
+	if err := option(c, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO); err != nil {
+		return 0, err
+	}
+	const headers = 28
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		if _, err := c.Write(pattern(size - headers)); errors.Is(err, unix.EMSGSIZE) {
+			return pathMTU(c)
+		}
+	}
+	return 0, errors.New("no EMSGSIZE")
+}
+
+// NotFragmented exchanges one packet of size bytes (with headers) that must not
+// be fragmented.
+func NotFragmented(ns *netns.NS, dst netip.Addr, port uint16, size int) error {
+	c, err := dial(ns, "udp4", netip.Addr{}, dst, port, patience)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	if err := option(c, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO); err != nil {
+		return err
+	}
+	const headers = 28
+	_, err = exchange(c, size-headers)
+	return err
+}
+
+// Hop sends a UDP packet that lives for ttl hops, and returns the error that
+// comes back for it, nil if the server answers.
+func Hop(ns *netns.NS, dst netip.Addr, port uint16, ttl int) error {
+	c, err := dial(ns, "udp4", netip.Addr{}, dst, port, patience)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	if err := errors.Join(option(c, unix.IP_TTL, ttl), option(c, unix.IP_RECVERR, 1)); err != nil {
+		return err
+	}
+	_, err = exchange(c, 100)
+	return err
+}
+
+// Reaches says whether a TCP connection can be made, or is refused by the
+// other side: packets come through in either case.
+func Reaches(ns *netns.NS, source, dst netip.Addr, port uint16) bool {
+	c, err := dial(ns, "tcp4", source, dst, port, short)
+	if err == nil {
+		_ = c.Close()
+	}
+	return err == nil || errors.Is(err, unix.ECONNREFUSED)
+}
+
+// ReachesUDP says whether a UDP packet is answered, or refused.
+func ReachesUDP(ns *netns.NS, source, dst netip.Addr, port uint16) bool {
+	c, err := dial(ns, "udp4", source, dst, port, short)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(short))
+	if _, err := c.Write(pattern(32)); err != nil {
+		return errors.Is(err, unix.ECONNREFUSED)
+	}
+	_, err = c.Read(make([]byte, 1<<16))
+	return !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, unix.EHOSTUNREACH)
+}
+
+// Arrives sends UDP packets from a source to dst and says whether any of them
+// arrives at a host, whatever becomes of answers.
+func Arrives(t testing.TB, ns *netns.NS, source, dst netip.Addr, at *netns.NS, port uint16) bool {
+	t.Helper()
+	var sink net.PacketConn
+	at.Do(t, func() (err error) {
+		sink, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", port))
+		return err
+	})
+	defer func() { _ = sink.Close() }()
+	c, err := dial(ns, "udp4", source, dst, port, short)
+	if err != nil {
+		t.Fatalf("send from %s to %s: %v", source, dst, err)
+	}
+	defer func() { _ = c.Close() }()
+	for range 3 {
+		// An ICMP error for the packet before is as good as silence.
+		_, _ = c.Write(pattern(32))
+	}
+	_ = sink.SetReadDeadline(time.Now().Add(short))
+	_, _, err = sink.ReadFrom(make([]byte, 100))
+	return err == nil
+}

@@ -1,0 +1,289 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// Exit codes as documented (pkg/cli).
+const (
+	exitUsage       = 2
+	exitUnreachable = 3
+	exitForbidden   = 4
+	exitNotReady    = 5
+)
+
+// checkMessage wants one error on stderr that names what it is about and has
+// none of the marks of an error that nobody looked at.
+func checkMessage(t testing.TB, r result, names ...string) {
+	t.Helper()
+	if n := strings.Count("\n"+r.stderr, "\nError: "); n != 1 {
+		t.Errorf("%d errors on stderr, want 1:\n%s", n, r.stderr)
+	}
+	_, message, _ := strings.Cut("\n"+r.stderr, "\nError: ")
+	for _, name := range names {
+		if !strings.Contains(message, name) {
+			t.Errorf("the error does not name %q:\n%s", name, message)
+		}
+	}
+	// The second line says what to do; with wrong flags the first one does.
+	if _, advice, _ := strings.Cut(message, "\n"); r.code != exitUsage && strings.TrimSpace(advice) == "" {
+		t.Errorf("the error does not say what to do:\n%s", message)
+	}
+	for _, bad := range []string{"%!", "&{", "0xc0", "goroutine ", "panic", "<nil>"} {
+		if strings.Contains(r.stderr, bad) {
+			t.Errorf("stderr contains %q:\n%s", bad, r.stderr)
+		}
+	}
+	if n := strings.Count(strings.TrimSpace(message), "\n"); n > 4 {
+		t.Errorf("the error has %d lines, want a short one:\n%s", n+1, message)
+	}
+}
+
+// Bad input ends in time, with one clear message and the documented exit code,
+// prints nothing to stdout and changes nothing in any cluster.
+func TestBadInput(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha.Name, fx.beta.Name
+	dir := t.TempDir()
+	fileA, again := kubeadmFile(t, dir, fx.alpha), filepath.Join(dir, "again.conf")
+	other := otherContexts(t, ctx, again)
+	garbled := writeFile(t, filepath.Join(dir, "garbled.conf"), "apiVersion: v1\nkind: Config\nclusters: [{\n")
+	noContext := writeFile(t, filepath.Join(dir, "empty.conf"), "apiVersion: v1\nkind: Config\n")
+	badConfig := writeFile(t, filepath.Join(dir, "config.yaml"), "overlay: [\n")
+	short := []string{"--timeout=8s"}
+	for _, test := range []struct {
+		name       string
+		kubeconfig string
+		args       []string
+		code       int
+		within     time.Duration
+		names      []string
+	}{
+		{"unknown context", "", []string{"peer", a, "nope"}, exitUsage, 0, []string{`"nope"`, "alpha, beta"}},
+		{"unknown context, unpeer", "", []string{"unpeer", "nope", b}, exitUsage, 0, []string{`"nope"`}},
+		{"unknown context, status", "", []string{"status", "nope"}, exitUsage, 0, []string{`"nope"`}},
+		{"unknown context, map", "", []string{"map", a, "nope", "default/x"}, exitUsage, 0, []string{`"nope"`}},
+		{"unknown context of a file", "", []string{"peer", fileA + "#nope", b}, exitUsage, 0, []string{`"nope"`, kubeadmContext}},
+		{"closed port", other, []string{"peer", a, "closed"}, exitUnreachable, 0, []string{`"closed"`}},
+		{"closed port, unpeer", other, []string{"unpeer", "closed", a}, exitUnreachable, 0, []string{`"closed"`}},
+		{"no answer", other, append(short, "peer", a, "silent"), exitUnreachable, 9 * time.Second, []string{`"silent"`}},
+		{"no answer, long timeout", other, []string{"peer", "silent", a}, exitUnreachable, 11 * time.Second, []string{`"silent"`}},
+		{"no answer to requests", other, append(short, "peer", a, "busy"), exitUnreachable, 9 * time.Second, []string{`"busy"`}},
+		{"unknown host", other, []string{"peer", a, "unknown-host"}, exitUnreachable, 11 * time.Second, []string{`"unknown-host"`}},
+		{"wrong certificate authority", other, []string{"peer", a, "untrusted"}, exitUnreachable, 0, []string{`"untrusted"`, "certificate"}},
+		{"no permission at all", other, []string{"peer", "nobody", b}, exitForbidden, 0, []string{`"nobody"`}},
+		{"permission to view only", other, []string{"peer", b, "viewer"}, exitForbidden, 0, []string{`"viewer"`, "create", "customresourcedefinitions"}},
+		{"unpeer with permission to view only", other, []string{"unpeer", b, "viewer"}, exitForbidden, 0, []string{`"viewer"`}},
+		{"wrong token", other, []string{"peer", "stranger", b}, exitForbidden, 0, []string{`"stranger"`, "credentials"}},
+		{"same context twice", "", []string{"peer", a, a}, exitUsage, 0, []string{a, "same cluster"}},
+		{"same cluster by two contexts", other, []string{"peer", a, "alpha-again"}, exitUsage, 0, []string{a, "alpha-again", "same cluster"}},
+		{"same cluster by two files", "", []string{"peer", fileA, again + "#alpha-again"}, exitUsage, 0, []string{"alpha", "same cluster"}},
+		{"same cluster, unpeer", other, []string{"unpeer", a, "alpha-again"}, exitUsage, 0, []string{a, "same cluster"}},
+		{"garbled kubeconfig", garbled, []string{"peer", a, b}, exitUsage, 0, []string{garbled}},
+		{"garbled file", "", []string{"peer", a, garbled}, exitUsage, 0, []string{garbled}},
+		{"missing kubeconfig", filepath.Join(dir, "missing"), []string{"peer", a, b}, exitUsage, 0, []string{a, filepath.Join(dir, "missing")}},
+		{"missing kubeconfig by flag", "", []string{"peer", a, b, "--kubeconfig", filepath.Join(dir, "missing")}, exitUsage, 0, []string{filepath.Join(dir, "missing")}},
+		{"directory as kubeconfig", dir, []string{"peer", a, b}, exitUsage, 0, []string{dir}},
+		{"file without contexts", "", []string{"peer", a, noContext}, exitUsage, 0, []string{noContext}},
+		{"context without user", other, []string{"peer", a, "dangling"}, exitForbidden, 0, []string{`"dangling"`}},
+		{"unknown command", "", []string{"pear", a, b}, exitUsage, 0, []string{"pear"}},
+		{"unknown flag", "", []string{"peer", a, b, "--fast"}, exitUsage, 0, []string{"--fast", "--help"}},
+		{"one argument", "", []string{"peer", a}, exitUsage, 0, []string{"peer CLUSTER CLUSTER"}},
+		{"bad service type", "", []string{"peer", a, b, "--service-type=Magic"}, exitUsage, 0, []string{"service-type", "NodePort"}},
+		{"bad overlay", "", []string{"peer", a, b, "--overlay=gre"}, exitUsage, 0, []string{"overlay", "vxlan"}},
+		{"bad timeout", "", []string{"peer", a, b, "--timeout=soon"}, exitUsage, 0, []string{"timeout", "soon"}},
+		{"no timeout", "", []string{"peer", a, b, "--timeout=0"}, exitUsage, 0, []string{"timeout"}},
+		{"bad output", "", []string{"status", a, "-o", "xml"}, exitUsage, 0, []string{"output", "json"}},
+		{"garbled configuration file", "", []string{"peer", a, b, "--config", badConfig}, exitUsage, 0, []string{badConfig}},
+		{"map without peering", "", []string{"map", a, b, "default/x"}, exitUsage, 0, []string{a, b, "not peered"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			within := max(test.within, 5*time.Second)
+			limited, cancel := context.WithTimeout(ctx, within+5*time.Second)
+			defer cancel()
+			r := liqonet(t, limited, test.kubeconfig, test.args...)
+			if r.took > within {
+				t.Errorf("it took %s, want %s", r.took, within)
+			}
+			if limited.Err() != nil {
+				t.Fatal("it was killed then")
+			}
+			if r.code != test.code {
+				t.Errorf("exit code %d, want %d\n%s", r.code, test.code, r.stderr)
+			}
+			if r.stdout != "" {
+				t.Errorf("stdout has %q, want nothing", r.stdout)
+			}
+			checkMessage(t, r, test.names...)
+			if left := fx.objectsLeft(ctx, managed, fx.alpha, fx.beta); left != "" {
+				t.Errorf("objects were made:\n%s", left)
+				if err := fx.scrub(ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+	checkNothingLeft(t, ctx)
+}
+
+// What fails after it has begun is taken back.
+func TestFailedPeer(t *testing.T) {
+	a, b := fx.alpha.Name, fx.beta.Name
+	for _, test := range []struct {
+		name   string
+		args   []string
+		within time.Duration
+		names  []string
+	}{
+		{"image that cannot be pulled", []string{"--agent-image=lab.local/nope:1", "--timeout=40s"}, 45 * time.Second, []string{"lab.local/nope:1", "cluster", "--agent-image"}},
+		{"little time", []string{"--timeout=1s"}, 15 * time.Second, []string{"timed out after 1s", "cluster"}},
+		{"not enough time", []string{"--timeout=2500ms"}, 15 * time.Second, []string{"timed out after 2.5s", "cluster"}},
+		{"WireGuard that the kernel has not", []string{"--wireguard=kernel"}, 30 * time.Second, []string{"cluster", "wireguard", "userspace"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ctx := begin(t)
+			r := liqonet(t, ctx, "", append([]string{"peer", a, b}, test.args...)...)
+			want := exitNotReady
+			if strings.HasPrefix(test.args[0], "--wireguard") {
+				if kernelHasWireGuard(t, ctx) {
+					want = 0
+				} else {
+					want = exitUsage
+				}
+			}
+			if r.code != want {
+				t.Errorf("exit code %d, want %d\n%s", r.code, want, r.stderr)
+			}
+			if want == 0 {
+				mustLiqonet(t, ctx, "unpeer", a, b)
+			} else {
+				checkMessage(t, r, test.names...)
+				if r.stdout != "" {
+					t.Errorf("stdout has %q, want nothing", r.stdout)
+				}
+			}
+			if r.took > test.within {
+				t.Errorf("it took %s, want %s", r.took, test.within)
+			}
+			checkNothingLeft(t, ctx)
+		})
+	}
+}
+
+// kernelHasWireGuard asks a node's kernel for a WireGuard link, and takes it
+// away.
+func kernelHasWireGuard(t *testing.T, ctx context.Context) bool {
+	t.Helper()
+	n := fx.nodes[0]
+	if n.NetCommand(ctx, "ip", "link", "add", "e2ewg", "type", "wireguard").Run() != nil {
+		return false
+	}
+	if err := n.NetCommand(ctx, "ip", "link", "delete", "e2ewg").Run(); err != nil {
+		t.Fatal(err)
+	}
+	return true
+}
+
+// otherContexts writes a kubeconfig with those of the lab and others, by which a
+// cluster cannot be reached or may not be changed. file gets alpha alone, as
+// alpha-again.
+func otherContexts(t *testing.T, ctx context.Context, file string) string {
+	t.Helper()
+	cfg, err := clientcmd.LoadFromFile(fx.lab.Kubeconfig())
+	if err != nil {
+		t.Fatal(err)
+	}
+	alpha := cfg.Contexts[fx.alpha.Name]
+	server := *cfg.Clusters[alpha.Cluster]
+	add := func(name string, change func(*clientcmdapi.Cluster, *clientcmdapi.Context)) {
+		cluster, context := server, *alpha
+		context.Cluster = name
+		change(&cluster, &context)
+		cfg.Clusters[name], cfg.Contexts[name] = &cluster, &context
+	}
+	toServer := func(url string) func(*clientcmdapi.Cluster, *clientcmdapi.Context) {
+		return func(c *clientcmdapi.Cluster, _ *clientcmdapi.Context) { c.Server = url }
+	}
+	asUser := func(name, token string) {
+		cfg.AuthInfos[name] = &clientcmdapi.AuthInfo{Token: token}
+		add(name, func(_ *clientcmdapi.Cluster, c *clientcmdapi.Context) { c.AuthInfo = name })
+	}
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	add("closed", toServer("https://"+closed.Addr().String()))
+	closed.Close()
+	// The kernel takes connections, but nobody ever answers.
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { silent.Close() })
+	add("silent", toServer("https://"+silent.Addr().String()))
+	// It makes TLS connections, but never answers a request.
+	busy := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	t.Cleanup(func() {
+		busy.CloseClientConnections()
+		busy.Close()
+	})
+	add("busy", func(c *clientcmdapi.Cluster, _ *clientcmdapi.Context) {
+		c.Server, c.CertificateAuthorityData, c.InsecureSkipTLSVerify = busy.URL, nil, true
+	})
+	add("unknown-host", toServer("https://api.invalid:6443"))
+	beta := cfg.Clusters[cfg.Contexts[fx.beta.Name].Cluster]
+	add("untrusted", func(c *clientcmdapi.Cluster, _ *clientcmdapi.Context) {
+		c.CertificateAuthorityData = beta.CertificateAuthorityData
+	})
+	add("alpha-again", func(*clientcmdapi.Cluster, *clientcmdapi.Context) {})
+	add("dangling", func(_ *clientcmdapi.Cluster, c *clientcmdapi.Context) { c.AuthInfo = "nobody-has-this-name" })
+	asUser("stranger", "not-a-token")
+	asUser("nobody", serviceAccountToken(t, ctx, fx.alpha, "e2e-nobody", ""))
+	asUser("viewer", serviceAccountToken(t, ctx, fx.alpha, "e2e-viewer", "view"))
+
+	only := clientcmdapi.NewConfig()
+	only.Clusters, only.AuthInfos = map[string]*clientcmdapi.Cluster{"x": &server}, cfg.AuthInfos
+	only.Contexts["alpha-again"] = &clientcmdapi.Context{Cluster: "x", AuthInfo: alpha.AuthInfo}
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	for path, cfg := range map[string]*clientcmdapi.Config{path: cfg, file: only} {
+		if err := clientcmd.WriteToFile(*cfg, path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return path
+}
+
+// serviceAccountToken makes a user of a cluster with a cluster role, or none, who
+// is gone when the test ends.
+func serviceAccountToken(t *testing.T, ctx context.Context, c *cluster, name, role string) string {
+	t.Helper()
+	kubectl := func(ctx context.Context, args ...string) string {
+		out, err := c.Run(ctx, "", args...)
+		if err != nil {
+			t.Error(err)
+		}
+		return out
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		kubectl(ctx, "delete", "serviceaccount", name, "--ignore-not-found")
+		kubectl(ctx, "delete", "clusterrolebinding", name, "--ignore-not-found")
+	})
+	kubectl(ctx, "create", "serviceaccount", name)
+	if role != "" {
+		kubectl(ctx, "create", "clusterrolebinding", name, "--clusterrole="+role, fmt.Sprintf("--serviceaccount=default:%s", name))
+	}
+	return kubectl(ctx, "create", "token", name)
+}

@@ -1,0 +1,251 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/liqonet/liqonet/test/lab"
+)
+
+// Goals of the lab, in seconds.
+const (
+	goalPeer   = 6.0
+	goalSecond = 4.0
+	goalUnpeer = 4.0
+)
+
+// rollout is what peer cannot be faster than: a Deployment and a DaemonSet, of an
+// image that the nodes have.
+const rollout = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: e2e-rollout}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: node, namespace: e2e-rollout}
+spec:
+  selector: {matchLabels: {app: node}}
+  template:
+    metadata: {labels: {app: node}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers: [{name: c, image: %[1]s, args: [pause], imagePullPolicy: IfNotPresent}]
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: gateway, namespace: e2e-rollout}
+spec:
+  selector: {matchLabels: {app: gateway}}
+  template:
+    metadata: {labels: {app: gateway}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      containers: [{name: c, image: %[1]s, args: [pause], imagePullPolicy: IfNotPresent}]
+`
+
+// BenchmarkPeer measures what a user waits for, next to what Kubernetes itself
+// needs on the same machine, in the same minute. Seconds depend on the machine;
+// the ratios to the rollout can be compared.
+func BenchmarkPeer(b *testing.B) {
+	m := &measurements{seconds: map[string][]float64{}}
+	for b.Loop() {
+		measure(b, m)
+	}
+	m.print(b)
+}
+
+func measure(b *testing.B, m *measurements) {
+	ctx := begin(b)
+	alpha, beta, gamma, delta := fx.alpha, fx.beta, fx.gamma, fx.delta
+	m.add(rolloutName, rollOut(b, ctx, alpha, beta))
+
+	// Which addresses the pods will have is decided by the clusters' ranges: the
+	// same each time.
+	mustLiqonet(b, ctx, "peer", alpha.Name, beta.Name)
+	addresses := remoteAddresses(b, ctx, alpha, beta)
+	mustLiqonet(b, ctx, "unpeer", alpha.Name, beta.Name)
+
+	first, all, command := timePeer(b, ctx, alpha, beta, addresses)
+	m.add("peer: first packet", first)
+	m.add("peer: every pod to every pod", all)
+	m.add("peer: command", command)
+	m.add("peer: nothing to do", mustLiqonet(b, ctx, "peer", alpha.Name, beta.Name).took.Seconds())
+
+	disjoint := map[*cluster][]netip.Addr{alpha: addressesOf(gamma), gamma: addressesOf(alpha)}
+	first, _, command = timePeer(b, ctx, alpha, gamma, disjoint)
+	m.add("second peering, new peer: first packet", first)
+	m.add("second peering, new peer: command", command)
+	m.add("unpeer, agents stay in one cluster", mustLiqonet(b, ctx, "unpeer", alpha.Name, gamma.Name).took.Seconds())
+
+	// Gamma knows alpha by other addresses now, as delta's are in the way.
+	mustLiqonet(b, ctx, "peer", gamma.Name, delta.Name)
+	mustLiqonet(b, ctx, "peer", alpha.Name, gamma.Name)
+	addresses = remoteAddresses(b, ctx, alpha, gamma)
+	mustLiqonet(b, ctx, "unpeer", alpha.Name, gamma.Name)
+	first, _, command = timePeer(b, ctx, alpha, gamma, addresses)
+	m.add("second peering of both: first packet", first)
+	m.add("second peering of both: command", command)
+	m.add("unpeer, agents stay in both", mustLiqonet(b, ctx, "unpeer", alpha.Name, gamma.Name).took.Seconds())
+	mustLiqonet(b, ctx, "unpeer", gamma.Name, delta.Name)
+
+	m.add("unpeer, the last", mustLiqonet(b, ctx, "unpeer", alpha.Name, beta.Name).took.Seconds())
+	checkNothingLeft(b, ctx)
+}
+
+// rollOut returns the seconds that both clusters need, at once.
+func rollOut(b *testing.B, ctx context.Context, clusters ...*cluster) float64 {
+	b.Helper()
+	manifest := fmt.Sprintf(rollout, lab.TesterImage)
+	start := time.Now()
+	each := func(do func(c *cluster) error) {
+		g := errgroup.Group{}
+		for _, c := range clusters {
+			g.Go(func() error { return do(c) })
+		}
+		if err := g.Wait(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	each(func(c *cluster) error {
+		if _, err := c.Run(ctx, manifest, "apply", "-f", "-"); err != nil {
+			return err
+		}
+		_, err := c.Run(ctx, "", "-n", "e2e-rollout", "rollout", "status", "daemonset/node", "deployment/gateway", "--timeout=60s")
+		return err
+	})
+	took := time.Since(start).Seconds()
+	each(func(c *cluster) error {
+		_, err := c.Run(ctx, "", "delete", "namespace", "e2e-rollout", "--timeout=60s")
+		return err
+	})
+	return took
+}
+
+func remoteAddresses(b *testing.B, ctx context.Context, x, y *cluster) map[*cluster][]netip.Addr {
+	b.Helper()
+	out := map[*cluster][]netip.Addr{}
+	views := status(b, ctx, 0, x, y)
+	for _, direction := range [][2]*cluster{{x, y}, {y, x}} {
+		from, to := direction[0], direction[1]
+		for _, p := range to.pods {
+			out[from] = append(out[from], viewOf(b, views, to, from).seenAs(b, p.IP))
+		}
+	}
+	return out
+}
+
+func addressesOf(c *cluster) []netip.Addr {
+	var out []netip.Addr
+	for _, p := range c.pods {
+		out = append(out, p.IP)
+	}
+	return out
+}
+
+// pollTimeout is how long a pod waits for an answer before it asks anew.
+const pollTimeout = 50 * time.Millisecond
+
+// timePeer peers two clusters while every pod of each asks every pod of the
+// other, until it gets an answer. Times are in seconds since the command.
+func timePeer(b *testing.B, ctx context.Context, x, y *cluster, addresses map[*cluster][]netip.Addr) (first, all, command float64) {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	start := time.Now()
+	for _, from := range []*cluster{x, y} {
+		for _, p := range from.pods {
+			for _, to := range addresses[from] {
+				wg.Go(func() {
+					err := p.do(func() error {
+						for ctx.Err() == nil {
+							// A socket of its own each time, as the first ones went elsewhere.
+							asked := time.Now()
+							if _, err := ask("udp", to, pollTimeout); err == nil {
+								return nil
+							}
+							time.Sleep(max(0, pollTimeout-time.Since(asked)))
+						}
+						return ctx.Err()
+					})
+					mu.Lock()
+					defer mu.Unlock()
+					took := time.Since(start).Seconds()
+					if err != nil {
+						b.Errorf("%s never got an answer of %s: %v", p.vantage, to, err)
+					} else if first == 0 || took < first {
+						first = took
+					}
+					all = max(all, took)
+				})
+			}
+		}
+	}
+	command = mustLiqonet(b, ctx, "peer", x.Name, y.Name).took.Seconds()
+	wg.Wait()
+	return first, all, command
+}
+
+const rolloutName = "Deployment and DaemonSet alone"
+
+type measurements struct {
+	order   []string
+	seconds map[string][]float64
+}
+
+func (m *measurements) add(name string, seconds float64) {
+	if _, ok := m.seconds[name]; !ok {
+		m.order = append(m.order, name)
+	}
+	m.seconds[name] = append(m.seconds[name], seconds)
+}
+
+func (m *measurements) mean(name string) float64 {
+	sum := 0.0
+	for _, s := range m.seconds[name] {
+		sum += s
+	}
+	return sum / float64(len(m.seconds[name]))
+}
+
+func (m *measurements) print(b *testing.B) {
+	b.Helper()
+	goals := map[string]float64{
+		"peer: first packet":                     goalPeer,
+		"second peering, new peer: first packet": goalSecond,
+		"second peering of both: first packet":   goalSecond,
+		"unpeer, agents stay in one cluster":     goalUnpeer,
+		"unpeer, agents stay in both":            goalUnpeer,
+		"unpeer, the last":                       goalUnpeer,
+	}
+	bare := m.mean(rolloutName)
+	t := tabwriter.NewWriter(os.Stdout, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(t, "\nFROM THE COMMAND\tSECONDS\tRATIO\tGOAL")
+	for _, name := range m.order {
+		goal := "-"
+		if g := goals[name]; g > 0 {
+			goal = fmt.Sprintf("%.0f s, met", g)
+			if m.mean(name) > g {
+				goal = fmt.Sprintf("%.0f s, missed", g)
+			}
+		}
+		fmt.Fprintf(t, "%s\t%.2f\t%.2f\t%s\n", name, m.mean(name), m.mean(name)/bare, goal)
+		unit := strings.NewReplacer(" ", "-", ":", "", ",", "").Replace(name)
+		b.ReportMetric(m.mean(name), unit+"-s")
+		b.ReportMetric(m.mean(name)/bare, unit+"-ratio")
+	}
+	if err := t.Flush(); err != nil {
+		b.Error(err)
+	}
+}

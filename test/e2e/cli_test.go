@@ -1,0 +1,155 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// command is the CLI with a kubeconfig of the test's choice, or the lab's.
+func command(ctx context.Context, kubeconfig string, args ...string) *exec.Cmd {
+	if kubeconfig == "" {
+		kubeconfig = fx.lab.Kubeconfig()
+	}
+	cmd := exec.CommandContext(ctx, program("kubectl-liqonet"), args...)
+	// Nothing of the developer's own configuration.
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "KUBECONFIG=" + kubeconfig}
+	// A test that is ended leaves no command behind that still changes clusters.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	return cmd
+}
+
+type result struct {
+	code           int
+	stdout, stderr string
+	took           time.Duration
+}
+
+// liqonet runs the CLI to its end.
+func liqonet(t testing.TB, ctx context.Context, kubeconfig string, args ...string) result {
+	t.Helper()
+	start := time.Now()
+	cmd := command(ctx, kubeconfig, args...)
+	cmd.SysProcAttr = nil // this goroutine's thread may end before the command
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	r := result{stdout: out.String(), stderr: errs.String(), took: time.Since(start)}
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		r.code = exit.ExitCode()
+	} else if err != nil {
+		t.Fatalf("kubectl liqonet %s: %v", strings.Join(args, " "), err)
+	}
+	if args[0] != "map" && args[0] != "status" { // there are too many of them
+		t.Logf("kubectl liqonet %s: exit code %d after %.1f s", strings.Join(args, " "), r.code, r.took.Seconds())
+	}
+	return r
+}
+
+// mustLiqonet runs the CLI with the lab's kubeconfig; it has to succeed.
+func mustLiqonet(t testing.TB, ctx context.Context, args ...string) result {
+	t.Helper()
+	r := liqonet(t, ctx, "", args...)
+	if r.code != 0 {
+		t.Fatalf("kubectl liqonet %s: exit code %d\n%s%s", strings.Join(args, " "), r.code, r.stdout, r.stderr)
+	}
+	return r
+}
+
+// mapping and the rest are the parts of status -o json on which scripts rely.
+type mapping struct{ Real, Mapped netip.Prefix }
+
+type view struct {
+	Cluster, Peer, State, Message string
+	LocalPods, RemotePods         []mapping
+	Role, Endpoint                string
+	GatewayNode                   string
+	RTTMilliseconds               *float64
+	LossPercent                   int
+	NodesReady                    int
+	Nodes                         []struct {
+		Name            string
+		Address, SeenAs netip.Addr
+		Ready           bool
+	}
+}
+
+// status reads status -o json; the exit code has to be the wanted one.
+func status(t testing.TB, ctx context.Context, code int, clusters ...*cluster) map[[2]string]view {
+	t.Helper()
+	args := []string{"status", "-o", "json"}
+	for _, c := range clusters {
+		args = append(args, c.Name)
+	}
+	r := liqonet(t, ctx, "", args...)
+	if r.code != code {
+		t.Fatalf("%s: exit code %d, want %d\n%s%s", strings.Join(args, " "), r.code, code, r.stdout, r.stderr)
+	}
+	return parseStatus(t, r.stdout)
+}
+
+func parseStatus(t testing.TB, document string) map[[2]string]view {
+	t.Helper()
+	var doc struct{ Peerings []view }
+	if err := json.Unmarshal([]byte(document), &doc); err != nil {
+		t.Fatalf("status -o json: %v\n%s", err, document)
+	}
+	out := map[[2]string]view{}
+	for _, v := range doc.Peerings {
+		out[[2]string{v.Cluster, v.Peer}] = v
+	}
+	return out
+}
+
+// viewOf is what one cluster says about its peering with another.
+func viewOf(t testing.TB, views map[[2]string]view, c, peer *cluster) view {
+	t.Helper()
+	v, ok := views[[2]string{c.Name, peer.Name}]
+	if !ok {
+		t.Fatalf("status shows no peering of %s with %s", c.Name, peer.Name)
+	}
+	return v
+}
+
+// seenAs is by which address the peer knows one of the cluster's pods, after
+// the status.
+func (v view) seenAs(t testing.TB, addr netip.Addr) netip.Addr {
+	t.Helper()
+	for _, m := range v.LocalPods {
+		if m.Real.Contains(addr) {
+			return transfer(addr, m)
+		}
+	}
+	t.Fatalf("status of %s with %s has no range of pod %s: %v", v.Cluster, v.Peer, addr, v.LocalPods)
+	return netip.Addr{}
+}
+
+// transfer exchanges the prefix of an address and keeps the rest; written anew,
+// so that it does not share the product's faults.
+func transfer(addr netip.Addr, m mapping) netip.Addr {
+	bits, a, to := m.Real.Bits(), addr.As4(), m.Mapped.Addr().As4()
+	for i := range a {
+		host := byte(1<<max(0, min(8, 8*(i+1)-bits)) - 1)
+		a[i] = to[i]&^host | a[i]&host
+	}
+	return netip.AddrFrom4(a)
+}
+
+// mapped asks the CLI by which address a peer knows something of a cluster.
+func mapped(t testing.TB, ctx context.Context, of, in *cluster, what string) netip.Addr {
+	t.Helper()
+	out := mustLiqonet(t, ctx, "map", of.Name, in.Name, what).stdout
+	addr, err := netip.ParseAddr(strings.TrimSuffix(out, "\n"))
+	if err != nil {
+		t.Fatalf("map %s %s %s printed %q, not an address and nothing else", of.Name, in.Name, what, out)
+	}
+	return addr
+}

@@ -1,0 +1,305 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/workload"
+)
+
+const (
+	// testTimeout bounds a test; its longest takes a fifth of that.
+	testTimeout = 4 * time.Minute
+	// restoreTimeout is the time that kube-proxy and the API server may take for
+	// removing what is theirs and follows from what was ours: a Service's rules,
+	// a CRD's APIService.
+	restoreTimeout = 20 * time.Second
+)
+
+// fx is the lab that all tests share.
+var fx *fixture
+
+type fixture struct {
+	lab *lab.Lab
+	// alpha and so on are in clusters, too.
+	alpha, beta, gamma, delta *cluster
+	clusters                  []*cluster
+	// nodes are those that run pods, of all clusters.
+	nodes []*lab.Node
+	// before are the nodes' kernels before anything was peered.
+	before workload.Snapshots
+	// broken says why no further test can say anything.
+	broken string
+}
+
+type cluster struct {
+	*workload.Cluster
+	spec lab.ClusterSpec
+	// pods are the test pods, one on every node; nodes are the nodes that run
+	// pods, in the same order.
+	pods  []pod
+	nodes []node
+
+	dynamic   dynamic.Interface
+	discovery discovery.DiscoveryInterface
+	// service is the address of the test pods' Service, server that of the API
+	// server's, which is the first of its range.
+	service netip.Addr
+	server  netip.AddrPort
+}
+
+type pod struct {
+	workload.Pod
+	*vantage
+}
+
+type node struct {
+	*lab.Node
+	*vantage
+}
+
+func newFixture(ctx context.Context, l *lab.Lab) (*fixture, error) {
+	f := &fixture{lab: l}
+	kubectl, err := l.Kubectl()
+	if err != nil {
+		return nil, err
+	}
+	clusters, err := l.Clusters()
+	if err != nil {
+		return nil, err
+	}
+	group, gctx := errgroup.WithContext(ctx)
+	for _, lc := range clusters {
+		c := &cluster{
+			Cluster: &workload.Cluster{Name: lc.Spec.Name, Kubeconfig: l.Kubeconfig(), Kubectl: kubectl},
+			spec:    lc.Spec,
+			server:  netip.AddrPortFrom(lc.Spec.ServiceCIDR.Addr().Next(), 443),
+		}
+		f.clusters = append(f.clusters, c)
+		group.Go(func() error { return c.start(gctx, lc) })
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	for name, c := range map[string]**cluster{"alpha": &f.alpha, "beta": &f.beta, "gamma": &f.gamma, "delta": &f.delta} {
+		for _, have := range f.clusters {
+			if have.Name == name {
+				*c = have
+			}
+		}
+		if *c == nil {
+			return nil, fmt.Errorf("lab %s has no cluster %q", l.Name(), name)
+		}
+	}
+	for _, c := range f.clusters {
+		for _, n := range c.nodes {
+			f.nodes = append(f.nodes, n.Node)
+		}
+	}
+	if left := f.objectsLeft(ctx, mentioned); left != "" {
+		return nil, fmt.Errorf("the lab is not new:\n%s", left)
+	}
+	f.before, err = workload.SettledSnapshots(ctx, f.nodes)
+	return f, err
+}
+
+// start runs the test pods of a cluster and connects to it.
+func (c *cluster) start(ctx context.Context, lc *lab.Cluster) error {
+	if err := c.Deploy(ctx); err != nil {
+		return err
+	}
+	pods, err := c.Pods(ctx)
+	if err != nil {
+		return err
+	}
+	vantages, err := podVantages(*labName, pods)
+	if err != nil {
+		return fmt.Errorf("cluster %s: %w", c.Name, err)
+	}
+	for _, p := range pods {
+		n, err := lc.Node(p.Node)
+		if err != nil {
+			return err
+		}
+		v, err := nodeVantage(n)
+		if err != nil {
+			return err
+		}
+		c.nodes = append(c.nodes, node{n, v})
+		c.pods = append(c.pods, pod{p, vantages[p.Name]})
+	}
+	service, err := c.Run(ctx, "", "get", "service", "tester", "-o", "jsonpath={.spec.clusterIP}")
+	if err != nil {
+		return err
+	}
+	if c.service, err = netip.ParseAddr(service); err != nil {
+		return err
+	}
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig}, &clientcmd.ConfigOverrides{CurrentContext: c.Name}).ClientConfig()
+	if err != nil {
+		return err
+	}
+	cfg.QPS, cfg.Burst = -1, -1
+	cfg.WarningHandler = rest.NoWarnings{} // all kinds are listed, old ones, too
+	if c.dynamic, err = dynamic.NewForConfig(cfg); err != nil {
+		return err
+	}
+	c.discovery, err = discovery.NewDiscoveryClientForConfig(cfg)
+	return err
+}
+
+// begin starts a test that peers clusters. When the test ends, the clusters have
+// to be as they were.
+func begin(t testing.TB) context.Context {
+	t.Helper()
+	if fx.broken != "" {
+		t.Fatal(fx.broken)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
+	t.Cleanup(cancel)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+		defer cancel()
+		if t.Failed() {
+			t.Log(fx.diagnosis(ctx))
+		}
+		left := fx.left(ctx, 0)
+		if left == "" {
+			return
+		}
+		if !t.Failed() {
+			t.Errorf("the test left behind:\n%s", left)
+		}
+		// So that the next test fails by its own faults only.
+		if err := fx.scrub(ctx); err != nil {
+			fx.broken = fmt.Sprintf("the clusters could not be cleaned after %s: %v", t.Name(), err)
+			t.Error(fx.broken)
+		}
+	})
+	return ctx
+}
+
+// checkNothingLeft fails the test unless all clusters are as before any peering:
+// no object of ours, and the kernels of all nodes equal.
+func checkNothingLeft(t testing.TB, ctx context.Context) {
+	t.Helper()
+	// What is ours has to be gone when the command returns.
+	if left := fx.objectsLeft(ctx, managed); left != "" {
+		t.Errorf("objects of ours are left:\n%s", left)
+	}
+	if left := fx.left(ctx, restoreTimeout); left != "" {
+		t.Errorf("not as before:\n%s", left)
+	}
+}
+
+// left waits until everything is as before, and says what is not.
+func (f *fixture) left(ctx context.Context, timeout time.Duration) string {
+	deadline := time.Now().Add(timeout)
+	for {
+		objects := f.objectsLeft(ctx, mentioned)
+		if objects == "" || time.Now().After(deadline) {
+			kernel, err := f.kernelDiff(ctx, time.Until(deadline))
+			if err != nil {
+				kernel += err.Error()
+			}
+			return objects + kernel
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+}
+
+// kernelDiff waits until the kernels are as before, and says what differs.
+func (f *fixture) kernelDiff(ctx context.Context, timeout time.Duration) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, max(timeout, time.Millisecond))
+	defer cancel()
+	return f.before.Restored(ctx, f.nodes)
+}
+
+// scrub removes by force what the product has left, with nothing of the product
+// but the agents' purge.
+func (f *fixture) scrub(ctx context.Context) error {
+	for _, c := range f.clusters {
+		if f.objectsLeft(ctx, managed, c) == "" && f.objectsLeft(ctx, mentioned, c) == "" {
+			continue
+		}
+		for _, args := range [][]string{
+			{"delete", "namespace", "liqonet-system", "--ignore-not-found", "--timeout=30s"},
+			{"patch", "clusternetworks.liqonet.io", "cluster", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`},
+			{"delete", "crd", "-l", "app.kubernetes.io/managed-by=liqonet", "--timeout=20s"},
+			{"delete", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/managed-by=liqonet"},
+		} {
+			_, _ = c.Run(ctx, "", args...) // what matters is looked at below
+		}
+	}
+	for _, n := range f.nodes {
+		if out, err := n.NetCommand(ctx, program("liqonet-agent"), "purge").CombinedOutput(); err != nil {
+			return fmt.Errorf("purge node %s: %w: %s", n.Name, err, out)
+		}
+	}
+	if left := f.left(ctx, restoreTimeout); left != "" {
+		return fmt.Errorf("still there:\n%s", left)
+	}
+	return nil
+}
+
+// diagnosis is what helps to understand a failure.
+func (f *fixture) diagnosis(ctx context.Context) string {
+	var b strings.Builder
+	for _, c := range f.clusters {
+		if f.objectsLeft(ctx, managed, c) == "" {
+			continue
+		}
+		for _, args := range [][]string{
+			{"get", "pods", "-n", "liqonet-system", "-o", "wide"},
+			{"get", "events", "-n", "liqonet-system", "--field-selector=type!=Normal"},
+			{"get", "clusternetworks,peerings,nodenetworks", "-o", "jsonpath={range .items[*]}{.kind} {.metadata.name} {.spec} {.status}{\"\\n\"}{end}"},
+			{"logs", "-n", "liqonet-system", "-l", "app.kubernetes.io/name=liqonet", "--prefix", "--tail=10"},
+		} {
+			out, err := c.Run(ctx, "", args...)
+			fmt.Fprintf(&b, "--- %s: kubectl %s\n%s", c.Name, strings.Join(args, " "), out)
+			if err != nil {
+				fmt.Fprintln(&b, err)
+			}
+		}
+	}
+	return b.String()
+}
+
+// eventually waits until a condition gives no reason against it any more.
+func eventually(t testing.TB, ctx context.Context, within time.Duration, what string, reason func() string) {
+	t.Helper()
+	deadline := time.Now().Add(within)
+	for {
+		r := reason()
+		if r == "" {
+			return
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			t.Errorf("%s: not within %s: %s", what, within, r)
+			return
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// writeFile writes a file of the test's own.
+func writeFile(t testing.TB, path, content string) string {
+	t.Helper()
+	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

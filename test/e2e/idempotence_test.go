@@ -1,0 +1,191 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"maps"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/workload"
+)
+
+// kubeadmFile writes the kubeconfig of one cluster as kubeadm does: context and
+// user have the same names in every file.
+func kubeadmFile(t testing.TB, dir string, c *cluster) string {
+	t.Helper()
+	lab, err := clientcmd.LoadFromFile(c.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	context := lab.Contexts[c.Name]
+	cfg := clientcmdapi.NewConfig()
+	cfg.Clusters["kubernetes"] = lab.Clusters[context.Cluster]
+	cfg.AuthInfos["kubernetes-admin"] = lab.AuthInfos[context.AuthInfo]
+	cfg.Contexts[kubeadmContext] = &clientcmdapi.Context{Cluster: "kubernetes", AuthInfo: "kubernetes-admin"}
+	cfg.CurrentContext = kubeadmContext
+	path := filepath.Join(dir, c.Name+".conf")
+	if err := clientcmd.WriteToFile(*cfg, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+const kubeadmContext = "kubernetes-admin@kubernetes"
+
+// A second peer command, in either order and by whatever names the clusters are
+// given, changes nothing: no object, and nothing in any kernel.
+func TestPeerAgain(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	fileA, fileB := kubeadmFile(t, t.TempDir(), a), kubeadmFile(t, t.TempDir(), b)
+	r := liqonet(t, ctx, "/nonexistent", "peer", fileA, fileB+"#"+kubeadmContext)
+	if r.code != 0 {
+		t.Fatalf("exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+	}
+	pods, nodes := peered(t, ctx, a, b), append(labNodes(a), labNodes(b)...)
+	kernel, err := workload.SettledSnapshots(ctx, nodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	monitors := monitor(t, ctx, nodes)
+	for _, again := range []struct {
+		kubeconfig string
+		args       []string
+	}{
+		{"", []string{"peer", a.Name, b.Name}},
+		{"", []string{"peer", b.Name, a.Name}},
+		{"/nonexistent", []string{"peer", fileB + "#" + kubeadmContext, fileA + "#" + kubeadmContext}},
+	} {
+		r := liqonet(t, ctx, again.kubeconfig, again.args...)
+		if r.code != 0 || !strings.Contains(r.stdout, "nothing was changed") {
+			t.Errorf("%v: exit code %d, want 0 and that nothing was changed:\n%s%s", again.args, r.code, r.stdout, r.stderr)
+		}
+	}
+	if events := monitors(); events != "" {
+		t.Errorf("changes of links, addresses, rules or routes during the commands:\n%s", events)
+	}
+	if diff := difference(pods, peered(t, ctx, a, b)); diff != "" {
+		t.Errorf("objects changed:\n%s", diff)
+	}
+	now, err := workload.TakeSnapshots(ctx, nodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := kernel.Diff(now); diff != "" {
+		t.Errorf("kernels changed:\n%s", diff)
+	}
+
+	// The other commands by files.
+	r = liqonet(t, ctx, "/nonexistent", "status", fileA, fileB, "-o", "json")
+	if views := parseStatus(t, r.stdout); r.code != 0 || len(views) != 2 {
+		t.Errorf("status of two files: exit code %d, %d views, want 2\n%s%s", r.code, len(views), r.stdout, r.stderr)
+	}
+	want := mapped(t, ctx, a, b, "default/"+a.pods[0].Pod.Name)
+	r = liqonet(t, ctx, "/nonexistent", "map", fileA, fileB, a.pods[0].IP.String())
+	if r.code != 0 || r.stdout != want.String()+"\n" {
+		t.Errorf("map by files and address: exit code %d, printed %q, want %s", r.code, r.stdout, want)
+	}
+	checkMapErrors(t, ctx, a, b)
+	if r = liqonet(t, ctx, "/nonexistent", "unpeer", fileB, fileA); r.code != 0 {
+		t.Errorf("unpeer of two files: exit code %d\n%s", r.code, r.stderr)
+	}
+	checkNothingLeft(t, ctx)
+}
+
+// checkMapErrors asks for what is not there, of clusters that are peered.
+func checkMapErrors(t *testing.T, ctx context.Context, a, b *cluster) {
+	t.Helper()
+	for what, want := range map[string]string{
+		"default/nope": "nope", "192.0.2.1": "192.0.2.1", "not-an-address": "not-an-address",
+	} {
+		r := liqonet(t, ctx, "", "map", a.Name, b.Name, what)
+		if r.code != 2 || r.stdout != "" {
+			t.Errorf("map %s: exit code %d, want 2; stdout %q", what, r.code, r.stdout)
+		}
+		checkMessage(t, r, want)
+	}
+}
+
+// peered are the objects of the product in both clusters, as far as they may not
+// change by themselves.
+func peered(t *testing.T, ctx context.Context, clusters ...*cluster) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, c := range clusters {
+		objs, err := c.objects(ctx, mentioned)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, u := range objs {
+			if !passing(u) {
+				out[c.Name+": "+name] = fixed(u)
+			}
+		}
+	}
+	return out
+}
+
+func difference(before, after map[string]string) string {
+	var b strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		if now, ok := after[name]; !ok {
+			b.WriteString(name + " is gone\n")
+		} else if now != before[name] {
+			b.WriteString(name + "\n  was " + before[name] + "\n  is  " + now + "\n")
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		if _, ok := before[name]; !ok {
+			b.WriteString(name + " is new\n")
+		}
+	}
+	return b.String()
+}
+
+func labNodes(c *cluster) []*lab.Node {
+	var out []*lab.Node
+	for _, n := range c.nodes {
+		out = append(out, n.Node)
+	}
+	return out
+}
+
+// monitor watches what the kernels of nodes are told, until the function that it
+// returns is called: also a change that is taken back at once is one.
+func monitor(t *testing.T, ctx context.Context, nodes []*lab.Node) func() string {
+	t.Helper()
+	var commands []*exec.Cmd
+	var outputs []*bytes.Buffer
+	for _, n := range nodes {
+		cmd := n.NetCommand(ctx, "ip", "-o", "monitor", "link", "address", "rule", "route")
+		out := &bytes.Buffer{}
+		cmd.Stdout = out
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		commands, outputs = append(commands, cmd), append(outputs, out)
+	}
+	return func() string {
+		time.Sleep(500 * time.Millisecond) // what a node's agent would still do
+		var b strings.Builder
+		for i, cmd := range commands {
+			_ = cmd.Process.Signal(syscall.SIGTERM)
+			_ = cmd.Wait()
+			for line := range strings.Lines(outputs[i].String()) {
+				b.WriteString(nodes[i].Name + ": " + line)
+			}
+		}
+		return b.String()
+	}
+}

@@ -1,0 +1,206 @@
+package e2e
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/test/lab"
+)
+
+var (
+	binDir  = flag.String("bin", filepath.Join("..", "..", "bin"), "directory of what make image built")
+	labName = flag.String("lab", "e2e", "name of the lab")
+	keep    = flag.Bool("keep", false, "use the lab if it is up, and leave it up")
+)
+
+const (
+	// childEnv tells the process that runs the tests from the one that holds the
+	// lab.
+	childEnv = "LIQONET_E2E_CHILD"
+	// startTimeout includes building the lab's programs for the first time.
+	startTimeout = 20 * time.Minute
+	downTimeout  = time.Minute
+)
+
+func specs() []lab.ClusterSpec {
+	return []lab.ClusterSpec{
+		{Name: "alpha", ProxyMode: lab.ProxyIPTables},
+		{Name: "beta", ProxyMode: lab.ProxyNFTables},
+		{Name: "gamma", PodCIDR: netip.MustParsePrefix("10.10.0.0/16"), ProxyMode: lab.ProxyNFTables},
+		{
+			Name: "delta", PodCIDR: netip.MustParsePrefix("10.244.128.0/17"),
+			ServiceCIDR: netip.MustParsePrefix("10.112.0.0/16"), MTU: 1400,
+		},
+	}
+}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	if testing.Short() {
+		fmt.Println("e2e: needs root and a lab, not run with -short")
+		return 0
+	}
+	if flag.Lookup("test.list").Value.String() != "" {
+		return m.Run()
+	}
+	what := withLab
+	if os.Getenv(childEnv) != "" {
+		what = func() (int, error) { return inLab(m) }
+	}
+	code, err := what()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		return max(code, 1)
+	}
+	return code
+}
+
+func newLab() (*lab.Lab, error) {
+	return lab.New(lab.Options{Name: *labName, Images: []string{program("liqonet-agent.tar")}, Log: os.Stderr})
+}
+
+// withLab runs this program again, as a child, while the lab is up.
+func withLab() (code int, err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	if os.Geteuid() != 0 {
+		return 1, errors.New("the tests start clusters: run them as root (sudo), or with -short to leave them out")
+	}
+	if err := checkPrograms(ctx); err != nil {
+		return 1, fmt.Errorf("%w: run `make image` first (make test-e2e does)", err)
+	}
+	l, err := newLab()
+	if err != nil {
+		return 1, err
+	}
+	if *keep {
+		if s, err := l.Status(); err == nil && s.Healthy() {
+			return child(ctx)
+		}
+	}
+	down := func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTimeout)
+		defer cancel()
+		return l.Down(ctx)
+	}
+	if err := down(); err != nil { // what an earlier run may have left, killed by SIGKILL
+		return 1, err
+	}
+	up, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	if err := l.Up(up, specs()...); err != nil {
+		return 1, err
+	}
+	if !*keep {
+		defer func() { err = errors.Join(err, down()) }()
+	}
+	return child(ctx)
+}
+
+func child(ctx context.Context) (int, error) {
+	// The child is killed with the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	self, err := os.Executable()
+	if err != nil {
+		return 1, err
+	}
+	cmd := exec.CommandContext(ctx, self, os.Args[1:]...)
+	cmd.Env = append(os.Environ(), childEnv+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	err = cmd.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return max(exit.ExitCode(), 1), nil // it has said why
+	}
+	return 0, err
+}
+
+func inLab(m *testing.M) (int, error) {
+	l, err := newLab()
+	if err != nil {
+		return 1, err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	if fx, err = newFixture(ctx, l); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
+
+// program is the path of something that make image built.
+func program(name string) string {
+	abs, err := filepath.Abs(filepath.Join(*binDir, name))
+	if err != nil {
+		return filepath.Join(*binDir, name)
+	}
+	return abs
+}
+
+// checkPrograms makes sure that the CLI and the image belong together: the CLI
+// installs the image of its own version.
+func checkPrograms(ctx context.Context) error {
+	out, err := exec.CommandContext(ctx, program("kubectl-liqonet"), "version").Output()
+	if err != nil {
+		return err
+	}
+	tags, err := repoTags(program("liqonet-agent.tar"))
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(tags, func(tag string) bool { return strings.Contains(string(out), "agents "+tag+"\n") }) {
+		return fmt.Errorf("%s has images %v, but the CLI is\n%s", program("liqonet-agent.tar"), tags, out)
+	}
+	return nil
+}
+
+// repoTags are the names of the images in a docker-archive.
+func repoTags(archive string) ([]string, error) {
+	f, err := os.Open(archive)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	for r := tar.NewReader(f); ; {
+		h, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			return nil, fmt.Errorf("%s: no manifest.json", archive)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", archive, err)
+		}
+		if h.Name != "manifest.json" {
+			continue
+		}
+		var images []struct{ RepoTags []string }
+		if err := json.NewDecoder(r).Decode(&images); err != nil {
+			return nil, fmt.Errorf("%s: %w", archive, err)
+		}
+		var tags []string
+		for _, i := range images {
+			tags = append(tags, i.RepoTags...)
+		}
+		return tags, nil
+	}
+}

@@ -1,0 +1,274 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+const (
+	// noticeTimeout is within what status has to tell the truth about a tunnel
+	// that is cut, mendTimeout within what it works again by itself.
+	noticeTimeout = 10 * time.Second
+	mendTimeout   = 20 * time.Second
+)
+
+// Status tells the truth: a tunnel that is cut is not Connected, within seconds,
+// and the exit code says so; when it is mended, all comes back by itself. The
+// same for a gateway that dies. Meanwhile and after all that, nobody has seen a
+// private key, and unpeer leaves nothing.
+func TestStatus(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	said := mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	checkTable(t, ctx, a, b)
+
+	t.Run("cut and mended", func(t *testing.T) {
+		mend := cut(t, ctx, a, b)
+		defer mend()
+		eventually(t, ctx, noticeTimeout, "status of a tunnel that is cut", func() string {
+			r := liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name)
+			views := parseStatus(t, r.stdout)
+			if r.code != 7 || len(views) != 2 {
+				return fmt.Sprintf("exit code %d, %d views", r.code, len(views))
+			}
+			for _, v := range views {
+				if v.State == "Connected" || v.State == "Degraded" || v.Message == "" {
+					return fmt.Sprintf("%s says %s: %q", v.Cluster, v.State, v.Message)
+				}
+				// What is measured has to agree with it.
+				if v.LossPercent == 0 {
+					return fmt.Sprintf("%s says %d%% loss", v.Cluster, v.LossPercent)
+				}
+			}
+			return ""
+		})
+		// A single cluster, too.
+		status(t, ctx, 7, a)
+		mend()
+		checkMended(t, ctx, a, b)
+	})
+	t.Run("gateways are deleted", func(t *testing.T) {
+		for _, c := range []*cluster{a, b} {
+			damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway"}})
+		}
+		checkMended(t, ctx, a, b)
+	})
+	t.Run("gateways die", func(t *testing.T) {
+		killAgents(t, "gateway", 2)
+		checkMended(t, ctx, a, b)
+	})
+	t.Run("node agents die", func(t *testing.T) {
+		// The packets of others do not need the agents.
+		traffic := probe(ctx, peerTraffic(t, ctx, a, b))
+		killAgents(t, "node", len(a.nodes)+len(b.nodes))
+		for _, c := range []*cluster{a, b} {
+			eventually(t, ctx, mendTimeout, "node agents run again in "+c.Name, func() string {
+				out, err := c.Run(ctx, "", "-n", "liqonet-system", "get", "pods", "-l", "app.kubernetes.io/component=node",
+					"-o", "jsonpath={range .items[*]}{.status.containerStatuses[0].restartCount}{.status.containerStatuses[0].ready} {end}")
+				if err != nil {
+					return err.Error()
+				}
+				if strings.Count(out, "1true") != len(c.nodes) {
+					return out
+				}
+				return ""
+			})
+		}
+		checkMended(t, ctx, a, b)
+		traffic.stop(t)
+	})
+	checkSecrets(t, ctx, said, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// checkMended waits until packets pass and status says so.
+func checkMended(t *testing.T, ctx context.Context, a, b *cluster) {
+	t.Helper()
+	eventually(t, ctx, mendTimeout, "mended", func() string {
+		r := liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name)
+		views := parseStatus(t, r.stdout)
+		if r.code != 0 || len(views) != 2 {
+			return fmt.Sprintf("status: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+		}
+		for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
+			from, to := direction[0], direction[1]
+			for _, p := range from.pods {
+				for _, target := range to.pods {
+					if _, err := p.call("udp", viewOf(t, views, to, from).seenAs(t, target.IP), shortTimeout); err != nil {
+						return err.Error()
+					}
+				}
+			}
+		}
+		return ""
+	})
+	if !t.Failed() {
+		checkPair(t, ctx, a, b)
+	}
+}
+
+// killAgents ends all agents of a kind in the lab at once, as the kernel does
+// when it runs out of memory.
+func killAgents(t *testing.T, kind string, want int) {
+	t.Helper()
+	killed := 0
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, proc := range processes {
+		// A process that ends meanwhile is none that is looked for.
+		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
+		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
+		args := strings.Split(string(cmdline), "\x00")
+		if len(args) < 2 || filepath.Base(args[0]) != "liqonet-agent" || args[1] != kind || !bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/")) {
+			continue
+		}
+		pid, err := strconv.Atoi(filepath.Base(proc))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		killed++
+	}
+	if killed != want {
+		t.Fatalf("killed %d agents of kind %s, not %d", killed, kind, want)
+	}
+}
+
+// checkTable looks at what people see; the format of scripts is looked at by
+// all other tests.
+func checkTable(t *testing.T, ctx context.Context, a, b *cluster) {
+	t.Helper()
+	views := status(t, ctx, 0, a, b)
+	table := mustLiqonet(t, ctx, "status", a.Name, b.Name).stdout
+	for _, v := range []view{viewOf(t, views, a, b), viewOf(t, views, b, a)} {
+		found := false
+		for line := range strings.Lines(table) {
+			fields := strings.Fields(line)
+			found = found || len(fields) > 5 && fields[0] == v.Cluster && fields[1] == v.Peer && fields[2] == "Connected" &&
+				fields[3] == v.LocalPods[0].Real.String() && fields[4] == v.LocalPods[0].Mapped.String()
+		}
+		if !found {
+			t.Errorf("status has no line for %s and %s with its state and ranges:\n%s", v.Cluster, v.Peer, table)
+		}
+	}
+	// Named by one context, or by none: the current one is alpha's or another's.
+	if one := mustLiqonet(t, ctx, "status", b.Name).stdout; !strings.Contains(one, a.Name) {
+		t.Errorf("status of one cluster:\n%s", one)
+	}
+}
+
+// cut drops the tunnel's packets on all nodes of the cluster that is the server,
+// before anybody else sees them. The function that it returns ends that; it may
+// be called twice.
+func cut(t *testing.T, ctx context.Context, a, b *cluster) func() {
+	t.Helper()
+	views := status(t, ctx, 0, a, b)
+	server, client := a, viewOf(t, views, b, a)
+	if v := viewOf(t, views, a, b); v.Role == "Client" {
+		server, client = b, v
+	}
+	_, port, err := net.SplitHostPort(client.Endpoint)
+	if err != nil {
+		t.Fatalf("%s is the client and its endpoint is %q: %v", client.Cluster, client.Endpoint, err)
+	}
+	mend := func() {
+		for _, n := range server.nodes {
+			// It fails if the table is gone already.
+			_ = n.NetCommand(context.WithoutCancel(ctx), "nft", "delete", "table", "ip", "e2e_cut").Run()
+		}
+	}
+	rules := fmt.Sprintf("table ip e2e_cut { chain c { type filter hook prerouting priority -400; udp dport %s drop; }; }", port)
+	for _, n := range server.nodes {
+		if out, err := n.NetCommand(ctx, "nft", rules).CombinedOutput(); err != nil {
+			mend()
+			t.Fatalf("nft: %v: %s", err, out)
+		}
+	}
+	return mend
+}
+
+// checkSecrets looks for the private keys wherever they must not be.
+func checkSecrets(t *testing.T, ctx context.Context, said result, a, b *cluster) {
+	t.Helper()
+	where := map[string]string{"peer's output": said.stdout + said.stderr}
+	for _, format := range []string{"table", "json", "yaml"} {
+		r := mustLiqonet(t, ctx, "status", a.Name, b.Name, "-o", format)
+		where["status -o "+format] = r.stdout + r.stderr
+	}
+	keys := map[string][]byte{}
+	for _, c := range []*cluster{a, b} {
+		objs, err := c.objects(ctx, mentioned)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name, u := range objs {
+			if u.GetKind() != "Secret" {
+				raw, err := json.Marshal(u)
+				if err != nil {
+					t.Fatal(err)
+				}
+				where[c.Name+": "+name] = string(raw)
+				continue
+			}
+			keys[c.Name+": "+name] = privateKey(t, u)
+		}
+		logs, err := c.Run(ctx, "", "-n", "liqonet-system", "logs", "-l", "app.kubernetes.io/name=liqonet", "--tail=-1")
+		if err != nil || len(logs) == 0 {
+			t.Errorf("no logs of the agents: %v", err)
+		}
+		where[c.Name+": logs of the agents"] = logs
+		nodes, err := c.dynamic.Resource(schema.GroupVersionResource{Version: "v1", Resource: "nodes"}).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		where[c.Name+": nodes"] = fmt.Sprint(nodes)
+	}
+	if len(keys) != 2 {
+		t.Errorf("%d Secrets with keys, want one in each cluster", len(keys))
+	}
+	for name, key := range keys {
+		for place, text := range where {
+			for _, form := range []string{
+				string(key), base64.StdEncoding.EncodeToString(key), base64.URLEncoding.EncodeToString(key), hex.EncodeToString(key), fmt.Sprint(key),
+			} {
+				if strings.Contains(text, form) {
+					t.Errorf("%s contains the private key of %s", place, name)
+				}
+			}
+		}
+	}
+}
+
+func privateKey(t *testing.T, secret *unstructured.Unstructured) []byte {
+	t.Helper()
+	encoded, _, err := unstructured.NestedString(secret.Object, "data", "privatekey")
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := base64.StdEncoding.DecodeString(encoded)
+	if err != nil || len(key) != 32 {
+		t.Fatalf("the key in Secret %s has %d bytes, %v; want 32", secret.GetName(), len(key), err)
+	}
+	return key
+}

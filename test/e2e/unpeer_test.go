@@ -1,0 +1,74 @@
+package e2e
+
+import (
+	"context"
+	"strings"
+	"testing"
+)
+
+// Whatever was removed by hand, or died, before unpeer: it removes the rest.
+func TestUnpeerPartialState(t *testing.T) {
+	a, b := fx.alpha, fx.beta
+	for _, test := range []struct {
+		name string
+		// inA and inB are what kubectl does in each cluster between peer and unpeer.
+		inA, inB [][]string
+	}{
+		{
+			"agents killed, Peering deleted",
+			[][]string{{"-n", "liqonet-system", "delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false"}},
+			[][]string{{"delete", "peerings", "--all"}},
+		},
+		{
+			"gateway deleted, node agents deleted",
+			[][]string{{"-n", "liqonet-system", "delete", "deployments,secrets", "-l", "app.kubernetes.io/managed-by=liqonet"}},
+			[][]string{{"-n", "liqonet-system", "delete", "daemonset", "--all"}},
+		},
+		{
+			"namespace deleted, definitions deleted",
+			[][]string{{"delete", "namespace", "liqonet-system"}},
+			[][]string{{"delete", "customresourcedefinitions", "-l", "app.kubernetes.io/managed-by=liqonet", "--wait=false"}},
+		},
+		{
+			"one cluster has nothing any more",
+			nil,
+			[][]string{
+				{"delete", "peerings", "--all"},
+				{"patch", "clusternetwork", "cluster", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`},
+				{"delete", "clusternetworks", "--all"},
+			},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			ctx := begin(t)
+			mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+			damage(t, ctx, a, test.inA)
+			damage(t, ctx, b, test.inB)
+			mustLiqonet(t, ctx, "unpeer", a.Name, b.Name, "--timeout=30s")
+			checkNothingLeft(t, ctx)
+		})
+	}
+}
+
+func damage(t *testing.T, ctx context.Context, c *cluster, commands [][]string) {
+	t.Helper()
+	for _, args := range commands {
+		if _, err := c.Run(ctx, "", args...); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Unpeering what is not peered succeeds, says so and does nothing.
+func TestUnpeerWithoutPeering(t *testing.T) {
+	ctx := begin(t)
+	r := mustLiqonet(t, ctx, "unpeer", fx.alpha.Name, fx.beta.Name)
+	if want := "alpha and beta are not peered; nothing was changed.\n"; r.stdout != want {
+		t.Errorf("got %q, want %q", r.stdout, want)
+	}
+	r = mustLiqonet(t, ctx, "status", fx.alpha.Name)
+	if !strings.Contains(r.stdout, "No peerings") {
+		t.Errorf("status: got %q", r.stdout)
+	}
+	checkNothingLeft(t, ctx)
+}

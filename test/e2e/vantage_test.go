@@ -1,0 +1,298 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/tls"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/workload"
+)
+
+// vantage is a network namespace from which packets are sent: a pod's or a
+// node's.
+type vantage struct {
+	name string
+	addr netip.Addr
+	ns   *os.File
+}
+
+func (v *vantage) String() string { return v.name }
+
+// do runs a function in the namespace, on a thread of its own. Sockets that it
+// opens stay there; goroutines that it starts are not.
+func (v *vantage) do(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		// Never unlocked: the runtime ends the thread, and no other goroutine
+		// ever runs in the namespace by accident.
+		runtime.LockOSThread()
+		if err := unix.Setns(int(v.ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			done <- fmt.Errorf("enter the network namespace of %s: %w", v.name, err)
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
+
+// call asks a test pod and returns what it saw.
+func (v *vantage) call(protocol string, to netip.Addr, timeout time.Duration) (a answer, err error) {
+	err = v.do(func() error {
+		a, err = ask(protocol, to, timeout)
+		return err
+	})
+	if err != nil {
+		return a, fmt.Errorf("%s calls %s %s: %w", v.name, protocol, to, err)
+	}
+	return a, nil
+}
+
+// answer is what a server said.
+type answer struct {
+	// hostname of the server, which is the pod's name, and the caller's address
+	// as the server saw it. Nothing for ICMP.
+	hostname string
+	source   netip.Addr
+}
+
+// parseAnswer reads the line of the lab's tester.
+func parseAnswer(line []byte) (answer, error) {
+	var said struct{ Hostname, Source string }
+	if err := json.Unmarshal(line, &said); err != nil {
+		return answer{}, fmt.Errorf("the server said %q: %w", line, err)
+	}
+	from, err := netip.ParseAddrPort(said.Source)
+	if err != nil {
+		return answer{}, err
+	}
+	return answer{said.Hostname, from.Addr().Unmap()}, nil
+}
+
+// ask calls a test pod, in the namespace of the thread.
+func ask(protocol string, to netip.Addr, timeout time.Duration) (answer, error) {
+	network := map[string]string{"icmp": "ip4:icmp", "background icmp": "ip4:icmp", "http": "tcp"}[protocol]
+	if network == "" {
+		network = protocol
+	}
+	conn, err := net.DialTimeout(network, workload.Target(protocol, to), timeout)
+	if err != nil {
+		return answer{}, err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return answer{}, err
+	}
+	switch protocol {
+	case "tcp":
+		c, err := greet(conn)
+		if err != nil {
+			return answer{}, err
+		}
+		return c.greeting, c.echo(payload)
+	case "udp":
+		return askUDP(conn)
+	case "icmp":
+		return answer{}, ping(conn, watchedPing)
+	case "background icmp":
+		return answer{}, ping(conn, watchedPing+1)
+	default:
+		return askHTTP(conn)
+	}
+}
+
+var payload = bytes.Repeat([]byte("0123456789abcdef"), 64) // 1 KiB, fits any MTU of the lab
+
+// connection is one to a test pod's TCP server, which echoes.
+type connection struct {
+	net.Conn
+	reader   *bufio.Reader
+	greeting answer
+}
+
+func greet(conn net.Conn) (*connection, error) {
+	c := &connection{Conn: conn, reader: bufio.NewReader(conn)}
+	line, err := c.reader.ReadBytes('\n')
+	if err != nil {
+		return nil, err
+	}
+	c.greeting, err = parseAnswer(line)
+	return c, err
+}
+
+func (c *connection) echo(sent []byte) error {
+	if _, err := c.Write(sent); err != nil {
+		return err
+	}
+	got := make([]byte, len(sent))
+	if _, err := io.ReadFull(c.reader, got); err != nil {
+		return err
+	}
+	if !bytes.Equal(got, sent) {
+		return errors.New("the echo is not what was sent")
+	}
+	return nil
+}
+
+func askUDP(conn net.Conn) (answer, error) {
+	if _, err := conn.Write(payload); err != nil {
+		return answer{}, err
+	}
+	buf := make([]byte, 1<<16)
+	n, err := conn.Read(buf)
+	if err != nil {
+		return answer{}, err
+	}
+	line, echo, _ := bytes.Cut(buf[:n], []byte("\n"))
+	if !bytes.Equal(echo, payload) {
+		return answer{}, errors.New("the echo is not what was sent")
+	}
+	return parseAnswer(line)
+}
+
+// watchedPing is the identifier of the pings that watchPings looks for.
+const watchedPing = 0xe2e0
+
+// ping sends an echo request (RFC 792) and waits for its reply.
+func ping(conn net.Conn, identifier uint16) error {
+	request := binary.BigEndian.AppendUint16([]byte{8, 0, 0, 0}, identifier)
+	request = append(request, 0, 1)
+	request = binary.BigEndian.AppendUint64(request, uint64(time.Now().UnixNano()))
+	request = append(request, payload...)
+	binary.BigEndian.PutUint16(request[2:], checksum(request))
+	if _, err := conn.Write(request); err != nil {
+		return err
+	}
+	buf := make([]byte, 1<<16)
+	for {
+		n, err := conn.Read(buf)
+		if err != nil {
+			return err
+		}
+		reply := buf[:n]
+		if n >= 20 && reply[0]>>4 == 4 { // with the IP header, as Linux gives it
+			reply = reply[min(n, 4*int(reply[0]&15)):]
+		}
+		// Replies to others' pings come here, too: the time makes them different.
+		if len(reply) == len(request) && reply[0] == 0 && bytes.Equal(reply[4:], request[4:]) {
+			return nil
+		}
+	}
+}
+
+// checksum is the internet checksum of RFC 1071, of an even number of bytes.
+func checksum(b []byte) uint16 {
+	var sum uint32
+	for i := 0; i+1 < len(b); i += 2 {
+		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}
+
+// askHTTP does by hand what net/http does on other goroutines, and so in other
+// namespaces.
+func askHTTP(conn net.Conn) (answer, error) {
+	body, err := get(conn, "/")
+	if err != nil {
+		return answer{}, err
+	}
+	return parseAnswer(body)
+}
+
+// askAPI reads the version of a cluster's API server, as anybody may.
+func askAPI(server netip.AddrPort, timeout time.Duration) error {
+	conn, err := net.DialTimeout("tcp", server.String(), timeout)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return err
+	}
+	_, err = get(tls.Client(conn, &tls.Config{InsecureSkipVerify: true}), "/version")
+	return err
+}
+
+func get(conn net.Conn, path string) ([]byte, error) {
+	if _, err := fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: e2e\r\nConnection: close\r\n\r\n", path); err != nil {
+		return nil, err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("HTTP %s", resp.Status)
+	}
+	return io.ReadAll(resp.Body)
+}
+
+// nodeVantage is a node itself, as its host network is.
+func nodeVantage(n *lab.Node) (*vantage, error) {
+	ns, err := os.Open(filepath.Join("/run/netns", n.Netns()))
+	if err != nil {
+		return nil, err
+	}
+	return &vantage{name: "node " + n.Name, addr: n.Address, ns: ns}, nil
+}
+
+// podVantages finds the namespaces of test pods by their processes. Names of
+// pods are unique in a lab: the random part of a DaemonSet's is.
+func podVantages(labName string, pods []workload.Pod) (map[string]*vantage, error) {
+	byName := map[string]workload.Pod{}
+	for _, p := range pods {
+		byName[p.Name] = p
+	}
+	out := map[string]*vantage{}
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return nil, err
+	}
+	for _, proc := range processes {
+		// A process that ends meanwhile is none that is looked for.
+		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
+		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
+		if !bytes.HasPrefix(cmdline, []byte("/tester\x00serve")) || !bytes.Contains(cgroup, []byte("/liqonet-lab."+labName+"/")) {
+			continue
+		}
+		environ, err := os.ReadFile(filepath.Join(proc, "environ"))
+		if err != nil {
+			return nil, err
+		}
+		for v := range strings.SplitSeq(string(environ), "\x00") {
+			name, ok := strings.CutPrefix(v, "HOSTNAME=")
+			p, known := byName[name]
+			if !ok || !known {
+				continue
+			}
+			ns, err := os.Open(filepath.Join(proc, "ns", "net"))
+			if err != nil {
+				return nil, err
+			}
+			out[name] = &vantage{name: p.String(), addr: p.IP, ns: ns}
+		}
+	}
+	if len(out) != len(pods) {
+		return nil, fmt.Errorf("found the processes of %d test pods, not of %d", len(out), len(pods))
+	}
+	return out, nil
+}

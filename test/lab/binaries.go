@@ -1,0 +1,348 @@
+package lab
+
+import (
+	"bufio"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/liqonet/liqonet/test/lab/image"
+	"github.com/liqonet/liqonet/test/lab/internal/nodeinit"
+)
+
+// module is a Go module below modules/ whose tools are programs of the lab.
+type module struct {
+	name     string
+	versions string // the import path whose version counts
+	tags     string
+	ldflags  func(version string) []string
+	programs []string
+	rename   map[string]string // what `go build` calls it: what it is called
+	took     string            // with nothing cached, on two cores
+}
+
+func modules() []module {
+	return []module{
+		{
+			name:     "etcd",
+			versions: "go.etcd.io/etcd/server/v3",
+			programs: []string{"etcd"},
+			rename:   map[string]string{"server": "etcd"},
+			took:     "half a minute",
+		},
+		{
+			name:     "containerd",
+			versions: "github.com/containerd/containerd/v2",
+			tags:     "no_btrfs,no_zfs,no_devmapper",
+			programs: []string{"containerd", "containerd-shim-runc-v2", "ctr"},
+			ldflags: func(version string) []string {
+				return []string{"-X github.com/containerd/containerd/v2/version.Version=" + version}
+			},
+			took: "a minute",
+		},
+		{
+			name:     "kubernetes",
+			versions: "k8s.io/kubernetes",
+			programs: []string{
+				"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
+			},
+			ldflags: kubernetesVersion,
+			took:    "five minutes",
+		},
+	}
+}
+
+// kubernetesVersion says what `kubectl version` shows. Without it, a server
+// calls itself v0.0.0-master, and clients do not know what it can do.
+func kubernetesVersion(version string) []string {
+	var flags []string
+	major, rest, _ := strings.Cut(strings.TrimPrefix(version, "v"), ".")
+	minor, _, _ := strings.Cut(rest, ".")
+	for _, pkg := range []string{"k8s.io/component-base/version", "k8s.io/client-go/pkg/version"} {
+		for _, v := range [][2]string{
+			{"gitVersion", version},
+			{"gitMajor", major},
+			{"gitMinor", minor},
+			{"gitTreeState", "clean"},
+		} {
+			flags = append(flags, fmt.Sprintf("-X %s.%s=%s", pkg, v[0], v[1]))
+		}
+	}
+	return flags
+}
+
+// buildFormat is part of the name of the directory of programs: raise it when
+// the same modules have to be built in another way.
+const buildFormat = "1"
+
+// moduleVersion reads the version of a requirement from a go.mod.
+func moduleVersion(gomod, path string) (string, error) {
+	b, err := os.ReadFile(gomod)
+	if err != nil {
+		return "", err
+	}
+	m := regexp.MustCompile(`(?m)^(?:require)?\s+` + regexp.QuoteMeta(path) + `\s+(v\S+)`).FindSubmatch(b)
+	if m == nil {
+		return "", fmt.Errorf("%s does not require %s", gomod, path)
+	}
+	return string(m[1]), nil
+}
+
+// sourceDir returns the directory of this package, which holds the modules.
+func (l *Lab) sourceDir(ctx context.Context) (string, error) {
+	if l.opts.SourceDir != "" {
+		return l.opts.SourceDir, nil
+	}
+	cmd := exec.CommandContext(ctx, "go", "list", "-f", "{{.Dir}}", "github.com/liqonet/liqonet/test/lab")
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			err = fmt.Errorf("%w: %s", err, strings.TrimSpace(string(exit.Stderr)))
+		}
+		return "", fmt.Errorf("find the lab's sources (run it inside the checkout): %w", err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// binDirFor returns where the programs of the given sources are, or will be.
+func (l *Lab) binDirFor(source string) (string, error) {
+	sum := sha256.New()
+	fmt.Fprintln(sum, buildFormat, runtime.GOARCH)
+	for _, m := range modules() {
+		fmt.Fprintln(sum, m.name, m.tags)
+		for _, file := range []string{"go.mod", "go.sum"} {
+			b, err := os.ReadFile(filepath.Join(source, "modules", m.name, file))
+			if err != nil {
+				return "", err
+			}
+			sum.Write(b)
+		}
+	}
+	return filepath.Join(l.cacheDir, "bin-"+hex.EncodeToString(sum.Sum(nil))[:12]), nil
+}
+
+// Build builds the programs of Kubernetes, etcd and containerd, unless they are
+// there, and returns their directory. Up does it as well.
+func (l *Lab) Build(ctx context.Context) (binDir string, err error) {
+	source, err := l.sourceDir(ctx)
+	if err != nil {
+		return "", err
+	}
+	if binDir, err = l.buildPrograms(ctx, source); err != nil {
+		return "", fmt.Errorf("build the lab's programs: %w", err)
+	}
+	return binDir, nil
+}
+
+func (l *Lab) buildPrograms(ctx context.Context, source string) (string, error) {
+	dir, err := l.binDirFor(source)
+	if err != nil {
+		return "", err
+	}
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil
+	}
+	if err := os.MkdirAll(l.cacheDir, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := lockDir(ctx, l.cacheDir)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if _, err := os.Stat(dir); err == nil {
+		return dir, nil // by whoever had the lock
+	}
+	// Under the lock, what is there of temporary directories is of the dead.
+	old, err := filepath.Glob(filepath.Join(l.cacheDir, "bin-*.tmp"))
+	if err != nil {
+		return "", err
+	}
+	tmp := dir + ".tmp"
+	for _, d := range append(old, tmp) {
+		if err := os.RemoveAll(d); err != nil {
+			return "", err
+		}
+	}
+	if err := os.Mkdir(tmp, 0o755); err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(tmp) // nothing to remove after the rename
+	start := time.Now()
+	l.printf("building Kubernetes and its parts, once: about eight minutes with nothing cached")
+	for _, m := range modules() {
+		if err := l.buildModule(ctx, m, filepath.Join(source, "modules", m.name), tmp); err != nil {
+			return "", fmt.Errorf("%s: %w", m.name, err)
+		}
+	}
+	if err := os.Rename(tmp, dir); err != nil {
+		return "", err
+	}
+	l.printf("built %s (%s)", dir, since(start))
+	return dir, nil
+}
+
+func (l *Lab) buildModule(ctx context.Context, m module, dir, out string) error {
+	version, err := moduleVersion(filepath.Join(dir, "go.mod"), m.versions)
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	l.printf("building %s %s (%s with nothing cached)", m.name, version, m.took)
+	flags := []string{"-s", "-w"}
+	if m.ldflags != nil {
+		flags = append(flags, m.ldflags(version)...)
+	}
+	// One command for all, so that packages are built on every core. The
+	// pattern "tool" means the tools of go.mod.
+	cmd := exec.CommandContext(ctx, "go", "build", "-v", "-trimpath", "-buildvcs=false", "-mod=readonly",
+		"-tags="+m.tags, "-ldflags="+strings.Join(flags, " "), "-o", out+"/", "tool")
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS=linux", "GOARCH="+runtime.GOARCH)
+	gracefully(cmd)
+	stderr, err := cmd.StderrPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	// -v prints each package that is built: count them, keep the rest.
+	var packages atomic.Int64
+	var last []string
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for lines := bufio.NewScanner(stderr); lines.Scan(); {
+			if line := lines.Text(); strings.ContainsAny(line, " \t") {
+				last = append(last, line)
+			} else {
+				packages.Add(1)
+			}
+		}
+		_, _ = io.Copy(io.Discard, stderr) // a line too long for the scanner
+	}()
+	ticker := time.NewTicker(30 * time.Second)
+	defer ticker.Stop()
+	for running := true; running; {
+		select {
+		case <-read:
+			running = false
+		case <-ticker.C:
+			l.printf("building %s: %d packages so far (%s)", m.name, packages.Load(), since(start))
+		}
+	}
+	if err := cmd.Wait(); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if len(last) > 20 {
+			last = last[len(last)-20:]
+		}
+		return fmt.Errorf("go build: %w\n%s", err, strings.Join(last, "\n"))
+	}
+	for from, to := range m.rename {
+		if err := os.Rename(filepath.Join(out, from), filepath.Join(out, to)); err != nil {
+			return err
+		}
+	}
+	for _, p := range m.programs {
+		if _, err := os.Stat(filepath.Join(out, p)); err != nil {
+			return fmt.Errorf("the build made no %s: %w", p, err)
+		}
+	}
+	l.printf("built %s %s (%s)", m.name, version, since(start))
+	return nil
+}
+
+// gracefully makes a command end by a signal that lets it clean up.
+func gracefully(cmd *exec.Cmd) {
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
+	cmd.WaitDelay = 5 * time.Second
+}
+
+// TesterImage is an image that every cluster of a lab has; see its sources in
+// tester/ for what it does.
+const TesterImage = "lab.local/tester:1"
+
+// buildImages puts the lab's own images into the directory out.
+func (l *Lab) buildImages(ctx context.Context, source, out string) error {
+	tmp, err := os.MkdirTemp(l.dir, "tester-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(tmp)
+	program := filepath.Join(tmp, "tester")
+	if err := goBuild(ctx, source, program, "./tester"); err != nil {
+		return fmt.Errorf("build the tester: %w", err)
+	}
+	content := map[string]string{"/tester": program}
+	// Two images of one layer, which containerd unpacks once.
+	if err := image.Build(filepath.Join(out, "pause.tar"), nodeinit.PauseImage, content, []string{"/tester", "pause"}); err != nil {
+		return err
+	}
+	return image.Build(filepath.Join(out, "tester.tar"), TesterImage, content, []string{"/tester"})
+}
+
+func goBuild(ctx context.Context, source, out, pkg string) error {
+	cmd := exec.CommandContext(ctx, "go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", out, pkg)
+	cmd.Dir = source
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	gracefully(cmd)
+	if output, err := cmd.CombinedOutput(); err != nil {
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		return fmt.Errorf("go build %s: %w\n%s", pkg, err, output)
+	}
+	return nil
+}
+
+// executable puts the lab's own program, which becomes the nodes' first
+// process, into the lab's directory: this program if it is that, or else one
+// that is built now. A copy, so that nodes may be started as long as the lab
+// lives, whatever is built or deleted meanwhile.
+func (l *Lab) executable(ctx context.Context, source string) (string, error) {
+	path := filepath.Join(l.dir, "lab")
+	if l.opts.Executable != "" {
+		if err := copyFile(l.opts.Executable, path); err != nil {
+			return "", fmt.Errorf("copy the lab's program: %w", err)
+		}
+		return path, os.Chmod(path, 0o755)
+	}
+	if err := goBuild(ctx, source, path, "./cmd/lab"); err != nil {
+		return "", fmt.Errorf("build the lab's program: %w", err)
+	}
+	return path, nil
+}
+
+func exists(path string) (bool, error) {
+	_, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// since formats the time from start as the lab's lines of progress do.
+func since(start time.Time) string {
+	d := time.Since(start)
+	if d < time.Minute {
+		return fmt.Sprintf("%.1f s", d.Seconds())
+	}
+	return fmt.Sprintf("%d min %d s", int(d.Minutes()), int(d.Seconds())%60)
+}

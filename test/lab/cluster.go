@@ -1,0 +1,368 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/liqonet/liqonet/test/lab/internal/kubeapi"
+	"github.com/liqonet/liqonet/test/lab/internal/nodeinit"
+)
+
+// Cluster is a cluster of a lab.
+type Cluster struct {
+	// Spec has all defaults filled in.
+	Spec ClusterSpec
+	// Port of 127.0.0.1 at which the API server is reached.
+	Port int
+
+	lab *Lab
+}
+
+// Clusters returns the lab's clusters, by name; none if the lab is not up.
+func (l *Lab) Clusters() ([]*Cluster, error) {
+	entries, err := os.ReadDir(l.clusterDir())
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	var clusters []*Cluster
+	for _, e := range entries {
+		c := &Cluster{lab: l}
+		err := readJSON(filepath.Join(l.clusterDir(), e.Name(), "cluster.json"), c)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // the start has only begun
+		}
+		if err != nil {
+			return nil, err
+		}
+		clusters = append(clusters, c)
+	}
+	return clusters, nil
+}
+
+// Cluster returns the cluster of that name.
+func (l *Lab) Cluster(name string) (*Cluster, error) {
+	clusters, err := l.Clusters()
+	if err != nil {
+		return nil, err
+	}
+	for _, c := range clusters {
+		if c.Spec.Name == name {
+			return c, nil
+		}
+	}
+	return nil, fmt.Errorf("lab %s has no cluster %q", l.name, name)
+}
+
+// Server returns the URL of the API server, as seen from the machine.
+func (c *Cluster) Server() string { return fmt.Sprintf("https://127.0.0.1:%d", c.Port) }
+
+func (c *Cluster) dir() string      { return filepath.Join(c.lab.clusterDir(), c.Spec.Name) }
+func (c *Cluster) nodesDir() string { return filepath.Join(c.dir(), "nodes") }
+
+func (c *Cluster) controlPlaneAddress() netip.Addr { return nth(c.Spec.NodeSubnet, 2) }
+
+func (c *Cluster) issuer() (*issuer, error) {
+	return loadIssuer(filepath.Join(c.dir(), "pki"), c.internalServer())
+}
+
+func (c *Cluster) internalServer() string {
+	return "https://" + netip.AddrPortFrom(c.controlPlaneAddress(), 6443).String()
+}
+
+func (c *Cluster) client() (*kubeapi.Client, error) {
+	i, err := c.issuer()
+	if err != nil {
+		return nil, err
+	}
+	return kubeapi.New(c.Server(), i.rootPEM.certificate, i.admin.certificate, i.admin.key)
+}
+
+// podNetwork is how the pods of a cluster are connected: by Debian's bridge
+// and host-local plugins, with static routes between nodes.
+func podNetwork(s ClusterSpec) nodeinit.Network {
+	return nodeinit.Network{
+		CNITemplate: fmt.Sprintf(`{"cniVersion":"0.4.0","name":"lab","plugins":[
+ {"type":"bridge","bridge":"cni0","isGateway":true,"hairpinMode":true,"ipMasq":false,"mtu":%d,
+  "ipam":{"type":"host-local","dataDir":"/run/cni-ipam","ranges":[[{"subnet":"{{.PodCIDR}}"}]],"routes":[{"dst":"0.0.0.0/0"}]}},
+ {"type":"portmap","capabilities":{"portMappings":true},"snat":true}]}
+`, s.MTU),
+		Routes:     true,
+		Masquerade: true,
+	}
+}
+
+func (l *Lab) startCluster(ctx context.Context, s ClusterSpec) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, l.opts.StartTimeout,
+		fmt.Errorf("not ready within %s", l.opts.StartTimeout))
+	defer cancel()
+	start := time.Now()
+	c := &Cluster{Spec: s, lab: l}
+	// The kernel chooses a free port; the listener is handed to the control
+	// plane, so nobody can take it in between.
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	c.Port = listener.Addr().(*net.TCPAddr).Port
+	i, err := newIssuer(c.internalServer())
+	if err != nil {
+		listener.Close()
+		return err
+	}
+	if err := errors.Join(i.save(filepath.Join(c.dir(), "pki")), writeJSON(filepath.Join(c.dir(), "cluster.json"), c)); err != nil {
+		listener.Close()
+		return err
+	}
+	if err := addBridge(l.underlay(), s); err != nil {
+		listener.Close()
+		return err
+	}
+
+	boots := newBoots()
+	defer boots.close()
+	cp, err := c.newControlPlane(i)
+	if err != nil {
+		listener.Close()
+		return err
+	}
+	if err := boots.start(ctx, cp, listener); err != nil {
+		return err
+	}
+	for n := range s.Workers {
+		worker, err := c.newWorker(i, n+1)
+		if err != nil {
+			return err
+		}
+		if err := boots.start(ctx, worker, nil); err != nil {
+			return err
+		}
+	}
+	if err := boots.wait(ctx, boots.all[:1]); err != nil {
+		return err
+	}
+	l.printf("cluster %s: API server ready (%s)", s.Name, since(start))
+	if err := boots.wait(ctx, boots.all); err != nil {
+		return err
+	}
+	l.printf("cluster %s: kubelets and kube-proxies started (%s)", s.Name, since(start))
+	if err := c.waitReady(ctx, boots); err != nil {
+		return err
+	}
+	l.printf("cluster %s: %d nodes Ready (%s)", s.Name, s.Workers, since(start))
+	return nil
+}
+
+// waitReady waits until all running workers are Ready and routed to each other,
+// and pods can be created.
+func (c *Cluster) waitReady(ctx context.Context, boots *boots) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	go func() { // what fails now will never be ready
+		select {
+		case <-boots.failed:
+			cancel(boots.err())
+		case <-ctx.Done():
+		}
+	}()
+	api, err := c.client()
+	if err != nil {
+		return err
+	}
+	all, err := c.Nodes()
+	if err != nil {
+		return err
+	}
+	var running []*Node
+	for _, n := range all {
+		if n.Running() {
+			running = append(running, n)
+		}
+	}
+	var pending string
+	var last map[string]kubeapi.Node
+	err = api.FollowNodes(ctx, func(nodes map[string]kubeapi.Node) bool {
+		pending, last = "", nodes
+		for _, n := range running {
+			if n.ControlPlane {
+				continue
+			}
+			switch have, ok := nodes[n.Name]; {
+			case !ok:
+				pending = fmt.Sprintf("node %q has not registered", n.Name)
+			case !have.Ready:
+				pending = fmt.Sprintf("node %q is not Ready: %s", n.Name, have.Message)
+			case !have.PodCIDR.IsValid():
+				pending = fmt.Sprintf("node %q has no pod CIDR", n.Name)
+			}
+		}
+		return pending != ""
+	})
+	if err != nil {
+		return errors.Join(err, errText(pending))
+	}
+	// Pods are refused until their service account exists.
+	const account = "/api/v1/namespaces/default/serviceaccounts/default"
+	if err := poll(ctx, func() error { return api.Get(ctx, account, nil) }); err != nil {
+		return fmt.Errorf("wait for the default service account: %w", err)
+	}
+	for _, n := range running {
+		if err := poll(ctx, func() error { return n.checkRoutes(last) }); err != nil {
+			return fmt.Errorf("wait for routes of node %q: %w", n.Name, err)
+		}
+	}
+	return nil
+}
+
+func errText(text string) error {
+	if text == "" {
+		return nil
+	}
+	return errors.New(text)
+}
+
+// poll asks until the answer is nil or the context ends.
+func poll(ctx context.Context, ask func() error) error {
+	for {
+		err := ask()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(context.Cause(ctx), err)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// Nodes returns the control plane and then the workers, also those that do not
+// run.
+func (c *Cluster) Nodes() ([]*Node, error) {
+	entries, err := os.ReadDir(c.nodesDir())
+	if err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		return nil, err
+	}
+	var nodes []*Node
+	for _, e := range entries {
+		var cfg nodeinit.Config
+		err := readJSON(filepath.Join(c.nodesDir(), e.Name(), nodeinit.ConfigFile), &cfg)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, c.node(cfg))
+	}
+	slices.SortFunc(nodes, func(a, b *Node) int { return a.Address.Compare(b.Address) })
+	return nodes, nil
+}
+
+// Node returns the node of that name.
+func (c *Cluster) Node(name string) (*Node, error) {
+	nodes, err := c.Nodes()
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range nodes {
+		if n.Name == name {
+			return n, nil
+		}
+	}
+	return nil, fmt.Errorf("cluster %q has no node %q", c.Spec.Name, name)
+}
+
+// Node returns the node of that name, of whichever cluster.
+func (l *Lab) Node(name string) (*Node, error) {
+	clusters, err := l.Clusters()
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, c := range clusters {
+		nodes, err := c.Nodes()
+		if err != nil {
+			return nil, err
+		}
+		for _, n := range nodes {
+			if n.Name == name {
+				return n, nil
+			}
+			names = append(names, n.Name)
+		}
+	}
+	return nil, fmt.Errorf("lab %s has no node %q; its nodes: %s", l.name, name, strings.Join(names, " "))
+}
+
+// AddNode adds a worker and returns when it is Ready. If it does not start,
+// nothing of it is left.
+func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
+	lock, err := c.lab.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+	nodes, err := c.Nodes()
+	if err != nil {
+		return nil, err
+	}
+	number := 1
+	for _, n := range nodes {
+		if k, err := strconv.Atoi(strings.TrimPrefix(n.Name, c.Spec.Name+"-w")); err == nil && k >= number {
+			number = k + 1
+		}
+	}
+	i, err := c.issuer()
+	if err != nil {
+		return nil, err
+	}
+	n, err := c.newWorker(i, number)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.bootAndWait(ctx); err != nil {
+		downCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		return nil, errors.Join(fmt.Errorf("add node %q: %w", n.Name, err), n.remove(downCtx), n.unregister(downCtx))
+	}
+	return n, nil
+}
+
+// removeCluster removes a cluster that did not start.
+func (l *Lab) removeCluster(ctx context.Context, s ClusterSpec) error {
+	c := &Cluster{Spec: s, lab: l}
+	nodes, err := c.Nodes()
+	if err != nil {
+		return err
+	}
+	var group errgroup.Group
+	for _, n := range nodes {
+		group.Go(func() error { return n.remove(ctx) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	bridge := deviceName("br", s.NodeSubnet.Addr())
+	return errors.Join(
+		disconnect(l.underlay(), func(link netlink.Link) bool { return link.Attrs().Name == bridge }),
+		removeDir(c.dir()))
+}

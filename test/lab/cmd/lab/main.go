@@ -1,0 +1,488 @@
+// Lab starts real Kubernetes clusters on this machine; see package lab.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"syscall"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/lab/internal/nodeinit"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if err == nil {
+		return
+	}
+	var exit exitStatus
+	if errors.As(err, &exit) {
+		os.Exit(int(exit)) // the command has said why
+	}
+	fmt.Fprintln(os.Stderr, "lab:", err)
+	os.Exit(1)
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	root := newRootCommand(stdout, stderr)
+	root.SetArgs(args)
+	return root.ExecuteContext(ctx)
+}
+
+// app is what commands share.
+type app struct {
+	opts           lab.Options
+	stdout, stderr io.Writer
+}
+
+// lab returns the lab that the flags mean. This program is also the nodes'.
+func (a *app) lab() (*lab.Lab, error) {
+	opts := a.opts
+	opts.Log = a.stderr
+	executable, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	opts.Executable = executable
+	return lab.New(opts)
+}
+
+func newRootCommand(stdout, stderr io.Writer) *cobra.Command {
+	a := &app{stdout: stdout, stderr: stderr}
+	root := &cobra.Command{
+		Use:           "lab",
+		Short:         "Start real Kubernetes clusters on this machine",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	flags := root.PersistentFlags()
+	flags.StringVar(&a.opts.Name, "name", "default", "name of the lab; labs of different names coexist")
+	flags.StringVar(&a.opts.StateDir, "state-dir", "/var/lib/liqonet-lab", "where labs are kept, on a real disk")
+	flags.StringVar(&a.opts.CacheDir, "cache-dir", "", "where built programs are kept (default: liqonet-lab in $XDG_CACHE_HOME or ~/.cache)")
+	flags.StringVar(&a.opts.SourceDir, "source-dir", "", "directory test/lab of the sources (default: found from the current directory)")
+	root.AddCommand(newUpCommand(a), newDownCommand(a), newStatusCommand(a), newLoadCommand(a), newExecCommand(a),
+		newKubeconfigCommand(a), newKubectlCommand(a), newLogsCommand(a), newBuildCommand(a), newPreflightCommand(a),
+		newAddClusterCommand(a), newNodeCommand(a), newNodeInitCommand())
+	return root
+}
+
+const clusterFlag = "a cluster: name=NAME and, if wanted, workers=2,pods=10.244.0.0/16,nodemask=24,services=10.96.0.0/16," +
+	"nodeports=30000-32767,subnet=172.18.1.0/24,mtu=1500,proxy=iptables|nftables"
+
+func newUpCommand(a *app) *cobra.Command {
+	var clusters []string
+	cmd := &cobra.Command{
+		Use:   "up",
+		Short: "Start clusters, and print the path of their kubeconfig",
+		Long: "Start clusters, and print the path of their kubeconfig.\n\n" +
+			"Without --cluster: cluster-a and cluster-b, with two workers each and the same pod and service CIDRs.",
+		Example: "  lab up\n  lab up --cluster name=a,workers=1 --cluster name=b,pods=10.10.0.0/16,proxy=nftables --image bin/liqonet-agent.tar",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			specs, err := parseClusters(clusters)
+			if err != nil {
+				return err
+			}
+			l, err := a.lab()
+			if err != nil {
+				return err
+			}
+			if err := l.Up(cmd.Context(), specs...); err != nil {
+				return err
+			}
+			fmt.Fprintln(a.stdout, l.Kubeconfig())
+			return a.next(l)
+		},
+	}
+	// An array, not a slice: the value has commas.
+	cmd.Flags().StringArrayVar(&clusters, "cluster", nil, clusterFlag+"; repeat for more")
+	cmd.Flags().StringArrayVar(&a.opts.Images, "image", nil, "a docker-archive that every node gets; repeat for more")
+	return cmd
+}
+
+func parseClusters(texts []string) ([]lab.ClusterSpec, error) {
+	var specs []lab.ClusterSpec
+	for _, text := range texts {
+		s, err := lab.ParseClusterSpec(text)
+		if err != nil {
+			return nil, err
+		}
+		specs = append(specs, s)
+	}
+	return specs, nil
+}
+
+// next says what to type after a start.
+func (a *app) next(l *lab.Lab) error {
+	clusters, err := l.Clusters()
+	if err != nil {
+		return err
+	}
+	kubectl := "kubectl"
+	if _, err := exec.LookPath(kubectl); err != nil {
+		if kubectl, err = l.Kubectl(); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(a.stderr, "\nNext:\n  export KUBECONFIG=%s\n", l.Kubeconfig())
+	for _, c := range clusters {
+		fmt.Fprintf(a.stderr, "  %s --context %s get nodes -o wide\n", kubectl, c.Spec.Name)
+	}
+	return nil
+}
+
+func newDownCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "down",
+		Short: "Remove everything of the lab, in whatever state it is",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := a.lab()
+			if err != nil {
+				return err
+			}
+			return l.Down(cmd.Context())
+		},
+	}
+}
+
+func newStatusCommand(a *app) *cobra.Command {
+	output := "text"
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the clusters and whether all of their programs run; fail if not",
+		Args:  cobra.NoArgs,
+		RunE: func(_ *cobra.Command, _ []string) error {
+			l, err := a.lab()
+			if err != nil {
+				return err
+			}
+			s, err := l.Status()
+			if err != nil {
+				return err
+			}
+			switch output {
+			case "json":
+				encoder := json.NewEncoder(a.stdout)
+				encoder.SetIndent("", "  ")
+				err = encoder.Encode(s)
+			case "text":
+				err = printStatus(a.stdout, s)
+			default:
+				err = fmt.Errorf("output %q: want text or json", output)
+			}
+			if err != nil {
+				return err
+			}
+			if !s.Up {
+				return fmt.Errorf("lab %s: %w", s.Name, lab.ErrNotUp)
+			}
+			if !s.Healthy() {
+				return fmt.Errorf("lab %s: not everything runs", s.Name)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", output, "text or json")
+	return cmd
+}
+
+func printStatus(w io.Writer, s lab.Status) error {
+	if len(s.Clusters) == 0 {
+		return nil
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "CLUSTER\tNODE\tADDRESS\tSTATE\tPODS\tSERVICES\tSERVER")
+	for _, c := range s.Clusters {
+		for _, n := range c.Nodes {
+			state := "running"
+			if !n.Running {
+				state = "dead"
+			}
+			for component, how := range n.Exited {
+				state = component + " " + how
+			}
+			server := ""
+			if n.ControlPlane {
+				server = c.Server
+			}
+			fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", c.Name, n.Name, n.Address, state, c.Spec.PodCIDR, c.Spec.ServiceCIDR, server)
+		}
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	if s.Up {
+		_, err := fmt.Fprintf(w, "\nkubeconfig: %s\n", s.Kubeconfig)
+		return err
+	}
+	return nil
+}
+
+func newLoadCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "load IMAGE.tar...",
+		Short:   "Give images (docker-archives) to all nodes",
+		Example: "  lab load bin/liqonet-agent.tar",
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := a.lab()
+			if err != nil {
+				return err
+			}
+			for _, tar := range args {
+				if err := l.Load(cmd.Context(), tar); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+}
+
+func newExecCommand(a *app) *cobra.Command {
+	var netOnly bool
+	cmd := &cobra.Command{
+		Use:     "exec NODE -- COMMAND [ARG...]",
+		Short:   "Run a command on a node",
+		Example: "  lab exec cluster-a-w1 -- ip -br addr\n  lab exec --net cluster-a-w1 -- ./some-program-of-this-directory",
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			l, err := a.lab()
+			if err != nil {
+				return err
+			}
+			n, err := l.Node(args[0])
+			if err != nil {
+				return err
+			}
+			// Signals of the terminal go to the command, which decides; so
+			// its end is not ours to force.
+			command := n.Command(context.Background(), args[1], args[2:]...)
+			if netOnly {
+				command = n.NetCommand(context.Background(), args[1], args[2:]...)
+			}
+			return a.attach(command)
+		},
+	}
+	cmd.Flags().BoolVar(&netOnly, "net", false, "enter the node's network only, and see this machine's files")
+	return cmd
+}
+
+func (a *app) attach(command *exec.Cmd) error {
+	command.Stdin, command.Stdout, command.Stderr = os.Stdin, a.stdout, a.stderr
+	err := command.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() > 0 {
+		return exitStatus(exit.ExitCode())
+	}
+	return err
+}
+
+// exitStatus is how a command ended that was run for the user.
+type exitStatus int
+
+func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+
+func newKubeconfigCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "kubeconfig",
+		Short: "Print the path of the kubeconfig",
+		Args:  cobra.NoArgs,
+		RunE: func(_ *cobra.Command, _ []string) error {
+			l, err := a.lab()
+			if err != nil {
+				return err
+			}
+			if s, err := l.Status(); err != nil {
+				return err
+			} else if !s.Up {
+				return fmt.Errorf("lab %s: %w", s.Name, lab.ErrNotUp)
+			}
+			_, err = fmt.Fprintln(a.stdout, l.Kubeconfig())
+			return err
+		},
+	}
+}
+
+func newKubectlCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "kubectl -- [ARG...]",
+		Short:   "Run the kubectl that belongs to the clusters",
+		Example: "  lab kubectl -- --context cluster-a get pods -A",
+		RunE: func(_ *cobra.Command, args []string) error {
+			l, err := a.lab()
+			if err != nil {
+				return err
+			}
+			kubectl, err := l.Kubectl()
+			if err != nil {
+				return err
+			}
+			command := exec.Command(kubectl, args...)
+			command.Env = append(os.Environ(), "KUBECONFIG="+l.Kubeconfig())
+			return a.attach(command)
+		},
+	}
+}
+
+func newLogsCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "logs NODE COMPONENT",
+		Short:   "Print the log of a program of a node",
+		Example: "  lab logs cluster-a-cp kube-apiserver\n  lab logs cluster-a-w1 kubelet",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(_ *cobra.Command, args []string) error {
+			l, err := a.lab()
+			if err != nil {
+				return err
+			}
+			n, err := l.Node(args[0])
+			if err != nil {
+				return err
+			}
+			f, err := os.Open(n.LogFile(args[1]))
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			_, err = io.Copy(a.stdout, f)
+			return err
+		},
+	}
+}
+
+func newBuildCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "build",
+		Short: "Build the programs of Kubernetes unless they are built, and print where they are",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			l, err := a.lab()
+			if err != nil {
+				return err
+			}
+			dir, err := l.Build(cmd.Context())
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(a.stdout, dir)
+			return err
+		},
+	}
+}
+
+func newPreflightCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:   "preflight",
+		Short: "Say what this machine lacks",
+		Args:  cobra.NoArgs,
+		RunE: func(_ *cobra.Command, _ []string) error {
+			l, err := a.lab()
+			if err != nil {
+				return err
+			}
+			return l.Preflight()
+		},
+	}
+}
+
+func newAddClusterCommand(a *app) *cobra.Command {
+	return &cobra.Command{
+		Use:     "add-cluster SPEC",
+		Short:   "Add a cluster to the lab",
+		Long:    "Add a cluster to the lab. SPEC is " + clusterFlag + ".",
+		Example: "  lab add-cluster name=c,workers=1",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			s, err := lab.ParseClusterSpec(args[0])
+			if err != nil {
+				return err
+			}
+			l, err := a.lab()
+			if err != nil {
+				return err
+			}
+			return l.AddCluster(cmd.Context(), s)
+		},
+	}
+}
+
+func newNodeCommand(a *app) *cobra.Command {
+	node := &cobra.Command{Use: "node", Short: "Add, lose, restart or remove a node"}
+	node.AddCommand(&cobra.Command{
+		Use:   "add CLUSTER",
+		Short: "Add a worker, and print its name",
+		Args:  cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := a.lab()
+			if err != nil {
+				return err
+			}
+			c, err := l.Cluster(args[0])
+			if err != nil {
+				return err
+			}
+			n, err := c.AddNode(cmd.Context())
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(a.stdout, n.Name)
+			return err
+		},
+	})
+	for _, c := range []struct {
+		use, short string
+		do         func(*lab.Node, context.Context) error
+	}{
+		{"kill", "Take a node's power away", (*lab.Node).Kill},
+		{"restart", "Restart a node, or start one that was killed", (*lab.Node).Restart},
+		{"remove", "Remove a worker for good", (*lab.Node).Remove},
+	} {
+		node.AddCommand(&cobra.Command{
+			Use:   c.use + " NODE",
+			Short: c.short,
+			Args:  cobra.ExactArgs(1),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				l, err := a.lab()
+				if err != nil {
+					return err
+				}
+				n, err := l.Node(args[0])
+				if err != nil {
+					return err
+				}
+				return c.do(n, cmd.Context())
+			},
+		})
+	}
+	return node
+}
+
+// newNodeInitCommand is how the lab starts a node's first process.
+func newNodeInitCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "node-init CONFIG",
+		Hidden: true,
+		Args:   cobra.ExactArgs(1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if os.Getpid() != 1 {
+				return errors.New("node-init is for the lab only, as the first process of a node")
+			}
+			return nodeinit.Main(args[0])
+		},
+	}
+}

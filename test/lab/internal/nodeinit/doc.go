@@ -1,0 +1,113 @@
+// Package nodeinit is the first process of a node of the lab.
+//
+// The lab starts its own binary in new network, mount, pid, uts and ipc
+// namespaces. That process waits until the lab has connected its network
+// namespace, makes a root file system of its own (the host's programs, nothing
+// of the host's state), starts the Kubernetes components, and then only reaps
+// and keeps the routes to the other nodes' pods. A component that ends is
+// reported, never restarted. Killing the process is the loss of the node: the
+// kernel kills everything else in its pid namespace.
+package nodeinit
+
+import (
+	"encoding/json"
+	"net/netip"
+	"time"
+)
+
+// The file descriptors that the lab hands to the node's first process.
+const (
+	// GoFD is a pipe: a byte says that the network is there; its end without
+	// one says that the lab has died, and the node must go as well.
+	GoFD = 3
+	// EventFD is a pipe that takes Events, as lines of JSON.
+	EventFD = 4
+	// ListenerFD is a TCP listener in the lab's network namespace, through
+	// which the API server is reached. Only the control plane has it.
+	ListenerFD = 5
+)
+
+// Config says what the node is. Paths are the host's.
+type Config struct {
+	Cluster      string
+	Node         string
+	ControlPlane bool
+
+	Address   netip.Addr // of the node
+	APIServer netip.Addr // of the control plane
+
+	PodCIDR              netip.Prefix // of the cluster
+	NodeCIDRMaskSize     int
+	ServiceCIDR          netip.Prefix
+	ServiceNodePortRange string
+	ProxyMode            string
+
+	Dir        string // the node's own directory
+	BinDir     string // the programs of Kubernetes, etcd and containerd
+	CNIDir     string // the CNI plugins of the distribution
+	ImageDir   string // images to import before the kubelet starts
+	CgroupPath string // relative to each hierarchy's root
+
+	Network Network
+}
+
+// Network says how pods are connected.
+type Network struct {
+	// CNITemplate is a CNI configuration, in which containerd replaces
+	// {{.PodCIDR}} by the node's; if it is empty, somebody else writes one.
+	CNITemplate string
+	// Routes is whether the node routes other nodes' pod CIDRs to them.
+	Routes bool
+	// Masquerade is whether pods' traffic leaves the cluster's pod CIDR with
+	// the node's address.
+	Masquerade bool
+}
+
+// Event is what the node tells the lab while it starts.
+type Event struct {
+	// Component is the program that the event is about; empty: the whole node.
+	Component string `json:"component,omitempty"`
+	// State is StateReady or StateFailed.
+	State string `json:"state"`
+	// Error says what failed.
+	Error string `json:"error,omitempty"`
+}
+
+// The states of components, and of a node.
+const (
+	StateReady  = "ready"
+	StateFailed = "failed"
+)
+
+// ComponentStatus is an entry of the node's StatusFile, which lists components
+// by name.
+type ComponentStatus struct {
+	// PID is in the node's pid namespace.
+	PID int `json:"pid"`
+	// Exited is empty while the component runs.
+	Exited string    `json:"exited,omitempty"`
+	Since  time.Time `json:"since"`
+}
+
+// Names in a node's directory, on the host.
+const (
+	ConfigFile = "node.json"
+	StatusFile = "status.json"
+	LogDir     = "log"
+	PKIDir     = "pki"
+	// InitLog is the log of this package, in LogDir.
+	InitLog = "init"
+)
+
+// Names of PEM files in PKIDir, the same for every node.
+const (
+	FileAuthority = "ca.crt"
+	// FileAdmin is a client certificate of the lab, for routes and readiness.
+	FileAdmin = "admin"
+)
+
+func encode(v any) []byte {
+	// Only types of this package, which encode.
+	b, _ := json.Marshal(v)
+	return append(b, '\n')
+}

@@ -1,0 +1,86 @@
+package nodeinit
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestForward(t *testing.T) {
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	go func() {
+		conn, err := server.Accept()
+		if err != nil {
+			return
+		}
+		// It answers when the client has said all it has to say.
+		request, _ := io.ReadAll(conn)
+		_, _ = conn.Write(bytes.ToUpper(request))
+		conn.Close()
+	}()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	go forward(listener, server.Addr().String()) // until the test ends
+
+	conn, err := net.Dial("tcp", listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(5 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(conn); err != nil || string(got) != "HELLO" {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func TestNthAddress(t *testing.T) {
+	if a, err := nthAddress(netip.MustParsePrefix("10.96.0.0/16"), 10); err != nil || a.String() != "10.96.0.10" {
+		t.Errorf("got %s, %v", a, err)
+	}
+	if _, err := nthAddress(netip.MustParsePrefix("10.96.0.0/29"), 10); err == nil {
+		t.Error("no error outside of the prefix")
+	}
+}
+
+func TestArguments(t *testing.T) {
+	cfg := Config{
+		Cluster: "a", APIServer: netip.MustParseAddr("172.18.1.2"), PodCIDR: netip.MustParsePrefix("10.8.0.0/20"),
+		NodeCIDRMaskSize: 26, ServiceCIDR: netip.MustParsePrefix("10.9.0.0/24"), ServiceNodePortRange: "31000-31999",
+	}
+	for _, tc := range []struct {
+		have []string
+		want []string
+	}{
+		{apiServerArgs(cfg), []string{
+			"--advertise-address=172.18.1.2", "--service-cluster-ip-range=10.9.0.0/24", "--service-node-port-range=31000-31999",
+		}},
+		{controllerManagerArgs(cfg), []string{
+			"--cluster-cidr=10.8.0.0/20", "--node-cidr-mask-size=26", "--service-cluster-ip-range=10.9.0.0/24",
+		}},
+	} {
+		all := strings.Join(tc.have, "\n") + "\n"
+		for _, want := range tc.want {
+			if !strings.Contains(all, want+"\n") {
+				t.Errorf("%s is missing in\n%s", want, all)
+			}
+		}
+	}
+}

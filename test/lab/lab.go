@@ -1,0 +1,508 @@
+package lab
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/test/lab/internal/cgroup"
+)
+
+// Options say which lab is meant and where things are. The zero value is the
+// lab "default".
+type Options struct {
+	// Name tells labs on one machine apart: a DNS label of at most 20
+	// characters. Default: "default".
+	Name string
+	// StateDir holds the labs' directories, on a real disk. Default:
+	// /var/lib/liqonet-lab.
+	StateDir string
+	// CacheDir holds the programs of Kubernetes. Default: liqonet-lab in
+	// $XDG_CACHE_HOME, or in ~/.cache.
+	CacheDir string
+	// SourceDir is this package's directory. Default: asked of the go command,
+	// in the current directory.
+	SourceDir string
+	// Executable is the program of cmd/lab. Default: built by Up.
+	Executable string
+	// Images are docker-archives that every node has, in addition to
+	// TesterImage.
+	Images []string
+	// StartTimeout bounds the start of a cluster. Default: 5 minutes, which is
+	// twenty times what it takes on two free cores.
+	StartTimeout time.Duration
+	// Log takes lines of progress. Default: none.
+	Log io.Writer
+}
+
+// Lab is a set of clusters that reach each other's nodes. It holds no state of
+// its own: several values, in several processes, may mean the same lab.
+type Lab struct {
+	opts     Options
+	name     string
+	stateDir string
+	cacheDir string
+	dir      string // of this lab, in stateDir
+	cgroups  cgroup.Host
+
+	logMu sync.Mutex
+}
+
+// ErrExists says that a lab is up already, or that something of it is left.
+var ErrExists = errors.New("the lab exists already: take it down first")
+
+// ErrNotUp says that a lab is not up.
+var ErrNotUp = errors.New("the lab is not up")
+
+// New returns the lab that the options mean. It changes nothing.
+func New(opts Options) (*Lab, error) {
+	l := &Lab{opts: opts, name: opts.Name, stateDir: opts.StateDir, cacheDir: opts.CacheDir, cgroups: cgroup.NewHost(cgroupRoot)}
+	if l.name == "" {
+		l.name = "default"
+	}
+	if len(l.name) > 20 || !label.MatchString(l.name) {
+		return nil, fmt.Errorf("lab name %q: want at most 20 lower case letters, digits and dashes", l.name)
+	}
+	if l.stateDir == "" {
+		l.stateDir = "/var/lib/liqonet-lab"
+	}
+	if l.cacheDir == "" {
+		cache, err := os.UserCacheDir() // honours XDG_CACHE_HOME
+		if err != nil {
+			return nil, fmt.Errorf("find the cache directory: %w", err)
+		}
+		l.cacheDir = filepath.Join(cache, "liqonet-lab")
+	}
+	for _, dir := range []*string{&l.stateDir, &l.cacheDir} {
+		var err error
+		if *dir, err = filepath.Abs(*dir); err != nil {
+			return nil, err
+		}
+	}
+	if l.opts.StartTimeout == 0 {
+		l.opts.StartTimeout = 5 * time.Minute
+	}
+	l.dir = filepath.Join(l.stateDir, l.name)
+	return l, nil
+}
+
+// Name returns the lab's name.
+func (l *Lab) Name() string { return l.name }
+
+// Kubeconfig returns the path of the kubeconfig, with a context for each
+// cluster, of its name.
+func (l *Lab) Kubeconfig() string { return filepath.Join(l.dir, "kubeconfig") }
+
+func (l *Lab) printf(format string, args ...any) {
+	if l.opts.Log == nil {
+		return
+	}
+	l.logMu.Lock()
+	defer l.logMu.Unlock()
+	fmt.Fprintf(l.opts.Log, format+"\n", args...) // progress; the lab goes on without
+}
+
+// The names in the kernel. A dot separates, as no name of a lab, a cluster or
+// a node has one.
+
+func (l *Lab) netnsPrefix() string          { return "lab." + l.name + "." }
+func (l *Lab) underlay() string             { return l.netnsPrefix() + "underlay" }
+func (l *Lab) nodeNetns(node string) string { return l.netnsPrefix() + node }
+func (l *Lab) cgroupPath() string           { return "/liqonet-lab." + l.name }
+
+func (l *Lab) imageDir() string   { return filepath.Join(l.dir, "images") }
+func (l *Lab) clusterDir() string { return filepath.Join(l.dir, "clusters") }
+
+// Up starts a lab with the given clusters, or DefaultClusters if there are
+// none, and returns when their nodes are Ready. Programs are built first if
+// they are not cached. If a cluster does not start, or the context ends,
+// nothing is left, and the error says why. ErrExists: the lab is up.
+func (l *Lab) Up(ctx context.Context, specs ...ClusterSpec) error {
+	if len(specs) == 0 {
+		specs = DefaultClusters()
+	}
+	specs, err := complete(specs, nil)
+	if err != nil {
+		return err
+	}
+	if err := l.Preflight(); err != nil {
+		return fmt.Errorf("this machine lacks something: %w", err)
+	}
+	for _, image := range l.opts.Images {
+		if _, err := os.Stat(image); err != nil {
+			return fmt.Errorf("image: %w", err)
+		}
+	}
+	if left, err := l.traces(); err != nil || left {
+		return errors.Join(err, l.existsError(left))
+	}
+	binDir, err := l.Build(ctx)
+	if err != nil {
+		return err
+	}
+	if err := l.makeDir(); err != nil {
+		return err
+	}
+	lock, err := lockDir(ctx, l.dir)
+	if err != nil {
+		return errors.Join(err, os.Remove(l.dir))
+	}
+	defer lock.Close()
+	start := time.Now()
+	if err := l.up(ctx, binDir, specs); err != nil {
+		l.printf("the start failed: taking everything down")
+		// The context may have ended, which is no reason to leave anything.
+		downCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		return errors.Join(err, l.down(downCtx))
+	}
+	l.printf("lab %s: up (%s)", l.name, since(start))
+	return nil
+}
+
+// makeDir makes the lab's directory, which must not exist.
+func (l *Lab) makeDir() error {
+	for {
+		if err := os.MkdirAll(l.stateDir, 0o755); err != nil {
+			return err
+		}
+		err := os.Mkdir(l.dir, 0o755)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // the last other lab has just gone, and stateDir with it
+		}
+		return errors.Join(err, l.existsError(errors.Is(err, fs.ErrExist)))
+	}
+}
+
+func (l *Lab) existsError(really bool) error {
+	if !really {
+		return nil
+	}
+	return fmt.Errorf("lab %s: %w", l.name, ErrExists)
+}
+
+func (l *Lab) up(ctx context.Context, binDir string, specs []ClusterSpec) error {
+	if err := l.raiseLimits(ctx); err != nil {
+		return err
+	}
+	source, err := l.sourceDir(ctx)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(l.imageDir(), 0o755); err != nil {
+		return err
+	}
+	if err := l.buildImages(ctx, source, l.imageDir()); err != nil {
+		return err
+	}
+	for _, image := range l.opts.Images {
+		name := strings.TrimSuffix(filepath.Base(image), ".tar") + ".tar"
+		if err := copyFile(image, filepath.Join(l.imageDir(), name)); err != nil {
+			return fmt.Errorf("copy image: %w", err)
+		}
+	}
+	executable, err := l.executable(ctx, source)
+	if err != nil {
+		return err
+	}
+	if err := prepareNetnsDir(); err != nil {
+		return err
+	}
+	if err := setUpUnderlay(l.underlay()); err != nil {
+		return err
+	}
+	if err := l.saveRuntime(runtimeFiles{BinDir: binDir, Executable: executable}); err != nil {
+		return err
+	}
+	group, groupCtx := errgroup.WithContext(ctx)
+	for _, s := range specs {
+		group.Go(func() error {
+			if err := l.startCluster(groupCtx, s); err != nil {
+				return fmt.Errorf("start cluster %q: %w", s.Name, err)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	return l.writeKubeconfig()
+}
+
+// AddCluster adds a cluster to a lab that is up. If it does not start, nothing
+// of it is left.
+func (l *Lab) AddCluster(ctx context.Context, spec ClusterSpec) error {
+	lock, err := l.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	clusters, err := l.Clusters()
+	if err != nil {
+		return err
+	}
+	var have []ClusterSpec
+	for _, c := range clusters {
+		have = append(have, c.Spec)
+	}
+	specs, err := complete([]ClusterSpec{spec}, have)
+	if err != nil {
+		return err
+	}
+	if err := l.startCluster(ctx, specs[0]); err != nil {
+		err = fmt.Errorf("start cluster %q: %w", spec.Name, err)
+		downCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		return errors.Join(err, l.removeCluster(downCtx, specs[0]))
+	}
+	return l.writeKubeconfig()
+}
+
+// runtimeFiles are what nodes are started with, by whichever process.
+type runtimeFiles struct{ BinDir, Executable string }
+
+func (l *Lab) runtimeFile() string { return filepath.Join(l.dir, "runtime.json") }
+
+func (l *Lab) saveRuntime(r runtimeFiles) error { return writeJSON(l.runtimeFile(), r) }
+
+// Kubectl returns the path of a kubectl of the clusters' version. The lab has
+// to be up.
+func (l *Lab) Kubectl() (string, error) {
+	var r runtimeFiles
+	if err := readJSON(l.runtimeFile(), &r); err != nil {
+		return "", fmt.Errorf("lab %s: %w (%w)", l.name, ErrNotUp, err)
+	}
+	return filepath.Join(r.BinDir, "kubectl"), nil
+}
+
+// lock keeps other processes from changing the lab at the same time. It fails
+// with ErrNotUp if there is no lab.
+func (l *Lab) lock(ctx context.Context) (*os.File, error) {
+	f, err := lockDir(ctx, l.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("lab %s: %w", l.name, ErrNotUp)
+	}
+	return f, err
+}
+
+// traces reports whether anything of the lab exists.
+func (l *Lab) traces() (bool, error) {
+	names, err := namedNetns(l.netnsPrefix())
+	if err != nil {
+		return false, err
+	}
+	dir, err := exists(l.dir)
+	return dir || len(names) > 0, err
+}
+
+// Down removes everything of the lab: processes, namespaces, links, control
+// groups, files. The cache of programs stays. It may be called at any time, in
+// any state of the lab, as often as wanted.
+func (l *Lab) Down(ctx context.Context) error {
+	if os.Geteuid() != 0 {
+		return errors.New("take the lab down as root (sudo)")
+	}
+	lock, err := l.lock(ctx)
+	switch {
+	case errors.Is(err, ErrNotUp): // of files, at least, there are none
+	case err != nil:
+		return err
+	default:
+		defer lock.Close()
+	}
+	return l.down(ctx)
+}
+
+func (l *Lab) down(ctx context.Context) error {
+	start := time.Now()
+	names, err := namedNetns(l.netnsPrefix())
+	if err != nil {
+		return err
+	}
+	if err := killNodes(ctx, names); err != nil {
+		return fmt.Errorf("lab %s: %w", l.name, err)
+	}
+	errs := []error{disconnect(l.underlay(), func(link netlink.Link) bool { return link.Attrs().Name != "lo" })}
+	for _, name := range names {
+		errs = append(errs, deleteNetns(name))
+	}
+	errs = append(errs, l.cgroups.Remove(ctx, l.cgroupPath()))
+	errs = append(errs, removeDir(l.dir))
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("lab %s: %w", l.name, err)
+	}
+	if err := releaseNetnsDir(); err != nil {
+		return err
+	}
+	if err := l.leaveStateDir(ctx); err != nil {
+		return fmt.Errorf("lab %s: %w", l.name, err)
+	}
+	l.printf("lab %s: down (%s)", l.name, since(start))
+	return nil
+}
+
+// killNodes kills the nodes in the named network namespaces, all at once.
+func killNodes(ctx context.Context, names []string) error {
+	processes, err := nodeProcesses(names)
+	if err != nil {
+		return err
+	}
+	var group errgroup.Group
+	for name, pids := range processes {
+		id, err := netnsOf(filepath.Join(netnsDir, name))
+		if err != nil {
+			return err
+		}
+		for _, pid := range pids {
+			group.Go(func() error {
+				return kill(ctx, pid, func(pid int) bool {
+					now, err := netnsOf(fmt.Sprintf("/proc/%d/ns/net", pid))
+					return err == nil && now == id && isFirst(pid)
+				})
+			})
+		}
+	}
+	return group.Wait()
+}
+
+// removeDir removes a directory, unless something is mounted below it that
+// cannot be unmounted: the nodes' mounts are in their own namespaces, but what
+// would be deleted otherwise is the host's.
+func removeDir(dir string) error {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	var below []string
+	for line := range strings.Lines(string(b)) {
+		if fields := strings.Fields(line); len(fields) > 4 && strings.HasPrefix(fields[4], dir+"/") {
+			below = append(below, fields[4])
+		}
+	}
+	sort.Sort(sort.Reverse(sort.StringSlice(below))) // inner ones first
+	for _, target := range below {
+		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmount %s, which has to be unmounted before %s is removed: %w", target, dir, err)
+		}
+	}
+	return os.RemoveAll(dir)
+}
+
+// Load gives an image, a docker-archive, to all nodes of all clusters, also to
+// those that come later.
+func (l *Lab) Load(ctx context.Context, tar string) error {
+	lock, err := l.lock(ctx)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	kept := filepath.Join(l.imageDir(), strings.TrimSuffix(filepath.Base(tar), ".tar")+".tar")
+	// Not yet under its name: an image that cannot be imported would keep
+	// later nodes from starting.
+	loaded := kept + ".load"
+	defer os.Remove(loaded)
+	if err := copyFile(tar, loaded); err != nil {
+		return fmt.Errorf("copy image: %w", err)
+	}
+	clusters, err := l.Clusters()
+	if err != nil {
+		return err
+	}
+	group, groupCtx := errgroup.WithContext(ctx)
+	for _, c := range clusters {
+		nodes, err := c.Nodes()
+		if err != nil {
+			return err
+		}
+		for _, n := range nodes {
+			if n.ControlPlane || !n.Running() {
+				continue
+			}
+			group.Go(func() error { return n.importImage(groupCtx, loaded) })
+		}
+	}
+	if err := group.Wait(); err != nil {
+		return fmt.Errorf("load %s: %w", tar, err)
+	}
+	return os.Rename(loaded, kept)
+}
+
+func (l *Lab) writeKubeconfig() error {
+	clusters, err := l.Clusters()
+	if err != nil {
+		return err
+	}
+	var entries []kubeconfigEntry
+	for _, c := range clusters {
+		i, err := c.issuer()
+		if err != nil {
+			return err
+		}
+		entries = append(entries, kubeconfigEntry{
+			name: c.Spec.Name, server: c.Server(), authority: i.rootPEM.certificate, client: i.admin,
+		})
+	}
+	return writeFile(l.Kubeconfig(), encodeKubeconfig(entries), 0o600)
+}
+
+func writeJSON(path string, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	return writeFile(path, append(b, '\n'), 0o600)
+}
+
+func readJSON(path string, v any) error {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("read %s: %w", path, err)
+	}
+	return nil
+}
+
+// writeFile replaces a file at once.
+func writeFile(path string, content []byte, mode os.FileMode) error {
+	tmp := path + ".tmp"
+	if err := os.WriteFile(tmp, content, mode); err != nil {
+		return err
+	}
+	return os.Rename(tmp, path)
+}
+
+func copyFile(from, to string) error {
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	tmp := to + ".tmp" // not *.tar, so no node imports half a file
+	out, err := os.Create(tmp)
+	if err != nil {
+		return err
+	}
+	if _, err := io.Copy(out, in); err != nil {
+		out.Close()
+		return err
+	}
+	if err := out.Close(); err != nil {
+		return err
+	}
+	return os.Rename(tmp, to)
+}

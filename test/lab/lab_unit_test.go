@@ -1,0 +1,105 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestNewRefusesNames(t *testing.T) {
+	for _, name := range []string{"a.b", "A", "-a", "a/b", strings.Repeat("a", 21)} {
+		if _, err := New(Options{Name: name}); err == nil {
+			t.Errorf("name %q: no error", name)
+		}
+	}
+}
+
+func TestStatusOfNothing(t *testing.T) {
+	l, err := New(Options{StateDir: t.TempDir(), Name: "nothing"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := l.Status()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.Up || s.Healthy() || len(s.Clusters) != 0 {
+		t.Errorf("got %+v", s)
+	}
+	if _, err := l.Kubectl(); !errors.Is(err, ErrNotUp) {
+		t.Errorf("got error %v, want ErrNotUp", err)
+	}
+}
+
+func TestModules(t *testing.T) {
+	l, err := New(Options{CacheDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range modules() {
+		version, err := moduleVersion(filepath.Join("modules", m.name, "go.mod"), m.versions)
+		if err != nil || !strings.HasPrefix(version, "v") {
+			t.Errorf("%s: version %q, %v", m.name, version, err)
+		}
+	}
+	first, err := l.binDirFor(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := l.binDirFor(".")
+	if err != nil || first != second {
+		t.Errorf("got %s, then %s, %v", first, second, err)
+	}
+}
+
+func TestLockDir(t *testing.T) {
+	dir := t.TempDir()
+	lock, err := lockDir(context.Background(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := lockDir(ctx, dir); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("locked twice: %v", err)
+	}
+	if err := lock.Close(); err != nil {
+		t.Fatal(err)
+	}
+	again, err := lockDir(context.Background(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again.Close()
+	if _, err := lockDir(context.Background(), filepath.Join(dir, "missing")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestTail(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(file, []byte("1\n2\n3\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got := tail(file, 2); got != "2\n3" {
+		t.Errorf("got %q", got)
+	}
+	if got := tail(file+"x", 2); !strings.Contains(got, "no such file") {
+		t.Errorf("got %q", got)
+	}
+}
+
+// What is not the first process of a node must never be taken for one.
+func TestIsFirst(t *testing.T) {
+	for _, pid := range []int{1, os.Getpid(), unix.Getppid(), 1 << 22} {
+		if isFirst(pid) {
+			t.Errorf("process %d is taken for a node", pid)
+		}
+	}
+}

@@ -1,0 +1,69 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+func TestCall(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() { _ = serveTCP(listener, "server") }()
+	udp, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	go func() { _ = serveUDP(udp, "server") }()
+	web := httptest.NewServer(handler("server"))
+	defer web.Close()
+
+	for _, tc := range []struct{ protocol, address, size string }{
+		{"tcp", listener.Addr().String(), "100"},
+		{"tcp", listener.Addr().String(), "4000000"},
+		{"udp", udp.LocalAddr().String(), "100"},
+		{"udp", udp.LocalAddr().String(), "60000"},
+		{"http", strings.TrimPrefix(web.URL, "http://"), "0"},
+	} {
+		t.Run(tc.protocol+" "+tc.size, func(t *testing.T) {
+			var out bytes.Buffer
+			if err := call(context.Background(), []string{tc.protocol, tc.address, "--size", tc.size, "--timeout", "10s"}, &out); err != nil {
+				t.Fatalf("%v: %s", err, &out)
+			}
+			var got answer
+			if err := json.Unmarshal(out.Bytes(), &got); err != nil {
+				t.Fatal(err)
+			}
+			if !got.OK || got.Server.Hostname != "server" || !strings.HasPrefix(got.Server.Source, "127.0.0.1:") {
+				t.Errorf("got %s", &out)
+			}
+		})
+	}
+}
+
+func TestCallWithoutAnswer(t *testing.T) {
+	var out bytes.Buffer
+	// Port 1 of the loopback address is closed.
+	err := call(context.Background(), []string{"--count=2", "--interval=1ms", "tcp", "127.0.0.1:1"}, &out)
+	if err == nil || !strings.Contains(err.Error(), "2 of 2") {
+		t.Errorf("got error %v", err)
+	}
+	if n := strings.Count(out.String(), `"ok":false`); n != 2 {
+		t.Errorf("got %d failures in %s, want 2", n, &out)
+	}
+}
+
+func TestChecksum(t *testing.T) {
+	// The example of RFC 1071, section 3: the sum is ddf2.
+	if got := checksum([]byte{0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7}); got != ^uint16(0xddf2) {
+		t.Errorf("got %#x", got)
+	}
+}

@@ -1,0 +1,193 @@
+// Package netns makes network namespaces for tests, connects them by veth
+// pairs, and runs functions and processes inside of them. Namespaces have no
+// name: they vanish with their last user, whatever happens to the test.
+//
+// It needs root, and fails tests without it; only `go test -short` skips them.
+package netns
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// NS is a network namespace.
+type NS struct {
+	// Name is for messages only.
+	Name string
+	file *os.File
+}
+
+// New makes a namespace that lasts until the end of the test, with its
+// loopback interface up.
+func New(t testing.TB, name string) *NS {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs root and namespaces")
+	}
+	ns := &NS{Name: name}
+	err := onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		var err error
+		ns.file, err = os.Open("/proc/thread-self/ns/net")
+		return err
+	})
+	if err != nil {
+		t.Fatalf("make namespace %s: %v", name, err)
+	}
+	t.Cleanup(func() { _ = ns.file.Close() })
+	ns.Do(t, func() error {
+		lo, err := netlink.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetUp(lo)
+	})
+	return ns
+}
+
+// onThread runs a function on a thread of its own, which ends with it.
+func onThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		// Never unlocked, so that the runtime ends the thread and no other
+		// goroutine ever runs in the namespace by accident.
+		runtime.LockOSThread()
+		done <- f()
+	}()
+	return <-done
+}
+
+// Run runs a function in the namespace, on a thread of its own. Goroutines
+// that it starts are not in the namespace, but sockets opened by it are.
+func (ns *NS) Run(f func() error) error {
+	return onThread(func() error {
+		if err := unix.Setns(int(ns.file.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter namespace %s: %w", ns.Name, err)
+		}
+		return f()
+	})
+}
+
+// Do is Run that fails the test on an error.
+func (ns *NS) Do(t testing.TB, f func() error) {
+	t.Helper()
+	if err := ns.Run(f); err != nil {
+		t.Fatalf("in namespace %s: %v", ns.Name, err)
+	}
+}
+
+// Output runs a program in the namespace and returns what it prints.
+func (ns *NS) Output(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	var out []byte
+	ns.Do(t, func() error {
+		var err error
+		out, err = exec.Command(name, args...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s %v: %w: %s", name, args, err, out)
+		}
+		return nil
+	})
+	return string(out)
+}
+
+// Start starts a process in the namespace. The caller waits for it.
+func (ns *NS) Start(cmd *exec.Cmd) error {
+	return ns.Run(cmd.Start)
+}
+
+// Sysctl writes a setting below /proc/sys/net of the namespace.
+func (ns *NS) Sysctl(t testing.TB, path, value string) {
+	t.Helper()
+	ns.Do(t, func() error { return os.WriteFile("/proc/sys/net/"+path, []byte(value), 0o644) })
+}
+
+// Veth connects two namespaces by a pair of interfaces, both up.
+func Veth(t testing.TB, a *NS, aName string, b *NS, bName string) {
+	t.Helper()
+	a.Do(t, func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = aName
+		return netlink.LinkAdd(&netlink.Veth{
+			LinkAttrs: attrs, PeerName: bName, PeerNamespace: netlink.NsFd(b.file.Fd()),
+		})
+	})
+	a.Up(t, aName)
+	b.Up(t, bName)
+}
+
+// Bridge makes a bridge, up.
+func (ns *NS) Bridge(t testing.TB, name string) {
+	t.Helper()
+	ns.Do(t, func() error {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = name
+		return netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs})
+	})
+	ns.Up(t, name)
+}
+
+// Enslave makes an interface a port of a bridge.
+func (ns *NS) Enslave(t testing.TB, port, bridge string) {
+	t.Helper()
+	ns.withLink(t, port, func(l netlink.Link) error {
+		b, err := netlink.LinkByName(bridge)
+		if err != nil {
+			return err
+		}
+		return netlink.LinkSetMaster(l, b)
+	})
+}
+
+// Up sets an interface up.
+func (ns *NS) Up(t testing.TB, name string) {
+	t.Helper()
+	ns.withLink(t, name, netlink.LinkSetUp)
+}
+
+// MTU sets the MTU of an interface.
+func (ns *NS) MTU(t testing.TB, name string, mtu int) {
+	t.Helper()
+	ns.withLink(t, name, func(l netlink.Link) error { return netlink.LinkSetMTU(l, mtu) })
+}
+
+// Addr adds an address with its prefix length to an interface.
+func (ns *NS) Addr(t testing.TB, name string, addr netip.Prefix) {
+	t.Helper()
+	ns.withLink(t, name, func(l netlink.Link) error {
+		return netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(addr)})
+	})
+}
+
+// Route adds a route to the main table.
+func (ns *NS) Route(t testing.TB, dst netip.Prefix, via netip.Addr) {
+	t.Helper()
+	ns.Do(t, func() error {
+		return netlink.RouteAdd(&netlink.Route{Dst: ipNet(dst), Gw: via.AsSlice()})
+	})
+}
+
+func (ns *NS) withLink(t testing.TB, name string, f func(netlink.Link) error) {
+	t.Helper()
+	ns.Do(t, func() error {
+		l, err := netlink.LinkByName(name)
+		if err != nil {
+			return fmt.Errorf("interface %s: %w", name, err)
+		}
+		return f(l)
+	})
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}

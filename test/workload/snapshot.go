@@ -1,0 +1,203 @@
+package workload
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/liqonet/liqonet/test/lab"
+)
+
+// Snapshot is what a node's kernel holds of networking, by subject, in a form
+// in which two snapshots of the same state are equal.
+type Snapshot map[string]string
+
+// TakeSnapshot reads links, addresses, rules, routes, neighbours, nftables,
+// iptables and network sysctls of a node.
+func TakeSnapshot(ctx context.Context, n *lab.Node) (Snapshot, error) {
+	s := Snapshot{}
+	for _, q := range []struct {
+		subject   string
+		normalize func(string) (string, error)
+		command   []string
+	}{
+		{"links", identity, []string{"ip", "-o", "link", "show"}},
+		{"addresses", withoutLifetimes, []string{"ip", "-o", "addr", "show"}},
+		{"rules", identity, []string{"ip", "rule", "show"}},
+		{"routes", sortLines, []string{"ip", "route", "show", "table", "all"}},
+		{"routes6", sortLines, []string{"ip", "-6", "route", "show", "table", "all"}},
+		{"neighbours", permanent, []string{"ip", "-j", "neigh", "show"}},
+		{"fdb", configured, []string{"bridge", "fdb", "show"}},
+		{"nftables", nftables, []string{"nft", "list", "ruleset"}},
+		{"iptables", iptables, []string{"iptables-save"}},
+		{"iptables-legacy", iptables, []string{"iptables-legacy-save"}},
+		{"sysctls", sortLines, []string{"sysctl", "-a", "--pattern", `^net\.(ipv4|ipv6)\.(conf|neigh|ip_forward)|^net\.netfilter\.nf_conntrack_(max|acct|tcp_be)`}},
+	} {
+		out, err := n.NetCommand(ctx, q.command[0], q.command[1:]...).Output()
+		if err != nil {
+			return nil, fmt.Errorf("node %s: %s: %w", n.Name, strings.Join(q.command, " "), err)
+		}
+		if s[q.subject], err = q.normalize(string(out)); err != nil {
+			return nil, fmt.Errorf("node %s: %s: %w", n.Name, strings.Join(q.command, " "), err)
+		}
+	}
+	return s, nil
+}
+
+// Diff says what differs, empty if nothing does.
+func (s Snapshot) Diff(after Snapshot) string {
+	var b strings.Builder
+	for _, subject := range slices.Sorted(maps.Keys(s)) {
+		if s[subject] == after[subject] {
+			continue
+		}
+		before, now := lines(s[subject]), lines(after[subject])
+		fmt.Fprintf(&b, "%s:\n", subject)
+		gone, added := missing(before, now), missing(now, before)
+		for _, l := range gone {
+			fmt.Fprintf(&b, "  - %s\n", l)
+		}
+		for _, l := range added {
+			fmt.Fprintf(&b, "  + %s\n", l)
+		}
+		if len(gone)+len(added) == 0 {
+			for i := range min(len(before), len(now)) {
+				if before[i] != now[i] {
+					fmt.Fprintf(&b, "  order, line %d: %q was %q\n", i, now[i], before[i])
+					break
+				}
+			}
+		}
+	}
+	return b.String()
+}
+
+// missing returns the lines of a that b lacks.
+func missing(a, b []string) []string {
+	var out []string
+	for _, l := range a {
+		if !slices.Contains(b, l) {
+			out = append(out, l)
+		}
+	}
+	return out
+}
+
+func lines(s string) []string { return strings.Split(strings.TrimSpace(s), "\n") }
+
+func identity(s string) (string, error) { return s, nil }
+
+func sortLines(s string) (string, error) {
+	l := lines(s)
+	slices.Sort(l)
+	return strings.Join(l, "\n"), nil
+}
+
+var (
+	lifetime = regexp.MustCompile(`(valid|preferred)_lft \S+`)
+	counter  = regexp.MustCompile(`packets \d+ bytes \d+|\[\d+:\d+\]`)
+	comment  = regexp.MustCompile(`(?m)^#.*$`)
+)
+
+func withoutLifetimes(s string) (string, error) { return lifetime.ReplaceAllString(s, ""), nil }
+
+func withoutCounters(s string) string {
+	return comment.ReplaceAllString(counter.ReplaceAllString(s, ""), "")
+}
+
+// iptables sorts the chains of each table, whose order means nothing and
+// changes whenever kube-proxy writes, and keeps the order inside of a chain,
+// but for those of kube-proxy, which writes services in any order.
+func iptables(s string) (string, error) {
+	var out, table []string
+	chain := func(line string) string {
+		fields := strings.Fields(line)
+		if len(fields) > 1 && fields[0] == "-A" {
+			return fields[1]
+		}
+		return strings.TrimPrefix(fields[0], ":")
+	}
+	for _, line := range lines(withoutCounters(s)) {
+		switch {
+		case strings.TrimSpace(line) == "":
+		case line == "COMMIT" || line[0] == '*':
+			slices.SortStableFunc(table, func(a, b string) int {
+				if c := strings.Compare(chain(a), chain(b)); c != 0 || !strings.HasPrefix(chain(a), "KUBE-") {
+					return c
+				}
+				return strings.Compare(a, b)
+			})
+			out = append(append(out, table...), line)
+			table = nil
+		default:
+			table = append(table, line)
+		}
+	}
+	return strings.Join(out, "\n"), nil
+}
+
+// nftables sorts the chains, sets and maps of each table, and keeps the order
+// inside of them, but for kube-proxy's. Of these it leaves out the chains without
+// rules: kube-proxy deletes those of a Service that is gone only when the next
+// Service changes.
+func nftables(s string) (string, error) {
+	var out, blocks []string
+	var table, block string
+	for _, line := range strings.Split(withoutCounters(s), "\n") {
+		switch {
+		case strings.HasPrefix(line, "\t"):
+			block += line + "\n"
+			if line == "\t}" {
+				if strings.HasPrefix(block, "\tchain KUBE-") {
+					block, _ = sortLines(block)
+				}
+				if !strings.HasSuffix(table, " kube-proxy {") || strings.Count(block, "\n") > 2 {
+					blocks = append(blocks, block)
+				}
+				block = ""
+			}
+		case strings.TrimSpace(line) != "":
+			slices.Sort(blocks)
+			out = append(append(out, blocks...), line)
+			blocks, table = nil, line
+		}
+	}
+	return strings.Join(out, "\n"), nil
+}
+
+// configured keeps the entries of bridges that somebody configured. Those that a
+// bridge learned come and go with the traffic.
+func configured(s string) (string, error) {
+	var out []string
+	for _, l := range lines(s) {
+		if strings.Contains(l, " permanent") || strings.Contains(l, " static") {
+			out = append(out, l)
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n"), nil
+}
+
+// permanent keeps the neighbours that somebody configured. Those that the kernel
+// learned come and go with the traffic.
+func permanent(s string) (string, error) {
+	var all []struct {
+		Dst, Dev, Lladdr string
+		State            []string
+	}
+	if err := json.Unmarshal([]byte(s), &all); err != nil {
+		return "", err
+	}
+	var out []string
+	for _, n := range all {
+		if slices.Contains(n.State, "PERMANENT") {
+			out = append(out, n.Dst+" dev "+n.Dev+" lladdr "+n.Lladdr)
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n"), nil
+}
