@@ -22,6 +22,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -60,11 +61,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	defer func() {
-		if ctx.Err() != nil {
-			leave(c, cfg.Log)
-		}
-	}()
+	defer leave(c, cfg.Log)
 	for {
 		err := attend(ctx, cfg, c, rest)
 		if !errors.Is(err, errAddressLost) {
@@ -134,23 +131,49 @@ func attend(ctx context.Context, cfg Config, c client.Client, cfgRest *rest.Conf
 const leaveTimeout = 3 * time.Second
 
 // leave cleans the kernel if the agents are being removed from the cluster, by
-// somebody who deletes their namespace or DaemonSet without unpeering: nobody
-// comes after this agent. If that is not certain it leaves the kernel as it is.
+// somebody who deletes their namespace, their DaemonSet or our definitions
+// without unpeering: nobody comes after this agent. If that is not certain it
+// leaves the kernel as it is.
 func leave(c client.Client, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
-	ds := &metav1.PartialObjectMetadata{}
-	ds.SetGroupVersionKind(watch.DaemonSet)
-	err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds)
-	// With the namespace the agent's account goes as well.
-	removed := apierrors.IsNotFound(err) || apierrors.IsUnauthorized(err) || err == nil && !ds.DeletionTimestamp.IsZero()
-	if !removed {
+	why := removed(ctx, c)
+	if why == "" {
 		return
 	}
-	log.Info("the agents are being removed: cleaning this node")
+	log.Info("the agents are being removed: cleaning this node", "because", why)
 	if err := Purge(ctx, func(what string) { log.Info(what) }); err != nil {
 		log.Error("cannot clean this node; what is left can be removed by: liqonet-agent purge", "error", err)
 	}
+}
+
+// removed says by what one can see that the agents are being removed; empty if
+// they are not, or if that cannot be told.
+func removed(ctx context.Context, c client.Client) string {
+	for _, o := range []struct {
+		kind schema.GroupVersionKind
+		key  types.NamespacedName
+	}{
+		{watch.DaemonSet, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}},
+		// Its pods may be deleted before the DaemonSet is.
+		{watch.Namespace, types.NamespacedName{Name: v1alpha1.Namespace}},
+	} {
+		obj := &metav1.PartialObjectMetadata{}
+		obj.SetGroupVersionKind(o.kind)
+		err := c.Get(ctx, o.key, obj)
+		switch {
+		case apierrors.IsNotFound(err):
+			return o.kind.Kind + " " + o.key.Name + " is gone"
+		case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err):
+			return "this agent's account or its permissions are gone"
+		case err == nil && !obj.DeletionTimestamp.IsZero():
+			return o.kind.Kind + " " + o.key.Name + " is being deleted"
+		}
+	}
+	if err := c.List(ctx, &v1alpha1.PeeringList{}, client.Limit(1)); apierrors.IsNotFound(err) {
+		return "the kind Peering is gone"
+	}
+	return ""
 }
 
 type agent struct {

@@ -25,8 +25,11 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// DaemonSet is the kind of what runs the node agents.
-var DaemonSet = schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "DaemonSet"}
+// DaemonSet is the kind of what runs the node agents, Namespace that of where.
+var (
+	DaemonSet = schema.GroupVersionKind{Group: "apps", Version: "v1", Kind: "DaemonSet"}
+	Namespace = corev1.SchemeGroupVersion.WithKind("Namespace")
+)
 
 // View is an agent's view of its cluster.
 type View struct {
@@ -62,6 +65,7 @@ func kinds() (*runtime.Scheme, meta.RESTMapper, error) {
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
 	mapper.Add(DaemonSet, meta.RESTScopeNamespace)
+	mapper.Add(Namespace, meta.RESTScopeRoot)
 	for _, kind := range []string{"ClusterNetwork", "Peering", "NodeNetwork"} {
 		mapper.Add(v1alpha1.GroupVersion.WithKind(kind), meta.RESTScopeRoot)
 	}

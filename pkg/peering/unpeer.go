@@ -165,36 +165,51 @@ func (c *Cluster) reviveAgents(ctx context.Context) error {
 	})
 }
 
-// ourLists are the kinds of objects that we create, custom resources and what
-// holds them excepted, in the order of removal.
-func ourLists() []client.ObjectList {
-	return []client.ObjectList{
-		&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.SecretList{},
-		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &corev1.ServiceAccountList{},
-	}
+// workloads are the kinds of what runs, accounts those of what it needs to end
+// in order: an agent that is being removed looks why, and cleans its node.
+func workloads() []client.ObjectList {
+	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.SecretList{}}
 }
 
-// deleteAll deletes all objects of ours that have the labels, and their pods,
-// and returns when the pods are gone.
+func accounts() []client.ObjectList {
+	return []client.ObjectList{&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &corev1.ServiceAccountList{}}
+}
+
+// deleteAll deletes all objects of ours that have the labels, custom resources
+// and what holds them excepted, and their pods, and returns when these are gone.
 func (c *Cluster) deleteAll(ctx context.Context, labels client.MatchingLabels) error {
-	g, gctx := errgroup.WithContext(ctx)
-	for _, list := range ourLists() {
+	if err := c.deleteLists(ctx, labels, workloads()...); err != nil {
+		return err
+	}
+	if err := c.deletePods(ctx, labels); err != nil {
+		return err
+	}
+	return c.deleteLists(ctx, labels, accounts()...)
+}
+
+// deleteLists deletes the objects of ours that have the labels.
+func (c *Cluster) deleteLists(ctx context.Context, labels client.MatchingLabels, lists ...client.ObjectList) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, list := range lists {
 		g.Go(func() error {
-			objs, err := c.ours(gctx, list, labels)
+			objs, err := c.ours(ctx, list, labels)
 			if err != nil {
 				return err
 			}
 			for _, obj := range objs {
-				if err := c.delete(gctx, obj); err != nil {
+				if err := c.delete(ctx, obj); err != nil {
 					return err
 				}
 			}
 			return nil
 		})
 	}
-	if err := g.Wait(); err != nil {
-		return err
-	}
+	return g.Wait()
+}
+
+// deletePods deletes the pods that have the labels, and returns when they are
+// gone.
+func (c *Cluster) deletePods(ctx context.Context, labels client.MatchingLabels) error {
 	// The garbage collector would come to the pods in its own time. Until it has
 	// removed what makes pods, new ones may come.
 	return c.poll(ctx, "wait until the agents' pods are gone", c.podsHint(), func(ctx context.Context) (string, error) {
