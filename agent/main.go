@@ -68,20 +68,27 @@ func newGateway(log *slog.Logger) *cobra.Command {
 	cmd.Flags().StringVar(&cfg.Peering, "peering", "", "name of the Peering")
 	cmd.Flags().IntVar(&cfg.Plane, "plane", 0, "index of the plane")
 	cmd.Flags().StringVar(&cfg.KeyDir, "key-dir", "", "directory with the private key")
+	overlayKeyFlag(cmd, &cfg.OverlayKey)
 	return cmd
 }
 
+func overlayKeyFlag(cmd *cobra.Command, file *string) {
+	cmd.Flags().StringVar(file, "overlay-key", "", "file with the key of the cluster's overlay")
+}
+
 func newNode(log *slog.Logger) *cobra.Command {
-	return &cobra.Command{
+	cfg := node.Config{Log: log}
+	cmd := &cobra.Command{
 		Use: "node", Short: "Connect this node to the gateways", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			name := os.Getenv("NODE_NAME")
-			if name == "" {
+			if cfg.NodeName = os.Getenv("NODE_NAME"); cfg.NodeName == "" {
 				return errors.New("environment variable NODE_NAME is empty")
 			}
-			return node.Run(cmd.Context(), node.Config{NodeName: name, Log: log})
+			return node.Run(cmd.Context(), cfg)
 		},
 	}
+	overlayKeyFlag(cmd, &cfg.OverlayKey)
+	return cmd
 }
 
 func newPurge() *cobra.Command {

@@ -25,6 +25,8 @@ const lastMetric = 4096
 type machine struct {
 	plane int32
 	key   wgtypes.Key
+	// overlayKey is the cluster's.
+	overlayKey overlay.Key
 	// node is the name of the one that it runs on.
 	node string
 	// underlay is the pod's own interface and its MTU.
@@ -107,7 +109,7 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 		)
 	}
 	for _, n := range links {
-		if err := d.addNode(p, number, n); err != nil {
+		if err := d.addNode(m.overlayKey, p, number, n); err != nil {
 			return d, fmt.Errorf("node %s: %w", n.name, err)
 		}
 	}
@@ -174,7 +176,7 @@ func capacity(m machine, nodes []v1alpha1.NodeNetwork, links []linkedNode) int {
 }
 
 // addNode adds the overlay link to a node, and the routes to its pods.
-func (d *desired) addNode(p *v1alpha1.Peering, gateway int, n linkedNode) error {
+func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n linkedNode) error {
 	number, err := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, n.address)
 	if err != nil {
 		return err
@@ -186,7 +188,8 @@ func (d *desired) addNode(p *v1alpha1.Peering, gateway int, n linkedNode) error 
 	name := fmt.Sprintf("%sn%d", overlay.NamePrefix, number)
 	d.overlay.Links = append(d.overlay.Links, overlay.Link{
 		Name: name, Kind: overlay.Kind(p.Spec.Overlay), VNI: vni,
-		Local: d.address, Peer: n.address, Remote: n.source, Port: overlay.Port, MTU: d.mtu,
+		Local: d.address, LocalMAC: key.MAC(vni, d.address), Peer: n.address, PeerMAC: key.MAC(vni, n.address),
+		Remote: n.source, Port: overlay.Port, MTU: d.mtu,
 	})
 	self := netip.PrefixFrom(n.address, n.address.BitLen())
 	for _, table := range []int{overlay.Table, overlay.InboundTable} {

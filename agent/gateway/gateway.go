@@ -56,6 +56,8 @@ type Config struct {
 	Plane   int
 	// KeyDir has the private key in a file (pkg/manifests).
 	KeyDir string
+	// OverlayKey is a file with the key of the cluster's overlay.
+	OverlayKey string
 	// PodIP and NodeName say where it runs.
 	PodIP    netip.Addr
 	NodeName string
@@ -66,6 +68,10 @@ type Config struct {
 // anew may mend.
 func Run(ctx context.Context, cfg Config) error {
 	key, err := readKey(filepath.Join(cfg.KeyDir, v1alpha1.KeyFilePrivate))
+	if err != nil {
+		return err
+	}
+	overlayKey, err := overlay.ReadKey(cfg.OverlayKey)
 	if err != nil {
 		return err
 	}
@@ -90,7 +96,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel,
-		machine: machine{plane: int32(cfg.Plane), key: key, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
+		machine: machine{plane: int32(cfg.Plane), key: key, overlayKey: overlayKey, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
 	return a.run(ctx)

@@ -24,6 +24,12 @@ type machine struct {
 	// name is the Node's, address its overlay address.
 	name    string
 	address netip.Addr
+	// key is the overlay's.
+	key overlay.Key
+	// pods are the ranges and single addresses of the node's own pods.
+	pods []netip.Prefix
+	// uplinks are the interfaces to other machines.
+	uplinks []string
 }
 
 // gateway is one gateway that the node has a link to.
@@ -56,7 +62,9 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 		return d, nil
 	}
 	slices.SortFunc(peerings, func(a, b v1alpha1.Peering) int { return cmp.Compare(a.Spec.Index, b.Spec.Index) })
-	d.nat = &nat.Node{OverlayPrefix: overlay.NamePrefix, Address: m.address, OverlayPort: overlay.Port}
+	d.nat = &nat.Node{
+		OverlayPrefix: overlay.NamePrefix, Address: m.address, OverlayPort: overlay.Port, OwnPods: m.pods, Uplinks: m.uplinks,
+	}
 	d.overlay.Rules = []overlay.Rule{{Table: overlay.Table}}
 	for _, p := range peerings {
 		for _, pods := range p.Spec.Local.Pods {
@@ -65,6 +73,7 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 			}
 		}
 		ranges := p.RemoteRanges()
+		d.nat.Remote = append(d.nat.Remote, ranges...)
 		for _, r := range ranges {
 			d.overlay.Routes = append(d.overlay.Routes, overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: lastMetric})
 		}
@@ -105,7 +114,8 @@ func (d *desired) addPlane(m machine, p v1alpha1.Peering, plane v1alpha1.Plane, 
 		g.pod, g.mtu = status.PodIP.Addr, int(status.MTU)
 		d.overlay.Links = append(d.overlay.Links, overlay.Link{
 			Name: g.link, Kind: overlay.Kind(p.Spec.Overlay), VNI: vni,
-			Local: m.address, Peer: gatewayAddr, Remote: g.pod, Port: overlay.Port, MTU: g.mtu,
+			Local: m.address, LocalMAC: m.key.MAC(vni, m.address), Peer: gatewayAddr, PeerMAC: m.key.MAC(vni, gatewayAddr),
+			Remote: g.pod, Port: overlay.Port, MTU: g.mtu,
 		})
 		d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
 			Table: overlay.Table, Dst: netip.PrefixFrom(gatewayAddr, gatewayAddr.BitLen()), Dev: g.link, Src: m.address,

@@ -48,7 +48,9 @@ func peering(name string, index int32, local, remote v1alpha1.CIDRMapping, exter
 }
 
 func TestDesire(t *testing.T) {
-	me := machine{name: "n2", address: addr("10.80.0.7")}
+	me := machine{
+		name: "n2", address: addr("10.80.0.7"), key: overlay.Key{1, 2}, pods: []netip.Prefix{prefix("10.244.2.0/24")}, uplinks: []string{"eth0"},
+	}
 	equal := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
 	disjoint := peering("c", 1, mapping("10.244.0.0/16", "10.244.0.0/16"), mapping("10.245.0.0/16", "10.245.0.0/16"), "10.71.0.0/18")
 	silent := *equal.DeepCopy()
@@ -77,21 +79,34 @@ func TestDesire(t *testing.T) {
 		}
 		return out
 	}
-	linkB := overlay.Link{Name: "lq2-0", Kind: "geneve", VNI: 8<<13 | 7, Local: me.address, Peer: gwB, Remote: addr("10.244.9.2"), Port: 6094, MTU: 1390}
-	linkC := overlay.Link{Name: "lq1-0", Kind: "geneve", VNI: 4<<13 | 7, Local: me.address, Peer: gwC, Remote: addr("10.244.9.1"), Port: 6094, MTU: 1390}
-	natWith := func(gateways ...nat.NodeGateway) *nat.Node {
-		return &nat.Node{OverlayPrefix: "lq", Address: me.address, Pods: []netip.Prefix{prefix("10.244.0.0/16")}, Gateways: gateways, OverlayPort: 6094}
+	link := func(name string, vni uint32, gw netip.Addr, remote string, mtu int) overlay.Link {
+		return overlay.Link{
+			Name: name, Kind: "geneve", VNI: vni, Local: me.address, LocalMAC: me.key.MAC(vni, me.address), Peer: gw, PeerMAC: me.key.MAC(vni, gw),
+			Remote: addr(remote), Port: 6094, MTU: mtu,
+		}
 	}
+	linkB, linkC := link("lq2-0", 8<<13|7, gwB, "10.244.9.2", 1390), link("lq1-0", 4<<13|7, gwC, "10.244.9.1", 1390)
+	natWith := func(remote []string, gateways ...nat.NodeGateway) *nat.Node {
+		n := &nat.Node{
+			OverlayPrefix: "lq", Address: me.address, Pods: []netip.Prefix{prefix("10.244.0.0/16")}, OwnPods: me.pods, Uplinks: me.uplinks,
+			Gateways: gateways, OverlayPort: 6094,
+		}
+		for _, r := range remote {
+			n.Remote = append(n.Remote, prefix(r))
+		}
+		return n
+	}
+	rangesB, rangesC := []string{"10.30.0.0/16", "10.70.0.0/18"}, []string{"10.245.0.0/16", "10.71.0.0/18"}
 	gatewayB := gateway{peering: "b", generation: 3, pod: addr("10.244.9.2"), mtu: 1390, remote: addr("10.70.0.1"), link: "lq2-0"}
 	waiting := gatewayB
 	waiting.pod, waiting.mtu = netip.Addr{}, 0
 	rules := []overlay.Rule{{Table: overlay.Table}}
 	nothingYet := desired{
-		overlay: overlay.State{Rules: rules, Routes: unreachable("10.30.0.0/16", "10.70.0.0/18")}, nat: natWith(), gateways: []gateway{waiting},
+		overlay: overlay.State{Rules: rules, Routes: unreachable("10.30.0.0/16", "10.70.0.0/18")}, nat: natWith(rangesB), gateways: []gateway{waiting},
 	}
-	vxlanB := linkB
-	vxlanB.Kind = "vxlan"
 	gw3 := addr("10.80.31.243")
+	vxlanB, vxlan3 := linkB, link("lq2-3", 11<<13|7, gw3, "10.244.8.8", 1300)
+	vxlanB.Kind, vxlan3.Kind = "vxlan", "vxlan"
 	tests := []struct {
 		name     string
 		peerings []v1alpha1.Peering
@@ -106,7 +121,7 @@ func TestDesire(t *testing.T) {
 					Links: []overlay.Link{linkB}, Rules: rules,
 					Routes: slices.Concat(unreachable("10.30.0.0/16", "10.70.0.0/18"), by("lq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18")),
 				},
-				nat: natWith(nat.NodeGateway{Outer: addr("10.244.9.2"), Overlay: gwB}), gateways: []gateway{gatewayB},
+				nat: natWith(rangesB, nat.NodeGateway{Outer: addr("10.244.9.2"), Overlay: gwB}), gateways: []gateway{gatewayB},
 			},
 		},
 		{
@@ -119,7 +134,7 @@ func TestDesire(t *testing.T) {
 						unreachable("10.30.0.0/16", "10.70.0.0/18"), by("lq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18"),
 					),
 				},
-				nat:      natWith(nat.NodeGateway{Outer: addr("10.244.9.1"), Overlay: gwC}, nat.NodeGateway{Outer: addr("10.244.9.2"), Overlay: gwB}),
+				nat:      natWith(append(rangesC, rangesB...), nat.NodeGateway{Outer: addr("10.244.9.1"), Overlay: gwC}, nat.NodeGateway{Outer: addr("10.244.9.2"), Overlay: gwB}),
 				gateways: []gateway{{peering: "c", generation: 3, pod: addr("10.244.9.1"), mtu: 1390, remote: addr("10.71.0.1"), link: "lq1-0"}, gatewayB},
 			},
 		},
@@ -130,16 +145,14 @@ func TestDesire(t *testing.T) {
 			name: "two planes, one on this node", peerings: []v1alpha1.Peering{planes},
 			want: desired{
 				overlay: overlay.State{
-					Links: []overlay.Link{vxlanB, {
-						Name: "lq2-3", Kind: "vxlan", VNI: 11<<13 | 7, Local: me.address, Peer: gw3, Remote: addr("10.244.8.8"), Port: 6094, MTU: 1300,
-					}},
+					Links: []overlay.Link{vxlanB, vxlan3},
 					Rules: rules,
 					Routes: slices.Concat(
 						unreachable("10.30.0.0/16", "10.70.0.0/18"), by("lq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18"),
 						by("lq2-3", gw3, 1300, 103, "10.30.0.0/16", "10.70.0.0/18"),
 					),
 				},
-				nat: natWith(nat.NodeGateway{Outer: addr("10.244.9.2"), Overlay: gwB}, nat.NodeGateway{Outer: addr("10.244.8.8"), Overlay: gw3, Local: true}),
+				nat: natWith(rangesB, nat.NodeGateway{Outer: addr("10.244.9.2"), Overlay: gwB}, nat.NodeGateway{Outer: addr("10.244.8.8"), Overlay: gw3, Local: true}),
 				gateways: []gateway{
 					gatewayB, {peering: "b", plane: 3, generation: 3, pod: addr("10.244.8.8"), mtu: 1300, remote: addr("10.70.0.9"), link: "lq2-3"},
 				},

@@ -51,19 +51,25 @@ const (
 // Config is what the pod tells its agent.
 type Config struct {
 	NodeName string
-	Log      *slog.Logger
+	// OverlayKey is a file with the key of the cluster's overlay.
+	OverlayKey string
+	Log        *slog.Logger
 }
 
 // Run is the agent. It returns when ctx ends, or with an error that starting
 // anew may mend.
 func Run(ctx context.Context, cfg Config) error {
+	key, err := overlay.ReadKey(cfg.OverlayKey)
+	if err != nil {
+		return err
+	}
 	c, rest, err := watch.Client()
 	if err != nil {
 		return err
 	}
 	defer leave(c, cfg.Log)
 	for {
-		err := attend(ctx, cfg, c, rest)
+		err := attend(ctx, cfg, key, c, rest)
 		if !errors.Is(err, errAddressLost) {
 			return err
 		}
@@ -72,7 +78,7 @@ func Run(ctx context.Context, cfg Config) error {
 }
 
 // attend is the agent while the node has one address.
-func attend(ctx context.Context, cfg Config, c client.Client, cfgRest *rest.Config) error {
+func attend(ctx context.Context, cfg Config, key overlay.Key, c client.Client, cfgRest *rest.Config) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	node := &corev1.Node{}
@@ -106,14 +112,14 @@ func attend(ctx context.Context, cfg Config, c client.Client, cfgRest *rest.Conf
 	}
 	a := &agent{
 		Config: cfg, kernel: kernel, facts: facts, own: own, underlay: underlay,
-		machine: machine{name: cfg.NodeName, address: address},
+		machine: machine{name: cfg.NodeName, address: address, key: key},
 		probers: map[probeKey]*prober{},
 	}
 	// What the kernel knows is waited for: it is told before anything else.
-	if err := a.readFacts(); err != nil {
+	a.view = &watch.View{Client: c}
+	if err := a.readRoutes(); err != nil {
 		return err
 	}
-	a.view = &watch.View{Client: c}
 	if err := a.report(ctx, node, nil); err != nil {
 		return err
 	}
@@ -237,15 +243,11 @@ func (a *agent) run(ctx context.Context) error {
 			}
 			lastApply, dirty = time.Now(), false
 		}
-		node := &corev1.Node{}
-		if err := a.view.Get(ctx, types.NamespacedName{Name: a.NodeName}, node); err != nil {
-			return fmt.Errorf("read node %s: %w", a.NodeName, err)
+		node, pods, err := a.objects(ctx)
+		if err != nil {
+			return err
 		}
-		var pods corev1.PodList
-		if err := a.view.List(ctx, &pods); err != nil {
-			return fmt.Errorf("list the pods of node %s: %w", a.NodeName, err)
-		}
-		if err := a.report(ctx, node, pods.Items); err != nil {
+		if err := a.report(ctx, node, pods); err != nil {
 			a.Log.Error("cannot report", "error", err)
 		}
 		timer.Reset(a.nextTick())
@@ -294,6 +296,9 @@ func (a *agent) reconcile(ctx context.Context) error {
 	if lost && len(peerings.Items) > 0 {
 		return errAddressLost
 	}
+	if err := a.readFacts(ctx); err != nil {
+		return err
+	}
 	want, err := desire(a.machine, peerings.Items)
 	if err != nil {
 		return err
@@ -324,7 +329,7 @@ func (a *agent) reconcile(ctx context.Context) error {
 		return errAddressLost
 	}
 	a.probe(ctx, want.gateways)
-	return a.readFacts()
+	return nil
 }
 
 // purge removes what is in nftables, and tells what.
@@ -355,9 +360,39 @@ func Purge(ctx context.Context, tell func(string)) error {
 	return errors.Join(err, purge(ctx, tell))
 }
 
-// readFacts looks at what others have on this node: routes and addresses, which
-// say what ranges are in use, and the MTU of its own link.
-func (a *agent) readFacts() error {
+// readFacts looks at what others have on this node.
+func (a *agent) readFacts(ctx context.Context) error {
+	node, pods, err := a.objects(ctx)
+	if err != nil {
+		return err
+	}
+	ranges := podCIDRs(node)
+	a.machine.pods = v1alpha1.Prefixes(ranges)
+	for _, ip := range outside(pods, ranges) {
+		a.machine.pods = append(a.machine.pods, netip.PrefixFrom(ip.Addr, ip.BitLen()))
+	}
+	if a.machine.uplinks, err = a.kernel.Uplinks(); err != nil {
+		return err
+	}
+	return a.readRoutes()
+}
+
+// objects are the node's Node and the pods on it.
+func (a *agent) objects(ctx context.Context) (*corev1.Node, []corev1.Pod, error) {
+	node := &corev1.Node{}
+	if err := a.view.Get(ctx, types.NamespacedName{Name: a.NodeName}, node); err != nil {
+		return nil, nil, fmt.Errorf("read node %s: %w", a.NodeName, err)
+	}
+	var pods corev1.PodList
+	if err := a.view.List(ctx, &pods); err != nil {
+		return nil, nil, fmt.Errorf("list the pods of node %s: %w", a.NodeName, err)
+	}
+	return node, pods.Items, nil
+}
+
+// readRoutes looks at routes and addresses, which say what ranges are in use,
+// and at the MTU of the node's own link.
+func (a *agent) readRoutes() error {
 	prefixes, err := a.kernel.Routes()
 	if err != nil {
 		return err

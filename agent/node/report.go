@@ -47,11 +47,7 @@ func (a *agent) report(ctx context.Context, node *corev1.Node, pods []corev1.Pod
 
 func (a *agent) status(node *corev1.Node, pods []corev1.Pod) (v1alpha1.NodeNetworkStatus, error) {
 	s := v1alpha1.NodeNetworkStatus{Kernel: &a.facts, Message: a.message}
-	for _, c := range node.Spec.PodCIDRs {
-		if p, err := netip.ParsePrefix(c); err == nil {
-			s.PodCIDRs = append(s.PodCIDRs, v1alpha1.CIDR{Prefix: p.Masked()})
-		}
-	}
+	s.PodCIDRs = podCIDRs(node)
 	s.PodIPs = outside(pods, s.PodCIDRs)
 	s.UnderlayMTU = int32(a.underlayMTU)
 	s.Routes = a.routes
@@ -77,6 +73,16 @@ func (a *agent) status(node *corev1.Node, pods []corev1.Pod) (v1alpha1.NodeNetwo
 		s.Gateways = append(s.Gateways, entry)
 	}
 	return s, nil
+}
+
+func podCIDRs(node *corev1.Node) []v1alpha1.CIDR {
+	var out []v1alpha1.CIDR
+	for _, c := range node.Spec.PodCIDRs {
+		if p, err := netip.ParsePrefix(c); err == nil {
+			out = append(out, v1alpha1.CIDR{Prefix: p.Masked()})
+		}
+	}
+	return out
 }
 
 // outside returns the addresses of pods on the pod network that no range of the

@@ -69,7 +69,7 @@ func difference(have *State, want Want) (attributes []*nl.RtAttr, changed []stri
 	}
 	if want.MAC != nil && !bytes.Equal(have.MAC, want.MAC) {
 		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_ADDRESS, want.MAC))
-		changed = append(changed, "mac "+want.MAC.String())
+		changed = append(changed, "mac") // it is a secret of the overlay
 	}
 	families := nl.NewRtAttr(unix.IFLA_AF_SPEC|unix.NLA_F_NESTED, nil)
 	if have.Forwarding != 1 || have.RPFilter != rpFilterLoose {

@@ -1,9 +1,12 @@
 package manifests
 
 import (
+	"crypto/sha256"
 	"embed"
+	"encoding/hex"
 	"fmt"
 	"io/fs"
+	"path"
 	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -22,6 +25,12 @@ import (
 const (
 	// KeyDir is where a gateway finds its Secret.
 	KeyDir = "/etc/liqonet/keys"
+	// OverlayDir is where nodes and gateways find the overlay's key.
+	OverlayDir = "/etc/liqonet/overlay"
+
+	// annotationOverlay is on pods and tells one overlay key from another, so that
+	// agents start anew with a new one.
+	annotationOverlay = "liqonet.io/overlay-key"
 
 	labelName      = "app.kubernetes.io/name"
 	labelComponent = "app.kubernetes.io/component"
@@ -69,9 +78,45 @@ func Namespace() *corev1.Namespace {
 	}
 }
 
+// OverlayKey tells the key that all agents of a cluster have mounted from another
+// one, without telling it.
+type OverlayKey string
+
+// OverlayKeyOf names a key.
+func OverlayKeyOf(key []byte) OverlayKey {
+	sum := sha256.Sum256(key)
+	return OverlayKey(hex.EncodeToString(sum[:8]))
+}
+
+// OverlaySecret holds the key of a cluster's overlay.
+func OverlaySecret(key []byte) *corev1.Secret {
+	return &corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.OverlaySecret, Namespace: v1alpha1.Namespace, Labels: commonLabels()},
+		Immutable:  new(true),
+		Data:       map[string][]byte{v1alpha1.OverlayKeyFile: key},
+	}
+}
+
+// Mark has the pods of a template start anew if they have another key.
+func (k OverlayKey) Mark(pod *corev1.PodTemplateSpec) {
+	pod.Annotations = map[string]string{annotationOverlay: string(k)}
+}
+
+// mount puts the key into an agent's pod.
+func (k OverlayKey) mount(pod *corev1.PodTemplateSpec) {
+	k.Mark(pod)
+	c := &pod.Spec.Containers[0]
+	c.Args = append(c.Args, "--overlay-key="+path.Join(OverlayDir, v1alpha1.OverlayKeyFile))
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "overlay", MountPath: OverlayDir, ReadOnly: true})
+	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "overlay", VolumeSource: corev1.VolumeSource{
+		Secret: &corev1.SecretVolumeSource{SecretName: v1alpha1.OverlaySecret, DefaultMode: new(int32(0o400))},
+	}})
+}
+
 // NodeAgent returns the account of the node agents with its permissions, and
 // their DaemonSet, which needs it.
-func NodeAgent(image string) (account []client.Object, daemonSet *appsv1.DaemonSet) {
+func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet *appsv1.DaemonSet) {
 	labels := componentLabels("node")
 	role := &rbacv1.ClusterRole{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole"},
@@ -117,6 +162,7 @@ func NodeAgent(image string) (account []client.Object, daemonSet *appsv1.DaemonS
 			},
 		},
 	}
+	key.mount(&daemonSet.Spec.Template)
 	return []client.Object{serviceAccount(v1alpha1.NodeAgentName, labels), role, binding(role, v1alpha1.NodeAgentName)}, daemonSet
 }
 
@@ -127,6 +173,8 @@ type Gateway struct {
 	Plane   int32
 	Image   string
 	Role    v1alpha1.Role
+	// Overlay is the key of the cluster's overlay.
+	Overlay OverlayKey
 	// WireGuard decides whether the pod gets /dev/net/tun.
 	WireGuard v1alpha1.WireGuardBackend
 	// Port is the UDP port of the tunnel in the pod and of its Service.
@@ -213,7 +261,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 			HostPath: &corev1.HostPathVolumeSource{Path: "/dev/net/tun", Type: new(corev1.HostPathCharDev)},
 		}})
 	}
-	return &appsv1.Deployment{
+	deployment := &appsv1.Deployment{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
 		ObjectMeta: metav1.ObjectMeta{Name: g.Name(), Namespace: v1alpha1.Namespace, Labels: labels},
 		Spec: appsv1.DeploymentSpec{
@@ -239,6 +287,8 @@ func (g Gateway) deployment() *appsv1.Deployment {
 			},
 		},
 	}
+	g.Overlay.mount(&deployment.Spec.Template)
+	return deployment
 }
 
 func commonLabels() map[string]string {

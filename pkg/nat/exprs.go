@@ -48,6 +48,31 @@ func ifname(key expr.MetaKey, name string, wildcard bool) []expr.Any {
 	}
 }
 
+// notIIFPrefix inverts iifPrefix: `iifname != "lq*"`.
+func notIIFPrefix(name string) []expr.Any {
+	e := iifPrefix(name)
+	e[1].(*expr.Cmp).Op = expr.CmpOpNeq
+	return e
+}
+
+// notForUs: `meta pkttype != host`, true for frames whose destination is not
+// this interface's own address.
+func notForUs() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyPKTTYPE, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{unix.PACKET_HOST}},
+	}
+}
+
+// forgedSource: `fib saddr . iif oif missing`, true where the way back to the
+// source is not by the interface that the packet came from.
+func forgedSource() []expr.Any {
+	return []expr.Any{
+		&expr.Fib{Register: 1, FlagSADDR: true, FlagIIF: true, ResultOIF: true},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: make([]byte, 4)},
+	}
+}
+
 func iif(name string) []expr.Any       { return ifname(expr.MetaKeyIIFNAME, name, false) }
 func oif(name string) []expr.Any       { return ifname(expr.MetaKeyOIFNAME, name, false) }
 func iifPrefix(name string) []expr.Any { return ifname(expr.MetaKeyIIFNAME, name, true) }

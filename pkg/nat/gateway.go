@@ -91,6 +91,7 @@ func (g Gateway) guard(f family) []rule {
 			iif(g.Tunnel), f.inSet(f.daddr, setMapped, true), drop())},
 		{"overlay packets come from nodes only", join(
 			iif(g.Underlay), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, true), drop())},
+		{"frames for this very link only", join(iifPrefix(g.OverlayPrefix), notForUs(), drop())},
 	}
 	// Otherwise a peer could break connections that it has no part in: connection
 	// tracking on nodes takes any error about a known connection for related.
@@ -142,6 +143,7 @@ func (g Gateway) input(f family) []rule {
 		{"tunnel", join(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
 		{"answers to the agent's TCP connections", join(
 			iif(g.Underlay), tcpFlags(tcpSYN|tcpACK, tcpSYN, expr.CmpOpNeq), accept())},
+		{"probes come by overlay and tunnel only", join(iif(g.Underlay), udpDport(g.ProbePort), drop())},
 		{"answers of DNS", join(iif(g.Underlay), udpSport(portDNS), accept())},
 	}
 	inside := []struct {

@@ -29,6 +29,14 @@ func (n Node) table(f family) (table, error) {
 	if err != nil {
 		return table{}, err
 	}
+	own, err := prefixSet(setOwnPods, n.OwnPods)
+	if err != nil {
+		return table{}, err
+	}
+	remote, err := prefixSet(setRemote, n.Remote)
+	if err != nil {
+		return table{}, err
+	}
 	var outer, local, overlay []netip.Addr
 	for _, g := range n.Gateways {
 		outer, overlay = append(outer, g.Outer), append(overlay, g.Overlay)
@@ -39,15 +47,20 @@ func (n Node) table(f family) (table, error) {
 	return table{
 		family: f,
 		sets: []set{
-			pods, addrSet(setGateways, outer), addrSet(setLocalGateways, local), addrSet(setOverlay, overlay),
+			pods, own, remote, addrSet(setGateways, outer), addrSet(setLocalGateways, local), addrSet(setOverlay, overlay),
 		},
 		chains: []chain{
 			{
 				name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
 				priority: priorityEarly, policy: nftables.ChainPolicyAccept,
-				rules: []rule{{"overlay packets come from gateways only", join(
-					udpDport(n.OverlayPort), addrType(false, unix.RTN_LOCAL, expr.CmpOpEq),
-					f.inSet(f.saddr, setGateways, true), drop())}},
+				rules: []rule{
+					{"overlay packets come from gateways only", join(
+						udpDport(n.OverlayPort), addrType(false, unix.RTN_LOCAL, expr.CmpOpEq),
+						f.inSet(f.saddr, setGateways, true), drop())},
+					{"frames for this very link only", join(iifPrefix(n.OverlayPrefix), notForUs(), drop())},
+					{"peers come by the overlay only", join(
+						notIIFPrefix(n.OverlayPrefix), f.inSet(f.saddr, setRemote, false), drop())},
+				},
 			},
 			{
 				name: "notrack", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
@@ -119,12 +132,22 @@ func (n Node) isolate(f family) []rule {
 
 func (n Node) forward(f family) []rule {
 	out := oifPrefix(n.OverlayPrefix)
-	return []rule{
+	rules := []rule{
 		{"no transit between peers", join(iifPrefix(n.OverlayPrefix), out, drop())},
 		{"services with remote endpoints", join(out, ctBits(expr.CtKeySTATUS, ctStatusDNAT), accept())},
 		{"answers of pods", join(out, ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
 		{"only pods reach peers through this node", join(out, f.inSet(f.saddr, setPods, true), drop())},
 	}
+	// Pods of this node may come by an uplink too, with plugins that have one
+	// interface for all (OVN-Kubernetes); then the way back is the same.
+	for _, u := range n.Uplinks {
+		rules = append(
+			rules,
+			rule{"only this node's pods, from " + u, join(out, iif(u), f.inSet(f.saddr, setOwnPods, true), drop())},
+			rule{"no forged source, from " + u, join(out, iif(u), forgedSource(), drop())},
+		)
+	}
+	return rules
 }
 
 // ctStatusDNAT is IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.

@@ -65,6 +65,7 @@ const (
 	setRemote        = "remote"
 	setNodes         = "nodes"
 	setPods          = "pods"
+	setOwnPods       = "own-pods"
 	setGateways      = "gateways"
 	setLocalGateways = "local-gateways"
 	setOverlay       = "gateways-overlay"

@@ -43,6 +43,14 @@ type Node struct {
 	Address netip.Addr
 	// Pods are the cluster's pod ranges; their addresses are kept as sources.
 	Pods []netip.Prefix
+	// OwnPods are the ranges and single addresses of the node's own pods.
+	OwnPods []netip.Prefix
+	// Remote are the ranges by which the cluster knows its peers.
+	Remote []netip.Prefix
+	// Uplinks are the interfaces to other machines. From there only answers go to
+	// peers, and what a service with remote endpoints made of a packet: another
+	// machine that forges a pod's source does not use the node as its router.
+	Uplinks []string
 	// Gateways are those with an overlay link to this node.
 	Gateways []NodeGateway
 	// OverlayPort is the overlay's UDP port.

@@ -90,6 +90,46 @@ func (k *Kernel) Routes() ([]netip.Prefix, error) {
 	return slices.Compact(out), nil
 }
 
+// Uplinks returns the names of the interfaces that lead to other machines: those
+// of routes with a next hop, in any table but ours. Sorted.
+func (k *Kernel) Uplinks() ([]string, error) {
+	links, err := k.conn.List()
+	if err != nil {
+		return nil, err
+	}
+	names := make(map[int]string, len(links))
+	for name, l := range links {
+		if !isOurs(l) {
+			names[l.Index] = name
+		}
+	}
+	var out []string
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := link.Dump(func() ([]netlink.Route, error) {
+			return k.conn.Handle.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_TABLE)
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list routes: %w", err)
+		}
+		for _, r := range routes {
+			if isOurTable(r.Table) || r.Type != unix.RTN_UNICAST {
+				continue
+			}
+			hops := r.MultiPath
+			if len(hops) == 0 {
+				hops = []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via}}
+			}
+			for _, h := range hops {
+				if name := names[h.LinkIndex]; name != "" && (h.Gw != nil || h.Via != nil) {
+					out = append(out, name)
+				}
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
 // Addresses returns the addresses of this machine's interfaces but ours,
 // sorted, without those of the loopback and link-local ranges.
 func (k *Kernel) Addresses() ([]netip.Addr, error) {

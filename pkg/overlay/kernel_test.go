@@ -21,7 +21,7 @@ func wanted() overlay.State {
 	return overlay.State{
 		Links: []overlay.Link{{
 			Name: "lq0-0", Kind: overlay.VXLAN, VNI: 7, Local: addr("10.80.0.1"), Peer: addr("10.80.31.254"),
-			Remote: addr("192.0.2.2"), Port: overlay.Port, MTU: 1400,
+			LocalMAC: overlay.MAC{2, 1}, PeerMAC: overlay.MAC{2, 2}, Remote: addr("192.0.2.2"), Port: overlay.Port, MTU: 1400,
 		}},
 		Routes: []overlay.Route{
 			{Table: overlay.Table, Dst: prefix("10.80.31.254/32"), Dev: "lq0-0", Src: addr("10.80.0.1")},
@@ -97,8 +97,8 @@ func TestApply(t *testing.T) {
 	}
 	applied := f.all()
 	for _, part := range []string{
-		"alias liqonet", "nolearning", "02:6c:0a:50:00:01", "addrgenmode none", "inet 10.80.0.1/32",
-		"10.80.31.254 dev lq0-0 lladdr 02:6c:0a:50:1f:fe PERMANENT",
+		"alias liqonet", "nolearning", "02:01:00:00:00:00", "addrgenmode none", "inet 10.80.0.1/32",
+		"10.80.31.254 dev lq0-0 lladdr 02:02:00:00:00:00 PERMANENT",
 	} {
 		if !strings.Contains(applied, part) {
 			t.Errorf("the kernel lacks %q:\n%s", part, applied)
@@ -272,7 +272,7 @@ func TestChange(t *testing.T) {
 	// A second plane: the route moves to it in one step.
 	w.Links = append(w.Links, overlay.Link{
 		Name: "lq0-1", Kind: overlay.VXLAN, VNI: 8, Local: addr("10.80.0.1"), Peer: addr("10.80.31.253"),
-		Remote: addr("192.0.2.4"), Port: overlay.Port, MTU: 1400,
+		LocalMAC: overlay.MAC{2, 3}, PeerMAC: overlay.MAC{2, 4}, Remote: addr("192.0.2.4"), Port: overlay.Port, MTU: 1400,
 	})
 	w.Routes[1].Dev, w.Routes[1].Via = "lq0-1", addr("10.80.31.253")
 	got := f.apply(w)

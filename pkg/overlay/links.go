@@ -18,7 +18,7 @@ func (a *applier) readLinks() (err error) {
 }
 
 // isOurs recognises our links. The alias can only be set after an interface
-// was made, so one without it is ours too if it has a MAC address of ours.
+// was made, so one without it is ours too if it uses our port.
 func isOurs(s *link.State) bool {
 	if !strings.HasPrefix(s.Name, NamePrefix) {
 		return false
@@ -26,8 +26,8 @@ func isOurs(s *link.State) bool {
 	if s.Alias != "" {
 		return s.Alias == link.Alias
 	}
-	return (s.Kind == string(VXLAN) || s.Kind == string(Geneve)) &&
-		len(s.MAC) == 6 && s.MAC[0] == macPrefix0 && s.MAC[1] == macPrefix1
+	_, port, _ := parameters(s)
+	return port == int(Port)
 }
 
 func (a *applier) addLinks() error {
@@ -65,10 +65,9 @@ func (a *applier) addLink(want Link, have *link.State) error {
 		}
 		details = append(details, "remote "+want.Remote.String())
 	}
-	mac, peer := MACFor(want.Local), MACFor(want.Peer)
 	changed, err := a.kernel.conn.Ensure(have, link.Want{
-		MTU: want.MTU, MAC: mac[:], Address: want.Local,
-		Neighbors: []link.Neighbor{{Addr: want.Peer, MAC: peer[:]}},
+		MTU: want.MTU, MAC: want.LocalMAC[:], Address: want.Local,
+		Neighbors: []link.Neighbor{{Addr: want.Peer, MAC: want.PeerMAC[:]}},
 	})
 	switch details = append(details, changed...); {
 	case action == "added":
@@ -193,8 +192,7 @@ func (k *Kernel) send(l Link, change bool) error {
 		req.AddData(nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(l.MTU))))
 	}
 	if !change {
-		mac := MACFor(l.Local)
-		req.AddData(nl.NewRtAttr(unix.IFLA_ADDRESS, mac[:]))
+		req.AddData(nl.NewRtAttr(unix.IFLA_ADDRESS, l.LocalMAC[:]))
 	}
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(string(l.Kind)))

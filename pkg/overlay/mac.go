@@ -1,15 +1,48 @@
 package overlay
 
-import "net/netip"
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+)
 
-// MACFor derives the locally administered MAC address (02:6c and 32 bits of
-// the address) of the interface with an overlay address, so that both ends
-// know it without being told.
-func MACFor(addr netip.Addr) [6]byte {
-	b := addr.AsSlice()
-	mac := [6]byte{macPrefix0, macPrefix1}
-	copy(mac[2:], b[max(0, len(b)-4):])
-	return mac
+// KeyBytes is the length of a Key.
+const KeyBytes = 32
+
+// Key is what nodes and gateways of one cluster know and others do not. From it
+// follow the MAC addresses inside the overlay: a frame that bears another one is
+// not for the link that it came to, and the kernel drops it. So outer addresses,
+// which anybody on the nodes' network may forge, let nobody in.
+type Key [KeyBytes]byte
+
+// ReadKey reads it from a file.
+func ReadKey(file string) (Key, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return Key{}, fmt.Errorf("read the overlay's key: %w", err)
+	}
+	if len(b) != KeyBytes {
+		return Key{}, fmt.Errorf("read the overlay's key: %s has %d bytes instead of %d", file, len(b), KeyBytes)
+	}
+	return Key(b), nil
 }
 
-const macPrefix0, macPrefix1 = 0x02, 0x6c
+// MAC is an Ethernet address.
+type MAC [6]byte
+
+func (m MAC) String() string { return net.HardwareAddr(m[:]).String() }
+
+// MAC derives the address of the end of a link that bears addr: locally
+// administered, unicast, and 46 bits that cannot be guessed.
+func (k Key) MAC(vni uint32, addr netip.Addr) MAC {
+	h := hmac.New(sha256.New, k[:])
+	h.Write(binary.BigEndian.AppendUint32(nil, vni))
+	h.Write(addr.AsSlice())
+	m := MAC(h.Sum(nil)[:6])
+	m[0] = m[0]&^0x01 | 0x02
+	return m
+}

@@ -18,8 +18,8 @@ const resubscribeDelay = time.Second
 
 // Monitor subscribes to the kernel's notifications and signals after changes
 // that concern us: links whose name starts with NamePrefix or is one of others
-// (the tunnel's), their addresses and neighbours, and routes and rules of our
-// tables. Changes of our own may signal too. Several changes become one signal
+// (the tunnel's), their addresses and neighbours, routes and rules of our
+// tables, and routes of others by a next hop (Uplinks). Changes of our own may signal too. Several changes become one signal
 // while nobody receives; after a loss of notifications there is a signal as
 // well. The channel is never closed; the subscription ends with ctx.
 func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}, error) {
@@ -138,7 +138,11 @@ func (m *monitor) concerns(msg netlink.Message) bool {
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		// RTA_TABLE and FRA_TABLE are the same number, and the headers of both
 		// messages have the same length.
-		return isOurTable(int(attribute32(msg.Data, unix.SizeofRtMsg, unix.RTA_TABLE)))
+		if isOurTable(int(attribute32(msg.Data, unix.SizeofRtMsg, unix.RTA_TABLE))) {
+			return true
+		}
+		// Others' routes by a next hop say which interfaces are uplinks.
+		return msg.Header.Type <= unix.RTM_DELROUTE && attribute(msg.Data, unix.SizeofRtMsg, unix.RTA_GATEWAY) != nil
 	}
 	return false
 }

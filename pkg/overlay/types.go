@@ -46,6 +46,8 @@ type Link struct {
 	VNI uint32
 	// Local and Peer are the overlay addresses of this and the other end.
 	Local, Peer netip.Addr
+	// LocalMAC and PeerMAC are those of both ends (Key.MAC).
+	LocalMAC, PeerMAC MAC
 	// Remote is the outer address of the other end: where encapsulated
 	// packets are sent to and, with Geneve, the only source accepted.
 	Remote netip.Addr

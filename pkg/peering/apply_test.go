@@ -41,7 +41,7 @@ func house(t *testing.T, peers ...string) []client.Object {
 	for _, crd := range crds {
 		objs = append(objs, crd)
 	}
-	account, daemonSet := manifests.NodeAgent("image")
+	account, daemonSet := manifests.NodeAgent("image", "0123")
 	objs = append(objs, ledgerOf(peers...), manifests.Namespace(), daemonSet, node("n1", true))
 	objs = append(objs, account...)
 	n := report("n1", "10.80.0.1", &v1alpha1.KernelFacts{})
@@ -432,7 +432,7 @@ func TestPermissionsToGive(t *testing.T) {
 		p.namespace = ""
 		have[p] = true
 	}
-	node, _ := manifests.NodeAgent("image")
+	node, _ := manifests.NodeAgent("image", "0123")
 	gateway, _ := manifests.Gateway{Peering: "b", Image: "image"}.Objects()
 	for _, obj := range append(node, gateway...) {
 		role, ok := obj.(*rbacv1.ClusterRole)

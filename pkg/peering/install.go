@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -135,12 +136,51 @@ func (c *Cluster) install(ctx context.Context, peer *Cluster, s *side) (changed 
 	}
 }
 
-// agentStages are the objects of the node agents: those of one stage may be
-// applied at once. The namespace comes first; and without its account the
-// controller's first attempt to make pods fails, and it waits before the second.
-func agentStages(image string) [][]client.Object {
-	account, daemonSet := manifests.NodeAgent(image)
-	return [][]client.Object{{manifests.Namespace()}, account, {daemonSet}}
+// applyAgents applies the objects of the node agents. The namespace comes first;
+// and without its account the controller's first attempt to make pods fails, and
+// it waits before the second.
+func (c *Cluster) applyAgents(ctx context.Context, image string) (installed []client.Object, key manifests.OverlayKey, changed []string, err error) {
+	apply := func(objs ...client.Object) error {
+		more, err := c.applyAll(ctx, objs...)
+		installed, changed = append(installed, objs...), append(changed, more...)
+		return tornDownIfTerminating(err)
+	}
+	if err := apply(manifests.Namespace()); err != nil {
+		return nil, "", changed, err
+	}
+	key, isNew, err := c.ensureOverlayKey(ctx)
+	if err != nil {
+		return nil, "", changed, tornDownIfTerminating(err)
+	}
+	if isNew {
+		changed = append(changed, c.Name+": key of the overlay")
+		if err := c.restartGateways(ctx, key); err != nil {
+			return nil, "", changed, err
+		}
+	}
+	account, daemonSet := manifests.NodeAgent(image, key)
+	if err := apply(account...); err != nil {
+		return nil, "", changed, err
+	}
+	return installed, key, changed, apply(daemonSet)
+}
+
+// restartGateways has the gateways that are there take a new key of the overlay:
+// somebody has deleted the one that they have.
+func (c *Cluster) restartGateways(ctx context.Context, key manifests.OverlayKey) error {
+	objs, err := c.ours(ctx, &appsv1.DeploymentList{}, nil)
+	if err != nil {
+		return err
+	}
+	for _, obj := range objs {
+		d := obj.(*appsv1.Deployment)
+		before := d.DeepCopy()
+		key.Mark(&d.Spec.Template)
+		if err := c.Client.Patch(ctx, d, client.MergeFrom(before), client.FieldOwner(v1alpha1.FieldManager)); client.IgnoreNotFound(err) != nil {
+			return c.fail("have "+describe(d)+" take the new key of the overlay", err)
+		}
+	}
+	return nil
 }
 
 // installOnce installs the agents while the API server learns to serve the
@@ -160,30 +200,22 @@ func (c *Cluster) installOnce(ctx context.Context, peer *Cluster, s *side) ([]st
 		s.wasEstablished = alloc.Established
 		return err
 	})
-	stages := agentStages(s.image)
-	g.Go(func() error {
-		for _, objs := range stages {
-			changed, err := c.applyAll(gctx, objs...)
-			installed = append(installed, changed...)
-			if err != nil {
-				return tornDownIfTerminating(err)
-			}
-		}
-		return nil
+	var objs []client.Object
+	g.Go(func() (err error) {
+		objs, s.overlayKey, installed, err = c.applyAgents(gctx, s.image)
+		return err
 	})
 	err := g.Wait()
 	changed := append(claimed, installed...)
 	if err != nil {
 		return changed, err
 	}
-	for _, objs := range stages {
-		for _, obj := range objs {
-			live := obj.DeepCopyObject().(client.Object)
-			if err := c.Client.Get(ctx, client.ObjectKeyFromObject(obj), live); absent(err) || err == nil && !live.GetDeletionTimestamp().IsZero() {
-				return changed, errTornDown
-			} else if err != nil {
-				return changed, c.fail("read "+describe(obj), err)
-			}
+	for _, obj := range append(objs, manifests.OverlaySecret(nil)) {
+		live := obj.DeepCopyObject().(client.Object)
+		if err := c.Client.Get(ctx, client.ObjectKeyFromObject(obj), live); absent(err) || err == nil && !live.GetDeletionTimestamp().IsZero() {
+			return changed, errTornDown
+		} else if err != nil {
+			return changed, c.fail("read "+describe(obj), err)
 		}
 	}
 	return changed, nil

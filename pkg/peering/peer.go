@@ -2,6 +2,7 @@ package peering
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
@@ -28,6 +29,10 @@ import (
 // rollbackTimeout is the time that taking back may need, beyond the command's
 // own timeout.
 const rollbackTimeout = 30 * time.Second
+
+// overlayKeyBytes is the length of what the agents ask for (overlay.KeyBytes,
+// which is in a package that knows the kernel).
+const overlayKeyBytes = 32
 
 // maxEndpoints is what a Peering has room for.
 const maxEndpoints = 16
@@ -189,7 +194,7 @@ func (p *peer) push(ctx context.Context) error {
 	return p.both(ctx, func(ctx context.Context, s, peer *side) (changed []string, err error) {
 		d := decisions[s]
 		g := manifests.Gateway{
-			Peering: allocation(s.ledger, peer.ID).Name, Image: s.image, Role: d.role, WireGuard: d.wireguard,
+			Peering: allocation(s.ledger, peer.ID).Name, Image: s.image, Role: d.role, Overlay: s.overlayKey, WireGuard: d.wireguard,
 			Port: gatewayPort, ServiceType: d.serviceType,
 		}
 		first, deployment := g.Objects()
@@ -285,37 +290,67 @@ func (s *side) existingServiceType(ctx context.Context, peering string) (corev1.
 // its public half.
 func (s *side) ensureKey(ctx context.Context, peering string) (isNew bool, err error) {
 	g := manifests.Gateway{Peering: peering}
-	secret := &corev1.Secret{}
-	name := types.NamespacedName{Namespace: v1alpha1.Namespace, Name: g.Name()}
-	for {
-		err = s.Client.Get(ctx, name, secret)
-		if err == nil {
-			key, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate])
-			if err != nil {
-				return false, s.fail("read the key in Secret "+name.String(), errors.New("it is not a WireGuard key"))
-			}
-			s.publicKey = key.PublicKey().String()
-			return isNew, nil
-		}
-		if !apierrors.IsNotFound(err) {
-			return isNew, s.fail("read Secret "+name.String(), err)
-		}
+	secret, isNew, err := s.ensureSecret(ctx, g.Name(), func() (*corev1.Secret, error) {
 		key, err := wgtypes.GeneratePrivateKey()
 		if err != nil {
-			return false, fmt.Errorf("make a WireGuard key: %w", err)
+			return nil, fmt.Errorf("make a WireGuard key: %w", err)
 		}
 		public := key.PublicKey()
-		err = s.Client.Create(ctx, &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name, Labels: g.Labels()},
+		return &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: g.Labels()},
 			Immutable:  new(true),
 			Data:       map[string][]byte{v1alpha1.KeyFilePrivate: key[:], v1alpha1.KeyFilePublic: public[:]},
-		}, client.FieldOwner(v1alpha1.FieldManager))
+		}, nil
+	})
+	if err != nil {
+		return isNew, err
+	}
+	key, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate])
+	if err != nil {
+		return isNew, s.fail("read the key in Secret "+secret.Name, errors.New("it is not a WireGuard key"))
+	}
+	s.publicKey = key.PublicKey().String()
+	return isNew, nil
+}
+
+// ensureOverlayKey makes the key of the cluster's overlay, if it has none.
+func (c *Cluster) ensureOverlayKey(ctx context.Context) (key manifests.OverlayKey, isNew bool, err error) {
+	secret, isNew, err := c.ensureSecret(ctx, v1alpha1.OverlaySecret, func() (*corev1.Secret, error) {
+		key := make([]byte, overlayKeyBytes)
+		_, err := rand.Read(key)
+		return manifests.OverlaySecret(key), err
+	})
+	if err != nil {
+		return "", isNew, err
+	}
+	raw := secret.Data[v1alpha1.OverlayKeyFile]
+	if len(raw) != overlayKeyBytes {
+		return "", isNew, c.fail("read the key in Secret "+secret.Name, fmt.Errorf("it has %d bytes instead of %d", len(raw), overlayKeyBytes))
+	}
+	return manifests.OverlayKeyOf(raw), isNew, nil
+}
+
+// ensureSecret reads a Secret of ours, or makes it. It is created and never
+// applied: whoever comes second reads the first one's.
+func (c *Cluster) ensureSecret(ctx context.Context, name string, generate func() (*corev1.Secret, error)) (secret *corev1.Secret, isNew bool, err error) {
+	for {
+		secret = &corev1.Secret{}
+		err = c.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name}, secret)
 		if err == nil {
-			s.publicKey = public.String()
-			return true, nil
+			return secret, false, nil
+		}
+		if !apierrors.IsNotFound(err) {
+			return nil, false, c.fail("read Secret "+name, err)
+		}
+		if secret, err = generate(); err != nil {
+			return nil, false, err
+		}
+		err = c.Client.Create(ctx, secret, client.FieldOwner(v1alpha1.FieldManager))
+		if err == nil {
+			return secret, true, nil
 		}
 		if !apierrors.IsAlreadyExists(err) {
-			return false, s.fail("create Secret "+name.String(), err)
+			return nil, false, c.fail("create Secret "+name, err)
 		}
 	}
 }

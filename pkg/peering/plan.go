@@ -13,6 +13,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
 // gatewayPort is the UDP port of a gateway, in its pod and of its Service: that
@@ -53,6 +54,8 @@ type side struct {
 	apiServer []netip.Addr
 	// publicKey of this side's gateway.
 	publicKey string
+	// overlayKey names the key of the cluster's overlay.
+	overlayKey manifests.OverlayKey
 	// image of the agents.
 	image string
 	// serviceType is that of the gateway's Service as it is, empty if there is

@@ -154,14 +154,11 @@ func (c *Cluster) reviveAgents(ctx context.Context) error {
 		return err
 	}
 	return c.poll(ctx, "install the node agents again, to clean the nodes' kernels", c.podsHint(), func(ctx context.Context) (string, error) {
-		for _, objs := range agentStages(image) {
-			if _, err := c.applyAll(ctx, objs...); errors.Is(tornDownIfTerminating(err), errTornDown) {
-				return "namespace " + v1alpha1.Namespace + " is being deleted", nil
-			} else if err != nil {
-				return "", err
-			}
+		_, _, _, err := c.applyAgents(ctx, image)
+		if errors.Is(err, errTornDown) {
+			return "namespace " + v1alpha1.Namespace + " is being deleted", nil
 		}
-		return "", nil
+		return "", err
 	})
 }
 

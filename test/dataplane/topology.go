@@ -74,6 +74,8 @@ type Cluster struct {
 	Tunnel *Tunnel
 	// Overlay is the gateway's overlay address.
 	Overlay Host
+	// Key is the overlay's.
+	Key overlay.Key
 	// Config is the tunnel's.
 	Config tunnel.Config
 }
@@ -123,7 +125,7 @@ func (n *Topology) attach(t testing.TB, name, address string) *netns.NS {
 
 func (n *Topology) cluster(t testing.TB, name string, number int) *Cluster {
 	t.Helper()
-	c := &Cluster{Name: name}
+	c := &Cluster{Name: name, Key: overlay.Key{byte(number)}}
 	for i := range c.Nodes {
 		host := name + fmt.Sprint(i+1)
 		addr := fmt.Sprintf("172.18.%d.%d", number, i+1)
@@ -232,7 +234,8 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 			return nat.ApplyNode(context.Background(), nat.Node{
 				OverlayPrefix: overlay.NamePrefix, Address: c.Nodes[i].Overlay.Addr, Pods: []netip.Prefix{Ranges().Pods},
 				Gateways:    []nat.NodeGateway{{Outer: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0}},
-				OverlayPort: overlay.Port,
+				OverlayPort: overlay.Port, Remote: []netip.Prefix{Ranges().MappedPods, Ranges().MappedInternal},
+				OwnPods: []netip.Prefix{netip.PrefixFrom(c.Nodes[i].Pod.Addr, 24).Masked()}, Uplinks: []string{"eth0"},
 			})
 		})
 	}
@@ -308,9 +311,10 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind) overlay.State {
 	for i := range c.Nodes {
 		node := c.Nodes[i].Overlay.Addr
 		name := fmt.Sprintf("%s%d", overlay.NamePrefix, i+1)
+		vni := must[uint32](t)(ipam.VNI(0, i+1))
 		s.Links = append(s.Links, overlay.Link{
-			Name: name, Kind: kind, VNI: must[uint32](t)(ipam.VNI(0, i+1)), Local: c.Overlay.Addr, Peer: node,
-			Remote: c.outer(t, i), Port: overlay.Port, MTU: overlayMTU,
+			Name: name, Kind: kind, VNI: vni, Local: c.Overlay.Addr, LocalMAC: c.Key.MAC(vni, c.Overlay.Addr),
+			Peer: node, PeerMAC: c.Key.MAC(vni, node), Remote: c.outer(t, i), Port: overlay.Port, MTU: overlayMTU,
 		})
 		host := netip.PrefixFrom(node, 32)
 		s.Routes = append(
@@ -334,10 +338,11 @@ func (c *Cluster) nodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 	r := Ranges()
 	local := c.Nodes[i].Overlay.Addr
 	const name = overlay.NamePrefix + "0-0"
+	vni := must[uint32](t)(ipam.VNI(0, i+1))
 	s := overlay.State{
 		Links: []overlay.Link{{
-			Name: name, Kind: kind, VNI: must[uint32](t)(ipam.VNI(0, i+1)), Local: local, Peer: c.Overlay.Addr,
-			Remote: c.Gateway.Addr, Port: overlay.Port, MTU: overlayMTU,
+			Name: name, Kind: kind, VNI: vni, Local: local, LocalMAC: c.Key.MAC(vni, local), Peer: c.Overlay.Addr,
+			PeerMAC: c.Key.MAC(vni, c.Overlay.Addr), Remote: c.Gateway.Addr, Port: overlay.Port, MTU: overlayMTU,
 		}},
 		Routes: []overlay.Route{{Table: overlay.Table, Dst: netip.PrefixFrom(c.Overlay.Addr, 32), Dev: name, Src: local}},
 		Rules:  []overlay.Rule{{Table: overlay.Table}},

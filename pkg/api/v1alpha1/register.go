@@ -29,6 +29,11 @@ const (
 	KeyFilePrivate = "privatekey"
 	KeyFilePublic  = "publickey"
 
+	// OverlaySecret names the Secret with what the overlay of a cluster is
+	// protected by, OverlayKeyFile its key and the file where it is mounted.
+	OverlaySecret  = "liqonet-overlay"
+	OverlayKeyFile = "key"
+
 	// LabelManagedBy with the value FieldManager is on every object of ours.
 	LabelManagedBy = "app.kubernetes.io/managed-by"
 	// LabelPeering has the Peering's name on what belongs to one.
