@@ -63,6 +63,7 @@ func TestDataPlane(t *testing.T) {
 		t.Run("mtu", func(t *testing.T) { testMTU(t, n) })
 		t.Run("stateless", func(t *testing.T) { testStateless(t, n) })
 		t.Run("isolation", func(t *testing.T) { testIsolation(t, n) })
+		t.Run("forgery", func(t *testing.T) { testForgery(t, n, o) })
 		t.Run("malicious", func(t *testing.T) { testMalicious(t, n, o) })
 		t.Run("purge", func(t *testing.T) { testPurge(t, n) })
 	})
@@ -283,15 +284,7 @@ func testIsolation(t *testing.T, n *dataplane.Topology) {
 	if dataplane.Reaches(n.LAN.NS, netip.Addr{}, n.B.Nodes[0].Pod.Mapped, dataplane.WebPort) {
 		t.Error("a host in the LAN reaches the peer's pods through a node")
 	}
-	n.LAN.Do(t, func() error {
-		routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
-		for _, route := range routes {
-			if route.Gw != nil {
-				err = errors.Join(err, netlink.RouteDel(&route))
-			}
-		}
-		return err
-	})
+	n.LAN.Do(t, dropRoutes)
 	// A service of the own cluster with an endpoint at the peer would be dnat;
 	// a packet to the overlay's port from somewhere else is not let in.
 	for _, target := range []dataplane.Host{a.Nodes[0].Host, a.Nodes[1].Host} {

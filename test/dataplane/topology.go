@@ -265,8 +265,8 @@ func apply(t testing.TB, ns *netns.NS, state overlay.State, table func() (bool, 
 	})
 }
 
-// outer is the source by which a node sends to the gateway.
-func (c *Cluster) outer(t testing.TB, i int) (src netip.Addr) {
+// Outer is the source by which a node sends to the gateway.
+func (c *Cluster) Outer(t testing.TB, i int) (src netip.Addr) {
 	t.Helper()
 	c.Nodes[i].Do(t, func() error {
 		k, err := overlay.New()
@@ -290,7 +290,7 @@ func (c *Cluster) GatewayTable(t testing.TB) nat.Gateway {
 			{Real: r.Pods, Mapped: r.MappedPods}, {Real: r.Internal, Mapped: r.MappedInternal},
 		},
 		Remote:      []netip.Prefix{r.MappedPods, r.MappedInternal},
-		Nodes:       []netip.Addr{c.outer(t, 0), c.outer(t, 1)},
+		Nodes:       []netip.Addr{c.Outer(t, 0), c.Outer(t, 1)},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
 	}
 }
@@ -314,7 +314,7 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind) overlay.State {
 		vni := must[uint32](t)(ipam.VNI(0, i+1))
 		s.Links = append(s.Links, overlay.Link{
 			Name: name, Kind: kind, VNI: vni, Local: c.Overlay.Addr, LocalMAC: c.Key.MAC(vni, c.Overlay.Addr),
-			Peer: node, PeerMAC: c.Key.MAC(vni, node), Remote: c.outer(t, i), Port: overlay.Port, MTU: overlayMTU,
+			Peer: node, PeerMAC: c.Key.MAC(vni, node), Remote: c.Outer(t, i), Port: overlay.Port, MTU: overlayMTU,
 		})
 		host := netip.PrefixFrom(node, 32)
 		s.Routes = append(

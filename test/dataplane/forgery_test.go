@@ -1,0 +1,126 @@
+package dataplane_test
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// testForgery sends what a host of the nodes' LAN, or a pod with NET_RAW, could
+// make up: overlay packets with the outer addresses of gateways and nodes, and
+// packets with the sources of pods.
+func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
+	a, b := n.A, n.B
+	vni := func(node int) uint32 {
+		v, err := ipam.VNI(0, node+1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	port := uint16(9900) // one for each, so that none is taken for a late one of another
+	n.LAN.Route(t, netip.MustParsePrefix("10.244.1.0/24"), a.Nodes[0].Host.Addr)
+	n.LAN.Route(t, netip.MustParsePrefix("10.244.2.0/24"), a.Nodes[1].Host.Addr)
+	t.Cleanup(func() { n.LAN.Do(t, dropRoutes) })
+	remote := b.Nodes[0].Pod // known to both clusters by the same mapped range
+	gateway := a.Overlay.Addr
+	for name, attack := range map[string]struct {
+		from           *netns.NS
+		source, target netip.Addr
+		node           int
+		self, peer     netip.Addr
+		in, to         netip.Addr
+		at             *netns.NS
+	}{
+		"LAN as gateway, to a node": {
+			n.LAN.NS, a.Gateway.Addr, a.Nodes[1].Host.Addr, 1, a.Nodes[1].Overlay.Addr, gateway,
+			remote.Mapped, a.Nodes[1].Pod.Addr, a.Nodes[1].Pod.NS,
+		},
+		"pod as gateway, to its node": {
+			a.Nodes[0].Pod.NS, a.Gateway.Addr, a.Nodes[0].Host.Addr, 0, a.Nodes[0].Overlay.Addr, gateway,
+			remote.Mapped, a.Nodes[0].Pod.Addr, a.Nodes[0].Pod.NS,
+		},
+		"LAN as node, to the gateway": {
+			n.LAN.NS, a.Outer(t, 1), a.Gateway.Addr, 1, gateway, a.Nodes[1].Overlay.Addr,
+			a.Nodes[1].Pod.Addr, remote.Mapped, remote.NS,
+		},
+		"pod as node, to the gateway": {
+			a.Nodes[0].Pod.NS, a.Outer(t, 1), a.Gateway.Addr, 1, gateway, a.Nodes[1].Overlay.Addr,
+			a.Nodes[1].Pod.Addr, remote.Mapped, remote.NS,
+		},
+	} {
+		mac, peer := a.Key.MAC(vni(attack.node), attack.self), a.Key.MAC(vni(attack.node), attack.peer)
+		try := func(dst overlay.MAC) bool {
+			in := attack.in
+			if attack.at == remote.NS {
+				in = a.Nodes[1].Pod.Mapped // as the peer sees it
+			}
+			port++
+			inner := dataplane.Packet(netip.AddrPortFrom(attack.in, 1234), netip.AddrPortFrom(attack.to, port), []byte("forged"))
+			outer := dataplane.Packet(netip.AddrPortFrom(attack.source, 40000), netip.AddrPortFrom(attack.target, overlay.Port),
+				dataplane.Encapsulate(o.Overlay, vni(attack.node), peer, dst, inner))
+			return dataplane.Receives(t, attack.at, port, in, func() error { return dataplane.SendRaw(attack.from, outer) })
+		}
+		if !try(mac) {
+			t.Errorf("%s: it does not arrive with the right MAC address either: the rest proves nothing", name)
+		}
+		almost := mac
+		almost[5] ^= 1
+		for what, dst := range map[string]overlay.MAC{
+			"a wrong": almost, "the other end's": peer, "the broadcast": {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, "a multicast": {0x01, 0x00, 0x5e, 0, 0, 1}, "no": {},
+		} {
+			if try(dst) {
+				t.Errorf("%s: a packet arrives with %s MAC address", name, what)
+			}
+		}
+	}
+	// Without the overlay: a pod's source that the pod has not sent, through a node
+	// to the peer; and a peer's source that has not come from the peer.
+	// Nodes that do not look at sources themselves.
+	node := a.Nodes[1]
+	for _, n := range a.Nodes {
+		n.Sysctl(t, "ipv4/conf/all/rp_filter", "0")
+		n.Sysctl(t, "ipv4/conf/eth0/rp_filter", "0")
+		t.Cleanup(func() { n.Sysctl(t, "ipv4/conf/all/rp_filter", "1") })
+	}
+	n.LAN.Route(t, dataplane.Ranges().MappedPods, node.Host.Addr)
+	for name, forged := range map[string]struct {
+		source, seen, dst netip.Addr
+		at                *netns.NS
+	}{
+		"the node's own pod":    {node.Pod.Addr, node.Pod.Mapped, remote.Mapped, remote.NS},
+		"a pod of another node": {a.Nodes[0].Pod.Addr, a.Nodes[0].Pod.Mapped, remote.Mapped, remote.NS},
+		"no pod yet":            {mapped("10.244.2.99"), mapped("10.61.2.99"), remote.Mapped, remote.NS},
+		"a pod of the peer":     {remote.Mapped, remote.Mapped, node.Pod.Addr, node.Pod.NS},
+	} {
+		port++
+		packet := dataplane.Packet(netip.AddrPortFrom(forged.source, 1234), netip.AddrPortFrom(forged.dst, port), []byte("forged"))
+		if dataplane.Receives(t, forged.at, port, forged.seen, func() error { return dataplane.SendRaw(n.LAN.NS, packet) }) {
+			t.Errorf("a packet of a host in the LAN arrives with the source of %s", name)
+		}
+	}
+	// What the LAN may still do: nothing of the above is by accident.
+	port++
+	packet := dataplane.Packet(netip.AddrPortFrom(n.LAN.Addr, 1234), netip.AddrPortFrom(node.Pod.Addr, port), []byte("plain"))
+	if !dataplane.Receives(t, node.Pod.NS, port, n.LAN.Addr, func() error { return dataplane.SendRaw(n.LAN.NS, packet) }) {
+		t.Error("a host in the LAN does not reach a pod by its own address: the rest proves nothing")
+	}
+}
+
+// dropRoutes removes all routes by a next hop.
+func dropRoutes() error {
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
+	for _, route := range routes {
+		if route.Gw != nil {
+			err = errors.Join(err, netlink.RouteDel(&route))
+		}
+	}
+	return err
+}
