@@ -9,10 +9,10 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 
 	"github.com/liqonet/liqonet/pkg/tunnel"
-	"github.com/liqonet/liqonet/test/netns"
 )
 
 // childVariable in the environment makes a test binary a tunnel process.
@@ -24,11 +24,12 @@ const childVariable = "LIQONET_TEST_TUNNEL"
 // A tunnel needs a process, not only a thread, because wireguard-go opens its
 // sockets on any.
 func TunnelMain() {
-	backend, ok := os.LookupEnv(childVariable)
+	wanted, ok := os.LookupEnv(childVariable)
 	if !ok {
 		return
 	}
-	if err := serveTunnel(tunnel.Backend(backend), os.Stdin, os.Stdout); err != nil {
+	backend, name, _ := strings.Cut(wanted, " ")
+	if err := serveTunnel(tunnel.Backend(backend), name, os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -46,9 +47,9 @@ type response struct {
 	Error   string
 }
 
-func serveTunnel(backend tunnel.Backend, in io.Reader, out io.Writer) error {
+func serveTunnel(backend tunnel.Backend, name string, in io.Reader, out io.Writer) error {
 	ctx := context.Background()
-	device, err := tunnel.Open(ctx, backend, tunnel.InterfaceName)
+	device, err := tunnel.Open(ctx, backend, name)
 	if err != nil {
 		return err
 	}
@@ -85,11 +86,18 @@ type Tunnel struct {
 	out *json.Decoder
 }
 
-// StartTunnel starts a tunnel process, which lasts until the end of the test.
-func StartTunnel(t testing.TB, ns *netns.NS, backend tunnel.Backend) *Tunnel {
+// Namespace is where processes can be started.
+type Namespace interface {
+	fmt.Stringer
+	Start(cmd *exec.Cmd) error
+}
+
+// StartTunnel starts a process that holds a tunnel device of a name. It lasts
+// until the end of the test.
+func StartTunnel(t testing.TB, ns Namespace, backend tunnel.Backend, name string) *Tunnel {
 	t.Helper()
 	p := &Tunnel{cmd: exec.Command("/proc/self/exe")}
-	p.cmd.Env = append(os.Environ(), childVariable+"="+string(backend))
+	p.cmd.Env = append(os.Environ(), childVariable+"="+string(backend)+" "+name)
 	p.cmd.Stderr = os.Stderr
 	in, err := p.cmd.StdinPipe()
 	if err != nil {
@@ -101,7 +109,7 @@ func StartTunnel(t testing.TB, ns *netns.NS, backend tunnel.Backend) *Tunnel {
 	}
 	p.in, p.out = in, json.NewDecoder(bufio.NewReader(out))
 	if err := ns.Start(p.cmd); err != nil {
-		t.Fatalf("start tunnel in %s: %v", ns.Name, err)
+		t.Fatalf("start tunnel in %s: %v", ns, err)
 	}
 	t.Cleanup(p.Stop)
 	return p

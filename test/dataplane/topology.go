@@ -373,7 +373,7 @@ func (n *Topology) tunnel(t testing.TB, backend tunnel.Backend) {
 	n.A.Config.Peer.Keepalive = 5 * time.Second
 	// The server first: an initiation that comes too early costs 5 s.
 	for _, c := range []*Cluster{n.B, n.A} {
-		c.Tunnel = StartTunnel(t, c.Gateway.NS, backend)
+		c.Tunnel = StartTunnel(t, c.Gateway.NS, backend, tunnel.InterfaceName)
 		if !c.Tunnel.Configure(t, c.Config) {
 			t.Error("configuring a new tunnel changed nothing")
 		}

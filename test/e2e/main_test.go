@@ -20,6 +20,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/lab"
 )
 
@@ -51,6 +52,7 @@ func specs() []lab.ClusterSpec {
 }
 
 func TestMain(m *testing.M) {
+	dataplane.TunnelMain()
 	flag.Parse()
 	os.Exit(run(m))
 }

@@ -128,7 +128,20 @@ func checkMended(t *testing.T, ctx context.Context, a, b *cluster) {
 // when it runs out of memory.
 func killAgents(t *testing.T, kind string, want int) {
 	t.Helper()
-	killed := 0
+	pids := agents(t, kind)
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(pids) != want {
+		t.Fatalf("killed %d agents of kind %s, not %d", len(pids), kind, want)
+	}
+}
+
+// agents are the processes of all agents of a kind in the lab.
+func agents(t *testing.T, kind string) (pids []int) {
+	t.Helper()
 	processes, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		t.Fatal(err)
@@ -145,14 +158,9 @@ func killAgents(t *testing.T, kind string, want int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-			t.Fatal(err)
-		}
-		killed++
+		pids = append(pids, pid)
 	}
-	if killed != want {
-		t.Fatalf("killed %d agents of kind %s, not %d", killed, kind, want)
-	}
+	return pids
 }
 
 // checkTable looks at what people see; the format of scripts is looked at by

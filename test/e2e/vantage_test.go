@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -49,6 +50,20 @@ func (v *vantage) do(f func() error) error {
 		done <- f()
 	}()
 	return <-done
+}
+
+// Start starts a program in the namespace.
+func (v *vantage) Start(cmd *exec.Cmd) error { return v.do(cmd.Start) }
+
+// run runs a program in the namespace.
+func (v *vantage) run(name string, args ...string) error {
+	return v.do(func() error {
+		// It is started by this thread, and so inherits the namespace.
+		if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%s %s in %s: %w: %s", name, strings.Join(args, " "), v.name, err, out)
+		}
+		return nil
+	})
 }
 
 // call asks a test pod and returns what it saw.
@@ -248,11 +263,21 @@ func get(conn net.Conn, path string) ([]byte, error) {
 
 // nodeVantage is a node itself, as its host network is.
 func nodeVantage(n *lab.Node) (*vantage, error) {
-	ns, err := os.Open(filepath.Join("/run/netns", n.Netns()))
+	v, err := namespace(n.Netns())
 	if err != nil {
 		return nil, err
 	}
-	return &vantage{name: "node " + n.Name, addr: n.Address, ns: ns}, nil
+	v.name, v.addr = "node "+n.Name, n.Address
+	return v, nil
+}
+
+// namespace is one of the lab's network namespaces.
+func namespace(name string) (*vantage, error) {
+	ns, err := os.Open(filepath.Join("/run/netns", name))
+	if err != nil {
+		return nil, err
+	}
+	return &vantage{name: name, ns: ns}, nil
 }
 
 // podVantages finds the namespaces of test pods by their processes. Names of

@@ -101,6 +101,8 @@ func (ns *NS) Output(t testing.TB, name string, args ...string) string {
 	return string(out)
 }
 
+func (ns *NS) String() string { return ns.Name }
+
 // Start starts a process in the namespace. The caller waits for it.
 func (ns *NS) Start(cmd *exec.Cmd) error {
 	return ns.Run(cmd.Start)

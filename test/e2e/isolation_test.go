@@ -1,0 +1,403 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/workload"
+)
+
+const (
+	// isolatedPort is a NodePort, kubeletPort the kubelet's, which listens on every
+	// address of its node.
+	isolatedPort = 30778
+	kubeletPort  = 10250
+	apiPort      = 6443
+)
+
+const isolatedService = `
+apiVersion: v1
+kind: Service
+metadata: {name: isolated, namespace: default}
+spec: {type: NodePort, selector: {app: tester}, ports: [{port: %d, nodePort: %d}]}
+`
+
+// A gateway of a peer that has been taken over, which knows its own key, filters
+// nothing and sends what it likes, reaches the pods of the other cluster, and
+// nothing else. The other cluster has a third one as peer.
+func TestTakenOverGateway(t *testing.T) {
+	ctx := begin(t)
+	a, b, c, lan := fx.alpha, fx.beta, fx.gamma, fx.delta
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	mustLiqonet(t, ctx, "peer", a.Name, c.Name)
+	if _, err := a.Run(ctx, fmt.Sprintf(isolatedService, workload.TCPPort, isolatedPort), "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	removeService := func() error {
+		_, err := a.Run(context.WithoutCancel(ctx), "", "delete", "service", "isolated", "--ignore-not-found")
+		return err
+	}
+	t.Cleanup(func() { _ = removeService() })
+	views := status(t, ctx, 0, a, b, c)
+	ofA, ofB := viewOf(t, views, a, b), viewOf(t, views, b, a)
+	pod := mapped(t, ctx, a, b, "default/"+a.pods[0].Pod.Name)
+	for i := range a.nodes {
+		checkService(t, lan.nodes[0].vantage, netip.AddrPortFrom(a.nodes[i].addr, isolatedPort), "")
+	}
+
+	// Hosts beside the nodes may use none of them as their router to the peer. The
+	// network of the nodes itself is such a host.
+	beside, err := namespace("lab." + *labName + ".underlay")
+	if err != nil {
+		t.Fatal(err)
+	}
+	remote := ofB.seenAs(t, b.pods[0].IP)
+	for _, n := range a.nodes {
+		if err := beside.run("ip", "route", "add", remote.String(), "via", n.addr.String()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := beside.call("udp", remote, shortTimeout); err == nil {
+			t.Errorf("a host of the LAN reaches the peer's pods through node %s", n.Node.Name)
+		}
+		if err := beside.run("ip", "route", "del", remote.String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	evil := takeOver(t, ctx, b, a, remote)
+	if err := evil.reach("tcp", pod, workload.TCPPort); err != nil {
+		t.Fatalf("the gateway that was taken over does not reach a pod: the rest proves nothing: %v", err)
+	}
+	type target struct {
+		what    string
+		network string
+		addr    netip.Addr
+		port    uint16
+	}
+	var targets []target
+	add := func(what string, addr netip.Addr, ports ...uint16) {
+		for _, port := range ports {
+			targets = append(targets, target{what, "tcp", addr, port})
+		}
+		targets = append(targets, target{what, "icmp", addr, 0})
+	}
+	for i, n := range a.nodes {
+		ports := []uint16{kubeletPort, isolatedPort, workload.TCPPort}
+		bridge := n.bridge(t)
+		add("node's InternalIP", n.addr, ports...)
+		add("node's overlay address", n.overlay(t), ports...)
+		add("node's external address", ofA.Nodes[i].SeenAs, ports...)
+		add("node's address in the pod CIDR, as mapped", ofA.seenAs(t, bridge), ports...)
+		add("node's address in the pod CIDR", bridge, ports...)
+	}
+	for _, p := range a.pods {
+		add("pod by its real address", p.IP, workload.TCPPort)
+	}
+	api := netip.MustParseAddr(jsonPath(t, ctx, a, "{.items[0].endpoints[0].addresses[0]}", "get", "endpointslices", "-l", "kubernetes.io/service-name=kubernetes"))
+	add("API server", api, apiPort)
+	add("API server's ClusterIP", a.server.Addr(), a.server.Port())
+	add("ClusterIP", a.service, workload.TCPPort)
+	add("host of the LAN", lan.nodes[0].addr, kubeletPort)
+	add("node of the third cluster", c.nodes[0].addr, kubeletPort)
+	third := viewOf(t, views, a, c)
+	add("pod of the third cluster", viewOf(t, views, c, a).seenAs(t, c.pods[0].IP), workload.TCPPort)
+	add("node of the third cluster by the overlay", viewOf(t, views, c, a).Nodes[0].SeenAs, kubeletPort)
+	add("as the third cluster knows a pod", third.seenAs(t, a.pods[0].IP), workload.TCPPort)
+	// Its own gateway may be pinged, and answers probes.
+	gateway := netip.MustParseAddr(jsonPath(t, ctx, a, "{.status.planes[0].podIP}", "get", "peering", b.Name))
+	for _, addr := range []netip.Addr{ofA.seenAs(t, gateway), gateway, evil.peer} {
+		for _, port := range []uint16{kubeletPort, tunnel.ListenPort, overlay.Port} {
+			targets = append(targets, target{"gateway", "tcp", addr, port}, target{"gateway", "udp", addr, port})
+		}
+	}
+	var wg sync.WaitGroup
+	for _, to := range targets {
+		// The peer's pods may have what is real here as mapped; these are pods.
+		if to.addr == pod {
+			continue
+		}
+		wg.Go(func() {
+			if err := evil.reach(to.network, to.addr, to.port); err == nil {
+				t.Errorf("the gateway that was taken over reaches: %s, %s %s port %d", to.what, to.network, to.addr, to.port)
+			}
+		})
+	}
+	wg.Wait()
+	// Sources that are not the peer's: what counts is what arrives.
+	seen, err := watchPings(a.pods[0].vantage, func() error {
+		for _, source := range append(evil.spoofed, evil.source) {
+			if err := evil.ping(source, pod, shortTimeout); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil || len(seen) != 1 || seen[0] != evil.source {
+		t.Errorf("a pod got pings of %v (%v), want those of %s only", seen, err, evil.source)
+	}
+	evil.giveBack(t)
+	if err := removeService(); err != nil {
+		t.Fatal(err)
+	}
+	mustLiqonet(t, ctx, "unpeer", a.Name, c.Name)
+	checkMended(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// intruder is a process in a gateway's pod that has taken its place.
+type intruder struct {
+	*vantage
+	// source is an address that the peer may use, spoofed are others.
+	source  netip.Addr
+	spoofed []netip.Addr
+	// peer is the other gateway.
+	peer     netip.Addr
+	giveBack func(t *testing.T)
+}
+
+// takeOver stops the agent in the gateway of a cluster, takes its key, and sends
+// into the tunnel whatever has one of its sources.
+func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.Addr) *intruder {
+	t.Helper()
+	const device, port = "evil0", 51999
+	evil := &intruder{source: source, spoofed: []netip.Addr{netip.MustParseAddr("192.0.2.66")}}
+	// Not those themselves: they become addresses of the intruder's namespace.
+	for _, neighbour := range []netip.Addr{fx.gamma.pods[0].IP, fx.gamma.nodes[0].addr, peer.nodes[0].addr, peer.pods[1].IP} {
+		b := neighbour.As4()
+		b[3] += 77
+		evil.spoofed = append(evil.spoofed, netip.AddrFrom4(b))
+	}
+	var p v1alpha1.Peering
+	raw, err := c.Run(ctx, "", "get", "peering", peer.Name, "-o", "json")
+	if err == nil {
+		err = json.Unmarshal([]byte(raw), &p)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	plane := p.Spec.Planes[0]
+	evil.peer = plane.RemoteAddress.Addr
+	var secret struct{ Data map[string][]byte }
+	raw, err = c.Run(ctx, "", "-n", "liqonet-system", "get", "secret", "gateway-"+peer.Name+"-0", "-o", "json")
+	if err == nil {
+		err = json.Unmarshal([]byte(raw), &secret)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate])
+	if err != nil {
+		t.Fatal(err)
+	}
+	remote, err := wgtypes.ParseKey(plane.RemotePublicKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := tunnel.Config{
+		Name: device, PrivateKey: key, ListenPort: port, MTU: 1400, Address: netip.MustParseAddr("192.0.2.1"),
+		Peer: tunnel.Peer{PublicKey: remote, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}, Keepalive: time.Second},
+	}
+	if len(plane.Endpoints) > 0 {
+		if config.Peer.Endpoint, err = netip.ParseAddrPort(plane.Endpoints[0]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pid := gatewayProcess(t, c, p.Status.Planes[0].PodIP.Addr)
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	evil.vantage = &vantage{name: "gateway of " + c.Name, ns: ns}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var tun *dataplane.Tunnel
+	given := false
+	evil.giveBack = func(t *testing.T) {
+		if given {
+			return
+		}
+		given = true
+		if tun != nil {
+			tun.Stop()
+		}
+		// The container starts anew, in the same namespace; what was done to it has
+		// to go.
+		_ = evil.run("nft", "delete", "table", "ip", "evil")
+		for _, s := range append(evil.spoofed, evil.source) {
+			_ = evil.run("ip", "rule", "del", "pref", "10", "from", s.String(), "table", "99")
+			_ = evil.run("ip", "addr", "del", s.String()+"/32", "dev", "lo")
+		}
+		if err := errors.Join(syscall.Kill(pid, syscall.SIGCONT), syscall.Kill(pid, syscall.SIGKILL), ns.Close()); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(func() { evil.giveBack(t) })
+	for _, args := range []string{
+		"nft delete table ip liqonet",
+		"nft add table ip evil",
+		"nft add chain ip evil pre { type nat hook prerouting priority -110 ; }",
+		// What the other gateway sends to the one that is stopped.
+		fmt.Sprintf("nft add rule ip evil pre iifname eth0 udp dport %d redirect to :%d", tunnel.ListenPort, port),
+	} {
+		if err := evil.run(strings.Fields(args)[0], strings.Fields(args)[1:]...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tun = dataplane.StartTunnel(t, evil, tunnel.Userspace, device)
+	tun.Configure(t, config)
+	err = evil.do(func() error {
+		return errors.Join(os.WriteFile("/proc/sys/net/ipv4/conf/all/rp_filter", []byte("0"), 0),
+			os.WriteFile("/proc/sys/net/ipv4/conf/"+device+"/rp_filter", []byte("0"), 0))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// All that has one of the sources goes into the tunnel; the tunnel's own packets
+	// have the pod's.
+	err = evil.run("ip", "route", "add", "default", "dev", device, "table", "99")
+	for _, s := range append(evil.spoofed, evil.source) {
+		err = errors.Join(err, evil.run("ip", "addr", "add", s.String()+"/32", "dev", "lo"),
+			evil.run("ip", "rule", "add", "pref", "10", "from", s.String(), "table", "99"))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, ctx, mendTimeout, "the intruder's tunnel", func() string {
+		if err := evil.ping(evil.source, evil.peer, shortTimeout); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	return evil
+}
+
+// reach says by no error that something is there: it answers, or refuses.
+func (e *intruder) reach(network string, addr netip.Addr, port uint16) error {
+	if network == "icmp" {
+		return e.ping(e.source, addr, time.Second)
+	}
+	dialer := net.Dialer{Timeout: time.Second, LocalAddr: &net.TCPAddr{IP: e.source.AsSlice()}}
+	if network == "udp" {
+		dialer.LocalAddr = &net.UDPAddr{IP: e.source.AsSlice()}
+	}
+	err := e.do(func() error {
+		conn, err := dialer.Dial(network, net.JoinHostPort(addr.String(), strconv.Itoa(int(port))))
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		if network == "tcp" {
+			return nil
+		}
+		if err := conn.SetDeadline(time.Now().Add(time.Second)); err != nil {
+			return err
+		}
+		if _, err := conn.Write([]byte("intruder")); err != nil {
+			return err
+		}
+		_, err = conn.Read(make([]byte, 100))
+		return err
+	})
+	if errors.Is(err, unix.ECONNREFUSED) {
+		return nil
+	}
+	return err
+}
+
+func (e *intruder) ping(source, addr netip.Addr, timeout time.Duration) error {
+	return e.do(func() error {
+		conn, err := (&net.Dialer{LocalAddr: &net.IPAddr{IP: source.AsSlice()}}).Dial("ip4:icmp", addr.String())
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
+			return err
+		}
+		return ping(conn, watchedPing)
+	})
+}
+
+// bridge is the node's own address on its pod network, overlay the one towards
+// the gateways.
+func (n node) bridge(t *testing.T) netip.Addr { return n.addressOf(t, "cni0") }
+
+func (n node) overlay(t *testing.T) netip.Addr { return n.addressOf(t, overlay.NamePrefix+"0-0") }
+
+func (n node) addressOf(t *testing.T, device string) (addr netip.Addr) {
+	t.Helper()
+	err := n.do(func() error {
+		dev, err := net.InterfaceByName(device)
+		if err != nil {
+			return err
+		}
+		addrs, err := dev.Addrs()
+		if err != nil {
+			return err
+		}
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Is4() {
+				addr = p.Addr()
+				return nil
+			}
+		}
+		return fmt.Errorf("%s has no address", device)
+	})
+	if err != nil {
+		t.Fatalf("node %s: %v", n.Node.Name, err)
+	}
+	return addr
+}
+
+// gatewayProcess finds the agent in the pod with an address.
+func gatewayProcess(t *testing.T, c *cluster, podIP netip.Addr) int {
+	t.Helper()
+	for _, pid := range agents(t, "gateway") {
+		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Pods of two clusters may have the same address; nodes have not.
+		hasIP, here := false, false
+		for v := range strings.SplitSeq(string(environ), "\x00") {
+			hasIP = hasIP || v == "POD_IP="+podIP.String()
+			for _, n := range c.nodes {
+				here = here || v == "NODE_NAME="+n.Node.Name
+			}
+		}
+		if hasIP && here {
+			return pid
+		}
+	}
+	t.Fatalf("no gateway process of %s with the address %s", c.Name, podIP)
+	return 0
+}
+
+func jsonPath(t testing.TB, ctx context.Context, c *cluster, path string, args ...string) string {
+	t.Helper()
+	out, err := c.Run(ctx, "", append(args, "-o", "jsonpath="+path)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
