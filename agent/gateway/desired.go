@@ -1,8 +1,10 @@
 package gateway
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -108,6 +110,7 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 			overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: lastMetric},
 		)
 	}
+	d.addHosts(m.node, p, links)
 	for _, n := range links {
 		if err := d.addNode(m.overlayKey, p, number, n); err != nil {
 			return d, fmt.Errorf("node %s: %w", n.name, err)
@@ -119,6 +122,7 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 // linkedNode is a node that has reported from where its overlay packets come.
 type linkedNode struct {
 	name            string
+	number          int
 	address, source netip.Addr
 	pods            []netip.Prefix
 	mtu             int
@@ -133,9 +137,13 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 		if err != nil || !n.DeletionTimestamp.IsZero() || !p.Spec.Local.InternalCIDR.Contains(address) {
 			continue
 		}
+		number, err := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, address)
+		if err != nil {
+			continue // not a name that an agent of ours gave
+		}
 		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() {
 			out = append(out, linkedNode{
-				name: n.Spec.NodeName, address: address, source: g.Source.Addr,
+				name: n.Spec.NodeName, number: number, address: address, source: g.Source.Addr,
 				pods: podRanges(n.Status), mtu: int(g.MTU),
 			})
 		}
@@ -175,17 +183,15 @@ func capacity(m machine, nodes []v1alpha1.NodeNetwork, links []linkedNode) int {
 	return mtu
 }
 
+func linkName(node int) string { return fmt.Sprintf("%sn%d", overlay.NamePrefix, node) }
+
 // addNode adds the overlay link to a node, and the routes to its pods.
 func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n linkedNode) error {
-	number, err := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, n.address)
+	vni, err := ipam.VNI(gateway, n.number)
 	if err != nil {
 		return err
 	}
-	vni, err := ipam.VNI(gateway, number)
-	if err != nil {
-		return err
-	}
-	name := fmt.Sprintf("%sn%d", overlay.NamePrefix, number)
+	name := linkName(n.number)
 	d.overlay.Links = append(d.overlay.Links, overlay.Link{
 		Name: name, Kind: overlay.Kind(p.Spec.Overlay), VNI: vni,
 		Local: d.address, LocalMAC: key.MAC(vni, d.address), Peer: n.address, PeerMAC: key.MAC(vni, n.address),
@@ -205,6 +211,35 @@ func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n l
 	}
 	d.nat.Nodes = append(d.nat.Nodes, n.source)
 	return nil
+}
+
+// addHosts adds the way to hosts outside of the cluster: by one node, because it
+// remembers the connections; this gateway's own where it can, so that they last as
+// long as the gateway.
+func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode) {
+	if len(links) == 0 {
+		return
+	}
+	by := slices.MinFunc(links, func(a, b linkedNode) int {
+		return cmp.Or(notFirst(a.name == node)-notFirst(b.name == node), a.address.Compare(b.address))
+	})
+	for _, h := range p.Spec.Local.Hosts {
+		if !p.Carries(h.Real.Addr) {
+			continue
+		}
+		real := netip.PrefixFrom(h.Real.Addr, h.Real.BitLen())
+		d.nat.Local = append(d.nat.Local, nat.Mapping{Real: real, Mapped: netip.PrefixFrom(h.Mapped.Addr, h.Mapped.BitLen())})
+		d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
+			Table: overlay.InboundTable, Dst: real, Via: by.address, Dev: linkName(by.number), Src: d.address,
+		})
+	}
+}
+
+func notFirst(first bool) int {
+	if first {
+		return 0
+	}
+	return 1
 }
 
 // mappings are the translations of the own cluster's ranges.

@@ -146,6 +146,39 @@ func TestDesire(t *testing.T) {
 	}
 }
 
+// A host outside is reached by the gateway's own node where that is linked, else by
+// any, always the same.
+func TestDesireHosts(t *testing.T) {
+	n1, n2 := node("n1", "10.80.0.1", "172.18.0.2", 0), node("n2", "10.80.0.2", "172.18.0.3", 0)
+	for _, tt := range []struct {
+		on    string
+		nodes []v1alpha1.NodeNetwork
+		dev   string
+	}{
+		{"n2", []v1alpha1.NodeNetwork{n1, n2}, "lqn2"},
+		{"n2", []v1alpha1.NodeNetwork{n2, n1}, "lqn2"},
+		{"n3", []v1alpha1.NodeNetwork{n2, n1}, "lqn1"},
+		{"n1", nil, ""},
+	} {
+		p := peering(t, v1alpha1.Server, newKey(t))
+		p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("192.0.2.7")}, Mapped: v1alpha1.IP{Addr: addr("10.60.32.5")}}}
+		d, err := desire(machine{key: newKey(t), node: tt.on, underlay: "eth0", underlayMTU: 1450}, p, tt.nodes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		by := ""
+		for _, r := range d.overlay.Routes {
+			if r.Dst == prefix("192.0.2.7/32") && r.Table == overlay.InboundTable {
+				by = r.Dev
+			}
+		}
+		mapped := slices.Contains(d.nat.Local, nat.Mapping{Real: prefix("192.0.2.7/32"), Mapped: prefix("10.60.32.5/32")})
+		if by != tt.dev || mapped != (tt.dev != "") {
+			t.Errorf("on %s: by %q, mapped %v", tt.on, by, mapped)
+		}
+	}
+}
+
 func TestDesireErrors(t *testing.T) {
 	for name, change := range map[string]func(*machine, *v1alpha1.Peering){
 		"no such plane": func(m *machine, _ *v1alpha1.Peering) { m.plane = 1 },

@@ -72,6 +72,11 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 				d.nat.Pods = append(d.nat.Pods, pods.Real.Prefix)
 			}
 		}
+		for _, h := range p.Spec.Local.Hosts {
+			if p.Carries(h.Real.Addr) {
+				d.nat.Hosts = append(d.nat.Hosts, h.Real.Addr)
+			}
+		}
 		ranges := p.RemoteRanges()
 		d.nat.Remote = append(d.nat.Remote, ranges...)
 		for _, r := range ranges {

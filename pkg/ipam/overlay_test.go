@@ -74,3 +74,36 @@ func TestNumbersProperties(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Hosts have addresses in the upper half of the external range, each its own, and
+// the same again.
+func TestHosts(t *testing.T) {
+	external := netip.MustParsePrefix("10.70.0.0/18")
+	taken := map[int]bool{}
+	for i := range 2000 {
+		host := netip.AddrFrom4([4]byte{192, 168, byte(i >> 8), byte(i)})
+		n, err := ipam.HostNumber(host, func(n int) bool { return taken[n] })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if again, err := ipam.HostNumber(host, func(n int) bool { return taken[n] }); err != nil || again != n {
+			t.Errorf("%s: %d, then %d (%v)", host, n, again, err)
+		}
+		if taken[n] {
+			t.Errorf("%d is given out twice", n)
+		}
+		taken[n] = true
+		addr, err := ipam.HostAddr(external, n)
+		if err != nil || !netip.MustParsePrefix("10.70.32.0/19").Contains(addr) {
+			t.Errorf("number %d: %s, %v", n, addr, err)
+		}
+	}
+	if _, err := ipam.HostNumber(netip.MustParseAddr("192.0.2.1"), func(int) bool { return true }); err == nil {
+		t.Error("no error although all are taken")
+	}
+	for n, ok := range map[int]bool{0: false, 1: true, ipam.MaxHost: true, ipam.MaxHost + 1: false} {
+		if _, err := ipam.HostAddr(external, n); (err == nil) != ok {
+			t.Errorf("number %d: %v", n, err)
+		}
+	}
+}

@@ -2,6 +2,7 @@ package ipam
 
 import (
 	"fmt"
+	"hash/fnv"
 	"net/netip"
 )
 
@@ -99,6 +100,37 @@ func ExternalMapping(internal, external netip.Prefix) (Mapping, error) {
 	}
 	return m, nil
 }
+
+// HostAddr returns the address by which a peer knows the host with number n, 1 to
+// MaxHost: in the upper half of the external CIDR.
+func HostAddr(external netip.Prefix, n int) (netip.Addr, error) {
+	if n < 1 || n > MaxHost {
+		return netip.Addr{}, fmt.Errorf("host number %d is not between 1 and %d", n, MaxHost)
+	}
+	_, hosts, err := SplitExternal(external)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return offset(hosts, n)
+}
+
+// HostNumber chooses a number for a host's address that is not taken: the same one
+// each time if it is free, so that a host which is exposed again keeps its mapped
+// address. An error if all are taken.
+func HostNumber(host netip.Addr, taken func(n int) bool) (int, error) {
+	h := fnv.New32a()
+	h.Write(host.AsSlice())
+	first := int(h.Sum32() % MaxHost)
+	for i := range MaxHost {
+		if n := (first+i)%MaxHost + 1; !taken(n) {
+			return n, nil
+		}
+	}
+	return 0, fmt.Errorf("all %d addresses for hosts are taken", MaxHost)
+}
+
+// MaxHost is the highest number of a host outside of the cluster.
+const MaxHost = 1<<(32-InternalBits) - 2
 
 // neverPods are the ranges that no pod can have: the kernel does not route them.
 func neverPods() []netip.Prefix {

@@ -47,7 +47,7 @@ func (n Node) table(f family) (table, error) {
 	return table{
 		family: f,
 		sets: []set{
-			pods, own, remote, addrSet(setGateways, outer), addrSet(setLocalGateways, local), addrSet(setOverlay, overlay),
+			pods, own, remote, addrSet(setHosts, n.Hosts), addrSet(setGateways, outer), addrSet(setLocalGateways, local), addrSet(setOverlay, overlay),
 		},
 		chains: []chain{
 			{
@@ -155,12 +155,14 @@ const ctStatusDNAT = 1 << 5
 
 // source is what peers see packets come from. The order matters where nodes
 // have addresses in the pod range. No masquerade: it would drop connections
-// when a route moves to another interface.
+// when a route moves to another interface. It is right the other way: hosts
+// outside see the address of the node that sends to them.
 func (n Node) source(f family) []rule {
 	out := oifPrefix(n.OverlayPrefix)
 	return []rule{
 		{"from this node", join(out, addrType(true, unix.RTN_LOCAL, expr.CmpOpEq), f.snatTo(n.Address))},
 		{"pods keep their source", join(out, f.inSet(f.saddr, setPods, false), f.snatToSelf())},
 		{"from others", join(out, f.snatTo(n.Address))},
+		{"peers to hosts outside", join(iifPrefix(n.OverlayPrefix), f.inSet(f.daddr, setHosts, false), []expr.Any{&expr.Masq{}})},
 	}
 }

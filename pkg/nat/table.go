@@ -63,6 +63,7 @@ const (
 const (
 	setMapped        = "mapped"
 	setRemote        = "remote"
+	setHosts         = "hosts"
 	setNodes         = "nodes"
 	setPods          = "pods"
 	setOwnPods       = "own-pods"

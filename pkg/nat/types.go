@@ -47,6 +47,9 @@ type Node struct {
 	OwnPods []netip.Prefix
 	// Remote are the ranges by which the cluster knows its peers.
 	Remote []netip.Prefix
+	// Hosts are addresses outside of the cluster that peers may reach: they do not
+	// know the way back, so they see the node's own address.
+	Hosts []netip.Addr
 	// Uplinks are the interfaces to other machines. From there only answers go to
 	// peers, and what a service with remote endpoints made of a packet: another
 	// machine that forges a pod's source does not use the node as its router.

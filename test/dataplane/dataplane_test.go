@@ -62,6 +62,7 @@ func TestDataPlane(t *testing.T) {
 		t.Run("errors", func(t *testing.T) { testErrors(t, n) })
 		t.Run("mtu", func(t *testing.T) { testMTU(t, n) })
 		t.Run("stateless", func(t *testing.T) { testStateless(t, n) })
+		t.Run("exposed host", func(t *testing.T) { testExposedHost(t, n) })
 		t.Run("isolation", func(t *testing.T) { testIsolation(t, n) })
 		t.Run("forgery", func(t *testing.T) { testForgery(t, n, o) })
 		t.Run("malicious", func(t *testing.T) { testMalicious(t, n, o) })
@@ -235,6 +236,32 @@ func testStateless(t *testing.T, n *dataplane.Topology) {
 			return err
 		})
 	}
+}
+
+// testExposedHost has pods of the peer call a host beside the nodes, which knows
+// nothing of any of this, and sees a node. The other way nothing is open.
+func testExposedHost(t *testing.T, n *dataplane.Topology) {
+	const port = 8090
+	dataplane.ServeTCP(t, n.LAN.NS, port)
+	dataplane.ServeUDP(t, n.LAN.NS, port)
+	for i := range n.B.Nodes {
+		for _, from := range []*netns.NS{n.B.Nodes[i].Pod.NS, n.B.Nodes[i].NS} {
+			for name, call := range map[string]func(*netns.NS, netip.Addr, uint16, int) (netip.Addr, error){"TCP": dataplane.TCP, "UDP": dataplane.UDP} {
+				source, err := call(from, n.LAN.Mapped, port, 5000)
+				if err != nil || source != n.A.Nodes[0].Host.Addr {
+					t.Errorf("%s calls the host by %s: it saw %s, want %s: %v", from, name, source, n.A.Nodes[0].Host.Addr, err)
+				}
+			}
+			if err := dataplane.Ping(from, n.LAN.Mapped, 56, patience); err != nil {
+				t.Errorf("%s pings the host: %v", from, err)
+			}
+		}
+	}
+	n.LAN.Route(t, dataplane.Ranges().MappedPods, n.A.Nodes[0].Host.Addr)
+	if dataplane.Reaches(n.LAN.NS, netip.Addr{}, n.B.Nodes[0].Pod.Mapped, dataplane.WebPort) {
+		t.Error("the host reaches the peer's pods")
+	}
+	n.LAN.Do(t, dropRoutes)
 }
 
 // testIsolation tries what a well configured peer's pods and hosts could try.

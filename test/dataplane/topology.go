@@ -56,6 +56,11 @@ func Ranges() ranges {
 	}
 }
 
+// Remote are the ranges of the other cluster; the last one is that of hosts.
+func (r ranges) Remote() []netip.Prefix {
+	return []netip.Prefix{r.MappedPods, r.MappedInternal, netip.MustParsePrefix("10.62.32.0/19")}
+}
+
 // Host is a namespace with its own address.
 type Host struct {
 	*netns.NS
@@ -74,6 +79,8 @@ type Cluster struct {
 	Tunnel *Tunnel
 	// Overlay is the gateway's overlay address.
 	Overlay Host
+	// Exposed are hosts outside that the peer may reach.
+	Exposed []Host
 	// Key is the overlay's.
 	Key overlay.Key
 	// Config is the tunnel's.
@@ -102,10 +109,12 @@ func New(t testing.TB, o Options) *Topology {
 	topology := &Topology{net: netns.New(t, "underlay")}
 	topology.net.Bridge(t, "br0")
 	topology.LAN = Host{NS: topology.attach(t, "lan", "172.18.9.9/16"), Addr: netip.MustParseAddr("172.18.9.9")}
+	topology.LAN.Mapped = netip.MustParseAddr("10.62.32.9")
 	topology.A, topology.B = topology.cluster(t, "a", 1), topology.cluster(t, "b", 2)
 	for _, c := range []*Cluster{topology.A, topology.B} {
 		c.overlay(t, o.Overlay)
 	}
+	topology.A.Exposed = []Host{topology.LAN}
 	topology.tunnel(t, o.Tunnel)
 	for _, c := range []*Cluster{topology.A, topology.B} {
 		c.Apply(t, o.Overlay)
@@ -229,12 +238,16 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	t.Helper()
 	gateway := c.gatewayState(t, kind)
 	apply(t, c.Gateway.NS, gateway, func() (bool, error) { return nat.ApplyGateway(context.Background(), c.GatewayTable(t)) })
+	var hosts []netip.Addr
+	for _, h := range c.Exposed {
+		hosts = append(hosts, h.Addr)
+	}
 	for i := range c.Nodes {
 		apply(t, c.Nodes[i].NS, c.nodeState(t, kind, i), func() (bool, error) {
 			return nat.ApplyNode(context.Background(), nat.Node{
 				OverlayPrefix: overlay.NamePrefix, Address: c.Nodes[i].Overlay.Addr, Pods: []netip.Prefix{Ranges().Pods},
 				Gateways:    []nat.NodeGateway{{Outer: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0}},
-				OverlayPort: overlay.Port, Remote: []netip.Prefix{Ranges().MappedPods, Ranges().MappedInternal},
+				OverlayPort: overlay.Port, Remote: Ranges().Remote(), Hosts: hosts,
 				OwnPods: []netip.Prefix{netip.PrefixFrom(c.Nodes[i].Pod.Addr, 24).Masked()}, Uplinks: []string{"eth0"},
 			})
 		})
@@ -284,15 +297,19 @@ func (c *Cluster) Outer(t testing.TB, i int) (src netip.Addr) {
 func (c *Cluster) GatewayTable(t testing.TB) nat.Gateway {
 	t.Helper()
 	r := Ranges()
-	return nat.Gateway{
+	g := nat.Gateway{
 		Tunnel: tunnel.InterfaceName, Underlay: "eth0", OverlayPrefix: overlay.NamePrefix,
 		Local: []nat.Mapping{
 			{Real: r.Pods, Mapped: r.MappedPods}, {Real: r.Internal, Mapped: r.MappedInternal},
 		},
-		Remote:      []netip.Prefix{r.MappedPods, r.MappedInternal},
+		Remote:      r.Remote(),
 		Nodes:       []netip.Addr{c.Outer(t, 0), c.Outer(t, 1)},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
 	}
+	for _, h := range c.Exposed {
+		g.Local = append(g.Local, nat.Mapping{Real: netip.PrefixFrom(h.Addr, 32), Mapped: netip.PrefixFrom(h.Mapped, 32)})
+	}
+	return g
 }
 
 func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind) overlay.State {
@@ -301,7 +318,7 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind) overlay.State {
 	s := overlay.State{Rules: []overlay.Rule{
 		{IIF: tunnel.InterfaceName, Table: overlay.InboundTable}, {Table: overlay.Table},
 	}}
-	for _, p := range []netip.Prefix{r.MappedPods, r.MappedInternal} {
+	for _, p := range r.Remote() {
 		s.Routes = append(
 			s.Routes,
 			overlay.Route{Table: overlay.Table, Dst: p, Dev: tunnel.InterfaceName, Src: c.Overlay.Addr},
@@ -327,6 +344,12 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind) overlay.State {
 			},
 		)
 	}
+	for _, h := range c.Exposed {
+		s.Routes = append(s.Routes, overlay.Route{
+			Table: overlay.InboundTable, Dst: netip.PrefixFrom(h.Addr, 32), Dev: overlay.NamePrefix + "1", Via: c.Nodes[0].Overlay.Addr,
+			Src: c.Overlay.Addr,
+		})
+	}
 	s.Routes = append(s.Routes, overlay.Route{
 		Table: overlay.InboundTable, Dst: netip.MustParsePrefix("0.0.0.0/0"), Unreachable: true,
 	})
@@ -347,7 +370,7 @@ func (c *Cluster) nodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 		Routes: []overlay.Route{{Table: overlay.Table, Dst: netip.PrefixFrom(c.Overlay.Addr, 32), Dev: name, Src: local}},
 		Rules:  []overlay.Rule{{Table: overlay.Table}},
 	}
-	for _, p := range []netip.Prefix{r.MappedPods, r.MappedInternal} {
+	for _, p := range r.Remote() {
 		s.Routes = append(
 			s.Routes,
 			overlay.Route{Table: overlay.Table, Dst: p, Dev: name, Via: c.Overlay.Addr, Src: local, MTU: MTU},
@@ -365,7 +388,7 @@ func (n *Topology) tunnel(t testing.TB, backend tunnel.Backend) {
 	config := func(c *Cluster, own, peer wgtypes.Key) tunnel.Config {
 		return tunnel.Config{
 			Name: tunnel.InterfaceName, PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: MTU, Address: c.Overlay.Addr,
-			Peer: tunnel.Peer{PublicKey: peer.PublicKey(), AllowedIPs: []netip.Prefix{r.MappedPods, r.MappedInternal}},
+			Peer: tunnel.Peer{PublicKey: peer.PublicKey(), AllowedIPs: r.Remote()},
 		}
 	}
 	n.A.Config, n.B.Config = config(n.A, keyA, keyB), config(n.B, keyB, keyA)

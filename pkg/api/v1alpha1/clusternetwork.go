@@ -60,10 +60,27 @@ type PeerAllocation struct {
 	// external hosts.
 	// +optional
 	ExternalCIDR CIDR `json:"externalCIDR,omitzero"`
+	// Hosts are addresses outside of this cluster that the peer may reach.
+	// +listType=map
+	// +listMapKey=address
+	// +kubebuilder:validation:MaxItems=256
+	// +optional
+	Hosts []ExposedHost `json:"hosts,omitempty"`
 	// Established says that the peering once worked; before that a failed peer
 	// command takes the entry back.
 	// +optional
 	Established bool `json:"established,omitempty"`
+}
+
+// ExposedHost is an address outside of this cluster that a peer may reach.
+type ExposedHost struct {
+	// Address of the host, as this cluster's nodes reach it.
+	Address IP `json:"address"`
+	// Number is its place in the upper half of the external CIDR by which the peer
+	// knows this cluster.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=8190
+	Number int32 `json:"number"`
 }
 
 // CIDRMapping translates a prefix 1:1 into another one of the same length.

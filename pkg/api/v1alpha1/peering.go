@@ -54,6 +54,19 @@ type LocalNetwork struct {
 	// ExternalCIDR is the /18 by which the peer knows this cluster's nodes: its
 	// lower half is InternalCIDR 1:1.
 	ExternalCIDR CIDR `json:"externalCIDR"`
+	// Hosts are single addresses outside of this cluster that the peer may reach.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=256
+	// +optional
+	Hosts []AddressMapping `json:"hosts,omitempty"`
+}
+
+// AddressMapping is one address and the one by which the peer knows it.
+type AddressMapping struct {
+	// Real is the address as this cluster's nodes reach it.
+	Real IP `json:"real"`
+	// Mapped is of the upper half of the external CIDR.
+	Mapped IP `json:"mapped"`
 }
 
 // RemoteNetwork is the peer as this cluster knows it.
