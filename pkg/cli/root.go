@@ -163,7 +163,7 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	flags := root.PersistentFlags()
 	flags.String("kubeconfig", "", "kubeconfig file to use instead of $KUBECONFIG or ~/.kube/config")
 	flags.String("config", "", "file with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
-	root.AddCommand(newPeer(g), newUnpeer(g), newStatus(g), newMap(g), newVersion(g))
+	root.AddCommand(newPeer(g), newUnpeer(g), newStatus(g), newMap(g), newExposeHost(g), newVersion(g))
 	return root
 }
 

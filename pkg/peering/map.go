@@ -27,6 +27,11 @@ func (c *Cluster) MapFor(ctx context.Context, peer *Cluster, what string) (netip
 	if mapped, ok := mappings(p.Spec.Local.Pods).Translate(addr); ok {
 		return mapped, nil
 	}
+	for _, h := range p.Spec.Local.Hosts {
+		if h.Real.Addr == addr {
+			return h.Mapped.Addr, nil
+		}
+	}
 	nodes, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
 	if err != nil {
 		return netip.Addr{}, err

@@ -295,10 +295,14 @@ func peeringSpec(s, peer *side, d decided, endpoints []string) (v1alpha1.Peering
 	if s.existing != nil {
 		name = s.existing.Spec.Remote.Name
 	}
+	hosts, err := hostMappings(given, got.ExternalCIDR.Prefix)
+	if err != nil {
+		return v1alpha1.PeeringSpec{}, err
+	}
 	return v1alpha1.PeeringSpec{
 		Index: given.Index,
 		Local: v1alpha1.LocalNetwork{
-			Pods: got.Pods, InternalCIDR: s.ledger.Spec.InternalCIDR, ExternalCIDR: got.ExternalCIDR,
+			Pods: got.Pods, InternalCIDR: s.ledger.Spec.InternalCIDR, ExternalCIDR: got.ExternalCIDR, Hosts: hosts,
 		},
 		Remote:  v1alpha1.RemoteNetwork{ClusterID: peer.ID, Name: name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR},
 		Overlay: d.overlay,

@@ -1,0 +1,181 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+// ExposeHost lets the peer's pods and nodes reach an address outside of this
+// cluster that this cluster's nodes reach. It returns the address by which the
+// peer knows it, when gateway and nodes have applied it. Doing so again changes
+// nothing.
+func (c *Cluster) ExposeHost(ctx context.Context, peer *Cluster, host netip.Addr) (netip.Addr, error) {
+	p, err := c.peeringWith(ctx, peer)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	if err := c.canExpose(ctx, p, host); err != nil {
+		return netip.Addr{}, &Error{Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("expose host %s to %q", host, peer.Name), Err: err}
+	}
+	number := 0
+	err = c.changeHosts(ctx, peer, func(a *v1alpha1.PeerAllocation) error {
+		taken := map[int]bool{}
+		for _, h := range a.Hosts {
+			if h.Address.Addr == host {
+				number = int(h.Number)
+				return errUnchanged
+			}
+			taken[int(h.Number)] = true
+		}
+		if len(a.Hosts) >= maxHosts {
+			return fmt.Errorf("%d hosts are exposed to %q already", maxHosts, peer.Name)
+		}
+		if number, err = ipam.HostNumber(host, func(n int) bool { return taken[n] }); err != nil {
+			return err
+		}
+		a.Hosts = append(a.Hosts, v1alpha1.ExposedHost{Address: v1alpha1.IP{Addr: host}, Number: int32(number)})
+		return nil
+	})
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	return ipam.HostAddr(p.Spec.Local.ExternalCIDR.Prefix, number)
+}
+
+// HideHost takes back what ExposeHost did, and says whether there was anything.
+func (c *Cluster) HideHost(ctx context.Context, peer *Cluster, host netip.Addr) (was bool, err error) {
+	if _, err := c.peeringWith(ctx, peer); err != nil {
+		return false, err
+	}
+	err = c.changeHosts(ctx, peer, func(a *v1alpha1.PeerAllocation) error {
+		before := len(a.Hosts)
+		a.Hosts = slices.DeleteFunc(a.Hosts, func(h v1alpha1.ExposedHost) bool { return h.Address.Addr == host })
+		if len(a.Hosts) == before {
+			return errUnchanged
+		}
+		was = true
+		return nil
+	})
+	return was, err
+}
+
+// maxHosts is what a Peering has room for.
+const maxHosts = 256
+
+// canExpose says why an address is none of a host outside.
+func (c *Cluster) canExpose(ctx context.Context, p *v1alpha1.Peering, host netip.Addr) error {
+	if !p.Carries(host) || host.IsLoopback() || host.IsMulticast() || host.IsUnspecified() || host.IsLinkLocalUnicast() {
+		return errors.New("it is not an IPv4 address that nodes send to")
+	}
+	for _, m := range p.Spec.Local.Pods {
+		if m.Real.Contains(host) {
+			return fmt.Errorf("it is in the pods' range %s: pods need not be exposed", m.Real)
+		}
+	}
+	if p.Spec.Local.InternalCIDR.Contains(host) {
+		return fmt.Errorf("it is in the overlay's range %s", p.Spec.Local.InternalCIDR)
+	}
+	var peerings v1alpha1.PeeringList
+	if err := c.Client.List(ctx, &peerings); err != nil {
+		return c.fail("list Peerings", err)
+	}
+	for _, other := range peerings.Items {
+		for _, r := range other.RemoteRanges() {
+			if r.Contains(host) {
+				return fmt.Errorf("it is in the range %s of the peer %q", r, other.Spec.Remote.Name)
+			}
+		}
+	}
+	var nodes corev1.NodeList
+	if err := c.Client.List(ctx, &nodes); err != nil {
+		return c.fail("list nodes", err)
+	}
+	for _, n := range nodes.Items {
+		for _, a := range n.Status.Addresses {
+			if a.Address == host.String() {
+				return fmt.Errorf("it is node %s: nodes are not open to peers", n.Name)
+			}
+		}
+	}
+	return nil
+}
+
+// changeHosts changes the hosts of the peer's entry in the ledger, has the Peering
+// say the same, and waits until gateway and nodes have applied it.
+func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v1alpha1.PeerAllocation) error) error {
+	cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+		a := allocation(cn, peer.ID)
+		if a == nil {
+			return errTornDown
+		}
+		return change(a)
+	})
+	if err != nil {
+		return c.fail("write the exposed hosts to the ledger", err)
+	}
+	name := allocation(cn, peer.ID).Name
+	return c.poll(ctx, "wait until gateway and nodes have applied it", c.podsHint(), func(ctx context.Context) (string, error) {
+		p := &v1alpha1.Peering{}
+		if err := c.Client.Get(ctx, types.NamespacedName{Name: name}, p); err != nil {
+			return "", err
+		}
+		// Others may change the ledger at the same time: what counts is what it says now.
+		cn, err := c.ledger(ctx)
+		if err != nil {
+			return "", err
+		}
+		if cn == nil || allocation(cn, peer.ID) == nil {
+			return "", errTornDown
+		}
+		hosts, err := hostMappings(allocation(cn, peer.ID), p.Spec.Local.ExternalCIDR.Prefix)
+		if err != nil {
+			return "", err
+		}
+		if !slices.Equal(hosts, p.Spec.Local.Hosts) {
+			spec := *p.Spec.DeepCopy()
+			spec.Local.Hosts = hosts
+			_, err := c.applyAll(ctx, &v1alpha1.Peering{
+				TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
+				ObjectMeta: metav1.ObjectMeta{Name: name, Labels: p.Labels},
+				Spec:       spec,
+			})
+			return "the Peering has just been changed", err
+		}
+		var nodes v1alpha1.NodeNetworkList
+		if err := c.Client.List(ctx, &nodes); err != nil {
+			return "", err
+		}
+		ready, err := c.agentNodes(ctx)
+		if err != nil {
+			return "", err
+		}
+		v, err := view(c.Name, p, nodes.Items, ready, c.now())
+		if err != nil {
+			return "", err
+		}
+		return settled(p, v), nil
+	})
+}
+
+// hostMappings are the exposed hosts as the peer knows them.
+func hostMappings(a *v1alpha1.PeerAllocation, external netip.Prefix) ([]v1alpha1.AddressMapping, error) {
+	var out []v1alpha1.AddressMapping
+	for _, h := range a.Hosts {
+		mapped, err := ipam.HostAddr(external, int(h.Number))
+		if err != nil {
+			return nil, fmt.Errorf("exposed host %s: %w", h.Address, err)
+		}
+		out = append(out, v1alpha1.AddressMapping{Real: h.Address, Mapped: v1alpha1.IP{Addr: mapped}})
+	}
+	return out, nil
+}

@@ -1,0 +1,73 @@
+package e2e
+
+import (
+	"net"
+	"net/netip"
+	"strconv"
+	"testing"
+	"time"
+)
+
+// A host outside of both clusters, a machine that has nothing of ours, can be
+// reached by the peer's pods and nodes once it is exposed, by the address that is
+// printed, and no longer when that is taken back.
+func TestExposeHost(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	host := fx.gamma.nodes[0].addr
+	wrong := func(address string) {
+		r := liqonet(t, ctx, "", "expose-host", a.Name, b.Name, address)
+		if r.code != 2 || r.stdout != "" {
+			t.Errorf("expose-host %s: exit code %d, %q", address, r.code, r.stdout)
+		}
+	}
+	wrong(host.String()) // not peered
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	for _, address := range []string{"host.example", "127.0.0.1", "224.0.0.1", "fd00::1", a.pods[0].IP.String(), a.nodes[0].addr.String()} {
+		wrong(address)
+	}
+	said := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String()).stdout
+	if again := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String()).stdout; again != said {
+		t.Errorf("it was %q, and then %q", said, again)
+	}
+	mapped := mapped(t, ctx, a, b, host.String())
+	if said != mapped.String()+"\n" {
+		t.Fatalf("expose-host says %q, map says %s", said, mapped)
+	}
+	other := mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, "192.0.2.7").stdout
+	if other == said {
+		t.Errorf("two hosts have the same address %q", said)
+	}
+	callers := []*vantage{b.pods[0].vantage, b.pods[1].vantage, b.nodes[0].vantage}
+	reach := func(from *vantage, to netip.Addr, timeout time.Duration) error {
+		return from.do(func() error {
+			conn, err := net.DialTimeout("tcp", net.JoinHostPort(to.String(), strconv.Itoa(kubeletPort)), timeout)
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		})
+	}
+	for _, from := range callers {
+		if err := reach(from, mapped, callTimeout); err != nil {
+			t.Errorf("%s calls the exposed host: %v", from, err)
+		}
+		if _, err := from.call("icmp", mapped, callTimeout); err != nil {
+			t.Errorf("%s pings the exposed host: %v", from, err)
+		}
+	}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	if err := reach(callers[0], mapped, callTimeout); err != nil {
+		t.Errorf("after a second peer: %v", err)
+	}
+	for range 2 { // the second one says that there was nothing
+		mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String(), "--remove")
+	}
+	for _, from := range callers {
+		if err := reach(from, mapped, shortTimeout); err == nil {
+			t.Errorf("%s reaches the host that is not exposed any more", from)
+		}
+	}
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
