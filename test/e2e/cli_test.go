@@ -89,6 +89,7 @@ type view struct {
 	Cluster, Peer, State, Message string
 	LocalPods, RemotePods         []mapping
 	Role, Endpoint                string
+	Overlay, WireGuard            string
 	GatewayNode                   string
 	RTTMilliseconds               *float64
 	LossPercent                   int
