@@ -66,18 +66,18 @@ func mustLiqonet(t testing.TB, ctx context.Context, args ...string) result {
 	return r
 }
 
-// together peers or unpeers several pairs at once, which saves time.
-func together(t testing.TB, ctx context.Context, verb string, pairs ...[2]*cluster) {
+// together runs several commands at once, which saves time. All have to succeed.
+func together(t testing.TB, ctx context.Context, commands ...[]string) {
 	t.Helper()
-	results := make([]result, len(pairs))
+	results := make([]result, len(commands))
 	var wg sync.WaitGroup
-	for i, pair := range pairs {
-		wg.Go(func() { results[i] = liqonet(t, ctx, "", verb, pair[0].Name, pair[1].Name) })
+	for i, args := range commands {
+		wg.Go(func() { results[i] = liqonet(t, ctx, "", args...) })
 	}
 	wg.Wait()
 	for i, r := range results {
 		if r.code != 0 {
-			t.Fatalf("%s %s and %s: exit code %d\n%s%s", verb, pairs[i][0].Name, pairs[i][1].Name, r.code, r.stdout, r.stderr)
+			t.Fatalf("kubectl liqonet %s: exit code %d\n%s%s", strings.Join(commands[i], " "), r.code, r.stdout, r.stderr)
 		}
 	}
 }

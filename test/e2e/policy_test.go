@@ -50,7 +50,7 @@ func TestNetworkPolicy(t *testing.T) {
 	ctx := begin(t)
 	// alpha and beta have the same ranges, gamma another: seen as what it is.
 	a, b, c := fx.alpha, fx.beta, fx.gamma
-	together(t, ctx, "peer", [2]*cluster{a, b}, [2]*cluster{a, c})
+	together(t, ctx, []string{"peer", a.Name, b.Name}, []string{"peer", a.Name, c.Name})
 	views := status(t, ctx, 0, a, b, c)
 	ab, ba, ca := viewOf(t, views, a, b), viewOf(t, views, b, a), viewOf(t, views, c, a)
 	if ba.LocalPods[0].Real == ba.LocalPods[0].Mapped || ca.LocalPods[0].Real != ca.LocalPods[0].Mapped {
@@ -142,7 +142,7 @@ func TestNetworkPolicy(t *testing.T) {
 	}
 	removePolicies(t, a)
 	checkVerdicts(t, inbound, "tcp", []string{"mapped", "unmapped", "local"})
-	together(t, ctx, "unpeer", [2]*cluster{a, b}, [2]*cluster{a, c})
+	together(t, ctx, []string{"unpeer", a.Name, b.Name}, []string{"unpeer", a.Name, c.Name})
 	checkNothingLeft(t, ctx)
 }
 
