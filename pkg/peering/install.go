@@ -260,6 +260,15 @@ func (c *Cluster) nodeReports(ctx context.Context) ([]v1alpha1.NodeNetwork, erro
 	return reports, err
 }
 
+// knownReports are those of agents that run already, if any do.
+func (c *Cluster) knownReports(ctx context.Context) ([]v1alpha1.NodeNetwork, error) {
+	var list v1alpha1.NodeNetworkList
+	if err := c.Client.List(ctx, &list); err != nil && !absent(err) {
+		return nil, c.fail("read the reports of the node agents", err)
+	}
+	return list.Items, nil
+}
+
 func reportOf(reports []v1alpha1.NodeNetwork, node string) *v1alpha1.NodeNetwork {
 	for i := range reports {
 		if reports[i].Spec.NodeName == node {

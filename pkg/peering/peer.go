@@ -109,7 +109,7 @@ func (p *peer) both(ctx context.Context, do func(ctx context.Context, s, peer *s
 }
 
 func (p *peer) discover(ctx context.Context) error {
-	return p.both(ctx, func(ctx context.Context, s, _ *side) ([]string, error) {
+	err := p.both(ctx, func(ctx context.Context, s, _ *side) ([]string, error) {
 		if err := s.may(ctx, toInstall()); err != nil {
 			return nil, err
 		}
@@ -134,13 +134,26 @@ func (p *peer) discover(ctx context.Context) error {
 			return nil, &Error{Kind: Ranges, Cluster: s.Name, Doing: "find a range for the overlay", Err: err}
 		}
 		s.internal = internal[0].Prefix
-		return nil, nil
+		s.nodes, err = s.knownReports(ctx)
+		return nil, err
 	})
+	if err != nil {
+		return err
+	}
+	return p.refuse()
+}
+
+// refuse fails if a backend that the user asks for is none that the kernels can
+// serve, as far as they are known: where agents run already, before anything is
+// changed, and otherwise before there is more than these.
+func (p *peer) refuse() error {
+	_, _, err := decide(p.sides[0], p.sides[1], p.options)
+	return err
 }
 
 func (p *peer) install(ctx context.Context) error {
 	p.touched = true
-	return p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
+	err := p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
 		changed, err := s.install(ctx, peer.Cluster, s)
 		if err != nil {
 			return changed, err
@@ -148,6 +161,10 @@ func (p *peer) install(ctx context.Context) error {
 		s.nodes, err = s.nodeReports(ctx)
 		return changed, err
 	})
+	if err != nil {
+		return err
+	}
+	return p.refuse()
 }
 
 func (p *peer) push(ctx context.Context) error {

@@ -558,6 +558,35 @@ func TestChooseAgain(t *testing.T) {
 	}
 }
 
+// TestRefuse: what the kernels are known not to have is refused for either side,
+// and so that it is clear where.
+func TestRefuse(t *testing.T) {
+	can := v1alpha1.KernelFacts{Geneve: true, VXLAN: true, WireGuard: true}
+	for wish, o := range map[string]Options{"geneve": {Overlay: "geneve"}, "wireguard": {WireGuard: "kernel"}} {
+		for i, name := range []string{"a", "b"} {
+			a, b := newSide("a", nil, "", ""), newSide("b", nil, "", "")
+			p := &peer{sides: [2]*side{a, b}, options: o}
+			if err := p.refuse(); err != nil {
+				t.Errorf("%s is refused while nothing is known: %v", wish, err)
+			}
+			a.nodes, b.nodes = kernels(can, can), kernels(can, can)
+			if err := p.refuse(); err != nil {
+				t.Errorf("%s is refused: %v", wish, err)
+			}
+			p.sides[i].nodes[1].Status.Kernel = &v1alpha1.KernelFacts{VXLAN: true}
+			err := p.refuse()
+			e := (*Error)(nil)
+			if !errors.As(err, &e) || e.Kind != Usage || e.Cluster != name || !strings.Contains(err.Error(), wish+" on nodes n2") {
+				t.Errorf("%s that node n2 of %s has not: %v", wish, name, err)
+			}
+			p.options = Options{}
+			if err := p.refuse(); err != nil {
+				t.Errorf("auto is refused: %v", err)
+			}
+		}
+	}
+}
+
 func checkChoice(t *testing.T, want, got string, err error, bad string) {
 	t.Helper()
 	if want != got || (err != nil) != (want == "") {

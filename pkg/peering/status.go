@@ -72,6 +72,8 @@ type NodeView struct {
 	// RTT is from the node to the peer's gateway.
 	RTT         *float64 `json:"rttMilliseconds,omitempty"`
 	LossPercent int      `json:"lossPercent"`
+	// Message says why it is not ready, where that is known.
+	Message string `json:"message,omitempty"`
 }
 
 // Views returns the cluster's view of each of its peerings, by name.
@@ -138,6 +140,9 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 				nv.Ready = alive && g.Ready && g.ObservedGeneration == p.Generation
 				nv.RTT, nv.LossPercent = milliseconds(g.RTTMicroseconds), int(g.LossPercent)
 			}
+			if nv.Message = ""; !nv.Ready {
+				nv.Message = whyNotReady(n, p.Spec.Overlay)
+			}
 		}
 		if nv.Ready {
 			v.NodesReady++
@@ -167,10 +172,24 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 	case v.NodesReady < len(readyNodes):
 		v.State = Degraded
 		v.Message = fmt.Sprintf("%d of %d nodes reach the peer", v.NodesReady, len(readyNodes))
+		if i := slices.IndexFunc(v.Nodes, func(n NodeView) bool { return n.Message != "" }); i >= 0 {
+			v.Message += fmt.Sprintf("; %s: %s", v.Nodes[i].Name, v.Nodes[i].Message)
+		}
 	default:
 		v.State = Connected
 	}
 	return v, nil
+}
+
+// whyNotReady says why a node does not reach the peer, empty if that is not
+// known: a kernel that cannot do the overlay that was chosen before the node came,
+// or what its agent says.
+func whyNotReady(n *v1alpha1.NodeNetwork, kind v1alpha1.OverlayKind) string {
+	k := n.Status.Kernel
+	if k != nil && (kind == "geneve" && !k.Geneve || kind == "vxlan" && !k.VXLAN) {
+		return fmt.Sprintf("its kernel (%s) has no %s; load the module, or peer again with --overlay auto", k.Release, kind)
+	}
+	return n.Status.Message
 }
 
 // settled says what is still missing until the Peering, as it is now, works.

@@ -165,6 +165,22 @@ func TestViewState(t *testing.T) {
 			state:  Degraded, message: "1 of 2 nodes", nodes: 1,
 		},
 		{
+			name: "a node that was added cannot do the overlay",
+			change: func(w *world) {
+				w.gateway(1).Ready = false
+				w.nodes[1].Status.Kernel = &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}
+				w.nodes[1].Status.Message = "add link lq0-0: operation not supported"
+			},
+			state: Degraded, message: "1 of 2 nodes reach the peer; n1: its kernel (6.1) has no geneve; load the module, or peer again with --overlay auto", nodes: 1,
+		},
+		{
+			name: "a node's agent says what is wrong",
+			change: func(w *world) {
+				w.gateway(0).Ready, w.nodes[0].Status.Message = false, "there is an interface of this name that is not ours"
+			},
+			state: Degraded, message: "1 of 2 nodes reach the peer; n2: there is an interface", nodes: 1,
+		},
+		{
 			name: "a node has an outdated NodeNetwork as well",
 			change: func(w *world) {
 				again := w.nodes[1].DeepCopy()

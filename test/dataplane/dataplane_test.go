@@ -61,6 +61,7 @@ func TestDataPlane(t *testing.T) {
 		t.Run("flows", func(t *testing.T) { testFlows(t, n) })
 		t.Run("errors", func(t *testing.T) { testErrors(t, n) })
 		t.Run("mtu", func(t *testing.T) { testMTU(t, n) })
+		t.Run("links", func(t *testing.T) { testLinks(t, n) })
 		t.Run("stateless", func(t *testing.T) { testStateless(t, n) })
 		t.Run("exposed host", func(t *testing.T) { testExposedHost(t, n) })
 		t.Run("isolation", func(t *testing.T) { testIsolation(t, n) })
@@ -262,6 +263,51 @@ func testExposedHost(t *testing.T, n *dataplane.Topology) {
 		t.Error("the host reaches the peer's pods")
 	}
 	n.LAN.Do(t, dropRoutes)
+}
+
+// testLinks wants every overlay link to bear its machine's address on both ends,
+// and each end to reach the other: a link for each node on a gateway, and one for
+// the gateway on each node.
+func testLinks(t *testing.T, n *dataplane.Topology) {
+	for _, c := range []*dataplane.Cluster{n.A, n.B} {
+		machines := []dataplane.Host{{NS: c.Gateway.NS, Addr: c.Overlay.Addr}}
+		for i := range c.Nodes {
+			machines = append(machines, dataplane.Host{NS: c.Nodes[i].NS, Addr: c.Nodes[i].Overlay.Addr})
+			if err := dataplane.Ping(c.Gateway.NS, c.Nodes[i].Overlay.Addr, 56, patience); err != nil {
+				t.Errorf("from gateway %s to node %d: %v", c.Name, i+1, err)
+			}
+			if err := dataplane.Ping(c.Nodes[i].NS, c.Overlay.Addr, 56, patience); err != nil {
+				t.Errorf("from node %d to gateway %s: %v", i+1, c.Name, err)
+			}
+		}
+		for i, m := range machines {
+			links := 0
+			m.Do(t, func() error {
+				all, err := netlink.LinkList()
+				for _, l := range all {
+					if !strings.HasPrefix(l.Attrs().Name, overlay.NamePrefix) {
+						continue
+					}
+					links++
+					addrs, err := netlink.AddrList(l, netlink.FAMILY_V4)
+					if err != nil {
+						return err
+					}
+					if len(addrs) != 1 || addrs[0].IPNet.String() != m.Addr.String()+"/32" {
+						t.Errorf("link %s of %s bears %v, want %s/32", l.Attrs().Name, m.Name, addrs, m.Addr)
+					}
+				}
+				return err
+			})
+			want := 1
+			if i == 0 {
+				want = len(c.Nodes)
+			}
+			if links != want {
+				t.Errorf("%s has %d overlay links, want %d", m.Name, links, want)
+			}
+		}
+	}
 }
 
 // testIsolation tries what a well configured peer's pods and hosts could try.

@@ -150,16 +150,22 @@ func TestFailedPeer(t *testing.T) {
 		{"little time", []string{"--timeout=1s"}, 15 * time.Second, []string{"timed out after 1s", "cluster"}},
 		{"not enough time", []string{"--timeout=2500ms"}, 15 * time.Second, []string{"timed out after 2.5s", "cluster"}},
 		{"WireGuard that the kernel has not", []string{"--wireguard=kernel"}, 30 * time.Second, []string{"cluster", "wireguard", "userspace"}},
+		{"overlay that the kernel has not", []string{"--overlay=geneve"}, 30 * time.Second, []string{"cluster", "geneve", "w1", "--overlay auto"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			ctx := begin(t)
 			r := liqonet(t, ctx, "", append([]string{"peer", a, b}, test.args...)...)
 			want := exitNotReady
-			if strings.HasPrefix(test.args[0], "--wireguard") {
-				if kernelHasWireGuard(t, ctx) {
+			switch test.args[0] {
+			case "--wireguard=kernel":
+				want = exitUsage
+				if kernelHas(t, ctx, "wireguard") {
 					want = 0
-				} else {
-					want = exitUsage
+				}
+			case "--overlay=geneve":
+				want = exitUsage
+				if kernelHas(t, ctx, "geneve", "id", "1", "remote", "192.0.2.1") {
+					want = 0
 				}
 			}
 			if r.code != want {
@@ -179,20 +185,6 @@ func TestFailedPeer(t *testing.T) {
 			checkNothingLeft(t, ctx)
 		})
 	}
-}
-
-// kernelHasWireGuard asks a node's kernel for a WireGuard link, and takes it
-// away.
-func kernelHasWireGuard(t *testing.T, ctx context.Context) bool {
-	t.Helper()
-	n := fx.nodes[0]
-	if n.NetCommand(ctx, "ip", "link", "add", "e2ewg", "type", "wireguard").Run() != nil {
-		return false
-	}
-	if err := n.NetCommand(ctx, "ip", "link", "delete", "e2ewg").Run(); err != nil {
-		t.Fatal(err)
-	}
-	return true
 }
 
 // otherContexts writes a kubeconfig with those of the lab and others, by which a

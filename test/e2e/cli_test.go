@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -46,7 +47,8 @@ func liqonet(t testing.TB, ctx context.Context, kubeconfig string, args ...strin
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		r.code = exit.ExitCode()
 	} else if err != nil {
-		t.Fatalf("kubectl liqonet %s: %v", strings.Join(args, " "), err)
+		t.Errorf("kubectl liqonet %s: %v", strings.Join(args, " "), err)
+		r.code = -1
 	}
 	if args[0] != "map" && args[0] != "status" { // there are too many of them
 		t.Logf("kubectl liqonet %s: exit code %d after %.1f s", strings.Join(args, " "), r.code, r.took.Seconds())
@@ -64,6 +66,22 @@ func mustLiqonet(t testing.TB, ctx context.Context, args ...string) result {
 	return r
 }
 
+// together runs several commands at once, which saves time. All have to succeed.
+func together(t testing.TB, ctx context.Context, commands ...[]string) {
+	t.Helper()
+	results := make([]result, len(commands))
+	var wg sync.WaitGroup
+	for i, args := range commands {
+		wg.Go(func() { results[i] = liqonet(t, ctx, "", args...) })
+	}
+	wg.Wait()
+	for i, r := range results {
+		if r.code != 0 {
+			t.Fatalf("kubectl liqonet %s: exit code %d\n%s%s", strings.Join(commands[i], " "), r.code, r.stdout, r.stderr)
+		}
+	}
+}
+
 // mapping and the rest are the parts of status -o json on which scripts rely.
 type mapping struct{ Real, Mapped netip.Prefix }
 
@@ -71,6 +89,7 @@ type view struct {
 	Cluster, Peer, State, Message string
 	LocalPods, RemotePods         []mapping
 	Role, Endpoint                string
+	Overlay, WireGuard            string
 	GatewayNode                   string
 	RTTMilliseconds               *float64
 	LossPercent                   int

@@ -221,7 +221,7 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 			t.Fatal(err)
 		}
 	}
-	pid := gatewayProcess(t, c, p.Status.Planes[0].PodIP.Addr)
+	pid := gatewayProcess(t, gatewayPod(t, ctx, c).GetName())
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
 	if err != nil {
 		t.Fatal(err)
@@ -367,30 +367,6 @@ func (n node) addressOf(t *testing.T, device string) (addr netip.Addr) {
 		t.Fatalf("node %s: %v", n.Node.Name, err)
 	}
 	return addr
-}
-
-// gatewayProcess finds the agent in the pod with an address.
-func gatewayProcess(t *testing.T, c *cluster, podIP netip.Addr) int {
-	t.Helper()
-	for _, pid := range agents(t, "gateway") {
-		environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		// Pods of two clusters may have the same address; nodes have not.
-		hasIP, here := false, false
-		for v := range strings.SplitSeq(string(environ), "\x00") {
-			hasIP = hasIP || v == "POD_IP="+podIP.String()
-			for _, n := range c.nodes {
-				here = here || v == "NODE_NAME="+n.Node.Name
-			}
-		}
-		if hasIP && here {
-			return pid
-		}
-	}
-	t.Fatalf("no gateway process of %s with the address %s", c.Name, podIP)
-	return 0
 }
 
 func jsonPath(t testing.TB, ctx context.Context, c *cluster, path string, args ...string) string {

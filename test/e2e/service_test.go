@@ -1,24 +1,30 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"net/netip"
-	"strconv"
+	"slices"
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
 // remoteNodePort is in the default range of NodePorts.
 const remoteNodePort = 30777
 
+// balancerIP is what a load balancer would have given to the Service: of no
+// network of the lab.
+var balancerIP = netip.MustParseAddr("203.0.113.77")
+
 const remoteService = `
 apiVersion: v1
 kind: Service
 metadata: {name: remote, namespace: default}
-spec: {type: NodePort, ports: [{port: %[1]d, nodePort: %[2]d}]}
+spec: {type: LoadBalancer, ports: [{port: %[1]d, nodePort: %[2]d}]}
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
@@ -29,46 +35,126 @@ endpoints: [{addresses: ["%[3]s"]}]
 `
 
 // A Service whose endpoint is a pod of the peer can be reached by its cluster IP
-// from nodes and pods, and by its NodePort through every node, from inside and
-// from outside of the cluster; with kube-proxy's iptables (alpha) as with its
-// nftables (beta). kube-proxy marks such packets for masquerading.
+// from nodes and pods, and by its NodePort and its load balancer's address through
+// every node, from inside and from outside of the cluster; with kube-proxy's
+// iptables (alpha) as with its nftables (beta). kube-proxy marks such packets for
+// masquerading. Pods on the host network and nodes that use the same source port
+// are looked at as well.
 func TestServiceWithRemoteEndpoint(t *testing.T) {
 	ctx := begin(t)
 	a, b := fx.alpha, fx.beta
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
 		here, there := direction[0], direction[1]
-		endpoint := there.pods[0]
-		address := mapped(t, ctx, there, here, "default/"+endpoint.Pod.Name)
-		if _, err := here.Run(ctx, fmt.Sprintf(remoteService, workload.TCPPort, remoteNodePort, address), "apply", "-f", "-"); err != nil {
-			t.Fatal(err)
-		}
-		raw, err := here.Run(ctx, "", "get", "service", "remote", "-o", "jsonpath={.spec.clusterIP}")
-		if err != nil {
-			t.Fatal(err)
-		}
-		callers := []*vantage{fx.gamma.nodes[0].vantage}
-		var targets []netip.AddrPort
-		for _, n := range here.nodes {
-			callers = append(callers, n.vantage)
-			targets = append(targets, netip.AddrPortFrom(n.addr, remoteNodePort))
-		}
-		for _, target := range targets {
-			for _, caller := range callers {
-				checkService(t, caller, target, endpoint.Pod.Name)
-			}
-		}
-		inside := netip.AddrPortFrom(netip.MustParseAddr(raw), workload.TCPPort)
-		for i := range here.nodes {
-			checkService(t, here.nodes[i].vantage, inside, endpoint.Pod.Name)
-			checkService(t, here.pods[i].vantage, inside, endpoint.Pod.Name)
-		}
-		if _, err := here.Run(ctx, "", "delete", "service", "remote"); err != nil {
-			t.Fatal(err)
-		}
+		checkHostNetwork(t, ctx, here, there)
+		checkSamePort(t, ctx, here, there)
+		checkRemoteService(t, ctx, here, there)
 	}
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	checkNothingLeft(t, ctx)
+}
+
+func checkRemoteService(t *testing.T, ctx context.Context, here, there *cluster) {
+	t.Helper()
+	kubectl := func(stdin string, args ...string) string {
+		out, err := here.Run(ctx, stdin, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	endpoint := there.pods[0]
+	address := mapped(t, ctx, there, here, "default/"+endpoint.Pod.Name)
+	kubectl(fmt.Sprintf(remoteService, workload.TCPPort, remoteNodePort, address), "apply", "-f", "-")
+	kubectl("", "patch", "service", "remote", "--subresource=status", "--type=merge",
+		"-p", fmt.Sprintf(`{"status":{"loadBalancer":{"ingress":[{"ip":%q}]}}}`, balancerIP))
+	raw := kubectl("", "get", "service", "remote", "-o", "jsonpath={.spec.clusterIP}")
+
+	callers := []*vantage{fx.gamma.nodes[0].vantage}
+	for _, n := range here.nodes {
+		callers = append(callers, n.vantage)
+	}
+	for _, n := range here.nodes {
+		for _, caller := range callers {
+			checkService(t, caller, netip.AddrPortFrom(n.addr, remoteNodePort), endpoint.Pod.Name)
+		}
+	}
+	balancer := netip.AddrPortFrom(balancerIP, workload.TCPPort)
+	inside := netip.AddrPortFrom(netip.MustParseAddr(raw), workload.TCPPort)
+	for i := range here.nodes {
+		for _, target := range []netip.AddrPort{inside, balancer} {
+			checkService(t, here.nodes[i].vantage, target, endpoint.Pod.Name)
+			checkService(t, here.pods[i].vantage, target, endpoint.Pod.Name)
+		}
+	}
+	outside := newOutside(t, ctx, here)
+	for _, n := range here.nodes {
+		outside.through(n)
+		checkService(t, outside.vantage, balancer, endpoint.Pod.Name)
+	}
+
+	// Only the node that the endpoint is said to be on takes part then, and
+	// kube-proxy does not masquerade.
+	first, second := here.nodes[0], here.nodes[1]
+	kubectl("", "patch", "endpointslice", "remote-1", "--type=json",
+		"-p", fmt.Sprintf(`[{"op":"add","path":"/endpoints/0/nodeName","value":%q}]`, first.Node.Name))
+	kubectl("", "patch", "service", "remote", "-p", `{"spec":{"externalTrafficPolicy":"Local"}}`)
+	outside.through(second)
+	eventually(t, ctx, 10*time.Second, "another node does not answer for a service of local traffic", func() string {
+		if err := outside.do(func() error { return greetOnce(balancer, endpoint.Pod.Name, shortTimeout) }); err == nil {
+			return "it does"
+		}
+		return ""
+	})
+	outside.through(first)
+	checkService(t, outside.vantage, balancer, endpoint.Pod.Name)
+	checkService(t, fx.gamma.nodes[0].vantage, netip.AddrPortFrom(first.addr, remoteNodePort), endpoint.Pod.Name)
+	outside.close()
+	kubectl("", "delete", "service", "remote")
+}
+
+// outside is a host beside the nodes, as which the control plane's machine
+// serves: it has no kube-proxy. It reaches the load balancer's address by one of
+// the nodes.
+type outside struct {
+	*vantage
+	through func(node)
+	close   func()
+}
+
+func newOutside(t *testing.T, ctx context.Context, c *cluster) outside {
+	t.Helper()
+	clusters, err := fx.lab.Clusters()
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(clusters, func(lc *lab.Cluster) bool { return lc.Spec.Name == c.Name })
+	machine, err := clusters[i].Node(c.Name + "-cp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := nodeVantage(machine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	route := func(ctx context.Context, args ...string) {
+		if out, err := machine.NetCommand(ctx, "ip", append([]string{"route"}, args...)...).CombinedOutput(); err != nil {
+			t.Errorf("ip route %v: %v: %s", args, err, out)
+		}
+	}
+	closed := false
+	closeOnce := func() {
+		if !closed {
+			closed = true
+			route(context.WithoutCancel(ctx), "flush", balancerIP.String())
+			v.ns.Close()
+		}
+	}
+	t.Cleanup(closeOnce)
+	return outside{
+		vantage: v, close: closeOnce,
+		through: func(n node) { route(ctx, "replace", balancerIP.String(), "via", n.addr.String()) },
+	}
 }
 
 // checkService connects, repeatedly until kube-proxy has written its rules, and
@@ -76,24 +162,28 @@ func TestServiceWithRemoteEndpoint(t *testing.T) {
 func checkService(t *testing.T, from *vantage, to netip.AddrPort, endpoint string) {
 	t.Helper()
 	eventually(t, t.Context(), 10*time.Second, fmt.Sprintf("%s reaches the remote endpoint by %s", from, to), func() string {
-		err := from.do(func() error {
-			conn, err := net.DialTimeout("tcp", net.JoinHostPort(to.Addr().String(), strconv.Itoa(int(to.Port()))), 2*time.Second)
-			if err != nil {
-				return err
-			}
-			defer conn.Close()
-			if err := conn.SetDeadline(time.Now().Add(2 * time.Second)); err != nil {
-				return err
-			}
-			c, err := greet(conn)
-			if err == nil && endpoint != "" && c.greeting.hostname != endpoint {
-				err = fmt.Errorf("%s answered", c.greeting.hostname)
-			}
-			return err
-		})
+		err := from.do(func() error { return greetOnce(to, endpoint, 2*time.Second) })
 		if err != nil {
 			return err.Error()
 		}
 		return ""
 	})
+}
+
+// greetOnce connects, from the namespace of the thread, and wants a pod to
+// answer, or any if it is empty.
+func greetOnce(to netip.AddrPort, pod string, timeout time.Duration) error {
+	conn, err := net.DialTimeout("tcp", to.String(), timeout)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
+		return err
+	}
+	c, err := greet(conn)
+	if err == nil && pod != "" && c.greeting.hostname != pod {
+		err = fmt.Errorf("%s answered", c.greeting.hostname)
+	}
+	return err
 }

@@ -56,12 +56,16 @@ func TestTopologies(t *testing.T) {
 	})
 	step("partly overlapping ranges", func(t *testing.T) {
 		before := probe(ctx, slices.Concat(peerTraffic(t, ctx, a, b), peerTraffic(t, ctx, a, c)))
-		mustLiqonet(t, ctx, "peer", a.Name, d.Name)
+		// From outside it looks as if delta's pods had the /16 around their range.
+		mustLiqonet(t, ctx, "peer", a.Name, d.Name, "--pod-cidr", d.Name+"="+d.spec.PodCIDR.String())
 		before.stop(t)
 		checkPair(t, ctx, d, a)
 		views := status(t, ctx, 0, a, d)
 		for _, v := range []view{viewOf(t, views, a, d), viewOf(t, views, d, a)} {
 			m := v.LocalPods[0]
+			if want := map[string]*cluster{a.Name: a, d.Name: d}[v.Cluster].spec.PodCIDR; m.Real != want || m.Mapped.Bits() != want.Bits() {
+				t.Errorf("%s is known to %s as %s, which is %s; want another of the length of %s", v.Cluster, v.Peer, m.Mapped, m.Real, want)
+			}
 			for _, x := range []*cluster{a, d} {
 				if m.Mapped.Overlaps(x.spec.PodCIDR) || m.Mapped.Overlaps(x.spec.ServiceCIDR) {
 					t.Errorf("%s is known to %s as %s, which overlaps with what %s has itself", v.Cluster, v.Peer, m.Mapped, x.Name)

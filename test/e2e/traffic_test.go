@@ -20,8 +20,9 @@ import (
 // shortTimeout is for calls that must not succeed.
 const shortTimeout = 300 * time.Millisecond
 
-// callTimeout is for calls that have to succeed: much longer than any takes.
-const callTimeout = 3 * time.Second
+// callTimeout is for calls that have to succeed: much longer than any takes, also
+// on a machine that does nothing for seconds.
+const callTimeout = 8 * time.Second
 
 // checkPair has every pod and every node of both clusters call every pod of the
 // other one, by all protocols. Who is seen as what has to be just what status

@@ -1,0 +1,238 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// netAdmin is all that an agent may: CAP_NET_ADMIN of capabilities(7).
+const netAdmin = uint64(1 << 12)
+
+// Backends that the kernels cannot serve are refused while clusters are peered,
+// and nothing of a peering that works changes, nor does its traffic notice. Those
+// that they can are taken. A node that cannot do the overlay that was chosen
+// before it came is named by status, and another peer command mends that. The
+// overlay's interfaces bear their machine's address on both ends, each reaches the
+// other, and agents may no more than their backend asks for.
+func TestBackends(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	views := status(t, ctx, 0, a, b)
+	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
+		checkLinks(t, ctx, direction[0], viewOf(t, views, direction[0], direction[1]))
+		checkPrivileges(t, ctx, direction[0], viewOf(t, views, direction[0], direction[1]).WireGuard)
+	}
+	geneve, wireguard := kernelHas(t, ctx, "geneve", "id", "1", "remote", "192.0.2.1"), kernelHas(t, ctx, "wireguard")
+
+	before, traffic := peered(t, ctx, a, b), probe(ctx, peerTraffic(t, ctx, a, b))
+	for _, wish := range []struct {
+		flag, name string
+		served     bool
+	}{
+		{"--overlay=geneve", "geneve", geneve}, {"--wireguard=kernel", "wireguard", wireguard},
+	} {
+		if wish.served {
+			continue // the other pairs are tested by test/dataplane
+		}
+		r := liqonet(t, ctx, "", "peer", a.Name, b.Name, wish.flag)
+		if r.code != exitUsage || r.stdout != "" {
+			t.Errorf("%s: exit code %d, want %d; stdout %q", wish.flag, r.code, exitUsage, r.stdout)
+		}
+		checkMessage(t, r, "cluster", wish.name, "w1", "w2", "auto")
+	}
+	if r := mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--overlay=vxlan", "--wireguard=userspace"); !geneve && !wireguard && !strings.Contains(r.stdout, "nothing was changed") {
+		t.Errorf("what is there already was asked for, and it said:\n%s", r.stdout)
+	}
+	traffic.stop(t)
+	if diff := difference(before, peered(t, ctx, a, b)); diff != "" && !geneve && !wireguard {
+		t.Errorf("objects changed:\n%s", diff)
+	}
+	for _, v := range status(t, ctx, 0, a, b) {
+		if v.Overlay != "vxlan" || v.WireGuard != "userspace" {
+			t.Errorf("%s has %s and %s, want vxlan and userspace", v.Cluster, v.Overlay, v.WireGuard)
+		}
+	}
+	if !geneve {
+		t.Run("nodes without the overlay", func(t *testing.T) { lackOverlay(t, ctx, a, b) })
+	}
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// lackOverlay has a cluster use an overlay that its nodes' kernels do not have,
+// as if they were added to one whose nodes had it.
+func lackOverlay(t *testing.T, ctx context.Context, a, b *cluster) {
+	if _, err := a.Run(ctx, "", "patch", "peering", b.Name, "--type=merge", "-p", `{"spec":{"overlay":"geneve"}}`); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, ctx, mendTimeout, "status names the nodes and what they lack", func() string {
+		r := liqonet(t, ctx, "", "status", "-o", "json", a.Name)
+		v := viewOf(t, parseStatus(t, r.stdout), a, b)
+		if r.code != 7 || v.State != "Degraded" || !strings.Contains(v.Message, a.nodes[0].Node.Name) || !strings.Contains(v.Message, "has no geneve") {
+			return fmt.Sprintf("exit code %d, %s: %q", r.code, v.State, v.Message)
+		}
+		return ""
+	})
+	if said := mustLiqonet(t, ctx, "peer", a.Name, b.Name).stdout; strings.Contains(said, "nothing was changed") {
+		t.Errorf("a second peer command said:\n%s", said)
+	}
+	checkOnePacket(t, ctx, a, b)
+}
+
+// checkLinks looks at both ends of every overlay link of a cluster.
+func checkLinks(t *testing.T, ctx context.Context, c *cluster, v view) {
+	t.Helper()
+	pod := gatewayPod(t, ctx, c)
+	gateway := gatewayVantage(t, pod.GetName())
+	own := map[string][]netip.Addr{}
+	if err := gateway.do(func() (err error) {
+		own, err = linkAddresses("lqn")
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if len(own) != len(c.nodes) {
+		t.Errorf("the gateway in %s has links %v, want one for each of %d nodes", c.Name, own, len(c.nodes))
+	}
+	var address netip.Addr
+	for name, addrs := range own {
+		if len(addrs) != 1 || address.IsValid() && addrs[0] != address {
+			t.Errorf("link %s of the gateway in %s bears %v, another %s", name, c.Name, addrs, address)
+			continue
+		}
+		address = addrs[0]
+	}
+	for i, n := range c.nodes {
+		var links map[string][]netip.Addr
+		if err := n.do(func() (err error) {
+			links, err = linkAddresses("lq")
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		want := v.Nodes[i].Address
+		if addrs := links["lq0-0"]; len(links) != 1 || len(addrs) != 1 || addrs[0] != want {
+			t.Errorf("node %s has links %v, want lq0-0 with %s", n.Node.Name, links, want)
+		}
+		if _, err := n.call("icmp", address, callTimeout); err != nil {
+			t.Errorf("to the gateway: %v", err)
+		}
+		if _, err := gateway.call("icmp", want, callTimeout); err != nil {
+			t.Errorf("to node %s: %v", n.Node.Name, err)
+		}
+	}
+}
+
+// linkAddresses are those of the interfaces whose names begin with prefix, in
+// the namespace of the thread; all have to be single addresses.
+func linkAddresses(prefix string) (map[string][]netip.Addr, error) {
+	out := map[string][]netip.Addr{}
+	links, err := net.Interfaces()
+	if err != nil {
+		return nil, err
+	}
+	for _, l := range links {
+		if !strings.HasPrefix(l.Name, prefix) {
+			continue
+		}
+		addrs, err := l.Addrs()
+		if err != nil {
+			return nil, err
+		}
+		out[l.Name] = []netip.Addr{}
+		for _, a := range addrs {
+			p, err := netip.ParsePrefix(a.String())
+			if err != nil || !p.IsSingleIP() {
+				return nil, fmt.Errorf("link %s has the address %s: %w", l.Name, a, err)
+			}
+			out[l.Name] = append(out[l.Name], p.Addr())
+		}
+	}
+	return out, nil
+}
+
+// checkPrivileges looks at what the gateway's process may, and whether it has the
+// device of user space tunnels.
+func checkPrivileges(t *testing.T, ctx context.Context, c *cluster, wireguard string) {
+	t.Helper()
+	proc := fmt.Sprintf("/proc/%d", gatewayProcess(t, gatewayPod(t, ctx, c).GetName()))
+	said, err := os.ReadFile(filepath.Join(proc, "status"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, set := range []string{"CapEff", "CapPrm", "CapBnd"} {
+		_, rest, _ := strings.Cut(string(said), set+":")
+		var got uint64
+		if _, err := fmt.Sscanf(rest, "%x", &got); err != nil || got != netAdmin {
+			t.Errorf("the gateway in %s has %s %#x, want %#x: %v", c.Name, set, got, netAdmin, err)
+		}
+	}
+	_, err = os.Stat(filepath.Join(proc, "root", "dev", "net", "tun"))
+	if has, want := err == nil, wireguard == "userspace"; has != want {
+		t.Errorf("the gateway in %s with %s WireGuard has /dev/net/tun: %v", c.Name, wireguard, has)
+	}
+}
+
+// gatewayPod is the cluster's gateway, of which there has to be one.
+func gatewayPod(t *testing.T, ctx context.Context, c *cluster) *unstructured.Unstructured {
+	t.Helper()
+	pods, err := c.dynamic.Resource(schema.GroupVersionResource{Version: "v1", Resource: "pods"}).Namespace("liqonet-system").
+		List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=gateway"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(pods.Items) != 1 {
+		t.Fatalf("%s has %d gateway pods, want 1", c.Name, len(pods.Items))
+	}
+	return &pods.Items[0]
+}
+
+// gatewayProcess finds a gateway's process by its pod's name.
+func gatewayProcess(t *testing.T, pod string) (pid int) {
+	t.Helper()
+	for _, pid := range agents(t, "gateway") {
+		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // it may end meanwhile
+		if slices.Contains(strings.Split(string(environ), "\x00"), "HOSTNAME="+pod) {
+			return pid
+		}
+	}
+	t.Fatalf("found no process of gateway %s", pod)
+	return 0
+}
+
+// gatewayVantage is a gateway's network, to send from it.
+func gatewayVantage(t *testing.T, pod string) *vantage {
+	t.Helper()
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", gatewayProcess(t, pod)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	return &vantage{name: "gateway " + pod, ns: ns}
+}
+
+// kernelHas asks a node's kernel for a link of a kind, and takes it away.
+func kernelHas(t *testing.T, ctx context.Context, kind string, args ...string) bool {
+	t.Helper()
+	n := fx.nodes[0]
+	if n.NetCommand(ctx, "ip", append([]string{"link", "add", "e2elink", "type", kind}, args...)...).Run() != nil {
+		return false
+	}
+	if err := n.NetCommand(ctx, "ip", "link", "delete", "e2elink").Run(); err != nil {
+		t.Fatal(err)
+	}
+	return true
+}
