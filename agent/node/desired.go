@@ -10,6 +10,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
 // routeMetric is that of routes to peers; lastMetric that of the unreachable
@@ -56,7 +57,7 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 		return d, nil
 	}
 	slices.SortFunc(peerings, func(a, b v1alpha1.Peering) int { return cmp.Compare(a.Spec.Index, b.Spec.Index) })
-	d.nat = &nat.Node{OverlayPrefix: overlay.NamePrefix, Address: m.address, OverlayPort: overlay.Port}
+	d.nat = &nat.Node{OverlayPrefix: overlay.NamePrefix, Address: m.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort}
 	d.overlay.Rules = []overlay.Rule{{Table: overlay.Table}}
 	for _, p := range peerings {
 		for _, pods := range p.Spec.Local.Pods {

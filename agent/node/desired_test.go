@@ -80,7 +80,7 @@ func TestDesire(t *testing.T) {
 	linkB := overlay.Link{Name: "lq2-0", Kind: "geneve", VNI: 8<<13 | 7, Local: me.address, Peer: gwB, Remote: addr("10.244.9.2"), Port: 6094, MTU: 1390}
 	linkC := overlay.Link{Name: "lq1-0", Kind: "geneve", VNI: 4<<13 | 7, Local: me.address, Peer: gwC, Remote: addr("10.244.9.1"), Port: 6094, MTU: 1390}
 	natWith := func(gateways ...nat.NodeGateway) *nat.Node {
-		return &nat.Node{OverlayPrefix: "lq", Address: me.address, Pods: []netip.Prefix{prefix("10.244.0.0/16")}, Gateways: gateways, OverlayPort: 6094}
+		return &nat.Node{OverlayPrefix: "lq", Address: me.address, Pods: []netip.Prefix{prefix("10.244.0.0/16")}, Gateways: gateways, OverlayPort: 6094, TunnelPort: 51840}
 	}
 	gatewayB := gateway{peering: "b", generation: 3, pod: addr("10.244.9.2"), mtu: 1390, remote: addr("10.70.0.1"), link: "lq2-0"}
 	waiting := gatewayB

@@ -303,7 +303,7 @@ func (a *agent) reconcile(ctx context.Context) error {
 		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {
 			return err
 		}
-		if _, err := nat.EnsureForward(ctx, overlay.NamePrefix); err != nil {
+		if _, err := nat.EnsureForward(ctx, *want.nat); err != nil {
 			return err
 		}
 	}
