@@ -221,6 +221,10 @@ func (a *agent) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watch the kernel's nftables: %w", err)
 	}
+	legacy, err := nat.MonitorLegacy(ctx)
+	if err != nil {
+		return fmt.Errorf("watch the kernel's iptables-legacy: %w", err)
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var lastApply time.Time
@@ -257,6 +261,8 @@ func (a *agent) run(ctx context.Context) error {
 		case <-links:
 			dirty = true
 		case <-rules:
+			dirty = true
+		case <-legacy:
 			dirty = true
 		case <-timer.C:
 		}

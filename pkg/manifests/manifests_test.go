@@ -175,7 +175,7 @@ func TestPods(t *testing.T) {
 			if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
 				t.Error("no requests")
 			}
-			// The one file of the host that anything gets.
+			// The files of the host that anything gets.
 			var host []string
 			for _, v := range spec.Volumes {
 				if v.HostPath != nil {
@@ -186,11 +186,14 @@ func TestPods(t *testing.T) {
 			if p.Labels[v1alpha1.LabelPeering] == "c" {
 				want = []string{"/dev/net/tun"}
 			}
+			if node {
+				want = []string{XtablesLock}
+			}
 			if diff := cmp.Diff(want, host); diff != "" {
 				t.Error(diff)
 			}
 			for _, m := range c.VolumeMounts {
-				if !slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name }) || (m.MountPath == KeyDir) != m.ReadOnly {
+				if !slices.ContainsFunc(spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name }) || (m.MountPath == KeyDir || m.MountPath == XtablesLock) != m.ReadOnly {
 					t.Errorf("mount %+v", m)
 				}
 			}
