@@ -43,7 +43,7 @@ func TestPeculiarNodes(t *testing.T) {
 	}
 	p.docker(a, c.pods[0].IP)
 	p.docker(b, netip.MustParseAddr("172.17.0.1"))
-	outside := p.podOutside(a, 1)
+	startOutside := p.networkOutside(a, 1)
 	// The gateways get addresses that no pod of the other cluster has yet.
 	p.nextPodIP(a, 150)
 	p.nextPodIP(b, 200)
@@ -55,7 +55,7 @@ func TestPeculiarNodes(t *testing.T) {
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	checkPair(t, ctx, a, b)
 	p.checkNoOverlap(a, b)
-	same := []pair{{a, outside}}
+	same := []pair{{a, startOutside()}}
 	for _, x := range []struct{ here, there *cluster }{{a, b}, {b, a}} {
 		same = append(
 			same,
@@ -83,8 +83,8 @@ func TestPeculiarNodes(t *testing.T) {
 
 // peculiar sets nodes up, and takes it away at the end of the test.
 type peculiar struct {
-	t    testing.TB
-	ctx  context.Context
+	t   testing.TB
+	ctx context.Context
 	// made are the test's own pods.
 	made []pair
 }
@@ -303,10 +303,10 @@ func (p *peculiar) deletePods() {
 const otherNetwork = `{"cniVersion":"0.4.0","name":"outside","plugins":[{"type":"ptp","mtu":1500,
 "ipam":{"type":"host-local","dataDir":"/run/cni-ipam","ranges":[[{"subnet":"%s"}]],"routes":[{"dst":"0.0.0.0/0"}]}}]}`
 
-// podOutside runs a pod on a cluster's node, with an address of the cluster's pod
+// networkOutside lets pods of a cluster's node have addresses of the cluster's pod
 // range that no node's range has, as some plugins give out. The other nodes have
-// a route to it by their plugin.
-func (p *peculiar) podOutside(c *cluster, at int) pod {
+// a route to them. What it returns starts such a pod.
+func (p *peculiar) networkOutside(c *cluster, at int) (start func() pod) {
 	p.t.Helper()
 	n := c.nodes[at]
 	last := c.spec.PodCIDR.Addr().As4()
@@ -330,19 +330,21 @@ func (p *peculiar) podOutside(c *cluster, at int) pod {
 			p.on(other, "ip route add "+block.String()+" via "+n.Address.String(), "ip route del "+block.String())
 		}
 	}
-	shell(p.ctx, "cat > "+file+" <<'END'\n"+fmt.Sprintf(otherNetwork, block)+"\nEND")
-	defer shell(p.ctx, "rm "+file)
-	// containerd reads it in its own time.
-	for {
-		made := p.start(c, n.Node.Name, "outside")
-		if block.Contains(made.IP) {
-			return made
+	return func() pod {
+		shell(p.ctx, "cat > "+file+" <<'END'\n"+fmt.Sprintf(otherNetwork, block)+"\nEND")
+		defer shell(p.ctx, "rm "+file)
+		// containerd reads it in its own time.
+		for {
+			made := p.start(c, n.Node.Name, "outside")
+			if block.Contains(made.IP) {
+				return made
+			}
+			if p.ctx.Err() != nil {
+				p.t.Fatalf("the pod got %s, which is not in %s", made.IP, block)
+			}
+			p.delete(p.ctx, c, "outside")
+			p.made = p.made[:len(p.made)-1]
 		}
-		if p.ctx.Err() != nil {
-			p.t.Fatalf("the pod got %s, which is not in %s", made.IP, block)
-		}
-		p.delete(p.ctx, c, "outside")
-		p.made = p.made[:len(p.made)-1]
 	}
 }
 
