@@ -114,13 +114,22 @@ type step struct {
 	chain string
 }
 
-// maxDepth is more than the kernel lets chains be nested (NFT_JUMP_STACK_SIZE).
-const maxDepth = 32
+// ruleset are the rules of chains that others jump to.
+type ruleset struct {
+	chain func(name string) ([]step, error)
+	// ends are those of chains that are known already, so that each is looked at
+	// once. A chain that is being looked at counts as one that returns: the kernel
+	// has no loops.
+	ends map[string]verdictKind
+}
+
+func newRuleset(chain func(string) ([]step, error)) *ruleset {
+	return &ruleset{chain, map[string]verdictKind{}}
+}
 
 // end returns the first rule by which every packet that gets there is accepted
-// or dropped, and which of them; after the last one the policy decides. chain
-// returns the rules of other chains.
-func end(steps []step, policy verdictKind, chain func(string) ([]step, error), depth int) (at int, verdict verdictKind, err error) {
+// or dropped, and which of them; after the last one the policy decides.
+func (r *ruleset) end(steps []step, policy verdictKind) (at int, verdict verdictKind, err error) {
 	for i, s := range steps {
 		switch s.kind {
 		case conditional:
@@ -129,15 +138,9 @@ func end(steps []step, policy verdictKind, chain func(string) ([]step, error), d
 		case returns:
 			return i, policy, nil
 		case jumps, goes:
-			verdict := returns
-			if depth < maxDepth {
-				target, err := chain(s.chain)
-				if err != nil {
-					return 0, 0, err
-				}
-				if _, verdict, err = end(target, returns, chain, depth+1); err != nil {
-					return 0, 0, err
-				}
+			verdict, err := r.endOf(s.chain)
+			if err != nil {
+				return 0, 0, err
 			}
 			switch {
 			case verdict != returns:
@@ -148,4 +151,19 @@ func end(steps []step, policy verdictKind, chain func(string) ([]step, error), d
 		}
 	}
 	return len(steps), policy, nil
+}
+
+// endOf says what becomes of every packet in a chain.
+func (r *ruleset) endOf(chain string) (verdictKind, error) {
+	if verdict, ok := r.ends[chain]; ok {
+		return verdict, nil
+	}
+	r.ends[chain] = returns
+	steps, err := r.chain(chain)
+	if err != nil {
+		return 0, err
+	}
+	_, verdict, err := r.end(steps, returns)
+	r.ends[chain] = verdict
+	return verdict, err
 }

@@ -53,10 +53,11 @@ func forwardChain(c *nftables.Conn, ch *nftables.Chain, passes []pass) (queued b
 	if ch.Policy != nil && *ch.Policy == nftables.ChainPolicyDrop {
 		policy = drops
 	}
-	tail, verdict, err := end(steps(foreign), policy, func(name string) ([]step, error) {
+	others := newRuleset(func(name string) ([]step, error) {
 		rules, err := rulesOf(c, ch.Table, name)
 		return steps(rules), err
-	}, 0)
+	})
+	tail, verdict, err := others.end(steps(foreign), policy)
 	if err != nil {
 		return false, err
 	}

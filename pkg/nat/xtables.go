@@ -266,7 +266,7 @@ func (t *xtTable) forwardPlan(passes []pass) (*forwardEdit, error) {
 	if t.entries[last].step().kind == drops {
 		policy = drops
 	}
-	tail, verdict, err := end(steps, policy, t.chain, 0)
+	tail, verdict, err := newRuleset(t.chain).end(steps, policy)
 	if err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -103,6 +104,10 @@ func New(t testing.TB, o Options) *Topology {
 	topology.A, topology.B = topology.cluster(t, "a", 1), topology.cluster(t, "b", 2)
 	for _, c := range []*Cluster{topology.A, topology.B} {
 		c.overlay(t, o.Overlay)
+		for i := range c.Nodes {
+			// The tunnel's packets are dropped otherwise.
+			c.Nodes[i].Do(t, func() error { _, err := nat.EnsureForward(context.Background(), c.nodeTable(i)); return err })
+		}
 	}
 	topology.tunnel(t, o.Tunnel)
 	for _, c := range []*Cluster{topology.A, topology.B} {
@@ -131,11 +136,15 @@ func (n *Topology) cluster(t testing.TB, name string, number int) *Cluster {
 		node.Host = Host{NS: n.attach(t, host, addr+"/16"), Addr: netip.MustParseAddr(addr)}
 		node.Sysctl(t, "ipv4/ip_forward", "1")
 		node.Sysctl(t, "ipv4/conf/all/rp_filter", "1")
+		node.Sysctl(t, "ipv4/conf/default/rp_filter", "1")
 		node.Pod = pod(t, host+"-pod", fmt.Sprintf("10.244.%d.20", i+1))
 	}
 	first, second := &c.Nodes[0], &c.Nodes[1]
 	c.Gateway = pod(t, name+"-gw", "10.244.1.10")
 	c.Gateway.Sysctl(t, "ipv4/conf/all/forwarding", "0")
+	// A pod has its host's settings.
+	c.Gateway.Sysctl(t, "ipv4/conf/all/rp_filter", "1")
+	c.Gateway.Sysctl(t, "ipv4/conf/default/rp_filter", "1")
 
 	first.Bridge(t, "cni0")
 	first.Addr_(t, "cni0", "10.244.1.1/24")
@@ -229,12 +238,19 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	apply(t, c.Gateway.NS, gateway, func() (bool, error) { return nat.ApplyGateway(context.Background(), c.GatewayTable(t)) })
 	for i := range c.Nodes {
 		apply(t, c.Nodes[i].NS, c.nodeState(t, kind, i), func() (bool, error) {
-			return nat.ApplyNode(context.Background(), nat.Node{
-				OverlayPrefix: overlay.NamePrefix, Address: c.Nodes[i].Overlay.Addr, Pods: []netip.Prefix{Ranges().Pods},
-				Gateways:    []nat.NodeGateway{{Outer: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0}},
-				OverlayPort: overlay.Port,
-			})
+			table, err := nat.ApplyNode(context.Background(), c.nodeTable(i))
+			forward, forwardErr := nat.EnsureForward(context.Background(), c.nodeTable(i))
+			return table || forward, errors.Join(err, forwardErr)
 		})
+	}
+}
+
+// nodeTable is the nftables table of a node; the gateway is on the first one.
+func (c *Cluster) nodeTable(i int) nat.Node {
+	return nat.Node{
+		OverlayPrefix: overlay.NamePrefix, Address: c.Nodes[i].Overlay.Addr, Pods: []netip.Prefix{Ranges().Pods},
+		Gateways:    []nat.NodeGateway{{Outer: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0}},
+		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
 	}
 }
 
@@ -313,13 +329,17 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind) overlay.State {
 			Remote: c.outer(t, i), Port: overlay.Port, MTU: overlayMTU,
 		})
 		host := netip.PrefixFrom(node, 32)
+		// The second node's pods have no range: the gateway knows single addresses.
+		pods := netip.PrefixFrom(c.Nodes[i].Pod.Addr, 24).Masked()
+		if i > 0 {
+			pods = netip.PrefixFrom(c.Nodes[i].Pod.Addr, 32)
+		}
 		s.Routes = append(
 			s.Routes,
 			overlay.Route{Table: overlay.Table, Dst: host, Dev: name, Src: c.Overlay.Addr},
 			overlay.Route{Table: overlay.InboundTable, Dst: host, Dev: name, Src: c.Overlay.Addr},
 			overlay.Route{
-				Table: overlay.InboundTable, Dst: netip.PrefixFrom(c.Nodes[i].Pod.Addr, 24).Masked(), Dev: name, Via: node,
-				Src: c.Overlay.Addr,
+				Table: overlay.InboundTable, Dst: pods, Dev: name, Via: node, Src: c.Overlay.Addr,
 			},
 		)
 	}
