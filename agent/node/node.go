@@ -305,20 +305,20 @@ func (a *agent) reconcile(ctx context.Context) error {
 		return err
 	}
 	// First what closes, then what opens; when all goes, the other way round.
+	var forwardErr error
 	if want.nat != nil {
 		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {
 			return err
 		}
-		if _, err := nat.EnsureForward(ctx, *want.nat); err != nil {
-			return err
-		}
+		// A chain of others that cannot be changed is no reason not to do the rest.
+		_, forwardErr = nat.EnsureForward(ctx, *want.nat)
 	}
 	changes, err := a.kernel.Apply(ctx, want.overlay)
 	for _, c := range changes {
 		a.Log.Info(c.String())
 	}
 	if err != nil {
-		return err
+		return errors.Join(forwardErr, err)
 	}
 	if want.nat == nil {
 		if err := purge(ctx, func(what string) { a.Log.Info(what) }); err != nil {
@@ -330,7 +330,7 @@ func (a *agent) reconcile(ctx context.Context) error {
 		return errAddressLost
 	}
 	a.probe(ctx, want.gateways)
-	return a.readFacts()
+	return errors.Join(forwardErr, a.readFacts())
 }
 
 // purge removes what is in nftables, and tells what.

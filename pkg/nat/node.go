@@ -139,5 +139,7 @@ func (n Node) source(f family) []rule {
 		{"from this node", join(out, addrType(true, unix.RTN_LOCAL, expr.CmpOpEq), f.snatTo(n.Address))},
 		{"pods keep their source", join(out, f.inSet(f.saddr, setPods, false), f.snatToSelf())},
 		{"from others", join(out, f.snatTo(n.Address))},
+		// Some masquerade also what comes to pods from elsewhere.
+		{"peers keep their source", join(iifPrefix(n.OverlayPrefix), f.snatToSelf())},
 	}
 }

@@ -37,6 +37,8 @@ func cni(t testing.TB, ns *netns.NS, pods netip.Prefix, services []service) {
 		post := chain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
 		c.AddRule(&nftables.Rule{Table: table, Chain: post, Exprs: join(
 			inPrefix(12, pods, expr.CmpOpEq), inPrefix(16, pods, expr.CmpOpNeq), []expr.Any{&expr.Masq{FullyRandom: true}})})
+		c.AddRule(&nftables.Rule{Table: table, Chain: post, Exprs: join(
+			inPrefix(12, pods, expr.CmpOpNeq), inPrefix(16, pods, expr.CmpOpEq), []expr.Any{&expr.Masq{FullyRandom: true}})})
 		// What is not between pods is not forwarded, but by a service's translation.
 		policy := nftables.ChainPolicyDrop
 		forward := c.AddChain(&nftables.Chain{

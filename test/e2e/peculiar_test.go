@@ -19,6 +19,8 @@ import (
 // Clusters whose nodes have all that network plugins, kube-proxy, Docker and
 // firewalls are known to have, at once: the lab's own masquerade of whatever
 // leaves the pod range, and on top of it
+//   - a masquerade of whatever comes from or goes to outside of the pod range, of
+//     iptables-legacy (alpha) and of iptables-nft (beta);
 //   - FORWARD chains that drop whatever is not between pods: of iptables-nft and
 //     of iptables-legacy (alpha), and of firewalld (beta);
 //   - strict reverse path filters;
@@ -36,6 +38,8 @@ func TestPeculiarNodes(t *testing.T) {
 	p := &peculiar{t: t, ctx: ctx}
 	p.keepLegacy(nodes)
 	p.strict(nodes)
+	p.masquerade(a, "iptables-legacy -w")
+	p.masquerade(b, "iptables-nft -w")
 	p.dropByIPTables(a)
 	p.dropByFirewalld(b)
 	for _, x := range []*cluster{a, b} {
@@ -111,7 +115,7 @@ func (p *peculiar) run(ctx context.Context, n *lab.Node, script string) {
 
 // emptyLegacy is what iptables-legacy leaves of a table, which cannot be taken out
 // of a kernel.
-var emptyLegacy = regexp.MustCompile(`^(\*filter|:[A-Z]+ ACCEPT|COMMIT|\s|\[\d*:?\d*\])*$`)
+var emptyLegacy = regexp.MustCompile(`^(\*filter|\*nat|:[A-Z]+ ACCEPT|COMMIT|\s|\[\d*:?\d*\])*$`)
 
 // keepLegacy has the tables of iptables-legacy that the test makes count as what
 // was there before. It is the last thing at the end.
@@ -151,6 +155,22 @@ func (p *peculiar) strict(nodes []*lab.Node) {
 			return "sysctl -q net.ipv4.conf.all.rp_filter=" + all + " net.ipv4.conf.default.rp_filter=" + def
 		}
 		p.on(n, set("1", "1"), set(before[0], before[1]))
+	}
+}
+
+// masquerade hides pods from others, and others from pods, as flannel and firewalld
+// do.
+func (p *peculiar) masquerade(c *cluster, iptables string) {
+	pods := c.spec.PodCIDR.String()
+	for _, n := range labNodes(c) {
+		var add, remove []string
+		for _, rule := range []string{
+			"POSTROUTING -s " + pods + " ! -d " + pods + " -j MASQUERADE --random-fully",
+			"POSTROUTING ! -s " + pods + " -d " + pods + " -j MASQUERADE --random-fully",
+		} {
+			add, remove = append(add, iptables+" -t nat -I "+rule), append(remove, iptables+" -t nat -D "+rule)
+		}
+		p.on(n, strings.Join(add, "\n"), strings.Join(remove, "\n"))
 	}
 }
 
