@@ -10,6 +10,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
 // routeMetric is that of routes to peers; lastMetric that of the unreachable
@@ -63,7 +64,8 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 	}
 	slices.SortFunc(peerings, func(a, b v1alpha1.Peering) int { return cmp.Compare(a.Spec.Index, b.Spec.Index) })
 	d.nat = &nat.Node{
-		OverlayPrefix: overlay.NamePrefix, Address: m.address, OverlayPort: overlay.Port, OwnPods: m.pods, Uplinks: m.uplinks,
+		OverlayPrefix: overlay.NamePrefix, Address: m.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
+		OwnPods: m.pods, Uplinks: m.uplinks,
 	}
 	d.overlay.Rules = []overlay.Rule{{Table: overlay.Table}}
 	for _, p := range peerings {

@@ -89,7 +89,7 @@ func TestDesire(t *testing.T) {
 	natWith := func(remote []string, gateways ...nat.NodeGateway) *nat.Node {
 		n := &nat.Node{
 			OverlayPrefix: "lq", Address: me.address, Pods: []netip.Prefix{prefix("10.244.0.0/16")}, OwnPods: me.pods, Uplinks: me.uplinks,
-			Gateways: gateways, OverlayPort: 6094,
+			Gateways: gateways, OverlayPort: 6094, TunnelPort: 51840,
 		}
 		for _, r := range remote {
 			n.Remote = append(n.Remote, prefix(r))

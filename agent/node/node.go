@@ -227,6 +227,10 @@ func (a *agent) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watch the kernel's nftables: %w", err)
 	}
+	legacy, err := nat.MonitorLegacy(ctx)
+	if err != nil {
+		return fmt.Errorf("watch the kernel's iptables-legacy: %w", err)
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var lastApply time.Time
@@ -259,6 +263,8 @@ func (a *agent) run(ctx context.Context) error {
 		case <-links:
 			dirty = true
 		case <-rules:
+			dirty = true
+		case <-legacy:
 			dirty = true
 		case <-timer.C:
 		}
@@ -304,20 +310,20 @@ func (a *agent) reconcile(ctx context.Context) error {
 		return err
 	}
 	// First what closes, then what opens; when all goes, the other way round.
+	var forwardErr error
 	if want.nat != nil {
 		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {
 			return err
 		}
-		if _, err := nat.EnsureForward(ctx, overlay.NamePrefix); err != nil {
-			return err
-		}
+		// A chain of others that cannot be changed is no reason not to do the rest.
+		_, forwardErr = nat.EnsureForward(ctx, *want.nat)
 	}
 	changes, err := a.kernel.Apply(ctx, want.overlay)
 	for _, c := range changes {
 		a.Log.Info(c.String())
 	}
 	if err != nil {
-		return err
+		return errors.Join(forwardErr, err)
 	}
 	if want.nat == nil {
 		if err := purge(ctx, func(what string) { a.Log.Info(what) }); err != nil {
@@ -329,7 +335,7 @@ func (a *agent) reconcile(ctx context.Context) error {
 		return errAddressLost
 	}
 	a.probe(ctx, want.gateways)
-	return nil
+	return forwardErr
 }
 
 // purge removes what is in nftables, and tells what.

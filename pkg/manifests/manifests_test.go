@@ -175,7 +175,7 @@ func TestPods(t *testing.T) {
 			if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
 				t.Error("no requests")
 			}
-			// The one file of the host that anything gets.
+			// The files of the host that anything gets.
 			var host []string
 			for _, v := range spec.Volumes {
 				if v.HostPath != nil {
@@ -185,6 +185,9 @@ func TestPods(t *testing.T) {
 			var want []string
 			if p.Labels[v1alpha1.LabelPeering] == "c" {
 				want = []string{"/dev/net/tun"}
+			}
+			if node {
+				want = []string{XtablesLock}
 			}
 			if diff := cmp.Diff(want, host); diff != "" {
 				t.Error(diff)

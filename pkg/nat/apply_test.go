@@ -38,7 +38,7 @@ func node() nat.Node {
 			{Outer: addr("10.244.1.9"), Overlay: addr("10.80.31.254"), Local: true},
 			{Outer: addr("10.244.2.9"), Overlay: addr("10.80.31.253")},
 		},
-		OverlayPort: 6094,
+		OverlayPort: 6094, TunnelPort: 51840,
 	}
 }
 

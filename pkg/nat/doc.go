@@ -6,8 +6,10 @@
 // [ApplyGateway] and [ApplyNode] compute the table as a value, compare it with
 // what the kernel has, and send one transaction with the difference, or
 // nothing. Every rule has a comment that ends with a hash of the rule, by which
-// a changed one is found. Other tables are never touched.
+// a changed one is found. Other tables are never touched, but by [EnsureForward]:
+// it has forward chains of others, which cannot be overruled, accept what peers
+// need.
 //
-// Out of scope: which prefixes are translated to which (package ipam), routes
-// (package overlay), and accepting packets in chains of others.
+// Out of scope: which prefixes are translated to which (package ipam), and routes
+// (package overlay).
 package nat

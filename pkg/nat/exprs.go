@@ -126,6 +126,14 @@ func (f family) notFragment() []expr.Any {
 	}
 }
 
+// isAddr: `ip saddr 10.0.0.1`.
+func (f family) isAddr(offset uint32, a netip.Addr) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: f.addrLen},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: a.AsSlice()},
+	}
+}
+
 // inSet: `ip saddr @name` or, inverted, `ip saddr != @name`.
 func (f family) inSet(offset uint32, name string, invert bool) []expr.Any {
 	return []expr.Any{

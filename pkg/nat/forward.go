@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"net/netip"
 	"strings"
-
-	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 )
 
 // forwardComment starts the comment of the rules that we put into chains of
@@ -16,26 +13,26 @@ import (
 const forwardComment = "liqonet: "
 
 // EnsureForward has other forward chains accept what comes from and goes to
-// interfaces with a name prefix. A verdict of drop cannot be overruled from our
+// peers, the overlay's packets of gateways on this node, and the tunnel's
+// packets of all gateways. A verdict of drop cannot be overruled from our
 // own table, at any priority. Therefore, and only where a chain would drop (its
-// policy is drop, or it ends with a rule that drops or rejects everything), two
-// rules are put at its end, before that last rule, with a comment: all that the
-// chain decides on by other rules, such as network policies, stays decided.
-// Where no chain would drop any more, ours are removed. It says whether anything
-// had to be changed.
+// policy is drop, or it ends with a rule that drops or rejects everything, be it
+// in a chain that it jumps to), rules are put at its end, before that last rule,
+// with a comment: all that the chain decides on by other rules, such as network
+// policies, stays decided. Where no chain would drop any more, ours are removed.
+// It says whether anything had to be changed.
 //
-// It covers filter chains of the nftables families ip and inet: those of
-// iptables-nft, firewalld and others; not those of iptables-legacy, which the
-// kernel keeps elsewhere.
-func EnsureForward(ctx context.Context, prefix string) (changed bool, err error) {
-	if prefix == "" {
-		return false, errors.New("accept forwarded packets: no interface prefix")
+// It covers filter chains of the nftables families ip and inet (those of
+// iptables-nft, firewalld and others), and the chain FORWARD of iptables-legacy,
+// which the kernel keeps elsewhere.
+func EnsureForward(ctx context.Context, n Node) (changed bool, err error) {
+	if err := n.validate(ipv4()); err != nil {
+		return false, err
 	}
-	want := []rule{
-		{forwardComment + "from peers", join(iifPrefix(prefix), counted(accept()))},
-		{forwardComment + "to peers", join(oifPrefix(prefix), counted(accept()))},
+	if n.TunnelPort == 0 {
+		return false, errors.New("accept forwarded packets: the tunnel's port is missing")
 	}
-	return forward(ctx, want)
+	return forward(ctx, n.passes())
 }
 
 // RemoveForward removes the rules of EnsureForward, and says whether there were
@@ -44,115 +41,129 @@ func RemoveForward(ctx context.Context) (changed bool, err error) {
 	return forward(ctx, nil)
 }
 
-// counted puts a counter before a verdict, as iptables does: it refuses to list
-// rules without.
-func counted(verdict []expr.Any) []expr.Any {
-	return join([]expr.Any{&expr.Counter{}}, verdict)
-}
-
-func forward(ctx context.Context, want []rule) (changed bool, err error) {
+func forward(ctx context.Context, want []pass) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	c, err := dial()
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, c.CloseLasting()) }()
-	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyINet} {
-		chains, err := c.ListChainsOfTableFamily(family)
-		if err != nil {
-			return false, fmt.Errorf("list nftables chains: %w", err)
+	nft, nftErr := forwardNFT(want)
+	legacy, legacyErr := forwardLegacy(ctx, want)
+	return nft || legacy, errors.Join(nftErr, legacyErr)
+}
+
+// pass is a kind of packets that others have to let pass. What is empty may be
+// anything.
+type pass struct {
+	what string
+	// in and out are how the names of interfaces start.
+	in, out  string
+	src, dst netip.Addr
+	// sport and dport are UDP ports.
+	sport, dport uint16
+}
+
+// comment is what the pass's rule is found by. Two passes with the same comment
+// are the same.
+func (p pass) comment() string { return forwardComment + p.what }
+
+// passes are in the order in which most packets are found soonest.
+func (n Node) passes() []pass {
+	out := []pass{{what: "from peers", in: n.OverlayPrefix}, {what: "to peers", out: n.OverlayPrefix}}
+	for _, g := range n.Gateways {
+		if !g.Local {
+			continue
 		}
-		for _, ch := range chains {
-			if ch.Table == nil || ch.Table.Name == TableName || ch.Table.Family != family ||
-				ch.Type != nftables.ChainTypeFilter || ch.Hooknum == nil || *ch.Hooknum != *nftables.ChainHookForward {
-				continue
-			}
-			queued, err := forwardChain(c, ch, want)
+		// Between the gateway and other nodes. Both directions have the same
+		// destination port.
+		out = append(
+			out,
+			pass{what: fmt.Sprintf("overlay from %s:%d", g.Outer, n.OverlayPort), src: g.Outer, dport: n.OverlayPort},
+			pass{what: fmt.Sprintf("overlay to %s:%d", g.Outer, n.OverlayPort), dst: g.Outer, dport: n.OverlayPort},
+		)
+	}
+	for _, g := range n.Gateways {
+		// Also on other nodes: a NodePort leads from any node to the gateway.
+		out = append(
+			out,
+			pass{what: fmt.Sprintf("tunnel from %s:%d", g.Outer, n.TunnelPort), src: g.Outer, sport: n.TunnelPort},
+			pass{what: fmt.Sprintf("tunnel to %s:%d", g.Outer, n.TunnelPort), dst: g.Outer, dport: n.TunnelPort},
+		)
+	}
+	return out
+}
+
+// isPass says whether a comment is that of a rule of ours.
+func isPass(comment string) bool { return strings.HasPrefix(comment, forwardComment) }
+
+// verdictKind is what a rule does with every packet.
+type verdictKind int
+
+const (
+	// conditional rules do not decide on every packet; nothing is known of them.
+	conditional verdictKind = iota
+	accepts
+	drops
+	returns
+	jumps
+	goes
+)
+
+// step is what is known of a rule. chain is where a rule leads to that jumps or
+// goes.
+type step struct {
+	kind  verdictKind
+	chain string
+}
+
+// ruleset are the rules of chains that others jump to.
+type ruleset struct {
+	chain func(name string) ([]step, error)
+	// ends are those of chains that are known already, so that each is looked at
+	// once. A chain that is being looked at counts as one that returns: the kernel
+	// has no loops.
+	ends map[string]verdictKind
+}
+
+func newRuleset(chain func(string) ([]step, error)) *ruleset {
+	return &ruleset{chain, map[string]verdictKind{}}
+}
+
+// end returns the first rule by which every packet that gets there is accepted
+// or dropped, and which of them; after the last one the policy decides.
+func (r *ruleset) end(steps []step, policy verdictKind) (at int, verdict verdictKind, err error) {
+	for i, s := range steps {
+		switch s.kind {
+		case conditional:
+		case accepts, drops:
+			return i, s.kind, nil
+		case returns:
+			return i, policy, nil
+		case jumps, goes:
+			verdict, err := r.endOf(s.chain)
 			if err != nil {
-				return false, err
+				return 0, 0, err
 			}
-			changed = changed || queued
+			switch {
+			case verdict != returns:
+				return i, verdict, nil
+			case s.kind == goes:
+				return i, policy, nil
+			}
 		}
 	}
-	if err := c.Flush(); err != nil {
-		return false, fmt.Errorf("change foreign forward chains: %w", err)
-	}
-	return changed, nil
+	return len(steps), policy, nil
 }
 
-// forwardChain queues what makes one chain right.
-func forwardChain(c *nftables.Conn, ch *nftables.Chain, want []rule) (queued bool, err error) {
-	rules, err := c.GetRules(ch.Table, ch)
+// endOf says what becomes of every packet in a chain.
+func (r *ruleset) endOf(chain string) (verdictKind, error) {
+	if verdict, ok := r.ends[chain]; ok {
+		return verdict, nil
+	}
+	r.ends[chain] = returns
+	steps, err := r.chain(chain)
 	if err != nil {
-		return false, fmt.Errorf("list rules of nftables chain %q: %w", ch.Name, err)
+		return 0, err
 	}
-	ours := func(r *nftables.Rule) bool { return strings.HasPrefix(label(r.UserData), forwardComment) }
-	foreign := slices.DeleteFunc(slices.Clone(rules), ours)
-	tail := len(foreign)
-	if len(foreign) > 0 && dropsAll(foreign[tail-1]) {
-		tail--
-	} else if ch.Policy == nil || *ch.Policy != nftables.ChainPolicyDrop {
-		want = nil
-	}
-	var labels []string
-	for _, w := range want {
-		l, err := w.label(family{nft: ch.Table.Family})
-		if err != nil {
-			return false, err
-		}
-		labels = append(labels, l)
-	}
-	names := func(rules []*nftables.Rule) []string {
-		var out []string
-		for _, r := range rules {
-			if ours(r) {
-				out = append(out, label(r.UserData))
-			} else {
-				out = append(out, fmt.Sprint(r.Handle))
-			}
-		}
-		return out
-	}
-	wanted := slices.Concat(names(foreign[:tail]), labels, names(foreign[tail:]))
-	if slices.Equal(names(rules), wanted) {
-		return false, nil
-	}
-	for _, r := range rules {
-		if ours(r) {
-			r.Table, r.Chain = ch.Table, ch
-			if err := c.DelRule(r); err != nil {
-				return false, fmt.Errorf("remove rule of nftables chain %q: %w", ch.Name, err)
-			}
-		}
-	}
-	for i, w := range want {
-		r := &nftables.Rule{Table: ch.Table, Chain: ch, Exprs: w.exprs, UserData: comment(labels[i])}
-		if tail < len(foreign) {
-			r.Position = foreign[tail].Handle
-			c.InsertRule(r)
-		} else {
-			c.AddRule(r)
-		}
-	}
-	return true, nil
-}
-
-// dropsAll says whether a rule drops or rejects every packet.
-func dropsAll(r *nftables.Rule) bool {
-	for _, e := range r.Exprs {
-		switch e := e.(type) {
-		case *expr.Counter:
-		case *expr.Verdict:
-			return e.Kind == expr.VerdictDrop
-		case *expr.Reject:
-			return true
-		case *expr.Target:
-			return e.Name == "REJECT"
-		default:
-			return false
-		}
-	}
-	return false
+	_, verdict, err := r.end(steps, returns)
+	r.ends[chain] = verdict
+	return verdict, err
 }

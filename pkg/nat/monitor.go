@@ -2,10 +2,12 @@ package nat
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -24,7 +26,7 @@ const (
 
 // Monitor subscribes to the kernel's notifications of the calling thread's
 // network namespace, and signals after changes of our table, by whomever, and
-// of chains called FORWARD, in which EnsureForward may have put rules.
+// of chains at the hook forward, in which EnsureForward may have put rules.
 // Several changes become one signal while nobody receives; after a loss of
 // notifications there is a signal as well. The channel is never closed; the
 // subscription ends with ctx.
@@ -33,9 +35,44 @@ func Monitor(ctx context.Context) (<-chan struct{}, error) {
 	if err != nil {
 		return nil, err
 	}
-	signal := make(chan struct{}, 1)
-	go run(ctx, conn, signal)
-	return signal, nil
+	w := &watcher{signal: make(chan struct{}, 1), forward: map[chainKey]bool{}}
+	// Later ones are notified.
+	if err := w.list(); err != nil {
+		return nil, errors.Join(err, conn.Close())
+	}
+	go w.run(ctx, conn)
+	return w.signal, nil
+}
+
+// watcher decides which notifications matter.
+type watcher struct {
+	signal chan struct{}
+	// forward are the chains at the hook forward.
+	forward map[chainKey]bool
+}
+
+type chainKey struct {
+	family       byte
+	table, chain string
+}
+
+// list finds the chains that there are.
+func (w *watcher) list() (err error) {
+	c, err := dial()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.CloseLasting()) }()
+	chains, err := c.ListChains()
+	if err != nil {
+		return fmt.Errorf("list nftables chains: %w", err)
+	}
+	for _, ch := range chains {
+		if ch.Table != nil && ch.Hooknum != nil && *ch.Hooknum == *nftables.ChainHookForward {
+			w.forward[chainKey{byte(ch.Table.Family), ch.Table.Name, ch.Name}] = true
+		}
+	}
+	return nil
 }
 
 func subscribe() (*netlink.Conn, error) {
@@ -49,9 +86,9 @@ func subscribe() (*netlink.Conn, error) {
 	return conn, nil
 }
 
-func run(ctx context.Context, conn *netlink.Conn, signal chan<- struct{}) {
+func (w *watcher) run(ctx context.Context, conn *netlink.Conn) {
 	for ctx.Err() == nil {
-		receive(ctx, conn, signal)
+		w.receive(ctx, conn)
 		select {
 		case <-ctx.Done():
 			return
@@ -61,7 +98,7 @@ func run(ctx context.Context, conn *netlink.Conn, signal chan<- struct{}) {
 		if conn, err = subscribe(); err != nil {
 			conn = nil
 		}
-		notify(signal)
+		notify(w.signal)
 	}
 	if conn != nil {
 		_ = conn.Close()
@@ -69,7 +106,7 @@ func run(ctx context.Context, conn *netlink.Conn, signal chan<- struct{}) {
 }
 
 // receive reads until the connection breaks, and closes it.
-func receive(ctx context.Context, conn *netlink.Conn, signal chan<- struct{}) {
+func (w *watcher) receive(ctx context.Context, conn *netlink.Conn) {
 	if conn == nil {
 		return
 	}
@@ -83,15 +120,15 @@ func receive(ctx context.Context, conn *netlink.Conn, signal chan<- struct{}) {
 		msgs, err := conn.Receive()
 		switch {
 		case errors.Is(err, unix.ENOBUFS):
-			notify(signal)
+			notify(w.signal)
 			continue
 		case err != nil:
 			return
 		}
 		for _, m := range msgs {
-			if isOurs(m) {
-				notify(signal)
-				break
+			// All of them: each may tell of a chain.
+			if w.matters(m) {
+				notify(w.signal)
 			}
 		}
 	}
@@ -104,7 +141,9 @@ func notify(signal chan<- struct{}) {
 	}
 }
 
-func isOurs(m netlink.Message) bool {
+// matters says whether a notification is about our table or about a chain that
+// forwards.
+func (w *watcher) matters(m netlink.Message) bool {
 	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN ||
 		len(m.Data) < genmsgLength {
 		return false
@@ -113,26 +152,40 @@ func isOurs(m netlink.Message) bool {
 	if err != nil {
 		return false
 	}
+	d.ByteOrder = binary.BigEndian
 	// The table comes first, so changes of others cost little.
 	if !d.Next() || d.Type() != tableAttribute {
 		return false
 	}
-	if d.String() == TableName {
+	key := chainKey{family: m.Data[0], table: d.String()}
+	if key.table == TableName {
 		return true
 	}
-	var chainAttribute uint16
 	switch m.Header.Type & 0xff {
 	case unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWRULE:
-		chainAttribute = unix.NFTA_RULE_CHAIN
-	case unix.NFT_MSG_NEWCHAIN:
-		chainAttribute = unix.NFTA_CHAIN_NAME
-	default:
-		return false
-	}
-	for d.Next() {
-		if d.Type() == chainAttribute {
-			return d.String() == forwardChainName
+		for d.Next() {
+			if d.Type() == unix.NFTA_RULE_CHAIN {
+				key.chain = d.String()
+				return w.forward[key]
+			}
 		}
+	case unix.NFT_MSG_NEWCHAIN:
+		for d.Next() {
+			switch d.Type() {
+			case unix.NFTA_CHAIN_NAME:
+				key.chain = d.String()
+			case unix.NFTA_CHAIN_HOOK:
+				d.Nested(func(hook *netlink.AttributeDecoder) error {
+					for hook.Next() {
+						if hook.Type() == unix.NFTA_HOOK_HOOKNUM && hook.Uint32() == unix.NF_INET_FORWARD {
+							w.forward[key] = true
+						}
+					}
+					return nil
+				})
+			}
+		}
+		return w.forward[key]
 	}
 	return false
 }

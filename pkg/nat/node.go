@@ -164,5 +164,7 @@ func (n Node) source(f family) []rule {
 		{"pods keep their source", join(out, f.inSet(f.saddr, setPods, false), f.snatToSelf())},
 		{"from others", join(out, f.snatTo(n.Address))},
 		{"peers to hosts outside", join(iifPrefix(n.OverlayPrefix), f.inSet(f.daddr, setHosts, false), []expr.Any{&expr.Masq{}})},
+		// Some masquerade also what comes to pods from elsewhere.
+		{"peers keep their source", join(iifPrefix(n.OverlayPrefix), f.snatToSelf())},
 	}
 }

@@ -56,8 +56,9 @@ type Node struct {
 	Uplinks []string
 	// Gateways are those with an overlay link to this node.
 	Gateways []NodeGateway
-	// OverlayPort is the overlay's UDP port.
-	OverlayPort uint16
+	// OverlayPort is the overlay's UDP port, TunnelPort that of gateways for the
+	// tunnel, which only chains of others need to know.
+	OverlayPort, TunnelPort uint16
 }
 
 // NodeGateway is one gateway as seen from a node.

@@ -83,7 +83,7 @@ func inner(i int) netip.Addr    { return netip.AddrFrom4([4]byte{10, 80, 31, byt
 
 func (e *end) start(t *testing.T, backend tunnel.Backend) {
 	t.Helper()
-	e.proc = dataplane.StartTunnel(t, e.ns, backend)
+	e.proc = dataplane.StartTunnel(t, e.ns, backend, tunnel.InterfaceName)
 	e.proc.Configure(t, *e.tunnel)
 }
 

@@ -37,12 +37,21 @@ func cni(t testing.TB, ns *netns.NS, pods netip.Prefix, services []service) {
 		post := chain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
 		c.AddRule(&nftables.Rule{Table: table, Chain: post, Exprs: join(
 			inPrefix(12, pods, expr.CmpOpEq), inPrefix(16, pods, expr.CmpOpNeq), []expr.Any{&expr.Masq{FullyRandom: true}})})
-		forward := chain("forward", nftables.ChainTypeFilter, nftables.ChainHookForward, nftables.ChainPriorityFilter)
+		c.AddRule(&nftables.Rule{Table: table, Chain: post, Exprs: join(
+			inPrefix(12, pods, expr.CmpOpNeq), inPrefix(16, pods, expr.CmpOpEq), []expr.Any{&expr.Masq{FullyRandom: true}})})
+		// What is not between pods is not forwarded, but by a service's translation.
+		policy := nftables.ChainPolicyDrop
+		forward := c.AddChain(&nftables.Chain{
+			Name: "forward", Table: table, Type: nftables.ChainTypeFilter, Hooknum: nftables.ChainHookForward,
+			Priority: nftables.ChainPriorityFilter, Policy: &policy,
+		})
 		c.AddRule(&nftables.Rule{Table: table, Chain: forward, Exprs: []expr.Any{
 			&expr.Ct{Key: expr.CtKeySTATE, Register: 1},
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native32(expr.CtStateBitINVALID)},
 			&expr.Verdict{Kind: expr.VerdictDrop},
 		}})
+		c.AddRule(&nftables.Rule{Table: table, Chain: forward, Exprs: join(
+			inPrefix(12, pods, expr.CmpOpEq), inPrefix(16, pods, expr.CmpOpEq), []expr.Any{&expr.Verdict{Kind: expr.VerdictAccept}})})
 		pre := chain("prerouting", nftables.ChainTypeNAT, nftables.ChainHookPrerouting, nftables.ChainPriorityNATDest)
 		out := chain("output", nftables.ChainTypeNAT, nftables.ChainHookOutput, nftables.ChainPriorityNATDest)
 		for _, s := range services {

@@ -2,6 +2,7 @@ package dataplane
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -113,6 +114,10 @@ func New(t testing.TB, o Options) *Topology {
 	topology.A, topology.B = topology.cluster(t, "a", 1), topology.cluster(t, "b", 2)
 	for _, c := range []*Cluster{topology.A, topology.B} {
 		c.overlay(t, o.Overlay)
+		for i := range c.Nodes {
+			// The tunnel's packets are dropped otherwise.
+			c.Nodes[i].Do(t, func() error { _, err := nat.EnsureForward(context.Background(), c.nodeTable(i)); return err })
+		}
 	}
 	topology.A.Exposed = []Host{topology.LAN}
 	topology.tunnel(t, o.Tunnel)
@@ -142,11 +147,15 @@ func (n *Topology) cluster(t testing.TB, name string, number int) *Cluster {
 		node.Host = Host{NS: n.attach(t, host, addr+"/16"), Addr: netip.MustParseAddr(addr)}
 		node.Sysctl(t, "ipv4/ip_forward", "1")
 		node.Sysctl(t, "ipv4/conf/all/rp_filter", "1")
+		node.Sysctl(t, "ipv4/conf/default/rp_filter", "1")
 		node.Pod = pod(t, host+"-pod", fmt.Sprintf("10.244.%d.20", i+1))
 	}
 	first, second := &c.Nodes[0], &c.Nodes[1]
 	c.Gateway = pod(t, name+"-gw", "10.244.1.10")
 	c.Gateway.Sysctl(t, "ipv4/conf/all/forwarding", "0")
+	// A pod has its host's settings.
+	c.Gateway.Sysctl(t, "ipv4/conf/all/rp_filter", "1")
+	c.Gateway.Sysctl(t, "ipv4/conf/default/rp_filter", "1")
 
 	first.Bridge(t, "cni0")
 	first.Addr_(t, "cni0", "10.244.1.1/24")
@@ -238,20 +247,36 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	t.Helper()
 	gateway := c.gatewayState(t, kind)
 	apply(t, c.Gateway.NS, gateway, func() (bool, error) { return nat.ApplyGateway(context.Background(), c.GatewayTable(t)) })
-	var hosts []netip.Addr
-	for _, h := range c.Exposed {
-		hosts = append(hosts, h.Addr)
-	}
 	for i := range c.Nodes {
 		apply(t, c.Nodes[i].NS, c.nodeState(t, kind, i), func() (bool, error) {
-			return nat.ApplyNode(context.Background(), nat.Node{
-				OverlayPrefix: overlay.NamePrefix, Address: c.Nodes[i].Overlay.Addr, Pods: []netip.Prefix{Ranges().Pods},
-				Gateways:    []nat.NodeGateway{{Outer: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0}},
-				OverlayPort: overlay.Port, Remote: Ranges().Remote(), Hosts: hosts,
-				OwnPods: []netip.Prefix{netip.PrefixFrom(c.Nodes[i].Pod.Addr, 24).Masked()}, Uplinks: []string{"eth0"},
-			})
+			table, err := nat.ApplyNode(context.Background(), c.nodeTable(i))
+			forward, forwardErr := nat.EnsureForward(context.Background(), c.nodeTable(i))
+			return table || forward, errors.Join(err, forwardErr)
 		})
 	}
+}
+
+// nodeTable is the nftables table of a node; the gateway is on the first one.
+func (c *Cluster) nodeTable(i int) nat.Node {
+	n := nat.Node{
+		OverlayPrefix: overlay.NamePrefix, Address: c.Nodes[i].Overlay.Addr, Pods: []netip.Prefix{Ranges().Pods},
+		OwnPods: []netip.Prefix{c.podRange(i)}, Remote: Ranges().Remote(), Uplinks: []string{"eth0"},
+		Gateways:    []nat.NodeGateway{{Outer: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0}},
+		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
+	}
+	for _, h := range c.Exposed {
+		n.Hosts = append(n.Hosts, h.Addr)
+	}
+	return n
+}
+
+// podRange is that of a node's pods. The second node's have none: the gateway
+// knows single addresses.
+func (c *Cluster) podRange(i int) netip.Prefix {
+	if i == 0 {
+		return netip.PrefixFrom(c.Nodes[i].Pod.Addr, 24).Masked()
+	}
+	return netip.PrefixFrom(c.Nodes[i].Pod.Addr, 32)
 }
 
 func apply(t testing.TB, ns *netns.NS, state overlay.State, table func() (bool, error)) {
@@ -334,13 +359,13 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind) overlay.State {
 			Peer: node, PeerMAC: c.Key.MAC(vni, node), Remote: c.Outer(t, i), Port: overlay.Port, MTU: overlayMTU,
 		})
 		host := netip.PrefixFrom(node, 32)
+		pods := c.podRange(i)
 		s.Routes = append(
 			s.Routes,
 			overlay.Route{Table: overlay.Table, Dst: host, Dev: name, Src: c.Overlay.Addr},
 			overlay.Route{Table: overlay.InboundTable, Dst: host, Dev: name, Src: c.Overlay.Addr},
 			overlay.Route{
-				Table: overlay.InboundTable, Dst: netip.PrefixFrom(c.Nodes[i].Pod.Addr, 24).Masked(), Dev: name, Via: node,
-				Src: c.Overlay.Addr,
+				Table: overlay.InboundTable, Dst: pods, Dev: name, Via: node, Src: c.Overlay.Addr,
 			},
 		)
 	}

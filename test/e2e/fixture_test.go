@@ -120,6 +120,12 @@ func (c *cluster) start(ctx context.Context, lc *lab.Cluster) error {
 	if err := c.Deploy(ctx); err != nil {
 		return err
 	}
+	if c.spec.NoNodeCIDRs {
+		// From where the range is known that no Node has, as of kube-router.
+		if _, err := c.Run(ctx, "", "annotate", "nodes", "--all", "--overwrite", "kube-router.io/pod-cidr="+c.spec.PodCIDR.String()); err != nil {
+			return err
+		}
+	}
 	pods, err := c.Pods(ctx)
 	if err != nil {
 		return err

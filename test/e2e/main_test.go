@@ -47,6 +47,8 @@ func specs() []lab.ClusterSpec {
 		{
 			Name: "delta", PodCIDR: netip.MustParsePrefix("10.244.128.0/17"),
 			ServiceCIDR: netip.MustParsePrefix("10.112.0.0/16"), MTU: 1400,
+			// Gateways know the pods one by one.
+			NoNodeCIDRs: true,
 		},
 	}
 }

@@ -38,8 +38,9 @@ func (c *Cluster) node(cfg nodeinit.Config) *Node {
 	return &Node{Name: cfg.Node, Address: cfg.Address, ControlPlane: cfg.ControlPlane, cluster: c, config: cfg}
 }
 
-// newNode writes a node's directory.
-func (c *Cluster) newNode(name string, address netip.Addr, controlPlane bool, pki files) (*Node, error) {
+// newNode writes a node's directory. Pods are what a worker's pods get addresses
+// of; the control plane has none.
+func (c *Cluster) newNode(name string, address netip.Addr, pods netip.Prefix, pki files) (*Node, error) {
 	var r runtimeFiles
 	if err := readJSON(c.lab.runtimeFile(), &r); err != nil {
 		return nil, err
@@ -50,7 +51,7 @@ func (c *Cluster) newNode(name string, address netip.Addr, controlPlane bool, pk
 	}
 	s := c.Spec
 	n := c.node(nodeinit.Config{
-		Cluster: s.Name, Node: name, ControlPlane: controlPlane,
+		Cluster: s.Name, Node: name, ControlPlane: !pods.IsValid(),
 		Address: address, APIServer: c.controlPlaneAddress(),
 		PodCIDR: s.PodCIDR, NodeCIDRMaskSize: s.NodeCIDRMaskSize, ServiceCIDR: s.ServiceCIDR,
 		ServiceNodePortRange: s.ServiceNodePortRange, ProxyMode: string(s.ProxyMode),
@@ -58,6 +59,9 @@ func (c *Cluster) newNode(name string, address netip.Addr, controlPlane bool, pk
 		CgroupPath: c.lab.cgroupPath() + "/" + name,
 		Network:    podNetwork(s),
 	})
+	if s.NoNodeCIDRs {
+		n.config.NoNodeCIDRs, n.config.OwnPodCIDR = true, pods
+	}
 	if err := os.MkdirAll(filepath.Join(n.dir(), nodeinit.LogDir), 0o755); err != nil {
 		return nil, err
 	}
@@ -73,7 +77,7 @@ func (c *Cluster) newControlPlane(i *issuer) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.newNode(c.Spec.Name+"-cp", address, true, pki)
+	return c.newNode(c.Spec.Name+"-cp", address, netip.Prefix{}, pki)
 }
 
 func (c *Cluster) newWorker(i *issuer, number int) (*Node, error) {
@@ -87,7 +91,7 @@ func (c *Cluster) newWorker(i *issuer, number int) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return c.newNode(name, address, false, pki)
+	return c.newNode(name, address, c.Spec.workerCIDR(number), pki)
 }
 
 // Netns returns the name of the node's network namespace, as in `ip netns`.

@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -31,6 +32,10 @@ type ClusterSpec struct {
 	// NodeCIDRMaskSize is the length of each worker's part of PodCIDR.
 	// Default: 24, or 4 more than PodCIDR's if that is above 22.
 	NodeCIDRMaskSize int
+	// NoNodeCIDRs is for clusters whose network plugin has its own addresses:
+	// Kubernetes gives no Node a part of PodCIDR (spec.podCIDR). The workers' pods
+	// have the same addresses as otherwise.
+	NoNodeCIDRs bool
 	// ServiceCIDR holds the Services' addresses. Default: 10.96.0.0/16.
 	ServiceCIDR netip.Prefix
 	// ServiceNodePortRange is the range of NodePorts, such as 30000-32767,
@@ -228,6 +233,11 @@ func ParseClusterSpec(text string) (ClusterSpec, error) {
 			s.PodCIDR, err = netip.ParsePrefix(value)
 		case "nodemask":
 			s.NodeCIDRMaskSize, err = positive(value)
+		case "nodecidrs":
+			if value != "yes" && value != "no" {
+				err = fmt.Errorf("%q is neither yes nor no", value)
+			}
+			s.NoNodeCIDRs = value == "no"
 		case "services":
 			s.ServiceCIDR, err = netip.ParsePrefix(value)
 		case "nodeports":
@@ -239,7 +249,7 @@ func ParseClusterSpec(text string) (ClusterSpec, error) {
 		case "proxy":
 			s.ProxyMode = ProxyMode(value)
 		default:
-			err = errors.New("unknown key: want name, workers, pods, nodemask, services, nodeports, subnet, mtu or proxy")
+			err = errors.New("unknown key: want name, workers, pods, nodemask, nodecidrs, services, nodeports, subnet, mtu or proxy")
 		}
 		if err != nil {
 			return s, fmt.Errorf("cluster %q: %s: %w", text, key, err)
@@ -263,4 +273,12 @@ func nth(p netip.Prefix, n int) netip.Addr {
 		a = a.Next()
 	}
 	return a
+}
+
+// workerCIDR is the part of the pods' range for a worker, counted from 1.
+func (s ClusterSpec) workerCIDR(number int) netip.Prefix {
+	a := s.PodCIDR.Masked().Addr().As4()
+	start := binary.BigEndian.Uint32(a[:]) + uint32(number-1)<<(32-s.NodeCIDRMaskSize)
+	binary.BigEndian.PutUint32(a[:], start)
+	return netip.PrefixFrom(netip.AddrFrom4(a), s.NodeCIDRMaskSize)
 }

@@ -26,6 +26,9 @@ func TestParseClusterSpec(t *testing.T) {
 				NodeSubnet: netip.MustParsePrefix("192.168.7.0/24"), MTU: 1400, ProxyMode: ProxyNFTables,
 			},
 		},
+		{text: "name=a,nodecidrs=no", want: ClusterSpec{Name: "a", NoNodeCIDRs: true}},
+		{text: "name=a,nodecidrs=yes", want: ClusterSpec{Name: "a"}},
+		{text: "name=a,nodecidrs=1", wantErr: "nodecidrs: "},
 		{text: "workers=1", wantErr: `name ""`},
 		{text: "name=A", wantErr: `name "A"`},
 		{text: "name=a,name=b", wantErr: "name is given twice"},
@@ -119,6 +122,15 @@ func TestDefaultNodeMask(t *testing.T) {
 		s := ClusterSpec{PodCIDR: netip.MustParsePrefix(pods)}.WithDefaults()
 		if s.NodeCIDRMaskSize != want {
 			t.Errorf("pods %s: got node mask %d, want %d", pods, s.NodeCIDRMaskSize, want)
+		}
+	}
+}
+
+func TestWorkerCIDR(t *testing.T) {
+	s := ClusterSpec{PodCIDR: netip.MustParsePrefix("10.244.128.0/17"), NodeCIDRMaskSize: 24}
+	for number, want := range map[int]string{1: "10.244.128.0/24", 2: "10.244.129.0/24", 128: "10.244.255.0/24"} {
+		if got := s.workerCIDR(number); got.String() != want {
+			t.Errorf("worker %d: %s, want %s", number, got, want)
 		}
 	}
 }

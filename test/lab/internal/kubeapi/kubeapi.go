@@ -7,6 +7,7 @@ package kubeapi
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -147,6 +148,13 @@ func decode(resp *http.Response, into any) error {
 	return json.NewDecoder(resp.Body).Decode(into)
 }
 
+// PodCIDRLabel is the label of Nodes that have no spec.podCIDR with their pods'
+// range.
+const PodCIDRLabel = "lab.local/pod-cidr"
+
+// LabelOf is a range as a label's value, which must not have a slash.
+func LabelOf(p netip.Prefix) string { return strings.ReplaceAll(p.String(), "/", "_") }
+
 // Node is what the lab wants to know of a node.
 type Node struct {
 	Name     string
@@ -222,7 +230,8 @@ func (c *Client) followNodesOnce(ctx context.Context, changed func(map[string]No
 
 type apiNode struct {
 	Metadata struct {
-		Name string `json:"name"`
+		Name   string            `json:"name"`
+		Labels map[string]string `json:"labels"`
 	} `json:"metadata"`
 	Spec struct {
 		PodCIDR string `json:"podCIDR"`
@@ -243,7 +252,8 @@ type apiNode struct {
 func (n apiNode) summary() Node {
 	node := Node{Name: n.Metadata.Name, Message: "no status yet"}
 	// What does not parse stays invalid, which means "not known yet".
-	node.PodCIDR, _ = netip.ParsePrefix(n.Spec.PodCIDR)
+	cidr := cmp.Or(n.Spec.PodCIDR, strings.ReplaceAll(n.Metadata.Labels[PodCIDRLabel], "_", "/"))
+	node.PodCIDR, _ = netip.ParsePrefix(cidr)
 	for _, a := range n.Status.Addresses {
 		if a.Type == "InternalIP" {
 			node.Internal, _ = netip.ParseAddr(a.Address)

@@ -5,6 +5,10 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/liqonet/liqonet/test/lab/internal/kubeapi"
 )
 
 const containerdSocket = "/run/containerd/containerd.sock"
@@ -77,7 +81,7 @@ func controllerManagerArgs(cfg Config) []string {
 		"--cluster-signing-cert-file=" + pki("ca.crt"),
 		"--cluster-signing-key-file=" + pki("ca.key"),
 		"--client-ca-file=" + pki("ca.crt"),
-		"--allocate-node-cidrs=true",
+		"--allocate-node-cidrs=" + strconv.FormatBool(!cfg.NoNodeCIDRs),
 		"--cluster-cidr=" + cfg.PodCIDR.String(),
 		"--node-cidr-mask-size=" + itoa(cfg.NodeCIDRMaskSize),
 		"--service-cluster-ip-range=" + cfg.ServiceCIDR.String(),
@@ -102,7 +106,7 @@ func schedulerArgs() []string {
 }
 
 func kubeletArgs(cfg Config) []string {
-	return []string{
+	args := []string{
 		"--config=/etc/kubelet.yaml",
 		"--kubeconfig=" + pki("kubelet.kubeconfig"),
 		"--hostname-override=" + cfg.Node,
@@ -110,6 +114,11 @@ func kubeletArgs(cfg Config) []string {
 		"--root-dir=/var/lib/kubelet",
 		"--v=1",
 	}
+	if cfg.OwnPodCIDR.IsValid() {
+		// So that the other nodes know it.
+		args = append(args, "--node-labels="+kubeapi.PodCIDRLabel+"="+kubeapi.LabelOf(cfg.OwnPodCIDR))
+	}
+	return args
 }
 
 // writeWorkerFiles writes the configuration of a worker's components.
@@ -119,7 +128,12 @@ func writeWorkerFiles(cfg Config) error {
 		return err
 	}
 	template := ""
-	if cfg.Network.CNITemplate != "" {
+	if cfg.Network.CNITemplate != "" && cfg.OwnPodCIDR.IsValid() {
+		conf := strings.ReplaceAll(cfg.Network.CNITemplate, "{{.PodCIDR}}", cfg.OwnPodCIDR.String())
+		if err := os.WriteFile("/etc/cni/net.d/10-lab.conflist", []byte(conf), 0o644); err != nil {
+			return err
+		}
+	} else if cfg.Network.CNITemplate != "" {
 		template = "conf_template = \"/etc/containerd/cni.template\""
 	}
 	for path, content := range map[string]string{

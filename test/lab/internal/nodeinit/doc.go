@@ -36,9 +36,13 @@ type Config struct {
 	Address   netip.Addr // of the node
 	APIServer netip.Addr // of the control plane
 
-	PodCIDR              netip.Prefix // of the cluster
-	NodeCIDRMaskSize     int
-	ServiceCIDR          netip.Prefix
+	PodCIDR          netip.Prefix // of the cluster
+	NodeCIDRMaskSize int
+	ServiceCIDR      netip.Prefix
+	// NoNodeCIDRs is whether Kubernetes gives Nodes no part of PodCIDR; then
+	// OwnPodCIDR is a worker's.
+	NoNodeCIDRs          bool
+	OwnPodCIDR           netip.Prefix
 	ServiceNodePortRange string
 	ProxyMode            string
 
