@@ -17,7 +17,8 @@ func TestMappedRangeUsedInPeer(t *testing.T) {
 	a, b, c, d := fx.alpha, fx.beta, fx.gamma, fx.delta
 	// What delta's pods have cannot be seen exactly from outside.
 	peer := [][]string{
-		{"peer", a.Name, b.Name}, {"peer", b.Name, c.Name},
+		{"peer", a.Name, b.Name},
+		{"peer", b.Name, c.Name},
 		{"peer", c.Name, d.Name, "--pod-cidr", d.Name + "=" + d.spec.PodCIDR.String()},
 	}
 	together(t, ctx, peer...)
