@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -48,9 +49,10 @@ func TestPeculiarNodes(t *testing.T) {
 	p.docker(a, c.pods[0].IP)
 	p.docker(b, netip.MustParseAddr("172.17.0.1"))
 	startOutside := p.networkOutside(a, 1)
-	// The gateways get addresses that no pod of the other cluster has yet.
-	p.nextPodIP(a, 150)
-	p.nextPodIP(b, 200)
+	// The gateways get addresses that no pod of the other cluster has yet, nor had
+	// a moment ago, if the test is run again: nodes remember who had an address.
+	p.nextPodIP(a, 100+byte(rand.IntN(60)))
+	p.nextPodIP(b, 170+byte(rand.IntN(60)))
 	var err error
 	if fx.before, err = workload.SettledSnapshots(ctx, fx.nodes); err != nil {
 		t.Fatal(err)
