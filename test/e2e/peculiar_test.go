@@ -38,6 +38,7 @@ func TestPeculiarNodes(t *testing.T) {
 	nodes := slices.Concat(labNodes(a), labNodes(b), labNodes(c))
 	p := &peculiar{t: t, ctx: ctx}
 	p.keepLegacy(nodes)
+	t.Cleanup(p.deletePods) // also after a failure
 	p.strict(nodes)
 	p.masquerade(a, "iptables-legacy -w")
 	p.masquerade(b, "iptables-nft -w")
@@ -280,7 +281,7 @@ func (p *peculiar) start(c *cluster, node, name string) pod {
 	if _, err := c.Run(p.ctx, manifest, "apply", "-f", "-"); err != nil {
 		p.t.Fatal(err)
 	}
-	if _, err := c.Run(p.ctx, "", "wait", "--for=condition=Ready", "--timeout=60s", "pod/"+name); err != nil {
+	if _, err := c.Run(p.ctx, "", "wait", "--for=condition=Ready", "--timeout=120s", "pod/"+name); err != nil {
 		p.t.Fatal(err)
 	}
 	raw, err := c.Run(p.ctx, "", "get", "pod", name, "-o", "jsonpath={.status.podIP}")
@@ -311,10 +312,13 @@ func (p *peculiar) delete(ctx context.Context, c *cluster, name string) {
 // deletePods deletes the test's own pods.
 func (p *peculiar) deletePods() {
 	p.t.Helper()
-	for _, m := range p.made {
-		p.delete(p.ctx, m.cluster, m.pod.Pod.Name)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	defer cancel()
+	for _, c := range fx.clusters {
+		if _, err := c.Run(ctx, "", "delete", "pods", "-l", "app=peculiar", "--timeout=60s"); err != nil {
+			p.t.Error(err)
+		}
 	}
-	p.made = nil
 }
 
 // otherNetwork gives pods addresses that are not of their node's range.
