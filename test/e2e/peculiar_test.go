@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -37,6 +38,7 @@ func TestPeculiarNodes(t *testing.T) {
 	nodes := slices.Concat(labNodes(a), labNodes(b), labNodes(c))
 	p := &peculiar{t: t, ctx: ctx}
 	p.keepLegacy(nodes)
+	t.Cleanup(p.deletePods) // also after a failure
 	p.strict(nodes)
 	p.masquerade(a, "iptables-legacy -w")
 	p.masquerade(b, "iptables-nft -w")
@@ -48,9 +50,10 @@ func TestPeculiarNodes(t *testing.T) {
 	p.docker(a, c.pods[0].IP)
 	p.docker(b, netip.MustParseAddr("172.17.0.1"))
 	startOutside := p.networkOutside(a, 1)
-	// The gateways get addresses that no pod of the other cluster has yet.
-	p.nextPodIP(a, 150)
-	p.nextPodIP(b, 200)
+	// The gateways get addresses that no pod of the other cluster has yet, nor had
+	// a moment ago, if the test is run again: nodes remember who had an address.
+	p.nextPodIP(a, 100+byte(rand.IntN(60)))
+	p.nextPodIP(b, 170+byte(rand.IntN(60)))
 	var err error
 	if fx.before, err = workload.SettledSnapshots(ctx, fx.nodes); err != nil {
 		t.Fatal(err)
@@ -278,7 +281,7 @@ func (p *peculiar) start(c *cluster, node, name string) pod {
 	if _, err := c.Run(p.ctx, manifest, "apply", "-f", "-"); err != nil {
 		p.t.Fatal(err)
 	}
-	if _, err := c.Run(p.ctx, "", "wait", "--for=condition=Ready", "--timeout=60s", "pod/"+name); err != nil {
+	if _, err := c.Run(p.ctx, "", "wait", "--for=condition=Ready", "--timeout=120s", "pod/"+name); err != nil {
 		p.t.Fatal(err)
 	}
 	raw, err := c.Run(p.ctx, "", "get", "pod", name, "-o", "jsonpath={.status.podIP}")
@@ -309,10 +312,13 @@ func (p *peculiar) delete(ctx context.Context, c *cluster, name string) {
 // deletePods deletes the test's own pods.
 func (p *peculiar) deletePods() {
 	p.t.Helper()
-	for _, m := range p.made {
-		p.delete(p.ctx, m.cluster, m.pod.Pod.Name)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+	defer cancel()
+	for _, c := range fx.clusters {
+		if _, err := c.Run(ctx, "", "delete", "pods", "-l", "app=peculiar", "--timeout=60s"); err != nil {
+			p.t.Error(err)
+		}
 	}
-	p.made = nil
 }
 
 // otherNetwork gives pods addresses that are not of their node's range.
