@@ -31,11 +31,12 @@ type machine struct {
 	overlayKey overlay.Key
 	// node is the name of the one that it runs on.
 	node string
-	// underlay is the pod's own interface and its MTU.
+	// underlay is the pod's own interface, underlayMTU how large packets may be
+	// that leave by it.
 	underlay    string
 	underlayMTU int
-	// agreed is the MTU that the peer's gateway can do, 0 if it has not said.
-	agreed int
+	// way is how packets get to the peer's gateway.
+	way way
 	// endpoint is the one of the server's endpoints to be tried now.
 	endpoint netip.AddrPort
 }
@@ -76,10 +77,10 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 		return d, err
 	}
 	links := linkedNodes(p, m.plane, nodes)
-	d.capacity = capacity(m, nodes, links)
+	d.capacity = capacity(m, plane.Role, nodes, links)
 	d.mtu = d.capacity
-	if m.agreed > 0 {
-		d.mtu = min(d.mtu, m.agreed)
+	if m.way.agreed > 0 {
+		d.mtu = min(d.mtu, m.way.agreed)
 	}
 	remote := p.RemoteRanges()
 
@@ -158,29 +159,6 @@ func podRanges(s v1alpha1.NodeNetworkStatus) []netip.Prefix {
 		out = append(out, netip.PrefixFrom(ip.Addr, ip.BitLen()))
 	}
 	return out
-}
-
-// capacity is the largest packet that this side can carry: through the tunnel,
-// over the pod's network and that of its node, and through the overlay to each
-// node.
-func capacity(m machine, nodes []v1alpha1.NodeNetwork, links []linkedNode) int {
-	underlay := m.underlayMTU
-	for _, n := range nodes {
-		if n.Spec.NodeName == m.node && n.Status.UnderlayMTU > 0 {
-			underlay = min(underlay, int(n.Status.UnderlayMTU))
-		}
-	}
-	overhead := tunnel.OverheadIPv4
-	if m.endpoint.IsValid() && !m.endpoint.Addr().Unmap().Is4() {
-		overhead = tunnel.OverheadIPv6
-	}
-	mtu := min(underlay-overhead, underlay-overlay.EncapBytes)
-	for _, l := range links {
-		if l.mtu > 0 {
-			mtu = min(mtu, l.mtu)
-		}
-	}
-	return mtu
 }
 
 func linkName(node int) string { return fmt.Sprintf("%sn%d", overlay.NamePrefix, node) }

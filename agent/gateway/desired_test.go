@@ -196,49 +196,6 @@ func TestDesireErrors(t *testing.T) {
 	}
 }
 
-func TestMTU(t *testing.T) {
-	tests := []struct {
-		name     string
-		machine  machine
-		nodes    []int32
-		underlay int32
-		capacity int
-		mtu      int
-	}{
-		{name: "IPv4", machine: machine{underlayMTU: 1500}, capacity: 1440, mtu: 1440},
-		{name: "IPv6 endpoint", machine: machine{underlayMTU: 1500, endpoint: netip.MustParseAddrPort("[2001:db8::1]:1")}, capacity: 1420, mtu: 1420},
-		{name: "IPv4 endpoint written as IPv6", machine: machine{underlayMTU: 1500, endpoint: netip.MustParseAddrPort("[::ffff:192.0.2.1]:1")}, capacity: 1440, mtu: 1440},
-		{name: "jumbo pods, but not the node", machine: machine{underlayMTU: 9000, node: "n0"}, underlay: 1500, nodes: []int32{8950}, capacity: 1440, mtu: 1440},
-		{name: "another node's underlay does not count", machine: machine{underlayMTU: 9000, node: "x"}, underlay: 1500, nodes: []int32{8950}, capacity: 8940, mtu: 8940},
-		{name: "the smallest node", machine: machine{underlayMTU: 1500}, nodes: []int32{1450, 1330, 1400}, capacity: 1330, mtu: 1330},
-		{name: "a node that does not know", machine: machine{underlayMTU: 1500}, nodes: []int32{0, 1400}, capacity: 1400, mtu: 1400},
-		{name: "the peer can do less", machine: machine{underlayMTU: 1500, agreed: 1300}, nodes: []int32{1400}, capacity: 1400, mtu: 1300},
-		{name: "the peer can do more", machine: machine{underlayMTU: 1500, agreed: 8000}, capacity: 1440, mtu: 1440},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			var nodes []v1alpha1.NodeNetwork
-			for i, mtu := range tt.nodes {
-				n := node("n"+string(rune('0'+i)), netip.AddrFrom4([4]byte{10, 80, 0, byte(i + 1)}).String(), "172.18.0.2", mtu)
-				n.Status.UnderlayMTU = tt.underlay
-				nodes = append(nodes, n)
-			}
-			d, err := desire(tt.machine, peering(t, v1alpha1.Client, newKey(t)), nodes)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if d.capacity != tt.capacity || d.mtu != tt.mtu || d.tunnel.MTU != tt.mtu {
-				t.Errorf("want %d, %d; got %d, %d", tt.capacity, tt.mtu, d.capacity, d.mtu)
-			}
-			for _, l := range d.overlay.Links {
-				if l.MTU != tt.mtu {
-					t.Errorf("link %s has %d", l.Name, l.MTU)
-				}
-			}
-		})
-	}
-}
-
 // TestDualStack: a node with IPv6 pods as well must not get routes that no
 // kernel takes.
 func TestDualStack(t *testing.T) {
@@ -308,6 +265,7 @@ func TestSame(t *testing.T) {
 		{"MTU", func(s *v1alpha1.PlaneStatus) { s.MTU = 2 }, false},
 		{"pod", func(s *v1alpha1.PlaneStatus) { s.PodIP = v1alpha1.IP{Addr: addr("10.0.0.1")} }, false},
 		{"message", func(s *v1alpha1.PlaneStatus) { s.Message = "x" }, false},
+		{"endpoint", func(s *v1alpha1.PlaneStatus) { s.Endpoint = "192.0.2.1:1" }, false},
 	}
 	for _, tt := range tests {
 		s := base
@@ -316,9 +274,10 @@ func TestSame(t *testing.T) {
 			t.Errorf("%s: want %t", tt.name, tt.same)
 		}
 	}
-	// The reason why a tunnel does not work may change all the time.
+	// The reason why a tunnel does not work, and the endpoint that is tried, may
+	// change all the time.
 	a, b := base, base
-	a.Connected, b.Connected, b.Message = false, false, "since 12:00"
+	a.Connected, b.Connected, b.Message, b.Endpoint = false, false, "since 12:00", "192.0.2.1:1"
 	if !same(a, b) {
 		t.Error("messages of a tunnel that does not work")
 	}

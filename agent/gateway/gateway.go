@@ -44,9 +44,6 @@ const (
 	// client starts the handshake anew, while it was never answered and later.
 	// WireGuard itself waits 5 s, and 15 s if the server forgot the session.
 	retryFirst, retryLater = 300 * time.Millisecond, time.Second
-	// minMTU is the least that a peer is believed: the size that every IPv4 host
-	// takes (RFC 791).
-	minMTU = 576
 )
 
 // Config is what the pod tells its agent.
@@ -153,7 +150,7 @@ func (a *agent) run(ctx context.Context) error {
 			lastApply, dirty = time.Now(), false
 		}
 		a.watchTunnel(ctx)
-		if a.agree() {
+		if a.measure() {
 			dirty = true
 			continue
 		}
@@ -217,7 +214,7 @@ func (a *agent) reconcile(ctx context.Context) error {
 		}
 		a.machine.endpoint = endpoint
 	}
-	if a.machine.underlayMTU, err = a.kernel.LinkMTU(a.machine.underlay); err != nil {
+	if a.machine.underlayMTU, err = a.kernel.EgressMTU(a.machine.underlay); err != nil {
 		return err
 	}
 	want, err := desire(a.machine, p, nodes.Items)
@@ -339,20 +336,6 @@ func (a *agent) watchTunnel(ctx context.Context) {
 		}
 	}
 	a.reset = time.Now()
-}
-
-// agree takes over the MTU that the peer's gateway can do, and says whether that
-// is news.
-func (a *agent) agree() bool {
-	if a.prober == nil {
-		return false
-	}
-	remote := int(a.prober.Snapshot().RemoteMTU)
-	if remote < minMTU || remote == a.machine.agreed {
-		return false
-	}
-	a.machine.agreed = remote
-	return true
 }
 
 // repairTunnel brings back what others took from WireGuard, of which the kernel

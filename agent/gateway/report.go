@@ -104,5 +104,5 @@ func moved(now, before int64) bool {
 // same says that nobody needs to be told of the difference now.
 func same(a, b v1alpha1.PlaneStatus) bool {
 	return a.ObservedGeneration == b.ObservedGeneration && a.PodIP == b.PodIP && a.NodeName == b.NodeName &&
-		a.MTU == b.MTU && a.Connected == b.Connected && (a.Message == b.Message || !a.Connected)
+		a.MTU == b.MTU && a.Connected == b.Connected && (a.Message == b.Message && a.Endpoint == b.Endpoint || !a.Connected)
 }

@@ -42,6 +42,9 @@ type gateway struct {
 	// pod is the gateway pod's address, mtu that of packets to the peer.
 	pod netip.Addr
 	mtu int
+	// peer is where a gateway on this very node sends the tunnel's packets to,
+	// invalid for others and while it does not know.
+	peer netip.Addr
 	// remote is the peer's gateway's address, which answers probes.
 	remote netip.Addr
 	link   string
@@ -118,7 +121,7 @@ func (d *desired) addPlane(m machine, p v1alpha1.Peering, plane v1alpha1.Plane, 
 	}
 	status := p.PlaneStatus(plane.Index)
 	if status != nil && status.PodIP.IsValid() && status.MTU > 0 {
-		g.pod, g.mtu = status.PodIP.Addr, int(status.MTU)
+		g.pod, g.mtu, g.peer = status.PodIP.Addr, int(status.MTU), peerOf(m, status)
 		d.overlay.Links = append(d.overlay.Links, overlay.Link{
 			Name: g.link, Kind: overlay.Kind(p.Spec.Overlay), VNI: vni,
 			Local: m.address, LocalMAC: m.key.MAC(vni, m.address), Peer: gatewayAddr, PeerMAC: m.key.MAC(vni, gatewayAddr),

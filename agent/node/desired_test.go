@@ -43,6 +43,7 @@ func peering(name string, index int32, local, remote v1alpha1.CIDRMapping, exter
 		},
 		Status: v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
 			PodIP: v1alpha1.IP{Addr: netip.AddrFrom4([4]byte{10, 244, 9, byte(index)})}, MTU: 1390, NodeName: "n1",
+			Endpoint: "192.0.2.8:51840",
 		}}},
 	}
 }
@@ -62,7 +63,7 @@ func TestDesire(t *testing.T) {
 	planes := *equal.DeepCopy()
 	planes.Spec.Overlay = "vxlan"
 	planes.Spec.Planes = append(planes.Spec.Planes, v1alpha1.Plane{Index: 3, RemoteAddress: v1alpha1.IP{Addr: addr("10.70.0.9")}})
-	planes.Status.Planes = append(planes.Status.Planes, v1alpha1.PlaneStatus{Index: 3, PodIP: v1alpha1.IP{Addr: addr("10.244.8.8")}, MTU: 1300, NodeName: "n2"})
+	planes.Status.Planes = append(planes.Status.Planes, v1alpha1.PlaneStatus{Index: 3, PodIP: v1alpha1.IP{Addr: addr("10.244.8.8")}, MTU: 1300, NodeName: "n2", Endpoint: "[::ffff:192.0.2.7]:51840"})
 
 	// Gateway numbers 8 and 4, counted from the end of 10.80.0.0/19.
 	gwB, gwC := addr("10.80.31.246"), addr("10.80.31.250")
@@ -154,7 +155,7 @@ func TestDesire(t *testing.T) {
 				},
 				nat: natWith(rangesB, nat.NodeGateway{Outer: addr("10.244.9.2"), Overlay: gwB}, nat.NodeGateway{Outer: addr("10.244.8.8"), Overlay: gw3, Local: true}),
 				gateways: []gateway{
-					gatewayB, {peering: "b", plane: 3, generation: 3, pod: addr("10.244.8.8"), mtu: 1300, remote: addr("10.70.0.9"), link: "lq2-3"},
+					gatewayB, {peering: "b", plane: 3, generation: 3, pod: addr("10.244.8.8"), mtu: 1300, peer: addr("192.0.2.7"), remote: addr("10.70.0.9"), link: "lq2-3"},
 				},
 			},
 		},

@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/overlay"
 )
 
 // maxRoutes bounds the report of a node that is a router itself.
@@ -59,11 +58,11 @@ func (a *agent) status(node *corev1.Node, pods []corev1.Pod) (v1alpha1.NodeNetwo
 		entry := v1alpha1.NodeGateway{Peering: g.peering, Plane: g.plane, ObservedGeneration: g.generation}
 		if g.pod.IsValid() {
 			entry.GatewayIP = v1alpha1.IP{Addr: g.pod}
-			source, _, mtu, err := a.kernel.SourceTo(g.pod)
+			source, mtu, err := a.wayTo(g)
 			if err != nil {
 				return s, fmt.Errorf("the way to gateway %s: %w", g.pod, err)
 			}
-			entry.Source, entry.MTU = v1alpha1.IP{Addr: source}, int32(mtu-overlay.EncapBytes)
+			entry.Source, entry.MTU = v1alpha1.IP{Addr: source}, int32(mtu)
 		}
 		if p := a.probers[probeKey{g.remote, g.plane}]; p != nil {
 			probes := p.Snapshot()

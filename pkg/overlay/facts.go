@@ -42,6 +42,31 @@ func (k *Kernel) LinkMTU(name string) (int, error) {
 	return l.Attrs().MTU, nil
 }
 
+// EgressMTU returns how large packets may be that leave by an interface of a pod,
+// in bytes: the least of its MTU and of what routes by it say. Cilium leaves the
+// interface's MTU as it is and puts that of the path into the default route.
+func (k *Kernel) EgressMTU(name string) (int, error) {
+	l, err := k.conn.Handle.LinkByName(name)
+	if err != nil {
+		return 0, fmt.Errorf("MTU of interface %q: %w", name, err)
+	}
+	mtu := l.Attrs().MTU
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := link.Dump(func() ([]netlink.Route, error) {
+			return k.conn.Handle.RouteListFiltered(family, &netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
+		})
+		if err != nil {
+			return 0, fmt.Errorf("routes by interface %q: %w", name, err)
+		}
+		for _, r := range routes {
+			if r.MTU > 0 {
+				mtu = min(mtu, r.MTU)
+			}
+		}
+	}
+	return mtu, nil
+}
+
 // LinkWith returns the interface that bears an address, and its MTU in bytes.
 func (k *Kernel) LinkWith(addr netip.Addr) (name string, mtu int, err error) {
 	links, err := k.conn.List()

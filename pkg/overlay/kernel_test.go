@@ -47,6 +47,8 @@ func open(t *testing.T) *fixture {
 	f := &fixture{t: t, ns: netns.New(t, "node")}
 	other := netns.New(t, "other")
 	netns.Veth(t, f.ns, "eth0", other, "eth0")
+	// Its link-local address would come while a test looks for changes.
+	f.ns.Sysctl(t, "ipv6/conf/eth0/disable_ipv6", "1")
 	f.ns.Addr(t, "eth0", prefix("192.0.2.1/24"))
 	f.ns.Do(t, func() (err error) {
 		f.kernel, err = overlay.New()
@@ -320,6 +322,21 @@ func TestFacts(t *testing.T) {
 		t.Errorf("MTU: %v %v", mtu, err)
 	}
 	if _, err := f.kernel.LinkMTU("none"); err == nil {
+		t.Error("MTU of an interface that is not there")
+	}
+	if mtu, err := f.kernel.EgressMTU("eth0"); err != nil || mtu != 1280 {
+		t.Errorf("MTU of an interface and its routes: %v %v", mtu, err)
+	}
+	f.ns.Sysctl(t, "ipv6/conf/eth0/disable_ipv6", "0")
+	f.run("ip route del 10.244.1.0/24 via 192.0.2.7; ip -6 route add 2001:db8:7::/48 dev eth0 mtu 1450")
+	if mtu, err := f.kernel.EgressMTU("eth0"); err != nil || mtu != 1450 {
+		t.Errorf("MTU of an interface and its IPv6 routes: %v %v", mtu, err)
+	}
+	f.run("ip -6 route del 2001:db8:7::/48 dev eth0")
+	if mtu, err := f.kernel.EgressMTU("eth0"); err != nil || mtu != 1500 {
+		t.Errorf("MTU of an interface without such routes: %v %v", mtu, err)
+	}
+	if _, err := f.kernel.EgressMTU("none"); err == nil {
 		t.Error("MTU of an interface that is not there")
 	}
 }

@@ -32,10 +32,21 @@ const (
 	// Protocol marks the routes and rules that are ours (rtm_protocol).
 	Protocol = 108
 
-	// EncapBytes is what Geneve without options and VXLAN both add to an
-	// inner IPv4 packet: outer IPv4 20, UDP 8, header 8, inner Ethernet 14.
-	EncapBytes = 50
+	// OverheadIPv4 and OverheadIPv6 are the bytes that Geneve without options and
+	// VXLAN both add to a packet: outer IP 20 or 40, UDP 8, header 8, inner
+	// Ethernet 14.
+	OverheadIPv4 = 50
+	OverheadIPv6 = 70
 )
+
+// Overhead is what the overlay adds to packets that are sent to an outer
+// address, in bytes.
+func Overhead(remote netip.Addr) int {
+	if remote.Unmap().Is6() {
+		return OverheadIPv6
+	}
+	return OverheadIPv4
+}
 
 // Link is one end of a point-to-point overlay link between a node and a
 // gateway.

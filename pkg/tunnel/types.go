@@ -19,7 +19,8 @@ const (
 
 const (
 	// OverheadIPv4 and OverheadIPv6 are the bytes that WireGuard adds to a
-	// packet: outer IP 20 or 40, UDP 8, message header 16, Poly1305 tag 16.
+	// packet: outer IP 20 or 40, UDP 8, message header 16, Poly1305 tag 16. What
+	// it pads packets with never makes them larger than the interface's MTU.
 	OverheadIPv4 = 60
 	OverheadIPv6 = 80
 
@@ -30,6 +31,15 @@ const (
 	// ProbePort is the UDP port of the echo responder of a gateway.
 	ProbePort uint16 = 6095
 )
+
+// Overhead is what WireGuard adds to packets that are sent to an endpoint, in
+// bytes; that of IPv4 while there is none.
+func Overhead(endpoint netip.Addr) int {
+	if endpoint.Unmap().Is6() {
+		return OverheadIPv6
+	}
+	return OverheadIPv4
+}
 
 // Config is what a tunnel shall be. It has exactly one peer.
 type Config struct {

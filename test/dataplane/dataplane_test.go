@@ -60,6 +60,7 @@ func TestDataPlane(t *testing.T) {
 		}
 		t.Run("flows", func(t *testing.T) { testFlows(t, n) })
 		t.Run("errors", func(t *testing.T) { testErrors(t, n) })
+		t.Run("full size", func(t *testing.T) { testFullSize(t, n, o.MTU()) })
 		t.Run("mtu", func(t *testing.T) { testMTU(t, n) })
 		t.Run("links", func(t *testing.T) { testLinks(t, n) })
 		t.Run("stateless", func(t *testing.T) { testStateless(t, n) })

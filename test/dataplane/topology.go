@@ -20,9 +20,10 @@ import (
 )
 
 const (
-	// UnderlayMTU is that of all links below overlay and tunnel, in bytes.
+	// UnderlayMTU is that of all links below overlay and tunnel unless Options
+	// say otherwise, in bytes.
 	UnderlayMTU = 1500
-	// MTU is that of the path between pods of different clusters.
+	// MTU is that of the path between pods of different clusters then.
 	MTU = UnderlayMTU - tunnel.OverheadIPv4
 
 	// TunnelNodePort is where the first node of the server accepts the tunnel.
@@ -32,14 +33,32 @@ const (
 	WebNodePort = 30080
 	WebPort     = 8080
 
-	overlayMTU  = UnderlayMTU - overlay.EncapBytes
 	unreachable = 4000
 )
 
-// Options choose the backends.
+// Options choose the backends, and what the links below them are like.
 type Options struct {
 	Overlay overlay.Kind
 	Tunnel  tunnel.Backend
+	// UnderlayMTU is 0 for the usual one.
+	UnderlayMTU int
+	// IPv6 has the tunnel go over IPv6.
+	IPv6 bool
+}
+
+func (o Options) underlayMTU() int {
+	if o.UnderlayMTU == 0 {
+		return UnderlayMTU
+	}
+	return o.UnderlayMTU
+}
+
+// MTU is that of the path between pods of different clusters.
+func (o Options) MTU() int {
+	if o.IPv6 {
+		return o.underlayMTU() - tunnel.OverheadIPv6
+	}
+	return o.underlayMTU() - tunnel.OverheadIPv4
 }
 
 // ranges are the same in both clusters.
@@ -86,6 +105,8 @@ type Cluster struct {
 	Key overlay.Key
 	// Config is the tunnel's.
 	Config tunnel.Config
+
+	options Options
 }
 
 // Node is a node with one pod.
@@ -112,6 +133,8 @@ func New(t testing.TB, o Options) *Topology {
 	topology.LAN = Host{NS: topology.attach(t, "lan", "172.18.9.9/16"), Addr: netip.MustParseAddr("172.18.9.9")}
 	topology.LAN.Mapped = netip.MustParseAddr("10.62.32.9")
 	topology.A, topology.B = topology.cluster(t, "a", 1), topology.cluster(t, "b", 2)
+	topology.A.options, topology.B.options = o, o
+	topology.setLinks(t, o)
 	for _, c := range []*Cluster{topology.A, topology.B} {
 		c.overlay(t, o.Overlay)
 		for i := range c.Nodes {
@@ -120,7 +143,7 @@ func New(t testing.TB, o Options) *Topology {
 		}
 	}
 	topology.A.Exposed = []Host{topology.LAN}
-	topology.tunnel(t, o.Tunnel)
+	topology.tunnel(t, o)
 	for _, c := range []*Cluster{topology.A, topology.B} {
 		c.Apply(t, o.Overlay)
 	}
@@ -356,7 +379,7 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind) overlay.State {
 		vni := must[uint32](t)(ipam.VNI(0, i+1))
 		s.Links = append(s.Links, overlay.Link{
 			Name: name, Kind: kind, VNI: vni, Local: c.Overlay.Addr, LocalMAC: c.Key.MAC(vni, c.Overlay.Addr),
-			Peer: node, PeerMAC: c.Key.MAC(vni, node), Remote: c.Outer(t, i), Port: overlay.Port, MTU: overlayMTU,
+			Peer: node, PeerMAC: c.Key.MAC(vni, node), Remote: c.Outer(t, i), Port: overlay.Port, MTU: c.options.underlayMTU() - overlay.OverheadIPv4,
 		})
 		host := netip.PrefixFrom(node, 32)
 		pods := c.podRange(i)
@@ -390,7 +413,7 @@ func (c *Cluster) nodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 	s := overlay.State{
 		Links: []overlay.Link{{
 			Name: name, Kind: kind, VNI: vni, Local: local, LocalMAC: c.Key.MAC(vni, local), Peer: c.Overlay.Addr,
-			PeerMAC: c.Key.MAC(vni, c.Overlay.Addr), Remote: c.Gateway.Addr, Port: overlay.Port, MTU: overlayMTU,
+			PeerMAC: c.Key.MAC(vni, c.Overlay.Addr), Remote: c.Gateway.Addr, Port: overlay.Port, MTU: c.options.underlayMTU() - overlay.OverheadIPv4,
 		}},
 		Routes: []overlay.Route{{Table: overlay.Table, Dst: netip.PrefixFrom(c.Overlay.Addr, 32), Dev: name, Src: local}},
 		Rules:  []overlay.Rule{{Table: overlay.Table}},
@@ -398,7 +421,7 @@ func (c *Cluster) nodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 	for _, p := range r.Remote() {
 		s.Routes = append(
 			s.Routes,
-			overlay.Route{Table: overlay.Table, Dst: p, Dev: name, Via: c.Overlay.Addr, Src: local, MTU: MTU},
+			overlay.Route{Table: overlay.Table, Dst: p, Dev: name, Via: c.Overlay.Addr, Src: local, MTU: c.options.MTU()},
 			overlay.Route{Table: overlay.Table, Dst: p, Unreachable: true, Metric: unreachable},
 		)
 	}
@@ -406,22 +429,25 @@ func (c *Cluster) nodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 }
 
 // tunnel starts the tunnels, B's as server, and waits for the handshake.
-func (n *Topology) tunnel(t testing.TB, backend tunnel.Backend) {
+func (n *Topology) tunnel(t testing.TB, o Options) {
 	t.Helper()
 	keyA, keyB := must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey()), must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey())
 	r := Ranges()
 	config := func(c *Cluster, own, peer wgtypes.Key) tunnel.Config {
 		return tunnel.Config{
-			Name: tunnel.InterfaceName, PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: MTU, Address: c.Overlay.Addr,
+			Name: tunnel.InterfaceName, PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: o.MTU(), Address: c.Overlay.Addr,
 			Peer: tunnel.Peer{PublicKey: peer.PublicKey(), AllowedIPs: r.Remote()},
 		}
 	}
 	n.A.Config, n.B.Config = config(n.A, keyA, keyB), config(n.B, keyB, keyA)
 	n.A.Config.Peer.Endpoint = netip.AddrPortFrom(n.B.Nodes[0].Addr, TunnelNodePort)
+	if o.IPv6 {
+		n.A.Config.Peer.Endpoint = netip.AddrPortFrom(ipv6Gateway(2), tunnel.ListenPort)
+	}
 	n.A.Config.Peer.Keepalive = 5 * time.Second
 	// The server first: an initiation that comes too early costs 5 s.
 	for _, c := range []*Cluster{n.B, n.A} {
-		c.Tunnel = StartTunnel(t, c.Gateway.NS, backend, tunnel.InterfaceName)
+		c.Tunnel = StartTunnel(t, c.Gateway.NS, o.Tunnel, tunnel.InterfaceName)
 		if !c.Tunnel.Configure(t, c.Config) {
 			t.Error("configuring a new tunnel changed nothing")
 		}

@@ -1,0 +1,161 @@
+package dataplane
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// setLinks makes the links below overlay and tunnel what the options say.
+func (n *Topology) setLinks(t testing.TB, o Options) {
+	t.Helper()
+	if o.UnderlayMTU != 0 {
+		for _, ns := range n.all() {
+			ns.Do(t, func() error { return setAllMTU(o.UnderlayMTU) })
+		}
+	}
+	if o.IPv6 {
+		n.addIPv6(t)
+	}
+}
+
+// all are all namespaces.
+func (n *Topology) all() []*netns.NS {
+	out := []*netns.NS{n.net, n.LAN.NS}
+	for _, c := range []*Cluster{n.A, n.B} {
+		out = append(out, c.Gateway.NS)
+		for i := range c.Nodes {
+			out = append(out, c.Nodes[i].NS, c.Nodes[i].Pod.NS)
+		}
+	}
+	return out
+}
+
+// setAllMTU leaves the bridges out: each follows its ports.
+func setAllMTU(mtu int) error {
+	links, err := netlink.LinkList()
+	for _, l := range links {
+		if l.Type() == "veth" {
+			err = errors.Join(err, netlink.LinkSetMTU(l, mtu))
+		}
+	}
+	return err
+}
+
+func ipv6Gateway(cluster int) netip.Addr {
+	return netip.MustParseAddr(fmt.Sprintf("fd00:%d::10", cluster))
+}
+
+// addIPv6 gives the gateways IPv6 addresses by which they reach each other, by
+// their nodes, without any translation.
+func (n *Topology) addIPv6(t testing.TB) {
+	t.Helper()
+	add := func(ns *netns.NS, dev, addr string) {
+		// Without duplicate address detection, which takes a second.
+		ns.Sysctl(t, "ipv6/conf/"+dev+"/accept_dad", "0")
+		ns.Addr(t, dev, netip.MustParsePrefix(addr))
+	}
+	for i, c := range []*Cluster{n.A, n.B} {
+		number, other := i+1, 2-i
+		node := c.Nodes[0].NS
+		node.Sysctl(t, "ipv6/conf/all/forwarding", "1")
+		add(node, "eth0", fmt.Sprintf("fd00:18::%d/64", number))
+		add(node, "cni0", fmt.Sprintf("fd00:%d::1/64", number))
+		add(c.Gateway.NS, "eth0", netip.PrefixFrom(ipv6Gateway(number), 64).String())
+		c.Gateway.Route(t, netip.MustParsePrefix("::/0"), netip.MustParseAddr(fmt.Sprintf("fd00:%d::1", number)))
+		node.Route(t, netip.MustParsePrefix(fmt.Sprintf("fd00:%d::/64", other)), netip.MustParseAddr(fmt.Sprintf("fd00:18::%d", other)))
+	}
+}
+
+// Fragments says of all namespaces how many fragments they have made.
+func (n *Topology) Fragments(t testing.TB) string {
+	t.Helper()
+	var out []string
+	for _, ns := range n.all() {
+		var n string
+		ns.Do(t, func() (err error) {
+			n, err = fragments()
+			return err
+		})
+		out = append(out, ns.Name+" "+n)
+	}
+	return strings.Join(out, ", ")
+}
+
+// fragments reads the counters of IPv4 and IPv6 of the thread's namespace.
+func fragments() (string, error) {
+	var found []string
+	for _, file := range []string{"snmp", "snmp6"} {
+		text, err := os.ReadFile("/proc/thread-self/net/" + file)
+		if err != nil {
+			return "", err
+		}
+		var keys []string
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Fields(line)
+			switch {
+			case fields[0] == "Ip6FragCreates":
+				found = append(found, fields[1])
+			case fields[0] == "Ip:" && keys == nil:
+				keys = fields
+			case fields[0] == "Ip:":
+				for i, key := range keys {
+					if key == "FragCreates" {
+						found = append(found, fields[i])
+					}
+				}
+			}
+		}
+	}
+	if len(found) != 2 {
+		return "", fmt.Errorf("the kernel has %d counters of fragments, not 2", len(found))
+	}
+	return strings.Join(found, "+"), nil
+}
+
+// Delivers sends a UDP packet of size bytes (with headers) that must not be
+// fragmented, whatever the kernel believes of the path, until it arrives.
+func Delivers(ns *netns.NS, dst netip.Addr, at *netns.NS, port uint16, size int) error {
+	var sink net.PacketConn
+	if err := at.Run(func() (err error) {
+		sink, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", port))
+		return err
+	}); err != nil {
+		return err
+	}
+	defer func() { _ = sink.Close() }()
+	c, err := dial(ns, "udp4", netip.Addr{}, dst, port, patience)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = c.Close() }()
+	if err := option(c, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE); err != nil {
+		return err
+	}
+	const headers, attempts = 28, 12
+	sent, buf := pattern(size-headers), make([]byte, 1<<16)
+	for i := 0; ; i++ {
+		if _, err := c.Write(sent); err != nil {
+			return err
+		}
+		_ = sink.SetReadDeadline(time.Now().Add(patience / attempts))
+		n, _, err := sink.ReadFrom(buf)
+		if err == nil && !bytes.Equal(buf[:n], sent) {
+			return fmt.Errorf("%d other bytes have arrived", n)
+		}
+		if err == nil || i+1 >= attempts || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+	}
+}

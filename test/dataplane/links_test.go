@@ -1,0 +1,48 @@
+package dataplane_test
+
+import (
+	"testing"
+
+	"github.com/liqonet/liqonet/test/dataplane"
+)
+
+// TestLinks: the same arithmetic holds over IPv6, and with large links.
+func TestLinks(t *testing.T) {
+	each(t, func(t *testing.T, o dataplane.Options) {
+		o.UnderlayMTU, o.IPv6 = 9000, true
+		n := dataplane.New(t, o)
+		for _, c := range []*dataplane.Cluster{n.A, n.B} {
+			for i := range c.Nodes {
+				dataplane.ServeTCP(t, c.Nodes[i].Pod.NS, dataplane.WebPort)
+			}
+		}
+		testFullSize(t, n, 8920)
+	})
+}
+
+// testFullSize: packets of exactly the MTU pass, larger ones are refused with the
+// right number, TCP uses all of it, and nobody makes fragments of what fits, least
+// of all of the tunnel's packets.
+func testFullSize(t *testing.T, n *dataplane.Topology, mtu int) {
+	const port = 7790
+	before := n.Fragments(t)
+	for _, way := range []struct{ from, to *dataplane.Cluster }{{n.A, n.B}, {n.B, n.A}} {
+		for i := range way.from.Nodes {
+			to := way.to.Nodes[1-i].Pod
+			for _, from := range []dataplane.Host{way.from.Nodes[i].Pod, way.from.Nodes[i].Overlay} {
+				if err := dataplane.Delivers(from.NS, to.Mapped, to.NS, port, mtu); err != nil {
+					t.Errorf("%s to %s: %d bytes: %v", from.Name, to.Name, mtu, err)
+				}
+				if _, err := dataplane.TCP(from.NS, to.Mapped, dataplane.WebPort, 300_000); err != nil {
+					t.Errorf("%s to %s: TCP: %v", from.Name, to.Name, err)
+				}
+				if got, err := dataplane.DiscoverMTU(from.NS, to.Mapped, port, mtu+1); err != nil || got != mtu {
+					t.Errorf("%s to %s: %d bytes: the MTU seen is %d, %v", from.Name, to.Name, mtu+1, got, err)
+				}
+			}
+		}
+	}
+	if after := n.Fragments(t); after != before {
+		t.Errorf("fragments were made:\nbefore %s\nafter  %s", before, after)
+	}
+}
