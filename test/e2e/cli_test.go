@@ -74,7 +74,7 @@ type view struct {
 	GatewayNode                   string
 	RTTMilliseconds               *float64
 	LossPercent                   int
-	NodesReady                    int
+	NodesReady, MTU               int
 	Nodes                         []struct {
 		Name            string
 		Address, SeenAs netip.Addr

@@ -42,7 +42,7 @@ func specs() []lab.ClusterSpec {
 	return []lab.ClusterSpec{
 		{Name: "alpha", ProxyMode: lab.ProxyIPTables},
 		{Name: "beta", ProxyMode: lab.ProxyNFTables},
-		{Name: "gamma", PodCIDR: netip.MustParsePrefix("10.10.0.0/16"), ProxyMode: lab.ProxyNFTables},
+		{Name: "gamma", PodCIDR: netip.MustParsePrefix("10.10.0.0/16"), MTU: 9000, ProxyMode: lab.ProxyNFTables},
 		{
 			Name: "delta", PodCIDR: netip.MustParsePrefix("10.244.128.0/17"),
 			ServiceCIDR: netip.MustParsePrefix("10.112.0.0/16"), MTU: 1400,

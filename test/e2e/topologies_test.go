@@ -41,12 +41,14 @@ func TestTopologies(t *testing.T) {
 			}
 		}
 		execEveryToEvery(t, a, b)
+		checkPackets(t, ctx, a, b)
 	})
 	step("disjoint ranges", func(t *testing.T) {
 		before := probe(ctx, peerTraffic(t, ctx, a, b))
 		mustLiqonet(t, ctx, "peer", c.Name, a.Name)
 		before.stop(t)
 		checkPair(t, ctx, a, c)
+		checkPackets(t, ctx, a, c)
 		views := status(t, ctx, 0, a, c)
 		for _, v := range []view{viewOf(t, views, a, c), viewOf(t, views, c, a)} {
 			if m := v.LocalPods[0]; m.Mapped != m.Real {
@@ -59,6 +61,7 @@ func TestTopologies(t *testing.T) {
 		mustLiqonet(t, ctx, "peer", a.Name, d.Name)
 		before.stop(t)
 		checkPair(t, ctx, d, a)
+		checkPackets(t, ctx, d, a)
 		views := status(t, ctx, 0, a, d)
 		for _, v := range []view{viewOf(t, views, a, d), viewOf(t, views, d, a)} {
 			m := v.LocalPods[0]

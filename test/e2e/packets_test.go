@@ -1,0 +1,451 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/test/workload"
+)
+
+const (
+	// sinkPort is where tests listen in a pod, closedPort where nobody does.
+	sinkPort, closedPort = 7900, 7901
+	// udpHeaders are the bytes of an IPv4 and a UDP header.
+	udpHeaders = 28
+	// packetPause is how long an answer is waited for before a packet is sent
+	// again: one may be lost, and errors are limited in number.
+	packetPause = 300 * time.Millisecond
+)
+
+// checkPackets has pods and nodes of both clusters send what is not everyday
+// traffic to pods of the other one: packets that are refused, that die on the
+// way, that are too large, fragments, and protocols without ports.
+func checkPackets(t testing.TB, ctx context.Context, a, b *cluster) {
+	t.Helper()
+	views := status(t, ctx, 0, a, b)
+	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
+		from, to := direction[0], direction[1]
+		ours, theirs := viewOf(t, views, from, to), viewOf(t, views, to, from)
+		for i, p := range from.pods {
+			target := to.pods[(i+1)%len(to.pods)]
+			address := theirs.seenAs(t, target.IP)
+			if err := refused(p.vantage, address); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("%s sends to a closed port of %s: %v", p.vantage, target.vantage, err)
+			}
+			checkTrace(t, p, target, address, theirs)
+			for _, size := range []int{5000, 40_000} {
+				if err := p.do(func() error { return echoUDP(address, size) }); err != nil {
+					t.Errorf("%s exchanges %d bytes in fragments with %s: %v", p.vantage, size, target.vantage, err)
+				}
+			}
+			for _, size := range []int{100, 5000} {
+				source, err := deliver(p.vantage, target.vantage, address, size, unix.SOL_SOCKET, unix.SO_NO_CHECK, 1)
+				if want := ours.seenAs(t, p.IP); err != nil || source != want {
+					t.Errorf("%s sends %d bytes without a checksum to %s, which sees %s: want %s, %v", p.vantage, size, target.vantage, source, want, err)
+				}
+			}
+			if source, err := sendSCTP(p.vantage, target.vantage, address); err != nil || source != ours.seenAs(t, p.IP) {
+				t.Errorf("%s sends SCTP to %s, which sees %s: %v", p.vantage, target.vantage, source, err)
+			}
+		}
+		for _, n := range from.nodes {
+			address := theirs.seenAs(t, to.pods[0].IP)
+			if err := refused(n.vantage, address); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("%s sends to a closed port of %s: %v", n.vantage, to.pods[0].vantage, err)
+			}
+			if err := n.do(func() error { return echoUDP(address, 5000) }); err != nil {
+				t.Errorf("%s exchanges fragments with %s: %v", n.vantage, to.pods[0].vantage, err)
+			}
+		}
+		target := to.pods[len(to.pods)-1]
+		checkNarrow(t, from.pods[0], target, theirs.seenAs(t, target.IP))
+	}
+}
+
+// refused sends to a closed port until there is an error.
+func refused(from *vantage, to netip.Addr) error {
+	conn, err := dialUDP(from, netip.AddrPortFrom(to, closedPort))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return retry(func() error {
+		if _, err := conn.Write([]byte("anybody?")); err != nil {
+			return err
+		}
+		_, err := conn.Read(make([]byte, 1))
+		return err
+	}, conn)
+}
+
+// checkTrace sends packets that die after more and more hops, as traceroute
+// does: the node, both gateways, the other node and the pod itself say so.
+func checkTrace(t testing.TB, from, to pod, address netip.Addr, theirs view) {
+	t.Helper()
+	const hops = 5
+	var seen []netip.Addr
+	for ttl := 1; ttl <= hops; ttl++ {
+		e, err := provoke(from.vantage, netip.AddrPortFrom(address, closedPort), 100, unix.IP_TTL, ttl)
+		if err != nil {
+			t.Errorf("%s traces %s: hop %d after %v: %v", from.vantage, to.vantage, ttl, seen, err)
+			return
+		}
+		seen = append(seen, e.offender)
+		want := unix.EHOSTUNREACH // "time exceeded", see ip(7)
+		if ttl == hops {
+			want = unix.ECONNREFUSED
+		}
+		if e.errno != want {
+			t.Errorf("%s traces %s: hop %d, %s, says %v, want %v", from.vantage, to.vantage, ttl, e.offender, e.errno, want)
+		}
+	}
+	var node netip.Addr
+	for _, n := range theirs.Nodes {
+		if n.Name == to.Node {
+			node = n.SeenAs
+		}
+	}
+	if seen[hops-2] != node || seen[hops-1] != address {
+		t.Errorf("%s traces %s: the last hops of %v are not its node, %s, and itself, %s", from.vantage, to.vantage, seen, node, address)
+	}
+}
+
+// checkNarrow makes the last link to the target's pod narrower than the way to
+// it: the sender has to learn of it, and TCP has to fit in.
+func checkNarrow(t testing.TB, from, to pod, address netip.Addr) {
+	t.Helper()
+	const narrow = 1200
+	labNode, err := fx.lab.Node(to.Node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node, err := nodeVantage(labNode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer node.ns.Close()
+	// Not the link itself: the others of its bridge would become as narrow.
+	change := func(do func(*netlink.Route) error) error {
+		return node.do(func() error {
+			l, err := netlink.LinkByName("cni0")
+			if err != nil {
+				return err
+			}
+			return do(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(to.IP.AsSlice()), Scope: netlink.SCOPE_LINK, MTU: narrow})
+		})
+	}
+	if err := change(netlink.RouteAdd); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := errors.Join(change(netlink.RouteDel), forgetPaths(from.vantage)); err != nil {
+			t.Error(err)
+		}
+	}()
+	checkLimit(t, from.vantage, to.vantage, address, narrow)
+	if err := from.do(func() error { return bulk(address, 1<<20) }); err != nil {
+		t.Errorf("%s sends TCP to %s, whose link is narrow: %v", from.vantage, to.vantage, err)
+	}
+}
+
+// checkLimit sends packets that must not be fragmented: those of mtu bytes
+// arrive, and larger ones give the sender an error with that number.
+func checkLimit(t testing.TB, from, at *vantage, address netip.Addr, mtu int) {
+	t.Helper()
+	if _, err := deliver(from, at, address, mtu-udpHeaders, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE); err != nil {
+		t.Errorf("%s sends %d bytes to %s: %v", from, mtu, at, err)
+	}
+	e, err := provoke(from, netip.AddrPortFrom(address, sinkPort), mtu+1, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
+	if err != nil || e.errno != unix.EMSGSIZE || e.info != mtu || e.mtu != mtu {
+		t.Errorf("%s sends %d bytes to %s: %v %v, want EMSGSIZE and %d", from, mtu+1, at, e, err, mtu)
+	}
+}
+
+// deliver sends a UDP packet of size bytes until it arrives, with a socket option
+// of the sender, and returns which source it had there.
+func deliver(from, at *vantage, address netip.Addr, size, level, name, value int) (source netip.Addr, err error) {
+	var sink *net.UDPConn
+	if err := at.do(func() (err error) {
+		sink, err = net.ListenUDP("udp4", &net.UDPAddr{Port: sinkPort})
+		return err
+	}); err != nil {
+		return source, err
+	}
+	defer sink.Close()
+	conn, err := dialUDP(from, netip.AddrPortFrom(address, sinkPort))
+	if err != nil {
+		return source, err
+	}
+	defer conn.Close()
+	if err := setOption(conn, level, name, value); err != nil {
+		return source, err
+	}
+	sent, buf := pattern(size), make([]byte, 1<<16)
+	err = retry(func() error {
+		if _, err := conn.Write(sent); err != nil {
+			return err
+		}
+		n, sender, err := sink.ReadFromUDPAddrPort(buf)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(buf[:n], sent) {
+			return errors.New("something else has arrived")
+		}
+		source = sender.Addr().Unmap()
+		return nil
+	}, sink)
+	return source, err
+}
+
+// sendSCTP sends the first packet of an association until it arrives. The
+// checksum does not cover addresses, so it has to arrive as it is.
+func sendSCTP(from, at *vantage, address netip.Addr) (source netip.Addr, err error) {
+	// Common header and INIT chunk, RFC 9260.
+	packet := []byte{0x1e, 0xdc, 0x1e, 0xdd, 0, 0, 0, 0, 0, 0, 0, 0}
+	packet = append(packet, 1, 0, 0, 20, 1, 2, 3, 4, 0, 1, 0, 0, 0, 1, 0, 1, 5, 6, 7, 8)
+	binary.LittleEndian.PutUint32(packet[8:], crc32.Checksum(packet, crc32.MakeTable(crc32.Castagnoli)))
+	const network = "ip4:132"
+	var sink *net.IPConn
+	if err := at.do(func() (err error) {
+		sink, err = net.ListenIP(network, nil)
+		return err
+	}); err != nil {
+		return source, err
+	}
+	defer sink.Close()
+	var conn *net.IPConn
+	if err := from.do(func() (err error) {
+		conn, err = net.DialIP(network, nil, &net.IPAddr{IP: address.AsSlice()})
+		return err
+	}); err != nil {
+		return source, err
+	}
+	defer conn.Close()
+	buf := make([]byte, 1<<16)
+	err = retry(func() error {
+		if _, err := conn.Write(packet); err != nil {
+			return err
+		}
+		n, sender, err := sink.ReadFromIP(buf)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(buf[:n], packet) {
+			return errors.New("something else has arrived")
+		}
+		a, _ := netip.AddrFromSlice(sender.IP)
+		source = a.Unmap()
+		return nil
+	}, sink)
+	return source, err
+}
+
+// echoUDP exchanges a packet with a test pod, in the namespace of the thread.
+func echoUDP(to netip.Addr, size int) error {
+	conn, err := net.Dial("udp", workload.Target("udp", to))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	sent, buf := pattern(size), make([]byte, 1<<16)
+	return retry(func() error {
+		if _, err := conn.Write(sent); err != nil {
+			return err
+		}
+		n, err := conn.Read(buf)
+		if err != nil {
+			return err
+		}
+		if _, echo, _ := bytes.Cut(buf[:n], []byte("\n")); !bytes.Equal(echo, sent) {
+			return errors.New("the echo is not what was sent")
+		}
+		return nil
+	}, conn)
+}
+
+// bulk sends bytes by TCP to a test pod, which echoes, in the namespace of the
+// thread. Neither direction may use larger segments than fit.
+func bulk(to netip.Addr, size int) error {
+	conn, err := net.DialTimeout("tcp", workload.Target("tcp", to), callTimeout)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(4 * callTimeout)); err != nil {
+		return err
+	}
+	c, err := greet(conn)
+	if err != nil {
+		return err
+	}
+	return c.exchange(pattern(size))
+}
+
+// exchange is echo for more than buffers hold.
+func (c *connection) exchange(sent []byte) error {
+	written := make(chan error, 1)
+	go func() {
+		_, err := c.Write(sent)
+		written <- err
+	}()
+	got := make([]byte, len(sent))
+	for n := 0; n < len(got); {
+		m, err := c.reader.Read(got[n:])
+		if err != nil {
+			c.Close() // so that the writer ends, too
+			return errors.Join(fmt.Errorf("after %d of %d bytes: %w", n, len(sent), err), <-written)
+		}
+		n += m
+	}
+	if err := <-written; err != nil {
+		return err
+	}
+	if !bytes.Equal(got, sent) {
+		return errors.New("the echo is not what was sent")
+	}
+	return nil
+}
+
+// packetError is what the kernel tells a socket about a packet of its.
+type packetError struct {
+	errno unix.Errno
+	// info is the MTU of "message too long".
+	info int
+	// offender said so; invalid for the own kernel.
+	offender netip.Addr
+	// mtu is what the socket believes of its path then.
+	mtu int
+}
+
+// provoke sends UDP packets of size bytes, with headers, and an IP option until
+// there is an error, and returns what the error queue says (IP_RECVERR, ip(7)).
+func provoke(from *vantage, to netip.AddrPort, size, option, value int) (e packetError, err error) {
+	conn, err := dialUDP(from, to)
+	if err != nil {
+		return e, err
+	}
+	defer conn.Close()
+	if err := errors.Join(setOption(conn, unix.IPPROTO_IP, unix.IP_RECVERR, 1), setOption(conn, unix.IPPROTO_IP, option, value)); err != nil {
+		return e, err
+	}
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return e, err
+	}
+	sent := pattern(size - udpHeaders)
+	err = retry(func() error {
+		_, _ = conn.Write(sent) // if it fails, the queue says why
+		_, _ = conn.Read(make([]byte, 1))
+		found := os.ErrDeadlineExceeded
+		err := raw.Control(func(fd uintptr) {
+			if read, err := readErrorQueue(int(fd)); err == nil {
+				e, found = read, nil
+			} else if !errors.Is(err, unix.EAGAIN) {
+				found = err
+			}
+		})
+		return errors.Join(err, found)
+	}, conn)
+	return e, err
+}
+
+func readErrorQueue(fd int) (e packetError, err error) {
+	control := make([]byte, 512)
+	_, n, _, _, err := unix.Recvmsg(fd, make([]byte, 1<<16), control, unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT)
+	if err != nil {
+		return e, err
+	}
+	messages, err := unix.ParseSocketControlMessage(control[:n])
+	if err != nil {
+		return e, err
+	}
+	for _, m := range messages {
+		var extended unix.SockExtendedErr
+		size := int(unsafe.Sizeof(extended))
+		if m.Header.Level != unix.IPPROTO_IP || m.Header.Type != unix.IP_RECVERR || len(m.Data) < size {
+			continue
+		}
+		extended = *(*unix.SockExtendedErr)(unsafe.Pointer(&m.Data[0]))
+		e.errno, e.info = unix.Errno(extended.Errno), int(extended.Info)
+		// A sockaddr_in follows.
+		if offender := m.Data[size:]; extended.Origin == unix.SO_EE_ORIGIN_ICMP && len(offender) >= 8 {
+			e.offender = netip.AddrFrom4([4]byte(offender[4:8]))
+		}
+		if e.errno == unix.EMSGSIZE {
+			e.mtu, err = unix.GetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU)
+		}
+		return e, err
+	}
+	return e, errors.New("the error queue has a message without an error")
+}
+
+// retry does it until nothing is waited for in vain, a few seconds at most.
+func retry(do func() error, conns ...net.Conn) error {
+	for deadline := time.Now().Add(2 * callTimeout); ; {
+		for _, c := range conns {
+			if err := c.SetReadDeadline(time.Now().Add(packetPause)); err != nil {
+				return err
+			}
+		}
+		err := do()
+		if !errors.Is(err, os.ErrDeadlineExceeded) || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
+func dialUDP(from *vantage, to netip.AddrPort) (conn *net.UDPConn, err error) {
+	err = from.do(func() error {
+		conn, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
+		return err
+	})
+	return conn, err
+}
+
+func setOption(conn *net.UDPConn, level, name, value int) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var setErr error
+	err = raw.Control(func(fd uintptr) { setErr = unix.SetsockoptInt(int(fd), level, name, value) })
+	return errors.Join(err, setErr)
+}
+
+// pattern has no two equal pieces that a fragment could be mistaken for.
+func pattern(size int) []byte {
+	b := make([]byte, size)
+	for i := range b {
+		b[i] = byte(i*7 + i>>8)
+	}
+	return b
+}
+
+func setLinkMTU(name string, mtu int) error {
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		return err
+	}
+	return netlink.LinkSetMTU(l, mtu)
+}
+
+// forgetPaths has a kernel forget the path MTUs that it has learned, which it
+// does by itself after ten minutes (net.ipv4.route.mtu_expires).
+func forgetPaths(v *vantage) error {
+	return v.do(func() error { return os.WriteFile("/proc/sys/net/ipv4/route/flush", []byte(strconv.Itoa(-1)), 0o200) })
+}
