@@ -27,6 +27,9 @@ import (
 // it takes.
 const followTimeout = 20 * time.Second
 
+// streamTimeout is within what a TCP connection goes on after packets were lost.
+const streamTimeout = time.Minute
+
 // The MTU follows from the links of both sides: 9000 bytes on one and 1400 on the
 // other, 9000 on both, a tunnel over IPv6, a narrow link beside the nodes, and
 // one of a node that is changed while it is used. TCP connections go on over all
@@ -54,11 +57,11 @@ func TestMTU(t *testing.T) {
 	w.expect("a node's link of 1300 bytes", 1300-tunnel.OverheadIPv4)
 	w.try(gateway.do(func() error { return setLinkMTU("eth0", 1400) }))
 	w.expect("that node's link of 1400 bytes again", 1400-tunnel.OverheadIPv4)
+	w.stop()
 	w.narrowUnderlay(b, 1300, func() {
 		w.expect("a narrow link between the clusters", 1300-tunnel.OverheadIPv4)
 	})
 
-	w.stop()
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	checkNothingLeft(t, ctx)
 }
@@ -77,11 +80,15 @@ type mtuWatch struct {
 	nodes   []*vantage
 	address map[string]netip.Addr
 	streams []*bulkStream
+	// steps counts what was expected.
+	steps int
+	// nudge is called while the MTU is not yet what it should be.
+	nudge func()
 }
 
 func watchMTU(t testing.TB, ctx context.Context, a, b *cluster) *mtuWatch {
 	t.Helper()
-	w := &mtuWatch{t: t, ctx: ctx, pair: [2]*cluster{a, b}, address: map[string]netip.Addr{}}
+	w := &mtuWatch{t: t, ctx: ctx, pair: [2]*cluster{a, b}, address: map[string]netip.Addr{}, nudge: func() {}}
 	ns, err := os.Open(filepath.Join("/run/netns", "lab."+*labName+".underlay"))
 	w.try(err)
 	t.Cleanup(func() { _ = ns.Close() })
@@ -122,6 +129,7 @@ func (w *mtuWatch) expect(what string, mtu int) {
 	w.t.Helper()
 	start := time.Now()
 	eventually(w.t, w.ctx, followTimeout, what, func() string {
+		w.nudge()
 		r := liqonet(w.t, w.ctx, "", "status", "-o", "json", w.pair[0].Name, w.pair[1].Name)
 		views := parseStatus(w.t, r.stdout)
 		for i, c := range w.pair {
@@ -153,7 +161,7 @@ func (w *mtuWatch) expect(what string, mtu int) {
 	before := w.fragments()
 	for i, c := range w.pair {
 		for j, p := range c.pods {
-			if len(w.streams)%2 != j {
+			if w.steps%2 != j {
 				continue // it is the other one's turn
 			}
 			target := w.pair[1-i].pods[(i+j)%2]
@@ -171,10 +179,13 @@ func (w *mtuWatch) expect(what string, mtu int) {
 	if after := w.fragments(); after != before {
 		w.t.Errorf("%s: somebody has made fragments:\nbefore %s\nafter  %s", what, before, after)
 	}
-	// One more that goes on, with this segment size.
-	from, to := w.pair[0].pods[len(w.streams)%2], w.pair[1].pods[len(w.streams)/2%2]
-	w.streams = append(w.streams, startBulk(from.vantage, w.address[to.Pod.Name]))
-	w.streams[len(w.streams)-1].wait(w.t)
+	// Some go on, each with another segment size.
+	if w.steps < 3 {
+		from, to := w.pair[0].pods[w.steps%2], w.pair[1].pods[w.steps/2]
+		w.streams = append(w.streams, startBulk(from.vantage, w.address[to.Pod.Name]))
+		w.streams[w.steps].wait(w.t)
+	}
+	w.steps++
 }
 
 // stop ends the connections, none of which may have broken.
@@ -186,6 +197,7 @@ func (w *mtuWatch) stop() {
 			w.t.Errorf("TCP connection %d: %v", i+1, err)
 		}
 	}
+	w.streams = nil
 }
 
 // fragments are what nodes, gateways and the underlay have made fragments of.
@@ -387,7 +399,18 @@ func (w *mtuWatch) narrowUnderlay(c *cluster, mtu int, f func()) {
 		})
 	}
 	w.try(set(mtu))
+	// Something has to be too large for it.
+	from, to := w.pair[0], w.pair[1]
+	if c == from {
+		from, to = to, from
+	}
+	conn, err := dialUDP(from.pods[0].vantage, netip.AddrPortFrom(w.address[to.pods[0].Pod.Name], closedPort))
+	w.try(err)
+	defer conn.Close()
+	w.try(setOption(conn, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE))
+	w.nudge = func() { _, _ = conn.Write(pattern(mtu - udpHeaders)) } // less than that fits
 	f()
+	w.nudge = func() {}
 	w.try(set(0))
 }
 
@@ -521,7 +544,7 @@ func startBulk(from *vantage, to netip.Addr) *bulkStream {
 			}
 			for sent := pattern(128 << 10); !s.ending.Load(); s.rounds.Add(1) {
 				// The kernel sends again after 0.2 s, 0.4 s and so on.
-				if err := conn.SetDeadline(time.Now().Add(followTimeout)); err != nil {
+				if err := conn.SetDeadline(time.Now().Add(streamTimeout)); err != nil {
 					return err
 				}
 				if err := c.exchange(sent); err != nil {
@@ -539,7 +562,7 @@ func startBulk(from *vantage, to netip.Addr) *bulkStream {
 func (s *bulkStream) wait(t testing.TB) {
 	t.Helper()
 	before := s.rounds.Load()
-	for deadline := time.Now().Add(followTimeout); s.rounds.Load() < before+2; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(streamTimeout); s.rounds.Load() < before+2; time.Sleep(10 * time.Millisecond) {
 		select {
 		case err := <-s.failed:
 			s.failed <- err
@@ -547,7 +570,7 @@ func (s *bulkStream) wait(t testing.TB) {
 		default:
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("nothing has come back by a TCP connection for %s", followTimeout)
+			t.Fatalf("nothing has come back by a TCP connection for %s", streamTimeout)
 		}
 	}
 }
