@@ -1,8 +1,11 @@
 package gateway
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -46,6 +49,8 @@ type desired struct {
 	// address is the gateway's overlay address, remote that of the peer's
 	// gateway as this cluster knows it.
 	address, remote netip.Addr
+	// leftOut says which nodes cannot be linked to, nil if there are none.
+	leftOut error
 }
 
 // desire computes what the gateway's kernel should hold.
@@ -106,11 +111,13 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 			overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: lastMetric},
 		)
 	}
+	var errs []error
 	for _, n := range links {
 		if err := d.addNode(p, number, n); err != nil {
-			return d, fmt.Errorf("node %s: %w", n.name, err)
+			errs = append(errs, fmt.Errorf("node %s: %w", n.name, err))
 		}
 	}
+	d.leftOut = errors.Join(errs...)
 	return d, nil
 }
 
@@ -120,9 +127,13 @@ type linkedNode struct {
 	address, source netip.Addr
 	pods            []netip.Prefix
 	mtu             int
+	reported        time.Time
 }
 
-// linkedNodes are the nodes whose agents know this gateway.
+// linkedNodes are the nodes whose agents know this gateway, by address. What two
+// of them have of pods belongs to the one that has reported last: the other one
+// is gone and its NodeNetwork not yet, as when a Node was deleted and another one
+// has got its range, or a pod's address is used again.
 func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork) []linkedNode {
 	var out []linkedNode
 	for _, n := range nodes {
@@ -134,11 +145,30 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() {
 			out = append(out, linkedNode{
 				name: n.Spec.NodeName, address: address, source: g.Source.Addr,
-				pods: podRanges(n.Status), mtu: int(g.MTU),
+				pods: podRanges(n.Status), mtu: int(g.MTU), reported: reported(n),
 			})
 		}
 	}
+	slices.SortFunc(out, func(a, b linkedNode) int {
+		return cmp.Or(b.reported.Compare(a.reported), a.address.Compare(b.address))
+	})
+	taken := map[netip.Prefix]bool{}
+	for i := range out {
+		out[i].pods = slices.DeleteFunc(out[i].pods, func(p netip.Prefix) bool { return taken[p] })
+		for _, p := range out[i].pods {
+			taken[p] = true
+		}
+	}
+	slices.SortFunc(out, func(a, b linkedNode) int { return a.address.Compare(b.address) })
 	return out
+}
+
+// reported is when the node's agent has last written.
+func reported(n v1alpha1.NodeNetwork) time.Time {
+	if n.Status.Reported == nil {
+		return time.Time{}
+	}
+	return n.Status.Reported.Time
 }
 
 // podRanges are a node's ranges and the single addresses outside of them.

@@ -54,6 +54,22 @@ func TestForward(t *testing.T) {
 				ns.Output(t, "iptables-nft", "-D", "FORWARD", "-i", "eth1", "-j", "DROP")
 				ns.Output(t, "iptables-nft", "-D", "FORWARD", "-i", "eth2", "-j", "DROP")
 			}
+			if name == "inet" {
+				// A chain that is not called FORWARD.
+				signals := monitor(t, ns)
+				ns.Output(t, "nft", "add chain inet fw other { type filter hook output priority 0; policy accept; }")
+				ns.Output(t, "nft", "add rule inet fw other accept")
+				silence(t, signals)
+				ns.Output(t, "nft", "delete chain inet fw other; flush chain inet fw f")
+				signal(t, signals, "deleted rules")
+				expect(t, ns, true, "both deleted", ensure)
+				ns.Output(t, "nft", "add chain inet fw f { policy accept; }")
+				signal(t, signals, "a policy")
+				expect(t, ns, true, "a chain that accepts", ensure)
+				ns.Output(t, "nft", "add chain inet fw f { policy drop; }")
+				signal(t, signals, "a policy")
+				expect(t, ns, true, "a chain that drops", ensure)
+			}
 			expect(t, ns, true, "remove", remove)
 			expect(t, ns, false, "remove again", remove)
 			if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {

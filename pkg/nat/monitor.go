@@ -2,8 +2,10 @@ package nat
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -18,13 +20,17 @@ const (
 	// tableAttribute holds the table's name in the messages about tables,
 	// chains, rules, sets and elements alike.
 	tableAttribute = unix.NFTA_TABLE_NAME
-	// forwardChainName is that of iptables.
+	// forwardChainName is that of iptables; those of others contain it.
 	forwardChainName = "FORWARD"
+	// proxyChainPrefix starts the names of kube-proxy's chains, which are at no
+	// hook and are written anew all the time.
+	proxyChainPrefix = "KUBE-"
 )
 
 // Monitor subscribes to the kernel's notifications of the calling thread's
 // network namespace, and signals after changes of our table, by whomever, and
-// of chains called FORWARD, in which EnsureForward may have put rules.
+// of chains at the hook forward, or whose name says so, in which EnsureForward
+// may have to put rules, and of the rules that it has put there.
 // Several changes become one signal while nobody receives; after a loss of
 // notifications there is a signal as well. The channel is never closed; the
 // subscription ends with ctx.
@@ -120,19 +126,46 @@ func isOurs(m netlink.Message) bool {
 	if d.String() == TableName {
 		return true
 	}
-	var chainAttribute uint16
 	switch m.Header.Type & 0xff {
 	case unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWRULE:
-		chainAttribute = unix.NFTA_RULE_CHAIN
+		return isForwardRule(d)
 	case unix.NFT_MSG_NEWCHAIN:
-		chainAttribute = unix.NFTA_CHAIN_NAME
-	default:
-		return false
+		return isForwardChain(d)
 	}
+	return false
+}
+
+// isForwardRule says whether a message is about a rule of ours, or of a chain
+// that is called like one that forwards: the message does not tell its hook.
+func isForwardRule(d *netlink.AttributeDecoder) bool {
 	for d.Next() {
-		if d.Type() == chainAttribute {
-			return d.String() == forwardChainName
+		switch d.Type() {
+		case unix.NFTA_RULE_CHAIN:
+			name := strings.ToUpper(d.String())
+			if strings.Contains(name, forwardChainName) && !strings.HasPrefix(name, proxyChainPrefix) {
+				return true
+			}
+		case unix.NFTA_RULE_USERDATA:
+			return strings.HasPrefix(label(d.Bytes()), forwardComment)
 		}
 	}
 	return false
+}
+
+func isForwardChain(d *netlink.AttributeDecoder) bool {
+	forward := false
+	for d.Next() {
+		if d.Type() == unix.NFTA_CHAIN_HOOK {
+			d.Nested(func(hook *netlink.AttributeDecoder) error {
+				hook.ByteOrder = binary.BigEndian
+				for hook.Next() {
+					if hook.Type() == unix.NFTA_HOOK_HOOKNUM {
+						forward = hook.Uint32() == unix.NF_INET_FORWARD
+					}
+				}
+				return nil
+			})
+		}
+	}
+	return forward
 }

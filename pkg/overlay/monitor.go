@@ -13,13 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// The message about an interface's settings, see linux/netconf.h: one byte, and
+// padding.
+const (
+	sizeofNetconfMsg = 4
+	netconfaIfindex  = 1
+)
+
 // resubscribeDelay is the pause before a broken subscription is renewed.
 const resubscribeDelay = time.Second
 
 // Monitor subscribes to the kernel's notifications and signals after changes
 // that concern us: links whose name starts with NamePrefix or is one of others
-// (the tunnel's), their addresses and neighbours, and routes and rules of our
-// tables. Changes of our own may signal too. Several changes become one signal
+// (the tunnel's), their addresses, settings, neighbours and forwarding entries,
+// and routes and rules of our tables. Changes of our own may signal too. Several changes become one signal
 // while nobody receives; after a loss of notifications there is a signal as
 // well. The channel is never closed; the subscription ends with ctx.
 func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}, error) {
@@ -62,7 +69,7 @@ func (m *monitor) subscribe() (*netlink.Conn, error) {
 	}
 	for _, group := range []uint32{
 		unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
-		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE,
+		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE,
 	} {
 		if err := conn.JoinGroup(group); err != nil {
 			return nil, errors.Join(fmt.Errorf("subscribe to rtnetlink group %d: %w", group, err), conn.Close())
@@ -133,8 +140,10 @@ func (m *monitor) concerns(msg netlink.Message) bool {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		return len(msg.Data) >= unix.SizeofIfAddrmsg && m.indices[index(msg.Data)]
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
-		// The family of a bridge's or VXLAN's forwarding table is AF_BRIDGE.
-		return len(msg.Data) >= unix.SizeofNdMsg && msg.Data[0] != unix.AF_BRIDGE && m.indices[index(msg.Data)]
+		// Also of a VXLAN link's forwarding table, whose family is AF_BRIDGE.
+		return len(msg.Data) >= unix.SizeofNdMsg && m.indices[index(msg.Data)]
+	case unix.RTM_NEWNETCONF:
+		return m.indices[attribute32(msg.Data, sizeofNetconfMsg, netconfaIfindex)]
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		// RTA_TABLE and FRA_TABLE are the same number, and the headers of both
 		// messages have the same length.
