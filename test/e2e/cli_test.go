@@ -75,6 +75,7 @@ type view struct {
 	RTTMilliseconds               *float64
 	LossPercent                   int
 	NodesReady                    int
+	NodesNotReady                 []string
 	Nodes                         []struct {
 		Name            string
 		Address, SeenAs netip.Addr

@@ -1,0 +1,389 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/workload"
+)
+
+const (
+	// serveTimeout is within what a node that has become ready is served.
+	serveTimeout = 5 * time.Second
+	// moveTimeout is within what a gateway that has to move is there again. It
+	// contains the start of a pod, which takes long on a busy machine.
+	moveTimeout = 15 * time.Second
+	// podTimeout is for a pod that Kubernetes starts.
+	podTimeout = time.Minute
+)
+
+// Nodes that come, go, are drained, rebooted or renamed are served without the
+// CLI, within 5 s of being ready, with pods and by themselves, both ways.
+func TestNodesComeAndGo(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	lc, err := fx.lab.Cluster(a.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	views := status(t, ctx, 0, a, b)
+	s := &service{of: a, peer: b, ours: viewOf(t, views, a, b), theirs: viewOf(t, views, b, a)}
+
+	var guest *lab.Node
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+		defer cancel()
+		a.cordon(t, ctx, nil)
+		if guest != nil {
+			if err := guest.Remove(ctx); err != nil {
+				t.Error(err)
+			}
+		}
+		// The Node of a former name, if a part of the test did not get to it.
+		if _, err := a.Run(ctx, "", "delete", "node", "--ignore-not-found", "alpha-guest"); err != nil {
+			t.Error(err)
+		}
+	}()
+	step := func(name string, f func(t *testing.T)) {
+		if !t.Run(name, f) {
+			t.FailNow() // what follows would fail for the same reason
+		}
+	}
+	step("added", func(t *testing.T) {
+		s.measure(t, ctx, func() (_ *lab.Node, err error) {
+			guest, err = lc.AddNode(ctx)
+			return guest, err
+		})
+		checkNodeCount(t, ctx, a, b, 3, "")
+	})
+	step("drained", func(t *testing.T) {
+		at := a.gatewayNode(t)
+		// Without a gateway: nobody notices.
+		bystander := a.nodes[0].Node.Name
+		if bystander == at {
+			bystander = a.nodes[1].Node.Name
+		}
+		fs := startFlows(t, ctx, a, b, 0, 0)
+		a.drain(t, ctx, bystander)
+		fs.lossless(t, "a node without the gateway is drained")
+		a.cordon(t, ctx, nil)
+		if now := a.gatewayNode(t); now != at {
+			t.Errorf("the gateway has moved from %s to %s", at, now)
+		}
+		// With it: it moves.
+		fs = startFlows(t, ctx, a, b, 0, 0)
+		for _, f := range fs {
+			f.answering(t, ctx, callTimeout)
+		}
+		a.drain(t, ctx, at)
+		for _, f := range fs {
+			f.answering(t, ctx, moveTimeout)
+		}
+		fs.interrupted(t, "the node of the gateway is drained", moveTimeout)
+		if now := a.gatewayNode(t); now == at {
+			t.Errorf("the gateway is still on %s", at)
+		}
+		a.cordon(t, ctx, nil)
+		checkMended(t, ctx, a, b)
+	})
+	step("rebooted", func(t *testing.T) {
+		a.moveGateway(t, ctx, func(node string) bool { return node != guest.Name })
+		checkMended(t, ctx, a, b)
+		s.measure(t, ctx, func() (*lab.Node, error) { return guest, guest.Restart(ctx) })
+		checkNodeCount(t, ctx, a, b, 3, "")
+	})
+	step("rebooted with the gateway", func(t *testing.T) {
+		a.moveGateway(t, ctx, func(node string) bool { return node == guest.Name })
+		checkMended(t, ctx, a, b)
+		s.measure(t, ctx, func() (*lab.Node, error) { return guest, guest.Restart(ctx) })
+		a.moveGateway(t, ctx, func(node string) bool { return node != guest.Name })
+		checkNodeCount(t, ctx, a, b, 3, "")
+	})
+	step("renamed", func(t *testing.T) {
+		former := guest.Name
+		s.measure(t, ctx, func() (*lab.Node, error) {
+			renamed, err := guest.Rename(ctx, "alpha-blue", false)
+			if err == nil {
+				guest = renamed
+			}
+			return renamed, err
+		})
+		// The Node of its former name is not ready, for ever.
+		checkNodeCount(t, ctx, a, b, 3, former)
+		if _, err := a.Run(ctx, "", "delete", "node", former); err != nil {
+			t.Fatal(err)
+		}
+		checkNodeCount(t, ctx, a, b, 3, "")
+		// As an administrator would have it who is quicker.
+		s.measure(t, ctx, func() (*lab.Node, error) {
+			renamed, err := guest.Rename(ctx, "alpha-green", true)
+			if err == nil {
+				guest = renamed
+			}
+			return renamed, err
+		})
+		checkNodeCount(t, ctx, a, b, 3, "")
+	})
+	checkPair(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	if traces := tracesOn(ctx, guest); traces != "" {
+		t.Errorf("on the node that came:\n%s", traces)
+	}
+	if err := guest.Remove(ctx); err != nil {
+		t.Fatal(err)
+	}
+	guest = nil
+	checkNothingLeft(t, ctx)
+}
+
+// service is what nodes of one cluster get from its peering with another.
+type service struct {
+	of, peer *cluster
+	// ours and theirs are the views of both, which nodes do not change.
+	ours, theirs view
+}
+
+// measure has a node become ready, and looks how soon packets pass: from the node
+// itself, from a pod on it, and to that pod from a pod and a node of the peer.
+func (s *service) measure(t *testing.T, ctx context.Context, happen func() (*lab.Node, error)) {
+	t.Helper()
+	watch := s.of.watchReady(t, ctx)
+	n, err := happen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready := watch(n.Name)
+	if ready.IsZero() {
+		t.Fatalf("node %s was not seen to become ready", n.Name)
+	}
+	remote := s.peer.pods[0]
+	seen := s.theirs.seenAs(t, remote.IP)
+	fromNode, err := nodeVantage(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fromNode.ns.Close()
+	var group errgroup.Group
+	first := func(what string, since time.Time, from *vantage, to netip.Addr) {
+		group.Go(func() error {
+			if took, err := firstAnswer(ctx, from, to, since); err != nil {
+				return fmt.Errorf("%s: %w", what, err)
+			} else if took > serveTimeout {
+				return fmt.Errorf("%s: after %s, want at most %s", what, took, serveTimeout)
+			} else {
+				t.Logf("%s: %s after the node was ready, or the pod on it ran", what, took.Round(time.Millisecond))
+				return nil
+			}
+		})
+	}
+	first("from the node", ready, fromNode, seen)
+	p, runs := s.of.podOn(t, ctx, n)
+	defer p.ns.Close()
+	t.Logf("the pod on it runs %s after the node was ready", runs.Sub(ready).Round(time.Millisecond))
+	since := ready
+	if runs.After(since) {
+		since = runs
+	}
+	first("from the pod", since, p.vantage, seen)
+	first("from a pod of the peer", since, remote.vantage, s.ours.seenAs(t, p.IP))
+	first("from a node of the peer", since, s.peer.nodes[0].vantage, s.ours.seenAs(t, p.IP))
+	if err := group.Wait(); err != nil {
+		t.Error(err)
+	}
+}
+
+// firstAnswer asks until there is an answer.
+func firstAnswer(ctx context.Context, from *vantage, to netip.Addr, since time.Time) (time.Duration, error) {
+	for {
+		_, err := from.call("udp", to, 100*time.Millisecond)
+		if err == nil {
+			return max(0, time.Since(since)), nil
+		}
+		if time.Since(since) > moveTimeout || ctx.Err() != nil {
+			return 0, fmt.Errorf("not after %s: %w", time.Since(since).Round(time.Millisecond), err)
+		}
+	}
+}
+
+// watchReady watches the nodes; the function that it returns says when one of
+// them became ready for the last time.
+func (c *cluster) watchReady(t *testing.T, ctx context.Context) func(name string) time.Time {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	nodes := c.dynamic.Resource(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
+	list, err := nodes.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := nodes.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	became := make(chan map[string]time.Time)
+	was, at := map[string]bool{}, map[string]time.Time{}
+	take := func(object map[string]any, now time.Time) {
+		var n corev1.Node
+		if runtime.DefaultUnstructuredConverter.FromUnstructured(object, &n) != nil {
+			return
+		}
+		for _, condition := range n.Status.Conditions {
+			if condition.Type == corev1.NodeReady {
+				is := condition.Status == corev1.ConditionTrue
+				if is && !was[n.Name] {
+					at[n.Name] = now
+				}
+				was[n.Name] = is
+			}
+		}
+	}
+	for i := range list.Items {
+		take(list.Items[i].Object, time.Time{})
+	}
+	go func() {
+		defer w.Stop()
+		for e := range w.ResultChan() {
+			if content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(e.Object); err == nil {
+				take(content, time.Now())
+			}
+		}
+		became <- at
+	}()
+	return func(name string) time.Time {
+		cancel()
+		return (<-became)[name]
+	}
+}
+
+// podOn waits for the test pod on a node, and says since when it is known to run.
+func (c *cluster) podOn(t *testing.T, ctx context.Context, n *lab.Node) (pod, time.Time) {
+	t.Helper()
+	var found pod
+	var reason error
+	for deadline := time.Now().Add(podTimeout); time.Now().Before(deadline) && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+		reason = fmt.Errorf("there is none")
+		pods, err := c.Pods(ctx)
+		if err != nil {
+			reason = err
+			continue
+		}
+		for _, p := range pods {
+			if p.Node != n.Name {
+				continue
+			}
+			// Its process is there, and answers on the node: what the API server
+			// says of a pod of before a reboot is outdated for a while.
+			var v map[string]*vantage
+			if v, reason = podVantages(*labName, []workload.Pod{p}); reason != nil {
+				continue
+			}
+			found = pod{p, v[p.Name]}
+			if _, reason = found.call("udp", p.IP, shortTimeout); reason == nil {
+				return found, time.Now()
+			}
+			found.ns.Close()
+		}
+	}
+	t.Fatalf("no test pod runs on node %s: %v", n.Name, reason)
+	return found, time.Time{}
+}
+
+// checkNodeCount waits until status says that so many nodes are served, and which
+// one is not ready.
+func checkNodeCount(t *testing.T, ctx context.Context, a, b *cluster, want int, notReady string) {
+	t.Helper()
+	eventually(t, ctx, mendTimeout, "status", func() string {
+		r := liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name)
+		v := viewOf(t, parseStatus(t, r.stdout), a, b)
+		switch {
+		case r.code != 0 || v.State != "Connected" || v.NodesReady != want || len(v.Nodes) != want:
+			return fmt.Sprintf("exit code %d, %s, %d of %d nodes: %s", r.code, v.State, v.NodesReady, len(v.Nodes), v.Message)
+		case strings.Join(v.NodesNotReady, " ") != notReady || (notReady != "") != strings.Contains(v.Message, "not ready"):
+			return fmt.Sprintf("not ready are %v: %q", v.NodesNotReady, v.Message)
+		}
+		return ""
+	})
+}
+
+// gatewayNode is where the cluster's only gateway runs.
+func (c *cluster) gatewayNode(t *testing.T) string {
+	t.Helper()
+	found := c.agents(t, "gateway")
+	if len(found) != 1 {
+		t.Fatalf("cluster %s has %d gateways: %v", c.Name, len(found), found)
+	}
+	return found[0].node
+}
+
+// drain empties a node as an administrator does.
+func (c *cluster) drain(t *testing.T, ctx context.Context, node string) {
+	t.Helper()
+	if _, err := c.Run(ctx, "", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// cordon lets new pods run on some nodes only; on all of them without a choice.
+func (c *cluster) cordon(t *testing.T, ctx context.Context, on func(node string) bool) {
+	t.Helper()
+	out, err := c.Run(ctx, "", "get", "nodes", "-o", "jsonpath={.items[*].metadata.name}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range strings.FieldsSeq(out) {
+		command := "cordon"
+		if on == nil || on(name) {
+			command = "uncordon"
+		}
+		if _, err := c.Run(ctx, "", command, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// moveGateway has the gateway run on a node that is wanted.
+func (c *cluster) moveGateway(t *testing.T, ctx context.Context, on func(node string) bool) {
+	t.Helper()
+	c.cordon(t, ctx, on)
+	defer c.cordon(t, ctx, nil)
+	if found := c.agents(t, "gateway"); len(found) == 1 && on(found[0].node) {
+		return
+	}
+	if _, err := c.Run(ctx, "", "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, ctx, podTimeout, "the gateway moves", func() string {
+		if found := c.agents(t, "gateway"); len(found) != 1 || !on(found[0].node) {
+			return fmt.Sprint(found)
+		}
+		return ""
+	})
+}
+
+// tracesOn is what a node that was never without a peering has of ours.
+func tracesOn(ctx context.Context, n *lab.Node) string {
+	s, err := workload.TakeSnapshot(ctx, n)
+	if err != nil {
+		return err.Error()
+	}
+	var b strings.Builder
+	for subject, text := range s {
+		for line := range strings.Lines(text) {
+			if aboutOurs.MatchString(line) {
+				b.WriteString(subject + ": " + line + "\n")
+			}
+		}
+	}
+	return b.String()
+}
