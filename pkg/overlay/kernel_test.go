@@ -305,6 +305,23 @@ func TestForeign(t *testing.T) {
 		f.run("ip link set lq0-0 down")
 		expectSignal(t, signals, "a change of ours")
 	})
+	t.Run("neighbours of the node's own link are not signalled, its MTU is", func(t *testing.T) {
+		f := open(t)
+		f.apply(wanted())
+		ctx, cancel := context.WithCancel(context.Background())
+		t.Cleanup(cancel)
+		var signals <-chan struct{}
+		f.ns.Do(t, func() (err error) {
+			signals, err = f.kernel.Monitor(ctx, "eth0")
+			return err
+		})
+		f.run("ip neigh add 192.0.2.7 lladdr 02:00:00:00:00:02 dev eth0; ip neigh del 192.0.2.7 dev eth0")
+		expectSilence(t, signals, "a neighbour of eth0")
+		f.run("ip link set eth0 mtu 1400")
+		expectSignal(t, signals, "the MTU of eth0")
+		f.run("ip neigh del 10.80.31.254 dev lq0-0")
+		expectSignal(t, signals, "a neighbour of lq0-0")
+	})
 }
 
 func TestChange(t *testing.T) {

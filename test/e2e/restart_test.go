@@ -36,59 +36,42 @@ func TestRestarts(t *testing.T) {
 			damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=" + kind}})
 		}
 	}
-	another := tagAgain(t, ctx, both)
+	images := tagAgain(t, ctx, both)
 	for _, step := range []struct {
-		name   string
-		do     func(t *testing.T)
-		notice bool
+		name, kind string
+		do         func(t *testing.T, image string)
 	}{
-		{"node agents killed", func(t *testing.T) { kill(t, "node", syscall.SIGKILL) }, false},
-		{"node agents deleted", func(*testing.T) { remove("node") }, false},
-		{"node agents upgraded", func(t *testing.T) {
+		{"node agents killed", "node", func(t *testing.T, _ string) { kill(t, "node", syscall.SIGKILL) }},
+		{"node agents deleted", "node", func(*testing.T, string) { remove("node") }},
+		{"node agents upgraded", "node", func(t *testing.T, image string) {
 			for _, c := range both {
-				damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "set", "image", "daemonset/liqonet-node", "agent=" + another}})
+				damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "set", "image", "daemonset/liqonet-node", "agent=" + image}})
 			}
-		}, false},
-		{"gateways killed", func(t *testing.T) { kill(t, "gateway", syscall.SIGKILL) }, true},
-		{"gateways deleted", func(*testing.T) { remove("gateway") }, true},
-		{"gateways upgraded", func(t *testing.T) { mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--agent-image="+another) }, true},
+		}},
+		{"gateways killed", "gateway", func(t *testing.T, _ string) { kill(t, "gateway", syscall.SIGKILL) }},
+		{"gateways deleted", "gateway", func(*testing.T, string) { remove("gateway") }},
+		{"gateways upgraded", "gateway", func(t *testing.T, image string) {
+			mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--agent-image="+image)
+		}},
 	} {
 		t.Run(step.name, func(t *testing.T) {
-			before := pidsOf(t, both)
-			fs := startFlows(t, ctx, a, b, 0, len(b.pods)-1)
-			for _, f := range fs {
-				f.answering(t, ctx, callTimeout)
-			}
-			step.do(t)
-			kind := "node"
-			if step.notice {
-				kind = "gateway"
-			}
-			eventually(t, ctx, podTimeout, "new agents", func() string {
-				for _, c := range both {
-					want := 1
-					if kind == "node" {
-						want = len(c.nodes)
-					}
-					found := c.agents(t, kind)
-					if len(found) != want {
-						return fmt.Sprintf("%d agents in %s, want %d", len(found), c.Name, want)
-					}
-					for _, p := range found {
-						if before[p.pid] {
-							return fmt.Sprintf("agent %d on %s is an old one", p.pid, p.node)
-						}
-					}
+			once := func(try int) flows {
+				before := pidsOf(t, both)
+				fs := startFlows(t, ctx, a, b, 0, len(b.pods)-1)
+				for _, f := range fs {
+					f.answering(t, ctx, callTimeout)
 				}
-				return ""
-			})
-			for _, f := range fs {
-				f.answering(t, ctx, moveTimeout)
+				step.do(t, images[try])
+				eventually(t, ctx, podTimeout, "new agents", func() string { return allNew(t, both, step.kind, before) })
+				for _, f := range fs {
+					f.answering(t, ctx, moveTimeout)
+				}
+				return fs
 			}
-			if step.notice {
-				fs.interrupted(t, step.name, moveTimeout)
+			if step.kind == "gateway" {
+				once(0).interrupted(t, step.name, moveTimeout)
 			} else {
-				fs.lossless(t, step.name)
+				lossless(t, step.name, func(try int) int { return once(try).lost(t, step.name) })
 			}
 		})
 	}
@@ -137,6 +120,27 @@ func TestRestarts(t *testing.T) {
 	})
 }
 
+// allNew says which agents of a kind are missing, or older than others.
+func allNew(t *testing.T, clusters []*cluster, kind string, before map[int]bool) string {
+	t.Helper()
+	for _, c := range clusters {
+		want := 1
+		if kind == "node" {
+			want = len(c.nodes)
+		}
+		found := c.agents(t, kind)
+		if len(found) != want {
+			return fmt.Sprintf("%d agents in %s, want %d", len(found), c.Name, want)
+		}
+		for _, p := range found {
+			if before[p.pid] {
+				return fmt.Sprintf("agent %d on %s is an old one", p.pid, p.node)
+			}
+		}
+	}
+	return ""
+}
+
 // pidsOf are all agents that run.
 func pidsOf(t *testing.T, clusters []*cluster) map[int]bool {
 	t.Helper()
@@ -151,17 +155,21 @@ func pidsOf(t *testing.T, clusters []*cluster) map[int]bool {
 	return out
 }
 
-// tagAgain gives the agents' image another name, on all nodes.
-func tagAgain(t *testing.T, ctx context.Context, clusters []*cluster) string {
+// tagAgain gives the agents' image other names, on all nodes.
+func tagAgain(t *testing.T, ctx context.Context, clusters []*cluster) []string {
 	t.Helper()
 	tags, err := repoTags(program("liqonet-agent.tar"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	const again = "lab.local/liqonet-agent:again"
+	var again []string
+	for i := range tries {
+		again = append(again, fmt.Sprintf("lab.local/liqonet-agent:again%d", i))
+	}
 	for _, c := range clusters {
 		for _, n := range c.nodes {
-			out, err := n.Node.Command(ctx, "/lab/bin/ctr", "--namespace", "k8s.io", "images", "tag", "--force", tags[0], again).CombinedOutput()
+			args := append([]string{"--namespace", "k8s.io", "images", "tag", "--force", tags[0]}, again...)
+			out, err := n.Node.Command(ctx, "/lab/bin/ctr", args...).CombinedOutput()
 			if err != nil {
 				t.Fatalf("node %s: %v: %s", n.Node.Name, err, out)
 			}
