@@ -112,19 +112,28 @@ func (r flowResult) String() string {
 // leastPackets is how many packets a flow has at least.
 const leastPackets = 100
 
-// result stops the flow, waits for late answers, and counts.
-func (f *flow) result() flowResult {
-	for f.count().sent < leastPackets {
-		time.Sleep(flowInterval)
-	}
-	f.stop()
-	f.done.Wait()
-	for deadline := time.Now().Add(flowPatience); time.Now().Before(deadline); time.Sleep(flowInterval) {
-		if r := f.count(); r.lost == 0 {
-			return r
+// results stops the flows, waits for late answers, and counts.
+func (fs flows) results() []flowResult {
+	for _, f := range fs {
+		for f.count().sent < leastPackets {
+			time.Sleep(flowInterval)
 		}
 	}
-	return f.count()
+	for _, f := range fs {
+		f.stop()
+		f.done.Wait()
+	}
+	out := make([]flowResult, len(fs))
+	for deadline := time.Now().Add(flowPatience); ; time.Sleep(flowInterval) {
+		lost := 0
+		for i, f := range fs {
+			out[i] = f.count()
+			lost += out[i].lost
+		}
+		if lost == 0 || time.Now().After(deadline) {
+			return out
+		}
+	}
 }
 
 func (f *flow) count() flowResult {
@@ -193,8 +202,7 @@ func startFlows(t testing.TB, ctx context.Context, a, b *cluster, from, to int) 
 func (fs flows) lost(t testing.TB, what string) int {
 	t.Helper()
 	sum := 0
-	for _, f := range fs {
-		r := f.result()
+	for _, r := range fs.results() {
 		t.Logf("%s: %s", what, r)
 		sum += r.lost
 	}
@@ -221,8 +229,7 @@ func lossless(t testing.TB, what string, do func(try int) (lost int)) {
 // gap is longer than it may be.
 func (fs flows) interrupted(t testing.TB, what string, atMost time.Duration) {
 	t.Helper()
-	for _, f := range fs {
-		r := f.result()
+	for _, r := range fs.results() {
 		t.Logf("%s: %s", what, r)
 		if r.gap > atMost {
 			t.Errorf("%s: %s; at most %s", what, r, atMost)
