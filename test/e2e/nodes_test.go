@@ -48,9 +48,7 @@ func TestNodesComeAndGo(t *testing.T) {
 		defer cancel()
 		a.cordon(t, ctx, nil)
 		if guest != nil {
-			if err := guest.Remove(ctx); err != nil {
-				t.Error(err)
-			}
+			a.removeNode(t, ctx, guest)
 		}
 		// The Node of a former name, if a part of the test did not get to it.
 		if _, err := a.Run(ctx, "", "delete", "node", "--ignore-not-found", "alpha-guest"); err != nil {
@@ -152,9 +150,7 @@ func TestNodesComeAndGo(t *testing.T) {
 	if traces := tracesOn(ctx, guest); traces != "" {
 		t.Errorf("on the node that came:\n%s", traces)
 	}
-	if err := guest.Remove(ctx); err != nil {
-		t.Fatal(err)
-	}
+	a.removeNode(t, ctx, guest)
 	guest = nil
 	checkNothingLeft(t, ctx)
 }
@@ -346,6 +342,19 @@ func (c *cluster) drain(t *testing.T, ctx context.Context, node string) {
 	t.Helper()
 	if _, err := c.Run(ctx, "", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s"); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// removeNode takes a node away, and the pods on it, which Kubernetes would do
+// within a minute.
+func (c *cluster) removeNode(t *testing.T, ctx context.Context, n *lab.Node) {
+	t.Helper()
+	if err := n.Remove(ctx); err != nil {
+		t.Error(err)
+	}
+	_, err := c.Run(ctx, "", "delete", "pods", "-A", "--field-selector=spec.nodeName="+n.Name, "--force", "--grace-period=0", "--wait=false")
+	if err != nil {
+		t.Error(err)
 	}
 }
 
