@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -51,6 +52,8 @@ type desired struct {
 	// address is the gateway's overlay address, remote that of the peer's
 	// gateway as this cluster knows it.
 	address, remote netip.Addr
+	// leftOut says which nodes cannot be linked to, nil if there are none.
+	leftOut error
 }
 
 // desire computes what the gateway's kernel should hold.
@@ -112,11 +115,13 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 		)
 	}
 	d.addHosts(m.node, p, links)
+	var errs []error
 	for _, n := range links {
 		if err := d.addNode(m.overlayKey, p, number, n); err != nil {
-			return d, fmt.Errorf("node %s: %w", n.name, err)
+			errs = append(errs, fmt.Errorf("node %s: %w", n.name, err))
 		}
 	}
+	d.leftOut = errors.Join(errs...)
 	return d, nil
 }
 
@@ -127,9 +132,13 @@ type linkedNode struct {
 	address, source netip.Addr
 	pods            []netip.Prefix
 	mtu             int
+	reported        time.Time
 }
 
-// linkedNodes are the nodes whose agents know this gateway.
+// linkedNodes are the nodes whose agents know this gateway, by address. What two
+// of them have of pods belongs to the one that has reported last: the other one
+// is gone and its NodeNetwork not yet, as when a Node was deleted and another one
+// has got its range, or a pod's address is used again.
 func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork) []linkedNode {
 	var out []linkedNode
 	for _, n := range nodes {
@@ -138,18 +147,35 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 		if err != nil || !n.DeletionTimestamp.IsZero() || !p.Spec.Local.InternalCIDR.Contains(address) {
 			continue
 		}
-		number, err := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, address)
-		if err != nil {
-			continue // not a name that an agent of ours gave
-		}
+		// 0, which has no link, if no agent of ours gave that name.
+		number, _ := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, address)
 		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() {
 			out = append(out, linkedNode{
 				name: n.Spec.NodeName, number: number, address: address, source: g.Source.Addr,
-				pods: podRanges(n.Status), mtu: int(g.MTU),
+				pods: podRanges(n.Status), mtu: int(g.MTU), reported: reported(n),
 			})
 		}
 	}
+	slices.SortFunc(out, func(a, b linkedNode) int {
+		return cmp.Or(b.reported.Compare(a.reported), a.address.Compare(b.address))
+	})
+	taken := map[netip.Prefix]bool{}
+	for i := range out {
+		out[i].pods = slices.DeleteFunc(out[i].pods, func(p netip.Prefix) bool { return taken[p] })
+		for _, p := range out[i].pods {
+			taken[p] = true
+		}
+	}
+	slices.SortFunc(out, func(a, b linkedNode) int { return a.address.Compare(b.address) })
 	return out
+}
+
+// reported is when the node's agent has last written.
+func reported(n v1alpha1.NodeNetwork) time.Time {
+	if n.Status.Reported == nil {
+		return time.Time{}
+	}
+	return n.Status.Reported.Time
 }
 
 // podRanges are a node's ranges and the single addresses outside of them.

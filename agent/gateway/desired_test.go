@@ -3,6 +3,7 @@ package gateway
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -247,6 +248,43 @@ func TestEndpoints(t *testing.T) {
 		e.set([]string{bad})
 		if got, err := e.current(t.Context()); err == nil {
 			t.Errorf("%q gave %s", bad, got)
+		}
+	}
+}
+
+// A node that is gone and whose report is still there takes no pods from the one
+// that has them now, and a report that makes no sense takes nothing from others.
+func TestDesireOutdatedNodes(t *testing.T) {
+	at := func(n v1alpha1.NodeNetwork, seconds int64) v1alpha1.NodeNetwork {
+		n.Status.Reported = new(metav1.Unix(seconds, 0))
+		return n
+	}
+	old := at(node("old", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24", "10.244.5.0/24"), 100)
+	old.Status.PodIPs = []v1alpha1.IP{{Addr: addr("10.244.9.9")}}
+	renamed := at(node("renamed", "10.80.0.2", "172.18.0.2", 0, "10.244.0.0/24"), 200)
+	renamed.Status.PodIPs = old.Status.PodIPs
+	never := node("never", "10.80.0.3", "172.18.0.4", 0, "10.244.5.0/24")
+	wrong := at(node("wrong", "10.80.31.254", "172.18.0.5", 0, "10.244.6.0/24"), 300)
+	want := map[string]string{
+		"10.244.0.0/24": "lqn2", "10.244.9.9/32": "lqn2", "10.244.5.0/24": "lqn1",
+		"10.80.0.1/32": "lqn1", "10.80.0.2/32": "lqn2", "10.80.0.3/32": "lqn3", "0.0.0.0/0": "",
+	}
+	for _, nodes := range [][]v1alpha1.NodeNetwork{{old, renamed, never, wrong}, {wrong, never, renamed, old}} {
+		d, err := desire(machine{underlayMTU: 1500}, peering(t, v1alpha1.Client, newKey(t)), nodes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]string{}
+		for _, r := range d.overlay.Routes {
+			if r.Table == overlay.InboundTable {
+				got[r.Dst.String()] = r.Dev
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("routes to pods (-want +got):\n%s", diff)
+		}
+		if d.leftOut == nil || !strings.Contains(d.leftOut.Error(), "node wrong") {
+			t.Errorf("of the node that makes no sense it says %v", d.leftOut)
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
 	"sync/atomic"
 	"time"
 
@@ -108,10 +109,12 @@ type agent struct {
 	backend v1alpha1.WireGuardBackend
 
 	// peering is the one that was read last, applied the generation that is in
-	// the kernel, desired what follows from it.
+	// the kernel, desired what follows from it; sound that nothing has failed or
+	// changed since.
 	peering *v1alpha1.Peering
 	applied int64
 	desired desired
+	sound   bool
 
 	// capacity is the desired one, for the goroutine that answers probes.
 	capacity atomic.Uint32
@@ -139,15 +142,19 @@ func (a *agent) run(ctx context.Context) error {
 	var lastApply time.Time
 	dirty, again := true, resync
 	for {
-		if dirty || time.Since(lastApply) >= again {
-			again = resync
-			if err := a.reconcile(ctx); err != nil {
-				a.Log.Error("cannot apply", "error", err)
-				a.status.failed, again = err.Error(), retryApply
-			} else {
-				a.status.failed = ""
+		if time.Since(lastApply) >= again {
+			dirty, a.sound = true, false
+		}
+		if dirty {
+			if !a.sound {
+				lastApply, again = time.Now(), resync
 			}
-			lastApply, dirty = time.Now(), false
+			err := a.reconcile(ctx)
+			if err != nil && !a.sound {
+				again = retryApply
+			}
+			a.tell(err)
+			dirty = false
 		}
 		a.watchTunnel(ctx)
 		if a.measure() {
@@ -167,12 +174,24 @@ func (a *agent) run(ctx context.Context) error {
 		case <-a.view.Changed:
 			dirty = true
 		case <-links:
-			dirty = true
+			dirty, a.sound = true, false
 		case <-rules:
-			dirty = true
+			dirty, a.sound = true, false
 		case <-timer.C:
 		}
 	}
+}
+
+// tell says what cannot be done, in the report, and in the log where it is news.
+func (a *agent) tell(err error) {
+	message := ""
+	if err != nil {
+		message = err.Error()
+	}
+	if message != "" && (message != a.status.failed || !a.sound) {
+		a.Log.Error("cannot apply", "error", err)
+	}
+	a.status.failed = message
 }
 
 func (a *agent) nextTick() time.Duration {
@@ -182,7 +201,10 @@ func (a *agent) nextTick() time.Duration {
 	return fastTick
 }
 
-// reconcile makes the kernel hold what the objects say.
+// reconcile makes the kernel hold what the objects say. Where they say the same
+// as before, and the kernel has told of no change, it is not asked either:
+// objects change every few seconds by what is measured. The error may be of
+// some nodes only; sound tells.
 func (a *agent) reconcile(ctx context.Context) error {
 	p := &v1alpha1.Peering{}
 	if err := a.view.Get(ctx, types.NamespacedName{Name: a.Peering}, p); client.IgnoreNotFound(err) != nil {
@@ -221,6 +243,11 @@ func (a *agent) reconcile(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if a.sound && reflect.DeepEqual(want, a.desired) {
+		a.applied = p.Generation
+		return want.leftOut
+	}
+	a.sound = false
 	a.capacity.Store(uint32(want.capacity))
 	// First what closes, then what opens.
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
@@ -237,8 +264,8 @@ func (a *agent) reconcile(ctx context.Context) error {
 		return err
 	}
 	a.probe(ctx, want)
-	a.applied, a.desired = p.Generation, want
-	return nil
+	a.applied, a.desired, a.sound = p.Generation, want, true
+	return want.leftOut
 }
 
 // open opens the tunnel's device, once.
@@ -265,13 +292,8 @@ func (a *agent) open(ctx context.Context, backend v1alpha1.WireGuardBackend) err
 // probe answers and sends probes.
 func (a *agent) probe(ctx context.Context, want desired) {
 	if !a.echo {
-		conn, err := net.ListenUDP("udp", &net.UDPAddr{Port: int(tunnel.ProbePort)})
-		if err != nil {
-			a.Log.Error("cannot answer probes", "error", err)
-			return
-		}
 		a.echo = true
-		go func() { _ = tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(a.capacity.Load()) }) }() // it ends with ctx
+		go a.answer(ctx)
 	}
 	if a.prober != nil && a.desired.remote == want.remote && a.desired.address == want.address {
 		return
@@ -287,6 +309,25 @@ func (a *agent) probe(ctx context.Context, want desired) {
 	ctx, a.stopProber = context.WithCancel(ctx)
 	a.prober = prober
 	go func() { _ = prober.Run(ctx) }() // it ends with ctx
+}
+
+// answer answers probes until ctx ends, whatever happens to its socket.
+func (a *agent) answer(ctx context.Context) {
+	for {
+		conn, err := net.ListenUDP("udp", &net.UDPAddr{Port: int(tunnel.ProbePort)})
+		if err == nil {
+			err = tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(a.capacity.Load()) })
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		a.Log.Error("cannot answer probes; trying again", "error", err)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(retryApply):
+		}
+	}
 }
 
 // connected says that probes are answered, and at least one could be measured.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -59,19 +60,28 @@ type desired struct {
 }
 
 // desire computes what the node's kernel should hold for these peerings. It is
-// empty without any.
+// empty without any. The error says which peerings, or planes, cannot be had;
+// what is returned holds for all others.
 func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 	var d desired
 	if len(peerings) == 0 {
 		return d, nil
 	}
-	slices.SortFunc(peerings, func(a, b v1alpha1.Peering) int { return cmp.Compare(a.Spec.Index, b.Spec.Index) })
+	slices.SortFunc(peerings, func(a, b v1alpha1.Peering) int {
+		return cmp.Or(cmp.Compare(a.Spec.Index, b.Spec.Index), cmp.Compare(a.Name, b.Name))
+	})
+	var errs []error
+	taken := owners{indices: map[int32]string{}, ranges: map[netip.Prefix]string{}}
 	d.nat = &nat.Node{
 		OverlayPrefix: overlay.NamePrefix, Address: m.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
 		OwnPods: m.pods, Uplinks: m.uplinks,
 	}
 	d.overlay.Rules = []overlay.Rule{{Table: overlay.Table}}
 	for _, p := range peerings {
+		if err := taken.admit(p); err != nil {
+			errs = append(errs, fmt.Errorf("peering %s: %w", p.Name, err))
+			continue
+		}
 		for _, pods := range p.Spec.Local.Pods {
 			if p.Carries(pods.Real.Addr()) && !slices.Contains(d.nat.Pods, pods.Real.Prefix) {
 				d.nat.Pods = append(d.nat.Pods, pods.Real.Prefix)
@@ -89,11 +99,39 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 		}
 		for _, plane := range p.Spec.Planes {
 			if err := d.addPlane(m, p, plane, ranges); err != nil {
-				return d, fmt.Errorf("peering %s, plane %d: %w", p.Name, plane.Index, err)
+				errs = append(errs, fmt.Errorf("peering %s, plane %d: %w", p.Name, plane.Index, err))
 			}
 		}
 	}
-	return d, nil
+	return d, errors.Join(errs...)
+}
+
+// owners are the peerings to which indices and ranges belong: the kernel cannot
+// hold one of them twice.
+type owners struct {
+	indices map[int32]string
+	ranges  map[netip.Prefix]string
+}
+
+// admit takes a peering's index and ranges, unless another one has them.
+func (o owners) admit(p v1alpha1.Peering) error {
+	if other, taken := o.indices[p.Spec.Index]; taken {
+		return fmt.Errorf("its index %d is that of peering %s: unpeer one of them", p.Spec.Index, other)
+	}
+	ranges := p.RemoteRanges()
+	for i, r := range ranges {
+		if !r.IsValid() || slices.Contains(ranges[:i], r) {
+			return fmt.Errorf("its range %s is not valid or there twice: peer again", r)
+		}
+		if other, taken := o.ranges[r]; taken {
+			return fmt.Errorf("its range %s is that of peering %s: unpeer one of them", r, other)
+		}
+	}
+	o.indices[p.Spec.Index] = p.Name
+	for _, r := range ranges {
+		o.ranges[r] = p.Name
+	}
+	return nil
 }
 
 // addPlane adds the link to one gateway, and the routes by it.

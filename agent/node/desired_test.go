@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -189,6 +190,65 @@ func TestDesireErrors(t *testing.T) {
 	}
 }
 
+// A peering that cannot be had keeps no other one from working.
+func TestDesireDespiteErrors(t *testing.T) {
+	me := machine{name: "n1", address: addr("10.80.0.7")}
+	good := peering("good", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+	want, err := desire(me, []v1alpha1.Peering{good})
+	if err != nil {
+		t.Fatal(err)
+	}
+	unreachable := func(ps ...string) (out []overlay.Route) {
+		for _, p := range ps {
+			out = append(out, overlay.Route{Table: overlay.Table, Dst: prefix(p), Unreachable: true, Metric: lastMetric})
+		}
+		return out
+	}
+	tests := []struct {
+		name  string
+		index int32
+		pods  string
+		// routes are what is there of it all the same: nothing leaks in plain.
+		routes []overlay.Route
+		says   []string
+	}{
+		{"an index that is too large", 512, "10.31.0.0/16", unreachable("10.31.0.0/16", "10.71.0.0/18"), []string{"peering bad", "plane 0"}},
+		{"the same index", 2, "10.31.0.0/16", nil, []string{"peering good", "index 2", "peering bad"}},
+		{"the same range", 3, "10.30.0.0/16", nil, []string{"peering bad", "10.30.0.0/16", "peering good"}},
+		{"its own ranges equal", 3, "10.71.0.0/18", nil, []string{"peering bad", "10.71.0.0/18", "twice"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			bad := peering("bad", tt.index, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", tt.pods), "10.71.0.0/18")
+			got, err := desire(me, []v1alpha1.Peering{bad, good})
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if tt.name == "the same index" {
+				// Which one of the two it is must not change from time to time.
+				if len(got.gateways) != 1 || got.gateways[0].peering != "bad" {
+					t.Errorf("got %+v", got.gateways)
+				}
+			} else {
+				want := want
+				want.overlay.Routes = slices.Concat(want.overlay.Routes, tt.routes)
+				want.nat = new(*want.nat)
+				for _, r := range tt.routes {
+					want.nat.Remote = append(slices.Clone(want.nat.Remote), r.Dst)
+				}
+				if diff := cmp.Diff(want, got, compare, cmp.AllowUnexported(desired{})); diff != "" {
+					t.Errorf("(-want +got)\n%s", diff)
+				}
+			}
+			for _, s := range tt.says {
+				if !strings.Contains(err.Error(), s) {
+					t.Errorf("the error does not name %q: %v", s, err)
+				}
+			}
+		})
+	}
+}
+
 // TestDesireProperties: with random peerings, nothing leaks in plain, names and
 // VNIs are unique, and routes fit.
 func TestDesireProperties(t *testing.T) {
@@ -202,7 +262,7 @@ func TestDesireProperties(t *testing.T) {
 		var peerings []v1alpha1.Peering
 		for i := range 1 + r.IntN(20) {
 			p := peering(fmt.Sprint("p", i), int32(r.IntN(25)*20+i), mapping("10.244.0.0/16", fmt.Sprintf("10.%d.0.0/16", 100+i)),
-				mapping("10.244.0.0/16", fmt.Sprintf("10.%d.0.0/16", 150+i)), fmt.Sprintf("172.16.%d.0/18", i%4*64))
+				mapping("10.244.0.0/16", fmt.Sprintf("10.%d.0.0/16", 150+i)), fmt.Sprintf("172.%d.%d.0/18", 16+i/4, i%4*64))
 			if r.IntN(3) == 0 {
 				p.Status = v1alpha1.PeeringStatus{}
 			}

@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"reflect"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -194,10 +195,11 @@ type agent struct {
 	// underlay is the interface with the node's own address.
 	underlay    string
 	underlayMTU int
-	// applied is what is in the kernel, once it was reconciled.
-	applied    desired
-	reconciled bool
-	probers    map[probeKey]*prober
+	// applied is what is in the kernel, once it was reconciled; sound that nothing
+	// has failed or changed since.
+	applied           desired
+	reconciled, sound bool
+	probers           map[probeKey]*prober
 	// message is why the last reconcile failed.
 	message string
 	written v1alpha1.NodeNetworkStatus
@@ -236,16 +238,22 @@ func (a *agent) run(ctx context.Context) error {
 	var lastApply time.Time
 	dirty, again := true, resync
 	for {
-		if dirty || time.Since(lastApply) >= again {
-			again = resync
-			a.message = ""
-			if err := a.reconcile(ctx); errors.Is(err, errAddressLost) {
-				return err
-			} else if err != nil {
-				a.Log.Error("cannot apply", "error", err)
-				a.message, again = err.Error(), retryApply
+		if time.Since(lastApply) >= again {
+			dirty, a.sound = true, false
+		}
+		if dirty {
+			if !a.sound {
+				lastApply, again = time.Now(), resync
 			}
-			lastApply, dirty = time.Now(), false
+			err := a.reconcile(ctx)
+			if errors.Is(err, errAddressLost) {
+				return err
+			}
+			if !a.sound {
+				again = retryApply
+			}
+			a.tell(err)
+			dirty = false
 		}
 		node, pods, err := a.objects(ctx)
 		if err != nil {
@@ -261,14 +269,26 @@ func (a *agent) run(ctx context.Context) error {
 		case <-a.view.Changed:
 			dirty = true
 		case <-links:
-			dirty = true
+			dirty, a.sound = true, false
 		case <-rules:
-			dirty = true
+			dirty, a.sound = true, false
 		case <-legacy:
-			dirty = true
+			dirty, a.sound = true, false
 		case <-timer.C:
 		}
 	}
+}
+
+// tell says what cannot be done, in the report, and in the log where it is news.
+func (a *agent) tell(err error) {
+	message := ""
+	if err != nil {
+		message = err.Error()
+	}
+	if message != "" && (message != a.message || !a.sound) {
+		a.Log.Error("cannot apply", "error", err)
+	}
+	a.message = message
 }
 
 // nextTick also sets the speed of the probes.
@@ -287,7 +307,10 @@ func (a *agent) nextTick() time.Duration {
 	return next
 }
 
-// reconcile makes the kernel hold what the objects say.
+// reconcile makes the kernel hold what the objects say. Where they say the same
+// as before, and the kernel has told of no change, it is not asked either:
+// objects change every few seconds by what is measured. The error may be of
+// some peerings only; sound tells.
 func (a *agent) reconcile(ctx context.Context) error {
 	own := &v1alpha1.NodeNetwork{}
 	if err := a.view.Get(ctx, types.NamespacedName{Name: a.own.Name}, own); client.IgnoreNotFound(err) != nil {
@@ -305,10 +328,11 @@ func (a *agent) reconcile(ctx context.Context) error {
 	if err := a.readFacts(ctx); err != nil {
 		return err
 	}
-	want, err := desire(a.machine, peerings.Items)
-	if err != nil {
-		return err
+	want, bad := desire(a.machine, peerings.Items)
+	if a.sound && !lost && reflect.DeepEqual(want, a.applied) {
+		return bad
 	}
+	a.sound = false
 	// First what closes, then what opens; when all goes, the other way round.
 	var forwardErr error
 	if want.nat != nil {
@@ -335,7 +359,8 @@ func (a *agent) reconcile(ctx context.Context) error {
 		return errAddressLost
 	}
 	a.probe(ctx, want.gateways)
-	return forwardErr
+	a.sound = forwardErr == nil
+	return errors.Join(bad, forwardErr)
 }
 
 // purge removes what is in nftables, and tells what.
@@ -366,7 +391,8 @@ func Purge(ctx context.Context, tell func(string)) error {
 	return errors.Join(err, purge(ctx, tell))
 }
 
-// readFacts looks at what others have on this node.
+// readFacts looks at the node's own pods, and, unless the kernel has told of no
+// change, at what others have on this node.
 func (a *agent) readFacts(ctx context.Context) error {
 	node, pods, err := a.objects(ctx)
 	if err != nil {
@@ -376,6 +402,9 @@ func (a *agent) readFacts(ctx context.Context) error {
 	a.machine.pods = v1alpha1.Prefixes(ranges)
 	for _, ip := range outside(pods, ranges) {
 		a.machine.pods = append(a.machine.pods, netip.PrefixFrom(ip.Addr, ip.BitLen()))
+	}
+	if a.sound {
+		return nil
 	}
 	if a.machine.uplinks, err = a.kernel.Uplinks(); err != nil {
 		return err

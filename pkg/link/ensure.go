@@ -31,7 +31,7 @@ type Want struct {
 // Ensure changes what differs between have and want, brings the interface up,
 // and says what it changed in words ("mtu 1400", "address 10.0.0.1"). It sets
 // the alias, forwarding on, rp_filter to loose and IPv6 link-local addresses
-// off as well. After an error a part may have been changed.
+// off as well, and takes it out of a bridge. After an error a part may have been changed.
 func (c *Conn) Ensure(have *State, want Want) (changed []string, err error) {
 	attributes, changed := difference(have, want)
 	if len(attributes) > 0 {
@@ -70,6 +70,10 @@ func difference(have *State, want Want) (attributes []*nl.RtAttr, changed []stri
 	if want.MAC != nil && !bytes.Equal(have.MAC, want.MAC) {
 		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_ADDRESS, want.MAC))
 		changed = append(changed, "mac") // it is a secret of the overlay
+	}
+	if have.Master != 0 {
+		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(0)))
+		changed = append(changed, "no master")
 	}
 	families := nl.NewRtAttr(unix.IFLA_AF_SPEC|unix.NLA_F_NESTED, nil)
 	if have.Forwarding != 1 || have.RPFilter != rpFilterLoose {

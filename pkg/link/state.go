@@ -43,6 +43,8 @@ type State struct {
 	MTU   int
 	MAC   net.HardwareAddr
 	Up    bool
+	// Master is the index of the interface that this one is a port of, or 0.
+	Master int
 
 	// Forwarding and RPFilter are the interface's own settings for IPv4.
 	Forwarding, RPFilter int
@@ -120,7 +122,7 @@ func parse(m []byte) (*State, error) {
 	a := l.Attrs()
 	s := &State{
 		Link: l, Index: a.Index, Name: a.Name, Kind: l.Type(), Alias: a.Alias, MTU: a.MTU,
-		MAC: a.HardwareAddr, Up: a.RawFlags&unix.IFF_UP != 0,
+		MAC: a.HardwareAddr, Up: a.RawFlags&unix.IFF_UP != 0, Master: a.MasterIndex,
 	}
 	attrs, err := nl.ParseRouteAttr(m[unix.SizeofIfInfomsg:])
 	if err != nil {

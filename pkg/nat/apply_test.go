@@ -2,12 +2,15 @@ package nat_test
 
 import (
 	"context"
+	"encoding/binary"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/test/netns"
@@ -103,7 +106,12 @@ func TestApply(t *testing.T) {
 			expect(t, ns, true, "first", s.apply)
 			applied := handles(t, ns)
 			signals := monitor(t, ns)
+			generation := generationOf(t, ns)
 			expect(t, ns, false, "again", s.apply)
+			expect(t, ns, false, "no chain that drops", func() (bool, error) { return nat.EnsureForward(context.Background(), node()) })
+			if now := generationOf(t, ns); now != generation {
+				t.Errorf("applying again was a transaction: generation %d, was %d", now, generation)
+			}
 			if diff := cmp.Diff(applied, handles(t, ns)); diff != "" {
 				t.Errorf("applying again changed something:\n%s", diff)
 			}
@@ -208,6 +216,41 @@ func withHandle(t *testing.T, ns *netns.NS, command string) string {
 	}
 	t.Fatalf("chain %s has no rule", fields[4])
 	return ""
+}
+
+// generationOf is the number of the ruleset's last transaction, whosever it was.
+func generationOf(t *testing.T, ns *netns.NS) uint32 {
+	t.Helper()
+	var generation uint32
+	ns.Do(t, func() error {
+		c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		answers, err := c.Execute(netlink.Message{
+			Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
+			Data:   make([]byte, 4), // of no family
+		})
+		if err != nil {
+			return err
+		}
+		d, err := netlink.NewAttributeDecoder(answers[0].Data[4:])
+		if err != nil {
+			return err
+		}
+		d.ByteOrder = binary.BigEndian
+		for d.Next() {
+			if d.Type() == unix.NFTA_GEN_ID {
+				generation = d.Uint32()
+			}
+		}
+		return d.Err()
+	})
+	if generation == 0 {
+		t.Fatal("the kernel tells no generation")
+	}
+	return generation
 }
 
 func monitor(t *testing.T, ns *netns.NS) <-chan struct{} {

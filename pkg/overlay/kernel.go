@@ -90,9 +90,11 @@ type applier struct {
 	changes []Change
 	errs    []error
 
-	links  map[string]*link.State
-	routes []kernelRoute
-	rules  []netlink.Rule
+	links map[string]*link.State
+	// forwarding are the entries of VXLAN links' forwarding tables, by interface.
+	forwarding map[int][]netlink.Neigh
+	routes     []kernelRoute
+	rules      []netlink.Rule
 }
 
 func (a *applier) changed(action, object, detail string) {

@@ -2,12 +2,14 @@ package overlay_test
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/test/netns"
@@ -78,7 +80,7 @@ func (f *fixture) run(command string) string {
 
 // all prints everything that Apply could change.
 func (f *fixture) all() string {
-	return f.run("ip -d link; ip addr; ip neigh; ip route show table all; ip -6 route show table all; ip rule; ip -6 rule")
+	return f.run("ip -d link; sysctl net.ipv4.conf.lq0-0.forwarding net.ipv4.conf.lq0-0.rp_filter 2>/dev/null || true; ip addr; ip neigh; bridge fdb show; ip route show table all; ip -6 route show table all; ip rule; ip -6 rule")
 }
 
 func TestApply(t *testing.T) {
@@ -127,6 +129,45 @@ func TestApply(t *testing.T) {
 	}
 }
 
+// Where nothing differs, no change is even asked for: the kernel, which answers
+// questions to everybody, would refuse it to a thread without CAP_NET_ADMIN.
+func TestApplyAsksForNothing(t *testing.T) {
+	f := open(t)
+	f.apply(wanted())
+	powerless := func() (changes []overlay.Change, err error) {
+		f.ns.Do(t, func() error { // on a thread that ends with it
+			if dropErr := dropNetAdmin(); dropErr != nil {
+				return dropErr
+			}
+			changes, err = f.kernel.Apply(context.Background(), wanted())
+			return nil
+		})
+		return changes, err
+	}
+	if changes, err := powerless(); err != nil || changes != nil {
+		t.Errorf("changes %v, %v", changes, err)
+	}
+	for _, damage := range []string{"ip link set lq0-0 mtu 1300", "ip rule del priority 90 lookup 27761", "ip route flush table 27762"} {
+		f.run(damage)
+		if _, err := powerless(); !errors.Is(err, unix.EPERM) {
+			t.Errorf("%s: want that the kernel refuses the repair, got %v", damage, err)
+		}
+		f.apply(wanted())
+	}
+}
+
+// dropNetAdmin takes CAP_NET_ADMIN from the thread.
+func dropNetAdmin() error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return err
+	}
+	data[0].Effective &^= 1 << unix.CAP_NET_ADMIN
+	data[0].Permitted &^= 1 << unix.CAP_NET_ADMIN
+	return unix.Capset(&header, &data[0])
+}
+
 func (f *fixture) monitor() <-chan struct{} {
 	f.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -173,6 +214,17 @@ func TestRepair(t *testing.T) {
 		"ip neigh replace 10.80.31.254 lladdr 02:00:00:00:00:02 dev lq0-0 nud permanent",
 		"ip neigh add 10.80.31.9 lladdr 02:00:00:00:00:02 dev lq0-0 nud permanent",
 		"ip link set lq0-0 type vxlan remote 192.0.2.9",
+		"ip link set lq0-0 type vxlan remote 192.0.2.9; bridge fdb del 00:00:00:00:00:00 dev lq0-0 dst 192.0.2.9",
+		"bridge fdb del 00:00:00:00:00:00 dev lq0-0 dst 192.0.2.2",
+		"bridge fdb append 00:00:00:00:00:00 dev lq0-0 dst 192.0.2.9",
+		"bridge fdb append 00:00:00:00:00:00 dev lq0-0 dst 192.0.2.9; bridge fdb del 00:00:00:00:00:00 dev lq0-0 dst 192.0.2.2",
+		"bridge fdb add 02:6c:0a:50:1f:fe dev lq0-0 dst 192.0.2.9",
+		"bridge fdb add 02:6c:0a:50:1f:fe dev lq0-0 dst 192.0.2.9 vni 9",
+		"ip link set lq0-0 down; ip link set lq0-0 name lqx; ip link set lqx up",
+		"ip link set lq0-0 down; ip link set lq0-0 name other0; ip link set other0 up",
+		"ip link set lq0-0 alias ''",
+		"echo 0 > /proc/sys/net/ipv4/conf/lq0-0/forwarding",
+		"echo 1 > /proc/sys/net/ipv4/conf/lq0-0/rp_filter",
 		"ip link set lq0-0 addrgenmode eui64",
 		"ip route del 10.61.0.0/16 table 27761 metric 0",
 		"ip route flush table 27762",
@@ -202,12 +254,11 @@ func TestRepair(t *testing.T) {
 			}
 		})
 	}
-	for _, setting := range []string{"forwarding", "rp_filter"} {
-		// The kernel sends no notification that rtnetlink's groups carry.
-		f.ns.Sysctl(t, "ipv4/conf/lq0-0/"+setting, "0")
-		if got := f.apply(wanted()); len(got) != 1 || !strings.Contains(got[0], setting) {
-			t.Errorf("%s: repaired %q", setting, got)
-		}
+	// A port of a bridge, as long as that is there.
+	f.run("ip link add br9 type bridge; ip link set lq0-0 master br9")
+	expectSignal(t, signals, "a port of a bridge")
+	if got := f.apply(wanted()); len(got) != 1 || !strings.Contains(got[0], "no master") {
+		t.Errorf("a port of a bridge: repaired %q", got)
 	}
 }
 
@@ -253,6 +304,23 @@ func TestForeign(t *testing.T) {
 		expectSilence(t, signals, "a foreign change")
 		f.run("ip link set lq0-0 down")
 		expectSignal(t, signals, "a change of ours")
+	})
+	t.Run("neighbours of the node's own link are not signalled, its MTU is", func(t *testing.T) {
+		f := open(t)
+		f.apply(wanted())
+		ctx, cancel := context.WithCancel(context.Background())
+		t.Cleanup(cancel)
+		var signals <-chan struct{}
+		f.ns.Do(t, func() (err error) {
+			signals, err = f.kernel.Monitor(ctx, "eth0")
+			return err
+		})
+		f.run("ip neigh add 192.0.2.7 lladdr 02:00:00:00:00:02 dev eth0; ip neigh del 192.0.2.7 dev eth0")
+		expectSilence(t, signals, "a neighbour of eth0")
+		f.run("ip link set eth0 mtu 1400")
+		expectSignal(t, signals, "the MTU of eth0")
+		f.run("ip neigh del 10.80.31.254 dev lq0-0")
+		expectSignal(t, signals, "a neighbour of lq0-0")
 	})
 }
 

@@ -13,21 +13,26 @@ import (
 )
 
 func (a *applier) readLinks() (err error) {
-	a.links, err = a.kernel.conn.List()
-	return err
+	if a.links, err = a.kernel.conn.List(); err != nil {
+		return err
+	}
+	return a.readForwarding()
 }
 
 // isOurs recognises our links. The alias can only be set after an interface
-// was made, so one without it is ours too if it uses our port.
+// was made, so one without it is ours too if it uses our port. One that somebody
+// has renamed keeps both.
 func isOurs(s *link.State) bool {
-	if !strings.HasPrefix(s.Name, NamePrefix) {
-		return false
-	}
-	if s.Alias != "" {
-		return s.Alias == link.Alias
-	}
 	_, port, _ := parameters(s)
-	return port == int(Port)
+	made := port == int(Port)
+	switch {
+	case !strings.HasPrefix(s.Name, NamePrefix):
+		return made && s.Alias == link.Alias
+	case s.Alias != "":
+		return s.Alias == link.Alias
+	default:
+		return made
+	}
 }
 
 func (a *applier) addLinks() error {
@@ -69,6 +74,11 @@ func (a *applier) addLink(want Link, have *link.State) error {
 		MTU: want.MTU, MAC: want.LocalMAC[:], Address: want.Local,
 		Neighbors: []link.Neighbor{{Addr: want.Peer, MAC: want.PeerMAC[:]}},
 	})
+	if err == nil && want.Kind == VXLAN && action != "added" {
+		var forwarding []string
+		forwarding, err = a.ensureForwarding(want, have)
+		changed = append(changed, forwarding...)
+	}
 	switch details = append(details, changed...); {
 	case action == "added":
 		a.changed(action, want.describe(), "")

@@ -13,13 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// The message about an interface's settings, see linux/netconf.h: one byte, and
+// padding.
+const (
+	sizeofNetconfMsg = 4
+	netconfaIfindex  = 1
+)
+
 // resubscribeDelay is the pause before a broken subscription is renewed.
 const resubscribeDelay = time.Second
 
 // Monitor subscribes to the kernel's notifications and signals after changes
 // that concern us: links whose name starts with NamePrefix or is one of others
-// (the tunnel's), their addresses and neighbours, routes and rules of our
-// tables, and routes of others by a next hop (Uplinks). Changes of our own may signal too. Several changes become one signal
+// (the tunnel's), their addresses and settings, neighbours and forwarding entries
+// of the former, routes and rules of our tables, and routes of others by a next
+// hop (Uplinks). Changes of our own may signal too. Several changes become one signal
 // while nobody receives; after a loss of notifications there is a signal as
 // well. The channel is never closed; the subscription ends with ctx.
 func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}, error) {
@@ -36,7 +44,7 @@ func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}
 	m.indices = make(map[uint32]bool)
 	for _, l := range links {
 		if m.isOurName(l.Name) {
-			m.indices[uint32(l.Index)] = true
+			m.indices[uint32(l.Index)] = strings.HasPrefix(l.Name, NamePrefix)
 		}
 	}
 	go m.run(ctx, conn)
@@ -47,7 +55,8 @@ type monitor struct {
 	others []string
 	signal chan struct{}
 	// indices are those of our interfaces: addresses and neighbours are
-	// reported by it.
+	// reported by it. The neighbours of overlay links, which are true, are all
+	// permanent; those of others come and go with the traffic.
 	indices map[uint32]bool
 }
 
@@ -62,7 +71,7 @@ func (m *monitor) subscribe() (*netlink.Conn, error) {
 	}
 	for _, group := range []uint32{
 		unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
-		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE,
+		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE,
 	} {
 		if err := conn.JoinGroup(group); err != nil {
 			return nil, errors.Join(fmt.Errorf("subscribe to rtnetlink group %d: %w", group, err), conn.Close())
@@ -131,10 +140,12 @@ func (m *monitor) concerns(msg netlink.Message) bool {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		return m.concernsLink(msg)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
-		return len(msg.Data) >= unix.SizeofIfAddrmsg && m.indices[index(msg.Data)]
+		return len(msg.Data) >= unix.SizeofIfAddrmsg && m.knows(index(msg.Data))
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
-		// The family of a bridge's or VXLAN's forwarding table is AF_BRIDGE.
-		return len(msg.Data) >= unix.SizeofNdMsg && msg.Data[0] != unix.AF_BRIDGE && m.indices[index(msg.Data)]
+		// Also of a VXLAN link's forwarding table, whose family is AF_BRIDGE.
+		return len(msg.Data) >= unix.SizeofNdMsg && m.indices[index(msg.Data)]
+	case unix.RTM_NEWNETCONF:
+		return m.knows(attribute32(msg.Data, sizeofNetconfMsg, netconfaIfindex))
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		// RTA_TABLE and FRA_TABLE are the same number, and the headers of both
 		// messages have the same length.
@@ -147,16 +158,20 @@ func (m *monitor) concerns(msg netlink.Message) bool {
 	return false
 }
 
+func (m *monitor) knows(index uint32) bool {
+	_, known := m.indices[index]
+	return known
+}
+
 func (m *monitor) concernsLink(msg netlink.Message) bool {
 	if len(msg.Data) < unix.SizeofIfInfomsg {
 		return false
 	}
 	i := index(msg.Data)
-	name := string(attribute(msg.Data, unix.SizeofIfInfomsg, unix.IFLA_IFNAME))
-	ours := m.isOurName(strings.TrimRight(name, "\x00"))
-	known := m.indices[i]
+	name := strings.TrimRight(string(attribute(msg.Data, unix.SizeofIfInfomsg, unix.IFLA_IFNAME)), "\x00")
+	ours, known := m.isOurName(name), m.knows(i)
 	if ours && msg.Header.Type == unix.RTM_NEWLINK {
-		m.indices[i] = true
+		m.indices[i] = strings.HasPrefix(name, NamePrefix)
 	} else {
 		// Gone, or renamed to what is not ours.
 		delete(m.indices, i)

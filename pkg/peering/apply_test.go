@@ -458,3 +458,36 @@ func typeName(obj any) string {
 	s := fmt.Sprintf("%T", obj)
 	return s[strings.LastIndex(s, ".")+1:]
 }
+
+// Pods on nodes that are gone or not ready are deleted without waiting for these
+// nodes; others get the time to end that they ask for.
+func TestDeletePodsOfLostNodes(t *testing.T) {
+	labels := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
+	pod := func(name, node string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name, Labels: labels, UID: types.UID("uid-of-" + name)},
+			Spec:       corev1.PodSpec{NodeName: node},
+		}
+	}
+	var mu sync.Mutex
+	graces := map[string]string{}
+	c := newCluster(t, "a", interceptor.Funcs{
+		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			o := (&client.DeleteOptions{}).ApplyOptions(opts)
+			mu.Lock()
+			defer mu.Unlock()
+			graces[obj.GetName()] = "its own"
+			if o.GracePeriodSeconds != nil {
+				graces[obj.GetName()] = fmt.Sprint(*o.GracePeriodSeconds)
+			}
+			return c.Delete(ctx, obj, opts...)
+		},
+	}, node("up", true), node("down", false), pod("on-up", "up"), pod("on-down", "down"), pod("on-gone", "gone"))
+	if err := c.deletePods(t.Context(), labels); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"on-up": "its own", "on-down": "0", "on-gone": "0"}
+	if diff := cmp.Diff(want, graces); diff != "" {
+		t.Errorf("grace periods (-want +got):\n%s", diff)
+	}
+}

@@ -281,11 +281,17 @@ func reportOf(reports []v1alpha1.NodeNetwork, node string) *v1alpha1.NodeNetwork
 // agentNodes returns the names of the nodes that are ready and that have agents:
 // those with a Linux kernel of their own.
 func (c *Cluster) agentNodes(ctx context.Context) ([]string, error) {
+	ready, _, err := c.nodesByReadiness(ctx)
+	return ready, err
+}
+
+// nodesByReadiness returns the names of those nodes, and of the same that are
+// not ready.
+func (c *Cluster) nodesByReadiness(ctx context.Context) (ready, notReady []string, err error) {
 	var nodes corev1.NodeList
 	if err := c.Client.List(ctx, &nodes); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var names []string
 	for _, n := range nodes.Items {
 		if n.Labels[corev1.LabelOSStable] == "windows" || n.Labels["type"] == "virtual-kubelet" || n.Labels["type"] == "virtual-node" ||
 			n.Labels["eks.amazonaws.com/compute-type"] == "fargate" {
@@ -294,11 +300,14 @@ func (c *Cluster) agentNodes(ctx context.Context) ([]string, error) {
 		if slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 		}) {
-			names = append(names, n.Name)
+			ready = append(ready, n.Name)
+		} else {
+			notReady = append(notReady, n.Name)
 		}
 	}
-	slices.Sort(names)
-	return names, nil
+	slices.Sort(ready)
+	slices.Sort(notReady)
+	return ready, notReady, nil
 }
 
 // podProblem returns an error if a pod of ours cannot start for a reason that

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -59,6 +60,9 @@ type View struct {
 	NodesReady int        `json:"nodesReady"`
 	NodesTotal int        `json:"nodesTotal"`
 	Nodes      []NodeView `json:"nodes"`
+	// NodesNotReady are those that Kubernetes takes for not ready. They are left
+	// out of the above, and change no state.
+	NodesNotReady []string `json:"nodesNotReady,omitempty"`
 }
 
 // NodeView is one node's part.
@@ -91,7 +95,7 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	if err := c.Client.List(ctx, &nodes); err != nil {
 		return nil, c.fail("list NodeNetworks", err)
 	}
-	ready, err := c.agentNodes(ctx)
+	ready, notReady, err := c.nodesByReadiness(ctx)
 	if err != nil {
 		return nil, c.fail("list nodes", err)
 	}
@@ -101,10 +105,27 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 		if err != nil {
 			return nil, c.fail("read Peering "+peerings.Items[i].Name, err)
 		}
+		v.mention(notReady)
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b View) int { return cmp.Compare(a.Peer, b.Peer) })
 	return views, nil
+}
+
+// mention says which nodes are left out.
+func (v *View) mention(notReady []string) {
+	if v.NodesNotReady = notReady; len(notReady) == 0 {
+		return
+	}
+	const most = 5
+	names := strings.Join(notReady[:min(len(notReady), most)], ", ")
+	if more := len(notReady) - most; more > 0 {
+		names += fmt.Sprintf(" and %d more", more)
+	}
+	if v.Message != "" {
+		v.Message += "; "
+	}
+	v.Message += "not ready, and left out: " + names
 }
 
 // view is pure.
@@ -123,6 +144,7 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 	plane := &p.Spec.Planes[0]
 	v.WireGuard, v.Role = string(plane.WireGuard), string(plane.Role)
 	v.NodesTotal = len(readyNodes)
+	var problems []string
 	for _, name := range readyNodes {
 		nv := NodeView{Name: name}
 		// A node may have an outdated one as well.
@@ -135,17 +157,17 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 				return v, err
 			}
 			nv.SeenAs, _ = v.LocalNodes.Translate(nv.Address)
+			nv.Message = whyNotReady(n, p.Spec.Overlay)
 			if g := n.Gateway(p.Name, plane.Index); g != nil {
 				alive := n.Status.Reported != nil && now.Sub(n.Status.Reported.Time) < nodeSilence
 				nv.Ready = alive && g.Ready && g.ObservedGeneration == p.Generation
 				nv.RTT, nv.LossPercent = milliseconds(g.RTTMicroseconds), int(g.LossPercent)
 			}
-			if nv.Message = ""; !nv.Ready {
-				nv.Message = whyNotReady(n, p.Spec.Overlay)
-			}
 		}
 		if nv.Ready {
-			v.NodesReady++
+			v.NodesReady, nv.Message = v.NodesReady+1, ""
+		} else if nv.Message != "" {
+			problems = append(problems, name+": "+nv.Message)
 		}
 		v.Nodes = append(v.Nodes, nv)
 	}
@@ -172,8 +194,8 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 	case v.NodesReady < len(readyNodes):
 		v.State = Degraded
 		v.Message = fmt.Sprintf("%d of %d nodes reach the peer", v.NodesReady, len(readyNodes))
-		if i := slices.IndexFunc(v.Nodes, func(n NodeView) bool { return n.Message != "" }); i >= 0 {
-			v.Message += fmt.Sprintf("; %s: %s", v.Nodes[i].Name, v.Nodes[i].Message)
+		if len(problems) > 0 {
+			v.Message += "; " + problems[0]
 		}
 	default:
 		v.State = Connected

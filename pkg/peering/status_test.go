@@ -85,6 +85,27 @@ func TestView(t *testing.T) {
 	}
 }
 
+// Nodes that are not ready are named, and change nothing else.
+func TestViewMentions(t *testing.T) {
+	for _, tt := range []struct {
+		message  string
+		notReady []string
+		want     string
+	}{
+		{"", nil, ""},
+		{"", []string{"n3"}, "not ready, and left out: n3"},
+		{"1 of 2 nodes reach the peer", []string{"n3", "n4"}, "1 of 2 nodes reach the peer; not ready, and left out: n3, n4"},
+		{"", []string{"1", "2", "3", "4", "5", "6", "7"}, "not ready, and left out: 1, 2, 3, 4, 5 and 2 more"},
+	} {
+		v := View{State: Connected, Message: tt.message}
+		v.mention(tt.notReady)
+		want := View{State: Connected, Message: tt.want, NodesNotReady: tt.notReady}
+		if diff := cmp.Diff(want, v, compare); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
 func TestViewState(t *testing.T) {
 	tests := []struct {
 		name   string
@@ -138,6 +159,10 @@ func TestViewState(t *testing.T) {
 		{
 			name: "a node does not reach the peer", change: func(w *world) { w.gateway(0).Ready = false },
 			state: Degraded, message: "1 of 2 nodes reach the peer", nodes: 1,
+		},
+		{
+			name: "a node says why it does not reach the peer", state: Degraded, message: "1 of 2 nodes reach the peer; n2: apply: no", nodes: 1,
+			change: func(w *world) { w.gateway(0).Ready, w.nodes[0].Status.Message = false, "apply: no" },
 		},
 		{
 			name: "a node has an older configuration", change: func(w *world) { w.gateway(0).ObservedGeneration = 3 },

@@ -205,7 +205,8 @@ func (c *Cluster) deleteLists(ctx context.Context, labels client.MatchingLabels,
 }
 
 // deletePods deletes the pods that have the labels, and returns when they are
-// gone.
+// gone. Those on nodes that are gone or not ready are not waited for: nobody
+// there would say that they have ended.
 func (c *Cluster) deletePods(ctx context.Context, labels client.MatchingLabels) error {
 	// The garbage collector would come to the pods in its own time. Until it has
 	// removed what makes pods, new ones may come.
@@ -223,9 +224,19 @@ func (c *Cluster) deletePods(ctx context.Context, labels client.MatchingLabels) 
 		if err := c.Client.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), labels); err != nil {
 			return "", err
 		}
+		ready, err := c.agentNodes(ctx)
+		if err != nil {
+			return "", err
+		}
 		reason := ""
 		for i := range pods.Items {
 			p := &pods.Items[i]
+			if !slices.Contains(ready, p.Spec.NodeName) {
+				if err := c.delete(ctx, p, client.GracePeriodSeconds(0)); err != nil {
+					return "", err
+				}
+				continue
+			}
 			reason = "pod " + p.Name + " is still there"
 			if p.DeletionTimestamp.IsZero() {
 				if err := c.delete(ctx, p); err != nil {

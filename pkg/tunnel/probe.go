@@ -45,10 +45,14 @@ const (
 
 	// retryDelay is the pause after a socket failed.
 	retryDelay = 100 * time.Millisecond
+
+	// maxReadErrors is how many errors in a row are taken for those of single
+	// packets.
+	maxReadErrors = 100
 )
 
-// ServeEcho answers probes on conn until ctx ends, which is no error, and
-// closes it. The answers carry what mtu returns: so both gateways learn what the
+// ServeEcho answers probes on conn until ctx ends, which is no error, or conn
+// does not work any more, and closes it. The answers carry what mtu returns: so both gateways learn what the
 // other one can do, also when it changes.
 func ServeEcho(ctx context.Context, conn net.PacketConn, mtu func() uint16) error {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
@@ -59,16 +63,21 @@ func ServeEcho(ctx context.Context, conn net.PacketConn, mtu func() uint16) erro
 	}()
 	// One byte more, so that a longer packet is seen as such.
 	buf := make([]byte, probeLength+1)
+	failed := 0
 	for {
 		n, from, err := conn.ReadFrom(buf)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if errors.Is(err, net.ErrClosed) {
-			return fmt.Errorf("answer probes: %w", err)
+		if err != nil {
+			// Most errors are of single packets (an ICMP error for an answer).
+			if failed++; errors.Is(err, net.ErrClosed) || failed == maxReadErrors {
+				return fmt.Errorf("answer probes: %w", err)
+			}
+			continue
 		}
-		// Other errors are of single packets (an ICMP error for an answer).
-		if err != nil || !isProbe(buf[:n], probeRequest) {
+		failed = 0
+		if !isProbe(buf[:n], probeRequest) {
 			continue
 		}
 		buf[5] = probeReply

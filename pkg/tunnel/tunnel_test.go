@@ -292,3 +292,45 @@ func silent(t *testing.T, remote netip.AddrPort) {
 		t.Errorf("a probe was answered by %d bytes: %v", n, err)
 	}
 }
+
+// A socket that does not work any more ends the echo, so that somebody can open
+// another one; single errors do not.
+func TestEchoOfBrokenSocket(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		errors int
+		want   error
+	}{
+		{"errors of packets, then closed", 5, net.ErrClosed},
+		{"always the same error", 1 << 30, errBroken},
+	} {
+		conn := &brokenConn{errors: tt.errors}
+		if err := tunnel.ServeEcho(t.Context(), conn, func() uint16 { return 0 }); !errors.Is(err, tt.want) {
+			t.Errorf("%s: got %v, want %v", tt.name, err, tt.want)
+		}
+		if !conn.closed || conn.reads < min(tt.errors, 6) || conn.reads > 1000 {
+			t.Errorf("%s: read %d times, closed: %t", tt.name, conn.reads, conn.closed)
+		}
+	}
+}
+
+var errBroken = errors.New("broken")
+
+// brokenConn fails so often, and is closed then.
+type brokenConn struct {
+	net.PacketConn
+	errors, reads int
+	closed        bool
+}
+
+func (c *brokenConn) ReadFrom([]byte) (int, net.Addr, error) {
+	if c.reads++; c.reads > c.errors {
+		return 0, nil, net.ErrClosed
+	}
+	return 0, nil, errBroken
+}
+
+func (c *brokenConn) Close() error {
+	c.closed = true
+	return nil
+}

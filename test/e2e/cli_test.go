@@ -94,6 +94,7 @@ type view struct {
 	RTTMilliseconds               *float64
 	LossPercent                   int
 	NodesReady, MTU               int
+	NodesNotReady                 []string
 	Nodes                         []struct {
 		Name            string
 		Address, SeenAs netip.Addr

@@ -2,118 +2,412 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
-const hostNetworkManifest = `
-apiVersion: apps/v1
-kind: DaemonSet
-metadata: {name: on-host, namespace: default}
-spec:
-  selector: {matchLabels: {app: on-host}}
-  template:
-    metadata: {labels: {app: on-host}}
-    spec:
-      hostNetwork: true
-      terminationGracePeriodSeconds: 0
-      containers: [{name: tester, image: %s, imagePullPolicy: IfNotPresent, args: [pause]}]
-`
+const (
+	// serveTimeout is within what a node that has become ready is served.
+	serveTimeout = 5 * time.Second
+	// moveTimeout is within what a gateway that has to move is there again: mostly
+	// the start of a pod, which takes long on a busy machine. How long it really
+	// takes is reported.
+	moveTimeout = time.Minute
+	// podTimeout is for a pod that Kubernetes starts.
+	podTimeout = time.Minute
+)
 
-// checkHostNetwork has a pod on the host network of every node call every pod of
-// the peer: it is seen as its node is, which has an address of its own.
-func checkHostNetwork(t *testing.T, ctx context.Context, here, there *cluster) {
-	t.Helper()
-	if _, err := here.Run(ctx, fmt.Sprintf(hostNetworkManifest, lab.TesterImage), "apply", "-f", "-"); err != nil {
+// Nodes that come, go, are drained, rebooted or renamed are served without the
+// CLI, within 5 s of being ready, with pods and by themselves, both ways.
+func TestNodesComeAndGo(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	lc, err := fx.lab.Cluster(a.Name)
+	if err != nil {
 		t.Fatal(err)
 	}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	views := status(t, ctx, 0, a, b)
+	s := &service{of: a, peer: b, ours: viewOf(t, views, a, b), theirs: viewOf(t, views, b, a)}
+
+	var guest *lab.Node
 	defer func() {
-		if _, err := here.Run(ctx, "", "delete", "daemonset", "on-host", "--wait=true", "--cascade=foreground"); err != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+		defer cancel()
+		a.cordon(t, ctx, nil)
+		if guest != nil {
+			a.removeNode(t, ctx, guest)
+		}
+		// The Node of a former name, if a part of the test did not get to it.
+		if _, err := a.Run(ctx, "", "delete", "node", "--ignore-not-found", "alpha-guest"); err != nil {
 			t.Error(err)
 		}
 	}()
-	if _, err := here.Run(ctx, "", "rollout", "status", "daemonset/on-host", "--timeout=60s"); err != nil {
-		t.Fatal(err)
+	// served looks whether all is well, with the guest.
+	served := func(t *testing.T, notReady string) {
+		t.Helper()
+		checkNodeCount(t, ctx, a, b, len(a.nodes)+1, notReady)
+		if !t.Failed() {
+			checkOnePacket(t, ctx, a, b)
+		}
 	}
-	views := status(t, ctx, 0, here, there)
-	ours, theirs := viewOf(t, views, here, there), viewOf(t, views, there, here)
-	seen := map[netip.Addr]string{}
-	for _, n := range ours.Nodes {
-		raw, err := here.Run(ctx, "", "get", "pods", "-l", "app=on-host", "--field-selector=spec.nodeName="+n.Name, "-o", "jsonpath={.items[0].metadata.name}")
-		if err != nil {
+	step := func(name string, f func(t *testing.T)) {
+		if !t.Run(name, f) {
+			t.FailNow() // what follows would fail for the same reason
+		}
+	}
+	step("added", func(t *testing.T) {
+		s.measure(t, ctx, func() (_ *lab.Node, err error) {
+			guest, err = lc.AddNode(ctx)
+			return guest, err
+		})
+		served(t, "")
+	})
+	step("drained", func(t *testing.T) {
+		at := a.gatewayNode(t)
+		// Without a gateway: nobody notices.
+		bystander := a.nodes[0].Node.Name
+		if bystander == at {
+			bystander = a.nodes[1].Node.Name
+		}
+		const nobody = "a node without the gateway is drained"
+		lossless(t, nobody, func(int) int {
+			defer a.cordon(t, ctx, nil)
+			fs := startFlows(t, ctx, a, b, 0, 0)
+			a.drain(t, ctx, bystander)
+			return fs.lost(t, nobody)
+		})
+		if now := a.gatewayNode(t); now != at {
+			t.Errorf("the gateway has moved from %s to %s", at, now)
+		}
+		// With it: it moves.
+		fs := startFlows(t, ctx, a, b, 0, 0)
+		for _, f := range fs {
+			f.answering(t, ctx, callTimeout)
+		}
+		a.drain(t, ctx, at)
+		for _, f := range fs {
+			f.answering(t, ctx, moveTimeout)
+		}
+		fs.interrupted(t, "the node of the gateway is drained", moveTimeout)
+		if now := a.gatewayNode(t); now == at {
+			t.Errorf("the gateway is still on %s", at)
+		}
+		a.cordon(t, ctx, nil)
+		served(t, "")
+	})
+	step("rebooted", func(t *testing.T) {
+		a.moveGateway(t, ctx, func(node string) bool { return node != guest.Name })
+		served(t, "")
+		s.measure(t, ctx, func() (*lab.Node, error) { return guest, guest.Restart(ctx) })
+		served(t, "")
+	})
+	step("rebooted with the gateway", func(t *testing.T) {
+		a.moveGateway(t, ctx, func(node string) bool { return node == guest.Name })
+		served(t, "")
+		s.measure(t, ctx, func() (*lab.Node, error) { return guest, guest.Restart(ctx) })
+		a.moveGateway(t, ctx, func(node string) bool { return node != guest.Name })
+		served(t, "")
+	})
+	step("renamed", func(t *testing.T) {
+		former := guest.Name
+		s.measure(t, ctx, func() (*lab.Node, error) {
+			renamed, err := guest.Rename(ctx, "alpha-blue", false)
+			if err == nil {
+				guest = renamed
+			}
+			return renamed, err
+		})
+		// The Node of its former name is not ready, for ever.
+		served(t, former)
+		if _, err := a.Run(ctx, "", "delete", "node", former); err != nil {
 			t.Fatal(err)
 		}
-		if other := seen[n.SeenAs]; other != "" {
-			t.Errorf("nodes %s and %s are both seen as %s", n.Name, other, n.SeenAs)
-		}
-		seen[n.SeenAs] = n.Name
-		from := workload.Pod{Cluster: here.Cluster, Name: raw, Node: n.Name}
-		for _, c := range workload.EveryToEvery(ctx, []workload.Pod{from}, there.workloadPods(), []string{"tcp", "udp", "icmp"}, func(p workload.Pod) netip.Addr {
-			return theirs.seenAs(t, p.IP)
-		}) {
-			if c.Err != nil {
-				t.Error(c.Err)
-			} else if c.Protocol != "icmp" && c.Answer.Source() != n.SeenAs {
-				t.Errorf("%s, on the host network, called %s by %s: it saw %s, want %s", c.From, c.To, c.Protocol, c.Answer.Source(), n.SeenAs)
+		served(t, "")
+		// As an administrator would have it who is quicker.
+		s.measure(t, ctx, func() (*lab.Node, error) {
+			renamed, err := guest.Rename(ctx, "alpha-green", true)
+			if err == nil {
+				guest = renamed
 			}
+			return renamed, err
+		})
+		served(t, "")
+	})
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	if traces := tracesOn(ctx, guest); traces != "" {
+		t.Errorf("on the node that came:\n%s", traces)
+	}
+	a.removeNode(t, ctx, guest)
+	guest = nil
+	checkNothingLeft(t, ctx)
+}
+
+// service is what nodes of one cluster get from its peering with another.
+type service struct {
+	of, peer *cluster
+	// ours and theirs are the views of both, which nodes do not change.
+	ours, theirs view
+}
+
+// measure has a node become ready, and looks how soon packets pass: from the node
+// itself, from a pod on it, and to that pod from a pod and a node of the peer.
+func (s *service) measure(t *testing.T, ctx context.Context, happen func() (*lab.Node, error)) {
+	t.Helper()
+	watch := s.of.watchReady(t, ctx)
+	n, err := happen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ready := watch(n.Name)
+	if ready.IsZero() {
+		t.Fatalf("node %s was not seen to become ready", n.Name)
+	}
+	remote := s.peer.pods[0]
+	seen := s.theirs.seenAs(t, remote.IP)
+	fromNode, err := nodeVantage(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fromNode.ns.Close()
+	answered := make([]time.Time, 4)
+	var group errgroup.Group
+	group.Go(func() (err error) {
+		answered[0], err = firstAnswer(ctx, fromNode, seen)
+		return err
+	})
+	p, runs := s.of.podOn(t, ctx, n)
+	defer p.ns.Close()
+	address := s.ours.seenAs(t, p.IP)
+	for i, call := range []struct {
+		from *vantage
+		to   netip.Addr
+	}{{p.vantage, seen}, {remote.vantage, address}, {s.peer.nodes[0].vantage, address}} {
+		group.Go(func() (err error) {
+			answered[i+1], err = firstAnswer(ctx, call.from, call.to)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Error(err)
+		return
+	}
+	t.Logf("a pod runs %s after the node was ready", runs.Sub(ready).Round(time.Millisecond))
+	for i, what := range []string{"the node", "a pod on it", "a pod of the peer, to that pod", "a node of the peer, to that pod"} {
+		took := answered[i].Sub(ready)
+		t.Logf("first answer to %s: %s after the node was ready", what, took.Round(time.Millisecond))
+		// An agent is a pod, too: it cannot be there before pods can.
+		if late := min(took, answered[i].Sub(runs)); late > serveTimeout {
+			t.Errorf("first answer to %s: %s after the node was ready and pods ran on it, want at most %s", what, late, serveTimeout)
 		}
 	}
 }
 
-// samePort is what all nodes use as source port at once.
-const samePort = 23456
+// firstAnswer asks until there is an answer, and returns when that was.
+func firstAnswer(ctx context.Context, from *vantage, to netip.Addr) (time.Time, error) {
+	for deadline := time.Now().Add(podTimeout); ; {
+		_, err := from.call("udp", to, 100*time.Millisecond)
+		if err == nil {
+			return time.Now(), nil
+		}
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return time.Time{}, fmt.Errorf("no answer within %s: %w", podTimeout, err)
+		}
+	}
+}
 
-// checkSamePort has all nodes of a cluster use one source port to one pod of the
-// peer at once: nothing on the way may take two connections for one.
-func checkSamePort(t *testing.T, ctx context.Context, here, there *cluster) {
+// watchReady watches the nodes; the function that it returns says when one of
+// them became ready for the last time.
+func (c *cluster) watchReady(t *testing.T, ctx context.Context) func(name string) time.Time {
 	t.Helper()
-	views := status(t, ctx, 0, here, there)
-	ours, theirs := viewOf(t, views, here, there), viewOf(t, views, there, here)
-	target := there.pods[0]
-	to := theirs.seenAs(t, target.IP)
-	tcp, udp := make([]*connection, len(here.nodes)), make([]net.Conn, len(here.nodes))
-	for i, n := range here.nodes {
-		if err := n.do(func() error {
-			dialer := net.Dialer{Timeout: callTimeout, LocalAddr: &net.TCPAddr{Port: samePort}}
-			conn, err := dialer.Dial("tcp", workload.Target("tcp", to))
-			if err != nil {
-				return err
+	ctx, cancel := context.WithCancel(ctx)
+	nodes := c.dynamic.Resource(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
+	list, err := nodes.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, err := nodes.Watch(ctx, metav1.ListOptions{ResourceVersion: list.GetResourceVersion()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	became := make(chan map[string]time.Time)
+	was, at := map[string]bool{}, map[string]time.Time{}
+	take := func(object map[string]any, now time.Time) {
+		var n corev1.Node
+		if runtime.DefaultUnstructuredConverter.FromUnstructured(object, &n) != nil {
+			return
+		}
+		for _, condition := range n.Status.Conditions {
+			if condition.Type == corev1.NodeReady {
+				is := condition.Status == corev1.ConditionTrue
+				if is && !was[n.Name] {
+					at[n.Name] = now
+				}
+				was[n.Name] = is
 			}
-			t.Cleanup(func() { conn.Close() })
-			// No TIME-WAIT, which would keep the port from the next one.
-			if err := conn.(*net.TCPConn).SetLinger(0); err != nil {
-				return err
-			}
-			if err := conn.SetDeadline(time.Now().Add(callTimeout)); err != nil {
-				return err
-			}
-			if tcp[i], err = greet(conn); err != nil {
-				return err
-			}
-			dialer.LocalAddr = &net.UDPAddr{Port: samePort}
-			udp[i], err = dialer.Dial("udp", workload.Target("udp", to))
-			if err == nil {
-				t.Cleanup(func() { udp[i].Close() })
-			}
-			return err
-		}); err != nil {
-			t.Fatalf("%s, source port %d, calls %s: %v", n.vantage, samePort, to, err)
 		}
 	}
-	// All are open now.
-	for i, n := range here.nodes {
-		want := answer{target.Pod.Name, ours.Nodes[i].SeenAs}
-		err := errors.Join(tcp[i].SetDeadline(time.Now().Add(callTimeout)), udp[i].SetDeadline(time.Now().Add(callTimeout)), tcp[i].echo(payload))
-		got, udpErr := askUDP(udp[i])
-		if err := errors.Join(err, udpErr); err != nil || tcp[i].greeting != want || got != want {
-			t.Errorf("%s, source port %d, calls %s: answers %v by TCP and %v by UDP, want %v: %v", n.vantage, samePort, to, tcp[i].greeting, got, want, err)
+	for i := range list.Items {
+		take(list.Items[i].Object, time.Time{})
+	}
+	go func() {
+		defer w.Stop()
+		for e := range w.ResultChan() {
+			if content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(e.Object); err == nil {
+				take(content, time.Now())
+			}
+		}
+		became <- at
+	}()
+	return func(name string) time.Time {
+		cancel()
+		return (<-became)[name]
+	}
+}
+
+// podOn waits for the test pod on a node, and says since when it is known to run.
+func (c *cluster) podOn(t *testing.T, ctx context.Context, n *lab.Node) (pod, time.Time) {
+	t.Helper()
+	var found pod
+	var reason error
+	for deadline := time.Now().Add(podTimeout); time.Now().Before(deadline) && ctx.Err() == nil; time.Sleep(50 * time.Millisecond) {
+		reason = fmt.Errorf("there is none")
+		pods, err := c.Pods(ctx)
+		if err != nil {
+			reason = err
+			continue
+		}
+		for _, p := range pods {
+			if p.Node != n.Name {
+				continue
+			}
+			// Its process is there, and answers on the node: what the API server
+			// says of a pod of before a reboot is outdated for a while.
+			var v map[string]*vantage
+			if v, reason = podVantages(*labName, []workload.Pod{p}); reason != nil {
+				continue
+			}
+			found = pod{p, v[p.Name]}
+			if _, reason = found.call("udp", p.IP, shortTimeout); reason == nil {
+				return found, time.Now()
+			}
+			found.ns.Close()
 		}
 	}
+	t.Fatalf("no test pod runs on node %s: %v", n.Name, reason)
+	return found, time.Time{}
+}
+
+// checkNodeCount waits until status says that so many nodes are served, and which
+// one is not ready.
+func checkNodeCount(t *testing.T, ctx context.Context, a, b *cluster, want int, notReady string) {
+	t.Helper()
+	eventually(t, ctx, mendTimeout, "status", func() string {
+		r := liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name)
+		v := viewOf(t, parseStatus(t, r.stdout), a, b)
+		switch {
+		case r.code != 0 || v.State != "Connected" || v.NodesReady != want || len(v.Nodes) != want:
+			return fmt.Sprintf("exit code %d, %s, %d of %d nodes: %s", r.code, v.State, v.NodesReady, len(v.Nodes), v.Message)
+		case strings.Join(v.NodesNotReady, " ") != notReady || (notReady != "") != strings.Contains(v.Message, "not ready"):
+			return fmt.Sprintf("not ready are %v: %q", v.NodesNotReady, v.Message)
+		}
+		return ""
+	})
+}
+
+// gatewayNode is where the cluster's only gateway runs.
+func (c *cluster) gatewayNode(t *testing.T) string {
+	t.Helper()
+	found := c.agents(t, "gateway")
+	if len(found) != 1 {
+		t.Fatalf("cluster %s has %d gateways: %v", c.Name, len(found), found)
+	}
+	return found[0].node
+}
+
+// drain empties a node as an administrator does.
+func (c *cluster) drain(t *testing.T, ctx context.Context, node string) {
+	t.Helper()
+	if _, err := c.Run(ctx, "", "drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// removeNode takes a node away, and the pods on it, which Kubernetes would do
+// within a minute.
+func (c *cluster) removeNode(t *testing.T, ctx context.Context, n *lab.Node) {
+	t.Helper()
+	if err := n.Remove(ctx); err != nil {
+		t.Error(err)
+	}
+	_, err := c.Run(ctx, "", "delete", "pods", "-A", "--field-selector=spec.nodeName="+n.Name, "--force", "--grace-period=0", "--wait=false")
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// cordon lets new pods run on some nodes only; on all of them without a choice.
+func (c *cluster) cordon(t *testing.T, ctx context.Context, on func(node string) bool) {
+	t.Helper()
+	out, err := c.Run(ctx, "", "get", "nodes", "-o", "jsonpath={.items[*].metadata.name}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name := range strings.FieldsSeq(out) {
+		command := "cordon"
+		if on == nil || on(name) {
+			command = "uncordon"
+		}
+		if _, err := c.Run(ctx, "", command, name); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// moveGateway has the gateway run on a node that is wanted.
+func (c *cluster) moveGateway(t *testing.T, ctx context.Context, on func(node string) bool) {
+	t.Helper()
+	c.cordon(t, ctx, on)
+	defer c.cordon(t, ctx, nil)
+	if found := c.agents(t, "gateway"); len(found) == 1 && on(found[0].node) {
+		return
+	}
+	if _, err := c.Run(ctx, "", "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, ctx, podTimeout, "the gateway moves", func() string {
+		if found := c.agents(t, "gateway"); len(found) != 1 || !on(found[0].node) {
+			return fmt.Sprint(found)
+		}
+		return ""
+	})
+}
+
+// tracesOn is what a node that was never without a peering has of ours.
+func tracesOn(ctx context.Context, n *lab.Node) string {
+	s, err := workload.TakeSnapshot(ctx, n)
+	if err != nil {
+		return err.Error()
+	}
+	var b strings.Builder
+	for subject, text := range s {
+		for line := range strings.Lines(text) {
+			if aboutOurs.MatchString(line) {
+				b.WriteString(subject + ": " + line + "\n")
+			}
+		}
+	}
+	return b.String()
 }

@@ -325,12 +325,7 @@ func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	number := 1
-	for _, n := range nodes {
-		if k, err := strconv.Atoi(strings.TrimPrefix(n.Name, c.Spec.Name+"-w")); err == nil && k >= number {
-			number = k + 1
-		}
-	}
+	number := nextNumber(c.Spec, nodes)
 	i, err := c.issuer()
 	if err != nil {
 		return nil, err
@@ -345,6 +340,21 @@ func (c *Cluster) AddNode(ctx context.Context) (*Node, error) {
 		return nil, errors.Join(fmt.Errorf("add node %q: %w", n.Name, err), n.remove(downCtx), n.unregister(downCtx))
 	}
 	return n, nil
+}
+
+// nextNumber is the one after those of all workers. A worker's address tells its
+// number also after it was renamed.
+func nextNumber(s ClusterSpec, nodes []*Node) int {
+	number := 1
+	for _, n := range nodes {
+		if k, err := strconv.Atoi(strings.TrimPrefix(n.Name, s.Name+"-w")); err == nil {
+			number = max(number, k+1)
+		}
+	}
+	for slices.ContainsFunc(nodes, func(n *Node) bool { return !n.Address.Less(nth(s.NodeSubnet, firstWorker-1+number)) }) {
+		number++
+	}
+	return number
 }
 
 // removeCluster removes a cluster that did not start.

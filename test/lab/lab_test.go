@@ -3,6 +3,7 @@ package lab_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -125,12 +126,115 @@ func TestLab(t *testing.T) {
 	}
 	kubectl("wait", "pod/tester", "--for=condition=Ready", "--timeout=60s")
 
+	checkNodes(ctx, t, other, kubectl)
+
 	for range 2 {
 		if err := other.Down(ctx); err != nil {
 			t.Fatal(err)
 		}
 	}
 	compare(t, before, snapshot(t))
+}
+
+// checkNodes has nodes of cluster one, which has one worker, come, go and change.
+func checkNodes(ctx context.Context, t *testing.T, l *lab.Lab, kubectl func(...string) string) {
+	t.Helper()
+	c, err := l.Cluster("one")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// ready are the Nodes of Kubernetes, and whether they are ready.
+	ready := func() string {
+		t.Helper()
+		return kubectl("get", "nodes", "-o", `jsonpath={range .items[*]}{.metadata.name} {.status.addresses[0].address} {.status.conditions[?(@.type=="Ready")].status},{end}`)
+	}
+	// inLab are the lab's nodes, and whether they run.
+	inLab := func() string {
+		t.Helper()
+		nodes, err := c.Nodes()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := ""
+		for _, n := range nodes {
+			out += fmt.Sprint(n.Name, " ", n.Address, " ", n.Running(), ",")
+		}
+		return out
+	}
+	expect := func(what, wantReady, wantInLab string) {
+		t.Helper()
+		if got := ready(); got != wantReady {
+			t.Errorf("%s: the Nodes are %q, want %q", what, got, wantReady)
+		}
+		if got, want := inLab(), "one-cp 172.18.1.2 true,"+wantInLab; got != want {
+			t.Errorf("%s: the lab's nodes are %q, want %q", what, got, want)
+		}
+	}
+	n, err := c.AddNode(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect("added", "one-w1 172.18.1.11 True,one-w2 172.18.1.12 True,", "one-w1 172.18.1.11 true,one-w2 172.18.1.12 true,")
+
+	// A name that is not possible changes nothing.
+	for name, want := range map[string]string{"one-w1": `has a node "one-w1"`, "one-cp": `has a node "one-cp"`, "A": "want at most", strings.Repeat("a", 41): "want at most"} {
+		if _, err := n.Rename(ctx, name, false); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("rename to %q: got %v, want %q", name, err, want)
+		}
+	}
+	cp, err := l.Node("one-cp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cp.Rename(ctx, "other", false); err == nil || !strings.Contains(err.Error(), "only workers") {
+		t.Errorf("rename the control plane: %v", err)
+	}
+	if !n.Running() {
+		t.Fatal("a rename that is not possible killed the node")
+	}
+
+	marker := func(n *lab.Node) string {
+		out, err := n.NetCommand(ctx, "ip", "-br", "link", "show", "type", "bridge").CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v", out, err)
+		}
+		return string(out)
+	}
+	if out, err := n.NetCommand(ctx, "ip", "link", "add", "marker", "type", "bridge").CombinedOutput(); err != nil || !strings.Contains(marker(n), "marker") {
+		t.Fatalf("%s: %v", out, err)
+	}
+	if n, err = n.Rename(ctx, "blue", false); err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(marker(n), "marker") {
+		t.Error("the state of the kernel is still there after a rename")
+	}
+	expect("renamed", "blue 172.18.1.12 True,one-w1 172.18.1.11 True,one-w2 172.18.1.12 Unknown,", "one-w1 172.18.1.11 true,blue 172.18.1.12 true,")
+	if n, err = n.Rename(ctx, "green", true); err != nil {
+		t.Fatal(err)
+	}
+	expect("renamed and unregistered", "green 172.18.1.12 True,one-w1 172.18.1.11 True,one-w2 172.18.1.12 Unknown,", "one-w1 172.18.1.11 true,green 172.18.1.12 true,")
+
+	// No address is given out twice.
+	third, err := c.AddNode(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect("another one", "green 172.18.1.12 True,one-w1 172.18.1.11 True,one-w2 172.18.1.12 Unknown,one-w3 172.18.1.13 True,",
+		"one-w1 172.18.1.11 true,green 172.18.1.12 true,one-w3 172.18.1.13 true,")
+	if err := third.Kill(ctx); err != nil {
+		t.Error(err)
+	}
+	for _, n := range []*lab.Node{third, n} {
+		if err := n.Remove(ctx); err != nil {
+			t.Error(err)
+		}
+		if _, err := l.Node(n.Name); err == nil {
+			t.Errorf("node %s is there after it was removed", n.Name)
+		}
+	}
+	kubectl("delete", "node", "one-w2")
+	expect("removed", "one-w1 172.18.1.11 True,", "one-w1 172.18.1.11 true,")
 }
 
 // A start that fails says which program of which node failed, shows its log,

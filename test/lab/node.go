@@ -191,7 +191,7 @@ func (n *Node) checkRoutes(nodes map[string]kubeapi.Node) error {
 		}
 		for name, other := range nodes {
 			want := other.PodCIDR.String() + " via " + other.Internal.String()
-			if name != n.Name && other.PodCIDR.IsValid() && other.Internal.IsValid() && !have[want] {
+			if name != n.Name && other.Internal != n.Address && other.PodCIDR.IsValid() && other.Internal.IsValid() && !have[want] {
 				return fmt.Errorf("no route %s", want)
 			}
 		}
@@ -246,6 +246,64 @@ func (n *Node) Restart(ctx context.Context) error {
 		return fmt.Errorf("restart node %q: %w", n.Name, err)
 	}
 	return nil
+}
+
+// Rename reboots the machine under another node name: address and disk stay, and
+// all state of its kernel is gone. The Node of the old name stays, not ready,
+// until somebody unregisters it, or is deleted here. It returns the new node when
+// that is Ready. If it does not start, it stays, dead, under its new name.
+func (n *Node) Rename(ctx context.Context, name string, unregister bool) (*Node, error) {
+	if n.ControlPlane {
+		return nil, fmt.Errorf("node %q is the control plane of cluster %q: only workers can be renamed", n.Name, n.cluster.Spec.Name)
+	}
+	if len(name) > 40 || !label.MatchString(name) {
+		return nil, fmt.Errorf("node name %q: want at most 40 lower case letters, digits and dashes", name)
+	}
+	lock, err := n.cluster.lab.lock(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+	if other, err := n.cluster.lab.Node(name); err == nil {
+		return nil, fmt.Errorf("rename node %q: cluster %q has a node %q", n.Name, other.cluster.Spec.Name, name)
+	}
+	renamed, err := n.rename(ctx, name)
+	if err == nil && unregister {
+		err = n.unregister(ctx)
+	}
+	if err == nil {
+		err = renamed.bootAndWait(ctx)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("rename node %q to %q: %w", n.Name, name, err)
+	}
+	return renamed, nil
+}
+
+// rename takes the machine's power away and writes its new name on its disk.
+func (n *Node) rename(ctx context.Context, name string) (*Node, error) {
+	i, err := n.cluster.issuer()
+	if err != nil {
+		return nil, err
+	}
+	pki, err := i.worker(name, n.Address)
+	if err != nil {
+		return nil, err
+	}
+	if err := n.kill(ctx); err != nil {
+		return nil, err
+	}
+	if err := n.forgetReady(ctx); err != nil {
+		return nil, err
+	}
+	cfg := n.config
+	cfg.Node, cfg.Dir, cfg.CgroupPath = name, filepath.Join(n.cluster.nodesDir(), name), n.cluster.lab.cgroupPath()+"/"+name
+	// Its name is its directory's. A rename that was cut off between these is
+	// found as a node of the new name with the old configuration.
+	if err := errors.Join(writeJSON(filepath.Join(n.dir(), nodeinit.ConfigFile), cfg), os.Rename(n.dir(), cfg.Dir)); err != nil {
+		return nil, err
+	}
+	return n.cluster.node(cfg), pki.write(filepath.Join(cfg.Dir, nodeinit.PKIDir))
 }
 
 // Remove takes the node out of the cluster for good, without draining it.

@@ -105,7 +105,8 @@ var (
 
 func withoutLifetimes(s string) (string, error) { return lifetime.ReplaceAllString(s, ""), nil }
 
-func withoutCounters(s string) string {
+// WithoutCounters takes out what nft and iptables print of the traffic.
+func WithoutCounters(s string) string {
 	return comment.ReplaceAllString(counter.ReplaceAllString(s, ""), "")
 }
 
@@ -121,7 +122,7 @@ func iptables(s string) (string, error) {
 		}
 		return strings.TrimPrefix(fields[0], ":")
 	}
-	for _, line := range lines(withoutCounters(s)) {
+	for _, line := range lines(WithoutCounters(s)) {
 		switch {
 		case strings.TrimSpace(line) == "":
 		case line == "COMMIT" || line[0] == '*':
@@ -147,7 +148,7 @@ func iptables(s string) (string, error) {
 func nftables(s string) (string, error) {
 	var out, blocks []string
 	var table, block string
-	for _, line := range strings.Split(withoutCounters(s), "\n") {
+	for _, line := range strings.Split(WithoutCounters(s), "\n") {
 		switch {
 		case strings.HasPrefix(line, "\t"):
 			block += line + "\n"

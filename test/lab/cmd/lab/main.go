@@ -422,7 +422,7 @@ func newAddClusterCommand(a *app) *cobra.Command {
 }
 
 func newNodeCommand(a *app) *cobra.Command {
-	node := &cobra.Command{Use: "node", Short: "Add, lose, restart or remove a node"}
+	node := &cobra.Command{Use: "node", Short: "Add, lose, reboot, rename or remove a node"}
 	node.AddCommand(&cobra.Command{
 		Use:   "add CLUSTER",
 		Short: "Add a worker, and print its name",
@@ -444,18 +444,21 @@ func newNodeCommand(a *app) *cobra.Command {
 			return err
 		},
 	})
+	node.AddCommand(newNodeRenameCommand(a))
 	for _, c := range []struct {
 		use, short string
+		aliases    []string
 		do         func(*lab.Node, context.Context) error
 	}{
-		{"kill", "Take a node's power away", (*lab.Node).Kill},
-		{"restart", "Restart a node, or start one that was killed", (*lab.Node).Restart},
-		{"remove", "Remove a worker for good", (*lab.Node).Remove},
+		{"kill", "Take a node's power away", nil, (*lab.Node).Kill},
+		{"restart", "Reboot a node, or start one that was killed", []string{"reboot"}, (*lab.Node).Restart},
+		{"remove", "Remove a worker for good", nil, (*lab.Node).Remove},
 	} {
 		node.AddCommand(&cobra.Command{
-			Use:   c.use + " NODE",
-			Short: c.short,
-			Args:  cobra.ExactArgs(1),
+			Use:     c.use + " NODE",
+			Aliases: c.aliases,
+			Short:   c.short,
+			Args:    cobra.ExactArgs(1),
 			RunE: func(cmd *cobra.Command, args []string) error {
 				l, err := a.lab()
 				if err != nil {
@@ -470,6 +473,32 @@ func newNodeCommand(a *app) *cobra.Command {
 		})
 	}
 	return node
+}
+
+func newNodeRenameCommand(a *app) *cobra.Command {
+	unregister := false
+	cmd := &cobra.Command{
+		Use:   "rename NODE NAME",
+		Short: "Reboot a worker under another name",
+		Long: "Reboot a worker under another name. Its address and its disk stay.\n\n" +
+			"The Node of its old name stays in the cluster, not ready, unless --unregister is given.",
+		Example: "  lab node rename cluster-a-w2 cluster-a-blue",
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			l, err := a.lab()
+			if err != nil {
+				return err
+			}
+			n, err := l.Node(args[0])
+			if err != nil {
+				return err
+			}
+			_, err = n.Rename(cmd.Context(), args[1], unregister)
+			return err
+		},
+	}
+	cmd.Flags().BoolVar(&unregister, "unregister", false, "delete the Node of the old name, as an administrator does")
+	return cmd
 }
 
 // newNodeInitCommand is how the lab starts a node's first process.

@@ -339,7 +339,8 @@ func (n *node) setRoutes(nodes map[string]kubeapi.Node) error {
 	want := map[string]bool{}
 	var errs []error
 	for name, other := range nodes {
-		if name == n.cfg.Node || !other.PodCIDR.IsValid() || !other.Internal.IsValid() {
+		// One with this node's address is what it was called before.
+		if name == n.cfg.Node || other.Internal == n.cfg.Address || !other.PodCIDR.IsValid() || !other.Internal.IsValid() {
 			continue
 		}
 		want[other.PodCIDR.String()] = true

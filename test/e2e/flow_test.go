@@ -1,0 +1,343 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/test/workload"
+)
+
+const (
+	// flowInterval is the time between the packets of a flow.
+	flowInterval = 10 * time.Millisecond
+	// flowPatience is how long an answer may take.
+	flowPatience = 2 * time.Second
+)
+
+// flow is a stream of numbered UDP packets to a test pod, which answers each.
+type flow struct {
+	name string
+	stop context.CancelFunc
+	done sync.WaitGroup
+
+	mu       sync.Mutex
+	sent     []time.Time // by number
+	answered []bool
+}
+
+// startFlow sends from a vantage to a pod's address until it is stopped.
+func startFlow(t testing.TB, ctx context.Context, from *vantage, to netip.Addr) *flow {
+	t.Helper()
+	var conn net.Conn
+	if err := from.do(func() (err error) {
+		conn, err = net.Dial("udp", workload.Target("udp", to))
+		return err
+	}); err != nil {
+		t.Fatalf("%s to %s: %v", from, to, err)
+	}
+	ctx, stop := context.WithCancel(ctx)
+	f := &flow{name: fmt.Sprintf("%s to %s", from, to), stop: stop}
+	t.Cleanup(func() { stop(); conn.Close() })
+	f.done.Go(func() { f.send(ctx, conn) })
+	go f.receive(conn)
+	return f
+}
+
+func (f *flow) send(ctx context.Context, conn net.Conn) {
+	tick := time.NewTicker(flowInterval)
+	defer tick.Stop()
+	for {
+		f.mu.Lock()
+		number := len(f.sent)
+		f.sent, f.answered = append(f.sent, time.Now()), append(f.answered, false)
+		f.mu.Unlock()
+		// What cannot be sent has no answer.
+		_, _ = conn.Write(binary.BigEndian.AppendUint64(nil, uint64(number)))
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// receive takes answers until the connection is closed: the server's line, and
+// what was sent.
+func (f *flow) receive(conn net.Conn) {
+	buf := make([]byte, 1<<12)
+	for {
+		n, err := conn.Read(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		_, echo, found := bytes.Cut(buf[:n], []byte("\n"))
+		if err != nil || !found || len(echo) != 8 {
+			continue // an ICMP error
+		}
+		f.mu.Lock()
+		if number := binary.BigEndian.Uint64(echo); number < uint64(len(f.answered)) {
+			f.answered[number] = true
+		}
+		f.mu.Unlock()
+	}
+}
+
+// flowResult is what became of a flow.
+type flowResult struct {
+	name       string
+	sent, lost int
+	// gap is the longest time between two packets that were answered, while
+	// others between them were not.
+	gap time.Duration
+}
+
+func (r flowResult) String() string {
+	return fmt.Sprintf("%s: %d of %d lost, longest gap %s", r.name, r.lost, r.sent, r.gap.Round(time.Millisecond))
+}
+
+// leastPackets is how many packets a flow has at least.
+const leastPackets = 100
+
+// results stops the flows, waits for late answers, and counts.
+func (fs flows) results() []flowResult {
+	for _, f := range fs {
+		for f.count().sent < leastPackets {
+			time.Sleep(flowInterval)
+		}
+	}
+	for _, f := range fs {
+		f.stop()
+		f.done.Wait()
+	}
+	out := make([]flowResult, len(fs))
+	for deadline := time.Now().Add(flowPatience); ; time.Sleep(flowInterval) {
+		lost := 0
+		for i, f := range fs {
+			out[i] = f.count()
+			lost += out[i].lost
+		}
+		if lost == 0 || time.Now().After(deadline) {
+			return out
+		}
+	}
+}
+
+func (f *flow) count() flowResult {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	r := flowResult{name: f.name, sent: len(f.sent)}
+	last := -1
+	for i, ok := range f.answered {
+		if !ok {
+			r.lost++
+			continue
+		}
+		if last >= 0 && last < i-1 {
+			r.gap = max(r.gap, f.sent[i].Sub(f.sent[last]))
+		}
+		last = i
+	}
+	if last < len(f.sent)-1 && last >= 0 {
+		r.gap = max(r.gap, f.sent[len(f.sent)-1].Sub(f.sent[last]))
+	}
+	return r
+}
+
+// answering waits until the flow's newest packets are answered, and returns when
+// the first one was sent of those that are answered without a gap since.
+func (f *flow) answering(t testing.TB, ctx context.Context, within time.Duration) {
+	t.Helper()
+	const enough = 10
+	eventually(t, ctx, within, f.name, func() string {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		// The last ones may be on their way.
+		run := 0
+		for i := len(f.answered) - 1; i >= 0 && run < enough; i-- {
+			switch {
+			case f.answered[i]:
+				run++
+			case time.Since(f.sent[i]) > shortTimeout:
+				return fmt.Sprintf("packet %d of %d has no answer", i, len(f.answered))
+			}
+		}
+		if run < enough {
+			return fmt.Sprintf("%d answers to %d packets", run, len(f.answered))
+		}
+		return ""
+	})
+}
+
+// flows are several at once.
+type flows []*flow
+
+// startFlows sends between pods of two clusters that are peered, both ways, and
+// from a node of each.
+func startFlows(t testing.TB, ctx context.Context, a, b *cluster, from, to int) flows {
+	t.Helper()
+	views := status(t, ctx, 0, a, b)
+	seenInB := viewOf(t, views, a, b).seenAs(t, a.pods[from].IP)
+	seenInA := viewOf(t, views, b, a).seenAs(t, b.pods[to].IP)
+	return flows{
+		startFlow(t, ctx, a.pods[from].vantage, seenInA), startFlow(t, ctx, b.pods[to].vantage, seenInB),
+		startFlow(t, ctx, a.nodes[from].vantage, seenInA), startFlow(t, ctx, b.nodes[to].vantage, seenInB),
+	}
+}
+
+// lost ends flows, reports them, and returns how many packets had no answer.
+func (fs flows) lost(t testing.TB, what string) int {
+	t.Helper()
+	sum := 0
+	for _, r := range fs.results() {
+		t.Logf("%s: %s", what, r)
+		sum += r.lost
+	}
+	return sum
+}
+
+// tries is how often something is done of which no packet may be lost: on a busy
+// machine packets are lost that nobody took, but not each time.
+const tries = 3
+
+// lossless does something while packets flow, and fails the test if some of them
+// are lost each time.
+func lossless(t testing.TB, what string, do func(try int) (lost int)) {
+	t.Helper()
+	for try := range tries {
+		if do(try) == 0 || t.Failed() {
+			return
+		}
+	}
+	t.Errorf("%s: packets were lost, %d times", what, tries)
+}
+
+// interrupted ends flows that may have a gap, reports them, and fails where the
+// gap is longer than it may be.
+func (fs flows) interrupted(t testing.TB, what string, atMost time.Duration) {
+	t.Helper()
+	for _, r := range fs.results() {
+		t.Logf("%s: %s", what, r)
+		if r.gap > atMost {
+			t.Errorf("%s: %s; at most %s", what, r, atMost)
+		}
+	}
+}
+
+// agentProcess is an agent of the lab.
+type agentProcess struct {
+	pid           int
+	kind          string // node or gateway
+	node, peering string
+}
+
+// agents finds the agents that run, of a kind, on the cluster's nodes.
+func (c *cluster) agents(t testing.TB, kind string) []agentProcess {
+	t.Helper()
+	lc, err := fx.lab.Cluster(c.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	nodes, err := lc.Nodes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []agentProcess
+	for _, proc := range processes {
+		// A process that ends meanwhile is none that is looked for.
+		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
+		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
+		args := strings.Split(string(cmdline), "\x00")
+		if len(args) < 2 || filepath.Base(args[0]) != "liqonet-agent" || args[1] != kind {
+			continue
+		}
+		for _, n := range nodes {
+			if !bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/"+n.Name+"/")) {
+				continue
+			}
+			pid, err := strconv.Atoi(filepath.Base(proc))
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := agentProcess{pid: pid, kind: kind, node: n.Name}
+			for _, arg := range args {
+				if name, ok := strings.CutPrefix(arg, "--peering="); ok {
+					p.peering = name
+				}
+			}
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// holdUp stops an agent, and returns when no thread of it does anything any more.
+func (p agentProcess) holdUp(t testing.TB, ctx context.Context) {
+	t.Helper()
+	if err := syscall.Kill(p.pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, ctx, callTimeout, "the agent stops", func() string {
+		threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.pid))
+		if err != nil || len(threads) == 0 {
+			return fmt.Sprintf("no threads: %v", err)
+		}
+		for _, thread := range threads {
+			// proc(5): the state comes after the name, which is in brackets.
+			stat, _ := os.ReadFile(thread)
+			if _, rest, _ := bytes.Cut(stat, []byte(") ")); len(rest) > 0 && rest[0] != 'T' {
+				return string(stat)
+			}
+		}
+		return ""
+	})
+}
+
+// gateway is the cluster's only gateway, as a place where commands run.
+func (c *cluster) gateway(t testing.TB) *vantage {
+	t.Helper()
+	found := c.agents(t, "gateway")
+	if len(found) != 1 {
+		t.Fatalf("cluster %s has %d gateways, want 1: %v", c.Name, len(found), found)
+	}
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", found[0].pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	return &vantage{name: "gateway of " + c.Name + " on " + found[0].node, ns: ns}
+}
+
+// command runs in the vantage's network, with this machine's files.
+func (v *vantage) command(ctx context.Context, args ...string) *exec.Cmd {
+	ns := fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), v.ns.Fd())
+	return exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + ns, "--"}, args...)...)
+}
+
+// shell runs a script in the vantage's network.
+func (v *vantage) shell(ctx context.Context, script string) (string, error) {
+	cmd := v.command(ctx, "sh", "-c", script)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return out.String(), fmt.Errorf("%s: %s: %w: %s", v, script, err, strings.TrimSpace(errs.String()))
+	}
+	return out.String(), nil
+}

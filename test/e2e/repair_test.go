@@ -1,0 +1,379 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os/exec"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/test/workload"
+)
+
+const (
+	// repairTimeout is within what the agents put back what somebody took.
+	repairTimeout = 2 * time.Second
+	// silentFor is longer than the time after which agents compare everything
+	// without a reason.
+	silentFor = 33 * time.Second
+)
+
+// foreign is what others may have on a node or in a gateway that looks like ours:
+// names, priorities, numbers and addresses of our kind, and a FORWARD chain that
+// drops, as firewalls have.
+const foreign = `set -e
+ip link add lqforeign type bridge
+ip link add foreign0 address 02:00:00:00:00:77 type bridge; ip link set foreign0 alias liqonet
+ip rule add priority 89 from 198.51.100.1 lookup 27760
+ip rule add priority 90 from 198.51.100.1 lookup 27760
+ip rule add priority 91 from 198.51.100.1 lookup 27760 protocol 108
+ip route add blackhole 198.51.100.0/25 table 27760 proto 108
+ip route add blackhole 198.51.100.0/25 table 27763
+nft add table inet liqonet
+nft 'add chain inet liqonet guard { type filter hook input priority 5; }'
+nft add rule inet liqonet guard ip saddr 198.51.100.1 drop comment liqonet
+nft add table ip liqonet2
+nft 'add set ip liqonet2 pods { type ipv4_addr; elements = { 198.51.100.1 }; }'
+`
+
+// dropping is a firewall's chain that drops all but what it knows.
+const dropping = `
+nft add table inet fw
+nft 'add chain inet fw through { type filter hook forward priority 10; policy drop; }'
+nft add rule inet fw through iifname != "lq*" oifname != "lq*" accept
+`
+
+// foreignThere fails unless all of that is there, and as it was.
+const foreignThere = `set -e
+ip -o link show lqforeign | grep -q bridge || ip -d -o link show lqforeign | grep -q bridge
+ip -o link show foreign0 | grep -q 'link/ether 02:00:00:00:00:77.*alias liqonet'
+test "$(ip rule show priority 89)" = "89:	from 198.51.100.1 lookup 27760"
+ip rule show priority 90 | grep -qx "90:	from 198.51.100.1 lookup 27760"
+test "$(ip rule show priority 91)" = "91:	from 198.51.100.1 lookup 27760 proto 108"
+ip route show table 27760 | grep -q 'blackhole 198.51.100.0/25 proto 108'
+ip route show table 27763 | grep -q 'blackhole 198.51.100.0/25'
+nft list chain inet liqonet guard | grep -q 'ip saddr 198.51.100.1 drop comment "liqonet"'
+nft list set ip liqonet2 pods | grep -q 'elements = { 198.51.100.1 }'
+`
+
+const removeForeign = `
+ip link del lqforeign; ip link del foreign0
+ip rule del priority 89; ip rule del priority 90 from 198.51.100.1; ip rule del priority 91
+ip route flush table 27760; ip route flush table 27763
+nft delete table inet liqonet; nft delete table ip liqonet2; nft delete table inet fw
+true`
+
+// ours prints all that the agents have put into a kernel, and forward rules.
+const ours = `set -e
+for l in $(ip -o link show | sed -n 's/^[0-9]*: \(lq[0-9n][^:@]*\|wg0\|stolen0\)[:@].*/\1/p'); do
+  ip -d -o link show dev $l; ip -o addr show dev $l; ip neigh show dev $l nud permanent; bridge fdb show dev $l
+  for s in forwarding rp_filter; do echo $l $s; cat /proc/sys/net/ipv4/conf/$l/$s; done
+done
+ip rule; for t in 27761 27762; do ip route show table $t 2>/dev/null || true; done
+nft list table ip liqonet; nft list table inet fw 2>/dev/null || true`
+
+var interfaceIndex = regexp.MustCompile(`(?m)^\d+: `)
+
+// oursIn is in a form in which two states that are equal are equal: an interface
+// that was made anew has another number.
+func oursIn(ctx context.Context, v *vantage) (string, error) {
+	out, err := v.shell(ctx, ours)
+	if err != nil {
+		return "", err
+	}
+	lines := strings.Split(interfaceIndex.ReplaceAllString(workload.WithoutCounters(out), ""), "\n")
+	slices.Sort(lines)
+	return strings.Join(lines, "\n"), nil
+}
+
+// linkDamage is what somebody may do to LINK, which leads to PEER.
+var linkDamage = []string{
+	"ip link del LINK",
+	"ip link set LINK down",
+	"ip link set LINK mtu 1300",
+	"ip link set LINK address 02:00:00:00:00:01",
+	"ip link set LINK alias ''",
+	"ip link set LINK down; ip link set LINK name stolen0; ip link set stolen0 up",
+	"ip link set LINK master foreign0",
+	"ip link set LINK type vxlan remote 192.0.2.9",
+	"ip addr flush dev LINK",
+	"ip addr add 198.51.100.7/24 dev LINK",
+	"ip neigh del PEER dev LINK",
+	"ip neigh replace PEER lladdr 02:00:00:00:00:02 dev LINK nud permanent",
+	"bridge fdb del $(bridge fdb show dev LINK | sed -n 's/ self.*//;1p') dev LINK",
+	"bridge fdb append 00:00:00:00:00:00 dev LINK dst 192.0.2.9",
+	"echo 0 > /proc/sys/net/ipv4/conf/LINK/forwarding",
+	"echo 1 > /proc/sys/net/ipv4/conf/LINK/rp_filter",
+}
+
+// tableDamage is the same for routes, rules and nftables.
+var tableDamage = []string{
+	"ip route flush table 27761",
+	"ip route del $(ip route show table 27761 | grep -v unreachable | head -1) table 27761",
+	"ip route del $(ip route show table 27761 | grep unreachable | head -1) table 27761",
+	"ip route add 198.51.100.128/25 dev eth0 table 27761 proto 108",
+	"ip rule del priority 90 lookup 27761",
+	"ip rule add priority 90 from 10.1.1.1 lookup 27761 protocol 108",
+	"nft delete table ip liqonet",
+	"nft flush table ip liqonet",
+	"nft flush chain ip liqonet forward; nft delete chain ip liqonet forward",
+	"nft delete rule ip liqonet guard handle $(nft -a list chain ip liqonet guard | sed -n 's/.*comment.* # handle //p' | head -1)",
+	"nft insert rule ip liqonet forward accept",
+	"nft add chain ip liqonet more",
+	"nft add element ip liqonet SET { 198.51.100.1 }",
+	"nft flush set ip liqonet SET",
+}
+
+// Whatever of ours somebody deletes or changes is back within 2 s, on nodes and
+// in gateways, and what is not ours is not touched. Where nothing is to be done
+// nothing is done, and no packet is lost.
+func TestSelfRepair(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	// The other node is damaged: all packets pass that of the gateway.
+	target, other := a.nodes[0], 1
+	if a.gatewayNode(t) == target.Node.Name {
+		target, other = a.nodes[1], 0
+	}
+	gateway := a.gateway(t)
+	agents := map[*vantage]agentProcess{gateway: a.agents(t, "gateway")[0]}
+	for _, p := range a.agents(t, "node") {
+		if p.node == target.Node.Name {
+			agents[target.vantage] = p
+		}
+	}
+	defer func() { _, _ = target.shell(context.WithoutCancel(ctx), removeForeign) }()
+	for v, script := range map[*vantage]string{target.vantage: foreign + dropping, gateway: foreign} {
+		if _, err := v.shell(ctx, script); err != nil {
+			t.Fatal(err)
+		}
+	}
+	node := &patient{target.vantage, agents[target.vantage], "pods"}
+	eventually(t, ctx, repairTimeout+callTimeout, "rules in a chain of others that drops", func() string {
+		if out, err := target.shell(ctx, "nft list table inet fw"); err != nil || strings.Count(out, "liqonet: ") != 2 {
+			return fmt.Sprint(out, err)
+		}
+		return ""
+	})
+
+	// The other cluster has nothing to do meanwhile.
+	quiet := []*vantage{b.gateway(t)}
+	for _, n := range b.nodes {
+		quiet = append(quiet, n.vantage)
+	}
+	start, silence := time.Now(), watchKernels(t, ctx, quiet)
+	undisturbed := startFlows(t, ctx, a, b, other, 1)
+
+	t.Run("node", func(t *testing.T) {
+		node.repaired(t, ctx, slices.Concat(linkDamage, tableDamage, []string{
+			"ip route change $(ip route show table 27761 | grep 'metric 100' | head -1 | sed 's/mtu.*//') table 27761 mtu 1200",
+			"nft delete rule inet fw through handle $(nft -a list chain inet fw through | sed -n 's/.*liqonet: .* # handle //p' | head -1)",
+			"nft flush chain inet fw through; nft add rule inet fw through iifname != \"lq*\" oifname != \"lq*\" accept",
+		}))
+	})
+	t.Run("foreign route in our table", func(t *testing.T) {
+		// It is left alone, and said; the rest is repaired all the same.
+		if _, err := target.shell(ctx, "ip route add blackhole 198.51.100.64/26 table 27761"); err != nil {
+			t.Fatal(err)
+		}
+		said := func() string {
+			out, err := a.Run(ctx, "", "get", "nodenetworks", "-o", "jsonpath={.items[*].status.message}")
+			if err != nil {
+				return err.Error()
+			}
+			return out
+		}
+		eventually(t, ctx, repairTimeout+callTimeout, "the report of a foreign route in our table", func() string {
+			if m := said(); !strings.Contains(m, "198.51.100.64/26") {
+				return fmt.Sprintf("it says %q", m)
+			}
+			return ""
+		})
+		node.repaired(t, ctx, []string{"ip link del LINK", "ip rule del priority 90 lookup 27761"})
+		if _, err := target.shell(ctx, "ip route del blackhole 198.51.100.64/26 table 27761"); err != nil {
+			t.Error(err)
+		}
+		eventually(t, ctx, repairTimeout+callTimeout, "the report without it", said)
+	})
+	t.Run("nothing to do", func(t *testing.T) {
+		time.Sleep(time.Until(start.Add(silentFor)))
+		if events := silence(); events != "" {
+			t.Errorf("kernels of %s were told of changes:\n%s", b.Name, events)
+		}
+		const nothing = "while the agents compared"
+		lossless(t, nothing, func(try int) int {
+			if try > 0 {
+				undisturbed = startFlows(t, ctx, a, b, other, 1)
+				time.Sleep(silentFor)
+			}
+			return undisturbed.lost(t, nothing)
+		})
+	})
+	t.Run("gateway", func(t *testing.T) {
+		(&patient{gateway, agents[gateway], "mapped"}).repaired(t, ctx, slices.Concat(linkDamage, tableDamage, []string{
+			"ip link del wg0",
+			"ip link set wg0 down",
+			"ip link set wg0 mtu 1300",
+			"ip link set wg0 alias other",
+			"ip link set wg0 down; ip link set wg0 name stolen0; ip link set stolen0 up",
+			"ip addr flush dev wg0",
+			"ip addr add 198.51.100.7/24 dev wg0",
+			"echo 0 > /proc/sys/net/ipv4/conf/wg0/forwarding",
+			"ip route flush table 27762",
+			"ip route del unreachable default table 27762 metric 4096",
+			"ip rule del priority 90 iif wg0",
+			"nft add chain ip liqonet input '{ policy accept; }'",
+		}))
+		if _, err := gateway.shell(ctx, foreignThere); err != nil {
+			t.Error(err)
+		}
+	})
+	if _, err := target.shell(ctx, foreignThere); err != nil {
+		t.Error(err)
+	}
+	checkMended(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	if _, err := target.shell(ctx, foreignThere); err != nil {
+		t.Errorf("after unpeer: %v", err)
+	}
+	// What is left of the node is foreign: it is as before without that.
+	if out, err := target.shell(ctx, removeForeign); err != nil {
+		t.Errorf("%s: %v", out, err)
+	}
+	checkNothingLeft(t, ctx)
+}
+
+// firstLink is an overlay link of the vantage, and the address that it leads to.
+func firstLink(t *testing.T, ctx context.Context, v *vantage) [2]string {
+	t.Helper()
+	out, err := v.shell(ctx, "ip -o neigh show nud permanent | grep ' dev lq'")
+	fields := strings.Fields(out)
+	if err != nil || len(fields) < 3 {
+		t.Fatalf("%s has no overlay link: %q, %v", v, out, err)
+	}
+	return [2]string{fields[2], fields[0]}
+}
+
+// patient is a place where things are damaged, with the agent that repairs them
+// and the name of a set of its nftables.
+type patient struct {
+	*vantage
+	agent agentProcess
+	set   string
+}
+
+// repaired damages one thing after the other, and waits until all is as it was.
+func (p *patient) repaired(t *testing.T, ctx context.Context, damages []string) {
+	t.Helper()
+	link := firstLink(t, ctx, p.vantage)
+	want, err := oursIn(ctx, p.vantage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all, longest time.Duration
+	slowest := ""
+	for _, damage := range damages {
+		damage = strings.NewReplacer("LINK", link[0], "PEER", link[1], "SET", p.set).Replace(damage)
+		took, diff := p.repair(t, ctx, damage, want)
+		if diff != "" {
+			// A busy machine may stall anything for a moment; not twice.
+			t.Logf("%s: %s: not repaired after %s, once more:\n%s", p, damage, took.Round(time.Millisecond), diff)
+			eventually(t, ctx, mendTimeout, damage, func() string { return changeOf(ctx, p.vantage, want) })
+			if took, diff = p.repair(t, ctx, damage, want); diff != "" {
+				t.Errorf("%s: %s: not repaired after %s:\n%s", p, damage, took.Round(time.Millisecond), diff)
+				eventually(t, ctx, mendTimeout, damage, func() string { return changeOf(ctx, p.vantage, want) })
+			}
+		}
+		if all += took; took > longest {
+			longest, slowest = took, damage
+		}
+	}
+	t.Logf("%s: %d damages, each repaired after %s on average, at most after %s: %s", p, len(damages),
+		(all / time.Duration(len(damages))).Round(time.Millisecond), longest.Round(time.Millisecond), slowest)
+}
+
+// repair damages something while the agent is held up, so that the damage is
+// seen, lets the agent go on, waits until all is as wanted, at most so long as
+// that may take, and returns what differs then. The time is an upper limit:
+// looking takes some, too.
+func (p *patient) repair(t *testing.T, ctx context.Context, damage, want string) (took time.Duration, diff string) {
+	t.Helper()
+	p.agent.holdUp(t, ctx)
+	_, err := p.shell(ctx, "set -e\n"+damage)
+	unchanged := changeOf(ctx, p.vantage, want) == ""
+	if err := syscall.Kill(p.agent.pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	if err != nil || unchanged {
+		t.Errorf("%s: this did no damage: %s: %v", p, damage, err)
+	}
+	for {
+		looked := time.Since(start)
+		diff = changeOf(ctx, p.vantage, want)
+		if diff == "" {
+			return time.Since(start), ""
+		}
+		if looked > repairTimeout {
+			return looked, diff
+		}
+	}
+}
+
+func changeOf(ctx context.Context, v *vantage, want string) string {
+	now, err := oursIn(ctx, v)
+	if err != nil {
+		return err.Error() // something is not there at all
+	}
+	if now == want {
+		return ""
+	}
+	return workload.Snapshot{"ours": want}.Diff(workload.Snapshot{"ours": now}) + "."
+}
+
+// aboutOurs tells what the kernel says of ours from what it says of others.
+var aboutOurs = regexp.MustCompile(`\blq[0-9n]|\bwg0\b|2776[12]|proto 108|\bip liqonet\b|liqonet: `)
+
+// watchKernels looks at all that kernels tell of changes of ours, until the
+// function that it returns is called.
+func watchKernels(t *testing.T, ctx context.Context, at []*vantage) func() string {
+	t.Helper()
+	type watch struct {
+		from string
+		cmd  *exec.Cmd
+		out  *bytes.Buffer
+	}
+	var watches []watch
+	for _, v := range at {
+		for _, command := range [][]string{{"ip", "-o", "monitor", "all"}, {"nft", "monitor"}} {
+			w := watch{from: v.name + ", " + command[0], out: &bytes.Buffer{}}
+			w.cmd = v.command(ctx, command...)
+			w.cmd.Stdout, w.cmd.Stderr = w.out, w.out
+			if err := w.cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			watches = append(watches, w)
+		}
+	}
+	return func() string {
+		var b strings.Builder
+		for _, w := range watches {
+			if err := w.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+				fmt.Fprintf(&b, "%s: %v: %s\n", w.from, err, w.out)
+			}
+			_ = w.cmd.Wait()
+			for line := range strings.Lines(w.out.String()) {
+				if aboutOurs.MatchString(line) {
+					b.WriteString(w.from + ": " + line)
+				}
+			}
+		}
+		return b.String()
+	}
+}

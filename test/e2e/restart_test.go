@@ -1,0 +1,179 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Agents are killed, deleted and upgraded while packets flow: of those on nodes
+// nobody notices anything, those in gateways interrupt for as long as they take
+// to start. Then all of it is removed by force, with agents that could not clean
+// up: a process without memory does that.
+func TestRestarts(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	both := []*cluster{a, b}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	checkOnePacket(t, ctx, a, b)
+	kill := func(t *testing.T, kind string, signal syscall.Signal) {
+		t.Helper()
+		for _, c := range both {
+			for _, p := range c.agents(t, kind) {
+				if err := syscall.Kill(p.pid, signal); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	remove := func(kind string) {
+		t.Helper()
+		for _, c := range both {
+			damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=" + kind}})
+		}
+	}
+	images := tagAgain(t, ctx, both)
+	for _, step := range []struct {
+		name, kind string
+		do         func(t *testing.T, image string)
+	}{
+		{"node agents killed", "node", func(t *testing.T, _ string) { kill(t, "node", syscall.SIGKILL) }},
+		{"node agents deleted", "node", func(*testing.T, string) { remove("node") }},
+		{"node agents upgraded", "node", func(t *testing.T, image string) {
+			for _, c := range both {
+				damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "set", "image", "daemonset/liqonet-node", "agent=" + image}})
+			}
+		}},
+		{"gateways killed", "gateway", func(t *testing.T, _ string) { kill(t, "gateway", syscall.SIGKILL) }},
+		{"gateways deleted", "gateway", func(*testing.T, string) { remove("gateway") }},
+		{"gateways upgraded", "gateway", func(t *testing.T, image string) {
+			mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--agent-image="+image)
+		}},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			once := func(try int) flows {
+				before := pidsOf(t, both)
+				fs := startFlows(t, ctx, a, b, 0, len(b.pods)-1)
+				for _, f := range fs {
+					f.answering(t, ctx, callTimeout)
+				}
+				step.do(t, images[try])
+				eventually(t, ctx, podTimeout, "new agents", func() string { return allNew(t, both, step.kind, before) })
+				for _, f := range fs {
+					f.answering(t, ctx, moveTimeout)
+				}
+				return fs
+			}
+			if step.kind == "gateway" {
+				once(0).interrupted(t, step.name, moveTimeout)
+			} else {
+				lossless(t, step.name, func(try int) int { return once(try).lost(t, step.name) })
+			}
+		})
+	}
+	checkMended(t, ctx, a, b)
+
+	t.Run("removed by force", func(t *testing.T) {
+		// They are asked to end and do not hear it, until they are killed.
+		kill(t, "node", syscall.SIGSTOP)
+		kill(t, "gateway", syscall.SIGSTOP)
+		var group errgroup.Group
+		for _, c := range both {
+			group.Go(func() error {
+				for _, args := range [][]string{
+					{"delete", "namespace", "liqonet-system", "--timeout=60s"},
+					{"patch", "clusternetworks.liqonet.io", "cluster", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`},
+					{"delete", "customresourcedefinitions,clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/managed-by=liqonet", "--timeout=30s"},
+				} {
+					if _, err := c.Run(ctx, "", args...); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}
+		if err := group.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range both {
+			if left := c.agents(t, "node"); len(left) > 0 {
+				t.Errorf("agents are left: %v", left)
+			}
+			for _, n := range c.nodes {
+				if traces := tracesOn(ctx, n.Node); !strings.Contains(traces, "27761") {
+					t.Errorf("node %s is clean before it was cleaned:\n%s", n.Node.Name, traces)
+				}
+				// The second one finds nothing.
+				for i, want := range []string{"removed nftables table liqonet\n", ""} {
+					out, err := n.command(ctx, program("liqonet-agent"), "purge").CombinedOutput()
+					if err != nil || !strings.Contains(string(out), want) || i == 1 && len(out) > 0 {
+						t.Errorf("purge number %d of node %s: %v\n%s", i+1, n.Node.Name, err, out)
+					}
+				}
+			}
+		}
+		checkNothingLeft(t, ctx)
+	})
+}
+
+// allNew says which agents of a kind are missing, or older than others.
+func allNew(t *testing.T, clusters []*cluster, kind string, before map[int]bool) string {
+	t.Helper()
+	for _, c := range clusters {
+		want := 1
+		if kind == "node" {
+			want = len(c.nodes)
+		}
+		found := c.agents(t, kind)
+		if len(found) != want {
+			return fmt.Sprintf("%d agents in %s, want %d", len(found), c.Name, want)
+		}
+		for _, p := range found {
+			if before[p.pid] {
+				return fmt.Sprintf("agent %d on %s is an old one", p.pid, p.node)
+			}
+		}
+	}
+	return ""
+}
+
+// pidsOf are all agents that run.
+func pidsOf(t *testing.T, clusters []*cluster) map[int]bool {
+	t.Helper()
+	out := map[int]bool{}
+	for _, c := range clusters {
+		for _, kind := range []string{"node", "gateway"} {
+			for _, p := range c.agents(t, kind) {
+				out[p.pid] = true
+			}
+		}
+	}
+	return out
+}
+
+// tagAgain gives the agents' image other names, on all nodes.
+func tagAgain(t *testing.T, ctx context.Context, clusters []*cluster) []string {
+	t.Helper()
+	tags, err := repoTags(program("liqonet-agent.tar"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var again []string
+	for i := range tries {
+		again = append(again, fmt.Sprintf("lab.local/liqonet-agent:again%d", i))
+	}
+	for _, c := range clusters {
+		for _, n := range c.nodes {
+			args := append([]string{"--namespace", "k8s.io", "images", "tag", "--force", tags[0]}, again...)
+			out, err := n.Node.Command(ctx, "/lab/bin/ctr", args...).CombinedOutput()
+			if err != nil {
+				t.Fatalf("node %s: %v: %s", n.Node.Name, err, out)
+			}
+		}
+	}
+	return again
+}
