@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -33,6 +34,9 @@ type Options struct {
 	// Server is the ID of the cluster whose gateway is called by the other's. Empty
 	// to decide.
 	Server string
+	// Patience is how long one gateway calls the other in vain before it is tried
+	// the other way round, where nobody has said who calls. 0 for the default.
+	Patience time.Duration
 	// Clusters are what is overruled for one cluster, by its ID.
 	Clusters map[string]ClusterOptions
 	// Facts are those that the user knows better, by the cluster's ID.
@@ -103,6 +107,8 @@ type side struct {
 	endpoints []string
 	// wish is what the user overrules for this cluster.
 	wish ClusterOptions
+	// journal has how things were before they were changed.
+	journal journal
 }
 
 // chosen is a decision and its reason, which is a part of a sentence.
@@ -360,16 +366,16 @@ func chooseOverlay(s *side, wish string) (chosen[v1alpha1.OverlayKind], error) {
 		if len(lacking[kind]) > 0 {
 			return none, cannot(s, wish, lacking[kind], "use --overlay auto")
 		}
-		return ofKernels(s, kind, "given by --overlay", "given by --overlay; assumed that all kernels have it"), nil
+		return ofKernels(s, kind, "given by --overlay", "given by --overlay; all kernels are taken to have it"), nil
 	}
 	if s.existing != nil && len(lacking[s.existing.Spec.Overlay]) == 0 {
 		return chosen[v1alpha1.OverlayKind]{is: s.existing.Spec.Overlay, why: "as before"}, nil
 	}
 	if len(lacking["geneve"]) == 0 {
-		return ofKernels(s, v1alpha1.OverlayKind("geneve"), "the kernels of all nodes have it", "assumed that all kernels have it, otherwise vxlan"), nil
+		return ofKernels(s, v1alpha1.OverlayKind("geneve"), "the kernels of all nodes have it", "all kernels are taken to have it, otherwise it is vxlan"), nil
 	}
 	if len(lacking["vxlan"]) == 0 {
-		return ofKernels(s, v1alpha1.OverlayKind("vxlan"), "there is no Geneve on "+strings.Join(lacking["geneve"], ", "), "assumed that all kernels have it"), nil
+		return ofKernels(s, v1alpha1.OverlayKind("vxlan"), "there is no Geneve on "+strings.Join(lacking["geneve"], ", "), "all kernels are taken to have it"), nil
 	}
 	return none, cannot(s, "geneve or vxlan", append(lacking["geneve"], lacking["vxlan"]...), "load the kernel module geneve or vxlan on these nodes")
 }
@@ -381,11 +387,11 @@ func chooseWireGuard(s *side, wish string) (chosen[v1alpha1.WireGuardBackend], e
 	case wish == "kernel" && len(missing) > 0:
 		return chosen[backend]{}, cannot(s, "wireguard", missing, "use --wireguard auto or userspace")
 	case wish == "kernel":
-		return ofKernels(s, backend("kernel"), "given by --wireguard", "given by --wireguard; assumed that all kernels have it"), nil
+		return ofKernels(s, backend("kernel"), "given by --wireguard", "given by --wireguard; all kernels are taken to have it"), nil
 	case wish == auto && s.existing != nil && (s.existing.Spec.Planes[0].WireGuard == "userspace" || len(missing) == 0):
 		return chosen[backend]{is: s.existing.Spec.Planes[0].WireGuard, why: "as before"}, nil
 	case wish == auto && len(missing) == 0:
-		return ofKernels(s, backend("kernel"), "the kernels of all nodes have it", "assumed that all kernels have it, otherwise userspace"), nil
+		return ofKernels(s, backend("kernel"), "the kernels of all nodes have it", "all kernels are taken to have it, otherwise it is userspace"), nil
 	case wish == auto:
 		return chosen[backend]{is: "userspace", why: "there is no WireGuard in the kernel of " + strings.Join(missing, ", ")}, nil
 	default:

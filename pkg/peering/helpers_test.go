@@ -151,3 +151,10 @@ func podWith(address string) *corev1.Pod {
 }
 
 func crdList() client.ObjectList { return &apiextensionsv1.CustomResourceDefinitionList{} }
+
+func ipv4Prefixes(ss ...string) (out []netip.Prefix) {
+	for _, s := range ss {
+		out = append(out, prefix(s))
+	}
+	return out
+}

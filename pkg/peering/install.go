@@ -163,7 +163,7 @@ func (c *Cluster) installOnce(ctx context.Context, peer *Cluster, s *side) ([]st
 	stages := agentStages(s.image)
 	g.Go(func() error {
 		for _, objs := range stages {
-			changed, err := c.applyAll(gctx, objs...)
+			changed, err := c.applyNoting(gctx, &s.journal, objs...)
 			installed = append(installed, changed...)
 			if err != nil {
 				return tornDownIfTerminating(err)

@@ -88,7 +88,11 @@ func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*Plan,
 	plans := make([]*Plan, 0, len(pairs))
 	ledgers := map[string]*v1alpha1.ClusterNetwork{}
 	made := map[string]bool{}
-	err := r.Step(ctx, "Reading all clusters", func(ctx context.Context) error {
+	step := "Reading both clusters"
+	if len(pairs) > 1 {
+		step = "Reading all clusters"
+	}
+	err := r.Step(ctx, step, func(ctx context.Context) error {
 		for _, pair := range pairs {
 			if pair[0].ID == pair[1].ID {
 				return sameCluster(pair[0], pair[1])
@@ -98,8 +102,11 @@ func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*Plan,
 			if err == nil {
 				err = p.comparePlan(ctx)
 			}
+			if err != nil && len(pairs) > 1 {
+				err = fmt.Errorf("%s: %w", pair, err)
+			}
 			if err != nil {
-				return fmt.Errorf("%s: %w", pair, err)
+				return err
 			}
 			for i := range p.plan.Clusters {
 				c := &p.plan.Clusters[i]

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,7 +42,7 @@ type Result struct {
 
 // Peer makes the pods of both clusters reach each other. It returns when
 // packets pass, from every node that is ready. If it fails, it removes the
-// peering again, unless that had worked before.
+// peering again, or, where that had worked before, puts it back as it was.
 func Peer(ctx context.Context, a, b *Cluster, o Options, r Reporter) (Result, error) {
 	p := &peer{options: o, reporter: r}
 	return p.peer(ctx, a, b)
@@ -52,14 +53,23 @@ func (p *peer) peer(ctx context.Context, a, b *Cluster) (Result, error) {
 		return Result{}, sameCluster(a, b)
 	}
 	p.sides = [2]*side{{Cluster: a}, {Cluster: b}}
+	p.serverGiven = p.options.Server == a.ID || p.options.Server == b.ID
 	err := ended(ctx, p.run(ctx))
-	if err == nil || !p.touched || p.sides[0].wasEstablished || p.sides[1].wasEstablished {
+	if err == nil || !p.touched {
 		return p.result, err
 	}
 	undo, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), rollbackTimeout, fmt.Errorf("not done after %s", rollbackTimeout))
 	defer cancel()
-	if _, _, undoErr := Unpeer(undo, a, b, p.reporter); undoErr != nil {
-		return p.result, errors.Join(err, fmt.Errorf("what was done could not be taken back: %w; run: kubectl liqonet unpeer %s %s", undoErr, a.Name, b.Name))
+	again := "unpeer"
+	var undoErr error
+	if p.sides[0].wasEstablished || p.sides[1].wasEstablished {
+		again = "peer"
+		undoErr = p.restore(undo)
+	} else {
+		_, _, undoErr = Unpeer(undo, a, b, p.reporter)
+	}
+	if undoErr != nil {
+		return p.result, errors.Join(err, fmt.Errorf("what was done could not be taken back: %w; run: kubectl liqonet %s %s %s", undoErr, again, a.Name, b.Name))
 	}
 	return p.result, err
 }
@@ -79,6 +89,8 @@ type peer struct {
 	mu         sync.Mutex
 	// tried are the ways by which one gateway called the other in vain.
 	tried []string
+	// serverGiven says that the user said who is called.
+	serverGiven bool
 	// turn waits until it is this pair's turn to claim ranges, handOver lets the
 	// next one; nil where there is one pair only.
 	turn     func(context.Context) error
@@ -189,8 +201,11 @@ func (p *peer) push(ctx context.Context) error {
 	err := p.both(ctx, func(ctx context.Context, s, peer *side) (changed []string, err error) {
 		allocated := false
 		s.ledger, err = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+			before := cn.DeepCopy()
 			err := s.allocate(cn, peer)
-			allocated = err == nil
+			if allocated = err == nil; allocated {
+				s.journal.ranges(s.Cluster, peer.ID, before)
+			}
 			return err
 		})
 		if err != nil {
@@ -228,13 +243,14 @@ func (p *peer) push(ctx context.Context) error {
 			first = append(first, c.service)
 		}
 		for _, objs := range [][]client.Object{first, {deployment}} {
-			more, err := s.applyAll(ctx, objs...)
+			more, err := s.applyNoting(ctx, &s.journal, objs...)
 			changed = append(changed, more...)
 			if err != nil {
 				return changed, err
 			}
 		}
 		if c.stale != nil {
+			s.journal.deleted(s.Cluster, c.stale)
 			if err := s.delete(ctx, c.stale); err != nil {
 				return changed, err
 			}
@@ -254,7 +270,7 @@ func (p *peer) push(ctx context.Context) error {
 				return changed, context.Cause(ctx)
 			}
 		}
-		more, err := s.applyAll(ctx, c.peering)
+		more, err := s.applyNoting(ctx, &s.journal, c.peering)
 		return append(changed, more...), err
 	})
 }
@@ -361,10 +377,9 @@ func serviceEndpoints(svc *corev1.Service, nodes []discovery.Node) []string {
 // be tried the other way round.
 var errUnanswered = errors.New("no answer")
 
-// patience is how long one gateway calls the other before it is tried the other
-// way round, when both have applied their configuration. A call of all endpoints
-// takes a fraction of it.
-const patience = 12 * time.Second
+// defaultPatience is longer than a call of all endpoints takes, and the time that
+// a Service needs to work.
+const defaultPatience = 12 * time.Second
 
 // answerless notes whether a gateway has applied all and has no connection. It
 // says true when that holds for both, and for so long that the roles should be
@@ -381,16 +396,16 @@ func (p *peer) answerless(s *side, quiet bool) bool {
 	if p.unanswered.IsZero() {
 		p.unanswered = time.Now()
 	}
+	if p.serverGiven {
+		return false
+	}
 	for _, s := range p.sides {
 		if s.wasEstablished || len(s.endpoints) > 0 {
 			return false
 		}
 	}
-	if p.options.Server != "" && len(p.tried) == 0 {
-		return false
-	}
 	// Longer each time: on a slow machine the first way may have been right.
-	return time.Since(p.unanswered) > patience<<min(len(p.tried), 4)
+	return time.Since(p.unanswered) > cmp.Or(p.options.Patience, defaultPatience)<<min(len(p.tried), 4)
 }
 
 // attempt says who called whom.

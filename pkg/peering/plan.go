@@ -129,9 +129,7 @@ func makePlan(a, b *side, o Options) (*Plan, error) {
 		if err := c.planLedger(s, peer); err != nil {
 			return nil, err
 		}
-		after := *s
-		after.ledger = c.ledger
-		planned[i] = &after
+		planned[i] = s.with(c.ledger)
 	}
 	forA, forB, err := decide(a, b, o)
 	if err != nil {
@@ -150,6 +148,15 @@ func makePlan(a, b *side, o Options) (*Plan, error) {
 		}
 	}
 	return p, nil
+}
+
+// with is the side with another ledger.
+func (s *side) with(cn *v1alpha1.ClusterNetwork) *side {
+	return &side{
+		Cluster: s.Cluster, facts: s.facts, internal: s.internal, internalReason: s.internalReason, nodes: s.nodes, ledger: cn,
+		existing: s.existing, apiServer: s.apiServer, publicKey: s.publicKey, image: s.image, imageReason: s.imageReason,
+		service: s.service, endpoints: s.endpoints, wish: s.wish,
+	}
 }
 
 // statements are the facts of a cluster as the plan shows them.
@@ -355,9 +362,9 @@ func planPeering(s, peer *side, d decided, peerPlan *ClusterPlan) (*v1alpha1.Pee
 			endpoints = append(endpoints, e.Value)
 		}
 	}
-	named := *peer
+	named := peer.with(peer.ledger)
 	named.publicKey = fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, peerPlan.gateway.Name(), peer.Name)
-	spec, err := peeringSpec(s, &named, d, endpoints)
+	spec, err := peeringSpec(s, named, d, endpoints)
 	if err != nil {
 		return nil, err
 	}

@@ -38,7 +38,8 @@ type site struct {
 	// writes counts the command's writes; the one with the number failing fails.
 	writes, failing int
 	// readOnly refuses every write.
-	readOnly bool
+	readOnly  bool
+	nodePorts map[string]int32
 	// raw is the API without the play.
 	raw client.WithWatch
 }
@@ -231,18 +232,25 @@ func (w *site) playService(ctx context.Context, c client.WithWatch) error {
 	if err := c.List(ctx, &services, client.InNamespace(v1alpha1.Namespace)); err != nil {
 		return err
 	}
-	taken := map[int32]bool{}
+	taken, kept := map[int32]bool{}, map[string]int32{}
 	for _, s := range services.Items {
-		for _, p := range s.Spec.Ports {
-			taken[p.NodePort] = true
+		port := s.Spec.Ports[0].NodePort
+		if port == 0 {
+			port = w.nodePorts[s.Name] // an API server keeps it
 		}
+		taken[port], kept[s.Name] = true, port
 	}
+	w.nodePorts = kept
 	for i := range services.Items {
 		s := &services.Items[i]
 		if s.Spec.Type != corev1.ServiceTypeNodePort || s.Spec.Ports[0].NodePort != 0 {
 			continue
 		}
-		for s.Spec.Ports[0].NodePort = 30001; taken[s.Spec.Ports[0].NodePort]; s.Spec.Ports[0].NodePort++ {
+		s.Spec.Ports[0].NodePort = kept[s.Name]
+		for port := int32(30001); s.Spec.Ports[0].NodePort == 0; port++ {
+			if !taken[port] {
+				s.Spec.Ports[0].NodePort, kept[s.Name] = port, port
+			}
 		}
 		if err := c.Update(ctx, s); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return err
