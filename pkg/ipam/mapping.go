@@ -151,3 +151,22 @@ func sameShape(from, to netip.Prefix) error {
 	}
 	return nil
 }
+
+// Translation is by which addresses a peer knows a cluster: its pods, and its
+// nodes by their overlay addresses.
+type Translation struct {
+	Pods  Mappings `json:"pods"`
+	Nodes Mapping  `json:"nodes"`
+}
+
+// Translate turns an address of the cluster into the one by which the peer knows
+// it. It reports false for what the peer does not know.
+func (t Translation) Translate(addr netip.Addr) (netip.Addr, bool) {
+	return append(t.Pods[:len(t.Pods):len(t.Pods)], t.Nodes).Translate(addr)
+}
+
+// Reverse turns an address by which the peer knows something of the cluster into
+// the real one.
+func (t Translation) Reverse(addr netip.Addr) (netip.Addr, bool) {
+	return append(t.Pods[:len(t.Pods):len(t.Pods)], t.Nodes).Reverse(addr)
+}

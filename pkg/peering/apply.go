@@ -80,6 +80,30 @@ func wanted(obj client.Object) (*unstructured.Unstructured, error) {
 	return u, nil
 }
 
+// statusOf is what the CLI writes of a Peering's status.
+func statusOf(p *v1alpha1.Peering) (*unstructured.Unstructured, error) {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(p.Status.Translation)
+	if err != nil {
+		return nil, fmt.Errorf("convert the status of %s: %w", describe(p), err)
+	}
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": p.APIVersion, "kind": p.Kind, "metadata": map[string]any{"name": p.Name},
+		"status": map[string]any{"translation": content},
+	}}, nil
+}
+
+// applyTranslation writes into a Peering's status by which addresses both
+// clusters know each other.
+func (c *Cluster) applyTranslation(ctx context.Context, p *v1alpha1.Peering, t *v1alpha1.Translation) error {
+	named := &v1alpha1.Peering{TypeMeta: p.TypeMeta, ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Status: v1alpha1.PeeringStatus{Translation: t}}
+	u, err := statusOf(named)
+	if err != nil {
+		return err
+	}
+	err = c.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
+	return c.fail("write the status of "+describe(named), err)
+}
+
 func describe(obj client.Object) string {
 	kind := obj.GetObjectKind().GroupVersionKind().Kind
 	if kind == "" {

@@ -91,6 +91,16 @@ func (j *journal) ranges(c *Cluster, peerID string, before *v1alpha1.ClusterNetw
 	})
 }
 
+// translation notes the one of the Peering as it is.
+func (j *journal) translation(s *side) {
+	if s.existing == nil || s.existing.Status.Translation == nil {
+		return
+	}
+	p := &v1alpha1.Peering{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"}, ObjectMeta: metav1.ObjectMeta{Name: s.existing.Name}}
+	before := s.existing.Status.Translation
+	j.note(func(ctx context.Context) error { return s.applyTranslation(ctx, p, before) })
+}
+
 func (c *Cluster) reapply(ctx context.Context, u *unstructured.Unstructured) error {
 	err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
 	return c.fail("put back "+describe(u), err)

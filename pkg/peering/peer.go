@@ -271,6 +271,10 @@ func (p *peer) push(ctx context.Context) error {
 			}
 		}
 		more, err := s.applyNoting(ctx, &s.journal, c.peering)
+		if err == nil {
+			s.journal.translation(s)
+			err = s.applyTranslation(ctx, c.peering, c.translation)
+		}
 		return append(changed, more...), err
 	})
 }

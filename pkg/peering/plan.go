@@ -50,6 +50,8 @@ type ClusterPlan struct {
 	gateway manifests.Gateway
 	service *corev1.Service
 	peering *v1alpha1.Peering
+	// translation is for the Peering's status.
+	translation *v1alpha1.Translation
 	// stale is a Service of an earlier role.
 	stale *corev1.Service
 }
@@ -141,6 +143,9 @@ func makePlan(a, b *side, o Options) (*Plan, error) {
 	for i, d := range []decided{forA, forB} {
 		c, peer := &p.Clusters[i], &p.Clusters[1-i]
 		if c.peering, err = planPeering(planned[i], planned[1-i], d, peer); err != nil {
+			return nil, err
+		}
+		if c.translation, err = planTranslation(planned[i], planned[1-i]); err != nil {
 			return nil, err
 		}
 		if err := c.planObjects(planned[i]); err != nil {
@@ -376,6 +381,26 @@ func planPeering(s, peer *side, d decided, peerPlan *ClusterPlan) (*v1alpha1.Pee
 	}, nil
 }
 
+// planTranslation is by which ranges both know each other.
+func planTranslation(s, peer *side) (*v1alpha1.Translation, error) {
+	known := func(of, by *side) ([]v1alpha1.CIDRMapping, error) {
+		entry := allocation(by.ledger, of.ID)
+		nodes, err := ipam.ExternalMapping(of.internalCIDR(), entry.ExternalCIDR.Prefix)
+		if err != nil {
+			return nil, err
+		}
+		return append(slices.Clone(entry.Pods), v1alpha1.CIDRMapping{
+			Real: v1alpha1.CIDR{Prefix: nodes.Real}, Mapped: v1alpha1.CIDR{Prefix: nodes.Mapped},
+		}), nil
+	}
+	local, err := known(s, peer)
+	if err != nil {
+		return nil, err
+	}
+	remote, err := known(peer, s)
+	return &v1alpha1.Translation{Local: local, Remote: remote}, err
+}
+
 // planObjects lists every object, in the order in which they are made.
 func (c *ClusterPlan) planObjects(s *side) error {
 	add := func(reason string, objs ...client.Object) error {
@@ -441,7 +466,17 @@ func (c *ClusterPlan) planObjects(s *side) error {
 	if err := add("the gateway to "+c.Peer, deployment); err != nil {
 		return err
 	}
-	return add("what the gateway and the nodes of this cluster do", c.peering)
+	peering := c.peering.DeepCopy()
+	peering.Status.Translation = c.translation
+	if err := add("what the gateway and the nodes of this cluster do", peering); err != nil {
+		return err
+	}
+	status, err := statusOf(peering)
+	if err != nil {
+		return err
+	}
+	c.Objects[len(c.Objects)-1].Manifest["status"] = status.Object["status"]
+	return nil
 }
 
 // plannedNodes are the objects that node agents make: one with the overlay

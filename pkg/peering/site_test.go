@@ -147,6 +147,12 @@ func (w *site) funcs() interceptor.Funcs {
 			}
 			return c.DeleteAllOf(ctx, obj, opts...)
 		},
+		SubResourceApply: func(ctx context.Context, c client.Client, sub string, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
+			if err := w.write("apply " + sub); err != nil {
+				return err
+			}
+			return c.SubResource(sub).Apply(ctx, obj, opts...)
+		},
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
 			if err := w.write("update " + sub + " of " + describe(obj)); err != nil {
 				return err
@@ -210,6 +216,7 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		if c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-" + p.Name + "-0"}, &appsv1.Deployment{}) != nil {
 			continue
 		}
+		// Status().Update replaces all of it; the agents apply theirs.
 		p.Status.Planes = []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: w.connected(p), Reported: new(metav1.Now()), MTU: 1440}}
 		if err := c.Status().Update(ctx, p); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return err
