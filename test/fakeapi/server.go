@@ -191,7 +191,7 @@ func (s *Server) serve(r request, req *http.Request) (any, error) {
 		return obj, s.Client.Apply(ctx, apply, owner)
 	case http.MethodDelete:
 		if r.name == "" {
-			return &metav1.Status{Status: metav1.StatusSuccess}, s.Client.DeleteAllOf(ctx, obj, client.InNamespace(r.namespace))
+			return success(), s.Client.DeleteAllOf(ctx, obj, client.InNamespace(r.namespace))
 		}
 		o := &metav1.DeleteOptions{}
 		if len(body) > 0 {
@@ -205,10 +205,14 @@ func (s *Server) serve(r request, req *http.Request) (any, error) {
 		if o.Preconditions != nil {
 			opts = append(opts, client.Preconditions(*o.Preconditions))
 		}
-		return &metav1.Status{Status: metav1.StatusSuccess}, s.Client.Delete(ctx, obj, opts...)
+		return success(), s.Client.Delete(ctx, obj, opts...)
 	default:
 		return nil, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: r.kind.Kind}, req.Method)
 	}
+}
+
+func success() *metav1.Status {
+	return &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess}
 }
 
 func (s *Server) list(r request, req *http.Request) (any, error) {
