@@ -45,7 +45,7 @@ func PeerAll(ctx context.Context, pairs []Pair, o Options, reporter func(Pair) R
 				case <-mine:
 					return nil
 				case <-ctx.Done():
-					return context.Cause(ctx)
+					return &Error{Kind: NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
 				}
 			}}
 			out.Result, out.Err = p.peer(ctx, pairs[i][0], pairs[i][1])

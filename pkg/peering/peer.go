@@ -267,7 +267,7 @@ func (p *peer) push(ctx context.Context) error {
 			case <-known:
 				c.peering.Spec.Planes[0].Endpoints = endpoints
 			case <-ctx.Done():
-				return changed, context.Cause(ctx)
+				return changed, s.fail("wait for the address of the other's gateway", context.Cause(ctx))
 			}
 		}
 		more, err := s.applyNoting(ctx, &s.journal, c.peering)
@@ -429,10 +429,13 @@ func (p *peer) attempt() string {
 // explain adds to the error of a wait what was tried, if nothing was answered.
 func (p *peer) explain(err error) error {
 	e := (*Error)(nil)
-	if err == nil || !errors.As(err, &e) || e.Kind != NotReady || p.unanswered.IsZero() {
+	if err == nil || !errors.As(err, &e) || e.Kind != NotReady || p.unanswered.IsZero() && len(p.tried) == 0 {
 		return err
 	}
-	tried := append(p.tried, p.attempt())
+	tried := p.tried
+	if !p.unanswered.IsZero() {
+		tried = append(tried, p.attempt())
+	}
 	return &Error{
 		Kind: NotReady, Cluster: e.Cluster, Doing: e.Doing,
 		Err: fmt.Errorf("no gateway reaches the other: %s; %w", strings.Join(tried, "; "), e.Err),

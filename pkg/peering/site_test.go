@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -269,9 +268,7 @@ func (w *site) playService(ctx context.Context, c client.WithWatch) error {
 // mustPeer peers, and fails the test if that does not work.
 func mustPeer(t *testing.T, a, b *site, o Options) Result {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	r, err := Peer(ctx, a.Cluster, b.Cluster, o, Silent{})
+	r, err := Peer(t.Context(), a.Cluster, b.Cluster, o, Silent{})
 	if err != nil {
 		t.Fatal(err)
 	}
