@@ -275,8 +275,26 @@ func (p *peer) push(ctx context.Context) error {
 			s.journal.translation(s)
 			err = s.applyTranslation(ctx, c.peering, c.translation)
 		}
+		if err == nil && s.existing != nil && s.role() != c.decided.role.is {
+			err = s.restartGateway(ctx, c.gateway)
+		}
 		return append(changed, more...), err
 	})
+}
+
+// restartGateway lets the gateway begin anew where its role was exchanged: one
+// that was a client goes on to call the endpoint that it has learned.
+func (s *side) restartGateway(ctx context.Context, g manifests.Gateway) error {
+	var pods corev1.PodList
+	if err := s.Client.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels(g.Labels())); err != nil {
+		return s.fail("list the pods of gateway "+g.Name(), err)
+	}
+	for i := range pods.Items {
+		if err := s.delete(ctx, &pods.Items[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ensureKey makes the key of the side's gateway, if it has none, and remembers

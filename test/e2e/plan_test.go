@@ -54,8 +54,8 @@ func readers(t *testing.T, ctx context.Context, clusters ...*cluster) string {
 		})
 		manifest := `{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "e2e-reader"}, "rules": [
 			{"apiGroups": [""], "resources": ["nodes", "namespaces", "pods", "services", "configmaps", "serviceaccounts"], "verbs": ["get", "list"]},
-			{"apiGroups": ["apps", "rbac.authorization.k8s.io", "apiextensions.k8s.io", "discovery.k8s.io", "networking.k8s.io", "liqonet.io"],
-			 "resources": ["*"], "verbs": ["get", "list"]}]}`
+			{"apiGroups": ["apps", "rbac.authorization.k8s.io", "apiextensions.k8s.io", "discovery.k8s.io", "networking.k8s.io"], "resources": ["*"], "verbs": ["get", "list"]},
+			{"apiGroups": ["*"], "resources": ["clusternetworks", "peerings", "nodenetworks"], "verbs": ["get", "list"]}]}`
 		if _, err := c.Run(ctx, manifest, "apply", "-f", "-"); err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +198,7 @@ func closeToPeers(t *testing.T, ctx context.Context, n *lab.Node) {
 	t.Helper()
 	nft := func(ctx context.Context, args ...string) error { return n.NetCommand(ctx, "nft", args...).Run() }
 	if err := nft(ctx, "add table ip e2e_nat; add chain ip e2e_nat in { type filter hook prerouting priority -150; }; "+
-		"add rule ip e2e_nat in ct state new udp dport 30000-32767 drop"); err != nil {
+		"add rule ip e2e_nat in fib daddr type local ct state new udp dport 30000-32767 drop"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
