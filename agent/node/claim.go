@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"hash/fnv"
 	"net/netip"
 	"time"
 
@@ -52,11 +51,8 @@ func claim(ctx context.Context, c client.Client, node *corev1.Node, purge func(c
 		}
 		taken[n.Name] = false
 	}
-	h := fnv.New32a()
-	h.Write([]byte(node.Name))
-	first := int(h.Sum32() % ipam.MaxNode)
 	for i := range ipam.MaxNode {
-		addr, err := ipam.NodeAddr(internal, (first+i)%ipam.MaxNode+1)
+		addr, err := ipam.NodeAddr(internal, ipam.NodeCandidate(node.Name, i))
 		if err != nil {
 			return nil, err
 		}

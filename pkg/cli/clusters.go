@@ -43,6 +43,21 @@ const identifyTimeout = 10 * time.Second
 
 // clusters connects to all clusters that were named, and identifies them.
 func (g *globals) clusters(ctx context.Context, refs ...string) ([]*peering.Cluster, error) {
+	out, err := g.resolveAll(refs)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := withIdentifyTimeout(ctx)
+	defer cancel()
+	group := errgroup.Group{}
+	for _, c := range out {
+		group.Go(func() error { return c.Identify(ctx) })
+	}
+	return out, group.Wait()
+}
+
+// resolveAll finds the kubeconfig entries of all clusters that were named.
+func (g *globals) resolveAll(refs []string) ([]*peering.Cluster, error) {
 	out := make([]*peering.Cluster, len(refs))
 	for i, ref := range refs {
 		c, err := g.resolve(ref)
@@ -52,13 +67,11 @@ func (g *globals) clusters(ctx context.Context, refs ...string) ([]*peering.Clus
 		out[i] = c
 	}
 	distinguish(out, refs)
-	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, fmt.Errorf("no answer within %s: %w", identifyTimeout, context.DeadlineExceeded))
-	defer cancel()
-	group := errgroup.Group{}
-	for _, c := range out {
-		group.Go(func() error { return c.Identify(ctx) })
-	}
-	return out, group.Wait()
+	return out, nil
+}
+
+func withIdentifyTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(ctx, identifyTimeout, fmt.Errorf("no answer within %s: %w", identifyTimeout, context.DeadlineExceeded))
 }
 
 // distinguish gives clusters whose contexts have the same name, as those of two

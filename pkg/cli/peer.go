@@ -5,17 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/netip"
+	"math"
 	"strings"
 	"text/tabwriter"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/spf13/cobra"
 
-	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/peering"
-	"github.com/liqonet/liqonet/pkg/version"
 )
 
 func newPeer(g *globals) *cobra.Command {
@@ -27,126 +24,100 @@ missing, find address ranges without conflict, make WireGuard keys, push the
 configuration, and wait until packets pass.
 
 It can be repeated at any time: what is as it should be is left alone. If it
-fails, it takes back what it did.`,
+fails, it takes back what it did.
+
+With --mesh every two of the clusters given are peered, with --spokes the one
+given with each of them. With --dry-run the plan is printed, and nothing is
+changed.`,
 		Example: `  kubectl liqonet peer cluster-a cluster-b
-  kubectl liqonet peer a.conf b.conf
-  kubectl liqonet peer a.conf#admin@one cluster-b --service-type LoadBalancer`,
-		Args:              exactArgs(2),
-		ValidArgsFunction: g.completeContexts(2),
-		RunE:              func(cmd *cobra.Command, args []string) error { return g.peer(cmd.Context(), args[0], args[1]) },
+  kubectl liqonet peer a.conf b.conf --dry-run
+  kubectl liqonet peer a.conf#admin@one cluster-b --service-type LoadBalancer
+  kubectl liqonet peer cluster-a cluster-b --map cluster-a=10.60.0.0/16
+  kubectl liqonet peer cluster-a cluster-b --service-type cluster-a=NodePort:31820 --endpoint cluster-a=203.0.113.5:31820
+  kubectl liqonet peer cluster-a cluster-b cluster-c --mesh
+  kubectl liqonet peer hub --spokes cluster-a,cluster-b`,
+		Args:              pairArgs,
+		ValidArgsFunction: g.completeContexts(math.MaxInt),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.peer(cmd.Context(), groupOf(cmd, args))
+		},
 	}
 	addTimeout(cmd, 2*time.Minute)
 	f := cmd.Flags()
-	f.String("agent-image", "", "image of the agents (default: the one that is there already, or else "+version.AgentImage()+")")
-	f.Var(newEnum(overlays...), "overlay", "encapsulation between nodes and gateways; auto takes the best that all kernels can do")
-	f.Var(newEnum(wireguards...), "wireguard", "who does WireGuard's work; auto takes the kernel where all can")
-	f.Var(newEnum(serviceTypes...), "service-type", "how the gateway that is the server is exposed")
-	f.StringArray("pod-cidr", nil, "CLUSTER=CIDR[,CIDR]: the pod ranges of a cluster, if they cannot be found out")
-	f.StringArray("service-cidr", nil, "CLUSTER=CIDR[,CIDR]: the same for the service ranges")
-	f.StringArray("node-cidr", nil, "CLUSTER=CIDR[,CIDR]: the same for the subnets of the nodes")
-	f.StringArray("reserve", nil, "CLUSTER=CIDR[,CIDR]: ranges that a cluster keeps free of its peers")
+	addPairs(f)
+	addOverrides(f)
+	f.Bool("dry-run", false, "print what would be done, and why, and change nothing")
+	f.VarP(newEnum(formats...), "output", "o", "format of the plan or of the result: text, json or yaml")
 	return cmd
 }
 
-// What these flags may be; the first one is the default.
-var (
-	overlays     = []string{"auto", "geneve", "vxlan"}
-	wireguards   = []string{"auto", "kernel", "userspace"}
-	serviceTypes = []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}
-)
+// formats of what peer prints; table is what other commands call text.
+var formats = []string{"text", "json", "yaml", "table"}
 
-// peerOptions reads the flags of peer for these clusters.
-func (g *globals) peerOptions(refs []string, clusters []*peering.Cluster) (o peering.Options, err error) {
-	if o.Image = g.config.GetString("agent-image"); o.Image != "" {
-		if _, err := name.ParseReference(o.Image); err != nil {
-			return o, usageError{fmt.Errorf("--agent-image: %w", err)}
-		}
-	}
-	for _, e := range []struct {
-		flag    string
-		allowed []string
-		value   *string
-	}{
-		{"overlay", overlays, &o.Overlay}, {"wireguard", wireguards, &o.WireGuard}, {"service-type", serviceTypes, &o.ServiceType},
-	} {
-		if *e.value, err = oneOf(e.flag, g.config.GetString(e.flag), e.allowed...); err != nil {
-			return o, err
-		}
-	}
-	o.Facts = map[string]discovery.Overrides{}
-	for flag, field := range map[string]func(*discovery.Overrides) *[]netip.Prefix{
-		"pod-cidr":     func(f *discovery.Overrides) *[]netip.Prefix { return &f.PodCIDRs },
-		"service-cidr": func(f *discovery.Overrides) *[]netip.Prefix { return &f.ServiceCIDRs },
-		"node-cidr":    func(f *discovery.Overrides) *[]netip.Prefix { return &f.NodeCIDRs },
-		"reserve":      func(f *discovery.Overrides) *[]netip.Prefix { return &f.Reserved },
-	} {
-		for _, value := range g.config.GetStringSlice(flag) {
-			id, prefixes, err := clusterPrefixes(value, refs, clusters)
-			if err != nil {
-				return o, usageError{fmt.Errorf("--%s %q: %w", flag, value, err)}
-			}
-			facts := o.Facts[id]
-			list := field(&facts)
-			*list = append(*list, prefixes...)
-			o.Facts[id] = facts
-		}
-	}
-	return o, nil
+// resultDocument is what peer -o json and yaml print. Peerings are as status shows
+// them.
+type resultDocument struct {
+	Changed  []string       `json:"changed"`
+	Peerings []peering.View `json:"peerings"`
 }
 
-// clusterPrefixes parses CLUSTER=CIDR[,CIDR], where CLUSTER is as the user wrote
-// it in this command line.
-func clusterPrefixes(value string, refs []string, clusters []*peering.Cluster) (id string, out []netip.Prefix, err error) {
-	i := strings.LastIndex(value, "=")
-	if i < 0 {
-		return "", nil, errors.New("must be CLUSTER=CIDR[,CIDR]")
+func (g *globals) peer(ctx context.Context, of group) error {
+	format, err := oneOf("output", g.config.GetString("output"), formats...)
+	if err != nil {
+		return err
 	}
-	for k, c := range clusters {
-		if name := value[:i]; name == c.Name || name == refs[k] {
-			id = c.ID
-		}
-	}
-	if id == "" {
-		return "", nil, fmt.Errorf("%q is none of the clusters %s", value[:i], strings.Join(refs, ", "))
-	}
-	for _, s := range strings.Split(value[i+1:], ",") {
-		p, err := netip.ParsePrefix(s)
-		if err != nil {
-			return "", nil, err
-		}
-		if p != p.Masked() {
-			return "", nil, fmt.Errorf("%s has host bits; did you mean %s?", p, p.Masked())
-		}
-		out = append(out, p)
-	}
-	return id, out, nil
-}
-
-func (g *globals) peer(ctx context.Context, refs ...string) error {
+	text := format == "text" || format == "table"
 	ctx, cancel := g.withTimeout(ctx)
 	defer cancel()
 	start := time.Now()
-	clusters, err := g.clusters(ctx, refs...)
+	clusters, lost, err := g.groupClusters(ctx, of)
 	if err != nil {
 		return err
 	}
-	o, err := g.peerOptions(refs, clusters)
+	o, err := g.peerOptions(of.refs, clusters)
 	if err != nil {
 		return err
 	}
-	progress := newProgress(g.streams.Err)
-	result, err := peering.Peer(ctx, clusters[0], clusters[1], o, progress)
-	if err != nil {
-		return err
+	if g.config.GetBool("dry-run") {
+		if err := errors.Join(lost...); err != nil {
+			return err
+		}
+		plans, err := peering.PlanAll(ctx, of.pairs(clusters), o, newProgress(g.streams.Err))
+		if err != nil {
+			return err
+		}
+		if !text {
+			return printDocument(g.streams.Out, format, planDocument{plans})
+		}
+		for _, p := range plans {
+			if err := printPlan(g.streams.Out, p); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	a, b := result.Views[0], result.Views[1]
-	if len(result.Changed) == 0 {
-		fmt.Fprintf(g.streams.Out, "%s and %s are peered already; nothing was changed.\n", a.Cluster, b.Cluster)
-	} else {
-		fmt.Fprintf(g.streams.Out, "%s and %s are peered, %.1f s after the command.\n", a.Cluster, b.Cluster, time.Since(start).Seconds())
+	pairs, unreachable := of.reachable(clusters, lost)
+	outcomes := append(peering.PeerAll(ctx, pairs, o, g.progress(pairs)), unreachable...)
+	doc := resultDocument{Changed: []string{}, Peerings: []peering.View{}}
+	for _, out := range outcomes {
+		a, b := out.Result.Views[0], out.Result.Views[1]
+		doc.Changed = append(doc.Changed, out.Result.Changed...)
+		switch {
+		case out.Err != nil:
+			continue
+		case text && len(out.Result.Changed) == 0:
+			fmt.Fprintf(g.streams.Out, "%s and %s are peered already; nothing was changed.\n", a.Cluster, b.Cluster)
+		case text:
+			fmt.Fprintf(g.streams.Out, "%s and %s are peered, %.1f s after the command.\n", a.Cluster, b.Cluster, time.Since(start).Seconds())
+		}
+		doc.Peerings = append(doc.Peerings, a, b)
 	}
-	printRanges(g.streams.Out, a, b)
-	return nil
+	if !text {
+		err = printDocument(g.streams.Out, format, doc)
+	} else if len(doc.Peerings) > 0 {
+		printRanges(g.streams.Out, doc.Peerings...)
+	}
+	return errors.Join(err, failures(outcomes))
 }
 
 // printRanges shows how each cluster is seen by the other.

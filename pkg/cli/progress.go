@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/pterm/pterm"
@@ -57,4 +58,20 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 	}
 	fmt.Fprintf(s.w, " %s %s %s\n", mark, name, pterm.Gray(fmt.Sprintf("%.1f s", time.Since(start).Seconds())))
 	return err
+}
+
+// prefixed writes lines with a name before each; several may be written to one
+// place at once.
+type prefixed struct {
+	w      io.Writer
+	prefix string
+	mu     *sync.Mutex
+}
+
+// Write writes whole lines.
+func (p prefixed) Write(b []byte) (int, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, err := io.WriteString(p.w, p.prefix+string(b))
+	return len(b), err
 }

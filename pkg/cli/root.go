@@ -34,7 +34,9 @@ const (
 	ExitNotReady    = 5
 	ExitRanges      = 6
 	// ExitUnhealthy is status' own: it could look, and something is not well.
-	ExitUnhealthy   = 7
+	ExitUnhealthy = 7
+	// ExitPartial is of several pairs, of which some failed and some did not.
+	ExitPartial     = 8
 	ExitInterrupted = 130
 )
 
@@ -104,6 +106,9 @@ func ExitCode(ctx context.Context, err error) int {
 	if errors.Is(err, errUnhealthy) {
 		return ExitUnhealthy
 	}
+	if p := (*pairsError)(nil); errors.As(err, &p) && p.failed < p.all {
+		return ExitPartial
+	}
 	e := (*peering.Error)(nil)
 	if !errors.As(err, &e) {
 		return ExitUnexpected
@@ -126,6 +131,9 @@ func ExitCode(ctx context.Context, err error) int {
 
 func printError(w io.Writer, err error) {
 	fmt.Fprintf(w, "Error: %v\n", err)
+	if p := (*pairsError)(nil); errors.As(err, &p) {
+		return // it has the hints
+	}
 	if e := (*peering.Error)(nil); errors.As(err, &e) && e.Hint != "" {
 		fmt.Fprintf(w, "  %s\n", e.Hint)
 	}

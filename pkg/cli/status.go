@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
-	"sigs.k8s.io/yaml"
 
 	"github.com/liqonet/liqonet/pkg/peering"
 )
@@ -122,18 +120,8 @@ func (g *globals) otherSides(ctx context.Context, own *peering.Cluster, views []
 }
 
 func printStatus(w io.Writer, format string, doc statusDocument, clusters []*peering.Cluster) error {
-	switch format {
-	case "json":
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		return e.Encode(doc)
-	case "yaml":
-		out, err := yaml.Marshal(doc)
-		if err != nil {
-			return err
-		}
-		_, err = w.Write(out)
-		return err
+	if format != "table" {
+		return printDocument(w, format, doc)
 	}
 	if len(doc.Peerings) == 0 {
 		var names []string

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -17,44 +18,58 @@ func newUnpeer(g *globals) *cobra.Command {
 		Short: "Remove the peering of two clusters and leave nothing behind",
 		Long: `Remove the peering of two clusters from both, and the agents where it was the
 last one. It waits until the nodes' kernels are clean. Unpeering what is not
-peered succeeds.`,
-		Example:           `  kubectl liqonet unpeer cluster-a cluster-b`,
-		Args:              exactArgs(2),
-		ValidArgsFunction: g.completeContexts(2),
-		RunE:              func(cmd *cobra.Command, args []string) error { return g.unpeer(cmd.Context(), args[0], args[1]) },
+peered succeeds.
+
+With --mesh the peerings of every two of the clusters given are removed, with
+--spokes those of the one given with each of them.`,
+		Example: `  kubectl liqonet unpeer cluster-a cluster-b
+  kubectl liqonet unpeer cluster-a cluster-b cluster-c --mesh
+  kubectl liqonet unpeer hub --spokes cluster-a,cluster-b`,
+		Args:              pairArgs,
+		ValidArgsFunction: g.completeContexts(math.MaxInt),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return g.unpeer(cmd.Context(), groupOf(cmd, args))
+		},
 	}
 	addTimeout(cmd, 2*time.Minute)
+	addPairs(cmd.Flags())
 	return cmd
 }
 
-func (g *globals) unpeer(ctx context.Context, refA, refB string) error {
+func (g *globals) unpeer(ctx context.Context, of group) error {
 	ctx, cancel := g.withTimeout(ctx)
 	defer cancel()
 	start := time.Now()
-	clusters, err := g.clusters(ctx, refA, refB)
+	clusters, lost, err := g.groupClusters(ctx, of)
 	if err != nil {
 		return err
 	}
-	a, b := clusters[0], clusters[1]
-	inA, inB, err := peering.Unpeer(ctx, a, b, newProgress(g.streams.Err))
-	if err != nil {
-		return err
+	pairs, unreachable := of.reachable(clusters, lost)
+	outcomes := append(peering.UnpeerAll(ctx, pairs, g.progress(pairs)), unreachable...)
+	for _, out := range outcomes {
+		if out.Err == nil {
+			g.printRemoved(out, start)
+		}
 	}
+	return failures(outcomes)
+}
+
+func (g *globals) printRemoved(out peering.Outcome, start time.Time) {
+	a, b := out.Pair[0], out.Pair[1]
 	done := false
-	for i, r := range []peering.Removed{inA, inB} {
+	for i, r := range out.Removed {
 		if len(r.Skipped) > 0 {
 			fmt.Fprintf(g.streams.Err, "Warning: cluster %q: nodes that are not ready could not be cleaned: %s. A reboot does, or there: liqonet-agent purge\n",
-				clusters[i].Name, strings.Join(r.Skipped, ", "))
+				out.Pair[i].Name, strings.Join(r.Skipped, ", "))
 		}
 		if r.Agents {
-			fmt.Fprintf(g.streams.Out, "%s: the agents are removed too, it has no other peering.\n", clusters[i].Name)
+			fmt.Fprintf(g.streams.Out, "%s: the agents are removed too, it has no other peering.\n", out.Pair[i].Name)
 		}
 		done = done || r.Peering || r.Agents
 	}
 	if !done {
 		fmt.Fprintf(g.streams.Out, "%s and %s are not peered; nothing was changed.\n", a.Name, b.Name)
-		return nil
+		return
 	}
 	fmt.Fprintf(g.streams.Out, "%s and %s are not peered any more, %.1f s after the command.\n", a.Name, b.Name, time.Since(start).Seconds())
-	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 )
 
 // Mapping translates the addresses of one prefix 1:1 into those of another one of
@@ -150,4 +151,28 @@ func sameShape(from, to netip.Prefix) error {
 		return &InvalidError{Prefix: to, Reason: fmt.Sprintf("is not as long as %s: translation is 1:1, so both have to be a /%d", from, from.Bits())}
 	}
 	return nil
+}
+
+// Translation is by which addresses a peer knows a cluster: its pods, its nodes by
+// their overlay addresses, and single hosts outside.
+type Translation struct {
+	Pods  Mappings `json:"pods"`
+	Nodes Mapping  `json:"nodes"`
+	Hosts Mappings `json:"hosts,omitempty"`
+}
+
+func (t Translation) all() Mappings {
+	return slices.Concat(t.Pods, Mappings{t.Nodes}, t.Hosts)
+}
+
+// Translate turns an address of the cluster into the one by which the peer knows
+// it. It reports false for what the peer does not know.
+func (t Translation) Translate(addr netip.Addr) (netip.Addr, bool) {
+	return t.all().Translate(addr)
+}
+
+// Reverse turns an address by which the peer knows something of the cluster into
+// the real one.
+func (t Translation) Reverse(addr netip.Addr) (netip.Addr, bool) {
+	return t.all().Reverse(addr)
 }

@@ -3,6 +3,7 @@ package ipam
 import (
 	"encoding/binary"
 	"fmt"
+	"hash/fnv"
 	"net/netip"
 )
 
@@ -111,4 +112,12 @@ func offsetOf(internal netip.Prefix, addr netip.Addr) (int, error) {
 	}
 	base, a := internal.Addr().As4(), addr.As4()
 	return int(binary.BigEndian.Uint32(a[:]) - binary.BigEndian.Uint32(base[:])), nil
+}
+
+// NodeCandidate is the number that a node tries as its i-th, from 0. The first
+// depends on the node's name only, so that it gets the same again where it can.
+func NodeCandidate(name string, i int) int {
+	h := fnv.New32a()
+	h.Write([]byte(name))
+	return (int(h.Sum32()%MaxNode)+i)%MaxNode + 1
 }

@@ -15,33 +15,43 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// apply makes obj be as wanted, by server-side apply, and says whether that
-// changed anything: an apply that changes nothing leaves the resourceVersion.
-func (c *Cluster) apply(ctx context.Context, obj client.Object) (changed bool, err error) {
+// apply makes obj be as wanted, by server-side apply, and returns it as it was
+// before, if that changed anything: an apply that changes nothing leaves the
+// resourceVersion. What was not there has no resourceVersion.
+func (c *Cluster) apply(ctx context.Context, obj client.Object) (before *unstructured.Unstructured, changed bool, err error) {
 	u, err := wanted(obj)
 	if err != nil {
-		return false, err
+		return nil, false, err
 	}
 	doing := fmt.Sprintf("apply %s", describe(u))
-	before := &unstructured.Unstructured{}
+	before = &unstructured.Unstructured{}
 	before.SetGroupVersionKind(u.GroupVersionKind())
 	if err := c.Client.Get(ctx, client.ObjectKeyFromObject(u), before); err != nil && !apierrors.IsNotFound(err) {
-		return false, c.fail(doing, err)
+		return nil, false, c.fail(doing, err)
 	}
 	if err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership); err != nil {
-		return false, c.fail(doing, err)
+		return before, false, c.fail(doing, err)
 	}
-	return u.GetResourceVersion() != before.GetResourceVersion(), nil
+	return before, u.GetResourceVersion() != before.GetResourceVersion(), nil
 }
 
 // applyAll applies objects that do not depend on each other, and returns those
 // that changed.
 func (c *Cluster) applyAll(ctx context.Context, objs ...client.Object) ([]string, error) {
+	return c.applyNoting(ctx, nil, objs...)
+}
+
+// applyNoting is applyAll that notes how things were.
+func (c *Cluster) applyNoting(ctx context.Context, j *journal, objs ...client.Object) ([]string, error) {
 	changed := make([]bool, len(objs))
 	g, ctx := errgroup.WithContext(ctx)
 	for i, obj := range objs {
-		g.Go(func() (err error) {
-			changed[i], err = c.apply(ctx, obj)
+		g.Go(func() error {
+			before, did, err := c.apply(ctx, obj)
+			changed[i] = did
+			if before != nil && (did || err != nil) {
+				j.applied(c, obj, before)
+			}
 			return err
 		})
 	}
@@ -68,6 +78,30 @@ func wanted(obj client.Object) (*unstructured.Unstructured, error) {
 	unstructured.RemoveNestedField(u.Object, "metadata", "resourceVersion")
 	unstructured.RemoveNestedField(u.Object, "spec", "template", "metadata", "creationTimestamp")
 	return u, nil
+}
+
+// statusOf is what the CLI writes of a Peering's status.
+func statusOf(p *v1alpha1.Peering) (*unstructured.Unstructured, error) {
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(p.Status.Translation)
+	if err != nil {
+		return nil, fmt.Errorf("convert the status of %s: %w", describe(p), err)
+	}
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": p.APIVersion, "kind": p.Kind, "metadata": map[string]any{"name": p.Name},
+		"status": map[string]any{"translation": content},
+	}}, nil
+}
+
+// applyTranslation writes into a Peering's status by which addresses both
+// clusters know each other.
+func (c *Cluster) applyTranslation(ctx context.Context, p *v1alpha1.Peering, t *v1alpha1.Translation) error {
+	named := &v1alpha1.Peering{TypeMeta: p.TypeMeta, ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Status: v1alpha1.PeeringStatus{Translation: t}}
+	u, err := statusOf(named)
+	if err != nil {
+		return err
+	}
+	err = c.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
+	return c.fail("write the status of "+describe(named), err)
 }
 
 func describe(obj client.Object) string {

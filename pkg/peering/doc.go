@@ -1,7 +1,7 @@
-// Package peering is what the CLI does with two clusters: it claims, installs,
-// plans, applies, waits, and takes all of it away again.
+// Package peering is what the CLI does with two clusters: it plans, claims, installs,
+// applies, waits, and takes all of it away again.
 //
-//	claim ─> install agents ─> read their reports ─> plan (pure) ─> apply ─> wait until packets pass
+//	facts ─> plan (pure) ─> claim ─> install agents ─> their reports ─> plan ─> apply ─> wait until packets pass
 //
 // Every function is idempotent: a command that was killed at any moment is
 // completed by running it again, or undone by Unpeer. What was given out is in

@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -53,7 +54,7 @@ func scheme(t *testing.T) *runtime.Scheme {
 	s := runtime.NewScheme()
 	if err := errors.Join(
 		corev1.AddToScheme(s), appsv1.AddToScheme(s), rbacv1.AddToScheme(s), networkingv1.AddToScheme(s),
-		authorizationv1.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s),
+		discoveryv1.AddToScheme(s), authorizationv1.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s),
 	); err != nil {
 		t.Fatal(err)
 	}
@@ -147,4 +148,13 @@ func podWith(address string) *corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pod-" + address},
 		Status:     corev1.PodStatus{PodIP: address, Phase: corev1.PodPending},
 	}
+}
+
+func crdList() client.ObjectList { return &apiextensionsv1.CustomResourceDefinitionList{} }
+
+func ipv4Prefixes(ss ...string) (out []netip.Prefix) {
+	for _, s := range ss {
+		out = append(out, prefix(s))
+	}
+	return out
 }

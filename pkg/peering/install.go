@@ -139,9 +139,9 @@ func (c *Cluster) install(ctx context.Context, peer *Cluster, s *side) (changed 
 // applyAgents applies the objects of the node agents. The namespace comes first;
 // and without its account the controller's first attempt to make pods fails, and
 // it waits before the second.
-func (c *Cluster) applyAgents(ctx context.Context, image string) (installed []client.Object, key manifests.OverlayKey, changed []string, err error) {
+func (c *Cluster) applyAgents(ctx context.Context, image string, j *journal) (installed []client.Object, key manifests.OverlayKey, changed []string, err error) {
 	apply := func(objs ...client.Object) error {
-		more, err := c.applyAll(ctx, objs...)
+		more, err := c.applyNoting(ctx, j, objs...)
 		installed, changed = append(installed, objs...), append(changed, more...)
 		return tornDownIfTerminating(err)
 	}
@@ -202,7 +202,7 @@ func (c *Cluster) installOnce(ctx context.Context, peer *Cluster, s *side) ([]st
 	})
 	var objs []client.Object
 	g.Go(func() (err error) {
-		objs, s.overlayKey, installed, err = c.applyAgents(gctx, s.image)
+		objs, s.overlayKey, installed, err = c.applyAgents(gctx, s.image, &s.journal)
 		return err
 	})
 	err := g.Wait()
@@ -258,15 +258,6 @@ func (c *Cluster) nodeReports(ctx context.Context) ([]v1alpha1.NodeNetwork, erro
 		return "no report of " + strings.Join(missing, ", "), c.podProblem(ctx)
 	})
 	return reports, err
-}
-
-// knownReports are those of agents that run already, if any do.
-func (c *Cluster) knownReports(ctx context.Context) ([]v1alpha1.NodeNetwork, error) {
-	var list v1alpha1.NodeNetworkList
-	if err := c.Client.List(ctx, &list); err != nil && !absent(err) {
-		return nil, c.fail("read the reports of the node agents", err)
-	}
-	return list.Items, nil
 }
 
 func reportOf(reports []v1alpha1.NodeNetwork, node string) *v1alpha1.NodeNetwork {

@@ -1,52 +1,116 @@
 package peering
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
+// Address is where something can be called: a pod or a node, or a port of an
+// endpoint of a Service.
+type Address struct {
+	Addr netip.Addr
+	// Port is 0 where it is not about a port.
+	Port int32
+}
+
+func (a Address) String() string {
+	if a.Port == 0 {
+		return a.Addr.String()
+	}
+	return net.JoinHostPort(a.Addr.String(), strconv.Itoa(int(a.Port)))
+}
+
+// TranslationOf is by which addresses the peer knows this cluster.
+func TranslationOf(p *v1alpha1.Peering) (ipam.Translation, error) {
+	nodes, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
+	t := ipam.Translation{Pods: mappings(p.Spec.Local.Pods), Nodes: nodes}
+	for _, h := range p.Spec.Local.Hosts {
+		t.Hosts = append(t.Hosts, ipam.Mapping{
+			Real: netip.PrefixFrom(h.Real.Addr, h.Real.BitLen()), Mapped: netip.PrefixFrom(h.Mapped.Addr, h.Mapped.BitLen()),
+		})
+	}
+	return t, err
+}
+
 // MapFor returns the address by which the peer knows a pod (NAMESPACE/NAME) or
-// an address of this cluster: a pod's, a node's or an overlay's.
-func (c *Cluster) MapFor(ctx context.Context, peer *Cluster, what string) (netip.Addr, error) {
+// an address of this cluster: a pod's, a node's or an overlay's. Of a Service
+// (NAMESPACE/NAME, or its cluster IP), which itself is not known to the peer, it
+// returns those of its endpoints.
+func (c *Cluster) MapFor(ctx context.Context, peer *Cluster, what string) ([]Address, error) {
+	p, err := c.peeringWith(ctx, peer)
+	if err != nil {
+		return nil, err
+	}
+	t, err := TranslationOf(p)
+	if err != nil {
+		return nil, err
+	}
+	real, err := c.addressesOf(ctx, what)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]Address, 0, len(real))
+	for _, a := range real {
+		addr := a.Addr
+		if _, ok := t.Translate(addr); !ok {
+			if addr, err = c.overlayAddress(ctx, addr); err != nil {
+				return nil, err
+			}
+		}
+		mapped, ok := t.Translate(addr)
+		if !ok {
+			return nil, &Error{
+				Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("map %s for %q", a.Addr, peer.Name),
+				Err: fmt.Errorf("it is neither a pod's address nor a node's, nor of a Service; pods have %s", rangesOf(p)),
+			}
+		}
+		out = append(out, Address{mapped, a.Port})
+	}
+	return out, nil
+}
+
+// MapBack returns the address in this cluster of what the peer knows by addr.
+func (c *Cluster) MapBack(ctx context.Context, peer *Cluster, addr string) (netip.Addr, error) {
+	mapped, err := netip.ParseAddr(addr)
+	if err != nil {
+		return netip.Addr{}, &Error{Kind: Usage, Doing: fmt.Sprintf("%q is not an address", addr)}
+	}
 	p, err := c.peeringWith(ctx, peer)
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	addr, err := c.addressOf(ctx, what)
+	t, err := TranslationOf(p)
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	if mapped, ok := mappings(p.Spec.Local.Pods).Translate(addr); ok {
-		return mapped, nil
-	}
-	for _, h := range p.Spec.Local.Hosts {
-		if h.Real.Addr == addr {
-			return h.Mapped.Addr, nil
+	real, ok := t.Reverse(mapped)
+	if !ok {
+		var ranges []string
+		for _, r := range append(t.Pods.Mapped(), t.Nodes.Mapped) {
+			ranges = append(ranges, r.String())
+		}
+		return netip.Addr{}, &Error{
+			Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("map %s back from %q", mapped, peer.Name),
+			Err: fmt.Errorf("it is not in the ranges by which this cluster is known there: %s", strings.Join(ranges, ", ")),
 		}
 	}
-	nodes, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	overlay, err := c.overlayAddress(ctx, addr)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	if mapped, ok := nodes.Translate(overlay); ok {
-		return mapped, nil
-	}
-	return netip.Addr{}, &Error{
-		Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("map %s for %q", addr, peer.Name),
-		Err: fmt.Errorf("it is neither a pod's address nor a node's; pods have %s", rangesOf(p)),
-	}
+	return real, nil
 }
 
 func rangesOf(p *v1alpha1.Peering) string {
@@ -73,28 +137,83 @@ func (c *Cluster) peeringWith(ctx context.Context, peer *Cluster) (*v1alpha1.Pee
 	}
 }
 
-// addressOf reads a pod's address, or parses one.
-func (c *Cluster) addressOf(ctx context.Context, what string) (netip.Addr, error) {
-	namespace, name, isPod := strings.Cut(what, "/")
-	if !isPod {
+// addressesOf reads a pod's address, or those of a Service's endpoints, or parses
+// one.
+func (c *Cluster) addressesOf(ctx context.Context, what string) ([]Address, error) {
+	namespace, name, isName := strings.Cut(what, "/")
+	if !isName {
 		addr, err := netip.ParseAddr(what)
 		if err != nil {
-			return addr, &Error{Kind: Usage, Doing: fmt.Sprintf("%q is neither NAMESPACE/POD nor an address", what)}
+			return nil, &Error{Kind: Usage, Doing: fmt.Sprintf("%q is neither NAMESPACE/POD nor NAMESPACE/SERVICE nor an address", what)}
 		}
-		return addr, nil
+		var services corev1.ServiceList
+		if err := c.Client.List(ctx, &services); err != nil && !apierrors.IsForbidden(err) {
+			return nil, c.fail("list services", err)
+		}
+		for i := range services.Items {
+			if svc := &services.Items[i]; slices.Contains(append(svc.Spec.ClusterIPs, svc.Spec.ClusterIP), addr.String()) {
+				return c.endpointsOf(ctx, svc)
+			}
+		}
+		return []Address{{Addr: addr}}, nil
 	}
-	pod := &corev1.Pod{}
-	if err := c.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, pod); err != nil {
-		if absent(err) {
-			return netip.Addr{}, &Error{Kind: Usage, Cluster: c.Name, Doing: "read pod " + what, Err: err, Hint: c.kubectl() + " -n " + namespace + " get pods"}
+	pod, svc := &corev1.Pod{}, &corev1.Service{}
+	key := types.NamespacedName{Namespace: namespace, Name: name}
+	err := c.Client.Get(ctx, key, pod)
+	if absent(err) {
+		if found := c.Client.Get(ctx, key, svc); found == nil {
+			return c.endpointsOf(ctx, svc)
 		}
-		return netip.Addr{}, c.fail("read pod "+what, err)
+		return nil, &Error{
+			Kind: Usage, Cluster: c.Name, Doing: "read pod or service " + what, Err: err,
+			Hint: c.kubectl() + " -n " + namespace + " get pods,services",
+		}
+	}
+	if err != nil {
+		return nil, c.fail("read pod "+what, err)
 	}
 	addr, err := netip.ParseAddr(pod.Status.PodIP)
 	if err != nil {
-		return addr, &Error{Kind: NotReady, Cluster: c.Name, Doing: "read pod " + what, Err: fmt.Errorf("it has no address, its phase is %s", pod.Status.Phase)}
+		return nil, &Error{Kind: NotReady, Cluster: c.Name, Doing: "read pod " + what, Err: fmt.Errorf("it has no address, its phase is %s", pod.Status.Phase)}
 	}
-	return addr, nil
+	return []Address{{Addr: addr}}, nil
+}
+
+// endpointsOf are the ready endpoints of a Service, with their ports.
+func (c *Cluster) endpointsOf(ctx context.Context, svc *corev1.Service) ([]Address, error) {
+	doing := fmt.Sprintf("read the endpoints of service %s/%s", svc.Namespace, svc.Name)
+	var list discoveryv1.EndpointSliceList
+	err := c.Client.List(ctx, &list, client.InNamespace(svc.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: svc.Name})
+	if err != nil {
+		return nil, c.fail(doing, err)
+	}
+	var out []Address
+	for _, s := range list.Items {
+		for _, e := range s.Endpoints {
+			if e.Conditions.Ready != nil && !*e.Conditions.Ready {
+				continue
+			}
+			for _, a := range e.Addresses {
+				addr, err := netip.ParseAddr(a)
+				if err != nil {
+					continue
+				}
+				if len(s.Ports) == 0 {
+					out = append(out, Address{Addr: addr})
+				}
+				for _, p := range s.Ports {
+					if p.Port != nil {
+						out = append(out, Address{addr, *p.Port})
+					}
+				}
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b Address) int { return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port)) })
+	if out = slices.Compact(out); len(out) == 0 {
+		return nil, &Error{Kind: NotReady, Cluster: c.Name, Doing: doing, Err: errors.New("none is ready")}
+	}
+	return out, nil
 }
 
 // overlayAddress returns the overlay address of the node with that address, or

@@ -1,20 +1,20 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
-	"net/netip"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -22,7 +22,6 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
-	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
@@ -48,20 +47,34 @@ type Result struct {
 
 // Peer makes the pods of both clusters reach each other. It returns when
 // packets pass, from every node that is ready. If it fails, it removes the
-// peering again, unless that had worked before.
+// peering again, or, where that had worked before, puts it back as it was.
 func Peer(ctx context.Context, a, b *Cluster, o Options, r Reporter) (Result, error) {
+	p := &peer{options: o, reporter: r}
+	return p.peer(ctx, a, b)
+}
+
+func (p *peer) peer(ctx context.Context, a, b *Cluster) (Result, error) {
 	if a.ID == b.ID {
 		return Result{}, sameCluster(a, b)
 	}
-	p := &peer{sides: [2]*side{{Cluster: a}, {Cluster: b}}, options: o, reporter: r}
+	p.sides = [2]*side{{Cluster: a}, {Cluster: b}}
+	p.serverGiven = p.options.Server == a.ID || p.options.Server == b.ID
 	err := ended(ctx, p.run(ctx))
-	if err == nil || !p.touched || p.sides[0].wasEstablished || p.sides[1].wasEstablished {
+	if err == nil || !p.touched {
 		return p.result, err
 	}
 	undo, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), rollbackTimeout, fmt.Errorf("not done after %s", rollbackTimeout))
 	defer cancel()
-	if _, _, undoErr := Unpeer(undo, a, b, r); undoErr != nil {
-		return p.result, errors.Join(err, fmt.Errorf("what was done could not be taken back: %w; run: kubectl liqonet unpeer %s %s", undoErr, a.Name, b.Name))
+	again := "unpeer"
+	var undoErr error
+	if p.sides[0].wasEstablished || p.sides[1].wasEstablished {
+		again = "peer"
+		undoErr = p.restore(undo)
+	} else {
+		_, _, undoErr = Unpeer(undo, a, b, p.reporter)
+	}
+	if undoErr != nil {
+		return p.result, errors.Join(err, fmt.Errorf("what was done could not be taken back: %w; run: kubectl liqonet %s %s %s", undoErr, again, a.Name, b.Name))
 	}
 	return p.result, err
 }
@@ -70,26 +83,50 @@ type peer struct {
 	sides    [2]*side
 	options  Options
 	reporter Reporter
+	// plan as it was made last.
+	plan *Plan
 	// touched says that something may have been changed.
 	touched bool
+	// unanswered says since when both gateways have applied their configuration and
+	// no packet passes.
+	unanswered time.Time
+	quiet      [2]bool
+	mu         sync.Mutex
+	// tried are the ways by which one gateway called the other in vain.
+	tried []string
+	// serverGiven says that the user said who is called.
+	serverGiven bool
+	// turn waits until it is this pair's turn to claim ranges, handOver lets the
+	// next one; nil where there is one pair only.
+	turn     func(context.Context) error
+	handOver func()
+	// ledgers are those that earlier plans leave behind, by the cluster's ID.
+	ledgers map[string]*v1alpha1.ClusterNetwork
 	result  Result
 }
 
 func (p *peer) run(ctx context.Context) error {
-	for _, step := range []struct {
-		name string
-		do   func(context.Context) error
-	}{
-		{"Reading both clusters", p.discover},
-		{"Installing the node agents", p.install},
-		{"Pushing ranges, keys and gateways", p.push},
-		{"Waiting until packets pass", p.wait},
-	} {
-		if err := p.reporter.Step(ctx, step.name, step.do); err != nil {
+	if err := p.reporter.Step(ctx, "Reading both clusters", p.discover); err != nil {
+		return err
+	}
+	if err := p.reporter.Step(ctx, "Installing the node agents", p.install); err != nil {
+		return err
+	}
+	for {
+		if err := p.reporter.Step(ctx, "Pushing ranges, keys and gateways", p.push); err != nil {
 			return err
 		}
+		err := p.reporter.Step(ctx, "Waiting until packets pass", p.wait)
+		if !errors.Is(err, errUnanswered) {
+			return p.explain(err)
+		}
+		client := p.sides[0]
+		if p.plan.Clusters[0].decided.role.is == v1alpha1.Server {
+			client = p.sides[1]
+		}
+		p.tried = append(p.tried, p.attempt())
+		p.options.Server = client.ID
 	}
-	return nil
 }
 
 // both runs do for both sides at once. Each is given itself and its peer, and
@@ -108,50 +145,58 @@ func (p *peer) both(ctx context.Context, do func(ctx context.Context, s, peer *s
 	return err
 }
 
-func (p *peer) discover(ctx context.Context) error {
-	err := p.both(ctx, func(ctx context.Context, s, _ *side) ([]string, error) {
-		if err := s.may(ctx, toInstall()); err != nil {
-			return nil, err
-		}
-		overrides := p.options.Facts[s.ID]
-		overrides.Name = s.Name
-		facts, err := discovery.Discover(ctx, s.Client, overrides)
-		if errors.Is(err, discovery.ErrUnknown) || errors.Is(err, discovery.ErrOutside) {
-			return nil, &Error{Kind: Ranges, Doing: "find out the ranges", Err: err}
-		}
-		if err != nil {
-			return nil, s.fail("find out its ranges", err)
-		}
-		if s.apiServer, err = s.apiServerAddresses(ctx); err != nil {
-			return nil, err
-		}
-		if s.image, err = s.agentImage(ctx, p.options.Image); err != nil {
-			return nil, err
-		}
-		s.facts = facts
-		internal, err := ipam.Allocate(ipam.Space{Used: s.ownRanges()}, ipam.InternalRequest(s.ID, s.Name))
-		if err != nil {
-			return nil, &Error{Kind: Ranges, Cluster: s.Name, Doing: "find a range for the overlay", Err: err}
-		}
-		s.internal = internal[0].Prefix
-		s.nodes, err = s.knownReports(ctx)
-		return nil, err
+// index of a side.
+func (p *peer) index(s *side) int {
+	if s == p.sides[0] {
+		return 0
+	}
+	return 1
+}
+
+func (p *peer) planOf(s *side) *ClusterPlan { return &p.plan.Clusters[p.index(s)] }
+
+// observe reads both clusters and makes the plan.
+func (p *peer) observe(ctx context.Context) error {
+	err := p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
+		return nil, s.observe(ctx, peer.Cluster, p.options)
 	})
 	if err != nil {
 		return err
 	}
-	return p.refuse()
+	for _, s := range p.sides {
+		if after := p.ledgers[s.ID]; after != nil {
+			s.ledger = after
+		}
+	}
+	p.plan, err = makePlan(p.sides[0], p.sides[1], p.options)
+	return err
+}
+
+// discover makes a plan before anything is changed: what cannot work is refused
+// here, as far as it is known without agents.
+func (p *peer) discover(ctx context.Context) error {
+	err := p.both(ctx, func(ctx context.Context, s, _ *side) ([]string, error) {
+		return nil, s.may(ctx, toInstall())
+	})
+	if err != nil {
+		return err
+	}
+	return p.observe(ctx)
 }
 
 // refuse fails if a backend that the user asks for is none that the kernels can
-// serve, as far as they are known: where agents run already, before anything is
-// changed, and otherwise before there is more than these.
+// serve: before there is more than the agents.
 func (p *peer) refuse() error {
 	_, _, err := decide(p.sides[0], p.sides[1], p.options)
 	return err
 }
 
 func (p *peer) install(ctx context.Context) error {
+	if p.turn != nil {
+		if err := p.turn(ctx); err != nil {
+			return err
+		}
+	}
 	p.touched = true
 	err := p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
 		changed, err := s.install(ctx, peer.Cluster, s)
@@ -167,12 +212,16 @@ func (p *peer) install(ctx context.Context) error {
 	return p.refuse()
 }
 
+// push makes the plan with what the agents have reported, and carries it out.
 func (p *peer) push(ctx context.Context) error {
 	err := p.both(ctx, func(ctx context.Context, s, peer *side) (changed []string, err error) {
 		allocated := false
 		s.ledger, err = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+			before := cn.DeepCopy()
 			err := s.allocate(cn, peer)
-			allocated = err == nil
+			if allocated = err == nil; allocated {
+				s.journal.ranges(s.Cluster, peer.ID, before)
+			}
 			return err
 		})
 		if err != nil {
@@ -181,17 +230,11 @@ func (p *peer) push(ctx context.Context) error {
 		if allocated {
 			changed = append(changed, s.Name+": ranges of the ledger")
 		}
-		existing := &v1alpha1.Peering{}
-		err = s.Client.Get(ctx, types.NamespacedName{Name: allocation(s.ledger, peer.ID).Name}, existing)
-		if err == nil {
-			s.existing = existing
-			if s.serviceType, err = s.existingServiceType(ctx, existing.Name); err != nil {
-				return changed, err
-			}
-		} else if !apierrors.IsNotFound(err) {
-			return changed, s.fail("read Peering", err)
+		name := allocation(s.ledger, peer.ID).Name
+		if err := s.observePeering(ctx, name); err != nil {
+			return changed, err
 		}
-		isNew, err := s.ensureKey(ctx, allocation(s.ledger, peer.ID).Name)
+		isNew, err := s.ensureKey(ctx, name)
 		if isNew {
 			changed = append(changed, s.Name+": WireGuard key")
 		}
@@ -200,107 +243,74 @@ func (p *peer) push(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	forA, forB, err := decide(p.sides[0], p.sides[1], p.options)
-	if err != nil {
+	if p.handOver != nil {
+		p.handOver()
+	}
+	if p.plan, err = makePlan(p.sides[0], p.sides[1], p.options); err != nil {
 		return err
 	}
-	decisions := map[*side]decided{p.sides[0]: forA, p.sides[1]: forB}
 	// The client needs to be told where the server is; all else goes side by side.
 	var endpoints []string
 	known := make(chan struct{})
 	return p.both(ctx, func(ctx context.Context, s, peer *side) (changed []string, err error) {
-		d := decisions[s]
-		g := manifests.Gateway{
-			Peering: allocation(s.ledger, peer.ID).Name, Image: s.image, Role: d.role, Overlay: s.overlayKey, WireGuard: d.wireguard,
-			Port: gatewayPort, ServiceType: d.serviceType,
-		}
-		first, deployment := g.Objects()
-		if svc := g.Service(); svc != nil {
-			first = append(first, svc)
+		c := p.planOf(s)
+		first, deployment := c.gateway.Objects()
+		if c.service != nil {
+			first = append(first, c.service)
 		}
 		for _, objs := range [][]client.Object{first, {deployment}} {
-			more, err := s.applyAll(ctx, objs...)
+			more, err := s.applyNoting(ctx, &s.journal, objs...)
 			changed = append(changed, more...)
 			if err != nil {
 				return changed, err
 			}
 		}
-		var told []string
-		if d.role == v1alpha1.Server {
-			if endpoints, err = s.endpoints(ctx, g); err != nil {
+		if c.stale != nil {
+			s.journal.deleted(s.Cluster, c.stale)
+			if err := s.delete(ctx, c.stale); err != nil {
+				return changed, err
+			}
+			changed = append(changed, s.Name+": "+describe(c.stale))
+		}
+		c.peering.Spec.Planes[0].RemotePublicKey = peer.publicKey
+		if c.service != nil {
+			if endpoints, err = s.currentEndpoints(ctx, c.gateway); err != nil {
 				return changed, err
 			}
 			close(known)
 		} else {
 			select {
 			case <-known:
-				told = endpoints
+				c.peering.Spec.Planes[0].Endpoints = endpoints
 			case <-ctx.Done():
-				return changed, context.Cause(ctx)
+				return changed, s.fail("wait for the address of the other's gateway", context.Cause(ctx))
 			}
 		}
-		spec, err := peeringSpec(s, peer, d, told)
-		if err != nil {
-			return changed, err
+		more, err := s.applyNoting(ctx, &s.journal, c.peering)
+		if err == nil {
+			s.journal.translation(s)
+			err = s.applyTranslation(ctx, c.peering, c.translation)
 		}
-		more, err := s.applyAll(ctx, &v1alpha1.Peering{
-			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
-			ObjectMeta: metav1.ObjectMeta{Name: g.Peering, Labels: g.Labels()},
-			Spec:       spec,
-		})
+		if err == nil && s.existing != nil && s.role() != c.decided.role.is {
+			err = s.restartGateway(ctx, c.gateway)
+		}
 		return append(changed, more...), err
 	})
 }
 
-// apiServerAddresses are those to which every node and pod has to get.
-func (c *Cluster) apiServerAddresses(ctx context.Context) ([]netip.Addr, error) {
-	var slices discoveryv1.EndpointSliceList
-	err := c.Client.List(ctx, &slices, client.InNamespace("default"), client.MatchingLabels{discoveryv1.LabelServiceName: "kubernetes"})
-	if absent(err) || apierrors.IsForbidden(err) {
-		return nil, nil
+// restartGateway lets the gateway begin anew where its role was exchanged: one
+// that was a client goes on to call the endpoint that it has learned.
+func (s *side) restartGateway(ctx context.Context, g manifests.Gateway) error {
+	var pods corev1.PodList
+	if err := s.Client.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels(g.Labels())); err != nil {
+		return s.fail("list the pods of gateway "+g.Name(), err)
 	}
-	if err != nil {
-		return nil, c.fail("read the addresses of the API server", err)
-	}
-	var out []netip.Addr
-	for _, s := range slices.Items {
-		for _, e := range s.Endpoints {
-			for _, a := range e.Addresses {
-				if addr, err := netip.ParseAddr(a); err == nil {
-					out = append(out, addr)
-				}
-			}
+	for i := range pods.Items {
+		if err := s.delete(ctx, &pods.Items[i]); err != nil {
+			return err
 		}
 	}
-	return out, nil
-}
-
-// agentImage is the wished one, or that of the agents which are there.
-func (c *Cluster) agentImage(ctx context.Context, wish string) (string, error) {
-	if wish != "" {
-		return wish, nil
-	}
-	ds := &appsv1.DaemonSet{}
-	err := c.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds)
-	if apierrors.IsNotFound(err) || err == nil && !ds.DeletionTimestamp.IsZero() {
-		return c.DefaultImage, nil
-	}
-	if err != nil {
-		return "", c.fail("read DaemonSet "+v1alpha1.NodeAgentName, err)
-	}
-	return ds.Spec.Template.Spec.Containers[0].Image, nil
-}
-
-// existingServiceType is that of the Service of a gateway that is a server,
-// empty if there is none.
-func (s *side) existingServiceType(ctx context.Context, peering string) (corev1.ServiceType, error) {
-	svc := &corev1.Service{}
-	g := manifests.Gateway{Peering: peering}
-	err := s.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: g.Name()}, svc)
-	if client.IgnoreNotFound(err) != nil {
-		return "", s.fail("read Service "+g.Name(), err)
-	}
-	return svc.Spec.Type, nil
+	return nil
 }
 
 // ensureKey makes the key of the side's gateway, if it has none, and remembers
@@ -372,9 +382,13 @@ func (c *Cluster) ensureSecret(ctx context.Context, name string, generate func()
 	}
 }
 
-// endpoints waits until the gateway's Service has addresses, and returns them as
-// host:port in the order in which they should be tried.
-func (s *side) endpoints(ctx context.Context, g manifests.Gateway) (out []string, err error) {
+// currentEndpoints waits until the gateway's Service has addresses, and returns
+// them as host:port in the order in which they should be tried; or what the user
+// gave.
+func (s *side) currentEndpoints(ctx context.Context, g manifests.Gateway) (out []string, err error) {
+	if len(s.endpoints) > 0 {
+		return s.endpoints, nil
+	}
 	hint := fmt.Sprintf("%s -n %s describe service %s; or choose another --service-type", s.kubectl(), v1alpha1.Namespace, g.Name())
 	err = s.poll(ctx, fmt.Sprintf("wait for an address of Service %s (%s)", g.Name(), g.ServiceType), hint, func(ctx context.Context) (string, error) {
 		svc := &corev1.Service{}
@@ -427,6 +441,73 @@ func serviceEndpoints(svc *corev1.Service, nodes []discovery.Node) []string {
 	return out[:min(len(out), maxEndpoints)]
 }
 
+// errUnanswered says that one gateway called the other in vain, and that it may
+// be tried the other way round.
+var errUnanswered = errors.New("no answer")
+
+// defaultPatience is longer than a call of all endpoints takes, and the time that
+// a Service needs to work.
+const defaultPatience = 12 * time.Second
+
+// answerless notes whether a gateway has applied all and has no connection. It
+// says true when that holds for both, and for so long that the roles should be
+// exchanged: not where the user said who is the server, and not in a peering that
+// has worked.
+func (p *peer) answerless(s *side, quiet bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.quiet[p.index(s)] = quiet
+	if !p.quiet[0] || !p.quiet[1] {
+		p.unanswered = time.Time{}
+		return false
+	}
+	if p.unanswered.IsZero() {
+		p.unanswered = time.Now()
+	}
+	if p.serverGiven {
+		return false
+	}
+	for _, s := range p.sides {
+		if s.wasEstablished || len(s.endpoints) > 0 {
+			return false
+		}
+	}
+	// Longer each time: on a slow machine the first way may have been right.
+	return time.Since(p.unanswered) > cmp.Or(p.options.Patience, defaultPatience)<<min(len(p.tried), 4)
+}
+
+// attempt says who called whom.
+func (p *peer) attempt() string {
+	server, caller := &p.plan.Clusters[0], &p.plan.Clusters[1]
+	if server.decided.role.is != v1alpha1.Server {
+		server, caller = caller, server
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	took := time.Since(p.unanswered).Round(time.Second)
+	p.quiet, p.unanswered = [2]bool{}, time.Time{}
+	return fmt.Sprintf("%s called %s at %s (%s) for %s", caller.Cluster, server.Cluster,
+		strings.Join(caller.peering.Spec.Planes[0].Endpoints, ", "), server.service.Spec.Type, took)
+}
+
+// explain adds to the error of a wait what was tried, if nothing was answered.
+func (p *peer) explain(err error) error {
+	e := (*Error)(nil)
+	if err == nil || !errors.As(err, &e) || e.Kind != NotReady || p.unanswered.IsZero() && len(p.tried) == 0 {
+		return err
+	}
+	tried := p.tried
+	if !p.unanswered.IsZero() {
+		tried = append(tried, p.attempt())
+	}
+	return &Error{
+		Kind: NotReady, Cluster: e.Cluster, Doing: e.Doing,
+		Err: fmt.Errorf("no gateway reaches the other: %s; %w", strings.Join(tried, "; "), e.Err),
+		Hint: "open the way for UDP to one of these addresses, or say how a cluster can be called: --service-type CLUSTER=LoadBalancer, " +
+			"--service-type CLUSTER=NodePort:PORT with --endpoint CLUSTER=ADDRESS:PORT, --server CLUSTER",
+	}
+}
+
 // wait returns when both gateways and all nodes measure that packets pass.
 func (p *peer) wait(ctx context.Context) error {
 	err := p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
@@ -473,10 +554,10 @@ func (p *peer) look(ctx context.Context, s, peer *side) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for i := range p.sides {
-		if p.sides[i] == s {
-			p.result.Views[i] = v
-		}
+	p.result.Views[p.index(s)] = v
+	plane := live.PlaneStatus(live.Spec.Planes[0].Index)
+	if p.answerless(s, plane != nil && plane.ObservedGeneration == live.Generation && !plane.Connected) {
+		return "", errUnanswered
 	}
 	return settled(live, v), nil
 }

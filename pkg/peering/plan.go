@@ -1,14 +1,16 @@
 package peering
 
 import (
-	"cmp"
-	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
@@ -16,308 +18,516 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// gatewayPort is the UDP port of a gateway, in its pod and of its Service: that
-// of pkg/tunnel, which the CLI does not link because it drives kernels.
-const gatewayPort = 51840
-
-// Options are what the user may overrule. The zero value decides by itself, and
-// keeps what was decided before.
-type Options struct {
-	// Image of the agents. Empty: the one that the cluster's agents have already,
-	// or else the Cluster's DefaultImage.
-	Image string
-	// Overlay is "geneve", "vxlan" or "auto".
-	Overlay string
-	// WireGuard is "kernel", "userspace" or "auto".
-	WireGuard string
-	// ServiceType is "NodePort", "LoadBalancer", "ClusterIP" or "auto".
-	ServiceType string
-	// Facts are those that the user knows better, by the cluster's ID.
-	Facts map[string]discovery.Overrides
+// Plan is all that Peer does with two clusters, and why: a value that is made
+// from what is known of both by a pure function. Same facts, same plan.
+type Plan struct {
+	Clusters [2]ClusterPlan `json:"clusters"`
 }
 
-// side is all that is known of one cluster when the plan is made.
-type side struct {
-	*Cluster
-	facts discovery.Facts
-	// internal is the internal CIDR for a cluster that has none yet.
-	internal netip.Prefix
-	// nodes are the agents' reports.
-	nodes []v1alpha1.NodeNetwork
-	// wasEstablished says that the peering worked before this command.
-	wasEstablished bool
-	// ledger as it was written last, with the entry for the peer.
-	ledger *v1alpha1.ClusterNetwork
-	// existing is the Peering as it is in the cluster, nil if there is none.
-	existing *v1alpha1.Peering
-	// apiServer are the addresses of the cluster's API server.
-	apiServer []netip.Addr
-	// publicKey of this side's gateway.
-	publicKey string
-	// overlayKey names the key of the cluster's overlay.
-	overlayKey manifests.OverlayKey
-	// image of the agents.
-	image string
-	// serviceType is that of the gateway's Service as it is, empty if there is
-	// none.
-	serviceType corev1.ServiceType
+// ClusterPlan is the part of a plan that is done in one cluster.
+type ClusterPlan struct {
+	Cluster   string `json:"cluster"`
+	ClusterID string `json:"clusterID"`
+	Peer      string `json:"peer"`
+	// Facts are what is known of the cluster.
+	Facts []Statement `json:"facts"`
+	// Choices are what was decided for it.
+	Choices []Statement `json:"choices"`
+	// Ranges are those that it uses itself, and by which it knows the peer.
+	Ranges []RangePlan `json:"ranges"`
+	// Keys are the Secrets with the keys of the gateway. What is in them is never
+	// part of a plan.
+	Keys []Statement `json:"keys"`
+	// Endpoints are where the gateway is called by the peer's one.
+	Endpoints []Statement `json:"endpoints,omitempty"`
+	// Objects are in the order in which they are made.
+	Objects []ObjectPlan `json:"objects"`
+	// Warnings are things that do no harm to the peering.
+	Warnings []string `json:"warnings,omitempty"`
+
+	ledger  *v1alpha1.ClusterNetwork
+	decided decided
+	gateway manifests.Gateway
+	service *corev1.Service
+	peering *v1alpha1.Peering
+	// translation is for the Peering's status.
+	translation *v1alpha1.Translation
+	// stale is a Service of an earlier role.
+	stale *corev1.Service
 }
 
-// decided is what the plan says for one cluster, keys and endpoints excepted.
-type decided struct {
-	role        v1alpha1.Role
-	overlay     v1alpha1.OverlayKind
-	wireguard   v1alpha1.WireGuardBackend
-	serviceType corev1.ServiceType
+// Statement is a value, and where it is from or why it is this one.
+type Statement struct {
+	What   string `json:"what"`
+	Value  string `json:"value"`
+	Reason string `json:"reason"`
+	// Assumed says that it was concluded and not read. What only the node agents
+	// know is assumed as long as they have not reported.
+	Assumed bool `json:"assumed,omitempty"`
+	// DuringRun says that the value comes about when the plan is carried out.
+	DuringRun bool `json:"duringRun,omitempty"`
 }
 
-// allocate decides by what ranges this cluster knows the peer. It is pure: same
-// ledger and facts, same ranges. What was decided before is kept while it is
-// free of conflicts.
-func (s *side) allocate(cn *v1alpha1.ClusterNetwork, peer *side) error {
-	entry := allocation(cn, peer.ID)
-	if entry == nil {
-		return s.fail("allocate ranges", errors.New("the ledger's entry is gone: the clusters are being unpeered"))
+// RangePlan is a range, and by which the cluster knows it.
+type RangePlan struct {
+	What    string       `json:"what"`
+	Real    netip.Prefix `json:"real"`
+	Mapped  netip.Prefix `json:"mapped"`
+	Reason  string       `json:"reason"`
+	Assumed bool         `json:"assumed,omitempty"`
+}
+
+// Action is what is done with an object.
+type Action string
+
+// The actions.
+const (
+	Create Action = "create"
+	Change Action = "change"
+	Keep   Action = "keep"
+	Delete Action = "delete"
+	// Unclear is for an object that the user may not read.
+	Unclear Action = "unclear"
+)
+
+// ObjectPlan is an object as it will be. What comes about during the run is
+// named in angle brackets.
+type ObjectPlan struct {
+	Action     Action `json:"action"`
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Namespace  string `json:"namespace,omitempty"`
+	Name       string `json:"name"`
+	// MadeBy is who makes it, if it is not the command itself.
+	MadeBy string `json:"madeBy,omitempty"`
+	Reason string `json:"reason"`
+	// Manifest is what is applied: fields that are left out are the API server's or
+	// somebody else's. A Secret has no data here.
+	Manifest map[string]any `json:"manifest,omitempty"`
+}
+
+// Changes counts the objects that are not kept.
+func (p *Plan) Changes() int {
+	n := 0
+	for _, c := range p.Clusters {
+		for _, o := range c.Objects {
+			if o.Action != Keep {
+				n++
+			}
+		}
 	}
-	got, err := ipam.AllocatePeer(ipam.Space{Used: s.used(cn, peer)}, ipam.Peer{
-		ID: peer.ID, Name: peer.Name, Pods: ipv4(discovery.Values(peer.facts.PodCIDRs)),
-		PreviousPods: mappings(entry.Pods), PreviousExternal: entry.ExternalCIDR.Prefix,
-	})
+	return n
+}
+
+// makePlan is pure: what is known of both clusters in, all that is to be done
+// out.
+func makePlan(a, b *side, o Options) (*Plan, error) {
+	p := &Plan{}
+	sides := [2]*side{a, b}
+	planned := [2]*side{}
+	for i, s := range sides {
+		peer, c := sides[1-i], &p.Clusters[i]
+		*c = ClusterPlan{Cluster: s.Name, ClusterID: s.ID, Peer: peer.Name, Facts: s.statements(), Warnings: s.facts.Warnings}
+		if err := c.planLedger(s, peer); err != nil {
+			return nil, err
+		}
+		planned[i] = s.with(c.ledger)
+	}
+	forA, forB, err := decide(a, b, o)
 	if err != nil {
-		return &Error{
-			Kind: Ranges, Cluster: s.Name, Doing: fmt.Sprintf("find ranges for the pods and nodes of %q", peer.Name), Err: err,
+		return nil, err
+	}
+	for i, d := range []decided{forA, forB} {
+		p.Clusters[i].planGateway(planned[i], planned[1-i], d, o)
+	}
+	for i, d := range []decided{forA, forB} {
+		c, peer := &p.Clusters[i], &p.Clusters[1-i]
+		if c.peering, err = planPeering(planned[i], planned[1-i], d, peer); err != nil {
+			return nil, err
+		}
+		if c.translation, err = planTranslation(planned[i], planned[1-i]); err != nil {
+			return nil, err
+		}
+		if err := c.planObjects(planned[i]); err != nil {
+			return nil, err
 		}
 	}
-	if slices.Equal(got.Mappings(), mappings(entry.Pods)) && got.External == entry.ExternalCIDR.Prefix {
-		return errUnchanged
-	}
-	entry.Pods = nil
-	for _, m := range got.Mappings() {
-		entry.Pods = append(entry.Pods, v1alpha1.CIDRMapping{Real: v1alpha1.CIDR{Prefix: m.Real}, Mapped: v1alpha1.CIDR{Prefix: m.Mapped}})
-	}
-	entry.ExternalCIDR = v1alpha1.CIDR{Prefix: got.External}
-	return nil
+	return p, nil
 }
 
-// ipv4 leaves out the ranges of dual-stack clusters that the overlay does not
-// carry yet.
-func ipv4(prefixes []netip.Prefix) []netip.Prefix {
-	return slices.DeleteFunc(prefixes, func(p netip.Prefix) bool { return !p.Addr().Is4() })
+// with is the side with another ledger.
+func (s *side) with(cn *v1alpha1.ClusterNetwork) *side {
+	return &side{
+		Cluster: s.Cluster, facts: s.facts, internal: s.internal, internalReason: s.internalReason, nodes: s.nodes, ledger: cn,
+		existing: s.existing, apiServer: s.apiServer, publicKey: s.publicKey, overlayKey: s.overlayKey, image: s.image, imageReason: s.imageReason,
+		service: s.service, endpoints: s.endpoints, wish: s.wish,
+	}
 }
 
-// used is all that a range of the peer must not overlap with in this cluster.
-func (s *side) used(cn *v1alpha1.ClusterNetwork, peer *side) []ipam.Use {
-	used := s.ownRanges()
-	used = append(used, ipam.Use{Prefix: cn.Spec.InternalCIDR.Prefix, By: "the overlay's internal range"})
-	for _, a := range cn.Spec.Peers {
-		if a.ClusterID == peer.ID {
-			continue
+// statements are the facts of a cluster as the plan shows them.
+func (s *side) statements() []Statement {
+	f := s.facts
+	var out []Statement
+	for _, of := range []struct {
+		what  string
+		facts []discovery.Fact[netip.Prefix]
+	}{
+		{"pod range", f.PodCIDRs}, {"service range", f.ServiceCIDRs}, {"node range", f.NodeCIDRs}, {"reserved range", f.Reserved},
+	} {
+		for _, fact := range of.facts {
+			out = append(out, Statement{What: of.what, Value: fact.Value.String(), Reason: fact.Source, Assumed: fact.Assumed})
 		}
-		for _, m := range a.Pods {
-			used = append(used, ipam.Use{Prefix: m.Mapped.Prefix, By: "pods of peer " + a.Name})
-		}
-		if a.ExternalCIDR.IsValid() {
-			used = append(used, ipam.Use{Prefix: a.ExternalCIDR.Prefix, By: "nodes of peer " + a.Name})
-		}
-	}
-	for _, n := range s.nodes {
-		for _, r := range n.Status.Routes {
-			used = append(used, ipam.Use{Prefix: r.Prefix, By: "a route on node " + n.Spec.NodeName})
-		}
-	}
-	// The tunnel's own packets go to the peer's nodes: an address of theirs inside
-	// a range that leads into the tunnel would be a circle.
-	for _, n := range peer.facts.Nodes {
-		for _, a := range slices.Concat(n.InternalIPs, n.ExternalIPs) {
-			used = append(used, ipam.Use{Prefix: netip.PrefixFrom(a, a.BitLen()), By: fmt.Sprintf("node %s of %s, where the tunnel leads to", n.Name, peer.Name)})
-		}
-	}
-	return used
-}
-
-// ownRanges are those that the cluster itself uses, as far as its API tells.
-func (s *side) ownRanges() []ipam.Use {
-	used := s.facts.Uses()
-	for _, n := range s.facts.Nodes {
-		for _, a := range slices.Concat(n.InternalIPs, n.ExternalIPs) {
-			used = append(used, ipam.Use{Prefix: netip.PrefixFrom(a, a.BitLen()), By: "node " + n.Name})
-		}
-	}
-	for _, a := range s.apiServer {
-		used = append(used, ipam.Use{Prefix: netip.PrefixFrom(a, a.BitLen()), By: "the API server of " + s.Name})
-	}
-	return used
-}
-
-// decide chooses roles and backends. It is pure and does not depend on which
-// cluster was named first.
-func decide(a, b *side, o Options) (forA, forB decided, err error) {
-	for _, wish := range []*string{&o.Overlay, &o.WireGuard, &o.ServiceType} {
-		*wish = cmp.Or(*wish, "auto")
 	}
 	for _, x := range []struct {
-		s *side
-		d *decided
-	}{{a, &forA}, {b, &forB}} {
-		if x.d.overlay, err = chooseOverlay(x.s, o.Overlay); err != nil {
-			return forA, forB, err
+		what string
+		fact discovery.Fact[string]
+	}{
+		{"network plugin", f.CNI}, {"provider", f.Provider},
+		{"load balancers", discovery.Fact[string]{Value: string(f.Exposure.LoadBalancer.Value), Source: f.Exposure.LoadBalancer.Source, Assumed: f.Exposure.LoadBalancer.Assumed}},
+	} {
+		if x.fact.Value == "" {
+			x.fact.Value = "unknown"
 		}
-		if x.d.wireguard, err = chooseWireGuard(x.s, o.WireGuard); err != nil {
-			return forA, forB, err
-		}
-		x.d.serviceType = chooseServiceType(x.s, o.ServiceType)
+		out = append(out, Statement{What: x.what, Value: x.fact.Value, Reason: x.fact.Source, Assumed: x.fact.Assumed})
 	}
-	forA.role, forB.role = v1alpha1.Client, v1alpha1.Server
-	if aIsServer(a, b) {
-		forA.role, forB.role = v1alpha1.Server, v1alpha1.Client
+	if missing := s.unreported(); len(missing) > 0 {
+		return append(out, Statement{
+			What: "routes and kernels of nodes", Value: "nothing in the way", Assumed: true,
+			Reason: "only node agents know them, and those of " + strings.Join(missing, ", ") + " have not reported yet",
+		})
 	}
-	return forA, forB, nil
-}
-
-// aIsServer keeps a role that was decided before; otherwise the cluster whose
-// services get addresses from outside waits for the other one.
-func aIsServer(a, b *side) bool {
-	roleA, roleB := a.role(), b.role()
-	switch {
-	case roleA != "" && roleA == roleB:
-		// They contradict each other: as if there were none.
-	case roleA != "":
-		return roleA == v1alpha1.Server
-	case roleB != "":
-		return roleB == v1alpha1.Client
-	}
-	if balancer := hasLoadBalancer(a); balancer != hasLoadBalancer(b) {
-		return balancer
-	}
-	return a.ID < b.ID
-}
-
-// role is what was decided before, empty if nothing was.
-func (s *side) role() v1alpha1.Role {
-	if s.existing == nil {
-		return ""
-	}
-	return s.existing.Spec.Planes[0].Role
-}
-
-func hasLoadBalancer(s *side) bool { return s.facts.Exposure.LoadBalancer.Value == discovery.Yes }
-
-// chooseOverlay prefers what is there already, then Geneve.
-func chooseOverlay(s *side, wish string) (v1alpha1.OverlayKind, error) {
-	lacking := map[v1alpha1.OverlayKind][]string{
-		"geneve": without(s.nodes, func(k v1alpha1.KernelFacts) bool { return k.Geneve }),
-		"vxlan":  without(s.nodes, func(k v1alpha1.KernelFacts) bool { return k.VXLAN }),
-	}
-	if wish != "auto" {
-		kind := v1alpha1.OverlayKind(wish)
-		if len(lacking[kind]) > 0 {
-			return "", cannot(s, wish, lacking[kind], "use --overlay auto")
-		}
-		return kind, nil
-	}
-	candidates := []v1alpha1.OverlayKind{"geneve", "vxlan"}
-	if s.existing != nil {
-		candidates = append([]v1alpha1.OverlayKind{s.existing.Spec.Overlay}, candidates...)
-	}
-	for _, kind := range candidates {
-		if len(lacking[kind]) == 0 {
-			return kind, nil
+	routes := map[netip.Prefix][]string{}
+	for _, n := range s.nodes {
+		for _, r := range n.Status.Routes {
+			routes[r.Prefix] = append(routes[r.Prefix], n.Spec.NodeName)
 		}
 	}
-	return "", cannot(s, "geneve or vxlan", append(lacking["geneve"], lacking["vxlan"]...), "load the kernel module geneve or vxlan on these nodes")
-}
-
-func chooseWireGuard(s *side, wish string) (v1alpha1.WireGuardBackend, error) {
-	missing := without(s.nodes, func(k v1alpha1.KernelFacts) bool { return k.WireGuard })
-	switch {
-	case wish == "kernel" && len(missing) > 0:
-		return "", cannot(s, "wireguard", missing, "use --wireguard auto or userspace")
-	case wish == "auto" && s.existing != nil && (s.existing.Spec.Planes[0].WireGuard == "userspace" || len(missing) == 0):
-		return s.existing.Spec.Planes[0].WireGuard, nil
-	case wish != "userspace" && len(missing) == 0:
-		return "kernel", nil
-	default:
-		return "userspace", nil
+	prefixes := make([]netip.Prefix, 0, len(routes))
+	for r := range routes {
+		prefixes = append(prefixes, r)
 	}
-}
-
-// without returns the nodes whose kernel lacks something.
-func without(nodes []v1alpha1.NodeNetwork, has func(v1alpha1.KernelFacts) bool) []string {
-	var out []string
-	for _, n := range nodes {
-		if k := n.Status.Kernel; k != nil && !has(*k) {
-			out = append(out, n.Spec.NodeName)
-		}
+	slices.SortFunc(prefixes, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
+	for _, r := range prefixes {
+		slices.Sort(routes[r])
+		out = append(out, Statement{What: "route of nodes", Value: r.String(), Reason: "reported by the agents of " + strings.Join(slices.Compact(routes[r]), ", ")})
 	}
 	return out
 }
 
-func cannot(s *side, kind string, nodes []string, hint string) error {
-	slices.Sort(nodes)
-	return &Error{
-		Kind: Usage, Cluster: s.Name, Doing: "choose what the kernels can do",
-		Err: fmt.Errorf("no links of kind %s on nodes %s", kind, strings.Join(slices.Compact(nodes), ", ")), Hint: hint,
+// planLedger is the ledger as it will be: with an entry for the peer, and the
+// ranges by which this cluster knows it.
+func (c *ClusterPlan) planLedger(s, peer *side) error {
+	cn, internal := s.ledger, "as before"
+	if cn == nil || !cn.DeletionTimestamp.IsZero() {
+		cn, internal = newLedger(s.internal), s.internalReason
 	}
+	cn = cn.DeepCopy()
+	entry := allocation(cn, peer.ID)
+	why := "as before"
+	if entry == nil {
+		a, err := newAllocation(cn, peer.Cluster)
+		if err != nil {
+			return s.fail("claim an entry of the ledger", err)
+		}
+		cn.Spec.Peers = append(cn.Spec.Peers, a)
+		entry, why = &cn.Spec.Peers[len(cn.Spec.Peers)-1], "the lowest that is free"
+	}
+	got, err := s.ranges(cn, entry, peer)
+	if err != nil {
+		return err
+	}
+	setRanges(entry, got)
+	entry.Established = true
+	c.ledger = cn
+	assumed := len(s.unreported()) > 0
+	own := cn.Spec.InternalCIDR.Prefix
+	c.Ranges = append(c.Ranges, RangePlan{What: "overlay addresses of nodes and gateways", Real: own, Mapped: own, Reason: internal})
+	for _, r := range got.Pods {
+		c.Ranges = append(c.Ranges, RangePlan{What: "pods of " + peer.Name, Real: r.Real, Mapped: r.Mapped, Reason: r.Reason, Assumed: assumed})
+	}
+	c.Ranges = append(c.Ranges, RangePlan{
+		What: "nodes and single addresses of " + peer.Name, Real: peer.internalCIDR(), Mapped: got.External, Reason: got.ExternalReason, Assumed: assumed,
+	})
+	nameReason := "after the name of the peer"
+	if why == "as before" {
+		nameReason = why
+	}
+	c.Choices = append(c.Choices,
+		Statement{What: "name of the peering", Value: entry.Name, Reason: nameReason},
+		Statement{What: "index of the peering", Value: strconv.Itoa(int(entry.Index)), Reason: why + "; interface names, VNIs and gateways' addresses derive from it"},
+	)
+	return nil
 }
 
-func chooseServiceType(s *side, wish string) corev1.ServiceType {
-	switch {
-	case wish != "auto":
-		return corev1.ServiceType(wish)
-	case s.serviceType != "":
-		return s.serviceType
-	case hasLoadBalancer(s):
-		return corev1.ServiceTypeLoadBalancer
+// internalCIDR is the one that the cluster has, or will have.
+func (s *side) internalCIDR() netip.Prefix {
+	if s.ledger != nil && s.ledger.DeletionTimestamp.IsZero() {
+		return s.ledger.Spec.InternalCIDR.Prefix
+	}
+	return s.internal
+}
+
+// planGateway is the side's gateway, and where the peer's one calls it.
+func (c *ClusterPlan) planGateway(s, peer *side, d decided, o Options) {
+	c.decided = d
+	c.gateway = manifests.Gateway{
+		Peering: allocation(s.ledger, peer.ID).Name, Image: s.image, Role: d.role.is, Overlay: s.plannedOverlayKey(), WireGuard: d.wireguard.is,
+		Port: gatewayPort, ServiceType: d.serviceType.is,
+	}
+	number, _ := ipam.GatewayNumber(int(allocation(s.ledger, peer.ID).Index), 0)
+	address, _ := ipam.GatewayAddr(s.internalCIDR(), number)
+	c.Choices = append(c.Choices,
+		Statement{What: "role of the gateway", Value: string(d.role.is), Reason: d.role.why},
+		Statement{What: "overlay", Value: string(d.overlay.is), Reason: d.overlay.why, Assumed: d.overlay.assumed},
+		Statement{What: "WireGuard by", Value: string(d.wireguard.is), Reason: d.wireguard.why, Assumed: d.wireguard.assumed},
+		Statement{What: "image of the agents", Value: s.image, Reason: s.imageReason},
+		Statement{What: "overlay address of the gateway", Value: address.String(), Reason: "by the index, from the end of the overlay's range"},
+		Statement{What: "address and node of the gateway's pod", Value: "<given by the cluster>", Reason: "the pod is not there before the run", DuringRun: true},
+		Statement{What: "MTU", Value: "<agreed by the gateways>", Reason: "they measure what both clusters can carry", DuringRun: true},
+	)
+	secret := v1alpha1.Namespace + "/" + c.gateway.Name()
+	key := Statement{What: "WireGuard key of the gateway", Value: "Secret " + secret, Reason: "made during the run, and never shown", DuringRun: true}
+	if s.publicKey != "" {
+		key.Reason, key.DuringRun = "as before", false
+	}
+	c.Keys = append(c.Keys, key)
+	if d.role.is != v1alpha1.Server {
+		if s.service != nil {
+			c.stale = s.service
+		}
+		return
+	}
+	c.Choices = append(c.Choices, Statement{What: "exposed by a Service of type", Value: string(d.serviceType.is), Reason: d.serviceType.why, Assumed: d.serviceType.assumed})
+	c.service = c.gateway.Service()
+	c.service.Spec.Ports[0].NodePort = o.of(s.ID).NodePort
+	if len(s.endpoints) > 0 {
+		c.service.Annotations = map[string]string{annotationEndpoints: strings.Join(s.endpoints, ",")}
+	}
+	c.Endpoints = s.plannedEndpoints(c.service)
+}
+
+// annotationEndpoints of a gateway's Service keeps what the user gave by
+// --endpoint.
+const annotationEndpoints = "liqonet.io/endpoints"
+
+// plannedEndpoints are where the gateway will be called. Where the Service has no
+// address or port yet, that is named.
+func (s *side) plannedEndpoints(svc *corev1.Service) (out []Statement) {
+	say := func(endpoints []string, reason string, duringRun bool) []Statement {
+		for _, e := range endpoints {
+			out = append(out, Statement{What: "endpoint", Value: e, Reason: reason, DuringRun: duringRun})
+		}
+		return out
+	}
+	if len(s.endpoints) > 0 {
+		return say(s.endpoints, "given by --endpoint", false)
+	}
+	want := svc.DeepCopy()
+	reason := map[corev1.ServiceType]string{
+		corev1.ServiceTypeNodePort: "address of a node that is ready", corev1.ServiceTypeLoadBalancer: "address of the load balancer",
+		corev1.ServiceTypeClusterIP: "cluster IP of the Service",
+	}[svc.Spec.Type]
+	if s.service != nil && s.service.Spec.Type == svc.Spec.Type {
+		want.Spec.ClusterIP, want.Status = s.service.Spec.ClusterIP, s.service.Status
+		if port := &want.Spec.Ports[0]; port.NodePort == 0 {
+			port.NodePort = s.service.Spec.Ports[0].NodePort
+		}
+	}
+	if known := serviceEndpoints(want, s.facts.Nodes); len(known) > 0 {
+		return say(known, reason, false)
+	}
+	name := fmt.Sprintf("of Service %s/%s in %s>", svc.Namespace, svc.Name, s.Name)
+	port := strconv.Itoa(int(svc.Spec.Ports[0].Port))
+	switch svc.Spec.Type {
+	case corev1.ServiceTypeLoadBalancer:
+		return say([]string{"<address " + name + ":" + port}, reason, true)
+	case corev1.ServiceTypeNodePort:
+		// Any port: it is replaced by what it is called.
+		want.Spec.Ports[0].NodePort = 1
+		var hosts []string
+		for _, e := range serviceEndpoints(want, s.facts.Nodes) {
+			host, _, _ := net.SplitHostPort(e)
+			if strings.Contains(host, ":") {
+				host = "[" + host + "]"
+			}
+			hosts = append(hosts, host+":<node port "+name)
+		}
+		return say(hosts, reason, true)
 	default:
-		return corev1.ServiceTypeNodePort
+		return say([]string{"<cluster IP " + name + ":" + port}, reason, true)
 	}
 }
 
-// peeringSpec is what this side's Peering says. It is pure.
-func peeringSpec(s, peer *side, d decided, endpoints []string) (v1alpha1.PeeringSpec, error) {
-	given, got := allocation(s.ledger, peer.ID), allocation(peer.ledger, s.ID)
-	if given == nil || got == nil {
-		return v1alpha1.PeeringSpec{}, s.fail("plan", errors.New("the ledger's entry is gone: the clusters are being unpeered"))
+// planPeering is the side's Peering, with names in the place of what comes about
+// during the run: the peer's key, and its endpoints.
+func planPeering(s, peer *side, d decided, peerPlan *ClusterPlan) (*v1alpha1.Peering, error) {
+	var endpoints []string
+	if d.role.is == v1alpha1.Client {
+		for _, e := range peerPlan.Endpoints {
+			endpoints = append(endpoints, e.Value)
+		}
 	}
-	remote, err := gatewayAddress(peer.ledger.Spec.InternalCIDR.Prefix, got.Index, 0)
+	named := peer.with(peer.ledger)
+	named.publicKey = fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, peerPlan.gateway.Name(), peer.Name)
+	spec, err := peeringSpec(s, named, d, endpoints)
 	if err != nil {
-		return v1alpha1.PeeringSpec{}, err
+		return nil, err
 	}
-	nodes, err := ipam.ExternalMapping(peer.ledger.Spec.InternalCIDR.Prefix, given.ExternalCIDR.Prefix)
-	if err != nil {
-		return v1alpha1.PeeringSpec{}, err
-	}
-	remote, ok := nodes.Translate(remote)
-	if !ok {
-		return v1alpha1.PeeringSpec{}, fmt.Errorf("gateway address %s of %q is not in its internal range", remote, peer.Name)
-	}
-	name := peer.Name
-	if s.existing != nil {
-		name = s.existing.Spec.Remote.Name
-	}
-	hosts, err := hostMappings(given, got.ExternalCIDR.Prefix)
-	if err != nil {
-		return v1alpha1.PeeringSpec{}, err
-	}
-	return v1alpha1.PeeringSpec{
-		Index: given.Index,
-		Local: v1alpha1.LocalNetwork{
-			Pods: got.Pods, InternalCIDR: s.ledger.Spec.InternalCIDR, ExternalCIDR: got.ExternalCIDR, Hosts: hosts,
-		},
-		Remote:  v1alpha1.RemoteNetwork{ClusterID: peer.ID, Name: name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR},
-		Overlay: d.overlay,
-		Planes: []v1alpha1.Plane{{
-			Index: 0, Role: d.role, WireGuard: d.wireguard, RemotePublicKey: peer.publicKey,
-			RemoteAddress: v1alpha1.IP{Addr: remote}, Endpoints: endpoints,
-		}},
+	g := manifests.Gateway{Peering: allocation(s.ledger, peer.ID).Name}
+	return &v1alpha1.Peering{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
+		ObjectMeta: metav1.ObjectMeta{Name: g.Peering, Labels: g.Labels()},
+		Spec:       spec,
 	}, nil
 }
 
-// gatewayAddress is the overlay address of a gateway.
-func gatewayAddress(internal netip.Prefix, index, plane int32) (netip.Addr, error) {
-	number, err := ipam.GatewayNumber(int(index), int(plane))
-	if err != nil {
-		return netip.Addr{}, err
+// planTranslation is by which ranges both know each other.
+func planTranslation(s, peer *side) (*v1alpha1.Translation, error) {
+	known := func(of, by *side) ([]v1alpha1.CIDRMapping, error) {
+		entry := allocation(by.ledger, of.ID)
+		nodes, err := ipam.ExternalMapping(of.internalCIDR(), entry.ExternalCIDR.Prefix)
+		if err != nil {
+			return nil, err
+		}
+		return append(slices.Clone(entry.Pods), v1alpha1.CIDRMapping{
+			Real: v1alpha1.CIDR{Prefix: nodes.Real}, Mapped: v1alpha1.CIDR{Prefix: nodes.Mapped},
+		}), nil
 	}
-	return ipam.GatewayAddr(internal, number)
+	local, err := known(s, peer)
+	if err != nil {
+		return nil, err
+	}
+	remote, err := known(peer, s)
+	return &v1alpha1.Translation{Local: local, Remote: remote}, err
+}
+
+// planObjects lists every object, in the order in which they are made.
+func (c *ClusterPlan) planObjects(s *side) error {
+	add := func(reason string, objs ...client.Object) error {
+		for _, obj := range objs {
+			u, err := wanted(obj)
+			if err != nil {
+				return err
+			}
+			c.Objects = append(c.Objects, ObjectPlan{
+				APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName(),
+				Reason: reason, Manifest: u.Object,
+			})
+		}
+		return nil
+	}
+	crds, err := manifests.CRDs()
+	if err != nil {
+		return err
+	}
+	for _, crd := range crds {
+		if err := add("the API in which is written what was decided", crd); err != nil {
+			return err
+		}
+	}
+	account, daemonSet := manifests.NodeAgent(s.image, s.plannedOverlayKey())
+	overlay := manifests.OverlaySecret(nil)
+	overlay.Data = nil
+	for _, stage := range []struct {
+		reason string
+		objs   []client.Object
+	}{
+		{"for the agents", []client.Object{manifests.Namespace()}},
+		{"the key that keeps others out of the overlay; made once, and never shown", []client.Object{overlay}},
+		{"account and permissions of the node agents", account},
+		{"a node agent on every Linux node", []client.Object{daemonSet}},
+	} {
+		if err := add(stage.reason, stage.objs...); err != nil {
+			return err
+		}
+	}
+	ledger := c.ledger.DeepCopy()
+	ledger.TypeMeta = newLedger(netip.Prefix{}).TypeMeta
+	ledger.ObjectMeta = metav1.ObjectMeta{Name: ledger.Name, Labels: ledger.Labels, Finalizers: ledger.Finalizers}
+	if err := add(fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), ledger); err != nil {
+		return err
+	}
+	for _, n := range s.plannedNodes() {
+		c.Objects = append(c.Objects, n)
+	}
+	secret := &corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: c.gateway.Name(), Labels: c.gateway.Labels()},
+		Immutable:  new(true),
+	}
+	if err := add("the gateway's WireGuard key; made once, and never shown", secret); err != nil {
+		return err
+	}
+	account, deployment := c.gateway.Objects()
+	if err := add("account and permissions of the gateway", account...); err != nil {
+		return err
+	}
+	if c.service != nil {
+		if err := add("by which the gateway of "+c.Peer+" calls this one", c.service); err != nil {
+			return err
+		}
+	}
+	if c.stale != nil {
+		c.Objects = append(c.Objects, ObjectPlan{
+			Action: Delete, APIVersion: "v1", Kind: "Service", Namespace: c.stale.Namespace, Name: c.stale.Name,
+			Reason: "the gateway is not called any more, it calls",
+		})
+	}
+	if err := add("the gateway to "+c.Peer, deployment); err != nil {
+		return err
+	}
+	peering := c.peering.DeepCopy()
+	peering.Status.Translation = c.translation
+	if err := add("what the gateway and the nodes of this cluster do", peering); err != nil {
+		return err
+	}
+	status, err := statusOf(peering)
+	if err != nil {
+		return err
+	}
+	c.Objects[len(c.Objects)-1].Manifest["status"] = status.Object["status"]
+	return nil
+}
+
+// plannedOverlayKey tells the key of the overlay from others, or where it will be.
+func (s *side) plannedOverlayKey() manifests.OverlayKey {
+	if s.overlayKey != "" {
+		return s.overlayKey
+	}
+	return manifests.OverlayKey(fmt.Sprintf("<of the key in Secret %s/%s>", v1alpha1.Namespace, v1alpha1.OverlaySecret))
+}
+
+// plannedNodes are the objects that node agents make: one with the overlay
+// address of each.
+func (s *side) plannedNodes() []ObjectPlan {
+	taken := map[string]bool{}
+	for _, n := range s.nodes {
+		taken[n.Name] = true
+	}
+	nodes := slices.Clone(s.facts.Nodes)
+	slices.SortFunc(nodes, func(a, b discovery.Node) int { return strings.Compare(a.Name, b.Name) })
+	var out []ObjectPlan
+	for _, n := range nodes {
+		if !n.Ready || n.OS == "windows" {
+			continue
+		}
+		o := ObjectPlan{
+			APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork", MadeBy: "the agent of node " + n.Name,
+			Reason: "the node's overlay address, by its name: the first that is free",
+		}
+		if r := reportOf(s.nodes, n.Name); r != nil {
+			o.Name, o.Action = r.Name, Keep
+		} else {
+			for i := range ipam.MaxNode {
+				addr, err := ipam.NodeAddr(s.internalCIDR(), ipam.NodeCandidate(n.Name, i))
+				if err == nil && !taken[addr.String()] {
+					o.Name, o.Action = addr.String(), Create
+					break
+				}
+			}
+			taken[o.Name] = true
+		}
+		out = append(out, o)
+	}
+	return out
 }

@@ -1,12 +1,15 @@
 package peering
 
 import (
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -292,7 +295,17 @@ func TestMapFor(t *testing.T) {
 	w := newWorld()
 	n1 := report("n1", "10.80.0.1", nil)
 	a := newCluster(t, "a", interceptor.Funcs{}, w.peering, node("n1", true, "172.18.0.2"), &n1,
-		podWith("10.244.3.4"), podWith(""))
+		podWith("10.244.3.4"), podWith(""),
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.7"}},
+		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "idle"}},
+		&discoveryv1.EndpointSlice{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+			Ports:      []discoveryv1.EndpointPort{{Port: new(int32(8080))}, {Port: new(int32(9090))}},
+			Endpoints: []discoveryv1.Endpoint{
+				{Addresses: []string{"10.244.3.5"}}, {Addresses: []string{"10.244.3.4"}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}},
+				{Addresses: []string{"10.244.3.6"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false)}},
+			},
+		})
 	tests := []struct {
 		what, want string
 		kind       Kind
@@ -302,6 +315,9 @@ func TestMapFor(t *testing.T) {
 		{what: "172.18.0.2", want: "10.70.64.1"},
 		{what: "10.80.0.1", want: "10.70.64.1"},
 		{what: "10.80.31.254", want: "10.70.95.254"},
+		{what: "default/web", want: "10.20.3.4:8080 10.20.3.4:9090 10.20.3.5:8080 10.20.3.5:9090"},
+		{what: "10.96.0.7", want: "10.20.3.4:8080 10.20.3.4:9090 10.20.3.5:8080 10.20.3.5:9090"},
+		{what: "default/idle", kind: NotReady},
 		{what: "default/pod-", kind: NotReady},
 		{what: "default/none", kind: Usage},
 		{what: "10.99.0.1", kind: Usage},
@@ -313,13 +329,19 @@ func TestMapFor(t *testing.T) {
 		t.Run(tt.what, func(t *testing.T) {
 			got, err := a.MapFor(ctx, peerNamed("b"), tt.what)
 			if tt.want != "" {
-				if err != nil || got.String() != tt.want {
+				if err != nil || strings.Trim(fmt.Sprint(got), "[]") != tt.want {
 					t.Errorf("want %s, got %s, %v", tt.want, got, err)
 				}
 			} else if kind := kindOf(t, err); kind != tt.kind {
 				t.Errorf("want kind %d, got %d: %v", tt.kind, kind, err)
 			}
 		})
+	}
+	for mapped, want := range map[string]string{"10.20.3.4": "10.244.3.4", "10.70.64.1": "10.80.0.1", "10.99.0.1": "", "x": ""} {
+		got, err := a.MapBack(ctx, peerNamed("b"), mapped)
+		if want == "" && kindOf(t, err) != Usage || want != "" && (err != nil || got.String() != want) {
+			t.Errorf("back from %s: want %q, got %s, %v", mapped, want, got, err)
+		}
 	}
 	t.Run("not peered", func(t *testing.T) {
 		_, err := a.MapFor(ctx, peerNamed("c"), "10.244.3.4")

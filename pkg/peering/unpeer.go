@@ -149,12 +149,12 @@ func (c *Cluster) reviveAgents(ctx context.Context) error {
 	if !slices.ContainsFunc(nodes.Items, func(n v1alpha1.NodeNetwork) bool { return len(n.Status.Gateways) > 0 }) {
 		return nil
 	}
-	image, err := c.agentImage(ctx, "")
+	image, _, err := c.agentImage(ctx, "")
 	if err != nil {
 		return err
 	}
 	return c.poll(ctx, "install the node agents again, to clean the nodes' kernels", c.podsHint(), func(ctx context.Context) (string, error) {
-		_, _, _, err := c.applyAgents(ctx, image)
+		_, _, _, err := c.applyAgents(ctx, image, nil)
 		if errors.Is(err, errTornDown) {
 			return "namespace " + v1alpha1.Namespace + " is being deleted", nil
 		}

@@ -136,10 +136,30 @@ type Plane struct {
 
 // PeeringStatus is what the gateways did and measured.
 type PeeringStatus struct {
+	// Translation is for whoever writes addresses of one cluster for the other, such
+	// as those of pods and EndpointSlices. The CLI writes it.
+	// +optional
+	Translation *Translation `json:"translation,omitempty"`
 	// +listType=map
 	// +listMapKey=index
 	// +optional
 	Planes []PlaneStatus `json:"planes,omitempty"`
+}
+
+// Translation is by which ranges both clusters know each other. An address keeps
+// its host bits.
+type Translation struct {
+	// Local maps this cluster's ranges to those by which the peer knows them: its
+	// pods', and the one of its nodes' and gateways' overlay addresses.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=65
+	// +optional
+	Local []CIDRMapping `json:"local,omitempty"`
+	// Remote maps the peer's ranges to those by which this cluster knows them.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=65
+	// +optional
+	Remote []CIDRMapping `json:"remote,omitempty"`
 }
 
 // PlaneStatus is written by the gateway of the plane.

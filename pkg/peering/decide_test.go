@@ -338,7 +338,10 @@ func TestPeeringSpec(t *testing.T) {
 	*b.withEntry(a, 2) = v1alpha1.PeerAllocation{
 		ClusterID: a.ID, Name: "a", Index: 2, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, ExternalCIDR: cidr("10.70.128.0/18"),
 	}
-	d := decided{role: v1alpha1.Client, overlay: "vxlan", wireguard: "userspace"}
+	d := decided{
+		role: chosen[v1alpha1.Role]{is: v1alpha1.Client}, overlay: chosen[v1alpha1.OverlayKind]{is: "vxlan"},
+		wireguard: chosen[v1alpha1.WireGuardBackend]{is: "userspace"},
+	}
 	want := v1alpha1.PeeringSpec{
 		Index: 7,
 		Local: v1alpha1.LocalNetwork{
@@ -407,8 +410,8 @@ func TestDecideRoles(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := forA.role == v1alpha1.Server; got != tt.aIsServer || forA.role == forB.role {
-				t.Errorf("a is %s, b is %s", forA.role, forB.role)
+			if got := forA.role.is == v1alpha1.Server; got != tt.aIsServer || forA.role.is == forB.role.is {
+				t.Errorf("a is %s, b is %s", forA.role.is, forB.role.is)
 			}
 		})
 	}
@@ -489,7 +492,7 @@ func TestChooseOverlay(t *testing.T) {
 				s := newSide("a", nil, "", "")
 				s.nodes = kernels(tt.nodes...)
 				got, err := chooseOverlay(s, wish)
-				checkChoice(t, string(want), string(got), err, tt.bad)
+				checkChoice(t, string(want), string(got.is), err, tt.bad)
 			})
 		}
 	}
@@ -513,10 +516,22 @@ func TestChooseWireGuard(t *testing.T) {
 				s := newSide("a", nil, "", "")
 				s.nodes = kernels(tt.nodes...)
 				got, err := chooseWireGuard(s, wish)
-				checkChoice(t, string(want), string(got), err, fmt.Sprint("n", len(tt.nodes)))
+				checkChoice(t, string(want), string(got.is), err, fmt.Sprint("n", len(tt.nodes)))
 			})
 		}
 	}
+}
+
+// plainly is a decision without its reasons.
+type plainly struct {
+	role      v1alpha1.Role
+	overlay   v1alpha1.OverlayKind
+	wireguard v1alpha1.WireGuardBackend
+	service   corev1.ServiceType
+}
+
+func (d decided) plainly() plainly {
+	return plainly{d.role.is, d.overlay.is, d.wireguard.is, d.serviceType.is}
 }
 
 // TestChooseAgain: what was decided before is kept where it still can be.
@@ -529,29 +544,29 @@ func TestChooseAgain(t *testing.T) {
 		wireguard v1alpha1.WireGuardBackend
 		service   corev1.ServiceType
 		options   Options
-		want      decided
+		want      plainly
 	}{
 		{
 			name: "kept, though another would be chosen now", kernel: kernel{Geneve: true, VXLAN: true, WireGuard: true},
-			overlay: "vxlan", wireguard: "userspace", service: "ClusterIP", want: decided{"Client", "vxlan", "userspace", "ClusterIP"},
+			overlay: "vxlan", wireguard: "userspace", service: "ClusterIP", want: plainly{"Client", "vxlan", "userspace", "ClusterIP"},
 		},
 		{
 			name: "not possible any more", kernel: kernel{Geneve: true},
-			overlay: "vxlan", wireguard: "kernel", service: "LoadBalancer", want: decided{"Client", "geneve", "userspace", "LoadBalancer"},
+			overlay: "vxlan", wireguard: "kernel", service: "LoadBalancer", want: plainly{"Client", "geneve", "userspace", "LoadBalancer"},
 		},
 		{
 			name: "overruled", kernel: kernel{Geneve: true, VXLAN: true, WireGuard: true}, overlay: "vxlan", wireguard: "userspace", service: "ClusterIP",
-			options: Options{Overlay: "geneve", WireGuard: "kernel", ServiceType: "NodePort"}, want: decided{"Client", "geneve", "kernel", "NodePort"},
+			options: Options{Overlay: "geneve", WireGuard: "kernel", ServiceType: "NodePort"}, want: plainly{"Client", "geneve", "kernel", "NodePort"},
 		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := newSide("a", nil, "", ""), newSide("b", nil, "", "")
-			a.nodes, a.serviceType = kernels(tt.kernel), tt.service
+			a.nodes, a.service = kernels(tt.kernel), &corev1.Service{Spec: corev1.ServiceSpec{Type: tt.service}}
 			b.nodes = kernels(kernel{Geneve: true, VXLAN: true, WireGuard: true})
 			a.existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.overlay, Planes: []v1alpha1.Plane{{Role: "Client", WireGuard: tt.wireguard}}}}
 			got, _, err := decide(a, b, tt.options)
-			if err != nil || got != tt.want {
+			if err != nil || got.plainly() != tt.want {
 				t.Errorf("want %+v, got %+v, %v", tt.want, got, err)
 			}
 		})
@@ -616,9 +631,9 @@ func TestChooseServiceType(t *testing.T) {
 	}
 	for _, tt := range tests {
 		s := newSide("a", nil, "", "")
-		s.facts.Exposure.LoadBalancer.Value = tt.lb
-		if got := chooseServiceType(s, tt.wish); got != tt.want {
-			t.Errorf("wish %q, load balancers %q: want %s, got %s", tt.wish, tt.lb, tt.want, got)
+		s.facts.Exposure.LoadBalancer = discovery.Fact[discovery.Answer]{Value: tt.lb, Source: "the test"}
+		if got := chooseServiceType(s, tt.wish); got.is != tt.want || got.why == "" {
+			t.Errorf("wish %q, load balancers %q: want %s, got %+v", tt.wish, tt.lb, tt.want, got)
 		}
 	}
 }

@@ -1,0 +1,218 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/fakeapi"
+)
+
+// commandEnv makes this program the command instead of its tests, so that tests
+// can run it in processes of their own.
+const commandEnv = "CLI_TEST_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(commandEnv) != "" {
+		os.Exit(Run(context.Background(), os.Args[1:], Streams{Out: os.Stdout, Err: os.Stderr}))
+	}
+	os.Exit(m.Run())
+}
+
+// hubAndSpokes starts a hub and n spokes, all with the same pod range, and writes
+// a kubeconfig of them.
+func hubAndSpokes(t *testing.T, n int) (hub *fakeapi.Server, spokes []*fakeapi.Server, file string) {
+	t.Helper()
+	var contexts []string
+	start := func(name string, number int) *fakeapi.Server {
+		s, err := fakeapi.New(fakeapi.Objects(fmt.Sprintf("%08d-id-of-%s", number, name), name+"-1", fmt.Sprintf("172.18.%d.11", number+1), "10.244.0.0/16")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Close)
+		contexts = append(contexts, name+"="+s.URL)
+		return s
+	}
+	hub = start("hub", 0)
+	for i := range n {
+		spokes = append(spokes, start(fmt.Sprintf("spoke-%d", i+1), i+1))
+	}
+	return hub, spokes, kubeconfig(t, filepath.Join(t.TempDir(), "kubeconfig"), contexts...)
+}
+
+// atOnce runs command lines in processes of their own, all at the same time.
+func atOnce(t *testing.T, file string, lines []string) {
+	t.Helper()
+	var wg sync.WaitGroup
+	begin := make(chan struct{})
+	for _, line := range lines {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], strings.Fields(line)...)
+		cmd.Env = []string{commandEnv + "=1", "HOME=" + t.TempDir(), "KUBECONFIG=" + file}
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		wg.Go(func() {
+			<-begin
+			if err := cmd.Run(); err != nil {
+				t.Errorf("%s: %v\n%s", line, err, out.String())
+			}
+		})
+	}
+	close(begin)
+	wg.Wait()
+}
+
+// checkLedger looks whether a cluster has given out everything once only.
+func checkLedger(t *testing.T, s *fakeapi.Server, peers int) {
+	t.Helper()
+	cn := &v1alpha1.ClusterNetwork{}
+	if err := s.Client.Get(t.Context(), types.NamespacedName{Name: v1alpha1.ClusterNetworkName}, cn); err != nil {
+		t.Fatal(err)
+	}
+	if len(cn.Spec.Peers) != peers {
+		t.Errorf("%d entries in the ledger, want %d", len(cn.Spec.Peers), peers)
+	}
+	seen := map[string]bool{}
+	once := func(what string, value any) {
+		t.Helper()
+		key := fmt.Sprint(what, " ", value)
+		if seen[key] {
+			t.Errorf("%s was given out twice", key)
+		}
+		seen[key] = true
+	}
+	ranges := []netip.Prefix{cn.Spec.InternalCIDR.Prefix, netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.96.0.0/16")}
+	for _, e := range cn.Spec.Peers {
+		once("name", e.Name)
+		once("index", e.Index)
+		if !e.Established || len(e.Pods) != 1 {
+			t.Errorf("entry %+v", e)
+			continue
+		}
+		for _, r := range []netip.Prefix{e.Pods[0].Mapped.Prefix, e.ExternalCIDR.Prefix} {
+			for _, o := range ranges {
+				if r.Overlaps(o) {
+					t.Errorf("%s of %s overlaps %s", r, e.Name, o)
+				}
+			}
+			ranges = append(ranges, r)
+		}
+	}
+	var peerings v1alpha1.PeeringList
+	if err := s.Client.List(t.Context(), &peerings); err != nil || len(peerings.Items) != peers {
+		t.Errorf("%d Peerings, %v", len(peerings.Items), err)
+	}
+	for _, p := range peerings.Items {
+		once("index of a Peering", p.Spec.Index) // VNIs and interface names derive from it
+		once("key", p.Spec.Planes[0].RemotePublicKey)
+		for _, e := range cn.Spec.Peers {
+			if e.Name == p.Name && (e.Index != p.Spec.Index || e.ClusterID != p.Spec.Remote.ClusterID || e.Pods[0] != p.Spec.Remote.Pods[0]) {
+				t.Errorf("Peering %s is not as its entry: %+v, %+v", p.Name, p.Spec, e)
+			}
+		}
+	}
+	var services corev1.ServiceList
+	if err := s.Client.List(t.Context(), &services, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		t.Error(err)
+	}
+	for _, svc := range services.Items {
+		once("node port", svc.Spec.Ports[0].NodePort)
+	}
+}
+
+// Twenty processes peer with one hub at the same time: all succeed, and nothing
+// is given out twice. Then twenty take it all away.
+func TestPeerAtOnce(t *testing.T) {
+	n := 20
+	if testing.Short() {
+		n = 5
+	}
+	hub, spokes, file := hubAndSpokes(t, n)
+	var peer, unpeer []string
+	for i := range n {
+		pair := fmt.Sprintf("hub spoke-%d", i+1)
+		if i%2 == 1 {
+			pair = fmt.Sprintf("spoke-%d hub", i+1)
+		}
+		peer = append(peer, "peer "+pair+" --timeout 5m")
+		unpeer = append(unpeer, "unpeer "+pair+" --timeout 5m")
+	}
+	start := time.Now()
+	atOnce(t, file, peer)
+	t.Logf("%d peer commands at once took %s", n, time.Since(start).Round(time.Millisecond))
+	if t.Failed() {
+		return
+	}
+	checkLedger(t, hub, n)
+	for _, s := range spokes {
+		checkLedger(t, s, 1)
+	}
+	atOnce(t, file, unpeer)
+	for i, s := range append(spokes, hub) {
+		var namespaces corev1.NamespaceList
+		var ledgers v1alpha1.ClusterNetworkList
+		var peerings v1alpha1.PeeringList
+		for _, list := range []client.ObjectList{&namespaces, &ledgers, &peerings} {
+			if err := s.Client.List(t.Context(), list); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(namespaces.Items) != 1 || len(ledgers.Items)+len(peerings.Items) > 0 {
+			t.Errorf("cluster %d has %d namespaces, %d ledgers, %d Peerings left", i, len(namespaces.Items), len(ledgers.Items), len(peerings.Items))
+		}
+	}
+}
+
+// One command peers a hub with 64 spokes.
+func TestManySpokes(t *testing.T) {
+	n := 64
+	if testing.Short() {
+		n = 4
+	}
+	hub, spokes, file := hubAndSpokes(t, n)
+	var names []string
+	for i := range n {
+		names = append(names, fmt.Sprintf("spoke-%d", i+1))
+	}
+	isolate(t)
+	t.Setenv("KUBECONFIG", file)
+	start := time.Now()
+	code, stdout, stderr := run(t, "peer", "hub", "--spokes", strings.Join(names, ","), "--timeout", "9m")
+	if code != ExitOK || strings.Count(stdout, "are peered,") != n {
+		t.Fatalf("exit code %d\n%s\n%s", code, stdout, stderr)
+	}
+	t.Logf("%d peerings took %s", n, time.Since(start).Round(time.Millisecond))
+	checkLedger(t, hub, n)
+	for _, s := range spokes {
+		checkLedger(t, s, 1)
+	}
+	for i, e := range ledgerOf(t, hub).Spec.Peers {
+		if e.Name != names[i] || int(e.Index) != i {
+			t.Errorf("entry %d is %s with index %d: not in the order that was given", i, e.Name, e.Index)
+		}
+	}
+	if code, _, stderr := run(t, "unpeer", "hub", "--spokes", strings.Join(names, ","), "--timeout", "9m"); code != ExitOK {
+		t.Errorf("unpeer: exit code %d\n%s", code, stderr)
+	}
+}
+
+func ledgerOf(t *testing.T, s *fakeapi.Server) *v1alpha1.ClusterNetwork {
+	t.Helper()
+	cn := &v1alpha1.ClusterNetwork{}
+	if err := s.Client.Get(t.Context(), types.NamespacedName{Name: v1alpha1.ClusterNetworkName}, cn); err != nil {
+		t.Fatal(err)
+	}
+	return cn
+}

@@ -1,0 +1,206 @@
+package cli
+
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/peering"
+)
+
+func TestOverridesOfOneCluster(t *testing.T) {
+	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
+	real, mapped, nodes := netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.60.0.0/16"), netip.MustParsePrefix("10.61.0.0/18")
+	tests := []struct {
+		args string
+		want map[string]peering.ClusterOptions
+		// server, and what is for all.
+		server, all string
+		err         string
+	}{
+		{args: "", want: map[string]peering.ClusterOptions{}},
+		{args: "--map a=10.60.0.0/16", want: map[string]peering.ClusterOptions{"1": {Map: ipam.Mappings{{Mapped: mapped}}}}},
+		{
+			args: "--map a.conf=10.244.0.0/16=10.60.0.0/16,nodes=10.61.0.0/18",
+			want: map[string]peering.ClusterOptions{"1": {Map: ipam.Mappings{{Real: real, Mapped: mapped}}, MapNodes: nodes}},
+		},
+		{args: "--map 10.60.0.0/16", err: "CLUSTER=VALUE"},
+		{args: "--map c=10.60.0.0/16", err: `"c" is none of the clusters`},
+		{args: "--map a=10.60.0.1/16", err: "did you mean 10.60.0.0/16"},
+		{args: "--map a=10.244.0.0/17=10.60.0.0/16", err: "both have to be a /17"},
+		{args: "--map a=nodes=10.61.0.0/16", err: "has to be a /18"},
+		{args: "--map a=x", err: "x"},
+		{args: "--server b", server: "2"},
+		{args: "--server a.conf", server: "1"},
+		{args: "--server c", err: `"c" is none of the clusters`},
+		{
+			args: "--endpoint a=203.0.113.5:31820,[2001:db8::1]:5000,nat.example.com:1",
+			want: map[string]peering.ClusterOptions{"1": {Endpoints: []string{"203.0.113.5:31820", "[2001:db8::1]:5000", "nat.example.com:1"}}},
+		},
+		{args: "--endpoint b=auto", want: map[string]peering.ClusterOptions{"2": {AutoEndpoints: true}}},
+		{args: "--endpoint a=203.0.113.5", err: "is not ADDRESS:PORT"},
+		{args: "--endpoint a=203.0.113.5:0", err: "not a port"},
+		{args: "--endpoint a=203.0.113.5:70000", err: "not a port"},
+		{args: "--endpoint a=203.0.113.500:5000", err: "neither an address nor a host name"},
+		{args: "--endpoint a=a_b:5000", err: "neither an address nor a host name"},
+		{args: "--endpoint a=0.0.0.0:5000", err: "no gateway of another cluster can call"},
+		{args: "--endpoint a=127.0.0.1:5000", err: "no gateway of another cluster can call"},
+		{args: "--endpoint 203.0.113.5:5000", err: "CLUSTER=VALUE"},
+		{args: "--service-type LoadBalancer", all: "LoadBalancer"},
+		{
+			args: "--service-type loadbalancer --service-type b=NodePort:31820", all: "LoadBalancer",
+			want: map[string]peering.ClusterOptions{"2": {ServiceType: "NodePort", NodePort: 31820}},
+		},
+		{args: "--service-type NodePort:31820", err: "one cluster's"},
+		{args: "--service-type a=NodePort:0", err: "not a port"},
+		{args: "--service-type a=LoadBalancer:80", err: "must be one of"},
+		{args: "--service-type c=NodePort", err: `"c" is none of the clusters`},
+		{args: "--overlay a=vxlan --wireguard b=kernel", want: map[string]peering.ClusterOptions{"1": {Overlay: "vxlan"}, "2": {WireGuard: "kernel"}}},
+		{args: "--overlay a=gre", err: "must be one of"},
+		{args: "--reserve a=10.0.0.1/8", err: "did you mean 10.0.0.0/8"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.args, func(t *testing.T) {
+			isolate(t)
+			root := newRoot(Streams{})
+			cmd, _, err := root.Find([]string{"peer"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Wrong values are found by the flag, or with the names of the clusters.
+			err = cmd.ParseFlags(strings.Fields(tt.args))
+			var o peering.Options
+			if err == nil {
+				o, err = newGlobals(t, newPeer, strings.Fields(tt.args)...).peerOptions([]string{"a.conf", "b"}, clusters)
+				if err != nil && ExitCode(t.Context(), err) != ExitUsage {
+					t.Errorf("exit code %d", ExitCode(t.Context(), err))
+				}
+			}
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("want %q, got %v", tt.err, err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, o.Clusters, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
+				t.Error(diff)
+			}
+			if o.Server != tt.server || o.ServiceType != tt.all && (tt.all != "" || o.ServiceType != "auto") {
+				t.Errorf("server %q, service type %q", o.Server, o.ServiceType)
+			}
+		})
+	}
+}
+
+func TestPairs(t *testing.T) {
+	tests := []struct {
+		args string
+		want string
+		err  string
+	}{
+		{args: "a b", want: "[a - b]"},
+		{args: "a b --mesh", want: "[a - b]"},
+		{args: "a b c --mesh", want: "[a - b a - c b - c]"},
+		{args: "a b c d --mesh", want: "[a - b a - c a - d b - c b - d c - d]"},
+		{args: "hub --spokes a,b --spokes c", want: "[hub - a hub - b hub - c]"},
+		{args: "hub --spokes a", want: "[hub - a]"},
+		{args: "a", err: "1 arguments given, 2 expected"},
+		{args: "a b c", err: "3 arguments given, 2 expected"},
+		{args: "a --mesh", err: "at least 2"},
+		{args: "a b --spokes c", err: "1 expected"},
+		{args: "--spokes c", err: "1 expected"},
+		{args: "a --spokes=", err: "1 expected"},
+		{args: "a --mesh --spokes b", err: "do not go together"},
+		{args: "a b a --mesh", err: `"a" is given twice`},
+		{args: "a --spokes b,b", err: `"b" is given twice`},
+		{args: "a --spokes a,b", err: `"a" is given twice`},
+	}
+	for _, name := range []string{"peer", "unpeer"} {
+		for _, tt := range tests {
+			t.Run(name+" "+tt.args, func(t *testing.T) {
+				isolate(t)
+				cmd, _, err := newRoot(Streams{}).Find([]string{name})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := cmd.ParseFlags(strings.Fields(tt.args)); err != nil {
+					t.Fatal(err)
+				}
+				args := cmd.Flags().Args()
+				err = cmd.Args(cmd, args)
+				if tt.err != "" {
+					if err == nil || !strings.Contains(err.Error(), tt.err) || ExitCode(t.Context(), err) != ExitUsage {
+						t.Errorf("want %q, got %v", tt.err, err)
+					}
+					return
+				}
+				of := groupOf(cmd, args)
+				var clusters []*peering.Cluster
+				for _, ref := range of.refs {
+					clusters = append(clusters, &peering.Cluster{Name: ref})
+				}
+				if got := fmt.Sprint(of.pairs(clusters)); err != nil || got != tt.want {
+					t.Errorf("want %s, got %s, %v", tt.want, got, err)
+				}
+			})
+		}
+	}
+}
+
+// Of several pairs, those with a cluster that cannot be reached fail, each with
+// its reason; if all do, the exit code is that of the reason.
+func TestUnreachablePairs(t *testing.T) {
+	home := isolate(t)
+	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a=https://127.0.0.1:1", "b=https://127.0.0.1:1", "c=https://127.0.0.1:1"))
+	for _, args := range []string{"peer a b c --mesh", "unpeer a --spokes b,c"} {
+		code, stdout, stderr := run(t, strings.Fields(args)...)
+		if code != ExitUnreachable || stdout != "" || strings.Count(stderr, "Error:") != 1 {
+			t.Errorf("%s: exit code %d, stdout %q, stderr %q", args, code, stdout, stderr)
+		}
+		for _, pair := range []string{"a - b: ", "a - c: "} {
+			if !strings.Contains(stderr, pair) {
+				t.Errorf("%s: %q is not in %q", args, pair, stderr)
+			}
+		}
+	}
+}
+
+func TestFailures(t *testing.T) {
+	a, b, c := &peering.Cluster{Name: "a"}, &peering.Cluster{Name: "b"}, &peering.Cluster{Name: "c"}
+	failed := &peering.Error{Kind: peering.NotReady, Cluster: "c", Doing: "wait", Hint: "look there"}
+	outcomes := func(errs ...error) (out []peering.Outcome) {
+		pairs := []peering.Pair{{a, b}, {a, c}, {b, c}}
+		for i, err := range errs {
+			out = append(out, peering.Outcome{Pair: pairs[i], Err: err})
+		}
+		return out
+	}
+	for _, tt := range []struct {
+		name string
+		errs []error
+		code int
+		text string
+	}{
+		{"one pair", []error{failed}, ExitNotReady, `cluster "c": wait`},
+		{"none", []error{nil, nil, nil}, ExitOK, ""},
+		{"some", []error{nil, failed, nil}, ExitPartial, "1 of 3 pairs failed\n  a - c: cluster \"c\": wait\n    look there"},
+		{"all", []error{failed, failed, failed}, ExitNotReady, "3 of 3 pairs failed\n  a - b: cluster \"c\": wait"},
+	} {
+		err := failures(outcomes(tt.errs...))
+		if code := ExitCode(t.Context(), err); code != tt.code {
+			t.Errorf("%s: exit code %d, want %d", tt.name, code, tt.code)
+		}
+		if tt.text != "" && !strings.HasPrefix(err.Error(), tt.text) {
+			t.Errorf("%s: %v", tt.name, err)
+		}
+	}
+}

@@ -1,0 +1,171 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/liqonet/liqonet/pkg/peering"
+)
+
+// group is the clusters of a command line, and which of them belong together.
+type group struct {
+	refs []string
+	// hub says that the first one belongs to each other one; otherwise every two
+	// belong together.
+	hub bool
+}
+
+// addPairs gives a command the flags for more than two clusters.
+func addPairs(f *pflag.FlagSet) {
+	f.Bool("mesh", false, "every two of all clusters given")
+	f.StringSlice("spokes", nil, "CLUSTER[,CLUSTER]: the one cluster given with each of these")
+}
+
+// pairArgs checks the arguments together with these flags.
+func pairArgs(cmd *cobra.Command, args []string) error {
+	mesh, _ := cmd.Flags().GetBool("mesh")
+	of := groupOf(cmd, args)
+	seen := map[string]bool{}
+	for _, ref := range of.refs {
+		if len(of.refs) > 2 && seen[ref] {
+			return usageError{fmt.Errorf("%q is given twice", ref)}
+		}
+		seen[ref] = true
+	}
+	switch {
+	case mesh && of.hub:
+		return usageError{fmt.Errorf("--mesh and --spokes do not go together\nSee %s --help", cmd.CommandPath())}
+	case of.hub && (len(args) != 1 || len(of.refs) < 2):
+		return usageError{fmt.Errorf("%d arguments given, 1 expected with --spokes: %s HUB --spokes CLUSTER[,CLUSTER]\nSee %s --help",
+			len(args), cmd.CommandPath(), cmd.CommandPath())}
+	case mesh && len(args) < 2:
+		return usageError{fmt.Errorf("%d arguments given, at least 2 expected with --mesh\nSee %s --help", len(args), cmd.CommandPath())}
+	case !mesh && !of.hub && len(args) > 2:
+		return usageError{fmt.Errorf("%d arguments given, 2 expected: %s; more with --mesh or --spokes\nSee %s --help", len(args), cmd.UseLine(), cmd.CommandPath())}
+	case !mesh && !of.hub:
+		return exactArgs(2)(cmd, args)
+	}
+	return nil
+}
+
+func groupOf(cmd *cobra.Command, args []string) group {
+	spokes, _ := cmd.Flags().GetStringSlice("spokes")
+	return group{refs: append(slices.Clone(args), spokes...), hub: cmd.Flags().Changed("spokes")}
+}
+
+// pairs are those of the clusters that belong together.
+func (of group) pairs(clusters []*peering.Cluster) []peering.Pair {
+	var out []peering.Pair
+	for i := range clusters {
+		for k := i + 1; k < len(clusters) && (i == 0 || !of.hub); k++ {
+			out = append(out, peering.Pair{clusters[i], clusters[k]})
+		}
+	}
+	return out
+}
+
+// groupClusters connects to all clusters. Of a single pair both have to be
+// reached; of more, lost says which were not.
+func (g *globals) groupClusters(ctx context.Context, of group) (clusters []*peering.Cluster, lost []error, err error) {
+	if len(of.refs) == 2 {
+		clusters, err = g.clusters(ctx, of.refs...)
+		return clusters, make([]error, 2), err
+	}
+	if clusters, err = g.resolveAll(of.refs); err != nil {
+		return nil, nil, err
+	}
+	lost = make([]error, len(clusters))
+	ctx, cancel := withIdentifyTimeout(ctx)
+	defer cancel()
+	group := errgroup.Group{}
+	for i, c := range clusters {
+		group.Go(func() error {
+			lost[i] = c.Identify(ctx)
+			return nil
+		})
+	}
+	_ = group.Wait() // errors are in lost
+	for i, c := range clusters {
+		for k := range i {
+			if c.ID != "" && c.ID == clusters[k].ID {
+				return nil, nil, usageError{fmt.Errorf("%q and %q are the same cluster", clusters[k].Name, c.Name)}
+			}
+		}
+	}
+	return clusters, lost, nil
+}
+
+// reachable are the pairs of which both clusters have answered; the others have
+// failed already.
+func (of group) reachable(clusters []*peering.Cluster, lost []error) (pairs []peering.Pair, failed []peering.Outcome) {
+	why := map[*peering.Cluster]error{}
+	for i, c := range clusters {
+		why[c] = lost[i]
+	}
+	for _, p := range of.pairs(clusters) {
+		if err := cmp.Or(why[p[0]], why[p[1]]); err != nil {
+			failed = append(failed, peering.Outcome{Pair: p, Err: err})
+		} else {
+			pairs = append(pairs, p)
+		}
+	}
+	return pairs, failed
+}
+
+// progress shows the steps of all pairs: with a name before each line where there
+// is more than one.
+func (g *globals) progress(pairs []peering.Pair) func(peering.Pair) peering.Reporter {
+	var mu sync.Mutex
+	return func(p peering.Pair) peering.Reporter {
+		if len(pairs) == 1 {
+			return newProgress(g.streams.Err)
+		}
+		return plain{prefixed{g.streams.Err, p.String() + ": ", &mu}}
+	}
+}
+
+// pairsError is what became of several pairs, some of which failed.
+type pairsError struct {
+	all, failed int
+	text        string
+	first       error
+}
+
+func (e *pairsError) Error() string { return e.text }
+
+func (e *pairsError) Unwrap() error { return e.first }
+
+// failures is nil where none failed, and the error itself where there is one pair
+// only.
+func failures(outcomes []peering.Outcome) error {
+	if len(outcomes) == 1 {
+		return outcomes[0].Err
+	}
+	e := &pairsError{all: len(outcomes)}
+	var lines []string
+	for _, o := range outcomes {
+		if o.Err == nil {
+			continue
+		}
+		e.failed++
+		e.first = cmp.Or(e.first, o.Err)
+		lines = append(lines, fmt.Sprintf("  %s: %v", o.Pair, o.Err))
+		if p := (*peering.Error)(nil); errors.As(o.Err, &p) && p.Hint != "" {
+			lines = append(lines, "    "+p.Hint)
+		}
+	}
+	if e.failed == 0 {
+		return nil
+	}
+	e.text = fmt.Sprintf("%d of %d pairs failed\n%s", e.failed, e.all, strings.Join(lines, "\n"))
+	return e
+}

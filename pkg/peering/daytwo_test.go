@@ -1,0 +1,123 @@
+package peering
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
+)
+
+// changes are what a dry run would do, as "cluster action kind name".
+func changes(p *Plan) (out []string) {
+	for _, c := range p.Clusters {
+		for _, o := range c.Objects {
+			if o.Action != Keep {
+				out = append(out, c.Cluster+" "+string(o.Action)+" "+o.Kind+" "+o.Name)
+			}
+		}
+	}
+	return out
+}
+
+// A pod range that a cluster gets later is added, and what was there stays.
+func TestPodRangeAdded(t *testing.T) {
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	specB := b.peering(t).Spec
+	workloads := func() map[string]any {
+		out := a.contents(t)
+		for name, o := range b.contents(t) {
+			out["b "+name] = o
+		}
+		for _, name := range []string{"v1alpha1.Peering b", "b v1alpha1.Peering a", "b v1alpha1.ClusterNetwork cluster"} {
+			if out[name] == nil {
+				t.Errorf("there is no %s", name)
+			}
+			delete(out, name)
+		}
+		return out
+	}
+	before := workloads()
+	grown := Options{Facts: map[string]discovery.Overrides{"id-of-a": {PodCIDRs: ipv4Prefixes("10.244.0.0/16", "10.99.0.0/16", "10.30.0.0/16")}}}
+	want := []string{"a change Peering b", "b change ClusterNetwork cluster", "b change Peering a"}
+	if diff := cmp.Diff(want, changes(dryRun(t, a, b, grown))); diff != "" {
+		t.Errorf("dry run:\n%s", diff)
+	}
+	mustPeer(t, a, b, grown)
+	got := b.peering(t).Spec
+	if len(got.Remote.Pods) != 3 || !slices.Contains(got.Remote.Pods, specB.Remote.Pods[0]) || got.Remote.ExternalCIDR != specB.Remote.ExternalCIDR {
+		t.Errorf("before %+v, after %+v", specB.Remote, got.Remote)
+	}
+	if !slices.Contains(got.Remote.Pods, mapping("10.30.0.0/16", "10.30.0.0/16")) { // free in b
+		t.Errorf("got %+v", got.Remote.Pods)
+	}
+	got.Remote.Pods = specB.Remote.Pods
+	if diff := cmp.Diff(specB, got, compare); diff != "" {
+		t.Errorf("more than the ranges was changed:\n%s", diff)
+	}
+	if diff := cmp.Diff(before, workloads()); diff != "" {
+		t.Errorf("other objects were changed:\n%s", diff)
+	}
+	if p := dryRun(t, a, b, grown); p.Changes() > 0 {
+		t.Errorf("again: %v", changes(p))
+	}
+}
+
+// A subnet that a node gets later moves only the range that it is in the way of.
+func TestNodeSubnetAdded(t *testing.T) {
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	was := b.peering(t).Spec
+	free, inTheWay := prefix("192.0.2.0/24"), netip.PrefixFrom(was.Remote.Pods[0].Mapped.Addr(), 24)
+	b.mu.Lock()
+	b.routes = []netip.Prefix{free}
+	b.mu.Unlock()
+	if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
+		t.Errorf("a subnet that nothing has: %v", changes(p))
+	}
+	b.mu.Lock()
+	b.routes = append(b.routes, inTheWay)
+	b.mu.Unlock()
+	want := []string{"a change Peering b", "b change ClusterNetwork cluster", "b change Peering a"}
+	if diff := cmp.Diff(want, changes(dryRun(t, a, b, Options{}))); diff != "" {
+		t.Errorf("a subnet in the peer's range:\n%s", diff)
+	}
+	mustPeer(t, a, b, Options{})
+	now := b.peering(t).Spec
+	if now.Remote.Pods[0].Mapped.Overlaps(inTheWay) || now.Remote.ExternalCIDR != was.Remote.ExternalCIDR {
+		t.Errorf("before %+v, after %+v", was.Remote, now.Remote)
+	}
+	if diff := cmp.Diff(was.Local, now.Local, compare); diff != "" {
+		t.Errorf("the other direction was changed:\n%s", diff)
+	}
+	checkTranslation(t, a, b)
+}
+
+// checkTranslation looks whether the status of both says what the specs say.
+func checkTranslation(t *testing.T, a, b *site) {
+	t.Helper()
+	pa, pb := a.peering(t), b.peering(t)
+	if pa.Status.Translation == nil || pb.Status.Translation == nil {
+		t.Fatal("there is no translation in the status")
+	}
+	if diff := cmp.Diff(pa.Status.Translation.Local, pb.Status.Translation.Remote, compare); diff != "" {
+		t.Errorf("a's local is not b's remote:\n%s", diff)
+	}
+	if diff := cmp.Diff(pb.Status.Translation.Local, pa.Status.Translation.Remote, compare); diff != "" {
+		t.Errorf("b's local is not a's remote:\n%s", diff)
+	}
+	tr, err := TranslationOf(pa)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := append(slices.Clone(pa.Spec.Local.Pods), v1alpha1.CIDRMapping{
+		Real: v1alpha1.CIDR{Prefix: tr.Nodes.Real}, Mapped: v1alpha1.CIDR{Prefix: tr.Nodes.Mapped},
+	})
+	if diff := cmp.Diff(want, pa.Status.Translation.Local, compare); diff != "" {
+		t.Error(diff)
+	}
+}

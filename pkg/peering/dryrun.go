@@ -1,0 +1,127 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// DryRun returns what Peer would do, and changes nothing. It needs no other
+// permission than to read; what may not be read is said to be unclear.
+func DryRun(ctx context.Context, a, b *Cluster, o Options, r Reporter) (*Plan, error) {
+	if a.ID == b.ID {
+		return nil, sameCluster(a, b)
+	}
+	p := &peer{sides: [2]*side{{Cluster: a}, {Cluster: b}}, options: o, reporter: r}
+	err := r.Step(ctx, "Reading both clusters", func(ctx context.Context) error {
+		if err := p.observe(ctx); err != nil {
+			return err
+		}
+		return p.comparePlan(ctx)
+	})
+	return p.plan, ended(ctx, err)
+}
+
+// comparePlan says for each object what is to be done with it.
+func (p *peer) comparePlan(ctx context.Context) error {
+	return p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
+		objs := p.planOf(s).Objects
+		g, ctx := errgroup.WithContext(ctx)
+		g.SetLimit(8)
+		for i := range objs {
+			g.Go(func() (err error) {
+				if objs[i].Action == "" {
+					objs[i].Action, err = s.action(ctx, &objs[i], peer)
+				}
+				return err
+			})
+		}
+		return nil, g.Wait()
+	})
+}
+
+// action compares an object with the one in the cluster.
+func (s *side) action(ctx context.Context, o *ObjectPlan, peer *side) (Action, error) {
+	want := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(o.Manifest)}
+	var live client.Object = &unstructured.Unstructured{}
+	if o.Kind == "Secret" {
+		// What is in it is nobody's business.
+		live = &metav1.PartialObjectMetadata{}
+	}
+	live.GetObjectKind().SetGroupVersionKind(want.GroupVersionKind())
+	switch err := s.Client.Get(ctx, client.ObjectKeyFromObject(want), live); {
+	case apierrors.IsForbidden(err):
+		o.Reason += "; it may not be read"
+		return Unclear, nil
+	case absent(err):
+		return Create, nil
+	case err != nil:
+		return "", s.fail(fmt.Sprintf("read %s", describe(want)), err)
+	case !live.GetDeletionTimestamp().IsZero():
+		return Create, nil // when it is gone
+	case o.Kind == "Secret":
+		return Keep, nil
+	}
+	if o.Kind == "Peering" {
+		s.fillKey(want, peer)
+	}
+	if contains(live.(*unstructured.Unstructured).Object, want.Object) {
+		return Keep, nil
+	}
+	return Change, nil
+}
+
+// fillKey puts the peer's public key into the place where the plan names it.
+func (s *side) fillKey(want *unstructured.Unstructured, peer *side) {
+	key := peer.publicKey
+	if key == "" && peer.keyUnread && s.existing != nil {
+		key = s.existing.Spec.Planes[0].RemotePublicKey
+	}
+	planes, _, _ := unstructured.NestedSlice(want.Object, "spec", "planes")
+	if key != "" && len(planes) > 0 {
+		planes[0].(map[string]any)["remotePublicKey"] = key
+		_ = unstructured.SetNestedSlice(want.Object, planes, "spec", "planes")
+	}
+}
+
+// contains says whether an object is as wanted: fields that are not mentioned are
+// the API server's or somebody else's. Lists have to be equally long.
+func contains(have, want any) bool {
+	switch want := want.(type) {
+	case nil:
+		return true
+	case map[string]any:
+		got, ok := have.(map[string]any)
+		if !ok {
+			return len(want) == 0 && have == nil
+		}
+		for k, v := range want {
+			if !contains(got[k], v) {
+				return false
+			}
+		}
+		return true
+	case []any:
+		got, ok := have.([]any)
+		if !ok || len(got) != len(want) {
+			return len(want) == 0 && have == nil
+		}
+		for i := range want {
+			if !contains(got[i], want[i]) {
+				return false
+			}
+		}
+		return true
+	case int64, float64:
+		return fmt.Sprint(have) == fmt.Sprint(want)
+	default:
+		return reflect.DeepEqual(have, want)
+	}
+}

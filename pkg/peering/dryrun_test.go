@@ -1,0 +1,238 @@
+package peering
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// ours are the objects of ours in a cluster, as a plan lists them.
+func (w *site) ours(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	for name := range w.versions(t) {
+		kind, rest, _ := strings.Cut(name, " ")
+		if strings.HasSuffix(kind, ".Node") || rest == "kube-system" || rest == "default/kubernetes" {
+			continue
+		}
+		if !strings.Contains(rest, "/") {
+			rest = "/" + rest
+		}
+		out = append(out, kind[strings.LastIndex(kind, ".")+1:]+" "+rest)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func dryRun(t *testing.T, a, b *site, o Options) *Plan {
+	t.Helper()
+	for _, w := range []*site{a, b} {
+		w.readOnly = true
+		defer func() { w.readOnly = false }()
+	}
+	p, err := DryRun(t.Context(), a.Cluster, b.Cluster, o, Silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// A dry run changes nothing, and what peer then makes is what it has said.
+func TestDryRun(t *testing.T) {
+	a, b := twoSites(t)
+	plan := dryRun(t, a, b, Options{Overlay: "vxlan", WireGuard: "userspace"})
+	for i, w := range []*site{a, b} {
+		if left := w.ours(t); len(left) > 0 {
+			t.Fatalf("the dry run made %v", left)
+		}
+		for _, o := range plan.Clusters[i].Objects {
+			if o.Action != Create || o.Reason == "" {
+				t.Errorf("%s %s: %q, because %q", o.Kind, o.Name, o.Action, o.Reason)
+			}
+		}
+	}
+	mustPeer(t, a, b, Options{Overlay: "vxlan", WireGuard: "userspace"})
+	for i, w := range []*site{a, b} {
+		if diff := cmp.Diff(plan.Clusters[i].planned(), w.ours(t)); diff != "" {
+			t.Errorf("objects of %s, planned and made:\n%s", w.Name, diff)
+		}
+		checkMade(t, w, &plan.Clusters[i])
+	}
+
+	t.Run("again", func(t *testing.T) {
+		before := []map[string]string{a.versions(t), b.versions(t)}
+		plan := dryRun(t, a, b, Options{})
+		if n := plan.Changes(); n != 0 {
+			t.Errorf("%d changes of what is there already:", n)
+			for _, c := range plan.Clusters {
+				for _, o := range c.Objects {
+					if o.Action != Keep {
+						t.Errorf("%s: %s %s %s", c.Cluster, o.Action, o.Kind, o.Name)
+					}
+				}
+			}
+		}
+		for i, w := range []*site{a, b} {
+			after := w.versions(t)
+			// What agents write they write all the time.
+			for _, m := range []map[string]string{before[i], after} {
+				maps.DeleteFunc(m, func(k, _ string) bool {
+					return strings.HasPrefix(k, "v1alpha1.Peering ") || strings.HasPrefix(k, "v1alpha1.NodeNetwork ")
+				})
+			}
+			if diff := cmp.Diff(before[i], after); diff != "" {
+				t.Errorf("%s was changed:\n%s", w.Name, diff)
+			}
+		}
+	})
+	t.Run("a change", func(t *testing.T) {
+		plan := dryRun(t, a, b, Options{Clusters: map[string]ClusterOptions{"id-of-a": {ServiceType: "LoadBalancer"}}})
+		var got []string
+		for _, c := range plan.Clusters {
+			for _, o := range c.Objects {
+				if o.Action != Keep {
+					got = append(got, c.Cluster+" "+string(o.Action)+" "+o.Kind)
+				}
+			}
+		}
+		if diff := cmp.Diff([]string{"a change Service", "b change Peering"}, got); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// checkMade compares the manifests of a plan with what is in the cluster. What
+// the plan could not know is in angle brackets.
+func checkMade(t *testing.T, w *site, c *ClusterPlan) {
+	t.Helper()
+	for _, o := range c.Objects {
+		if o.Kind == "NodeNetwork" || o.Kind == "Secret" {
+			continue
+		}
+		live := &unstructured.Unstructured{}
+		live.SetGroupVersionKind(schema.FromAPIVersionAndKind(o.APIVersion, o.Kind))
+		if err := w.raw.Get(t.Context(), types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, live); err != nil {
+			t.Errorf("%s %s: %v", o.Kind, o.Name, err)
+			continue
+		}
+		want := (&unstructured.Unstructured{Object: o.Manifest}).DeepCopy()
+		if o.Kind == "Peering" {
+			copyNamed(want.Object, live.Object)
+		}
+		if !contains(live.Object, want.Object) {
+			t.Errorf("%s %s is not as planned:\n%s", o.Kind, o.Name, cmp.Diff(want.Object, live.Object))
+		}
+	}
+}
+
+// copyNamed replaces what is only known during the run.
+func copyNamed(want, live any) {
+	switch want := want.(type) {
+	case map[string]any:
+		for k, v := range want {
+			got := live.(map[string]any)[k]
+			if s, ok := v.(string); ok && strings.HasSuffix(s, ">") {
+				want[k] = got
+				continue
+			}
+			copyNamed(v, got)
+		}
+	case []any:
+		for i, v := range want {
+			got := live.([]any)[i]
+			s, ok := v.(string)
+			if before, _, found := strings.Cut(s, "<"); ok && found && strings.HasPrefix(got.(string), before) {
+				want[i] = got
+				continue
+			}
+			copyNamed(v, got)
+		}
+	}
+}
+
+// No key is in a plan, not even of a peering that is there.
+func TestPlanHasNoKey(t *testing.T) {
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	secret := &corev1.Secret{}
+	if err := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, secret); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := json.Marshal(dryRun(t, a, b, Options{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var data struct{ Data map[string]string }
+	text, err := json.Marshal(secret)
+	if err != nil || json.Unmarshal(text, &data) != nil || len(data.Data) == 0 {
+		t.Fatal("the Secret has no data", err)
+	}
+	for name, value := range data.Data {
+		if strings.Contains(string(raw), value) {
+			t.Errorf("the plan has %s of the Secret", name)
+		}
+	}
+	if !strings.Contains(string(raw), "gateway-b-0") {
+		t.Error("the plan does not name the Secret")
+	}
+}
+
+// Facts that only agents know are assumed, and said to be, as long as there are
+// none.
+func TestAssumedWithoutAgents(t *testing.T) {
+	a, b := twoSites(t)
+	assumed := func(p *Plan) (out []string) {
+		for _, s := range append(p.Clusters[0].Facts, p.Clusters[0].Choices...) {
+			if s.Assumed {
+				out = append(out, s.What)
+			}
+		}
+		for _, r := range p.Clusters[0].Ranges {
+			if r.Assumed {
+				out = append(out, r.What)
+			}
+		}
+		return out
+	}
+	want := []string{"node range", "routes and kernels of nodes", "overlay", "WireGuard by", "pods of b", "nodes and single addresses of b"}
+	if diff := cmp.Diff(want, assumed(dryRun(t, a, b, Options{}))); diff != "" {
+		t.Error(diff)
+	}
+	mustPeer(t, a, b, Options{})
+	if diff := cmp.Diff([]string{"node range"}, assumed(dryRun(t, a, b, Options{}))); diff != "" {
+		t.Errorf("with agents:\n%s", diff)
+	}
+}
+
+func TestContains(t *testing.T) {
+	type m = map[string]any
+	tests := []struct {
+		name       string
+		have, want any
+		ok         bool
+	}{
+		{"a field of the server", m{"a": "x", "b": "y"}, m{"a": "x"}, true},
+		{"another value", m{"a": "x"}, m{"a": "y"}, false},
+		{"missing", m{}, m{"a": "y"}, false},
+		{"empty and missing", m{}, m{"a": m{}, "b": []any{}, "c": nil}, true},
+		{"numbers", m{"a": int64(3)}, m{"a": float64(3)}, true},
+		{"a longer list", m{"a": []any{"x", "y"}}, m{"a": []any{"x"}}, false},
+		{"a list", m{"a": []any{m{"x": "1", "y": "2"}}}, m{"a": []any{m{"x": "1"}}}, true},
+		{"another kind", m{"a": "x"}, m{"a": m{"b": "c"}}, false},
+	}
+	for _, tt := range tests {
+		if got := contains(tt.have, tt.want); got != tt.ok {
+			t.Errorf("%s: got %t", tt.name, got)
+		}
+	}
+}

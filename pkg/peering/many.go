@@ -1,0 +1,139 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// Pair is two clusters to be peered.
+type Pair [2]*Cluster
+
+func (p Pair) String() string { return p[0].Name + " - " + p[1].Name }
+
+// Outcome is what came of one of several pairs.
+type Outcome struct {
+	Pair Pair
+	// Result is of Peer.
+	Result Result
+	// Removed is of Unpeer.
+	Removed [2]Removed
+	Err     error
+}
+
+// pairsAtOnce is how many pairs are worked on at the same time.
+const pairsAtOnce = 8
+
+// PeerAll peers all pairs, as Peer does, and goes on where one fails. Ranges and
+// indexes are given out in the order of the pairs, so that they come out as a dry
+// run says; gateways start and packets are waited for at the same time.
+func PeerAll(ctx context.Context, pairs []Pair, o Options, reporter func(Pair) Reporter) []Outcome {
+	before := make(chan struct{})
+	close(before)
+	return forPairs(pairs, func(i int) func(*Outcome) {
+		mine, next := before, make(chan struct{})
+		before = next
+		handOver := sync.OnceFunc(func() { close(next) })
+		return func(out *Outcome) {
+			defer handOver()
+			p := &peer{options: o, reporter: reporter(pairs[i]), handOver: handOver, turn: func(ctx context.Context) error {
+				select {
+				case <-mine:
+					return nil
+				case <-ctx.Done():
+					return &Error{Kind: NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
+				}
+			}}
+			out.Result, out.Err = p.peer(ctx, pairs[i][0], pairs[i][1])
+		}
+	})
+}
+
+// UnpeerAll removes the peerings of all pairs, as Unpeer does, and goes on where
+// one fails.
+func UnpeerAll(ctx context.Context, pairs []Pair, reporter func(Pair) Reporter) []Outcome {
+	return forPairs(pairs, func(i int) func(*Outcome) {
+		return func(out *Outcome) {
+			out.Removed[0], out.Removed[1], out.Err = Unpeer(ctx, pairs[i][0], pairs[i][1], reporter(pairs[i]))
+		}
+	})
+}
+
+// forPairs works on several pairs at once. They begin in their order: start is
+// called one after the other, what it returns at the same time.
+func forPairs(pairs []Pair, start func(i int) func(*Outcome)) []Outcome {
+	out := make([]Outcome, len(pairs))
+	g := errgroup.Group{}
+	g.SetLimit(pairsAtOnce)
+	for i, pair := range pairs {
+		out[i].Pair = pair
+		do := start(i)
+		g.Go(func() error {
+			do(&out[i])
+			return nil
+		})
+	}
+	_ = g.Wait() // errors are in the outcomes
+	return out
+}
+
+// PlanAll is DryRun for all pairs: each plan begins with what the ones before it
+// leave behind. Where there is an error, it is of the first pair that cannot be
+// planned.
+func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*Plan, error) {
+	plans := make([]*Plan, 0, len(pairs))
+	ledgers := map[string]*v1alpha1.ClusterNetwork{}
+	made := map[string]bool{}
+	step := "Reading both clusters"
+	if len(pairs) > 1 {
+		step = "Reading all clusters"
+	}
+	err := r.Step(ctx, step, func(ctx context.Context) error {
+		for _, pair := range pairs {
+			if pair[0].ID == pair[1].ID {
+				return sameCluster(pair[0], pair[1])
+			}
+			p := &peer{sides: [2]*side{{Cluster: pair[0]}, {Cluster: pair[1]}}, options: o, reporter: r, ledgers: ledgers}
+			err := p.observe(ctx)
+			if err == nil {
+				err = p.comparePlan(ctx)
+			}
+			if err != nil && len(pairs) > 1 {
+				err = fmt.Errorf("%s: %w", pair, err)
+			}
+			if err != nil {
+				return err
+			}
+			for i := range p.plan.Clusters {
+				c := &p.plan.Clusters[i]
+				ledgers[c.ClusterID] = c.ledger
+				for k := range c.Objects {
+					object := &c.Objects[k]
+					key := fmt.Sprint(c.ClusterID, object.Kind, object.Namespace, object.Name)
+					if made[key] && object.Kind != "ClusterNetwork" {
+						object.Action, object.Reason = Keep, object.Reason+"; by an earlier one of these plans"
+					}
+					made[key] = made[key] || object.Action != Keep
+				}
+			}
+			plans = append(plans, p.plan)
+		}
+		return nil
+	})
+	return plans, ended(ctx, err)
+}
+
+// Failed counts the outcomes with errors.
+func Failed(outcomes []Outcome) int {
+	n := 0
+	for _, o := range outcomes {
+		if o.Err != nil {
+			n++
+		}
+	}
+	return n
+}

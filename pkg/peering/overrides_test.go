@@ -1,0 +1,208 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+func (w *site) peering(t *testing.T) *v1alpha1.Peering {
+	t.Helper()
+	var list v1alpha1.PeeringList
+	if err := w.raw.List(t.Context(), &list); err != nil || len(list.Items) != 1 {
+		t.Fatal(list.Items, err)
+	}
+	return &list.Items[0]
+}
+
+// services are the types of the gateways' Services.
+func (w *site) services(t *testing.T) (out []corev1.ServiceType) {
+	t.Helper()
+	var list corev1.ServiceList
+	if err := w.raw.List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range list.Items {
+		if s.Namespace == v1alpha1.Namespace {
+			out = append(out, s.Spec.Type)
+		}
+	}
+	return out
+}
+
+func wishFor(id string, c ClusterOptions) Options {
+	return Options{Clusters: map[string]ClusterOptions{id: c}}
+}
+
+func mapped(mappings ...ipam.Mapping) ClusterOptions { return ClusterOptions{Map: mappings} }
+
+// What cannot be is refused before anything is changed.
+func TestRefusedBeforeAnythingIsChanged(t *testing.T) {
+	tests := []struct {
+		name string
+		o    Options
+		want []string
+	}{
+		{"a range that is in use", wishFor("id-of-a", mapped(ipam.Mapping{Mapped: prefix("10.96.0.0/16")})), []string{`cluster "b"`, "10.96.0.0/16", "services of cluster b", "--map"}},
+		{"a range of another length", wishFor("id-of-a", mapped(ipam.Mapping{Mapped: prefix("10.60.0.0/20")})), []string{"10.60.0.0/20", "/20"}},
+		{"not a pod range", wishFor("id-of-a", mapped(ipam.Mapping{Real: prefix("10.1.0.0/16"), Mapped: prefix("10.60.0.0/16")})), []string{"10.1.0.0/16", "is not a pod range"}},
+		{"reserved", wishFor("id-of-a", mapped(ipam.Mapping{Mapped: prefix("127.0.0.0/16")})), []string{"loopback"}},
+		{"nodes' range in use", wishFor("id-of-a", ClusterOptions{MapNodes: prefix("10.244.64.0/18")}), []string{"10.244.64.0/18", "pods of cluster b"}},
+		{"two wishes that overlap", wishFor("id-of-a", ClusterOptions{Map: ipam.Mappings{{Mapped: prefix("10.60.0.0/16")}}, MapNodes: prefix("10.60.0.0/18")}), []string{"10.60.0.0"}},
+		{
+			"an endpoint of the one that calls", Options{Server: "id-of-b", Clusters: map[string]ClusterOptions{"id-of-a": {Endpoints: []string{"203.0.113.1:1"}}}},
+			[]string{"--endpoint", "--server"},
+		},
+		{
+			"pods outside of the range given", Options{Facts: map[string]discovery.Overrides{"id-of-a": {PodCIDRs: ipv4Prefixes("10.9.0.0/16")}}},
+			[]string{"10.9.0.0/16", "10.244.0.7"},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			pod := podWith("10.244.0.7")
+			pod.Status.Phase = corev1.PodRunning
+			a, b := twoSites(t, pod)
+			_, err := Peer(t.Context(), a.Cluster, b.Cluster, tt.o, Silent{})
+			if kindOf(t, err) != Usage {
+				t.Errorf("want a usage error, got %v", err)
+			}
+			text := err.Error()
+			if e := (*Error)(nil); errors.As(err, &e) {
+				text += " " + e.Hint
+			}
+			for _, w := range tt.want {
+				if !strings.Contains(text, w) {
+					t.Errorf("%q is not in %q", w, text)
+				}
+			}
+			if a.writes+b.writes > 0 {
+				t.Errorf("%d writes", a.writes+b.writes)
+			}
+		})
+	}
+	t.Run("what the kernels of agents that are there cannot do", func(t *testing.T) {
+		a, b := twoSites(t)
+		mustPeer(t, a, b, Options{})
+		a.writes, b.writes = 0, 0
+		for _, o := range []Options{{Overlay: "geneve"}, {WireGuard: "kernel"}, wishFor("id-of-b", ClusterOptions{WireGuard: "kernel"})} {
+			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, Silent{}); kindOf(t, err) != Usage || a.writes+b.writes > 0 {
+				t.Errorf("%+v: %d writes, %v", o, a.writes+b.writes, err)
+			}
+		}
+	})
+}
+
+func TestWishedRanges(t *testing.T) {
+	a, b := twoSites(t)
+	o := wishFor("id-of-a", ClusterOptions{Map: ipam.Mappings{{Mapped: prefix("10.60.0.0/16")}}, MapNodes: prefix("10.61.0.0/18")})
+	mustPeer(t, a, b, o)
+	check := func() {
+		t.Helper()
+		if got := b.peering(t).Spec.Remote; got.Pods[0] != mapping("10.244.0.0/16", "10.60.0.0/16") || got.ExternalCIDR != cidr("10.61.0.0/18") {
+			t.Errorf("b knows a as %+v", got)
+		}
+		if got := a.peering(t).Spec.Local; got.Pods[0] != mapping("10.244.0.0/16", "10.60.0.0/16") || got.ExternalCIDR != cidr("10.61.0.0/18") {
+			t.Errorf("a says that it is known as %+v", got)
+		}
+	}
+	check()
+	mustPeer(t, a, b, Options{})
+	check() // a wish is kept
+	mustPeer(t, a, b, wishFor("id-of-a", mapped(ipam.Mapping{Real: prefix("10.244.0.0/16"), Mapped: prefix("10.62.0.0/16")})))
+	if got := b.peering(t).Spec.Remote.Pods[0]; got != mapping("10.244.0.0/16", "10.62.0.0/16") {
+		t.Errorf("another wish: b knows a as %v", got)
+	}
+}
+
+func TestServerAndEndpoint(t *testing.T) {
+	a, b := twoSites(t)
+	roles := func() string { return string(a.peering(t).Spec.Planes[0].Role + b.peering(t).Spec.Planes[0].Role) }
+	mustPeer(t, a, b, Options{})
+	if roles() != "ServerClient" {
+		t.Fatal(roles())
+	}
+	mustPeer(t, a, b, Options{Server: "id-of-b"})
+	if roles() != "ClientServer" || len(a.services(t)) != 0 || len(b.services(t)) != 1 {
+		t.Errorf("--server b: %s, services %v, %v", roles(), a.services(t), b.services(t))
+	}
+	mustPeer(t, a, b, Options{})
+	if roles() != "ClientServer" {
+		t.Errorf("it is not kept: %s", roles())
+	}
+	endpoints := []string{"203.0.113.5:31820", "nat.example.com:31820"}
+	mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Endpoints: endpoints, ServiceType: "NodePort", NodePort: 31820}))
+	for range 2 {
+		if diff := cmp.Diff(endpoints, b.peering(t).Spec.Planes[0].Endpoints); roles() != "ServerClient" || diff != "" {
+			t.Errorf("--endpoint a: %s\n%s", roles(), diff)
+		}
+		svc := &corev1.Service{}
+		if err := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, svc); err != nil || svc.Spec.Ports[0].NodePort != 31820 {
+			t.Errorf("node port %d, %v", svc.Spec.Ports[0].NodePort, err)
+		}
+		mustPeer(t, a, b, Options{}) // it is kept
+	}
+	mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{AutoEndpoints: true}))
+	if diff := cmp.Diff([]string{"172.18.1.11:31820"}, b.peering(t).Spec.Planes[0].Endpoints); diff != "" {
+		t.Errorf("--endpoint a=auto:\n%s", diff)
+	}
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil || len(a.ours(t))+len(b.ours(t)) > 0 {
+		t.Errorf("unpeer leaves %v, %v: %v", a.ours(t), b.ours(t), err)
+	}
+}
+
+// impatient gives up in the wait with that number, after some looks.
+type impatient struct{ after int }
+
+func (i *impatient) Step(ctx context.Context, name string, do func(context.Context) error) error {
+	if name == "Waiting until packets pass" {
+		if i.after--; i.after == 0 {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, 3*time.Second)
+			defer cancel()
+		}
+	}
+	return do(ctx)
+}
+
+// The side that can be reached is the server, whichever was tried first.
+func TestUnreachableServer(t *testing.T) {
+	t.Run("one", func(t *testing.T) {
+		a, b := twoSites(t)
+		a.deaf = true
+		mustPeer(t, a, b, Options{Patience: 10 * time.Millisecond})
+		if a.peering(t).Spec.Planes[0].Role != v1alpha1.Client || len(a.services(t)) != 0 {
+			t.Errorf("%+v, services %v", a.peering(t).Spec.Planes[0], a.services(t))
+		}
+	})
+	t.Run("both", func(t *testing.T) {
+		a, b := twoSites(t)
+		a.deaf, b.deaf = true, true
+		_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Patience: 50 * time.Millisecond}, &impatient{after: 3})
+		if kindOf(t, err) != NotReady || !strings.Contains(err.Error(), "b called a at 172.18.1.11:30001 (NodePort)") ||
+			!strings.Contains(err.Error(), "a called b at 172.18.2.11:30001 (NodePort)") {
+			t.Error(err)
+		}
+		if len(a.ours(t))+len(b.ours(t)) > 0 {
+			t.Errorf("it leaves %v, %v", a.ours(t), b.ours(t))
+		}
+	})
+	t.Run("the one that the user named", func(t *testing.T) {
+		a, b := twoSites(t)
+		a.deaf = true
+		_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Server: "id-of-a", Patience: 10 * time.Millisecond}, &impatient{after: 1})
+		if kindOf(t, err) != NotReady || strings.Contains(err.Error(), "a called b") || !strings.Contains(err.Error(), "b called a") {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,143 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+// contents are all objects of a cluster as they are, without what an API server
+// counts and what agents write.
+func (w *site) contents(t *testing.T) map[string]any {
+	t.Helper()
+	out := map[string]any{}
+	for _, list := range []client.ObjectList{
+		&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.SecretList{}, &corev1.ServiceAccountList{},
+		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &corev1.NamespaceList{}, crdList(),
+		&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
+	} {
+		if err := w.raw.List(context.Background(), list); err != nil {
+			t.Fatal(err)
+		}
+		objs, err := items(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range objs {
+			content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			unstructured.RemoveNestedField(content, "status")
+			for _, f := range []string{"resourceVersion", "generation", "managedFields", "creationTimestamp", "uid"} {
+				unstructured.RemoveNestedField(content, "metadata", f)
+			}
+			out[describe(o)] = content
+		}
+	}
+	return out
+}
+
+// failEach lets each write fail, one in each run, first in a and then in b, until
+// a run has fewer writes than that. setup makes the clusters as they are before.
+func failEach(t *testing.T, o Options, setup func(t *testing.T) (a, b *site)) {
+	step := 1
+	if testing.Short() {
+		step = 6 // a sample: with the race detector each run takes seconds
+	}
+	for side := range 2 {
+		for n := 1; ; n += step {
+			failed := false
+			t.Run(fmt.Sprintf("write %d in %c", n, "ab"[side]), func(t *testing.T) {
+				a, b := setup(t)
+				if _, err := a.Cluster.ledger(t.Context()); err != nil { // so that there is a raw client
+					t.Fatal(err)
+				}
+				if _, err := b.Cluster.ledger(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				before := []map[string]any{a.contents(t), b.contents(t)}
+				w := []*site{a, b}[side]
+				w.mu.Lock()
+				w.writes, w.failing = 0, n
+				w.mu.Unlock()
+				_, err := Peer(t.Context(), a.Cluster, b.Cluster, o, Silent{})
+				if err == nil {
+					return
+				}
+				failed = true
+				if !strings.Contains(err.Error(), "injected") || strings.Contains(err.Error(), "could not be taken back") {
+					t.Fatal(err)
+				}
+				for i, w := range []*site{a, b} {
+					if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
+						t.Errorf("after %v cluster %s is not as before:\n%s", err, w.Name, diff)
+					}
+				}
+			})
+			if !failed || t.Failed() {
+				if n < 5 && !t.Failed() {
+					t.Errorf("only %d writes", n-1)
+				}
+				break
+			}
+		}
+	}
+}
+
+// A failure of any write leaves both clusters as they were.
+func TestRollback(t *testing.T) {
+	t.Run("new", func(t *testing.T) {
+		failEach(t, Options{}, func(t *testing.T) (a, b *site) { return twoSites(t) })
+	})
+	if testing.Short() {
+		return
+	}
+	t.Run("beside another peering", func(t *testing.T) {
+		failEach(t, Options{}, func(t *testing.T) (a, b *site) {
+			a, b = twoSites(t)
+			c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+			a.peer, c.peer = c, a
+			mustPeer(t, a, c, Options{})
+			a.peer, b.peer = b, a
+			return a, b
+		})
+	})
+	t.Run("of a peering that works", func(t *testing.T) {
+		o := Options{
+			Image: "image:2", Server: "id-of-b",
+			Clusters: map[string]ClusterOptions{"id-of-a": {Map: ipam.Mappings{{Mapped: prefix("10.60.0.0/16")}}}},
+		}
+		failEach(t, o, func(t *testing.T) (a, b *site) {
+			a, b = twoSites(t)
+			mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Endpoints: []string{"203.0.113.5:31820"}}))
+			return a, b
+		})
+	})
+	t.Run("of a peering that works, by time", func(t *testing.T) {
+		a, b := twoSites(t)
+		mustPeer(t, a, b, Options{})
+		before := []map[string]any{a.contents(t), b.contents(t)}
+		b.deaf = true
+		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Server: "id-of-b", Image: "image:2"}, &impatient{after: 1}); kindOf(t, err) != NotReady {
+			t.Error(err)
+		}
+		for i, w := range []*site{a, b} {
+			if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
+				t.Errorf("cluster %s is not as before:\n%s", w.Name, diff)
+			}
+		}
+	})
+}

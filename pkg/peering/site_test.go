@@ -1,0 +1,310 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+// site is a cluster whose API is the fake client's, and whose agents and
+// controllers are played: whenever the command looks, they have done their work.
+type site struct {
+	*Cluster
+	mu sync.Mutex
+	// kernel is what all nodes can do, routes what they have.
+	kernel v1alpha1.KernelFacts
+	routes []netip.Prefix
+	// deaf says that no gateway of this cluster can be called from outside.
+	deaf bool
+	peer *site
+	// writes counts the command's writes; the one with the number failing fails.
+	writes, failing int
+	// readOnly refuses every write.
+	readOnly  bool
+	nodePorts map[string]int32
+	// raw is the API without the play.
+	raw client.WithWatch
+}
+
+var errInjected = errors.New("injected")
+
+// twoSites are two clusters with the same pod range, and a node each.
+func twoSites(t *testing.T, setup ...client.Object) (a, b *site) {
+	t.Helper()
+	a, b = newSite(t, "a", "10.244.0.0/16", "172.18.1.11", setup...), newSite(t, "b", "10.244.0.0/16", "172.18.2.11", setup...)
+	a.peer, b.peer = b, a
+	return a, b
+}
+
+func newSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Object) *site {
+	t.Helper()
+	w := &site{kernel: v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}}
+	n := node(name+"-1", true, nodeAddress)
+	n.Labels = map[string]string{corev1.LabelOSStable: "linux"}
+	n.Spec.PodCIDR = netip.PrefixFrom(prefix(pods).Addr(), 24).String()
+	n.Spec.PodCIDRs = []string{n.Spec.PodCIDR}
+	objs := []client.Object{
+		n, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: types.UID("id-of-" + name)}},
+		&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"}},
+		},
+		&corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubeadm-config"},
+			Data:       map[string]string{"ClusterConfiguration": "networking:\n  podSubnet: " + pods + "\n  serviceSubnet: 10.96.0.0/16\n"},
+		},
+	}
+	for _, o := range setup {
+		objs = append(objs, o.DeepCopyObject().(client.Object))
+	}
+	w.Cluster = newCluster(t, name, w.funcs(), objs...)
+	w.Cluster.DefaultImage = "image:1"
+	return w
+}
+
+// write notes a write of the command.
+func (w *site) write(what string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.readOnly {
+		return apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource("things").GroupResource(), what, errors.New("read only"))
+	}
+	w.writes++
+	if w.writes == w.failing {
+		return fmt.Errorf("%s: %w", what, errInjected)
+	}
+	return nil
+}
+
+func (w *site) funcs() interceptor.Funcs {
+	return interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			if err := w.play(ctx, c); err != nil {
+				return err
+			}
+			return c.Get(ctx, key, obj, opts...)
+		},
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			if err := w.play(ctx, c); err != nil {
+				return err
+			}
+			return c.List(ctx, list, opts...)
+		},
+		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			if r, ok := obj.(*authorizationv1.SelfSubjectAccessReview); ok {
+				r.Status.Allowed = true
+				return nil
+			}
+			if err := w.write("create " + describe(obj)); err != nil {
+				return err
+			}
+			return c.Create(ctx, obj, opts...)
+		},
+		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			if err := w.write("update " + describe(obj)); err != nil {
+				return err
+			}
+			return c.Update(ctx, obj, opts...)
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			if err := w.write("patch " + describe(obj)); err != nil {
+				return err
+			}
+			return c.Patch(ctx, obj, patch, opts...)
+		},
+		Apply: func(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+			if err := w.write("apply"); err != nil {
+				return err
+			}
+			return c.Apply(ctx, obj, opts...)
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			if err := w.write("delete " + describe(obj)); err != nil {
+				return err
+			}
+			return c.Delete(ctx, obj, opts...)
+		},
+		DeleteAllOf: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
+			if err := w.write("delete all " + describe(obj)); err != nil {
+				return err
+			}
+			return c.DeleteAllOf(ctx, obj, opts...)
+		},
+		SubResourceApply: func(ctx context.Context, c client.Client, sub string, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
+			if err := w.write("apply " + sub); err != nil {
+				return err
+			}
+			return c.SubResource(sub).Apply(ctx, obj, opts...)
+		},
+		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
+			if err := w.write("update " + sub + " of " + describe(obj)); err != nil {
+				return err
+			}
+			return c.SubResource(sub).Update(ctx, obj, opts...)
+		},
+	}
+}
+
+// play does what agents and controllers would have done by now.
+func (w *site) play(ctx context.Context, c client.WithWatch) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.raw = c
+	if err := w.playService(ctx, c); err != nil {
+		return err
+	}
+	ds := &appsv1.DaemonSet{}
+	if c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds) != nil {
+		return nil
+	}
+	cn := &v1alpha1.ClusterNetwork{}
+	if c.Get(ctx, types.NamespacedName{Name: v1alpha1.ClusterNetworkName}, cn) != nil {
+		return nil
+	}
+	var peerings v1alpha1.PeeringList
+	if err := c.List(ctx, &peerings); err != nil {
+		return err
+	}
+	var nodes corev1.NodeList
+	if err := c.List(ctx, &nodes); err != nil {
+		return err
+	}
+	for _, n := range nodes.Items {
+		addr, err := ipam.NodeAddr(cn.Spec.InternalCIDR.Prefix, ipam.NodeCandidate(n.Name, 0))
+		if err != nil {
+			return err
+		}
+		nn := report(n.Name, addr.String(), nil)
+		nn.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
+		if err := c.Create(ctx, &nn); err != nil && !apierrors.IsAlreadyExists(err) {
+			return err
+		}
+		if err := c.Get(ctx, client.ObjectKeyFromObject(&nn), &nn); err != nil {
+			return err
+		}
+		status := v1alpha1.NodeNetworkStatus{Kernel: &w.kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...), Reported: new(metav1.Now())}
+		for i := range peerings.Items {
+			p := &peerings.Items[i]
+			status.Gateways = append(status.Gateways, v1alpha1.NodeGateway{
+				Peering: p.Name, ObservedGeneration: p.Generation, Ready: w.connected(p), RTTMicroseconds: 300,
+			})
+		}
+		nn.Status = status
+		if err := c.Status().Update(ctx, &nn); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	for i := range peerings.Items {
+		p := &peerings.Items[i]
+		if c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-" + p.Name + "-0"}, &appsv1.Deployment{}) != nil {
+			continue
+		}
+		// Status().Update replaces all of it; the agents apply theirs.
+		p.Status.Planes = []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: w.connected(p), Reported: new(metav1.Now()), MTU: 1440}}
+		if err := c.Status().Update(ctx, p); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// connected says that the one that is called can be.
+func (w *site) connected(p *v1alpha1.Peering) bool {
+	if p.Spec.Planes[0].Role == v1alpha1.Server {
+		return !w.deaf
+	}
+	return w.peer == nil || !w.peer.deaf
+}
+
+// playService gives a node port to what wants one.
+func (w *site) playService(ctx context.Context, c client.WithWatch) error {
+	var services corev1.ServiceList
+	if err := c.List(ctx, &services, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		return err
+	}
+	taken, kept := map[int32]bool{}, map[string]int32{}
+	for _, s := range services.Items {
+		port := s.Spec.Ports[0].NodePort
+		if port == 0 {
+			port = w.nodePorts[s.Name] // an API server keeps it
+		}
+		taken[port], kept[s.Name] = true, port
+	}
+	w.nodePorts = kept
+	for i := range services.Items {
+		s := &services.Items[i]
+		if s.Spec.Type != corev1.ServiceTypeNodePort || s.Spec.Ports[0].NodePort != 0 {
+			continue
+		}
+		s.Spec.Ports[0].NodePort = kept[s.Name]
+		for port := int32(30001); s.Spec.Ports[0].NodePort == 0; port++ {
+			if !taken[port] {
+				s.Spec.Ports[0].NodePort, kept[s.Name] = port, port
+			}
+		}
+		if err := c.Update(ctx, s); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+// mustPeer peers, and fails the test if that does not work.
+func mustPeer(t *testing.T, a, b *site, o Options) Result {
+	t.Helper()
+	r, err := Peer(t.Context(), a.Cluster, b.Cluster, o, Silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// versions are the resourceVersions of all objects in a cluster.
+func (w *site) versions(t *testing.T) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, list := range append(
+		append(workloads(), accounts()...), &corev1.NamespaceList{}, &corev1.NodeList{}, crdList(),
+		&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
+	) {
+		if err := w.raw.List(t.Context(), list); err != nil {
+			t.Fatal(err)
+		}
+		objs, err := items(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range objs {
+			out[describe(o)] = o.GetResourceVersion()
+		}
+	}
+	return out
+}
+
+// planned are the objects of a plan that are there afterwards.
+func (c *ClusterPlan) planned() []string {
+	var out []string
+	for _, o := range c.Objects {
+		if o.Action != Delete {
+			out = append(out, fmt.Sprint(o.Kind, " ", o.Namespace, "/", o.Name))
+		}
+	}
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,145 @@
+package fakeapi
+
+import (
+	"context"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+// Objects are those of a cluster of one node.
+func Objects(id, node, nodeAddress, pods string) []client.Object {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{corev1.LabelOSStable: "linux"}}}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: nodeAddress}}
+	return []client.Object{
+		n, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: types.UID(id)}},
+		&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"},
+			Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1"}},
+		},
+		&corev1.ConfigMap{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubeadm-config"},
+			Data:       map[string]string{"ClusterConfiguration": "networking:\n  podSubnet: " + pods + "\n  serviceSubnet: 10.96.0.0/16\n"},
+		},
+	}
+}
+
+// ignored are the errors of one who comes too late or too early.
+func ignored(err error) error {
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) || apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// play does what agents and controllers would have done by now.
+func (s *Server) play(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.playServices(ctx); err != nil {
+		return err
+	}
+	cn := &v1alpha1.ClusterNetwork{}
+	if s.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.ClusterNetworkName}, cn) != nil ||
+		s.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, &appsv1.DaemonSet{}) != nil {
+		return nil
+	}
+	var peerings v1alpha1.PeeringList
+	var nodes corev1.NodeList
+	if err := s.Client.List(ctx, &peerings); err != nil {
+		return err
+	}
+	if err := s.Client.List(ctx, &nodes); err != nil {
+		return err
+	}
+	for i := range nodes.Items {
+		if err := s.playNode(ctx, cn, &nodes.Items[i], peerings.Items); err != nil {
+			return err
+		}
+	}
+	for i := range peerings.Items {
+		p := &peerings.Items[i]
+		if len(p.Status.Planes) > 0 && p.Status.Planes[0].ObservedGeneration == p.Generation {
+			continue
+		}
+		if s.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-" + p.Name + "-0"}, &appsv1.Deployment{}) != nil {
+			continue
+		}
+		p.Status.Planes = []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: true, Reported: future(), MTU: 1440}}
+		if err := ignored(s.Client.Status().Update(ctx, p)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// future makes one report enough for a test.
+func future() *metav1.Time { return new(metav1.NewTime(metav1.Now().Add(1 << 40))) }
+
+func (s *Server) playNode(ctx context.Context, cn *v1alpha1.ClusterNetwork, n *corev1.Node, peerings []v1alpha1.Peering) error {
+	addr, err := ipam.NodeAddr(cn.Spec.InternalCIDR.Prefix, ipam.NodeCandidate(n.Name, 0))
+	if err != nil {
+		return err
+	}
+	nn := &v1alpha1.NodeNetwork{}
+	if err := s.Client.Get(ctx, types.NamespacedName{Name: addr.String()}, nn); apierrors.IsNotFound(err) {
+		nn.Name, nn.Spec.NodeName = addr.String(), n.Name
+		nn.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
+		err = s.Client.Create(ctx, nn)
+		if err != nil {
+			return ignored(err)
+		}
+	} else if err != nil {
+		return err
+	}
+	var gateways []v1alpha1.NodeGateway
+	for i := range peerings {
+		gateways = append(gateways, v1alpha1.NodeGateway{Peering: peerings[i].Name, ObservedGeneration: peerings[i].Generation, Ready: true})
+	}
+	same := nn.Status.Kernel != nil && len(gateways) == len(nn.Status.Gateways)
+	for i := range gateways {
+		same = same && gateways[i].Peering == nn.Status.Gateways[i].Peering && gateways[i].ObservedGeneration == nn.Status.Gateways[i].ObservedGeneration
+	}
+	if same {
+		return nil
+	}
+	nn.Status = v1alpha1.NodeNetworkStatus{
+		Kernel: &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, UnderlayMTU: 1500, Reported: future(), Gateways: gateways,
+	}
+	return ignored(s.Client.Status().Update(ctx, nn))
+}
+
+// playServices gives a node port to what wants one.
+func (s *Server) playServices(ctx context.Context) error {
+	var services corev1.ServiceList
+	if err := s.Client.List(ctx, &services, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		return err
+	}
+	taken := map[int32]bool{}
+	for _, svc := range services.Items {
+		taken[svc.Spec.Ports[0].NodePort] = true
+	}
+	for i := range services.Items {
+		svc := &services.Items[i]
+		if svc.Spec.Type != corev1.ServiceTypeNodePort || svc.Spec.Ports[0].NodePort != 0 {
+			continue
+		}
+		port := int32(30001)
+		for taken[port] {
+			port++
+		}
+		taken[port], svc.Spec.Ports[0].NodePort = true, port
+		if err := ignored(s.Client.Update(ctx, svc)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

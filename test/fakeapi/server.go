@@ -1,0 +1,280 @@
+// Package fakeapi is a Kubernetes API server for tests of commands as processes:
+// over HTTP, with the fake client of controller-runtime behind it, which refuses
+// an update of an outdated object as a real one does. What agents and controllers
+// would do in such a cluster is played.
+//
+// Out of scope: watches, admission, schemas, and everything that runs.
+package fakeapi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// Server is one cluster's API.
+type Server struct {
+	*httptest.Server
+	// Client is behind it.
+	Client client.WithWatch
+
+	scheme *runtime.Scheme
+	kinds  map[schema.GroupVersionResource]schema.GroupVersionKind
+	mu     sync.Mutex
+}
+
+// Scheme has the kinds that commands know.
+func Scheme() (*runtime.Scheme, error) {
+	s := runtime.NewScheme()
+	return s, errors.Join(
+		corev1.AddToScheme(s), discoveryv1.AddToScheme(s), appsv1.AddToScheme(s), rbacv1.AddToScheme(s), networkingv1.AddToScheme(s),
+		authorizationv1.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s), metav1.AddMetaToScheme(s),
+	)
+}
+
+// New starts the API of a cluster that has the objects. Close it.
+func New(objs ...client.Object) (*Server, error) {
+	scheme, err := Scheme()
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{scheme: scheme, kinds: map[schema.GroupVersionResource]schema.GroupVersionKind{}}
+	for gvk := range scheme.AllKnownTypes() {
+		resource, _ := meta.UnsafeGuessKindToResource(gvk)
+		s.kinds[resource] = gvk
+	}
+	s.Client = fake.NewClientBuilder().WithScheme(scheme).WithObjects(objs...).
+		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).Build()
+	s.Server = httptest.NewServer(s)
+	return s, nil
+}
+
+// request is a path of the API, taken apart.
+type request struct {
+	kind                 schema.GroupVersionKind
+	namespace, name, sub string
+}
+
+func (s *Server) parse(path string) (r request, ok bool) {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	gvr := schema.GroupVersionResource{}
+	switch {
+	case len(parts) > 2 && parts[0] == "api":
+		gvr.Version, parts = parts[1], parts[2:]
+	case len(parts) > 3 && parts[0] == "apis":
+		gvr.Group, gvr.Version, parts = parts[1], parts[2], parts[3:]
+	default:
+		return r, false
+	}
+	if len(parts) > 2 && parts[0] == "namespaces" && parts[2] != "finalize" && parts[2] != "status" {
+		r.namespace, parts = parts[1], parts[2:]
+	}
+	gvr.Resource = parts[0]
+	if len(parts) > 1 {
+		r.name = parts[1]
+	}
+	if len(parts) > 2 {
+		r.sub = parts[2]
+	}
+	r.kind, ok = s.kinds[gvr]
+	return r, ok
+}
+
+// ServeHTTP answers one request.
+func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	r, ok := s.parse(req.URL.Path)
+	// Whoever waits for what is played reads one of these.
+	if kind := r.kind.Kind; req.Method == http.MethodGet && (kind == "Peering" || kind == "NodeNetwork" || kind == "Service") {
+		if err := s.play(req.Context()); err != nil {
+			writeError(w, err)
+			return
+		}
+	}
+	if !ok {
+		s.discover(w, req)
+		return
+	}
+	obj, err := s.serve(r, req)
+	if err != nil {
+		writeError(w, err)
+		return
+	}
+	write(w, http.StatusOK, obj)
+}
+
+// discover answers that there are no other kinds.
+func (s *Server) discover(w http.ResponseWriter, req *http.Request) {
+	switch strings.Trim(req.URL.Path, "/") {
+	case "api":
+		write(w, http.StatusOK, &metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions", APIVersion: "v1"}, Versions: []string{"v1"}})
+	case "apis":
+		write(w, http.StatusOK, &metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}})
+	case "api/v1":
+		write(w, http.StatusOK, &metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: "v1"})
+	default:
+		writeError(w, apierrors.NewNotFound(schema.GroupResource{}, req.URL.Path))
+	}
+}
+
+func (s *Server) serve(r request, req *http.Request) (any, error) {
+	ctx, query := req.Context(), req.URL.Query()
+	body, err := io.ReadAll(req.Body)
+	if err != nil {
+		return nil, err
+	}
+	obj := &unstructured.Unstructured{}
+	obj.SetGroupVersionKind(r.kind)
+	obj.SetNamespace(r.namespace)
+	obj.SetName(r.name)
+	switch req.Method {
+	case http.MethodGet:
+		if r.name == "" {
+			return s.list(r, req)
+		}
+		err := s.Client.Get(ctx, client.ObjectKeyFromObject(obj), obj)
+		return reduced(obj, req), err
+	case http.MethodPost, http.MethodPut:
+		if err := s.decode(body, req.Header.Get("Content-Type"), obj); err != nil {
+			return nil, apierrors.NewBadRequest(err.Error())
+		}
+		if r.kind.Kind == "SelfSubjectAccessReview" {
+			return obj, unstructured.SetNestedField(obj.Object, true, "status", "allowed")
+		}
+		if r.namespace != "" {
+			obj.SetNamespace(r.namespace)
+		}
+		switch {
+		case req.Method == http.MethodPost:
+			return obj, s.Client.Create(ctx, obj)
+		case r.sub != "":
+			return obj, s.Client.SubResource(r.sub).Update(ctx, obj)
+		default:
+			return obj, s.Client.Update(ctx, obj)
+		}
+	case http.MethodPatch:
+		if err := json.Unmarshal(body, &obj.Object); err != nil || req.Header.Get("Content-Type") != "application/apply-patch+yaml" {
+			return nil, apierrors.NewBadRequest(fmt.Sprintf("%s: %v", req.Header.Get("Content-Type"), err))
+		}
+		owner := client.FieldOwner(query.Get("fieldManager"))
+		apply := client.ApplyConfigurationFromUnstructured(obj)
+		if r.sub != "" {
+			return obj, s.Client.SubResource(r.sub).Apply(ctx, apply, owner, client.ForceOwnership)
+		}
+		if query.Get("force") == "true" {
+			return obj, s.Client.Apply(ctx, apply, owner, client.ForceOwnership)
+		}
+		return obj, s.Client.Apply(ctx, apply, owner)
+	case http.MethodDelete:
+		if r.name == "" {
+			return success(), s.Client.DeleteAllOf(ctx, obj, client.InNamespace(r.namespace))
+		}
+		o := &metav1.DeleteOptions{}
+		if len(body) > 0 {
+			if err := json.Unmarshal(body, o); err != nil {
+				if _, _, err := protobuf.NewSerializer(s.scheme, s.scheme).Decode(body, nil, o); err != nil {
+					return nil, apierrors.NewBadRequest(err.Error())
+				}
+			}
+		}
+		var opts []client.DeleteOption
+		if o.Preconditions != nil {
+			opts = append(opts, client.Preconditions(*o.Preconditions))
+		}
+		return success(), s.Client.Delete(ctx, obj, opts...)
+	default:
+		return nil, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: r.kind.Kind}, req.Method)
+	}
+}
+
+func success() *metav1.Status {
+	return &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess}
+}
+
+func (s *Server) list(r request, req *http.Request) (any, error) {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(r.kind.GroupVersion().WithKind(r.kind.Kind + "List"))
+	selector, err := labels.Parse(req.URL.Query().Get("labelSelector"))
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	if err := s.Client.List(req.Context(), list, client.InNamespace(r.namespace), client.MatchingLabelsSelector{Selector: selector}); err != nil {
+		return nil, err
+	}
+	if !strings.Contains(req.Header.Get("Accept"), "as=PartialObjectMetadata") {
+		return list, nil
+	}
+	out := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadataList", APIVersion: "meta.k8s.io/v1"}}
+	for i := range list.Items {
+		out.Items = append(out.Items, *reduced(&list.Items[i], req).(*metav1.PartialObjectMetadata))
+	}
+	return out, nil
+}
+
+// reduced is the object, or what was asked for of it.
+func reduced(obj *unstructured.Unstructured, req *http.Request) any {
+	if !strings.Contains(req.Header.Get("Accept"), "as=PartialObjectMetadata") {
+		return obj
+	}
+	out := &metav1.PartialObjectMetadata{}
+	if runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, out) != nil {
+		return obj
+	}
+	out.TypeMeta = metav1.TypeMeta{Kind: "PartialObjectMetadata", APIVersion: "meta.k8s.io/v1"}
+	return out
+}
+
+// decode reads JSON or protobuf.
+func (s *Server) decode(body []byte, contentType string, into *unstructured.Unstructured) error {
+	if !strings.Contains(contentType, "protobuf") {
+		return json.Unmarshal(body, &into.Object)
+	}
+	gvk := into.GroupVersionKind()
+	typed, _, err := protobuf.NewSerializer(s.scheme, s.scheme).Decode(body, &gvk, nil)
+	if err != nil {
+		return err
+	}
+	into.Object, err = runtime.DefaultUnstructuredConverter.ToUnstructured(typed)
+	into.SetGroupVersionKind(gvk)
+	return err
+}
+
+func write(w http.ResponseWriter, code int, obj any) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(obj)
+}
+
+func writeError(w http.ResponseWriter, err error) {
+	status := apierrors.APIStatus(nil)
+	if !errors.As(err, &status) {
+		status = apierrors.NewInternalError(err)
+	}
+	out := status.Status()
+	out.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	write(w, int(out.Code), &out)
+}
