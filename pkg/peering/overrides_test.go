@@ -161,14 +161,17 @@ func TestServerAndEndpoint(t *testing.T) {
 	}
 }
 
-// impatient gives up in the wait with that number, after some looks.
-type impatient struct{ after int }
+// impatient gives up in the wait with that number, after a time.
+type impatient struct {
+	after int
+	time.Duration
+}
 
 func (i *impatient) Step(ctx context.Context, name string, do func(context.Context) error) error {
 	if name == "Waiting until packets pass" {
 		if i.after--; i.after == 0 {
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, 3*time.Second)
+			ctx, cancel = context.WithTimeout(ctx, i.Duration)
 			defer cancel()
 		}
 	}
@@ -188,7 +191,7 @@ func TestUnreachableServer(t *testing.T) {
 	t.Run("both", func(t *testing.T) {
 		a, b := twoSites(t)
 		a.deaf, b.deaf = true, true
-		_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Patience: 50 * time.Millisecond}, &impatient{after: 3})
+		_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Patience: 50 * time.Millisecond}, &impatient{3, time.Millisecond})
 		if kindOf(t, err) != NotReady || !strings.Contains(err.Error(), "b called a at 172.18.1.11:30001 (NodePort)") ||
 			!strings.Contains(err.Error(), "a called b at 172.18.2.11:30001 (NodePort)") {
 			t.Error(err)
@@ -200,7 +203,7 @@ func TestUnreachableServer(t *testing.T) {
 	t.Run("the one that the user named", func(t *testing.T) {
 		a, b := twoSites(t)
 		a.deaf = true
-		_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Server: "id-of-a", Patience: 10 * time.Millisecond}, &impatient{after: 1})
+		_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Server: "id-of-a", Patience: 10 * time.Millisecond}, &impatient{1, 3 * time.Second})
 		if kindOf(t, err) != NotReady || strings.Contains(err.Error(), "a called b") || !strings.Contains(err.Error(), "b called a") {
 			t.Error(err)
 		}

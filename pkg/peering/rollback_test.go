@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
@@ -131,7 +132,7 @@ func TestRollback(t *testing.T) {
 		mustPeer(t, a, b, Options{})
 		before := []map[string]any{a.contents(t), b.contents(t)}
 		b.deaf = true
-		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Server: "id-of-b", Image: "image:2"}, &impatient{after: 1}); kindOf(t, err) != NotReady {
+		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Server: "id-of-b", Image: "image:2"}, &impatient{1, time.Second}); kindOf(t, err) != NotReady {
 			t.Error(err)
 		}
 		for i, w := range []*site{a, b} {
