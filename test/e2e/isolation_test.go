@@ -130,8 +130,8 @@ func TestTakenOverGateway(t *testing.T) {
 	}
 	var wg sync.WaitGroup
 	for _, to := range targets {
-		// The peer's pods may have what is real here as mapped; these are pods.
-		if to.addr == pod {
+		// What is an address of the intruder's own pod is itself.
+		if to.addr == evil.pod {
 			continue
 		}
 		wg.Go(func() {
@@ -166,6 +166,8 @@ func TestTakenOverGateway(t *testing.T) {
 // intruder is a process in a gateway's pod that has taken its place.
 type intruder struct {
 	*vantage
+	// pod is the address of the pod that it is in.
+	pod netip.Addr
 	// source is an address that the peer may use, spoofed are others.
 	source  netip.Addr
 	spoofed []netip.Addr
@@ -195,6 +197,7 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 		t.Fatal(err)
 	}
 	plane := p.Spec.Planes[0]
+	evil.pod = p.Status.Planes[0].PodIP.Addr
 	evil.peer = plane.RemoteAddress.Addr
 	var secret struct{ Data map[string][]byte }
 	raw, err = c.Run(ctx, "", "-n", "liqonet-system", "get", "secret", "gateway-"+peer.Name+"-0", "-o", "json")
