@@ -123,7 +123,7 @@ type agent struct {
 }
 
 func (a *agent) run(ctx context.Context) error {
-	links, err := a.kernel.Monitor(ctx, tunnel.InterfaceName, a.machine.underlay)
+	links, err := a.kernel.Monitor(ctx, tunnel.InterfaceName, tunnel.EntryInterface, tunnel.ReceiveInterface, a.machine.underlay)
 	if err != nil {
 		return fmt.Errorf("watch the kernel's links and routes: %w", err)
 	}
@@ -226,6 +226,7 @@ func (a *agent) reconcile(ctx context.Context) error {
 	if _, err := a.device.Configure(ctx, want.tunnel); err != nil {
 		return err
 	}
+	a.receive(ctx, want)
 	changes, err := a.kernel.Apply(ctx, want.overlay)
 	for _, c := range changes {
 		a.Log.Info(c.String())
@@ -236,6 +237,17 @@ func (a *agent) reconcile(ctx context.Context) error {
 	a.probe(ctx, want)
 	a.applied, a.desired = p.Generation, want
 	return nil
+}
+
+// receive leads the tunnel's packets to where they are aggregated. Where the
+// kernel cannot, the tunnel works all the same, and slower.
+func (a *agent) receive(ctx context.Context, want desired) {
+	_, err := nat.ApplyReceive(ctx, nat.Receive{
+		Underlay: want.tunnel.Underlay, Entry: tunnel.EntryInterface, Port: want.tunnel.ListenPort,
+	})
+	if err != nil {
+		a.Log.Warn("packets of the tunnel are not aggregated", "error", err)
+	}
 }
 
 // open opens the tunnel's device, once.

@@ -144,6 +144,9 @@ func (g Gateway) input(f family) []rule {
 			iif(g.Underlay), tcpFlags(tcpSYN|tcpACK, tcpSYN, expr.CmpOpNeq), accept())},
 		{"answers of DNS", join(iif(g.Underlay), udpSport(portDNS), accept())},
 	}
+	if g.Receive != "" {
+		rules = append(rules, rule{"tunnel, aggregated", join(iif(g.Receive), udpDport(g.TunnelPort), accept())})
+	}
 	inside := []struct {
 		name    string
 		matches []expr.Any

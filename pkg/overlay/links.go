@@ -69,6 +69,8 @@ func (a *applier) addLink(want Link, have *link.State) error {
 	changed, err := a.kernel.conn.Ensure(have, link.Want{
 		MTU: want.MTU, MAC: mac[:], Address: want.Local,
 		Neighbors: []link.Neighbor{{Addr: want.Peer, MAC: peer[:]}},
+		// Single packets become large ones again, once for all that follows.
+		Offloads: map[link.Offload]bool{link.GRO: true},
 	})
 	switch details = append(details, changed...); {
 	case action == "added":

@@ -88,6 +88,9 @@ func remove(conn *link.Conn, name string) error {
 	if err != nil {
 		return err
 	}
+	if _, err := removeReceiver(conn, links); err != nil {
+		return fmt.Errorf("remove tunnel %q: %w", name, err)
+	}
 	l := links[name]
 	if l == nil {
 		return nil

@@ -27,6 +27,10 @@ const (
 	InterfaceName = "wg0"
 	// ListenPort of a gateway, UDP.
 	ListenPort uint16 = 51840
+	// EntryInterface and ReceiveInterface are the two ends of a veth pair of the
+	// userspace backend. What is sent into the former is aggregated by the latter.
+	EntryInterface   = "wg0in"
+	ReceiveInterface = "wg0rx"
 	// ProbePort is the UDP port of the echo responder of a gateway.
 	ProbePort uint16 = 6095
 )
@@ -39,7 +43,11 @@ type Config struct {
 	MTU        int
 	// Address is the gateway's own (its overlay address), as a /32 or /128.
 	Address netip.Addr
-	Peer    Peer
+	// Underlay is the interface by which the peer's packets come. The userspace
+	// backend makes EntryInterface and ReceiveInterface for them; it is up to
+	// the caller to lead them there (pkg/nat). Without it there is none.
+	Underlay string
+	Peer     Peer
 }
 
 // Peer is the other gateway.

@@ -227,6 +227,11 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	t.Helper()
 	gateway := c.gatewayState(t, kind)
 	apply(t, c.Gateway.NS, gateway, func() (bool, error) { return nat.ApplyGateway(context.Background(), c.GatewayTable(t)) })
+	apply(t, c.Gateway.NS, gateway, func() (bool, error) {
+		return nat.ApplyReceive(context.Background(), nat.Receive{
+			Underlay: "eth0", Entry: tunnel.EntryInterface, Port: tunnel.ListenPort,
+		})
+	})
 	for i := range c.Nodes {
 		apply(t, c.Nodes[i].NS, c.nodeState(t, kind, i), func() (bool, error) {
 			return nat.ApplyNode(context.Background(), nat.Node{
@@ -289,6 +294,7 @@ func (c *Cluster) GatewayTable(t testing.TB) nat.Gateway {
 		Remote:      []netip.Prefix{r.MappedPods, r.MappedInternal},
 		Nodes:       []netip.Addr{c.outer(t, 0), c.outer(t, 1)},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
+		Receive: tunnel.ReceiveInterface,
 	}
 }
 
@@ -360,7 +366,8 @@ func (n *Topology) tunnel(t testing.TB, backend tunnel.Backend) {
 	config := func(c *Cluster, own, peer wgtypes.Key) tunnel.Config {
 		return tunnel.Config{
 			Name: tunnel.InterfaceName, PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: MTU, Address: c.Overlay.Addr,
-			Peer: tunnel.Peer{PublicKey: peer.PublicKey(), AllowedIPs: []netip.Prefix{r.MappedPods, r.MappedInternal}},
+			Underlay: "eth0",
+			Peer:     tunnel.Peer{PublicKey: peer.PublicKey(), AllowedIPs: []netip.Prefix{r.MappedPods, r.MappedInternal}},
 		}
 	}
 	n.A.Config, n.B.Config = config(n.A, keyA, keyB), config(n.B, keyB, keyA)
