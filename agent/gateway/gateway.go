@@ -239,14 +239,18 @@ func (a *agent) reconcile(ctx context.Context) error {
 	return nil
 }
 
-// receive leads the tunnel's packets to where they are aggregated. Where the
-// kernel cannot, the tunnel works all the same, and slower.
+// receive leads packets to where they are aggregated. Where the kernel cannot,
+// everything works all the same, and slower.
 func (a *agent) receive(ctx context.Context, want desired) {
+	ports := []uint16{overlay.Port}
+	if tunnel.Backend(a.backend) == tunnel.Userspace {
+		ports = append(ports, want.tunnel.ListenPort) // the kernel's WireGuard takes no bundles
+	}
 	_, err := nat.ApplyReceive(ctx, nat.Receive{
-		Underlay: want.tunnel.Underlay, Entry: tunnel.EntryInterface, Port: want.tunnel.ListenPort,
+		Underlay: want.tunnel.Underlay, Entry: tunnel.EntryInterface, Ports: ports,
 	})
 	if err != nil {
-		a.Log.Warn("packets of the tunnel are not aggregated", "error", err)
+		a.Log.Warn("packets are not aggregated", "error", err)
 	}
 }
 

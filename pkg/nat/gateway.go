@@ -145,7 +145,11 @@ func (g Gateway) input(f family) []rule {
 		{"answers of DNS", join(iif(g.Underlay), udpSport(portDNS), accept())},
 	}
 	if g.Receive != "" {
-		rules = append(rules, rule{"tunnel, aggregated", join(iif(g.Receive), udpDport(g.TunnelPort), accept())})
+		rules = append(
+			rules,
+			rule{"overlay, aggregated", join(iif(g.Receive), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, false), accept())},
+			rule{"tunnel, aggregated", join(iif(g.Receive), udpDport(g.TunnelPort), accept())},
+		)
 	}
 	inside := []struct {
 		name    string

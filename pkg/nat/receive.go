@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Receive leads the tunnel's packets, when they come in, into an interface whose
-// other end aggregates them (see pkg/tunnel).
+// Receive leads packets of tunnel and overlay, when they come in, into an
+// interface whose other end aggregates them (see pkg/tunnel).
 type Receive struct {
 	// Underlay is the interface by which they come, Entry the one that they are
 	// sent into. Where one of them is missing, nothing is led anywhere.
 	Underlay, Entry string
-	// Port is the tunnel's UDP port.
-	Port uint16
+	// Ports are UDP ports.
+	Ports []uint16
 }
 
 const receiveChain = "receive"
@@ -53,12 +53,11 @@ func ApplyReceive(ctx context.Context, r Receive) (changed bool, err error) {
 		}
 		return true, nil
 	}
-	want := rule{comment: fmt.Sprintf("from %s (%d) to %s (%d)", r.Underlay, underlay, r.Entry, entry), exprs: udpDport(r.Port)}
-	label, err := want.label(family{nft: nftables.TableFamilyNetdev})
+	rules, labels, err := r.rules(underlay, entry)
 	if err != nil {
 		return false, err
 	}
-	if !have.dormant && len(have.chains) == 1 && have.setCount == 0 && slices.Equal(have.labels[receiveChain], []string{label}) {
+	if !have.dormant && len(have.chains) == 1 && have.setCount == 0 && slices.Equal(have.labels[receiveChain], labels) {
 		return false, nil
 	}
 	if have.exists {
@@ -73,10 +72,29 @@ func ApplyReceive(ctx context.Context, r Receive) (changed bool, err error) {
 	if err := c.Flush(); err != nil {
 		return false, fmt.Errorf("replace nftables table netdev %q: %w", TableName, err)
 	}
-	if err := addForward(want, label, entry); err != nil {
-		return true, fmt.Errorf("add a rule to nftables table netdev %q: %w", TableName, err)
+	for i, rule := range rules {
+		if err := addForward(rule, labels[i], entry); err != nil {
+			return true, fmt.Errorf("add a rule to nftables table netdev %q: %w", TableName, err)
+		}
 	}
 	return true, nil
+}
+
+// rules names the interfaces in the comments, with their numbers, by which the
+// kernel knows them: a rule for what is gone is not the wanted one.
+func (r Receive) rules(underlay, entry uint32) (rules []rule, labels []string, err error) {
+	for _, port := range r.Ports {
+		rule := rule{
+			comment: fmt.Sprintf("port %d: from %s (%d) to %s (%d)", port, r.Underlay, underlay, r.Entry, entry),
+			exprs:   udpDport(port),
+		}
+		label, err := rule.label(family{nft: nftables.TableFamilyNetdev})
+		if err != nil {
+			return nil, nil, err
+		}
+		rules, labels = append(rules, rule), append(labels, label)
+	}
+	return rules, labels, nil
 }
 
 // index is 0 where there is no such interface.
@@ -93,7 +111,7 @@ func readReceive(c *nftables.Conn) (kernelTable, error) {
 }
 
 // addForward appends a rule that sends what matches into an interface, which the
-// nftables library has no expression for: `udp dport 51840 fwd to wg0in`.
+// nftables library has no expression for: `udp dport 51840 fwd to gro0in`.
 func addForward(r rule, label string, to uint32) error {
 	const fam = byte(nftables.TableFamilyNetdev)
 	var elements []byte

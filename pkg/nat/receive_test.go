@@ -16,13 +16,13 @@ func TestReceive(t *testing.T) {
 	netns.Veth(t, ns, "eth0", node, "veth")
 	before := ruleset(t, ns)
 	apply := func() (bool, error) {
-		return nat.ApplyReceive(context.Background(), nat.Receive{Underlay: "eth0", Entry: "wg0in", Port: 51840})
+		return nat.ApplyReceive(context.Background(), nat.Receive{Underlay: "eth0", Entry: "gro0in", Ports: []uint16{51840, 6094}})
 	}
 	link := func(f func(netlink.Link) error) {
 		t.Helper()
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name = "wg0in"
-		ns.Do(t, func() error { return f(&netlink.Veth{LinkAttrs: attrs, PeerName: "wg0rx"}) })
+		attrs.Name = "gro0in"
+		ns.Do(t, func() error { return f(&netlink.Veth{LinkAttrs: attrs, PeerName: "gro0"}) })
 	}
 	expect(t, ns, false, "without the interface", apply)
 	link(netlink.LinkAdd)

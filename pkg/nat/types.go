@@ -18,8 +18,8 @@ type Mapping struct {
 type Gateway struct {
 	// Tunnel is the WireGuard interface, Underlay the pod's own one.
 	Tunnel, Underlay string
-	// Receive is where packets of the tunnel come from as well, once they were
-	// aggregated (see Receive); "" for none.
+	// Receive is where packets of tunnel and overlay come from as well, once they
+	// were aggregated (see Receive); "" for none.
 	Receive string
 	// OverlayPrefix is how the names of the overlay interfaces start.
 	OverlayPrefix string

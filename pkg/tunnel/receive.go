@@ -12,16 +12,17 @@ import (
 
 const kindVeth = "veth"
 
-// ensureReceiver makes the pair of interfaces by which the peer's packets reach
-// wireguard-go in bundles.
+// ensureReceiver makes the pair of interfaces by which packets reach the tunnel
+// and the overlay in bundles.
 //
 // wireguard-go asks the kernel for bundles (UDP_GRO) and relies on getting them:
 // it takes two messages at a time, which are 128 packets in bundles and two
 // without. Packets that another machine sent come without, unless an interface
-// of this namespace aggregates them, and the pod's own cannot: a veth does not
-// aggregate what comes from a peer with segmentation offload (see
-// veth_skb_is_eligible_for_gro in the kernel). So we have a pair of our own whose
-// sending end is without.
+// of this namespace aggregates them. So do the overlay's where the network plugin
+// has a bridge, which takes bundles of encapsulated packets apart. The pod's own
+// interface cannot aggregate: a veth leaves alone what comes from an end with
+// segmentation offload (veth_skb_is_eligible_for_gro in the kernel). So we have a
+// pair whose sending end is without.
 func ensureReceiver(conn *link.Conn, links map[string]*link.State, c Config) (changed bool, err error) {
 	underlay := links[c.Underlay]
 	if underlay == nil || len(underlay.MAC) != 6 {

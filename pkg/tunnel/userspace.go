@@ -122,24 +122,11 @@ func (d *userspaceDevice) Configure(ctx context.Context, c Config) (changed bool
 	if err != nil {
 		return changed || linkChanged, err
 	}
-	receiverChanged, err := d.ensureReceiver(c)
-	changed = changed || receiverChanged
-	if err != nil {
-		return changed || linkChanged, fmt.Errorf("configure tunnel %q: %w", d.name, err)
-	}
 	// It follows the interface, but in a while.
 	if err := d.dev.Up(); err != nil {
 		return changed || linkChanged, fmt.Errorf("start tunnel %q: %w", d.name, err)
 	}
 	return changed || linkChanged, nil
-}
-
-func (d *userspaceDevice) ensureReceiver(c Config) (changed bool, err error) {
-	links, err := d.conn.List()
-	if err != nil {
-		return false, err
-	}
-	return ensureReceiver(d.conn, links, c)
 }
 
 func (d *userspaceDevice) Stats() (Stats, error) {

@@ -194,7 +194,7 @@ func connect(b *testing.B, ctx context.Context, sides [2]*hand, mtu int) {
 // aggregate switches the aggregation of what the tunnel receives.
 func (h *hand) aggregate(b *testing.B, on bool) {
 	b.Helper()
-	r := nat.Receive{Underlay: "eth0", Port: tunnel.ListenPort}
+	r := nat.Receive{Underlay: "eth0", Ports: []uint16{handPort, tunnel.ListenPort}}
 	if on {
 		r.Entry = tunnel.EntryInterface
 	}

@@ -229,7 +229,7 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	apply(t, c.Gateway.NS, gateway, func() (bool, error) { return nat.ApplyGateway(context.Background(), c.GatewayTable(t)) })
 	apply(t, c.Gateway.NS, gateway, func() (bool, error) {
 		return nat.ApplyReceive(context.Background(), nat.Receive{
-			Underlay: "eth0", Entry: tunnel.EntryInterface, Port: tunnel.ListenPort,
+			Underlay: "eth0", Entry: tunnel.EntryInterface, Ports: []uint16{overlay.Port, tunnel.ListenPort},
 		})
 	})
 	for i := range c.Nodes {
