@@ -160,6 +160,7 @@ func connect(b *testing.B, ctx context.Context, sides [2]*hand, mtu int) {
 	client.config.Peer.Keepalive = 5 * time.Second
 	for _, h := range []*hand{server, client} {
 		h.tunnel = dataplane.StartTunnel(b, h.gateway, tunnel.Userspace)
+		share(b, h.gatewayNode, h.tunnel.PID())
 		h.tunnel.Configure(b, h.config)
 		h.aggregate(b, true)
 	}

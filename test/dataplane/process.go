@@ -107,6 +107,9 @@ func StartTunnel(t testing.TB, ns *netns.NS, backend tunnel.Backend) *Tunnel {
 	return p
 }
 
+// PID is the process's number.
+func (p *Tunnel) PID() int { return p.cmd.Process.Pid }
+
 // Stop ends the process; a second call does nothing.
 func (p *Tunnel) Stop() {
 	_ = p.in.Close()
