@@ -46,6 +46,8 @@ func open(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{t: t, ns: netns.New(t, "node")}
 	other := netns.New(t, "other")
+	// A link-local address of eth0 would change by itself: it is tentative first.
+	f.ns.Sysctl(t, "ipv6/conf/default/addr_gen_mode", "1")
 	netns.Veth(t, f.ns, "eth0", other, "eth0")
 	f.ns.Addr(t, "eth0", prefix("192.0.2.1/24"))
 	f.ns.Do(t, func() (err error) {
@@ -172,6 +174,7 @@ func TestRepair(t *testing.T) {
 		"ip neigh add 10.80.31.9 lladdr 02:00:00:00:00:02 dev lq0-0 nud permanent",
 		"ip link set lq0-0 type vxlan remote 192.0.2.9",
 		"ip link set lq0-0 addrgenmode eui64",
+		"ethtool -K lq0-0 gro off",
 		"ip route del 10.61.0.0/16 table 27761 metric 0",
 		"ip route flush table 27762",
 		"ip route replace 10.61.0.0/16 via 10.80.31.254 dev lq0-0 onlink table 27761 proto 108",

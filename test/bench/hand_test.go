@@ -96,6 +96,7 @@ func (h *hand) build(b *testing.B, ctx context.Context, s *side, mtu int) {
 // plug makes a namespace a pod of a node.
 func plug(b *testing.B, pod, node *netns.NS, address netip.Prefix, via netip.Addr, mtu int) {
 	b.Helper()
+	node.Output(b, "ip", "neigh", "flush", "to", address.Addr().String()) // of an earlier run
 	outer := fmt.Sprintf("hand-%d", address.Addr().As4()[3])
 	netns.Veth(b, pod, "eth0", node, outer)
 	node.Enslave(b, outer, "cni0")

@@ -37,11 +37,6 @@ func New(t testing.TB, name string) *NS {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
-		// Addresses are of use at once, and do not change by themselves later on.
-		// Not every kernel has IPv6.
-		for _, conf := range []string{"all", "default"} {
-			_ = os.WriteFile("/proc/sys/net/ipv6/conf/"+conf+"/accept_dad", []byte("0"), 0o644)
-		}
 		var err error
 		ns.file, err = os.Open("/proc/thread-self/ns/net")
 		return err
