@@ -77,7 +77,7 @@ test-e2e: lab image ## tests of the product on lab clusters (root)
 
 .PHONY: bench
 bench: lab image ## speed, as ratios against a baseline of the same run
-	go test -count=1 -timeout 40m -run '^$$' -bench . -benchtime 1x ./test/e2e/...
+	go test -p 1 -count=1 -timeout 40m -run '^$$' -bench . -benchtime 1x ./test/bench/... ./test/e2e/...
 
 .PHONY: lint
 lint: ## static analysis and formatting: what golangci-lint has on by default, and gofumpt

@@ -8,6 +8,7 @@ packages=(
   ca-certificates             # Go modules are fetched by https
   conntrack                   # to look at and delete connections in tests
   containernetworking-plugins # bridge, host-local, portmap, loopback
+  ethtool                     # segmentation offload of nodes is switched off in tests
   iproute2                    # ip, to look at nodes
   iptables                    # kube-proxy, port mappings
   kmod                        # modprobe, for kernels with modules

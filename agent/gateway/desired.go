@@ -90,10 +90,12 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 	d.nat = nat.Gateway{
 		Tunnel: tunnel.InterfaceName, Underlay: m.underlay, OverlayPrefix: overlay.NamePrefix, Local: local, Remote: remote,
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
+		Receive: tunnel.ReceiveInterface,
 	}
 	d.tunnel = tunnel.Config{
 		Name: tunnel.InterfaceName, PrivateKey: m.key, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
-		Peer: tunnel.Peer{PublicKey: remoteKey, Endpoint: m.endpoint, AllowedIPs: remote},
+		Underlay: m.underlay,
+		Peer:     tunnel.Peer{PublicKey: remoteKey, Endpoint: m.endpoint, AllowedIPs: remote},
 	}
 	if plane.Role == v1alpha1.Client {
 		d.tunnel.Peer.Keepalive = keepalive

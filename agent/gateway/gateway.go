@@ -129,7 +129,7 @@ type agent struct {
 }
 
 func (a *agent) run(ctx context.Context) error {
-	links, err := a.kernel.Monitor(ctx, tunnel.InterfaceName, a.machine.underlay)
+	links, err := a.kernel.Monitor(ctx, tunnel.InterfaceName, tunnel.EntryInterface, tunnel.ReceiveInterface, a.machine.underlay)
 	if err != nil {
 		return fmt.Errorf("watch the kernel's links and routes: %w", err)
 	}
@@ -256,6 +256,7 @@ func (a *agent) reconcile(ctx context.Context) error {
 	if _, err := a.device.Configure(ctx, want.tunnel); err != nil {
 		return err
 	}
+	a.receive(ctx, want)
 	changes, err := a.kernel.Apply(ctx, want.overlay)
 	for _, c := range changes {
 		a.Log.Info(c.String())
@@ -266,6 +267,21 @@ func (a *agent) reconcile(ctx context.Context) error {
 	a.probe(ctx, want)
 	a.applied, a.desired, a.sound = p.Generation, want, true
 	return want.leftOut
+}
+
+// receive leads packets to where they are aggregated. Where the kernel cannot,
+// everything works all the same, and slower.
+func (a *agent) receive(ctx context.Context, want desired) {
+	ports := []uint16{overlay.Port}
+	if tunnel.Backend(a.backend) == tunnel.Userspace {
+		ports = append(ports, want.tunnel.ListenPort) // the kernel's WireGuard takes no bundles
+	}
+	_, err := nat.ApplyReceive(ctx, nat.Receive{
+		Underlay: want.tunnel.Underlay, Entry: tunnel.EntryInterface, Ports: ports,
+	})
+	if err != nil {
+		a.Log.Warn("packets are not aggregated", "error", err)
+	}
 }
 
 // open opens the tunnel's device, once.

@@ -20,6 +20,8 @@ type Conn struct {
 	// Handle does what needs no attribute unknown to the netlink library.
 	Handle  *netlink.Handle
 	sockets map[int]*nl.SocketHandle
+	// control is a socket of the namespace for ethtool, which sends nothing.
+	control int
 }
 
 // Open connects to rtnetlink in the calling thread's network namespace.
@@ -37,9 +39,16 @@ func Open() (*Conn, error) {
 	// Extended errors say what the kernel disliked; kernels without them
 	// answer with the number alone.
 	_ = socket.SetExtAck(true)
+	control, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		handle.Close()
+		socket.Close()
+		return nil, fmt.Errorf("open a socket for ethtool: %w", err)
+	}
 	return &Conn{
 		Handle:  handle,
 		sockets: map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}},
+		control: control,
 	}, nil
 }
 
@@ -48,6 +57,9 @@ func (c *Conn) Close() error {
 	c.Handle.Close()
 	for _, s := range c.sockets {
 		s.Close()
+	}
+	if err := unix.Close(c.control); err != nil {
+		return fmt.Errorf("close the socket for ethtool: %w", err)
 	}
 	return nil
 }

@@ -2,9 +2,9 @@
 // rtnetlink, in the network namespace of the calling thread.
 //
 // It is the part that overlay links and tunnels have in common: alias, MTU,
-// address, neighbours, forwarding and reverse path filter. Forwarding and
-// rp_filter are set by netlink and not by /proc/sys, because that is read-only
-// in an unprivileged pod.
+// address, neighbours, forwarding, reverse path filter and offloads. Forwarding
+// and rp_filter are set by netlink and not by /proc/sys, because that is
+// read-only in an unprivileged pod.
 //
 // Out of scope: creating interfaces, routes and rules.
 package link

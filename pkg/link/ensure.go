@@ -21,11 +21,13 @@ type Want struct {
 	MTU int
 	// MAC is nil for interfaces without one.
 	MAC net.HardwareAddr
-	// Address is the only one, as a /32 or /128.
+	// Address is the only one, as a /32 or /128; the zero value means none.
 	Address netip.Addr
 	// Neighbors are the permanent ones; others are removed. Entries that the
 	// kernel learned by itself are left alone.
 	Neighbors []Neighbor
+	// Offloads are switched on or off; those that are not named are left alone.
+	Offloads map[Offload]bool
 }
 
 // Ensure changes what differs between have and want, brings the interface up,
@@ -37,6 +39,15 @@ func (c *Conn) Ensure(have *State, want Want) (changed []string, err error) {
 	if len(attributes) > 0 {
 		if err := c.set(have.Index, false, attributes...); err != nil {
 			return nil, fmt.Errorf("set %v of interface %q: %w", changed, have.Name, err)
+		}
+	}
+	for o, on := range want.Offloads {
+		switched, err := c.ensureOffload(have.Name, o, on)
+		if err != nil {
+			return changed, err
+		}
+		if switched {
+			changed = append(changed, fmt.Sprintf("%s %t", o, on))
 		}
 	}
 	if !have.Up {
@@ -117,7 +128,7 @@ func (c *Conn) ensureAddress(have *State, want netip.Addr) (changed []string, er
 	prefix := netip.PrefixFrom(want, want.BitLen())
 	// The wanted one first, so that a route with it as source can be set
 	// whatever happens to the others.
-	if !slices.Contains(have.Addrs, prefix) {
+	if want.IsValid() && !slices.Contains(have.Addrs, prefix) {
 		if err := c.Handle.AddrReplace(have.Link, &netlink.Addr{IPNet: ipNet(prefix)}); err != nil {
 			return nil, fmt.Errorf("add address %s to interface %q: %w", prefix, have.Name, err)
 		}

@@ -50,7 +50,8 @@ func Purge(ctx context.Context) (changed bool, err error) {
 		return false, fmt.Errorf("list nftables tables: %w", err)
 	}
 	for _, t := range tables {
-		if t.Name == TableName && (t.Family == nftables.TableFamilyIPv4 || t.Family == nftables.TableFamilyIPv6) {
+		if t.Name == TableName && (t.Family == nftables.TableFamilyIPv4 || t.Family == nftables.TableFamilyIPv6 ||
+			t.Family == nftables.TableFamilyNetdev) {
 			c.DelTable(t)
 			changed = true
 		}

@@ -146,6 +146,13 @@ func (g Gateway) input(f family) []rule {
 		{"probes come by overlay and tunnel only", join(iif(g.Underlay), udpDport(g.ProbePort), drop())},
 		{"answers of DNS", join(iif(g.Underlay), udpSport(portDNS), accept())},
 	}
+	if g.Receive != "" {
+		rules = append(
+			rules,
+			rule{"overlay, aggregated", join(iif(g.Receive), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, false), accept())},
+			rule{"tunnel, aggregated", join(iif(g.Receive), udpDport(g.TunnelPort), accept())},
+		)
+	}
 	inside := []struct {
 		name    string
 		matches []expr.Any

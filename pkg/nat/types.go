@@ -3,7 +3,7 @@ package nat
 import "net/netip"
 
 // TableName is the name of the one nftables table of ours per network
-// namespace and address family.
+// namespace and family.
 const TableName = "liqonet"
 
 // Mapping translates a prefix 1:1 into another one of the same length.
@@ -18,6 +18,9 @@ type Mapping struct {
 type Gateway struct {
 	// Tunnel is the WireGuard interface, Underlay the pod's own one.
 	Tunnel, Underlay string
+	// Receive is where packets of tunnel and overlay come from as well, once they
+	// were aggregated (see Receive); "" for none.
+	Receive string
 	// OverlayPrefix is how the names of the overlay interfaces start.
 	OverlayPrefix string
 	// Local are the own cluster's ranges that the peer may reach, pods and

@@ -48,6 +48,8 @@ func open(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{t: t, ns: netns.New(t, "node")}
 	other := netns.New(t, "other")
+	// A link-local address of eth0 would change by itself: it is tentative first.
+	f.ns.Sysctl(t, "ipv6/conf/default/addr_gen_mode", "1")
 	netns.Veth(t, f.ns, "eth0", other, "eth0")
 	// Its link-local address would come while a test looks for changes.
 	f.ns.Sysctl(t, "ipv6/conf/eth0/disable_ipv6", "1")
@@ -226,6 +228,7 @@ func TestRepair(t *testing.T) {
 		"echo 0 > /proc/sys/net/ipv4/conf/lq0-0/forwarding",
 		"echo 1 > /proc/sys/net/ipv4/conf/lq0-0/rp_filter",
 		"ip link set lq0-0 addrgenmode eui64",
+		"ethtool -K lq0-0 gro off",
 		"ip route del 10.61.0.0/16 table 27761 metric 0",
 		"ip route flush table 27762",
 		"ip route replace 10.61.0.0/16 via 10.80.31.254 dev lq0-0 onlink table 27761 proto 108",

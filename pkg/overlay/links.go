@@ -73,6 +73,8 @@ func (a *applier) addLink(want Link, have *link.State) error {
 	changed, err := a.kernel.conn.Ensure(have, link.Want{
 		MTU: want.MTU, MAC: want.LocalMAC[:], Address: want.Local,
 		Neighbors: []link.Neighbor{{Addr: want.Peer, MAC: want.PeerMAC[:]}},
+		// Single packets become large ones again, once for all that follows.
+		Offloads: map[link.Offload]bool{link.GRO: true},
 	})
 	if err == nil && want.Kind == VXLAN && action != "added" {
 		var forwarding []string

@@ -88,6 +88,9 @@ func remove(conn *link.Conn, name string) error {
 	if err != nil {
 		return err
 	}
+	if _, err := removeReceiver(conn, links); err != nil {
+		return fmt.Errorf("remove tunnel %q: %w", name, err)
+	}
 	l := links[name]
 	if l == nil {
 		return nil
@@ -141,7 +144,7 @@ func (c Config) validate(name string) error {
 	return nil
 }
 
-// ensureLink makes the interface's own attributes right.
+// ensureLink makes the interface's own attributes right, and the pair before it.
 func ensureLink(conn *link.Conn, name string, c Config) (changed bool, err error) {
 	links, err := conn.List()
 	if err != nil {
@@ -152,7 +155,14 @@ func ensureLink(conn *link.Conn, name string, c Config) (changed bool, err error
 		return false, fmt.Errorf("configure tunnel %q: the interface is gone", name)
 	}
 	changes, err := conn.Ensure(l, link.Want{MTU: c.MTU, Address: c.Address})
-	return len(changes) > 0, err
+	if err != nil {
+		return len(changes) > 0, err
+	}
+	changed, err = ensureReceiver(conn, links, c)
+	if err != nil {
+		return changed, fmt.Errorf("configure tunnel %q: %w", name, err)
+	}
+	return changed || len(changes) > 0, nil
 }
 
 // difference returns what WireGuard must be told, nil for nothing. applied is

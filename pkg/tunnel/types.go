@@ -28,6 +28,10 @@ const (
 	InterfaceName = "wg0"
 	// ListenPort of a gateway, UDP.
 	ListenPort uint16 = 51840
+	// EntryInterface and ReceiveInterface are the two ends of a veth pair in a
+	// gateway. What is sent into the former is aggregated by the latter.
+	EntryInterface   = "gro0in"
+	ReceiveInterface = "gro0"
 	// ProbePort is the UDP port of the echo responder of a gateway.
 	ProbePort uint16 = 6095
 )
@@ -49,7 +53,11 @@ type Config struct {
 	MTU        int
 	// Address is the gateway's own (its overlay address), as a /32 or /128.
 	Address netip.Addr
-	Peer    Peer
+	// Underlay is the interface by which packets of the peer and of nodes come.
+	// EntryInterface and ReceiveInterface are made for them; it is up to the
+	// caller to lead them there (pkg/nat). Without it there is no such pair.
+	Underlay string
+	Peer     Peer
 }
 
 // Peer is the other gateway.

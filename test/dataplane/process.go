@@ -115,6 +115,9 @@ func StartTunnel(t testing.TB, ns Namespace, backend tunnel.Backend, name string
 	return p
 }
 
+// PID is the process's number.
+func (p *Tunnel) PID() int { return p.cmd.Process.Pid }
+
 // Stop ends the process; a second call does nothing.
 func (p *Tunnel) Stop() {
 	_ = p.in.Close()

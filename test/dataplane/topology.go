@@ -270,6 +270,11 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	t.Helper()
 	gateway := c.gatewayState(t, kind)
 	apply(t, c.Gateway.NS, gateway, func() (bool, error) { return nat.ApplyGateway(context.Background(), c.GatewayTable(t)) })
+	apply(t, c.Gateway.NS, gateway, func() (bool, error) {
+		return nat.ApplyReceive(context.Background(), nat.Receive{
+			Underlay: "eth0", Entry: tunnel.EntryInterface, Ports: []uint16{overlay.Port, tunnel.ListenPort},
+		})
+	})
 	for i := range c.Nodes {
 		apply(t, c.Nodes[i].NS, c.nodeState(t, kind, i), func() (bool, error) {
 			table, err := nat.ApplyNode(context.Background(), c.nodeTable(i))
@@ -353,6 +358,7 @@ func (c *Cluster) GatewayTable(t testing.TB) nat.Gateway {
 		Remote:      r.Remote(),
 		Nodes:       []netip.Addr{c.Outer(t, 0), c.Outer(t, 1)},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
+		Receive: tunnel.ReceiveInterface,
 	}
 	for _, h := range c.Exposed {
 		g.Local = append(g.Local, nat.Mapping{Real: netip.PrefixFrom(h.Addr, 32), Mapped: netip.PrefixFrom(h.Mapped, 32)})
@@ -436,7 +442,8 @@ func (n *Topology) tunnel(t testing.TB, o Options) {
 	config := func(c *Cluster, own, peer wgtypes.Key) tunnel.Config {
 		return tunnel.Config{
 			Name: tunnel.InterfaceName, PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: o.MTU(), Address: c.Overlay.Addr,
-			Peer: tunnel.Peer{PublicKey: peer.PublicKey(), AllowedIPs: r.Remote()},
+			Underlay: "eth0",
+			Peer:     tunnel.Peer{PublicKey: peer.PublicKey(), AllowedIPs: r.Remote()},
 		}
 	}
 	n.A.Config, n.B.Config = config(n.A, keyA, keyB), config(n.B, keyB, keyA)

@@ -193,3 +193,15 @@ func (ns *NS) withLink(t testing.TB, name string, f func(netlink.Link) error) {
 func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
+
+// Open takes a namespace that there is already, by a file such as
+// /run/netns/NAME or /proc/PID/ns/net, until the end of the test.
+func Open(t testing.TB, name, file string) *NS {
+	t.Helper()
+	f, err := os.Open(file)
+	if err != nil {
+		t.Fatalf("open namespace %s: %v", name, err)
+	}
+	t.Cleanup(func() { _ = f.Close() })
+	return &NS{Name: name, file: f}
+}

@@ -18,7 +18,7 @@ import (
 func modules() []string {
 	return []string{
 		"veth", "bridge", "tun", "vxlan", "geneve", "wireguard", "nf_conntrack", "nf_tables", "nft_ct", "nft_nat",
-		"nft_masq", "nft_chain_nat", "nft_fib", "nft_fib_ipv4",
+		"nft_masq", "nft_chain_nat", "nft_fib", "nft_fib_ipv4", "nft_fwd_netdev",
 	}
 }
 

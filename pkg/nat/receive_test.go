@@ -1,0 +1,72 @@
+package nat_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+func TestReceive(t *testing.T) {
+	ns, node := netns.New(t, "gateway"), netns.New(t, "node")
+	netns.Veth(t, ns, "eth0", node, "veth")
+	before := ruleset(t, ns)
+	apply := func() (bool, error) {
+		return nat.ApplyReceive(context.Background(), nat.Receive{Underlay: "eth0", Entry: "gro0in", Ports: []uint16{51840, 6094}})
+	}
+	link := func(f func(netlink.Link) error) {
+		t.Helper()
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "gro0in"
+		ns.Do(t, func() error { return f(&netlink.Veth{LinkAttrs: attrs, PeerName: "gro0"}) })
+	}
+	expect(t, ns, false, "without the interface", apply)
+	link(netlink.LinkAdd)
+	expect(t, ns, true, "first", apply)
+	expect(t, ns, false, "again", apply)
+	applied := ruleset(t, ns)
+	signals := monitor(t, ns)
+	for _, damage := range []string{
+		"delete table netdev liqonet",
+		"flush table netdev liqonet",
+		"add table netdev liqonet { flags dormant; }",
+		"flush chain netdev liqonet receive; delete chain netdev liqonet receive",
+		"insert rule netdev liqonet receive drop",
+		"add rule netdev liqonet receive udp dport 1 drop",
+		"add chain netdev liqonet extra",
+		"add set netdev liqonet extra { type ipv4_addr; }",
+	} {
+		ns.Output(t, "nft", damage)
+		signal(t, signals, damage)
+		expect(t, ns, true, damage, apply)
+		if diff := cmp.Diff(applied, ruleset(t, ns)); diff != "" {
+			t.Errorf("%s: not as before (-before +after):\n%s", damage, diff)
+		}
+		expect(t, ns, false, damage+", again", apply)
+		for len(signals) > 0 {
+			<-signals
+		}
+	}
+
+	// Rules know interfaces by number.
+	link(netlink.LinkDel)
+	link(netlink.LinkAdd)
+	expect(t, ns, true, "a new interface", apply)
+	expect(t, ns, false, "a new interface, again", apply)
+	link(netlink.LinkDel)
+	expect(t, ns, true, "the interface is gone", apply)
+	if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
+		t.Errorf("something was left or taken:\n%s", diff)
+	}
+
+	link(netlink.LinkAdd)
+	expect(t, ns, true, "once more", apply)
+	expect(t, ns, true, "purge", func() (bool, error) { return nat.Purge(context.Background()) })
+	if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
+		t.Errorf("purging left or took something:\n%s", diff)
+	}
+}

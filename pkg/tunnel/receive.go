@@ -1,0 +1,97 @@
+package tunnel
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/link"
+)
+
+const kindVeth = "veth"
+
+// ensureReceiver makes the pair of interfaces by which packets reach the tunnel
+// and the overlay in bundles.
+//
+// wireguard-go asks the kernel for bundles (UDP_GRO) and relies on getting them:
+// it takes two messages at a time, which are 128 packets in bundles and two
+// without. Packets that another machine sent come without, unless an interface
+// of this namespace aggregates them. So do the overlay's where the network plugin
+// has a bridge, which takes bundles of encapsulated packets apart. The pod's own
+// interface cannot aggregate: a veth leaves alone what comes from an end with
+// segmentation offload (veth_skb_is_eligible_for_gro in the kernel). So we have a
+// pair whose sending end is without.
+func ensureReceiver(conn *link.Conn, links map[string]*link.State, c Config) (changed bool, err error) {
+	underlay := links[c.Underlay]
+	if underlay == nil || len(underlay.MAC) != 6 {
+		return removeReceiver(conn, links)
+	}
+	entry, receive := links[EntryInterface], links[ReceiveInterface]
+	for _, l := range []*link.State{entry, receive} {
+		if l != nil && !isReceiver(l) {
+			return false, fmt.Errorf("interface %q is not ours (kind %q, alias %q)", l.Name, l.Kind, l.Alias)
+		}
+	}
+	if entry == nil || receive == nil {
+		if _, err := removeReceiver(conn, links); err != nil {
+			return false, err
+		}
+		if entry, receive, err = addReceiver(conn); err != nil || entry == nil {
+			return false, err
+		}
+		changed = true
+	}
+	// The address lets the loose reverse path filter pass, and the MAC is that to
+	// which the packets were sent.
+	receiveChanges, err := conn.Ensure(receive, link.Want{
+		MTU: underlay.MTU, MAC: underlay.MAC, Address: c.Address, Offloads: map[link.Offload]bool{link.GRO: true},
+	})
+	if err != nil {
+		return changed, err
+	}
+	entryChanges, err := conn.Ensure(entry, link.Want{
+		MTU: underlay.MTU, Offloads: map[link.Offload]bool{link.TSO: false},
+	})
+	return changed || len(receiveChanges) > 0 || len(entryChanges) > 0, err
+}
+
+// addReceiver returns nothing where the kernel has no such interfaces.
+func addReceiver(conn *link.Conn) (entry, receive *link.State, err error) {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = EntryInterface
+	err = conn.Handle.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: ReceiveInterface})
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("add interfaces %q and %q: %w", EntryInterface, ReceiveInterface, err)
+	}
+	if entry, err = conn.Get(EntryInterface); err != nil {
+		return nil, nil, err
+	}
+	receive, err = conn.Get(ReceiveInterface)
+	return entry, receive, err
+}
+
+// removeReceiver removes the pair, or what is left of it.
+func removeReceiver(conn *link.Conn, links map[string]*link.State) (changed bool, err error) {
+	for _, name := range []string{EntryInterface, ReceiveInterface} {
+		l := links[name]
+		if l == nil || !isReceiver(l) {
+			continue
+		}
+		// One goes with the other.
+		if err := conn.Handle.LinkDel(l.Link); err != nil && !errors.Is(err, unix.ENODEV) {
+			return changed, fmt.Errorf("remove interface %q: %w", name, err)
+		}
+		changed = true
+	}
+	return changed, nil
+}
+
+// isReceiver recognises ours; one without an alias was just made.
+func isReceiver(l *link.State) bool {
+	return l.Kind == kindVeth && (l.Alias == link.Alias || l.Alias == "")
+}

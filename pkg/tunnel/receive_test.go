@@ -1,0 +1,89 @@
+package tunnel_test
+
+import (
+	"context"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/liqonet/liqonet/pkg/tunnel"
+)
+
+// TestReceiver damages the pair of interfaces that aggregates, which the next
+// Configure makes up for.
+func TestReceiver(t *testing.T) {
+	if os.Getenv("LIQONET_TEST_BACKENDS") == "all" {
+		t.Skip("there is no ethtool in the virtual machine")
+	}
+	server, client := pair(t, tunnel.Userspace)
+	configure := func(want bool, what string) {
+		t.Helper()
+		if got := server.proc.Configure(t, *server.tunnel); got != want {
+			t.Errorf("%s: changed is %v", what, got)
+		}
+		if server.proc.Configure(t, *server.tunnel) {
+			t.Errorf("%s: configuring again changed something", what)
+		}
+	}
+	configure(false, "without underlay")
+	server.tunnel.Underlay = "eth0"
+	configure(true, "first")
+
+	link := func(name string, f func(netlink.Link) error) {
+		t.Helper()
+		server.ns.Do(t, func() error {
+			l, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			return f(l)
+		})
+	}
+	for _, name := range []string{tunnel.EntryInterface, tunnel.ReceiveInterface} {
+		for what, damage := range map[string]func(netlink.Link) error{
+			"mtu":     func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) },
+			"down":    netlink.LinkSetDown,
+			"deleted": netlink.LinkDel,
+			"alias":   func(l netlink.Link) error { return netlink.LinkSetAlias(l, "") },
+		} {
+			link(name, damage)
+			configure(true, name+" "+what)
+		}
+	}
+	for name, offload := range map[string]string{tunnel.EntryInterface: "tso on", tunnel.ReceiveInterface: "gro off"} {
+		feature, state, _ := strings.Cut(offload, " ")
+		server.ns.Output(t, "ethtool", "-K", name, feature, state)
+		configure(true, name+" "+offload)
+	}
+	// It has to take what is sent to the underlay's MAC.
+	link("eth0", func(l netlink.Link) error {
+		mac := append([]byte{}, l.Attrs().HardwareAddr...)
+		mac[5]++
+		return netlink.LinkSetHardwareAddr(l, mac)
+	})
+	configure(true, "mac of the underlay")
+	client.ns.Output(t, "ip", "neigh", "flush", "dev", "eth0")
+	link("eth0", func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1450) })
+	configure(true, "mtu of the underlay")
+	ping(t, client, 0)
+
+	server.tunnel.Underlay = ""
+	configure(true, "without underlay again")
+	server.tunnel.Underlay = "eth0"
+	configure(true, "once more")
+	server.proc.Stop()
+	server.ns.Do(t, func() error {
+		if err := tunnel.Remove(context.Background(), tunnel.InterfaceName); err != nil {
+			return err
+		}
+		links, err := netlink.LinkList()
+		for _, l := range links {
+			if name := l.Attrs().Name; name != "lo" && name != "eth0" {
+				t.Errorf("interface %s was left", name)
+			}
+		}
+		return err
+	})
+}

@@ -1,0 +1,78 @@
+package bench
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/liqonet/liqonet/test/lab"
+)
+
+// cgroups is where control groups are mounted.
+const cgroups = "/sys/fs/cgroup"
+
+// share puts a process into the CPU group of the gateway on a node, so that the
+// tunnel by hand gets as much of the CPU as the product's.
+func share(b *testing.B, n *lab.Node, pid int) {
+	b.Helper()
+	gateway, err := gatewayProcess(n)
+	if err != nil {
+		b.Fatal(err)
+	}
+	group, err := cpuGroup(gateway)
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+		b.Fatalf("give the tunnel by hand the gateway's share of the CPU: %v", err)
+	}
+}
+
+// gatewayProcess returns the directory of the process of the gateway on a node.
+func gatewayProcess(n *lab.Node) (string, error) {
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		return "", err
+	}
+	for _, proc := range processes {
+		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
+		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
+		if bytes.Contains(cmdline, []byte("liqonet-agent\x00gateway\x00")) &&
+			bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/"+n.Name+"/")) {
+			return proc, nil
+		}
+	}
+	return "", fmt.Errorf("found no gateway's process on node %s", n.Name)
+}
+
+// cpuGroup returns the directory of a process's CPU group, in version 1 or 2 of
+// control groups (see cgroups(7)).
+func cpuGroup(proc string) (string, error) {
+	raw, err := os.ReadFile(filepath.Join(proc, "cgroup"))
+	if err != nil {
+		return "", err
+	}
+	unified := ""
+	for line := range strings.Lines(string(raw)) {
+		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(parts) != 3 {
+			continue
+		}
+		for controller := range strings.SplitSeq(parts[1], ",") {
+			if controller == "cpu" {
+				return filepath.Join(cgroups, parts[1], parts[2]), nil
+			}
+		}
+		if parts[1] == "" {
+			unified = filepath.Join(cgroups, parts[2])
+		}
+	}
+	if unified == "" {
+		return "", fmt.Errorf("%s has no CPU group: %s", proc, raw)
+	}
+	return unified, nil
+}

@@ -1,0 +1,93 @@
+package dataplane_test
+
+import (
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// ethernet is the length of the header that counters include.
+const ethernet = 14
+
+// TestAggregation has nodes send single packets, as machines with plain network
+// cards do: the gateways must make bundles of them, or each packet costs what a
+// bundle does.
+func TestAggregation(t *testing.T) {
+	if os.Getenv("LIQONET_TEST_BACKENDS") == "all" {
+		t.Skip("there is no ethtool in the virtual machine")
+	}
+	n := dataplane.New(t, pairs()[0])
+	for _, c := range []*dataplane.Cluster{n.A, n.B} {
+		for i := range c.Nodes {
+			// Each in a command of its own: what is off already is an error for some versions.
+			for _, offload := range []string{"tso", "gso", "tx-udp-segmentation"} {
+				c.Nodes[i].Output(t, "ethtool", "-K", "eth0", offload, "off")
+			}
+		}
+	}
+	server := n.B.Nodes[1].Pod
+	dataplane.ServeTCP(t, server.NS, dataplane.WebPort)
+	before := counters(t, n.A, n.B)
+	if _, err := dataplane.TCP(n.A.Nodes[1].Pod.NS, server.Mapped, dataplane.WebPort, 64<<20); err != nil {
+		t.Fatal(err)
+	}
+	after := counters(t, n.A, n.B)
+	between := func(name string) int { return after[name].mean(before[name]) }
+	for _, plain := range []string{"b entered", "b left"} {
+		if size := between(plain); size > dataplane.UnderlayMTU+ethernet {
+			t.Errorf("%s: packets had %d bytes on average, and should have been single ones", plain, size)
+		}
+	}
+	// Without aggregation it is two packets.
+	const least = 4 * dataplane.MTU
+	for _, bundled := range []string{"a to wireguard", "b from wireguard"} {
+		if size := between(bundled); size < least {
+			t.Errorf("%s: packets had %d bytes on average, and should have %d or more", bundled, size, least)
+		}
+	}
+}
+
+type counter struct{ bytes, packets int }
+
+func (c counter) mean(before counter) int {
+	return (c.bytes - before.bytes) / max(1, c.packets-before.packets)
+}
+
+// counters are those of the interfaces on the way from a to b.
+func counters(t *testing.T, a, b *dataplane.Cluster) map[string]counter {
+	t.Helper()
+	return map[string]counter{
+		"a to wireguard":   read(t, a.Gateway.NS, tunnel.InterfaceName, 8),
+		"b entered":        read(t, b.Gateway.NS, tunnel.EntryInterface, 8),
+		"b from wireguard": read(t, b.Gateway.NS, tunnel.InterfaceName, 0),
+		"b left":           read(t, b.Nodes[1].NS, "eth0", 0),
+	}
+}
+
+// read reads bytes and packets from /proc/net/dev: received ones from column 0,
+// sent ones from column 8.
+func read(t *testing.T, ns *netns.NS, dev string, column int) (c counter) {
+	t.Helper()
+	for line := range strings.Lines(ns.Output(t, "cat", "/proc/net/dev")) {
+		name, numbers, ok := strings.Cut(line, ":")
+		fields := strings.Fields(numbers)
+		if !ok || strings.TrimSpace(name) != dev || len(fields) < column+2 {
+			continue
+		}
+		var err error
+		if c.bytes, err = strconv.Atoi(fields[column]); err != nil {
+			t.Fatal(err)
+		}
+		if c.packets, err = strconv.Atoi(fields[column+1]); err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	t.Fatalf("%s has no interface %s", ns.Name, dev)
+	return c
+}

@@ -1,0 +1,247 @@
+// Package load measures a path between two network namespaces: how many bytes
+// per second TCP carries over it, how many requests are answered, and how late
+// the slowest answers are.
+//
+// Both ends are goroutines of this process, whose sockets were opened inside of
+// the namespaces, so what is compared differs in nothing but the path. Figures
+// of different runs, or of different machines, cannot be compared: measure in
+// turn, and compare in pairs.
+package load
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Path is from where to where. A place runs a function in a network namespace,
+// on a thread of its own.
+type Path struct {
+	From, To func(func() error) error
+	// Listen is the server's own address, Address the one by which the client
+	// knows it.
+	Listen, Address netip.Addr
+}
+
+const (
+	// patience bounds connecting, and any one answer.
+	patience = 10 * time.Second
+	// warmUp is what a TCP connection gets to open its window.
+	warmUp = 300 * time.Millisecond
+	// chunk is what is written and read at once, in bytes.
+	chunk = 256 << 10
+	// question is the size of a request and of its answer, in bytes.
+	question = 64
+)
+
+// listen opens a server at the far end.
+func (p Path) listen() (l net.Listener, err error) {
+	err = p.To(func() error {
+		l, err = net.Listen("tcp4", netip.AddrPortFrom(p.Listen, 0).String())
+		return err
+	})
+	return l, err
+}
+
+// connect opens a connection and returns both of its ends.
+func (p Path) connect(ctx context.Context, l net.Listener) (client, server net.Conn, err error) {
+	type accepted struct {
+		conn net.Conn
+		err  error
+	}
+	done := make(chan accepted, 1)
+	go func() {
+		conn, err := l.Accept()
+		done <- accepted{conn, err}
+	}()
+	port := l.Addr().(*net.TCPAddr).AddrPort().Port()
+	to := netip.AddrPortFrom(p.Address, port).String()
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	err = p.From(func() error {
+		// Literal addresses of one family: the connection is made on this thread.
+		client, err = (&net.Dialer{}).DialContext(ctx, "tcp4", to)
+		return err
+	})
+	if err != nil {
+		_ = l.Close() // ends the waiting
+		<-done
+		return nil, nil, fmt.Errorf("connect to %s: %w", to, err)
+	}
+	a := <-done
+	return client, a.conn, a.err
+}
+
+// Throughput sends over some TCP connections at once for about a duration, and
+// returns the bits per second that arrived.
+func Throughput(ctx context.Context, p Path, streams int, duration time.Duration) (float64, error) {
+	l, err := p.listen()
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	var all []net.Conn
+	defer func() {
+		for _, c := range all {
+			_ = c.Close()
+		}
+	}()
+	var received atomic.Int64
+	var wg sync.WaitGroup
+	for range streams {
+		client, server, err := p.connect(ctx, l)
+		if err != nil {
+			return 0, err
+		}
+		all = append(all, client, server)
+		for _, c := range []net.Conn{client, server} {
+			if err := c.SetDeadline(time.Now().Add(warmUp + duration + patience)); err != nil {
+				return 0, err
+			}
+		}
+		// Both end when the connections are closed.
+		wg.Go(func() { send(client) })
+		wg.Go(func() { receive(server, &received) })
+	}
+	count := func(for_ time.Duration) (int64, time.Duration) {
+		before, start := received.Load(), time.Now()
+		select {
+		case <-ctx.Done():
+		case <-time.After(for_):
+		}
+		return received.Load() - before, time.Since(start)
+	}
+	count(warmUp)
+	bytes, took := count(duration)
+	// A machine that is busy with something else may do nothing for long.
+	for late := time.Duration(0); bytes == 0 && late < patience && ctx.Err() == nil; late += duration {
+		more, longer := count(duration)
+		bytes, took = more, took+longer
+	}
+	for _, c := range all {
+		_ = c.Close()
+	}
+	wg.Wait()
+	if bytes == 0 {
+		return 0, errors.Join(fmt.Errorf("nothing arrived at %s within %s", p.Address, took.Round(time.Millisecond)), ctx.Err())
+	}
+	return float64(bytes) * 8 / took.Seconds(), ctx.Err()
+}
+
+func send(c net.Conn) {
+	buf := make([]byte, chunk)
+	for {
+		if _, err := c.Write(buf); err != nil {
+			return
+		}
+	}
+}
+
+func receive(c net.Conn, received *atomic.Int64) {
+	buf := make([]byte, chunk)
+	for {
+		n, err := c.Read(buf)
+		received.Add(int64(n))
+		if err != nil {
+			return
+		}
+	}
+}
+
+// Answers is what Requests measured.
+type Answers struct {
+	// PerSecond is the number of requests that were answered.
+	PerSecond float64
+	// Median and P99 are times from the request to its answer.
+	Median, P99 time.Duration
+}
+
+// Rate is the number of requests that were answered per second.
+func (a Answers) Rate() float64 { return a.PerSecond }
+
+// Requests has some clients send a small request over TCP and wait for its
+// answer, again and again for a duration.
+func Requests(ctx context.Context, p Path, clients int, duration time.Duration) (Answers, error) {
+	l, err := p.listen()
+	if err != nil {
+		return Answers{}, err
+	}
+	defer l.Close()
+	var wg sync.WaitGroup
+	var all []net.Conn
+	defer func() {
+		for _, c := range all {
+			_ = c.Close()
+		}
+		wg.Wait()
+	}()
+	times := make([][]time.Duration, clients)
+	errs := make([]error, clients)
+	var asking sync.WaitGroup
+	var ends []net.Conn
+	for range clients {
+		client, server, err := p.connect(ctx, l)
+		if err != nil {
+			return Answers{}, err
+		}
+		all, ends = append(all, client, server), append(ends, client)
+		wg.Go(func() { answer(server) })
+	}
+	start := time.Now()
+	for i, c := range ends {
+		asking.Go(func() { times[i], errs[i] = ask(ctx, c, start.Add(duration)) })
+	}
+	asking.Wait()
+	took := time.Since(start)
+	if err := errors.Join(errs...); err != nil {
+		return Answers{}, fmt.Errorf("requests to %s: %w", p.Address, err)
+	}
+	rtt := slices.Concat(times...)
+	if len(rtt) == 0 {
+		return Answers{}, fmt.Errorf("no request to %s was answered within %s", p.Address, duration)
+	}
+	slices.Sort(rtt)
+	return Answers{
+		PerSecond: float64(len(rtt)) / took.Seconds(), Median: rtt[len(rtt)/2], P99: rtt[len(rtt)*99/100],
+	}, nil
+}
+
+func ask(ctx context.Context, c net.Conn, until time.Time) ([]time.Duration, error) {
+	if err := c.SetDeadline(until.Add(patience)); err != nil {
+		return nil, err
+	}
+	var out []time.Duration
+	buf := make([]byte, question)
+	for start := time.Now(); start.Before(until) && ctx.Err() == nil; {
+		if _, err := c.Write(buf); err != nil {
+			return out, err
+		}
+		if _, err := io.ReadFull(c, buf); err != nil {
+			return out, err
+		}
+		now := time.Now()
+		out = append(out, now.Sub(start))
+		start = now
+	}
+	return out, ctx.Err()
+}
+
+// answer ends when the connection is closed.
+func answer(c net.Conn) {
+	buf := make([]byte, question)
+	for {
+		if _, err := io.ReadFull(c, buf); err != nil {
+			return
+		}
+		if _, err := c.Write(buf); err != nil {
+			return
+		}
+	}
+}
