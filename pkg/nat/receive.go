@@ -165,7 +165,7 @@ func sendBatch(fam byte, typ int, data []byte) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	// struct nfgenmsg: family, version, resource in network byte order.
 	generic := func(fam byte, resource uint16) []byte {
 		return binary.BigEndian.AppendUint16([]byte{fam, unix.NFNETLINK_V0}, resource)
