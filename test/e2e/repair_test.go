@@ -156,7 +156,7 @@ func TestSelfRepair(t *testing.T) {
 	}
 	node := &patient{target.vantage, agents[target.vantage], "pods"}
 	eventually(t, ctx, repairTimeout+callTimeout, "rules in a chain of others that drops", func() string {
-		if out, err := target.shell(ctx, "nft list table inet fw"); err != nil || strings.Count(out, "liqonet: ") != 2 {
+		if out, err := target.shell(ctx, "nft list table inet fw"); err != nil || !strings.Contains(out, "liqonet: from peers") || !strings.Contains(out, "liqonet: to peers") {
 			return fmt.Sprint(out, err)
 		}
 		return ""
