@@ -135,10 +135,8 @@ func checkLedger(t *testing.T, s *fakeapi.Server, peers int) {
 // Twenty processes peer with one hub at the same time: all succeed, and nothing
 // is given out twice. Then twenty take it all away.
 func TestPeerAtOnce(t *testing.T) {
-	n := 20
-	if testing.Short() {
-		n = 5
-	}
+	notShort(t)
+	const n = 20
 	hub, spokes, file := hubAndSpokes(t, n)
 	var peer, unpeer []string
 	for i := range n {
@@ -177,10 +175,8 @@ func TestPeerAtOnce(t *testing.T) {
 
 // One command peers a hub with 64 spokes.
 func TestManySpokes(t *testing.T) {
-	n := 64
-	if testing.Short() {
-		n = 4
-	}
+	notShort(t)
+	const n = 64
 	hub, spokes, file := hubAndSpokes(t, n)
 	var names []string
 	for i := range n {
@@ -215,4 +211,13 @@ func ledgerOf(t *testing.T, s *fakeapi.Server) *v1alpha1.ClusterNetwork {
 		t.Fatal(err)
 	}
 	return cn
+}
+
+// notShort leaves a test out of -short: what it plays takes minutes with the race
+// detector. Without it, make test-kernel runs all.
+func notShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes long with the race detector")
+	}
 }

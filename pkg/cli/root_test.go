@@ -146,6 +146,7 @@ func TestUnreachable(t *testing.T) {
 // TestSilentServer: a server that takes connections and never answers does not
 // hold a command for longer than --timeout.
 func TestSilentServer(t *testing.T) {
+	notShort(t)
 	home := isolate(t)
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	defer server.Close()

@@ -92,6 +92,11 @@ func OverlayKeyOf(key []byte) OverlayKey {
 	return OverlayKey(hex.EncodeToString(sum[:8]))
 }
 
+// OverlayKeyIn is the one that the pods of a template have, empty if they have none.
+func OverlayKeyIn(pod *corev1.PodTemplateSpec) OverlayKey {
+	return OverlayKey(pod.Annotations[annotationOverlay])
+}
+
 // OverlaySecret holds the key of a cluster's overlay.
 func OverlaySecret(key []byte) *corev1.Secret {
 	return &corev1.Secret{

@@ -25,6 +25,7 @@ func changes(p *Plan) (out []string) {
 
 // A pod range that a cluster gets later is added, and what was there stays.
 func TestPodRangeAdded(t *testing.T) {
+	notShort(t)
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{})
 	specB := b.peering(t).Spec
@@ -69,6 +70,7 @@ func TestPodRangeAdded(t *testing.T) {
 
 // A subnet that a node gets later moves only the range that it is in the way of.
 func TestNodeSubnetAdded(t *testing.T) {
+	notShort(t)
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{})
 	was := b.peering(t).Spec

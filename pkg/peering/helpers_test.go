@@ -158,3 +158,12 @@ func ipv4Prefixes(ss ...string) (out []netip.Prefix) {
 	}
 	return out
 }
+
+// notShort leaves a test out of -short: what it plays takes minutes with the race
+// detector. Without it, make test-kernel runs all.
+func notShort(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes long with the race detector")
+	}
+}

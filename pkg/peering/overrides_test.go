@@ -126,6 +126,7 @@ func TestWishedRanges(t *testing.T) {
 }
 
 func TestServerAndEndpoint(t *testing.T) {
+	notShort(t)
 	a, b := twoSites(t)
 	roles := func() string { return string(a.peering(t).Spec.Planes[0].Role + b.peering(t).Spec.Planes[0].Role) }
 	mustPeer(t, a, b, Options{})
@@ -180,6 +181,7 @@ func (i *impatient) Step(ctx context.Context, name string, do func(context.Conte
 
 // The side that can be reached is the server, whichever was tried first.
 func TestUnreachableServer(t *testing.T) {
+	notShort(t)
 	t.Run("one", func(t *testing.T) {
 		a, b := twoSites(t)
 		a.deaf = true

@@ -56,7 +56,7 @@ func (w *site) contents(t *testing.T) map[string]any {
 func failEach(t *testing.T, o Options, setup func(t *testing.T) (a, b *site)) {
 	step := 1
 	if testing.Short() {
-		step = 6 // a sample: with the race detector each run takes seconds
+		step = 20 // a sample: with the race detector each run takes seconds
 	}
 	for side := range 2 {
 		for n := 1; ; n += step {
