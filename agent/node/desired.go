@@ -103,7 +103,35 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 			}
 		}
 	}
+	d.leaveEndpoints(peerings)
 	return d, errors.Join(errs...)
+}
+
+// leaveEndpoints keeps tunnels' own packets out of the tunnels: a range that one
+// peer was given may have the address at which another one is called.
+func (d *desired) leaveEndpoints(peerings []v1alpha1.Peering) {
+	for _, p := range peerings {
+		var called []string
+		for _, plane := range p.Spec.Planes {
+			called = append(called, plane.Endpoints...)
+		}
+		for _, s := range p.Status.Planes {
+			called = append(called, s.Endpoint)
+		}
+		for _, c := range called {
+			endpoint, err := netip.ParseAddrPort(c)
+			if err != nil {
+				continue // a name, or none yet
+			}
+			addr := endpoint.Addr().Unmap()
+			covered := slices.ContainsFunc(d.nat.Remote, func(r netip.Prefix) bool { return r.Contains(addr) })
+			if !covered || slices.Contains(d.nat.Endpoints, addr) {
+				continue
+			}
+			d.nat.Endpoints = append(d.nat.Endpoints, addr)
+			d.overlay.Routes = append(d.overlay.Routes, overlay.Route{Table: overlay.Table, Dst: netip.PrefixFrom(addr, addr.BitLen()), Throw: true})
+		}
+	}
 }
 
 // owners are the peerings to which indices and ranges belong: the kernel cannot

@@ -249,6 +249,32 @@ func TestDesireDespiteErrors(t *testing.T) {
 	}
 }
 
+// The address at which a gateway is called is not led into the tunnel of a peer
+// that was given a range with it.
+func TestDesireEndpoints(t *testing.T) {
+	me := machine{name: "n1", address: addr("10.80.0.7")}
+	covering := peering("covering", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "172.18.0.0/16"), "10.70.0.0/18")
+	called := peering("called", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.71.0.0/18")
+	called.Spec.Planes[0].Endpoints = []string{"172.18.1.5:30001", "[2001:db8::1]:30001", "gateway.example:51840", "192.0.2.1:30001"}
+	called.Status.Planes[0].Endpoint = "[::ffff:172.18.1.5]:30001"
+	d, err := desire(me, []v1alpha1.Peering{covering, called})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var thrown []netip.Prefix
+	for _, r := range d.overlay.Routes {
+		if r.Throw {
+			thrown = append(thrown, r.Dst)
+		}
+	}
+	if diff := cmp.Diff([]netip.Prefix{prefix("172.18.1.5/32")}, thrown, compare); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]netip.Addr{addr("172.18.1.5")}, d.nat.Endpoints, compare); diff != "" {
+		t.Error(diff)
+	}
+}
+
 // TestDesireProperties: with random peerings, nothing leaks in plain, names and
 // VNIs are unique, and routes fit.
 func TestDesireProperties(t *testing.T) {

@@ -47,7 +47,8 @@ func (n Node) table(f family) (table, error) {
 	return table{
 		family: f,
 		sets: []set{
-			pods, own, remote, addrSet(setHosts, n.Hosts), addrSet(setGateways, outer), addrSet(setLocalGateways, local), addrSet(setOverlay, overlay),
+			pods, own, remote, addrSet(setHosts, n.Hosts), addrSet(setEndpoints, n.Endpoints),
+			addrSet(setGateways, outer), addrSet(setLocalGateways, local), addrSet(setOverlay, overlay),
 		},
 		chains: []chain{
 			{
@@ -59,7 +60,7 @@ func (n Node) table(f family) (table, error) {
 						f.inSet(f.saddr, setGateways, true), drop())},
 					{"frames for this very link only", join(iifPrefix(n.OverlayPrefix), notForUs(), drop())},
 					{"peers come by the overlay only", join(
-						notIIFPrefix(n.OverlayPrefix), f.inSet(f.saddr, setRemote, false), drop())},
+						notIIFPrefix(n.OverlayPrefix), f.inSet(f.saddr, setRemote, false), f.inSet(f.saddr, setEndpoints, true), drop())},
 				},
 			},
 			{

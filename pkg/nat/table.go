@@ -64,6 +64,7 @@ const (
 	setMapped        = "mapped"
 	setRemote        = "remote"
 	setHosts         = "hosts"
+	setEndpoints     = "endpoints"
 	setNodes         = "nodes"
 	setPods          = "pods"
 	setOwnPods       = "own-pods"

@@ -53,6 +53,9 @@ type Node struct {
 	// Hosts are addresses outside of the cluster that peers may reach: they do not
 	// know the way back, so they see the node's own address.
 	Hosts []netip.Addr
+	// Endpoints are addresses of Remote by which tunnels are reached: packets from
+	// there come by the network around.
+	Endpoints []netip.Addr
 	// Uplinks are the interfaces to other machines. From there only answers go to
 	// peers, and what a service with remote endpoints made of a packet: another
 	// machine that forges a pod's source does not use the node as its router.

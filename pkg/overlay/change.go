@@ -26,6 +26,9 @@ func (c Change) String() string {
 // String is close to what ip(8) prints.
 func (r Route) String() string {
 	var b strings.Builder
+	if r.Throw {
+		b.WriteString("throw ")
+	}
 	if r.Unreachable {
 		b.WriteString("unreachable ")
 	}

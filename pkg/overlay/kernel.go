@@ -138,9 +138,11 @@ func (s State) validate() error {
 			return fmt.Errorf("route %s: the destination is not a prefix", r)
 		case routes[r.key()]:
 			return fmt.Errorf("route %s: another one has the same destination and metric", r)
-		case r.Unreachable && (r.Dev != "" || r.Via.IsValid() || r.Src.IsValid() || r.MTU != 0):
+		case r.Unreachable && r.Throw:
+			return fmt.Errorf("route %s: unreachable and throw exclude each other", r)
+		case (r.Unreachable || r.Throw) && (r.Dev != "" || r.Via.IsValid() || r.Src.IsValid() || r.MTU != 0):
 			return fmt.Errorf("route %s: unreachable with device, next hop, source or MTU", r)
-		case !r.Unreachable && r.Dev == "":
+		case !r.Unreachable && !r.Throw && r.Dev == "":
 			return fmt.Errorf("route %s has no device", r)
 		}
 		routes[r.key()] = true

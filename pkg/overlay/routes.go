@@ -93,8 +93,8 @@ var errIncomplete = errors.New("the rest was not applied")
 
 func convert(raw netlink.Route, names map[int]string) kernelRoute {
 	r := Route{Table: raw.Table, Src: addrFrom(raw.Src), Via: addrFrom(raw.Gw), MTU: raw.MTU, Metric: raw.Priority}
-	r.Unreachable = raw.Type == unix.RTN_UNREACHABLE
-	if !r.Unreachable {
+	r.Unreachable, r.Throw = raw.Type == unix.RTN_UNREACHABLE, raw.Type == unix.RTN_THROW
+	if !r.Unreachable && !r.Throw {
 		// IPv6 reports the loopback device for unreachable routes.
 		r.Dev = names[raw.LinkIndex]
 	}
@@ -108,7 +108,7 @@ func convert(raw netlink.Route, names map[int]string) kernelRoute {
 		}
 	}
 	other := raw.Tos != 0 || len(raw.MultiPath) > 0 || raw.Encap != nil || raw.AdvMSS != 0 || raw.MTULock ||
-		(raw.Type != unix.RTN_UNICAST && raw.Type != unix.RTN_UNREACHABLE) ||
+		(raw.Type != unix.RTN_UNICAST && raw.Type != unix.RTN_UNREACHABLE && raw.Type != unix.RTN_THROW) ||
 		(r.Via.IsValid() && raw.Flags&unix.RTNH_F_ONLINK == 0)
 	return kernelRoute{raw: raw, route: r, other: other}
 }
@@ -184,8 +184,12 @@ func (a *applier) toKernel(r Route) (*netlink.Route, error) {
 		Table: r.Table, Protocol: Protocol, Priority: r.Metric, Type: unix.RTN_UNICAST,
 		Dst: &net.IPNet{IP: r.Dst.Addr().AsSlice(), Mask: net.CIDRMask(r.Dst.Bits(), r.Dst.Addr().BitLen())},
 	}
-	if r.Unreachable {
+	switch {
+	case r.Unreachable:
 		raw.Type = unix.RTN_UNREACHABLE
+		return raw, nil
+	case r.Throw:
+		raw.Type = unix.RTN_THROW
 		return raw, nil
 	}
 	l := a.links[r.Dev]

@@ -75,7 +75,10 @@ type Route struct {
 	// Unreachable makes the route answer with an ICMP error; Dev, Via, Src
 	// and MTU are then empty.
 	Unreachable bool
-	Dev         string
+	// Throw ends the look into this table, so that the next rule decides; the same
+	// are empty.
+	Throw bool
+	Dev   string
 	// Via is the next hop, reachable on Dev without another route (onlink).
 	// The zero value means that Dst is on the link.
 	Via netip.Addr

@@ -252,8 +252,8 @@ func checkSecrets(t *testing.T, ctx context.Context, said result, a, b *cluster)
 		}
 		where[c.Name+": nodes"] = fmt.Sprint(nodes)
 	}
-	if len(keys) != 2 {
-		t.Errorf("%d Secrets with keys, want one in each cluster", len(keys))
+	if len(keys) != 4 {
+		t.Errorf("%d Secrets with keys, want the gateway's and the overlay's in each cluster", len(keys))
 	}
 	for name, key := range keys {
 		for place, text := range where {
@@ -268,9 +268,14 @@ func checkSecrets(t *testing.T, ctx context.Context, said result, a, b *cluster)
 	}
 }
 
+// privateKey is a gateway's, or that of the overlay.
 func privateKey(t *testing.T, secret *unstructured.Unstructured) []byte {
 	t.Helper()
-	encoded, _, err := unstructured.NestedString(secret.Object, "data", "privatekey")
+	name := "privatekey"
+	if secret.GetName() == "liqonet-overlay" {
+		name = "key"
+	}
+	encoded, _, err := unstructured.NestedString(secret.Object, "data", name)
 	if err != nil {
 		t.Fatal(err)
 	}
