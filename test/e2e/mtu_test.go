@@ -459,8 +459,8 @@ func (w *mtuWatch) overIPv6(f func(set func(mtu int))) {
 				netlink.LinkSetUp(l),
 				netlink.AddrAdd(l, &netlink.Addr{IPNet: netlink.NewIPNet(ipv6(i)), Flags: unix.IFA_F_NODAD}),
 				netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(ipv6(1 - i))}),
-				nft(fmt.Sprintf("add table ip %s; add chain ip %[1]s in { type filter hook prerouting priority -400; }; add rule ip %[1]s in iifname eth0 udp dport %d drop",
-					name, tunnel.ListenPort)),
+				nft(fmt.Sprintf("add table ip %s; add chain ip %[1]s in { type filter hook prerouting priority -400; }; add rule ip %[1]s in iifname { eth0, %s } udp dport %d drop",
+					name, tunnel.ReceiveInterface, tunnel.ListenPort)),
 			)
 		}))
 	}
