@@ -260,7 +260,7 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 		"nft add table ip evil",
 		"nft add chain ip evil pre { type nat hook prerouting priority -110 ; }",
 		// What the other gateway sends to the one that is stopped.
-		fmt.Sprintf("nft add rule ip evil pre iifname eth0 udp dport %d redirect to :%d", tunnel.ListenPort, port),
+		fmt.Sprintf("nft add rule ip evil pre iifname { eth0, %s } udp dport %d redirect to :%d", tunnel.ReceiveInterface, tunnel.ListenPort, port),
 	} {
 		if err := evil.run(strings.Fields(args)[0], strings.Fields(args)[1:]...); err != nil {
 			t.Fatal(err)
