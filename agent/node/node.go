@@ -71,11 +71,34 @@ func Run(ctx context.Context, cfg Config) error {
 	defer leave(c, cfg.Log)
 	for {
 		err := attend(ctx, cfg, key, c, rest)
-		if !errors.Is(err, errAddressLost) {
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.Is(err, errAddressLost):
+			cfg.Log.Warn(err.Error())
+		case definitionsGone(ctx, c):
+			// It does not end: nobody could clean the kernel while it is started anew.
+			cfg.Log.Error("the definitions of our objects are gone", "error", err)
+			leave(c, cfg.Log)
+			select {
+			case <-ctx.Done():
+			case <-time.After(retryApply):
+			}
+		default:
 			return err
 		}
-		cfg.Log.Warn(err.Error())
 	}
+}
+
+// definitionsGone says that the API server does not serve all of our kinds, or is
+// about to stop.
+func definitionsGone(ctx context.Context, c client.Client) bool {
+	for _, list := range []client.ObjectList{&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}} {
+		if err := c.List(ctx, list, client.Limit(1)); apierrors.IsNotFound(err) {
+			return true
+		}
+	}
+	return false
 }
 
 // attend is the agent while the node has one address.
@@ -259,7 +282,10 @@ func (a *agent) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := a.report(ctx, node, pods); err != nil {
+		if err := a.report(ctx, node, pods); apierrors.IsNotFound(err) {
+			// What watches says so later, or never, if the definition is gone.
+			return errAddressLost
+		} else if err != nil {
 			a.Log.Error("cannot report", "error", err)
 		}
 		timer.Reset(a.nextTick())
