@@ -60,11 +60,13 @@ func TestRefusedBeforeAnythingIsChanged(t *testing.T) {
 		{"nodes' range in use", wishFor("id-of-a", ClusterOptions{MapNodes: prefix("10.244.64.0/18")}), []string{"10.244.64.0/18", "pods of cluster b"}},
 		{"two wishes that overlap", wishFor("id-of-a", ClusterOptions{Map: ipam.Mappings{{Mapped: prefix("10.60.0.0/16")}}, MapNodes: prefix("10.60.0.0/18")}), []string{"10.60.0.0"}},
 		{
-			"an endpoint of the one that calls", Options{Server: "id-of-b", Clusters: map[string]ClusterOptions{"id-of-a": {Endpoints: []string{"203.0.113.1:1"}}}},
+			"an endpoint of the one that calls",
+			Options{Server: "id-of-b", Clusters: map[string]ClusterOptions{"id-of-a": {Endpoints: []string{"203.0.113.1:1"}}}},
 			[]string{"--endpoint", "--server"},
 		},
 		{
-			"pods outside of the range given", Options{Facts: map[string]discovery.Overrides{"id-of-a": {PodCIDRs: ipv4Prefixes("10.9.0.0/16")}}},
+			"pods outside of the range given",
+			Options{Facts: map[string]discovery.Overrides{"id-of-a": {PodCIDRs: ipv4Prefixes("10.9.0.0/16")}}},
 			[]string{"10.9.0.0/16", "10.244.0.7"},
 		},
 	}

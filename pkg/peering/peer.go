@@ -230,6 +230,13 @@ func (p *peer) push(ctx context.Context) error {
 		if allocated {
 			changed = append(changed, s.Name+": ranges of the ledger")
 		}
+		return changed, nil
+	})
+	if err != nil {
+		return err
+	}
+	// Not before the other side has chosen ranges: it looks at this one's endpoints.
+	err = p.both(ctx, func(ctx context.Context, s, peer *side) (changed []string, err error) {
 		name := allocation(s.ledger, peer.ID).Name
 		if err := s.observePeering(ctx, name); err != nil {
 			return changed, err

@@ -182,7 +182,8 @@ func (s *side) statements() []Statement {
 		what string
 		fact discovery.Fact[string]
 	}{
-		{"network plugin", f.CNI}, {"provider", f.Provider},
+		{"network plugin", f.CNI},
+		{"provider", f.Provider},
 		{"load balancers", discovery.Fact[string]{Value: string(f.Exposure.LoadBalancer.Value), Source: f.Exposure.LoadBalancer.Source, Assumed: f.Exposure.LoadBalancer.Assumed}},
 	} {
 		if x.fact.Value == "" {
@@ -447,9 +448,7 @@ func (c *ClusterPlan) planObjects(s *side) error {
 	if err := add(fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), ledger); err != nil {
 		return err
 	}
-	for _, n := range s.plannedNodes() {
-		c.Objects = append(c.Objects, n)
-	}
+	c.Objects = append(c.Objects, s.plannedNodes()...)
 	secret := &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: c.gateway.Name(), Labels: c.gateway.Labels()},

@@ -302,7 +302,8 @@ func TestMapFor(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
 			Ports:      []discoveryv1.EndpointPort{{Port: new(int32(8080))}, {Port: new(int32(9090))}},
 			Endpoints: []discoveryv1.Endpoint{
-				{Addresses: []string{"10.244.3.5"}}, {Addresses: []string{"10.244.3.4"}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}},
+				{Addresses: []string{"10.244.3.5"}},
+				{Addresses: []string{"10.244.3.4"}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}},
 				{Addresses: []string{"10.244.3.6"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false)}},
 			},
 		})
