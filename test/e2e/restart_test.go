@@ -56,6 +56,13 @@ func TestRestarts(t *testing.T) {
 	} {
 		t.Run(step.name, func(t *testing.T) {
 			once := func(try int) flows {
+				// Agents that have just started have not measured anything yet.
+				eventually(t, ctx, mendTimeout, "what was before is over", func() string {
+					if r := liqonet(t, ctx, "", "status", a.Name, b.Name); r.code != 0 {
+						return r.stdout + r.stderr
+					}
+					return ""
+				})
 				before := pidsOf(t, both)
 				fs := startFlows(t, ctx, a, b, 0, len(b.pods)-1)
 				for _, f := range fs {
