@@ -60,22 +60,8 @@ func ApplyReceive(ctx context.Context, r Receive) (changed bool, err error) {
 	if !have.dormant && len(have.chains) == 1 && have.setCount == 0 && slices.Equal(have.labels[receiveChain], labels) {
 		return false, nil
 	}
-	if have.exists {
-		c.DelTable(t)
-	}
-	c.AddTable(t)
-	priority, policy := priorityFilter, nftables.ChainPolicyAccept
-	c.AddChain(&nftables.Chain{
-		Name: receiveChain, Table: t, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookIngress, Priority: &priority, Policy: &policy, Device: r.Underlay,
-	})
-	if err := c.Flush(); err != nil {
+	if err := r.replace(have.exists, rules, labels, entry); err != nil {
 		return false, fmt.Errorf("replace nftables table netdev %q: %w", TableName, err)
-	}
-	for i, rule := range rules {
-		if err := addForward(rule, labels[i], entry); err != nil {
-			return true, fmt.Errorf("add a rule to nftables table netdev %q: %w", TableName, err)
-		}
 	}
 	return true, nil
 }
@@ -110,86 +96,112 @@ func readReceive(c *nftables.Conn) (kernelTable, error) {
 	return read(c, table{family: family{nft: nftables.TableFamilyNetdev}})
 }
 
-// addForward appends a rule that sends what matches into an interface, which the
-// nftables library has no expression for: `udp dport 51840 fwd to gro0in`.
-func addForward(r rule, label string, to uint32) error {
-	const fam = byte(nftables.TableFamilyNetdev)
-	var elements []byte
-	for _, e := range append(slices.Clone(r.exprs), &expr.Immediate{Register: 1, Data: binary.NativeEndian.AppendUint32(nil, to)}) {
-		b, err := expr.Marshal(fam, e)
-		if err != nil {
-			return err
-		}
-		if elements, err = appendElement(elements, b); err != nil {
-			return err
-		}
+// replace makes the table anew in one transaction: where the kernel has no nft_fwd_netdev,
+// nothing of it stays, and nobody is notified of an attempt. The nftables library has no
+// expression for `udp dport 51840 fwd to gro0in`, so the messages are made here.
+func (r Receive) replace(exists bool, rules []rule, labels []string, entry uint32) error {
+	var b batch
+	if exists {
+		b.add(unix.NFT_MSG_DELTABLE, 0, []netlink.Attribute{{Type: unix.NFTA_TABLE_NAME, Data: zeroTerminated(TableName)}})
 	}
-	// NFTA_FWD_SREG_DEV: the interface is in register 1.
-	device, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.NFTA_FWD_SREG_DEV, Data: be32(1)}})
-	if err != nil {
-		return err
-	}
-	forward, err := netlink.MarshalAttributes([]netlink.Attribute{
-		{Type: unix.NFTA_EXPR_NAME, Data: []byte("fwd\x00")},
-		{Type: unix.NLA_F_NESTED | unix.NFTA_EXPR_DATA, Data: device},
+	b.add(unix.NFT_MSG_NEWTABLE, netlink.Create, []netlink.Attribute{
+		{Type: unix.NFTA_TABLE_NAME, Data: zeroTerminated(TableName)},
+		{Type: unix.NFTA_TABLE_FLAGS, Data: be32(0)},
 	})
-	if err != nil {
-		return err
-	}
-	if elements, err = appendElement(elements, forward); err != nil {
-		return err
-	}
-	data, err := netlink.MarshalAttributes([]netlink.Attribute{
-		{Type: unix.NFTA_RULE_TABLE, Data: []byte(TableName + "\x00")},
-		{Type: unix.NFTA_RULE_CHAIN, Data: []byte(receiveChain + "\x00")},
-		{Type: unix.NLA_F_NESTED | unix.NFTA_RULE_EXPRESSIONS, Data: elements},
-		{Type: unix.NFTA_RULE_USERDATA, Data: comment(label)},
+	b.add(unix.NFT_MSG_NEWCHAIN, netlink.Create, []netlink.Attribute{
+		{Type: unix.NFTA_CHAIN_TABLE, Data: zeroTerminated(TableName)},
+		{Type: unix.NFTA_CHAIN_NAME, Data: zeroTerminated(receiveChain)},
+		b.nested(unix.NFTA_CHAIN_HOOK,
+			netlink.Attribute{Type: unix.NFTA_HOOK_HOOKNUM, Data: be32(unix.NF_NETDEV_INGRESS)},
+			netlink.Attribute{Type: unix.NFTA_HOOK_PRIORITY, Data: be32(0)},
+			netlink.Attribute{Type: unix.NFTA_HOOK_DEV, Data: zeroTerminated(r.Underlay)}),
+		{Type: unix.NFTA_CHAIN_POLICY, Data: be32(uint32(nftables.ChainPolicyAccept))},
+		{Type: unix.NFTA_CHAIN_TYPE, Data: zeroTerminated(string(nftables.ChainTypeFilter))},
 	})
-	if err != nil {
-		return err
+	for i, rule := range rules {
+		var elements []netlink.Attribute
+		for _, e := range append(slices.Clone(rule.exprs), &expr.Immediate{Register: 1, Data: binary.NativeEndian.AppendUint32(nil, entry)}) {
+			data, err := expr.Marshal(byte(nftables.TableFamilyNetdev), e)
+			if err != nil {
+				return err
+			}
+			elements = append(elements, netlink.Attribute{Type: unix.NLA_F_NESTED | unix.NFTA_LIST_ELEM, Data: data})
+		}
+		// The interface is in register 1.
+		elements = append(elements, b.nested(unix.NFTA_LIST_ELEM,
+			netlink.Attribute{Type: unix.NFTA_EXPR_NAME, Data: zeroTerminated("fwd")},
+			b.nested(unix.NFTA_EXPR_DATA, netlink.Attribute{Type: unix.NFTA_FWD_SREG_DEV, Data: be32(1)})))
+		b.add(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, []netlink.Attribute{
+			{Type: unix.NFTA_RULE_TABLE, Data: zeroTerminated(TableName)},
+			{Type: unix.NFTA_RULE_CHAIN, Data: zeroTerminated(receiveChain)},
+			b.nested(unix.NFTA_RULE_EXPRESSIONS, elements...),
+			{Type: unix.NFTA_RULE_USERDATA, Data: comment(labels[i])},
+		})
 	}
-	return sendBatch(fam, unix.NFT_MSG_NEWRULE, data)
-}
-
-func appendElement(list, e []byte) ([]byte, error) {
-	b, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.NLA_F_NESTED | unix.NFTA_LIST_ELEM, Data: e}})
-	return append(list, b...), err
+	return b.send()
 }
 
 func be32(v uint32) []byte { return binary.BigEndian.AppendUint32(nil, v) }
 
-// sendBatch sends one message that appends something, in a transaction of its
-// own, and waits until the kernel has taken it.
-func sendBatch(fam byte, typ int, data []byte) error {
+func zeroTerminated(s string) []byte { return append([]byte(s), 0) }
+
+// batch is one transaction of nftables, of family netdev.
+type batch struct {
+	messages []netlink.Message
+	err      error
+}
+
+func (b *batch) marshal(attrs []netlink.Attribute) []byte {
+	data, err := netlink.MarshalAttributes(attrs)
+	b.err = errors.Join(b.err, err)
+	return data
+}
+
+func (b *batch) nested(typ uint16, attrs ...netlink.Attribute) netlink.Attribute {
+	return netlink.Attribute{Type: unix.NLA_F_NESTED | typ, Data: b.marshal(attrs)}
+}
+
+func (b *batch) add(typ int, flags netlink.HeaderFlags, attrs []netlink.Attribute) {
+	b.messages = append(b.messages, netlink.Message{
+		Header: netlink.Header{
+			Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | typ),
+			Flags: netlink.Request | netlink.Acknowledge | flags,
+		},
+		Data: append(generic(byte(nftables.TableFamilyNetdev), 0), b.marshal(attrs)...),
+	})
+}
+
+// generic is struct nfgenmsg: family, version, resource in network byte order.
+func generic(fam byte, resource uint16) []byte {
+	return binary.BigEndian.AppendUint16([]byte{fam, unix.NFNETLINK_V0}, resource)
+}
+
+// send waits until the kernel has taken everything, or says what is wrong.
+func (b *batch) send() (err error) {
+	if b.err != nil {
+		return b.err
+	}
 	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }()
-	// struct nfgenmsg: family, version, resource in network byte order.
-	generic := func(fam byte, resource uint16) []byte {
-		return binary.BigEndian.AppendUint16([]byte{fam, unix.NFNETLINK_V0}, resource)
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	bracket := func(typ netlink.HeaderType) netlink.Message {
+		return netlink.Message{
+			Header: netlink.Header{Type: typ, Flags: netlink.Request},
+			Data:   generic(0, unix.NFNL_SUBSYS_NFTABLES),
+		}
 	}
-	_, err = conn.SendMessages([]netlink.Message{
-		{
-			Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: netlink.Request},
-			Data:   generic(0, unix.NFNL_SUBSYS_NFTABLES),
-		},
-		{
-			Header: netlink.Header{
-				Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | typ),
-				Flags: netlink.Request | netlink.Acknowledge | netlink.Create | netlink.Append,
-			},
-			Data: append(generic(fam, 0), data...),
-		},
-		{
-			Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_END, Flags: netlink.Request},
-			Data:   generic(0, unix.NFNL_SUBSYS_NFTABLES),
-		},
-	})
-	if err != nil {
+	sent := slices.Concat([]netlink.Message{bracket(unix.NFNL_MSG_BATCH_BEGIN)}, b.messages,
+		[]netlink.Message{bracket(unix.NFNL_MSG_BATCH_END)})
+	if _, err := conn.SendMessages(sent); err != nil {
 		return err
 	}
-	_, err = conn.Receive() // the acknowledgement, or what is wrong
-	return err
+	// Each message is acknowledged, or refused; and with one, all.
+	for range b.messages {
+		if _, err := conn.Receive(); err != nil {
+			return err
+		}
+	}
+	return nil
 }

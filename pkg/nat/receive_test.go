@@ -2,10 +2,13 @@ package nat_test
 
 import (
 	"context"
+	"errors"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/test/netns"
@@ -15,9 +18,10 @@ func TestReceive(t *testing.T) {
 	ns, node := netns.New(t, "gateway"), netns.New(t, "node")
 	netns.Veth(t, ns, "eth0", node, "veth")
 	before := ruleset(t, ns)
-	apply := func() (bool, error) {
-		return nat.ApplyReceive(context.Background(), nat.Receive{Underlay: "eth0", Entry: "gro0in", Ports: []uint16{51840, 6094}})
+	receive := func(ports ...uint16) (bool, error) {
+		return nat.ApplyReceive(context.Background(), nat.Receive{Underlay: "eth0", Entry: "gro0in", Ports: ports})
 	}
+	apply := func() (bool, error) { return receive(51840, 6094) }
 	link := func(f func(netlink.Link) error) {
 		t.Helper()
 		attrs := netlink.NewLinkAttrs()
@@ -51,6 +55,25 @@ func TestReceive(t *testing.T) {
 			<-signals
 		}
 	}
+
+	// All or nothing: the reader makes a new attempt of each notification.
+	expect(t, ns, true, "a port more", func() (bool, error) { return receive(51840, 6094, 9) })
+	for len(signals) > 0 {
+		<-signals
+	}
+	several := ruleset(t, ns)
+	ns.Do(t, func() error {
+		if err := nat.ReceiveUnknown("eth0"); !errors.Is(err, unix.ENOENT) {
+			t.Errorf("an expression that the kernel does not know: %v", err)
+		}
+		return nil
+	})
+	if diff := cmp.Diff(several, ruleset(t, ns)); diff != "" {
+		t.Errorf("a failed attempt changed something:\n%s", diff)
+	}
+	time.Sleep(legacyInterval)
+	silence(t, signals)
+	expect(t, ns, true, "as before", apply)
 
 	// Rules know interfaces by number.
 	link(netlink.LinkDel)

@@ -91,6 +91,8 @@ func openXT() (*xtables, error) {
 	return x, nil
 }
 
+// openNames is also called later, where the kernel loads the module later: by then,
+// from any thread, so the namespace has to be the process's own.
 func (x *xtables) openNames() {
 	if f, err := os.Open(xtNames); err == nil {
 		x.names = f
@@ -271,13 +273,13 @@ func MonitorLegacy(ctx context.Context) (<-chan struct{}, error) {
 	if err != nil {
 		return nil, err
 	}
+	w := legacyWatch{xtables: x}
+	_ = w.changed() // what there is now is where it begins
 	signal := make(chan struct{}, 1)
 	go func() {
 		defer func() { _ = x.close() }()
 		tick := time.NewTicker(legacyPoll)
 		defer tick.Stop()
-		w := legacyWatch{xtables: x}
-		_ = w.changed() // what there is now is where it begins
 		for {
 			select {
 			case <-ctx.Done():

@@ -208,6 +208,7 @@ func monitorLegacy(t *testing.T, ns *netns.NS) <-chan struct{} {
 }
 
 func TestMonitorLegacy(t *testing.T) {
+	legacyDo(t, netns.New(t, "loads"), "-S") // the kernel's module, where it is one
 	ns := netns.New(t, "node")
 	signals := monitorLegacy(t, ns)
 	for _, step := range []struct {
