@@ -56,7 +56,7 @@ func (c *Cluster) newNode(name string, address netip.Addr, controlPlane bool, pk
 		ServiceNodePortRange: s.ServiceNodePortRange, ProxyMode: string(s.ProxyMode),
 		Dir: filepath.Join(c.nodesDir(), name), BinDir: r.BinDir, CNIDir: cni, ImageDir: c.lab.imageDir(),
 		CgroupPath: c.lab.cgroupPath() + "/" + name,
-		Network:    podNetwork(s),
+		Network:    c.lab.podNetwork(s, name, address),
 	})
 	if err := os.MkdirAll(filepath.Join(n.dir(), nodeinit.LogDir), 0o755); err != nil {
 		return nil, err
@@ -186,8 +186,9 @@ func (n *Node) checkRoutes(nodes map[string]kubeapi.Node) error {
 			}
 		}
 		for name, other := range nodes {
-			want := other.PodCIDR.String() + " via " + other.Internal.String()
-			if name != n.Name && other.PodCIDR.IsValid() && other.Internal.IsValid() && !have[want] {
+			pods := n.config.Network.PodsOf(other)
+			want := pods.String() + " via " + other.Internal.String()
+			if name != n.Name && pods.IsValid() && other.Internal.IsValid() && !have[want] {
 				return fmt.Errorf("no route %s", want)
 			}
 		}
