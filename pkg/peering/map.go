@@ -24,7 +24,13 @@ func (c *Cluster) MapFor(ctx context.Context, peer *Cluster, what string) (netip
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	if mapped, ok := mappings(p.Spec.Local.Pods).Translate(addr); ok {
+	// Nodes first: where pods have addresses of the nodes' subnets (EKS), the pods'
+	// ranges contain the nodes, too.
+	overlay, err := c.overlayAddress(ctx, addr)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	if mapped, ok := mappings(p.Spec.Local.Pods).Translate(overlay); ok {
 		return mapped, nil
 	}
 	for _, h := range p.Spec.Local.Hosts {
@@ -33,10 +39,6 @@ func (c *Cluster) MapFor(ctx context.Context, peer *Cluster, what string) (netip
 		}
 	}
 	nodes, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	overlay, err := c.overlayAddress(ctx, addr)
 	if err != nil {
 		return netip.Addr{}, err
 	}
