@@ -144,7 +144,6 @@ func (s ClusterSpec) unused() netip.Prefix {
 
 // podNetwork is what a node of that address has to do for the cluster's network.
 func (l *Lab) podNetwork(s ClusterSpec, node string, address netip.Addr) nodeinit.Network {
-	router := nth(s.NodeSubnet, 1)
 	switch s.Network {
 	case NetworkFlannel:
 		return nodeinit.Network{
@@ -181,7 +180,6 @@ func (l *Lab) podNetwork(s ClusterSpec, node string, address netip.Addr) nodeini
 		}
 	case NetworkEKS:
 		own := block(s.sharedPods(), sharedBits, place(s, address), false)
-		eni := nth(s.NodeSubnet, 2*firstWorker+maxWorkers(s)+place(s, address))
 		return nodeinit.Network{
 			CNIConfig: fmt.Sprintf(vethCNI, "aws-cni", `"prefix":"eni","static":true,"proxy":"eth1",`+
 				`"rules":[{"priority":512,"to":true,"table":254},{"priority":1536,"from":true,"table":2}],"sysctls":{"ipv4/conf/LINK/rp_filter":"2"}`, s.MTU, own),
@@ -208,7 +206,7 @@ func (l *Lab) podNetwork(s ClusterSpec, node string, address netip.Addr) nodeini
 				iptables -w -t nat -A AWS-SNAT-CHAIN-0 -d %[4]s -j RETURN
 				iptables -w -t nat -A AWS-SNAT-CHAIN-0 ! -o vlan+ -m addrtype ! --dst-type LOCAL -j SNAT --to-source %[5]s --random-fully
 				iptables -w -t nat -A POSTROUTING -j AWS-SNAT-CHAIN-0
-			`, s.MTU, eni, router, s.NodeSubnet, address),
+			`, s.MTU, s.eniAddress(address), nth(s.NodeSubnet, 1), s.NodeSubnet, address),
 			KubeletArgs: []string{"--node-labels=eks.amazonaws.com/nodegroup=lab", "--provider-id=aws:///lab-1a/i-" + node},
 		}
 	case NetworkAKS:
@@ -299,6 +297,11 @@ func place(s ClusterSpec, address netip.Addr) int {
 // maxWorkers is how many nodes there may be where the subnet is shared with pods.
 func maxWorkers(s ClusterSpec) int {
 	return 1 << min(sharedBits-s.NodeSubnet.Bits()-1, 6)
+}
+
+// eniAddress is the address of a node's second interface.
+func (s ClusterSpec) eniAddress(node netip.Addr) netip.Addr {
+	return nth(s.NodeSubnet, 2*firstWorker+maxWorkers(s)+place(s, node))
 }
 
 // flannelDir leads to flannel's programs.
