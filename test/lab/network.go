@@ -72,10 +72,11 @@ func (n Network) podCIDR() netip.Prefix {
 }
 
 // nodeSubnet is the n-th default, counted from 1. Pods of EKS are in the nodes'
-// subnet, and a VPC is at most a /16: no two of them may share one.
+// subnet, and a VPC is at most a /16: no two of them may share one. They are in the
+// shared address space, of which peers are not given ranges.
 func (n Network) nodeSubnet(number int) netip.Prefix {
 	if n == NetworkEKS {
-		return netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(number), 0, 0}), 22)
+		return netip.PrefixFrom(netip.AddrFrom4([4]byte{100, byte(63 + number), 0, 0}), 22)
 	}
 	return netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 18, byte(number), 0}), 24)
 }

@@ -39,8 +39,8 @@ type ClusterSpec struct {
 	// NodeSubnet holds the addresses of the nodes; no two clusters of a lab
 	// may overlap here. Its first address is the router's, its second the
 	// control plane's, workers begin at the 11th. Default: the first free of
-	// 172.18.1.0/24, 172.18.2.0/24 and so on; with NetworkEKS of 10.1.0.0/22,
-	// 10.2.0.0/22 and so on.
+	// 172.18.1.0/24, 172.18.2.0/24 and so on; with NetworkEKS of 100.64.0.0/22,
+	// 100.65.0.0/22 and so on.
 	NodeSubnet netip.Prefix
 	// MTU of the nodes' links, and of the pods. Default: 1500.
 	MTU int

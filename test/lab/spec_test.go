@@ -94,7 +94,7 @@ func TestComplete(t *testing.T) {
 		},
 		{
 			name: "VPCs share no /16", specs: []ClusterSpec{{Name: "a", Network: NetworkEKS}, {Name: "b", Network: NetworkEKS}, {Name: "c"}},
-			want: []string{"10.1.0.0/22", "10.2.0.0/22", "172.18.1.0/24"},
+			want: []string{"100.64.0.0/22", "100.65.0.0/22", "172.18.1.0/24"},
 		},
 		{name: "names are equal", specs: []ClusterSpec{{Name: "a"}, {Name: "a"}}, wantErr: "has one of that name"},
 		{name: "a name is taken", specs: []ClusterSpec{{Name: "a"}}, have: []ClusterSpec{subnet("10.1.0.0/16"), {Name: "a"}}, wantErr: "has one of that name"},
