@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -11,12 +13,15 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/ledger"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
@@ -60,7 +65,12 @@ func networks() []struct {
 // by itself. Their own traffic goes on meanwhile, and in the end their kernels are
 // as they were.
 func TestNetworks(t *testing.T) {
-	useNetworks(t)
+	added := useNetworks(t)
+	t.Run("all pairs", func(t *testing.T) { checkAllPairs(t, append([]*cluster{fx.alpha}, added...)) })
+	t.Run("twenty at once", twentyAtOnce)
+}
+
+func checkAllPairs(t *testing.T, clusters []*cluster) {
 	ctx := begin(t)
 	for _, n := range networks() {
 		c := fx.named(t, n.spec.Name)
@@ -84,26 +94,65 @@ func TestNetworks(t *testing.T) {
 	}
 	start := time.Now()
 	// The lab has no load balancers, which the clouds' clusters are known to have.
-	fx.together(t, ctx, "peer", "--service-type=NodePort")
+	eachPair(t, ctx, clusters, "peer", "--service-type=NodePort")
 	peered := time.Now()
-	for i, a := range fx.clusters {
-		for _, b := range fx.clusters[:i] {
+	for i, a := range clusters {
+		for _, b := range clusters[:i] {
 			checkPair(t, ctx, a, b)
 		}
 	}
 	fx.checkOwnTraffic(t)
 	checked := time.Now()
-	fx.together(t, ctx, "unpeer")
+	eachPair(t, ctx, clusters, "unpeer")
 	unpeered := time.Now()
 	checkNothingLeft(t, ctx)
 	fx.checkOwnTraffic(t)
-	t.Logf("%d clusters, all pairs: peered in %.1f s, checked in %.1f s, unpeered in %.1f s", len(fx.clusters),
+	t.Logf("%d clusters, all pairs: peered in %.1f s, checked in %.1f s, unpeered in %.1f s", len(clusters),
 		peered.Sub(start).Seconds(), checked.Sub(peered).Seconds(), unpeered.Sub(checked).Seconds())
 }
 
-// useNetworks adds clusters of all networks to the lab, and has the test see
-// these and alpha, until it ends.
-func useNetworks(t *testing.T) {
+// Twenty commands peer with one hub at the same time, and unpeer at the same time,
+// most pairs twice or thrice and in both orders: all succeed, and nothing is given
+// out twice.
+func twentyAtOnce(t *testing.T) {
+	ctx := begin(t)
+	hub, spokes := fx.clusters[0], fx.clusters[1:]
+	const processes = 20
+	var peer, unpeer [][]string
+	for i := range processes {
+		pair := []string{hub.Name, spokes[i%len(spokes)].Name}
+		if i/len(spokes)%2 == 1 {
+			slices.Reverse(pair)
+		}
+		peer = append(peer, append([]string{"peer", "--service-type=NodePort", "--timeout=3m"}, pair...))
+		unpeer = append(unpeer, append([]string{"unpeer", "--timeout=3m"}, pair...))
+	}
+	together(t, ctx, peer...)
+	checkLedger := func(c *cluster, peers int) {
+		t.Helper()
+		r, err := c.reader()
+		if err != nil {
+			t.Fatal(err)
+		}
+		used := []netip.Prefix{c.spec.ServiceCIDR, c.spec.NodeSubnet}
+		if c.spec.Network != lab.NetworkEKS {
+			used = append(used, c.spec.PodCIDR)
+		}
+		if err := ledger.Check(ctx, r, peers, used...); err != nil {
+			t.Errorf("%s: %v", c.Name, err)
+		}
+	}
+	checkLedger(hub, len(spokes))
+	for _, s := range spokes {
+		checkLedger(s, 1)
+		checkOnePacket(t, ctx, hub, s)
+	}
+	together(t, ctx, unpeer...)
+	checkNothingLeft(t, ctx)
+}
+
+// useNetworks adds clusters of all networks to the lab, until the test ends.
+func useNetworks(t *testing.T) (added []*cluster) {
 	t.Helper()
 	main := fx
 	if main.broken != "" {
@@ -122,6 +171,7 @@ func useNetworks(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		main.broken = fx.broken
 		fx = main
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -129,7 +179,8 @@ func useNetworks(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	own := &fixture{lab: main.lab, alpha: main.alpha, clusters: []*cluster{main.alpha}}
+	all := *main
+	all.clusters, all.nodes, all.before = slices.Clone(main.clusters), slices.Clone(main.nodes), maps.Clone(main.before)
 	for _, name := range names {
 		lc, err := main.lab.Cluster(name)
 		if err != nil {
@@ -143,19 +194,21 @@ func useNetworks(t *testing.T) {
 		if err := c.start(ctx, lc); err != nil {
 			t.Fatal(err)
 		}
-		own.clusters = append(own.clusters, c)
+		added = append(added, c)
 	}
-	for _, c := range own.clusters {
-		for _, n := range c.nodes {
-			own.nodes = append(own.nodes, n.Node)
-		}
+	var nodes []*lab.Node
+	for _, c := range added {
+		nodes = append(nodes, labNodes(c)...)
 	}
-	var err error
-	if own.before, err = workload.SettledSnapshots(ctx, own.nodes); err != nil {
+	before, err := workload.SettledSnapshots(ctx, nodes)
+	if err != nil {
 		t.Fatal(err)
 	}
-	fx = own
+	maps.Copy(all.before, before)
+	all.clusters, all.nodes = append(all.clusters, added...), append(all.nodes, nodes...)
+	fx = &all
 	t.Logf("%d clusters were added in %.1f s", len(names), time.Since(start).Seconds())
+	return added
 }
 
 func (f *fixture) named(t *testing.T, name string) *cluster {
@@ -169,16 +222,24 @@ func (f *fixture) named(t *testing.T, name string) *cluster {
 
 // facts are what the CLI finds out about the cluster.
 func (c *cluster) facts(ctx context.Context) (discovery.Facts, error) {
-	cfg, err := c.restConfig()
-	if err != nil {
-		return discovery.Facts{}, err
-	}
-	ctrllog.SetLogger(logr.Discard()) // or it warns that there is none
-	r, err := client.New(cfg, client.Options{Scheme: scheme.Scheme})
+	r, err := c.reader()
 	if err != nil {
 		return discovery.Facts{}, err
 	}
 	return discovery.Discover(ctx, r, discovery.Overrides{Name: c.Name})
+}
+
+func (c *cluster) reader() (client.Reader, error) {
+	cfg, err := c.restConfig()
+	if err != nil {
+		return nil, err
+	}
+	kinds := runtime.NewScheme()
+	if err := errors.Join(scheme.AddToScheme(kinds), v1alpha1.AddToScheme(kinds)); err != nil {
+		return nil, err
+	}
+	ctrllog.SetLogger(logr.Discard()) // or it warns that there is none
+	return client.New(cfg, client.Options{Scheme: kinds})
 }
 
 // checkOwnTraffic asks once what goes on inside of each cluster.
@@ -200,15 +261,15 @@ func (f *fixture) checkOwnTraffic(t *testing.T) {
 	}
 }
 
-// together runs a command for all pairs of clusters, several at the same time.
-func (f *fixture) together(t *testing.T, ctx context.Context, command string, flags ...string) {
+// eachPair runs a command for all pairs of clusters, several at the same time.
+func eachPair(t *testing.T, ctx context.Context, clusters []*cluster, command string, flags ...string) {
 	t.Helper()
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, 3)
 	var mu sync.Mutex
 	var failures []string
-	for i, a := range f.clusters {
-		for _, b := range f.clusters[:i] {
+	for i, a := range clusters {
+		for _, b := range clusters[:i] {
 			wg.Go(func() {
 				slots <- struct{}{}
 				defer func() { <-slots }()
