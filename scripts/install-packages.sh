@@ -9,9 +9,11 @@ packages=(
   conntrack                   # to look at and delete connections in tests
   containernetworking-plugins # bridge, host-local, portmap, loopback
   ethtool                     # segmentation offload of nodes is switched off in tests
+  gcc                         # a part of flannel is written in C
   iproute2                    # ip, to look at nodes
   iptables                    # kube-proxy, port mappings
   kmod                        # modprobe, for kernels with modules
+  libc6-dev                   # gcc needs it
   mount                       # the kubelet mounts volumes with it
   nftables                    # kube-proxy in nftables mode
   procps                      # ps, sysctl, to look at nodes

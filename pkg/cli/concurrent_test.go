@@ -19,6 +19,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/ledger"
 )
 
 // commandEnv makes this program the command instead of its tests, so that tests
@@ -77,58 +78,8 @@ func atOnce(t *testing.T, file string, lines []string) {
 // checkLedger looks whether a cluster has given out everything once only.
 func checkLedger(t *testing.T, s *fakeapi.Server, peers int) {
 	t.Helper()
-	cn := &v1alpha1.ClusterNetwork{}
-	if err := s.Client.Get(t.Context(), types.NamespacedName{Name: v1alpha1.ClusterNetworkName}, cn); err != nil {
-		t.Fatal(err)
-	}
-	if len(cn.Spec.Peers) != peers {
-		t.Errorf("%d entries in the ledger, want %d", len(cn.Spec.Peers), peers)
-	}
-	seen := map[string]bool{}
-	once := func(what string, value any) {
-		t.Helper()
-		key := fmt.Sprint(what, " ", value)
-		if seen[key] {
-			t.Errorf("%s was given out twice", key)
-		}
-		seen[key] = true
-	}
-	ranges := []netip.Prefix{cn.Spec.InternalCIDR.Prefix, netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.96.0.0/16")}
-	for _, e := range cn.Spec.Peers {
-		once("name", e.Name)
-		once("index", e.Index)
-		if !e.Established || len(e.Pods) != 1 {
-			t.Errorf("entry %+v", e)
-			continue
-		}
-		for _, r := range []netip.Prefix{e.Pods[0].Mapped.Prefix, e.ExternalCIDR.Prefix} {
-			for _, o := range ranges {
-				if r.Overlaps(o) {
-					t.Errorf("%s of %s overlaps %s", r, e.Name, o)
-				}
-			}
-			ranges = append(ranges, r)
-		}
-	}
-	var peerings v1alpha1.PeeringList
-	if err := s.Client.List(t.Context(), &peerings); err != nil || len(peerings.Items) != peers {
-		t.Errorf("%d Peerings, %v", len(peerings.Items), err)
-	}
-	for _, p := range peerings.Items {
-		once("index of a Peering", p.Spec.Index) // VNIs and interface names derive from it
-		once("key", p.Spec.Planes[0].RemotePublicKey)
-		for _, e := range cn.Spec.Peers {
-			if e.Name == p.Name && (e.Index != p.Spec.Index || e.ClusterID != p.Spec.Remote.ClusterID || e.Pods[0] != p.Spec.Remote.Pods[0]) {
-				t.Errorf("Peering %s is not as its entry: %+v, %+v", p.Name, p.Spec, e)
-			}
-		}
-	}
-	var services corev1.ServiceList
-	if err := s.Client.List(t.Context(), &services, client.InNamespace(v1alpha1.Namespace)); err != nil {
+	if err := ledger.Check(t.Context(), s.Client, peers, netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.96.0.0/16")); err != nil {
 		t.Error(err)
-	}
-	for _, svc := range services.Items {
-		once("node port", svc.Spec.Ports[0].NodePort)
 	}
 }
 

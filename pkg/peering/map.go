@@ -67,11 +67,11 @@ func (c *Cluster) MapFor(ctx context.Context, peer *Cluster, what string) ([]Add
 	}
 	out := make([]Address, 0, len(real))
 	for _, a := range real {
-		addr := a.Addr
-		if _, ok := t.Translate(addr); !ok {
-			if addr, err = c.overlayAddress(ctx, addr); err != nil {
-				return nil, err
-			}
+		// Nodes first: where pods have addresses of the nodes' subnets (EKS), the pods'
+		// ranges contain the nodes, too.
+		addr, err := c.overlayAddress(ctx, a.Addr)
+		if err != nil {
+			return nil, err
 		}
 		mapped, ok := t.Translate(addr)
 		if !ok {

@@ -17,6 +17,7 @@ import (
 
 // Exit codes as documented (pkg/cli).
 const (
+	exitError       = 1
 	exitUsage       = 2
 	exitUnreachable = 3
 	exitForbidden   = 4

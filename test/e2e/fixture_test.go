@@ -153,18 +153,26 @@ func (c *cluster) start(ctx context.Context, lc *lab.Cluster) error {
 	if c.service, err = netip.ParseAddr(service); err != nil {
 		return err
 	}
-	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
-		&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig}, &clientcmd.ConfigOverrides{CurrentContext: c.Name}).ClientConfig()
+	cfg, err := c.restConfig()
 	if err != nil {
 		return err
 	}
-	cfg.QPS, cfg.Burst = -1, -1
-	cfg.WarningHandler = rest.NoWarnings{} // all kinds are listed, old ones, too
 	if c.dynamic, err = dynamic.NewForConfig(cfg); err != nil {
 		return err
 	}
 	c.discovery, err = discovery.NewDiscoveryClientForConfig(cfg)
 	return err
+}
+
+func (c *cluster) restConfig() (*rest.Config, error) {
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig}, &clientcmd.ConfigOverrides{CurrentContext: c.Name}).ClientConfig()
+	if err != nil {
+		return nil, err
+	}
+	cfg.QPS, cfg.Burst = -1, -1
+	cfg.WarningHandler = rest.NoWarnings{} // all kinds are listed, old ones, too
+	return cfg, nil
 }
 
 // begin starts a test that peers clusters. When the test ends, the clusters have

@@ -28,14 +28,29 @@ type module struct {
 	name     string
 	versions string // the import path whose version counts
 	tags     string
+	cgo      bool
 	ldflags  func(version string) []string
 	programs []string
 	rename   map[string]string // what `go build` calls it: what it is called
 	took     string            // with nothing cached, on two cores
 }
 
-func modules() []module {
-	return []module{
+// suite is a set of modules that are built into one directory, when they are
+// needed first.
+type suite struct {
+	name    string // begins the directory's name
+	what    string
+	took    string
+	modules []module
+}
+
+func suites() []suite {
+	return []suite{kubernetesSuite(), flannelSuite()}
+}
+
+// kubernetesSuite is what every cluster needs.
+func kubernetesSuite() suite {
+	return suite{"bin", "Kubernetes and its parts", "eight minutes", []module{
 		{
 			name:     "etcd",
 			versions: "go.etcd.io/etcd/server/v3",
@@ -62,7 +77,32 @@ func modules() []module {
 			ldflags: kubernetesVersion,
 			took:    "five minutes",
 		},
-	}
+	}}
+}
+
+// flannelSuite is what clusters with NetworkFlannel need. The CNI plugin is from
+// the last module of CNI plugins that had it.
+func flannelSuite() suite {
+	return suite{"flannel", "flannel", "two minutes", []module{
+		{
+			name:     "flannel",
+			versions: "github.com/flannel-io/flannel",
+			tags:     "netgo,osusergo",
+			cgo:      runtime.GOARCH == "amd64", // as flannel's own Makefile
+			programs: []string{"flanneld"},
+			rename:   map[string]string{"flannel": "flanneld"},
+			ldflags: func(version string) []string {
+				return []string{"-X github.com/flannel-io/flannel/pkg/version.Version=" + version}
+			},
+			took: "a minute and a half",
+		},
+		{
+			name:     "flannel-cni",
+			versions: "github.com/containernetworking/plugins",
+			programs: []string{"flannel"},
+			took:     "half a minute",
+		},
+	}}
 }
 
 // kubernetesVersion says what `kubectl version` shows. Without it, a server
@@ -119,10 +159,10 @@ func (l *Lab) sourceDir(ctx context.Context) (string, error) {
 }
 
 // binDirFor returns where the programs of the given sources are, or will be.
-func (l *Lab) binDirFor(source string) (string, error) {
+func (l *Lab) binDirFor(source string, of suite) (string, error) {
 	sum := sha256.New()
 	fmt.Fprintln(sum, buildFormat, runtime.GOARCH)
-	for _, m := range modules() {
+	for _, m := range of.modules {
 		fmt.Fprintln(sum, m.name, m.tags)
 		for _, file := range []string{"go.mod", "go.sum"} {
 			b, err := os.ReadFile(filepath.Join(source, "modules", m.name, file))
@@ -132,24 +172,37 @@ func (l *Lab) binDirFor(source string) (string, error) {
 			sum.Write(b)
 		}
 	}
-	return filepath.Join(l.cacheDir, "bin-"+hex.EncodeToString(sum.Sum(nil))[:12]), nil
+	return filepath.Join(l.cacheDir, of.name+"-"+hex.EncodeToString(sum.Sum(nil))[:12]), nil
 }
 
-// Build builds the programs of Kubernetes, etcd and containerd, unless they are
-// there, and returns their directory. Up does it as well.
+// Build builds all programs that clusters may need, unless they are there, and
+// returns the directory of those that every cluster needs. Up builds what its
+// clusters need.
 func (l *Lab) Build(ctx context.Context) (binDir string, err error) {
+	for _, of := range suites()[1:] {
+		if _, err := l.buildSuite(ctx, of); err != nil {
+			return "", err
+		}
+	}
+	return l.buildSuite(ctx, kubernetesSuite())
+}
+
+// buildSuite builds the programs of a suite, unless they are there, and returns
+// their directory.
+func (l *Lab) buildSuite(ctx context.Context, of suite) (string, error) {
 	source, err := l.sourceDir(ctx)
 	if err != nil {
 		return "", err
 	}
-	if binDir, err = l.buildPrograms(ctx, source); err != nil {
+	dir, err := l.buildPrograms(ctx, source, of)
+	if err != nil {
 		return "", fmt.Errorf("build the lab's programs: %w", err)
 	}
-	return binDir, nil
+	return dir, nil
 }
 
-func (l *Lab) buildPrograms(ctx context.Context, source string) (string, error) {
-	dir, err := l.binDirFor(source)
+func (l *Lab) buildPrograms(ctx context.Context, source string, of suite) (string, error) {
+	dir, err := l.binDirFor(source, of)
 	if err != nil {
 		return "", err
 	}
@@ -168,7 +221,7 @@ func (l *Lab) buildPrograms(ctx context.Context, source string) (string, error) 
 		return dir, nil // by whoever had the lock
 	}
 	// Under the lock, what is there of temporary directories is of the dead.
-	old, err := filepath.Glob(filepath.Join(l.cacheDir, "bin-*.tmp"))
+	old, err := filepath.Glob(filepath.Join(l.cacheDir, "*.tmp"))
 	if err != nil {
 		return "", err
 	}
@@ -183,8 +236,8 @@ func (l *Lab) buildPrograms(ctx context.Context, source string) (string, error) 
 	}
 	defer os.RemoveAll(tmp) // nothing to remove after the rename
 	start := time.Now()
-	l.printf("building Kubernetes and its parts, once: about eight minutes with nothing cached")
-	for _, m := range modules() {
+	l.printf("building %s, once: about %s with nothing cached", of.what, of.took)
+	for _, m := range of.modules {
 		if err := l.buildModule(ctx, m, filepath.Join(source, "modules", m.name), tmp); err != nil {
 			return "", fmt.Errorf("%s: %w", m.name, err)
 		}
@@ -212,7 +265,11 @@ func (l *Lab) buildModule(ctx context.Context, m module, dir, out string) error 
 	cmd := exec.CommandContext(ctx, "go", "build", "-v", "-trimpath", "-buildvcs=false", "-mod=readonly",
 		"-tags="+m.tags, "-ldflags="+strings.Join(flags, " "), "-o", out+"/", "tool")
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off", "GOOS=linux", "GOARCH="+runtime.GOARCH)
+	cgo := "0"
+	if m.cgo {
+		cgo = "1"
+	}
+	cmd.Env = append(os.Environ(), "CGO_ENABLED="+cgo, "GOFLAGS=", "GOWORK=off", "GOOS=linux", "GOARCH="+runtime.GOARCH)
 	gracefully(cmd)
 	stderr, err := cmd.StderrPipe()
 	if err != nil {

@@ -93,20 +93,6 @@ func (c *Cluster) client() (*kubeapi.Client, error) {
 	return kubeapi.New(c.Server(), i.rootPEM.certificate, i.admin.certificate, i.admin.key)
 }
 
-// podNetwork is how the pods of a cluster are connected: by Debian's bridge
-// and host-local plugins, with static routes between nodes.
-func podNetwork(s ClusterSpec) nodeinit.Network {
-	return nodeinit.Network{
-		CNITemplate: fmt.Sprintf(`{"cniVersion":"0.4.0","name":"lab","plugins":[
- {"type":"bridge","bridge":"cni0","isGateway":true,"hairpinMode":true,"ipMasq":false,"mtu":%d,
-  "ipam":{"type":"host-local","dataDir":"/run/cni-ipam","ranges":[[{"subnet":"{{.PodCIDR}}"}]],"routes":[{"dst":"0.0.0.0/0"}]}},
- {"type":"portmap","capabilities":{"portMappings":true},"snat":true}]}
-`, s.MTU),
-		Routes:     true,
-		Masquerade: true,
-	}
-}
-
 func (l *Lab) startCluster(ctx context.Context, s ClusterSpec) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, l.opts.StartTimeout,
 		fmt.Errorf("not ready within %s", l.opts.StartTimeout))
@@ -157,6 +143,9 @@ func (l *Lab) startCluster(ctx context.Context, s ClusterSpec) error {
 		return err
 	}
 	l.printf("cluster %s: API server ready (%s)", s.Name, since(start))
+	if err := c.applyNetwork(ctx); err != nil {
+		return err
+	}
 	if err := boots.wait(ctx, boots.all); err != nil {
 		return err
 	}
@@ -207,7 +196,7 @@ func (c *Cluster) waitReady(ctx context.Context, boots *boots) error {
 				pending = fmt.Sprintf("node %q has not registered", n.Name)
 			case !have.Ready:
 				pending = fmt.Sprintf("node %q is not Ready: %s", n.Name, have.Message)
-			case !have.PodCIDR.IsValid():
+			case !have.PodCIDR.IsValid() && n.config.Network.NodeCIDR.IsValid():
 				pending = fmt.Sprintf("node %q has no pod CIDR", n.Name)
 			}
 		}
@@ -222,8 +211,8 @@ func (c *Cluster) waitReady(ctx context.Context, boots *boots) error {
 		return fmt.Errorf("wait for the default service account: %w", err)
 	}
 	for _, n := range running {
-		if err := poll(ctx, func() error { return n.checkRoutes(last) }); err != nil {
-			return fmt.Errorf("wait for routes of node %q: %w", n.Name, err)
+		if err := poll(ctx, func() error { return errors.Join(n.checkRoutes(last), n.checkNetwork()) }); err != nil {
+			return fmt.Errorf("wait for the pod network of node %q: %w", n.Name, err)
 		}
 	}
 	return nil
@@ -357,7 +346,7 @@ func nextNumber(s ClusterSpec, nodes []*Node) int {
 	return number
 }
 
-// removeCluster removes a cluster that did not start.
+// removeCluster removes a cluster, in whatever state it is.
 func (l *Lab) removeCluster(ctx context.Context, s ClusterSpec) error {
 	c := &Cluster{Spec: s, lab: l}
 	nodes, err := c.Nodes()
@@ -373,6 +362,7 @@ func (l *Lab) removeCluster(ctx context.Context, s ClusterSpec) error {
 	}
 	bridge := deviceName("br", s.NodeSubnet.Addr())
 	return errors.Join(
+		allowAgain(l.underlay(), s),
 		disconnect(l.underlay(), func(link netlink.Link) bool { return link.Attrs().Name == bridge }),
 		removeDir(c.dir()))
 }

@@ -6,7 +6,7 @@
 // kube-controller-manager and kube-scheduler, or containerd, kubelet and
 // kube-proxy. Their programs are built once from Go modules pinned below
 // modules/; runc, the CNI plugins, iptables and nftables are the
-// distribution's.
+// distribution's. Pods are connected by one of several networks.
 //
 // The nodes of all clusters of a lab reach each other through a network
 // namespace that routes between their subnets, and know nothing of each other's

@@ -149,7 +149,7 @@ func (l *Lab) Up(ctx context.Context, specs ...ClusterSpec) error {
 	if left, err := l.traces(); err != nil || left {
 		return errors.Join(err, l.existsError(left))
 	}
-	binDir, err := l.Build(ctx)
+	binDir, err := l.buildSuite(ctx, kubernetesSuite())
 	if err != nil {
 		return err
 	}
@@ -218,6 +218,9 @@ func (l *Lab) up(ctx context.Context, binDir string, specs []ClusterSpec) error 
 	if err != nil {
 		return err
 	}
+	if err := l.buildFor(ctx, specs); err != nil {
+		return err
+	}
 	if err := prepareNetnsDir(); err != nil {
 		return err
 	}
@@ -227,24 +230,15 @@ func (l *Lab) up(ctx context.Context, binDir string, specs []ClusterSpec) error 
 	if err := l.saveRuntime(runtimeFiles{BinDir: binDir, Executable: executable}); err != nil {
 		return err
 	}
-	group, groupCtx := errgroup.WithContext(ctx)
-	for _, s := range specs {
-		group.Go(func() error {
-			if err := l.startCluster(groupCtx, s); err != nil {
-				return fmt.Errorf("start cluster %q: %w", s.Name, err)
-			}
-			return nil
-		})
-	}
-	if err := group.Wait(); err != nil {
+	if err := l.startClusters(ctx, specs); err != nil {
 		return err
 	}
 	return l.writeKubeconfig()
 }
 
-// AddCluster adds a cluster to a lab that is up. If it does not start, nothing
-// of it is left.
-func (l *Lab) AddCluster(ctx context.Context, spec ClusterSpec) error {
+// AddCluster adds clusters to a lab that is up, all at the same time. If one does
+// not start, nothing of any of them is left.
+func (l *Lab) AddCluster(ctx context.Context, specs ...ClusterSpec) error {
 	lock, err := l.lock(ctx)
 	if err != nil {
 		return err
@@ -258,17 +252,53 @@ func (l *Lab) AddCluster(ctx context.Context, spec ClusterSpec) error {
 	for _, c := range clusters {
 		have = append(have, c.Spec)
 	}
-	specs, err := complete([]ClusterSpec{spec}, have)
+	if specs, err = complete(specs, have); err != nil {
+		return err
+	}
+	if err := l.buildFor(ctx, specs); err != nil {
+		return err
+	}
+	if err := l.startClusters(ctx, specs); err != nil {
+		downCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		defer cancel()
+		for _, s := range specs {
+			err = errors.Join(err, l.removeCluster(downCtx, s))
+		}
+		return err
+	}
+	return l.writeKubeconfig()
+}
+
+// RemoveCluster takes clusters out of a lab, which goes on without them.
+func (l *Lab) RemoveCluster(ctx context.Context, names ...string) error {
+	lock, err := l.lock(ctx)
 	if err != nil {
 		return err
 	}
-	if err := l.startCluster(ctx, specs[0]); err != nil {
-		err = fmt.Errorf("start cluster %q: %w", spec.Name, err)
-		downCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-		defer cancel()
-		return errors.Join(err, l.removeCluster(downCtx, specs[0]))
+	defer lock.Close()
+	for _, name := range names {
+		c, err := l.Cluster(name)
+		if err != nil {
+			return err
+		}
+		if err := l.removeCluster(ctx, c.Spec); err != nil {
+			return fmt.Errorf("remove cluster %q: %w", name, err)
+		}
 	}
 	return l.writeKubeconfig()
+}
+
+func (l *Lab) startClusters(ctx context.Context, specs []ClusterSpec) error {
+	group, groupCtx := errgroup.WithContext(ctx)
+	for _, s := range specs {
+		group.Go(func() error {
+			if err := l.startCluster(groupCtx, s); err != nil {
+				return fmt.Errorf("start cluster %q: %w", s.Name, err)
+			}
+			return nil
+		})
+	}
+	return group.Wait()
 }
 
 // runtimeFiles are what nodes are started with, by whichever process.

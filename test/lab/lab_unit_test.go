@@ -42,19 +42,26 @@ func TestModules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range modules() {
-		version, err := moduleVersion(filepath.Join("modules", m.name, "go.mod"), m.versions)
-		if err != nil || !strings.HasPrefix(version, "v") {
-			t.Errorf("%s: version %q, %v", m.name, version, err)
+	dirs := map[string]bool{}
+	for _, of := range suites() {
+		for _, m := range of.modules {
+			version, err := moduleVersion(filepath.Join("modules", m.name, "go.mod"), m.versions)
+			if err != nil || !strings.HasPrefix(version, "v") {
+				t.Errorf("%s: version %q, %v", m.name, version, err)
+			}
 		}
+		first, err := l.binDirFor(".", of)
+		if err != nil {
+			t.Fatal(err)
+		}
+		second, err := l.binDirFor(".", of)
+		if err != nil || first != second {
+			t.Errorf("got %s, then %s, %v", first, second, err)
+		}
+		dirs[first] = true
 	}
-	first, err := l.binDirFor(".")
-	if err != nil {
-		t.Fatal(err)
-	}
-	second, err := l.binDirFor(".")
-	if err != nil || first != second {
-		t.Errorf("got %s, then %s, %v", first, second, err)
+	if len(dirs) != len(suites()) {
+		t.Errorf("%d directories of %d suites: %v", len(dirs), len(suites()), dirs)
 	}
 }
 

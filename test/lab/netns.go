@@ -189,7 +189,26 @@ func addBridge(underlay string, s ClusterSpec) error {
 		if err := netlink.LinkSetUp(bridge); err != nil {
 			return fmt.Errorf("set bridge %s up: %w", attrs.Name, err)
 		}
+		if s.Network == NetworkEKS { // no other cluster reaches its pods
+			if err := netlink.RouteAdd(&netlink.Route{Dst: ipNet(s.sharedPods()), Type: unix.RTN_BLACKHOLE}); err != nil {
+				return fmt.Errorf("keep the pods of %s to themselves: %w", s.Name, err)
+			}
+		}
 		return nil
+	})
+}
+
+// allowAgain undoes what addBridge did besides the bridge.
+func allowAgain(underlay string, s ClusterSpec) error {
+	if s.Network != NetworkEKS {
+		return nil
+	}
+	return inNetns(underlay, func() error {
+		err := netlink.RouteDel(&netlink.Route{Dst: ipNet(s.sharedPods()), Type: unix.RTN_BLACKHOLE})
+		if errors.Is(err, unix.ESRCH) {
+			return nil
+		}
+		return err
 	})
 }
 

@@ -57,10 +57,10 @@ func (c *Cluster) newNode(name string, address netip.Addr, pods netip.Prefix, pk
 		ServiceNodePortRange: s.ServiceNodePortRange, ProxyMode: string(s.ProxyMode),
 		Dir: filepath.Join(c.nodesDir(), name), BinDir: r.BinDir, CNIDir: cni, ImageDir: c.lab.imageDir(),
 		CgroupPath: c.lab.cgroupPath() + "/" + name,
-		Network:    podNetwork(s),
+		Network:    c.lab.podNetwork(s, name, address),
 	})
 	if s.NoNodeCIDRs {
-		n.config.NoNodeCIDRs, n.config.OwnPodCIDR = true, pods
+		n.config.Network.NodeCIDR, n.config.OwnPodCIDR = netip.Prefix{}, pods
 	}
 	if err := os.MkdirAll(filepath.Join(n.dir(), nodeinit.LogDir), 0o755); err != nil {
 		return nil, err
@@ -190,8 +190,9 @@ func (n *Node) checkRoutes(nodes map[string]kubeapi.Node) error {
 			}
 		}
 		for name, other := range nodes {
-			want := other.PodCIDR.String() + " via " + other.Internal.String()
-			if name != n.Name && other.Internal != n.Address && other.PodCIDR.IsValid() && other.Internal.IsValid() && !have[want] {
+			pods := n.config.Network.PodsOf(other)
+			want := pods.String() + " via " + other.Internal.String()
+			if name != n.Name && other.Internal != n.Address && pods.IsValid() && other.Internal.IsValid() && !have[want] {
 				return fmt.Errorf("no route %s", want)
 			}
 		}

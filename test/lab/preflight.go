@@ -80,7 +80,7 @@ func loadModules() {
 		return
 	}
 	_ = exec.Command(modprobe, "--all", "--quiet", "overlay", "br_netfilter", "veth", "bridge", "nf_conntrack", "nf_nat",
-		"iptable_nat", "nf_tables", "vxlan").Run()
+		"iptable_nat", "nf_tables", "vxlan", "macvlan").Run()
 }
 
 func cniDir() (string, error) {

@@ -27,7 +27,7 @@ type ClusterSpec struct {
 	// Workers is the number of nodes that run pods. Default: 2.
 	Workers int
 	// PodCIDR is divided among the workers. Clusters may have the same.
-	// Default: 10.244.0.0/16.
+	// Default: 10.244.0.0/16; with NetworkCalico 192.168.0.0/16.
 	PodCIDR netip.Prefix
 	// NodeCIDRMaskSize is the length of each worker's part of PodCIDR.
 	// Default: 24, or 4 more than PodCIDR's if that is above 22.
@@ -44,12 +44,16 @@ type ClusterSpec struct {
 	// NodeSubnet holds the addresses of the nodes; no two clusters of a lab
 	// may overlap here. Its first address is the router's, its second the
 	// control plane's, workers begin at the 11th. Default: the first free of
-	// 172.18.1.0/24, 172.18.2.0/24 and so on.
+	// 172.18.1.0/24, 172.18.2.0/24 and so on; with NetworkEKS of 100.64.0.0/22,
+	// 100.65.0.0/22 and so on.
 	NodeSubnet netip.Prefix
 	// MTU of the nodes' links, and of the pods. Default: 1500.
 	MTU int
 	// ProxyMode is kube-proxy's. Default: ProxyIPTables.
 	ProxyMode ProxyMode
+	// Network is how the pods are connected. Default: NetworkBridge. With
+	// NetworkEKS PodCIDR is not used.
+	Network Network
 }
 
 // DefaultClusters are two clusters with the same pod and service CIDRs.
@@ -63,8 +67,11 @@ func (s ClusterSpec) WithDefaults() ClusterSpec {
 	if s.Workers == 0 {
 		s.Workers = 2
 	}
+	if s.Network == "" {
+		s.Network = NetworkBridge
+	}
 	if !s.PodCIDR.IsValid() {
-		s.PodCIDR = netip.MustParsePrefix("10.244.0.0/16")
+		s.PodCIDR = s.Network.podCIDR()
 	}
 	if s.NodeCIDRMaskSize == 0 {
 		s.NodeCIDRMaskSize = 24
@@ -149,6 +156,9 @@ func (s ClusterSpec) Validate() error {
 	if s.ProxyMode != ProxyIPTables && s.ProxyMode != ProxyNFTables {
 		bad("proxy: %q, want %s or %s", s.ProxyMode, ProxyIPTables, ProxyNFTables)
 	}
+	if err := s.validateNetwork(); err != nil {
+		errs = append(errs, err)
+	}
 	return s.wrap(errs)
 }
 
@@ -192,9 +202,9 @@ func complete(specs, have []ClusterSpec) ([]ClusterSpec, error) {
 	for i := range out {
 		for n := 1; !out[i].NodeSubnet.IsValid(); n++ {
 			if n > 255 {
-				return nil, fmt.Errorf("cluster %q: no node subnet is left below 172.18.0.0/16: give one", out[i].Name)
+				return nil, fmt.Errorf("cluster %q: no node subnet is left of %s and so on: give one", out[i].Name, out[i].Network.nodeSubnet(1))
 			}
-			p := netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 18, byte(n), 0}), 24)
+			p := out[i].Network.nodeSubnet(n)
 			if taken(p) == nil && !p.Overlaps(out[i].PodCIDR) && !p.Overlaps(out[i].ServiceCIDR) {
 				out[i].NodeSubnet, all[first+i].NodeSubnet = p, p
 			}
@@ -208,7 +218,7 @@ func complete(specs, have []ClusterSpec) ([]ClusterSpec, error) {
 
 // ParseClusterSpec reads a specification such as
 //
-//	name=a,workers=2,pods=10.244.0.0/16,nodemask=24,services=10.96.0.0/16,nodeports=30000-32767,subnet=172.18.1.0/24,mtu=1500,proxy=iptables
+//	name=a,workers=2,pods=10.244.0.0/16,nodemask=24,services=10.96.0.0/16,nodeports=30000-32767,subnet=172.18.1.0/24,mtu=1500,proxy=iptables,cni=bridge
 //
 // of which only the name is needed.
 func ParseClusterSpec(text string) (ClusterSpec, error) {
@@ -248,8 +258,10 @@ func ParseClusterSpec(text string) (ClusterSpec, error) {
 			s.MTU, err = positive(value)
 		case "proxy":
 			s.ProxyMode = ProxyMode(value)
+		case "cni":
+			s.Network = Network(value)
 		default:
-			err = errors.New("unknown key: want name, workers, pods, nodemask, nodecidrs, services, nodeports, subnet, mtu or proxy")
+			err = errors.New("unknown key: want name, workers, pods, nodemask, nodecidrs, services, nodeports, subnet, mtu, proxy or cni")
 		}
 		if err != nil {
 			return s, fmt.Errorf("cluster %q: %s: %w", text, key, err)

@@ -19,11 +19,12 @@ func TestParseClusterSpec(t *testing.T) {
 		{text: "name=a", want: ClusterSpec{Name: "a"}},
 		{
 			text: "name=b,workers=3,pods=10.10.0.0/20,nodemask=26,services=10.20.0.0/24,nodeports=31000-31999," +
-				"subnet=192.168.7.0/24,mtu=1400,proxy=nftables",
+				"subnet=192.168.7.0/24,mtu=1400,proxy=nftables,cni=flannel",
 			want: ClusterSpec{
 				Name: "b", Workers: 3, PodCIDR: netip.MustParsePrefix("10.10.0.0/20"), NodeCIDRMaskSize: 26,
 				ServiceCIDR: netip.MustParsePrefix("10.20.0.0/24"), ServiceNodePortRange: "31000-31999",
 				NodeSubnet: netip.MustParsePrefix("192.168.7.0/24"), MTU: 1400, ProxyMode: ProxyNFTables,
+				Network: NetworkFlannel,
 			},
 		},
 		{text: "name=a,nodecidrs=no", want: ClusterSpec{Name: "a", NoNodeCIDRs: true}},
@@ -44,6 +45,9 @@ func TestParseClusterSpec(t *testing.T) {
 		{text: "name=a,mtu=100", wantErr: "mtu: 100"},
 		{text: "name=a,proxy=ipvs", wantErr: `proxy: "ipvs"`},
 		{text: "name=a,nodeports=99999-2", wantErr: "nodeports: "},
+		{text: "name=a,cni=calico", wantErr: `cni: "calico", want one of bridge, flannel, calico-like`},
+		{text: "name=a,cni=calico-like,pods=10.8.0.0/24,workers=5", wantErr: "no room for 5 blocks"},
+		{text: "name=a,cni=eks-like,subnet=10.1.0.0/24,workers=5", wantErr: "no room for the pods of 5 workers"},
 	} {
 		t.Run(tc.text, func(t *testing.T) {
 			got, err := ParseClusterSpec(tc.text)
@@ -90,6 +94,10 @@ func TestComplete(t *testing.T) {
 		{
 			name: "subnets overlap", specs: []ClusterSpec{named("a", subnet("10.1.0.0/16")), named("b", subnet("10.1.2.0/24"))},
 			wantErr: `subnet 10.1.2.0/24 overlaps 10.1.0.0/16 of cluster "a"`,
+		},
+		{
+			name: "VPCs share no /16", specs: []ClusterSpec{{Name: "a", Network: NetworkEKS}, {Name: "b", Network: NetworkEKS}, {Name: "c"}},
+			want: []string{"100.64.0.0/22", "100.65.0.0/22", "172.18.1.0/24"},
 		},
 		{name: "names are equal", specs: []ClusterSpec{{Name: "a"}, {Name: "a"}}, wantErr: "has one of that name"},
 		{name: "a name is taken", specs: []ClusterSpec{{Name: "a"}}, have: []ClusterSpec{subnet("10.1.0.0/16"), {Name: "a"}}, wantErr: "has one of that name"},

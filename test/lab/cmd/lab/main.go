@@ -10,16 +10,21 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 
 	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/lab/internal/cniveth"
 	"github.com/liqonet/liqonet/test/lab/internal/nodeinit"
 )
 
 func main() {
+	if filepath.Base(os.Args[0]) == nodeinit.VethPlugin {
+		cniveth.Main()
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	stop()
@@ -80,7 +85,7 @@ func newRootCommand(stdout, stderr io.Writer) *cobra.Command {
 }
 
 const clusterFlag = "a cluster: name=NAME and, if wanted, workers=2,pods=10.244.0.0/16,nodemask=24,services=10.96.0.0/16," +
-	"nodeports=30000-32767,subnet=172.18.1.0/24,mtu=1500,proxy=iptables|nftables"
+	"nodeports=30000-32767,subnet=172.18.1.0/24,mtu=1500,proxy=iptables|nftables,cni=bridge|flannel|calico-like|eks-like|aks-like|gke-like"
 
 func newUpCommand(a *app) *cobra.Command {
 	var clusters []string

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"github.com/liqonet/liqonet/test/lab/internal/kubeapi"
@@ -70,7 +69,7 @@ func apiServerArgs(cfg Config) []string {
 
 func controllerManagerArgs(cfg Config) []string {
 	kubeconfig := pki("controller-manager.kubeconfig")
-	return []string{
+	args := []string{
 		"--kubeconfig=" + kubeconfig,
 		"--authentication-kubeconfig=" + kubeconfig,
 		"--authorization-kubeconfig=" + kubeconfig,
@@ -81,15 +80,17 @@ func controllerManagerArgs(cfg Config) []string {
 		"--cluster-signing-cert-file=" + pki("ca.crt"),
 		"--cluster-signing-key-file=" + pki("ca.key"),
 		"--client-ca-file=" + pki("ca.crt"),
-		"--allocate-node-cidrs=" + strconv.FormatBool(!cfg.NoNodeCIDRs),
-		"--cluster-cidr=" + cfg.PodCIDR.String(),
-		"--node-cidr-mask-size=" + itoa(cfg.NodeCIDRMaskSize),
 		"--service-cluster-ip-range=" + cfg.ServiceCIDR.String(),
 		"--cluster-name=" + cfg.Cluster,
 		"--kube-api-qps=100",
 		"--kube-api-burst=200",
 		"--profiling=false",
 	}
+	if nodes := cfg.Network.NodeCIDR; nodes.IsValid() {
+		args = append(args, "--allocate-node-cidrs=true", "--cluster-cidr="+nodes.String(),
+			"--node-cidr-mask-size="+itoa(max(cfg.NodeCIDRMaskSize, nodes.Bits())))
+	}
+	return args
 }
 
 func schedulerArgs() []string {
@@ -106,14 +107,14 @@ func schedulerArgs() []string {
 }
 
 func kubeletArgs(cfg Config) []string {
-	args := []string{
+	args := append([]string{
 		"--config=/etc/kubelet.yaml",
 		"--kubeconfig=" + pki("kubelet.kubeconfig"),
 		"--hostname-override=" + cfg.Node,
 		"--node-ip=" + cfg.Address.String(),
 		"--root-dir=/var/lib/kubelet",
 		"--v=1",
-	}
+	}, cfg.Network.KubeletArgs...)
 	if cfg.OwnPodCIDR.IsValid() {
 		// So that the other nodes know it.
 		args = append(args, "--node-labels="+kubeapi.PodCIDRLabel+"="+kubeapi.LabelOf(cfg.OwnPodCIDR))
@@ -141,7 +142,7 @@ func writeWorkerFiles(cfg Config) error {
 		"/etc/containerd/config.toml":  fmt.Sprintf(containerdConfig, containerdSocket, PauseImage, template),
 		"/etc/kubelet.yaml": fmt.Sprintf(kubeletConfig,
 			cfg.CgroupPath, containerdSocket, dns, pki("ca.crt"), pki("kubelet.crt"), pki("kubelet.key")),
-		"/etc/kube-proxy.yaml": fmt.Sprintf(proxyConfig, cfg.ProxyMode, pki("proxy.kubeconfig"), cfg.Node, cfg.PodCIDR),
+		"/etc/kube-proxy.yaml": fmt.Sprintf(proxyConfig, cfg.ProxyMode, pki("proxy.kubeconfig"), cfg.Node, cfg.Network.ProxyCIDR),
 	} {
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 			return err
@@ -218,6 +219,6 @@ kind: KubeProxyConfiguration
 mode: %s
 clientConnection: {kubeconfig: %s}
 hostnameOverride: %s
-clusterCIDR: %s
+clusterCIDR: %q
 conntrack: {maxPerCore: 0, min: 0, tcpEstablishedTimeout: 0s, tcpCloseWaitTimeout: 0s}
 `

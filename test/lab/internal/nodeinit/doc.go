@@ -13,6 +13,8 @@ import (
 	"encoding/json"
 	"net/netip"
 	"time"
+
+	"github.com/liqonet/liqonet/test/lab/internal/kubeapi"
 )
 
 // The file descriptors that the lab hands to the node's first process.
@@ -39,9 +41,7 @@ type Config struct {
 	PodCIDR          netip.Prefix // of the cluster
 	NodeCIDRMaskSize int
 	ServiceCIDR      netip.Prefix
-	// NoNodeCIDRs is whether Kubernetes gives Nodes no part of PodCIDR; then
-	// OwnPodCIDR is a worker's.
-	NoNodeCIDRs          bool
+	// OwnPodCIDR is a worker's where Kubernetes gives Nodes no part of PodCIDR.
 	OwnPodCIDR           netip.Prefix
 	ServiceNodePortRange string
 	ProxyMode            string
@@ -58,13 +58,42 @@ type Config struct {
 // Network says how pods are connected.
 type Network struct {
 	// CNITemplate is a CNI configuration, in which containerd replaces
-	// {{.PodCIDR}} by the node's; if it is empty, somebody else writes one.
-	CNITemplate string
-	// Routes is whether the node routes other nodes' pod CIDRs to them.
+	// {{.PodCIDR}} by the node's; if it is empty, CNIConfig is used as it is.
+	CNITemplate, CNIConfig string
+	// Mounts are directories of the host that the node has, by its own path.
+	Mounts map[string]string
+	// Plugins are CNI plugins besides the distribution's, with their programs.
+	Plugins map[string]string
+	// NodeCIDR is divided among nodes by Kubernetes; if it is invalid, they get
+	// none.
+	NodeCIDR netip.Prefix
+	// ProxyCIDR is what kube-proxy takes for the pods' range, if it knows one.
+	ProxyCIDR string
+	// Routes is whether the node routes other nodes' pods to them.
 	Routes bool
+	// Blocks are the nodes' pod ranges by their addresses, where they are not
+	// those that Kubernetes gave them.
+	Blocks map[netip.Addr]netip.Prefix
 	// Masquerade is whether pods' traffic leaves the cluster's pod CIDR with
 	// the node's address.
 	Masquerade bool
+	// Setup are commands that are run once, before anything else is started.
+	Setup [][]string
+	// KubeletArgs are more arguments of the kubelet.
+	KubeletArgs []string
+	// Annotations are those that the network gives the Node.
+	Annotations map[string]string
+	// ReadyFile exists on the node when its network works. Optional.
+	ReadyFile string
+}
+
+// PodsOf returns the range that other nodes route to a node; invalid while it is
+// not known.
+func (n Network) PodsOf(other kubeapi.Node) netip.Prefix {
+	if n.Blocks != nil {
+		return n.Blocks[other.Internal]
+	}
+	return other.PodCIDR
 }
 
 // Event is what the node tells the lab while it starts.

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"syscall"
@@ -184,10 +183,8 @@ func (n *node) startWorker(ctx context.Context) error {
 	if err := writeWorkerFiles(cfg); err != nil {
 		return err
 	}
-	if cfg.Network.Masquerade {
-		if err := n.masquerade(ctx); err != nil {
-			return err
-		}
+	if err := n.setUpNetwork(ctx); err != nil {
+		return err
 	}
 	containerd, err := n.component("containerd", "--config", "/etc/containerd/config.toml")
 	if err != nil {
@@ -218,31 +215,10 @@ func (n *node) startWorker(ctx context.Context) error {
 		return err
 	}
 	// Healthy means that all rules were written once.
-	return proxy.wait(ctx, healthy("http://127.0.0.1:10256/healthz"))
-}
-
-// masquerade hides pods behind their node's address where they leave the
-// cluster, as flannel and ip-masq-agent do.
-func (n *node) masquerade(ctx context.Context) error {
-	iptables, err := exec.LookPath("iptables")
-	if err != nil {
+	if err := proxy.wait(ctx, healthy("http://127.0.0.1:10256/healthz")); err != nil {
 		return err
 	}
-	const chain = "LAB-MASQUERADE"
-	pods := n.cfg.PodCIDR.String()
-	for _, args := range [][]string{
-		{"-N", chain},
-		{"-A", chain, "-d", pods, "-j", "RETURN"},
-		{"-A", chain, "-d", "224.0.0.0/4", "-j", "RETURN"},
-		{"-A", chain, "-j", "MASQUERADE", "--random-fully"},
-		{"-A", "POSTROUTING", "-s", pods, "-m", "comment", "--comment", "liqonet lab: pods to outside the cluster", "-j", chain},
-	} {
-		args = append([]string{"-w", "-t", "nat"}, args...)
-		if err := n.reaper.once(ctx, "iptables", iptables, args...); err != nil {
-			return err
-		}
-	}
-	return nil
+	return n.annotate(ctx)
 }
 
 func dialable(address string) func(context.Context) error {
@@ -340,13 +316,14 @@ func (n *node) setRoutes(nodes map[string]kubeapi.Node) error {
 	var errs []error
 	for name, other := range nodes {
 		// One with this node's address is what it was called before.
-		if name == n.cfg.Node || other.Internal == n.cfg.Address || !other.PodCIDR.IsValid() || !other.Internal.IsValid() {
+		pods := n.cfg.Network.PodsOf(other)
+		if name == n.cfg.Node || other.Internal == n.cfg.Address || !pods.IsValid() || !other.Internal.IsValid() {
 			continue
 		}
-		want[other.PodCIDR.String()] = true
+		want[pods.String()] = true
 		dst := &net.IPNet{
-			IP:   other.PodCIDR.Addr().AsSlice(),
-			Mask: net.CIDRMask(other.PodCIDR.Bits(), other.PodCIDR.Addr().BitLen()),
+			IP:   pods.Addr().AsSlice(),
+			Mask: net.CIDRMask(pods.Bits(), pods.Addr().BitLen()),
 		}
 		if err := netlink.RouteReplace(&netlink.Route{
 			LinkIndex: link.Attrs().Index, Dst: dst, Gw: other.Internal.AsSlice(), Protocol: routeProtocol,

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/liqonet/liqonet/test/lab/internal/kubeapi"
 )
 
 func TestForward(t *testing.T) {
@@ -64,6 +66,7 @@ func TestArguments(t *testing.T) {
 	cfg := Config{
 		Cluster: "a", APIServer: netip.MustParseAddr("172.18.1.2"), PodCIDR: netip.MustParsePrefix("10.8.0.0/20"),
 		NodeCIDRMaskSize: 26, ServiceCIDR: netip.MustParsePrefix("10.9.0.0/24"), ServiceNodePortRange: "31000-31999",
+		Network: Network{NodeCIDR: netip.MustParsePrefix("10.8.0.0/20"), KubeletArgs: []string{"--provider-id=x"}},
 	}
 	for _, tc := range []struct {
 		have []string
@@ -73,8 +76,9 @@ func TestArguments(t *testing.T) {
 			"--advertise-address=172.18.1.2", "--service-cluster-ip-range=10.9.0.0/24", "--service-node-port-range=31000-31999",
 		}},
 		{controllerManagerArgs(cfg), []string{
-			"--cluster-cidr=10.8.0.0/20", "--node-cidr-mask-size=26", "--service-cluster-ip-range=10.9.0.0/24",
+			"--allocate-node-cidrs=true", "--cluster-cidr=10.8.0.0/20", "--node-cidr-mask-size=26", "--service-cluster-ip-range=10.9.0.0/24",
 		}},
+		{kubeletArgs(cfg), []string{"--provider-id=x"}},
 	} {
 		all := strings.Join(tc.have, "\n") + "\n"
 		for _, want := range tc.want {
@@ -82,5 +86,25 @@ func TestArguments(t *testing.T) {
 				t.Errorf("%s is missing in\n%s", want, all)
 			}
 		}
+	}
+	cfg.Network.NodeCIDR = netip.Prefix{} // nodes get none
+	if all := strings.Join(controllerManagerArgs(cfg), "\n"); strings.Contains(all, "cluster-cidr=") || strings.Contains(all, "allocate-node-cidrs") {
+		t.Errorf("a range for nodes in\n%s", all)
+	}
+}
+
+// A node's pods have its block where there are blocks, whatever Kubernetes says.
+func TestPodsOf(t *testing.T) {
+	other := kubeapi.Node{Internal: netip.MustParseAddr("172.18.1.12"), PodCIDR: netip.MustParsePrefix("10.244.1.0/24")}
+	if got := (Network{}).PodsOf(other); got != other.PodCIDR {
+		t.Errorf("got %s", got)
+	}
+	block := netip.MustParsePrefix("192.168.9.64/26")
+	blocks := Network{Blocks: map[netip.Addr]netip.Prefix{other.Internal: block}}
+	if got := blocks.PodsOf(other); got != block {
+		t.Errorf("got %s, want %s", got, block)
+	}
+	if got := blocks.PodsOf(kubeapi.Node{PodCIDR: other.PodCIDR}); got.IsValid() {
+		t.Errorf("got %s of a node whose address is not known", got)
 	}
 }

@@ -1,0 +1,89 @@
+package nodeinit
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Program is where a node has the lab's own program.
+const Program = "/lab/program"
+
+// VethPlugin is the name by which the lab's program is a CNI plugin.
+const VethPlugin = "lab-veth"
+
+// mountNetwork gives the node what its network needs of the host.
+func (m *mounts) mountNetwork(cfg Config, in func(string) string) {
+	program, err := os.Executable()
+	if err != nil {
+		m.err = err
+		return
+	}
+	m.mkdir(in(filepath.Dir(Program)))
+	m.write(in(Program), "")
+	m.mount(program, in(Program), "", unix.MS_BIND, "")
+	for target, source := range cfg.Network.Mounts {
+		m.bind(source, in(target), true)
+	}
+	for name, program := range cfg.Network.Plugins {
+		m.symlink(program, in("opt/cni/bin/"+name))
+	}
+	if cfg.Network.CNIConfig != "" {
+		m.write(in("etc/cni/net.d/10-lab.conflist"), cfg.Network.CNIConfig)
+	}
+}
+
+// setUpNetwork does what a network needs before its first pod.
+func (n *node) setUpNetwork(ctx context.Context) error {
+	for _, command := range n.cfg.Network.Setup {
+		if err := n.run(ctx, command[0], command[1:]...); err != nil {
+			return err
+		}
+	}
+	if n.cfg.Network.Masquerade {
+		return n.masquerade(ctx)
+	}
+	return nil
+}
+
+func (n *node) run(ctx context.Context, name string, args ...string) error {
+	program, err := exec.LookPath(name)
+	if err != nil {
+		return err
+	}
+	return n.reaper.once(ctx, name, program, args...)
+}
+
+// annotate writes the network's annotations, when the kubelet has registered.
+func (n *node) annotate(ctx context.Context) error {
+	if len(n.cfg.Network.Annotations) == 0 {
+		return nil
+	}
+	patch := map[string]any{"metadata": map[string]any{"annotations": n.cfg.Network.Annotations}}
+	return (&process{name: "kubelet", done: make(chan struct{})}).wait(ctx, func(ctx context.Context) error {
+		return n.api.Patch(ctx, "/api/v1/nodes/"+n.cfg.Node, patch)
+	})
+}
+
+// masquerade hides pods behind their node's address where they leave the
+// cluster, as flannel and ip-masq-agent do.
+func (n *node) masquerade(ctx context.Context) error {
+	const chain = "LAB-MASQUERADE"
+	pods := n.cfg.PodCIDR.String()
+	for _, args := range [][]string{
+		{"-N", chain},
+		{"-A", chain, "-d", pods, "-j", "RETURN"},
+		{"-A", chain, "-d", "224.0.0.0/4", "-j", "RETURN"},
+		{"-A", chain, "-j", "MASQUERADE", "--random-fully"},
+		{"-A", "POSTROUTING", "-s", pods, "-m", "comment", "--comment", "liqonet lab: pods to outside the cluster", "-j", chain},
+	} {
+		args = append([]string{"-w", "-t", "nat"}, args...)
+		if err := n.run(ctx, "iptables", args...); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,8 @@
+// Package errors is in place of the SDK's; see package vpc beside it.
+package errors
+
+// TencentCloudSDKError is never returned.
+type TencentCloudSDKError struct{}
+
+// Error implements error.
+func (*TencentCloudSDKError) Error() string { return "" }
