@@ -48,9 +48,8 @@ func ifname(key expr.MetaKey, name string, wildcard bool) []expr.Any {
 	}
 }
 
-// notIIFPrefix inverts iifPrefix: `iifname != "lq*"`.
-func notIIFPrefix(name string) []expr.Any {
-	e := iifPrefix(name)
+// not inverts the comparison of what ifname returns: `iifname != "lq*"`.
+func not(e []expr.Any) []expr.Any {
 	e[1].(*expr.Cmp).Op = expr.CmpOpNeq
 	return e
 }
@@ -77,6 +76,9 @@ func iif(name string) []expr.Any       { return ifname(expr.MetaKeyIIFNAME, name
 func oif(name string) []expr.Any       { return ifname(expr.MetaKeyOIFNAME, name, false) }
 func iifPrefix(name string) []expr.Any { return ifname(expr.MetaKeyIIFNAME, name, true) }
 func oifPrefix(name string) []expr.Any { return ifname(expr.MetaKeyOIFNAME, name, true) }
+
+func notIIFPrefix(name string) []expr.Any { return not(iifPrefix(name)) }
+func notOIFPrefix(name string) []expr.Any { return not(oifPrefix(name)) }
 
 // proto: `meta l4proto udp`.
 func proto(p byte) []expr.Any {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
 // icmpErrors are the types that carry the packet that caused them (RFC 792).
@@ -54,11 +55,7 @@ func (g Gateway) table(f family) (table, error) {
 		chains: []chain{
 			{
 				name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
-				priority: priorityEarly, policy: nftables.ChainPolicyAccept, rules: g.guard(f),
-			},
-			{
-				name: "translate-in-errors", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
-				priority: priorityInner, policy: nftables.ChainPolicyAccept, rules: inner,
+				priority: priorityEarly, policy: nftables.ChainPolicyAccept, rules: append(g.guard(f), inner...),
 			},
 			{
 				name: "translate-in", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
@@ -89,25 +86,34 @@ func (g Gateway) guard(f family) []rule {
 	rules := []rule{
 		{"the peer reaches mapped ranges only", join(
 			iif(g.Tunnel), f.inSet(f.daddr, setMapped, true), drop())},
+		{"frames for this very link only", join(iifPrefix(g.OverlayPrefix), notForUs(), drop())},
+		{"nothing of the following is about TCP", join(proto(unix.IPPROTO_TCP), accept())},
 		{"overlay packets come from nodes only", join(
 			iif(g.Underlay), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, true), drop())},
-		{"frames for this very link only", join(iifPrefix(g.OverlayPrefix), notForUs(), drop())},
+		onlyICMP(f),
 	}
 	// Otherwise a peer could break connections that it has no part in: connection
 	// tracking on nodes takes any error about a known connection for related.
 	for _, t := range icmpErrors() {
 		rules = append(rules, rule{
 			fmt.Sprintf("icmp error %d: about packets to the peer only", t),
-			join(iif(g.Tunnel), f.notFragment(), f.icmpType(t), f.innerInSet(f.daddr, setRemote, true), drop()),
+			join(iif(g.Tunnel), f.icmpType(t), f.notFragment(), f.innerInSet(f.daddr, setRemote, true), drop()),
 		})
 	}
 	return rules
+}
+
+func onlyICMP(f family) rule {
+	return rule{"only ICMP is meant by the following", join(not(proto(f.icmp)), accept())}
 }
 
 // translation returns the rules for packets from the tunnel and to it, and for
 // what ICMP errors carry. Every rule ends its chain, or a translated address
 // could be translated again by another mapping.
 func (g Gateway) translation(f family) (innerIn, in, innerOut, out []rule) {
+	innerOut = []rule{onlyICMP(f)}
+	in = []rule{{"only what comes from the peer is translated", join(not(iif(g.Tunnel)), accept())}}
+	out = []rule{{"only what goes to the peer is translated", join(not(oif(g.Tunnel)), accept())}}
 	for _, m := range g.Local {
 		if m.Real == m.Mapped {
 			continue
@@ -115,20 +121,20 @@ func (g Gateway) translation(f family) (innerIn, in, innerOut, out []rule) {
 		for _, t := range icmpErrors() {
 			innerIn = append(innerIn, rule{
 				fmt.Sprintf("icmp error %d: cause was sent by %s", t, m.Real),
-				join(iif(g.Tunnel), f.notFragment(), f.icmpType(t), f.translateInner(f.saddr, m.Mapped, m.Real), accept()),
+				join(iif(g.Tunnel), f.icmpType(t), f.notFragment(), f.translateInner(f.saddr, m.Mapped, m.Real), accept()),
 			})
 			innerOut = append(innerOut, rule{
 				fmt.Sprintf("icmp error %d: cause was sent to %s", t, m.Mapped),
-				join(oif(g.Tunnel), f.notFragment(), f.icmpType(t), f.translateInner(f.daddr, m.Real, m.Mapped), accept()),
+				join(oif(g.Tunnel), f.icmpType(t), f.notFragment(), f.translateInner(f.daddr, m.Real, m.Mapped), accept()),
 			})
 		}
 		in = append(in, rule{
 			fmt.Sprintf("to %s, real %s", m.Mapped, m.Real),
-			join(iif(g.Tunnel), f.translate(f.daddr, m.Mapped, m.Real), accept()),
+			join(f.translate(f.daddr, m.Mapped, m.Real), accept()),
 		})
 		out = append(out, rule{
 			fmt.Sprintf("from %s, mapped %s", m.Real, m.Mapped),
-			join(oif(g.Tunnel), f.translate(f.saddr, m.Real, m.Mapped), accept()),
+			join(f.translate(f.saddr, m.Real, m.Mapped), accept()),
 		})
 	}
 	return innerIn, in, innerOut, out
@@ -137,22 +143,23 @@ func (g Gateway) translation(f family) (innerIn, in, innerOut, out []rule) {
 // input has no connection tracking to rely on: what the agent asks for is
 // recognised by what answers look like.
 func (g Gateway) input(f family) []rule {
-	rules := []rule{
-		{"loopback", join(iif("lo"), accept())},
-		{"overlay", join(iif(g.Underlay), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, false), accept())},
-		{"tunnel", join(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
-		{"answers to the agent's TCP connections", join(
+	var rules []rule
+	if g.Receive != "" { // first, as this is nearly everything
+		rules = []rule{
+			{"tunnel, aggregated", join(iif(g.Receive), udpDport(g.TunnelPort), accept())},
+			{"overlay, aggregated", join(iif(g.Receive), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, false), accept())},
+		}
+	}
+	rules = append(
+		rules,
+		rule{"tunnel", join(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
+		rule{"overlay", join(iif(g.Underlay), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, false), accept())},
+		rule{"loopback", join(iif("lo"), accept())},
+		rule{"answers to the agent's TCP connections", join(
 			iif(g.Underlay), tcpFlags(tcpSYN|tcpACK, tcpSYN, expr.CmpOpNeq), accept())},
-		{"probes come by overlay and tunnel only", join(iif(g.Underlay), udpDport(g.ProbePort), drop())},
-		{"answers of DNS", join(iif(g.Underlay), udpSport(portDNS), accept())},
-	}
-	if g.Receive != "" {
-		rules = append(
-			rules,
-			rule{"overlay, aggregated", join(iif(g.Receive), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, false), accept())},
-			rule{"tunnel, aggregated", join(iif(g.Receive), udpDport(g.TunnelPort), accept())},
-		)
-	}
+		rule{"probes come by overlay and tunnel only", join(iif(g.Underlay), udpDport(g.ProbePort), drop())},
+		rule{"answers of DNS", join(iif(g.Underlay), udpSport(portDNS), accept())},
+	)
 	inside := []struct {
 		name    string
 		matches []expr.Any

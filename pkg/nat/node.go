@@ -53,19 +53,7 @@ func (n Node) table(f family) (table, error) {
 		chains: []chain{
 			{
 				name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
-				priority: priorityEarly, policy: nftables.ChainPolicyAccept,
-				rules: []rule{
-					{"overlay packets come from gateways only", join(
-						udpDport(n.OverlayPort), addrType(false, unix.RTN_LOCAL, expr.CmpOpEq),
-						f.inSet(f.saddr, setGateways, true), drop())},
-					{"frames for this very link only", join(iifPrefix(n.OverlayPrefix), notForUs(), drop())},
-					{"peers come by the overlay only", join(
-						notIIFPrefix(n.OverlayPrefix), f.inSet(f.saddr, setRemote, false), f.inSet(f.saddr, setEndpoints, true), drop())},
-				},
-			},
-			{
-				name: "notrack", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
-				priority: priorityRaw, policy: nftables.ChainPolicyAccept, rules: n.notrack(f),
+				priority: priorityEarly, policy: nftables.ChainPolicyAccept, rules: n.guard(f),
 			},
 			{
 				// What is sent to a service with remote endpoints bears kube-proxy's mark
@@ -80,14 +68,6 @@ func (n Node) table(f family) (table, error) {
 				priority: priorityMangle, policy: nftables.ChainPolicyAccept, rules: n.isolate(f),
 			},
 			{
-				name: "mss", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
-				priority: priorityMangle, policy: nftables.ChainPolicyAccept,
-				rules: []rule{
-					{"segment size from peers", join(iifPrefix(n.OverlayPrefix), clampMSS())},
-					{"segment size to peers", join(oifPrefix(n.OverlayPrefix), clampMSS())},
-				},
-			},
-			{
 				name: "forward", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
 				priority: priorityFilter, policy: nftables.ChainPolicyAccept, rules: n.forward(f),
 			},
@@ -99,21 +79,27 @@ func (n Node) table(f family) (table, error) {
 	}, nil
 }
 
-// notrack keeps the CNI's masquerade off the overlay packets of gateways on
-// this node, whose source the other end checks. It also lets a gateway's own
-// ICMP errors out to pods of other nodes: they leave by the pod network, while
-// what caused them came by the overlay, so that this node knows no connection
-// that they relate to, and kube-proxy drops what is invalid.
-func (n Node) notrack(f family) []rule {
+// guard drops what is forged, and then keeps the CNI's masquerade off the overlay
+// packets of gateways on this node, whose source the other end checks. It also
+// lets a gateway's own ICMP errors out to pods of other nodes: they leave by the
+// pod network, while what caused them came by the overlay, so that this node knows
+// no connection that they relate to, and kube-proxy drops what is invalid.
+func (n Node) guard(f family) []rule {
 	notrack := []expr.Any{&expr.Notrack{}}
 	from, to := f.inSet(f.saddr, setLocalGateways, false), f.inSet(f.daddr, setLocalGateways, false)
 	rules := []rule{
-		{"from a gateway on this node", join(from, udpDport(n.OverlayPort), notrack)},
-		{"to a gateway on this node", join(to, udpDport(n.OverlayPort), notrack)},
+		{"frames for this very link only", join(iifPrefix(n.OverlayPrefix), notForUs(), drop())},
+		{"peers come by the overlay only", join(
+			notIIFPrefix(n.OverlayPrefix), f.inSet(f.saddr, setRemote, false), f.inSet(f.saddr, setEndpoints, true), drop())},
+		{"nothing of the following is about TCP", join(proto(unix.IPPROTO_TCP), accept())},
+		{"overlay packets come from gateways only", join(
+			udpDport(n.OverlayPort), f.inSet(f.saddr, setGateways, true), addrType(false, unix.RTN_LOCAL, expr.CmpOpEq), drop())},
+		{"from a gateway on this node", join(udpDport(n.OverlayPort), from, notrack)},
+		{"to a gateway on this node", join(udpDport(n.OverlayPort), to, notrack)},
 	}
 	for _, t := range icmpErrors() {
 		rules = append(rules, rule{
-			fmt.Sprintf("icmp error %d of a gateway on this node", t), join(from, f.icmpType(t), notrack),
+			fmt.Sprintf("icmp error %d of a gateway on this node", t), join(f.icmpType(t), from, notrack),
 		})
 	}
 	return rules
@@ -122,30 +108,32 @@ func (n Node) notrack(f family) []rule {
 // isolate lets nothing new in from the overlay but towards pods. It is in
 // prerouting because destinations are translated (NodePorts) before input.
 func (n Node) isolate(f family) []rule {
-	in := iifPrefix(n.OverlayPrefix)
 	return []rule{
-		{"peers reach no gateway by the pod network", join(in, f.inSet(f.daddr, setGateways, false), drop())},
-		{"answers", join(in, ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
-		{"pings of gateways", join(in, f.inSet(f.saddr, setOverlay, false), f.icmpType(icmpEchoRequest), accept())},
-		{"peers reach nothing of the node", join(in, addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
+		{"only what peers send is meant here", join(notIIFPrefix(n.OverlayPrefix), accept())},
+		{"answers", join(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
+		{"peers reach no gateway by the pod network", join(f.inSet(f.daddr, setGateways, false), drop())},
+		{"pings of gateways", join(f.inSet(f.saddr, setOverlay, false), f.icmpType(icmpEchoRequest), accept())},
+		{"peers reach nothing of the node", join(addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
 	}
 }
 
 func (n Node) forward(f family) []rule {
-	out := oifPrefix(n.OverlayPrefix)
 	rules := []rule{
-		{"no transit between peers", join(iifPrefix(n.OverlayPrefix), out, drop())},
-		{"services with remote endpoints", join(out, ctBits(expr.CtKeySTATUS, ctStatusDNAT), accept())},
-		{"answers of pods", join(out, ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
-		{"only pods reach peers through this node", join(out, f.inSet(f.saddr, setPods, true), drop())},
+		{"segment size from peers", join(iifPrefix(n.OverlayPrefix), clampMSS())},
+		{"only what goes to peers is meant here", join(notOIFPrefix(n.OverlayPrefix), accept())},
+		{"no transit between peers", join(iifPrefix(n.OverlayPrefix), drop())},
+		{"segment size to peers", clampMSS()},
+		{"answers of pods", join(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
+		{"services with remote endpoints", join(ctBits(expr.CtKeySTATUS, ctStatusDNAT), accept())},
+		{"only pods reach peers through this node", join(f.inSet(f.saddr, setPods, true), drop())},
 	}
 	// Pods of this node may come by an uplink too, with plugins that have one
 	// interface for all (OVN-Kubernetes); then the way back is the same.
 	for _, u := range n.Uplinks {
 		rules = append(
 			rules,
-			rule{"only this node's pods, from " + u, join(out, iif(u), f.inSet(f.saddr, setOwnPods, true), drop())},
-			rule{"no forged source, from " + u, join(out, iif(u), forgedSource(), drop())},
+			rule{"only this node's pods, from " + u, join(iif(u), f.inSet(f.saddr, setOwnPods, true), drop())},
+			rule{"no forged source, from " + u, join(iif(u), forgedSource(), drop())},
 		)
 	}
 	return rules

@@ -47,10 +47,7 @@ type set struct {
 const (
 	// priorityEarly is before everything that others do, and before
 	// connection tracking.
-	priorityEarly nftables.ChainPriority = -310
-	// priorityInner precedes priorityRaw: each translates a different part of
-	// the packet, and a chain ends with the first rule that fits.
-	priorityInner  nftables.ChainPriority = -301
+	priorityEarly  nftables.ChainPriority = -310
 	priorityRaw    nftables.ChainPriority = -300
 	priorityMangle nftables.ChainPriority = -150
 	priorityFilter nftables.ChainPriority = 0
