@@ -3,11 +3,9 @@ package nat
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
-	"golang.org/x/sys/unix"
 )
 
 // icmpErrors are the types that carry the packet that caused them (RFC 792).
@@ -36,14 +34,6 @@ func (g Gateway) table(f family) (table, error) {
 	if err := g.validate(f); err != nil {
 		return table{}, err
 	}
-	var prefixes []netip.Prefix
-	for _, m := range g.Local {
-		prefixes = append(prefixes, m.Mapped)
-	}
-	mapped, err := prefixSet(setMapped, prefixes)
-	if err != nil {
-		return table{}, err
-	}
 	remote, err := prefixSet(setRemote, g.Remote)
 	if err != nil {
 		return table{}, err
@@ -51,7 +41,7 @@ func (g Gateway) table(f family) (table, error) {
 	inner, translateIn, innerOut, translateOut := g.translation(f)
 	return table{
 		family: f,
-		sets:   []set{mapped, remote, addrSet(setNodes, g.Nodes)},
+		sets:   []set{remote, addrSet(setNodes, g.Nodes)},
 		chains: []chain{
 			{
 				name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
@@ -84,10 +74,7 @@ func (g Gateway) table(f family) (table, error) {
 // guard closes what AllowedIPs leave open, before translation.
 func (g Gateway) guard(f family) []rule {
 	rules := []rule{
-		{"the peer reaches mapped ranges only", join(
-			iif(g.Tunnel), f.inSet(f.daddr, setMapped, true), drop())},
 		{"frames for this very link only", join(iifPrefix(g.OverlayPrefix), notForUs(), drop())},
-		{"nothing of the following is about TCP", join(proto(unix.IPPROTO_TCP), accept())},
 		{"overlay packets come from nodes only", join(
 			iif(g.Underlay), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, true), drop())},
 		onlyICMP(f),
@@ -104,7 +91,7 @@ func (g Gateway) guard(f family) []rule {
 }
 
 func onlyICMP(f family) rule {
-	return rule{"only ICMP is meant by the following", join(not(proto(f.icmp)), accept())}
+	return rule{"only ICMP is meant by what follows", join(not(proto(f.icmp)), accept())}
 }
 
 // translation returns the rules for packets from the tunnel and to it, and for
@@ -112,10 +99,13 @@ func onlyICMP(f family) rule {
 // could be translated again by another mapping.
 func (g Gateway) translation(f family) (innerIn, in, innerOut, out []rule) {
 	innerOut = []rule{onlyICMP(f)}
-	in = []rule{{"only what comes from the peer is translated", join(not(iif(g.Tunnel)), accept())}}
-	out = []rule{{"only what goes to the peer is translated", join(not(oif(g.Tunnel)), accept())}}
+	in = []rule{{"only what comes from the peer is meant here", join(not(iif(g.Tunnel)), accept())}}
+	out = []rule{{"only what goes to the peer is meant here", join(not(oif(g.Tunnel)), accept())}}
 	for _, m := range g.Local {
 		if m.Real == m.Mapped {
+			in = append(in, rule{
+				fmt.Sprintf("to %s, as it is", m.Real), join(f.match(expr.PayloadBaseNetworkHeader, f.daddr, m.Real), accept()),
+			})
 			continue
 		}
 		for _, t := range icmpErrors() {
@@ -137,6 +127,7 @@ func (g Gateway) translation(f family) (innerIn, in, innerOut, out []rule) {
 			join(f.translate(f.saddr, m.Real, m.Mapped), accept()),
 		})
 	}
+	in = append(in, rule{"the peer reaches nothing else", drop()})
 	return innerIn, in, innerOut, out
 }
 

@@ -61,7 +61,7 @@ func (n Node) table(f family) (table, error) {
 				name: "notrack-own", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput,
 				priority: priorityRaw, policy: nftables.ChainPolicyAccept,
 				rules: []rule{{"to gateways: nobody else translates the overlay", join(
-					f.inSet(f.daddr, setGateways, false), udpDport(n.OverlayPort), []expr.Any{&expr.Notrack{}})}},
+					udpDport(n.OverlayPort), f.inSet(f.daddr, setGateways, false), []expr.Any{&expr.Notrack{}})}},
 			},
 			{
 				name: "isolate", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
@@ -79,7 +79,7 @@ func (n Node) table(f family) (table, error) {
 	}, nil
 }
 
-// guard drops what is forged, and then keeps the CNI's masquerade off the overlay
+// guard drops what is forged, and keeps the CNI's masquerade off the overlay
 // packets of gateways on this node, whose source the other end checks. It also
 // lets a gateway's own ICMP errors out to pods of other nodes: they leave by the
 // pod network, while what caused them came by the overlay, so that this node knows
@@ -89,13 +89,13 @@ func (n Node) guard(f family) []rule {
 	from, to := f.inSet(f.saddr, setLocalGateways, false), f.inSet(f.daddr, setLocalGateways, false)
 	rules := []rule{
 		{"frames for this very link only", join(iifPrefix(n.OverlayPrefix), notForUs(), drop())},
+		{"to a gateway on this node", join(udpDport(n.OverlayPort), to, notrack, accept())},
+		{"from a gateway on this node", join(udpDport(n.OverlayPort), from, notrack, accept())},
 		{"peers come by the overlay only", join(
 			notIIFPrefix(n.OverlayPrefix), f.inSet(f.saddr, setRemote, false), f.inSet(f.saddr, setEndpoints, true), drop())},
-		{"nothing of the following is about TCP", join(proto(unix.IPPROTO_TCP), accept())},
 		{"overlay packets come from gateways only", join(
 			udpDport(n.OverlayPort), f.inSet(f.saddr, setGateways, true), addrType(false, unix.RTN_LOCAL, expr.CmpOpEq), drop())},
-		{"from a gateway on this node", join(udpDport(n.OverlayPort), from, notrack)},
-		{"to a gateway on this node", join(udpDport(n.OverlayPort), to, notrack)},
+		onlyICMP(f),
 	}
 	for _, t := range icmpErrors() {
 		rules = append(rules, rule{

@@ -58,7 +58,6 @@ const (
 
 // Names of sets.
 const (
-	setMapped        = "mapped"
 	setRemote        = "remote"
 	setHosts         = "hosts"
 	setEndpoints     = "endpoints"

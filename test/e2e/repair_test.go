@@ -216,7 +216,7 @@ func TestSelfRepair(t *testing.T) {
 		})
 	})
 	t.Run("gateway", func(t *testing.T) {
-		(&patient{gateway, agents[gateway], "mapped"}).repaired(t, ctx, slices.Concat(linkDamage, tableDamage, []string{
+		(&patient{gateway, agents[gateway], "remote"}).repaired(t, ctx, slices.Concat(linkDamage, tableDamage, []string{
 			"ip link del wg0",
 			"ip link set wg0 down",
 			"ip link set wg0 mtu 1300",

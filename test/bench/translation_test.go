@@ -1,0 +1,158 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"text/tabwriter"
+
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/load"
+)
+
+// plainPods are addresses that nobody has to translate: of A's and of B's pods.
+var plainPods = [2]netip.Prefix{netip.MustParsePrefix("10.70.0.0/16"), netip.MustParsePrefix("10.71.0.0/16")}
+
+const plainTable = "100"
+
+// BenchmarkTranslation compares pod to pod with equal ranges, by all rules of
+// gateways and nodes, with the same way over the same links, devices and
+// processes between disjoint ranges, without any rule of ours. It is in namespaces
+// alone: clusters would take a part of the cores that changes all the time.
+func BenchmarkTranslation(b *testing.B) {
+	ctx, cancel := context.WithTimeout(b.Context(), timeout)
+	defer cancel()
+	o := dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace}
+	n := dataplane.New(b, o)
+	clusters := [2]*dataplane.Cluster{n.A, n.B}
+	for i, c := range clusters {
+		plainWay(b, c, plainPods[i], plainPods[1-i])
+	}
+	from, to := n.A.Nodes[1].Pod, n.B.Nodes[1].Pod
+	way := func(listen, address netip.Addr) load.Path {
+		return load.Path{From: from.Run, To: to.Run, Listen: listen, Address: address}
+	}
+	plainAddr := plainAddr(plainPods[1])
+	translated, untouched := way(to.Addr, to.Mapped), way(plainAddr, plainAddr)
+	for b.Loop() {
+		t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(t, "\nMEDIANS OF %d ROUNDS, IN NAMESPACES\tALL RULES\tNO RULES\tRATIO\tHALF OF THE RATIOS ARE\tGOAL\n", *rounds)
+		for _, links := range []struct {
+			name, prefix, offload string
+		}{{"links as they are", "default", "on"}, {"links without segmentation offload", "single", "off"}} {
+			for _, c := range clusters {
+				setOffload(b, c, links.offload)
+			}
+			with, without := results{}, results{}
+			for round := range *rounds {
+				for _, m := range measures {
+					turns := []func(){
+						func() { with.add(m.metric, product, must(b, ctx, m, translated)) },
+						func() {
+							for _, c := range clusters {
+								dropTables(b, c)
+							}
+							without.add(m.metric, product, must(b, ctx, m, untouched))
+							for _, c := range clusters {
+								c.Apply(b, o.Overlay)
+							}
+						},
+					}
+					if round%2 == 1 {
+						slices.Reverse(turns)
+					}
+					for _, turn := range turns {
+						turn()
+					}
+				}
+			}
+			fmt.Fprintf(t, "%s\t\t\t\t\t\n", links.name)
+			for _, m := range measures {
+				with, without := with[m.metric][product], without[m.metric][product]
+				all := slices.Sorted(slices.Values(ratios(with, without)))
+				ratio, said := median(all), "-"
+				if m.headline {
+					said = map[bool]string{true: "met", false: "missed"}[ratio >= goalHand]
+					said = fmt.Sprintf("%.2f, %s", goalHand, said)
+				}
+				b.ReportMetric(ratio, fmt.Sprintf("%s-%s", links.prefix, m.metric))
+				fmt.Fprintf(t, "  %s, %s\t%.2f\t%.2f\t%.3f\t%.2f to %.2f\t%s\n", m.name, m.unit, median(with), median(without), ratio,
+					all[len(all)/4], all[len(all)-1-len(all)/4], said)
+			}
+		}
+		if err := t.Flush(); err != nil {
+			b.Error(err)
+		}
+	}
+}
+
+// must measures twice: for a moment after a change of its rules the kernel is slower.
+func must(b *testing.B, ctx context.Context, m measure, p load.Path) (v float64) {
+	b.Helper()
+	for range 2 {
+		var err error
+		if v, err = m.of(ctx, p); err != nil {
+			b.Fatalf("%s to %s: %v", m.name, p.Address, err)
+		}
+	}
+	return v
+}
+
+// plainAddr is that of the pod on the second node.
+func plainAddr(pods netip.Prefix) netip.Addr {
+	a := pods.Addr().As4()
+	return netip.AddrFrom4([4]byte{a[0], a[1], 2, 20})
+}
+
+// plainWay gives the pod on a cluster's second node an address that is not
+// translated, and makes the way between it and the peer's.
+func plainWay(b *testing.B, c *dataplane.Cluster, own, peer netip.Prefix) {
+	b.Helper()
+	node, gateway := &c.Nodes[1], c.Gateway
+	addr := plainAddr(own).String()
+	ip := func(h dataplane.Host, args ...string) {
+		b.Helper()
+		h.Output(b, "ip", args...)
+	}
+	mtu := fmt.Sprint(dataplane.MTU)
+	ip(node.Pod, "addr", "add", addr+"/32", "dev", "eth0")
+	ip(node.Pod, "route", "add", peer.String(), "via", "10.244.2.1", "dev", "eth0", "src", addr, "mtu", mtu)
+	ip(node.Host, "route", "add", addr+"/32", "dev", "veth-pod")
+	ip(node.Host, "rule", "add", "priority", "10", "to", peer.String(), "lookup", plainTable)
+	ip(node.Host, "route", "add", peer.String(), "via", c.Overlay.Addr.String(), "dev", overlay.NamePrefix+"0-0", "onlink", "mtu", mtu, "table", plainTable)
+	for _, p := range []netip.Prefix{own, peer} {
+		ip(gateway, "rule", "add", "priority", "10", "to", p.String(), "lookup", plainTable)
+	}
+	ip(gateway, "route", "add", own.String(), "via", node.Overlay.Addr.String(), "dev", overlay.NamePrefix+"2", "onlink", "table", plainTable)
+	ip(gateway, "route", "add", peer.String(), "dev", tunnel.InterfaceName, "table", plainTable)
+	// Without our rules the plugin would masquerade what goes to the gateway and from it.
+	for i := range c.Nodes {
+		c.Nodes[i].Output(b, "nft", fmt.Sprintf("add table ip bench; "+
+			"add chain ip bench in { type filter hook prerouting priority -300; }; add chain ip bench out { type filter hook output priority -300; }; "+
+			"add rule ip bench in udp dport %[1]d notrack; add rule ip bench out udp dport %[1]d notrack", overlay.Port))
+	}
+	c.Config.Peer.AllowedIPs = append(slices.Clone(c.Config.Peer.AllowedIPs), peer)
+	c.Tunnel.Configure(b, c.Config)
+}
+
+// dropTables takes all our rules away but that of the aggregation.
+func dropTables(b *testing.B, c *dataplane.Cluster) {
+	b.Helper()
+	for _, h := range []dataplane.Host{c.Gateway, c.Nodes[0].Host, c.Nodes[1].Host} {
+		h.Output(b, "nft", "delete", "table", "ip", "liqonet")
+	}
+}
+
+func setOffload(b *testing.B, c *dataplane.Cluster, state string) {
+	b.Helper()
+	for i := range c.Nodes {
+		for _, feature := range []string{"tso", "gso", "tx-udp-segmentation"} {
+			c.Nodes[i].Output(b, "ethtool", "-K", "eth0", feature, state)
+		}
+	}
+}
