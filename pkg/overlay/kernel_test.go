@@ -302,9 +302,13 @@ func TestForeign(t *testing.T) {
 		f := open(t)
 		f.apply(wanted())
 		signals := f.monitor()
-		f.run(`ip link add br0 type bridge; ip link set br0 up; ip addr add 10.5.0.1/24 dev br0; ip route add 10.6.0.0/16 dev br0
-			ip neigh add 10.5.0.2 lladdr 02:00:00:00:00:02 dev br0; ip rule add priority 5000 lookup 100; ip link del br0`)
+		f.run(`ip link add br0 type bridge; ip link set br0 up; ip addr add 10.5.0.1/32 dev br0; ip route add 10.5.0.2/32 dev br0
+			ip neigh add 10.5.0.2 lladdr 02:00:00:00:00:02 dev br0; ip rule add priority 5000 lookup 100; ip route del 10.5.0.2/32 dev br0`)
 		expectSilence(t, signals, "a foreign change")
+		f.run("ip route add 10.6.0.0/16 dev br0")
+		expectSignal(t, signals, "a subnet")
+		f.run("ip link set br0 down") // the kernel tells of no route that goes with its link
+		expectSilence(t, signals, "a link of others")
 		f.run("ip link set lq0-0 down")
 		expectSignal(t, signals, "a change of ours")
 	})

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -27,7 +28,7 @@ const resubscribeDelay = time.Second
 // that concern us: links whose name starts with NamePrefix or is one of others
 // (the tunnel's), their addresses and settings, neighbours and forwarding entries
 // of the former, routes and rules of our tables, and routes of others by a next
-// hop (Uplinks). Changes of our own may signal too. Several changes become one signal
+// hop (Uplinks) or to a subnet (Routes). Changes of our own may signal too. Several changes become one signal
 // while nobody receives; after a loss of notifications there is a signal as
 // well. The channel is never closed; the subscription ends with ctx.
 func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}, error) {
@@ -152,10 +153,20 @@ func (m *monitor) concerns(msg netlink.Message) bool {
 		if isOurTable(int(attribute32(msg.Data, unix.SizeofRtMsg, unix.RTA_TABLE))) {
 			return true
 		}
-		// Others' routes by a next hop say which interfaces are uplinks.
-		return msg.Header.Type <= unix.RTM_DELROUTE && attribute(msg.Data, unix.SizeofRtMsg, unix.RTA_GATEWAY) != nil
+		return msg.Header.Type <= unix.RTM_DELROUTE && isFact(msg.Data)
 	}
 	return false
+}
+
+// isFact says whether a route of others is one that Uplinks or Routes tell of, and
+// that does not come and go with each pod.
+func isFact(route []byte) bool {
+	if attribute(route, unix.SizeofRtMsg, unix.RTA_GATEWAY) != nil {
+		return true
+	}
+	// struct rtmsg: the length of the destination, and the type.
+	dst, ok := netip.AddrFromSlice(attribute(route, unix.SizeofRtMsg, unix.RTA_DST))
+	return ok && route[7] == unix.RTN_UNICAST && int(route[1]) < dst.BitLen() && isGlobal(dst)
 }
 
 func (m *monitor) knows(index uint32) bool {

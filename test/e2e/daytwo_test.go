@@ -77,7 +77,7 @@ func TestDayTwo(t *testing.T) {
 	second := again("a second range of pods", 2)
 	var inTheWay netip.Prefix
 	for _, m := range second.LocalPods {
-		if m.Real == grown {
+		if m.Real.Contains(there.IP) {
 			inTheWay = netip.PrefixFrom(m.Mapped.Addr(), 24)
 		}
 	}
@@ -142,7 +142,7 @@ func addSubnet(t *testing.T, ctx context.Context, n *lab.Node, subnet netip.Pref
 		}
 	}
 	t.Cleanup(remove)
-	ip(ctx, "link", "add", link, "type", "dummy")
+	ip(ctx, "link", "add", link, "type", "bridge")
 	ip(ctx, "address", "add", netip.PrefixFrom(subnet.Addr().Next(), subnet.Bits()).String(), "dev", link)
 	ip(ctx, "link", "set", link, "up")
 	return remove
