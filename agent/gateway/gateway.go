@@ -401,6 +401,9 @@ func (a *agent) repairTunnel(ctx context.Context) error {
 	if a.device == nil || a.applied == 0 || a.peering == nil {
 		return nil
 	}
+	if stats, err := a.device.Stats(); err == nil && stats.AsConfigured {
+		return nil
+	}
 	changed, err := a.device.Configure(ctx, a.desired.tunnel)
 	if changed {
 		a.Log.Info("repaired the tunnel")

@@ -99,6 +99,34 @@ func TestNodeSubnetAdded(t *testing.T) {
 	checkTranslation(t, a, b)
 }
 
+// What only the agents see: a node has a route into the range that the overlay
+// would get. It gets another one.
+func TestInternalRangeTaken(t *testing.T) {
+	notShort(t)
+	a, b := twoSites(t)
+	plan := dryRun(t, a, b, Options{})
+	chosen := plan.Clusters[1].Ranges[0].Real
+	b.mu.Lock()
+	b.routes = []netip.Prefix{netip.PrefixFrom(chosen.Addr(), 24)}
+	b.mu.Unlock()
+	mustPeer(t, a, b, Options{})
+	got := b.peering(t).Spec.Local.InternalCIDR.Prefix
+	if got.Overlaps(chosen) {
+		t.Errorf("the overlay has %s, though a node has a route to %s", got, b.routes)
+	}
+	if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
+		t.Errorf("again: %v", changes(p))
+	}
+	// Too late for another one: everything stays as it is.
+	b.mu.Lock()
+	b.routes = []netip.Prefix{netip.PrefixFrom(got.Addr(), 24)}
+	b.mu.Unlock()
+	mustPeer(t, a, b, Options{})
+	if now := b.peering(t).Spec.Local.InternalCIDR.Prefix; now != got {
+		t.Errorf("the overlay's range %s has become %s", got, now)
+	}
+}
+
 // checkTranslation looks whether the status of both says what the specs say.
 func checkTranslation(t *testing.T, a, b *site) {
 	t.Helper()

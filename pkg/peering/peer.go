@@ -6,7 +6,10 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -73,6 +76,10 @@ func (p *peer) peer(ctx context.Context, a, b *Cluster) (Result, error) {
 	} else {
 		_, _, undoErr = Unpeer(undo, a, b, p.reporter)
 	}
+	if undoErr == nil && len(p.taken) > 0 && !p.again {
+		next := &peer{options: p.options.reserving(p.taken), reporter: p.reporter, turn: p.turn, handOver: p.handOver, ledgers: p.ledgers, again: true}
+		return next.peer(ctx, a, b)
+	}
 	if undoErr != nil {
 		return p.result, errors.Join(err, fmt.Errorf("what was done could not be taken back: %w; run: kubectl liqonet %s %s %s", undoErr, again, a.Name, b.Name))
 	}
@@ -100,6 +107,10 @@ type peer struct {
 	// next one; nil where there is one pair only.
 	turn     func(context.Context) error
 	handOver func()
+	// taken are ranges that nodes were found to have after the overlay had got
+	// addresses of them, by the cluster's ID; again says that this was so before.
+	taken map[string][]netip.Prefix
+	again bool
 	// ledgers are those that earlier plans leave behind, by the cluster's ID.
 	ledgers map[string]*v1alpha1.ClusterNetwork
 	result  Result
@@ -206,10 +217,64 @@ func (p *peer) install(ctx context.Context) error {
 		s.nodes, err = s.nodeReports(ctx)
 		return changed, err
 	})
+	if err == nil {
+		err = p.checkInternal(ctx)
+	}
 	if err != nil {
 		return err
 	}
 	return p.refuse()
+}
+
+// checkInternal fails if the overlay of a cluster has addresses that one of its
+// nodes has for something else, which only agents see. Where a peer depends on
+// them already, it is too late to choose others.
+func (p *peer) checkInternal(ctx context.Context) error {
+	for _, s := range p.sides {
+		cn, err := s.Cluster.ledger(ctx)
+		if err != nil {
+			return err
+		}
+		if cn == nil || slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.Established }) {
+			continue
+		}
+		for _, n := range s.nodes {
+			for _, r := range n.Status.Routes {
+				if !r.Overlaps(cn.Spec.InternalCIDR.Prefix) {
+					continue
+				}
+				if p.taken == nil {
+					p.taken = map[string][]netip.Prefix{}
+				}
+				p.taken[s.ID] = append(p.taken[s.ID], r.Prefix)
+				err = errors.Join(err, &Error{
+					Kind: Ranges, Cluster: s.Name, Doing: "find a range for the overlay",
+					Err:  fmt.Errorf("%s, which was chosen, has a part of %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Spec.NodeName),
+					Hint: fmt.Sprintf("try again with --reserve %s=%s", s.Name, r),
+				})
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reserving are the options with ranges that are not to be used, by the cluster's
+// ID.
+func (o Options) reserving(taken map[string][]netip.Prefix) Options {
+	facts := maps.Clone(o.Facts)
+	if facts == nil {
+		facts = map[string]discovery.Overrides{}
+	}
+	for id, ranges := range taken {
+		f := facts[id]
+		f.Reserved = append(slices.Clone(f.Reserved), ranges...)
+		facts[id] = f
+	}
+	o.Facts = facts
+	return o
 }
 
 // push makes the plan with what the agents have reported, and carries it out.

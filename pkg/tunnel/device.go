@@ -246,10 +246,13 @@ func resetPeer(have wgtypes.Device, want Config) wgtypes.Config {
 	}}
 }
 
-func statsOf(have wgtypes.Device, peer wgtypes.Key) Stats {
+func statsOf(have wgtypes.Device, applied *Config) Stats {
 	for _, p := range have.Peers {
-		if p.PublicKey == peer {
-			s := Stats{Endpoint: udpEndpoint(p.Endpoint), RxBytes: p.ReceiveBytes, TxBytes: p.TransmitBytes}
+		if p.PublicKey == applied.Peer.PublicKey {
+			s := Stats{
+				Endpoint: udpEndpoint(p.Endpoint), RxBytes: p.ReceiveBytes, TxBytes: p.TransmitBytes,
+				AsConfigured: difference(have, *applied, applied) == nil,
+			}
 			// The kernel says "never" by the beginning of 1970.
 			if p.LastHandshakeTime.Unix() > 0 {
 				s.LastHandshake = p.LastHandshakeTime

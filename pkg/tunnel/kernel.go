@@ -97,7 +97,7 @@ func (d *kernelDevice) Stats() (Stats, error) {
 	if err != nil {
 		return Stats{}, fmt.Errorf("read tunnel %q: %w", d.name, err)
 	}
-	return statsOf(*have, d.applied.Peer.PublicKey), nil
+	return statsOf(*have, d.applied), nil
 }
 
 func (d *kernelDevice) Reset(ctx context.Context) error {

@@ -78,4 +78,7 @@ type Stats struct {
 	LastHandshake    time.Time
 	Endpoint         netip.AddrPort
 	RxBytes, TxBytes int64
+	// AsConfigured is false where somebody has changed what WireGuard was told by
+	// the last Configure. It says nothing of the interface.
+	AsConfigured bool
 }

@@ -139,7 +139,7 @@ func (d *userspaceDevice) Stats() (Stats, error) {
 	if err != nil {
 		return Stats{}, err
 	}
-	return statsOf(have, d.applied.Peer.PublicKey), nil
+	return statsOf(have, d.applied), nil
 }
 
 func (d *userspaceDevice) Reset(ctx context.Context) error {
