@@ -38,7 +38,7 @@ const (
 	tick, fastTick = time.Second, 50 * time.Millisecond
 	// probeInterval is the time between probes; the faster one is for a tunnel
 	// that does not work.
-	probeInterval, fastProbeInterval = time.Second, 100 * time.Millisecond
+	probeInterval, fastProbeInterval = 1500 * time.Millisecond, 100 * time.Millisecond
 	// silence is the time without an answer after which the tunnel is broken.
 	silence = 3500 * time.Millisecond
 	// retryFirst and retryLater are the times without an answer after which a

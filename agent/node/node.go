@@ -44,7 +44,7 @@ const (
 	tick, fastTick = time.Second, 50 * time.Millisecond
 	// probeInterval is the time between probes to a peer's gateway; the faster
 	// one is for one that does not answer.
-	probeInterval, fastProbeInterval = time.Second, 100 * time.Millisecond
+	probeInterval, fastProbeInterval = 1500 * time.Millisecond, 100 * time.Millisecond
 	// silence is the time without an answer after which a peer is not reached.
 	silence = 3500 * time.Millisecond
 )

@@ -134,6 +134,8 @@ func (c *Cluster) fail(doing string, err error) error {
 	case errors.As(err, &urlErr), errors.As(err, &netErr), errors.Is(err, syscall.ECONNREFUSED):
 		e.Kind = Unreachable
 		e.Hint = hintUnreachable
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		e.Hint = "somebody else changes it at the same time: try again"
 	case errors.As(err, new(apierrors.APIStatus)):
 		e.Hint = "the API server refused it, for an admission webhook, a quota or a fault of its own: try again, or look at its log"
 	}

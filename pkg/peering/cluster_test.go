@@ -47,8 +47,9 @@ func TestFail(t *testing.T) {
 		{name: "timeout of a request", err: inRequest(context.DeadlineExceeded), want: NotReady},
 		{name: "interrupted", err: inRequest(context.Canceled), want: NotReady},
 		{name: "timeout of waiting", err: fmt.Errorf("timed out: %w", context.DeadlineExceeded), want: NotReady},
-		{name: "not found", err: apierrors.NewNotFound(pods, "x"), want: Unexpected},
-		{name: "conflict", err: apierrors.NewConflict(pods, "x", nil), want: Unexpected},
+		{name: "not found", err: apierrors.NewNotFound(pods, "x"), want: Unexpected, hint: true},
+		{name: "conflict", err: apierrors.NewConflict(pods, "x", nil), want: Unexpected, hint: true},
+		{name: "refused", err: apierrors.NewInternalError(errors.New("webhook")), want: Unexpected, hint: true},
 	}
 	c := &Cluster{Name: "a"}
 	for _, tt := range tests {
