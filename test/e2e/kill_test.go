@@ -16,7 +16,7 @@ import (
 
 // killMoments is how many moments of a peer command are tried, spread over the
 // time that it takes. Every run tries other ones.
-const killMoments = 10
+const killMoments = 6
 
 // A peer command that is killed does no harm: the next peer command completes
 // its work, and unpeer removes it.

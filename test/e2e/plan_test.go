@@ -3,6 +3,8 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"net"
 	"net/netip"
 	"path/filepath"
 	"strings"
@@ -14,6 +16,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/workload"
 )
 
 // clusterPlan is the part of peer --dry-run -o json on which scripts rely.
@@ -181,7 +184,7 @@ func TestUnreachableServer(t *testing.T) {
 		}
 	}
 	for _, n := range labNodes(first) {
-		closeToPeers(t, ctx, n)
+		closeToPeers(t, ctx, n, netip.Addr{})
 	}
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--timeout", "3m")
 	views := parseStatus(t, mustLiqonet(t, ctx, "status", a.Name, b.Name, "-o", "json").stdout)
@@ -192,13 +195,17 @@ func TestUnreachableServer(t *testing.T) {
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 }
 
-// closeToPeers drops what comes to a node's NodePorts from outside, in the node's
-// own namespace, until the test ends.
-func closeToPeers(t *testing.T, ctx context.Context, n *lab.Node) {
+// closeToPeers drops what comes to a node's NodePorts from outside, but for one
+// address, in the node's own namespace, until the test ends.
+func closeToPeers(t *testing.T, ctx context.Context, n *lab.Node, but netip.Addr) {
 	t.Helper()
+	except := ""
+	if but.IsValid() {
+		except = "ip saddr != " + but.String() + " "
+	}
 	nft := func(ctx context.Context, args ...string) error { return n.NetCommand(ctx, "nft", args...).Run() }
 	if err := nft(ctx, "add table ip e2e_nat; add chain ip e2e_nat in { type filter hook prerouting priority -150; }; "+
-		"add rule ip e2e_nat in fib daddr type local ct state new udp dport 30000-32767 drop"); err != nil {
+		"add rule ip e2e_nat in "+except+"fib daddr type local ct state new udp dport 30000-32767 drop"); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -251,4 +258,97 @@ func TestMesh(t *testing.T) {
 	}
 	mustLiqonet(t, ctx, "unpeer", b.Name, c.Name)
 	checkNothingLeft(t, ctx)
+}
+
+// A gateway behind a NAT with one forwarded port is called there: a machine of
+// neither cluster stands for the NAT, and the nodes themselves do not answer.
+func TestBehindNAT(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	const nodePort = "30999"
+	outside := netip.AddrPortFrom(fx.gamma.nodes[0].addr, 41999)
+	for _, n := range labNodes(b) {
+		closeToPeers(t, ctx, n, fx.gamma.nodes[0].addr)
+	}
+	forward(t, ctx, fx.gamma.nodes[0].Node, outside.Port(), netip.MustParseAddrPort(net.JoinHostPort(b.nodes[0].addr.String(), nodePort)))
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", b.Name,
+		"--service-type", b.Name+"=NodePort:"+nodePort, "--endpoint", b.Name+"="+outside.String())
+	views := status(t, ctx, 0, a, b)
+	if v := viewOf(t, views, a, b); v.Role != "Client" || v.Endpoint != outside.String() {
+		t.Errorf("%s is %s and calls %s, want %s", a.Name, v.Role, v.Endpoint, outside)
+	}
+	checkOnePacket(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+}
+
+// forward has a node send what comes to a UDP port of its own on, as if it were its
+// own, until the test ends.
+func forward(t *testing.T, ctx context.Context, n *lab.Node, port uint16, to netip.AddrPort) {
+	t.Helper()
+	nft := func(ctx context.Context, args ...string) {
+		if out, err := n.NetCommand(ctx, "nft", args...).CombinedOutput(); err != nil {
+			t.Errorf("nft %v: %v: %s", args, err, out)
+		}
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		nft(ctx, "delete table ip e2e_forward")
+	})
+	nft(ctx, fmt.Sprintf("add table ip e2e_forward; add chain ip e2e_forward in { type nat hook prerouting priority -110; }; "+
+		"add chain ip e2e_forward out { type nat hook postrouting priority 90; }; "+
+		"add rule ip e2e_forward in udp dport %d dnat to %s; add rule ip e2e_forward out ip daddr %s udp dport %d masquerade",
+		port, to, to.Addr(), to.Port()))
+}
+
+// What reflects Services and EndpointSlices of one cluster in the other is told
+// where their endpoints are, by map and by the status, and these answer there.
+func TestMapService(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	translation := translationOf(t, ctx, a, b)
+	want := map[netip.AddrPort]string{}
+	for _, p := range b.pods {
+		for _, m := range translation.Remote {
+			if m.Real.Contains(p.IP) {
+				want[netip.AddrPortFrom(transfer(p.IP, m), workload.HTTPPort)] = p.Pod.Name
+			}
+		}
+	}
+	if len(want) != len(b.pods) {
+		t.Fatalf("the status translates %v", translation)
+	}
+	for _, service := range []string{"default/tester", b.service.String()} {
+		lines := strings.Fields(mustLiqonet(t, ctx, "map", b.Name, a.Name, service).stdout)
+		if len(lines) != len(want) {
+			t.Errorf("%s has %q, want %v", service, lines, want)
+		}
+		for _, line := range lines {
+			endpoint, err := netip.ParseAddrPort(line)
+			name, ok := want[endpoint]
+			if err != nil || !ok {
+				t.Errorf("%s has the endpoint %q, want one of %v", service, line, want)
+				continue
+			}
+			got, err := a.pods[0].call("http", endpoint.Addr(), callTimeout)
+			if err != nil || got.hostname != name {
+				t.Errorf("%s: it was %q who answered, want %s; %v", endpoint, got.hostname, name, err)
+			}
+		}
+	}
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+}
+
+// translationOf reads the status of a cluster's Peering.
+func translationOf(t *testing.T, ctx context.Context, c, peer *cluster) (out struct{ Local, Remote []mapping }) {
+	t.Helper()
+	raw, err := c.Run(ctx, "", "get", "peering", peer.Name, "-o", "jsonpath={.status.translation}")
+	if err == nil {
+		err = json.Unmarshal([]byte(raw), &out)
+	}
+	if err != nil {
+		t.Fatalf("%v: %s", err, raw)
+	}
+	return out
 }
