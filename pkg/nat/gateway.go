@@ -71,7 +71,8 @@ func (g Gateway) table(f family) (table, error) {
 	}, nil
 }
 
-// guard closes what AllowedIPs leave open, before translation.
+// guard drops what is forged. What AllowedIPs leave open besides is closed by the
+// last rule of the translation.
 func (g Gateway) guard(f family) []rule {
 	rules := []rule{
 		{"frames for this very link only", join(iifPrefix(g.OverlayPrefix), notForUs(), drop())},

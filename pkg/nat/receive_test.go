@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
@@ -71,7 +70,6 @@ func TestReceive(t *testing.T) {
 	if diff := cmp.Diff(several, ruleset(t, ns)); diff != "" {
 		t.Errorf("a failed attempt changed something:\n%s", diff)
 	}
-	time.Sleep(legacyInterval)
 	silence(t, signals)
 	expect(t, ns, true, "as before", apply)
 

@@ -13,22 +13,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// DryRun returns what Peer would do, and changes nothing. It needs no other
-// permission than to read; what may not be read is said to be unclear.
-func DryRun(ctx context.Context, a, b *Cluster, o Options, r Reporter) (*Plan, error) {
-	if a.ID == b.ID {
-		return nil, sameCluster(a, b)
-	}
-	p := &peer{sides: [2]*side{{Cluster: a}, {Cluster: b}}, options: o, reporter: r}
-	err := r.Step(ctx, "Reading both clusters", func(ctx context.Context) error {
-		if err := p.observe(ctx); err != nil {
-			return err
-		}
-		return p.comparePlan(ctx)
-	})
-	return p.plan, ended(ctx, err)
-}
-
 // comparePlan says for each object what is to be done with it.
 func (p *peer) comparePlan(ctx context.Context) error {
 	return p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {

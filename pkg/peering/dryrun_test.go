@@ -40,11 +40,11 @@ func dryRun(t *testing.T, a, b *site, o Options) *Plan {
 		w.readOnly = true
 		defer func() { w.readOnly = false }()
 	}
-	p, err := DryRun(t.Context(), a.Cluster, b.Cluster, o, Silent{})
+	plans, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, o, Silent{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return p
+	return plans[0]
 }
 
 // A dry run changes nothing, and what peer then makes is what it has said.

@@ -81,8 +81,9 @@ func forPairs(pairs []Pair, start func(i int) func(*Outcome)) []Outcome {
 	return out
 }
 
-// PlanAll is DryRun for all pairs: each plan begins with what the ones before it
-// leave behind. Where there is an error, it is of the first pair that cannot be
+// PlanAll returns what PeerAll would do, and changes nothing. It needs no other
+// permission than to read; what may not be read is said to be unclear. Each plan
+// begins with what the ones before it leave behind. Where there is an error, it is of the first pair that cannot be
 // planned.
 func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*Plan, error) {
 	plans := make([]*Plan, 0, len(pairs))

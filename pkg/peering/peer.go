@@ -77,7 +77,7 @@ func (p *peer) peer(ctx context.Context, a, b *Cluster) (Result, error) {
 		_, _, undoErr = Unpeer(undo, a, b, p.reporter)
 	}
 	if undoErr == nil && len(p.taken) > 0 && !p.again {
-		next := &peer{options: p.options.reserving(p.taken), reporter: p.reporter, turn: p.turn, handOver: p.handOver, ledgers: p.ledgers, again: true}
+		next := &peer{options: p.options.reserving(p.taken), reporter: p.reporter, turn: p.turn, handOver: p.handOver, again: true}
 		return next.peer(ctx, a, b)
 	}
 	if undoErr != nil {

@@ -276,15 +276,14 @@ func median(values []float64) float64 {
 // network cards without it, and receivers without aggregation, see single ones.
 func offload(b *testing.B, sides [2]*side, on bool) {
 	b.Helper()
-	state := map[bool]string{true: "on", false: "off"}[on]
 	for _, s := range sides {
 		nodes, err := s.cluster.Nodes()
 		if err != nil {
 			b.Fatal(err)
 		}
 		for _, n := range nodes {
-			for _, feature := range []string{"tso", "gso", "tx-udp-segmentation"} {
-				onNode(b, n, "ethtool", "-K", "eth0", feature, state)
+			for _, args := range dataplane.SegmentationCommands(on) {
+				onNode(b, n, args[0], args[1:]...)
 			}
 		}
 	}

@@ -43,10 +43,11 @@ func BenchmarkTranslation(b *testing.B) {
 		t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 		fmt.Fprintf(t, "\nMEDIANS OF %d ROUNDS, IN NAMESPACES\tALL RULES\tNO RULES\tRATIO\tHALF OF THE RATIOS ARE\tGOAL\n", *rounds)
 		for _, links := range []struct {
-			name, prefix, offload string
-		}{{"links as they are", "default", "on"}, {"links without segmentation offload", "single", "off"}} {
+			name, prefix string
+			segmentation bool
+		}{{"links as they are", "default", true}, {"links without segmentation offload", "single", false}} {
 			for _, c := range clusters {
-				setOffload(b, c, links.offload)
+				c.SetSegmentation(b, links.segmentation)
 			}
 			with, without := results{}, results{}
 			for round := range *rounds {
@@ -145,14 +146,5 @@ func dropTables(b *testing.B, c *dataplane.Cluster) {
 	b.Helper()
 	for _, h := range []dataplane.Host{c.Gateway, c.Nodes[0].Host, c.Nodes[1].Host} {
 		h.Output(b, "nft", "delete", "table", "ip", "liqonet")
-	}
-}
-
-func setOffload(b *testing.B, c *dataplane.Cluster, state string) {
-	b.Helper()
-	for i := range c.Nodes {
-		for _, feature := range []string{"tso", "gso", "tx-udp-segmentation"} {
-			c.Nodes[i].Output(b, "ethtool", "-K", "eth0", feature, state)
-		}
 	}
 }

@@ -159,3 +159,24 @@ func Delivers(ns *netns.NS, dst netip.Addr, at *netns.NS, port uint16, size int)
 		}
 	}
 }
+
+// SetSegmentation switches what lets nodes send large packets to each other: off, as
+// between machines with plain network cards.
+func (c *Cluster) SetSegmentation(t testing.TB, on bool) {
+	t.Helper()
+	for i := range c.Nodes {
+		for _, args := range SegmentationCommands(on) {
+			c.Nodes[i].Output(t, args[0], args[1:]...)
+		}
+	}
+}
+
+// SegmentationCommands do what SetSegmentation does, on one machine. Each feature has a
+// command of its own: what is off already is an error for some versions of ethtool.
+func SegmentationCommands(on bool) (commands [][]string) {
+	state := map[bool]string{true: "on", false: "off"}[on]
+	for _, feature := range []string{"tso", "gso", "tx-udp-segmentation"} {
+		commands = append(commands, []string{"ethtool", "-K", "eth0", feature, state})
+	}
+	return commands
+}

@@ -23,12 +23,7 @@ func TestAggregation(t *testing.T) {
 	}
 	n := dataplane.New(t, pairs()[0])
 	for _, c := range []*dataplane.Cluster{n.A, n.B} {
-		for i := range c.Nodes {
-			// Each in a command of its own: what is off already is an error for some versions.
-			for _, offload := range []string{"tso", "gso", "tx-udp-segmentation"} {
-				c.Nodes[i].Output(t, "ethtool", "-K", "eth0", offload, "off")
-			}
-		}
+		c.SetSegmentation(t, false)
 	}
 	server := n.B.Nodes[1].Pod
 	dataplane.ServeTCP(t, server.NS, dataplane.WebPort)

@@ -9,10 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // command is the CLI with a kubeconfig of the test's choice, or the lab's.
@@ -69,12 +70,24 @@ func mustLiqonet(t testing.TB, ctx context.Context, args ...string) result {
 // together runs several commands at once, which saves time. All have to succeed.
 func together(t testing.TB, ctx context.Context, commands ...[]string) {
 	t.Helper()
+	togetherAtMost(t, ctx, len(commands), commands...)
+}
+
+// togetherAtMost runs so many of the commands at the same time.
+func togetherAtMost(t testing.TB, ctx context.Context, most int, commands ...[]string) {
+	t.Helper()
 	results := make([]result, len(commands))
-	var wg sync.WaitGroup
+	var group errgroup.Group
+	group.SetLimit(most)
 	for i, args := range commands {
-		wg.Go(func() { results[i] = liqonet(t, ctx, "", args...) })
+		group.Go(func() error {
+			results[i] = liqonet(t, ctx, "", args...)
+			return nil
+		})
 	}
-	wg.Wait()
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
 	for i, r := range results {
 		if r.code != 0 {
 			t.Fatalf("kubectl liqonet %s: exit code %d\n%s%s", strings.Join(commands[i], " "), r.code, r.stdout, r.stderr)

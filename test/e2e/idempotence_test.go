@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
@@ -121,15 +122,21 @@ func checkMapErrors(t *testing.T, ctx context.Context, a, b *cluster) {
 // change by themselves.
 func peered(t *testing.T, ctx context.Context, clusters ...*cluster) map[string]string {
 	t.Helper()
+	return texts(t, ctx, mentioned, fixed, clusters...)
+}
+
+// texts are the selected objects of clusters that do not come and go by themselves.
+func texts(t *testing.T, ctx context.Context, wanted selection, text func(*unstructured.Unstructured) string, clusters ...*cluster) map[string]string {
+	t.Helper()
 	out := map[string]string{}
 	for _, c := range clusters {
-		objs, err := c.objects(ctx, mentioned)
+		objs, err := c.objects(ctx, wanted)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for name, u := range objs {
 			if !passing(u) {
-				out[c.Name+": "+name] = fixed(u)
+				out[c.Name+": "+name] = text(u)
 			}
 		}
 	}

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -264,26 +263,11 @@ func (f *fixture) checkOwnTraffic(t *testing.T) {
 // eachPair runs a command for all pairs of clusters, several at the same time.
 func eachPair(t *testing.T, ctx context.Context, clusters []*cluster, command string, flags ...string) {
 	t.Helper()
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, 3)
-	var mu sync.Mutex
-	var failures []string
+	var commands [][]string
 	for i, a := range clusters {
 		for _, b := range clusters[:i] {
-			wg.Go(func() {
-				slots <- struct{}{}
-				defer func() { <-slots }()
-				r := liqonet(t, ctx, "", append([]string{command, a.Name, b.Name}, flags...)...)
-				if r.code != 0 {
-					mu.Lock()
-					defer mu.Unlock()
-					failures = append(failures, fmt.Sprintf("%s %s %s: exit code %d\n%s%s", command, a.Name, b.Name, r.code, r.stdout, r.stderr))
-				}
-			})
+			commands = append(commands, append([]string{command, a.Name, b.Name}, flags...))
 		}
 	}
-	wg.Wait()
-	if len(failures) > 0 {
-		t.Fatal(strings.Join(failures, "\n"))
-	}
+	togetherAtMost(t, ctx, 3, commands...)
 }

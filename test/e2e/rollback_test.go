@@ -166,7 +166,7 @@ func TestRollbackOfSecond(t *testing.T) {
 	api := failWrites(t, a, b)
 	mustLiqonet(t, ctx, "peer", a.Name, c.Name)
 	kinds := api.kindsOfPeer(t, ctx, a, b)
-	before := contents(t, ctx, a, c)
+	before := texts(t, ctx, managed, unwritten, a, c)
 	flows := startFlows(t, ctx, a, c, 0, 0)
 	for _, kind := range kinds {
 		// beta has no other peering, and what is only for all of them is there.
@@ -177,7 +177,7 @@ func TestRollbackOfSecond(t *testing.T) {
 		if left := fx.objectsLeft(ctx, managed, b); left != "" {
 			t.Errorf("left:\n%s", left)
 		}
-		if diff := difference(before, contents(t, ctx, a, c)); diff != "" {
+		if diff := difference(before, texts(t, ctx, managed, unwritten, a, c)); diff != "" {
 			t.Errorf("objects changed:\n%s", diff)
 		}
 		if t.Failed() {
@@ -221,25 +221,10 @@ func (f *failingWrites) checkFails(t *testing.T, ctx context.Context, kind strin
 	}
 }
 
-// contents are the objects of the product in both clusters, as far as they may not
-// change by themselves, without how often they were written.
-func contents(t *testing.T, ctx context.Context, clusters ...*cluster) map[string]string {
-	t.Helper()
-	out := map[string]string{}
-	for _, c := range clusters {
-		objs, err := c.objects(ctx, managed)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for name, u := range objs {
-			if passing(u) {
-				continue
-			}
-			for _, field := range []string{"generation", "resourceVersion", "managedFields"} {
-				unstructured.RemoveNestedField(u.Object, "metadata", field)
-			}
-			out[c.Name+": "+name] = fixed(u)
-		}
+// unwritten is what is fixed of an object, without how often it was written.
+func unwritten(u *unstructured.Unstructured) string {
+	for _, field := range []string{"generation", "resourceVersion", "managedFields"} {
+		unstructured.RemoveNestedField(u.Object, "metadata", field)
 	}
-	return out
+	return fixed(u)
 }
