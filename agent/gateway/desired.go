@@ -88,9 +88,9 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 	remote := p.RemoteRanges()
 
 	d.nat = nat.Gateway{
-		Tunnel: tunnel.InterfaceName, Underlay: m.underlay, OverlayPrefix: overlay.NamePrefix, Local: local, Remote: remote,
+		Underlay: m.underlay, TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
+		Local: local, Remote: remote,
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
-		Receive: tunnel.ReceiveInterface,
 	}
 	d.tunnel = tunnel.Config{
 		Name: tunnel.InterfaceName, PrivateKey: m.key, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,

@@ -81,7 +81,7 @@ func TestDesire(t *testing.T) {
 			Peer: tunnel.Peer{PublicKey: remote.PublicKey(), Endpoint: me.endpoint, AllowedIPs: []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")}, Keepalive: keepalive},
 		}
 		d.nat = nat.Gateway{
-			Tunnel: tunnel.InterfaceName, Underlay: "eth0", OverlayPrefix: "lq",
+			Underlay: "eth0", TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
 			Local: []nat.Mapping{
 				{Real: prefix("10.244.0.0/16"), Mapped: prefix("10.20.0.0/16")},
 				{Real: prefix("10.245.0.0/24"), Mapped: prefix("10.245.0.0/24")},
@@ -89,7 +89,6 @@ func TestDesire(t *testing.T) {
 			},
 			Remote:      []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")},
 			OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
-			Receive: tunnel.ReceiveInterface,
 		}
 		d.overlay = overlay.State{
 			Rules: []overlay.Rule{{IIF: tunnel.InterfaceName, Table: overlay.InboundTable}, {Table: overlay.Table}},

@@ -73,7 +73,7 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 	var errs []error
 	taken := owners{indices: map[int32]string{}, ranges: map[netip.Prefix]string{}}
 	d.nat = &nat.Node{
-		OverlayPrefix: overlay.NamePrefix, Address: m.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
+		OverlayGroup: overlay.Group, OverlayPrefix: overlay.NamePrefix, Address: m.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
 		OwnPods: m.pods, Uplinks: m.uplinks,
 	}
 	d.overlay.Rules = []overlay.Rule{{Table: overlay.Table}}

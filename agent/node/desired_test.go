@@ -90,7 +90,7 @@ func TestDesire(t *testing.T) {
 	linkB, linkC := link("lq2-0", 8<<13|7, gwB, "10.244.9.2", 1390), link("lq1-0", 4<<13|7, gwC, "10.244.9.1", 1390)
 	natWith := func(remote []string, gateways ...nat.NodeGateway) *nat.Node {
 		n := &nat.Node{
-			OverlayPrefix: "lq", Address: me.address, Pods: []netip.Prefix{prefix("10.244.0.0/16")}, OwnPods: me.pods, Uplinks: me.uplinks,
+			OverlayGroup: overlay.Group, OverlayPrefix: "lq", Address: me.address, Pods: []netip.Prefix{prefix("10.244.0.0/16")}, OwnPods: me.pods, Uplinks: me.uplinks,
 			Gateways: gateways, OverlayPort: 6094, TunnelPort: 51840,
 		}
 		for _, r := range remote {

@@ -19,6 +19,9 @@ const Alias = "liqonet"
 type Want struct {
 	// MTU in bytes.
 	MTU int
+	// Group is the number by which rules know interfaces of one purpose (IFLA_GROUP):
+	// it is compared faster than a name. 0 is that of all others.
+	Group uint32
 	// MAC is nil for interfaces without one.
 	MAC net.HardwareAddr
 	// Address is the only one, as a /32 or /128; the zero value means none.
@@ -77,6 +80,10 @@ func difference(have *State, want Want) (attributes []*nl.RtAttr, changed []stri
 	if have.MTU != want.MTU {
 		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(want.MTU))))
 		changed = append(changed, fmt.Sprintf("mtu %d", want.MTU))
+	}
+	if have.Group != want.Group {
+		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(want.Group)))
+		changed = append(changed, fmt.Sprintf("group %d", want.Group))
 	}
 	if want.MAC != nil && !bytes.Equal(have.MAC, want.MAC) {
 		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_ADDRESS, want.MAC))

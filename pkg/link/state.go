@@ -43,6 +43,7 @@ type State struct {
 	MTU   int
 	MAC   net.HardwareAddr
 	Up    bool
+	Group uint32
 	// Master is the index of the interface that this one is a port of, or 0.
 	Master int
 
@@ -122,7 +123,7 @@ func parse(m []byte) (*State, error) {
 	a := l.Attrs()
 	s := &State{
 		Link: l, Index: a.Index, Name: a.Name, Kind: l.Type(), Alias: a.Alias, MTU: a.MTU,
-		MAC: a.HardwareAddr, Up: a.RawFlags&unix.IFF_UP != 0, Master: a.MasterIndex,
+		MAC: a.HardwareAddr, Up: a.RawFlags&unix.IFF_UP != 0, Group: a.Group, Master: a.MasterIndex,
 	}
 	attrs, err := nl.ParseRouteAttr(m[unix.SizeofIfInfomsg:])
 	if err != nil {

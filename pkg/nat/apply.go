@@ -141,9 +141,11 @@ func replace(c *nftables.Conn, t *nftables.Table, want table, labels map[string]
 		}
 	}
 	for _, ch := range want.chains {
-		k := c.AddChain(&nftables.Chain{
-			Name: ch.name, Table: t, Type: ch.typ, Hooknum: ch.hook, Priority: &ch.priority, Policy: &ch.policy,
-		})
+		k := &nftables.Chain{Name: ch.name, Table: t}
+		if ch.hook != nil {
+			k.Type, k.Hooknum, k.Priority, k.Policy = ch.typ, ch.hook, &ch.priority, &ch.policy
+		}
+		c.AddChain(k)
 		for i, r := range ch.rules {
 			c.AddRule(&nftables.Rule{Table: t, Chain: k, Exprs: r.exprs, UserData: comment(labels[ch.name][i])})
 		}

@@ -21,7 +21,7 @@ func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
 func gateway() nat.Gateway {
 	return nat.Gateway{
-		Tunnel: "wg0", Underlay: "eth0", OverlayPrefix: "lq",
+		Underlay: "eth0", TunnelGroup: 2, OverlayGroup: 1, ReceiveGroup: 3,
 		Local: []nat.Mapping{
 			{Real: prefix("10.244.0.0/16"), Mapped: prefix("10.61.0.0/16")},
 			{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.62.0.0/19")},
@@ -35,7 +35,7 @@ func gateway() nat.Gateway {
 
 func node() nat.Node {
 	return nat.Node{
-		OverlayPrefix: "lq", Address: addr("10.80.0.1"),
+		OverlayGroup: 1, OverlayPrefix: "lq", Address: addr("10.80.0.1"),
 		Pods: []netip.Prefix{prefix("10.244.0.0/16"), prefix("10.244.3.0/24"), prefix("255.0.0.0/8")},
 		Gateways: []nat.NodeGateway{
 			{Outer: addr("10.244.1.9"), Overlay: addr("10.80.31.254"), Local: true},
@@ -139,13 +139,14 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// chains leaves sets out of a ruleset.
+// chains are those of our table in a ruleset, without its sets.
 func chains(ruleset string) string {
-	i := strings.Index(ruleset, "\tchain guard")
+	_, table, _ := strings.Cut(ruleset, "table ip "+nat.TableName)
+	i := strings.Index(table, "\tchain ")
 	if i < 0 {
 		return ""
 	}
-	return ruleset[i:]
+	return table[i:]
 }
 
 func TestRepair(t *testing.T) {
@@ -153,7 +154,7 @@ func TestRepair(t *testing.T) {
 		"delete table ip liqonet",
 		"flush table ip liqonet",
 		"add table ip liqonet { flags dormant; }",
-		"flush chain ip liqonet guard",
+		"flush chain ip liqonet forward",
 		"flush chain ip liqonet forward; delete chain ip liqonet forward",
 		"insert rule ip liqonet forward accept",
 		"add rule ip liqonet forward accept",
@@ -163,14 +164,18 @@ func TestRepair(t *testing.T) {
 	specific := map[string][]string{
 		"gateway": {
 			"add chain ip liqonet input { policy accept; }",
+			"flush chain ip liqonet from-peer",
+			"delete rule ip liqonet prerouting handle N",
 			"add element ip liqonet nodes { 192.0.2.9 }",
 			"delete element ip liqonet nodes { 192.0.2.1 }",
 			"flush set ip liqonet remote",
 			"add element ip liqonet remote { 10.99.0.0/16 }",
-			"replace rule ip liqonet translate-in handle N ip saddr 10.1.1.1 drop",
-			"delete rule ip liqonet translate-in handle N",
+			"replace rule ip liqonet from-peer handle N ip saddr 10.1.1.1 drop",
+			"delete rule ip liqonet from-peer handle N",
 		},
 		"node": {
+			"flush chain ip liqonet to-peers",
+			"delete rule ip liqonet guard handle N",
 			"flush set ip liqonet pods",
 			"add element ip liqonet pods { 10.99.0.0/16 }",
 			"delete element ip liqonet gateways { 10.244.2.9 }",
@@ -306,7 +311,7 @@ func TestInvalid(t *testing.T) {
 	if _, err := nat.ApplyGateway(context.Background(), bad); err == nil {
 		t.Error("ranges of different lengths were accepted")
 	}
-	if _, err := nat.ApplyNode(context.Background(), nat.Node{OverlayPrefix: "lq", OverlayPort: 1}); err == nil {
+	if _, err := nat.ApplyNode(context.Background(), nat.Node{OverlayGroup: 1, OverlayPrefix: "lq", OverlayPort: 1}); err == nil {
 		t.Error("a node without an address was accepted")
 	}
 }

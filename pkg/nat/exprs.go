@@ -35,20 +35,31 @@ func join(parts ...[]expr.Any) []expr.Any {
 	return slices.Concat(parts...)
 }
 
-// ifname matches a name, or a prefix of names with wildcard: `iifname "lq*"`.
-func ifname(key expr.MetaKey, name string, wildcard bool) []expr.Any {
-	data := []byte(name)
-	if !wildcard {
-		data = make([]byte, unix.IFNAMSIZ)
-		copy(data, name)
-	}
+// iif: `iifname "eth0"`.
+func iif(name string) []expr.Any {
+	data := make([]byte, unix.IFNAMSIZ)
+	copy(data, name)
 	return []expr.Any{
-		&expr.Meta{Key: key, Register: 1},
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data},
 	}
 }
 
-// not inverts the comparison of what ifname returns: `iifname != "lq*"`.
+// iifGroup: `iifgroup 27761`. The kernel compares a number much faster than a name,
+// for which it copies 16 bytes, and these comparisons are a good part of all rules.
+func iifGroup(group uint32) []expr.Any { return ifgroup(expr.MetaKeyIIFGROUP, group) }
+
+// oifGroup: `oifgroup 27761`.
+func oifGroup(group uint32) []expr.Any { return ifgroup(expr.MetaKeyOIFGROUP, group) }
+
+func ifgroup(key expr.MetaKey, group uint32) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: key, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.NativeEndian.AppendUint32(nil, group)},
+	}
+}
+
+// not inverts a comparison: `iifgroup != 27761`.
 func not(e []expr.Any) []expr.Any {
 	e[1].(*expr.Cmp).Op = expr.CmpOpNeq
 	return e
@@ -71,14 +82,6 @@ func forgedSource() []expr.Any {
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: make([]byte, 4)},
 	}
 }
-
-func iif(name string) []expr.Any       { return ifname(expr.MetaKeyIIFNAME, name, false) }
-func oif(name string) []expr.Any       { return ifname(expr.MetaKeyOIFNAME, name, false) }
-func iifPrefix(name string) []expr.Any { return ifname(expr.MetaKeyIIFNAME, name, true) }
-func oifPrefix(name string) []expr.Any { return ifname(expr.MetaKeyOIFNAME, name, true) }
-
-func notIIFPrefix(name string) []expr.Any { return not(iifPrefix(name)) }
-func notOIFPrefix(name string) []expr.Any { return not(oifPrefix(name)) }
 
 // proto: `meta l4proto udp`.
 func proto(p byte) []expr.Any {
@@ -175,7 +178,13 @@ func ctBits(key expr.CtKey, bits uint32) []expr.Any {
 func verdict(k expr.VerdictKind) []expr.Any { return []expr.Any{&expr.Verdict{Kind: k}} }
 
 func accept() []expr.Any { return verdict(expr.VerdictAccept) }
+func back() []expr.Any   { return verdict(expr.VerdictReturn) }
 func drop() []expr.Any   { return verdict(expr.VerdictDrop) }
+
+// jump: `jump from-peer`.
+func jump(c chain) []expr.Any {
+	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: c.name}}
+}
 
 // match loads an address at an offset into register 1 and goes on if it is in
 // the prefix.

@@ -181,10 +181,10 @@ func (p pass) rule(ch *nftables.Chain) rule {
 	f := ipv4()
 	var e []expr.Any
 	if p.in != "" {
-		e = join(e, iifPrefix(p.in))
+		e = join(e, ifPrefix(expr.MetaKeyIIFNAME, p.in))
 	}
 	if p.out != "" {
-		e = join(e, oifPrefix(p.out))
+		e = join(e, ifPrefix(expr.MetaKeyOIFNAME, p.out))
 	}
 	if (p.src.IsValid() || p.dst.IsValid()) && ch.Table.Family == nftables.TableFamilyINet {
 		e = join(e, []expr.Any{
@@ -202,6 +202,14 @@ func (p pass) rule(ch *nftables.Chain) rule {
 		e = join(e, p.ports(ch))
 	}
 	return rule{p.comment(), join(e, []expr.Any{&expr.Counter{}}, accept())}
+}
+
+// ifPrefix: `iifname "lq*"`. In the chains of others it tells more than a group.
+func ifPrefix(key expr.MetaKey, name string) []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: key, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte(name)},
+	}
 }
 
 func (p pass) ports(ch *nftables.Chain) []expr.Any {

@@ -14,8 +14,8 @@ func icmpErrors() []byte {
 }
 
 func (g Gateway) validate(f family) error {
-	if g.Tunnel == "" || g.Underlay == "" || g.OverlayPrefix == "" {
-		return errors.New("gateway table: an interface name is missing")
+	if g.Underlay == "" || g.TunnelGroup == 0 || g.OverlayGroup == 0 || g.ReceiveGroup == 0 {
+		return errors.New("gateway table: an interface is missing")
 	}
 	if g.OverlayPort == 0 || g.TunnelPort == 0 || g.ProbePort == 0 {
 		return errors.New("gateway table: a port is missing")
@@ -38,18 +38,22 @@ func (g Gateway) table(f family) (table, error) {
 	if err != nil {
 		return table{}, err
 	}
-	inner, translateIn, innerOut, translateOut := g.translation(f)
+	translateIn, translateOut, innerIn, innerOut := g.translation(f)
+	errorsIn := chain{name: "errors-in", rules: append(g.foreignErrors(f), innerIn...)}
+	errorsOut := chain{name: "errors-out", rules: innerOut}
+	fromPeer := chain{name: "from-peer", rules: append([]rule{
+		{"icmp", join(proto(f.icmp), jump(errorsIn))}}, translateIn...)}
 	return table{
 		family: f,
 		sets:   []set{remote, addrSet(setNodes, g.Nodes)},
 		chains: []chain{
+			errorsIn, errorsOut, fromPeer,
 			{
-				name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
-				priority: priorityEarly, policy: nftables.ChainPolicyAccept, rules: append(g.guard(f), inner...),
-			},
-			{
-				name: "translate-in", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
-				priority: priorityRaw, policy: nftables.ChainPolicyAccept, rules: translateIn,
+				name: "prerouting", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
+				priority: priorityRaw, policy: nftables.ChainPolicyAccept, rules: []rule{
+					{"frames for this very link only", join(iifGroup(g.OverlayGroup), notForUs(), drop())},
+					{"from the peer", join(iifGroup(g.TunnelGroup), jump(fromPeer))},
+				},
 			},
 			{
 				name: "input", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookInput,
@@ -60,48 +64,35 @@ func (g Gateway) table(f family) (table, error) {
 				priority: priorityFilter, policy: nftables.ChainPolicyDrop, rules: g.forward(),
 			},
 			{
-				name: "translate-out-errors", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting,
-				priority: priorityBefore, policy: nftables.ChainPolicyAccept, rules: innerOut,
-			},
-			{
-				name: "translate-out", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting,
-				priority: priorityNATSrc, policy: nftables.ChainPolicyAccept, rules: translateOut,
+				name: "to-peer", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting,
+				priority: priorityNATSrc, policy: nftables.ChainPolicyAccept, rules: append([]rule{
+					{"only what goes to the peer is meant here", join(not(oifGroup(g.TunnelGroup)), accept())},
+					{"icmp", join(proto(f.icmp), jump(errorsOut))},
+				}, translateOut...),
 			},
 		},
 	}, nil
 }
 
-// guard drops what is forged. What AllowedIPs leave open besides is closed by the
-// last rule of the translation.
-func (g Gateway) guard(f family) []rule {
-	rules := []rule{
-		{"frames for this very link only", join(iifPrefix(g.OverlayPrefix), notForUs(), drop())},
-		{"overlay packets come from nodes only", join(
-			iif(g.Underlay), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, true), drop())},
-		onlyICMP(f),
-	}
-	// Otherwise a peer could break connections that it has no part in: connection
-	// tracking on nodes takes any error about a known connection for related.
+// foreignErrors are those about packets that did not go to the peer. Otherwise a
+// peer could break connections that it has no part in: connection tracking on nodes
+// takes any error about a known connection for related.
+func (g Gateway) foreignErrors(f family) []rule {
+	var rules []rule
 	for _, t := range icmpErrors() {
 		rules = append(rules, rule{
 			fmt.Sprintf("icmp error %d: about packets to the peer only", t),
-			join(iif(g.Tunnel), f.icmpType(t), f.notFragment(), f.innerInSet(f.daddr, setRemote, true), drop()),
+			join(f.icmpType(t), f.notFragment(), f.innerInSet(f.daddr, setRemote, true), drop()),
 		})
 	}
 	return rules
 }
 
-func onlyICMP(f family) rule {
-	return rule{"only ICMP is meant by what follows", join(not(proto(f.icmp)), accept())}
-}
-
 // translation returns the rules for packets from the tunnel and to it, and for
 // what ICMP errors carry. Every rule ends its chain, or a translated address
-// could be translated again by another mapping.
-func (g Gateway) translation(f family) (innerIn, in, innerOut, out []rule) {
-	innerOut = []rule{onlyICMP(f)}
-	in = []rule{{"only what comes from the peer is meant here", join(not(iif(g.Tunnel)), accept())}}
-	out = []rule{{"only what goes to the peer is meant here", join(not(oif(g.Tunnel)), accept())}}
+// could be translated again by another mapping. What AllowedIPs leave open is
+// closed by the last rule for packets from the tunnel.
+func (g Gateway) translation(f family) (in, out, innerIn, innerOut []rule) {
 	for _, m := range g.Local {
 		if m.Real == m.Mapped {
 			in = append(in, rule{
@@ -112,11 +103,11 @@ func (g Gateway) translation(f family) (innerIn, in, innerOut, out []rule) {
 		for _, t := range icmpErrors() {
 			innerIn = append(innerIn, rule{
 				fmt.Sprintf("icmp error %d: cause was sent by %s", t, m.Real),
-				join(iif(g.Tunnel), f.icmpType(t), f.notFragment(), f.translateInner(f.saddr, m.Mapped, m.Real), accept()),
+				join(f.icmpType(t), f.notFragment(), f.translateInner(f.saddr, m.Mapped, m.Real), back()),
 			})
 			innerOut = append(innerOut, rule{
 				fmt.Sprintf("icmp error %d: cause was sent to %s", t, m.Mapped),
-				join(oif(g.Tunnel), f.icmpType(t), f.notFragment(), f.translateInner(f.daddr, m.Real, m.Mapped), accept()),
+				join(f.icmpType(t), f.notFragment(), f.translateInner(f.daddr, m.Real, m.Mapped), back()),
 			})
 		}
 		in = append(in, rule{
@@ -128,36 +119,30 @@ func (g Gateway) translation(f family) (innerIn, in, innerOut, out []rule) {
 			join(f.translate(f.saddr, m.Real, m.Mapped), accept()),
 		})
 	}
-	in = append(in, rule{"the peer reaches nothing else", drop()})
-	return innerIn, in, innerOut, out
+	return append(in, rule{"the peer reaches nothing else", drop()}), out, innerIn, innerOut
 }
 
 // input has no connection tracking to rely on: what the agent asks for is
 // recognised by what answers look like.
 func (g Gateway) input(f family) []rule {
-	var rules []rule
-	if g.Receive != "" { // first, as this is nearly everything
-		rules = []rule{
-			{"tunnel, aggregated", join(iif(g.Receive), udpDport(g.TunnelPort), accept())},
-			{"overlay, aggregated", join(iif(g.Receive), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, false), accept())},
-		}
-	}
-	rules = append(
-		rules,
-		rule{"tunnel", join(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
-		rule{"overlay", join(iif(g.Underlay), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, false), accept())},
-		rule{"loopback", join(iif("lo"), accept())},
-		rule{"answers to the agent's TCP connections", join(
+	rules := []rule{ // first what is nearly everything
+		{"tunnel, aggregated", join(iifGroup(g.ReceiveGroup), udpDport(g.TunnelPort), accept())},
+		{"overlay, aggregated", join(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, false), accept())},
+		{"tunnel", join(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
+		{"overlay", join(iif(g.Underlay), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, false), accept())},
+		{"overlay packets come from nodes only", join(iif(g.Underlay), udpDport(g.OverlayPort), drop())},
+		{"loopback", join(iif("lo"), accept())},
+		{"answers to the agent's TCP connections", join(
 			iif(g.Underlay), tcpFlags(tcpSYN|tcpACK, tcpSYN, expr.CmpOpNeq), accept())},
-		rule{"probes come by overlay and tunnel only", join(iif(g.Underlay), udpDport(g.ProbePort), drop())},
-		rule{"answers of DNS", join(iif(g.Underlay), udpSport(portDNS), accept())},
-	)
+		{"probes come by overlay and tunnel only", join(iif(g.Underlay), udpDport(g.ProbePort), drop())},
+		{"answers of DNS", join(iif(g.Underlay), udpSport(portDNS), accept())},
+	}
 	inside := []struct {
 		name    string
 		matches []expr.Any
 	}{
-		{"nodes", iifPrefix(g.OverlayPrefix)},
-		{"peer", iif(g.Tunnel)},
+		{"nodes", iifGroup(g.OverlayGroup)},
+		{"peer", iifGroup(g.TunnelGroup)},
 	}
 	for _, from := range inside {
 		rules = append(
@@ -184,7 +169,7 @@ func (g Gateway) input(f family) []rule {
 
 func (g Gateway) forward() []rule {
 	return []rule{
-		{"tunnel to overlay", join(iif(g.Tunnel), oifPrefix(g.OverlayPrefix), accept())},
-		{"overlay to tunnel", join(iifPrefix(g.OverlayPrefix), oif(g.Tunnel), accept())},
+		{"tunnel to overlay", join(iifGroup(g.TunnelGroup), oifGroup(g.OverlayGroup), accept())},
+		{"overlay to tunnel", join(iifGroup(g.OverlayGroup), oifGroup(g.TunnelGroup), accept())},
 	}
 }

@@ -11,8 +11,8 @@ import (
 )
 
 func (n Node) validate(f family) error {
-	if n.OverlayPrefix == "" || n.OverlayPort == 0 {
-		return errors.New("node table: overlay prefix or port is missing")
+	if n.OverlayGroup == 0 || n.OverlayPrefix == "" || n.OverlayPort == 0 {
+		return errors.New("node table: overlay group, prefix or port is missing")
 	}
 	if !n.Address.IsValid() || !f.is(n.Address) {
 		return fmt.Errorf("node table: %s is not an overlay address", n.Address)
@@ -44,6 +44,11 @@ func (n Node) table(f family) (table, error) {
 			local = append(local, g.Outer)
 		}
 	}
+	fromOverlay := chain{name: "from-overlay", rules: n.fromOverlay()}
+	packets := chain{name: "overlay-packets", rules: n.overlayPackets(f)}
+	gatewayErrors := chain{name: "gateway-errors", rules: n.gatewayErrors(f)}
+	fromPeers := chain{name: "from-peers", rules: n.fromPeers()}
+	toPeers := chain{name: "to-peers", rules: n.toPeers(f)}
 	return table{
 		family: f,
 		sets: []set{
@@ -51,9 +56,11 @@ func (n Node) table(f family) (table, error) {
 			addrSet(setGateways, outer), addrSet(setLocalGateways, local), addrSet(setOverlay, overlay),
 		},
 		chains: []chain{
+			fromOverlay, packets, gatewayErrors, fromPeers, toPeers,
 			{
 				name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
-				priority: priorityEarly, policy: nftables.ChainPolicyAccept, rules: n.guard(f),
+				priority: priorityEarly, policy: nftables.ChainPolicyAccept,
+				rules: n.guard(f, fromOverlay, packets, gatewayErrors),
 			},
 			{
 				// What is sent to a service with remote endpoints bears kube-proxy's mark
@@ -69,7 +76,11 @@ func (n Node) table(f family) (table, error) {
 			},
 			{
 				name: "forward", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
-				priority: priorityFilter, policy: nftables.ChainPolicyAccept, rules: n.forward(f),
+				priority: priorityFilter, policy: nftables.ChainPolicyAccept,
+				rules: []rule{
+					{"from peers", join(iifGroup(n.OverlayGroup), jump(fromPeers))},
+					{"to peers", join(oifGroup(n.OverlayGroup), jump(toPeers))},
+				},
 			},
 			{
 				name: "source", typ: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting,
@@ -80,26 +91,46 @@ func (n Node) table(f family) (table, error) {
 }
 
 // guard drops what is forged, and keeps the CNI's masquerade off the overlay
-// packets of gateways on this node, whose source the other end checks. It also
-// lets a gateway's own ICMP errors out to pods of other nodes: they leave by the
-// pod network, while what caused them came by the overlay, so that this node knows
-// no connection that they relate to, and kube-proxy drops what is invalid.
-func (n Node) guard(f family) []rule {
-	notrack := []expr.Any{&expr.Notrack{}}
-	from, to := f.inSet(f.saddr, setLocalGateways, false), f.inSet(f.daddr, setLocalGateways, false)
-	rules := []rule{
-		{"frames for this very link only", join(iifPrefix(n.OverlayPrefix), notForUs(), drop())},
-		{"to a gateway on this node", join(udpDport(n.OverlayPort), to, notrack, accept())},
-		{"from a gateway on this node", join(udpDport(n.OverlayPort), from, notrack, accept())},
+// packets of gateways on this node.
+func (n Node) guard(f family, fromOverlay, packets, gatewayErrors chain) []rule {
+	return []rule{
+		{"from gateways", join(iifGroup(n.OverlayGroup), jump(fromOverlay))},
+		{"overlay packets", join(udpDport(n.OverlayPort), jump(packets))},
 		{"peers come by the overlay only", join(
-			notIIFPrefix(n.OverlayPrefix), f.inSet(f.saddr, setRemote, false), f.inSet(f.saddr, setEndpoints, true), drop())},
-		{"overlay packets come from gateways only", join(
-			udpDport(n.OverlayPort), f.inSet(f.saddr, setGateways, true), addrType(false, unix.RTN_LOCAL, expr.CmpOpEq), drop())},
-		onlyICMP(f),
+			f.inSet(f.saddr, setRemote, false), f.inSet(f.saddr, setEndpoints, true), drop())},
+		{"icmp", join(proto(f.icmp), jump(gatewayErrors))},
 	}
+}
+
+func (n Node) fromOverlay() []rule {
+	return []rule{
+		{"frames for this very link only", join(notForUs(), drop())},
+		{"nothing else is meant for them here", accept()},
+	}
+}
+
+// overlayPackets are those around others: the CNI may change the source of none,
+// as the other end checks it.
+func (n Node) overlayPackets(f family) []rule {
+	notrack := []expr.Any{&expr.Notrack{}}
+	return []rule{
+		{"to a gateway on this node", join(f.inSet(f.daddr, setLocalGateways, false), notrack, accept())},
+		{"from a gateway on this node", join(f.inSet(f.saddr, setLocalGateways, false), notrack, accept())},
+		{"they come from gateways only", join(
+			f.inSet(f.saddr, setGateways, true), addrType(false, unix.RTN_LOCAL, expr.CmpOpEq), drop())},
+	}
+}
+
+// gatewayErrors lets a gateway's own ICMP errors out to pods of other nodes: they
+// leave by the pod network, while what caused them came by the overlay, so that
+// this node knows no connection that they relate to, and kube-proxy drops what is
+// invalid.
+func (n Node) gatewayErrors(f family) []rule {
+	var rules []rule
 	for _, t := range icmpErrors() {
 		rules = append(rules, rule{
-			fmt.Sprintf("icmp error %d of a gateway on this node", t), join(f.icmpType(t), from, notrack),
+			fmt.Sprintf("icmp error %d of a gateway on this node", t),
+			join(f.icmpType(t), f.inSet(f.saddr, setLocalGateways, false), []expr.Any{&expr.Notrack{}}),
 		})
 	}
 	return rules
@@ -109,7 +140,7 @@ func (n Node) guard(f family) []rule {
 // prerouting because destinations are translated (NodePorts) before input.
 func (n Node) isolate(f family) []rule {
 	return []rule{
-		{"only what peers send is meant here", join(notIIFPrefix(n.OverlayPrefix), accept())},
+		{"only what peers send is meant here", join(not(iifGroup(n.OverlayGroup)), accept())},
 		{"answers", join(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
 		{"peers reach no gateway by the pod network", join(f.inSet(f.daddr, setGateways, false), drop())},
 		{"pings of gateways", join(f.inSet(f.saddr, setOverlay, false), f.icmpType(icmpEchoRequest), accept())},
@@ -117,12 +148,16 @@ func (n Node) isolate(f family) []rule {
 	}
 }
 
-func (n Node) forward(f family) []rule {
+func (n Node) fromPeers() []rule {
+	return []rule{
+		{"segment size", clampMSS()},
+		{"no transit between peers", join(oifGroup(n.OverlayGroup), drop())},
+	}
+}
+
+func (n Node) toPeers(f family) []rule {
 	rules := []rule{
-		{"segment size from peers", join(iifPrefix(n.OverlayPrefix), clampMSS())},
-		{"only what goes to peers is meant here", join(notOIFPrefix(n.OverlayPrefix), accept())},
-		{"no transit between peers", join(iifPrefix(n.OverlayPrefix), drop())},
-		{"segment size to peers", clampMSS()},
+		{"segment size", clampMSS()},
 		{"answers of pods", join(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
 		{"services with remote endpoints", join(ctBits(expr.CtKeySTATUS, ctStatusDNAT), accept())},
 		{"only pods reach peers through this node", join(f.inSet(f.saddr, setPods, true), drop())},
@@ -147,13 +182,13 @@ const ctStatusDNAT = 1 << 5
 // when a route moves to another interface. It is right the other way: hosts
 // outside see the address of the node that sends to them.
 func (n Node) source(f family) []rule {
-	out := oifPrefix(n.OverlayPrefix)
+	in, out := iifGroup(n.OverlayGroup), oifGroup(n.OverlayGroup)
 	return []rule{
 		{"from this node", join(out, addrType(true, unix.RTN_LOCAL, expr.CmpOpEq), f.snatTo(n.Address))},
 		{"pods keep their source", join(out, f.inSet(f.saddr, setPods, false), f.snatToSelf())},
 		{"from others", join(out, f.snatTo(n.Address))},
-		{"peers to hosts outside", join(iifPrefix(n.OverlayPrefix), f.inSet(f.daddr, setHosts, false), []expr.Any{&expr.Masq{}})},
+		{"peers to hosts outside", join(in, f.inSet(f.daddr, setHosts, false), []expr.Any{&expr.Masq{}})},
 		// Some masquerade also what comes to pods from elsewhere.
-		{"peers keep their source", join(iifPrefix(n.OverlayPrefix), f.snatToSelf())},
+		{"peers keep their source", join(in, f.snatToSelf())},
 	}
 }

@@ -104,6 +104,9 @@ func (k kernelTable) sameRules(want table, labels map[string][]string) bool {
 }
 
 func (c chain) is(k *nftables.Chain) bool {
+	if c.hook == nil {
+		return k.Name == c.name && k.Hooknum == nil
+	}
 	return k.Name == c.name && k.Type == c.typ &&
 		k.Hooknum != nil && *k.Hooknum == *c.hook &&
 		k.Priority != nil && *k.Priority == c.priority &&

@@ -19,7 +19,8 @@ type table struct {
 	sets   []set
 }
 
-// chain is a base chain with its rules in order.
+// chain is a base chain with its rules in order, or, without a hook, one that rules
+// of others jump to.
 type chain struct {
 	name     string
 	typ      nftables.ChainType

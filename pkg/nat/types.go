@@ -16,13 +16,12 @@ type Mapping struct {
 // Gateway is what the table of a gateway's network namespace does:
 // stateless translation of the own cluster's addresses, and isolation.
 type Gateway struct {
-	// Tunnel is the WireGuard interface, Underlay the pod's own one.
-	Tunnel, Underlay string
-	// Receive is where packets of tunnel and overlay come from as well, once they
-	// were aggregated (see Receive); "" for none.
-	Receive string
-	// OverlayPrefix is how the names of the overlay interfaces start.
-	OverlayPrefix string
+	// Underlay is the name of the pod's own interface.
+	Underlay string
+	// TunnelGroup is the interface group of WireGuard's interface, OverlayGroup that
+	// of the overlay's, and ReceiveGroup of the one where packets of both come from as
+	// well, once they were aggregated (see Receive).
+	TunnelGroup, OverlayGroup, ReceiveGroup uint32
 	// Local are the own cluster's ranges that the peer may reach, pods and
 	// overlay addresses, with what the peer knows them by.
 	Local []Mapping
@@ -40,7 +39,9 @@ type Gateway struct {
 // Node is what the table of a node's network namespace does: sources towards
 // peers, isolation, MSS clamping.
 type Node struct {
-	// OverlayPrefix is how the names of the overlay interfaces start.
+	// OverlayGroup is the interface group of the overlay's interfaces, OverlayPrefix
+	// how their names start, which only chains of others need to know.
+	OverlayGroup  uint32
 	OverlayPrefix string
 	// Address is the node's overlay address.
 	Address netip.Addr

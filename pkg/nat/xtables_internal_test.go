@@ -87,7 +87,7 @@ func (b *builder) table(t testing.TB) *xtTable {
 
 func passing() []pass {
 	return Node{
-		OverlayPrefix: "lq", OverlayPort: 6094, TunnelPort: 51840,
+		OverlayGroup: 1, OverlayPrefix: "lq", OverlayPort: 6094, TunnelPort: 51840,
 		Gateways: []NodeGateway{{Outer: netip.MustParseAddr("10.244.1.9"), Local: true}},
 	}.passes()
 }

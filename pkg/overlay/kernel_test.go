@@ -225,6 +225,7 @@ func TestRepair(t *testing.T) {
 		"ip link set lq0-0 down; ip link set lq0-0 name lqx; ip link set lqx up",
 		"ip link set lq0-0 down; ip link set lq0-0 name other0; ip link set other0 up",
 		"ip link set lq0-0 alias ''",
+		"ip link set lq0-0 group default",
 		"echo 0 > /proc/sys/net/ipv4/conf/lq0-0/forwarding",
 		"echo 1 > /proc/sys/net/ipv4/conf/lq0-0/rp_filter",
 		"ip link set lq0-0 addrgenmode eui64",

@@ -71,7 +71,7 @@ func (a *applier) addLink(want Link, have *link.State) error {
 		details = append(details, "remote "+want.Remote.String())
 	}
 	changed, err := a.kernel.conn.Ensure(have, link.Want{
-		MTU: want.MTU, MAC: want.LocalMAC[:], Address: want.Local,
+		MTU: want.MTU, Group: Group, MAC: want.LocalMAC[:], Address: want.Local,
 		Neighbors: []link.Neighbor{{Addr: want.Peer, MAC: want.PeerMAC[:]}},
 		// Single packets become large ones again, once for all that follows.
 		Offloads: map[link.Offload]bool{link.GRO: true},

@@ -21,6 +21,9 @@ const (
 	// NamePrefix starts the name of every overlay interface.
 	NamePrefix = "lq"
 
+	// Group is the group of every overlay interface (IFLA_GROUP).
+	Group uint32 = 27761
+
 	// Table is the routing table of ours, on nodes for all peerings and in
 	// gateways for what leaves towards the peer and the nodes.
 	Table = 27761

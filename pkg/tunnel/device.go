@@ -154,7 +154,7 @@ func ensureLink(conn *link.Conn, name string, c Config) (changed bool, err error
 	if l == nil {
 		return false, fmt.Errorf("configure tunnel %q: the interface is gone", name)
 	}
-	changes, err := conn.Ensure(l, link.Want{MTU: c.MTU, Address: c.Address})
+	changes, err := conn.Ensure(l, link.Want{MTU: c.MTU, Group: Group, Address: c.Address})
 	if err != nil {
 		return len(changes) > 0, err
 	}

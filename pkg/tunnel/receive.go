@@ -46,7 +46,8 @@ func ensureReceiver(conn *link.Conn, links map[string]*link.State, c Config) (ch
 	// The address lets the loose reverse path filter pass, and the MAC is that to
 	// which the packets were sent.
 	receiveChanges, err := conn.Ensure(receive, link.Want{
-		MTU: underlay.MTU, MAC: underlay.MAC, Address: c.Address, Offloads: map[link.Offload]bool{link.GRO: true},
+		MTU: underlay.MTU, Group: ReceiveGroup, MAC: underlay.MAC, Address: c.Address,
+		Offloads: map[link.Offload]bool{link.GRO: true},
 	})
 	if err != nil {
 		return changed, err

@@ -45,6 +45,7 @@ func TestReceiver(t *testing.T) {
 		for what, damage := range map[string]func(netlink.Link) error{
 			"mtu":     func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) },
 			"down":    netlink.LinkSetDown,
+			"group":   func(l netlink.Link) error { return netlink.LinkSetGroup(l, 1) },
 			"deleted": netlink.LinkDel,
 			"alias":   func(l netlink.Link) error { return netlink.LinkSetAlias(l, "") },
 		} {

@@ -145,8 +145,9 @@ func ping(t *testing.T, from *end, to int) {
 func repair(t *testing.T, e *end) {
 	t.Helper()
 	for name, damage := range map[string]func(netlink.Link) error{
-		"mtu":  func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) },
-		"down": netlink.LinkSetDown,
+		"mtu":   func(l netlink.Link) error { return netlink.LinkSetMTU(l, 1300) },
+		"down":  netlink.LinkSetDown,
+		"group": func(l netlink.Link) error { return netlink.LinkSetGroup(l, 0) },
 		"address": func(l netlink.Link) error {
 			return netlink.AddrDel(l, &netlink.Addr{IPNet: netlink.NewIPNet(e.tunnel.Address.AsSlice())})
 		},

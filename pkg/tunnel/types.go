@@ -32,6 +32,10 @@ const (
 	// gateway. What is sent into the former is aggregated by the latter.
 	EntryInterface   = "gro0in"
 	ReceiveInterface = "gro0"
+	// Group and ReceiveGroup are the groups of the tunnel's interface and of
+	// ReceiveInterface (IFLA_GROUP).
+	Group        uint32 = 27762
+	ReceiveGroup uint32 = 27763
 	// ProbePort is the UDP port of the echo responder of a gateway.
 	ProbePort uint16 = 6095
 )

@@ -287,7 +287,8 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 // nodeTable is the nftables table of a node; the gateway is on the first one.
 func (c *Cluster) nodeTable(i int) nat.Node {
 	n := nat.Node{
-		OverlayPrefix: overlay.NamePrefix, Address: c.Nodes[i].Overlay.Addr, Pods: []netip.Prefix{Ranges().Pods},
+		OverlayGroup: overlay.Group, OverlayPrefix: overlay.NamePrefix, Address: c.Nodes[i].Overlay.Addr,
+		Pods:    []netip.Prefix{Ranges().Pods},
 		OwnPods: []netip.Prefix{c.podRange(i)}, Remote: Ranges().Remote(), Uplinks: []string{"eth0"},
 		Gateways:    []nat.NodeGateway{{Outer: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0}},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
@@ -351,14 +352,13 @@ func (c *Cluster) GatewayTable(t testing.TB) nat.Gateway {
 	t.Helper()
 	r := Ranges()
 	g := nat.Gateway{
-		Tunnel: tunnel.InterfaceName, Underlay: "eth0", OverlayPrefix: overlay.NamePrefix,
+		Underlay: "eth0", TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
 		Local: []nat.Mapping{
 			{Real: r.Pods, Mapped: r.MappedPods}, {Real: r.Internal, Mapped: r.MappedInternal},
 		},
 		Remote:      r.Remote(),
 		Nodes:       []netip.Addr{c.Outer(t, 0), c.Outer(t, 1)},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
-		Receive: tunnel.ReceiveInterface,
 	}
 	for _, h := range c.Exposed {
 		g.Local = append(g.Local, nat.Mapping{Real: netip.PrefixFrom(h.Addr, 32), Mapped: netip.PrefixFrom(h.Mapped, 32)})
