@@ -144,7 +144,7 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 	plane := &p.Spec.Planes[0]
 	v.WireGuard, v.Role = string(plane.WireGuard), string(plane.Role)
 	v.NodesTotal = len(readyNodes)
-	var problems []string
+	var problems, conflicts []string
 	for _, name := range readyNodes {
 		nv := NodeView{Name: name}
 		// A node may have an outdated one as well.
@@ -158,6 +158,7 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 			}
 			nv.SeenAs, _ = v.LocalNodes.Translate(nv.Address)
 			nv.Message = whyNotReady(n, p.Spec.Overlay)
+			conflicts = append(conflicts, conflicting(n, &p.Spec)...)
 			if g := n.Gateway(p.Name, plane.Index); g != nil {
 				alive := n.Status.Reported != nil && now.Sub(n.Status.Reported.Time) < nodeSilence
 				nv.Ready = alive && g.Ready && g.ObservedGeneration == p.Generation
@@ -200,7 +201,45 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 	default:
 		v.State = Connected
 	}
+	if len(conflicts) > 0 {
+		if v.Message != "" {
+			v.Message += "; "
+		}
+		slices.Sort(conflicts)
+		v.Message += conflicts[0]
+		if more := len(conflicts) - 1; more > 0 {
+			v.Message += fmt.Sprintf(" (and %d more)", more)
+		}
+	}
 	return v, nil
+}
+
+// conflicting says which routes of a node lead to addresses that belong to the
+// peering: the node got them after the ranges were chosen, and does not reach what
+// is there.
+func conflicting(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string) {
+	type use struct {
+		prefix netip.Prefix
+		what   string
+		advice string
+	}
+	const again = "peer again for another range"
+	uses := []use{
+		{s.Local.InternalCIDR.Prefix, "the overlay's own range", "unpeer this cluster from all, and peer again, for another one"},
+		{s.Remote.ExternalCIDR.Prefix, "the range of the peer's nodes", again},
+	}
+	for _, m := range s.Remote.Pods {
+		uses = append(uses, use{m.Mapped.Prefix, "a range of the peer's pods", again})
+	}
+	for _, r := range n.Status.Routes {
+		for _, u := range uses {
+			if u.prefix.IsValid() && r.Overlaps(u.prefix) {
+				out = append(out, fmt.Sprintf("node %s has a route to %s, but %s is %s: %s", n.Spec.NodeName, r, u.prefix, u.what, u.advice))
+				break
+			}
+		}
+	}
+	return out
 }
 
 // whyNotReady says why a node does not reach the peer, empty if that is not

@@ -109,6 +109,46 @@ func TestViewMentions(t *testing.T) {
 	}
 }
 
+// Routes into ranges of the peering are named, and change nothing else.
+func TestViewConflicts(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		routes [2][]v1alpha1.CIDR // of n2 and n1
+		reason string             // for being disconnected
+		want   string
+	}{
+		{name: "elsewhere", routes: [2][]v1alpha1.CIDR{{cidr("192.0.2.0/24"), cidr("10.246.0.0/16"), cidr("fd00::/64")}}},
+		{
+			name: "pods", routes: [2][]v1alpha1.CIDR{{cidr("192.0.2.0/24"), cidr("10.245.7.0/24")}},
+			want: "node n2 has a route to 10.245.7.0/24, but 10.245.0.0/16 is a range of the peer's pods: peer again for another range",
+		},
+		{
+			name: "the overlay", routes: [2][]v1alpha1.CIDR{1: {cidr("10.80.31.0/24")}},
+			want: "node n1 has a route to 10.80.31.0/24, but 10.80.0.0/19 is the overlay's own range: " +
+				"unpeer this cluster from all, and peer again, for another one",
+		},
+		{
+			name: "more, and not connected", routes: [2][]v1alpha1.CIDR{{cidr("10.80.0.0/12")}, {cidr("10.70.63.0/24")}}, reason: "no handshake",
+			want: "no handshake; node n1 has a route to 10.70.63.0/24, but 10.70.0.0/18 is the range of the peer's nodes: " +
+				"peer again for another range (and 1 more)",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld()
+			for i, r := range tt.routes {
+				w.nodes[i].Status.Routes = r
+			}
+			state := Connected
+			if w.plane().Message = tt.reason; tt.reason != "" {
+				w.plane().Connected, state = false, Disconnected
+			}
+			if v := w.view(t); v.State != state || v.Message != tt.want || v.NodesReady != 2 {
+				t.Errorf("%s, %d nodes ready, message %q, want %s, 2, %q", v.State, v.NodesReady, v.Message, state, tt.want)
+			}
+		})
+	}
+}
+
 func TestViewState(t *testing.T) {
 	tests := []struct {
 		name   string

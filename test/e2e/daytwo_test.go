@@ -90,6 +90,9 @@ func TestDayTwo(t *testing.T) {
 		}
 		return ""
 	})
+	if m := viewOf(t, status(t, ctx, 0, a, d), a, d).Message; !strings.Contains(m, n.Name+" has a route to "+inTheWay.String()) {
+		t.Errorf("status says %q of %s on %s", m, inTheWay, n.Name)
+	}
 	third := again("a subnet of a node", 2)
 	for _, m := range third.LocalPods {
 		if m.Mapped.Overlaps(inTheWay) {
