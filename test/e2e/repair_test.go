@@ -70,7 +70,7 @@ true`
 
 // ours prints all that the agents have put into a kernel, and forward rules.
 const ours = `set -e
-for l in $(ip -o link show | sed -n 's/^[0-9]*: \(lq[0-9n][^:@]*\|wg0\|stolen0\)[:@].*/\1/p'); do
+for l in $(ip -o link show | sed -n 's/^[0-9]*: \(lq[0-9n][^:@]*\|wg0\|gro0\|stolen0\)[:@].*/\1/p'); do
   ip -d -o link show dev $l; ip -o addr show dev $l; ip neigh show dev $l nud permanent; bridge fdb show dev $l
   for s in forwarding rp_filter; do echo $l $s; cat /proc/sys/net/ipv4/conf/$l/$s; done
 done
@@ -103,6 +103,7 @@ var linkDamage = []string{
 	"ip link set LINK type vxlan remote 192.0.2.9",
 	"ip addr flush dev LINK",
 	"ip addr add 198.51.100.7/24 dev LINK",
+	"ip link set LINK group default",
 	"ip neigh del PEER dev LINK",
 	"ip neigh replace PEER lladdr 02:00:00:00:00:02 dev LINK nud permanent",
 	"bridge fdb del $(bridge fdb show dev LINK | sed -n 's/ self.*//;1p') dev LINK",
@@ -122,7 +123,7 @@ var tableDamage = []string{
 	"nft delete table ip liqonet",
 	"nft flush table ip liqonet",
 	"nft flush chain ip liqonet forward; nft delete chain ip liqonet forward",
-	"nft delete rule ip liqonet guard handle $(nft -a list chain ip liqonet guard | sed -n 's/.*comment.* # handle //p' | head -1)",
+	"nft delete rule ip liqonet forward handle $(nft -a list chain ip liqonet forward | sed -n 's/.*comment.* # handle //p' | head -1)",
 	"nft insert rule ip liqonet forward accept",
 	"nft add chain ip liqonet more",
 	"nft add element ip liqonet SET { 198.51.100.1 }",
@@ -221,6 +222,9 @@ func TestSelfRepair(t *testing.T) {
 			"ip link set wg0 down",
 			"ip link set wg0 mtu 1300",
 			"ip link set wg0 alias other",
+			"ip link set wg0 group default",
+			"ip link set gro0 group default",
+			"ip link del gro0",
 			"ip link set wg0 down; ip link set wg0 name stolen0; ip link set stolen0 up",
 			"ip addr flush dev wg0",
 			"ip addr add 198.51.100.7/24 dev wg0",
