@@ -4,11 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
+
+// family is that of all addresses in the node's table.
+func (n Node) family() family { return familyOf(n.Address) }
 
 func (n Node) validate(f family) error {
 	if n.OverlayPrefix == "" || n.OverlayPort == 0 {
@@ -16,6 +20,13 @@ func (n Node) validate(f family) error {
 	}
 	if !n.Address.IsValid() || !f.is(n.Address) {
 		return fmt.Errorf("node table: %s is not an overlay address", n.Address)
+	}
+	addrs := slices.Concat(n.Hosts, n.Endpoints)
+	for _, g := range n.Gateways {
+		addrs = append(addrs, g.Outer, g.Overlay)
+	}
+	if a, ok := f.other(addrs, n.Pods, n.OwnPods, n.Remote); ok {
+		return fmt.Errorf("node table: %s is not of the address family of %s", a, n.Address)
 	}
 	return nil
 }
@@ -97,7 +108,7 @@ func (n Node) guard(f family) []rule {
 			udpDport(n.OverlayPort), f.inSet(f.saddr, setGateways, true), addrType(false, unix.RTN_LOCAL, expr.CmpOpEq), drop())},
 		onlyICMP(f),
 	}
-	for _, t := range icmpErrors() {
+	for _, t := range f.icmpErrors {
 		rules = append(rules, rule{
 			fmt.Sprintf("icmp error %d of a gateway on this node", t), join(f.icmpType(t), from, notrack),
 		})
@@ -112,7 +123,7 @@ func (n Node) isolate(f family) []rule {
 		{"only what peers send is meant here", join(notIIFPrefix(n.OverlayPrefix), accept())},
 		{"answers", join(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
 		{"peers reach no gateway by the pod network", join(f.inSet(f.daddr, setGateways, false), drop())},
-		{"pings of gateways", join(f.inSet(f.saddr, setOverlay, false), f.icmpType(icmpEchoRequest), accept())},
+		{"pings of gateways", join(f.inSet(f.saddr, setOverlay, false), f.icmpType(f.echoRequest), accept())},
 		{"peers reach nothing of the node", join(addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
 	}
 }
