@@ -426,7 +426,7 @@ func (a *agent) readFacts(ctx context.Context) error {
 	}
 	ranges := podCIDRs(node)
 	a.machine.pods = v1alpha1.Prefixes(ranges)
-	for _, ip := range outside(pods, ranges) {
+	for _, ip := range outside(pods, ranges, a.machine.address) {
 		a.machine.pods = append(a.machine.pods, netip.PrefixFrom(ip.Addr, ip.BitLen()))
 	}
 	if a.sound {
