@@ -62,6 +62,9 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 	if plane == nil {
 		return d, fmt.Errorf("peering %s has no plane %d", p.Name, m.plane)
 	}
+	if plane.Role == v1alpha1.Server {
+		m.endpoint = netip.AddrPort{} // of when it was a client, maybe
+	}
 	internal := p.Spec.Local.InternalCIDR.Prefix
 	number, err := ipam.GatewayNumber(int(p.Spec.Index), int(m.plane))
 	if err != nil {

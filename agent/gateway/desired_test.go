@@ -110,7 +110,7 @@ func TestDesire(t *testing.T) {
 		change func(*desired)
 	}{
 		{name: "no nodes yet", role: v1alpha1.Client},
-		{name: "a server has no keepalive", role: v1alpha1.Server, change: func(d *desired) { d.tunnel.Peer.Keepalive = 0 }},
+		{name: "a server calls nobody", role: v1alpha1.Server, change: func(d *desired) { d.tunnel.Peer.Keepalive, d.tunnel.Peer.Endpoint = 0, netip.AddrPort{} }},
 		{name: "nodes that do not know it, or are going", role: v1alpha1.Client, nodes: []v1alpha1.NodeNetwork{unknown, unsourced, going}},
 		{
 			name: "two nodes", role: v1alpha1.Client, nodes: []v1alpha1.NodeNetwork{n1, n2},
