@@ -158,7 +158,7 @@ func (a *agent) run(ctx context.Context) error {
 			if err != nil && !a.sound {
 				again = retryApply
 			}
-			a.tell(err)
+			a.status.failed = watch.Tell(a.Log, err, a.status.failed, !a.sound)
 			dirty = false
 		}
 		a.watchTunnel(ctx)
@@ -185,18 +185,6 @@ func (a *agent) run(ctx context.Context) error {
 		case <-timer.C:
 		}
 	}
-}
-
-// tell says what cannot be done, in the report, and in the log where it is news.
-func (a *agent) tell(err error) {
-	message := ""
-	if err != nil {
-		message = err.Error()
-	}
-	if message != "" && (message != a.status.failed || !a.sound) {
-		a.Log.Error("cannot apply", "error", err)
-	}
-	a.status.failed = message
 }
 
 func (a *agent) nextTick() time.Duration {
