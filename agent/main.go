@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/go-logr/logr"
@@ -57,9 +58,13 @@ func newGateway(log *slog.Logger) *cobra.Command {
 	cfg := gateway.Config{Log: log}
 	cmd := &cobra.Command{
 		Use: "gateway", Short: "Be one end of the tunnel of a peering", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if cfg.PodIP, err = netip.ParseAddr(os.Getenv("POD_IP")); err != nil {
-				return fmt.Errorf("environment variable POD_IP: %w", err)
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			for ip := range strings.SplitSeq(os.Getenv("POD_IPS"), ",") {
+				addr, err := netip.ParseAddr(ip)
+				if err != nil {
+					return fmt.Errorf("environment variable POD_IPS: %w", err)
+				}
+				cfg.PodIPs = append(cfg.PodIPs, addr)
 			}
 			cfg.NodeName = os.Getenv("NODE_NAME")
 			return gateway.Run(cmd.Context(), cfg)

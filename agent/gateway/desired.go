@@ -62,6 +62,9 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 	if plane == nil {
 		return d, fmt.Errorf("peering %s has no plane %d", p.Name, m.plane)
 	}
+	if plane.Role == v1alpha1.Server {
+		m.endpoint = netip.AddrPort{} // of when it was a client, maybe
+	}
 	internal := p.Spec.Local.InternalCIDR.Prefix
 	number, err := ipam.GatewayNumber(int(p.Spec.Index), int(m.plane))
 	if err != nil {
@@ -108,7 +111,7 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 		{Table: overlay.Table},
 	}
 	d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
-		Table: overlay.InboundTable, Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Unreachable: true, Metric: lastMetric,
+		Table: overlay.InboundTable, Dst: netip.PrefixFrom(d.address, 0).Masked(), Unreachable: true, Metric: lastMetric,
 	})
 	for _, r := range remote {
 		d.overlay.Routes = append(d.overlay.Routes,
@@ -125,6 +128,15 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 	}
 	d.leftOut = errors.Join(errs...)
 	return d, nil
+}
+
+// podIP is the one of the pod's addresses that is of the overlay's family: the
+// first one may be the other's.
+func podIP(addrs []netip.Addr, p *v1alpha1.Peering) (netip.Addr, error) {
+	if i := slices.IndexFunc(addrs, p.Carries); i >= 0 {
+		return addrs[i], nil
+	}
+	return netip.Addr{}, fmt.Errorf("this pod has no address of the overlay's address family, but only %v", addrs)
 }
 
 // linkedNode is a node that has reported from where its overlay packets come.
@@ -193,6 +205,9 @@ func linkName(node int) string { return fmt.Sprintf("%sn%d", overlay.NamePrefix,
 
 // addNode adds the overlay link to a node, and the routes to its pods.
 func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n linkedNode) error {
+	if !p.Carries(n.source) {
+		return fmt.Errorf("it sends from %s, which is of another address family than the overlay", n.source)
+	}
 	vni, err := ipam.VNI(gateway, n.number)
 	if err != nil {
 		return err

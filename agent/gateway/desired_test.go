@@ -109,7 +109,7 @@ func TestDesire(t *testing.T) {
 		change func(*desired)
 	}{
 		{name: "no nodes yet", role: v1alpha1.Client},
-		{name: "a server has no keepalive", role: v1alpha1.Server, change: func(d *desired) { d.tunnel.Peer.Keepalive = 0 }},
+		{name: "a server calls nobody", role: v1alpha1.Server, change: func(d *desired) { d.tunnel.Peer.Keepalive, d.tunnel.Peer.Endpoint = 0, netip.AddrPort{} }},
 		{name: "nodes that do not know it, or are going", role: v1alpha1.Client, nodes: []v1alpha1.NodeNetwork{unknown, unsourced, going}},
 		{
 			name: "two nodes", role: v1alpha1.Client, nodes: []v1alpha1.NodeNetwork{n1, n2},
@@ -211,6 +211,60 @@ func TestDualStack(t *testing.T) {
 		if r.Via.IsValid() && r.Via.Is4() != r.Dst.Addr().Is4() || r.Src.IsValid() && r.Src.Is4() != r.Dst.Addr().Is4() {
 			t.Errorf("route %+v", r)
 		}
+	}
+}
+
+// TestPodIP: nodes send to the address of the overlay's family, whichever comes
+// first.
+func TestPodIP(t *testing.T) {
+	p := peering(t, v1alpha1.Client, newKey(t))
+	p6 := p.DeepCopy()
+	p6.Spec.Local.InternalCIDR = cidr("fd00:10:80::/115")
+	v4, v6 := addr("10.244.0.9"), addr("fd00:10:244::9")
+	for _, tt := range []struct {
+		name  string
+		p     *v1alpha1.Peering
+		addrs []netip.Addr
+		want  netip.Addr
+	}{
+		{"one", p, []netip.Addr{v4}, v4},
+		{"IPv6 first", p, []netip.Addr{v6, v4}, v4},
+		{"overlay of IPv6", p6, []netip.Addr{v4, v6}, v6},
+		{"none", p, []netip.Addr{v6}, netip.Addr{}},
+	} {
+		if got, err := podIP(tt.addrs, tt.p); got != tt.want || (err == nil) != tt.want.IsValid() {
+			t.Errorf("%s: %s, %v", tt.name, got, err)
+		}
+	}
+}
+
+// TestIPv6: what is wanted with an overlay of IPv6 is of IPv6.
+func TestIPv6(t *testing.T) {
+	p := peering(t, v1alpha1.Client, newKey(t))
+	p.Spec.Local.InternalCIDR, p.Spec.Local.ExternalCIDR = cidr("fd00:10:80::/115"), cidr("fd00:10:60::/114")
+	p.Spec.Local.Pods = []v1alpha1.CIDRMapping{{Real: cidr("fd00:10:244::/56"), Mapped: cidr("fd00:10:20::/56")}}
+	p.Spec.Remote.Pods = []v1alpha1.CIDRMapping{{Real: cidr("fd00:10:244::/56"), Mapped: cidr("fd00:10:30::/56")}}
+	p.Spec.Remote.ExternalCIDR = cidr("fd00:10:70::/114")
+	n1, n2 := node("n1", "fd00:10:80::1", "2001:db8::1", 0, "fd00:10:244:1::/64"), node("n2", "fd00:10:80::2", "172.18.0.3", 0)
+	d, err := desire(machine{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{n1, n2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range d.overlay.Routes {
+		for _, a := range []netip.Addr{r.Dst.Addr(), r.Via, r.Src} {
+			if a.Is4() {
+				t.Errorf("route %+v", r)
+			}
+		}
+	}
+	if !slices.Contains(d.overlay.Routes, overlay.Route{Table: overlay.InboundTable, Dst: prefix("::/0"), Unreachable: true, Metric: 4096}) {
+		t.Errorf("what goes nowhere is not unreachable: %v", d.overlay.Routes)
+	}
+	if d.address != addr("fd00:10:80::1ff6") || len(d.overlay.Links) != 1 {
+		t.Errorf("address %s, links %v", d.address, d.overlay.Links)
+	}
+	if d.leftOut == nil || !strings.Contains(d.leftOut.Error(), "172.18.0.3") {
+		t.Errorf("a node that sends by IPv4: %v", d.leftOut)
 	}
 }
 

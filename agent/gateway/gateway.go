@@ -56,8 +56,9 @@ type Config struct {
 	KeyDir string
 	// OverlayKey is a file with the key of the cluster's overlay.
 	OverlayKey string
-	// PodIP and NodeName say where it runs.
-	PodIP    netip.Addr
+	// PodIPs and NodeName say where it runs. A pod has an address of each family
+	// that its cluster has.
+	PodIPs   []netip.Addr
 	NodeName string
 	Log      *slog.Logger
 }
@@ -88,7 +89,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	defer kernel.Close()
-	underlay, mtu, err := kernel.LinkWith(cfg.PodIP)
+	underlay, mtu, err := kernel.LinkWith(cfg.PodIPs[0])
 	if err != nil {
 		return err
 	}
@@ -115,6 +116,10 @@ type agent struct {
 	applied int64
 	desired desired
 	sound   bool
+
+	// podIP is where nodes send the overlay's packets, invalid while that is not
+	// known.
+	podIP netip.Addr
 
 	// capacity is the desired one, for the goroutine that answers probes.
 	capacity atomic.Uint32
@@ -153,7 +158,7 @@ func (a *agent) run(ctx context.Context) error {
 			if err != nil && !a.sound {
 				again = retryApply
 			}
-			a.tell(err)
+			a.status.failed = watch.Tell(a.Log, err, a.status.failed, !a.sound)
 			dirty = false
 		}
 		a.watchTunnel(ctx)
@@ -182,18 +187,6 @@ func (a *agent) run(ctx context.Context) error {
 	}
 }
 
-// tell says what cannot be done, in the report, and in the log where it is news.
-func (a *agent) tell(err error) {
-	message := ""
-	if err != nil {
-		message = err.Error()
-	}
-	if message != "" && (message != a.status.failed || !a.sound) {
-		a.Log.Error("cannot apply", "error", err)
-	}
-	a.status.failed = message
-}
-
 func (a *agent) nextTick() time.Duration {
 	if a.connected() {
 		return tick
@@ -214,9 +207,12 @@ func (a *agent) reconcile(ctx context.Context) error {
 		return nil // not yet, or not any more
 	}
 	a.peering = p
+	var err error
+	if a.podIP, err = podIP(a.PodIPs, p); err != nil {
+		return err
+	}
 	var nodes v1alpha1.NodeNetworkList
-	err := a.view.List(ctx, &nodes)
-	if err != nil {
+	if err := a.view.List(ctx, &nodes); err != nil {
 		return err
 	}
 	plane := p.Plane(a.machine.plane)

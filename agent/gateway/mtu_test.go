@@ -18,7 +18,8 @@ func TestMTU(t *testing.T) {
 		// nodes are what nodes n0, n1, ... say that they can carry, underlays the
 		// MTUs of their links.
 		nodes, underlays []int32
-		// source is the nodes' outer address; IPv4 by default.
+		// source is the nodes' outer address, and of the overlay's family; IPv4 by
+		// default.
 		source   string
 		capacity int
 		// mtu is given where it is not the capacity.
@@ -55,15 +56,20 @@ func TestMTU(t *testing.T) {
 			if tt.mtu == 0 {
 				tt.mtu = tt.capacity
 			}
+			p, overlayAddr := peering(t, tt.role, newKey(t)), "10.80.0.%d"
+			if addr(tt.source).Is6() {
+				p.Spec.Local.InternalCIDR, p.Spec.Local.ExternalCIDR = cidr("fd00:10:80::/115"), cidr("fd00:10:60::/114")
+				overlayAddr = "fd00:10:80::%d"
+			}
 			var nodes []v1alpha1.NodeNetwork
 			for i, mtu := range tt.nodes {
-				n := node(fmt.Sprintf("n%d", i), fmt.Sprintf("10.80.0.%d", i+1), tt.source, mtu)
+				n := node(fmt.Sprintf("n%d", i), fmt.Sprintf(overlayAddr, i+1), tt.source, mtu)
 				if i < len(tt.underlays) {
 					n.Status.UnderlayMTU = tt.underlays[i]
 				}
 				nodes = append(nodes, n)
 			}
-			d, err := desire(tt.machine, peering(t, tt.role, newKey(t)), nodes)
+			d, err := desire(tt.machine, p, nodes)
 			if err != nil {
 				t.Fatal(err)
 			}

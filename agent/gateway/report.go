@@ -55,7 +55,7 @@ func (a *agent) report(ctx context.Context) error {
 
 func (a *agent) planeStatus() v1alpha1.PlaneStatus {
 	s := v1alpha1.PlaneStatus{
-		Index: a.machine.plane, ObservedGeneration: a.applied, PodIP: v1alpha1.IP{Addr: a.PodIP}, NodeName: a.NodeName,
+		Index: a.machine.plane, ObservedGeneration: a.applied, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.NodeName,
 		MTU: int32(a.desired.mtu), Connected: a.connected(), Message: a.status.failed,
 	}
 	if a.device != nil {

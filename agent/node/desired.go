@@ -74,7 +74,13 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 	taken := owners{indices: map[int32]string{}, ranges: map[netip.Prefix]string{}}
 	d.nat = &nat.Node{
 		OverlayGroup: overlay.Group, OverlayPrefix: overlay.NamePrefix, Address: m.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
-		OwnPods: m.pods, Uplinks: m.uplinks,
+		Uplinks: m.uplinks,
+	}
+	for _, own := range m.pods {
+		// Nodes have ranges of both families in a cluster that has both.
+		if sameFamily(own.Addr(), m.address) {
+			d.nat.OwnPods = append(d.nat.OwnPods, own)
+		}
 	}
 	d.overlay.Rules = []overlay.Rule{{Table: overlay.Table}}
 	for _, p := range peerings {
@@ -106,6 +112,8 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 	d.leaveEndpoints(peerings)
 	return d, errors.Join(errs...)
 }
+
+func sameFamily(a, b netip.Addr) bool { return a.BitLen() == b.BitLen() }
 
 // leaveEndpoints keeps tunnels' own packets out of the tunnels: a range that one
 // peer was given may have the address at which another one is called.
@@ -187,6 +195,9 @@ func (d *desired) addPlane(m machine, p v1alpha1.Peering, plane v1alpha1.Plane, 
 	}
 	status := p.PlaneStatus(plane.Index)
 	if status != nil && status.PodIP.IsValid() && status.MTU > 0 {
+		if !p.Carries(status.PodIP.Addr) {
+			return fmt.Errorf("its gateway has the address %s, which is of another address family than the overlay", status.PodIP)
+		}
 		g.pod, g.mtu, g.peer = status.PodIP.Addr, int(status.MTU), peerOf(m, status)
 		d.overlay.Links = append(d.overlay.Links, overlay.Link{
 			Name: g.link, Kind: overlay.Kind(p.Spec.Overlay), VNI: vni,

@@ -327,7 +327,8 @@ func TestDesireProperties(t *testing.T) {
 func TestDualStack(t *testing.T) {
 	p := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
 	p.Spec.Remote.Pods = append(p.Spec.Remote.Pods, mapping("fd00:10:244::/56", "fd00:10:244::/56"))
-	d, err := desire(machine{name: "n2", address: addr("10.80.0.7")}, []v1alpha1.Peering{p})
+	m := machine{name: "n2", address: addr("10.80.0.7"), pods: []netip.Prefix{prefix("fd00:10:244:2::/64"), prefix("10.244.2.0/24")}}
+	d, err := desire(m, []v1alpha1.Peering{p})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -335,6 +336,17 @@ func TestDualStack(t *testing.T) {
 		if r.Via.IsValid() && r.Via.Is4() != r.Dst.Addr().Is4() {
 			t.Errorf("route %+v", r)
 		}
+	}
+	// One that nftables takes.
+	if diff := cmp.Diff([]netip.Prefix{prefix("10.244.2.0/24")}, d.nat.OwnPods, compare); diff != "" {
+		t.Errorf("the node's own pods:\n%s", diff)
+	}
+	// A gateway that nodes cannot send to costs no other what it has.
+	p.Status.Planes[0].PodIP = v1alpha1.IP{Addr: addr("fd00:10:244::9")}
+	other := peering("c", 3, mapping("10.244.0.0/16", "10.21.0.0/16"), mapping("10.244.0.0/16", "10.31.0.0/16"), "10.71.0.0/18")
+	d, err = desire(m, []v1alpha1.Peering{p, other})
+	if err == nil || !strings.Contains(err.Error(), "fd00:10:244::9") || len(d.nat.Gateways) != 1 || len(d.overlay.Links) != 1 {
+		t.Errorf("gateways %v: %v", d.nat.Gateways, err)
 	}
 }
 
@@ -431,7 +443,10 @@ func TestOutside(t *testing.T) {
 		pod(true, corev1.PodRunning, "10.9.0.3"), pod(false, corev1.PodSucceeded, "10.9.0.4"), pod(false, corev1.PodFailed, "10.9.0.5"), pod(false, corev1.PodPending),
 	}
 	want := []v1alpha1.IP{{Addr: addr("10.9.0.1")}, {Addr: addr("10.9.0.2")}}
-	if diff := cmp.Diff(want, outside(pods, v1alpha1.NewCIDRs(prefix("10.244.0.0/24"))), compare); diff != "" {
+	if diff := cmp.Diff(want, outside(pods, v1alpha1.NewCIDRs(prefix("10.244.0.0/24")), addr("10.80.0.1")), compare); diff != "" {
 		t.Error(diff)
+	}
+	if diff := cmp.Diff([]v1alpha1.IP{{Addr: addr("fd00::5")}}, outside(pods, nil, addr("fd00:10:80::1")), compare); diff != "" {
+		t.Errorf("an overlay of IPv6:\n%s", diff)
 	}
 }

@@ -275,7 +275,7 @@ func (a *agent) run(ctx context.Context) error {
 			if !a.sound {
 				again = retryApply
 			}
-			a.tell(err)
+			a.message = watch.Tell(a.Log, err, a.message, !a.sound)
 			dirty = false
 		}
 		node, pods, err := a.objects(ctx)
@@ -303,18 +303,6 @@ func (a *agent) run(ctx context.Context) error {
 		case <-timer.C:
 		}
 	}
-}
-
-// tell says what cannot be done, in the report, and in the log where it is news.
-func (a *agent) tell(err error) {
-	message := ""
-	if err != nil {
-		message = err.Error()
-	}
-	if message != "" && (message != a.message || !a.sound) {
-		a.Log.Error("cannot apply", "error", err)
-	}
-	a.message = message
 }
 
 // nextTick also sets the speed of the probes.
@@ -426,7 +414,7 @@ func (a *agent) readFacts(ctx context.Context) error {
 	}
 	ranges := podCIDRs(node)
 	a.machine.pods = v1alpha1.Prefixes(ranges)
-	for _, ip := range outside(pods, ranges) {
+	for _, ip := range outside(pods, ranges, a.machine.address) {
 		a.machine.pods = append(a.machine.pods, netip.PrefixFrom(ip.Addr, ip.BitLen()))
 	}
 	if a.sound {

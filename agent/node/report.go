@@ -47,7 +47,7 @@ func (a *agent) report(ctx context.Context, node *corev1.Node, pods []corev1.Pod
 func (a *agent) status(node *corev1.Node, pods []corev1.Pod) (v1alpha1.NodeNetworkStatus, error) {
 	s := v1alpha1.NodeNetworkStatus{Kernel: &a.facts, Message: a.message}
 	s.PodCIDRs = podCIDRs(node)
-	s.PodIPs = outside(pods, s.PodCIDRs)
+	s.PodIPs = outside(pods, s.PodCIDRs, a.machine.address)
 	s.UnderlayMTU = int32(a.underlayMTU)
 	s.Routes = a.routes
 	if !a.reconciled {
@@ -84,10 +84,10 @@ func podCIDRs(node *corev1.Node) []v1alpha1.CIDR {
 	return out
 }
 
-// outside returns the addresses of pods on the pod network that no range of the
-// node has: all of them where nodes have no ranges (EKS), and those that Calico
+// outside returns the addresses of pods on the pod network, of the overlay's
+// address family, that no range of the node has: all of them where nodes have no ranges (EKS), and those that Calico
 // borrows from another node's block. Sorted.
-func outside(pods []corev1.Pod, ranges []v1alpha1.CIDR) []v1alpha1.IP {
+func outside(pods []corev1.Pod, ranges []v1alpha1.CIDR, overlay netip.Addr) []v1alpha1.IP {
 	var out []v1alpha1.IP
 	for _, p := range pods {
 		if p.Spec.HostNetwork || p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed {
@@ -95,7 +95,7 @@ func outside(pods []corev1.Pod, ranges []v1alpha1.CIDR) []v1alpha1.IP {
 		}
 		for _, ip := range p.Status.PodIPs {
 			addr, err := netip.ParseAddr(ip.IP)
-			if err == nil && addr.Is4() && !slices.ContainsFunc(ranges, func(r v1alpha1.CIDR) bool { return r.Contains(addr) }) {
+			if err == nil && sameFamily(addr, overlay) && !slices.ContainsFunc(ranges, func(r v1alpha1.CIDR) bool { return r.Contains(addr) }) {
 				out = append(out, v1alpha1.IP{Addr: addr})
 			}
 		}

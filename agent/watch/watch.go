@@ -2,6 +2,8 @@
 // objects that it may read, and a signal when one of them changes. Many changes
 // at once are one signal.
 //
+// Both agents tell alike what they cannot do: Tell.
+//
 // It asks the API for nothing but these objects: kinds are known beforehand, so
 // there is no discovery.
 package watch

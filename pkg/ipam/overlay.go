@@ -20,7 +20,9 @@ const (
 	// planes all have a gateway number but the last one.
 	MaxPeering = 511
 
-	gatewayZero = 1<<(32-InternalBits) - 2
+	gatewayZero = 1<<numberBits - 2
+	// numberBits are the bits that numbers take of an address, of either family.
+	numberBits = 32 - InternalBits
 	// nodeBits is the part of a VNI that holds the node's number.
 	nodeBits = 13
 )
@@ -88,8 +90,8 @@ func VNI(gateway, node int) (uint32, error) {
 }
 
 func checkInternal(internal netip.Prefix) error {
-	if !internal.Addr().Is4() || internal.Bits() != InternalBits || internal != internal.Masked() {
-		return fmt.Errorf("internal CIDR %s is not an IPv4 range of length /%d", internal, InternalBits)
+	if internal.Addr().BitLen()-internal.Bits() != numberBits || internal != internal.Masked() {
+		return fmt.Errorf("internal CIDR %s is not a range of %d bits, which is a /%d of IPv4", internal, numberBits, InternalBits)
 	}
 	return nil
 }
@@ -98,9 +100,11 @@ func offset(internal netip.Prefix, n int) (netip.Addr, error) {
 	if err := checkInternal(internal); err != nil {
 		return netip.Addr{}, err
 	}
-	b := internal.Addr().As4()
-	binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(b[:])+uint32(n))
-	return netip.AddrFrom4(b), nil
+	b := internal.Addr().AsSlice()
+	last := b[len(b)-2:]
+	binary.BigEndian.PutUint16(last, binary.BigEndian.Uint16(last)|uint16(n))
+	addr, _ := netip.AddrFromSlice(b)
+	return addr, nil
 }
 
 func offsetOf(internal netip.Prefix, addr netip.Addr) (int, error) {
@@ -110,8 +114,8 @@ func offsetOf(internal netip.Prefix, addr netip.Addr) (int, error) {
 	if !internal.Contains(addr) {
 		return 0, fmt.Errorf("%s is not in the internal CIDR %s", addr, internal)
 	}
-	base, a := internal.Addr().As4(), addr.As4()
-	return int(binary.BigEndian.Uint32(a[:]) - binary.BigEndian.Uint32(base[:])), nil
+	b := addr.AsSlice()
+	return int(binary.BigEndian.Uint16(b[len(b)-2:])) & (1<<numberBits - 1), nil
 }
 
 // NodeCandidate is the number that a node tries as its i-th, from 0. The first

@@ -24,13 +24,16 @@ func TestNumbers(t *testing.T) {
 		{"last gateway", ipam.GatewayAddr, 2046, "10.80.56.0"},
 		{"gateway -1", ipam.GatewayAddr, -1, ""},
 		{"gateway 2047", ipam.GatewayAddr, 2047, ""},
+		{"first node of IPv6", of6(ipam.NodeAddr), 1, "fd00:10:80::2001"},
+		{"last node of IPv6", of6(ipam.NodeAddr), 6143, "fd00:10:80::37ff"},
+		{"first gateway of IPv6", of6(ipam.GatewayAddr), 0, "fd00:10:80::3ffe"},
 	} {
 		got, err := tc.f(internal, tc.n)
 		if (err != nil) != (tc.want == "") || (err == nil && got.String() != tc.want) {
 			t.Errorf("%s: %s, %v", tc.name, got, err)
 		}
 	}
-	for _, bad := range []string{"10.80.0.0/18", "10.80.0.1/19", "fd00::/19"} {
+	for _, bad := range []string{"10.80.0.0/18", "10.80.0.1/19", "fd00::/19", "fd00::1/115"} {
 		if a, err := ipam.NodeAddr(pfx(bad), 1); err == nil {
 			t.Errorf("internal CIDR %s gives %s", bad, a)
 		}
@@ -48,10 +51,20 @@ func TestNumbers(t *testing.T) {
 	}
 }
 
+// of6 asks for an address of an IPv6 range instead.
+func of6(f func(netip.Prefix, int) (netip.Addr, error)) func(netip.Prefix, int) (netip.Addr, error) {
+	return func(_ netip.Prefix, n int) (netip.Addr, error) { return f(pfx("fd00:10:80::2000/115"), n) }
+}
+
 // Addresses and numbers are inverse, nodes and gateways never meet, and no two
 // pairs share a VNI.
 func TestNumbersProperties(t *testing.T) {
-	internal := pfx("10.80.0.0/19")
+	for _, internal := range []string{"10.80.32.0/19", "fd00:10:80::a000/115"} {
+		t.Run(internal, func(t *testing.T) { testNumbersProperties(t, pfx(internal)) })
+	}
+}
+
+func testNumbersProperties(t *testing.T, internal netip.Prefix) {
 	seen := map[uint32][2]int{}
 	property := func(a, b uint16) bool {
 		n, g := int(a)%ipam.MaxNode+1, int(b)%(ipam.MaxGateway+1)

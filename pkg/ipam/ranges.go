@@ -130,7 +130,7 @@ func HostNumber(host netip.Addr, taken func(n int) bool) (int, error) {
 }
 
 // MaxHost is the highest number of a host outside of the cluster.
-const MaxHost = 1<<(32-InternalBits) - 2
+const MaxHost = 1<<numberBits - 2
 
 // neverPods are the ranges that no pod can have: the kernel does not route them.
 func neverPods() []netip.Prefix {

@@ -136,7 +136,13 @@ func (c *Conn) ensureAddress(have *State, want netip.Addr) (changed []string, er
 	// The wanted one first, so that a route with it as source can be set
 	// whatever happens to the others.
 	if want.IsValid() && !slices.Contains(have.Addrs, prefix) {
-		if err := c.Handle.AddrReplace(have.Link, &netlink.Addr{IPNet: ipNet(prefix)}); err != nil {
+		addr := &netlink.Addr{IPNet: ipNet(prefix)}
+		if want.Is6() {
+			// Nobody else can have it, and until the kernel has made sure of that, no
+			// route could have it as its source.
+			addr.Flags = unix.IFA_F_NODAD
+		}
+		if err := c.Handle.AddrReplace(have.Link, addr); err != nil {
 			return nil, fmt.Errorf("add address %s to interface %q: %w", prefix, have.Name, err)
 		}
 		changed = append(changed, "address "+want.String())

@@ -260,7 +260,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 		Args:            []string{"gateway", "--peering=" + g.Peering, "--plane=" + strconv.Itoa(int(g.Plane)), "--key-dir=" + KeyDir},
 		Env: []corev1.EnvVar{
 			fieldEnv("NODE_NAME", "spec.nodeName"),
-			fieldEnv("POD_IP", "status.podIP"),
+			fieldEnv("POD_IPS", "status.podIPs"),
 		},
 		Ports:           []corev1.ContainerPort{{Name: "wireguard", ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}},
 		Resources:       requests("50m", "32Mi"),

@@ -17,7 +17,7 @@ const elementsPerMessage = 500
 // ApplyGateway makes the table of the calling thread's network namespace that
 // of a gateway, and says whether anything had to be changed.
 func ApplyGateway(ctx context.Context, g Gateway) (changed bool, err error) {
-	want, err := g.table(ipv4())
+	want, err := g.table(g.family())
 	if err != nil {
 		return false, err
 	}
@@ -27,7 +27,7 @@ func ApplyGateway(ctx context.Context, g Gateway) (changed bool, err error) {
 // ApplyNode makes the table of the calling thread's network namespace that of
 // a node, and says whether anything had to be changed.
 func ApplyNode(ctx context.Context, n Node) (changed bool, err error) {
-	want, err := n.table(ipv4())
+	want, err := n.table(n.family())
 	if err != nil {
 		return false, err
 	}

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
@@ -21,12 +22,6 @@ const (
 	tcpFIN = 0x01
 	tcpSYN = 0x02
 	tcpACK = 0x10
-
-	icmpEchoReply       = 0
-	icmpUnreachable     = 3
-	icmpEchoRequest     = 8
-	icmpTimeExceeded    = 11
-	icmpParameterProblm = 12
 
 	portDNS = 53
 )
@@ -122,10 +117,20 @@ func (f family) icmpType(t byte) []expr.Any {
 }
 
 // notFragment: `ip frag-off & 0x1fff == 0`, true for whole packets and first
-// fragments.
+// fragments; `exthdr frag missing`, true for whole packets. ICMPv6 errors are
+// never so large that they had to be fragmented (RFC 4443, section 2.4).
 func (f family) notFragment() []expr.Any {
+	if f.nft == nftables.TableFamilyIPv6 {
+		return []expr.Any{
+			&expr.Exthdr{
+				DestRegister: 1, Op: expr.ExthdrOpIpv6, Type: unix.IPPROTO_FRAGMENT, Len: 1, Flags: unix.NFT_EXTHDR_F_PRESENT,
+			},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{0}},
+		}
+	}
+	const fragmentOffset = 6
 	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: f.fragment, Len: 2},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: fragmentOffset, Len: 2},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0x1f, 0xff}, Xor: []byte{0, 0}},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{0, 0}},
 	}
@@ -210,9 +215,14 @@ func (f family) rewrite(to netip.Prefix, write expr.Payload) []expr.Any {
 
 // translate rewrites an address of the packet itself.
 func (f family) translate(offset uint32, from, to netip.Prefix) []expr.Any {
-	write := expr.Payload{Base: expr.PayloadBaseNetworkHeader, Offset: offset, CsumFlags: l4Checksum}
-	if f.hasChecksum {
-		write.CsumType, write.CsumOffset = expr.CsumTypeInet, f.checksum
+	write := expr.Payload{
+		Base: expr.PayloadBaseNetworkHeader, Offset: offset, CsumFlags: l4Checksum,
+		CsumType: expr.CsumTypeInet, CsumOffset: f.checksum,
+	}
+	if !f.hasChecksum {
+		// The library sends the flags with a checksum only, so it gets one: in the
+		// address itself, which the kernel overwrites after it (nft_payload_set_eval).
+		write.CsumOffset = offset
 	}
 	return join(f.match(expr.PayloadBaseNetworkHeader, offset, from), f.rewrite(to, write))
 }
@@ -220,15 +230,24 @@ func (f family) translate(offset uint32, from, to netip.Prefix) []expr.Any {
 // icmpHeader is how far the packet that caused an ICMP error is inside of it.
 const icmpHeader = 8
 
+// icmpChecksum is the offset of ICMP's own checksum.
+const icmpChecksum = 2
+
 // translateInner rewrites an address of the packet that an ICMP error carries.
 // The checksum that is corrected is that of the inner IP header. It absorbs
-// the change, so ICMP's own stays right (finding 2).
+// the change, so ICMP's own stays right (finding 2). An IPv6 header has none, so
+// there it is ICMP's own. That of the inner packet's TCP or UDP is left as it
+// is, in both: nobody looks at it, because most of that packet is not there.
 func (f family) translateInner(offset uint32, from, to netip.Prefix) []expr.Any {
+	checksum := uint32(icmpChecksum)
+	if f.hasChecksum {
+		checksum = icmpHeader + f.checksum
+	}
 	return join(
 		f.match(expr.PayloadBaseTransportHeader, icmpHeader+offset, from),
 		f.rewrite(to, expr.Payload{
 			Base: expr.PayloadBaseTransportHeader, Offset: icmpHeader + offset,
-			CsumType: expr.CsumTypeInet, CsumOffset: icmpHeader + f.checksum,
+			CsumType: expr.CsumTypeInet, CsumOffset: checksum,
 		}),
 	)
 }

@@ -2,6 +2,7 @@ package nat
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
@@ -13,24 +14,64 @@ type family struct {
 	// saddr and daddr are offsets in the network header, addrLen the length of
 	// an address, in bytes.
 	saddr, daddr, addrLen uint32
-	// fragment is the offset of the field with the fragment's offset, 2 bytes.
-	fragment uint32
 	// checksum is the offset of the header's checksum; IPv6 has none.
 	checksum    uint32
 	hasChecksum bool
-	icmp        byte
 	setType     nftables.SetDatatype
+	// icmp is the protocol's number, the others are types of it.
+	icmp                   byte
+	echoRequest, echoReply byte
+	// icmpErrors are the types that carry the packet that caused them (RFC 792,
+	// RFC 4443).
+	icmpErrors []byte
+	// neighbors are the types without which nobody finds an interface: IPv4 has
+	// ARP, which these tables do not see.
+	neighbors []byte
 }
 
 func ipv4() family {
 	return family{
-		nft: nftables.TableFamilyIPv4, saddr: 12, daddr: 16, addrLen: 4, fragment: 6,
-		checksum: 10, hasChecksum: true, icmp: unix.IPPROTO_ICMP, setType: nftables.TypeIPAddr,
+		nft: nftables.TableFamilyIPv4, saddr: 12, daddr: 16, addrLen: 4,
+		checksum: 10, hasChecksum: true, setType: nftables.TypeIPAddr,
+		// Unreachable, time exceeded, parameter problem.
+		icmp: unix.IPPROTO_ICMP, echoRequest: 8, echoReply: 0, icmpErrors: []byte{3, 11, 12},
 	}
+}
+
+func ipv6() family {
+	return family{
+		nft: nftables.TableFamilyIPv6, saddr: 8, daddr: 24, addrLen: 16, setType: nftables.TypeIP6Addr,
+		// Unreachable, too big, time exceeded, parameter problem.
+		icmp: unix.IPPROTO_ICMPV6, echoRequest: 128, echoReply: 129, icmpErrors: []byte{1, 2, 3, 4},
+		// Multicast listener query, router advertisement, neighbour solicitation and
+		// advertisement.
+		neighbors: []byte{130, 134, 135, 136},
+	}
+}
+
+// familyOf is the one of an address; an invalid one has that of IPv4.
+func familyOf(a netip.Addr) family {
+	if a.Is6() {
+		return ipv6()
+	}
+	return ipv4()
 }
 
 func (f family) is(a netip.Addr) bool {
 	return a.BitLen() == int(f.addrLen)*8
+}
+
+// other returns an address or a prefix's that is not of this family, if there is
+// one: the kernel would refuse the whole table, and say nothing of why.
+func (f family) other(addrs []netip.Addr, prefixes ...[]netip.Prefix) (netip.Addr, bool) {
+	for _, p := range slices.Concat(prefixes...) {
+		addrs = append(slices.Clip(addrs), p.Addr())
+	}
+	i := slices.IndexFunc(addrs, func(a netip.Addr) bool { return !f.is(a) })
+	if i < 0 {
+		return netip.Addr{}, false
+	}
+	return addrs[i], true
 }
 
 // mask is the network mask of a prefix length, host its complement.

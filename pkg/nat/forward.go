@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+
+	"github.com/google/nftables"
 )
 
 // forwardComment starts the comment of the rules that we put into chains of
@@ -22,30 +24,35 @@ const forwardComment = "liqonet: "
 // policies, stays decided. Where no chain would drop any more, ours are removed.
 // It says whether anything had to be changed.
 //
-// It covers filter chains of the nftables families ip and inet (those of
+// It covers filter chains of the nftables families inet and ip, or ip6 (those of
 // iptables-nft, firewalld and others), and the chain FORWARD of iptables-legacy,
-// which the kernel keeps elsewhere.
+// which the kernel keeps elsewhere. That of ip6tables-legacy is not covered.
 func EnsureForward(ctx context.Context, n Node) (changed bool, err error) {
-	if err := n.validate(ipv4()); err != nil {
+	if err := n.validate(n.family()); err != nil {
 		return false, err
 	}
 	if n.TunnelPort == 0 {
 		return false, errors.New("accept forwarded packets: the tunnel's port is missing")
 	}
-	return forward(ctx, n.passes())
+	return forward(ctx, n.family(), n.passes())
 }
 
 // RemoveForward removes the rules of EnsureForward, and says whether there were
 // any.
 func RemoveForward(ctx context.Context) (changed bool, err error) {
-	return forward(ctx, nil)
+	return forward(ctx, ipv4(), nil)
 }
 
-func forward(ctx context.Context, want []pass) (changed bool, err error) {
+// forward puts what has to pass, of one address family, into chains of others; it
+// removes what is ours from those of the other family.
+func forward(ctx context.Context, f family, want []pass) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	nft, nftErr := forwardNFT(want)
+	nft, nftErr := forwardNFT(f, want)
+	if f.nft != nftables.TableFamilyIPv4 {
+		want = nil
+	}
 	legacy, legacyErr := forwardLegacy(ctx, want)
 	return nft || legacy, errors.Join(nftErr, legacyErr)
 }

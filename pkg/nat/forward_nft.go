@@ -12,13 +12,17 @@ import (
 )
 
 // forwardNFT puts what has to pass into the forward chains of nftables.
-func forwardNFT(want []pass) (changed bool, err error) {
+func forwardNFT(f family, want []pass) (changed bool, err error) {
 	c, err := dial()
 	if err != nil {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, c.CloseLasting()) }()
-	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyINet} {
+	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6, nftables.TableFamilyINet} {
+		passes := want
+		if family != f.nft && family != nftables.TableFamilyINet {
+			passes = nil
+		}
 		chains, err := c.ListChainsOfTableFamily(family)
 		if err != nil {
 			return false, fmt.Errorf("list nftables chains: %w", err)
@@ -28,7 +32,7 @@ func forwardNFT(want []pass) (changed bool, err error) {
 				ch.Type != nftables.ChainTypeFilter || ch.Hooknum == nil || *ch.Hooknum != *nftables.ChainHookForward {
 				continue
 			}
-			queued, err := forwardChain(c, ch, want)
+			queued, err := forwardChain(c, ch, f, passes)
 			if err != nil {
 				return false, err
 			}
@@ -42,7 +46,7 @@ func forwardNFT(want []pass) (changed bool, err error) {
 }
 
 // forwardChain queues what makes one chain right.
-func forwardChain(c *nftables.Conn, ch *nftables.Chain, passes []pass) (queued bool, err error) {
+func forwardChain(c *nftables.Conn, ch *nftables.Chain, f family, passes []pass) (queued bool, err error) {
 	rules, err := rulesOf(c, ch.Table, ch.Name)
 	if err != nil {
 		return false, err
@@ -55,16 +59,16 @@ func forwardChain(c *nftables.Conn, ch *nftables.Chain, passes []pass) (queued b
 	}
 	others := newRuleset(func(name string) ([]step, error) {
 		rules, err := rulesOf(c, ch.Table, name)
-		return steps(rules), err
+		return steps(rules, f), err
 	})
-	tail, verdict, err := others.end(steps(foreign), policy)
+	tail, verdict, err := others.end(steps(foreign, f), policy)
 	if err != nil {
 		return false, err
 	}
 	var want []rule
 	if verdict == drops {
 		for _, p := range passes {
-			want = append(want, p.rule(ch))
+			want = append(want, p.rule(ch, f))
 		}
 	}
 	var labels []string
@@ -118,16 +122,16 @@ func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) ([]*nftables.Rul
 	return rules, nil
 }
 
-func steps(rules []*nftables.Rule) []step {
+func steps(rules []*nftables.Rule, f family) []step {
 	out := make([]step, len(rules))
 	for i, r := range rules {
-		out[i] = stepOf(r)
+		out[i] = stepOf(r, f)
 	}
 	return out
 }
 
-// stepOf says what a rule does with every packet of IPv4.
-func stepOf(r *nftables.Rule) step {
+// stepOf says what a rule does with every packet of an address family.
+func stepOf(r *nftables.Rule, f family) step {
 	for i := 0; i < len(r.Exprs); i++ {
 		switch e := r.Exprs[i].(type) {
 		case *expr.Counter, *expr.Log:
@@ -140,7 +144,7 @@ func stepOf(r *nftables.Rule) step {
 			if i+1 == len(r.Exprs) || e.Key != expr.MetaKeyNFPROTO {
 				return step{}
 			}
-			if is, ok := r.Exprs[i+1].(*expr.Cmp); !ok || is.Op != expr.CmpOpEq || !slices.Equal(is.Data, []byte{unix.NFPROTO_IPV4}) {
+			if is, ok := r.Exprs[i+1].(*expr.Cmp); !ok || is.Op != expr.CmpOpEq || !slices.Equal(is.Data, []byte{byte(f.nft)}) {
 				return step{}
 			}
 			i++
@@ -177,8 +181,7 @@ func stepOf(r *nftables.Rule) step {
 // version of iptables-nft can list: one that cannot read a rule refuses the whole
 // table. So there is a counter before the verdict, and ports are matched by
 // iptables' own match.
-func (p pass) rule(ch *nftables.Chain) rule {
-	f := ipv4()
+func (p pass) rule(ch *nftables.Chain, f family) rule {
 	var e []expr.Any
 	if p.in != "" {
 		e = join(e, ifPrefix(expr.MetaKeyIIFNAME, p.in))
@@ -189,7 +192,7 @@ func (p pass) rule(ch *nftables.Chain) rule {
 	if (p.src.IsValid() || p.dst.IsValid()) && ch.Table.Family == nftables.TableFamilyINet {
 		e = join(e, []expr.Any{
 			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.NFPROTO_IPV4}},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{byte(f.nft)}},
 		})
 	}
 	if p.src.IsValid() {
@@ -213,9 +216,9 @@ func ifPrefix(key expr.MetaKey, name string) []expr.Any {
 }
 
 func (p pass) ports(ch *nftables.Chain) []expr.Any {
-	iptables := ch.Table.Family == nftables.TableFamilyIPv4 && ch.Table.Name == "filter" && ch.Name == forwardChainName
+	e := proto(unix.IPPROTO_UDP)
+	iptables := ch.Table.Family != nftables.TableFamilyINet && ch.Table.Name == "filter" && ch.Name == forwardChainName
 	if !iptables {
-		e := proto(unix.IPPROTO_UDP)
 		if p.sport != 0 {
 			e = join(e, port(0, p.sport))
 		}
@@ -224,12 +227,14 @@ func (p pass) ports(ch *nftables.Chain) []expr.Any {
 		}
 		return e
 	}
-	const protocolOffset = 9
-	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: protocolOffset, Len: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
-		&expr.Match{Name: "udp", Info: &xt.Udp{SrcPorts: portRange(p.sport), DstPorts: portRange(p.dport)}},
+	if ch.Table.Family == nftables.TableFamilyIPv4 {
+		const protocolOffset = 9
+		e = []expr.Any{
+			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: protocolOffset, Len: 1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
+		}
 	}
+	return append(e, &expr.Match{Name: "udp", Info: &xt.Udp{SrcPorts: portRange(p.sport), DstPorts: portRange(p.dport)}})
 }
 
 // portRange is one port, or all if it is 0.

@@ -8,9 +8,12 @@ import (
 	"github.com/google/nftables/expr"
 )
 
-// icmpErrors are the types that carry the packet that caused them (RFC 792).
-func icmpErrors() []byte {
-	return []byte{icmpUnreachable, icmpTimeExceeded, icmpParameterProblm}
+// family is that of all addresses in the gateway's table.
+func (g Gateway) family() family {
+	if len(g.Local) == 0 {
+		return ipv4()
+	}
+	return familyOf(g.Local[0].Real.Addr())
 }
 
 func (g Gateway) validate(f family) error {
@@ -24,6 +27,9 @@ func (g Gateway) validate(f family) error {
 		if !f.is(m.Real.Addr()) || !f.is(m.Mapped.Addr()) || m.Real.Bits() != m.Mapped.Bits() {
 			return fmt.Errorf("gateway table: %s cannot be mapped to %s", m.Real, m.Mapped)
 		}
+	}
+	if a, ok := f.other(g.Nodes, g.Remote); ok {
+		return fmt.Errorf("gateway table: %s is not of the address family of %s", a, g.Local[0].Real)
 	}
 	return nil
 }
@@ -79,7 +85,7 @@ func (g Gateway) table(f family) (table, error) {
 // takes any error about a known connection for related.
 func (g Gateway) foreignErrors(f family) []rule {
 	var rules []rule
-	for _, t := range icmpErrors() {
+	for _, t := range f.icmpErrors {
 		rules = append(rules, rule{
 			fmt.Sprintf("icmp error %d: about packets to the peer only", t),
 			join(f.icmpType(t), f.notFragment(), f.innerInSet(f.daddr, setRemote, true), drop()),
@@ -100,7 +106,7 @@ func (g Gateway) translation(f family) (in, out, innerIn, innerOut []rule) {
 			})
 			continue
 		}
-		for _, t := range icmpErrors() {
+		for _, t := range f.icmpErrors {
 			innerIn = append(innerIn, rule{
 				fmt.Sprintf("icmp error %d: cause was sent by %s", t, m.Real),
 				join(f.icmpType(t), f.notFragment(), f.translateInner(f.saddr, m.Mapped, m.Real), back()),
@@ -158,11 +164,16 @@ func (g Gateway) input(f family) []rule {
 		matches []expr.Any
 	}{"underlay", iif(g.Underlay)})
 	for _, from := range inside {
-		for _, t := range append([]byte{icmpEchoRequest, icmpEchoReply}, icmpErrors()...) {
+		for _, t := range append([]byte{f.echoRequest, f.echoReply}, f.icmpErrors...) {
 			rules = append(rules, rule{
 				fmt.Sprintf("icmp %d: %s", t, from.name), join(from.matches, f.icmpType(t), accept()),
 			})
 		}
+	}
+	for _, t := range f.neighbors { // elsewhere neighbours are permanent ones
+		rules = append(rules, rule{
+			fmt.Sprintf("icmp %d: neighbours on the underlay", t), join(iif(g.Underlay), f.icmpType(t), accept()),
+		})
 	}
 	return rules
 }

@@ -4,11 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
+
+// family is that of all addresses in the node's table.
+func (n Node) family() family { return familyOf(n.Address) }
 
 func (n Node) validate(f family) error {
 	if n.OverlayGroup == 0 || n.OverlayPrefix == "" || n.OverlayPort == 0 {
@@ -16,6 +20,13 @@ func (n Node) validate(f family) error {
 	}
 	if !n.Address.IsValid() || !f.is(n.Address) {
 		return fmt.Errorf("node table: %s is not an overlay address", n.Address)
+	}
+	addrs := slices.Concat(n.Hosts, n.Endpoints)
+	for _, g := range n.Gateways {
+		addrs = append(addrs, g.Outer, g.Overlay)
+	}
+	if a, ok := f.other(addrs, n.Pods, n.OwnPods, n.Remote); ok {
+		return fmt.Errorf("node table: %s is not of the address family of %s", a, n.Address)
 	}
 	return nil
 }
@@ -127,7 +138,7 @@ func (n Node) overlayPackets(f family) []rule {
 // invalid.
 func (n Node) gatewayErrors(f family) []rule {
 	var rules []rule
-	for _, t := range icmpErrors() {
+	for _, t := range f.icmpErrors {
 		rules = append(rules, rule{
 			fmt.Sprintf("icmp error %d of a gateway on this node", t),
 			join(f.icmpType(t), f.inSet(f.saddr, setLocalGateways, false), []expr.Any{&expr.Notrack{}}),
@@ -143,7 +154,7 @@ func (n Node) isolate(f family) []rule {
 		{"only what peers send is meant here", join(not(iifGroup(n.OverlayGroup)), accept())},
 		{"answers", join(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
 		{"peers reach no gateway by the pod network", join(f.inSet(f.daddr, setGateways, false), drop())},
-		{"pings of gateways", join(f.inSet(f.saddr, setOverlay, false), f.icmpType(icmpEchoRequest), accept())},
+		{"pings of gateways", join(f.inSet(f.saddr, setOverlay, false), f.icmpType(f.echoRequest), accept())},
 		{"peers reach nothing of the node", join(addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
 	}
 }

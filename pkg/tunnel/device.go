@@ -20,7 +20,8 @@ type Device interface {
 	// Configure makes interface and WireGuard what the configuration says, and
 	// says whether anything had to be changed. The endpoint of a peer that is
 	// already there is only changed when the configured one has changed since
-	// the last call, because WireGuard follows a peer that moves.
+	// the last call, because WireGuard follows a peer that moves. If there was one
+	// and none is wanted any more, the peer is re-created, and its session dropped.
 	Configure(ctx context.Context, c Config) (changed bool, err error)
 	// Stats returns what WireGuard knows of the peer, the zero value where
 	// there is none.
@@ -176,9 +177,12 @@ func difference(have wgtypes.Device, want Config, applied *Config) *wgtypes.Conf
 	if port := int(want.ListenPort); have.ListenPort != port {
 		out.ListenPort, changed = &port, true
 	}
+	// WireGuard cannot forget an endpoint: the peer goes, and comes without one.
+	forget := applied != nil && applied.Peer.PublicKey == want.Peer.PublicKey &&
+		applied.Peer.Endpoint.IsValid() && !want.Peer.Endpoint.IsValid()
 	var present *wgtypes.Peer
 	for _, p := range have.Peers {
-		if p.PublicKey == want.Peer.PublicKey {
+		if p.PublicKey == want.Peer.PublicKey && !forget {
 			present = &p
 			continue
 		}

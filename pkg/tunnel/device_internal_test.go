@@ -110,6 +110,21 @@ func TestServerLearnsEndpoint(t *testing.T) {
 	if diff := difference(have, c, nil); diff != nil {
 		t.Errorf("a server changes what it learned: %s", encode(*diff))
 	}
+	if diff := difference(have, c, &c); diff != nil {
+		t.Errorf("a server changes what it learned later: %s", encode(*diff))
+	}
+	called := config(t)
+	called.Peer.PublicKey = c.Peer.PublicKey
+	diff := difference(have, c, &called)
+	if diff == nil || len(diff.Peers) != 2 || !diff.Peers[0].Remove || diff.Peers[1].Remove || diff.Peers[1].Endpoint != nil ||
+		diff.Peers[1].PublicKey != c.Peer.PublicKey || len(diff.Peers[1].AllowedIPs) != len(c.Peer.AllowedIPs) {
+		t.Errorf("a server goes on to call whom it called as a client: %+v", diff)
+	}
+	other := called
+	other.Peer.PublicKey = key(t).PublicKey()
+	if diff := difference(have, c, &other); diff != nil {
+		t.Errorf("what was told of another peer counts: %s", encode(*diff))
+	}
 	if text := encode(resetPeer(have, c)); !strings.Contains(text, "endpoint=192.0.2.1:30840\n") {
 		t.Errorf("a reset forgets the endpoint: %s", text)
 	}

@@ -38,6 +38,9 @@ type end struct {
 	ns     *netns.NS
 	tunnel *tunnel.Config
 	proc   *dataplane.Tunnel
+	// index and underlay are its number and its address.
+	index    int
+	underlay netip.Addr
 }
 
 func pair(t *testing.T, backend tunnel.Backend) (server, client *end) {
@@ -45,7 +48,7 @@ func pair(t *testing.T, backend tunnel.Backend) (server, client *end) {
 	ends := [2]*end{}
 	keys := [2]wgtypes.Key{}
 	for i := range ends {
-		ends[i] = &end{ns: netns.New(t, "end"+string(rune('a'+i)))}
+		ends[i] = &end{ns: netns.New(t, "end"+string(rune('a'+i))), index: i, underlay: underlay(i)}
 		var err error
 		if keys[i], err = wgtypes.GeneratePrivateKey(); err != nil {
 			t.Fatal(err)
@@ -121,6 +124,8 @@ func TestTunnel(t *testing.T) {
 				t.Errorf("a handshake took %s after a reset", d)
 			}
 			ping(t, client, 0)
+			exchangeRoles(t, server, client)
+			exchangeRoles(t, client, server)
 			repair(t, client)
 			if backend == tunnel.Kernel {
 				repairPeer(t, client)
@@ -132,6 +137,29 @@ func TestTunnel(t *testing.T) {
 			}
 		})
 	}
+}
+
+// exchangeRoles makes the server call the client.
+func exchangeRoles(t *testing.T, server, client *end) {
+	t.Helper()
+	called := client.tunnel.Peer
+	client.tunnel.Peer.Endpoint, client.tunnel.Peer.Keepalive = netip.AddrPort{}, 0
+	if !client.proc.Configure(t, *client.tunnel) || client.proc.Configure(t, *client.tunnel) {
+		t.Error("a client that becomes a server is changed other than once")
+	}
+	if s := client.proc.Stats(t); s.Endpoint.IsValid() || !s.LastHandshake.IsZero() || !s.AsConfigured {
+		t.Errorf("a client that became a server knows %+v", s)
+	}
+	server.tunnel.Peer.Endpoint, server.tunnel.Peer.Keepalive = netip.AddrPortFrom(client.underlay, tunnel.ListenPort), called.Keepalive
+	server.proc.Configure(t, *server.tunnel)
+	// The session is not known to the other end any more.
+	server.proc.Reset(t)
+	client.handshake(t, time.Time{})
+	if s := client.proc.Stats(t); s.Endpoint.Addr() != server.underlay {
+		t.Errorf("a client that became a server has learned %+v", s)
+	}
+	ping(t, server, client.index)
+	ping(t, client, server.index)
 }
 
 func ping(t *testing.T, from *end, to int) {

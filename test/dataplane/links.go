@@ -165,13 +165,12 @@ func Delivers(ns *netns.NS, dst netip.Addr, at *netns.NS, port uint16, size int)
 func (c *Cluster) SetSegmentation(t testing.TB, on bool) {
 	t.Helper()
 	for i := range c.Nodes {
-		for _, args := range SegmentationCommands(on) {
-			c.Nodes[i].Output(t, args[0], args[1:]...)
-		}
+		c.Nodes[i].Features(t, "eth0", on, "tx-tcp-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp6-segmentation",
+			"tx-tcp-mangleid-segmentation", "tx-generic-segmentation", "tx-udp-segmentation")
 	}
 }
 
-// SegmentationCommands do what SetSegmentation does, on one machine. Each feature has a
+// SegmentationCommands do what SetSegmentation does, on a machine of the lab. Each feature has a
 // command of its own: what is off already is an error for some versions of ethtool.
 func SegmentationCommands(on bool) (commands [][]string) {
 	state := map[bool]string{true: "on", false: "off"}[on]

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
@@ -168,6 +169,38 @@ func (ns *NS) Addr(t testing.TB, name string, addr netip.Prefix) {
 	t.Helper()
 	ns.withLink(t, name, func(l netlink.Link) error {
 		return netlink.AddrAdd(l, &netlink.Addr{IPNet: ipNet(addr)})
+	})
+}
+
+// Features switches features of an interface, by the names that `ethtool -k`
+// gives those without a star below them; the program is not needed. See the
+// kernel's document ethtool-netlink, FEATURES_SET.
+func (ns *NS) Features(t testing.TB, name string, on bool, features ...string) {
+	t.Helper()
+	ns.Do(t, func() error {
+		family, err := netlink.GenlFamilyGet(unix.ETHTOOL_GENL_NAME)
+		if err != nil {
+			return fmt.Errorf("the kernel's ethtool: %w", err)
+		}
+		req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_ACK)
+		req.AddData(&nl.Genlmsg{Command: unix.ETHTOOL_MSG_FEATURES_SET, Version: unix.ETHTOOL_GENL_VERSION})
+		header := nl.NewRtAttr(unix.ETHTOOL_A_FEATURES_HEADER|unix.NLA_F_NESTED, nil)
+		header.AddRtAttr(unix.ETHTOOL_A_HEADER_DEV_NAME, nl.ZeroTerminated(name))
+		req.AddData(header)
+		wanted := nl.NewRtAttr(unix.ETHTOOL_A_FEATURES_WANTED|unix.NLA_F_NESTED, nil)
+		bits := wanted.AddRtAttr(unix.ETHTOOL_A_BITSET_BITS|unix.NLA_F_NESTED, nil)
+		for _, feature := range features {
+			bit := bits.AddRtAttr(unix.ETHTOOL_A_BITSET_BITS_BIT|unix.NLA_F_NESTED, nil)
+			bit.AddRtAttr(unix.ETHTOOL_A_BITSET_BIT_NAME, nl.ZeroTerminated(feature))
+			if on {
+				bit.AddRtAttr(unix.ETHTOOL_A_BITSET_BIT_VALUE, nil)
+			}
+		}
+		req.AddData(wanted)
+		if _, err := req.Execute(unix.NETLINK_GENERIC, 0); err != nil {
+			return fmt.Errorf("switch %v of interface %s: %w", features, name, err)
+		}
+		return nil
 	})
 }
 
