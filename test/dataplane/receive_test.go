@@ -24,8 +24,10 @@ func TestAggregation(t *testing.T) {
 	}
 	server := n.B.Nodes[1].Pod
 	dataplane.ServeTCP(t, server.NS, dataplane.WebPort)
+	// Enough for the mean, and little enough for the virtual machine.
+	const size = 256 << 10
 	before := counters(t, n.A, n.B)
-	if _, err := dataplane.TCP(n.A.Nodes[1].Pod.NS, server.Mapped, dataplane.WebPort, 64<<20); err != nil {
+	if _, err := dataplane.TCP(n.A.Nodes[1].Pod.NS, server.Mapped, dataplane.WebPort, size); err != nil {
 		t.Fatal(err)
 	}
 	after := counters(t, n.A, n.B)
