@@ -45,6 +45,10 @@ const (
 	// client starts the handshake anew, while it was never answered and later.
 	// WireGuard itself waits 5 s, and 15 s if the server forgot the session.
 	retryFirst, retryLater = 300 * time.Millisecond, time.Second
+	// retryUnanswered is how many probes have to be unanswered before it does so
+	// later: a session that works is lost by that, with all packets on their way,
+	// and on a bad link or a busy machine one of them may well be missing.
+	retryUnanswered = 5
 )
 
 // Config is what the pod tells its agent.
@@ -195,7 +199,8 @@ func (a *agent) tell(err error) {
 }
 
 func (a *agent) nextTick() time.Duration {
-	if a.connected() {
+	// One probe is on its way; more of them are late.
+	if a.connected() && a.prober.Snapshot().Unanswered < 2 {
 		return tick
 	}
 	return fastTick
@@ -367,10 +372,10 @@ func (a *agent) watchTunnel(ctx context.Context) {
 	}
 	stats := a.prober.Snapshot()
 	interval, retry := probeInterval, retryLater
+	unanswered := time.Since(stats.LastReply) > probeInterval+retry && stats.Unanswered >= retryUnanswered
 	if stats.LastReply.IsZero() {
-		retry = retryFirst
+		unanswered, retry = true, retryFirst
 	}
-	unanswered := time.Since(stats.LastReply) > probeInterval+retry
 	if unanswered || stats.Window < tunnel.ProbeWindow {
 		interval = fastProbeInterval
 	}
