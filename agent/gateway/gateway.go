@@ -45,6 +45,13 @@ const (
 	// client starts the handshake anew, while it was never answered and later.
 	// WireGuard itself waits 5 s, and 15 s if the server forgot the session.
 	retryFirst, retryLater = 300 * time.Millisecond, time.Second
+	// retryUnanswered is how many probes have to be unanswered before it does so
+	// later: a session that works is lost by that, with all packets on their way,
+	// and on a bad link or a busy machine one of them may well be missing.
+	retryUnanswered = 5
+	// deaf is the time without an answer after which it does so even though packets
+	// come from the peer: then they may pass one way only.
+	deaf = 6 * time.Second
 )
 
 // Config is what the pod tells its agent.
@@ -74,7 +81,10 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	c, rest, err := watch.Client()
+	c, rest, err := watch.Client(ctx, cfg.Log)
+	if ctx.Err() != nil {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -128,9 +138,12 @@ type agent struct {
 	stopProber context.CancelFunc
 	echo       bool
 	endpoints  endpoints
-	// reset is when the handshake was last started anew.
-	reset  time.Time
-	status reporter
+	// reset is when the handshake was last started anew, received what has come by
+	// the tunnel, and heard when there was last more of it.
+	reset    time.Time
+	received int64
+	heard    time.Time
+	status   reporter
 }
 
 func (a *agent) run(ctx context.Context) error {
@@ -188,7 +201,8 @@ func (a *agent) run(ctx context.Context) error {
 }
 
 func (a *agent) nextTick() time.Duration {
-	if a.connected() {
+	// One probe is on its way; more of them are late.
+	if a.connected() && a.prober.Snapshot().Unanswered < 2 {
 		return tick
 	}
 	return fastTick
@@ -366,13 +380,17 @@ func (a *agent) watchTunnel(ctx context.Context) {
 	if stats.LastReply.IsZero() {
 		retry = retryFirst
 	}
-	unanswered := time.Since(stats.LastReply) > probeInterval+retry
-	if unanswered || stats.Window < tunnel.ProbeWindow {
+	isBroken := broken(stats, a.heard, time.Now())
+	if isBroken || stats.Window < tunnel.ProbeWindow {
 		interval = fastProbeInterval
 	}
 	a.prober.SetInterval(interval)
-	if !unanswered || plane.Role != v1alpha1.Client || time.Since(a.reset) < retry {
+	if !isBroken || plane.Role != v1alpha1.Client || time.Since(a.reset) < retry {
 		return
+	}
+	if !stats.LastReply.IsZero() {
+		a.Log.Info("probes are not answered: starting the handshake anew",
+			"for", time.Since(stats.LastReply).Round(time.Millisecond), "probes", stats.Unanswered)
 	}
 	// The first time there is nothing to start anew.
 	if !a.reset.IsZero() {
@@ -397,7 +415,11 @@ func (a *agent) repairTunnel(ctx context.Context) error {
 	if a.device == nil || a.applied == 0 || a.peering == nil {
 		return nil
 	}
-	if stats, err := a.device.Stats(); err == nil && stats.AsConfigured {
+	stats, err := a.device.Stats()
+	if err == nil && stats.RxBytes != a.received {
+		a.received, a.heard = stats.RxBytes, time.Now()
+	}
+	if err == nil && stats.AsConfigured {
 		return nil
 	}
 	changed, err := a.device.Configure(ctx, a.desired.tunnel)
@@ -405,6 +427,17 @@ func (a *agent) repairTunnel(ctx context.Context) error {
 		a.Log.Info("repaired the tunnel")
 	}
 	return err
+}
+
+// broken says that the tunnel's session does not work, by what probes say and when
+// something last came by the tunnel. Where that comes, answers are late on a busy
+// machine, or packets pass one way only.
+func broken(s tunnel.ProbeStats, heard, now time.Time) bool {
+	if s.LastReply.IsZero() {
+		return true
+	}
+	silent := now.Sub(s.LastReply)
+	return silent > probeInterval+retryLater && s.Unanswered >= retryUnanswered && (now.Sub(heard) >= retryLater || silent >= deaf)
 }
 
 func (a *agent) close() {

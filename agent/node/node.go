@@ -64,7 +64,10 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	c, rest, err := watch.Client()
+	c, rest, err := watch.Client(ctx, cfg.Log)
+	if ctx.Err() != nil {
+		return nil
+	}
 	if err != nil {
 		return err
 	}

@@ -51,8 +51,12 @@ func (a *agent) status(node *corev1.Node, pods []corev1.Pod) (v1alpha1.NodeNetwo
 	s.UnderlayMTU = int32(a.underlayMTU)
 	s.Routes = a.routes
 	if !a.reconciled {
-		// Of the agent before this one: the kernel still holds it.
-		s.Gateways = a.own.Status.Gateways
+		// Of the agent before this one: the kernel still holds it. What that one has
+		// measured says nothing of this one.
+		s.Gateways = slices.Clone(a.own.Status.Gateways)
+		for i := range s.Gateways {
+			s.Gateways[i].Ready = false
+		}
 	}
 	for _, g := range a.applied.gateways {
 		entry := v1alpha1.NodeGateway{Peering: g.peering, Plane: g.plane, ObservedGeneration: g.generation}

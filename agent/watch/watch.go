@@ -12,13 +12,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -43,19 +48,46 @@ type View struct {
 	Changed <-chan struct{}
 }
 
-// Client connects to the API server of the cluster that this pod is in.
-func Client() (client.Client, *rest.Config, error) {
+// dialTimeout is short: what a connection sends before kube-proxy has done its
+// work on a node that has just started goes nowhere, and goes on to when it is
+// sent again, but another connection works. retry is between them.
+const dialTimeout, retry = time.Second, 200 * time.Millisecond
+
+// Client connects to the API server of the cluster that this pod is in. It waits
+// until that answers: an agent that ended instead would be started anew after
+// 10 s only, and later each time.
+func Client(ctx context.Context, log *slog.Logger) (client.Client, *rest.Config, error) {
 	cfg, err := rest.InClusterConfig()
 	if err != nil {
 		return nil, nil, fmt.Errorf("find the API server: %w", err)
 	}
 	cfg.UserAgent = "liqonet-agent"
+	cfg.Dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
 	scheme, mapper, err := kinds()
 	if err != nil {
 		return nil, nil, err
 	}
 	c, err := client.New(cfg, client.Options{Scheme: scheme, Mapper: mapper})
-	return c, cfg, err
+	if err != nil {
+		return nil, nil, err
+	}
+	return c, cfg, reached(ctx, c, log)
+}
+
+// reached returns when the API server has said something, whatever it is.
+func reached(ctx context.Context, c client.Client, log *slog.Logger) error {
+	last := ""
+	return wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
+		err := c.List(ctx, &v1alpha1.PeeringList{}, client.Limit(1))
+		if err == nil || errors.As(err, new(apierrors.APIStatus)) && !apierrors.IsServiceUnavailable(err) {
+			return true, nil
+		}
+		if err.Error() != last {
+			last = err.Error()
+			log.Warn("the API server does not answer", "error", err)
+		}
+		return false, nil
+	})
 }
 
 func kinds() (*runtime.Scheme, meta.RESTMapper, error) {

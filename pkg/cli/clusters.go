@@ -226,7 +226,7 @@ func knownKinds(s *runtime.Scheme) meta.RESTMapper {
 		},
 		meta.RESTScopeNamespace: {
 			&corev1.Pod{}, &corev1.Service{}, &corev1.Secret{}, &corev1.ConfigMap{}, &corev1.ServiceAccount{}, &corev1.Event{},
-			&discoveryv1.EndpointSlice{}, &appsv1.DaemonSet{}, &appsv1.Deployment{}, &appsv1.ReplicaSet{},
+			&discoveryv1.EndpointSlice{}, &appsv1.DaemonSet{}, &appsv1.Deployment{}, &appsv1.ReplicaSet{}, &appsv1.ControllerRevision{},
 		},
 	} {
 		for _, obj := range objs {

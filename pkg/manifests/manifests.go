@@ -144,9 +144,12 @@ func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeAgentName, Namespace: v1alpha1.Namespace, Labels: labels},
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{labelComponent: "node"}},
+			// All at once: packets flow without agents, a gateway that is replaced at the
+			// same time waits for all of them, and of those that may be unavailable the
+			// nodes that are not ready would use up their share.
 			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{
 				Type:          appsv1.RollingUpdateDaemonSetStrategyType,
-				RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromString("25%"))},
+				RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromString("100%"))},
 			},
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},

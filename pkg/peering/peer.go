@@ -49,7 +49,7 @@ type Result struct {
 }
 
 // Peer makes the pods of both clusters reach each other. It returns when
-// packets pass, from every node that is ready. If it fails, it removes the
+// packets pass, from every node that is ready, by agents as they were applied. If it fails, it removes the
 // peering again, or, where that had worked before, puts it back as it was.
 func Peer(ctx context.Context, a, b *Cluster, o Options, r Reporter) (Result, error) {
 	p := &peer{options: o, reporter: r}
@@ -580,7 +580,8 @@ func (p *peer) explain(err error) error {
 	}
 }
 
-// wait returns when both gateways and all nodes measure that packets pass.
+// wait returns when both gateways and all nodes measure that packets pass, and
+// their agents are those that were applied.
 func (p *peer) wait(ctx context.Context) error {
 	err := p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
 		hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.kubectl(), v1alpha1.Namespace)
@@ -631,5 +632,9 @@ func (p *peer) look(ctx context.Context, s, peer *side) (string, error) {
 	if p.answerless(s, plane != nil && plane.ObservedGeneration == live.Generation && !plane.Connected) {
 		return "", errUnanswered
 	}
-	return settled(live, v), nil
+	if reason := settled(live, v); reason != "" {
+		return reason, nil
+	}
+	// Agents before those that were applied may have reported all of this.
+	return s.rolledOut(ctx, p.planOf(s).gateway, live, nodes.Items, ready)
 }

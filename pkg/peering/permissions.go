@@ -62,6 +62,7 @@ func toInstall() []permission {
 		permissions(rbac, "clusterrolebindings", "", "get", "create", "patch"),
 		permissions("apps", "daemonsets", ns, "get", "create", "patch"),
 		permissions("apps", "deployments", ns, "get", "create", "patch"),
+		permissions("apps", "controllerrevisions", ns, "list"),
 		permissions("", "secrets", ns, "get", "create"),
 		permissions("", "services", ns, "get", "create", "patch"),
 		permissions("", "serviceaccounts", ns, "get", "create", "patch"),

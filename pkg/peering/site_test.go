@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/test/fakeapi"
 )
 
 // site is a cluster whose API is the fake client's, and whose agents and
@@ -34,6 +36,11 @@ type site struct {
 	// deaf says that no gateway of this cluster can be called from outside.
 	deaf bool
 	peer *site
+	// late is a node or a Deployment of which the pod is not replaced, started when
+	// those did that are. What agents report is of now, or of the time at, and of
+	// the gateway with the address gatewayIP.
+	late, gatewayIP string
+	started, at     metav1.Time
 	// writes counts the command's writes; the one with the number failing fails.
 	writes, failing int
 	// readOnly refuses every write.
@@ -169,6 +176,9 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 	if err := w.playService(ctx, c); err != nil {
 		return err
 	}
+	if err := fakeapi.RollOut(ctx, c, w.started, w.late); err != nil {
+		return err
+	}
 	ds := &appsv1.DaemonSet{}
 	if c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds) != nil {
 		return nil
@@ -198,7 +208,7 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		if err := c.Get(ctx, client.ObjectKeyFromObject(&nn), &nn); err != nil {
 			return err
 		}
-		status := v1alpha1.NodeNetworkStatus{Kernel: &w.kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...), Reported: new(metav1.Now())}
+		status := v1alpha1.NodeNetworkStatus{Kernel: &w.kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...), Reported: w.reported()}
 		for i := range peerings.Items {
 			p := &peerings.Items[i]
 			status.Gateways = append(status.Gateways, v1alpha1.NodeGateway{
@@ -216,12 +226,23 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 			continue
 		}
 		// Status().Update replaces all of it; the agents apply theirs.
-		p.Status.Planes = []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: w.connected(p), Reported: new(metav1.Now()), MTU: 1440}}
+		p.Status.Planes = []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: w.connected(p), Reported: w.reported(), MTU: 1440, PodIP: v1alpha1.IP{Addr: w.gateway()}}}
 		if err := c.Status().Update(ctx, p); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return err
 		}
 	}
 	return nil
+}
+
+func (w *site) reported() *metav1.Time {
+	if !w.at.IsZero() {
+		return &w.at
+	}
+	return new(metav1.Now())
+}
+
+func (w *site) gateway() netip.Addr {
+	return netip.MustParseAddr(cmp.Or(w.gatewayIP, fakeapi.GatewayIP))
 }
 
 // connected says that the one that is called can be.

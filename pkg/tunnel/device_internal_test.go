@@ -221,3 +221,43 @@ func TestSnapshotOfLoss(t *testing.T) {
 		t.Errorf("all were lost: %+v", s)
 	}
 }
+
+// A probe that is not answered in time is followed by others soon, until one is.
+func TestHurry(t *testing.T) {
+	const interval = 1500 * time.Millisecond
+	p, err := NewProber(netip.Addr{}, netip.MustParseAddrPort("192.0.2.1:6095"), interval)
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
+	want := func(what string, ms int, unanswered uint64) {
+		t.Helper()
+		if got := p.due().Sub(start); got != at(ms).Sub(start) {
+			t.Errorf("%s: the next probe is due after %s, want %d ms", what, got, ms)
+		}
+		if got := p.snapshot(at(ms)).Unanswered; got != unanswered {
+			t.Errorf("%s: %d are unanswered, want %d", what, got, unanswered)
+		}
+	}
+	first := p.mark(at(0))
+	want("never answered", 1500, 1)
+	p.answered(first, at(10), 1440)
+	want("answered", 1500, 0)
+	second := p.mark(at(1500))
+	want("on its way", 1800, 1)
+	p.mark(at(1800))
+	want("late", 1900, 2)
+	fourth := p.mark(at(1900))
+	want("late again", 2000, 3)
+	// Late is what takes twice as long as this one did.
+	p.answered(second, at(2000), 1440)
+	want("a slow answer", 1800+1000, 2)
+	p.answered(fourth, at(2010), 1440)
+	want("answered, with one lost", 1900+1500, 0)
+	// Nobody answers any more: none is forgotten to be late.
+	for i := range 2 * len(p.window) {
+		p.mark(at(3400 + 100*i))
+	}
+	want("all lost", 3400+100*2*len(p.window), uint64(2*len(p.window)))
+}

@@ -43,6 +43,13 @@ const (
 	// with it none is forgotten before it counts as lost.
 	MinProbeInterval = 20 * time.Millisecond
 
+	// An answer is late after lateAfter, and after lateFactor times the last round
+	// trip. Then probes follow each other by hurryInterval until one is answered:
+	// one that was lost says nothing, many in a row do.
+	lateAfter     = 300 * time.Millisecond
+	lateFactor    = 2
+	hurryInterval = 100 * time.Millisecond
+
 	// retryDelay is the pause after a socket failed.
 	retryDelay = 100 * time.Millisecond
 
@@ -104,8 +111,10 @@ type ProbeStats struct {
 	// Last, Min, Mean and Median are round trip times of the answered ones, 0
 	// where there is none.
 	Last, Min, Mean, Median time.Duration
-	// LastReply is when the last answer came, the zero time for never.
-	LastReply time.Time
+	// LastReply is when the last answer came, the zero time for never; Unanswered
+	// is how many probes were sent after the newest one that was answered.
+	LastReply  time.Time
+	Unanswered uint64
 	// RemoteMTU is what the responder said in it that it can do, bytes.
 	RemoteMTU uint16
 }
@@ -120,10 +129,12 @@ type Prober struct {
 
 	mu       sync.Mutex
 	interval time.Duration
-	// retime tells Run of a changed interval.
-	retime    chan struct{}
-	sequence  uint64
-	received  uint64
+	// retime tells Run that the next probe is due at another time.
+	retime   chan struct{}
+	sequence uint64
+	received uint64
+	// newest is the probe of those answered that was sent last.
+	newest    uint64
 	last      time.Duration
 	lastReply time.Time
 	remoteMTU uint16
@@ -156,17 +167,20 @@ func NewProber(local netip.Addr, remote netip.AddrPort, interval time.Duration) 
 	return p, nil
 }
 
-// SetInterval changes how often probes are sent; shorter ones than
-// MinProbeInterval become that.
+// SetInterval changes how often probes are sent while they are answered; shorter
+// ones than MinProbeInterval become that.
 func (p *Prober) SetInterval(interval time.Duration) {
 	interval = max(interval, MinProbeInterval)
 	p.mu.Lock()
 	changed := p.interval != interval
 	p.interval = interval
 	p.mu.Unlock()
-	if !changed {
-		return
+	if changed {
+		p.wake()
 	}
+}
+
+func (p *Prober) wake() {
 	select {
 	case p.retime <- struct{}{}:
 	default:
@@ -216,20 +230,41 @@ func (p *Prober) run(ctx context.Context, conn *net.UDPConn) {
 		_ = conn.Close()
 		<-broken
 	}()
-	ticker := time.NewTicker(p.currentInterval())
-	defer ticker.Stop()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for {
-		p.send(conn)
 		select {
 		case <-ctx.Done():
 			return
 		case <-broken:
 			return
 		case <-p.retime:
-			ticker.Reset(p.currentInterval())
-		case <-ticker.C:
+		case <-timer.C:
+			p.send(conn)
 		}
+		timer.Reset(time.Until(p.due()))
 	}
+}
+
+// due is when the next probe is to be sent.
+func (p *Prober) due() time.Time {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sent := func(sequence uint64) time.Time { return p.window[sequence%uint64(len(p.window))].sent }
+	at := sent(p.sequence).Add(p.interval)
+	if p.received == 0 || p.newest == p.sequence {
+		return at
+	}
+	// The time of a probe that is forgotten is that of a newer one, which is no
+	// harm: by then they are in a hurry.
+	hurry := sent(p.newest + 1).Add(max(lateAfter, lateFactor*p.last))
+	if next := sent(p.sequence).Add(hurryInterval); hurry.Before(next) {
+		hurry = next
+	}
+	if hurry.Before(at) {
+		return hurry
+	}
+	return at
 }
 
 func (p *Prober) send(conn *net.UDPConn) {
@@ -284,7 +319,9 @@ func (p *Prober) answered(sequence uint64, now time.Time, mtu uint16) {
 		p.firstReply = now
 	}
 	p.received++
+	p.newest = max(p.newest, sequence)
 	p.last, p.lastReply, p.remoteMTU = e.rtt, now, mtu
+	p.wake()
 }
 
 // Snapshot returns the state of now.
@@ -295,7 +332,7 @@ func (p *Prober) Snapshot() ProbeStats {
 func (p *Prober) snapshot(now time.Time) ProbeStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := ProbeStats{Sent: p.sequence, Received: p.received, Last: p.last, LastReply: p.lastReply, RemoteMTU: p.remoteMTU}
+	s := ProbeStats{Sent: p.sequence, Received: p.received, Last: p.last, LastReply: p.lastReply, Unanswered: p.sequence - p.newest, RemoteMTU: p.remoteMTU}
 	var rtts []time.Duration
 	lost := 0
 	oldest := uint64(0)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -30,7 +32,8 @@ const (
 )
 
 // Nodes that come, go, are drained, rebooted or renamed are served without the
-// CLI, within 5 s of being ready, with pods and by themselves, both ways.
+// CLI, within 5 s of being Ready, with pods and by themselves, both ways; also
+// where nothing leads to the API server for a while after the agent was started.
 func TestNodesComeAndGo(t *testing.T) {
 	ctx := begin(t)
 	a, b := fx.alpha, fx.beta
@@ -77,23 +80,20 @@ func TestNodesComeAndGo(t *testing.T) {
 	})
 	step("drained", func(t *testing.T) {
 		at := a.gatewayNode(t)
-		// Without a gateway: nobody notices.
-		bystander := a.nodes[0].Node.Name
-		if bystander == at {
-			bystander = a.nodes[1].Node.Name
+		// Without a gateway: nobody notices, then and when it is uncordoned.
+		bystander := 0
+		if a.nodes[0].Node.Name == at {
+			bystander = 1
 		}
-		const nobody = "a node without the gateway is drained"
-		lossless(t, nobody, func(int) int {
-			defer a.cordon(t, ctx, nil)
-			fs := startFlows(t, ctx, a, b, 0, 0)
-			a.drain(t, ctx, bystander)
-			return fs.lost(t, nobody)
-		})
+		fs := startFlows(t, ctx, a, b, bystander, 0)
+		a.drain(t, ctx, a.nodes[bystander].Node.Name)
+		a.cordon(t, ctx, nil)
+		fs.lossless(t, "a node without the gateway is drained and uncordoned")
 		if now := a.gatewayNode(t); now != at {
 			t.Errorf("the gateway has moved from %s to %s", at, now)
 		}
 		// With it: it moves.
-		fs := startFlows(t, ctx, a, b, 0, 0)
+		fs = startFlows(t, ctx, a, b, 0, 0)
 		for _, f := range fs {
 			f.answering(t, ctx, callTimeout)
 		}
@@ -146,6 +146,10 @@ func TestNodesComeAndGo(t *testing.T) {
 		})
 		served(t, "")
 	})
+	step("without a way to the API server", func(t *testing.T) {
+		s.withoutAPI(t, ctx, guest)
+		served(t, "")
+	})
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	if traces := tracesOn(ctx, guest); traces != "" {
 		t.Errorf("on the node that came:\n%s", traces)
@@ -163,7 +167,9 @@ type service struct {
 }
 
 // measure has a node become ready, and looks how soon packets pass: from the node
-// itself, from a pod on it, and to that pod from a pod and a node of the peer.
+// itself, from a pod on it, and to that pod from a pod and a node of the peer. The
+// time begins when the API server says that the node is ready. A pod that the
+// kubelet has not started by the end of it has to be served from its first packet.
 func (s *service) measure(t *testing.T, ctx context.Context, happen func() (*lab.Node, error)) {
 	t.Helper()
 	watch := s.of.watchReady(t, ctx)
@@ -182,10 +188,11 @@ func (s *service) measure(t *testing.T, ctx context.Context, happen func() (*lab
 		t.Fatal(err)
 	}
 	defer fromNode.ns.Close()
+	deadline := ready.Add(serveTimeout)
 	answered := make([]time.Time, 4)
 	var group errgroup.Group
 	group.Go(func() (err error) {
-		answered[0], err = firstAnswer(ctx, fromNode, seen)
+		answered[0], err = firstAnswer(ctx, fromNode, seen, deadline)
 		return err
 	})
 	p, runs := s.of.podOn(t, ctx, n)
@@ -196,34 +203,110 @@ func (s *service) measure(t *testing.T, ctx context.Context, happen func() (*lab
 		to   netip.Addr
 	}{{p.vantage, seen}, {remote.vantage, address}, {s.peer.nodes[0].vantage, address}} {
 		group.Go(func() (err error) {
-			answered[i+1], err = firstAnswer(ctx, call.from, call.to)
+			answered[i+1], err = firstAnswer(ctx, call.from, call.to, deadline)
 			return err
 		})
 	}
-	if err := group.Wait(); err != nil {
-		t.Error(err)
-		return
-	}
-	t.Logf("a pod runs %s after the node was ready", runs.Sub(ready).Round(time.Millisecond))
-	for i, what := range []string{"the node", "a pod on it", "a pod of the peer, to that pod", "a node of the peer, to that pod"} {
-		took := answered[i].Sub(ready)
-		t.Logf("first answer to %s: %s after the node was ready", what, took.Round(time.Millisecond))
-		// An agent is a pod, too: it cannot be there before pods can.
-		if late := min(took, answered[i].Sub(runs)); late > serveTimeout {
-			t.Errorf("first answer to %s: %s after the node was ready and pods ran on it, want at most %s", what, late, serveTimeout)
+	err = group.Wait()
+	since := func(at time.Time) time.Duration { return at.Sub(ready).Round(time.Millisecond) }
+	agent := "does not run"
+	for _, p := range s.of.agents(t, "node") {
+		if p.node == n.Name {
+			agent = fmt.Sprintf("was started %s", since(p.started(t)))
 		}
+	}
+	t.Logf("after the node was ready, its agent %s, a pod runs %s; first answers to the node %s, to a pod on it %s, to that pod from a pod of the peer %s, from a node of the peer %s",
+		agent, since(runs), since(answered[0]), since(answered[1]), since(answered[2]), since(answered[3]))
+	if err != nil {
+		t.Error(err)
 	}
 }
 
-// firstAnswer asks until there is an answer, and returns when that was.
-func firstAnswer(ctx context.Context, from *vantage, to netip.Addr) (time.Time, error) {
-	for deadline := time.Now().Add(podTimeout); ; {
-		_, err := from.call("udp", to, 100*time.Millisecond)
-		if err == nil {
-			return time.Now(), nil
+// closed drops a node's packets to the address of the API server's Service before
+// kube-proxy's rules get them.
+const closed = `set -e
+nft add table ip closed
+nft 'add chain ip closed output { type filter hook output priority -310; }'
+nft add rule ip closed output ip daddr %s counter drop
+`
+
+// withoutAPI starts the node's agent anew while it does not get to the API server,
+// as where kube-proxy is started after it, for longer than an agent that ends is
+// left in peace. It is there soon after that is over.
+func (s *service) withoutAPI(t *testing.T, ctx context.Context, n *lab.Node) {
+	t.Helper()
+	v, err := nodeVantage(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.ns.Close()
+	if _, err := v.shell(ctx, fmt.Sprintf(closed, s.of.server.Addr())); err != nil {
+		t.Fatal(err)
+	}
+	open := sync.OnceValue(func() error {
+		_, err := v.shell(context.WithoutCancel(ctx), "nft delete table ip closed")
+		return err
+	})
+	defer func() { _ = open() }()
+	own := func() (p agentProcess) {
+		for _, p = range s.of.agents(t, "node") {
+			if p.node == n.Name {
+				return p
+			}
 		}
-		if time.Now().After(deadline) || ctx.Err() != nil {
-			return time.Time{}, fmt.Errorf("no answer within %s: %w", podTimeout, err)
+		return agentProcess{}
+	}
+	former := own()
+	if err := syscall.Kill(former.pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := v.shell(ctx, "ip link del lq0-0"); err != nil {
+		t.Fatal(err)
+	}
+	var fresh agentProcess
+	eventually(t, ctx, podTimeout, "a new agent", func() string {
+		if fresh = own(); fresh.pid == 0 || fresh.pid == former.pid {
+			return fmt.Sprint(fresh)
+		}
+		return ""
+	})
+	eventually(t, ctx, podTimeout, "it has tried for a while", func() string {
+		if age := time.Since(fresh.started(t)); age < serveTimeout {
+			return fmt.Sprintf("it was started %s ago", age)
+		}
+		return ""
+	})
+	if now := own(); now.pid != fresh.pid {
+		t.Errorf("agent %d has ended, there is %d", fresh.pid, now.pid)
+	}
+	start := time.Now()
+	if err := open(); err != nil {
+		t.Fatal(err)
+	}
+	answered, err := firstAnswer(ctx, v, s.theirs.seenAs(t, s.peer.pods[0].IP), start.Add(serveTimeout))
+	if err != nil {
+		t.Error(err)
+	}
+	t.Logf("first answer to the node: %s after there was a way to the API server", answered.Sub(start).Round(time.Millisecond))
+}
+
+// firstAnswer asks until there is an answer, which has to come before the deadline.
+// Who begins after that has to be answered at once. It returns when that was.
+func firstAnswer(ctx context.Context, from *vantage, to netip.Addr, deadline time.Time) (time.Time, error) {
+	if time.Now().After(deadline) {
+		_, err := from.call("udp", to, shortTimeout)
+		return time.Now(), err
+	}
+	for giveUp := time.Now().Add(podTimeout); ; {
+		_, err := from.call("udp", to, 100*time.Millisecond)
+		now := time.Now()
+		switch {
+		case err == nil && now.After(deadline):
+			return now, fmt.Errorf("%s gets an answer %s too late", from, now.Sub(deadline).Round(time.Millisecond))
+		case err == nil:
+			return now, nil
+		case now.After(giveUp) || ctx.Err() != nil:
+			return now, fmt.Errorf("no answer within %s: %w", podTimeout, err)
 		}
 	}
 }

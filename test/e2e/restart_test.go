@@ -20,6 +20,7 @@ func TestRestarts(t *testing.T) {
 	both := []*cluster{a, b}
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	checkOnePacket(t, ctx, a, b)
+	seen := viewOf(t, status(t, ctx, 0, a, b), b, a).seenAs(t, b.pods[0].IP)
 	kill := func(t *testing.T, kind string, signal syscall.Signal) {
 		t.Helper()
 		for _, c := range both {
@@ -36,49 +37,51 @@ func TestRestarts(t *testing.T) {
 			damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=" + kind}})
 		}
 	}
-	images := tagAgain(t, ctx, both)
 	for _, step := range []struct {
 		name, kind string
-		do         func(t *testing.T, image string)
+		do         func(t *testing.T)
 	}{
-		{"node agents killed", "node", func(t *testing.T, _ string) { kill(t, "node", syscall.SIGKILL) }},
-		{"node agents deleted", "node", func(*testing.T, string) { remove("node") }},
-		{"node agents upgraded", "node", func(t *testing.T, image string) {
+		{"node agents killed", "node", func(t *testing.T) { kill(t, "node", syscall.SIGKILL) }},
+		{"node agents deleted", "node", func(*testing.T) { remove("node") }},
+		{"node agents upgraded", "node", func(t *testing.T) {
+			image := tagAgain(t, ctx, both, "again")
 			for _, c := range both {
 				damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "set", "image", "daemonset/liqonet-node", "agent=" + image}})
 			}
 		}},
-		{"gateways killed", "gateway", func(t *testing.T, _ string) { kill(t, "gateway", syscall.SIGKILL) }},
-		{"gateways deleted", "gateway", func(*testing.T, string) { remove("gateway") }},
-		{"gateways upgraded", "gateway", func(t *testing.T, image string) {
+		{"gateways killed", "gateway", func(t *testing.T) { kill(t, "gateway", syscall.SIGKILL) }},
+		{"gateways deleted", "gateway", func(*testing.T) { remove("gateway") }},
+		{"upgraded by peer", "gateway", func(t *testing.T) {
+			image, before := tagAgain(t, ctx, both, "by-peer"), pidsOf(t, both)
 			mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--agent-image="+image)
+			// All of it is done when the command returns.
+			for _, kind := range []string{"node", "gateway"} {
+				if reason := allNew(t, both, kind, before); reason != "" {
+					t.Errorf("after peer: %s", reason)
+				}
+			}
+			for _, from := range a.pods {
+				if _, err := from.call("udp", seen, shortTimeout); err != nil {
+					t.Errorf("after peer: %v", err)
+				}
+			}
 		}},
 	} {
 		t.Run(step.name, func(t *testing.T) {
-			once := func(try int) flows {
-				// Agents that have just started have not measured anything yet.
-				eventually(t, ctx, mendTimeout, "what was before is over", func() string {
-					if r := liqonet(t, ctx, "", "status", a.Name, b.Name); r.code != 0 {
-						return r.stdout + r.stderr
-					}
-					return ""
-				})
-				before := pidsOf(t, both)
-				fs := startFlows(t, ctx, a, b, 0, len(b.pods)-1)
-				for _, f := range fs {
-					f.answering(t, ctx, callTimeout)
-				}
-				step.do(t, images[try])
-				eventually(t, ctx, podTimeout, "new agents", func() string { return allNew(t, both, step.kind, before) })
-				for _, f := range fs {
-					f.answering(t, ctx, moveTimeout)
-				}
-				return fs
+			before := pidsOf(t, both)
+			fs := startFlows(t, ctx, a, b, 0, len(b.pods)-1)
+			for _, f := range fs {
+				f.answering(t, ctx, callTimeout)
+			}
+			step.do(t)
+			eventually(t, ctx, podTimeout, "new agents", func() string { return allNew(t, both, step.kind, before) })
+			for _, f := range fs {
+				f.answering(t, ctx, moveTimeout)
 			}
 			if step.kind == "gateway" {
-				once(0).interrupted(t, step.name, moveTimeout)
+				fs.interrupted(t, step.name, moveTimeout)
 			} else {
-				lossless(t, step.name, func(try int) int { return once(try).lost(t, step.name) })
+				fs.lossless(t, step.name)
 			}
 		})
 	}
@@ -162,21 +165,17 @@ func pidsOf(t *testing.T, clusters []*cluster) map[int]bool {
 	return out
 }
 
-// tagAgain gives the agents' image other names, on all nodes.
-func tagAgain(t *testing.T, ctx context.Context, clusters []*cluster) []string {
+// tagAgain gives the agents' image another name, on all nodes.
+func tagAgain(t *testing.T, ctx context.Context, clusters []*cluster, name string) string {
 	t.Helper()
 	tags, err := repoTags(program("liqonet-agent.tar"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var again []string
-	for i := range tries {
-		again = append(again, fmt.Sprintf("lab.local/liqonet-agent:again%d", i))
-	}
+	again := "lab.local/liqonet-agent:" + name
 	for _, c := range clusters {
 		for _, n := range c.nodes {
-			args := append([]string{"--namespace", "k8s.io", "images", "tag", "--force", tags[0]}, again...)
-			out, err := n.Node.Command(ctx, "/lab/bin/ctr", args...).CombinedOutput()
+			out, err := n.Node.Command(ctx, "/lab/bin/ctr", "--namespace", "k8s.io", "images", "tag", "--force", tags[0], again).CombinedOutput()
 			if err != nil {
 				t.Fatalf("node %s: %v: %s", n.Node.Name, err, out)
 			}

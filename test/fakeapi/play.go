@@ -2,6 +2,7 @@ package fakeapi
 
 import (
 	"context"
+	"net/netip"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -47,6 +48,9 @@ func (s *Server) play(ctx context.Context) error {
 	if err := s.playServices(ctx); err != nil {
 		return err
 	}
+	if err := RollOut(ctx, s.Client, metav1.Time{}, ""); err != nil {
+		return err
+	}
 	cn := &v1alpha1.ClusterNetwork{}
 	if s.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.ClusterNetworkName}, cn) != nil ||
 		s.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, &appsv1.DaemonSet{}) != nil {
@@ -73,7 +77,7 @@ func (s *Server) play(ctx context.Context) error {
 		if s.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-" + p.Name + "-0"}, &appsv1.Deployment{}) != nil {
 			continue
 		}
-		p.Status.Planes = []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: true, Reported: future(), MTU: 1440}}
+		p.Status.Planes = []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: true, Reported: future(), MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(GatewayIP)}}}
 		if err := ignored(s.Client.Status().Update(ctx, p)); err != nil {
 			return err
 		}

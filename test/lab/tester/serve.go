@@ -48,6 +48,11 @@ func serve(ctx context.Context, args []string) error {
 			return err
 		}
 		defer conn.Close()
+		// On a busy machine this process may get no time for a while; then packets
+		// wait, and are not lost here. The kernel gives as much as it allows.
+		if err := conn.SetReadBuffer(receiveBuffer); err != nil {
+			return err
+		}
 		go func() { failed <- serveUDP(conn, hostname) }()
 	}
 	if *httpAddr != "" {
@@ -63,6 +68,10 @@ func serve(ctx context.Context, args []string) error {
 		return err
 	}
 }
+
+// receiveBuffer has room for a thousand small packets, of which each takes the
+// kernel 2 KiB and more.
+const receiveBuffer = 4 << 20
 
 func line(hostname string, source net.Addr) []byte {
 	// Two strings always encode.

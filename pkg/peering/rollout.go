@@ -1,0 +1,104 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// rolledOut says what is missing until the agents that were applied have taken
+// over from those before them, on every node of these and in the gateway: they
+// run, and the reports are theirs. Empty when nothing is. The reports were read
+// before.
+//
+// Nodes are looked at one by one, as the DaemonSet's own count includes those
+// that are not ready, for which nobody waits.
+func (c *Cluster) rolledOut(ctx context.Context, g manifests.Gateway, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, nodes []string) (string, error) {
+	ds, deployment := &appsv1.DaemonSet{}, &appsv1.Deployment{}
+	if err := c.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
+		return "", err
+	}
+	if err := c.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: g.Name()}, deployment); err != nil {
+		return "", err
+	}
+	if s := deployment.Status; s.ObservedGeneration < deployment.Generation || s.Replicas != 1 || s.UpdatedReplicas != 1 || s.AvailableReplicas != 1 {
+		return "the gateway is being replaced", nil
+	}
+	if ds.Status.ObservedGeneration < ds.Generation {
+		return "the node agents are being replaced", nil
+	}
+	// The controller has seen what was applied, so it is the newest revision.
+	var revisions appsv1.ControllerRevisionList
+	if err := c.Client.List(ctx, &revisions, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		return "", err
+	}
+	var newest appsv1.ControllerRevision
+	for _, r := range revisions.Items {
+		if metav1.IsControlledBy(&r, ds) && r.Revision > newest.Revision {
+			newest = r
+		}
+	}
+	var pods corev1.PodList
+	if err := c.Client.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		return "", err
+	}
+	behind := map[string]bool{}
+	for _, n := range nodes {
+		behind[n] = true
+	}
+	gateway := false
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		started := startOf(pod)
+		switch {
+		case started == nil:
+		case metav1.IsControlledBy(pod, ds):
+			if pod.Labels[appsv1.ControllerRevisionHashLabelKey] != newest.Labels[appsv1.ControllerRevisionHashLabelKey] {
+				continue
+			}
+			// A node may have an outdated report as well.
+			for _, r := range reports {
+				if r.Spec.NodeName == pod.Spec.NodeName && since(r.Status.Reported, started) {
+					delete(behind, pod.Spec.NodeName)
+				}
+			}
+		case pod.Labels[v1alpha1.LabelPeering] == g.Peering:
+			s := p.PlaneStatus(g.Plane)
+			gateway = gateway || s != nil && s.PodIP.Addr.String() == pod.Status.PodIP && since(s.Reported, started)
+		}
+	}
+	if !gateway {
+		return "the gateway has not reported since it was replaced", nil
+	}
+	for _, n := range nodes {
+		if behind[n] {
+			return fmt.Sprintf("the node agent of %s is being replaced", n), nil
+		}
+	}
+	return "", nil
+}
+
+// startOf is when the agent of a pod started that runs, and goes on to.
+func startOf(pod *corev1.Pod) *metav1.Time {
+	if !pod.DeletionTimestamp.IsZero() || len(pod.Status.ContainerStatuses) == 0 {
+		return nil
+	}
+	if running := pod.Status.ContainerStatuses[0].State.Running; running != nil {
+		return &running.StartedAt
+	}
+	return nil
+}
+
+// since says that something was reported after an agent started. Both times are
+// of one node's clock, in whole seconds.
+func since(reported, started *metav1.Time) bool {
+	return reported != nil && !reported.Before(started)
+}

@@ -1,0 +1,50 @@
+package peering
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Peer returns when the agents that were applied have taken over, whatever those
+// before them have reported.
+func TestRollout(t *testing.T) {
+	notShort(t)
+	later := metav1.NewTime(time.Now().Add(time.Hour).Truncate(time.Second))
+	for name, tc := range map[string]struct {
+		setup func(b *site)
+		want  string
+	}{
+		"all is done":                      {func(*site) {}, ""},
+		"the gateway's pod is late":        {func(b *site) { b.late = "gateway-a-0" }, "the gateway is being replaced"},
+		"reports are of those before":      {func(b *site) { b.started, b.at = later, metav1.NewTime(later.Add(-time.Second)) }, "since it was replaced"},
+		"reports are of the same second":   {func(b *site) { b.started, b.at = later, later }, ""},
+		"the gateway is another one":       {func(b *site) { b.gatewayIP = "10.244.0.9" }, "since it was replaced"},
+		"a node that is not ready is late": {func(b *site) { b.late = "b-2" }, ""},
+		"a node that is ready is late":     {func(b *site) { b.late = "b-1" }, "the node agent of b-1 is being replaced"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := twoSites(t, node("b-2", false, "172.18.2.12"))
+			mustPeer(t, a, b, Options{})
+			b.mu.Lock()
+			tc.setup(b)
+			b.mu.Unlock()
+			r := Reporter(Silent{})
+			if tc.want != "" {
+				r = &impatient{1, 2 * time.Second}
+			}
+			_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Image: "image:2"}, r)
+			switch {
+			case tc.want == "" && err != nil:
+				t.Error(err)
+			case tc.want == "":
+			case err == nil:
+				t.Errorf("it did not wait; want an error with %q", tc.want)
+			case kindOf(t, err) != NotReady || !strings.Contains(err.Error(), tc.want):
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,159 @@
+package fakeapi
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// GatewayIP is the address of all gateway pods.
+const GatewayIP = "10.244.0.2"
+
+// RollOut does what controllers and kubelets do for our DaemonSet and Deployments:
+// all pods are of what was applied last, and have started at the time given; but
+// the one of a node, or of a Deployment, that is late stays as it is.
+func RollOut(ctx context.Context, c client.Client, started metav1.Time, late string) error {
+	ds := &appsv1.DaemonSet{}
+	err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds)
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	if err == nil {
+		if err := rollOutNodeAgents(ctx, c, ds, started, late); err != nil {
+			return err
+		}
+	}
+	var deployments appsv1.DeploymentList
+	if err := c.List(ctx, &deployments, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		return err
+	}
+	for i := range deployments.Items {
+		d := &deployments.Items[i]
+		if d.Name == late {
+			d.Status.UpdatedReplicas = 0
+			if err := ignored(c.Status().Update(ctx, d)); err != nil {
+				return err
+			}
+			continue
+		}
+		status := appsv1.DeploymentStatus{ObservedGeneration: d.Generation, Replicas: 1, UpdatedReplicas: 1, AvailableReplicas: 1}
+		if d.Status.ObservedGeneration != status.ObservedGeneration || d.Status.UpdatedReplicas != 1 {
+			d.Status = status
+			if err := ignored(c.Status().Update(ctx, d)); err != nil {
+				return err
+			}
+		}
+		if err := runPod(ctx, c, d.Name+"-pod", "", d, &d.Spec.Template, started); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func rollOutNodeAgents(ctx context.Context, c client.Client, ds *appsv1.DaemonSet, started metav1.Time, late string) error {
+	hash, err := hashOf(&ds.Spec.Template)
+	if err != nil {
+		return err
+	}
+	var revisions appsv1.ControllerRevisionList
+	if err := c.List(ctx, &revisions, client.InNamespace(ds.Namespace)); err != nil {
+		return err
+	}
+	known, newest := (*appsv1.ControllerRevision)(nil), int64(0)
+	for i, r := range revisions.Items {
+		newest = max(newest, r.Revision)
+		if r.Labels[appsv1.ControllerRevisionHashLabelKey] == hash {
+			known = &revisions.Items[i]
+		}
+	}
+	switch {
+	case known == nil:
+		err = c.Create(ctx, &appsv1.ControllerRevision{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: ds.Namespace, Name: ds.Name + "-" + hash, Labels: map[string]string{appsv1.ControllerRevisionHashLabelKey: hash},
+				OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(ds, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))},
+			},
+			Revision: newest + 1,
+		})
+	case known.Revision < newest:
+		known.Revision = newest + 1 // as a controller does when something is taken back
+		err = c.Update(ctx, known)
+	}
+	if err := ignored(err); err != nil {
+		return err
+	}
+	if ds.Status.ObservedGeneration != ds.Generation {
+		ds.Status.ObservedGeneration = ds.Generation
+		if err := ignored(c.Status().Update(ctx, ds)); err != nil {
+			return err
+		}
+	}
+	var nodes corev1.NodeList
+	if err := c.List(ctx, &nodes); err != nil {
+		return err
+	}
+	for _, n := range nodes.Items {
+		if n.Name == late {
+			continue
+		}
+		if err := runPod(ctx, c, ds.Name+"-"+n.Name, n.Name, ds, &ds.Spec.Template, started); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func hashOf(template *corev1.PodTemplateSpec) (string, error) {
+	raw, err := json.Marshal(template)
+	if err != nil {
+		return "", err
+	}
+	h := fnv.New32a()
+	_, _ = h.Write(raw) // never fails
+	return fmt.Sprintf("%x", h.Sum32()), nil
+}
+
+// runPod has a pod run that is of the template. The one of an older one goes.
+func runPod(ctx context.Context, c client.Client, name, node string, owner client.Object, template *corev1.PodTemplateSpec, started metav1.Time) error {
+	hash, err := hashOf(template)
+	if err != nil {
+		return err
+	}
+	have := &corev1.Pod{}
+	err = c.Get(ctx, types.NamespacedName{Namespace: owner.GetNamespace(), Name: name}, have)
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	if err == nil {
+		if have.Labels[appsv1.ControllerRevisionHashLabelKey] == hash {
+			return nil
+		}
+		if err := ignored(c.Delete(ctx, have)); err != nil {
+			return err
+		}
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: owner.GetNamespace(), Name: name, Labels: map[string]string{appsv1.ControllerRevisionHashLabelKey: hash}},
+		Spec:       *template.Spec.DeepCopy(),
+	}
+	for k, v := range template.Labels {
+		pod.Labels[k] = v
+	}
+	if node != "" {
+		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
+	}
+	pod.Spec.NodeName = node
+	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: GatewayIP, ContainerStatuses: []corev1.ContainerStatus{{
+		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: started}},
+	}}}
+	return ignored(c.Create(ctx, pod))
+}
