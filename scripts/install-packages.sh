@@ -8,7 +8,9 @@ packages=(
   ca-certificates             # Go modules are fetched by https
   conntrack                   # to look at and delete connections in tests
   containernetworking-plugins # bridge, host-local, portmap, loopback
+  dbus-daemon                 # firewalld needs one of its own
   ethtool                     # segmentation offload of nodes is switched off in tests
+  firewalld                   # a firewall on nodes of the lab, see below
   gcc                         # a part of flannel is written in C
   iproute2                    # ip, to look at nodes
   iptables                    # kube-proxy, port mappings
@@ -42,5 +44,12 @@ if ((EUID != 0)); then
   as_root=(sudo)
 fi
 "${as_root[@]}" apt-get update -qq
+# firewalld is for the lab's nodes. Its package would have systemd start it on this
+# very machine, now and whenever it boots; of a unit that is masked it does neither.
+if [[ " ${missing[*]} " == *" firewalld "* ]]; then
+  "${as_root[@]}" mkdir -p /etc/systemd/system
+  "${as_root[@]}" ln -sfn /dev/null /etc/systemd/system/firewalld.service
+  echo "firewalld is masked: it does not run on this machine unless you say 'systemctl unmask firewalld'" >&2
+fi
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
   apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2

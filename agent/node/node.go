@@ -226,6 +226,8 @@ type agent struct {
 	applied           desired
 	reconciled, sound bool
 	probers           map[probeKey]*prober
+	// blocked says what others do not let pass, as long as it is sound.
+	blocked error
 	// message is why the last reconcile failed.
 	message string
 	written v1alpha1.NodeNetworkStatus
@@ -347,24 +349,24 @@ func (a *agent) reconcile(ctx context.Context) error {
 	}
 	want, bad := desire(a.machine, peerings.Items)
 	if a.sound && !lost && reflect.DeepEqual(want, a.applied) {
-		return bad
+		return errors.Join(bad, a.blocked)
 	}
 	a.sound = false
 	// First what closes, then what opens; when all goes, the other way round.
-	var forwardErr error
+	var passErr error
 	if want.nat != nil {
 		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {
 			return err
 		}
 		// A chain of others that cannot be changed is no reason not to do the rest.
-		_, forwardErr = nat.EnsureForward(ctx, *want.nat)
+		_, passErr = nat.EnsurePasses(ctx, *want.nat)
 	}
 	changes, err := a.kernel.Apply(ctx, want.overlay)
 	for _, c := range changes {
 		a.Log.Info(c.String())
 	}
 	if err != nil {
-		return errors.Join(forwardErr, err)
+		return errors.Join(passErr, err)
 	}
 	if want.nat == nil {
 		if err := purge(ctx, func(what string) { a.Log.Info(what) }); err != nil {
@@ -376,15 +378,19 @@ func (a *agent) reconcile(ctx context.Context) error {
 		return errAddressLost
 	}
 	a.probe(ctx, want.gateways)
-	a.sound = forwardErr == nil
-	return errors.Join(bad, forwardErr)
+	// What only others can change is not tried again and again: they tell, by the
+	// kernel, when they do.
+	var owned *nat.OwnedError
+	a.sound = passErr == nil || errors.As(passErr, &owned)
+	a.blocked = passErr
+	return errors.Join(bad, passErr)
 }
 
 // purge removes what is in nftables, and tells what.
 func purge(ctx context.Context, tell func(string)) error {
-	forward, err := nat.RemoveForward(ctx)
-	if forward {
-		tell("removed rules from forward chains of others")
+	passes, err := nat.RemovePasses(ctx)
+	if passes {
+		tell("removed rules from chains of others")
 	}
 	table, tableErr := nat.Purge(ctx)
 	if table {

@@ -157,7 +157,7 @@ func TestApply(t *testing.T) {
 			signals := monitor(t, ns)
 			generation := generationOf(t, ns)
 			expect(t, ns, false, "again", s.apply)
-			expect(t, ns, false, "no chain that drops", func() (bool, error) { return nat.EnsureForward(context.Background(), node()) })
+			expect(t, ns, false, "no chain that drops", func() (bool, error) { return nat.EnsurePasses(context.Background(), node()) })
 			if now := generationOf(t, ns); now != generation {
 				t.Errorf("applying again was a transaction: generation %d, was %d", now, generation)
 			}

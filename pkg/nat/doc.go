@@ -6,9 +6,9 @@
 // [ApplyGateway] and [ApplyNode] compute the table as a value, compare it with
 // what the kernel has, and send one transaction with the difference, or
 // nothing. Every rule has a comment that ends with a hash of the rule, by which
-// a changed one is found. Other tables are never touched, but by [EnsureForward]:
-// it has forward chains of others, which cannot be overruled, accept what peers
-// need.
+// a changed one is found. Other tables are never touched, but by [EnsurePasses]:
+// it has forward and input chains of others, which cannot be overruled, accept
+// what peers need.
 //
 // Out of scope: which prefixes are translated to which (package ipam), and routes
 // (package overlay).

@@ -364,9 +364,13 @@ func TestIPv6(t *testing.T) {
 	}
 }
 
-// TestForwardIPv6 has chains of others that drop what is of IPv6.
-func TestForwardIPv6(t *testing.T) {
-	ensure := func() (bool, error) { return nat.EnsureForward(context.Background(), node6()) }
+// TestPassesIPv6 has chains of others that drop what is of IPv6.
+func TestPassesIPv6(t *testing.T) {
+	ensure := func() (bool, error) { return nat.EnsurePasses(context.Background(), node6()) }
+	input := [][2]string{
+		{"-s fd00:10:244:1::9/128 -p udp -m udp --dport 6094", "overlay from fd00:10:244:1::9:6094"},
+		{"-s fd00:10:80::1ffe/128 -i lq+ -p ipv6-icmp", "ping from fd00:10:80::1ffe"},
+	}
 	rules := [][2]string{
 		{"-i lq+", "from peers"},
 		{"-o lq+", "to peers"},
@@ -378,6 +382,7 @@ func TestForwardIPv6(t *testing.T) {
 		{"-d fd00:10:244:2::9/128 -p udp -m udp --dport 51840", "tunnel to fd00:10:244:2::9:51840"},
 	}
 	for name, test := range map[string]struct{ setup, list string }{
+		"ip6tables input": {"ip6tables-nft -P INPUT DROP; ip6tables-nft -A INPUT -i eth0 -j ACCEPT", "ip6tables-nft -S INPUT"},
 		"ip6tables": {"ip6tables-nft -P FORWARD DROP; ip6tables-nft -A FORWARD -i eth0 -j ACCEPT", "ip6tables-nft -S FORWARD"},
 		"inet": {
 			"nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 10; }; add rule inet fw f meta nfproto ipv6 drop'",
@@ -393,8 +398,13 @@ func TestForwardIPv6(t *testing.T) {
 			expect(t, ns, false, "ensure again", ensure)
 			if test.list != "" {
 				listed := ns.Output(t, "sh", "-ec", test.list)
-				for _, r := range rules {
-					if !strings.Contains(listed, "liqonet: "+r[1]+" #") || name == "ip6tables" && !strings.Contains(listed, "-A FORWARD "+r[0]+" ") {
+				wanted, chain := rules, "FORWARD"
+				if name == "ip6tables input" {
+					wanted, chain = input, "INPUT"
+				}
+				for _, r := range wanted {
+					if !strings.Contains(listed, "liqonet: "+r[1]+" #") ||
+						strings.HasPrefix(name, "ip6tables") && !strings.Contains(listed, "-A "+chain+" "+r[0]+" ") {
 						t.Errorf("%q is not among the rules:\n%s", r, listed)
 					}
 				}

@@ -5,9 +5,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -20,13 +20,11 @@ const (
 	// tableAttribute holds the table's name in the messages about tables,
 	// chains, rules, sets and elements alike.
 	tableAttribute = unix.NFTA_TABLE_NAME
-	// forwardChainName is that of iptables.
-	forwardChainName = "FORWARD"
 )
 
 // Monitor subscribes to the kernel's notifications of the calling thread's
 // network namespace, and signals after changes of our table, by whomever, and
-// of chains at the hook forward, in which EnsureForward may have put rules.
+// of chains in which EnsurePasses may have put rules.
 // Several changes become one signal while nobody receives; after a loss of
 // notifications there is a signal as well. The channel is never closed; the
 // subscription ends with ctx.
@@ -35,7 +33,7 @@ func Monitor(ctx context.Context) (<-chan struct{}, error) {
 	if err != nil {
 		return nil, err
 	}
-	w := &watcher{signal: make(chan struct{}, 1), forward: map[chainKey]bool{}}
+	w := &watcher{signal: make(chan struct{}, 1), passing: map[chainKey]bool{}}
 	// Later ones are notified.
 	if err := w.list(); err != nil {
 		return nil, errors.Join(err, conn.Close())
@@ -47,8 +45,8 @@ func Monitor(ctx context.Context) (<-chan struct{}, error) {
 // watcher decides which notifications matter.
 type watcher struct {
 	signal chan struct{}
-	// forward are the chains at the hook forward.
-	forward map[chainKey]bool
+	// passing are the chains at the hooks of EnsurePasses.
+	passing map[chainKey]bool
 }
 
 type chainKey struct {
@@ -68,8 +66,8 @@ func (w *watcher) list() (err error) {
 		return fmt.Errorf("list nftables chains: %w", err)
 	}
 	for _, ch := range chains {
-		if ch.Table != nil && ch.Hooknum != nil && *ch.Hooknum == *nftables.ChainHookForward {
-			w.forward[chainKey{byte(ch.Table.Family), ch.Table.Name, ch.Name}] = true
+		if _, ok := hookOf(ch); ok {
+			w.passing[chainKey{byte(ch.Table.Family), ch.Table.Name, ch.Name}] = true
 		}
 	}
 	return nil
@@ -141,8 +139,8 @@ func notify(signal chan<- struct{}) {
 	}
 }
 
-// matters says whether a notification is about our table or about a chain that
-// forwards.
+// matters says whether a notification is about our table or about a chain with
+// passes.
 func (w *watcher) matters(m netlink.Message) bool {
 	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN ||
 		len(m.Data) < genmsgLength {
@@ -166,7 +164,7 @@ func (w *watcher) matters(m netlink.Message) bool {
 		for d.Next() {
 			if d.Type() == unix.NFTA_RULE_CHAIN {
 				key.chain = d.String()
-				return w.forward[key]
+				return w.passing[key]
 			}
 		}
 	case unix.NFT_MSG_NEWCHAIN:
@@ -175,17 +173,17 @@ func (w *watcher) matters(m netlink.Message) bool {
 			case unix.NFTA_CHAIN_NAME:
 				key.chain = d.String()
 			case unix.NFTA_CHAIN_HOOK:
-				d.Nested(func(hook *netlink.AttributeDecoder) error {
-					for hook.Next() {
-						if hook.Type() == unix.NFTA_HOOK_HOOKNUM && hook.Uint32() == unix.NF_INET_FORWARD {
-							w.forward[key] = true
+				d.Nested(func(a *netlink.AttributeDecoder) error {
+					for a.Next() {
+						if a.Type() == unix.NFTA_HOOK_HOOKNUM && slices.Contains(passHooks(), hook(a.Uint32())) {
+							w.passing[key] = true
 						}
 					}
 					return nil
 				})
 			}
 		}
-		return w.forward[key]
+		return w.passing[key]
 	}
 	return false
 }

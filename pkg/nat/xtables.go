@@ -20,7 +20,6 @@ import (
 const (
 	xtNameLen  = 32
 	xtHooks    = 5
-	xtForward  = 2 // NF_INET_FORWARD
 	xtAlign    = 8
 	xtEntryLen = 112
 	// xtHeaderLen is that of a match and of a target.
@@ -182,7 +181,9 @@ func (e xtEntry) unconditional() bool {
 		at += int(native16(e.raw[at:]))
 	}
 	for i, b := range e.raw[:xtIPLen] {
-		if b != 0 && i != xtFlags {
+		// Of an interface's name the mask counts: `-i +` is a name without.
+		name := i >= xtInName && i < xtInMask
+		if b != 0 && i != xtFlags && !name {
 			return false
 		}
 	}
@@ -234,21 +235,22 @@ func (t *xtTable) chain(name string) ([]step, error) {
 	return out, nil
 }
 
-// forwardEdit is what has to change in the chain FORWARD: the entries to take
-// out, and those to put in before an entry.
-type forwardEdit struct {
+// xtEdit is what has to change in a hook's chain: the entries to take out, and
+// those to put in before an entry.
+type xtEdit struct {
+	hook   hook
 	remove map[int]bool
 	insert [][]byte
 	before int
 }
 
-// forwardPlan says what makes the chain FORWARD right; nil if it is.
-func (t *xtTable) forwardPlan(passes []pass) (*forwardEdit, error) {
-	if t.hooks&(1<<xtForward) == 0 {
+// plan says what makes a hook's chain right; nil if it is.
+func (t *xtTable) plan(h hook, passes []pass) (*xtEdit, error) {
+	if t.hooks&(1<<h) == 0 {
 		return nil, nil
 	}
-	first, last := t.index[t.first[xtForward]], t.index[t.policy[xtForward]]
-	edit := &forwardEdit{remove: map[int]bool{}}
+	first, last := t.index[t.first[h]], t.index[t.policy[h]]
+	edit := &xtEdit{hook: h, remove: map[int]bool{}}
 	var have []string
 	var foreign []int
 	for i := first; i < last; i++ {
@@ -275,7 +277,7 @@ func (t *xtTable) forwardPlan(passes []pass) (*forwardEdit, error) {
 		edit.before = foreign[tail]
 	}
 	if verdict == drops {
-		for _, p := range passes {
+		for _, p := range at(h, passes) {
 			edit.insert = append(edit.insert, p.xtRule())
 		}
 	}
@@ -315,7 +317,7 @@ type replacement struct {
 
 // apply makes an edited table. All offsets in it follow: of chains, of jumps,
 // and of rules that only count, which jump to the next one.
-func (t *xtTable) apply(edit *forwardEdit) (*replacement, error) {
+func (t *xtTable) apply(edit *xtEdit) (*replacement, error) {
 	r := &replacement{hooks: t.hooks}
 	moved := make([]uint32, len(t.entries))
 	var inserted uint32
@@ -361,7 +363,7 @@ func (t *xtTable) apply(edit *forwardEdit) (*replacement, error) {
 		first := t.index[t.first[h]]
 		r.first[h], r.policy[h] = moved[first], moved[t.index[t.policy[h]]]
 		// The chain's first rules, whether one was there before or not.
-		if h == xtForward && edit.before >= first && !slices.ContainsFunc(r.from, func(i int) bool { return i >= first && i < edit.before }) {
+		if hook(h) == edit.hook && edit.before >= first && !slices.ContainsFunc(r.from, func(i int) bool { return i >= first && i < edit.before }) {
 			r.first[h] = inserted
 		}
 	}
@@ -387,6 +389,9 @@ func (p pass) xtRule() []byte {
 	if p.dst.IsValid() {
 		copy(e[xtDestination:], p.dst.AsSlice())
 		copy(e[xtDestMask:], []byte{0xff, 0xff, 0xff, 0xff})
+	}
+	if p.icmp {
+		binary.NativeEndian.PutUint16(e[xtProtocol:], unix.IPPROTO_ICMP)
 	}
 	if p.sport != 0 || p.dport != 0 {
 		binary.NativeEndian.PutUint16(e[xtProtocol:], unix.IPPROTO_UDP)
@@ -419,27 +424,29 @@ func xtExtension(name string, data []byte) []byte {
 	return append(out, data...)
 }
 
-// forwardState is what forwardPlan depends on, apart from what has to pass.
-func (t *xtTable) forwardState() (string, error) {
-	// What would be done if nothing had to pass, and if one thing had.
+// state is what plans depend on, apart from what has to pass.
+func (t *xtTable) state() (string, error) {
 	var out []string
-	for _, passes := range [][]pass{nil, {{what: "?"}}} {
-		edit, err := t.forwardPlan(passes)
-		if err != nil {
-			return "", err
-		}
-		if edit == nil {
-			out = append(out, "nothing")
-			continue
-		}
-		ours := sha256.New()
-		for i, e := range t.entries {
-			if edit.remove[i] {
-				ours.Write(e.withoutCounters())
-				fmt.Fprintf(ours, "%d ", edit.before-i)
+	for _, h := range passHooks() {
+		// What would be done if nothing had to pass, and if one thing had.
+		for _, passes := range [][]pass{nil, {{hook: h, what: "?"}}} {
+			edit, err := t.plan(h, passes)
+			if err != nil {
+				return "", err
 			}
+			if edit == nil {
+				out = append(out, "nothing")
+				continue
+			}
+			ours := sha256.New()
+			for i, e := range t.entries {
+				if edit.remove[i] {
+					ours.Write(e.withoutCounters())
+					fmt.Fprintf(ours, "%d ", edit.before-i)
+				}
+			}
+			out = append(out, fmt.Sprintf("%d %x", len(edit.insert), ours.Sum(nil)))
 		}
-		out = append(out, fmt.Sprintf("%d %x", len(edit.insert), ours.Sum(nil)))
 	}
 	return strings.Join(out, " "), nil
 }

@@ -104,9 +104,9 @@ func (r *replacement) table(t testing.TB) *xtTable {
 	return out
 }
 
-func change(t testing.TB, table *xtTable, passes []pass) *xtTable {
+func change(t testing.TB, table *xtTable, h hook, passes []pass) *xtTable {
 	t.Helper()
-	edit, err := table.forwardPlan(passes)
+	edit, err := table.plan(h, passes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,14 +129,15 @@ func (t *xtTable) blob() (out []byte) {
 
 func TestXTForward(t *testing.T) {
 	before := sample(xtVerdictDrop).table(t)
-	with := change(t, before, passing())
+	with := change(t, before, hookForward, passing())
 	n := uint32(0)
-	for _, p := range passing() {
+	ours := at(hookForward, passing())
+	for _, p := range ours {
 		n += uint32(len(p.xtRule()))
 	}
 	// Behind the two rules of the chain.
-	place := with.index[with.policy[xtForward]] - len(passing())
-	for i, p := range passing() {
+	place := with.index[with.policy[hookForward]] - len(ours)
+	for i, p := range ours {
 		if e := with.entries[place+i]; e.comment() != p.comment() || !bytes.Equal(e.raw, p.xtRule()) {
 			t.Errorf("entry %d is %q, want %q", place+i, e.comment(), p.comment())
 		}
@@ -159,10 +160,10 @@ func TestXTForward(t *testing.T) {
 	if verdict, _ := counting.verdict(); uint32(verdict) != counting.end() {
 		t.Errorf("the rule that only counts leads to %d, want %d", verdict, counting.end())
 	}
-	if edit, err := with.forwardPlan(passing()); edit != nil || err != nil {
+	if edit, err := with.plan(hookForward, passing()); edit != nil || err != nil {
 		t.Errorf("once more: %+v, %v", edit, err)
 	}
-	after := change(t, with, nil)
+	after := change(t, with, hookForward, nil)
 	if diff := cmp.Diff(before.blob(), after.blob()); diff != "" {
 		t.Error(diff)
 	}
@@ -170,7 +171,7 @@ func TestXTForward(t *testing.T) {
 		t.Errorf("hooks %v, %v; before %v, %v", after.first, after.policy, before.first, before.policy)
 	}
 	// A table of which nothing is in the way.
-	if edit, err := sample(xtVerdictAccept).table(t).forwardPlan(passing()); edit != nil || err != nil {
+	if edit, err := sample(xtVerdictAccept).table(t).plan(hookForward, passing()); edit != nil || err != nil {
 		t.Errorf("where nothing drops: %+v, %v", edit, err)
 	}
 	// The rules come first in a chain without others.
@@ -182,12 +183,23 @@ func TestXTForward(t *testing.T) {
 	b.policy[3] = b.rule(xtVerdictAccept, nil)
 	b.header("ERROR")
 	empty := b.table(t)
-	filled := change(t, empty, passing())
+	filled := change(t, empty, hookForward, passing())
 	if filled.first[2] != empty.first[2] || !isPass(filled.entries[filled.index[filled.first[2]]].comment()) {
 		t.Errorf("the chain begins at %d, %q", filled.first[2], filled.entries[filled.index[filled.first[2]]].comment())
 	}
-	if again := change(t, filled, nil); again.first != empty.first || !bytes.Equal(again.blob(), empty.blob()) {
+	if again := change(t, filled, hookForward, nil); again.first != empty.first || !bytes.Equal(again.blob(), empty.blob()) {
 		t.Errorf("hooks %v, before %v", again.first, empty.first)
+	}
+	// So they do in the first chain of the table.
+	b.policy[1] = 0
+	binary.NativeEndian.PutUint32(b.blob[xtEntryLen+xtHeaderLen:], 0xffffffff) // drop
+	dropping := b.table(t)
+	filled1 := change(t, dropping, hookInput, passing())
+	if filled1.first[1] != 0 || !isPass(filled1.entries[0].comment()) {
+		t.Errorf("the chain INPUT begins at %d, %q", filled1.first[1], filled1.entries[0].comment())
+	}
+	if again := change(t, filled1, hookInput, nil); again.first != dropping.first || !bytes.Equal(again.blob(), dropping.blob()) {
+		t.Errorf("hooks %v, before %v", again.first, dropping.first)
 	}
 }
 
@@ -215,7 +227,7 @@ func TestXTInvalid(t *testing.T) {
 	b := sample(xtVerdictDrop)
 	binary.NativeEndian.PutUint32(b.blob[xtEntryLen+xtHeaderLen:], 12)
 	table := b.table(t)
-	edit, err := table.forwardPlan(passing())
+	edit, err := table.plan(hookForward, passing())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -246,30 +258,32 @@ func FuzzXT(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if _, err := table.forwardState(); err != nil {
+		if _, err := table.state(); err != nil {
 			return
 		}
-		without := mayChange(t, table, nil)
-		if without == nil {
-			return
-		}
-		with := mayChange(t, without, passing())
-		if with == nil {
-			return
-		}
-		if edit, err := with.forwardPlan(passing()); err != nil || edit != nil {
-			t.Errorf("once more: %+v, %v", edit, err)
-		}
-		again := change(t, with, nil)
-		if !bytes.Equal(again.blob(), without.blob()) || again.policy != without.policy || again.first[2] != without.first[2] {
-			t.Error("a trace is left")
+		for _, h := range passHooks() {
+			without := mayChange(t, table, h, nil)
+			if without == nil {
+				continue
+			}
+			with := mayChange(t, without, h, passing())
+			if with == nil {
+				continue
+			}
+			if edit, err := with.plan(h, passing()); err != nil || edit != nil {
+				t.Errorf("%s: once more: %+v, %v", h.name(), edit, err)
+			}
+			again := change(t, with, h, nil)
+			if !bytes.Equal(again.blob(), without.blob()) || again.policy != without.policy || again.first[h] != without.first[h] {
+				t.Errorf("%s: a trace is left", h.name())
+			}
 		}
 	})
 }
 
 // mayChange is nil if the table cannot be changed.
-func mayChange(t *testing.T, table *xtTable, passes []pass) *xtTable {
-	edit, err := table.forwardPlan(passes)
+func mayChange(t *testing.T, table *xtTable, h hook, passes []pass) *xtTable {
+	edit, err := table.plan(h, passes)
 	if err != nil {
 		return nil
 	}

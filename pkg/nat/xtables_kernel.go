@@ -38,15 +38,27 @@ const (
 	xtAttempts = 10
 )
 
-// forwardLegacy puts what has to pass into the chain FORWARD of iptables-legacy,
-// where that is in use.
-func forwardLegacy(ctx context.Context, passes []pass) (changed bool, err error) {
+// passLegacy puts what has to pass into the chains of iptables-legacy, where that
+// is in use.
+func passLegacy(ctx context.Context, passes []pass) (changed bool, err error) {
 	x, err := openXT()
 	if err != nil {
 		return false, err
 	}
 	defer func() { err = errors.Join(err, x.close()) }()
-	_, edit, err := x.plan(passes)
+	for _, h := range passHooks() {
+		one, err := x.passChain(ctx, h, passes)
+		changed = changed || one
+		if err != nil {
+			return changed, err
+		}
+	}
+	return changed, nil
+}
+
+// passChain puts what has to pass into the chain of one hook.
+func (x *xtables) passChain(ctx context.Context, h hook, passes []pass) (changed bool, err error) {
+	_, edit, err := x.plan(h, passes)
 	if err != nil || edit == nil {
 		return false, err
 	}
@@ -57,7 +69,7 @@ func forwardLegacy(ctx context.Context, passes []pass) (changed bool, err error)
 	defer unlock()
 	for range xtAttempts {
 		// Once more, now that nobody else writes.
-		t, edit, err := x.plan(passes)
+		t, edit, err := x.plan(h, passes)
 		if err != nil || edit == nil {
 			return false, err
 		}
@@ -70,7 +82,7 @@ func forwardLegacy(ctx context.Context, passes []pass) (changed bool, err error)
 			return err == nil, err
 		}
 	}
-	return false, fmt.Errorf("change iptables-legacy's chain FORWARD: %w", unix.EAGAIN)
+	return false, fmt.Errorf("change iptables-legacy's chain %s: %w", h.name(), unix.EAGAIN)
 }
 
 // xtables is the kernel's iptables-legacy in one network namespace.
@@ -122,7 +134,7 @@ func (x *xtables) inUse() (bool, error) {
 }
 
 // plan reads the table and says what has to change; nil if nothing has.
-func (x *xtables) plan(passes []pass) (*xtTable, *forwardEdit, error) {
+func (x *xtables) plan(h hook, passes []pass) (*xtTable, *xtEdit, error) {
 	if used, err := x.inUse(); err != nil || !used {
 		return nil, nil, err
 	}
@@ -130,7 +142,7 @@ func (x *xtables) plan(passes []pass) (*xtTable, *forwardEdit, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	edit, err := t.forwardPlan(passes)
+	edit, err := t.plan(h, passes)
 	return t, edit, err
 }
 
@@ -239,7 +251,7 @@ func (x *xtables) get(option uintptr, value []byte) error {
 func lockXT(ctx context.Context) (unlock func(), err error) {
 	f, err := os.OpenFile(xtLockFile, os.O_RDONLY|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("change iptables-legacy's chain FORWARD: its lock: %w", err)
+		return nil, fmt.Errorf("change iptables-legacy: its lock: %w", err)
 	}
 	for deadline := time.Now().Add(xtLockTimeout); ; {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
@@ -264,9 +276,9 @@ const (
 	legacyLongest = 10 * time.Second
 )
 
-// MonitorLegacy looks now and then at the chain FORWARD of iptables-legacy in the
+// MonitorLegacy looks now and then at the chains of iptables-legacy in the
 // calling thread's network namespace, and signals after a change by which rules
-// of EnsureForward may be missing or not be needed any more. Where iptables-legacy
+// of EnsurePasses may be missing or not be needed any more. Where iptables-legacy
 // is not in use, that costs next to nothing, and leaves it so. It ends with ctx.
 func MonitorLegacy(ctx context.Context) (<-chan struct{}, error) {
 	x, err := openXT()
@@ -302,7 +314,7 @@ type legacyWatch struct {
 	next  time.Time
 }
 
-// changed looks whether the chain has changed. What cannot be read counts as
+// changed looks whether the chains have changed. What cannot be read counts as
 // unchanged: who reads it in earnest reports why.
 func (w *legacyWatch) changed() bool {
 	if used, err := w.inUse(); err != nil || !used {
@@ -335,7 +347,7 @@ func (w *legacyWatch) readState() (state string, took time.Duration, err error) 
 	if err != nil {
 		return "", 0, err
 	}
-	if state, err = t.forwardState(); err != nil {
+	if state, err = t.state(); err != nil {
 		return "", 0, err
 	}
 	after, err := threadTime()

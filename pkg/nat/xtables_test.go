@@ -74,39 +74,49 @@ func restore(t *testing.T, ns *netns.NS, rules string) {
 	ns.Output(t, "iptables-legacy-restore", "-w", "-c", file)
 }
 
-func TestForwardLegacy(t *testing.T) {
+func TestPassesLegacy(t *testing.T) {
 	for name, test := range map[string]struct {
 		setup string
-		// at is where in the chain FORWARD ours are expected.
-		at int
+		// at is where in the chain ours are expected, which is FORWARD unless named.
+		at    int
+		chain string
 	}{
-		"policy":          {"-P FORWARD DROP", 6},
-		"drop":            {"-A FORWARD -j DROP", 6},
-		"reject":          {"-A FORWARD -j REJECT", 6},
-		"commented drop":  {"-A FORWARD -m comment --comment x -j DROP", 6},
-		"both":            {"-P FORWARD DROP; -A FORWARD -j DROP", 6},
-		"first":           {"-I FORWARD -j DROP", 0},
-		"middle":          {"-I FORWARD 3 -j DROP", 2},
-		"alone":           {"-F FORWARD; -P FORWARD DROP", 0},
-		"chain that ends": {"-A EMPTY -j DROP", 2},
-		"goto":            {"-P FORWARD DROP; -A FORWARD -g EMPTY; -A FORWARD -j ACCEPT", 6},
-		"nothing":         {"-A FORWARD -i eth0 -j DROP", -1},
-		"accept":          {"-P FORWARD DROP; -A FORWARD -j ACCEPT", -1},
-		"input":           {"-P INPUT DROP; -A OUTPUT -j DROP", -1},
+		"policy":          {"-P FORWARD DROP", 6, ""},
+		"drop":            {"-A FORWARD -j DROP", 6, ""},
+		"reject":          {"-A FORWARD -j REJECT", 6, ""},
+		"commented drop":  {"-A FORWARD -m comment --comment x -j DROP", 6, ""},
+		"both":            {"-P FORWARD DROP; -A FORWARD -j DROP", 6, ""},
+		"first":           {"-I FORWARD -j DROP", 0, ""},
+		"middle":          {"-I FORWARD 3 -j DROP", 2, ""},
+		"alone":           {"-F FORWARD; -P FORWARD DROP", 0, ""},
+		"chain that ends": {"-A EMPTY -j DROP", 2, ""},
+		"goto":            {"-P FORWARD DROP; -A FORWARD -g EMPTY; -A FORWARD -j ACCEPT", 6, ""},
+		"any interface":   {"-A FORWARD -i + -o + -j DROP", 6, ""},
+		"not any":         {"-A FORWARD ! -i + -j DROP", -1, ""},
+		"nothing":         {"-A FORWARD -i eth0 -j DROP", -1, ""},
+		"accept":          {"-P FORWARD DROP; -A FORWARD -j ACCEPT", -1, ""},
+		"input":           {"-P INPUT DROP", 3, "INPUT"},
+		"input reject":    {"-A INPUT -j REJECT", 3, "INPUT"},
+		"input alone":     {"-F INPUT; -P INPUT DROP", 0, "INPUT"},
+		"output":          {"-P OUTPUT DROP", -1, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := netns.New(t, name)
+			chain := test.chain
+			if chain == "" {
+				chain = "FORWARD"
+			}
 			restore(t, ns, foreignRules)
 			legacyDo(t, ns, test.setup)
 			before := legacy(t, ns)
-			foreign := listedRules(ns.Output(t, "iptables-legacy", "-w", "-S", "FORWARD"))
+			foreign := listedRules(ns.Output(t, "iptables-legacy", "-w", "-S", chain))
 			check := func(what string) {
 				t.Helper()
 				want := foreign
 				if test.at >= 0 {
-					want = slices.Concat(foreign[:test.at], passed(), foreign[test.at:])
+					want = slices.Concat(foreign[:test.at], passed(chain), foreign[test.at:])
 				}
-				if diff := cmp.Diff(want, listedRules(ns.Output(t, "iptables-legacy", "-w", "-S", "FORWARD"))); diff != "" {
+				if diff := cmp.Diff(want, listedRules(ns.Output(t, "iptables-legacy", "-w", "-S", chain))); diff != "" {
 					t.Errorf("%s (-want +got):\n%s", what, diff)
 				}
 				// All else is as it was, with what it has counted.
@@ -119,13 +129,13 @@ func TestForwardLegacy(t *testing.T) {
 			expect(t, ns, false, "ensure again", ensure)
 			if test.at >= 0 {
 				damages := []string{
-					fmt.Sprint("-D FORWARD ", test.at+1),
-					fmt.Sprint("-D FORWARD ", test.at+len(passed())),
-					fmt.Sprintf("-R FORWARD %d -i lq+ -m comment --comment liqonet:!from!peers -j DROP", test.at+2),
+					fmt.Sprintf("-D %s %d", chain, test.at+1),
+					fmt.Sprintf("-D %s %d", chain, test.at+len(passed(chain))),
+					fmt.Sprintf("-R %s %d -i lq+ -m comment --comment liqonet:!from!peers -j DROP", chain, test.at+2),
 				}
 				if test.at > 0 {
 					// Moved to the beginning.
-					damages = append(damages, fmt.Sprintf("-D FORWARD %d; -I FORWARD -i lq+ -m comment --comment liqonet:!x -j ACCEPT", test.at+1))
+					damages = append(damages, fmt.Sprintf("-D %[1]s %[2]d; -I %[1]s -i lq+ -m comment --comment liqonet:!x -j ACCEPT", chain, test.at+1))
 				}
 				for _, damage := range damages {
 					for command := range strings.SplitSeq(damage, ";") {
@@ -155,7 +165,7 @@ func withoutOurs(saved string) string {
 }
 
 // A chain that does not drop any more loses our rules.
-func TestForwardLegacyNotNeeded(t *testing.T) {
+func TestPassesLegacyNotNeeded(t *testing.T) {
 	ns := netns.New(t, "node")
 	legacyDo(t, ns, "-P FORWARD DROP")
 	expect(t, ns, true, "ensure", ensure)
@@ -172,7 +182,7 @@ func TestForwardLegacyNotNeeded(t *testing.T) {
 
 // Looking must not make the table: from then on the kernel would call it for every
 // packet.
-func TestForwardLegacyUnused(t *testing.T) {
+func TestPassesLegacyUnused(t *testing.T) {
 	for name, setup := range map[string]string{"no table": "", "other table": "-t mangle -A FORWARD -j ACCEPT"} {
 		t.Run(name, func(t *testing.T) {
 			ns := netns.New(t, "node")
@@ -242,7 +252,7 @@ func TestMonitorLegacy(t *testing.T) {
 }
 
 // What others write meanwhile must not get lost, nor ours stay lost.
-func TestForwardLegacyConcurrent(t *testing.T) {
+func TestPassesLegacyConcurrent(t *testing.T) {
 	ns := netns.New(t, "node")
 	legacyDo(t, ns, "-P FORWARD DROP")
 	const rules = 40
@@ -267,16 +277,16 @@ func TestForwardLegacyConcurrent(t *testing.T) {
 	}
 	expect(t, ns, true, "ensure", ensure)
 	listed := listedRules(ns.Output(t, "iptables-legacy", "-w", "-S", "FORWARD"))
-	if diff := cmp.Diff(passed(), listed[len(listed)-len(passed()):]); diff != "" {
+	if diff := cmp.Diff(passed("FORWARD"), listed[len(listed)-len(passed("FORWARD")):]); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	if got := len(listed) - len(passed()); got != 2*rules {
+	if got := len(listed) - len(passed("FORWARD")); got != 2*rules {
 		t.Errorf("%d rules of others, want %d", got, 2*rules)
 	}
 }
 
 // The agents have no capability but CAP_NET_ADMIN.
-func TestForwardLegacyCapability(t *testing.T) {
+func TestPassesLegacyCapability(t *testing.T) {
 	ns := netns.New(t, "node")
 	legacyDo(t, ns, "-P FORWARD DROP")
 	ns.Do(t, func() error {
@@ -294,13 +304,13 @@ func TestForwardLegacyCapability(t *testing.T) {
 		}
 		return err
 	})
-	if diff := cmp.Diff(passed(), listedRules(ns.Output(t, "iptables-legacy", "-w", "-S", "FORWARD"))); diff != "" {
+	if diff := cmp.Diff(passed("FORWARD"), listedRules(ns.Output(t, "iptables-legacy", "-w", "-S", "FORWARD"))); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 
 // A table as large as some have.
-func TestForwardLegacyLarge(t *testing.T) {
+func TestPassesLegacyLarge(t *testing.T) {
 	ns := netns.New(t, "node")
 	var b strings.Builder
 	b.WriteString("*filter\n:INPUT ACCEPT [0:0]\n:FORWARD DROP [7:8]\n:OUTPUT ACCEPT [0:0]\n")

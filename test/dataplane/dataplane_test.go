@@ -487,7 +487,7 @@ func testPurge(t *testing.T, n *dataplane.Topology) {
 				if _, err := nat.Purge(context.Background()); err != nil {
 					return err
 				}
-				forward, err := nat.RemoveForward(context.Background())
+				forward, err := nat.RemovePasses(context.Background())
 				if isNode := ns != c.Gateway.NS; err != nil || forward != isNode {
 					t.Errorf("%s: there were rules in chains of others: %v, want %v; %v", ns.Name, forward, isNode, err)
 				}

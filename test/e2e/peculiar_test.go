@@ -207,31 +207,19 @@ func (p *peculiar) dropByIPTables(c *cluster) {
 	}
 }
 
-// dropByFirewalld is what firewalld makes of the zone public for all but the
-// pods' addresses, which are in the zone trusted. It is not in the chain of the
-// hook that packets are rejected.
+// firewalldTable is what firewalld makes of the zone public for all but the
+// addresses of pods and services, which are in the zone trusted. It is not in the
+// chain of the hook that packets are rejected. TestFirewalld has firewalld itself,
+// which would flush the rules of iptables that this test adds.
+const firewalldTable = "../../pkg/nat/testdata/firewalld.nft"
+
 func (p *peculiar) dropByFirewalld(c *cluster) {
+	p.t.Helper()
+	if own := netip.MustParsePrefix("10.244.0.0/16"); c.spec.PodCIDR != own {
+		p.t.Fatalf("%s has the pods %s; %s is for %s", c.Name, c.spec.PodCIDR, firewalldTable, own)
+	}
 	for _, n := range labNodes(c) {
-		p.on(n, `nft -f - <<'END'
-table inet firewalld {
-	chain filter_FWD_public_allow { }
-	chain filter_FWD_public { jump filter_FWD_public_allow; reject with icmpx type admin-prohibited; }
-	chain filter_FWD_trusted { accept; }
-	chain filter_FORWARD_ZONES {
-		ip saddr `+c.spec.PodCIDR.String()+` goto filter_FWD_trusted
-		iifname "eth0" goto filter_FWD_public
-		goto filter_FWD_public
-	}
-	chain filter_FORWARD {
-		type filter hook forward priority 10; policy accept;
-		ct state { established, related } accept
-		ct status dnat accept
-		iifname "lo" accept
-		jump filter_FORWARD_ZONES
-		reject with icmpx type admin-prohibited
-	}
-}
-END`, "nft delete table inet firewalld")
+		p.on(n, "nft -f "+firewalldTable, "nft delete table inet firewalld")
 	}
 }
 
@@ -479,9 +467,15 @@ var countedRule = regexp.MustCompile(`(?:\[(\d+):\d+\]|packets (\d+) bytes).*"li
 // them these would have been dropped.
 func (p *peculiar) checkCounted(c *cluster, want []string, command ...string) {
 	p.t.Helper()
-	eventually(p.t, p.ctx, 10*time.Second, fmt.Sprintf("%s: %v: all rules are in use", c.Name, command), func() string {
+	p.checkCountedOn(labNodes(c), want, command...)
+}
+
+// checkCountedOn is checkCounted for some nodes.
+func (p *peculiar) checkCountedOn(nodes []*lab.Node, want []string, command ...string) {
+	p.t.Helper()
+	eventually(p.t, p.ctx, 10*time.Second, fmt.Sprintf("%s: %v: all rules are in use", nodes[0].Name, command), func() string {
 		counted := map[string]int{}
-		for _, n := range labNodes(c) {
+		for _, n := range nodes {
 			out, err := n.NetCommand(p.ctx, command[0], command[1:]...).Output()
 			if err != nil {
 				return err.Error()

@@ -11,42 +11,78 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// forwardNFT puts what has to pass into the forward chains of nftables.
-func forwardNFT(f family, want []pass) (changed bool, err error) {
-	c, err := dial()
+// passNFT puts what has to pass, of one address family, into the chains of nftables,
+// and removes what is ours from those of the other one. Chains that only their owner
+// can change are left as they are; owned are their names.
+func passNFT(f family, want []pass) (changed bool, owned []string, err error) {
+	// Not a lasting connection: answers to what the kernel refuses may stay in it.
+	c, err := nftables.New()
 	if err != nil {
-		return false, err
+		return false, nil, fmt.Errorf("open nftables: %w", err)
 	}
-	defer func() { err = errors.Join(err, c.CloseLasting()) }()
-	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6, nftables.TableFamilyINet} {
+	for family, name := range map[nftables.TableFamily]string{
+		nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6", nftables.TableFamilyINet: "inet",
+	} {
 		passes := want
 		if family != f.nft && family != nftables.TableFamilyINet {
 			passes = nil
 		}
 		chains, err := c.ListChainsOfTableFamily(family)
 		if err != nil {
-			return false, fmt.Errorf("list nftables chains: %w", err)
+			return changed, nil, fmt.Errorf("list nftables chains: %w", err)
 		}
 		for _, ch := range chains {
-			if ch.Table == nil || ch.Table.Name == TableName || ch.Table.Family != family ||
-				ch.Type != nftables.ChainTypeFilter || ch.Hooknum == nil || *ch.Hooknum != *nftables.ChainHookForward {
+			h, ok := hookOf(ch)
+			if !ok || ch.Table.Name == TableName || ch.Table.Family != family {
 				continue
 			}
-			queued, err := forwardChain(c, ch, f, passes)
+			queued, err := passChain(c, ch, f, at(h, passes))
 			if err != nil {
-				return false, err
+				return changed, nil, err
 			}
-			changed = changed || queued
+			if !queued {
+				continue
+			}
+			// One by one: a chain that cannot be changed is no reason not to change others.
+			err = c.Flush()
+			if errors.Is(err, unix.EPERM) && isOwned(c, ch.Table) {
+				owned = append(owned, fmt.Sprintf("%s %s %s", name, ch.Table.Name, ch.Name))
+				continue
+			}
+			if err != nil {
+				return changed, nil, fmt.Errorf("change nftables chain %q of table %q: %w", ch.Name, ch.Table.Name, err)
+			}
+			changed = true
 		}
 	}
-	if err := c.Flush(); err != nil {
-		return false, fmt.Errorf("change foreign forward chains: %w", err)
-	}
-	return changed, nil
+	slices.Sort(owned)
+	return changed, owned, nil
 }
 
-// forwardChain queues what makes one chain right.
-func forwardChain(c *nftables.Conn, ch *nftables.Chain, f family, passes []pass) (queued bool, err error) {
+// hookOf is the hook of a filter chain, if that is one with passes.
+func hookOf(ch *nftables.Chain) (h hook, ok bool) {
+	if ch.Table == nil || ch.Type != nftables.ChainTypeFilter || ch.Hooknum == nil {
+		return 0, false
+	}
+	h = hook(*ch.Hooknum)
+	return h, slices.Contains(passHooks(), h)
+}
+
+// isOwned says whether a table has the flag owner. One that is gone by now has not.
+func isOwned(c *nftables.Conn, t *nftables.Table) bool {
+	tables, err := c.ListTablesOfFamily(t.Family)
+	return err == nil && slices.ContainsFunc(tables, func(have *nftables.Table) bool {
+		return have.Name == t.Name && have.Flags&tableOwner != 0
+	})
+}
+
+// tableOwner is NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h, in either byte
+// order: the kernel gives it in the network's, the library takes it for the
+// machine's.
+const tableOwner = 0x2 | 0x2<<24
+
+// passChain queues what makes one chain right.
+func passChain(c *nftables.Conn, ch *nftables.Chain, f family, passes []pass) (queued bool, err error) {
 	rules, err := rulesOf(c, ch.Table, ch.Name)
 	if err != nil {
 		return false, err
@@ -140,6 +176,9 @@ func stepOf(r *nftables.Rule, f family) step {
 				return step{}
 			}
 		case *expr.Meta:
+			if loadsOnly(r.Exprs[i:]) {
+				continue
+			}
 			// `meta nfproto ipv4`
 			if i+1 == len(r.Exprs) || e.Key != expr.MetaKeyNFPROTO {
 				return step{}
@@ -177,6 +216,22 @@ func stepOf(r *nftables.Rule, f family) step {
 	return step{}
 }
 
+// loadsOnly says that what the first expression loads is not compared: so
+// iptables-nft writes `-i +`, any interface, and firewalld ends its chains with it.
+func loadsOnly(e []expr.Any) bool {
+	if e[0].(*expr.Meta).SourceRegister || len(e) == 1 {
+		return false
+	}
+	switch next := e[1].(type) {
+	case *expr.Counter, *expr.Verdict, *expr.Reject, *expr.Target:
+		return true
+	case *expr.Meta:
+		return !next.SourceRegister
+	default:
+		return false
+	}
+}
+
 // rule is a pass for a chain. In that of iptables it has to be such as every
 // version of iptables-nft can list: one that cannot read a rule refuses the whole
 // table. So there is a counter before the verdict, and ports are matched by
@@ -201,8 +256,17 @@ func (p pass) rule(ch *nftables.Chain, f family) rule {
 	if p.dst.IsValid() {
 		e = join(e, f.isAddr(f.daddr, p.dst))
 	}
-	if p.sport != 0 || p.dport != 0 {
-		e = join(e, p.ports(ch))
+	iptables := ch.Table.Family != nftables.TableFamilyINet && ch.Table.Name == "filter" && ch.Name == p.hook.name()
+	switch {
+	case p.icmp:
+		e = join(e, f.xtProto(f.icmp))
+	case p.sport == 0 && p.dport == 0:
+	case iptables:
+		e = join(e, f.xtProto(unix.IPPROTO_UDP), []expr.Any{
+			&expr.Match{Name: "udp", Info: &xt.Udp{SrcPorts: portRange(p.sport), DstPorts: portRange(p.dport)}},
+		})
+	default:
+		e = join(e, p.ports())
 	}
 	return rule{p.comment(), join(e, []expr.Any{&expr.Counter{}}, accept())}
 }
@@ -215,26 +279,28 @@ func ifPrefix(key expr.MetaKey, name string) []expr.Any {
 	}
 }
 
-func (p pass) ports(ch *nftables.Chain) []expr.Any {
+func (p pass) ports() []expr.Any {
 	e := proto(unix.IPPROTO_UDP)
-	iptables := ch.Table.Family != nftables.TableFamilyINet && ch.Table.Name == "filter" && ch.Name == forwardChainName
-	if !iptables {
-		if p.sport != 0 {
-			e = join(e, port(0, p.sport))
-		}
-		if p.dport != 0 {
-			e = join(e, port(2, p.dport))
-		}
-		return e
+	if p.sport != 0 {
+		e = join(e, port(0, p.sport))
 	}
-	if ch.Table.Family == nftables.TableFamilyIPv4 {
-		const protocolOffset = 9
-		e = []expr.Any{
-			&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: protocolOffset, Len: 1},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_UDP}},
-		}
+	if p.dport != 0 {
+		e = join(e, port(2, p.dport))
 	}
-	return append(e, &expr.Match{Name: "udp", Info: &xt.Udp{SrcPorts: portRange(p.sport), DstPorts: portRange(p.dport)}})
+	return e
+}
+
+// xtProto is as iptables writes `-p icmp`: `ip protocol icmp`, and with IPv6
+// `meta l4proto`.
+func (f family) xtProto(protocol byte) []expr.Any {
+	if f.nft == nftables.TableFamilyIPv6 {
+		return proto(protocol)
+	}
+	const offset = 9
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{protocol}},
+	}
 }
 
 // portRange is one port, or all if it is 0.

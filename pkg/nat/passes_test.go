@@ -1,0 +1,296 @@
+package nat_test
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// passed are our rules in a chain of iptables as that prints them, for the node of
+// node().
+func passed(chain string) []string {
+	rules := [][2]string{
+		{"-s 10.244.1.9/32 -p udp -m udp --dport 6094", "overlay from 10.244.1.9:6094"},
+		{"-s 10.80.31.254/32 -i lq+ -p icmp", "ping from 10.80.31.254"},
+		{"-s 10.244.2.9/32 -p udp -m udp --dport 6094", "overlay from 10.244.2.9:6094"},
+		{"-s 10.80.31.253/32 -i lq+ -p icmp", "ping from 10.80.31.253"},
+	}
+	if chain == "FORWARD" {
+		rules = [][2]string{
+			{"-i lq+", "from peers"},
+			{"-o lq+", "to peers"},
+			{"-s 10.244.1.9/32 -p udp -m udp --dport 6094", "overlay from 10.244.1.9:6094"},
+			{"-d 10.244.1.9/32 -p udp -m udp --dport 6094", "overlay to 10.244.1.9:6094"},
+			{"-s 10.244.1.9/32 -p udp -m udp --sport 51840", "tunnel from 10.244.1.9:51840"},
+			{"-d 10.244.1.9/32 -p udp -m udp --dport 51840", "tunnel to 10.244.1.9:51840"},
+			{"-s 10.244.2.9/32 -p udp -m udp --sport 51840", "tunnel from 10.244.2.9:51840"},
+			{"-d 10.244.2.9/32 -p udp -m udp --dport 51840", "tunnel to 10.244.2.9:51840"},
+		}
+	}
+	var out []string
+	for _, p := range rules {
+		out = append(out, "-A "+chain+" "+p[0]+` -m comment --comment "liqonet: `+p[1]+`" -j ACCEPT`)
+	}
+	return out
+}
+
+func ensure() (bool, error) { return nat.EnsurePasses(context.Background(), node()) }
+func remove() (bool, error) { return nat.RemovePasses(context.Background()) }
+
+// place is where ours are expected: in a chain, before a rule with a text, or at
+// the end.
+type place struct {
+	// chain is family, table and name.
+	chain, before string
+}
+
+// iptables is the name of what corresponds in iptables.
+func (p place) iptables() string {
+	if strings.HasSuffix(p.chain, "INPUT") {
+		return "INPUT"
+	}
+	return "FORWARD"
+}
+
+// TestPasses has chains of nftables: in those that drop, and in no others, our
+// rules stand before whatever drops.
+func TestPasses(t *testing.T) {
+	const forward, input = "ip filter FORWARD", "ip filter INPUT"
+	for name, test := range map[string]struct {
+		setup string
+		want  []place
+	}{
+		"policy":         {"iptables-nft -P FORWARD DROP; iptables-nft -A FORWARD -i eth0 -j ACCEPT", []place{{forward, ""}}},
+		"input policy":   {"iptables-nft -P INPUT DROP; iptables-nft -A INPUT -i eth0 -j ACCEPT", []place{{input, ""}}},
+		"both":           {"iptables-nft -P INPUT DROP; iptables-nft -A FORWARD -j DROP", []place{{input, ""}, {forward, "drop"}}},
+		"reject":         {"iptables-nft -A FORWARD -i eth0 -j ACCEPT; iptables-nft -A FORWARD -j REJECT", []place{{forward, "reject"}}},
+		"input reject":   {"iptables-nft -A INPUT -i eth0 -j ACCEPT; iptables-nft -A INPUT -j REJECT", []place{{input, "reject"}}},
+		"drop":           {"iptables-nft -A FORWARD -j DROP", []place{{forward, "drop"}}},
+		"drop, comment":  {"iptables-nft -A FORWARD -m comment --comment all -j DROP", []place{{forward, "drop"}}},
+		"dropping chain": {"iptables-nft -N no; iptables-nft -A no -j LOG; iptables-nft -A no -j DROP; iptables-nft -A FORWARD -j no", []place{{forward, "jump no"}}},
+		"any interface":  {"iptables-nft -N no; iptables-nft -A no -j REJECT; iptables-nft -A FORWARD -i + -o + -g no", []place{{forward, "goto no"}}},
+		"docker": {
+			"iptables-nft -P FORWARD DROP; iptables-nft -N DOCKER-USER; iptables-nft -A DOCKER-USER -j RETURN; iptables-nft -A FORWARD -j DOCKER-USER",
+			[]place{{forward, ""}},
+		},
+		"inet":       {"nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 10; policy drop; }'", []place{{"inet fw f", ""}}},
+		"inet input": {"nft 'add table inet fw; add chain inet fw INPUT { type filter hook input priority 10; policy drop; }'", []place{{"inet fw INPUT", ""}}},
+		"inet ipv4": {
+			"nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 10; }; add rule inet fw f meta nfproto ipv4 log drop'",
+			[]place{{"inet fw f", "drop"}},
+		},
+		"goto": {
+			"nft 'add table inet fw; add chain inet fw c; add chain inet fw f { type filter hook forward priority 10; policy drop; }; add rule inet fw f goto c; add rule inet fw f accept'",
+			[]place{{"inet fw f", "goto c"}},
+		},
+		"firewalld": {
+			"nft -f " + firewalld,
+			[]place{{"inet firewalld filter_INPUT", "jump filter_INPUT_ZONES"}, {"inet firewalld filter_FORWARD", "jump filter_FORWARD_ZONES"}},
+		},
+		"conditions only": {
+			"iptables-nft -A FORWARD -i eth0 -j DROP; iptables-nft -A FORWARD -j MARK --set-mark 1; iptables-nft -N c; iptables-nft -A c -i eth0 -j DROP; iptables-nft -A FORWARD -j c",
+			nil,
+		},
+		"accepts first": {"iptables-nft -A FORWARD -j ACCEPT; iptables-nft -P FORWARD DROP", nil},
+		"other family":  {"ip6tables-nft -P FORWARD DROP; ip6tables-nft -P INPUT DROP", nil},
+		"other hook":    {"iptables-nft -P OUTPUT DROP; nft 'add table ip fw; add chain ip fw f { type filter hook prerouting priority 10; policy drop; }'", nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := netns.New(t, name)
+			ns.Output(t, "sh", "-ec", test.setup)
+			before := ruleset(t, ns)
+			if len(test.want) == 0 {
+				expect(t, ns, false, "ensure", ensure)
+				if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
+					t.Errorf("(-before +after):\n%s", diff)
+				}
+				return
+			}
+			expect(t, ns, true, "ensure", ensure)
+			expect(t, ns, false, "ensure again", ensure)
+			for _, p := range test.want {
+				checkPlace(t, ns, p)
+			}
+			signals := monitor(t, ns)
+			for _, p := range test.want {
+				if strings.HasPrefix(p.chain, "ip filter ") {
+					changesByIPTables(t, ns, p.iptables())
+					for len(signals) > 0 {
+						<-signals
+					}
+				}
+				ns.Output(t, "nft", "delete rule "+p.chain+" handle "+ourHandle(t, ns, p.chain))
+				signal(t, signals, "a deleted rule")
+				expect(t, ns, true, "one deleted", ensure)
+				checkPlace(t, ns, p)
+			}
+
+			// Another gateway.
+			other := node()
+			other.Gateways = other.Gateways[1:]
+			change := func() (bool, error) { return nat.EnsurePasses(context.Background(), other) }
+			expect(t, ns, true, "other gateways", change)
+			expect(t, ns, false, "other gateways again", change)
+
+			expect(t, ns, true, "remove", remove)
+			expect(t, ns, false, "remove again", remove)
+			if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
+				t.Errorf("(-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// firewalld is what the real one writes; TestFirewalld of test/e2e runs it.
+const firewalld = "testdata/firewalld.nft"
+
+// A table that only its owner can change, as firewalld's may be from version 2.1
+// on, is told of, and keeps us from nothing else.
+func TestPassesOwned(t *testing.T) {
+	ns := netns.New(t, "node")
+	// The owner is a program that reads commands and does not end.
+	cmd := exec.Command("nft", "-i")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns.Do(t, cmd.Start)
+	end := func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+	}
+	t.Cleanup(end)
+	if _, err := in.Write([]byte("add table inet fw { flags owner; }\n" +
+		"add chain inet fw f { type filter hook forward priority 10; policy drop; }\n" +
+		"add chain inet fw i { type filter hook input priority 10; policy drop; }\n")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the table is there", func() bool {
+		return strings.Contains(ruleset(t, ns), "chain i {")
+	})
+	owned := ns.Output(t, "nft", "list table inet fw")
+	ns.Output(t, "iptables-nft", "-P", "FORWARD", "DROP")
+	wantOwned := func(changes bool) {
+		t.Helper()
+		ns.Do(t, func() error {
+			changed, err := ensure()
+			var e *nat.OwnedError
+			if !errors.As(err, &e) || !slices.Equal(e.Chains, []string{"inet fw f", "inet fw i"}) || changed != changes {
+				t.Errorf("changed is %v, %v", changed, err)
+			}
+			return nil
+		})
+	}
+	wantOwned(true)
+	checkPlace(t, ns, place{"ip filter FORWARD", ""})
+	signals := monitor(t, ns)
+	wantOwned(false)
+	silence(t, signals)
+	if diff := cmp.Diff(owned, ns.Output(t, "nft", "list table inet fw")); diff != "" {
+		t.Error(diff)
+	}
+	expect(t, ns, true, "remove", remove)
+
+	// With its owner the table goes, and nothing is in the way.
+	end()
+	eventually(t, "the table is gone", func() bool { return !strings.Contains(ruleset(t, ns), "inet fw") })
+	expect(t, ns, true, "ensure without the owner", ensure)
+}
+
+func eventually(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within time: %s", what)
+		}
+	}
+}
+
+// checkPlace wants all our rules, in order, where they belong.
+func checkPlace(t *testing.T, ns *netns.NS, p place) {
+	t.Helper()
+	var rules []string
+	before, passed := p.before, passed(p.iptables())
+	for l := range strings.SplitSeq(ns.Output(t, "nft", "list chain "+p.chain), "\n") {
+		if l = strings.TrimSpace(l); l != "" && l != "}" && !strings.Contains(l, "{") || strings.Contains(l, "ct state") || strings.Contains(l, "ip6") {
+			rules = append(rules, l)
+		}
+	}
+	rules = rules[min(1, len(rules)):] // type and policy
+	first := slices.IndexFunc(rules, isOurs)
+	if first < 0 || len(rules) < first+len(passed) {
+		t.Fatalf("ours are missing: %q", rules)
+	}
+	for i, want := range passed {
+		_, want, _ = strings.Cut(want, `"`)
+		want, _, _ = strings.Cut(want, `"`)
+		if !strings.Contains(rules[first+i], `"`+want+" #") || !strings.Contains(rules[first+i], "accept") {
+			t.Errorf("rule %d is %s, want %s", i, rules[first+i], want)
+		}
+	}
+	switch rest := rules[first+len(passed):]; {
+	case before == "" && len(rest) > 0:
+		t.Errorf("after ours there are %q", rest)
+	case before != "" && (len(rest) == 0 || !strings.Contains(rest[0], before)):
+		t.Errorf("after ours there are %q, want %q first", rest, before)
+	}
+}
+
+// ourHandle is that of our first rule in a chain.
+func ourHandle(t *testing.T, ns *netns.NS, chain string) string {
+	t.Helper()
+	for l := range strings.SplitSeq(ns.Output(t, "nft", "-a", "list chain "+chain), "\n") {
+		if _, handle, ok := strings.Cut(l, " # handle "); ok && isOurs(l) {
+			return handle
+		}
+	}
+	t.Fatal("there is none of ours")
+	return ""
+}
+
+// changesByIPTables checks that iptables can read ours, and what happens after
+// changes by it.
+func changesByIPTables(t *testing.T, ns *netns.NS, chain string) {
+	t.Helper()
+	listed := ns.Output(t, "iptables-nft", "-S", chain)
+	for _, rule := range passed(chain) {
+		rule, _, _ = strings.Cut(rule, " -m comment")
+		if !strings.Contains(listed, rule) {
+			t.Errorf("iptables does not list %q:\n%s", rule, listed)
+		}
+	}
+	ns.Output(t, "iptables-nft", "-D", chain, strconv.Itoa(slices.IndexFunc(listedRules(listed), isOurs)+1))
+	expect(t, ns, true, "one deleted", ensure)
+	expect(t, ns, false, "one deleted, again", ensure)
+	// Others that append a rule decide before us.
+	ns.Output(t, "iptables-nft", "-I", chain, "-i", "eth1", "-j", "DROP")
+	expect(t, ns, false, "one at the beginning", ensure)
+	last := 0
+	for i, rule := range listedRules(ns.Output(t, "iptables-nft", "-S", chain)) {
+		if isOurs(rule) {
+			last = i + 1
+		}
+	}
+	ns.Output(t, "iptables-nft", "-I", chain, strconv.Itoa(last+1), "-i", "eth2", "-j", "DROP")
+	expect(t, ns, true, "one after ours", ensure)
+	expect(t, ns, false, "one after ours, again", ensure)
+	ns.Output(t, "iptables-nft", "-D", chain, "-i", "eth1", "-j", "DROP")
+	ns.Output(t, "iptables-nft", "-D", chain, "-i", "eth2", "-j", "DROP")
+}
+
+// listedRules leaves the policy out of what iptables -S lists.
+func listedRules(listed string) []string {
+	return slices.DeleteFunc(strings.Split(strings.TrimSpace(listed), "\n"), func(l string) bool { return !strings.HasPrefix(l, "-A") })
+}
+
+func isOurs(rule string) bool { return strings.Contains(rule, "liqonet: ") }
