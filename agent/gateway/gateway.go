@@ -43,8 +43,9 @@ const (
 	silence = 3500 * time.Millisecond
 	// retryFirst and retryLater are the times without an answer after which a
 	// client starts the handshake anew, while it was never answered and later.
-	// WireGuard itself waits 5 s, and 15 s if the server forgot the session.
-	retryFirst, retryLater = 300 * time.Millisecond, time.Second
+	// WireGuard itself waits 5 s, and 15 s if the server forgot the session. They
+	// grow to retryMost, see due.
+	retryFirst, retryLater, retryMost = 300 * time.Millisecond, time.Second, 2 * time.Second
 	// retryUnanswered is how many probes have to be unanswered before it does so
 	// later: a session that works is lost by that, with all packets on their way,
 	// and on a bad link or a busy machine one of them may well be missing.
@@ -138,8 +139,10 @@ type agent struct {
 	stopProber context.CancelFunc
 	echo       bool
 	endpoints  endpoints
-	// reset is when the handshake was last started anew, received what has come by
-	// the tunnel, and heard when there was last more of it.
+	// broken is since when the tunnel does not work, reset when the handshake was last
+	// started anew, received what has come by the tunnel, and heard when there was
+	// last more of it.
+	broken   time.Time
 	reset    time.Time
 	received int64
 	heard    time.Time
@@ -375,17 +378,20 @@ func (a *agent) watchTunnel(ctx context.Context) {
 	if plane == nil {
 		return
 	}
-	stats := a.prober.Snapshot()
-	interval, retry := probeInterval, retryLater
-	if stats.LastReply.IsZero() {
-		retry = retryFirst
+	stats, now := a.prober.Snapshot(), time.Now()
+	isBroken := broken(stats, a.heard, now)
+	switch {
+	case !isBroken:
+		a.broken = time.Time{}
+	case a.broken.IsZero():
+		a.broken = now
 	}
-	isBroken := broken(stats, a.heard, time.Now())
+	interval := probeInterval
 	if isBroken || stats.Window < tunnel.ProbeWindow {
 		interval = fastProbeInterval
 	}
 	a.prober.SetInterval(interval)
-	if !isBroken || plane.Role != v1alpha1.Client || time.Since(a.reset) < retry {
+	if !isBroken || plane.Role != v1alpha1.Client || !due(stats.LastReply.IsZero(), a.broken, a.reset, a.heard, now) {
 		return
 	}
 	if !stats.LastReply.IsZero() {
@@ -406,7 +412,23 @@ func (a *agent) watchTunnel(ctx context.Context) {
 			a.Log.Error("cannot start the handshake anew", "error", err)
 		}
 	}
-	a.reset = time.Now()
+	a.reset = now
+}
+
+// due says whether a client starts the handshake anew, which throws away what is on
+// its way. It is in a hurry: a server may begin to answer at any moment. But from far
+// away an answer takes longer than that hurry, so it waits for a third of the time
+// that it has tried already. And where the peer has sent something since the last
+// attempt, the handshake goes on: after its own answer come those to the probes.
+func due(never bool, broken, reset, heard, now time.Time) bool {
+	if heard.After(reset) && now.Sub(heard) < retryMost && now.Sub(reset) < deaf {
+		return false
+	}
+	least := retryLater
+	if never {
+		least = retryFirst
+	}
+	return now.Sub(reset) >= min(max(now.Sub(broken)/3, least), retryMost)
 }
 
 // repairTunnel brings back what others took from WireGuard, of which the kernel
@@ -416,9 +438,10 @@ func (a *agent) repairTunnel(ctx context.Context) error {
 		return nil
 	}
 	stats, err := a.device.Stats()
-	if err == nil && stats.RxBytes != a.received {
-		a.received, a.heard = stats.RxBytes, time.Now()
+	if err == nil && stats.RxBytes > a.received {
+		a.heard = time.Now()
 	}
+	a.received = stats.RxBytes // a new handshake begins to count anew
 	if err == nil && stats.AsConfigured {
 		return nil
 	}
