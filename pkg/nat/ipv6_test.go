@@ -383,7 +383,7 @@ func TestPassesIPv6(t *testing.T) {
 	}
 	for name, test := range map[string]struct{ setup, list string }{
 		"ip6tables input": {"ip6tables-nft -P INPUT DROP; ip6tables-nft -A INPUT -i eth0 -j ACCEPT", "ip6tables-nft -S INPUT"},
-		"ip6tables": {"ip6tables-nft -P FORWARD DROP; ip6tables-nft -A FORWARD -i eth0 -j ACCEPT", "ip6tables-nft -S FORWARD"},
+		"ip6tables":       {"ip6tables-nft -P FORWARD DROP; ip6tables-nft -A FORWARD -i eth0 -j ACCEPT", "ip6tables-nft -S FORWARD"},
 		"inet": {
 			"nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 10; }; add rule inet fw f meta nfproto ipv6 drop'",
 			"nft list chain inet fw f",

@@ -143,11 +143,16 @@ func overlapping(all []ipam.Use, p netip.Prefix) error {
 	return nil
 }
 
-func podWith(address string) *corev1.Pod {
-	return &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pod-" + address},
-		Status:     corev1.PodStatus{PodIP: address, Phase: corev1.PodPending},
+// podWith is named after its first address.
+func podWith(addresses ...string) *corev1.Pod {
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pod-" + addresses[0]},
+		Status:     corev1.PodStatus{PodIP: addresses[0], Phase: corev1.PodPending},
 	}
+	for _, a := range addresses {
+		pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: a})
+	}
+	return pod
 }
 
 func crdList() client.ObjectList { return &apiextensionsv1.CustomResourceDefinitionList{} }

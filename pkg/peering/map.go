@@ -65,6 +65,12 @@ func (c *Cluster) MapFor(ctx context.Context, peer *Cluster, what string) ([]Add
 	if err != nil {
 		return nil, err
 	}
+	// Pods and endpoints of dual-stack clusters have an address of the other family, too.
+	is4 := p.Spec.Local.InternalCIDR.Addr().Is4()
+	carried := slices.DeleteFunc(slices.Clone(real), func(a Address) bool { return a.Addr.Is4() != is4 })
+	if len(carried) > 0 {
+		real = carried
+	}
 	out := make([]Address, 0, len(real))
 	for _, a := range real {
 		// Nodes first: where pods have addresses of the nodes' subnets (EKS), the pods'
@@ -172,11 +178,16 @@ func (c *Cluster) addressesOf(ctx context.Context, what string) ([]Address, erro
 	if err != nil {
 		return nil, c.fail("read pod "+what, err)
 	}
-	addr, err := netip.ParseAddr(pod.Status.PodIP)
-	if err != nil {
+	var out []Address
+	for _, ip := range pod.Status.PodIPs {
+		if addr, err := netip.ParseAddr(ip.IP); err == nil {
+			out = append(out, Address{Addr: addr})
+		}
+	}
+	if len(out) == 0 {
 		return nil, &Error{Kind: NotReady, Cluster: c.Name, Doing: "read pod " + what, Err: fmt.Errorf("it has no address, its phase is %s", pod.Status.Phase)}
 	}
-	return []Address{{Addr: addr}}, nil
+	return out, nil
 }
 
 // endpointsOf are the ready endpoints of a Service, with their ports.

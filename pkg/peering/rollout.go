@@ -3,6 +3,7 @@ package peering
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -72,7 +73,9 @@ func (c *Cluster) rolledOut(ctx context.Context, g manifests.Gateway, p *v1alpha
 			}
 		case pod.Labels[v1alpha1.LabelPeering] == g.Peering:
 			s := p.PlaneStatus(g.Plane)
-			gateway = gateway || s != nil && s.PodIP.Addr.String() == pod.Status.PodIP && since(s.Reported, started)
+			// The first of its addresses may be of the other family.
+			own := s != nil && slices.Contains(pod.Status.PodIPs, corev1.PodIP{IP: s.PodIP.Addr.String()})
+			gateway = gateway || own && since(s.Reported, started)
 		}
 	}
 	if !gateway {

@@ -335,7 +335,7 @@ func TestMapFor(t *testing.T) {
 	w := newWorld()
 	n1 := report("n1", "10.80.0.1", nil)
 	a := newCluster(t, "a", interceptor.Funcs{}, w.peering, node("n1", true, "172.18.0.2"), &n1,
-		podWith("10.244.3.4"), podWith(""),
+		podWith("10.244.3.4"), podWith(""), podWith("fd00::4", "10.244.3.7"), podWith("fd00::8"),
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.7"}},
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "idle"}},
 		&discoveryv1.EndpointSlice{
@@ -346,6 +346,12 @@ func TestMapFor(t *testing.T) {
 				{Addresses: []string{"10.244.3.4"}, Conditions: discoveryv1.EndpointConditions{Ready: new(true)}},
 				{Addresses: []string{"10.244.3.6"}, Conditions: discoveryv1.EndpointConditions{Ready: new(false)}},
 			},
+		},
+		&discoveryv1.EndpointSlice{
+			ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "web-2", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+			AddressType: discoveryv1.AddressTypeIPv6,
+			Ports:       []discoveryv1.EndpointPort{{Port: new(int32(8080))}},
+			Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"fd00::5"}}},
 		})
 	tests := []struct {
 		what, want string
@@ -353,6 +359,8 @@ func TestMapFor(t *testing.T) {
 	}{
 		{what: "10.244.3.4", want: "10.20.3.4"},
 		{what: "default/pod-10.244.3.4", want: "10.20.3.4"},
+		{what: "default/pod-fd00::4", want: "10.20.3.7"},
+		{what: "default/pod-fd00::8", kind: Usage},
 		{what: "172.18.0.2", want: "10.70.64.1"},
 		{what: "10.80.0.1", want: "10.70.64.1"},
 		{what: "10.80.31.254", want: "10.70.95.254"},

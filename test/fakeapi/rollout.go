@@ -152,7 +152,7 @@ func runPod(ctx context.Context, c client.Client, name, node string, owner clien
 		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
 	}
 	pod.Spec.NodeName = node
-	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: GatewayIP, ContainerStatuses: []corev1.ContainerStatus{{
+	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: GatewayIP, PodIPs: []corev1.PodIP{{IP: GatewayIP}}, ContainerStatuses: []corev1.ContainerStatus{{
 		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: started}},
 	}}}
 	return ignored(c.Create(ctx, pod))
