@@ -18,14 +18,16 @@ const ethernet = 14
 // cards do: the gateways must make bundles of them, or each packet costs what a
 // bundle does.
 func TestAggregation(t *testing.T) {
+	if os.Getenv("LIQONET_TEST_BACKENDS") == "all" {
+		t.Skip("an emulated processor is too slow for packets to come close to each other: bundles have two with aggregation and without")
+	}
 	n := dataplane.New(t, pairs()[0])
 	for _, c := range []*dataplane.Cluster{n.A, n.B} {
 		c.SetSegmentation(t, false)
 	}
 	server := n.B.Nodes[1].Pod
 	dataplane.ServeTCP(t, server.NS, dataplane.WebPort)
-	// Enough for the mean, and little enough for the virtual machine.
-	const size = 256 << 10
+	const size = 64 << 20
 	before := counters(t, n.A, n.B)
 	if _, err := dataplane.TCP(n.A.Nodes[1].Pod.NS, server.Mapped, dataplane.WebPort, size); err != nil {
 		t.Fatal(err)
