@@ -69,8 +69,8 @@ test-unit: ## tests without root, under two minutes
 
 .PHONY: test-kernel
 test-kernel: packages ## tests of kernel code, in network namespaces (root)
-	go test ./pkg/... ./test/dataplane/...
-	go test -count=1 ./test/vm/... # which builds programs that the cache of results does not know of
+	# The cache of results does not know of the programs that the virtual machine's test builds.
+	go test -count=1 ./pkg/... ./test/dataplane/... ./test/vm/...
 
 .PHONY: test-e2e
 test-e2e: lab image ## tests of the product on lab clusters (root)

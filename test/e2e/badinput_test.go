@@ -63,78 +63,83 @@ func TestBadInput(t *testing.T) {
 	noContext := writeFile(t, filepath.Join(dir, "empty.conf"), "apiVersion: v1\nkind: Config\n")
 	badConfig := writeFile(t, filepath.Join(dir, "config.yaml"), "overlay: [\n")
 	short := []string{"--timeout=8s"}
-	for _, test := range []struct {
-		name       string
-		kubeconfig string
-		args       []string
-		code       int
-		within     time.Duration
-		names      []string
-	}{
-		{"unknown context", "", []string{"peer", a, "nope"}, exitUsage, 0, []string{`"nope"`, "alpha, beta"}},
-		{"unknown context, unpeer", "", []string{"unpeer", "nope", b}, exitUsage, 0, []string{`"nope"`}},
-		{"unknown context, status", "", []string{"status", "nope"}, exitUsage, 0, []string{`"nope"`}},
-		{"unknown context, map", "", []string{"map", a, "nope", "default/x"}, exitUsage, 0, []string{`"nope"`}},
-		{"unknown context of a file", "", []string{"peer", fileA + "#nope", b}, exitUsage, 0, []string{`"nope"`, kubeadmContext}},
-		{"closed port", other, []string{"peer", a, "closed"}, exitUnreachable, 0, []string{`"closed"`}},
-		{"closed port, unpeer", other, []string{"unpeer", "closed", a}, exitUnreachable, 0, []string{`"closed"`}},
-		{"no answer", other, append(short, "peer", a, "silent"), exitUnreachable, 9 * time.Second, []string{`"silent"`}},
-		{"no answer, long timeout", other, []string{"peer", "silent", a}, exitUnreachable, 11 * time.Second, []string{`"silent"`}},
-		{"no answer to requests", other, append(short, "peer", a, "busy"), exitUnreachable, 9 * time.Second, []string{`"busy"`}},
-		{"unknown host", other, []string{"peer", a, "unknown-host"}, exitUnreachable, 11 * time.Second, []string{`"unknown-host"`}},
-		{"wrong certificate authority", other, []string{"peer", a, "untrusted"}, exitUnreachable, 0, []string{`"untrusted"`, "certificate"}},
-		{"no permission at all", other, []string{"peer", "nobody", b}, exitForbidden, 0, []string{`"nobody"`}},
-		{"permission to view only", other, []string{"peer", b, "viewer"}, exitForbidden, 0, []string{`"viewer"`, "create", "customresourcedefinitions"}},
-		{"unpeer with permission to view only", other, []string{"unpeer", b, "viewer"}, exitForbidden, 0, []string{`"viewer"`}},
-		{"wrong token", other, []string{"peer", "stranger", b}, exitForbidden, 0, []string{`"stranger"`, "credentials"}},
-		{"same context twice", "", []string{"peer", a, a}, exitUsage, 0, []string{a, "same cluster"}},
-		{"same cluster by two contexts", other, []string{"peer", a, "alpha-again"}, exitUsage, 0, []string{a, "alpha-again", "same cluster"}},
-		{"same cluster by two files", "", []string{"peer", fileA, again + "#alpha-again"}, exitUsage, 0, []string{"alpha", "same cluster"}},
-		{"same cluster, unpeer", other, []string{"unpeer", a, "alpha-again"}, exitUsage, 0, []string{a, "same cluster"}},
-		{"garbled kubeconfig", garbled, []string{"peer", a, b}, exitUsage, 0, []string{garbled}},
-		{"garbled file", "", []string{"peer", a, garbled}, exitUsage, 0, []string{garbled}},
-		{"missing kubeconfig", filepath.Join(dir, "missing"), []string{"peer", a, b}, exitUsage, 0, []string{a, filepath.Join(dir, "missing")}},
-		{"missing kubeconfig by flag", "", []string{"peer", a, b, "--kubeconfig", filepath.Join(dir, "missing")}, exitUsage, 0, []string{filepath.Join(dir, "missing")}},
-		{"directory as kubeconfig", dir, []string{"peer", a, b}, exitUsage, 0, []string{dir}},
-		{"file without contexts", "", []string{"peer", a, noContext}, exitUsage, 0, []string{noContext}},
-		{"context without user", other, []string{"peer", a, "dangling"}, exitForbidden, 0, []string{`"dangling"`}},
-		{"unknown command", "", []string{"pear", a, b}, exitUsage, 0, []string{"pear"}},
-		{"unknown flag", "", []string{"peer", a, b, "--fast"}, exitUsage, 0, []string{"--fast", "--help"}},
-		{"one argument", "", []string{"peer", a}, exitUsage, 0, []string{"peer CLUSTER CLUSTER"}},
-		{"bad service type", "", []string{"peer", a, b, "--service-type=Magic"}, exitUsage, 0, []string{"service-type", "NodePort"}},
-		{"bad overlay", "", []string{"peer", a, b, "--overlay=gre"}, exitUsage, 0, []string{"overlay", "vxlan"}},
-		{"bad timeout", "", []string{"peer", a, b, "--timeout=soon"}, exitUsage, 0, []string{"timeout", "soon"}},
-		{"no timeout", "", []string{"peer", a, b, "--timeout=0"}, exitUsage, 0, []string{"timeout"}},
-		{"bad output", "", []string{"status", a, "-o", "xml"}, exitUsage, 0, []string{"output", "json"}},
-		{"garbled configuration file", "", []string{"peer", a, b, "--config", badConfig}, exitUsage, 0, []string{badConfig}},
-		{"map without peering", "", []string{"map", a, b, "default/x"}, exitUsage, 0, []string{a, b, "not peered"}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			within := max(test.within, 5*time.Second)
-			limited, cancel := context.WithTimeout(ctx, within+5*time.Second)
-			defer cancel()
-			r := liqonet(t, limited, test.kubeconfig, test.args...)
-			if r.took > within {
-				t.Errorf("it took %s, want %s", r.took, within)
-			}
-			if limited.Err() != nil {
-				t.Fatal("it was killed then")
-			}
-			if r.code != test.code {
-				t.Errorf("exit code %d, want %d\n%s", r.code, test.code, r.stderr)
-			}
-			if r.stdout != "" {
-				t.Errorf("stdout has %q, want nothing", r.stdout)
-			}
-			checkMessage(t, r, test.names...)
-			if left := fx.objectsLeft(ctx, managed, fx.alpha, fx.beta); left != "" {
-				t.Errorf("objects were made:\n%s", left)
-				if err := fx.scrub(ctx); err != nil {
-					t.Fatal(err)
+	t.Run("commands", func(t *testing.T) {
+		for _, test := range []struct {
+			name       string
+			kubeconfig string
+			args       []string
+			code       int
+			within     time.Duration
+			names      []string
+		}{
+			{"unknown context", "", []string{"peer", a, "nope"}, exitUsage, 0, []string{`"nope"`, "alpha, beta"}},
+			{"unknown context, unpeer", "", []string{"unpeer", "nope", b}, exitUsage, 0, []string{`"nope"`}},
+			{"unknown context, status", "", []string{"status", "nope"}, exitUsage, 0, []string{`"nope"`}},
+			{"unknown context, map", "", []string{"map", a, "nope", "default/x"}, exitUsage, 0, []string{`"nope"`}},
+			{"unknown context of a file", "", []string{"peer", fileA + "#nope", b}, exitUsage, 0, []string{`"nope"`, kubeadmContext}},
+			{"closed port", other, []string{"peer", a, "closed"}, exitUnreachable, 0, []string{`"closed"`}},
+			{"closed port, unpeer", other, []string{"unpeer", "closed", a}, exitUnreachable, 0, []string{`"closed"`}},
+			{"no answer", other, append(short, "peer", a, "silent"), exitUnreachable, 9 * time.Second, []string{`"silent"`}},
+			{"no answer, long timeout", other, []string{"peer", "silent", a}, exitUnreachable, 11 * time.Second, []string{`"silent"`}},
+			{"no answer to requests", other, append(short, "peer", a, "busy"), exitUnreachable, 9 * time.Second, []string{`"busy"`}},
+			{"unknown host", other, []string{"peer", a, "unknown-host"}, exitUnreachable, 11 * time.Second, []string{`"unknown-host"`}},
+			{"wrong certificate authority", other, []string{"peer", a, "untrusted"}, exitUnreachable, 0, []string{`"untrusted"`, "certificate"}},
+			{"no permission at all", other, []string{"peer", "nobody", b}, exitForbidden, 0, []string{`"nobody"`}},
+			{"permission to view only", other, []string{"peer", b, "viewer"}, exitForbidden, 0, []string{`"viewer"`, "create", "customresourcedefinitions"}},
+			{"unpeer with permission to view only", other, []string{"unpeer", b, "viewer"}, exitForbidden, 0, []string{`"viewer"`}},
+			{"wrong token", other, []string{"peer", "stranger", b}, exitForbidden, 0, []string{`"stranger"`, "credentials"}},
+			{"same context twice", "", []string{"peer", a, a}, exitUsage, 0, []string{a, "same cluster"}},
+			{"same cluster by two contexts", other, []string{"peer", a, "alpha-again"}, exitUsage, 0, []string{a, "alpha-again", "same cluster"}},
+			{"same cluster by two files", "", []string{"peer", fileA, again + "#alpha-again"}, exitUsage, 0, []string{"alpha", "same cluster"}},
+			{"same cluster, unpeer", other, []string{"unpeer", a, "alpha-again"}, exitUsage, 0, []string{a, "same cluster"}},
+			{"garbled kubeconfig", garbled, []string{"peer", a, b}, exitUsage, 0, []string{garbled}},
+			{"garbled file", "", []string{"peer", a, garbled}, exitUsage, 0, []string{garbled}},
+			{"missing kubeconfig", filepath.Join(dir, "missing"), []string{"peer", a, b}, exitUsage, 0, []string{a, filepath.Join(dir, "missing")}},
+			{"missing kubeconfig by flag", "", []string{"peer", a, b, "--kubeconfig", filepath.Join(dir, "missing")}, exitUsage, 0, []string{filepath.Join(dir, "missing")}},
+			{"directory as kubeconfig", dir, []string{"peer", a, b}, exitUsage, 0, []string{dir}},
+			{"file without contexts", "", []string{"peer", a, noContext}, exitUsage, 0, []string{noContext}},
+			{"context without user", other, []string{"peer", a, "dangling"}, exitForbidden, 0, []string{`"dangling"`}},
+			{"unknown command", "", []string{"pear", a, b}, exitUsage, 0, []string{"pear"}},
+			{"unknown flag", "", []string{"peer", a, b, "--fast"}, exitUsage, 0, []string{"--fast", "--help"}},
+			{"one argument", "", []string{"peer", a}, exitUsage, 0, []string{"peer CLUSTER CLUSTER"}},
+			{"bad service type", "", []string{"peer", a, b, "--service-type=Magic"}, exitUsage, 0, []string{"service-type", "NodePort"}},
+			{"bad overlay", "", []string{"peer", a, b, "--overlay=gre"}, exitUsage, 0, []string{"overlay", "vxlan"}},
+			{"bad timeout", "", []string{"peer", a, b, "--timeout=soon"}, exitUsage, 0, []string{"timeout", "soon"}},
+			{"no timeout", "", []string{"peer", a, b, "--timeout=0"}, exitUsage, 0, []string{"timeout"}},
+			{"bad output", "", []string{"status", a, "-o", "xml"}, exitUsage, 0, []string{"output", "json"}},
+			{"garbled configuration file", "", []string{"peer", a, b, "--config", badConfig}, exitUsage, 0, []string{badConfig}},
+			{"map without peering", "", []string{"map", a, b, "default/x"}, exitUsage, 0, []string{a, b, "not peered"}},
+		} {
+			t.Run(test.name, func(t *testing.T) {
+				if test.within > 0 {
+					t.Parallel() // it waits
 				}
-			}
-		})
-	}
+				within := max(test.within, 5*time.Second)
+				limited, cancel := context.WithTimeout(ctx, within+5*time.Second)
+				defer cancel()
+				r := liqonet(t, limited, test.kubeconfig, test.args...)
+				if r.took > within {
+					t.Errorf("it took %s, want %s", r.took, within)
+				}
+				if limited.Err() != nil {
+					t.Fatal("it was killed then")
+				}
+				if r.code != test.code {
+					t.Errorf("exit code %d, want %d\n%s", r.code, test.code, r.stderr)
+				}
+				if r.stdout != "" {
+					t.Errorf("stdout has %q, want nothing", r.stdout)
+				}
+				checkMessage(t, r, test.names...)
+				if left := fx.objectsLeft(ctx, managed, fx.alpha, fx.beta); left != "" {
+					t.Errorf("objects were made:\n%s", left)
+					if err := fx.scrub(ctx); err != nil {
+						t.Fatal(err)
+					}
+				}
+			})
+		}
+	})
 	checkNothingLeft(t, ctx)
 }
 

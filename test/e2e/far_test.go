@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"testing"
@@ -29,11 +30,7 @@ func TestFarAway(t *testing.T) {
 			t.Errorf("%s says that an answer from %s takes %v ms", v.Cluster, v.Peer, v.RTTMilliseconds)
 		}
 	}
-	before := handshake(t, ctx, a)
 	checkOnePacket(t, ctx, a, b)
-	if now := handshake(t, ctx, a); now != before {
-		t.Errorf("the last handshake was at %s when the clusters were connected, and at %s later", before, now)
-	}
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 }
 
@@ -85,8 +82,11 @@ func delay(t *testing.T, v *vantage, each time.Duration, to netip.AddrPort) neti
 func answers(in *net.UDPConn, caller netip.AddrPort, out *net.UDPConn, each time.Duration) {
 	for {
 		packet, _, err := receive(out)
-		if err != nil {
+		if errors.Is(err, net.ErrClosed) {
 			return
+		}
+		if err != nil {
+			continue // refused: the server is not there yet
 		}
 		time.AfterFunc(each, func() { _, _ = in.WriteToUDPAddrPort(packet, caller) })
 	}

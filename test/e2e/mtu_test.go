@@ -56,6 +56,11 @@ func TestMTU(t *testing.T) {
 	w.try(gateway.do(func() error { return setLinkMTU("eth0", 1300) }))
 	w.expect("a node's link of 1300 bytes", 1300-tunnel.OverheadIPv4)
 	w.try(gateway.do(func() error { return setLinkMTU("eth0", 1400) }))
+	// A packet may have been too large for the narrow link: what the node has said of
+	// that, the gateways' kernels believe for ten minutes.
+	for _, g := range w.gateways {
+		w.try(forgetPaths(g))
+	}
 	w.expect("that node's link of 1400 bytes again", 1400-tunnel.OverheadIPv4)
 	w.stop()
 	w.narrowUnderlay(b, 1300, func() {
