@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -101,6 +102,9 @@ type Cluster struct {
 	Overlay Host
 	// Exposed are hosts outside that the peer may reach.
 	Exposed []Host
+	// Plain are more ranges of pods, of this cluster and of the peer, which both know
+	// by their own addresses.
+	Plain struct{ Own, Peer netip.Prefix }
 	// Key is the overlay's.
 	Key overlay.Key
 	// Config is the tunnel's.
@@ -296,6 +300,9 @@ func (c *Cluster) nodeTable(i int) nat.Node {
 	for _, h := range c.Exposed {
 		n.Hosts = append(n.Hosts, h.Addr)
 	}
+	if p := c.Plain; p.Own.IsValid() {
+		n.Pods, n.Remote = append(n.Pods, p.Own), append(n.Remote, p.Peer)
+	}
 	return n
 }
 
@@ -362,6 +369,10 @@ func (c *Cluster) GatewayTable(t testing.TB) nat.Gateway {
 	}
 	for _, h := range c.Exposed {
 		g.Local = append(g.Local, nat.Mapping{Real: netip.PrefixFrom(h.Addr, 32), Mapped: netip.PrefixFrom(h.Mapped, 32)})
+	}
+	if p := c.Plain; p.Own.IsValid() {
+		g.Local = slices.Insert(g.Local, 0, nat.Mapping{Real: p.Own, Mapped: p.Own})
+		g.Remote = append(g.Remote, p.Peer)
 	}
 	return g
 }
