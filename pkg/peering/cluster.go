@@ -151,11 +151,12 @@ func ended(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil || !errors.As(err, &e) {
 		return err
 	}
-	if cause := context.Cause(ctx); !errors.Is(e.Err, cause) {
-		return &Error{
-			Kind: NotReady, Cluster: e.Cluster, Doing: e.Doing, Err: cause,
-			Hint: "run the command again, with more time by --timeout if it is short",
-		}
+	cause := context.Cause(ctx)
+	if errors.Is(e.Err, cause) && e.Hint != "" {
+		return err
 	}
-	return err
+	return &Error{
+		Kind: NotReady, Cluster: e.Cluster, Doing: e.Doing, Err: cause,
+		Hint: "run the command again, with more time by --timeout if it is short",
+	}
 }

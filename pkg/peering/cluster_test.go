@@ -181,3 +181,27 @@ func TestIdentifyErrors(t *testing.T) {
 		})
 	}
 }
+
+// Who stops a command, or gives it too little time, is told so, and what to do.
+func TestEnded(t *testing.T) {
+	stopped := errors.New("interrupted")
+	ctx, stop := context.WithCancelCause(t.Context())
+	failed := &Error{Cluster: "a", Doing: "read nodes", Err: errors.New("connection reset")}
+	if err := ended(ctx, failed); err != failed {
+		t.Errorf("while it goes on: %v", err)
+	}
+	stop(stopped)
+	for name, e := range map[string]*Error{
+		"a request was under way":  failed,
+		"it waited":                {Cluster: "a", Doing: "wait for an address", Err: stopped},
+		"it waited for what it is": {Cluster: "a", Doing: "wait for agents", Err: fmt.Errorf("no report (%w)", stopped), Hint: "look at their logs"},
+	} {
+		got := (*Error)(nil)
+		if !errors.As(ended(ctx, e), &got) || !errors.Is(got.Err, stopped) || got.Hint == "" || got.Doing != e.Doing || e.Hint != "" && got != e {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+	if err := ended(ctx, nil); err != nil {
+		t.Error(err)
+	}
+}
