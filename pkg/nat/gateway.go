@@ -48,7 +48,8 @@ func (g Gateway) table(f family) (table, error) {
 	errorsIn := chain{name: "errors-in", rules: append(g.foreignErrors(f), innerIn...)}
 	errorsOut := chain{name: "errors-out", rules: innerOut}
 	fromPeer := chain{name: "from-peer", rules: append([]rule{
-		{"icmp", join(proto(f.icmp), jump(errorsIn))}}, translateIn...)}
+		{"icmp", join(proto(f.icmp), jump(errorsIn))},
+	}, translateIn...)}
 	return table{
 		family: f,
 		sets:   []set{remote, addrSet(setNodes, g.Nodes)},
