@@ -139,14 +139,14 @@ type agent struct {
 	stopProber context.CancelFunc
 	echo       bool
 	endpoints  endpoints
-	// broken is since when the tunnel does not work, reset when the handshake was last
+	// brokenSince is zero while the tunnel works, reset when the handshake was last
 	// started anew, received what has come by the tunnel, and heard when there was
 	// last more of it.
-	broken   time.Time
-	reset    time.Time
-	received int64
-	heard    time.Time
-	status   reporter
+	brokenSince time.Time
+	reset       time.Time
+	received    int64
+	heard       time.Time
+	status      reporter
 }
 
 func (a *agent) run(ctx context.Context) error {
@@ -382,16 +382,16 @@ func (a *agent) watchTunnel(ctx context.Context) {
 	isBroken := broken(stats, a.heard, now)
 	switch {
 	case !isBroken:
-		a.broken = time.Time{}
-	case a.broken.IsZero():
-		a.broken = now
+		a.brokenSince = time.Time{}
+	case a.brokenSince.IsZero():
+		a.brokenSince = now
 	}
 	interval := probeInterval
 	if isBroken || stats.Window < tunnel.ProbeWindow {
 		interval = fastProbeInterval
 	}
 	a.prober.SetInterval(interval)
-	if !isBroken || plane.Role != v1alpha1.Client || !due(stats.LastReply.IsZero(), a.broken, a.reset, a.heard, now) {
+	if !isBroken || plane.Role != v1alpha1.Client || !due(stats.LastReply.IsZero(), a.brokenSince, a.reset, a.heard, now) {
 		return
 	}
 	if !stats.LastReply.IsZero() {
@@ -420,7 +420,7 @@ func (a *agent) watchTunnel(ctx context.Context) {
 // away an answer takes longer than that hurry, so it waits for a third of the time
 // that it has tried already. And where the peer has sent something since the last
 // attempt, the handshake goes on: after its own answer come those to the probes.
-func due(never bool, broken, reset, heard, now time.Time) bool {
+func due(never bool, brokenSince, reset, heard, now time.Time) bool {
 	if heard.After(reset) && now.Sub(heard) < retryMost && now.Sub(reset) < deaf {
 		return false
 	}
@@ -428,7 +428,7 @@ func due(never bool, broken, reset, heard, now time.Time) bool {
 	if never {
 		least = retryFirst
 	}
-	return now.Sub(reset) >= min(max(now.Sub(broken)/3, least), retryMost)
+	return now.Sub(reset) >= min(max(now.Sub(brokenSince)/3, least), retryMost)
 }
 
 // repairTunnel brings back what others took from WireGuard, of which the kernel

@@ -48,9 +48,9 @@ type View struct {
 	Changed <-chan struct{}
 }
 
-// dialTimeout is short: what a connection sends before kube-proxy has done its
-// work on a node that has just started goes nowhere, and goes on to when it is
-// sent again, but another connection works. retry is between them.
+// dialTimeout is short: on a node that has just started, a connection that is begun
+// before kube-proxy has done its work leads nowhere, however often it sends again;
+// another one works. retry is the time between them.
 const dialTimeout, retry = time.Second, 200 * time.Millisecond
 
 // Client connects to the API server of the cluster that this pod is in. It waits

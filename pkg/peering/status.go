@@ -122,10 +122,15 @@ func (v *View) mention(notReady []string) {
 	if more := len(notReady) - most; more > 0 {
 		names += fmt.Sprintf(" and %d more", more)
 	}
+	v.say("not ready, and left out: " + names)
+}
+
+// say adds something to the message.
+func (v *View) say(text string) {
 	if v.Message != "" {
 		v.Message += "; "
 	}
-	v.Message += "not ready, and left out: " + names
+	v.Message += text
 }
 
 // view is pure.
@@ -202,11 +207,8 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 		v.State = Connected
 	}
 	if len(conflicts) > 0 {
-		if v.Message != "" {
-			v.Message += "; "
-		}
 		slices.Sort(conflicts)
-		v.Message += conflicts[0]
+		v.say(conflicts[0])
 		if more := len(conflicts) - 1; more > 0 {
 			v.Message += fmt.Sprintf(" (and %d more)", more)
 		}

@@ -298,9 +298,7 @@ func offload(b *testing.B, sides [2]*side, on bool) {
 			b.Fatal(err)
 		}
 		for _, n := range nodes {
-			for _, args := range dataplane.SegmentationCommands(on) {
-				onNode(b, n, args[0], args[1:]...)
-			}
+			dataplane.SetSegmentation(b, node(b, n), on)
 		}
 	}
 }

@@ -165,17 +165,13 @@ func Delivers(ns *netns.NS, dst netip.Addr, at *netns.NS, port uint16, size int)
 func (c *Cluster) SetSegmentation(t testing.TB, on bool) {
 	t.Helper()
 	for i := range c.Nodes {
-		c.Nodes[i].Features(t, "eth0", on, "tx-tcp-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp6-segmentation",
-			"tx-tcp-mangleid-segmentation", "tx-generic-segmentation", "tx-udp-segmentation")
+		SetSegmentation(t, c.Nodes[i].NS, on)
 	}
 }
 
-// SegmentationCommands do what SetSegmentation does, on a machine of the lab. Each feature has a
-// command of its own: what is off already is an error for some versions of ethtool.
-func SegmentationCommands(on bool) (commands [][]string) {
-	state := map[bool]string{true: "on", false: "off"}[on]
-	for _, feature := range []string{"tso", "gso", "tx-udp-segmentation"} {
-		commands = append(commands, []string{"ethtool", "-K", "eth0", feature, state})
-	}
-	return commands
+// SetSegmentation does so for one node.
+func SetSegmentation(t testing.TB, node *netns.NS, on bool) {
+	t.Helper()
+	node.Features(t, "eth0", on, "tx-tcp-segmentation", "tx-tcp-ecn-segmentation", "tx-tcp6-segmentation",
+		"tx-tcp-mangleid-segmentation", "tx-generic-segmentation", "tx-udp-segmentation")
 }
