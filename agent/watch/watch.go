@@ -30,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/notify"
 )
 
 // DaemonSet is the kind of what runs the node agents, Namespace that of where.
@@ -128,22 +129,16 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 	if err != nil {
 		return nil, fmt.Errorf("make the cache: %w", err)
 	}
-	changed := make(chan struct{}, 1)
-	notify := func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
-	}
+	changed := notify.NewSignal()
 	for obj := range selected {
 		informer, err := store.GetInformer(ctx, obj, cache.BlockUntilSynced(false))
 		if err != nil {
 			return nil, fmt.Errorf("watch %T: %w", obj, err)
 		}
 		if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { notify() },
-			UpdateFunc: func(any, any) { notify() },
-			DeleteFunc: func(any) { notify() },
+			AddFunc:    func(any) { changed.Send() },
+			UpdateFunc: func(any, any) { changed.Send() },
+			DeleteFunc: func(any) { changed.Send() },
 		}); err != nil {
 			return nil, fmt.Errorf("watch %T: %w", obj, err)
 		}

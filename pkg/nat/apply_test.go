@@ -324,7 +324,7 @@ func silence(t *testing.T, signals <-chan struct{}) {
 	select {
 	case <-signals:
 		t.Error("a signal without a change of our table")
-	case <-time.After(200 * time.Millisecond):
+	case <-time.After(nat.SettleTime + 200*time.Millisecond):
 	}
 }
 

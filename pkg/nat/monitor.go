@@ -10,11 +10,16 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/notify"
 )
 
 const (
-	// resubscribeDelay is the pause before a broken subscription is renewed.
-	resubscribeDelay = time.Second
+	// settleTime is how long nobody may have changed nftables before passes are
+	// looked after, settleLongest how long that is waited for: where services come
+	// and go all the time kube-proxy never rests. Firewalld, which runs a program
+	// for each step, pauses for up to 0.1 s.
+	settleTime, settleLongest = 300 * time.Millisecond, time.Second
 	// genmsgLength is the length of nfgenmsg, before the attributes.
 	genmsgLength = 4
 	// tableAttribute holds the table's name in the messages about tables,
@@ -23,31 +28,50 @@ const (
 )
 
 // Monitor subscribes to the kernel's notifications of the calling thread's
-// network namespace, and signals after changes of our table, by whomever, and
-// of chains in which EnsurePasses may have put rules.
+// network namespace, and signals after changes of our table, by whomever, at
+// once, and of chains in which EnsurePasses may have put rules when others have
+// done what they are doing.
 // Several changes become one signal while nobody receives; after a loss of
 // notifications there is a signal as well. The channel is never closed; the
 // subscription ends with ctx.
 func Monitor(ctx context.Context) (<-chan struct{}, error) {
-	conn, err := subscribe()
+	s, err := notify.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("subscribe to nftables: %w", err)
 	}
-	w := &watcher{signal: make(chan struct{}, 1), passing: map[chainKey]bool{}}
+	w := &watcher{passing: map[chainKey]bool{}}
 	// Later ones are notified.
 	if err := w.list(); err != nil {
-		return nil, errors.Join(err, conn.Close())
+		return nil, errors.Join(err, s.Close())
 	}
-	go w.run(ctx, conn)
-	return w.signal, nil
+	signal, passes, anything := notify.NewSignal(), notify.NewSignal(), notify.NewSignal()
+	go settle(ctx, passes, anything, signal)
+	go s.Run(ctx, func(m netlink.Message) {
+		anything.Send()
+		switch w.concern(m) {
+		case ofTable:
+			signal.Send()
+		case ofPasses:
+			passes.Send()
+		}
+	}, signal.Send)
+	return signal, nil
 }
 
-// watcher decides which notifications matter.
+// watcher decides what notifications are about.
 type watcher struct {
-	signal chan struct{}
 	// passing are the chains at the hooks of EnsurePasses.
 	passing map[chainKey]bool
 }
+
+// concern is what a notification is about.
+type concern int
+
+const (
+	ofOthers concern = iota
+	ofTable
+	ofPasses
+)
 
 type chainKey struct {
 	family       byte
@@ -73,98 +97,62 @@ func (w *watcher) list() (err error) {
 	return nil
 }
 
-func subscribe() (*netlink.Conn, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return nil, fmt.Errorf("subscribe to nftables: %w", err)
-	}
-	if err := conn.JoinGroup(unix.NFNLGRP_NFTABLES); err != nil {
-		return nil, errors.Join(fmt.Errorf("subscribe to nftables: %w", err), conn.Close())
-	}
-	return conn, nil
-}
-
-func (w *watcher) run(ctx context.Context, conn *netlink.Conn) {
-	for ctx.Err() == nil {
-		w.receive(ctx, conn)
+// settle sends when, after a change, nobody has changed anything for a while.
+// Who loads a firewall's rules does so in many transactions. A change of ours in
+// between would be lost with the next one, and is one that not every program can
+// cope with: ebtables-restore 1.8.9 (nf_tables), one step of firewalld's reload,
+// fails if anything else in nftables changes between its look and its
+// transaction.
+func settle(ctx context.Context, changed, anything <-chan struct{}, settled notify.Signal) {
+	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(resubscribeDelay):
-		}
-		var err error
-		if conn, err = subscribe(); err != nil {
-			conn = nil
-		}
-		notify(w.signal)
-	}
-	if conn != nil {
-		_ = conn.Close()
-	}
-}
-
-// receive reads until the connection breaks, and closes it.
-func (w *watcher) receive(ctx context.Context, conn *netlink.Conn) {
-	if conn == nil {
-		return
-	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer func() {
-		if stop() {
-			_ = conn.Close()
-		}
-	}()
-	for {
-		msgs, err := conn.Receive()
-		switch {
-		case errors.Is(err, unix.ENOBUFS):
-			notify(w.signal)
+		case <-anything:
 			continue
-		case err != nil:
-			return
+		case <-changed:
 		}
-		for _, m := range msgs {
-			// All of them: each may tell of a chain.
-			if w.matters(m) {
-				notify(w.signal)
+		longest := time.After(settleLongest)
+		for waiting := true; waiting; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-anything:
+				continue
+			case <-longest:
+			case <-time.After(settleTime):
 			}
+			waiting = false
 		}
+		settled.Send()
 	}
 }
 
-func notify(signal chan<- struct{}) {
-	select {
-	case signal <- struct{}{}:
-	default:
-	}
-}
-
-// matters says whether a notification is about our table or about a chain with
-// passes.
-func (w *watcher) matters(m netlink.Message) bool {
+// concern says what a notification is about, and remembers new chains.
+func (w *watcher) concern(m netlink.Message) concern {
 	if m.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || m.Header.Type&0xff == unix.NFT_MSG_NEWGEN ||
 		len(m.Data) < genmsgLength {
-		return false
+		return ofOthers
 	}
 	d, err := netlink.NewAttributeDecoder(m.Data[genmsgLength:])
 	if err != nil {
-		return false
+		return ofOthers
 	}
 	d.ByteOrder = binary.BigEndian
 	// The table comes first, so changes of others cost little.
 	if !d.Next() || d.Type() != tableAttribute {
-		return false
+		return ofOthers
 	}
 	key := chainKey{family: m.Data[0], table: d.String()}
 	if key.table == TableName {
-		return true
+		return ofTable
 	}
 	switch m.Header.Type & 0xff {
 	case unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWRULE:
 		for d.Next() {
 			if d.Type() == unix.NFTA_RULE_CHAIN {
 				key.chain = d.String()
-				return w.passing[key]
+				break
 			}
 		}
 	case unix.NFT_MSG_NEWCHAIN:
@@ -183,7 +171,9 @@ func (w *watcher) matters(m netlink.Message) bool {
 				})
 			}
 		}
-		return w.passing[key]
 	}
-	return false
+	if w.passing[key] {
+		return ofPasses
+	}
+	return ofOthers
 }

@@ -121,14 +121,11 @@ func TestPasses(t *testing.T) {
 			for _, p := range test.want {
 				checkPlace(t, ns, p)
 			}
-			signals := monitor(t, ns)
 			for _, p := range test.want {
 				if strings.HasPrefix(p.chain, "ip filter ") {
 					changesByIPTables(t, ns, p.iptables())
-					for len(signals) > 0 {
-						<-signals
-					}
 				}
+				signals := monitor(t, ns)
 				ns.Output(t, "nft", "delete rule "+p.chain+" handle "+ourHandle(t, ns, p.chain))
 				signal(t, signals, "a deleted rule")
 				expect(t, ns, true, "one deleted", ensure)

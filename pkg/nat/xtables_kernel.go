@@ -15,6 +15,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/notify"
 )
 
 const (
@@ -287,7 +289,7 @@ func MonitorLegacy(ctx context.Context) (<-chan struct{}, error) {
 	}
 	w := legacyWatch{xtables: x}
 	_ = w.changed() // what there is now is where it begins
-	signal := make(chan struct{}, 1)
+	signal := notify.NewSignal()
 	go func() {
 		defer func() { _ = x.close() }()
 		tick := time.NewTicker(legacyPoll)
@@ -298,7 +300,7 @@ func MonitorLegacy(ctx context.Context) (<-chan struct{}, error) {
 				return
 			case <-tick.C:
 				if w.changed() {
-					notify(signal)
+					signal.Send()
 				}
 			}
 		}

@@ -4,14 +4,14 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/notify"
 )
 
 // The message about an interface's settings, see linux/netconf.h: one byte, and
@@ -21,9 +21,6 @@ const (
 	netconfaIfindex  = 1
 )
 
-// resubscribeDelay is the pause before a broken subscription is renewed.
-const resubscribeDelay = time.Second
-
 // Monitor subscribes to the kernel's notifications and signals after changes
 // that concern us: links whose name starts with NamePrefix or is one of others
 // (the tunnel's), their addresses and settings, neighbours and forwarding entries
@@ -32,29 +29,34 @@ const resubscribeDelay = time.Second
 // while nobody receives; after a loss of notifications there is a signal as
 // well. The channel is never closed; the subscription ends with ctx.
 func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}, error) {
-	m := &monitor{others: others, signal: make(chan struct{}, 1)}
-	conn, err := m.subscribe()
+	m := &monitor{others: others, indices: map[uint32]bool{}}
+	s, err := notify.Subscribe(unix.NETLINK_ROUTE,
+		unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE,
+		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE)
 	if err != nil {
 		return nil, err
 	}
 	// After the subscription, so that nothing is missed in between.
 	links, err := k.conn.List()
 	if err != nil {
-		return nil, errors.Join(err, conn.Close())
+		return nil, errors.Join(err, s.Close())
 	}
-	m.indices = make(map[uint32]bool)
 	for _, l := range links {
 		if m.isOurName(l.Name) {
 			m.indices[uint32(l.Index)] = strings.HasPrefix(l.Name, NamePrefix)
 		}
 	}
-	go m.run(ctx, conn)
-	return m.signal, nil
+	changed := notify.NewSignal()
+	go s.Run(ctx, func(msg netlink.Message) {
+		if m.concerns(msg) {
+			changed.Send()
+		}
+	}, changed.Send)
+	return changed, nil
 }
 
 type monitor struct {
 	others []string
-	signal chan struct{}
 	// indices are those of our interfaces: addresses and neighbours are
 	// reported by it. The neighbours of overlay links, which are true, are all
 	// permanent; those of others come and go with the traffic.
@@ -63,77 +65,6 @@ type monitor struct {
 
 func (m *monitor) isOurName(name string) bool {
 	return strings.HasPrefix(name, NamePrefix) || slices.Contains(m.others, name)
-}
-
-func (m *monitor) subscribe() (*netlink.Conn, error) {
-	conn, err := netlink.Dial(unix.NETLINK_ROUTE, nil)
-	if err != nil {
-		return nil, fmt.Errorf("subscribe to rtnetlink: %w", err)
-	}
-	for _, group := range []uint32{
-		unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
-		unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE,
-	} {
-		if err := conn.JoinGroup(group); err != nil {
-			return nil, errors.Join(fmt.Errorf("subscribe to rtnetlink group %d: %w", group, err), conn.Close())
-		}
-	}
-	return conn, nil
-}
-
-func (m *monitor) run(ctx context.Context, conn *netlink.Conn) {
-	for ctx.Err() == nil {
-		m.receive(ctx, conn)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(resubscribeDelay):
-		}
-		var err error
-		if conn, err = m.subscribe(); err != nil {
-			conn = nil
-		}
-		m.notify()
-	}
-	if conn != nil {
-		_ = conn.Close()
-	}
-}
-
-// receive reads until the connection breaks, and closes it.
-func (m *monitor) receive(ctx context.Context, conn *netlink.Conn) {
-	if conn == nil {
-		return
-	}
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer func() {
-		if stop() {
-			_ = conn.Close()
-		}
-	}()
-	for {
-		msgs, err := conn.Receive()
-		switch {
-		case errors.Is(err, unix.ENOBUFS):
-			// More happened than the socket could hold.
-			m.notify()
-			continue
-		case err != nil:
-			return
-		}
-		for _, msg := range msgs {
-			if m.concerns(msg) {
-				m.notify()
-			}
-		}
-	}
-}
-
-func (m *monitor) notify() {
-	select {
-	case m.signal <- struct{}{}:
-	default:
-	}
 }
 
 func (m *monitor) concerns(msg netlink.Message) bool {

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/liqonet/liqonet/pkg/notify"
 )
 
 // A probe is a UDP packet of probeLength bytes, and so is its answer, so that
@@ -130,7 +132,7 @@ type Prober struct {
 	mu       sync.Mutex
 	interval time.Duration
 	// retime tells Run that the next probe is due at another time.
-	retime   chan struct{}
+	retime   notify.Signal
 	sequence uint64
 	received uint64
 	// newest is the probe of those answered that was sent last.
@@ -160,7 +162,7 @@ func NewProber(local netip.Addr, remote netip.AddrPort, interval time.Duration) 
 		return nil, fmt.Errorf("probe %s each %s: no address, or more often than each %s", remote, interval, MinProbeInterval)
 	}
 	p := &Prober{
-		local: local, remote: remote, interval: interval, start: time.Now(), retime: make(chan struct{}, 1),
+		local: local, remote: remote, interval: interval, start: time.Now(), retime: notify.NewSignal(),
 	}
 	// Never fails, see crypto/rand.
 	_, _ = rand.Read(p.nonce[:])
@@ -176,14 +178,7 @@ func (p *Prober) SetInterval(interval time.Duration) {
 	p.interval = interval
 	p.mu.Unlock()
 	if changed {
-		p.wake()
-	}
-}
-
-func (p *Prober) wake() {
-	select {
-	case p.retime <- struct{}{}:
-	default:
+		p.retime.Send()
 	}
 }
 
@@ -321,7 +316,7 @@ func (p *Prober) answered(sequence uint64, now time.Time, mtu uint16) {
 	p.received++
 	p.newest = max(p.newest, sequence)
 	p.last, p.lastReply, p.remoteMTU = e.rtt, now, mtu
-	p.wake()
+	p.retime.Send()
 }
 
 // Snapshot returns the state of now.

@@ -1,0 +1,56 @@
+package nat_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/notify"
+)
+
+func TestSettle(t *testing.T) {
+	const step = 50 * time.Millisecond
+	for _, test := range []struct {
+		name string
+		// others change something every step until then.
+		others time.Duration
+		want   time.Duration
+	}{
+		{"nobody else", 0, nat.SettleTime},
+		{"a few others", 6 * step, 6*step + nat.SettleTime},
+		{"others that never rest", time.Minute, nat.SettleLongest},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				changed, anything, settled := notify.NewSignal(), notify.NewSignal(), notify.NewSignal()
+				go nat.Settle(ctx, changed, anything, settled)
+				// What does not matter is not waited for.
+				anything.Send()
+				synctest.Wait()
+				time.Sleep(time.Minute)
+				if len(settled) > 0 {
+					t.Fatal("a signal without a change")
+				}
+				for range 2 {
+					begun := time.Now()
+					changed.Send()
+					go func() {
+						for time.Since(begun) < test.others {
+							time.Sleep(step)
+							anything.Send()
+						}
+					}()
+					<-settled
+					if took := time.Since(begun); took != test.want {
+						t.Errorf("settled after %s, want %s", took, test.want)
+					}
+					time.Sleep(2 * time.Minute)
+				}
+			})
+		})
+	}
+}
