@@ -107,6 +107,7 @@ func Run(ctx context.Context, cfg Config) error {
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel,
 		machine: machine{plane: int32(cfg.Plane), key: key, overlayKey: overlayKey, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
+		status:  reporter{Report: watch.NewReport(cfg.Log)},
 	}
 	defer a.close()
 	return a.run(ctx)
@@ -186,7 +187,7 @@ func (a *agent) run(ctx context.Context) error {
 			a.Log.Error("cannot repair the tunnel", "error", err)
 		}
 		if err := a.report(ctx); err != nil {
-			a.Log.Error("cannot report", "error", err)
+			return err
 		}
 		timer.Reset(a.nextTick())
 		select {
@@ -198,6 +199,8 @@ func (a *agent) run(ctx context.Context) error {
 			dirty, a.sound = true, false
 		case <-rules:
 			dirty, a.sound = true, false
+		case err := <-a.status.Written:
+			a.reported(err)
 		case <-timer.C:
 		}
 	}

@@ -10,21 +10,24 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
 // reporter remembers what was reported.
 type reporter struct {
-	failed  string
-	written v1alpha1.PlaneStatus
-	at      time.Time
+	*watch.Report
+	failed string
+	// writing is what is being written, written what was last.
+	writing, written v1alpha1.PlaneStatus
+	at               time.Time
 }
 
-// report writes the plane's status where something changed that others wait
-// for, and regularly.
+// report begins to write the plane's status where something changed that others
+// wait for, and regularly.
 func (a *agent) report(ctx context.Context) error {
-	if a.peering == nil {
+	if a.peering == nil || !a.status.Free() {
 		return nil
 	}
 	s := a.planeStatus()
@@ -43,14 +46,22 @@ func (a *agent) report(ctx context.Context) error {
 		return err
 	}
 	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: a.peering.Name}}
-	// Server-side apply: each plane's gateway owns its entry of the list.
-	err = a.view.Client.Status().Patch(ctx, p, client.RawPatch(types.ApplyPatchType, raw),
-		client.FieldOwner(fmt.Sprintf("liqonet-gateway-%d", a.machine.plane)), client.ForceOwnership)
-	if client.IgnoreNotFound(err) != nil {
-		return err
-	}
-	a.status.written, a.status.at = s, time.Now()
+	a.status.writing = s
+	a.status.Begin(ctx, func(ctx context.Context) error {
+		// Server-side apply: each plane's gateway owns its entry of the list.
+		err := a.view.Client.Status().Patch(ctx, p, client.RawPatch(types.ApplyPatchType, raw),
+			client.FieldOwner(fmt.Sprintf("liqonet-gateway-%d", a.machine.plane)), client.ForceOwnership)
+		return client.IgnoreNotFound(err)
+	})
 	return nil
+}
+
+// reported notes that a report was written, or why not.
+func (a *agent) reported(err error) {
+	a.status.Note(err)
+	if err == nil {
+		a.status.written, a.status.at = a.status.writing, time.Now()
+	}
 }
 
 func (a *agent) planeStatus() v1alpha1.PlaneStatus {

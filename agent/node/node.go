@@ -140,7 +140,7 @@ func attend(ctx context.Context, cfg Config, key overlay.Key, c client.Client, c
 	a := &agent{
 		Config: cfg, kernel: kernel, facts: facts, own: own, underlay: underlay,
 		machine: machine{name: cfg.NodeName, address: address, key: key},
-		probers: map[probeKey]*prober{},
+		probers: map[probeKey]*prober{}, reports: reporter{Report: watch.NewReport(cfg.Log)},
 	}
 	// What the kernel knows is waited for: it is told before anything else.
 	a.view = &watch.View{Client: c}
@@ -150,6 +150,10 @@ func attend(ctx context.Context, cfg Config, key overlay.Key, c client.Client, c
 	if err := a.report(ctx, node, nil); err != nil {
 		return err
 	}
+	if err := <-a.reports.Written; err != nil {
+		return err
+	}
+	a.reported(nil)
 	a.view, err = watch.Start(ctx, c, cfgRest, map[client.Object]fields.Selector{
 		&v1alpha1.Peering{}: watch.All(), &v1alpha1.NodeNetwork{}: watch.Named(own.Name),
 		&corev1.Node{}: watch.Named(cfg.NodeName), &corev1.Pod{}: watch.OnNode(cfg.NodeName),
@@ -230,8 +234,7 @@ type agent struct {
 	blocked error
 	// message is why the last reconcile failed.
 	message string
-	written v1alpha1.NodeNetworkStatus
-	at      time.Time
+	reports reporter
 }
 
 type probeKey struct {
@@ -287,11 +290,8 @@ func (a *agent) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := a.report(ctx, node, pods); apierrors.IsNotFound(err) {
-			// What watches says so later, or never, if the definition is gone.
-			return errAddressLost
-		} else if err != nil {
-			a.Log.Error("cannot report", "error", err)
+		if err := a.report(ctx, node, pods); err != nil {
+			a.Log.Error("cannot tell the node's state", "error", err)
 		}
 		timer.Reset(a.nextTick())
 		select {
@@ -305,6 +305,12 @@ func (a *agent) run(ctx context.Context) error {
 			dirty, a.sound = true, false
 		case <-legacy:
 			dirty, a.sound = true, false
+		case err := <-a.reports.Written:
+			if apierrors.IsNotFound(err) {
+				// What watches says so later, or never, if the definition is gone.
+				return errAddressLost
+			}
+			a.reported(err)
 		case <-timer.C:
 		}
 	}

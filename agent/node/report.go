@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
@@ -21,27 +22,47 @@ const maxRoutes = 256
 // maxPodIPs is more pods than a node has.
 const maxPodIPs = 1024
 
-// report writes the node's status where something changed that others wait for,
-// and now and then.
+// reporter remembers what was reported.
+type reporter struct {
+	*watch.Report
+	writing *v1alpha1.NodeNetwork
+	at      time.Time
+}
+
+// report begins to write the node's status where something changed that others
+// wait for, and now and then.
 func (a *agent) report(ctx context.Context, node *corev1.Node, pods []corev1.Pod) error {
+	if !a.reports.Free() {
+		return nil
+	}
 	s, err := a.status(node, pods)
 	if err != nil {
 		return err
 	}
-	if same(s, a.written) && time.Since(a.at) < v1alpha1.NodeReportInterval {
+	if same(s, a.own.Status) && time.Since(a.reports.at) < v1alpha1.NodeReportInterval {
 		return nil
 	}
-	reported := s
-	reported.Reported = new(metav1.Now())
-	before := a.own.DeepCopy()
-	after := before.DeepCopy()
-	after.Status = reported
-	// A merge patch of the whole difference: nobody else writes this status.
-	if err := a.view.Client.Status().Patch(ctx, after, client.MergeFrom(before)); err != nil {
-		return fmt.Errorf("write the status of NodeNetwork %s: %w", a.own.Name, err)
-	}
-	a.own, a.written, a.at = after, s, time.Now()
+	s.Reported = new(metav1.Now())
+	before, after := a.own, a.own.DeepCopy()
+	after.Status = s
+	a.reports.writing = after
+	c := a.view.Client
+	a.reports.Begin(ctx, func(ctx context.Context) error {
+		// A merge patch of the whole difference: nobody else writes this status.
+		if err := c.Status().Patch(ctx, after, client.MergeFrom(before)); err != nil {
+			return fmt.Errorf("write the status of NodeNetwork %s: %w", before.Name, err)
+		}
+		return nil
+	})
 	return nil
+}
+
+// reported notes that a report was written, or why not.
+func (a *agent) reported(err error) {
+	a.reports.Note(err)
+	if err == nil {
+		a.own, a.reports.at = a.reports.writing, time.Now()
+	}
 }
 
 func (a *agent) status(node *corev1.Node, pods []corev1.Pod) (v1alpha1.NodeNetworkStatus, error) {

@@ -54,6 +54,8 @@ type View struct {
 // another one works. retry is the time between them.
 const dialTimeout, retry = time.Second, 200 * time.Millisecond
 
+var dialer = net.Dialer{Timeout: dialTimeout}
+
 // Client connects to the API server of the cluster that this pod is in. It waits
 // until that answers: an agent that ended instead would be started anew after
 // 10 s only, and later each time.
@@ -63,7 +65,7 @@ func Client(ctx context.Context, log *slog.Logger) (client.Client, *rest.Config,
 		return nil, nil, fmt.Errorf("find the API server: %w", err)
 	}
 	cfg.UserAgent = "liqonet-agent"
-	cfg.Dial = (&net.Dialer{Timeout: dialTimeout}).DialContext
+	cfg.Dial = dialer.DialContext
 	scheme, mapper, err := kinds()
 	if err != nil {
 		return nil, nil, err
@@ -89,6 +91,23 @@ func reached(ctx context.Context, c client.Client, log *slog.Logger) error {
 		}
 		return false, nil
 	})
+}
+
+// dialPatiently tries until somebody answers. A watch that fails is begun anew after
+// longer and longer pauses, of up to a minute; with this, an API server that is not
+// there is one that answers late, and the watch goes on as soon as it is back.
+func dialPatiently(ctx context.Context, network, address string) (net.Conn, error) {
+	for {
+		conn, err := dialer.DialContext(ctx, network, address)
+		if err == nil {
+			return conn, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(retry):
+		}
+	}
 }
 
 func kinds() (*runtime.Scheme, meta.RESTMapper, error) {
@@ -123,6 +142,8 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 	for obj, selector := range selected {
 		byObject[obj] = cache.ByObject{Field: selector, Transform: onlyNeeded}
 	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.Dial = dialPatiently
 	store, err := cache.New(cfg, cache.Options{
 		Scheme: c.Scheme(), Mapper: c.RESTMapper(), ByObject: byObject, ReaderFailOnMissingInformer: true,
 	})

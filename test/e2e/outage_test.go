@@ -1,0 +1,94 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// servedTimeout is how soon a node that is Ready is served, so how soon an agent
+// has to see what is new.
+const servedTimeout = 5 * time.Second
+
+// While the API server is silent, or refuses, the agents look after their kernels as
+// ever. When it is back they see at once what has changed, not when they happen to
+// ask again.
+func TestOutage(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", b.Name)
+	target := a.nodes[0]
+	gateway := a.gateway(t)
+	patients := []*patient{{gateway, a.agents(t, "gateway")[0], "remote"}}
+	for _, p := range a.agents(t, "node") {
+		if p.node == target.Node.Name {
+			patients = append(patients, &patient{target.vantage, p, "pods"})
+		}
+	}
+
+	cp, err := fx.lab.Node(a.Name + "-cp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	api, err := nodeVantage(cp)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = api.shell(context.WithoutCancel(ctx), "nft delete table ip outage") }()
+	outage := func(verdict string) {
+		t.Helper()
+		if out, err := api.shell(ctx, `nft 'add table ip outage; delete table ip outage; add table ip outage
+			add chain ip outage input { type filter hook input priority -5; }
+			add rule ip outage input iifname != "lo" tcp dport 6443 `+verdict+`'`); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	repaired := func() {
+		t.Helper()
+		for _, p := range patients {
+			p.repaired(t, ctx, slices.Repeat([]string{"ip link del LINK"}, 5))
+		}
+	}
+	// Something to report.
+	if out, err := target.shell(ctx, "ip link add outage0 type bridge; ip addr add 198.51.100.1/24 dev outage0; ip link set outage0 up"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	removeLink := func() { _, _ = target.shell(context.WithoutCancel(ctx), "ip link del outage0") }
+	defer removeLink()
+	outage("drop")
+	time.Sleep(v1alpha1.ReportInterval + time.Second)
+	repaired()
+	// So long that a client that tries again later and later comes to pauses of
+	// more than servedTimeout.
+	outage("reject with tcp reset")
+	refused := time.Now()
+	repaired()
+	time.Sleep(time.Until(refused.Add(25 * time.Second)))
+	if out, err := api.shell(ctx, "nft delete table ip outage"); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+
+	// The last of the endpoints is one that nobody comes to.
+	if _, err := a.Run(ctx, "", "patch", "peering", b.Name, "--type=json", "-p",
+		`[{"op":"add","path":"/spec/planes/0/endpoints/-","value":"192.0.2.9:9"}]`); err != nil {
+		t.Fatal(err)
+	}
+	begun := time.Now()
+	eventually(t, ctx, servedTimeout, "the gateway has seen the change", func() string {
+		out, err := a.Run(ctx, "", "get", "peering", b.Name, "-o", "jsonpath={.metadata.generation} {.status.planes[0].observedGeneration}")
+		if wants, has, _ := strings.Cut(out, " "); err != nil || wants != has {
+			return fmt.Sprintf("%q, %v", out, err)
+		}
+		return ""
+	})
+	t.Logf("the gateway has seen the change after %s", time.Since(begun).Round(10*time.Millisecond))
+	removeLink()
+	checkMended(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
