@@ -88,6 +88,10 @@ func TestOutage(t *testing.T) {
 	})
 	t.Logf("the gateway has seen the change after %s", time.Since(begun).Round(10*time.Millisecond))
 	removeLink()
+	// On a busy machine it may have taken them for lost.
+	if _, err := a.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=30s"); err != nil {
+		t.Fatal(err)
+	}
 	checkMended(t, ctx, a, b)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	checkNothingLeft(t, ctx)

@@ -49,6 +49,9 @@ func checkPair(t testing.TB, ctx context.Context, a, b *cluster) {
 		for _, p := range from.pods {
 			checkCalls(t, p.vantage, to.pods, address, ours.seenAs(t, p.IP))
 		}
+		if len(ours.Nodes) != len(from.nodes) {
+			t.Fatalf("%s says that its nodes are %v", from.Name, ours.Nodes)
+		}
 		for i, n := range from.nodes {
 			want := ours.Nodes[i].SeenAs
 			if got := mapped(t, ctx, from, to, n.Address.String()); got != want || ours.Nodes[i].Name != n.Node.Name {
