@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,40 +12,40 @@ import (
 	"time"
 )
 
-// lookupTimeout bounds how long a name server keeps the agent waiting.
-const lookupTimeout = 3 * time.Second
+// lookupTimeout is how long a name server may take, while everything else waits.
+const lookupTimeout = 2 * time.Second
 
 // endpoints are the places where the server may be reached, tried in turn.
+//
+// A name is resolved when it is first used, and when the place that it led to has
+// not answered. In between its address stays: name servers give a load balancer's
+// addresses in another order each time, and one that does not answer is no reason
+// to leave a place that does.
 type endpoints struct {
 	hosts []string
-	// index counts what was tried.
 	index int
-	// resolved is what is tried now, once its name was looked up. It stays until the
-	// next one is tried: the name of a load balancer has its addresses in another
-	// order every time, and a tunnel that works stays where it is.
-	resolved netip.AddrPort
-	// lookup is that of a net.Resolver, the default one if it is nil.
-	lookup func(ctx context.Context, network, host string) ([]netip.Addr, error)
+	// known are the addresses that names have led to; stale says that the current
+	// one has not answered since.
+	known map[string]netip.Addr
+	stale bool
+	// lookup resolves a name; nil is the system's resolver.
+	lookup func(ctx context.Context, name string) ([]netip.Addr, error)
 }
 
 // set takes over the list and keeps the place in it.
 func (e *endpoints) set(hosts []string) {
 	if !slices.Equal(e.hosts, hosts) {
-		e.hosts, e.index, e.resolved = hosts, 0, netip.AddrPort{}
+		e.hosts, e.index = hosts, 0
 	}
 }
 
 // next goes to the next one.
-func (e *endpoints) next() { e.index, e.resolved = e.index+1, netip.AddrPort{} }
+func (e *endpoints) next() { e.index, e.stale = e.index+1, true }
 
-// current resolves the one that is to be tried now. A name's addresses are tried in
-// turn as well, one in each round.
+// current is the one that is to be tried now.
 func (e *endpoints) current(ctx context.Context) (netip.AddrPort, error) {
 	if len(e.hosts) == 0 {
 		return netip.AddrPort{}, errors.New("no endpoint of the peer's gateway is known yet")
-	}
-	if e.resolved.IsValid() {
-		return e.resolved, nil
 	}
 	endpoint := e.hosts[e.index%len(e.hosts)]
 	host, service, err := net.SplitHostPort(endpoint)
@@ -55,17 +56,47 @@ func (e *endpoints) current(ctx context.Context) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("endpoint %q: %w", endpoint, err)
 	}
-	lookup := e.lookup
-	if lookup == nil {
-		lookup = net.DefaultResolver.LookupNetIP
+	addr, err := netip.ParseAddr(host)
+	if err != nil {
+		addr, err = e.resolve(ctx, host)
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
-	defer cancel()
-	addrs, err := lookup(ctx, "ip", host)
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("endpoint %q: %w", endpoint, err)
 	}
-	addr := addrs[e.index/len(e.hosts)%len(addrs)]
-	e.resolved = netip.AddrPortFrom(addr.Unmap(), uint16(port))
-	return e.resolved, nil
+	return netip.AddrPortFrom(addr.Unmap(), uint16(port)), nil
+}
+
+// resolve finds the address of a name. After one that has not answered comes the
+// next one of the name's, in the order of numbers.
+func (e *endpoints) resolve(ctx context.Context, name string) (netip.Addr, error) {
+	before, known := e.known[name]
+	if known && !e.stale {
+		return before, nil
+	}
+	lookup := e.lookup
+	if lookup == nil {
+		lookup = func(ctx context.Context, name string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip", name)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	addrs, err := lookup(ctx, name)
+	e.stale = false
+	if err != nil || len(addrs) == 0 {
+		if known {
+			return before, nil // better than none
+		}
+		return netip.Addr{}, cmp.Or(err, errors.New("it has no address"))
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	addr := addrs[0]
+	if i := slices.IndexFunc(addrs, func(a netip.Addr) bool { return known && a.Compare(before) > 0 }); i >= 0 {
+		addr = addrs[i]
+	}
+	if e.known == nil {
+		e.known = map[string]netip.Addr{}
+	}
+	e.known[name] = addr
+	return addr, nil
 }

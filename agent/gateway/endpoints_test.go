@@ -4,58 +4,46 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"testing"
 )
 
-func TestEndpointNames(t *testing.T) {
-	names := map[string][]netip.Addr{
-		"192.0.2.1":  {netip.MustParseAddr("192.0.2.1")},
-		"lb.example": {netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("198.51.100.2")},
-	}
+// What a name leads to stays as long as it answers, whatever name servers say.
+func TestEndpointByName(t *testing.T) {
+	addrs := []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.1")}
 	lookups := 0
-	e := endpoints{lookup: func(_ context.Context, _, host string) ([]netip.Addr, error) {
+	var failed error
+	e := endpoints{lookup: func(context.Context, string) ([]netip.Addr, error) {
 		lookups++
-		if addrs := names[host]; addrs != nil {
-			return addrs, nil
-		}
-		return nil, errors.New("no such host")
+		slices.Reverse(addrs) // as name servers do, each time
+		return slices.Clone(addrs), failed
 	}}
-	want := func(endpoint string) {
+	e.set([]string{"lb.example.test:51840"})
+	want := func(want string, wantLookups int) {
 		t.Helper()
-		got, err := e.current(t.Context())
-		if endpoint == "" && err == nil || endpoint != "" && (err != nil || got != netip.MustParseAddrPort(endpoint)) {
-			t.Errorf("%v, %v, want %q", got, err, endpoint)
+		for range 3 {
+			got, err := e.current(t.Context())
+			if err != nil || got.String() != want {
+				t.Errorf("got %v, %v, want %s", got, err, want)
+			}
+		}
+		if lookups != wantLookups {
+			t.Errorf("it was looked up %d times, want %d", lookups, wantLookups)
 		}
 	}
-	want("")
-	hosts := []string{"192.0.2.1:1", "lb.example:2", "gone.example:3"}
-	e.set(hosts)
-	want("192.0.2.1:1")
+	want("192.0.2.1:51840", 1)
+	e.next() // it did not answer
+	want("192.0.2.2:51840", 2)
 	e.next()
-	want("198.51.100.1:2")
-	before := lookups
-	// Its name may have other addresses meanwhile, or in another order.
-	names["lb.example"] = []netip.Addr{netip.MustParseAddr("198.51.100.3"), names["lb.example"][0]}
-	want("198.51.100.1:2")
-	e.set(hosts)
-	want("198.51.100.1:2")
-	if lookups != before {
-		t.Error("a name was looked up again")
+	want("192.0.2.1:51840", 3)
+	failed = errors.New("no name server answers")
+	want("192.0.2.1:51840", 3)
+	e.next()
+	want("192.0.2.1:51840", 4)
+	e.set([]string{"other.example.test:51840"})
+	if got, err := e.current(t.Context()); !errors.Is(err, failed) {
+		t.Errorf("a name that was never resolved: got %v, %v", got, err)
 	}
-	e.next()
-	want("")
-	e.next()
-	want("192.0.2.1:1")
-	e.next()
-	want("198.51.100.1:2") // the second one of its addresses
-	e.next()
-	e.next()
-	e.next()
-	want("198.51.100.3:2")
-	e.set(hosts[1:])
-	want("198.51.100.3:2") // the first one
-	e.set([]string{"192.0.2.1"})
-	want("")
-	e.set([]string{"192.0.2.1:99999"})
-	want("")
+	e.set([]string{"192.0.2.9:51840"})
+	want("192.0.2.9:51840", 5)
 }

@@ -246,11 +246,12 @@ func (a *agent) reconcile(ctx context.Context) error {
 	if plane.Role == v1alpha1.Client {
 		endpoint, err := a.endpoints.current(ctx)
 		if err != nil {
-			// The others may be better; until then there is none.
+			// The others may be better; until then it is the one before.
 			a.Log.Error("cannot use an endpoint", "error", err)
 			a.endpoints.next()
+		} else {
+			a.machine.endpoint = endpoint
 		}
-		a.machine.endpoint = endpoint
 	}
 	if a.machine.underlayMTU, err = a.kernel.EgressMTU(a.machine.underlay); err != nil {
 		return err

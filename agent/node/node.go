@@ -131,25 +131,17 @@ func attend(ctx context.Context, cfg Config, key overlay.Key, c client.Client, c
 	if err != nil {
 		return err
 	}
-	// Some clouds' nodes do not bear their own address; then nothing is known of
-	// their link.
-	underlay := ""
-	if ip, err := internalIP(node); err == nil {
-		underlay, _, _ = kernel.LinkWith(ip)
-	}
 	a := &agent{
-		Config: cfg, kernel: kernel, facts: facts, own: own, underlay: underlay,
+		Config: cfg, kernel: kernel, facts: facts, own: own,
 		machine: machine{name: cfg.NodeName, address: address, key: key},
 		probers: map[probeKey]*prober{}, reports: reporter{Report: watch.NewReport(cfg.Log)},
 	}
 	// What the kernel knows is waited for: it is told before anything else.
 	a.view = &watch.View{Client: c}
-	if err := a.readRoutes(); err != nil {
+	if err := a.readRoutes(node); err != nil {
 		return err
 	}
-	if err := a.report(ctx, node, nil); err != nil {
-		return err
-	}
+	a.report(ctx, node, nil)
 	if err := <-a.reports.Written; err != nil {
 		return err
 	}
@@ -222,7 +214,9 @@ type agent struct {
 	own     *v1alpha1.NodeNetwork
 	// routes are those of others on this node, and its other addresses.
 	routes []v1alpha1.CIDR
-	// underlay is the interface with the node's own address.
+	// underlay is the interface with the node's own address. It may become another
+	// one. Some clouds' nodes do not bear that address; then it is empty, and nothing
+	// is known of their link.
 	underlay    string
 	underlayMTU int
 	// applied is what is in the kernel, once it was reconciled; sound that nothing
@@ -290,9 +284,7 @@ func (a *agent) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := a.report(ctx, node, pods); err != nil {
-			a.Log.Error("cannot tell the node's state", "error", err)
-		}
+		a.report(ctx, node, pods)
 		timer.Reset(a.nextTick())
 		select {
 		case <-ctx.Done():
@@ -438,7 +430,7 @@ func (a *agent) readFacts(ctx context.Context) error {
 	if a.machine.uplinks, err = a.kernel.Uplinks(); err != nil {
 		return err
 	}
-	return a.readRoutes()
+	return a.readRoutes(node)
 }
 
 // objects are the node's Node and the pods on it.
@@ -456,7 +448,7 @@ func (a *agent) objects(ctx context.Context) (*corev1.Node, []corev1.Pod, error)
 
 // readRoutes looks at routes and addresses, which say what ranges are in use,
 // and at the MTU of the node's own link.
-func (a *agent) readRoutes() error {
+func (a *agent) readRoutes(node *corev1.Node) error {
 	prefixes, err := a.kernel.Routes()
 	if err != nil {
 		return err
@@ -469,10 +461,13 @@ func (a *agent) readRoutes() error {
 		prefixes = append(prefixes, netip.PrefixFrom(addr, addr.BitLen()))
 	}
 	a.routes = v1alpha1.NewCIDRs(summary(prefixes)...)
-	if a.underlay != "" {
-		a.underlayMTU, err = a.kernel.LinkMTU(a.underlay)
+	a.underlay, a.underlayMTU = "", 0
+	if ip, err := internalIP(node); err == nil {
+		if name, mtu, err := a.kernel.LinkWith(ip); err == nil {
+			a.underlay, a.underlayMTU = name, mtu
+		}
 	}
-	return err
+	return nil
 }
 
 // internalIP is the node's own address.

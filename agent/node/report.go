@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -31,16 +32,13 @@ type reporter struct {
 
 // report begins to write the node's status where something changed that others
 // wait for, and now and then.
-func (a *agent) report(ctx context.Context, node *corev1.Node, pods []corev1.Pod) error {
+func (a *agent) report(ctx context.Context, node *corev1.Node, pods []corev1.Pod) {
 	if !a.reports.Free() {
-		return nil
+		return
 	}
-	s, err := a.status(node, pods)
-	if err != nil {
-		return err
-	}
+	s := a.status(node, pods)
 	if same(s, a.own.Status) && time.Since(a.reports.at) < v1alpha1.NodeReportInterval {
-		return nil
+		return
 	}
 	s.Reported = new(metav1.Now())
 	before, after := a.own, a.own.DeepCopy()
@@ -54,7 +52,6 @@ func (a *agent) report(ctx context.Context, node *corev1.Node, pods []corev1.Pod
 		}
 		return nil
 	})
-	return nil
 }
 
 // reported notes that a report was written, or why not.
@@ -65,7 +62,7 @@ func (a *agent) reported(err error) {
 	}
 }
 
-func (a *agent) status(node *corev1.Node, pods []corev1.Pod) (v1alpha1.NodeNetworkStatus, error) {
+func (a *agent) status(node *corev1.Node, pods []corev1.Pod) v1alpha1.NodeNetworkStatus {
 	s := v1alpha1.NodeNetworkStatus{Kernel: &a.facts, Message: a.message}
 	s.PodCIDRs = podCIDRs(node)
 	s.PodIPs = outside(pods, s.PodCIDRs, a.machine.address)
@@ -83,11 +80,15 @@ func (a *agent) status(node *corev1.Node, pods []corev1.Pod) (v1alpha1.NodeNetwo
 		entry := v1alpha1.NodeGateway{Peering: g.peering, Plane: g.plane, ObservedGeneration: g.generation}
 		if g.pod.IsValid() {
 			entry.GatewayIP = v1alpha1.IP{Addr: g.pod}
-			source, mtu, err := a.wayTo(g)
-			if err != nil {
-				return s, fmt.Errorf("the way to gateway %s: %w", g.pod, err)
+			if source, mtu, err := a.wayTo(g); err == nil {
+				entry.Source, entry.MTU = v1alpha1.IP{Addr: source}, int32(mtu)
+			} else {
+				// It may come back: the gateway keeps its link until then.
+				if last := lastEntry(a.own.Status, g); last != nil {
+					entry.Source, entry.MTU = last.Source, last.MTU
+				}
+				s.Message = strings.TrimPrefix(fmt.Sprintf("%s; the way to gateway %s: %v", s.Message, g.pod, err), "; ")
 			}
-			entry.Source, entry.MTU = v1alpha1.IP{Addr: source}, int32(mtu)
 		}
 		if p := a.probers[probeKey{g.remote, g.plane}]; p != nil {
 			probes := p.Snapshot()
@@ -96,7 +97,18 @@ func (a *agent) status(node *corev1.Node, pods []corev1.Pod) (v1alpha1.NodeNetwo
 		}
 		s.Gateways = append(s.Gateways, entry)
 	}
-	return s, nil
+	return s
+}
+
+// lastEntry is what was reported of the same gateway pod, nil if nothing was.
+func lastEntry(s v1alpha1.NodeNetworkStatus, g gateway) *v1alpha1.NodeGateway {
+	for i := range s.Gateways {
+		e := &s.Gateways[i]
+		if e.Peering == g.peering && e.Plane == g.plane && e.GatewayIP.Addr == g.pod {
+			return e
+		}
+	}
+	return nil
 }
 
 func podCIDRs(node *corev1.Node) []v1alpha1.CIDR {

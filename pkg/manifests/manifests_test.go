@@ -311,3 +311,14 @@ func nonEmpty(a, b string) string {
 	}
 	return a
 }
+
+// A gateway never has a second one beside it, and does not wait for those before
+// it, which may be on a node that is lost.
+func TestGatewayIsReplaced(t *testing.T) {
+	_, deployment := Gateway{Peering: "b", Role: v1alpha1.Client}.Objects()
+	s := deployment.Spec.Strategy
+	if *deployment.Spec.Replicas != 1 || s.Type != appsv1.RollingUpdateDeploymentStrategyType || s.RollingUpdate == nil ||
+		s.RollingUpdate.MaxSurge.IntValue() != 0 || s.RollingUpdate.MaxUnavailable.IntValue() != 1 {
+		t.Errorf("got %+v", s)
+	}
+}

@@ -33,15 +33,6 @@ func (k *Kernel) SourceTo(dst netip.Addr) (src netip.Addr, dev string, mtu int, 
 	return addrFrom(routes[0].Src), l.Attrs().Name, mtu, nil
 }
 
-// LinkMTU returns the MTU of an interface in bytes.
-func (k *Kernel) LinkMTU(name string) (int, error) {
-	l, err := k.conn.Handle.LinkByName(name)
-	if err != nil {
-		return 0, fmt.Errorf("MTU of interface %q: %w", name, err)
-	}
-	return l.Attrs().MTU, nil
-}
-
 // EgressMTU returns how large packets may be that leave by an interface of a pod,
 // in bytes: the least of its MTU and of what routes by it say. Cilium leaves the
 // interface's MTU as it is and puts that of the path into the default route.

@@ -370,6 +370,30 @@ func TestChange(t *testing.T) {
 	}
 }
 
+// A link that somebody has made or changed so that packets of it do not arrive is
+// made anew.
+func TestForeignParameters(t *testing.T) {
+	for _, damage := range []string{
+		"ip link set lq0-0 type vxlan ttl 1",
+		"ip link del lq0-0; ip link add lq0-0 type vxlan id 7 remote 192.0.2.2 dstport 6094 nolearning local 198.51.100.1",
+		"ip link del lq0-0; ip link add lq0-0 type vxlan id 7 remote 192.0.2.2 dstport 6094 nolearning tos 4",
+		"ip link del lq0-0; ip link add lq0-0 type vxlan id 7 remote 192.0.2.2 dstport 6094 nolearning gbp",
+	} {
+		f := open(t)
+		f.apply(wanted())
+		parameters := func() string { return f.run("ip -d -o link show lq0-0 | grep -o 'vxlan id.*'") }
+		before := parameters()
+		f.run(damage)
+		if parameters() == before {
+			t.Errorf("%s: this did no damage", damage)
+		}
+		f.apply(wanted())
+		if now := parameters(); now != before {
+			t.Errorf("%s: it is\n%swant\n%s", damage, now, before)
+		}
+	}
+}
+
 func TestFacts(t *testing.T) {
 	f := open(t)
 	f.apply(wanted())
@@ -394,11 +418,11 @@ func TestFacts(t *testing.T) {
 	if src, _, mtu, err = f.kernel.SourceTo(addr("10.61.1.1")); err != nil || src != addr("10.80.0.1") || mtu != 1340 {
 		t.Errorf("source to a peer: %v %v %v", src, mtu, err)
 	}
-	if mtu, err := f.kernel.LinkMTU("eth0"); err != nil || mtu != 1500 {
-		t.Errorf("MTU: %v %v", mtu, err)
+	if name, mtu, err := f.kernel.LinkWith(addr("192.0.2.1")); err != nil || name != "eth0" || mtu != 1500 {
+		t.Errorf("the interface with an address: %q %v %v", name, mtu, err)
 	}
-	if _, err := f.kernel.LinkMTU("none"); err == nil {
-		t.Error("MTU of an interface that is not there")
+	if _, _, err := f.kernel.LinkWith(addr("192.0.2.77")); err == nil {
+		t.Error("an interface with an address that none has")
 	}
 	if mtu, err := f.kernel.EgressMTU("eth0"); err != nil || mtu != 1280 {
 		t.Errorf("MTU of an interface and its routes: %v %v", mtu, err)

@@ -167,7 +167,9 @@ func parameters(s *link.State) (vni, port int, remote net.IP) {
 }
 
 // changeable says whether have can become want without being made anew. The
-// kernel changes the remote address of both kinds, and nothing else of them.
+// kernel changes the remote address of both kinds, and of the rest nothing that
+// would be worth it. A source or a time to live of somebody's own may be one with
+// which no packet arrives.
 func changeable(want Link, have *link.State) bool {
 	vni, port, remote := parameters(have)
 	if have.Kind != string(want.Kind) || vni != int(want.VNI) || port != int(want.Port) ||
@@ -176,9 +178,10 @@ func changeable(want Link, have *link.State) bool {
 	}
 	switch l := have.Link.(type) {
 	case *netlink.Vxlan:
-		return !l.Learning && !l.FlowBased && !l.Proxy && l.VtepDevIndex == 0
+		return !l.Learning && !l.FlowBased && !l.Proxy && !l.GBP && !l.UDP6ZeroCSumRx && l.VtepDevIndex == 0 &&
+			l.SrcAddr == nil && l.TTL == 0 && l.TOS == 0
 	case *netlink.Geneve:
-		return !l.FlowBased
+		return !l.FlowBased && l.Ttl == 0 && l.Tos == 0 && l.Df == netlink.GENEVE_DF_UNSET
 	}
 	return false
 }

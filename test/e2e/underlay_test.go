@@ -1,0 +1,74 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A node whose own interface gets another name, as when it becomes the port of a
+// bond, is repaired as any other.
+func TestUnderlayRenamed(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	target := a.nodes[0]
+	if a.gatewayNode(t) == target.Node.Name {
+		target = a.nodes[1]
+	}
+	rename := func(ctx context.Context, from, to string) {
+		t.Helper()
+		_, err := target.shell(ctx, fmt.Sprintf(`set -e
+			routes=$(ip -o route show dev %[1]s | grep -v 'proto kernel')
+			ip link set %[1]s down; ip link set %[1]s name %[2]s; ip link set %[2]s up
+			echo "$routes" | sort -r | while read -r route; do ip route add $route dev %[2]s; done`, from, to))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	rename(ctx, "eth0", "uplink0")
+	defer rename(context.WithoutCancel(ctx), "uplink0", "eth0")
+	p := &patient{vantage: target.vantage, set: "pods"}
+	for _, agent := range a.agents(t, "node") {
+		if agent.node == target.Node.Name {
+			p.agent = agent
+		}
+	}
+	p.repaired(t, ctx, []string{"ip link del LINK", "ip rule del priority 90 lookup 27761"})
+	checkMended(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+}
+
+// A node that has no way to the gateway says so, and status too.
+func TestNoWayToGateway(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	target := a.nodes[0]
+	if a.gatewayNode(t) == target.Node.Name {
+		target = a.nodes[1]
+	}
+	gateway, err := a.Run(ctx, "", "get", "peerings", "-o", "jsonpath={.items[0].status.planes[0].podIP}")
+	if err != nil || gateway == "" {
+		t.Fatalf("the gateway's address: %q, %v", gateway, err)
+	}
+	if _, err := target.shell(ctx, "ip route add unreachable "+gateway); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _, _ = target.shell(context.WithoutCancel(ctx), "ip route del unreachable "+gateway) }()
+	eventually(t, ctx, callTimeout+8*time.Second, "status tells of it", func() string {
+		v := viewOf(t, parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", a.Name).stdout), a, b)
+		if v.State != "Degraded" || !strings.Contains(v.Message, target.Node.Name+": the way to gateway "+gateway) {
+			return fmt.Sprintf("it is %s: %s", v.State, v.Message)
+		}
+		return ""
+	})
+	if _, err := target.shell(ctx, "ip route del unreachable "+gateway); err != nil {
+		t.Fatal(err)
+	}
+	checkMended(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
