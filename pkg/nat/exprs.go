@@ -116,6 +116,9 @@ func (f family) icmpType(t byte) []expr.Any {
 	})
 }
 
+// fragmentOffset is where an IPv4 header has its flags and fragment offset.
+const fragmentOffset = 6
+
 // notFragment: `ip frag-off & 0x1fff == 0`, true for whole packets and first
 // fragments; `exthdr frag missing`, true for whole packets. ICMPv6 errors are
 // never so large that they had to be fragmented (RFC 4443, section 2.4).
@@ -128,11 +131,29 @@ func (f family) notFragment() []expr.Any {
 			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{0}},
 		}
 	}
-	const fragmentOffset = 6
 	return []expr.Any{
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: fragmentOffset, Len: 2},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0x1f, 0xff}, Xor: []byte{0, 0}},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{0, 0}},
+	}
+}
+
+// firstFragment: `ip frag-off & 0x2000 != 0`, true for all fragments but the last;
+// `exthdr frag exists`, true for all fragments. Together with a match of what only
+// first fragments have, it is those.
+func (f family) firstFragment() []expr.Any {
+	if f.nft == nftables.TableFamilyIPv6 {
+		return []expr.Any{
+			&expr.Exthdr{
+				DestRegister: 1, Op: expr.ExthdrOpIpv6, Type: unix.IPPROTO_FRAGMENT, Len: 1, Flags: unix.NFT_EXTHDR_F_PRESENT,
+			},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
+		}
+	}
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: fragmentOffset, Len: 2},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0x20, 0}, Xor: []byte{0, 0}},
+		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{0, 0}},
 	}
 }
 

@@ -24,6 +24,10 @@ type family struct {
 	// icmpErrors are the types that carry the packet that caused them (RFC 792,
 	// RFC 4443).
 	icmpErrors []byte
+	// icmpLocal are types that carry a packet as well, and that nobody passes on:
+	// redirects are for the neighbours of a router (RFC 1122, section 3.2.2.2; RFC
+	// 4861, section 8.1), and source quenches are deprecated (RFC 6633).
+	icmpLocal []byte
 	// neighbors are the types without which nobody finds an interface: IPv4 has
 	// ARP, which these tables do not see.
 	neighbors []byte
@@ -34,7 +38,7 @@ func ipv4() family {
 		nft: nftables.TableFamilyIPv4, saddr: 12, daddr: 16, addrLen: 4,
 		checksum: 10, hasChecksum: true, setType: nftables.TypeIPAddr,
 		// Unreachable, time exceeded, parameter problem.
-		icmp: unix.IPPROTO_ICMP, echoRequest: 8, echoReply: 0, icmpErrors: []byte{3, 11, 12},
+		icmp: unix.IPPROTO_ICMP, echoRequest: 8, echoReply: 0, icmpErrors: []byte{3, 11, 12}, icmpLocal: []byte{4, 5},
 	}
 }
 
@@ -42,7 +46,7 @@ func ipv6() family {
 	return family{
 		nft: nftables.TableFamilyIPv6, saddr: 8, daddr: 24, addrLen: 16, setType: nftables.TypeIP6Addr,
 		// Unreachable, too big, time exceeded, parameter problem.
-		icmp: unix.IPPROTO_ICMPV6, echoRequest: 128, echoReply: 129, icmpErrors: []byte{1, 2, 3, 4},
+		icmp: unix.IPPROTO_ICMPV6, echoRequest: 128, echoReply: 129, icmpErrors: []byte{1, 2, 3, 4}, icmpLocal: []byte{137},
 		// Multicast listener query, router advertisement, neighbour solicitation and
 		// advertisement.
 		neighbors: []byte{130, 134, 135, 136},

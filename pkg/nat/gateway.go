@@ -83,11 +83,18 @@ func (g Gateway) table(f family) (table, error) {
 
 // foreignErrors are those about packets that did not go to the peer. Otherwise a
 // peer could break connections that it has no part in: connection tracking on nodes
-// takes any error about a known connection for related.
+// takes any error about a known connection for related. Nodes put fragments together
+// and gateways do not, so errors in fragments would pass unseen. Nobody sends such:
+// errors are at most 576 bytes long (RFC 1812, section 4.3.2.3), or 1280.
 func (g Gateway) foreignErrors(f family) []rule {
 	var rules []rule
+	for _, t := range f.icmpLocal {
+		rules = append(rules, rule{fmt.Sprintf("icmp %d: nobody passes it on", t), join(f.icmpType(t), drop())})
+	}
 	for _, t := range f.icmpErrors {
 		rules = append(rules, rule{
+			fmt.Sprintf("icmp error %d: in one piece only", t), join(f.icmpType(t), f.firstFragment(), drop()),
+		}, rule{
 			fmt.Sprintf("icmp error %d: about packets to the peer only", t),
 			join(f.icmpType(t), f.notFragment(), f.innerInSet(f.daddr, setRemote, true), drop()),
 		})
