@@ -69,6 +69,14 @@ func notForUs() []expr.Any {
 	}
 }
 
+// forUs: `meta pkttype host`.
+func forUs() []expr.Any {
+	return []expr.Any{
+		&expr.Meta{Key: expr.MetaKeyPKTTYPE, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.PACKET_HOST}},
+	}
+}
+
 // forgedSource: `fib saddr . iif oif missing`, true where the way back to the
 // source is not by the interface that the packet came from.
 func forgedSource() []expr.Any {

@@ -137,13 +137,14 @@ func (g Gateway) translation(f family) (in, out, innerIn, innerOut []rule) {
 }
 
 // input has no connection tracking to rely on: what the agent asks for is
-// recognised by what answers look like.
+// recognised by what answers look like. Overlay packets to a broadcast address are of
+// nobody of ours, and a network plugin may have given those of a pod the node's source.
 func (g Gateway) input(f family) []rule {
 	rules := []rule{ // first what is nearly everything
 		{"tunnel, aggregated", join(iifGroup(g.ReceiveGroup), udpDport(g.TunnelPort), accept())},
-		{"overlay, aggregated", join(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, false), accept())},
+		{"overlay, aggregated", join(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), forUs(), f.inSet(f.saddr, setNodes, false), accept())},
 		{"tunnel", join(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
-		{"overlay", join(iif(g.Underlay), udpDport(g.OverlayPort), f.inSet(f.saddr, setNodes, false), accept())},
+		{"overlay", join(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), f.inSet(f.saddr, setNodes, false), accept())},
 		{"overlay packets come from nodes only", join(iif(g.Underlay), udpDport(g.OverlayPort), drop())},
 		{"loopback", join(iif("lo"), accept())},
 		{"answers to the agent's TCP connections", join(

@@ -86,6 +86,12 @@ func (n Node) table(f family) (table, error) {
 				priority: priorityMangle, policy: nftables.ChainPolicyAccept, rules: n.isolate(f),
 			},
 			{
+				// What was made a packet to this node by a service, later than the above:
+				// one with an external address among the pods', or an endpoint on the node.
+				name: "input", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookInput,
+				priority: priorityFilter, policy: nftables.ChainPolicyAccept, rules: n.input(f),
+			},
+			{
 				name: "forward", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
 				priority: priorityFilter, policy: nftables.ChainPolicyAccept,
 				rules: []rule{
@@ -121,14 +127,15 @@ func (n Node) fromOverlay() []rule {
 }
 
 // overlayPackets are those around others: the CNI may change the source of none,
-// as the other end checks it.
+// as the other end checks it. Not only what is sent to an address of this node gets
+// into it: so do broadcasts and multicasts, which any pod may send.
 func (n Node) overlayPackets(f family) []rule {
 	notrack := []expr.Any{&expr.Notrack{}}
 	return []rule{
 		{"to a gateway on this node", join(f.inSet(f.daddr, setLocalGateways, false), notrack, accept())},
 		{"from a gateway on this node", join(f.inSet(f.saddr, setLocalGateways, false), notrack, accept())},
 		{"they come from gateways only", join(
-			f.inSet(f.saddr, setGateways, true), addrType(false, unix.RTN_LOCAL, expr.CmpOpEq), drop())},
+			f.inSet(f.saddr, setGateways, true), addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
 	}
 }
 
@@ -156,6 +163,18 @@ func (n Node) isolate(f family) []rule {
 		{"peers reach no gateway by the pod network", join(f.inSet(f.daddr, setGateways, false), drop())},
 		{"pings of gateways", join(f.inSet(f.saddr, setOverlay, false), f.icmpType(f.echoRequest), accept())},
 		{"peers reach nothing of the node", join(addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
+	}
+}
+
+// input is what guard and isolate are for packets whose destination became the node
+// only after them.
+func (n Node) input(f family) []rule {
+	return []rule{
+		{"overlay packets come from gateways only", join(udpDport(n.OverlayPort), f.inSet(f.saddr, setGateways, true), drop())},
+		{"only what peers send is meant here", join(not(iifGroup(n.OverlayGroup)), accept())},
+		{"answers", join(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
+		{"pings of gateways", join(f.inSet(f.saddr, setOverlay, false), f.icmpType(f.echoRequest), accept())},
+		{"peers reach nothing of the node", drop()},
 	}
 }
 
