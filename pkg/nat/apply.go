@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/nftables"
 	"go4.org/netipx"
+	"golang.org/x/sys/unix"
 )
 
 // elementsPerMessage keeps a list of set elements below the 64 KiB of a
@@ -21,7 +22,7 @@ func ApplyGateway(ctx context.Context, g Gateway) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return apply(ctx, want)
+	return applyBoth(ctx, want, shut(want.family, g.OverlayGroup, g.TunnelGroup))
 }
 
 // ApplyNode makes the table of the calling thread's network namespace that of
@@ -31,7 +32,23 @@ func ApplyNode(ctx context.Context, n Node) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return apply(ctx, want)
+	return applyBoth(ctx, want, shut(want.family, n.OverlayGroup))
+}
+
+// applyBoth applies a table and the one of the other address family. A kernel that
+// has no nftables for that one goes without.
+func applyBoth(ctx context.Context, want, other table) (changed bool, err error) {
+	changed, err = apply(ctx, want)
+	if err != nil {
+		return changed, err
+	}
+	changedOther, err := apply(ctx, other)
+	for _, unsupported := range []error{unix.EAFNOSUPPORT, unix.EOPNOTSUPP, unix.ENOENT} {
+		if errors.Is(err, unsupported) {
+			return changed, nil
+		}
+	}
+	return changed || changedOther, err
 }
 
 // Purge removes our tables from the calling thread's network namespace, and

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -134,9 +135,13 @@ func expect(t *testing.T, ns *netns.NS, want bool, what string, f func() (bool, 
 	})
 }
 
+// ruleset is what nft lists, the tables in an order that does not depend on which of
+// them was made anew.
 func ruleset(t *testing.T, ns *netns.NS) string {
 	t.Helper()
-	return ns.Output(t, "nft", "list", "ruleset")
+	tables := strings.Split("\n"+strings.TrimSuffix(ns.Output(t, "nft", "list", "ruleset"), "\n"), "\ntable ")
+	slices.Sort(tables)
+	return strings.Join(tables, "\ntable ")
 }
 
 // handles prints the ruleset with the numbers that change when a thing is made

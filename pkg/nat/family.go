@@ -61,6 +61,14 @@ func familyOf(a netip.Addr) family {
 	return ipv4()
 }
 
+// opposite is the other one.
+func (f family) opposite() family {
+	if f.nft == nftables.TableFamilyIPv6 {
+		return ipv4()
+	}
+	return ipv6()
+}
+
 func (f family) is(a netip.Addr) bool {
 	return a.BitLen() == int(f.addrLen)*8
 }

@@ -70,6 +70,22 @@ const (
 	setOverlay       = "gateways-overlay"
 )
 
+// shut is the table of the other address family: the interfaces of these groups carry
+// none of it. Frames to multicast addresses need no secret, and a router advertisement
+// in one gives whoever takes it in addresses and a default route.
+func shut(f family, groups ...uint32) table {
+	guard := chain{
+		name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
+		priority: priorityEarly, policy: nftables.ChainPolicyAccept,
+	}
+	for _, g := range groups {
+		guard.rules = append(guard.rules, rule{
+			fmt.Sprintf("nothing of this address family by interfaces of group %d", g), join(iifGroup(g), drop()),
+		})
+	}
+	return table{family: f.opposite(), chains: []chain{guard}}
+}
+
 // maxComment is how long a comment may be that nft shows (NFTNL_UDATA_COMMENT_MAXLEN).
 const maxComment = 128
 
