@@ -5,10 +5,12 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -435,6 +437,34 @@ func testMalicious(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 	}
 	if dataplane.Arrives(t, b.Gateway.NS, spoofed, pod.Mapped, pod.NS, 9996) {
 		t.Error("a packet of a malicious gateway arrives at: pod from a source that is not allowed")
+	}
+	// Errors about connections that the peer has no part in, also in fragments, which
+	// nodes put together and gateways do not.
+	for _, first := range []int{0, 8, 24} {
+		from, to := a.Nodes[0].Pod, a.Nodes[1].Pod
+		var c net.Conn
+		from.Do(t, func() (err error) {
+			c, err = net.Dial("udp4", netip.AddrPortFrom(to.Addr, echoPort).String())
+			return err
+		})
+		_ = c.SetDeadline(time.Now().Add(time.Second))
+		if _, err := c.Write([]byte("before")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Read(make([]byte, 100)); err != nil {
+			t.Fatalf("pods do not reach each other: the rest proves nothing: %v", err)
+		}
+		cause := dataplane.Packet(c.LocalAddr().(*net.UDPAddr).AddrPort(), c.RemoteAddr().(*net.UDPAddr).AddrPort(), []byte("before"))
+		for _, packet := range dataplane.Unreachable(source, from.Mapped, cause, first) {
+			if err := dataplane.SendRaw(b.Gateway.NS, packet); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_ = c.SetDeadline(time.Now().Add(300 * time.Millisecond))
+		if _, err := c.Read(make([]byte, 100)); errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("a malicious gateway refuses a connection of others, first fragment of %d bytes", first)
+		}
+		_ = c.Close()
 	}
 	dataplane.ServeUDP(t, a.Gateway.NS, 9999)
 	if dataplane.ReachesUDP(b.Gateway.NS, source, a.Overlay.Mapped, 9999) {

@@ -17,24 +17,67 @@ import (
 
 // Packet is a UDP packet as it is on the wire, with any source.
 func Packet(source, dst netip.AddrPort, payload []byte) []byte {
-	// RFC 791: no options, no fragment, TTL 64, a checksum by the kernel.
-	b := []byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}
-	b = append(append(b, source.Addr().AsSlice()...), dst.Addr().AsSlice()...)
 	// RFC 768: without a checksum.
-	b = binary.BigEndian.AppendUint16(b, source.Port())
+	b := binary.BigEndian.AppendUint16(nil, source.Port())
 	b = binary.BigEndian.AppendUint16(b, dst.Port())
 	b = binary.BigEndian.AppendUint16(b, uint16(8+len(payload)))
-	b = append(append(b, 0, 0), payload...)
-	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
+	return header(unix.IPPROTO_UDP, source.Addr(), dst.Addr(), 0, 0, append(append(b, 0, 0), payload...))
+}
+
+// header puts a header before a payload: no options, TTL 64 (RFC 791).
+func header(proto byte, source, dst netip.Addr, id, fragment uint16, payload []byte) []byte {
+	b := []byte{0x45, 0, 0, 0, 0, 0, 0, 0, 64, proto, 0, 0}
+	binary.BigEndian.PutUint16(b[4:], id)
+	binary.BigEndian.PutUint16(b[6:], fragment)
+	b = append(append(b, source.AsSlice()...), dst.AsSlice()...)
+	binary.BigEndian.PutUint16(b[2:], uint16(len(b)+len(payload)))
+	binary.BigEndian.PutUint16(b[10:], checksum(b))
+	return append(b, payload...)
+}
+
+// checksum is that of RFC 1071.
+func checksum(b []byte) uint16 {
 	var sum uint32
-	for i := 0; i < 20; i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(b[i:]))
+	for i := 0; i < len(b); i += 2 {
+		sum += uint32(b[i]) << 8
+		if i+1 < len(b) {
+			sum += uint32(b[i+1])
+		}
 	}
 	for sum > 0xffff {
 		sum = sum>>16 + sum&0xffff
 	}
-	binary.BigEndian.PutUint16(b[10:], ^uint16(sum))
-	return b
+	return ^uint16(sum)
+}
+
+// Unreachable is an ICMP error about a packet: whole, or in two fragments, of which
+// the first one has that many bytes, a multiple of 8.
+func Unreachable(source, dst netip.Addr, cause []byte, first int) [][]byte {
+	const destinationUnreachable, port, moreFragments = 3, 3, 0x2000
+	message := append([]byte{destinationUnreachable, port, 0, 0, 0, 0, 0, 0}, cause...)
+	binary.BigEndian.PutUint16(message[2:], checksum(message))
+	if first == 0 {
+		return [][]byte{header(unix.IPPROTO_ICMP, source, dst, 0, 0, message)}
+	}
+	id := uint16(time.Now().UnixNano())
+	return [][]byte{
+		header(unix.IPPROTO_ICMP, source, dst, id, moreFragments, message[:first]),
+		header(unix.IPPROTO_ICMP, source, dst, id, uint16(first/8), message[first:]),
+	}
+}
+
+// Packet6 is a UDP packet of IPv6.
+func Packet6(source, dst netip.AddrPort, payload []byte) []byte {
+	length := uint16(8 + len(payload))
+	udp := binary.BigEndian.AppendUint16(nil, source.Port())
+	udp = binary.BigEndian.AppendUint16(udp, dst.Port())
+	udp = binary.BigEndian.AppendUint16(udp, length)
+	udp = append(append(udp, 0, 0), payload...)
+	ends := append(source.Addr().AsSlice(), dst.Addr().AsSlice()...)
+	pseudo := append(append([]byte{}, ends...), 0, 0, byte(length>>8), byte(length), 0, 0, 0, unix.IPPROTO_UDP)
+	binary.BigEndian.PutUint16(udp[6:], checksum(append(pseudo, udp...)))
+	b := append([]byte{0x60, 0, 0, 0, byte(length >> 8), byte(length), unix.IPPROTO_UDP, 64}, ends...)
+	return append(b, udp...)
 }
 
 // Encapsulate puts an IP packet into a frame and that into what the overlay
@@ -46,7 +89,11 @@ func Encapsulate(kind overlay.Kind, vni uint32, source, dst overlay.MAC, packet 
 	}
 	b := binary.BigEndian.AppendUint32(header, vni<<8)
 	b = append(append(b, dst[:]...), source[:]...)
-	return append(append(b, 0x08, 0x00), packet...)
+	etherType := uint16(unix.ETH_P_IP)
+	if packet[0]>>4 == 6 {
+		etherType = unix.ETH_P_IPV6
+	}
+	return append(binary.BigEndian.AppendUint16(b, etherType), packet...)
 }
 
 // SendRaw sends an IP packet as it is.
@@ -67,7 +114,7 @@ func Receives(t testing.TB, at *netns.NS, port uint16, source netip.Addr, send f
 	t.Helper()
 	var sink net.PacketConn
 	at.Do(t, func() (err error) {
-		sink, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", port))
+		sink, err = net.ListenPacket("udp", fmt.Sprintf(":%d", port))
 		return err
 	})
 	defer func() { _ = sink.Close() }()
@@ -82,7 +129,7 @@ func Receives(t testing.TB, at *netns.NS, port uint16, source netip.Addr, send f
 		if err != nil {
 			return false
 		}
-		if addrOf(from) == source {
+		if addrOf(from).WithZone("") == source {
 			return true
 		}
 	}

@@ -81,6 +81,37 @@ func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 			}
 		}
 	}
+	// Frames to a multicast address, which is no secret: of IPv6 nothing is taken.
+	for name, attack := range map[string]struct {
+		from           *netns.NS
+		source, target netip.Addr
+		node           int
+		at             *netns.NS
+	}{
+		"LAN as gateway, to a node":   {n.LAN.NS, a.Gateway.Addr, a.Nodes[1].Host.Addr, 1, a.Nodes[1].NS},
+		"LAN as node, to the gateway": {n.LAN.NS, a.Outer(t, 1), a.Gateway.Addr, 1, a.Gateway.NS},
+	} {
+		port++
+		source := netip.MustParseAddr("fe80::66")
+		inner := dataplane.Packet6(netip.AddrPortFrom(source, 1234), netip.AddrPortFrom(netip.MustParseAddr("ff02::1"), port), []byte("forged"))
+		outer := dataplane.Packet(netip.AddrPortFrom(attack.source, 40000), netip.AddrPortFrom(attack.target, overlay.Port),
+			dataplane.Encapsulate(o.Overlay, vni(attack.node), overlay.MAC{2, 0, 0, 0, 0, 1}, overlay.MAC{0x33, 0x33, 0, 0, 0, 1}, inner))
+		if dataplane.Receives(t, attack.at, port, source, func() error { return dataplane.SendRaw(attack.from, outer) }) {
+			t.Errorf("%s: IPv6 in a multicast frame arrives", name)
+		}
+	}
+	// Nobody has to forge a source where what is sent to all is not looked at. The right
+	// MAC addresses show that it is not they that keep it out.
+	{
+		port++
+		node := a.Nodes[0]
+		inner := dataplane.Packet(netip.AddrPortFrom(remote.Mapped, 1234), netip.AddrPortFrom(node.Pod.Addr, port), []byte("forged"))
+		outer := dataplane.Packet(netip.AddrPortFrom(node.Pod.Addr, 40000), netip.AddrPortFrom(netip.MustParseAddr("224.0.0.1"), overlay.Port),
+			dataplane.Encapsulate(o.Overlay, vni(0), a.Key.MAC(vni(0), gateway), a.Key.MAC(vni(0), node.Overlay.Addr), inner))
+		if dataplane.Receives(t, node.Pod.NS, port, remote.Mapped, func() error { return dataplane.SendRaw(node.Pod.NS, outer) }) {
+			t.Error("an overlay packet of a pod to all hosts is taken")
+		}
+	}
 	// Without the overlay: a pod's source that the pod has not sent, through a node
 	// to the peer; and a peer's source that has not come from the peer.
 	// Nodes that do not look at sources themselves.
