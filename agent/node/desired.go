@@ -124,7 +124,11 @@ func (d *desired) leaveEndpoints(peerings []v1alpha1.Peering) {
 			called = append(called, plane.Endpoints...)
 		}
 		for _, s := range p.Status.Planes {
-			called = append(called, s.Endpoint)
+			// A gateway may write the status of planes that there are not, and so take
+			// addresses out of the ranges of other peers.
+			if p.Plane(s.Index) != nil {
+				called = append(called, s.Endpoint)
+			}
 		}
 		for _, c := range called {
 			endpoint, err := netip.ParseAddrPort(c)

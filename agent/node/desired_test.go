@@ -257,6 +257,7 @@ func TestDesireEndpoints(t *testing.T) {
 	called := peering("called", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.71.0.0/18")
 	called.Spec.Planes[0].Endpoints = []string{"172.18.1.5:30001", "[2001:db8::1]:30001", "gateway.example:51840", "192.0.2.1:30001"}
 	called.Status.Planes[0].Endpoint = "[::ffff:172.18.1.5]:30001"
+	called.Status.Planes = append(called.Status.Planes, v1alpha1.PlaneStatus{Index: 3, Endpoint: "172.18.1.6:30001"})
 	d, err := desire(me, []v1alpha1.Peering{covering, called})
 	if err != nil {
 		t.Fatal(err)
