@@ -11,6 +11,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
@@ -164,8 +165,19 @@ func printTable(w io.Writer, views []peering.View, now time.Time) error {
 	slices.SortStableFunc(sorted, func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
 	for _, v := range sorted {
 		if v.Message != "" {
-			fmt.Fprintf(w, "%s → %s: %s\n", v.Cluster, v.Peer, v.Message)
+			fmt.Fprintf(w, "%s → %s: %s\n", v.Cluster, v.Peer, printable(v.Message))
 		}
 	}
 	return nil
+}
+
+// printable is a text for a terminal: agents wrote it, and whoever has the account of
+// one of them shall not have the terminal of who looks.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) || r == '\n' {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, s)
 }

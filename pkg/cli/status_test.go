@@ -41,6 +41,19 @@ func views() []peering.View {
 	}
 }
 
+// What an agent writes does nothing to a terminal.
+func TestPrintable(t *testing.T) {
+	v := views()[:1]
+	v[0].Message = "1 of 2 → é\n\x1b]0;title\a\u009b2J"
+	var out bytes.Buffer
+	if err := printTable(&out, v, now); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); strings.ContainsAny(got, "\x1b\a\u009b") || !strings.Contains(got, "1 of 2 → é\n") {
+		t.Errorf("%q", got)
+	}
+}
+
 func TestPrintStatus(t *testing.T) {
 	doc := statusDocument{Peerings: views()}
 	for _, format := range []string{"json", "yaml"} {
