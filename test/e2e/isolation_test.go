@@ -39,6 +39,22 @@ metadata: {name: isolated, namespace: default}
 spec: {type: NodePort, selector: {app: tester}, ports: [{port: %d, nodePort: %d}]}
 `
 
+// outsideService has an external address, as those of load balancers are, and leads
+// to a node.
+const outsideService = `
+apiVersion: v1
+kind: Service
+metadata: {name: isolated-outside, namespace: default}
+spec: {externalIPs: [%[1]s], ports: [{port: %[3]d}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: isolated-outside, namespace: default, labels: {kubernetes.io/service-name: isolated-outside}}
+addressType: IPv4
+endpoints: [{addresses: [%[2]s]}]
+ports: [{port: %[3]d}]
+`
+
 // A gateway of a peer that has been taken over, which knows its own key, filters
 // nothing and sends what it likes, reaches the pods of the other cluster, and
 // nothing else. The other cluster has a third one as peer.
@@ -51,8 +67,15 @@ func TestTakenOverGateway(t *testing.T) {
 	if _, err := a.Run(ctx, fmt.Sprintf(isolatedService, workload.TCPPort, isolatedPort), "apply", "-f", "-"); err != nil {
 		t.Fatal(err)
 	}
+	// An address among the pods' that no pod has: the last but one of a node's range.
+	outside := a.nodes[0].bridge(t).As4()
+	outside[3] = 254
+	external := netip.AddrFrom4(outside)
+	if _, err := a.Run(ctx, fmt.Sprintf(outsideService, external, a.nodes[0].addr, kubeletPort), "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
 	removeService := func() error {
-		_, err := a.Run(context.WithoutCancel(ctx), "", "delete", "service", "isolated", "--ignore-not-found")
+		_, err := a.Run(context.WithoutCancel(ctx), "", "delete", "service", "isolated", "isolated-outside", "--ignore-not-found")
 		return err
 	}
 	t.Cleanup(func() { _ = removeService() })
@@ -62,6 +85,19 @@ func TestTakenOverGateway(t *testing.T) {
 	for i := range a.nodes {
 		checkService(t, lan.nodes[0].vantage, netip.AddrPortFrom(a.nodes[i].addr, isolatedPort), "")
 	}
+	eventually(t, ctx, 10*time.Second, "a pod reaches a node by the service's external address", func() string {
+		err := a.pods[1].do(func() error {
+			conn, err := net.DialTimeout("tcp", netip.AddrPortFrom(external, kubeletPort).String(), time.Second)
+			if err != nil {
+				return err
+			}
+			return conn.Close()
+		})
+		if err != nil {
+			return err.Error()
+		}
+		return ""
+	})
 
 	// Hosts beside the nodes may use none of them as their router to the peer. The
 	// network of the nodes itself is such a host.
@@ -108,6 +144,7 @@ func TestTakenOverGateway(t *testing.T) {
 		add("node's address in the pod CIDR, as mapped", ofA.seenAs(t, bridge), ports...)
 		add("node's address in the pod CIDR", bridge, ports...)
 	}
+	add("node by a service's external address", ofA.seenAs(t, external), kubeletPort)
 	for _, p := range a.pods {
 		add("pod by its real address", p.IP, workload.TCPPort)
 	}

@@ -75,7 +75,7 @@ for l in $(ip -o link show | sed -n 's/^[0-9]*: \(lq[0-9n][^:@]*\|wg0\|gro0\|sto
   for s in forwarding rp_filter; do echo $l $s; cat /proc/sys/net/ipv4/conf/$l/$s; done
 done
 ip rule; for t in 27761 27762; do ip route show table $t 2>/dev/null || true; done
-nft list table ip liqonet; nft list table inet fw 2>/dev/null || true`
+nft list table ip liqonet; nft list table ip6 liqonet; nft list table inet fw 2>/dev/null || true`
 
 var interfaceIndex = regexp.MustCompile(`(?m)^\d+: `)
 
@@ -122,6 +122,7 @@ var tableDamage = []string{
 	"ip rule add priority 90 from 10.1.1.1 lookup 27761 protocol 108",
 	"nft delete table ip liqonet",
 	"nft flush table ip liqonet",
+	"nft flush table ip6 liqonet",
 	"nft flush chain ip liqonet forward; nft delete chain ip liqonet forward",
 	"nft delete rule ip liqonet forward handle $(nft -a list chain ip liqonet forward | sed -n 's/.*comment.* # handle //p' | head -1)",
 	"nft insert rule ip liqonet forward accept",
@@ -335,7 +336,7 @@ func changeOf(ctx context.Context, v *vantage, want string) string {
 }
 
 // aboutOurs tells what the kernel says of ours from what it says of others.
-var aboutOurs = regexp.MustCompile(`\blq[0-9n]|\bwg0\b|2776[12]|proto 108|\bip liqonet\b|liqonet: `)
+var aboutOurs = regexp.MustCompile(`\blq[0-9n]|\bwg0\b|2776[12]|proto 108|\bip6? liqonet\b|liqonet: `)
 
 // watchKernels looks at all that kernels tell of changes of ours, until the
 // function that it returns is called.
