@@ -208,13 +208,18 @@ func (n Node) toPeers(f family) []rule {
 const ctStatusDNAT = 1 << 5
 
 // source is what peers see packets come from. The order matters where nodes
-// have addresses in the pod range. No masquerade: it would drop connections
-// when a route moves to another interface. It is right the other way: hosts
-// outside see the address of the node that sends to them.
+// have addresses in the pod range. What a service with remote endpoints made of a
+// packet from elsewhere has to be answered by way of this node, which alone knows
+// that: pods of other nodes, and on EKS all hosts around, call it with addresses of
+// the pod range. No masquerade: it would drop connections when a route moves to
+// another interface. It is right the other way: hosts outside see the address of
+// the node that sends to them.
 func (n Node) source(f family) []rule {
 	in, out := iifGroup(n.OverlayGroup), oifGroup(n.OverlayGroup)
 	return []rule{
 		{"from this node", join(out, addrType(true, unix.RTN_LOCAL, expr.CmpOpEq), f.snatTo(n.Address))},
+		{"from elsewhere to services with remote endpoints", join(
+			out, ctBits(expr.CtKeySTATUS, ctStatusDNAT), f.inSet(f.saddr, setOwnPods, true), f.snatTo(n.Address))},
 		{"pods keep their source", join(out, f.inSet(f.saddr, setPods, false), f.snatToSelf())},
 		{"from others", join(out, f.snatTo(n.Address))},
 		{"peers to hosts outside", join(in, f.inSet(f.daddr, setHosts, false), []expr.Any{&expr.Masq{}})},

@@ -79,6 +79,7 @@ func checkRemoteService(t *testing.T, ctx context.Context, here, there *cluster)
 			checkService(t, caller, netip.AddrPortFrom(n.addr, remoteNodePort), endpoint.Pod.Name)
 		}
 	}
+	checkUnmasqueraded(t, ctx, here, there, endpoint)
 	balancer := netip.AddrPortFrom(balancerIP, workload.TCPPort)
 	inside := netip.AddrPortFrom(netip.MustParseAddr(raw), workload.TCPPort)
 	for i := range here.nodes {
@@ -101,7 +102,10 @@ func checkRemoteService(t *testing.T, ctx context.Context, here, there *cluster)
 	kubectl("", "patch", "service", "remote", "-p", `{"spec":{"externalTrafficPolicy":"Local"}}`)
 	outside.through(second)
 	eventually(t, ctx, 10*time.Second, "another node does not answer for a service of local traffic", func() string {
-		if err := outside.do(func() error { return greetOnce(balancer, endpoint.Pod.Name, shortTimeout) }); err == nil {
+		if err := outside.do(func() error {
+			_, err := greetOnce(balancer, endpoint.Pod.Name, shortTimeout)
+			return err
+		}); err == nil {
 			return "it does"
 		}
 		return ""
@@ -111,6 +115,42 @@ func checkRemoteService(t *testing.T, ctx context.Context, here, there *cluster)
 	checkService(t, fx.gamma.nodes[0].vantage, netip.AddrPortFrom(first.addr, remoteNodePort), endpoint.Pod.Name)
 	outside.close()
 	kubectl("", "delete", "service", "remote")
+}
+
+// checkUnmasqueraded has pods call the NodePort of other nodes than theirs, which
+// see the pod's own address, as on EKS, AKS and GKE. The endpoint sees the node
+// that was called: its answer has to come back there, where the destination was
+// translated, and not to the pod's own node.
+func checkUnmasqueraded(t *testing.T, ctx context.Context, here, there *cluster, endpoint pod) {
+	t.Helper()
+	rule := func(ctx context.Context, n node, do ...string) {
+		args := append(append([]string{"-w", "-t", "nat"}, do...), "-s", here.spec.PodCIDR.String(), "-d", here.spec.NodeSubnet.String(), "-j", "ACCEPT")
+		if out, err := n.NetCommand(ctx, "iptables", args...).CombinedOutput(); err != nil {
+			t.Errorf("node %s: iptables %v: %v: %s", n.Node.Name, args, err, out)
+		}
+	}
+	for _, n := range here.nodes {
+		rule(ctx, n, "-I", "POSTROUTING")
+		defer rule(context.WithoutCancel(ctx), n, "-D", "POSTROUTING")
+	}
+	ours := viewOf(t, status(t, ctx, 0, here, there), here, there)
+	for i, from := range here.pods {
+		for j, by := range here.nodes {
+			want := answer{endpoint.Pod.Name, ours.Nodes[j].SeenAs}
+			if i == j { // the answer comes back to this node anyway
+				want.source = ours.seenAs(t, from.IP)
+			}
+			to := netip.AddrPortFrom(by.addr, remoteNodePort)
+			var got answer
+			err := from.do(func() (err error) {
+				got, err = greetOnce(to, "", callTimeout)
+				return err
+			})
+			if err != nil || got != want {
+				t.Errorf("%s calls %s, the NodePort of %s, without masquerade: %v answered, want %v: %v", from.vantage, to, by.vantage, got, want, err)
+			}
+		}
+	}
 }
 
 // outside is a host beside the nodes, as which the control plane's machine
@@ -162,7 +202,10 @@ func newOutside(t *testing.T, ctx context.Context, c *cluster) outside {
 func checkService(t *testing.T, from *vantage, to netip.AddrPort, endpoint string) {
 	t.Helper()
 	eventually(t, t.Context(), 10*time.Second, fmt.Sprintf("%s reaches the remote endpoint by %s", from, to), func() string {
-		err := from.do(func() error { return greetOnce(to, endpoint, 2*time.Second) })
+		err := from.do(func() error {
+			_, err := greetOnce(to, endpoint, 2*time.Second)
+			return err
+		})
 		if err != nil {
 			return err.Error()
 		}
@@ -172,18 +215,21 @@ func checkService(t *testing.T, from *vantage, to netip.AddrPort, endpoint strin
 
 // greetOnce connects, from the namespace of the thread, and wants a pod to
 // answer, or any if it is empty.
-func greetOnce(to netip.AddrPort, pod string, timeout time.Duration) error {
+func greetOnce(to netip.AddrPort, pod string, timeout time.Duration) (answer, error) {
 	conn, err := net.DialTimeout("tcp", to.String(), timeout)
 	if err != nil {
-		return err
+		return answer{}, err
 	}
 	defer conn.Close()
 	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
-		return err
+		return answer{}, err
 	}
 	c, err := greet(conn)
-	if err == nil && pod != "" && c.greeting.hostname != pod {
-		err = fmt.Errorf("%s answered", c.greeting.hostname)
+	if err != nil {
+		return answer{}, err
 	}
-	return err
+	if pod != "" && c.greeting.hostname != pod {
+		return c.greeting, fmt.Errorf("%s answered", c.greeting.hostname)
+	}
+	return c.greeting, nil
 }
