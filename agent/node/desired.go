@@ -116,9 +116,13 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 func sameFamily(a, b netip.Addr) bool { return a.BitLen() == b.BitLen() }
 
 // leaveEndpoints keeps tunnels' own packets out of the tunnels: a range that one
-// peer was given may have the address at which another one is called.
+// peer was given may have the address at which another one is called, or from
+// which it calls. A gateway cannot tell the latter: kube-proxy shows it a node.
 func (d *desired) leaveEndpoints(peerings []v1alpha1.Peering) {
 	for _, p := range peerings {
+		for _, a := range p.Spec.Remote.NodeIPs {
+			d.leave(a.Addr)
+		}
 		var called []string
 		for _, plane := range p.Spec.Planes {
 			called = append(called, plane.Endpoints...)
@@ -135,15 +139,19 @@ func (d *desired) leaveEndpoints(peerings []v1alpha1.Peering) {
 			if err != nil {
 				continue // a name, or none yet
 			}
-			addr := endpoint.Addr().Unmap()
-			covered := slices.ContainsFunc(d.nat.Remote, func(r netip.Prefix) bool { return r.Contains(addr) })
-			if !covered || slices.Contains(d.nat.Endpoints, addr) {
-				continue
-			}
-			d.nat.Endpoints = append(d.nat.Endpoints, addr)
-			d.overlay.Routes = append(d.overlay.Routes, overlay.Route{Table: overlay.Table, Dst: netip.PrefixFrom(addr, addr.BitLen()), Throw: true})
+			d.leave(endpoint.Addr().Unmap())
 		}
 	}
+}
+
+// leave takes an address out of the ranges that lead into tunnels.
+func (d *desired) leave(addr netip.Addr) {
+	covered := slices.ContainsFunc(d.nat.Remote, func(r netip.Prefix) bool { return r.Contains(addr) })
+	if !covered || slices.Contains(d.nat.Endpoints, addr) {
+		return
+	}
+	d.nat.Endpoints = append(d.nat.Endpoints, addr)
+	d.overlay.Routes = append(d.overlay.Routes, overlay.Route{Table: overlay.Table, Dst: netip.PrefixFrom(addr, addr.BitLen()), Throw: true})
 }
 
 // owners are the peerings to which indices and ranges belong: the kernel cannot

@@ -249,8 +249,8 @@ func TestDesireDespiteErrors(t *testing.T) {
 	}
 }
 
-// The address at which a gateway is called is not led into the tunnel of a peer
-// that was given a range with it.
+// The address at which a gateway is called, and those from which one calls, are not
+// led into the tunnel of a peer that was given a range with them.
 func TestDesireEndpoints(t *testing.T) {
 	me := machine{name: "n1", address: addr("10.80.0.7")}
 	covering := peering("covering", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "172.18.0.0/16"), "10.70.0.0/18")
@@ -258,6 +258,7 @@ func TestDesireEndpoints(t *testing.T) {
 	called.Spec.Planes[0].Endpoints = []string{"172.18.1.5:30001", "[2001:db8::1]:30001", "gateway.example:51840", "192.0.2.1:30001"}
 	called.Status.Planes[0].Endpoint = "[::ffff:172.18.1.5]:30001"
 	called.Status.Planes = append(called.Status.Planes, v1alpha1.PlaneStatus{Index: 3, Endpoint: "172.18.1.6:30001"})
+	called.Spec.Remote.NodeIPs = []v1alpha1.IP{{Addr: addr("172.18.1.5")}, {Addr: addr("172.18.1.7")}, {Addr: addr("192.0.2.2")}, {Addr: addr("2001:db8::2")}}
 	d, err := desire(me, []v1alpha1.Peering{covering, called})
 	if err != nil {
 		t.Fatal(err)
@@ -268,10 +269,10 @@ func TestDesireEndpoints(t *testing.T) {
 			thrown = append(thrown, r.Dst)
 		}
 	}
-	if diff := cmp.Diff([]netip.Prefix{prefix("172.18.1.5/32")}, thrown, compare); diff != "" {
+	if diff := cmp.Diff([]netip.Prefix{prefix("172.18.1.5/32"), prefix("172.18.1.7/32")}, thrown, compare); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]netip.Addr{addr("172.18.1.5")}, d.nat.Endpoints, compare); diff != "" {
+	if diff := cmp.Diff([]netip.Addr{addr("172.18.1.5"), addr("172.18.1.7")}, d.nat.Endpoints, compare); diff != "" {
 		t.Error(diff)
 	}
 }

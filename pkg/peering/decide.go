@@ -94,6 +94,8 @@ type side struct {
 	ledger *v1alpha1.ClusterNetwork
 	// existing is the Peering as it is in the cluster, nil if there is none.
 	existing *v1alpha1.Peering
+	// others are the Peerings with other peers.
+	others []v1alpha1.Peering
 	// apiServer are the addresses of the cluster's API server.
 	apiServer []netip.Addr
 	// publicKey of this side's gateway, empty as long as it is not known.
@@ -214,6 +216,20 @@ func (s *side) used(cn *v1alpha1.ClusterNetwork, peer *side) []ipam.Use {
 	for _, n := range peer.facts.Nodes {
 		for _, a := range slices.Concat(n.InternalIPs, n.ExternalIPs) {
 			used = append(used, ipam.Use{Prefix: netip.PrefixFrom(a, a.BitLen()), By: fmt.Sprintf("node %s of %s, where the tunnel leads to", n.Name, peer.Name)})
+		}
+	}
+	// So it would be for the tunnels to other peers. Agents do without a circle, so
+	// ranges that were given out before stay; but these addresses are no pods' then.
+	var given []netip.Prefix
+	if e := allocation(cn, peer.ID); e != nil {
+		given = append(mappings(e.Pods).Mapped(), e.ExternalCIDR.Prefix)
+	}
+	for _, p := range s.others {
+		for _, a := range p.Spec.Remote.NodeIPs {
+			if slices.ContainsFunc(given, func(r netip.Prefix) bool { return r.Contains(a.Addr) }) {
+				continue
+			}
+			used = append(used, ipam.Use{Prefix: netip.PrefixFrom(a.Addr, a.BitLen()), By: "a node of peer " + p.Spec.Remote.Name})
 		}
 	}
 	for _, e := range peer.endpoints {
@@ -467,13 +483,29 @@ func peeringSpec(s, peer *side, d decided, endpoints []string) (v1alpha1.Peering
 		Local: v1alpha1.LocalNetwork{
 			Pods: got.Pods, InternalCIDR: s.ledger.Spec.InternalCIDR, ExternalCIDR: got.ExternalCIDR, Hosts: hosts,
 		},
-		Remote:  v1alpha1.RemoteNetwork{ClusterID: peer.ID, Name: name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR},
+		Remote:  v1alpha1.RemoteNetwork{ClusterID: peer.ID, Name: name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: nodeIPs(peer.facts.Nodes)},
 		Overlay: d.overlay.is,
 		Planes: []v1alpha1.Plane{{
 			Index: 0, Role: d.role.is, WireGuard: d.wireguard.is, RemotePublicKey: peer.publicKey,
 			RemoteAddress: v1alpha1.IP{Addr: remote}, Endpoints: endpoints,
 		}},
 	}, nil
+}
+
+// maxNodeIPs keeps a Peering to a size that an API server takes.
+const maxNodeIPs = 4096
+
+// nodeIPs are all addresses of nodes, sorted.
+func nodeIPs(nodes []discovery.Node) []v1alpha1.IP {
+	var out []v1alpha1.IP
+	for _, n := range nodes {
+		for _, a := range slices.Concat(n.InternalIPs, n.ExternalIPs) {
+			out = append(out, v1alpha1.IP{Addr: a})
+		}
+	}
+	slices.SortFunc(out, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
+	out = slices.Compact(out)
+	return out[:min(len(out), maxNodeIPs)]
 }
 
 // gatewayAddress is the overlay address of a gateway.

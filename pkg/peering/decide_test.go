@@ -49,6 +49,15 @@ func checkEntry(s, peer *side, e *v1alpha1.PeerAllocation) error {
 	return nil
 }
 
+// withNodeIPs is a Peering with a peer whose nodes have these addresses.
+func withNodeIPs(addresses ...string) []v1alpha1.Peering {
+	var p v1alpha1.Peering
+	for _, a := range addresses {
+		p.Spec.Remote.NodeIPs = append(p.Spec.Remote.NodeIPs, v1alpha1.IP{Addr: netip.MustParseAddr(a)})
+	}
+	return []v1alpha1.Peering{p}
+}
+
 func TestAllocate(t *testing.T) {
 	const own, services, nodes = "10.10.0.0/16", "10.96.0.0/12", "172.18.0.0/16"
 	tests := []struct {
@@ -101,6 +110,18 @@ func TestAllocate(t *testing.T) {
 			name: "the peer's nodes have external addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
 			setup: func(_, peer *side) {
 				peer.facts.Nodes = []discovery.Node{{Name: "n", ExternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}}}
+			},
+		},
+		{
+			name: "another peer's nodes have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
+			setup: func(s, _ *side) { s.others = withNodeIPs("10.20.3.4") },
+		},
+		{
+			name: "another peer's nodes have come to have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"}, external: "10.61.0.0/18",
+			setup: func(s, _ *side) {
+				s.ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}
+				s.ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+				s.others = withNodeIPs("10.20.3.4", "10.61.1.1")
 			},
 		},
 		{

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -60,6 +61,11 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 	if s.ledger, err = s.Cluster.ledger(ctx); err != nil || s.ledger == nil || !s.ledger.DeletionTimestamp.IsZero() {
 		return err
 	}
+	var peerings v1alpha1.PeeringList
+	if err := s.Client.List(ctx, &peerings); err != nil && !absent(err) {
+		return s.fail("list Peerings", err)
+	}
+	s.others = slices.DeleteFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID })
 	if entry := allocation(s.ledger, peer.ID); entry != nil {
 		s.wasEstablished = entry.Established
 		return s.observePeering(ctx, entry.Name)
@@ -123,8 +129,8 @@ func (s *side) observePeering(ctx context.Context, name string) error {
 
 // apiServerAddresses are those to which every node and pod has to get.
 func (c *Cluster) apiServerAddresses(ctx context.Context) ([]netip.Addr, error) {
-	var slices discoveryv1.EndpointSliceList
-	err := c.Client.List(ctx, &slices, client.InNamespace("default"), client.MatchingLabels{discoveryv1.LabelServiceName: "kubernetes"})
+	var endpoints discoveryv1.EndpointSliceList
+	err := c.Client.List(ctx, &endpoints, client.InNamespace("default"), client.MatchingLabels{discoveryv1.LabelServiceName: "kubernetes"})
 	if absent(err) || apierrors.IsForbidden(err) {
 		return nil, nil
 	}
@@ -132,7 +138,7 @@ func (c *Cluster) apiServerAddresses(ctx context.Context) ([]netip.Addr, error) 
 		return nil, c.fail("read the addresses of the API server", err)
 	}
 	var out []netip.Addr
-	for _, s := range slices.Items {
+	for _, s := range endpoints.Items {
 		for _, e := range s.Endpoints {
 			for _, a := range e.Addresses {
 				if addr, err := netip.ParseAddr(a); err == nil {

@@ -159,7 +159,7 @@ func makePlan(a, b *side, o Options) (*Plan, error) {
 func (s *side) with(cn *v1alpha1.ClusterNetwork) *side {
 	return &side{
 		Cluster: s.Cluster, facts: s.facts, internal: s.internal, internalReason: s.internalReason, nodes: s.nodes, ledger: cn,
-		existing: s.existing, apiServer: s.apiServer, publicKey: s.publicKey, overlayKey: s.overlayKey, image: s.image, imageReason: s.imageReason,
+		existing: s.existing, others: s.others, apiServer: s.apiServer, publicKey: s.publicKey, overlayKey: s.overlayKey, image: s.image, imageReason: s.imageReason,
 		service: s.service, endpoints: s.endpoints, wish: s.wish,
 	}
 }

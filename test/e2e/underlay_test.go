@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -29,7 +30,8 @@ func TestUnderlayRenamed(t *testing.T) {
 		}
 	}
 	rename(ctx, "eth0", "uplink0")
-	defer rename(context.WithoutCancel(ctx), "uplink0", "eth0")
+	back := sync.OnceFunc(func() { rename(context.WithoutCancel(ctx), "uplink0", "eth0") })
+	defer back()
 	p := &patient{vantage: target.vantage, set: "pods"}
 	for _, agent := range a.agents(t, "node") {
 		if agent.node == target.Node.Name {
@@ -38,7 +40,9 @@ func TestUnderlayRenamed(t *testing.T) {
 	}
 	p.repaired(t, ctx, []string{"ip link del LINK", "ip rule del priority 90 lookup 27761"})
 	checkMended(t, ctx, a, b)
+	back()
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
 }
 
 // A node that has no way to the gateway says so, and status too.

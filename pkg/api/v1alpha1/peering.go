@@ -85,6 +85,13 @@ type RemoteNetwork struct {
 	Pods []CIDRMapping `json:"pods"`
 	// ExternalCIDR is the /18 by which this cluster knows the peer's nodes.
 	ExternalCIDR CIDR `json:"externalCIDR"`
+	// NodeIPs are the real addresses of the peer's nodes, as far as they were known
+	// when it was peered: from them its gateway calls, and to them calls are
+	// answered, also where a range of another peer has them.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=4096
+	NodeIPs []IP `json:"nodeIPs,omitempty"`
 }
 
 // OverlayKind is the encapsulation between nodes and gateways.
