@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -56,6 +57,12 @@ const dialTimeout, retry = time.Second, 200 * time.Millisecond
 
 var dialer = net.Dialer{Timeout: dialTimeout}
 
+// Connections that are dead without a word, as where the API server's machine has lost
+// its power, or a link that was down has taken kube-proxy's translations with it, are
+// given up after these seconds without a word and without an answer to a ping. They
+// are 30 and 15 by themselves; client-go takes others from its environment only.
+var connectionChecks = map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "3", "HTTP2_PING_TIMEOUT_SECONDS": "5"}
+
 // Client connects to the API server of the cluster that this pod is in. It waits
 // until that answers: an agent that ended instead would be started anew after
 // 10 s only, and later each time.
@@ -65,6 +72,14 @@ func Client(ctx context.Context, log *slog.Logger) (client.Client, *rest.Config,
 		return nil, nil, fmt.Errorf("find the API server: %w", err)
 	}
 	cfg.UserAgent = "liqonet-agent"
+	for name, seconds := range connectionChecks {
+		if _, given := os.LookupEnv(name); given {
+			continue
+		}
+		if err := os.Setenv(name, seconds); err != nil {
+			return nil, nil, err
+		}
+	}
 	cfg.Dial = dialer.DialContext
 	scheme, mapper, err := kinds()
 	if err != nil {
