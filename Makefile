@@ -70,7 +70,7 @@ test-unit: ## tests without root, under two minutes
 .PHONY: test-kernel
 test-kernel: packages ## tests of kernel code, in network namespaces (root)
 	# The cache of results does not know of the programs that the virtual machine's test builds.
-	go test -count=1 -timeout 15m ./pkg/... ./test/dataplane/... ./test/vm/...
+	go test -count=1 ./pkg/... ./test/dataplane/... ./test/vm/...
 
 .PHONY: test-e2e
 test-e2e: lab image ## tests of the product on lab clusters (root)

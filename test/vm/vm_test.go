@@ -3,7 +3,6 @@ package vm_test
 import (
 	"bytes"
 	"context"
-	"errors"
 	"path/filepath"
 	"testing"
 	"time"
@@ -16,7 +15,7 @@ func TestBackends(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a virtual machine")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 12*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
 	defer cancel()
 	tests := map[string]string{}
 	for _, name := range []string{"test/dataplane", "pkg/tunnel"} {
@@ -28,11 +27,6 @@ func TestBackends(t *testing.T) {
 	}
 	var console bytes.Buffer
 	results, err := vm.Run(ctx, &console, tests, "LIQONET_TEST_BACKENDS=all")
-	if errors.Is(err, vm.ErrLockup) {
-		t.Logf("once more, as %v; its console:\n%s", err, &console)
-		console.Reset()
-		results, err = vm.Run(ctx, &console, tests, "LIQONET_TEST_BACKENDS=all")
-	}
 	for _, r := range results {
 		t.Run(r.Name, func(t *testing.T) {
 			if r.Skipped {
