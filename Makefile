@@ -74,7 +74,7 @@ test-kernel: packages ## tests of kernel code, in network namespaces (root)
 
 .PHONY: test-e2e
 test-e2e: lab image ## tests of the product on lab clusters (root)
-	go test -p 1 -count=1 -timeout 30m -v ./test/lab/... ./test/e2e/...
+	go test -p 1 -count=1 -timeout 40m -v ./test/lab/... ./test/e2e/...
 
 .PHONY: bench
 bench: lab image ## speed, as ratios against a baseline of the same run
