@@ -61,7 +61,7 @@ var dialer = net.Dialer{Timeout: dialTimeout}
 // its power, or a link that was down has taken kube-proxy's translations with it, are
 // given up after these seconds without a word and without an answer to a ping. They
 // are 30 and 15 by themselves; client-go takes others from its environment only.
-var connectionChecks = map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "3", "HTTP2_PING_TIMEOUT_SECONDS": "5"}
+var connectionChecks = map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "3", "HTTP2_PING_TIMEOUT_SECONDS": "15"}
 
 // Client connects to the API server of the cluster that this pod is in. It waits
 // until that answers: an agent that ended instead would be started anew after
