@@ -2,7 +2,8 @@
 // objects that it may read, and a signal when one of them changes. Many changes
 // at once are one signal.
 //
-// Both agents tell alike what they cannot do: Tell.
+// Both agents tell alike what they cannot do (Tell), and write their reports alike
+// (Report).
 //
 // It asks the API for nothing but these objects: kinds are known beforehand, so
 // there is no discovery.
@@ -57,11 +58,12 @@ const dialTimeout, retry = time.Second, 200 * time.Millisecond
 
 var dialer = net.Dialer{Timeout: dialTimeout}
 
-// Connections that are dead without a word, as where the API server's machine has lost
-// its power, or a link that was down has taken kube-proxy's translations with it, are
-// given up after these seconds without a word and without an answer to a ping. They
-// are 30 and 15 by themselves; client-go takes others from its environment only.
-var connectionChecks = map[string]string{"HTTP2_READ_IDLE_TIMEOUT_SECONDS": "3", "HTTP2_PING_TIMEOUT_SECONDS": "15"}
+// A connection may be dead without a word, as where the API server's machine has lost
+// its power, or a link that was down has taken kube-proxy's translations with it.
+// client-go sends a ping over one that was silent for this long, by itself for 30 s,
+// takes other values from its environment only, and gives the connection up without
+// an answer in 15 s. That has to stay: a busy API server takes more than 5 s.
+const idleVariable, idleSeconds = "HTTP2_READ_IDLE_TIMEOUT_SECONDS", "3"
 
 // Client connects to the API server of the cluster that this pod is in. It waits
 // until that answers: an agent that ended instead would be started anew after
@@ -72,11 +74,8 @@ func Client(ctx context.Context, log *slog.Logger) (client.Client, *rest.Config,
 		return nil, nil, fmt.Errorf("find the API server: %w", err)
 	}
 	cfg.UserAgent = "liqonet-agent"
-	for name, seconds := range connectionChecks {
-		if _, given := os.LookupEnv(name); given {
-			continue
-		}
-		if err := os.Setenv(name, seconds); err != nil {
+	if _, given := os.LookupEnv(idleVariable); !given {
+		if err := os.Setenv(idleVariable, idleSeconds); err != nil {
 			return nil, nil, err
 		}
 	}

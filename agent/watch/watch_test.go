@@ -2,6 +2,7 @@ package watch
 
 import (
 	"net"
+	"syscall"
 	"testing"
 )
 
@@ -17,19 +18,19 @@ func TestDialPatiently(t *testing.T) {
 	if _, err := dialer.DialContext(t.Context(), "tcp", address); err == nil {
 		t.Fatal("somebody else answers")
 	}
-	connected := make(chan error, 1)
-	go func() {
-		conn, err := dialPatiently(t.Context(), "tcp", address)
-		if err == nil {
-			err = conn.Close()
+	// Somebody listens when it tries for the third time.
+	tries := 0
+	dialer.Control = func(string, string, syscall.RawConn) (err error) {
+		if tries++; tries == 3 {
+			l, err = net.Listen("tcp", address)
 		}
-		connected <- err
-	}()
-	if l, err = net.Listen("tcp", address); err != nil {
-		t.Fatal(err)
+		return err
 	}
-	defer l.Close()
-	if err := <-connected; err != nil {
-		t.Error(err)
+	defer func() { dialer.Control = nil }()
+	conn, err := dialPatiently(t.Context(), "tcp", address)
+	if err != nil || tries != 3 {
+		t.Fatalf("after %d tries: %v", tries, err)
 	}
+	_ = conn.Close()
+	_ = l.Close()
 }

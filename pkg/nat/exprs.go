@@ -124,44 +124,40 @@ func (f family) icmpType(t byte) []expr.Any {
 	})
 }
 
-// fragmentOffset is where an IPv4 header has its flags and fragment offset.
-const fragmentOffset = 6
-
 // notFragment: `ip frag-off & 0x1fff == 0`, true for whole packets and first
 // fragments; `exthdr frag missing`, true for whole packets. ICMPv6 errors are
 // never so large that they had to be fragmented (RFC 4443, section 2.4).
-func (f family) notFragment() []expr.Any {
-	if f.nft == nftables.TableFamilyIPv6 {
-		return []expr.Any{
-			&expr.Exthdr{
-				DestRegister: 1, Op: expr.ExthdrOpIpv6, Type: unix.IPPROTO_FRAGMENT, Len: 1, Flags: unix.NFT_EXTHDR_F_PRESENT,
-			},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{0}},
-		}
-	}
-	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: fragmentOffset, Len: 2},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0x1f, 0xff}, Xor: []byte{0, 0}},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{0, 0}},
-	}
-}
+func (f family) notFragment() []expr.Any { return f.fragment([]byte{0x1f, 0xff}, false) }
 
 // firstFragment: `ip frag-off & 0x2000 != 0`, true for all fragments but the last;
 // `exthdr frag exists`, true for all fragments. Together with a match of what only
 // first fragments have, it is those.
-func (f family) firstFragment() []expr.Any {
+func (f family) firstFragment() []expr.Any { return f.fragment([]byte{0x20, 0}, true) }
+
+// fragment compares bits of an IPv4 header's flags and fragment offset with 0; in
+// IPv6, whether there is a fragment header.
+func (f family) fragment(bits []byte, set bool) []expr.Any {
 	if f.nft == nftables.TableFamilyIPv6 {
+		present := byte(0)
+		if set {
+			present = 1
+		}
 		return []expr.Any{
 			&expr.Exthdr{
 				DestRegister: 1, Op: expr.ExthdrOpIpv6, Type: unix.IPPROTO_FRAGMENT, Len: 1, Flags: unix.NFT_EXTHDR_F_PRESENT,
 			},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{1}},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{present}},
 		}
 	}
+	op := expr.CmpOpEq
+	if set {
+		op = expr.CmpOpNeq
+	}
+	const offset = 6
 	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: fragmentOffset, Len: 2},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: []byte{0x20, 0}, Xor: []byte{0, 0}},
-		&expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: []byte{0, 0}},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 2},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 2, Mask: bits, Xor: []byte{0, 0}},
+		&expr.Cmp{Op: op, Register: 1, Data: []byte{0, 0}},
 	}
 }
 

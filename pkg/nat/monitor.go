@@ -17,8 +17,8 @@ import (
 const (
 	// settleTime is how long nobody may have changed nftables before passes are
 	// looked after, settleLongest how long that is waited for: where services come
-	// and go all the time kube-proxy never rests. Firewalld, which runs a program
-	// for each step, pauses for up to 0.1 s.
+	// and go all the time kube-proxy never rests. Firewalld runs a program for each of
+	// its steps, all of them within 0.6 s.
 	settleTime, settleLongest = 300 * time.Millisecond, time.Second
 	// genmsgLength is the length of nfgenmsg, before the attributes.
 	genmsgLength = 4

@@ -492,7 +492,8 @@ func peeringSpec(s, peer *side, d decided, endpoints []string) (v1alpha1.Peering
 	}, nil
 }
 
-// maxNodeIPs keeps a Peering to a size that an API server takes.
+// maxNodeIPs is how many the CRD takes, which keeps a Peering to a size that an API
+// server takes.
 const maxNodeIPs = 4096
 
 // nodeIPs are all addresses of nodes, sorted.

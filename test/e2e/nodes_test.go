@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -256,7 +257,7 @@ func (s *service) withoutAPI(t *testing.T, ctx context.Context, n *lab.Node) {
 		}
 		return agentProcess{}
 	}
-	former := own()
+	former := s.of.nodeAgent(t, n.Name)
 	if err := syscall.Kill(former.pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
@@ -418,6 +419,29 @@ func (c *cluster) gatewayNode(t *testing.T) string {
 		t.Fatalf("cluster %s has %d gateways: %v", c.Name, len(found), found)
 	}
 	return found[0].node
+}
+
+// withoutGateway is a node where the cluster's only gateway does not run, and its
+// number.
+func (c *cluster) withoutGateway(t *testing.T) (int, node) {
+	t.Helper()
+	gateway := c.gatewayNode(t)
+	i := slices.IndexFunc(c.nodes, func(n node) bool { return n.Node.Name != gateway })
+	if i < 0 {
+		t.Fatalf("cluster %s has no node but the gateway's", c.Name)
+	}
+	return i, c.nodes[i]
+}
+
+// nodeAgent is the agent of a node.
+func (c *cluster) nodeAgent(t *testing.T, name string) agentProcess {
+	t.Helper()
+	found := c.agents(t, "node")
+	i := slices.IndexFunc(found, func(p agentProcess) bool { return p.node == name })
+	if i < 0 {
+		t.Fatalf("node %s has no agent: %v", name, found)
+	}
+	return found[i]
 }
 
 // drain empties a node as an administrator does.

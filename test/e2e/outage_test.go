@@ -24,11 +24,9 @@ func TestOutage(t *testing.T) {
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", b.Name)
 	target := a.nodes[0]
 	gateway := a.gateway(t)
-	patients := []*patient{{gateway, a.agents(t, "gateway")[0], "remote"}}
-	for _, p := range a.agents(t, "node") {
-		if p.node == target.Node.Name {
-			patients = append(patients, &patient{target.vantage, p, "pods"})
-		}
+	patients := []*patient{
+		{gateway, a.agents(t, "gateway")[0], "remote"},
+		{target.vantage, a.nodeAgent(t, target.Node.Name), "pods"},
 	}
 
 	cp, err := fx.lab.Node(a.Name + "-cp")
@@ -61,6 +59,7 @@ func TestOutage(t *testing.T) {
 	removeLink := func() { _, _ = target.shell(context.WithoutCancel(ctx), "ip link del outage0") }
 	defer removeLink()
 	outage("drop")
+	// So long that all have begun to report.
 	time.Sleep(v1alpha1.ReportInterval + time.Second)
 	repaired()
 	// So long that a client that tries again later and later comes to pauses of

@@ -139,24 +139,16 @@ func TestSelfRepair(t *testing.T) {
 	a, b := fx.alpha, fx.beta
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	// The other node is damaged: all packets pass that of the gateway.
-	target, other := a.nodes[0], 1
-	if a.gatewayNode(t) == target.Node.Name {
-		target, other = a.nodes[1], 0
-	}
+	damaged, target := a.withoutGateway(t)
+	other := 1 - damaged
 	gateway := a.gateway(t)
-	agents := map[*vantage]agentProcess{gateway: a.agents(t, "gateway")[0]}
-	for _, p := range a.agents(t, "node") {
-		if p.node == target.Node.Name {
-			agents[target.vantage] = p
-		}
-	}
 	defer func() { _, _ = target.shell(context.WithoutCancel(ctx), removeForeign) }()
 	for v, script := range map[*vantage]string{target.vantage: foreign + dropping, gateway: foreign} {
 		if _, err := v.shell(ctx, script); err != nil {
 			t.Fatal(err)
 		}
 	}
-	node := &patient{target.vantage, agents[target.vantage], "pods"}
+	node := &patient{target.vantage, a.nodeAgent(t, target.Node.Name), "pods"}
 	eventually(t, ctx, repairTimeout+callTimeout, "rules in a chain of others that drops", func() string {
 		if out, err := target.shell(ctx, "nft list table inet fw"); err != nil || !strings.Contains(out, "liqonet: from peers") || !strings.Contains(out, "liqonet: to peers") {
 			return fmt.Sprint(out, err)
@@ -211,7 +203,7 @@ func TestSelfRepair(t *testing.T) {
 		undisturbed.lossless(t, "while the agents compared")
 	})
 	t.Run("gateway", func(t *testing.T) {
-		(&patient{gateway, agents[gateway], "remote"}).repaired(t, ctx, slices.Concat(linkDamage, tableDamage, []string{
+		(&patient{gateway, a.agents(t, "gateway")[0], "remote"}).repaired(t, ctx, slices.Concat(linkDamage, tableDamage, []string{
 			"ip link del wg0",
 			"ip link set wg0 down",
 			"ip link set wg0 mtu 1300",

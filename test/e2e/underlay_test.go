@@ -15,10 +15,7 @@ func TestUnderlayRenamed(t *testing.T) {
 	ctx := begin(t)
 	a, b := fx.alpha, fx.beta
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
-	target := a.nodes[0]
-	if a.gatewayNode(t) == target.Node.Name {
-		target = a.nodes[1]
-	}
+	_, target := a.withoutGateway(t)
 	rename := func(ctx context.Context, from, to string) {
 		t.Helper()
 		_, err := target.shell(ctx, fmt.Sprintf(`set -e
@@ -32,12 +29,7 @@ func TestUnderlayRenamed(t *testing.T) {
 	rename(ctx, "eth0", "uplink0")
 	back := sync.OnceFunc(func() { rename(context.WithoutCancel(ctx), "uplink0", "eth0") })
 	defer back()
-	p := &patient{vantage: target.vantage, set: "pods"}
-	for _, agent := range a.agents(t, "node") {
-		if agent.node == target.Node.Name {
-			p.agent = agent
-		}
-	}
+	p := &patient{target.vantage, a.nodeAgent(t, target.Node.Name), "pods"}
 	p.repaired(t, ctx, []string{"ip link del LINK", "ip rule del priority 90 lookup 27761"})
 	checkMended(t, ctx, a, b)
 	back()
@@ -50,10 +42,7 @@ func TestNoWayToGateway(t *testing.T) {
 	ctx := begin(t)
 	a, b := fx.alpha, fx.beta
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
-	target := a.nodes[0]
-	if a.gatewayNode(t) == target.Node.Name {
-		target = a.nodes[1]
-	}
+	_, target := a.withoutGateway(t)
 	gateway, err := a.Run(ctx, "", "get", "peerings", "-o", "jsonpath={.items[0].status.planes[0].podIP}")
 	if err != nil || gateway == "" {
 		t.Fatalf("the gateway's address: %q, %v", gateway, err)
