@@ -15,9 +15,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -56,14 +57,24 @@ type View struct {
 // another one works. retry is the time between them.
 const dialTimeout, retry = time.Second, 200 * time.Millisecond
 
-var dialer = net.Dialer{Timeout: dialTimeout}
+// unanswered is how long the kernel of who we talk to may say nothing before a
+// connection is given up. It may be dead without a word, as where the API server's
+// machine has lost its power, or a link that was down has taken kube-proxy's
+// translations with it. HTTP/2's pings, which client-go sends too, are answered by the
+// API server itself, which a busy one does after many seconds: they cannot tell so soon.
+const unanswered = 5 * time.Second
 
-// A connection may be dead without a word, as where the API server's machine has lost
-// its power, or a link that was down has taken kube-proxy's translations with it.
-// client-go sends a ping over one that was silent for this long, by itself for 30 s,
-// takes other values from its environment only, and gives the connection up without
-// an answer in 15 s. That has to stay: a busy API server takes more than 5 s.
-const idleVariable, idleSeconds = "HTTP2_READ_IDLE_TIMEOUT_SECONDS", "3"
+var dialer = net.Dialer{
+	Timeout:         dialTimeout,
+	KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 3 * time.Second, Interval: time.Second},
+	Control: func(_, _ string, c syscall.RawConn) error {
+		var failed error
+		err := c.Control(func(fd uintptr) {
+			failed = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(unanswered.Milliseconds()))
+		})
+		return errors.Join(err, failed)
+	},
+}
 
 // Client connects to the API server of the cluster that this pod is in. It waits
 // until that answers: an agent that ended instead would be started anew after
@@ -74,11 +85,6 @@ func Client(ctx context.Context, log *slog.Logger) (client.Client, *rest.Config,
 		return nil, nil, fmt.Errorf("find the API server: %w", err)
 	}
 	cfg.UserAgent = "liqonet-agent"
-	if _, given := os.LookupEnv(idleVariable); !given {
-		if err := os.Setenv(idleVariable, idleSeconds); err != nil {
-			return nil, nil, err
-		}
-	}
 	cfg.Dial = dialer.DialContext
 	scheme, mapper, err := kinds()
 	if err != nil {

@@ -20,13 +20,14 @@ func TestDialPatiently(t *testing.T) {
 	}
 	// Somebody listens when it tries for the third time.
 	tries := 0
+	control := dialer.Control
+	defer func() { dialer.Control = control }()
 	dialer.Control = func(string, string, syscall.RawConn) (err error) {
 		if tries++; tries == 3 {
 			l, err = net.Listen("tcp", address)
 		}
 		return err
 	}
-	defer func() { dialer.Control = nil }()
 	conn, err := dialPatiently(t.Context(), "tcp", address)
 	if err != nil || tries != 3 {
 		t.Fatalf("after %d tries: %v", tries, err)
