@@ -43,10 +43,11 @@ const (
 	// that is not reached.
 	tick, fastTick = time.Second, 50 * time.Millisecond
 	// probeInterval is the time between probes to a peer's gateway; the faster
-	// one is for one that does not answer.
-	probeInterval, fastProbeInterval = 1500 * time.Millisecond, 100 * time.Millisecond
+	// one is for one that does not answer. Gateways probe each other more often; every
+	// node's probes pass both of them, which costs these most of what they use when idle.
+	probeInterval, fastProbeInterval = 5 * time.Second, 100 * time.Millisecond
 	// silence is the time without an answer after which a peer is not reached.
-	silence = 3500 * time.Millisecond
+	silence = probeInterval + 2*time.Second
 )
 
 // Config is what the pod tells its agent.
