@@ -175,10 +175,11 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 	})
 	taken := map[netip.Prefix]bool{}
 	for i := range out {
-		out[i].pods = slices.DeleteFunc(out[i].pods, func(p netip.Prefix) bool { return taken[p] })
-		for _, p := range out[i].pods {
+		out[i].pods = slices.DeleteFunc(out[i].pods, func(p netip.Prefix) bool {
+			before := taken[p]
 			taken[p] = true
-		}
+			return before
+		})
 	}
 	slices.SortFunc(out, func(a, b linkedNode) int { return a.address.Compare(b.address) })
 	return out

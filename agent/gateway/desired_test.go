@@ -68,7 +68,8 @@ func TestDesire(t *testing.T) {
 	me.endpoint = netip.MustParseAddrPort("192.0.2.9:30001")
 	self := addr("10.80.31.246")
 	n1, n2 := node("n1", "10.80.0.1", "172.18.0.2", 1400, "10.244.0.0/24"), node("n2", "10.80.0.2", "172.18.0.3", 0)
-	n2.Status.PodIPs = []v1alpha1.IP{{Addr: addr("10.244.77.7")}}
+	// Twice, as by an agent that did not look: the kernel refuses the second route.
+	n2.Status.PodIPs = []v1alpha1.IP{{Addr: addr("10.244.77.7")}, {Addr: addr("10.244.77.7")}}
 	unknown, unsourced, going := node("n3", "10.80.0.3", "172.18.0.4", 0), node("n4", "10.80.0.4", "172.18.0.5", 0), node("n5", "10.80.0.5", "172.18.0.6", 0)
 	unknown.Status.Gateways = unknown.Status.Gateways[:1]
 	unsourced.Status.Gateways[1].Source = v1alpha1.IP{}

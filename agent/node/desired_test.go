@@ -442,7 +442,7 @@ func TestOutside(t *testing.T) {
 	}
 	pods := []corev1.Pod{
 		pod(false, corev1.PodRunning, "10.9.0.2"), pod(false, corev1.PodPending, "10.9.0.1"), pod(false, corev1.PodRunning, "10.244.0.5", "fd00::5"),
-		pod(true, corev1.PodRunning, "10.9.0.3"), pod(false, corev1.PodSucceeded, "10.9.0.4"), pod(false, corev1.PodFailed, "10.9.0.5"), pod(false, corev1.PodPending),
+		pod(false, corev1.PodRunning, "10.9.0.1"), pod(true, corev1.PodRunning, "10.9.0.3"), pod(false, corev1.PodSucceeded, "10.9.0.4"), pod(false, corev1.PodFailed, "10.9.0.5"), pod(false, corev1.PodPending),
 	}
 	want := []v1alpha1.IP{{Addr: addr("10.9.0.1")}, {Addr: addr("10.9.0.2")}}
 	if diff := cmp.Diff(want, outside(pods, v1alpha1.NewCIDRs(prefix("10.244.0.0/24")), addr("10.80.0.1")), compare); diff != "" {

@@ -65,7 +65,10 @@ func (a *agent) reported(err error) {
 func (a *agent) status(node *corev1.Node, pods []corev1.Pod) v1alpha1.NodeNetworkStatus {
 	s := v1alpha1.NodeNetworkStatus{Kernel: &a.facts, Message: a.message}
 	s.PodCIDRs = podCIDRs(node)
-	s.PodIPs = outside(pods, s.PodCIDRs, a.machine.address)
+	if s.PodIPs = outside(pods, s.PodCIDRs, a.machine.address); a.view.Reader == nil {
+		// The pods are not known yet: those of the agent before this one are served on.
+		s.PodIPs = a.own.Status.PodIPs
+	}
 	s.UnderlayMTU = int32(a.underlayMTU)
 	s.Routes = a.routes
 	if !a.reconciled {
@@ -122,8 +125,10 @@ func podCIDRs(node *corev1.Node) []v1alpha1.CIDR {
 }
 
 // outside returns the addresses of pods on the pod network, of the overlay's
-// address family, that no range of the node has: all of them where nodes have no ranges (EKS), and those that Calico
-// borrows from another node's block. Sorted.
+// address family, that no range of the node has: all of them where nodes have no
+// ranges (EKS), and those that Calico borrows from another node's block. Sorted, each
+// once: after a reboot, a pod that was not started yet still says an address that
+// another one has been given.
 func outside(pods []corev1.Pod, ranges []v1alpha1.CIDR, overlay netip.Addr) []v1alpha1.IP {
 	var out []v1alpha1.IP
 	for _, p := range pods {
@@ -138,6 +143,7 @@ func outside(pods []corev1.Pod, ranges []v1alpha1.CIDR, overlay netip.Addr) []v1
 		}
 	}
 	slices.SortFunc(out, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
+	out = slices.Compact(out)
 	return out[:min(len(out), maxPodIPs)]
 }
 
