@@ -374,12 +374,28 @@ func ofKernels[T any](s *side, is T, known, assumed string) chosen[T] {
 	return chosen[T]{is: is, why: known}
 }
 
-// chooseOverlay prefers what is there already, then Geneve.
+// chooseOverlay prefers what is there already, then Geneve. All peerings of a cluster
+// have one kind: both would need the same UDP port of the nodes.
 func chooseOverlay(s *side, wish string) (chosen[v1alpha1.OverlayKind], error) {
 	none := chosen[v1alpha1.OverlayKind]{}
 	lacking := map[v1alpha1.OverlayKind][]string{
 		"geneve": without(s.nodes, func(k v1alpha1.KernelFacts) bool { return k.Geneve }),
 		"vxlan":  without(s.nodes, func(k v1alpha1.KernelFacts) bool { return k.VXLAN }),
+	}
+	if len(s.others) > 0 {
+		other, kind := s.others[0].Name, s.others[0].Spec.Overlay
+		if wish != auto && wish != string(kind) {
+			return none, &Error{
+				Kind: Usage, Cluster: s.Name, Doing: "choose the overlay",
+				Err:  fmt.Errorf("its nodes have links of kind %s for the peering with %q, and cannot have links of kind %s as well", kind, other, wish),
+				Hint: fmt.Sprintf("use --overlay auto or %s=%s, or first unpeer %s from all others", s.Name, kind, s.Name),
+			}
+		}
+		if len(lacking[kind]) > 0 {
+			return none, cannot(s, string(kind), lacking[kind], fmt.Sprintf(
+				"load the kernel module %s on these nodes, as the peering with %q needs it too, or first unpeer %s from all others", kind, other, s.Name))
+		}
+		return chosen[v1alpha1.OverlayKind]{is: kind, why: fmt.Sprintf("as for the peering with %q", other)}, nil
 	}
 	if wish != auto {
 		kind := v1alpha1.OverlayKind(wish)

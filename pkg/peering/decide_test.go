@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
@@ -516,6 +517,39 @@ func TestChooseOverlay(t *testing.T) {
 				checkChoice(t, string(want), string(got.is), err, tt.bad)
 			})
 		}
+	}
+}
+
+// Links of both kinds would need the same port of the nodes, so what the others have
+// decides.
+func TestChooseOverlayOfOthers(t *testing.T) {
+	geneve, vxlan := v1alpha1.OverlayKind("geneve"), v1alpha1.OverlayKind("vxlan")
+	both, old := v1alpha1.KernelFacts{Geneve: true, VXLAN: true}, v1alpha1.KernelFacts{VXLAN: true}
+	for _, tt := range []struct {
+		name, wish string
+		nodes      []v1alpha1.NodeNetwork
+		existing   v1alpha1.OverlayKind
+		others     v1alpha1.OverlayKind
+		want, bad  string
+	}{
+		{name: "not the preferred one", wish: "auto", nodes: kernels(both), others: vxlan, want: "vxlan"},
+		{name: "nothing reported", wish: "auto", others: vxlan, want: "vxlan"},
+		{name: "given alike", wish: "vxlan", nodes: kernels(both), others: vxlan, want: "vxlan"},
+		{name: "given otherwise", wish: "geneve", nodes: kernels(both), others: vxlan, bad: "other"},
+		{name: "of two, one given otherwise", wish: "vxlan", nodes: kernels(both), existing: geneve, others: geneve, bad: "other"},
+		{name: "a node that cannot do it", wish: "auto", nodes: kernels(both, old), others: geneve, bad: "n2"},
+		{name: "both peerings are there", wish: "auto", nodes: kernels(both), existing: geneve, others: geneve, want: "geneve"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := newSide("a", nil, "", "")
+			s.nodes = tt.nodes
+			if tt.existing != "" {
+				s.existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.existing}}
+			}
+			s.others = []v1alpha1.Peering{{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: v1alpha1.PeeringSpec{Overlay: tt.others}}}
+			got, err := chooseOverlay(s, tt.wish)
+			checkChoice(t, tt.want, string(got.is), err, tt.bad)
+		})
 	}
 }
 
