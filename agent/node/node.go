@@ -225,8 +225,10 @@ type agent struct {
 	applied           desired
 	reconciled, sound bool
 	probers           map[probeKey]*prober
-	// blocked says what others do not let pass, as long as it is sound.
-	blocked error
+	// blocked says what others do not let pass, as long as it is sound; followed are
+	// the chains by which that was found.
+	blocked  error
+	followed nat.Followed
 	// message is why the last reconcile failed.
 	message string
 	reports reporter
@@ -251,7 +253,7 @@ func (a *agent) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watch the kernel's links and routes: %w", err)
 	}
-	rules, err := nat.Monitor(ctx)
+	rules, err := nat.Monitor(ctx, &a.followed)
 	if err != nil {
 		return fmt.Errorf("watch the kernel's nftables: %w", err)
 	}
@@ -358,7 +360,7 @@ func (a *agent) reconcile(ctx context.Context) error {
 			return err
 		}
 		// A chain of others that cannot be changed is no reason not to do the rest.
-		_, passErr = nat.EnsurePasses(ctx, *want.nat)
+		_, passErr = nat.EnsurePasses(ctx, *want.nat, &a.followed)
 	}
 	changes, err := a.kernel.Apply(ctx, want.overlay)
 	for _, c := range changes {
