@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -126,9 +127,9 @@ func (w *watcher) list() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.CloseLasting()) }()
-	chains, err := c.ListChains()
+	chains, err := listChains(c, nftables.TableFamilyUnspecified)
 	if err != nil {
-		return fmt.Errorf("list nftables chains: %w", err)
+		return err
 	}
 	for _, ch := range chains {
 		if _, ok := hookOf(ch); ok {

@@ -28,9 +28,9 @@ func passNFT(f family, want []pass, followed *Followed) (changed bool, owned []s
 		if family != f.nft && family != nftables.TableFamilyINet {
 			passes = nil
 		}
-		chains, err := c.ListChainsOfTableFamily(family)
+		chains, err := listChains(c, family)
 		if err != nil {
-			return changed, nil, fmt.Errorf("list nftables chains: %w", err)
+			return changed, nil, err
 		}
 		for _, ch := range chains {
 			h, ok := hookOf(ch)
@@ -158,8 +158,11 @@ func passChain(c *nftables.Conn, ch *nftables.Chain, f family, passes []pass, fo
 	return true, nil
 }
 
-func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) ([]*nftables.Rule, error) {
-	rules, err := c.GetRules(t, &nftables.Chain{Name: chain, Table: t})
+func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) (rules []*nftables.Rule, err error) {
+	err = uninterrupted(func() error {
+		rules, err = c.GetRules(t, &nftables.Chain{Name: chain, Table: t})
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list rules of nftables chain %q of table %q: %w", chain, t.Name, err)
 	}
