@@ -11,7 +11,7 @@ var Settle = settle
 // ListAttempts is how often Uninterrupted lists at the most.
 const ListAttempts = listAttempts
 
-// Uninterrupted is how chains and rules of others are listed.
+// Uninterrupted is how chains are listed.
 var Uninterrupted = uninterrupted
 
 // ReceiveUnknown replaces the table as ApplyReceive does, by a rule that the kernel refuses

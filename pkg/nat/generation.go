@@ -28,7 +28,8 @@ func listChains(c *nftables.Conn, family nftables.TableFamily) (chains []*nftabl
 // uninterrupted lists something of nftables again while others have changed
 // something meanwhile: the kernel goes on by numbers, so with many chains some are
 // left out, be they changed or not. It marks such an answer (NLM_F_DUMP_INTR), which
-// the library does not look at. The last attempt counts, whatever it is.
+// the library does not look at. The last attempt counts, whatever it is. Lists of one
+// chain's rules do not need it: they are by numbers in that chain.
 func uninterrupted(list func() error) (err error) {
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {

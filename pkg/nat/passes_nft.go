@@ -158,11 +158,8 @@ func passChain(c *nftables.Conn, ch *nftables.Chain, f family, passes []pass, fo
 	return true, nil
 }
 
-func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) (rules []*nftables.Rule, err error) {
-	err = uninterrupted(func() error {
-		rules, err = c.GetRules(t, &nftables.Chain{Name: chain, Table: t})
-		return err
-	})
+func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) ([]*nftables.Rule, error) {
+	rules, err := c.GetRules(t, &nftables.Chain{Name: chain, Table: t})
 	if err != nil {
 		return nil, fmt.Errorf("list rules of nftables chain %q of table %q: %w", chain, t.Name, err)
 	}

@@ -296,11 +296,15 @@ func TestForeign(t *testing.T) {
 		if diff := cmp.Diff(before, f.all()); diff != "" {
 			t.Errorf("purging changed foreign things (-before +after):\n%s", diff)
 		}
+		f.run("ip link set lq0-0 up; ip addr add 10.80.0.1/32 dev eth0")
 		_, err = f.kernel.Apply(context.Background(), wanted())
 		if err == nil || !strings.Contains(err.Error(), `link "lq0-0": there is an interface of this name that is not ours`) {
 			t.Errorf("apply: %v", err)
 		}
 		expectPartial(t, err, "lq0-0")
+		if routes := f.run("ip route show table 27761"); strings.Contains(routes, "lq0-0") || !strings.Contains(routes, "unreachable 10.61.0.0/16") {
+			t.Errorf("packets for the peer do not end here:\n%s", routes)
+		}
 	})
 	t.Run("churn of others is not signalled", func(t *testing.T) {
 		f := open(t)

@@ -42,6 +42,7 @@ func (a *applier) addLinks() error {
 		if have != nil && !isOurs(have) {
 			a.failedLink(want.Name, fmt.Errorf("link %q: there is an interface of this name that is not ours (kind %q, alias %q)",
 				want.Name, have.Kind, have.Alias))
+			delete(a.links, want.Name) // no route leads there
 			continue
 		}
 		if err := a.addLink(want, have); err != nil {
