@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -155,7 +156,7 @@ func (a *agent) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watch the kernel's links and routes: %w", err)
 	}
-	rules, err := nat.Monitor(ctx)
+	rules, err := nat.Monitor(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("watch the kernel's nftables: %w", err)
 	}
@@ -278,12 +279,14 @@ func (a *agent) reconcile(ctx context.Context) error {
 	for _, c := range changes {
 		a.Log.Info(c.String())
 	}
-	if err != nil {
-		return err
+	// One node's link that the kernel refuses is no reason not to serve the others.
+	var partial *overlay.PartialError
+	if err != nil && (!errors.As(err, &partial) || slices.Contains(partial.Links, tunnel.InterfaceName)) {
+		return errors.Join(want.leftOut, err)
 	}
 	a.probe(ctx, want)
-	a.applied, a.desired, a.sound = p.Generation, want, true
-	return want.leftOut
+	a.applied, a.desired, a.sound = p.Generation, want, err == nil
+	return errors.Join(want.leftOut, err)
 }
 
 // receive leads packets to where they are aggregated. Where the kernel cannot,

@@ -1,10 +1,20 @@
 package gateway
 
 import (
+	"log/slog"
+	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/liqonet/liqonet/agent/watch"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/netns"
 )
 
 func TestBroken(t *testing.T) {
@@ -57,4 +67,43 @@ func TestDue(t *testing.T) {
 			t.Errorf("%s: due is %v, want %v", name, got, tc.want)
 		}
 	}
+}
+
+// A node's link that the kernel refuses keeps no other node from being served, nor
+// the tunnel from being probed.
+func TestReconcileDespiteFailure(t *testing.T) {
+	ns := netns.New(t, "gateway")
+	ns.Output(t, "sh", "-ec", `ip link add eth0 type bridge; ip link set eth0 up; ip addr add 10.244.1.9/24 dev eth0
+		ip route add default via 10.244.1.1; ip link add lqn2 type bridge; ip link set lqn2 alias theirs`)
+	p := peering(t, v1alpha1.Server, newKey(t))
+	p.Spec.Overlay, p.Spec.Planes[0].WireGuard = "vxlan", v1alpha1.WireGuardBackend(tunnel.Userspace)
+	one, two := node("n1", "10.80.0.1", "192.0.2.1", 1450), node("n2", "10.80.0.2", "192.0.2.2", 1450)
+	s := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(s); err != nil {
+		t.Fatal(err)
+	}
+	a := &agent{
+		Config:  Config{Peering: p.Name, PodIPs: []netip.Addr{addr("10.244.1.9")}, Log: slog.New(slog.DiscardHandler)},
+		view:    &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p, &one, &two).Build()},
+		machine: machine{key: newKey(t), underlay: "eth0", underlayMTU: 1500},
+		echo:    true, // there, it would answer in the test's own namespace
+	}
+	t.Cleanup(a.close)
+	var err error
+	ns.Do(t, func() error {
+		if a.kernel, err = overlay.New(); err == nil {
+			err = a.reconcile(t.Context())
+		}
+		return nil
+	})
+	if a.kernel != nil {
+		defer a.kernel.Close()
+	}
+	if err == nil || !strings.Contains(err.Error(), "lqn2") || a.sound {
+		t.Errorf("link of others: sound %v, error %v", a.sound, err)
+	}
+	if a.applied != p.Generation || a.prober == nil || a.desired.mtu == 0 {
+		t.Errorf("generation %d was applied, MTU %d, prober %v", a.applied, a.desired.mtu, a.prober)
+	}
+	ns.Output(t, "ip", "link", "show", "lqn1")
 }

@@ -16,6 +16,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"reflect"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -220,13 +221,15 @@ type agent struct {
 	// is known of their link.
 	underlay    string
 	underlayMTU int
-	// applied is what is in the kernel, once it was reconciled; sound that nothing
-	// has failed or changed since.
+	// applied is what is in the kernel, once it was reconciled, but for gateways that
+	// have failed; sound that nothing has failed or changed since.
 	applied           desired
 	reconciled, sound bool
 	probers           map[probeKey]*prober
-	// blocked says what others do not let pass, as long as it is sound.
-	blocked error
+	// blocked says what others do not let pass, as long as it is sound; followed are
+	// the chains by which that was found.
+	blocked  error
+	followed nat.Followed
 	// message is why the last reconcile failed.
 	message string
 	reports reporter
@@ -251,7 +254,7 @@ func (a *agent) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watch the kernel's links and routes: %w", err)
 	}
-	rules, err := nat.Monitor(ctx)
+	rules, err := nat.Monitor(ctx, &a.followed)
 	if err != nil {
 		return fmt.Errorf("watch the kernel's nftables: %w", err)
 	}
@@ -358,31 +361,56 @@ func (a *agent) reconcile(ctx context.Context) error {
 			return err
 		}
 		// A chain of others that cannot be changed is no reason not to do the rest.
-		_, passErr = nat.EnsurePasses(ctx, *want.nat)
+		_, passErr = nat.EnsurePasses(ctx, *want.nat, &a.followed)
 	}
 	changes, err := a.kernel.Apply(ctx, want.overlay)
 	for _, c := range changes {
 		a.Log.Info(c.String())
 	}
-	if err != nil {
-		return errors.Join(passErr, err)
+	var partial *overlay.PartialError
+	if err != nil && !errors.As(err, &partial) {
+		return errors.Join(bad, passErr, err)
 	}
-	if want.nat == nil {
+	left := partial != nil && partial.Left
+	if want.nat == nil && !left {
 		if err := purge(ctx, func(what string) { a.Log.Info(what) }); err != nil {
 			return err
 		}
 	}
 	a.applied, a.reconciled = want, true
-	if lost {
+	if partial != nil {
+		a.applied.gateways = despite(partial, want.gateways, a.own.Status.Gateways)
+	}
+	if lost && !left {
 		return errAddressLost
 	}
-	a.probe(ctx, want.gateways)
+	a.probe(ctx, a.applied.gateways)
+	if err != nil {
+		return errors.Join(bad, passErr, err)
+	}
 	// What only others can change is not tried again and again: they tell, by the
 	// kernel, when they do.
 	var owned *nat.OwnedError
 	a.sound = passErr == nil || errors.As(passErr, &owned)
 	a.blocked = passErr
 	return errors.Join(bad, passErr)
+}
+
+// despite are the gateways to report after an Apply that could not do everything:
+// those that are wanted, and, where something could not be removed, those that
+// were reported before.
+func despite(p *overlay.PartialError, wanted []gateway, reported []v1alpha1.NodeGateway) []gateway {
+	out := slices.Clone(wanted)
+	for i := range out {
+		out[i].failed = slices.Contains(p.Links, out[i].link)
+	}
+	for _, r := range reported {
+		known := slices.ContainsFunc(out, func(g gateway) bool { return g.peering == r.Peering && g.plane == r.Plane })
+		if p.Left && !known {
+			out = append(out, gateway{peering: r.Peering, plane: r.Plane, failed: true})
+		}
+	}
+	return out
 }
 
 // purge removes what is in nftables, and tells what.
@@ -481,7 +509,8 @@ func internalIP(node *corev1.Node) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("node %s has no InternalIP", node.Name)
 }
 
-// probe has one prober for each gateway that there is a link to.
+// probe has one prober for each gateway that there is a link to. Where the link has
+// failed there may still be the one of before.
 func (a *agent) probe(ctx context.Context, gateways []gateway) {
 	wanted := map[probeKey]bool{}
 	for _, g := range gateways {
@@ -490,7 +519,7 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 			continue
 		}
 		wanted[key] = true
-		if a.probers[key] != nil {
+		if a.probers[key] != nil || g.failed {
 			continue
 		}
 		p, err := tunnel.NewProber(a.machine.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), fastProbeInterval)

@@ -81,7 +81,14 @@ func (a *agent) status(node *corev1.Node, pods []corev1.Pod) v1alpha1.NodeNetwor
 	}
 	for _, g := range a.applied.gateways {
 		entry := v1alpha1.NodeGateway{Peering: g.peering, Plane: g.plane, ObservedGeneration: g.generation}
-		if g.pod.IsValid() {
+		if g.failed {
+			// What was true may still be, or be again: the gateway keeps its link until then.
+			entry = v1alpha1.NodeGateway{Peering: g.peering, Plane: g.plane}
+			if last := a.own.Gateway(g.peering, g.plane); last != nil {
+				entry = *last
+			}
+			entry.Ready = false
+		} else if g.pod.IsValid() {
 			entry.GatewayIP = v1alpha1.IP{Addr: g.pod}
 			if source, mtu, err := a.wayTo(g); err == nil {
 				entry.Source, entry.MTU = v1alpha1.IP{Addr: source}, int32(mtu)

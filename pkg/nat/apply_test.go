@@ -159,10 +159,10 @@ func TestApply(t *testing.T) {
 			before := ruleset(t, ns)
 			expect(t, ns, true, "first", s.apply)
 			applied := handles(t, ns)
-			signals := monitor(t, ns)
+			signals := monitor(t, ns, nil)
 			generation := generationOf(t, ns)
 			expect(t, ns, false, "again", s.apply)
-			expect(t, ns, false, "no chain that drops", func() (bool, error) { return nat.EnsurePasses(context.Background(), node()) })
+			expect(t, ns, false, "no chain that drops", func() (bool, error) { return nat.EnsurePasses(context.Background(), node(), nil) })
 			if now := generationOf(t, ns); now != generation {
 				t.Errorf("applying again was a transaction: generation %d, was %d", now, generation)
 			}
@@ -242,7 +242,7 @@ func TestRepair(t *testing.T) {
 			ns := netns.New(t, s.name)
 			expect(t, ns, true, "first", s.apply)
 			before := ruleset(t, ns)
-			signals := monitor(t, ns)
+			signals := monitor(t, ns, nil)
 			for _, damage := range append(common, specific[s.name]...) {
 				ns.Output(t, "nft", withHandle(t, ns, damage))
 				signal(t, signals, damage)
@@ -312,13 +312,13 @@ func generationOf(t *testing.T, ns *netns.NS) uint32 {
 	return generation
 }
 
-func monitor(t *testing.T, ns *netns.NS) <-chan struct{} {
+func monitor(t *testing.T, ns *netns.NS, followed *nat.Followed) <-chan struct{} {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	var signals <-chan struct{}
 	ns.Do(t, func() (err error) {
-		signals, err = nat.Monitor(ctx)
+		signals, err = nat.Monitor(ctx, followed)
 		return err
 	})
 	return signals

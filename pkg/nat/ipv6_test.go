@@ -366,7 +366,7 @@ func TestIPv6(t *testing.T) {
 
 // TestPassesIPv6 has chains of others that drop what is of IPv6.
 func TestPassesIPv6(t *testing.T) {
-	ensure := func() (bool, error) { return nat.EnsurePasses(context.Background(), node6()) }
+	ensure := func() (bool, error) { return nat.EnsurePasses(context.Background(), node6(), nil) }
 	input := [][2]string{
 		{"-s fd00:10:244:1::9/128 -p udp -m udp --dport 6094", "overlay from fd00:10:244:1::9:6094"},
 		{"-s fd00:10:80::1ffe/128 -i lq+ -p ipv6-icmp", "ping from fd00:10:80::1ffe"},

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
+	"github.com/google/nftables"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
@@ -29,17 +31,17 @@ const (
 
 // Monitor subscribes to the kernel's notifications of the calling thread's
 // network namespace, and signals after changes of our table, by whomever, at
-// once, and of chains in which EnsurePasses may have put rules when others have
-// done what they are doing.
+// once, and of chains in which EnsurePasses may have put rules, and those that it has
+// followed, if that is not nil, when others have done what they are doing.
 // Several changes become one signal while nobody receives; after a loss of
 // notifications there is a signal as well. The channel is never closed; the
 // subscription ends with ctx.
-func Monitor(ctx context.Context) (<-chan struct{}, error) {
+func Monitor(ctx context.Context, followed *Followed) (<-chan struct{}, error) {
 	s, err := notify.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to nftables: %w", err)
 	}
-	w := &watcher{passing: map[chainKey]bool{}}
+	w := &watcher{passing: map[chainKey]bool{}, followed: followed}
 	// Later ones are notified.
 	if err := w.list(); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -61,7 +63,8 @@ func Monitor(ctx context.Context) (<-chan struct{}, error) {
 // watcher decides what notifications are about.
 type watcher struct {
 	// passing are the chains at the hooks of EnsurePasses.
-	passing map[chainKey]bool
+	passing  map[chainKey]bool
+	followed *Followed
 }
 
 // concern is what a notification is about.
@@ -78,6 +81,45 @@ type chainKey struct {
 	table, chain string
 }
 
+// Followed are the chains of others that EnsurePasses has looked at because every
+// packet gets there from a chain with a hook. The zero value is for use.
+type Followed struct {
+	mu     sync.Mutex
+	chains map[chainKey]bool
+}
+
+// add comes before the look, so that no later change is missed.
+func (f *Followed) add(key chainKey) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.chains == nil {
+		f.chains = map[chainKey]bool{}
+	}
+	f.chains[key] = true
+}
+
+// set forgets all others.
+func (f *Followed) set(chains map[chainKey]bool) {
+	if f == nil {
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.chains = chains
+}
+
+func (f *Followed) has(key chainKey) bool {
+	if f == nil {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.chains[key]
+}
+
 // list finds the chains that there are.
 func (w *watcher) list() (err error) {
 	c, err := dial()
@@ -85,9 +127,9 @@ func (w *watcher) list() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.CloseLasting()) }()
-	chains, err := c.ListChains()
+	chains, err := listChains(c, nftables.TableFamilyUnspecified)
 	if err != nil {
-		return fmt.Errorf("list nftables chains: %w", err)
+		return err
 	}
 	for _, ch := range chains {
 		if _, ok := hookOf(ch); ok {
@@ -155,6 +197,9 @@ func (w *watcher) concern(m netlink.Message) concern {
 				break
 			}
 		}
+		if w.followed.has(key) && mayDecide(d) {
+			return ofPasses
+		}
 	case unix.NFT_MSG_NEWCHAIN:
 		for d.Next() {
 			switch d.Type() {
@@ -176,4 +221,45 @@ func (w *watcher) concern(m netlink.Message) concern {
 		return ofPasses
 	}
 	return ofOthers
+}
+
+// mayDecide says whether a rule, of which the chain was read, may be about every
+// packet, by its expressions. kube-proxy writes those of a chain that FORWARD jumps
+// to anew with each service that comes or goes, and all of them have conditions.
+func mayDecide(rule *netlink.AttributeDecoder) bool {
+	may := true
+	expression := func(e *netlink.AttributeDecoder) error {
+		var name string
+		for e.Next() {
+			switch e.Type() {
+			case unix.NFTA_EXPR_NAME:
+				name = e.String()
+				// `meta nfproto ipv4` is no condition.
+				may = may && slices.Contains([]string{"counter", "log", "match", "meta", "cmp", "immediate", "reject", "target"}, name)
+			case unix.NFTA_EXPR_DATA:
+				if name != "match" {
+					continue
+				}
+				e.Nested(func(match *netlink.AttributeDecoder) error {
+					for match.Next() {
+						may = may && (match.Type() != unix.NFTA_MATCH_NAME || match.String() == "comment")
+					}
+					return nil
+				})
+			}
+		}
+		return nil
+	}
+	for rule.Next() {
+		if rule.Type() != unix.NFTA_RULE_EXPRESSIONS {
+			continue
+		}
+		rule.Nested(func(list *netlink.AttributeDecoder) error {
+			for list.Next() {
+				list.Nested(expression)
+			}
+			return nil
+		})
+	}
+	return may
 }

@@ -32,27 +32,29 @@ const passComment = "liqonet: "
 // iptables-legacy, which the kernel keeps elsewhere. Those of ip6tables-legacy are
 // not covered. The error is an [OwnedError]
 // if all is done but what the kernel lets nobody do.
-func EnsurePasses(ctx context.Context, n Node) (changed bool, err error) {
+//
+// followed, which may be nil, are for Monitor: chains that are jumped to.
+func EnsurePasses(ctx context.Context, n Node, followed *Followed) (changed bool, err error) {
 	if err := n.validate(n.family()); err != nil {
 		return false, err
 	}
 	if n.TunnelPort == 0 {
 		return false, errors.New("have others let packets pass: the tunnel's port is missing")
 	}
-	return ensurePasses(ctx, n.family(), n.passes())
+	return ensurePasses(ctx, n.family(), n.passes(), followed)
 }
 
 // RemovePasses removes the rules of EnsurePasses, and says whether there were
 // any.
 func RemovePasses(ctx context.Context) (changed bool, err error) {
-	return ensurePasses(ctx, ipv4(), nil)
+	return ensurePasses(ctx, ipv4(), nil, nil)
 }
 
-func ensurePasses(ctx context.Context, f family, want []pass) (changed bool, err error) {
+func ensurePasses(ctx context.Context, f family, want []pass, followed *Followed) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	nft, owned, nftErr := passNFT(f, want)
+	nft, owned, nftErr := passNFT(f, want, followed)
 	if f.nft != nftables.TableFamilyIPv4 {
 		want = nil
 	}

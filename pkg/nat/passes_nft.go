@@ -14,12 +14,13 @@ import (
 // passNFT puts what has to pass, of one address family, into the chains of nftables,
 // and removes what is ours from those of the other one. Chains that only their owner
 // can change are left as they are; owned are their names.
-func passNFT(f family, want []pass) (changed bool, owned []string, err error) {
+func passNFT(f family, want []pass, followed *Followed) (changed bool, owned []string, err error) {
 	// Not a lasting connection: answers to what the kernel refuses may stay in it.
 	c, err := nftables.New()
 	if err != nil {
 		return false, nil, fmt.Errorf("open nftables: %w", err)
 	}
+	looked := map[chainKey]bool{}
 	for family, name := range map[nftables.TableFamily]string{
 		nftables.TableFamilyIPv4: "ip", nftables.TableFamilyIPv6: "ip6", nftables.TableFamilyINet: "inet",
 	} {
@@ -27,16 +28,20 @@ func passNFT(f family, want []pass) (changed bool, owned []string, err error) {
 		if family != f.nft && family != nftables.TableFamilyINet {
 			passes = nil
 		}
-		chains, err := c.ListChainsOfTableFamily(family)
+		chains, err := listChains(c, family)
 		if err != nil {
-			return changed, nil, fmt.Errorf("list nftables chains: %w", err)
+			return changed, nil, err
 		}
 		for _, ch := range chains {
 			h, ok := hookOf(ch)
 			if !ok || ch.Table.Name == TableName || ch.Table.Family != family {
 				continue
 			}
-			queued, err := passChain(c, ch, f, at(h, passes))
+			queued, err := passChain(c, ch, f, at(h, passes), func(chain string) {
+				key := chainKey{byte(family), ch.Table.Name, chain}
+				looked[key] = true
+				followed.add(key)
+			})
 			if err != nil {
 				return changed, nil, err
 			}
@@ -55,6 +60,7 @@ func passNFT(f family, want []pass) (changed bool, owned []string, err error) {
 			changed = true
 		}
 	}
+	followed.set(looked)
 	slices.Sort(owned)
 	return changed, owned, nil
 }
@@ -81,8 +87,9 @@ func isOwned(c *nftables.Conn, t *nftables.Table) bool {
 // machine's.
 const tableOwner = 0x2 | 0x2<<24
 
-// passChain queues what makes one chain right.
-func passChain(c *nftables.Conn, ch *nftables.Chain, f family, passes []pass) (queued bool, err error) {
+// passChain queues what makes one chain right. It tells which others it is about to
+// look at.
+func passChain(c *nftables.Conn, ch *nftables.Chain, f family, passes []pass, follow func(string)) (queued bool, err error) {
 	rules, err := rulesOf(c, ch.Table, ch.Name)
 	if err != nil {
 		return false, err
@@ -94,6 +101,7 @@ func passChain(c *nftables.Conn, ch *nftables.Chain, f family, passes []pass) (q
 		policy = drops
 	}
 	others := newRuleset(func(name string) ([]step, error) {
+		follow(name)
 		rules, err := rulesOf(c, ch.Table, name)
 		return steps(rules, f), err
 	})

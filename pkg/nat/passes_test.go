@@ -44,7 +44,7 @@ func passed(chain string) []string {
 	return out
 }
 
-func ensure() (bool, error) { return nat.EnsurePasses(context.Background(), node()) }
+func ensure() (bool, error) { return nat.EnsurePasses(context.Background(), node(), nil) }
 func remove() (bool, error) { return nat.RemovePasses(context.Background()) }
 
 // place is where ours are expected: in a chain, before a rule with a text, or at
@@ -125,7 +125,7 @@ func TestPasses(t *testing.T) {
 				if strings.HasPrefix(p.chain, "ip filter ") {
 					changesByIPTables(t, ns, p.iptables())
 				}
-				signals := monitor(t, ns)
+				signals := monitor(t, ns, nil)
 				ns.Output(t, "nft", "delete rule "+p.chain+" handle "+ourHandle(t, ns, p.chain))
 				signal(t, signals, "a deleted rule")
 				expect(t, ns, true, "one deleted", ensure)
@@ -135,7 +135,7 @@ func TestPasses(t *testing.T) {
 			// Another gateway.
 			other := node()
 			other.Gateways = other.Gateways[1:]
-			change := func() (bool, error) { return nat.EnsurePasses(context.Background(), other) }
+			change := func() (bool, error) { return nat.EnsurePasses(context.Background(), other, nil) }
 			expect(t, ns, true, "other gateways", change)
 			expect(t, ns, false, "other gateways again", change)
 
@@ -144,6 +144,47 @@ func TestPasses(t *testing.T) {
 			if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
 				t.Errorf("(-before +after):\n%s", diff)
 			}
+		})
+	}
+}
+
+// A drop in a chain that FORWARD or INPUT jumps to is signalled. What cannot be
+// about every packet, and what is elsewhere, is not.
+func TestPassesFollowed(t *testing.T) {
+	for name, test := range map[string]struct{ setup, conditional, drop, gone string }{
+		"iptables": {
+			`iptables-nft -N USER; iptables-nft -N INNER; iptables-nft -N SERVICES; iptables-nft -A FORWARD -m comment --comment x -j USER
+				iptables-nft -A FORWARD -m conntrack --ctstate NEW -j SERVICES; iptables-nft -A USER -j INNER; iptables-nft -A INNER -j RETURN`,
+			`iptables-nft -A INNER -m conntrack --ctstate INVALID -j DROP; iptables-nft -A USER -m mark --mark 1/1 -j ACCEPT
+				iptables-nft -A INNER -m statistic --mode random --probability 0.1 -j DROP; iptables-nft -A SERVICES -j DROP`,
+			"iptables-nft -I INNER -m comment --comment y -j DROP",
+			"iptables-nft -D INNER -m comment --comment y -j DROP",
+		},
+		"input": {
+			"iptables-nft -N USER; iptables-nft -A INPUT -j USER", "iptables-nft -A USER -s 10.1.1.1 -j DROP",
+			"iptables-nft -A USER -j REJECT", "iptables-nft -F USER",
+		},
+		"inet": {
+			"nft 'table inet x { chain user { }; chain fw { type filter hook forward priority 0; jump user; }; }'",
+			"nft add rule inet x user ct state invalid drop", "nft insert rule inet x user meta nfproto ipv4 counter drop", "nft flush chain inet x user",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ns := netns.New(t, name)
+			ns.Output(t, "sh", "-ec", test.setup)
+			var followed nat.Followed
+			ensure := func() (bool, error) { return nat.EnsurePasses(context.Background(), node(), &followed) }
+			signals := monitor(t, ns, &followed)
+			expect(t, ns, false, "nothing drops", ensure)
+			ns.Output(t, "sh", "-ec", test.conditional)
+			silence(t, signals)
+			ns.Output(t, "sh", "-ec", test.drop)
+			signal(t, signals, "a drop")
+			expect(t, ns, true, "a drop", ensure)
+			signal(t, signals, "a change of ours")
+			ns.Output(t, "sh", "-ec", test.gone)
+			signal(t, signals, "the end of the drop")
+			expect(t, ns, true, "nothing drops any more", ensure)
 		})
 	}
 }
@@ -190,7 +231,7 @@ func TestPassesOwned(t *testing.T) {
 	}
 	wantOwned(true)
 	checkPlace(t, ns, place{"ip filter FORWARD", ""})
-	signals := monitor(t, ns)
+	signals := monitor(t, ns, nil)
 	wantOwned(false)
 	silence(t, signals)
 	if diff := cmp.Diff(owned, ns.Output(t, "nft", "list table inet fw")); diff != "" {

@@ -43,9 +43,9 @@ func read(c *nftables.Conn, want table) (kernelTable, error) {
 }
 
 func (k *kernelTable) readChains(c *nftables.Conn, t *nftables.Table) error {
-	chains, err := c.ListChainsOfTableFamily(t.Family)
+	chains, err := listChains(c, t.Family)
 	if err != nil {
-		return fmt.Errorf("list nftables chains: %w", err)
+		return err
 	}
 	for _, ch := range chains {
 		if ch.Table == nil || ch.Table.Name != TableName {

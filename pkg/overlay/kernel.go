@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -50,8 +51,9 @@ func (k *Kernel) Close() error {
 //
 // Foreign things that are in the way (an interface with a wanted name, a
 // route or rule of another protocol with one of our tables) are left alone
-// and reported in the error; the rest of want is applied all the same. The
-// changes that were made are returned in any case.
+// and reported in the error; the rest of want is applied all the same. So it is
+// where the kernel refuses something. The error is a [PartialError] if that
+// concerns some links only. The changes that were made are returned in any case.
 func (k *Kernel) Apply(ctx context.Context, want State) ([]Change, error) {
 	if err := want.validate(); err != nil {
 		return nil, err
@@ -69,8 +71,23 @@ func (k *Kernel) Apply(ctx context.Context, want State) ([]Change, error) {
 			return a.changes, errors.Join(append(a.errs, err)...)
 		}
 	}
-	return a.changes, errors.Join(a.errs...)
+	return a.changes, a.err()
 }
+
+// PartialError is what Apply could not do, where all that is wanted is in the
+// kernel but what it names.
+type PartialError struct {
+	// Links are the interfaces that are not as wanted, or that lack a route, sorted.
+	// What is wrong may also be only that something foreign is there: then it is empty.
+	Links []string
+	// Left says that something of ours that is not wanted is still there.
+	Left bool
+	err  error
+}
+
+func (e *PartialError) Error() string { return e.err.Error() }
+
+func (e *PartialError) Unwrap() error { return e.err }
 
 // Purge removes all that is ours.
 func (k *Kernel) Purge(ctx context.Context) ([]Change, error) {
@@ -89,6 +106,10 @@ type applier struct {
 	want    State
 	changes []Change
 	errs    []error
+	// What errs are about: links and routes by them, what could not be removed, and
+	// what is for all links.
+	failedLinks  []string
+	left, common bool
 
 	links map[string]*link.State
 	// forwarding are the entries of VXLAN links' forwarding tables, by interface.
@@ -103,6 +124,19 @@ func (a *applier) changed(action, object, detail string) {
 
 func (a *applier) failed(format string, args ...any) {
 	a.errs = append(a.errs, fmt.Errorf(format, args...))
+}
+
+func (a *applier) failedLink(name string, err error) {
+	a.errs, a.failedLinks = append(a.errs, err), append(a.failedLinks, name)
+}
+
+func (a *applier) err() error {
+	err := errors.Join(a.errs...)
+	if err == nil || a.common {
+		return err
+	}
+	slices.Sort(a.failedLinks)
+	return &PartialError{Links: slices.Compact(a.failedLinks), Left: a.left, err: err}
 }
 
 func isOurTable(table int) bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -291,12 +292,18 @@ func TestForeign(t *testing.T) {
 			!strings.Contains(err.Error(), "foreign rule with our table 27761") {
 			t.Errorf("purge: %v", err)
 		}
+		expectPartial(t, err)
 		if diff := cmp.Diff(before, f.all()); diff != "" {
 			t.Errorf("purging changed foreign things (-before +after):\n%s", diff)
 		}
+		f.run("ip link set lq0-0 up; ip addr add 10.80.0.1/32 dev eth0")
 		_, err = f.kernel.Apply(context.Background(), wanted())
 		if err == nil || !strings.Contains(err.Error(), `link "lq0-0": there is an interface of this name that is not ours`) {
 			t.Errorf("apply: %v", err)
+		}
+		expectPartial(t, err, "lq0-0")
+		if routes := f.run("ip route show table 27761"); strings.Contains(routes, "lq0-0") || !strings.Contains(routes, "unreachable 10.61.0.0/16") {
+			t.Errorf("packets for the peer do not end here:\n%s", routes)
 		}
 	})
 	t.Run("churn of others is not signalled", func(t *testing.T) {
@@ -330,6 +337,42 @@ func TestForeign(t *testing.T) {
 		f.run("ip neigh del 10.80.31.254 dev lq0-0")
 		expectSignal(t, signals, "a neighbour of lq0-0")
 	})
+}
+
+// expectPartial expects an error by which all is as wanted but these links.
+func expectPartial(t *testing.T, err error, links ...string) {
+	t.Helper()
+	var partial *overlay.PartialError
+	if !errors.As(err, &partial) || partial.Left || !slices.Equal(partial.Links, links) {
+		t.Errorf("want an error about the links %v, got %+v", links, partial)
+	}
+}
+
+// The error of Apply tells whether it is about links, about what could not be
+// removed, or about everything.
+func TestPartial(t *testing.T) {
+	f := open(t)
+	f.apply(wanted())
+	powerless := func(want overlay.State) (err error) {
+		f.ns.Do(t, func() error { // on a thread that ends with it
+			if err := dropNetAdmin(); err != nil {
+				return err
+			}
+			_, err = f.kernel.Apply(context.Background(), want)
+			return nil
+		})
+		return err
+	}
+	var partial *overlay.PartialError
+	if err := powerless(overlay.State{}); !errors.As(err, &partial) || !partial.Left || len(partial.Links) > 0 {
+		t.Errorf("want an error about what is left, got %v", err)
+	}
+	f.run("ip link del lq0-0")
+	expectPartial(t, powerless(wanted()), "lq0-0")
+	f.run("ip rule del priority 90 lookup 27761")
+	if err := powerless(wanted()); !errors.Is(err, unix.EPERM) || errors.As(err, &partial) {
+		t.Errorf("want an error about everything, got %v", err)
+	}
 }
 
 func TestChange(t *testing.T) {

@@ -40,13 +40,14 @@ func (a *applier) addLinks() error {
 	for _, want := range a.want.Links {
 		have := a.links[want.Name]
 		if have != nil && !isOurs(have) {
-			a.failed("link %q: there is an interface of this name that is not ours (kind %q, alias %q)",
-				want.Name, have.Kind, have.Alias)
+			a.failedLink(want.Name, fmt.Errorf("link %q: there is an interface of this name that is not ours (kind %q, alias %q)",
+				want.Name, have.Kind, have.Alias))
+			delete(a.links, want.Name) // no route leads there
 			continue
 		}
 		if err := a.addLink(want, have); err != nil {
 			// One bad link does not keep the others from working.
-			a.errs = append(a.errs, err)
+			a.failedLink(want.Name, err)
 		}
 	}
 	return nil
@@ -149,6 +150,7 @@ func (a *applier) removeLinks() error {
 func (a *applier) removeLink(have *link.State) {
 	if err := a.kernel.conn.Handle.LinkDel(have.Link); err != nil {
 		a.failed("remove link %q: %w", have.Name, err)
+		a.left = true
 		return
 	}
 	delete(a.links, have.Name)

@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 
@@ -125,7 +126,8 @@ func (a *applier) addRoutes() error {
 			err = a.kernel.conn.Handle.RouteReplace(raw)
 		}
 		if err != nil {
-			a.failed("set route %s: %w", want, err)
+			a.failedLink(want.Dev, fmt.Errorf("set route %s: %w", want, err))
+			a.common = a.common || want.Dev == ""
 			continue
 		}
 		if ok {
@@ -228,6 +230,7 @@ func (a *applier) removeRoute(r kernelRoute) {
 	raw.Flags &= unix.RTNH_F_ONLINK
 	if err := a.kernel.conn.Handle.RouteDel(&raw); err != nil && !errors.Is(err, unix.ESRCH) {
 		a.failed("remove route %s: %w", r.route, err)
+		a.left = true
 		return
 	}
 	a.changed("removed", "route "+r.route.String(), "")

@@ -143,7 +143,7 @@ func New(t testing.TB, o Options) *Topology {
 		c.overlay(t, o.Overlay)
 		for i := range c.Nodes {
 			// The tunnel's packets are dropped otherwise.
-			c.Nodes[i].Do(t, func() error { _, err := nat.EnsurePasses(context.Background(), c.nodeTable(i)); return err })
+			c.Nodes[i].Do(t, func() error { _, err := nat.EnsurePasses(context.Background(), c.nodeTable(i), nil); return err })
 		}
 	}
 	topology.A.Exposed = []Host{topology.LAN}
@@ -282,7 +282,7 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	for i := range c.Nodes {
 		apply(t, c.Nodes[i].NS, c.nodeState(t, kind, i), func() (bool, error) {
 			table, err := nat.ApplyNode(context.Background(), c.nodeTable(i))
-			forward, forwardErr := nat.EnsurePasses(context.Background(), c.nodeTable(i))
+			forward, forwardErr := nat.EnsurePasses(context.Background(), c.nodeTable(i), nil)
 			return table || forward, errors.Join(err, forwardErr)
 		})
 	}

@@ -1,0 +1,97 @@
+package node
+
+import (
+	"log/slog"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/agent/watch"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// A link that the kernel refuses keeps no other peering from being reported and
+// probed, nor from being reported as gone.
+func TestReconcileDespiteFailure(t *testing.T) {
+	ns := netns.New(t, "node")
+	ns.Output(t, "sh", "-ec", `ip link add eth0 type bridge; ip link set eth0 up; ip addr add 192.0.2.1/24 dev eth0
+		ip route add default via 192.0.2.254; ip link add lq2-0 type bridge; ip link set lq2-0 alias theirs`)
+	own := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "10.80.0.1", UID: "1"}}
+	// Of an agent before this one, on a kernel that could.
+	own.Status.Gateways = []v1alpha1.NodeGateway{{
+		Peering: "c", ObservedGeneration: 2, GatewayIP: v1alpha1.IP{Addr: addr("10.244.9.2")}, Source: v1alpha1.IP{Addr: addr("192.0.2.1")}, Ready: true,
+	}}
+	b := peering("b", 1, mapping("10.244.0.0/16", "10.61.0.0/16"), mapping("10.244.0.0/16", "10.62.0.0/16"), "10.70.0.0/18")
+	c := peering("c", 2, mapping("10.244.0.0/16", "10.61.0.0/16"), mapping("10.244.0.0/16", "10.63.0.0/16"), "10.71.0.0/18")
+	b.Spec.Overlay, c.Spec.Overlay = "vxlan", "vxlan"
+	node := newNode("n1", "1")
+	objects := newClient(t, interceptor.Funcs{}, own, node, &b, &c)
+	a := &agent{
+		Config:  Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler)},
+		view:    &watch.View{Reader: objects, Client: objects},
+		machine: machine{name: "n1", address: netip.MustParseAddr(own.Name)}, own: own, probers: map[probeKey]*prober{},
+	}
+	ns.Do(t, func() (err error) {
+		a.kernel, err = overlay.New()
+		return err
+	})
+	t.Cleanup(func() { _ = a.kernel.Close() })
+	reported := func() (out []v1alpha1.NodeGateway) {
+		t.Helper()
+		ns.Do(t, func() error {
+			if err := a.reconcile(t.Context()); err == nil || a.sound {
+				t.Errorf("link of others: sound %v, error %v", a.sound, err)
+			}
+			return nil
+		})
+		for _, g := range a.status(node, nil).Gateways {
+			g.MTU = 0
+			out = append(out, g)
+		}
+		return out
+	}
+	failed := own.Status.Gateways[0]
+	failed.Ready = false
+	made := failed
+	made.Peering, made.ObservedGeneration, made.GatewayIP = "b", 3, v1alpha1.IP{Addr: addr("10.244.9.1")}
+	equal := cmp.Comparer(func(a, b v1alpha1.NodeGateway) bool { return a == b })
+	if diff := cmp.Diff([]v1alpha1.NodeGateway{made, failed}, reported(), equal); diff != "" {
+		t.Errorf("with both peerings (-want +got):\n%s", diff)
+	}
+	if a.probers[probeKey{remote: b.Spec.Planes[0].RemoteAddress.Addr}] == nil || len(a.probers) != 1 {
+		t.Errorf("%d probers, want that of b", len(a.probers))
+	}
+	if err := objects.Delete(t.Context(), &b); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]v1alpha1.NodeGateway{failed}, reported(), equal); diff != "" {
+		t.Errorf("without b (-want +got):\n%s", diff)
+	}
+	if len(a.probers) != 0 {
+		t.Errorf("%d probers, want none", len(a.probers))
+	}
+}
+
+func TestDespite(t *testing.T) {
+	wanted := []gateway{{peering: "b", link: "lq1-0"}, {peering: "c", link: "lq2-0"}}
+	reported := []v1alpha1.NodeGateway{{Peering: "b"}, {Peering: "gone", Plane: 1}}
+	failed := gateway{peering: "c", link: "lq2-0", failed: true}
+	for name, test := range map[string]struct {
+		partial overlay.PartialError
+		want    []gateway
+	}{
+		"nothing of ours": {want: wanted},
+		"a link":          {overlay.PartialError{Links: []string{"lq2-0"}}, []gateway{wanted[0], failed}},
+		"a removal":       {overlay.PartialError{Left: true}, []gateway{wanted[0], wanted[1], {peering: "gone", plane: 1, failed: true}}},
+	} {
+		got := despite(&test.partial, wanted, reported)
+		if diff := cmp.Diff(test.want, got, cmp.Comparer(func(a, b gateway) bool { return a == b })); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
