@@ -73,9 +73,10 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	defer leave(c, cfg.Log)
+	var last seen
+	defer func() { leave(c, last, cfg.Log) }()
 	for {
-		err := attend(ctx, cfg, key, c, rest)
+		err := attend(ctx, cfg, key, c, rest, &last)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -84,7 +85,7 @@ func Run(ctx context.Context, cfg Config) error {
 		case definitionsGone(ctx, c):
 			// It does not end: nobody could clean the kernel while it is started anew.
 			cfg.Log.Error("the definitions of our objects are gone", "error", err)
-			leave(c, cfg.Log)
+			leave(c, last, cfg.Log)
 			select {
 			case <-ctx.Done():
 			case <-time.After(retryApply):
@@ -106,8 +107,8 @@ func definitionsGone(ctx context.Context, c client.Client) bool {
 	return false
 }
 
-// attend is the agent while the node has one address.
-func attend(ctx context.Context, cfg Config, key overlay.Key, c client.Client, cfgRest *rest.Config) error {
+// attend is the agent while the node has one address. What it sees stays in last.
+func attend(ctx context.Context, cfg Config, key overlay.Key, c client.Client, cfgRest *rest.Config, last *seen) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	node := &corev1.Node{}
@@ -151,10 +152,12 @@ func attend(ctx context.Context, cfg Config, key overlay.Key, c client.Client, c
 	a.view, err = watch.Start(ctx, c, cfgRest, map[client.Object]fields.Selector{
 		&v1alpha1.Peering{}: watch.All(), &v1alpha1.NodeNetwork{}: watch.Named(own.Name),
 		&corev1.Node{}: watch.Named(cfg.NodeName), &corev1.Pod{}: watch.OnNode(cfg.NodeName),
+		metadata(watch.DaemonSet): watch.Named(v1alpha1.NodeAgentName), metadata(watch.Namespace): watch.Named(v1alpha1.Namespace),
 	})
 	if err != nil {
 		return err
 	}
+	*last = seen{a.view.Reader, own.Name}
 	return a.run(ctx)
 }
 
@@ -165,10 +168,10 @@ const leaveTimeout = 3 * time.Second
 // somebody who deletes their namespace, their DaemonSet or our definitions
 // without unpeering: nobody comes after this agent. If that is not certain it
 // leaves the kernel as it is.
-func leave(c client.Client, log *slog.Logger) {
+func leave(c client.Reader, last seen, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 	defer cancel()
-	why := removed(ctx, c)
+	why := removed(ctx, c, last)
 	if why == "" {
 		return
 	}
@@ -178,33 +181,74 @@ func leave(c client.Client, log *slog.Logger) {
 	}
 }
 
+// seen is what an agent knows of its cluster when the API server tells it nothing
+// more: the state of its cache.
+type seen struct {
+	// Reader is nil as long as nothing was seen.
+	client.Reader
+	// own is the NodeNetwork's name.
+	own string
+}
+
 // removed says by what one can see that the agents are being removed; empty if
 // they are not, or if that cannot be told.
-func removed(ctx context.Context, c client.Client) string {
-	for _, o := range []struct {
-		kind schema.GroupVersionKind
-		key  types.NamespacedName
-	}{
-		{watch.DaemonSet, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}},
-		// Its pods may be deleted before the DaemonSet is.
-		{watch.Namespace, types.NamespacedName{Name: v1alpha1.Namespace}},
-	} {
-		obj := &metav1.PartialObjectMetadata{}
-		obj.SetGroupVersionKind(o.kind)
-		err := c.Get(ctx, o.key, obj)
-		switch {
-		case apierrors.IsNotFound(err):
-			return o.kind.Kind + " " + o.key.Name + " is gone"
-		case apierrors.IsUnauthorized(err), apierrors.IsForbidden(err):
-			return "this agent's account or its permissions are gone"
-		case err == nil && !obj.DeletionTimestamp.IsZero():
-			return o.kind.Kind + " " + o.key.Name + " is being deleted"
+//
+// An API server that refuses to answer is no sign: a pod's token ends with its pod,
+// be it that somebody deletes it by force, or that it was replaced while its node was
+// cut off; and one that has just started does not know yet who may do what. Then
+// what was seen before counts.
+func removed(ctx context.Context, c client.Reader, last seen) string {
+	why, err := goes(ctx, c, agents()...)
+	if apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) {
+		if last.Reader == nil {
+			return ""
 		}
+		// Who takes away the NodeNetwork as well as the account or its permissions does
+		// not only restart an agent.
+		own := &v1alpha1.NodeNetwork{TypeMeta: metav1.TypeMeta{Kind: "NodeNetwork"}, ObjectMeta: metav1.ObjectMeta{Name: last.own}}
+		why, _ = goes(ctx, last, append(agents(), own)...)
+		return why
+	}
+	if why != "" {
+		return why
 	}
 	if err := c.List(ctx, &v1alpha1.PeeringList{}, client.Limit(1)); apierrors.IsNotFound(err) {
 		return "the kind Peering is gone"
 	}
 	return ""
+}
+
+// agents are what all node agents go with. The DaemonSet's pods may be deleted
+// before it is.
+func agents() []client.Object {
+	set, namespace := metadata(watch.DaemonSet), metadata(watch.Namespace)
+	set.Namespace, set.Name, namespace.Name = v1alpha1.Namespace, v1alpha1.NodeAgentName, v1alpha1.Namespace
+	return []client.Object{set, namespace}
+}
+
+// metadata is an object of that kind of which no more is read.
+func metadata(kind schema.GroupVersionKind) *metav1.PartialObjectMetadata {
+	obj := &metav1.PartialObjectMetadata{}
+	obj.SetGroupVersionKind(kind)
+	return obj
+}
+
+// goes names the first of the objects that is gone or being deleted. The error is
+// of those that cannot be read.
+func goes(ctx context.Context, c client.Reader, objs ...client.Object) (string, error) {
+	var errs []error
+	for _, obj := range objs {
+		kind, name := obj.GetObjectKind().GroupVersionKind().Kind, obj.GetName()
+		err := c.Get(ctx, client.ObjectKeyFromObject(obj), obj)
+		switch {
+		case apierrors.IsNotFound(err):
+			return kind + " " + name + " is gone", nil
+		case err == nil && !obj.GetDeletionTimestamp().IsZero():
+			return kind + " " + name + " is being deleted", nil
+		}
+		errs = append(errs, err)
+	}
+	return "", errors.Join(errs...)
 }
 
 type agent struct {

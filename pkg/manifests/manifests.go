@@ -132,8 +132,8 @@ func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet
 		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeAgentName, Labels: labels},
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{""}, Resources: []string{"namespaces"}, ResourceNames: []string{v1alpha1.Namespace}, Verbs: []string{"get"}},
-			{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, ResourceNames: []string{v1alpha1.NodeAgentName}, Verbs: []string{"get"}},
+			{APIGroups: []string{""}, Resources: []string{"namespaces"}, ResourceNames: []string{v1alpha1.Namespace}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, ResourceNames: []string{v1alpha1.NodeAgentName}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"clusternetworks", "peerings"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks/status"}, Verbs: []string{"patch"}},

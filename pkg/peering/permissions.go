@@ -68,7 +68,8 @@ func toInstall() []permission {
 		permissions("", "serviceaccounts", ns, "get", "create", "patch"),
 		permissions("liqonet.io", "peerings", "", "get", "create", "patch"),
 		// Nobody may give to the agents what they do not have themselves.
-		permissions("apps", "daemonsets", "", "get"),
+		permissions("apps", "daemonsets", "", "get", "list", "watch"),
+		permissions("", "namespaces", "", "list", "watch"),
 		permissions("", "nodes", "", "get", "watch"),
 		permissions("", "pods", "", "get", "watch"),
 		permissions("liqonet.io", "clusternetworks", "", "list", "watch"),

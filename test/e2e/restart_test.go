@@ -6,6 +6,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 )
@@ -44,6 +45,20 @@ func TestRestarts(t *testing.T) {
 	}{
 		{"node agents killed", "node", func(t *testing.T) { kill(t, "node", syscall.SIGKILL) }},
 		{"node agents deleted", "node", func(*testing.T) { remove("node") }},
+		{"node agents deleted by force", "node", func(t *testing.T) {
+			// Their tokens end with them. The API server goes on to take one for up to 10 s
+			// after it was used, so they are kept from that.
+			kill(t, "node", syscall.SIGSTOP)
+			time.Sleep(11 * time.Second)
+			for _, c := range both {
+				stopped := c.agents(t, "node")
+				damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node", "--force", "--grace-period=0", "--wait=false"}})
+				for _, p := range stopped {
+					// Unless it was killed meanwhile, it is asked to end.
+					_ = syscall.Kill(p.pid, syscall.SIGCONT)
+				}
+			}
+		}},
 		{"node agents upgraded", "node", func(t *testing.T) {
 			image := tagAgain(t, ctx, both, "again")
 			for _, c := range both {

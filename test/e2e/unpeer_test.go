@@ -30,6 +30,17 @@ func TestUnpeerPartialState(t *testing.T) {
 			[][]string{{"delete", "customresourcedefinitions", "-l", "app.kubernetes.io/managed-by=liqonet", "--wait=false"}},
 		},
 		{
+			"permissions and namespace deleted, account and definitions deleted",
+			[][]string{
+				{"delete", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/managed-by=liqonet"},
+				{"delete", "namespace", "liqonet-system"},
+			},
+			[][]string{
+				{"-n", "liqonet-system", "delete", "serviceaccounts", "--all"},
+				{"delete", "customresourcedefinitions", "-l", "app.kubernetes.io/managed-by=liqonet", "--wait=false"},
+			},
+		},
+		{
 			"one cluster has nothing any more",
 			nil,
 			[][]string{

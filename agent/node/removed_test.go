@@ -1,0 +1,88 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+var (
+	errGoing        = errors.New("it is there, and is being deleted")
+	errAbsent       = apierrors.NewNotFound(schema.GroupResource{}, "")
+	errUnauthorized = apierrors.NewUnauthorized("")
+	errForbidden    = apierrors.NewForbidden(schema.GroupResource{}, "", nil)
+)
+
+// answers are a reader's, by the object's name, and Peering for the list of them;
+// what is not in it is there.
+type answers map[string]error
+
+func (a answers) Get(_ context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	err := a[key.Name]
+	if errors.Is(err, errGoing) {
+		obj.SetDeletionTimestamp(new(metav1.Now()))
+		return nil
+	}
+	return err
+}
+
+func (a answers) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return a["Peering"]
+}
+
+// refusing answers nothing but with that error.
+func refusing(err error) answers {
+	return answers{v1alpha1.NodeAgentName: err, v1alpha1.Namespace: err, "Peering": err}
+}
+
+func TestRemoved(t *testing.T) {
+	const (
+		own       = "10.80.0.1"
+		set       = "DaemonSet " + v1alpha1.NodeAgentName
+		namespace = "Namespace " + v1alpha1.Namespace
+	)
+	silent := errors.New("no answer")
+	for _, tt := range []struct {
+		name string
+		// live is what the API server says, cached what the agent saw; nil if nothing.
+		live, cached answers
+		want         string
+	}{
+		{name: "restarted"},
+		{name: "DaemonSet gone", live: answers{v1alpha1.NodeAgentName: errAbsent}, want: set + " is gone"},
+		{name: "DaemonSet being deleted", live: answers{v1alpha1.NodeAgentName: errGoing}, want: set + " is being deleted"},
+		{name: "namespace gone", live: answers{v1alpha1.NodeAgentName: silent, v1alpha1.Namespace: errAbsent}, want: namespace + " is gone"},
+		{name: "namespace being deleted", live: answers{v1alpha1.Namespace: errGoing}, want: namespace + " is being deleted"},
+		{name: "definitions gone", live: answers{"Peering": errAbsent}, want: "the kind Peering is gone"},
+		{name: "installed again", cached: answers{v1alpha1.NodeAgentName: errAbsent}},
+		{name: "no answer", live: refusing(silent), cached: answers{own: errAbsent}},
+		// As of a pod that was deleted by force.
+		{name: "refused", live: refusing(errUnauthorized), cached: answers{}},
+		{name: "not allowed", live: refusing(errForbidden), cached: answers{}},
+		{name: "refused, nothing seen", live: refusing(errUnauthorized)},
+		{name: "not allowed, nothing seen", live: refusing(errForbidden)},
+		{name: "refused, DaemonSet gone", live: refusing(errUnauthorized), cached: answers{v1alpha1.NodeAgentName: errAbsent}, want: set + " is gone"},
+		{name: "refused, namespace being deleted", live: refusing(errUnauthorized), cached: answers{v1alpha1.Namespace: errGoing}, want: namespace + " is being deleted"},
+		{name: "refused, NodeNetwork gone", live: refusing(errUnauthorized), cached: answers{own: errAbsent}, want: "NodeNetwork " + own + " is gone"},
+		{name: "not allowed, DaemonSet being deleted", live: refusing(errForbidden), cached: answers{v1alpha1.NodeAgentName: errGoing}, want: set + " is being deleted"},
+		{name: "not allowed, NodeNetwork gone", live: refusing(errForbidden), cached: answers{own: errAbsent}, want: "NodeNetwork " + own + " is gone"},
+		{name: "one not allowed", live: answers{v1alpha1.NodeAgentName: errForbidden}, cached: answers{v1alpha1.NodeAgentName: errGoing}, want: set + " is being deleted"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			last := seen{own: own}
+			if tt.cached != nil {
+				last.Reader = tt.cached
+			}
+			if got := removed(t.Context(), tt.live, last); got != tt.want {
+				t.Errorf("got %q, want %q", got, tt.want)
+			}
+		})
+	}
+}
