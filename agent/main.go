@@ -89,6 +89,7 @@ func newNode(log *slog.Logger) *cobra.Command {
 			if cfg.NodeName = os.Getenv("NODE_NAME"); cfg.NodeName == "" {
 				return errors.New("environment variable NODE_NAME is empty")
 			}
+			cfg.PodName = os.Getenv("POD_NAME")
 			return node.Run(cmd.Context(), cfg)
 		},
 	}

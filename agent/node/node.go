@@ -53,7 +53,8 @@ const (
 
 // Config is what the pod tells its agent.
 type Config struct {
-	NodeName string
+	// NodeName and PodName say where it runs, and as what.
+	NodeName, PodName string
 	// OverlayKey is a file with the key of the cluster's overlay.
 	OverlayKey string
 	Log        *slog.Logger
@@ -157,7 +158,7 @@ func attend(ctx context.Context, cfg Config, key overlay.Key, c client.Client, c
 	if err != nil {
 		return err
 	}
-	*last = seen{a.view.Reader, own.Name}
+	*last = seen{a.view.Reader, own.Name, cfg.PodName}
 	return a.run(ctx)
 }
 
@@ -186,20 +187,19 @@ func leave(c client.Reader, last seen, log *slog.Logger) {
 type seen struct {
 	// Reader is nil as long as nothing was seen.
 	client.Reader
-	// own is the NodeNetwork's name.
-	own string
+	// own and pod are the names of the NodeNetwork and of the agent's pod.
+	own, pod string
 }
 
 // removed says by what one can see that the agents are being removed; empty if
 // they are not, or if that cannot be told.
 //
-// An API server that refuses to answer is no sign: a pod's token ends with its pod,
-// be it that somebody deletes it by force, or that it was replaced while its node was
-// cut off; and one that has just started does not know yet who may do what. Then
-// what was seen before counts.
+// An API server that refuses to answer is no sign by itself: a pod's token ends with
+// its pod, be it that somebody deletes it by force, and one that has just started does
+// not know yet who may do what. Then what was seen before counts.
 func removed(ctx context.Context, c client.Reader, last seen) string {
 	why, err := goes(ctx, c, agents()...)
-	if apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) {
+	if unauthorized := apierrors.IsUnauthorized(err); unauthorized || apierrors.IsForbidden(err) {
 		if last.Reader == nil {
 			return ""
 		}
@@ -207,6 +207,16 @@ func removed(ctx context.Context, c client.Reader, last seen) string {
 		// not only restart an agent.
 		own := &v1alpha1.NodeNetwork{TypeMeta: metav1.TypeMeta{Kind: "NodeNetwork"}, ObjectMeta: metav1.ObjectMeta{Name: last.own}}
 		why, _ = goes(ctx, last, append(agents(), own)...)
+		if why == "" && unauthorized {
+			// The token ended, and its pod was not seen to go: the account is gone, or the
+			// node was cut off for long, most likely during the last unpeer. If the agent was
+			// replaced meanwhile, the next one makes all of it anew within seconds; if not,
+			// nobody else would ever clean this node.
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: last.pod}}
+			if ends, err := goes(ctx, last, pod); ends == "" && err == nil {
+				return "this agent's account is gone, or its pod, while it saw nothing of its cluster"
+			}
+		}
 		return why
 	}
 	if why != "" {

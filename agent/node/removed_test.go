@@ -44,7 +44,7 @@ func refusing(err error) answers {
 
 func TestRemoved(t *testing.T) {
 	const (
-		own       = "10.80.0.1"
+		own, pod  = "10.80.0.1", "liqonet-node-x"
 		set       = "DaemonSet " + v1alpha1.NodeAgentName
 		namespace = "Namespace " + v1alpha1.Namespace
 	)
@@ -63,8 +63,12 @@ func TestRemoved(t *testing.T) {
 		{name: "definitions gone", live: answers{"Peering": errAbsent}, want: "the kind Peering is gone"},
 		{name: "installed again", cached: answers{v1alpha1.NodeAgentName: errAbsent}},
 		{name: "no answer", live: refusing(silent), cached: answers{own: errAbsent}},
-		// As of a pod that was deleted by force.
-		{name: "refused", live: refusing(errUnauthorized), cached: answers{}},
+		{name: "deleted by force", live: refusing(errUnauthorized), cached: answers{pod: errAbsent}},
+		{name: "being deleted for longer than its token lives", live: refusing(errUnauthorized), cached: answers{pod: errGoing}},
+		{
+			name: "cut off, or without account", live: refusing(errUnauthorized), cached: answers{},
+			want: "this agent's account is gone, or its pod, while it saw nothing of its cluster",
+		},
 		{name: "not allowed", live: refusing(errForbidden), cached: answers{}},
 		{name: "refused, nothing seen", live: refusing(errUnauthorized)},
 		{name: "not allowed, nothing seen", live: refusing(errForbidden)},
@@ -76,7 +80,7 @@ func TestRemoved(t *testing.T) {
 		{name: "one not allowed", live: answers{v1alpha1.NodeAgentName: errForbidden}, cached: answers{v1alpha1.NodeAgentName: errGoing}, want: set + " is being deleted"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			last := seen{own: own}
+			last := seen{own: own, pod: pod}
 			if tt.cached != nil {
 				last.Reader = tt.cached
 			}

@@ -197,10 +197,12 @@ func onlyNeeded(obj any) (any, error) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
 		return &corev1.Pod{
-			TypeMeta:   o.TypeMeta,
-			ObjectMeta: metav1.ObjectMeta{Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion},
-			Spec:       corev1.PodSpec{NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork},
-			Status:     corev1.PodStatus{Phase: o.Status.Phase, PodIPs: o.Status.PodIPs},
+			TypeMeta: o.TypeMeta,
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion, DeletionTimestamp: o.DeletionTimestamp,
+			},
+			Spec:   corev1.PodSpec{NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork},
+			Status: corev1.PodStatus{Phase: o.Status.Phase, PodIPs: o.Status.PodIPs},
 		}, nil
 	case *corev1.Node:
 		o.Status.Images, o.ManagedFields = nil, nil

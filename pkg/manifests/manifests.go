@@ -166,7 +166,7 @@ func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet
 						Image:           image,
 						ImagePullPolicy: corev1.PullIfNotPresent,
 						Args:            []string{"node"},
-						Env:             []corev1.EnvVar{fieldEnv("NODE_NAME", "spec.nodeName")},
+						Env:             []corev1.EnvVar{fieldEnv("NODE_NAME", "spec.nodeName"), fieldEnv("POD_NAME", "metadata.name")},
 						Resources:       requests("10m", "32Mi"),
 						SecurityContext: netAdminOnly(),
 						VolumeMounts:    []corev1.VolumeMount{{Name: "xtables-lock", MountPath: XtablesLock, ReadOnly: true}},
