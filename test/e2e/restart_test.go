@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
 // Agents are killed, deleted and upgraded while packets flow: of those on nodes
@@ -47,16 +49,23 @@ func TestRestarts(t *testing.T) {
 		{"node agents deleted", "node", func(*testing.T) { remove("node") }},
 		{"node agents deleted by force", "node", func(t *testing.T) {
 			// Their tokens end with them. The API server goes on to take one for up to 10 s
-			// after it was used, so they are kept from that.
-			kill(t, "node", syscall.SIGSTOP)
-			time.Sleep(11 * time.Second)
-			for _, c := range both {
-				stopped := c.agents(t, "node")
-				damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node", "--force", "--grace-period=0", "--wait=false"}})
-				for _, p := range stopped {
-					// Unless it was killed meanwhile, it is asked to end.
-					_ = syscall.Kill(p.pid, syscall.SIGCONT)
+			// after it was used.
+			eventually(t, ctx, 2*v1alpha1.NodeReportInterval, "no report in the last 11 s", func() string {
+				for _, c := range both {
+					out, err := c.Run(ctx, "", "get", "nodenetworks", "-o", "jsonpath={.items[*].status.reported}")
+					if err != nil {
+						return err.Error()
+					}
+					for _, at := range strings.Fields(out) {
+						if reported, err := time.Parse(time.RFC3339, at); err != nil || time.Since(reported) < 12*time.Second {
+							return fmt.Sprint(c.Name, ": ", at, " ", err)
+						}
+					}
 				}
+				return ""
+			})
+			for _, c := range both {
+				damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node", "--force", "--grace-period=0", "--wait=false"}})
 			}
 		}},
 		{"node agents upgraded", "node", func(t *testing.T) {
