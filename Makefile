@@ -71,7 +71,7 @@ test-unit: ## tests without root, under two minutes
 test-kernel: packages ## tests of kernel code, in network namespaces (root)
 	# The cache of results does not know of the programs that the virtual machine's test builds.
 	# That test waits most of its time: the others pass meanwhile.
-	go test -count=1 ./test/vm/... ./test/dataplane/... ./pkg/...
+	go test -count=1 -timeout 20m ./test/vm/... ./test/dataplane/... ./pkg/...
 
 .PHONY: test-e2e
 test-e2e: lab image ## tests of the product on lab clusters (root)

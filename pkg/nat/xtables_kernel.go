@@ -273,7 +273,7 @@ const (
 	legacyPoll = 500 * time.Millisecond
 	// legacyShare bounds the part of a core that reading the whole table takes, as
 	// its inverse. Whether its size has changed is seen at every look.
-	legacyShare = 1000
+	legacyShare = 500
 	// legacyLongest is the longest time until a change of the same size is seen.
 	legacyLongest = 10 * time.Second
 )

@@ -15,7 +15,7 @@ func TestBackends(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a virtual machine")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 8*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Minute)
 	defer cancel()
 	tests := map[string]string{}
 	for _, name := range []string{"test/dataplane", "pkg/tunnel"} {
