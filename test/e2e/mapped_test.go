@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -21,13 +22,6 @@ func TestMappedRangeUsedInPeer(t *testing.T) {
 		{"peer", b.Name, c.Name},
 		{"peer", c.Name, d.Name, "--pod-cidr", d.Name + "=" + d.spec.PodCIDR.String()},
 	}
-	together(t, ctx, peer...)
-	var inside []stream
-	for _, x := range fx.clusters {
-		inside = append(inside, x.ownTraffic()...)
-	}
-	own := probe(ctx, inside)
-
 	wants := []struct {
 		in, of *cluster
 		mapped netip.Prefix
@@ -37,6 +31,22 @@ func TestMappedRangeUsedInPeer(t *testing.T) {
 		{d, c, c.spec.ServiceCIDR},
 		{c, d, netip.PrefixFrom(d.spec.ServiceCIDR.Addr(), d.spec.PodCIDR.Bits())},
 	}
+	// What else is chosen must not be there by chance.
+	first := slices.Clone(peer)
+	for _, want := range wants {
+		for j := range first {
+			if slices.Contains(first[j], want.in.Name) {
+				first[j] = append(slices.Clip(first[j]), fmt.Sprintf("--reserve=%s=%s", want.in.Name, want.mapped))
+			}
+		}
+	}
+	together(t, ctx, first...)
+	var inside []stream
+	for _, x := range fx.clusters {
+		inside = append(inside, x.ownTraffic()...)
+	}
+	own := probe(ctx, inside)
+
 	for _, want := range wants {
 		remap(t, ctx, want.in, want.of, want.mapped)
 	}
