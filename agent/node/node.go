@@ -206,8 +206,8 @@ func removed(ctx context.Context, c client.Reader, last seen) string {
 		// Who takes away the NodeNetwork as well as the account or its permissions does
 		// not only restart an agent.
 		own := &v1alpha1.NodeNetwork{TypeMeta: metav1.TypeMeta{Kind: "NodeNetwork"}, ObjectMeta: metav1.ObjectMeta{Name: last.own}}
-		why, _ = goes(ctx, last, append(agents(), own)...)
-		if why == "" && unauthorized {
+		why, err := goes(ctx, last, append(agents(), own)...)
+		if why == "" && err == nil && unauthorized {
 			// The token ended, and its pod was not seen to go: the account is gone, or the
 			// node was cut off for long, most likely during the last unpeer. If the agent was
 			// replaced meanwhile, the next one makes all of it anew within seconds; if not,

@@ -40,7 +40,11 @@ func TestReconcileDespiteFailure(t *testing.T) {
 		a.kernel, err = overlay.New()
 		return err
 	})
-	t.Cleanup(func() { _ = a.kernel.Close() })
+	t.Cleanup(func() {
+		if err := a.kernel.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	reported := func() (out []v1alpha1.NodeGateway) {
 		t.Helper()
 		ns.Do(t, func() error {

@@ -1,6 +1,7 @@
 package watch
 
 import (
+	"errors"
 	"net"
 	"syscall"
 	"testing"
@@ -32,6 +33,7 @@ func TestDialPatiently(t *testing.T) {
 	if err != nil || tries != 3 {
 		t.Fatalf("after %d tries: %v", tries, err)
 	}
-	_ = conn.Close()
-	_ = l.Close()
+	if err := errors.Join(conn.Close(), l.Close()); err != nil {
+		t.Error(err)
+	}
 }

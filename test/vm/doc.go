@@ -5,7 +5,7 @@
 // The machine has no disk and no network device. Its initramfs, written here,
 // holds the modules that the tests need, the test binaries, and a program that
 // loads the former, runs the latter, and powers off. Results come over the
-// serial console. It works without KVM, in about a minute.
+// serial console. It works without KVM, in three to four minutes.
 //
 // It needs qemu-system-x86_64 (Debian: qemu-system-x86) and, to get the kernel
 // without installing it, apt-get and dpkg-deb; xz where modules are compressed.
