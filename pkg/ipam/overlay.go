@@ -13,12 +13,12 @@ const (
 	// MaxNode is the highest number of a node; the lowest is 1.
 	MaxNode = 6143
 	// MaxGateway is the highest number of a gateway; the lowest is 0.
-	MaxGateway = 2046
+	MaxGateway = (MaxPeering+1)*Planes - 1
 	// Planes is how many planes a peering may have.
 	Planes = 4
-	// MaxPeering is the highest index of a peering of one cluster whose four
-	// planes all have a gateway number but the last one.
-	MaxPeering = 511
+	// MaxPeering is the highest index of a peering of one cluster; the lowest is 0.
+	// An internal range has room for the gateways of one more, except for one of them.
+	MaxPeering = 510
 
 	gatewayZero = 1<<numberBits - 2
 	// numberBits are the bits that numbers take of an address, of either family.
@@ -70,14 +70,12 @@ func GatewayNumberOf(internal netip.Prefix, addr netip.Addr) (int, error) {
 }
 
 // GatewayNumber returns the number of the gateway of one plane of a peering:
-// index 0 to MaxPeering, plane 0 to Planes-1. The very last combination has
-// none.
+// index 0 to MaxPeering, plane 0 to Planes-1.
 func GatewayNumber(index, plane int) (int, error) {
-	g := index*Planes + plane
-	if index < 0 || plane < 0 || plane >= Planes || g > MaxGateway {
+	if index < 0 || index > MaxPeering || plane < 0 || plane >= Planes {
 		return 0, fmt.Errorf("peering index %d, plane %d has no gateway number", index, plane)
 	}
-	return g, nil
+	return index*Planes + plane, nil
 }
 
 // VNI returns the identifier, 24 bits, of the link between a gateway and a

@@ -21,7 +21,7 @@ func TestNumbers(t *testing.T) {
 		{"node 0", ipam.NodeAddr, 0, ""},
 		{"node 6144", ipam.NodeAddr, 6144, ""},
 		{"first gateway", ipam.GatewayAddr, 0, "10.80.63.254"},
-		{"last gateway", ipam.GatewayAddr, 2046, "10.80.56.0"},
+		{"last gateway", ipam.GatewayAddr, 2043, "10.80.56.3"},
 		{"gateway -1", ipam.GatewayAddr, -1, ""},
 		{"gateway 2047", ipam.GatewayAddr, 2047, ""},
 		{"first node of IPv6", of6(ipam.NodeAddr), 1, "fd00:10:80::2001"},
@@ -39,7 +39,7 @@ func TestNumbers(t *testing.T) {
 		}
 	}
 	for _, tc := range []struct{ index, plane, want int }{
-		{0, 0, 0}, {0, 3, 3}, {511, 2, 2046}, {511, 3, -1}, {-1, 0, -1}, {0, 4, -1}, {512, 0, -1}, {1, -1, -1},
+		{0, 0, 0}, {0, 3, 3}, {510, 3, 2043}, {511, 0, -1}, {-1, 0, -1}, {0, 4, -1}, {512, 0, -1}, {1, -1, -1},
 	} {
 		got, err := ipam.GatewayNumber(tc.index, tc.plane)
 		if (err != nil) != (tc.want < 0) || (err == nil && got != tc.want) {

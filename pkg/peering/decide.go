@@ -502,7 +502,7 @@ func peeringSpec(s, peer *side, d decided, endpoints []string) (v1alpha1.Peering
 		Remote:  v1alpha1.RemoteNetwork{ClusterID: peer.ID, Name: name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: nodeIPs(peer.facts.Nodes)},
 		Overlay: d.overlay.is,
 		Planes: []v1alpha1.Plane{{
-			Index: 0, Role: d.role.is, WireGuard: d.wireguard.is, RemotePublicKey: peer.publicKey,
+			Index: 0, Role: d.role.is, WireGuard: d.wireguard.is, KeyGeneration: 1, RemotePublicKey: peer.publicKey,
 			RemoteAddress: v1alpha1.IP{Addr: remote}, Endpoints: endpoints,
 		}},
 	}, nil

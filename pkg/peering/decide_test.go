@@ -374,7 +374,7 @@ func TestPeeringSpec(t *testing.T) {
 		},
 		Overlay: "vxlan",
 		Planes: []v1alpha1.Plane{{
-			Role: v1alpha1.Client, WireGuard: "userspace", RemotePublicKey: "public key of b",
+			Role: v1alpha1.Client, WireGuard: "userspace", KeyGeneration: 1, RemotePublicKey: "public key of b",
 			// b's gateway 2*4+0 from the end of 10.81.32.0/19 is 10.81.63.246.
 			RemoteAddress: v1alpha1.IP{Addr: netip.MustParseAddr("10.70.95.246")},
 			Endpoints:     []string{"192.0.2.1:51840"},

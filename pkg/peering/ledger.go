@@ -16,11 +16,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
 // maxPeers is the number of ledger entries that interface names, VNIs and
 // gateway addresses have room for (see pkg/ipam, overlay.go).
-const maxPeers = 511
+const maxPeers = ipam.MaxPeering + 1
 
 // errTornDown says that the ledger is being removed by another command.
 var errTornDown = errors.New("liqonet is being removed from the cluster")

@@ -19,6 +19,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
 const (
@@ -272,7 +274,7 @@ func checkSecrets(t *testing.T, ctx context.Context, said result, a, b *cluster)
 func privateKey(t *testing.T, secret *unstructured.Unstructured) []byte {
 	t.Helper()
 	name := "privatekey"
-	if secret.GetName() == "liqonet-overlay" {
+	if secret.GetName() == v1alpha1.OverlaySecret {
 		name = "key"
 	}
 	encoded, _, err := unstructured.NestedString(secret.Object, "data", name)

@@ -1,6 +1,10 @@
 package v1alpha1
 
-import "net/netip"
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
 
 // Plane returns the plane of that index, nil if there is none.
 func (p *Peering) Plane(index int32) *Plane {
@@ -46,6 +50,39 @@ func (n *NodeNetwork) Gateway(peering string, plane int32) *NodeGateway {
 		if g := &n.Status.Gateways[i]; g.Peering == peering && g.Plane == plane {
 			return g
 		}
+	}
+	return nil
+}
+
+// Check returns an error if an address or a range of the spec could not be read.
+// The schema refuses such a Peering; one that was written before the schema, or
+// past it, must not be applied to a kernel.
+func (p *Peering) Check() error {
+	bad := func(field string) error {
+		return fmt.Errorf("peering %s: %s is missing or is no valid address; run peer again to write it anew", p.Name, field)
+	}
+	for _, m := range append(slices.Clone(p.Spec.Local.Pods), p.Spec.Remote.Pods...) {
+		if !m.Real.IsValid() || !m.Mapped.IsValid() || m.Real.Bits() != m.Mapped.Bits() {
+			return bad("a range of pods")
+		}
+	}
+	for _, h := range p.Spec.Local.Hosts {
+		if !h.Real.IsValid() || !h.Mapped.IsValid() {
+			return bad("spec.local.hosts")
+		}
+	}
+	for _, plane := range p.Spec.Planes {
+		if !plane.RemoteAddress.IsValid() {
+			return bad("spec.planes[].remoteAddress")
+		}
+	}
+	switch s := p.Spec; {
+	case !s.Local.InternalCIDR.IsValid():
+		return bad("spec.local.internalCIDR")
+	case !s.Local.ExternalCIDR.IsValid():
+		return bad("spec.local.externalCIDR")
+	case !s.Remote.ExternalCIDR.IsValid():
+		return bad("spec.remote.externalCIDR")
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package v1alpha1
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/netip"
 )
 
@@ -23,11 +22,13 @@ func NewCIDRs(prefixes ...netip.Prefix) []CIDR {
 	return out
 }
 
-// Prefixes unwraps them.
+// Prefixes unwraps those that are valid.
 func Prefixes(cidrs []CIDR) []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(cidrs))
 	for _, c := range cidrs {
-		out = append(out, c.Prefix)
+		if c.IsValid() {
+			out = append(out, c.Prefix)
+		}
 	}
 	return out
 }
@@ -43,24 +44,18 @@ func (c CIDR) MarshalJSON() ([]byte, error) {
 	return json.Marshal(c.String())
 }
 
-// UnmarshalJSON reads a string. Host bits are an error.
+// UnmarshalJSON reads a string. What is no prefix, or has host bits, is read as the
+// zero value, which is not valid: one bad value must not keep a reader from the rest
+// of a list. The schema refuses such values where they are written.
 func (c *CIDR) UnmarshalJSON(b []byte) error {
 	var s string
+	*c = CIDR{}
 	if err := json.Unmarshal(b, &s); err != nil {
-		return err
-	}
-	if s == "" {
-		*c = CIDR{}
 		return nil
 	}
-	p, err := netip.ParsePrefix(s)
-	if err != nil {
-		return err
+	if p, err := netip.ParsePrefix(s); err == nil && p == p.Masked() {
+		c.Prefix = p
 	}
-	if p != p.Masked() {
-		return fmt.Errorf("prefix %s has host bits; did you mean %s?", p, p.Masked())
-	}
-	c.Prefix = p
 	return nil
 }
 
@@ -83,20 +78,16 @@ func (i IP) MarshalJSON() ([]byte, error) {
 	return json.Marshal(i.String())
 }
 
-// UnmarshalJSON reads a string.
+// UnmarshalJSON reads a string. What is no address is read as the zero value, as
+// with CIDR.
 func (i *IP) UnmarshalJSON(b []byte) error {
 	var s string
+	*i = IP{}
 	if err := json.Unmarshal(b, &s); err != nil {
-		return err
-	}
-	if s == "" {
-		*i = IP{}
 		return nil
 	}
-	a, err := netip.ParseAddr(s)
-	if err != nil {
-		return err
+	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
+		i.Addr = a
 	}
-	i.Addr = a
 	return nil
 }

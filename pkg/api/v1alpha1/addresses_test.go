@@ -34,15 +34,11 @@ func TestCIDR(t *testing.T) {
 			t.Errorf("%q became %s, %v", s, raw, err)
 		}
 	}
-	for in, want := range map[string]string{
-		`"10.244.0.1/16"`: "did you mean 10.244.0.0/16", `"fd00::1/64"`: "did you mean fd00::/64", `"10.0.0.0"`: "", `"10.0.0.0/33"`: "", `"x"`: "", `7`: "", `" 10.0.0.0/8"`: "", `"fe80::%eth0/64"`: "",
-	} {
+	// One bad value must not keep a reader from the rest of a list.
+	for _, in := range []string{`"10.244.0.1/16"`, `"fd00::1/64"`, `"10.0.0.0"`, `"10.0.0.0/33"`, `"x"`, `7`, `" 10.0.0.0/8"`, `"fe80::%eth0/64"`, `{}`, `null`} {
 		c := cidr("192.0.2.0/24")
-		if err := json.Unmarshal([]byte(in), &c); err == nil || !strings.Contains(err.Error(), want) {
+		if err := json.Unmarshal([]byte(in), &c); err != nil || c.IsValid() {
 			t.Errorf("%s: got %v, %v", in, c, err)
-		}
-		if c != cidr("192.0.2.0/24") {
-			t.Errorf("%s was refused and changed the value: %v", in, c)
 		}
 	}
 }
@@ -58,9 +54,9 @@ func TestIP(t *testing.T) {
 			t.Errorf("%q became %s, %v", s, raw, err)
 		}
 	}
-	for _, in := range []string{`"10.0.0.0/8"`, `"10.0.0"`, `"010.0.0.1"`, `"x"`, `7`} {
+	for _, in := range []string{`"10.0.0.0/8"`, `"10.0.0"`, `"010.0.0.1"`, `"fe80::1%eth0"`, `"x"`, `7`, `[]`, `null`} {
 		i := ip("192.0.2.1")
-		if err := json.Unmarshal([]byte(in), &i); err == nil || i != ip("192.0.2.1") {
+		if err := json.Unmarshal([]byte(in), &i); err != nil || i.IsValid() {
 			t.Errorf("%s: got %v, %v", in, i, err)
 		}
 	}
@@ -68,7 +64,8 @@ func TestIP(t *testing.T) {
 
 func TestPrefixes(t *testing.T) {
 	in := []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("fd00::/64")}
-	if diff := cmp.Diff(in, v1alpha1.Prefixes(v1alpha1.NewCIDRs(in...)), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
+	cidrs := append(v1alpha1.NewCIDRs(in...), v1alpha1.CIDR{}) // what could not be read
+	if diff := cmp.Diff(in, v1alpha1.Prefixes(cidrs), cmpopts.EquateComparable(netip.Prefix{})); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -90,12 +87,13 @@ func full() (*v1alpha1.ClusterNetwork, *v1alpha1.Peering, *v1alpha1.NodeNetwork)
 			Index: 3, Local: v1alpha1.LocalNetwork{Pods: mappings, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.60.0.0/18")},
 			Remote: v1alpha1.RemoteNetwork{ClusterID: "1", Name: "b", Pods: mappings, ExternalCIDR: cidr("10.70.0.0/18")}, Overlay: "geneve",
 			Planes: []v1alpha1.Plane{{
-				Index: 1, Role: v1alpha1.Client, WireGuard: "kernel", RemotePublicKey: "key", RemoteAddress: ip("10.70.0.1"), Endpoints: []string{"192.0.2.1:1"},
+				Index: 1, Role: v1alpha1.Client, WireGuard: "kernel", KeyGeneration: 2, Service: "s", RemotePublicKey: "key", RemoteAddress: ip("10.70.0.1"), Endpoints: []string{"192.0.2.1:1"},
 			}},
 		},
-		Status: v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
+		Status: v1alpha1.PeeringStatus{Conditions: []metav1.Condition{{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionTrue, LastTransitionTime: *when, Reason: "r", Message: "m"}}, Planes: []v1alpha1.PlaneStatus{{
 			Index: 1, ObservedGeneration: 2, PodIP: ip("10.244.0.1"), NodeName: "n", MTU: 1400, Connected: true, Message: "m", Endpoint: "192.0.2.1:1",
-			LastHandshake: when, RTTMicroseconds: 1, LossPercent: 2, Reported: when,
+			LastHandshake: when, RTTMicroseconds: 1, LossPercent: 2, Reported: when, PublicKey: "k",
+			Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"192.0.2.1:1"}, NodeIPs: []v1alpha1.IP{ip("192.0.2.1")}},
 		}}},
 	}
 	n := &v1alpha1.NodeNetwork{

@@ -28,7 +28,7 @@ type ClusterNetworkSpec struct {
 	// for the peer until everything is removed.
 	// +listType=map
 	// +listMapKey=clusterID
-	// +kubebuilder:validation:MaxItems=512
+	// +kubebuilder:validation:MaxItems=511
 	// +optional
 	Peers []PeerAllocation `json:"peers,omitempty"`
 }
@@ -48,7 +48,7 @@ type PeerAllocation struct {
 	// Index is unique in this cluster: interface names, VNIs and gateways'
 	// overlay addresses derive from it.
 	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=511
+	// +kubebuilder:validation:Maximum=510
 	Index int32 `json:"index"`
 	// Pods maps the peer's pod ranges to those by which this cluster knows them.
 	// Empty while nothing was decided yet.
@@ -66,6 +66,11 @@ type PeerAllocation struct {
 	// +kubebuilder:validation:MaxItems=256
 	// +optional
 	Hosts []ExposedHost `json:"hosts,omitempty"`
+	// Claim is the random ID of the command that made this entry. Until the peering is
+	// established, only that command takes the entry back.
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	Claim string `json:"claim,omitempty"`
 	// Established says that the peering once worked; before that a failed peer
 	// command takes the entry back.
 	// +optional

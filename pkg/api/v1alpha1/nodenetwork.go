@@ -7,10 +7,9 @@ import (
 )
 
 const (
-	// ReportInterval is how often a gateway that has nothing new to say writes
-	// its status all the same.
+	// ReportInterval is how often a gateway renews its Lease.
 	ReportInterval = 5 * time.Second
-	// NodeReportInterval is the same for a node, of which there are many.
+	// NodeReportInterval is how often a node agent does; there are many of them.
 	NodeReportInterval = 30 * time.Second
 )
 
@@ -22,7 +21,10 @@ const (
 // +kubebuilder:resource:scope=Cluster,path=nodenetworks,singular=nodenetwork
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
 // +kubebuilder:printcolumn:name="Peerings",type=string,JSONPath=`.status.gateways[*].peering`
-// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.gateways[*].ready`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.conditions[?(@.type=="Ready")].lastTransitionTime`
+// +kubebuilder:printcolumn:name="Reached",type=string,priority=1,JSONPath=`.status.gateways[*].ready`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NodeNetwork struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -50,6 +52,11 @@ type NodeNetworkStatus struct {
 	// UnderlayMTU is that of the interface with the node's own address, in bytes.
 	// +optional
 	UnderlayMTU int32 `json:"underlayMTU,omitempty"`
+	// NodeIPs are the Node's internal and external addresses.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +optional
+	NodeIPs []IP `json:"nodeIPs,omitempty"`
 	// PodCIDRs are the ranges whose pods are on this node.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
@@ -74,6 +81,12 @@ type NodeNetworkStatus struct {
 	// +listMapKey=plane
 	// +optional
 	Gateways []NodeGateway `json:"gateways,omitempty"`
+	// Conditions has Ready. The node's agent writes it.
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=8
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// Message says what the agent could not do.
 	// +optional
 	Message string `json:"message,omitempty"`

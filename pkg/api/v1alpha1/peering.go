@@ -10,8 +10,13 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Peer",type=string,JSONPath=`.spec.remote.name`
 // +kubebuilder:printcolumn:name="Remote pods",type=string,JSONPath=`.spec.remote.pods[*].mapped`
 // +kubebuilder:printcolumn:name="Seen there as",type=string,JSONPath=`.spec.local.pods[*].mapped`
-// +kubebuilder:printcolumn:name="Connected",type=string,JSONPath=`.status.planes[*].connected`
-// +kubebuilder:printcolumn:name="RTT µs",type=string,JSONPath=`.status.planes[*].rttMicroseconds`
+// +kubebuilder:printcolumn:name="Connected",type=string,JSONPath=`.status.conditions[?(@.type=="Connected")].status`
+// +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.conditions[?(@.type=="Connected")].lastTransitionTime`
+// +kubebuilder:printcolumn:name="Handshake",type=date,description="age of WireGuard's last handshake; more than three minutes mean that the tunnel or its gateway is down",JSONPath=`.status.planes[0].lastHandshake`
+// +kubebuilder:printcolumn:name="Degraded",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Degraded")].status`
+// +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Connected")].reason`
+// +kubebuilder:printcolumn:name="RTT µs",type=string,priority=1,JSONPath=`.status.planes[*].rttMicroseconds`
+// +kubebuilder:printcolumn:name="Gateway",type=string,priority=1,JSONPath=`.status.planes[*].nodeName`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type Peering struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -26,7 +31,7 @@ type Peering struct {
 type PeeringSpec struct {
 	// Index is that of the ledger's entry.
 	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=511
+	// +kubebuilder:validation:Maximum=510
 	Index int32 `json:"index"`
 	// Local is this cluster as the peer knows it.
 	Local LocalNetwork `json:"local"`
@@ -126,6 +131,16 @@ type Plane struct {
 	Role Role `json:"role"`
 	// WireGuard is the backend of this cluster's gateway.
 	WireGuard WireGuardBackend `json:"wireguard"`
+	// KeyGeneration says which key this cluster's gateway has: that of the Secret
+	// gateway-PEERING-PLANE-GENERATION.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:default=1
+	KeyGeneration int32 `json:"keyGeneration"`
+	// Service is the name of the Service that exposes this cluster's gateway. Empty
+	// on a client.
+	// +kubebuilder:validation:MaxLength=63
+	// +optional
+	Service string `json:"service,omitempty"`
 	// RemotePublicKey is that of the peer's gateway, base64.
 	// +kubebuilder:validation:MinLength=44
 	// +kubebuilder:validation:MaxLength=44
@@ -147,11 +162,33 @@ type PeeringStatus struct {
 	// as those of pods and EndpointSlices. The CLI writes it.
 	// +optional
 	Translation *Translation `json:"translation,omitempty"`
+	// Conditions are Connected and Degraded. The gateway of the plane with the lowest
+	// index writes them.
+	// +listType=map
+	// +listMapKey=type
+	// +kubebuilder:validation:MaxItems=8
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+	// Planes has an entry for each gateway of this cluster, written by that gateway.
 	// +listType=map
 	// +listMapKey=index
+	// +kubebuilder:validation:MaxItems=4
 	// +optional
 	Planes []PlaneStatus `json:"planes,omitempty"`
 }
+
+const (
+	// ConditionConnected of a Peering is True while probes through the tunnel of at
+	// least one plane are answered.
+	ConditionConnected = "Connected"
+	// ConditionDegraded of a Peering is True while packets pass, but not all that
+	// should: a node does not reach the peer, or a pod has an address outside of the
+	// ranges that the peering carries.
+	ConditionDegraded = "Degraded"
+	// ConditionReady of a NodeNetwork is True while the node's kernel holds all that
+	// the Peerings ask for.
+	ConditionReady = "Ready"
+)
 
 // Translation is by which ranges both clusters know each other. An address keeps
 // its host bits.
@@ -181,6 +218,10 @@ type PlaneStatus struct {
 	PodIP IP `json:"podIP,omitzero"`
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`
+	// PublicKey is that of this gateway's WireGuard key, base64.
+	// +kubebuilder:validation:MaxLength=44
+	// +optional
+	PublicKey string `json:"publicKey,omitempty"`
 	// MTU in bytes that packets to the peer may have, agreed by both gateways.
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
@@ -192,7 +233,8 @@ type PlaneStatus struct {
 	// Endpoint of the peer's gateway as WireGuard sees it.
 	// +optional
 	Endpoint string `json:"endpoint,omitempty"`
-	// LastHandshake of WireGuard.
+	// LastHandshake of WireGuard, by the clock of the gateway's node. Compare it only
+	// with the renewTime of the gateway's Lease, which is of the same clock.
 	// +optional
 	LastHandshake *metav1.Time `json:"lastHandshake,omitempty"`
 	// RTTMicroseconds is the median of the last probes, gateway to gateway.
@@ -201,10 +243,30 @@ type PlaneStatus struct {
 	// LossPercent of the last probes.
 	// +optional
 	LossPercent int32 `json:"lossPercent,omitempty"`
+	// Remote is what the peer's gateway says of its cluster, through the tunnel.
+	// +optional
+	Remote *RemoteAnnouncement `json:"remote,omitempty"`
 	// Reported is when this was written. A gateway that is alive writes at least
 	// every ReportInterval.
 	// +optional
 	Reported *metav1.Time `json:"reported,omitempty"`
+}
+
+// RemoteAnnouncement is what the peer's gateway says of its cluster, through the
+// tunnel. It replaces what the CLI wrote into the spec, as nodes of the peer come
+// and go.
+type RemoteAnnouncement struct {
+	// Endpoints are where the peer's gateway can be reached, as address:port, tried
+	// in turn before those of the spec.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +optional
+	Endpoints []string `json:"endpoints,omitempty"`
+	// NodeIPs are the real addresses of the peer's nodes.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=4096
+	// +optional
+	NodeIPs []IP `json:"nodeIPs,omitempty"`
 }
 
 // PeeringList is a list.

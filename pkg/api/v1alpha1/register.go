@@ -29,9 +29,9 @@ const (
 	KeyFilePrivate = "privatekey"
 	KeyFilePublic  = "publickey"
 
-	// OverlaySecret names the Secret with what the overlay of a cluster is
-	// protected by, OverlayKeyFile its key and the file where it is mounted.
-	OverlaySecret  = "liqonet-overlay"
+	// OverlaySecret is the name of the Secret with the key of the cluster's overlay.
+	// OverlayKeyFile is the key's name in it, and of the file where it is mounted.
+	OverlaySecret  = "liqonet-overlay-1"
 	OverlayKeyFile = "key"
 
 	// LabelManagedBy with the value FieldManager is on every object of ours.
@@ -40,6 +40,13 @@ const (
 	LabelPeering = "liqonet.io/peering"
 	// LabelPlane has the plane's number on what belongs to one.
 	LabelPlane = "liqonet.io/plane"
+	// AnnotationVersion has the version of the CLI that applied an object, and on a
+	// Lease the version of the agent that renews it.
+	AnnotationVersion = "liqonet.io/version"
+
+	// HealthPort is the TCP port on which an agent answers /healthz and /readyz: node
+	// agents on 127.0.0.1, gateways on their pod's address.
+	HealthPort = 6097
 )
 
 // AddToScheme registers the types of this package.
