@@ -35,7 +35,7 @@ func (g Gateway) validate(f family) error {
 }
 
 // table computes the gateway's table; see the findings 1, 2, 4 and 5 in
-// docs/architecture.md for why each rule is there.
+// docs/design-notes.md for why each rule is there.
 func (g Gateway) table(f family) (table, error) {
 	if err := g.validate(f); err != nil {
 		return table{}, err
