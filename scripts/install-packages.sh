@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# Installs the distribution's packages that the lab (test/lab) needs on a fresh
-# Debian or Ubuntu machine. What is installed already is left alone, and where
-# nothing is missing, nothing is done.
+# Installs the distribution's packages that the lab (test/lab) and tests need on a
+# fresh Debian or Ubuntu machine, and those named as arguments. What is installed
+# already is left alone, and where nothing is missing, nothing is done.
+#
+# With --list, prints the packages' names instead.
 set -euo pipefail
 
 packages=(
+  apt                         # fetches the kernel of test/vm
   ca-certificates             # Go modules are fetched by https
   conntrack                   # to look at and delete connections in tests
   containernetworking-plugins # bridge, host-local, portmap, loopback
@@ -18,12 +21,18 @@ packages=(
   libc6-dev                   # gcc needs it
   mount                       # the kubelet mounts volumes with it
   nftables                    # kube-proxy in nftables mode
-  procps                      # ps, sysctl, to look at nodes
+  procps                      # pgrep, sysctl, to look at nodes
   runc                        # starts containers
   qemu-system-x86             # the virtual machine of test/vm
   util-linux                  # nsenter
   xz-utils                    # its kernel modules are compressed
 )
+
+if [[ ${1:-} == --list ]]; then
+  printf '%s\n' "${packages[@]}"
+  exit 0
+fi
+packages+=("$@")
 
 missing=()
 for package in "${packages[@]}"; do

@@ -38,6 +38,9 @@ type Options struct {
 	SourceDir string
 	// Executable is the program of cmd/lab. Default: built by Up.
 	Executable string
+	// Programs is the only directory in which nodes find programs of the machine.
+	// Default: $LIQONET_LAB_PROGRAMS, or where distributions have them.
+	Programs string
 	// Images are docker-archives that every node has, in addition to
 	// TesterImage.
 	Images []string
@@ -91,6 +94,9 @@ func New(opts Options) (*Lab, error) {
 		if *dir, err = filepath.Abs(*dir); err != nil {
 			return nil, err
 		}
+	}
+	if l.opts.Programs == "" {
+		l.opts.Programs = os.Getenv("LIQONET_LAB_PROGRAMS")
 	}
 	if l.opts.StartTimeout == 0 {
 		l.opts.StartTimeout = 5 * time.Minute

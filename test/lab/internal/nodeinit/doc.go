@@ -46,9 +46,12 @@ type Config struct {
 	ServiceNodePortRange string
 	ProxyMode            string
 
-	Dir        string // the node's own directory
-	BinDir     string // the programs of Kubernetes, etcd and containerd
-	CNIDir     string // the CNI plugins of the distribution
+	Dir    string // the node's own directory
+	BinDir string // the programs of Kubernetes, etcd and containerd
+	CNIDir string // the CNI plugins of the distribution
+	// Programs is the node's only directory of the machine's programs; empty: those
+	// that distributions have.
+	Programs   string
 	ImageDir   string // images to import before the kubelet starts
 	CgroupPath string // relative to each hierarchy's root
 

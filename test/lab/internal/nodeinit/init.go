@@ -1,6 +1,7 @@
 package nodeinit
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -72,7 +73,7 @@ func run(configFile string, events io.Writer) error {
 	if n.api, err = n.client(); err != nil {
 		return err
 	}
-	const path = binDir + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	path := binDir + ":" + cmp.Or(cfg.Programs, "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 	if err := os.Setenv("PATH", path); err != nil {
 		return err
 	}

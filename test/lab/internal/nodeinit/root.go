@@ -140,6 +140,9 @@ func makeRoot(cfg Config) error {
 	m.mount(cfg.Dir, in(nodeDir), "", unix.MS_BIND, "")
 	m.bind(cfg.BinDir, in(binDir), true)
 	m.bind(cfg.ImageDir, in(imageDir), true)
+	if cfg.Programs != "" {
+		m.bind(cfg.Programs, in(cfg.Programs), true)
+	}
 	m.mountNetwork(cfg, in)
 	if m.err != nil {
 		return m.err
