@@ -2,6 +2,7 @@ package lab
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -31,8 +32,12 @@ type module struct {
 	cgo      bool
 	ldflags  func(version string) []string
 	programs []string
-	rename   map[string]string // what `go build` calls it: what it is called
-	took     string            // with nothing cached, on two cores
+	// target is what is built: a pattern of packages. Default: the tools of go.mod.
+	target string
+	rename map[string]string // what `go build` calls it: what it is called
+	// linked is the program that is all of programs, by the name that it is called as.
+	linked string
+	took   string // with nothing cached, on two cores
 }
 
 // suite is a set of modules that are built into one directory, when they are
@@ -44,9 +49,7 @@ type suite struct {
 	modules []module
 }
 
-func suites() []suite {
-	return []suite{kubernetesSuite(), flannelSuite()}
-}
+func suites() []suite { return []suite{kubernetesSuite(), flannelSuite()} }
 
 // kubernetesSuite is what every cluster needs.
 func kubernetesSuite() suite {
@@ -74,6 +77,8 @@ func kubernetesSuite() suite {
 			programs: []string{
 				"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy", "kubectl",
 			},
+			target:  ".",
+			linked:  "kubernetes",
 			ldflags: kubernetesVersion,
 			took:    "five minutes",
 		},
@@ -164,8 +169,13 @@ func (l *Lab) binDirFor(source string, of suite) (string, error) {
 	fmt.Fprintln(sum, buildFormat, runtime.GOARCH)
 	for _, m := range of.modules {
 		fmt.Fprintln(sum, m.name, m.tags)
-		for _, file := range []string{"go.mod", "go.sum"} {
-			b, err := os.ReadFile(filepath.Join(source, "modules", m.name, file))
+		dir := filepath.Join(source, "modules", m.name)
+		files, err := filepath.Glob(filepath.Join(dir, "*.go"))
+		if err != nil {
+			return "", err
+		}
+		for _, file := range append(files, filepath.Join(dir, "go.mod"), filepath.Join(dir, "go.sum")) {
+			b, err := os.ReadFile(file)
 			if err != nil {
 				return "", err
 			}
@@ -175,16 +185,15 @@ func (l *Lab) binDirFor(source string, of suite) (string, error) {
 	return filepath.Join(l.cacheDir, of.name+"-"+hex.EncodeToString(sum.Sum(nil))[:12]), nil
 }
 
-// Build builds all programs that clusters may need, unless they are there, and
-// returns the directory of those that every cluster needs. Up builds what its
-// clusters need.
-func (l *Lab) Build(ctx context.Context) (binDir string, err error) {
-	for _, of := range suites()[1:] {
-		if _, err := l.buildSuite(ctx, of); err != nil {
-			return "", err
-		}
+// Build builds the programs that every cluster needs, unless they are there, and
+// returns their directory. With all it builds those of every kind of pod network
+// too. Up builds what its clusters need.
+func (l *Lab) Build(ctx context.Context, all bool) (binDir string, err error) {
+	binDir, err = l.buildSuite(ctx, kubernetesSuite())
+	if err == nil && all {
+		_, err = l.buildSuite(ctx, flannelSuite())
 	}
-	return l.buildSuite(ctx, kubernetesSuite())
+	return binDir, err
 }
 
 // buildSuite builds the programs of a suite, unless they are there, and returns
@@ -260,10 +269,9 @@ func (l *Lab) buildModule(ctx context.Context, m module, dir, out string) error 
 	if m.ldflags != nil {
 		flags = append(flags, m.ldflags(version)...)
 	}
-	// One command for all, so that packages are built on every core. The
-	// pattern "tool" means the tools of go.mod.
+	// One command for all, so that packages are built on every core.
 	cmd := exec.CommandContext(ctx, "go", "build", "-v", "-trimpath", "-buildvcs=false", "-mod=readonly",
-		"-tags="+m.tags, "-ldflags="+strings.Join(flags, " "), "-o", out+"/", "tool")
+		"-tags="+m.tags, "-ldflags="+strings.Join(flags, " "), "-o", out+"/", cmp.Or(m.target, "tool"))
 	cmd.Dir = dir
 	cgo := "0"
 	if m.cgo {
@@ -318,6 +326,11 @@ func (l *Lab) buildModule(ctx context.Context, m module, dir, out string) error 
 		}
 	}
 	for _, p := range m.programs {
+		if m.linked != "" {
+			if err := os.Symlink(m.linked, filepath.Join(out, p)); err != nil {
+				return err
+			}
+		}
 		if _, err := os.Stat(filepath.Join(out, p)); err != nil {
 			return fmt.Errorf("the build made no %s: %w", p, err)
 		}

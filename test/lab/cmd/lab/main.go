@@ -371,7 +371,8 @@ func newLogsCommand(a *app) *cobra.Command {
 }
 
 func newBuildCommand(a *app) *cobra.Command {
-	return &cobra.Command{
+	var all bool
+	cmd := &cobra.Command{
 		Use:   "build",
 		Short: "Build the programs of Kubernetes unless they are built, and print where they are",
 		Args:  cobra.NoArgs,
@@ -380,7 +381,7 @@ func newBuildCommand(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			dir, err := l.Build(cmd.Context())
+			dir, err := l.Build(cmd.Context(), all)
 			if err != nil {
 				return err
 			}
@@ -388,6 +389,8 @@ func newBuildCommand(a *app) *cobra.Command {
 			return err
 		},
 	}
+	cmd.Flags().BoolVar(&all, "all", false, "build flannel too, which clusters with cni=flannel need")
+	return cmd
 }
 
 func newPreflightCommand(a *app) *cobra.Command {
