@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
+// lister is a flag that can be repeated.
+type lister interface{ GetSlice() []string }
+
 // choices is a flag whose value is one of a list, for all clusters, or as
 // CLUSTER=VALUE for one of them. It can be repeated.
 type choices struct {
+	// allowed are the values; the first one is the default.
 	allowed []string
-	// withPort is a value that may have a port, as VALUE:PORT.
+	// withPort is the value that may have a port, as VALUE:PORT.
 	withPort string
 	values   []string
-}
-
-func newChoices(withPort string, allowed ...string) *choices {
-	return &choices{allowed: allowed, withPort: withPort}
 }
 
 // String returns the values as the environment variable would have them.
@@ -31,28 +31,24 @@ func (c *choices) String() string {
 // Type is what --help shows.
 func (c *choices) Type() string { return "[CLUSTER=]" + strings.Join(c.allowed, "|") }
 
+// GetSlice returns the values, spelled as in the list.
+func (c *choices) GetSlice() []string { return c.values }
+
 // Set refuses what is not in the list.
 func (c *choices) Set(s string) error {
-	if _, _, err := c.parse(s[strings.LastIndex(s, "=")+1:]); err != nil {
-		return err
-	}
-	c.values = append(c.values, s)
-	return nil
-}
-
-// parse returns the value as the list has it, and its port.
-func (c *choices) parse(s string) (value string, port int32, err error) {
-	name, portText, hasPort := strings.Cut(s, ":")
-	i := slices.IndexFunc(c.allowed, func(a string) bool { return strings.EqualFold(a, name) })
+	at := strings.LastIndex(s, "=") + 1
+	value, port, hasPort := strings.Cut(s[at:], ":")
+	i := slices.IndexFunc(c.allowed, func(a string) bool { return strings.EqualFold(a, value) })
 	if i < 0 || hasPort && c.allowed[i] != c.withPort {
-		return "", 0, fmt.Errorf("%q must be one of %s", s, strings.Join(c.allowed, ", "))
+		return fmt.Errorf("%q must be one of %s", s[at:], strings.Join(c.allowed, ", "))
 	}
+	value = s[:at] + c.allowed[i]
 	if hasPort {
-		n, err := strconv.ParseUint(portText, 10, 16)
-		if err != nil || n == 0 {
-			return "", 0, fmt.Errorf("%q is not a port from 1 to 65535", portText)
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return fmt.Errorf("%q is not a port from 1 to 65535", port)
 		}
-		port = int32(n)
+		value += ":" + port
 	}
-	return c.allowed[i], port, nil
+	c.values = append(c.values, value)
+	return nil
 }

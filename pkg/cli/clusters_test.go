@@ -135,43 +135,6 @@ func TestDistinguish(t *testing.T) {
 	}
 }
 
-func TestClusterPrefixes(t *testing.T) {
-	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b=c", ID: "2"}}
-	refs := []string{"a.conf", "b=c"}
-	tests := []struct {
-		value, id, want, err string
-	}{
-		{value: "a=10.0.0.0/16", id: "1", want: "10.0.0.0/16"},
-		{value: "a.conf=10.0.0.0/16,fd00::/64", id: "1", want: "10.0.0.0/16 fd00::/64"},
-		{value: "b=c=10.1.0.0/16", id: "2", want: "10.1.0.0/16"},
-		{value: "10.0.0.0/16", err: "must be CLUSTER=CIDR"},
-		{value: "c=10.0.0.0/16", err: "none of the clusters"},
-		{value: "a=10.0.0.1/16", err: "did you mean 10.0.0.0/16"},
-		{value: "a=10.0.0.0", err: "10.0.0.0"},
-		{value: "a=", err: "netip"},
-		{value: "a=10.0.0.0/16,", err: "netip"},
-		{value: "=10.0.0.0/16", err: "none of the clusters"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.value, func(t *testing.T) {
-			id, got, err := clusterPrefixes(tt.value, refs, clusters)
-			if tt.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.err) {
-					t.Errorf("want %q, got %v", tt.err, err)
-				}
-				return
-			}
-			var list []string
-			for _, p := range got {
-				list = append(list, p.String())
-			}
-			if err != nil || id != tt.id || strings.Join(list, " ") != tt.want {
-				t.Errorf("got %q %v, %v", id, got, err)
-			}
-		})
-	}
-}
-
 // TestKnownKinds: what is not asked of the API server is as the definitions say.
 func TestKnownKinds(t *testing.T) {
 	s, err := newScheme()

@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/spf13/viper"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -89,5 +88,3 @@ func write(t *testing.T, file, text string) {
 		t.Fatal(err)
 	}
 }
-
-func newViper() *viper.Viper { return viper.New() }

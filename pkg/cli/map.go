@@ -9,6 +9,7 @@ import (
 )
 
 func newMap(g *globals) *cobra.Command {
+	var reverse bool
 	cmd := &cobra.Command{
 		Use:   "map A B NAMESPACE/POD|NAMESPACE/SERVICE|ADDRESS",
 		Short: "Print the address by which something of cluster A is known in cluster B",
@@ -25,11 +26,10 @@ knows something of cluster A, the one that it has in cluster A.`,
 		Args:              exactArgs(3),
 		ValidArgsFunction: g.completeContexts(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			reverse, _ := cmd.Flags().GetBool("reverse")
 			return g.mapAddress(cmd.Context(), args[0], args[1], args[2], reverse)
 		},
 	}
-	cmd.Flags().Bool("reverse", false, "print the address in A of what B knows by the address given")
+	cmd.Flags().BoolVar(&reverse, "reverse", false, "print the address in A of what B knows by the address given")
 	addTimeout(cmd, 15*time.Second)
 	return cmd
 }

@@ -18,20 +18,14 @@ import (
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
-// What these flags may be; the first one is the default.
-func overlays() *choices   { return newChoices("", "auto", "geneve", "vxlan") }
-func wireguards() *choices { return newChoices("", "auto", "kernel", "userspace") }
-func serviceTypes() *choices {
-	return newChoices("NodePort", "auto", "NodePort", "LoadBalancer", "ClusterIP")
-}
-
-// addOverrides gives a command the flags by which the user overrules what is
-// found out or decided.
+// addOverrides gives a command the flags by which the user overrules what liqonet would
+// find out or decide.
 func addOverrides(f *pflag.FlagSet) {
 	f.String("agent-image", "", "image of the agents (default: the one that is there already, or else "+version.AgentImage()+")")
-	f.Var(overlays(), "overlay", "encapsulation between nodes and gateways; auto takes the best that all kernels can do")
-	f.Var(wireguards(), "wireguard", "who does WireGuard's work; auto takes the kernel where all can")
-	f.Var(serviceTypes(), "service-type", "how a gateway that is the server is exposed; NodePort:PORT wishes for a port")
+	f.Var(&choices{allowed: []string{"auto", "geneve", "vxlan"}}, "overlay", "encapsulation between nodes and gateways; auto takes the best that all kernels can do")
+	f.Var(&choices{allowed: []string{"auto", "kernel", "userspace"}}, "wireguard", "who does WireGuard's work; auto takes the kernel where all can")
+	f.Var(&choices{allowed: []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}, withPort: "NodePort"}, "service-type",
+		"how a gateway that is the server is exposed; NodePort:PORT asks for a port")
 	f.StringArray("pod-cidr", nil, "CLUSTER=CIDR[,CIDR]: the pod ranges of a cluster, if they cannot be found out")
 	f.StringArray("service-cidr", nil, "CLUSTER=CIDR[,CIDR]: the same for the service ranges")
 	f.StringArray("node-cidr", nil, "CLUSTER=CIDR[,CIDR]: the same for the subnets of the nodes")
@@ -41,137 +35,111 @@ func addOverrides(f *pflag.FlagSet) {
 	f.StringArray("endpoint", nil, "CLUSTER=ADDRESS:PORT[,…]: where the gateway of a cluster is called, behind a NAT or load balancer; CLUSTER=auto takes that back")
 }
 
+// override is what the flags say of one cluster, or of all.
+type override struct {
+	peering.ClusterOptions
+	facts discovery.Overrides
+}
+
+// option is a flag that can be given for each cluster, and how one item of it is read.
+type option struct {
+	flag  string
+	parse func(o *override, item string) error
+}
+
+func overrides() []option {
+	prefixes := func(field func(*override) *[]netip.Prefix) func(*override, string) error {
+		return func(o *override, item string) error {
+			p, err := parsePrefix(item)
+			*field(o) = append(*field(o), p)
+			return err
+		}
+	}
+	return []option{
+		{"overlay", func(o *override, item string) error { o.Overlay = item; return nil }},
+		{"wireguard", func(o *override, item string) error { o.WireGuard = item; return nil }},
+		{"service-type", addServiceType},
+		{"pod-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.PodCIDRs })},
+		{"service-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.ServiceCIDRs })},
+		{"node-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.NodeCIDRs })},
+		{"reserve", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.Reserved })},
+		{"map", addMapping},
+		{"endpoint", addEndpoint},
+	}
+}
+
 // peerOptions reads these flags for the clusters of a command line.
-func (g *globals) peerOptions(refs []string, clusters []*peering.Cluster) (o peering.Options, err error) {
-	o.Facts, o.Clusters = map[string]discovery.Overrides{}, map[string]peering.ClusterOptions{}
-	if o.Image = g.config.GetString("agent-image"); o.Image != "" {
+func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (o peering.Options, err error) {
+	if o.Image = f.Lookup("agent-image").Value.String(); o.Image != "" {
 		if _, err := name.ParseReference(o.Image); err != nil {
 			return o, usageError{fmt.Errorf("--agent-image: %w", err)}
 		}
 	}
-	if server := g.config.GetString("server"); server != "" {
-		c, _, err := clusterValue(server+"=", refs, clusters)
+	if server := f.Lookup("server").Value.String(); server != "" {
+		k, _, err := clusterValue(server+"=", refs, clusters)
 		if err != nil {
 			return o, usageError{fmt.Errorf("--server: %w", err)}
 		}
-		o.Server = c.ID
+		o.Server = clusters[k].ID
 	}
-	for flag, set := range map[string]func(c *peering.Cluster, value string) error{
-		"overlay": choice(overlays(), &o.Overlay, &o, func(c *peering.ClusterOptions, v string, _ int32) { c.Overlay = v }),
-		"wireguard": choice(wireguards(), &o.WireGuard, &o, func(c *peering.ClusterOptions, v string, _ int32) {
-			c.WireGuard = v
-		}),
-		"service-type": choice(serviceTypes(), &o.ServiceType, &o, func(c *peering.ClusterOptions, v string, port int32) {
-			c.ServiceType, c.NodePort = v, port
-		}),
-	} {
-		for _, value := range g.config.GetStringSlice(flag) {
-			var c *peering.Cluster
-			if strings.Contains(value, "=") {
-				var err error
-				if c, value, err = clusterValue(value, refs, clusters); err != nil {
-					return o, usageError{fmt.Errorf("--%s: %w", flag, err)}
+	var all override
+	each := make([]override, len(clusters))
+	for _, option := range overrides() {
+		_, isChoice := f.Lookup(option.flag).Value.(*choices)
+		for _, value := range f.Lookup(option.flag).Value.(lister).GetSlice() {
+			target, items := &all, value
+			if !isChoice || strings.Contains(value, "=") {
+				k, rest, err := clusterValue(value, refs, clusters)
+				if err != nil {
+					return o, usageError{fmt.Errorf("--%s %q: %w", option.flag, value, err)}
+				}
+				target, items = &each[k], rest
+			}
+			for item := range strings.SplitSeq(items, ",") {
+				if err := option.parse(target, item); err != nil {
+					return o, usageError{fmt.Errorf("--%s %q: %w", option.flag, value, err)}
 				}
 			}
-			if err := set(c, value); err != nil {
-				return o, usageError{fmt.Errorf("--%s: %w", flag, err)}
-			}
 		}
 	}
-	for flag, field := range map[string]func(*discovery.Overrides) *[]netip.Prefix{
-		"pod-cidr":     func(f *discovery.Overrides) *[]netip.Prefix { return &f.PodCIDRs },
-		"service-cidr": func(f *discovery.Overrides) *[]netip.Prefix { return &f.ServiceCIDRs },
-		"node-cidr":    func(f *discovery.Overrides) *[]netip.Prefix { return &f.NodeCIDRs },
-		"reserve":      func(f *discovery.Overrides) *[]netip.Prefix { return &f.Reserved },
-	} {
-		for _, value := range g.config.GetStringSlice(flag) {
-			id, prefixes, err := clusterPrefixes(value, refs, clusters)
-			if err != nil {
-				return o, usageError{fmt.Errorf("--%s %q: %w", flag, value, err)}
-			}
-			facts := o.Facts[id]
-			list := field(&facts)
-			*list = append(*list, prefixes...)
-			o.Facts[id] = facts
-		}
+	if all.NodePort != 0 {
+		return o, usageError{fmt.Errorf("--service-type: a port is one cluster's: CLUSTER=%s:%d", all.ServiceType, all.NodePort)}
 	}
-	for flag, add := range map[string]func(c *peering.ClusterOptions, item string) error{"map": addMapping, "endpoint": addEndpoint} {
-		for _, value := range g.config.GetStringSlice(flag) {
-			c, rest, err := clusterValue(value, refs, clusters)
-			if err == nil {
-				options := o.Clusters[c.ID]
-				for _, item := range strings.Split(rest, ",") {
-					err = errors.Join(err, add(&options, item))
-				}
-				o.Clusters[c.ID] = options
-			}
-			if err != nil {
-				return o, usageError{fmt.Errorf("--%s %q: %w", flag, value, err)}
-			}
-		}
+	o.Overlay, o.WireGuard, o.ServiceType = all.Overlay, all.WireGuard, all.ServiceType
+	o.Facts, o.Clusters = map[string]discovery.Overrides{}, map[string]peering.ClusterOptions{}
+	for k, c := range clusters {
+		o.Facts[c.ID], o.Clusters[c.ID] = each[k].facts, each[k].ClusterOptions
 	}
 	return o, nil
 }
 
-// choice returns what sets a value for one cluster, or for all if none is named.
-func choice(allowed *choices, all *string, o *peering.Options, one func(*peering.ClusterOptions, string, int32)) func(*peering.Cluster, string) error {
-	return func(c *peering.Cluster, value string) error {
-		v, port, err := allowed.parse(value)
-		if err != nil {
-			return err
-		}
-		if c == nil {
-			if port != 0 {
-				return fmt.Errorf("a port is one cluster's: CLUSTER=%s", value)
-			}
-			*all = v
-			return nil
-		}
-		options := o.Clusters[c.ID]
-		one(&options, v, port)
-		o.Clusters[c.ID] = options
-		return nil
-	}
+// addServiceType reads TYPE or TYPE:PORT, which the flag has checked.
+func addServiceType(o *override, item string) error {
+	kind, port, _ := strings.Cut(item, ":")
+	n, _ := strconv.Atoi(port)
+	o.ServiceType, o.NodePort = kind, int32(n)
+	return nil
 }
 
-// clusterValue takes CLUSTER=… apart, where CLUSTER is as the user wrote it in
-// this command line.
-func clusterValue(value string, refs []string, clusters []*peering.Cluster) (c *peering.Cluster, rest string, err error) {
-	length := -1
+// clusterValue splits CLUSTER=VALUE, where CLUSTER is as the user wrote it in this command
+// line. It returns the cluster's position.
+func clusterValue(value string, refs []string, clusters []*peering.Cluster) (cluster int, rest string, err error) {
+	cluster, length := -1, -1
 	for k := range clusters {
 		for _, name := range []string{clusters[k].Name, refs[k]} {
 			if after, ok := strings.CutPrefix(value, name+"="); ok && len(name) > length {
-				c, rest, length = clusters[k], after, len(name)
+				cluster, rest, length = k, after, len(name)
 			}
 		}
 	}
-	if c == nil {
+	if cluster < 0 {
 		before, _, ok := strings.Cut(value, "=")
 		if !ok {
-			return nil, "", errors.New("must be CLUSTER=VALUE")
+			return cluster, "", errors.New("must be CLUSTER=VALUE")
 		}
-		return nil, "", fmt.Errorf("%q is none of the clusters %s", before, strings.Join(refs, ", "))
+		return cluster, "", fmt.Errorf("%q is none of the clusters %s", before, strings.Join(refs, ", "))
 	}
-	return c, rest, nil
-}
-
-// clusterPrefixes parses CLUSTER=CIDR[,CIDR].
-func clusterPrefixes(value string, refs []string, clusters []*peering.Cluster) (id string, out []netip.Prefix, err error) {
-	if !strings.Contains(value, "=") {
-		return "", nil, errors.New("must be CLUSTER=CIDR[,CIDR]")
-	}
-	c, rest, err := clusterValue(value, refs, clusters)
-	if err != nil {
-		return "", nil, err
-	}
-	for _, s := range strings.Split(rest, ",") {
-		p, err := parsePrefix(s)
-		if err != nil {
-			return "", nil, err
-		}
-		out = append(out, p)
-	}
-	return c.ID, out, nil
+	return cluster, rest, nil
 }
 
 func parsePrefix(s string) (netip.Prefix, error) {
@@ -183,7 +151,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 }
 
 // addMapping parses MAPPED, REAL=MAPPED or nodes=MAPPED.
-func addMapping(o *peering.ClusterOptions, item string) error {
+func addMapping(o *override, item string) error {
 	real, mapped, hasReal := strings.Cut(item, "=")
 	if !hasReal {
 		real, mapped = "", item
@@ -213,7 +181,7 @@ func addMapping(o *peering.ClusterOptions, item string) error {
 }
 
 // addEndpoint parses ADDRESS:PORT or auto.
-func addEndpoint(o *peering.ClusterOptions, item string) error {
+func addEndpoint(o *override, item string) error {
 	if item == "auto" {
 		o.AutoEndpoints = true
 		return nil

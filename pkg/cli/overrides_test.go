@@ -2,8 +2,10 @@ package cli
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -68,16 +70,11 @@ func TestOverridesOfOneCluster(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.args, func(t *testing.T) {
 			isolate(t)
-			root := newRoot(Streams{})
-			cmd, _, err := root.Find([]string{"peer"})
-			if err != nil {
-				t.Fatal(err)
-			}
 			// Wrong values are found by the flag, or with the names of the clusters.
-			err = cmd.ParseFlags(strings.Fields(tt.args))
+			f, err := parse(t, "peer", append([]string{"a", "b"}, strings.Fields(tt.args)...)...)
 			var o peering.Options
 			if err == nil {
-				o, err = newGlobals(t, newPeer, strings.Fields(tt.args)...).peerOptions([]string{"a.conf", "b"}, clusters)
+				o, err = peerOptions(f, []string{"a.conf", "b"}, clusters)
 				if err != nil && ExitCode(t.Context(), err) != ExitUsage {
 					t.Errorf("exit code %d", ExitCode(t.Context(), err))
 				}
@@ -91,6 +88,7 @@ func TestOverridesOfOneCluster(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			maps.DeleteFunc(o.Clusters, func(_ string, c peering.ClusterOptions) bool { return reflect.ValueOf(c).IsZero() })
 			if diff := cmp.Diff(tt.want, o.Clusters, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
 				t.Error(diff)
 			}
@@ -143,12 +141,12 @@ func TestPairs(t *testing.T) {
 					}
 					return
 				}
-				of := groupOf(cmd, args)
+				g := groupOf(cmd.Flags(), args)
 				var clusters []*peering.Cluster
-				for _, ref := range of.refs {
+				for _, ref := range g.refs {
 					clusters = append(clusters, &peering.Cluster{Name: ref})
 				}
-				if got := fmt.Sprint(of.pairs(clusters)); err != nil || got != tt.want {
+				if got := fmt.Sprint(g.pairs(clusters)); err != nil || got != tt.want {
 					t.Errorf("want %s, got %s, %v", tt.want, got, err)
 				}
 			})

@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sync/errgroup"
 
 	"github.com/liqonet/liqonet/pkg/peering"
 )
@@ -33,67 +31,64 @@ func addPairs(f *pflag.FlagSet) {
 // pairArgs checks the arguments together with these flags.
 func pairArgs(cmd *cobra.Command, args []string) error {
 	mesh, _ := cmd.Flags().GetBool("mesh")
-	of := groupOf(cmd, args)
+	g := groupOf(cmd.Flags(), args)
 	seen := map[string]bool{}
-	for _, ref := range of.refs {
-		if len(of.refs) > 2 && seen[ref] {
+	for _, ref := range g.refs {
+		if len(g.refs) > 2 && seen[ref] {
 			return usageError{fmt.Errorf("%q is given twice", ref)}
 		}
 		seen[ref] = true
 	}
 	switch {
-	case mesh && of.hub:
+	case mesh && g.hub:
 		return usageError{fmt.Errorf("--mesh and --spokes do not go together\nSee %s --help", cmd.CommandPath())}
-	case of.hub && (len(args) != 1 || len(of.refs) < 2):
+	case g.hub && (len(args) != 1 || len(g.refs) < 2):
 		return usageError{fmt.Errorf("%d arguments given, 1 expected with --spokes: %s HUB --spokes CLUSTER[,CLUSTER]\nSee %s --help",
 			len(args), cmd.CommandPath(), cmd.CommandPath())}
 	case mesh && len(args) < 2:
 		return usageError{fmt.Errorf("%d arguments given, at least 2 expected with --mesh\nSee %s --help", len(args), cmd.CommandPath())}
-	case !mesh && !of.hub && len(args) > 2:
+	case !mesh && !g.hub && len(args) > 2:
 		return usageError{fmt.Errorf("%d arguments given, 2 expected: %s; more with --mesh or --spokes\nSee %s --help", len(args), cmd.UseLine(), cmd.CommandPath())}
-	case !mesh && !of.hub:
+	case !mesh && !g.hub:
 		return exactArgs(2)(cmd, args)
 	}
 	return nil
 }
 
-func groupOf(cmd *cobra.Command, args []string) group {
-	spokes, _ := cmd.Flags().GetStringSlice("spokes")
-	return group{refs: append(slices.Clone(args), spokes...), hub: cmd.Flags().Changed("spokes")}
+func groupOf(f *pflag.FlagSet, args []string) group {
+	spokes, _ := f.GetStringSlice("spokes")
+	return group{refs: append(slices.Clone(args), spokes...), hub: f.Changed("spokes")}
 }
 
 // pairs are those of the clusters that belong together.
-func (of group) pairs(clusters []*peering.Cluster) []peering.Pair {
+func (g group) pairs(clusters []*peering.Cluster) []peering.Pair {
 	var out []peering.Pair
 	for i := range clusters {
-		for k := i + 1; k < len(clusters) && (i == 0 || !of.hub); k++ {
+		for k := i + 1; k < len(clusters) && (i == 0 || !g.hub); k++ {
 			out = append(out, peering.Pair{clusters[i], clusters[k]})
 		}
 	}
 	return out
 }
 
-// groupClusters connects to all clusters. Of a single pair both have to be
-// reached; of more, lost says which were not.
-func (g *globals) groupClusters(ctx context.Context, of group) (clusters []*peering.Cluster, lost []error, err error) {
-	if len(of.refs) == 2 {
-		clusters, err = g.clusters(ctx, of.refs...)
+// groupClusters connects to all clusters. Both of a single pair have to be reached; of
+// more, identifyErrs says which were not.
+func (g *globals) groupClusters(ctx context.Context, members group) (clusters []*peering.Cluster, identifyErrs []error, err error) {
+	if len(members.refs) == 2 {
+		clusters, err = g.clusters(ctx, members.refs...)
 		return clusters, make([]error, 2), err
 	}
-	if clusters, err = g.resolveAll(of.refs); err != nil {
+	if clusters, err = g.resolveAll(members.refs); err != nil {
 		return nil, nil, err
 	}
-	lost = make([]error, len(clusters))
+	identifyErrs = make([]error, len(clusters))
 	ctx, cancel := withIdentifyTimeout(ctx)
 	defer cancel()
-	group := errgroup.Group{}
+	var wg sync.WaitGroup
 	for i, c := range clusters {
-		group.Go(func() error {
-			lost[i] = c.Identify(ctx)
-			return nil
-		})
+		wg.Go(func() { identifyErrs[i] = c.Identify(ctx) })
 	}
-	_ = group.Wait() // errors are in lost
+	wg.Wait()
 	for i, c := range clusters {
 		for k := range i {
 			if c.ID != "" && c.ID == clusters[k].ID {
@@ -101,18 +96,18 @@ func (g *globals) groupClusters(ctx context.Context, of group) (clusters []*peer
 			}
 		}
 	}
-	return clusters, lost, nil
+	return clusters, identifyErrs, nil
 }
 
-// reachable are the pairs of which both clusters have answered; the others have
+// reachable returns the pairs of which both clusters have answered. The others have
 // failed already.
-func (of group) reachable(clusters []*peering.Cluster, lost []error) (pairs []peering.Pair, failed []peering.Outcome) {
-	why := map[*peering.Cluster]error{}
+func (g group) reachable(clusters []*peering.Cluster, identifyErrs []error) (pairs []peering.Pair, failed []peering.Outcome) {
+	errOf := map[*peering.Cluster]error{}
 	for i, c := range clusters {
-		why[c] = lost[i]
+		errOf[c] = identifyErrs[i]
 	}
-	for _, p := range of.pairs(clusters) {
-		if err := cmp.Or(why[p[0]], why[p[1]]); err != nil {
+	for _, p := range g.pairs(clusters) {
+		if err := cmp.Or(errOf[p[0]], errOf[p[1]]); err != nil {
 			failed = append(failed, peering.Outcome{Pair: p, Err: err})
 		} else {
 			pairs = append(pairs, p)
@@ -159,8 +154,8 @@ func failures(outcomes []peering.Outcome) error {
 		e.failed++
 		e.first = cmp.Or(e.first, o.Err)
 		lines = append(lines, fmt.Sprintf("  %s: %v", o.Pair, o.Err))
-		if p := (*peering.Error)(nil); errors.As(o.Err, &p) && p.Hint != "" {
-			lines = append(lines, "    "+p.Hint)
+		if hint := hintOf(o.Err); hint != "" {
+			lines = append(lines, "    "+hint)
 		}
 	}
 	if e.failed == 0 {

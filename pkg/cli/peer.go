@@ -7,15 +7,20 @@ import (
 	"io"
 	"math"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
 func newPeer(g *globals) *cobra.Command {
+	var out *output
+	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "peer CLUSTER CLUSTER",
 		Short: "Make the pods of two clusters reach each other",
@@ -39,97 +44,91 @@ changed.`,
 		Args:              pairArgs,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return g.peer(cmd.Context(), groupOf(cmd, args))
+			return g.peer(cmd.Context(), groupOf(cmd.Flags(), args), cmd.Flags(), out, dryRun)
 		},
 	}
 	addTimeout(cmd, 2*time.Minute)
 	f := cmd.Flags()
 	addPairs(f)
 	addOverrides(f)
-	f.Bool("dry-run", false, "print what would be done, and why, and change nothing")
-	f.VarP(newEnum(formats...), "output", "o", "format of the plan or of the result: text, json or yaml")
+	f.BoolVar(&dryRun, "dry-run", false, "print what would be done, and why, and change nothing")
+	out = addOutput(f)
 	return cmd
 }
 
-// formats of what peer prints; table is what other commands call text.
-var formats = []string{"text", "json", "yaml", "table"}
-
-// resultDocument is what peer -o json and yaml print. Peerings are as status shows
-// them.
-type resultDocument struct {
-	Changed  []string       `json:"changed"`
-	Peerings []peering.View `json:"peerings"`
+// peerResult is what peer prints for programs. Peerings are as status shows them.
+type peerResult struct {
+	metav1.TypeMeta `json:",inline"`
+	Changed         []string       `json:"changed"`
+	Peerings        []peering.View `json:"peerings"`
 }
 
-func (g *globals) peer(ctx context.Context, of group) error {
-	format, err := oneOf("output", g.config.GetString("output"), formats...)
-	if err != nil {
-		return err
-	}
-	text := format == "text" || format == "table"
+// DeepCopyObject returns the same document: nobody changes it.
+func (d *peerResult) DeepCopyObject() runtime.Object { return d }
+
+func (d *peerResult) names() []string { return peeringNames(d.Peerings) }
+
+func (g *globals) peer(ctx context.Context, members group, flags *pflag.FlagSet, out *output, dryRun bool) error {
 	ctx, cancel := g.withTimeout(ctx)
 	defer cancel()
 	start := time.Now()
-	clusters, lost, err := g.groupClusters(ctx, of)
+	clusters, identifyErrs, err := g.groupClusters(ctx, members)
 	if err != nil {
 		return err
 	}
-	o, err := g.peerOptions(of.refs, clusters)
+	o, err := peerOptions(flags, members.refs, clusters)
 	if err != nil {
 		return err
 	}
-	if g.config.GetBool("dry-run") {
-		if err := errors.Join(lost...); err != nil {
+	if dryRun {
+		if err := errors.Join(identifyErrs...); err != nil {
 			return err
 		}
-		plans, err := peering.PlanAll(ctx, of.pairs(clusters), o, newProgress(g.streams.Err))
+		plans, err := peering.PlanAll(ctx, members.pairs(clusters), o, newProgress(g.streams.Err))
 		if err != nil {
 			return err
 		}
-		if !text {
-			return printDocument(g.streams.Out, format, planDocument{plans})
-		}
-		for _, p := range plans {
-			if err := printPlan(g.streams.Out, p); err != nil {
-				return err
-			}
-		}
-		return nil
+		return out.printPlans(g.streams.Out, plans)
 	}
-	pairs, unreachable := of.reachable(clusters, lost)
+	pairs, unreachable := members.reachable(clusters, identifyErrs)
 	outcomes := append(peering.PeerAll(ctx, pairs, o, g.progress(pairs)), unreachable...)
-	doc := resultDocument{Changed: []string{}, Peerings: []peering.View{}}
-	for _, out := range outcomes {
-		a, b := out.Result.Views[0], out.Result.Views[1]
-		doc.Changed = append(doc.Changed, out.Result.Changed...)
+	result := &peerResult{TypeMeta: documentType("PeerResult"), Changed: []string{}, Peerings: []peering.View{}}
+	for _, outcome := range outcomes {
+		a, b := outcome.Result.Views[0], outcome.Result.Views[1]
+		result.Changed = append(result.Changed, outcome.Result.Changed...)
 		switch {
-		case out.Err != nil:
+		case outcome.Err != nil:
 			continue
-		case text && len(out.Result.Changed) == 0:
+		case out.forPeople() && len(outcome.Result.Changed) == 0:
 			fmt.Fprintf(g.streams.Out, "%s and %s are peered already; nothing was changed.\n", a.Cluster, b.Cluster)
-		case text:
+		case out.forPeople():
 			fmt.Fprintf(g.streams.Out, "%s and %s are peered, %.1f s after the command.\n", a.Cluster, b.Cluster, time.Since(start).Seconds())
 		}
-		doc.Peerings = append(doc.Peerings, a, b)
+		result.Peerings = append(result.Peerings, a, b)
 	}
-	if !text {
-		err = printDocument(g.streams.Out, format, doc)
-	} else if len(doc.Peerings) > 0 {
-		printRanges(g.streams.Out, doc.Peerings...)
+	if out.forPeople() {
+		err = out.printRanges(g.streams.Out, result.Peerings...)
+	} else {
+		err = out.print(g.streams.Out, result)
 	}
 	return errors.Join(err, failures(outcomes))
 }
 
 // printRanges shows how each cluster is seen by the other.
-func printRanges(w io.Writer, views ...peering.View) {
-	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(t, "CLUSTER\tSEEN BY\tPODS\tAS\tNODES AS")
+func (o *output) printRanges(w io.Writer, views ...peering.View) error {
+	var rows [][]any
 	for _, v := range views {
-		var real, mapped []string
-		for _, m := range v.LocalPods {
-			real, mapped = append(real, m.Real.String()), append(mapped, m.Mapped.String())
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", v.Cluster, v.Peer, strings.Join(real, ","), strings.Join(mapped, ","), v.LocalNodes.Mapped)
+		real, mapped := listMappings(v.LocalPods)
+		rows = append(rows, []any{v.Cluster, v.Peer, real, mapped, v.LocalNodes.Mapped})
 	}
-	t.Flush()
+	return o.printTable(w, []string{"cluster", "seen by", "pods", "as", "nodes as"}, rows)
+}
+
+// listMappings lists both sides of mappings.
+func listMappings(mappings ipam.Mappings) (real, mapped string) {
+	var reals, mappeds []string
+	for _, m := range mappings {
+		reals, mappeds = append(reals, m.Real.String()), append(mappeds, m.Mapped.String())
+	}
+	return strings.Join(reals, ","), strings.Join(mappeds, ",")
 }

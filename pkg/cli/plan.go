@@ -1,85 +1,99 @@
 package cli
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
+	"path"
 	"strings"
-	"text/tabwriter"
 
-	"sigs.k8s.io/yaml"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
-// planDocument is what peer --dry-run -o json and yaml print.
+// planDocument is what peer --dry-run prints for programs.
 type planDocument struct {
-	Plans []*peering.Plan `json:"plans"`
+	metav1.TypeMeta `json:",inline"`
+	Plans           []*peering.Plan `json:"plans"`
 }
 
-// printDocument prints JSON or YAML.
-func printDocument(w io.Writer, format string, doc any) error {
-	if format == "json" {
-		e := json.NewEncoder(w)
-		e.SetIndent("", "  ")
-		e.SetEscapeHTML(false)
-		return e.Encode(doc)
+// DeepCopyObject returns the same document: nobody changes it.
+func (d *planDocument) DeepCopyObject() runtime.Object { return d }
+
+// names are the objects that would be made, changed or deleted.
+func (d *planDocument) names() (out []string) {
+	for _, p := range d.Plans {
+		for _, c := range p.Clusters {
+			for _, o := range c.Objects {
+				if o.Action != peering.Keep {
+					gk := schema.FromAPIVersionAndKind(o.APIVersion, o.Kind).GroupKind()
+					out = append(out, strings.ToLower(gk.Kind)+strings.TrimSuffix("."+gk.Group, ".")+"/"+o.Name)
+				}
+			}
+		}
 	}
-	out, err := yaml.Marshal(doc)
-	if err != nil {
-		return err
+	return out
+}
+
+// printPlans prints all plans.
+func (o *output) printPlans(w io.Writer, plans []*peering.Plan) error {
+	if !o.forPeople() {
+		return o.print(w, &planDocument{documentType("Plan"), plans})
 	}
-	_, err = w.Write(out)
-	return err
+	for _, p := range plans {
+		if err := o.printPlan(w, p); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // printPlan shows a plan to people.
-func printPlan(w io.Writer, p *peering.Plan) error {
+func (o *output) printPlan(w io.Writer, p *peering.Plan) error {
 	a, b := &p.Clusters[0], &p.Clusters[1]
 	fmt.Fprintf(w, "Plan to peer %s and %s; nothing was changed.\n", a.Cluster, b.Cluster)
 	for _, c := range []*peering.ClusterPlan{a, b} {
 		fmt.Fprintf(w, "\nCluster %s (%s)\n", c.Cluster, c.ClusterID)
+		statements := func(in []peering.Statement) (rows [][]any) {
+			for _, s := range in {
+				rows = append(rows, []any{s.What, s.Value, remark(s.Reason, s.Assumed, s.DuringRun)})
+			}
+			return rows
+		}
+		var ranges, objects [][]any
+		for _, r := range c.Ranges {
+			ranges = append(ranges, []any{r.What, r.Real, r.Mapped, remark(r.Reason, r.Assumed, false)})
+		}
+		for _, obj := range c.Objects {
+			reason := obj.Reason
+			if obj.MadeBy != "" {
+				reason += "; made by " + obj.MadeBy
+			}
+			objects = append(objects, []any{obj.Action, obj.Kind + " " + path.Join(obj.Namespace, obj.Name), reason})
+		}
 		for _, table := range []struct {
 			head []string
-			rows []peering.Statement
+			rows [][]any
 		}{
-			{[]string{"KNOWN", "VALUE", "FROM"}, c.Facts},
-			{[]string{"CHOSEN", "VALUE", "BECAUSE"}, c.Choices},
-			{[]string{"KEY", "VALUE", "BECAUSE"}, c.Keys},
-			{[]string{"CALLED AT", "VALUE", "BECAUSE"}, c.Endpoints},
+			{[]string{"known", "value", "from"}, statements(c.Facts)},
+			{[]string{"chosen", "value", "because"}, statements(c.Choices)},
+			{[]string{"key", "value", "because"}, statements(c.Keys)},
+			{[]string{"called at", "value", "because"}, statements(c.Endpoints)},
+			{[]string{"range", "real", "here", "because"}, ranges},
+			{[]string{"action", "object", "what for"}, objects},
 		} {
-			var rows [][]string
-			for _, s := range table.rows {
-				rows = append(rows, []string{s.What, s.Value, remark(s.Reason, s.Assumed, s.DuringRun)})
+			if len(table.rows) == 0 {
+				continue
 			}
-			if err := printRows(w, table.head, rows); err != nil {
+			fmt.Fprintln(w)
+			if err := o.printTable(w, table.head, table.rows); err != nil {
 				return err
 			}
 		}
-		var rows [][]string
-		for _, r := range c.Ranges {
-			rows = append(rows, []string{r.What, r.Real.String(), r.Mapped.String(), remark(r.Reason, r.Assumed, false)})
-		}
-		if err := printRows(w, []string{"RANGE", "REAL", "HERE", "BECAUSE"}, rows); err != nil {
-			return err
-		}
-		rows = nil
-		for _, o := range c.Objects {
-			object := o.Kind + " " + o.Name
-			if o.Namespace != "" {
-				object = o.Kind + " " + o.Namespace + "/" + o.Name
-			}
-			reason := o.Reason
-			if o.MadeBy != "" {
-				reason += "; made by " + o.MadeBy
-			}
-			rows = append(rows, []string{string(o.Action), object, reason})
-		}
-		if err := printRows(w, []string{"ACTION", "OBJECT", "WHAT FOR"}, rows); err != nil {
-			return err
-		}
 		for _, warning := range c.Warnings {
-			fmt.Fprintf(w, "  Note: %s\n", warning)
+			fmt.Fprintf(w, "Note: %s\n", warning)
 		}
 	}
 	if p.Changes() == 0 {
@@ -90,6 +104,7 @@ func printPlan(w io.Writer, p *peering.Plan) error {
 	return nil
 }
 
+// remark is a reason, and how certain it is.
 func remark(reason string, assumed, duringRun bool) string {
 	if assumed {
 		reason = "assumed: " + reason
@@ -98,16 +113,4 @@ func remark(reason string, assumed, duringRun bool) string {
 		reason = "known during the run: " + reason
 	}
 	return reason
-}
-
-func printRows(w io.Writer, head []string, rows [][]string) error {
-	if len(rows) == 0 {
-		return nil
-	}
-	fmt.Fprintln(w)
-	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	for _, row := range append([][]string{head}, rows...) {
-		fmt.Fprintln(t, "  "+strings.Join(row, "\t"))
-	}
-	return t.Flush()
 }

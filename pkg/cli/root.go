@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"github.com/spf13/viper"
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
@@ -43,7 +45,6 @@ const (
 // globals are the flags of every command.
 type globals struct {
 	streams Streams
-	config  *viper.Viper
 	// kubeconfig is --kubeconfig; empty for $KUBECONFIG or the default file.
 	kubeconfig string
 	timeout    time.Duration
@@ -134,13 +135,21 @@ func printError(w io.Writer, err error) {
 	if p := (*pairsError)(nil); errors.As(err, &p) {
 		return // it has the hints
 	}
-	if e := (*peering.Error)(nil); errors.As(err, &e) && e.Hint != "" {
-		fmt.Fprintf(w, "  %s\n", e.Hint)
+	if hint := hintOf(err); hint != "" {
+		fmt.Fprintf(w, "  %s\n", hint)
 	}
 }
 
+// hintOf is what the user can do about an error, empty where it does not say.
+func hintOf(err error) string {
+	if e := (*peering.Error)(nil); errors.As(err, &e) {
+		return e.Hint
+	}
+	return ""
+}
+
 func newRoot(streams Streams) *cobra.Command {
-	g := &globals{streams: streams, config: viper.New()}
+	g := &globals{streams: streams}
 	root := &cobra.Command{
 		Use:   "liqonet",
 		Short: "Connect the pod networks of Kubernetes clusters",
@@ -161,7 +170,6 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 		// They would make an error of many lines.
 		DisableSuggestions: true,
 		SilenceUsage:       true,
-		PersistentPreRunE:  func(cmd *cobra.Command, _ []string) error { return g.load(cmd) },
 	}
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
@@ -169,46 +177,82 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 		return usageError{fmt.Errorf("%w\nSee %s --help", err, cmd.CommandPath())}
 	})
 	flags := root.PersistentFlags()
-	flags.String("kubeconfig", "", "kubeconfig file to use instead of $KUBECONFIG or ~/.kube/config")
+	flags.StringVar(&g.kubeconfig, "kubeconfig", "", "kubeconfig file to use instead of $KUBECONFIG or ~/.kube/config")
 	flags.String("config", "", "file with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
 	root.AddCommand(newPeer(g), newUnpeer(g), newStatus(g), newMap(g), newExposeHost(g), newVersion(g))
+	for _, cmd := range root.Commands() {
+		// The check of arguments needs all flags, so they are loaded before it.
+		check := cmd.Args
+		cmd.Args = func(cmd *cobra.Command, args []string) error {
+			return cmp.Or(g.load(cmd), check(cmd, args))
+		}
+	}
 	return root
 }
 
-// load takes each flag from the command line, the environment or the
-// configuration file, in this order.
+// load sets each flag that the command line does not set: from the environment, or
+// else from the configuration file.
 func (g *globals) load(cmd *cobra.Command) error {
-	g.config.SetEnvPrefix("LIQONET")
-	g.config.SetEnvKeyReplacer(strings.NewReplacer("-", "_"))
-	g.config.AutomaticEnv()
-	if err := g.config.BindPFlags(cmd.Flags()); err != nil {
+	config := viper.New()
+	config.SetEnvPrefix("LIQONET")
+	config.SetEnvKeyReplacer(strings.NewReplacer("-", "_"))
+	config.AutomaticEnv()
+	if err := setFlag(cmd.Flags().Lookup("config"), cmd.Flags(), config); err != nil {
 		return err
 	}
-	file := g.config.GetString("config")
-	if file == "" {
-		dir, err := os.UserConfigDir()
-		if err == nil {
-			file = filepath.Join(dir, "liqonet", "config.yaml")
-			if _, err := os.Stat(file); err != nil {
-				file = ""
-			}
-		}
+	if err := readConfig(config, cmd.Flags().Lookup("config").Value.String()); err != nil {
+		return err
 	}
-	if file != "" {
-		g.config.SetConfigFile(file)
-		g.config.SetConfigType("yaml")
-		if err := g.config.ReadInConfig(); err != nil {
-			return usageError{fmt.Errorf("configuration file %s: %w", file, err)}
-		}
+	var errs []error
+	cmd.Flags().VisitAll(func(f *pflag.Flag) { errs = append(errs, setFlag(f, cmd.Flags(), config)) })
+	if err := errors.Join(errs...); err != nil {
+		return err
 	}
-	g.kubeconfig = g.config.GetString("kubeconfig")
 	if cmd.Flags().Lookup("timeout") == nil {
 		return nil
 	}
 	var err error
-	// Not GetDuration, for which a number without a unit is of nanoseconds.
-	if g.timeout, err = time.ParseDuration(g.config.GetString("timeout")); err != nil || g.timeout <= 0 {
-		return usageError{fmt.Errorf("--timeout %q is not a positive duration such as 90s or 2m", g.config.GetString("timeout"))}
+	if g.timeout, err = cmd.Flags().GetDuration("timeout"); err == nil && g.timeout <= 0 {
+		err = usageError{fmt.Errorf("--timeout %s is not a positive duration such as 90s or 2m", g.timeout)}
+	}
+	return err
+}
+
+// readConfig reads the configuration file. Without a name it is the default one, which
+// may be missing.
+func readConfig(config *viper.Viper, file string) error {
+	config.SetConfigType("yaml")
+	if file == "" {
+		dir, err := os.UserConfigDir()
+		if err != nil {
+			return nil // without a home directory there is no default file
+		}
+		file = filepath.Join(dir, "liqonet", "config.yaml")
+		if _, err := os.Stat(file); err != nil {
+			return nil
+		}
+	}
+	config.SetConfigFile(file)
+	if err := config.ReadInConfig(); err != nil {
+		return usageError{fmt.Errorf("read configuration file %s: %w", file, err)}
+	}
+	return nil
+}
+
+// setFlag gives a flag its value from the environment or the file, unless the command
+// line has set it.
+func setFlag(f *pflag.Flag, flags *pflag.FlagSet, config *viper.Viper) error {
+	if f.Changed || f.Name == "help" || !config.IsSet(f.Name) {
+		return nil
+	}
+	values := []string{config.GetString(f.Name)}
+	if _, isList := f.Value.(lister); isList {
+		values = config.GetStringSlice(f.Name)
+	}
+	for _, value := range values {
+		if err := flags.Set(f.Name, value); err != nil {
+			return usageError{fmt.Errorf("from the environment or the configuration file: %w", err)}
+		}
 	}
 	return nil
 }

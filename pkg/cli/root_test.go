@@ -15,6 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/liqonet/liqonet/pkg/peering"
 )
@@ -83,7 +84,7 @@ func TestUsageErrors(t *testing.T) {
 		{args: "peer one two --overlay gre", want: "must be one of auto, geneve, vxlan"},
 		{args: "peer one two --wireguard yes", want: "must be one of auto, kernel, userspace"},
 		{args: "peer one two --service-type ExternalName", want: "must be one of auto, NodePort"},
-		{args: "status -o xml", want: "must be one of table, json, yaml"},
+		{args: "status -o xml", want: "json,jsonpath"},
 		{args: "status --no-such-flag", want: "no-such-flag"},
 		{args: "status three", want: `"three" is neither`},
 		{args: "peer one three", want: `"three" is neither`},
@@ -96,7 +97,7 @@ func TestUsageErrors(t *testing.T) {
 		{args: "status", env: "LIQONET_TIMEOUT=soon", want: "--timeout"},
 		{args: "status", env: "LIQONET_TIMEOUT=-5s", want: "--timeout"},
 		{args: "status", env: "LIQONET_TIMEOUT=90", want: "--timeout"},
-		{args: "status", env: "LIQONET_OUTPUT=xml", want: `--output: "xml" must be one of`},
+		{args: "status", env: "LIQONET_OUTPUT=xml", want: `"xml"`},
 		{args: "status", env: "LIQONET_CONFIG=/does/not/exist", want: "/does/not/exist"},
 	}
 	for _, tt := range tests {
@@ -275,8 +276,8 @@ func TestPrecedence(t *testing.T) {
 				for k, v := range tt.env {
 					t.Setenv(k, v)
 				}
-				g := newGlobals(t, newPeer, args...)
-				got := fmt.Sprintf("%s %s %s", g.timeout, g.config.GetString("overlay"), g.config.GetString("agent-image"))
+				f := load(t, args...)
+				got := fmt.Sprintf("%s %s %s", f.Lookup("timeout").Value, f.Lookup("overlay").Value, f.Lookup("agent-image").Value)
 				if got != tt.want {
 					t.Errorf("want %q, got %q", tt.want, got)
 				}
@@ -285,33 +286,110 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
-// newGlobals loads the configuration for a command, as running it would.
-func newGlobals(t *testing.T, constructor func(*globals) *cobra.Command, args ...string) *globals {
+// parse reads the flags of a command from a command line, the environment and the file.
+func parse(t *testing.T, command string, args ...string) (*pflag.FlagSet, error) {
 	t.Helper()
-	root := newRoot(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})
-	g := &globals{config: newViper()}
-	cmd := constructor(g)
-	for _, c := range root.Commands() {
-		if c.Name() == cmd.Name() {
-			root.RemoveCommand(c)
-		}
+	cmd, _, err := newRoot(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}}).Find([]string{command})
+	if err != nil {
+		t.Fatal(err)
 	}
-	root.AddCommand(cmd)
 	if err := cmd.ParseFlags(args); err != nil {
+		return nil, err
+	}
+	return cmd.Flags(), cmd.Args(cmd, cmd.Flags().Args())
+}
+
+// load reads the flags of peer.
+func load(t *testing.T, args ...string) *pflag.FlagSet {
+	t.Helper()
+	f, err := parse(t, "peer", append([]string{"a", "b"}, args...)...)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := g.load(cmd); err != nil {
-		t.Fatal(err)
+	return f
+}
+
+// Every flag of every command can be given by the environment and by the file.
+func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
+	for _, cmd := range commands(newRoot(Streams{}))[1:] {
+		cmd.InheritedFlags() // adds them to Flags
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			values := map[string][2]string{ // by type: what is given, and what the flag has then
+				"bool": {"true", "true"}, "duration": {"7s", "7s"}, "string": {"v/w", "v/w"}, "format": {"json", "json"},
+				"stringArray": {"x=1 y=2", "[x=1,y=2]"}, "stringSlice": {"x y,z", "[x,y,z]"},
+			}
+			value, ok := values[f.Value.Type()]
+			if c, isChoice := f.Value.(*choices); isChoice {
+				value, ok = [2]string{"a=" + c.allowed[1], "a=" + c.allowed[1]}, true
+			}
+			if !ok {
+				t.Fatalf("a flag of type %s: add a value here", f.Value.Type())
+			}
+			for _, from := range []string{"environment", "file"} {
+				if f.Name == "help" || f.Name == "config" && from == "file" {
+					continue
+				}
+				t.Run(cmd.Name()+" --"+f.Name+" by "+from, func(t *testing.T) {
+					home := isolate(t)
+					given := value
+					switch {
+					case f.Name == "config": // has to exist
+						given[0] = filepath.Join(home, "my.yaml")
+						given[1] = given[0]
+						write(t, given[0], "timeout: 9s\n")
+						fallthrough
+					case from == "environment":
+						t.Setenv("LIQONET_"+strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")), given[0])
+					case strings.HasSuffix(f.Value.Type(), "y") || strings.HasSuffix(f.Value.Type(), "Slice"):
+						write(t, filepath.Join(home, "xdg", "liqonet", "config.yaml"), f.Name+":\n- "+strings.ReplaceAll(given[0], " ", "\n- ")+"\n")
+					default:
+						write(t, filepath.Join(home, "xdg", "liqonet", "config.yaml"), f.Name+": "+given[0]+"\n")
+					}
+					// Arguments are missing, which is found after the flags were read.
+					flags, _ := parse(t, cmd.Name())
+					if got := flags.Lookup(f.Name).Value.String(); got != given[1] {
+						t.Errorf("given %q, got %q, want %q", given[0], got, given[1])
+					}
+				})
+			}
+		})
 	}
-	return g
+}
+
+// Flags that say what the arguments mean count in the check of the arguments.
+func TestDefect1_17_ArgumentsAreCheckedAfterAllFlags(t *testing.T) {
+	home := isolate(t)
+	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a", "b", "c"))
+	for _, tt := range []struct{ env, file, args, pairs string }{
+		{env: "LIQONET_SPOKES=b,c", args: "unpeer a", pairs: "a - b: |a - c: "},
+		{env: "LIQONET_MESH=true", args: "unpeer a b c", pairs: "a - b: |a - c: |b - c: "},
+		{file: "spokes: [b, c]", args: "peer a", pairs: "a - b: |a - c: "},
+		{file: "mesh: true", args: "peer a b c", pairs: "a - b: |a - c: |b - c: "},
+	} {
+		t.Run(tt.env+tt.file, func(t *testing.T) {
+			if k, v, ok := strings.Cut(tt.env, "="); ok {
+				t.Setenv(k, v)
+			}
+			write(t, filepath.Join(home, "xdg", "liqonet", "config.yaml"), tt.file+"\n")
+			code, _, stderr := run(t, strings.Fields(tt.args)...)
+			if code != ExitUnreachable {
+				t.Errorf("exit code %d: %s", code, stderr)
+			}
+			for pair := range strings.SplitSeq(tt.pairs, "|") {
+				if !strings.Contains(stderr, pair) {
+					t.Errorf("%q is not in %s", pair, stderr)
+				}
+			}
+		})
+	}
 }
 
 func TestPeerOptions(t *testing.T) {
 	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
 	t.Run("several ranges of several clusters", func(t *testing.T) {
 		isolate(t)
-		g := newGlobals(t, newPeer, "--pod-cidr", "a=10.0.0.0/16,10.1.0.0/16", "--pod-cidr", "b=10.2.0.0/16", "--pod-cidr", "a=10.3.0.0/16", "--reserve", "b=10.4.0.0/16")
-		o, err := g.peerOptions([]string{"a", "b"}, clusters)
+		f := load(t, "--pod-cidr", "a=10.0.0.0/16,10.1.0.0/16", "--pod-cidr", "b=10.2.0.0/16", "--pod-cidr", "a=10.3.0.0/16", "--reserve", "b=10.4.0.0/16")
+		o, err := peerOptions(f, []string{"a", "b"}, clusters)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -328,7 +406,7 @@ func TestPeerOptions(t *testing.T) {
 			} else {
 				t.Setenv("LIQONET_POD_CIDR", "a=10.0.0.0/16,10.1.0.0/16")
 			}
-			o, err := newGlobals(t, newPeer).peerOptions([]string{"a", "b"}, clusters)
+			o, err := peerOptions(load(t), []string{"a", "b"}, clusters)
 			if got := fmt.Sprint(o.Facts["1"].PodCIDRs); err != nil || got != "[10.0.0.0/16 10.1.0.0/16]" {
 				t.Errorf("got %s, %v", got, err)
 			}
@@ -338,7 +416,7 @@ func TestPeerOptions(t *testing.T) {
 		t.Run("a wrong value of LIQONET_"+name, func(t *testing.T) {
 			isolate(t)
 			t.Setenv("LIQONET_"+name, "banana")
-			if _, err := newGlobals(t, newPeer).peerOptions([]string{"a", "b"}, clusters); ExitCode(t.Context(), err) != ExitUsage {
+			if _, err := parse(t, "peer", "a", "b"); ExitCode(t.Context(), err) != ExitUsage {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -346,24 +424,23 @@ func TestPeerOptions(t *testing.T) {
 	t.Run("upper and lower case", func(t *testing.T) {
 		isolate(t)
 		t.Setenv("LIQONET_SERVICE_TYPE", "nodeport")
-		o, err := newGlobals(t, newPeer, "--overlay", "VXLAN").peerOptions([]string{"a", "b"}, clusters)
+		o, err := peerOptions(load(t, "--overlay", "VXLAN"), []string{"a", "b"}, clusters)
 		if err != nil || o.ServiceType != "NodePort" || o.Overlay != "vxlan" {
 			t.Errorf("got %+v, %v", o, err)
 		}
 	})
 }
 
-func TestEnum(t *testing.T) {
-	e := newEnum("auto", "NodePort")
-	if e.String() != "auto" || e.Type() != "auto|NodePort" {
-		t.Errorf("got %q, %q", e, e.Type())
+func TestOutput(t *testing.T) {
+	for _, format := range []string{"table", "wide", "name", "json", "yaml", "jsonpath={.peerings[*].state}", "go-template={{.kind}}"} {
+		o := &output{}
+		if err := o.Set(format); err != nil || o.String() != format {
+			t.Errorf("%s: got %q, %v", format, o, err)
+		}
 	}
-	if err := e.Set("nodeport"); err != nil || e.String() != "NodePort" {
-		t.Errorf("got %q, %v", e, err)
-	}
-	for _, s := range []string{"", "node", "auto|NodePort"} {
-		if err := e.Set(s); err == nil || e.String() != "NodePort" || err.Error() != "must be one of auto, NodePort" {
-			t.Errorf("%q: got %q, %v", s, e, err)
+	for _, format := range []string{"xml", "jsonpath=", "jsonpath={.x", "go-template={{"} {
+		if err := (&output{}).Set(format); err == nil {
+			t.Errorf("%q is no format", format)
 		}
 	}
 }

@@ -3,23 +3,27 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
+	"sync"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
 func newStatus(g *globals) *cobra.Command {
+	var out *output
 	cmd := &cobra.Command{
 		Use:   "status [CLUSTER…]",
 		Short: "Show the peerings of clusters, measured by packets",
@@ -32,23 +36,42 @@ connected from every node.`,
 		Example: `  kubectl liqonet status
   kubectl liqonet status cluster-a cluster-b -o json`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
-		RunE:              func(cmd *cobra.Command, args []string) error { return g.status(cmd.Context(), args) },
+		Args:              cobra.ArbitraryArgs,
+		RunE:              func(cmd *cobra.Command, args []string) error { return g.status(cmd.Context(), args, out) },
 	}
-	cmd.Flags().VarP(newEnum("table", "json", "yaml"), "output", "o", "format: table, json or yaml")
+	out = addOutput(cmd.Flags())
 	addTimeout(cmd, 15*time.Second)
 	return cmd
 }
 
-// statusDocument is what -o json and -o yaml print.
+// statusDocument is what status prints for programs.
 type statusDocument struct {
-	Peerings []peering.View `json:"peerings"`
+	metav1.TypeMeta `json:",inline"`
+	Peerings        []peering.View `json:"peerings"`
+	// Errors say which other sides could not be read.
+	Errors []statusError `json:"errors,omitempty"`
 }
 
-func (g *globals) status(ctx context.Context, refs []string) error {
-	format, err := oneOf("output", g.config.GetString("output"), "table", "json", "yaml")
-	if err != nil {
-		return err
+// statusError is why the side of a peering that another cluster has could not be read.
+type statusError struct {
+	Cluster string `json:"cluster"`
+	Message string `json:"message"`
+	Hint    string `json:"hint,omitempty"`
+}
+
+// DeepCopyObject returns the same document: nobody changes it.
+func (d *statusDocument) DeepCopyObject() runtime.Object { return d }
+
+func (d *statusDocument) names() []string { return peeringNames(d.Peerings) }
+
+func peeringNames(views []peering.View) (out []string) {
+	for _, v := range views {
+		out = append(out, "peering."+v1alpha1.GroupVersion.Group+"/"+v.Name)
 	}
+	return out
+}
+
+func (g *globals) status(ctx context.Context, refs []string, out *output) error {
 	ctx, cancel := g.withTimeout(ctx)
 	defer cancel()
 	implicit := len(refs) == 0
@@ -58,7 +81,7 @@ func (g *globals) status(ctx context.Context, refs []string) error {
 			return err
 		}
 		if raw.CurrentContext == "" {
-			return usageError{fmt.Errorf("the kubeconfig has no current context: name a cluster")}
+			return usageError{errors.New("the kubeconfig has no current context: name a cluster")}
 		}
 		refs = []string{raw.CurrentContext}
 	}
@@ -66,17 +89,24 @@ func (g *globals) status(ctx context.Context, refs []string) error {
 	if err != nil {
 		return err
 	}
-	doc := statusDocument{Peerings: []peering.View{}}
 	views, err := allViews(ctx, clusters)
 	if err != nil {
 		return err
 	}
-	doc.Peerings = append(doc.Peerings, views...)
+	doc := &statusDocument{TypeMeta: documentType("Status"), Peerings: append([]peering.View{}, views...)}
 	if implicit {
-		doc.Peerings = append(doc.Peerings, g.otherSides(ctx, clusters[0], views)...)
+		if err := g.addOtherSides(ctx, doc, clusters[0]); err != nil {
+			return err
+		}
 	}
-	if err := printStatus(g.streams.Out, format, doc, clusters); err != nil {
+	if err := out.printStatus(g.streams.Out, doc, clusters); err != nil {
 		return err
+	}
+	for _, e := range doc.Errors {
+		fmt.Fprintf(g.streams.Err, "Warning: the side of %s is not shown: %s\n", e.Cluster, e.Message)
+		if e.Hint != "" {
+			fmt.Fprintf(g.streams.Err, "  %s\n", e.Hint)
+		}
 	}
 	for _, v := range doc.Peerings {
 		if v.State != peering.Connected {
@@ -99,30 +129,47 @@ func allViews(ctx context.Context, clusters []*peering.Cluster) ([]peering.View,
 	return slices.Concat(perCluster...), err
 }
 
-// otherSides are the peers' views, as far as the kubeconfig leads to them.
-func (g *globals) otherSides(ctx context.Context, own *peering.Cluster, views []peering.View) []peering.View {
-	var out []peering.View
-	for _, v := range views {
-		peers, err := g.clusters(ctx, v.Peer)
-		if err != nil || peers[0].ID != v.PeerID {
-			continue
-		}
-		theirs, err := peers[0].Views(ctx)
-		if err != nil {
-			continue
-		}
-		for _, t := range theirs {
-			if t.PeerID == own.ID {
-				out = append(out, t)
-			}
+// addOtherSides adds the peers' views, of those peers that a context of the kubeconfig is
+// named after. All are asked at the same time.
+func (g *globals) addOtherSides(ctx context.Context, doc *statusDocument, own *peering.Cluster) error {
+	_, raw, err := g.kubeconfigs()
+	if err != nil {
+		return err
+	}
+	views := make([][]peering.View, len(doc.Peerings))
+	errs := make([]error, len(doc.Peerings))
+	var wg sync.WaitGroup
+	for i, v := range doc.Peerings {
+		if raw.Contexts[v.Peer] != nil {
+			wg.Go(func() { views[i], errs[i] = g.otherSide(ctx, v, own) })
 		}
 	}
-	return out
+	wg.Wait()
+	for i, err := range errs {
+		if err != nil {
+			doc.Errors = append(doc.Errors, statusError{doc.Peerings[i].Peer, err.Error(), hintOf(err)})
+		}
+	}
+	doc.Peerings = append(doc.Peerings, slices.Concat(views...)...)
+	return nil
 }
 
-func printStatus(w io.Writer, format string, doc statusDocument, clusters []*peering.Cluster) error {
-	if format != "table" {
-		return printDocument(w, format, doc)
+// otherSide is the peer's view of a peering. It is empty where the context of the peer's
+// name leads to another cluster.
+func (g *globals) otherSide(ctx context.Context, v peering.View, own *peering.Cluster) ([]peering.View, error) {
+	ctx, cancel := withIdentifyTimeout(ctx)
+	defer cancel()
+	peers, err := g.clusters(ctx, v.Peer)
+	if err != nil || peers[0].ID != v.PeerID {
+		return nil, err
+	}
+	views, err := peers[0].Views(ctx)
+	return slices.DeleteFunc(views, func(t peering.View) bool { return t.PeerID != own.ID }), err
+}
+
+func (o *output) printStatus(w io.Writer, doc *statusDocument, clusters []*peering.Cluster) error {
+	if !o.forPeople() {
+		return o.print(w, doc)
 	}
 	if len(doc.Peerings) == 0 {
 		var names []string
@@ -132,52 +179,43 @@ func printStatus(w io.Writer, format string, doc statusDocument, clusters []*pee
 		_, err := fmt.Fprintf(w, "No peerings in %s.\n", strings.Join(names, ", "))
 		return err
 	}
-	return printTable(w, doc.Peerings, time.Now())
+	return o.printViews(w, doc.Peerings)
 }
 
-func printTable(w io.Writer, views []peering.View, now time.Time) error {
-	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(t, "CLUSTER\tPEER\tSTATE\tPODS\tSEEN THERE AS\tRTT\tLOSS\tHANDSHAKE\tNODES\tMTU\tVIA")
+// printViews prints a row for each gateway, and below the table the messages.
+func (o *output) printViews(w io.Writer, views []peering.View) error {
+	var rows [][]any
 	for _, v := range views {
-		var pods, as []string
-		for _, m := range v.LocalPods {
-			pods, as = append(pods, m.Real.String()), append(as, m.Mapped.String())
+		pods, as := listMappings(v.LocalPods)
+		for _, p := range v.Planes {
+			rtt, loss, handshake, mtu := "-", "-", "-", "-"
+			if p.RTT != nil {
+				rtt, loss = fmt.Sprintf("%.2f ms", *p.RTT), fmt.Sprintf("%d%%", p.LossPercent)
+			}
+			if p.HandshakeAge != nil {
+				handshake = fmt.Sprintf("%s ago", time.Duration(*p.HandshakeAge)*time.Second)
+			}
+			if p.MTU > 0 {
+				mtu = strconv.Itoa(p.MTU)
+			}
+			rows = append(rows, []any{
+				v.Cluster, v.Peer, v.State, pods, as, rtt, loss, handshake, fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal),
+				mtu, v.Overlay + ", " + p.Backend + " wireguard", p.Index, p.Role, printable(cmp.Or(p.Node, "-")), printable(cmp.Or(p.Endpoint, "-")),
+			})
 		}
-		rtt, loss, handshake, mtu := "-", "-", "-", "-"
-		if v.RTT != nil {
-			rtt = fmt.Sprintf("%.2f ms", *v.RTT)
-			loss = fmt.Sprintf("%d%%", v.LossPercent)
-		}
-		if v.LastHandshake != nil {
-			handshake = fmt.Sprintf("%s ago", now.Sub(*v.LastHandshake).Round(time.Second))
-		}
-		if v.MTU > 0 {
-			mtu = strconv.Itoa(v.MTU)
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d/%d\t%s\t%s, %s wireguard\n",
-			v.Cluster, v.Peer, v.State, strings.Join(pods, ","), strings.Join(as, ","), rtt, loss, handshake,
-			v.NodesReady, v.NodesTotal, mtu, v.Overlay, v.WireGuard)
 	}
-	if err := t.Flush(); err != nil {
+	head := []string{
+		"cluster", "peer", "state", "pods", "seen there as", "rtt", "loss", "handshake", "nodes", "mtu", "via",
+		"+plane", "+role", "+gateway node", "+endpoint",
+	}
+	if err := o.printTable(w, head, rows); err != nil {
 		return err
 	}
-	sorted := slices.Clone(views)
-	slices.SortStableFunc(sorted, func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
+	sorted := slices.SortedStableFunc(slices.Values(views), func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
 	for _, v := range sorted {
 		if v.Message != "" {
 			fmt.Fprintf(w, "%s → %s: %s\n", v.Cluster, v.Peer, printable(v.Message))
 		}
 	}
 	return nil
-}
-
-// printable is a text for a terminal: agents wrote it, and whoever has the account of
-// one of them shall not have the terminal of who looks.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) || r == '\n' {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, s)
 }

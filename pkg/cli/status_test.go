@@ -3,18 +3,24 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/test/fakeapi"
 )
-
-var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 
 func mapping(real, mapped string) ipam.Mapping {
 	return ipam.Mapping{Real: netip.MustParsePrefix(real), Mapped: netip.MustParsePrefix(mapped)}
@@ -24,19 +30,22 @@ func views() []peering.View {
 	addr := netip.MustParseAddr
 	return []peering.View{
 		{
-			Cluster: "cluster-b", Peer: "cluster-a", PeerID: "id-a", State: peering.Degraded, Message: "1 of 2 nodes reach the peer",
+			Name: "cluster-a", Cluster: "cluster-b", Peer: "cluster-a", PeerID: "id-a", State: peering.Degraded, Message: "1 of 2 nodes reach the peer",
 			LocalPods: ipam.Mappings{mapping("10.244.0.0/16", "10.197.0.0/16"), mapping("10.245.0.0/16", "10.245.0.0/16")}, LocalNodes: mapping("10.80.0.0/19", "10.70.0.0/19"),
-			RemotePods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, Overlay: "geneve", WireGuard: "kernel", Role: "Server",
-			Endpoint: "192.0.2.1:51840", Gateway: "b-1", MTU: 1390, RTT: new(1.254), LossPercent: 3, LastHandshake: new(now.Add(-83 * time.Second)), NodesReady: 1, NodesTotal: 2,
+			RemotePods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, Overlay: "geneve", NodesReady: 1, NodesTotal: 2,
+			Planes: []peering.PlaneView{{
+				Role: "Server", Backend: "kernel", Endpoint: "192.0.2.1:51840", Node: "b-1", MTU: 1390, RTT: new(1.254), LossPercent: 3,
+				HandshakeAge: new(int64(83)), Connected: true,
+			}},
 			Nodes: []peering.NodeView{
 				{Name: "b-1", Address: addr("10.80.0.1"), SeenAs: addr("10.70.0.1"), Ready: true, RTT: new(0.5)},
 				{Name: "b-2", Address: addr("10.80.0.2"), SeenAs: addr("10.70.0.2"), LossPercent: 100},
 			},
 		},
 		{
-			Cluster: "cluster-a", Peer: "cluster-b", PeerID: "id-b", State: peering.Unknown, Message: "the gateway has not reported yet",
+			Name: "cluster-b", Cluster: "cluster-a", Peer: "cluster-b", PeerID: "id-b", State: peering.Unknown, Message: "the gateway has not reported yet",
 			LocalPods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, LocalNodes: mapping("10.80.0.0/19", "10.71.0.0/19"),
-			Overlay: "vxlan", WireGuard: "userspace", Role: "Client", Nodes: []peering.NodeView{},
+			Overlay: "vxlan", Planes: []peering.PlaneView{{Role: "Client", Backend: "userspace", Endpoints: []string{"192.0.2.9:51840"}}}, Nodes: []peering.NodeView{},
 		},
 	}
 }
@@ -46,7 +55,7 @@ func TestPrintable(t *testing.T) {
 	v := views()[:1]
 	v[0].Message = "1 of 2 → é\n\x1b]0;title\a\u009b2J"
 	var out bytes.Buffer
-	if err := printTable(&out, v, now); err != nil {
+	if err := (&output{"table"}).printViews(&out, v); err != nil {
 		t.Fatal(err)
 	}
 	if got := out.String(); strings.ContainsAny(got, "\x1b\a\u009b") || !strings.Contains(got, "1 of 2 → é\n") {
@@ -54,27 +63,32 @@ func TestPrintable(t *testing.T) {
 	}
 }
 
+func status(views ...peering.View) *statusDocument {
+	return &statusDocument{TypeMeta: documentType("Status"), Peerings: append([]peering.View{}, views...)}
+}
+
 func TestPrintStatus(t *testing.T) {
-	doc := statusDocument{Peerings: views()}
-	for _, format := range []string{"json", "yaml"} {
-		t.Run(format, func(t *testing.T) {
+	for _, tt := range []struct{ format, file string }{
+		{"json", "status.json"},
+		{"yaml", "status.yaml"},
+		{"table", "status.txt"},
+		{"wide", "status-wide.txt"},
+		{"name", "status-name.txt"},
+		{"jsonpath={.peerings[*].planes[0].backend}", "status-jsonpath.txt"},
+	} {
+		t.Run(tt.format, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := printStatus(&out, format, doc, nil); err != nil {
+			if err := (&output{tt.format}).printStatus(&out, status(views()...), nil); err != nil {
 				t.Fatal(err)
 			}
-			golden(t, "status."+format, out.String())
+			golden(t, tt.file, out.String())
 		})
 	}
-	t.Run("table", func(t *testing.T) {
-		var out bytes.Buffer
-		if err := printTable(&out, views(), now); err != nil {
-			t.Fatal(err)
-		}
-		golden(t, "status.txt", out.String())
-	})
 	t.Run("ranges", func(t *testing.T) {
 		var out bytes.Buffer
-		printRanges(&out, views()...)
+		if err := (&output{"table"}).printRanges(&out, views()...); err != nil {
+			t.Fatal(err)
+		}
 		golden(t, "ranges.txt", out.String())
 	})
 }
@@ -82,10 +96,10 @@ func TestPrintStatus(t *testing.T) {
 func TestPrintStatusOfNothing(t *testing.T) {
 	clusters := []*peering.Cluster{{Name: "a"}, {Name: "b"}}
 	for format, want := range map[string]string{
-		"table": "No peerings in a, b.\n", "json": "{\n  \"peerings\": []\n}\n", "yaml": "peerings: []\n",
+		"table": "No peerings in a, b.\n", "yaml": "apiVersion: cli.liqonet.io/v1alpha1\nkind: Status\npeerings: []\n", "name": "",
 	} {
 		var out bytes.Buffer
-		if err := printStatus(&out, format, statusDocument{Peerings: []peering.View{}}, clusters); err != nil || out.String() != want {
+		if err := (&output{format}).printStatus(&out, status(), clusters); err != nil || out.String() != want {
 			t.Errorf("%s: got %q, %v", format, out.String(), err)
 		}
 	}
@@ -93,7 +107,7 @@ func TestPrintStatusOfNothing(t *testing.T) {
 
 // TestStatusFields: all of the document's keys are written in one way.
 func TestStatusFields(t *testing.T) {
-	raw, err := json.Marshal(statusDocument{Peerings: views()})
+	raw, err := json.Marshal(status(views()...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -125,7 +139,74 @@ func TestTableNodes(t *testing.T) {
 	v := views()[:1]
 	v[0].Nodes, v[0].NodesReady, v[0].NodesTotal = v[0].Nodes[:1], 1, 2
 	var out bytes.Buffer
-	if err := printTable(&out, v, now); err != nil || !strings.Contains(out.String(), "1/2") {
+	if err := (&output{"table"}).printViews(&out, v); err != nil || !strings.Contains(out.String(), "1/2") {
 		t.Errorf("got %v\n%s", err, out.String())
 	}
+}
+
+// peeringWith is a Peering whose gateway has not reported yet.
+func peeringWith(name, id string) *v1alpha1.Peering {
+	cidr := func(s string) v1alpha1.CIDR { return v1alpha1.CIDR{Prefix: netip.MustParsePrefix(s)} }
+	p := &v1alpha1.Peering{}
+	p.Name = name
+	p.Spec.Local.InternalCIDR, p.Spec.Local.ExternalCIDR = cidr("10.80.0.0/19"), cidr("10.70.64.0/18")
+	p.Spec.Remote = v1alpha1.RemoteNetwork{ClusterID: id, Name: name, ExternalCIDR: cidr("10.71.0.0/18")}
+	p.Spec.Planes = []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "kernel", KeyGeneration: 1}}
+	return p
+}
+
+// A peer that does not answer takes no time from the others, and is named.
+func TestDefect1_25_OtherSidesAreAskedAtOnce(t *testing.T) {
+	start := func(name string, peers ...client.Object) string {
+		s, err := fakeapi.New(append(fakeapi.Objects("id-of-"+name, name+"-1", "172.18.0.11", "10.244.0.0/16"), peers...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	t.Cleanup(silent.Close)
+	t.Cleanup(silent.CloseClientConnections)
+	home := isolate(t)
+	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"),
+		"hub="+start("hub", peeringWith("a-silent", "1"), peeringWith("b-good", "id-of-b-good"), peeringWith("c-gone", "3"), peeringWith("d-other", "4"), peeringWith("unknown", "5")),
+		"a-silent="+silent.URL, "b-good="+start("b-good", peeringWith("hub", "id-of-hub")), "c-gone=https://127.0.0.1:1", "d-other="+start("other", peeringWith("hub", "id-of-hub"))))
+	code, stdout, stderr := run(t, "status", "-o", "json", "--timeout", "1500ms")
+	if code != ExitUnhealthy {
+		t.Errorf("exit code %d", code)
+	}
+	var doc statusDocument
+	if err := json.Unmarshal([]byte(stdout), &doc); err != nil {
+		t.Fatalf("%v\n%s%s", err, stdout, stderr)
+	}
+	var sides, lost []string
+	for _, v := range doc.Peerings {
+		sides = append(sides, v.Cluster+"-"+v.Peer)
+	}
+	for _, e := range doc.Errors {
+		lost = append(lost, e.Cluster)
+		if !strings.Contains(stderr, "the side of "+e.Cluster+" is not shown: ") || e.Message == "" || e.Hint == "" || !strings.Contains(stderr, e.Hint) {
+			t.Errorf("%+v is not in %s", e, stderr)
+		}
+	}
+	if diff := cmp.Diff([]string{"hub-a-silent", "hub-b-good", "hub-c-gone", "hub-d-other", "hub-unknown", "b-good-hub"}, sides); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"a-silent", "c-gone"}, lost); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// The age of a handshake is printed as the view has it: no clock of this machine is in it.
+func TestDefect1_18_HandshakeAgeIsOfTheView(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for range 2 {
+			var out bytes.Buffer
+			if err := (&output{"table"}).printViews(&out, views()); err != nil || !strings.Contains(out.String(), " 1m23s ago ") {
+				t.Errorf("%v\n%s", err, out.String())
+			}
+			time.Sleep(48 * time.Hour)
+		}
+	})
 }

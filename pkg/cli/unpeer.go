@@ -28,7 +28,7 @@ With --mesh the peerings of every two of the clusters given are removed, with
 		Args:              pairArgs,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return g.unpeer(cmd.Context(), groupOf(cmd, args))
+			return g.unpeer(cmd.Context(), groupOf(cmd.Flags(), args))
 		},
 	}
 	addTimeout(cmd, 2*time.Minute)
@@ -36,15 +36,15 @@ With --mesh the peerings of every two of the clusters given are removed, with
 	return cmd
 }
 
-func (g *globals) unpeer(ctx context.Context, of group) error {
+func (g *globals) unpeer(ctx context.Context, members group) error {
 	ctx, cancel := g.withTimeout(ctx)
 	defer cancel()
 	start := time.Now()
-	clusters, lost, err := g.groupClusters(ctx, of)
+	clusters, identifyErrs, err := g.groupClusters(ctx, members)
 	if err != nil {
 		return err
 	}
-	pairs, unreachable := of.reachable(clusters, lost)
+	pairs, unreachable := members.reachable(clusters, identifyErrs)
 	outcomes := append(peering.UnpeerAll(ctx, pairs, g.progress(pairs)), unreachable...)
 	for _, out := range outcomes {
 		if out.Err == nil {

@@ -35,6 +35,8 @@ const (
 
 // View is one side's view of a peering: what was decided and what is measured.
 type View struct {
+	// Name is that of the Peering.
+	Name    string `json:"name"`
 	Cluster string `json:"cluster"`
 	Peer    string `json:"peer"`
 	PeerID  string `json:"peerID"`
@@ -47,15 +49,8 @@ type View struct {
 	// RemotePods are the peer's ranges and what this cluster knows them by.
 	RemotePods ipam.Mappings `json:"remotePods"`
 	Overlay    string        `json:"overlay"`
-	WireGuard  string        `json:"wireguard"`
-	Role       string        `json:"role"`
-	Endpoint   string        `json:"endpoint,omitempty"`
-	Gateway    string        `json:"gatewayNode,omitempty"`
-	MTU        int           `json:"mtu,omitempty"`
-	// RTT is gateway to gateway, the median of the last probes.
-	RTT           *float64   `json:"rttMilliseconds,omitempty"`
-	LossPercent   int        `json:"lossPercent"`
-	LastHandshake *time.Time `json:"lastHandshake,omitempty"`
+	// Planes has an entry for each gateway of this cluster.
+	Planes []PlaneView `json:"planes"`
 	// NodesReady of NodesTotal nodes reach the peer: those that are ready.
 	NodesReady int        `json:"nodesReady"`
 	NodesTotal int        `json:"nodesTotal"`
@@ -63,6 +58,38 @@ type View struct {
 	// NodesNotReady are those that Kubernetes takes for not ready. They are left
 	// out of the above, and change no state.
 	NodesNotReady []string `json:"nodesNotReady,omitempty"`
+}
+
+// PlaneView is one gateway of this cluster, and its tunnel.
+type PlaneView struct {
+	Index int32 `json:"index"`
+	// Role is Server or Client. The client calls.
+	Role string `json:"role"`
+	// Backend does the work of WireGuard: kernel or userspace.
+	Backend string `json:"backend"`
+	// PublicKey is that of the gateway, of the key generation that it uses.
+	PublicKey     string `json:"publicKey,omitempty"`
+	KeyGeneration int32  `json:"keyGeneration,omitempty"`
+	// Service exposes the gateway; empty on a client.
+	Service string `json:"service,omitempty"`
+	// Endpoints are where the peer's gateway is called; empty on a server.
+	Endpoints []string `json:"endpoints,omitempty"`
+	// Endpoint is the one in use, as WireGuard sees it.
+	Endpoint string `json:"endpoint,omitempty"`
+	// Node is the one that the gateway runs on.
+	Node string `json:"node,omitempty"`
+	// MTU is how many bytes a packet to the peer may have.
+	MTU int `json:"mtu,omitempty"`
+	// RTT is gateway to gateway, the median of the last probes.
+	RTT         *float64 `json:"rttMilliseconds,omitempty"`
+	LossPercent int      `json:"lossPercent"`
+	// HandshakeAge is the time since WireGuard's last handshake, nil where there was
+	// none. No clock of the reader's machine is in it.
+	HandshakeAge *int64 `json:"handshakeAgeSeconds,omitempty"`
+	// Connected says that probes through the tunnel are answered.
+	Connected bool `json:"connected"`
+	// Message says what is wrong where Connected is false.
+	Message string `json:"message,omitempty"`
 }
 
 // NodeView is one node's part.
@@ -140,14 +167,16 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 		return View{}, err
 	}
 	v := View{
-		Cluster: cluster, Peer: p.Spec.Remote.Name, PeerID: p.Spec.Remote.ClusterID, State: Unknown,
+		Name: p.Name, Cluster: cluster, Peer: p.Spec.Remote.Name, PeerID: p.Spec.Remote.ClusterID, State: Unknown,
 		LocalPods: mappings(p.Spec.Local.Pods), RemotePods: mappings(p.Spec.Remote.Pods),
 		LocalNodes: nodesMapping,
 		Overlay:    string(p.Spec.Overlay),
 		Nodes:      []NodeView{},
 	}
+	for i := range p.Spec.Planes {
+		v.Planes = append(v.Planes, planeView(p, &p.Spec.Planes[i], now))
+	}
 	plane := &p.Spec.Planes[0]
-	v.WireGuard, v.Role = string(plane.WireGuard), string(plane.Role)
 	v.NodesTotal = len(readyNodes)
 	var problems, conflicts []string
 	for _, name := range readyNodes {
@@ -184,15 +213,9 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 		v.Message = "the gateway has not reported yet"
 		return v, nil
 	}
-	v.Endpoint, v.Gateway, v.MTU = s.Endpoint, s.NodeName, int(s.MTU)
-	v.RTT, v.LossPercent = milliseconds(s.RTTMicroseconds), int(s.LossPercent)
-	if s.LastHandshake != nil {
-		v.LastHandshake = new(s.LastHandshake.UTC())
-	}
 	switch age := now.Sub(s.Reported.Time); {
 	case age > silence:
 		v.Message = fmt.Sprintf("the gateway has not reported for %s", age.Round(time.Second))
-		v.RTT = nil
 	case !s.Connected:
 		v.State, v.Message = Disconnected, cmp.Or(s.Message, "the gateway does not say why")
 	case len(readyNodes) == 0:
@@ -214,6 +237,28 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 		}
 	}
 	return v, nil
+}
+
+// planeView is what is configured for one gateway, and what it measures.
+func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, now time.Time) PlaneView {
+	v := PlaneView{
+		Index: plane.Index, Role: string(plane.Role), Backend: string(plane.WireGuard), KeyGeneration: plane.KeyGeneration,
+		Service: plane.Service, Endpoints: plane.Endpoints,
+	}
+	s := p.PlaneStatus(plane.Index)
+	if s == nil || s.Reported == nil {
+		return v
+	}
+	v.Endpoint, v.Node, v.MTU, v.Message = s.Endpoint, s.NodeName, int(s.MTU), s.Message
+	v.LossPercent, v.PublicKey = int(s.LossPercent), s.PublicKey
+	age := now.Sub(s.Reported.Time)
+	if age <= silence {
+		v.RTT, v.Connected = milliseconds(s.RTTMicroseconds), s.Connected
+	}
+	if s.LastHandshake != nil {
+		v.HandshakeAge = new(int64((s.Reported.Sub(s.LastHandshake.Time) + age).Seconds()))
+	}
+	return v
 }
 
 // conflicting says which routes of a node lead to addresses that belong to the

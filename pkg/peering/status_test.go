@@ -72,12 +72,15 @@ func (w *world) view(t *testing.T) View {
 func TestView(t *testing.T) {
 	w := newWorld()
 	want := View{
-		Cluster: "a", Peer: "b", PeerID: "id-of-b", State: Connected,
+		Name: "b", Cluster: "a", Peer: "b", PeerID: "id-of-b", State: Connected,
 		LocalPods:  ipam.Mappings{{Real: prefix("10.244.0.0/16"), Mapped: prefix("10.20.0.0/16")}},
 		LocalNodes: ipam.Mapping{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.70.64.0/19")},
 		RemotePods: ipam.Mappings{{Real: prefix("10.245.0.0/16"), Mapped: prefix("10.245.0.0/16")}},
-		Overlay:    "geneve", WireGuard: "kernel", Role: "Server", Endpoint: "192.0.2.1:51840", Gateway: "n1", MTU: 1390,
-		RTT: new(1.25), LossPercent: 1, LastHandshake: new(w.now.Add(-time.Minute)), NodesTotal: 2, NodesReady: 2,
+		Overlay:    "geneve", NodesTotal: 2, NodesReady: 2,
+		Planes: []PlaneView{{
+			Role: "Server", Backend: "kernel", Endpoint: "192.0.2.1:51840", Node: "n1", MTU: 1390,
+			RTT: new(1.25), LossPercent: 1, HandshakeAge: new(int64(60)), Connected: true,
+		}},
 		Nodes: []NodeView{
 			{Name: "n1", Address: netip.MustParseAddr("10.80.0.1"), SeenAs: netip.MustParseAddr("10.70.64.1"), Ready: true, RTT: new(0.5)},
 			{Name: "n2", Address: netip.MustParseAddr("10.80.0.2"), SeenAs: netip.MustParseAddr("10.70.64.2"), Ready: true, RTT: new(0.5)},
@@ -279,8 +282,8 @@ func TestViewState(t *testing.T) {
 			if len(v.Nodes) > len(w.ready) {
 				t.Errorf("%d nodes of %d", len(v.Nodes), len(w.ready))
 			}
-			if v.State == Unknown && v.RTT != nil {
-				t.Errorf("a round trip time of a gateway that is silent: %v", *v.RTT)
+			if v.State == Unknown && v.Planes[0].RTT != nil {
+				t.Errorf("a round trip time of a gateway that is silent: %v", *v.Planes[0].RTT)
 			}
 		})
 	}

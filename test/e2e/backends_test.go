@@ -33,7 +33,7 @@ func TestBackends(t *testing.T) {
 	views := status(t, ctx, 0, a, b)
 	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
 		checkLinks(t, ctx, direction[0], viewOf(t, views, direction[0], direction[1]))
-		checkPrivileges(t, ctx, direction[0], viewOf(t, views, direction[0], direction[1]).WireGuard)
+		checkPrivileges(t, ctx, direction[0], viewOf(t, views, direction[0], direction[1]).Backend)
 	}
 	geneve, wireguard := kernelHas(t, ctx, "geneve", "id", "1", "remote", "192.0.2.1"), kernelHas(t, ctx, "wireguard")
 
@@ -61,8 +61,8 @@ func TestBackends(t *testing.T) {
 		t.Errorf("objects changed:\n%s", diff)
 	}
 	for _, v := range status(t, ctx, 0, a, b) {
-		if v.Overlay != "vxlan" || v.WireGuard != "userspace" {
-			t.Errorf("%s has %s and %s, want vxlan and userspace", v.Cluster, v.Overlay, v.WireGuard)
+		if v.Overlay != "vxlan" || v.Backend != "userspace" {
+			t.Errorf("%s has %s and %s, want vxlan and userspace", v.Cluster, v.Overlay, v.Backend)
 		}
 	}
 	if !geneve {

@@ -101,18 +101,23 @@ type mapping struct{ Real, Mapped netip.Prefix }
 type view struct {
 	Cluster, Peer, State, Message string
 	LocalPods, RemotePods         []mapping
-	Role, Endpoint                string
-	Overlay, WireGuard            string
-	GatewayNode                   string
-	RTTMilliseconds               *float64
-	LossPercent                   int
-	NodesReady, MTU               int
+	Overlay                       string
+	NodesReady                    int
+	planeView                     `json:"-"` // of the only plane
+	Planes                        []planeView
 	NodesNotReady                 []string
 	Nodes                         []struct {
 		Name            string
 		Address, SeenAs netip.Addr
 		Ready           bool
 	}
+}
+
+// planeView is the part of a view about one gateway.
+type planeView struct {
+	Role, Endpoint, Backend string
+	RTTMilliseconds         *float64
+	MTU, LossPercent        int
 }
 
 // status reads status -o json; the exit code has to be the wanted one.
@@ -137,6 +142,10 @@ func parseStatus(t testing.TB, document string) map[[2]string]view {
 	}
 	out := map[[2]string]view{}
 	for _, v := range doc.Peerings {
+		if len(v.Planes) != 1 {
+			t.Fatalf("%s shows %d planes of %s", v.Cluster, len(v.Planes), v.Peer)
+		}
+		v.planeView = v.Planes[0]
 		out[[2]string{v.Cluster, v.Peer}] = v
 	}
 	return out

@@ -1,0 +1,104 @@
+package cli
+
+import (
+	"cmp"
+	"io"
+	"strings"
+	"unicode"
+
+	"github.com/spf13/pflag"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/cli-runtime/pkg/printers"
+)
+
+// output is the flag --output.
+type output struct{ format string }
+
+func addOutput(f *pflag.FlagSet) *output {
+	o := &output{format: "table"}
+	f.VarP(o, "output", "o", "table, wide, name, json, yaml, jsonpath=… or go-template=…, as with kubectl")
+	return o
+}
+
+// String returns the value.
+func (o *output) String() string { return o.format }
+
+// Type is what --help shows.
+func (o *output) Type() string { return "format" }
+
+// Set refuses what cannot be printed.
+func (o *output) Set(s string) error {
+	o.format = cmp.Or(s, "table")
+	if o.forPeople() || s == "name" {
+		return nil
+	}
+	_, err := o.printer()
+	return err
+}
+
+// forPeople says that the output is text and tables.
+func (o *output) forPeople() bool { return o.format == "table" || o.wide() }
+
+func (o *output) wide() bool { return o.format == "wide" }
+
+func (o *output) printer() (printers.ResourcePrinter, error) {
+	flags := genericclioptions.NewPrintFlags("")
+	flags.OutputFormat = &o.format
+	return flags.ToPrinter()
+}
+
+// document is what a command prints for programs.
+type document interface {
+	runtime.Object
+	// names are those of the objects that it is about, as KIND.GROUP/NAME.
+	names() []string
+}
+
+// print prints a document for programs.
+func (o *output) print(w io.Writer, d document) error {
+	if o.format == "name" {
+		_, err := io.WriteString(w, strings.Join(append(d.names(), ""), "\n"))
+		return err
+	}
+	p, err := o.printer()
+	if err != nil {
+		return err
+	}
+	return p.PrintObj(d, w)
+}
+
+// documentType names a document, and the version of its fields.
+func documentType(kind string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: "cli.liqonet.io/v1alpha1", Kind: kind}
+}
+
+// printTable prints rows under a head. Columns whose name begins with "+" are those of
+// -o wide.
+func (o *output) printTable(w io.Writer, head []string, rows [][]any) error {
+	table := &metav1.Table{}
+	for _, name := range head {
+		name, extra := strings.CutPrefix(name, "+")
+		column := metav1.TableColumnDefinition{Name: name, Type: "string"}
+		if extra {
+			column.Priority = 1
+		}
+		table.ColumnDefinitions = append(table.ColumnDefinitions, column)
+	}
+	for _, cells := range rows {
+		table.Rows = append(table.Rows, metav1.TableRow{Cells: cells})
+	}
+	return printers.NewTablePrinter(printers.PrintOptions{Wide: o.wide()}).PrintObj(table, w)
+}
+
+// printable makes a text safe for a terminal. Agents wrote it, and somebody who has an
+// agent's account must not control the terminal of the reader.
+func printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) || r == '\n' {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, s)
+}
