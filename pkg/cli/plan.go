@@ -10,13 +10,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // planDocument is what peer --dry-run prints for programs.
 type planDocument struct {
 	metav1.TypeMeta `json:",inline"`
-	Plans           []*peering.Plan `json:"plans"`
+	Plans           []*plan.Plan `json:"plans"`
 }
 
 // DeepCopyObject returns the same document: nobody changes it.
@@ -27,7 +27,7 @@ func (d *planDocument) names() (out []string) {
 	for _, p := range d.Plans {
 		for _, c := range p.Clusters {
 			for _, o := range c.Objects {
-				if o.Action != peering.Keep {
+				if o.Action != plan.Keep {
 					gk := schema.FromAPIVersionAndKind(o.APIVersion, o.Kind).GroupKind()
 					out = append(out, strings.ToLower(gk.Kind)+strings.TrimSuffix("."+gk.Group, ".")+"/"+o.Name)
 				}
@@ -38,7 +38,7 @@ func (d *planDocument) names() (out []string) {
 }
 
 // printPlans prints all plans.
-func (o *output) printPlans(w io.Writer, plans []*peering.Plan) error {
+func (o *output) printPlans(w io.Writer, plans []*plan.Plan) error {
 	if !o.forPeople() {
 		return o.print(w, &planDocument{documentType("Plan"), plans})
 	}
@@ -51,12 +51,12 @@ func (o *output) printPlans(w io.Writer, plans []*peering.Plan) error {
 }
 
 // printPlan shows a plan to people.
-func (o *output) printPlan(w io.Writer, p *peering.Plan) error {
+func (o *output) printPlan(w io.Writer, p *plan.Plan) error {
 	a, b := &p.Clusters[0], &p.Clusters[1]
 	fmt.Fprintf(w, "Plan to peer %s and %s; nothing was changed.\n", a.Cluster, b.Cluster)
-	for _, c := range []*peering.ClusterPlan{a, b} {
+	for _, c := range []*plan.ClusterPlan{a, b} {
 		fmt.Fprintf(w, "\nCluster %s (%s)\n", c.Cluster, c.ClusterID)
-		statements := func(in []peering.Statement) (rows [][]any) {
+		statements := func(in []plan.Statement) (rows [][]any) {
 			for _, s := range in {
 				rows = append(rows, []any{s.What, s.Value, remark(s.Reason, s.Assumed, s.DuringRun)})
 			}

@@ -9,17 +9,17 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
 // apply makes obj be as wanted, by server-side apply, and returns it as it was
 // before, if that changed anything: an apply that changes nothing leaves the
 // resourceVersion. What was not there has no resourceVersion.
 func (c *Cluster) apply(ctx context.Context, obj client.Object) (before *unstructured.Unstructured, changed bool, err error) {
-	u, err := wanted(obj)
+	u, err := manifests.ToApply(obj)
 	if err != nil {
 		return nil, false, err
 	}
@@ -65,43 +65,15 @@ func (c *Cluster) applyNoting(ctx context.Context, j *journal, objs ...client.Ob
 	return names, err
 }
 
-// wanted turns an object into what is to be applied: without status and without
-// fields that only the server sets.
-func wanted(obj client.Object) (*unstructured.Unstructured, error) {
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-	if err != nil {
-		return nil, fmt.Errorf("convert %s: %w", describe(obj), err)
-	}
-	u := &unstructured.Unstructured{Object: content}
-	unstructured.RemoveNestedField(u.Object, "status")
-	unstructured.RemoveNestedField(u.Object, "metadata", "creationTimestamp")
-	unstructured.RemoveNestedField(u.Object, "metadata", "resourceVersion")
-	unstructured.RemoveNestedField(u.Object, "spec", "template", "metadata", "creationTimestamp")
-	return u, nil
-}
-
-// statusOf is what the CLI writes of a Peering's status.
-func statusOf(p *v1alpha1.Peering) (*unstructured.Unstructured, error) {
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(p.Status.Translation)
-	if err != nil {
-		return nil, fmt.Errorf("convert the status of %s: %w", describe(p), err)
-	}
-	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": p.APIVersion, "kind": p.Kind, "metadata": map[string]any{"name": p.Name},
-		"status": map[string]any{"translation": content},
-	}}, nil
-}
-
 // applyTranslation writes into a Peering's status by which addresses both
 // clusters know each other.
 func (c *Cluster) applyTranslation(ctx context.Context, p *v1alpha1.Peering, t *v1alpha1.Translation) error {
-	named := &v1alpha1.Peering{TypeMeta: p.TypeMeta, ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Status: v1alpha1.PeeringStatus{Translation: t}}
-	u, err := statusOf(named)
+	u, err := manifests.TranslationToApply(p.Name, t)
 	if err != nil {
 		return err
 	}
 	err = c.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
-	return c.fail("write the status of "+describe(named), err)
+	return c.fail("write the status of "+describe(p), err)
 }
 
 func describe(obj client.Object) string {

@@ -48,7 +48,7 @@ func house(t *testing.T, peers ...string) []client.Object {
 	n.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 	objs = append(objs, &n)
 	for _, p := range peers {
-		g := manifests.Gateway{Peering: p, Image: "image", Role: v1alpha1.Server, Port: gatewayPort, ServiceType: corev1.ServiceTypeNodePort}
+		g := manifests.Gateway{Peering: p, Image: "image", Role: v1alpha1.Server, Port: 51840, ServiceType: corev1.ServiceTypeNodePort}
 		account, deployment := g.Objects()
 		objs = append(objs, account...)
 		meta := metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: g.Labels()}
@@ -207,44 +207,32 @@ func TestNodesClean(t *testing.T) {
 
 func TestEnsureKey(t *testing.T) {
 	cluster := newCluster(t, "a", interceptor.Funcs{})
-	s := &side{Cluster: cluster}
-	isNew, err := s.ensureKey(t.Context(), "b")
+	g := manifests.Gateway{Peering: "b", Image: "image"}
+	public, isNew, err := cluster.ensureKey(t.Context(), g)
 	if err != nil || !isNew {
 		t.Fatal(isNew, err)
 	}
-	again := &side{Cluster: cluster}
-	if isNew, err := again.ensureKey(t.Context(), "b"); err != nil || isNew || again.publicKey != s.publicKey {
-		t.Errorf("again: new %t, %v, keys %q, %q", isNew, err, s.publicKey, again.publicKey)
+	if again, isNew, err := cluster.ensureKey(t.Context(), g); err != nil || isNew || again != public {
+		t.Errorf("again: new %t, %v, keys %q, %q", isNew, err, public, again)
 	}
 	secret := &corev1.Secret{}
 	if err := cluster.Client.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, secret); err != nil {
 		t.Fatal(err)
 	}
 	private, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate])
-	if err != nil || private.PublicKey().String() != s.publicKey || !bytes.Equal(secret.Data[v1alpha1.KeyFilePublic], func() []byte { k := private.PublicKey(); return k[:] }()) {
+	if err != nil || private.PublicKey().String() != public || !bytes.Equal(secret.Data[v1alpha1.KeyFilePublic], func() []byte { k := private.PublicKey(); return k[:] }()) {
 		t.Errorf("the public key is not that of the private one: %v", err)
 	}
 	if secret.Immutable == nil || !*secret.Immutable || secret.Labels[v1alpha1.LabelPeering] != "b" || secret.Labels[v1alpha1.LabelManagedBy] != v1alpha1.FieldManager {
 		t.Errorf("secret %+v", secret.ObjectMeta)
 	}
-	if len(s.publicKey) != 44 {
-		t.Errorf("a Peering takes 44 characters, not %q", s.publicKey)
+	if len(public) != 44 {
+		t.Errorf("a Peering takes 44 characters, not %q", public)
 	}
 
 	t.Run("the private key is in no other object", func(t *testing.T) {
-		a, b := newSide("a", []string{"10.1.0.0/16"}, "", ""), newSide("b", []string{"10.2.0.0/16"}, "", "")
-		a.withEntry(b, 0)
-		b.withEntry(a, 0)
-		a.publicKey = s.publicKey
-		if err := errors.Join(a.allocate(a.ledger, b), b.allocate(b.ledger, a)); err != nil {
-			t.Fatal(err)
-		}
-		spec, err := peeringSpec(b, a, decided{}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		objs := []any{spec, a.ledger}
-		account, deployment := manifests.Gateway{Peering: "b", Image: "image"}.Objects()
+		objs := []any{v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{RemotePublicKey: public}}}}
+		account, deployment := g.Objects()
 		objs = append(objs, deployment)
 		for _, o := range account {
 			objs = append(objs, o)
@@ -253,7 +241,7 @@ func TestEnsureKey(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !strings.Contains(string(raw), s.publicKey) || strings.Contains(string(raw), base64.StdEncoding.EncodeToString(private[:])) {
+		if !strings.Contains(string(raw), public) || strings.Contains(string(raw), base64.StdEncoding.EncodeToString(private[:])) {
 			t.Error("the private key is in an object that is not a Secret")
 		}
 	})
@@ -263,12 +251,10 @@ func TestEnsureKey(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range keys {
 			wg.Go(func() {
-				s := &side{Cluster: cluster}
 				var err error
-				if news[i], err = s.ensureKey(t.Context(), "c"); err != nil {
+				if keys[i], news[i], err = cluster.ensureKey(t.Context(), manifests.Gateway{Peering: "c"}); err != nil {
 					t.Error(err)
 				}
-				keys[i] = s.publicKey
 			})
 		}
 		wg.Wait()
@@ -290,7 +276,7 @@ func TestEnsureKey(t *testing.T) {
 		c := newCluster(t, "a", interceptor.Funcs{}, &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, Data: map[string][]byte{v1alpha1.KeyFilePrivate: private},
 		})
-		if _, err := (&side{Cluster: c}).ensureKey(t.Context(), "b"); err == nil || strings.Contains(err.Error(), string(private)) {
+		if _, _, err := c.ensureKey(t.Context(), g); err == nil || strings.Contains(err.Error(), string(private)) {
 			t.Errorf("got %v", err)
 		}
 	})
@@ -312,7 +298,7 @@ func TestApplyAll(t *testing.T) {
 func TestWanted(t *testing.T) {
 	_, deployment := manifests.Gateway{Peering: "b", Image: "image"}.Objects()
 	deployment.ResourceVersion, deployment.Status.Replicas = "7", 3
-	u, err := wanted(deployment)
+	u, err := manifests.ToApply(deployment)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/url"
 	"strings"
@@ -16,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/failure"
 )
 
 // Cluster is a connection to one of the two clusters.
@@ -64,46 +65,21 @@ func (c *Cluster) Identify(ctx context.Context) error {
 	return nil
 }
 
-// Kind is the class of an error: what a script can react to.
-type Kind int
-
-const (
-	// Unexpected is everything without a class of its own.
-	Unexpected Kind = iota
-	// Usage is input that cannot work, e.g. the same cluster twice.
-	Usage
-	// Unreachable is an API server that does not answer.
-	Unreachable
-	// Forbidden is a permission or credential that is missing.
-	Forbidden
-	// NotReady is something that did not come up or go away in time.
-	NotReady
-	// Ranges is an address range that is missing or in conflict.
-	Ranges
+// Error is what commands end with, see package failure.
+type (
+	Error = failure.Error
+	Kind  = failure.Kind
 )
 
-// Error is a failure in one cluster: what was being done there, why it failed,
-// and what the user can do.
-type Error struct {
-	Kind    Kind
-	Cluster string
-	Doing   string
-	Hint    string
-	Err     error
-}
-
-func (e *Error) Error() string {
-	s := e.Doing
-	if e.Cluster != "" {
-		s = fmt.Sprintf("cluster %q: %s", e.Cluster, e.Doing)
-	}
-	if e.Err != nil {
-		s += ": " + e.Err.Error()
-	}
-	return s
-}
-
-func (e *Error) Unwrap() error { return e.Err }
+// The classes of errors.
+const (
+	Unexpected  = failure.Unexpected
+	Usage       = failure.Usage
+	Unreachable = failure.Unreachable
+	Forbidden   = failure.Forbidden
+	NotReady    = failure.NotReady
+	Ranges      = failure.Ranges
+)
 
 // fail wraps err with what was being done to this cluster and classifies it.
 func (c *Cluster) fail(doing string, err error) error {

@@ -9,13 +9,14 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // changes are what a dry run would do, as "cluster action kind name".
-func changes(p *Plan) (out []string) {
+func changes(p *plan.Plan) (out []string) {
 	for _, c := range p.Clusters {
 		for _, o := range c.Objects {
-			if o.Action != Keep {
+			if o.Action != plan.Keep {
 				out = append(out, c.Cluster+" "+string(o.Action)+" "+o.Kind+" "+o.Name)
 			}
 		}
@@ -104,8 +105,8 @@ func TestNodeSubnetAdded(t *testing.T) {
 func TestInternalRangeTaken(t *testing.T) {
 	notShort(t)
 	a, b := twoSites(t)
-	plan := dryRun(t, a, b, Options{})
-	chosen := plan.Clusters[1].Ranges[0].Real
+	made := dryRun(t, a, b, Options{})
+	chosen := made.Clusters[1].Ranges[0].Real
 	b.mu.Lock()
 	b.routes = []netip.Prefix{netip.PrefixFrom(chosen.Addr(), 24)}
 	b.mu.Unlock()

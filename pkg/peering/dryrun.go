@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // comparePlan says for each object what is to be done with it.
@@ -32,7 +34,7 @@ func (p *peer) comparePlan(ctx context.Context) error {
 }
 
 // action compares an object with the one in the cluster.
-func (s *side) action(ctx context.Context, o *ObjectPlan, peer *side) (Action, error) {
+func (s *side) action(ctx context.Context, o *plan.ObjectPlan, peer *side) (plan.Action, error) {
 	want := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(o.Manifest)}
 	var live client.Object = &unstructured.Unstructured{}
 	if o.Kind == "Secret" {
@@ -43,34 +45,42 @@ func (s *side) action(ctx context.Context, o *ObjectPlan, peer *side) (Action, e
 	switch err := s.Client.Get(ctx, client.ObjectKeyFromObject(want), live); {
 	case apierrors.IsForbidden(err):
 		o.Reason += "; it may not be read"
-		return Unclear, nil
+		return plan.Unclear, nil
 	case absent(err):
-		return Create, nil
+		return plan.Create, nil
 	case err != nil:
 		return "", s.fail(fmt.Sprintf("read %s", describe(want)), err)
 	case !live.GetDeletionTimestamp().IsZero():
-		return Create, nil // when it is gone
+		return plan.Create, nil // when it is gone
 	case o.Kind == "Secret":
-		return Keep, nil
+		return plan.Keep, nil
 	}
 	if o.Kind == "Peering" {
-		s.fillKey(want, peer)
+		s.fillKeys(want, peer)
 	}
 	if contains(live.(*unstructured.Unstructured).Object, want.Object) {
-		return Keep, nil
+		return plan.Keep, nil
 	}
-	return Change, nil
+	return plan.Change, nil
 }
 
-// fillKey puts the peer's public key into the place where the plan names it.
-func (s *side) fillKey(want *unstructured.Unstructured, peer *side) {
-	key := peer.publicKey
-	if key == "" && peer.keyUnread && s.existing != nil {
-		key = s.existing.Spec.Planes[0].RemotePublicKey
-	}
+// fillKeys puts the public keys of the peer's gateways into the places where the
+// plan names them.
+func (s *side) fillKeys(want *unstructured.Unstructured, peer *side) {
 	planes, _, _ := unstructured.NestedSlice(want.Object, "spec", "planes")
-	if key != "" && len(planes) > 0 {
-		planes[0].(map[string]any)["remotePublicKey"] = key
+	for _, item := range planes {
+		plane := item.(map[string]any)
+		index, _ := plane["index"].(int64)
+		facts := peer.facts.Planes[int32(index)]
+		key := facts.PublicKey
+		if key == "" && facts.KeyUnreadable && s.facts.Existing != nil && s.facts.Existing.Plane(int32(index)) != nil {
+			key = s.facts.Existing.Plane(int32(index)).RemotePublicKey
+		}
+		if key != "" {
+			plane["remotePublicKey"] = key
+		}
+	}
+	if len(planes) > 0 {
 		_ = unstructured.SetNestedSlice(want.Object, planes, "spec", "planes")
 	}
 }

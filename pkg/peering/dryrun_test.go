@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // ours are the objects of ours in a cluster, as a plan lists them.
@@ -34,7 +35,7 @@ func (w *site) ours(t *testing.T) []string {
 	return out
 }
 
-func dryRun(t *testing.T, a, b *site, o Options) *Plan {
+func dryRun(t *testing.T, a, b *site, o Options) *plan.Plan {
 	t.Helper()
 	for _, w := range []*site{a, b} {
 		w.readOnly = true
@@ -50,33 +51,33 @@ func dryRun(t *testing.T, a, b *site, o Options) *Plan {
 // A dry run changes nothing, and what peer then makes is what it has said.
 func TestDryRun(t *testing.T) {
 	a, b := twoSites(t)
-	plan := dryRun(t, a, b, Options{Overlay: "vxlan", WireGuard: "userspace"})
+	made := dryRun(t, a, b, Options{Overlay: "vxlan", WireGuard: "userspace"})
 	for i, w := range []*site{a, b} {
 		if left := w.ours(t); len(left) > 0 {
 			t.Fatalf("the dry run made %v", left)
 		}
-		for _, o := range plan.Clusters[i].Objects {
-			if o.Action != Create || o.Reason == "" {
+		for _, o := range made.Clusters[i].Objects {
+			if o.Action != plan.Create || o.Reason == "" {
 				t.Errorf("%s %s: %q, because %q", o.Kind, o.Name, o.Action, o.Reason)
 			}
 		}
 	}
 	mustPeer(t, a, b, Options{Overlay: "vxlan", WireGuard: "userspace"})
 	for i, w := range []*site{a, b} {
-		if diff := cmp.Diff(plan.Clusters[i].planned(), w.ours(t)); diff != "" {
+		if diff := cmp.Diff(planned(&made.Clusters[i]), w.ours(t)); diff != "" {
 			t.Errorf("objects of %s, planned and made:\n%s", w.Name, diff)
 		}
-		checkMade(t, w, &plan.Clusters[i])
+		checkMade(t, w, &made.Clusters[i])
 	}
 
 	t.Run("again", func(t *testing.T) {
 		before := []map[string]string{a.versions(t), b.versions(t)}
-		plan := dryRun(t, a, b, Options{})
-		if n := plan.Changes(); n != 0 {
+		made := dryRun(t, a, b, Options{})
+		if n := made.Changes(); n != 0 {
 			t.Errorf("%d changes of what is there already:", n)
-			for _, c := range plan.Clusters {
+			for _, c := range made.Clusters {
 				for _, o := range c.Objects {
-					if o.Action != Keep {
+					if o.Action != plan.Keep {
 						t.Errorf("%s: %s %s %s", c.Cluster, o.Action, o.Kind, o.Name)
 					}
 				}
@@ -96,11 +97,11 @@ func TestDryRun(t *testing.T) {
 		}
 	})
 	t.Run("a change", func(t *testing.T) {
-		plan := dryRun(t, a, b, Options{Clusters: map[string]ClusterOptions{"id-of-a": {ServiceType: "LoadBalancer"}}})
+		made := dryRun(t, a, b, Options{Clusters: map[string]ClusterOptions{"id-of-a": {ServiceType: "LoadBalancer"}}})
 		var got []string
-		for _, c := range plan.Clusters {
+		for _, c := range made.Clusters {
 			for _, o := range c.Objects {
-				if o.Action != Keep {
+				if o.Action != plan.Keep {
 					got = append(got, c.Cluster+" "+string(o.Action)+" "+o.Kind)
 				}
 			}
@@ -113,7 +114,7 @@ func TestDryRun(t *testing.T) {
 
 // checkMade compares the manifests of a plan with what is in the cluster. What
 // the plan could not know is in angle brackets.
-func checkMade(t *testing.T, w *site, c *ClusterPlan) {
+func checkMade(t *testing.T, w *site, c *plan.ClusterPlan) {
 	t.Helper()
 	for _, o := range c.Objects {
 		if o.Kind == "NodeNetwork" || o.Kind == "Secret" {
@@ -194,7 +195,7 @@ func TestPlanHasNoKey(t *testing.T) {
 // none.
 func TestAssumedWithoutAgents(t *testing.T) {
 	a, b := twoSites(t)
-	assumed := func(p *Plan) (out []string) {
+	assumed := func(p *plan.Plan) (out []string) {
 		for _, s := range append(p.Clusters[0].Facts, p.Clusters[0].Choices...) {
 			if s.Assumed {
 				out = append(out, s.What)

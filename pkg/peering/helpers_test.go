@@ -2,11 +2,12 @@ package peering
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -24,11 +25,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/discovery"
-	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+
+var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty()}
 
 func cidr(s string) v1alpha1.CIDR {
 	if s == "" {
@@ -39,14 +40,6 @@ func cidr(s string) v1alpha1.CIDR {
 
 func mapping(real, mapped string) v1alpha1.CIDRMapping {
 	return v1alpha1.CIDRMapping{Real: cidr(real), Mapped: cidr(mapped)}
-}
-
-func facts(prefixes ...string) []discovery.Fact[netip.Prefix] {
-	var out []discovery.Fact[netip.Prefix]
-	for _, p := range prefixes {
-		out = append(out, discovery.Fact[netip.Prefix]{Value: prefix(p), Source: "the test"})
-	}
-	return out
 }
 
 func scheme(t *testing.T) *runtime.Scheme {
@@ -81,28 +74,6 @@ func newCluster(t *testing.T, name string, funcs interceptor.Funcs, objs ...clie
 // peerNamed is a peer of which only name and ID matter.
 func peerNamed(name string) *Cluster { return &Cluster{Name: name, ID: "id-of-" + name} }
 
-// newSide is a side with pods and services, and one node.
-func newSide(name string, pods []string, services, nodes string) *side {
-	f := discovery.Facts{PodCIDRs: facts(pods...)}
-	if services != "" {
-		f.ServiceCIDRs = facts(services)
-	}
-	if nodes != "" {
-		f.NodeCIDRs = facts(nodes)
-		f.Nodes = []discovery.Node{{Name: name + "-1", InternalIPs: []netip.Addr{prefix(nodes).Addr().Next().Next()}, Ready: true}}
-	}
-	return &side{
-		Cluster: peerNamed(name), facts: f, internal: ipam.DefaultInternal(), publicKey: "public key of " + name,
-		ledger: &v1alpha1.ClusterNetwork{Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: ipam.DefaultInternal()}}},
-	}
-}
-
-// withEntry gives the side's ledger an entry for the peer.
-func (s *side) withEntry(peer *side, index int32) *v1alpha1.PeerAllocation {
-	s.ledger.Spec.Peers = append(s.ledger.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: peer.ID, Name: objectName(peer.Name), Index: index})
-	return &s.ledger.Spec.Peers[len(s.ledger.Spec.Peers)-1]
-}
-
 func node(name string, ready bool, addresses ...string) *corev1.Node {
 	status := corev1.ConditionFalse
 	if ready {
@@ -132,15 +103,6 @@ func kindOf(t *testing.T, err error) Kind {
 		t.Fatalf("want an Error, got %T: %v", err, err)
 	}
 	return e.Kind
-}
-
-func overlapping(all []ipam.Use, p netip.Prefix) error {
-	for _, u := range all {
-		if u.Prefix.Overlaps(p) {
-			return fmt.Errorf("%s overlaps %s", p, u)
-		}
-	}
-	return nil
 }
 
 // podWith is named after its first address.

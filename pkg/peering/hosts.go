@@ -13,6 +13,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // ExposeHost lets the peer's pods and nodes reach an address outside of this
@@ -114,7 +115,7 @@ func (c *Cluster) canExpose(ctx context.Context, p *v1alpha1.Peering, host netip
 // say the same, and waits until gateway and nodes have applied it.
 func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v1alpha1.PeerAllocation) error) error {
 	cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-		a := allocation(cn, peer.ID)
+		a := plan.Allocation(cn, peer.ID)
 		if a == nil {
 			return errTornDown
 		}
@@ -123,7 +124,7 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v
 	if err != nil {
 		return c.fail("write the exposed hosts to the ledger", err)
 	}
-	name := allocation(cn, peer.ID).Name
+	name := plan.Allocation(cn, peer.ID).Name
 	return c.poll(ctx, "wait until gateway and nodes have applied it", c.podsHint(), func(ctx context.Context) (string, error) {
 		p := &v1alpha1.Peering{}
 		if err := c.Client.Get(ctx, types.NamespacedName{Name: name}, p); err != nil {
@@ -134,10 +135,10 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v
 		if err != nil {
 			return "", err
 		}
-		if cn == nil || allocation(cn, peer.ID) == nil {
+		if cn == nil || plan.Allocation(cn, peer.ID) == nil {
 			return "", errTornDown
 		}
-		hosts, err := hostMappings(allocation(cn, peer.ID), p.Spec.Local.ExternalCIDR.Prefix)
+		hosts, err := plan.HostMappings(plan.Allocation(cn, peer.ID), p.Spec.Local.ExternalCIDR.Prefix)
 		if err != nil {
 			return "", err
 		}
@@ -165,17 +166,4 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v
 		}
 		return settled(p, v), nil
 	})
-}
-
-// hostMappings are the exposed hosts as the peer knows them.
-func hostMappings(a *v1alpha1.PeerAllocation, external netip.Prefix) ([]v1alpha1.AddressMapping, error) {
-	var out []v1alpha1.AddressMapping
-	for _, h := range a.Hosts {
-		mapped, err := ipam.HostAddr(external, int(h.Number))
-		if err != nil {
-			return nil, fmt.Errorf("exposed host %s: %w", h.Address, err)
-		}
-		out = append(out, v1alpha1.AddressMapping{Real: h.Address, Mapped: v1alpha1.IP{Addr: mapped}})
-	}
-	return out, nil
 }

@@ -19,6 +19,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // pollInterval is how often a condition in a cluster is looked at. Each look is
@@ -112,9 +113,9 @@ func (c *Cluster) installCRDs(ctx context.Context) ([]string, error) {
 
 // install claims an entry for the peer and installs the node agents. When a
 // removal is under way it is completed first.
-func (c *Cluster) install(ctx context.Context, peer *Cluster, s *side) (changed []string, err error) {
+func (c *Cluster) install(ctx context.Context, peer *Cluster, s *side, planned *plan.ClusterPlan) (changed []string, err error) {
 	for {
-		changed, err = c.installOnce(ctx, peer, s)
+		changed, err = c.installOnce(ctx, peer, s, planned)
 		if !errors.Is(err, errTornDown) || ctx.Err() != nil {
 			return changed, err
 		}
@@ -186,14 +187,14 @@ func (c *Cluster) restartGateways(ctx context.Context, key manifests.OverlayKey)
 // installOnce installs the agents while the API server learns to serve the
 // ledger, in which the entry is claimed. Only after the claim is it certain that
 // nobody removes the agents, so they are looked at once more.
-func (c *Cluster) installOnce(ctx context.Context, peer *Cluster, s *side) ([]string, error) {
+func (c *Cluster) installOnce(ctx context.Context, peer *Cluster, s *side, planned *plan.ClusterPlan) ([]string, error) {
 	var claimed, installed []string
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() (err error) {
 		if claimed, err = c.installCRDs(gctx); err != nil {
 			return err
 		}
-		alloc, isNew, err := c.claim(gctx, peer, s.internal)
+		alloc, isNew, err := c.claim(gctx, peer, planned.Ledger.Spec.InternalCIDR.Prefix)
 		if isNew {
 			claimed = append(claimed, fmt.Sprintf("%s: entry %q of the ledger", c.Name, alloc.Name))
 		}
@@ -202,7 +203,7 @@ func (c *Cluster) installOnce(ctx context.Context, peer *Cluster, s *side) ([]st
 	})
 	var objs []client.Object
 	g.Go(func() (err error) {
-		objs, s.overlayKey, installed, err = c.applyAgents(gctx, s.image, &s.journal)
+		objs, s.facts.OverlayKey, installed, err = c.applyAgents(gctx, planned.Image, &s.journal)
 		return err
 	})
 	err := g.Wait()
@@ -244,8 +245,9 @@ func (c *Cluster) nodeReports(ctx context.Context) ([]v1alpha1.NodeNetwork, erro
 		}
 		reports = list.Items
 		var missing []string
+		byNode := plan.ReportsByNode(reports)
 		for _, n := range nodes {
-			if r := reportOf(reports, n); r == nil || r.Status.Kernel == nil {
+			if r := byNode[n]; r == nil || r.Status.Kernel == nil {
 				missing = append(missing, n)
 			}
 		}
@@ -258,15 +260,6 @@ func (c *Cluster) nodeReports(ctx context.Context) ([]v1alpha1.NodeNetwork, erro
 		return "no report of " + strings.Join(missing, ", "), c.podProblem(ctx)
 	})
 	return reports, err
-}
-
-func reportOf(reports []v1alpha1.NodeNetwork, node string) *v1alpha1.NodeNetwork {
-	for i := range reports {
-		if reports[i].Spec.NodeName == node {
-			return &reports[i]
-		}
-	}
-	return nil
 }
 
 // agentNodes returns the names of the nodes that are ready and that have agents:

@@ -14,6 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // journal notes how to put back what was changed. A command that is killed loses
@@ -37,7 +39,7 @@ func (j *journal) applied(c *Cluster, obj client.Object, before *unstructured.Un
 		return
 	}
 	j.note(func(ctx context.Context) error {
-		u, err := wanted(obj)
+		u, err := manifests.ToApply(obj)
 		if err != nil {
 			return err
 		}
@@ -65,7 +67,7 @@ func (j *journal) deleted(c *Cluster, svc *corev1.Service) {
 		},
 	}
 	j.note(func(ctx context.Context) error {
-		u, err := wanted(again)
+		u, err := manifests.ToApply(again)
 		if err != nil {
 			return err
 		}
@@ -77,7 +79,7 @@ func (j *journal) deleted(c *Cluster, svc *corev1.Service) {
 func (j *journal) ranges(c *Cluster, peerID string, before *v1alpha1.ClusterNetwork) {
 	j.note(func(ctx context.Context) error {
 		_, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-			now, then := allocation(cn, peerID), allocation(before, peerID)
+			now, then := plan.Allocation(cn, peerID), plan.Allocation(before, peerID)
 			if now == nil || then == nil {
 				return errUnchanged
 			}
@@ -93,11 +95,11 @@ func (j *journal) ranges(c *Cluster, peerID string, before *v1alpha1.ClusterNetw
 
 // translation notes the one of the Peering as it is.
 func (j *journal) translation(s *side) {
-	if s.existing == nil || s.existing.Status.Translation == nil {
+	if s.facts.Existing == nil || s.facts.Existing.Status.Translation == nil {
 		return
 	}
-	p := &v1alpha1.Peering{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"}, ObjectMeta: metav1.ObjectMeta{Name: s.existing.Name}}
-	before := s.existing.Status.Translation
+	p := &v1alpha1.Peering{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"}, ObjectMeta: metav1.ObjectMeta{Name: s.facts.Existing.Name}}
+	before := s.facts.Existing.Status.Translation
 	j.note(func(ctx context.Context) error { return s.applyTranslation(ctx, p, before) })
 }
 
@@ -128,12 +130,12 @@ func (p *peer) restore(ctx context.Context) error {
 func asBefore(before, applied *unstructured.Unstructured) *unstructured.Unstructured {
 	out := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(reduce(before.Object, applied.Object).(map[string]any))}
 	// It may have been taken away since.
-	if given, ok := before.GetAnnotations()[annotationEndpoints]; ok {
+	if given, ok := before.GetAnnotations()[plan.AnnotationEndpoints]; ok {
 		a := maps.Clone(out.GetAnnotations())
 		if a == nil {
 			a = map[string]string{}
 		}
-		a[annotationEndpoints] = given
+		a[plan.AnnotationEndpoints] = given
 		out.SetAnnotations(a)
 	}
 	return out

@@ -3,25 +3,18 @@ package peering
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
-	"regexp"
 	"slices"
-	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
-
-// maxPeers is the number of ledger entries that interface names, VNIs and
-// gateway addresses have room for (see pkg/ipam, overlay.go).
-const maxPeers = ipam.MaxPeering + 1
 
 // errTornDown says that the ledger is being removed by another command.
 var errTornDown = errors.New("liqonet is being removed from the cluster")
@@ -80,10 +73,10 @@ func (c *Cluster) claim(ctx context.Context, peer *Cluster, internal netip.Prefi
 	for {
 		cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 			changed = false
-			if a := allocation(cn, peer.ID); a != nil {
+			if a := plan.Allocation(cn, peer.ID); a != nil {
 				return errUnchanged
 			}
-			a, err := newAllocation(cn, peer)
+			a, err := plan.NewAllocation(cn, peer.ID, peer.Name)
 			if err != nil {
 				return c.fail("claim an entry of the ledger", err)
 			}
@@ -92,7 +85,7 @@ func (c *Cluster) claim(ctx context.Context, peer *Cluster, internal netip.Prefi
 			return nil
 		})
 		if err == nil {
-			return *allocation(cn, peer.ID), changed, nil
+			return *plan.Allocation(cn, peer.ID), changed, nil
 		}
 		if !errors.Is(err, errTornDown) {
 			return alloc, false, err
@@ -117,7 +110,7 @@ func (c *Cluster) claim(ctx context.Context, peer *Cluster, internal netip.Prefi
 // of creating it: for two seconds after a custom resource definition was
 // established the API server holds up every create request, but no other one.
 func (c *Cluster) createLedger(ctx context.Context, internal netip.Prefix) error {
-	u, err := wanted(newLedger(internal))
+	u, err := manifests.ToApply(plan.NewLedger(internal))
 	if err != nil {
 		return err
 	}
@@ -133,25 +126,13 @@ func (c *Cluster) createLedger(ctx context.Context, internal netip.Prefix) error
 	}
 }
 
-func newLedger(internal netip.Prefix) *v1alpha1.ClusterNetwork {
-	return &v1alpha1.ClusterNetwork{
-		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "ClusterNetwork"},
-		ObjectMeta: metav1.ObjectMeta{
-			Name:       v1alpha1.ClusterNetworkName,
-			Labels:     map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
-			Finalizers: []string{v1alpha1.UninstallFinalizer},
-		},
-		Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: internal}},
-	}
-}
-
 // release takes the peer's entry out of the ledger. Where it was the last one
 // it marks the ledger as being removed, in a way that fails if somebody claimed
 // an entry meanwhile, and says so.
 func (c *Cluster) release(ctx context.Context, peerID string) (last bool, err error) {
 	for {
 		cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-			if allocation(cn, peerID) == nil {
+			if plan.Allocation(cn, peerID) == nil {
 				return errUnchanged
 			}
 			cn.Spec.Peers = slices.DeleteFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID })
@@ -176,52 +157,4 @@ func (c *Cluster) release(ctx context.Context, peerID string) (last bool, err er
 			return false, c.fail("delete ClusterNetwork "+cn.Name, err)
 		}
 	}
-}
-
-// allocation returns the peer's entry, nil if there is none.
-func allocation(cn *v1alpha1.ClusterNetwork, peerID string) *v1alpha1.PeerAllocation {
-	for i := range cn.Spec.Peers {
-		if cn.Spec.Peers[i].ClusterID == peerID {
-			return &cn.Spec.Peers[i]
-		}
-	}
-	return nil
-}
-
-func newAllocation(cn *v1alpha1.ClusterNetwork, peer *Cluster) (v1alpha1.PeerAllocation, error) {
-	names, indexes := map[string]bool{}, map[int32]bool{}
-	for _, a := range cn.Spec.Peers {
-		names[a.Name], indexes[a.Index] = true, true
-	}
-	index := int32(0)
-	for indexes[index] {
-		index++
-	}
-	if index >= maxPeers {
-		return v1alpha1.PeerAllocation{}, fmt.Errorf("all %d entries are taken: unpeer another cluster first", maxPeers)
-	}
-	base := objectName(peer.Name)
-	name := base
-	for i := 2; names[name]; i++ {
-		suffix := fmt.Sprintf("-%d", i)
-		name = strings.TrimRight(base[:min(len(base), maxName-len(suffix))], "-") + suffix
-	}
-	return v1alpha1.PeerAllocation{ClusterID: peer.ID, Name: name, Index: index}, nil
-}
-
-// maxName leaves room in a Deployment's pods' names (63) for "gateway-", the
-// plane, and two hashes.
-const maxName = 30
-
-var notInName = regexp.MustCompile(`[^a-z0-9]+`)
-
-// objectName turns what a user calls a cluster, e.g.
-// "kubernetes-admin@kubernetes", into a DNS label.
-func objectName(s string) string {
-	s = strings.Trim(notInName.ReplaceAllString(strings.ToLower(s), "-"), "-")
-	s = strings.TrimRight(s[:min(len(s), maxName)], "-")
-	if s == "" {
-		return "peer"
-	}
-	return s
 }

@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"strings"
 	"sync"
 	"testing"
-	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -18,116 +16,12 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
-
-func TestObjectName(t *testing.T) {
-	tests := []struct{ in, want string }{
-		{"cluster-b", "cluster-b"},
-		{"kubernetes-admin@kubernetes", "kubernetes-admin-kubernetes"},
-		{"Cluster_B", "cluster-b"},
-		{"a.conf#admin@one", "a-conf-admin-one"},
-		{"../dir/file.yaml", "dir-file-yaml"},
-		{"--a--", "a"},
-		{"9", "9"},
-		{"arn:aws:eks:eu-west-1:123456789012:cluster/prod", "arn-aws-eks-eu-west-1-12345678"},
-		{"twenty-nine-characters-long-xx-y", "twenty-nine-characters-long-xx"},
-		{"a23456789-123456789-123456789--------b", "a23456789-123456789-123456789"},
-		{"", "peer"},
-		{"@#$", "peer"},
-		{"日本", "peer"},
-		{"Zürich", "z-rich"},
-		{"\xff\xfe", "peer"},
-	}
-	for _, tt := range tests {
-		if got := objectName(tt.in); got != tt.want {
-			t.Errorf("%q: want %q, got %q", tt.in, tt.want, got)
-		}
-	}
-}
-
-func FuzzObjectName(f *testing.F) {
-	for _, s := range []string{"a", "kubernetes-admin@kubernetes", "ÄÖÜ", strings.Repeat("-a", 40)} {
-		f.Add(s)
-	}
-	valid := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
-	f.Fuzz(func(t *testing.T, s string) {
-		got := objectName(s)
-		if !valid.MatchString(got) || len(got) > maxName || !utf8.ValidString(got) {
-			t.Errorf("%q gives %q", s, got)
-		}
-		if again := objectName(got); again != got {
-			t.Errorf("%q gives %q, which gives %q", s, got, again)
-		}
-	})
-}
-
-func TestNewAllocation(t *testing.T) {
-	entry := func(name string, index int32) v1alpha1.PeerAllocation {
-		return v1alpha1.PeerAllocation{ClusterID: "id-of-" + name, Name: name, Index: index}
-	}
-	long := strings.Repeat("x", maxName)
-	tests := []struct {
-		name string
-		have []v1alpha1.PeerAllocation
-		peer string
-		want v1alpha1.PeerAllocation
-	}{
-		{name: "the first one", peer: "b", want: entry("b", 0)},
-		{name: "the next one", have: []v1alpha1.PeerAllocation{entry("b", 0)}, peer: "c", want: entry("c", 1)},
-		{name: "a gap", have: []v1alpha1.PeerAllocation{entry("b", 2), entry("c", 0)}, peer: "d", want: entry("d", 1)},
-		{
-			name: "a name that is taken", have: []v1alpha1.PeerAllocation{entry("b", 0), entry("b-2", 1)}, peer: "B",
-			want: v1alpha1.PeerAllocation{ClusterID: "id-of-B", Name: "b-3", Index: 2},
-		},
-		{
-			name: "a long name that is taken", have: []v1alpha1.PeerAllocation{entry(long, 0)}, peer: long + "@other",
-			want: v1alpha1.PeerAllocation{ClusterID: "id-of-" + long + "@other", Name: long[:maxName-2] + "-2", Index: 1},
-		},
-		{
-			name: "a hyphen where it is cut", have: []v1alpha1.PeerAllocation{entry("a234567890123456789012345678-a", 0)}, peer: "a234567890123456789012345678-a",
-			want: v1alpha1.PeerAllocation{ClusterID: "id-of-a234567890123456789012345678-a", Name: "a234567890123456789012345678-2", Index: 1},
-		},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			cn := &v1alpha1.ClusterNetwork{Spec: v1alpha1.ClusterNetworkSpec{Peers: tt.have}}
-			got, err := newAllocation(cn, peerNamed(tt.peer))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(tt.want, got, compare); diff != "" {
-				t.Error(diff)
-			}
-		})
-	}
-	t.Run("until it is full", func(t *testing.T) {
-		cn := &v1alpha1.ClusterNetwork{}
-		names := map[string]bool{}
-		for i := range maxPeers {
-			a, err := newAllocation(cn, &Cluster{Name: "dev", ID: fmt.Sprint(i)})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if int(a.Index) != i || names[a.Name] || len(a.Name) > maxName {
-				t.Fatalf("entry %d is %+v", i, a)
-			}
-			for plane := range ipam.Planes {
-				if _, err := gatewayAddress(ipam.DefaultInternal(), a.Index, int32(plane)); err != nil {
-					t.Fatal(err)
-				}
-			}
-			names[a.Name] = true
-			cn.Spec.Peers = append(cn.Spec.Peers, a)
-		}
-		if _, err := newAllocation(cn, peerNamed("one-more")); err == nil {
-			t.Error("an entry too many")
-		}
-	})
-}
 
 // ledgerOf returns a ledger with entries for the peers.
 func ledgerOf(peers ...string) *v1alpha1.ClusterNetwork {
-	cn := newLedger(ipam.DefaultInternal())
+	cn := plan.NewLedger(ipam.DefaultInternal())
 	for i, p := range peers {
 		cn.Spec.Peers = append(cn.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: "id-of-" + p, Name: p, Index: int32(i)})
 	}
@@ -185,7 +79,7 @@ func TestConcurrentClaims(t *testing.T) {
 				names[a.Name], indexes[a.Index] = true, true
 			}
 			for i, a := range got {
-				if have := allocation(cn, fmt.Sprint("id-", i)); have == nil || !cmp.Equal(*have, a, compare) {
+				if have := plan.Allocation(cn, fmt.Sprint("id-", i)); have == nil || !cmp.Equal(*have, a, compare) {
 					t.Errorf("claim %d returned %+v, the ledger has %+v", i, a, have)
 				}
 			}
@@ -297,15 +191,15 @@ func TestClaimOnTerminatingLedger(t *testing.T) {
 }
 
 func TestClaimWhenFull(t *testing.T) {
-	cn := newLedger(ipam.DefaultInternal())
-	for i := range maxPeers {
+	cn := plan.NewLedger(ipam.DefaultInternal())
+	for i := range plan.MaxPeers {
 		cn.Spec.Peers = append(cn.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: fmt.Sprint(i), Name: fmt.Sprint("p", i), Index: int32(i)})
 	}
 	c := newCluster(t, "a", interceptor.Funcs{}, cn)
 	if _, _, err := c.claim(t.Context(), peerNamed("b"), ipam.DefaultInternal()); err == nil || !strings.Contains(err.Error(), "unpeer another") {
 		t.Errorf("got %v", err)
 	}
-	if got := len(readLedger(t, c).Spec.Peers); got != maxPeers {
+	if got := len(readLedger(t, c).Spec.Peers); got != plan.MaxPeers {
 		t.Errorf("the ledger has %d entries", got)
 	}
 }
@@ -407,7 +301,7 @@ func TestReleasesAndClaims(t *testing.T) {
 					return
 				}
 				cn, err := c.ledger(t.Context())
-				if err != nil || cn == nil || allocation(cn, peer.ID) == nil || !cn.DeletionTimestamp.IsZero() {
+				if err != nil || cn == nil || plan.Allocation(cn, peer.ID) == nil || !cn.DeletionTimestamp.IsZero() {
 					t.Errorf("what was claimed is not there: %+v, %v", cn, err)
 					return
 				}
@@ -423,7 +317,7 @@ func TestReleasesAndClaims(t *testing.T) {
 	wg.Wait()
 	cn := readLedger(t, c)
 	for i, h := range holding {
-		if h && (cn == nil || allocation(cn, fmt.Sprint(i)) == nil) {
+		if h && (cn == nil || plan.Allocation(cn, fmt.Sprint(i)) == nil) {
 			t.Errorf("entry %d is lost", i)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // Pair is two clusters to be peered.
@@ -85,8 +86,8 @@ func forPairs(pairs []Pair, start func(i int) func(*Outcome)) []Outcome {
 // permission than to read; what may not be read is said to be unclear. Each plan
 // begins with what the ones before it leave behind. Where there is an error, it is of the first pair that cannot be
 // planned.
-func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*Plan, error) {
-	plans := make([]*Plan, 0, len(pairs))
+func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*plan.Plan, error) {
+	plans := make([]*plan.Plan, 0, len(pairs))
 	ledgers := map[string]*v1alpha1.ClusterNetwork{}
 	made := map[string]bool{}
 	step := "Reading both clusters"
@@ -111,14 +112,14 @@ func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*Plan,
 			}
 			for i := range p.plan.Clusters {
 				c := &p.plan.Clusters[i]
-				ledgers[c.ClusterID] = c.ledger
+				ledgers[c.ClusterID] = c.Ledger
 				for k := range c.Objects {
 					object := &c.Objects[k]
 					key := fmt.Sprint(c.ClusterID, object.Kind, object.Namespace, object.Name)
 					if made[key] && object.Kind != "ClusterNetwork" {
-						object.Action, object.Reason = Keep, object.Reason+"; by an earlier one of these plans"
+						object.Action, object.Reason = plan.Keep, object.Reason+"; by an earlier one of these plans"
 					}
-					made[key] = made[key] || object.Action != Keep
+					made[key] = made[key] || object.Action != plan.Keep
 				}
 			}
 			plans = append(plans, p.plan)

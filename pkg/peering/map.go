@@ -19,6 +19,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // Address is where something can be called: a pod or a node, or a port of an
@@ -39,7 +40,7 @@ func (a Address) String() string {
 // TranslationOf is by which addresses the peer knows this cluster.
 func TranslationOf(p *v1alpha1.Peering) (ipam.Translation, error) {
 	nodes, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
-	t := ipam.Translation{Pods: mappings(p.Spec.Local.Pods), Nodes: nodes}
+	t := ipam.Translation{Pods: plan.Mappings(p.Spec.Local.Pods), Nodes: nodes}
 	for _, h := range p.Spec.Local.Hosts {
 		t.Hosts = append(t.Hosts, ipam.Mapping{
 			Real: netip.PrefixFrom(h.Real.Addr, h.Real.BitLen()), Mapped: netip.PrefixFrom(h.Mapped.Addr, h.Mapped.BitLen()),
@@ -238,9 +239,10 @@ func (c *Cluster) overlayAddress(ctx context.Context, addr netip.Addr) (netip.Ad
 	if err := c.Client.List(ctx, &networks); err != nil {
 		return addr, c.fail("list NodeNetworks", err)
 	}
+	reports := plan.ReportsByNode(networks.Items)
 	for _, n := range nodes.Items {
 		for _, a := range n.Status.Addresses {
-			if r := reportOf(networks.Items, n.Name); r != nil && a.Address == addr.String() {
+			if r := reports[n.Name]; r != nil && a.Address == addr.String() {
 				return netip.ParseAddr(r.Name)
 			}
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	appsv1 "k8s.io/api/apps/v1"
@@ -19,15 +18,17 @@ import (
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // observe reads all that a plan is made from. It changes nothing, and needs no
 // other permission than to read.
 func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error) {
-	s.wish = o.Clusters[s.ID]
+	f := plan.FactSheet{DefaultImage: s.DefaultImage}
+	defer func() { s.facts = f }()
 	overrides := o.Facts[s.ID]
 	overrides.Name = s.Name
-	s.facts, err = discovery.Discover(ctx, s.Client, overrides)
+	f.Facts, err = discovery.Discover(ctx, s.Client, overrides)
 	switch {
 	case errors.Is(err, discovery.ErrOutside) && len(overrides.PodCIDRs)+len(overrides.ServiceCIDRs) > 0:
 		return &Error{Kind: Usage, Doing: "compare the ranges given with what runs", Err: err}
@@ -38,91 +39,84 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 	case err != nil:
 		return s.fail("find out its ranges", err)
 	}
-	if s.apiServer, err = s.apiServerAddresses(ctx); err != nil {
+	if f.APIServer, err = s.apiServerAddresses(ctx); err != nil {
 		return err
 	}
-	if s.image, s.imageReason, err = s.agentImage(ctx, o.Image); err != nil {
+	if f.InstalledImage, err = s.agentImage(ctx); err != nil {
 		return err
 	}
-	internal, err := ipam.Allocate(ipam.Space{Used: s.ownRanges()}, ipam.InternalRequest(s.ID, s.Name))
-	if err != nil {
-		return &Error{Kind: Ranges, Cluster: s.Name, Doing: "find a range for the overlay", Err: err}
-	}
-	s.internal, s.internalReason = internal[0].Prefix, internal[0].Reason
 	var nodes v1alpha1.NodeNetworkList
 	if err := s.Client.List(ctx, &nodes); err != nil && !absent(err) {
 		return s.fail("list NodeNetworks", err)
 	}
-	s.nodes = nodes.Items
-	s.endpoints = s.wish.Endpoints
-	if err := s.observeOverlayKey(ctx); err != nil {
+	f.Reports = nodes.Items
+	if f.OverlayKey, err = s.readOverlayKey(ctx); err != nil {
 		return err
 	}
-	if s.ledger, err = s.Cluster.ledger(ctx); err != nil || s.ledger == nil || !s.ledger.DeletionTimestamp.IsZero() {
+	if f.Ledger, err = s.ledger(ctx); err != nil || f.Ledger == nil || !f.Ledger.DeletionTimestamp.IsZero() {
 		return err
 	}
 	var peerings v1alpha1.PeeringList
 	if err := s.Client.List(ctx, &peerings); err != nil && !absent(err) {
 		return s.fail("list Peerings", err)
 	}
-	s.others = slices.DeleteFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID })
-	if entry := allocation(s.ledger, peer.ID); entry != nil {
+	f.OtherPeerings = slices.DeleteFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID })
+	if entry := plan.Allocation(f.Ledger, peer.ID); entry != nil {
 		s.wasEstablished = entry.Established
-		return s.observePeering(ctx, entry.Name)
+		return s.readPeering(ctx, entry.Name, &f)
 	}
 	return nil
 }
 
-// observeOverlayKey reads which key the overlay has. Who may not read Secrets is
-// told by the pods that have it.
-func (s *side) observeOverlayKey(ctx context.Context) error {
+// readOverlayKey reads which key the overlay has. If the user may not read Secrets,
+// the pods that have it tell.
+func (c *Cluster) readOverlayKey(ctx context.Context) (manifests.OverlayKey, error) {
 	secret, ds := &corev1.Secret{}, &appsv1.DaemonSet{}
-	err := s.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.OverlaySecret}, secret)
+	err := c.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.OverlaySecret}, secret)
 	switch {
 	case err == nil:
-		s.overlayKey = manifests.OverlayKeyOf(secret.Data[v1alpha1.OverlayKeyFile])
-		return nil
+		return manifests.OverlayKeyOf(secret.Data[v1alpha1.OverlayKeyFile]), nil
 	case absent(err):
-		return nil
+		return "", nil
 	case !apierrors.IsForbidden(err):
-		return s.fail("read Secret "+v1alpha1.OverlaySecret, err)
+		return "", c.fail("read Secret "+v1alpha1.OverlaySecret, err)
 	}
-	err = s.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds)
+	err = c.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds)
 	if err != nil && !absent(err) {
-		return s.fail("read DaemonSet "+v1alpha1.NodeAgentName, err)
+		return "", c.fail("read DaemonSet "+v1alpha1.NodeAgentName, err)
 	}
-	s.overlayKey = manifests.OverlayKeyIn(&ds.Spec.Template)
-	return nil
+	return manifests.OverlayKeyIn(&ds.Spec.Template), nil
 }
 
-// observePeering reads what there is of the peering already.
-func (s *side) observePeering(ctx context.Context, name string) error {
-	g := manifests.Gateway{Peering: name}
-	key := types.NamespacedName{Namespace: v1alpha1.Namespace, Name: g.Name()}
-	existing, svc, secret := &v1alpha1.Peering{}, &corev1.Service{}, &corev1.Secret{}
-	s.existing, s.service, s.endpoints = nil, nil, s.wish.Endpoints
-	if err := s.Client.Get(ctx, types.NamespacedName{Name: name}, existing); err == nil {
-		s.existing = existing
+// readPeering reads what there is of the peering already.
+func (c *Cluster) readPeering(ctx context.Context, name string, f *plan.FactSheet) error {
+	existing := &v1alpha1.Peering{}
+	f.Existing, f.Planes = nil, map[int32]plan.PlaneFacts{}
+	if err := c.Client.Get(ctx, types.NamespacedName{Name: name}, existing); err == nil {
+		f.Existing = existing
 	} else if !absent(err) {
-		return s.fail("read Peering "+name, err)
+		return c.fail("read Peering "+name, err)
 	}
-	if err := s.Client.Get(ctx, key, svc); err == nil {
-		s.service = svc
-		if given := svc.Annotations[annotationEndpoints]; given != "" && len(s.endpoints) == 0 && !s.wish.AutoEndpoints {
-			s.endpoints = strings.Split(given, ",")
+	for _, index := range f.PlaneIndexes() {
+		var plane plan.PlaneFacts
+		svc, secret := &corev1.Service{}, &corev1.Secret{}
+		key := types.NamespacedName{Namespace: v1alpha1.Namespace, Name: manifests.Gateway{Peering: name, Plane: index}.Name()}
+		if err := c.Client.Get(ctx, key, svc); err == nil {
+			plane.Service = svc
+		} else if !absent(err) {
+			return c.fail("read Service "+key.String(), err)
 		}
-	} else if !absent(err) {
-		return s.fail("read Service "+key.String(), err)
-	}
-	switch err := s.Client.Get(ctx, key, secret); {
-	case apierrors.IsForbidden(err):
-		s.keyUnread = true
-	case err == nil:
-		if k, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate]); err == nil {
-			s.publicKey = k.PublicKey().String()
+		switch err := c.Client.Get(ctx, key, secret); {
+		case apierrors.IsForbidden(err):
+			plane.KeyUnreadable = true
+		case err == nil:
+			if k, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate]); err == nil {
+				plane.PublicKey = k.PublicKey().String()
+			}
+		case !absent(err):
+			return c.fail("read Secret "+key.String(), err)
 		}
-	case !absent(err):
-		return s.fail("read Secret "+key.String(), err)
+		f.Planes[index] = plane
 	}
 	return nil
 }
@@ -150,18 +144,16 @@ func (c *Cluster) apiServerAddresses(ctx context.Context) ([]netip.Addr, error) 
 	return out, nil
 }
 
-// agentImage is the wished one, or that of the agents which are there.
-func (c *Cluster) agentImage(ctx context.Context, wish string) (image, reason string, err error) {
-	if wish != "" {
-		return wish, "given by --agent-image", nil
-	}
+// agentImage is that of the node agents which are installed, empty if there are
+// none.
+func (c *Cluster) agentImage(ctx context.Context) (string, error) {
 	ds := &appsv1.DaemonSet{}
-	err = c.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds)
+	err := c.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds)
 	if apierrors.IsNotFound(err) || err == nil && !ds.DeletionTimestamp.IsZero() {
-		return c.DefaultImage, "the one of this version of the command", nil
+		return "", nil
 	}
 	if err != nil {
-		return "", "", c.fail("read DaemonSet "+v1alpha1.NodeAgentName, err)
+		return "", c.fail("read DaemonSet "+v1alpha1.NodeAgentName, err)
 	}
-	return ds.Spec.Template.Spec.Containers[0].Image, "the one of the node agents that are there", nil
+	return ds.Spec.Template.Spec.Containers[0].Image, nil
 }

@@ -7,10 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -26,6 +24,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // rollbackTimeout is the time that taking back may need, beyond the command's
@@ -35,9 +34,6 @@ const rollbackTimeout = 30 * time.Second
 // overlayKeyBytes is the length of what the agents ask for (overlay.KeyBytes,
 // which is in a package that knows the kernel).
 const overlayKeyBytes = 32
-
-// maxEndpoints is what a Peering has room for.
-const maxEndpoints = 16
 
 // Result of Peer.
 type Result struct {
@@ -91,7 +87,7 @@ type peer struct {
 	options  Options
 	reporter Reporter
 	// plan as it was made last.
-	plan *Plan
+	plan *plan.Plan
 	// touched says that something may have been changed.
 	touched bool
 	// unanswered says since when both gateways have applied their configuration and
@@ -132,7 +128,7 @@ func (p *peer) run(ctx context.Context) error {
 			return p.explain(err)
 		}
 		client := p.sides[0]
-		if p.plan.Clusters[0].decided.role.is == v1alpha1.Server {
+		if p.plan.Clusters[0].Role == v1alpha1.Server {
 			client = p.sides[1]
 		}
 		p.tried = append(p.tried, p.attempt())
@@ -164,7 +160,7 @@ func (p *peer) index(s *side) int {
 	return 1
 }
 
-func (p *peer) planOf(s *side) *ClusterPlan { return &p.plan.Clusters[p.index(s)] }
+func (p *peer) planOf(s *side) *plan.ClusterPlan { return &p.plan.Clusters[p.index(s)] }
 
 // observe reads both clusters and makes the plan.
 func (p *peer) observe(ctx context.Context) error {
@@ -176,10 +172,23 @@ func (p *peer) observe(ctx context.Context) error {
 	}
 	for _, s := range p.sides {
 		if after := p.ledgers[s.ID]; after != nil {
-			s.ledger = after
+			s.facts.Ledger = after
 		}
 	}
-	p.plan, err = makePlan(p.sides[0], p.sides[1], p.options)
+	return p.makePlan()
+}
+
+// override takes what the user overrules into the facts of both clusters.
+func (p *peer) override() {
+	for _, s := range p.sides {
+		s.facts.Overrides = p.options.of(s.ID)
+	}
+}
+
+// makePlan plans with what is known now.
+func (p *peer) makePlan() (err error) {
+	p.override()
+	p.plan, err = plan.Make(p.sides[0].facts, p.sides[1].facts)
 	return err
 }
 
@@ -198,8 +207,8 @@ func (p *peer) discover(ctx context.Context) error {
 // refuse fails if a backend that the user asks for is none that the kernels can
 // serve: before there is more than the agents.
 func (p *peer) refuse() error {
-	_, _, err := decide(p.sides[0], p.sides[1], p.options)
-	return err
+	p.override()
+	return plan.Check(&p.sides[0].facts, &p.sides[1].facts)
 }
 
 func (p *peer) install(ctx context.Context) error {
@@ -210,11 +219,11 @@ func (p *peer) install(ctx context.Context) error {
 	}
 	p.touched = true
 	err := p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
-		changed, err := s.install(ctx, peer.Cluster, s)
+		changed, err := s.install(ctx, peer.Cluster, s, p.planOf(s))
 		if err != nil {
 			return changed, err
 		}
-		s.nodes, err = s.nodeReports(ctx)
+		s.facts.Reports, err = s.nodeReports(ctx)
 		return changed, err
 	})
 	if err == nil {
@@ -238,7 +247,7 @@ func (p *peer) checkInternal(ctx context.Context) error {
 		if cn == nil || slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.Established }) {
 			continue
 		}
-		for _, n := range s.nodes {
+		for _, n := range s.facts.Reports {
 			for _, r := range n.Status.Routes {
 				if !r.Overlaps(cn.Spec.InternalCIDR.Prefix) {
 					continue
@@ -281,13 +290,17 @@ func (o Options) reserving(taken map[string][]netip.Prefix) Options {
 func (p *peer) push(ctx context.Context) error {
 	err := p.both(ctx, func(ctx context.Context, s, peer *side) (changed []string, err error) {
 		allocated := false
-		s.ledger, err = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+		s.facts.Ledger, err = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) (err error) {
 			before := cn.DeepCopy()
-			err := s.allocate(cn, peer)
-			if allocated = err == nil; allocated {
-				s.journal.ranges(s.Cluster, peer.ID, before)
+			allocated, err = plan.Allocate(cn, &s.facts, &peer.facts)
+			switch {
+			case err != nil:
+				return err
+			case !allocated:
+				return errUnchanged
 			}
-			return err
+			s.journal.ranges(s.Cluster, peer.ID, before)
+			return nil
 		})
 		if err != nil {
 			return nil, s.fail("allocate ranges", err)
@@ -302,15 +315,24 @@ func (p *peer) push(ctx context.Context) error {
 	}
 	// Not before the other side has chosen ranges: it looks at this one's endpoints.
 	err = p.both(ctx, func(ctx context.Context, s, peer *side) (changed []string, err error) {
-		name := allocation(s.ledger, peer.ID).Name
-		if err := s.observePeering(ctx, name); err != nil {
+		name := plan.Allocation(s.facts.Ledger, peer.ID).Name
+		if err := s.readPeering(ctx, name, &s.facts); err != nil {
 			return changed, err
 		}
-		isNew, err := s.ensureKey(ctx, name)
-		if isNew {
-			changed = append(changed, s.Name+": WireGuard key")
+		for _, g := range p.planOf(s).Gateways {
+			g.Peering = name // the ledger may have given another one than was planned
+			public, isNew, err := s.ensureKey(ctx, g.Gateway)
+			if isNew {
+				changed = append(changed, s.Name+": WireGuard key")
+			}
+			if err != nil {
+				return changed, err
+			}
+			facts := s.facts.Planes[g.Plane]
+			facts.PublicKey = public
+			s.facts.Planes[g.Plane] = facts
 		}
-		return changed, err
+		return changed, nil
 	})
 	if err != nil {
 		return err
@@ -318,56 +340,84 @@ func (p *peer) push(ctx context.Context) error {
 	if p.handOver != nil {
 		p.handOver()
 	}
-	if p.plan, err = makePlan(p.sides[0], p.sides[1], p.options); err != nil {
+	if err := p.makePlan(); err != nil {
 		return err
 	}
 	// The client needs to be told where the server is; all else goes side by side.
-	var endpoints []string
+	var endpoints [][]string
 	known := make(chan struct{})
 	return p.both(ctx, func(ctx context.Context, s, peer *side) (changed []string, err error) {
 		c := p.planOf(s)
-		first, deployment := c.gateway.Objects()
-		if c.service != nil {
-			first = append(first, c.service)
-		}
-		for _, objs := range [][]client.Object{first, {deployment}} {
-			more, err := s.applyNoting(ctx, &s.journal, objs...)
+		for _, g := range c.Gateways {
+			more, err := s.applyGateway(ctx, g)
 			changed = append(changed, more...)
 			if err != nil {
 				return changed, err
 			}
 		}
-		if c.stale != nil {
-			s.journal.deleted(s.Cluster, c.stale)
-			if err := s.delete(ctx, c.stale); err != nil {
-				return changed, err
-			}
-			changed = append(changed, s.Name+": "+describe(c.stale))
-		}
-		c.peering.Spec.Planes[0].RemotePublicKey = peer.publicKey
-		if c.service != nil {
-			if endpoints, err = s.currentEndpoints(ctx, c.gateway); err != nil {
-				return changed, err
+		if c.Role == v1alpha1.Server {
+			for _, g := range c.Gateways {
+				e, err := s.currentEndpoints(ctx, g.Gateway)
+				if err != nil {
+					return changed, err
+				}
+				endpoints = append(endpoints, e)
 			}
 			close(known)
 		} else {
 			select {
 			case <-known:
-				c.peering.Spec.Planes[0].Endpoints = endpoints
 			case <-ctx.Done():
 				return changed, s.fail("wait for the address of the other's gateway", context.Cause(ctx))
 			}
 		}
-		more, err := s.applyNoting(ctx, &s.journal, c.peering)
+		for i := range c.Peering.Spec.Planes {
+			plane := &c.Peering.Spec.Planes[i]
+			plane.RemotePublicKey = peer.facts.Planes[plane.Index].PublicKey
+			if c.Role == v1alpha1.Client {
+				plane.Endpoints = endpoints[i]
+			}
+		}
+		more, err := s.applyNoting(ctx, &s.journal, c.Peering)
+		changed = append(changed, more...)
 		if err == nil {
 			s.journal.translation(s)
-			err = s.applyTranslation(ctx, c.peering, c.translation)
+			err = s.applyTranslation(ctx, c.Peering, c.Translation)
 		}
-		if err == nil && s.existing != nil && s.role() != c.decided.role.is {
-			err = s.restartGateway(ctx, c.gateway)
+		for _, g := range c.Gateways {
+			if err != nil || s.facts.Existing == nil {
+				break
+			}
+			if before := s.facts.Existing.Plane(g.Plane); before != nil && before.Role != g.Role {
+				err = s.restartGateway(ctx, g.Gateway)
+			}
 		}
-		return append(changed, more...), err
+		return changed, err
 	})
+}
+
+// applyGateway applies the objects of a gateway, and deletes a Service that it does
+// not need any more.
+func (s *side) applyGateway(ctx context.Context, g plan.GatewayPlan) (changed []string, err error) {
+	first, deployment := g.Objects()
+	if g.Service != nil {
+		first = append(first, g.Service)
+	}
+	for _, objs := range [][]client.Object{first, {deployment}} {
+		more, err := s.applyNoting(ctx, &s.journal, objs...)
+		changed = append(changed, more...)
+		if err != nil {
+			return changed, err
+		}
+	}
+	if g.StaleService != nil {
+		s.journal.deleted(s.Cluster, g.StaleService)
+		if err := s.delete(ctx, g.StaleService); err != nil {
+			return changed, err
+		}
+		changed = append(changed, s.Name+": "+describe(g.StaleService))
+	}
+	return changed, nil
 }
 
 // restartGateway lets the gateway begin anew where its role was exchanged: one
@@ -385,11 +435,9 @@ func (s *side) restartGateway(ctx context.Context, g manifests.Gateway) error {
 	return nil
 }
 
-// ensureKey makes the key of the side's gateway, if it has none, and remembers
-// its public half.
-func (s *side) ensureKey(ctx context.Context, peering string) (isNew bool, err error) {
-	g := manifests.Gateway{Peering: peering}
-	secret, isNew, err := s.ensureSecret(ctx, g.Name(), func() (*corev1.Secret, error) {
+// ensureKey makes the key of a gateway, if it has none, and returns its public half.
+func (c *Cluster) ensureKey(ctx context.Context, g manifests.Gateway) (public string, isNew bool, err error) {
+	secret, isNew, err := c.ensureSecret(ctx, g.Name(), func() (*corev1.Secret, error) {
 		key, err := wgtypes.GeneratePrivateKey()
 		if err != nil {
 			return nil, fmt.Errorf("make a WireGuard key: %w", err)
@@ -402,14 +450,13 @@ func (s *side) ensureKey(ctx context.Context, peering string) (isNew bool, err e
 		}, nil
 	})
 	if err != nil {
-		return isNew, err
+		return "", isNew, err
 	}
 	key, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate])
 	if err != nil {
-		return isNew, s.fail("read the key in Secret "+secret.Name, errors.New("it is not a WireGuard key"))
+		return "", isNew, c.fail("read the key in Secret "+secret.Name, errors.New("it is not a WireGuard key"))
 	}
-	s.publicKey = key.PublicKey().String()
-	return isNew, nil
+	return key.PublicKey().String(), isNew, nil
 }
 
 // ensureOverlayKey makes the key of the cluster's overlay, if it has none.
@@ -458,8 +505,8 @@ func (c *Cluster) ensureSecret(ctx context.Context, name string, generate func()
 // them as host:port in the order in which they should be tried; or what the user
 // gave.
 func (s *side) currentEndpoints(ctx context.Context, g manifests.Gateway) (out []string, err error) {
-	if len(s.endpoints) > 0 {
-		return s.endpoints, nil
+	if given := s.facts.GivenEndpoints(g.Plane); len(given) > 0 {
+		return given, nil
 	}
 	hint := fmt.Sprintf("%s -n %s describe service %s; or choose another --service-type", s.kubectl(), v1alpha1.Namespace, g.Name())
 	err = s.poll(ctx, fmt.Sprintf("wait for an address of Service %s (%s)", g.Name(), g.ServiceType), hint, func(ctx context.Context) (string, error) {
@@ -467,50 +514,13 @@ func (s *side) currentEndpoints(ctx context.Context, g manifests.Gateway) (out [
 		if err := s.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: g.Name()}, svc); err != nil {
 			return "", err
 		}
-		out = serviceEndpoints(svc, s.facts.Nodes)
+		out = plan.ServiceEndpoints(svc, s.facts.Nodes)
 		if len(out) == 0 {
 			return "it has none yet", nil
 		}
 		return "", nil
 	})
 	return out, err
-}
-
-// serviceEndpoints is pure. Of many nodes, those that are left out are such that
-// both internal and external addresses remain.
-func serviceEndpoints(svc *corev1.Service, nodes []discovery.Node) []string {
-	var out, external []string
-	endpoint := func(host string, port int32) []string {
-		if host == "" || port == 0 {
-			return nil
-		}
-		return []string{net.JoinHostPort(host, strconv.Itoa(int(port)))}
-	}
-	port := svc.Spec.Ports[0]
-	switch svc.Spec.Type {
-	case corev1.ServiceTypeLoadBalancer:
-		for _, in := range svc.Status.LoadBalancer.Ingress {
-			out = append(out, endpoint(in.IP, port.Port)...)
-			out = append(out, endpoint(in.Hostname, port.Port)...)
-		}
-	case corev1.ServiceTypeNodePort:
-		for _, n := range nodes {
-			if !n.Ready {
-				continue
-			}
-			for _, a := range n.InternalIPs {
-				out = append(out, endpoint(a.String(), port.NodePort)...)
-			}
-			for _, a := range n.ExternalIPs {
-				external = append(external, endpoint(a.String(), port.NodePort)...)
-			}
-		}
-	default:
-		out = endpoint(svc.Spec.ClusterIP, port.Port)
-	}
-	internal := maxEndpoints - min(len(external), maxEndpoints/2)
-	out = append(out[:min(len(out), internal)], external...)
-	return out[:min(len(out), maxEndpoints)]
 }
 
 // errUnanswered says that one gateway called the other in vain, and that it may
@@ -540,7 +550,7 @@ func (p *peer) answerless(s *side, quiet bool) bool {
 		return false
 	}
 	for _, s := range p.sides {
-		if s.wasEstablished || len(s.endpoints) > 0 {
+		if s.wasEstablished || s.hasGivenEndpoints() {
 			return false
 		}
 	}
@@ -551,15 +561,19 @@ func (p *peer) answerless(s *side, quiet bool) bool {
 // attempt says who called whom.
 func (p *peer) attempt() string {
 	server, caller := &p.plan.Clusters[0], &p.plan.Clusters[1]
-	if server.decided.role.is != v1alpha1.Server {
+	if server.Role != v1alpha1.Server {
 		server, caller = caller, server
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	took := time.Since(p.unanswered).Round(time.Second)
 	p.quiet, p.unanswered = [2]bool{}, time.Time{}
+	var endpoints []string
+	for _, plane := range caller.Peering.Spec.Planes {
+		endpoints = append(endpoints, plane.Endpoints...)
+	}
 	return fmt.Sprintf("%s called %s at %s (%s) for %s", caller.Cluster, server.Cluster,
-		strings.Join(caller.peering.Spec.Planes[0].Endpoints, ", "), server.service.Spec.Type, took)
+		strings.Join(endpoints, ", "), server.Gateways[0].ServiceType, took)
 }
 
 // explain adds to the error of a wait what was tried, if nothing was answered.
@@ -597,7 +611,7 @@ func (p *peer) wait(ctx context.Context) error {
 	}
 	return p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
 		_, err := s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-			a := allocation(cn, peer.ID)
+			a := plan.Allocation(cn, peer.ID)
 			if a == nil || a.Established {
 				return errUnchanged
 			}
@@ -612,7 +626,7 @@ func (p *peer) wait(ctx context.Context) error {
 // still missing.
 func (p *peer) look(ctx context.Context, s, peer *side) (string, error) {
 	live := &v1alpha1.Peering{}
-	if err := s.Client.Get(ctx, types.NamespacedName{Name: allocation(s.ledger, peer.ID).Name}, live); err != nil {
+	if err := s.Client.Get(ctx, types.NamespacedName{Name: plan.Allocation(s.facts.Ledger, peer.ID).Name}, live); err != nil {
 		return "", err
 	}
 	var nodes v1alpha1.NodeNetworkList
@@ -636,5 +650,10 @@ func (p *peer) look(ctx context.Context, s, peer *side) (string, error) {
 		return reason, nil
 	}
 	// Agents before those that were applied may have reported all of this.
-	return s.rolledOut(ctx, p.planOf(s).gateway, live, nodes.Items, ready)
+	for _, g := range p.planOf(s).Gateways {
+		if missing, err := s.rolledOut(ctx, g.Gateway, live, nodes.Items, ready); err != nil || missing != "" {
+			return missing, err
+		}
+	}
+	return "", nil
 }

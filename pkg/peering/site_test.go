@@ -22,6 +22,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
 )
 
@@ -319,10 +320,10 @@ func (w *site) versions(t *testing.T) map[string]string {
 }
 
 // planned are the objects of a plan that are there afterwards.
-func (c *ClusterPlan) planned() []string {
+func planned(c *plan.ClusterPlan) []string {
 	var out []string
 	for _, o := range c.Objects {
-		if o.Action != Delete {
+		if o.Action != plan.Delete {
 			out = append(out, fmt.Sprint(o.Kind, " ", o.Namespace, "/", o.Name))
 		}
 	}

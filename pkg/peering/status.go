@@ -11,6 +11,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // silence is how long after its last report an agent is taken for dead.
@@ -168,7 +169,7 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 	}
 	v := View{
 		Name: p.Name, Cluster: cluster, Peer: p.Spec.Remote.Name, PeerID: p.Spec.Remote.ClusterID, State: Unknown,
-		LocalPods: mappings(p.Spec.Local.Pods), RemotePods: mappings(p.Spec.Remote.Pods),
+		LocalPods: plan.Mappings(p.Spec.Local.Pods), RemotePods: plan.Mappings(p.Spec.Remote.Pods),
 		LocalNodes: nodesMapping,
 		Overlay:    string(p.Spec.Overlay),
 		Nodes:      []NodeView{},
@@ -319,12 +320,4 @@ func milliseconds(us int64) *float64 {
 		return nil
 	}
 	return new(float64(us) / 1000)
-}
-
-func mappings(in []v1alpha1.CIDRMapping) ipam.Mappings {
-	out := make(ipam.Mappings, 0, len(in))
-	for _, m := range in {
-		out = append(out, ipam.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix})
-	}
-	return out
 }

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // Removed says what Unpeer found and did in one cluster.
@@ -56,7 +58,7 @@ func (c *Cluster) unpeer(ctx context.Context, peerID string) (r Removed, err err
 		return r, err
 	}
 	if cn != nil && cn.DeletionTimestamp.IsZero() {
-		if a := allocation(cn, peerID); a != nil {
+		if a := plan.Allocation(cn, peerID); a != nil {
 			r.Peering = true
 			if r.Skipped, err = c.removePeering(ctx, a.Name); err != nil {
 				return r, err
@@ -149,10 +151,11 @@ func (c *Cluster) reviveAgents(ctx context.Context) error {
 	if !slices.ContainsFunc(nodes.Items, func(n v1alpha1.NodeNetwork) bool { return len(n.Status.Gateways) > 0 }) {
 		return nil
 	}
-	image, _, err := c.agentImage(ctx, "")
+	image, err := c.agentImage(ctx)
 	if err != nil {
 		return err
 	}
+	image = cmp.Or(image, c.DefaultImage)
 	return c.poll(ctx, "install the node agents again, to clean the nodes' kernels", c.podsHint(), func(ctx context.Context) (string, error) {
 		_, _, _, err := c.applyAgents(ctx, image, nil)
 		if errors.Is(err, errTornDown) {

@@ -1,4 +1,4 @@
-package peering
+package plan
 
 import (
 	"errors"
@@ -16,15 +16,16 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
 var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty()}
 
 // checkEntry says what is wrong with the ranges that a side gave out.
-func checkEntry(s, peer *side, e *v1alpha1.PeerAllocation) error {
-	used := s.used(s.ledger, peer)
-	ms := mappings(e.Pods)
+func checkEntry(s, peer *FactSheet, e *v1alpha1.PeerAllocation) error {
+	used := s.used(s.Ledger, peer)
+	ms := Mappings(e.Pods)
 	if err := ms.Validate(); err != nil {
 		return err
 	}
@@ -42,7 +43,7 @@ func checkEntry(s, peer *side, e *v1alpha1.PeerAllocation) error {
 			}
 		}
 	}
-	for _, f := range peer.facts.PodCIDRs {
+	for _, f := range peer.PodCIDRs {
 		if !slices.ContainsFunc(ms, func(m ipam.Mapping) bool { return m.Real.Overlaps(f.Value) && m.Real.Bits() <= f.Value.Bits() }) {
 			return fmt.Errorf("pods %s have no mapping in %v", f.Value, ms)
 		}
@@ -66,7 +67,7 @@ func TestAllocate(t *testing.T) {
 		// pods and nodes of the peer.
 		pods  []string
 		nodes string
-		setup func(s, peer *side)
+		setup func(s, peer *FactSheet)
 		// want are the mapped ranges; "" for any that is free.
 		want     []string
 		external string
@@ -82,92 +83,92 @@ func TestAllocate(t *testing.T) {
 		{name: "the overlay's internal range", pods: []string{"10.80.16.0/20"}, want: []string{""}},
 		{
 			name: "another peer's pods", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *side) {
-				e := s.withEntry(newSide("other", nil, "", ""), 9)
+			setup: func(s, _ *FactSheet) {
+				e := s.withEntry(newFacts("other", nil, "", ""), 9)
 				e.Pods = []v1alpha1.CIDRMapping{mapping("10.244.0.0/17", "10.20.128.0/17")}
 				e.ExternalCIDR = cidr("10.60.0.0/18")
 			},
 		},
 		{
 			name: "another peer's nodes", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"},
-			setup: func(s, _ *side) {
-				s.withEntry(newSide("other", nil, "", ""), 9).ExternalCIDR = cidr("10.70.0.0/18")
+			setup: func(s, _ *FactSheet) {
+				s.withEntry(newFacts("other", nil, "", ""), 9).ExternalCIDR = cidr("10.70.0.0/18")
 			},
 		},
 		{
 			name: "another peer that has no ranges yet", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"},
-			setup: func(s, _ *side) { s.withEntry(newSide("other", nil, "", ""), 9) },
+			setup: func(s, _ *FactSheet) { s.withEntry(newFacts("other", nil, "", ""), 9) },
 		},
 		{
 			name: "a node's route", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *side) {
+			setup: func(s, _ *FactSheet) {
 				n := report("n1", "10.80.0.1", nil)
 				n.Status.Routes = v1alpha1.NewCIDRs(prefix("10.20.30.0/24"), prefix("10.70.1.0/24"))
-				s.nodes = []v1alpha1.NodeNetwork{n}
+				s.Reports = []v1alpha1.NodeNetwork{n}
 			},
 		},
 		{name: "the peer's nodes have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, nodes: "10.20.0.0/24", want: []string{""}},
 		{
 			name: "the peer's nodes have external addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(_, peer *side) {
-				peer.facts.Nodes = []discovery.Node{{Name: "n", ExternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}}}
+			setup: func(_, peer *FactSheet) {
+				peer.Nodes = []discovery.Node{{Name: "n", ExternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}}}
 			},
 		},
 		{
 			name: "another peer's nodes have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *side) { s.others = withNodeIPs("10.20.3.4") },
+			setup: func(s, _ *FactSheet) { s.OtherPeerings = withNodeIPs("10.20.3.4") },
 		},
 		{
 			name: "another peer's nodes have come to have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"}, external: "10.61.0.0/18",
-			setup: func(s, _ *side) {
-				s.ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}
-				s.ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
-				s.others = withNodeIPs("10.20.3.4", "10.61.1.1")
+			setup: func(s, _ *FactSheet) {
+				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}
+				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+				s.OtherPeerings = withNodeIPs("10.20.3.4", "10.61.1.1")
 			},
 		},
 		{
 			name: "an own node outside of all ranges", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *side) {
-				s.facts.Nodes = append(s.facts.Nodes, discovery.Node{Name: "far", InternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}})
+			setup: func(s, _ *FactSheet) {
+				s.Nodes = append(s.Nodes, discovery.Node{Name: "far", InternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}})
 			},
 		},
 		{
 			name: "the previous one is kept, though it need not be mapped any more", pods: []string{"10.20.0.0/16"}, want: []string{"10.33.0.0/16"}, external: "10.61.0.0/18",
-			setup: func(s, _ *side) {
-				s.ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
-				s.ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+			setup: func(s, _ *FactSheet) {
+				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
+				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 			},
 		},
 		{
 			name: "the previous one has become a conflict", pods: []string{"10.10.0.0/16"}, want: []string{""}, external: "10.61.0.0/18",
-			setup: func(s, _ *side) {
-				s.ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.10.0.0/16", "10.33.0.0/16")}
-				s.ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+			setup: func(s, _ *FactSheet) {
+				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.10.0.0/16", "10.33.0.0/16")}
+				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 				n := report("n1", "10.80.0.1", nil)
 				n.Status.Routes = v1alpha1.NewCIDRs(prefix("10.33.7.0/24"))
-				s.nodes = []v1alpha1.NodeNetwork{n}
+				s.Reports = []v1alpha1.NodeNetwork{n}
 			},
 		},
 		{
 			name: "the peer has other pods than before", pods: []string{"10.25.0.0/16"}, want: []string{"10.25.0.0/16"}, external: "10.61.0.0/18",
-			setup: func(s, _ *side) {
-				s.ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
-				s.ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
+			setup: func(s, _ *FactSheet) {
+				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
+				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 			},
 		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			s, peer := newSide("a", []string{own}, services, nodes), newSide("b", tt.pods, "", tt.nodes)
+			s, peer := newFacts("a", []string{own}, services, nodes), newFacts("b", tt.pods, "", tt.nodes)
 			s.withEntry(peer, 3)
 			if tt.setup != nil {
 				tt.setup(s, peer)
 			}
-			others := slices.Clone(s.ledger.Spec.Peers[1:])
-			if err := s.allocate(s.ledger, peer); err != nil && !errors.Is(err, errUnchanged) {
+			others := slices.Clone(s.Ledger.Spec.Peers[1:])
+			if _, err := Allocate(s.Ledger, s, peer); err != nil {
 				t.Fatal(err)
 			}
-			got := s.ledger.Spec.Peers[0]
+			got := s.Ledger.Spec.Peers[0]
 			if err := checkEntry(s, peer, &got); err != nil {
 				t.Error(err)
 			}
@@ -185,18 +186,18 @@ func TestAllocate(t *testing.T) {
 			if tt.external != "" && got.ExternalCIDR != cidr(tt.external) {
 				t.Errorf("want external %s, got %s", tt.external, got.ExternalCIDR)
 			}
-			if got.Index != 3 || got.ClusterID != peer.ID || got.Name != "b" {
+			if got.Index != 3 || got.ClusterID != peer.ClusterID || got.Name != "b" {
 				t.Errorf("the entry is not the claimed one any more: %+v", got)
 			}
-			if diff := cmp.Diff(others, s.ledger.Spec.Peers[1:], compare); diff != "" {
+			if diff := cmp.Diff(others, s.Ledger.Spec.Peers[1:], compare); diff != "" {
 				t.Errorf("other entries were changed:\n%s", diff)
 			}
 			// A second time it changes nothing.
-			before := s.ledger.DeepCopy()
-			if err := s.allocate(s.ledger, peer); !errors.Is(err, errUnchanged) {
-				t.Errorf("want errUnchanged the second time, got %v", err)
+			before := s.Ledger.DeepCopy()
+			if changed, err := Allocate(s.Ledger, s, peer); changed || err != nil {
+				t.Errorf("the second time: changed %t, %v", changed, err)
 			}
-			if diff := cmp.Diff(before, s.ledger, compare); diff != "" {
+			if diff := cmp.Diff(before, s.Ledger, compare); diff != "" {
 				t.Errorf("the second time it changed:\n%s", diff)
 			}
 		})
@@ -207,13 +208,13 @@ func TestAllocateErrors(t *testing.T) {
 	t.Run("no room", func(t *testing.T) {
 		messages := map[string]bool{}
 		for range 20 {
-			s, peer := newSide("a", []string{"10.0.0.0/8", "172.16.0.0/12"}, "192.168.0.0/16", "203.0.113.0/24"), newSide("b", []string{"10.1.0.0/16"}, "", "")
+			s, peer := newFacts("a", []string{"10.0.0.0/8", "172.16.0.0/12"}, "192.168.0.0/16", "203.0.113.0/24"), newFacts("b", []string{"10.1.0.0/16"}, "", "")
 			s.withEntry(peer, 0)
-			err := s.allocate(s.ledger, peer)
-			if err == nil || kindOf(t, err) != Ranges || !errors.Is(err, ipam.ErrExhausted) {
+			_, err := Allocate(s.Ledger, s, peer)
+			if err == nil || kindOf(t, err) != failure.Ranges || !errors.Is(err, ipam.ErrExhausted) {
 				t.Fatalf("want an error of kind Ranges that is ErrExhausted, got %v", err)
 			}
-			if e := s.ledger.Spec.Peers[0]; e.Pods != nil || e.ExternalCIDR.IsValid() {
+			if e := s.Ledger.Spec.Peers[0]; e.Pods != nil || e.ExternalCIDR.IsValid() {
 				t.Fatalf("the ledger was changed: %+v", e)
 			}
 			messages[err.Error()] = true
@@ -223,15 +224,15 @@ func TestAllocateErrors(t *testing.T) {
 		}
 	})
 	t.Run("the entry is gone", func(t *testing.T) {
-		s, peer := newSide("a", []string{"10.1.0.0/16"}, "", ""), newSide("b", []string{"10.2.0.0/16"}, "", "")
-		if err := s.allocate(s.ledger, peer); err == nil || errors.Is(err, errUnchanged) {
-			t.Fatalf("want an error, got %v", err)
+		s, peer := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
+		if _, err := Allocate(s.Ledger, s, peer); err == nil {
+			t.Fatal("no error")
 		}
 	})
 }
 
-// randomSide has random, often overlapping ranges.
-func randomSide(r *rand.Rand, name string) *side {
+// randomFacts has random, often overlapping ranges.
+func randomFacts(r *rand.Rand, name string) *FactSheet {
 	random := func(minBits, maxBits int) string {
 		bits := minBits + r.IntN(maxBits-minBits+1)
 		p, _ := netip.AddrFrom4([4]byte{10, byte(r.IntN(24) * 8), byte(r.IntN(256)), 0}).Prefix(bits)
@@ -243,28 +244,27 @@ func randomSide(r *rand.Rand, name string) *side {
 			pods = append(pods, p)
 		}
 	}
-	s := newSide(name, pods, random(14, 22), random(16, 24))
+	s := newFacts(name, pods, random(14, 22), random(16, 24))
 	for i := range r.IntN(4) {
 		n := report(fmt.Sprint("n", i), fmt.Sprintf("10.80.0.%d", i+1), &v1alpha1.KernelFacts{Geneve: true, VXLAN: true, WireGuard: true})
 		n.Status.Routes = v1alpha1.NewCIDRs(prefix(random(16, 28)))
-		s.nodes = append(s.nodes, n)
+		s.Reports = append(s.Reports, n)
 	}
-	internal, err := ipam.Allocate(ipam.Space{Used: s.ownRanges()}, ipam.InternalRequest(s.ID, s.Name))
+	s.Ledger = nil
+	internal, _, err := s.InternalCIDR()
 	if err != nil {
 		panic(err)
 	}
-	s.internal = internal[0].Prefix
-	s.ledger.Spec.InternalCIDR = v1alpha1.CIDR{Prefix: s.internal}
+	s.Ledger = NewLedger(internal)
 	for i := range r.IntN(4) {
-		o := newSide(fmt.Sprint(name, "-other-", i), []string{random(16, 24)}, "", "")
-		e := s.withEntry(o, int32(i))
-		if err := s.allocate(s.ledger, o); err != nil {
+		o := newFacts(fmt.Sprint(name, "-other-", i), []string{random(16, 24)}, "", "")
+		s.withEntry(o, int32(i))
+		if _, err := Allocate(s.Ledger, s, o); err != nil {
 			panic(err)
 		}
-		_ = e
 	}
 	lb := []discovery.Answer{discovery.Yes, discovery.No, discovery.Unknown}[r.IntN(3)]
-	s.facts.Exposure.LoadBalancer.Value = lb
+	s.Exposure.LoadBalancer.Value = lb
 	return s
 }
 
@@ -277,30 +277,31 @@ func TestPlanProperties(t *testing.T) {
 	}
 	for seed := range rounds {
 		r := rand.New(rand.NewPCG(uint64(seed), 1))
-		a, b := randomSide(r, "a"), randomSide(r, "b")
-		a.withEntry(b, int32(r.IntN(maxPeers)))
-		b.withEntry(a, int32(r.IntN(maxPeers)))
-		for _, x := range [][2]*side{{a, b}, {b, a}} {
-			if err := x[0].allocate(x[0].ledger, x[1]); err != nil {
+		a, b := randomFacts(r, "a"), randomFacts(r, "b")
+		a.withEntry(b, int32(r.IntN(MaxPeers)))
+		b.withEntry(a, int32(r.IntN(MaxPeers)))
+		for _, x := range [][2]*FactSheet{{a, b}, {b, a}} {
+			if _, err := Allocate(x[0].Ledger, x[0], x[1]); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
-			if err := checkEntry(x[0], x[1], allocation(x[0].ledger, x[1].ID)); err != nil {
+			if err := checkEntry(x[0], x[1], Allocation(x[0].Ledger, x[1].ClusterID)); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
 		}
-		forA, forB, err := decide(a, b, Options{})
+		p, err := choose(*a, *b)
 		if err != nil {
-			t.Fatal(err)
+			t.Fatalf("seed %d: %v", seed, err)
 		}
-		sa, errA := peeringSpec(a, b, forA, nil)
-		sb, errB := peeringSpec(b, a, forB, []string{"192.0.2.1:51840"})
-		if errA != nil || errB != nil {
-			t.Fatal(errA, errB)
-		}
+		sa, sb := p.Clusters[0].Peering.Spec, p.Clusters[1].Peering.Spec
 		agree(t, seed, a, b, sa, sb)
 		agree(t, seed, b, a, sb, sa)
-		if sa.Planes[0].Endpoints != nil || len(sb.Planes[0].Endpoints) != 1 {
-			t.Errorf("seed %d: endpoints are not those given: %v, %v", seed, sa.Planes, sb.Planes)
+		q, err := choose(*b, *a)
+		if err != nil {
+			t.Fatalf("seed %d: %v", seed, err)
+		}
+		q.Clusters[0], q.Clusters[1] = q.Clusters[1], q.Clusters[0]
+		if diff := cmp.Diff(p, q, compare, cmpopts.IgnoreUnexported(GatewayPlan{})); diff != "" {
+			t.Errorf("seed %d: the plan depends on which cluster is named first:\n%s", seed, diff)
 		}
 		if t.Failed() {
 			return
@@ -309,7 +310,7 @@ func TestPlanProperties(t *testing.T) {
 }
 
 // agree says whether a's Peering is what b's one expects.
-func agree(t *testing.T, seed int, a, b *side, sa, sb v1alpha1.PeeringSpec) {
+func agree(t *testing.T, seed int, a, b *FactSheet, sa, sb v1alpha1.PeeringSpec) {
 	t.Helper()
 	if diff := cmp.Diff(sa.Remote.Pods, sb.Local.Pods, compare); diff != "" {
 		t.Errorf("seed %d: what %s calls remote is not what %s calls local:\n%s", seed, a.Name, b.Name, diff)
@@ -317,13 +318,13 @@ func agree(t *testing.T, seed int, a, b *side, sa, sb v1alpha1.PeeringSpec) {
 	if sa.Remote.ExternalCIDR != sb.Local.ExternalCIDR {
 		t.Errorf("seed %d: external ranges differ: %s, %s", seed, sa.Remote.ExternalCIDR, sb.Local.ExternalCIDR)
 	}
-	if sa.Remote.ClusterID != b.ID || sa.Remote.Name != b.Name || sa.Index != allocation(a.ledger, b.ID).Index {
+	if sa.Remote.ClusterID != b.ClusterID || sa.Remote.Name != b.Name || sa.Index != Allocation(a.Ledger, b.ClusterID).Index {
 		t.Errorf("seed %d: not the peer: %+v", seed, sa.Remote)
 	}
-	if sa.Local.InternalCIDR.Prefix != a.internal {
-		t.Errorf("seed %d: internal range is %s, want %s", seed, sa.Local.InternalCIDR, a.internal)
+	if sa.Local.InternalCIDR != a.Ledger.Spec.InternalCIDR {
+		t.Errorf("seed %d: internal range is %s, want %s", seed, sa.Local.InternalCIDR, a.Ledger.Spec.InternalCIDR)
 	}
-	if len(sa.Planes) != 1 || sa.Planes[0].Index != 0 || sa.Planes[0].RemotePublicKey != b.publicKey {
+	if len(sa.Planes) != 1 || sa.Planes[0].Index != 0 || !strings.Contains(sa.Planes[0].RemotePublicKey, "of "+b.Name) {
 		t.Errorf("seed %d: plane is %+v", seed, sa.Planes)
 	}
 	if sa.Planes[0].Role == sb.Planes[0].Role {
@@ -352,17 +353,17 @@ func agree(t *testing.T, seed int, a, b *side, sa, sb v1alpha1.PeeringSpec) {
 }
 
 func TestPeeringSpec(t *testing.T) {
-	a, b := newSide("a", []string{"10.1.0.0/16"}, "", ""), newSide("b", []string{"10.1.0.0/16"}, "", "")
-	b.ledger.Spec.InternalCIDR = cidr("10.81.32.0/19")
+	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.1.0.0/16"}, "", "")
+	b.Ledger.Spec.InternalCIDR = cidr("10.81.32.0/19")
 	*a.withEntry(b, 7) = v1alpha1.PeerAllocation{
-		ClusterID: b.ID, Name: "b", Index: 7, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
+		ClusterID: b.ClusterID, Name: "b", Index: 7, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
 	}
 	*b.withEntry(a, 2) = v1alpha1.PeerAllocation{
-		ClusterID: a.ID, Name: "a", Index: 2, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, ExternalCIDR: cidr("10.70.128.0/18"),
+		ClusterID: a.ClusterID, Name: "a", Index: 2, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, ExternalCIDR: cidr("10.70.128.0/18"),
 	}
-	d := decided{
-		role: chosen[v1alpha1.Role]{is: v1alpha1.Client}, overlay: chosen[v1alpha1.OverlayKind]{is: "vxlan"},
-		wireguard: chosen[v1alpha1.WireGuardBackend]{is: "userspace"},
+	d := decisions{overlay: choice[v1alpha1.OverlayKind]{value: "vxlan"}}
+	planes := func() []v1alpha1.Plane {
+		return []v1alpha1.Plane{{Role: v1alpha1.Client, WireGuard: "userspace", KeyGeneration: 1, RemotePublicKey: "public key of b", Endpoints: []string{"192.0.2.1:51840"}}}
 	}
 	want := v1alpha1.PeeringSpec{
 		Index: 7,
@@ -370,7 +371,7 @@ func TestPeeringSpec(t *testing.T) {
 			Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.70.128.0/18"),
 		},
 		Remote: v1alpha1.RemoteNetwork{
-			ClusterID: b.ID, Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
+			ClusterID: b.ClusterID, Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
 		},
 		Overlay: "vxlan",
 		Planes: []v1alpha1.Plane{{
@@ -380,7 +381,7 @@ func TestPeeringSpec(t *testing.T) {
 			Endpoints:     []string{"192.0.2.1:51840"},
 		}},
 	}
-	got, err := peeringSpec(a, b, d, []string{"192.0.2.1:51840"})
+	got, err := peeringSpec(a, b, d, planes())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -388,16 +389,16 @@ func TestPeeringSpec(t *testing.T) {
 		t.Error(diff)
 	}
 	t.Run("the name is not changed by what the peer is called later", func(t *testing.T) {
-		a.existing = &v1alpha1.Peering{Spec: want}
-		a.existing.Spec.Remote.Name = "once"
-		got, err := peeringSpec(a, b, d, nil)
+		a.Existing = &v1alpha1.Peering{Spec: want}
+		a.Existing.Spec.Remote.Name = "once"
+		got, err := peeringSpec(a, b, d, planes())
 		if err != nil || got.Remote.Name != "once" {
 			t.Errorf("got %q, %v", got.Remote.Name, err)
 		}
 	})
 	t.Run("an entry is gone", func(t *testing.T) {
-		b.ledger.Spec.Peers = nil
-		if _, err := peeringSpec(a, b, d, nil); err == nil {
+		b.Ledger.Spec.Peers = nil
+		if _, err := peeringSpec(a, b, d, planes()); err == nil {
 			t.Error("no error")
 		}
 	})
@@ -425,15 +426,15 @@ func TestDecideRoles(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			a, b := newSide("a", nil, "", ""), newSide("b", nil, "", "")
-			a.facts.Exposure.LoadBalancer.Value, b.facts.Exposure.LoadBalancer.Value = tt.lbA, tt.lbB
-			a.existing, b.existing = tt.existingA, tt.existingB
-			forA, forB, err := decide(a, b, Options{})
+			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
+			a.Exposure.LoadBalancer.Value, b.Exposure.LoadBalancer.Value = tt.lbA, tt.lbB
+			a.Existing, b.Existing = tt.existingA, tt.existingB
+			got, err := decide([2]*FactSheet{a, b})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := forA.role.is == v1alpha1.Server; got != tt.aIsServer || forA.role.is == forB.role.is {
-				t.Errorf("a is %s, b is %s", forA.role.is, forB.role.is)
+			if is := got[0].role.value == v1alpha1.Server; is != tt.aIsServer || got[0].role.value == got[1].role.value {
+				t.Errorf("a is %s, b is %s", got[0].role.value, got[1].role.value)
 			}
 		})
 	}
@@ -443,7 +444,7 @@ func TestDecideRoles(t *testing.T) {
 func TestDecideOrder(t *testing.T) {
 	roles := []v1alpha1.Role{"", v1alpha1.Server, v1alpha1.Client}
 	answers := []discovery.Answer{discovery.Yes, discovery.No, discovery.Unknown}
-	wishes := []Options{{}, {Overlay: "auto", WireGuard: "auto", ServiceType: "auto"}, {Overlay: "vxlan", WireGuard: "userspace", ServiceType: "ClusterIP"}}
+	wishes := []Overrides{{}, {Overlay: "auto", WireGuard: "auto", ServiceType: "auto"}, {Overlay: "vxlan", WireGuard: "userspace", ServiceType: "ClusterIP"}}
 	check := func(t *testing.T, contradicting bool) {
 		for i := range 3 * 3 * 3 * 3 * 3 * 4 * 4 {
 			pick := func(n int) int {
@@ -451,26 +452,27 @@ func TestDecideOrder(t *testing.T) {
 				i /= n
 				return x
 			}
-			a, b := newSide("a", nil, "", ""), newSide("b", nil, "", "")
+			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
 			wish := wishes[pick(3)]
-			for _, s := range []*side{a, b} {
-				s.facts.Exposure.LoadBalancer.Value = answers[pick(3)]
+			for _, s := range []*FactSheet{a, b} {
+				s.Overrides = wish
+				s.Exposure.LoadBalancer.Value = answers[pick(3)]
 				if role := roles[pick(3)]; role != "" {
-					s.existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "vxlan", Planes: []v1alpha1.Plane{{Role: role, WireGuard: "kernel"}}}}
+					s.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "vxlan", Planes: []v1alpha1.Plane{{Role: role, WireGuard: "kernel"}}}}
 				}
 				kernel := pick(4)
-				s.nodes = []v1alpha1.NodeNetwork{report("n", "10.80.0.1", &v1alpha1.KernelFacts{Geneve: kernel&1 == 0, VXLAN: true, WireGuard: kernel&2 == 0})}
+				s.Reports = []v1alpha1.NodeNetwork{report("n", "10.80.0.1", &v1alpha1.KernelFacts{Geneve: kernel&1 == 0, VXLAN: true, WireGuard: kernel&2 == 0})}
 			}
-			if a.existing != nil && b.existing != nil && (a.existing.Spec.Planes[0].Role == b.existing.Spec.Planes[0].Role) != contradicting {
+			if a.Existing != nil && b.Existing != nil && (a.Existing.Spec.Planes[0].Role == b.Existing.Spec.Planes[0].Role) != contradicting {
 				continue
 			}
-			a1, b1, err1 := decide(a, b, wish)
-			b2, a2, err2 := decide(b, a, wish)
-			if err1 != nil || err2 != nil {
-				t.Fatal(err1, err2)
+			got, err := decide([2]*FactSheet{a, b})
+			again, err2 := decide([2]*FactSheet{b, a})
+			if err != nil || err2 != nil {
+				t.Fatal(err, err2)
 			}
-			if a1 != a2 || b1 != b2 {
-				t.Fatalf("a, b: %+v %+v; b, a: %+v %+v", a1, b1, a2, b2)
+			if got[0] != again[1] || got[1] != again[0] {
+				t.Fatalf("a, b: %+v; b, a: %+v", got, again)
 			}
 		}
 	}
@@ -511,10 +513,11 @@ func TestChooseOverlay(t *testing.T) {
 	for _, tt := range tests {
 		for wish, want := range map[string]v1alpha1.OverlayKind{"auto": tt.auto, "geneve": tt.geneve, "vxlan": tt.vxlan} {
 			t.Run(tt.name+"/"+wish, func(t *testing.T) {
-				s := newSide("a", nil, "", "")
-				s.nodes = kernels(tt.nodes...)
-				got, err := chooseOverlay(s, wish)
-				checkChoice(t, string(want), string(got.is), err, tt.bad)
+				s := newFacts("a", nil, "", "")
+				s.Reports = kernels(tt.nodes...)
+				s.Overrides.Overlay = wish
+				got, err := chooseOverlay(s)
+				checkChoice(t, string(want), string(got.value), err, tt.bad)
 			})
 		}
 	}
@@ -541,14 +544,15 @@ func TestChooseOverlayOfOthers(t *testing.T) {
 		{name: "both peerings are there", wish: "auto", nodes: kernels(both), existing: geneve, others: geneve, want: "geneve"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			s := newSide("a", nil, "", "")
-			s.nodes = tt.nodes
+			s := newFacts("a", nil, "", "")
+			s.Reports = tt.nodes
 			if tt.existing != "" {
-				s.existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.existing}}
+				s.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.existing}}
 			}
-			s.others = []v1alpha1.Peering{{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: v1alpha1.PeeringSpec{Overlay: tt.others}}}
-			got, err := chooseOverlay(s, tt.wish)
-			checkChoice(t, tt.want, string(got.is), err, tt.bad)
+			s.OtherPeerings = []v1alpha1.Peering{{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: v1alpha1.PeeringSpec{Overlay: tt.others}}}
+			s.Overrides.Overlay = tt.wish
+			got, err := chooseOverlay(s)
+			checkChoice(t, tt.want, string(got.value), err, tt.bad)
 		})
 	}
 }
@@ -568,10 +572,11 @@ func TestChooseWireGuard(t *testing.T) {
 	for _, tt := range tests {
 		for wish, want := range map[string]v1alpha1.WireGuardBackend{"auto": tt.auto, "kernel": tt.kernel, "userspace": "userspace"} {
 			t.Run(tt.name+"/"+wish, func(t *testing.T) {
-				s := newSide("a", nil, "", "")
-				s.nodes = kernels(tt.nodes...)
-				got, err := chooseWireGuard(s, wish)
-				checkChoice(t, string(want), string(got.is), err, fmt.Sprint("n", len(tt.nodes)))
+				s := newFacts("a", nil, "", "")
+				s.Reports = kernels(tt.nodes...)
+				s.Overrides.WireGuard = wish
+				got, err := chooseWireGuard(s)
+				checkChoice(t, string(want), string(got.value), err, fmt.Sprint("n", len(tt.nodes)))
 			})
 		}
 	}
@@ -585,8 +590,8 @@ type plainly struct {
 	service   corev1.ServiceType
 }
 
-func (d decided) plainly() plainly {
-	return plainly{d.role.is, d.overlay.is, d.wireguard.is, d.serviceType.is}
+func (d decisions) plainly() plainly {
+	return plainly{d.role.value, d.overlay.value, d.wireguard.value, d.serviceType.value}
 }
 
 // TestChooseAgain: what was decided before is kept where it still can be.
@@ -598,7 +603,7 @@ func TestChooseAgain(t *testing.T) {
 		overlay   v1alpha1.OverlayKind
 		wireguard v1alpha1.WireGuardBackend
 		service   corev1.ServiceType
-		options   Options
+		options   Overrides
 		want      plainly
 	}{
 		{
@@ -611,46 +616,47 @@ func TestChooseAgain(t *testing.T) {
 		},
 		{
 			name: "overruled", kernel: kernel{Geneve: true, VXLAN: true, WireGuard: true}, overlay: "vxlan", wireguard: "userspace", service: "ClusterIP",
-			options: Options{Overlay: "geneve", WireGuard: "kernel", ServiceType: "NodePort"}, want: plainly{"Client", "geneve", "kernel", "NodePort"},
+			options: Overrides{Overlay: "geneve", WireGuard: "kernel", ServiceType: "NodePort"}, want: plainly{"Client", "geneve", "kernel", "NodePort"},
 		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			a, b := newSide("a", nil, "", ""), newSide("b", nil, "", "")
-			a.nodes, a.service = kernels(tt.kernel), &corev1.Service{Spec: corev1.ServiceSpec{Type: tt.service}}
-			b.nodes = kernels(kernel{Geneve: true, VXLAN: true, WireGuard: true})
-			a.existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.overlay, Planes: []v1alpha1.Plane{{Role: "Client", WireGuard: tt.wireguard}}}}
-			got, _, err := decide(a, b, tt.options)
-			if err != nil || got.plainly() != tt.want {
+			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
+			a.Reports, a.Overrides = kernels(tt.kernel), tt.options
+			a.Planes = map[int32]PlaneFacts{0: {Service: &corev1.Service{Spec: corev1.ServiceSpec{Type: tt.service}}}}
+			b.Reports = kernels(kernel{Geneve: true, VXLAN: true, WireGuard: true})
+			a.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.overlay, Planes: []v1alpha1.Plane{{Role: "Client", WireGuard: tt.wireguard}}}}
+			got, err := decide([2]*FactSheet{a, b})
+			if err != nil || got[0].plainly() != tt.want {
 				t.Errorf("want %+v, got %+v, %v", tt.want, got, err)
 			}
 		})
 	}
 }
 
-// TestRefuse: what the kernels are known not to have is refused for either side,
-// and so that it is clear where.
-func TestRefuse(t *testing.T) {
+// TestCheck: what the kernels are known not to have is refused for either side, and
+// so that it is clear where.
+func TestCheck(t *testing.T) {
 	can := v1alpha1.KernelFacts{Geneve: true, VXLAN: true, WireGuard: true}
-	for wish, o := range map[string]Options{"geneve": {Overlay: "geneve"}, "wireguard": {WireGuard: "kernel"}} {
+	for wish, o := range map[string]Overrides{"geneve": {Overlay: "geneve"}, "wireguard": {WireGuard: "kernel"}} {
 		for i, name := range []string{"a", "b"} {
-			a, b := newSide("a", nil, "", ""), newSide("b", nil, "", "")
-			p := &peer{sides: [2]*side{a, b}, options: o}
-			if err := p.refuse(); err != nil {
+			both := [2]*FactSheet{newFacts("a", nil, "", ""), newFacts("b", nil, "", "")}
+			both[0].Overrides, both[1].Overrides = o, o
+			if err := Check(both[0], both[1]); err != nil {
 				t.Errorf("%s is refused while nothing is known: %v", wish, err)
 			}
-			a.nodes, b.nodes = kernels(can, can), kernels(can, can)
-			if err := p.refuse(); err != nil {
+			both[0].Reports, both[1].Reports = kernels(can, can), kernels(can, can)
+			if err := Check(both[0], both[1]); err != nil {
 				t.Errorf("%s is refused: %v", wish, err)
 			}
-			p.sides[i].nodes[1].Status.Kernel = &v1alpha1.KernelFacts{VXLAN: true}
-			err := p.refuse()
-			e := (*Error)(nil)
-			if !errors.As(err, &e) || e.Kind != Usage || e.Cluster != name || !strings.Contains(err.Error(), wish+" on nodes n2") {
+			both[i].Reports[1].Status.Kernel = &v1alpha1.KernelFacts{VXLAN: true}
+			err := Check(both[0], both[1])
+			e := (*failure.Error)(nil)
+			if !errors.As(err, &e) || e.Kind != failure.Usage || e.Cluster != name || !strings.Contains(err.Error(), wish+" on nodes n2") {
 				t.Errorf("%s that node n2 of %s has not: %v", wish, name, err)
 			}
-			p.options = Options{}
-			if err := p.refuse(); err != nil {
+			both[0].Overrides, both[1].Overrides = Overrides{}, Overrides{}
+			if err := Check(both[0], both[1]); err != nil {
 				t.Errorf("auto is refused: %v", err)
 			}
 		}
@@ -665,8 +671,8 @@ func checkChoice(t *testing.T, want, got string, err error, bad string) {
 	if err == nil {
 		return
 	}
-	e := (*Error)(nil)
-	if !errors.As(err, &e) || e.Kind != Usage || e.Hint == "" || e.Cluster != "a" || !strings.Contains(err.Error(), bad) {
+	e := (*failure.Error)(nil)
+	if !errors.As(err, &e) || e.Kind != failure.Usage || e.Hint == "" || e.Cluster != "a" || !strings.Contains(err.Error(), bad) {
 		t.Errorf("want a usage error with a hint that names %q, got %#v", bad, err)
 	}
 }
@@ -685,9 +691,10 @@ func TestChooseServiceType(t *testing.T) {
 		{"ClusterIP", discovery.Yes, corev1.ServiceTypeClusterIP},
 	}
 	for _, tt := range tests {
-		s := newSide("a", nil, "", "")
-		s.facts.Exposure.LoadBalancer = discovery.Fact[discovery.Answer]{Value: tt.lb, Source: "the test"}
-		if got := chooseServiceType(s, tt.wish); got.is != tt.want || got.why == "" {
+		s := newFacts("a", nil, "", "")
+		s.Exposure.LoadBalancer = discovery.Fact[discovery.Answer]{Value: tt.lb, Source: "the test"}
+		s.Overrides.ServiceType = tt.wish
+		if got := chooseServiceType(s); got.value != tt.want || got.reason == "" {
 			t.Errorf("wish %q, load balancers %q: want %s, got %+v", tt.wish, tt.lb, tt.want, got)
 		}
 	}
@@ -740,18 +747,18 @@ func TestServiceEndpoints(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, serviceEndpoints(tt.svc, tt.nodes), compare); diff != "" {
+			if diff := cmp.Diff(tt.want, ServiceEndpoints(tt.svc, tt.nodes), compare); diff != "" {
 				t.Error(diff)
 			}
 		})
 	}
 	t.Run("no more than a Peering has room for", func(t *testing.T) {
-		if got := serviceEndpoints(service(corev1.ServiceTypeNodePort, 30001), many(40)); len(got) != maxEndpoints {
+		if got := ServiceEndpoints(service(corev1.ServiceTypeNodePort, 30001), many(40)); len(got) != maxEndpoints {
 			t.Errorf("got %d", len(got))
 		}
 	})
 	t.Run("of many nodes, external addresses are among them", func(t *testing.T) {
-		got := serviceEndpoints(service(corev1.ServiceTypeNodePort, 30001), many(16))
+		got := ServiceEndpoints(service(corev1.ServiceTypeNodePort, 30001), many(16))
 		if !slices.ContainsFunc(got, func(e string) bool { return strings.HasPrefix(e, "203.0.113.") }) {
 			t.Errorf("only %v", got)
 		}

@@ -1,0 +1,46 @@
+package peering
+
+import (
+	"cmp"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// Options are what the user may overrule. The zero value decides by itself, and
+// keeps what was decided before.
+type Options struct {
+	// Image of the agents. Empty: the one that the cluster's agents have already,
+	// or else the Cluster's DefaultImage.
+	Image string
+	// Overlay, WireGuard and ServiceType are for clusters for which Clusters says
+	// nothing.
+	Overlay     string
+	WireGuard   string
+	ServiceType string
+	// Server is the ID of the cluster whose gateway is called by the other's. Empty
+	// to decide.
+	Server string
+	// Patience is how long one gateway calls the other in vain before it is tried
+	// the other way round, where nobody has said who calls. 0 for the default.
+	Patience time.Duration
+	// Clusters are what is overruled for one cluster, by its ID.
+	Clusters map[string]ClusterOptions
+	// Facts are those that the user knows better, by the cluster's ID.
+	Facts map[string]discovery.Overrides
+}
+
+// ClusterOptions are what the user may overrule for one cluster.
+type ClusterOptions = plan.Overrides
+
+// of returns what is overruled for the cluster.
+func (o Options) of(id string) plan.Overrides {
+	c := o.Clusters[id]
+	c.Image = cmp.Or(c.Image, o.Image)
+	c.Overlay = cmp.Or(c.Overlay, o.Overlay)
+	c.WireGuard = cmp.Or(c.WireGuard, o.WireGuard)
+	c.ServiceType = cmp.Or(c.ServiceType, o.ServiceType)
+	c.Server = o.Server == id
+	return c
+}

@@ -1,0 +1,246 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// FactSheet is all that a plan needs to know of one cluster. It is a value: whoever
+// needs another one changes a copy.
+type FactSheet struct {
+	// Facts are what the cluster's API tells of its ranges, nodes and exposure.
+	discovery.Facts
+	// APIServer are the addresses of the cluster's API server.
+	APIServer []netip.Addr
+	// Reports are those of the node agents.
+	Reports []v1alpha1.NodeNetwork
+	// Ledger as it was read last, nil where liqonet is not installed.
+	Ledger *v1alpha1.ClusterNetwork
+	// Existing is the Peering with the peer as it is in the cluster, nil if there is
+	// none.
+	Existing *v1alpha1.Peering
+	// OtherPeerings are the Peerings with other peers.
+	OtherPeerings []v1alpha1.Peering
+	// OverlayKey names the key of the cluster's overlay, empty while it is not known.
+	OverlayKey manifests.OverlayKey
+	// InstalledImage is that of the node agents that run, empty if there are none.
+	InstalledImage string
+	// DefaultImage is for agents that have to be installed.
+	DefaultImage string
+	// Planes are what there is of the gateways to the peer, by the plane's index.
+	Planes map[int32]PlaneFacts
+	// Overrides are what the user overrules.
+	Overrides Overrides
+}
+
+// PlaneFacts are what a cluster has for the gateway of one plane.
+type PlaneFacts struct {
+	// PublicKey of the gateway, empty while it is not known.
+	PublicKey string
+	// KeyUnreadable says that the user may not read Secrets.
+	KeyUnreadable bool
+	// Service exposes the gateway, nil if there is none.
+	Service *corev1.Service
+}
+
+// Overrides are what the user may overrule for one cluster.
+type Overrides struct {
+	// Image of the agents. Empty: that of the agents which run, or else the default.
+	Image string
+	// Overlay is "geneve", "vxlan", or "auto" or empty to decide.
+	Overlay string
+	// WireGuard is "kernel", "userspace", or "auto" or empty to decide.
+	WireGuard string
+	// ServiceType is "NodePort", "LoadBalancer", "ClusterIP", or "auto" or empty to
+	// decide.
+	ServiceType string
+	// NodePort is the one to ask for, 0 for any.
+	NodePort int32
+	// Server says that the peer's gateway calls this cluster's one.
+	Server bool
+	// Endpoints are where the gateway can be called, as host:port, where that is not
+	// what the Service says: behind a NAT or a load balancer.
+	Endpoints []string
+	// AutoEndpoints takes back what Endpoints said in an earlier command.
+	AutoEndpoints bool
+	// Map are the ranges by which peers are to know this cluster's pods. Real may be
+	// left out where the cluster has one pod range of that length.
+	Map ipam.Mappings
+	// MapNodes is the /18 by which peers are to know this cluster's nodes.
+	MapNodes netip.Prefix
+}
+
+// automatic says that the planner is to decide.
+func automatic(override string) bool { return override == "" || override == "auto" }
+
+// AnnotationEndpoints of a gateway's Service keeps what the user gave by
+// --endpoint.
+const AnnotationEndpoints = "liqonet.io/endpoints"
+
+// GivenEndpoints are those that the user gave for the gateway of a plane, now or in
+// an earlier command.
+func (f *FactSheet) GivenEndpoints(plane int32) []string {
+	if len(f.Overrides.Endpoints) > 0 || f.Overrides.AutoEndpoints {
+		return f.Overrides.Endpoints
+	}
+	if svc := f.Planes[plane].Service; svc != nil && svc.Annotations[AnnotationEndpoints] != "" {
+		return strings.Split(svc.Annotations[AnnotationEndpoints], ",")
+	}
+	return nil
+}
+
+// givenEndpoints are those of all planes.
+func (f *FactSheet) givenEndpoints() (out []string) {
+	for _, i := range f.PlaneIndexes() {
+		out = append(out, f.GivenEndpoints(i)...)
+	}
+	return out
+}
+
+// PlaneIndexes are the indexes of the planes that the cluster has gateways for: one, with
+// the index 0, while there is none.
+func (f *FactSheet) PlaneIndexes() (out []int32) {
+	if f.Existing != nil {
+		for _, p := range f.Existing.Spec.Planes {
+			out = append(out, p.Index)
+		}
+	}
+	if len(out) == 0 {
+		return []int32{0}
+	}
+	return out
+}
+
+// role is what was decided before, empty if nothing was.
+func (f *FactSheet) role() v1alpha1.Role {
+	if f.Existing == nil || len(f.Existing.Spec.Planes) == 0 {
+		return ""
+	}
+	return f.Existing.Spec.Planes[0].Role
+}
+
+// ledger is the one that is there, nil if it is being removed.
+func (f *FactSheet) ledger() *v1alpha1.ClusterNetwork {
+	if f.Ledger == nil || !f.Ledger.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	return f.Ledger
+}
+
+// InternalCIDR is the range of the overlay's addresses: the one that the cluster
+// has, or one that is free in it.
+func (f *FactSheet) InternalCIDR() (netip.Prefix, string, error) {
+	if cn := f.ledger(); cn != nil {
+		return cn.Spec.InternalCIDR.Prefix, "as before", nil
+	}
+	got, err := ipam.Allocate(ipam.Space{Used: f.ownRanges()}, ipam.InternalRequest(f.ClusterID, f.Name))
+	if err != nil {
+		return netip.Prefix{}, "", &failure.Error{Kind: failure.Ranges, Cluster: f.Name, Doing: "find a range for the overlay", Err: err}
+	}
+	return got[0].Prefix, got[0].Reason, nil
+}
+
+// image of the agents.
+func (f *FactSheet) image() choice[string] {
+	switch {
+	case f.Overrides.Image != "":
+		return choice[string]{value: f.Overrides.Image, reason: "given by --agent-image"}
+	case f.InstalledImage != "":
+		return choice[string]{value: f.InstalledImage, reason: "the one of the node agents that are there"}
+	default:
+		return choice[string]{value: f.DefaultImage, reason: "the one of this version of the command"}
+	}
+}
+
+// ReportsByNode returns the agents' reports by the names of their nodes. Of two of
+// one node it is the first.
+func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetwork {
+	out := make(map[string]*v1alpha1.NodeNetwork, len(reports))
+	for i := range reports {
+		if name := reports[i].Spec.NodeName; out[name] == nil {
+			out[name] = &reports[i]
+		}
+	}
+	return out
+}
+
+// unreported are the nodes whose agents have not said what their kernels can do.
+func (f *FactSheet) unreported() (out []string) {
+	reports := ReportsByNode(f.Reports)
+	for _, n := range f.Nodes {
+		if r := reports[n.Name]; n.Ready && n.OS != "windows" && (r == nil || r.Status.Kernel == nil) {
+			out = append(out, n.Name)
+		}
+	}
+	return out
+}
+
+// statements are the facts as a plan shows them.
+func (f *FactSheet) statements() []Statement {
+	var out []Statement
+	for _, of := range []struct {
+		what  string
+		facts []discovery.Fact[netip.Prefix]
+	}{
+		{"pod range", f.PodCIDRs}, {"service range", f.ServiceCIDRs}, {"node range", f.NodeCIDRs}, {"reserved range", f.Reserved},
+	} {
+		for _, fact := range of.facts {
+			out = append(out, Statement{What: of.what, Value: fact.Value.String(), Reason: fact.Source, Assumed: fact.Assumed})
+		}
+	}
+	for _, x := range []struct {
+		what string
+		fact discovery.Fact[string]
+	}{
+		{"network plugin", f.CNI},
+		{"provider", f.Provider},
+		{"load balancers", discovery.Fact[string]{Value: string(f.Exposure.LoadBalancer.Value), Source: f.Exposure.LoadBalancer.Source, Assumed: f.Exposure.LoadBalancer.Assumed}},
+	} {
+		if x.fact.Value == "" {
+			x.fact.Value = "unknown"
+		}
+		out = append(out, Statement{What: x.what, Value: x.fact.Value, Reason: x.fact.Source, Assumed: x.fact.Assumed})
+	}
+	if missing := f.unreported(); len(missing) > 0 {
+		return append(out, Statement{
+			What: "routes and kernels of nodes", Value: "nothing in the way", Assumed: true,
+			Reason: "only node agents know them, and those of " + strings.Join(missing, ", ") + " have not reported yet",
+		})
+	}
+	routes := map[netip.Prefix][]string{}
+	for _, n := range f.Reports {
+		for _, r := range n.Status.Routes {
+			routes[r.Prefix] = append(routes[r.Prefix], n.Spec.NodeName)
+		}
+	}
+	prefixes := make([]netip.Prefix, 0, len(routes))
+	for r := range routes {
+		prefixes = append(prefixes, r)
+	}
+	slices.SortFunc(prefixes, netip.Prefix.Compare)
+	for _, r := range prefixes {
+		slices.Sort(routes[r])
+		out = append(out, Statement{What: "route of nodes", Value: r.String(), Reason: "reported by the agents of " + strings.Join(slices.Compact(routes[r]), ", ")})
+	}
+	return out
+}
+
+// fail says what could not be decided for the cluster.
+func (f *FactSheet) fail(doing string, err error) error {
+	return &failure.Error{Cluster: f.Name, Doing: doing, Err: err}
+}
+
+// entryIsGone says that somebody is taking the peering apart.
+func (f *FactSheet) entryIsGone(doing string) error {
+	return f.fail(doing, fmt.Errorf("the ledger has no entry for the peer any more: the clusters are being unpeered"))
+}

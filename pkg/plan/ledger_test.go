@@ -1,0 +1,119 @@
+package plan
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+func TestObjectName(t *testing.T) {
+	tests := []struct{ in, want string }{
+		{"cluster-b", "cluster-b"},
+		{"kubernetes-admin@kubernetes", "kubernetes-admin-kubernetes"},
+		{"Cluster_B", "cluster-b"},
+		{"a.conf#admin@one", "a-conf-admin-one"},
+		{"../dir/file.yaml", "dir-file-yaml"},
+		{"--a--", "a"},
+		{"9", "9"},
+		{"arn:aws:eks:eu-west-1:123456789012:cluster/prod", "arn-aws-eks-eu-west-1-12345678"},
+		{"twenty-nine-characters-long-xx-y", "twenty-nine-characters-long-xx"},
+		{"a23456789-123456789-123456789--------b", "a23456789-123456789-123456789"},
+		{"", "peer"},
+		{"@#$", "peer"},
+		{"日本", "peer"},
+		{"Zürich", "z-rich"},
+		{"\xff\xfe", "peer"},
+	}
+	for _, tt := range tests {
+		if got := ObjectName(tt.in); got != tt.want {
+			t.Errorf("%q: want %q, got %q", tt.in, tt.want, got)
+		}
+	}
+}
+
+func FuzzObjectName(f *testing.F) {
+	for _, s := range []string{"a", "kubernetes-admin@kubernetes", "ÄÖÜ", strings.Repeat("-a", 40)} {
+		f.Add(s)
+	}
+	valid := regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`)
+	f.Fuzz(func(t *testing.T, s string) {
+		got := ObjectName(s)
+		if !valid.MatchString(got) || len(got) > maxName || !utf8.ValidString(got) {
+			t.Errorf("%q gives %q", s, got)
+		}
+		if again := ObjectName(got); again != got {
+			t.Errorf("%q gives %q, which gives %q", s, got, again)
+		}
+	})
+}
+
+func TestNewAllocation(t *testing.T) {
+	entry := func(name string, index int32) v1alpha1.PeerAllocation {
+		return v1alpha1.PeerAllocation{ClusterID: "id-of-" + name, Name: name, Index: index}
+	}
+	long := strings.Repeat("x", maxName)
+	tests := []struct {
+		name string
+		have []v1alpha1.PeerAllocation
+		peer string
+		want v1alpha1.PeerAllocation
+	}{
+		{name: "the first one", peer: "b", want: entry("b", 0)},
+		{name: "the next one", have: []v1alpha1.PeerAllocation{entry("b", 0)}, peer: "c", want: entry("c", 1)},
+		{name: "a gap", have: []v1alpha1.PeerAllocation{entry("b", 2), entry("c", 0)}, peer: "d", want: entry("d", 1)},
+		{
+			name: "a name that is taken", have: []v1alpha1.PeerAllocation{entry("b", 0), entry("b-2", 1)}, peer: "B",
+			want: v1alpha1.PeerAllocation{ClusterID: "id-of-B", Name: "b-3", Index: 2},
+		},
+		{
+			name: "a long name that is taken", have: []v1alpha1.PeerAllocation{entry(long, 0)}, peer: long + "@other",
+			want: v1alpha1.PeerAllocation{ClusterID: "id-of-" + long + "@other", Name: long[:maxName-2] + "-2", Index: 1},
+		},
+		{
+			name: "a hyphen where it is cut", have: []v1alpha1.PeerAllocation{entry("a234567890123456789012345678-a", 0)}, peer: "a234567890123456789012345678-a",
+			want: v1alpha1.PeerAllocation{ClusterID: "id-of-a234567890123456789012345678-a", Name: "a234567890123456789012345678-2", Index: 1},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			cn := &v1alpha1.ClusterNetwork{Spec: v1alpha1.ClusterNetworkSpec{Peers: tt.have}}
+			got, err := NewAllocation(cn, "id-of-"+tt.peer, tt.peer)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, got, compare); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+	t.Run("until it is full", func(t *testing.T) {
+		cn := &v1alpha1.ClusterNetwork{}
+		names := map[string]bool{}
+		for i := range MaxPeers {
+			a, err := NewAllocation(cn, fmt.Sprint(i), "dev")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if int(a.Index) != i || names[a.Name] || len(a.Name) > maxName {
+				t.Fatalf("entry %d is %+v", i, a)
+			}
+			for plane := range ipam.Planes {
+				if _, err := gatewayAddress(ipam.DefaultInternal(), a.Index, int32(plane)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			names[a.Name] = true
+			cn.Spec.Peers = append(cn.Spec.Peers, a)
+		}
+		if _, err := NewAllocation(cn, "id-of-one-more", "one-more"); err == nil {
+			t.Error("an entry too many")
+		}
+	})
+}

@@ -1,0 +1,425 @@
+package plan
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// gatewayPort is the UDP port of a gateway, in its pod and of its Service: that
+// of pkg/tunnel, which the CLI does not link because it drives kernels.
+const gatewayPort = 51840
+
+// Plan is all that is done to peer two clusters, and why.
+type Plan struct {
+	Clusters [2]ClusterPlan `json:"clusters"`
+}
+
+// ClusterPlan is the part of a plan that is done in one cluster.
+type ClusterPlan struct {
+	Cluster   string `json:"cluster"`
+	ClusterID string `json:"clusterID"`
+	Peer      string `json:"peer"`
+	// Facts are what is known of the cluster.
+	Facts []Statement `json:"facts"`
+	// Choices are what was decided for it.
+	Choices []Statement `json:"choices"`
+	// Ranges are those that it uses itself, and by which it knows the peer.
+	Ranges []RangePlan `json:"ranges"`
+	// Keys are the Secrets with the keys of the gateways. What is in them is never
+	// part of a plan.
+	Keys []Statement `json:"keys"`
+	// Endpoints are where the gateways are called by the peer's ones.
+	Endpoints []Statement `json:"endpoints,omitempty"`
+	// Objects are in the order in which they are made.
+	Objects []ObjectPlan `json:"objects"`
+	// Warnings are things that do no harm to the peering.
+	Warnings []string `json:"warnings,omitempty"`
+
+	// Image of the agents.
+	Image string `json:"-"`
+	// Role of the cluster's gateways.
+	Role v1alpha1.Role `json:"-"`
+	// Ledger as it will be.
+	Ledger *v1alpha1.ClusterNetwork `json:"-"`
+	// Gateways are in the order of their planes.
+	Gateways []GatewayPlan `json:"-"`
+	// Peering is the object to be applied, without what comes about during the run.
+	Peering *v1alpha1.Peering `json:"-"`
+	// Translation is for the Peering's status.
+	Translation *v1alpha1.Translation `json:"-"`
+}
+
+// GatewayPlan is the gateway of one plane.
+type GatewayPlan struct {
+	manifests.Gateway
+	// Service exposes a server, nil for a client.
+	Service *corev1.Service
+	// StaleService is one of an earlier role that is to be deleted.
+	StaleService *corev1.Service
+	// endpoints are where the peer's gateway calls it.
+	endpoints []Statement
+}
+
+// Statement is a value, and where it is from or why it is this one.
+type Statement struct {
+	What   string `json:"what"`
+	Value  string `json:"value"`
+	Reason string `json:"reason"`
+	// Assumed says that it was concluded and not read. What only the node agents
+	// know is assumed as long as they have not reported.
+	Assumed bool `json:"assumed,omitempty"`
+	// DuringRun says that the value comes about when the plan is carried out.
+	DuringRun bool `json:"duringRun,omitempty"`
+}
+
+// RangePlan is a range, and by which the cluster knows it.
+type RangePlan struct {
+	What    string       `json:"what"`
+	Real    netip.Prefix `json:"real"`
+	Mapped  netip.Prefix `json:"mapped"`
+	Reason  string       `json:"reason"`
+	Assumed bool         `json:"assumed,omitempty"`
+}
+
+// Action is what is done with an object.
+type Action string
+
+// The actions.
+const (
+	Create Action = "create"
+	Change Action = "change"
+	Keep   Action = "keep"
+	Delete Action = "delete"
+	// Unclear is for an object that the user may not read.
+	Unclear Action = "unclear"
+)
+
+// ObjectPlan is an object as it will be. What comes about during the run is
+// named in angle brackets.
+type ObjectPlan struct {
+	Action     Action `json:"action"`
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Namespace  string `json:"namespace,omitempty"`
+	Name       string `json:"name"`
+	// MadeBy is who makes it, if it is not the command itself.
+	MadeBy string `json:"madeBy,omitempty"`
+	Reason string `json:"reason"`
+	// Manifest is what is applied: fields that are left out are the API server's or
+	// somebody else's. A Secret has no data here.
+	Manifest map[string]any `json:"manifest,omitempty"`
+}
+
+// Changes counts the objects that are not kept.
+func (p *Plan) Changes() int {
+	n := 0
+	for _, c := range p.Clusters {
+		for _, o := range c.Objects {
+			if o.Action != Keep {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// Make makes the plan for two clusters.
+func Make(a, b FactSheet) (*Plan, error) {
+	p, err := choose(a, b)
+	if err != nil {
+		return nil, err
+	}
+	for i, f := range []*FactSheet{&a, &b} {
+		if err := p.Clusters[i].planObjects(f); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// choose makes the plan without the list of objects.
+func choose(a, b FactSheet) (*Plan, error) {
+	p := &Plan{}
+	facts := [2]*FactSheet{&a, &b}
+	d, err := decide(facts)
+	if err != nil {
+		return nil, err
+	}
+	// Copies with the ledgers as they will be.
+	planned := [2]*FactSheet{new(a), new(b)}
+	for i, f := range facts {
+		p.Clusters[i] = ClusterPlan{
+			Cluster: f.Name, ClusterID: f.ClusterID, Peer: facts[1-i].Name, Image: f.image().value, Role: d[i].role.value, Facts: f.statements(), Warnings: f.Warnings,
+		}
+		if err := p.Clusters[i].planLedger(f, facts[1-i]); err != nil {
+			return nil, err
+		}
+		planned[i].Ledger = p.Clusters[i].Ledger
+	}
+	planes := bothPlanes(facts)
+	for i := range planned {
+		p.Clusters[i].planGateways(planned[i], planned[1-i], d[i], planes)
+	}
+	for i, own := range planned {
+		c, peer := &p.Clusters[i], planned[1-i]
+		if c.Peering, err = c.planPeering(own, peer, d[i], &p.Clusters[1-i]); err != nil {
+			return nil, err
+		}
+		if c.Translation, err = translation(own, peer); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// bothPlanes are the indexes of the planes of a peering, which both sides have.
+func bothPlanes(clusters [2]*FactSheet) []int32 {
+	set := map[int32]bool{}
+	for _, f := range clusters {
+		if f.Existing != nil || clusters[0].Existing == nil && clusters[1].Existing == nil {
+			for _, i := range f.PlaneIndexes() {
+				set[i] = true
+			}
+		}
+	}
+	return slices.Sorted(maps.Keys(set))
+}
+
+// planLedger is the ledger as it will be: with an entry for the peer, and the
+// ranges by which this cluster knows it.
+func (c *ClusterPlan) planLedger(own, peer *FactSheet) error {
+	internal, internalReason, err := own.InternalCIDR()
+	if err != nil {
+		return err
+	}
+	peerInternal, _, err := peer.InternalCIDR()
+	if err != nil {
+		return err
+	}
+	cn := own.ledger().DeepCopy()
+	if cn == nil {
+		cn = NewLedger(internal)
+	}
+	entry, reason, nameReason := Allocation(cn, peer.ClusterID), "as before", "as before"
+	if entry == nil {
+		a, err := NewAllocation(cn, peer.ClusterID, peer.Name)
+		if err != nil {
+			return own.fail("claim an entry of the ledger", err)
+		}
+		cn.Spec.Peers = append(cn.Spec.Peers, a)
+		entry, reason, nameReason = &cn.Spec.Peers[len(cn.Spec.Peers)-1], "the lowest that is free", "after the name of the peer"
+	}
+	got, err := own.rangesFor(cn, entry, peer)
+	if err != nil {
+		return err
+	}
+	setRanges(entry, got)
+	entry.Established = true
+	c.Ledger = cn
+	assumed := len(own.unreported()) > 0
+	c.Ranges = append(c.Ranges, RangePlan{What: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason})
+	for _, r := range got.Pods {
+		c.Ranges = append(c.Ranges, RangePlan{What: "pods of " + peer.Name, Real: r.Real, Mapped: r.Mapped, Reason: r.Reason, Assumed: assumed})
+	}
+	c.Ranges = append(c.Ranges, RangePlan{
+		What: "nodes and single addresses of " + peer.Name, Real: peerInternal, Mapped: got.External, Reason: got.ExternalReason, Assumed: assumed,
+	})
+	c.Choices = append(c.Choices,
+		Statement{What: "name of the peering", Value: entry.Name, Reason: nameReason},
+		Statement{What: "index of the peering", Value: strconv.Itoa(int(entry.Index)), Reason: reason + "; interface names, VNIs and gateways' addresses derive from it"},
+	)
+	return nil
+}
+
+// planGateways are the cluster's gateways, and where the peer's ones call them.
+func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions, planes []int32) {
+	entry, image := Allocation(own.Ledger, peer.ClusterID), own.image()
+	c.Choices = append(c.Choices,
+		Statement{What: "role of the gateway", Value: string(d.role.value), Reason: d.role.reason},
+		Statement{What: "overlay", Value: string(d.overlay.value), Reason: d.overlay.reason, Assumed: d.overlay.assumed},
+		Statement{What: "WireGuard by", Value: string(d.wireguard.value), Reason: d.wireguard.reason, Assumed: d.wireguard.assumed},
+		Statement{What: "image of the agents", Value: image.value, Reason: image.reason},
+	)
+	for _, plane := range planes {
+		g := GatewayPlan{Gateway: manifests.Gateway{
+			Peering: entry.Name, Plane: plane, Image: image.value, Role: d.role.value, Overlay: own.plannedOverlayKey(), WireGuard: d.wireguard.value,
+			Port: gatewayPort, ServiceType: d.serviceType.value,
+		}}
+		address, _ := gatewayAddress(own.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
+		c.Choices = append(c.Choices, Statement{What: "overlay address of the gateway", Value: address.String(), Reason: "by the index, from the end of the overlay's range"})
+		key := Statement{What: "WireGuard key of the gateway", Value: "Secret " + v1alpha1.Namespace + "/" + g.Name(), Reason: "made during the run, and never shown", DuringRun: true}
+		if own.Planes[plane].PublicKey != "" {
+			key.Reason, key.DuringRun = "as before", false
+		}
+		c.Keys = append(c.Keys, key)
+		if d.role.value == v1alpha1.Server {
+			g.Service = g.Gateway.Service()
+			g.Service.Spec.Ports[0].NodePort = own.Overrides.NodePort
+			if given := own.GivenEndpoints(plane); len(given) > 0 {
+				g.Service.Annotations = map[string]string{AnnotationEndpoints: strings.Join(given, ",")}
+			}
+			g.endpoints = own.plannedEndpoints(plane, g.Service)
+			c.Endpoints = append(c.Endpoints, g.endpoints...)
+		} else {
+			g.StaleService = own.Planes[plane].Service
+		}
+		c.Gateways = append(c.Gateways, g)
+	}
+	c.Choices = append(c.Choices,
+		Statement{What: "address and node of the gateway's pod", Value: "<given by the cluster>", Reason: "the pod is not there before the run", DuringRun: true},
+		Statement{What: "MTU", Value: "<agreed by the gateways>", Reason: "they measure what both clusters can carry", DuringRun: true},
+	)
+	if d.role.value == v1alpha1.Server {
+		c.Choices = append(c.Choices, Statement{What: "exposed by a Service of type", Value: string(d.serviceType.value), Reason: d.serviceType.reason, Assumed: d.serviceType.assumed})
+	}
+}
+
+// planPeering is the cluster's Peering, with names in the place of what comes about
+// during the run: the keys of the peer's gateways, and their endpoints.
+func (c *ClusterPlan) planPeering(own, peer *FactSheet, d decisions, peerPlan *ClusterPlan) (*v1alpha1.Peering, error) {
+	var planes []v1alpha1.Plane
+	for i, g := range c.Gateways {
+		remote := peerPlan.Gateways[i]
+		plane := v1alpha1.Plane{
+			Index: g.Plane, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: 1,
+			RemotePublicKey: fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, remote.Name(), peer.Name),
+		}
+		for _, e := range remote.endpoints {
+			plane.Endpoints = append(plane.Endpoints, e.Value)
+		}
+		planes = append(planes, plane)
+	}
+	spec, err := peeringSpec(own, peer, d, planes)
+	if err != nil {
+		return nil, err
+	}
+	name := Allocation(own.Ledger, peer.ClusterID).Name
+	return &v1alpha1.Peering{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: manifests.Gateway{Peering: name}.Labels()},
+		Spec:       spec,
+	}, nil
+}
+
+// planObjects lists every object, in the order in which they are made.
+func (c *ClusterPlan) planObjects(own *FactSheet) error {
+	var failed error
+	add := func(reason string, objs ...client.Object) {
+		for _, obj := range objs {
+			u, err := manifests.ToApply(obj)
+			if err != nil {
+				failed = err
+				return
+			}
+			c.Objects = append(c.Objects, ObjectPlan{
+				APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName(),
+				Reason: reason, Manifest: u.Object,
+			})
+		}
+	}
+	crds, err := manifests.CRDs()
+	if err != nil {
+		return err
+	}
+	for _, crd := range crds {
+		add("the API in which is written what was decided", crd)
+	}
+	account, daemonSet := manifests.NodeAgent(own.image().value, own.plannedOverlayKey())
+	overlay := manifests.OverlaySecret(nil)
+	overlay.Data = nil
+	add("for the agents", manifests.Namespace())
+	add("the key that keeps others out of the overlay; made once, and never shown", overlay)
+	add("account and permissions of the node agents", account...)
+	add("a node agent on every Linux node", daemonSet)
+	ledger := c.Ledger.DeepCopy()
+	ledger.TypeMeta = NewLedger(netip.Prefix{}).TypeMeta
+	ledger.ObjectMeta = metav1.ObjectMeta{Name: ledger.Name, Labels: ledger.Labels, Finalizers: ledger.Finalizers}
+	add(fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), ledger)
+	c.Objects = append(c.Objects, own.plannedNodes(ledger.Spec.InternalCIDR.Prefix)...)
+	for _, g := range c.Gateways {
+		account, deployment := g.Objects()
+		add("the gateway's WireGuard key; made once, and never shown", &corev1.Secret{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: g.Labels()},
+			Immutable:  new(true),
+		})
+		add("account and permissions of the gateway", account...)
+		if g.Service != nil {
+			add("by which the gateway of "+c.Peer+" calls this one", g.Service)
+		}
+		if s := g.StaleService; s != nil {
+			c.Objects = append(c.Objects, ObjectPlan{
+				Action: Delete, APIVersion: "v1", Kind: "Service", Namespace: s.Namespace, Name: s.Name,
+				Reason: "the gateway is not called any more, it calls",
+			})
+		}
+		add("the gateway to "+c.Peer, deployment)
+	}
+	add("what the gateway and the nodes of this cluster do", c.Peering)
+	if failed != nil {
+		return failed
+	}
+	status, err := manifests.TranslationToApply(c.Peering.Name, c.Translation)
+	if err != nil {
+		return err
+	}
+	c.Objects[len(c.Objects)-1].Manifest["status"] = status.Object["status"]
+	return nil
+}
+
+// plannedOverlayKey tells the key of the overlay from others, or where it will be.
+func (f *FactSheet) plannedOverlayKey() manifests.OverlayKey {
+	if f.OverlayKey != "" {
+		return f.OverlayKey
+	}
+	return manifests.OverlayKey(fmt.Sprintf("<of the key in Secret %s/%s>", v1alpha1.Namespace, v1alpha1.OverlaySecret))
+}
+
+// plannedNodes are the objects that node agents make: one with the overlay
+// address of each.
+func (f *FactSheet) plannedNodes(internal netip.Prefix) []ObjectPlan {
+	taken := map[string]bool{}
+	for _, n := range f.Reports {
+		taken[n.Name] = true
+	}
+	reports := ReportsByNode(f.Reports)
+	nodes := slices.Clone(f.Nodes)
+	slices.SortFunc(nodes, func(a, b discovery.Node) int { return strings.Compare(a.Name, b.Name) })
+	var out []ObjectPlan
+	for _, n := range nodes {
+		if !n.Ready || n.OS == "windows" {
+			continue
+		}
+		o := ObjectPlan{
+			APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork", MadeBy: "the agent of node " + n.Name,
+			Reason: "the node's overlay address, by its name: the first that is free",
+		}
+		if r := reports[n.Name]; r != nil {
+			o.Name, o.Action = r.Name, Keep
+		} else {
+			for i := range ipam.MaxNode {
+				addr, err := ipam.NodeAddr(internal, ipam.NodeCandidate(n.Name, i))
+				if err == nil && !taken[addr.String()] {
+					o.Name, o.Action = addr.String(), Create
+					break
+				}
+			}
+			taken[o.Name] = true
+		}
+		out = append(out, o)
+	}
+	return out
+}

@@ -1,0 +1,137 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+// Allocate decides by what ranges the cluster own knows the peer, and writes them
+// into the peer's entry of the ledger. What was decided before is kept while it is
+// free of conflicts.
+func Allocate(cn *v1alpha1.ClusterNetwork, own, peer *FactSheet) (changed bool, err error) {
+	entry := Allocation(cn, peer.ClusterID)
+	if entry == nil {
+		return false, own.entryIsGone("allocate ranges")
+	}
+	got, err := own.rangesFor(cn, entry, peer)
+	if err != nil {
+		return false, err
+	}
+	return setRanges(entry, got), nil
+}
+
+// setRanges writes the ranges into the ledger's entry, and says whether that
+// changes it.
+func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
+	if slices.Equal(r.Mappings(), Mappings(entry.Pods)) && r.External == entry.ExternalCIDR.Prefix {
+		return false
+	}
+	entry.Pods = nil
+	for _, m := range r.Mappings() {
+		entry.Pods = append(entry.Pods, v1alpha1.CIDRMapping{Real: v1alpha1.CIDR{Prefix: m.Real}, Mapped: v1alpha1.CIDR{Prefix: m.Mapped}})
+	}
+	entry.ExternalCIDR = v1alpha1.CIDR{Prefix: r.External}
+	return true
+}
+
+// rangesFor chooses the ranges by which the cluster knows the peer.
+func (f *FactSheet) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAllocation, peer *FactSheet) (ipam.PeerRanges, error) {
+	got, err := ipam.AllocatePeer(ipam.Space{Used: f.used(cn, peer)}, ipam.Peer{
+		ID: peer.ClusterID, Name: peer.Name, Pods: ipv4(discovery.Values(peer.PodCIDRs)),
+		PreviousPods: Mappings(entry.Pods), PreviousExternal: entry.ExternalCIDR.Prefix,
+		Map: peer.Overrides.Map, MapExternal: peer.Overrides.MapNodes,
+	})
+	if err == nil {
+		return got, nil
+	}
+	e := &failure.Error{
+		Kind: failure.Ranges, Cluster: f.Name, Doing: fmt.Sprintf("find ranges for the pods and nodes of %q", peer.Name), Err: err,
+		Hint: fmt.Sprintf("docs/ipam.md explains the choice; --map %s=… asks for a range, --pod-cidr %s=… says which pods there are", peer.Name, peer.Name),
+	}
+	if given := len(peer.Overrides.Map) > 0 || peer.Overrides.MapNodes.IsValid(); given && !errors.Is(err, ipam.ErrExhausted) {
+		e.Kind, e.Hint = failure.Usage, "give another range by --map, or none"
+	}
+	return got, e
+}
+
+// ipv4 leaves out the ranges of dual-stack clusters that the overlay does not
+// carry yet.
+func ipv4(prefixes []netip.Prefix) []netip.Prefix {
+	return slices.DeleteFunc(prefixes, func(p netip.Prefix) bool { return !p.Addr().Is4() })
+}
+
+// used is all that a range of the peer must not overlap with in this cluster.
+func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Use {
+	used := f.ownRanges()
+	used = append(used, ipam.Use{Prefix: cn.Spec.InternalCIDR.Prefix, By: "the overlay's internal range"})
+	for _, a := range cn.Spec.Peers {
+		if a.ClusterID == peer.ClusterID {
+			continue
+		}
+		for _, m := range a.Pods {
+			used = append(used, ipam.Use{Prefix: m.Mapped.Prefix, By: "pods of peer " + a.Name})
+		}
+		if a.ExternalCIDR.IsValid() {
+			used = append(used, ipam.Use{Prefix: a.ExternalCIDR.Prefix, By: "nodes of peer " + a.Name})
+		}
+	}
+	for _, n := range f.Reports {
+		for _, r := range n.Status.Routes {
+			used = append(used, ipam.Use{Prefix: r.Prefix, By: "a route on node " + n.Spec.NodeName})
+		}
+	}
+	// The tunnel's own packets go to the peer's nodes. If the route into the tunnel
+	// had an address of theirs, the packets would go in a circle.
+	for _, n := range peer.Nodes {
+		for _, a := range slices.Concat(n.InternalIPs, n.ExternalIPs) {
+			used = append(used, single(a, fmt.Sprintf("node %s of %s, where the tunnel leads to", n.Name, peer.Name)))
+		}
+	}
+	// The same holds for the tunnels to other peers. Agents avoid that circle
+	// themselves, so ranges that were given out before stay; but no pod has these
+	// addresses then.
+	var given []netip.Prefix
+	if e := Allocation(cn, peer.ClusterID); e != nil {
+		given = append(Mappings(e.Pods).Mapped(), e.ExternalCIDR.Prefix)
+	}
+	for _, p := range f.OtherPeerings {
+		for _, a := range p.Spec.Remote.NodeIPs {
+			if slices.ContainsFunc(given, func(r netip.Prefix) bool { return r.Contains(a.Addr) }) {
+				continue
+			}
+			used = append(used, single(a.Addr, "a node of peer "+p.Spec.Remote.Name))
+		}
+	}
+	for _, e := range peer.givenEndpoints() {
+		if a, err := netip.ParseAddrPort(e); err == nil {
+			used = append(used, single(a.Addr(), "the endpoint of "+peer.Name+", where the tunnel leads to"))
+		}
+	}
+	return used
+}
+
+// ownRanges are those that the cluster itself uses, as far as its API tells.
+func (f *FactSheet) ownRanges() []ipam.Use {
+	used := f.Uses()
+	for _, n := range f.Nodes {
+		for _, a := range slices.Concat(n.InternalIPs, n.ExternalIPs) {
+			used = append(used, single(a, "node "+n.Name))
+		}
+	}
+	for _, a := range f.APIServer {
+		used = append(used, single(a, "the API server of "+f.Name))
+	}
+	return used
+}
+
+// single is the use of one address.
+func single(a netip.Addr, by string) ipam.Use {
+	return ipam.Use{Prefix: netip.PrefixFrom(a, a.BitLen()), By: by}
+}
