@@ -156,7 +156,7 @@ func (a *agent) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watch the kernel's links and routes: %w", err)
 	}
-	rules, err := nat.Monitor(ctx, nil)
+	rules, err := nat.Monitor(ctx)
 	if err != nil {
 		return fmt.Errorf("watch the kernel's nftables: %w", err)
 	}

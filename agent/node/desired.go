@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -75,8 +76,7 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 	var errs []error
 	taken := owners{indices: map[int32]string{}, ranges: map[netip.Prefix]string{}}
 	d.nat = &nat.Node{
-		OverlayGroup: overlay.Group, OverlayPrefix: overlay.NamePrefix, Address: m.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
-		Uplinks: m.uplinks,
+		OverlayGroup: overlay.Group, Address: m.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, Uplinks: m.uplinks,
 	}
 	for _, own := range m.pods {
 		// Nodes have ranges of both families in a cluster that has both.
@@ -113,6 +113,15 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 	}
 	d.leaveEndpoints(peerings)
 	return d, errors.Join(errs...)
+}
+
+// firewallConfig is what the chains of others have to accept on a node with that table.
+func firewallConfig(n nat.Node) firewall.Config {
+	c := firewall.Config{OverlayPrefix: overlay.NamePrefix, OverlayPort: n.OverlayPort, TunnelPort: n.TunnelPort}
+	for _, g := range n.Gateways {
+		c.Gateways = append(c.Gateways, firewall.Gateway{Pod: g.Pod, Overlay: g.Overlay, Local: g.Local})
+	}
+	return c
 }
 
 func sameFamily(a, b netip.Addr) bool { return a.BitLen() == b.BitLen() }
@@ -227,7 +236,9 @@ func (d *desired) addPlane(m machine, p v1alpha1.Peering, plane v1alpha1.Plane, 
 				Metric: routeMetric + int(plane.Index),
 			})
 		}
-		d.nat.Gateways = append(d.nat.Gateways, nat.NodeGateway{Outer: g.pod, Overlay: gatewayAddr, Local: status.NodeName == m.name})
+		d.nat.Gateways = append(d.nat.Gateways, nat.NodeGateway{
+			Pod: g.pod, Overlay: gatewayAddr, Local: status.NodeName == m.name, Calls: plane.Role == v1alpha1.Client,
+		})
 	}
 	d.gateways = append(d.gateways, g)
 	return nil

@@ -90,7 +90,7 @@ func TestDesire(t *testing.T) {
 	linkB, linkC := link("lq2-0", 8<<13|7, gwB, "10.244.9.2", 1390), link("lq1-0", 4<<13|7, gwC, "10.244.9.1", 1390)
 	natWith := func(remote []string, gateways ...nat.NodeGateway) *nat.Node {
 		n := &nat.Node{
-			OverlayGroup: overlay.Group, OverlayPrefix: "lq", Address: me.address, Pods: []netip.Prefix{prefix("10.244.0.0/16")}, OwnPods: me.pods, Uplinks: me.uplinks,
+			OverlayGroup: overlay.Group, Address: me.address, Pods: []netip.Prefix{prefix("10.244.0.0/16")}, OwnPods: me.pods, Uplinks: me.uplinks,
 			Gateways: gateways, OverlayPort: 6094, TunnelPort: 51840,
 		}
 		for _, r := range remote {
@@ -123,7 +123,7 @@ func TestDesire(t *testing.T) {
 					Links: []overlay.Link{linkB}, Rules: rules,
 					Routes: slices.Concat(unreachable("10.30.0.0/16", "10.70.0.0/18"), by("lq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18")),
 				},
-				nat: natWith(rangesB, nat.NodeGateway{Outer: addr("10.244.9.2"), Overlay: gwB}), gateways: []gateway{gatewayB},
+				nat: natWith(rangesB, nat.NodeGateway{Pod: addr("10.244.9.2"), Overlay: gwB}), gateways: []gateway{gatewayB},
 			},
 		},
 		{
@@ -136,7 +136,7 @@ func TestDesire(t *testing.T) {
 						unreachable("10.30.0.0/16", "10.70.0.0/18"), by("lq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18"),
 					),
 				},
-				nat:      natWith(append(rangesC, rangesB...), nat.NodeGateway{Outer: addr("10.244.9.1"), Overlay: gwC}, nat.NodeGateway{Outer: addr("10.244.9.2"), Overlay: gwB}),
+				nat:      natWith(append(rangesC, rangesB...), nat.NodeGateway{Pod: addr("10.244.9.1"), Overlay: gwC}, nat.NodeGateway{Pod: addr("10.244.9.2"), Overlay: gwB}),
 				gateways: []gateway{{peering: "c", generation: 3, pod: addr("10.244.9.1"), mtu: 1390, remote: addr("10.71.0.1"), link: "lq1-0"}, gatewayB},
 			},
 		},
@@ -154,7 +154,7 @@ func TestDesire(t *testing.T) {
 						by("lq2-3", gw3, 1300, 103, "10.30.0.0/16", "10.70.0.0/18"),
 					),
 				},
-				nat: natWith(rangesB, nat.NodeGateway{Outer: addr("10.244.9.2"), Overlay: gwB}, nat.NodeGateway{Outer: addr("10.244.8.8"), Overlay: gw3, Local: true}),
+				nat: natWith(rangesB, nat.NodeGateway{Pod: addr("10.244.9.2"), Overlay: gwB}, nat.NodeGateway{Pod: addr("10.244.8.8"), Overlay: gw3, Local: true}),
 				gateways: []gateway{
 					gatewayB, {peering: "b", plane: 3, generation: 3, pod: addr("10.244.8.8"), mtu: 1300, peer: addr("192.0.2.7"), remote: addr("10.70.0.9"), link: "lq2-3"},
 				},

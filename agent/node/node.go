@@ -31,6 +31,7 @@ import (
 
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -280,10 +281,8 @@ type agent struct {
 	applied           desired
 	reconciled, sound bool
 	probers           map[probeKey]*prober
-	// blocked says what others do not let pass, as long as it is sound; followed are
-	// the chains by which that was found.
-	blocked  error
-	followed nat.Followed
+	// blocked names the chains of others that drop packets of peers, as long as it is sound.
+	blocked error
 	// message is why the last reconcile failed.
 	message string
 	reports reporter
@@ -308,13 +307,13 @@ func (a *agent) run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watch the kernel's links and routes: %w", err)
 	}
-	rules, err := nat.Monitor(ctx, &a.followed)
+	tables, err := nat.Monitor(ctx)
 	if err != nil {
-		return fmt.Errorf("watch the kernel's nftables: %w", err)
+		return fmt.Errorf("watch our nftables tables: %w", err)
 	}
-	legacy, err := nat.MonitorLegacy(ctx)
+	chains, err := firewall.Monitor(ctx)
 	if err != nil {
-		return fmt.Errorf("watch the kernel's iptables-legacy: %w", err)
+		return fmt.Errorf("watch the chains of others: %w", err)
 	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -351,9 +350,9 @@ func (a *agent) run(ctx context.Context) error {
 			dirty = true
 		case <-links:
 			dirty, a.sound = true, false
-		case <-rules:
+		case <-tables:
 			dirty, a.sound = true, false
-		case <-legacy:
+		case <-chains:
 			dirty, a.sound = true, false
 		case err := <-a.reports.Written:
 			if apierrors.IsNotFound(err) {
@@ -409,13 +408,13 @@ func (a *agent) reconcile(ctx context.Context) error {
 	}
 	a.sound = false
 	// First what closes, then what opens; when all goes, the other way round.
-	var passErr error
+	var blocked error
 	if want.nat != nil {
 		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {
 			return err
 		}
 		// A chain of others that cannot be changed is no reason not to do the rest.
-		_, passErr = nat.EnsurePasses(ctx, *want.nat, &a.followed)
+		_, blocked = firewall.EnsureAcceptRules(ctx, firewallConfig(*want.nat))
 	}
 	changes, err := a.kernel.Apply(ctx, want.overlay)
 	for _, c := range changes {
@@ -423,7 +422,7 @@ func (a *agent) reconcile(ctx context.Context) error {
 	}
 	var partial *overlay.PartialError
 	if err != nil && !errors.As(err, &partial) {
-		return errors.Join(bad, passErr, err)
+		return errors.Join(bad, blocked, err)
 	}
 	left := partial != nil && partial.Left
 	if want.nat == nil && !left {
@@ -440,14 +439,14 @@ func (a *agent) reconcile(ctx context.Context) error {
 	}
 	a.probe(ctx, a.applied.gateways)
 	if err != nil {
-		return errors.Join(bad, passErr, err)
+		return errors.Join(bad, blocked, err)
 	}
 	// What only others can change is not tried again and again: they tell, by the
 	// kernel, when they do.
-	var owned *nat.OwnedError
-	a.sound = passErr == nil || errors.As(passErr, &owned)
-	a.blocked = passErr
-	return errors.Join(bad, passErr)
+	var byOthers *firewall.BlockedError
+	a.sound = blocked == nil || errors.As(blocked, &byOthers)
+	a.blocked = blocked
+	return errors.Join(bad, blocked)
 }
 
 // despite are the gateways to report after an Apply that could not do everything:
@@ -469,8 +468,8 @@ func despite(p *overlay.PartialError, wanted []gateway, reported []v1alpha1.Node
 
 // purge removes what is in nftables, and tells what.
 func purge(ctx context.Context, tell func(string)) error {
-	passes, err := nat.RemovePasses(ctx)
-	if passes {
+	removed, err := firewall.RemoveAcceptRules(ctx)
+	if removed {
 		tell("removed rules from chains of others")
 	}
 	table, tableErr := nat.Purge(ctx)

@@ -32,10 +32,6 @@ const (
 	// agents start anew with a new one.
 	annotationOverlay = "liqonet.io/overlay-key"
 
-	// XtablesLock is where node agents, and everybody else, find the lock of
-	// iptables-legacy.
-	XtablesLock = "/run/xtables.lock"
-
 	labelName      = "app.kubernetes.io/name"
 	labelComponent = "app.kubernetes.io/component"
 
@@ -169,13 +165,7 @@ func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet
 						Env:             []corev1.EnvVar{fieldEnv("NODE_NAME", "spec.nodeName"), fieldEnv("POD_NAME", "metadata.name")},
 						Resources:       requests("10m", "32Mi"),
 						SecurityContext: netAdminOnly(),
-						VolumeMounts:    []corev1.VolumeMount{{Name: "xtables-lock", MountPath: XtablesLock, ReadOnly: true}},
 					}},
-					// What everybody locks who changes rules of iptables-legacy, as kube-proxy
-					// has it. It is made where nobody has used iptables yet.
-					Volumes: []corev1.Volume{{Name: "xtables-lock", VolumeSource: corev1.VolumeSource{
-						HostPath: &corev1.HostPathVolumeSource{Path: XtablesLock, Type: new(corev1.HostPathFileOrCreate)},
-					}}},
 				},
 			},
 		},

@@ -186,9 +186,6 @@ func TestPods(t *testing.T) {
 			if p.Labels[v1alpha1.LabelPeering] == "c" {
 				want = []string{"/dev/net/tun"}
 			}
-			if node {
-				want = []string{XtablesLock}
-			}
 			if diff := cmp.Diff(want, host); diff != "" {
 				t.Error(diff)
 			}

@@ -9,6 +9,8 @@ import (
 	"github.com/google/nftables"
 	"go4.org/netipx"
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/nft"
 )
 
 // elementsPerMessage keeps a list of set elements below the 64 KiB of a
@@ -22,7 +24,7 @@ func ApplyGateway(ctx context.Context, g Gateway) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return applyBoth(ctx, want, shut(want.family, g.OverlayGroup, g.TunnelGroup))
+	return applyBoth(ctx, want, blockFamily(want.family, g.OverlayGroup, g.TunnelGroup))
 }
 
 // ApplyNode makes the table of the calling thread's network namespace that of
@@ -32,7 +34,7 @@ func ApplyNode(ctx context.Context, n Node) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return applyBoth(ctx, want, shut(want.family, n.OverlayGroup))
+	return applyBoth(ctx, want, blockFamily(want.family, n.OverlayGroup))
 }
 
 // applyBoth applies a table and the one of the other address family. A kernel that
@@ -131,7 +133,7 @@ func (t table) labels() (map[string][]string, error) {
 	for _, c := range t.chains {
 		out[c.name] = []string{}
 		for _, r := range c.rules {
-			l, err := r.label(t.family)
+			l, err := nft.Label(r.comment, t.family.nft, r.exprs)
 			if err != nil {
 				return nil, err
 			}
@@ -164,7 +166,7 @@ func replace(c *nftables.Conn, t *nftables.Table, want table, labels map[string]
 		}
 		c.AddChain(k)
 		for i, r := range ch.rules {
-			c.AddRule(&nftables.Rule{Table: t, Chain: k, Exprs: r.exprs, UserData: comment(labels[ch.name][i])})
+			c.AddRule(&nftables.Rule{Table: t, Chain: k, Exprs: r.exprs, UserData: nft.EncodeComment(labels[ch.name][i])})
 		}
 	}
 	return nil

@@ -26,9 +26,7 @@ const (
 	portDNS = 53
 )
 
-func join(parts ...[]expr.Any) []expr.Any {
-	return slices.Concat(parts...)
-}
+func concat(parts ...[]expr.Any) []expr.Any { return slices.Concat(parts...) }
 
 // iif: `iifname "eth0"`.
 func iif(name string) []expr.Any {
@@ -102,14 +100,14 @@ func port(offset uint32, p uint16) []expr.Any {
 }
 
 // udpDport: `udp dport 6094`.
-func udpDport(p uint16) []expr.Any { return join(proto(unix.IPPROTO_UDP), port(2, p)) }
+func udpDport(p uint16) []expr.Any { return concat(proto(unix.IPPROTO_UDP), port(2, p)) }
 
 // udpSport: `udp sport 53`.
-func udpSport(p uint16) []expr.Any { return join(proto(unix.IPPROTO_UDP), port(0, p)) }
+func udpSport(p uint16) []expr.Any { return concat(proto(unix.IPPROTO_UDP), port(0, p)) }
 
 // tcpFlags: `tcp flags & mask == value` (or !=).
 func tcpFlags(mask, value byte, op expr.CmpOp) []expr.Any {
-	return join(proto(unix.IPPROTO_TCP), []expr.Any{
+	return concat(proto(unix.IPPROTO_TCP), []expr.Any{
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 13, Len: 1},
 		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{mask}, Xor: []byte{0}},
 		&expr.Cmp{Op: op, Register: 1, Data: []byte{value}},
@@ -118,7 +116,7 @@ func tcpFlags(mask, value byte, op expr.CmpOp) []expr.Any {
 
 // icmpType: `icmp type echo-request`.
 func (f family) icmpType(t byte) []expr.Any {
-	return join(proto(f.icmp), []expr.Any{
+	return concat(proto(f.icmp), []expr.Any{
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{t}},
 	})
@@ -207,9 +205,9 @@ func ctBits(key expr.CtKey, bits uint32) []expr.Any {
 
 func verdict(k expr.VerdictKind) []expr.Any { return []expr.Any{&expr.Verdict{Kind: k}} }
 
-func accept() []expr.Any { return verdict(expr.VerdictAccept) }
-func back() []expr.Any   { return verdict(expr.VerdictReturn) }
-func drop() []expr.Any   { return verdict(expr.VerdictDrop) }
+func accept() []expr.Any        { return verdict(expr.VerdictAccept) }
+func returnVerdict() []expr.Any { return verdict(expr.VerdictReturn) }
+func drop() []expr.Any          { return verdict(expr.VerdictDrop) }
 
 // jump: `jump from-peer`.
 func jump(c chain) []expr.Any {
@@ -249,7 +247,7 @@ func (f family) translate(offset uint32, from, to netip.Prefix) []expr.Any {
 		// address itself, which the kernel overwrites after it (nft_payload_set_eval).
 		write.CsumOffset = offset
 	}
-	return join(f.match(expr.PayloadBaseNetworkHeader, offset, from), f.rewrite(to, write))
+	return concat(f.match(expr.PayloadBaseNetworkHeader, offset, from), f.rewrite(to, write))
 }
 
 // icmpHeader is how far the packet that caused an ICMP error is inside of it.
@@ -268,7 +266,7 @@ func (f family) translateInner(offset uint32, from, to netip.Prefix) []expr.Any 
 	if f.hasChecksum {
 		checksum = icmpHeader + f.checksum
 	}
-	return join(
+	return concat(
 		f.match(expr.PayloadBaseTransportHeader, icmpHeader+offset, from),
 		f.rewrite(to, expr.Payload{
 			Base: expr.PayloadBaseTransportHeader, Offset: icmpHeader + offset,
@@ -297,7 +295,7 @@ func (f family) snat() expr.Any {
 // clampMSS: `tcp flags & (fin|syn) == syn tcp option maxseg size set rt mtu`.
 // The kernel only ever lowers it, to what fits the routes of both directions.
 func clampMSS() []expr.Any {
-	return join(tcpFlags(tcpFIN|tcpSYN, tcpSYN, expr.CmpOpEq), []expr.Any{
+	return concat(tcpFlags(tcpFIN|tcpSYN, tcpSYN, expr.CmpOpEq), []expr.Any{
 		&expr.Rt{Register: 1, Key: expr.RtTCPMSS},
 		&expr.Byteorder{SourceRegister: 1, DestRegister: 1, Op: expr.ByteorderHton, Len: 2, Size: 2},
 		&expr.Exthdr{SourceRegister: 1, Type: tcpOptionMSS, Offset: 2, Len: 2, Op: expr.ExthdrOpTcpopt},

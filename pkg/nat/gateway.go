@@ -48,7 +48,7 @@ func (g Gateway) table(f family) (table, error) {
 	errorsIn := chain{name: "errors-in", rules: append(g.foreignErrors(f), innerIn...)}
 	errorsOut := chain{name: "errors-out", rules: innerOut}
 	fromPeer := chain{name: "from-peer", rules: append([]rule{
-		{"icmp", join(proto(f.icmp), jump(errorsIn))},
+		{"icmp", concat(proto(f.icmp), jump(errorsIn))},
 	}, translateIn...)}
 	return table{
 		family: f,
@@ -58,8 +58,8 @@ func (g Gateway) table(f family) (table, error) {
 			{
 				name: "prerouting", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
 				priority: priorityRaw, policy: nftables.ChainPolicyAccept, rules: []rule{
-					{"frames for this very link only", join(iifGroup(g.OverlayGroup), notForUs(), drop())},
-					{"from the peer", join(iifGroup(g.TunnelGroup), jump(fromPeer))},
+					{"frames for this very link only", concat(iifGroup(g.OverlayGroup), notForUs(), drop())},
+					{"from the peer", concat(iifGroup(g.TunnelGroup), jump(fromPeer))},
 				},
 			},
 			{
@@ -73,8 +73,8 @@ func (g Gateway) table(f family) (table, error) {
 			{
 				name: "to-peer", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting,
 				priority: priorityNATSrc, policy: nftables.ChainPolicyAccept, rules: append([]rule{
-					{"only what goes to the peer is meant here", join(not(oifGroup(g.TunnelGroup)), accept())},
-					{"icmp", join(proto(f.icmp), jump(errorsOut))},
+					{"only what goes to the peer is meant here", concat(not(oifGroup(g.TunnelGroup)), accept())},
+					{"icmp", concat(proto(f.icmp), jump(errorsOut))},
 				}, translateOut...),
 			},
 		},
@@ -89,14 +89,14 @@ func (g Gateway) table(f family) (table, error) {
 func (g Gateway) foreignErrors(f family) []rule {
 	var rules []rule
 	for _, t := range f.icmpLocal {
-		rules = append(rules, rule{fmt.Sprintf("icmp %d: nobody passes it on", t), join(f.icmpType(t), drop())})
+		rules = append(rules, rule{fmt.Sprintf("icmp %d: nobody passes it on", t), concat(f.icmpType(t), drop())})
 	}
 	for _, t := range f.icmpErrors {
 		rules = append(rules, rule{
-			fmt.Sprintf("icmp error %d: in one piece only", t), join(f.icmpType(t), f.firstFragment(), drop()),
+			fmt.Sprintf("icmp error %d: in one piece only", t), concat(f.icmpType(t), f.firstFragment(), drop()),
 		}, rule{
 			fmt.Sprintf("icmp error %d: about packets to the peer only", t),
-			join(f.icmpType(t), f.notFragment(), f.innerInSet(f.daddr, setRemote, true), drop()),
+			concat(f.icmpType(t), f.notFragment(), f.innerInSet(f.daddr, setRemote, true), drop()),
 		})
 	}
 	return rules
@@ -110,27 +110,27 @@ func (g Gateway) translation(f family) (in, out, innerIn, innerOut []rule) {
 	for _, m := range g.Local {
 		if m.Real == m.Mapped {
 			in = append(in, rule{
-				fmt.Sprintf("to %s, as it is", m.Real), join(f.match(expr.PayloadBaseNetworkHeader, f.daddr, m.Real), accept()),
+				fmt.Sprintf("to %s, as it is", m.Real), concat(f.match(expr.PayloadBaseNetworkHeader, f.daddr, m.Real), accept()),
 			})
 			continue
 		}
 		for _, t := range f.icmpErrors {
 			innerIn = append(innerIn, rule{
 				fmt.Sprintf("icmp error %d: cause was sent by %s", t, m.Real),
-				join(f.icmpType(t), f.notFragment(), f.translateInner(f.saddr, m.Mapped, m.Real), back()),
+				concat(f.icmpType(t), f.notFragment(), f.translateInner(f.saddr, m.Mapped, m.Real), returnVerdict()),
 			})
 			innerOut = append(innerOut, rule{
 				fmt.Sprintf("icmp error %d: cause was sent to %s", t, m.Mapped),
-				join(f.icmpType(t), f.notFragment(), f.translateInner(f.daddr, m.Real, m.Mapped), back()),
+				concat(f.icmpType(t), f.notFragment(), f.translateInner(f.daddr, m.Real, m.Mapped), returnVerdict()),
 			})
 		}
 		in = append(in, rule{
 			fmt.Sprintf("to %s, real %s", m.Mapped, m.Real),
-			join(f.translate(f.daddr, m.Mapped, m.Real), accept()),
+			concat(f.translate(f.daddr, m.Mapped, m.Real), accept()),
 		})
 		out = append(out, rule{
 			fmt.Sprintf("from %s, mapped %s", m.Real, m.Mapped),
-			join(f.translate(f.saddr, m.Real, m.Mapped), accept()),
+			concat(f.translate(f.saddr, m.Real, m.Mapped), accept()),
 		})
 	}
 	return append(in, rule{"the peer reaches nothing else", drop()}), out, innerIn, innerOut
@@ -141,16 +141,16 @@ func (g Gateway) translation(f family) (in, out, innerIn, innerOut []rule) {
 // nobody of ours, and a network plugin may have given those of a pod the node's source.
 func (g Gateway) input(f family) []rule {
 	rules := []rule{ // first what is nearly everything
-		{"tunnel, aggregated", join(iifGroup(g.ReceiveGroup), udpDport(g.TunnelPort), accept())},
-		{"overlay, aggregated", join(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), forUs(), f.inSet(f.saddr, setNodes, false), accept())},
-		{"tunnel", join(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
-		{"overlay", join(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), f.inSet(f.saddr, setNodes, false), accept())},
-		{"overlay packets come from nodes only", join(iif(g.Underlay), udpDport(g.OverlayPort), drop())},
-		{"loopback", join(iif("lo"), accept())},
-		{"answers to the agent's TCP connections", join(
+		{"tunnel, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.TunnelPort), accept())},
+		{"overlay, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), forUs(), f.inSet(f.saddr, setNodes, false), accept())},
+		{"tunnel", concat(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
+		{"overlay", concat(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), f.inSet(f.saddr, setNodes, false), accept())},
+		{"overlay packets come from nodes only", concat(iif(g.Underlay), udpDport(g.OverlayPort), drop())},
+		{"loopback", concat(iif("lo"), accept())},
+		{"answers to the agent's TCP connections", concat(
 			iif(g.Underlay), tcpFlags(tcpSYN|tcpACK, tcpSYN, expr.CmpOpNeq), accept())},
-		{"probes come by overlay and tunnel only", join(iif(g.Underlay), udpDport(g.ProbePort), drop())},
-		{"answers of DNS", join(iif(g.Underlay), udpSport(portDNS), accept())},
+		{"probes come by overlay and tunnel only", concat(iif(g.Underlay), udpDport(g.ProbePort), drop())},
+		{"answers of DNS", concat(iif(g.Underlay), udpSport(portDNS), accept())},
 	}
 	inside := []struct {
 		name    string
@@ -162,10 +162,10 @@ func (g Gateway) input(f family) []rule {
 	for _, from := range inside {
 		rules = append(
 			rules,
-			rule{"no overlay in the overlay: " + from.name, join(from.matches, udpDport(g.OverlayPort), drop())},
-			rule{"no tunnel in the tunnel: " + from.name, join(from.matches, udpDport(g.TunnelPort), drop())},
-			rule{"probes: " + from.name, join(from.matches, udpDport(g.ProbePort), accept())},
-			rule{"answers to probes: " + from.name, join(from.matches, udpSport(g.ProbePort), accept())},
+			rule{"no overlay in the overlay: " + from.name, concat(from.matches, udpDport(g.OverlayPort), drop())},
+			rule{"no tunnel in the tunnel: " + from.name, concat(from.matches, udpDport(g.TunnelPort), drop())},
+			rule{"probes: " + from.name, concat(from.matches, udpDport(g.ProbePort), accept())},
+			rule{"answers to probes: " + from.name, concat(from.matches, udpSport(g.ProbePort), accept())},
 		)
 	}
 	inside = append(inside, struct {
@@ -175,13 +175,13 @@ func (g Gateway) input(f family) []rule {
 	for _, from := range inside {
 		for _, t := range append([]byte{f.echoRequest, f.echoReply}, f.icmpErrors...) {
 			rules = append(rules, rule{
-				fmt.Sprintf("icmp %d: %s", t, from.name), join(from.matches, f.icmpType(t), accept()),
+				fmt.Sprintf("icmp %d: %s", t, from.name), concat(from.matches, f.icmpType(t), accept()),
 			})
 		}
 	}
 	for _, t := range f.neighbors { // elsewhere neighbours are permanent ones
 		rules = append(rules, rule{
-			fmt.Sprintf("icmp %d: neighbours on the underlay", t), join(iif(g.Underlay), f.icmpType(t), accept()),
+			fmt.Sprintf("icmp %d: neighbours on the underlay", t), concat(iif(g.Underlay), f.icmpType(t), accept()),
 		})
 	}
 	return rules
@@ -189,7 +189,7 @@ func (g Gateway) input(f family) []rule {
 
 func (g Gateway) forward() []rule {
 	return []rule{
-		{"tunnel to overlay", join(iifGroup(g.TunnelGroup), oifGroup(g.OverlayGroup), accept())},
-		{"overlay to tunnel", join(iifGroup(g.OverlayGroup), oifGroup(g.TunnelGroup), accept())},
+		{"tunnel to overlay", concat(iifGroup(g.TunnelGroup), oifGroup(g.OverlayGroup), accept())},
+		{"overlay to tunnel", concat(iifGroup(g.OverlayGroup), oifGroup(g.TunnelGroup), accept())},
 	}
 }

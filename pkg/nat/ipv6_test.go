@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
@@ -392,59 +391,6 @@ func TestIPv6(t *testing.T) {
 			echo6(t, p.gateway, node6Addr)
 			if count := strings.TrimSpace(p.gateway.Output(t, "cat", "/proc/sys/net/netfilter/nf_conntrack_count")); count != "0" {
 				t.Errorf("the gateway tracks %s connections", count)
-			}
-		})
-	}
-}
-
-// TestPassesIPv6 has chains of others that drop what is of IPv6.
-func TestPassesIPv6(t *testing.T) {
-	ensure := func() (bool, error) { return nat.EnsurePasses(context.Background(), node6(), nil) }
-	input := [][2]string{
-		{"-s fd00:10:244:1::9/128 -p udp -m udp --dport 6094", "overlay from fd00:10:244:1::9:6094"},
-		{"-s fd00:10:80::1ffe/128 -i lq+ -p ipv6-icmp", "ping from fd00:10:80::1ffe"},
-	}
-	rules := [][2]string{
-		{"-i lq+", "from peers"},
-		{"-o lq+", "to peers"},
-		{"-s fd00:10:244:1::9/128 -p udp -m udp --dport 6094", "overlay from fd00:10:244:1::9:6094"},
-		{"-d fd00:10:244:1::9/128 -p udp -m udp --dport 6094", "overlay to fd00:10:244:1::9:6094"},
-		{"-s fd00:10:244:1::9/128 -p udp -m udp --sport 51840", "tunnel from fd00:10:244:1::9:51840"},
-		{"-d fd00:10:244:1::9/128 -p udp -m udp --dport 51840", "tunnel to fd00:10:244:1::9:51840"},
-		{"-s fd00:10:244:2::9/128 -p udp -m udp --sport 51840", "tunnel from fd00:10:244:2::9:51840"},
-		{"-d fd00:10:244:2::9/128 -p udp -m udp --dport 51840", "tunnel to fd00:10:244:2::9:51840"},
-	}
-	for name, test := range map[string]struct{ setup, list string }{
-		"ip6tables input": {"ip6tables-nft -P INPUT DROP; ip6tables-nft -A INPUT -i eth0 -j ACCEPT", "ip6tables-nft -S INPUT"},
-		"ip6tables":       {"ip6tables-nft -P FORWARD DROP; ip6tables-nft -A FORWARD -i eth0 -j ACCEPT", "ip6tables-nft -S FORWARD"},
-		"inet": {
-			"nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 10; }; add rule inet fw f meta nfproto ipv6 drop'",
-			"nft list chain inet fw f",
-		},
-		"other family": {"iptables-nft -P FORWARD DROP; nft 'add table inet fw; add chain inet fw f { type filter hook forward priority 10; }; add rule inet fw f meta nfproto ipv4 drop'", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			ns := netns.New(t, "node")
-			ns.Output(t, "sh", "-ec", test.setup)
-			before := ruleset(t, ns)
-			expect(t, ns, test.list != "", "ensure", ensure)
-			expect(t, ns, false, "ensure again", ensure)
-			if test.list != "" {
-				listed := ns.Output(t, "sh", "-ec", test.list)
-				wanted, chain := rules, "FORWARD"
-				if name == "ip6tables input" {
-					wanted, chain = input, "INPUT"
-				}
-				for _, r := range wanted {
-					if !strings.Contains(listed, "liqonet: "+r[1]+" #") ||
-						strings.HasPrefix(name, "ip6tables") && !strings.Contains(listed, "-A "+chain+" "+r[0]+" ") {
-						t.Errorf("%q is not among the rules:\n%s", r, listed)
-					}
-				}
-			}
-			expect(t, ns, test.list != "", "remove", remove)
-			if diff := cmp.Diff(before, ruleset(t, ns)); diff != "" {
-				t.Errorf("(-before +after):\n%s", diff)
 			}
 		})
 	}

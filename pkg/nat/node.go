@@ -15,15 +15,15 @@ import (
 func (n Node) family() family { return familyOf(n.Address) }
 
 func (n Node) validate(f family) error {
-	if n.OverlayGroup == 0 || n.OverlayPrefix == "" || n.OverlayPort == 0 {
-		return errors.New("node table: overlay group, prefix or port is missing")
+	if n.OverlayGroup == 0 || n.OverlayPort == 0 {
+		return errors.New("node table: overlay group or port is missing")
 	}
 	if !n.Address.IsValid() || !f.is(n.Address) {
 		return fmt.Errorf("node table: %s is not an overlay address", n.Address)
 	}
 	addrs := slices.Concat(n.Hosts, n.Endpoints)
 	for _, g := range n.Gateways {
-		addrs = append(addrs, g.Outer, g.Overlay)
+		addrs = append(addrs, g.Pod, g.Overlay)
 	}
 	if a, ok := f.other(addrs, n.Pods, n.OwnPods, n.Remote); ok {
 		return fmt.Errorf("node table: %s is not of the address family of %s", a, n.Address)
@@ -50,9 +50,9 @@ func (n Node) table(f family) (table, error) {
 	}
 	var outer, local, overlay []netip.Addr
 	for _, g := range n.Gateways {
-		outer, overlay = append(outer, g.Outer), append(overlay, g.Overlay)
+		outer, overlay = append(outer, g.Pod), append(overlay, g.Overlay)
 		if g.Local {
-			local = append(local, g.Outer)
+			local = append(local, g.Pod)
 		}
 	}
 	fromOverlay := chain{name: "from-overlay", rules: n.fromOverlay()}
@@ -78,7 +78,7 @@ func (n Node) table(f family) (table, error) {
 				// for masquerading, and the packet around it bears it too.
 				name: "notrack-own", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput,
 				priority: priorityRaw, policy: nftables.ChainPolicyAccept,
-				rules: []rule{{"to gateways: nobody else translates the overlay", join(
+				rules: []rule{{"to gateways: nobody else translates the overlay", concat(
 					udpDport(n.OverlayPort), f.inSet(f.daddr, setGateways, false), []expr.Any{&expr.Notrack{}})}},
 			},
 			{
@@ -95,8 +95,8 @@ func (n Node) table(f family) (table, error) {
 				name: "forward", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
 				priority: priorityFilter, policy: nftables.ChainPolicyAccept,
 				rules: []rule{
-					{"from peers", join(iifGroup(n.OverlayGroup), jump(fromPeers))},
-					{"to peers", join(oifGroup(n.OverlayGroup), jump(toPeers))},
+					{"from peers", concat(iifGroup(n.OverlayGroup), jump(fromPeers))},
+					{"to peers", concat(oifGroup(n.OverlayGroup), jump(toPeers))},
 				},
 			},
 			{
@@ -111,17 +111,17 @@ func (n Node) table(f family) (table, error) {
 // packets of gateways on this node.
 func (n Node) guard(f family, fromOverlay, packets, gatewayErrors chain) []rule {
 	return []rule{
-		{"from gateways", join(iifGroup(n.OverlayGroup), jump(fromOverlay))},
-		{"overlay packets", join(udpDport(n.OverlayPort), jump(packets))},
-		{"peers come by the overlay only", join(
+		{"from gateways", concat(iifGroup(n.OverlayGroup), jump(fromOverlay))},
+		{"overlay packets", concat(udpDport(n.OverlayPort), jump(packets))},
+		{"peers come by the overlay only", concat(
 			f.inSet(f.saddr, setRemote, false), f.inSet(f.saddr, setEndpoints, true), drop())},
-		{"icmp", join(proto(f.icmp), jump(gatewayErrors))},
+		{"icmp", concat(proto(f.icmp), jump(gatewayErrors))},
 	}
 }
 
 func (n Node) fromOverlay() []rule {
 	return []rule{
-		{"frames for this very link only", join(notForUs(), drop())},
+		{"frames for this very link only", concat(notForUs(), drop())},
 		{"nothing else is meant for them here", accept()},
 	}
 }
@@ -132,9 +132,9 @@ func (n Node) fromOverlay() []rule {
 func (n Node) overlayPackets(f family) []rule {
 	notrack := []expr.Any{&expr.Notrack{}}
 	return []rule{
-		{"to a gateway on this node", join(f.inSet(f.daddr, setLocalGateways, false), notrack, accept())},
-		{"from a gateway on this node", join(f.inSet(f.saddr, setLocalGateways, false), notrack, accept())},
-		{"they come from gateways only", join(
+		{"to a gateway on this node", concat(f.inSet(f.daddr, setLocalGateways, false), notrack, accept())},
+		{"from a gateway on this node", concat(f.inSet(f.saddr, setLocalGateways, false), notrack, accept())},
+		{"they come from gateways only", concat(
 			f.inSet(f.saddr, setGateways, true), addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
 	}
 }
@@ -148,7 +148,7 @@ func (n Node) gatewayErrors(f family) []rule {
 	for _, t := range f.icmpErrors {
 		rules = append(rules, rule{
 			fmt.Sprintf("icmp error %d of a gateway on this node", t),
-			join(f.icmpType(t), f.inSet(f.saddr, setLocalGateways, false), []expr.Any{&expr.Notrack{}}),
+			concat(f.icmpType(t), f.inSet(f.saddr, setLocalGateways, false), []expr.Any{&expr.Notrack{}}),
 		})
 	}
 	return rules
@@ -158,11 +158,11 @@ func (n Node) gatewayErrors(f family) []rule {
 // prerouting because destinations are translated (NodePorts) before input.
 func (n Node) isolate(f family) []rule {
 	return []rule{
-		{"only what peers send is meant here", join(not(iifGroup(n.OverlayGroup)), accept())},
-		{"answers", join(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
-		{"peers reach no gateway by the pod network", join(f.inSet(f.daddr, setGateways, false), drop())},
-		{"pings of gateways", join(f.inSet(f.saddr, setOverlay, false), f.icmpType(f.echoRequest), accept())},
-		{"peers reach nothing of the node", join(addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
+		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
+		{"answers", concat(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
+		{"peers reach no gateway by the pod network", concat(f.inSet(f.daddr, setGateways, false), drop())},
+		{"pings of gateways", concat(f.inSet(f.saddr, setOverlay, false), f.icmpType(f.echoRequest), accept())},
+		{"peers reach nothing of the node", concat(addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
 	}
 }
 
@@ -170,10 +170,10 @@ func (n Node) isolate(f family) []rule {
 // only after them.
 func (n Node) input(f family) []rule {
 	return []rule{
-		{"overlay packets come from gateways only", join(udpDport(n.OverlayPort), f.inSet(f.saddr, setGateways, true), drop())},
-		{"only what peers send is meant here", join(not(iifGroup(n.OverlayGroup)), accept())},
-		{"answers", join(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
-		{"pings of gateways", join(f.inSet(f.saddr, setOverlay, false), f.icmpType(f.echoRequest), accept())},
+		{"overlay packets come from gateways only", concat(udpDport(n.OverlayPort), f.inSet(f.saddr, setGateways, true), drop())},
+		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
+		{"answers", concat(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
+		{"pings of gateways", concat(f.inSet(f.saddr, setOverlay, false), f.icmpType(f.echoRequest), accept())},
 		{"peers reach nothing of the node", drop()},
 	}
 }
@@ -181,24 +181,24 @@ func (n Node) input(f family) []rule {
 func (n Node) fromPeers() []rule {
 	return []rule{
 		{"segment size", clampMSS()},
-		{"no transit between peers", join(oifGroup(n.OverlayGroup), drop())},
+		{"no transit between peers", concat(oifGroup(n.OverlayGroup), drop())},
 	}
 }
 
 func (n Node) toPeers(f family) []rule {
 	rules := []rule{
 		{"segment size", clampMSS()},
-		{"answers of pods", join(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
-		{"services with remote endpoints", join(ctBits(expr.CtKeySTATUS, ctStatusDNAT), accept())},
-		{"only pods reach peers through this node", join(f.inSet(f.saddr, setPods, true), drop())},
+		{"answers of pods", concat(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
+		{"services with remote endpoints", concat(ctBits(expr.CtKeySTATUS, ctStatusDNAT), accept())},
+		{"only pods reach peers through this node", concat(f.inSet(f.saddr, setPods, true), drop())},
 	}
 	// Pods of this node may come by an uplink too, with plugins that have one
 	// interface for all (OVN-Kubernetes); then the way back is the same.
 	for _, u := range n.Uplinks {
 		rules = append(
 			rules,
-			rule{"only this node's pods, from " + u, join(iif(u), f.inSet(f.saddr, setOwnPods, true), drop())},
-			rule{"no forged source, from " + u, join(iif(u), forgedSource(), drop())},
+			rule{"only this node's pods, from " + u, concat(iif(u), f.inSet(f.saddr, setOwnPods, true), drop())},
+			rule{"no forged source, from " + u, concat(iif(u), forgedSource(), drop())},
 		)
 	}
 	return rules
@@ -217,13 +217,13 @@ const ctStatusDNAT = 1 << 5
 func (n Node) source(f family) []rule {
 	in, out := iifGroup(n.OverlayGroup), oifGroup(n.OverlayGroup)
 	return []rule{
-		{"from this node", join(out, addrType(true, unix.RTN_LOCAL, expr.CmpOpEq), f.snatTo(n.Address))},
-		{"from elsewhere to services with remote endpoints", join(
+		{"from this node", concat(out, addrType(true, unix.RTN_LOCAL, expr.CmpOpEq), f.snatTo(n.Address))},
+		{"from elsewhere to services with remote endpoints", concat(
 			out, ctBits(expr.CtKeySTATUS, ctStatusDNAT), f.inSet(f.saddr, setOwnPods, true), f.snatTo(n.Address))},
-		{"pods keep their source", join(out, f.inSet(f.saddr, setPods, false), f.snatToSelf())},
-		{"from others", join(out, f.snatTo(n.Address))},
-		{"peers to hosts outside", join(in, f.inSet(f.daddr, setHosts, false), []expr.Any{&expr.Masq{}})},
+		{"pods keep their source", concat(out, f.inSet(f.saddr, setPods, false), f.snatToSelf())},
+		{"from others", concat(out, f.snatTo(n.Address))},
+		{"peers to hosts outside", concat(in, f.inSet(f.daddr, setHosts, false), []expr.Any{&expr.Masq{}})},
 		// Some masquerade also what comes to pods from elsewhere.
-		{"peers keep their source", join(in, f.snatToSelf())},
+		{"peers keep their source", concat(in, f.snatToSelf())},
 	}
 }

@@ -1,13 +1,13 @@
 package nat
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/userdata"
 	"go4.org/netipx"
+
+	"github.com/liqonet/liqonet/pkg/nft"
 )
 
 // kernelTable is our table as the kernel has it.
@@ -43,7 +43,7 @@ func read(c *nftables.Conn, want table) (kernelTable, error) {
 }
 
 func (k *kernelTable) readChains(c *nftables.Conn, t *nftables.Table) error {
-	chains, err := listChains(c, t.Family)
+	chains, err := nft.ListChains(c, t.Family)
 	if err != nil {
 		return err
 	}
@@ -58,7 +58,7 @@ func (k *kernelTable) readChains(c *nftables.Conn, t *nftables.Table) error {
 		}
 		labels := []string{}
 		for _, r := range rules {
-			labels = append(labels, label(r.UserData))
+			labels = append(labels, nft.DecodeComment(r.UserData))
 		}
 		k.labels[ch.Name] = labels
 	}
@@ -111,26 +111,4 @@ func (c chain) is(k *nftables.Chain) bool {
 		k.Hooknum != nil && *k.Hooknum == *c.hook &&
 		k.Priority != nil && *k.Priority == c.priority &&
 		k.Policy != nil && *k.Policy == c.policy
-}
-
-// comment encodes a rule's comment as nft does.
-func comment(text string) []byte {
-	return userdata.AppendString(nil, userdata.TypeComment, text)
-}
-
-// label decodes a comment, "" if there is none. The data may be of anybody, so
-// it is not given to the library, which trusts the length in it.
-func label(data []byte) string {
-	const header = 2
-	for len(data) >= header {
-		typ, length := userdata.Type(data[0]), int(data[1])
-		if len(data) < header+length {
-			return ""
-		}
-		if typ == userdata.TypeComment {
-			return string(bytes.TrimSuffix(data[header:header+length], []byte{0}))
-		}
-		data = data[header+length:]
-	}
-	return ""
 }

@@ -12,6 +12,8 @@ import (
 	"github.com/google/nftables/expr"
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/nft"
 )
 
 // Receive leads packets of tunnel and overlay, when they come in, into an
@@ -74,7 +76,7 @@ func (r Receive) rules(underlay, entry uint32) (rules []rule, labels []string, e
 			comment: fmt.Sprintf("port %d: from %s (%d) to %s (%d)", port, r.Underlay, underlay, r.Entry, entry),
 			exprs:   udpDport(port),
 		}
-		label, err := rule.label(family{nft: nftables.TableFamilyNetdev})
+		label, err := nft.Label(rule.comment, nftables.TableFamilyNetdev, rule.exprs)
 		if err != nil {
 			return nil, nil, err
 		}
@@ -135,7 +137,7 @@ func (r Receive) replace(exists bool, rules []rule, labels []string, entry uint3
 			{Type: unix.NFTA_RULE_TABLE, Data: zeroTerminated(TableName)},
 			{Type: unix.NFTA_RULE_CHAIN, Data: zeroTerminated(receiveChain)},
 			b.nested(unix.NFTA_RULE_EXPRESSIONS, elements...),
-			{Type: unix.NFTA_RULE_USERDATA, Data: comment(labels[i])},
+			{Type: unix.NFTA_RULE_USERDATA, Data: nft.EncodeComment(labels[i])},
 		})
 	}
 	return b.send()

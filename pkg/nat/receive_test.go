@@ -32,7 +32,7 @@ func TestReceive(t *testing.T) {
 	expect(t, ns, true, "first", apply)
 	expect(t, ns, false, "again", apply)
 	applied := ruleset(t, ns)
-	signals := monitor(t, ns, nil)
+	signals := monitor(t, ns)
 	for _, damage := range []string{
 		"delete table netdev liqonet",
 		"flush table netdev liqonet",

@@ -1,8 +1,6 @@
 package nat
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -70,41 +68,20 @@ const (
 	setOverlay       = "gateways-overlay"
 )
 
-// shut is the table of the other address family: the interfaces of these groups carry
+// blockFamily is the table of the other address family: the interfaces of these groups carry
 // none of it. Frames to multicast addresses need no secret, and a router advertisement
 // in one gives whoever takes it in addresses and a default route.
-func shut(f family, groups ...uint32) table {
+func blockFamily(f family, groups ...uint32) table {
 	guard := chain{
 		name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
 		priority: priorityEarly, policy: nftables.ChainPolicyAccept,
 	}
 	for _, g := range groups {
 		guard.rules = append(guard.rules, rule{
-			fmt.Sprintf("nothing of this address family by interfaces of group %d", g), join(iifGroup(g), drop()),
+			fmt.Sprintf("nothing of this address family by interfaces of group %d", g), concat(iifGroup(g), drop()),
 		})
 	}
 	return table{family: f.opposite(), chains: []chain{guard}}
-}
-
-// maxComment is how long a comment may be that nft shows (NFTNL_UDATA_COMMENT_MAXLEN).
-const maxComment = 128
-
-// label is the comment that the kernel gets: the text and a hash of the
-// expressions, so that a rule can be compared without decoding it.
-func (r rule) label(f family) (string, error) {
-	h := sha256.New()
-	for _, e := range r.exprs {
-		b, err := expr.Marshal(byte(f.nft), e)
-		if err != nil {
-			return "", fmt.Errorf("encode rule %q: %w", r.comment, err)
-		}
-		h.Write(b)
-	}
-	label := fmt.Sprintf("%s #%s", r.comment, hex.EncodeToString(h.Sum(nil))[:8])
-	if len(label) >= maxComment {
-		return "", fmt.Errorf("comment %q is too long", label)
-	}
-	return label, nil
 }
 
 // prefixSet is the union of prefixes; overlapping and adjacent ones become one

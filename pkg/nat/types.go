@@ -1,10 +1,14 @@
 package nat
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"github.com/liqonet/liqonet/pkg/nft"
+)
 
 // TableName is the name of the one nftables table of ours per network
 // namespace and family.
-const TableName = "liqonet"
+const TableName = nft.TableName
 
 // Mapping translates a prefix 1:1 into another one of the same length.
 type Mapping struct {
@@ -39,10 +43,8 @@ type Gateway struct {
 // Node is what the table of a node's network namespace does: sources towards
 // peers, isolation, MSS clamping.
 type Node struct {
-	// OverlayGroup is the interface group of the overlay's interfaces, OverlayPrefix
-	// how their names start, which only chains of others need to know.
-	OverlayGroup  uint32
-	OverlayPrefix string
+	// OverlayGroup is the interface group of the overlay's interfaces.
+	OverlayGroup uint32
 	// Address is the node's overlay address.
 	Address netip.Addr
 	// Pods are the cluster's pod ranges; their addresses are kept as sources.
@@ -63,17 +65,18 @@ type Node struct {
 	Uplinks []string
 	// Gateways are those with an overlay link to this node.
 	Gateways []NodeGateway
-	// OverlayPort is the overlay's UDP port, TunnelPort that of gateways for the
-	// tunnel, which only chains of others need to know.
+	// OverlayPort is the overlay's UDP port, TunnelPort that of gateways for the tunnel.
 	OverlayPort, TunnelPort uint16
 }
 
 // NodeGateway is one gateway as seen from a node.
 type NodeGateway struct {
-	// Outer is the gateway pod's address, the outer source of its packets.
-	Outer netip.Addr
+	// Pod is the address of the gateway's pod, and the outer source of its packets.
+	Pod netip.Addr
 	// Overlay is the gateway's overlay address.
 	Overlay netip.Addr
-	// Local says that the gateway runs on this very node.
+	// Local says that the gateway runs on this node.
 	Local bool
+	// Calls says that the gateway calls the peer's, and is not called.
+	Calls bool
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -517,7 +518,7 @@ func testPurge(t *testing.T, n *dataplane.Topology) {
 				if _, err := nat.Purge(context.Background()); err != nil {
 					return err
 				}
-				forward, err := nat.RemovePasses(context.Background())
+				forward, err := firewall.RemoveAcceptRules(context.Background())
 				if isNode := ns != c.Gateway.NS; err != nil || forward != isNode {
 					t.Errorf("%s: there were rules in chains of others: %v, want %v; %v", ns.Name, forward, isNode, err)
 				}

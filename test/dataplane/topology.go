@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -143,7 +144,10 @@ func New(t testing.TB, o Options) *Topology {
 		c.overlay(t, o.Overlay)
 		for i := range c.Nodes {
 			// The tunnel's packets are dropped otherwise.
-			c.Nodes[i].Do(t, func() error { _, err := nat.EnsurePasses(context.Background(), c.nodeTable(i), nil); return err })
+			c.Nodes[i].Do(t, func() error {
+				_, err := firewall.EnsureAcceptRules(context.Background(), c.firewallConfig(i))
+				return err
+			})
 		}
 	}
 	topology.A.Exposed = []Host{topology.LAN}
@@ -282,7 +286,7 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	for i := range c.Nodes {
 		apply(t, c.Nodes[i].NS, c.nodeState(t, kind, i), func() (bool, error) {
 			table, err := nat.ApplyNode(context.Background(), c.nodeTable(i))
-			forward, forwardErr := nat.EnsurePasses(context.Background(), c.nodeTable(i), nil)
+			forward, forwardErr := firewall.EnsureAcceptRules(context.Background(), c.firewallConfig(i))
 			return table || forward, errors.Join(err, forwardErr)
 		})
 	}
@@ -291,10 +295,10 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 // nodeTable is the nftables table of a node; the gateway is on the first one.
 func (c *Cluster) nodeTable(i int) nat.Node {
 	n := nat.Node{
-		OverlayGroup: overlay.Group, OverlayPrefix: overlay.NamePrefix, Address: c.Nodes[i].Overlay.Addr,
+		OverlayGroup: overlay.Group, Address: c.Nodes[i].Overlay.Addr,
 		Pods:    []netip.Prefix{Ranges().Pods},
 		OwnPods: []netip.Prefix{c.podRange(i)}, Remote: Ranges().Remote(), Uplinks: []string{"eth0"},
-		Gateways:    []nat.NodeGateway{{Outer: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0}},
+		Gateways:    []nat.NodeGateway{{Pod: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0}},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
 	}
 	for _, h := range c.Exposed {
@@ -304,6 +308,14 @@ func (c *Cluster) nodeTable(i int) nat.Node {
 		n.Pods, n.Remote = append(n.Pods, p.Own), append(n.Remote, p.Peer)
 	}
 	return n
+}
+
+// firewallConfig is what the chains of others on a node have to accept.
+func (c *Cluster) firewallConfig(i int) firewall.Config {
+	return firewall.Config{
+		OverlayPrefix: overlay.NamePrefix, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
+		Gateways: []firewall.Gateway{{Pod: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0}},
+	}
 }
 
 // podRange is that of a node's pods. The second node's have none: the gateway

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,7 +24,8 @@ import (
 //   - a masquerade of whatever comes from or goes to outside of the pod range, of
 //     iptables-legacy (alpha) and of iptables-nft (beta);
 //   - FORWARD chains that drop whatever is not between pods: of iptables-nft and
-//     of iptables-legacy (alpha), and of firewalld (beta);
+//     of iptables-legacy (alpha), and of firewalld (beta). Agents do not change
+//     iptables-legacy: they report the rules to add, which the test then adds;
 //   - strict reverse path filters;
 //   - policy rules for each pod such as on EKS, one of which leads pods' packets
 //     elsewhere;
@@ -61,6 +63,7 @@ func TestPeculiarNodes(t *testing.T) {
 
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	p.checkNoOverlap(a, b)
+	takeBack := p.addReportedRules(a)
 	startOutside()
 	for _, x := range []struct{ here, there *cluster }{{a, b}, {b, a}} {
 		p.podWith(x.there, p.gatewayIP(x.here, x.there))
@@ -69,11 +72,8 @@ func TestPeculiarNodes(t *testing.T) {
 	p.checkPods(a, b, append(p.made, pair{a, a.pods[0]}, pair{a, a.pods[1]}, pair{b, b.pods[0]}, pair{b, b.pods[1]}))
 	// What connection tracking knows passes the others by their own rules.
 	some := []string{"from peers", "overlay to"}
-	all := []string{"from peers", "to peers", "overlay from", "overlay to", "tunnel from", "tunnel to"}
-	p.checkCounted(a, all, "iptables-legacy-save", "-c", "-t", "filter")
 	p.checkCounted(a, some, "iptables-nft-save", "-c", "-t", "filter")
 	p.checkCounted(b, some, "nft", "list", "chain", "inet", "firewalld", "filter_FORWARD")
-	p.checkRepair(a)
 
 	mustLiqonet(t, ctx, "peer", a.Name, c.Name)
 	p.checkNoOverlap(a, c)
@@ -81,6 +81,7 @@ func TestPeculiarNodes(t *testing.T) {
 	mustLiqonet(t, ctx, "unpeer", a.Name, c.Name)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	p.deletePods()
+	takeBack()
 	checkNothingLeft(t, ctx)
 }
 
@@ -197,6 +198,12 @@ func (p *peculiar) dropByIPTables(c *cluster) {
 			"FORWARD -s " + pods + " -d " + server + " -p tcp --dport 6443 -j ACCEPT",
 			"FORWARD -d " + pods + " -s " + server + " -p tcp --sport 6443 -j ACCEPT",
 		}
+		if iptables == "iptables-legacy -w" {
+			// What the gateways need of a chain that lets pods reach nothing outside.
+			rules = append(
+				rules, "FORWARD -p udp --sport 51840 -j ACCEPT", "FORWARD -p udp --dport 51840 -j ACCEPT", "FORWARD -p udp --dport 6094 -j ACCEPT",
+			)
+		}
 		for _, r := range rules {
 			add, remove = append(add, iptables+" -A "+r), append(remove, iptables+" -D "+r)
 		}
@@ -211,7 +218,7 @@ func (p *peculiar) dropByIPTables(c *cluster) {
 // addresses of pods and services, which are in the zone trusted. It is not in the
 // chain of the hook that packets are rejected. TestFirewalld has firewalld itself,
 // which would flush the rules of iptables that this test adds.
-const firewalldTable = "../../pkg/nat/testdata/firewalld.nft"
+const firewalldTable = "../../pkg/firewall/testdata/firewalld.nft"
 
 func (p *peculiar) dropByFirewalld(c *cluster) {
 	p.t.Helper()
@@ -501,26 +508,36 @@ func (p *peculiar) checkCountedOn(nodes []*lab.Node, want []string, command ...s
 // a busy machine may need to look.
 const repairTime = 4 * time.Second
 
-// checkRepair deletes our rules of iptables-legacy, of which nobody is notified.
-func (p *peculiar) checkRepair(c *cluster) {
+// addReportedRules runs, on each node, the commands that its agent asks for, until the
+// test ends or takes them back.
+func (p *peculiar) addReportedRules(c *cluster) (takeBack func()) {
 	p.t.Helper()
-	ours := func(n *lab.Node) string {
-		out, err := n.NetCommand(p.ctx, "iptables-legacy", "-w", "-S", "FORWARD").Output()
-		if err != nil {
-			p.t.Fatal(err)
-		}
-		return string(out)
-	}
+	var undo []func()
 	for _, n := range labNodes(c) {
-		before := ours(n)
-		at := slices.IndexFunc(strings.Split(before, "\n"), func(rule string) bool { return strings.Contains(rule, "liqonet: from peers") })
-		// The policy is line 0. It may be back before one can see that it is gone.
-		p.run(p.ctx, n, fmt.Sprintf("iptables-legacy -w -D FORWARD %d", at))
-		eventually(p.t, p.ctx, repairTime, "node "+n.Name+" has its rules of iptables-legacy again", func() string {
-			if now := ours(n); now != before {
-				return now
+		var commands []string
+		eventually(p.t, p.ctx, callTimeout, "node "+n.Name+" reports what its iptables-legacy lacks", func() string {
+			message, err := c.Run(p.ctx, "", "get", "nodenetworks", "-o", `jsonpath={.items[?(@.spec.nodeName=="`+n.Name+`")].status.message}`)
+			if err != nil {
+				return err.Error()
+			}
+			if commands = regexp.MustCompile(`iptables-legacy -w -I FORWARD -[io] lq\+ -j ACCEPT`).FindAllString(message, -1); len(commands) != 2 {
+				return fmt.Sprintf("its message is %q", message)
 			}
 			return ""
 		})
+		do := strings.Join(commands, "\n")
+		p.run(p.ctx, n, do)
+		undo = append(undo, func() {
+			ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
+			defer cancel()
+			p.run(ctx, n, strings.ReplaceAll(do, " -I ", " -D "))
+		})
 	}
+	takeBack = sync.OnceFunc(func() {
+		for _, f := range undo {
+			f()
+		}
+	})
+	p.t.Cleanup(takeBack)
+	return takeBack
 }

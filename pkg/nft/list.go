@@ -1,4 +1,4 @@
-package nat
+package nft
 
 import (
 	"encoding/binary"
@@ -10,11 +10,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// listAttempts bounds listing what others change all the time.
-const listAttempts = 5
+const (
+	// listAttempts bounds how often a list is repeated that others keep changing.
+	listAttempts = 5
+	// HeaderLength is the length of nfgenmsg, which precedes the attributes of each
+	// message, in bytes.
+	HeaderLength = 4
+)
 
-// listChains returns the chains of a family, or of all.
-func listChains(c *nftables.Conn, family nftables.TableFamily) (chains []*nftables.Chain, err error) {
+// ListChains returns the chains of a family, or of all families.
+func ListChains(c *nftables.Conn, family nftables.TableFamily) (chains []*nftables.Chain, err error) {
 	err = uninterrupted(func() error {
 		chains, err = c.ListChainsOfTableFamily(family)
 		return err
@@ -25,11 +30,11 @@ func listChains(c *nftables.Conn, family nftables.TableFamily) (chains []*nftabl
 	return chains, nil
 }
 
-// uninterrupted lists something of nftables again while others have changed
-// something meanwhile: the kernel goes on by numbers, so with many chains some are
-// left out, be they changed or not. It marks such an answer (NLM_F_DUMP_INTR), which
-// the library does not look at. The last attempt counts, whatever it is. Lists of one
-// chain's rules do not need it: they are by numbers in that chain.
+// uninterrupted repeats a list of nftables objects if somebody changed nftables
+// meanwhile. The kernel continues a long list by position, so a change makes it leave
+// out objects that nobody touched. It marks such a list (NLM_F_DUMP_INTR), but the
+// library ignores the mark. The last attempt counts in any case. Lists of the rules
+// of one chain do not need this: their positions are those in the chain.
 func uninterrupted(list func() error) (err error) {
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
@@ -55,16 +60,16 @@ func uninterrupted(list func() error) (err error) {
 func generation(c *netlink.Conn) (uint32, error) {
 	answers, err := c.Execute(netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
-		Data:   make([]byte, genmsgLength),
+		Data:   make([]byte, HeaderLength),
 	})
 	if err != nil {
 		return 0, fmt.Errorf("ask nftables for its generation: %w", err)
 	}
 	for _, m := range answers {
-		if len(m.Data) < genmsgLength {
+		if len(m.Data) < HeaderLength {
 			continue
 		}
-		d, err := netlink.NewAttributeDecoder(m.Data[genmsgLength:])
+		d, err := netlink.NewAttributeDecoder(m.Data[HeaderLength:])
 		if err != nil {
 			continue
 		}

@@ -1,4 +1,4 @@
-package nat_test
+package firewall_test
 
 import (
 	"context"
@@ -6,7 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/notify"
 )
 
@@ -18,16 +18,16 @@ func TestSettle(t *testing.T) {
 		others time.Duration
 		want   time.Duration
 	}{
-		{"nobody else", 0, nat.SettleTime},
-		{"a few others", 6 * step, 6*step + nat.SettleTime},
-		{"others that never rest", time.Minute, nat.SettleLongest},
+		{"nobody else", 0, firewall.SettleTime},
+		{"a few others", 6 * step, 6*step + firewall.SettleTime},
+		{"others that never rest", time.Minute, firewall.SettleLongest},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(context.Background())
 				defer cancel()
 				changed, anything, settled := notify.NewSignal(), notify.NewSignal(), notify.NewSignal()
-				go nat.Settle(ctx, changed, anything, settled)
+				go firewall.Settle(ctx, changed, anything, settled)
 				// What does not matter is not waited for.
 				anything.Send()
 				synctest.Wait()

@@ -1,8 +1,9 @@
-package nat_test
+package firewall_test
 
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -12,13 +13,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// passed are our rules in a chain of iptables as that prints them, for the node of
+// accepted are our rules in a chain of iptables as that prints them, for the node of
 // node().
-func passed(chain string) []string {
+func accepted(chain string) []string {
 	rules := [][2]string{
 		{"-s 10.244.1.9/32 -p udp -m udp --dport 6094", "overlay from 10.244.1.9:6094"},
 		{"-s 10.80.31.254/32 -i lq+ -p icmp", "ping from 10.80.31.254"},
@@ -44,8 +45,21 @@ func passed(chain string) []string {
 	return out
 }
 
-func ensure() (bool, error) { return nat.EnsurePasses(context.Background(), node(), nil) }
-func remove() (bool, error) { return nat.RemovePasses(context.Background()) }
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+
+// node has one gateway of its own, and one of another node.
+func node() firewall.Config {
+	return firewall.Config{
+		OverlayPrefix: "lq", OverlayPort: 6094, TunnelPort: 51840,
+		Gateways: []firewall.Gateway{
+			{Pod: addr("10.244.1.9"), Overlay: addr("10.80.31.254"), Local: true},
+			{Pod: addr("10.244.2.9"), Overlay: addr("10.80.31.253")},
+		},
+	}
+}
+
+func ensure() (bool, error) { return firewall.EnsureAcceptRules(context.Background(), node()) }
+func remove() (bool, error) { return firewall.RemoveAcceptRules(context.Background()) }
 
 // place is where ours are expected: in a chain, before a rule with a text, or at
 // the end.
@@ -62,9 +76,9 @@ func (p place) iptables() string {
 	return "FORWARD"
 }
 
-// TestPasses has chains of nftables: in those that drop, and in no others, our
+// TestAcceptRules has chains of nftables: in those that drop, and in no others, our
 // rules stand before whatever drops.
-func TestPasses(t *testing.T) {
+func TestAcceptRules(t *testing.T) {
 	const forward, input = "ip filter FORWARD", "ip filter INPUT"
 	for name, test := range map[string]struct {
 		setup string
@@ -125,7 +139,7 @@ func TestPasses(t *testing.T) {
 				if strings.HasPrefix(p.chain, "ip filter ") {
 					changesByIPTables(t, ns, p.iptables())
 				}
-				signals := monitor(t, ns, nil)
+				signals := monitor(t, ns)
 				ns.Output(t, "nft", "delete rule "+p.chain+" handle "+ourHandle(t, ns, p.chain))
 				signal(t, signals, "a deleted rule")
 				expect(t, ns, true, "one deleted", ensure)
@@ -135,7 +149,7 @@ func TestPasses(t *testing.T) {
 			// Another gateway.
 			other := node()
 			other.Gateways = other.Gateways[1:]
-			change := func() (bool, error) { return nat.EnsurePasses(context.Background(), other, nil) }
+			change := func() (bool, error) { return firewall.EnsureAcceptRules(context.Background(), other) }
 			expect(t, ns, true, "other gateways", change)
 			expect(t, ns, false, "other gateways again", change)
 
@@ -148,35 +162,35 @@ func TestPasses(t *testing.T) {
 	}
 }
 
-// A drop in a chain that FORWARD or INPUT jumps to is signalled. What cannot be
-// about every packet, and what is elsewhere, is not.
-func TestPassesFollowed(t *testing.T) {
-	for name, test := range map[string]struct{ setup, conditional, drop, gone string }{
+// A drop in a chain that FORWARD or INPUT jumps to is signalled, and so is its end.
+// Changes of sets are not: they are frequent, and no chain drops by them.
+func TestMonitor(t *testing.T) {
+	for name, test := range map[string]struct{ setup, drop, gone string }{
 		"iptables": {
-			`iptables-nft -N USER; iptables-nft -N INNER; iptables-nft -N SERVICES; iptables-nft -A FORWARD -m comment --comment x -j USER
-				iptables-nft -A FORWARD -m conntrack --ctstate NEW -j SERVICES; iptables-nft -A USER -j INNER; iptables-nft -A INNER -j RETURN`,
-			`iptables-nft -A INNER -m conntrack --ctstate INVALID -j DROP; iptables-nft -A USER -m mark --mark 1/1 -j ACCEPT
-				iptables-nft -A INNER -m statistic --mode random --probability 0.1 -j DROP; iptables-nft -A SERVICES -j DROP`,
+			`iptables-nft -N USER; iptables-nft -N INNER; iptables-nft -A FORWARD -m comment --comment x -j USER
+				iptables-nft -A USER -j INNER; iptables-nft -A INNER -j RETURN`,
 			"iptables-nft -I INNER -m comment --comment y -j DROP",
 			"iptables-nft -D INNER -m comment --comment y -j DROP",
 		},
-		"input": {
-			"iptables-nft -N USER; iptables-nft -A INPUT -j USER", "iptables-nft -A USER -s 10.1.1.1 -j DROP",
-			"iptables-nft -A USER -j REJECT", "iptables-nft -F USER",
-		},
+		"input": {"iptables-nft -N USER; iptables-nft -A INPUT -j USER", "iptables-nft -A USER -j REJECT", "iptables-nft -F USER"},
 		"inet": {
 			"nft 'table inet x { chain user { }; chain fw { type filter hook forward priority 0; jump user; }; }'",
-			"nft add rule inet x user ct state invalid drop", "nft insert rule inet x user meta nfproto ipv4 counter drop", "nft flush chain inet x user",
+			"nft insert rule inet x user meta nfproto ipv4 counter drop", "nft flush chain inet x user",
+		},
+		"a new chain": {
+			"nft add table inet x", "nft 'add chain inet x fw { type filter hook forward priority 0; policy drop; }'", "nft delete chain inet x fw",
+		},
+		"the whole table": {
+			"nft 'add table inet x; add chain inet x empty'", "nft 'add chain inet x fw { type filter hook input priority 0; policy drop; }'", "nft delete table inet x",
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := netns.New(t, name)
 			ns.Output(t, "sh", "-ec", test.setup)
-			var followed nat.Followed
-			ensure := func() (bool, error) { return nat.EnsurePasses(context.Background(), node(), &followed) }
-			signals := monitor(t, ns, &followed)
+			ns.Output(t, "nft", "add table ip sets; add set ip sets s { type ipv4_addr; }; add table ip liqonet; add chain ip liqonet c")
+			signals := monitor(t, ns)
 			expect(t, ns, false, "nothing drops", ensure)
-			ns.Output(t, "sh", "-ec", test.conditional)
+			ns.Output(t, "nft", "add element ip sets s { 10.0.0.1 }; add rule ip liqonet c drop")
 			silence(t, signals)
 			ns.Output(t, "sh", "-ec", test.drop)
 			signal(t, signals, "a drop")
@@ -184,9 +198,63 @@ func TestPassesFollowed(t *testing.T) {
 			signal(t, signals, "a change of ours")
 			ns.Output(t, "sh", "-ec", test.gone)
 			signal(t, signals, "the end of the drop")
-			expect(t, ns, true, "nothing drops any more", ensure)
+			// With a chain its rules are gone.
+			expect(t, ns, !strings.Contains(test.gone, "delete "), "nothing drops any more", ensure)
 		})
 	}
+}
+
+func monitor(t *testing.T, ns *netns.NS) <-chan struct{} {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	var signals <-chan struct{}
+	ns.Do(t, func() (err error) {
+		signals, err = firewall.Monitor(ctx)
+		return err
+	})
+	return signals
+}
+
+func silence(t *testing.T, signals <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-signals:
+		t.Error("a signal without a change of the chains of others")
+	case <-time.After(firewall.SettleTime + 200*time.Millisecond):
+	}
+}
+
+func signal(t *testing.T, signals <-chan struct{}, what string) {
+	t.Helper()
+	select {
+	case <-signals:
+	case <-time.After(5 * time.Second):
+		t.Errorf("%s was not signalled", what)
+	}
+}
+
+func expect(t *testing.T, ns *netns.NS, want bool, what string, f func() (bool, error)) {
+	t.Helper()
+	ns.Do(t, func() error {
+		got, err := f()
+		if err != nil {
+			return err
+		}
+		if got != want {
+			t.Errorf("%s: changed is %v", what, got)
+		}
+		return nil
+	})
+}
+
+// ruleset is what nft lists, the tables in an order that does not depend on which of
+// them was made anew.
+func ruleset(t *testing.T, ns *netns.NS) string {
+	t.Helper()
+	tables := strings.Split("\n"+strings.TrimSuffix(ns.Output(t, "nft", "list", "ruleset"), "\n"), "\ntable ")
+	slices.Sort(tables)
+	return strings.Join(tables, "\ntable ")
 }
 
 // firewalld is what the real one writes; TestFirewalld of test/e2e runs it.
@@ -194,7 +262,7 @@ const firewalld = "testdata/firewalld.nft"
 
 // A table that only its owner can change, as firewalld's may be from version 2.1
 // on, is told of, and keeps us from nothing else.
-func TestPassesOwned(t *testing.T) {
+func TestOwnedTable(t *testing.T) {
 	ns := netns.New(t, "node")
 	// The owner is a program that reads commands and does not end.
 	cmd := exec.Command("nft", "-i")
@@ -222,8 +290,8 @@ func TestPassesOwned(t *testing.T) {
 		t.Helper()
 		ns.Do(t, func() error {
 			changed, err := ensure()
-			var e *nat.OwnedError
-			if !errors.As(err, &e) || !slices.Equal(e.Chains, []string{"inet fw f", "inet fw i"}) || changed != changes {
+			var e *firewall.BlockedError
+			if !errors.As(err, &e) || !slices.Equal(e.Owned, []string{"inet fw f", "inet fw i"}) || changed != changes {
 				t.Errorf("changed is %v, %v", changed, err)
 			}
 			return nil
@@ -231,7 +299,7 @@ func TestPassesOwned(t *testing.T) {
 	}
 	wantOwned(true)
 	checkPlace(t, ns, place{"ip filter FORWARD", ""})
-	signals := monitor(t, ns, nil)
+	signals := monitor(t, ns)
 	wantOwned(false)
 	silence(t, signals)
 	if diff := cmp.Diff(owned, ns.Output(t, "nft", "list table inet fw")); diff != "" {
@@ -258,7 +326,7 @@ func eventually(t *testing.T, what string, done func() bool) {
 func checkPlace(t *testing.T, ns *netns.NS, p place) {
 	t.Helper()
 	var rules []string
-	before, passed := p.before, passed(p.iptables())
+	before, wanted := p.before, accepted(p.iptables())
 	for l := range strings.SplitSeq(ns.Output(t, "nft", "list chain "+p.chain), "\n") {
 		if l = strings.TrimSpace(l); l != "" && l != "}" && !strings.Contains(l, "{") || strings.Contains(l, "ct state") || strings.Contains(l, "ip6") {
 			rules = append(rules, l)
@@ -266,17 +334,17 @@ func checkPlace(t *testing.T, ns *netns.NS, p place) {
 	}
 	rules = rules[min(1, len(rules)):] // type and policy
 	first := slices.IndexFunc(rules, isOurs)
-	if first < 0 || len(rules) < first+len(passed) {
+	if first < 0 || len(rules) < first+len(wanted) {
 		t.Fatalf("ours are missing: %q", rules)
 	}
-	for i, want := range passed {
+	for i, want := range wanted {
 		_, want, _ = strings.Cut(want, `"`)
 		want, _, _ = strings.Cut(want, `"`)
 		if !strings.Contains(rules[first+i], `"`+want+" #") || !strings.Contains(rules[first+i], "accept") {
 			t.Errorf("rule %d is %s, want %s", i, rules[first+i], want)
 		}
 	}
-	switch rest := rules[first+len(passed):]; {
+	switch rest := rules[first+len(wanted):]; {
 	case before == "" && len(rest) > 0:
 		t.Errorf("after ours there are %q", rest)
 	case before != "" && (len(rest) == 0 || !strings.Contains(rest[0], before)):
@@ -301,7 +369,7 @@ func ourHandle(t *testing.T, ns *netns.NS, chain string) string {
 func changesByIPTables(t *testing.T, ns *netns.NS, chain string) {
 	t.Helper()
 	listed := ns.Output(t, "iptables-nft", "-S", chain)
-	for _, rule := range passed(chain) {
+	for _, rule := range accepted(chain) {
 		rule, _, _ = strings.Cut(rule, " -m comment")
 		if !strings.Contains(listed, rule) {
 			t.Errorf("iptables does not list %q:\n%s", rule, listed)

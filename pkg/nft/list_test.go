@@ -1,11 +1,11 @@
-package nat_test
+package nft_test
 
 import (
 	"errors"
 	"fmt"
 	"testing"
 
-	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/nft"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -19,14 +19,14 @@ func TestUninterrupted(t *testing.T) {
 	}{
 		"nobody else":           {0, nil, 1},
 		"some changes":          {2, nil, 3},
-		"changes without end":   {100, nil, nat.ListAttempts},
+		"changes without end":   {100, nil, nft.ListAttempts},
 		"the kernel refuses it": {100, refused, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ns := netns.New(t, name)
 			attempts := 0
 			err := ns.Run(func() error {
-				return nat.Uninterrupted(func() error {
+				return nft.Uninterrupted(func() error {
 					if attempts++; attempts <= test.others {
 						ns.Output(t, "nft", fmt.Sprintf("add table ip x%d", attempts))
 					}

@@ -1,0 +1,82 @@
+package firewall
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/nft"
+	"github.com/liqonet/liqonet/pkg/notify"
+)
+
+// settleTime is how long nobody may have changed nftables before a signal.
+// settleLongest bounds the wait, and so the number of signals: where services come and
+// go all the time kube-proxy never rests. Firewalld runs a program for each of its
+// steps, all of them within 0.6 s.
+const settleTime, settleLongest = 300 * time.Millisecond, time.Second
+
+// Monitor signals when accept rules may be missing, or not be needed any more: after
+// others have changed chains or rules of nftables in the calling thread's network
+// namespace, and have finished. Several changes become one signal while nobody
+// receives, and there is at most one signal in a second. After a loss of notifications
+// there is a signal as well. The channel is never closed; the subscription ends with
+// ctx. Changes of iptables-legacy are not signalled: the kernel notifies nobody.
+func Monitor(ctx context.Context) (<-chan struct{}, error) {
+	s, err := notify.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to nftables: %w", err)
+	}
+	signal, changed, anything := notify.NewSignal(), notify.NewSignal(), notify.NewSignal()
+	go settle(ctx, changed, anything, signal)
+	go s.Run(ctx, func(m netlink.Message) {
+		anything.Send()
+		typ, table := nft.Notification(m)
+		if table != "" && table != nft.TableName && slices.Contains(changesOfChains(), typ) {
+			changed.Send()
+		}
+	}, changed.Send)
+	return signal, nil
+}
+
+// changesOfChains are the notifications after which a chain may drop that did not, or
+// the other way round. Elements of sets, which change most often, are not among them.
+func changesOfChains() []int {
+	return []int{
+		unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN,
+		unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE,
+	}
+}
+
+// settle signals when, after a change, nobody has changed anything for a while. A
+// firewall is loaded in many transactions. A change of ours between them would be lost
+// with the next one. It may also make the loading fail: ebtables-restore 1.8.9
+// (nf_tables), one step of firewalld's reload, fails if anything else in nftables
+// changes between its look and its transaction.
+func settle(ctx context.Context, changed, anything <-chan struct{}, settled notify.Signal) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-anything:
+			continue
+		case <-changed:
+		}
+		longest := time.After(settleLongest)
+		for waiting := true; waiting; {
+			select {
+			case <-ctx.Done():
+				return
+			case <-anything:
+				continue
+			case <-longest:
+			case <-time.After(settleTime):
+			}
+			waiting = false
+		}
+		settled.Send()
+	}
+}
