@@ -7,14 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // netAdmin is all that an agent may: CAP_NET_ADMIN of capabilities(7).
@@ -26,26 +20,30 @@ const netAdmin = uint64(1 << 12)
 // before it came is named by status, and another peer command mends that. The
 // overlay's interfaces bear their machine's address on both ends, each reaches the
 // other, and agents may no more than their backend asks for.
-func TestBackends(t *testing.T) {
-	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+func backends(t *testing.T, ctx context.Context, a, b *cluster) {
 	views := status(t, ctx, 0, a, b)
 	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
 		checkLinks(t, ctx, direction[0], viewOf(t, views, direction[0], direction[1]))
-		checkPrivileges(t, ctx, direction[0], viewOf(t, views, direction[0], direction[1]).Backend)
+		checkPrivileges(t, direction[0], viewOf(t, views, direction[0], direction[1]).Backend)
 	}
 	geneve, wireguard := kernelHas(t, ctx, "geneve", "id", "1", "remote", "192.0.2.1"), kernelHas(t, ctx, "wireguard")
+	now := []string{"--overlay=vxlan", "--wireguard=userspace"}
+	// On a kernel that has more, auto has chosen that.
+	mustLiqonet(t, ctx, append([]string{"peer", a.Name, b.Name}, now...)...)
 
 	before, traffic := peered(t, ctx, a, b), probe(ctx, peerTraffic(t, ctx, a, b))
-	for _, wish := range []struct {
+	if r := mustLiqonet(t, ctx, append([]string{"peer", a.Name, b.Name}, now...)...); !strings.Contains(r.stdout, "nothing was changed") {
+		t.Errorf("what is there already was asked for, and it said:\n%s", r.stdout)
+	}
+	wishes := []struct {
 		flag, name string
 		served     bool
 	}{
 		{"--overlay=geneve", "geneve", geneve}, {"--wireguard=kernel", "wireguard", wireguard},
-	} {
+	}
+	for _, wish := range wishes {
 		if wish.served {
-			continue // the other pairs are tested by test/dataplane
+			continue // below
 		}
 		r := liqonet(t, ctx, "", "peer", a.Name, b.Name, wish.flag)
 		if r.code != exitUsage || r.stdout != "" {
@@ -53,23 +51,35 @@ func TestBackends(t *testing.T) {
 		}
 		checkMessage(t, r, "cluster", wish.name, "w1", "w2", "auto")
 	}
-	if r := mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--overlay=vxlan", "--wireguard=userspace"); !geneve && !wireguard && !strings.Contains(r.stdout, "nothing was changed") {
-		t.Errorf("what is there already was asked for, and it said:\n%s", r.stdout)
-	}
 	traffic.stop(t)
-	if diff := difference(before, peered(t, ctx, a, b)); diff != "" && !geneve && !wireguard {
+	if diff := difference(before, peered(t, ctx, a, b)); diff != "" {
 		t.Errorf("objects changed:\n%s", diff)
 	}
-	for _, v := range status(t, ctx, 0, a, b) {
-		if v.Overlay != "vxlan" || v.Backend != "userspace" {
-			t.Errorf("%s has %s and %s, want vxlan and userspace", v.Cluster, v.Overlay, v.Backend)
-		}
-	}
-	if !geneve {
+	checkBackends(t, ctx, a, b, "vxlan", "userspace")
+	// What the kernel has is used, and left again.
+	if geneve {
+		mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--overlay=geneve", "--wireguard=userspace")
+		checkBackends(t, ctx, a, b, "geneve", "userspace")
+	} else {
 		t.Run("nodes without the overlay", func(t *testing.T) { lackOverlay(t, ctx, a, b) })
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
+	if wireguard {
+		mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--overlay=vxlan", "--wireguard=kernel")
+		checkBackends(t, ctx, a, b, "vxlan", "kernel")
+	}
+	mustLiqonet(t, ctx, append([]string{"peer", a.Name, b.Name}, now...)...)
+	checkBackends(t, ctx, a, b, "vxlan", "userspace")
+}
+
+// checkBackends wants both clusters to use backends, and packets to pass by them.
+func checkBackends(t *testing.T, ctx context.Context, a, b *cluster, overlay, wireguard string) {
+	t.Helper()
+	for _, v := range status(t, ctx, 0, a, b) {
+		if v.Overlay != overlay || v.Backend != wireguard {
+			t.Errorf("%s has %s and %s, want %s and %s", v.Cluster, v.Overlay, v.Backend, overlay, wireguard)
+		}
+	}
+	checkOnePacket(t, ctx, a, b)
 }
 
 // lackOverlay has a cluster use an overlay that its nodes' kernels do not have,
@@ -95,8 +105,7 @@ func lackOverlay(t *testing.T, ctx context.Context, a, b *cluster) {
 // checkLinks looks at both ends of every overlay link of a cluster.
 func checkLinks(t *testing.T, ctx context.Context, c *cluster, v view) {
 	t.Helper()
-	pod := gatewayPod(t, ctx, c)
-	gateway := gatewayVantage(t, pod.GetName())
+	gateway := c.gateway(t)
 	own := map[string][]netip.Addr{}
 	if err := gateway.do(func() (err error) {
 		own, err = linkAddresses("lqn")
@@ -166,9 +175,9 @@ func linkAddresses(prefix string) (map[string][]netip.Addr, error) {
 
 // checkPrivileges looks at what the gateway's process may, and whether it has the
 // device of user space tunnels.
-func checkPrivileges(t *testing.T, ctx context.Context, c *cluster, wireguard string) {
+func checkPrivileges(t *testing.T, c *cluster, wireguard string) {
 	t.Helper()
-	proc := fmt.Sprintf("/proc/%d", gatewayProcess(t, gatewayPod(t, ctx, c).GetName()))
+	proc := fmt.Sprintf("/proc/%d", c.gatewayAgent(t).pid)
 	said, err := os.ReadFile(filepath.Join(proc, "status"))
 	if err != nil {
 		t.Fatal(err)
@@ -184,44 +193,6 @@ func checkPrivileges(t *testing.T, ctx context.Context, c *cluster, wireguard st
 	if has, want := err == nil, wireguard == "userspace"; has != want {
 		t.Errorf("the gateway in %s with %s WireGuard has /dev/net/tun: %v", c.Name, wireguard, has)
 	}
-}
-
-// gatewayPod is the cluster's gateway, of which there has to be one.
-func gatewayPod(t *testing.T, ctx context.Context, c *cluster) *unstructured.Unstructured {
-	t.Helper()
-	pods, err := c.dynamic.Resource(schema.GroupVersionResource{Version: "v1", Resource: "pods"}).Namespace("liqonet-system").
-		List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=gateway"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(pods.Items) != 1 {
-		t.Fatalf("%s has %d gateway pods, want 1", c.Name, len(pods.Items))
-	}
-	return &pods.Items[0]
-}
-
-// gatewayProcess finds a gateway's process by its pod's name.
-func gatewayProcess(t *testing.T, pod string) (pid int) {
-	t.Helper()
-	for _, pid := range agents(t, "gateway") {
-		environ, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid)) // it may end meanwhile
-		if slices.Contains(strings.Split(string(environ), "\x00"), "HOSTNAME="+pod) {
-			return pid
-		}
-	}
-	t.Fatalf("found no process of gateway %s", pod)
-	return 0
-}
-
-// gatewayVantage is a gateway's network, to send from it.
-func gatewayVantage(t *testing.T, pod string) *vantage {
-	t.Helper()
-	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", gatewayProcess(t, pod)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { ns.Close() })
-	return &vantage{name: "gateway " + pod, ns: ns}
 }
 
 // kernelHas asks a node's kernel for a link of a kind, and takes it away.

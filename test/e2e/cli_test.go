@@ -18,6 +18,7 @@ import (
 
 // command is the CLI with a kubeconfig of the test's choice, or the lab's.
 func command(ctx context.Context, kubeconfig string, args ...string) *exec.Cmd {
+	fx.clean.Store(false)
 	if kubeconfig == "" {
 		kubeconfig = fx.lab.Kubeconfig()
 	}

@@ -17,13 +17,13 @@ import (
 // time peer shows what it would do, does that, and the rest goes on meanwhile.
 func TestDayTwo(t *testing.T) {
 	ctx := begin(t)
-	a, d := fx.alpha, fx.delta
+	a, d := fx.gamma, fx.delta
 	mustLiqonet(t, ctx, "peer", a.Name, d.Name)
 	before := viewOf(t, status(t, ctx, 0, a, d), d, a)
 
 	grown := netip.MustParsePrefix("10.96.0.0/17")
 	if !grown.Overlaps(a.spec.ServiceCIDR) {
-		t.Fatalf("%s is not of alpha's services %s", grown, a.spec.ServiceCIDR)
+		t.Fatalf("%s is not of the services of %s, %s", grown, a.Name, a.spec.ServiceCIDR)
 	}
 	guest := d.addNodeOf(t, ctx, grown)
 	removed := false

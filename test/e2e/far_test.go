@@ -13,10 +13,10 @@ import (
 // are near, waits for the answers to what it sends.
 func TestFarAway(t *testing.T) {
 	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
+	a, b := fx.gamma, fx.delta
 	const nodePort = "30998"
-	way := fx.gamma.nodes[0]
-	slow := delay(t, way.vantage, 250*time.Millisecond, netip.MustParseAddrPort(net.JoinHostPort(b.nodes[0].addr.String(), nodePort)))
+	way := fx.beta.machine(t)
+	slow := delay(t, way, 250*time.Millisecond, netip.MustParseAddrPort(net.JoinHostPort(b.nodes[0].addr.String(), nodePort)))
 	for _, n := range labNodes(b) {
 		closeToPeers(t, ctx, n, way.addr)
 	}

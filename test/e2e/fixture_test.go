@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -28,20 +30,24 @@ const (
 	restoreTimeout = 20 * time.Second
 )
 
-// fx is the lab that all tests share.
+// fx is the lab, as the tests of a lane see it.
 var fx *fixture
 
 type fixture struct {
 	lab *lab.Lab
-	// alpha and so on are in clusters, too.
+	// alpha and so on may be used by others at the same time, if they are not in
+	// clusters.
 	alpha, beta, gamma, delta *cluster
-	clusters                  []*cluster
-	// nodes are those that run pods, of all clusters.
+	// clusters are those of the lane.
+	clusters []*cluster
+	// nodes are those of the lane's clusters that run pods.
 	nodes []*lab.Node
 	// before are the nodes' kernels before anything was peered.
 	before workload.Snapshots
 	// broken says why no further test can say anything.
 	broken string
+	// clean says that all clusters were found as before, and no command was run since.
+	clean *atomic.Bool
 }
 
 type cluster struct {
@@ -70,8 +76,8 @@ type node struct {
 	*vantage
 }
 
-func newFixture(ctx context.Context, l *lab.Lab) (*fixture, error) {
-	f := &fixture{lab: l}
+func newFixture(ctx context.Context, l *lab.Lab, own lane) (*fixture, error) {
+	f := &fixture{lab: l, clean: &atomic.Bool{}}
 	kubectl, err := l.Kubectl()
 	if err != nil {
 		return nil, err
@@ -80,6 +86,7 @@ func newFixture(ctx context.Context, l *lab.Lab) (*fixture, error) {
 	if err != nil {
 		return nil, err
 	}
+	var all []*cluster
 	group, gctx := errgroup.WithContext(ctx)
 	for _, lc := range clusters {
 		c := &cluster{
@@ -87,14 +94,17 @@ func newFixture(ctx context.Context, l *lab.Lab) (*fixture, error) {
 			spec:    lc.Spec,
 			server:  netip.AddrPortFrom(lc.Spec.ServiceCIDR.Addr().Next(), 443),
 		}
-		f.clusters = append(f.clusters, c)
+		all = append(all, c)
+		if slices.Contains(own.clusters(), c.Name) {
+			f.clusters = append(f.clusters, c)
+		}
 		group.Go(func() error { return c.start(gctx, lc) })
 	}
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
 	for name, c := range map[string]**cluster{"alpha": &f.alpha, "beta": &f.beta, "gamma": &f.gamma, "delta": &f.delta} {
-		for _, have := range f.clusters {
+		for _, have := range all {
 			if have.Name == name {
 				*c = have
 			}
@@ -108,8 +118,8 @@ func newFixture(ctx context.Context, l *lab.Lab) (*fixture, error) {
 			f.nodes = append(f.nodes, n.Node)
 		}
 	}
-	if left := f.objectsLeft(ctx, mentioned); left != "" {
-		return nil, fmt.Errorf("the lab is not new:\n%s", left)
+	if ours, others := f.objectsLeft(ctx); ours+others != "" {
+		return nil, fmt.Errorf("the lab is not new:\n%s%s", ours, others)
 	}
 	f.before, err = workload.SettledSnapshots(ctx, f.nodes)
 	return f, err
@@ -182,6 +192,7 @@ func begin(t testing.TB) context.Context {
 	if fx.broken != "" {
 		t.Fatal(fx.broken)
 	}
+	fx.clean.Store(false)
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	t.Cleanup(cancel)
 	t.Cleanup(func() {
@@ -189,6 +200,9 @@ func begin(t testing.TB) context.Context {
 		defer cancel()
 		if t.Failed() {
 			t.Log(fx.diagnosis(ctx))
+		}
+		if !t.Failed() && fx.clean.Load() {
+			return
 		}
 		left := fx.left(ctx, 0)
 		if left == "" {
@@ -210,43 +224,51 @@ func begin(t testing.TB) context.Context {
 // no object of ours, and the kernels of all nodes equal.
 func checkNothingLeft(t testing.TB, ctx context.Context) {
 	t.Helper()
+	ours, others := fx.objectsLeft(ctx)
 	// What is ours has to be gone when the command returns.
-	if left := fx.objectsLeft(ctx, managed); left != "" {
-		t.Errorf("objects of ours are left:\n%s", left)
+	if ours != "" {
+		t.Errorf("objects of ours are left:\n%s", ours)
 	}
-	if left := fx.left(ctx, restoreTimeout); left != "" {
+	left := ours + others
+	if left != "" {
+		left = fx.left(ctx, restoreTimeout)
+	} else if diff := fx.kernelDiff(ctx, restoreTimeout); diff != "" {
+		left = diff
+	}
+	if left != "" {
 		t.Errorf("not as before:\n%s", left)
 	}
+	fx.clean.Store(left == "" && !t.Failed())
 }
 
 // left waits until everything is as before, and says what is not.
 func (f *fixture) left(ctx context.Context, timeout time.Duration) string {
 	deadline := time.Now().Add(timeout)
 	for {
-		objects := f.objectsLeft(ctx, mentioned)
-		if objects == "" || time.Now().After(deadline) {
-			kernel, err := f.kernelDiff(ctx, time.Until(deadline))
-			if err != nil {
-				kernel += err.Error()
-			}
-			return objects + kernel
+		ours, others := f.objectsLeft(ctx)
+		if ours+others == "" || time.Now().After(deadline) {
+			return ours + others + f.kernelDiff(ctx, time.Until(deadline))
 		}
 		time.Sleep(200 * time.Millisecond)
 	}
 }
 
 // kernelDiff waits until the kernels are as before, and says what differs.
-func (f *fixture) kernelDiff(ctx context.Context, timeout time.Duration) (string, error) {
+func (f *fixture) kernelDiff(ctx context.Context, timeout time.Duration) string {
 	ctx, cancel := context.WithTimeout(ctx, max(timeout, time.Millisecond))
 	defer cancel()
-	return f.before.Restored(ctx, f.nodes)
+	diff, err := f.before.Restored(ctx, f.nodes)
+	if err != nil {
+		return diff + err.Error()
+	}
+	return diff
 }
 
 // scrub removes by force what the product has left, with nothing of the product
 // but the agents' purge.
 func (f *fixture) scrub(ctx context.Context) error {
 	for _, c := range f.clusters {
-		if f.objectsLeft(ctx, managed, c) == "" && f.objectsLeft(ctx, mentioned, c) == "" {
+		if ours, others := f.objectsLeft(ctx, c); ours+others == "" {
 			continue
 		}
 		for _, args := range [][]string{
@@ -273,7 +295,7 @@ func (f *fixture) scrub(ctx context.Context) error {
 func (f *fixture) diagnosis(ctx context.Context) string {
 	var b strings.Builder
 	for _, c := range f.clusters {
-		if f.objectsLeft(ctx, managed, c) == "" {
+		if ours, _ := f.objectsLeft(ctx, c); ours == "" {
 			continue
 		}
 		for _, args := range [][]string{

@@ -329,19 +329,26 @@ func (p agentProcess) holdUp(t testing.TB, ctx context.Context) {
 	})
 }
 
-// gateway is the cluster's only gateway, as a place where commands run.
-func (c *cluster) gateway(t testing.TB) *vantage {
+// gatewayAgent is the agent of the cluster's only gateway.
+func (c *cluster) gatewayAgent(t testing.TB) agentProcess {
 	t.Helper()
 	found := c.agents(t, "gateway")
 	if len(found) != 1 {
 		t.Fatalf("cluster %s has %d gateways, want 1: %v", c.Name, len(found), found)
 	}
-	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", found[0].pid))
+	return found[0]
+}
+
+// gateway is the cluster's only gateway, as a place where commands run.
+func (c *cluster) gateway(t testing.TB) *vantage {
+	t.Helper()
+	agent := c.gatewayAgent(t)
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", agent.pid))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ns.Close() })
-	return &vantage{name: "gateway of " + c.Name + " on " + found[0].node, ns: ns}
+	return &vantage{name: "gateway of " + c.Name + " on " + agent.node, ns: ns}
 }
 
 // command runs in the vantage's network, with this machine's files.

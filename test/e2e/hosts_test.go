@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"net"
 	"net/netip"
 	"strconv"
@@ -11,18 +12,14 @@ import (
 // A host outside of both clusters, a machine that has nothing of ours, can be
 // reached by the peer's pods and nodes once it is exposed, by the address that is
 // printed, and no longer when that is taken back.
-func TestExposeHost(t *testing.T) {
-	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
-	host := fx.gamma.nodes[0].addr
+func exposeHost(t *testing.T, ctx context.Context, a, b *cluster) {
+	host := fx.delta.machine(t).addr
 	wrong := func(address string) {
 		r := liqonet(t, ctx, "", "expose-host", a.Name, b.Name, address)
 		if r.code != 2 || r.stdout != "" {
 			t.Errorf("expose-host %s: exit code %d, %q", address, r.code, r.stdout)
 		}
 	}
-	wrong(host.String()) // not peered
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	for _, address := range []string{"host.example", "127.0.0.1", "224.0.0.1", "fd00::1", a.pods[0].IP.String(), a.nodes[0].addr.String()} {
 		wrong(address)
 	}
@@ -41,7 +38,7 @@ func TestExposeHost(t *testing.T) {
 	callers := []*vantage{b.pods[0].vantage, b.pods[1].vantage, b.nodes[0].vantage}
 	reach := func(from *vantage, to netip.Addr, timeout time.Duration) error {
 		return from.do(func() error {
-			conn, err := net.DialTimeout("tcp", net.JoinHostPort(to.String(), strconv.Itoa(kubeletPort)), timeout)
+			conn, err := net.DialTimeout("tcp", net.JoinHostPort(to.String(), strconv.Itoa(apiPort)), timeout)
 			if err != nil {
 				return err
 			}
@@ -68,6 +65,4 @@ func TestExposeHost(t *testing.T) {
 			t.Errorf("%s reaches the host that is not exposed any more", from)
 		}
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
 }

@@ -45,14 +45,7 @@ const kubeadmContext = "kubernetes-admin@kubernetes"
 
 // A second peer command, in either order and by whatever names the clusters are
 // given, changes nothing: no object, and nothing in any kernel.
-func TestPeerAgain(t *testing.T) {
-	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
-	fileA, fileB := kubeadmFile(t, t.TempDir(), a), kubeadmFile(t, t.TempDir(), b)
-	r := liqonet(t, ctx, "/nonexistent", "peer", fileA, fileB+"#"+kubeadmContext)
-	if r.code != 0 {
-		t.Fatalf("exit code %d\n%s%s", r.code, r.stdout, r.stderr)
-	}
+func peerAgain(t *testing.T, ctx context.Context, a, b *cluster, fileA, fileB string) {
 	pods, nodes := peered(t, ctx, a, b), append(labNodes(a), labNodes(b)...)
 	kernel, err := workload.SettledSnapshots(ctx, nodes)
 	if err != nil {
@@ -88,7 +81,7 @@ func TestPeerAgain(t *testing.T) {
 	}
 
 	// The other commands by files.
-	r = liqonet(t, ctx, "/nonexistent", "status", fileA, fileB, "-o", "json")
+	r := liqonet(t, ctx, "/nonexistent", "status", fileA, fileB, "-o", "json")
 	if views := parseStatus(t, r.stdout); r.code != 0 || len(views) != 2 {
 		t.Errorf("status of two files: exit code %d, %d views, want 2\n%s%s", r.code, len(views), r.stdout, r.stderr)
 	}
@@ -98,10 +91,6 @@ func TestPeerAgain(t *testing.T) {
 		t.Errorf("map by files and address: exit code %d, printed %q, want %s", r.code, r.stdout, want)
 	}
 	checkMapErrors(t, ctx, a, b)
-	if r = liqonet(t, ctx, "/nonexistent", "unpeer", fileB, fileA); r.code != 0 {
-		t.Errorf("unpeer of two files: exit code %d\n%s", r.code, r.stderr)
-	}
-	checkNothingLeft(t, ctx)
 }
 
 // checkMapErrors asks for what is not there, of clusters that are peered.

@@ -261,7 +261,7 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 			t.Fatal(err)
 		}
 	}
-	pid := gatewayProcess(t, gatewayPod(t, ctx, c).GetName())
+	pid := c.gatewayAgent(t).pid
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
 	if err != nil {
 		t.Fatal(err)

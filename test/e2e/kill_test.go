@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"runtime"
@@ -14,14 +13,16 @@ import (
 	"time"
 )
 
-// killMoments is how many moments of a peer command are tried, spread over the
-// time that it takes. Every run tries other ones.
-const killMoments = 6
-
 // A peer command that is killed does no harm: the next peer command completes
-// its work, and unpeer removes it.
-func TestKilled(t *testing.T) {
-	a, b := fx.alpha, fx.beta
+// its work, and unpeer removes it. Every run tries another moment.
+func TestKilled(t *testing.T) { killed(t, fx.alpha, fx.beta, 2) }
+
+// TestKilledOften is TestKilled at many moments, spread over the time that the command
+// takes.
+func TestKilledOften(t *testing.T) { killed(t, fx.alpha, fx.beta, 24) }
+
+func killed(t *testing.T, a, b *cluster, moments int) {
+	r := random(t)
 	// How long it takes, here and now.
 	var whole, removal time.Duration
 	if !t.Run("not killed", func(t *testing.T) {
@@ -32,11 +33,11 @@ func TestKilled(t *testing.T) {
 	}) {
 		return
 	}
-	for i := range killMoments {
-		share := (float64(i) + rand.Float64()) / killMoments
+	for i := range moments {
+		share := (float64(i) + r.Float64()) / float64(moments)
 		at := time.Duration(share * float64(whole)).Round(time.Millisecond)
 		if i%2 == 0 {
-			t.Run(fmt.Sprintf("after %s, then unpeer", at), func(t *testing.T) {
+			t.Run(fmt.Sprintf("number %d, then unpeer", i+1), func(t *testing.T) {
 				ctx := begin(t)
 				interrupted(t, ctx, at, syscall.SIGKILL, "peer", a.Name, b.Name)
 				mustLiqonet(t, ctx, "unpeer", b.Name, a.Name)
@@ -45,8 +46,8 @@ func TestKilled(t *testing.T) {
 			continue
 		}
 		// The unpeer command that follows is killed, too, and done again.
-		again := time.Duration(rand.Float64() * float64(removal)).Round(time.Millisecond)
-		t.Run(fmt.Sprintf("after %s, then peer, unpeer killed after %s", at, again), func(t *testing.T) {
+		again := time.Duration(r.Float64() * float64(removal)).Round(time.Millisecond)
+		t.Run(fmt.Sprintf("number %d, then peer, unpeer killed", i+1), func(t *testing.T) {
 			ctx := begin(t)
 			interrupted(t, ctx, at, syscall.SIGKILL, "peer", a.Name, b.Name)
 			mustLiqonet(t, ctx, "peer", b.Name, a.Name)
@@ -59,10 +60,18 @@ func TestKilled(t *testing.T) {
 }
 
 // Ctrl-C takes back what was done.
-func TestInterrupted(t *testing.T) {
-	a, b := fx.alpha, fx.beta
-	for _, at := range []time.Duration{500 * time.Millisecond, 2 * time.Second} {
-		t.Run("after "+at.String(), func(t *testing.T) {
+func TestInterrupted(t *testing.T) { interruptedEarly(t, 1) }
+
+// TestInterruptedOften is TestInterrupted at many moments.
+func TestInterruptedOften(t *testing.T) { interruptedEarly(t, 12) }
+
+// interruptedEarly interrupts peer commands before any of them comes to its end.
+func interruptedEarly(t *testing.T, moments int) {
+	a, b, r := fx.alpha, fx.beta, random(t)
+	const earliest, latest = 200 * time.Millisecond, 2 * time.Second
+	for i := range moments {
+		at := earliest + time.Duration(r.Int64N(int64(latest-earliest))).Round(time.Millisecond)
+		t.Run(fmt.Sprintf("number %d", i+1), func(t *testing.T) {
 			ctx := begin(t)
 			r := interrupted(t, ctx, at, os.Interrupt, "peer", a.Name, b.Name)
 			if r.code != 130 || r.stdout != "" {
@@ -77,6 +86,7 @@ func TestInterrupted(t *testing.T) {
 // interrupted sends a signal to a command at some moment, and waits for its end.
 func interrupted(t *testing.T, ctx context.Context, at time.Duration, signal os.Signal, args ...string) result {
 	t.Helper()
+	t.Logf("%v: %v after %s", args, signal, at)
 	// The command is killed with the thread that started it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

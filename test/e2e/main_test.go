@@ -8,12 +8,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -28,12 +28,11 @@ var (
 	binDir  = flag.String("bin", filepath.Join("..", "..", "bin"), "directory of what make image built")
 	labName = flag.String("lab", "e2e", "name of the lab")
 	keep    = flag.Bool("keep", false, "use the lab if it is up, and leave it up")
+	part    = flag.String("part", everyChange, "run this part of make test-long, instead of what guards every change")
+	seed    = flag.Uint64("seed", 0, "repeat the random choices of an earlier run, which has printed its seed (default: another one in every run)")
 )
 
 const (
-	// childEnv tells the process that runs the tests from the one that holds the
-	// lab.
-	childEnv = "LIQONET_E2E_CHILD"
 	// startTimeout includes building the lab's programs for the first time.
 	startTimeout = 20 * time.Minute
 	downTimeout  = time.Minute
@@ -68,8 +67,8 @@ func run(m *testing.M) int {
 		return m.Run()
 	}
 	what := withLab
-	if os.Getenv(childEnv) != "" {
-		what = func() (int, error) { return inLab(m) }
+	if clusters := os.Getenv(childEnv); clusters != "" {
+		what = func() (int, error) { return inLab(m, lane(clusters)) }
 	}
 	code, err := what()
 	if err != nil {
@@ -93,13 +92,17 @@ func withLab() (code int, err error) {
 	if err := checkPrograms(ctx); err != nil {
 		return 1, fmt.Errorf("%w: run `make image` first (make test-e2e does)", err)
 	}
+	if *seed == 0 {
+		*seed = rand.Uint64()
+	}
+	fmt.Printf("e2e: random choices by -seed %d\n", *seed)
 	l, err := newLab()
 	if err != nil {
 		return 1, err
 	}
 	if *keep {
 		if s, err := l.Status(); err == nil && s.Healthy() {
-			return child(ctx)
+			return runLanes(ctx)
 		}
 	}
 	down := func() error {
@@ -118,36 +121,17 @@ func withLab() (code int, err error) {
 	if !*keep {
 		defer func() { err = errors.Join(err, down()) }()
 	}
-	return child(ctx)
+	return runLanes(ctx)
 }
 
-func child(ctx context.Context) (int, error) {
-	// The child is killed with the thread that started it.
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	self, err := os.Executable()
-	if err != nil {
-		return 1, err
-	}
-	cmd := exec.CommandContext(ctx, self, os.Args[1:]...)
-	cmd.Env = append(os.Environ(), childEnv+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	err = cmd.Run()
-	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
-		return max(exit.ExitCode(), 1), nil // it has said why
-	}
-	return 0, err
-}
-
-func inLab(m *testing.M) (int, error) {
+func inLab(m *testing.M, own lane) (int, error) {
 	l, err := newLab()
 	if err != nil {
 		return 1, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	if fx, err = newFixture(ctx, l); err != nil {
+	if fx, err = newFixture(ctx, l, own); err != nil {
 		return 1, err
 	}
 	return m.Run(), nil

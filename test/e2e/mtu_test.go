@@ -35,7 +35,12 @@ const streamTimeout = time.Minute
 // one of a node that is changed while it is used. TCP connections go on over all
 // that, of whatever segment size; packets that may not be fragmented pass up to
 // the MTU and not beyond; and nothing that fits is fragmented by anybody.
-func TestMTU(t *testing.T) {
+func TestAllMTUs(t *testing.T) { mtus(t, true) }
+
+// TestMTU is a part of TestAllMTUs: other links, and a narrow one between the clusters.
+func TestMTU(t *testing.T) { mtus(t, false) }
+
+func mtus(t *testing.T, all bool) {
 	ctx := begin(t)
 	a, b := fx.gamma, fx.delta
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
@@ -44,14 +49,37 @@ func TestMTU(t *testing.T) {
 	w.expect("links of 9000 and 1400 bytes", 1400-tunnel.OverheadIPv4)
 	restore := w.setLinks(b, 9000)
 	w.expect("links of 9000 bytes", 9000-tunnel.OverheadIPv4)
+	if all {
+		w.otherWays()
+	}
+	restore()
+	w.expect("links of 9000 and 1400 bytes again", 1400-tunnel.OverheadIPv4)
+	if all {
+		w.narrowNode(b)
+	}
+	w.stop()
+	w.narrowUnderlay(b, 1300, func() {
+		w.expect("a narrow link between the clusters", 1300-tunnel.OverheadIPv4)
+	})
+
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// otherWays has the tunnel use IPv6 for a while.
+func (w *mtuWatch) otherWays() {
+	w.t.Helper()
 	w.overIPv6(func(set func(mtu int)) {
 		w.expect("a tunnel over IPv6", 9000-tunnel.OverheadIPv6)
 		set(1500)
 		w.expect("a narrow link that one gateway has", 1500-tunnel.OverheadIPv6)
 	})
 	w.expect("a tunnel over IPv4 again", 9000-tunnel.OverheadIPv4)
-	restore()
-	w.expect("links of 9000 and 1400 bytes again", 1400-tunnel.OverheadIPv4)
+}
+
+// narrowNode changes the link of a gateway's node while it is used.
+func (w *mtuWatch) narrowNode(b *cluster) {
+	w.t.Helper()
 	gateway := w.gatewayNode(b)
 	w.try(gateway.do(func() error { return setLinkMTU("eth0", 1300) }))
 	w.expect("a node's link of 1300 bytes", 1300-tunnel.OverheadIPv4)
@@ -62,13 +90,6 @@ func TestMTU(t *testing.T) {
 		w.try(forgetPaths(g))
 	}
 	w.expect("that node's link of 1400 bytes again", 1400-tunnel.OverheadIPv4)
-	w.stop()
-	w.narrowUnderlay(b, 1300, func() {
-		w.expect("a narrow link between the clusters", 1300-tunnel.OverheadIPv4)
-	})
-
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
 }
 
 // mtuWatch has what TestMTU needs at each step.

@@ -97,22 +97,34 @@ func key(u *unstructured.Unstructured) string {
 	return u.GetKind() + " " + u.GetNamespace() + "/" + u.GetName()
 }
 
-// objectsLeft lists the selected objects of the clusters, or of all.
-func (f *fixture) objectsLeft(ctx context.Context, wanted selection, clusters ...*cluster) string {
+// objectsLeft lists the objects of the clusters, or of all, that the product calls its
+// own, and the others that contain its name.
+func (f *fixture) objectsLeft(ctx context.Context, clusters ...*cluster) (ours, others string) {
 	if len(clusters) == 0 {
 		clusters = f.clusters
 	}
-	var b strings.Builder
-	for _, c := range clusters {
-		left, err := c.objects(ctx, wanted)
-		if err != nil {
-			fmt.Fprintln(&b, err)
-		}
-		for _, name := range slices.Sorted(maps.Keys(left)) {
-			fmt.Fprintf(&b, "%s: %s\n", c.Name, name)
-		}
+	lines := make([][2]string, len(clusters))
+	var wg sync.WaitGroup
+	for i, c := range clusters {
+		wg.Go(func() {
+			left, err := c.objects(ctx, mentioned)
+			if err != nil {
+				lines[i][1] = err.Error() + "\n"
+			}
+			for _, name := range slices.Sorted(maps.Keys(left)) {
+				whose := 1
+				if managed(left[name]) {
+					whose = 0
+				}
+				lines[i][whose] += c.Name + ": " + name + "\n"
+			}
+		})
 	}
-	return b.String()
+	wg.Wait()
+	for _, l := range lines {
+		ours, others = ours+l[0], others+l[1]
+	}
+	return ours, others
 }
 
 // fixed is what of an object may not change when nothing is changed: all but

@@ -26,9 +26,10 @@ const (
 	sinkPort, closedPort = 7900, 7901
 	// udpHeaders are the bytes of an IPv4 and a UDP header.
 	udpHeaders = 28
-	// packetPause is how long an answer is waited for before a packet is sent
-	// again: one may be lost, and errors are limited in number.
-	packetPause = 300 * time.Millisecond
+	// errorPause is how long an ICMP error is waited for before a packet is sent
+	// again, errorPackets how many are sent at most: after six at once, kernels send
+	// no more than one error per second to one address (icmp_ratelimit, icmp(7)).
+	errorPause, errorPackets = 300 * time.Millisecond, 8
 )
 
 // checkPackets has pods and nodes of both clusters send what is not everyday
@@ -76,14 +77,14 @@ func checkPackets(t testing.TB, ctx context.Context, a, b *cluster) {
 	}
 }
 
-// refused sends to a closed port until there is an error.
+// refused sends to a closed port and returns the error that comes back.
 func refused(from *vantage, to netip.Addr) error {
 	conn, err := dialUDP(from, netip.AddrPortFrom(to, closedPort))
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return retry(func() error {
+	return untilError(func() error {
 		if _, err := conn.Write([]byte("anybody?")); err != nil {
 			return err
 		}
@@ -175,8 +176,8 @@ func checkLimit(t testing.TB, from, at *vantage, address netip.Addr, mtu int) {
 	}
 }
 
-// deliver sends a UDP packet of size bytes until it arrives, with a socket option
-// of the sender, and returns which source it had there.
+// deliver sends a UDP packet of size bytes, with a socket option
+// of the sender, waits until it arrives, and returns which source it had there.
 func deliver(from, at *vantage, address netip.Addr, size, level, name, value int) (source netip.Addr, err error) {
 	var sink *net.UDPConn
 	if err := at.do(func() (err error) {
@@ -195,7 +196,7 @@ func deliver(from, at *vantage, address netip.Addr, size, level, name, value int
 		return source, err
 	}
 	sent, buf := pattern(size), make([]byte, 1<<16)
-	err = retry(func() error {
+	err = once(func() error {
 		if _, err := conn.Write(sent); err != nil {
 			return err
 		}
@@ -212,7 +213,7 @@ func deliver(from, at *vantage, address netip.Addr, size, level, name, value int
 	return source, err
 }
 
-// sendSCTP sends the first packet of an association until it arrives. The
+// sendSCTP sends the first packet of an association, which has to arrive. The
 // checksum does not cover addresses, so it has to arrive as it is.
 func sendSCTP(from, at *vantage, address netip.Addr) (source netip.Addr, err error) {
 	// Common header and INIT chunk, RFC 9260.
@@ -237,7 +238,7 @@ func sendSCTP(from, at *vantage, address netip.Addr) (source netip.Addr, err err
 	}
 	defer conn.Close()
 	buf := make([]byte, 1<<16)
-	err = retry(func() error {
+	err = once(func() error {
 		if _, err := conn.Write(packet); err != nil {
 			return err
 		}
@@ -263,7 +264,7 @@ func echoUDP(to netip.Addr, size int) error {
 	}
 	defer conn.Close()
 	sent, buf := pattern(size), make([]byte, 1<<16)
-	return retry(func() error {
+	return once(func() error {
 		if _, err := conn.Write(sent); err != nil {
 			return err
 		}
@@ -348,7 +349,7 @@ func provoke(from *vantage, to netip.AddrPort, size, option, value int) (e packe
 		return e, err
 	}
 	sent := pattern(size - udpHeaders)
-	err = retry(func() error {
+	err = untilError(func() error {
 		_, _ = conn.Write(sent) // if it fails, the queue says why
 		_, _ = conn.Read(make([]byte, 1))
 		found := os.ErrDeadlineExceeded
@@ -394,19 +395,25 @@ func readErrorQueue(fd int) (e packetError, err error) {
 	return e, errors.New("the error queue has a message without an error")
 }
 
-// retry does it until nothing is waited for in vain, a few seconds at most.
-func retry(do func() error, conns ...net.Conn) error {
-	for deadline := time.Now().Add(2 * callTimeout); ; {
-		for _, c := range conns {
-			if err := c.SetReadDeadline(time.Now().Add(packetPause)); err != nil {
-				return err
-			}
+// once does it, with all the time that it may need.
+func once(do func() error, conn net.Conn) error {
+	if err := conn.SetReadDeadline(time.Now().Add(callTimeout)); err != nil {
+		return err
+	}
+	return do()
+}
+
+// untilError sends what is answered by an ICMP error, which the kernel may keep back.
+func untilError(do func() error, conn net.Conn) (err error) {
+	for range errorPackets {
+		if err := conn.SetReadDeadline(time.Now().Add(errorPause)); err != nil {
+			return err
 		}
-		err := do()
-		if !errors.Is(err, os.ErrDeadlineExceeded) || time.Now().After(deadline) {
+		if err = do(); !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
 		}
 	}
+	return err
 }
 
 func dialUDP(from *vantage, to netip.AddrPort) (conn *net.UDPConn, err error) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -54,8 +53,9 @@ func TestPeculiarNodes(t *testing.T) {
 	startOutside := p.networkOutside(a, 1)
 	// The gateways get addresses that no pod of the other cluster has yet, nor had
 	// a moment ago, if the test is run again: nodes remember who had an address.
-	p.nextPodIP(a, 100+byte(rand.IntN(60)))
-	p.nextPodIP(b, 170+byte(rand.IntN(60)))
+	r := random(t)
+	p.nextPodIP(a, 100+byte(r.IntN(60)))
+	p.nextPodIP(b, 170+byte(r.IntN(60)))
 	var err error
 	if fx.before, err = workload.SettledSnapshots(ctx, fx.nodes); err != nil {
 		t.Fatal(err)

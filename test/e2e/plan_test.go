@@ -90,21 +90,24 @@ func planned(t *testing.T, ctx context.Context, kubeconfig string, args ...strin
 	return out
 }
 
-// A dry run needs permission to read only, changes nothing, and says what peer
-// then makes; of what is there it says that nothing would be changed.
-func TestDryRun(t *testing.T) {
-	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
-	reader := readers(t, ctx, a, b)
-	plans := planned(t, ctx, reader, a.Name, b.Name)
-	if left := fx.objectsLeft(ctx, managed, a, b); left != "" {
+// dryRun needs permission to read only, and changes nothing.
+func dryRun(t *testing.T, ctx context.Context, reader string, a, b *cluster) (plans map[string]clusterPlan) {
+	t.Helper()
+	plans = planned(t, ctx, reader, a.Name, b.Name)
+	if left, _ := fx.objectsLeft(ctx, a, b); left != "" {
 		t.Fatalf("the dry run made\n%s", left)
 	}
 	if r := liqonet(t, ctx, reader, "peer", a.Name, b.Name); r.code != exitForbidden {
 		t.Errorf("peer with the user of the dry run: exit code %d, want %d\n%s", r.code, exitForbidden, r.stderr)
 	}
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
-	views := parseStatus(t, mustLiqonet(t, ctx, "status", a.Name, b.Name, "-o", "json").stdout)
+	return plans
+}
+
+// dryRunWasRight looks whether peer has made what a dry run said. Of what is there
+// another dry run says that nothing would be changed.
+func dryRunWasRight(t *testing.T, ctx context.Context, reader string, plans map[string]clusterPlan, a, b *cluster) {
+	t.Helper()
+	views := status(t, ctx, 0, a, b)
 	before := map[string]string{}
 	for _, c := range []*cluster{a, b} {
 		have, err := c.objects(ctx, managed)
@@ -168,15 +171,13 @@ func TestDryRun(t *testing.T) {
 			}
 		}
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
 }
 
 // The side that can be reached is the server, whichever it is: packets to the
 // nodes of one cluster are dropped between the clusters unless they answer.
 func TestUnreachableServer(t *testing.T) {
 	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
+	a, b := fx.gamma, fx.delta
 	first := a
 	for _, c := range planned(t, ctx, "", a.Name, b.Name) {
 		if len(c.Endpoints) > 0 && c.Cluster == b.Name {
@@ -264,13 +265,14 @@ func TestMesh(t *testing.T) {
 // neither cluster stands for the NAT, and the nodes themselves do not answer.
 func TestBehindNAT(t *testing.T) {
 	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
+	a, b := fx.gamma, fx.delta
 	const nodePort = "30999"
-	outside := netip.AddrPortFrom(fx.gamma.nodes[0].addr, 41999)
+	router := fx.beta.machine(t)
+	outside := netip.AddrPortFrom(router.addr, 41999)
 	for _, n := range labNodes(b) {
-		closeToPeers(t, ctx, n, fx.gamma.nodes[0].addr)
+		closeToPeers(t, ctx, n, router.addr)
 	}
-	forward(t, ctx, fx.gamma.nodes[0].Node, outside.Port(), netip.MustParseAddrPort(net.JoinHostPort(b.nodes[0].addr.String(), nodePort)))
+	forward(t, ctx, router, outside.Port(), netip.MustParseAddrPort(net.JoinHostPort(b.nodes[0].addr.String(), nodePort)))
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", b.Name,
 		"--service-type", b.Name+"=NodePort:"+nodePort, "--endpoint", b.Name+"="+outside.String())
 	views := status(t, ctx, 0, a, b)
@@ -281,32 +283,29 @@ func TestBehindNAT(t *testing.T) {
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 }
 
-// forward has a node send what comes to a UDP port of its own on, as if it were its
+// forward has a machine send what comes to a UDP port of its own on, as if it were its
 // own, until the test ends.
-func forward(t *testing.T, ctx context.Context, n *lab.Node, port uint16, to netip.AddrPort) {
+func forward(t *testing.T, ctx context.Context, at *vantage, port uint16, to netip.AddrPort) {
 	t.Helper()
-	nft := func(ctx context.Context, args ...string) {
-		if out, err := n.NetCommand(ctx, "nft", args...).CombinedOutput(); err != nil {
-			t.Errorf("nft %v: %v: %s", args, err, out)
+	run := func(ctx context.Context, script string) {
+		if out, err := at.shell(ctx, script); err != nil {
+			t.Errorf("%v: %s", err, out)
 		}
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		nft(ctx, "delete table ip e2e_forward")
+		run(ctx, "nft delete table ip e2e_forward")
 	})
-	nft(ctx, fmt.Sprintf("add table ip e2e_forward; add chain ip e2e_forward in { type nat hook prerouting priority -110; }; "+
+	run(ctx, fmt.Sprintf("sysctl -qw net.ipv4.ip_forward=1; nft 'add table ip e2e_forward; add chain ip e2e_forward in { type nat hook prerouting priority -110; }; "+
 		"add chain ip e2e_forward out { type nat hook postrouting priority 90; }; "+
-		"add rule ip e2e_forward in udp dport %d dnat to %s; add rule ip e2e_forward out ip daddr %s udp dport %d masquerade",
+		"add rule ip e2e_forward in udp dport %d dnat to %s; add rule ip e2e_forward out ip daddr %s udp dport %d masquerade'",
 		port, to, to.Addr(), to.Port()))
 }
 
 // What reflects Services and EndpointSlices of one cluster in the other is told
 // where their endpoints are, by map and by the status, and these answer there.
-func TestMapService(t *testing.T) {
-	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+func mapService(t *testing.T, ctx context.Context, a, b *cluster) {
 	translation := translationOf(t, ctx, a, b)
 	want := map[netip.AddrPort]string{}
 	for _, p := range b.pods {
@@ -337,7 +336,6 @@ func TestMapService(t *testing.T) {
 			}
 		}
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 }
 
 // translationOf reads the status of a cluster's Peering.

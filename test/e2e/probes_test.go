@@ -20,10 +20,7 @@ var packetsCounted = regexp.MustCompile(`counter packets (\d+)`)
 
 // On a link that loses packets probes are lost, too. That is no reason to throw the
 // tunnel's session away, with all packets on their way.
-func TestLostProbes(t *testing.T) {
-	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+func lostProbes(t *testing.T, ctx context.Context, a, b *cluster) {
 	gateways := []*vantage{a.gateway(t), b.gateway(t)}
 	before := settledHandshake(t, ctx, a)
 	fs := startFlows(t, ctx, a, b, 0, len(b.pods)-1)
@@ -31,6 +28,11 @@ func TestLostProbes(t *testing.T) {
 		if _, err := g.shell(ctx, lossy); err != nil {
 			t.Fatal(err)
 		}
+		defer func() {
+			if _, err := g.shell(context.WithoutCancel(ctx), "nft delete table ip lossy"); err != nil {
+				t.Error(err)
+			}
+		}()
 	}
 	for _, g := range gateways {
 		const enough = 15
@@ -53,8 +55,6 @@ func TestLostProbes(t *testing.T) {
 	if v := viewOf(t, status(t, ctx, 0, a, b), a, b); v.State != "Connected" {
 		t.Errorf("it is %s: %s", v.State, v.Message)
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
 }
 
 // settledHandshake is the last one after WireGuard itself has had the time to try

@@ -20,7 +20,7 @@ import (
 func TestRestarts(t *testing.T) {
 	ctx := begin(t)
 	// Delta's nodes have no ranges: gateways know its pods by what node agents report.
-	a, b := fx.alpha, fx.delta
+	a, b := fx.gamma, fx.delta
 	both := []*cluster{a, b}
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	checkOnePacket(t, ctx, a, b)
@@ -98,13 +98,14 @@ func TestRestarts(t *testing.T) {
 			for _, f := range fs {
 				f.answering(t, ctx, callTimeout)
 			}
+			begun := time.Now()
 			step.do(t)
 			eventually(t, ctx, podTimeout, "new agents", func() string { return allNew(t, both, step.kind, before) })
 			for _, f := range fs {
 				f.answering(t, ctx, moveTimeout)
 			}
 			if step.kind == "gateway" {
-				fs.interrupted(t, step.name, moveTimeout)
+				fs.interrupted(t, step.name, moveLimit(t, begun, both...))
 			} else {
 				fs.lossless(t, step.name)
 			}

@@ -174,7 +174,7 @@ func TestRollbackOfSecond(t *testing.T) {
 			continue
 		}
 		api.checkFails(t, ctx, kind, a, b)
-		if left := fx.objectsLeft(ctx, managed, b); left != "" {
+		if left, _ := fx.objectsLeft(ctx, b); left != "" {
 			t.Errorf("left:\n%s", left)
 		}
 		if diff := difference(before, texts(t, ctx, managed, unwritten, a, c)); diff != "" {

@@ -40,18 +40,13 @@ endpoints: [{addresses: ["%[3]s"]}]
 // iptables (alpha) as with its nftables (beta). kube-proxy marks such packets for
 // masquerading. Pods on the host network and nodes that use the same source port
 // are looked at as well.
-func TestServiceWithRemoteEndpoint(t *testing.T) {
-	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+func serviceWithRemoteEndpoint(t *testing.T, ctx context.Context, a, b *cluster) {
 	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
 		here, there := direction[0], direction[1]
 		checkHostNetwork(t, ctx, here, there)
 		checkSamePort(t, ctx, here, there)
 		checkRemoteService(t, ctx, here, there)
 	}
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
 }
 
 func checkRemoteService(t *testing.T, ctx context.Context, here, there *cluster) {
@@ -70,7 +65,7 @@ func checkRemoteService(t *testing.T, ctx context.Context, here, there *cluster)
 		"-p", fmt.Sprintf(`{"status":{"loadBalancer":{"ingress":[{"ip":%q}]}}}`, balancerIP))
 	raw := kubectl("", "get", "service", "remote", "-o", "jsonpath={.spec.clusterIP}")
 
-	callers := []*vantage{fx.gamma.nodes[0].vantage}
+	callers := []*vantage{fx.delta.machine(t)}
 	for _, n := range here.nodes {
 		callers = append(callers, n.vantage)
 	}
@@ -112,7 +107,7 @@ func checkRemoteService(t *testing.T, ctx context.Context, here, there *cluster)
 	})
 	outside.through(first)
 	checkService(t, outside.vantage, balancer, endpoint.Pod.Name)
-	checkService(t, fx.gamma.nodes[0].vantage, netip.AddrPortFrom(first.addr, remoteNodePort), endpoint.Pod.Name)
+	checkService(t, fx.delta.machine(t), netip.AddrPortFrom(first.addr, remoteNodePort), endpoint.Pod.Name)
 	outside.close()
 	kubectl("", "delete", "service", "remote")
 }

@@ -1,16 +1,12 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/base64"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -33,11 +29,8 @@ const (
 // Status tells the truth: a tunnel that is cut is not Connected, within seconds,
 // and the exit code says so; when it is mended, all comes back by itself. The
 // same for a gateway that dies. Meanwhile and after all that, nobody has seen a
-// private key, and unpeer leaves nothing.
-func TestStatus(t *testing.T) {
-	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
-	said := mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+// private key. said is what peer has printed.
+func statusTellsTheTruth(t *testing.T, ctx context.Context, a, b *cluster, said result) {
 	checkTable(t, ctx, a, b)
 
 	t.Run("cut and mended", func(t *testing.T) {
@@ -72,13 +65,13 @@ func TestStatus(t *testing.T) {
 		checkMended(t, ctx, a, b)
 	})
 	t.Run("gateways die", func(t *testing.T) {
-		killAgents(t, "gateway", 2)
+		killAgents(t, "gateway", 2, a, b)
 		checkMended(t, ctx, a, b)
 	})
 	t.Run("node agents die", func(t *testing.T) {
 		// The packets of others do not need the agents.
 		traffic := probe(ctx, peerTraffic(t, ctx, a, b))
-		killAgents(t, "node", len(a.nodes)+len(b.nodes))
+		killAgents(t, "node", len(a.nodes)+len(b.nodes), a, b)
 		for _, c := range []*cluster{a, b} {
 			eventually(t, ctx, mendTimeout, "node agents run again in "+c.Name, func() string {
 				out, err := c.Run(ctx, "", "-n", "liqonet-system", "get", "pods", "-l", "app.kubernetes.io/component=node",
@@ -96,8 +89,6 @@ func TestStatus(t *testing.T) {
 		traffic.stop(t)
 	})
 	checkSecrets(t, ctx, said, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
 }
 
 // checkMended waits until packets pass and status says so.
@@ -126,43 +117,22 @@ func checkMended(t *testing.T, ctx context.Context, a, b *cluster) {
 	}
 }
 
-// killAgents ends all agents of a kind in the lab at once, as the kernel does
-// when it runs out of memory.
-func killAgents(t *testing.T, kind string, want int) {
+// killAgents ends all agents of a kind in clusters at once, as the kernel does when it
+// runs out of memory.
+func killAgents(t *testing.T, kind string, want int, clusters ...*cluster) {
 	t.Helper()
-	pids := agents(t, kind)
-	for _, pid := range pids {
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+	var found []agentProcess
+	for _, c := range clusters {
+		found = append(found, c.agents(t, kind)...)
+	}
+	for _, p := range found {
+		if err := syscall.Kill(p.pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if len(pids) != want {
-		t.Fatalf("killed %d agents of kind %s, not %d", len(pids), kind, want)
+	if len(found) != want {
+		t.Fatalf("killed %d agents of kind %s, not %d", len(found), kind, want)
 	}
-}
-
-// agents are the processes of all agents of a kind in the lab.
-func agents(t *testing.T, kind string) (pids []int) {
-	t.Helper()
-	processes, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, proc := range processes {
-		// A process that ends meanwhile is none that is looked for.
-		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
-		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
-		args := strings.Split(string(cmdline), "\x00")
-		if len(args) < 2 || filepath.Base(args[0]) != "liqonet-agent" || args[1] != kind || !bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/")) {
-			continue
-		}
-		pid, err := strconv.Atoi(filepath.Base(proc))
-		if err != nil {
-			t.Fatal(err)
-		}
-		pids = append(pids, pid)
-	}
-	return pids
 }
 
 // checkTable looks at what people see; the format of scripts is looked at by

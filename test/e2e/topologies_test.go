@@ -87,7 +87,7 @@ func TestTopologies(t *testing.T) {
 		others := probe(ctx, slices.Concat(peerTraffic(t, ctx, a, b), peerTraffic(t, ctx, a, d)))
 		mustLiqonet(t, ctx, "unpeer", a.Name, c.Name)
 		others.stop(t)
-		if left := fx.objectsLeft(ctx, managed, c); left != "" {
+		if left, _ := fx.objectsLeft(ctx, c); left != "" {
 			t.Errorf("objects are left in a cluster without a peering:\n%s", left)
 		}
 		other := probe(ctx, peerTraffic(t, ctx, a, b))

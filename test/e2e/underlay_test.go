@@ -11,10 +11,7 @@ import (
 
 // A node whose own interface gets another name, as when it becomes the port of a
 // bond, is repaired as any other.
-func TestUnderlayRenamed(t *testing.T) {
-	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+func underlayRenamed(t *testing.T, ctx context.Context, a, b *cluster) {
 	_, target := a.withoutGateway(t)
 	rename := func(ctx context.Context, from, to string) {
 		t.Helper()
@@ -33,15 +30,10 @@ func TestUnderlayRenamed(t *testing.T) {
 	p.repaired(t, ctx, []string{"ip link del LINK", "ip rule del priority 90 lookup 27761"})
 	checkMended(t, ctx, a, b)
 	back()
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
 }
 
 // A node that has no way to the gateway says so, and status too.
-func TestNoWayToGateway(t *testing.T) {
-	ctx := begin(t)
-	a, b := fx.alpha, fx.beta
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+func noWayToGateway(t *testing.T, ctx context.Context, a, b *cluster) {
 	_, target := a.withoutGateway(t)
 	gateway, err := a.Run(ctx, "", "get", "peerings", "-o", "jsonpath={.items[0].status.planes[0].podIP}")
 	if err != nil || gateway == "" {
@@ -62,6 +54,4 @@ func TestNoWayToGateway(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkMended(t, ctx, a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-	checkNothingLeft(t, ctx)
 }

@@ -6,28 +6,20 @@ import (
 	"testing"
 )
 
+// partial is what is removed by hand, or dies, before unpeer.
+type partial struct {
+	name string
+	// inA and inB are what kubectl does in each cluster between peer and unpeer.
+	inA, inB [][]string
+}
+
 // Whatever was removed by hand, or died, before unpeer: it removes the rest.
 func TestUnpeerPartialState(t *testing.T) {
-	a, b := fx.alpha, fx.beta
-	for _, test := range []struct {
-		name string
-		// inA and inB are what kubectl does in each cluster between peer and unpeer.
-		inA, inB [][]string
-	}{
+	unpeerPartial(t, []partial{
 		{
 			"agents killed, Peering deleted",
 			[][]string{{"-n", "liqonet-system", "delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false"}},
 			[][]string{{"delete", "peerings", "--all"}},
-		},
-		{
-			"gateway deleted, node agents deleted",
-			[][]string{{"-n", "liqonet-system", "delete", "deployments,secrets", "-l", "app.kubernetes.io/managed-by=liqonet"}},
-			[][]string{{"-n", "liqonet-system", "delete", "daemonset", "--all"}},
-		},
-		{
-			"namespace deleted, definitions deleted",
-			[][]string{{"delete", "namespace", "liqonet-system"}},
-			[][]string{{"delete", "customresourcedefinitions", "-l", "app.kubernetes.io/managed-by=liqonet", "--wait=false"}},
 		},
 		{
 			"permissions and namespace deleted, account and definitions deleted",
@@ -40,6 +32,22 @@ func TestUnpeerPartialState(t *testing.T) {
 				{"delete", "customresourcedefinitions", "-l", "app.kubernetes.io/managed-by=liqonet", "--wait=false"},
 			},
 		},
+	})
+}
+
+// TestUnpeerOtherPartialState is TestUnpeerPartialState with other things removed.
+func TestUnpeerOtherPartialState(t *testing.T) {
+	unpeerPartial(t, []partial{
+		{
+			"gateway deleted, node agents deleted",
+			[][]string{{"-n", "liqonet-system", "delete", "deployments,secrets", "-l", "app.kubernetes.io/managed-by=liqonet"}},
+			[][]string{{"-n", "liqonet-system", "delete", "daemonset", "--all"}},
+		},
+		{
+			"namespace deleted, definitions deleted",
+			[][]string{{"delete", "namespace", "liqonet-system"}},
+			[][]string{{"delete", "customresourcedefinitions", "-l", "app.kubernetes.io/managed-by=liqonet", "--wait=false"}},
+		},
 		{
 			"one cluster has nothing any more",
 			nil,
@@ -49,7 +57,12 @@ func TestUnpeerPartialState(t *testing.T) {
 				{"delete", "clusternetworks", "--all"},
 			},
 		},
-	} {
+	})
+}
+
+func unpeerPartial(t *testing.T, states []partial) {
+	a, b := fx.alpha, fx.beta
+	for _, test := range states {
 		t.Run(test.name, func(t *testing.T) {
 			ctx := begin(t)
 			mustLiqonet(t, ctx, "peer", a.Name, b.Name)

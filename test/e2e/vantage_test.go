@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -269,6 +270,22 @@ func nodeVantage(n *lab.Node) (*vantage, error) {
 	}
 	v.name, v.addr = "node "+n.Name, n.Address
 	return v, nil
+}
+
+// machine is the one of the cluster's control plane, which has no pods and nothing of
+// ours: a host outside of all clusters.
+func (c *cluster) machine(t testing.TB) *vantage {
+	t.Helper()
+	n, err := fx.lab.Node(c.Name + "-cp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	v, err := nodeVantage(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { v.ns.Close() })
+	return v
 }
 
 // namespace is one of the lab's network namespaces.

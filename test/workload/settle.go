@@ -11,8 +11,12 @@ import (
 	"github.com/liqonet/liqonet/test/lab"
 )
 
-// settlePause is the time between two looks that must agree.
-const settlePause = time.Second
+const (
+	// settlePause is the time between two looks that must agree.
+	settlePause = time.Second
+	// restorePause is the time between two looks at what has to change.
+	restorePause = 100 * time.Millisecond
+)
 
 // Snapshots are those of several nodes, by the node's name.
 type Snapshots map[string]Snapshot
@@ -52,7 +56,7 @@ func SettledSnapshots(ctx context.Context, nodes []*lab.Node) (Snapshots, error)
 			return now, nil
 		}
 		last = now
-		if err := pause(ctx); err != nil {
+		if err := pause(ctx, settlePause); err != nil {
 			return nil, fmt.Errorf("wait until the nodes are settled: %w: %s", err, diff)
 		}
 	}
@@ -67,7 +71,7 @@ func (s Snapshots) Restored(ctx context.Context, nodes []*lab.Node) (string, err
 			return "", err
 		}
 		diff := s.Diff(now)
-		if diff == "" || pause(ctx) != nil {
+		if diff == "" || pause(ctx, restorePause) != nil {
 			return diff, nil
 		}
 	}
@@ -93,11 +97,11 @@ func (s Snapshots) tentative() bool {
 	return false
 }
 
-func pause(ctx context.Context) error {
+func pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	case <-time.After(settlePause):
+	case <-time.After(d):
 		return nil
 	}
 }

@@ -3,8 +3,10 @@ package workload
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	"os/exec"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,33 +18,47 @@ import (
 // in which two snapshots of the same state are equal.
 type Snapshot map[string]string
 
+// subjects are what a snapshot holds, and the commands that print it.
+var subjects = []struct {
+	name, command string
+	normalize     func(string) (string, error)
+}{
+	{"links", "ip -o link show", identity},
+	{"addresses", "ip -o addr show", withoutLifetimes},
+	{"rules", "ip rule show", identity},
+	{"routes", "ip route show table all", sortLines},
+	{"routes6", "ip -6 route show table all", sortLines},
+	{"neighbours", "ip -j neigh show", permanent},
+	{"fdb", "bridge fdb show", configured},
+	{"nftables", "nft list ruleset", nftables},
+	{"iptables", "iptables-save", iptables},
+	{"iptables-legacy", "iptables-legacy-save", iptables},
+	{"sysctls", `sysctl -a --pattern '^net\.(ipv4|ipv6)\.(conf|neigh|ip_forward)|^net\.netfilter\.nf_conntrack_(max|acct|tcp_be)'`, sortLines},
+}
+
+// separator ends what a command has printed.
+const separator = "\x1e\n"
+
 // TakeSnapshot reads links, addresses, rules, routes, neighbours, nftables,
 // iptables and network sysctls of a node.
 func TakeSnapshot(ctx context.Context, n *lab.Node) (Snapshot, error) {
-	s := Snapshot{}
-	for _, q := range []struct {
-		subject   string
-		normalize func(string) (string, error)
-		command   []string
-	}{
-		{"links", identity, []string{"ip", "-o", "link", "show"}},
-		{"addresses", withoutLifetimes, []string{"ip", "-o", "addr", "show"}},
-		{"rules", identity, []string{"ip", "rule", "show"}},
-		{"routes", sortLines, []string{"ip", "route", "show", "table", "all"}},
-		{"routes6", sortLines, []string{"ip", "-6", "route", "show", "table", "all"}},
-		{"neighbours", permanent, []string{"ip", "-j", "neigh", "show"}},
-		{"fdb", configured, []string{"bridge", "fdb", "show"}},
-		{"nftables", nftables, []string{"nft", "list", "ruleset"}},
-		{"iptables", iptables, []string{"iptables-save"}},
-		{"iptables-legacy", iptables, []string{"iptables-legacy-save"}},
-		{"sysctls", sortLines, []string{"sysctl", "-a", "--pattern", `^net\.(ipv4|ipv6)\.(conf|neigh|ip_forward)|^net\.netfilter\.nf_conntrack_(max|acct|tcp_be)`}},
-	} {
-		out, err := n.NetCommand(ctx, q.command[0], q.command[1:]...).Output()
-		if err != nil {
-			return nil, fmt.Errorf("node %s: %s: %w", n.Name, strings.Join(q.command, " "), err)
+	script := "set -e"
+	for _, q := range subjects {
+		script += "\n" + q.command + "; printf '\\036\\n'"
+	}
+	out, err := n.NetCommand(ctx, "sh", "-c", script).Output()
+	printed := strings.Split(string(out), separator)
+	if err != nil || len(printed) != len(subjects)+1 {
+		failed := subjects[min(len(printed), len(subjects))-1].command
+		if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+			return nil, fmt.Errorf("node %s: %s: %w: %s", n.Name, failed, err, exit.Stderr)
 		}
-		if s[q.subject], err = q.normalize(string(out)); err != nil {
-			return nil, fmt.Errorf("node %s: %s: %w", n.Name, strings.Join(q.command, " "), err)
+		return nil, fmt.Errorf("node %s: %s: %w", n.Name, failed, err)
+	}
+	s := Snapshot{}
+	for i, q := range subjects {
+		if s[q.name], err = q.normalize(printed[i]); err != nil {
+			return nil, fmt.Errorf("node %s: %s: %w", n.Name, q.command, err)
 		}
 	}
 	return s, nil

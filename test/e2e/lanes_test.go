@@ -1,0 +1,230 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+)
+
+// lane is a set of clusters that a test has to itself. Tests of different lanes run
+// at the same time, each lane in a process of its own, unless they share clusters.
+type lane string
+
+const (
+	laneEqual lane = "alpha,beta"
+	laneOther lane = "gamma,delta"
+	laneAll   lane = "alpha,beta,gamma,delta"
+)
+
+func (l lane) clusters() []string { return strings.Split(string(l), ",") }
+
+// place says where a test runs and when.
+type place struct {
+	lane lane
+	// part is empty for what guards every change. The others are parts of
+	// `make test-long`.
+	part string
+}
+
+// everyChange is the part without a name.
+const everyChange = ""
+
+// childEnv tells the processes that run the tests of a lane from the one that holds
+// the lab.
+const childEnv = "LIQONET_E2E_LANE"
+
+// runLanes runs the tests that the flags select: those of alpha and beta beside those
+// of gamma and delta, then those of all clusters.
+func runLanes(ctx context.Context) (int, error) {
+	selected, err := selectTests(ctx)
+	if err != nil {
+		return 1, err
+	}
+	if len(selected[laneEqual]) > 0 && len(selected[laneOther]) > 0 {
+		// The output of the second lane follows that of the first.
+		second := &turn{to: os.Stdout}
+		codes, errs := make([]int, 2), make([]error, 2)
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			codes[0], errs[0] = child(ctx, laneEqual, os.Stdout, selected[laneEqual])
+			second.begin()
+		})
+		wg.Go(func() { codes[1], errs[1] = child(ctx, laneOther, second, selected[laneOther]) })
+		wg.Wait()
+		code, err := max(codes[0], codes[1]), errors.Join(errs...)
+		if err != nil || len(selected[laneAll]) == 0 {
+			return code, err
+		}
+		last, err := child(ctx, laneAll, os.Stdout, selected[laneAll])
+		return max(code, last), err
+	}
+	code := 0
+	for _, l := range []lane{laneEqual, laneOther, laneAll} {
+		if len(selected[l]) == 0 {
+			continue
+		}
+		c, err := child(ctx, l, os.Stdout, selected[l])
+		if err != nil {
+			return c, err
+		}
+		code = max(code, c)
+	}
+	return code, nil
+}
+
+// selectTests returns the arguments by which the tests of each lane are selected.
+func selectTests(ctx context.Context) (map[lane][]string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	pattern, benchmarks := flag.Lookup("test.run").Value.String(), flag.Lookup("test.bench").Value.String()
+	names := func(pattern string) ([]string, error) {
+		out, err := exec.CommandContext(ctx, self, "-test.list="+pattern).Output()
+		return slices.DeleteFunc(strings.Fields(string(out)), func(name string) bool { return !strings.HasPrefix(name, "Test") }), err
+	}
+	all, err := names(".")
+	if err != nil {
+		return nil, fmt.Errorf("list the tests: %w", err)
+	}
+	for _, name := range all {
+		if _, ok := places[name]; !ok {
+			return nil, fmt.Errorf("%s has no lane: add it to places", name)
+		}
+	}
+	if len(all) != len(places) {
+		return nil, fmt.Errorf("there are %d tests, and %d places", len(all), len(places))
+	}
+	out := map[lane][]string{}
+	if benchmarks != "" {
+		out[laneAll] = []string{"-test.bench=" + benchmarks}
+	}
+	first, rest, sub := strings.Cut(pattern, "/")
+	if sub {
+		rest = "/" + rest
+	}
+	wanted, err := names(first)
+	if err != nil {
+		return nil, fmt.Errorf("list the tests of %q: %w", first, err)
+	}
+	byLane := map[lane][]string{}
+	for _, name := range wanted {
+		// Who names tests gets them, whichever part they belong to.
+		if p := places[name]; pattern != "" && *part == everyChange || p.part == *part {
+			byLane[p.lane] = append(byLane[p.lane], name)
+		}
+	}
+	for l, names := range byLane {
+		out[l] = append(out[l], "-test.run=^("+strings.Join(names, "|")+")$"+rest)
+	}
+	if _, tests := byLane[laneAll]; benchmarks != "" && !tests {
+		out[laneAll] = append(out[laneAll], "-test.run=^$")
+	}
+	return out, nil
+}
+
+// child runs this program again, with tests of a lane.
+func child(ctx context.Context, l lane, stdout io.Writer, selection []string) (int, error) {
+	// The child is killed with the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	self, err := os.Executable()
+	if err != nil {
+		return 1, err
+	}
+	cmd := exec.CommandContext(ctx, self, slices.Concat(os.Args[1:], []string{"-seed", fmt.Sprint(*seed), "-test.parallel=8"}, selection)...)
+	cmd.Env = append(os.Environ(), childEnv+"="+string(l))
+	cmd.Stdout, cmd.Stderr = stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	err = cmd.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		return max(exit.ExitCode(), 1), nil // it has said why
+	}
+	return 0, err
+}
+
+// turn keeps what is written until it is its turn.
+type turn struct {
+	to    io.Writer
+	mu    sync.Mutex
+	begun bool
+	kept  bytes.Buffer
+}
+
+func (t *turn) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.begun {
+		return t.to.Write(p)
+	}
+	return t.kept.Write(p)
+}
+
+func (t *turn) begin() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.begun = true
+	_, _ = t.kept.WriteTo(t.to) // like everything that is printed
+}
+
+// Parts of `make test-long`, each of less than an hour.
+const (
+	// networks: clusters as clouds and distributions make them.
+	networksPart = "networks"
+	// failures: commands that fail or die, at each write and at many moments.
+	failuresPart = "failures"
+	// damages: all that agents repair, and all ways to an MTU.
+	damagesPart = "damages"
+)
+
+// places has all tests.
+var places = map[string]place{
+	"TestBadInput":             {laneEqual, everyChange},
+	"TestFailedPeer":           {laneEqual, everyChange},
+	"TestInterrupted":          {laneEqual, everyChange},
+	"TestKilled":               {laneEqual, everyChange},
+	"TestPeering":              {laneEqual, everyChange},
+	"TestUnpeerPartialState":   {laneEqual, everyChange},
+	"TestUnpeerWithoutPeering": {laneEqual, everyChange},
+
+	"TestBehindNAT":         {laneOther, everyChange},
+	"TestDayTwo":            {laneOther, everyChange},
+	"TestMTU":               {laneOther, everyChange},
+	"TestNodesComeAndGo":    {laneOther, everyChange},
+	"TestRestarts":          {laneOther, everyChange},
+	"TestTroubles":          {laneOther, everyChange},
+	"TestUnreachableServer": {laneOther, everyChange},
+
+	"TestAskedBeforePeering": {laneAll, everyChange},
+	"TestMesh":               {laneAll, everyChange},
+	"TestNetworkPolicy":      {laneAll, everyChange},
+	"TestTakenOverGateway":   {laneAll, everyChange},
+	"TestTopologies":         {laneAll, everyChange},
+
+	"TestFarAway":               {laneOther, networksPart},
+	"TestFirewalld":             {laneEqual, networksPart},
+	"TestMappedRangeUsedInPeer": {laneAll, networksPart},
+	"TestNetworks":              {laneAll, networksPart},
+	"TestNodesInAnothersRange":  {laneAll, networksPart},
+	"TestPeculiarNodes":         {laneAll, networksPart},
+
+	"TestFailedPeerOtherwise":     {laneEqual, failuresPart},
+	"TestInterruptedOften":        {laneEqual, failuresPart},
+	"TestKilledOften":             {laneEqual, failuresPart},
+	"TestRollback":                {laneEqual, failuresPart},
+	"TestRollbackOfSecond":        {laneAll, failuresPart},
+	"TestUnpeerOtherPartialState": {laneEqual, failuresPart},
+
+	"TestAllDamages": {laneOther, damagesPart},
+	"TestAllMTUs":    {laneOther, damagesPart},
+}

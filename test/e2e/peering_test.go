@@ -1,0 +1,89 @@
+package e2e
+
+import (
+	"context"
+	"hash/fnv"
+	"math/rand/v2"
+	"testing"
+)
+
+// One peering for all that looks at what users see of it. It is made and ended by
+// kubeconfig files, and a dry run says before what will be made.
+func TestPeering(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.beta
+	reader := readers(t, ctx, a, b)
+	plans := dryRun(t, ctx, reader, a, b)
+	if r := liqonet(t, ctx, "", "expose-host", a.Name, b.Name, b.machine(t).addr.String()); r.code != exitUsage || r.stdout != "" {
+		t.Errorf("expose-host without a peering: exit code %d, %q", r.code, r.stdout)
+	}
+	fileA, fileB := kubeadmFile(t, t.TempDir(), a), kubeadmFile(t, t.TempDir(), b)
+	said := liqonet(t, ctx, "/nonexistent", "peer", fileA, fileB+"#"+kubeadmContext)
+	if said.code != 0 {
+		t.Fatalf("exit code %d\n%s%s", said.code, said.stdout, said.stderr)
+	}
+	for _, part := range []struct {
+		name string
+		test func(t *testing.T)
+	}{
+		{"as the dry run said", func(t *testing.T) { dryRunWasRight(t, ctx, reader, plans, a, b) }},
+		{"again", func(t *testing.T) { peerAgain(t, ctx, a, b, fileA, fileB) }},
+		{"service with a remote endpoint", func(t *testing.T) { serviceWithRemoteEndpoint(t, ctx, a, b) }},
+		{"map of a service", func(t *testing.T) { mapService(t, ctx, a, b) }},
+		{"exposed host", func(t *testing.T) { exposeHost(t, ctx, a, b) }},
+		{"backends", func(t *testing.T) { backends(t, ctx, a, b) }},
+		{"status", func(t *testing.T) { statusTellsTheTruth(t, ctx, a, b, said) }},
+	} {
+		runPart(t, ctx, part.name, part.test, a, b)
+	}
+	if r := liqonet(t, ctx, "/nonexistent", "unpeer", fileB, fileA); r.code != 0 {
+		t.Errorf("unpeer of two files: exit code %d\n%s", r.code, r.stderr)
+	}
+	checkNothingLeft(t, ctx)
+}
+
+// One peering for all that is done to agents, nodes and the ways between them. Both
+// clusters have other links than those of TestPeering, and the gateways of delta know
+// pods one by one.
+func TestTroubles(t *testing.T) {
+	troubles(t, false)
+}
+
+// TestAllDamages is TestTroubles with all the damages that the agents repair.
+func TestAllDamages(t *testing.T) {
+	troubles(t, true)
+}
+
+func troubles(t *testing.T, all bool) {
+	ctx := begin(t)
+	a, b := fx.gamma, fx.delta
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", b.Name)
+	runPart(t, ctx, "lost probes", func(t *testing.T) { lostProbes(t, ctx, a, b) }, a, b)
+	// Whatever is done to one cluster, the other one has nothing to do.
+	quiet := watchQuiet(t, ctx, b)
+	runPart(t, ctx, "a node without a way to the gateway", func(t *testing.T) { noWayToGateway(t, ctx, a, b) }, a, b)
+	runPart(t, ctx, "a renamed interface", func(t *testing.T) { underlayRenamed(t, ctx, a, b) }, a, b)
+	runPart(t, ctx, "no API server", func(t *testing.T) { outage(t, ctx, a, b) }, a, b)
+	t.Run("nothing to do", quiet)
+	t.Run("damages", func(t *testing.T) { selfRepair(t, ctx, a, b, all) })
+	checkNothingLeft(t, ctx)
+}
+
+// runPart runs a part of a test. After it failed, clusters are peered anew, so that
+// the next one fails by its own faults only.
+func runPart(t *testing.T, ctx context.Context, name string, test func(t *testing.T), a, b *cluster) {
+	t.Helper()
+	if t.Run(name, test) {
+		return
+	}
+	t.Log(fx.diagnosis(ctx))
+	liqonet(t, ctx, "", "unpeer", a.Name, b.Name)
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", b.Name)
+}
+
+// random makes the choices of a test, by the run's seed.
+func random(t testing.TB) *rand.Rand {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(t.Name())) // it never fails
+	return rand.New(rand.NewPCG(*seed, h.Sum64()))
+}
