@@ -60,7 +60,8 @@ demo-down: lab ## stop the clusters that `make demo KEEP=1` left
 	$(LAB) --name demo down
 
 .PHONY: test
-test: packages test-unit test-kernel test-e2e ## all tests
+test: packages test-unit test-kernel test-e2e ## all that guards a change
+	@go run ./scripts/gotest -stale
 
 .PHONY: test-unit
 test-unit: ## tests without root, under two minutes
@@ -75,11 +76,23 @@ test-kernel: packages ## tests of kernel code, in network namespaces (root)
 
 .PHONY: test-e2e
 test-e2e: lab image ## tests of the product on lab clusters (root)
-	go test -p 1 -count=1 -timeout 40m -v ./test/lab/... ./test/e2e/...
+	go run ./scripts/gotest -v -- -count=1 -timeout 20m ./test/e2e
+
+# Parts of less than an hour each, which write docs/results/NAME.json.
+.PHONY: test-long
+test-long: test-long-networks test-long-failures test-long-damages test-long-lab bench ## all that takes longer (root)
+
+.PHONY: test-long-networks test-long-failures test-long-damages
+test-long-networks test-long-failures test-long-damages: test-long-%: lab image
+	go run ./scripts/gotest -v -result $* -of agent,cmd,pkg,test/e2e,test/lab -- -count=1 -timeout 55m ./test/e2e -part $*
+
+.PHONY: test-long-lab
+test-long-lab: lab
+	go run ./scripts/gotest -v -result lab -of test/lab -- -count=1 -timeout 55m ./test/lab/...
 
 .PHONY: bench
 bench: lab image ## speed, as ratios against a baseline of the same run
-	go test -p 1 -count=1 -timeout 40m -run '^$$' -bench . -benchtime 1x ./test/bench/... ./test/e2e/...
+	go run ./scripts/gotest -v -result bench -of agent,cmd,pkg,test/bench -- -p 1 -count=1 -timeout 55m -run '^$$' -bench . -benchtime 1x ./test/bench/... ./test/e2e/...
 
 .PHONY: lint
 lint: ## static analysis and formatting: what golangci-lint has on by default, and gofumpt

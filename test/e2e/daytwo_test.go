@@ -168,7 +168,9 @@ func changed(plan map[string]clusterPlan) string {
 // checkChange wants a plan in which nothing but ranges changes.
 func checkChange(t *testing.T, plan map[string]clusterPlan, of, growing *cluster, what string) {
 	t.Helper()
-	want := fmt.Sprintf("%[1]s change ClusterNetwork, %[1]s change Peering, %[2]s change Peering", of.Name, growing.Name)
+	changes := []string{of.Name + " change ClusterNetwork", of.Name + " change Peering", growing.Name + " change Peering"}
+	slices.Sort(changes)
+	want := strings.Join(changes, ", ")
 	if got := changed(plan); got != want {
 		t.Errorf("%s: the plan is to %s; want %s", what, got, want)
 	}

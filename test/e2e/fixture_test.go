@@ -78,10 +78,6 @@ type node struct {
 
 func newFixture(ctx context.Context, l *lab.Lab, own lane) (*fixture, error) {
 	f := &fixture{lab: l, clean: &atomic.Bool{}}
-	kubectl, err := l.Kubectl()
-	if err != nil {
-		return nil, err
-	}
 	clusters, err := l.Clusters()
 	if err != nil {
 		return nil, err
@@ -89,16 +85,15 @@ func newFixture(ctx context.Context, l *lab.Lab, own lane) (*fixture, error) {
 	var all []*cluster
 	group, gctx := errgroup.WithContext(ctx)
 	for _, lc := range clusters {
-		c := &cluster{
-			Cluster: &workload.Cluster{Name: lc.Spec.Name, Kubeconfig: l.Kubeconfig(), Kubectl: kubectl},
-			spec:    lc.Spec,
-			server:  netip.AddrPortFrom(lc.Spec.ServiceCIDR.Addr().Next(), 443),
+		c, err := newCluster(l, lc)
+		if err != nil {
+			return nil, err
 		}
 		all = append(all, c)
 		if slices.Contains(own.clusters(), c.Name) {
 			f.clusters = append(f.clusters, c)
 		}
-		group.Go(func() error { return c.start(gctx, lc) })
+		group.Go(func() error { return c.connect(gctx, lc) })
 	}
 	if err := group.Wait(); err != nil {
 		return nil, err
@@ -125,17 +120,49 @@ func newFixture(ctx context.Context, l *lab.Lab, own lane) (*fixture, error) {
 	return f, err
 }
 
-// start runs the test pods of a cluster and connects to it.
-func (c *cluster) start(ctx context.Context, lc *lab.Cluster) error {
+// deployAll prepares all clusters of the lab, which the processes of all lanes use.
+func deployAll(ctx context.Context, l *lab.Lab) error {
+	clusters, err := l.Clusters()
+	if err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	for _, lc := range clusters {
+		group.Go(func() error {
+			c, err := newCluster(l, lc)
+			if err != nil {
+				return err
+			}
+			return c.deploy(ctx)
+		})
+	}
+	return group.Wait()
+}
+
+func newCluster(l *lab.Lab, lc *lab.Cluster) (*cluster, error) {
+	kubectl, err := l.Kubectl()
+	return &cluster{
+		Cluster: &workload.Cluster{Name: lc.Spec.Name, Kubeconfig: l.Kubeconfig(), Kubectl: kubectl},
+		spec:    lc.Spec,
+		server:  netip.AddrPortFrom(lc.Spec.ServiceCIDR.Addr().Next(), 443),
+	}, err
+}
+
+// deploy runs the test pods of a cluster.
+func (c *cluster) deploy(ctx context.Context) error {
 	if err := c.Deploy(ctx); err != nil {
 		return err
 	}
-	if c.spec.NoNodeCIDRs {
-		// From where the range is known that no Node has, as of kube-router.
-		if _, err := c.Run(ctx, "", "annotate", "nodes", "--all", "--overwrite", "kube-router.io/pod-cidr="+c.spec.PodCIDR.String()); err != nil {
-			return err
-		}
+	if !c.spec.NoNodeCIDRs {
+		return nil
 	}
+	// From where the range is known that no Node has, as of kube-router.
+	_, err := c.Run(ctx, "", "annotate", "nodes", "--all", "--overwrite", "kube-router.io/pod-cidr="+c.spec.PodCIDR.String())
+	return err
+}
+
+// connect finds the test pods of a cluster.
+func (c *cluster) connect(ctx context.Context, lc *lab.Cluster) error {
 	pods, err := c.Pods(ctx)
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -90,7 +91,7 @@ func selectTests(ctx context.Context) (map[lane][]string, error) {
 	}
 	pattern, benchmarks := flag.Lookup("test.run").Value.String(), flag.Lookup("test.bench").Value.String()
 	names := func(pattern string) ([]string, error) {
-		out, err := exec.CommandContext(ctx, self, "-test.list="+pattern).Output()
+		out, err := exec.CommandContext(ctx, self, "-test.list", cmp.Or(pattern, ".")).Output()
 		return slices.DeleteFunc(strings.Fields(string(out)), func(name string) bool { return !strings.HasPrefix(name, "Test") }), err
 	}
 	all, err := names(".")

@@ -100,9 +100,15 @@ func withLab() (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
+	prepared := func() (int, error) {
+		if err := deployAll(ctx, l); err != nil {
+			return 1, err
+		}
+		return runLanes(ctx)
+	}
 	if *keep {
 		if s, err := l.Status(); err == nil && s.Healthy() {
-			return runLanes(ctx)
+			return prepared()
 		}
 	}
 	down := func() error {
@@ -121,7 +127,7 @@ func withLab() (code int, err error) {
 	if !*keep {
 		defer func() { err = errors.Join(err, down()) }()
 	}
-	return runLanes(ctx)
+	return prepared()
 }
 
 func inLab(m *testing.M, own lane) (int, error) {

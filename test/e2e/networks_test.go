@@ -185,12 +185,11 @@ func useNetworks(t *testing.T) (added []*cluster) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := &cluster{
-			Cluster: &workload.Cluster{Name: name, Kubeconfig: main.alpha.Kubeconfig, Kubectl: main.alpha.Kubectl},
-			spec:    lc.Spec,
-			server:  netip.AddrPortFrom(lc.Spec.ServiceCIDR.Addr().Next(), 443),
+		c, err := newCluster(main.lab, lc)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if err := c.start(ctx, lc); err != nil {
+		if err := errors.Join(c.deploy(ctx), c.connect(ctx, lc)); err != nil {
 			t.Fatal(err)
 		}
 		added = append(added, c)

@@ -1,0 +1,365 @@
+// Program gotest runs `go test`, says in the end how long each test took, and keeps
+// the result of tests that do not run with every change.
+//
+//	gotest [-v] [-result NAME -of PATH,PATH] -- ARGUMENTS OF GO TEST
+//	gotest -stale
+//	gotest -table
+//
+// A result is a file docs/results/NAME.json: what was run, when, of which commit,
+// with which seed, and the outcome of each test. It also names the state of what
+// was tested (-of), by which -stale says which results are older than that. From all
+// results -table writes docs/results/README.md.
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// resultDir is where results are, in the repository.
+const resultDir = "docs/results"
+
+// slowest is how many tests are shown at the end.
+const slowest = 20
+
+// Result is what a result file holds.
+type Result struct {
+	// Name is that of the part, Command what was run.
+	Name    string `json:"name"`
+	Command string `json:"command"`
+	// Commit and Date are of when it was run; Dirty says that there were changes that
+	// were not committed.
+	Commit string    `json:"commit"`
+	Dirty  bool      `json:"dirty,omitempty"`
+	Date   time.Time `json:"date"`
+	// Seed repeats the random choices, where tests have printed one.
+	Seed string `json:"seed,omitempty"`
+	// Outcome is "pass" or "fail", Seconds how long all of it took.
+	Outcome string  `json:"outcome"`
+	Seconds float64 `json:"seconds"`
+	// Of are the hashes of the trees that were tested, by path.
+	Of         map[string]string `json:"of"`
+	Tests      []Test            `json:"tests,omitempty"`
+	Benchmarks []Benchmark       `json:"benchmarks,omitempty"`
+}
+
+// Test is the outcome of one test: "pass", "fail" or "skip".
+type Test struct {
+	Package string  `json:"package"`
+	Name    string  `json:"name"`
+	Outcome string  `json:"outcome"`
+	Seconds float64 `json:"seconds"`
+}
+
+// Benchmark is what one benchmark has measured, by unit.
+type Benchmark struct {
+	Name    string             `json:"name"`
+	Metrics map[string]float64 `json:"metrics"`
+}
+
+// event is a line of `go test -json`, see `go doc test2json`.
+type event struct {
+	Action, Package, Test, Output string
+	Elapsed                       float64
+}
+
+func main() {
+	verbose := flag.Bool("v", false, "print what tests print as they print it, not only if they fail")
+	name := flag.String("result", "", "keep the result by this name")
+	of := flag.String("of", "", "what the result is about: paths in the repository, with commas between")
+	stale := flag.Bool("stale", false, "list the results that are older than what they are about")
+	table := flag.Bool("table", false, "write "+resultDir+"/README.md")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	var err error
+	switch {
+	case *stale:
+		err = listStale(os.Stdout)
+	case *table:
+		err = writeTable()
+	default:
+		err = run(ctx, flag.Args(), *verbose, *name, *of)
+	}
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		os.Exit(max(exit.ExitCode(), 1)) // the tests have said why
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "gotest:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, verbose bool, name, of string) error {
+	r := Result{Name: name, Command: "go test " + strings.Join(args, " "), Date: time.Now().UTC().Truncate(time.Second), Outcome: "pass"}
+	if name != "" {
+		// Of the state at the beginning: somebody may commit meanwhile.
+		if err := r.describe(of); err != nil {
+			return err
+		}
+	}
+	cmd := exec.CommandContext(ctx, "go", append([]string{"test", "-json"}, args...)...)
+	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
+	cmd.WaitDelay = 2 * time.Minute // a lab is taken down meanwhile
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("run go test: %w", err)
+	}
+	readErr := r.read(out, os.Stdout, verbose)
+	err = cmd.Wait()
+	r.Seconds = time.Since(start).Round(time.Second).Seconds()
+	if err != nil {
+		r.Outcome = "fail"
+	}
+	r.printTimes(os.Stdout)
+	if name != "" {
+		return errors.Join(err, readErr, r.write())
+	}
+	return errors.Join(err, readErr)
+}
+
+var (
+	seedPrinted = regexp.MustCompile(`-seed (\d+)`)
+	benchmarked = regexp.MustCompile(`^(Benchmark\S*)\s+\d+\s+(\S.*)$`)
+)
+
+// read takes the events of go test, and prints what go test prints without -json.
+func (r *Result) read(events io.Reader, print io.Writer, verbose bool) error {
+	printed := map[string]string{} // of tests that have not ended
+	lines := bufio.NewScanner(events)
+	lines.Buffer(nil, 1<<24)
+	for lines.Scan() {
+		var e event
+		if json.Unmarshal(lines.Bytes(), &e) != nil {
+			fmt.Fprintln(print, lines.Text()) // not of a test: what the compiler says
+			continue
+		}
+		key := e.Package + " " + e.Test
+		switch e.Action {
+		case "output", "build-output":
+			if m := seedPrinted.FindStringSubmatch(e.Output); m != nil && r.Seed == "" {
+				r.Seed = m[1]
+			}
+			if m := benchmarked.FindStringSubmatch(strings.TrimSpace(e.Output)); m != nil {
+				r.Benchmarks = append(r.Benchmarks, Benchmark{m[1], metrics(m[2])})
+			}
+			if verbose || e.Test == "" {
+				fmt.Fprint(print, e.Output)
+			} else {
+				printed[key] += e.Output
+			}
+		case "pass", "fail", "skip":
+			if e.Action == "fail" {
+				fmt.Fprint(print, printed[key])
+			}
+			delete(printed, key)
+			if e.Test != "" {
+				r.Tests = append(r.Tests, Test{e.Package, e.Test, e.Action, e.Elapsed})
+			}
+		}
+	}
+	// Tests that did not end, as those of a process that has.
+	for _, text := range printed {
+		fmt.Fprint(print, text)
+	}
+	return lines.Err()
+}
+
+// metrics reads "1.2 unit 3 other-unit".
+func metrics(text string) map[string]float64 {
+	out := map[string]float64{}
+	fields := strings.Fields(text)
+	for i := 0; i+1 < len(fields); i += 2 {
+		if value, err := strconv.ParseFloat(fields[i], 64); err == nil {
+			out[fields[i+1]] = value
+		}
+	}
+	return out
+}
+
+// printTimes prints how long tests took, slowest first.
+func (r *Result) printTimes(w io.Writer) {
+	tests := slices.DeleteFunc(slices.Clone(r.Tests), func(t Test) bool { return strings.Contains(t.Name, "/") || t.Seconds < 0.1 })
+	slices.SortStableFunc(tests, func(a, b Test) int { return cmp.Compare(b.Seconds, a.Seconds) })
+	fmt.Fprintf(w, "\n%d tests took %s; the slowest:\n", len(r.Tests), time.Duration(r.Seconds)*time.Second)
+	for _, t := range tests[:min(len(tests), slowest)] {
+		fmt.Fprintf(w, "%8.1f s  %-4s  %s %s\n", t.Seconds, t.Outcome, short(t.Package), t.Name)
+	}
+}
+
+// short is a package without the module.
+func short(pkg string) string {
+	return strings.TrimPrefix(pkg, "github.com/liqonet/liqonet/")
+}
+
+// describe says of what the result is.
+func (r *Result) describe(of string) error {
+	commit, err := git("rev-parse", "--short=12", "HEAD")
+	if err != nil {
+		return err
+	}
+	changes, err := git("status", "--porcelain", "--untracked-files=no")
+	if err != nil {
+		return err
+	}
+	r.Commit, r.Dirty, r.Of = commit, changes != "", map[string]string{}
+	for path := range strings.SplitSeq(of, ",") {
+		if r.Of[path], err = git("rev-parse", "--short=12", "HEAD:"+path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Result) write() error {
+	top, err := git("rev-parse", "--show-toplevel")
+	if err != nil {
+		return err
+	}
+	raw, err := json.MarshalIndent(r, "", " ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Join(top, resultDir), 0o755); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(top, resultDir, r.Name+".json"), append(raw, '\n'), 0o644); err != nil {
+		return err
+	}
+	return writeTable()
+}
+
+// results reads all result files, by name.
+func results() ([]Result, error) {
+	top, err := git("rev-parse", "--show-toplevel")
+	if err != nil {
+		return nil, err
+	}
+	files, err := filepath.Glob(filepath.Join(top, resultDir, "*.json"))
+	if err != nil {
+		return nil, err
+	}
+	var out []Result
+	for _, f := range files {
+		raw, err := os.ReadFile(f)
+		if err != nil {
+			return nil, err
+		}
+		var r Result
+		if err := json.Unmarshal(raw, &r); err != nil {
+			return nil, fmt.Errorf("%s: %w", f, err)
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
+
+// listStale prints which results are older than what they are about.
+func listStale(w io.Writer) error {
+	all, err := results()
+	if err != nil {
+		return err
+	}
+	for _, r := range all {
+		var changed []string
+		for path, was := range r.Of {
+			// A path that is gone has changed, too.
+			if now, err := git("rev-parse", "--short=12", "HEAD:"+path); err != nil || now != was {
+				changed = append(changed, path)
+			}
+		}
+		slices.Sort(changed)
+		if len(changed) > 0 {
+			fmt.Fprintf(w, "%s/%s.json is of %s, commit %s; since then have changed: %s\n", resultDir, r.Name, r.Date.Format(time.DateOnly), r.Commit, strings.Join(changed, ", "))
+		}
+	}
+	return nil
+}
+
+// writeTable writes what people read of the results.
+func writeTable() error {
+	all, err := results()
+	if err != nil {
+		return err
+	}
+	top, err := git("rev-parse", "--show-toplevel")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(top, resultDir, "README.md"), []byte(markdown(all)), 0o644)
+}
+
+const introduction = `# Results of the long tests
+
+Written by ` + "`make test-long`" + ` and ` + "`make bench`" + `, not by hand. ` + "`make test`" + ` says which of them are older than what they test.
+`
+
+func markdown(all []Result) string {
+	var b strings.Builder
+	b.WriteString(introduction)
+	if len(all) > 0 {
+		b.WriteString("\n| part | outcome | tests | time | date | commit | seed |\n|---|---|---|---|---|---|---|\n")
+	}
+	for _, r := range all {
+		commit := r.Commit
+		if r.Dirty {
+			commit += ", changed"
+		}
+		fmt.Fprintf(&b, "| %s | %s | %d | %s | %s | %s | %s |\n", r.Name, r.Outcome, len(r.Tests)+len(r.Benchmarks),
+			(time.Duration(r.Seconds) * time.Second).String(), r.Date.Format(time.DateOnly), commit, cmp.Or(r.Seed, "-"))
+	}
+	for _, r := range all {
+		fmt.Fprintf(&b, "\n## %s\n\n`%s`\n", r.Name, r.Command)
+		if len(r.Tests) > 0 {
+			b.WriteString("\n| test | outcome | seconds |\n|---|---|---|\n")
+		}
+		for _, t := range r.Tests {
+			if !strings.Contains(t.Name, "/") {
+				fmt.Fprintf(&b, "| %s %s | %s | %.1f |\n", short(t.Package), t.Name, t.Outcome, t.Seconds)
+			}
+		}
+		if len(r.Benchmarks) > 0 {
+			b.WriteString("\n| benchmark | measured |\n|---|---|\n")
+		}
+		for _, m := range r.Benchmarks {
+			var values []string
+			for unit, value := range m.Metrics {
+				if unit != "ns/op" { // of one round, which says nothing
+					values = append(values, fmt.Sprintf("%g %s", value, unit))
+				}
+			}
+			slices.Sort(values)
+			fmt.Fprintf(&b, "| %s | %s |\n", m.Name, strings.Join(values, ", "))
+		}
+	}
+	return b.String()
+}
+
+func git(args ...string) (string, error) {
+	out, err := exec.Command("git", args...).Output()
+	if err != nil {
+		return "", fmt.Errorf("git %s: %w", strings.Join(args, " "), err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
