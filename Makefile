@@ -28,8 +28,9 @@ image: build ## bin/liqonet-agent.tar, the agents' image, without Docker
 	go run ./scripts/image -o bin/liqonet-agent.tar -ref $(IMAGE) bin/liqonet-agent
 
 .PHONY: generate
-generate: ## deepcopy functions and CRDs, from pkg/api
+generate: ## deepcopy functions and CRDs, from pkg/api; docs/reference, from the program and the CRDs
 	$(TOOL) controller-gen object crd:crdVersions=v1 paths=./pkg/api/... output:crd:dir=pkg/manifests/crds
+	go run ./scripts/reference
 
 .PHONY: packages
 packages: ## install the distribution's packages that lab and tests need
@@ -95,11 +96,12 @@ bench: lab image ## speed, as ratios against a baseline of the same run
 	go run ./scripts/gotest -v -result bench -of agent,cmd,pkg,test/bench -- -p 1 -count=1 -timeout 55m -run '^$$' -bench . -benchtime 1x ./test/bench/... ./test/e2e/...
 
 .PHONY: lint
-lint: ## static analysis and formatting: what golangci-lint has on by default, and gofumpt
+lint: ## static analysis, formatting, comments of exported names, length of sentences
 	go vet ./...
 	$(TOOL) staticcheck ./...
 	$(TOOL) errcheck -ignoretests -exclude scripts/errcheck.txt ./...
 	$(TOOL) ineffassign ./...
+	go run ./scripts/lint
 	@unformatted=$$($(TOOL) gofumpt -l .); [[ -z $$unformatted ]] || { echo "not formatted (make fmt):" $$unformatted >&2; exit 1; }
 
 .PHONY: fmt

@@ -126,7 +126,7 @@ func TestPairs(t *testing.T) {
 		for _, tt := range tests {
 			t.Run(name+" "+tt.args, func(t *testing.T) {
 				isolate(t)
-				cmd, _, err := newRoot(Streams{}).Find([]string{name})
+				cmd, _, err := NewCommand(Streams{}).Find([]string{name})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -56,7 +56,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	klog.SetLogger(logr.Discard())
 	ctrllog.SetLogger(logr.Discard())
 
-	root := newRoot(streams)
+	root := NewCommand(streams)
 	root.SetArgs(args)
 	err := knownCommand(root, args)
 	if err == nil {
@@ -148,7 +148,8 @@ func hintOf(err error) string {
 	return ""
 }
 
-func newRoot(streams Streams) *cobra.Command {
+// NewCommand returns the whole command, with all commands below it.
+func NewCommand(streams Streams) *cobra.Command {
 	g := &globals{streams: streams}
 	root := &cobra.Command{
 		Use:   "liqonet",

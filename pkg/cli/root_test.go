@@ -189,7 +189,7 @@ func commands(root *cobra.Command) []*cobra.Command {
 func TestHelp(t *testing.T) {
 	isolate(t)
 	var names []string
-	for _, c := range commands(newRoot(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})) {
+	for _, c := range commands(NewCommand(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}})) {
 		names = append(names, c.CommandPath())
 		t.Run(c.CommandPath(), func(t *testing.T) {
 			if c.Short == "" || strings.HasSuffix(c.Short, ".") || c.Example == "" {
@@ -201,7 +201,7 @@ func TestHelp(t *testing.T) {
 				}
 				// What an example shows has to be a command with flags that exist.
 				words := strings.Fields(line)[2:]
-				found, rest, err := newRoot(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}}).Find(words)
+				found, rest, err := NewCommand(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}}).Find(words)
 				if err != nil {
 					t.Errorf("example %q: %v", line, err)
 					continue
@@ -289,7 +289,7 @@ func TestPrecedence(t *testing.T) {
 // parse reads the flags of a command from a command line, the environment and the file.
 func parse(t *testing.T, command string, args ...string) (*pflag.FlagSet, error) {
 	t.Helper()
-	cmd, _, err := newRoot(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}}).Find([]string{command})
+	cmd, _, err := NewCommand(Streams{Out: &bytes.Buffer{}, Err: &bytes.Buffer{}}).Find([]string{command})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +311,7 @@ func load(t *testing.T, args ...string) *pflag.FlagSet {
 
 // Every flag of every command can be given by the environment and by the file.
 func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
-	for _, cmd := range commands(newRoot(Streams{}))[1:] {
+	for _, cmd := range commands(NewCommand(Streams{}))[1:] {
 		cmd.InheritedFlags() // adds them to Flags
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			values := map[string][2]string{ // by type: what is given, and what the flag has then

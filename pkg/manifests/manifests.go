@@ -20,7 +20,6 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/nodes"
 )
 
 const (
@@ -157,7 +156,7 @@ func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet
 					TerminationGracePeriodSeconds: new(int64(5)),
 					// A node that is cordoned, tainted or not ready has pods all the same.
 					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-					Affinity:    nodes.Affinity(),
+					Affinity:    realLinuxNodes(),
 					Containers: []corev1.Container{{
 						Name:            "agent",
 						Image:           image,
@@ -288,7 +287,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 				Spec: corev1.PodSpec{
 					ServiceAccountName:            g.Name(),
 					TerminationGracePeriodSeconds: new(int64(5)),
-					Affinity:                      preferWorkers(nodes.Affinity()),
+					Affinity:                      preferWorkers(realLinuxNodes()),
 					// The default of 300 s is too long for a gateway whose node is gone.
 					Tolerations: []corev1.Toleration{
 						{Key: controlPlane, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
@@ -354,6 +353,19 @@ func netAdminOnly() *corev1.SecurityContext {
 		},
 		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
+}
+
+// realLinuxNodes leaves out nodes without a kernel of their own.
+func realLinuxNodes() *corev1.Affinity {
+	return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
+				{Key: corev1.LabelOSStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"linux"}},
+				{Key: "type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"virtual-kubelet", "virtual-node"}},
+				{Key: "eks.amazonaws.com/compute-type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"fargate"}},
+			}}},
+		},
+	}}
 }
 
 // preferWorkers keeps gateways off control planes where there is another node.

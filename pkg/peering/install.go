@@ -19,7 +19,6 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -273,16 +272,20 @@ func (c *Cluster) agentNodes(ctx context.Context) ([]string, error) {
 // nodesByReadiness returns the names of those nodes, and of the same that are
 // not ready.
 func (c *Cluster) nodesByReadiness(ctx context.Context) (ready, notReady []string, err error) {
-	var list corev1.NodeList
-	if err := c.Client.List(ctx, &list); err != nil {
+	var nodes corev1.NodeList
+	if err := c.Client.List(ctx, &nodes); err != nil {
 		return nil, nil, err
 	}
-	for i := range list.Items {
-		switch n := &list.Items[i]; {
-		case !nodes.RunsAgents(n):
-		case nodes.Ready(n):
+	for _, n := range nodes.Items {
+		if n.Labels[corev1.LabelOSStable] == "windows" || n.Labels["type"] == "virtual-kubelet" || n.Labels["type"] == "virtual-node" ||
+			n.Labels["eks.amazonaws.com/compute-type"] == "fargate" {
+			continue
+		}
+		if slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		}) {
 			ready = append(ready, n.Name)
-		default:
+		} else {
 			notReady = append(notReady, n.Name)
 		}
 	}

@@ -19,7 +19,6 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
-	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -232,8 +231,8 @@ func (c *Cluster) endpointsOf(ctx context.Context, svc *corev1.Service) ([]Addre
 // overlayAddress returns the overlay address of the node with that address, or
 // the address itself.
 func (c *Cluster) overlayAddress(ctx context.Context, addr netip.Addr) (netip.Addr, error) {
-	var list corev1.NodeList
-	if err := c.Client.List(ctx, &list); err != nil {
+	var nodes corev1.NodeList
+	if err := c.Client.List(ctx, &nodes); err != nil {
 		return addr, c.fail("list nodes", err)
 	}
 	var networks v1alpha1.NodeNetworkList
@@ -241,9 +240,11 @@ func (c *Cluster) overlayAddress(ctx context.Context, addr netip.Addr) (netip.Ad
 		return addr, c.fail("list NodeNetworks", err)
 	}
 	reports := plan.ReportsByNode(networks.Items)
-	for i := range list.Items {
-		if r := reports[list.Items[i].Name]; r != nil && nodes.HasAddress(&list.Items[i], addr) {
-			return netip.ParseAddr(r.Name)
+	for _, n := range nodes.Items {
+		for _, a := range n.Status.Addresses {
+			if r := reports[n.Name]; r != nil && a.Address == addr.String() {
+				return netip.ParseAddr(r.Name)
+			}
 		}
 	}
 	return addr, nil

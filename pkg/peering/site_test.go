@@ -22,7 +22,6 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
-	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
 )
@@ -193,14 +192,11 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 	if err := c.List(ctx, &peerings); err != nil {
 		return err
 	}
-	var list corev1.NodeList
-	if err := c.List(ctx, &list); err != nil {
+	var nodes corev1.NodeList
+	if err := c.List(ctx, &nodes); err != nil {
 		return err
 	}
-	for _, n := range list.Items {
-		if !nodes.RunsAgents(&n) {
-			continue
-		}
+	for _, n := range nodes.Items {
 		addr, err := ipam.NodeAddr(cn.Spec.InternalCIDR.Prefix, ipam.NodeCandidate(n.Name, 0))
 		if err != nil {
 			return err
