@@ -68,7 +68,10 @@ type Node struct {
 	Ready       bool           `json:"ready"`
 	// Schedulable is false for a cordoned node and for one with a NoSchedule or
 	// NoExecute taint.
-	Schedulable   bool   `json:"schedulable"`
+	Schedulable bool `json:"schedulable"`
+	// RunsAgents says that the node gets agents, once it is ready: it has Linux, and
+	// a kernel of its own.
+	RunsAgents    bool   `json:"runsAgents"`
 	OS            string `json:"os"`
 	KernelVersion string `json:"kernelVersion"`
 }

@@ -10,6 +10,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/liqonet/liqonet/pkg/nodes"
 )
 
 // sort makes the order of all lists independent of the API, and takes virtual
@@ -17,7 +19,7 @@ import (
 func (s *snapshot) sort() {
 	virtual := map[string]bool{}
 	s.nodes = slices.DeleteFunc(s.nodes, func(n corev1.Node) bool {
-		v := isVirtual(n)
+		v := nodes.Virtual(&n)
 		if v {
 			virtual[n.Name] = true
 		}
@@ -42,28 +44,19 @@ func (s *snapshot) sort() {
 	slices.Sort(s.unread)
 }
 
-// isVirtual recognises nodes of virtual-kubelet (also Liqo's and ACI's), whose pods
-// run elsewhere with addresses of elsewhere.
-func isVirtual(n corev1.Node) bool {
-	return n.Labels["type"] == "virtual-kubelet" || n.Labels["liqo.io/type"] == "virtual-node"
-}
-
 func (s *snapshot) nodeFacts() []Node {
 	out := make([]Node, 0, len(s.nodes))
 	for _, n := range s.nodes {
 		f := Node{
 			Name:          n.Name,
-			InternalIPs:   nodeAddrs(n, corev1.NodeInternalIP),
-			ExternalIPs:   nodeAddrs(n, corev1.NodeExternalIP),
+			InternalIPs:   nodes.Addresses(&n, corev1.NodeInternalIP),
+			ExternalIPs:   nodes.Addresses(&n, corev1.NodeExternalIP),
 			PodCIDRs:      nodePodCIDRs(n),
 			Schedulable:   !n.Spec.Unschedulable,
 			OS:            n.Status.NodeInfo.OperatingSystem,
 			KernelVersion: n.Status.NodeInfo.KernelVersion,
-		}
-		for _, c := range n.Status.Conditions {
-			if c.Type == corev1.NodeReady {
-				f.Ready = c.Status == corev1.ConditionTrue
-			}
+			Ready:         nodes.Ready(&n),
+			RunsAgents:    nodes.RunsAgents(&n),
 		}
 		for _, t := range n.Spec.Taints {
 			if t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute {
@@ -71,16 +64,6 @@ func (s *snapshot) nodeFacts() []Node {
 			}
 		}
 		out = append(out, f)
-	}
-	return out
-}
-
-func nodeAddrs(n corev1.Node, kind corev1.NodeAddressType) []netip.Addr {
-	var out []netip.Addr
-	for _, a := range n.Status.Addresses {
-		if a.Type == kind {
-			out = append(out, parseAddrs([]string{a.Address})...)
-		}
 	}
 	return out
 }
@@ -132,7 +115,7 @@ func (s *snapshot) nodeRanges(o Overrides) []Fact[netip.Prefix] {
 	for _, n := range s.nodes {
 		known := nodeSubnets(n)
 		out = append(out, known...)
-		for _, a := range nodeAddrs(n, corev1.NodeInternalIP) {
+		for _, a := range nodes.Addresses(&n, corev1.NodeInternalIP) {
 			switch {
 			case covers(known, a):
 			case !a.IsPrivate():

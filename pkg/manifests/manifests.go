@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/nodes"
 )
 
 const (
@@ -156,7 +157,7 @@ func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet
 					TerminationGracePeriodSeconds: new(int64(5)),
 					// A node that is cordoned, tainted or not ready has pods all the same.
 					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
-					Affinity:    realLinuxNodes(),
+					Affinity:    nodes.Affinity(),
 					Containers: []corev1.Container{{
 						Name:            "agent",
 						Image:           image,
@@ -287,7 +288,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 				Spec: corev1.PodSpec{
 					ServiceAccountName:            g.Name(),
 					TerminationGracePeriodSeconds: new(int64(5)),
-					Affinity:                      preferWorkers(realLinuxNodes()),
+					Affinity:                      preferWorkers(nodes.Affinity()),
 					// The default of 300 s is too long for a gateway whose node is gone.
 					Tolerations: []corev1.Toleration{
 						{Key: controlPlane, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
@@ -353,19 +354,6 @@ func netAdminOnly() *corev1.SecurityContext {
 		},
 		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
-}
-
-// realLinuxNodes leaves out nodes without a kernel of their own.
-func realLinuxNodes() *corev1.Affinity {
-	return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
-			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{
-				{Key: corev1.LabelOSStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"linux"}},
-				{Key: "type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"virtual-kubelet", "virtual-node"}},
-				{Key: "eks.amazonaws.com/compute-type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"fargate"}},
-			}}},
-		},
-	}}
 }
 
 // preferWorkers keeps gateways off control planes where there is another node.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -97,15 +98,13 @@ func (c *Cluster) canExpose(ctx context.Context, p *v1alpha1.Peering, host netip
 			}
 		}
 	}
-	var nodes corev1.NodeList
-	if err := c.Client.List(ctx, &nodes); err != nil {
+	var list corev1.NodeList
+	if err := c.Client.List(ctx, &list); err != nil {
 		return c.fail("list nodes", err)
 	}
-	for _, n := range nodes.Items {
-		for _, a := range n.Status.Addresses {
-			if a.Address == host.String() {
-				return fmt.Errorf("it is node %s: nodes are not open to peers", n.Name)
-			}
+	for i := range list.Items {
+		if nodes.HasAddress(&list.Items[i], host) {
+			return fmt.Errorf("it is node %s: nodes are not open to peers", list.Items[i].Name)
 		}
 	}
 	return nil

@@ -19,6 +19,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -272,20 +273,16 @@ func (c *Cluster) agentNodes(ctx context.Context) ([]string, error) {
 // nodesByReadiness returns the names of those nodes, and of the same that are
 // not ready.
 func (c *Cluster) nodesByReadiness(ctx context.Context) (ready, notReady []string, err error) {
-	var nodes corev1.NodeList
-	if err := c.Client.List(ctx, &nodes); err != nil {
+	var list corev1.NodeList
+	if err := c.Client.List(ctx, &list); err != nil {
 		return nil, nil, err
 	}
-	for _, n := range nodes.Items {
-		if n.Labels[corev1.LabelOSStable] == "windows" || n.Labels["type"] == "virtual-kubelet" || n.Labels["type"] == "virtual-node" ||
-			n.Labels["eks.amazonaws.com/compute-type"] == "fargate" {
-			continue
-		}
-		if slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-			return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
-		}) {
+	for i := range list.Items {
+		switch n := &list.Items[i]; {
+		case !nodes.RunsAgents(n):
+		case nodes.Ready(n):
 			ready = append(ready, n.Name)
-		} else {
+		default:
 			notReady = append(notReady, n.Name)
 		}
 	}

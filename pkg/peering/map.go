@@ -19,6 +19,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -231,8 +232,8 @@ func (c *Cluster) endpointsOf(ctx context.Context, svc *corev1.Service) ([]Addre
 // overlayAddress returns the overlay address of the node with that address, or
 // the address itself.
 func (c *Cluster) overlayAddress(ctx context.Context, addr netip.Addr) (netip.Addr, error) {
-	var nodes corev1.NodeList
-	if err := c.Client.List(ctx, &nodes); err != nil {
+	var list corev1.NodeList
+	if err := c.Client.List(ctx, &list); err != nil {
 		return addr, c.fail("list nodes", err)
 	}
 	var networks v1alpha1.NodeNetworkList
@@ -240,11 +241,9 @@ func (c *Cluster) overlayAddress(ctx context.Context, addr netip.Addr) (netip.Ad
 		return addr, c.fail("list NodeNetworks", err)
 	}
 	reports := plan.ReportsByNode(networks.Items)
-	for _, n := range nodes.Items {
-		for _, a := range n.Status.Addresses {
-			if r := reports[n.Name]; r != nil && a.Address == addr.String() {
-				return netip.ParseAddr(r.Name)
-			}
+	for i := range list.Items {
+		if r := reports[list.Items[i].Name]; r != nil && nodes.HasAddress(&list.Items[i], addr) {
+			return netip.ParseAddr(r.Name)
 		}
 	}
 	return addr, nil

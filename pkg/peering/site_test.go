@@ -22,6 +22,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
 )
@@ -192,11 +193,14 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 	if err := c.List(ctx, &peerings); err != nil {
 		return err
 	}
-	var nodes corev1.NodeList
-	if err := c.List(ctx, &nodes); err != nil {
+	var list corev1.NodeList
+	if err := c.List(ctx, &list); err != nil {
 		return err
 	}
-	for _, n := range nodes.Items {
+	for _, n := range list.Items {
+		if !nodes.RunsAgents(&n) {
+			continue
+		}
 		addr, err := ipam.NodeAddr(cn.Spec.InternalCIDR.Prefix, ipam.NodeCandidate(n.Name, 0))
 		if err != nil {
 			return err

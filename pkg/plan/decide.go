@@ -127,7 +127,7 @@ func reach(f, peer *FactSheet) (int, string) {
 // ifKernels completes a choice that depends on what all kernels can do.
 func ifKernels[T any](f *FactSheet, value T, known, assumed string) choice[T] {
 	if n := len(f.unreported()); n > 0 {
-		return choice[T]{value, fmt.Sprintf("%s, as %d of %d node agents have not reported yet", assumed, n, len(f.Nodes)), true}
+		return choice[T]{value, fmt.Sprintf("%s, as %d of %d node agents have not reported yet", assumed, n, len(f.agentNodes())), true}
 	}
 	return choice[T]{value: value, reason: known}
 }

@@ -764,3 +764,20 @@ func TestServiceEndpoints(t *testing.T) {
 		}
 	})
 }
+
+// Nodes that run no agents are neither counted as unreported, nor is a NodeNetwork
+// planned for them.
+func TestDefect1_04_NothingIsPlannedForNodesWithoutAgents(t *testing.T) {
+	f := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.0.0/16")
+	f.Nodes = append(f.Nodes, discovery.Node{Name: "fargate", Ready: true, OS: "linux"})
+	if got := f.unreported(); !slices.Equal(got, []string{"a-1"}) {
+		t.Errorf("unreported are %v", got)
+	}
+	var nodes []string
+	for _, o := range f.plannedNodes(ipam.DefaultInternal()) {
+		nodes = append(nodes, o.MadeBy)
+	}
+	if !slices.Equal(nodes, []string{"the agent of node a-1"}) {
+		t.Errorf("planned are %v", nodes)
+	}
+}

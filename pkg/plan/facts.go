@@ -174,12 +174,23 @@ func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetw
 	return out
 }
 
+// agentNodes are the nodes that have agents now, sorted by name.
+func (f *FactSheet) agentNodes() (out []string) {
+	for _, n := range f.Nodes {
+		if n.Ready && n.RunsAgents {
+			out = append(out, n.Name)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
 // unreported are the nodes whose agents have not said what their kernels can do.
 func (f *FactSheet) unreported() (out []string) {
 	reports := ReportsByNode(f.Reports)
-	for _, n := range f.Nodes {
-		if r := reports[n.Name]; n.Ready && n.OS != "windows" && (r == nil || r.Status.Kernel == nil) {
-			out = append(out, n.Name)
+	for _, name := range f.agentNodes() {
+		if r := reports[name]; r == nil || r.Status.Kernel == nil {
+			out = append(out, name)
 		}
 	}
 	return out

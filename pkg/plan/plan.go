@@ -13,7 +13,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
@@ -396,22 +395,17 @@ func (f *FactSheet) plannedNodes(internal netip.Prefix) []ObjectPlan {
 		taken[n.Name] = true
 	}
 	reports := ReportsByNode(f.Reports)
-	nodes := slices.Clone(f.Nodes)
-	slices.SortFunc(nodes, func(a, b discovery.Node) int { return strings.Compare(a.Name, b.Name) })
 	var out []ObjectPlan
-	for _, n := range nodes {
-		if !n.Ready || n.OS == "windows" {
-			continue
-		}
+	for _, node := range f.agentNodes() {
 		o := ObjectPlan{
-			APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork", MadeBy: "the agent of node " + n.Name,
+			APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork", MadeBy: "the agent of node " + node,
 			Reason: "the node's overlay address, by its name: the first that is free",
 		}
-		if r := reports[n.Name]; r != nil {
+		if r := reports[node]; r != nil {
 			o.Name, o.Action = r.Name, Keep
 		} else {
 			for i := range ipam.MaxNode {
-				addr, err := ipam.NodeAddr(internal, ipam.NodeCandidate(n.Name, i))
+				addr, err := ipam.NodeAddr(internal, ipam.NodeCandidate(node, i))
 				if err == nil && !taken[addr.String()] {
 					o.Name, o.Action = addr.String(), Create
 					break

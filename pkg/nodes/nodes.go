@@ -1,0 +1,85 @@
+// Package nodes says which nodes of a cluster run agents, and what a Node object
+// tells of its readiness and addresses. It is pure: all others ask it, so that there
+// is one definition.
+package nodes
+
+import (
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// requirements are what the labels of a node that runs agents fulfil: it has Linux,
+// and a kernel of its own.
+func requirements() []corev1.NodeSelectorRequirement {
+	return append([]corev1.NodeSelectorRequirement{
+		{Key: corev1.LabelOSStable, Operator: corev1.NodeSelectorOpIn, Values: []string{"linux"}},
+	}, notVirtual()...)
+}
+
+// notVirtual are those of them that leave out nodes without a kernel of their own:
+// their pods run elsewhere.
+func notVirtual() []corev1.NodeSelectorRequirement {
+	return []corev1.NodeSelectorRequirement{
+		// virtual-kubelet and its providers, such as Azure's ACI; tensile-kube; kwok.
+		{Key: "type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"virtual-kubelet", "virtual-node", "kwok"}},
+		// Liqo.
+		{Key: "liqo.io/type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"virtual-node"}},
+		// AWS Fargate.
+		{Key: "eks.amazonaws.com/compute-type", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"fargate"}},
+		// Azure's newer virtual nodes on ACI.
+		{Key: "virtualization", Operator: corev1.NodeSelectorOpNotIn, Values: []string{"virtualnode2"}},
+	}
+}
+
+// fulfils says whether the scheduler would take the node.
+func fulfils(n *corev1.Node, requirements []corev1.NodeSelectorRequirement) bool {
+	for _, r := range requirements {
+		value, has := n.Labels[r.Key]
+		if in := has && slices.Contains(r.Values, value); in != (r.Operator == corev1.NodeSelectorOpIn) {
+			return false
+		}
+	}
+	return true
+}
+
+// RunsAgents says whether a node runs agents, once it is ready: it has Linux, and a
+// kernel of its own.
+func RunsAgents(n *corev1.Node) bool { return fulfils(n, requirements()) }
+
+// Virtual says that a node has no kernel of its own. Its pods run elsewhere, with
+// addresses of elsewhere.
+func Virtual(n *corev1.Node) bool { return !fulfils(n, notVirtual()) }
+
+// Affinity has the scheduler place pods on exactly the nodes of which RunsAgents is
+// true.
+func Affinity() *corev1.Affinity {
+	return &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: &corev1.NodeSelector{
+			NodeSelectorTerms: []corev1.NodeSelectorTerm{{MatchExpressions: requirements()}},
+		},
+	}}
+}
+
+// Ready says whether Kubernetes takes a node for ready.
+func Ready(n *corev1.Node) bool {
+	return slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// Addresses returns a node's addresses of a type, in the order of the object.
+func Addresses(n *corev1.Node, kind corev1.NodeAddressType) (out []netip.Addr) {
+	for _, a := range n.Status.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == kind {
+			out = append(out, addr.Unmap())
+		}
+	}
+	return out
+}
+
+// HasAddress says whether a node has the address, as one of any type.
+func HasAddress(n *corev1.Node, addr netip.Addr) bool {
+	return slices.ContainsFunc(n.Status.Addresses, func(a corev1.NodeAddress) bool { return a.Address == addr.String() })
+}

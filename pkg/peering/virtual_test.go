@@ -1,0 +1,42 @@
+package peering
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/fakeapi"
+)
+
+// Nodes without a Linux kernel of their own have no agents: peer does not wait for
+// them, and a dry run plans nothing for them.
+func TestDefect1_04_NodesWithoutAgents(t *testing.T) {
+	var without []client.Object
+	for kind, n := range fakeapi.Nodes() {
+		if kind != "linux" {
+			without = append(without, n)
+		}
+	}
+	a, b := twoSites(t, without...)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	if _, err := Peer(ctx, a.Cluster, b.Cluster, Options{}, Silent{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range dryRun(t, a, b, Options{}).Clusters {
+		for _, s := range append(slices.Clone(c.Facts), c.Choices...) {
+			if s.Assumed && s.What != "node range" {
+				t.Errorf("%s: %s is assumed, though all agents have reported: %s", c.Cluster, s.What, s.Reason)
+			}
+		}
+		for _, o := range c.Objects {
+			if o.Action != plan.Keep {
+				t.Errorf("%s: %s %s %s", c.Cluster, o.Action, o.Kind, o.Name)
+			}
+		}
+	}
+}
