@@ -63,7 +63,7 @@ func TestDesire(t *testing.T) {
 	noPod.Status.Planes[0].PodIP = v1alpha1.IP{}
 	planes := *equal.DeepCopy()
 	planes.Spec.Overlay = "vxlan"
-	planes.Spec.Planes = append(planes.Spec.Planes, v1alpha1.Plane{Index: 3, RemoteAddress: v1alpha1.IP{Addr: addr("10.70.0.9")}})
+	planes.Spec.Planes = append(planes.Spec.Planes, v1alpha1.Plane{Index: 3, Role: v1alpha1.Client, RemoteAddress: v1alpha1.IP{Addr: addr("10.70.0.9")}})
 	planes.Status.Planes = append(planes.Status.Planes, v1alpha1.PlaneStatus{Index: 3, PodIP: v1alpha1.IP{Addr: addr("10.244.8.8")}, MTU: 1300, NodeName: "n2", Endpoint: "[::ffff:192.0.2.7]:51840"})
 
 	// Gateway numbers 8 and 4, counted from the end of 10.80.0.0/19.
@@ -154,7 +154,7 @@ func TestDesire(t *testing.T) {
 						by("lq2-3", gw3, 1300, 103, "10.30.0.0/16", "10.70.0.0/18"),
 					),
 				},
-				nat: natWith(rangesB, nat.NodeGateway{Pod: addr("10.244.9.2"), Overlay: gwB}, nat.NodeGateway{Pod: addr("10.244.8.8"), Overlay: gw3, Local: true}),
+				nat: natWith(rangesB, nat.NodeGateway{Pod: addr("10.244.9.2"), Overlay: gwB}, nat.NodeGateway{Pod: addr("10.244.8.8"), Overlay: gw3, Local: true, Calls: true}),
 				gateways: []gateway{
 					gatewayB, {peering: "b", plane: 3, generation: 3, pod: addr("10.244.8.8"), mtu: 1300, peer: addr("192.0.2.7"), remote: addr("10.70.0.9"), link: "lq2-3"},
 				},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/google/nftables"
@@ -34,7 +35,16 @@ func ApplyNode(ctx context.Context, n Node) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	return applyBoth(ctx, want, blockFamily(want.family, n.OverlayGroup))
+	if changed, err = applyBoth(ctx, want, blockFamily(want.family, n.OverlayGroup)); err != nil {
+		return changed, err
+	}
+	for _, g := range n.callers() {
+		forgotten, err := forgetUntranslated(netip.AddrPortFrom(g, n.TunnelPort))
+		if changed = changed || forgotten > 0; err != nil {
+			return changed, err
+		}
+	}
+	return changed, nil
 }
 
 // applyBoth applies a table and the one of the other address family. A kernel that

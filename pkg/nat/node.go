@@ -15,8 +15,8 @@ import (
 func (n Node) family() family { return familyOf(n.Address) }
 
 func (n Node) validate(f family) error {
-	if n.OverlayGroup == 0 || n.OverlayPort == 0 {
-		return errors.New("node table: overlay group or port is missing")
+	if n.OverlayGroup == 0 || n.OverlayPort == 0 || n.TunnelPort == 0 {
+		return errors.New("node table: overlay group or a port is missing")
 	}
 	if !n.Address.IsValid() || !f.is(n.Address) {
 		return fmt.Errorf("node table: %s is not an overlay address", n.Address)
@@ -65,6 +65,7 @@ func (n Node) table(f family) (table, error) {
 		sets: []set{
 			pods, own, remote, addrSet(setHosts, n.Hosts), addrSet(setEndpoints, n.Endpoints),
 			addrSet(setGateways, outer), addrSet(setLocalGateways, local), addrSet(setOverlay, overlay),
+			addrSet(setCallers, n.callers()),
 		},
 		chains: []chain{
 			fromOverlay, packets, gatewayErrors, fromPeers, toPeers,
@@ -211,9 +212,10 @@ const ctStatusDNAT = 1 << 5
 // have addresses in the pod range. What a service with remote endpoints made of a
 // packet from elsewhere has to be answered by way of this node, which alone knows
 // that: pods of other nodes, and on EKS all hosts around, call it with addresses of
-// the pod range. No masquerade: it would drop connections when a route moves to
-// another interface. It is right the other way: hosts outside see the address of
-// the node that sends to them.
+// the pod range. Towards peers there is no masquerade: it would drop connections when
+// a route moves to another interface. Towards hosts outside and the ends of tunnels
+// it is right: they see an address of the interface that leads to them, and when that
+// address goes the kernel forgets the connection.
 func (n Node) source(f family) []rule {
 	in, out := iifGroup(n.OverlayGroup), oifGroup(n.OverlayGroup)
 	return []rule{
@@ -225,5 +227,21 @@ func (n Node) source(f family) []rule {
 		{"peers to hosts outside", concat(in, f.inSet(f.daddr, setHosts, false), []expr.Any{&expr.Masq{}})},
 		// Some masquerade also what comes to pods from elsewhere.
 		{"peers keep their source", concat(in, f.snatToSelf())},
+		{"tunnels that gateways on this node call", concat(
+			f.inSet(f.saddr, setCallers, false), udpSport(n.TunnelPort), []expr.Any{&expr.Masq{}})},
 	}
+}
+
+// callers are the gateways on this node that call their peer. Where pods leave the node
+// with their own address, nobody could answer them: the other cluster may have the same
+// addresses, and routers need not know them. Where others masquerade, they do the same
+// a moment later. A gateway that is called needs nothing: it answers connections whose
+// addresses were translated on their way in.
+func (n Node) callers() (out []netip.Addr) {
+	for _, g := range n.Gateways {
+		if g.Local && g.Calls {
+			out = append(out, g.Pod)
+		}
+	}
+	return out
 }

@@ -66,6 +66,7 @@ const (
 	setGateways      = "gateways"
 	setLocalGateways = "local-gateways"
 	setOverlay       = "gateways-overlay"
+	setCallers       = "calling-gateways"
 )
 
 // blockFamily is the table of the other address family: the interfaces of these groups carry

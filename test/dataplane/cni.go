@@ -22,8 +22,8 @@ type service struct {
 	toPort uint16
 }
 
-// cni gives a node what CNIs and kube-proxy do to packets.
-func cni(t testing.TB, ns *netns.NS, pods netip.Prefix, services []service) {
+// cni gives a node what CNIs and kube-proxy do to packets. Not all masquerade.
+func cni(t testing.TB, ns *netns.NS, pods netip.Prefix, services []service, masquerade bool) {
 	t.Helper()
 	ns.Do(t, func() error {
 		c, err := nftables.New()
@@ -34,11 +34,13 @@ func cni(t testing.TB, ns *netns.NS, pods netip.Prefix, services []service) {
 		chain := func(name string, typ nftables.ChainType, hook *nftables.ChainHook, prio *nftables.ChainPriority) *nftables.Chain {
 			return c.AddChain(&nftables.Chain{Name: name, Table: table, Type: typ, Hooknum: hook, Priority: prio})
 		}
-		post := chain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
-		c.AddRule(&nftables.Rule{Table: table, Chain: post, Exprs: join(
-			inPrefix(12, pods, expr.CmpOpEq), inPrefix(16, pods, expr.CmpOpNeq), []expr.Any{&expr.Masq{FullyRandom: true}})})
-		c.AddRule(&nftables.Rule{Table: table, Chain: post, Exprs: join(
-			inPrefix(12, pods, expr.CmpOpNeq), inPrefix(16, pods, expr.CmpOpEq), []expr.Any{&expr.Masq{FullyRandom: true}})})
+		if masquerade {
+			post := chain("postrouting", nftables.ChainTypeNAT, nftables.ChainHookPostrouting, nftables.ChainPriorityNATSource)
+			c.AddRule(&nftables.Rule{Table: table, Chain: post, Exprs: join(
+				inPrefix(12, pods, expr.CmpOpEq), inPrefix(16, pods, expr.CmpOpNeq), []expr.Any{&expr.Masq{FullyRandom: true}})})
+			c.AddRule(&nftables.Rule{Table: table, Chain: post, Exprs: join(
+				inPrefix(12, pods, expr.CmpOpNeq), inPrefix(16, pods, expr.CmpOpEq), []expr.Any{&expr.Masq{FullyRandom: true}})})
+		}
 		// What is not between pods is not forwarded, but by a service's translation.
 		policy := nftables.ChainPolicyDrop
 		forward := c.AddChain(&nftables.Chain{

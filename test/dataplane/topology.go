@@ -46,6 +46,8 @@ type Options struct {
 	UnderlayMTU int
 	// IPv6 has the tunnel go over IPv6.
 	IPv6 bool
+	// NoMasquerade has pods leave the nodes with their own addresses.
+	NoMasquerade bool
 }
 
 func (o Options) underlayMTU() int {
@@ -137,8 +139,7 @@ func New(t testing.TB, o Options) *Topology {
 	topology.net.Bridge(t, "br0")
 	topology.LAN = Host{NS: topology.attach(t, "lan", "172.18.9.9/16"), Addr: netip.MustParseAddr("172.18.9.9")}
 	topology.LAN.Mapped = netip.MustParseAddr("10.62.32.9")
-	topology.A, topology.B = topology.cluster(t, "a", 1), topology.cluster(t, "b", 2)
-	topology.A.options, topology.B.options = o, o
+	topology.A, topology.B = topology.cluster(t, "a", 1, o), topology.cluster(t, "b", 2, o)
 	topology.setLinks(t, o)
 	for _, c := range []*Cluster{topology.A, topology.B} {
 		c.overlay(t, o.Overlay)
@@ -152,9 +153,16 @@ func New(t testing.TB, o Options) *Topology {
 	}
 	topology.A.Exposed = []Host{topology.LAN}
 	topology.tunnel(t, o)
+	if o.NoMasquerade {
+		// The tunnel is tracked before the nodes have their tables, and has no answer.
+		within(t, "a handshake is tried", func() bool { return topology.A.Tunnel.Stats(t).TxBytes > 0 })
+	} else {
+		topology.AwaitHandshake(t)
+	}
 	for _, c := range []*Cluster{topology.A, topology.B} {
 		c.Apply(t, o.Overlay)
 	}
+	topology.AwaitHandshake(t)
 	return topology
 }
 
@@ -168,9 +176,9 @@ func (n *Topology) attach(t testing.TB, name, address string) *netns.NS {
 	return ns
 }
 
-func (n *Topology) cluster(t testing.TB, name string, number int) *Cluster {
+func (n *Topology) cluster(t testing.TB, name string, number int, o Options) *Cluster {
 	t.Helper()
-	c := &Cluster{Name: name, Key: overlay.Key{byte(number)}}
+	c := &Cluster{Name: name, Key: overlay.Key{byte(number)}, options: o}
 	for i := range c.Nodes {
 		host := name + fmt.Sprint(i+1)
 		addr := fmt.Sprintf("172.18.%d.%d", number, i+1)
@@ -211,7 +219,7 @@ func (n *Topology) cluster(t testing.TB, name string, number int) *Cluster {
 			{proto: unix.IPPROTO_UDP, port: TunnelNodePort, to: c.Gateway.Addr, toPort: tunnel.ListenPort},
 			{proto: unix.IPPROTO_TCP, port: WebNodePort, to: first.Pod.Addr, toPort: WebPort},
 			{proto: unix.IPPROTO_TCP, ip: Ranges().ClusterIP, port: 80, to: first.Pod.Addr, toPort: WebPort},
-		})
+		}, !o.NoMasquerade)
 	}
 	return c
 }
@@ -298,7 +306,7 @@ func (c *Cluster) nodeTable(i int) nat.Node {
 		OverlayGroup: overlay.Group, Address: c.Nodes[i].Overlay.Addr,
 		Pods:    []netip.Prefix{Ranges().Pods},
 		OwnPods: []netip.Prefix{c.podRange(i)}, Remote: Ranges().Remote(), Uplinks: []string{"eth0"},
-		Gateways:    []nat.NodeGateway{{Pod: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0}},
+		Gateways:    []nat.NodeGateway{{Pod: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0, Calls: c.Name == "a"}},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
 	}
 	for _, h := range c.Exposed {
@@ -457,7 +465,7 @@ func (c *Cluster) nodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 	return s
 }
 
-// tunnel starts the tunnels, B's as server, and waits for the handshake.
+// tunnel starts the tunnels, B's as server.
 func (n *Topology) tunnel(t testing.TB, o Options) {
 	t.Helper()
 	keyA, keyB := must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey()), must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey())
@@ -485,11 +493,20 @@ func (n *Topology) tunnel(t testing.TB, o Options) {
 			t.Error("configuring the tunnel again changed something")
 		}
 	}
-	deadline := time.Now().Add(20 * time.Second)
-	for n.A.Tunnel.Stats(t).LastHandshake.IsZero() {
+}
+
+// AwaitHandshake waits until A's tunnel has had one.
+func (n *Topology) AwaitHandshake(t testing.TB) {
+	t.Helper()
+	within(t, "a handshake", func() bool { return !n.A.Tunnel.Stats(t).LastHandshake.IsZero() })
+}
+
+func within(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	const longest = 20 * time.Second
+	for deadline := time.Now().Add(longest); !done(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("no handshake within 20 s")
+			t.Fatalf("not within %s: %s", longest, what)
 		}
-		time.Sleep(20 * time.Millisecond)
 	}
 }

@@ -1,0 +1,232 @@
+package dataplane_test
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// Pods of both clusters leave their nodes with their own addresses, and both clusters
+// have the same. The tunnel comes up although it was tried before the nodes had their
+// tables. It goes on when the address of the calling gateway's node changes.
+func TestClustersThatDoNotMasquerade(t *testing.T) {
+	each(t, func(t *testing.T, o dataplane.Options) {
+		o.NoMasquerade = true
+		n := dataplane.New(t, o)
+		for _, c := range []*dataplane.Cluster{n.A, n.B} {
+			for i := range c.Nodes {
+				dataplane.ServeTCP(t, c.Nodes[i].Pod.NS, dataplane.WebPort)
+				dataplane.ServeUDP(t, c.Nodes[i].Pod.NS, echoPort)
+			}
+		}
+		testFlows(t, n)
+		reaches := func() error {
+			return dataplane.Ping(n.A.Gateway.NS, n.B.Overlay.Mapped, 56, 500*time.Millisecond)
+		}
+		if err := reaches(); err != nil {
+			t.Fatal(err)
+		}
+		replaceAddress(t, n.A.Nodes[0].NS, "172.18.1.1/16", "172.18.1.77/16")
+		eventually(t, "the gateways reach each other with another address of the node", reaches)
+	})
+}
+
+// replaceAddress gives eth0 of a node another address.
+func replaceAddress(t *testing.T, ns *netns.NS, from, to string) {
+	t.Helper()
+	ns.Sysctl(t, "ipv4/conf/eth0/promote_secondaries", "1")
+	ns.Output(t, "ip", "addr", "add", to, "dev", "eth0")
+	ns.Output(t, "ip", "addr", "del", from, "dev", "eth0")
+}
+
+func eventually(t *testing.T, what string, f func() error) {
+	t.Helper()
+	err := f()
+	for deadline := time.Now().Add(20 * time.Second); err != nil; err = f() {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within time: %s: %v", what, err)
+		}
+	}
+}
+
+// router is a node with three pods, and a host outside that answers each packet with
+// the source that it saw. The host knows no way to pods.
+type router struct {
+	node, outside *netns.NS
+	pods          [3]*netns.NS
+}
+
+var (
+	routerPods    = [3]string{"10.244.1.11", "10.244.1.12", "10.244.1.13"}
+	routerAddress = netip.MustParseAddr("172.18.0.1")
+	outside       = netip.MustParseAddrPort("172.18.0.99:30840")
+)
+
+func newRouter(t *testing.T) *router {
+	r := &router{node: netns.New(t, "node"), outside: netns.New(t, "outside")}
+	netns.Veth(t, r.outside, "eth0", r.node, "eth0")
+	r.outside.Addr(t, "eth0", netip.PrefixFrom(outside.Addr(), 24))
+	r.node.Addr(t, "eth0", netip.PrefixFrom(routerAddress, 24))
+	r.node.Sysctl(t, "ipv4/ip_forward", "1")
+	r.node.Bridge(t, "cni0")
+	r.node.Addr(t, "cni0", netip.MustParsePrefix("10.244.1.1/24"))
+	for i, pod := range routerPods {
+		ns := netns.New(t, "pod")
+		netns.Veth(t, ns, "eth0", r.node, "veth"+pod[len(pod)-1:])
+		r.node.Enslave(t, "veth"+pod[len(pod)-1:], "cni0")
+		ns.Addr(t, "eth0", netip.PrefixFrom(netip.MustParseAddr(pod), 24))
+		ns.Route(t, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("10.244.1.1"))
+		r.pods[i] = ns
+	}
+	r.outside.Do(t, func() error {
+		c, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.IPv4Unspecified(), outside.Port())))
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = c.Close() })
+		go func() {
+			buf := make([]byte, 100)
+			for {
+				_, from, err := c.ReadFromUDPAddrPort(buf)
+				if errors.Is(err, net.ErrClosed) {
+					return
+				}
+				_, _ = c.WriteToUDPAddrPort([]byte(from.String()), from)
+			}
+		}()
+		return nil
+	})
+	return r
+}
+
+// socket is one of a pod with the host as its peer, as a tunnel is.
+func (r *router) socket(t *testing.T, pod int, port uint16) *net.UDPConn {
+	t.Helper()
+	var c *net.UDPConn
+	r.pods[pod].Do(t, func() (err error) {
+		c, err = net.DialUDP("udp4", &net.UDPAddr{Port: int(port)}, net.UDPAddrFromAddrPort(outside))
+		return err
+	})
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// seen is the source that the host outside sees; the zero value if its answer does not
+// come back.
+func seen(t *testing.T, c *net.UDPConn) netip.AddrPort {
+	t.Helper()
+	if _, err := c.Write([]byte("who am I")); err != nil {
+		t.Fatal(err)
+	}
+	buf := make([]byte, 100)
+	_ = c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+	n, err := c.Read(buf)
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return netip.AddrPort{}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return netip.MustParseAddrPort(string(buf[:n]))
+}
+
+// apply writes the node's table: of its three pods the first two are gateways that
+// call, and the third is one that is called.
+func (r *router) apply(t *testing.T) (changed bool) {
+	t.Helper()
+	n := nat.Node{
+		OverlayGroup: overlay.Group, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
+		Address: netip.MustParseAddr("10.80.0.1"), Pods: []netip.Prefix{dataplane.Ranges().Pods}, Uplinks: []string{"eth0"},
+	}
+	for i, pod := range routerPods {
+		n.Gateways = append(n.Gateways, nat.NodeGateway{
+			Pod: netip.MustParseAddr(pod), Overlay: netip.AddrFrom4([4]byte{10, 80, 31, byte(254 - i)}), Local: true, Calls: i < 2,
+		})
+	}
+	r.node.Do(t, func() (err error) {
+		changed, err = nat.ApplyNode(context.Background(), n)
+		return err
+	})
+	return changed
+}
+
+// A node sends the tunnels that its gateways call with its own address, and nothing
+// else of its pods.
+func TestTunnelSource(t *testing.T) {
+	t.Run("no masquerade", func(t *testing.T) {
+		r := newRouter(t)
+		// Where anybody translates addresses, as kube-proxy does, the kernel decides on a
+		// connection once and for all.
+		r.node.Output(t, "nft", "table ip proxy { chain c { type nat hook postrouting priority srcnat; ip daddr 192.0.2.1 masquerade; }; }")
+		tunnels := []*net.UDPConn{r.socket(t, 0, tunnel.ListenPort), r.socket(t, 1, tunnel.ListenPort)}
+		other, called := r.socket(t, 0, 4000), r.socket(t, 2, tunnel.ListenPort)
+		// They are tracked before the table is there.
+		for _, c := range []*net.UDPConn{tunnels[0], tunnels[1], other, called} {
+			if got := seen(t, c); got.IsValid() {
+				t.Fatalf("without the table %s was answered, seen as %s: the rest proves nothing", c.LocalAddr(), got)
+			}
+		}
+		if !r.apply(t) {
+			t.Error("the table was there already")
+		}
+		if r.apply(t) {
+			t.Error("applied again, something was changed")
+		}
+		first, second := seen(t, tunnels[0]), seen(t, tunnels[1])
+		if first.Addr() != routerAddress || second.Addr() != routerAddress || first == second {
+			t.Errorf("tunnels of two gateways are seen as %s and %s, want two ports of %s", first, second, routerAddress)
+		}
+		for what, c := range map[string]*net.UDPConn{"another port of a gateway": other, "a gateway that is called": called} {
+			if got := seen(t, c); got.IsValid() {
+				t.Errorf("%s: seen as %s", what, got)
+			}
+		}
+		r.apply(t)
+		if now := []netip.AddrPort{seen(t, tunnels[0]), seen(t, tunnels[1])}; !cmp.Equal(now, []netip.AddrPort{first, second}, compareAddrPorts()) {
+			t.Errorf("applied again, they are seen as %s, not as %s and %s", now, first, second)
+		}
+		// The node gets another address: the tunnels go on by it.
+		replaceAddress(t, r.node, routerAddress.String()+"/24", "172.18.0.2/24")
+		for _, c := range tunnels {
+			eventually(t, "the tunnel is seen with the new address", func() error {
+				if got := seen(t, c); got.Addr() != netip.MustParseAddr("172.18.0.2") {
+					return errors.New("seen as " + got.String())
+				}
+				return nil
+			})
+		}
+	})
+
+	t.Run("masqueraded by others", func(t *testing.T) {
+		r := newRouter(t)
+		r.node.Output(t, "nft", "table ip cni { chain c { type nat hook postrouting priority srcnat; ip saddr 10.244.0.0/16 oifname eth0 masquerade random; }; }")
+		old := r.socket(t, 0, tunnel.ListenPort)
+		before := seen(t, old)
+		r.apply(t)
+		if r.apply(t) {
+			t.Error("applied again, something was changed")
+		}
+		if now := seen(t, old); before.Addr() != routerAddress || now != before {
+			t.Errorf("a tunnel that was translated is seen as %s, and was as %s", now, before)
+		}
+		if got := seen(t, r.socket(t, 1, tunnel.ListenPort)); got.Addr() != routerAddress {
+			t.Errorf("a new tunnel is seen as %s", got)
+		}
+	})
+}
+
+func compareAddrPorts() cmp.Option {
+	return cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })
+}
