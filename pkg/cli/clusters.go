@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,10 +10,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -43,31 +44,28 @@ const identifyTimeout = 10 * time.Second
 
 // clusters connects to all clusters that were named, and identifies them.
 func (g *globals) clusters(ctx context.Context, refs ...string) ([]*peering.Cluster, error) {
-	out, err := g.resolveAll(refs)
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := withIdentifyTimeout(ctx)
-	defer cancel()
-	group := errgroup.Group{}
-	for _, c := range out {
-		group.Go(func() error { return c.Identify(ctx) })
-	}
-	return out, group.Wait()
+	out, errs, err := g.identify(ctx, refs)
+	return out, cmp.Or(append(errs, err)...)
 }
 
-// resolveAll finds the kubeconfig entries of all clusters that were named.
-func (g *globals) resolveAll(refs []string) ([]*peering.Cluster, error) {
-	out := make([]*peering.Cluster, len(refs))
+// identify finds the kubeconfig entries of all clusters that were named, and asks the
+// clusters who they are. Of those that do not answer, it returns why.
+func (g *globals) identify(ctx context.Context, refs []string) (out []*peering.Cluster, errs []error, err error) {
+	out, errs = make([]*peering.Cluster, len(refs)), make([]error, len(refs))
 	for i, ref := range refs {
-		c, err := g.resolve(ref)
-		if err != nil {
-			return nil, err
+		if out[i], err = g.resolve(ref); err != nil {
+			return nil, nil, err
 		}
-		out[i] = c
 	}
 	distinguish(out, refs)
-	return out, nil
+	ctx, cancel := withIdentifyTimeout(ctx)
+	defer cancel()
+	var wg sync.WaitGroup
+	for i, c := range out {
+		wg.Go(func() { errs[i] = c.Identify(ctx) })
+	}
+	wg.Wait()
+	return out, errs, nil
 }
 
 func withIdentifyTimeout(ctx context.Context) (context.Context, context.CancelFunc) {

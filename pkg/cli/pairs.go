@@ -74,21 +74,10 @@ func (g group) pairs(clusters []*peering.Cluster) []peering.Pair {
 // groupClusters connects to all clusters. Both of a single pair have to be reached; of
 // more, identifyErrs says which were not.
 func (g *globals) groupClusters(ctx context.Context, members group) (clusters []*peering.Cluster, identifyErrs []error, err error) {
-	if len(members.refs) == 2 {
-		clusters, err = g.clusters(ctx, members.refs...)
-		return clusters, make([]error, 2), err
+	clusters, identifyErrs, err = g.identify(ctx, members.refs)
+	if len(members.refs) == 2 || err != nil {
+		return clusters, identifyErrs, cmp.Or(append(identifyErrs, err)...)
 	}
-	if clusters, err = g.resolveAll(members.refs); err != nil {
-		return nil, nil, err
-	}
-	identifyErrs = make([]error, len(clusters))
-	ctx, cancel := withIdentifyTimeout(ctx)
-	defer cancel()
-	var wg sync.WaitGroup
-	for i, c := range clusters {
-		wg.Go(func() { identifyErrs[i] = c.Identify(ctx) })
-	}
-	wg.Wait()
 	for i, c := range clusters {
 		for k := range i {
 			if c.ID != "" && c.ID == clusters[k].ID {
@@ -153,10 +142,7 @@ func failures(outcomes []peering.Outcome) error {
 		}
 		e.failed++
 		e.first = cmp.Or(e.first, o.Err)
-		lines = append(lines, fmt.Sprintf("  %s: %v", o.Pair, o.Err))
-		if hint := hintOf(o.Err); hint != "" {
-			lines = append(lines, "    "+hint)
-		}
+		lines = append(lines, fmt.Sprintf("  %s: %s", o.Pair, explain(o.Err, "    ")))
 	}
 	if e.failed == 0 {
 		return nil

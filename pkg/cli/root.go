@@ -66,7 +66,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 		return ExitOK
 	}
 	if !errors.Is(err, errUnhealthy) {
-		printError(streams.Err, err)
+		fmt.Fprintf(streams.Err, "Error: %s\n", explain(err, "  "))
 	}
 	return ExitCode(ctx, err)
 }
@@ -110,42 +110,23 @@ func ExitCode(ctx context.Context, err error) int {
 	if p := (*pairsError)(nil); errors.As(err, &p) && p.failed < p.all {
 		return ExitPartial
 	}
-	e := (*peering.Error)(nil)
-	if !errors.As(err, &e) {
-		return ExitUnexpected
-	}
-	switch e.Kind {
-	case peering.Usage:
-		return ExitUsage
-	case peering.Unreachable:
-		return ExitUnreachable
-	case peering.Forbidden:
-		return ExitForbidden
-	case peering.NotReady:
-		return ExitNotReady
-	case peering.Ranges:
-		return ExitRanges
-	default:
-		return ExitUnexpected
-	}
-}
-
-func printError(w io.Writer, err error) {
-	fmt.Fprintf(w, "Error: %v\n", err)
-	if p := (*pairsError)(nil); errors.As(err, &p) {
-		return // it has the hints
-	}
-	if hint := hintOf(err); hint != "" {
-		fmt.Fprintf(w, "  %s\n", hint)
-	}
-}
-
-// hintOf is what the user can do about an error, empty where it does not say.
-func hintOf(err error) string {
 	if e := (*peering.Error)(nil); errors.As(err, &e) {
-		return e.Hint
+		return cmp.Or(map[peering.Kind]int{
+			peering.Usage: ExitUsage, peering.Unreachable: ExitUnreachable, peering.Forbidden: ExitForbidden,
+			peering.NotReady: ExitNotReady, peering.Ranges: ExitRanges,
+		}[e.Kind], ExitUnexpected)
 	}
-	return ""
+	return ExitUnexpected
+}
+
+// explain is an error, and below it what the user can do, where it says so. The errors of
+// several pairs have that already.
+func explain(err error, indent string) string {
+	text := err.Error()
+	if e := (*peering.Error)(nil); !errors.As(err, new(*pairsError)) && errors.As(err, &e) && e.Hint != "" {
+		text += "\n" + indent + e.Hint
+	}
+	return text
 }
 
 // NewCommand returns the whole command, with all commands below it.

@@ -463,19 +463,17 @@ func TestPlainProgress(t *testing.T) {
 	}
 }
 
-func TestPrintError(t *testing.T) {
+func TestExplain(t *testing.T) {
 	tests := []struct {
 		err  error
 		want string
 	}{
-		{errors.New("x"), "Error: x\n"},
-		{&peering.Error{Cluster: "a", Doing: "read", Hint: "try this"}, "Error: cluster \"a\": read\n  try this\n"},
-		{fmt.Errorf("y: %w", &peering.Error{Doing: "read", Hint: "try this"}), "Error: y: read\n  try this\n"},
+		{errors.New("x"), "x"},
+		{&peering.Error{Cluster: "a", Doing: "read", Hint: "try this"}, "cluster \"a\": read\n  try this"},
+		{fmt.Errorf("y: %w", &peering.Error{Doing: "read", Hint: "try this"}), "y: read\n  try this"},
 	}
 	for _, tt := range tests {
-		var out bytes.Buffer
-		printError(&out, tt.err)
-		if diff := cmp.Diff(tt.want, out.String()); diff != "" {
+		if diff := cmp.Diff(tt.want, explain(tt.err, "  ")); diff != "" {
 			t.Error(diff)
 		}
 	}

@@ -48,15 +48,8 @@ connected from every node.`,
 type statusDocument struct {
 	metav1.TypeMeta `json:",inline"`
 	Peerings        []peering.View `json:"peerings"`
-	// Errors say which other sides could not be read.
-	Errors []statusError `json:"errors,omitempty"`
-}
-
-// statusError is why the side of a peering that another cluster has could not be read.
-type statusError struct {
-	Cluster string `json:"cluster"`
-	Message string `json:"message"`
-	Hint    string `json:"hint,omitempty"`
+	// Errors say which other sides could not be read, and what can be done.
+	Errors []string `json:"errors,omitempty"`
 }
 
 // DeepCopyObject returns the same document: nobody changes it.
@@ -102,11 +95,8 @@ func (g *globals) status(ctx context.Context, refs []string, out *output) error 
 	if err := out.printStatus(g.streams.Out, doc, clusters); err != nil {
 		return err
 	}
-	for _, e := range doc.Errors {
-		fmt.Fprintf(g.streams.Err, "Warning: the side of %s is not shown: %s\n", e.Cluster, e.Message)
-		if e.Hint != "" {
-			fmt.Fprintf(g.streams.Err, "  %s\n", e.Hint)
-		}
+	for _, text := range doc.Errors {
+		fmt.Fprintf(g.streams.Err, "Warning: a peer's side is not shown: %s\n", text)
 	}
 	for _, v := range doc.Peerings {
 		if v.State != peering.Connected {
@@ -145,9 +135,9 @@ func (g *globals) addOtherSides(ctx context.Context, doc *statusDocument, own *p
 		}
 	}
 	wg.Wait()
-	for i, err := range errs {
+	for _, err := range errs {
 		if err != nil {
-			doc.Errors = append(doc.Errors, statusError{doc.Peerings[i].Peer, err.Error(), hintOf(err)})
+			doc.Errors = append(doc.Errors, explain(err, "  "))
 		}
 	}
 	doc.Peerings = append(doc.Peerings, slices.Concat(views...)...)
