@@ -27,7 +27,11 @@ func killed(t *testing.T, a, b *cluster, moments int) {
 	var whole, removal time.Duration
 	if !t.Run("not killed", func(t *testing.T) {
 		ctx := begin(t)
-		whole = mustLiqonet(t, ctx, "peer", a.Name, b.Name).took
+		// By files, of which both name their context alike.
+		r := liqonet(t, ctx, "/nonexistent", "peer", kubeadmFile(t, t.TempDir(), a), kubeadmFile(t, t.TempDir(), b)+"#"+kubeadmContext)
+		if whole = r.took; r.code != 0 {
+			t.Fatalf("exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+		}
 		removal = mustLiqonet(t, ctx, "unpeer", a.Name, b.Name).took
 		checkNothingLeft(t, ctx)
 	}) {

@@ -30,6 +30,9 @@ const (
 	// again, errorPackets how many are sent at most: after six at once, kernels send
 	// no more than one error per second to one address (icmp_ratelimit, icmp(7)).
 	errorPause, errorPackets = 300 * time.Millisecond, 8
+	// discoveries is how many large packets are sent: the first one may be lost, of
+	// which its sender learns the MTU of the way (RFC 1191).
+	discoveries = 2
 )
 
 // checkPackets has pods and nodes of both clusters send what is not everyday
@@ -84,13 +87,13 @@ func refused(from *vantage, to netip.Addr) error {
 		return err
 	}
 	defer conn.Close()
-	return untilError(func() error {
+	return attempts(errorPackets, errorPause, conn, func() error {
 		if _, err := conn.Write([]byte("anybody?")); err != nil {
 			return err
 		}
 		_, err := conn.Read(make([]byte, 1))
 		return err
-	}, conn)
+	})
 }
 
 // checkTrace sends packets that die after more and more hops, as traceroute
@@ -196,7 +199,7 @@ func deliver(from, at *vantage, address netip.Addr, size, level, name, value int
 		return source, err
 	}
 	sent, buf := pattern(size), make([]byte, 1<<16)
-	err = once(func() error {
+	err = attempts(1, callTimeout, sink, func() error {
 		if _, err := conn.Write(sent); err != nil {
 			return err
 		}
@@ -209,7 +212,7 @@ func deliver(from, at *vantage, address netip.Addr, size, level, name, value int
 		}
 		source = sender.Addr().Unmap()
 		return nil
-	}, sink)
+	})
 	return source, err
 }
 
@@ -238,7 +241,7 @@ func sendSCTP(from, at *vantage, address netip.Addr) (source netip.Addr, err err
 	}
 	defer conn.Close()
 	buf := make([]byte, 1<<16)
-	err = once(func() error {
+	err = attempts(1, callTimeout, sink, func() error {
 		if _, err := conn.Write(packet); err != nil {
 			return err
 		}
@@ -252,7 +255,7 @@ func sendSCTP(from, at *vantage, address netip.Addr) (source netip.Addr, err err
 		a, _ := netip.AddrFromSlice(sender.IP)
 		source = a.Unmap()
 		return nil
-	}, sink)
+	})
 	return source, err
 }
 
@@ -264,7 +267,7 @@ func echoUDP(to netip.Addr, size int) error {
 	}
 	defer conn.Close()
 	sent, buf := pattern(size), make([]byte, 1<<16)
-	return once(func() error {
+	return attempts(discoveries, time.Second, conn, func() error {
 		if _, err := conn.Write(sent); err != nil {
 			return err
 		}
@@ -276,7 +279,7 @@ func echoUDP(to netip.Addr, size int) error {
 			return errors.New("the echo is not what was sent")
 		}
 		return nil
-	}, conn)
+	})
 }
 
 // bulk sends bytes by TCP to a test pod, which echoes, in the namespace of the
@@ -349,7 +352,7 @@ func provoke(from *vantage, to netip.AddrPort, size, option, value int) (e packe
 		return e, err
 	}
 	sent := pattern(size - udpHeaders)
-	err = untilError(func() error {
+	err = attempts(errorPackets, errorPause, conn, func() error {
 		_, _ = conn.Write(sent) // if it fails, the queue says why
 		_, _ = conn.Read(make([]byte, 1))
 		found := os.ErrDeadlineExceeded
@@ -361,7 +364,7 @@ func provoke(from *vantage, to netip.AddrPort, size, option, value int) (e packe
 			}
 		})
 		return errors.Join(err, found)
-	}, conn)
+	})
 	return e, err
 }
 
@@ -395,18 +398,10 @@ func readErrorQueue(fd int) (e packetError, err error) {
 	return e, errors.New("the error queue has a message without an error")
 }
 
-// once does it, with all the time that it may need.
-func once(do func() error, conn net.Conn) error {
-	if err := conn.SetReadDeadline(time.Now().Add(callTimeout)); err != nil {
-		return err
-	}
-	return do()
-}
-
-// untilError sends what is answered by an ICMP error, which the kernel may keep back.
-func untilError(do func() error, conn net.Conn) (err error) {
-	for range errorPackets {
-		if err := conn.SetReadDeadline(time.Now().Add(errorPause)); err != nil {
+// attempts does something until there is an answer, so many times at most.
+func attempts(n int, pause time.Duration, conn net.Conn, do func() error) (err error) {
+	for range n {
+		if err := conn.SetReadDeadline(time.Now().Add(pause)); err != nil {
 			return err
 		}
 		if err = do(); !errors.Is(err, os.ErrDeadlineExceeded) {

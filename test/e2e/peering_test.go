@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// One peering for all that looks at what users see of it. It is made and ended by
-// kubeconfig files, and a dry run says before what will be made.
+// One peering for all that looks at what users see of it. A dry run says
+// before what will be made.
 func TestPeering(t *testing.T) {
 	ctx := begin(t)
 	a, b := fx.alpha, fx.beta
@@ -18,10 +18,7 @@ func TestPeering(t *testing.T) {
 		t.Errorf("expose-host without a peering: exit code %d, %q", r.code, r.stdout)
 	}
 	fileA, fileB := kubeadmFile(t, t.TempDir(), a), kubeadmFile(t, t.TempDir(), b)
-	said := liqonet(t, ctx, "/nonexistent", "peer", fileA, fileB+"#"+kubeadmContext)
-	if said.code != 0 {
-		t.Fatalf("exit code %d\n%s%s", said.code, said.stdout, said.stderr)
-	}
+	said := mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	for _, part := range []struct {
 		name string
 		test func(t *testing.T)

@@ -177,7 +177,7 @@ func dryRunWasRight(t *testing.T, ctx context.Context, reader string, plans map[
 // nodes of one cluster are dropped between the clusters unless they answer.
 func TestUnreachableServer(t *testing.T) {
 	ctx := begin(t)
-	a, b := fx.gamma, fx.delta
+	a, b := fx.alpha, fx.beta
 	first := a
 	for _, c := range planned(t, ctx, "", a.Name, b.Name) {
 		if len(c.Endpoints) > 0 && c.Cluster == b.Name {
@@ -265,9 +265,9 @@ func TestMesh(t *testing.T) {
 // neither cluster stands for the NAT, and the nodes themselves do not answer.
 func TestBehindNAT(t *testing.T) {
 	ctx := begin(t)
-	a, b := fx.gamma, fx.delta
+	a, b := fx.alpha, fx.beta
 	const nodePort = "30999"
-	router := fx.beta.machine(t)
+	router := fx.delta.machine(t)
 	outside := netip.AddrPortFrom(router.addr, 41999)
 	for _, n := range labNodes(b) {
 		closeToPeers(t, ctx, n, router.addr)

@@ -1,0 +1,214 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/test/lab/image"
+)
+
+// A new peering that fails, here for an image that nobody can pull, changes nothing for
+// the other peerings of its clusters: their agents keep their image, and packets pass.
+func TestDefect1_01_FailedPeerLeavesOtherPeerings(t *testing.T) {
+	ctx := begin(t)
+	a, b, c := fx.alpha, fx.beta, fx.gamma
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	before, pods := texts(t, ctx, managed, unwritten, a, b), a.agents(t, "node")
+	flows := startFlows(t, ctx, a, b, 0, 0)
+	r := liqonet(t, ctx, "", "peer", a.Name, c.Name, "--agent-image=example.invalid/none:1", "--timeout=60s")
+	if r.code != exitNotReady || r.stdout != "" {
+		t.Errorf("exit code %d, want %d\n%s%s", r.code, exitNotReady, r.stdout, r.stderr)
+	}
+	checkMessage(t, r, "example.invalid/none:1")
+	if left, _ := fx.objectsLeft(ctx, c); left != "" {
+		t.Errorf("left in %s:\n%s", c.Name, left)
+	}
+	flows.lossless(t, "another peering failed")
+	if diff := difference(before, texts(t, ctx, managed, unwritten, a, b)); diff != "" {
+		t.Errorf("objects changed:\n%s", diff)
+	}
+	if image := jsonPath(t, ctx, a, "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", "liqonet-node"); strings.Contains(image, "none:1") {
+		t.Errorf("node agents have the image %s", image)
+	}
+	eventually(t, ctx, podTimeout, "node agents", func() string {
+		if now := a.agents(t, "node"); len(now) != len(pods) {
+			return fmt.Sprintf("they were %v, now %v", pods, now)
+		}
+		return ""
+	})
+	checkMended(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// Of two commands for one pair the first one succeeds, and the second one fails or is
+// interrupted after that: the peering stays up.
+func TestDefect1_02_SecondPeerOfOnePairFails(t *testing.T) {
+	a, b := fx.alpha, fx.beta
+	for _, second := range []struct {
+		name string
+		code int
+	}{{"refused", exitError}, {"interrupted", 130}} {
+		t.Run(second.name, func(t *testing.T) {
+			ctx := begin(t)
+			api := failWrites(t, a, b)
+			held, release := make(chan struct{}), make(chan struct{})
+			api.hold = func() {
+				close(held)
+				<-release
+			}
+			runtime.LockOSThread() // the command is killed with the thread that started it
+			defer runtime.UnlockOSThread()
+			cmd := command(ctx, api.kubeconfig, "peer", a.Name, b.Name)
+			var said strings.Builder
+			cmd.Stdout, cmd.Stderr = &said, &said
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan struct{})
+			go func() {
+				_ = cmd.Wait() // its exit code is looked at below
+				close(ended)
+			}()
+			select {
+			case <-held: // it has claimed what it needs, and believes that the pair is new
+			case <-ended:
+				t.Fatalf("the second command has ended too soon:\n%s", said.String())
+			}
+			first := liqonet(t, ctx, "", "peer", a.Name, b.Name)
+			if second.code == 130 {
+				if err := cmd.Process.Signal(os.Interrupt); err != nil {
+					t.Error(err)
+				}
+			}
+			close(release)
+			<-ended
+			t.Logf("the second command, exit code %d:\n%s", cmd.ProcessState.ExitCode(), said.String())
+			if first.code != 0 || cmd.ProcessState.ExitCode() != second.code {
+				t.Errorf("exit codes %d and %d, want 0 and %d\n%s", first.code, cmd.ProcessState.ExitCode(), second.code, first.stderr)
+			}
+			checkMended(t, ctx, a, b)
+			mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+			checkNothingLeft(t, ctx)
+		})
+	}
+}
+
+// No clock of another machine is believed: one cluster's agents live an hour ahead, the
+// other's an hour behind. They peer, all is said to be Connected while it is, and no
+// longer when a gateway does nothing any more.
+func TestDefect1_05_ClocksOfNodes(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.gamma, fx.delta
+	const ref = "lab.local/liqonet-agent:shifted"
+	for c, shift := range map[*cluster]time.Duration{a: time.Hour, b: -time.Hour} {
+		loadImage(t, ctx, c, shiftedAgents(t, ctx, shift, ref))
+	}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--agent-image="+ref)
+	checkPair(t, ctx, a, b)
+	// Otherwise the rest proves nothing.
+	for c, ahead := range map[*cluster]bool{a: true, b: false} {
+		out, err := c.Run(ctx, "", "-n", "liqonet-system", "logs", "-l", "app.kubernetes.io/name=liqonet", "--tail=1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, stamp, _ := strings.Cut(out, "time=")
+		stamp, _, _ = strings.Cut(stamp, " ")
+		at, err := time.Parse(time.RFC3339Nano, stamp)
+		if off := time.Until(at); err != nil || ahead != (off > 0) || off.Abs() < 50*time.Minute {
+			t.Errorf("the agents of %s are %s off: %v\n%s", c.Name, off, err, out)
+		}
+	}
+	for _, c := range []*cluster{a, b} {
+		t.Run("gateway of "+c.Name+" does nothing", func(t *testing.T) {
+			silent := c.gatewayAgent(t)
+			silent.holdUp(t, ctx)
+			defer func() { _ = syscall.Kill(silent.pid, syscall.SIGCONT) }()
+			// The heartbeat has to be old, not only the tunnel silent.
+			eventually(t, ctx, silenceTimeout, "status", func() string {
+				r := liqonet(t, ctx, "", "status", "-o", "json", c.Name)
+				for _, v := range parseStatus(t, r.stdout) {
+					if r.code != 7 || v.State != "Unknown" {
+						return fmt.Sprintf("exit code %d, %s says %s: %s", r.code, v.Cluster, v.State, v.Message)
+					}
+				}
+				return ""
+			})
+			if err := syscall.Kill(silent.pid, syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			checkMended(t, ctx, a, b)
+		})
+	}
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// silenceTimeout is within what status has to say that nothing is known of a gateway
+// that does nothing: after its heartbeat has been old for a while.
+const silenceTimeout = 40 * time.Second
+
+// shiftedAgents builds an image of the agents to which it is always later, or earlier,
+// than it is.
+func shiftedAgents(t *testing.T, ctx context.Context, shift time.Duration, ref string) (archive string) {
+	t.Helper()
+	goCommand := func(args ...string) string {
+		cmd := exec.CommandContext(ctx, "go", args...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("go %v: %v", args, err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	dir := t.TempDir()
+	source := filepath.Join(goCommand("env", "GOROOT"), "src", "time", "time.go")
+	text, err := os.ReadFile(source)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// What Now reads of the clock; the monotonic time stays as it is.
+	const reads = "sec, nsec, mono := runtimeNow()"
+	changed := strings.ReplaceAll(string(text), reads, reads+fmt.Sprintf("\n\tsec += %d", int64(shift.Seconds())))
+	if changed == string(text) {
+		t.Fatalf("%s does not read the clock by %q", source, reads)
+	}
+	overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{source: writeFile(t, filepath.Join(dir, "time.go"), changed)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary := filepath.Join(dir, "liqonet-agent")
+	goCommand("build", "-trimpath", "-overlay", writeFile(t, filepath.Join(dir, "overlay.json"), string(overlay)), "-o", binary, "../../agent")
+	archive = filepath.Join(dir, "shifted.tar")
+	if err := image.Build(archive, ref, map[string]string{"/liqonet-agent": binary}, []string{"/liqonet-agent"}); err != nil {
+		t.Fatal(err)
+	}
+	return archive
+}
+
+// loadImage gives an image to all nodes of a cluster.
+func loadImage(t *testing.T, ctx context.Context, c *cluster, archive string) {
+	t.Helper()
+	for _, n := range c.nodes {
+		f, err := os.Open(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := n.Node.Command(ctx, "/lab/bin/ctr", "--namespace", "k8s.io", "images", "import", "-")
+		cmd.Stdin = f
+		out, err := cmd.CombinedOutput()
+		f.Close()
+		if err != nil {
+			t.Fatalf("node %s: %v: %s", n.Node.Name, err, out)
+		}
+	}
+}
