@@ -6,10 +6,12 @@ import (
 	"encoding/hex"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"strconv"
 
 	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -21,6 +23,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 const (
@@ -35,6 +38,10 @@ const (
 
 	labelName      = "app.kubernetes.io/name"
 	labelComponent = "app.kubernetes.io/component"
+
+	// The priority classes of node agents and gateways. Kubernetes has them.
+	nodeCritical    = "system-node-critical"
+	clusterCritical = "system-cluster-critical"
 
 	// controlPlane is both a label and a taint.
 	controlPlane = "node-role.kubernetes.io/control-plane"
@@ -59,7 +66,9 @@ func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 			return fmt.Errorf("embedded %s: %w", path, err)
 		}
 		crd.TypeMeta = metav1.TypeMeta{APIVersion: "apiextensions.k8s.io/v1", Kind: "CustomResourceDefinition"}
-		crd.Labels = commonLabels()
+		annotations := crd.Annotations
+		crd.ObjectMeta = objectMeta("", crd.Name, commonLabels())
+		maps.Copy(crd.Annotations, annotations)
 		out = append(out, crd)
 		return nil
 	})
@@ -75,7 +84,22 @@ func Namespace() *corev1.Namespace {
 	}
 	return &corev1.Namespace{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"},
-		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace, Labels: labels},
+		ObjectMeta: objectMeta("", v1alpha1.Namespace, labels),
+	}
+}
+
+// CriticalPods lets the namespace have pods of the priority classes that the agents
+// have: some clusters (GKE) have these classes in namespaces with such a quota only.
+func CriticalPods() *corev1.ResourceQuota {
+	return &corev1.ResourceQuota{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ResourceQuota"},
+		ObjectMeta: objectMeta(v1alpha1.Namespace, "liqonet-critical-pods", commonLabels()),
+		Spec: corev1.ResourceQuotaSpec{
+			Hard: corev1.ResourceList{corev1.ResourcePods: resource.MustParse("1G")},
+			ScopeSelector: &corev1.ScopeSelector{MatchExpressions: []corev1.ScopedResourceSelectorRequirement{{
+				ScopeName: corev1.ResourceQuotaScopePriorityClass, Operator: corev1.ScopeSelectorOpIn, Values: []string{nodeCritical, clusterCritical},
+			}}},
+		},
 	}
 }
 
@@ -94,19 +118,26 @@ func OverlayKeyIn(pod *corev1.PodTemplateSpec) OverlayKey {
 	return OverlayKey(pod.Annotations[annotationOverlay])
 }
 
-// OverlaySecret holds the key of a cluster's overlay.
+// OverlaySecret holds the key of a cluster's overlay. Without a key it has no data.
 func OverlaySecret(key []byte) *corev1.Secret {
+	var data map[string][]byte
+	if key != nil {
+		data = map[string][]byte{v1alpha1.OverlayKeyFile: key}
+	}
 	return &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.OverlaySecret, Namespace: v1alpha1.Namespace, Labels: commonLabels()},
+		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.OverlaySecret, commonLabels()),
 		Immutable:  new(true),
-		Data:       map[string][]byte{v1alpha1.OverlayKeyFile: key},
+		Data:       data,
 	}
 }
 
 // Mark has the pods of a template start anew if they have another key.
 func (k OverlayKey) Mark(pod *corev1.PodTemplateSpec) {
-	pod.Annotations = map[string]string{annotationOverlay: string(k)}
+	annotations := map[string]string{}
+	maps.Copy(annotations, pod.Annotations) // those of others, such as of kubectl rollout restart
+	annotations[annotationOverlay] = string(k)
+	pod.Annotations = annotations
 }
 
 // mount puts the key into an agent's pod.
@@ -126,7 +157,7 @@ func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet
 	labels := componentLabels("node")
 	role := &rbacv1.ClusterRole{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole"},
-		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeAgentName, Labels: labels},
+		ObjectMeta: objectMeta("", v1alpha1.NodeAgentName, labels),
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"namespaces"}, ResourceNames: []string{v1alpha1.Namespace}, Verbs: []string{"get", "list", "watch"}},
@@ -138,7 +169,7 @@ func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet
 	}
 	daemonSet = &appsv1.DaemonSet{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
-		ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.NodeAgentName, Namespace: v1alpha1.Namespace, Labels: labels},
+		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.NodeAgentName, labels),
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{labelComponent: "node"}},
 			// All at once: packets flow without agents, a gateway that is replaced at the
@@ -152,6 +183,7 @@ func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
 					ServiceAccountName:            v1alpha1.NodeAgentName,
+					PriorityClassName:             nodeCritical,
 					HostNetwork:                   true,
 					DNSPolicy:                     corev1.DNSDefault,
 					TerminationGracePeriodSeconds: new(int64(5)),
@@ -172,7 +204,8 @@ func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet
 		},
 	}
 	key.mount(&daemonSet.Spec.Template)
-	return []client.Object{serviceAccount(v1alpha1.NodeAgentName, labels), role, binding(role, v1alpha1.NodeAgentName)}, daemonSet
+	account = append(accountFor(v1alpha1.NodeAgentName, role), leases(v1alpha1.NodeAgentName, labels, rbacv1.PolicyRule{Verbs: []string{"get", "create", "patch"}})...)
+	return account, daemonSet
 }
 
 // Gateway is what the objects of one gateway depend on.
@@ -186,15 +219,30 @@ type Gateway struct {
 	Overlay OverlayKey
 	// WireGuard decides whether the pod gets /dev/net/tun.
 	WireGuard v1alpha1.WireGuardBackend
+	// KeyGeneration says which Secret has the gateway's key, from 1.
+	KeyGeneration int32
 	// Port is the UDP port of the tunnel in the pod and of its Service.
 	Port uint16
 	// ServiceType exposes a server.
 	ServiceType corev1.ServiceType
 }
 
-// Name of all objects of the gateway.
+// Name of all objects of the gateway but its Secret.
 func (g Gateway) Name() string {
 	return fmt.Sprintf("gateway-%s-%d", g.Peering, g.Plane)
+}
+
+// SecretName is that of the Secret with the gateway's key.
+func (g Gateway) SecretName() string { return fmt.Sprintf("%s-%d", g.Name(), g.KeyGeneration) }
+
+// Secret holds the gateway's WireGuard key.
+func (g Gateway) Secret(data map[string][]byte) *corev1.Secret {
+	return &corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+		ObjectMeta: objectMeta(v1alpha1.Namespace, g.SecretName(), g.Labels()),
+		Immutable:  new(true),
+		Data:       data,
+	}
 }
 
 // ClusterName of those of its objects that are not in the namespace.
@@ -215,7 +263,7 @@ func (g Gateway) Service() *corev1.Service {
 	}
 	return &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: metav1.ObjectMeta{Name: g.Name(), Namespace: v1alpha1.Namespace, Labels: g.Labels()},
+		ObjectMeta: objectMeta(v1alpha1.Namespace, g.Name(), g.Labels()),
 		Spec: corev1.ServiceSpec{
 			Type:     g.ServiceType,
 			Selector: g.Labels(),
@@ -230,19 +278,23 @@ func (g Gateway) Service() *corev1.Service {
 }
 
 // Objects returns the gateway's account with its permissions, and its
-// Deployment, which needs it and the Secret named g.Name().
+// Deployment, which needs it and the Secret.
 func (g Gateway) Objects() (account []client.Object, deployment *appsv1.Deployment) {
 	labels := g.Labels()
 	role := &rbacv1.ClusterRole{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole"},
-		ObjectMeta: metav1.ObjectMeta{Name: g.ClusterName(), Labels: labels},
+		ObjectMeta: objectMeta("", g.ClusterName(), labels),
 		Rules: []rbacv1.PolicyRule{
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings"}, ResourceNames: []string{g.Peering}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings/status"}, ResourceNames: []string{g.Peering}, Verbs: []string{"patch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch"}},
 		},
 	}
-	return []client.Object{serviceAccount(g.Name(), labels), role, binding(role, g.Name())}, g.deployment()
+	account = append(accountFor(g.Name(), role), leases(g.Name(), labels, rbacv1.PolicyRule{Verbs: []string{"get", "update", "patch"}, ResourceNames: []string{g.Name()}})...)
+	return append(account, &coordinationv1.Lease{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: labels}, // its annotation is the agent's
+	}), g.deployment()
 }
 
 func (g Gateway) deployment() *appsv1.Deployment {
@@ -262,7 +314,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 		VolumeMounts:    []corev1.VolumeMount{{Name: "keys", MountPath: KeyDir, ReadOnly: true}},
 	}
 	volumes := []corev1.Volume{{Name: "keys", VolumeSource: corev1.VolumeSource{
-		Secret: &corev1.SecretVolumeSource{SecretName: g.Name(), DefaultMode: new(int32(0o400))},
+		Secret: &corev1.SecretVolumeSource{SecretName: g.SecretName(), DefaultMode: new(int32(0o400))},
 	}}}
 	if g.WireGuard == "userspace" {
 		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: "tun", MountPath: "/dev/net/tun"})
@@ -272,7 +324,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	}
 	deployment := &appsv1.Deployment{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
-		ObjectMeta: metav1.ObjectMeta{Name: g.Name(), Namespace: v1alpha1.Namespace, Labels: labels},
+		ObjectMeta: objectMeta(v1alpha1.Namespace, g.Name(), labels),
 		Spec: appsv1.DeploymentSpec{
 			Replicas: new(int32(1)),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
@@ -287,6 +339,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
 					ServiceAccountName:            g.Name(),
+					PriorityClassName:             clusterCritical,
 					TerminationGracePeriodSeconds: new(int64(5)),
 					Affinity:                      preferWorkers(nodes.Affinity()),
 					// The default of 300 s is too long for a gateway whose node is gone.
@@ -305,6 +358,14 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	return deployment
 }
 
+// objectMeta is the metadata of an object that the CLI applies. A cluster-scoped one
+// has no namespace.
+func objectMeta(namespace, name string, labels map[string]string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: namespace, Name: name, Labels: labels, Annotations: map[string]string{v1alpha1.AnnotationVersion: version.String()},
+	}
+}
+
 func commonLabels() map[string]string {
 	return map[string]string{labelName: "liqonet", v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 }
@@ -315,20 +376,43 @@ func componentLabels(component string) map[string]string {
 	return l
 }
 
-func serviceAccount(name string, labels map[string]string) *corev1.ServiceAccount {
-	return &corev1.ServiceAccount{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"},
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: v1alpha1.Namespace, Labels: labels},
+// accountFor is the account of an agent, which has a role in the whole cluster.
+func accountFor(name string, role *rbacv1.ClusterRole) []client.Object {
+	return []client.Object{
+		&corev1.ServiceAccount{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"},
+			ObjectMeta: objectMeta(v1alpha1.Namespace, name, role.Labels),
+		},
+		role,
+		&rbacv1.ClusterRoleBinding{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRoleBinding"},
+			ObjectMeta: objectMeta("", role.Name, role.Labels),
+			RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: role.Name},
+			Subjects:   subjects(name),
+		},
 	}
 }
 
-func binding(role *rbacv1.ClusterRole, account string) *rbacv1.ClusterRoleBinding {
-	return &rbacv1.ClusterRoleBinding{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRoleBinding"},
-		ObjectMeta: metav1.ObjectMeta{Name: role.Name, Labels: role.Labels},
-		RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: role.Name},
-		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: v1alpha1.Namespace}},
+// leases let an account write its heartbeat.
+func leases(account string, labels map[string]string, rule rbacv1.PolicyRule) []client.Object {
+	rule.APIGroups, rule.Resources = []string{"coordination.k8s.io"}, []string{"leases"}
+	return []client.Object{
+		&rbacv1.Role{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "Role"},
+			ObjectMeta: objectMeta(v1alpha1.Namespace, account, labels),
+			Rules:      []rbacv1.PolicyRule{rule},
+		},
+		&rbacv1.RoleBinding{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "RoleBinding"},
+			ObjectMeta: objectMeta(v1alpha1.Namespace, account, labels),
+			RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "Role", Name: account},
+			Subjects:   subjects(account),
+		},
 	}
+}
+
+func subjects(account string) []rbacv1.Subject {
+	return []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: v1alpha1.Namespace}}
 }
 
 func fieldEnv(name, path string) corev1.EnvVar {
@@ -365,4 +449,26 @@ func preferWorkers(a *corev1.Affinity) *corev1.Affinity {
 		}},
 	}}
 	return a
+}
+
+// Peering is the custom resource of that name.
+func Peering(name string, spec v1alpha1.PeeringSpec) *v1alpha1.Peering {
+	labels := commonLabels()
+	labels[v1alpha1.LabelPeering] = name
+	return &v1alpha1.Peering{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
+		ObjectMeta: objectMeta("", name, labels),
+		Spec:       spec,
+	}
+}
+
+// ClusterNetwork is the ledger of a cluster.
+func ClusterNetwork(spec v1alpha1.ClusterNetworkSpec) *v1alpha1.ClusterNetwork {
+	meta := objectMeta("", v1alpha1.ClusterNetworkName, commonLabels())
+	meta.Finalizers = []string{v1alpha1.UninstallFinalizer}
+	return &v1alpha1.ClusterNetwork{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "ClusterNetwork"},
+		ObjectMeta: meta,
+		Spec:       spec,
+	}
 }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 var update = flag.Bool("update", false, "write the golden files")
@@ -38,7 +39,9 @@ func all(t *testing.T) []client.Object {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := []client.Object{Namespace()}
+	out := []client.Object{
+		Namespace(), CriticalPods(), OverlaySecret([]byte("key")), ClusterNetwork(v1alpha1.ClusterNetworkSpec{}), Peering("b", v1alpha1.PeeringSpec{}),
+	}
 	for _, crd := range crds {
 		out = append(out, crd)
 	}
@@ -46,7 +49,7 @@ func all(t *testing.T) []client.Object {
 	out = append(append(out, account...), daemonSet)
 	for _, g := range gateways() {
 		account, deployment := g.Objects()
-		out = append(append(out, account...), deployment)
+		out = append(append(out, account...), deployment, g.Secret(nil))
 		if s := g.Service(); s != nil {
 			out = append(out, s)
 		}
@@ -132,9 +135,13 @@ func TestObjects(t *testing.T) {
 				t.Errorf("%s: label %s=%s: %v", id, k, v, errs)
 			}
 		}
-		namespaced := slices.Contains([]string{"ServiceAccount", "DaemonSet", "Deployment", "Service"}, gvk.Kind)
+		namespaced := slices.Contains([]string{"ServiceAccount", "DaemonSet", "Deployment", "Service", "Secret", "Role", "RoleBinding", "Lease", "ResourceQuota"}, gvk.Kind)
 		if namespaced != (o.GetNamespace() == v1alpha1.Namespace) {
 			t.Errorf("%s is in namespace %q", id, o.GetNamespace())
+		}
+		// A Lease has the version of the agent that renews it.
+		if v := o.GetAnnotations()[v1alpha1.AnnotationVersion]; (v != version.String()) != (gvk.Kind == "Lease") {
+			t.Errorf("%s has the version %q", id, v)
 		}
 		if gvk.Kind == "Service" && len(validation.IsDNS1035Label(o.GetName())) > 0 {
 			t.Errorf("%s: not a name of a service", id)
@@ -317,5 +324,36 @@ func TestGatewayIsReplaced(t *testing.T) {
 	if *deployment.Spec.Replicas != 1 || s.Type != appsv1.RollingUpdateDeploymentStrategyType || s.RollingUpdate == nil ||
 		s.RollingUpdate.MaxSurge.IntValue() != 0 || s.RollingUpdate.MaxUnavailable.IntValue() != 1 {
 		t.Errorf("got %+v", s)
+	}
+}
+
+// A new key of the overlay leaves the annotations of others on a pod template.
+func TestDefect1_21_AnnotationsOfOthersStay(t *testing.T) {
+	pod := &corev1.PodTemplateSpec{}
+	restarted := map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
+	pod.Annotations = restarted
+	OverlayKey("0123").Mark(pod)
+	if pod.Annotations["kubectl.kubernetes.io/restartedAt"] == "" || OverlayKeyIn(pod) != "0123" {
+		t.Errorf("annotations are %v", pod.Annotations)
+	}
+	if len(restarted) != 1 {
+		t.Errorf("the map of another object was changed: %v", restarted)
+	}
+}
+
+// What carries the pod network is evicted last, and the quota allows for it.
+func TestDefect1_28_Priority(t *testing.T) {
+	var allowed []string
+	for _, e := range CriticalPods().Spec.ScopeSelector.MatchExpressions {
+		allowed = append(allowed, e.Values...)
+	}
+	for _, p := range templates(t) {
+		want := "system-cluster-critical"
+		if p.name == v1alpha1.NodeAgentName {
+			want = "system-node-critical"
+		}
+		if p.Spec.PriorityClassName != want || !slices.Contains(allowed, want) {
+			t.Errorf("%s has the priority class %q; the quota is for %v", p.name, p.Spec.PriorityClassName, allowed)
+		}
 	}
 }

@@ -207,7 +207,7 @@ func TestNodesClean(t *testing.T) {
 
 func TestEnsureKey(t *testing.T) {
 	cluster := newCluster(t, "a", interceptor.Funcs{})
-	g := manifests.Gateway{Peering: "b", Image: "image"}
+	g := manifests.Gateway{Peering: "b", Image: "image", KeyGeneration: 1}
 	public, isNew, err := cluster.ensureKey(t.Context(), g)
 	if err != nil || !isNew {
 		t.Fatal(isNew, err)
@@ -216,7 +216,7 @@ func TestEnsureKey(t *testing.T) {
 		t.Errorf("again: new %t, %v, keys %q, %q", isNew, err, public, again)
 	}
 	secret := &corev1.Secret{}
-	if err := cluster.Client.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, secret); err != nil {
+	if err := cluster.Client.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, secret); err != nil {
 		t.Fatal(err)
 	}
 	private, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate])
@@ -274,7 +274,7 @@ func TestEnsureKey(t *testing.T) {
 	t.Run("it is not a key", func(t *testing.T) {
 		private := []byte("top secret")
 		c := newCluster(t, "a", interceptor.Funcs{}, &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, Data: map[string][]byte{v1alpha1.KeyFilePrivate: private},
+			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, Data: map[string][]byte{v1alpha1.KeyFilePrivate: private},
 		})
 		if _, _, err := c.ensureKey(t.Context(), g); err == nil || strings.Contains(err.Error(), string(private)) {
 			t.Errorf("got %v", err)
@@ -475,5 +475,23 @@ func TestDeletePodsOfLostNodes(t *testing.T) {
 	want := map[string]string{"on-up": "its own", "on-down": "0", "on-gone": "0"}
 	if diff := cmp.Diff(want, graces); diff != "" {
 		t.Errorf("grace periods (-want +got):\n%s", diff)
+	}
+}
+
+// A new key of the overlay restarts the gateways, and leaves what others wrote to
+// their pod templates.
+func TestDefect1_21_RestartKeepsAnnotationsOfOthers(t *testing.T) {
+	_, deployment := manifests.Gateway{Peering: "b", Image: "image", KeyGeneration: 1, Overlay: "old"}.Objects()
+	deployment.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] = "2026-01-01T00:00:00Z"
+	c := newCluster(t, "a", interceptor.Funcs{}, deployment)
+	if err := c.restartGateways(t.Context(), "new"); err != nil {
+		t.Fatal(err)
+	}
+	live := &appsv1.Deployment{}
+	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(deployment), live); err != nil {
+		t.Fatal(err)
+	}
+	if manifests.OverlayKeyIn(&live.Spec.Template) != "new" || live.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] == "" {
+		t.Errorf("annotations are %v", live.Spec.Template.Annotations)
 	}
 }

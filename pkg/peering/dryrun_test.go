@@ -169,7 +169,7 @@ func TestPlanHasNoKey(t *testing.T) {
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{})
 	secret := &corev1.Secret{}
-	if err := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, secret); err != nil {
+	if err := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, secret); err != nil {
 		t.Fatal(err)
 	}
 	raw, err := json.Marshal(dryRun(t, a, b, Options{}))
@@ -186,7 +186,7 @@ func TestPlanHasNoKey(t *testing.T) {
 			t.Errorf("the plan has %s of the Secret", name)
 		}
 	}
-	if !strings.Contains(string(raw), "gateway-b-0") {
+	if !strings.Contains(string(raw), "gateway-b-0-1") {
 		t.Error("the plan does not name the Secret")
 	}
 }

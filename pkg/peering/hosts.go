@@ -8,11 +8,11 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -144,11 +144,7 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v
 		if !slices.Equal(hosts, p.Spec.Local.Hosts) {
 			spec := *p.Spec.DeepCopy()
 			spec.Local.Hosts = hosts
-			_, err := c.applyAll(ctx, &v1alpha1.Peering{
-				TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
-				ObjectMeta: metav1.ObjectMeta{Name: name, Labels: p.Labels},
-				Spec:       spec,
-			})
+			_, err := c.applyAll(ctx, manifests.Peering(name, spec))
 			return "the Peering has just been changed", err
 		}
 		var nodes v1alpha1.NodeNetworkList

@@ -147,8 +147,10 @@ func (c *Cluster) applyAgents(ctx context.Context, image string, j *journal) (in
 		installed, changed = append(installed, objs...), append(changed, more...)
 		return tornDownIfTerminating(err)
 	}
-	if err := apply(manifests.Namespace()); err != nil {
-		return nil, "", changed, err
+	for _, obj := range []client.Object{manifests.Namespace(), manifests.CriticalPods()} {
+		if err := apply(obj); err != nil {
+			return nil, "", changed, err
+		}
 	}
 	key, isNew, err := c.ensureOverlayKey(ctx)
 	if err != nil {

@@ -100,12 +100,14 @@ func (c *Cluster) readPeering(ctx context.Context, name string, f *plan.FactShee
 	for _, index := range f.PlaneIndexes() {
 		var plane plan.PlaneFacts
 		svc, secret := &corev1.Service{}, &corev1.Secret{}
-		key := types.NamespacedName{Namespace: v1alpha1.Namespace, Name: manifests.Gateway{Peering: name, Plane: index}.Name()}
+		g := f.Gateway(name, index)
+		key := types.NamespacedName{Namespace: v1alpha1.Namespace, Name: g.Name()}
 		if err := c.Client.Get(ctx, key, svc); err == nil {
 			plane.Service = svc
 		} else if !absent(err) {
 			return c.fail("read Service "+key.String(), err)
 		}
+		key.Name = g.SecretName()
 		switch err := c.Client.Get(ctx, key, secret); {
 		case apierrors.IsForbidden(err):
 			plane.KeyUnreadable = true

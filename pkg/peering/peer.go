@@ -17,7 +17,6 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -437,17 +436,13 @@ func (s *side) restartGateway(ctx context.Context, g manifests.Gateway) error {
 
 // ensureKey makes the key of a gateway, if it has none, and returns its public half.
 func (c *Cluster) ensureKey(ctx context.Context, g manifests.Gateway) (public string, isNew bool, err error) {
-	secret, isNew, err := c.ensureSecret(ctx, g.Name(), func() (*corev1.Secret, error) {
+	secret, isNew, err := c.ensureSecret(ctx, g.SecretName(), func() (*corev1.Secret, error) {
 		key, err := wgtypes.GeneratePrivateKey()
 		if err != nil {
 			return nil, fmt.Errorf("make a WireGuard key: %w", err)
 		}
 		public := key.PublicKey()
-		return &corev1.Secret{
-			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: g.Labels()},
-			Immutable:  new(true),
-			Data:       map[string][]byte{v1alpha1.KeyFilePrivate: key[:], v1alpha1.KeyFilePublic: public[:]},
-		}, nil
+		return g.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: key[:], v1alpha1.KeyFilePublic: public[:]}), nil
 	})
 	if err != nil {
 		return "", isNew, err

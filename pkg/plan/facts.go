@@ -121,6 +121,21 @@ func (f *FactSheet) PlaneIndexes() (out []int32) {
 	return out
 }
 
+// keyGeneration says which key the gateway of a plane has, or will have.
+func (f *FactSheet) keyGeneration(plane int32) int32 {
+	if f.Existing != nil {
+		if p := f.Existing.Plane(plane); p != nil && p.KeyGeneration > 0 {
+			return p.KeyGeneration
+		}
+	}
+	return 1
+}
+
+// Gateway names what there is of the gateway of a plane.
+func (f *FactSheet) Gateway(peering string, plane int32) manifests.Gateway {
+	return manifests.Gateway{Peering: peering, Plane: plane, KeyGeneration: f.keyGeneration(plane)}
+}
+
 // role is what was decided before, empty if nothing was.
 func (f *FactSheet) role() v1alpha1.Role {
 	if f.Existing == nil || len(f.Existing.Spec.Planes) == 0 {

@@ -6,10 +6,9 @@ import (
 	"regexp"
 	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
 // MaxPeers is the number of ledger entries that interface names, VNIs and gateway
@@ -18,15 +17,7 @@ const MaxPeers = ipam.MaxPeering + 1
 
 // NewLedger is an empty ledger.
 func NewLedger(internal netip.Prefix) *v1alpha1.ClusterNetwork {
-	return &v1alpha1.ClusterNetwork{
-		TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "ClusterNetwork"},
-		ObjectMeta: metav1.ObjectMeta{
-			Name:       v1alpha1.ClusterNetworkName,
-			Labels:     map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
-			Finalizers: []string{v1alpha1.UninstallFinalizer},
-		},
-		Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: internal}},
-	}
+	return manifests.ClusterNetwork(v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: internal}})
 }
 
 // Allocation returns the peer's entry in the ledger, nil if there is none.

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -255,11 +254,11 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions, planes []i
 	for _, plane := range planes {
 		g := GatewayPlan{Gateway: manifests.Gateway{
 			Peering: entry.Name, Plane: plane, Image: image.value, Role: d.role.value, Overlay: own.plannedOverlayKey(), WireGuard: d.wireguard.value,
-			Port: gatewayPort, ServiceType: d.serviceType.value,
+			KeyGeneration: own.keyGeneration(plane), Port: gatewayPort, ServiceType: d.serviceType.value,
 		}}
 		address, _ := gatewayAddress(own.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
 		c.Choices = append(c.Choices, Statement{What: "overlay address of the gateway", Value: address.String(), Reason: "by the index, from the end of the overlay's range"})
-		key := Statement{What: "WireGuard key of the gateway", Value: "Secret " + v1alpha1.Namespace + "/" + g.Name(), Reason: "made during the run, and never shown", DuringRun: true}
+		key := Statement{What: "WireGuard key of the gateway", Value: "Secret " + v1alpha1.Namespace + "/" + g.SecretName(), Reason: "made during the run, and never shown", DuringRun: true}
 		if own.Planes[plane].PublicKey != "" {
 			key.Reason, key.DuringRun = "as before", false
 		}
@@ -268,7 +267,7 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions, planes []i
 			g.Service = g.Gateway.Service()
 			g.Service.Spec.Ports[0].NodePort = own.Overrides.NodePort
 			if given := own.GivenEndpoints(plane); len(given) > 0 {
-				g.Service.Annotations = map[string]string{AnnotationEndpoints: strings.Join(given, ",")}
+				g.Service.Annotations[AnnotationEndpoints] = strings.Join(given, ",")
 			}
 			g.endpoints = own.plannedEndpoints(plane, g.Service)
 			c.Endpoints = append(c.Endpoints, g.endpoints...)
@@ -293,8 +292,11 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, d decisions, peerPlan *C
 	for i, g := range c.Gateways {
 		remote := peerPlan.Gateways[i]
 		plane := v1alpha1.Plane{
-			Index: g.Plane, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: 1,
-			RemotePublicKey: fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, remote.Name(), peer.Name),
+			Index: g.Plane, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration,
+			RemotePublicKey: fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, remote.SecretName(), peer.Name),
+		}
+		if g.Service != nil {
+			plane.Service = g.Service.Name
 		}
 		for _, e := range remote.endpoints {
 			plane.Endpoints = append(plane.Endpoints, e.Value)
@@ -305,12 +307,7 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, d decisions, peerPlan *C
 	if err != nil {
 		return nil, err
 	}
-	name := Allocation(own.Ledger, peer.ClusterID).Name
-	return &v1alpha1.Peering{
-		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: manifests.Gateway{Peering: name}.Labels()},
-		Spec:       spec,
-	}, nil
+	return manifests.Peering(Allocation(own.Ledger, peer.ClusterID).Name, spec), nil
 }
 
 // planObjects lists every object, in the order in which they are made.
@@ -337,24 +334,16 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 		add("the API in which is written what was decided", crd)
 	}
 	account, daemonSet := manifests.NodeAgent(own.image().value, own.plannedOverlayKey())
-	overlay := manifests.OverlaySecret(nil)
-	overlay.Data = nil
 	add("for the agents", manifests.Namespace())
-	add("the key that keeps others out of the overlay; made once, and never shown", overlay)
+	add("lets the agents have the priority of what a node cannot do without", manifests.CriticalPods())
+	add("the key that keeps others out of the overlay; made once, and never shown", manifests.OverlaySecret(nil))
 	add("account and permissions of the node agents", account...)
 	add("a node agent on every Linux node", daemonSet)
-	ledger := c.Ledger.DeepCopy()
-	ledger.TypeMeta = NewLedger(netip.Prefix{}).TypeMeta
-	ledger.ObjectMeta = metav1.ObjectMeta{Name: ledger.Name, Labels: ledger.Labels, Finalizers: ledger.Finalizers}
-	add(fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), ledger)
-	c.Objects = append(c.Objects, own.plannedNodes(ledger.Spec.InternalCIDR.Prefix)...)
+	add(fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), manifests.ClusterNetwork(c.Ledger.Spec))
+	c.Objects = append(c.Objects, own.plannedNodes(c.Ledger.Spec.InternalCIDR.Prefix)...)
 	for _, g := range c.Gateways {
 		account, deployment := g.Objects()
-		add("the gateway's WireGuard key; made once, and never shown", &corev1.Secret{
-			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: g.Labels()},
-			Immutable:  new(true),
-		})
+		add("the gateway's WireGuard key; made once, and never shown", g.Secret(nil))
 		add("account and permissions of the gateway", account...)
 		if g.Service != nil {
 			add("by which the gateway of "+c.Peer+" calls this one", g.Service)
