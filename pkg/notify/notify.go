@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -14,6 +15,9 @@ import (
 
 // resubscribeDelay is the pause before a broken subscription is renewed.
 const resubscribeDelay = time.Second
+
+// drainPause is how long a socket that was full has nothing to read when it is empty.
+const drainPause = 10 * time.Millisecond
 
 // Signal carries that something has changed, not how often: several changes are
 // one signal while nobody receives.
@@ -90,10 +94,21 @@ func (s *Subscription) receive(ctx context.Context, received func(netlink.Messag
 			_ = s.conn.Close()
 		}
 	}()
-	for {
+	for full := false; ; {
+		if full {
+			_ = s.conn.SetReadDeadline(time.Now().Add(drainPause))
+		}
 		msgs, err := s.conn.Receive()
 		switch {
 		case errors.Is(err, unix.ENOBUFS):
+			full = true
+			lost()
+			continue
+		case full && errors.Is(err, os.ErrDeadlineExceeded):
+			// Until the socket was empty the kernel went on to drop notifications, and did
+			// not say so again.
+			full = false
+			_ = s.conn.SetReadDeadline(time.Time{})
 			lost()
 			continue
 		case err != nil:

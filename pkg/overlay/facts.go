@@ -102,7 +102,7 @@ func (k *Kernel) Routes() ([]netip.Prefix, error) {
 			}
 		}
 	}
-	slices.SortFunc(out, comparePrefixes)
+	slices.SortFunc(out, netip.Prefix.Compare)
 	return slices.Compact(out), nil
 }
 
@@ -170,11 +170,4 @@ func (k *Kernel) Addresses() ([]netip.Addr, error) {
 
 func isGlobal(a netip.Addr) bool {
 	return !a.IsLoopback() && !a.IsLinkLocalUnicast() && !a.IsMulticast()
-}
-
-func comparePrefixes(a, b netip.Prefix) int {
-	if c := a.Addr().Compare(b.Addr()); c != 0 {
-		return c
-	}
-	return a.Bits() - b.Bits()
 }

@@ -304,11 +304,6 @@ func sortedNetips(prefixes []netip.Prefix) []netip.Prefix {
 	for _, p := range prefixes {
 		out = append(out, p.Masked())
 	}
-	slices.SortFunc(out, func(a, b netip.Prefix) int {
-		if c := a.Addr().Compare(b.Addr()); c != 0 {
-			return c
-		}
-		return a.Bits() - b.Bits()
-	})
+	slices.SortFunc(out, netip.Prefix.Compare)
 	return slices.Compact(out)
 }

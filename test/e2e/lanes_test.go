@@ -219,6 +219,7 @@ var places = map[string]place{
 	"TestFirewalld":             {laneEqual, networksPart},
 	"TestMappedRangeUsedInPeer": {laneAll, networksPart},
 	"TestNetworks":              {laneAll, networksPart},
+	"TestNoMasquerade":          {laneAll, networksPart},
 	"TestNodesInAnothersRange":  {laneAll, networksPart},
 	"TestPeculiarNodes":         {laneAll, networksPart},
 

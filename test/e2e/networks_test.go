@@ -153,6 +153,17 @@ func twentyAtOnce(t *testing.T) {
 // useNetworks adds clusters of all networks to the lab, until the test ends.
 func useNetworks(t *testing.T) (added []*cluster) {
 	t.Helper()
+	var specs []lab.ClusterSpec
+	for _, n := range networks() {
+		n.spec.Workers = 1
+		specs = append(specs, n.spec)
+	}
+	return useClusters(t, specs...)
+}
+
+// useClusters adds clusters to the lab, until the test ends.
+func useClusters(t *testing.T, specs ...lab.ClusterSpec) (added []*cluster) {
+	t.Helper()
 	main := fx
 	if main.broken != "" {
 		t.Fatal(main.broken)
@@ -160,11 +171,9 @@ func useNetworks(t *testing.T) (added []*cluster) {
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	start := time.Now()
-	var specs []lab.ClusterSpec
 	var names []string
-	for _, n := range networks() {
-		n.spec.Workers = 1
-		specs, names = append(specs, n.spec), append(names, n.spec.Name)
+	for _, s := range specs {
+		names = append(names, s.Name)
 	}
 	if err := main.lab.AddCluster(ctx, specs...); err != nil {
 		t.Fatal(err)

@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/link"
 )
 
 // netnsDir is where iproute2 looks for named network namespaces.
@@ -279,18 +281,18 @@ func disconnect(underlay string, doomed func(netlink.Link) bool) error {
 		return nil
 	}
 	return inNetns(underlay, func() error {
-		links, err := netlink.LinkList()
+		links, err := link.Dump(netlink.LinkList) // other nodes go at the same time
 		if err != nil {
 			return fmt.Errorf("list links of the underlay: %w", err)
 		}
 		var errs []error
-		for _, link := range links {
-			if !doomed(link) {
+		for _, l := range links {
+			if !doomed(l) {
 				continue
 			}
-			err := netlink.LinkDel(link)
-			if _, gone := netlink.LinkByIndex(link.Attrs().Index); err != nil && gone == nil {
-				errs = append(errs, fmt.Errorf("delete link %s: %w", link.Attrs().Name, err))
+			err := netlink.LinkDel(l)
+			if _, gone := netlink.LinkByIndex(l.Attrs().Index); err != nil && gone == nil {
+				errs = append(errs, fmt.Errorf("delete link %s: %w", l.Attrs().Name, err))
 			}
 		}
 		return errors.Join(errs...)

@@ -26,6 +26,9 @@ type Network string
 const (
 	// NetworkBridge is Debian's bridge and host-local, and static routes.
 	NetworkBridge Network = "bridge"
+	// NetworkRouted is the same, and pods leave the nodes with their own addresses:
+	// nobody outside of the cluster knows a way back to them.
+	NetworkRouted Network = "routed"
 	// NetworkFlannel is flannel itself, by VXLAN, with its CNI plugin.
 	NetworkFlannel Network = "flannel"
 	// NetworkCalico has single routes to pods, whose addresses are from blocks
@@ -42,7 +45,7 @@ const (
 
 // Networks returns all that the lab knows.
 func Networks() []Network {
-	return []Network{NetworkBridge, NetworkFlannel, NetworkCalico, NetworkEKS, NetworkAKS, NetworkGKE}
+	return []Network{NetworkBridge, NetworkRouted, NetworkFlannel, NetworkCalico, NetworkEKS, NetworkAKS, NetworkGKE}
 }
 
 func networkNames() string {
@@ -92,7 +95,7 @@ func (s ClusterSpec) sharedPods() netip.Prefix {
 // validateNetwork returns what of a specification does not suit its network.
 func (s ClusterSpec) validateNetwork() error {
 	switch s.Network {
-	case NetworkBridge, NetworkFlannel, NetworkAKS, NetworkGKE:
+	case NetworkBridge, NetworkRouted, NetworkFlannel, NetworkAKS, NetworkGKE:
 	case NetworkCalico:
 		if s.PodCIDR.Bits() > blockBits || s.Workers > len(s.podBlocks()) {
 			return fmt.Errorf("pods: %s has no room for %d blocks, each a /%d", s.PodCIDR, s.Workers, blockBits)
@@ -210,6 +213,10 @@ func (l *Lab) podNetwork(s ClusterSpec, node string, address netip.Addr) nodeini
 			`, s.MTU, s.eniAddress(address), nth(s.NodeSubnet, 1), s.NodeSubnet, address),
 			KubeletArgs: []string{"--node-labels=eks.amazonaws.com/nodegroup=lab", "--provider-id=aws:///lab-1a/i-" + node},
 		}
+	case NetworkRouted:
+		n := bridgeNetwork(s)
+		n.Masquerade = false
+		return n
 	case NetworkAKS:
 		n := bridgeNetwork(s)
 		n.Masquerade, n.Setup = false, masqAgent(s)

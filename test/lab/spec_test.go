@@ -45,7 +45,7 @@ func TestParseClusterSpec(t *testing.T) {
 		{text: "name=a,mtu=100", wantErr: "mtu: 100"},
 		{text: "name=a,proxy=ipvs", wantErr: `proxy: "ipvs"`},
 		{text: "name=a,nodeports=99999-2", wantErr: "nodeports: "},
-		{text: "name=a,cni=calico", wantErr: `cni: "calico", want one of bridge, flannel, calico-like`},
+		{text: "name=a,cni=calico", wantErr: `cni: "calico", want one of bridge, routed, flannel, calico-like`},
 		{text: "name=a,cni=calico-like,pods=10.8.0.0/24,workers=5", wantErr: "no room for 5 blocks"},
 		{text: "name=a,cni=eks-like,subnet=10.1.0.0/24,workers=5", wantErr: "no room for the pods of 5 workers"},
 	} {

@@ -85,7 +85,7 @@ func newRootCommand(stdout, stderr io.Writer) *cobra.Command {
 }
 
 const clusterFlag = "a cluster: name=NAME and, if wanted, workers=2,pods=10.244.0.0/16,nodemask=24,services=10.96.0.0/16," +
-	"nodeports=30000-32767,subnet=172.18.1.0/24,mtu=1500,proxy=iptables|nftables,cni=bridge|flannel|calico-like|eks-like|aks-like|gke-like"
+	"nodeports=30000-32767,subnet=172.18.1.0/24,mtu=1500,proxy=iptables|nftables,cni=bridge|routed|flannel|calico-like|eks-like|aks-like|gke-like"
 
 func newUpCommand(a *app) *cobra.Command {
 	var clusters []string

@@ -1,0 +1,148 @@
+package notify
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/mdlayher/netlink"
+	netlinks "github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// patience is how long a signal may take on a busy machine.
+const patience = 10 * time.Second
+
+func TestSignal(t *testing.T) {
+	s := NewSignal()
+	for range 3 {
+		s.Send()
+	}
+	if len(s) != 1 {
+		t.Errorf("three changes are %d signals", len(s))
+	}
+	<-s
+	s.Send()
+	if len(s) != 1 {
+		t.Error("a change after that is no signal")
+	}
+}
+
+func await(t *testing.T, what string, signal <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-signal:
+	case <-time.After(patience):
+		t.Fatalf("not within %s: %s", patience, what)
+	}
+}
+
+// subscribe returns a subscription to the addresses of a namespace.
+func subscribe(t *testing.T, ns *netns.NS) *Subscription {
+	t.Helper()
+	var s *Subscription
+	ns.Do(t, func() (err error) {
+		s, err = Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR)
+		return err
+	})
+	return s
+}
+
+// addAddresses gives lo addresses, each of which is a notification.
+func addAddresses(t *testing.T, ns *netns.NS, network byte, count int) {
+	t.Helper()
+	ns.Do(t, func() error {
+		lo, err := netlinks.LinkByName("lo")
+		if err != nil {
+			return err
+		}
+		for i := range count {
+			ip := net.IPv4(127, network, byte(i>>8), byte(i))
+			if err := netlinks.AddrAdd(lo, &netlinks.Addr{IPNet: &net.IPNet{IP: ip, Mask: net.CIDRMask(32, 32)}}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// What happens after Subscribe is kept until Run reads it. Run ends with its context
+// and closes the subscription.
+func TestSubscription(t *testing.T) {
+	ns := netns.New(t, "node")
+	s := subscribe(t, ns)
+	addAddresses(t, ns, 1, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	received, lost, ended := NewSignal(), NewSignal(), NewSignal()
+	go func() {
+		s.Run(ctx, func(m netlink.Message) {
+			if m.Header.Type == unix.RTM_NEWADDR {
+				received.Send()
+			}
+		}, lost.Send)
+		ended.Send()
+	}()
+	await(t, "what was there before Run", received)
+	addAddresses(t, ns, 2, 1)
+	await(t, "a later change", received)
+	if len(lost) > 0 {
+		t.Error("something was lost")
+	}
+	cancel()
+	await(t, "the end", ended)
+	if _, err := s.conn.Receive(); err == nil {
+		t.Error("the subscription is open")
+	}
+}
+
+// More than the socket can hold is told as lost, and the subscription goes on.
+func TestLost(t *testing.T) {
+	ns := netns.New(t, "node")
+	s := subscribe(t, ns)
+	addAddresses(t, ns, 1, 3000)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	lost, last := NewSignal(), NewSignal()
+	go s.Run(ctx, func(m netlink.Message) {
+		if attrs, err := netlink.UnmarshalAttributes(m.Data[unix.SizeofIfAddrmsg:]); err == nil && len(attrs) > 0 && attrs[0].Data[1] == 2 {
+			last.Send()
+		}
+	}, lost.Send)
+	await(t, "the loss", lost)
+	// Once more when the kernel does not drop anything any more.
+	await(t, "the end of the loss", lost)
+	addAddresses(t, ns, 2, 1)
+	await(t, "a change after the loss", last)
+}
+
+// A subscription that breaks is renewed, and what happened meanwhile counts as lost.
+// The new socket is of the process's own namespace, as that of an agent is.
+func TestBroken(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes the pause before a renewal")
+	}
+	s, err := Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_IPV4_IFADDR)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	lost := NewSignal()
+	go s.Run(ctx, func(netlink.Message) {}, lost.Send)
+	await(t, "the renewal", lost)
+}
+
+func TestSubscribeError(t *testing.T) {
+	if _, err := Subscribe(unix.NETLINK_ROUTE, 1<<20); err == nil {
+		t.Error("a group that there is not")
+	}
+	if _, err := Subscribe(1<<10, 1); err == nil {
+		t.Error("a protocol that there is not")
+	}
+}
