@@ -19,6 +19,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/ledger"
 )
 
@@ -86,7 +87,7 @@ func checkLedger(t *testing.T, s *fakeapi.Server, peers int) {
 // Twenty processes peer with one hub at the same time: all succeed, and nothing
 // is given out twice. Then twenty take it all away.
 func TestPeerAtOnce(t *testing.T) {
-	notShort(t)
+	kit.NotShort(t)
 	const n = 20
 	hub, spokes, file := hubAndSpokes(t, n)
 	var peer, unpeer []string
@@ -126,7 +127,7 @@ func TestPeerAtOnce(t *testing.T) {
 
 // One command peers a hub with 64 spokes.
 func TestManySpokes(t *testing.T) {
-	notShort(t)
+	kit.NotShort(t)
 	const n = 64
 	hub, spokes, file := hubAndSpokes(t, n)
 	var names []string
@@ -162,13 +163,4 @@ func ledgerOf(t *testing.T, s *fakeapi.Server) *v1alpha1.ClusterNetwork {
 		t.Fatal(err)
 	}
 	return cn
-}
-
-// notShort leaves a test out of -short: what it plays takes minutes with the race
-// detector. Without it, make test-kernel runs all.
-func notShort(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("takes long with the race detector")
-	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestExitCode(t *testing.T) {
@@ -147,7 +148,7 @@ func TestUnreachable(t *testing.T) {
 // TestSilentServer: a server that takes connections and never answers does not
 // hold a command for longer than --timeout.
 func TestSilentServer(t *testing.T) {
-	notShort(t)
+	kit.NotShort(t)
 	home := isolate(t)
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	defer server.Close()

@@ -12,20 +12,12 @@ import (
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
-func cidr(s string) v1alpha1.CIDR {
-	if s == "" {
-		return v1alpha1.CIDR{}
-	}
-	return v1alpha1.CIDR{Prefix: prefix(s)}
-}
-
-func mapping(real, mapped string) v1alpha1.CIDRMapping {
-	return v1alpha1.CIDRMapping{Real: cidr(real), Mapped: cidr(mapped)}
-}
+var cidr, mapping = kit.CIDR, kit.Mapping
 
 func facts(prefixes ...string) []discovery.Fact[netip.Prefix] {
 	var out []discovery.Fact[netip.Prefix]

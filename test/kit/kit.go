@@ -1,0 +1,31 @@
+// Package kit has small helpers that tests of several packages share.
+package kit
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// CIDR parses a prefix; the empty string is none.
+func CIDR(s string) v1alpha1.CIDR {
+	if s == "" {
+		return v1alpha1.CIDR{}
+	}
+	return v1alpha1.CIDR{Prefix: netip.MustParsePrefix(s)}
+}
+
+// Mapping is that of a real range to the one by which a peer knows it.
+func Mapping(real, mapped string) v1alpha1.CIDRMapping {
+	return v1alpha1.CIDRMapping{Real: CIDR(real), Mapped: CIDR(mapped)}
+}
+
+// NotShort leaves a test out of -short: what it plays takes minutes with the race
+// detector. Without it, make test-kernel runs all.
+func NotShort(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("takes long with the race detector")
+	}
+}
