@@ -1,6 +1,7 @@
 package nat
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,23 +12,24 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of linux/netfilter/nfnetlink_conntrack.h and nf_conntrack_common.h, where no library
-// has it.
+// Of linux/netfilter/nfnetlink_conntrack.h, nf_conntrack_common.h and the kernel's
+// nf_internals.h, which no library has.
 const (
-	ctaFilter             = 25
-	ctaFilterOriginal     = 1
-	filterSource          = 1 << 0 // of the kernel's enum ctnetlink_filter flags
-	filterProtocol        = 1 << 3
-	filterSourcePort      = 1 << 4
-	ctStatusSNAT          = 1 << 4 // IPS_SRC_NAT
-	conntrackGenmsgLength = 4
+	ctaFilter         = 25
+	ctaFilterOriginal = 1
+	filterSource      = 1 << 0
+	filterProtocol    = 1 << 3
+	filterSourcePort  = 1 << 4
+	ctStatusSNAT      = 1 << 4 // IPS_SRC_NAT
+	nfgenmsgLength    = 4
 )
 
 // forgetUntranslated removes connection entries of UDP packets from an address and
 // port whose source is not translated, and says how many there were. The kernel asks
 // the nat chains for a connection's first packet only. A gateway that calls its peer
 // sends from one port all the time, so an entry from before our rule was there would
-// never expire. Kernels without netlink for connection tracking have nothing removed.
+// never expire. Where the kernel has no netlink for connection tracking, nothing is
+// removed.
 func forgetUntranslated(source netip.AddrPort) (forgotten int, err error) {
 	if !source.Addr().Is4() {
 		return 0, nil // IPv6 is not in use yet
@@ -37,30 +39,21 @@ func forgetUntranslated(source netip.AddrPort) (forgotten int, err error) {
 		return 0, fmt.Errorf("open connection tracking: %w", err)
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
-	e := netlink.NewAttributeEncoder()
-	e.ByteOrder = binary.BigEndian
-	e.Nested(nl.CTA_TUPLE_ORIG, func(e *netlink.AttributeEncoder) error {
-		e.Nested(nl.CTA_TUPLE_IP, func(e *netlink.AttributeEncoder) error {
-			e.Bytes(nl.CTA_IP_V4_SRC, source.Addr().AsSlice())
-			return nil
-		})
-		e.Nested(nl.CTA_TUPLE_PROTO, func(e *netlink.AttributeEncoder) error {
-			e.Uint8(nl.CTA_PROTO_NUM, unix.IPPROTO_UDP)
-			e.Uint16(nl.CTA_PROTO_SRC_PORT, source.Port())
-			return nil
-		})
-		return nil
+	address := attributes(func(e *netlink.AttributeEncoder) { e.Bytes(nl.CTA_IP_V4_SRC, source.Addr().AsSlice()) })
+	port := attributes(func(e *netlink.AttributeEncoder) {
+		e.Uint8(nl.CTA_PROTO_NUM, unix.IPPROTO_UDP)
+		e.Uint16(nl.CTA_PROTO_SRC_PORT, source.Port())
 	})
-	// Linux 5.8 and later list only what matches. Before they list everything.
-	e.Nested(ctaFilter, func(e *netlink.AttributeEncoder) error {
+	filter := attributes(func(e *netlink.AttributeEncoder) {
 		e.Bytes(ctaFilterOriginal, binary.NativeEndian.AppendUint32(nil, filterSource|filterProtocol|filterSourcePort))
-		return nil
 	})
-	attributes, err := e.Encode()
-	if err != nil {
-		return 0, err
-	}
-	entries, err := c.Execute(conntrackMessage(nl.IPCTNL_MSG_CT_GET, netlink.Dump, attributes))
+	entries, err := c.Execute(conntrack(nl.IPCTNL_MSG_CT_GET, netlink.Dump, attributes(func(e *netlink.AttributeEncoder) {
+		e.Bytes(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, attributes(func(e *netlink.AttributeEncoder) {
+			e.Bytes(unix.NLA_F_NESTED|nl.CTA_TUPLE_IP, address)
+			e.Bytes(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, port)
+		}))
+		e.Bytes(unix.NLA_F_NESTED|ctaFilter, filter)
+	})))
 	if errors.Is(err, unix.EINVAL) {
 		return 0, nil
 	}
@@ -68,11 +61,15 @@ func forgetUntranslated(source netip.AddrPort) (forgotten int, err error) {
 		return 0, fmt.Errorf("list the connections of %s: %w", source, err)
 	}
 	for _, m := range entries {
-		tuple, ok := untranslated(m, source)
-		if !ok {
+		tuple, translated := entry(m)
+		// Kernels before 5.8 ignore the filter. The entry's attributes are in the order in
+		// which they were asked for.
+		if translated || !bytes.Contains(tuple, address) || !bytes.Contains(tuple, port) {
 			continue
 		}
-		_, err := c.Execute(conntrackMessage(nl.IPCTNL_MSG_CT_DELETE, netlink.Acknowledge, tuple))
+		_, err := c.Execute(conntrack(nl.IPCTNL_MSG_CT_DELETE, netlink.Acknowledge, attributes(func(e *netlink.AttributeEncoder) {
+			e.Bytes(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, tuple)
+		})))
 		if err != nil && !errors.Is(err, unix.ENOENT) {
 			return forgotten, fmt.Errorf("forget a connection of %s: %w", source, err)
 		}
@@ -81,57 +78,37 @@ func forgetUntranslated(source netip.AddrPort) (forgotten int, err error) {
 	return forgotten, nil
 }
 
-func conntrackMessage(typ int, flags netlink.HeaderFlags, attributes []byte) netlink.Message {
+// attributes encodes attributes of known sizes, which cannot fail.
+func attributes(f func(*netlink.AttributeEncoder)) []byte {
+	e := netlink.NewAttributeEncoder()
+	e.ByteOrder = binary.BigEndian
+	f(e)
+	b, _ := e.Encode()
+	return b
+}
+
+func conntrack(typ int, flags netlink.HeaderFlags, attributes []byte) netlink.Message {
 	return netlink.Message{
 		Header: netlink.Header{Type: netlink.HeaderType(unix.NFNL_SUBSYS_CTNETLINK<<8 | typ), Flags: netlink.Request | flags},
 		Data:   append([]byte{unix.AF_INET, unix.NFNETLINK_V0, 0, 0}, attributes...),
 	}
 }
 
-// untranslated returns the attribute that names an entry, if its packets come from a
-// source and keep it.
-func untranslated(m netlink.Message, source netip.AddrPort) (tuple []byte, ok bool) {
-	if len(m.Data) < conntrackGenmsgLength {
-		return nil, false
-	}
-	d, err := netlink.NewAttributeDecoder(m.Data[conntrackGenmsgLength:])
+// entry returns the addresses and ports of a connection, as the kernel encodes them,
+// and whether its source is translated.
+func entry(m netlink.Message) (tuple []byte, translated bool) {
+	d, err := netlink.NewAttributeDecoder(m.Data[min(nfgenmsgLength, len(m.Data)):])
 	if err != nil {
 		return nil, false
 	}
 	d.ByteOrder = binary.BigEndian
-	var from netip.Addr
-	var port uint16
-	var protocol uint8
 	for d.Next() {
 		switch d.Type() {
 		case nl.CTA_TUPLE_ORIG:
-			if tuple, err = netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.NLA_F_NESTED | nl.CTA_TUPLE_ORIG, Data: d.Bytes()}}); err != nil {
-				return nil, false
-			}
-			d.Nested(func(d *netlink.AttributeDecoder) error {
-				for d.Next() {
-					part := d.Type()
-					d.Nested(func(d *netlink.AttributeDecoder) error {
-						for d.Next() {
-							switch {
-							case part == nl.CTA_TUPLE_IP && d.Type() == nl.CTA_IP_V4_SRC:
-								from, _ = netip.AddrFromSlice(d.Bytes())
-							case part == nl.CTA_TUPLE_PROTO && d.Type() == nl.CTA_PROTO_NUM:
-								protocol = d.Uint8()
-							case part == nl.CTA_TUPLE_PROTO && d.Type() == nl.CTA_PROTO_SRC_PORT:
-								port = d.Uint16()
-							}
-						}
-						return nil
-					})
-				}
-				return nil
-			})
+			tuple = d.Bytes()
 		case nl.CTA_STATUS:
-			if d.Uint32()&ctStatusSNAT != 0 {
-				return nil, false
-			}
+			translated = d.Uint32()&ctStatusSNAT != 0
 		}
 	}
-	return tuple, d.Err() == nil && protocol == unix.IPPROTO_UDP && netip.AddrPortFrom(from, port) == source
+	return tuple, translated
 }

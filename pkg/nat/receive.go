@@ -98,54 +98,60 @@ func readReceive(c *nftables.Conn) (kernelTable, error) {
 	return read(c, table{family: family{nft: nftables.TableFamilyNetdev}})
 }
 
-// replace makes the table anew in one transaction: where the kernel has no nft_fwd_netdev,
-// nothing of it stays, and nobody is notified of an attempt. The nftables library has no
-// expression for `udp dport 51840 fwd to gro0in`, so the messages are made here.
+// replace makes the table anew in one transaction. Where the kernel has no
+// nft_fwd_netdev, nothing of it stays, and nobody is notified of the attempt. The
+// nftables library has no expression for `fwd to gro0in`, so the messages are made here.
 func (r Receive) replace(exists bool, rules []rule, labels []string, entry uint32) error {
 	var b batch
 	if exists {
-		b.add(unix.NFT_MSG_DELTABLE, 0, []netlink.Attribute{{Type: unix.NFTA_TABLE_NAME, Data: zeroTerminated(TableName)}})
+		b.add(unix.NFT_MSG_DELTABLE, 0, func(e *netlink.AttributeEncoder) {
+			e.String(unix.NFTA_TABLE_NAME, TableName)
+		})
 	}
-	b.add(unix.NFT_MSG_NEWTABLE, netlink.Create, []netlink.Attribute{
-		{Type: unix.NFTA_TABLE_NAME, Data: zeroTerminated(TableName)},
-		{Type: unix.NFTA_TABLE_FLAGS, Data: be32(0)},
+	b.add(unix.NFT_MSG_NEWTABLE, netlink.Create, func(e *netlink.AttributeEncoder) {
+		e.String(unix.NFTA_TABLE_NAME, TableName)
+		e.Uint32(unix.NFTA_TABLE_FLAGS, 0)
 	})
-	b.add(unix.NFT_MSG_NEWCHAIN, netlink.Create, []netlink.Attribute{
-		{Type: unix.NFTA_CHAIN_TABLE, Data: zeroTerminated(TableName)},
-		{Type: unix.NFTA_CHAIN_NAME, Data: zeroTerminated(receiveChain)},
-		b.nested(unix.NFTA_CHAIN_HOOK,
-			netlink.Attribute{Type: unix.NFTA_HOOK_HOOKNUM, Data: be32(unix.NF_NETDEV_INGRESS)},
-			netlink.Attribute{Type: unix.NFTA_HOOK_PRIORITY, Data: be32(0)},
-			netlink.Attribute{Type: unix.NFTA_HOOK_DEV, Data: zeroTerminated(r.Underlay)}),
-		{Type: unix.NFTA_CHAIN_POLICY, Data: be32(uint32(nftables.ChainPolicyAccept))},
-		{Type: unix.NFTA_CHAIN_TYPE, Data: zeroTerminated(string(nftables.ChainTypeFilter))},
+	b.add(unix.NFT_MSG_NEWCHAIN, netlink.Create, func(e *netlink.AttributeEncoder) {
+		e.String(unix.NFTA_CHAIN_TABLE, TableName)
+		e.String(unix.NFTA_CHAIN_NAME, receiveChain)
+		e.Nested(unix.NFTA_CHAIN_HOOK, func(e *netlink.AttributeEncoder) error {
+			e.Uint32(unix.NFTA_HOOK_HOOKNUM, unix.NF_NETDEV_INGRESS)
+			e.Uint32(unix.NFTA_HOOK_PRIORITY, 0)
+			e.String(unix.NFTA_HOOK_DEV, r.Underlay)
+			return nil
+		})
+		e.Uint32(unix.NFTA_CHAIN_POLICY, uint32(nftables.ChainPolicyAccept))
+		e.String(unix.NFTA_CHAIN_TYPE, string(nftables.ChainTypeFilter))
 	})
 	for i, rule := range rules {
-		var elements []netlink.Attribute
-		for _, e := range append(slices.Clone(rule.exprs), &expr.Immediate{Register: 1, Data: binary.NativeEndian.AppendUint32(nil, entry)}) {
-			data, err := expr.Marshal(byte(nftables.TableFamilyNetdev), e)
-			if err != nil {
-				return err
-			}
-			elements = append(elements, netlink.Attribute{Type: unix.NLA_F_NESTED | unix.NFTA_LIST_ELEM, Data: data})
-		}
-		// The interface is in register 1.
-		elements = append(elements, b.nested(unix.NFTA_LIST_ELEM,
-			netlink.Attribute{Type: unix.NFTA_EXPR_NAME, Data: zeroTerminated("fwd")},
-			b.nested(unix.NFTA_EXPR_DATA, netlink.Attribute{Type: unix.NFTA_FWD_SREG_DEV, Data: be32(1)})))
-		b.add(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, []netlink.Attribute{
-			{Type: unix.NFTA_RULE_TABLE, Data: zeroTerminated(TableName)},
-			{Type: unix.NFTA_RULE_CHAIN, Data: zeroTerminated(receiveChain)},
-			b.nested(unix.NFTA_RULE_EXPRESSIONS, elements...),
-			{Type: unix.NFTA_RULE_USERDATA, Data: nft.EncodeComment(labels[i])},
+		b.add(unix.NFT_MSG_NEWRULE, netlink.Create|netlink.Append, func(e *netlink.AttributeEncoder) {
+			e.String(unix.NFTA_RULE_TABLE, TableName)
+			e.String(unix.NFTA_RULE_CHAIN, receiveChain)
+			e.Nested(unix.NFTA_RULE_EXPRESSIONS, func(e *netlink.AttributeEncoder) error {
+				load := &expr.Immediate{Register: 1, Data: binary.NativeEndian.AppendUint32(nil, entry)}
+				for _, x := range append(slices.Clone(rule.exprs), load) {
+					data, err := expr.Marshal(byte(nftables.TableFamilyNetdev), x)
+					if err != nil {
+						return err
+					}
+					e.Bytes(unix.NLA_F_NESTED|unix.NFTA_LIST_ELEM, data)
+				}
+				e.Nested(unix.NFTA_LIST_ELEM, func(e *netlink.AttributeEncoder) error {
+					e.String(unix.NFTA_EXPR_NAME, "fwd")
+					e.Nested(unix.NFTA_EXPR_DATA, func(e *netlink.AttributeEncoder) error {
+						e.Uint32(unix.NFTA_FWD_SREG_DEV, 1) // register 1 has the interface
+						return nil
+					})
+					return nil
+				})
+				return nil
+			})
+			e.Bytes(unix.NFTA_RULE_USERDATA, nft.EncodeComment(labels[i]))
 		})
 	}
 	return b.send()
 }
-
-func be32(v uint32) []byte { return binary.BigEndian.AppendUint32(nil, v) }
-
-func zeroTerminated(s string) []byte { return append([]byte(s), 0) }
 
 // batch is one transaction of nftables, of family netdev.
 type batch struct {
@@ -153,29 +159,19 @@ type batch struct {
 	err      error
 }
 
-func (b *batch) marshal(attrs []netlink.Attribute) []byte {
-	data, err := netlink.MarshalAttributes(attrs)
+func (b *batch) add(typ int, flags netlink.HeaderFlags, attributes func(*netlink.AttributeEncoder)) {
+	e := netlink.NewAttributeEncoder()
+	e.ByteOrder = binary.BigEndian
+	attributes(e)
+	data, err := e.Encode()
 	b.err = errors.Join(b.err, err)
-	return data
-}
-
-func (b *batch) nested(typ uint16, attrs ...netlink.Attribute) netlink.Attribute {
-	return netlink.Attribute{Type: unix.NLA_F_NESTED | typ, Data: b.marshal(attrs)}
-}
-
-func (b *batch) add(typ int, flags netlink.HeaderFlags, attrs []netlink.Attribute) {
 	b.messages = append(b.messages, netlink.Message{
 		Header: netlink.Header{
 			Type:  netlink.HeaderType(unix.NFNL_SUBSYS_NFTABLES<<8 | typ),
 			Flags: netlink.Request | netlink.Acknowledge | flags,
 		},
-		Data: append(generic(byte(nftables.TableFamilyNetdev), 0), b.marshal(attrs)...),
+		Data: append([]byte{byte(nftables.TableFamilyNetdev), unix.NFNETLINK_V0, 0, 0}, data...),
 	})
-}
-
-// generic is struct nfgenmsg: family, version, resource in network byte order.
-func generic(fam byte, resource uint16) []byte {
-	return binary.BigEndian.AppendUint16([]byte{fam, unix.NFNETLINK_V0}, resource)
 }
 
 // send waits until the kernel has taken everything, or says what is wrong.
@@ -188,15 +184,13 @@ func (b *batch) send() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	bracket := func(typ netlink.HeaderType) netlink.Message {
-		return netlink.Message{
+	bracket := func(typ netlink.HeaderType) []netlink.Message {
+		return []netlink.Message{{
 			Header: netlink.Header{Type: typ, Flags: netlink.Request},
-			Data:   generic(0, unix.NFNL_SUBSYS_NFTABLES),
-		}
+			Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, unix.NFNL_SUBSYS_NFTABLES},
+		}}
 	}
-	sent := slices.Concat([]netlink.Message{bracket(unix.NFNL_MSG_BATCH_BEGIN)}, b.messages,
-		[]netlink.Message{bracket(unix.NFNL_MSG_BATCH_END)})
-	if _, err := conn.SendMessages(sent); err != nil {
+	if _, err := conn.SendMessages(slices.Concat(bracket(unix.NFNL_MSG_BATCH_BEGIN), b.messages, bracket(unix.NFNL_MSG_BATCH_END))); err != nil {
 		return err
 	}
 	// Each message is acknowledged, or refused; and with one, all.
