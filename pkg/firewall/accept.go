@@ -44,7 +44,7 @@ func (c Config) validate() error {
 	return nil
 }
 
-// EnsureAcceptRules makes the chains of others accept
+// EnsureAcceptRules makes the chains of others accept the packets of peers. These are:
 //
 //   - at the hook forward, what comes from peers and goes to peers;
 //   - at the hook forward, the overlay's packets of gateways on this node;
@@ -52,10 +52,10 @@ func (c Config) validate() error {
 //   - at the hook input, the overlay's packets from gateways;
 //   - at the hook input, pings from gateways through the overlay.
 //
-// Only chains that drop what no rule accepts get rules: their policy is drop, or a
-// rule drops or rejects every packet, in the chain itself or in one that it jumps to.
-// The rules stand just before that. Where a chain does not drop any more, ours are
-// removed. It says whether it changed anything.
+// Only chains that drop what no rule accepts get rules. Either their policy is drop, or
+// a rule drops or rejects every packet. That rule may be in a chain that they jump to. Ours
+// stand just before it. Where a chain does not drop any more, ours are removed. It says
+// whether it changed anything.
 //
 // It covers filter chains of the nftables families ip and inet, which includes
 // iptables-nft and firewalld. The error is a [BlockedError] if everything is done but

@@ -13,18 +13,17 @@ import (
 	"github.com/liqonet/liqonet/pkg/notify"
 )
 
-// settleTime is how long nobody may have changed nftables before a signal.
-// settleLongest bounds the wait, and so the number of signals: where services come and
-// go all the time kube-proxy never rests. Firewalld runs a program for each of its
-// steps, all of them within 0.6 s.
+// settleTime is how long nobody may have changed nftables before a signal. Firewalld runs
+// a program for each of its steps, all of them within 0.6 s. settleLongest bounds the wait,
+// and so the number of signals. Kube-proxy never rests where services come and go.
 const settleTime, settleLongest = 300 * time.Millisecond, time.Second
 
-// Monitor signals when accept rules may be missing, or not be needed any more: after
-// others have changed chains or rules of nftables in the calling thread's network
-// namespace, and have finished. Several changes become one signal while nobody
-// receives, and there is at most one signal in a second. After a loss of notifications
-// there is a signal as well. The channel is never closed; the subscription ends with
-// ctx. Changes of iptables-legacy are not signalled: the kernel notifies nobody.
+// Monitor signals when accept rules may be missing, or not be needed any more. That is
+// when others have changed nftables chains or rules in the calling thread's network
+// namespace, and have finished. There is about one signal in a second at most, and while
+// nobody receives, several become one. After a loss of notifications there is a signal as
+// well. The channel is never closed; the subscription ends with ctx. Changes of
+// iptables-legacy are not signalled, because the kernel notifies nobody.
 func Monitor(ctx context.Context) (<-chan struct{}, error) {
 	s, err := notify.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
 	if err != nil {

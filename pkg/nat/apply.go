@@ -18,8 +18,8 @@ import (
 // netlink attribute.
 const elementsPerMessage = 500
 
-// ApplyGateway makes the table of the calling thread's network namespace that
-// of a gateway, and says whether anything had to be changed.
+// ApplyGateway gives the calling thread's network namespace the tables of a gateway, and
+// says whether it changed anything.
 func ApplyGateway(ctx context.Context, g Gateway) (changed bool, err error) {
 	want, err := g.table(g.family())
 	if err != nil {
@@ -28,8 +28,9 @@ func ApplyGateway(ctx context.Context, g Gateway) (changed bool, err error) {
 	return applyBoth(ctx, want, blockFamily(want.family, g.OverlayGroup, g.TunnelGroup))
 }
 
-// ApplyNode makes the table of the calling thread's network namespace that of
-// a node, and says whether anything had to be changed.
+// ApplyNode gives the calling thread's network namespace the tables of a node, and says
+// whether it changed anything. It also makes the kernel forget tunnels that were tracked
+// with a source that is not the node's.
 func ApplyNode(ctx context.Context, n Node) (changed bool, err error) {
 	want, err := n.table(n.family())
 	if err != nil {
@@ -47,8 +48,8 @@ func ApplyNode(ctx context.Context, n Node) (changed bool, err error) {
 	return changed, nil
 }
 
-// applyBoth applies a table and the one of the other address family. A kernel that
-// has no nftables for that one goes without.
+// applyBoth applies a table and that of the other address family. A kernel that has no
+// nftables for the other family goes without.
 func applyBoth(ctx context.Context, want, other table) (changed bool, err error) {
 	changed, err = apply(ctx, want)
 	if err != nil {
@@ -125,8 +126,8 @@ func apply(ctx context.Context, want table) (changed bool, err error) {
 		if c.Flush() == nil {
 			return true, nil
 		}
-		// Somebody may have changed a set since it was read; a new table does
-		// not depend on what there was.
+		// Somebody may have changed a set since it was read. A new table does not depend
+		// on what there was.
 	}
 	if err := replace(c, t, want, labels, have.exists); err != nil {
 		return false, err

@@ -1,15 +1,15 @@
-// Package nat keeps the one nftables table of ours in the network namespace of
-// the calling thread: on a gateway the stateless translation of the own
-// cluster's addresses and the isolation from the peer, on a node the sources
-// of packets towards peers, isolation, and the clamping of TCP's segment size.
+// Package nat keeps our own nftables tables in the network namespace of the calling
+// thread.
 //
-// [ApplyGateway] and [ApplyNode] compute the table as a value, compare it with
-// what the kernel has, and send one transaction with the difference, or
-// nothing. Every rule has a comment that ends with a hash of the rule, by which
-// a changed one is found. Other tables are never touched, but by [EnsurePasses]:
-// it has forward and input chains of others, which cannot be overruled, accept
-// what peers need.
+//   - On a gateway they translate the addresses of its own cluster, without connection
+//     tracking, and shut the peer out of everything but pods and nodes.
+//   - On a node they choose the sources of packets to peers, shut peers out of the node,
+//     and clamp the segment size of TCP.
 //
-// Out of scope: which prefixes are translated to which (package ipam), and routes
-// (package overlay).
+// [ApplyGateway] and [ApplyNode] compute the tables as a value, compare it with what the
+// kernel has, and send the difference in one transaction. Every rule has a comment that
+// ends with a hash of the rule, so that a changed one is found.
+//
+// Out of scope: tables of others (package firewall), which prefixes are translated to
+// which (package ipam), and routes (package overlay).
 package nat

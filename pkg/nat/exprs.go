@@ -10,8 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Parts of rules. Each returns the expressions that nft would make of the text
-// in its comment.
+// Each function returns the expressions that nft makes of the text in its comment.
 
 // l4Checksum has the kernel adapt the checksum of TCP, UDP and ICMPv6 to a
 // changed address (NFT_PAYLOAD_L4CSUM_PSEUDOHDR). It leaves zero UDP checksums,

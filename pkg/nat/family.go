@@ -24,12 +24,12 @@ type family struct {
 	// icmpErrors are the types that carry the packet that caused them (RFC 792,
 	// RFC 4443).
 	icmpErrors []byte
-	// icmpLocal are types that carry a packet as well, and that nobody passes on:
-	// redirects are for the neighbours of a router (RFC 1122, section 3.2.2.2; RFC
-	// 4861, section 8.1), and source quenches are deprecated (RFC 6633).
+	// icmpLocal are types that carry a packet as well, and that nobody forwards.
+	// Redirects are for the neighbours of a router (RFC 1122, section 3.2.2.2; RFC 4861,
+	// section 8.1). Source quenches are deprecated (RFC 6633).
 	icmpLocal []byte
-	// neighbors are the types without which nobody finds an interface: IPv4 has
-	// ARP, which these tables do not see.
+	// neighbors are the types by which neighbours are found. IPv4 has ARP for this, which
+	// these tables do not see.
 	neighbors []byte
 }
 
@@ -53,7 +53,7 @@ func ipv6() family {
 	}
 }
 
-// familyOf is the one of an address; an invalid one has that of IPv4.
+// familyOf returns the family of an address, and IPv4 for an invalid one.
 func familyOf(a netip.Addr) family {
 	if a.Is6() {
 		return ipv6()
@@ -61,7 +61,7 @@ func familyOf(a netip.Addr) family {
 	return ipv4()
 }
 
-// opposite is the other one.
+// opposite returns the other family.
 func (f family) opposite() family {
 	if f.nft == nftables.TableFamilyIPv6 {
 		return ipv4()
@@ -73,8 +73,8 @@ func (f family) is(a netip.Addr) bool {
 	return a.BitLen() == int(f.addrLen)*8
 }
 
-// other returns an address or a prefix's that is not of this family, if there is
-// one: the kernel would refuse the whole table, and say nothing of why.
+// other returns an address, or that of a prefix, of the other family, if there is one.
+// The kernel would refuse the whole table without saying why.
 func (f family) other(addrs []netip.Addr, prefixes ...[]netip.Prefix) (netip.Addr, bool) {
 	for _, p := range slices.Concat(prefixes...) {
 		addrs = append(slices.Clip(addrs), p.Addr())

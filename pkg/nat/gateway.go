@@ -81,11 +81,12 @@ func (g Gateway) table(f family) (table, error) {
 	}, nil
 }
 
-// foreignErrors are those about packets that did not go to the peer. Otherwise a
-// peer could break connections that it has no part in: connection tracking on nodes
-// takes any error about a known connection for related. Nodes put fragments together
-// and gateways do not, so errors in fragments would pass unseen. Nobody sends such:
-// errors are at most 576 bytes long (RFC 1812, section 4.3.2.3), or 1280.
+// foreignErrors drops ICMP errors about packets that did not go to the peer. With them a
+// peer could break connections that it has no part in, because connection tracking on
+// nodes takes any error about a known connection for related. Errors in fragments are
+// dropped too: nodes reassemble fragments and gateways do not, so a gateway cannot see what
+// they are about. Nobody sends such: errors have at most 576 bytes (RFC 1812, section
+// 4.3.2.3), or 1280 with IPv6.
 func (g Gateway) foreignErrors(f family) []rule {
 	var rules []rule
 	for _, t := range f.icmpLocal {
@@ -102,10 +103,10 @@ func (g Gateway) foreignErrors(f family) []rule {
 	return rules
 }
 
-// translation returns the rules for packets from the tunnel and to it, and for
-// what ICMP errors carry. Every rule ends its chain, or a translated address
-// could be translated again by another mapping. What AllowedIPs leave open is
-// closed by the last rule for packets from the tunnel.
+// translation returns the rules for packets from the tunnel and to it, and for the packets
+// inside ICMP errors. Every rule ends its chain, or another mapping could translate an
+// address once more. The last rule for packets from the tunnel drops what WireGuard's
+// AllowedIPs leave open.
 func (g Gateway) translation(f family) (in, out, innerIn, innerOut []rule) {
 	for _, m := range g.Local {
 		if m.Real == m.Mapped {
@@ -136,9 +137,9 @@ func (g Gateway) translation(f family) (in, out, innerIn, innerOut []rule) {
 	return append(in, rule{"the peer reaches nothing else", drop()}), out, innerIn, innerOut
 }
 
-// input has no connection tracking to rely on: what the agent asks for is
-// recognised by what answers look like. Overlay packets to a broadcast address are of
-// nobody of ours, and a network plugin may have given those of a pod the node's source.
+// input cannot rely on connection tracking, so it recognises answers by what they look
+// like. Overlay packets to a broadcast address are not ours: they may come from a pod, with
+// a node's source that the network plugin gave them.
 func (g Gateway) input(f family) []rule {
 	rules := []rule{ // first what is nearly everything
 		{"tunnel, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.TunnelPort), accept())},

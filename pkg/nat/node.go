@@ -31,7 +31,8 @@ func (n Node) validate(f family) error {
 	return nil
 }
 
-// table computes the node's table; see the findings 3, 4, 5 and 10.
+// table computes the node's table. Why each rule is there is in docs/design-notes.md,
+// findings 3, 4, 5 and 10.
 func (n Node) table(f family) (table, error) {
 	if err := n.validate(f); err != nil {
 		return table{}, err
@@ -75,8 +76,8 @@ func (n Node) table(f family) (table, error) {
 				rules: n.guard(f, fromOverlay, packets, gatewayErrors),
 			},
 			{
-				// What is sent to a service with remote endpoints bears kube-proxy's mark
-				// for masquerading, and the packet around it bears it too.
+				// A packet to a service with remote endpoints bears kube-proxy's mark for
+				// masquerading. The overlay's packet around it inherits the mark.
 				name: "notrack-own", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput,
 				priority: priorityRaw, policy: nftables.ChainPolicyAccept,
 				rules: []rule{{"to gateways: nobody else translates the overlay", concat(
@@ -87,8 +88,8 @@ func (n Node) table(f family) (table, error) {
 				priority: priorityMangle, policy: nftables.ChainPolicyAccept, rules: n.isolate(f),
 			},
 			{
-				// What was made a packet to this node by a service, later than the above:
-				// one with an external address among the pods', or an endpoint on the node.
+				// A service may turn a packet into one to this node after the chains above,
+				// by an external address among those of pods or by an endpoint on the node.
 				name: "input", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookInput,
 				priority: priorityFilter, policy: nftables.ChainPolicyAccept, rules: n.input(f),
 			},
@@ -108,7 +109,7 @@ func (n Node) table(f family) (table, error) {
 	}, nil
 }
 
-// guard drops what is forged, and keeps the CNI's masquerade off the overlay
+// guard drops forged packets, and keeps the network plugin from masquerading overlay
 // packets of gateways on this node.
 func (n Node) guard(f family, fromOverlay, packets, gatewayErrors chain) []rule {
 	return []rule{
@@ -127,9 +128,10 @@ func (n Node) fromOverlay() []rule {
 	}
 }
 
-// overlayPackets are those around others: the CNI may change the source of none,
-// as the other end checks it. Not only what is sent to an address of this node gets
-// into it: so do broadcasts and multicasts, which any pod may send.
+// overlayPackets is about the outer packets of the overlay. The network plugin must not
+// change their source, because the other end checks it. Not only packets to an address of
+// this node are received here: broadcasts and multicasts are too, and any pod may send
+// them.
 func (n Node) overlayPackets(f family) []rule {
 	notrack := []expr.Any{&expr.Notrack{}}
 	return []rule{
@@ -140,10 +142,9 @@ func (n Node) overlayPackets(f family) []rule {
 	}
 }
 
-// gatewayErrors lets a gateway's own ICMP errors out to pods of other nodes: they
-// leave by the pod network, while what caused them came by the overlay, so that
-// this node knows no connection that they relate to, and kube-proxy drops what is
-// invalid.
+// gatewayErrors lets a gateway's own ICMP errors out to pods of other nodes. They leave
+// by the pod network, while the packets that caused them came by the overlay. So this node
+// knows no connection that they relate to, and kube-proxy drops invalid packets.
 func (n Node) gatewayErrors(f family) []rule {
 	var rules []rule
 	for _, t := range f.icmpErrors {
@@ -155,8 +156,8 @@ func (n Node) gatewayErrors(f family) []rule {
 	return rules
 }
 
-// isolate lets nothing new in from the overlay but towards pods. It is in
-// prerouting because destinations are translated (NodePorts) before input.
+// isolate lets new connections from the overlay reach pods only. It is in prerouting,
+// because NodePorts translate destinations before the hook input.
 func (n Node) isolate(f family) []rule {
 	return []rule{
 		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
@@ -167,8 +168,8 @@ func (n Node) isolate(f family) []rule {
 	}
 }
 
-// input is what guard and isolate are for packets whose destination became the node
-// only after them.
+// input repeats guard and isolate for packets whose destination became the node after
+// those chains.
 func (n Node) input(f family) []rule {
 	return []rule{
 		{"overlay packets come from gateways only", concat(udpDport(n.OverlayPort), f.inSet(f.saddr, setGateways, true), drop())},
@@ -193,8 +194,8 @@ func (n Node) toPeers(f family) []rule {
 		{"services with remote endpoints", concat(ctBits(expr.CtKeySTATUS, ctStatusDNAT), accept())},
 		{"only pods reach peers through this node", concat(f.inSet(f.saddr, setPods, true), drop())},
 	}
-	// Pods of this node may come by an uplink too, with plugins that have one
-	// interface for all (OVN-Kubernetes); then the way back is the same.
+	// Some plugins, such as OVN-Kubernetes, have one interface for everything: then this
+	// node's own pods come by an uplink too, and the way back to them is the same.
 	for _, u := range n.Uplinks {
 		rules = append(
 			rules,
@@ -208,14 +209,21 @@ func (n Node) toPeers(f family) []rule {
 // ctStatusDNAT is IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.
 const ctStatusDNAT = 1 << 5
 
-// source is what peers see packets come from. The order matters where nodes
-// have addresses in the pod range. What a service with remote endpoints made of a
-// packet from elsewhere has to be answered by way of this node, which alone knows
-// that: pods of other nodes, and on EKS all hosts around, call it with addresses of
-// the pod range. Towards peers there is no masquerade: it would drop connections when
-// a route moves to another interface. Towards hosts outside and the ends of tunnels
-// it is right: they see an address of the interface that leads to them, and when that
-// address goes the kernel forgets the connection.
+// source chooses the addresses that peers see. The order of the rules matters where nodes
+// have addresses in the pod range.
+//
+//   - A service may send a packet from elsewhere to a remote endpoint. Its answer has to
+//     come back by way of this node, which alone knows of the translation. Pods of other
+//     nodes call services with addresses of the pod range, and on EKS all hosts around do.
+//   - Towards peers there is no masquerade: it drops a connection when its route moves to
+//     another interface.
+//   - Towards hosts outside and the ends of tunnels there is one. They see an address of
+//     the interface that leads to them. When that address goes, the kernel forgets the
+//     connection.
+//
+// Where pods leave the node with their own address, nobody could answer a gateway that
+// calls: the other cluster may have the same addresses, and routers need not know them.
+// Where others masquerade, they would do the same a moment later.
 func (n Node) source(f family) []rule {
 	in, out := iifGroup(n.OverlayGroup), oifGroup(n.OverlayGroup)
 	return []rule{
@@ -232,11 +240,8 @@ func (n Node) source(f family) []rule {
 	}
 }
 
-// callers are the gateways on this node that call their peer. Where pods leave the node
-// with their own address, nobody could answer them: the other cluster may have the same
-// addresses, and routers need not know them. Where others masquerade, they do the same
-// a moment later. A gateway that is called needs nothing: it answers connections whose
-// addresses were translated on their way in.
+// callers are the gateways on this node that call their peer. A gateway that is called
+// needs nothing: its answers belong to connections that were translated on the way in.
 func (n Node) callers() (out []netip.Addr) {
 	for _, g := range n.Gateways {
 		if g.Local && g.Calls {

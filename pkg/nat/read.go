@@ -13,11 +13,11 @@ import (
 // kernelTable is our table as the kernel has it.
 type kernelTable struct {
 	exists bool
-	// dormant tables are there and do nothing.
+	// dormant says that the table exists and does nothing.
 	dormant bool
 	chains  []*nftables.Chain
 	labels  map[string][]string
-	// sets has only those that are like the wanted ones; setCount counts all.
+	// sets are those whose definitions are as wanted; setCount counts all.
 	sets     map[string][]netipx.IPRange
 	setCount int
 }
@@ -88,7 +88,7 @@ func (k *kernelTable) readSets(c *nftables.Conn, t *nftables.Table, want table) 
 	return nil
 }
 
-// sameRules says that all is as wanted but for elements of sets.
+// sameRules says that everything is as wanted, apart from elements of sets.
 func (k kernelTable) sameRules(want table, labels map[string][]string) bool {
 	if !k.exists || k.dormant || len(k.chains) != len(want.chains) ||
 		k.setCount != len(want.sets) || len(k.sets) != len(want.sets) {

@@ -16,11 +16,11 @@ import (
 	"github.com/liqonet/liqonet/pkg/nft"
 )
 
-// Receive leads packets of tunnel and overlay, when they come in, into an
-// interface whose other end aggregates them (see pkg/tunnel).
+// Receive sends incoming packets of tunnel and overlay into an interface whose other end
+// aggregates them (see pkg/tunnel).
 type Receive struct {
-	// Underlay is the interface by which they come, Entry the one that they are
-	// sent into. Where one of them is missing, nothing is led anywhere.
+	// Underlay is the interface by which they come, and Entry the one that they are sent
+	// into. If one of them is missing, packets stay where they are.
 	Underlay, Entry string
 	// Ports are UDP ports.
 	Ports []uint16
@@ -28,8 +28,8 @@ type Receive struct {
 
 const receiveChain = "receive"
 
-// ApplyReceive makes the table of family netdev of the calling thread's network
-// namespace what is wanted, and says whether anything had to be changed.
+// ApplyReceive gives the calling thread's network namespace the wanted table of the family
+// netdev, and says whether it changed anything.
 func ApplyReceive(ctx context.Context, r Receive) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
@@ -68,8 +68,8 @@ func ApplyReceive(ctx context.Context, r Receive) (changed bool, err error) {
 	return true, nil
 }
 
-// rules names the interfaces in the comments, with their numbers, by which the
-// kernel knows them: a rule for what is gone is not the wanted one.
+// rules names interfaces with their numbers in the comments. The kernel knows an interface
+// by its number, so a rule for one that was made anew is not the wanted rule.
 func (r Receive) rules(underlay, entry uint32) (rules []rule, labels []string, err error) {
 	for _, port := range r.Ports {
 		rule := rule{

@@ -28,14 +28,14 @@ type chain struct {
 	rules    []rule
 }
 
-// rule is a rule with what it is for, for humans.
+// rule is a rule, with a comment that says what it is for.
 type rule struct {
 	comment string
 	exprs   []expr.Any
 }
 
-// set is a named set of addresses. It is an interval set if its elements are
-// ranges of more than one address.
+// set is a named set of addresses. In an interval set, elements may be ranges of more
+// than one address.
 type set struct {
 	name     string
 	interval bool
@@ -69,9 +69,9 @@ const (
 	setCallers       = "calling-gateways"
 )
 
-// blockFamily is the table of the other address family: the interfaces of these groups carry
-// none of it. Frames to multicast addresses need no secret, and a router advertisement
-// in one gives whoever takes it in addresses and a default route.
+// blockFamily is the table of the other address family: it drops all of it that comes by
+// interfaces of the groups. Anybody can send frames to multicast addresses into the
+// overlay, and a router advertisement would give a node addresses and a default route.
 func blockFamily(f family, groups ...uint32) table {
 	guard := chain{
 		name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,

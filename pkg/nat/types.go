@@ -6,42 +6,39 @@ import (
 	"github.com/liqonet/liqonet/pkg/nft"
 )
 
-// TableName is the name of the one nftables table of ours per network
-// namespace and family.
+// TableName is the name of our nftables table in each address family.
 const TableName = nft.TableName
 
 // Mapping translates a prefix 1:1 into another one of the same length.
 type Mapping struct {
-	// Real is the prefix inside the own cluster, Mapped the one by which the
-	// peer knows it. Where both are equal nothing is translated.
+	// Real is the prefix inside this cluster, Mapped the one by which the peer knows
+	// it. If both are equal nothing is translated.
 	Real, Mapped netip.Prefix
 }
 
-// Gateway is what the table of a gateway's network namespace does:
-// stateless translation of the own cluster's addresses, and isolation.
+// Gateway describes the table of a gateway: it translates this cluster's addresses
+// without state, and isolates the cluster from the peer.
 type Gateway struct {
 	// Underlay is the name of the pod's own interface.
 	Underlay string
-	// TunnelGroup is the interface group of WireGuard's interface, OverlayGroup that
-	// of the overlay's, and ReceiveGroup of the one where packets of both come from as
-	// well, once they were aggregated (see Receive).
+	// TunnelGroup is the interface group of WireGuard's interface, and OverlayGroup that
+	// of the overlay's. ReceiveGroup is that of the interface from which packets of both
+	// come after they were aggregated (see Receive).
 	TunnelGroup, OverlayGroup, ReceiveGroup uint32
-	// Local are the own cluster's ranges that the peer may reach, pods and
-	// overlay addresses, with what the peer knows them by.
+	// Local are this cluster's ranges that the peer may reach: pods and overlay addresses.
 	Local []Mapping
-	// Remote are the ranges by which this cluster knows the peer: the peer may send
-	// ICMP errors about packets that went there, and about no others.
+	// Remote are the ranges by which this cluster knows the peer. The peer may send ICMP
+	// errors about packets that went there, and about no others.
 	Remote []netip.Prefix
 	// Nodes are the outer source addresses from which overlay packets come.
 	Nodes []netip.Addr
-	// OverlayPort and TunnelPort are UDP ports on Underlay, ProbePort one
-	// that nodes (through the overlay) and the peer (through the tunnel) may
-	// reach.
+	// OverlayPort and TunnelPort are UDP ports on Underlay. ProbePort is one that nodes
+	// may reach through the overlay, and the peer through the tunnel.
 	OverlayPort, TunnelPort, ProbePort uint16
 }
 
-// Node is what the table of a node's network namespace does: sources towards
-// peers, isolation, MSS clamping.
+// Node describes the table of a node: sources towards peers, isolation, and clamping of
+// TCP's segment size.
 type Node struct {
 	// OverlayGroup is the interface group of the overlay's interfaces.
 	OverlayGroup uint32
@@ -53,15 +50,15 @@ type Node struct {
 	OwnPods []netip.Prefix
 	// Remote are the ranges by which the cluster knows its peers.
 	Remote []netip.Prefix
-	// Hosts are addresses outside of the cluster that peers may reach: they do not
-	// know the way back, so they see the node's own address.
+	// Hosts are addresses outside of the cluster that peers may reach. Hosts do not know
+	// the way back to peers, so they see the node's own address.
 	Hosts []netip.Addr
-	// Endpoints are addresses of Remote by which tunnels are reached: packets from
-	// there come by the network around.
+	// Endpoints are addresses in Remote that are also ends of tunnels. Packets from them
+	// come by the network around, not by the overlay.
 	Endpoints []netip.Addr
-	// Uplinks are the interfaces to other machines. From there only answers go to
-	// peers, and what a service with remote endpoints made of a packet: another
-	// machine that forges a pod's source does not use the node as its router.
+	// Uplinks are the interfaces to other machines. Of what comes from there, answers go
+	// to peers, and packets that a service sends to a remote endpoint, and packets of this
+	// node's own pods. Another machine must not use the node as its router.
 	Uplinks []string
 	// Gateways are those with an overlay link to this node.
 	Gateways []NodeGateway
@@ -77,6 +74,6 @@ type NodeGateway struct {
 	Overlay netip.Addr
 	// Local says that the gateway runs on this node.
 	Local bool
-	// Calls says that the gateway calls the peer's, and is not called.
+	// Calls says that the gateway is the tunnel's client: it calls the peer's gateway.
 	Calls bool
 }
