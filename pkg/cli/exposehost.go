@@ -35,7 +35,7 @@ sees a node of A and needs to know nothing of all this; it cannot reach B.`,
 func (g *globals) exposeHost(ctx context.Context, refA, refB, address string, remove bool) error {
 	host, err := netip.ParseAddr(address)
 	if err != nil {
-		return &peering.Error{Kind: peering.Usage, Doing: fmt.Sprintf("%q is not an address", address)}
+		return &peering.Error{Kind: peering.Usage, Doing: fmt.Sprintf("%q is not an address", address), Hint: "name the host by its IP address, such as 192.168.1.50"}
 	}
 	ctx, cancel := g.withTimeout(ctx)
 	defer cancel()

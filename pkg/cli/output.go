@@ -2,6 +2,7 @@ package cli
 
 import (
 	"cmp"
+	"errors"
 	"io"
 	"strings"
 	"unicode"
@@ -35,6 +36,9 @@ func (o *output) Set(s string) error {
 		return nil
 	}
 	_, err := o.printer()
+	if genericclioptions.IsNoCompatiblePrinterError(err) {
+		err = errors.New("it is none of table, wide, name, json, yaml, jsonpath=… and go-template=…")
+	}
 	return err
 }
 

@@ -233,7 +233,7 @@ func setFlag(f *pflag.Flag, flags *pflag.FlagSet, config *viper.Viper) error {
 	}
 	for _, value := range values {
 		if err := flags.Set(f.Name, value); err != nil {
-			return usageError{fmt.Errorf("from the environment or the configuration file: %w", err)}
+			return usageError{fmt.Errorf("%s, from the environment or the configuration file: %w", f.Name, err)}
 		}
 	}
 	return nil

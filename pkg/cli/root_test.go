@@ -85,7 +85,7 @@ func TestUsageErrors(t *testing.T) {
 		{args: "peer one two --overlay gre", want: "must be one of auto, geneve, vxlan"},
 		{args: "peer one two --wireguard yes", want: "must be one of auto, kernel, userspace"},
 		{args: "peer one two --service-type ExternalName", want: "must be one of auto, NodePort"},
-		{args: "status -o xml", want: "json,jsonpath"},
+		{args: "status -o xml", want: "none of table, wide, name, json"},
 		{args: "status --no-such-flag", want: "no-such-flag"},
 		{args: "status three", want: `"three" is neither`},
 		{args: "peer one three", want: `"three" is neither`},
@@ -98,7 +98,7 @@ func TestUsageErrors(t *testing.T) {
 		{args: "status", env: "LIQONET_TIMEOUT=soon", want: "--timeout"},
 		{args: "status", env: "LIQONET_TIMEOUT=-5s", want: "--timeout"},
 		{args: "status", env: "LIQONET_TIMEOUT=90", want: "--timeout"},
-		{args: "status", env: "LIQONET_OUTPUT=xml", want: `"xml"`},
+		{args: "status", env: "LIQONET_OUTPUT=xml", want: "output, from the environment"},
 		{args: "status", env: "LIQONET_CONFIG=/does/not/exist", want: "/does/not/exist"},
 	}
 	for _, tt := range tests {

@@ -74,7 +74,7 @@ func (g *globals) status(ctx context.Context, refs []string, out *output) error 
 			return err
 		}
 		if raw.CurrentContext == "" {
-			return usageError{errors.New("the kubeconfig has no current context: name a cluster")}
+			return usageError{errors.New("the kubeconfig has no current context\n  name a cluster (kubectl liqonet status CLUSTER), or set one (kubectl config use-context NAME)")}
 		}
 		refs = []string{raw.CurrentContext}
 	}
