@@ -21,18 +21,21 @@ import (
 // addOverrides gives a command the flags by which the user overrules what liqonet would
 // find out or decide.
 func addOverrides(f *pflag.FlagSet) {
-	f.String("agent-image", "", "image of the agents (default: the one that is there already, or else "+version.AgentImage()+")")
-	f.Var(&choices{allowed: []string{"auto", "geneve", "vxlan"}}, "overlay", "encapsulation between nodes and gateways; auto takes the best that all kernels can do")
-	f.Var(&choices{allowed: []string{"auto", "kernel", "userspace"}}, "wireguard", "who does WireGuard's work; auto takes the kernel where all can")
+	f.String("agent-image", "", "image of the agents of both clusters, also for their other peerings (default: the one that is there already, or else "+version.AgentImage()+")")
+	f.Var(&choices{allowed: []string{"auto", "geneve", "vxlan"}}, "overlay",
+		"encapsulation between nodes and gateways, one for all peerings of a cluster; auto takes Geneve where all kernels have it, otherwise VXLAN")
+	f.Var(&choices{allowed: []string{"auto", "kernel", "userspace"}}, "wireguard", "what does the work of WireGuard; auto takes the kernel where all nodes' kernels can, otherwise user space")
 	f.Var(&choices{allowed: []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}, withPort: "NodePort"}, "service-type",
-		"how a gateway that is the server is exposed; NodePort:PORT asks for a port")
+		"how a gateway that is the server is exposed; auto takes a load balancer where the cluster is known to have one, otherwise a NodePort; CLUSTER=NodePort:PORT asks for a port")
 	f.StringArray("pod-cidr", nil, "CLUSTER=CIDR[,CIDR]: the pod ranges of a cluster, if they cannot be found out")
 	f.StringArray("service-cidr", nil, "CLUSTER=CIDR[,CIDR]: the same for the service ranges")
 	f.StringArray("node-cidr", nil, "CLUSTER=CIDR[,CIDR]: the same for the subnets of the nodes")
 	f.StringArray("reserve", nil, "CLUSTER=CIDR[,CIDR]: ranges that a cluster keeps free of its peers")
-	f.StringArray("map", nil, "CLUSTER=[REAL=]MAPPED[,…]: the range by which the peer is to know the pods of a cluster; CLUSTER=nodes=MAPPED for its nodes")
+	f.StringArray("map", nil, "CLUSTER=[REAL=]MAPPED[,…]: the range by which the peer is to know the pods of a cluster; "+
+		"REAL can be left out if there is one pod range of that length; CLUSTER=nodes=MAPPED, a /18, for the nodes")
 	f.String("server", "", "CLUSTER whose gateway is called by the other's (default: the one that can be reached)")
-	f.StringArray("endpoint", nil, "CLUSTER=ADDRESS:PORT[,…]: where the gateway of a cluster is called, behind a NAT or load balancer; CLUSTER=auto takes that back")
+	f.StringArray("endpoint", nil, "CLUSTER=ADDRESS:PORT[,…]: where the gateway of a cluster is called, behind a NAT or a load balancer of your own; "+
+		"it makes that cluster the server; CLUSTER=auto takes it back")
 }
 
 // override is what the flags say of one cluster, or of all.
