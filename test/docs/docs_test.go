@@ -315,6 +315,7 @@ func TestRunBlocks(t *testing.T) {
 	}
 	for _, b := range list {
 		t.Run(b.name, func(t *testing.T) {
+			t.Parallel()
 			home, bin := t.TempDir(), t.TempDir()
 			var contexts []string
 			for i, name := range []string{"cluster-a", "cluster-b", "cluster-c", "hub", "home", "cloud"} {
