@@ -132,6 +132,16 @@ func OverlaySecret(key []byte) *corev1.Secret {
 	}
 }
 
+// Journal is the object in which a command writes down what it changes.
+func Journal(name, peering string) *corev1.ConfigMap {
+	labels := commonLabels()
+	labels[v1alpha1.LabelPeering] = peering
+	return &corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
+	}
+}
+
 // Mark has the pods of a template start anew if they have another key.
 func (k OverlayKey) Mark(pod *corev1.PodTemplateSpec) {
 	annotations := map[string]string{}

@@ -15,24 +15,20 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// apply makes obj be as wanted, by server-side apply, and returns it as it was
-// before, if that changed anything: an apply that changes nothing leaves the
-// resourceVersion. What was not there has no resourceVersion.
-func (c *Cluster) apply(ctx context.Context, obj client.Object) (before *unstructured.Unstructured, changed bool, err error) {
-	u, err := manifests.ToApply(obj)
-	if err != nil {
-		return nil, false, err
+// read returns what is to be applied, and what there is of it. What is not there
+// has no resourceVersion.
+func (c *Cluster) read(ctx context.Context, obj client.Object) (want, live *unstructured.Unstructured, err error) {
+	if want, err = manifests.ToApply(obj); err != nil {
+		return nil, nil, err
 	}
-	doing := fmt.Sprintf("apply %s", describe(u))
-	before = &unstructured.Unstructured{}
-	before.SetGroupVersionKind(u.GroupVersionKind())
-	if err := c.Client.Get(ctx, client.ObjectKeyFromObject(u), before); err != nil && !apierrors.IsNotFound(err) {
-		return nil, false, c.fail(doing, err)
+	live = &unstructured.Unstructured{}
+	live.SetGroupVersionKind(want.GroupVersionKind())
+	if err := c.Client.Get(ctx, client.ObjectKeyFromObject(want), live); apierrors.IsNotFound(err) {
+		live.SetResourceVersion("")
+	} else if err != nil {
+		return nil, nil, c.fail("read "+describe(want), err)
 	}
-	if err := c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership); err != nil {
-		return before, false, c.fail(doing, err)
-	}
-	return before, u.GetResourceVersion() != before.GetResourceVersion(), nil
+	return want, live, nil
 }
 
 // applyAll applies objects that do not depend on each other, and returns those
@@ -41,28 +37,46 @@ func (c *Cluster) applyAll(ctx context.Context, objs ...client.Object) ([]string
 	return c.applyNoting(ctx, nil, objs...)
 }
 
-// applyNoting is applyAll that notes how things were.
-func (c *Cluster) applyNoting(ctx context.Context, j *journal, objs ...client.Object) ([]string, error) {
-	changed := make([]bool, len(objs))
-	g, ctx := errgroup.WithContext(ctx)
+// applyNoting is applyAll that first writes down how things were. An apply that
+// changes nothing leaves the resourceVersion.
+func (c *Cluster) applyNoting(ctx context.Context, j *journal, objs ...client.Object) (changed []string, err error) {
+	wants, lives := make([]*unstructured.Unstructured, len(objs)), make([]*unstructured.Unstructured, len(objs))
+	reading, rctx := errgroup.WithContext(ctx)
 	for i, obj := range objs {
-		g.Go(func() error {
-			before, did, err := c.apply(ctx, obj)
-			changed[i] = did
-			if before != nil && (did || err != nil) {
-				j.applied(c, obj, before)
-			}
+		reading.Go(func() (err error) {
+			wants[i], lives[i], err = c.read(rctx, obj)
 			return err
 		})
 	}
-	err := g.Wait()
-	var names []string
-	for i, obj := range objs {
-		if changed[i] {
-			names = append(names, c.Name+": "+describe(obj))
+	if err := reading.Wait(); err != nil {
+		return nil, err
+	}
+	var changes []change
+	for i, want := range wants {
+		if ch, noted := j.changeOf(want, lives[i]); noted {
+			changes = append(changes, ch)
 		}
 	}
-	return names, err
+	if err := j.note(ctx, changes...); err != nil {
+		return nil, err
+	}
+	applying, actx := errgroup.WithContext(ctx)
+	for i, want := range wants {
+		applying.Go(func() error {
+			u := want.DeepCopy()                               // what is noted stays as it is
+			u.SetResourceVersion(objs[i].GetResourceVersion()) // a conflict if it is another one by now
+			err := c.Client.Apply(actx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
+			wants[i] = u
+			return c.fail("apply "+describe(want), err)
+		})
+	}
+	err = applying.Wait()
+	for i, u := range wants {
+		if v := u.GetResourceVersion(); v != "" && v != lives[i].GetResourceVersion() {
+			changed = append(changed, c.Name+": "+describe(u))
+		}
+	}
+	return changed, err
 }
 
 // applyTranslation writes into a Peering's status by which addresses both

@@ -26,7 +26,7 @@ type Cluster struct {
 	// ID is the UID of the kube-system namespace, set by Identify.
 	ID string
 	// Client reads and writes without a cache.
-	Client client.Client
+	Client client.WithWatch
 	// DefaultImage is that of agents which have to be installed.
 	DefaultImage string
 	// Kubectl is how the user reaches it by kubectl, for hints; empty for

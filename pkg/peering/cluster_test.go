@@ -158,7 +158,7 @@ func TestIdentifyErrors(t *testing.T) {
 			}
 			mapper := meta.NewDefaultRESTMapper(nil)
 			mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
-			cl, err := client.New(&cfg, client.Options{Scheme: scheme(t), Mapper: mapper})
+			cl, err := client.NewWithWatch(&cfg, client.Options{Scheme: scheme(t), Mapper: mapper})
 			if err != nil {
 				t.Fatal(err)
 			}

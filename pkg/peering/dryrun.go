@@ -16,7 +16,7 @@ import (
 )
 
 // comparePlan says for each object what is to be done with it.
-func (p *peer) comparePlan(ctx context.Context) error {
+func (p *run) comparePlan(ctx context.Context) error {
 	return p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
 		objs := p.planOf(s).Objects
 		g, ctx := errgroup.WithContext(ctx)

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"context"
 	"errors"
 	"net/netip"
 	"sync"
@@ -19,13 +20,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	fakediscovery "k8s.io/client-go/discovery/fake"
 	clienttesting "k8s.io/client-go/testing"
+	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/fakeapi"
 )
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
@@ -63,13 +67,34 @@ func newCluster(t *testing.T, name string, funcs interceptor.Funcs, objs ...clie
 		everything := allowing(new(int), &sync.Mutex{}, func(authorizationv1.ResourceAttributes) bool { return true })
 		funcs.Create = everything.Create
 	}
+	base := fake.NewClientBuilder().WithScheme(scheme(t)).WithObjects(objs...).WithInterceptorFuncs(funcs).
+		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).Build()
 	return &Cluster{
-		Name: name,
-		ID:   "id-of-" + name,
-		Client: fake.NewClientBuilder().WithScheme(scheme(t)).WithObjects(objs...).WithInterceptorFuncs(funcs).
-			WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).Build(),
+		Name:      name,
+		ID:        "id-of-" + name,
+		Client:    watching(base),
 		Discovery: &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{}},
 	}
+}
+
+// watching is the same client with watches that miss nothing since a list.
+func watching(base client.WithWatch) client.WithWatch {
+	watches := &fakeapi.Watches{}
+	return interceptor.NewClient(base, interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			if err := c.List(ctx, list, opts...); err != nil {
+				return err
+			}
+			return watches.Listed(list)
+		},
+		Watch: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
+			o := (&client.ListOptions{}).ApplyOptions(opts)
+			return watches.Watch(ctx, o.Raw.ResourceVersion, func(ctx context.Context) (client.ObjectList, error) {
+				now := list.DeepCopyObject().(client.ObjectList)
+				return now, c.List(ctx, now, opts...)
+			}), nil
+		},
+	})
 }
 
 // peerNamed is a peer of which only name and ID matter.
@@ -134,4 +159,13 @@ func notShort(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes long with the race detector")
 	}
+}
+
+// objectsOf are the objects as a wait sees them.
+func objectsOf(objs ...client.Object) objects {
+	store := toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)
+	for _, obj := range objs {
+		_ = store.Add(obj) // fails for what has no metadata only
+	}
+	return objects{store}
 }

@@ -8,7 +8,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -116,7 +116,7 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v
 	cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 		a := plan.Allocation(cn, peer.ID)
 		if a == nil {
-			return errTornDown
+			return errUnpeered
 		}
 		return change(a)
 	})
@@ -124,41 +124,51 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v
 		return c.fail("write the exposed hosts to the ledger", err)
 	}
 	name := plan.Allocation(cn, peer.ID).Name
-	return c.poll(ctx, "wait until gateway and nodes have applied it", c.podsHint(), func(ctx context.Context) (string, error) {
-		p := &v1alpha1.Peering{}
-		if err := c.Client.Get(ctx, types.NamespacedName{Name: name}, p); err != nil {
-			return "", err
+	kinds := []kind{all(&v1alpha1.ClusterNetworkList{}), all(&v1alpha1.PeeringList{}), all(&v1alpha1.NodeNetworkList{}), all(&corev1.NodeList{})}
+	return c.await(ctx, "wait until gateway and nodes have applied it", c.podsHint(), kinds, func(ctx context.Context, o objects) (string, error) {
+		p := byName[*v1alpha1.Peering](o, name)
+		if p == nil {
+			return "", errUnpeered
 		}
-		// Others may change the ledger at the same time: what counts is what it says now.
-		cn, err := c.ledger(ctx)
-		if err != nil {
-			return "", err
-		}
-		if cn == nil || plan.Allocation(cn, peer.ID) == nil {
-			return "", errTornDown
-		}
-		hosts, err := plan.HostMappings(plan.Allocation(cn, peer.ID), p.Spec.Local.ExternalCIDR.Prefix)
+		hosts, err := c.currentHosts(ctx, peer, p.Spec.Local.ExternalCIDR.Prefix)
 		if err != nil {
 			return "", err
 		}
 		if !slices.Equal(hosts, p.Spec.Local.Hosts) {
-			spec := *p.Spec.DeepCopy()
-			spec.Local.Hosts = hosts
-			_, err := c.applyAll(ctx, manifests.Peering(name, spec))
-			return "the Peering has just been changed", err
+			return "the Peering has just been changed", c.applyHosts(ctx, p, hosts)
 		}
-		var nodes v1alpha1.NodeNetworkList
-		if err := c.Client.List(ctx, &nodes); err != nil {
-			return "", err
-		}
-		ready, err := c.agentNodes(ctx)
-		if err != nil {
-			return "", err
-		}
-		v, err := view(c.Name, p, nodes.Items, ready, c.now())
+		ready, _ := nodesByReadiness(of[*corev1.Node](o))
+		v, err := view(c.Name, p, values[v1alpha1.NodeNetwork](o), ready, c.now())
 		if err != nil {
 			return "", err
 		}
 		return settled(p, v), nil
 	})
+}
+
+// currentHosts are the exposed hosts as the ledger has them now: others may change it
+// at the same time.
+func (c *Cluster) currentHosts(ctx context.Context, peer *Cluster, external netip.Prefix) ([]v1alpha1.AddressMapping, error) {
+	cn, err := c.ledger(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if cn == nil || plan.Allocation(cn, peer.ID) == nil {
+		return nil, errUnpeered
+	}
+	return plan.HostMappings(plan.Allocation(cn, peer.ID), external)
+}
+
+// applyHosts changes the hosts of the Peering, if it still is as it was read: what
+// somebody else has changed meanwhile is not undone.
+func (c *Cluster) applyHosts(ctx context.Context, p *v1alpha1.Peering, hosts []v1alpha1.AddressMapping) error {
+	spec := *p.Spec.DeepCopy()
+	spec.Local.Hosts = hosts
+	obj := manifests.Peering(p.Name, spec)
+	obj.ResourceVersion = p.ResourceVersion
+	_, err := c.applyAll(ctx, obj)
+	if apierrors.IsConflict(err) {
+		return nil
+	}
+	return err
 }

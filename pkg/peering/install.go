@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +15,6 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -22,32 +22,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
-
-// pollInterval is how often a condition in a cluster is looked at. Each look is
-// one or two small requests.
-const pollInterval = 60 * time.Millisecond
-
-// poll calls condition until it is true, fails, or ctx ends. A timeout is
-// reported with the last reason that condition gave for not being true.
-func (c *Cluster) poll(ctx context.Context, doing, hint string, condition func(context.Context) (reason string, err error)) error {
-	var reason string
-	err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
-		var err error
-		reason, err = condition(ctx)
-		return err == nil && reason == "", err
-	})
-	if err != nil && ctx.Err() != nil {
-		e := &Error{Kind: NotReady, Cluster: c.Name, Doing: doing, Hint: hint, Err: context.Cause(ctx)}
-		if reason != "" {
-			e.Err = fmt.Errorf("%s (%w)", reason, context.Cause(ctx))
-		}
-		if warning := c.lastWarning(); warning != "" {
-			e.Err = fmt.Errorf("%w; the cluster says: %s", e.Err, warning)
-		}
-		return e
-	}
-	return c.fail(doing, err)
-}
 
 // lastWarning returns the newest warning event of our namespace: often the reason
 // why something does not start, such as a volume or an admission.
@@ -114,19 +88,19 @@ func (c *Cluster) installCRDs(ctx context.Context) ([]string, error) {
 
 // install claims an entry for the peer and installs the node agents. When a
 // removal is under way it is completed first.
-func (c *Cluster) install(ctx context.Context, peer *Cluster, s *side, planned *plan.ClusterPlan) (changed []string, err error) {
+func (s *side) install(ctx context.Context, peer *Cluster, claim string, planned *plan.ClusterPlan) (changed []string, err error) {
 	for {
-		changed, err = c.installOnce(ctx, peer, s, planned)
+		changed, err = s.installOnce(ctx, peer, claim, planned)
 		if !errors.Is(err, errTornDown) || ctx.Err() != nil {
 			return changed, err
 		}
-		if err := c.uninstall(ctx); err != nil {
+		if err := s.uninstall(ctx); err != nil {
 			return changed, err
 		}
 		// Somebody may have deleted the namespace only.
-		err = c.poll(ctx, "wait until namespace "+v1alpha1.Namespace+" is gone", "", func(ctx context.Context) (string, error) {
+		err = s.poll(ctx, "wait until namespace "+v1alpha1.Namespace+" is gone", "", func(ctx context.Context) (string, error) {
 			ns := &corev1.Namespace{}
-			err := c.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.Namespace}, ns)
+			err := s.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.Namespace}, ns)
 			if absent(err) || err == nil && ns.DeletionTimestamp.IsZero() {
 				return "", nil
 			}
@@ -187,42 +161,82 @@ func (c *Cluster) restartGateways(ctx context.Context, key manifests.OverlayKey)
 	return nil
 }
 
-// installOnce installs the agents while the API server learns to serve the
-// ledger, in which the entry is claimed. Only after the claim is it certain that
-// nobody removes the agents, so they are looked at once more.
-func (c *Cluster) installOnce(ctx context.Context, peer *Cluster, s *side, planned *plan.ClusterPlan) ([]string, error) {
-	var claimed, installed []string
-	g, gctx := errgroup.WithContext(ctx)
-	g.Go(func() (err error) {
-		if claimed, err = c.installCRDs(gctx); err != nil {
-			return err
+// installOnce claims the entry, and applies the objects of the node agents. Where
+// there are no agents yet, both happen at the same time: it takes a second until
+// the API server serves the ledger. Where there are, others depend on them, so
+// the journal comes first. Only after the claim is it certain that nobody removes
+// the agents, so they are looked at once more.
+func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, planned *plan.ClusterPlan) (changed []string, err error) {
+	var entry v1alpha1.PeerAllocation
+	claiming := func(ctx context.Context) (changed []string, err error) {
+		if changed, err = s.installCRDs(ctx); err != nil {
+			return changed, err
 		}
-		alloc, isNew, err := c.claim(gctx, peer, planned.Ledger.Spec.InternalCIDR.Prefix)
-		if isNew {
-			claimed = append(claimed, fmt.Sprintf("%s: entry %q of the ledger", c.Name, alloc.Name))
+		if entry, err = s.claimEntry(ctx, peer, claim, planned); err != nil {
+			return changed, err
 		}
-		s.wasEstablished = alloc.Established
-		return err
-	})
+		s.wasEstablished, s.joined = entry.Established, !entry.Established && entry.Claim != claim
+		s.journal.created = entry.Established
+		if entry.Claim == claim {
+			changed = append(changed, fmt.Sprintf("%s: entry %q of the ledger", s.Name, entry.Name))
+		}
+		return changed, nil
+	}
 	var objs []client.Object
-	g.Go(func() (err error) {
-		objs, s.facts.OverlayKey, installed, err = c.applyAgents(gctx, planned.Image, &s.journal)
-		return err
-	})
-	err := g.Wait()
-	changed := append(claimed, installed...)
+	installing := func(ctx context.Context) (changed []string, err error) {
+		objs, s.facts.OverlayKey, changed, err = s.applyAgents(ctx, planned.Image, s.journal)
+		return changed, err
+	}
+	if s.facts.InstalledImage == "" {
+		var claimed, installed []string
+		g, gctx := errgroup.WithContext(ctx)
+		g.Go(func() (err error) { claimed, err = claiming(gctx); return err })
+		g.Go(func() (err error) { installed, err = installing(gctx); return err })
+		err = g.Wait()
+		changed = append(claimed, installed...)
+		if err == nil {
+			err = s.journal.start(ctx, entry.Name, claim)
+		}
+	} else {
+		changed, err = claiming(ctx)
+		if err == nil {
+			err = s.journal.start(ctx, entry.Name, claim)
+		}
+		if err == nil {
+			var installed []string
+			installed, err = installing(ctx)
+			changed = append(changed, installed...)
+		}
+	}
 	if err != nil {
 		return changed, err
 	}
 	for _, obj := range append(objs, manifests.OverlaySecret(nil)) {
 		live := obj.DeepCopyObject().(client.Object)
-		if err := c.Client.Get(ctx, client.ObjectKeyFromObject(obj), live); absent(err) || err == nil && !live.GetDeletionTimestamp().IsZero() {
+		if err := s.Client.Get(ctx, client.ObjectKeyFromObject(obj), live); absent(err) || err == nil && !live.GetDeletionTimestamp().IsZero() {
 			return changed, errTornDown
 		} else if err != nil {
-			return changed, c.fail("read "+describe(obj), err)
+			return changed, s.fail("read "+describe(obj), err)
 		}
 	}
 	return changed, nil
+}
+
+// goingTimeout is how long a command that takes its entry back is waited for. After
+// that it was interrupted.
+const goingTimeout = rollbackTimeout
+
+// claimEntry claims the entry for the peer. One that is being taken back is waited
+// for.
+func (s *side) claimEntry(ctx context.Context, peer *Cluster, claim string, planned *plan.ClusterPlan) (entry v1alpha1.PeerAllocation, err error) {
+	start := time.Now()
+	err = s.poll(ctx, "claim an entry of the ledger", "", func(ctx context.Context) (string, error) {
+		if entry, err = s.claim(ctx, peer, claim, planned.Ledger.Spec.InternalCIDR.Prefix); err != nil || entry.Claim != claimGoing || time.Since(start) > goingTimeout {
+			return "", err
+		}
+		return "another command that failed is taking it back", nil
+	})
+	return entry, err
 }
 
 // tornDownIfTerminating recognizes that the namespace is being deleted.
@@ -235,20 +249,13 @@ func tornDownIfTerminating(err error) error {
 
 // nodeReports waits until the agent of every node that is ready has reported
 // what its kernel can do.
-func (c *Cluster) nodeReports(ctx context.Context) ([]v1alpha1.NodeNetwork, error) {
-	var reports []v1alpha1.NodeNetwork
-	err := c.poll(ctx, "wait for the node agents", c.podsHint(), func(ctx context.Context) (string, error) {
-		nodes, err := c.agentNodes(ctx)
-		if err != nil {
-			return "", err
-		}
-		var list v1alpha1.NodeNetworkList
-		if err := c.Client.List(ctx, &list); err != nil {
-			return "", err
-		}
-		reports = list.Items
-		var missing []string
+func (c *Cluster) nodeReports(ctx context.Context) (reports []v1alpha1.NodeNetwork, err error) {
+	kinds := append(rolloutKinds(), all(&corev1.NodeList{}), all(&v1alpha1.NodeNetworkList{}))
+	err = c.await(ctx, "wait for the node agents", c.podsHint(), kinds, func(_ context.Context, o objects) (string, error) {
+		nodes, _ := nodesByReadiness(of[*corev1.Node](o))
+		reports = values[v1alpha1.NodeNetwork](o)
 		byNode := plan.ReportsByNode(reports)
+		var missing []string
 		for _, n := range nodes {
 			if r := byNode[n]; r == nil || r.Status.Kernel == nil {
 				missing = append(missing, n)
@@ -260,27 +267,17 @@ func (c *Cluster) nodeReports(ctx context.Context) ([]v1alpha1.NodeNetwork, erro
 		if len(missing) == 0 {
 			return "", nil
 		}
-		return "no report of " + strings.Join(missing, ", "), c.podProblem(ctx)
+		crash, err := c.podProblem(o, missing, "")
+		return cmp.Or(crash, "no report of "+strings.Join(missing, ", ")), err
 	})
 	return reports, err
 }
 
-// agentNodes returns the names of the nodes that are ready and that have agents:
-// those with a Linux kernel of their own.
-func (c *Cluster) agentNodes(ctx context.Context) ([]string, error) {
-	ready, _, err := c.nodesByReadiness(ctx)
-	return ready, err
-}
-
-// nodesByReadiness returns the names of those nodes, and of the same that are
-// not ready.
-func (c *Cluster) nodesByReadiness(ctx context.Context) (ready, notReady []string, err error) {
-	var list corev1.NodeList
-	if err := c.Client.List(ctx, &list); err != nil {
-		return nil, nil, err
-	}
-	for i := range list.Items {
-		switch n := &list.Items[i]; {
+// nodesByReadiness returns the names of the nodes that have agents: those that are
+// ready, and those that are not.
+func nodesByReadiness(all []*corev1.Node) (ready, notReady []string) {
+	for _, n := range all {
+		switch {
 		case !nodes.RunsAgents(n):
 		case nodes.Ready(n):
 			ready = append(ready, n.Name)
@@ -290,17 +287,38 @@ func (c *Cluster) nodesByReadiness(ctx context.Context) (ready, notReady []strin
 	}
 	slices.Sort(ready)
 	slices.Sort(notReady)
+	return ready, notReady
+}
+
+// agentNodes reads which nodes that have agents are ready, and which are not.
+func (c *Cluster) agentNodes(ctx context.Context) (ready, notReady []string, err error) {
+	var list corev1.NodeList
+	if err := c.Client.List(ctx, &list); err != nil {
+		return nil, nil, c.fail("list nodes", err)
+	}
+	var all []*corev1.Node
+	for i := range list.Items {
+		all = append(all, &list.Items[i])
+	}
+	ready, notReady = nodesByReadiness(all)
 	return ready, notReady, nil
 }
 
-// podProblem returns an error if a pod of ours cannot start for a reason that
-// waiting does not mend.
-func (c *Cluster) podProblem(ctx context.Context) error {
-	var pods corev1.PodList
-	if err := c.Client.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace)); err != nil {
-		return err
-	}
-	for _, p := range pods.Items {
+// maxRestarts is how often an agent may end until that counts as final: it ends when
+// an API server refuses it for a while, too.
+const maxRestarts = 4
+
+// podProblem looks at the node agents' pods on these nodes, and at those of the
+// peering's gateways. It returns an error if one cannot start for a reason that
+// waiting does not mend, and a reason if one starts again and again. Pods of other
+// peerings, and those on nodes that are not ready, are nobody's business.
+func (c *Cluster) podProblem(o objects, nodes []string, peering string) (reason string, err error) {
+	for _, p := range of[*corev1.Pod](o) {
+		isGateway := peering != "" && p.Labels[v1alpha1.LabelPeering] == peering
+		isAgent := p.Labels[v1alpha1.LabelPeering] == "" && slices.Contains(nodes, p.Spec.NodeName)
+		if !isGateway && !isAgent || !p.DeletionTimestamp.IsZero() {
+			continue
+		}
 		for _, s := range p.Status.ContainerStatuses {
 			w := s.State.Waiting
 			if w == nil {
@@ -309,29 +327,32 @@ func (c *Cluster) podProblem(ctx context.Context) error {
 			doing := fmt.Sprintf("start pod %s/%s on node %s", p.Namespace, p.Name, p.Spec.NodeName)
 			switch w.Reason {
 			case "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull":
-				return &Error{
+				return "", &Error{
 					Kind: NotReady, Cluster: c.Name, Doing: doing,
 					Err:  fmt.Errorf("image %q cannot be pulled: %s", s.Image, strings.TrimSpace(w.Message)),
 					Hint: "name an image that the nodes can pull with --agent-image, or load it into them (make image; kind load image-archive bin/liqonet-agent.tar)",
 				}
 			case "CrashLoopBackOff":
-				e := &Error{
-					Kind: NotReady, Cluster: c.Name, Doing: doing, Err: errors.New("the agent ends again and again"),
-					Hint: fmt.Sprintf("%s -n %s logs %s --previous", c.kubectl(), p.Namespace, p.Name),
-				}
+				why := "the agent ends again and again"
 				if t := s.LastTerminationState.Terminated; t != nil && t.Message != "" {
-					e.Err = errors.New(strings.TrimSpace(t.Message))
+					why = strings.TrimSpace(t.Message)
 				}
-				return e
+				if s.RestartCount >= maxRestarts {
+					return "", &Error{
+						Kind: NotReady, Cluster: c.Name, Doing: doing, Err: errors.New(why),
+						Hint: fmt.Sprintf("%s -n %s logs %s --previous", c.kubectl(), p.Namespace, p.Name),
+					}
+				}
+				reason = fmt.Sprintf("pod %s on node %s: %s", p.Name, p.Spec.NodeName, why)
 			case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
-				return &Error{
+				return "", &Error{
 					Kind: NotReady, Cluster: c.Name, Doing: doing, Err: fmt.Errorf("%s: %s", w.Reason, w.Message),
 					Hint: c.podsHint(),
 				}
 			}
 		}
 	}
-	return nil
+	return reason, nil
 }
 
 func (c *Cluster) podsHint() string {

@@ -39,40 +39,46 @@ func absent(err error) bool {
 
 // updateLedger changes the ledger by read, modify and write until nobody else
 // came between. It returns what was written. change may return errUnchanged.
-func (c *Cluster) updateLedger(ctx context.Context, change func(*v1alpha1.ClusterNetwork) error) (*v1alpha1.ClusterNetwork, error) {
-	for {
-		cn, err := c.ledger(ctx)
-		if err != nil {
-			return nil, err
+func (c *Cluster) updateLedger(ctx context.Context, change func(*v1alpha1.ClusterNetwork) error) (cn *v1alpha1.ClusterNetwork, err error) {
+	err = retryOnConflict(func() error {
+		if cn, err = c.ledger(ctx); err != nil {
+			return err
 		}
 		if cn == nil || !cn.DeletionTimestamp.IsZero() {
-			return nil, errTornDown
+			return errTornDown
 		}
-		if err := change(cn); errors.Is(err, errUnchanged) {
-			return cn, nil
-		} else if err != nil {
-			return nil, err
+		if err := change(cn); err != nil {
+			return err
 		}
-		err = c.Client.Update(ctx, cn, client.FieldOwner(v1alpha1.FieldManager))
-		switch {
-		case err == nil:
-			return cn, nil
-		case apierrors.IsConflict(err), absent(err):
-			continue
-		default:
-			return nil, c.fail("update ClusterNetwork "+cn.Name, err)
+		err := c.Client.Update(ctx, cn, client.FieldOwner(v1alpha1.FieldManager))
+		if absent(err) {
+			return errTornDown
 		}
+		return c.fail("update ClusterNetwork "+cn.Name, err)
+	})
+	if errors.Is(err, errUnchanged) {
+		return cn, nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	return cn, nil
 }
+
+// errUnpeered says that the ledger's entry of the peer is gone, or is going.
+var errUnpeered = errors.New("the clusters are being unpeered by another command")
+
+// claimGoing is the claim of an entry whose command takes it back.
+const claimGoing = "going"
 
 var errUnchanged = errors.New("unchanged")
 
-// claim makes sure that the ledger exists and has an entry for the peer.
-// The custom resource definitions have to be there.
-func (c *Cluster) claim(ctx context.Context, peer *Cluster, internal netip.Prefix) (alloc v1alpha1.PeerAllocation, changed bool, err error) {
+// claim makes sure that the ledger exists and has an entry for the peer. An entry
+// that is made bears the claim, the ID of the command. The custom resource
+// definitions have to be there.
+func (c *Cluster) claim(ctx context.Context, peer *Cluster, claim string, internal netip.Prefix) (alloc v1alpha1.PeerAllocation, err error) {
 	for {
 		cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-			changed = false
 			if a := plan.Allocation(cn, peer.ID); a != nil {
 				return errUnchanged
 			}
@@ -80,28 +86,28 @@ func (c *Cluster) claim(ctx context.Context, peer *Cluster, internal netip.Prefi
 			if err != nil {
 				return c.fail("claim an entry of the ledger", err)
 			}
+			a.Claim = claim
 			cn.Spec.Peers = append(cn.Spec.Peers, a)
-			changed = true
 			return nil
 		})
 		if err == nil {
-			return *plan.Allocation(cn, peer.ID), changed, nil
+			return *plan.Allocation(cn, peer.ID), nil
 		}
 		if !errors.Is(err, errTornDown) {
-			return alloc, false, err
+			return alloc, err
 		}
 		cn, err = c.ledger(ctx)
 		if err != nil {
-			return alloc, false, err
+			return alloc, err
 		}
 		if cn != nil && !cn.DeletionTimestamp.IsZero() {
-			return alloc, false, errTornDown
+			return alloc, errTornDown
 		}
 		if cn != nil {
 			continue // somebody has made it since
 		}
 		if err := c.createLedger(ctx, internal); err != nil {
-			return alloc, false, err
+			return alloc, err
 		}
 	}
 }
@@ -126,11 +132,32 @@ func (c *Cluster) createLedger(ctx context.Context, internal netip.Prefix) error
 	}
 }
 
+// takeBack marks an entry that the command with this claim has made as going. It
+// says false if the entry is another one's by now, or the peering works.
+func (c *Cluster) takeBack(ctx context.Context, peerID, claim string) (bool, error) {
+	taken := false
+	_, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+		entry := plan.Allocation(cn, peerID)
+		if taken = entry == nil || entry.Claim == claimGoing; taken {
+			return errUnchanged
+		}
+		if taken = entry.Claim == claim; !taken {
+			return errUnchanged
+		}
+		entry.Claim = claimGoing
+		return nil
+	})
+	if errors.Is(err, errTornDown) {
+		return true, nil
+	}
+	return taken, err
+}
+
 // release takes the peer's entry out of the ledger. Where it was the last one
 // it marks the ledger as being removed, in a way that fails if somebody claimed
 // an entry meanwhile, and says so.
 func (c *Cluster) release(ctx context.Context, peerID string) (last bool, err error) {
-	for {
+	err = retryOnConflict(func() error {
 		cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 			if plan.Allocation(cn, peerID) == nil {
 				return errUnchanged
@@ -139,22 +166,17 @@ func (c *Cluster) release(ctx context.Context, peerID string) (last bool, err er
 			return nil
 		})
 		if errors.Is(err, errTornDown) {
-			return true, nil
+			last = true
+			return nil
 		}
-		if err != nil {
-			return false, err
-		}
-		if len(cn.Spec.Peers) > 0 {
-			return false, nil
+		if last = err == nil && len(cn.Spec.Peers) == 0; !last {
+			return err
 		}
 		err = c.Client.Delete(ctx, cn, client.Preconditions{UID: &cn.UID, ResourceVersion: &cn.ResourceVersion})
-		switch {
-		case err == nil, absent(err):
-			return true, nil
-		case apierrors.IsConflict(err):
-			continue
-		default:
-			return false, c.fail("delete ClusterNetwork "+cn.Name, err)
+		if absent(err) {
+			return nil
 		}
-	}
+		return c.fail("delete ClusterNetwork "+cn.Name, err)
+	})
+	return last, err
 }

@@ -59,9 +59,9 @@ func TestConcurrentClaims(t *testing.T) {
 			for i := range n {
 				wg.Go(func() {
 					// Two clusters each have one name.
-					a, isNew, err := c.claim(t.Context(), &Cluster{Name: fmt.Sprint("dev-", i/2), ID: fmt.Sprint("id-", i)}, ipam.DefaultInternal())
-					if err != nil || !isNew {
-						t.Errorf("claim %d: new %t, %v", i, isNew, err)
+					a, err := c.claim(t.Context(), &Cluster{Name: fmt.Sprint("dev-", i/2), ID: fmt.Sprint("id-", i)}, fmt.Sprint("claim-", i), ipam.DefaultInternal())
+					if err != nil || a.Claim != fmt.Sprint("claim-", i) {
+						t.Errorf("claim %d: %+v, %v", i, a, err)
 					}
 					got[i] = a
 				})
@@ -85,9 +85,9 @@ func TestConcurrentClaims(t *testing.T) {
 			}
 			// Claimed again, everybody gets the same.
 			for i, want := range got {
-				a, isNew, err := c.claim(t.Context(), &Cluster{Name: "renamed", ID: fmt.Sprint("id-", i)}, prefix("10.81.0.0/19"))
-				if err != nil || isNew || !cmp.Equal(a, want, compare) {
-					t.Errorf("claim %d again: %+v, new %t, %v", i, a, isNew, err)
+				a, err := c.claim(t.Context(), &Cluster{Name: "renamed", ID: fmt.Sprint("id-", i)}, "another", prefix("10.81.0.0/19"))
+				if err != nil || !cmp.Equal(a, want, compare) {
+					t.Errorf("claim %d again: %+v, %v", i, a, err)
 				}
 			}
 			if after := readLedger(t, c); after.ResourceVersion != cn.ResourceVersion {
@@ -103,7 +103,7 @@ func TestConcurrentClaimsOfOnePeer(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 10 {
 		wg.Go(func() {
-			if a, _, err := c.claim(t.Context(), peerNamed("b"), ipam.DefaultInternal()); err != nil || a.Index != 0 || a.Name != "b" {
+			if a, err := c.claim(t.Context(), peerNamed("b"), "claim", ipam.DefaultInternal()); err != nil || a.Index != 0 || a.Name != "b" {
 				t.Errorf("got %+v, %v", a, err)
 			}
 		})
@@ -181,7 +181,7 @@ func TestClaimOnTerminatingLedger(t *testing.T) {
 	mark(t, c)
 	before := readLedger(t, c)
 	for _, peer := range []string{"b", "c"} {
-		if _, isNew, err := c.claim(t.Context(), peerNamed(peer), ipam.DefaultInternal()); !errors.Is(err, errTornDown) || isNew {
+		if _, err := c.claim(t.Context(), peerNamed(peer), "claim", ipam.DefaultInternal()); !errors.Is(err, errTornDown) {
 			t.Errorf("%s: want errTornDown, got %v", peer, err)
 		}
 	}
@@ -196,7 +196,7 @@ func TestClaimWhenFull(t *testing.T) {
 		cn.Spec.Peers = append(cn.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: fmt.Sprint(i), Name: fmt.Sprint("p", i), Index: int32(i)})
 	}
 	c := newCluster(t, "a", interceptor.Funcs{}, cn)
-	if _, _, err := c.claim(t.Context(), peerNamed("b"), ipam.DefaultInternal()); err == nil || !strings.Contains(err.Error(), "unpeer another") {
+	if _, err := c.claim(t.Context(), peerNamed("b"), "claim", ipam.DefaultInternal()); err == nil || !strings.Contains(err.Error(), "unpeer another") {
 		t.Errorf("got %v", err)
 	}
 	if got := len(readLedger(t, c).Spec.Peers); got != plan.MaxPeers {
@@ -260,8 +260,8 @@ func TestReleaseAndClaim(t *testing.T) {
 	c = newCluster(t, "a", interceptor.Funcs{
 		Delete: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
 			once.Do(func() {
-				if _, isNew, err := c.claim(ctx, peerNamed("c"), ipam.DefaultInternal()); err != nil || !isNew {
-					t.Errorf("claim: new %t, %v", isNew, err)
+				if a, err := c.claim(ctx, peerNamed("c"), "claim", ipam.DefaultInternal()); err != nil || a.Claim != "claim" {
+					t.Errorf("claim: %+v, %v", a, err)
 				}
 			})
 			return w.Delete(ctx, obj, opts...)
@@ -287,7 +287,7 @@ func TestReleasesAndClaims(t *testing.T) {
 		wg.Go(func() {
 			peer := &Cluster{Name: fmt.Sprint("p", i), ID: fmt.Sprint(i)}
 			for round := range 8 {
-				_, _, err := c.claim(t.Context(), peer, ipam.DefaultInternal())
+				_, err := c.claim(t.Context(), peer, "claim", ipam.DefaultInternal())
 				if errors.Is(err, errTornDown) {
 					// It stays as it is: a new one of the fake client would begin with
 					// the same resourceVersions, which no API server's does.

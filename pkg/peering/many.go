@@ -36,22 +36,48 @@ func PeerAll(ctx context.Context, pairs []Pair, o Options, reporter func(Pair) R
 	before := make(chan struct{})
 	close(before)
 	return forPairs(pairs, func(i int) func(*Outcome) {
-		mine, next := before, make(chan struct{})
-		before = next
-		handOver := sync.OnceFunc(func() { close(next) })
+		mine := newTurn(before)
+		before = mine.next
 		return func(out *Outcome) {
-			defer handOver()
-			p := &peer{options: o, reporter: reporter(pairs[i]), handOver: handOver, turn: func(ctx context.Context) error {
-				select {
-				case <-mine:
-					return nil
-				case <-ctx.Done():
-					return &Error{Kind: NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
-				}
-			}}
-			out.Result, out.Err = p.peer(ctx, pairs[i][0], pairs[i][1])
+			defer mine.pass()
+			p := newRun(pairs[i][0], pairs[i][1], o, reporter(pairs[i]))
+			p.turn = mine
+			out.Result, out.Err = p.peer(ctx)
 		}
 	})
+}
+
+// turn lets pairs claim indexes and ranges one after the other. The zero value waits
+// for nobody.
+type turn struct {
+	before <-chan struct{}
+	next   chan struct{}
+	pass   func()
+}
+
+func newTurn(before <-chan struct{}) turn {
+	next := make(chan struct{})
+	return turn{before: before, next: next, pass: sync.OnceFunc(func() {
+		// A pair that fails before its turn does not let the next one overtake those
+		// before it.
+		go func() {
+			<-before
+			close(next)
+		}()
+	})}
+}
+
+// wait returns when the pairs before this one have passed.
+func (t turn) wait(ctx context.Context) error {
+	if t.before == nil {
+		return nil
+	}
+	select {
+	case <-t.before:
+		return nil
+	case <-ctx.Done():
+		return &Error{Kind: NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
+	}
 }
 
 // UnpeerAll removes the peerings of all pairs, as Unpeer does, and goes on where
@@ -99,7 +125,8 @@ func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*plan.
 			if pair[0].ID == pair[1].ID {
 				return sameCluster(pair[0], pair[1])
 			}
-			p := &peer{sides: [2]*side{{Cluster: pair[0]}, {Cluster: pair[1]}}, options: o, reporter: r, ledgers: ledgers}
+			p := newRun(pair[0], pair[1], o, r)
+			p.ledgers = ledgers
 			err := p.observe(ctx)
 			if err == nil {
 				err = p.comparePlan(ctx)

@@ -30,7 +30,7 @@ func toRemove() []permission {
 	const rbac = "rbac.authorization.k8s.io"
 	ns := v1alpha1.Namespace
 	return slices.Concat(
-		permissions("", "nodes", "", "list"),
+		permissions("", "nodes", "", "list", "watch"),
 		permissions("", "namespaces", "", "get", "delete"),
 		permissions("apiextensions.k8s.io", "customresourcedefinitions", "", "get", "list", "delete"),
 		permissions(rbac, "clusterroles", "", "list", "delete"),
@@ -40,14 +40,15 @@ func toRemove() []permission {
 		permissions("coordination.k8s.io", "leases", ns, "list", "delete"),
 		permissions("apps", "daemonsets", ns, "list", "delete"),
 		permissions("apps", "deployments", ns, "list", "delete"),
-		permissions("apps", "replicasets", ns, "list", "delete"),
-		permissions("", "pods", ns, "list", "delete"),
+		permissions("apps", "replicasets", ns, "list", "watch", "delete"),
+		permissions("", "pods", ns, "list", "watch", "delete"),
 		permissions("", "secrets", ns, "list", "delete"),
 		permissions("", "services", ns, "list", "delete"),
+		permissions("", "configmaps", ns, "list", "delete"),
 		permissions("", "serviceaccounts", ns, "list", "delete"),
 		permissions("liqonet.io", "clusternetworks", "", "get", "create", "patch", "update", "delete"),
 		permissions("liqonet.io", "peerings", "", "delete", "deletecollection"),
-		permissions("liqonet.io", "nodenetworks", "", "list", "deletecollection"),
+		permissions("liqonet.io", "nodenetworks", "", "list", "watch", "deletecollection"),
 	)
 }
 
@@ -68,10 +69,11 @@ func toInstall() []permission {
 		permissions("", "resourcequotas", ns, "get", "create", "patch"),
 		permissions("coordination.k8s.io", "leases", ns, "get", "create", "update", "patch"),
 		permissions("apps", "daemonsets", ns, "get", "create", "patch"),
-		permissions("apps", "deployments", ns, "get", "create", "patch"),
-		permissions("apps", "controllerrevisions", ns, "list"),
+		permissions("apps", "deployments", ns, "get", "watch", "create", "patch"),
+		permissions("apps", "controllerrevisions", ns, "list", "watch"),
 		permissions("", "secrets", ns, "get", "create"),
-		permissions("", "services", ns, "get", "create", "patch"),
+		permissions("", "services", ns, "get", "watch", "create", "patch"),
+		permissions("", "configmaps", ns, "create", "patch"),
 		permissions("", "serviceaccounts", ns, "get", "create", "patch"),
 		permissions("liqonet.io", "peerings", "", "get", "create", "patch"),
 		// Nobody may give to the agents what they do not have themselves.
@@ -87,9 +89,9 @@ func toInstall() []permission {
 	)
 }
 
-// may asks the API server for the permissions before anything is changed. It
+// checkPermissions asks the API server for the permissions before anything is changed. It
 // returns an error that lists what is missing.
-func (c *Cluster) may(ctx context.Context, all []permission) error {
+func (c *Cluster) checkPermissions(ctx context.Context, all []permission) error {
 	if everything, err := c.allowed(ctx, permission{"*", "*", "", "*"}); err != nil || everything {
 		return err
 	}

@@ -1,63 +1,51 @@
 package peering
 
 import (
-	"context"
 	"fmt"
 	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
+// rolloutKinds are the kinds that rolledOut and podProblem look at.
+func rolloutKinds() []kind {
+	return []kind{
+		inNamespace(&appsv1.DaemonSetList{}), inNamespace(&appsv1.DeploymentList{}), inNamespace(&appsv1.ControllerRevisionList{}), inNamespace(&corev1.PodList{}),
+	}
+}
+
 // rolledOut says what is missing until the agents that were applied have taken
 // over from those before them, on every node of these and in the gateway: they
-// run, and the reports are theirs. Empty when nothing is. The reports were read
-// before.
+// run, and the reports are theirs. Empty when nothing is.
 //
 // Nodes are looked at one by one, as the DaemonSet's own count includes those
 // that are not ready, for which nobody waits.
-func (c *Cluster) rolledOut(ctx context.Context, g manifests.Gateway, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, nodes []string) (string, error) {
-	ds, deployment := &appsv1.DaemonSet{}, &appsv1.Deployment{}
-	if err := c.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
-		return "", err
+func rolledOut(o objects, g manifests.Gateway, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, nodes []string) string {
+	ds, deployment := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), byName[*appsv1.Deployment](o, g.Name())
+	if ds == nil || ds.Status.ObservedGeneration < ds.Generation {
+		return "the node agents are being replaced"
 	}
-	if err := c.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: g.Name()}, deployment); err != nil {
-		return "", err
-	}
-	if s := deployment.Status; s.ObservedGeneration < deployment.Generation || s.Replicas != 1 || s.UpdatedReplicas != 1 || s.AvailableReplicas != 1 {
-		return "the gateway is being replaced", nil
-	}
-	if ds.Status.ObservedGeneration < ds.Generation {
-		return "the node agents are being replaced", nil
+	if deployment == nil || !isRolledOut(deployment) {
+		return "the gateway is being replaced"
 	}
 	// The controller has seen what was applied, so it is the newest revision.
-	var revisions appsv1.ControllerRevisionList
-	if err := c.Client.List(ctx, &revisions, client.InNamespace(v1alpha1.Namespace)); err != nil {
-		return "", err
-	}
-	var newest appsv1.ControllerRevision
-	for _, r := range revisions.Items {
-		if metav1.IsControlledBy(&r, ds) && r.Revision > newest.Revision {
+	newest := &appsv1.ControllerRevision{}
+	for _, r := range of[*appsv1.ControllerRevision](o) {
+		if metav1.IsControlledBy(r, ds) && r.Revision > newest.Revision {
 			newest = r
 		}
-	}
-	var pods corev1.PodList
-	if err := c.Client.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace)); err != nil {
-		return "", err
 	}
 	behind := map[string]bool{}
 	for _, n := range nodes {
 		behind[n] = true
 	}
 	gateway := false
-	for i := range pods.Items {
-		pod := &pods.Items[i]
+	for _, pod := range of[*corev1.Pod](o) {
 		started := startOf(pod)
 		switch {
 		case started == nil:
@@ -79,14 +67,19 @@ func (c *Cluster) rolledOut(ctx context.Context, g manifests.Gateway, p *v1alpha
 		}
 	}
 	if !gateway {
-		return "the gateway has not reported since it was replaced", nil
+		return "the gateway has not reported since it was replaced"
 	}
 	for _, n := range nodes {
 		if behind[n] {
-			return fmt.Sprintf("the node agent of %s is being replaced", n), nil
+			return fmt.Sprintf("the node agent of %s is being replaced", n)
 		}
 	}
-	return "", nil
+	return ""
+}
+
+func isRolledOut(d *appsv1.Deployment) bool {
+	s := d.Status
+	return s.ObservedGeneration >= d.Generation && s.Replicas == 1 && s.UpdatedReplicas == 1 && s.AvailableReplicas == 1
 }
 
 // startOf is when the agent of a pod started that runs, and goes on to.

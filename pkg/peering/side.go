@@ -11,11 +11,19 @@ type side struct {
 	*Cluster
 	// facts are what was read of the cluster, and what the run has added since.
 	facts plan.FactSheet
-	// wasEstablished says that the peering worked before this command.
-	wasEstablished bool
+	// joined says that another command had claimed the ledger's entry before, and the
+	// peering did not work yet.
+	joined bool
+	// wasEstablished says that the peering worked before this command, established that
+	// this command has noted so.
+	wasEstablished, established bool
+	// rangesChanged says that this command gave the peer other ranges.
+	rangesChanged bool
 	// journal has how things were before they were changed.
-	journal journal
+	journal *journal
 }
+
+func newSide(c *Cluster) *side { return &side{Cluster: c, journal: &journal{cluster: c}} }
 
 // hasGivenEndpoints says that the user told where a gateway of the cluster can be
 // called.

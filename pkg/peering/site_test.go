@@ -1,7 +1,7 @@
 package peering
 
 import (
-	"cmp"
+	stdcmp "cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -84,6 +85,9 @@ func newSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Objec
 	}
 	w.Cluster = newCluster(t, name, w.funcs(), objs...)
 	w.Cluster.DefaultImage = "image:1"
+	if _, err := w.ledger(t.Context()); err != nil { // so that there is a raw client
+		t.Fatal(err)
+	}
 	return w
 }
 
@@ -220,6 +224,9 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 				Peering: p.Name, ObservedGeneration: p.Generation, Ready: w.connected(p), RTTMicroseconds: 300,
 			})
 		}
+		if cmp.Equal(nn.Status, status, compare) {
+			continue
+		}
 		nn.Status = status
 		if err := c.Status().Update(ctx, &nn); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return err
@@ -231,7 +238,11 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 			continue
 		}
 		// Status().Update replaces all of it; the agents apply theirs.
-		p.Status.Planes = []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: w.connected(p), Reported: w.reported(), MTU: 1440, PodIP: v1alpha1.IP{Addr: w.gateway()}}}
+		planes := []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: w.connected(p), Reported: w.reported(), MTU: 1440, PodIP: v1alpha1.IP{Addr: w.gateway()}}}
+		if cmp.Equal(p.Status.Planes, planes, compare) {
+			continue
+		}
+		p.Status.Planes = planes
 		if err := c.Status().Update(ctx, p); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return err
 		}
@@ -243,11 +254,11 @@ func (w *site) reported() *metav1.Time {
 	if !w.at.IsZero() {
 		return &w.at
 	}
-	return new(metav1.Now())
+	return new(metav1.Now().Rfc3339Copy())
 }
 
 func (w *site) gateway() netip.Addr {
-	return netip.MustParseAddr(cmp.Or(w.gatewayIP, fakeapi.GatewayIP))
+	return netip.MustParseAddr(stdcmp.Or(w.gatewayIP, fakeapi.GatewayIP))
 }
 
 // connected says that the one that is called can be.

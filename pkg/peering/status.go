@@ -123,7 +123,7 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	if err := c.Client.List(ctx, &nodes); err != nil {
 		return nil, c.fail("list NodeNetworks", err)
 	}
-	ready, notReady, err := c.nodesByReadiness(ctx)
+	ready, notReady, err := c.agentNodes(ctx)
 	if err != nil {
 		return nil, c.fail("list nodes", err)
 	}

@@ -17,6 +17,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	klabels "k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -43,15 +44,17 @@ func Unpeer(ctx context.Context, a, b *Cluster, r Reporter) (inA, inB Removed, e
 	}
 	err = r.Step(ctx, fmt.Sprintf("Removing the peering of %s and %s", a.Name, b.Name), func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)
-		g.Go(func() (err error) { inA, err = a.unpeer(ctx, b.ID); return err })
-		g.Go(func() (err error) { inB, err = b.unpeer(ctx, a.ID); return err })
+		g.Go(func() (err error) { inA, err = a.patient().unpeer(ctx, b.ID, ""); return err })
+		g.Go(func() (err error) { inB, err = b.patient().unpeer(ctx, a.ID, ""); return err })
 		return g.Wait()
 	})
 	return inA, inB, ended(ctx, err)
 }
 
-func (c *Cluster) unpeer(ctx context.Context, peerID string) (r Removed, err error) {
-	if err := c.may(ctx, toRemove()); err != nil {
+// unpeer is one cluster's part. With a claim it removes the peering only if the
+// command with that claim made it, and it does not work yet.
+func (c *Cluster) unpeer(ctx context.Context, peerID, claim string) (r Removed, err error) {
+	if err := c.checkPermissions(ctx, toRemove()); err != nil {
 		return r, err
 	}
 	cn, err := c.ledger(ctx)
@@ -60,6 +63,13 @@ func (c *Cluster) unpeer(ctx context.Context, peerID string) (r Removed, err err
 	}
 	if cn != nil && cn.DeletionTimestamp.IsZero() {
 		if a := plan.Allocation(cn, peerID); a != nil {
+			if claim != "" {
+				if mine, err := c.takeBack(ctx, peerID, claim); err != nil || !mine {
+					return r, err
+				}
+			} else if _, err := c.undoInterrupted(ctx, peerID, a.Name, true); err != nil {
+				return r, err
+			}
 			r.Peering = true
 			if r.Skipped, err = c.removePeering(ctx, a.Name); err != nil {
 				return r, err
@@ -102,39 +112,25 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 	if err := c.reviveAgents(ctx); err != nil {
 		return nil, err
 	}
-	err = c.poll(ctx, "wait until the nodes' kernels are clean", c.podsHint(), func(ctx context.Context) (string, error) {
+	kinds := []kind{all(&v1alpha1.NodeNetworkList{}), all(&corev1.NodeList{})}
+	err = c.await(ctx, "wait until the nodes' kernels are clean", c.podsHint(), kinds, func(_ context.Context, o objects) (string, error) {
 		skipped = nil
-		var list v1alpha1.NodeNetworkList
-		if err := c.Client.List(ctx, &list); err != nil {
-			if absent(err) {
-				return "", nil
-			}
-			return "", err
-		}
-		var dirty []string
-		for _, n := range list.Items {
-			if slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.Peering == name }) {
-				dirty = append(dirty, n.Spec.NodeName)
-			}
-		}
-		if len(dirty) == 0 {
-			return "", nil
-		}
-		ready, err := c.agentNodes(ctx)
-		if err != nil {
-			return "", err
-		}
+		ready, _ := nodesByReadiness(of[*corev1.Node](o))
 		var waiting []string
-		for _, n := range dirty {
-			if slices.Contains(ready, n) {
-				waiting = append(waiting, n)
-			} else {
-				skipped = append(skipped, n)
+		for _, n := range of[*v1alpha1.NodeNetwork](o) {
+			switch {
+			case !slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.Peering == name }):
+			case slices.Contains(ready, n.Spec.NodeName):
+				waiting = append(waiting, n.Spec.NodeName)
+			default:
+				skipped = append(skipped, n.Spec.NodeName)
 			}
 		}
 		if len(waiting) == 0 {
+			slices.Sort(skipped)
 			return "", nil
 		}
+		slices.Sort(waiting)
 		return "still there on " + strings.Join(waiting, ", "), nil
 	})
 	return skipped, err
@@ -179,7 +175,7 @@ func accounts() []client.ObjectList {
 // deleteAll deletes all objects of ours that have the labels, custom resources
 // and what holds them excepted, and their pods, and returns when these are gone.
 func (c *Cluster) deleteAll(ctx context.Context, labels client.MatchingLabels) error {
-	if err := c.deleteLists(ctx, labels, workloads()...); err != nil {
+	if err := c.deleteLists(ctx, labels, append(workloads(), &corev1.ConfigMapList{})...); err != nil {
 		return err
 	}
 	if err := c.deletePods(ctx, labels); err != nil {
@@ -214,36 +210,30 @@ func (c *Cluster) deleteLists(ctx context.Context, labels client.MatchingLabels,
 func (c *Cluster) deletePods(ctx context.Context, labels client.MatchingLabels) error {
 	// The garbage collector would come to the pods in its own time. Until it has
 	// removed what makes pods, new ones may come.
-	return c.poll(ctx, "wait until the agents' pods are gone", c.podsHint(), func(ctx context.Context) (string, error) {
-		var sets appsv1.ReplicaSetList
-		if err := c.Client.List(ctx, &sets, client.InNamespace(v1alpha1.Namespace), labels); err != nil {
-			return "", err
-		}
-		for i := range sets.Items {
-			if err := c.delete(ctx, &sets.Items[i]); err != nil {
-				return "", err
-			}
-		}
-		var pods corev1.PodList
-		if err := c.Client.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), labels); err != nil {
-			return "", err
-		}
-		ready, err := c.agentNodes(ctx)
-		if err != nil {
-			return "", err
-		}
-		reason := ""
-		for i := range pods.Items {
-			p := &pods.Items[i]
-			if !slices.Contains(ready, p.Spec.NodeName) {
-				if err := c.delete(ctx, p, client.GracePeriodSeconds(0)); err != nil {
+	kinds := []kind{inNamespace(&appsv1.ReplicaSetList{}), inNamespace(&corev1.PodList{}), all(&corev1.NodeList{})}
+	selector := klabels.SelectorFromSet(klabels.Set(labels))
+	return c.await(ctx, "wait until the agents' pods are gone", c.podsHint(), kinds, func(ctx context.Context, o objects) (string, error) {
+		for _, set := range of[*appsv1.ReplicaSet](o) {
+			if selector.Matches(klabels.Set(set.Labels)) && set.DeletionTimestamp.IsZero() {
+				if err := c.delete(ctx, set); err != nil {
 					return "", err
 				}
+			}
+		}
+		ready, _ := nodesByReadiness(of[*corev1.Node](o))
+		reason := ""
+		for _, p := range of[*corev1.Pod](o) {
+			if !selector.Matches(klabels.Set(p.Labels)) {
 				continue
 			}
 			reason = "pod " + p.Name + " is still there"
-			if p.DeletionTimestamp.IsZero() {
-				if err := c.delete(ctx, p); err != nil {
+			isLost := !slices.Contains(ready, p.Spec.NodeName)
+			var opts []client.DeleteOption
+			if isLost {
+				opts = append(opts, client.GracePeriodSeconds(0))
+			}
+			if isLost || p.DeletionTimestamp.IsZero() {
+				if err := c.delete(ctx, p, opts...); err != nil {
 					return "", err
 				}
 			}

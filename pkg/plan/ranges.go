@@ -33,6 +33,9 @@ func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
 	if slices.Equal(r.Mappings(), Mappings(entry.Pods)) && r.External == entry.ExternalCIDR.Prefix {
 		return false
 	}
+	if entry.Established && entry.Previous == nil {
+		entry.Previous = &v1alpha1.PeerRanges{Pods: entry.Pods, ExternalCIDR: entry.ExternalCIDR}
+	}
 	entry.Pods = nil
 	for _, m := range r.Mappings() {
 		entry.Pods = append(entry.Pods, v1alpha1.CIDRMapping{Real: v1alpha1.CIDR{Prefix: m.Real}, Mapped: v1alpha1.CIDR{Prefix: m.Mapped}})
@@ -75,11 +78,17 @@ func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Us
 		if a.ClusterID == peer.ClusterID {
 			continue
 		}
-		for _, m := range a.Pods {
-			used = append(used, ipam.Use{Prefix: m.Mapped.Prefix, By: "pods of peer " + a.Name})
+		given := []v1alpha1.PeerRanges{{Pods: a.Pods, ExternalCIDR: a.ExternalCIDR}}
+		if a.Previous != nil {
+			given = append(given, *a.Previous)
 		}
-		if a.ExternalCIDR.IsValid() {
-			used = append(used, ipam.Use{Prefix: a.ExternalCIDR.Prefix, By: "nodes of peer " + a.Name})
+		for _, g := range given {
+			for _, m := range g.Pods {
+				used = append(used, ipam.Use{Prefix: m.Mapped.Prefix, By: "pods of peer " + a.Name})
+			}
+			if g.ExternalCIDR.IsValid() {
+				used = append(used, ipam.Use{Prefix: g.ExternalCIDR.Prefix, By: "nodes of peer " + a.Name})
+			}
 		}
 	}
 	for _, n := range f.Reports {

@@ -3,10 +3,11 @@
 // an update of an outdated object as a real one does. What agents and controllers
 // would do in such a cluster is played.
 //
-// Out of scope: watches, admission, schemas, and everything that runs.
+// Out of scope: admission, schemas, and everything that runs.
 package fakeapi
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
@@ -32,6 +34,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
@@ -47,6 +50,34 @@ type Server struct {
 	scheme *runtime.Scheme
 	kinds  map[schema.GroupVersionResource]schema.GroupVersionKind
 	mu     sync.Mutex
+
+	watches Watches
+	// down says until when every request fails, requests counts them.
+	down     time.Time
+	requests int
+}
+
+// Fail lets every request fail for a while, with the status 500, and ends all watches.
+func (s *Server) Fail(d time.Duration) {
+	s.mu.Lock()
+	s.down = time.Now().Add(d)
+	s.mu.Unlock()
+	s.CloseClientConnections()
+}
+
+// Requests is how many there were.
+func (s *Server) Requests() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.requests
+}
+
+// isDown counts a request, and says whether it has to fail.
+func (s *Server) isDown() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.requests++
+	return time.Now().Before(s.down)
 }
 
 // Scheme has the kinds that commands know.
@@ -108,6 +139,10 @@ func (s *Server) parse(path string) (r request, ok bool) {
 
 // ServeHTTP answers one request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if s.isDown() {
+		writeError(w, apierrors.NewInternalError(errors.New("the server is down")))
+		return
+	}
 	r, ok := s.parse(req.URL.Path)
 	// Whoever waits for what is played reads one of these.
 	if kind := r.kind.Kind; req.Method == http.MethodGet && (kind == "Peering" || kind == "NodeNetwork" || kind == "Service") {
@@ -120,12 +155,37 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		s.discover(w, req)
 		return
 	}
+	if req.URL.Query().Get("watch") != "" {
+		s.watch(w, r, req)
+		return
+	}
 	obj, err := s.serve(r, req)
 	if err != nil {
 		writeError(w, err)
 		return
 	}
 	write(w, http.StatusOK, obj)
+}
+
+// watch streams what changes since a list.
+func (s *Server) watch(w http.ResponseWriter, r request, req *http.Request) {
+	ctx, cancel := context.WithCancel(req.Context())
+	defer cancel()
+	changes := s.watches.Watch(ctx, req.URL.Query().Get("resourceVersion"), func(ctx context.Context) (client.ObjectList, error) {
+		if err := s.play(ctx); err != nil {
+			return nil, err
+		}
+		return s.objects(ctx, r, req)
+	})
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	_ = http.NewResponseController(w).Flush()
+	for e := range changes.ResultChan() {
+		if json.NewEncoder(w).Encode(map[string]any{"type": e.Type, "object": e.Object}) != nil {
+			return
+		}
+		_ = http.NewResponseController(w).Flush()
+	}
 }
 
 // discover answers that there are no other kinds.
@@ -178,6 +238,9 @@ func (s *Server) serve(r request, req *http.Request) (any, error) {
 			return obj, s.Client.Update(ctx, obj)
 		}
 	case http.MethodPatch:
+		if req.Header.Get("Content-Type") == "application/merge-patch+json" {
+			return obj, s.Client.Patch(ctx, obj, client.RawPatch(types.MergePatchType, body))
+		}
 		if err := json.Unmarshal(body, &obj.Object); err != nil || req.Header.Get("Content-Type") != "application/apply-patch+yaml" {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("%s: %v", req.Header.Get("Content-Type"), err))
 		}
@@ -216,14 +279,23 @@ func success() *metav1.Status {
 	return &metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusSuccess}
 }
 
-func (s *Server) list(r request, req *http.Request) (any, error) {
+// objects are those that a request asks for.
+func (s *Server) objects(ctx context.Context, r request, req *http.Request) (*unstructured.UnstructuredList, error) {
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(r.kind.GroupVersion().WithKind(r.kind.Kind + "List"))
 	selector, err := labels.Parse(req.URL.Query().Get("labelSelector"))
 	if err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
-	if err := s.Client.List(req.Context(), list, client.InNamespace(r.namespace), client.MatchingLabelsSelector{Selector: selector}); err != nil {
+	return list, s.Client.List(ctx, list, client.InNamespace(r.namespace), client.MatchingLabelsSelector{Selector: selector})
+}
+
+func (s *Server) list(r request, req *http.Request) (any, error) {
+	list, err := s.objects(req.Context(), r, req)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.watches.Listed(list); err != nil {
 		return nil, err
 	}
 	if !strings.Contains(req.Header.Get("Accept"), "as=PartialObjectMetadata") {

@@ -71,10 +71,26 @@ type PeerAllocation struct {
 	// +kubebuilder:validation:MaxLength=63
 	// +optional
 	Claim string `json:"claim,omitempty"`
+	// Previous are the ranges that an established peering had before a command that has
+	// not ended yet. They stay reserved, so that they can be put back.
+	// +optional
+	Previous *PeerRanges `json:"previous,omitempty"`
 	// Established says that the peering once worked; before that a failed peer
 	// command takes the entry back.
 	// +optional
 	Established bool `json:"established,omitempty"`
+}
+
+// PeerRanges are those by which a cluster knows a peer.
+type PeerRanges struct {
+	// Pods maps the peer's pod ranges to those by which this cluster knows them.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	// +optional
+	Pods []CIDRMapping `json:"pods,omitempty"`
+	// ExternalCIDR is the /18 by which this cluster knows the peer's nodes.
+	// +optional
+	ExternalCIDR CIDR `json:"externalCIDR,omitzero"`
 }
 
 // ExposedHost is an address outside of this cluster that a peer may reach.

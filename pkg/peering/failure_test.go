@@ -1,0 +1,299 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// threeSites are a and c, which are peered, and b.
+func threeSites(t *testing.T) (a, b, c *site) {
+	t.Helper()
+	a, b = twoSites(t)
+	c = newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	a.peer, c.peer = c, a
+	mustPeer(t, a, c, Options{})
+	a.peer, b.peer = b, a
+	return a, b, c
+}
+
+// image is that of the node agents.
+func (w *site) image(t *testing.T) string {
+	t.Helper()
+	ds := &appsv1.DaemonSet{}
+	if err := w.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
+		t.Fatal(err)
+	}
+	return ds.Spec.Template.Spec.Containers[0].Image
+}
+
+// A new peering that fails leaves no trace in what it shares with others.
+func TestDefect1_01_FailedPeerKeepsImageOfOthers(t *testing.T) {
+	a, b, _ := threeSites(t)
+	before := []map[string]any{a.contents(t), b.contents(t)}
+	b.deaf, a.deaf = true, true
+	o := Options{Image: "example.invalid/none:1", Server: "id-of-b"}
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, &impatient{1, 500 * time.Millisecond}); kindOf(t, err) != NotReady {
+		t.Error(err)
+	}
+	if got := a.image(t); got != "image:1" {
+		t.Errorf("the node agents have the image %s", got)
+	}
+	for i, w := range []*site{a, b} {
+		if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
+			t.Errorf("cluster %s is not as before:\n%s", w.Name, diff)
+		}
+	}
+}
+
+// steps calls a function before a step of that name begins.
+type steps map[string]func()
+
+func (s steps) Step(ctx context.Context, name string, do func(context.Context) error) error {
+	if f := s[name]; f != nil {
+		f()
+	}
+	return do(ctx)
+}
+
+// Two commands for the same pair, of which one fails when the other has ended.
+func TestDefect1_02_FailedPeerKeepsWhatAnotherEstablished(t *testing.T) {
+	a, b := twoSites(t)
+	once := sync.Once{}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	// The other one works while this one waits; then somebody presses Ctrl-C.
+	_, err := Peer(ctx, a.Cluster, b.Cluster, Options{}, steps{"Waiting until packets pass": func() {
+		once.Do(func() {
+			mustPeer(t, a, b, Options{})
+			cancel(errors.New("interrupted"))
+		})
+	}})
+	if err == nil {
+		t.Fatal("it was not interrupted")
+	}
+	for _, w := range []*site{a, b} {
+		cn := readLedger(t, w.Cluster)
+		if cn == nil || len(cn.Spec.Peers) != 1 || !cn.Spec.Peers[0].Established {
+			t.Errorf("the ledger of %s is %+v", w.Name, cn)
+		}
+		if w.peering(t) == nil || w.image(t) == "" {
+			t.Errorf("%s has no peering", w.Name)
+		}
+	}
+	if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
+		t.Errorf("it left something to do: %v", changes(p))
+	}
+}
+
+// Two commands for the same pair: the one that made the entries fails while the other
+// one works.
+func TestDefect1_02_PeerOutlivesTheOneThatClaimed(t *testing.T) {
+	a, b := twoSites(t)
+	claimed, joined := make(chan struct{}), make(chan struct{})
+	ctx, cancel := context.WithCancelCause(t.Context())
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		once := sync.Once{}
+		_, err := Peer(ctx, a.Cluster, b.Cluster, Options{}, steps{"Pushing ranges, keys and gateways": func() {
+			once.Do(func() {
+				close(claimed)
+				<-joined
+				cancel(errors.New("interrupted"))
+			})
+		}})
+		if err == nil {
+			t.Error("the first one was not interrupted")
+		}
+	})
+	<-claimed
+	once := sync.Once{}
+	_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, steps{"Waiting until packets pass": func() {
+		once.Do(func() {
+			close(joined)
+			wg.Wait()
+		})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range []*site{a, b} {
+		cn := readLedger(t, w.Cluster)
+		if cn == nil || len(cn.Spec.Peers) != 1 || !cn.Spec.Peers[0].Established {
+			t.Errorf("the ledger of %s is %+v", w.Name, cn)
+		}
+	}
+	if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
+		t.Errorf("it left something to do: %v", changes(p))
+	}
+}
+
+// Pods of other peerings, and those on nodes that are not ready, fail nobody's peer.
+func TestDefect1_03_OnlyOwnPodsFailPeer(t *testing.T) {
+	waiting := func(reason string, restarts int32) corev1.PodStatus {
+		return corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
+			RestartCount: restarts, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}},
+		}}}
+	}
+	pod := func(name, node string, status corev1.PodStatus, peering string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name}, Spec: corev1.PodSpec{NodeName: node}, Status: status}
+		if peering != "" {
+			p.Labels = map[string]string{v1alpha1.LabelPeering: peering}
+		}
+		return p
+	}
+	a, b := twoSites(
+		t, node("x-2", false, "172.18.9.9"),
+		pod("gateway-of-another", "x-1", waiting("ImagePullBackOff", 0), "another"),
+		pod("agent-of-a-lost-node", "x-2", waiting("CrashLoopBackOff", 99), ""),
+	)
+	mustPeer(t, a, b, Options{})
+
+	for name, tc := range map[string]struct {
+		pod    *corev1.Pod
+		reason string
+		err    bool
+	}{
+		"image of the own gateway":     {pod: pod("p", "n1", waiting("ImagePullBackOff", 0), "b"), err: true},
+		"image on a node that counts":  {pod: pod("p", "n1", waiting("ErrImageNeverPull", 0), ""), err: true},
+		"image on another node":        {pod: pod("p", "n2", waiting("ErrImageNeverPull", 0), "")},
+		"an agent that ended once":     {pod: pod("p", "n1", waiting("CrashLoopBackOff", 1), ""), reason: "again and again"},
+		"one that ends all the time":   {pod: pod("p", "n1", waiting("CrashLoopBackOff", maxRestarts), ""), err: true},
+		"a gateway of another peering": {pod: pod("p", "n1", waiting("CrashLoopBackOff", 9), "c")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			reason, err := newCluster(t, "a", (&site{}).funcs()).podProblem(objectsOf(tc.pod), []string{"n1"}, "b")
+			if (err != nil) != tc.err || !strings.Contains(reason, tc.reason) || (reason != "") != (tc.reason != "") {
+				t.Errorf("got %q, %v", reason, err)
+			}
+		})
+	}
+}
+
+// The range that a peer had is not given to another one while it may be put back.
+func TestDefect1_16_RangesStayReservedUntilTheEnd(t *testing.T) {
+	a, b := twoSites(t)
+	mustPeer(t, a, b, wishFor("id-of-b", mapped(ipam.Mapping{Mapped: prefix("10.61.0.0/16")})))
+	before := a.peering(t).Spec
+	c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	once := sync.Once{}
+	_, err := Peer(ctx, a.Cluster, b.Cluster, wishFor("id-of-b", mapped(ipam.Mapping{Mapped: prefix("10.62.0.0/16")})), steps{"Waiting until packets pass": func() {
+		once.Do(func() {
+			c.peer = a
+			// c wants the range that b has had.
+			_, err := Peer(t.Context(), a.Cluster, c.Cluster, wishFor("id-of-c", mapped(ipam.Mapping{Mapped: prefix("10.61.0.0/16")})), Silent{})
+			if kindOf(t, err) != Usage {
+				t.Errorf("c was given the range: %v", err)
+			}
+			cancel(errors.New("interrupted"))
+		})
+	}})
+	if err == nil {
+		t.Fatal("it was not interrupted")
+	}
+	if diff := cmp.Diff(before, a.peering(t).Spec, compare); diff != "" {
+		t.Errorf("the Peering is not as before:\n%s", diff)
+	}
+	entry := plan.Allocation(readLedger(t, a.Cluster), "id-of-b")
+	if entry == nil || entry.Pods[0].Mapped.Prefix != prefix("10.61.0.0/16") || entry.Previous != nil {
+		t.Errorf("the ledger has %+v", entry)
+	}
+}
+
+// killed is a Reporter whose command ends at a step, without any clean-up.
+type killed string
+
+var errKilled = errors.New("killed")
+
+func (k killed) Step(ctx context.Context, name string, do func(context.Context) error) error {
+	if name == string(k) {
+		return errKilled
+	}
+	return do(ctx)
+}
+
+// kill runs a command up to a step, and leaves all as it is then.
+func kill(t *testing.T, a, b *site, o Options, step string) {
+	t.Helper()
+	p := newRun(a.Cluster, b.Cluster, o, killed(step))
+	if err := p.attempt(t.Context()); !errors.Is(err, errKilled) {
+		t.Fatal(err)
+	}
+	for _, s := range p.sides {
+		s.journal.silence()
+	}
+}
+
+// What a command has changed that was killed, the next one puts back.
+func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
+	t.Run("a peering that works", func(t *testing.T) {
+		a, b := twoSites(t)
+		mustPeer(t, a, b, Options{})
+		before := []map[string]any{a.contents(t), b.contents(t)}
+		kill(t, a, b, Options{Image: "example.invalid/none:1", Server: "id-of-b"}, "Waiting until packets pass")
+		if a.image(t) == "image:1" || cmp.Equal(before[1], b.contents(t)) {
+			t.Fatal("nothing was changed")
+		}
+		mustPeer(t, a, b, Options{})
+		for i, w := range []*site{a, b} {
+			if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
+				t.Errorf("cluster %s is not as before:\n%s", w.Name, diff)
+			}
+		}
+	})
+	t.Run("a new one beside another", func(t *testing.T) {
+		a, b, _ := threeSites(t)
+		before := []map[string]any{a.contents(t), b.contents(t)}
+		kill(t, a, b, Options{Image: "example.invalid/none:1"}, "Waiting until packets pass")
+		if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+			t.Fatal(err)
+		}
+		for i, w := range []*site{a, b} {
+			if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
+				t.Errorf("cluster %s is not as before:\n%s", w.Name, diff)
+			}
+		}
+	})
+	t.Run("a new one that fails again", func(t *testing.T) {
+		a, b := twoSites(t)
+		kill(t, a, b, Options{}, "Waiting until packets pass")
+		a.deaf, b.deaf = true, true
+		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, &impatient{1, 200 * time.Millisecond}); kindOf(t, err) != NotReady {
+			t.Error(err)
+		}
+		if left := append(a.ours(t), b.ours(t)...); len(left) > 0 {
+			t.Errorf("it leaves %v", left)
+		}
+	})
+}
+
+// Indexes are given out in the order of the pairs, also where one fails before its
+// turn.
+func TestDefect1_20_TurnsKeepTheirOrder(t *testing.T) {
+	first := make(chan struct{})
+	failed := newTurn(first)
+	third := newTurn(failed.next)
+	failed.pass() // before its turn
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := third.wait(ctx); err == nil {
+		t.Error("the third pair overtook the first one")
+	}
+	close(first)
+	if err := third.wait(t.Context()); err != nil {
+		t.Error(err)
+	}
+}

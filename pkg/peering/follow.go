@@ -1,0 +1,210 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+const (
+	// settleTime collects changes that come together.
+	settleTime = 30 * time.Millisecond
+	// lookInterval is how often a condition is looked at where nothing changes: some
+	// depend on the time.
+	lookInterval = time.Second
+)
+
+// kind is what of the API is followed.
+type kind struct {
+	list client.ObjectList
+	opts []client.ListOption
+}
+
+func all(list client.ObjectList) kind { return kind{list: list} }
+
+// inNamespace are the objects in our namespace.
+func inNamespace(list client.ObjectList) kind {
+	return kind{list: list, opts: []client.ListOption{client.InNamespace(v1alpha1.Namespace)}}
+}
+
+// objects are the present ones of the kinds that a wait follows.
+type objects []toolscache.Store
+
+// of returns those of one kind.
+func of[T client.Object](o objects) (out []T) {
+	for _, store := range o {
+		for _, item := range store.List() {
+			if obj, ok := item.(T); ok {
+				out = append(out, obj)
+			}
+		}
+	}
+	return out
+}
+
+// byName returns the one with that name, nil if there is none.
+func byName[T client.Object](o objects, name string) (found T) {
+	for _, obj := range of[T](o) {
+		if obj.GetName() == name {
+			found = obj
+		}
+	}
+	return found
+}
+
+// values are copies of them, by name.
+func values[T any, P interface {
+	*T
+	client.Object
+}](o objects) []T {
+	var out []T
+	for _, obj := range of[P](o) {
+		out = append(out, *obj.DeepCopyObject().(P))
+	}
+	slices.SortFunc(out, func(a, b T) int { return compareNames(P(&a), P(&b)) })
+	return out
+}
+
+func compareNames(a, b client.Object) int {
+	return slices.Compare([]string{a.GetNamespace(), a.GetName()}, []string{b.GetNamespace(), b.GetName()})
+}
+
+// await lists and watches the kinds, and calls condition with what there is after
+// every change, until it is true, fails, or ctx ends. An API server that does not
+// answer is waited for. A timeout is reported with the last reason that condition
+// gave for not being true, or with what the API server says.
+func (c *Cluster) await(ctx context.Context, doing, hint string, kinds []kind, condition func(ctx context.Context, o objects) (reason string, err error)) error {
+	following, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	changed := make(chan struct{}, 1)
+	ring := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	var stores objects
+	followers := make([]*follower, len(kinds))
+	for i, k := range kinds {
+		f, err := c.newFollower(k, ring)
+		if err != nil {
+			return c.fail(doing, err)
+		}
+		followers[i], stores = f, append(stores, f.informer.GetStore())
+		running.Go(func() { f.informer.RunWithContext(following) })
+	}
+	look := func() (reason string, err error) {
+		for _, f := range followers {
+			if reason, err := f.missing(); reason != "" || err != nil {
+				return reason, err
+			}
+		}
+		reason, err = condition(ctx, stores)
+		if isTransient(err) {
+			return err.Error(), nil
+		}
+		return reason, err
+	}
+	tick := time.NewTicker(lookInterval)
+	defer tick.Stop()
+	for {
+		reason, err := look()
+		switch {
+		case err != nil && ctx.Err() == nil:
+			return c.fail(doing, err)
+		case err == nil && reason == "":
+			return nil
+		}
+		select {
+		case <-changed:
+			time.Sleep(settleTime)
+		case <-tick.C:
+		case <-ctx.Done():
+			return c.timedOut(ctx, doing, hint, reason)
+		}
+	}
+}
+
+// follower is the informer of one kind, and what went wrong last.
+type follower struct {
+	informer toolscache.SharedIndexInformer
+	name     string
+	mu       sync.Mutex
+	last     error
+	failures int
+}
+
+func (c *Cluster) newFollower(k kind, ring func()) (*follower, error) {
+	list := func() client.ObjectList { return k.list.DeepCopyObject().(client.ObjectList) }
+	lw := &toolscache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			l := list()
+			return l, c.Client.List(ctx, l, append(slices.Clone(k.opts), &client.ListOptions{Raw: &o})...)
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
+			return c.Client.Watch(ctx, list(), append(slices.Clone(k.opts), &client.ListOptions{Raw: &o})...)
+		},
+	}
+	gvk, err := c.Client.GroupVersionKindFor(k.list)
+	if err != nil {
+		return nil, err
+	}
+	gvk.Kind = gvk.Kind[:len(gvk.Kind)-len("List")]
+	example, err := c.Client.Scheme().New(gvk)
+	if err != nil {
+		return nil, err
+	}
+	f := &follower{name: gvk.Kind}
+	// A list and a watch: not every API server, nor every proxy, can stream a list.
+	f.informer = toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(lw, listsAndWatches{}), example, 0, toolscache.Indexers{})
+	if err := f.informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
+		f.mu.Lock()
+		f.last, f.failures = err, f.failures+1
+		f.mu.Unlock()
+		ring()
+	}); err != nil {
+		return nil, err
+	}
+	_, err = f.informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { ring() }, UpdateFunc: func(any, any) { ring() }, DeleteFunc: func(any) { ring() },
+	})
+	return f, err
+}
+
+type listsAndWatches struct{}
+
+// IsWatchListSemanticsUnSupported tells the informer to list before it watches.
+func (listsAndWatches) IsWatchListSemanticsUnSupported() bool { return true }
+
+// missing says why the objects are not known yet. A kind that does not exist has
+// none.
+func (f *follower) missing() (reason string, err error) {
+	if f.informer.HasSynced() {
+		return "", nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.last == nil:
+		return "the API server has not listed " + f.name + " objects yet", nil
+	case absent(f.last):
+		return "", nil
+	case apierrors.IsForbidden(f.last) && f.failures > 1 || apierrors.IsUnauthorized(f.last) && f.failures > 1:
+		return "", fmt.Errorf("list and watch %s objects: %w", f.name, f.last)
+	default:
+		return fmt.Sprintf("the API server does not list %s objects: %v", f.name, f.last), nil
+	}
+}

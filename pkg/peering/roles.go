@@ -1,0 +1,102 @@
+package peering
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// errUnanswered says that one gateway called the other in vain, and that the roles
+// may be exchanged.
+var errUnanswered = errors.New("no answer")
+
+// defaultPatience is longer than a call of all endpoints takes, and the time that
+// a Service needs to work.
+const defaultPatience = 12 * time.Second
+
+// roleExchange decides when the gateway that was called in vain becomes the one
+// that calls.
+type roleExchange struct {
+	// patience is how long the first call may take, 0 for the default.
+	patience time.Duration
+
+	mu sync.Mutex
+	// silent says which gateways have applied everything and get no answer, since says
+	// since when both do.
+	silent [2]bool
+	since  time.Time
+	// tried are the calls that were in vain.
+	tried []string
+}
+
+// note takes what one side's gateway reports. It says whether both have got no
+// answer for so long that the roles should be exchanged.
+func (x *roleExchange) note(side int, silent bool) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.silent[side] = silent
+	if !x.silent[0] || !x.silent[1] {
+		x.since = time.Time{}
+		return false
+	}
+	if x.since.IsZero() {
+		x.since = time.Now()
+	}
+	// Longer each time: on a slow machine the first way may have been right.
+	return time.Since(x.since) > cmp.Or(x.patience, defaultPatience)<<min(len(x.tried), 4)
+}
+
+// exchange notes that the call was in vain, and returns the ID of the cluster that
+// is to be called next.
+func (x *roleExchange) exchange(p *plan.Plan) (serverID string) {
+	_, caller := calls(p)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.tried = append(x.tried, x.call(p))
+	x.silent, x.since = [2]bool{}, time.Time{}
+	return caller.ClusterID
+}
+
+// explain adds to the error of a wait who called whom, if nobody got an answer.
+func (x *roleExchange) explain(err error, p *plan.Plan) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e := (*Error)(nil)
+	if err == nil || !errors.As(err, &e) || e.Kind != NotReady || x.since.IsZero() && len(x.tried) == 0 {
+		return err
+	}
+	if !x.since.IsZero() {
+		x.tried = append(x.tried, x.call(p))
+	}
+	return &Error{
+		Kind: NotReady, Cluster: e.Cluster, Doing: e.Doing,
+		Err: fmt.Errorf("no gateway reaches the other: %s; %w", strings.Join(x.tried, "; "), e.Err),
+		Hint: "open the way for UDP to one of these addresses, or say how a cluster can be called: --service-type CLUSTER=LoadBalancer, " +
+			"--service-type CLUSTER=NodePort:PORT with --endpoint CLUSTER=ADDRESS:PORT, --server CLUSTER",
+	}
+}
+
+// calls returns who is called, and who calls.
+func calls(p *plan.Plan) (server, caller *plan.ClusterPlan) {
+	if p.Clusters[0].Role == v1alpha1.Server {
+		return &p.Clusters[0], &p.Clusters[1]
+	}
+	return &p.Clusters[1], &p.Clusters[0]
+}
+
+// call says who calls whom, and since when.
+func (x *roleExchange) call(p *plan.Plan) string {
+	server, caller := calls(p)
+	var endpoints []string
+	for _, plane := range caller.Peering.Spec.Planes {
+		endpoints = append(endpoints, plane.Endpoints...)
+	}
+	return fmt.Sprintf("%s called %s at %s (%s) for %s", caller.Cluster, server.Cluster,
+		strings.Join(endpoints, ", "), server.Gateways[0].ServiceType, time.Since(x.since).Round(time.Second))
+}
