@@ -42,6 +42,7 @@ func (w *site) image(t *testing.T) string {
 
 // A new peering that fails leaves no trace in what it shares with others.
 func TestDefect1_01_FailedPeerKeepsImageOfOthers(t *testing.T) {
+	t.Parallel()
 	a, b, _ := threeSites(t)
 	before := []map[string]any{a.contents(t), b.contents(t)}
 	b.deaf, a.deaf = true, true
@@ -71,6 +72,7 @@ func (s steps) Step(ctx context.Context, name string, do func(context.Context) e
 
 // Two commands for the same pair, of which one fails when the other has ended.
 func TestDefect1_02_FailedPeerKeepsWhatAnotherEstablished(t *testing.T) {
+	t.Parallel()
 	a, b := twoSites(t)
 	once := sync.Once{}
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -101,6 +103,7 @@ func TestDefect1_02_FailedPeerKeepsWhatAnotherEstablished(t *testing.T) {
 // Two commands for the same pair: the one that made the entries fails while the other
 // one works.
 func TestDefect1_02_PeerOutlivesTheOneThatClaimed(t *testing.T) {
+	t.Parallel()
 	a, b := twoSites(t)
 	claimed, joined := make(chan struct{}), make(chan struct{})
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -142,6 +145,7 @@ func TestDefect1_02_PeerOutlivesTheOneThatClaimed(t *testing.T) {
 
 // Pods of other peerings, and those on nodes that are not ready, fail nobody's peer.
 func TestDefect1_03_OnlyOwnPodsFailPeer(t *testing.T) {
+	t.Parallel()
 	waiting := func(reason string, restarts int32) corev1.PodStatus {
 		return corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
 			RestartCount: restarts, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason}},
@@ -184,6 +188,7 @@ func TestDefect1_03_OnlyOwnPodsFailPeer(t *testing.T) {
 
 // The range that a peer had is not given to another one while it may be put back.
 func TestDefect1_16_RangesStayReservedUntilTheEnd(t *testing.T) {
+	t.Parallel()
 	a, b := twoSites(t)
 	mustPeer(t, a, b, wishFor("id-of-b", mapped(ipam.Mapping{Mapped: prefix("10.61.0.0/16")})))
 	before := a.peering(t).Spec
@@ -239,7 +244,9 @@ func kill(t *testing.T, a, b *site, o Options, step string) {
 
 // What a command has changed that was killed, the next one puts back.
 func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
+	t.Parallel()
 	t.Run("a peering that works", func(t *testing.T) {
+		t.Parallel()
 		a, b := twoSites(t)
 		mustPeer(t, a, b, Options{})
 		before := []map[string]any{a.contents(t), b.contents(t)}
@@ -255,6 +262,7 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 		}
 	})
 	t.Run("a new one beside another", func(t *testing.T) {
+		t.Parallel()
 		a, b, _ := threeSites(t)
 		before := []map[string]any{a.contents(t), b.contents(t)}
 		kill(t, a, b, Options{Image: "example.invalid/none:1"}, "Waiting until packets pass")
@@ -268,6 +276,7 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 		}
 	})
 	t.Run("a new one that fails again", func(t *testing.T) {
+		t.Parallel()
 		a, b := twoSites(t)
 		kill(t, a, b, Options{}, "Waiting until packets pass")
 		a.deaf, b.deaf = true, true
@@ -283,6 +292,7 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 // Indexes are given out in the order of the pairs, also where one fails before its
 // turn.
 func TestDefect1_20_TurnsKeepTheirOrder(t *testing.T) {
+	t.Parallel()
 	first := make(chan struct{})
 	failed := newTurn(first)
 	third := newTurn(failed.next)

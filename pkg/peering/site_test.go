@@ -151,6 +151,11 @@ func (w *site) funcs() interceptor.Funcs {
 			if err := w.write("delete " + describe(obj)); err != nil {
 				return err
 			}
+			if ns, ok := obj.(*corev1.Namespace); ok { // what goes with it
+				if err := c.DeleteAllOf(ctx, &corev1.ResourceQuota{}, client.InNamespace(ns.Name)); err != nil {
+					return err
+				}
+			}
 			return c.Delete(ctx, obj, opts...)
 		},
 		DeleteAllOf: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
