@@ -9,9 +9,16 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo v0.0
 endif
 IMAGE ?= ghcr.io/liqonet/liqonet-agent:$(VERSION)
 LDFLAGS := -s -w -X github.com/liqonet/liqonet/pkg/version.version=$(VERSION)
-GOBUILD := CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)'
+# Everything is built in one way, without a C compiler, so that no package is compiled
+# twice; with the race detector only what test-race has.
+export CGO_ENABLED := 0
+export GOFLAGS := $(strip $(filter-out -trimpath,$(shell go env GOFLAGS)) -trimpath)
 TOOL := go tool -modfile=scripts/tools/go.mod
 LAB := bin/lab
+# Where TIMES names a file, `make test` has set it and shows the times of all tests.
+GOTEST := go run ./scripts/gotest $(if $(TIMES),-times $(TIMES))
+# Packages whose goroutines share memory for as long as they live.
+RACE := ./agent/... ./pkg/tunnel $(addprefix ./,$(wildcard pkg/exchange))
 
 .PHONY: help
 help: ## list the targets
@@ -19,8 +26,8 @@ help: ## list the targets
 
 .PHONY: build
 build: ## bin/liqonetctl, bin/kubectl-liqonet and bin/liqonet-agent
-	$(GOBUILD) -o bin/liqonetctl ./cmd/liqonetctl
-	$(GOBUILD) -o bin/liqonet-agent ./agent
+	go build -ldflags '$(LDFLAGS)' -o bin/liqonetctl ./cmd/liqonetctl
+	go build -ldflags '$(LDFLAGS)' -o bin/liqonet-agent ./agent
 	ln -f bin/liqonetctl bin/kubectl-liqonet
 
 .PHONY: image
@@ -61,27 +68,45 @@ demo-down: lab ## stop the clusters that `make demo KEEP=1` left
 	$(LAB) --name demo down
 
 .PHONY: test
-test: packages test-unit test-kernel test-e2e ## all that guards a change
-	@go run ./scripts/gotest -stale
+test: packages ## all that guards a change; the time of each test in the end
+	@mkdir -p bin && rm -f bin/times
+	@status=0; \
+	$(MAKE) --no-print-directory TIMES=bin/times test-unit test-race test-kernel test-e2e || status=$$?; \
+	go run ./scripts/gotest -times bin/times; \
+	go run ./scripts/gotest -stale; \
+	exit $$status
 
 .PHONY: test-unit
-test-unit: ## tests without root, under two minutes
+test-unit: ## tests that need neither root nor packages, in a minute
 	go vet ./...
-	go test -short -race ./...
+	$(GOTEST) -- -short ./...
+
+.PHONY: test-race
+test-race: packages ## the same, of agents and tunnels, with the race detector
+	CGO_ENABLED=1 $(GOTEST) -- -short -race $(RACE)
 
 .PHONY: test-kernel
-test-kernel: packages ## tests of kernel code, in network namespaces (root)
+test-kernel: packages ## tests of kernel code, in network namespaces and a virtual machine (root)
 	# The cache of results does not know of the programs that the virtual machine's test builds.
 	# That test waits most of its time: the others pass meanwhile.
-	go test -count=1 -timeout 20m ./test/vm/... ./test/dataplane/... ./pkg/...
+	$(GOTEST) -- -count=1 -timeout 20m ./test/vm/... ./test/dataplane/... ./agent/... ./pkg/...
+
+.PHONY: test-listed
+test-listed: ## what continuous integration runs: make test, with no program in PATH that no package list has
+	scripts/listed-path $(MAKE) test
+
+.PHONY: test-fresh
+test-fresh: export RUN ?= make demo && make test
+test-fresh: ## RUN (demo and tests) in a root file system made just now (root); EMPTY=1: with empty caches
+	scripts/test-fresh $(if $(EMPTY),--empty-caches) "$$RUN"
 
 .PHONY: test-e2e
 test-e2e: lab image ## tests of the product on lab clusters (root)
-	go run ./scripts/gotest -v -- -count=1 -timeout 20m ./test/e2e
+	$(GOTEST) -v -- -count=1 -timeout 20m ./test/e2e
 
 # Parts of less than an hour each, which write docs/results/NAME.json.
 .PHONY: test-long
-test-long: test-long-networks test-long-failures test-long-damages test-long-lab bench ## all that takes longer (root)
+test-long: test-long-networks test-long-failures test-long-damages test-long-lab test-long-vm test-long-race bench ## all that takes longer (root)
 
 .PHONY: test-long-networks test-long-failures test-long-damages
 test-long-networks test-long-failures test-long-damages: test-long-%: lab image
@@ -90,6 +115,14 @@ test-long-networks test-long-failures test-long-damages: test-long-%: lab image
 .PHONY: test-long-lab
 test-long-lab: lab
 	go run ./scripts/gotest -v -result lab -of test/lab -- -count=1 -timeout 55m ./test/lab/...
+
+.PHONY: test-long-vm
+test-long-vm: packages
+	LIQONET_TEST_BACKENDS=all go run ./scripts/gotest -v -result vm -of pkg,test/dataplane,test/vm -- -count=1 -timeout 55m ./test/vm
+
+.PHONY: test-long-race
+test-long-race: packages
+	CGO_ENABLED=1 go run ./scripts/gotest -result race -of agent,cmd,pkg -- -short -race -timeout 55m ./...
 
 .PHONY: bench
 bench: lab image ## speed, as ratios against a baseline of the same run

@@ -27,8 +27,11 @@ func TestMain(m *testing.M) {
 }
 
 func backends() []tunnel.Backend {
-	if os.Getenv("LIQONET_TEST_BACKENDS") == "all" {
+	switch os.Getenv("LIQONET_TEST_BACKENDS") {
+	case "all":
 		return []tunnel.Backend{tunnel.Userspace, tunnel.Kernel}
+	case "kernel":
+		return []tunnel.Backend{tunnel.Kernel}
 	}
 	return []tunnel.Backend{tunnel.Userspace}
 }

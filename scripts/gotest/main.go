@@ -1,7 +1,8 @@
 // Program gotest runs `go test`, says in the end how long each test took, and keeps
 // the result of tests that do not run with every change.
 //
-//	gotest [-v] [-result NAME -of PATH,PATH] -- ARGUMENTS OF GO TEST
+//	gotest [-v] [-times FILE] [-result NAME -of PATH,PATH] -- ARGUMENTS OF GO TEST
+//	gotest -times FILE
 //	gotest -stale
 //	gotest -table
 //
@@ -9,6 +10,9 @@
 // with which seed, and the outcome of each test. It also names the state of what
 // was tested (-of), by which -stale says which results are older than that. From all
 // results -table writes docs/results/README.md.
+//
+// With -times the times of tests are added to a file; without arguments of go test,
+// all that are in it are shown, and the file is removed.
 package main
 
 import (
@@ -85,6 +89,7 @@ func main() {
 	of := flag.String("of", "", "what the result is about: paths in the repository, with commas between")
 	stale := flag.Bool("stale", false, "list the results that are older than what they are about")
 	table := flag.Bool("table", false, "write "+resultDir+"/README.md")
+	times := flag.String("times", "", "keep the times of tests in this file, or show those that it has")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -94,8 +99,10 @@ func main() {
 		err = listStale(os.Stdout)
 	case *table:
 		err = writeTable()
+	case flag.NArg() == 0 && *times != "":
+		err = showTimes(*times, os.Stdout)
 	default:
-		err = run(ctx, flag.Args(), *verbose, *name, *of)
+		err = run(ctx, flag.Args(), *verbose, *name, *of, *times)
 	}
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		os.Exit(max(exit.ExitCode(), 1)) // the tests have said why
@@ -106,7 +113,7 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, args []string, verbose bool, name, of string) error {
+func run(ctx context.Context, args []string, verbose bool, name, of, times string) error {
 	r := Result{Name: name, Command: "go test " + strings.Join(args, " "), Date: time.Now().UTC().Truncate(time.Second), Outcome: "pass"}
 	if name != "" {
 		// Of the state at the beginning: somebody may commit meanwhile.
@@ -132,11 +139,47 @@ func run(ctx context.Context, args []string, verbose bool, name, of string) erro
 	if err != nil {
 		r.Outcome = "fail"
 	}
-	r.printTimes(os.Stdout)
+	if times != "" {
+		readErr = errors.Join(readErr, r.keepTimes(times))
+	} else {
+		fmt.Printf("\n%d tests took %s; the slowest:\n", len(r.Tests), time.Duration(r.Seconds)*time.Second)
+		printTimes(os.Stdout, r.Tests, slowest)
+	}
 	if name != "" {
 		return errors.Join(err, readErr, r.write())
 	}
 	return errors.Join(err, readErr)
+}
+
+// keepTimes adds the times of tests to a file.
+func (r *Result) keepTimes(path string) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
+	if err != nil {
+		return err
+	}
+	return errors.Join(json.NewEncoder(f).Encode(r.Tests), f.Close())
+}
+
+// showTimes shows the times of tests that a file has, and removes it.
+func showTimes(path string, w io.Writer) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var all []Test
+	for decoder := json.NewDecoder(f); ; {
+		var some []Test
+		if err := decoder.Decode(&some); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return fmt.Errorf("read %s: %w", path, err)
+		}
+		all = append(all, some...)
+	}
+	fmt.Fprintln(w, "\nThe tests that took a tenth of a second or more, slowest first:")
+	printTimes(w, all, len(all))
+	return os.Remove(path)
 }
 
 var (
@@ -164,7 +207,7 @@ func (r *Result) read(events io.Reader, print io.Writer, verbose bool) error {
 			if m := benchmarked.FindStringSubmatch(strings.TrimSpace(e.Output)); m != nil {
 				r.Benchmarks = append(r.Benchmarks, Benchmark{m[1], metrics(m[2])})
 			}
-			if verbose || e.Test == "" {
+			if verbose || e.Test == "" && e.Output != "PASS\n" && !strings.HasSuffix(e.Output, "[no test files]\n") {
 				fmt.Fprint(print, e.Output)
 			} else {
 				printed[key] += e.Output
@@ -198,12 +241,11 @@ func metrics(text string) map[string]float64 {
 	return out
 }
 
-// printTimes prints how long tests took, slowest first.
-func (r *Result) printTimes(w io.Writer) {
-	tests := slices.DeleteFunc(slices.Clone(r.Tests), func(t Test) bool { return strings.Contains(t.Name, "/") || t.Seconds < 0.1 })
+// printTimes prints how long tests took, slowest first, and at most so many.
+func printTimes(w io.Writer, all []Test, most int) {
+	tests := slices.DeleteFunc(slices.Clone(all), func(t Test) bool { return strings.Contains(t.Name, "/") || t.Seconds < 0.1 })
 	slices.SortStableFunc(tests, func(a, b Test) int { return cmp.Compare(b.Seconds, a.Seconds) })
-	fmt.Fprintf(w, "\n%d tests took %s; the slowest:\n", len(r.Tests), time.Duration(r.Seconds)*time.Second)
-	for _, t := range tests[:min(len(tests), slowest)] {
+	for _, t := range tests[:min(len(tests), most)] {
 		fmt.Fprintf(w, "%8.1f s  %-4s  %s %s\n", t.Seconds, t.Outcome, short(t.Package), t.Name)
 	}
 }

@@ -2,7 +2,9 @@ package vm_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -10,7 +12,8 @@ import (
 	"github.com/liqonet/liqonet/test/vm"
 )
 
-// TestBackends runs the data plane's tests with all pairs of backends.
+// TestBackends runs the data plane's tests with Geneve and WireGuard in the
+// kernel, or with all pairs of backends if LIQONET_TEST_BACKENDS is "all".
 func TestBackends(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a virtual machine")
@@ -26,7 +29,7 @@ func TestBackends(t *testing.T) {
 		tests[filepath.Base(name)] = path
 	}
 	var console bytes.Buffer
-	results, err := vm.Run(ctx, &console, tests, "LIQONET_TEST_BACKENDS=all")
+	results, err := vm.Run(ctx, &console, tests, "LIQONET_TEST_BACKENDS="+cmp.Or(os.Getenv("LIQONET_TEST_BACKENDS"), "kernel"))
 	for _, r := range results {
 		t.Run(r.Name, func(t *testing.T) {
 			if r.Skipped {
