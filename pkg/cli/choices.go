@@ -29,7 +29,7 @@ func (c *choices) String() string {
 }
 
 // Type is what --help shows.
-func (c *choices) Type() string { return "[CLUSTER=]" + strings.Join(c.allowed, "|") }
+func (c *choices) Type() string { return "value" }
 
 // GetSlice returns the values, spelled as in the list.
 func (c *choices) GetSlice() []string { return c.values }

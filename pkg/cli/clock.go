@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// serverClock is the API server's clock, as its answers tell it, to the second.
-// What is in the cluster was dated there, and this machine's clock may be wrong.
+// serverClock is the API server's clock, to the second, read from its answers. Objects are
+// dated by it, while the clock of this machine may be wrong.
 type serverClock struct{ ahead atomic.Int64 }
 
 func (c *serverClock) now() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) }
 
-// watch reads the clock from all that passes.
+// watch reads the clock from every answer.
 func (c *serverClock) watch(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(r *http.Request) (*http.Response, error) {
 		resp, err := next.RoundTrip(r)

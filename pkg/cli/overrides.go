@@ -23,13 +23,13 @@ import (
 func addOverrides(f *pflag.FlagSet) {
 	f.String("agent-image", "", "image of the agents of both clusters, also for their other peerings (default: the one that is there already, or else "+version.AgentImage()+")")
 	f.Var(&choices{allowed: []string{"auto", "geneve", "vxlan"}}, "overlay",
-		"encapsulation between nodes and gateways, one for all peerings of a cluster; auto takes Geneve where all kernels have it, otherwise VXLAN")
-	f.Var(&choices{allowed: []string{"auto", "kernel", "userspace"}}, "wireguard", "what does the work of WireGuard; auto takes the kernel where all nodes' kernels can, otherwise user space")
+		"[CLUSTER=]auto, geneve or vxlan: encapsulation between nodes and gateways, one for all peerings of a cluster; auto takes Geneve where all kernels have it, otherwise VXLAN")
+	f.Var(&choices{allowed: []string{"auto", "kernel", "userspace"}}, "wireguard", "[CLUSTER=]auto, kernel or userspace: what does the work of WireGuard; auto takes the kernel where all nodes' kernels can, otherwise user space")
 	f.Var(&choices{allowed: []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}, withPort: "NodePort"}, "service-type",
-		"how a gateway that is the server is exposed; auto takes a load balancer where the cluster is known to have one, otherwise a NodePort; CLUSTER=NodePort:PORT asks for a port")
+		"[CLUSTER=]auto, NodePort, LoadBalancer or ClusterIP: how a gateway that is the server is exposed; auto takes a load balancer where the cluster is known to have one, otherwise a NodePort; CLUSTER=NodePort:PORT asks for a port")
 	f.StringArray("pod-cidr", nil, "CLUSTER=CIDR[,CIDR]: the pod ranges of a cluster, if they cannot be found out")
-	f.StringArray("service-cidr", nil, "CLUSTER=CIDR[,CIDR]: the same for the service ranges")
-	f.StringArray("node-cidr", nil, "CLUSTER=CIDR[,CIDR]: the same for the subnets of the nodes")
+	f.StringArray("service-cidr", nil, "CLUSTER=CIDR[,CIDR]: the service ranges of a cluster, if they cannot be found out")
+	f.StringArray("node-cidr", nil, "CLUSTER=CIDR[,CIDR]: the subnets of the nodes of a cluster, if they cannot be found out")
 	f.StringArray("reserve", nil, "CLUSTER=CIDR[,CIDR]: ranges that a cluster keeps free of its peers")
 	f.StringArray("map", nil, "CLUSTER=[REAL=]MAPPED[,…]: the range by which the peer is to know the pods of a cluster; "+
 		"REAL can be left out if there is one pod range of that length; CLUSTER=nodes=MAPPED, a /18, for the nodes")

@@ -14,11 +14,11 @@ import (
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
-// group is the clusters of a command line, and which of them belong together.
+// group is the clusters of a command line, and which of them make pairs.
 type group struct {
 	refs []string
-	// hub says that the first one belongs to each other one; otherwise every two
-	// belong together.
+	// hub says that the first cluster makes a pair with each other one. Otherwise every
+	// two make a pair.
 	hub bool
 }
 
@@ -60,7 +60,7 @@ func groupOf(f *pflag.FlagSet, args []string) group {
 	return group{refs: append(slices.Clone(args), spokes...), hub: f.Changed("spokes")}
 }
 
-// pairs are those of the clusters that belong together.
+// pairs returns the pairs that the clusters make.
 func (g group) pairs(clusters []*peering.Cluster) []peering.Pair {
 	var out []peering.Pair
 	for i := range clusters {
@@ -105,8 +105,8 @@ func (g group) reachable(clusters []*peering.Cluster, identifyErrs []error) (pai
 	return pairs, failed
 }
 
-// progress shows the steps of all pairs: with a name before each line where there
-// is more than one.
+// progress shows the steps of all pairs. Where there are several, each line begins with
+// the pair's name.
 func (g *globals) progress(pairs []peering.Pair) func(peering.Pair) peering.Reporter {
 	var mu sync.Mutex
 	return func(p peering.Pair) peering.Reporter {
@@ -128,8 +128,8 @@ func (e *pairsError) Error() string { return e.text }
 
 func (e *pairsError) Unwrap() error { return e.first }
 
-// failures is nil where none failed, and the error itself where there is one pair
-// only.
+// failures returns nil where no pair failed. Where there is one pair only, it returns that
+// pair's error.
 func failures(outcomes []peering.Outcome) error {
 	if len(outcomes) == 1 {
 		return outcomes[0].Err

@@ -14,9 +14,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
-// newProgress shows steps as they happen: with a spinner on a terminal, as
-// plain lines elsewhere. Whether it is a terminal is decided here and nowhere
-// else.
+// newProgress shows steps as they happen: with a spinner on a terminal, as plain lines
+// elsewhere. Only this function asks whether it is a terminal.
 func newProgress(w io.Writer) peering.Reporter {
 	f, ok := w.(*os.File)
 	if ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
@@ -41,7 +40,7 @@ func (p plain) Step(ctx context.Context, name string, do func(context.Context) e
 	return err
 }
 
-// spinner turns while a step is done, and leaves one line of it.
+// spinner turns while a step is under way, and then leaves one line.
 type spinner struct{ w io.Writer }
 
 func (s spinner) Step(ctx context.Context, name string, do func(context.Context) error) error {
@@ -60,8 +59,8 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 	return err
 }
 
-// prefixed writes lines with a name before each; several may be written to one
-// place at once.
+// prefixed writes a name before each line. Several of them may write to one place at the
+// same time.
 type prefixed struct {
 	w      io.Writer
 	prefix string

@@ -37,7 +37,7 @@ const (
 	ExitRanges      = 6
 	// ExitUnhealthy is status' own: it could look, and something is not well.
 	ExitUnhealthy = 7
-	// ExitPartial is of several pairs, of which some failed and some did not.
+	// ExitPartial is for several pairs of which some failed and some did not.
 	ExitPartial     = 8
 	ExitInterrupted = 130
 )
@@ -52,7 +52,7 @@ type globals struct {
 
 // Run runs a command line and returns its exit code.
 func Run(ctx context.Context, args []string, streams Streams) int {
-	// Libraries log to stderr what is no concern of the user.
+	// What libraries log does not concern the user.
 	klog.SetLogger(logr.Discard())
 	ctrllog.SetLogger(logr.Discard())
 
@@ -71,8 +71,8 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	return ExitCode(ctx, err)
 }
 
-// knownCommand finds a command that does not exist before cobra does, whose error
-// for it has no class.
+// knownCommand looks whether the command exists. Cobra would look too, but its error could
+// not be told from others.
 func knownCommand(root *cobra.Command, args []string) error {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd(args...)
@@ -85,7 +85,7 @@ func knownCommand(root *cobra.Command, args []string) error {
 	return nil
 }
 
-// usageError is wrong input that cobra or a command found.
+// usageError is wrong input, found by cobra or by a command.
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
@@ -149,10 +149,11 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
   kubectl liqonet unpeer cluster-a cluster-b`,
 		Annotations:   map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl liqonet"},
 		SilenceErrors: true,
-		// They would make an error of many lines.
+		// Suggestions would make the error many lines long.
 		DisableSuggestions: true,
 		SilenceUsage:       true,
 	}
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 100"))
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {

@@ -101,15 +101,7 @@ func flag(b *strings.Builder, f *pflag.Flag) {
 	case value != "":
 		value = "`" + value + "`"
 	}
-	fmt.Fprintf(b, "| %s | %s | `LIQONET_%s` | %s |\n", name, value, strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")), cell(meaning(f)))
-}
-
-// meaning is the text of --help, with the values that a flag can have.
-func meaning(f *pflag.Flag) string {
-	if t := f.Value.Type(); strings.Contains(t, "|") {
-		return "`" + t + "`: " + escape(f.Usage)
-	}
-	return escape(f.Usage)
+	fmt.Fprintf(b, "| %s | %s | `LIQONET_%s` | %s |\n", name, value, strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")), cell(escape(f.Usage)))
 }
 
 func resourcesPage() (string, error) {
