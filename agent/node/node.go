@@ -424,7 +424,7 @@ func (a *agent) reconcile(ctx context.Context) error {
 	if err != nil && !errors.As(err, &partial) {
 		return errors.Join(bad, blocked, err)
 	}
-	left := partial != nil && partial.Left
+	left := partial != nil && partial.RemovalFailed
 	if want.nat == nil && !left {
 		if err := purge(ctx, func(what string) { a.Log.Info(what) }); err != nil {
 			return err
@@ -459,7 +459,7 @@ func despite(p *overlay.PartialError, wanted []gateway, reported []v1alpha1.Node
 	}
 	for _, r := range reported {
 		known := slices.ContainsFunc(out, func(g gateway) bool { return g.peering == r.Peering && g.plane == r.Plane })
-		if p.Left && !known {
+		if p.RemovalFailed && !known {
 			out = append(out, gateway{peering: r.Peering, plane: r.Plane, failed: true})
 		}
 	}

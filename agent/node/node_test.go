@@ -91,7 +91,7 @@ func TestDespite(t *testing.T) {
 	}{
 		"nothing of ours": {want: wanted},
 		"a link":          {overlay.PartialError{Links: []string{"lq2-0"}}, []gateway{wanted[0], failed}},
-		"a removal":       {overlay.PartialError{Left: true}, []gateway{wanted[0], wanted[1], {peering: "gone", plane: 1, failed: true}}},
+		"a removal":       {overlay.PartialError{RemovalFailed: true}, []gateway{wanted[0], wanted[1], {peering: "gone", plane: 1, failed: true}}},
 	} {
 		got := despite(&test.partial, wanted, reported)
 		if diff := cmp.Diff(test.want, got, cmp.Comparer(func(a, b gateway) bool { return a == b })); diff != "" {

@@ -11,9 +11,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/link"
 )
 
-// SourceTo asks the kernel how it would send a packet to dst now: with which
-// source, by which interface, and how large it may be, in bytes (the route's
-// or path's MTU if known, else the interface's).
+// SourceTo asks the kernel how it would send a packet to dst now: with which source, by
+// which interface, and of which size. The size in bytes is the MTU of the route or path if
+// that is known, and otherwise the interface's.
 func (k *Kernel) SourceTo(dst netip.Addr) (src netip.Addr, dev string, mtu int, err error) {
 	routes, err := k.conn.Handle.RouteGet(dst.AsSlice())
 	if err != nil {
@@ -33,9 +33,9 @@ func (k *Kernel) SourceTo(dst netip.Addr) (src netip.Addr, dev string, mtu int, 
 	return addrFrom(routes[0].Src), l.Attrs().Name, mtu, nil
 }
 
-// EgressMTU returns how large packets may be that leave by an interface of a pod,
-// in bytes: the least of its MTU and of what routes by it say. Cilium leaves the
-// interface's MTU as it is and puts that of the path into the default route.
+// EgressMTU returns how large packets may be that leave by an interface of a pod, in
+// bytes. It is the least of the interface's MTU and those of routes by it. Cilium leaves
+// the interface's MTU as it is and puts that of the path into the default route.
 func (k *Kernel) EgressMTU(name string) (int, error) {
 	l, err := k.conn.Handle.LinkByName(name)
 	if err != nil {
@@ -72,10 +72,10 @@ func (k *Kernel) LinkWith(addr netip.Addr) (name string, mtu int, err error) {
 	return "", 0, fmt.Errorf("no interface has the address %s", addr)
 }
 
-// Routes returns the prefixes that are routed on this machine, in any table,
-// sorted and each once, for choosing ranges that are not in use. Left out are
-// our own tables, default routes, local and broadcast addresses, and the
-// loopback, link-local and multicast ranges.
+// Routes returns the prefixes that are routed on this machine, in any table, sorted and
+// each once. Ranges that are not in use are chosen by them. It leaves out our own tables,
+// default routes, local and broadcast addresses, and the ranges for loopback, link-local
+// addresses and multicast.
 func (k *Kernel) Routes() ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -96,7 +96,7 @@ func (k *Kernel) Routes() ([]netip.Prefix, error) {
 			}
 			bits, _ := r.Dst.Mask.Size()
 			p := netip.PrefixFrom(addrFrom(r.Dst.IP), bits)
-			// A default route may be in two halves, as VPNs have it.
+			// VPNs split the default route into two halves.
 			if bits > 1 && isGlobal(p.Addr()) {
 				out = append(out, p)
 			}

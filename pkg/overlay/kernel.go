@@ -44,16 +44,15 @@ func (k *Kernel) Close() error {
 	return k.conn.Close()
 }
 
-// Apply makes the kernel hold want: it adds and repairs what is missing or
-// different (links, then routes, then rules), and then removes what is ours
-// and not wanted, in the reverse order. Where nothing differs it writes
-// nothing.
+// Apply makes the kernel hold want. First it adds and repairs links, then routes, then
+// rules. Then it removes what is ours and not wanted, in the reverse order. If nothing
+// differs it writes nothing.
 //
-// Foreign things that are in the way (an interface with a wanted name, a
-// route or rule of another protocol with one of our tables) are left alone
-// and reported in the error; the rest of want is applied all the same. So it is
-// where the kernel refuses something. The error is a [PartialError] if that
-// concerns some links only. The changes that were made are returned in any case.
+// It leaves foreign things alone that are in the way, and reports them. These are an
+// interface with a wanted name, and routes or rules of another protocol in our tables. The
+// rest is applied all the same, also where the kernel refuses something. The error is a
+// [PartialError] if it concerns some links only. Apply returns the changes that it made in
+// any case.
 func (k *Kernel) Apply(ctx context.Context, want State) ([]Change, error) {
 	if err := want.validate(); err != nil {
 		return nil, err
@@ -67,22 +66,22 @@ func (k *Kernel) Apply(ctx context.Context, want State) ([]Change, error) {
 			return a.changes, errors.Join(append(a.errs, err)...)
 		}
 		if err := step(); err != nil {
-			// What comes next relies on it: stop here.
+			// The next steps rely on this one.
 			return a.changes, errors.Join(append(a.errs, err)...)
 		}
 	}
 	return a.changes, a.err()
 }
 
-// PartialError is what Apply could not do, where all that is wanted is in the
-// kernel but what it names.
+// PartialError says what Apply could not do. Everything else that is wanted is in the
+// kernel.
 type PartialError struct {
-	// Links are the interfaces that are not as wanted, or that lack a route, sorted.
-	// What is wrong may also be only that something foreign is there: then it is empty.
+	// Links are the interfaces that are not as wanted, or that lack a route, sorted. It is
+	// empty if the only fault is that something foreign is there.
 	Links []string
-	// Left says that something of ours that is not wanted is still there.
-	Left bool
-	err  error
+	// RemovalFailed says that something of ours is still there although it is not wanted.
+	RemovalFailed bool
+	err           error
 }
 
 func (e *PartialError) Error() string { return e.err.Error() }
@@ -106,10 +105,11 @@ type applier struct {
 	want    State
 	changes []Change
 	errs    []error
-	// What errs are about: links and routes by them, what could not be removed, and
-	// what is for all links.
-	failedLinks  []string
-	left, common bool
+	// failedLinks are the links that errs are about, by themselves or by a route.
+	failedLinks []string
+	// removalFailed says that one of errs is about a removal, and allFailed that one
+	// concerns all links.
+	removalFailed, allFailed bool
 
 	links map[string]*link.State
 	// forwarding are the entries of VXLAN links' forwarding tables, by interface.
@@ -132,11 +132,11 @@ func (a *applier) failedLink(name string, err error) {
 
 func (a *applier) err() error {
 	err := errors.Join(a.errs...)
-	if err == nil || a.common {
+	if err == nil || a.allFailed {
 		return err
 	}
 	slices.Sort(a.failedLinks)
-	return &PartialError{Links: slices.Compact(a.failedLinks), Left: a.left, err: err}
+	return &PartialError{Links: slices.Compact(a.failedLinks), RemovalFailed: a.removalFailed, err: err}
 }
 
 func isOurTable(table int) bool {

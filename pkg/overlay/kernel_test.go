@@ -343,7 +343,7 @@ func TestForeign(t *testing.T) {
 func expectPartial(t *testing.T, err error, links ...string) {
 	t.Helper()
 	var partial *overlay.PartialError
-	if !errors.As(err, &partial) || partial.Left || !slices.Equal(partial.Links, links) {
+	if !errors.As(err, &partial) || partial.RemovalFailed || !slices.Equal(partial.Links, links) {
 		t.Errorf("want an error about the links %v, got %+v", links, partial)
 	}
 }
@@ -364,7 +364,7 @@ func TestPartial(t *testing.T) {
 		return err
 	}
 	var partial *overlay.PartialError
-	if err := powerless(overlay.State{}); !errors.As(err, &partial) || !partial.Left || len(partial.Links) > 0 {
+	if err := powerless(overlay.State{}); !errors.As(err, &partial) || !partial.RemovalFailed || len(partial.Links) > 0 {
 		t.Errorf("want an error about what is left, got %v", err)
 	}
 	f.run("ip link del lq0-0")

@@ -108,9 +108,9 @@ func (a *applier) create(want Link) error {
 	return nil
 }
 
-// removeConflicting deletes those of our links that are not wanted, or cannot
-// become what is wanted, and that would keep a wanted one from being made:
-// with the same identifier, or another kind's socket on the same port.
+// removeConflicting deletes those of our links that would keep a wanted one from being
+// made. They have its identifier, or are of another kind and use its port. A link of a
+// wanted name is deleted if it cannot become what is wanted.
 func (a *applier) removeConflicting() {
 	wanted := make(map[string]Link, len(a.want.Links))
 	taken := make(map[[2]int]bool, len(a.want.Links))
@@ -150,7 +150,7 @@ func (a *applier) removeLinks() error {
 func (a *applier) removeLink(have *link.State) {
 	if err := a.kernel.conn.Handle.LinkDel(have.Link); err != nil {
 		a.failed("remove link %q: %w", have.Name, err)
-		a.left = true
+		a.removalFailed = true
 		return
 	}
 	delete(a.links, have.Name)

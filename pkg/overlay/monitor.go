@@ -21,13 +21,18 @@ const (
 	netconfaIfindex  = 1
 )
 
-// Monitor subscribes to the kernel's notifications and signals after changes
-// that concern us: links whose name starts with NamePrefix or is one of others
-// (the tunnel's), their addresses and settings, neighbours and forwarding entries
-// of the former, routes and rules of our tables, and routes of others by a next
-// hop (Uplinks) or to a subnet (Routes). Changes of our own may signal too. Several changes become one signal
-// while nobody receives; after a loss of notifications there is a signal as
-// well. The channel is never closed; the subscription ends with ctx.
+// Monitor subscribes to the kernel's notifications and signals after changes that
+// concern us. These are changes of the following.
+//
+//   - Links whose name starts with NamePrefix or is one of others, such as the tunnel's,
+//     with their addresses and settings.
+//   - Neighbours and forwarding entries of links whose name starts with NamePrefix.
+//   - Routes and rules in our tables.
+//   - Routes of others by a next hop (see Uplinks) or to a subnet (see Routes).
+//
+// Our own changes may signal too. Several changes become one signal while nobody receives.
+// After a loss of notifications there is a signal as well. The channel is never closed; the
+// subscription ends with ctx.
 func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}, error) {
 	m := &monitor{others: others, indices: map[uint32]bool{}}
 	s, err := notify.Subscribe(unix.NETLINK_ROUTE,
@@ -57,9 +62,9 @@ func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}
 
 type monitor struct {
 	others []string
-	// indices are those of our interfaces: addresses and neighbours are
-	// reported by it. The neighbours of overlay links, which are true, are all
-	// permanent; those of others come and go with the traffic.
+	// indices are those of our interfaces, by which addresses and neighbours are reported.
+	// They are true for overlay links, whose neighbours are all permanent. Those of others
+	// come and go with the traffic.
 	indices map[uint32]bool
 }
 

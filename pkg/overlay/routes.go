@@ -127,7 +127,7 @@ func (a *applier) addRoutes() error {
 		}
 		if err != nil {
 			a.failedLink(want.Dev, fmt.Errorf("set route %s: %w", want, err))
-			a.common = a.common || want.Dev == ""
+			a.allFailed = a.allFailed || want.Dev == ""
 			continue
 		}
 		if ok {
@@ -230,7 +230,7 @@ func (a *applier) removeRoute(r kernelRoute) {
 	raw.Flags &= unix.RTNH_F_ONLINK
 	if err := a.kernel.conn.Handle.RouteDel(&raw); err != nil && !errors.Is(err, unix.ESRCH) {
 		a.failed("remove route %s: %w", r.route, err)
-		a.left = true
+		a.removalFailed = true
 		return
 	}
 	a.changed("removed", "route "+r.route.String(), "")

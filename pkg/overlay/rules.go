@@ -76,7 +76,7 @@ func (a *applier) addRules() error {
 			rule.Table, rule.IifName = want.Table, want.IIF
 			if err := a.kernel.conn.Handle.RuleAdd(rule); err != nil {
 				a.failed("add rule %s: %w", want, err)
-				a.common = true
+				a.allFailed = true
 				continue
 			}
 			a.changed("added", "rule "+want.String(), "")
@@ -95,7 +95,7 @@ func (a *applier) removeRules() error {
 		}
 		if err := a.kernel.conn.Handle.RuleDel(&have); err != nil && !errors.Is(err, unix.ENOENT) {
 			a.failed("remove rule %d: lookup %d: %w", have.Priority, have.Table, err)
-			a.left = true
+			a.removalFailed = true
 			continue
 		}
 		a.changed("removed", "rule "+Rule{IIF: have.IifName, Table: have.Table}.String(), "")

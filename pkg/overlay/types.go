@@ -13,9 +13,9 @@ const (
 )
 
 const (
-	// Port is the UDP port of the overlay, on nodes and gateways. It is not
-	// one of the registered ones (4789, 6081) nor one that a CNI is known to
-	// use (8472), because two users of one port cannot share a machine.
+	// Port is the UDP port of the overlay, on nodes and gateways. Two users of one port
+	// cannot share a machine. So it is neither a registered one (4789, 6081) nor one that a
+	// network plugin is known to use (8472).
 	Port uint16 = 6094
 
 	// NamePrefix starts the name of every overlay interface.
@@ -24,10 +24,10 @@ const (
 	// Group is the group of every overlay interface (IFLA_GROUP).
 	Group uint32 = 27761
 
-	// Table is the routing table of ours, on nodes for all peerings and in
-	// gateways for what leaves towards the peer and the nodes.
+	// Table is our routing table: on nodes for all peerings, and in gateways for packets
+	// towards the peer and the nodes.
 	Table = 27761
-	// InboundTable is the gateway's table for what came out of the tunnel.
+	// InboundTable is the gateway's table for packets that came out of the tunnel.
 	InboundTable = 27762
 	// RulePriority is the priority of our policy rules. It precedes those of
 	// EKS (512, 1024, 1536) and Cilium.
@@ -35,10 +35,10 @@ const (
 	// Protocol marks the routes and rules that are ours (rtm_protocol).
 	Protocol = 108
 
-	// OverheadIPv4 and OverheadIPv6 are the bytes that Geneve without options and
-	// VXLAN both add to a packet: outer IP 20 or 40, UDP 8, header 8, inner
-	// Ethernet 14.
+	// OverheadIPv4 is how many bytes Geneve without options and VXLAN both add to a packet
+	// over IPv4: outer IP 20, UDP 8, header 8, inner Ethernet 14.
 	OverheadIPv4 = 50
+	// OverheadIPv6 is the same over IPv6, whose header has 40 bytes.
 	OverheadIPv6 = 70
 )
 

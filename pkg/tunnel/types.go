@@ -18,23 +18,25 @@ const (
 )
 
 const (
-	// OverheadIPv4 and OverheadIPv6 are the bytes that WireGuard adds to a
-	// packet: outer IP 20 or 40, UDP 8, message header 16, Poly1305 tag 16. What
-	// it pads packets with never makes them larger than the interface's MTU.
+	// OverheadIPv4 is how many bytes WireGuard adds to a packet over IPv4: outer IP 20, UDP
+	// 8, message header 16, Poly1305 tag 16. Padding never makes packets larger than the
+	// interface's MTU.
 	OverheadIPv4 = 60
+	// OverheadIPv6 is the same over IPv6, whose header has 40 bytes.
 	OverheadIPv6 = 80
 
 	// InterfaceName of the tunnel inside a gateway's network namespace.
 	InterfaceName = "wg0"
 	// ListenPort of a gateway, UDP.
 	ListenPort uint16 = 51840
-	// EntryInterface and ReceiveInterface are the two ends of a veth pair in a
-	// gateway. What is sent into the former is aggregated by the latter.
-	EntryInterface   = "gro0in"
+	// EntryInterface is one end of a veth pair in a gateway. Packets that are sent into it
+	// are aggregated by the other end.
+	EntryInterface = "gro0in"
+	// ReceiveInterface is the other end of that pair.
 	ReceiveInterface = "gro0"
-	// Group and ReceiveGroup are the groups of the tunnel's interface and of
-	// ReceiveInterface (IFLA_GROUP).
-	Group        uint32 = 27762
+	// Group is the interface group of the tunnel's interface (IFLA_GROUP).
+	Group uint32 = 27762
+	// ReceiveGroup is the interface group of ReceiveInterface.
 	ReceiveGroup uint32 = 27763
 	// ProbePort is the UDP port of the echo responder of a gateway.
 	ProbePort uint16 = 6095
@@ -49,7 +51,7 @@ func Overhead(endpoint netip.Addr) int {
 	return OverheadIPv4
 }
 
-// Config is what a tunnel shall be. It has exactly one peer.
+// Config is the wanted state of a tunnel. It has exactly one peer.
 type Config struct {
 	Name       string
 	PrivateKey wgtypes.Key
@@ -57,9 +59,9 @@ type Config struct {
 	MTU        int
 	// Address is the gateway's own (its overlay address), as a /32 or /128.
 	Address netip.Addr
-	// Underlay is the interface by which packets of the peer and of nodes come.
-	// EntryInterface and ReceiveInterface are made for them; it is up to the
-	// caller to lead them there (pkg/nat). Without it there is no such pair.
+	// Underlay is the interface by which packets of the peer and of nodes come. For them
+	// EntryInterface and ReceiveInterface are made, and the caller sends them there (see
+	// package nat). If it is empty there is no such pair.
 	Underlay string
 	Peer     Peer
 }
@@ -67,10 +69,10 @@ type Config struct {
 // Peer is the other gateway.
 type Peer struct {
 	PublicKey wgtypes.Key
-	// Endpoint is where the peer listens; the zero value on a server, which
-	// learns it from the client's first packet.
+	// Endpoint is where the peer listens. It is the zero value on a server, which learns it
+	// from the client's first packet.
 	Endpoint netip.AddrPort
-	// AllowedIPs are the peer's mapped ranges: all that may come from it.
+	// AllowedIPs are the peer's mapped ranges, from which all its packets have to come.
 	AllowedIPs []netip.Prefix
 	// Keepalive is the interval of empty packets, 0 for none.
 	Keepalive time.Duration
