@@ -10,6 +10,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // changes are what a dry run would do, as "cluster action kind name".
@@ -26,7 +27,7 @@ func changes(p *plan.Plan) (out []string) {
 
 // A pod range that a cluster gets later is added, and what was there stays.
 func TestPodRangeAdded(t *testing.T) {
-	notShort(t)
+	kit.NotShort(t)
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{})
 	specB := b.peering(t).Spec
@@ -71,7 +72,7 @@ func TestPodRangeAdded(t *testing.T) {
 
 // A subnet that a node gets later moves only the range that it is in the way of.
 func TestNodeSubnetAdded(t *testing.T) {
-	notShort(t)
+	kit.NotShort(t)
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{})
 	was := b.peering(t).Spec
@@ -103,7 +104,7 @@ func TestNodeSubnetAdded(t *testing.T) {
 // What only the agents see: a node has a route into the range that the overlay
 // would get. It gets another one.
 func TestInternalRangeTaken(t *testing.T) {
-	notShort(t)
+	kit.NotShort(t)
 	a, b := twoSites(t)
 	made := dryRun(t, a, b, Options{})
 	chosen := made.Clusters[1].Ranges[0].Real

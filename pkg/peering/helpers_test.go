@@ -9,13 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -30,30 +25,19 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
 var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty()}
 
-func cidr(s string) v1alpha1.CIDR {
-	if s == "" {
-		return v1alpha1.CIDR{}
-	}
-	return v1alpha1.CIDR{Prefix: prefix(s)}
-}
-
-func mapping(real, mapped string) v1alpha1.CIDRMapping {
-	return v1alpha1.CIDRMapping{Real: cidr(real), Mapped: cidr(mapped)}
-}
+var cidr, mapping = kit.CIDR, kit.Mapping
 
 func scheme(t *testing.T) *runtime.Scheme {
 	t.Helper()
-	s := runtime.NewScheme()
-	if err := errors.Join(
-		coordinationv1.AddToScheme(s), corev1.AddToScheme(s), appsv1.AddToScheme(s), rbacv1.AddToScheme(s), networkingv1.AddToScheme(s),
-		discoveryv1.AddToScheme(s), authorizationv1.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s),
-	); err != nil {
+	s, err := fakeapi.Scheme()
+	if err != nil {
 		t.Fatal(err)
 	}
 	return s
@@ -150,15 +134,6 @@ func ipv4Prefixes(ss ...string) (out []netip.Prefix) {
 		out = append(out, prefix(s))
 	}
 	return out
-}
-
-// notShort leaves a test out of -short: what it plays takes minutes with the race
-// detector. Without it, make test-kernel runs all.
-func notShort(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("takes long with the race detector")
-	}
 }
 
 // objectsOf are the objects as a wait sees them.

@@ -14,6 +14,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 func (w *site) peering(t *testing.T) *v1alpha1.Peering {
@@ -128,7 +129,7 @@ func TestWishedRanges(t *testing.T) {
 }
 
 func TestServerAndEndpoint(t *testing.T) {
-	notShort(t)
+	kit.NotShort(t)
 	a, b := twoSites(t)
 	roles := func() string { return string(a.peering(t).Spec.Planes[0].Role + b.peering(t).Spec.Planes[0].Role) }
 	mustPeer(t, a, b, Options{})
@@ -183,7 +184,7 @@ func (i *impatient) Step(ctx context.Context, name string, do func(context.Conte
 
 // The side that can be reached is the server, whichever was tried first.
 func TestUnreachableServer(t *testing.T) {
-	notShort(t)
+	kit.NotShort(t)
 	t.Run("one", func(t *testing.T) {
 		a, b := twoSites(t)
 		a.deaf = true

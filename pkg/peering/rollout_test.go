@@ -6,12 +6,14 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // Peer returns when the agents that were applied have taken over, whatever those
 // before them have reported.
 func TestRollout(t *testing.T) {
-	notShort(t)
+	kit.NotShort(t)
 	later := metav1.NewTime(time.Now().Add(time.Hour).Truncate(time.Second))
 	for name, tc := range map[string]struct {
 		setup func(b *site)
