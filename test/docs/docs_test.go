@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/liqonet/liqonet/pkg/cli"
 	"github.com/liqonet/liqonet/test/fakeapi"
@@ -38,26 +40,35 @@ type block struct {
 
 var fence = regexp.MustCompile("^(\\s*)```(\\w*)$")
 
+// documents are the texts by the file's name.
+func documents(t *testing.T) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md"} {
+		files, err := filepath.Glob(filepath.Join(root, pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range files {
+			raw, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out[strings.TrimPrefix(file, root+"/")] = string(raw)
+		}
+	}
+	if len(out) < 5 {
+		t.Fatalf("only %d documents were found", len(out))
+	}
+	return out
+}
+
 // blocks are those of all documents.
 func blocks(t *testing.T) (out []block) {
 	t.Helper()
-	var files []string
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/*/*.md"} {
-		found, err := filepath.Glob(filepath.Join(root, pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
-		files = append(files, found...)
-	}
-	if len(files) < 5 {
-		t.Fatalf("only these documents were found: %v", files)
-	}
-	for _, file := range files {
-		raw, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		out = append(out, blocksOf(strings.TrimPrefix(file, root+"/"), string(raw))...)
+	texts := documents(t)
+	for _, file := range slices.Sorted(maps.Keys(texts)) {
+		out = append(out, blocksOf(file, texts[file])...)
 	}
 	return out
 }
@@ -300,6 +311,55 @@ func TestCommands(t *testing.T) {
 			t.Errorf("%s: want %s, got %s", text, want, strings.Join(got, " "))
 		}
 	}
+}
+
+// Links between documents lead to a file that exists, and to a heading that it has.
+func TestLinks(t *testing.T) {
+	link := regexp.MustCompile(`\]\(([^)\s]+)\)`)
+	heading := regexp.MustCompile(`(?m)^#+ (.*)$`)
+	code := regexp.MustCompile("(?s)```.*?```|`[^`\n]*`")
+	texts := documents(t)
+	found := 0
+	for file, text := range texts {
+		for _, m := range link.FindAllStringSubmatch(code.ReplaceAllString(text, ""), -1) {
+			target, anchor, hasAnchor := strings.Cut(m[1], "#")
+			if strings.Contains(target, ":") {
+				continue // another site's
+			}
+			found++
+			to := file
+			if target != "" {
+				to = filepath.Join(filepath.Dir(file), target)
+			}
+			if _, err := os.Stat(filepath.Join(root, to)); err != nil {
+				t.Errorf("%s: %s does not exist", file, m[1])
+				continue
+			}
+			var anchors []string
+			for _, h := range heading.FindAllStringSubmatch(texts[to], -1) {
+				anchors = append(anchors, slug(h[1]))
+			}
+			if hasAnchor && !slices.Contains(anchors, anchor) {
+				t.Errorf("%s: %s has no heading %q, but %v", file, to, anchor, anchors)
+			}
+		}
+	}
+	if found < 50 {
+		t.Errorf("only %d links were found", found)
+	}
+}
+
+// slug is the anchor that a heading gets.
+func slug(heading string) string {
+	return strings.Map(func(r rune) rune {
+		switch {
+		case r == ' ':
+			return '-'
+		case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+			return unicode.ToLower(r)
+		}
+		return -1
+	}, heading)
 }
 
 // Blocks that say so are run, with clusters that are played.
