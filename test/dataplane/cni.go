@@ -65,6 +65,25 @@ func cni(t testing.TB, ns *netns.NS, pods netip.Prefix, services []service, masq
 	})
 }
 
+// Masquerade has a node hide the sources in a range from the rest of the world, in a table
+// of its own.
+func Masquerade(t testing.TB, ns *netns.NS, sources netip.Prefix) {
+	t.Helper()
+	ns.Do(t, func() error {
+		c, err := nftables.New()
+		if err != nil {
+			return err
+		}
+		table := c.AddTable(&nftables.Table{Name: "masquerade", Family: nftables.TableFamilyIPv4})
+		chain := c.AddChain(&nftables.Chain{
+			Name: "postrouting", Table: table, Type: nftables.ChainTypeNAT, Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource,
+		})
+		c.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: join(
+			inPrefix(12, sources, expr.CmpOpEq), inPrefix(16, sources, expr.CmpOpNeq), []expr.Any{&expr.Masq{FullyRandom: true}})})
+		return c.Flush()
+	})
+}
+
 func (s service) exprs() []expr.Any {
 	destination := []expr.Any{
 		&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
 
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -22,33 +23,43 @@ import (
 // have the same. The tunnel comes up although it was tried before the nodes had their
 // tables. It goes on when the address of the calling gateway's node changes.
 func TestClustersThatDoNotMasquerade(t *testing.T) {
-	each(t, func(t *testing.T, o dataplane.Options) {
-		o.NoMasquerade = true
-		n := dataplane.New(t, o)
-		for _, c := range []*dataplane.Cluster{n.A, n.B} {
-			for i := range c.Nodes {
-				dataplane.ServeTCP(t, c.Nodes[i].Pod.NS, dataplane.WebPort)
-				dataplane.ServeUDP(t, c.Nodes[i].Pod.NS, echoPort)
-			}
+	options := pairs()
+	o := options[len(options)-1]
+	o.NoMasquerade = true
+	n := dataplane.New(t, o)
+	for _, c := range []*dataplane.Cluster{n.A, n.B} {
+		for i := range c.Nodes {
+			dataplane.ServeTCP(t, c.Nodes[i].Pod.NS, dataplane.WebPort)
+			dataplane.ServeUDP(t, c.Nodes[i].Pod.NS, echoPort)
 		}
-		testFlows(t, n)
-		reaches := func() error {
-			return dataplane.Ping(n.A.Gateway.NS, n.B.Overlay.Mapped, 56, 500*time.Millisecond)
-		}
-		if err := reaches(); err != nil {
-			t.Fatal(err)
-		}
-		replaceAddress(t, n.A.Nodes[0].NS, "172.18.1.1/16", "172.18.1.77/16")
-		eventually(t, "the gateways reach each other with another address of the node", reaches)
-	})
+	}
+	testFlows(t, n)
+	reaches := func() error {
+		return dataplane.Ping(n.A.Gateway.NS, n.B.Overlay.Mapped, 56, 500*time.Millisecond)
+	}
+	if err := reaches(); err != nil {
+		t.Fatal(err)
+	}
+	replaceAddress(t, n.A.Nodes[0].NS, "172.18.1.1/16", "172.18.1.77/16")
+	eventually(t, "the gateways reach each other with another address of the node", reaches)
 }
 
 // replaceAddress gives eth0 of a node another address.
 func replaceAddress(t *testing.T, ns *netns.NS, from, to string) {
 	t.Helper()
 	ns.Sysctl(t, "ipv4/conf/eth0/promote_secondaries", "1")
-	ns.Output(t, "ip", "addr", "add", to, "dev", "eth0")
-	ns.Output(t, "ip", "addr", "del", from, "dev", "eth0")
+	ns.Addr(t, "eth0", netip.MustParsePrefix(to))
+	ns.Do(t, func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		a, err := netlink.ParseAddr(from)
+		if err != nil {
+			return err
+		}
+		return netlink.AddrDel(l, a)
+	})
 }
 
 func eventually(t *testing.T, what string, f func() error) {
@@ -169,7 +180,7 @@ func TestTunnelSource(t *testing.T) {
 		r := newRouter(t)
 		// Where anybody translates addresses, as kube-proxy does, the kernel decides on a
 		// connection once and for all.
-		r.node.Output(t, "nft", "table ip proxy { chain c { type nat hook postrouting priority srcnat; ip daddr 192.0.2.1 masquerade; }; }")
+		dataplane.Masquerade(t, r.node, netip.MustParsePrefix("192.0.2.0/24"))
 		tunnels := []*net.UDPConn{r.socket(t, 0, tunnel.ListenPort), r.socket(t, 1, tunnel.ListenPort)}
 		other, called := r.socket(t, 0, 4000), r.socket(t, 2, tunnel.ListenPort)
 		// They are tracked before the table is there.
@@ -211,7 +222,7 @@ func TestTunnelSource(t *testing.T) {
 
 	t.Run("masqueraded by others", func(t *testing.T) {
 		r := newRouter(t)
-		r.node.Output(t, "nft", "table ip cni { chain c { type nat hook postrouting priority srcnat; ip saddr 10.244.0.0/16 oifname eth0 masquerade random; }; }")
+		dataplane.Masquerade(t, r.node, dataplane.Ranges().Pods)
 		old := r.socket(t, 0, tunnel.ListenPort)
 		before := seen(t, old)
 		r.apply(t)

@@ -17,7 +17,7 @@ import (
 // because there is no modprobe in the machine that the kernel could call.
 func modules() []string {
 	return []string{
-		"veth", "bridge", "tun", "vxlan", "geneve", "wireguard", "nf_conntrack", "nf_tables", "nft_ct", "nft_nat",
+		"veth", "bridge", "tun", "vxlan", "geneve", "wireguard", "nf_conntrack", "nf_conntrack_netlink", "nf_tables", "nft_ct", "nft_nat",
 		"nft_masq", "nft_chain_nat", "nft_fib", "nft_fib_ipv4", "nft_fwd_netdev",
 	}
 }
