@@ -167,7 +167,10 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 		// The check of arguments needs all flags, so they are loaded before it.
 		check := cmd.Args
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
-			return cmp.Or(g.load(cmd), check(cmd, args))
+			if err := g.load(cmd); err != nil {
+				return usageError{fmt.Errorf("%w\nSee %s --help", err, cmd.CommandPath())}
+			}
+			return check(cmd, args)
 		}
 	}
 	return root
@@ -196,7 +199,7 @@ func (g *globals) load(cmd *cobra.Command) error {
 	}
 	var err error
 	if g.timeout, err = cmd.Flags().GetDuration("timeout"); err == nil && g.timeout <= 0 {
-		err = usageError{fmt.Errorf("--timeout %s is not a positive duration such as 90s or 2m", g.timeout)}
+		err = fmt.Errorf("--timeout %s is not a positive duration such as 90s or 2m", g.timeout)
 	}
 	return err
 }
@@ -217,7 +220,7 @@ func readConfig(config *viper.Viper, file string) error {
 	}
 	config.SetConfigFile(file)
 	if err := config.ReadInConfig(); err != nil {
-		return usageError{fmt.Errorf("read configuration file %s: %w", file, err)}
+		return fmt.Errorf("read configuration file %s: %w", file, err)
 	}
 	return nil
 }
@@ -234,7 +237,7 @@ func setFlag(f *pflag.Flag, flags *pflag.FlagSet, config *viper.Viper) error {
 	}
 	for _, value := range values {
 		if err := flags.Set(f.Name, value); err != nil {
-			return usageError{fmt.Errorf("%s, from the environment or the configuration file: %w", f.Name, err)}
+			return fmt.Errorf("%s, from the environment or the configuration file: %w", f.Name, err)
 		}
 	}
 	return nil

@@ -116,6 +116,9 @@ func TestUsageErrors(t *testing.T) {
 			if !strings.Contains(stderr, tt.want) || strings.Count(stderr, "Error:") != 1 || !strings.HasPrefix(stderr, "Error: ") {
 				t.Errorf("want one message with %q, got %q", tt.want, stderr)
 			}
+			if strings.Count(stderr, "\n") < 2 {
+				t.Errorf("it does not say what to do: %q", stderr)
+			}
 			if strings.Contains(stderr, "liqonetctl") || strings.Contains(stderr, "Usage:") {
 				t.Errorf("got %q", stderr)
 			}
@@ -135,10 +138,10 @@ func TestNoArguments(t *testing.T) {
 func TestUnreachable(t *testing.T) {
 	home := isolate(t)
 	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "one=https://127.0.0.1:1", "two=https://127.0.0.1:1"))
-	for _, args := range []string{"status", "status one", "peer one two", "unpeer one two", "map one two default/web"} {
+	for _, args := range []string{"status", "status one", "peer one two", "unpeer one two", "map one two default/web", "expose-host one two 192.0.2.1"} {
 		t.Run(args, func(t *testing.T) {
 			code, stdout, stderr := run(t, strings.Fields(args)...)
-			if code != ExitUnreachable || stdout != "" || strings.Count(stderr, "Error:") != 1 || !strings.Contains(stderr, `cluster "`) {
+			if code != ExitUnreachable || stdout != "" || strings.Count(stderr, "Error:") != 1 || !strings.Contains(stderr, "(try: kubectl --context one cluster-info)\n") {
 				t.Errorf("exit code %d, stdout %q, stderr %q", code, stdout, stderr)
 			}
 		})

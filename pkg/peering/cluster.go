@@ -57,7 +57,7 @@ func (c *Cluster) Identify(ctx context.Context) error {
 		err = c.fail("read namespace kube-system, whose UID identifies the cluster", err)
 		// Whatever keeps it from answering the very first request.
 		if e := (*Error)(nil); errors.As(err, &e) && errors.Is(err, context.DeadlineExceeded) {
-			e.Kind, e.Hint = Unreachable, hintUnreachable
+			e.Kind, e.Hint = Unreachable, c.hintUnreachable()
 		}
 		return err
 	}
@@ -98,7 +98,7 @@ func (c *Cluster) fail(doing string, err error) error {
 		e.Hint = "use a kubeconfig whose user may do this (cluster-admin can), or have an administrator run the command"
 	case apierrors.IsUnauthorized(err):
 		e.Kind = Forbidden
-		e.Hint = "the cluster does not accept the credentials of this kubeconfig entry: renew them (try: kubectl get nodes)"
+		e.Hint = "the cluster does not accept the credentials of this kubeconfig entry: renew them (try: " + c.kubectl() + " get nodes)"
 	case strings.Contains(err.Error(), "getting credentials:"):
 		e.Kind = Forbidden
 		e.Hint = "the credential plugin of this kubeconfig entry does not work (try: " + c.kubectl() + " get nodes)"
@@ -109,7 +109,7 @@ func (c *Cluster) fail(doing string, err error) error {
 		e.Kind = NotReady
 	case errors.As(err, &urlErr), errors.As(err, &netErr), errors.Is(err, syscall.ECONNREFUSED):
 		e.Kind = Unreachable
-		e.Hint = hintUnreachable
+		e.Hint = c.hintUnreachable()
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
 		e.Hint = "somebody else changes it at the same time: try again"
 	case errors.As(err, new(apierrors.APIStatus)):
@@ -118,7 +118,9 @@ func (c *Cluster) fail(doing string, err error) error {
 	return e
 }
 
-const hintUnreachable = "check that the API server runs and that the address in the kubeconfig is right (try: kubectl cluster-info)"
+func (c *Cluster) hintUnreachable() string {
+	return "check that the API server runs and that the address in the kubeconfig is right (try: " + c.kubectl() + " cluster-info)"
+}
 
 // ended tells of a command that was stopped, or whose time was over, why it
 // ended, instead of what the request that was under way says of it.
