@@ -66,7 +66,7 @@ func newGateway(log *slog.Logger) *cobra.Command {
 				}
 				cfg.PodIPs = append(cfg.PodIPs, addr)
 			}
-			cfg.NodeName = os.Getenv("NODE_NAME")
+			cfg.PodName, cfg.NodeName = os.Getenv("POD_NAME"), os.Getenv("NODE_NAME")
 			return gateway.Run(cmd.Context(), cfg)
 		},
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
@@ -24,8 +25,8 @@ const keepalive = 25 * time.Second
 // lastMetric is that of the unreachable routes behind those to the peer.
 const lastMetric = 4096
 
-// machine is what the gateway's pod itself contributes to what is wanted.
-type machine struct {
+// local is what the gateway's pod itself contributes to what is wanted.
+type local struct {
 	plane int32
 	key   wgtypes.Key
 	// overlayKey is the cluster's.
@@ -36,8 +37,8 @@ type machine struct {
 	// that leave by it.
 	underlay    string
 	underlayMTU int
-	// way is how packets get to the peer's gateway.
-	way way
+	// path is how packets get to the peer's gateway.
+	path path
 	// endpoint is the one of the server's endpoints to be tried now.
 	endpoint netip.AddrPort
 }
@@ -57,16 +58,16 @@ type desired struct {
 }
 
 // desire computes what the gateway's kernel should hold.
-func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desired, err error) {
-	plane := p.Plane(m.plane)
+func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desired, err error) {
+	plane := p.Plane(l.plane)
 	if plane == nil {
-		return d, fmt.Errorf("peering %s has no plane %d", p.Name, m.plane)
+		return d, fmt.Errorf("peering %s has no plane %d", p.Name, l.plane)
 	}
 	if plane.Role == v1alpha1.Server {
-		m.endpoint = netip.AddrPort{} // of when it was a client, maybe
+		l.endpoint = netip.AddrPort{} // of when it was a client, maybe
 	}
 	internal := p.Spec.Local.InternalCIDR.Prefix
-	number, err := ipam.GatewayNumber(int(p.Spec.Index), int(m.plane))
+	number, err := ipam.GatewayNumber(int(p.Spec.Index), int(l.plane))
 	if err != nil {
 		return d, err
 	}
@@ -78,27 +79,27 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 	if err != nil {
 		return d, fmt.Errorf("peering %s: public key of the peer: %w", p.Name, err)
 	}
-	local, err := mappings(p)
+	ranges, err := mappings(p)
 	if err != nil {
 		return d, err
 	}
-	links := linkedNodes(p, m.plane, nodes)
-	d.capacity = capacity(m, plane.Role, nodes, links)
+	links := linkedNodes(p, l.plane, nodes)
+	d.capacity = capacity(l, plane.Role, nodes, links)
 	d.mtu = d.capacity
-	if m.way.agreed > 0 {
-		d.mtu = min(d.mtu, m.way.agreed)
+	if l.path.agreed > 0 {
+		d.mtu = min(d.mtu, l.path.agreed)
 	}
 	remote := p.RemoteRanges()
 
 	d.nat = nat.Gateway{
-		Underlay: m.underlay, TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
-		Local: local, Remote: remote,
+		Underlay: l.underlay, TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
+		Local: ranges, Remote: remote,
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
 	}
 	d.tunnel = tunnel.Config{
-		Name: tunnel.InterfaceName, PrivateKey: m.key, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
-		Underlay: m.underlay,
-		Peer:     tunnel.Peer{PublicKey: remoteKey, Endpoint: m.endpoint, AllowedIPs: remote},
+		Name: tunnel.InterfaceName, PrivateKey: l.key, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
+		Underlay: l.underlay,
+		Peer:     tunnel.Peer{PublicKey: remoteKey, Endpoint: l.endpoint, AllowedIPs: remote},
 	}
 	if plane.Role == v1alpha1.Client {
 		d.tunnel.Peer.Keepalive = keepalive
@@ -119,10 +120,10 @@ func desire(m machine, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d des
 			overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: lastMetric},
 		)
 	}
-	d.addHosts(m.node, p, links)
+	d.addHosts(l.node, p, links)
 	var errs []error
 	for _, n := range links {
-		if err := d.addNode(m.overlayKey, p, number, n); err != nil {
+		if err := d.addNode(l.overlayKey, p, number, n); err != nil {
 			errs = append(errs, fmt.Errorf("node %s: %w", n.name, err))
 		}
 	}
@@ -146,13 +147,14 @@ type linkedNode struct {
 	address, source netip.Addr
 	pods            []netip.Prefix
 	mtu             int
-	reported        time.Time
+	// version is a number that the API server raises with each write of any object.
+	version uint64
 }
 
-// linkedNodes are the nodes whose agents know this gateway, by address. What two
-// of them have of pods belongs to the one that has reported last: the other one
-// is gone and its NodeNetwork not yet, as when a Node was deleted and another one
-// has got its range, or a pod's address is used again.
+// linkedNodes are the nodes whose agents know this gateway, by address. Pods that two
+// of them have belong to the one whose object was written last, by its version: the
+// other node is gone and its NodeNetwork is not yet. So it is when a Node was deleted
+// and another one has got its range, or when a pod's address is used again.
 func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork) []linkedNode {
 	var out []linkedNode
 	for _, n := range nodes {
@@ -166,12 +168,12 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() {
 			out = append(out, linkedNode{
 				name: n.Spec.NodeName, number: number, address: address, source: g.Source.Addr,
-				pods: podRanges(n.Status), mtu: int(g.MTU), reported: reported(n),
+				pods: podRanges(n.Status), mtu: int(g.MTU), version: version(n),
 			})
 		}
 	}
 	slices.SortFunc(out, func(a, b linkedNode) int {
-		return cmp.Or(b.reported.Compare(a.reported), a.address.Compare(b.address))
+		return cmp.Or(cmp.Compare(b.version, a.version), a.address.Compare(b.address))
 	})
 	taken := map[netip.Prefix]bool{}
 	for i := range out {
@@ -185,12 +187,13 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 	return out
 }
 
-// reported is when the node's agent has last written.
-func reported(n v1alpha1.NodeNetwork) time.Time {
-	if n.Status.Reported == nil {
-		return time.Time{}
+// version is the object's. What is no number is older than all others.
+func version(n v1alpha1.NodeNetwork) uint64 {
+	v, err := strconv.ParseUint(n.ResourceVersion, 10, 64)
+	if err != nil {
+		return 0
 	}
-	return n.Status.Reported.Time
+	return v
 }
 
 // podRanges are a node's ranges and the single addresses outside of them.

@@ -12,6 +12,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nat"
@@ -64,7 +65,7 @@ func node(name, address, source string, mtu int32, pods ...string) v1alpha1.Node
 
 func TestDesire(t *testing.T) {
 	own, remote := newKey(t), newKey(t)
-	me := machine{key: own, overlayKey: overlay.Key{1, 2}, node: "n1", underlay: "eth0", underlayMTU: 1450}
+	me := local{key: own, overlayKey: overlay.Key{1, 2}, node: "n1", underlay: "eth0", underlayMTU: 1450}
 	me.endpoint = netip.MustParseAddrPort("192.0.2.9:30001")
 	self := addr("10.80.31.246")
 	n1, n2 := node("n1", "10.80.0.1", "172.18.0.2", 1400, "10.244.0.0/24"), node("n2", "10.80.0.2", "172.18.0.3", 0)
@@ -164,7 +165,7 @@ func TestDesireHosts(t *testing.T) {
 	} {
 		p := peering(t, v1alpha1.Server, newKey(t))
 		p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("192.0.2.7")}, Mapped: v1alpha1.IP{Addr: addr("10.60.32.5")}}}
-		d, err := desire(machine{key: newKey(t), node: tt.on, underlay: "eth0", underlayMTU: 1450}, p, tt.nodes)
+		d, err := desire(local{key: newKey(t), node: tt.on, underlay: "eth0", underlayMTU: 1450}, p, tt.nodes)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -182,14 +183,14 @@ func TestDesireHosts(t *testing.T) {
 }
 
 func TestDesireErrors(t *testing.T) {
-	for name, change := range map[string]func(*machine, *v1alpha1.Peering){
-		"no such plane": func(m *machine, _ *v1alpha1.Peering) { m.plane = 1 },
-		"no key":        func(_ *machine, p *v1alpha1.Peering) { p.Spec.Planes[0].RemotePublicKey = "" },
-		"index":         func(_ *machine, p *v1alpha1.Peering) { p.Spec.Index = 512 },
-		"ranges":        func(_ *machine, p *v1alpha1.Peering) { p.Spec.Local.ExternalCIDR = cidr("10.60.0.0/24") },
+	for name, change := range map[string]func(*local, *v1alpha1.Peering){
+		"no such plane": func(m *local, _ *v1alpha1.Peering) { m.plane = 1 },
+		"no key":        func(_ *local, p *v1alpha1.Peering) { p.Spec.Planes[0].RemotePublicKey = "" },
+		"index":         func(_ *local, p *v1alpha1.Peering) { p.Spec.Index = 512 },
+		"ranges":        func(_ *local, p *v1alpha1.Peering) { p.Spec.Local.ExternalCIDR = cidr("10.60.0.0/24") },
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, p := machine{underlayMTU: 1500}, peering(t, v1alpha1.Server, newKey(t))
+			m, p := local{underlayMTU: 1500}, peering(t, v1alpha1.Server, newKey(t))
 			change(&m, p)
 			if _, err := desire(m, p, nil); err == nil {
 				t.Error("no error")
@@ -204,7 +205,7 @@ func TestDualStack(t *testing.T) {
 	n := node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24", "fd00:10:244::/64")
 	p := peering(t, v1alpha1.Client, newKey(t))
 	p.Spec.Remote.Pods = append(p.Spec.Remote.Pods, v1alpha1.CIDRMapping{Real: cidr("fd00::/56"), Mapped: cidr("fd00::/56")})
-	d, err := desire(machine{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{n})
+	d, err := desire(local{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{n})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +248,7 @@ func TestIPv6(t *testing.T) {
 	p.Spec.Remote.Pods = []v1alpha1.CIDRMapping{{Real: cidr("fd00:10:244::/56"), Mapped: cidr("fd00:10:30::/56")}}
 	p.Spec.Remote.ExternalCIDR = cidr("fd00:10:70::/114")
 	n1, n2 := node("n1", "fd00:10:80::1", "2001:db8::1", 0, "fd00:10:244:1::/64"), node("n2", "fd00:10:80::2", "172.18.0.3", 0)
-	d, err := desire(machine{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{n1, n2})
+	d, err := desire(local{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{n1, n2})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -308,24 +309,26 @@ func TestEndpoints(t *testing.T) {
 }
 
 // A node that is gone and whose report is still there takes no pods from the one
-// that has them now, and a report that makes no sense takes nothing from others.
-func TestDesireOutdatedNodes(t *testing.T) {
-	at := func(n v1alpha1.NodeNetwork, seconds int64) v1alpha1.NodeNetwork {
-		n.Status.Reported = new(metav1.Unix(seconds, 0))
+// that has them now, and a report that makes no sense takes nothing from others. The
+// object that was written last counts, whatever the clocks of nodes say.
+func TestDefect1_05_PodsOfTwoNodesGoByVersion(t *testing.T) {
+	at := func(n v1alpha1.NodeNetwork, version string) v1alpha1.NodeNetwork {
+		n.ResourceVersion = version
 		return n
 	}
-	old := at(node("old", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24", "10.244.5.0/24"), 100)
+	old := at(node("old", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24", "10.244.5.0/24"), "99")
+	old.Status.Reported = new(metav1.NewTime(time.Now().Add(time.Hour))) // its clock was ahead
 	old.Status.PodIPs = []v1alpha1.IP{{Addr: addr("10.244.9.9")}}
-	renamed := at(node("renamed", "10.80.0.2", "172.18.0.2", 0, "10.244.0.0/24"), 200)
+	renamed := at(node("renamed", "10.80.0.2", "172.18.0.2", 0, "10.244.0.0/24"), "100")
 	renamed.Status.PodIPs = old.Status.PodIPs
 	never := node("never", "10.80.0.3", "172.18.0.4", 0, "10.244.5.0/24")
-	wrong := at(node("wrong", "10.80.31.254", "172.18.0.5", 0, "10.244.6.0/24"), 300)
+	wrong := at(node("wrong", "10.80.31.254", "172.18.0.5", 0, "10.244.6.0/24"), "101")
 	want := map[string]string{
 		"10.244.0.0/24": "lqn2", "10.244.9.9/32": "lqn2", "10.244.5.0/24": "lqn1",
 		"10.80.0.1/32": "lqn1", "10.80.0.2/32": "lqn2", "10.80.0.3/32": "lqn3", "0.0.0.0/0": "",
 	}
 	for _, nodes := range [][]v1alpha1.NodeNetwork{{old, renamed, never, wrong}, {wrong, never, renamed, old}} {
-		d, err := desire(machine{underlayMTU: 1500}, peering(t, v1alpha1.Client, newKey(t)), nodes)
+		d, err := desire(local{underlayMTU: 1500}, peering(t, v1alpha1.Client, newKey(t)), nodes)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -344,46 +347,47 @@ func TestDesireOutdatedNodes(t *testing.T) {
 	}
 }
 
-func TestSame(t *testing.T) {
-	base := v1alpha1.PlaneStatus{ObservedGeneration: 1, NodeName: "n", MTU: 1400, Connected: true, RTTMicroseconds: 5}
-	tests := []struct {
-		name   string
-		change func(*v1alpha1.PlaneStatus)
-		same   bool
-	}{
-		{"nothing", func(*v1alpha1.PlaneStatus) {}, true},
-		{"round trip time", func(s *v1alpha1.PlaneStatus) { s.RTTMicroseconds = 50 }, true},
-		{"connected", func(s *v1alpha1.PlaneStatus) { s.Connected = false }, false},
-		{"generation", func(s *v1alpha1.PlaneStatus) { s.ObservedGeneration = 2 }, false},
-		{"MTU", func(s *v1alpha1.PlaneStatus) { s.MTU = 2 }, false},
-		{"pod", func(s *v1alpha1.PlaneStatus) { s.PodIP = v1alpha1.IP{Addr: addr("10.0.0.1")} }, false},
-		{"message", func(s *v1alpha1.PlaneStatus) { s.Message = "x" }, false},
-		{"endpoint", func(s *v1alpha1.PlaneStatus) { s.Endpoint = "192.0.2.1:1" }, false},
+func TestCompareStatus(t *testing.T) {
+	base := func() status {
+		return status{
+			peering:    "1",
+			plane:      v1alpha1.PlaneStatus{ObservedGeneration: 1, NodeName: "n", MTU: 1400, Connected: true, RTTMicroseconds: 5},
+			conditions: []metav1.Condition{{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionTrue}},
+		}
 	}
-	for _, tt := range tests {
-		s := base
+	for name, tt := range map[string]struct {
+		change func(*status)
+		want   loop.Change
+	}{
+		"nothing":                         {func(*status) {}, loop.Same},
+		"round trip time":                 {func(s *status) { s.plane.RTTMicroseconds = 11 }, loop.Measured},
+		"round trip time, a little":       {func(s *status) { s.plane.RTTMicroseconds = 10 }, loop.Same},
+		"handshake":                       {func(s *status) { s.plane.LastHandshake = new(metav1.Now()) }, loop.Measured},
+		"first round trip time":           {func(s *status) { s.plane.RTTMicroseconds = 0 }, loop.Changed},
+		"connected":                       {func(s *status) { s.plane.Connected = false }, loop.Changed},
+		"generation":                      {func(s *status) { s.plane.ObservedGeneration = 2 }, loop.Changed},
+		"MTU":                             {func(s *status) { s.plane.MTU = 2 }, loop.Changed},
+		"key":                             {func(s *status) { s.plane.PublicKey = "k" }, loop.Changed},
+		"pod":                             {func(s *status) { s.plane.PodIP = v1alpha1.IP{Addr: addr("10.0.0.1")} }, loop.Changed},
+		"message":                         {func(s *status) { s.plane.Message = "x" }, loop.Changed},
+		"endpoint":                        {func(s *status) { s.plane.Endpoint = "192.0.2.1:1" }, loop.Changed},
+		"another object":                  {func(s *status) { s.peering = "2" }, loop.Changed},
+		"condition":                       {func(s *status) { s.conditions[0].Status = metav1.ConditionFalse }, loop.Changed},
+		"message of a condition":          {func(s *status) { s.conditions[0].Message = "2 nodes" }, loop.Measured},
+		"conditions of another plane now": {func(s *status) { s.conditions = nil }, loop.Changed},
+	} {
+		s := base()
 		tt.change(&s)
-		if same(s, base) != tt.same {
-			t.Errorf("%s: want %t", tt.name, tt.same)
+		if got := compareStatus(s, base()); got != tt.want {
+			t.Errorf("%s: got %v, want %v", name, got, tt.want)
 		}
 	}
 	// The reason why a tunnel does not work, and the endpoint that is tried, may
 	// change all the time.
-	a, b := base, base
-	a.Connected, b.Connected, b.Message, b.Endpoint = false, false, "since 12:00", "192.0.2.1:1"
-	if !same(a, b) {
-		t.Error("messages of a tunnel that does not work")
-	}
-}
-
-func TestMoved(t *testing.T) {
-	for _, tt := range []struct {
-		now, before int64
-		want        bool
-	}{{100, 100, false}, {200, 100, false}, {201, 100, true}, {100, 201, true}, {0, 0, false}, {1, 0, true}} {
-		if got := moved(tt.now, tt.before); got != tt.want {
-			t.Errorf("%d, %d: %t", tt.now, tt.before, got)
-		}
+	a, b := base(), base()
+	a.plane.Connected, b.plane.Connected, b.plane.Message, b.plane.Endpoint = false, false, "since 12:00", "192.0.2.1:1"
+	if got := compareStatus(a, b); got != loop.Measured {
+		t.Errorf("messages of a tunnel that does not work: %v", got)
 	}
 }
 
@@ -417,7 +421,7 @@ func TestNodesAgree(t *testing.T) {
 			}
 			p := peering(t, v1alpha1.Server, newKey(t))
 			p.Spec.Index = index
-			d, err := desire(machine{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{node("n", address.String(), "172.18.0.2", 0)})
+			d, err := desire(local{underlayMTU: 1500}, p, []v1alpha1.NodeNetwork{node("n", address.String(), "172.18.0.2", 0)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -19,10 +19,12 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/nat"
@@ -31,29 +33,14 @@ import (
 )
 
 const (
-	// resync is how often everything is compared without a reason, retryApply the
-	// same after a failure.
-	resync, retryApply = 30 * time.Second, time.Second
-	// tick is how often measurements are looked at; the faster one is for a
-	// tunnel that does not work.
-	tick, fastTick = time.Second, 50 * time.Millisecond
-	// probeInterval is the time between probes; the faster one is for a tunnel
-	// that does not work.
-	probeInterval, fastProbeInterval = 1500 * time.Millisecond, 100 * time.Millisecond
-	// silence is the time without an answer after which the tunnel is broken.
+	// lookInterval is how often measurements are looked at, fastLookInterval the same for
+	// a tunnel that does not work.
+	lookInterval, fastLookInterval = time.Second, 50 * time.Millisecond
+	// probeInterval is the time between probes, fastProbeInterval the same for a tunnel
+	// that does not work, and slowProbeInterval if it has not worked for long.
+	probeInterval, fastProbeInterval, slowProbeInterval = 1500 * time.Millisecond, 100 * time.Millisecond, 5 * time.Second
+	// silence is the time without an answer after which the tunnel is not connected.
 	silence = 3500 * time.Millisecond
-	// retryFirst and retryLater are the times without an answer after which a
-	// client starts the handshake anew, while it was never answered and later.
-	// WireGuard itself waits 5 s, and 15 s if the server forgot the session. They
-	// grow to retryMost, see due.
-	retryFirst, retryLater, retryMost = 300 * time.Millisecond, time.Second, 2 * time.Second
-	// retryUnanswered is how many probes have to be unanswered before it does so
-	// later: a session that works is lost by that, with all packets on their way,
-	// and on a bad link or a busy machine one of them may well be missing.
-	retryUnanswered = 5
-	// deaf is the time without an answer after which it does so even though packets
-	// come from the peer: then they may pass one way only.
-	deaf = 6 * time.Second
 )
 
 // Config is what the pod tells its agent.
@@ -65,11 +52,11 @@ type Config struct {
 	KeyDir string
 	// OverlayKey is a file with the key of the cluster's overlay.
 	OverlayKey string
-	// PodIPs and NodeName say where it runs. A pod has an address of each family
-	// that its cluster has.
-	PodIPs   []netip.Addr
-	NodeName string
-	Log      *slog.Logger
+	// PodIPs, PodName and NodeName say where it runs. A pod has an address of each
+	// family that its cluster has.
+	PodIPs            []netip.Addr
+	PodName, NodeName string
+	Log               *slog.Logger
 }
 
 // Run is the agent. It returns when ctx ends, or with an error that starting
@@ -83,16 +70,18 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	c, rest, err := watch.Client(ctx, cfg.Log)
-	if ctx.Err() != nil {
-		return nil
-	}
+	c, rest, err := watch.Client()
 	if err != nil {
 		return err
 	}
+	health := loop.NewHealth()
+	go health.Serve(ctx, cfg.Log, netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort).String())
 	view, err := watch.Start(ctx, c, rest, map[client.Object]fields.Selector{
 		&v1alpha1.Peering{}: watch.Named(cfg.Peering), &v1alpha1.NodeNetwork{}: watch.All(),
 	})
+	if ctx.Err() != nil {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -107,28 +96,39 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel,
-		machine: machine{plane: int32(cfg.Plane), key: key, overlayKey: overlayKey, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
-		status:  reporter{Report: watch.NewReport(cfg.Log)},
+		local: local{plane: int32(cfg.Plane), key: key, overlayKey: overlayKey, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
-	return a.run(ctx)
+	links, err := kernel.Monitor(ctx, tunnel.InterfaceName, tunnel.EntryInterface, tunnel.ReceiveInterface, underlay)
+	if err != nil {
+		return fmt.Errorf("watch the kernel's links and routes: %w", err)
+	}
+	rules, err := nat.Monitor(ctx)
+	if err != nil {
+		return fmt.Errorf("watch the kernel's nftables: %w", err)
+	}
+	lease := loop.Lease{Client: c, Name: fmt.Sprintf("gateway-%s-%d", cfg.Peering, cfg.Plane), Holder: cfg.PodName, Manager: a.manager()}
+	l := loop.Loop[status]{
+		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: []<-chan struct{}{links, rules}, Health: health,
+		Report: loop.NewReporter(v1alpha1.ReportInterval, loop.Regularly(compareStatus), a.writeStatus, lease.Renew),
+	}
+	return l.Run(ctx)
 }
 
 type agent struct {
 	Config
 	view    *watch.View
 	kernel  *overlay.Kernel
-	machine machine
+	local   local
 	device  tunnel.Device
 	backend v1alpha1.WireGuardBackend
 
-	// peering is the one that was read last, applied the generation that is in
-	// the kernel, desired what follows from it; sound that nothing has failed or
-	// changed since.
+	// peering is the one that was read last, applied the generation that is in the
+	// kernel, desired what follows from it.
 	peering *v1alpha1.Peering
 	applied int64
 	desired desired
-	sound   bool
+	attempt attempt
 
 	// podIP is where nodes send the overlay's packets, invalid while that is not
 	// known.
@@ -141,107 +141,120 @@ type agent struct {
 	stopProber context.CancelFunc
 	echo       bool
 	endpoints  endpoints
-	// brokenSince is zero while the tunnel works, reset when the handshake was last
-	// started anew, received what has come by the tunnel, and heard when there was
-	// last more of it.
-	brokenSince time.Time
-	reset       time.Time
-	received    int64
-	heard       time.Time
-	status      reporter
+	redialer   redialer
+
+	// tunnel and probes are what was measured at the last look, pathRead is when the
+	// kernel was last asked for the path to the peer's gateway.
+	tunnel   tunnel.Stats
+	probes   tunnel.ProbeStats
+	pathRead time.Time
+
+	// conditions are those that were reported, degraded is why not all packets pass.
+	conditions []metav1.Condition
+	degraded   string
 }
 
-func (a *agent) run(ctx context.Context) error {
-	links, err := a.kernel.Monitor(ctx, tunnel.InterfaceName, tunnel.EntryInterface, tunnel.ReceiveInterface, a.machine.underlay)
-	if err != nil {
-		return fmt.Errorf("watch the kernel's links and routes: %w", err)
+// attempt is the last one to make the kernel hold what is wanted, and what came of it.
+type attempt struct {
+	want desired
+	// applied says that all is in the kernel but single nodes' links, inSync that all is.
+	applied, inSync bool
+	err             error
+}
+
+// Look measures the tunnel, and repairs it.
+func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
+	if a.device == nil || a.prober == nil || a.peering == nil {
+		return false, lookInterval
 	}
-	rules, err := nat.Monitor(ctx)
+	a.probes = a.prober.Snapshot()
+	stats, err := a.device.Stats()
 	if err != nil {
-		return fmt.Errorf("watch the kernel's nftables: %w", err)
+		stats = tunnel.Stats{} // it is configured below, and that says what is wrong
 	}
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	var lastApply time.Time
-	dirty, again := true, resync
-	for {
-		if time.Since(lastApply) >= again {
-			dirty, a.sound = true, false
-		}
-		if dirty {
-			if !a.sound {
-				lastApply, again = time.Now(), resync
-			}
-			err := a.reconcile(ctx)
-			if err != nil && !a.sound {
-				again = retryApply
-			}
-			a.status.failed = watch.Tell(a.Log, err, a.status.failed, !a.sound)
-			dirty = false
-		}
-		a.watchTunnel(ctx)
-		if a.measure() {
-			dirty = true
-			continue
-		}
-		if err := a.repairTunnel(ctx); err != nil {
+	a.tunnel = stats
+	if !stats.AsConfigured {
+		// The kernel notifies nobody of what others take from WireGuard.
+		repaired, err := a.device.Configure(ctx, a.desired.tunnel)
+		if err != nil {
 			a.Log.Error("cannot repair the tunnel", "error", err)
-		}
-		if err := a.report(ctx); err != nil {
-			return err
-		}
-		timer.Reset(a.nextTick())
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-a.view.Changed:
-			dirty = true
-		case <-links:
-			dirty, a.sound = true, false
-		case <-rules:
-			dirty, a.sound = true, false
-		case err := <-a.status.Written:
-			a.reported(err)
-		case <-timer.C:
+		} else if repaired {
+			a.Log.Info("repaired the tunnel")
 		}
 	}
-}
-
-func (a *agent) nextTick() time.Duration {
-	// One probe is on its way; more of them are late.
-	if a.connected() && a.prober.Snapshot().Unanswered < 2 {
-		return tick
+	down := a.redialer.observe(a.probes, stats.RxBytes)
+	interval := probeInterval
+	next = lookInterval
+	switch {
+	case down:
+		changed := a.redialer.lastChange()
+		interval = loop.Pace(changed, fastProbeInterval, slowProbeInterval)
+		next = loop.Pace(changed, fastLookInterval, lookInterval)
+		if plane := a.peering.Plane(a.local.plane); plane != nil && plane.Role == v1alpha1.Client && a.redialer.shouldRedial(a.probes) {
+			a.redial(ctx)
+		}
+	case a.probes.Window < tunnel.ProbeWindow:
+		interval = fastProbeInterval
+		fallthrough
+	case !a.connected() || a.probes.Unanswered > 1: // one is on its way, more of them are late
+		next = fastLookInterval
 	}
-	return fastTick
+	a.prober.SetInterval(interval)
+	return a.measurePath(), next
 }
 
-// reconcile makes the kernel hold what the objects say. Where they say the same
-// as before, and the kernel has told of no change, it is not asked either:
-// objects change every few seconds by what is measured. The error may be of
-// some nodes only; sound tells.
-func (a *agent) reconcile(ctx context.Context) error {
+// redial starts the handshake anew.
+func (a *agent) redial(ctx context.Context) {
+	if !a.probes.LastReply.IsZero() {
+		a.Log.Info("probes are not answered: starting the handshake anew",
+			"for", time.Since(a.probes.LastReply).Round(time.Millisecond), "probes", a.probes.Unanswered)
+	}
+	// The first time there is nothing to start anew.
+	if !a.redialer.redialed.IsZero() {
+		a.endpoints.next()
+		if endpoint, err := a.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
+			a.local.endpoint = endpoint
+			a.desired.tunnel.Peer.Endpoint = endpoint
+			if _, err := a.device.Configure(ctx, a.desired.tunnel); err != nil {
+				a.Log.Error("cannot change the endpoint", "error", err)
+			}
+		}
+		if err := a.device.Reset(ctx); err != nil {
+			a.Log.Error("cannot start the handshake anew", "error", err)
+		}
+	}
+	a.redialer.redialed = time.Now()
+}
+
+// Reconcile makes the kernel hold what the objects say. Where they say the same as at
+// the last attempt, the kernel is only asked if compare is set: objects change often by
+// what is measured.
+func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err error) {
 	p := &v1alpha1.Peering{}
 	if err := a.view.Get(ctx, types.NamespacedName{Name: a.Peering}, p); client.IgnoreNotFound(err) != nil {
-		return err
+		return false, err
 	} else if err != nil || !p.DeletionTimestamp.IsZero() {
 		a.peering = nil
-		return nil // not yet, or not any more
+		return true, nil // not yet, or not any more
 	}
 	a.peering = p
-	var err error
+	if err := p.Check(); err != nil {
+		return false, err
+	}
 	if a.podIP, err = podIP(a.PodIPs, p); err != nil {
-		return err
+		return false, err
 	}
 	var nodes v1alpha1.NodeNetworkList
-	if err := a.view.List(ctx, &nodes); err != nil {
-		return err
+	if err := a.view.List(ctx, &nodes, watch.Shared); err != nil {
+		return false, err
 	}
-	plane := p.Plane(a.machine.plane)
+	a.degraded = degraded(p, nodes.Items)
+	plane := p.Plane(a.local.plane)
 	if plane == nil {
-		return fmt.Errorf("peering %s has no plane %d", p.Name, a.machine.plane)
+		return false, fmt.Errorf("peering %s has no plane %d", p.Name, a.local.plane)
 	}
 	if err := a.open(ctx, plane.WireGuard); err != nil {
-		return err
+		return false, err
 	}
 	a.endpoints.set(plane.Endpoints)
 	if plane.Role == v1alpha1.Client {
@@ -251,28 +264,38 @@ func (a *agent) reconcile(ctx context.Context) error {
 			a.Log.Error("cannot use an endpoint", "error", err)
 			a.endpoints.next()
 		} else {
-			a.machine.endpoint = endpoint
+			a.local.endpoint = endpoint
 		}
 	}
-	if a.machine.underlayMTU, err = a.kernel.EgressMTU(a.machine.underlay); err != nil {
-		return err
+	if a.local.underlayMTU, err = a.kernel.EgressMTU(a.local.underlay); err != nil {
+		return false, err
 	}
-	want, err := desire(a.machine, p, nodes.Items)
+	want, err := desire(a.local, p, nodes.Items)
 	if err != nil {
-		return err
+		return false, err
 	}
-	if a.sound && reflect.DeepEqual(want, a.desired) {
+	if compare || !reflect.DeepEqual(want, a.attempt.want) {
+		a.pathRead = time.Time{}
+		a.attempt = attempt{want: want}
+		a.attempt.applied, a.attempt.err = a.apply(ctx, want)
+		a.attempt.inSync = a.attempt.err == nil
+	}
+	if a.attempt.applied {
 		a.applied = p.Generation
-		return want.leftOut
 	}
-	a.sound = false
+	return a.attempt.inSync, errors.Join(want.leftOut, a.attempt.err)
+}
+
+// apply makes the kernel hold it. It returns false if something is missing that is not
+// only of single nodes.
+func (a *agent) apply(ctx context.Context, want desired) (applied bool, err error) {
 	a.capacity.Store(uint32(want.capacity))
 	// First what closes, then what opens.
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
-		return err
+		return false, err
 	}
 	if _, err := a.device.Configure(ctx, want.tunnel); err != nil {
-		return err
+		return false, err
 	}
 	a.receive(ctx, want)
 	changes, err := a.kernel.Apply(ctx, want.overlay)
@@ -282,11 +305,11 @@ func (a *agent) reconcile(ctx context.Context) error {
 	// One node's link that the kernel refuses is no reason not to serve the others.
 	var partial *overlay.PartialError
 	if err != nil && (!errors.As(err, &partial) || slices.Contains(partial.Links, tunnel.InterfaceName)) {
-		return errors.Join(want.leftOut, err)
+		return false, err
 	}
 	a.probe(ctx, want)
-	a.applied, a.desired, a.sound = p.Generation, want, err == nil
-	return errors.Join(want.leftOut, err)
+	a.desired = want
+	return true, err
 }
 
 // receive leads packets to where they are aggregated. Where the kernel cannot,
@@ -310,10 +333,18 @@ func (a *agent) open(ctx context.Context, backend v1alpha1.WireGuardBackend) err
 		return nil
 	}
 	if a.device != nil {
-		if err := errors.Join(a.device.Close(), tunnel.Remove(ctx, tunnel.InterfaceName)); err != nil {
+		// Closed once, whatever comes: its file descriptors may soon be of others.
+		before := a.device
+		a.device = nil
+		if err := before.Close(); err != nil {
+			a.Log.Error("cannot close the tunnel", "error", err)
+		}
+		a.attempt = attempt{}
+	}
+	if a.backend != "" && a.backend != backend {
+		if err := tunnel.Remove(ctx, tunnel.InterfaceName); err != nil {
 			return err
 		}
-		a.device = nil
 	}
 	device, err := tunnel.Open(ctx, tunnel.Backend(backend), tunnel.InterfaceName, tunnel.WithErrors(func(err error) {
 		a.Log.Warn("wireguard", "error", err)
@@ -358,116 +389,13 @@ func (a *agent) answer(ctx context.Context) {
 			return
 		}
 		a.Log.Error("cannot answer probes; trying again", "error", err)
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(retryApply):
-		}
+		loop.Sleep(ctx, time.Second)
 	}
 }
 
 // connected says that probes are answered, and at least one could be measured.
 func (a *agent) connected() bool {
-	if a.prober == nil {
-		return false
-	}
-	stats := a.prober.Snapshot()
-	return stats.Window > 0 && time.Since(stats.LastReply) < silence
-}
-
-// watchTunnel starts the handshake anew where there is no answer. Only a client
-// does: a server waits.
-func (a *agent) watchTunnel(ctx context.Context) {
-	if a.prober == nil || a.peering == nil || a.device == nil {
-		return
-	}
-	plane := a.peering.Plane(a.machine.plane)
-	if plane == nil {
-		return
-	}
-	stats, now := a.prober.Snapshot(), time.Now()
-	isBroken := broken(stats, a.heard, now)
-	switch {
-	case !isBroken:
-		a.brokenSince = time.Time{}
-	case a.brokenSince.IsZero():
-		a.brokenSince = now
-	}
-	interval := probeInterval
-	if isBroken || stats.Window < tunnel.ProbeWindow {
-		interval = fastProbeInterval
-	}
-	a.prober.SetInterval(interval)
-	if !isBroken || plane.Role != v1alpha1.Client || !due(stats.LastReply.IsZero(), a.brokenSince, a.reset, a.heard, now) {
-		return
-	}
-	if !stats.LastReply.IsZero() {
-		a.Log.Info("probes are not answered: starting the handshake anew",
-			"for", time.Since(stats.LastReply).Round(time.Millisecond), "probes", stats.Unanswered)
-	}
-	// The first time there is nothing to start anew.
-	if !a.reset.IsZero() {
-		a.endpoints.next()
-		if endpoint, err := a.endpoints.current(ctx); err == nil && endpoint != a.machine.endpoint {
-			a.machine.endpoint = endpoint
-			a.desired.tunnel.Peer.Endpoint = endpoint
-			if _, err := a.device.Configure(ctx, a.desired.tunnel); err != nil {
-				a.Log.Error("cannot change the endpoint", "error", err)
-			}
-		}
-		if err := a.device.Reset(ctx); err != nil {
-			a.Log.Error("cannot start the handshake anew", "error", err)
-		}
-	}
-	a.reset = now
-}
-
-// due says whether a client starts the handshake anew, which throws away what is on
-// its way. It is in a hurry: a server may begin to answer at any moment. But from far
-// away an answer takes longer than that hurry, so it waits for a third of the time
-// that it has tried already. And where the peer has sent something since the last
-// attempt, the handshake goes on: after its own answer come those to the probes.
-func due(never bool, brokenSince, reset, heard, now time.Time) bool {
-	if heard.After(reset) && now.Sub(heard) < retryMost && now.Sub(reset) < deaf {
-		return false
-	}
-	least := retryLater
-	if never {
-		least = retryFirst
-	}
-	return now.Sub(reset) >= min(max(now.Sub(brokenSince)/3, least), retryMost)
-}
-
-// repairTunnel brings back what others took from WireGuard, of which the kernel
-// notifies nobody.
-func (a *agent) repairTunnel(ctx context.Context) error {
-	if a.device == nil || a.applied == 0 || a.peering == nil {
-		return nil
-	}
-	stats, err := a.device.Stats()
-	if err == nil && stats.RxBytes > a.received {
-		a.heard = time.Now()
-	}
-	a.received = stats.RxBytes // a new handshake begins to count anew
-	if err == nil && stats.AsConfigured {
-		return nil
-	}
-	changed, err := a.device.Configure(ctx, a.desired.tunnel)
-	if changed {
-		a.Log.Info("repaired the tunnel")
-	}
-	return err
-}
-
-// broken says that the tunnel's session does not work, by what probes say and when
-// something last came by the tunnel. Where that comes, answers are late on a busy
-// machine, or packets pass one way only.
-func broken(s tunnel.ProbeStats, heard, now time.Time) bool {
-	if s.LastReply.IsZero() {
-		return true
-	}
-	silent := now.Sub(s.LastReply)
-	return silent > probeInterval+retryLater && s.Unanswered >= retryUnanswered && (now.Sub(heard) >= retryLater || silent >= deaf)
+	return a.probes.Window > 0 && time.Since(a.probes.LastReply) < silence
 }
 
 func (a *agent) close() {

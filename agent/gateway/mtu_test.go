@@ -12,9 +12,9 @@ import (
 func TestMTU(t *testing.T) {
 	v6 := addr("2001:db8::1")
 	tests := []struct {
-		name    string
-		machine machine
-		role    v1alpha1.Role
+		name  string
+		local local
+		role  v1alpha1.Role
 		// nodes are what nodes n0, n1, ... say that they can carry, underlays the
 		// MTUs of their links.
 		nodes, underlays []int32
@@ -25,25 +25,25 @@ func TestMTU(t *testing.T) {
 		// mtu is given where it is not the capacity.
 		mtu int
 	}{
-		{name: "IPv4", machine: machine{underlayMTU: 1500}, capacity: 1440},
-		{name: "jumbo", machine: machine{underlayMTU: 9000}, capacity: 8940},
-		{name: "IPv6 endpoint that is to be tried", machine: machine{underlayMTU: 1500, endpoint: netip.AddrPortFrom(v6, 1)}, capacity: 1420},
-		{name: "IPv4 endpoint written as IPv6", machine: machine{underlayMTU: 1500, endpoint: netip.MustParseAddrPort("[::ffff:192.0.2.1]:1")}, capacity: 1440},
-		{name: "a server that was called over IPv6", role: v1alpha1.Server, machine: machine{underlayMTU: 1400, way: way{overhead: tunnel.OverheadIPv6}}, capacity: 1320},
-		{name: "the endpoint in use counts, not the one to be tried", machine: machine{underlayMTU: 1500, endpoint: netip.AddrPortFrom(v6, 1), way: way{overhead: tunnel.OverheadIPv4}}, capacity: 1440},
-		{name: "the way to the endpoint is narrower than the pod's link", machine: machine{underlayMTU: 1500, way: way{overhead: tunnel.OverheadIPv4, mtu: 1400}}, capacity: 1340},
-		{name: "the same over IPv6", machine: machine{underlayMTU: 1500, way: way{overhead: tunnel.OverheadIPv6, mtu: 1400}}, nodes: []int32{1450}, capacity: 1320},
-		{name: "the way to the endpoint is wider", machine: machine{underlayMTU: 1500, way: way{overhead: tunnel.OverheadIPv4, mtu: 9000}}, capacity: 1440},
-		{name: "jumbo pods, but not the node", machine: machine{underlayMTU: 9000, node: "n0"}, nodes: []int32{8950}, underlays: []int32{1500}, capacity: 1440},
-		{name: "another node's link does not count for a client", machine: machine{underlayMTU: 9000, node: "x"}, role: v1alpha1.Client, nodes: []int32{8950}, underlays: []int32{1500}, capacity: 8940},
-		{name: "but for a server, which may be called by it", machine: machine{underlayMTU: 9000, node: "x"}, role: v1alpha1.Server, nodes: []int32{8950}, underlays: []int32{1500}, capacity: 1440},
-		{name: "a node that does not know its link", machine: machine{underlayMTU: 1500, node: "n0"}, role: v1alpha1.Server, nodes: []int32{1450}, underlays: []int32{0}, capacity: 1440},
-		{name: "the smallest node", machine: machine{underlayMTU: 1500}, nodes: []int32{1450, 1330, 1400}, capacity: 1330},
-		{name: "a node that does not know its way", machine: machine{underlayMTU: 1500}, nodes: []int32{0, 1400}, capacity: 1400},
-		{name: "an overlay over IPv6", machine: machine{underlayMTU: 1500}, source: "2001:db8::2", nodes: []int32{0}, capacity: 1430},
-		{name: "the peer can do less", machine: machine{underlayMTU: 1500, way: way{agreed: 1300}}, nodes: []int32{1400}, capacity: 1400, mtu: 1300},
-		{name: "the peer can do more", machine: machine{underlayMTU: 1500, way: way{agreed: 8000}}, capacity: 1440},
-		{name: "nothing fits", machine: machine{underlayMTU: 80}, capacity: 68},
+		{name: "IPv4", local: local{underlayMTU: 1500}, capacity: 1440},
+		{name: "jumbo", local: local{underlayMTU: 9000}, capacity: 8940},
+		{name: "IPv6 endpoint that is to be tried", local: local{underlayMTU: 1500, endpoint: netip.AddrPortFrom(v6, 1)}, capacity: 1420},
+		{name: "IPv4 endpoint written as IPv6", local: local{underlayMTU: 1500, endpoint: netip.MustParseAddrPort("[::ffff:192.0.2.1]:1")}, capacity: 1440},
+		{name: "a server that was called over IPv6", role: v1alpha1.Server, local: local{underlayMTU: 1400, path: path{overhead: tunnel.OverheadIPv6}}, capacity: 1320},
+		{name: "the endpoint in use counts, not the one to be tried", local: local{underlayMTU: 1500, endpoint: netip.AddrPortFrom(v6, 1), path: path{overhead: tunnel.OverheadIPv4}}, capacity: 1440},
+		{name: "the way to the endpoint is narrower than the pod's link", local: local{underlayMTU: 1500, path: path{overhead: tunnel.OverheadIPv4, mtu: 1400}}, capacity: 1340},
+		{name: "the same over IPv6", local: local{underlayMTU: 1500, path: path{overhead: tunnel.OverheadIPv6, mtu: 1400}}, nodes: []int32{1450}, capacity: 1320},
+		{name: "the way to the endpoint is wider", local: local{underlayMTU: 1500, path: path{overhead: tunnel.OverheadIPv4, mtu: 9000}}, capacity: 1440},
+		{name: "jumbo pods, but not the node", local: local{underlayMTU: 9000, node: "n0"}, nodes: []int32{8950}, underlays: []int32{1500}, capacity: 1440},
+		{name: "another node's link does not count for a client", local: local{underlayMTU: 9000, node: "x"}, role: v1alpha1.Client, nodes: []int32{8950}, underlays: []int32{1500}, capacity: 8940},
+		{name: "but for a server, which may be called by it", local: local{underlayMTU: 9000, node: "x"}, role: v1alpha1.Server, nodes: []int32{8950}, underlays: []int32{1500}, capacity: 1440},
+		{name: "a node that does not know its link", local: local{underlayMTU: 1500, node: "n0"}, role: v1alpha1.Server, nodes: []int32{1450}, underlays: []int32{0}, capacity: 1440},
+		{name: "the smallest node", local: local{underlayMTU: 1500}, nodes: []int32{1450, 1330, 1400}, capacity: 1330},
+		{name: "a node that does not know its way", local: local{underlayMTU: 1500}, nodes: []int32{0, 1400}, capacity: 1400},
+		{name: "an overlay over IPv6", local: local{underlayMTU: 1500}, source: "2001:db8::2", nodes: []int32{0}, capacity: 1430},
+		{name: "the peer can do less", local: local{underlayMTU: 1500, path: path{agreed: 1300}}, nodes: []int32{1400}, capacity: 1400, mtu: 1300},
+		{name: "the peer can do more", local: local{underlayMTU: 1500, path: path{agreed: 8000}}, capacity: 1440},
+		{name: "nothing fits", local: local{underlayMTU: 80}, capacity: 68},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -69,7 +69,7 @@ func TestMTU(t *testing.T) {
 				}
 				nodes = append(nodes, n)
 			}
-			d, err := desire(tt.machine, p, nodes)
+			d, err := desire(tt.local, p, nodes)
 			if err != nil {
 				t.Fatal(err)
 			}

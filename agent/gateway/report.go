@@ -4,88 +4,74 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/liqonet/liqonet/agent/watch"
+	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-// reporter remembers what was reported.
-type reporter struct {
-	*watch.Report
-	failed string
-	// writing is what is being written, written what was last.
-	writing, written v1alpha1.PlaneStatus
-	at               time.Time
+// status is what this gateway writes into the status of its Peering.
+type status struct {
+	// peering is the object's UID: one that was made anew has no status yet.
+	peering types.UID
+	plane   v1alpha1.PlaneStatus
+	// conditions are empty if another plane's gateway writes them.
+	conditions []metav1.Condition
 }
 
-// report begins to write the plane's status where something changed that others
-// wait for, and regularly.
-func (a *agent) report(ctx context.Context) error {
-	if a.peering == nil || !a.status.Free() {
-		return nil
-	}
-	s := a.planeStatus()
-	age := time.Since(a.status.at)
-	if same(s, a.status.written) && age < v1alpha1.ReportInterval && (age < settleInterval || !moved(s.RTTMicroseconds, a.status.written.RTTMicroseconds)) {
-		return nil
-	}
-	s.Reported = new(metav1.Now())
+// manager is the field manager: each plane's gateway owns its entry of the list.
+func (a *agent) manager() string { return fmt.Sprintf("liqonet-gateway-%d", a.Plane) }
+
+func (a *agent) writeStatus(ctx context.Context, s status) error {
+	s.plane.Reported = new(metav1.Now())
 	patch := map[string]any{
 		"apiVersion": v1alpha1.GroupVersion.String(), "kind": "Peering",
-		"metadata": map[string]any{"name": a.peering.Name, "uid": a.peering.UID},
-		"status":   v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{s}},
+		"metadata": map[string]any{"name": a.Peering, "uid": s.peering},
+		"status":   v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{s.plane}, Conditions: s.conditions},
 	}
 	raw, err := json.Marshal(patch)
 	if err != nil {
 		return err
 	}
-	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: a.peering.Name}}
-	a.status.writing = s
-	a.status.Begin(ctx, func(ctx context.Context) error {
-		// Server-side apply: each plane's gateway owns its entry of the list.
-		err := a.view.Client.Status().Patch(ctx, p, client.RawPatch(types.ApplyPatchType, raw),
-			client.FieldOwner(fmt.Sprintf("liqonet-gateway-%d", a.machine.plane)), client.ForceOwnership)
-		return client.IgnoreNotFound(err)
-	})
-	return nil
+	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: a.Peering}}
+	err = a.view.Client.Status().Patch(ctx, p, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner(a.manager()), client.ForceOwnership)
+	return client.IgnoreNotFound(err)
 }
 
-// reported notes that a report was written, or why not.
-func (a *agent) reported(err error) {
-	a.status.Note(err)
-	if err == nil {
-		a.status.written, a.status.at = a.status.writing, time.Now()
+// Status is what there is to report.
+func (a *agent) Status(problem string) (status, bool) {
+	if a.peering == nil {
+		return status{}, false
 	}
+	s := status{peering: a.peering.UID, plane: a.planeStatus(problem)}
+	if a.writesConditions() {
+		s.conditions = a.currentConditions(s.plane)
+	}
+	return s, true
 }
 
-func (a *agent) planeStatus() v1alpha1.PlaneStatus {
+func (a *agent) planeStatus(problem string) v1alpha1.PlaneStatus {
 	s := v1alpha1.PlaneStatus{
-		Index: a.machine.plane, ObservedGeneration: a.applied, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.NodeName,
-		MTU: int32(a.desired.mtu), Connected: a.connected(), Message: a.status.failed,
+		Index: a.local.plane, ObservedGeneration: a.applied, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.NodeName,
+		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.desired.mtu), Connected: a.connected(), Message: problem,
+		RTTMicroseconds: a.probes.Median.Microseconds(), LossPercent: int32(a.probes.Loss*100 + 0.5),
 	}
-	if a.device != nil {
-		if stats, err := a.device.Stats(); err == nil {
-			if stats.Endpoint.IsValid() {
-				s.Endpoint = stats.Endpoint.String()
-			}
-			if !stats.LastHandshake.IsZero() {
-				s.LastHandshake = new(metav1.NewTime(stats.LastHandshake))
-			}
-		}
+	if a.tunnel.Endpoint.IsValid() {
+		s.Endpoint = a.tunnel.Endpoint.String()
 	}
-	var probes tunnel.ProbeStats
-	if a.prober != nil {
-		probes = a.prober.Snapshot()
-		s.RTTMicroseconds, s.LossPercent = probes.Median.Microseconds(), int32(probes.Loss*100+0.5)
+	if !a.tunnel.LastHandshake.IsZero() {
+		s.LastHandshake = new(metav1.NewTime(a.tunnel.LastHandshake))
 	}
 	if !s.Connected && s.Message == "" {
-		s.Message = a.whyNot(s, probes.LastReply)
+		s.Message = a.whyNot(s, a.probes.LastReply)
 	}
 	return s
 }
@@ -104,16 +90,99 @@ func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	}
 }
 
-// settleInterval is how soon a round trip time that has changed much is told.
-// The first probes of a tunnel wait for its handshake.
-const settleInterval = time.Second
-
-func moved(now, before int64) bool {
-	return now > 2*before || before > 2*now
+// writesConditions says that this gateway is of the plane with the lowest index.
+func (a *agent) writesConditions() bool {
+	return !slices.ContainsFunc(a.peering.Spec.Planes, func(p v1alpha1.Plane) bool { return p.Index < a.local.plane })
 }
 
-// same says that nobody needs to be told of the difference now.
-func same(a, b v1alpha1.PlaneStatus) bool {
-	return a.ObservedGeneration == b.ObservedGeneration && a.PodIP == b.PodIP && a.NodeName == b.NodeName &&
-		a.MTU == b.MTU && a.Connected == b.Connected && (a.Message == b.Message && a.Endpoint == b.Endpoint || !a.Connected)
+// currentConditions are those of the peering: what this gateway sees of its own plane,
+// and what the others' gateways have reported.
+func (a *agent) currentConditions(own v1alpha1.PlaneStatus) []metav1.Condition {
+	if a.conditions == nil {
+		a.conditions = slices.Clone(a.peering.Status.Conditions)
+	}
+	connected := metav1.Condition{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionFalse, Reason: "NoAnswer", Message: own.Message}
+	others := slices.ContainsFunc(a.peering.Status.Planes, func(s v1alpha1.PlaneStatus) bool {
+		return s.Connected && s.Index != own.Index && a.peering.Plane(s.Index) != nil
+	})
+	if own.Connected || others {
+		connected.Status, connected.Reason, connected.Message = metav1.ConditionTrue, "ProbesAnswered", "probes through the tunnel are answered"
+	}
+	degraded := metav1.Condition{Type: v1alpha1.ConditionDegraded, Status: metav1.ConditionFalse, Reason: "AllReached", Message: "all nodes and pods that are known can use the peering"}
+	switch {
+	case connected.Status == metav1.ConditionFalse:
+		degraded.Reason, degraded.Message = "NotConnected", "nothing passes at all"
+	case a.degraded != "":
+		degraded.Status, degraded.Reason, degraded.Message = metav1.ConditionTrue, "PartlyReached", a.degraded
+	}
+	for _, c := range []metav1.Condition{connected, degraded} {
+		c.ObservedGeneration = a.applied
+		meta.SetStatusCondition(&a.conditions, c)
+	}
+	return slices.Clone(a.conditions)
+}
+
+// maxNamed is how many nodes a message names.
+const maxNamed = 3
+
+// degraded says why packets do not pass from all nodes or for all pods; "" if they do.
+func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
+	var unreached, outside []string
+	for _, n := range nodes {
+		if addr, err := netip.ParseAddr(n.Name); err != nil || !n.DeletionTimestamp.IsZero() || !p.Spec.Local.InternalCIDR.Contains(addr) {
+			continue
+		}
+		if !slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool {
+			g := n.Gateway(p.Name, plane.Index)
+			return g != nil && g.Ready
+		}) {
+			unreached = append(unreached, n.Spec.NodeName)
+		}
+		if i := slices.IndexFunc(n.Status.PodIPs, func(ip v1alpha1.IP) bool {
+			return p.Carries(ip.Addr) && !slices.ContainsFunc(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping) bool { return m.Real.Contains(ip.Addr) })
+		}); i >= 0 {
+			outside = append(outside, fmt.Sprintf("%s on node %s", n.Status.PodIPs[i], n.Spec.NodeName))
+		}
+	}
+	var out []string
+	if len(unreached) > 0 {
+		out = append(out, "the peer is not reached from "+someOf("nodes", unreached))
+	}
+	if len(outside) > 0 {
+		out = append(out, "no range of the peering has the addresses of "+someOf("pods", outside)+": run peer again, with --pod-cidr if it does not find the range")
+	}
+	return strings.Join(out, "; ")
+}
+
+// someOf lists the first of them in the order of their names, and says how many there are.
+func someOf(what string, names []string) string {
+	slices.Sort(names)
+	more := ""
+	if len(names) > maxNamed {
+		more = " and others"
+	}
+	return fmt.Sprintf("%d %s (%s%s)", len(names), what, strings.Join(names[:min(len(names), maxNamed)], ", "), more)
+}
+
+// compareStatus says what of a status is news. Measured values are written now and then, the
+// first ones at once.
+func compareStatus(now, written status) loop.Change {
+	a, b := now.plane, written.plane
+	if now.peering != written.peering || a.ObservedGeneration != b.ObservedGeneration || a.PodIP != b.PodIP || a.NodeName != b.NodeName ||
+		a.PublicKey != b.PublicKey || a.MTU != b.MTU || a.Connected != b.Connected || len(now.conditions) != len(written.conditions) ||
+		(a.Connected && (a.Message != b.Message || a.Endpoint != b.Endpoint)) || (a.RTTMicroseconds > 0) != (b.RTTMicroseconds > 0) {
+		return loop.Changed
+	}
+	for i, c := range now.conditions {
+		if w := written.conditions[i]; c.Type != w.Type || c.Status != w.Status || c.Reason != w.Reason || c.ObservedGeneration != w.ObservedGeneration {
+			return loop.Changed
+		} else if c.Message != w.Message {
+			return loop.Measured
+		}
+	}
+	if loop.Moved(a.RTTMicroseconds, b.RTTMicroseconds) || a.LossPercent != b.LossPercent || a.Message != b.Message || a.Endpoint != b.Endpoint ||
+		!a.LastHandshake.Equal(b.LastHandshake) {
+		return loop.Measured
+	}
+	return loop.Same
 }

@@ -83,7 +83,7 @@ func take(ctx context.Context, c client.Client, addr netip.Addr, node *corev1.No
 	u.SetLabels(map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
 	// The address is free again when the node is gone.
 	u.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}})
-	err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner("liqonet-node-"+string(node.UID)))
+	err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(manager(node)))
 	if apierrors.IsConflict(err) || apierrors.IsInvalid(err) {
 		return nil, nil
 	}
@@ -131,3 +131,6 @@ func belongsTo(n *v1alpha1.NodeNetwork, node *corev1.Node) bool {
 	}
 	return false
 }
+
+// manager is the field manager of a node's agent: each one has its own.
+func manager(node *corev1.Node) string { return "liqonet-node-" + string(node.UID) }

@@ -22,8 +22,8 @@ const (
 	lastMetric  = 4096
 )
 
-// machine is what the node itself contributes to what is wanted.
-type machine struct {
+// local is what the node itself contributes to what is wanted.
+type local struct {
 	// name is the Node's, address its overlay address.
 	name    string
 	address netip.Addr
@@ -45,8 +45,9 @@ type gateway struct {
 	pod netip.Addr
 	mtu int
 	// peer is where a gateway on this very node sends the tunnel's packets to,
-	// invalid for others and while it does not know.
-	peer netip.Addr
+	// invalid for others and while it does not know. connected is what it says.
+	peer      netip.Addr
+	connected bool
 	// remote is the peer's gateway's address, which answers probes.
 	remote netip.Addr
 	link   string
@@ -65,7 +66,7 @@ type desired struct {
 // desire computes what the node's kernel should hold for these peerings. It is
 // empty without any. The error says which peerings, or planes, cannot be had;
 // what is returned holds for all others.
-func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
+func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 	var d desired
 	if len(peerings) == 0 {
 		return d, nil
@@ -76,11 +77,11 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 	var errs []error
 	taken := owners{indices: map[int32]string{}, ranges: map[netip.Prefix]string{}}
 	d.nat = &nat.Node{
-		OverlayGroup: overlay.Group, Address: m.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, Uplinks: m.uplinks,
+		OverlayGroup: overlay.Group, Address: l.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, Uplinks: l.uplinks,
 	}
-	for _, own := range m.pods {
+	for _, own := range l.pods {
 		// Nodes have ranges of both families in a cluster that has both.
-		if sameFamily(own.Addr(), m.address) {
+		if sameFamily(own.Addr(), l.address) {
 			d.nat.OwnPods = append(d.nat.OwnPods, own)
 		}
 	}
@@ -106,12 +107,12 @@ func desire(m machine, peerings []v1alpha1.Peering) (desired, error) {
 			d.overlay.Routes = append(d.overlay.Routes, overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: lastMetric})
 		}
 		for _, plane := range p.Spec.Planes {
-			if err := d.addPlane(m, p, plane, ranges); err != nil {
+			if err := d.addPlane(l, p, plane, ranges); err != nil {
 				errs = append(errs, fmt.Errorf("peering %s, plane %d: %w", p.Name, plane.Index, err))
 			}
 		}
 	}
-	d.leaveEndpoints(peerings)
+	d.throwEndpoints(peerings)
 	return d, errors.Join(errs...)
 }
 
@@ -126,13 +127,13 @@ func firewallConfig(n nat.Node) firewall.Config {
 
 func sameFamily(a, b netip.Addr) bool { return a.BitLen() == b.BitLen() }
 
-// leaveEndpoints keeps tunnels' own packets out of the tunnels: a range that one
+// throwEndpoints keeps tunnels' own packets out of the tunnels: a range that one
 // peer was given may have the address at which another one is called, or from
 // which it calls. A gateway cannot tell the latter: kube-proxy shows it a node.
-func (d *desired) leaveEndpoints(peerings []v1alpha1.Peering) {
+func (d *desired) throwEndpoints(peerings []v1alpha1.Peering) {
 	for _, p := range peerings {
 		for _, a := range p.Spec.Remote.NodeIPs {
-			d.leave(a.Addr)
+			d.throw(a.Addr)
 		}
 		var called []string
 		for _, plane := range p.Spec.Planes {
@@ -150,13 +151,13 @@ func (d *desired) leaveEndpoints(peerings []v1alpha1.Peering) {
 			if err != nil {
 				continue // a name, or none yet
 			}
-			d.leave(endpoint.Addr().Unmap())
+			d.throw(endpoint.Addr().Unmap())
 		}
 	}
 }
 
-// leave takes an address out of the ranges that lead into tunnels.
-func (d *desired) leave(addr netip.Addr) {
+// throw takes an address out of the ranges that lead into tunnels.
+func (d *desired) throw(addr netip.Addr) {
 	covered := slices.ContainsFunc(d.nat.Remote, func(r netip.Prefix) bool { return r.Contains(addr) })
 	if !covered || slices.Contains(d.nat.Endpoints, addr) {
 		return
@@ -194,7 +195,7 @@ func (o owners) admit(p v1alpha1.Peering) error {
 }
 
 // addPlane adds the link to one gateway, and the routes by it.
-func (d *desired) addPlane(m machine, p v1alpha1.Peering, plane v1alpha1.Plane, ranges []netip.Prefix) error {
+func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ranges []netip.Prefix) error {
 	internal := p.Spec.Local.InternalCIDR.Prefix
 	number, err := ipam.GatewayNumber(int(p.Spec.Index), int(plane.Index))
 	if err != nil {
@@ -204,7 +205,7 @@ func (d *desired) addPlane(m machine, p v1alpha1.Peering, plane v1alpha1.Plane, 
 	if err != nil {
 		return err
 	}
-	node, err := ipam.NodeNumber(internal, m.address)
+	node, err := ipam.NodeNumber(internal, l.address)
 	if err != nil {
 		return err
 	}
@@ -221,23 +222,23 @@ func (d *desired) addPlane(m machine, p v1alpha1.Peering, plane v1alpha1.Plane, 
 		if !p.Carries(status.PodIP.Addr) {
 			return fmt.Errorf("its gateway has the address %s, which is of another address family than the overlay", status.PodIP)
 		}
-		g.pod, g.mtu, g.peer = status.PodIP.Addr, int(status.MTU), peerOf(m, status)
+		g.pod, g.mtu, g.peer, g.connected = status.PodIP.Addr, int(status.MTU), tunnelTarget(l, status), status.Connected
 		d.overlay.Links = append(d.overlay.Links, overlay.Link{
 			Name: g.link, Kind: overlay.Kind(p.Spec.Overlay), VNI: vni,
-			Local: m.address, LocalMAC: m.key.MAC(vni, m.address), Peer: gatewayAddr, PeerMAC: m.key.MAC(vni, gatewayAddr),
+			Local: l.address, LocalMAC: l.key.MAC(vni, l.address), Peer: gatewayAddr, PeerMAC: l.key.MAC(vni, gatewayAddr),
 			Remote: g.pod, Port: overlay.Port, MTU: g.mtu,
 		})
 		d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
-			Table: overlay.Table, Dst: netip.PrefixFrom(gatewayAddr, gatewayAddr.BitLen()), Dev: g.link, Src: m.address,
+			Table: overlay.Table, Dst: netip.PrefixFrom(gatewayAddr, gatewayAddr.BitLen()), Dev: g.link, Src: l.address,
 		})
 		for _, r := range ranges {
 			d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
-				Table: overlay.Table, Dst: r, Via: gatewayAddr, Dev: g.link, Src: m.address, MTU: g.mtu,
+				Table: overlay.Table, Dst: r, Via: gatewayAddr, Dev: g.link, Src: l.address, MTU: g.mtu,
 				Metric: routeMetric + int(plane.Index),
 			})
 		}
 		d.nat.Gateways = append(d.nat.Gateways, nat.NodeGateway{
-			Pod: g.pod, Overlay: gatewayAddr, Local: status.NodeName == m.name, Calls: plane.Role == v1alpha1.Client,
+			Pod: g.pod, Overlay: gatewayAddr, Local: status.NodeName == l.name, Calls: plane.Role == v1alpha1.Client,
 		})
 	}
 	d.gateways = append(d.gateways, g)

@@ -2,36 +2,56 @@ package node
 
 import (
 	"net/netip"
+	"time"
 
+	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-// peerOf is where a gateway on this very node sends the tunnel's packets to.
-func peerOf(m machine, status *v1alpha1.PlaneStatus) netip.Addr {
+// tunnelTarget is where a gateway on this very node sends the tunnel's packets to.
+func tunnelTarget(l local, status *v1alpha1.PlaneStatus) netip.Addr {
 	endpoint, err := netip.ParseAddrPort(status.Endpoint)
-	if err != nil || status.NodeName != m.name {
+	if err != nil || status.NodeName != l.name {
 		return netip.Addr{}
 	}
 	return endpoint.Addr().Unmap()
 }
 
-// wayTo asks the kernel from which address this node sends to a gateway, and how
-// large packets may be that it carries: to the gateway in the overlay, and from
-// one on this very node to the peer in the tunnel. That may be another link than
-// the one with the node's own address.
-func (a *agent) wayTo(g gateway) (source netip.Addr, mtu int, err error) {
-	source, _, outer, err := a.kernel.SourceTo(g.pod)
-	if err != nil {
-		return source, 0, err
+// pathKey is a gateway pod, and where it sends the tunnel's packets to if it is on this
+// node.
+type pathKey struct{ pod, target netip.Addr }
+
+// pathInfo is from which address this node sends to a gateway, and how large packets
+// may be that it carries: to the gateway in the overlay, and from one on this very
+// node to the peer in the tunnel. That may be another link than the one with the
+// node's own address.
+type pathInfo struct {
+	source netip.Addr
+	mtu    int
+	err    error
+	read   time.Time
+}
+
+// pathTo returns the path to a gateway. The kernel is asked after it has told of a
+// change, and once per resync, as it does not tell what it learns from ICMP errors.
+func (a *agent) pathTo(g gateway) pathInfo {
+	key := pathKey{g.pod, g.peer}
+	if p, known := a.paths[key]; known && time.Since(p.read) < loop.Resync {
+		return p
 	}
-	mtu = outer - overlay.Overhead(g.pod)
-	if g.peer.IsValid() {
-		// There may be no route: then packets do not get there anyway.
-		if _, _, outer, err := a.kernel.SourceTo(g.peer); err == nil {
-			mtu = min(mtu, outer-tunnel.Overhead(g.peer))
+	p := pathInfo{read: time.Now()}
+	var outer int
+	if p.source, _, outer, p.err = a.kernel.SourceTo(g.pod); p.err == nil {
+		p.mtu = outer - overlay.Overhead(g.pod)
+		if g.peer.IsValid() {
+			// There may be no route: then packets do not get there anyway.
+			if _, _, outer, err := a.kernel.SourceTo(g.peer); err == nil {
+				p.mtu = min(p.mtu, outer-tunnel.Overhead(g.peer))
+			}
 		}
 	}
-	return source, mtu, nil
+	a.paths[key] = p
+	return p
 }

@@ -32,9 +32,9 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	node := newNode("n1", "1")
 	objects := newClient(t, interceptor.Funcs{}, own, node, &b, &c)
 	a := &agent{
-		Config:  Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler)},
-		view:    &watch.View{Reader: objects, Client: objects},
-		machine: machine{name: "n1", address: netip.MustParseAddr(own.Name)}, own: own, probers: map[probeKey]*prober{},
+		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler)},
+		view:   &watch.View{Reader: objects, Client: objects},
+		local:  local{name: "n1", address: netip.MustParseAddr(own.Name)}, own: own, node: node, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 	}
 	ns.Do(t, func() (err error) {
 		a.kernel, err = overlay.New()
@@ -48,12 +48,13 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	reported := func() (out []v1alpha1.NodeGateway) {
 		t.Helper()
 		ns.Do(t, func() error {
-			if err := a.reconcile(t.Context()); err == nil || a.sound {
-				t.Errorf("link of others: sound %v, error %v", a.sound, err)
+			if inSync, err := a.Reconcile(t.Context(), true); err == nil || inSync {
+				t.Errorf("link of others: in sync %v, error %v", inSync, err)
 			}
 			return nil
 		})
-		for _, g := range a.status(node, nil).Gateways {
+		status, _ := a.Status("")
+		for _, g := range status.Gateways {
 			g.MTU = 0
 			out = append(out, g)
 		}
@@ -81,7 +82,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	}
 }
 
-func TestDespite(t *testing.T) {
+func TestGatewaysAfterPartialApply(t *testing.T) {
 	wanted := []gateway{{peering: "b", link: "lq1-0"}, {peering: "c", link: "lq2-0"}}
 	reported := []v1alpha1.NodeGateway{{Peering: "b"}, {Peering: "gone", Plane: 1}}
 	failed := gateway{peering: "c", link: "lq2-0", failed: true}
@@ -93,7 +94,7 @@ func TestDespite(t *testing.T) {
 		"a link":          {overlay.PartialError{Links: []string{"lq2-0"}}, []gateway{wanted[0], failed}},
 		"a removal":       {overlay.PartialError{RemovalFailed: true}, []gateway{wanted[0], wanted[1], {peering: "gone", plane: 1, failed: true}}},
 	} {
-		got := despite(&test.partial, wanted, reported)
+		got := gatewaysAfterPartialApply(&test.partial, wanted, reported)
 		if diff := cmp.Diff(test.want, got, cmp.Comparer(func(a, b gateway) bool { return a == b })); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}

@@ -80,7 +80,7 @@ func TestRemoved(t *testing.T) {
 		{name: "one not allowed", live: answers{v1alpha1.NodeAgentName: errForbidden}, cached: answers{v1alpha1.NodeAgentName: errGoing}, want: set + " is being deleted"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			last := seen{own: own, pod: pod}
+			last := lastView{own: own, pod: pod}
 			if tt.cached != nil {
 				last.Reader = tt.cached
 			}

@@ -3,17 +3,20 @@ package node
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/liqonet/liqonet/agent/watch"
+	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
@@ -23,54 +26,49 @@ const maxRoutes = 256
 // maxPodIPs is more pods than a node has.
 const maxPodIPs = 1024
 
-// reporter remembers what was reported.
-type reporter struct {
-	*watch.Report
-	writing *v1alpha1.NodeNetwork
-	at      time.Time
-}
+// maxNodeIPs is what the definition of NodeNetwork allows.
+const maxNodeIPs = 16
 
-// report begins to write the node's status where something changed that others
-// wait for, and now and then.
-func (a *agent) report(ctx context.Context, node *corev1.Node, pods []corev1.Pod) {
-	if !a.reports.Free() {
-		return
-	}
-	s := a.status(node, pods)
-	if same(s, a.own.Status) && time.Since(a.reports.at) < v1alpha1.NodeReportInterval {
-		return
-	}
+// writeStatus applies the whole status: nobody else writes it.
+func (a *agent) writeStatus(ctx context.Context, s v1alpha1.NodeNetworkStatus) error {
 	s.Reported = new(metav1.Now())
-	before, after := a.own, a.own.DeepCopy()
-	after.Status = s
-	a.reports.writing = after
-	c := a.view.Client
-	a.reports.Begin(ctx, func(ctx context.Context) error {
-		// A merge patch of the whole difference: nobody else writes this status.
-		if err := c.Status().Patch(ctx, after, client.MergeFrom(before)); err != nil {
-			return fmt.Errorf("write the status of NodeNetwork %s: %w", before.Name, err)
-		}
-		return nil
+	raw, err := json.Marshal(map[string]any{
+		"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetwork",
+		"metadata": map[string]any{"name": a.own.Name, "uid": a.own.UID}, "status": s,
 	})
-}
-
-// reported notes that a report was written, or why not.
-func (a *agent) reported(err error) {
-	a.reports.Note(err)
-	if err == nil {
-		a.own, a.reports.at = a.reports.writing, time.Now()
+	if err != nil {
+		return err
 	}
+	n := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: a.own.Name}}
+	err = a.view.Client.Status().Patch(ctx, n, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner(manager(a.node)), client.ForceOwnership)
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+		// It is gone, or another one has its name. What watches says so later, or never, if
+		// the definition is gone.
+		return errAddressLost
+	}
+	if err != nil {
+		return fmt.Errorf("write the status of NodeNetwork %s: %w", a.own.Name, err)
+	}
+	return nil
 }
 
-func (a *agent) status(node *corev1.Node, pods []corev1.Pod) v1alpha1.NodeNetworkStatus {
-	s := v1alpha1.NodeNetworkStatus{Kernel: &a.facts, Message: a.message}
-	s.PodCIDRs = podCIDRs(node)
-	if s.PodIPs = outside(pods, s.PodCIDRs, a.machine.address); a.view.Reader == nil {
+// Status is what there is to report.
+func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
+	s := v1alpha1.NodeNetworkStatus{
+		Kernel: new(a.facts), UnderlayMTU: int32(a.underlayMTU), NodeIPs: nodeIPs(a.node), PodCIDRs: podCIDRs(a.node), Routes: a.routes,
+	}
+	problems := []string{problem}
+	if a.omittedRoutes > 0 {
+		problems = append(problems, fmt.Sprintf("%d of this node's routes are not reported, as it has more than %d: a range for a peer may overlap with them", a.omittedRoutes, maxRoutes))
+	}
+	if s.PodIPs = outside(a.pods, s.PodCIDRs, a.local.address); a.view.Reader == nil {
 		// The pods are not known yet: those of the agent before this one are served on.
 		s.PodIPs = a.own.Status.PodIPs
 	}
-	s.UnderlayMTU = int32(a.underlayMTU)
-	s.Routes = a.routes
+	if n := len(s.PodIPs); n > maxPodIPs {
+		s.PodIPs = s.PodIPs[:maxPodIPs]
+		problems = append(problems, fmt.Sprintf("%d pods are not reported, as more than %d have an address outside of the node's ranges: the peer does not reach them", n-maxPodIPs, maxPodIPs))
+	}
 	if !a.reconciled {
 		// Of the agent before this one: the kernel still holds it. What that one has
 		// measured says nothing of this one.
@@ -80,45 +78,67 @@ func (a *agent) status(node *corev1.Node, pods []corev1.Pod) v1alpha1.NodeNetwor
 		}
 	}
 	for _, g := range a.applied.gateways {
-		entry := v1alpha1.NodeGateway{Peering: g.peering, Plane: g.plane, ObservedGeneration: g.generation}
-		if g.failed {
-			// What was true may still be, or be again: the gateway keeps its link until then.
-			entry = v1alpha1.NodeGateway{Peering: g.peering, Plane: g.plane}
-			if last := a.own.Gateway(g.peering, g.plane); last != nil {
-				entry = *last
-			}
-			entry.Ready = false
-		} else if g.pod.IsValid() {
-			entry.GatewayIP = v1alpha1.IP{Addr: g.pod}
-			if source, mtu, err := a.wayTo(g); err == nil {
-				entry.Source, entry.MTU = v1alpha1.IP{Addr: source}, int32(mtu)
-			} else {
-				// It may come back: the gateway keeps its link until then.
-				if last := lastEntry(a.own.Status, g); last != nil {
-					entry.Source, entry.MTU = last.Source, last.MTU
-				}
-				s.Message = strings.TrimPrefix(fmt.Sprintf("%s; the way to gateway %s: %v", s.Message, g.pod, err), "; ")
-			}
-		}
-		if p := a.probers[probeKey{g.remote, g.plane}]; p != nil {
-			probes := p.Snapshot()
-			entry.Ready = p.ready()
-			entry.RTTMicroseconds, entry.LossPercent = probes.Median.Microseconds(), int32(probes.Loss*100+0.5)
+		entry, err := a.gatewayStatus(g)
+		if err != nil {
+			problems = append(problems, err.Error())
 		}
 		s.Gateways = append(s.Gateways, entry)
 	}
-	return s
+	s.Message = strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; ")
+	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Applied", Message: "the kernel holds all that the Peerings ask for"}
+	switch {
+	case problem != "":
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "CannotApply", problem
+	case !a.reconciled:
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "Starting", "the agent has not looked at the kernel yet"
+	}
+	s.Conditions = slices.Clone(a.own.Status.Conditions)
+	meta.SetStatusCondition(&s.Conditions, ready)
+	a.own.Status = s
+	return s, true
 }
 
-// lastEntry is what was reported of the same gateway pod, nil if nothing was.
-func lastEntry(s v1alpha1.NodeNetworkStatus, g gateway) *v1alpha1.NodeGateway {
-	for i := range s.Gateways {
-		e := &s.Gateways[i]
-		if e.Peering == g.peering && e.Plane == g.plane && e.GatewayIP.Addr == g.pod {
-			return e
+// gatewayStatus is the entry of one gateway, and why the path there is not known.
+func (a *agent) gatewayStatus(g gateway) (entry v1alpha1.NodeGateway, err error) {
+	last := a.own.Gateway(g.peering, g.plane)
+	entry = v1alpha1.NodeGateway{Peering: g.peering, Plane: g.plane, ObservedGeneration: g.generation}
+	switch {
+	case g.failed && last != nil:
+		// What was true may still be, or be again: the gateway keeps its link until then.
+		entry = *last
+	case g.failed:
+		entry.ObservedGeneration = 0
+	case g.pod.IsValid():
+		entry.GatewayIP = v1alpha1.IP{Addr: g.pod}
+		path := a.pathTo(g)
+		if path.err != nil {
+			err = fmt.Errorf("the path to gateway %s: %w", g.pod, path.err)
+			// It may come back: the gateway keeps its link until then.
+			if last != nil && last.GatewayIP.Addr == g.pod {
+				entry.Source, entry.MTU = last.Source, last.MTU
+			}
+			break
+		}
+		entry.Source, entry.MTU = v1alpha1.IP{Addr: path.source}, int32(path.mtu)
+	}
+	entry.Ready = false
+	if p := a.probers[probeKey{g.remote, g.plane}]; p != nil {
+		entry.Ready = p.ready && !g.failed
+		entry.RTTMicroseconds, entry.LossPercent = p.stats.Median.Microseconds(), int32(p.stats.Loss*100+0.5)
+	}
+	return entry, err
+}
+
+// nodeIPs are the Node's internal and external addresses.
+func nodeIPs(node *corev1.Node) []v1alpha1.IP {
+	var out []v1alpha1.IP
+	for _, a := range node.Status.Addresses {
+		addr, err := netip.ParseAddr(a.Address)
+		if err == nil && addr.Zone() == "" && (a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP) && len(out) < maxNodeIPs {
+			out = append(out, v1alpha1.IP{Addr: addr})
 		}
 	}
-	return nil
+	return out
 }
 
 func podCIDRs(node *corev1.Node) []v1alpha1.CIDR {
@@ -150,32 +170,50 @@ func outside(pods []corev1.Pod, ranges []v1alpha1.CIDR, overlay netip.Addr) []v1
 		}
 	}
 	slices.SortFunc(out, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
-	out = slices.Compact(out)
-	return out[:min(len(out), maxPodIPs)]
+	return slices.Compact(out)
 }
 
 // summary sorts prefixes and leaves out those inside of others: with a CNI that
-// routes each pod by itself there are many.
-func summary(prefixes []netip.Prefix) []netip.Prefix {
+// routes each pod by itself there are many. It keeps the largest, and says how many
+// it has left out.
+func summary(prefixes []netip.Prefix) (kept []netip.Prefix, omitted int) {
 	slices.SortFunc(prefixes, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr()))
 	})
-	var out []netip.Prefix
 	for _, p := range prefixes {
-		if !slices.ContainsFunc(out, p.Overlaps) && len(out) < maxRoutes {
-			out = append(out, p)
+		switch {
+		case slices.ContainsFunc(kept, p.Overlaps):
+		case len(kept) == maxRoutes:
+			omitted++
+		default:
+			kept = append(kept, p)
 		}
 	}
-	return out
+	return kept, omitted
 }
 
-// same says that nobody needs to be told of the difference now.
-func same(a, b v1alpha1.NodeNetworkStatus) bool {
-	if a.Message != b.Message || a.UnderlayMTU != b.UnderlayMTU || !slices.Equal(a.PodCIDRs, b.PodCIDRs) || !slices.Equal(a.PodIPs, b.PodIPs) || !slices.Equal(a.Routes, b.Routes) || b.Kernel == nil {
-		return false
+// compareStatus says what of a status is news. Measured values are written now and then, the
+// first ones at once.
+func compareStatus(now, written v1alpha1.NodeNetworkStatus) loop.Change {
+	a, b := now, written
+	if a.Message != b.Message || a.UnderlayMTU != b.UnderlayMTU || b.Kernel == nil || *a.Kernel != *b.Kernel || !slices.Equal(a.NodeIPs, b.NodeIPs) ||
+		!slices.Equal(a.PodCIDRs, b.PodCIDRs) || !slices.Equal(a.PodIPs, b.PodIPs) || !slices.Equal(a.Routes, b.Routes) ||
+		!slices.EqualFunc(a.Conditions, b.Conditions, func(a, b metav1.Condition) bool {
+			return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason && a.Message == b.Message
+		}) {
+		return loop.Changed
 	}
-	return slices.EqualFunc(a.Gateways, b.Gateways, func(a, b v1alpha1.NodeGateway) bool {
+	measured := false
+	if !slices.EqualFunc(a.Gateways, b.Gateways, func(a, b v1alpha1.NodeGateway) bool {
+		measured = measured || loop.Moved(a.RTTMicroseconds, b.RTTMicroseconds) || a.LossPercent != b.LossPercent
+		first := (a.RTTMicroseconds > 0) != (b.RTTMicroseconds > 0)
 		a.RTTMicroseconds, a.LossPercent, b.RTTMicroseconds, b.LossPercent = 0, 0, 0, 0
-		return a == b
-	})
+		return a == b && !first
+	}) {
+		return loop.Changed
+	}
+	if measured {
+		return loop.Measured
+	}
+	return loop.Same
 }

@@ -2,9 +2,6 @@
 // objects that it may read, and a signal when one of them changes. Many changes
 // at once are one signal.
 //
-// Both agents tell alike what they cannot do (Tell), and write their reports alike
-// (Report).
-//
 // It asks the API for nothing but these objects: kinds are known beforehand, so
 // there is no discovery.
 package watch
@@ -13,25 +10,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/notify"
 )
@@ -53,15 +49,14 @@ type View struct {
 }
 
 // dialTimeout is short: on a node that has just started, a connection that is begun
-// before kube-proxy has done its work leads nowhere, however often it sends again;
-// another one works. retry is the time between them.
-const dialTimeout, retry = time.Second, 200 * time.Millisecond
+// before kube-proxy has done its work leads nowhere, however often it sends again.
+// Another one works.
+const dialTimeout = time.Second
 
-// unanswered is how long the kernel of who we talk to may say nothing before a
-// connection is given up. It may be dead without a word, as where the API server's
-// machine has lost its power, or a link that was down has taken kube-proxy's
-// translations with it. HTTP/2's pings, which client-go sends too, are answered by the
-// API server itself, which a busy one does after many seconds: they cannot tell so soon.
+// unanswered is how long the other kernel may be silent before a connection is given
+// up. The API server's machine may have lost its power, or a link that was down has
+// taken kube-proxy's translations with it. HTTP/2's pings, which client-go sends too,
+// cannot tell so soon: a busy API server answers them after many seconds.
 const unanswered = 5 * time.Second
 
 var dialer = net.Dialer{
@@ -76,10 +71,9 @@ var dialer = net.Dialer{
 	},
 }
 
-// Client connects to the API server of the cluster that this pod is in. It waits
-// until that answers: an agent that ended instead would be started anew after
-// 10 s only, and later each time.
-func Client(ctx context.Context, log *slog.Logger) (client.Client, *rest.Config, error) {
+// Client makes a client of the API server of the cluster that this pod is in. It
+// sends nothing yet.
+func Client() (client.Client, *rest.Config, error) {
 	cfg, err := rest.InClusterConfig()
 	if err != nil {
 		return nil, nil, fmt.Errorf("find the API server: %w", err)
@@ -91,53 +85,64 @@ func Client(ctx context.Context, log *slog.Logger) (client.Client, *rest.Config,
 		return nil, nil, err
 	}
 	c, err := client.New(cfg, client.Options{Scheme: scheme, Mapper: mapper})
-	if err != nil {
-		return nil, nil, err
+	return c, cfg, err
+}
+
+// patientDialer dials until somebody answers. A watch that fails is begun anew after
+// longer and longer pauses, of up to a minute. With this, an API server that is not
+// there is one that answers late, and the watch goes on soon after it is back.
+type patientDialer struct {
+	// ends is closed when nobody wants a connection any more. The context of a dial
+	// does not tell: HTTP's transport goes on dialing when a request was cancelled.
+	ends <-chan struct{}
+	dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// turn has one dial at a time: all are to the same API server.
+	turn chan struct{}
+}
+
+func newPatientDialer(ends <-chan struct{}) *patientDialer {
+	return &patientDialer{ends: ends, dial: dialer.DialContext, turn: make(chan struct{}, 1)}
+}
+
+// DialContext returns when somebody has answered, or nobody wants it any more.
+func (d *patientDialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		select {
+		case <-d.ends:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	select {
+	case d.turn <- struct{}{}:
+		defer func() { <-d.turn }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
-	return c, cfg, reached(ctx, c, log)
-}
-
-// reached returns when the API server has said something, whatever it is.
-func reached(ctx context.Context, c client.Client, log *slog.Logger) error {
-	last := ""
-	return wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
-		err := c.List(ctx, &v1alpha1.PeeringList{}, client.Limit(1))
-		if err == nil || errors.As(err, new(apierrors.APIStatus)) && !apierrors.IsServiceUnavailable(err) {
-			return true, nil
-		}
-		if err.Error() != last {
-			last = err.Error()
-			log.Warn("the API server does not answer", "error", err)
-		}
-		return false, nil
-	})
-}
-
-// dialPatiently tries until somebody answers. A watch that fails is begun anew after
-// longer and longer pauses, of up to a minute; with this, an API server that is not
-// there is one that answers late, and the watch goes on as soon as it is back.
-func dialPatiently(ctx context.Context, network, address string) (net.Conn, error) {
+	pauses := loop.DialPauses()
 	for {
-		conn, err := dialer.DialContext(ctx, network, address)
+		conn, err := d.dial(ctx, network, address)
 		if err == nil {
 			return conn, nil
 		}
-		select {
-		case <-ctx.Done():
+		if !loop.Sleep(ctx, pauses.Step()) {
 			return nil, err
-		case <-time.After(retry):
 		}
 	}
 }
 
 func kinds() (*runtime.Scheme, meta.RESTMapper, error) {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, nil, err
 	}
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("Service"), meta.RESTScopeNamespace)
+	mapper.Add(coordinationv1.SchemeGroupVersion.WithKind("Lease"), meta.RESTScopeNamespace)
 	mapper.Add(DaemonSet, meta.RESTScopeNamespace)
 	mapper.Add(Namespace, meta.RESTScopeRoot)
 	for _, kind := range []string{"ClusterNetwork", "Peering", "NodeNetwork"} {
@@ -155,15 +160,24 @@ func Named(name string) fields.Selector { return fields.OneTermEqualSelector("me
 // OnNode selects the pods of that node.
 func OnNode(name string) fields.Selector { return fields.OneTermEqualSelector("spec.nodeName", name) }
 
+// Shared has a List return objects that are shared with the cache, and so must not be
+// changed: copies of all pods of a node, made each time, cost more than anything else.
+const Shared = client.UnsafeDisableDeepCopy
+
 // Start watches the objects that are selected of each kind. It returns when the
 // cache has been filled, and watches until ctx ends.
 func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[client.Object]fields.Selector) (*View, error) {
 	byObject := map[client.Object]cache.ByObject{}
 	for obj, selector := range selected {
-		byObject[obj] = cache.ByObject{Field: selector, Transform: onlyNeeded}
+		by := cache.ByObject{Field: selector, Transform: onlyNeeded}
+		if _, ok := obj.(*corev1.Service); ok {
+			// That one Service is all that may be read.
+			by.Namespaces = map[string]cache.Config{v1alpha1.Namespace: {}}
+		}
+		byObject[obj] = by
 	}
 	cfg = rest.CopyConfig(cfg)
-	cfg.Dial = dialPatiently
+	cfg.Dial = newPatientDialer(ctx.Done()).DialContext
 	store, err := cache.New(cfg, cache.Options{
 		Scheme: c.Scheme(), Mapper: c.RESTMapper(), ByObject: byObject, ReaderFailOnMissingInformer: true,
 	})

@@ -1,39 +1,76 @@
 package watch
 
 import (
+	"context"
 	"errors"
 	"net"
-	"syscall"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 )
 
-func TestDialPatiently(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := l.Addr().String()
-	if err := l.Close(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := dialer.DialContext(t.Context(), "tcp", address); err == nil {
-		t.Fatal("somebody else answers")
-	}
-	// Somebody listens when it tries for the third time.
-	tries := 0
-	control := dialer.Control
-	defer func() { dialer.Control = control }()
-	dialer.Control = func(string, string, syscall.RawConn) (err error) {
-		if tries++; tries == 3 {
-			l, err = net.Listen("tcp", address)
+// Requests that wait for an API server that is not there dial one after the other, with
+// growing pauses, and all get a connection soon after it is back.
+func TestDefect1_14_OneDialForAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var dials atomic.Int32
+		start, down := time.Now(), 10*time.Minute
+		d := newPatientDialer(t.Context().Done())
+		d.dial = func(context.Context, string, string) (net.Conn, error) {
+			dials.Add(1)
+			if time.Since(start) < down {
+				return nil, errors.New("refused")
+			}
+			return nil, nil
 		}
-		return err
-	}
-	conn, err := dialPatiently(t.Context(), "tcp", address)
-	if err != nil || tries != 3 {
-		t.Fatalf("after %d tries: %v", tries, err)
-	}
-	if err := errors.Join(conn.Close(), l.Close()); err != nil {
-		t.Error(err)
-	}
+		const requests = 6
+		took := make(chan time.Duration, requests)
+		for range requests {
+			go func() {
+				if _, err := d.DialContext(context.Background(), "tcp", ""); err != nil {
+					t.Error(err)
+				}
+				took <- time.Since(start)
+			}()
+		}
+		for range requests {
+			if late := <-took - down; late < 0 || late > 8*time.Second {
+				t.Errorf("connected %v after the API server was back", late)
+			}
+		}
+		if n := dials.Load(); n > 200 {
+			t.Errorf("%d attempts in %v", n, down)
+		}
+	})
+}
+
+// A transport goes on dialing when its request was cancelled: that must not last longer
+// than the cache for which it dials.
+func TestDefect1_14_DialEndsWithItsCache(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		d := newPatientDialer(ctx.Done())
+		d.dial = func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
+		ended := make(chan error, 2)
+		for range 2 {
+			go func() {
+				_, err := d.DialContext(context.WithoutCancel(ctx), "tcp", "")
+				ended <- err
+			}()
+		}
+		time.Sleep(time.Minute)
+		cancel()
+		synctest.Wait()
+		for range 2 {
+			select {
+			case err := <-ended:
+				if err == nil {
+					t.Error("a dial has succeeded")
+				}
+			default:
+				t.Error("a dial goes on after its cache has ended")
+			}
+		}
+	})
 }

@@ -1,0 +1,124 @@
+package gateway
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/tunnel"
+)
+
+func TestSessionDown(t *testing.T) {
+	for name, tc := range map[string]struct {
+		// reply and received are how long ago that was; a negative reply for never.
+		reply, received time.Duration
+		unanswered      uint64
+		want            bool
+	}{
+		"never answered":                     {reply: -1, unanswered: 1, want: true},
+		"answered":                           {reply: time.Second, received: time.Second},
+		"one probe was lost":                 {reply: 2800 * time.Millisecond, received: 2800 * time.Millisecond, unanswered: 2},
+		"many were":                          {reply: 2800 * time.Millisecond, received: 2800 * time.Millisecond, unanswered: 10, want: true},
+		"many in a short time":               {reply: 2 * time.Second, received: 2 * time.Second, unanswered: 10},
+		"this process was held up":           {reply: time.Minute, received: time.Minute, unanswered: 2},
+		"many, but other packets come":       {reply: 2800 * time.Millisecond, received: 100 * time.Millisecond, unanswered: 10},
+		"packets come, and none is answered": {reply: 6 * time.Second, unanswered: 40, want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := redialer{received: 1, lastReceived: time.Now().Add(-tc.received)}
+				probes := tunnel.ProbeStats{Unanswered: tc.unanswered}
+				if tc.reply >= 0 {
+					probes.LastReply = time.Now().Add(-tc.reply)
+				}
+				if got := r.observe(probes, 1); got != tc.want {
+					t.Errorf("down is %v, want %v", got, tc.want)
+				}
+			})
+		})
+	}
+}
+
+// redials lets a redialer look for some time, and says when it has redialed.
+func redials(r *redialer, d time.Duration, look func(at time.Duration) (tunnel.ProbeStats, int64)) (out []time.Duration) {
+	start := time.Now()
+	for time.Since(start) < d {
+		probes, received := look(time.Since(start))
+		r.observe(probes, received)
+		if r.shouldRedial(probes) {
+			out = append(out, time.Since(start))
+			r.redialed = time.Now()
+		}
+		time.Sleep(fastLookInterval)
+	}
+	return out
+}
+
+func TestRedial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r redialer
+		got := redials(&r, 20*time.Second, func(time.Duration) (tunnel.ProbeStats, int64) { return tunnel.ProbeStats{}, 0 })
+		if len(got) < 5 || got[0] != 0 || got[1] != redialFirst {
+			t.Fatalf("a server that does not answer is called at %v", got)
+		}
+		for i := 2; i < len(got); i++ {
+			gap, before := got[i]-got[i-1], got[i-1]-got[i-2]
+			if gap < before || gap > redialMost {
+				t.Errorf("a server that does not answer is called at %v: each attempt gets more time, up to %v", got, redialMost)
+				break
+			}
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		// Its answer to the handshake comes, and those to probes 1.5 s later.
+		var r redialer
+		got := redials(&r, 1800*time.Millisecond, func(at time.Duration) (tunnel.ProbeStats, int64) {
+			if at >= 250*time.Millisecond {
+				return tunnel.ProbeStats{}, 92
+			}
+			return tunnel.ProbeStats{}, 0
+		})
+		if len(got) != 1 {
+			t.Errorf("a handshake that was answered is started anew, at %v", got)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		// A session that has worked, and then packets come by one way only.
+		start := time.Now()
+		r := redialer{redialed: start.Add(-time.Hour)}
+		got := redials(&r, 10*time.Second, func(at time.Duration) (tunnel.ProbeStats, int64) {
+			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / fastProbeInterval)}, int64(at) + 1
+		})
+		if len(got) != 1 || got[0] < oneWayTimeout {
+			t.Errorf("started anew at %v, want once, after %v", got, oneWayTimeout)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		start := time.Now()
+		r := redialer{redialed: start.Add(-time.Hour), lastReceived: start, received: 1}
+		got := redials(&r, 4*time.Second, func(at time.Duration) (tunnel.ProbeStats, int64) {
+			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / fastProbeInterval)}, 1
+		})
+		if len(got) < 2 || got[0] <= probeInterval+redialLater || got[1]-got[0] < redialLater {
+			t.Errorf("a session that was lost is started anew at %v", got)
+		}
+	})
+}
+
+// What makes an answer likely has it probed fast again.
+func TestLastChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var r redialer
+		r.observe(tunnel.ProbeStats{}, 0)
+		down := time.Now()
+		time.Sleep(time.Hour)
+		r.observe(tunnel.ProbeStats{}, 0)
+		if !r.lastChange().Equal(down) {
+			t.Errorf("last change %v, want %v", r.lastChange(), down)
+		}
+		r.observe(tunnel.ProbeStats{}, 148)
+		if !r.lastChange().Equal(time.Now()) {
+			t.Errorf("last change %v, want now: the peer has called", r.lastChange())
+		}
+	})
+}

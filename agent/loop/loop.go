@@ -1,0 +1,215 @@
+// Package loop runs an agent. It reconciles when an object or the kernel has
+// changed, retries what has failed with growing pauses, compares everything now and
+// then, writes the agent's status when that changes, and renews its Lease.
+//
+// It knows nothing of networks: what an agent does is its Agent.
+package loop
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/liqonet/liqonet/pkg/notify"
+)
+
+const (
+	// Resync is how often everything is compared without a reason.
+	Resync = 30 * time.Second
+	// debounce is how long the loop waits after the kernel has told of a change: such
+	// changes come in bursts.
+	debounce = 100 * time.Millisecond
+	// compareGap is the least time between two comparisons because of the kernel, and
+	// failingGap the same while a comparison fails.
+	compareGap, failingGap = 500 * time.Millisecond, 2 * time.Second
+)
+
+// Agent is what a loop runs. Its methods are called one at a time.
+type Agent[T any] interface {
+	// Reconcile makes the kernel hold what the objects say. If compare is set, it
+	// compares what the kernel holds. Otherwise it does so only if the objects say
+	// something else than at the last call. It returns whether the kernel holds all of
+	// it; the error may be about a part, and does not end the loop unless it is a Stop.
+	Reconcile(ctx context.Context, compare bool) (inSync bool, err error)
+	// Look measures what nothing notifies of. It returns whether that changes what
+	// Reconcile does, and how long to wait before the next look.
+	Look(ctx context.Context) (changed bool, next time.Duration)
+	// Status is the agent's present status. problem is the last error of Reconcile. It
+	// returns false if there is no object to write it to.
+	Status(problem string) (status T, ok bool)
+}
+
+// Stop is an error that ends the loop.
+type Stop struct{ Reason error }
+
+// Error is the reason's.
+func (s Stop) Error() string { return s.Reason.Error() }
+
+// Unwrap returns the reason.
+func (s Stop) Unwrap() error { return s.Reason }
+
+// Hooks are told what the loop does, for metrics. Each may be nil.
+type Hooks struct {
+	// Reconciled is called after each Reconcile.
+	Reconciled func(took time.Duration, compared, inSync bool)
+	// Wrote is called after each write of the status or the Lease.
+	Wrote func(err error)
+}
+
+// Loop is one agent's.
+type Loop[T any] struct {
+	Agent Agent[T]
+	Log   *slog.Logger
+	// Objects signals that an object has changed, Kernel that others may have changed
+	// something in the kernel.
+	Objects <-chan struct{}
+	Kernel  []<-chan struct{}
+	Report  *Reporter[T]
+	Health  *Health
+	Hooks   Hooks
+}
+
+// retries are the pauses between attempts to do what has failed.
+func retries(first, most time.Duration) wait.Backoff {
+	return wait.Backoff{Duration: first, Factor: 2, Jitter: 0.2, Steps: 64, Cap: most}
+}
+
+// Run returns nil when ctx ends, and otherwise the agent's Stop.
+func (l *Loop[T]) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer l.Health.rest()
+	kernel := merge(ctx, l.Kernel)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	s := state{dirty: true, compareAt: time.Now(), retry: retries(time.Second, time.Minute)}
+	for {
+		l.Health.turn()
+		if err := l.reconcile(ctx, &s); err != nil {
+			return err
+		}
+		changed, next := l.Agent.Look(ctx)
+		if changed {
+			s.dirty = true
+			continue
+		}
+		if status, ok := l.Agent.Status(s.problem); ok {
+			l.Report.offer(ctx, status)
+		}
+		timer.Reset(min(next, time.Until(s.compareAt)))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-l.Objects:
+			s.dirty = true
+		case <-kernel:
+			s.kernelChanged()
+		case err := <-l.Report.done:
+			if l.Hooks.Wrote != nil {
+				l.Hooks.Wrote(err)
+			}
+			if stop := (Stop{}); errors.As(err, &stop) {
+				return stop
+			}
+			l.Report.note(l.Log, err)
+			if err == nil {
+				l.Health.ready.Store(true)
+			}
+		case <-timer.C:
+		}
+	}
+}
+
+// state is what a running loop remembers.
+type state struct {
+	// dirty asks for Reconcile. At compareAt, all is compared.
+	dirty     bool
+	compareAt time.Time
+	// compared is when that was done last. failing says that the kernel does not hold
+	// all, problem why.
+	compared time.Time
+	failing  bool
+	problem  string
+	retry    wait.Backoff
+}
+
+func (s *state) kernelChanged() {
+	gap := compareGap
+	if s.failing {
+		gap = failingGap
+	}
+	at := time.Now().Add(debounce)
+	if earliest := s.compared.Add(gap); earliest.After(at) {
+		at = earliest
+	}
+	if at.Before(s.compareAt) {
+		s.compareAt = at
+	}
+}
+
+func (l *Loop[T]) reconcile(ctx context.Context, s *state) error {
+	start := time.Now()
+	compare := !start.Before(s.compareAt)
+	if !s.dirty && !compare {
+		return nil
+	}
+	inSync, err := l.Agent.Reconcile(ctx, compare)
+	if stop := (Stop{}); errors.As(err, &stop) {
+		return stop
+	}
+	if l.Hooks.Reconciled != nil {
+		l.Hooks.Reconciled(time.Since(start), compare, inSync)
+	}
+	now := time.Now()
+	if compare {
+		s.compared, s.compareAt = now, now.Add(Resync)
+	}
+	switch {
+	case inSync:
+		s.retry = retries(time.Second, time.Minute)
+	case compare || !s.failing:
+		s.compareAt = now.Add(s.retry.Step())
+	}
+	s.dirty, s.failing = false, !inSync
+	before := s.problem
+	s.problem = ""
+	if err != nil {
+		s.problem = err.Error()
+	}
+	switch {
+	case s.problem == before:
+	case err != nil:
+		l.Log.Error("cannot apply", "error", err)
+	default:
+		l.Log.Info("all is applied again")
+	}
+	return nil
+}
+
+// merge makes one signal of several.
+func merge(ctx context.Context, signals []<-chan struct{}) <-chan struct{} {
+	out := notify.NewSignal()
+	for _, in := range signals {
+		go func() {
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-in:
+					out.Send()
+				}
+			}
+		}()
+	}
+	return out
+}
+
+// Pace is how long to wait between two looks at something that does not work: fast
+// for a minute after the last change, then longer and longer, up to slow.
+func Pace(changed time.Time, fast, slow time.Duration) time.Duration {
+	const hurry, share = time.Minute, 10
+	return max(fast, min((time.Since(changed)-hurry)/share, slow))
+}

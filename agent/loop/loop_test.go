@@ -1,0 +1,316 @@
+package loop
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// fake is an agent whose status is its counter.
+type fake struct {
+	start      time.Time
+	err        error
+	reconciled []time.Duration
+	compared   []time.Duration
+	status     int
+	block      time.Duration
+}
+
+func (f *fake) Reconcile(_ context.Context, compare bool) (bool, error) {
+	time.Sleep(f.block)
+	f.reconciled = append(f.reconciled, time.Since(f.start))
+	if compare {
+		f.compared = append(f.compared, time.Since(f.start))
+	}
+	return f.err == nil, f.err
+}
+
+func (f *fake) Look(context.Context) (bool, time.Duration) { return false, time.Second }
+
+func (f *fake) Status(string) (int, bool) { return f.status, true }
+
+// writes records what a reporter does.
+type writes struct {
+	mu       sync.Mutex
+	statuses []time.Duration
+	renewals []time.Duration
+	err      error
+}
+
+func (w *writes) reporter(start time.Time) *Reporter[int] {
+	compare := func(now, written int) Change {
+		switch {
+		case now == written:
+			return Same
+		case now/10 == written/10:
+			return Measured
+		}
+		return Changed
+	}
+	return NewReporter(5*time.Second, compare, func(context.Context, int) error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.statuses = append(w.statuses, time.Since(start))
+		return w.err
+	}, func(context.Context) error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.renewals = append(w.renewals, time.Since(start))
+		return nil
+	})
+}
+
+type run struct {
+	*Loop[int]
+	fake            *fake
+	writes          *writes
+	log             *bytes.Buffer
+	objects, kernel chan struct{}
+	result          chan error
+}
+
+// begin runs a loop; what it holds may be looked at while it sleeps.
+func begin(t *testing.T, f *fake) *run {
+	f.start = time.Now()
+	r := &run{fake: f, writes: &writes{}, log: &bytes.Buffer{}, objects: make(chan struct{}), kernel: make(chan struct{}), result: make(chan error, 1)}
+	r.Loop = &Loop[int]{
+		Agent: f, Log: slog.New(slog.NewTextHandler(r.log, nil)), Objects: r.objects, Kernel: []<-chan struct{}{r.kernel},
+		Report: r.writes.reporter(f.start), Health: NewHealth(),
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	go func() { r.result <- r.Run(ctx) }()
+	synctest.Wait()
+	return r
+}
+
+// What cannot be applied is compared again after growing pauses, and said once.
+func TestDefect1_15_FailureIsRetriedWithBackoff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{err: errors.New("a foreign route is in the way")}
+		r := begin(t, f)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if n := len(f.reconciled); n < 40 || n > 80 {
+			t.Errorf("%d attempts in an hour", n)
+		}
+		if len(f.reconciled) > 1 && f.reconciled[1] > 2*time.Second {
+			t.Errorf("the second attempt came after %v", f.reconciled[1])
+		}
+		if n := strings.Count(r.log.String(), "foreign route"); n != 1 {
+			t.Errorf("it was logged %d times", n)
+		}
+		f.err = nil
+		r.kernel <- struct{}{} // whoever removes the cause
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		if !strings.Contains(r.log.String(), "applied again") {
+			t.Error("it is not tried at once when the kernel has changed")
+		}
+	})
+}
+
+// However often the kernel tells of changes, it is not compared all the time; and a
+// single change is looked at soon.
+func TestDefect1_15_KernelSignalsAreDebounced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{}
+		r := begin(t, f)
+		time.Sleep(5 * time.Second)
+		r.kernel <- struct{}{}
+		time.Sleep(200 * time.Millisecond)
+		if len(f.compared) != 2 {
+			t.Fatalf("compared at %v, want at the start and soon after the change", f.compared)
+		}
+		for range 1000 {
+			r.kernel <- struct{}{}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := len(f.compared); n < 12 || n > 25 {
+			t.Errorf("%d comparisons during 10 s of changes", n)
+		}
+		before := len(f.compared)
+		time.Sleep(10 * Resync)
+		if n := len(f.compared) - before; n < 9 || n > 11 {
+			t.Errorf("%d comparisons in ten times %v without a change", n, Resync)
+		}
+	})
+}
+
+// A changed object is looked at without asking the kernel.
+func TestObjectsChanged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{}
+		r := begin(t, f)
+		time.Sleep(time.Second)
+		r.objects <- struct{}{}
+		synctest.Wait()
+		if len(f.reconciled) != 2 || len(f.compared) != 1 {
+			t.Errorf("reconciled at %v, compared at %v", f.reconciled, f.compared)
+		}
+	})
+}
+
+// A status is written when it changes, measured values at most once per interval, and
+// nothing where nothing changes but the Lease.
+func TestStatusOnChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{status: 10}
+		r := begin(t, f)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := len(r.writes.statuses); n != 1 {
+			t.Errorf("an unchanged status was written %d times", n)
+		}
+		if n := len(r.writes.renewals); n < 10 || n > 14 {
+			t.Errorf("the Lease was renewed %d times in a minute", n)
+		}
+		for range 20 { // within 20 s
+			f.status++
+			if f.status == 20 {
+				f.status = 10
+			}
+			time.Sleep(time.Second)
+		}
+		if n := len(r.writes.statuses); n < 4 || n > 6 {
+			t.Errorf("measured values that change were written %d times in 20 s", n-1)
+		}
+		before := len(r.writes.statuses)
+		f.status = 30
+		time.Sleep(2 * time.Second)
+		if n := len(r.writes.statuses) - before; n != 1 {
+			t.Errorf("a change was written %d times", n)
+		}
+	})
+}
+
+// A Lease that is renewed says that the status is true.
+func TestLeaseOnlyWithStatus(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{status: 10}
+		r := begin(t, f)
+		time.Sleep(20 * time.Second)
+		r.writes.mu.Lock()
+		r.writes.err = errors.New("not allowed")
+		r.writes.mu.Unlock()
+		f.status = 20
+		time.Sleep(2 * time.Second)
+		before, tried := len(r.writes.renewals), len(r.writes.statuses)
+		time.Sleep(time.Minute)
+		if n := len(r.writes.renewals) - before; n != 0 {
+			t.Errorf("the Lease was renewed %d times, while the status could not be written", n)
+		}
+		if n := len(r.writes.statuses) - tried; n < 8 || n > 16 {
+			t.Errorf("the status was tried %d times in a minute", n)
+		}
+		if n := strings.Count(r.log.String(), "not allowed"); n != 1 {
+			t.Errorf("it was logged %d times", n)
+		}
+	})
+}
+
+func TestStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		gone := errors.New("the address is gone")
+		f := &fake{}
+		r := begin(t, f)
+		r.writes.mu.Lock()
+		r.writes.err = Stop{gone}
+		r.writes.mu.Unlock()
+		f.status = 50
+		if err := <-r.result; !errors.Is(err, gone) {
+			t.Errorf("the loop ended with %v", err)
+		}
+		r = begin(t, &fake{err: errors.Join(errors.New("more"), Stop{gone})})
+		if err := <-r.result; !errors.Is(err, gone) {
+			t.Errorf("the loop ended with %v", err)
+		}
+	})
+}
+
+func TestDefect1_28_HealthFailsWhenTheLoopIsStuck(t *testing.T) {
+	get := func(h *Health, path string) int {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		return w.Code
+	}
+	synctest.Test(t, func(t *testing.T) {
+		h := NewHealth()
+		time.Sleep(time.Hour) // an API server is waited for
+		if a, b, c := get(h, "/healthz"), get(h, "/readyz"), get(h, "/"); a != 200 || b != 503 || c != 404 {
+			t.Errorf("before the loop: %d, %d, %d", a, b, c)
+		}
+		f := &fake{}
+		r := begin(t, f)
+		time.Sleep(time.Hour)
+		if a, b := get(r.Health, "/healthz"), get(r.Health, "/readyz"); a != 200 || b != 200 {
+			t.Errorf("with a loop that turns: %d, %d", a, b)
+		}
+		f.block = 2 * stuckAfter // a name server
+		time.Sleep(Resync + stuckAfter + 2*time.Second)
+		if a, b := get(r.Health, "/healthz"), get(r.Health, "/readyz"); a != 503 || b != 503 {
+			t.Errorf("with a loop that is stuck: %d, %d", a, b)
+		}
+		f.block = 0
+		time.Sleep(2 * stuckAfter)
+	})
+}
+
+// An API server that refuses or fails for a while does not end an agent.
+func TestDefect1_10_StartIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := &bytes.Buffer{}
+		bad := []error{
+			apierrors.NewForbidden(schema.GroupResource{}, "", nil), apierrors.NewInternalError(errors.New("x")),
+			&url.Error{Op: "Get", Err: errors.New("connection refused")}, context.DeadlineExceeded, Stop{errors.New("address lost")},
+		}
+		tries := 0
+		err := Retry(t.Context(), slog.New(slog.NewTextHandler(log, nil)), func(context.Context) error {
+			if tries++; tries <= 4*len(bad) {
+				return bad[(tries-1)/4]
+			}
+			return nil
+		})
+		if err != nil || tries != 4*len(bad)+1 {
+			t.Errorf("after %d tries: %v", tries, err)
+		}
+		if n := strings.Count(log.String(), "\n"); n != len(bad) {
+			t.Errorf("%d lines of log:\n%s", n, log)
+		}
+		wrong := errors.New("the key is no key")
+		if err := Retry(t.Context(), slog.New(slog.DiscardHandler), func(context.Context) error { return wrong }); !errors.Is(err, wrong) {
+			t.Errorf("of what another attempt does not mend it says %v", err)
+		}
+	})
+}
+
+func TestDefect1_08_Pace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		changed := time.Now()
+		last, n := time.Duration(0), 0
+		for time.Since(changed) < 5*time.Minute {
+			p := Pace(changed, 100*time.Millisecond, 5*time.Second)
+			if p < last || p > 5*time.Second || time.Since(changed) < time.Minute && p != 100*time.Millisecond {
+				t.Fatalf("after %v: %v, before %v", time.Since(changed), p, last)
+			}
+			last = p
+			n++
+			time.Sleep(p)
+		}
+		if last != 5*time.Second || n > 800 {
+			t.Errorf("%d looks in 5 min, the last pause was %v", n, last)
+		}
+	})
+}

@@ -1,0 +1,147 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/agent/watch"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/firewall"
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
+)
+
+// cleanupTimeout is less than the pod's grace period.
+const cleanupTimeout = 3 * time.Second
+
+// cleanupIfUninstalled cleans the kernel if the agents are being removed from the
+// cluster by somebody who deletes their namespace, their DaemonSet or our definitions
+// without unpeering: no agent comes after this one. If that is not certain it leaves
+// the kernel as it is.
+func cleanupIfUninstalled(c client.Reader, last lastView, log *slog.Logger) {
+	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+	defer cancel()
+	why := removed(ctx, c, last)
+	if why == "" {
+		return
+	}
+	log.Info("the agents are being removed: cleaning this node", "because", why)
+	if err := Purge(ctx, func(what string) { log.Info(what) }); err != nil {
+		log.Error("cannot clean this node; what is left can be removed by: liqonet-agent purge", "error", err)
+	}
+}
+
+// lastView is what an agent knows of its cluster when the API server tells it nothing
+// more: the state of its cache.
+type lastView struct {
+	// Reader is nil as long as nothing was seen.
+	client.Reader
+	// own and pod are the names of the NodeNetwork and of the agent's pod.
+	own, pod string
+}
+
+// removed says by what one can see that the agents are being removed; empty if
+// they are not, or if that cannot be told.
+//
+// An API server that refuses to answer is no sign by itself: a pod's token ends with
+// its pod, be it that somebody deletes it by force, and one that has just started does
+// not know yet who may do what. Then what was seen before counts.
+func removed(ctx context.Context, c client.Reader, last lastView) string {
+	why, err := firstGone(ctx, c, agents()...)
+	if unauthorized := apierrors.IsUnauthorized(err); unauthorized || apierrors.IsForbidden(err) {
+		if last.Reader == nil {
+			return ""
+		}
+		// Who takes away the NodeNetwork as well as the account or its permissions does
+		// not only restart an agent.
+		own := &v1alpha1.NodeNetwork{TypeMeta: metav1.TypeMeta{Kind: "NodeNetwork"}, ObjectMeta: metav1.ObjectMeta{Name: last.own}}
+		why, err := firstGone(ctx, last, append(agents(), own)...)
+		if why == "" && err == nil && unauthorized {
+			// The token ended, and its pod was not seen to go: the account is gone, or the
+			// node was cut off for long, most likely during the last unpeer. If the agent was
+			// replaced meanwhile, the next one makes all of it anew within seconds; if not,
+			// nobody else would ever clean this node.
+			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: last.pod}}
+			if ends, err := firstGone(ctx, last, pod); ends == "" && err == nil {
+				return "this agent's account is gone, or its pod, while it saw nothing of its cluster"
+			}
+		}
+		return why
+	}
+	if why != "" {
+		return why
+	}
+	if err := c.List(ctx, &v1alpha1.PeeringList{}, client.Limit(1)); apierrors.IsNotFound(err) {
+		return "the kind Peering is gone"
+	}
+	return ""
+}
+
+// agents are what all node agents go with. The DaemonSet's pods may be deleted
+// before it is.
+func agents() []client.Object {
+	set, namespace := metadata(watch.DaemonSet), metadata(watch.Namespace)
+	set.Namespace, set.Name, namespace.Name = v1alpha1.Namespace, v1alpha1.NodeAgentName, v1alpha1.Namespace
+	return []client.Object{set, namespace}
+}
+
+// metadata is an object of that kind of which no more is read.
+func metadata(kind schema.GroupVersionKind) *metav1.PartialObjectMetadata {
+	obj := &metav1.PartialObjectMetadata{}
+	obj.SetGroupVersionKind(kind)
+	return obj
+}
+
+// firstGone names the first of the objects that is gone or being deleted. The error is
+// of those that cannot be read.
+func firstGone(ctx context.Context, c client.Reader, objs ...client.Object) (string, error) {
+	var errs []error
+	for _, obj := range objs {
+		kind, name := obj.GetObjectKind().GroupVersionKind().Kind, obj.GetName()
+		err := c.Get(ctx, client.ObjectKeyFromObject(obj), obj)
+		switch {
+		case apierrors.IsNotFound(err):
+			return kind + " " + name + " is gone", nil
+		case err == nil && !obj.GetDeletionTimestamp().IsZero():
+			return kind + " " + name + " is being deleted", nil
+		}
+		errs = append(errs, err)
+	}
+	return "", errors.Join(errs...)
+}
+
+// purge removes what is in nftables, and tells what.
+func purge(ctx context.Context, tell func(string)) error {
+	removed, err := firewall.RemoveAcceptRules(ctx)
+	if removed {
+		tell("removed rules from chains of others")
+	}
+	table, tableErr := nat.Purge(ctx)
+	if table {
+		tell("removed nftables table " + nat.TableName)
+	}
+	return errors.Join(err, tableErr)
+}
+
+// Purge removes everything of ours from a kernel, whoever left it there, and
+// tells what.
+func Purge(ctx context.Context, tell func(string)) error {
+	kernel, err := overlay.New()
+	if err != nil {
+		return err
+	}
+	defer kernel.Close()
+	changes, err := kernel.Purge(ctx)
+	for _, c := range changes {
+		tell(c.String())
+	}
+	return errors.Join(err, purge(ctx, tell))
+}
