@@ -12,6 +12,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -95,6 +96,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		Underlay: l.underlay, TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
 		Local: ranges, Remote: remote,
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
+		HealthPort: v1alpha1.HealthPort, PeerGateway: d.remote, ExchangePort: exchange.Port,
 	}
 	d.tunnel = tunnel.Config{
 		Name: tunnel.InterfaceName, PrivateKey: l.key, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,

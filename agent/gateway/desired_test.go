@@ -14,6 +14,7 @@ import (
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -91,6 +92,7 @@ func TestDesire(t *testing.T) {
 			},
 			Remote:      []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")},
 			OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
+			HealthPort: v1alpha1.HealthPort, PeerGateway: addr("10.70.31.254"), ExchangePort: exchange.Port,
 		}
 		d.overlay = overlay.State{
 			Rules: []overlay.Rule{{IIF: tunnel.InterfaceName, Table: overlay.InboundTable}, {Table: overlay.Table}},

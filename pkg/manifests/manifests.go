@@ -207,6 +207,7 @@ func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet
 						Args:            []string{"node"},
 						Env:             []corev1.EnvVar{fieldEnv("NODE_NAME", "spec.nodeName"), fieldEnv("POD_NAME", "metadata.name")},
 						Resources:       requests("10m", "32Mi"),
+						LivenessProbe:   liveness("127.0.0.1"),
 						SecurityContext: netAdminOnly(),
 					}},
 				},
@@ -214,7 +215,9 @@ func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet
 		},
 	}
 	key.mount(&daemonSet.Spec.Template)
-	account = append(accountFor(v1alpha1.NodeAgentName, role), leases(v1alpha1.NodeAgentName, labels, rbacv1.PolicyRule{Verbs: []string{"get", "create", "patch"}})...)
+	account = append(accountFor(v1alpha1.NodeAgentName, role), inNamespace(v1alpha1.NodeAgentName, labels, rbacv1.PolicyRule{
+		APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update", "patch"},
+	})...)
 	return account, daemonSet
 }
 
@@ -300,7 +303,11 @@ func (g Gateway) Objects() (account []client.Object, deployment *appsv1.Deployme
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch"}},
 		},
 	}
-	account = append(accountFor(g.Name(), role), leases(g.Name(), labels, rbacv1.PolicyRule{Verbs: []string{"get", "update", "patch"}, ResourceNames: []string{g.Name()}})...)
+	account = append(accountFor(g.Name(), role), inNamespace(g.Name(), labels,
+		rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{g.Name()}, Verbs: []string{"get", "update", "patch"}},
+		// Which endpoints it has is told to the peer.
+		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{g.Name()}, Verbs: []string{"get", "list", "watch"}},
+	)...)
 	return append(account, &coordinationv1.Lease{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: labels}, // its annotation is the agent's
@@ -316,10 +323,12 @@ func (g Gateway) deployment() *appsv1.Deployment {
 		Args:            []string{"gateway", "--peering=" + g.Peering, "--plane=" + strconv.Itoa(int(g.Plane)), "--key-dir=" + KeyDir},
 		Env: []corev1.EnvVar{
 			fieldEnv("NODE_NAME", "spec.nodeName"),
+			fieldEnv("POD_NAME", "metadata.name"),
 			fieldEnv("POD_IPS", "status.podIPs"),
 		},
 		Ports:           []corev1.ContainerPort{{Name: "wireguard", ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}},
 		Resources:       requests("50m", "32Mi"),
+		LivenessProbe:   liveness(""),
 		SecurityContext: netAdminOnly(),
 		VolumeMounts:    []corev1.VolumeMount{{Name: "keys", MountPath: KeyDir, ReadOnly: true}},
 	}
@@ -403,14 +412,14 @@ func accountFor(name string, role *rbacv1.ClusterRole) []client.Object {
 	}
 }
 
-// leases let an account write its heartbeat.
-func leases(account string, labels map[string]string, rule rbacv1.PolicyRule) []client.Object {
-	rule.APIGroups, rule.Resources = []string{"coordination.k8s.io"}, []string{"leases"}
+// inNamespace gives an account permissions in our namespace only: elsewhere Leases are
+// heartbeats of others.
+func inNamespace(account string, labels map[string]string, rules ...rbacv1.PolicyRule) []client.Object {
 	return []client.Object{
 		&rbacv1.Role{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "Role"},
 			ObjectMeta: objectMeta(v1alpha1.Namespace, account, labels),
-			Rules:      []rbacv1.PolicyRule{rule},
+			Rules:      rules,
 		},
 		&rbacv1.RoleBinding{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "RoleBinding"},
@@ -423,6 +432,17 @@ func leases(account string, labels map[string]string, rule rbacv1.PolicyRule) []
 
 func subjects(account string) []rbacv1.Subject {
 	return []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: v1alpha1.Namespace}}
+}
+
+// liveness has the kubelet start an agent anew whose loop is stuck, which the agent
+// itself says. An empty host is the pod's own address.
+func liveness(host string) *corev1.Probe {
+	return &corev1.Probe{
+		ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
+			Host: host, Path: "/healthz", Port: intstr.FromInt32(v1alpha1.HealthPort),
+		}},
+		PeriodSeconds: 20, TimeoutSeconds: 5, FailureThreshold: 3,
+	}
 }
 
 func fieldEnv(name, path string) corev1.EnvVar {

@@ -179,6 +179,9 @@ func TestPods(t *testing.T) {
 			if c.Image != "registry/image:1" || c.ImagePullPolicy != corev1.PullIfNotPresent {
 				t.Errorf("image %s, %s", c.Image, c.ImagePullPolicy)
 			}
+			if p := c.LivenessProbe; p == nil || p.HTTPGet == nil || p.HTTPGet.Path != "/healthz" || (p.HTTPGet.Host == "127.0.0.1") != node {
+				t.Errorf("a loop that is stuck is not noticed: %+v", p)
+			}
 			if c.Resources.Requests.Cpu().IsZero() || c.Resources.Requests.Memory().IsZero() {
 				t.Error("no requests")
 			}
@@ -255,37 +258,51 @@ func TestGatewayNames(t *testing.T) {
 // the review.
 func TestRBAC(t *testing.T) {
 	accounts, roles, rules := map[string]bool{}, map[string]bool{}, ""
+	show := func(name string, granted []rbacv1.PolicyRule) {
+		if strings.Contains(name, "xxx") {
+			return
+		}
+		rules += name + "\n"
+		for _, r := range granted {
+			rules += fmt.Sprintf("  %s %s %s %s\n", strings.Join(r.Verbs, ","), strings.Join(r.Resources, ","), nonEmpty(strings.Join(r.APIGroups, ","), "core"), strings.Join(r.ResourceNames, ","))
+			for _, word := range slices.Concat(r.Verbs, r.Resources, r.APIGroups) {
+				if strings.Contains(word, "*") || strings.HasPrefix(word, "secrets") || slices.Contains([]string{"escalate", "bind", "impersonate"}, word) {
+					t.Errorf("%s may %v", name, r)
+				}
+			}
+			if len(r.NonResourceURLs) > 0 {
+				t.Errorf("%s may %v", name, r)
+			}
+		}
+	}
 	for _, o := range all(t) {
 		switch o := o.(type) {
 		case *corev1.ServiceAccount:
 			accounts[o.Name] = true
 		case *rbacv1.ClusterRole:
-			roles[o.Name] = true
+			roles["ClusterRole "+o.Name] = true
 			if o.AggregationRule != nil {
 				t.Errorf("%s aggregates", o.Name)
 			}
-			if strings.Contains(o.Name, "xxx") {
-				continue
-			}
-			rules += o.Name + "\n"
-			for _, r := range o.Rules {
-				rules += fmt.Sprintf("  %s %s %s %s\n", strings.Join(r.Verbs, ","), strings.Join(r.Resources, ","), nonEmpty(strings.Join(r.APIGroups, ","), "core"), strings.Join(r.ResourceNames, ","))
-				for _, word := range slices.Concat(r.Verbs, r.Resources, r.APIGroups) {
-					if strings.Contains(word, "*") || strings.HasPrefix(word, "secrets") || slices.Contains([]string{"escalate", "bind", "impersonate"}, word) {
-						t.Errorf("%s may %v", o.Name, r)
-					}
-				}
-				if len(r.NonResourceURLs) > 0 {
-					t.Errorf("%s may %v", o.Name, r)
-				}
-			}
+			show(o.Name, o.Rules)
+		case *rbacv1.Role:
+			roles["Role "+o.Name] = true
+			show(o.Name+" in its namespace", o.Rules)
 		}
 	}
 	for _, o := range all(t) {
-		if b, ok := o.(*rbacv1.ClusterRoleBinding); ok {
-			if !roles[b.RoleRef.Name] || b.RoleRef.Kind != "ClusterRole" || len(b.Subjects) != 1 || !accounts[b.Subjects[0].Name] || b.Subjects[0].Namespace != v1alpha1.Namespace {
-				t.Errorf("binding %+v", b)
-			}
+		var ref rbacv1.RoleRef
+		var subjects []rbacv1.Subject
+		switch b := o.(type) {
+		case *rbacv1.ClusterRoleBinding:
+			ref, subjects = b.RoleRef, b.Subjects
+		case *rbacv1.RoleBinding:
+			ref, subjects = b.RoleRef, b.Subjects
+		default:
+			continue
+		}
+		if !roles[ref.Kind+" "+ref.Name] || len(subjects) != 1 || !accounts[subjects[0].Name] || subjects[0].Namespace != v1alpha1.Namespace {
+			t.Errorf("binding %s to %+v of %+v", o.GetName(), subjects, ref)
 		}
 	}
 	for _, p := range templates(t) {

@@ -31,6 +31,7 @@ func gateway() nat.Gateway {
 		Remote:      []netip.Prefix{prefix("10.63.0.0/16"), prefix("10.64.0.0/18")},
 		Nodes:       []netip.Addr{addr("192.0.2.2"), addr("192.0.2.1")},
 		OverlayPort: 6094, TunnelPort: 51840, ProbePort: 6095,
+		HealthPort: 6097, PeerGateway: addr("10.64.0.1"), ExchangePort: 6096,
 	}
 }
 
@@ -57,6 +58,7 @@ func gateway6() nat.Gateway {
 		Remote:      []netip.Prefix{prefix("fd00:20::/48"), prefix("fd00:21::/114")},
 		Nodes:       []netip.Addr{addr("2001:db8::2"), addr("2001:db8::1")},
 		OverlayPort: 6094, TunnelPort: 51840, ProbePort: 6095,
+		HealthPort: 6097, PeerGateway: addr("fd00:21::1"), ExchangePort: 6096,
 	}
 }
 

@@ -104,6 +104,12 @@ func udpDport(p uint16) []expr.Any { return concat(proto(unix.IPPROTO_UDP), port
 // udpSport: `udp sport 53`.
 func udpSport(p uint16) []expr.Any { return concat(proto(unix.IPPROTO_UDP), port(0, p)) }
 
+// tcpDport: `tcp dport 6096`.
+func tcpDport(p uint16) []expr.Any { return concat(proto(unix.IPPROTO_TCP), port(2, p)) }
+
+// tcpSport: `tcp sport 6096`.
+func tcpSport(p uint16) []expr.Any { return concat(proto(unix.IPPROTO_TCP), port(0, p)) }
+
 // tcpFlags: `tcp flags & mask == value` (or !=).
 func tcpFlags(mask, value byte, op expr.CmpOp) []expr.Any {
 	return concat(proto(unix.IPPROTO_TCP), []expr.Any{

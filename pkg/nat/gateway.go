@@ -3,6 +3,7 @@ package nat
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -20,13 +21,16 @@ func (g Gateway) validate(f family) error {
 	if g.Underlay == "" || g.TunnelGroup == 0 || g.OverlayGroup == 0 || g.ReceiveGroup == 0 {
 		return errors.New("gateway table: an interface is missing")
 	}
-	if g.OverlayPort == 0 || g.TunnelPort == 0 || g.ProbePort == 0 {
+	if g.OverlayPort == 0 || g.TunnelPort == 0 || g.ProbePort == 0 || g.HealthPort == 0 || g.ExchangePort == 0 {
 		return errors.New("gateway table: a port is missing")
 	}
 	for _, m := range g.Local {
 		if !f.is(m.Real.Addr()) || !f.is(m.Mapped.Addr()) || m.Real.Bits() != m.Mapped.Bits() {
 			return fmt.Errorf("gateway table: %s cannot be mapped to %s", m.Real, m.Mapped)
 		}
+	}
+	if !f.is(g.PeerGateway) {
+		return fmt.Errorf("gateway table: the peer's gateway has the address %s", g.PeerGateway)
 	}
 	if a, ok := f.other(g.Nodes, g.Remote); ok {
 		return fmt.Errorf("gateway table: %s is not of the address family of %s", a, g.Local[0].Real)
@@ -152,7 +156,14 @@ func (g Gateway) input(f family) []rule {
 			iif(g.Underlay), tcpFlags(tcpSYN|tcpACK, tcpSYN, expr.CmpOpNeq), accept())},
 		{"probes come by overlay and tunnel only", concat(iif(g.Underlay), udpDport(g.ProbePort), drop())},
 		{"answers of DNS", concat(iif(g.Underlay), udpSport(portDNS), accept())},
+		{"health checks of the kubelet", concat(iif(g.Underlay), tcpDport(g.HealthPort), accept())},
 	}
+	fromGateway := concat(iifGroup(g.TunnelGroup), f.match(expr.PayloadBaseNetworkHeader, f.saddr, netip.PrefixFrom(g.PeerGateway, g.PeerGateway.BitLen())))
+	rules = append(
+		rules,
+		rule{"the peer's gateway calls", concat(fromGateway, tcpDport(g.ExchangePort), accept())},
+		rule{"the peer's gateway answers", concat(fromGateway, tcpSport(g.ExchangePort), tcpFlags(tcpSYN|tcpACK, tcpSYN, expr.CmpOpNeq), accept())},
+	)
 	inside := []struct {
 		name    string
 		matches []expr.Any

@@ -35,6 +35,13 @@ type Gateway struct {
 	// OverlayPort and TunnelPort are UDP ports on Underlay. ProbePort is one that nodes
 	// may reach through the overlay, and the peer through the tunnel.
 	OverlayPort, TunnelPort, ProbePort uint16
+	// HealthPort is a TCP port on Underlay for the kubelet. From where it calls is the
+	// network plugin's choice, so whoever reaches the pod by Underlay reaches that port.
+	HealthPort uint16
+	// PeerGateway is the address by which this cluster knows the peer's gateway. Through
+	// the tunnel only that one reaches the TCP port ExchangePort, and answers from it.
+	PeerGateway  netip.Addr
+	ExchangePort uint16
 }
 
 // Node describes the table of a node: sources towards peers, isolation, and clamping of

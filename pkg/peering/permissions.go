@@ -86,6 +86,7 @@ func toInstall() []permission {
 		permissions("liqonet.io", "peerings/status", "", "patch"),
 		permissions("liqonet.io", "nodenetworks", "", "get", "watch", "create", "patch", "delete"),
 		permissions("liqonet.io", "nodenetworks/status", "", "patch"),
+		permissions("", "services", ns, "watch"),
 	)
 }
 

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	gatewaychannel "github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nat"
@@ -386,6 +388,7 @@ func (c *Cluster) GatewayTable(t testing.TB) nat.Gateway {
 		Remote:      r.Remote(),
 		Nodes:       []netip.Addr{c.Outer(t, 0), c.Outer(t, 1)},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
+		HealthPort: v1alpha1.HealthPort, PeerGateway: netip.MustParseAddr("10.62.31.254"), ExchangePort: gatewaychannel.Port,
 	}
 	for _, h := range c.Exposed {
 		g.Local = append(g.Local, nat.Mapping{Real: netip.PrefixFrom(h.Addr, 32), Mapped: netip.PrefixFrom(h.Mapped, 32)})

@@ -1,0 +1,102 @@
+package exchange
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+)
+
+const (
+	// Port is the TCP port of a gateway's overlay address.
+	Port uint16 = 6096
+
+	// MaxFrame is the most that a frame may hold after its length, bytes: an announcement
+	// of the most addresses, of IPv6, fits.
+	MaxFrame = 256 << 10
+	// MaxEndpoints and MaxNodeIPs are what an announcement may hold, as in the definition of
+	// Peering.
+	MaxEndpoints, MaxNodeIPs = 16, 4096
+
+	frameVersion     = 1
+	typeAnnouncement = 1
+	headerLength     = 2
+)
+
+// Announcement is what a gateway tells of its cluster.
+type Announcement struct {
+	// Endpoints are where this gateway can be reached, empty for one that only calls.
+	Endpoints []netip.AddrPort `json:"endpoints,omitempty"`
+	// NodeIPs are the real addresses of the cluster's nodes: from and to these go the
+	// tunnel's packets.
+	NodeIPs []netip.Addr `json:"nodeIPs,omitempty"`
+}
+
+// errMalformed ends a connection.
+var errMalformed = errors.New("malformed frame")
+
+// encode makes a frame.
+func encode(a Announcement) ([]byte, error) {
+	a.Endpoints, a.NodeIPs = a.Endpoints[:min(len(a.Endpoints), MaxEndpoints)], a.NodeIPs[:min(len(a.NodeIPs), MaxNodeIPs)]
+	content, err := json.Marshal(a)
+	if err != nil {
+		return nil, fmt.Errorf("encode an announcement: %w", err)
+	}
+	if headerLength+len(content) > MaxFrame {
+		return nil, fmt.Errorf("an announcement of %d bytes is larger than %d", len(content), MaxFrame)
+	}
+	frame := binary.BigEndian.AppendUint32(nil, uint32(headerLength+len(content)))
+	return append(append(frame, frameVersion, typeAnnouncement), content...), nil
+}
+
+// readFrame reads one frame, without its length.
+func readFrame(r io.Reader) ([]byte, error) {
+	var length [4]byte
+	if _, err := io.ReadFull(r, length[:]); err != nil {
+		return nil, err
+	}
+	n := binary.BigEndian.Uint32(length[:])
+	if n < headerLength || n > MaxFrame {
+		return nil, fmt.Errorf("%w: it claims to have %d bytes", errMalformed, n)
+	}
+	// Memory is taken as bytes come: a length alone must not cost much.
+	var frame bytes.Buffer
+	if _, err := io.CopyN(&frame, r, int64(n)); err != nil {
+		return nil, err
+	}
+	return frame.Bytes(), nil
+}
+
+// decode reads what a frame holds. It returns nil if the frame is of another version or
+// type.
+func decode(frame []byte) (*Announcement, error) {
+	if len(frame) < headerLength {
+		return nil, errMalformed
+	}
+	if frame[0] != frameVersion || frame[1] != typeAnnouncement {
+		return nil, nil
+	}
+	a := &Announcement{}
+	if err := json.Unmarshal(frame[headerLength:], a); err != nil {
+		return nil, fmt.Errorf("%w: %w", errMalformed, err)
+	}
+	if len(a.Endpoints) > MaxEndpoints || len(a.NodeIPs) > MaxNodeIPs {
+		return nil, fmt.Errorf("%w: %d endpoints, %d node addresses", errMalformed, len(a.Endpoints), len(a.NodeIPs))
+	}
+	for i, e := range a.Endpoints {
+		if !e.IsValid() || e.Addr().Zone() != "" || e.Port() == 0 {
+			return nil, fmt.Errorf("%w: endpoint %q", errMalformed, e)
+		}
+		a.Endpoints[i] = netip.AddrPortFrom(e.Addr().Unmap(), e.Port())
+	}
+	for i, ip := range a.NodeIPs {
+		if !ip.IsValid() || ip.Zone() != "" {
+			return nil, fmt.Errorf("%w: node address %q", errMalformed, ip)
+		}
+		a.NodeIPs[i] = ip.Unmap()
+	}
+	return a, nil
+}
