@@ -54,6 +54,8 @@ type desired struct {
 	// address is the gateway's overlay address, remote that of the peer's
 	// gateway as this cluster knows it.
 	address, remote netip.Addr
+	// calls says that this gateway is a client.
+	calls bool
 	// leftOut says which nodes cannot be linked to, nil if there are none.
 	leftOut error
 }
@@ -75,7 +77,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 	if d.address, err = ipam.GatewayAddr(internal, number); err != nil {
 		return d, err
 	}
-	d.remote = plane.RemoteAddress.Addr
+	d.remote, d.calls = plane.RemoteAddress.Addr, plane.Role == v1alpha1.Client
 	remoteKey, err := wgtypes.ParseKey(plane.RemotePublicKey)
 	if err != nil {
 		return d, fmt.Errorf("peering %s: public key of the peer: %w", p.Name, err)
@@ -103,7 +105,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		Underlay: l.underlay,
 		Peer:     tunnel.Peer{PublicKey: remoteKey, Endpoint: l.endpoint, AllowedIPs: remote},
 	}
-	if plane.Role == v1alpha1.Client {
+	if d.calls {
 		d.tunnel.Peer.Keepalive = keepalive
 	}
 

@@ -141,6 +141,7 @@ func TestDesire(t *testing.T) {
 				t.Fatal(err)
 			}
 			w := want()
+			w.calls = tt.role == v1alpha1.Client
 			if tt.change != nil {
 				tt.change(&w)
 			}

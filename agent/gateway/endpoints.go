@@ -24,6 +24,8 @@ const lookupTimeout = 2 * time.Second
 type endpoints struct {
 	hosts []string
 	index int
+	// restart says that the list is new, and was not tried from its beginning.
+	restart bool
 	// known are the addresses that names have led to; stale says that the current
 	// one has not answered since.
 	known map[string]netip.Addr
@@ -32,15 +34,30 @@ type endpoints struct {
 	lookup func(ctx context.Context, name string) ([]netip.Addr, error)
 }
 
-// set takes over the list and keeps the place in it.
+// set takes over the list. The current one stays if it is in it, as long as it answers;
+// after that a new list is tried from its beginning.
 func (e *endpoints) set(hosts []string) {
-	if !slices.Equal(e.hosts, hosts) {
-		e.hosts, e.index = hosts, 0
+	if slices.Equal(e.hosts, hosts) {
+		return
 	}
+	at := -1
+	if len(e.hosts) > 0 {
+		at = slices.Index(hosts, e.hosts[e.index%len(e.hosts)])
+	}
+	e.hosts, e.index, e.restart = hosts, max(at, 0), at >= 0
 }
 
 // next goes to the next one.
-func (e *endpoints) next() { e.index, e.stale = e.index+1, true }
+func (e *endpoints) next() {
+	e.stale = true
+	current := e.index
+	if e.index++; e.restart {
+		e.index, e.restart = 0, false
+	}
+	if e.index == current {
+		e.index++
+	}
+}
 
 // current is the one that is to be tried now.
 func (e *endpoints) current(ctx context.Context) (netip.AddrPort, error) {

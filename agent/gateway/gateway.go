@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
@@ -27,7 +28,9 @@ import (
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
@@ -59,6 +62,9 @@ type Config struct {
 	Log               *slog.Logger
 }
 
+// objectName is that of the gateway's own objects in its namespace.
+func (c Config) objectName() string { return fmt.Sprintf("gateway-%s-%d", c.Peering, c.Plane) }
+
 // Run is the agent. It returns when ctx ends, or with an error that starting
 // anew may mend.
 func Run(ctx context.Context, cfg Config) error {
@@ -78,6 +84,7 @@ func Run(ctx context.Context, cfg Config) error {
 	go health.Serve(ctx, cfg.Log, netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort).String())
 	view, err := watch.Start(ctx, c, rest, map[client.Object]fields.Selector{
 		&v1alpha1.Peering{}: watch.Named(cfg.Peering), &v1alpha1.NodeNetwork{}: watch.All(),
+		&corev1.Service{}: watch.Named(cfg.objectName()),
 	})
 	if ctx.Err() != nil {
 		return nil
@@ -95,7 +102,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	a := &agent{
-		Config: cfg, view: view, kernel: kernel,
+		Config: cfg, view: view, kernel: kernel, news: notify.NewSignal(),
 		local: local{plane: int32(cfg.Plane), key: key, overlayKey: overlayKey, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
@@ -107,9 +114,9 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return fmt.Errorf("watch the kernel's nftables: %w", err)
 	}
-	lease := loop.Lease{Client: c, Name: fmt.Sprintf("gateway-%s-%d", cfg.Peering, cfg.Plane), Holder: cfg.PodName, Manager: a.manager()}
+	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: a.manager()}
 	l := loop.Loop[status]{
-		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: []<-chan struct{}{links, rules}, Health: health,
+		Agent: a, Log: cfg.Log, Objects: []<-chan struct{}{view.Changed, a.news}, Kernel: []<-chan struct{}{links, rules}, Health: health,
 		Report: loop.NewReporter(v1alpha1.ReportInterval, loop.Regularly(compareStatus), a.writeStatus, lease.Renew),
 	}
 	return l.Run(ctx)
@@ -148,6 +155,13 @@ type agent struct {
 	tunnel   tunnel.Stats
 	probes   tunnel.ProbeStats
 	pathRead time.Time
+
+	// channel is to the peer's gateway, news its signal, heard what of its announcement may
+	// be used.
+	channel     *exchange.Channel
+	stopChannel context.CancelFunc
+	news        notify.Signal
+	heard       *v1alpha1.RemoteAnnouncement
 
 	// conditions are those that were reported, degraded is why not all packets pass.
 	conditions []metav1.Condition
@@ -256,7 +270,9 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err := a.open(ctx, plane.WireGuard); err != nil {
 		return false, err
 	}
-	a.endpoints.set(plane.Endpoints)
+	a.hear(p, nodes.Items)
+	a.tell(ctx, plane, nodes.Items)
+	a.endpoints.set(callable(plane, a.heard))
 	if plane.Role == v1alpha1.Client {
 		endpoint, err := a.endpoints.current(ctx)
 		if err != nil {
@@ -308,6 +324,7 @@ func (a *agent) apply(ctx context.Context, want desired) (applied bool, err erro
 		return false, err
 	}
 	a.probe(ctx, want)
+	a.exchange(ctx, want)
 	a.desired = want
 	return true, err
 }

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -63,6 +64,7 @@ func (a *agent) planeStatus(problem string) v1alpha1.PlaneStatus {
 		Index: a.local.plane, ObservedGeneration: a.applied, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.NodeName,
 		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.desired.mtu), Connected: a.connected(), Message: problem,
 		RTTMicroseconds: a.probes.Median.Microseconds(), LossPercent: int32(a.probes.Loss*100 + 0.5),
+		Remote: a.heard,
 	}
 	if a.tunnel.Endpoint.IsValid() {
 		s.Endpoint = a.tunnel.Endpoint.String()
@@ -181,7 +183,7 @@ func compareStatus(now, written status) loop.Change {
 		}
 	}
 	if loop.Moved(a.RTTMicroseconds, b.RTTMicroseconds) || a.LossPercent != b.LossPercent || a.Message != b.Message || a.Endpoint != b.Endpoint ||
-		!a.LastHandshake.Equal(b.LastHandshake) {
+		!a.LastHandshake.Equal(b.LastHandshake) || !reflect.DeepEqual(a.Remote, b.Remote) {
 		return loop.Measured
 	}
 	return loop.Same

@@ -65,7 +65,7 @@ type Loop[T any] struct {
 	Log   *slog.Logger
 	// Objects signals that an object has changed, Kernel that others may have changed
 	// something in the kernel.
-	Objects <-chan struct{}
+	Objects []<-chan struct{}
 	Kernel  []<-chan struct{}
 	Report  *Reporter[T]
 	Health  *Health
@@ -82,7 +82,7 @@ func (l *Loop[T]) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer l.Health.rest()
-	kernel := merge(ctx, l.Kernel)
+	objects, kernel := merge(ctx, l.Objects), merge(ctx, l.Kernel)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	s := state{dirty: true, compareAt: time.Now(), retry: retries(time.Second, time.Minute)}
@@ -103,7 +103,7 @@ func (l *Loop[T]) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-l.Objects:
+		case <-objects:
 			s.dirty = true
 		case <-kernel:
 			s.kernelChanged()

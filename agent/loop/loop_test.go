@@ -86,7 +86,7 @@ func begin(t *testing.T, f *fake) *run {
 	f.start = time.Now()
 	r := &run{fake: f, writes: &writes{}, log: &bytes.Buffer{}, objects: make(chan struct{}), kernel: make(chan struct{}), result: make(chan error, 1)}
 	r.Loop = &Loop[int]{
-		Agent: f, Log: slog.New(slog.NewTextHandler(r.log, nil)), Objects: r.objects, Kernel: []<-chan struct{}{r.kernel},
+		Agent: f, Log: slog.New(slog.NewTextHandler(r.log, nil)), Objects: []<-chan struct{}{r.objects}, Kernel: []<-chan struct{}{r.kernel},
 		Report: r.writes.reporter(f.start), Health: NewHealth(),
 	}
 	ctx, cancel := context.WithCancel(t.Context())

@@ -142,8 +142,18 @@ func (d *desired) throwEndpoints(peerings []v1alpha1.Peering) {
 		for _, s := range p.Status.Planes {
 			// A gateway may write the status of planes that there are not, and so take
 			// addresses out of the ranges of other peers.
-			if p.Plane(s.Index) != nil {
-				called = append(called, s.Endpoint)
+			if p.Plane(s.Index) == nil {
+				continue
+			}
+			called = append(called, s.Endpoint)
+			if s.Remote == nil {
+				continue
+			}
+			// What the peer says of its nodes may cost it its own addresses, and nobody else's.
+			for _, ip := range s.Remote.NodeIPs {
+				if slices.ContainsFunc(p.RemoteRanges(), func(r netip.Prefix) bool { return r.Contains(ip.Addr) }) {
+					d.throw(ip.Addr)
+				}
 			}
 		}
 		for _, c := range called {

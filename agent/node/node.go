@@ -148,7 +148,7 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 		return fmt.Errorf("watch the chains of others: %w", err)
 	}
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
-		Agent: a, Log: cfg.Log, Objects: a.view.Changed, Kernel: []<-chan struct{}{links, tables, chains}, Health: health, Report: report,
+		Agent: a, Log: cfg.Log, Objects: []<-chan struct{}{a.view.Changed}, Kernel: []<-chan struct{}{links, tables, chains}, Health: health, Report: report,
 	}
 	return l.Run(ctx)
 }

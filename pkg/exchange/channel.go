@@ -31,11 +31,10 @@ type Channel struct {
 	// the peer's gateway. Call says that this side makes the connection: one of both does.
 	Local, Remote netip.Addr
 	Call          bool
-	// Problem is told why a connection has ended, from any goroutine.
-	Problem func(error)
 
-	listen func(ctx context.Context) (net.Listener, error)
-	dial   func(ctx context.Context) (net.Conn, error)
+	problem func(error)
+	listen  func(ctx context.Context) (net.Listener, error)
+	dial    func(ctx context.Context) (net.Conn, error)
 
 	mu      sync.Mutex
 	own     Announcement
@@ -44,9 +43,10 @@ type Channel struct {
 	news    notify.Signal
 }
 
-// New makes a channel.
-func New(local, remote netip.Addr, call bool, problem func(error)) *Channel {
-	c := &Channel{Local: local, Remote: remote, Call: call, Problem: problem, changed: notify.NewSignal(), news: notify.NewSignal()}
+// New makes a channel. It signals news when the peer has announced something else than
+// before, and tells why a connection has ended, from any goroutine.
+func New(local, remote netip.Addr, call bool, news notify.Signal, problem func(error)) *Channel {
+	c := &Channel{Local: local, Remote: remote, Call: call, problem: problem, changed: notify.NewSignal(), news: news}
 	c.listen = func(ctx context.Context) (net.Listener, error) {
 		return (&net.ListenConfig{}).Listen(ctx, "tcp", netip.AddrPortFrom(local, Port).String())
 	}
@@ -61,8 +61,10 @@ func New(local, remote netip.Addr, call bool, problem func(error)) *Channel {
 func (c *Channel) Announce(a Announcement) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.own = a
-	c.changed.Send()
+	if !c.own.equal(a) {
+		c.own = a
+		c.changed.Send()
+	}
 }
 
 // Heard returns what the peer has announced last, nil if nothing.
@@ -71,9 +73,6 @@ func (c *Channel) Heard() *Announcement {
 	defer c.mu.Unlock()
 	return c.heard
 }
-
-// News signals that the peer has announced something.
-func (c *Channel) News() <-chan struct{} { return c.news }
 
 // Run connects until ctx ends.
 func (c *Channel) Run(ctx context.Context) {
@@ -94,7 +93,7 @@ func (c *Channel) Run(ctx context.Context) {
 		}
 		if err != nil && err.Error() != last {
 			last = err.Error()
-			c.Problem(err)
+			c.problem(err)
 		}
 		select {
 		case <-ctx.Done():
@@ -141,7 +140,7 @@ func (c *Channel) serve(ctx context.Context) error {
 		end = func() { _ = conn.Close() }
 		talking.Go(func() {
 			if err := c.talk(ctx, conn); err != nil && !errors.Is(err, net.ErrClosed) {
-				c.Problem(err)
+				c.problem(err)
 			}
 		})
 		// Whoever calls again and again is served now and then.
@@ -229,8 +228,11 @@ func (c *Channel) read(conn net.Conn) error {
 			continue
 		}
 		c.mu.Lock()
+		isNews := c.heard == nil || !c.heard.equal(*a)
 		c.heard = a
 		c.mu.Unlock()
-		c.news.Send()
+		if isNews {
+			c.news.Send()
+		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 )
 
 const (
@@ -33,6 +34,10 @@ type Announcement struct {
 	// NodeIPs are the real addresses of the cluster's nodes: from and to these go the
 	// tunnel's packets.
 	NodeIPs []netip.Addr `json:"nodeIPs,omitempty"`
+}
+
+func (a Announcement) equal(b Announcement) bool {
+	return slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.NodeIPs, b.NodeIPs)
 }
 
 // errMalformed ends a connection.

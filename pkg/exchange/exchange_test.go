@@ -1,0 +1,321 @@
+package exchange
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/liqonet/liqonet/pkg/notify"
+)
+
+var comparable = cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})
+
+func addr(s string) netip.Addr         { return netip.MustParseAddr(s) }
+func addrPort(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+
+func frame(version, kind byte, content string) []byte {
+	b := binary.BigEndian.AppendUint32(nil, uint32(headerLength+len(content)))
+	return append(append(b, version, kind), content...)
+}
+
+func TestFrames(t *testing.T) {
+	want := Announcement{Endpoints: []netip.AddrPort{addrPort("192.0.2.1:31820"), addrPort("[2001:db8::1]:31820")}}
+	for i := range MaxNodeIPs {
+		want.NodeIPs = append(want.NodeIPs, netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, byte(i >> 8), byte(i)}))
+	}
+	b, err := encode(want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := readFrame(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := decode(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(&want, got, comparable); diff != "" {
+		t.Error(diff)
+	}
+	// More than there is room for is left out by the sender.
+	want.NodeIPs = append(want.NodeIPs, want.NodeIPs...)
+	for range MaxEndpoints {
+		want.Endpoints = append(want.Endpoints, want.Endpoints[0])
+	}
+	if b, err = encode(want); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := decode(b[4:]); err != nil || len(got.NodeIPs) != MaxNodeIPs || len(got.Endpoints) != MaxEndpoints {
+		t.Errorf("too much gave %v", err)
+	}
+}
+
+func TestDecode(t *testing.T) {
+	for _, skipped := range [][]byte{frame(2, typeAnnouncement, `{"endpoints": 7}`), frame(frameVersion, 9, "x"), frame(frameVersion, 0, "")} {
+		if a, err := decode(skipped[4:]); a != nil || err != nil {
+			t.Errorf("%q gave %v, %v", skipped, a, err)
+		}
+	}
+	many := strings.TrimSuffix(strings.Repeat(`"192.0.2.1:1",`, MaxEndpoints+1), ",")
+	for _, bad := range []string{
+		``, `x`, `[]`, `7`, `{"endpoints": 7}`, `{"endpoints": ["192.0.2.1"]}`, `{"endpoints": ["host:1"]}`, `{"endpoints": ["192.0.2.1:0"]}`, `{"endpoints": [""]}`,
+		`{"endpoints": ["[fe80::1%eth0]:1"]}`, `{"nodeIPs": [""]}`, `{"nodeIPs": ["10.0.0.0/8"]}`, `{"nodeIPs": ["fe80::1%eth0"]}`, `{"nodeIPs": [7]}`, `{"endpoints": [` + many + `]}`,
+	} {
+		if a, err := decode(frame(frameVersion, typeAnnouncement, bad)[4:]); err == nil {
+			t.Errorf("%q gave %v", bad, a)
+		}
+	}
+	a, err := decode(frame(frameVersion, typeAnnouncement, `{"new": {"field": 1}, "nodeIPs": ["::ffff:192.0.2.1"]}`)[4:])
+	if err != nil || len(a.NodeIPs) != 1 || a.NodeIPs[0] != addr("192.0.2.1") {
+		t.Errorf("of a newer version: %v, %v", a, err)
+	}
+	for _, length := range []uint32{0, 1, MaxFrame + 1, 1 << 31} {
+		if _, err := readFrame(bytes.NewReader(binary.BigEndian.AppendUint32(nil, length))); !errors.Is(err, errMalformed) {
+			t.Errorf("length %d: %v", length, err)
+		}
+	}
+	if _, err := readFrame(bytes.NewReader(frame(1, 1, "{}")[:6])); err == nil {
+		t.Error("half a frame was taken")
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	f.Add(frame(frameVersion, typeAnnouncement, `{"endpoints": ["192.0.2.1:31820"], "nodeIPs": ["192.0.2.1", "2001:db8::1"]}`))
+	f.Add(frame(7, 7, "x"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := bytes.NewReader(b)
+		for {
+			raw, err := readFrame(r)
+			if err != nil {
+				return
+			}
+			a, err := decode(raw)
+			if err != nil || a == nil {
+				continue
+			}
+			if len(a.Endpoints) > MaxEndpoints || len(a.NodeIPs) > MaxNodeIPs {
+				t.Fatalf("%d endpoints, %d node addresses", len(a.Endpoints), len(a.NodeIPs))
+			}
+			filter := Filter{Own: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Known: []netip.AddrPort{addrPort("172.18.0.1:53")}}
+			for _, e := range filter.Endpoints(a.Endpoints) {
+				if e.Addr().IsLoopback() || e.Addr().IsMulticast() || e.Addr().IsLinkLocalUnicast() || e.Addr().Is4In6() || filter.Own[0].Contains(e.Addr()) || e.Port() == 0 {
+					t.Fatalf("%s is allowed", e)
+				}
+			}
+			again, err := encode(*a)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := decode(again[4:])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(a, b, comparable, cmpopts.EquateEmpty()); diff != "" {
+				t.Fatal(diff)
+			}
+		}
+	})
+}
+
+func TestFilter(t *testing.T) {
+	own := []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("172.18.0.2/32")}
+	for name, tt := range map[string]struct {
+		known, in, want []string
+	}{
+		"nodes of the same network":           {[]string{"172.18.0.9:31820"}, []string{"172.18.0.10:31820", "203.0.113.1:31820"}, []string{"172.18.0.10:31820", "203.0.113.1:31820"}},
+		"private, where all were public":      {[]string{"203.0.113.1:31820"}, []string{"172.18.0.10:31820", "100.64.0.1:31820", "fd00::1:31820", "203.0.113.2:31820"}, []string{"203.0.113.2:31820"}},
+		"nothing is known":                    {nil, []string{"172.18.0.10:31820", "203.0.113.2:31820"}, []string{"203.0.113.2:31820"}},
+		"our own":                             {[]string{"172.18.0.9:31820"}, []string{"172.18.0.2:31820", "10.244.3.4:31820"}, nil},
+		"no machine of the peer":              {[]string{"172.18.0.9:31820"}, []string{"127.0.0.1:31820", "169.254.169.254:31820", "224.0.0.1:31820", "255.255.255.255:31820", "0.0.0.0:31820", "0.1.2.3:31820", "240.0.0.1:31820", "[::1]:31820", "[fe80::1]:31820", "[ff02::1]:31820", "[::]:31820"}, nil},
+		"well known ports":                    {[]string{"172.18.0.9:31820"}, []string{"203.0.113.2:53", "203.0.113.2:1023", "203.0.113.2:1024"}, []string{"203.0.113.2:1024"}},
+		"a well known port that was given":    {[]string{"203.0.113.1:443"}, []string{"203.0.113.2:443", "203.0.113.2:443"}, []string{"203.0.113.2:443"}},
+		"private addresses of the other kind": {[]string{"[fd00::9]:31820"}, []string{"[fd00::10]:31820"}, []string{"[fd00::10]:31820"}},
+	} {
+		parse := func(in []string) (out []netip.AddrPort) {
+			for _, s := range in {
+				if p, err := netip.ParseAddrPort(s); err == nil {
+					out = append(out, p)
+				}
+			}
+			return out
+		}
+		f := Filter{Own: own, Known: parse(tt.known)}
+		if diff := cmp.Diff(parse(tt.want), f.Endpoints(parse(tt.in)), comparable); diff != "" {
+			t.Errorf("%s:\n%s", name, diff)
+		}
+	}
+	f := Filter{Own: own, Known: []netip.AddrPort{netip.AddrPortFrom(addr("172.18.0.9"), 0)}}
+	got := f.NodeIPs([]netip.Addr{addr("172.18.0.11"), addr("172.18.0.10"), addr("172.18.0.2"), addr("127.0.0.1"), addr("172.18.0.11")})
+	if diff := cmp.Diff([]netip.Addr{addr("172.18.0.10"), addr("172.18.0.11")}, got, comparable); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// pair are two channels, and a function that gives the next connection to the caller.
+func pair(t *testing.T) (server, client *Channel, problems *atomic.Int32) {
+	problems = &atomic.Int32{}
+	problem := func(error) { problems.Add(1) }
+	server = New(addr("127.0.0.1"), addr("127.0.0.2"), false, notify.NewSignal(), problem)
+	client = New(addr("127.0.0.2"), addr("127.0.0.1"), true, notify.NewSignal(), problem)
+	l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
+	server.listen = func(context.Context) (net.Listener, error) {
+		l.closed = make(chan struct{})
+		return l, nil
+	}
+	client.dial = func(ctx context.Context) (net.Conn, error) {
+		here, there := net.Pipe()
+		select {
+		case l.conns <- there:
+			return here, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return server, client, problems
+}
+
+type pipeListener struct {
+	conns  chan net.Conn
+	closed chan struct{}
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error {
+	select {
+	case <-l.closed:
+	default:
+		close(l.closed)
+	}
+	return nil
+}
+
+func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{} }
+
+func TestChannel(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server, client, _ := pair(t)
+		for _, c := range []*Channel{server, client} {
+			go c.Run(t.Context())
+		}
+		server.Announce(Announcement{Endpoints: []netip.AddrPort{addrPort("192.0.2.1:1")}})
+		client.Announce(Announcement{NodeIPs: []netip.Addr{addr("192.0.2.9")}})
+		time.Sleep(5 * time.Second)
+		if h := client.Heard(); h == nil || !slices.Equal(h.Endpoints, []netip.AddrPort{addrPort("192.0.2.1:1")}) {
+			t.Errorf("the client has heard %v", h)
+		}
+		if h := server.Heard(); h == nil || !slices.Equal(h.NodeIPs, []netip.Addr{addr("192.0.2.9")}) {
+			t.Errorf("the server has heard %v", h)
+		}
+		select {
+		case <-client.news:
+		default:
+			t.Error("no signal")
+		}
+		for range 10 {
+			server.Announce(Announcement{Endpoints: []netip.AddrPort{addrPort("192.0.2.2:2")}})
+			time.Sleep(time.Minute)
+		}
+		if h := client.Heard(); !slices.Equal(h.Endpoints, []netip.AddrPort{addrPort("192.0.2.2:2")}) {
+			t.Errorf("later the client has heard %v", h)
+		}
+		<-client.news
+		time.Sleep(10 * time.Minute)
+		select {
+		case <-client.news:
+			t.Error("a signal although nothing has changed")
+		default:
+		}
+	})
+}
+
+// A peer that is hostile is not listened to for long, and costs no more than one
+// connection at a time.
+func TestHostilePeer(t *testing.T) {
+	for name, send := range map[string]func(net.Conn){
+		"garbage": func(c net.Conn) { _, _ = c.Write(bytes.Repeat([]byte{0xff}, 64)) },
+		"silence": func(net.Conn) {},
+		"too much": func(c net.Conn) {
+			for {
+				if _, err := c.Write(frame(7, 7, "x")); err != nil {
+					return
+				}
+			}
+		},
+		"byte by byte": func(c net.Conn) {
+			for _, b := range frame(frameVersion, typeAnnouncement, strings.Repeat(" ", 1000)+"{}") {
+				time.Sleep(time.Second)
+				if _, err := c.Write([]byte{b}); err != nil {
+					return
+				}
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := New(addr("127.0.0.1"), addr("127.0.0.2"), true, notify.NewSignal(), func(error) {})
+				here, there := net.Pipe()
+				go func() { _, _ = io.Copy(io.Discard, there) }()
+				go send(there)
+				ended := make(chan error, 1)
+				go func() { ended <- c.talk(t.Context(), here) }()
+				select {
+				case err := <-ended:
+					if err == nil || c.Heard() != nil {
+						t.Errorf("ended with %v, heard %v", err, c.Heard())
+					}
+				case <-time.After(2 * time.Minute):
+					t.Error("it is still listened to")
+				}
+				_ = there.Close()
+				time.Sleep(2 * time.Second)
+			})
+		})
+	}
+}
+
+// Only the peer's gateway is listened to.
+func TestStranger(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	server := New(addr("127.41.7.1"), addr("127.41.7.2"), false, notify.NewSignal(), func(err error) { t.Log(err) })
+	client := New(addr("127.41.7.2"), addr("127.41.7.1"), true, notify.NewSignal(), func(err error) { t.Log(err) })
+	stranger := New(addr("127.41.7.3"), addr("127.41.7.1"), true, notify.NewSignal(), func(error) {})
+	stranger.Announce(Announcement{NodeIPs: []netip.Addr{addr("192.0.2.66")}})
+	client.Announce(Announcement{NodeIPs: []netip.Addr{addr("192.0.2.9")}})
+	go server.Run(ctx)
+	go stranger.Run(ctx)
+	go client.Run(ctx)
+	select {
+	case <-server.news:
+		if h := server.Heard(); !slices.Equal(h.NodeIPs, []netip.Addr{addr("192.0.2.9")}) {
+			t.Errorf("heard %v", h)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("nothing was heard")
+	}
+	if h := stranger.Heard(); h != nil {
+		t.Errorf("the stranger has heard %v", h)
+	}
+}
