@@ -274,7 +274,8 @@ func TestDefect1_10_StartIsRetried(t *testing.T) {
 		log := &bytes.Buffer{}
 		bad := []error{
 			apierrors.NewForbidden(schema.GroupResource{}, "", nil), apierrors.NewInternalError(errors.New("x")),
-			&url.Error{Op: "Get", Err: errors.New("connection refused")}, context.DeadlineExceeded, Stop{errors.New("address lost")},
+			&url.Error{Op: "Get", Err: errors.New("connection refused")}, context.DeadlineExceeded,
+			Stop{errors.New("address lost")},
 		}
 		tries := 0
 		err := Retry(t.Context(), slog.New(slog.NewTextHandler(log, nil)), func(context.Context) error {
