@@ -51,6 +51,9 @@ const (
 	lateAfter     = 300 * time.Millisecond
 	lateFactor    = 2
 	hurryInterval = 100 * time.Millisecond
+	// hurryTime is how long that lasts: after it a peer is down, and its prober's user
+	// decides how often to ask.
+	hurryTime = time.Minute
 
 	// retryDelay is the pause after a socket failed.
 	retryDelay = 100 * time.Millisecond
@@ -247,7 +250,7 @@ func (p *Prober) due() time.Time {
 	defer p.mu.Unlock()
 	sent := func(sequence uint64) time.Time { return p.window[sequence%uint64(len(p.window))].sent }
 	at := sent(p.sequence).Add(p.interval)
-	if p.received == 0 || p.newest == p.sequence {
+	if p.received == 0 || p.newest == p.sequence || sent(p.sequence).Sub(p.lastReply) > hurryTime {
 		return at
 	}
 	// The time of a probe that is forgotten is that of a newer one, which is no

@@ -1,0 +1,78 @@
+package gateway
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+)
+
+func TestConditions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := peering(t, v1alpha1.Client, newKey(t))
+		a := &agent{peering: p, local: local{key: newKey(t)}}
+		check := func(when, connected, degraded, message string) {
+			t.Helper()
+			s, ok := a.Status("")
+			if !ok || len(s.conditions) != 2 {
+				t.Fatalf("%s: %t, conditions %v", when, ok, s.conditions)
+			}
+			c, d := meta.FindStatusCondition(s.conditions, v1alpha1.ConditionConnected), meta.FindStatusCondition(s.conditions, v1alpha1.ConditionDegraded)
+			if string(c.Status) != connected || string(d.Status) != degraded || !strings.Contains(d.Message, message) {
+				t.Errorf("%s: %+v, %+v", when, c, d)
+			}
+		}
+		check("never connected", "False", "False", "nothing passes")
+		a.probes = tunnel.ProbeStats{Window: 1, LastReply: time.Now()}
+		check("connected", "True", "False", "")
+		since := a.conditions[0].LastTransitionTime
+		a.degraded = "2 nodes"
+		time.Sleep(time.Second)
+		check("some nodes are not", "True", "True", "2 nodes")
+		if !a.conditions[0].LastTransitionTime.Equal(&since) {
+			t.Error("the time of a transition that was none")
+		}
+		time.Sleep(silence)
+		check("silent", "False", "False", "nothing passes")
+		p.Status.Planes = []v1alpha1.PlaneStatus{{Index: 1, Connected: true}}
+		check("of a plane that is not there", "False", "False", "")
+		p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: 1})
+		check("another plane is", "True", "True", "")
+		a.local.plane = 1
+		if s, _ := a.Status(""); len(s.conditions) != 0 {
+			t.Errorf("the gateway of another plane writes %v", s.conditions)
+		}
+	})
+}
+
+func TestDegraded(t *testing.T) {
+	p := peering(t, v1alpha1.Client, newKey(t))
+	ready := func(name, address string) v1alpha1.NodeNetwork {
+		n := node(name, address, "172.18.0.2", 1450)
+		for i := range n.Status.Gateways {
+			n.Status.Gateways[i].Ready = true
+		}
+		return n
+	}
+	going, outdated, outside := node("going", "10.80.0.3", "172.18.0.2", 1450), node("outdated", "10.99.0.3", "172.18.0.2", 1450), ready("n4", "10.80.0.4")
+	going.DeletionTimestamp = new(metav1.Now())
+	outside.Status.PodIPs = []v1alpha1.IP{{Addr: p.Spec.Local.Pods[0].Real.Addr().Next()}, {Addr: addr("192.168.77.5")}}
+	if got := degraded(p, []v1alpha1.NodeNetwork{ready("n1", "10.80.0.1"), going, outdated}); got != "" {
+		t.Errorf("all is well, and it says %q", got)
+	}
+	nodes := []v1alpha1.NodeNetwork{ready("n1", "10.80.0.1"), outside}
+	for _, name := range []string{"x5", "x4", "x3", "x2"} {
+		nodes = append(nodes, node(name, "10.80.0.9", "172.18.0.2", 1450))
+	}
+	want := "the peer is not reached from 4 nodes (x2, x3, x4 and others); " +
+		"no range of the peering has the addresses of 1 pods (192.168.77.5 on node n4): run peer again, with --pod-cidr if it does not find the range"
+	if got := degraded(p, nodes); got != want {
+		t.Errorf("got  %q\nwant %q", got, want)
+	}
+}

@@ -1,0 +1,133 @@
+package node
+
+import (
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/agent/loop"
+	"github.com/liqonet/liqonet/agent/watch"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+func newAgent(t *testing.T) *agent {
+	t.Helper()
+	own := &v1alpha1.NodeNetwork{}
+	own.Name = "10.80.0.1"
+	return &agent{
+		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler)}, view: &watch.View{Reader: newClient(t, interceptor.Funcs{})},
+		local: local{name: "n1", address: addr("10.80.0.1")}, own: own, node: newNode("n1", "1"),
+		probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{}, reconciled: true,
+	}
+}
+
+// What does not fit into the report is said.
+func TestDefect1_22_WhatIsCutOffIsSaid(t *testing.T) {
+	a := newAgent(t)
+	if s, _ := a.Status(""); s.Message != "" || !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReady) {
+		t.Errorf("message %q, conditions %v", s.Message, s.Conditions)
+	}
+	for i := range maxPodIPs + 7 {
+		a.pods = append(a.pods, corev1.Pod{Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: fmt.Sprintf("10.9.%d.%d", i>>8, i&255)}}}})
+	}
+	var routes []netip.Prefix
+	for i := range maxRoutes + 5 {
+		routes = append(routes, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24))
+	}
+	kept, omitted := summary(routes)
+	a.routes, a.omittedRoutes = v1alpha1.NewCIDRs(kept...), omitted
+	s, _ := a.Status("x")
+	if len(s.PodIPs) != maxPodIPs || len(s.Routes) != maxRoutes {
+		t.Errorf("%d pods, %d routes", len(s.PodIPs), len(s.Routes))
+	}
+	for _, want := range []string{"x; ", "5 of this node's routes", "7 pods are not reported"} {
+		if !strings.Contains(s.Message, want) {
+			t.Errorf("%q does not say %q", s.Message, want)
+		}
+	}
+}
+
+// What the kernel lacked is asked for again, and what changes is written.
+func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
+	ns := netns.New(t, "node")
+	a := newAgent(t)
+	ns.Do(t, func() (err error) {
+		a.kernel, err = overlay.New()
+		return err
+	})
+	t.Cleanup(func() {
+		if err := a.kernel.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	ns.Do(t, func() error { return a.askKernel(t.Context()) })
+	has := a.facts
+	if !has.VXLAN {
+		t.Fatalf("this kernel has no VXLAN: %+v", has)
+	}
+	lacks := v1alpha1.KernelFacts{Release: has.Release} // somebody loads the modules after that
+	a.facts = lacks
+	before, _ := a.Status("")
+	ns.Do(t, func() error { return a.askKernel(t.Context()) })
+	if a.facts != lacks {
+		t.Error("the kernel is asked all the time")
+	}
+	a.factsAt = time.Now().Add(-loop.Resync)
+	ns.Do(t, func() error { return a.askKernel(t.Context()) })
+	after, _ := a.Status("")
+	if *after.Kernel != has {
+		t.Errorf("the kernel has %+v, and the agent says %+v", has, *after.Kernel)
+	}
+	if got := compareStatus(after, before); got != loop.Changed {
+		t.Errorf("what the kernel has got is not written: %v", got)
+	}
+}
+
+// While a peer is down, neither the kernel is asked each time nor the peer.
+func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
+	a := newAgent(t)
+	g := gateway{peering: "b", pod: addr("10.244.9.1"), remote: addr("10.70.0.1"), link: "lq0-0"}
+	// There is no kernel here that could be asked.
+	a.paths[pathKey{pod: g.pod}] = pathInfo{source: addr("192.0.2.1"), mtu: 1450, read: time.Now()}
+	a.applied.gateways = []gateway{g}
+	if s, _ := a.Status(""); len(s.Gateways) != 1 || s.Gateways[0].Source.Addr != addr("192.0.2.1") {
+		t.Errorf("gateways %+v", s.Gateways)
+	}
+
+	p, err := tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), fastProbeInterval)
+	if err != nil {
+		t.Fatal(err)
+	}
+	key := probeKey{g.remote, g.plane}
+	a.probers[key] = &prober{Prober: p, stop: func() {}, gateway: g, changed: time.Now()}
+	look := func() time.Duration {
+		_, next := a.Look(t.Context())
+		return next
+	}
+	if next := look(); next != fastLookInterval {
+		t.Errorf("at first it looks after %v", next)
+	}
+	a.probers[key].changed = time.Now().Add(-10 * time.Minute)
+	if next := look(); next != lookInterval {
+		t.Errorf("later it looks after %v", next)
+	}
+	a.probe(t.Context(), []gateway{g})
+	if next := look(); next != lookInterval {
+		t.Errorf("with the same gateway it looks after %v", next)
+	}
+	g.connected = true // so its gateway says
+	a.probe(t.Context(), []gateway{g})
+	if next := look(); next != fastLookInterval {
+		t.Errorf("when the gateway is connected again it looks after %v", next)
+	}
+}
