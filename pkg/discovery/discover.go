@@ -26,10 +26,11 @@ type Overrides struct {
 // Discover reads the facts of a cluster. The reader should not have a cache, and
 // its scheme needs the types of client-go's scheme.
 //
-// Errors are UnknownError where a fact has to be given by the user, OutsideError
-// where a pod or service contradicts what was found, and ipam.InvalidError for
-// overrides that are no ranges; errors of the API are wrapped, so that
-// apierrors.IsForbidden and the like work.
+// These are its errors:
+//   - UnknownError where a fact has to be given by the user;
+//   - OutsideError where a pod or service contradicts what was found;
+//   - ipam.InvalidError for overrides that are no ranges;
+//   - errors of the API, wrapped, so that apierrors.IsForbidden and the like work.
 func Discover(ctx context.Context, reader client.Reader, o Overrides) (Facts, error) {
 	if err := o.validate(); err != nil {
 		return Facts{}, err

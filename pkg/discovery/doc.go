@@ -1,9 +1,9 @@
 // Package discovery finds out which address ranges a cluster uses, what its network
 // plugin and provider are, and what can be exposed there, from its API alone.
 //
-// No source is right in all clusters, so each network plugin is asked in its own
-// way first (it is the one that gives out addresses), and the cluster's general
-// configuration afterwards. Every fact says where it is from, and whether it was
+// No source is right in all clusters. The network plugin gives out addresses, so it is
+// asked first, each plugin in its own way. The cluster's general configuration comes
+// afterwards. Every fact says where it is from, and whether it was
 // read or assumed. What was found is compared with the pods and services that run:
 // an address outside of the ranges found is an error that names it.
 //

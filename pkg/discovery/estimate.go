@@ -5,14 +5,14 @@ import (
 	"slices"
 )
 
-// Where only the nodes' own ranges are known, the cluster's range has to be
-// concluded from them, because a node that joins later gets another part of it.
-// kube-controller-manager gives out the parts from the start of the range in
-// order, so a cluster's range begins where the lowest node's begins, or below; how
-// far it goes cannot be seen. Too large does little harm (a range that looks used
-// and is not, is not given to a peer), too small leaves later pods unreachable. So
-// it is rounded up to what people configure, and only by as much as nothing else
-// is in the way.
+// Where only the nodes' own ranges are known, the cluster's range has to be concluded from
+// them: a node that joins later gets another part of it. The kube-controller-manager gives
+// out the parts in order, from the start of the range. So a cluster's range begins where
+// the lowest node's begins, or below. How far it goes cannot be seen.
+//
+// A range that is too large does little harm: a part of it that is free is not given to a
+// peer. One that is too small leaves later pods unreachable. So it is rounded up to a
+// length that people configure, as far as nothing else is in the way.
 
 // rungs are the lengths that clusters' ranges usually have, from small to large.
 func rungs(is4 bool) []int {
@@ -49,9 +49,9 @@ func estimate(nodes, avoid []netip.Prefix) []netip.Prefix {
 	return merge(out)
 }
 
-// join returns the cover of two neighbours that belong together: where both are in
-// one range of the smallest usual size, or where the cover is not more than four
-// times as large as one of them. A cluster with several separate ranges (GKE) must
+// join returns the cover of two neighbours that belong together. They do where both are in
+// one range of the smallest usual size, and where the cover is at most four times as large
+// as one of them. A cluster with several separate ranges (GKE) must
 // not be taken for one huge range.
 func join(a, b netip.Prefix, avoid []netip.Prefix) (netip.Prefix, bool) {
 	if a.Addr().Is4() != b.Addr().Is4() {

@@ -11,8 +11,8 @@ import (
 )
 
 // awsPods concludes the pods' ranges where these have addresses of the VPC's
-// subnets. The API does not tell the subnets, but none of a VPC's blocks is larger
-// than a /16, so the /16 around an address contains the block that it is from.
+// subnets. The API does not tell the subnets. But no block of a VPC is larger than a
+// /16, so the /16 around an address contains the block that it is from.
 // (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html)
 func (s *snapshot) awsPods(f Facts) (prefixFacts, error) {
 	addrs, of := s.livePods(), "pods' addresses"
@@ -52,9 +52,9 @@ func (s *snapshot) awsPods(f Facts) (prefixFacts, error) {
 	return out, nil
 }
 
-// azurePods asks Azure's CNI: with an overlay or a subnet for pods there is a
-// NodeNetworkConfig for each node; with the nodes' subnet the API has what must not
-// be masqueraded, the VNet.
+// azurePods asks Azure's CNI. With an overlay or a subnet for pods there is a
+// NodeNetworkConfig for each node. With the nodes' subnet the API has the VNet, as what
+// must not be masqueraded.
 func (s *snapshot) azurePods(f Facts) (prefixFacts, error) {
 	var out prefixFacts
 	for _, nnc := range s.custom[kindNodeNetwork] {

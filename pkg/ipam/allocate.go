@@ -48,10 +48,13 @@ type Allocation struct {
 }
 
 // Allocate answers all requests, in their order, or none. The results neither
-// overlap each other nor anything in use. Wishes are looked at first, then what
-// was there before, then what can be kept as it is, then the rest, the largest
-// ones first: so requests do not take from each other what is better for another,
-// and their order does not matter.
+// overlap each other nor anything in use. Their order does not matter,
+// as none takes a range that is better for another one. They are looked at in this order:
+//
+//  1. those with a wish;
+//  2. those that had a range before;
+//  3. those that can be kept as they are;
+//  4. the rest, the largest ones first.
 //
 // Errors are InvalidError, ConflictError (of a wish) and ExhaustedError.
 func Allocate(s Space, requests ...Request) ([]Allocation, error) {

@@ -114,9 +114,9 @@ func HostAddr(external netip.Prefix, n int) (netip.Addr, error) {
 	return offset(hosts, n)
 }
 
-// HostNumber chooses a number for a host's address that is not taken: the same one
-// each time if it is free, so that a host which is exposed again keeps its mapped
-// address. An error if all are taken.
+// HostNumber chooses a number for a host's address that is not taken. It is the same one
+// each time if that is free, so a host that is exposed again keeps its mapped address.
+// It returns an error if all are taken.
 func HostNumber(host netip.Addr, taken func(n int) bool) (int, error) {
 	h := fnv.New32a()
 	h.Write(host.AsSlice())

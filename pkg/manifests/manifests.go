@@ -182,9 +182,9 @@ func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet
 		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.NodeAgentName, labels),
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{labelComponent: "node"}},
-			// All at once: packets flow without agents, a gateway that is replaced at the
-			// same time waits for all of them, and of those that may be unavailable the
-			// nodes that are not ready would use up their share.
+			// All are replaced at once. Packets flow without agents, and a gateway that is
+			// replaced at the same time waits for all of them. With a smaller number, nodes
+			// that are not ready would use it up.
 			UpdateStrategy: appsv1.DaemonSetUpdateStrategy{
 				Type:          appsv1.RollingUpdateDaemonSetStrategyType,
 				RollingUpdate: &appsv1.RollingUpdateDaemonSet{MaxUnavailable: new(intstr.FromString("100%"))},

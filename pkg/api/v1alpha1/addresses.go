@@ -44,9 +44,9 @@ func (c CIDR) MarshalJSON() ([]byte, error) {
 	return json.Marshal(c.String())
 }
 
-// UnmarshalJSON reads a string. What is no prefix, or has host bits, is read as the
-// zero value, which is not valid: one bad value must not keep a reader from the rest
-// of a list. The schema refuses such values where they are written.
+// UnmarshalJSON reads a string. A text that is no prefix, or has host bits, becomes the
+// zero value, which is not valid. So one bad value does not keep a reader from the rest of
+// a list. The schema refuses such values where they are written.
 func (c *CIDR) UnmarshalJSON(b []byte) error {
 	var s string
 	*c = CIDR{}

@@ -120,8 +120,8 @@ type NodeGateway struct {
 	// the gateway accepts the overlay from there only, and answers there.
 	// +optional
 	Source IP `json:"source,omitzero"`
-	// MTU in bytes of the packets that this node can carry: to the gateway in the
-	// overlay, and from a gateway that runs on it to the peer in the tunnel.
+	// MTU in bytes of the packets that this node can carry to the gateway in the overlay.
+	// Where the gateway runs on this node, it is also that of packets in the tunnel.
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
 	// Ready says that probes to the peer's gateway, through overlay and tunnel,

@@ -91,8 +91,8 @@ type RemoteNetwork struct {
 	// ExternalCIDR is the /18 by which this cluster knows the peer's nodes.
 	ExternalCIDR CIDR `json:"externalCIDR"`
 	// NodeIPs are the real addresses of the peer's nodes, as far as they were known
-	// when it was peered: from them its gateway calls, and to them calls are
-	// answered, also where a range of another peer has them.
+	// when it was peered. The peer's gateway calls from them, and answers go to them, also
+	// where they are in a range of another peer.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=4096
@@ -181,9 +181,9 @@ const (
 	// ConditionConnected of a Peering is True while probes through the tunnel of at
 	// least one plane are answered.
 	ConditionConnected = "Connected"
-	// ConditionDegraded of a Peering is True while packets pass, but not all that
-	// should: a node does not reach the peer, or a pod has an address outside of the
-	// ranges that the peering carries.
+	// ConditionDegraded of a Peering is True while packets pass, but not all that should.
+	// A node does not reach the peer, or a pod has an address outside of the ranges that
+	// the peering carries.
 	ConditionDegraded = "Degraded"
 	// ConditionReady of a NodeNetwork is True while the node's kernel holds all that
 	// the Peerings ask for.

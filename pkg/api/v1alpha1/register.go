@@ -16,22 +16,23 @@ const (
 	FieldManager = "liqonet"
 	// ClusterNetworkName is the name of the one ClusterNetwork of a cluster.
 	ClusterNetworkName = "cluster"
-	// UninstallFinalizer keeps the ClusterNetwork until the rest is removed, so
-	// that a CLI that comes meanwhile sees that the house is being torn down.
+	// UninstallFinalizer keeps the ClusterNetwork until the rest is removed. A command that
+	// comes meanwhile sees by it that liqonet is being uninstalled.
 	UninstallFinalizer = "liqonet.io/uninstall"
 
 	// NodeAgentName names the node agents' DaemonSet, ServiceAccount and
 	// permissions.
 	NodeAgentName = "liqonet-node"
 
-	// KeyFilePrivate and KeyFilePublic are the keys of a gateway's Secret, and the
-	// files' names where it is mounted.
+	// KeyFilePrivate is the private key's name in a gateway's Secret, and of the file where
+	// it is mounted.
 	KeyFilePrivate = "privatekey"
-	KeyFilePublic  = "publickey"
+	// KeyFilePublic is the same for the public key.
+	KeyFilePublic = "publickey"
 
 	// OverlaySecret is the name of the Secret with the key of the cluster's overlay.
-	// OverlayKeyFile is the key's name in it, and of the file where it is mounted.
-	OverlaySecret  = "liqonet-overlay-1"
+	OverlaySecret = "liqonet-overlay-1"
+	// OverlayKeyFile is the key's name in OverlaySecret, and of the file where it is mounted.
 	OverlayKeyFile = "key"
 
 	// LabelManagedBy with the value FieldManager is on every object of ours.
