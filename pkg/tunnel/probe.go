@@ -16,9 +16,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/notify"
 )
 
-// A probe is a UDP packet of probeLength bytes, and so is its answer, so that
-// nobody can have an echo responder send more than they sent. In network byte
-// order:
+// A probe is a UDP packet of probeLength bytes, and so is its answer: an echo responder
+// never sends more than it received. In network byte order:
 //
 //	0  magic "lqpb"
 //	4  version
@@ -41,13 +40,13 @@ const (
 	// ProbeTimeout is after which time an unanswered probe counts as lost.
 	ProbeTimeout = time.Second
 
-	// MinProbeInterval is the shortest: a prober remembers so many probes that
-	// with it none is forgotten before it counts as lost.
+	// MinProbeInterval is the shortest interval. A prober remembers enough probes for it, so
+	// that none is forgotten before it counts as lost.
 	MinProbeInterval = 20 * time.Millisecond
 
-	// An answer is late after lateAfter, and after lateFactor times the last round
-	// trip. Then probes follow each other by hurryInterval until one is answered:
-	// one that was lost says nothing, many in a row do.
+	// An answer is late after lateAfter and after lateFactor times the last round trip time.
+	// From then on probes are sent every hurryInterval until one is answered: one lost probe
+	// says nothing, many in a row do.
 	lateAfter     = 300 * time.Millisecond
 	lateFactor    = 2
 	hurryInterval = 100 * time.Millisecond
@@ -63,9 +62,9 @@ const (
 	maxReadErrors = 100
 )
 
-// ServeEcho answers probes on conn until ctx ends, which is no error, or conn
-// does not work any more, and closes it. The answers carry what mtu returns: so both gateways learn what the
-// other one can do, also when it changes.
+// ServeEcho answers probes on conn until ctx ends or conn does not work any more, and
+// closes it. The end of ctx is no error. The answers carry the result of mtu. So each
+// gateway learns what the other one can do, also when it changes.
 func ServeEcho(ctx context.Context, conn net.PacketConn, mtu func() uint16) error {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer func() {
@@ -82,7 +81,7 @@ func ServeEcho(ctx context.Context, conn net.PacketConn, mtu func() uint16) erro
 			return nil
 		}
 		if err != nil {
-			// Most errors are of single packets (an ICMP error for an answer).
+			// Most errors concern one packet, such as an ICMP error for an answer.
 			if failed++; errors.Is(err, net.ErrClosed) || failed == maxReadErrors {
 				return fmt.Errorf("answer probes: %w", err)
 			}
@@ -103,8 +102,8 @@ func isProbe(b []byte, kind byte) bool {
 	return len(b) == probeLength && string(b[:4]) == probeMagic && b[4] == probeVersion && b[5] == kind
 }
 
-// ProbeStats is what the last ProbeWindow probes say. Those that were sent before
-// the first answer came are left out: they waited for a handshake.
+// ProbeStats summarises the last ProbeWindow probes. Those sent before the first answer
+// came are left out: they waited for a handshake.
 type ProbeStats struct {
 	// Sent and Received count since the start.
 	Sent, Received uint64
@@ -138,12 +137,12 @@ type Prober struct {
 	retime   notify.Signal
 	sequence uint64
 	received uint64
-	// newest is the probe of those answered that was sent last.
+	// newest is the answered probe that was sent last.
 	newest    uint64
 	last      time.Duration
 	lastReply time.Time
 	remoteMTU uint16
-	// firstReply is when the way was there: what was sent before does not count.
+	// firstReply is when the path first worked: probes sent before do not count.
 	firstReply time.Time
 	// window is a ring of the probes that were sent last. It is larger than
 	// ProbeWindow so that probes on their way do not displace those that count.
@@ -253,8 +252,8 @@ func (p *Prober) due() time.Time {
 	if p.received == 0 || p.newest == p.sequence || sent(p.sequence).Sub(p.lastReply) > hurryTime {
 		return at
 	}
-	// The time of a probe that is forgotten is that of a newer one, which is no
-	// harm: by then they are in a hurry.
+	// The slot of a forgotten probe has the time of a newer one. That does no harm: by then
+	// probes are sent every hurryInterval.
 	hurry := sent(p.newest + 1).Add(max(lateAfter, lateFactor*p.last))
 	if next := sent(p.sequence).Add(hurryInterval); hurry.Before(next) {
 		hurry = next

@@ -15,14 +15,13 @@ const kindVeth = "veth"
 // ensureReceiver makes the pair of interfaces by which packets reach the tunnel
 // and the overlay in bundles.
 //
-// wireguard-go asks the kernel for bundles (UDP_GRO) and relies on getting them:
-// it takes two messages at a time, which are 128 packets in bundles and two
-// without. Packets that another machine sent come without, unless an interface
-// of this namespace aggregates them. So do the overlay's where the network plugin
-// has a bridge, which takes bundles of encapsulated packets apart. The pod's own
-// interface cannot aggregate: a veth leaves alone what comes from an end with
-// segmentation offload (veth_skb_is_eligible_for_gro in the kernel). So we have a
-// pair whose sending end is without.
+// wireguard-go asks the kernel for bundles of packets (UDP_GRO) and relies on them: it
+// reads two messages at a time, which are 128 packets in bundles and two without. Packets
+// from other machines arrive one by one, unless an interface of this namespace aggregates
+// them. So do the overlay's packets if the network plugin has a bridge, which takes bundles
+// of encapsulated packets apart. The pod's own interface cannot aggregate: a veth does not
+// touch packets from an end with segmentation offload (veth_skb_is_eligible_for_gro in the
+// kernel). So the sending end of this pair has none.
 func ensureReceiver(conn *link.Conn, links map[string]*link.State, c Config) (changed bool, err error) {
 	underlay := links[c.Underlay]
 	if underlay == nil || len(underlay.MAC) != 6 {
