@@ -21,22 +21,22 @@ const elementsPerMessage = 500
 // ApplyGateway gives the calling thread's network namespace the tables of a gateway, and
 // says whether it changed anything.
 func ApplyGateway(ctx context.Context, g Gateway) (changed bool, err error) {
-	want, err := g.table(g.family())
+	want, err := g.table()
 	if err != nil {
 		return false, err
 	}
-	return applyBoth(ctx, want, blockFamily(want.family, g.OverlayGroup, g.TunnelGroup))
+	return applyBoth(ctx, want, blockIPv6(g.OverlayGroup, g.TunnelGroup))
 }
 
 // ApplyNode gives the calling thread's network namespace the tables of a node, and says
 // whether it changed anything. It also makes the kernel forget tunnels that were tracked
 // with a source that is not the node's.
 func ApplyNode(ctx context.Context, n Node) (changed bool, err error) {
-	want, err := n.table(n.family())
+	want, err := n.table()
 	if err != nil {
 		return false, err
 	}
-	if changed, err = applyBoth(ctx, want, blockFamily(want.family, n.OverlayGroup)); err != nil {
+	if changed, err = applyBoth(ctx, want, blockIPv6(n.OverlayGroup)); err != nil {
 		return changed, err
 	}
 	for _, g := range n.callers() {
@@ -48,20 +48,20 @@ func ApplyNode(ctx context.Context, n Node) (changed bool, err error) {
 	return changed, nil
 }
 
-// applyBoth applies a table and that of the other address family. A kernel that has no
-// nftables for the other family goes without.
-func applyBoth(ctx context.Context, want, other table) (changed bool, err error) {
+// applyBoth applies a table and the one that blocks IPv6. A kernel without IPv6, or
+// without nftables for it, goes without.
+func applyBoth(ctx context.Context, want, block table) (changed bool, err error) {
 	changed, err = apply(ctx, want)
 	if err != nil {
 		return changed, err
 	}
-	changedOther, err := apply(ctx, other)
+	changedBlock, err := apply(ctx, block)
 	for _, unsupported := range []error{unix.EAFNOSUPPORT, unix.EOPNOTSUPP, unix.ENOENT} {
 		if errors.Is(err, unsupported) {
 			return changed, nil
 		}
 	}
-	return changed || changedOther, err
+	return changed || changedBlock, err
 }
 
 // Purge removes our tables from the calling thread's network namespace, and
@@ -117,7 +117,7 @@ func apply(ctx context.Context, want table) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	t := &nftables.Table{Name: TableName, Family: want.family.nft}
+	t := &nftables.Table{Name: TableName, Family: want.family}
 	if have.sameRules(want, labels) {
 		writes, err := updateElements(c, t, want, have)
 		if err != nil || !writes {
@@ -144,7 +144,7 @@ func (t table) labels() (map[string][]string, error) {
 	for _, c := range t.chains {
 		out[c.name] = []string{}
 		for _, r := range c.rules {
-			l, err := nft.Label(r.comment, t.family.nft, r.exprs)
+			l, err := nft.Label(r.comment, t.family, r.exprs)
 			if err != nil {
 				return nil, err
 			}
@@ -162,7 +162,7 @@ func replace(c *nftables.Conn, t *nftables.Table, want table, labels map[string]
 	}
 	c.AddTable(t)
 	for _, s := range want.sets {
-		k := s.toKernel(t, want.family)
+		k := s.toKernel(t)
 		if err := c.AddSet(k, nil); err != nil {
 			return fmt.Errorf("add nftables set %q: %w", s.name, err)
 		}
@@ -183,8 +183,8 @@ func replace(c *nftables.Conn, t *nftables.Table, want table, labels map[string]
 	return nil
 }
 
-func (s set) toKernel(t *nftables.Table, f family) *nftables.Set {
-	return &nftables.Set{Table: t, Name: s.name, KeyType: f.setType, Interval: s.interval}
+func (s set) toKernel(t *nftables.Table) *nftables.Set {
+	return &nftables.Set{Table: t, Name: s.name, KeyType: nftables.TypeIPAddr, Interval: s.interval}
 }
 
 func addElements(c *nftables.Conn, k *nftables.Set, s set, elements []netipx.IPRange) error {
@@ -200,7 +200,7 @@ func addElements(c *nftables.Conn, k *nftables.Set, s set, elements []netipx.IPR
 func updateElements(c *nftables.Conn, t *nftables.Table, want table, have kernelTable) (writes bool, err error) {
 	for _, s := range want.sets {
 		present := have.sets[s.name]
-		k := s.toKernel(t, want.family)
+		k := s.toKernel(t)
 		gone, missing := without(present, s.elements), without(s.elements, present)
 		writes = writes || len(gone) > 0 || len(missing) > 0
 		for part := range slices.Chunk(gone, elementsPerMessage) {

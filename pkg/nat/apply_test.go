@@ -47,61 +47,11 @@ func node() nat.Node {
 	}
 }
 
-func gateway6() nat.Gateway {
-	return nat.Gateway{
-		Underlay: "eth0", TunnelGroup: 2, OverlayGroup: 1, ReceiveGroup: 3,
-		Local: []nat.Mapping{
-			{Real: prefix("fd00:10:244::/48"), Mapped: prefix("fd00:10:61::/48")},
-			{Real: prefix("fd00:10:80::/115"), Mapped: prefix("fd00:10:62::/115")},
-			{Real: prefix("fd00:10:245::/48"), Mapped: prefix("fd00:10:245::/48")},
-		},
-		Remote:      []netip.Prefix{prefix("fd00:20::/48"), prefix("fd00:21::/114")},
-		Nodes:       []netip.Addr{addr("2001:db8::2"), addr("2001:db8::1")},
-		OverlayPort: 6094, TunnelPort: 51840, ProbePort: 6095,
-		HealthPort: 6097, PeerGateway: addr("fd00:21::1"), ExchangePort: 6096,
-	}
-}
-
-func node6() nat.Node {
-	return nat.Node{
-		OverlayGroup: 1, Address: addr("fd00:10:80::1"), Uplinks: []string{"eth0"},
-		Pods:    []netip.Prefix{prefix("fd00:10:244::/48"), prefix("fd00:10:244:1::/64"), prefix("ff00::/8")},
-		OwnPods: []netip.Prefix{prefix("fd00:10:244:1::/64")},
-		Remote:  []netip.Prefix{prefix("fd00:20::/48"), prefix("fd00:21::/114")},
-		Hosts:   []netip.Addr{addr("2001:db8::99")},
-		Gateways: []nat.NodeGateway{
-			{Pod: addr("fd00:10:244:1::9"), Overlay: addr("fd00:10:80::1ffe"), Local: true},
-			{Pod: addr("fd00:10:244:2::9"), Overlay: addr("fd00:10:80::1ffd")},
-		},
-		OverlayPort: 6094, TunnelPort: 51840,
-	}
-}
-
 // subject is one kind of table with two states of it that differ by elements
 // of sets only.
 type subject struct {
 	name         string
 	apply, other func() (bool, error)
-}
-
-// subjects6 are those of IPv6.
-func subjects6() []subject {
-	ctx := context.Background()
-	g, n := gateway6(), node6()
-	g.Nodes = append(g.Nodes[1:], addr("2001:db8::3"))
-	n.Pods, n.Gateways = []netip.Prefix{prefix("fd00:10:244::/47"), prefix("fd00:10:250::/64")}, n.Gateways[1:]
-	return []subject{
-		{
-			"gateway of IPv6",
-			func() (bool, error) { return nat.ApplyGateway(ctx, gateway6()) },
-			func() (bool, error) { return nat.ApplyGateway(ctx, g) },
-		},
-		{
-			"node of IPv6",
-			func() (bool, error) { return nat.ApplyNode(ctx, node6()) },
-			func() (bool, error) { return nat.ApplyNode(ctx, n) },
-		},
-	}
 }
 
 func subjects() []subject {
@@ -154,7 +104,7 @@ func handles(t *testing.T, ns *netns.NS) string {
 }
 
 func TestApply(t *testing.T) {
-	for _, s := range append(subjects(), subjects6()...) {
+	for _, s := range subjects() {
 		t.Run(s.name, func(t *testing.T) {
 			ns := netns.New(t, s.name)
 			ns.Output(t, "nft", "add table ip foreign; add chain ip foreign c; add rule ip foreign c accept")
@@ -374,9 +324,9 @@ func TestInvalid(t *testing.T) {
 	if _, err := nat.ApplyNode(context.Background(), nat.Node{OverlayGroup: 1, OverlayPort: 1}); err == nil {
 		t.Error("a node without an address was accepted")
 	}
-	mixed := node6()
-	mixed.OwnPods = append(mixed.OwnPods, prefix("10.244.1.0/24"))
-	if _, err := nat.ApplyNode(context.Background(), mixed); err == nil || !strings.Contains(err.Error(), "10.244.1.0") {
+	mixed := node()
+	mixed.OwnPods = append(mixed.OwnPods, prefix("fd00:10:244:1::/64"))
+	if _, err := nat.ApplyNode(context.Background(), mixed); err == nil || !strings.Contains(err.Error(), "fd00:10:244:1::") {
 		t.Errorf("pods of both families: %v", err)
 	}
 }

@@ -31,9 +31,6 @@ const (
 // never expire. Where the kernel has no netlink for connection tracking, nothing is
 // removed.
 func forgetUntranslated(source netip.AddrPort) (forgotten int, err error) {
-	if !source.Addr().Is4() {
-		return 0, nil // IPv6 is not in use yet
-	}
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return 0, fmt.Errorf("open connection tracking: %w", err)

@@ -5,14 +5,13 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
 
 // Each function returns the expressions that nft makes of the text in its comment.
 
-// l4Checksum has the kernel adapt the checksum of TCP, UDP and ICMPv6 to a
+// l4Checksum has the kernel adapt the checksum of TCP and UDP to a
 // changed address (NFT_PAYLOAD_L4CSUM_PSEUDOHDR). It leaves zero UDP checksums,
 // later fragments, and protocols without a pseudo header alone.
 const l4Checksum = unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR
@@ -120,42 +119,23 @@ func tcpFlags(mask, value byte, op expr.CmpOp) []expr.Any {
 }
 
 // icmpType: `icmp type echo-request`.
-func (f family) icmpType(t byte) []expr.Any {
-	return concat(proto(f.icmp), []expr.Any{
+func icmpType(t byte) []expr.Any {
+	return concat(proto(unix.IPPROTO_ICMP), []expr.Any{
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{t}},
 	})
 }
 
 // notFragment: `ip frag-off & 0x1fff == 0`, true for whole packets and first
-// fragments; `exthdr frag missing`, true for whole packets. ICMPv6 errors are
-// never so large that they had to be fragmented (RFC 4443, section 2.4).
-func (f family) notFragment() []expr.Any { return f.fragment([]byte{0x1f, 0xff}, false) }
+// fragments.
+func notFragment() []expr.Any { return fragment([]byte{0x1f, 0xff}, expr.CmpOpEq) }
 
-// firstFragment: `ip frag-off & 0x2000 != 0`, true for all fragments but the last;
-// `exthdr frag exists`, true for all fragments. Together with a match of what only
-// first fragments have, it is those.
-func (f family) firstFragment() []expr.Any { return f.fragment([]byte{0x20, 0}, true) }
+// firstFragment: `ip frag-off & 0x2000 != 0`, true for all fragments but the last.
+// Together with a match of what only first fragments have, it is those.
+func firstFragment() []expr.Any { return fragment([]byte{0x20, 0}, expr.CmpOpNeq) }
 
-// fragment compares bits of an IPv4 header's flags and fragment offset with 0; in
-// IPv6, whether there is a fragment header.
-func (f family) fragment(bits []byte, set bool) []expr.Any {
-	if f.nft == nftables.TableFamilyIPv6 {
-		present := byte(0)
-		if set {
-			present = 1
-		}
-		return []expr.Any{
-			&expr.Exthdr{
-				DestRegister: 1, Op: expr.ExthdrOpIpv6, Type: unix.IPPROTO_FRAGMENT, Len: 1, Flags: unix.NFT_EXTHDR_F_PRESENT,
-			},
-			&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{present}},
-		}
-	}
-	op := expr.CmpOpEq
-	if set {
-		op = expr.CmpOpNeq
-	}
+// fragment compares bits of the header's flags and fragment offset with 0.
+func fragment(bits []byte, op expr.CmpOp) []expr.Any {
 	const offset = 6
 	return []expr.Any{
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: 2},
@@ -164,26 +144,18 @@ func (f family) fragment(bits []byte, set bool) []expr.Any {
 	}
 }
 
-// isAddr: `ip saddr 10.0.0.1`.
-func (f family) isAddr(offset uint32, a netip.Addr) []expr.Any {
-	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: f.addrLen},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: a.AsSlice()},
-	}
-}
-
 // inSet: `ip saddr @name` or, inverted, `ip saddr != @name`.
-func (f family) inSet(offset uint32, name string, invert bool) []expr.Any {
+func inSet(offset uint32, name string, invert bool) []expr.Any {
 	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: f.addrLen},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: addressLength},
 		&expr.Lookup{SourceRegister: 1, SetName: name, Invert: invert},
 	}
 }
 
 // innerInSet is inSet for the packet that an ICMP error carries.
-func (f family) innerInSet(offset uint32, name string, invert bool) []expr.Any {
+func innerInSet(offset uint32, name string, invert bool) []expr.Any {
 	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: icmpHeader + offset, Len: f.addrLen},
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: icmpHeader + offset, Len: addressLength},
 		&expr.Lookup{SourceRegister: 1, SetName: name, Invert: invert},
 	}
 }
@@ -221,80 +193,66 @@ func jump(c chain) []expr.Any {
 
 // match loads an address at an offset into register 1 and goes on if it is in
 // the prefix.
-func (f family) match(base expr.PayloadBase, offset uint32, in netip.Prefix) []expr.Any {
-	mask, _ := f.mask(in.Bits())
+func match(base expr.PayloadBase, offset uint32, in netip.Prefix) []expr.Any {
+	mask, _ := masks(in.Bits())
 	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: base, Offset: offset, Len: f.addrLen},
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 2, Len: f.addrLen, Mask: mask, Xor: make([]byte, f.addrLen)},
+		&expr.Payload{DestRegister: 1, Base: base, Offset: offset, Len: addressLength},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 2, Len: addressLength, Mask: mask, Xor: make([]byte, addressLength)},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 2, Data: in.Masked().Addr().AsSlice()},
 	}
 }
 
 // rewrite replaces the network part of the address in register 1 by that of a
 // prefix and writes it back: `ip daddr set ip daddr & 0.0.255.255 | 10.0.0.0`.
-func (f family) rewrite(to netip.Prefix, write expr.Payload) []expr.Any {
-	_, host := f.mask(to.Bits())
-	write.OperationType, write.SourceRegister, write.Len = expr.PayloadWrite, 1, f.addrLen
+func rewrite(to netip.Prefix, write expr.Payload) []expr.Any {
+	_, host := masks(to.Bits())
+	write.OperationType, write.SourceRegister, write.Len = expr.PayloadWrite, 1, addressLength
 	return []expr.Any{
-		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: f.addrLen, Mask: host, Xor: to.Masked().Addr().AsSlice()},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: addressLength, Mask: host, Xor: to.Masked().Addr().AsSlice()},
 		&write,
 	}
 }
 
 // translate rewrites an address of the packet itself.
-func (f family) translate(offset uint32, from, to netip.Prefix) []expr.Any {
-	write := expr.Payload{
+func translate(offset uint32, from, to netip.Prefix) []expr.Any {
+	return concat(match(expr.PayloadBaseNetworkHeader, offset, from), rewrite(to, expr.Payload{
 		Base: expr.PayloadBaseNetworkHeader, Offset: offset, CsumFlags: l4Checksum,
-		CsumType: expr.CsumTypeInet, CsumOffset: f.checksum,
-	}
-	if !f.hasChecksum {
-		// The library sends the flags with a checksum only, so it gets one: in the
-		// address itself, which the kernel overwrites after it (nft_payload_set_eval).
-		write.CsumOffset = offset
-	}
-	return concat(f.match(expr.PayloadBaseNetworkHeader, offset, from), f.rewrite(to, write))
+		CsumType: expr.CsumTypeInet, CsumOffset: checksumAt,
+	}))
 }
 
 // icmpHeader is how far the packet that caused an ICMP error is inside of it.
 const icmpHeader = 8
 
-// icmpChecksum is the offset of ICMP's own checksum.
-const icmpChecksum = 2
-
-// translateInner rewrites an address of the packet that an ICMP error carries.
-// The checksum that is corrected is that of the inner IP header. It absorbs
-// the change, so ICMP's own stays right (finding 2). An IPv6 header has none, so
-// there it is ICMP's own. That of the inner packet's TCP or UDP is left as it
-// is, in both: nobody looks at it, because most of that packet is not there.
-func (f family) translateInner(offset uint32, from, to netip.Prefix) []expr.Any {
-	checksum := uint32(icmpChecksum)
-	if f.hasChecksum {
-		checksum = icmpHeader + f.checksum
-	}
+// translateInner rewrites an address of the packet that an ICMP error carries. The
+// checksum of the inner IP header is corrected. It absorbs the change, so ICMP's own stays
+// right (finding 2). That of the inner packet's TCP or UDP is left as it is: nobody looks
+// at it, because most of that packet is not there.
+func translateInner(offset uint32, from, to netip.Prefix) []expr.Any {
 	return concat(
-		f.match(expr.PayloadBaseTransportHeader, icmpHeader+offset, from),
-		f.rewrite(to, expr.Payload{
+		match(expr.PayloadBaseTransportHeader, icmpHeader+offset, from),
+		rewrite(to, expr.Payload{
 			Base: expr.PayloadBaseTransportHeader, Offset: icmpHeader + offset,
-			CsumType: expr.CsumTypeInet, CsumOffset: checksum,
+			CsumType: expr.CsumTypeInet, CsumOffset: icmpHeader + checksumAt,
 		}),
 	)
 }
 
 // snatTo: `snat to 10.0.0.1`.
-func (f family) snatTo(a netip.Addr) []expr.Any {
-	return []expr.Any{&expr.Immediate{Register: 1, Data: a.AsSlice()}, f.snat()}
+func snatTo(a netip.Addr) []expr.Any {
+	return []expr.Any{&expr.Immediate{Register: 1, Data: a.AsSlice()}, snat()}
 }
 
 // snatToSelf: `snat to ip saddr`.
-func (f family) snatToSelf() []expr.Any {
+func snatToSelf() []expr.Any {
 	return []expr.Any{
-		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: f.saddr, Len: f.addrLen},
-		f.snat(),
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: sourceAt, Len: addressLength},
+		snat(),
 	}
 }
 
-func (f family) snat() expr.Any {
-	return &expr.NAT{Type: expr.NATTypeSourceNAT, Family: uint32(f.nft), RegAddrMin: 1, RegAddrMax: 1}
+func snat() expr.Any {
+	return &expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegAddrMax: 1}
 }
 
 // clampMSS: `tcp flags & (fin|syn) == syn tcp option maxseg size set rt mtu`.

@@ -7,17 +7,10 @@ import (
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 )
 
-// family is that of all addresses in the gateway's table.
-func (g Gateway) family() family {
-	if len(g.Local) == 0 {
-		return ipv4()
-	}
-	return familyOf(g.Local[0].Real.Addr())
-}
-
-func (g Gateway) validate(f family) error {
+func (g Gateway) validate() error {
 	if g.Underlay == "" || g.TunnelGroup == 0 || g.OverlayGroup == 0 || g.ReceiveGroup == 0 {
 		return errors.New("gateway table: an interface is missing")
 	}
@@ -25,37 +18,37 @@ func (g Gateway) validate(f family) error {
 		return errors.New("gateway table: a port is missing")
 	}
 	for _, m := range g.Local {
-		if !f.is(m.Real.Addr()) || !f.is(m.Mapped.Addr()) || m.Real.Bits() != m.Mapped.Bits() {
+		if !m.Real.Addr().Is4() || !m.Mapped.Addr().Is4() || m.Real.Bits() != m.Mapped.Bits() {
 			return fmt.Errorf("gateway table: %s cannot be mapped to %s", m.Real, m.Mapped)
 		}
 	}
-	if !f.is(g.PeerGateway) {
+	if !g.PeerGateway.Is4() {
 		return fmt.Errorf("gateway table: the peer's gateway has the address %s", g.PeerGateway)
 	}
-	if a, ok := f.other(g.Nodes, g.Remote); ok {
-		return fmt.Errorf("gateway table: %s is not of the address family of %s", a, g.Local[0].Real)
+	if a, ok := notIPv4(g.Nodes, g.Remote); ok {
+		return fmt.Errorf("gateway table: %s is not an IPv4 address", a)
 	}
 	return nil
 }
 
 // table computes the gateway's table; see the findings 1, 2, 4 and 5 in
 // docs/design-notes.md for why each rule is there.
-func (g Gateway) table(f family) (table, error) {
-	if err := g.validate(f); err != nil {
+func (g Gateway) table() (table, error) {
+	if err := g.validate(); err != nil {
 		return table{}, err
 	}
 	remote, err := prefixSet(setRemote, g.Remote)
 	if err != nil {
 		return table{}, err
 	}
-	translateIn, translateOut, innerIn, innerOut := g.translation(f)
-	errorsIn := chain{name: "errors-in", rules: append(g.foreignErrors(f), innerIn...)}
+	translateIn, translateOut, innerIn, innerOut := g.translation()
+	errorsIn := chain{name: "errors-in", rules: append(g.foreignErrors(), innerIn...)}
 	errorsOut := chain{name: "errors-out", rules: innerOut}
 	fromPeer := chain{name: "from-peer", rules: append([]rule{
-		{"icmp", concat(proto(f.icmp), jump(errorsIn))},
+		{"icmp", concat(proto(unix.IPPROTO_ICMP), jump(errorsIn))},
 	}, translateIn...)}
 	return table{
-		family: f,
+		family: nftables.TableFamilyIPv4,
 		sets:   []set{remote, addrSet(setNodes, g.Nodes)},
 		chains: []chain{
 			errorsIn, errorsOut, fromPeer,
@@ -68,7 +61,7 @@ func (g Gateway) table(f family) (table, error) {
 			},
 			{
 				name: "input", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookInput,
-				priority: priorityFilter, policy: nftables.ChainPolicyDrop, rules: g.input(f),
+				priority: priorityFilter, policy: nftables.ChainPolicyDrop, rules: g.input(),
 			},
 			{
 				name: "forward", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
@@ -78,7 +71,7 @@ func (g Gateway) table(f family) (table, error) {
 				name: "to-peer", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting,
 				priority: priorityNATSrc, policy: nftables.ChainPolicyAccept, rules: append([]rule{
 					{"only what goes to the peer is meant here", concat(not(oifGroup(g.TunnelGroup)), accept())},
-					{"icmp", concat(proto(f.icmp), jump(errorsOut))},
+					{"icmp", concat(proto(unix.IPPROTO_ICMP), jump(errorsOut))},
 				}, translateOut...),
 			},
 		},
@@ -90,18 +83,18 @@ func (g Gateway) table(f family) (table, error) {
 // nodes takes any error about a known connection for related. Errors in fragments are
 // dropped too: nodes reassemble fragments and gateways do not, so a gateway cannot see what
 // they are about. Nobody sends such: errors have at most 576 bytes (RFC 1812, section
-// 4.3.2.3), or 1280 with IPv6.
-func (g Gateway) foreignErrors(f family) []rule {
+// 4.3.2.3).
+func (g Gateway) foreignErrors() []rule {
 	var rules []rule
-	for _, t := range f.icmpLocal {
-		rules = append(rules, rule{fmt.Sprintf("icmp %d: nobody passes it on", t), concat(f.icmpType(t), drop())})
+	for _, t := range icmpLocal() {
+		rules = append(rules, rule{fmt.Sprintf("icmp %d: nobody passes it on", t), concat(icmpType(t), drop())})
 	}
-	for _, t := range f.icmpErrors {
+	for _, t := range icmpErrors() {
 		rules = append(rules, rule{
-			fmt.Sprintf("icmp error %d: in one piece only", t), concat(f.icmpType(t), f.firstFragment(), drop()),
+			fmt.Sprintf("icmp error %d: in one piece only", t), concat(icmpType(t), firstFragment(), drop()),
 		}, rule{
 			fmt.Sprintf("icmp error %d: about packets to the peer only", t),
-			concat(f.icmpType(t), f.notFragment(), f.innerInSet(f.daddr, setRemote, true), drop()),
+			concat(icmpType(t), notFragment(), innerInSet(destinationAt, setRemote, true), drop()),
 		})
 	}
 	return rules
@@ -111,31 +104,31 @@ func (g Gateway) foreignErrors(f family) []rule {
 // inside ICMP errors. Every rule ends its chain, or another mapping could translate an
 // address once more. The last rule for packets from the tunnel drops what WireGuard's
 // AllowedIPs leave open.
-func (g Gateway) translation(f family) (in, out, innerIn, innerOut []rule) {
+func (g Gateway) translation() (in, out, innerIn, innerOut []rule) {
 	for _, m := range g.Local {
 		if m.Real == m.Mapped {
 			in = append(in, rule{
-				fmt.Sprintf("to %s, as it is", m.Real), concat(f.match(expr.PayloadBaseNetworkHeader, f.daddr, m.Real), accept()),
+				fmt.Sprintf("to %s, as it is", m.Real), concat(match(expr.PayloadBaseNetworkHeader, destinationAt, m.Real), accept()),
 			})
 			continue
 		}
-		for _, t := range f.icmpErrors {
+		for _, t := range icmpErrors() {
 			innerIn = append(innerIn, rule{
 				fmt.Sprintf("icmp error %d: cause was sent by %s", t, m.Real),
-				concat(f.icmpType(t), f.notFragment(), f.translateInner(f.saddr, m.Mapped, m.Real), returnVerdict()),
+				concat(icmpType(t), notFragment(), translateInner(sourceAt, m.Mapped, m.Real), returnVerdict()),
 			})
 			innerOut = append(innerOut, rule{
 				fmt.Sprintf("icmp error %d: cause was sent to %s", t, m.Mapped),
-				concat(f.icmpType(t), f.notFragment(), f.translateInner(f.daddr, m.Real, m.Mapped), returnVerdict()),
+				concat(icmpType(t), notFragment(), translateInner(destinationAt, m.Real, m.Mapped), returnVerdict()),
 			})
 		}
 		in = append(in, rule{
 			fmt.Sprintf("to %s, real %s", m.Mapped, m.Real),
-			concat(f.translate(f.daddr, m.Mapped, m.Real), accept()),
+			concat(translate(destinationAt, m.Mapped, m.Real), accept()),
 		})
 		out = append(out, rule{
 			fmt.Sprintf("from %s, mapped %s", m.Real, m.Mapped),
-			concat(f.translate(f.saddr, m.Real, m.Mapped), accept()),
+			concat(translate(sourceAt, m.Real, m.Mapped), accept()),
 		})
 	}
 	return append(in, rule{"the peer reaches nothing else", drop()}), out, innerIn, innerOut
@@ -144,12 +137,12 @@ func (g Gateway) translation(f family) (in, out, innerIn, innerOut []rule) {
 // input cannot rely on connection tracking, so it recognises answers by what they look
 // like. Overlay packets to a broadcast address are not ours: they may come from a pod, with
 // a node's source that the network plugin gave them.
-func (g Gateway) input(f family) []rule {
+func (g Gateway) input() []rule {
 	rules := []rule{ // first what is nearly everything
 		{"tunnel, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.TunnelPort), accept())},
-		{"overlay, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), forUs(), f.inSet(f.saddr, setNodes, false), accept())},
+		{"overlay, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes, false), accept())},
 		{"tunnel", concat(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
-		{"overlay", concat(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), f.inSet(f.saddr, setNodes, false), accept())},
+		{"overlay", concat(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes, false), accept())},
 		{"overlay packets come from nodes only", concat(iif(g.Underlay), udpDport(g.OverlayPort), drop())},
 		{"loopback", concat(iif("lo"), accept())},
 		{"answers to the agent's TCP connections", concat(
@@ -158,7 +151,7 @@ func (g Gateway) input(f family) []rule {
 		{"answers of DNS", concat(iif(g.Underlay), udpSport(portDNS), accept())},
 		{"health checks of the kubelet", concat(iif(g.Underlay), tcpDport(g.HealthPort), accept())},
 	}
-	fromGateway := concat(iifGroup(g.TunnelGroup), f.match(expr.PayloadBaseNetworkHeader, f.saddr, netip.PrefixFrom(g.PeerGateway, g.PeerGateway.BitLen())))
+	fromGateway := concat(iifGroup(g.TunnelGroup), match(expr.PayloadBaseNetworkHeader, sourceAt, netip.PrefixFrom(g.PeerGateway, g.PeerGateway.BitLen())))
 	rules = append(
 		rules,
 		rule{"the peer's gateway calls", concat(fromGateway, tcpDport(g.ExchangePort), accept())},
@@ -185,16 +178,11 @@ func (g Gateway) input(f family) []rule {
 		matches []expr.Any
 	}{"underlay", iif(g.Underlay)})
 	for _, from := range inside {
-		for _, t := range append([]byte{f.echoRequest, f.echoReply}, f.icmpErrors...) {
+		for _, t := range append([]byte{echoRequest, echoReply}, icmpErrors()...) {
 			rules = append(rules, rule{
-				fmt.Sprintf("icmp %d: %s", t, from.name), concat(from.matches, f.icmpType(t), accept()),
+				fmt.Sprintf("icmp %d: %s", t, from.name), concat(from.matches, icmpType(t), accept()),
 			})
 		}
-	}
-	for _, t := range f.neighbors { // elsewhere neighbours are permanent ones
-		rules = append(rules, rule{
-			fmt.Sprintf("icmp %d: neighbours on the underlay", t), concat(iif(g.Underlay), f.icmpType(t), accept()),
-		})
 	}
 	return rules
 }

@@ -11,30 +11,27 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// family is that of all addresses in the node's table.
-func (n Node) family() family { return familyOf(n.Address) }
-
-func (n Node) validate(f family) error {
+func (n Node) validate() error {
 	if n.OverlayGroup == 0 || n.OverlayPort == 0 || n.TunnelPort == 0 {
 		return errors.New("node table: overlay group or a port is missing")
 	}
-	if !n.Address.IsValid() || !f.is(n.Address) {
+	if !n.Address.Is4() {
 		return fmt.Errorf("node table: %s is not an overlay address", n.Address)
 	}
 	addrs := slices.Concat(n.Hosts, n.Endpoints)
 	for _, g := range n.Gateways {
 		addrs = append(addrs, g.Pod, g.Overlay)
 	}
-	if a, ok := f.other(addrs, n.Pods, n.OwnPods, n.Remote); ok {
-		return fmt.Errorf("node table: %s is not of the address family of %s", a, n.Address)
+	if a, ok := notIPv4(addrs, n.Pods, n.OwnPods, n.Remote); ok {
+		return fmt.Errorf("node table: %s is not an IPv4 address", a)
 	}
 	return nil
 }
 
 // table computes the node's table. Why each rule is there is in docs/design-notes.md,
 // findings 3, 4, 5 and 10.
-func (n Node) table(f family) (table, error) {
-	if err := n.validate(f); err != nil {
+func (n Node) table() (table, error) {
+	if err := n.validate(); err != nil {
 		return table{}, err
 	}
 	pods, err := prefixSet(setPods, n.Pods)
@@ -57,12 +54,12 @@ func (n Node) table(f family) (table, error) {
 		}
 	}
 	fromOverlay := chain{name: "from-overlay", rules: n.fromOverlay()}
-	packets := chain{name: "overlay-packets", rules: n.overlayPackets(f)}
-	gatewayErrors := chain{name: "gateway-errors", rules: n.gatewayErrors(f)}
+	packets := chain{name: "overlay-packets", rules: n.overlayPackets()}
+	gatewayErrors := chain{name: "gateway-errors", rules: n.gatewayErrors()}
 	fromPeers := chain{name: "from-peers", rules: n.fromPeers()}
-	toPeers := chain{name: "to-peers", rules: n.toPeers(f)}
+	toPeers := chain{name: "to-peers", rules: n.toPeers()}
 	return table{
-		family: f,
+		family: nftables.TableFamilyIPv4,
 		sets: []set{
 			pods, own, remote, addrSet(setHosts, n.Hosts), addrSet(setEndpoints, n.Endpoints),
 			addrSet(setGateways, outer), addrSet(setLocalGateways, local), addrSet(setOverlay, overlay),
@@ -73,7 +70,7 @@ func (n Node) table(f family) (table, error) {
 			{
 				name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
 				priority: priorityEarly, policy: nftables.ChainPolicyAccept,
-				rules: n.guard(f, fromOverlay, packets, gatewayErrors),
+				rules: n.guard(fromOverlay, packets, gatewayErrors),
 			},
 			{
 				// A packet to a service with remote endpoints bears kube-proxy's mark for
@@ -81,17 +78,17 @@ func (n Node) table(f family) (table, error) {
 				name: "notrack-own", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput,
 				priority: priorityRaw, policy: nftables.ChainPolicyAccept,
 				rules: []rule{{"to gateways: nobody else translates the overlay", concat(
-					udpDport(n.OverlayPort), f.inSet(f.daddr, setGateways, false), []expr.Any{&expr.Notrack{}})}},
+					udpDport(n.OverlayPort), inSet(destinationAt, setGateways, false), []expr.Any{&expr.Notrack{}})}},
 			},
 			{
 				name: "isolate", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
-				priority: priorityMangle, policy: nftables.ChainPolicyAccept, rules: n.isolate(f),
+				priority: priorityMangle, policy: nftables.ChainPolicyAccept, rules: n.isolate(),
 			},
 			{
 				// A service may turn a packet into one to this node after the chains above,
 				// by an external address among those of pods or by an endpoint on the node.
 				name: "input", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookInput,
-				priority: priorityFilter, policy: nftables.ChainPolicyAccept, rules: n.input(f),
+				priority: priorityFilter, policy: nftables.ChainPolicyAccept, rules: n.input(),
 			},
 			{
 				name: "forward", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
@@ -103,7 +100,7 @@ func (n Node) table(f family) (table, error) {
 			},
 			{
 				name: "source", typ: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting,
-				priority: priorityBefore, policy: nftables.ChainPolicyAccept, rules: n.source(f),
+				priority: priorityBefore, policy: nftables.ChainPolicyAccept, rules: n.source(),
 			},
 		},
 	}, nil
@@ -111,13 +108,13 @@ func (n Node) table(f family) (table, error) {
 
 // guard drops forged packets, and keeps the network plugin from masquerading overlay
 // packets of gateways on this node.
-func (n Node) guard(f family, fromOverlay, packets, gatewayErrors chain) []rule {
+func (n Node) guard(fromOverlay, packets, gatewayErrors chain) []rule {
 	return []rule{
 		{"from gateways", concat(iifGroup(n.OverlayGroup), jump(fromOverlay))},
 		{"overlay packets", concat(udpDport(n.OverlayPort), jump(packets))},
 		{"peers come by the overlay only", concat(
-			f.inSet(f.saddr, setRemote, false), f.inSet(f.saddr, setEndpoints, true), drop())},
-		{"icmp", concat(proto(f.icmp), jump(gatewayErrors))},
+			inSet(sourceAt, setRemote, false), inSet(sourceAt, setEndpoints, true), drop())},
+		{"icmp", concat(proto(unix.IPPROTO_ICMP), jump(gatewayErrors))},
 	}
 }
 
@@ -132,25 +129,25 @@ func (n Node) fromOverlay() []rule {
 // change their source, because the other end checks it. Not only packets to an address of
 // this node are received here: broadcasts and multicasts are too, and any pod may send
 // them.
-func (n Node) overlayPackets(f family) []rule {
+func (n Node) overlayPackets() []rule {
 	notrack := []expr.Any{&expr.Notrack{}}
 	return []rule{
-		{"to a gateway on this node", concat(f.inSet(f.daddr, setLocalGateways, false), notrack, accept())},
-		{"from a gateway on this node", concat(f.inSet(f.saddr, setLocalGateways, false), notrack, accept())},
+		{"to a gateway on this node", concat(inSet(destinationAt, setLocalGateways, false), notrack, accept())},
+		{"from a gateway on this node", concat(inSet(sourceAt, setLocalGateways, false), notrack, accept())},
 		{"they come from gateways only", concat(
-			f.inSet(f.saddr, setGateways, true), addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
+			inSet(sourceAt, setGateways, true), addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
 	}
 }
 
 // gatewayErrors lets a gateway's own ICMP errors out to pods of other nodes. They leave
 // by the pod network, while the packets that caused them came by the overlay. So this node
 // knows no connection that they relate to, and kube-proxy drops invalid packets.
-func (n Node) gatewayErrors(f family) []rule {
+func (n Node) gatewayErrors() []rule {
 	var rules []rule
-	for _, t := range f.icmpErrors {
+	for _, t := range icmpErrors() {
 		rules = append(rules, rule{
 			fmt.Sprintf("icmp error %d of a gateway on this node", t),
-			concat(f.icmpType(t), f.inSet(f.saddr, setLocalGateways, false), []expr.Any{&expr.Notrack{}}),
+			concat(icmpType(t), inSet(sourceAt, setLocalGateways, false), []expr.Any{&expr.Notrack{}}),
 		})
 	}
 	return rules
@@ -158,24 +155,24 @@ func (n Node) gatewayErrors(f family) []rule {
 
 // isolate lets new connections from the overlay reach pods only. It is in prerouting,
 // because NodePorts translate destinations before the hook input.
-func (n Node) isolate(f family) []rule {
+func (n Node) isolate() []rule {
 	return []rule{
 		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
 		{"answers", concat(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
-		{"peers reach no gateway by the pod network", concat(f.inSet(f.daddr, setGateways, false), drop())},
-		{"pings of gateways", concat(f.inSet(f.saddr, setOverlay, false), f.icmpType(f.echoRequest), accept())},
+		{"peers reach no gateway by the pod network", concat(inSet(destinationAt, setGateways, false), drop())},
+		{"pings of gateways", concat(inSet(sourceAt, setOverlay, false), icmpType(echoRequest), accept())},
 		{"peers reach nothing of the node", concat(addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
 	}
 }
 
 // input repeats guard and isolate for packets whose destination became the node after
 // those chains.
-func (n Node) input(f family) []rule {
+func (n Node) input() []rule {
 	return []rule{
-		{"overlay packets come from gateways only", concat(udpDport(n.OverlayPort), f.inSet(f.saddr, setGateways, true), drop())},
+		{"overlay packets come from gateways only", concat(udpDport(n.OverlayPort), inSet(sourceAt, setGateways, true), drop())},
 		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
 		{"answers", concat(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
-		{"pings of gateways", concat(f.inSet(f.saddr, setOverlay, false), f.icmpType(f.echoRequest), accept())},
+		{"pings of gateways", concat(inSet(sourceAt, setOverlay, false), icmpType(echoRequest), accept())},
 		{"peers reach nothing of the node", drop()},
 	}
 }
@@ -187,19 +184,19 @@ func (n Node) fromPeers() []rule {
 	}
 }
 
-func (n Node) toPeers(f family) []rule {
+func (n Node) toPeers() []rule {
 	rules := []rule{
 		{"segment size", clampMSS()},
 		{"answers of pods", concat(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
 		{"services with remote endpoints", concat(ctBits(expr.CtKeySTATUS, ctStatusDNAT), accept())},
-		{"only pods reach peers through this node", concat(f.inSet(f.saddr, setPods, true), drop())},
+		{"only pods reach peers through this node", concat(inSet(sourceAt, setPods, true), drop())},
 	}
 	// Some plugins, such as OVN-Kubernetes, have one interface for everything: then this
 	// node's own pods come by an uplink too, and the way back to them is the same.
 	for _, u := range n.Uplinks {
 		rules = append(
 			rules,
-			rule{"only this node's pods, from " + u, concat(iif(u), f.inSet(f.saddr, setOwnPods, true), drop())},
+			rule{"only this node's pods, from " + u, concat(iif(u), inSet(sourceAt, setOwnPods, true), drop())},
 			rule{"no forged source, from " + u, concat(iif(u), forgedSource(), drop())},
 		)
 	}
@@ -224,19 +221,19 @@ const ctStatusDNAT = 1 << 5
 // Where pods leave the node with their own address, nobody could answer a gateway that
 // calls: the other cluster may have the same addresses, and routers need not know them.
 // Where others masquerade, they would do the same a moment later.
-func (n Node) source(f family) []rule {
+func (n Node) source() []rule {
 	in, out := iifGroup(n.OverlayGroup), oifGroup(n.OverlayGroup)
 	return []rule{
-		{"from this node", concat(out, addrType(true, unix.RTN_LOCAL, expr.CmpOpEq), f.snatTo(n.Address))},
+		{"from this node", concat(out, addrType(true, unix.RTN_LOCAL, expr.CmpOpEq), snatTo(n.Address))},
 		{"from elsewhere to services with remote endpoints", concat(
-			out, ctBits(expr.CtKeySTATUS, ctStatusDNAT), f.inSet(f.saddr, setOwnPods, true), f.snatTo(n.Address))},
-		{"pods keep their source", concat(out, f.inSet(f.saddr, setPods, false), f.snatToSelf())},
-		{"from others", concat(out, f.snatTo(n.Address))},
-		{"peers to hosts outside", concat(in, f.inSet(f.daddr, setHosts, false), []expr.Any{&expr.Masq{}})},
+			out, ctBits(expr.CtKeySTATUS, ctStatusDNAT), inSet(sourceAt, setOwnPods, true), snatTo(n.Address))},
+		{"pods keep their source", concat(out, inSet(sourceAt, setPods, false), snatToSelf())},
+		{"from others", concat(out, snatTo(n.Address))},
+		{"peers to hosts outside", concat(in, inSet(destinationAt, setHosts, false), []expr.Any{&expr.Masq{}})},
 		// Some masquerade also what comes to pods from elsewhere.
-		{"peers keep their source", concat(in, f.snatToSelf())},
+		{"peers keep their source", concat(in, snatToSelf())},
 		{"tunnels that gateways on this node call", concat(
-			f.inSet(f.saddr, setCallers, false), udpSport(n.TunnelPort), []expr.Any{&expr.Masq{}})},
+			inSet(sourceAt, setCallers, false), udpSport(n.TunnelPort), []expr.Any{&expr.Masq{}})},
 	}
 }
 

@@ -24,12 +24,12 @@ type kernelTable struct {
 
 func read(c *nftables.Conn, want table) (kernelTable, error) {
 	k := kernelTable{labels: map[string][]string{}, sets: map[string][]netipx.IPRange{}}
-	tables, err := c.ListTablesOfFamily(want.family.nft)
+	tables, err := c.ListTablesOfFamily(want.family)
 	if err != nil {
 		return k, fmt.Errorf("list nftables tables: %w", err)
 	}
 	i := slices.IndexFunc(tables, func(t *nftables.Table) bool {
-		return t.Name == TableName && t.Family == want.family.nft
+		return t.Name == TableName && t.Family == want.family
 	})
 	if i < 0 {
 		return k, nil
@@ -74,7 +74,7 @@ func (k *kernelTable) readSets(c *nftables.Conn, t *nftables.Table, want table) 
 	for _, have := range sets {
 		i := slices.IndexFunc(want.sets, func(s set) bool {
 			return s.name == have.Name && s.interval == have.Interval && !have.IsMap &&
-				have.KeyType.GetNFTMagic() == want.family.setType.GetNFTMagic()
+				have.KeyType.GetNFTMagic() == nftables.TypeIPAddr.GetNFTMagic()
 		})
 		if i < 0 {
 			continue

@@ -95,7 +95,7 @@ func index(name string) uint32 {
 }
 
 func readReceive(c *nftables.Conn) (kernelTable, error) {
-	return read(c, table{family: family{nft: nftables.TableFamilyNetdev}})
+	return read(c, table{family: nftables.TableFamilyNetdev})
 }
 
 // replace makes the table anew in one transaction. Where the kernel has no

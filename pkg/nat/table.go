@@ -12,7 +12,7 @@ import (
 
 // table is the desired content of our table for one address family.
 type table struct {
-	family family
+	family nftables.TableFamily
 	chains []chain
 	sets   []set
 }
@@ -69,20 +69,20 @@ const (
 	setCallers       = "calling-gateways"
 )
 
-// blockFamily is the table of the other address family: it drops all of it that comes by
-// interfaces of the groups. Anybody can send frames to multicast addresses into the
-// overlay, and a router advertisement would give a node addresses and a default route.
-func blockFamily(f family, groups ...uint32) table {
+// blockIPv6 is the table that drops all IPv6 that comes by interfaces of the groups.
+// Anybody can send frames to multicast addresses into the overlay, and a router
+// advertisement would give a node addresses and a default route.
+func blockIPv6(groups ...uint32) table {
 	guard := chain{
 		name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
 		priority: priorityEarly, policy: nftables.ChainPolicyAccept,
 	}
 	for _, g := range groups {
 		guard.rules = append(guard.rules, rule{
-			fmt.Sprintf("nothing of this address family by interfaces of group %d", g), concat(iifGroup(g), drop()),
+			fmt.Sprintf("no IPv6 by interfaces of group %d", g), concat(iifGroup(g), drop()),
 		})
 	}
-	return table{family: f.opposite(), chains: []chain{guard}}
+	return table{family: nftables.TableFamilyIPv6, chains: []chain{guard}}
 }
 
 // prefixSet is the union of prefixes; overlapping and adjacent ones become one
