@@ -34,14 +34,15 @@ func TestClustersThatDoNotMasquerade(t *testing.T) {
 		}
 	}
 	testFlows(t, n)
-	reaches := func() error {
-		return dataplane.Ping(n.A.Gateway.NS, n.B.Overlay.Mapped, 56, 500*time.Millisecond)
+	ping := func(timeout time.Duration) error {
+		return dataplane.Ping(n.A.Gateway.NS, n.B.Overlay.Mapped, 56, timeout)
 	}
-	if err := reaches(); err != nil {
+	if err := ping(patience); err != nil {
 		t.Fatal(err)
 	}
 	replaceAddress(t, n.A.Nodes[0].NS, "172.18.1.1/16", "172.18.1.77/16")
-	eventually(t, "the gateways reach each other with another address of the node", reaches)
+	eventually(t, "the gateways reach each other with another address of the node",
+		func() error { return ping(500 * time.Millisecond) })
 }
 
 // replaceAddress gives eth0 of a node another address.
