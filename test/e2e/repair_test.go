@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/test/sabotage"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
@@ -71,67 +72,10 @@ ip route flush table 27760; ip route flush table 27763
 nft delete table inet liqonet; nft delete table ip liqonet2; nft delete table inet fw
 true`
 
-// ours prints all that the agents have put into a kernel, and forward rules.
-const ours = `set -e
-for l in $(ip -o link show | sed -n 's/^[0-9]*: \(lq[0-9n][^:@]*\|wg0\|gro0\|stolen0\)[:@].*/\1/p'); do
-  ip -d -o link show dev $l; ip -o addr show dev $l; ip neigh show dev $l nud permanent; bridge fdb show dev $l
-  for s in forwarding rp_filter; do echo $l $s; cat /proc/sys/net/ipv4/conf/$l/$s; done
-done
-ip rule; for t in 27761 27762; do ip route show table $t 2>/dev/null || true; done
-nft list table ip liqonet; nft list table ip6 liqonet; nft list table inet fw 2>/dev/null || true`
-
-var interfaceIndex = regexp.MustCompile(`(?m)^\d+: `)
-
-// oursIn is in a form in which two states that are equal are equal: an interface
-// that was made anew has another number.
+// oursIn is what the agents have put into the kernel of a vantage.
 func oursIn(ctx context.Context, v *vantage) (string, error) {
-	out, err := v.shell(ctx, ours)
-	if err != nil {
-		return "", err
-	}
-	lines := strings.Split(interfaceIndex.ReplaceAllString(workload.WithoutCounters(out), ""), "\n")
-	slices.Sort(lines)
-	return strings.Join(lines, "\n"), nil
-}
-
-// linkDamage is what somebody may do to LINK, which leads to PEER.
-var linkDamage = []string{
-	"ip link del LINK",
-	"ip link set LINK down",
-	"ip link set LINK mtu 1300",
-	"ip link set LINK address 02:00:00:00:00:01",
-	"ip link set LINK alias ''",
-	"ip link set LINK down; ip link set LINK name stolen0; ip link set stolen0 up",
-	"ip link set LINK master foreign0",
-	"ip link set LINK type vxlan remote 192.0.2.9",
-	"ip addr flush dev LINK",
-	"ip addr add 198.51.100.7/24 dev LINK",
-	"ip link set LINK group default",
-	"ip neigh del PEER dev LINK",
-	"ip neigh replace PEER lladdr 02:00:00:00:00:02 dev LINK nud permanent",
-	"bridge fdb del $(bridge fdb show dev LINK | sed -n 's/ self.*//;1p') dev LINK",
-	"bridge fdb append 00:00:00:00:00:00 dev LINK dst 192.0.2.9",
-	"echo 0 > /proc/sys/net/ipv4/conf/LINK/forwarding",
-	"echo 1 > /proc/sys/net/ipv4/conf/LINK/rp_filter",
-}
-
-// tableDamage is the same for routes, rules and nftables.
-var tableDamage = []string{
-	"ip route flush table 27761",
-	"ip route del $(ip route show table 27761 | grep -v unreachable | head -1) table 27761",
-	"ip route del $(ip route show table 27761 | grep unreachable | head -1) table 27761",
-	"ip route add 198.51.100.128/25 dev eth0 table 27761 proto 108",
-	"ip rule del priority 90 lookup 27761",
-	"ip rule add priority 90 from 10.1.1.1 lookup 27761 protocol 108",
-	"nft delete table ip liqonet",
-	"nft flush table ip liqonet",
-	"nft flush table ip6 liqonet",
-	"nft flush chain ip liqonet forward; nft delete chain ip liqonet forward",
-	"nft delete rule ip liqonet forward handle $(nft -a list chain ip liqonet forward | sed -n 's/.*comment.* # handle //p' | head -1)",
-	"nft insert rule ip liqonet forward accept",
-	"nft add chain ip liqonet more",
-	"nft add element ip liqonet SET { 198.51.100.1 }",
-	"nft flush set ip liqonet SET",
+	out, err := v.shell(ctx, sabotage.Ours)
+	return sabotage.Normal(out), err
 }
 
 // Whatever of ours somebody deletes or changes is back soon, on nodes and in gateways,
@@ -167,7 +111,7 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster, all bool) {
 	undisturbed := startFlows(t, ctx, a, b, other, 1)
 
 	t.Run("node", func(t *testing.T) {
-		node.repaired(t, ctx, choose(slices.Concat(linkDamage, tableDamage, []string{
+		node.repaired(t, ctx, choose(slices.Concat(sabotage.Links, sabotage.Tables, []string{
 			"ip route change $(ip route show table 27761 | grep 'metric 100' | head -1 | sed 's/mtu.*//') table 27761 mtu 1200",
 			"nft delete rule inet fw through handle $(nft -a list chain inet fw through | sed -n 's/.*liqonet: .* # handle //p' | head -1)",
 			"nft flush chain inet fw through; nft add rule inet fw through iifname != \"lq*\" oifname != \"lq*\" accept",
@@ -199,7 +143,7 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster, all bool) {
 	})
 	undisturbed.lossless(t, "while another node was repaired")
 	t.Run("gateway", func(t *testing.T) {
-		(&patient{gateway, a.agents(t, "gateway")[0], "remote"}).repaired(t, ctx, choose(slices.Concat(linkDamage, tableDamage, []string{
+		(&patient{gateway, a.agents(t, "gateway")[0], "remote"}).repaired(t, ctx, choose(slices.Concat(sabotage.Links, sabotage.Tables, []string{
 			"ip link del wg0",
 			"ip link set wg0 down",
 			"ip link set wg0 mtu 1300",
@@ -285,15 +229,15 @@ func (p *patient) repaired(t *testing.T, ctx context.Context, damages []string) 
 	}
 	var all, longest time.Duration
 	slowest := ""
-	for _, damage := range damages {
-		damage = strings.NewReplacer("LINK", link[0], "PEER", link[1], "SET", p.set).Replace(damage)
-		took, diff := p.repair(t, ctx, damage, want)
+	for _, what := range damages {
+		what = strings.NewReplacer("LINK", link[0], "PEER", link[1], "SET", p.set).Replace(what)
+		took, diff := p.repair(t, ctx, what, want)
 		if diff != "" {
-			t.Errorf("%s: %s: not repaired after %s:\n%s", p, damage, took.Round(time.Millisecond), diff)
-			eventually(t, ctx, mendTimeout, damage, func() string { return changeOf(ctx, p.vantage, want) })
+			t.Errorf("%s: %s: not repaired after %s:\n%s", p, what, took.Round(time.Millisecond), diff)
+			eventually(t, ctx, mendTimeout, what, func() string { return changeOf(ctx, p.vantage, want) })
 		}
 		if all += took; took > longest {
-			longest, slowest = took, damage
+			longest, slowest = took, what
 		}
 	}
 	t.Logf("%s: %d damages, each repaired after %s on average, at most after %s: %s", p, len(damages),

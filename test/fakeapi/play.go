@@ -43,6 +43,9 @@ func ignored(err error) error {
 
 // play does what agents and controllers would have done by now.
 func (s *Server) play(ctx context.Context) error {
+	if s.Unplayed {
+		return nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.playServices(ctx); err != nil {

@@ -14,6 +14,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -30,6 +31,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -50,6 +52,9 @@ type Server struct {
 	scheme *runtime.Scheme
 	kinds  map[schema.GroupVersionResource]schema.GroupVersionKind
 	mu     sync.Mutex
+
+	// Unplayed leaves what agents and controllers do to real ones.
+	Unplayed bool
 
 	watches Watches
 	// down says until when every request fails, requests counts them.
@@ -155,6 +160,11 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		s.discover(w, req)
 		return
 	}
+	if req.URL.Query().Get("sendInitialEvents") != "" {
+		// Clients list then.
+		writeError(w, apierrors.NewInvalid(r.kind.GroupKind(), "", nil))
+		return
+	}
 	if req.URL.Query().Get("watch") != "" {
 		s.watch(w, r, req)
 		return
@@ -181,7 +191,7 @@ func (s *Server) watch(w http.ResponseWriter, r request, req *http.Request) {
 	w.WriteHeader(http.StatusOK)
 	_ = http.NewResponseController(w).Flush()
 	for e := range changes.ResultChan() {
-		if json.NewEncoder(w).Encode(map[string]any{"type": e.Type, "object": e.Object}) != nil {
+		if json.NewEncoder(w).Encode(map[string]any{"type": e.Type, "object": reduced(e.Object.(*unstructured.Unstructured), req)}) != nil {
 			return
 		}
 		_ = http.NewResponseController(w).Flush()
@@ -287,7 +297,20 @@ func (s *Server) objects(ctx context.Context, r request, req *http.Request) (*un
 	if err != nil {
 		return nil, apierrors.NewBadRequest(err.Error())
 	}
-	return list, s.Client.List(ctx, list, client.InNamespace(r.namespace), client.MatchingLabelsSelector{Selector: selector})
+	if err := s.Client.List(ctx, list, client.InNamespace(r.namespace), client.MatchingLabelsSelector{Selector: selector}); err != nil {
+		return nil, err
+	}
+	fields, err := fields.ParseSelector(req.URL.Query().Get("fieldSelector"))
+	if err != nil {
+		return nil, apierrors.NewBadRequest(err.Error())
+	}
+	for _, f := range fields.Requirements() {
+		list.Items = slices.DeleteFunc(list.Items, func(u unstructured.Unstructured) bool {
+			value, _, _ := unstructured.NestedString(u.Object, strings.Split(f.Field, ".")...)
+			return value != f.Value
+		})
+	}
+	return list, nil
 }
 
 func (s *Server) list(r request, req *http.Request) (any, error) {

@@ -1,0 +1,240 @@
+package agents
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"net"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/netns"
+	"github.com/liqonet/liqonet/test/sabotage"
+	"github.com/liqonet/liqonet/test/workload"
+)
+
+const (
+	startTimeout = 30 * time.Second
+	// repairTimeout is within what the agents put back what somebody took, and
+	// repairLooks the same on a slow machine: how often one could have looked, one
+	// look after the other, at all that is ours.
+	repairTimeout = 2 * time.Second
+	repairLooks   = 20
+)
+
+// Whatever somebody deletes or changes of what is on a node is back soon.
+func TestNodeRepairs(t *testing.T) {
+	n := startNode(t)
+	link := []string{"LINK", "lq1-0", "PEER", n.gateway.String(), "SET", "pods"}
+	n.shell(t, "ip link add foreign0 type bridge")
+	want := n.ours(t)
+	for _, what := range slices.Concat(sabotage.Links, sabotage.Tables) {
+		what = strings.NewReplacer(link...).Replace(what)
+		t.Run(what, func(t *testing.T) { n.repairs(t, what, want) })
+	}
+}
+
+// node is a node with its agent.
+type node struct {
+	*netns.NS
+	api   *fakeapi.Server
+	agent *exec.Cmd
+	// gateway is the overlay address of the gateway of its only peering.
+	gateway netip.Addr
+	log     *bytes.Buffer
+}
+
+// startNode runs the agent of a node of a cluster with one peering, until its kernel
+// holds all that it wants.
+func startNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{NS: netns.New(t, "node"), log: &bytes.Buffer{}}
+	n.shell(t, `set -e
+		ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up
+		ip addr add 172.18.1.11/24 dev eth0; ip route add default via 172.18.1.1
+		ip link add cni0 type bridge; ip addr add 10.244.1.1/24 dev cni0; ip link set cni0 up`)
+	objects := fakeapi.Objects("id-of-a", "n1", "172.18.1.11", "10.244.0.0/16")
+	objects[0].(*corev1.Node).Spec.PodCIDRs = []string{"10.244.1.0/24"}
+	objects[0].SetUID("uid-of-n1")
+	meta := func(namespace, name string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "uid-of-" + "1", Generation: 1}
+	}
+	objects = append(
+		objects,
+		&corev1.Namespace{ObjectMeta: meta("", v1alpha1.Namespace)},
+		&appsv1.DaemonSet{ObjectMeta: meta(v1alpha1.Namespace, v1alpha1.NodeAgentName)},
+		&v1alpha1.ClusterNetwork{ObjectMeta: meta("", v1alpha1.ClusterNetworkName), Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR("10.80.0.0/19")}},
+		&v1alpha1.Peering{
+			ObjectMeta: meta("", "b"),
+			Spec: v1alpha1.PeeringSpec{
+				Index: 1, Overlay: "vxlan",
+				Local: v1alpha1.LocalNetwork{
+					Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.20.0.0/16")}, InternalCIDR: kit.CIDR("10.80.0.0/19"), ExternalCIDR: kit.CIDR("10.60.0.0/18"),
+				},
+				Remote: v1alpha1.RemoteNetwork{Name: "b", Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.30.0.0/16")}, ExternalCIDR: kit.CIDR("10.70.0.0/18")},
+				Planes: []v1alpha1.Plane{{RemoteAddress: v1alpha1.IP{Addr: netip.MustParseAddr("10.70.0.1")}}},
+			},
+			Status: v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
+				PodIP: v1alpha1.IP{Addr: netip.MustParseAddr("10.244.9.2")}, MTU: 1390, NodeName: "n2", Connected: true, ObservedGeneration: 1,
+			}}},
+		},
+	)
+	var err error
+	if n.api, err = fakeapi.New(objects...); err != nil {
+		t.Fatal(err)
+	}
+	n.api.Unplayed = true
+	t.Cleanup(n.api.Close)
+	n.startAgent(t)
+	n.gateway = netip.MustParseAddr("10.80.31.250")
+	n.eventually(t, startTimeout, "a route to the peer", func() string {
+		if routes := n.try("ip route show table 27761"); !strings.Contains(routes, "10.30.0.0/16 via "+n.gateway.String()) {
+			return routes
+		}
+		return ""
+	})
+	return n
+}
+
+// startAgent runs the program as in its pod: the API server is where the environment
+// and the files of its service account say.
+func (n *node) startAgent(t *testing.T) {
+	t.Helper()
+	var listener net.Listener
+	n.Do(t, func() (err error) {
+		listener, err = net.Listen("tcp", "127.0.0.1:0")
+		return err
+	})
+	server := httptest.NewUnstartedServer(n.api)
+	server.Listener.Close()
+	server.Listener = listener
+	server.StartTLS()
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	dir := t.TempDir()
+	files := map[string][]byte{
+		"token": []byte("token"), "ca.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate(server).Raw}),
+		"key": bytes.Repeat([]byte{7}, overlay.KeyBytes),
+	}
+	for name, content := range files {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	program := filepath.Join(dir, "liqonet-agent")
+	if out, err := exec.Command("go", "build", "-o", program, "../../agent").CombinedOutput(); err != nil {
+		t.Fatalf("build the agents: %v: %s", err, out)
+	}
+	const account = "/run/secrets/kubernetes.io/serviceaccount"
+	n.agent = exec.Command("unshare", "--mount", "sh", "-ec",
+		"mkdir -p "+dir+"/run; mount -t tmpfs none /run; mkdir -p "+account+"; mount --bind "+dir+" "+account+"; exec "+program+" node --overlay-key="+dir+"/key")
+	host, port, err := net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.agent.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST="+host, "KUBERNETES_SERVICE_PORT="+port, "NODE_NAME=n1", "POD_NAME=agent-1")
+	n.agent.Stdout, n.agent.Stderr = n.log, n.log
+	if err := n.Start(n.agent); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = n.agent.Process.Signal(syscall.SIGCONT)
+		_ = n.agent.Process.Kill()
+		_ = n.agent.Wait()
+		if t.Failed() {
+			t.Logf("the agent:\n%s", n.log)
+		}
+	})
+}
+
+func certificate(s *httptest.Server) *x509.Certificate { return s.Certificate() }
+
+// try runs a script on the node, and returns all that it prints.
+func (n *node) try(script string) string {
+	var out []byte
+	err := n.Run(func() (err error) {
+		out, err = exec.Command("sh", "-c", script).CombinedOutput()
+		return err
+	})
+	if err != nil {
+		return string(out) + err.Error()
+	}
+	return string(out)
+}
+
+func (n *node) shell(t *testing.T, script string) {
+	t.Helper()
+	n.Output(t, "sh", "-c", script)
+}
+
+func (n *node) ours(t *testing.T) string {
+	t.Helper()
+	return sabotage.Normal(n.Output(t, "sh", "-c", sabotage.Ours))
+}
+
+// repairs damages something while the agent is held up, so that the damage is seen, and
+// waits until all is as wanted.
+func (n *node) repairs(t *testing.T, what, want string) {
+	t.Helper()
+	n.signal(t, syscall.SIGSTOP)
+	n.shell(t, "set -e\n"+what)
+	damaged := sabotage.Normal(n.try(sabotage.Ours))
+	n.signal(t, syscall.SIGCONT)
+	if damaged == want {
+		t.Error("this did no damage")
+	}
+	start := time.Now()
+	for looks := 1; ; looks++ {
+		now := sabotage.Normal(n.try(sabotage.Ours))
+		if now == want {
+			return
+		}
+		if time.Since(start) > repairTimeout && looks > repairLooks {
+			t.Fatalf("not repaired after %s:\n%s", time.Since(start), workload.Snapshot{"ours": want}.Diff(workload.Snapshot{"ours": now}))
+		}
+	}
+}
+
+func (n *node) signal(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	if err := n.agent.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eventually waits until a condition gives no reason against it any more.
+func (n *node) eventually(t *testing.T, within time.Duration, what string, reason func() string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	for {
+		r := reason()
+		if r == "" {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("%s: not within %s: %s", what, within, r)
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
