@@ -56,8 +56,8 @@ func readers(t *testing.T, ctx context.Context, clusters ...*cluster) string {
 			kubectl(ctx, "delete", "clusterrole", "e2e-reader", "--ignore-not-found")
 		})
 		manifest := `{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "e2e-reader"}, "rules": [
-			{"apiGroups": [""], "resources": ["nodes", "namespaces", "pods", "services", "configmaps", "serviceaccounts"], "verbs": ["get", "list"]},
-			{"apiGroups": ["apps", "rbac.authorization.k8s.io", "apiextensions.k8s.io", "discovery.k8s.io", "networking.k8s.io"], "resources": ["*"], "verbs": ["get", "list"]},
+			{"apiGroups": [""], "resources": ["nodes", "namespaces", "pods", "services", "configmaps", "serviceaccounts", "resourcequotas"], "verbs": ["get", "list"]},
+			{"apiGroups": ["apps", "rbac.authorization.k8s.io", "apiextensions.k8s.io", "discovery.k8s.io", "networking.k8s.io", "coordination.k8s.io"], "resources": ["*"], "verbs": ["get", "list"]},
 			{"apiGroups": ["*"], "resources": ["clusternetworks", "peerings", "nodenetworks"], "verbs": ["get", "list"]}]}`
 		if _, err := c.Run(ctx, manifest, "apply", "-f", "-"); err != nil {
 			t.Fatal(err)

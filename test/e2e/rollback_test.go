@@ -78,7 +78,10 @@ func failWrites(t *testing.T, clusters ...*cluster) *failingWrites {
 		}
 		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if f.refuses(c.Name, r) {
-				http.Error(w, "refused by the test", http.StatusInternalServerError)
+				// For good: a server that fails once is asked again.
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(http.StatusUnprocessableEntity)
+				_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422,"message":"refused by the test"}`)
 				return
 			}
 			proxy.ServeHTTP(w, r)
