@@ -89,7 +89,7 @@ test-race: packages ## the same, of agents and tunnels, with the race detector
 test-kernel: packages ## tests of kernel code, in network namespaces and a virtual machine (root)
 	# The cache of results does not know of the programs that the virtual machine's test builds.
 	# That test waits most of its time: the others pass meanwhile.
-	$(GOTEST) -- -count=1 -timeout 20m ./test/vm/... ./test/dataplane/... ./agent/... ./pkg/...
+	$(GOTEST) -- -count=1 -timeout 20m ./test/vm/... ./test/dataplane/... ./test/agents/... ./agent/... ./pkg/...
 
 .PHONY: test-listed
 test-listed: ## what continuous integration runs: make test, with no program in PATH that no package list has
