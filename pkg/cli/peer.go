@@ -61,6 +61,8 @@ type peerResult struct {
 	metav1.TypeMeta `json:",inline"`
 	Changed         []string       `json:"changed"`
 	Peerings        []peering.View `json:"peerings"`
+	// Notes are what was concluded and not read, and what was left out.
+	Notes []string `json:"notes,omitempty"`
 }
 
 // DeepCopyObject returns the same document: nobody changes it.
@@ -105,9 +107,13 @@ func (g *globals) peer(ctx context.Context, members group, flags *pflag.FlagSet,
 			fmt.Fprintf(g.streams.Out, "%s and %s are peered, %.1f s after the command.\n", a.Cluster, b.Cluster, time.Since(start).Seconds())
 		}
 		result.Peerings = append(result.Peerings, a, b)
+		result.Notes = append(result.Notes, outcome.Result.Notes...)
 	}
 	if out.forPeople() {
 		err = out.printRanges(g.streams.Out, result.Peerings...)
+		for _, note := range result.Notes {
+			fmt.Fprintf(g.streams.Out, "Note: %s\n", note)
+		}
 	} else {
 		err = out.print(g.streams.Out, result)
 	}

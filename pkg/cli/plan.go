@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"path"
+	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -64,7 +65,11 @@ func (o *output) printPlan(w io.Writer, p *plan.Plan) error {
 		}
 		var ranges, objects [][]any
 		for _, r := range c.Ranges {
-			ranges = append(ranges, []any{r.What, r.Real, r.Mapped, remark(r.Reason, r.Assumed, false)})
+			real, mapped := r.Real.String(), r.Mapped.String()
+			if r.DuringRun {
+				real, mapped = "-", "-"
+			}
+			ranges = append(ranges, []any{r.What, real, mapped, remark(r.Reason, r.Assumed, r.DuringRun)})
 		}
 		for _, obj := range c.Objects {
 			reason := obj.Reason
@@ -92,7 +97,7 @@ func (o *output) printPlan(w io.Writer, p *plan.Plan) error {
 				return err
 			}
 		}
-		for _, warning := range c.Warnings {
+		for _, warning := range slices.Concat(c.Warnings, c.Notes) {
 			fmt.Fprintf(w, "Note: %s\n", warning)
 		}
 	}

@@ -3,11 +3,15 @@ package discovery
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 )
 
-// check compares the ranges with the pods and services that run.
-func (s *snapshot) check(f *Facts) error {
+// check compares the ranges with the pods and services that run. Where the pods'
+// ranges were not given, and no object names one in which there are pods, they are
+// not known after all.
+func (s *snapshot) check(f *Facts, given bool) error {
 	pods := outside{ranges: f.PodCIDRs}
+	named := given
 	for _, p := range s.pods {
 		addrs := podAddrs(p)
 		if len(addrs) > 0 {
@@ -15,14 +19,19 @@ func (s *snapshot) check(f *Facts) error {
 		}
 		for _, a := range addrs {
 			pods.see("pod "+p.Namespace+"/"+p.Name, a)
+			named = named || slices.ContainsFunc(f.PodCIDRs, func(r Fact[netip.Prefix]) bool { return !r.Assumed && r.Value.Contains(a) })
 		}
 	}
 	if pods.first != "" {
-		return &OutsideError{
+		err := &OutsideError{
 			Cluster: f.Name, Object: pods.first, Addr: pods.addr, More: pods.count - 1, What: "pods", Ranges: f.PodCIDRs,
 			Flag:    flag("--pod-cidr", f.Name, f.PodCIDRs, pods.addr),
 			Command: "kubectl get pods -A -o wide",
 		}
+		if named {
+			return err
+		}
+		f.PodsUnknown, f.PodCIDRs = err, nil
 	}
 	services := outside{ranges: f.ServiceCIDRs}
 	for _, svc := range s.services {

@@ -2,6 +2,7 @@ package discovery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -31,6 +32,8 @@ type Overrides struct {
 //   - OutsideError where a pod or service contradicts what was found;
 //   - ipam.InvalidError for overrides that are no ranges;
 //   - errors of the API, wrapped, so that apierrors.IsForbidden and the like work.
+//
+// Where node agents may tell the ranges of the pods, Facts.PodsUnknown has the error.
 func Discover(ctx context.Context, reader client.Reader, o Overrides) (Facts, error) {
 	if err := o.validate(); err != nil {
 		return Facts{}, err
@@ -80,11 +83,16 @@ func (s *snapshot) facts(o Overrides) (Facts, error) {
 	if f.ServiceCIDRs, err = s.serviceRanges(o, f); err != nil {
 		return Facts{}, err
 	}
-	if f.PodCIDRs, err = s.podRanges(o, f); err != nil {
+	if f.PodCIDRs, err = s.podRanges(o, f); errors.Is(err, ErrUnknown) {
+		f.PodsUnknown = err
+	} else if err != nil {
 		return Facts{}, err
 	}
-	if err := s.check(&f); err != nil {
+	if err := s.check(&f, len(o.PodCIDRs) > 0); err != nil {
 		return Facts{}, err
+	}
+	if f.PodsUnknown != nil {
+		f.PodAddrs = s.livePods()
 	}
 	return f, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -44,12 +45,12 @@ func discover(t *testing.T, o discovery.Overrides, row string, more ...client.Ob
 }
 
 func TestPodOutsideOfTheRanges(t *testing.T) {
-	_, err := discover(t, discovery.Overrides{}, "bridge", podWith("stray", "192.168.7.7", nil), podWith("stray-2", "192.168.7.8", nil))
+	_, err := discover(t, discovery.Overrides{}, "kubeadm", podWith("stray", "192.168.7.7", nil), podWith("stray-2", "192.168.7.8", nil))
 	var e *discovery.OutsideError
 	if !errors.As(err, &e) || !errors.Is(err, discovery.ErrOutside) || e.Object != "pod default/stray" || e.More != 1 {
 		t.Fatalf("got %v", err)
 	}
-	for _, want := range []string{`cluster "a"`, "192.168.7.7", "10.244.0.0/16", "--pod-cidr a=10.244.0.0/16,RANGE-OF-192.168.7.7", "kubectl get pods -A -o wide"} {
+	for _, want := range []string{`cluster "a"`, "192.168.7.7", "10.50.0.0/17", "--pod-cidr a=10.50.0.0/17,RANGE-OF-192.168.7.7", "kubectl get pods -A -o wide"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("got %q, want %q in it", err, want)
 		}
@@ -57,6 +58,11 @@ func TestPodOutsideOfTheRanges(t *testing.T) {
 	f, err := discover(t, discovery.Overrides{PodCIDRs: []netip.Prefix{pfx("10.244.0.0/16"), pfx("192.168.7.0/24")}}, "bridge", podWith("stray", "192.168.7.7", nil))
 	if err != nil || len(f.PodCIDRs) != 2 || f.PodCIDRs[0].Source != "given by --pod-cidr" {
 		t.Errorf("got %v, %v", f.PodCIDRs, err)
+	}
+	// Where the range was concluded from the nodes' podCIDRs, agents may know better.
+	f, err = discover(t, discovery.Overrides{}, "bridge", podWith("stray", "192.168.7.7", nil))
+	if err != nil || !errors.Is(f.PodsUnknown, discovery.ErrOutside) || len(f.PodCIDRs) != 0 || !slices.Contains(f.PodAddrs, netip.MustParseAddr("192.168.7.7")) {
+		t.Errorf("got %v, unknown %v, pods %v", err, f.PodsUnknown, f.PodAddrs)
 	}
 	// What is given is compared, too.
 	_, err = discover(t, discovery.Overrides{PodCIDRs: []netip.Prefix{pfx("10.244.1.0/24")}}, "bridge")
@@ -145,7 +151,10 @@ func TestUnknown(t *testing.T) {
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			_, err := discovery.Discover(context.Background(), cluster(t, c.objects, interceptor.Funcs{}), discovery.Overrides{Name: "a"})
+			f, err := discovery.Discover(context.Background(), cluster(t, c.objects, interceptor.Funcs{}), discovery.Overrides{Name: "a"})
+			if f.PodsUnknown != nil {
+				err = f.PodsUnknown
+			}
 			var e *discovery.UnknownError
 			if !errors.As(err, &e) || !errors.Is(err, discovery.ErrUnknown) {
 				t.Fatalf("got %v", err)
@@ -212,9 +221,9 @@ func TestErrorsOfTheAPI(t *testing.T) {
 	} {
 		// Without its pools nothing is known of a Calico cluster but the nodes'
 		// ranges, in which its pods are not.
-		_, err = discovery.Discover(context.Background(), cluster(t, load(t, "calico"), failing(missing, foreign)), discovery.Overrides{Name: "a"})
-		if !errors.Is(err, discovery.ErrOutside) {
-			t.Errorf("%v: got %v", missing, err)
+		f, err = discovery.Discover(context.Background(), cluster(t, load(t, "calico"), failing(missing, foreign)), discovery.Overrides{Name: "a"})
+		if err != nil || !errors.Is(f.PodsUnknown, discovery.ErrOutside) || len(f.PodCIDRs) != 0 || len(f.PodAddrs) == 0 {
+			t.Errorf("%v: got %v, unknown %v, ranges %v, pods %v", missing, err, f.PodsUnknown, f.PodCIDRs, f.PodAddrs)
 		}
 	}
 }

@@ -35,8 +35,14 @@ type Facts struct {
 	Name string `json:"name"`
 	// KubernetesVersion is the oldest of the nodes' kubelets, e.g. "v1.34.1".
 	KubernetesVersion string `json:"kubernetesVersion"`
-	// PodCIDRs are the ranges of the pods. None overlaps another one.
+	// PodCIDRs are the ranges of the pods. None overlaps another one. There are none
+	// where PodsUnknown is set.
 	PodCIDRs []Fact[netip.Prefix] `json:"podCIDRs"`
+	// PodsUnknown says why no object of the cluster names the ranges of the pods: it is
+	// an UnknownError or an OutsideError. What the node agents report may tell them.
+	PodsUnknown error `json:"-"`
+	// PodAddrs are the addresses of the pods, where PodsUnknown is set.
+	PodAddrs []netip.Addr `json:"podAddrs,omitempty"`
 	// ServiceCIDRs are the ranges of the services' cluster IPs.
 	ServiceCIDRs []Fact[netip.Prefix] `json:"serviceCIDRs"`
 	// NodeCIDRs are the subnets of the nodes. Usually assumed: the nodes' agents

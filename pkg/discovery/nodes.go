@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nodes"
 )
 
@@ -126,7 +127,7 @@ func (s *snapshot) nodeRanges(o Overrides) []Fact[netip.Prefix] {
 			}
 		}
 	}
-	out = append(out, facts(merge(rest), "from nodes' InternalIPs, a /24 (IPv6: /64) around each; the nodes' agents report the real subnets", true)...)
+	out = append(out, facts(ipam.Merge(rest), "from nodes' InternalIPs, a /24 (IPv6: /64) around each; the nodes' agents report the real subnets", true)...)
 	return distinct(out)
 }
 

@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
 type prefixFacts = []Fact[netip.Prefix]
@@ -109,9 +111,9 @@ func (s *snapshot) kubernetesPods(f Facts) prefixFacts {
 	if len(nodes) == 0 {
 		return nil
 	}
-	guess := estimate(nodes, valuesOf(f.ServiceCIDRs, f.NodeCIDRs))
+	guess := ipam.Estimate(nodes, valuesOf(f.ServiceCIDRs, f.NodeCIDRs))
 	return facts(guess, fmt.Sprintf("from the podCIDRs of %d nodes (%s), rounded up, as later nodes get other parts of it; give --pod-cidr %s=RANGE if it is another one",
-		len(f.Nodes), some(merge(nodes)), f.Name), true)
+		len(f.Nodes), some(ipam.Merge(nodes)), f.Name), true)
 }
 
 // some shows the first prefixes.

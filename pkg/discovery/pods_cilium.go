@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
 // ciliumPods asks Cilium by the kind of its IPAM.
@@ -41,16 +43,16 @@ func (s *snapshot) ciliumPods(f Facts) (prefixFacts, error) {
 		// Cilium's default is the whole of 10/8, in which services and nodes are,
 		// too, and which fits nowhere. Nodes get their parts in order from the start,
 		// so what is near the nodes' is enough.
-		if !overlapsAny(pool, avoid) && (!pool.Addr().Is4() || pool.Bits() > 8) || len(inside) == 0 {
+		if !slices.ContainsFunc(avoid, pool.Overlaps) && (!pool.Addr().Is4() || pool.Bits() > 8) || len(inside) == 0 {
 			out = append(out, facts([]netip.Prefix{pool}, source, false)...)
 			continue
 		}
-		for _, p := range estimate(inside, avoid) {
+		for _, p := range ipam.Estimate(inside, avoid) {
 			if !contains(pool, p) {
 				p = pool
 			}
 			out = append(out, Fact[netip.Prefix]{p, fmt.Sprintf("from the CiliumNodes' podCIDRs (%s), rounded up; the whole pool %s, %s, is too large to be mapped or overlaps services or nodes",
-				some(merge(inside)), pool, source), true})
+				some(ipam.Merge(inside)), pool, source), true})
 		}
 	}
 	return out, nil

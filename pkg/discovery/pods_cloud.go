@@ -8,6 +8,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
 // awsPods concludes the pods' ranges where these have addresses of the VPC's
@@ -34,7 +36,7 @@ func (s *snapshot) awsPods(f Facts) (prefixFacts, error) {
 	for _, a := range addrs {
 		block, one := around(a, 16, 64), netip.PrefixFrom(a, a.BitLen())
 		if old, ok := blocks[block]; ok {
-			one = cover(old, one)
+			one = ipam.Cover(old, one)
 		}
 		blocks[block] = one
 	}
@@ -44,7 +46,7 @@ func (s *snapshot) awsPods(f Facts) (prefixFacts, error) {
 	var out prefixFacts
 	for block, seen := range blocks {
 		out = append(out, Fact[netip.Prefix]{
-			widen(seen, block.Bits(), valuesOf(f.ServiceCIDRs)),
+			ipam.Widen(seen, block.Bits(), valuesOf(f.ServiceCIDRs)),
 			"from " + of + ": a VPC's block is never larger than a /16 (IPv6: a subnet is a /64); give --pod-cidr " + f.Name + "=RANGE for the exact subnets",
 			true,
 		})

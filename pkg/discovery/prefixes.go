@@ -1,12 +1,9 @@
 package discovery
 
 import (
-	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
-
-	"go4.org/netipx"
 )
 
 // parsePrefixes reads a list that is separated by commas or spaces. Host bits are
@@ -44,7 +41,7 @@ func facts(prefixes []netip.Prefix, source string, assumed bool) []Fact[netip.Pr
 // of others.
 func distinct(in []Fact[netip.Prefix]) []Fact[netip.Prefix] {
 	sorted := slices.Clone(in)
-	slices.SortStableFunc(sorted, func(a, b Fact[netip.Prefix]) int { return comparePrefixes(a.Value, b.Value) })
+	slices.SortStableFunc(sorted, func(a, b Fact[netip.Prefix]) int { return a.Value.Compare(b.Value) })
 	var out []Fact[netip.Prefix]
 	for _, f := range sorted {
 		if len(out) == 0 || !out[len(out)-1].Value.Overlaps(f.Value) {
@@ -52,16 +49,6 @@ func distinct(in []Fact[netip.Prefix]) []Fact[netip.Prefix] {
 		}
 	}
 	return out
-}
-
-// comparePrefixes sorts by family and address, and the larger one of two before
-// the one inside of it.
-func comparePrefixes(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
-}
-
-func overlapsAny(p netip.Prefix, with []netip.Prefix) bool {
-	return slices.ContainsFunc(with, p.Overlaps)
 }
 
 // contains says that inner is inside of outer.
@@ -77,31 +64,6 @@ func containAll(outer, inner []netip.Prefix) bool {
 		}
 	}
 	return true
-}
-
-// cover is the smallest prefix around two of one family.
-func cover(a, b netip.Prefix) netip.Prefix {
-	for bits := min(a.Bits(), b.Bits()); bits > 0; bits-- {
-		p := netip.PrefixFrom(a.Addr(), bits).Masked()
-		if p.Contains(b.Addr()) {
-			return p
-		}
-	}
-	return netip.PrefixFrom(a.Addr(), 0).Masked()
-}
-
-// merge joins prefixes that together are exactly a larger one, and drops those
-// inside of others.
-func merge(prefixes []netip.Prefix) []netip.Prefix {
-	var b netipx.IPSetBuilder
-	for _, p := range prefixes {
-		b.AddPrefix(p)
-	}
-	set, err := b.IPSet()
-	if err != nil {
-		return prefixes
-	}
-	return set.Prefixes()
 }
 
 // around returns the prefix of the length around an address.

@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
 // serviceRanges returns the ranges of the services' cluster IPs.
@@ -85,7 +87,7 @@ func (s *snapshot) serviceEstimate(f Facts) []Fact[netip.Prefix] {
 			all := base
 			for _, a := range addrs {
 				if a.Is4() == first.Is4() {
-					all = cover(all, netip.PrefixFrom(a, a.BitLen()))
+					all = ipam.Cover(all, netip.PrefixFrom(a, a.BitLen()))
 				}
 			}
 			i := slices.IndexFunc(serviceDefaults(), func(d netip.Prefix) bool { return d.Addr() == base.Addr() && contains(d, all) })
@@ -101,7 +103,7 @@ func (s *snapshot) serviceEstimate(f Facts) []Fact[netip.Prefix] {
 			for bits < all.Bits() && netip.PrefixFrom(base.Addr(), bits).Masked().Addr() != base.Addr() {
 				bits++
 			}
-			out = append(out, Fact[netip.Prefix]{widen(all, bits, avoid), "from services' cluster IPs, rounded up; it begins at the service kubernetes, " + first.String(), true})
+			out = append(out, Fact[netip.Prefix]{ipam.Widen(all, bits, avoid), "from services' cluster IPs, rounded up; it begins at the service kubernetes, " + first.String(), true})
 		}
 	}
 	return distinct(out)

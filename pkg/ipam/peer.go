@@ -1,7 +1,6 @@
 package ipam
 
 import (
-	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -159,9 +158,7 @@ func distinct(in []netip.Prefix) ([]netip.Prefix, error) {
 		}
 	}
 	sorted := slices.Clone(in)
-	slices.SortFunc(sorted, func(a, b netip.Prefix) int {
-		return cmp.Or(a.Addr().Compare(b.Addr()), a.Bits()-b.Bits())
-	})
+	slices.SortFunc(sorted, netip.Prefix.Compare)
 	var out []netip.Prefix
 	for _, p := range sorted {
 		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {

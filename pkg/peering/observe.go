@@ -63,9 +63,20 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 	f.OtherPeerings = slices.DeleteFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID })
 	if entry := plan.Allocation(f.Ledger, peer.ID); entry != nil {
 		s.wasEstablished = entry.Established
-		return s.readPeering(ctx, entry.Name, &f)
+		if err := s.readPeering(ctx, entry.Name, &f); err != nil {
+			return err
+		}
 	}
-	return nil
+	return f.ConcludePods()
+}
+
+// concludePods takes into account what the agents have reported since the facts were
+// read.
+func (s *side) concludePods(ctx context.Context) (err error) {
+	if s.facts.Ledger, err = s.ledger(ctx); err != nil {
+		return err
+	}
+	return s.facts.ConcludePods()
 }
 
 // readOverlayKey reads which key the overlay has. If the user may not read Secrets,

@@ -29,6 +29,8 @@ type Result struct {
 	Changed []string
 	// Views are both sides', in the order of the arguments.
 	Views [2]View
+	// Notes are what was concluded and not read, and what was left out.
+	Notes []string
 }
 
 // Peer makes the pods of both clusters reach each other. It returns when packets
@@ -85,6 +87,11 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 	}
 	for again := false; ; again = true {
 		err := ended(ctx, p.attempt(ctx))
+		if err == nil {
+			for _, c := range p.plan.Clusters {
+				p.result.Notes = append(p.result.Notes, c.Notes...)
+			}
+		}
 		if err == nil || !p.touched {
 			return p.result, err
 		}
@@ -223,8 +230,10 @@ func (p *run) install(ctx context.Context) error {
 		if err != nil {
 			return changed, err
 		}
-		s.facts.Reports, err = s.nodeReports(ctx)
-		return changed, err
+		if s.facts.Reports, err = s.nodeReports(ctx); err != nil {
+			return changed, err
+		}
+		return changed, s.concludePods(ctx)
 	})
 	if err == nil {
 		err = p.checkInternal(ctx)

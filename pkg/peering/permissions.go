@@ -38,6 +38,7 @@ func toRemove() []permission {
 		permissions(rbac, "roles", ns, "list", "delete"),
 		permissions(rbac, "rolebindings", ns, "list", "delete"),
 		permissions("coordination.k8s.io", "leases", ns, "list", "delete"),
+		permissions("", "resourcequotas", ns, "list", "delete"),
 		permissions("apps", "daemonsets", ns, "list", "delete"),
 		permissions("apps", "deployments", ns, "list", "delete"),
 		permissions("apps", "replicasets", ns, "list", "watch", "delete"),

@@ -165,7 +165,7 @@ func (c *Cluster) reviveAgents(ctx context.Context) error {
 // workloads are the kinds of what runs, accounts those of what it needs to end
 // in order: an agent that is being removed looks why, and cleans its node.
 func workloads() []client.ObjectList {
-	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.SecretList{}, &coordinationv1.LeaseList{}}
+	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.SecretList{}, &coordinationv1.LeaseList{}, &corev1.ResourceQuotaList{}}
 }
 
 func accounts() []client.ObjectList {

@@ -39,6 +39,9 @@ type FactSheet struct {
 	DefaultImage string
 	// Planes are what there is of the gateways to the peer, by the plane's index.
 	Planes map[int32]PlaneFacts
+	// PodsConcluded says that, and from what, PodCIDRs were concluded; empty where an
+	// object of the cluster names them, or the user.
+	PodsConcluded string
 	// Overrides are what the user overrules.
 	Overrides Overrides
 }
@@ -144,6 +147,14 @@ func (f *FactSheet) role() v1alpha1.Role {
 	return f.Existing.Spec.Planes[0].Role
 }
 
+// peerings are those with all peers.
+func (f *FactSheet) peerings() []v1alpha1.Peering {
+	if f.Existing == nil {
+		return f.OtherPeerings
+	}
+	return append(slices.Clone(f.OtherPeerings), *f.Existing)
+}
+
 // ledger is the one that is there, nil if it is being removed.
 func (f *FactSheet) ledger() *v1alpha1.ClusterNetwork {
 	if f.Ledger == nil || !f.Ledger.DeletionTimestamp.IsZero() {
@@ -214,6 +225,12 @@ func (f *FactSheet) unreported() (out []string) {
 // statements are the facts as a plan shows them.
 func (f *FactSheet) statements() []Statement {
 	var out []Statement
+	if f.PodsUnknown != nil {
+		out = append(out, Statement{
+			What: "pod range", Value: "<concluded from what the node agents report>", DuringRun: true,
+			Reason: fmt.Sprintf("no object of the cluster names it; if the agents cannot tell either, the command fails, and takes back what it did: %v", f.PodsUnknown),
+		})
+	}
 	for _, of := range []struct {
 		what  string
 		facts []discovery.Fact[netip.Prefix]

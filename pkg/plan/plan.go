@@ -45,6 +45,9 @@ type ClusterPlan struct {
 	Objects []ObjectPlan `json:"objects"`
 	// Warnings are things that do no harm to the peering.
 	Warnings []string `json:"warnings,omitempty"`
+	// Notes are what whoever peers has to know afterwards, too: what was concluded
+	// and not read, and what was left out.
+	Notes []string `json:"notes,omitempty"`
 
 	// Image of the agents.
 	Image string `json:"-"`
@@ -86,10 +89,12 @@ type Statement struct {
 // RangePlan is a range, and by which the cluster knows it.
 type RangePlan struct {
 	What    string       `json:"what"`
-	Real    netip.Prefix `json:"real"`
-	Mapped  netip.Prefix `json:"mapped"`
+	Real    netip.Prefix `json:"real,omitzero"`
+	Mapped  netip.Prefix `json:"mapped,omitzero"`
 	Reason  string       `json:"reason"`
 	Assumed bool         `json:"assumed,omitempty"`
+	// DuringRun says that the range is not known before the plan is carried out.
+	DuringRun bool `json:"duringRun,omitempty"`
 }
 
 // Action is what is done with an object.
@@ -160,7 +165,10 @@ func choose(a, b FactSheet) (*Plan, error) {
 	planned := [2]*FactSheet{new(a), new(b)}
 	for i, f := range facts {
 		p.Clusters[i] = ClusterPlan{
-			Cluster: f.Name, ClusterID: f.ClusterID, Peer: facts[1-i].Name, Image: f.image().value, Role: d[i].role.value, Facts: f.statements(), Warnings: f.Warnings,
+			Cluster: f.Name, ClusterID: f.ClusterID, Peer: facts[1-i].Name, Image: f.image().value, Role: d[i].role.value, Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
+		}
+		if f.PodsConcluded != "" {
+			p.Clusters[i].Notes = append(p.Clusters[i].Notes, f.PodsConcluded)
 		}
 		if err := p.Clusters[i].planLedger(f, facts[1-i]); err != nil {
 			return nil, err
@@ -229,6 +237,9 @@ func (c *ClusterPlan) planLedger(own, peer *FactSheet) error {
 	c.Ledger = cn
 	assumed := len(own.unreported()) > 0
 	c.Ranges = append(c.Ranges, RangePlan{What: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason})
+	if peer.PodsUnknown != nil {
+		c.Ranges = append(c.Ranges, RangePlan{What: "pods of " + peer.Name, Reason: "the agents of " + peer.Name + " tell its pods' range", DuringRun: true})
+	}
 	for _, r := range got.Pods {
 		c.Ranges = append(c.Ranges, RangePlan{What: "pods of " + peer.Name, Real: r.Real, Mapped: r.Mapped, Reason: r.Reason, Assumed: assumed})
 	}

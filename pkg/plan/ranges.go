@@ -20,6 +20,11 @@ func Allocate(cn *v1alpha1.ClusterNetwork, own, peer *FactSheet) (changed bool, 
 	if entry == nil {
 		return false, own.entryIsGone("allocate ranges")
 	}
+	for _, f := range []*FactSheet{own, peer} {
+		if f.PodsUnknown != nil {
+			return false, &failure.Error{Kind: failure.Ranges, Doing: "find out the ranges", Err: f.PodsUnknown}
+		}
+	}
 	got, err := own.rangesFor(cn, entry, peer)
 	if err != nil {
 		return false, err
@@ -46,11 +51,15 @@ func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
 
 // rangesFor chooses the ranges by which the cluster knows the peer.
 func (f *FactSheet) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAllocation, peer *FactSheet) (ipam.PeerRanges, error) {
-	got, err := ipam.AllocatePeer(ipam.Space{Used: f.used(cn, peer)}, ipam.Peer{
+	request := ipam.Peer{
 		ID: peer.ClusterID, Name: peer.Name, Pods: ipv4(discovery.Values(peer.PodCIDRs)),
 		PreviousPods: Mappings(entry.Pods), PreviousExternal: entry.ExternalCIDR.Prefix,
 		Map: peer.Overrides.Map, MapExternal: peer.Overrides.MapNodes,
-	})
+	}
+	if peer.PodsUnknown != nil {
+		request.Map = nil // there is nothing yet to be mapped
+	}
+	got, err := ipam.AllocatePeer(ipam.Space{Used: f.used(cn, peer)}, request)
 	if err == nil {
 		return got, nil
 	}
@@ -128,7 +137,7 @@ func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Us
 
 // ownRanges are those that the cluster itself uses, as far as its API tells.
 func (f *FactSheet) ownRanges() []ipam.Use {
-	used := f.Uses()
+	used := append(f.Uses(), f.nearPods()...)
 	for _, n := range f.Nodes {
 		for _, a := range slices.Concat(n.InternalIPs, n.ExternalIPs) {
 			used = append(used, single(a, "node "+n.Name))

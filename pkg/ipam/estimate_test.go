@@ -1,4 +1,4 @@
-package discovery
+package ipam
 
 import (
 	"encoding/binary"
@@ -31,7 +31,7 @@ func TestEstimate(t *testing.T) {
 		{"outside of private ranges", "100.64.7.0/24", "", "100.64.0.0/16"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			got := estimate(parsePrefixes(c.nodes), parsePrefixes(c.avoid))
+			got := Estimate(parsePrefixes(c.nodes), parsePrefixes(c.avoid))
 			var parts []string
 			for _, p := range got {
 				parts = append(parts, p.String())
@@ -64,7 +64,7 @@ func TestEstimateProperties(t *testing.T) {
 				avoid = append(avoid, p)
 			}
 		}
-		got := estimate(nodes, avoid)
+		got := Estimate(nodes, avoid)
 		if !containAll(got, nodes) {
 			t.Fatalf("%v does not contain %v", got, nodes)
 		}
@@ -74,7 +74,7 @@ func TestEstimateProperties(t *testing.T) {
 			}
 		}
 		r.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-		if diff := cmp.Diff(got, estimate(nodes, avoid), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
+		if diff := cmp.Diff(got, Estimate(nodes, avoid), cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
 			t.Fatalf("depends on the order: %s", diff)
 		}
 	}
@@ -87,25 +87,20 @@ func TestEstimateOfManyNodes(t *testing.T) {
 	}
 	slices.Reverse(nodes)
 	start := time.Now()
-	got := estimate(nodes, parsePrefixes("172.16.0.0/16"))
+	got := Estimate(nodes, parsePrefixes("172.16.0.0/16"))
 	if !containAll(got, nodes[:100]) || time.Since(start) > time.Second {
 		t.Errorf("got %v after %v", got, time.Since(start))
 	}
 }
 
-func TestFlagValue(t *testing.T) {
-	for _, c := range []struct {
-		args []string
-		want string
-	}{
-		{[]string{"kube-controller-manager", "--cluster-cidr=10.0.0.0/16"}, "10.0.0.0/16"},
-		{[]string{"server", "--cluster-cidr", "10.0.0.0/16"}, "10.0.0.0/16"},
-		{[]string{"/bin/sh", "-c", "exec kube-proxy --cluster-cidr=10.0.0.0/16 --v=2"}, "10.0.0.0/16"},
-		{[]string{"--other-cluster-cidr=10.0.0.0/16"}, ""},
-		{[]string{"--cluster-cidr"}, ""},
-	} {
-		if got, _ := flagValue(c.args, "cluster-cidr"); got != c.want {
-			t.Errorf("%v: got %q, want %q", c.args, got, c.want)
-		}
-	}
+func overlapsAny(p netip.Prefix, with []netip.Prefix) bool {
+	return slices.ContainsFunc(with, p.Overlaps)
 }
+
+func containAll(outer, inner []netip.Prefix) bool {
+	return !slices.ContainsFunc(inner, func(i netip.Prefix) bool {
+		return !slices.ContainsFunc(outer, func(o netip.Prefix) bool { return o.Bits() <= i.Bits() && o.Contains(i.Addr()) })
+	})
+}
+
+func parsePrefixes(list string) []netip.Prefix { return prefixes(strings.Fields(list)...) }

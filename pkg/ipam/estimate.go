@@ -1,8 +1,10 @@
-package discovery
+package ipam
 
 import (
 	"net/netip"
 	"slices"
+
+	"go4.org/netipx"
 )
 
 // Where only the nodes' own ranges are known, the cluster's range has to be concluded from
@@ -14,8 +16,8 @@ import (
 // peer. One that is too small leaves later pods unreachable. So it is rounded up to a
 // length that people configure, as far as nothing else is in the way.
 
-// rungs are the lengths that clusters' ranges usually have, from small to large.
-func rungs(is4 bool) []int {
+// usualLengths are the lengths that clusters' ranges usually have, from small to large.
+func usualLengths(is4 bool) []int {
 	if is4 {
 		return []int{16, 14, 12, 10, 8}
 	}
@@ -24,12 +26,12 @@ func rungs(is4 bool) []int {
 	return []int{56, 48}
 }
 
-// estimate concludes the cluster's ranges from its nodes' ones. The result contains
+// Estimate concludes the cluster's ranges from its nodes' ones. The result contains
 // all of them, does not depend on their order, and overlaps nothing of avoid unless
 // the nodes' ranges themselves do.
-func estimate(nodes, avoid []netip.Prefix) []netip.Prefix {
+func Estimate(nodes, avoid []netip.Prefix) []netip.Prefix {
 	sorted := slices.Clone(nodes)
-	slices.SortFunc(sorted, comparePrefixes)
+	slices.SortFunc(sorted, netip.Prefix.Compare)
 	var groups []netip.Prefix
 	for _, p := range sorted {
 		// What joins may be near the group before, then.
@@ -46,7 +48,7 @@ func estimate(nodes, avoid []netip.Prefix) []netip.Prefix {
 	for _, g := range groups {
 		out = append(out, roundUp(g, avoid))
 	}
-	return merge(out)
+	return Merge(out)
 }
 
 // join returns the cover of two neighbours that belong together. They do where both are in
@@ -57,32 +59,57 @@ func join(a, b netip.Prefix, avoid []netip.Prefix) (netip.Prefix, bool) {
 	if a.Addr().Is4() != b.Addr().Is4() {
 		return netip.Prefix{}, false
 	}
-	c := cover(a, b)
+	c := Cover(a, b)
 	if c == a {
 		return c, true
 	}
-	smallest := rungs(a.Addr().Is4())[0]
-	return c, min(a.Bits(), b.Bits(), smallest)-c.Bits() <= 2 && !overlapsAny(c, avoid)
+	smallest := usualLengths(a.Addr().Is4())[0]
+	return c, min(a.Bits(), b.Bits(), smallest)-c.Bits() <= 2 && !slices.ContainsFunc(avoid, c.Overlaps)
 }
 
 // roundUp returns the usual size around p, or as much of it as overlaps nothing.
 func roundUp(p netip.Prefix, avoid []netip.Prefix) netip.Prefix {
-	for _, bits := range rungs(p.Addr().Is4()) {
+	for _, bits := range usualLengths(p.Addr().Is4()) {
 		if bits <= p.Bits() {
-			return widen(p, bits, avoid)
+			return Widen(p, bits, avoid)
 		}
 	}
 	return p
 }
 
-// widen returns the largest prefix around p, of the length bits at the most, that
+// Widen returns the largest prefix around p, of the length bits at the most, that
 // overlaps nothing of avoid; p itself where that does already.
-func widen(p netip.Prefix, bits int, avoid []netip.Prefix) netip.Prefix {
+func Widen(p netip.Prefix, bits int, avoid []netip.Prefix) netip.Prefix {
 	for ; bits < p.Bits(); bits++ {
 		w := netip.PrefixFrom(p.Addr(), bits).Masked()
-		if !overlapsAny(w, avoid) {
+		if !slices.ContainsFunc(avoid, w.Overlaps) {
 			return w
 		}
 	}
 	return p
+}
+
+// Cover is the smallest prefix around two of one family.
+func Cover(a, b netip.Prefix) netip.Prefix {
+	for bits := min(a.Bits(), b.Bits()); bits > 0; bits-- {
+		p := netip.PrefixFrom(a.Addr(), bits).Masked()
+		if p.Contains(b.Addr()) {
+			return p
+		}
+	}
+	return netip.PrefixFrom(a.Addr(), 0).Masked()
+}
+
+// Merge joins prefixes that together are exactly a larger one, and drops those
+// inside of others.
+func Merge(prefixes []netip.Prefix) []netip.Prefix {
+	var b netipx.IPSetBuilder
+	for _, p := range prefixes {
+		b.AddPrefix(p)
+	}
+	set, err := b.IPSet()
+	if err != nil {
+		return prefixes
+	}
+	return set.Prefixes()
 }

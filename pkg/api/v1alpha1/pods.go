@@ -1,0 +1,54 @@
+package v1alpha1
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// PodOutside says that a pod of this cluster has an address outside of the ranges by
+// which the peer knows this cluster's pods, and what to run; empty if there is none.
+// It is for the condition Degraded of the Peering: the peer does not reach that pod.
+func (p *Peering) PodOutside(nodes []NodeNetwork) string {
+	inside := func(prefix netip.Prefix) bool {
+		return slices.ContainsFunc(p.Spec.Local.Pods, func(m CIDRMapping) bool {
+			return m.Real.Bits() <= prefix.Bits() && m.Real.Contains(prefix.Addr())
+		})
+	}
+	// Network plugins that give out addresses by themselves leave the nodes' ranges
+	// unused. They count if there is one in the ranges of the pods.
+	used := slices.ContainsFunc(nodes, func(n NodeNetwork) bool {
+		return slices.ContainsFunc(n.Status.PodCIDRs, func(c CIDR) bool { return inside(c.Prefix) })
+	})
+	var what, where string
+	note := func(kind string, prefix netip.Prefix, node string) {
+		if what != "" || !prefix.IsValid() || !p.Carries(prefix.Addr()) || inside(prefix) {
+			return
+		}
+		where = strings.TrimSuffix(prefix.String(), "/32")
+		what = fmt.Sprintf("%s %s of node %s is", kind, where, node)
+	}
+	for _, n := range nodes {
+		for _, ip := range n.Status.PodIPs {
+			if ip.IsValid() {
+				note("pod", netip.PrefixFrom(ip.Addr, ip.BitLen()), n.Spec.NodeName)
+			}
+		}
+		for _, c := range n.Status.PodCIDRs {
+			if used {
+				note("the range", c.Prefix, n.Spec.NodeName)
+			}
+		}
+	}
+	if what == "" {
+		return ""
+	}
+	var known []string
+	for _, m := range p.Spec.Local.Pods {
+		known = append(known, m.Real.String())
+	}
+	ranges := strings.Join(known, ",")
+	return fmt.Sprintf("%s outside of %s, by which %s knows the pods of this cluster: run kubectl liqonet peer THIS-CLUSTER %s --pod-cidr THIS-CLUSTER=%s,RANGE-OF-%s",
+		what, ranges, p.Spec.Remote.Name, p.Spec.Remote.Name, ranges, where)
+}

@@ -1,0 +1,83 @@
+package peering
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// Where no object names the range of the pods, a dry run says that it is known
+// during the run, and peer concludes it from what the agents report.
+func TestRangeWithoutASource(t *testing.T) {
+	a, b := twoSites(t)
+	withoutSource(t, a)
+	a.routes = []netip.Prefix{prefix("10.244.0.0/20")}
+	made := dryRun(t, a, b, Options{})
+	if s := made.Clusters[0].Facts[0]; s.What != "pod range" || !s.DuringRun {
+		t.Errorf("before there are agents, the first fact is %+v", s)
+	}
+	if left := a.ours(t); len(left) > 0 {
+		t.Fatalf("the dry run made %v", left)
+	}
+	r := mustPeer(t, a, b, Options{})
+	if got := r.Views[0].LocalPods; len(got) != 1 || got[0].Real != prefix("10.244.0.0/16") {
+		t.Errorf("the peer knows %v", got)
+	}
+	if len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "10.244.0.0/16") || !strings.Contains(r.Notes[0], "--pod-cidr a=") {
+		t.Errorf("the result says %q", r.Notes)
+	}
+	made = dryRun(t, a, b, Options{})
+	if s := made.Clusters[0].Facts[0]; s.Value != "10.244.0.0/16" || !s.Assumed || !strings.Contains(s.Reason, "--pod-cidr a=") {
+		t.Errorf("with agents, the first fact is %+v", s)
+	}
+	for _, c := range made.Clusters {
+		for _, o := range c.Objects {
+			if o.Action != plan.Keep {
+				t.Errorf("%s: %s %s %s", c.Cluster, o.Action, o.Kind, o.Name)
+			}
+		}
+	}
+}
+
+// The user is asked if the agents do not tell of every pod, and nothing stays.
+func TestRangeThatAgentsDoNotTell(t *testing.T) {
+	a, b := twoSites(t)
+	withoutSource(t, a)
+	_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
+	if kindOf(t, err) != Ranges || !strings.Contains(err.Error(), "--pod-cidr a=") {
+		t.Errorf("got %v", err)
+	}
+	for _, w := range []*site{a, b} {
+		if left := w.ours(t); len(left) > 0 {
+			t.Errorf("left in %s: %v", w.Name, left)
+		}
+	}
+}
+
+// withoutSource takes away what names the range of a cluster's pods, and gives it a
+// pod.
+func withoutSource(t *testing.T, w *site) {
+	t.Helper()
+	n := &corev1.Node{}
+	if err := w.Client.Get(t.Context(), types.NamespacedName{Name: w.Name + "-1"}, n); err != nil {
+		t.Fatal(err)
+	}
+	n.Spec.PodCIDR, n.Spec.PodCIDRs = "", nil
+	if err := errors.Join(
+		w.Client.Update(t.Context(), n),
+		w.Client.Delete(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "kubeadm-config"}}),
+		w.Client.Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.PodSpec{NodeName: n.Name},
+			Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.244.9.7", PodIPs: []corev1.PodIP{{IP: "10.244.9.7"}}},
+		}),
+	); err != nil {
+		t.Fatal(err)
+	}
+}

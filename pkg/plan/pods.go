@@ -1,0 +1,134 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+const (
+	// shortestBlock is the length of the largest prefix that is taken for a block of
+	// pods: a shorter one, such as 10.0.0.0/8, leads to much else.
+	shortestBlock = 12
+	// longestRange is that of the smallest range that is concluded. If something is so
+	// near to the pods' addresses that less remains, the user has to say what is
+	// whose.
+	longestRange = 24
+)
+
+// ConcludePods concludes the ranges of the pods from what the node agents report,
+// where no object of the cluster names them. It changes nothing while agents have
+// not reported, and returns an error if their reports do not tell.
+//
+// What agents report holds every pod: the ranges of their nodes, the routes to
+// blocks of pods, and the addresses of pods outside of these. For each pod that
+// runs, the narrowest of them counts; together they are rounded up to a usual
+// length, as far as nothing else is in the way. Ranges that were concluded before
+// are kept while there are pods in them.
+func (f *FactSheet) ConcludePods() error {
+	if f.PodsUnknown == nil || len(f.agentNodes()) == 0 || len(f.unreported()) > 0 {
+		return nil
+	}
+	refused := &failure.Error{Kind: failure.Ranges, Doing: "conclude the ranges of the pods from what the node agents report", Err: f.PodsUnknown}
+	previous, blocks := f.previousPods(), f.reportedBlocks()
+	held := slices.Clone(previous)
+	for _, a := range f.PodAddrs {
+		if !a.Is4() || slices.ContainsFunc(previous, func(p netip.Prefix) bool { return p.Contains(a) }) {
+			continue
+		}
+		block := netip.Prefix{}
+		for _, b := range blocks {
+			if b.Contains(a) && (!block.IsValid() || narrower(b, block)) {
+				block = b
+			}
+		}
+		if !block.IsValid() {
+			return refused
+		}
+		held = append(held, block)
+	}
+	avoid := slices.Concat(discovery.Values(f.ServiceCIDRs), discovery.Values(f.NodeCIDRs))
+	for _, p := range f.peerings() {
+		avoid = append(avoid, p.RemoteRanges()...)
+	}
+	if cn := f.ledger(); cn != nil {
+		avoid = append(avoid, cn.Spec.InternalCIDR.Prefix)
+	}
+	ranges := ipam.Estimate(held, avoid)
+	if len(ranges) == 0 || slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() > longestRange }) {
+		return refused
+	}
+	f.PodCIDRs, f.PodsUnknown = nil, nil
+	f.PodsConcluded = fmt.Sprintf("the ranges of the pods of %s, %s, are concluded from what %d node agents report, as no object of the cluster names them; give --pod-cidr %s=RANGE[,RANGE] if they are others",
+		f.Name, joined(ranges), len(f.agentNodes()), f.Name)
+	for _, r := range ranges {
+		f.PodCIDRs = append(f.PodCIDRs, discovery.Fact[netip.Prefix]{Value: r, Assumed: true, Source: fmt.Sprintf(
+			"concluded from blocks and routes that %d node agents report, rounded up; --pod-cidr %s=RANGE overrules it", len(f.agentNodes()), f.Name)})
+	}
+	return nil
+}
+
+// reportedBlocks are the prefixes that agents report and that may be blocks of pods.
+func (f *FactSheet) reportedBlocks() (out []netip.Prefix) {
+	for _, r := range f.Reports {
+		for _, p := range slices.Concat(r.Status.PodCIDRs, r.Status.Routes) {
+			if p.Bits() >= shortestBlock {
+				out = append(out, p.Prefix)
+			}
+		}
+		for _, ip := range r.Status.PodIPs {
+			out = append(out, netip.PrefixFrom(ip.Addr, ip.BitLen()))
+		}
+	}
+	return out
+}
+
+// previousPods are the ranges by which peers know this cluster already, and in which
+// there are pods.
+func (f *FactSheet) previousPods() (out []netip.Prefix) {
+	for _, p := range f.peerings() {
+		for _, m := range p.Spec.Local.Pods {
+			if slices.ContainsFunc(f.PodAddrs, m.Real.Contains) {
+				out = append(out, m.Real.Prefix)
+			}
+		}
+	}
+	return out
+}
+
+func joined(ranges []netip.Prefix) string {
+	var out []string
+	for _, r := range ranges {
+		out = append(out, r.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+// narrower says which of two prefixes around a pod tells more of its block: the
+// longer one. A single address tells of no block.
+func narrower(a, b netip.Prefix) bool {
+	if a.IsSingleIP() != b.IsSingleIP() {
+		return b.IsSingleIP()
+	}
+	return a.Bits() > b.Bits()
+}
+
+// nearPods are what is around each pod while the ranges of the pods are not known.
+func (f *FactSheet) nearPods() (out []ipam.Use) {
+	if f.PodsUnknown == nil {
+		return nil
+	}
+	var around []netip.Prefix
+	for _, a := range f.PodAddrs {
+		around = append(around, netip.PrefixFrom(a, a.BitLen()))
+	}
+	for _, p := range ipam.Estimate(around, slices.Concat(discovery.Values(f.ServiceCIDRs), discovery.Values(f.NodeCIDRs))) {
+		out = append(out, ipam.Use{Prefix: p, By: "near pods of cluster " + f.Name + ", whose range is not known yet"})
+	}
+	return out
+}

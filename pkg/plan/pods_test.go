@@ -1,0 +1,160 @@
+package plan
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/failure"
+)
+
+// unknownPods is a cluster with a node, of whose pods' range no object tells. A nil
+// report is one that has not come.
+func unknownPods(pods []string, r *v1alpha1.NodeNetworkStatus) *FactSheet {
+	f := newFacts("a", nil, "10.96.0.0/12", "172.18.0.0/24")
+	f.PodsUnknown = &discovery.UnknownError{Cluster: "a", What: "range of the pods", Flag: "--pod-cidr a=RANGE"}
+	for _, p := range pods {
+		f.PodAddrs = append(f.PodAddrs, netip.MustParseAddr(p))
+	}
+	if r != nil {
+		r.Kernel = &v1alpha1.KernelFacts{Geneve: true}
+		n := report("a-1", "10.80.0.1", nil)
+		n.Status = *r
+		f.Reports = []v1alpha1.NodeNetwork{n}
+	}
+	return f
+}
+
+func ips(addrs ...string) (out []v1alpha1.IP) {
+	for _, a := range addrs {
+		out = append(out, v1alpha1.IP{Addr: netip.MustParseAddr(a)})
+	}
+	return out
+}
+
+func cidrs(prefixes ...string) (out []v1alpha1.CIDR) {
+	for _, p := range prefixes {
+		out = append(out, cidr(p))
+	}
+	return out
+}
+
+func TestConcludePods(t *testing.T) {
+	type status = v1alpha1.NodeNetworkStatus
+	pods := []string{"10.50.3.7", "10.50.9.1", "fd00::7"}
+	for _, tt := range []struct {
+		name   string
+		pods   []string
+		report *status
+		setup  func(f *FactSheet)
+		// want is empty where it is refused, "unknown" where it is not known yet.
+		want string
+	}{
+		{name: "agents have not reported", pods: pods, want: "unknown"},
+		{name: "routes to blocks", pods: pods, report: &status{Routes: cidrs("10.50.3.0/26", "10.50.9.0/26", "192.168.5.0/24")}, want: "10.50.0.0/16"},
+		{name: "ranges of nodes", pods: pods, report: &status{PodCIDRs: cidrs("10.50.3.0/24", "10.50.9.0/24")}, want: "10.50.0.0/16"},
+		{name: "addresses of pods", pods: pods, report: &status{PodIPs: ips("10.50.3.7", "10.50.9.1")}, want: "10.50.0.0/16"},
+		{name: "all kinds", pods: pods, report: &status{PodIPs: ips("10.50.3.7"), Routes: cidrs("10.50.9.0/26")}, want: "10.50.0.0/16"},
+		{name: "ranges of nodes in which there are no pods", pods: pods, report: &status{PodCIDRs: cidrs("10.244.0.0/24"), Routes: cidrs("10.50.0.0/20")}, want: "10.50.0.0/16"},
+		{name: "a pod that nobody reports", pods: pods, report: &status{PodIPs: ips("10.50.3.7")}},
+		{name: "a route to everything", pods: pods, report: &status{Routes: cidrs("10.0.0.0/8")}},
+		{name: "a route to everything, and to pods", pods: pods, report: &status{Routes: cidrs("10.0.0.0/8"), PodIPs: ips("10.50.3.7", "10.50.9.1")}, want: "10.50.0.0/16"},
+		{name: "no pods", report: &status{Routes: cidrs("10.50.3.0/26")}},
+		{name: "separate ranges", pods: []string{"10.50.3.7", "192.168.7.7"}, report: &status{Routes: cidrs("10.50.3.0/26", "192.168.7.0/26")}, want: "10.50.0.0/16 192.168.0.0/16"},
+		{name: "services near by", pods: []string{"10.97.3.7"}, report: &status{PodIPs: ips("10.97.3.7")}},
+		{
+			name: "a peer near by", pods: []string{"10.50.3.7"}, report: &status{Routes: cidrs("10.50.3.0/26")}, want: "10.50.0.0/17",
+			setup: func(f *FactSheet) {
+				f.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
+					Local:  v1alpha1.LocalNetwork{InternalCIDR: cidr("10.80.0.0/19")},
+					Remote: v1alpha1.RemoteNetwork{Pods: []v1alpha1.CIDRMapping{mapping("10.9.0.0/17", "10.50.128.0/17")}, ExternalCIDR: cidr("10.61.0.0/18")},
+				}}}
+			},
+		},
+		{
+			name: "as peers know it, though fewer pods are left", pods: []string{"10.50.3.7"}, report: &status{Routes: cidrs("10.50.3.0/26")}, want: "10.48.0.0/14",
+			setup: func(f *FactSheet) {
+				f.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
+					Local: v1alpha1.LocalNetwork{
+						InternalCIDR: cidr("10.80.0.0/19"), Pods: []v1alpha1.CIDRMapping{mapping("10.48.0.0/14", "10.48.0.0/14"), mapping("10.200.0.0/16", "10.200.0.0/16")},
+					},
+					Remote: v1alpha1.RemoteNetwork{ExternalCIDR: cidr("10.61.0.0/18")},
+				}}}
+			},
+		},
+		{
+			name: "one of two agents has not reported", pods: pods, report: &status{Routes: cidrs("10.50.0.0/16")}, want: "unknown",
+			setup: func(f *FactSheet) {
+				f.Nodes = append(f.Nodes, discovery.Node{Name: "a-2", Ready: true, RunsAgents: true})
+			},
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := unknownPods(tt.pods, tt.report)
+			if tt.setup != nil {
+				tt.setup(f)
+			}
+			err := f.ConcludePods()
+			switch tt.want {
+			case "":
+				if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != failure.Ranges || !errors.Is(err, discovery.ErrUnknown) || !strings.Contains(err.Error(), "--pod-cidr a=") {
+					t.Errorf("got %v, %v", f.PodCIDRs, err)
+				}
+				return
+			case "unknown":
+				if err != nil || f.PodsUnknown == nil || len(f.PodCIDRs) > 0 {
+					t.Errorf("got %v, %v", f.PodCIDRs, err)
+				}
+				return
+			}
+			var got []string
+			for _, p := range f.PodCIDRs {
+				got = append(got, p.Value.String())
+				if !p.Assumed || !strings.Contains(p.Source, "--pod-cidr a=") {
+					t.Errorf("%+v is not marked as concluded", p)
+				}
+			}
+			if strings.Join(got, " ") != tt.want || err != nil || f.PodsUnknown != nil || !strings.Contains(f.PodsConcluded, "--pod-cidr a=") {
+				t.Errorf("want %s, got %v, %v", tt.want, got, err)
+			}
+		})
+	}
+}
+
+// Before agents run, the plan says that the range is known during the run; what is
+// near pods is given to nobody.
+func TestPlanWithUnknownPods(t *testing.T) {
+	a, b := unknownPods([]string{"10.80.3.7"}, nil), newFacts("b", []string{"10.80.0.0/17"}, "", "")
+	a.Ledger, b.Ledger = nil, nil
+	a.Overrides.ServiceType = string(corev1.ServiceTypeNodePort)
+	p, err := Make(*a, *b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := slices.IndexFunc(p.Clusters[0].Facts, func(s Statement) bool { return s.What == "pod range" })
+	if i < 0 || !p.Clusters[0].Facts[i].DuringRun {
+		t.Errorf("facts are %v", p.Clusters[0].Facts)
+	}
+	i = slices.IndexFunc(p.Clusters[1].Ranges, func(r RangePlan) bool { return r.What == "pods of a" })
+	if i < 0 || !p.Clusters[1].Ranges[i].DuringRun || p.Clusters[1].Ranges[i].Mapped.IsValid() {
+		t.Errorf("ranges are %v", p.Clusters[1].Ranges)
+	}
+	pod := netip.MustParseAddr("10.80.3.7")
+	for _, r := range p.Clusters[0].Ranges {
+		if r.Mapped.Contains(pod) {
+			t.Errorf("%s gets %s, which has the pod %s", r.What, r.Mapped, pod)
+		}
+	}
+	// Nothing is decided for good without them.
+	a.Ledger = p.Clusters[0].Ledger
+
+	if _, err := Allocate(a.Ledger, a, b); !errors.Is(err, discovery.ErrUnknown) {
+		t.Errorf("ranges were given out: %v", err)
+	}
+}
