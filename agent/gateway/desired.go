@@ -242,9 +242,9 @@ func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n l
 	return nil
 }
 
-// addHosts adds the way to hosts outside of the cluster: by one node, because it
-// remembers the connections; this gateway's own where it can, so that they last as
-// long as the gateway.
+// addHosts adds the way to hosts outside of the cluster. It leads by one node, because a
+// node remembers the connections. That is the gateway's own node where possible, so that
+// connections last as long as the gateway.
 func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode) {
 	if len(links) == 0 {
 		return

@@ -18,9 +18,9 @@ const lookupTimeout = 2 * time.Second
 // endpoints are the places where the server may be reached, tried in turn.
 //
 // A name is resolved when it is first used, and when the place that it led to has
-// not answered. In between its address stays: name servers give a load balancer's
-// addresses in another order each time, and one that does not answer is no reason
-// to leave a place that does.
+// not answered. In between its address stays. Name servers give a load balancer's
+// addresses in another order each time. A name server that does not answer is no reason to
+// leave a place that does.
 type endpoints struct {
 	hosts []string
 	index int

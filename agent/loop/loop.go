@@ -1,6 +1,6 @@
-// Package loop runs an agent. It reconciles when an object or the kernel has
-// changed, retries what has failed with growing pauses, compares everything now and
-// then, writes the agent's status when that changes, and renews its Lease.
+// Package loop runs an agent. It reconciles when an object or the kernel has changed,
+// retries failures with growing pauses, and compares everything now and then. It writes
+// the agent's status when that changes, and renews its Lease.
 //
 // It knows nothing of networks: what an agent does is its Agent.
 package loop

@@ -26,9 +26,8 @@ const (
 // works beside the loop, one request at a time: an API server that is silent must not
 // keep an agent from looking after its kernel.
 //
-// The Lease is renewed only while the last write of the status has succeeded: so a
-// fresh Lease says that the status is what the agent sees, and its holder that this
-// agent has written it.
+// The Lease is renewed only while the last write of the status has succeeded. So a fresh
+// Lease says that the status is what the agent sees. Its holder is the agent that wrote it.
 type Reporter[T any] struct {
 	compare  func(now, written T) Change
 	write    func(context.Context, T) error

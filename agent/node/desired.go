@@ -127,9 +127,8 @@ func firewallConfig(n nat.Node) firewall.Config {
 
 func sameFamily(a, b netip.Addr) bool { return a.BitLen() == b.BitLen() }
 
-// throwEndpoints keeps tunnels' own packets out of the tunnels: a range that one
-// peer was given may have the address at which another one is called, or from
-// which it calls. A gateway cannot tell the latter: kube-proxy shows it a node.
+// throwEndpoints keeps tunnels' own packets out of the tunnels. A range that one peer was
+// given may have the address at which another one is called, or from which it calls. A gateway cannot tell the latter: kube-proxy shows it a node.
 func (d *desired) throwEndpoints(peerings []v1alpha1.Peering) {
 	for _, p := range peerings {
 		for _, a := range p.Spec.Remote.NodeIPs {

@@ -23,10 +23,9 @@ func tunnelTarget(l local, status *v1alpha1.PlaneStatus) netip.Addr {
 // node.
 type pathKey struct{ pod, target netip.Addr }
 
-// pathInfo is from which address this node sends to a gateway, and how large packets
-// may be that it carries: to the gateway in the overlay, and from one on this very
-// node to the peer in the tunnel. That may be another link than the one with the
-// node's own address.
+// pathInfo is from which address this node sends to a gateway, and how large the packets
+// may be. The link may be another one than that with the node's own address. For a gateway
+// on this node it is also the path of the tunnel to the peer.
 type pathInfo struct {
 	source netip.Addr
 	mtu    int

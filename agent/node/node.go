@@ -1,6 +1,6 @@
-// Package node is the agent on every node: the overlay links from the node to
-// the gateways, the routes to peers, and the nftables table that keeps sources
-// and lets nothing in but what pods may get. It watches the Peerings, computes
+// Package node is the agent on every node. It makes the overlay links from the node to the
+// gateways, and the routes to peers. Its nftables table keeps sources, and lets nothing in
+// but what pods may get. It watches the Peerings, computes
 // what the kernel should hold (desire, pure), and changes the difference. It
 // reports in its NodeNetwork.
 //

@@ -151,10 +151,9 @@ func podCIDRs(node *corev1.Node) []v1alpha1.CIDR {
 	return out
 }
 
-// outside returns the addresses of pods on the pod network, of the overlay's
-// address family, that no range of the node has: all of them where nodes have no
-// ranges (EKS), and those that Calico borrows from another node's block. Sorted, each
-// once: after a reboot, a pod that was not started yet still says an address that
+// outside returns the addresses of pods on the pod network, of the overlay's address
+// family, that are in no range of the node. Those are all where nodes have no ranges
+// (EKS), and those that Calico borrows from another node's block. Sorted, each once: after a reboot, a pod that was not started yet still says an address that
 // another one has been given.
 func outside(pods []corev1.Pod, ranges []v1alpha1.CIDR, overlay netip.Addr) []v1alpha1.IP {
 	var out []v1alpha1.IP

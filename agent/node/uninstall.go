@@ -22,10 +22,9 @@ import (
 // cleanupTimeout is less than the pod's grace period.
 const cleanupTimeout = 3 * time.Second
 
-// cleanupIfUninstalled cleans the kernel if the agents are being removed from the
-// cluster by somebody who deletes their namespace, their DaemonSet or our definitions
-// without unpeering: no agent comes after this one. If that is not certain it leaves
-// the kernel as it is.
+// cleanupIfUninstalled cleans the kernel if no agent comes after this one: somebody deletes
+// the agents' namespace, their DaemonSet or our definitions without unpeering. If that is
+// not certain, it leaves the kernel as it is.
 func cleanupIfUninstalled(c client.Reader, last lastView, log *slog.Logger) {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
@@ -51,9 +50,9 @@ type lastView struct {
 // removed says by what one can see that the agents are being removed; empty if
 // they are not, or if that cannot be told.
 //
-// An API server that refuses to answer is no sign by itself: a pod's token ends with
-// its pod, be it that somebody deletes it by force, and one that has just started does
-// not know yet who may do what. Then what was seen before counts.
+// An API server that refuses to answer is no sign by itself. A pod's token ends with its
+// pod, also when somebody deletes the pod by force. An API server that has just started
+// does not know yet who may do what. Then what was seen before counts.
 func removed(ctx context.Context, c client.Reader, last lastView) string {
 	why, err := firstGone(ctx, c, agents()...)
 	if unauthorized := apierrors.IsUnauthorized(err); unauthorized || apierrors.IsForbidden(err) {

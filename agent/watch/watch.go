@@ -160,8 +160,8 @@ func Named(name string) fields.Selector { return fields.OneTermEqualSelector("me
 // OnNode selects the pods of that node.
 func OnNode(name string) fields.Selector { return fields.OneTermEqualSelector("spec.nodeName", name) }
 
-// Shared has a List return objects that are shared with the cache, and so must not be
-// changed: copies of all pods of a node, made each time, cost more than anything else.
+// Shared makes a List return the objects of the cache, which must not be changed. Copies of
+// all pods of a node, made each time, cost more than anything else.
 const Shared = client.UnsafeDisableDeepCopy
 
 // Start watches the objects that are selected of each kind. It returns when the

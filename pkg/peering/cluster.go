@@ -66,10 +66,10 @@ func (c *Cluster) Identify(ctx context.Context) error {
 }
 
 // Error is what commands end with, see package failure.
-type (
-	Error = failure.Error
-	Kind  = failure.Kind
-)
+type Error = failure.Error
+
+// Kind is the class of an Error.
+type Kind = failure.Kind
 
 // The classes of errors.
 const (

@@ -30,8 +30,8 @@ type Outcome struct {
 const pairsAtOnce = 8
 
 // PeerAll peers all pairs, as Peer does, and goes on where one fails. Ranges and
-// indexes are given out in the order of the pairs, so that they come out as a dry
-// run says; gateways start and packets are waited for at the same time.
+// indexes are given out in the order of the pairs, so that they come out as a dry run says.
+// The gateways of all pairs start at the same time.
 func PeerAll(ctx context.Context, pairs []Pair, o Options, reporter func(Pair) Reporter) []Outcome {
 	before := make(chan struct{})
 	close(before)

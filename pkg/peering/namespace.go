@@ -17,12 +17,12 @@ import (
 // removeNamespace deletes the namespace with all that is in it, and waits until
 // it is gone.
 //
-// Kubernetes' own namespace controller does the same, but lets five seconds
-// pass before it begins, and a peer command that comes next would have to wait
-// for it. So we do its work: once the namespace is marked as being deleted the
-// API server lets nothing new in; we delete what every kind has in it, look that
-// nothing is left, and take the namespace's finalizer away. Where something is
-// left, or a permission is missing, the controller is waited for instead.
+// Kubernetes' own namespace controller does the same, but lets five seconds pass before it
+// begins, and a peer command that comes next would have to wait for it. So we do its work.
+// Once the namespace is marked as being deleted, the API server lets nothing new in. We
+// delete what every kind has in it, look that nothing is left, and take the namespace's
+// finalizer away. Where something is left, or a permission is missing, we wait for the
+// controller instead.
 func (c *Cluster) removeNamespace(ctx context.Context, ns *corev1.Namespace) error {
 	if err := c.delete(ctx, ns); err != nil {
 		return err

@@ -295,9 +295,9 @@ func (o Options) reserving(ranges map[string][]netip.Prefix) Options {
 	return o
 }
 
-// rollBack puts back what this command changed. What it made for a new peering is
-// removed; of a peering that works by now, whoever made it, nothing is. lost says
-// that another command has removed what both worked on.
+// rollBack puts back what this command changed. What it made for a new peering is removed.
+// Nothing is removed of a peering that works by now, whoever made it. lost says that another
+// command has removed what both worked on.
 func (p *run) rollBack(ctx context.Context) (lost bool, err error) {
 	var takeBack [2]string
 	works, removes := false, false

@@ -161,9 +161,9 @@ func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side
 	return changed, s.applyTranslation(ctx, c.Peering, c.Translation)
 }
 
-// endpointsOf waits until the Services of gateways have addresses, and returns for
-// each where it can be called, as host:port, the first one to try first; or what
-// the user gave.
+// endpointsOf waits until the Services of gateways have addresses. For each it returns
+// where it can be called, as host:port, the first one to try first. Where the user gave
+// endpoints it returns those.
 func (s *side) endpointsOf(ctx context.Context, gateways []plan.GatewayPlan) (out [][]string, err error) {
 	for _, g := range gateways {
 		endpoints := s.facts.GivenEndpoints(g.Plane)

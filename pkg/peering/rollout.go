@@ -19,9 +19,9 @@ func rolloutKinds() []kind {
 	}
 }
 
-// rolledOut says what is missing until the agents that were applied have taken
-// over from those before them, on every node of these and in the gateway: they
-// run, and the reports are theirs. Empty when nothing is.
+// rolledOut says what is missing until the agents that were applied have taken over from
+// those before them, on each of the nodes and in the gateway. They have when they run and
+// the reports are theirs; then it is empty.
 //
 // Nodes are looked at one by one, as the DaemonSet's own count includes those
 // that are not ready, for which nobody waits.

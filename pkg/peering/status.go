@@ -262,9 +262,8 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, now time.Time) PlaneV
 	return v
 }
 
-// conflicting says which routes of a node lead to addresses that belong to the
-// peering: the node got them after the ranges were chosen, and does not reach what
-// is there.
+// conflicting says which routes of a node lead to addresses that belong to the peering. The
+// node got them after the ranges were chosen, and does not reach what is there.
 func conflicting(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string) {
 	type use struct {
 		prefix netip.Prefix
@@ -290,9 +289,9 @@ func conflicting(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string
 	return out
 }
 
-// whyNotReady says why a node does not reach the peer, empty if that is not
-// known: a kernel that cannot do the overlay that was chosen before the node came,
-// or what its agent says.
+// whyNotReady says why a node does not reach the peer. Its kernel may lack the overlay that
+// was chosen before the node came; otherwise it is what the agent says. Empty if that is
+// not known.
 func whyNotReady(n *v1alpha1.NodeNetwork, kind v1alpha1.OverlayKind) string {
 	k := n.Status.Kernel
 	if k != nil && (kind == "geneve" && !k.Geneve || kind == "vxlan" && !k.VXLAN) {

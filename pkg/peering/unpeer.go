@@ -272,9 +272,9 @@ func (c *Cluster) installed(ctx context.Context) (bool, error) {
 	return err == nil, c.fail("read namespace "+v1alpha1.Namespace, err)
 }
 
-// uninstall removes everything of ours from a cluster whose ledger is marked as
-// being removed, or is not there: then it is made, marked, so that nobody claims
-// an entry meanwhile. It does nothing if the ledger is in use.
+// uninstall removes everything of ours from a cluster whose ledger is marked as being
+// removed. Where there is no ledger it makes a marked one, so that nobody claims an entry
+// meanwhile. It does nothing if the ledger is in use.
 func (c *Cluster) uninstall(ctx context.Context) error {
 	crds, err := c.ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
 	if err != nil {
