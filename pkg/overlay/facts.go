@@ -42,20 +42,28 @@ func (k *Kernel) EgressMTU(name string) (int, error) {
 		return 0, fmt.Errorf("MTU of interface %q: %w", name, err)
 	}
 	mtu := l.Attrs().MTU
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := link.Dump(func() ([]netlink.Route, error) {
-			return k.conn.Handle.RouteListFiltered(family, &netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
-		})
-		if err != nil {
-			return 0, fmt.Errorf("routes by interface %q: %w", name, err)
-		}
-		for _, r := range routes {
-			if r.MTU > 0 {
-				mtu = min(mtu, r.MTU)
-			}
+	routes, err := k.list(&netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
+	if err != nil {
+		return 0, fmt.Errorf("routes by interface %q: %w", name, err)
+	}
+	for _, r := range routes {
+		if r.MTU > 0 {
+			mtu = min(mtu, r.MTU)
 		}
 	}
 	return mtu, nil
+}
+
+// list returns the routes of both address families that a filter lets through.
+func (k *Kernel) list(filter *netlink.Route, mask uint64) (out []netlink.Route, err error) {
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := link.Dump(func() ([]netlink.Route, error) { return k.conn.Handle.RouteListFiltered(family, filter, mask) })
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, routes...)
+	}
+	return out, nil
 }
 
 // LinkWith returns the interface that bears an address, and its MTU in bytes.
@@ -77,29 +85,25 @@ func (k *Kernel) LinkWith(addr netip.Addr) (name string, mtu int, err error) {
 // default routes, local and broadcast addresses, and the ranges for loopback, link-local
 // addresses and multicast.
 func (k *Kernel) Routes() ([]netip.Prefix, error) {
+	routes, err := k.list(&netlink.Route{}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
 	var out []netip.Prefix
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := link.Dump(func() ([]netlink.Route, error) {
-			return k.conn.Handle.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_TABLE)
-		})
-		if err != nil {
-			return nil, fmt.Errorf("list routes: %w", err)
+	for _, r := range routes {
+		if isOurTable(r.Table) || r.Dst == nil {
+			continue
 		}
-		for _, r := range routes {
-			if isOurTable(r.Table) || r.Dst == nil {
-				continue
-			}
-			switch r.Type {
-			case unix.RTN_UNICAST, unix.RTN_BLACKHOLE, unix.RTN_UNREACHABLE, unix.RTN_PROHIBIT:
-			default:
-				continue
-			}
-			bits, _ := r.Dst.Mask.Size()
-			p := netip.PrefixFrom(addrFrom(r.Dst.IP), bits)
-			// VPNs split the default route into two halves.
-			if bits > 1 && isGlobal(p.Addr()) {
-				out = append(out, p)
-			}
+		switch r.Type {
+		case unix.RTN_UNICAST, unix.RTN_BLACKHOLE, unix.RTN_UNREACHABLE, unix.RTN_PROHIBIT:
+		default:
+			continue
+		}
+		bits, _ := r.Dst.Mask.Size()
+		p := netip.PrefixFrom(addrFrom(r.Dst.IP), bits)
+		// VPNs split the default route into two halves.
+		if bits > 1 && isGlobal(p.Addr()) {
+			out = append(out, p)
 		}
 	}
 	slices.SortFunc(out, netip.Prefix.Compare)
@@ -119,26 +123,22 @@ func (k *Kernel) Uplinks() ([]string, error) {
 			names[l.Index] = name
 		}
 	}
+	routes, err := k.list(&netlink.Route{}, netlink.RT_FILTER_TABLE)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
 	var out []string
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := link.Dump(func() ([]netlink.Route, error) {
-			return k.conn.Handle.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_TABLE)
-		})
-		if err != nil {
-			return nil, fmt.Errorf("list routes: %w", err)
+	for _, r := range routes {
+		if isOurTable(r.Table) || r.Type != unix.RTN_UNICAST {
+			continue
 		}
-		for _, r := range routes {
-			if isOurTable(r.Table) || r.Type != unix.RTN_UNICAST {
-				continue
-			}
-			hops := r.MultiPath
-			if len(hops) == 0 {
-				hops = []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via}}
-			}
-			for _, h := range hops {
-				if name := names[h.LinkIndex]; name != "" && (h.Gw != nil || h.Via != nil) {
-					out = append(out, name)
-				}
+		hops := r.MultiPath
+		if len(hops) == 0 {
+			hops = []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via}}
+		}
+		for _, h := range hops {
+			if name := names[h.LinkIndex]; name != "" && (h.Gw != nil || h.Via != nil) {
+				out = append(out, name)
 			}
 		}
 	}
