@@ -121,7 +121,7 @@ func TestDefect1_02_SecondPeerOfOnePairFails(t *testing.T) {
 // other's an hour behind. They peer, all is said to be Connected while it is, and no
 // longer when a gateway does nothing any more.
 func TestDefect1_05_ClocksOfNodes(t *testing.T) {
-	a, b := fx.gamma, fx.delta
+	a, b := fx.alpha, fx.beta
 	const ref = "lab.local/liqonet-agent:shifted"
 	archives := map[*cluster]string{a: shiftedAgents(t, time.Hour, ref), b: shiftedAgents(t, -time.Hour, ref)}
 	ctx := begin(t)

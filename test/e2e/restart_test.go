@@ -52,11 +52,11 @@ func TestRestarts(t *testing.T) {
 			// after it was used.
 			eventually(t, ctx, 2*v1alpha1.NodeReportInterval, "no report in the last 11 s", func() string {
 				for _, c := range both {
-					out, err := c.Run(ctx, "", "get", "nodenetworks", "-o", "jsonpath={.items[*].status.reported}")
-					if err != nil {
-						return err.Error()
+					stamps, err := heartbeats(ctx, c)
+					if err != nil || len(stamps) == 0 {
+						return fmt.Sprintf("%s: %v, %v", c.Name, stamps, err)
 					}
-					for _, at := range strings.Fields(out) {
+					for _, at := range stamps {
 						if reported, err := time.Parse(time.RFC3339, at); err != nil || time.Since(reported) < 12*time.Second {
 							return fmt.Sprint(c.Name, ": ", at, " ", err)
 						}
@@ -154,6 +154,25 @@ func TestRestarts(t *testing.T) {
 		}
 		checkNothingLeft(t, ctx)
 	})
+}
+
+// heartbeats are when the node agents of a cluster have last reported.
+func heartbeats(ctx context.Context, c *cluster) ([]string, error) {
+	reported, err := c.Run(ctx, "", "get", "nodenetworks", "-o", "jsonpath={.items[*].status.reported}")
+	if err != nil {
+		return nil, err
+	}
+	leases, err := c.Run(ctx, "", "-n", "liqonet-system", "get", "leases", "-o", "jsonpath={range .items[*]}{.metadata.name}={.spec.renewTime} {end}")
+	if err != nil {
+		return nil, err
+	}
+	stamps := strings.Fields(reported)
+	for lease := range strings.FieldsSeq(leases) {
+		if name, at, _ := strings.Cut(lease, "="); strings.HasPrefix(name, "node-") {
+			stamps = append(stamps, at)
+		}
+	}
+	return stamps, nil
 }
 
 // allNew says which agents of a kind are missing, or older than others.
