@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -39,6 +40,13 @@ func Check(a, b *FactSheet) error {
 // first.
 func decide(clusters [2]*FactSheet) (out [2]decisions, err error) {
 	for i, f := range clusters {
+		if f.PodsUnknown == nil && len(ipv4(discovery.Values(f.PodCIDRs))) == 0 {
+			return out, &failure.Error{
+				Kind: failure.Usage, Cluster: f.Name, Doing: "find out the ranges",
+				Err:  errors.New("its pods have IPv6 addresses only, and liqonet carries IPv4 only"),
+				Hint: fmt.Sprintf("a dual-stack cluster can be peered by its IPv4 addresses; if there is an IPv4 range, name it: --pod-cidr %s=RANGE", f.Name),
+			}
+		}
 		if out[i].overlay, err = chooseOverlay(f); err != nil {
 			return out, err
 		}

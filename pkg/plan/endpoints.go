@@ -25,7 +25,15 @@ const (
 // the order in which they should be tried. Of many nodes, those that are left out
 // are such that both internal and external addresses remain.
 func ServiceEndpoints(svc *corev1.Service, nodes []discovery.Node) []string {
-	var out, external []string
+	out, external := allEndpoints(svc, nodes)
+	internal := maxEndpoints - min(len(external), maxEndpoints/2)
+	out = append(out[:min(len(out), internal)], external...)
+	return out[:min(len(out), maxEndpoints)]
+}
+
+// allEndpoints are those of which ServiceEndpoints takes as many as there is room
+// for.
+func allEndpoints(svc *corev1.Service, nodes []discovery.Node) (out, external []string) {
 	endpoint := func(host string, port int32) []string {
 		if host == "" || port == 0 {
 			return nil
@@ -54,9 +62,33 @@ func ServiceEndpoints(svc *corev1.Service, nodes []discovery.Node) []string {
 	default:
 		out = endpoint(svc.Spec.ClusterIP, port.Port)
 	}
-	internal := maxEndpoints - min(len(external), maxEndpoints/2)
-	out = append(out[:min(len(out), internal)], external...)
-	return out[:min(len(out), maxEndpoints)]
+	return out, external
+}
+
+// leftOut says which endpoints and addresses of nodes a peer is not told of, because
+// a Peering has no room for them.
+func (f *FactSheet) leftOut(gateways []GatewayPlan) (notes []string) {
+	for _, g := range gateways {
+		if g.Service == nil || len(f.GivenEndpoints(g.Plane)) > 0 {
+			continue
+		}
+		svc := g.Service.DeepCopy()
+		if live := f.Planes[g.Plane].Service; live != nil {
+			svc.Status = live.Status
+		}
+		// Any port and address: only how many there are matters.
+		svc.Spec.Ports[0].NodePort, svc.Spec.ClusterIP = 1, "0.0.0.0"
+		all, external := allEndpoints(svc, f.Nodes)
+		if n := len(all) + len(external); n > maxEndpoints {
+			notes = append(notes, fmt.Sprintf("%d of %d endpoints of %s are left out, as a Peering has room for %d; give the best ones by --endpoint %s=ADDRESS:PORT,…",
+				n-maxEndpoints, n, f.Name, maxEndpoints, f.Name))
+		}
+	}
+	if n := len(allNodeIPs(f.Nodes)); n > maxNodeIPs {
+		notes = append(notes, fmt.Sprintf("%d of %d node addresses of %s are left out, as a Peering has room for %d: peers may take them for addresses of pods",
+			n-maxNodeIPs, n, f.Name, maxNodeIPs))
+	}
+	return notes
 }
 
 // plannedEndpoints are where the gateway of a plane will be called. Where the
@@ -107,8 +139,13 @@ func (f *FactSheet) plannedEndpoints(plane int32, svc *corev1.Service) (out []St
 	}
 }
 
-// nodeIPs are all addresses of nodes, sorted.
+// nodeIPs are the addresses of nodes that a Peering has room for, sorted.
 func nodeIPs(nodes []discovery.Node) []v1alpha1.IP {
+	all := allNodeIPs(nodes)
+	return all[:min(len(all), maxNodeIPs)]
+}
+
+func allNodeIPs(nodes []discovery.Node) []v1alpha1.IP {
 	var out []v1alpha1.IP
 	for _, n := range nodes {
 		for _, a := range slices.Concat(n.InternalIPs, n.ExternalIPs) {
@@ -116,6 +153,5 @@ func nodeIPs(nodes []discovery.Node) []v1alpha1.IP {
 		}
 	}
 	slices.SortFunc(out, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
-	out = slices.Compact(out)
-	return out[:min(len(out), maxNodeIPs)]
+	return slices.Compact(out)
 }

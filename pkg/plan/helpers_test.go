@@ -29,6 +29,9 @@ func facts(prefixes ...string) []discovery.Fact[netip.Prefix] {
 
 // newFacts is a cluster with pods and services, and one node.
 func newFacts(name string, pods []string, services, nodes string) *FactSheet {
+	if len(pods) == 0 {
+		pods = []string{"10.1.0.0/16"}
+	}
 	f := discovery.Facts{ClusterID: "id-of-" + name, Name: name, PodCIDRs: facts(pods...)}
 	if services != "" {
 		f.ServiceCIDRs = facts(services)

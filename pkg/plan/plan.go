@@ -177,7 +177,9 @@ func choose(a, b FactSheet) (*Plan, error) {
 	}
 	planes := bothPlanes(facts)
 	for i := range planned {
-		p.Clusters[i].planGateways(planned[i], planned[1-i], d[i], planes)
+		c := &p.Clusters[i]
+		c.planGateways(planned[i], planned[1-i], d[i], planes)
+		c.Notes = append(c.Notes, planned[i].leftOut(c.Gateways)...)
 	}
 	for i, own := range planned {
 		c, peer := &p.Clusters[i], planned[1-i]

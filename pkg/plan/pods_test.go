@@ -18,7 +18,7 @@ import (
 // report is one that has not come.
 func unknownPods(pods []string, r *v1alpha1.NodeNetworkStatus) *FactSheet {
 	f := newFacts("a", nil, "10.96.0.0/12", "172.18.0.0/24")
-	f.PodsUnknown = &discovery.UnknownError{Cluster: "a", What: "range of the pods", Flag: "--pod-cidr a=RANGE"}
+	f.PodCIDRs, f.PodsUnknown = nil, &discovery.UnknownError{Cluster: "a", What: "range of the pods", Flag: "--pod-cidr a=RANGE"}
 	for _, p := range pods {
 		f.PodAddrs = append(f.PodAddrs, netip.MustParseAddr(p))
 	}

@@ -7,9 +7,10 @@ import (
 	"strings"
 )
 
-// PodOutside says that a pod of this cluster has an address outside of the ranges by
-// which the peer knows this cluster's pods, and what to run; empty if there is none.
-// It is for the condition Degraded of the Peering: the peer does not reach that pod.
+// PodOutside says that the peer does not reach a pod of this cluster, and what to
+// run. The pod's address is outside of the ranges by which the peer knows this
+// cluster's pods. It is empty if there is no such pod. It is for the condition
+// Degraded of the Peering.
 func (p *Peering) PodOutside(nodes []NodeNetwork) string {
 	inside := func(prefix netip.Prefix) bool {
 		return slices.ContainsFunc(p.Spec.Local.Pods, func(m CIDRMapping) bool {

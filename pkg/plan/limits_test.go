@@ -1,0 +1,106 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// withNodes gives the cluster n ready nodes.
+func (f *FactSheet) withNodes(n int) *FactSheet {
+	f.Nodes = nil
+	for i := range n {
+		f.Nodes = append(f.Nodes, discovery.Node{
+			Name: fmt.Sprint("n", i), Ready: true, RunsAgents: true, InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 18, byte(i >> 8), byte(i)})},
+		})
+	}
+	return f
+}
+
+// What does not fit into a Peering is said in the plan, from which the result has it.
+func TestDefect1_22_WhatIsLeftOutIsSaid(t *testing.T) {
+	for _, tt := range []struct {
+		nodes int
+		want  []string
+	}{
+		{maxEndpoints, nil},
+		{maxEndpoints + 4, []string{"4 of 20 endpoints of a are left out"}},
+		{maxNodeIPs + 1, []string{"4081 of 4097 endpoints of a are left out", "1 of 4097 node addresses of a are left out"}},
+	} {
+		a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "").withNodes(tt.nodes), newFacts("b", []string{"10.2.0.0/16"}, "", "")
+		a.Overrides.Server = true
+		p, err := choose(*a, *b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := p.Clusters[0].Notes
+		if len(got) != len(tt.want) {
+			t.Fatalf("%d nodes: got %q, want %q", tt.nodes, got, tt.want)
+		}
+		for i := range got {
+			if !strings.Contains(got[i], tt.want[i]) {
+				t.Errorf("%d nodes: got %q, want %q in it", tt.nodes, got[i], tt.want[i])
+			}
+		}
+	}
+}
+
+// A cluster whose pods have IPv6 addresses only is refused by the plan, before
+// anything is installed.
+func TestDefect1_23_IPv6Only(t *testing.T) {
+	for _, v6 := range []string{"a", "b"} {
+		a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
+		for _, f := range []*FactSheet{a, b} {
+			if f.Name == v6 {
+				f.PodCIDRs = facts("fd00:10:244::/56")
+			}
+		}
+		_, err := Make(*a, *b)
+		if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != failure.Usage || e.Cluster != v6 || !strings.Contains(err.Error(), "IPv6 addresses only") {
+			t.Errorf("got %v", err)
+		}
+	}
+	dual, b := newFacts("a", []string{"10.1.0.0/16", "fd00:10:244::/56"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
+	if _, err := choose(*dual, *b); err != nil {
+		t.Errorf("a dual-stack cluster is refused: %v", err)
+	}
+}
+
+// The number of peerings is the same for the ledger, the gateways' numbers and the
+// schema.
+func TestDefect1_26_OneLimitOfPeerings(t *testing.T) {
+	crds, err := manifests.CRDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, crd := range crds {
+		spec := crd.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"]
+		switch crd.Spec.Names.Kind {
+		case "ClusterNetwork":
+			peers := spec.Properties["peers"]
+			if *peers.MaxItems != MaxPeers || *peers.Items.Schema.Properties["index"].Maximum != ipam.MaxPeering {
+				t.Errorf("the ledger's schema has %d entries, and indexes up to %v", *peers.MaxItems, *peers.Items.Schema.Properties["index"].Maximum)
+			}
+		case "Peering":
+			if got := *spec.Properties["index"].Maximum; got != ipam.MaxPeering {
+				t.Errorf("the schema of a Peering has indexes up to %v", got)
+			}
+		}
+	}
+	if MaxPeers != 511 || ipam.MaxPeering != 510 {
+		t.Errorf("%d peerings, with indexes up to %d", MaxPeers, ipam.MaxPeering)
+	}
+	if _, err := ipam.GatewayNumber(ipam.MaxPeering+1, 0); err == nil {
+		t.Error("an index too many has a gateway's number")
+	}
+	if n, err := ipam.GatewayNumber(ipam.MaxPeering, ipam.Planes-1); err != nil || n > ipam.MaxGateway {
+		t.Errorf("the last index has the gateway's number %d, %v", n, err)
+	}
+}
