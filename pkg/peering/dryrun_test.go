@@ -88,7 +88,7 @@ func TestDryRun(t *testing.T) {
 			// What agents write they write all the time.
 			for _, m := range []map[string]string{before[i], after} {
 				maps.DeleteFunc(m, func(k, _ string) bool {
-					return strings.HasPrefix(k, "v1alpha1.Peering ") || strings.HasPrefix(k, "v1alpha1.NodeNetwork ")
+					return strings.HasPrefix(k, "v1alpha1.Peering ") || strings.HasPrefix(k, "v1alpha1.NodeNetwork ") || strings.HasPrefix(k, "v1.Lease ")
 				})
 			}
 			if diff := cmp.Diff(before[i], after); diff != "" {

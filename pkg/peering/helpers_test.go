@@ -52,7 +52,7 @@ func newCluster(t *testing.T, name string, funcs interceptor.Funcs, objs ...clie
 		funcs.Create = everything.Create
 	}
 	base := fake.NewClientBuilder().WithScheme(scheme(t)).WithObjects(objs...).WithInterceptorFuncs(funcs).
-		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).Build()
+		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().Build()
 	return &Cluster{
 		Name:      name,
 		ID:        "id-of-" + name,

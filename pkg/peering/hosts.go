@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -124,8 +125,10 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v
 		return c.fail("write the exposed hosts to the ledger", err)
 	}
 	name := plan.Allocation(cn, peer.ID).Name
-	kinds := []kind{all(&v1alpha1.ClusterNetworkList{}), all(&v1alpha1.PeeringList{}), all(&v1alpha1.NodeNetworkList{}), all(&corev1.NodeList{})}
+	kinds := []kind{all(&v1alpha1.ClusterNetworkList{}), all(&v1alpha1.PeeringList{}), all(&v1alpha1.NodeNetworkList{}), all(&corev1.NodeList{}), inNamespace(&coordinationv1.LeaseList{})}
+	beats := heartbeats{}
 	return c.await(ctx, "wait until gateway and nodes have applied it", c.podsHint(), kinds, func(ctx context.Context, o objects) (string, error) {
+		beats.note(of[*coordinationv1.Lease](o), c.now())
 		p := byName[*v1alpha1.Peering](o, name)
 		if p == nil {
 			return "", errUnpeered
@@ -138,7 +141,7 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v
 			return "the Peering has just been changed", c.applyHosts(ctx, p, hosts)
 		}
 		ready, _ := nodesByReadiness(of[*corev1.Node](o))
-		v, err := view(c.Name, p, values[v1alpha1.NodeNetwork](o), ready, c.now())
+		v, err := view(c.Name, p, values[v1alpha1.NodeNetwork](o), ready, beats)
 		if err != nil {
 			return "", err
 		}

@@ -68,7 +68,7 @@ func toInstall() []permission {
 		permissions(rbac, "roles", ns, "get", "create", "patch"),
 		permissions(rbac, "rolebindings", ns, "get", "create", "patch"),
 		permissions("", "resourcequotas", ns, "get", "create", "patch"),
-		permissions("coordination.k8s.io", "leases", ns, "get", "create", "update", "patch"),
+		permissions("coordination.k8s.io", "leases", ns, "get", "watch", "create", "update", "patch"),
 		permissions("apps", "daemonsets", ns, "get", "create", "patch"),
 		permissions("apps", "deployments", ns, "get", "watch", "create", "patch"),
 		permissions("apps", "controllerrevisions", ns, "list", "watch"),

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -222,15 +223,17 @@ func (p *run) wait(ctx context.Context) error {
 // waitForPackets is one side's part.
 func (p *run) waitForPackets(ctx context.Context, s, peer *side) ([]string, error) {
 	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.kubectl(), v1alpha1.Namespace)
-	kinds := append(rolloutKinds(), all(&v1alpha1.PeeringList{}), all(&v1alpha1.NodeNetworkList{}), all(&corev1.NodeList{}))
+	kinds := append(rolloutKinds(), all(&v1alpha1.PeeringList{}), all(&v1alpha1.NodeNetworkList{}), all(&corev1.NodeList{}), inNamespace(&coordinationv1.LeaseList{}))
+	beats := heartbeats{}
 	return nil, s.await(ctx, fmt.Sprintf("wait until packets pass to %q", peer.Name), hint, kinds, func(_ context.Context, o objects) (string, error) {
-		return p.look(s, peer, o)
+		beats.note(of[*coordinationv1.Lease](o), s.now())
+		return p.look(s, peer, o, beats)
 	})
 }
 
 // look takes the side's view of the peering into the result, and says what is
 // still missing.
-func (p *run) look(s, peer *side, o objects) (string, error) {
+func (p *run) look(s, peer *side, o objects, beats heartbeats) (string, error) {
 	var live *v1alpha1.Peering
 	for _, candidate := range of[*v1alpha1.Peering](o) {
 		if candidate.Spec.Remote.ClusterID == peer.ID {
@@ -247,7 +250,7 @@ func (p *run) look(s, peer *side, o objects) (string, error) {
 		return "", err
 	}
 	reports := values[v1alpha1.NodeNetwork](o)
-	v, err := view(s.Name, live, reports, nodes, s.now())
+	v, err := view(s.Name, live, reports, nodes, beats)
 	if err != nil {
 		return "", err
 	}
@@ -266,7 +269,7 @@ func (p *run) look(s, peer *side, o objects) (string, error) {
 	}
 	// Agents before those that were applied may have reported all of this.
 	for _, g := range gateways {
-		if missing := rolledOut(o, g.Gateway, live, reports, nodes); missing != "" {
+		if missing := rolledOut(o, g.Gateway, reports, nodes, beats); missing != "" {
 			return missing, nil
 		}
 	}

@@ -2,7 +2,6 @@ package peering
 
 import (
 	"fmt"
-	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -21,11 +20,11 @@ func rolloutKinds() []kind {
 
 // rolledOut says what is missing until the agents that were applied have taken over from
 // those before them, on each of the nodes and in the gateway. They have when they run and
-// the reports are theirs; then it is empty.
+// hold the Leases, which they take when they have reported; then it is empty.
 //
 // Nodes are looked at one by one, as the DaemonSet's own count includes those
 // that are not ready, for which nobody waits.
-func rolledOut(o objects, g manifests.Gateway, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, nodes []string) string {
+func rolledOut(o objects, g manifests.Gateway, reports []v1alpha1.NodeNetwork, nodes []string, beats heartbeats) string {
 	ds, deployment := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), byName[*appsv1.Deployment](o, g.Name())
 	if ds == nil || ds.Status.ObservedGeneration < ds.Generation {
 		return "the node agents are being replaced"
@@ -46,24 +45,20 @@ func rolledOut(o objects, g manifests.Gateway, p *v1alpha1.Peering, reports []v1
 	}
 	gateway := false
 	for _, pod := range of[*corev1.Pod](o) {
-		started := startOf(pod)
 		switch {
-		case started == nil:
+		case !isRunning(pod):
 		case metav1.IsControlledBy(pod, ds):
 			if pod.Labels[appsv1.ControllerRevisionHashLabelKey] != newest.Labels[appsv1.ControllerRevisionHashLabelKey] {
 				continue
 			}
 			// A node may have an outdated report as well.
 			for _, r := range reports {
-				if r.Spec.NodeName == pod.Spec.NodeName && since(r.Status.Reported, started) {
+				if r.Spec.NodeName == pod.Spec.NodeName && beats.heldBy(nodeLease(r.Name), pod) {
 					delete(behind, pod.Spec.NodeName)
 				}
 			}
 		case pod.Labels[v1alpha1.LabelPeering] == g.Peering:
-			s := p.PlaneStatus(g.Plane)
-			// The first of its addresses may be of the other family.
-			own := s != nil && slices.Contains(pod.Status.PodIPs, corev1.PodIP{IP: s.PodIP.Addr.String()})
-			gateway = gateway || own && since(s.Reported, started)
+			gateway = gateway || beats.heldBy(g.Name(), pod)
 		}
 	}
 	if !gateway {
@@ -82,19 +77,7 @@ func isRolledOut(d *appsv1.Deployment) bool {
 	return s.ObservedGeneration >= d.Generation && s.Replicas == 1 && s.UpdatedReplicas == 1 && s.AvailableReplicas == 1
 }
 
-// startOf is when the agent of a pod started that runs, and goes on to.
-func startOf(pod *corev1.Pod) *metav1.Time {
-	if !pod.DeletionTimestamp.IsZero() || len(pod.Status.ContainerStatuses) == 0 {
-		return nil
-	}
-	if running := pod.Status.ContainerStatuses[0].State.Running; running != nil {
-		return &running.StartedAt
-	}
-	return nil
-}
-
-// since says that something was reported after an agent started. Both times are
-// of one node's clock, in whole seconds.
-func since(reported, started *metav1.Time) bool {
-	return reported != nil && !reported.Before(started)
+// isRunning says that the agent of a pod runs, and goes on to.
+func isRunning(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp.IsZero() && len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].State.Running != nil
 }

@@ -1,7 +1,6 @@
 package peering
 
 import (
-	stdcmp "cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -39,11 +39,9 @@ type site struct {
 	// deaf says that no gateway of this cluster can be called from outside.
 	deaf bool
 	peer *site
-	// late is a node or a Deployment of which the pod is not replaced, started when
-	// those did that are. What agents report is of now, or of the time at, and of
-	// the gateway with the address gatewayIP.
-	late, gatewayIP string
-	started, at     metav1.Time
+	// late is a node or a Deployment of which the pod is not replaced. holder is the pod
+	// that holds all Leases, empty for the one that runs.
+	late, holder string
 	// writes counts the command's writes; the one with the number failing fails.
 	writes, failing int
 	// readOnly refuses every write.
@@ -152,8 +150,10 @@ func (w *site) funcs() interceptor.Funcs {
 				return err
 			}
 			if ns, ok := obj.(*corev1.Namespace); ok { // what goes with it
-				if err := c.DeleteAllOf(ctx, &corev1.ResourceQuota{}, client.InNamespace(ns.Name)); err != nil {
-					return err
+				for _, kind := range []client.Object{&corev1.ResourceQuota{}, &coordinationv1.Lease{}} {
+					if err := c.DeleteAllOf(ctx, kind, client.InNamespace(ns.Name)); err != nil {
+						return err
+					}
 				}
 			}
 			return c.Delete(ctx, obj, opts...)
@@ -187,7 +187,7 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 	if err := w.playService(ctx, c); err != nil {
 		return err
 	}
-	if err := fakeapi.RollOut(ctx, c, w.started, w.late); err != nil {
+	if err := fakeapi.RollOut(ctx, c, metav1.Time{}, w.late); err != nil {
 		return err
 	}
 	ds := &appsv1.DaemonSet{}
@@ -222,7 +222,10 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		if err := c.Get(ctx, client.ObjectKeyFromObject(&nn), &nn); err != nil {
 			return err
 		}
-		status := v1alpha1.NodeNetworkStatus{Kernel: &w.kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...), Reported: w.reported()}
+		if err := fakeapi.Beat(ctx, c, "node-"+nn.Name, v1alpha1.NodeAgentName+"-"+n.Name, w.holder); err != nil {
+			return err
+		}
+		status := v1alpha1.NodeNetworkStatus{Kernel: &w.kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...)}
 		for i := range peerings.Items {
 			p := &peerings.Items[i]
 			status.Gateways = append(status.Gateways, v1alpha1.NodeGateway{
@@ -242,8 +245,12 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		if c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-" + p.Name + "-0"}, &appsv1.Deployment{}) != nil {
 			continue
 		}
+		gateway := "gateway-" + p.Name + "-0"
+		if err := fakeapi.Beat(ctx, c, gateway, gateway+"-pod", w.holder); err != nil {
+			return err
+		}
 		// Status().Update replaces all of it; the agents apply theirs.
-		planes := []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: w.connected(p), Reported: w.reported(), MTU: 1440, PodIP: v1alpha1.IP{Addr: w.gateway()}}}
+		planes := []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: w.connected(p), MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(fakeapi.GatewayIP)}}}
 		if cmp.Equal(p.Status.Planes, planes, compare) {
 			continue
 		}
@@ -253,17 +260,6 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		}
 	}
 	return nil
-}
-
-func (w *site) reported() *metav1.Time {
-	if !w.at.IsZero() {
-		return &w.at
-	}
-	return new(metav1.Now().Rfc3339Copy())
-}
-
-func (w *site) gateway() netip.Addr {
-	return netip.MustParseAddr(stdcmp.Or(w.gatewayIP, fakeapi.GatewayIP))
 }
 
 // connected says that the one that is called can be.

@@ -14,12 +14,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// silence is how long after its last report an agent is taken for dead.
-const (
-	silence     = 3 * v1alpha1.ReportInterval
-	nodeSilence = 3 * v1alpha1.NodeReportInterval
-)
-
 // State of a peering, as one side sees it.
 type State string
 
@@ -127,9 +121,13 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	if err != nil {
 		return nil, c.fail("list nodes", err)
 	}
+	beats, err := c.listen(ctx, renewals(peerings.Items, nodes.Items, ready))
+	if err != nil {
+		return nil, err
+	}
 	views := make([]View, 0, len(peerings.Items))
 	for i := range peerings.Items {
-		v, err := view(c.Name, &peerings.Items[i], nodes.Items, ready, c.now())
+		v, err := view(c.Name, &peerings.Items[i], nodes.Items, ready, beats)
 		if err != nil {
 			return nil, c.fail("read Peering "+peerings.Items[i].Name, err)
 		}
@@ -138,6 +136,22 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	}
 	slices.SortFunc(views, func(a, b View) int { return cmp.Compare(a.Peer, b.Peer) })
 	return views, nil
+}
+
+// renewals are the Leases that views depend on, with how often they are renewed.
+func renewals(peerings []v1alpha1.Peering, reports []v1alpha1.NodeNetwork, readyNodes []string) map[string]time.Duration {
+	out := map[string]time.Duration{}
+	for _, p := range peerings {
+		for _, plane := range p.Spec.Planes {
+			out[gatewayLease(p.Name, plane.Index)] = v1alpha1.ReportInterval
+		}
+	}
+	for _, n := range reports {
+		if slices.Contains(readyNodes, n.Spec.NodeName) {
+			out[nodeLease(n.Name)] = v1alpha1.NodeReportInterval
+		}
+	}
+	return out
 }
 
 // mention says which nodes are left out.
@@ -162,7 +176,7 @@ func (v *View) say(text string) {
 }
 
 // view is pure.
-func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, readyNodes []string, now time.Time) (View, error) {
+func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, readyNodes []string, beats heartbeats) (View, error) {
 	nodesMapping, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
 	if err != nil {
 		return View{}, err
@@ -175,7 +189,7 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 		Nodes:      []NodeView{},
 	}
 	for i := range p.Spec.Planes {
-		v.Planes = append(v.Planes, planeView(p, &p.Spec.Planes[i], now))
+		v.Planes = append(v.Planes, planeView(p, &p.Spec.Planes[i], beats))
 	}
 	plane := &p.Spec.Planes[0]
 	v.NodesTotal = len(readyNodes)
@@ -195,8 +209,7 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 			nv.Message = whyNotReady(n, p.Spec.Overlay)
 			conflicts = append(conflicts, conflicting(n, &p.Spec)...)
 			if g := n.Gateway(p.Name, plane.Index); g != nil {
-				alive := n.Status.Reported != nil && now.Sub(n.Status.Reported.Time) < nodeSilence
-				nv.Ready = alive && g.Ready && g.ObservedGeneration == p.Generation
+				nv.Ready = beats.alive(nodeLease(n.Name), nodeSilence) && g.Ready && g.ObservedGeneration == p.Generation
 				nv.RTT, nv.LossPercent = milliseconds(g.RTTMicroseconds), int(g.LossPercent)
 			}
 		}
@@ -210,13 +223,15 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 	slices.SortFunc(v.Nodes, func(a, b NodeView) int { return cmp.Compare(a.Name, b.Name) })
 
 	s := p.PlaneStatus(plane.Index)
-	if s == nil || s.Reported == nil {
+	if s == nil {
 		v.Message = "the gateway has not reported yet"
 		return v, nil
 	}
-	switch age := now.Sub(s.Reported.Time); {
+	switch age, known := beats.age(gatewayLease(p.Name, plane.Index)); {
+	case !known:
+		v.Message = "the gateway does not renew its Lease"
 	case age > silence:
-		v.Message = fmt.Sprintf("the gateway has not reported for %s", age.Round(time.Second))
+		v.Message = fmt.Sprintf("the gateway has not renewed its Lease for %s", age.Round(time.Second))
 	case !s.Connected:
 		v.State, v.Message = Disconnected, cmp.Or(s.Message, "the gateway does not say why")
 	case len(readyNodes) == 0:
@@ -241,23 +256,25 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 }
 
 // planeView is what is configured for one gateway, and what it measures.
-func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, now time.Time) PlaneView {
+func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats) PlaneView {
 	v := PlaneView{
 		Index: plane.Index, Role: string(plane.Role), Backend: string(plane.WireGuard), KeyGeneration: plane.KeyGeneration,
 		Service: plane.Service, Endpoints: plane.Endpoints,
 	}
 	s := p.PlaneStatus(plane.Index)
-	if s == nil || s.Reported == nil {
+	if s == nil {
 		return v
 	}
 	v.Endpoint, v.Node, v.MTU, v.Message = s.Endpoint, s.NodeName, int(s.MTU), s.Message
 	v.LossPercent, v.PublicKey = int(s.LossPercent), s.PublicKey
-	age := now.Sub(s.Reported.Time)
-	if age <= silence {
+	lease := gatewayLease(p.Name, plane.Index)
+	if beats.alive(lease, silence) {
 		v.RTT, v.Connected = milliseconds(s.RTTMicroseconds), s.Connected
 	}
 	if s.LastHandshake != nil {
-		v.HandshakeAge = new(int64((s.Reported.Sub(s.LastHandshake.Time) + age).Seconds()))
+		if age := beats.sinceOf(lease, s.LastHandshake.Time); age != nil {
+			v.HandshakeAge = new(int64(age.Seconds()))
+		}
 	}
 	return v
 }

@@ -5,9 +5,11 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,13 +25,23 @@ type world struct {
 	peering *v1alpha1.Peering
 	nodes   []v1alpha1.NodeNetwork
 	ready   []string
-	now     time.Time
+	beats   heartbeats
 }
 
+// beat has the Lease of an agent renewed some time ago, by an agent whose clock is an
+// hour ahead.
+func (w *world) beat(name string, ago time.Duration) {
+	w.beats[name] = heartbeat{changed: time.Now().Add(-ago), lease: &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: agentsNow}},
+	}}
+}
+
+// agentsNow is the time of the agents' clock when they renewed their Leases.
+var agentsNow = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
+
 func newWorld() *world {
-	now := time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 	w := &world{
-		now: now, ready: []string{"n1", "n2"},
+		ready: []string{"n1", "n2"}, beats: heartbeats{},
 		peering: &v1alpha1.Peering{
 			ObjectMeta: metav1.ObjectMeta{Name: "b", Generation: 4},
 			Spec: v1alpha1.PeeringSpec{
@@ -44,15 +56,16 @@ func newWorld() *world {
 			},
 			Status: v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
 				ObservedGeneration: 4, NodeName: "n1", MTU: 1390, Connected: true, Endpoint: "192.0.2.1:51840", RTTMicroseconds: 1250, LossPercent: 1,
-				LastHandshake: new(metav1.NewTime(now.Add(-time.Minute))), Reported: new(metav1.NewTime(now.Add(-time.Second))),
+				LastHandshake: new(metav1.NewTime(agentsNow.Add(-time.Minute))),
 			}}},
 		},
 	}
 	for _, n := range []v1alpha1.NodeNetwork{report("n2", "10.80.0.2", nil), report("n1", "10.80.0.1", nil)} {
-		n.Status.Reported = new(metav1.NewTime(now.Add(-time.Second)))
+		w.beat(nodeLease(n.Name), 0)
 		n.Status.Gateways = []v1alpha1.NodeGateway{{Peering: "other", Ready: false}, {Peering: "b", ObservedGeneration: 4, Ready: true, RTTMicroseconds: 500}}
 		w.nodes = append(w.nodes, n)
 	}
+	w.beat("gateway-b-0", 0)
 	return w
 }
 
@@ -62,7 +75,7 @@ func (w *world) gateway(node int) *v1alpha1.NodeGateway { return &w.nodes[node].
 
 func (w *world) view(t *testing.T) View {
 	t.Helper()
-	v, err := view("a", w.peering, w.nodes, w.ready, w.now)
+	v, err := view("a", w.peering, w.nodes, w.ready, w.beats)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,30 +182,27 @@ func TestViewState(t *testing.T) {
 			state: Unknown, message: "the gateway has not reported yet", nodes: 2, settled: "the gateway has not applied",
 		},
 		{
-			name: "a status without a time", change: func(w *world) { w.plane().Reported = nil },
-			state: Unknown, message: "the gateway has not reported yet", nodes: 2,
+			name: "a gateway that never renewed its Lease", change: func(w *world) { delete(w.beats, "gateway-b-0") },
+			state: Unknown, message: "the gateway does not renew its Lease", nodes: 2,
 		},
 		{
 			name: "only another plane reported", change: func(w *world) { w.plane().Index = 1 },
 			state: Unknown, message: "the gateway has not reported yet", nodes: 2, settled: "the gateway has not applied",
 		},
 		{
-			name: "just not silent", change: func(w *world) { w.plane().Reported = new(metav1.NewTime(w.now.Add(-silence))) },
+			name: "just not silent", change: func(w *world) { w.beat("gateway-b-0", silence-time.Second) },
 			state: Connected, nodes: 2,
 		},
 		{
-			name: "silent", change: func(w *world) { w.plane().Reported = new(metav1.NewTime(w.now.Add(-silence - time.Second))) },
-			state: Unknown, message: "the gateway has not reported for 16s", nodes: 2,
+			name: "silent", change: func(w *world) { w.beat("gateway-b-0", silence+time.Second) },
+			state: Unknown, message: "the gateway has not renewed its Lease for 16s", nodes: 2,
 		},
 		{
-			name: "silent wins over disconnected", state: Unknown, message: "has not reported for 1m0s", nodes: 2,
+			name: "silent wins over disconnected", state: Unknown, message: "has not renewed its Lease for 1m0s", nodes: 2,
 			change: func(w *world) {
-				w.plane().Reported, w.plane().Connected, w.plane().Message = new(metav1.NewTime(w.now.Add(-time.Minute))), false, "no handshake"
+				w.beat("gateway-b-0", time.Minute)
+				w.plane().Connected, w.plane().Message = false, "no handshake"
 			},
-		},
-		{
-			name: "the clock here is behind", change: func(w *world) { w.plane().Reported = new(metav1.NewTime(w.now.Add(time.Hour))) },
-			state: Connected, nodes: 2,
 		},
 		{
 			name: "disconnected", change: func(w *world) { w.plane().Connected, w.plane().Message = false, "no handshake" },
@@ -232,7 +242,7 @@ func TestViewState(t *testing.T) {
 		},
 		{
 			name:   "a node's agent is dead since an hour",
-			change: func(w *world) { w.nodes[0].Status.Reported = new(metav1.NewTime(w.now.Add(-time.Hour))) },
+			change: func(w *world) { w.beat(nodeLease(w.nodes[0].Name), time.Hour) },
 			state:  Degraded, message: "1 of 2 nodes", nodes: 1,
 		},
 		{
@@ -297,7 +307,7 @@ func TestViewErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()
 			change(w)
-			if _, err := view("a", w.peering, w.nodes, w.ready, w.now); err == nil {
+			if _, err := view("a", w.peering, w.nodes, w.ready, w.beats); err == nil {
 				t.Error("no error")
 			}
 		})
@@ -401,4 +411,48 @@ func TestMapFor(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// No clock of another machine is believed: neither that of an agent, nor that the API
+// server's stamp is of the same clock as its Date header.
+func TestDefect1_05_HeartbeatsNeedNoClock(t *testing.T) {
+	lease := func(version string, agent, stamp time.Time) *coordinationv1.Lease {
+		return &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: "l", ResourceVersion: version, ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "liqonet-gateway-0", Time: &metav1.Time{Time: stamp}}},
+			},
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: new("pod"), RenewTime: &metav1.MicroTime{Time: agent}},
+		}
+	}
+	for _, agentOff := range []time.Duration{-time.Hour, 0, time.Hour} {
+		for _, tt := range []struct {
+			name  string
+			stamp time.Duration // of the API server that wrote it, against that of the one that answers
+			first bool          // what is said at the first sight
+		}{
+			{"stamped now", 0, true}, {"stamped just now", -silence / 2, true}, {"stamped long ago", -time.Hour, false}, {"stamped in the future", time.Hour, false},
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				server := time.Now()
+				h := heartbeats{}
+				h.note([]*coordinationv1.Lease{lease("1", server.Add(agentOff), server.Add(tt.stamp))}, server)
+				if got := h.alive("l", silence); got != tt.first {
+					t.Errorf("%s, agent %s off: alive %t", tt.name, agentOff, got)
+				}
+				time.Sleep(v1alpha1.ReportInterval)
+				h.note([]*coordinationv1.Lease{lease("2", server.Add(agentOff+v1alpha1.ReportInterval), server.Add(tt.stamp))}, server)
+				if !h.alive("l", silence) {
+					t.Errorf("%s, agent %s off: a Lease that was renewed is dead", tt.name, agentOff)
+				}
+				if age := h.sinceOf("l", server.Add(agentOff)); age == nil || *age != v1alpha1.ReportInterval {
+					t.Errorf("%s, agent %s off: what was %s ago is said to be %v ago", tt.name, agentOff, v1alpha1.ReportInterval, age)
+				}
+				time.Sleep(silence + time.Second)
+				h.note([]*coordinationv1.Lease{lease("2", server.Add(agentOff+v1alpha1.ReportInterval), server.Add(tt.stamp))}, server.Add(-time.Hour))
+				if h.alive("l", silence) {
+					t.Errorf("%s, agent %s off: a Lease that is renewed no more is alive", tt.name, agentOff)
+				}
+			})
+		}
+	}
 }

@@ -74,22 +74,23 @@ func (s *Server) play(ctx context.Context) error {
 	}
 	for i := range peerings.Items {
 		p := &peerings.Items[i]
+		gateway := "gateway-" + p.Name + "-0"
+		if err := Beat(ctx, s.Client, gateway, gateway+"-pod", ""); err != nil {
+			return err
+		}
 		if len(p.Status.Planes) > 0 && p.Status.Planes[0].ObservedGeneration == p.Generation {
 			continue
 		}
 		if s.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-" + p.Name + "-0"}, &appsv1.Deployment{}) != nil {
 			continue
 		}
-		p.Status.Planes = []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: true, Reported: future(), MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(GatewayIP)}}}
+		p.Status.Planes = []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: true, MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(GatewayIP)}}}
 		if err := ignored(s.Client.Status().Update(ctx, p)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
-
-// future makes one report enough for a test.
-func future() *metav1.Time { return new(metav1.NewTime(metav1.Now().Add(1 << 40))) }
 
 func (s *Server) playNode(ctx context.Context, cn *v1alpha1.ClusterNetwork, n *corev1.Node, peerings []v1alpha1.Peering) error {
 	addr, err := ipam.NodeAddr(cn.Spec.InternalCIDR.Prefix, ipam.NodeCandidate(n.Name, 0))
@@ -107,6 +108,9 @@ func (s *Server) playNode(ctx context.Context, cn *v1alpha1.ClusterNetwork, n *c
 	} else if err != nil {
 		return err
 	}
+	if err := Beat(ctx, s.Client, "node-"+nn.Name, v1alpha1.NodeAgentName+"-"+n.Name, ""); err != nil {
+		return err
+	}
 	var gateways []v1alpha1.NodeGateway
 	for i := range peerings {
 		gateways = append(gateways, v1alpha1.NodeGateway{Peering: peerings[i].Name, ObservedGeneration: peerings[i].Generation, Ready: true})
@@ -119,7 +123,7 @@ func (s *Server) playNode(ctx context.Context, cn *v1alpha1.ClusterNetwork, n *c
 		return nil
 	}
 	nn.Status = v1alpha1.NodeNetworkStatus{
-		Kernel: &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, UnderlayMTU: 1500, Reported: future(), Gateways: gateways,
+		Kernel: &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, UnderlayMTU: 1500, Gateways: gateways,
 	}
 	return ignored(s.Client.Status().Update(ctx, nn))
 }

@@ -5,8 +5,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -122,28 +124,33 @@ func hashOf(template *corev1.PodTemplateSpec) (string, error) {
 	return fmt.Sprintf("%x", h.Sum32()), nil
 }
 
-// runPod has a pod run that is of the template. The one of an older one goes.
+// runPod has a pod run that is of the template. Those of older ones go. Its agent
+// takes the Lease, if there is one.
 func runPod(ctx context.Context, c client.Client, name, node string, owner client.Object, template *corev1.PodTemplateSpec, started metav1.Time) error {
 	hash, err := hashOf(template)
 	if err != nil {
 		return err
 	}
-	have := &corev1.Pod{}
-	err = c.Get(ctx, types.NamespacedName{Namespace: owner.GetNamespace(), Name: name}, have)
-	if client.IgnoreNotFound(err) != nil {
+	var pods corev1.PodList
+	if err := c.List(ctx, &pods, client.InNamespace(owner.GetNamespace()), client.MatchingLabels{labelName: name}); err != nil {
 		return err
 	}
-	if err == nil {
-		if have.Labels[appsv1.ControllerRevisionHashLabelKey] == hash {
-			return nil
-		}
-		if err := ignored(c.Delete(ctx, have)); err != nil {
+	isThere := false
+	for i := range pods.Items {
+		if pods.Items[i].Labels[appsv1.ControllerRevisionHashLabelKey] == hash {
+			isThere = true
+		} else if err := ignored(c.Delete(ctx, &pods.Items[i])); err != nil {
 			return err
 		}
 	}
+	if isThere {
+		return nil
+	}
 	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: owner.GetNamespace(), Name: name, Labels: map[string]string{appsv1.ControllerRevisionHashLabelKey: hash}},
-		Spec:       *template.Spec.DeepCopy(),
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: owner.GetNamespace(), Name: name + "-" + hash, Labels: map[string]string{appsv1.ControllerRevisionHashLabelKey: hash, labelName: name},
+		},
+		Spec: *template.Spec.DeepCopy(),
 	}
 	for k, v := range template.Labels {
 		pod.Labels[k] = v
@@ -156,4 +163,41 @@ func runPod(ctx context.Context, c client.Client, name, node string, owner clien
 		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: started}},
 	}}}
 	return ignored(c.Create(ctx, pod))
+}
+
+// labelName has the name of a pod without the hash of its template.
+const labelName = "test/name"
+
+// renewInterval is how often Leases are renewed here.
+const renewInterval = 200 * time.Millisecond
+
+// Beat renews a Lease, as the agent does that runs in the pod of that name, without
+// the hash of its template, or as the holder given.
+func Beat(ctx context.Context, c client.Client, lease, pod, holder string) error {
+	var pods corev1.PodList
+	if err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{labelName: pod}); err != nil {
+		return err
+	}
+	if len(pods.Items) == 0 {
+		return nil
+	}
+	if holder == "" {
+		holder = pods.Items[0].Name
+	}
+	live := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
+		Namespace: v1alpha1.Namespace, Name: lease, Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
+	}}
+	err := c.Get(ctx, client.ObjectKeyFromObject(live), live)
+	if client.IgnoreNotFound(err) != nil {
+		return err
+	}
+	same := live.Spec.HolderIdentity != nil && *live.Spec.HolderIdentity == holder
+	if same && time.Since(live.Spec.RenewTime.Time) < renewInterval {
+		return nil
+	}
+	live.Spec.HolderIdentity, live.Spec.RenewTime = &holder, new(metav1.NowMicro())
+	if err != nil {
+		return ignored(c.Create(ctx, live, client.FieldOwner("agent")))
+	}
+	return ignored(c.Update(ctx, live, client.FieldOwner("agent")))
 }

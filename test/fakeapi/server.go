@@ -106,7 +106,7 @@ func New(objs ...client.Object) (*Server, error) {
 		s.kinds[resource] = gvk
 	}
 	s.Client = fake.NewClientBuilder().WithScheme(scheme).WithObjects(objs...).
-		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).Build()
+		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().Build()
 	s.Server = httptest.NewServer(s)
 	return s, nil
 }

@@ -1,0 +1,68 @@
+package peering
+
+import (
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/test/fakeapi"
+)
+
+// served is a cluster behind an API server that can fail.
+func served(t *testing.T, name, nodeAddress, pods string) (*Cluster, *fakeapi.Server) {
+	t.Helper()
+	server, err := fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", nodeAddress, pods)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(server.Close)
+	s := scheme(t)
+	mapper := meta.NewDefaultRESTMapper(nil)
+	for gvk := range s.AllKnownTypes() {
+		switch gvk.Kind {
+		case "Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "SelfSubjectAccessReview", "ClusterNetwork", "Peering", "NodeNetwork":
+			mapper.Add(gvk, meta.RESTScopeRoot)
+		default:
+			mapper.Add(gvk, meta.RESTScopeNamespace)
+		}
+	}
+	c, err := client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1}, client.Options{Scheme: s, Mapper: mapper})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &Cluster{Name: name, ID: "id-of-" + name, Client: c, DefaultImage: "image:1", Discovery: newCluster(t, name, (&site{}).funcs()).Discovery}, server
+}
+
+// An API server that does not serve for some seconds fails no peer, at whatever step,
+// and is not called more often for it.
+func TestDefect1_09_BlipOfAPIServerFailsNoPeer(t *testing.T) {
+	t.Parallel()
+	a, serverA := served(t, "a", "172.18.1.11", "10.244.0.0/16")
+	b, serverB := served(t, "b", "172.18.2.11", "10.244.0.0/16")
+	const blip = 3 * time.Second
+	// While a step begins, and in the middle of one.
+	o := steps{
+		"Installing the node agents":        func() { serverA.Fail(blip) },
+		"Pushing ranges, keys and gateways": func() { serverB.Fail(blip) },
+		"Waiting until packets pass":        func() { time.AfterFunc(10*time.Millisecond, func() { serverA.Fail(blip) }) },
+		"Removing the peering of a and b":   func() { t.Error("it was taken back") },
+		"Putting back what was changed":     func() { t.Error("it was put back") },
+	}
+	start := time.Now()
+	if _, err := Peer(t.Context(), a, b, Options{}, o); err != nil {
+		t.Fatal(err)
+	}
+	took := time.Since(start)
+	if took < 2*blip {
+		t.Errorf("it took %s: nothing failed", took)
+	}
+	for _, s := range []*fakeapi.Server{serverA, serverB} {
+		// Most of them are the requests of a run that is not disturbed.
+		if n := s.Requests(); n > 400 {
+			t.Errorf("%d requests in %s", n, took)
+		}
+	}
+}
