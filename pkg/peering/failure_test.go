@@ -251,7 +251,7 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 		mustPeer(t, a, b, Options{})
 		before := []map[string]any{a.contents(t), b.contents(t)}
 		kill(t, a, b, Options{Image: "example.invalid/none:1", Server: "id-of-b"}, "Waiting until packets pass")
-		if a.image(t) == "image:1" || cmp.Equal(before[1], b.contents(t)) {
+		if cmp.Equal(before[0], a.contents(t)) || cmp.Equal(before[1], b.contents(t)) {
 			t.Fatal("nothing was changed")
 		}
 		mustPeer(t, a, b, Options{})

@@ -6,6 +6,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -104,17 +105,34 @@ func (c *Cluster) listen(ctx context.Context, renewed map[string]time.Duration) 
 	h := heartbeats{}
 	start := time.Now()
 	until, hasEnd := ctx.Deadline()
-	err := c.await(ctx, "read the agents' Leases", "", []kind{inNamespace(&coordinationv1.LeaseList{})}, func(_ context.Context, o objects) (string, error) {
+	doubtful := func() string {
+		for name, interval := range renewed {
+			if l := h[name].lease; l != nil && l.Spec.HolderIdentity != nil && !h.alive(name, 3*interval) && time.Since(start) < interval*5/4+leaseMargin {
+				return name + " was not renewed yet"
+			}
+		}
+		return ""
+	}
+	var leases coordinationv1.LeaseList
+	if err := c.Client.List(ctx, &leases, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		return nil, c.fail("list Leases", err)
+	}
+	h.note(pointers(leases.Items), c.now())
+	if doubtful() == "" {
+		return h, nil
+	}
+	return h, c.await(ctx, "watch the agents' Leases", "", []kind{inNamespace(&coordinationv1.LeaseList{})}, func(_ context.Context, o objects) (string, error) {
 		h.note(of[*coordinationv1.Lease](o), c.now())
 		if hasEnd && time.Until(until) < 2*lookInterval {
 			return "", nil // what is known by now has to do
 		}
-		for name, interval := range renewed {
-			if l := h[name].lease; l != nil && l.Spec.HolderIdentity != nil && !h.alive(name, 3*interval) && time.Since(start) < interval*5/4+leaseMargin {
-				return name + " was not renewed yet", nil
-			}
-		}
-		return "", nil
+		return doubtful(), nil
 	})
-	return h, err
+}
+
+func pointers[T any](in []T) (out []*T) {
+	for i := range in {
+		out = append(out, &in[i])
+	}
+	return out
 }

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -112,35 +113,93 @@ func (s *side) install(ctx context.Context, peer *Cluster, claim string, planned
 	}
 }
 
+// agents are what applyAgents has applied, or left for later.
+type agents struct {
+	applied []client.Object
+	key     manifests.OverlayKey
+	// later is the DaemonSet, if it is to be applied when its image has been tried.
+	later   *appsv1.DaemonSet
+	changed []string
+}
+
 // applyAgents applies the objects of the node agents. The namespace comes first;
 // and without its account the controller's first attempt to make pods fails, and
-// it waits before the second.
-func (c *Cluster) applyAgents(ctx context.Context, image string, j *journal) (installed []client.Object, key manifests.OverlayKey, changed []string, err error) {
+// it waits before the second. Where agents do their work, their DaemonSet can wait.
+func (c *Cluster) applyAgents(ctx context.Context, image string, working bool, j *journal) (a agents, err error) {
 	apply := func(objs ...client.Object) error {
 		more, err := c.applyNoting(ctx, j, objs...)
-		installed, changed = append(installed, objs...), append(changed, more...)
+		a.applied, a.changed = append(a.applied, objs...), append(a.changed, more...)
 		return tornDownIfTerminating(err)
 	}
 	for _, obj := range []client.Object{manifests.Namespace(), manifests.CriticalPods()} {
 		if err := apply(obj); err != nil {
-			return nil, "", changed, err
+			return a, err
 		}
 	}
 	key, isNew, err := c.ensureOverlayKey(ctx)
 	if err != nil {
-		return nil, "", changed, tornDownIfTerminating(err)
+		return a, tornDownIfTerminating(err)
 	}
+	a.key = key
 	if isNew {
-		changed = append(changed, c.Name+": key of the overlay")
+		a.changed = append(a.changed, c.Name+": key of the overlay")
 		if err := c.restartGateways(ctx, key); err != nil {
-			return nil, "", changed, err
+			return a, err
 		}
 	}
 	account, daemonSet := manifests.NodeAgent(image, key)
 	if err := apply(account...); err != nil {
-		return nil, "", changed, err
+		return a, err
 	}
-	return installed, key, changed, apply(daemonSet)
+	if working && !isNew {
+		a.later = daemonSet
+		return a, nil
+	}
+	return a, apply(daemonSet)
+}
+
+// agentsWork says that the agents of all nodes that are ready have reported.
+func (s *side) agentsWork() bool {
+	reports := plan.ReportsByNode(s.facts.Reports)
+	return s.facts.InstalledImage != "" && !slices.ContainsFunc(s.facts.Nodes, func(n discovery.Node) bool {
+		return n.Ready && n.RunsAgents && (reports[n.Name] == nil || reports[n.Name].Status.Kernel == nil)
+	})
+}
+
+// updateNodeAgents applies the DaemonSet that was left for later, when the gateways of
+// this peering run: an image that cannot start stops here, where it harms no other
+// peering.
+func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan) (changed []string, err error) {
+	if s.later == nil {
+		return nil, nil
+	}
+	want, live, err := s.read(ctx, s.later)
+	if err != nil {
+		return nil, err
+	}
+	if !contains(live.Object, want.Object) {
+		err = s.await(ctx, "wait for the gateway, before the node agents are replaced", s.podsHint(), append(rolloutKinds(), all(&v1alpha1.PeeringList{})), func(_ context.Context, o objects) (string, error) {
+			for _, g := range gateways {
+				if byName[*v1alpha1.Peering](o, g.Peering) == nil {
+					return "", errUnpeered
+				}
+				if crash, err := s.podProblem(o, nil, g.Peering); crash != "" || err != nil {
+					return crash, err
+				}
+				if d := byName[*appsv1.Deployment](o, g.Name()); d == nil || !isRolledOut(d) {
+					return "the gateway is being replaced", nil
+				}
+			}
+			return "", nil
+		})
+	}
+	if err == nil {
+		changed, err = s.applyNoting(ctx, s.journal, s.later)
+	}
+	if err == nil {
+		s.later = nil
+	}
+	return changed, err
 }
 
 // restartGateways has the gateways that are there take a new key of the overlay:
@@ -183,9 +242,13 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 		return changed, nil
 	}
 	var objs []client.Object
-	installing := func(ctx context.Context) (changed []string, err error) {
-		objs, s.facts.OverlayKey, changed, err = s.applyAgents(ctx, planned.Image, s.journal)
-		return changed, err
+	installing := func(ctx context.Context) ([]string, error) {
+		a, err := s.applyAgents(ctx, planned.Image, s.agentsWork(), s.journal)
+		objs, s.facts.OverlayKey, s.later = a.applied, a.key, a.later
+		if a.later != nil {
+			objs = append(objs, a.later)
+		}
+		return a.changed, err
 	}
 	if s.facts.InstalledImage == "" {
 		var claimed, installed []string
@@ -296,11 +359,7 @@ func (c *Cluster) agentNodes(ctx context.Context) (ready, notReady []string, err
 	if err := c.Client.List(ctx, &list); err != nil {
 		return nil, nil, c.fail("list nodes", err)
 	}
-	var all []*corev1.Node
-	for i := range list.Items {
-		all = append(all, &list.Items[i])
-	}
-	ready, notReady = nodesByReadiness(all)
+	ready, notReady = nodesByReadiness(pointers(list.Items))
 	return ready, notReady, nil
 }
 

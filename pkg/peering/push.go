@@ -196,10 +196,16 @@ func (s *side) serviceEndpoints(ctx context.Context, g manifests.Gateway) (out [
 // wait returns when both gateways and all nodes measure that packets pass, and
 // their agents are those that were applied. Then what was changed is to stay.
 func (p *run) wait(ctx context.Context) error {
+	err := p.both(ctx, func(ctx context.Context, s, _ *side) ([]string, error) {
+		return s.updateNodeAgents(ctx, p.planOf(s).Gateways)
+	})
+	if err != nil {
+		return err
+	}
 	if err := p.both(ctx, p.waitForPackets); err != nil {
 		return err
 	}
-	err := p.both(ctx, func(ctx context.Context, s, _ *side) ([]string, error) { return nil, s.journal.end(ctx) })
+	err = p.both(ctx, func(ctx context.Context, s, _ *side) ([]string, error) { return nil, s.journal.end(ctx) })
 	if err != nil {
 		return err
 	}

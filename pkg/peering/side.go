@@ -3,6 +3,8 @@ package peering
 import (
 	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
+
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -19,6 +21,8 @@ type side struct {
 	wasEstablished, established bool
 	// rangesChanged says that this command gave the peer other ranges.
 	rangesChanged bool
+	// later is the node agents' DaemonSet where it waits until the gateways run.
+	later *appsv1.DaemonSet
 	// journal has how things were before they were changed.
 	journal *journal
 }

@@ -154,7 +154,7 @@ func (c *Cluster) reviveAgents(ctx context.Context) error {
 	}
 	image = cmp.Or(image, c.DefaultImage)
 	return c.poll(ctx, "install the node agents again, to clean the nodes' kernels", c.podsHint(), func(ctx context.Context) (string, error) {
-		_, _, _, err := c.applyAgents(ctx, image, nil)
+		_, err := c.applyAgents(ctx, image, false, nil)
 		if errors.Is(err, errTornDown) {
 			return "namespace " + v1alpha1.Namespace + " is being deleted", nil
 		}
