@@ -31,8 +31,8 @@ func gatewayLease(peering string, plane int32) string {
 // heartbeats tell which agents are alive. A Lease has the time of its agent's clock,
 // which may be wrong by any amount. So what counts is when it was seen to change, by
 // the clock of this machine that no one sets. A Lease that is seen for the first time
-// has the API server's own stamp, which is compared with the API server's own clock: if
-// that says that it is recent, it is.
+// has the API server's own stamp, compared with the API server's own clock. If
+// these say that it is recent, it is.
 type heartbeats map[string]heartbeat
 
 type heartbeat struct {
