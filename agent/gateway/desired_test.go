@@ -320,7 +320,6 @@ func TestDefect1_05_PodsOfTwoNodesGoByVersion(t *testing.T) {
 		return n
 	}
 	old := at(node("old", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24", "10.244.5.0/24"), "99")
-	old.Status.Reported = new(metav1.NewTime(time.Now().Add(time.Hour))) // its clock was ahead
 	old.Status.PodIPs = []v1alpha1.IP{{Addr: addr("10.244.9.9")}}
 	renamed := at(node("renamed", "10.80.0.2", "172.18.0.2", 0, "10.244.0.0/24"), "100")
 	renamed.Status.PodIPs = old.Status.PodIPs

@@ -117,7 +117,7 @@ func Run(ctx context.Context, cfg Config) error {
 	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: a.manager()}
 	l := loop.Loop[status]{
 		Agent: a, Log: cfg.Log, Objects: []<-chan struct{}{view.Changed, a.news}, Kernel: []<-chan struct{}{links, rules}, Health: health,
-		Report: loop.NewReporter(v1alpha1.ReportInterval, loop.Regularly(compareStatus), a.writeStatus, lease.Renew),
+		Report: loop.NewReporter(v1alpha1.ReportInterval, compareStatus, a.writeStatus, lease.Renew),
 	}
 	return l.Run(ctx)
 }

@@ -32,7 +32,6 @@ type status struct {
 func (a *agent) manager() string { return fmt.Sprintf("liqonet-gateway-%d", a.Plane) }
 
 func (a *agent) writeStatus(ctx context.Context, s status) error {
-	s.plane.Reported = new(metav1.Now())
 	patch := map[string]any{
 		"apiVersion": v1alpha1.GroupVersion.String(), "kind": "Peering",
 		"metadata": map[string]any{"name": a.Peering, "uid": s.peering},
@@ -129,7 +128,7 @@ const maxNamed = 3
 
 // degraded says why packets do not pass from all nodes or for all pods; "" if they do.
 func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
-	var unreached, outside []string
+	var unreached []string
 	for _, n := range nodes {
 		if addr, err := netip.ParseAddr(n.Name); err != nil || !n.DeletionTimestamp.IsZero() || !p.Spec.Local.InternalCIDR.Contains(addr) {
 			continue
@@ -140,18 +139,13 @@ func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
 		}) {
 			unreached = append(unreached, n.Spec.NodeName)
 		}
-		if i := slices.IndexFunc(n.Status.PodIPs, func(ip v1alpha1.IP) bool {
-			return p.Carries(ip.Addr) && !slices.ContainsFunc(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping) bool { return m.Real.Contains(ip.Addr) })
-		}); i >= 0 {
-			outside = append(outside, fmt.Sprintf("%s on node %s", n.Status.PodIPs[i], n.Spec.NodeName))
-		}
 	}
 	var out []string
 	if len(unreached) > 0 {
 		out = append(out, "the peer is not reached from "+someOf("nodes", unreached))
 	}
-	if len(outside) > 0 {
-		out = append(out, "no range of the peering has the addresses of "+someOf("pods", outside)+": run peer again, with --pod-cidr if it does not find the range")
+	if outside := p.PodOutside(nodes); outside != "" {
+		out = append(out, outside)
 	}
 	return strings.Join(out, "; ")
 }

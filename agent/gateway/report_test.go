@@ -71,8 +71,8 @@ func TestDegraded(t *testing.T) {
 		nodes = append(nodes, node(name, "10.80.0.9", "172.18.0.2", 1450))
 	}
 	want := "the peer is not reached from 4 nodes (x2, x3, x4 and others); " +
-		"no range of the peering has the addresses of 1 pods (192.168.77.5 on node n4): run peer again, with --pod-cidr if it does not find the range"
-	if got := degraded(p, nodes); got != want {
+		p.PodOutside(nodes)
+	if got := degraded(p, nodes); got != want || !strings.Contains(got, "pod 192.168.77.5 of node n4 is outside") {
 		t.Errorf("got  %q\nwant %q", got, want)
 	}
 }

@@ -134,8 +134,3 @@ func (r *Reporter[T]) note(log *slog.Logger, err error) {
 
 // Moved says that a measured time has changed by a factor of two.
 func Moved(now, before int64) bool { return now > 2*before || before > 2*now }
-
-// Regularly has a status written once per interval, whether it has changed or not.
-func Regularly[T any](compare func(now, written T) Change) func(now, written T) Change {
-	return func(now, written T) Change { return max(compare(now, written), Measured) }
-}

@@ -87,7 +87,7 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 	}
 	d.overlay.Rules = []overlay.Rule{{Table: overlay.Table}}
 	for _, p := range peerings {
-		if err := taken.admit(p); err != nil {
+		if err := cmp.Or(p.Check(), taken.admit(p)); err != nil {
 			errs = append(errs, fmt.Errorf("peering %s: %w", p.Name, err))
 			continue
 		}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -414,7 +413,6 @@ func TestCompareStatus(t *testing.T) {
 		{name: "kernel", change: func(s *v1alpha1.NodeNetworkStatus) { s.Kernel = &v1alpha1.KernelFacts{Geneve: true} }, want: loop.Changed},
 		{name: "node addresses", change: func(s *v1alpha1.NodeNetworkStatus) { s.NodeIPs = s.PodIPs }, want: loop.Changed},
 		{name: "condition", change: func(s *v1alpha1.NodeNetworkStatus) { s.Conditions = []metav1.Condition{{Type: "Ready"}} }, want: loop.Changed},
-		{name: "time", change: func(s *v1alpha1.NodeNetworkStatus) { s.Reported = new(metav1.NewTime(time.Unix(1, 0))) }, want: loop.Same},
 		{name: "ready", change: func(s *v1alpha1.NodeNetworkStatus) { s.Gateways[0].Ready = false }, want: loop.Changed},
 		{name: "generation", change: func(s *v1alpha1.NodeNetworkStatus) { s.Gateways[0].ObservedGeneration = 7 }, want: loop.Changed},
 		{name: "MTU", change: func(s *v1alpha1.NodeNetworkStatus) { s.Gateways[0].MTU = 7 }, want: loop.Changed},

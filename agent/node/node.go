@@ -120,7 +120,7 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 		Client: c, Name: "node-" + own.Name, Holder: cfg.PodName, Manager: manager(node),
 		Owner: applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID),
 	}
-	report := loop.NewReporter(v1alpha1.NodeReportInterval, loop.Regularly(compareStatus), a.writeStatus, lease.Renew)
+	report := loop.NewReporter(v1alpha1.NodeReportInterval, compareStatus, a.writeStatus, lease.Renew)
 	// What the kernel knows is waited for: it is told before anything else.
 	status, _ := a.Status("")
 	if err := report.WriteFirst(ctx, status); err != nil {

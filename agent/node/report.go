@@ -31,7 +31,6 @@ const maxNodeIPs = 16
 
 // writeStatus applies the whole status: nobody else writes it.
 func (a *agent) writeStatus(ctx context.Context, s v1alpha1.NodeNetworkStatus) error {
-	s.Reported = new(metav1.Now())
 	raw, err := json.Marshal(map[string]any{
 		"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetwork",
 		"metadata": map[string]any{"name": a.own.Name, "uid": a.own.UID}, "status": s,

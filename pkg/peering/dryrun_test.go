@@ -23,7 +23,7 @@ func (w *site) ours(t *testing.T) []string {
 	var out []string
 	for name := range w.versions(t) {
 		kind, rest, _ := strings.Cut(name, " ")
-		if strings.HasSuffix(kind, ".Node") || rest == "kube-system" || rest == "default/kubernetes" || strings.Contains(rest, "/node-10") { // Leases that agents make
+		if strings.HasSuffix(kind, ".Node") || rest == "kube-system" || rest == "default/kubernetes" {
 			continue
 		}
 		if !strings.Contains(rest, "/") {

@@ -20,7 +20,8 @@ type State string
 const (
 	// Connected is a tunnel by which packets pass, from every node that is ready.
 	Connected State = "Connected"
-	// Degraded is a tunnel by which packets pass, but not from every node.
+	// Degraded is a tunnel by which packets pass, but not from every node, or not for
+	// every pod.
 	Degraded State = "Degraded"
 	// Disconnected is a tunnel by which no packet passes.
 	Disconnected State = "Disconnected"
@@ -245,6 +246,12 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 	default:
 		v.State = Connected
 	}
+	if outside := p.PodOutside(nodes); outside != "" {
+		if v.State == Connected {
+			v.State = Degraded
+		}
+		v.say(strings.ReplaceAll(outside, "THIS-CLUSTER", cluster))
+	}
 	if len(conflicts) > 0 {
 		slices.Sort(conflicts)
 		v.say(conflicts[0])
@@ -324,6 +331,8 @@ func settled(p *v1alpha1.Peering, v View) string {
 	switch {
 	case s == nil || s.ObservedGeneration != p.Generation:
 		return "the gateway has not applied the configuration"
+	case v.State == Degraded && v.NodesReady == v.NodesTotal:
+		return "" // pods outside of the ranges: the user decides on that
 	case v.State != Connected:
 		return v.Message
 	default:

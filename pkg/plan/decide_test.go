@@ -775,9 +775,9 @@ func TestDefect1_04_NothingIsPlannedForNodesWithoutAgents(t *testing.T) {
 	}
 	var nodes []string
 	for _, o := range f.plannedNodes(ipam.DefaultInternal()) {
-		nodes = append(nodes, o.MadeBy)
+		nodes = append(nodes, o.Kind+" by "+o.MadeBy)
 	}
-	if !slices.Equal(nodes, []string{"the agent of node a-1"}) {
+	if !slices.Equal(nodes, []string{"NodeNetwork by the agent of node a-1", "Lease by the agent of node a-1"}) {
 		t.Errorf("planned are %v", nodes)
 	}
 }

@@ -415,7 +415,11 @@ func (f *FactSheet) plannedNodes(internal netip.Prefix) []ObjectPlan {
 			}
 			taken[o.Name] = true
 		}
-		out = append(out, o)
+		lease := ObjectPlan{
+			APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Namespace: v1alpha1.Namespace, Name: "node-" + o.Name,
+			Action: o.Action, MadeBy: o.MadeBy, Reason: "the agent's heartbeat",
+		}
+		out = append(out, o, lease)
 	}
 	return out
 }

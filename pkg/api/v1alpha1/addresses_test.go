@@ -92,7 +92,7 @@ func full() (*v1alpha1.ClusterNetwork, *v1alpha1.Peering, *v1alpha1.NodeNetwork)
 		},
 		Status: v1alpha1.PeeringStatus{Conditions: []metav1.Condition{{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionTrue, LastTransitionTime: *when, Reason: "r", Message: "m"}}, Planes: []v1alpha1.PlaneStatus{{
 			Index: 1, ObservedGeneration: 2, PodIP: ip("10.244.0.1"), NodeName: "n", MTU: 1400, Connected: true, Message: "m", Endpoint: "192.0.2.1:1",
-			LastHandshake: when, RTTMicroseconds: 1, LossPercent: 2, Reported: when, PublicKey: "k",
+			LastHandshake: when, RTTMicroseconds: 1, LossPercent: 2, PublicKey: "k",
 			Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"192.0.2.1:1"}, NodeIPs: []v1alpha1.IP{ip("192.0.2.1")}},
 		}}},
 	}
@@ -100,7 +100,7 @@ func full() (*v1alpha1.ClusterNetwork, *v1alpha1.Peering, *v1alpha1.NodeNetwork)
 		ObjectMeta: metav1.ObjectMeta{Name: "10.80.0.1"}, Spec: v1alpha1.NodeNetworkSpec{NodeName: "n"},
 		Status: v1alpha1.NodeNetworkStatus{
 			Kernel: &v1alpha1.KernelFacts{Release: "6.1", Geneve: true}, PodCIDRs: []v1alpha1.CIDR{cidr("10.244.0.0/24")}, PodIPs: []v1alpha1.IP{ip("10.9.0.1")},
-			Routes: []v1alpha1.CIDR{cidr("10.0.0.0/24")}, UnderlayMTU: 1500, Message: "m", Reported: when,
+			Routes: []v1alpha1.CIDR{cidr("10.0.0.0/24")}, UnderlayMTU: 1500, Message: "m",
 			Gateways: []v1alpha1.NodeGateway{{Peering: "b", Plane: 1, ObservedGeneration: 2, GatewayIP: ip("10.244.0.1"), Source: ip("172.18.0.2"), MTU: 1400, Ready: true}},
 		},
 	}
@@ -141,7 +141,7 @@ func TestRoundTripAndDeepCopy(t *testing.T) {
 	cn2, p2, n2 := cn.DeepCopy(), p.DeepCopy(), n.DeepCopy()
 	cn2.Spec.Peers[0].Pods[0].Mapped = cidr("10.99.0.0/16")
 	p2.Spec.Local.Pods[0].Mapped, p2.Spec.Planes[0].Endpoints[0] = cidr("10.99.0.0/16"), "changed"
-	p2.Status.Planes[0].Reported.Time = p2.Status.Planes[0].Reported.AddDate(1, 0, 0)
+	p2.Status.Planes[0].LastHandshake.Time = p2.Status.Planes[0].LastHandshake.AddDate(1, 0, 0)
 	n2.Status.Kernel.Release, n2.Status.Routes[0], n2.Status.PodIPs[0], n2.Status.Gateways[0].Ready = "changed", cidr("10.99.0.0/16"), ip("10.99.0.1"), false
 	wantCN, wantP, wantN := full()
 	for _, d := range []string{cmp.Diff(wantCN, cn, compare), cmp.Diff(wantP, p, compare), cmp.Diff(wantN, n, compare)} {

@@ -90,9 +90,6 @@ type NodeNetworkStatus struct {
 	// Message says what the agent could not do.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// Reported is when this was written.
-	// +optional
-	Reported *metav1.Time `json:"reported,omitempty"`
 }
 
 // KernelFacts are what only the node's kernel knows.

@@ -246,10 +246,6 @@ type PlaneStatus struct {
 	// Remote is what the peer's gateway says of its cluster, through the tunnel.
 	// +optional
 	Remote *RemoteAnnouncement `json:"remote,omitempty"`
-	// Reported is when this was written. A gateway that is alive writes at least
-	// every ReportInterval.
-	// +optional
-	Reported *metav1.Time `json:"reported,omitempty"`
 }
 
 // RemoteAnnouncement is what the peer's gateway says of its cluster, through the
