@@ -34,7 +34,8 @@ type pathInfo struct {
 }
 
 // pathTo returns the path to a gateway. The kernel is asked after it has told of a
-// change, and once per resync, as it does not tell what it learns from ICMP errors.
+// change, or probes of one; and once per resync, as it does not tell what it learns from
+// ICMP errors.
 func (a *agent) pathTo(g gateway) pathInfo {
 	key := pathKey{g.pod, g.peer}
 	if p, known := a.paths[key]; known && time.Since(p.read) < loop.Resync {

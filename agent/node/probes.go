@@ -63,7 +63,11 @@ func (p *prober) look() time.Duration {
 func (a *agent) Look(context.Context) (changed bool, next time.Duration) {
 	next = lookInterval
 	for _, p := range a.probers {
+		before := p.ready
 		next = min(next, p.look())
+		if p.ready != before {
+			clear(a.paths) // a route that leads nowhere is no change that the kernel is watched for
+		}
 	}
 	return false, next
 }

@@ -109,7 +109,10 @@ func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 		t.Fatal(err)
 	}
 	key := probeKey{g.remote, g.plane}
-	a.probers[key] = &prober{Prober: p, stop: func() {}, gateway: g, changed: time.Now()}
+	a.probers[key] = &prober{Prober: p, stop: func() {}, gateway: g, changed: time.Now(), ready: true}
+	if a.Look(t.Context()); len(a.paths) > 0 {
+		t.Error("the peer is not reached any more, and the path is not asked for")
+	}
 	look := func() time.Duration {
 		_, next := a.Look(t.Context())
 		return next

@@ -197,7 +197,7 @@ func connect(name, kubectl string, raw clientcmdapi.Config, contextName string, 
 	if err != nil {
 		return nil, fmt.Errorf("cluster %q: %w", name, err)
 	}
-	return &peering.Cluster{Name: name, Client: c, Discovery: d, DefaultImage: version.AgentImage(), Kubectl: kubectl, Now: clock.now}, nil
+	return &peering.Cluster{Name: name, Client: c, Discovery: d, DefaultImage: version.AgentImage(version.String()), Kubectl: kubectl, Now: clock.now}, nil
 }
 
 // kinds asks the API server only for kinds that are not known beforehand.

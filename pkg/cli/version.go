@@ -17,7 +17,7 @@ func newVersion(g *globals) *cobra.Command {
 		Args:    exactArgs(0),
 		Run: func(*cobra.Command, []string) {
 			fmt.Fprintf(g.streams.Out, "kubectl liqonet %s (%s, %s/%s)\nagents %s\n",
-				version.String(), runtime.Version(), runtime.GOOS, runtime.GOARCH, version.AgentImage())
+				version.String(), runtime.Version(), runtime.GOOS, runtime.GOARCH, version.AgentImage(version.String()))
 		},
 	}
 }

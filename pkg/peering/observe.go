@@ -19,12 +19,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // observe reads all that a plan is made from. It changes nothing, and needs no
 // other permission than to read.
 func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error) {
-	f := plan.FactSheet{DefaultImage: s.DefaultImage}
+	f := plan.FactSheet{Version: version.String(), DefaultImage: s.DefaultImage}
 	defer func() { s.facts = f }()
 	overrides := o.Facts[s.ID]
 	overrides.Name = s.Name
@@ -42,7 +43,7 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 	if f.APIServer, err = s.apiServerAddresses(ctx); err != nil {
 		return err
 	}
-	if f.InstalledImage, err = s.agentImage(ctx); err != nil {
+	if f.InstalledImage, f.InstalledVersion, err = s.installedAgents(ctx); err != nil {
 		return err
 	}
 	var nodes v1alpha1.NodeNetworkList
@@ -157,16 +158,16 @@ func (c *Cluster) apiServerAddresses(ctx context.Context) ([]netip.Addr, error) 
 	return out, nil
 }
 
-// agentImage is that of the node agents which are installed, empty if there are
-// none.
-func (c *Cluster) agentImage(ctx context.Context) (string, error) {
+// installedAgents returns the image of the node agents, and the version of the command
+// that installed them. Both are empty if there are none.
+func (c *Cluster) installedAgents(ctx context.Context) (image, installed string, err error) {
 	ds := &appsv1.DaemonSet{}
-	err := c.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds)
+	err = c.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds)
 	if apierrors.IsNotFound(err) || err == nil && !ds.DeletionTimestamp.IsZero() {
-		return "", nil
+		return "", "", nil
 	}
 	if err != nil {
-		return "", c.fail("read DaemonSet "+v1alpha1.NodeAgentName, err)
+		return "", "", c.fail("read DaemonSet "+v1alpha1.NodeAgentName, err)
 	}
-	return ds.Spec.Template.Spec.Containers[0].Image, nil
+	return ds.Spec.Template.Spec.Containers[0].Image, ds.Annotations[v1alpha1.AnnotationVersion], nil
 }

@@ -148,7 +148,7 @@ func (c *Cluster) reviveAgents(ctx context.Context) error {
 	if !slices.ContainsFunc(nodes.Items, func(n v1alpha1.NodeNetwork) bool { return len(n.Status.Gateways) > 0 }) {
 		return nil
 	}
-	image, err := c.agentImage(ctx)
+	image, _, err := c.installedAgents(ctx)
 	if err != nil {
 		return err
 	}

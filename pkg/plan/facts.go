@@ -13,6 +13,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // FactSheet is all that a plan needs to know of one cluster. It is a value: whoever
@@ -35,8 +36,10 @@ type FactSheet struct {
 	OverlayKey manifests.OverlayKey
 	// InstalledImage is that of the node agents that run, empty if there are none.
 	InstalledImage string
-	// DefaultImage is for agents that have to be installed.
-	DefaultImage string
+	// InstalledVersion is that of the command that installed them, empty if not known.
+	InstalledVersion string
+	// Version is that of this command, DefaultImage the agents' image of that version.
+	Version, DefaultImage string
 	// Planes are what there is of the gateways to the peer, by the plane's index.
 	Planes map[int32]PlaneFacts
 	// PodsConcluded says that, and from what, PodCIDRs were concluded; empty where an
@@ -176,16 +179,43 @@ func (f *FactSheet) InternalCIDR() (netip.Prefix, string, error) {
 	return got[0].Prefix, got[0].Reason, nil
 }
 
-// image of the agents.
+// image of the agents. Agents of one version get no objects of another one, so an image
+// is kept only if the version is the same.
 func (f *FactSheet) image() choice[string] {
 	switch {
 	case f.Overrides.Image != "":
 		return choice[string]{value: f.Overrides.Image, reason: "given by --agent-image"}
-	case f.InstalledImage != "":
+	case f.InstalledImage != "" && f.sameVersion():
 		return choice[string]{value: f.InstalledImage, reason: "the one of the node agents that are there"}
+	case f.InstalledImage != "":
+		return choice[string]{value: f.DefaultImage, reason: "the one of this version of the command; the agents are of " + f.InstalledVersion}
 	default:
 		return choice[string]{value: f.DefaultImage, reason: "the one of this version of the command"}
 	}
+}
+
+func (f *FactSheet) sameVersion() bool {
+	return f.InstalledVersion == "" || f.InstalledVersion == f.Version
+}
+
+// checkVersion refuses what would mix versions: an older command than the one that
+// installed the agents, or agents of an image that is not of this command's version.
+func (f *FactSheet) checkVersion() error {
+	refused := func(err error, hint string) error {
+		return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: "compare versions", Err: err, Hint: hint}
+	}
+	given := f.InstalledImage != version.AgentImage(f.InstalledVersion)
+	switch {
+	case f.InstalledImage == "" || f.sameVersion():
+		return nil
+	case version.Older(f.Version, f.InstalledVersion):
+		return refused(fmt.Errorf("liqonet in the cluster is of version %s, and this command of the older %s", f.InstalledVersion, f.Version),
+			"use the command of that version, or a newer one")
+	case f.Overrides.Image == "" && given:
+		return refused(fmt.Errorf("its agents are of version %s, this command is of %s, and their image %q was chosen by --agent-image", f.InstalledVersion, f.Version, f.InstalledImage),
+			"give the image of version "+f.Version+" by --agent-image, which upgrades the agents, or use the command of version "+f.InstalledVersion)
+	}
+	return nil
 }
 
 // ReportsByNode returns the agents' reports by the names of their nodes. Of two of

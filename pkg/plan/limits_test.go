@@ -11,6 +11,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // withNodes gives the cluster n ready nodes.
@@ -102,5 +103,37 @@ func TestDefect1_26_OneLimitOfPeerings(t *testing.T) {
 	}
 	if n, err := ipam.GatewayNumber(ipam.MaxPeering, ipam.Planes-1); err != nil || n > ipam.MaxGateway {
 		t.Errorf("the last index has the gateway's number %d, %v", n, err)
+	}
+}
+
+func TestDefect1_06_VersionsAreNotMixed(t *testing.T) {
+	for _, tt := range []struct {
+		name, command, installed, image, given string
+		want, refused                          string
+	}{
+		{name: "nothing is installed", command: "v0.2.0", want: version.AgentImage("v0.2.0")},
+		{name: "the same version keeps its image", command: "v0.2.0", installed: "v0.2.0", image: "mirror/agent:1", want: "mirror/agent:1"},
+		{name: "an upgrade from a published image", command: "v0.2.0", installed: "v0.1.0", image: version.AgentImage("v0.1.0"), want: version.AgentImage("v0.2.0")},
+		{name: "an upgrade from a mirror", command: "v0.2.0", installed: "v0.1.0", image: "mirror/agent:1", refused: "give the image of version v0.2.0 by --agent-image"},
+		{name: "an upgrade to a mirror", command: "v0.2.0", installed: "v0.1.0", image: "mirror/agent:1", given: "mirror/agent:2", want: "mirror/agent:2"},
+		{name: "an older command", command: "v0.1.0", installed: "v0.2.0", image: version.AgentImage("v0.2.0"), refused: "of the older v0.1.0"},
+		{name: "an older command with an image", command: "v0.1.0", installed: "v0.2.0", image: "mirror/agent:2", given: "mirror/agent:1", refused: "of the older v0.1.0"},
+		{name: "an older build of the same release", command: "v0.1.0-3-gabc", installed: "v0.1.0-7-gdef", image: "x", given: "y", refused: "older"},
+		{name: "a build whose age is not known", command: "0123abc", installed: "456def0", image: version.AgentImage("456def0"), want: version.AgentImage("0123abc")},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
+			b.Version, b.DefaultImage, b.InstalledVersion, b.InstalledImage, b.Overrides.Image = tt.command, version.AgentImage(tt.command), tt.installed, tt.image, tt.given
+			p, err := choose(*a, *b)
+			if tt.refused != "" {
+				if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != failure.Usage || e.Cluster != "b" || !strings.Contains(err.Error()+e.Hint, tt.refused) {
+					t.Fatalf("got %v", err)
+				}
+				return
+			}
+			if err != nil || p.Clusters[1].Image != tt.want {
+				t.Fatalf("got image %v, %v", p, err)
+			}
+		})
 	}
 }

@@ -157,6 +157,11 @@ func Make(a, b FactSheet) (*Plan, error) {
 func choose(a, b FactSheet) (*Plan, error) {
 	p := &Plan{}
 	facts := [2]*FactSheet{&a, &b}
+	for _, f := range facts {
+		if err := f.checkVersion(); err != nil {
+			return nil, err
+		}
+	}
 	d, err := decide(facts)
 	if err != nil {
 		return nil, err

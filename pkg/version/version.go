@@ -1,6 +1,13 @@
 // Package version says which build this is.
 package version
 
+import (
+	"regexp"
+	"strconv"
+
+	utilversion "k8s.io/apimachinery/pkg/util/version"
+)
+
 // version is set by the linker (see the Makefile).
 var version = "dev"
 
@@ -10,5 +17,28 @@ const imageRepository = "ghcr.io/liqonet/liqonet-agent"
 // String returns the version, e.g. "v0.1.0".
 func String() string { return version }
 
-// AgentImage returns the reference of the agents' image of this version.
-func AgentImage() string { return imageRepository + ":" + version }
+// AgentImage returns the reference of the agents' image of a version.
+func AgentImage(version string) string { return imageRepository + ":" + version }
+
+// described is what `git describe` prints: a tag, and the number of commits since.
+var described = regexp.MustCompile(`^(v.+?)(?:-([0-9]+)-g[0-9a-f]+)?(?:-dirty)?$`)
+
+// Older says that version a is older than b. Builds between two releases count by their
+// number of commits. It is false if the versions do not say which one is older.
+func Older(a, b string) bool {
+	x, y := described.FindStringSubmatch(a), described.FindStringSubmatch(b)
+	if x == nil || y == nil {
+		return false
+	}
+	releaseA, errA := utilversion.ParseSemantic(x[1])
+	releaseB, errB := utilversion.ParseSemantic(y[1])
+	if errA != nil || errB != nil {
+		return false
+	}
+	if x[1] != y[1] {
+		return releaseA.LessThan(releaseB)
+	}
+	commitsA, _ := strconv.Atoi(x[2]) // none is 0
+	commitsB, _ := strconv.Atoi(y[2])
+	return commitsA < commitsB
+}

@@ -58,7 +58,7 @@ func commandsPage() string {
 	for _, c := range root.Commands() {
 		command(&b, c)
 	}
-	image := version.AgentImage()
+	image := version.AgentImage(version.String())
 	return strings.ReplaceAll(b.String(), image, image[:strings.LastIndex(image, ":")]+":VERSION")
 }
 

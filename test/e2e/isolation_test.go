@@ -237,7 +237,7 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 	evil.pod = p.Status.Planes[0].PodIP.Addr
 	evil.peer = plane.RemoteAddress.Addr
 	var secret struct{ Data map[string][]byte }
-	raw, err = c.Run(ctx, "", "-n", "liqonet-system", "get", "secret", "gateway-"+peer.Name+"-0", "-o", "json")
+	raw, err = c.Run(ctx, "", "-n", "liqonet-system", "get", "secret", "gateway-"+peer.Name+"-0-1", "-o", "json")
 	if err == nil {
 		err = json.Unmarshal([]byte(raw), &secret)
 	}

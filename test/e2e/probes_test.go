@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
 // lossy drops half of the probes that come by the tunnel.
@@ -59,13 +61,13 @@ func lostProbes(t *testing.T, ctx context.Context, a, b *cluster) {
 
 // settledHandshake is the last one after WireGuard itself has had the time to try
 // again: a server that had something to send before it was called does so after 5 s,
-// whatever has come in between.
+// whatever has come in between. Its gateway reports that within the next interval.
 func settledHandshake(t *testing.T, ctx context.Context, c *cluster) (last string) {
 	t.Helper()
 	eventually(t, ctx, podTimeout, "WireGuard has done its handshakes", func() string {
 		last = handshake(t, ctx, c)
 		at, err := time.Parse(time.RFC3339, last)
-		if err != nil || time.Since(at) < 7*time.Second {
+		if err != nil || time.Since(at) < 7*time.Second+v1alpha1.ReportInterval {
 			return fmt.Sprintf("the last one was at %s, %v", last, err)
 		}
 		return ""

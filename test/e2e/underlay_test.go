@@ -22,6 +22,13 @@ func underlayRenamed(t *testing.T, ctx context.Context, a, b *cluster) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		eventually(t, ctx, callTimeout, "the node's agent knows the interface by its name "+to, func() string {
+			out, err := target.shell(ctx, "nft list table ip liqonet")
+			if err != nil || !strings.Contains(out, fmt.Sprintf("iifname %q", to)) {
+				return fmt.Sprint("it does not, ", err)
+			}
+			return ""
+		})
 	}
 	rename(ctx, "eth0", "uplink0")
 	back := sync.OnceFunc(func() { rename(context.WithoutCancel(ctx), "uplink0", "eth0") })
@@ -45,7 +52,7 @@ func noWayToGateway(t *testing.T, ctx context.Context, a, b *cluster) {
 	defer func() { _, _ = target.shell(context.WithoutCancel(ctx), "ip route del unreachable "+gateway) }()
 	eventually(t, ctx, callTimeout+8*time.Second, "status tells of it", func() string {
 		v := viewOf(t, parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", a.Name).stdout), a, b)
-		if v.State != "Degraded" || !strings.Contains(v.Message, target.Node.Name+": the way to gateway "+gateway) {
+		if v.State != "Degraded" || !strings.Contains(v.Message, target.Node.Name+": the path to gateway "+gateway) {
 			return fmt.Sprintf("it is %s: %s", v.State, v.Message)
 		}
 		return ""
