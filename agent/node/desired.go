@@ -87,7 +87,11 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 	}
 	d.overlay.Rules = []overlay.Rule{{Table: overlay.Table}}
 	for _, p := range peerings {
-		if err := cmp.Or(p.Check(), taken.admit(p)); err != nil {
+		if err := p.Check(); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if err := taken.admit(p); err != nil {
 			errs = append(errs, fmt.Errorf("peering %s: %w", p.Name, err))
 			continue
 		}

@@ -219,7 +219,7 @@ func TestDesireDespiteErrors(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			bad := peering("bad", tt.index, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", tt.pods), "10.71.0.0/18")
+			bad := peering("bad", tt.index, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0"+tt.pods[strings.Index(tt.pods, "/"):], tt.pods), "10.71.0.0/18")
 			got, err := desire(me, []v1alpha1.Peering{bad, good})
 			if err == nil {
 				t.Fatal("no error")
