@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -37,8 +38,7 @@ func (c *Cluster) applyAll(ctx context.Context, objs ...client.Object) ([]string
 	return c.applyNoting(ctx, nil, objs...)
 }
 
-// applyNoting is applyAll that first writes down how things were. An apply that
-// changes nothing leaves the resourceVersion.
+// applyNoting is applyAll that first writes down how things were.
 func (c *Cluster) applyNoting(ctx context.Context, j *journal, objs ...client.Object) (changed []string, err error) {
 	wants, lives := make([]*unstructured.Unstructured, len(objs)), make([]*unstructured.Unstructured, len(objs))
 	reading, rctx := errgroup.WithContext(ctx)
@@ -72,11 +72,31 @@ func (c *Cluster) applyNoting(ctx context.Context, j *journal, objs ...client.Ob
 	}
 	err = applying.Wait()
 	for i, u := range wants {
-		if v := u.GetResourceVersion(); v != "" && v != lives[i].GetResourceVersion() {
+		if u.GetResourceVersion() != "" && isChanged(lives[i], u) {
 			changed = append(changed, c.Name+": "+describe(u))
 		}
 	}
 	return changed, err
+}
+
+// isChanged says that an apply has changed an object. The resourceVersion alone does not
+// tell: meanwhile an agent may have written its status, or renewed its Lease.
+func isChanged(before, after *unstructured.Unstructured) bool {
+	if before.GetResourceVersion() == after.GetResourceVersion() {
+		return false
+	}
+	ours := func(u *unstructured.Unstructured) map[string]any {
+		o := u.DeepCopy().Object
+		for _, field := range []string{"resourceVersion", "managedFields", "generation"} {
+			unstructured.RemoveNestedField(o, "metadata", field)
+		}
+		delete(o, "status")
+		if u.GetKind() == "Lease" {
+			delete(o, "spec")
+		}
+		return o
+	}
+	return !equality.Semantic.DeepEqual(ours(before), ours(after))
 }
 
 // applyTranslation writes into a Peering's status by which addresses both

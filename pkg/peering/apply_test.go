@@ -23,6 +23,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -492,5 +493,46 @@ func TestDefect1_21_RestartKeepsAnnotationsOfOthers(t *testing.T) {
 	}
 	if manifests.OverlayKeyIn(&live.Spec.Template) != "new" || live.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] == "" {
 		t.Errorf("annotations are %v", live.Spec.Template.Annotations)
+	}
+}
+
+// What agents write meanwhile is no change of the command's.
+func TestIsChanged(t *testing.T) {
+	object := func(kind string, edit func(o map[string]any)) *unstructured.Unstructured {
+		o := map[string]any{
+			"kind": kind, "metadata": map[string]any{"name": "x", "resourceVersion": "7", "labels": map[string]any{"a": "b"}},
+			"spec": map[string]any{"a": int64(1)}, "status": map[string]any{"a": int64(1)},
+		}
+		if edit != nil {
+			o["metadata"].(map[string]any)["resourceVersion"] = "8"
+			edit(o)
+		}
+		return &unstructured.Unstructured{Object: o}
+	}
+	field := func(path ...string) func(o map[string]any) {
+		return func(o map[string]any) {
+			if err := unstructured.SetNestedField(o, "changed", path...); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, tt := range []struct {
+		name, kind string
+		edit       func(o map[string]any)
+		want       bool
+	}{
+		{"nothing", "Peering", nil, false},
+		{"the status", "Peering", field("status", "a"), false},
+		{"the spec", "Peering", field("spec", "a"), true},
+		{"a label", "Peering", field("metadata", "labels", "a"), true},
+		{"a Lease that is renewed", "Lease", field("spec", "a"), false},
+		{"the label of a Lease", "Lease", field("metadata", "labels", "a"), true},
+	} {
+		if got := isChanged(object(tt.kind, nil), object(tt.kind, tt.edit)); got != tt.want {
+			t.Errorf("%s: changed is %t", tt.name, got)
+		}
+	}
+	if !isChanged(&unstructured.Unstructured{}, object("Peering", nil)) {
+		t.Error("an object that was made is no change")
 	}
 }
