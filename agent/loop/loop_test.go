@@ -18,8 +18,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// fake is an agent whose status is its counter.
+// fake is an agent whose status is its counter. Its test holds mu while it is awake.
 type fake struct {
+	mu sync.Mutex
+
 	start      time.Time
 	err        error
 	reconciled []time.Duration
@@ -29,7 +31,12 @@ type fake struct {
 }
 
 func (f *fake) Reconcile(_ context.Context, compare bool) (bool, error) {
-	time.Sleep(f.block)
+	f.mu.Lock()
+	block := f.block
+	f.mu.Unlock()
+	time.Sleep(block)
+	f.mu.Lock()
+	defer f.mu.Unlock()
 	f.reconciled = append(f.reconciled, time.Since(f.start))
 	if compare {
 		f.compared = append(f.compared, time.Since(f.start))
@@ -39,7 +46,11 @@ func (f *fake) Reconcile(_ context.Context, compare bool) (bool, error) {
 
 func (f *fake) Look(context.Context) (bool, time.Duration) { return false, time.Second }
 
-func (f *fake) Status(string) (int, bool) { return f.status, true }
+func (f *fake) Status(string) (int, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.status, true
+}
 
 // writes records what a reporter does.
 type writes struct {
@@ -93,16 +104,29 @@ func begin(t *testing.T, f *fake) *run {
 	t.Cleanup(cancel)
 	go func() { r.result <- r.Run(ctx) }()
 	synctest.Wait()
+	f.mu.Lock()
+	t.Cleanup(f.mu.Unlock)
 	return r
 }
+
+// away lets the loop work while the test does something that waits.
+func (r *run) away(do func()) {
+	r.fake.mu.Unlock()
+	do()
+	synctest.Wait()
+	r.fake.mu.Lock()
+}
+
+func (r *run) sleep(d time.Duration) { r.away(func() { time.Sleep(d) }) }
+
+func (r *run) signal(c chan<- struct{}) { r.away(func() { c <- struct{}{} }) }
 
 // What cannot be applied is compared again after growing pauses, and said once.
 func TestDefect1_15_FailureIsRetriedWithBackoff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{err: errors.New("a foreign route is in the way")}
 		r := begin(t, f)
-		time.Sleep(time.Hour)
-		synctest.Wait()
+		r.sleep(time.Hour)
 		if n := len(f.reconciled); n < 40 || n > 80 {
 			t.Errorf("%d attempts in an hour", n)
 		}
@@ -113,9 +137,8 @@ func TestDefect1_15_FailureIsRetriedWithBackoff(t *testing.T) {
 			t.Errorf("it was logged %d times", n)
 		}
 		f.err = nil
-		r.kernel <- struct{}{} // whoever removes the cause
-		time.Sleep(3 * time.Second)
-		synctest.Wait()
+		r.signal(r.kernel) // whoever removes the cause
+		r.sleep(3 * time.Second)
 		if !strings.Contains(r.log.String(), "applied again") {
 			t.Error("it is not tried at once when the kernel has changed")
 		}
@@ -128,21 +151,21 @@ func TestDefect1_15_KernelSignalsAreDebounced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{}
 		r := begin(t, f)
-		time.Sleep(5 * time.Second)
-		r.kernel <- struct{}{}
-		time.Sleep(200 * time.Millisecond)
+		r.sleep(5 * time.Second)
+		r.signal(r.kernel)
+		r.sleep(200 * time.Millisecond)
 		if len(f.compared) != 2 {
 			t.Fatalf("compared at %v, want at the start and soon after the change", f.compared)
 		}
 		for range 1000 {
-			r.kernel <- struct{}{}
-			time.Sleep(10 * time.Millisecond)
+			r.signal(r.kernel)
+			r.sleep(10 * time.Millisecond)
 		}
 		if n := len(f.compared); n < 12 || n > 25 {
 			t.Errorf("%d comparisons during 10 s of changes", n)
 		}
 		before := len(f.compared)
-		time.Sleep(10 * Resync)
+		r.sleep(10 * Resync)
 		if n := len(f.compared) - before; n < 9 || n > 11 {
 			t.Errorf("%d comparisons in ten times %v without a change", n, Resync)
 		}
@@ -154,9 +177,8 @@ func TestObjectsChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{}
 		r := begin(t, f)
-		time.Sleep(time.Second)
-		r.objects <- struct{}{}
-		synctest.Wait()
+		r.sleep(time.Second)
+		r.signal(r.objects)
 		if len(f.reconciled) != 2 || len(f.compared) != 1 {
 			t.Errorf("reconciled at %v, compared at %v", f.reconciled, f.compared)
 		}
@@ -169,8 +191,7 @@ func TestStatusOnChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{status: 10}
 		r := begin(t, f)
-		time.Sleep(time.Minute)
-		synctest.Wait()
+		r.sleep(time.Minute)
 		if n := len(r.writes.statuses); n != 1 {
 			t.Errorf("an unchanged status was written %d times", n)
 		}
@@ -182,14 +203,14 @@ func TestStatusOnChange(t *testing.T) {
 			if f.status == 20 {
 				f.status = 10
 			}
-			time.Sleep(time.Second)
+			r.sleep(time.Second)
 		}
 		if n := len(r.writes.statuses); n < 4 || n > 6 {
 			t.Errorf("measured values that change were written %d times in 20 s", n-1)
 		}
 		before := len(r.writes.statuses)
 		f.status = 30
-		time.Sleep(2 * time.Second)
+		r.sleep(2 * time.Second)
 		if n := len(r.writes.statuses) - before; n != 1 {
 			t.Errorf("a change was written %d times", n)
 		}
@@ -201,14 +222,14 @@ func TestLeaseOnlyWithStatus(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{status: 10}
 		r := begin(t, f)
-		time.Sleep(20 * time.Second)
+		r.sleep(20 * time.Second)
 		r.writes.mu.Lock()
 		r.writes.err = errors.New("not allowed")
 		r.writes.mu.Unlock()
 		f.status = 20
-		time.Sleep(2 * time.Second)
+		r.sleep(2 * time.Second)
 		before, tried := len(r.writes.renewals), len(r.writes.statuses)
-		time.Sleep(time.Minute)
+		r.sleep(time.Minute)
 		if n := len(r.writes.renewals) - before; n != 0 {
 			t.Errorf("the Lease was renewed %d times, while the status could not be written", n)
 		}
@@ -230,11 +251,12 @@ func TestStop(t *testing.T) {
 		r.writes.err = Stop{gone}
 		r.writes.mu.Unlock()
 		f.status = 50
-		if err := <-r.result; !errors.Is(err, gone) {
+		var err error
+		if r.away(func() { err = <-r.result }); !errors.Is(err, gone) {
 			t.Errorf("the loop ended with %v", err)
 		}
 		r = begin(t, &fake{err: errors.Join(errors.New("more"), Stop{gone})})
-		if err := <-r.result; !errors.Is(err, gone) {
+		if r.away(func() { err = <-r.result }); !errors.Is(err, gone) {
 			t.Errorf("the loop ended with %v", err)
 		}
 	})
@@ -254,17 +276,17 @@ func TestDefect1_28_HealthFailsWhenTheLoopIsStuck(t *testing.T) {
 		}
 		f := &fake{}
 		r := begin(t, f)
-		time.Sleep(time.Hour)
+		r.sleep(time.Hour)
 		if a, b := get(r.Health, "/healthz"), get(r.Health, "/readyz"); a != 200 || b != 200 {
 			t.Errorf("with a loop that turns: %d, %d", a, b)
 		}
 		f.block = 2 * stuckAfter // a name server
-		time.Sleep(Resync + stuckAfter + 2*time.Second)
+		r.sleep(Resync + stuckAfter + 2*time.Second)
 		if a, b := get(r.Health, "/healthz"), get(r.Health, "/readyz"); a != 503 || b != 503 {
 			t.Errorf("with a loop that is stuck: %d, %d", a, b)
 		}
 		f.block = 0
-		time.Sleep(2 * stuckAfter)
+		r.sleep(2 * stuckAfter)
 	})
 }
 
