@@ -3,6 +3,8 @@ package peering
 import (
 	"context"
 	"errors"
+	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -12,7 +14,10 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -305,5 +310,78 @@ func TestDefect1_20_TurnsKeepTheirOrder(t *testing.T) {
 	close(first)
 	if err := third.wait(t.Context()); err != nil {
 		t.Error(err)
+	}
+}
+
+// Another command changes the Peering between the read and the write of expose-host, and
+// the other way round. Neither undoes what the other one did.
+func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
+	t.Parallel()
+	host := netip.MustParseAddr("192.0.2.7")
+	exposed := func(a *site) bool {
+		return slices.ContainsFunc(a.peering(t).Spec.Local.Hosts, func(m v1alpha1.AddressMapping) bool { return m.Real.Addr == host })
+	}
+	t.Run("a change during expose-host", func(t *testing.T) {
+		a, b := twoSites(t)
+		mustPeer(t, a, b, Options{})
+		c, once := *a.Cluster, sync.Once{}
+		c.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
+			Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) (err error) {
+				once.Do(func() {
+					p := a.peering(t)
+					p.Spec.Remote.NodeIPs = append(p.Spec.Remote.NodeIPs, v1alpha1.IP{Addr: netip.MustParseAddr("172.18.2.99")})
+					err = a.raw.Update(ctx, p)
+				})
+				if err != nil {
+					return err
+				}
+				return api.Apply(ctx, obj, opts...)
+			},
+		})
+		if _, err := c.ExposeHost(t.Context(), b.Cluster, host); err != nil {
+			t.Fatal(err)
+		}
+		if p := a.peering(t); !exposed(a) || len(p.Spec.Remote.NodeIPs) != 2 {
+			t.Errorf("the Peering has hosts %v and nodes %v", p.Spec.Local.Hosts, p.Spec.Remote.NodeIPs)
+		}
+	})
+	t.Run("expose-host during peer", func(t *testing.T) {
+		a, b := twoSites(t)
+		mustPeer(t, a, b, Options{})
+		_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, steps{"Pushing ranges, keys and gateways": func() {
+			if _, err := a.ExposeHost(t.Context(), b.Cluster, host); err != nil {
+				t.Error(err)
+			}
+		}})
+		if err != nil || !exposed(a) {
+			t.Errorf("%v, and the host is exposed: %t", err, exposed(a))
+		}
+	})
+}
+
+// An exchange of roles replaces no pod of a gateway: the agent goes over to its new role.
+func TestDefect1_29_ExchangeOfRolesKeepsGateways(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{Server: a.ID})
+	pods := func() (uids []types.UID) {
+		for _, w := range []*site{a, b} {
+			var list corev1.PodList
+			if err := w.raw.List(t.Context(), &list, client.HasLabels{v1alpha1.LabelPeering}); err != nil {
+				t.Fatal(err)
+			}
+			for _, p := range list.Items {
+				uids = append(uids, p.UID)
+			}
+		}
+		return uids
+	}
+	before := pods()
+	mustPeer(t, a, b, Options{Server: b.ID})
+	if role := a.peering(t).Spec.Planes[0].Role; role != v1alpha1.Client {
+		t.Fatalf("the role of a is %s", role)
+	}
+	if after := pods(); len(before) != 2 || !slices.Equal(before, after) {
+		t.Errorf("the gateways' pods were %v, and are %v", before, after)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -321,4 +323,31 @@ func TestReleasesAndClaims(t *testing.T) {
 			t.Errorf("entry %d is lost", i)
 		}
 	}
+}
+
+func TestDefect1_24_ConflictsAreRetriedWithPauses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var at []time.Time
+		c := newCluster(t, "a", interceptor.Funcs{
+			Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+				if at = append(at, time.Now()); len(at) < 6 {
+					return apierrors.NewConflict(ledgerResource, obj.GetName(), errors.New("somebody was first"))
+				}
+				return c.Update(ctx, obj, opts...)
+			},
+		}, ledgerOf("b"))
+		if _, err := c.updateLedger(t.Context(), func(cn *v1alpha1.ClusterNetwork) error {
+			cn.Spec.Peers[0].Established = true
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		pauses := map[time.Duration]bool{}
+		for i := range at[1:] {
+			pauses[at[i+1].Sub(at[i])] = true
+		}
+		if len(at) != 6 || pauses[0] || len(pauses) < 2 {
+			t.Errorf("%d attempts, with pauses of %v", len(at), pauses)
+		}
+	})
 }

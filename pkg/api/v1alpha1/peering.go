@@ -15,7 +15,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Handshake",type=date,description="age of WireGuard's last handshake; more than three minutes mean that the tunnel or its gateway is down",JSONPath=`.status.planes[0].lastHandshake`
 // +kubebuilder:printcolumn:name="Degraded",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Degraded")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Connected")].reason`
-// +kubebuilder:printcolumn:name="RTT µs",type=string,priority=1,JSONPath=`.status.planes[*].rttMicroseconds`
+// +kubebuilder:printcolumn:name="RTT us",type=string,priority=1,JSONPath=`.status.planes[*].rttMicroseconds`
 // +kubebuilder:printcolumn:name="Gateway",type=string,priority=1,JSONPath=`.status.planes[*].nodeName`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type Peering struct {
