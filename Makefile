@@ -106,7 +106,7 @@ test-e2e: lab image ## tests of the product on lab clusters (root)
 
 # Parts of less than an hour each, which write docs/results/NAME.json.
 .PHONY: test-long
-test-long: test-long-networks test-long-failures test-long-damages test-long-lab test-long-vm test-long-race bench ## all that takes longer (root)
+test-long: test-long-networks test-long-failures test-long-damages test-long-lab test-long-vm test-long-plays test-long-race bench ## all that takes longer (root)
 
 .PHONY: test-long-networks test-long-failures test-long-damages
 test-long-networks test-long-failures test-long-damages: test-long-%: lab image
@@ -119,6 +119,10 @@ test-long-lab: lab
 .PHONY: test-long-vm
 test-long-vm: packages
 	LIQONET_TEST_BACKENDS=all go run ./scripts/gotest -v -result vm -of pkg,test/dataplane,test/vm -- -count=1 -timeout 55m ./test/vm
+
+.PHONY: test-long-plays
+test-long-plays:
+	LIQONET_TEST_FULL=1 go run ./scripts/gotest -result plays -of pkg -- -count=1 -timeout 55m ./pkg/peering ./pkg/cli
 
 .PHONY: test-long-race
 test-long-race: packages

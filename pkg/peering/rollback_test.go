@@ -17,6 +17,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // contents are all objects of a cluster as they are, without what an API server
@@ -54,9 +55,12 @@ func (w *site) contents(t *testing.T) map[string]any {
 // failEach lets each write fail, one in each run, first in a and then in b, until
 // a run has fewer writes than that. setup makes the clusters as they are before.
 func failEach(t *testing.T, o Options, setup func(t *testing.T) (a, b *site)) {
-	step := 1
-	if testing.Short() {
-		step = 20 // a sample: with the race detector each run takes seconds
+	step := 5 // a sample: a run takes a second
+	switch {
+	case kit.Full():
+		step = 1
+	case testing.Short():
+		step = 20
 	}
 	for side := range 2 {
 		for n := 1; ; n += step {

@@ -169,7 +169,7 @@ func runPod(ctx context.Context, c client.Client, name, node string, owner clien
 const labelName = "test/name"
 
 // renewInterval is how often Leases are renewed here.
-const renewInterval = 200 * time.Millisecond
+const renewInterval = time.Second
 
 // Beat renews a Lease, as the agent does that runs in the pod of that name, without
 // the hash of its template, or as the holder given.

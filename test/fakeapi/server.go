@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -57,6 +58,12 @@ type Server struct {
 	Unplayed bool
 
 	watches Watches
+	// writes counts them, so that watches look only when there was one.
+	writes atomic.Int64
+	// played is how many writes there were when agents had nothing more to do, playedAt
+	// when they last looked.
+	played   int64
+	playedAt time.Time
 	// down says until when every request fails, requests counts them.
 	down     time.Time
 	requests int
@@ -105,8 +112,8 @@ func New(objs ...client.Object) (*Server, error) {
 		resource, _ := meta.UnsafeGuessKindToResource(gvk)
 		s.kinds[resource] = gvk
 	}
-	s.Client = fake.NewClientBuilder().WithScheme(scheme).WithObjects(objs...).
-		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().Build()
+	s.Client = s.counting(fake.NewClientBuilder().WithScheme(scheme).WithObjects(objs...).
+		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().Build())
 	s.Server = httptest.NewServer(s)
 	return s, nil
 }
@@ -179,12 +186,18 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 
 // watch streams what changes since a list.
 func (s *Server) watch(w http.ResponseWriter, r request, req *http.Request) {
+	seen := int64(-1)
 	ctx, cancel := context.WithCancel(req.Context())
 	defer cancel()
 	changes := s.watches.Watch(ctx, req.URL.Query().Get("resourceVersion"), func(ctx context.Context) (client.ObjectList, error) {
 		if err := s.play(ctx); err != nil {
 			return nil, err
 		}
+		writes := s.writes.Load()
+		if writes == seen {
+			return nil, errUnchanged
+		}
+		seen = writes
 		return s.objects(ctx, r, req)
 	})
 	w.Header().Set("Content-Type", "application/json")

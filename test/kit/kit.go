@@ -3,6 +3,7 @@ package kit
 
 import (
 	"net/netip"
+	"os"
 	"testing"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -20,6 +21,9 @@ func CIDR(s string) v1alpha1.CIDR {
 func Mapping(real, mapped string) v1alpha1.CIDRMapping {
 	return v1alpha1.CIDRMapping{Real: CIDR(real), Mapped: CIDR(mapped)}
 }
+
+// Full says that tests make all of their plays, and not a sample: in make test-long.
+func Full() bool { return os.Getenv("LIQONET_TEST_FULL") != "" }
 
 // NotShort leaves a test out of -short: what it plays takes minutes with the race
 // detector. Without it, make test-kernel runs all.
