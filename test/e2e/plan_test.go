@@ -120,10 +120,6 @@ func dryRunWasRight(t *testing.T, ctx context.Context, reader string, plans map[
 			// Those of ours as Kubernetes goes on with them.
 			case "Pod", "ReplicaSet", "ControllerRevision", "EndpointSlice", "Endpoints":
 			default:
-				// A node's agent makes that of its NodeNetwork.
-				if u.GetKind() == "Lease" && strings.HasPrefix(u.GetName(), "node-") {
-					continue
-				}
 				made[name] = true
 				before[c.Name+name] = fixed(u)
 			}
