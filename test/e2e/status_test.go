@@ -110,6 +110,10 @@ func checkMended(t *testing.T, ctx context.Context, a, b *cluster) {
 				}
 			}
 		}
+		// What died may only now be known to be gone, or its successor be new.
+		if r := liqonet(t, ctx, "", "status", a.Name, b.Name); r.code != 0 {
+			return r.stdout + r.stderr
+		}
 		return ""
 	})
 	if !t.Failed() {
