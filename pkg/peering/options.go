@@ -11,8 +11,8 @@ import (
 // Options are what the user may overrule. The zero value decides by itself, and
 // keeps what was decided before.
 type Options struct {
-	// Image of the agents. Empty: the one that the cluster's agents have already,
-	// or else the Cluster's DefaultImage.
+	// Image of the agents. Empty: the one that the cluster's agents have already, if
+	// they are of this version, or else the Cluster's DefaultImage.
 	Image string
 	// Overlay, WireGuard and ServiceType are for clusters for which Clusters says
 	// nothing.

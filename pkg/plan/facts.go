@@ -61,7 +61,8 @@ type PlaneFacts struct {
 
 // Overrides are what the user may overrule for one cluster.
 type Overrides struct {
-	// Image of the agents. Empty: that of the agents which run, or else the default.
+	// Image of the agents. Empty: that of the agents which run, if they are of this
+	// version, or else the default.
 	Image string
 	// Overlay is "geneve", "vxlan", or "auto" or empty to decide.
 	Overlay string

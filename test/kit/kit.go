@@ -26,7 +26,7 @@ func Mapping(real, mapped string) v1alpha1.CIDRMapping {
 func Full() bool { return os.Getenv("LIQONET_TEST_FULL") != "" }
 
 // NotShort leaves a test out of -short: what it plays takes minutes with the race
-// detector. Without it, make test-kernel runs all.
+// detector. Without it, make test-kernel makes a sample of the plays, and all with Full.
 func NotShort(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
