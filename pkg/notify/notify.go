@@ -6,18 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// resubscribeDelay is the pause before a broken subscription is renewed.
+// resubscribeDelay is the pause before a subscription that cannot be renewed is tried again.
 const resubscribeDelay = time.Second
-
-// drainPause is how long a socket that was full has nothing to read when it is empty.
-const drainPause = 10 * time.Millisecond
 
 // Signal carries that something has changed, not how often: several changes are
 // one signal while nobody receives.
@@ -71,15 +67,21 @@ func (s *Subscription) Close() error { return s.conn.Close() }
 
 // Run passes on each notification until ctx ends; then the subscription is
 // closed. Where some were lost, since more happened than the socket could hold
-// or since it broke and had to be renewed, it says so.
+// or since it broke, the subscription is renewed. Then it says so.
 func (s *Subscription) Run(ctx context.Context, received func(netlink.Message), lost func()) {
 	for {
-		s.receive(ctx, received, lost)
-		for broken := true; broken; broken = s.dial() != nil {
+		err := s.receive(ctx, received)
+		if errors.Is(err, unix.ENOBUFS) {
+			// Until it is empty, a socket that was full goes on to lose notifications, and
+			// does not say so again. A new one is empty.
+			err = s.dial()
+		}
+		for err != nil {
 			select {
 			case <-ctx.Done():
 				return
 			case <-time.After(resubscribeDelay):
+				err = s.dial()
 			}
 		}
 		lost()
@@ -87,32 +89,15 @@ func (s *Subscription) Run(ctx context.Context, received func(netlink.Message), 
 }
 
 // receive reads until the connection breaks, and closes it.
-func (s *Subscription) receive(ctx context.Context, received func(netlink.Message), lost func()) {
-	stop := context.AfterFunc(ctx, func() { _ = s.conn.Close() })
-	defer func() {
-		if stop() {
-			_ = s.conn.Close()
-		}
-	}()
-	for full := false; ; {
-		if full {
-			_ = s.conn.SetReadDeadline(time.Now().Add(drainPause))
-		}
-		msgs, err := s.conn.Receive()
-		switch {
-		case errors.Is(err, unix.ENOBUFS):
-			full = true
-			lost()
-			continue
-		case full && errors.Is(err, os.ErrDeadlineExceeded):
-			// Until the socket was empty the kernel went on to drop notifications, and did
-			// not say so again.
-			full = false
-			_ = s.conn.SetReadDeadline(time.Time{})
-			lost()
-			continue
-		case err != nil:
-			return
+func (s *Subscription) receive(ctx context.Context, received func(netlink.Message)) error {
+	conn := s.conn
+	closed := func() { _ = conn.Close() }
+	defer closed()
+	defer context.AfterFunc(ctx, closed)()
+	for {
+		msgs, err := conn.Receive()
+		if err != nil {
+			return err
 		}
 		for _, m := range msgs {
 			received(m)
