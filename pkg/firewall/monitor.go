@@ -3,7 +3,6 @@ package firewall
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/mdlayher/netlink"
@@ -13,9 +12,10 @@ import (
 	"github.com/liqonet/liqonet/pkg/notify"
 )
 
-// settleTime is how long nobody may have changed nftables before a signal. Firewalld runs
-// a program for each of its steps, all of them within 0.6 s. settleLongest bounds the wait,
-// and so the number of signals. Kube-proxy never rests where services come and go.
+// settleTime is how long nobody may have changed chains or rules before a signal.
+// Firewalld runs a program for each of its steps, all of them within 0.6 s. settleLongest
+// bounds the wait, and so the number of signals. Kube-proxy never rests where services
+// come and go.
 const settleTime, settleLongest = 300 * time.Millisecond, time.Second
 
 // Monitor signals when accept rules may be missing, or not be needed any more. That is
@@ -29,25 +29,17 @@ func Monitor(ctx context.Context) (<-chan struct{}, error) {
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to nftables: %w", err)
 	}
-	signal, changed, anything := notify.NewSignal(), notify.NewSignal(), notify.NewSignal()
-	go settle(ctx, changed, anything, signal)
+	signal, changed := notify.NewSignal(), notify.NewSignal()
+	go settle(ctx, changed, signal)
 	go s.Run(ctx, func(m netlink.Message) {
-		anything.Send()
 		typ, table := nft.Notification(m)
-		if table != "" && table != nft.TableName && slices.Contains(changesOfChains(), typ) {
+		// Tables, chains and rules have the lowest numbers. Elements of sets change most
+		// often, and no chain drops by them.
+		if table != "" && table != nft.TableName && typ <= unix.NFT_MSG_DELRULE {
 			changed.Send()
 		}
 	}, changed.Send)
 	return signal, nil
-}
-
-// changesOfChains are the notifications after which a chain may drop that did not, or
-// the other way round. Elements of sets, which change most often, are not among them.
-func changesOfChains() []int {
-	return []int{
-		unix.NFT_MSG_NEWRULE, unix.NFT_MSG_DELRULE, unix.NFT_MSG_NEWCHAIN, unix.NFT_MSG_DELCHAIN,
-		unix.NFT_MSG_NEWTABLE, unix.NFT_MSG_DELTABLE,
-	}
 }
 
 // settle signals when, after a change, nobody has changed anything for a while. A
@@ -55,13 +47,11 @@ func changesOfChains() []int {
 // with the next one. It may also make the loading fail: ebtables-restore 1.8.9
 // (nf_tables), one step of firewalld's reload, fails if anything else in nftables
 // changes between its look and its transaction.
-func settle(ctx context.Context, changed, anything <-chan struct{}, settled notify.Signal) {
+func settle(ctx context.Context, changed <-chan struct{}, settled notify.Signal) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-anything:
-			continue
 		case <-changed:
 		}
 		longest := time.After(settleLongest)
@@ -69,12 +59,12 @@ func settle(ctx context.Context, changed, anything <-chan struct{}, settled noti
 			select {
 			case <-ctx.Done():
 				return
-			case <-anything:
-				continue
+			case <-changed:
 			case <-longest:
+				waiting = false
 			case <-time.After(settleTime):
+				waiting = false
 			}
-			waiting = false
 		}
 		settled.Send()
 	}

@@ -26,22 +26,22 @@ func TestSettle(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(context.Background())
 				defer cancel()
-				changed, anything, settled := notify.NewSignal(), notify.NewSignal(), notify.NewSignal()
-				go firewall.Settle(ctx, changed, anything, settled)
-				// What does not matter is not waited for.
-				anything.Send()
-				synctest.Wait()
+				changed, settled := notify.NewSignal(), notify.NewSignal()
+				go firewall.Settle(ctx, changed, settled)
 				time.Sleep(time.Minute)
 				if len(settled) > 0 {
 					t.Fatal("a signal without a change")
 				}
 				for range 2 {
+					for len(settled) > 0 {
+						<-settled
+					}
 					begun := time.Now()
 					changed.Send()
 					go func() {
 						for time.Since(begun) < test.others {
 							time.Sleep(step)
-							anything.Send()
+							changed.Send()
 						}
 					}()
 					<-settled

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -16,70 +17,38 @@ import (
 
 // ensureRules puts the wanted rules into chains that drop, and removes all others of
 // ours. It leaves chains alone that only their owner can change, and names them.
-func ensureRules(want []acceptRule) (changed bool, owned []string, err error) {
+func ensureRules(want map[nftables.ChainHook][]acceptRule) (changed bool, owned []string, err error) {
 	// Not a lasting connection: answers to what the kernel refuses may stay in it.
-	c, err := nftables.New()
-	if err != nil {
-		return false, nil, fmt.Errorf("open nftables: %w", err)
-	}
-	for family, name := range families() {
+	c := &nftables.Conn{}
+	// IPv4 packets pass the chains of both families.
+	for family, name := range map[nftables.TableFamily]string{nftables.TableFamilyIPv4: "ip", nftables.TableFamilyINet: "inet"} {
 		chains, err := nft.ListChains(c, family)
 		if err != nil {
 			return changed, nil, err
 		}
 		for _, ch := range chains {
-			h, ok := hookOf(ch)
-			if !ok || ch.Table.Family != family {
+			if ch.Table.Name == nft.TableName || ch.Type != nftables.ChainTypeFilter || iptablesChains()[*ch.Hooknum] == "" {
 				continue
 			}
-			queued, err := ensureChain(c, ch, forHook(h, want))
+			queued, err := ensureChain(c, ch, want[*ch.Hooknum])
 			if err != nil {
 				return changed, nil, err
 			}
-			if !queued {
-				continue
-			}
 			// One by one: a chain that cannot be changed must not keep others as they are.
 			err = c.Flush()
-			if errors.Is(err, unix.EPERM) && isOwned(c, ch.Table) {
+			if errors.Is(err, unix.EPERM) { // the table has the flag owner
 				owned = append(owned, fmt.Sprintf("%s %s %s", name, ch.Table.Name, ch.Name))
 				continue
 			}
 			if err != nil {
 				return changed, nil, fmt.Errorf("change nftables chain %q of table %q: %w", ch.Name, ch.Table.Name, err)
 			}
-			changed = true
+			changed = changed || queued
 		}
 	}
 	slices.Sort(owned)
 	return changed, owned, nil
 }
-
-// families are those of chains that IPv4 packets pass.
-func families() map[nftables.TableFamily]string {
-	return map[nftables.TableFamily]string{nftables.TableFamilyIPv4: "ip", nftables.TableFamilyINet: "inet"}
-}
-
-// hookOf returns the hook of a filter chain of others, if it is one with accept rules.
-func hookOf(ch *nftables.Chain) (h hook, ok bool) {
-	if ch.Table == nil || ch.Table.Name == nft.TableName || ch.Type != nftables.ChainTypeFilter || ch.Hooknum == nil {
-		return 0, false
-	}
-	h = hook(*ch.Hooknum)
-	return h, slices.Contains(acceptHooks(), h)
-}
-
-// isOwned says whether a table has the flag owner. One that is gone by now has not.
-func isOwned(c *nftables.Conn, t *nftables.Table) bool {
-	tables, err := c.ListTablesOfFamily(t.Family)
-	return err == nil && slices.ContainsFunc(tables, func(have *nftables.Table) bool {
-		return have.Name == t.Name && have.Flags&tableOwner != 0
-	})
-}
-
-// tableOwner is NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h in both byte orders:
-// the kernel sends the network's, the library reads it as the machine's.
-const tableOwner = 0x2 | 0x2<<24
 
 // ensureChain queues what makes one chain right.
 func ensureChain(c *nftables.Conn, ch *nftables.Chain, accept []acceptRule) (queued bool, err error) {
@@ -87,56 +56,45 @@ func ensureChain(c *nftables.Conn, ch *nftables.Chain, accept []acceptRule) (que
 	if err != nil {
 		return false, err
 	}
-	ours := func(r *nftables.Rule) bool { return isOurs(nft.DecodeComment(r.UserData)) }
-	others := slices.DeleteFunc(slices.Clone(rules), ours)
-	policy := accepts
-	if ch.Policy != nil && *ch.Policy == nftables.ChainPolicyDrop {
-		policy = drops
+	// Of each rule the comment, if it is ours.
+	var have []string
+	var others []*nftables.Rule
+	for _, r := range rules {
+		comment := nft.DecodeComment(r.UserData)
+		if !strings.HasPrefix(comment, commentPrefix) {
+			comment = ""
+			others = append(others, r)
+		}
+		have = append(have, comment)
 	}
-	last, v, err := newEvaluator(func(name string) ([]step, error) {
-		rules, err := rulesOf(c, ch.Table, name)
-		return steps(rules), err
-	}).decides(steps(others), policy)
+	policy := expr.VerdictAccept
+	if *ch.Policy == nftables.ChainPolicyDrop {
+		policy = expr.VerdictDrop
+	}
+	last, end, err := decide(others, policy, func(chain string) ([]*nftables.Rule, error) { return rulesOf(c, ch.Table, chain) })
 	if err != nil {
 		return false, err
 	}
-	if v != drops {
+	if end != expr.VerdictDrop {
 		accept = nil
 	}
-	var exprs [][]expr.Any
 	var labels []string
 	for _, a := range accept {
-		e := a.exprs(ch)
-		l, err := nft.Label(a.comment(), ch.Table.Family, e)
-		if err != nil {
-			return false, err
-		}
-		exprs, labels = append(exprs, e), append(labels, l)
+		labels = append(labels, nft.Label(commentPrefix+a.what, ch.Table.Family, a.exprs(ch)))
 	}
-	names := func(rules []*nftables.Rule) []string {
-		var out []string
-		for _, r := range rules {
-			if ours(r) {
-				out = append(out, nft.DecodeComment(r.UserData))
-			} else {
-				out = append(out, fmt.Sprint(r.Handle))
-			}
-		}
-		return out
-	}
-	if slices.Equal(names(rules), slices.Concat(names(others[:last]), labels, names(others[last:]))) {
+	if slices.Equal(have, slices.Concat(make([]string, last), labels, make([]string, len(others)-last))) {
 		return false, nil
 	}
-	for _, r := range rules {
-		if ours(r) {
-			r.Table, r.Chain = ch.Table, ch
-			if err := c.DelRule(r); err != nil {
-				return false, fmt.Errorf("remove rule of nftables chain %q: %w", ch.Name, err)
-			}
+	for i, r := range rules {
+		if have[i] == "" {
+			continue
+		}
+		if err := c.DelRule(r); err != nil {
+			return false, fmt.Errorf("remove rule of nftables chain %q: %w", ch.Name, err)
 		}
 	}
-	for i, e := range exprs {
-		r := &nftables.Rule{Table: ch.Table, Chain: ch, Exprs: e, UserData: nft.EncodeComment(labels[i])}
+	for i, a := range accept {
+		r := &nftables.Rule{Table: ch.Table, Chain: ch, Exprs: a.exprs(ch), UserData: nft.EncodeComment(labels[i])}
 		if last < len(others) {
 			r.Position = others[last].Handle
 			c.InsertRule(r)
@@ -155,78 +113,73 @@ func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) ([]*nftables.Rul
 	return rules, nil
 }
 
-func steps(rules []*nftables.Rule) []step {
-	out := make([]step, len(rules))
+// decide returns the first rule that accepts or drops every packet that reaches it,
+// and which of both it does. If there is none it returns the number of rules and the
+// policy. It follows jumps by reading chains.
+func decide(
+	rules []*nftables.Rule, policy expr.VerdictKind, read func(chain string) ([]*nftables.Rule, error),
+) (at int, end expr.VerdictKind, err error) {
 	for i, r := range rules {
-		out[i] = stepOf(r)
+		switch v := always(r); v.Kind {
+		case expr.VerdictAccept, expr.VerdictDrop:
+			return i, v.Kind, nil
+		case expr.VerdictReturn:
+			return i, policy, nil
+		case expr.VerdictJump, expr.VerdictGoto:
+			target, err := read(v.Chain)
+			if err != nil {
+				return 0, 0, err
+			}
+			_, end, err := decide(target, expr.VerdictReturn, read)
+			if err != nil || end != expr.VerdictReturn {
+				return i, end, err
+			}
+			if v.Kind == expr.VerdictGoto {
+				return i, policy, nil
+			}
+		}
 	}
-	return out
+	return len(rules), policy, nil
 }
 
-// stepOf says what a rule does with every IPv4 packet.
-func stepOf(r *nftables.Rule) step {
-	for i := 0; i < len(r.Exprs); i++ {
-		switch e := r.Exprs[i].(type) {
+// always says what a rule does with every IPv4 packet. A rule that is about some packets
+// only lets all continue.
+func always(r *nftables.Rule) expr.Verdict {
+	conditional := expr.Verdict{Kind: expr.VerdictContinue}
+	var loaded expr.MetaKey
+	for _, e := range r.Exprs {
+		switch e := e.(type) {
 		case *expr.Counter, *expr.Log:
 		case *expr.Match:
 			if e.Name != "comment" {
-				return step{}
+				return conditional
 			}
 		case *expr.Meta:
-			if isUnused(r.Exprs[i:]) {
-				continue
+			// It may be that nothing compares it. Iptables-nft writes `-i +`, any interface,
+			// in this way, and firewalld ends its chains with it.
+			if e.SourceRegister {
+				return conditional
 			}
+			loaded = e.Key
+		case *expr.Cmp:
 			// `meta nfproto ipv4`
-			if i+1 == len(r.Exprs) || e.Key != expr.MetaKeyNFPROTO {
-				return step{}
+			if loaded != expr.MetaKeyNFPROTO || e.Op != expr.CmpOpEq || !slices.Equal(e.Data, []byte{unix.NFPROTO_IPV4}) {
+				return conditional
 			}
-			if cmp, ok := r.Exprs[i+1].(*expr.Cmp); !ok || cmp.Op != expr.CmpOpEq || !slices.Equal(cmp.Data, []byte{unix.NFPROTO_IPV4}) {
-				return step{}
-			}
-			i++
 		case *expr.Reject:
-			return step{verdict: drops}
+			return expr.Verdict{Kind: expr.VerdictDrop}
 		case *expr.Target:
 			if e.Name == "REJECT" {
-				return step{verdict: drops}
+				return expr.Verdict{Kind: expr.VerdictDrop}
 			}
-			return step{}
+			return conditional
 		case *expr.Verdict:
-			switch e.Kind {
-			case expr.VerdictDrop:
-				return step{verdict: drops}
-			case expr.VerdictAccept:
-				return step{verdict: accepts}
-			case expr.VerdictReturn:
-				return step{verdict: returns}
-			case expr.VerdictJump:
-				return step{jumps, e.Chain}
-			case expr.VerdictGoto:
-				return step{gotos, e.Chain}
-			default:
-				return step{}
-			}
+			return *e
 		default:
-			return step{}
+			return conditional
 		}
 	}
-	return step{}
-}
-
-// isUnused says that nothing compares what the first expression loads. iptables-nft
-// writes `-i +`, any interface, in this way, and firewalld ends its chains with it.
-func isUnused(e []expr.Any) bool {
-	if e[0].(*expr.Meta).SourceRegister || len(e) == 1 {
-		return false
-	}
-	switch next := e[1].(type) {
-	case *expr.Counter, *expr.Verdict, *expr.Reject, *expr.Target:
-		return true
-	case *expr.Meta:
-		return !next.SourceRegister
-	default:
-		return false
-	}
+	return conditional
 }
 
 // exprs is the rule for a chain. In a chain of iptables every version of iptables-nft
@@ -235,11 +188,11 @@ func isUnused(e []expr.Any) bool {
 func (a acceptRule) exprs(ch *nftables.Chain) []expr.Any {
 	e := slices.Concat(interfacePrefix(expr.MetaKeyIIFNAME, a.in), interfacePrefix(expr.MetaKeyOIFNAME, a.out))
 	if (a.src.IsValid() || a.dst.IsValid()) && ch.Table.Family == nftables.TableFamilyINet {
-		e = append(e, compare(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, []byte{unix.NFPROTO_IPV4})...)
+		e = append(e, nft.Equal(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, []byte{unix.NFPROTO_IPV4})...)
 	}
 	const protocol, source, destination = 9, 12, 16 // offsets in the IPv4 header
 	header := func(offset, length uint32, value []byte) []expr.Any {
-		return compare(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}, value)
+		return nft.Equal(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}, value)
 	}
 	if a.src.IsValid() {
 		e = append(e, header(source, 4, a.src.AsSlice())...)
@@ -247,7 +200,7 @@ func (a acceptRule) exprs(ch *nftables.Chain) []expr.Any {
 	if a.dst.IsValid() {
 		e = append(e, header(destination, 4, a.dst.AsSlice())...)
 	}
-	iptables := ch.Table.Family == nftables.TableFamilyIPv4 && ch.Table.Name == "filter" && ch.Name == a.hook.chain()
+	iptables := ch.Table.Family == nftables.TableFamilyIPv4 && ch.Table.Name == "filter" && ch.Name == iptablesChains()[*ch.Hooknum]
 	switch {
 	case a.icmp:
 		e = append(e, header(protocol, 1, []byte{unix.IPPROTO_ICMP})...)
@@ -256,10 +209,10 @@ func (a acceptRule) exprs(ch *nftables.Chain) []expr.Any {
 		e = append(e, header(protocol, 1, []byte{unix.IPPROTO_UDP})...)
 		e = append(e, &expr.Match{Name: "udp", Info: &xt.Udp{SrcPorts: portRange(a.sport), DstPorts: portRange(a.dport)}})
 	default:
-		e = append(e, compare(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{unix.IPPROTO_UDP})...)
+		e = append(e, nft.Equal(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{unix.IPPROTO_UDP})...)
 		for offset, port := range []uint16{a.sport, a.dport} {
 			if port != 0 {
-				e = append(e, compare(&expr.Payload{
+				e = append(e, nft.Equal(&expr.Payload{
 					DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2 * uint32(offset), Len: 2,
 				}, binary.BigEndian.AppendUint16(nil, port))...)
 			}
@@ -268,18 +221,13 @@ func (a acceptRule) exprs(ch *nftables.Chain) []expr.Any {
 	return append(e, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictAccept})
 }
 
-// compare compares what an expression loads into register 1.
-func compare(load expr.Any, value []byte) []expr.Any {
-	return []expr.Any{load, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value}}
-}
-
 // interfacePrefix is `iifname "lq*"`. To readers of somebody else's chain a name says
 // more than an interface group.
 func interfacePrefix(key expr.MetaKey, name string) []expr.Any {
 	if name == "" {
 		return nil
 	}
-	return compare(&expr.Meta{Key: key, Register: 1}, []byte(name))
+	return nft.Equal(&expr.Meta{Key: key, Register: 1}, []byte(name))
 }
 
 // portRange is one port, or all if it is 0.

@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
-	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nft"
@@ -21,27 +20,25 @@ const elementsPerMessage = 500
 // ApplyGateway gives the calling thread's network namespace the tables of a gateway, and
 // says whether it changed anything.
 func ApplyGateway(ctx context.Context, g Gateway) (changed bool, err error) {
-	want, err := g.table()
-	if err != nil {
+	if err := g.validate(); err != nil {
 		return false, err
 	}
-	return applyBoth(ctx, want, blockIPv6(g.OverlayGroup, g.TunnelGroup))
+	return applyBoth(ctx, g.table(), blockIPv6(g.OverlayGroup, g.TunnelGroup))
 }
 
 // ApplyNode gives the calling thread's network namespace the tables of a node, and says
 // whether it changed anything. It also makes the kernel forget tunnels that were tracked
 // with a source that is not the node's.
 func ApplyNode(ctx context.Context, n Node) (changed bool, err error) {
-	want, err := n.table()
-	if err != nil {
+	if err := n.validate(); err != nil {
 		return false, err
 	}
-	if changed, err = applyBoth(ctx, want, blockIPv6(n.OverlayGroup)); err != nil {
+	if changed, err = applyBoth(ctx, n.table(), blockIPv6(n.OverlayGroup)); err != nil {
 		return changed, err
 	}
 	for _, g := range n.callers() {
 		forgotten, err := forgetUntranslated(netip.AddrPortFrom(g, n.TunnelPort))
-		if changed = changed || forgotten > 0; err != nil {
+		if changed = changed || forgotten; err != nil {
 			return changed, err
 		}
 	}
@@ -70,11 +67,7 @@ func Purge(ctx context.Context) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	c, err := dial()
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, c.CloseLasting()) }()
+	c := &nftables.Conn{}
 	tables, err := c.ListTables()
 	if err != nil {
 		return false, fmt.Errorf("list nftables tables: %w", err)
@@ -92,36 +85,29 @@ func Purge(ctx context.Context) (changed bool, err error) {
 	return changed, nil
 }
 
-func dial() (*nftables.Conn, error) {
-	c, err := nftables.New(nftables.AsLasting())
-	if err != nil {
-		return nil, fmt.Errorf("open nftables: %w", err)
-	}
-	return c, nil
-}
-
+// apply compares a table with the kernel's, and replaces what differs: a set's elements,
+// or else everything.
 func apply(ctx context.Context, want table) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	c, err := dial()
+	// Not a lasting connection: answers to what the kernel refuses may stay in it.
+	c := &nftables.Conn{}
+	t, have, err := read(c, want.family)
 	if err != nil {
 		return false, err
 	}
-	defer func() { err = errors.Join(err, c.CloseLasting()) }()
-	labels, err := want.labels()
-	if err != nil {
-		return false, err
+	stale, same := want.compare(t, have)
+	if same && len(stale) == 0 {
+		return false, nil
 	}
-	have, err := read(c, want)
-	if err != nil {
-		return false, err
-	}
-	t := &nftables.Table{Name: TableName, Family: want.family}
-	if have.sameRules(want, labels) {
-		writes, err := updateElements(c, t, want, have)
-		if err != nil || !writes {
-			return false, err
+	if same {
+		for _, s := range stale {
+			s.Table = t
+			c.FlushSet(&s.Set)
+			if err := addElements(c, s); err != nil {
+				return false, err
+			}
 		}
 		if c.Flush() == nil {
 			return true, nil
@@ -129,102 +115,121 @@ func apply(ctx context.Context, want table) (changed bool, err error) {
 		// Somebody may have changed a set since it was read. A new table does not depend
 		// on what there was.
 	}
-	if err := replace(c, t, want, labels, have.exists); err != nil {
-		return false, err
+	if want.family == nftables.TableFamilyNetdev {
+		err = want.replaceNetdev(t != nil)
+	} else {
+		err = want.replace(c, t != nil)
 	}
-	if err := c.Flush(); err != nil {
+	if err != nil {
 		return false, fmt.Errorf("replace nftables table %q: %w", TableName, err)
 	}
 	return true, nil
 }
 
-// labels returns the comments of all rules by chain.
-func (t table) labels() (map[string][]string, error) {
-	out := make(map[string][]string, len(t.chains))
+// read returns our table of a family, if there is one, and what is in it: the comments of
+// rules by the description of their chain, and elements by that of their set.
+func read(c *nftables.Conn, family nftables.TableFamily) (*nftables.Table, map[string][]string, error) {
+	tables, err := c.ListTablesOfFamily(family)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list nftables tables: %w", err)
+	}
+	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName && t.Family == family })
+	if i < 0 {
+		return nil, nil, nil
+	}
+	t, have := tables[i], map[string][]string{}
+	chains, err := nft.ListChains(c, family)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, ch := range chains {
+		if ch.Table.Name != TableName {
+			continue
+		}
+		rules, err := c.GetRules(t, ch)
+		if err != nil {
+			return nil, nil, fmt.Errorf("list rules of nftables chain %q: %w", ch.Name, err)
+		}
+		var labels []string
+		for _, r := range rules {
+			labels = append(labels, nft.DecodeComment(r.UserData))
+		}
+		have[describeChain(ch)] = labels
+	}
+	sets, err := c.GetSets(t)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list nftables sets: %w", err)
+	}
+	for _, s := range sets {
+		elements, err := c.GetSetElements(s)
+		if err != nil {
+			return nil, nil, fmt.Errorf("list elements of nftables set %q: %w", s.Name, err)
+		}
+		have[describeSet(s)] = describeElements(elements)
+	}
+	return t, have, nil
+}
+
+// compare says whether what was read is as wanted, but for the elements of stale sets.
+func (t table) compare(found *nftables.Table, have map[string][]string) (stale []set, same bool) {
+	if len(t.chains) == 0 {
+		return nil, found == nil
+	}
+	// A table with a flag is dormant: it does nothing.
+	if found == nil || found.Flags != 0 || len(have) != len(t.chains)+len(t.sets) {
+		return nil, false
+	}
 	for _, c := range t.chains {
-		out[c.name] = []string{}
-		for _, r := range c.rules {
-			l, err := nft.Label(r.comment, t.family, r.exprs)
-			if err != nil {
-				return nil, err
-			}
-			out[c.name] = append(out[c.name], l)
+		labels, there := have[describeChain(&c.Chain)]
+		if !there || !slices.Equal(labels, c.labels(t.family)) {
+			return nil, false
 		}
 	}
-	return out, nil
+	for _, s := range t.sets {
+		elements, there := have[describeSet(&s.Set)]
+		if !there {
+			return nil, false
+		}
+		if !slices.Equal(elements, describeElements(s.elements)) {
+			stale = append(stale, s)
+		}
+	}
+	return stale, true
 }
 
 // replace writes the whole table. Deleting and adding it in one transaction
 // leaves no moment without it.
-func replace(c *nftables.Conn, t *nftables.Table, want table, labels map[string][]string, exists bool) error {
+func (t table) replace(c *nftables.Conn, exists bool) error {
+	k := &nftables.Table{Name: TableName, Family: t.family}
 	if exists {
-		c.DelTable(t)
+		c.DelTable(k)
 	}
-	c.AddTable(t)
-	for _, s := range want.sets {
-		k := s.toKernel(t)
-		if err := c.AddSet(k, nil); err != nil {
-			return fmt.Errorf("add nftables set %q: %w", s.name, err)
+	c.AddTable(k)
+	for _, s := range t.sets {
+		s.Table = k
+		if err := c.AddSet(&s.Set, nil); err != nil {
+			return fmt.Errorf("add set %q: %w", s.Name, err)
 		}
-		if err := addElements(c, k, s, s.elements); err != nil {
+		if err := addElements(c, s); err != nil {
 			return err
 		}
 	}
-	for _, ch := range want.chains {
-		k := &nftables.Chain{Name: ch.name, Table: t}
-		if ch.hook != nil {
-			k.Type, k.Hooknum, k.Priority, k.Policy = ch.typ, ch.hook, &ch.priority, &ch.policy
+	for _, ch := range t.chains {
+		ch.Table = k
+		c.AddChain(&ch.Chain)
+		for _, r := range ch.rules {
+			label := nft.Label(r.comment, t.family, r.exprs)
+			c.AddRule(&nftables.Rule{Table: k, Chain: &ch.Chain, Exprs: r.exprs, UserData: nft.EncodeComment(label)})
 		}
-		c.AddChain(k)
-		for i, r := range ch.rules {
-			c.AddRule(&nftables.Rule{Table: t, Chain: k, Exprs: r.exprs, UserData: nft.EncodeComment(labels[ch.name][i])})
+	}
+	return c.Flush()
+}
+
+func addElements(c *nftables.Conn, s set) error {
+	for part := range slices.Chunk(s.elements, elementsPerMessage) {
+		if err := c.SetAddElements(&s.Set, part); err != nil {
+			return fmt.Errorf("add elements to nftables set %q: %w", s.Name, err)
 		}
 	}
 	return nil
-}
-
-func (s set) toKernel(t *nftables.Table) *nftables.Set {
-	return &nftables.Set{Table: t, Name: s.name, KeyType: nftables.TypeIPAddr, Interval: s.interval}
-}
-
-func addElements(c *nftables.Conn, k *nftables.Set, s set, elements []netipx.IPRange) error {
-	for part := range slices.Chunk(elements, elementsPerMessage) {
-		if err := c.SetAddElements(k, s.encode(part)); err != nil {
-			return fmt.Errorf("add elements to nftables set %q: %w", s.name, err)
-		}
-	}
-	return nil
-}
-
-// updateElements queues what differs between the sets.
-func updateElements(c *nftables.Conn, t *nftables.Table, want table, have kernelTable) (writes bool, err error) {
-	for _, s := range want.sets {
-		present := have.sets[s.name]
-		k := s.toKernel(t)
-		gone, missing := without(present, s.elements), without(s.elements, present)
-		writes = writes || len(gone) > 0 || len(missing) > 0
-		for part := range slices.Chunk(gone, elementsPerMessage) {
-			if err := c.SetDeleteElements(k, s.encode(part)); err != nil {
-				return false, fmt.Errorf("remove elements from nftables set %q: %w", s.name, err)
-			}
-		}
-		if err := addElements(c, k, s, missing); err != nil {
-			return false, err
-		}
-	}
-	return writes, nil
-}
-
-func without(a, b []netipx.IPRange) []netipx.IPRange {
-	in := make(map[netipx.IPRange]bool, len(b))
-	for _, r := range b {
-		in[r] = true
-	}
-	var out []netipx.IPRange
-	for _, r := range a {
-		if !in[r] {
-			out = append(out, r)
-		}
-	}
-	return out
 }

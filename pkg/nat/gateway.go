@@ -1,9 +1,9 @@
 package nat
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -11,71 +11,44 @@ import (
 )
 
 func (g Gateway) validate() error {
-	if g.Underlay == "" || g.TunnelGroup == 0 || g.OverlayGroup == 0 || g.ReceiveGroup == 0 {
-		return errors.New("gateway table: an interface is missing")
-	}
-	if g.OverlayPort == 0 || g.TunnelPort == 0 || g.ProbePort == 0 || g.HealthPort == 0 || g.ExchangePort == 0 {
-		return errors.New("gateway table: a port is missing")
-	}
+	addrs := slices.Concat(g.Nodes, []netip.Addr{g.PeerGateway})
 	for _, m := range g.Local {
-		if !m.Real.Addr().Is4() || !m.Mapped.Addr().Is4() || m.Real.Bits() != m.Mapped.Bits() {
+		if m.Real.Bits() != m.Mapped.Bits() {
 			return fmt.Errorf("gateway table: %s cannot be mapped to %s", m.Real, m.Mapped)
 		}
+		addrs = append(addrs, m.Real.Addr(), m.Mapped.Addr())
 	}
-	if !g.PeerGateway.Is4() {
-		return fmt.Errorf("gateway table: the peer's gateway has the address %s", g.PeerGateway)
-	}
-	if a, ok := notIPv4(g.Nodes, g.Remote); ok {
-		return fmt.Errorf("gateway table: %s is not an IPv4 address", a)
-	}
-	return nil
+	return onlyIPv4(addrs, g.Remote)
 }
 
 // table computes the gateway's table; see the findings 1, 2, 4 and 5 in
 // docs/design-notes.md for why each rule is there.
-func (g Gateway) table() (table, error) {
-	if err := g.validate(); err != nil {
-		return table{}, err
-	}
-	remote, err := prefixSet(setRemote, g.Remote)
-	if err != nil {
-		return table{}, err
-	}
+func (g Gateway) table() table {
 	translateIn, translateOut, innerIn, innerOut := g.translation()
-	errorsIn := chain{name: "errors-in", rules: append(g.foreignErrors(), innerIn...)}
-	errorsOut := chain{name: "errors-out", rules: innerOut}
-	fromPeer := chain{name: "from-peer", rules: append([]rule{
-		{"icmp", concat(proto(unix.IPPROTO_ICMP), jump(errorsIn))},
-	}, translateIn...)}
 	return table{
 		family: nftables.TableFamilyIPv4,
-		sets:   []set{remote, addrSet(setNodes, g.Nodes)},
+		sets:   []set{prefixSet(setRemote, g.Remote), addrSet(setNodes, g.Nodes)},
 		chains: []chain{
-			errorsIn, errorsOut, fromPeer,
-			{
-				name: "prerouting", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
-				priority: priorityRaw, policy: nftables.ChainPolicyAccept, rules: []rule{
-					{"frames for this very link only", concat(iifGroup(g.OverlayGroup), notForUs(), drop())},
-					{"from the peer", concat(iifGroup(g.TunnelGroup), jump(fromPeer))},
-				},
-			},
-			{
-				name: "input", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookInput,
-				priority: priorityFilter, policy: nftables.ChainPolicyDrop, rules: g.input(),
-			},
-			{
-				name: "forward", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
-				priority: priorityFilter, policy: nftables.ChainPolicyDrop, rules: g.forward(),
-			},
-			{
-				name: "to-peer", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPostrouting,
-				priority: priorityNATSrc, policy: nftables.ChainPolicyAccept, rules: append([]rule{
-					{"only what goes to the peer is meant here", concat(not(oifGroup(g.TunnelGroup)), accept())},
-					{"icmp", concat(proto(unix.IPPROTO_ICMP), jump(errorsOut))},
-				}, translateOut...),
-			},
+			regular("errors-in", append(g.foreignErrors(), innerIn...)),
+			regular("errors-out", innerOut),
+			regular("from-peer", append([]rule{
+				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))},
+			}, translateIn...)),
+			base("prerouting", nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw, []rule{
+				{"frames for this very link only", concat(iifGroup(g.OverlayGroup), not(forUs()), drop())},
+				{"from the peer", concat(iifGroup(g.TunnelGroup), jump("from-peer"))},
+			}),
+			closed(base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, g.input())),
+			closed(base("forward", nftables.ChainHookForward, *nftables.ChainPriorityFilter, []rule{
+				{"tunnel to overlay", concat(iifGroup(g.TunnelGroup), oifGroup(g.OverlayGroup), accept())},
+				{"overlay to tunnel", concat(iifGroup(g.OverlayGroup), oifGroup(g.TunnelGroup), accept())},
+			})),
+			base("to-peer", nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource, append([]rule{
+				{"only what goes to the peer is meant here", concat(not(oifGroup(g.TunnelGroup)), accept())},
+				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-out"))},
+			}, translateOut...)),
 		},
-	}, nil
+	}
 }
 
 // foreignErrors drops ICMP errors about packets that did not go to the peer. With them a
@@ -94,7 +67,7 @@ func (g Gateway) foreignErrors() []rule {
 			fmt.Sprintf("icmp error %d: in one piece only", t), concat(icmpType(t), firstFragment(), drop()),
 		}, rule{
 			fmt.Sprintf("icmp error %d: about packets to the peer only", t),
-			concat(icmpType(t), notFragment(), innerInSet(destinationAt, setRemote, true), drop()),
+			concat(icmpType(t), notFragment(), not(innerInSet(destinationAt, setRemote)), drop()),
 		})
 	}
 	return rules
@@ -108,7 +81,7 @@ func (g Gateway) translation() (in, out, innerIn, innerOut []rule) {
 	for _, m := range g.Local {
 		if m.Real == m.Mapped {
 			in = append(in, rule{
-				fmt.Sprintf("to %s, as it is", m.Real), concat(match(expr.PayloadBaseNetworkHeader, destinationAt, m.Real), accept()),
+				fmt.Sprintf("to %s, as it is", m.Real), concat(match(ipHeader(destinationAt, addressLength), m.Real), accept()),
 			})
 			continue
 		}
@@ -124,11 +97,11 @@ func (g Gateway) translation() (in, out, innerIn, innerOut []rule) {
 		}
 		in = append(in, rule{
 			fmt.Sprintf("to %s, real %s", m.Mapped, m.Real),
-			concat(translate(destinationAt, m.Mapped, m.Real), accept()),
+			concat(translateOuter(destinationAt, m.Mapped, m.Real), accept()),
 		})
 		out = append(out, rule{
 			fmt.Sprintf("from %s, mapped %s", m.Real, m.Mapped),
-			concat(translate(sourceAt, m.Real, m.Mapped), accept()),
+			concat(translateOuter(sourceAt, m.Real, m.Mapped), accept()),
 		})
 	}
 	return append(in, rule{"the peer reaches nothing else", drop()}), out, innerIn, innerOut
@@ -140,30 +113,28 @@ func (g Gateway) translation() (in, out, innerIn, innerOut []rule) {
 func (g Gateway) input() []rule {
 	rules := []rule{ // first what is nearly everything
 		{"tunnel, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.TunnelPort), accept())},
-		{"overlay, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes, false), accept())},
+		{"overlay, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes), accept())},
 		{"tunnel", concat(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
-		{"overlay", concat(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes, false), accept())},
+		{"overlay", concat(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes), accept())},
 		{"overlay packets come from nodes only", concat(iif(g.Underlay), udpDport(g.OverlayPort), drop())},
 		{"loopback", concat(iif("lo"), accept())},
 		{"answers to the agent's TCP connections", concat(
-			iif(g.Underlay), tcpFlags(tcpSYN|tcpACK, tcpSYN, expr.CmpOpNeq), accept())},
+			iif(g.Underlay), not(tcpFlags(tcpSYN|tcpACK, tcpSYN)), accept())},
 		{"probes come by overlay and tunnel only", concat(iif(g.Underlay), udpDport(g.ProbePort), drop())},
 		{"answers of DNS", concat(iif(g.Underlay), udpSport(portDNS), accept())},
 		{"health checks of the kubelet", concat(iif(g.Underlay), tcpDport(g.HealthPort), accept())},
 	}
-	fromGateway := concat(iifGroup(g.TunnelGroup), match(expr.PayloadBaseNetworkHeader, sourceAt, netip.PrefixFrom(g.PeerGateway, g.PeerGateway.BitLen())))
+	fromGateway := concat(iifGroup(g.TunnelGroup), match(ipHeader(sourceAt, addressLength), netip.PrefixFrom(g.PeerGateway, g.PeerGateway.BitLen())))
 	rules = append(
 		rules,
 		rule{"the peer's gateway calls", concat(fromGateway, tcpDport(g.ExchangePort), accept())},
-		rule{"the peer's gateway answers", concat(fromGateway, tcpSport(g.ExchangePort), tcpFlags(tcpSYN|tcpACK, tcpSYN, expr.CmpOpNeq), accept())},
+		rule{"the peer's gateway answers", concat(fromGateway, tcpSport(g.ExchangePort), not(tcpFlags(tcpSYN|tcpACK, tcpSYN)), accept())},
 	)
-	inside := []struct {
+	type origin struct {
 		name    string
 		matches []expr.Any
-	}{
-		{"nodes", iifGroup(g.OverlayGroup)},
-		{"peer", iifGroup(g.TunnelGroup)},
 	}
+	inside := []origin{{"nodes", iifGroup(g.OverlayGroup)}, {"peer", iifGroup(g.TunnelGroup)}}
 	for _, from := range inside {
 		rules = append(
 			rules,
@@ -173,11 +144,7 @@ func (g Gateway) input() []rule {
 			rule{"answers to probes: " + from.name, concat(from.matches, udpSport(g.ProbePort), accept())},
 		)
 	}
-	inside = append(inside, struct {
-		name    string
-		matches []expr.Any
-	}{"underlay", iif(g.Underlay)})
-	for _, from := range inside {
+	for _, from := range append(inside, origin{"underlay", iif(g.Underlay)}) {
 		for _, t := range append([]byte{echoRequest, echoReply}, icmpErrors()...) {
 			rules = append(rules, rule{
 				fmt.Sprintf("icmp %d: %s", t, from.name), concat(from.matches, icmpType(t), accept()),
@@ -185,11 +152,4 @@ func (g Gateway) input() []rule {
 		}
 	}
 	return rules
-}
-
-func (g Gateway) forward() []rule {
-	return []rule{
-		{"tunnel to overlay", concat(iifGroup(g.TunnelGroup), oifGroup(g.OverlayGroup), accept())},
-		{"overlay to tunnel", concat(iifGroup(g.OverlayGroup), oifGroup(g.TunnelGroup), accept())},
-	}
 }

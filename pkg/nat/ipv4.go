@@ -1,6 +1,7 @@
 package nat
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 )
@@ -9,7 +10,10 @@ import (
 
 const (
 	// Offsets in the IPv4 header, and the length of an address.
-	checksumAt, sourceAt, destinationAt, addressLength = 10, 12, 16, 4
+	fragmentAt, checksumAt, sourceAt, destinationAt, addressLength = 6, 10, 12, 16, 4
+
+	// icmpHeader is how far the packet that caused an ICMP error is inside of it.
+	icmpHeader = 8
 
 	// Types of ICMP.
 	echoReply, echoRequest = 0, 8
@@ -24,29 +28,16 @@ func icmpErrors() []byte { return []byte{3, 11, 12} }
 // deprecated (RFC 6633).
 func icmpLocal() []byte { return []byte{4, 5} }
 
-// notIPv4 returns an address, or that of a prefix, which is not of IPv4, if there is one.
-// The kernel would refuse the whole table without saying why.
-func notIPv4(addrs []netip.Addr, prefixes ...[]netip.Prefix) (netip.Addr, bool) {
+// onlyIPv4 refuses other addresses. The kernel would refuse the whole table without
+// saying why.
+func onlyIPv4(addrs []netip.Addr, prefixes ...[]netip.Prefix) error {
 	for _, p := range slices.Concat(prefixes...) {
-		addrs = append(slices.Clip(addrs), p.Addr())
+		addrs = append(addrs, p.Addr())
 	}
-	i := slices.IndexFunc(addrs, func(a netip.Addr) bool { return !a.Is4() })
-	if i < 0 {
-		return netip.Addr{}, false
-	}
-	return addrs[i], true
-}
-
-// masks are the network mask of a prefix length and its complement.
-func masks(bits int) (network, host []byte) {
-	network, host = make([]byte, addressLength), make([]byte, addressLength)
-	for i := range addressLength * 8 {
-		bit := byte(0x80) >> (i % 8)
-		if i < bits {
-			network[i/8] |= bit
-		} else {
-			host[i/8] |= bit
+	for _, a := range addrs {
+		if !a.Is4() {
+			return fmt.Errorf("nftables table %q: %s is not an IPv4 address", TableName, a)
 		}
 	}
-	return network, host
+	return nil
 }

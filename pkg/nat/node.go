@@ -1,51 +1,25 @@
 package nat
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
 
 func (n Node) validate() error {
-	if n.OverlayGroup == 0 || n.OverlayPort == 0 || n.TunnelPort == 0 {
-		return errors.New("node table: overlay group or a port is missing")
-	}
-	if !n.Address.Is4() {
-		return fmt.Errorf("node table: %s is not an overlay address", n.Address)
-	}
-	addrs := slices.Concat(n.Hosts, n.Endpoints)
+	addrs := slices.Concat([]netip.Addr{n.Address}, n.Hosts, n.Endpoints)
 	for _, g := range n.Gateways {
 		addrs = append(addrs, g.Pod, g.Overlay)
 	}
-	if a, ok := notIPv4(addrs, n.Pods, n.OwnPods, n.Remote); ok {
-		return fmt.Errorf("node table: %s is not an IPv4 address", a)
-	}
-	return nil
+	return onlyIPv4(addrs, n.Pods, n.OwnPods, n.Remote)
 }
 
 // table computes the node's table. Why each rule is there is in docs/design-notes.md,
 // findings 3, 4, 5 and 10.
-func (n Node) table() (table, error) {
-	if err := n.validate(); err != nil {
-		return table{}, err
-	}
-	pods, err := prefixSet(setPods, n.Pods)
-	if err != nil {
-		return table{}, err
-	}
-	own, err := prefixSet(setOwnPods, n.OwnPods)
-	if err != nil {
-		return table{}, err
-	}
-	remote, err := prefixSet(setRemote, n.Remote)
-	if err != nil {
-		return table{}, err
-	}
+func (n Node) table() table {
 	var outer, local, overlay []netip.Addr
 	for _, g := range n.Gateways {
 		outer, overlay = append(outer, g.Pod), append(overlay, g.Overlay)
@@ -53,75 +27,51 @@ func (n Node) table() (table, error) {
 			local = append(local, g.Pod)
 		}
 	}
-	fromOverlay := chain{name: "from-overlay", rules: n.fromOverlay()}
-	packets := chain{name: "overlay-packets", rules: n.overlayPackets()}
-	gatewayErrors := chain{name: "gateway-errors", rules: n.gatewayErrors()}
-	fromPeers := chain{name: "from-peers", rules: n.fromPeers()}
-	toPeers := chain{name: "to-peers", rules: n.toPeers()}
+	source := base("source", nftables.ChainHookPostrouting, priorityBefore, n.source())
+	source.Type = nftables.ChainTypeNAT
 	return table{
 		family: nftables.TableFamilyIPv4,
 		sets: []set{
-			pods, own, remote, addrSet(setHosts, n.Hosts), addrSet(setEndpoints, n.Endpoints),
+			prefixSet(setPods, n.Pods), prefixSet(setOwnPods, n.OwnPods), prefixSet(setRemote, n.Remote),
+			addrSet(setHosts, n.Hosts), addrSet(setEndpoints, n.Endpoints),
 			addrSet(setGateways, outer), addrSet(setLocalGateways, local), addrSet(setOverlay, overlay),
 			addrSet(setCallers, n.callers()),
 		},
 		chains: []chain{
-			fromOverlay, packets, gatewayErrors, fromPeers, toPeers,
-			{
-				name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
-				priority: priorityEarly, policy: nftables.ChainPolicyAccept,
-				rules: n.guard(fromOverlay, packets, gatewayErrors),
-			},
-			{
-				// A packet to a service with remote endpoints bears kube-proxy's mark for
-				// masquerading. The overlay's packet around it inherits the mark.
-				name: "notrack-own", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookOutput,
-				priority: priorityRaw, policy: nftables.ChainPolicyAccept,
-				rules: []rule{{"to gateways: nobody else translates the overlay", concat(
-					udpDport(n.OverlayPort), inSet(destinationAt, setGateways, false), []expr.Any{&expr.Notrack{}})}},
-			},
-			{
-				name: "isolate", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
-				priority: priorityMangle, policy: nftables.ChainPolicyAccept, rules: n.isolate(),
-			},
-			{
-				// A service may turn a packet into one to this node after the chains above,
-				// by an external address among those of pods or by an endpoint on the node.
-				name: "input", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookInput,
-				priority: priorityFilter, policy: nftables.ChainPolicyAccept, rules: n.input(),
-			},
-			{
-				name: "forward", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookForward,
-				priority: priorityFilter, policy: nftables.ChainPolicyAccept,
-				rules: []rule{
-					{"from peers", concat(iifGroup(n.OverlayGroup), jump(fromPeers))},
-					{"to peers", concat(oifGroup(n.OverlayGroup), jump(toPeers))},
-				},
-			},
-			{
-				name: "source", typ: nftables.ChainTypeNAT, hook: nftables.ChainHookPostrouting,
-				priority: priorityBefore, policy: nftables.ChainPolicyAccept, rules: n.source(),
-			},
+			regular("from-overlay", []rule{
+				{"frames for this very link only", concat(not(forUs()), drop())},
+				{"nothing else is meant for them here", accept()},
+			}),
+			regular("overlay-packets", n.overlayPackets()),
+			regular("gateway-errors", n.gatewayErrors()),
+			regular("from-peers", []rule{
+				{"segment size", clampMSS()},
+				{"no transit between peers", concat(oifGroup(n.OverlayGroup), drop())},
+			}),
+			regular("to-peers", n.toPeers()),
+			// It drops forged packets, and keeps the network plugin from masquerading
+			// overlay packets of gateways on this node.
+			base("guard", nftables.ChainHookPrerouting, priorityEarly, []rule{
+				{"from gateways", concat(iifGroup(n.OverlayGroup), jump("from-overlay"))},
+				{"overlay packets", concat(udpDport(n.OverlayPort), jump("overlay-packets"))},
+				{"peers come by the overlay only", concat(inSet(sourceAt, setRemote), not(inSet(sourceAt, setEndpoints)), drop())},
+				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("gateway-errors"))},
+			}),
+			// A packet to a service with remote endpoints bears kube-proxy's mark for
+			// masquerading. The overlay's packet around it inherits the mark.
+			base("notrack-own", nftables.ChainHookOutput, *nftables.ChainPriorityRaw, []rule{
+				{"to gateways: nobody else translates the overlay", concat(udpDport(n.OverlayPort), inSet(destinationAt, setGateways), notrack())},
+			}),
+			base("isolate", nftables.ChainHookPrerouting, *nftables.ChainPriorityMangle, n.isolate()),
+			// A service may turn a packet into one to this node after the chains above,
+			// by an external address among those of pods or by an endpoint on the node.
+			base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, n.input()),
+			base("forward", nftables.ChainHookForward, *nftables.ChainPriorityFilter, []rule{
+				{"from peers", concat(iifGroup(n.OverlayGroup), jump("from-peers"))},
+				{"to peers", concat(oifGroup(n.OverlayGroup), jump("to-peers"))},
+			}),
+			source,
 		},
-	}, nil
-}
-
-// guard drops forged packets, and keeps the network plugin from masquerading overlay
-// packets of gateways on this node.
-func (n Node) guard(fromOverlay, packets, gatewayErrors chain) []rule {
-	return []rule{
-		{"from gateways", concat(iifGroup(n.OverlayGroup), jump(fromOverlay))},
-		{"overlay packets", concat(udpDport(n.OverlayPort), jump(packets))},
-		{"peers come by the overlay only", concat(
-			inSet(sourceAt, setRemote, false), inSet(sourceAt, setEndpoints, true), drop())},
-		{"icmp", concat(proto(unix.IPPROTO_ICMP), jump(gatewayErrors))},
-	}
-}
-
-func (n Node) fromOverlay() []rule {
-	return []rule{
-		{"frames for this very link only", concat(notForUs(), drop())},
-		{"nothing else is meant for them here", accept()},
 	}
 }
 
@@ -130,12 +80,10 @@ func (n Node) fromOverlay() []rule {
 // this node are received here: broadcasts and multicasts are too, and any pod may send
 // them.
 func (n Node) overlayPackets() []rule {
-	notrack := []expr.Any{&expr.Notrack{}}
 	return []rule{
-		{"to a gateway on this node", concat(inSet(destinationAt, setLocalGateways, false), notrack, accept())},
-		{"from a gateway on this node", concat(inSet(sourceAt, setLocalGateways, false), notrack, accept())},
-		{"they come from gateways only", concat(
-			inSet(sourceAt, setGateways, true), addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
+		{"to a gateway on this node", concat(inSet(destinationAt, setLocalGateways), notrack(), accept())},
+		{"from a gateway on this node", concat(inSet(sourceAt, setLocalGateways), notrack(), accept())},
+		{"they come from gateways only", concat(not(inSet(sourceAt, setGateways)), not(toUnicast()), drop())},
 	}
 }
 
@@ -147,7 +95,7 @@ func (n Node) gatewayErrors() []rule {
 	for _, t := range icmpErrors() {
 		rules = append(rules, rule{
 			fmt.Sprintf("icmp error %d of a gateway on this node", t),
-			concat(icmpType(t), inSet(sourceAt, setLocalGateways, false), []expr.Any{&expr.Notrack{}}),
+			concat(icmpType(t), inSet(sourceAt, setLocalGateways), notrack()),
 		})
 	}
 	return rules
@@ -158,10 +106,10 @@ func (n Node) gatewayErrors() []rule {
 func (n Node) isolate() []rule {
 	return []rule{
 		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
-		{"answers", concat(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
-		{"peers reach no gateway by the pod network", concat(inSet(destinationAt, setGateways, false), drop())},
-		{"pings of gateways", concat(inSet(sourceAt, setOverlay, false), icmpType(echoRequest), accept())},
-		{"peers reach nothing of the node", concat(addrType(false, unix.RTN_UNICAST, expr.CmpOpNeq), drop())},
+		{"answers", concat(answers(), accept())},
+		{"peers reach no gateway by the pod network", concat(inSet(destinationAt, setGateways), drop())},
+		{"pings of gateways", concat(inSet(sourceAt, setOverlay), icmpType(echoRequest), accept())},
+		{"peers reach nothing of the node", concat(not(toUnicast()), drop())},
 	}
 }
 
@@ -169,42 +117,32 @@ func (n Node) isolate() []rule {
 // those chains.
 func (n Node) input() []rule {
 	return []rule{
-		{"overlay packets come from gateways only", concat(udpDport(n.OverlayPort), inSet(sourceAt, setGateways, true), drop())},
+		{"overlay packets come from gateways only", concat(udpDport(n.OverlayPort), not(inSet(sourceAt, setGateways)), drop())},
 		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
-		{"answers", concat(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
-		{"pings of gateways", concat(inSet(sourceAt, setOverlay, false), icmpType(echoRequest), accept())},
+		{"answers", concat(answers(), accept())},
+		{"pings of gateways", concat(inSet(sourceAt, setOverlay), icmpType(echoRequest), accept())},
 		{"peers reach nothing of the node", drop()},
-	}
-}
-
-func (n Node) fromPeers() []rule {
-	return []rule{
-		{"segment size", clampMSS()},
-		{"no transit between peers", concat(oifGroup(n.OverlayGroup), drop())},
 	}
 }
 
 func (n Node) toPeers() []rule {
 	rules := []rule{
 		{"segment size", clampMSS()},
-		{"answers of pods", concat(ctBits(expr.CtKeySTATE, expr.CtStateBitESTABLISHED|expr.CtStateBitRELATED), accept())},
-		{"services with remote endpoints", concat(ctBits(expr.CtKeySTATUS, ctStatusDNAT), accept())},
-		{"only pods reach peers through this node", concat(inSet(sourceAt, setPods, true), drop())},
+		{"answers of pods", concat(answers(), accept())},
+		{"services with remote endpoints", concat(destinationTranslated(), accept())},
+		{"only pods reach peers through this node", concat(not(inSet(sourceAt, setPods)), drop())},
 	}
 	// Some plugins, such as OVN-Kubernetes, have one interface for everything: then this
 	// node's own pods come by an uplink too, and the way back to them is the same.
 	for _, u := range n.Uplinks {
 		rules = append(
 			rules,
-			rule{"only this node's pods, from " + u, concat(iif(u), inSet(sourceAt, setOwnPods, true), drop())},
+			rule{"only this node's pods, from " + u, concat(iif(u), not(inSet(sourceAt, setOwnPods)), drop())},
 			rule{"no forged source, from " + u, concat(iif(u), forgedSource(), drop())},
 		)
 	}
 	return rules
 }
-
-// ctStatusDNAT is IPS_DST_NAT of linux/netfilter/nf_conntrack_common.h.
-const ctStatusDNAT = 1 << 5
 
 // source chooses the addresses that peers see. The order of the rules matters where nodes
 // have addresses in the pod range.
@@ -224,16 +162,15 @@ const ctStatusDNAT = 1 << 5
 func (n Node) source() []rule {
 	in, out := iifGroup(n.OverlayGroup), oifGroup(n.OverlayGroup)
 	return []rule{
-		{"from this node", concat(out, addrType(true, unix.RTN_LOCAL, expr.CmpOpEq), snatTo(n.Address))},
+		{"from this node", concat(out, fromLocal(), snatTo(n.Address))},
 		{"from elsewhere to services with remote endpoints", concat(
-			out, ctBits(expr.CtKeySTATUS, ctStatusDNAT), inSet(sourceAt, setOwnPods, true), snatTo(n.Address))},
-		{"pods keep their source", concat(out, inSet(sourceAt, setPods, false), snatToSelf())},
+			out, destinationTranslated(), not(inSet(sourceAt, setOwnPods)), snatTo(n.Address))},
+		{"pods keep their source", concat(out, inSet(sourceAt, setPods), snatToSelf())},
 		{"from others", concat(out, snatTo(n.Address))},
-		{"peers to hosts outside", concat(in, inSet(destinationAt, setHosts, false), []expr.Any{&expr.Masq{}})},
+		{"peers to hosts outside", concat(in, inSet(destinationAt, setHosts), masquerade())},
 		// Some masquerade also what comes to pods from elsewhere.
 		{"peers keep their source", concat(in, snatToSelf())},
-		{"tunnels that gateways on this node call", concat(
-			inSet(sourceAt, setCallers, false), udpSport(n.TunnelPort), []expr.Any{&expr.Masq{}})},
+		{"tunnels that gateways on this node call", concat(inSet(sourceAt, setCallers), udpSport(n.TunnelPort), masquerade())},
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"go4.org/netipx"
+
+	"github.com/liqonet/liqonet/pkg/nft"
 )
 
 // table is the desired content of our table for one address family.
@@ -15,17 +17,15 @@ type table struct {
 	family nftables.TableFamily
 	chains []chain
 	sets   []set
+	// forward is the interface to which all rules send packets, in the family netdev.
+	forward uint32
 }
 
 // chain is a base chain with its rules in order, or, without a hook, one that rules
 // of others jump to.
 type chain struct {
-	name     string
-	typ      nftables.ChainType
-	hook     *nftables.ChainHook
-	priority nftables.ChainPriority
-	policy   nftables.ChainPolicy
-	rules    []rule
+	nftables.Chain
+	rules []rule
 }
 
 // rule is a rule, with a comment that says what it is for.
@@ -34,25 +34,20 @@ type rule struct {
 	exprs   []expr.Any
 }
 
-// set is a named set of addresses. In an interval set, elements may be ranges of more
-// than one address.
+// set is a named set of addresses. An interval set has the starts of ranges, and the
+// addresses after their ends.
 type set struct {
-	name     string
-	interval bool
-	elements []netipx.IPRange
+	nftables.Set
+	elements []nftables.SetElement
 }
 
-// Priorities of chains, relative to the kernel's own (enum nf_ip_hook_priorities).
+// Priorities of chains. Others have those of the nftables library.
 const (
 	// priorityEarly is before everything that others do, and before
 	// connection tracking.
-	priorityEarly  nftables.ChainPriority = -310
-	priorityRaw    nftables.ChainPriority = -300
-	priorityMangle nftables.ChainPriority = -150
-	priorityFilter nftables.ChainPriority = 0
+	priorityEarly nftables.ChainPriority = -310
 	// priorityBefore precedes the masquerade of others.
 	priorityBefore nftables.ChainPriority = 99
-	priorityNATSrc nftables.ChainPriority = 100
 )
 
 // Names of sets.
@@ -69,94 +64,93 @@ const (
 	setCallers       = "calling-gateways"
 )
 
+// regular is a chain that others jump to.
+func regular(name string, rules []rule) chain {
+	return chain{nftables.Chain{Name: name}, rules}
+}
+
+// base is a filter chain that accepts what no rule decides.
+func base(name string, hook *nftables.ChainHook, priority nftables.ChainPriority, rules []rule) chain {
+	policy := nftables.ChainPolicyAccept
+	return chain{nftables.Chain{
+		Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: &priority, Policy: &policy,
+	}, rules}
+}
+
+// closed makes a base chain drop what no rule decides.
+func closed(c chain) chain {
+	*c.Policy = nftables.ChainPolicyDrop
+	return c
+}
+
 // blockIPv6 is the table that drops all IPv6 that comes by interfaces of the groups.
 // Anybody can send frames to multicast addresses into the overlay, and a router
 // advertisement would give a node addresses and a default route.
 func blockIPv6(groups ...uint32) table {
-	guard := chain{
-		name: "guard", typ: nftables.ChainTypeFilter, hook: nftables.ChainHookPrerouting,
-		priority: priorityEarly, policy: nftables.ChainPolicyAccept,
-	}
+	var rules []rule
 	for _, g := range groups {
-		guard.rules = append(guard.rules, rule{
-			fmt.Sprintf("no IPv6 by interfaces of group %d", g), concat(iifGroup(g), drop()),
-		})
+		rules = append(rules, rule{fmt.Sprintf("no IPv6 by interfaces of group %d", g), concat(iifGroup(g), drop())})
 	}
-	return table{family: nftables.TableFamilyIPv6, chains: []chain{guard}}
+	return table{
+		family: nftables.TableFamilyIPv6,
+		chains: []chain{base("guard", nftables.ChainHookPrerouting, priorityEarly, rules)},
+	}
 }
 
-// prefixSet is the union of prefixes; overlapping and adjacent ones become one
+// prefixSet is the union of IPv4 prefixes; overlapping and adjacent ones become one
 // range, because the kernel refuses overlaps.
-func prefixSet(name string, prefixes []netip.Prefix) (set, error) {
+func prefixSet(name string, prefixes []netip.Prefix) set {
 	var b netipx.IPSetBuilder
 	for _, p := range prefixes {
 		b.AddPrefix(p)
 	}
-	s, err := b.IPSet()
-	if err != nil {
-		return set{}, fmt.Errorf("set %s: %w", name, err)
-	}
-	return set{name: name, interval: true, elements: s.Ranges()}, nil
-}
-
-func addrSet(name string, addrs []netip.Addr) set {
-	addrs = slices.Clone(addrs)
-	slices.SortFunc(addrs, netip.Addr.Compare)
-	s := set{name: name}
-	for _, a := range slices.Compact(addrs) {
-		s.elements = append(s.elements, netipx.IPRangeFrom(a, a))
+	union, _ := b.IPSet() // fails only for prefixes that are none
+	s := set{Set: nftables.Set{Name: name, KeyType: nftables.TypeIPAddr, Interval: true}}
+	for _, r := range union.Ranges() {
+		s.elements = append(s.elements, nftables.SetElement{Key: r.From().AsSlice()})
+		if end := r.To().Next(); end.IsValid() {
+			s.elements = append(s.elements, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+		}
 	}
 	return s
 }
 
-// encode returns elements as the kernel wants them: single keys, or the start
-// of a range and the address after its end.
-func (s set) encode(elements []netipx.IPRange) []nftables.SetElement {
-	var out []nftables.SetElement
-	for _, r := range elements {
-		out = append(out, nftables.SetElement{Key: r.From().AsSlice()})
-		if end := r.To().Next(); s.interval && end.IsValid() {
-			out = append(out, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
-		}
+func addrSet(name string, addrs []netip.Addr) set {
+	s := set{Set: nftables.Set{Name: name, KeyType: nftables.TypeIPAddr}}
+	for _, a := range slices.Compact(slices.SortedFunc(slices.Values(addrs), netip.Addr.Compare)) {
+		s.elements = append(s.elements, nftables.SetElement{Key: a.AsSlice()})
+	}
+	return s
+}
+
+// labels are the comments of the chain's rules in the kernel.
+func (c chain) labels(family nftables.TableFamily) []string {
+	var out []string
+	for _, r := range c.rules {
+		out = append(out, nft.Label(r.comment, family, r.exprs))
 	}
 	return out
 }
 
-// decode is the inverse of encode for what the kernel lists, in any order.
-func (s set) decode(elements []nftables.SetElement) []netipx.IPRange {
-	if !s.interval {
-		var addrs []netip.Addr
-		for _, e := range elements {
-			a, _ := netip.AddrFromSlice(e.Key)
-			addrs = append(addrs, a)
-		}
-		return addrSet(s.name, addrs).elements
+// describeChain tells a chain from others, and from one that does something else.
+func describeChain(c *nftables.Chain) string {
+	if c.Hooknum == nil {
+		return "chain " + c.Name
 	}
-	slices.SortFunc(elements, func(a, b nftables.SetElement) int {
-		if c := slices.Compare(a.Key, b.Key); c != 0 {
-			return c
-		}
-		// Where one range ends and the next begins, the end comes first.
-		if a.IntervalEnd != b.IntervalEnd && a.IntervalEnd {
-			return -1
-		}
-		return 1
-	})
-	var out []netipx.IPRange
-	var from netip.Addr
+	return fmt.Sprintln("chain", c.Name, c.Type, *c.Hooknum, *c.Priority, *c.Policy)
+}
+
+// describeSet does the same for a set.
+func describeSet(s *nftables.Set) string {
+	return fmt.Sprintln("set", s.Name, s.KeyType.Name, s.Interval, s.IsMap)
+}
+
+// describeElements tells the elements of a set from others, in whichever order they are.
+func describeElements(elements []nftables.SetElement) []string {
+	var out []string
 	for _, e := range elements {
-		a, _ := netip.AddrFromSlice(e.Key)
-		switch {
-		case !e.IntervalEnd:
-			from = a
-		case from.IsValid():
-			out = append(out, netipx.IPRangeFrom(from, a.Prev()))
-			from = netip.Addr{}
-		}
+		out = append(out, fmt.Sprint(e.Key, e.IntervalEnd))
 	}
-	if from.IsValid() {
-		out = append(out, netipx.RangeOfPrefix(netip.PrefixFrom(from, 0).Masked()))
-		out[len(out)-1] = netipx.IPRangeFrom(from, out[len(out)-1].To())
-	}
+	slices.Sort(out)
 	return out
 }

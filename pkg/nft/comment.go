@@ -11,25 +11,16 @@ import (
 	"github.com/google/nftables/userdata"
 )
 
-// maxComment is the longest comment that nft shows (NFTNL_UDATA_COMMENT_MAXLEN).
-const maxComment = 128
-
 // Label is the comment that a rule gets in the kernel: a text, and a hash of the
-// rule's expressions. With the hash a rule can be compared without decoding it.
-func Label(text string, family nftables.TableFamily, exprs []expr.Any) (string, error) {
+// rule's expressions. With the hash a rule can be compared without decoding it. Nft
+// shows no comment of more than 128 bytes.
+func Label(text string, family nftables.TableFamily, exprs []expr.Any) string {
 	h := sha256.New()
 	for _, e := range exprs {
-		b, err := expr.Marshal(byte(family), e)
-		if err != nil {
-			return "", fmt.Errorf("encode rule %q: %w", text, err)
-		}
+		b, _ := expr.Marshal(byte(family), e) // who sends the rule gets the error
 		h.Write(b)
 	}
-	label := fmt.Sprintf("%s #%s", text, hex.EncodeToString(h.Sum(nil))[:8])
-	if len(label) >= maxComment {
-		return "", fmt.Errorf("comment %q is too long", label)
-	}
-	return label, nil
+	return fmt.Sprintf("%s #%s", text, hex.EncodeToString(h.Sum(nil))[:8])
 }
 
 // EncodeComment encodes a rule's comment as nft does.
@@ -37,19 +28,12 @@ func EncodeComment(text string) []byte {
 	return userdata.AppendString(nil, userdata.TypeComment, text)
 }
 
-// DecodeComment returns a rule's comment, or "" if it has none. Anybody may have
-// written the data, and the library trusts the length in it, so it is not used here.
+// DecodeComment returns the comment with which a rule's data begins, or "". Anybody may
+// have written the data, and the library trusts the length in it, so it is not used here.
 func DecodeComment(data []byte) string {
 	const header = 2
-	for len(data) >= header {
-		typ, length := userdata.Type(data[0]), int(data[1])
-		if len(data) < header+length {
-			return ""
-		}
-		if typ == userdata.TypeComment {
-			return string(bytes.TrimSuffix(data[header:header+length], []byte{0}))
-		}
-		data = data[header+length:]
+	if len(data) < header || userdata.Type(data[0]) != userdata.TypeComment || len(data) < header+int(data[1]) {
+		return ""
 	}
-	return ""
+	return string(bytes.TrimSuffix(data[header:header+int(data[1])], []byte{0}))
 }

@@ -1,7 +1,6 @@
 package nft
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -35,50 +34,40 @@ func ListChains(c *nftables.Conn, family nftables.TableFamily) (chains []*nftabl
 // out objects that nobody touched. It marks such a list (NLM_F_DUMP_INTR), but the
 // library ignores the mark. The last attempt counts in any case. Lists of the rules
 // of one chain do not need this: their positions are those in the chain.
-func uninterrupted(list func() error) (err error) {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return fmt.Errorf("open nftables: %w", err)
-	}
-	defer func() { err = errors.Join(err, c.Close()) }()
-	before, err := generation(c)
-	if err != nil {
-		return err
-	}
+func uninterrupted(list func() error) error {
 	for range listAttempts {
-		listErr := list()
-		after, err := generation(c)
-		if err != nil || listErr != nil || after == before {
-			return errors.Join(listErr, err)
+		before, err := generation()
+		if err != nil {
+			return err
 		}
-		before = after
+		if err := list(); err != nil {
+			return err
+		}
+		if after, err := generation(); err != nil || after == before {
+			return err
+		}
 	}
 	return nil
 }
 
-// generation is the number of the last transaction in nftables.
-func generation(c *netlink.Conn) (uint32, error) {
+// generation is the number of the last transaction in nftables, as the kernel encodes it.
+func generation() (number string, err error) {
+	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	if err != nil {
+		return "", fmt.Errorf("open nftables: %w", err)
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
 	answers, err := c.Execute(netlink.Message{
 		Header: netlink.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: netlink.Request},
 		Data:   make([]byte, HeaderLength),
 	})
 	if err != nil {
-		return 0, fmt.Errorf("ask nftables for its generation: %w", err)
+		return "", fmt.Errorf("ask nftables for its generation: %w", err)
 	}
-	for _, m := range answers {
-		if len(m.Data) < HeaderLength {
-			continue
-		}
-		d, err := netlink.NewAttributeDecoder(m.Data[HeaderLength:])
-		if err != nil {
-			continue
-		}
-		d.ByteOrder = binary.BigEndian
-		for d.Next() {
-			if d.Type() == unix.NFTA_GEN_ID {
-				return d.Uint32(), nil
-			}
-		}
+	// The number is the first attribute. The others are about who asks.
+	attributes, err := netlink.UnmarshalAttributes(answers[0].Data[HeaderLength:])
+	if err != nil {
+		return "", fmt.Errorf("read the generation of nftables: %w", err)
 	}
-	return 0, errors.New("the kernel tells no generation of nftables")
+	return string(attributes[0].Data), nil
 }
