@@ -185,49 +185,31 @@ func always(r *nftables.Rule) expr.Verdict {
 // exprs is the rule for a chain. In a chain of iptables every version of iptables-nft
 // has to be able to list it: one that cannot read a rule refuses the whole table. So
 // there is a counter before the verdict, and iptables' own match for ports.
-func (a acceptRule) exprs(ch *nftables.Chain) []expr.Any {
-	e := slices.Concat(interfacePrefix(expr.MetaKeyIIFNAME, a.in), interfacePrefix(expr.MetaKeyOIFNAME, a.out))
-	if (a.src.IsValid() || a.dst.IsValid()) && ch.Table.Family == nftables.TableFamilyINet {
-		e = append(e, nft.Equal(&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, []byte{unix.NFPROTO_IPV4})...)
-	}
-	const protocol, source, destination = 9, 12, 16 // offsets in the IPv4 header
-	header := func(offset, length uint32, value []byte) []expr.Any {
-		return nft.Equal(&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}, value)
-	}
-	if a.src.IsValid() {
-		e = append(e, header(source, 4, a.src.AsSlice())...)
-	}
-	if a.dst.IsValid() {
-		e = append(e, header(destination, 4, a.dst.AsSlice())...)
-	}
-	iptables := ch.Table.Family == nftables.TableFamilyIPv4 && ch.Table.Name == "filter" && ch.Name == iptablesChains()[*ch.Hooknum]
-	switch {
-	case a.icmp:
-		e = append(e, header(protocol, 1, []byte{unix.IPPROTO_ICMP})...)
-	case a.sport == 0 && a.dport == 0:
-	case iptables:
-		e = append(e, header(protocol, 1, []byte{unix.IPPROTO_UDP})...)
-		e = append(e, &expr.Match{Name: "udp", Info: &xt.Udp{SrcPorts: portRange(a.sport), DstPorts: portRange(a.dport)}})
-	default:
-		e = append(e, nft.Equal(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1}, []byte{unix.IPPROTO_UDP})...)
-		for offset, port := range []uint16{a.sport, a.dport} {
-			if port != 0 {
-				e = append(e, nft.Equal(&expr.Payload{
-					DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2 * uint32(offset), Len: 2,
-				}, binary.BigEndian.AppendUint16(nil, port))...)
-			}
+func (a acceptRule) exprs(ch *nftables.Chain) (e []expr.Any) {
+	match := func(wanted bool, parts ...expr.Any) {
+		if wanted {
+			e = append(e, parts...)
 		}
 	}
-	return append(e, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictAccept})
-}
-
-// interfacePrefix is `iifname "lq*"`. To readers of somebody else's chain a name says
-// more than an interface group.
-func interfacePrefix(key expr.MetaKey, name string) []expr.Any {
-	if name == "" {
-		return nil
+	// To readers of somebody else's chain a name, `iifname "lq*"`, says more than an
+	// interface group.
+	match(a.in != "", nft.Meta(expr.MetaKeyIIFNAME, []byte(a.in)...)...)
+	match(a.out != "", nft.Meta(expr.MetaKeyOIFNAME, []byte(a.out)...)...)
+	addresses := a.src.IsValid() || a.dst.IsValid()
+	match(addresses && ch.Table.Family == nftables.TableFamilyINet, nft.Meta(expr.MetaKeyNFPROTO, unix.NFPROTO_IPV4)...)
+	const protocol, source, destination = 9, 12, 16 // offsets in the IPv4 header
+	match(a.src.IsValid(), nft.Equal(nft.IPHeader(source, 4), a.src.AsSlice())...)
+	match(a.dst.IsValid(), nft.Equal(nft.IPHeader(destination, 4), a.dst.AsSlice())...)
+	match(a.icmp, nft.Equal(nft.IPHeader(protocol, 1), []byte{unix.IPPROTO_ICMP})...)
+	if a.sport != 0 || a.dport != 0 {
+		iptables := ch.Table.Family == nftables.TableFamilyIPv4 && ch.Table.Name == "filter" && ch.Name == iptablesChains()[*ch.Hooknum]
+		match(iptables, nft.Equal(nft.IPHeader(protocol, 1), []byte{unix.IPPROTO_UDP})...)
+		match(iptables, &expr.Match{Name: "udp", Info: &xt.Udp{SrcPorts: portRange(a.sport), DstPorts: portRange(a.dport)}})
+		match(!iptables, nft.Meta(expr.MetaKeyL4PROTO, unix.IPPROTO_UDP)...)
+		match(!iptables && a.sport != 0, nft.Equal(nft.TransportHeader(0, 2), binary.BigEndian.AppendUint16(nil, a.sport))...)
+		match(!iptables && a.dport != 0, nft.Equal(nft.TransportHeader(2, 2), binary.BigEndian.AppendUint16(nil, a.dport))...)
 	}
-	return nft.Equal(&expr.Meta{Key: key, Register: 1}, []byte(name))
+	return append(e, &expr.Counter{}, &expr.Verdict{Kind: expr.VerdictAccept})
 }
 
 // portRange is one port, or all if it is 0.

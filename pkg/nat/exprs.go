@@ -47,39 +47,27 @@ func masked(load expr.Any, mask, value []byte) []expr.Any {
 	return []expr.Any{load, bits, &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: value}}
 }
 
-func meta(key expr.MetaKey, value ...byte) []expr.Any {
-	return nft.Equal(&expr.Meta{Key: key, Register: 1}, value)
-}
-
-func ipHeader(offset, length uint32) *expr.Payload {
-	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}
-}
-
-func transportHeader(offset, length uint32) *expr.Payload {
-	return &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: length}
-}
-
 // iif: `iifname "eth0"`.
 func iif(name string) []expr.Any {
 	data := make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
-	return meta(expr.MetaKeyIIFNAME, data...)
+	return nft.Meta(expr.MetaKeyIIFNAME, data...)
 }
 
 // iifGroup: `iifgroup 27761`. The kernel compares a number much faster than a name,
 // for which it copies 16 bytes, and these comparisons are a good part of all rules.
 func iifGroup(group uint32) []expr.Any {
-	return meta(expr.MetaKeyIIFGROUP, binary.NativeEndian.AppendUint32(nil, group)...)
+	return nft.Meta(expr.MetaKeyIIFGROUP, binary.NativeEndian.AppendUint32(nil, group)...)
 }
 
 // oifGroup: `oifgroup 27761`.
 func oifGroup(group uint32) []expr.Any {
-	return meta(expr.MetaKeyOIFGROUP, binary.NativeEndian.AppendUint32(nil, group)...)
+	return nft.Meta(expr.MetaKeyOIFGROUP, binary.NativeEndian.AppendUint32(nil, group)...)
 }
 
 // forUs: `meta pkttype host`, true for frames whose destination is this interface's own
 // address.
-func forUs() []expr.Any { return meta(expr.MetaKeyPKTTYPE, unix.PACKET_HOST) }
+func forUs() []expr.Any { return nft.Meta(expr.MetaKeyPKTTYPE, unix.PACKET_HOST) }
 
 // forgedSource: `fib saddr . iif oif missing`, true where the way back to the
 // source is not by the interface that the packet came from.
@@ -88,10 +76,10 @@ func forgedSource() []expr.Any {
 }
 
 // proto: `meta l4proto udp`.
-func proto(p byte) []expr.Any { return meta(expr.MetaKeyL4PROTO, p) }
+func proto(p byte) []expr.Any { return nft.Meta(expr.MetaKeyL4PROTO, p) }
 
 func port(protocol byte, offset uint32, p uint16) []expr.Any {
-	return concat(proto(protocol), nft.Equal(transportHeader(offset, 2), binary.BigEndian.AppendUint16(nil, p)))
+	return concat(proto(protocol), nft.Equal(nft.TransportHeader(offset, 2), binary.BigEndian.AppendUint16(nil, p)))
 }
 
 // udpDport: `udp dport 6094`.
@@ -108,34 +96,34 @@ func tcpSport(p uint16) []expr.Any { return port(unix.IPPROTO_TCP, 0, p) }
 
 // tcpFlags: `tcp flags & mask == value`.
 func tcpFlags(mask, value byte) []expr.Any {
-	return concat(proto(unix.IPPROTO_TCP), masked(transportHeader(13, 1), []byte{mask}, []byte{value}))
+	return concat(proto(unix.IPPROTO_TCP), masked(nft.TransportHeader(13, 1), []byte{mask}, []byte{value}))
 }
 
 // icmpType: `icmp type echo-request`.
 func icmpType(t byte) []expr.Any {
-	return concat(proto(unix.IPPROTO_ICMP), nft.Equal(transportHeader(0, 1), []byte{t}))
+	return concat(proto(unix.IPPROTO_ICMP), nft.Equal(nft.TransportHeader(0, 1), []byte{t}))
 }
 
 // notFragment: `ip frag-off & 0x1fff == 0`, true for whole packets and first
 // fragments.
 func notFragment() []expr.Any {
-	return masked(ipHeader(fragmentAt, 2), []byte{0x1f, 0xff}, []byte{0, 0})
+	return masked(nft.IPHeader(fragmentAt, 2), []byte{0x1f, 0xff}, []byte{0, 0})
 }
 
 // firstFragment: `ip frag-off & 0x2000 != 0`, true for all fragments but the last.
 // Together with a match of what only first fragments have, it is those.
 func firstFragment() []expr.Any {
-	return not(masked(ipHeader(fragmentAt, 2), []byte{0x20, 0}, []byte{0, 0}))
+	return not(masked(nft.IPHeader(fragmentAt, 2), []byte{0x20, 0}, []byte{0, 0}))
 }
 
 // inSet: `ip saddr @name`.
 func inSet(offset uint32, name string) []expr.Any {
-	return []expr.Any{ipHeader(offset, addressLength), &expr.Lookup{SourceRegister: 1, SetName: name}}
+	return []expr.Any{nft.IPHeader(offset, addressLength), &expr.Lookup{SourceRegister: 1, SetName: name}}
 }
 
 // innerInSet is inSet for the packet that an ICMP error carries.
 func innerInSet(offset uint32, name string) []expr.Any {
-	return []expr.Any{transportHeader(icmpHeader+offset, addressLength), &expr.Lookup{SourceRegister: 1, SetName: name}}
+	return []expr.Any{nft.TransportHeader(icmpHeader+offset, addressLength), &expr.Lookup{SourceRegister: 1, SetName: name}}
 }
 
 // fromLocal: `fib saddr type local`.
@@ -204,7 +192,7 @@ func translate(address *expr.Payload, ipChecksumAt uint32, flags uint32, from, t
 
 // translateOuter rewrites an address of the packet itself.
 func translateOuter(offset uint32, from, to netip.Prefix) []expr.Any {
-	return translate(ipHeader(offset, addressLength), checksumAt, l4Checksum, from, to)
+	return translate(nft.IPHeader(offset, addressLength), checksumAt, l4Checksum, from, to)
 }
 
 // translateInner rewrites an address of the packet that an ICMP error carries. The
@@ -212,7 +200,7 @@ func translateOuter(offset uint32, from, to netip.Prefix) []expr.Any {
 // right (finding 2). That of the inner packet's TCP or UDP is left as it is: nobody looks
 // at it, because most of that packet is not there.
 func translateInner(offset uint32, from, to netip.Prefix) []expr.Any {
-	return translate(transportHeader(icmpHeader+offset, addressLength), icmpHeader+checksumAt, 0, from, to)
+	return translate(nft.TransportHeader(icmpHeader+offset, addressLength), icmpHeader+checksumAt, 0, from, to)
 }
 
 // snatTo: `snat to 10.0.0.1`.
@@ -221,7 +209,7 @@ func snatTo(a netip.Addr) []expr.Any {
 }
 
 // snatToSelf: `snat to ip saddr`.
-func snatToSelf() []expr.Any { return []expr.Any{ipHeader(sourceAt, addressLength), snat()} }
+func snatToSelf() []expr.Any { return []expr.Any{nft.IPHeader(sourceAt, addressLength), snat()} }
 
 func snat() expr.Any {
 	return &expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegAddrMax: 1}

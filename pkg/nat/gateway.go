@@ -8,6 +8,8 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/nft"
 )
 
 func (g Gateway) validate() error {
@@ -81,7 +83,7 @@ func (g Gateway) translation() (in, out, innerIn, innerOut []rule) {
 	for _, m := range g.Local {
 		if m.Real == m.Mapped {
 			in = append(in, rule{
-				fmt.Sprintf("to %s, as it is", m.Real), concat(match(ipHeader(destinationAt, addressLength), m.Real), accept()),
+				fmt.Sprintf("to %s, as it is", m.Real), concat(match(nft.IPHeader(destinationAt, addressLength), m.Real), accept()),
 			})
 			continue
 		}
@@ -124,7 +126,7 @@ func (g Gateway) input() []rule {
 		{"answers of DNS", concat(iif(g.Underlay), udpSport(portDNS), accept())},
 		{"health checks of the kubelet", concat(iif(g.Underlay), tcpDport(g.HealthPort), accept())},
 	}
-	fromGateway := concat(iifGroup(g.TunnelGroup), match(ipHeader(sourceAt, addressLength), netip.PrefixFrom(g.PeerGateway, g.PeerGateway.BitLen())))
+	fromGateway := concat(iifGroup(g.TunnelGroup), match(nft.IPHeader(sourceAt, addressLength), netip.PrefixFrom(g.PeerGateway, g.PeerGateway.BitLen())))
 	rules = append(
 		rules,
 		rule{"the peer's gateway calls", concat(fromGateway, tcpDport(g.ExchangePort), accept())},
