@@ -85,29 +85,21 @@ func Purge(ctx context.Context) (changed bool, err error) {
 	return changed, nil
 }
 
-// apply compares a table with the kernel's, and replaces what differs: a set's elements,
-// or else everything.
+// apply sends what differs between a table and the kernel's.
 func apply(ctx context.Context, want table) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
 	// Not a lasting connection: answers to what the kernel refuses may stay in it.
 	c := &nftables.Conn{}
-	t, have, err := read(c, want.family)
+	have, err := read(c, want.family)
 	if err != nil {
 		return false, err
 	}
-	stale, same := want.compare(t, have)
-	if same && len(stale) == 0 {
-		return false, nil
-	}
-	if same {
-		for _, s := range stale {
-			s.Table = t
-			c.FlushSet(&s.Set)
-			if err := addElements(c, s); err != nil {
-				return false, err
-			}
+	if have.sameRules(want) {
+		writes, err := want.updateElements(c, have)
+		if err != nil || !writes {
+			return false, err
 		}
 		if c.Flush() == nil {
 			return true, nil
@@ -116,9 +108,9 @@ func apply(ctx context.Context, want table) (changed bool, err error) {
 		// on what there was.
 	}
 	if want.family == nftables.TableFamilyNetdev {
-		err = want.replaceNetdev(t != nil)
+		err = want.replaceNetdev(have.table != nil)
 	} else {
-		err = want.replace(c, t != nil)
+		err = want.replace(c, have.table != nil)
 	}
 	if err != nil {
 		return false, fmt.Errorf("replace nftables table %q: %w", TableName, err)
@@ -126,75 +118,106 @@ func apply(ctx context.Context, want table) (changed bool, err error) {
 	return true, nil
 }
 
-// read returns our table of a family, if there is one, and what is in it: the comments of
-// rules by the description of their chain, and elements by that of their set.
-func read(c *nftables.Conn, family nftables.TableFamily) (*nftables.Table, map[string][]string, error) {
+// content is our table as the kernel has it.
+type content struct {
+	// table is nil if there is none.
+	table *nftables.Table
+	// labels are the comments of rules by the description of their chain.
+	labels map[string][]string
+	// elements are those of sets by the description of the set.
+	elements map[string][]nftables.SetElement
+}
+
+func read(c *nftables.Conn, family nftables.TableFamily) (have content, err error) {
+	have = content{labels: map[string][]string{}, elements: map[string][]nftables.SetElement{}}
 	tables, err := c.ListTablesOfFamily(family)
 	if err != nil {
-		return nil, nil, fmt.Errorf("list nftables tables: %w", err)
+		return have, fmt.Errorf("list nftables tables: %w", err)
 	}
 	i := slices.IndexFunc(tables, func(t *nftables.Table) bool { return t.Name == TableName && t.Family == family })
 	if i < 0 {
-		return nil, nil, nil
+		return have, nil
 	}
-	t, have := tables[i], map[string][]string{}
+	have.table = tables[i]
 	chains, err := nft.ListChains(c, family)
 	if err != nil {
-		return nil, nil, err
+		return have, err
 	}
 	for _, ch := range chains {
 		if ch.Table.Name != TableName {
 			continue
 		}
-		rules, err := c.GetRules(t, ch)
+		rules, err := c.GetRules(have.table, ch)
 		if err != nil {
-			return nil, nil, fmt.Errorf("list rules of nftables chain %q: %w", ch.Name, err)
+			return have, fmt.Errorf("list rules of nftables chain %q: %w", ch.Name, err)
 		}
 		var labels []string
 		for _, r := range rules {
 			labels = append(labels, nft.DecodeComment(r.UserData))
 		}
-		have[describeChain(ch)] = labels
+		have.labels[describeChain(ch)] = labels
 	}
-	sets, err := c.GetSets(t)
+	sets, err := c.GetSets(have.table)
 	if err != nil {
-		return nil, nil, fmt.Errorf("list nftables sets: %w", err)
+		return have, fmt.Errorf("list nftables sets: %w", err)
 	}
 	for _, s := range sets {
-		elements, err := c.GetSetElements(s)
-		if err != nil {
-			return nil, nil, fmt.Errorf("list elements of nftables set %q: %w", s.Name, err)
+		if have.elements[describeSet(s)], err = c.GetSetElements(s); err != nil {
+			return have, fmt.Errorf("list elements of nftables set %q: %w", s.Name, err)
 		}
-		have[describeSet(s)] = describeElements(elements)
 	}
-	return t, have, nil
+	return have, nil
 }
 
-// compare says whether what was read is as wanted, but for the elements of stale sets.
-func (t table) compare(found *nftables.Table, have map[string][]string) (stale []set, same bool) {
-	if len(t.chains) == 0 {
-		return nil, found == nil
+// sameRules says that everything is as wanted, apart from elements of sets.
+func (have content) sameRules(want table) bool {
+	if len(want.chains) == 0 {
+		return have.table == nil
 	}
 	// A table with a flag is dormant: it does nothing.
-	if found == nil || found.Flags != 0 || len(have) != len(t.chains)+len(t.sets) {
-		return nil, false
+	if have.table == nil || have.table.Flags != 0 || len(have.labels) != len(want.chains) || len(have.elements) != len(want.sets) {
+		return false
 	}
-	for _, c := range t.chains {
-		labels, there := have[describeChain(&c.Chain)]
-		if !there || !slices.Equal(labels, c.labels(t.family)) {
-			return nil, false
+	for _, c := range want.chains {
+		labels, there := have.labels[describeChain(&c.Chain)]
+		if !there || !slices.Equal(labels, c.labels(want.family)) {
+			return false
 		}
 	}
+	return !slices.ContainsFunc(want.sets, func(s set) bool {
+		_, there := have.elements[describeSet(&s.Set)]
+		return !there
+	})
+}
+
+// updateElements queues what differs between the sets. What stays is not touched: kernels
+// may miss a range while a transaction removes it and adds it again.
+func (t table) updateElements(c *nftables.Conn, have content) (writes bool, err error) {
 	for _, s := range t.sets {
-		elements, there := have[describeSet(&s.Set)]
-		if !there {
-			return nil, false
+		s.Table = have.table
+		wanted, present := s.members(s.elements), s.members(have.elements[describeSet(&s.Set)])
+		gone, missing := without(present, wanted), without(wanted, present)
+		writes = writes || len(gone) > 0 || len(missing) > 0
+		for part := range slices.Chunk(gone, elementsPerMessage) {
+			if err := c.SetDeleteElements(&s.Set, part); err != nil {
+				return false, fmt.Errorf("remove elements from nftables set %q: %w", s.Name, err)
+			}
 		}
-		if !slices.Equal(elements, describeElements(s.elements)) {
-			stale = append(stale, s)
+		if err := addElements(c, s, missing); err != nil {
+			return false, err
 		}
 	}
-	return stale, true
+	return writes, nil
+}
+
+// without returns the elements of a that are not in b.
+func without(a, b map[string][]nftables.SetElement) (out []nftables.SetElement) {
+	for key, m := range a {
+		if b[key] == nil {
+			out = append(out, m...)
+		}
+	}
+	return out
 }
 
 // replace writes the whole table. Deleting and adding it in one transaction
@@ -210,7 +233,7 @@ func (t table) replace(c *nftables.Conn, exists bool) error {
 		if err := c.AddSet(&s.Set, nil); err != nil {
 			return fmt.Errorf("add set %q: %w", s.Name, err)
 		}
-		if err := addElements(c, s); err != nil {
+		if err := addElements(c, s, s.elements); err != nil {
 			return err
 		}
 	}
@@ -225,8 +248,8 @@ func (t table) replace(c *nftables.Conn, exists bool) error {
 	return c.Flush()
 }
 
-func addElements(c *nftables.Conn, s set) error {
-	for part := range slices.Chunk(s.elements, elementsPerMessage) {
+func addElements(c *nftables.Conn, s set, elements []nftables.SetElement) error {
+	for part := range slices.Chunk(elements, elementsPerMessage) {
 		if err := c.SetAddElements(&s.Set, part); err != nil {
 			return fmt.Errorf("add elements to nftables set %q: %w", s.Name, err)
 		}

@@ -7,9 +7,8 @@
 //     and clamp the segment size of TCP.
 //
 // [ApplyGateway] and [ApplyNode] compute the tables as a value, compare it with what the
-// kernel has, and replace what differs in one transaction: the elements of a set, or a
-// table. Every rule has a comment that ends with a hash of the rule, so that a changed one
-// is found.
+// kernel has, and send the difference in one transaction. Every rule has a comment that
+// ends with a hash of the rule, so that a changed one is found.
 //
 // Out of scope: tables of others (package firewall), which prefixes are translated to
 // which (package ipam), and routes (package overlay).

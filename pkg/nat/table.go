@@ -1,6 +1,7 @@
 package nat
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -145,12 +146,26 @@ func describeSet(s *nftables.Set) string {
 	return fmt.Sprintln("set", s.Name, s.KeyType.Name, s.Interval, s.IsMap)
 }
 
-// describeElements tells the elements of a set from others, in whichever order they are.
-func describeElements(elements []nftables.SetElement) []string {
-	var out []string
-	for _, e := range elements {
-		out = append(out, fmt.Sprint(e.Key, e.IntervalEnd))
+// members are elements that belong together: one, or both of a range. The kernel lists
+// elements in any order.
+func (s set) members(elements []nftables.SetElement) map[string][]nftables.SetElement {
+	slices.SortFunc(elements, func(a, b nftables.SetElement) int {
+		if c := bytes.Compare(a.Key, b.Key); c != 0 {
+			return c
+		}
+		// Where one range ends and the next begins, the end comes first.
+		if a.IntervalEnd {
+			return -1
+		}
+		return 1
+	})
+	size := 1
+	if s.Interval {
+		size = 2
 	}
-	slices.Sort(out)
+	out := map[string][]nftables.SetElement{}
+	for m := range slices.Chunk(elements, size) {
+		out[string(m[0].Key)+string(m[len(m)-1].Key)] = m
+	}
 	return out
 }
