@@ -4,55 +4,31 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
+
+	"github.com/liqonet/liqonet/pkg/plan"
 )
+
+// holder is an object and an address that it has.
+type holder struct {
+	object string
+	addr   netip.Addr
+}
 
 // check compares the ranges with the pods and services that run. Where the pods'
 // ranges were not given, and no object names one in which there are pods, they are
 // not known after all.
-func (s *snapshot) check(f *Facts, given bool) error {
-	pods := outside{ranges: f.PodCIDRs}
-	named := given
-	for _, p := range s.pods {
-		addrs := podAddrs(p)
-		if len(addrs) > 0 {
-			f.PodsChecked++
-		}
-		for _, a := range addrs {
-			pods.see("pod "+p.Namespace+"/"+p.Name, a)
-			named = named || slices.ContainsFunc(f.PodCIDRs, func(r Fact[netip.Prefix]) bool { return !r.Assumed && r.Value.Contains(a) })
-		}
-	}
-	if pods.first != "" {
-		err := &OutsideError{
-			Cluster: f.Name, Object: pods.first, Addr: pods.addr, More: pods.count - 1, What: "pods", Ranges: f.PodCIDRs,
-			Flag:    flag("--pod-cidr", f.Name, f.PodCIDRs, pods.addr),
-			Command: "kubectl get pods -A -o wide",
-		}
-		if named {
+func (s *snapshot) check(f *plan.Facts, given bool) error {
+	pods := s.podAddrs()
+	if err := compare(f, "pods", f.PodCIDRs, pods, "--pod-cidr", "kubectl get pods -A -o wide"); err != nil {
+		named := slices.DeleteFunc(slices.Clone(f.PodCIDRs), func(r plan.Range) bool { return r.Assumed })
+		if given || slices.ContainsFunc(pods, func(p holder) bool { return named.Contain(p.addr) }) {
 			return err
 		}
 		f.PodsUnknown, f.PodCIDRs = err, nil
 	}
-	services := outside{ranges: f.ServiceCIDRs}
-	for _, svc := range s.services {
-		for _, a := range serviceAddrs(svc) {
-			services.see("service "+svc.Namespace+"/"+svc.Name, a)
-		}
-	}
-	if services.first != "" {
-		return &OutsideError{
-			Cluster: f.Name, Object: services.first, Addr: services.addr, More: services.count - 1, What: "services", Ranges: f.ServiceCIDRs,
-			Flag:    flag("--service-cidr", f.Name, f.ServiceCIDRs, services.addr),
-			Command: "kubectl get services -A",
-		}
-	}
-	for _, of := range []struct {
-		what string
-		outside
-	}{{"pods", pods}, {"services", services}} {
-		if a := of.otherFamily; a.IsValid() {
-			f.Warnings = append(f.Warnings, fmt.Sprintf("%s have addresses as %s, too, but no range of that family was found; those are not exchanged", of.what, a))
-		}
+	if err := compare(f, "services", f.ServiceCIDRs, s.serviceAddrs(), "--service-cidr", "kubectl get services -A"); err != nil {
+		return err
 	}
 	for _, p := range f.PodCIDRs {
 		for _, svc := range f.ServiceCIDRs {
@@ -64,41 +40,39 @@ func (s *snapshot) check(f *Facts, given bool) error {
 	return nil
 }
 
-// outside collects addresses that no range has.
-type outside struct {
-	ranges []Fact[netip.Prefix]
-	first  string
-	addr   netip.Addr
-	count  int
-	// otherFamily is an address of a family of which there is no range: a second
-	// one that the cluster has beside the one that is exchanged.
-	otherFamily netip.Addr
-}
-
-func (o *outside) see(object string, a netip.Addr) {
-	if covers(o.ranges, a) {
-		return
-	}
-	family := false
-	for _, r := range o.ranges {
-		family = family || r.Value.Addr().Is4() == a.Is4()
-	}
-	if !family {
-		if !o.otherFamily.IsValid() {
-			o.otherFamily = a
+// compare returns an error if objects have addresses outside of the ranges found. Those of
+// a family without any range are not exchanged: a warning names the first one.
+func compare(f *plan.Facts, what string, found plan.Ranges, have []holder, flag, command string) error {
+	var outside []holder
+	warned := len(found) == 0
+	for _, h := range have {
+		sameFamily := func(r plan.Range) bool { return r.Value.Addr().Is4() == h.addr.Is4() }
+		switch {
+		case found.Contain(h.addr):
+		case slices.ContainsFunc(found, sameFamily):
+			outside = append(outside, h)
+		case !warned:
+			f.Warnings = append(f.Warnings, fmt.Sprintf("%s have addresses as %s, too, but no range of that family was found; those are not exchanged", what, h.addr))
+			warned = true
 		}
-		return
 	}
-	if o.count++; o.first == "" {
-		o.first, o.addr = object, a
+	if len(outside) == 0 {
+		return nil
 	}
-}
-
-// flag proposes what to give: what was found, and the range of the address.
-func flag(name, cluster string, found []Fact[netip.Prefix], missing netip.Addr) string {
-	s := name + " " + cluster + "="
-	for _, f := range found {
-		s += f.Value.String() + ","
+	first, others := outside[0], ""
+	if more := len(outside) - 1; more > 0 {
+		others = fmt.Sprintf(" (and %d more)", more)
 	}
-	return s + "RANGE-OF-" + missing.String()
+	var sources []string
+	all := flag + " " + f.Name + "="
+	for _, r := range found {
+		source := fmt.Sprintf("%s: %s", r.Value, r.Source)
+		if r.Assumed {
+			source += " (assumed)"
+		}
+		sources = append(sources, source)
+		all += r.Value.String() + ","
+	}
+	return fmt.Errorf("cluster %q: %s has the address %s%s, which is %w for %s [%s]; give all of them by %sRANGE-OF-%s (to see the addresses: %s)",
+		f.Name, first.object, first.addr, others, ErrOutside, what, strings.Join(sources, "; "), all, first.addr, command)
 }

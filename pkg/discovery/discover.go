@@ -5,10 +5,21 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+var (
+	// ErrUnknown says that a fact cannot be found out and has to be given.
+	ErrUnknown = errors.New("not known")
+	// ErrOutside says that something has an address outside of the ranges found, so
+	// they are wrong or not all.
+	ErrOutside = errors.New("outside of the ranges found")
 )
 
 // Overrides are what the user says of a cluster, by flags. What is given here is
@@ -28,75 +39,104 @@ type Overrides struct {
 // its scheme needs the types of client-go's scheme.
 //
 // These are its errors:
-//   - UnknownError where a fact has to be given by the user;
-//   - OutsideError where a pod or service contradicts what was found;
-//   - ipam.InvalidError for overrides that are no ranges;
+//   - ErrUnknown where a fact has to be given by the user;
+//   - ErrOutside where a pod or service contradicts what was found;
+//   - ipam.ErrInvalid for overrides that are no ranges;
 //   - errors of the API, wrapped, so that apierrors.IsForbidden and the like work.
 //
 // Where node agents may tell the ranges of the pods, Facts.PodsUnknown has the error.
-func Discover(ctx context.Context, reader client.Reader, o Overrides) (Facts, error) {
-	if err := o.validate(); err != nil {
-		return Facts{}, err
+func Discover(ctx context.Context, reader client.Reader, o Overrides) (plan.Facts, error) {
+	f, err := o.facts()
+	if err != nil {
+		return f, err
 	}
 	s, err := read(ctx, reader)
 	if err != nil {
-		return Facts{}, err
+		return f, err
 	}
-	return s.facts(o)
+	return f, s.complete(&f)
 }
 
-func (o Overrides) validate() error {
+// facts are those that the user gives.
+func (o Overrides) facts() (plan.Facts, error) {
+	f := plan.Facts{Name: o.Name}
 	for _, of := range []struct {
-		flag     string
-		prefixes []netip.Prefix
+		flag   string
+		given  []netip.Prefix
+		ranges *plan.Ranges
 	}{
-		{"--pod-cidr", o.PodCIDRs},
-		{"--service-cidr", o.ServiceCIDRs},
-		{"--node-cidr", o.NodeCIDRs},
-		{"--reserve", o.Reserved},
+		{"--pod-cidr", o.PodCIDRs, &f.PodCIDRs},
+		{"--service-cidr", o.ServiceCIDRs, &f.ServiceCIDRs},
+		{"--node-cidr", o.NodeCIDRs, &f.NodeCIDRs},
+		{"--reserve", o.Reserved, &f.Reserved},
 	} {
-		for _, p := range of.prefixes {
+		for _, p := range of.given {
 			if err := (ipam.Mapping{Real: p, Mapped: p}).Validate(); err != nil {
-				return fmt.Errorf("cluster %q: %s: %w", o.Name, of.flag, err)
+				return f, fmt.Errorf("cluster %q: %s: %w", o.Name, of.flag, err)
 			}
+			*of.ranges = append(*of.ranges, plan.Range{Value: p, Source: "given by " + of.flag})
 		}
-	}
-	return nil
-}
-
-// facts is pure: everything was read before.
-func (s *snapshot) facts(o Overrides) (Facts, error) {
-	f := Facts{
-		ClusterID:         string(s.kubeSystem.UID),
-		Name:              o.Name,
-		KubernetesVersion: s.version(),
-		Nodes:             s.nodeFacts(),
-		Reserved:          given(o.Reserved, "--reserve"),
-		Pods:              s.podCount,
-		Warnings:          s.warnings(),
-	}
-	f.Provider = s.provider()
-	f.CNI = s.cni(f.Provider.Value)
-	f.Exposure = s.exposure(f)
-	f.NodeCIDRs = s.nodeRanges(o)
-	var err error
-	if f.ServiceCIDRs, err = s.serviceRanges(o, f); err != nil {
-		return Facts{}, err
-	}
-	if f.PodCIDRs, err = s.podRanges(o, f); errors.Is(err, ErrUnknown) {
-		f.PodsUnknown = err
-	} else if err != nil {
-		return Facts{}, err
-	}
-	if err := s.check(&f, len(o.PodCIDRs) > 0); err != nil {
-		return Facts{}, err
-	}
-	if f.PodsUnknown != nil {
-		f.PodAddrs = s.livePods()
+		*of.ranges = distinct(*of.ranges)
 	}
 	return f, nil
 }
 
-func given(prefixes []netip.Prefix, flag string) []Fact[netip.Prefix] {
-	return distinct(facts(prefixes, "given by "+flag, false))
+// complete adds what was read to what is given.
+func (s *snapshot) complete(f *plan.Facts) (err error) {
+	given := len(f.PodCIDRs) > 0
+	f.ClusterID, f.Nodes, f.Provider = string(s.kubeSystem.UID), s.nodeFacts(), s.provider()
+	f.LoadBalancers = s.loadBalancers(f.Provider.Value)
+	_, f.CNI = s.plugin(f.Provider.Value)
+	if len(s.unread) > 0 {
+		f.Warnings = append(f.Warnings, "could not be read: "+strings.Join(s.unread, ", "))
+	}
+	if len(f.NodeCIDRs) == 0 {
+		f.NodeCIDRs = s.nodeRanges()
+	}
+	if len(f.ServiceCIDRs) == 0 {
+		if f.ServiceCIDRs, err = s.serviceRanges(f); err != nil {
+			return err
+		}
+	}
+	if !given {
+		if f.PodCIDRs = s.podRanges(f); len(f.PodCIDRs) == 0 {
+			f.PodsUnknown = s.podsUnknown(f)
+		}
+	}
+	if err := s.check(f, given); err != nil {
+		return err
+	}
+	if f.PodsUnknown != nil {
+		f.PodAddrs = s.livePods()
+	}
+	return nil
+}
+
+// loadBalancers says whether services of type LoadBalancer get addresses.
+func (s *snapshot) loadBalancers(provider string) plan.Fact[string] {
+	out := plan.Fact[string]{Source: "there is no service of type LoadBalancer"}
+	for _, svc := range s.services.Items {
+		if svc.Spec.Type != corev1.ServiceTypeLoadBalancer {
+			continue
+		}
+		name := svc.Namespace + "/" + svc.Name
+		for _, in := range svc.Status.LoadBalancer.Ingress {
+			return plan.Fact[string]{Value: plan.Yes, Source: "service " + name + " has got " + in.IP + in.Hostname}
+		}
+		out = plan.Fact[string]{Value: plan.No, Source: "service " + name + " has got no address"}
+	}
+	if out.Value != "" {
+		return out
+	}
+	switch provider {
+	case ProviderAKS, ProviderEKS, ProviderGKE:
+		return plan.Fact[string]{Value: plan.Yes, Source: "the provider " + provider + " has load balancers", Assumed: true}
+	}
+	for _, ds := range s.daemonSets.Items {
+		// MetalLB's speakers, by its manifests and by its chart.
+		if ds.Status.DesiredNumberScheduled > 0 && (ds.Labels["app"] == "metallb" || strings.HasPrefix(ds.Namespace, "metallb")) {
+			return plan.Fact[string]{Value: plan.Yes, Source: "MetalLB runs as DaemonSet " + ds.Namespace + "/" + ds.Name, Assumed: true}
+		}
+	}
+	return out
 }

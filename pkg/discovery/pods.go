@@ -3,7 +3,9 @@ package discovery
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -11,89 +13,44 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
-
-type prefixFacts = []Fact[netip.Prefix]
 
 // podRanges returns the ranges of the pods: what the network plugin says, since it
 // gives out the addresses, and otherwise what Kubernetes was configured with.
-func (s *snapshot) podRanges(o Overrides, f Facts) (prefixFacts, error) {
-	if len(o.PodCIDRs) > 0 {
-		return given(o.PodCIDRs, "--pod-cidr"), nil
+func (s *snapshot) podRanges(f *plan.Facts) plan.Ranges {
+	if p, _ := s.plugin(f.Provider.Value); p.pods != nil {
+		if out := p.pods(s, f); len(out) > 0 {
+			return distinct(out)
+		}
 	}
-	out, err := s.pluginPods(f)
-	if err != nil {
-		return nil, err
-	}
-	if len(out) == 0 {
-		out = s.kubernetesPods(f)
-	}
-	if len(out) == 0 {
-		return nil, s.podsUnknown(f, "no source names it and the nodes have no podCIDR")
-	}
-	return distinct(out), nil
+	return distinct(s.kubernetesPods(f))
 }
 
-func (s *snapshot) podsUnknown(f Facts, reason string) error {
+func (s *snapshot) podsUnknown(f *plan.Facts) error {
+	unread := ""
 	if len(s.unread) > 0 {
-		reason += " (could not be read: " + strings.Join(s.unread, ", ") + ")"
+		unread = " (could not be read: " + strings.Join(s.unread, ", ") + ")"
 	}
-	return &UnknownError{
-		Cluster: f.Name, What: "range of the pods", Reason: reason,
-		Flag: "--pod-cidr " + f.Name + "=RANGE[,RANGE]", Command: podCommand(f),
-	}
-}
-
-// podCommand finds the pods' ranges where the API does not tell them.
-func podCommand(f Facts) string {
+	command := "look for --cluster-cidr among the arguments of kube-controller-manager, and compare with kubectl get pods -A -o wide"
 	switch f.Provider.Value {
 	case ProviderEKS:
-		return "aws ec2 describe-subnets --query 'Subnets[].CidrBlock' --filters Name=vpc-id,Values=$(aws eks describe-cluster --name NAME --query cluster.resourcesVpcConfig.vpcId --output text)"
+		command = "aws ec2 describe-subnets --query 'Subnets[].CidrBlock' --filters Name=vpc-id,Values=$(aws eks describe-cluster --name NAME --query cluster.resourcesVpcConfig.vpcId --output text)"
 	case ProviderAKS:
-		return "az aks show -g GROUP -n NAME --query '[networkProfile.podCidrs, agentPoolProfiles[].[podSubnetId, vnetSubnetId]]', and for a subnet: az network vnet subnet show --ids ID --query addressPrefix"
+		command = "az aks show -g GROUP -n NAME --query '[networkProfile.podCidrs, agentPoolProfiles[].[podSubnetId, vnetSubnetId]]', and for a subnet: az network vnet subnet show --ids ID --query addressPrefix"
 	case ProviderGKE:
-		return "gcloud container clusters describe NAME --format='value(clusterIpv4Cidr, nodePools[].networkConfig.podIpv4CidrBlock)'"
+		command = "gcloud container clusters describe NAME --format='value(clusterIpv4Cidr, nodePools[].networkConfig.podIpv4CidrBlock)'"
 	}
-	return "look for --cluster-cidr among the arguments of kube-controller-manager, and compare with kubectl get pods -A -o wide"
-}
-
-// pluginPods asks the network plugin. Nothing and no error mean that it uses the
-// nodes' podCIDR.
-func (s *snapshot) pluginPods(f Facts) (prefixFacts, error) {
-	switch f.CNI.Value {
-	case CNIAWS:
-		return s.awsPods(f)
-	case CNIAzure:
-		return s.azurePods(f)
-	case CNIGKE:
-		return s.gkePods(), nil
-	case CNICalico:
-		return s.calicoPods(), nil
-	case CNICilium:
-		return s.ciliumPods(f)
-	case CNICanal, CNIFlannel:
-		return s.flannelPods(), nil
-	case CNIOVN, CNIOpenShift:
-		if out := s.openShift("clusterNetwork"); len(out) > 0 {
-			return out, nil
-		}
-		return s.ovnConfig("net_cidr"), nil
-	case CNIWeave:
-		return s.weavePods(), nil
-	case CNIKindnet:
-		return s.kindnetPods(), nil
-	}
-	return nil, nil
+	return fmt.Errorf("cluster %q: the range of the pods is %w: no object names it, and the nodes have no podCIDR%s; give --pod-cidr %s=RANGE[,RANGE] (to find it: %s)",
+		f.Name, ErrUnknown, unread, f.Name, command)
 }
 
 // kubernetesPods returns what Kubernetes' own IPAM was configured with. Each source
 // counts only if it has all of the nodes' ranges: otherwise it is an old one.
-func (s *snapshot) kubernetesPods(f Facts) prefixFacts {
-	var nodes []netip.Prefix
-	for _, n := range f.Nodes {
-		nodes = append(nodes, n.PodCIDRs...)
-	}
-	sources := []prefixFacts{
+func (s *snapshot) kubernetesPods(f *plan.Facts) plan.Ranges {
+	nodes := s.nodePods()
+	sources := []plan.Ranges{
+		s.customRanges(kindOpenShiftNet, "status", "clusterNetwork", "cidr"),
 		s.podFlag("kube-controller-manager", "cluster-cidr"),
 		s.nodeArgs("cluster-cidr"),
 		s.kubeadm("podSubnet"),
@@ -101,138 +58,229 @@ func (s *snapshot) kubernetesPods(f Facts) prefixFacts {
 		s.podFlag("kube-proxy", "cluster-cidr"),
 	}
 	if f.Provider.Value == ProviderK3s || f.Provider.Value == ProviderRKE2 {
-		sources = append(sources, facts(parsePrefixes("10.42.0.0/16"), "the default of "+f.Provider.Value+", as no node-args annotation has a cluster-cidr", true))
+		usual := []netip.Prefix{netip.MustParsePrefix("10.42.0.0/16")}
+		sources = append(sources, concluded(usual, "the default of "+f.Provider.Value+", as no node-args annotation has a cluster-cidr"))
 	}
 	for _, found := range sources {
-		if len(found) > 0 && containAll(Values(found), nodes) {
+		misses := func(n netip.Prefix) bool {
+			return !slices.ContainsFunc(found, func(r plan.Range) bool { return contains(r.Value, n) })
+		}
+		if len(found) > 0 && !slices.ContainsFunc(nodes, misses) {
 			return found
 		}
 	}
-	if len(nodes) == 0 {
-		return nil
-	}
-	guess := ipam.Estimate(nodes, valuesOf(f.ServiceCIDRs, f.NodeCIDRs))
-	return facts(guess, fmt.Sprintf("from the podCIDRs of %d nodes (%s), rounded up, as later nodes get other parts of it; give --pod-cidr %s=RANGE if it is another one",
-		len(f.Nodes), some(ipam.Merge(nodes)), f.Name), true)
+	return concluded(ipam.Estimate(nodes, others(f)), fmt.Sprintf("from the podCIDRs of %d nodes, rounded up, as later nodes get other parts of it; give --pod-cidr %s=RANGE if it is another one",
+		len(f.Nodes), f.Name))
 }
 
-// some shows the first prefixes.
-func some(prefixes []netip.Prefix) string {
-	const shown = 3
-	var parts []string
-	for _, p := range prefixes[:min(shown, len(prefixes))] {
-		parts = append(parts, p.String())
-	}
-	if len(prefixes) > shown {
-		parts = append(parts, "…")
-	}
-	return strings.Join(parts, ", ")
+// others are what no range that is concluded for the pods should have.
+func others(f *plan.Facts) []netip.Prefix {
+	return slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes()
 }
 
 // kubeProxy returns clusterCIDR of kube-proxy's configuration.
-func (s *snapshot) kubeProxy() prefixFacts {
+func (s *snapshot) kubeProxy() plan.Ranges {
 	var c struct {
 		ClusterCIDR string `json:"clusterCIDR"`
 	}
-	if yaml.Unmarshal([]byte(s.configMaps["kube-system/kube-proxy"]["config.conf"]), &c) != nil {
+	if yaml.Unmarshal([]byte(s.configMap("kube-system/kube-proxy")["config.conf"]), &c) != nil {
 		return nil
 	}
-	return facts(parsePrefixes(c.ClusterCIDR), "from clusterCIDR of ConfigMap kube-system/kube-proxy", false)
+	return stated(c.ClusterCIDR, "from clusterCIDR of ConfigMap kube-system/kube-proxy")
 }
 
 // flannelPods reads Flannel's net-conf.json, which Canal has as well.
-func (s *snapshot) flannelPods() prefixFacts {
-	for _, name := range []string{"kube-flannel/kube-flannel-cfg", "kube-system/kube-flannel-cfg", "kube-system/canal-config", "kube-system/rke2-canal-config"} {
+func (s *snapshot) flannelPods(*plan.Facts) plan.Ranges {
+	for _, name := range slices.Sorted(maps.Keys(s.configMaps)) {
 		var c struct{ Network, IPv6Network string }
-		if json.Unmarshal([]byte(s.configMaps[name]["net-conf.json"]), &c) != nil {
+		if json.Unmarshal([]byte(s.configMap(name)["net-conf.json"]), &c) == nil {
+			return stated(c.Network+","+c.IPv6Network, "from Flannel's net-conf.json in ConfigMap "+name)
+		}
+	}
+	return nil
+}
+
+// ovnPods reads OVN-Kubernetes' ConfigMap. OpenShift has none.
+func (s *snapshot) ovnPods(*plan.Facts) plan.Ranges { return s.ovnConfig("net_cidr") }
+
+// ovnConfig reads a list of ranges, in which a cluster's range is followed by the length
+// of the nodes' ranges: 10.244.0.0/16/24.
+func (s *snapshot) ovnConfig(key string) (out plan.Ranges) {
+	for _, e := range strings.Split(s.configMap("ovn-kubernetes/ovn-config")[key], ",") {
+		parts := strings.Split(strings.TrimSpace(e), "/")
+		out = append(out, stated(strings.Join(parts[:min(len(parts), 2)], "/"), "from "+key+" of ConfigMap ovn-kubernetes/ovn-config")...)
+	}
+	return out
+}
+
+// calicoPods returns Calico's IP pools. A pool that is disabled gives out no more
+// addresses and counts as long as pods have some of it.
+func (s *snapshot) calicoPods(*plan.Facts) (out plan.Ranges) {
+	// With the IPAM host-local, addresses are from the nodes' podCIDR.
+	if strings.Contains(strings.ReplaceAll(s.configMap("kube-system/calico-config")["cni_network_config"], " ", ""), `"type":"host-local"`) {
+		return nil
+	}
+	pools := s.objects(kindIPPool)
+	if len(pools) == 0 {
+		pools = s.objects(kindIPPoolV3)
+	}
+	live := s.livePods()
+	for _, pool := range pools {
+		cidr, _, _ := unstructured.NestedString(pool.Object, "spec", "cidr")
+		disabled, _, _ := unstructured.NestedBool(pool.Object, "spec", "disabled")
+		uses, _, _ := unstructured.NestedStringSlice(pool.Object, "spec", "allowedUses")
+		if len(uses) > 0 && !slices.Contains(uses, "Workload") {
 			continue
 		}
-		if ps := parsePrefixes(c.Network + "," + c.IPv6Network); len(ps) > 0 {
-			return facts(ps, "from Flannel's net-conf.json in ConfigMap "+name, false)
+		source := "from Calico's IPPool " + pool.GetName()
+		if disabled {
+			source += ", which is disabled and still in use"
+		}
+		out = append(out, slices.DeleteFunc(stated(cidr, source), func(r plan.Range) bool {
+			return disabled && !slices.ContainsFunc(live, r.Value.Contains)
+		})...)
+	}
+	return out
+}
+
+// ciliumPods asks Cilium by the kind of its IPAM. There are others, of which its agents
+// tell the nodes' kernels only.
+func (s *snapshot) ciliumPods(f *plan.Facts) (out plan.Ranges) {
+	config := s.configMap("kube-system/cilium-config")
+	switch config["ipam"] {
+	case "multi-pool":
+		return append(s.customRanges(kindCiliumPool, "spec", "ipv4", "cidrs"), s.customRanges(kindCiliumPool, "spec", "ipv6", "cidrs")...)
+	case "eni":
+		out = append(s.customRanges(kindCiliumNode, "status", "eni", "enis", "*", "vpc", "cidrs"),
+			s.customRanges(kindCiliumNode, "status", "eni", "enis", "*", "vpc", "primary-cidr")...)
+		if len(out) == 0 {
+			return s.awsPods(f)
+		}
+		return out
+	case "cluster-pool":
+	default:
+		return nil
+	}
+	nodes := s.customRanges(kindCiliumNode, "spec", "ipam", "podCIDRs").Prefixes()
+	for _, pool := range stated(config["cluster-pool-ipv4-cidr"]+","+config["cluster-pool-ipv6-cidr"], "from cluster-pool-ipv4-cidr of ConfigMap kube-system/cilium-config") {
+		inside := slices.DeleteFunc(slices.Clone(nodes), func(n netip.Prefix) bool { return !contains(pool.Value, n) })
+		// Cilium's default is the whole of 10/8, in which services and nodes are,
+		// too, and which fits nowhere. Nodes get their parts in order from the start,
+		// so what is near the nodes' is enough.
+		if !slices.ContainsFunc(others(f), pool.Value.Overlaps) && (!pool.Value.Addr().Is4() || pool.Value.Bits() > 8) || len(inside) == 0 {
+			out = append(out, pool)
+			continue
+		}
+		for _, p := range ipam.Estimate(inside, others(f)) {
+			if !contains(pool.Value, p) {
+				p = pool.Value
+			}
+			out = append(out, plan.Range{Value: p, Assumed: true, Source: fmt.Sprintf("from the CiliumNodes' podCIDRs, rounded up; the whole pool %s, %s, is too large to be mapped or overlaps services or nodes",
+				pool.Value, pool.Source)})
+		}
+	}
+	return out
+}
+
+// awsPods concludes the pods' ranges where these have addresses of the VPC's
+// subnets. The API does not tell the subnets. But no block of a VPC is larger than a
+// /16, so the /16 around an address contains the block that it is from.
+// (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html)
+func (s *snapshot) awsPods(f *plan.Facts) (out plan.Ranges) {
+	addrs, of := s.livePods(), "pods' addresses"
+	// With custom networking pods are in other subnets than nodes are.
+	if !s.customNetworking() {
+		of = "nodes' and pods' addresses"
+		for _, n := range f.Nodes {
+			addrs = append(addrs, n.InternalIPs...)
+		}
+	}
+	// IPv6 clusters give each node a /80 of a subnet, which is a /64.
+	blocks := map[netip.Prefix]netip.Prefix{}
+	for _, a := range addrs {
+		bits := 16
+		if a.Is6() {
+			bits = 64
+		}
+		block, one := netip.PrefixFrom(a, bits).Masked(), netip.PrefixFrom(a, a.BitLen())
+		if old, ok := blocks[block]; ok {
+			one = ipam.Cover(old, one)
+		}
+		blocks[block] = one
+	}
+	for block, seen := range blocks {
+		out = append(out, plan.Range{
+			Value:   ipam.Widen(seen, block.Bits(), f.ServiceCIDRs.Prefixes()),
+			Source:  "from " + of + ": a VPC's block is never larger than a /16 (IPv6: a subnet is a /64); give --pod-cidr " + f.Name + "=RANGE for the exact subnets",
+			Assumed: true,
+		})
+	}
+	return out
+}
+
+// customNetworking says that the amazon-vpc-cni gives pods addresses of other subnets
+// than the nodes have.
+func (s *snapshot) customNetworking() bool {
+	ds := s.daemonSet("aws-node")
+	return ds != nil && slices.ContainsFunc(ds.Spec.Template.Spec.Containers, func(c corev1.Container) bool {
+		return slices.Contains(c.Env, corev1.EnvVar{Name: "AWS_VPC_K8S_CNI_CUSTOM_NETWORK_CFG", Value: "true"})
+	})
+}
+
+// azurePods asks Azure's CNI. With an overlay or a subnet for pods there is a
+// NodeNetworkConfig for each node. With the nodes' subnet the API has the VNet, as what
+// must not be masqueraded: of that, ranges count that have pods, or nodes where no pod
+// runs yet.
+func (s *snapshot) azurePods(f *plan.Facts) plan.Ranges {
+	if out := s.customRanges(kindNodeNetwork, "status", "networkContainers", "subnetAddressSpace"); len(out) > 0 {
+		return out
+	}
+	seen := s.livePods()
+	if len(seen) == 0 {
+		for _, n := range f.Nodes {
+			seen = append(seen, n.InternalIPs...)
+		}
+	}
+	for _, name := range masqConfigMaps() {
+		docs := s.configMap(name)
+		for _, key := range slices.Sorted(maps.Keys(docs)) {
+			var c struct {
+				NonMasqueradeCIDRs []string `json:"nonMasqueradeCIDRs"`
+			}
+			if yaml.Unmarshal([]byte(docs[key]), &c) != nil {
+				continue
+			}
+			out := slices.DeleteFunc(stated(strings.Join(c.NonMasqueradeCIDRs, ","), "from nonMasqueradeCIDRs of ConfigMap "+name+" that have pods"), func(r plan.Range) bool {
+				return !slices.ContainsFunc(seen, r.Value.Contains)
+			})
+			if len(out) > 0 {
+				return out
+			}
 		}
 	}
 	return nil
 }
 
-// weavePods reads the environment of Weave's DaemonSet.
-func (s *snapshot) weavePods() prefixFacts {
-	ds := s.daemonSet(func(name string) bool { return name == "weave-net" })
-	if ds == nil {
-		return nil
-	}
-	of := ds.Namespace + "/" + ds.Name
-	if v, ok := env(ds.Spec.Template.Spec, "IPALLOC_RANGE"); ok {
-		return facts(parsePrefixes(v), "from IPALLOC_RANGE of DaemonSet "+of, false)
-	}
-	return facts(parsePrefixes("10.32.0.0/12"), "Weave's default, as DaemonSet "+of+" sets no IPALLOC_RANGE", true)
-}
-
-// kindnetPods reads the environment of kind's DaemonSet.
-func (s *snapshot) kindnetPods() prefixFacts {
-	ds := s.daemonSet(func(name string) bool { return name == "kindnet" })
-	if ds == nil {
-		return nil
-	}
-	v, _ := env(ds.Spec.Template.Spec, "POD_SUBNET")
-	return facts(parsePrefixes(v), "from POD_SUBNET of DaemonSet "+ds.Namespace+"/"+ds.Name, false)
-}
-
-// openShift reads a field of OpenShift's network configuration.
-func (s *snapshot) openShift(field string) prefixFacts {
-	for _, o := range s.custom[kindOpenShiftNet] {
-		for _, part := range []string{"status", "spec"} {
-			list, _, _ := unstructured.NestedSlice(o.Object, part, field)
-			var ps []netip.Prefix
-			for _, e := range list {
-				switch e := e.(type) {
-				case string:
-					ps = append(ps, parsePrefixes(e)...)
-				case map[string]any:
-					cidr, _ := e["cidr"].(string)
-					ps = append(ps, parsePrefixes(cidr)...)
-				}
-			}
-			if len(ps) > 0 {
-				return facts(ps, "from "+part+"."+field+" of OpenShift's Network "+o.GetName(), false)
+// podAddrs returns the addresses that the network plugin has given pods. Those count
+// that have a network of their own and have not ended.
+func (s *snapshot) podAddrs() (out []holder) {
+	for _, p := range s.pods.Items {
+		if p.Spec.HostNetwork || p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil {
+			continue
+		}
+		for _, ip := range p.Status.PodIPs {
+			if a, err := netip.ParseAddr(ip.IP); err == nil {
+				out = append(out, holder{"pod " + p.Namespace + "/" + p.Name, a.Unmap()})
 			}
 		}
 	}
-	return nil
+	return out
 }
 
-// ovnConfig reads OVN-Kubernetes' ConfigMap, in which a cluster's range is followed
-// by the length of the nodes' ranges: 10.244.0.0/16/24.
-func (s *snapshot) ovnConfig(key string) prefixFacts {
-	var ps []netip.Prefix
-	for _, e := range strings.Split(s.configMaps["ovn-kubernetes/ovn-config"][key], ",") {
-		if parts := strings.Split(strings.TrimSpace(e), "/"); len(parts) >= 2 {
-			ps = append(ps, parsePrefixes(parts[0]+"/"+parts[1])...)
-		}
-	}
-	return facts(ps, "from "+key+" of ConfigMap ovn-kubernetes/ovn-config", false)
-}
-
-// podAddrs returns the addresses of a pod that the network plugin has given it,
-// none for a pod that has no network of its own or has ended.
-func podAddrs(p corev1.Pod) []netip.Addr {
-	if p.Spec.HostNetwork || p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil {
-		return nil
-	}
-	list := make([]string, 0, 2)
-	for _, ip := range p.Status.PodIPs {
-		list = append(list, ip.IP)
-	}
-	if len(list) == 0 {
-		list = append(list, p.Status.PodIP)
-	}
-	return parseAddrs(list)
-}
-
-// livePods returns the addresses of all pods.
-func (s *snapshot) livePods() []netip.Addr {
-	var out []netip.Addr
-	for _, p := range s.pods {
-		out = append(out, podAddrs(p)...)
+// livePods returns the addresses without the pods' names.
+func (s *snapshot) livePods() (out []netip.Addr) {
+	for _, p := range s.podAddrs() {
+		out = append(out, p.addr)
 	}
 	return out
 }

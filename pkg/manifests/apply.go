@@ -3,16 +3,22 @@ package manifests
 import (
 	"fmt"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
+// Object is any object of an API, as clients have it.
+type Object interface {
+	metav1.Object
+	runtime.Object
+}
+
 // ToApply turns an object into what server-side apply is given: without status and
 // without fields that only the API server sets.
-func ToApply(obj client.Object) (*unstructured.Unstructured, error) {
+func ToApply(obj Object) (*unstructured.Unstructured, error) {
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
 	if err != nil {
 		return nil, fmt.Errorf("convert %T %s: %w", obj, obj.GetName(), err)

@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -163,7 +162,7 @@ func (k OverlayKey) mount(pod *corev1.PodTemplateSpec) {
 
 // NodeAgent returns the account of the node agents with its permissions, and
 // their DaemonSet, which needs it.
-func NodeAgent(image string, key OverlayKey) (account []client.Object, daemonSet *appsv1.DaemonSet) {
+func NodeAgent(image string, key OverlayKey) (account []Object, daemonSet *appsv1.DaemonSet) {
 	labels := componentLabels("node")
 	role := &rbacv1.ClusterRole{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole"},
@@ -292,7 +291,7 @@ func (g Gateway) Service() *corev1.Service {
 
 // Objects returns the gateway's account with its permissions, and its
 // Deployment, which needs it and the Secret.
-func (g Gateway) Objects() (account []client.Object, deployment *appsv1.Deployment) {
+func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 	labels := g.Labels()
 	role := &rbacv1.ClusterRole{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole"},
@@ -396,8 +395,8 @@ func componentLabels(component string) map[string]string {
 }
 
 // accountFor is the account of an agent, which has a role in the whole cluster.
-func accountFor(name string, role *rbacv1.ClusterRole) []client.Object {
-	return []client.Object{
+func accountFor(name string, role *rbacv1.ClusterRole) []Object {
+	return []Object{
 		&corev1.ServiceAccount{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"},
 			ObjectMeta: objectMeta(v1alpha1.Namespace, name, role.Labels),
@@ -414,8 +413,8 @@ func accountFor(name string, role *rbacv1.ClusterRole) []client.Object {
 
 // inNamespace gives an account permissions in our namespace only: elsewhere Leases are
 // heartbeats of others.
-func inNamespace(account string, labels map[string]string, rules ...rbacv1.PolicyRule) []client.Object {
-	return []client.Object{
+func inNamespace(account string, labels map[string]string, rules ...rbacv1.PolicyRule) []Object {
+	return []Object{
 		&rbacv1.Role{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "Role"},
 			ObjectMeta: objectMeta(v1alpha1.Namespace, account, labels),

@@ -15,7 +15,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/version"
@@ -33,13 +32,13 @@ func gateways() []Gateway {
 }
 
 // all returns every object that is ever applied.
-func all(t *testing.T) []client.Object {
+func all(t *testing.T) []Object {
 	t.Helper()
 	crds, err := CRDs()
 	if err != nil {
 		t.Fatal(err)
 	}
-	out := []client.Object{
+	out := []Object{
 		Namespace(), CriticalPods(), OverlaySecret([]byte("key")), ClusterNetwork(v1alpha1.ClusterNetworkSpec{}), Peering("b", v1alpha1.PeeringSpec{}),
 	}
 	for _, crd := range crds {

@@ -34,12 +34,12 @@ func (c *Cluster) read(ctx context.Context, obj client.Object) (want, live *unst
 
 // applyAll applies objects that do not depend on each other, and returns those
 // that changed.
-func (c *Cluster) applyAll(ctx context.Context, objs ...client.Object) ([]string, error) {
+func (c *Cluster) applyAll(ctx context.Context, objs ...manifests.Object) ([]string, error) {
 	return c.applyNoting(ctx, nil, objs...)
 }
 
 // applyNoting is applyAll that first writes down how things were.
-func (c *Cluster) applyNoting(ctx context.Context, j *journal, objs ...client.Object) (changed []string, err error) {
+func (c *Cluster) applyNoting(ctx context.Context, j *journal, objs ...manifests.Object) (changed []string, err error) {
 	wants, lives := make([]*unstructured.Unstructured, len(objs)), make([]*unstructured.Unstructured, len(objs))
 	reading, rctx := errgroup.WithContext(ctx)
 	for i, obj := range objs {

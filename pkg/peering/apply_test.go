@@ -45,14 +45,18 @@ func house(t *testing.T, peers ...string) []client.Object {
 	}
 	account, daemonSet := manifests.NodeAgent("image", "0123")
 	objs = append(objs, ledgerOf(peers...), manifests.Namespace(), daemonSet, node("n1", true))
-	objs = append(objs, account...)
+	for _, o := range account {
+		objs = append(objs, o)
+	}
 	n := report("n1", "10.80.0.1", &v1alpha1.KernelFacts{})
 	n.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 	objs = append(objs, &n)
 	for _, p := range peers {
 		g := manifests.Gateway{Peering: p, Image: "image", Role: v1alpha1.Server, Port: 51840, ServiceType: corev1.ServiceTypeNodePort}
 		account, deployment := g.Objects()
-		objs = append(objs, account...)
+		for _, o := range account {
+			objs = append(objs, o)
+		}
 		meta := metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: g.Labels()}
 		objs = append(
 			objs, deployment, g.Service(), &corev1.Secret{ObjectMeta: meta}, &corev1.Pod{ObjectMeta: meta}, &appsv1.ReplicaSet{ObjectMeta: meta},

@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -56,7 +55,7 @@ func (c *Cluster) installCRDs(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	objs := make([]client.Object, 0, len(crds))
+	objs := make([]manifests.Object, 0, len(crds))
 	for _, crd := range crds {
 		objs = append(objs, crd)
 	}
@@ -115,7 +114,7 @@ func (s *side) install(ctx context.Context, peer *Cluster, claim string, planned
 
 // agents are what applyAgents has applied, or left for later.
 type agents struct {
-	applied []client.Object
+	applied []manifests.Object
 	key     manifests.OverlayKey
 	// later is the DaemonSet, if it is to be applied when its image has been tried.
 	later   *appsv1.DaemonSet
@@ -126,12 +125,12 @@ type agents struct {
 // and without its account the controller's first attempt to make pods fails, and
 // it waits before the second. Where agents do their work, their DaemonSet can wait.
 func (c *Cluster) applyAgents(ctx context.Context, image string, working bool, j *journal) (a agents, err error) {
-	apply := func(objs ...client.Object) error {
+	apply := func(objs ...manifests.Object) error {
 		more, err := c.applyNoting(ctx, j, objs...)
 		a.applied, a.changed = append(a.applied, objs...), append(a.changed, more...)
 		return tornDownIfTerminating(err)
 	}
-	for _, obj := range []client.Object{manifests.Namespace(), manifests.CriticalPods()} {
+	for _, obj := range []manifests.Object{manifests.Namespace(), manifests.CriticalPods()} {
 		if err := apply(obj); err != nil {
 			return a, err
 		}
@@ -160,10 +159,7 @@ func (c *Cluster) applyAgents(ctx context.Context, image string, working bool, j
 
 // agentsWork says that the agents of all nodes that are ready have reported.
 func (s *side) agentsWork() bool {
-	reports := plan.ReportsByNode(s.facts.Reports)
-	return s.facts.InstalledImage != "" && !slices.ContainsFunc(s.facts.Nodes, func(n discovery.Node) bool {
-		return n.Ready && n.RunsAgents && (reports[n.Name] == nil || reports[n.Name].Status.Kernel == nil)
-	})
+	return s.facts.InstalledImage != "" && len(s.facts.Unreported()) == 0
 }
 
 // updateNodeAgents applies the DaemonSet that was left for later, when the gateways of
@@ -241,7 +237,7 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 		}
 		return changed, nil
 	}
-	var objs []client.Object
+	var objs []manifests.Object
 	installing := func(ctx context.Context) ([]string, error) {
 		a, err := s.applyAgents(ctx, planned.Image, s.agentsWork(), s.journal)
 		objs, s.facts.OverlayKey, s.later = a.applied, a.key, a.later

@@ -9,7 +9,6 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -109,7 +108,7 @@ func (s *side) applyGateway(ctx context.Context, g plan.GatewayPlan) (changed []
 	if g.Service != nil {
 		first = append(first, g.Service)
 	}
-	for _, objs := range [][]client.Object{first, {deployment}} {
+	for _, objs := range [][]manifests.Object{first, {deployment}} {
 		more, err := s.applyNoting(ctx, s.journal, objs...)
 		changed = append(changed, more...)
 		if err != nil {

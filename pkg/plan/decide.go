@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,24 +10,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/failure"
 )
 
-// choice is a decision and its reason, which is a part of a sentence.
-type choice[T any] struct {
-	value  T
-	reason string
-	// assumed says that it may come out differently when all agents have reported.
-	assumed bool
-}
-
 // decisions are what is chosen for one cluster, for all planes alike.
 type decisions struct {
-	role        choice[v1alpha1.Role]
-	overlay     choice[v1alpha1.OverlayKind]
-	wireguard   choice[v1alpha1.WireGuardBackend]
-	serviceType choice[corev1.ServiceType]
+	role, overlay, wireguard, serviceType Statement
 }
 
 // Check returns an error if the clusters cannot be peered with what the user asks
@@ -40,7 +29,7 @@ func Check(a, b *FactSheet) error {
 // first.
 func decide(clusters [2]*FactSheet) (out [2]decisions, err error) {
 	for i, f := range clusters {
-		if f.PodsUnknown == nil && len(ipv4(discovery.Values(f.PodCIDRs))) == 0 {
+		if f.PodsUnknown == nil && len(ipv4(f.PodCIDRs)) == 0 {
 			return out, &failure.Error{
 				Kind: failure.Usage, Cluster: f.Name, Doing: "find out the ranges",
 				Err:  errors.New("its pods have IPv6 addresses only, and liqonet carries IPv4 only"),
@@ -56,12 +45,11 @@ func decide(clusters [2]*FactSheet) (out [2]decisions, err error) {
 		out[i].serviceType = chooseServiceType(f)
 	}
 	server, reason, err := chooseServer(clusters)
-	if err != nil {
-		return out, err
+	for i := range out {
+		out[i].role = Statement{What: "role of the gateway", Value: string(v1alpha1.Client), Reason: reason}
 	}
-	out[server].role = choice[v1alpha1.Role]{value: v1alpha1.Server, reason: reason}
-	out[1-server].role = choice[v1alpha1.Role]{value: v1alpha1.Client, reason: reason}
-	return out, nil
+	out[server].role.Value = string(v1alpha1.Server)
+	return out, err
 }
 
 // chooseServer decides which gateway is called by the other: the one that can be
@@ -69,16 +57,14 @@ func decide(clusters [2]*FactSheet) (out [2]decisions, err error) {
 func chooseServer(clusters [2]*FactSheet) (server int, reason string, err error) {
 	given := [2]bool{len(clusters[0].Overrides.Endpoints) > 0, len(clusters[1].Overrides.Endpoints) > 0}
 	for i, f := range clusters {
-		if peer := clusters[1-i]; f.Overrides.Server && given[1-i] && !given[i] {
+		switch peer := clusters[1-i]; {
+		case f.Overrides.Server && given[1-i] && !given[i]:
 			return 0, "", &failure.Error{
 				Kind: failure.Usage, Cluster: peer.Name, Doing: "choose roles",
 				Err:  fmt.Errorf("--endpoint says where the gateway of %q can be called, but --server makes it the one that calls", peer.Name),
 				Hint: "give --endpoint for the cluster of --server",
 			}
-		}
-	}
-	for i, f := range clusters {
-		if f.Overrides.Server {
+		case f.Overrides.Server:
 			return i, "given by --server", nil
 		}
 	}
@@ -87,156 +73,148 @@ func chooseServer(clusters [2]*FactSheet) (server int, reason string, err error)
 			return i, fmt.Sprintf("--endpoint says where %s can be called", f.Name), nil
 		}
 	}
-	// Two equal roles contradict each other: as if there were none.
-	if clusters[0].role() != clusters[1].role() {
-		for i, f := range clusters {
-			switch f.role() {
-			case v1alpha1.Server:
-				return i, "as before", nil
-			case v1alpha1.Client:
-				return 1 - i, "as before", nil
-			}
+	for i, f := range clusters {
+		// Two equal roles contradict each other: as if there were none.
+		own, peer := f.role(), clusters[1-i].role()
+		if own != peer && (own == v1alpha1.Server || peer == v1alpha1.Client) {
+			return i, "as before", nil
 		}
-	}
-	reach0, reason0 := reach(clusters[0], clusters[1])
-	reach1, reason1 := reach(clusters[1], clusters[0])
-	switch {
-	case reach0 > reach1:
-		return 0, clusters[0].Name + ": " + reason0, nil
-	case reach1 > reach0:
-		return 1, clusters[1].Name + ": " + reason1, nil
 	}
 	if clusters[1].ClusterID < clusters[0].ClusterID {
 		server = 1
 	}
-	return server, fmt.Sprintf("nothing says that one can be reached better than the other, and %s has the lower ID; if it cannot be called the roles are exchanged", clusters[server].Name), nil
+	first, second := clusters[server], clusters[1-server]
+	firstReach, firstReason := reach(first, second)
+	secondReach, secondReason := reach(second, first)
+	switch {
+	case firstReach > secondReach:
+		return server, first.Name + ": " + firstReason, nil
+	case secondReach > firstReach:
+		return 1 - server, second.Name + ": " + secondReason, nil
+	}
+	return server, fmt.Sprintf("nothing says that one can be reached better than the other, and %s has the lower ID; if it cannot be called the roles are exchanged", first.Name), nil
 }
 
 // reach says how likely a cluster can be called from outside, and why.
 func reach(f, peer *FactSheet) (int, string) {
 	const loadBalancer = string(corev1.ServiceTypeLoadBalancer)
-	lb, public, external := f.Exposure.LoadBalancer, f.Exposure.NodePublicIPs, f.Exposure.NodeExternalIPs
 	switch {
-	case len(f.givenEndpoints()) > 0:
+	case len(f.AllGivenEndpoints()) > 0:
 		return 3, "it has an endpoint that was given by --endpoint"
 	case f.Overrides.ServiceType == loadBalancer && peer.Overrides.ServiceType != loadBalancer:
 		return 2, "--service-type says that it has load balancers"
-	case lb.Value == discovery.Yes:
-		return 2, "it has load balancers, " + lb.Source
-	case external.Value == discovery.Yes:
-		return 1, external.Source
-	case public.Value == discovery.Yes:
-		return 1, public.Source
-	default:
-		return 0, ""
+	case f.LoadBalancers.Value == Yes:
+		return 2, "it has load balancers, " + f.LoadBalancers.Source
 	}
+	for _, n := range f.Nodes {
+		if a := n.public(); n.Ready && n.Schedulable && a.IsValid() {
+			return 1, fmt.Sprintf("node %s has %s", n.Name, a)
+		}
+	}
+	return 0, ""
 }
 
-// ifKernels completes a choice that depends on what all kernels can do.
-func ifKernels[T any](f *FactSheet, value T, known, assumed string) choice[T] {
-	if n := len(f.unreported()); n > 0 {
-		return choice[T]{value, fmt.Sprintf("%s, as %d of %d node agents have not reported yet", assumed, n, len(f.agentNodes())), true}
-	}
-	return choice[T]{value: value, reason: known}
-}
+// candidate is a backend that may be chosen, and why if that is not what the kernels
+// can do.
+type candidate struct{ backend, reason string }
 
 // chooseOverlay prefers what is there already, then Geneve. All peerings of a cluster
 // have one kind: both would need the same UDP port of the nodes.
-func chooseOverlay(f *FactSheet) (choice[v1alpha1.OverlayKind], error) {
-	none, given := choice[v1alpha1.OverlayKind]{}, f.Overrides.Overlay
-	lacking := map[v1alpha1.OverlayKind][]string{
-		"geneve": f.nodesWithout(func(k v1alpha1.KernelFacts) bool { return k.Geneve }),
-		"vxlan":  f.nodesWithout(func(k v1alpha1.KernelFacts) bool { return k.VXLAN }),
-	}
-	if len(f.OtherPeerings) > 0 {
-		other, kind := f.OtherPeerings[0].Name, f.OtherPeerings[0].Spec.Overlay
-		if !automatic(given) && given != string(kind) {
-			return none, &failure.Error{
+func chooseOverlay(f *FactSheet) (Statement, error) {
+	given := f.Overrides.Overlay
+	candidates, hint := []candidate{{"geneve", ""}, {"vxlan", ""}}, "load the kernel module geneve or vxlan on these nodes"
+	switch {
+	case len(f.OtherPeerings) > 0:
+		other, kind := f.OtherPeerings[0].Name, string(f.OtherPeerings[0].Spec.Overlay)
+		if !automatic(given) && given != kind {
+			return Statement{}, &failure.Error{
 				Kind: failure.Usage, Cluster: f.Name, Doing: "choose the overlay",
 				Err:  fmt.Errorf("its nodes have links of kind %s for the peering with %q, and cannot have links of kind %s as well", kind, other, given),
 				Hint: fmt.Sprintf("use --overlay auto or %s=%s, or first unpeer %s from all others", f.Name, kind, f.Name),
 			}
 		}
-		if len(lacking[kind]) > 0 {
-			return none, cannot(f, string(kind), lacking[kind], fmt.Sprintf(
-				"load the kernel module %s on these nodes, as the peering with %q needs it too, or first unpeer %s from all others", kind, other, f.Name))
-		}
-		return choice[v1alpha1.OverlayKind]{value: kind, reason: fmt.Sprintf("as for the peering with %q", other)}, nil
+		candidates = []candidate{{kind, fmt.Sprintf("as for the peering with %q", other)}}
+		hint = fmt.Sprintf("load the kernel module %s on these nodes, as the peering with %q needs it too, or first unpeer %s from all others", kind, other, f.Name)
+	case !automatic(given):
+		candidates, hint = []candidate{{given, "given by --overlay"}}, "use --overlay auto"
+	case f.Existing != nil && len(f.nodesWithout(string(f.Existing.Spec.Overlay))) == 0:
+		candidates = []candidate{{string(f.Existing.Spec.Overlay), "as before"}}
 	}
-	if !automatic(given) {
-		kind := v1alpha1.OverlayKind(given)
-		if len(lacking[kind]) > 0 {
-			return none, cannot(f, given, lacking[kind], "use --overlay auto")
-		}
-		return ifKernels(f, kind, "given by --overlay", "given by --overlay; all kernels are taken to have it"), nil
-	}
-	if f.Existing != nil && len(lacking[f.Existing.Spec.Overlay]) == 0 {
-		return choice[v1alpha1.OverlayKind]{value: f.Existing.Spec.Overlay, reason: "as before"}, nil
-	}
-	if len(lacking["geneve"]) == 0 {
-		return ifKernels(f, v1alpha1.OverlayKind("geneve"), "the kernels of all nodes have it", "all kernels are taken to have it, otherwise it is vxlan"), nil
-	}
-	if len(lacking["vxlan"]) == 0 {
-		return ifKernels(f, v1alpha1.OverlayKind("vxlan"), "there is no Geneve on "+strings.Join(lacking["geneve"], ", "), "all kernels are taken to have it"), nil
-	}
-	return none, cannot(f, "geneve or vxlan", append(lacking["geneve"], lacking["vxlan"]...), "load the kernel module geneve or vxlan on these nodes")
+	return f.firstPossible("overlay", candidates, hint)
 }
 
 // chooseWireGuard keeps what is there, and prefers the kernel otherwise.
-func chooseWireGuard(f *FactSheet) (choice[v1alpha1.WireGuardBackend], error) {
-	type backend = v1alpha1.WireGuardBackend
-	given, existing := f.Overrides.WireGuard, backend("")
+func chooseWireGuard(f *FactSheet) (Statement, error) {
+	candidates, existing := []candidate{{"kernel", ""}, {"userspace", ""}}, ""
 	if f.Existing != nil && len(f.Existing.Spec.Planes) > 0 {
-		existing = f.Existing.Spec.Planes[0].WireGuard
+		existing = string(f.Existing.Spec.Planes[0].WireGuard)
 	}
-	missing := f.nodesWithout(func(k v1alpha1.KernelFacts) bool { return k.WireGuard })
-	switch {
-	case given == "kernel" && len(missing) > 0:
-		return choice[backend]{}, cannot(f, "wireguard", missing, "use --wireguard auto or userspace")
-	case given == "kernel":
-		return ifKernels(f, backend("kernel"), "given by --wireguard", "given by --wireguard; all kernels are taken to have it"), nil
+	switch given := f.Overrides.WireGuard; {
 	case !automatic(given):
-		return choice[backend]{value: backend(given), reason: "given by --wireguard"}, nil
-	case existing == "userspace", existing != "" && len(missing) == 0:
-		return choice[backend]{value: existing, reason: "as before"}, nil
-	case len(missing) == 0:
-		return ifKernels(f, backend("kernel"), "the kernels of all nodes have it", "all kernels are taken to have it, otherwise it is userspace"), nil
-	default:
-		return choice[backend]{value: "userspace", reason: "there is no WireGuard in the kernel of " + strings.Join(missing, ", ")}, nil
+		candidates = []candidate{{given, "given by --wireguard"}}
+	case existing != "" && len(f.nodesWithout(existing)) == 0:
+		candidates = []candidate{{existing, "as before"}}
+	}
+	return f.firstPossible("WireGuard by", candidates, "use --wireguard auto or userspace")
+}
+
+// firstPossible takes the first candidate that no kernel is known to lack.
+func (f *FactSheet) firstPossible(what string, candidates []candidate, hint string) (Statement, error) {
+	var lacking []string
+	for _, c := range candidates {
+		if nodes := f.nodesWithout(c.backend); len(nodes) > 0 {
+			lacking = append(lacking, fmt.Sprintf("no links of kind %s on nodes %s", linkKind(c.backend), strings.Join(nodes, ", ")))
+			continue
+		}
+		s := Statement{What: what, Value: c.backend, Reason: cmp.Or(c.reason, strings.Join(lacking, "; "), "the kernels of all nodes have it")}
+		if n := len(f.Unreported()); n > 0 && linkKind(c.backend) != "" {
+			s.Assumed = true
+			s.Reason += fmt.Sprintf("; %d of %d node agents have not reported yet", n, len(f.agentNodes()))
+		}
+		return s, nil
+	}
+	return Statement{}, &failure.Error{
+		Kind: failure.Usage, Cluster: f.Name, Doing: "choose what the kernels can do", Err: errors.New(strings.Join(lacking, "; ")), Hint: hint,
 	}
 }
 
-// nodesWithout returns the nodes whose kernel lacks something.
-func (f *FactSheet) nodesWithout(has func(v1alpha1.KernelFacts) bool) (out []string) {
+// linkKind is the kind of the kernel's links that a backend needs, empty if it needs
+// none.
+func linkKind(backend string) string {
+	switch backend {
+	case "kernel":
+		return "wireguard"
+	case "userspace":
+		return ""
+	}
+	return backend
+}
+
+// nodesWithout returns the nodes whose kernels are known to lack what a backend needs.
+func (f *FactSheet) nodesWithout(backend string) (out []string) {
 	for _, n := range f.Reports {
-		if k := n.Status.Kernel; k != nil && !has(*k) {
+		k := n.Status.Kernel
+		if k != nil && !map[string]bool{"": true, "geneve": k.Geneve, "vxlan": k.VXLAN, "wireguard": k.WireGuard}[linkKind(backend)] {
 			out = append(out, n.Spec.NodeName)
 		}
 	}
-	return out
-}
-
-func cannot(f *FactSheet, kind string, nodes []string, hint string) error {
-	slices.Sort(nodes)
-	return &failure.Error{
-		Kind: failure.Usage, Cluster: f.Name, Doing: "choose what the kernels can do",
-		Err: fmt.Errorf("no links of kind %s on nodes %s", kind, strings.Join(slices.Compact(nodes), ", ")), Hint: hint,
-	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // chooseServiceType keeps the type of a Service that is there.
-func chooseServiceType(f *FactSheet) choice[corev1.ServiceType] {
-	lb := f.Exposure.LoadBalancer
-	if !automatic(f.Overrides.ServiceType) {
-		return choice[corev1.ServiceType]{value: corev1.ServiceType(f.Overrides.ServiceType), reason: "given by --service-type"}
+func chooseServiceType(f *FactSheet) Statement {
+	s := Statement{What: "exposed by a Service of type", Value: string(corev1.ServiceTypeNodePort), Reason: "it is not known to have load balancers: " + f.LoadBalancers.Source}
+	if f.LoadBalancers.Value == Yes && len(f.AllGivenEndpoints()) == 0 {
+		s.Value, s.Reason, s.Assumed = string(corev1.ServiceTypeLoadBalancer), f.LoadBalancers.Source, f.LoadBalancers.Assumed
 	}
 	for _, i := range f.PlaneIndexes() {
 		if svc := f.Planes[i].Service; svc != nil {
-			return choice[corev1.ServiceType]{value: svc.Spec.Type, reason: "as before"}
+			s.Value, s.Reason, s.Assumed = string(svc.Spec.Type), "as before", false
 		}
 	}
-	if lb.Value == discovery.Yes && len(f.givenEndpoints()) == 0 {
-		return choice[corev1.ServiceType]{value: corev1.ServiceTypeLoadBalancer, reason: lb.Source, assumed: lb.Assumed}
+	if given := f.Overrides.ServiceType; !automatic(given) {
+		s.Value, s.Reason, s.Assumed = given, "given by --service-type", false
 	}
-	return choice[corev1.ServiceType]{value: corev1.ServiceTypeNodePort, reason: "it is not known to have load balancers: " + lb.Source}
+	return s
 }

@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
@@ -111,7 +110,7 @@ func TestAllocate(t *testing.T) {
 		{
 			name: "the peer's nodes have external addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
 			setup: func(_, peer *FactSheet) {
-				peer.Nodes = []discovery.Node{{Name: "n", ExternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}}}
+				peer.Nodes = []Node{{Name: "n", ExternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}}}
 			},
 		},
 		{
@@ -129,7 +128,7 @@ func TestAllocate(t *testing.T) {
 		{
 			name: "an own node outside of all ranges", pods: []string{"10.20.0.0/16"}, want: []string{""},
 			setup: func(s, _ *FactSheet) {
-				s.Nodes = append(s.Nodes, discovery.Node{Name: "far", InternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}})
+				s.Nodes = append(s.Nodes, Node{Name: "far", InternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}})
 			},
 		},
 		{
@@ -263,8 +262,8 @@ func randomFacts(r *rand.Rand, name string) *FactSheet {
 			panic(err)
 		}
 	}
-	lb := []discovery.Answer{discovery.Yes, discovery.No, discovery.Unknown}[r.IntN(3)]
-	s.Exposure.LoadBalancer.Value = lb
+	lb := []string{Yes, No, ""}[r.IntN(3)]
+	s.LoadBalancers.Value = lb
 	return s
 }
 
@@ -361,7 +360,6 @@ func TestPeeringSpec(t *testing.T) {
 	*b.withEntry(a, 2) = v1alpha1.PeerAllocation{
 		ClusterID: a.ClusterID, Name: "a", Index: 2, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, ExternalCIDR: cidr("10.70.128.0/18"),
 	}
-	d := decisions{overlay: choice[v1alpha1.OverlayKind]{value: "vxlan"}}
 	planes := func() []v1alpha1.Plane {
 		return []v1alpha1.Plane{{Role: v1alpha1.Client, WireGuard: "userspace", KeyGeneration: 1, RemotePublicKey: "public key of b", Endpoints: []string{"192.0.2.1:51840"}}}
 	}
@@ -381,7 +379,7 @@ func TestPeeringSpec(t *testing.T) {
 			Endpoints:     []string{"192.0.2.1:51840"},
 		}},
 	}
-	got, err := peeringSpec(a, b, d, planes())
+	got, err := peeringSpec(a, b, "vxlan", planes())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -391,15 +389,9 @@ func TestPeeringSpec(t *testing.T) {
 	t.Run("the name is not changed by what the peer is called later", func(t *testing.T) {
 		a.Existing = &v1alpha1.Peering{Spec: want}
 		a.Existing.Spec.Remote.Name = "once"
-		got, err := peeringSpec(a, b, d, planes())
+		got, err := peeringSpec(a, b, "vxlan", planes())
 		if err != nil || got.Remote.Name != "once" {
 			t.Errorf("got %q, %v", got.Remote.Name, err)
-		}
-	})
-	t.Run("an entry is gone", func(t *testing.T) {
-		b.Ledger.Spec.Peers = nil
-		if _, err := peeringSpec(a, b, d, planes()); err == nil {
-			t.Error("no error")
 		}
 	})
 }
@@ -410,40 +402,72 @@ func TestDecideRoles(t *testing.T) {
 	}
 	tests := []struct {
 		name                 string
-		lbA, lbB             discovery.Answer
+		lbA, lbB             string
 		existingA, existingB *v1alpha1.Peering
 		aIsServer            bool
 	}{
 		{name: "by ID", aIsServer: true},
-		{name: "both have load balancers", lbA: discovery.Yes, lbB: discovery.Yes, aIsServer: true},
-		{name: "a has load balancers", lbA: discovery.Yes, lbB: discovery.No, aIsServer: true},
-		{name: "b has load balancers", lbA: discovery.Unknown, lbB: discovery.Yes},
-		{name: "unknown is not yes", lbA: discovery.No, lbB: discovery.Unknown, aIsServer: true},
+		{name: "both have load balancers", lbA: Yes, lbB: Yes, aIsServer: true},
+		{name: "a has load balancers", lbA: Yes, lbB: No, aIsServer: true},
+		{name: "b has load balancers", lbA: "", lbB: Yes},
+		{name: "unknown is not yes", lbA: No, lbB: "", aIsServer: true},
 		{name: "a was the client", existingA: as(v1alpha1.Client)},
-		{name: "a was the client, and has load balancers now", lbA: discovery.Yes, existingA: as(v1alpha1.Client), existingB: as(v1alpha1.Server)},
+		{name: "a was the client, and has load balancers now", lbA: Yes, existingA: as(v1alpha1.Client), existingB: as(v1alpha1.Server)},
 		{name: "b was the server", existingB: as(v1alpha1.Server)},
-		{name: "b was the client, and has load balancers now", lbB: discovery.Yes, existingB: as(v1alpha1.Client), aIsServer: true},
+		{name: "b was the client, and has load balancers now", lbB: Yes, existingB: as(v1alpha1.Client), aIsServer: true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
-			a.Exposure.LoadBalancer.Value, b.Exposure.LoadBalancer.Value = tt.lbA, tt.lbB
+			a.LoadBalancers.Value, b.LoadBalancers.Value = tt.lbA, tt.lbB
 			a.Existing, b.Existing = tt.existingA, tt.existingB
 			got, err := decide([2]*FactSheet{a, b})
 			if err != nil {
 				t.Fatal(err)
 			}
-			if is := got[0].role.value == v1alpha1.Server; is != tt.aIsServer || got[0].role.value == got[1].role.value {
-				t.Errorf("a is %s, b is %s", got[0].role.value, got[1].role.value)
+			if is := got[0].role.Value == string(v1alpha1.Server); is != tt.aIsServer || got[0].role.Value == got[1].role.Value {
+				t.Errorf("a is %s, b is %s", got[0].role.Value, got[1].role.Value)
 			}
 		})
+	}
+}
+
+// A cluster whose nodes can be called from outside is called rather than one of which
+// nothing is known.
+func TestReachOfNodes(t *testing.T) {
+	node := func(internal, external string) Node {
+		n := Node{Name: "n", Ready: true, Schedulable: true, InternalIPs: []netip.Addr{netip.MustParseAddr(internal)}}
+		if external != "" {
+			n.ExternalIPs = []netip.Addr{netip.MustParseAddr(external)}
+		}
+		return n
+	}
+	cordoned, notReady := node("203.0.113.2", ""), node("203.0.113.2", "")
+	cordoned.Schedulable, notReady.Ready = false, false
+	for _, tt := range []struct {
+		name   string
+		node   Node
+		reason string
+	}{
+		{"external", node("10.0.0.2", "203.0.113.2"), "node n has 203.0.113.2"},
+		{"public", node("203.0.113.2", ""), "node n has 203.0.113.2"},
+		{"private", node("10.0.0.2", ""), ""},
+		{"shared (RFC 6598)", node("100.64.0.2", ""), ""},
+		{"cordoned", cordoned, ""},
+		{"not ready", notReady, ""},
+	} {
+		f := newFacts("a", nil, "", "")
+		f.Nodes = []Node{tt.node}
+		if score, reason := reach(f, newFacts("b", nil, "", "")); reason != tt.reason || (score > 0) != (reason != "") {
+			t.Errorf("%s: got %d, %q", tt.name, score, reason)
+		}
 	}
 }
 
 // TestDecideOrder: the plan does not depend on which cluster is named first.
 func TestDecideOrder(t *testing.T) {
 	roles := []v1alpha1.Role{"", v1alpha1.Server, v1alpha1.Client}
-	answers := []discovery.Answer{discovery.Yes, discovery.No, discovery.Unknown}
+	answers := []string{Yes, No, ""}
 	wishes := []Overrides{{}, {Overlay: "auto", WireGuard: "auto", ServiceType: "auto"}, {Overlay: "vxlan", WireGuard: "userspace", ServiceType: "ClusterIP"}}
 	check := func(t *testing.T, contradicting bool) {
 		for i := range 3 * 3 * 3 * 3 * 3 * 4 * 4 {
@@ -456,7 +480,7 @@ func TestDecideOrder(t *testing.T) {
 			wish := wishes[pick(3)]
 			for _, s := range []*FactSheet{a, b} {
 				s.Overrides = wish
-				s.Exposure.LoadBalancer.Value = answers[pick(3)]
+				s.LoadBalancers.Value = answers[pick(3)]
 				if role := roles[pick(3)]; role != "" {
 					s.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "vxlan", Planes: []v1alpha1.Plane{{Role: role, WireGuard: "kernel"}}}}
 				}
@@ -517,7 +541,7 @@ func TestChooseOverlay(t *testing.T) {
 				s.Reports = kernels(tt.nodes...)
 				s.Overrides.Overlay = wish
 				got, err := chooseOverlay(s)
-				checkChoice(t, string(want), string(got.value), err, tt.bad)
+				checkChoice(t, string(want), got.Value, err, tt.bad)
 			})
 		}
 	}
@@ -552,7 +576,7 @@ func TestChooseOverlayOfOthers(t *testing.T) {
 			s.OtherPeerings = []v1alpha1.Peering{{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: v1alpha1.PeeringSpec{Overlay: tt.others}}}
 			s.Overrides.Overlay = tt.wish
 			got, err := chooseOverlay(s)
-			checkChoice(t, tt.want, string(got.value), err, tt.bad)
+			checkChoice(t, tt.want, got.Value, err, tt.bad)
 		})
 	}
 }
@@ -576,7 +600,7 @@ func TestChooseWireGuard(t *testing.T) {
 				s.Reports = kernels(tt.nodes...)
 				s.Overrides.WireGuard = wish
 				got, err := chooseWireGuard(s)
-				checkChoice(t, string(want), string(got.value), err, fmt.Sprint("n", len(tt.nodes)))
+				checkChoice(t, string(want), got.Value, err, fmt.Sprint("n", len(tt.nodes)))
 			})
 		}
 	}
@@ -591,7 +615,9 @@ type plainly struct {
 }
 
 func (d decisions) plainly() plainly {
-	return plainly{d.role.value, d.overlay.value, d.wireguard.value, d.serviceType.value}
+	return plainly{
+		v1alpha1.Role(d.role.Value), v1alpha1.OverlayKind(d.overlay.Value), v1alpha1.WireGuardBackend(d.wireguard.Value), corev1.ServiceType(d.serviceType.Value),
+	}
 }
 
 // TestChooseAgain: what was decided before is kept where it still can be.
@@ -680,21 +706,21 @@ func checkChoice(t *testing.T, want, got string, err error, bad string) {
 func TestChooseServiceType(t *testing.T) {
 	tests := []struct {
 		wish string
-		lb   discovery.Answer
+		lb   string
 		want corev1.ServiceType
 	}{
-		{"auto", discovery.Unknown, corev1.ServiceTypeNodePort},
-		{"auto", discovery.No, corev1.ServiceTypeNodePort},
-		{"auto", discovery.Yes, corev1.ServiceTypeLoadBalancer},
-		{"NodePort", discovery.Yes, corev1.ServiceTypeNodePort},
-		{"LoadBalancer", discovery.No, corev1.ServiceTypeLoadBalancer},
-		{"ClusterIP", discovery.Yes, corev1.ServiceTypeClusterIP},
+		{"auto", "", corev1.ServiceTypeNodePort},
+		{"auto", No, corev1.ServiceTypeNodePort},
+		{"auto", Yes, corev1.ServiceTypeLoadBalancer},
+		{"NodePort", Yes, corev1.ServiceTypeNodePort},
+		{"LoadBalancer", No, corev1.ServiceTypeLoadBalancer},
+		{"ClusterIP", Yes, corev1.ServiceTypeClusterIP},
 	}
 	for _, tt := range tests {
 		s := newFacts("a", nil, "", "")
-		s.Exposure.LoadBalancer = discovery.Fact[discovery.Answer]{Value: tt.lb, Source: "the test"}
+		s.LoadBalancers = Fact[string]{Value: tt.lb, Source: "the test"}
 		s.Overrides.ServiceType = tt.wish
-		if got := chooseServiceType(s); got.value != tt.want || got.reason == "" {
+		if got := chooseServiceType(s); got.Value != string(tt.want) || got.Reason == "" {
 			t.Errorf("wish %q, load balancers %q: want %s, got %+v", tt.wish, tt.lb, tt.want, got)
 		}
 	}
@@ -702,14 +728,14 @@ func TestChooseServiceType(t *testing.T) {
 
 func TestServiceEndpoints(t *testing.T) {
 	addr := netip.MustParseAddr
-	nodes := []discovery.Node{
+	nodes := []Node{
 		{Name: "n1", Ready: true, InternalIPs: []netip.Addr{addr("172.18.0.2"), addr("fd00::2")}, ExternalIPs: []netip.Addr{addr("203.0.113.2")}},
 		{Name: "n2", InternalIPs: []netip.Addr{addr("172.18.0.3")}},
 		{Name: "n3", Ready: true, InternalIPs: []netip.Addr{addr("172.18.0.4")}},
 	}
-	many := func(n int) (out []discovery.Node) {
+	many := func(n int) (out []Node) {
 		for i := range n {
-			out = append(out, discovery.Node{
+			out = append(out, Node{
 				Name: fmt.Sprint("n", i), Ready: true, InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 18, 0, byte(i + 1)})},
 				ExternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, byte(i + 1)})},
 			})
@@ -727,7 +753,7 @@ func TestServiceEndpoints(t *testing.T) {
 	tests := []struct {
 		name  string
 		svc   *corev1.Service
-		nodes []discovery.Node
+		nodes []Node
 		want  []string
 	}{
 		{
@@ -769,8 +795,8 @@ func TestServiceEndpoints(t *testing.T) {
 // planned for them.
 func TestDefect1_04_NothingIsPlannedForNodesWithoutAgents(t *testing.T) {
 	f := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.0.0/16")
-	f.Nodes = append(f.Nodes, discovery.Node{Name: "fargate", Ready: true, OS: "linux"})
-	if got := f.unreported(); !slices.Equal(got, []string{"a-1"}) {
+	f.Nodes = append(f.Nodes, Node{Name: "fargate", Ready: true})
+	if got := f.Unreported(); !slices.Equal(got, []string{"a-1"}) {
 		t.Errorf("unreported are %v", got)
 	}
 	var nodes []string

@@ -1,7 +1,9 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -9,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -19,8 +20,7 @@ import (
 // FactSheet is all that a plan needs to know of one cluster. It is a value: whoever
 // needs another one changes a copy.
 type FactSheet struct {
-	// Facts are what the cluster's API tells of its ranges, nodes and exposure.
-	discovery.Facts
+	Facts
 	// APIServer are the addresses of the cluster's API server.
 	APIServer []netip.Addr
 	// Reports are those of the node agents.
@@ -106,8 +106,8 @@ func (f *FactSheet) GivenEndpoints(plane int32) []string {
 	return nil
 }
 
-// givenEndpoints are those of all planes.
-func (f *FactSheet) givenEndpoints() (out []string) {
+// AllGivenEndpoints are those of all planes.
+func (f *FactSheet) AllGivenEndpoints() (out []string) {
 	for _, i := range f.PlaneIndexes() {
 		out = append(out, f.GivenEndpoints(i)...)
 	}
@@ -182,17 +182,17 @@ func (f *FactSheet) InternalCIDR() (netip.Prefix, string, error) {
 
 // image of the agents. Agents of one version get no objects of another one, so an image
 // is kept only if the version is the same.
-func (f *FactSheet) image() choice[string] {
+func (f *FactSheet) image() Statement {
+	s := Statement{What: "image of the agents", Value: f.DefaultImage, Reason: "the one of this version of the command"}
 	switch {
 	case f.Overrides.Image != "":
-		return choice[string]{value: f.Overrides.Image, reason: "given by --agent-image"}
+		s.Value, s.Reason = f.Overrides.Image, "given by --agent-image"
 	case f.InstalledImage != "" && f.sameVersion():
-		return choice[string]{value: f.InstalledImage, reason: "the one of the node agents that are there"}
+		s.Value, s.Reason = f.InstalledImage, "the one of the node agents that are there"
 	case f.InstalledImage != "":
-		return choice[string]{value: f.DefaultImage, reason: "the one of this version of the command; the agents are of " + f.InstalledVersion}
-	default:
-		return choice[string]{value: f.DefaultImage, reason: "the one of this version of the command"}
+		s.Reason += "; the agents are of " + f.InstalledVersion
 	}
+	return s
 }
 
 func (f *FactSheet) sameVersion() bool {
@@ -242,8 +242,8 @@ func (f *FactSheet) agentNodes() (out []string) {
 	return out
 }
 
-// unreported are the nodes whose agents have not said what their kernels can do.
-func (f *FactSheet) unreported() (out []string) {
+// Unreported are the nodes whose agents have not said what their kernels can do.
+func (f *FactSheet) Unreported() (out []string) {
 	reports := ReportsByNode(f.Reports)
 	for _, name := range f.agentNodes() {
 		if r := reports[name]; r == nil || r.Status.Kernel == nil {
@@ -262,30 +262,18 @@ func (f *FactSheet) statements() []Statement {
 			Reason: fmt.Sprintf("no object of the cluster names it; if the agents cannot tell either, the command fails, and takes back what it did: %v", f.PodsUnknown),
 		})
 	}
+	for _, of := range f.ranges() {
+		for _, r := range of.ranges {
+			out = append(out, Statement{What: of.what, Value: r.Value.String(), Reason: r.Source, Assumed: r.Assumed})
+		}
+	}
 	for _, of := range []struct {
-		what  string
-		facts []discovery.Fact[netip.Prefix]
-	}{
-		{"pod range", f.PodCIDRs}, {"service range", f.ServiceCIDRs}, {"node range", f.NodeCIDRs}, {"reserved range", f.Reserved},
-	} {
-		for _, fact := range of.facts {
-			out = append(out, Statement{What: of.what, Value: fact.Value.String(), Reason: fact.Source, Assumed: fact.Assumed})
-		}
-	}
-	for _, x := range []struct {
 		what string
-		fact discovery.Fact[string]
-	}{
-		{"network plugin", f.CNI},
-		{"provider", f.Provider},
-		{"load balancers", discovery.Fact[string]{Value: string(f.Exposure.LoadBalancer.Value), Source: f.Exposure.LoadBalancer.Source, Assumed: f.Exposure.LoadBalancer.Assumed}},
-	} {
-		if x.fact.Value == "" {
-			x.fact.Value = "unknown"
-		}
-		out = append(out, Statement{What: x.what, Value: x.fact.Value, Reason: x.fact.Source, Assumed: x.fact.Assumed})
+		fact Fact[string]
+	}{{"network plugin", f.CNI}, {"provider", f.Provider}, {"load balancers", f.LoadBalancers}} {
+		out = append(out, Statement{What: of.what, Value: cmp.Or(of.fact.Value, "unknown"), Reason: of.fact.Source, Assumed: of.fact.Assumed})
 	}
-	if missing := f.unreported(); len(missing) > 0 {
+	if missing := f.Unreported(); len(missing) > 0 {
 		return append(out, Statement{
 			What: "routes and kernels of nodes", Value: "nothing in the way", Assumed: true,
 			Reason: "only node agents know them, and those of " + strings.Join(missing, ", ") + " have not reported yet",
@@ -297,24 +285,30 @@ func (f *FactSheet) statements() []Statement {
 			routes[r.Prefix] = append(routes[r.Prefix], n.Spec.NodeName)
 		}
 	}
-	prefixes := make([]netip.Prefix, 0, len(routes))
-	for r := range routes {
-		prefixes = append(prefixes, r)
-	}
-	slices.SortFunc(prefixes, netip.Prefix.Compare)
-	for _, r := range prefixes {
+	for _, r := range slices.SortedFunc(maps.Keys(routes), netip.Prefix.Compare) {
 		slices.Sort(routes[r])
 		out = append(out, Statement{What: "route of nodes", Value: r.String(), Reason: "reported by the agents of " + strings.Join(slices.Compact(routes[r]), ", ")})
 	}
 	return out
 }
 
+// rangesOf are ranges of one kind, as a plan and as an error calls them.
+type rangesOf struct {
+	what, by string
+	ranges   Ranges
+}
+
+// ranges are all that the cluster is known to use.
+func (f *Facts) ranges() []rangesOf {
+	return []rangesOf{
+		{"pod range", "pods of", f.PodCIDRs},
+		{"service range", "services of", f.ServiceCIDRs},
+		{"node range", "nodes of", f.NodeCIDRs},
+		{"reserved range", "reserved in", f.Reserved},
+	}
+}
+
 // fail says what could not be decided for the cluster.
 func (f *FactSheet) fail(doing string, err error) error {
 	return &failure.Error{Cluster: f.Name, Doing: doing, Err: err}
-}
-
-// entryIsGone says that somebody is taking the peering apart.
-func (f *FactSheet) entryIsGone(doing string) error {
-	return f.fail(doing, fmt.Errorf("the ledger has no entry for the peer any more: the clusters are being unpeered"))
 }

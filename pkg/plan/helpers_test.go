@@ -9,7 +9,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/test/kit"
@@ -19,10 +18,10 @@ func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
 var cidr, mapping = kit.CIDR, kit.Mapping
 
-func facts(prefixes ...string) []discovery.Fact[netip.Prefix] {
-	var out []discovery.Fact[netip.Prefix]
+func facts(prefixes ...string) Ranges {
+	var out Ranges
 	for _, p := range prefixes {
-		out = append(out, discovery.Fact[netip.Prefix]{Value: prefix(p), Source: "the test"})
+		out = append(out, Range{Value: prefix(p), Source: "the test"})
 	}
 	return out
 }
@@ -32,13 +31,13 @@ func newFacts(name string, pods []string, services, nodes string) *FactSheet {
 	if len(pods) == 0 {
 		pods = []string{"10.1.0.0/16"}
 	}
-	f := discovery.Facts{ClusterID: "id-of-" + name, Name: name, PodCIDRs: facts(pods...)}
+	f := Facts{ClusterID: "id-of-" + name, Name: name, PodCIDRs: facts(pods...)}
 	if services != "" {
 		f.ServiceCIDRs = facts(services)
 	}
 	if nodes != "" {
 		f.NodeCIDRs = facts(nodes)
-		f.Nodes = []discovery.Node{{Name: name + "-1", InternalIPs: []netip.Addr{prefix(nodes).Addr().Next().Next()}, Ready: true, RunsAgents: true}}
+		f.Nodes = []Node{{Name: name + "-1", InternalIPs: []netip.Addr{prefix(nodes).Addr().Next().Next()}, Ready: true, RunsAgents: true}}
 	}
 	return &FactSheet{
 		Facts: f, Planes: map[int32]PlaneFacts{0: {PublicKey: "public key of " + name}}, Ledger: NewLedger(ipam.DefaultInternal()),

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -18,7 +17,7 @@ import (
 func (f *FactSheet) withNodes(n int) *FactSheet {
 	f.Nodes = nil
 	for i := range n {
-		f.Nodes = append(f.Nodes, discovery.Node{
+		f.Nodes = append(f.Nodes, Node{
 			Name: fmt.Sprint("n", i), Ready: true, RunsAgents: true, InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{172, 18, byte(i >> 8), byte(i)})},
 		})
 	}

@@ -2,14 +2,12 @@ package plan
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -153,62 +151,67 @@ func Make(a, b FactSheet) (*Plan, error) {
 	return p, nil
 }
 
-// choose makes the plan without the list of objects.
+// choose makes the plan without the list of objects. Its copies of the fact sheets get
+// the ledgers as they will be.
 func choose(a, b FactSheet) (*Plan, error) {
 	p := &Plan{}
-	facts := [2]*FactSheet{&a, &b}
-	for _, f := range facts {
+	clusters := [2]*FactSheet{&a, &b}
+	for _, f := range clusters {
 		if err := f.checkVersion(); err != nil {
 			return nil, err
 		}
 	}
-	d, err := decide(facts)
+	d, err := decide(clusters)
 	if err != nil {
 		return nil, err
 	}
-	// Copies with the ledgers as they will be.
-	planned := [2]*FactSheet{new(a), new(b)}
-	for i, f := range facts {
+	for i, f := range clusters {
 		p.Clusters[i] = ClusterPlan{
-			Cluster: f.Name, ClusterID: f.ClusterID, Peer: facts[1-i].Name, Image: f.image().value, Role: d[i].role.value, Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
+			Cluster: f.Name, ClusterID: f.ClusterID, Peer: clusters[1-i].Name, Image: f.image().Value, Role: v1alpha1.Role(d[i].role.Value),
+			Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
 		}
 		if f.PodsConcluded != "" {
 			p.Clusters[i].Notes = append(p.Clusters[i].Notes, f.PodsConcluded)
 		}
-		if err := p.Clusters[i].planLedger(f, facts[1-i]); err != nil {
+		if err := p.Clusters[i].planLedger(f, clusters[1-i]); err != nil {
 			return nil, err
 		}
-		planned[i].Ledger = p.Clusters[i].Ledger
+		f.Ledger = p.Clusters[i].Ledger
 	}
-	planes := bothPlanes(facts)
-	for i := range planned {
+	planes := bothPlanes(clusters)
+	for i, f := range clusters {
 		c := &p.Clusters[i]
-		c.planGateways(planned[i], planned[1-i], d[i], planes)
-		c.Notes = append(c.Notes, planned[i].leftOut(c.Gateways)...)
+		c.planGateways(f, clusters[1-i], d[i], planes)
+		c.Notes = append(c.Notes, f.leftOut(c.Gateways)...)
 	}
-	for i, own := range planned {
-		c, peer := &p.Clusters[i], planned[1-i]
-		if c.Peering, err = c.planPeering(own, peer, d[i], &p.Clusters[1-i]); err != nil {
+	var known [2][]v1alpha1.CIDRMapping
+	for i, own := range clusters {
+		c := &p.Clusters[i]
+		if c.Peering, err = c.planPeering(own, clusters[1-i], v1alpha1.OverlayKind(d[i].overlay.Value), &p.Clusters[1-i]); err != nil {
 			return nil, err
 		}
-		if c.Translation, err = translation(own, peer); err != nil {
+		if known[i], err = seenAs(c.Peering.Spec.Local); err != nil {
 			return nil, err
 		}
+	}
+	for i := range clusters {
+		p.Clusters[i].Translation = &v1alpha1.Translation{Local: known[i], Remote: known[1-i]}
 	}
 	return p, nil
 }
 
 // bothPlanes are the indexes of the planes of a peering, which both sides have.
-func bothPlanes(clusters [2]*FactSheet) []int32 {
-	set := map[int32]bool{}
+func bothPlanes(clusters [2]*FactSheet) (out []int32) {
 	for _, f := range clusters {
-		if f.Existing != nil || clusters[0].Existing == nil && clusters[1].Existing == nil {
-			for _, i := range f.PlaneIndexes() {
-				set[i] = true
-			}
+		if f.Existing != nil {
+			out = append(out, f.PlaneIndexes()...)
 		}
 	}
-	return slices.Sorted(maps.Keys(set))
+	if len(out) == 0 {
+		return []int32{0}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // planLedger is the ledger as it will be: with an entry for the peer, and the
@@ -242,7 +245,7 @@ func (c *ClusterPlan) planLedger(own, peer *FactSheet) error {
 	setRanges(entry, got)
 	entry.Established = true
 	c.Ledger = cn
-	assumed := len(own.unreported()) > 0
+	assumed := len(own.Unreported()) > 0
 	c.Ranges = append(c.Ranges, RangePlan{What: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason})
 	if peer.PodsUnknown != nil {
 		c.Ranges = append(c.Ranges, RangePlan{What: "pods of " + peer.Name, Reason: "the agents of " + peer.Name + " tell its pods' range", DuringRun: true})
@@ -262,17 +265,12 @@ func (c *ClusterPlan) planLedger(own, peer *FactSheet) error {
 
 // planGateways are the cluster's gateways, and where the peer's ones call them.
 func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions, planes []int32) {
-	entry, image := Allocation(own.Ledger, peer.ClusterID), own.image()
-	c.Choices = append(c.Choices,
-		Statement{What: "role of the gateway", Value: string(d.role.value), Reason: d.role.reason},
-		Statement{What: "overlay", Value: string(d.overlay.value), Reason: d.overlay.reason, Assumed: d.overlay.assumed},
-		Statement{What: "WireGuard by", Value: string(d.wireguard.value), Reason: d.wireguard.reason, Assumed: d.wireguard.assumed},
-		Statement{What: "image of the agents", Value: image.value, Reason: image.reason},
-	)
+	entry := Allocation(own.Ledger, peer.ClusterID)
+	c.Choices = append(c.Choices, d.role, d.overlay, d.wireguard, own.image())
 	for _, plane := range planes {
 		g := GatewayPlan{Gateway: manifests.Gateway{
-			Peering: entry.Name, Plane: plane, Image: image.value, Role: d.role.value, Overlay: own.plannedOverlayKey(), WireGuard: d.wireguard.value,
-			KeyGeneration: own.keyGeneration(plane), Port: gatewayPort, ServiceType: d.serviceType.value,
+			Peering: entry.Name, Plane: plane, Image: c.Image, Role: c.Role, Overlay: own.plannedOverlayKey(), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value),
+			KeyGeneration: own.keyGeneration(plane), Port: gatewayPort, ServiceType: corev1.ServiceType(d.serviceType.Value),
 		}}
 		address, _ := gatewayAddress(own.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
 		c.Choices = append(c.Choices, Statement{What: "overlay address of the gateway", Value: address.String(), Reason: "by the index, from the end of the overlay's range"})
@@ -281,7 +279,7 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions, planes []i
 			key.Reason, key.DuringRun = "as before", false
 		}
 		c.Keys = append(c.Keys, key)
-		if d.role.value == v1alpha1.Server {
+		if c.Role == v1alpha1.Server {
 			g.Service = g.Gateway.Service()
 			g.Service.Spec.Ports[0].NodePort = own.Overrides.NodePort
 			if given := own.GivenEndpoints(plane); len(given) > 0 {
@@ -298,14 +296,14 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions, planes []i
 		Statement{What: "address and node of the gateway's pod", Value: "<given by the cluster>", Reason: "the pod is not there before the run", DuringRun: true},
 		Statement{What: "MTU", Value: "<agreed by the gateways>", Reason: "they measure what both clusters can carry", DuringRun: true},
 	)
-	if d.role.value == v1alpha1.Server {
-		c.Choices = append(c.Choices, Statement{What: "exposed by a Service of type", Value: string(d.serviceType.value), Reason: d.serviceType.reason, Assumed: d.serviceType.assumed})
+	if c.Role == v1alpha1.Server {
+		c.Choices = append(c.Choices, d.serviceType)
 	}
 }
 
 // planPeering is the cluster's Peering, with names in the place of what comes about
 // during the run: the keys of the peer's gateways, and their endpoints.
-func (c *ClusterPlan) planPeering(own, peer *FactSheet, d decisions, peerPlan *ClusterPlan) (*v1alpha1.Peering, error) {
+func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.OverlayKind, peerPlan *ClusterPlan) (*v1alpha1.Peering, error) {
 	var planes []v1alpha1.Plane
 	for i, g := range c.Gateways {
 		remote := peerPlan.Gateways[i]
@@ -321,7 +319,7 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, d decisions, peerPlan *C
 		}
 		planes = append(planes, plane)
 	}
-	spec, err := peeringSpec(own, peer, d, planes)
+	spec, err := peeringSpec(own, peer, overlay, planes)
 	if err != nil {
 		return nil, err
 	}
@@ -331,7 +329,7 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, d decisions, peerPlan *C
 // planObjects lists every object, in the order in which they are made.
 func (c *ClusterPlan) planObjects(own *FactSheet) error {
 	var failed error
-	add := func(reason string, objs ...client.Object) {
+	add := func(reason string, objs ...manifests.Object) {
 		for _, obj := range objs {
 			u, err := manifests.ToApply(obj)
 			if err != nil {
@@ -351,7 +349,7 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 	for _, crd := range crds {
 		add("the API in which is written what was decided", crd)
 	}
-	account, daemonSet := manifests.NodeAgent(own.image().value, own.plannedOverlayKey())
+	account, daemonSet := manifests.NodeAgent(c.Image, own.plannedOverlayKey())
 	add("for the agents", manifests.Namespace())
 	add("lets the agents have the priority of what a node cannot do without", manifests.CriticalPods())
 	add("the key that keeps others out of the overlay; made once, and never shown", manifests.OverlaySecret(nil))

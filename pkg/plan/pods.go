@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
@@ -31,7 +30,7 @@ const (
 // length, as far as nothing else is in the way. Ranges that were concluded before
 // are kept while there are pods in them.
 func (f *FactSheet) ConcludePods() error {
-	if f.PodsUnknown == nil || len(f.agentNodes()) == 0 || len(f.unreported()) > 0 {
+	if f.PodsUnknown == nil || len(f.agentNodes()) == 0 || len(f.Unreported()) > 0 {
 		return nil
 	}
 	refused := &failure.Error{Kind: failure.Ranges, Doing: "conclude the ranges of the pods from what the node agents report", Err: f.PodsUnknown}
@@ -41,18 +40,13 @@ func (f *FactSheet) ConcludePods() error {
 		if !a.Is4() || slices.ContainsFunc(previous, func(p netip.Prefix) bool { return p.Contains(a) }) {
 			continue
 		}
-		block := netip.Prefix{}
-		for _, b := range blocks {
-			if b.Contains(a) && (!block.IsValid() || narrower(b, block)) {
-				block = b
-			}
-		}
-		if !block.IsValid() {
+		i := slices.IndexFunc(blocks, func(b netip.Prefix) bool { return b.Contains(a) })
+		if i < 0 {
 			return refused
 		}
-		held = append(held, block)
+		held = append(held, blocks[i])
 	}
-	avoid := slices.Concat(discovery.Values(f.ServiceCIDRs), discovery.Values(f.NodeCIDRs))
+	avoid := slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes()
 	for _, p := range f.peerings() {
 		avoid = append(avoid, p.RemoteRanges()...)
 	}
@@ -64,16 +58,20 @@ func (f *FactSheet) ConcludePods() error {
 		return refused
 	}
 	f.PodCIDRs, f.PodsUnknown = nil, nil
-	f.PodsConcluded = fmt.Sprintf("the ranges of the pods of %s, %s, are concluded from what %d node agents report, as no object of the cluster names them; give --pod-cidr %s=RANGE[,RANGE] if they are others",
-		f.Name, joined(ranges), len(f.agentNodes()), f.Name)
+	var names []string
 	for _, r := range ranges {
-		f.PodCIDRs = append(f.PodCIDRs, discovery.Fact[netip.Prefix]{Value: r, Assumed: true, Source: fmt.Sprintf(
+		names = append(names, r.String())
+		f.PodCIDRs = append(f.PodCIDRs, Range{Value: r, Assumed: true, Source: fmt.Sprintf(
 			"concluded from blocks and routes that %d node agents report, rounded up; --pod-cidr %s=RANGE overrules it", len(f.agentNodes()), f.Name)})
 	}
+	f.PodsConcluded = fmt.Sprintf("the ranges of the pods of %s, %s, are concluded from what %d node agents report, as no object of the cluster names them; give --pod-cidr %s=RANGE[,RANGE] if they are others",
+		f.Name, strings.Join(names, ", "), len(f.agentNodes()), f.Name)
 	return nil
 }
 
-// reportedBlocks are the prefixes that agents report and that may be blocks of pods.
+// reportedBlocks are the prefixes that agents report and that may be blocks of pods. The
+// one that tells most of a pod's block comes first: the longest. A single address tells of
+// no block.
 func (f *FactSheet) reportedBlocks() (out []netip.Prefix) {
 	for _, r := range f.Reports {
 		for _, p := range slices.Concat(r.Status.PodCIDRs, r.Status.Routes) {
@@ -85,6 +83,15 @@ func (f *FactSheet) reportedBlocks() (out []netip.Prefix) {
 			out = append(out, netip.PrefixFrom(ip.Addr, ip.BitLen()))
 		}
 	}
+	slices.SortFunc(out, func(a, b netip.Prefix) int {
+		switch {
+		case a.IsSingleIP() == b.IsSingleIP():
+			return b.Bits() - a.Bits()
+		case a.IsSingleIP():
+			return 1
+		}
+		return -1
+	})
 	return out
 }
 
@@ -101,23 +108,6 @@ func (f *FactSheet) previousPods() (out []netip.Prefix) {
 	return out
 }
 
-func joined(ranges []netip.Prefix) string {
-	var out []string
-	for _, r := range ranges {
-		out = append(out, r.String())
-	}
-	return strings.Join(out, ", ")
-}
-
-// narrower says which of two prefixes around a pod tells more of its block: the
-// longer one. A single address tells of no block.
-func narrower(a, b netip.Prefix) bool {
-	if a.IsSingleIP() != b.IsSingleIP() {
-		return b.IsSingleIP()
-	}
-	return a.Bits() > b.Bits()
-}
-
 // nearPods are what is around each pod while the ranges of the pods are not known.
 func (f *FactSheet) nearPods() (out []ipam.Use) {
 	if f.PodsUnknown == nil {
@@ -127,7 +117,7 @@ func (f *FactSheet) nearPods() (out []ipam.Use) {
 	for _, a := range f.PodAddrs {
 		around = append(around, netip.PrefixFrom(a, a.BitLen()))
 	}
-	for _, p := range ipam.Estimate(around, slices.Concat(discovery.Values(f.ServiceCIDRs), discovery.Values(f.NodeCIDRs))) {
+	for _, p := range ipam.Estimate(around, slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes()) {
 		out = append(out, ipam.Use{Prefix: p, By: "near pods of cluster " + f.Name + ", whose range is not known yet"})
 	}
 	return out

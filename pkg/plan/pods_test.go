@@ -10,15 +10,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/failure"
 )
+
+var errUnknown = errors.New("the range of the pods is not known; give --pod-cidr a=RANGE")
 
 // unknownPods is a cluster with a node, of whose pods' range no object tells. A nil
 // report is one that has not come.
 func unknownPods(pods []string, r *v1alpha1.NodeNetworkStatus) *FactSheet {
 	f := newFacts("a", nil, "10.96.0.0/12", "172.18.0.0/24")
-	f.PodCIDRs, f.PodsUnknown = nil, &discovery.UnknownError{Cluster: "a", What: "range of the pods", Flag: "--pod-cidr a=RANGE"}
+	f.PodCIDRs, f.PodsUnknown = nil, errUnknown
 	for _, p := range pods {
 		f.PodAddrs = append(f.PodAddrs, netip.MustParseAddr(p))
 	}
@@ -91,7 +92,7 @@ func TestConcludePods(t *testing.T) {
 		{
 			name: "one of two agents has not reported", pods: pods, report: &status{Routes: cidrs("10.50.0.0/16")}, want: "unknown",
 			setup: func(f *FactSheet) {
-				f.Nodes = append(f.Nodes, discovery.Node{Name: "a-2", Ready: true, RunsAgents: true})
+				f.Nodes = append(f.Nodes, Node{Name: "a-2", Ready: true, RunsAgents: true})
 			},
 		},
 	} {
@@ -103,7 +104,7 @@ func TestConcludePods(t *testing.T) {
 			err := f.ConcludePods()
 			switch tt.want {
 			case "":
-				if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != failure.Ranges || !errors.Is(err, discovery.ErrUnknown) || !strings.Contains(err.Error(), "--pod-cidr a=") {
+				if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != failure.Ranges || !errors.Is(err, errUnknown) || !strings.Contains(err.Error(), "--pod-cidr a=") {
 					t.Errorf("got %v, %v", f.PodCIDRs, err)
 				}
 				return
@@ -154,7 +155,7 @@ func TestPlanWithUnknownPods(t *testing.T) {
 	// Nothing is decided for good without them.
 	a.Ledger = p.Clusters[0].Ledger
 
-	if _, err := Allocate(a.Ledger, a, b); !errors.Is(err, discovery.ErrUnknown) {
+	if _, err := Allocate(a.Ledger, a, b); !errors.Is(err, errUnknown) {
 		t.Errorf("ranges were given out: %v", err)
 	}
 }

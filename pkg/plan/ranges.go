@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
@@ -18,7 +17,7 @@ import (
 func Allocate(cn *v1alpha1.ClusterNetwork, own, peer *FactSheet) (changed bool, err error) {
 	entry := Allocation(cn, peer.ClusterID)
 	if entry == nil {
-		return false, own.entryIsGone("allocate ranges")
+		return false, own.fail("allocate ranges", errors.New("the ledger has no entry for the peer any more: the clusters are being unpeered"))
 	}
 	for _, f := range []*FactSheet{own, peer} {
 		if f.PodsUnknown != nil {
@@ -52,7 +51,7 @@ func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
 // rangesFor chooses the ranges by which the cluster knows the peer.
 func (f *FactSheet) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAllocation, peer *FactSheet) (ipam.PeerRanges, error) {
 	request := ipam.Peer{
-		ID: peer.ClusterID, Name: peer.Name, Pods: ipv4(discovery.Values(peer.PodCIDRs)),
+		ID: peer.ClusterID, Name: peer.Name, Pods: ipv4(peer.PodCIDRs),
 		PreviousPods: Mappings(entry.Pods), PreviousExternal: entry.ExternalCIDR.Prefix,
 		Map: peer.Overrides.Map, MapExternal: peer.Overrides.MapNodes,
 	}
@@ -75,8 +74,8 @@ func (f *FactSheet) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerA
 
 // ipv4 leaves out the ranges of dual-stack clusters that the overlay does not
 // carry yet.
-func ipv4(prefixes []netip.Prefix) []netip.Prefix {
-	return slices.DeleteFunc(prefixes, func(p netip.Prefix) bool { return !p.Addr().Is4() })
+func ipv4(r Ranges) []netip.Prefix {
+	return slices.DeleteFunc(r.Prefixes(), func(p netip.Prefix) bool { return !p.Addr().Is4() })
 }
 
 // used is all that a range of the peer must not overlap with in this cluster.
@@ -108,7 +107,7 @@ func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Us
 	// The tunnel's own packets go to the peer's nodes. If the route into the tunnel
 	// had an address of theirs, the packets would go in a circle.
 	for _, n := range peer.Nodes {
-		for _, a := range slices.Concat(n.InternalIPs, n.ExternalIPs) {
+		for _, a := range n.addresses() {
 			used = append(used, single(a, fmt.Sprintf("node %s of %s, where the tunnel leads to", n.Name, peer.Name)))
 		}
 	}
@@ -127,7 +126,7 @@ func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Us
 			used = append(used, single(a.Addr, "a node of peer "+p.Spec.Remote.Name))
 		}
 	}
-	for _, e := range peer.givenEndpoints() {
+	for _, e := range peer.AllGivenEndpoints() {
 		if a, err := netip.ParseAddrPort(e); err == nil {
 			used = append(used, single(a.Addr(), "the endpoint of "+peer.Name+", where the tunnel leads to"))
 		}
@@ -137,9 +136,14 @@ func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Us
 
 // ownRanges are those that the cluster itself uses, as far as its API tells.
 func (f *FactSheet) ownRanges() []ipam.Use {
-	used := append(f.Uses(), f.nearPods()...)
+	used := f.nearPods()
+	for _, of := range f.ranges() {
+		for _, r := range of.ranges {
+			used = append(used, ipam.Use{Prefix: r.Value, By: of.by + " cluster " + f.Name + ", " + r.Source})
+		}
+	}
 	for _, n := range f.Nodes {
-		for _, a := range slices.Concat(n.InternalIPs, n.ExternalIPs) {
+		for _, a := range n.addresses() {
 			used = append(used, single(a, "node "+n.Name))
 		}
 	}

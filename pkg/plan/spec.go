@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 
@@ -11,11 +10,8 @@ import (
 
 // peeringSpec is what the Peering in a cluster says. Both fact sheets have the
 // ledger with the entry for the other.
-func peeringSpec(own, peer *FactSheet, d decisions, planes []v1alpha1.Plane) (v1alpha1.PeeringSpec, error) {
+func peeringSpec(own, peer *FactSheet, overlay v1alpha1.OverlayKind, planes []v1alpha1.Plane) (v1alpha1.PeeringSpec, error) {
 	given, got := Allocation(own.Ledger, peer.ClusterID), Allocation(peer.Ledger, own.ClusterID)
-	if given == nil || got == nil {
-		return v1alpha1.PeeringSpec{}, own.entryIsGone("plan")
-	}
 	nodes, err := ipam.ExternalMapping(peer.Ledger.Spec.InternalCIDR.Prefix, given.ExternalCIDR.Prefix)
 	if err != nil {
 		return v1alpha1.PeeringSpec{}, err
@@ -25,10 +21,7 @@ func peeringSpec(own, peer *FactSheet, d decisions, planes []v1alpha1.Plane) (v1
 		if err != nil {
 			return v1alpha1.PeeringSpec{}, err
 		}
-		translated, ok := nodes.Translate(remote)
-		if !ok {
-			return v1alpha1.PeeringSpec{}, fmt.Errorf("gateway address %s of %q is not in its internal range", remote, peer.Name)
-		}
+		translated, _ := nodes.Translate(remote)
 		planes[i].RemoteAddress = v1alpha1.IP{Addr: translated}
 	}
 	name := peer.Name
@@ -45,29 +38,16 @@ func peeringSpec(own, peer *FactSheet, d decisions, planes []v1alpha1.Plane) (v1
 			Pods: got.Pods, InternalCIDR: own.Ledger.Spec.InternalCIDR, ExternalCIDR: got.ExternalCIDR, Hosts: hosts,
 		},
 		Remote:  v1alpha1.RemoteNetwork{ClusterID: peer.ClusterID, Name: name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: nodeIPs(peer.Nodes)},
-		Overlay: d.overlay.value,
+		Overlay: overlay,
 		Planes:  planes,
 	}, nil
 }
 
-// translation is by which ranges both clusters know each other.
-func translation(own, peer *FactSheet) (*v1alpha1.Translation, error) {
-	known := func(of, by *FactSheet) ([]v1alpha1.CIDRMapping, error) {
-		entry := Allocation(by.Ledger, of.ClusterID)
-		nodes, err := ipam.ExternalMapping(of.Ledger.Spec.InternalCIDR.Prefix, entry.ExternalCIDR.Prefix)
-		if err != nil {
-			return nil, err
-		}
-		return append(slices.Clone(entry.Pods), v1alpha1.CIDRMapping{
-			Real: v1alpha1.CIDR{Prefix: nodes.Real}, Mapped: v1alpha1.CIDR{Prefix: nodes.Mapped},
-		}), nil
-	}
-	local, err := known(own, peer)
-	if err != nil {
-		return nil, err
-	}
-	remote, err := known(peer, own)
-	return &v1alpha1.Translation{Local: local, Remote: remote}, err
+// seenAs are by which ranges a peer knows a cluster: its pods, and its nodes and
+// gateways.
+func seenAs(n v1alpha1.LocalNetwork) ([]v1alpha1.CIDRMapping, error) {
+	nodes, err := ipam.ExternalMapping(n.InternalCIDR.Prefix, n.ExternalCIDR.Prefix)
+	return append(slices.Clone(n.Pods), v1alpha1.CIDRMapping{Real: v1alpha1.CIDR{Prefix: nodes.Real}, Mapped: v1alpha1.CIDR{Prefix: nodes.Mapped}}), err
 }
 
 // gatewayAddress is the overlay address of a gateway.

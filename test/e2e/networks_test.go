@@ -19,6 +19,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/ledger"
 	"github.com/liqonet/liqonet/test/workload"
@@ -38,23 +39,23 @@ func networks() []struct {
 	}{
 		{
 			spec: lab.ClusterSpec{Name: "flannel", Network: lab.NetworkFlannel},
-			cni:  discovery.CNIFlannel, pods: "10.244.0.0/16", source: "net-conf.json",
+			cni:  "flannel", pods: "10.244.0.0/16", source: "net-conf.json",
 		},
 		{
 			spec: lab.ClusterSpec{Name: "calico", Network: lab.NetworkCalico, ProxyMode: lab.ProxyNFTables},
-			cni:  discovery.CNICalico, pods: "192.168.0.0/16", source: "IPPool default-ipv4-ippool",
+			cni:  "calico", pods: "192.168.0.0/16", source: "IPPool default-ipv4-ippool",
 		},
 		{
 			spec: lab.ClusterSpec{Name: "eks", Network: lab.NetworkEKS, ServiceCIDR: netip.MustParsePrefix("10.100.0.0/16")},
-			cni:  discovery.CNIAWS, provider: discovery.ProviderEKS, pods: "", source: "nodes' and pods' addresses",
+			cni:  "amazon-vpc-cni", provider: discovery.ProviderEKS, pods: "", source: "nodes' and pods' addresses",
 		},
 		{
-			spec: lab.ClusterSpec{Name: "aks", Network: lab.NetworkAKS, ServiceCIDR: netip.MustParsePrefix("10.0.0.0/16")},
-			cni:  discovery.CNIKubenet, provider: discovery.ProviderAKS, pods: "10.244.0.0/16", source: "kube-proxy's --cluster-cidr",
+			spec:     lab.ClusterSpec{Name: "aks", Network: lab.NetworkAKS, ServiceCIDR: netip.MustParsePrefix("10.0.0.0/16")},
+			provider: discovery.ProviderAKS, pods: "10.244.0.0/16", source: "kube-proxy's --cluster-cidr",
 		},
 		{
 			spec: lab.ClusterSpec{Name: "gke", Network: lab.NetworkGKE, PodCIDR: netip.MustParsePrefix("10.4.0.0/14"), ProxyMode: lab.ProxyNFTables},
-			cni:  discovery.CNIGKE, provider: discovery.ProviderGKE, pods: "10.4.0.0/14", source: "kube-proxy's --cluster-cidr",
+			cni:  "gke-vpc-native", provider: discovery.ProviderGKE, pods: "10.4.0.0/14", source: "kube-proxy's --cluster-cidr",
 		},
 	}
 }
@@ -78,7 +79,7 @@ func checkAllPairs(t *testing.T, clusters []*cluster) {
 			t.Error(err)
 			continue
 		}
-		pods, sources := discovery.Values(f.PodCIDRs), []string{}
+		pods, sources := f.PodCIDRs.Prefixes(), []string{}
 		for _, p := range f.PodCIDRs {
 			sources = append(sources, p.Source)
 		}
@@ -228,10 +229,10 @@ func (f *fixture) named(t *testing.T, name string) *cluster {
 }
 
 // facts are what the CLI finds out about the cluster.
-func (c *cluster) facts(ctx context.Context) (discovery.Facts, error) {
+func (c *cluster) facts(ctx context.Context) (plan.Facts, error) {
 	r, err := c.reader()
 	if err != nil {
-		return discovery.Facts{}, err
+		return plan.Facts{}, err
 	}
 	return discovery.Discover(ctx, r, discovery.Overrides{Name: c.Name})
 }

@@ -13,7 +13,7 @@ func TestFlagValue(t *testing.T) {
 		{[]string{"--other-cluster-cidr=10.0.0.0/16"}, ""},
 		{[]string{"--cluster-cidr"}, ""},
 	} {
-		if got, _ := flagValue(c.args, "cluster-cidr"); got != c.want {
+		if got := flagValue(c.args, "cluster-cidr"); got != c.want {
 			t.Errorf("%v: got %q, want %q", c.args, got, c.want)
 		}
 	}

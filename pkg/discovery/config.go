@@ -1,0 +1,137 @@
+package discovery
+
+import (
+	"encoding/json"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/yaml"
+
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// stated are the ranges of a list as an object has it, separated by commas or spaces.
+// Host bits are dropped, as Kubernetes does; what is no prefix is left out.
+func stated(list, source string) (out plan.Ranges) {
+	for _, s := range strings.FieldsFunc(list, func(r rune) bool { return strings.ContainsRune(", \t\n\"'[]", r) }) {
+		if p, err := netip.ParsePrefix(s); err == nil {
+			out = append(out, plan.Range{Value: p.Masked(), Source: source})
+		}
+	}
+	return out
+}
+
+// concluded are ranges that no object has.
+func concluded(prefixes []netip.Prefix, source string) (out plan.Ranges) {
+	for _, p := range prefixes {
+		out = append(out, plan.Range{Value: p, Source: source, Assumed: true})
+	}
+	return out
+}
+
+// distinct sorts ranges by their prefix, IPv4 first, and drops those that are inside
+// of others.
+func distinct(ranges plan.Ranges) (out plan.Ranges) {
+	slices.SortStableFunc(ranges, func(a, b plan.Range) int { return a.Value.Compare(b.Value) })
+	for _, r := range ranges {
+		if len(out) == 0 || !out[len(out)-1].Value.Overlaps(r.Value) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// contains says that inner is inside of outer.
+func contains(outer, inner netip.Prefix) bool {
+	return outer.Bits() <= inner.Bits() && outer.Contains(inner.Addr())
+}
+
+// flagValue returns the value of --name=value or --name value among arguments, of
+// which one may be a whole command line for a shell.
+func flagValue(args []string, name string) string {
+	m := regexp.MustCompile(`(?:^|\s)--?` + name + `[=\s]+(\S+)`).FindStringSubmatch(strings.Join(args, " "))
+	if m == nil {
+		return ""
+	}
+	return m[1]
+}
+
+// podFlag looks for a flag in the system's pods of which one container has the
+// name, e.g. kube-controller-manager.
+func (s *snapshot) podFlag(container, flag string) (out plan.Ranges) {
+	look := func(kind string, o metav1.ObjectMeta, spec corev1.PodSpec) {
+		for _, c := range spec.Containers {
+			if len(out) == 0 && o.Namespace == "kube-system" && c.Name == container {
+				out = stated(flagValue(slices.Concat(c.Command, c.Args), flag), "from "+container+"'s --"+flag+" ("+kind+" "+o.Namespace+"/"+o.Name+")")
+			}
+		}
+	}
+	for _, p := range s.pods.Items {
+		look("pod", p.ObjectMeta, p.Spec)
+	}
+	for _, ds := range s.daemonSets.Items {
+		look("DaemonSet", ds.ObjectMeta, ds.Spec.Template.Spec)
+	}
+	return out
+}
+
+// nodeArgs looks for a flag of k3s and RKE2, which write their arguments, also those
+// of their configuration file, to an annotation of each node, unless defaults.
+func (s *snapshot) nodeArgs(flag string) plan.Ranges {
+	for _, n := range s.nodes.Items {
+		for _, key := range []string{"k3s.io/node-args", "rke2.io/node-args"} {
+			var args []string
+			if json.Unmarshal([]byte(n.Annotations[key]), &args) != nil {
+				continue
+			}
+			if out := stated(flagValue(args, flag), "from --"+flag+" in the annotation "+key+" of node "+n.Name); len(out) > 0 {
+				return out
+			}
+		}
+	}
+	return nil
+}
+
+// kubeadm returns a range of kubeadm's ClusterConfiguration.
+func (s *snapshot) kubeadm(field string) plan.Ranges {
+	var c struct {
+		Networking map[string]string `json:"networking"`
+	}
+	if yaml.Unmarshal([]byte(s.configMap("kube-system/kubeadm-config")["ClusterConfiguration"]), &c) != nil {
+		return nil
+	}
+	return stated(c.Networking[field], "from networking."+field+" of ConfigMap kube-system/kubeadm-config")
+}
+
+// customRanges are the ranges that objects of a foreign kind have in a field. The path to it
+// leads through all items of lists, and with a * through all values of a map.
+func (s *snapshot) customRanges(kind schema.GroupVersionKind, path ...string) (out plan.Ranges) {
+	for _, o := range s.objects(kind) {
+		source := "from " + strings.Join(path, ".") + " of " + kind.Kind + " " + o.GetName()
+		out = append(out, stated(strings.Join(textsAt(o.Object, path), ","), source)...)
+	}
+	return distinct(out)
+}
+
+func textsAt(value any, path []string) (out []string) {
+	switch value := value.(type) {
+	case string:
+		return []string{value}
+	case []any:
+		for _, item := range value {
+			out = append(out, textsAt(item, path)...)
+		}
+	case map[string]any:
+		for key, item := range value {
+			if len(path) > 0 && (path[0] == key || path[0] == "*") {
+				out = append(out, textsAt(item, path[1:])...)
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,28 @@
+package plan_test
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+// What decides is apart from what does: nothing that pure packages are built from talks
+// to an API server or to a kernel.
+func TestPure(t *testing.T) {
+	for _, pkg := range []string{"plan", "ipam", "nodes"} {
+		out, err := exec.Command("go", "list", "-deps", "github.com/liqonet/liqonet/pkg/"+pkg).Output()
+		if err != nil {
+			t.Fatalf("list what %s depends on: %v", pkg, err)
+		}
+		for _, dep := range strings.Fields(string(out)) {
+			for _, does := range []string{
+				"sigs.k8s.io/controller-runtime/", "k8s.io/client-go/", "github.com/vishvananda/net", "github.com/mdlayher/", "github.com/google/nftables",
+				"golang.zx2c4.com/", "golang.org/x/sys/", "github.com/liqonet/liqonet/pkg/discovery", "github.com/liqonet/liqonet/pkg/peering",
+			} {
+				if strings.HasPrefix(dep+"/", does) {
+					t.Errorf("%s depends on %s", pkg, dep)
+				}
+			}
+		}
+	}
+}
