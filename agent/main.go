@@ -73,12 +73,8 @@ func newGateway(log *slog.Logger) *cobra.Command {
 	cmd.Flags().StringVar(&cfg.Peering, "peering", "", "name of the Peering")
 	cmd.Flags().IntVar(&cfg.Plane, "plane", 0, "index of the plane")
 	cmd.Flags().StringVar(&cfg.KeyDir, "key-dir", "", "directory with the private key")
-	overlayKeyFlag(cmd, &cfg.OverlayKey)
+	cmd.Flags().StringVar(&cfg.OverlayKey, "overlay-key", "", "file with the key of the cluster's overlay")
 	return cmd
-}
-
-func overlayKeyFlag(cmd *cobra.Command, file *string) {
-	cmd.Flags().StringVar(file, "overlay-key", "", "file with the key of the cluster's overlay")
 }
 
 func newNode(log *slog.Logger) *cobra.Command {
@@ -93,7 +89,7 @@ func newNode(log *slog.Logger) *cobra.Command {
 			return node.Run(cmd.Context(), cfg)
 		},
 	}
-	overlayKeyFlag(cmd, &cfg.OverlayKey)
+	cmd.Flags().StringVar(&cfg.OverlayKey, "overlay-key", "", "file with the key of the cluster's overlay")
 	return cmd
 }
 

@@ -169,10 +169,11 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 		}
 		// 0, which has no link, if no agent of ours gave that name.
 		number, _ := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, address)
+		version, _ := strconv.ParseUint(n.ResourceVersion, 10, 64)
 		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() {
 			out = append(out, linkedNode{
 				name: n.Spec.NodeName, number: number, address: address, source: g.Source.Addr,
-				pods: podRanges(n.Status), mtu: int(g.MTU), version: version(n),
+				pods: podRanges(n.Status), mtu: int(g.MTU), version: version,
 			})
 		}
 	}
@@ -189,15 +190,6 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 	}
 	slices.SortFunc(out, func(a, b linkedNode) int { return a.address.Compare(b.address) })
 	return out
-}
-
-// version is the object's. What is no number is older than all others.
-func version(n v1alpha1.NodeNetwork) uint64 {
-	v, err := strconv.ParseUint(n.ResourceVersion, 10, 64)
-	if err != nil {
-		return 0
-	}
-	return v
 }
 
 // podRanges are a node's ranges and the single addresses outside of them.
@@ -249,9 +241,10 @@ func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode)
 	if len(links) == 0 {
 		return
 	}
-	by := slices.MinFunc(links, func(a, b linkedNode) int {
-		return cmp.Or(notFirst(a.name == node)-notFirst(b.name == node), a.address.Compare(b.address))
-	})
+	by := links[0]
+	if i := slices.IndexFunc(links, func(n linkedNode) bool { return n.name == node }); i > 0 {
+		by = links[i]
+	}
 	for _, h := range p.Spec.Local.Hosts {
 		if !p.Carries(h.Real.Addr) {
 			continue
@@ -262,13 +255,6 @@ func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode)
 			Table: overlay.InboundTable, Dst: real, Via: by.address, Dev: linkName(by.number), Src: d.address,
 		})
 	}
-}
-
-func notFirst(first bool) int {
-	if first {
-		return 0
-	}
-	return 1
 }
 
 // mappings are the translations of the own cluster's ranges.

@@ -22,10 +22,9 @@ const lookupTimeout = 2 * time.Second
 // addresses in another order each time. A name server that does not answer is no reason to
 // leave a place that does.
 type endpoints struct {
-	hosts []string
-	index int
-	// restart says that the list is new, and was not tried from its beginning.
-	restart bool
+	// hosts are all of them as they were set, queue the same in the order in which they
+	// are tried. Its first one is the current one.
+	hosts, queue []string
 	// known are the addresses that names have led to; stale says that the current
 	// one has not answered since.
 	known map[string]netip.Addr
@@ -40,31 +39,30 @@ func (e *endpoints) set(hosts []string) {
 	if slices.Equal(e.hosts, hosts) {
 		return
 	}
-	at := -1
-	if len(e.hosts) > 0 {
-		at = slices.Index(hosts, e.hosts[e.index%len(e.hosts)])
+	before := e.queue
+	e.hosts, e.queue = hosts, slices.Clone(hosts)
+	if len(before) == 0 {
+		return
 	}
-	e.hosts, e.index, e.restart = hosts, max(at, 0), at >= 0
+	if i := slices.Index(hosts, before[0]); i > 0 {
+		e.queue = slices.Insert(slices.Delete(e.queue, i, i+1), 0, before[0])
+	}
 }
 
 // next goes to the next one.
 func (e *endpoints) next() {
 	e.stale = true
-	current := e.index
-	if e.index++; e.restart {
-		e.index, e.restart = 0, false
-	}
-	if e.index == current {
-		e.index++
+	if len(e.queue) > 0 {
+		e.queue = append(e.queue[1:], e.queue[0])
 	}
 }
 
 // current is the one that is to be tried now.
 func (e *endpoints) current(ctx context.Context) (netip.AddrPort, error) {
-	if len(e.hosts) == 0 {
+	if len(e.queue) == 0 {
 		return netip.AddrPort{}, errors.New("no endpoint of the peer's gateway is known yet")
 	}
-	endpoint := e.hosts[e.index%len(e.hosts)]
+	endpoint := e.queue[0]
 	host, service, err := net.SplitHostPort(endpoint)
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("endpoint %q: %w", endpoint, err)

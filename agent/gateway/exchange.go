@@ -13,33 +13,15 @@ import (
 	"github.com/liqonet/liqonet/pkg/exchange"
 )
 
-// exchange has one channel to the peer's gateway, as soon as the tunnel's address is
-// there.
-func (a *agent) exchange(ctx context.Context, want desired) {
-	if a.channel != nil && a.desired.address == want.address && a.desired.remote == want.remote && a.channel.Call == want.calls {
-		return
-	}
-	if a.stopChannel != nil {
-		a.stopChannel()
-	}
-	ctx, a.stopChannel = context.WithCancel(ctx)
-	a.channel = exchange.New(want.address, want.remote, want.calls, a.news, func(err error) {
-		a.Log.Info("channel to the peer's gateway", "error", err)
-	})
-	go a.channel.Run(ctx)
-}
-
 // tell has the peer told of this cluster.
 func (a *agent) tell(ctx context.Context, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork) {
 	if a.channel == nil {
 		return
 	}
-	var svc *corev1.Service
-	if plane.Role == v1alpha1.Server && plane.Service == a.objectName() {
-		s := &corev1.Service{}
-		if err := a.view.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: plane.Service}, s); err == nil {
-			svc = s
-		}
+	svc := &corev1.Service{}
+	if plane.Role == v1alpha1.Server {
+		// As long as it is not there it has no port.
+		_ = a.view.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: plane.Service}, svc)
 	}
 	a.channel.Announce(announcement(a.NodeName, nodes, svc))
 }
@@ -48,24 +30,21 @@ func (a *agent) tell(ctx context.Context, plane *v1alpha1.Plane, nodes []v1alpha
 // the Service leads to this gateway. The ways by its own node come first.
 func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Service) (out exchange.Announcement) {
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n v1alpha1.NodeNetwork) bool { return !n.DeletionTimestamp.IsZero() })
-	slices.SortFunc(nodes, func(a, b v1alpha1.NodeNetwork) int {
-		return notFirst(a.Spec.NodeName == ownNode) - notFirst(b.Spec.NodeName == ownNode)
-	})
-	for _, n := range nodes {
-		for _, ip := range n.Status.NodeIPs {
-			if ip.IsValid() {
-				out.NodeIPs = append(out.NodeIPs, ip.Addr)
-			}
-		}
+	if i := slices.IndexFunc(nodes, func(n v1alpha1.NodeNetwork) bool { return n.Spec.NodeName == ownNode }); i > 0 {
+		nodes[0], nodes[i] = nodes[i], nodes[0]
 	}
-	slices.SortFunc(out.NodeIPs, netip.Addr.Compare)
+	for _, n := range nodes {
+		out.NodeIPs = append(out.NodeIPs, n.Status.NodeIPs...)
+	}
+	out.NodeIPs = slices.DeleteFunc(out.NodeIPs, func(ip v1alpha1.IP) bool { return !ip.IsValid() })
+	slices.SortFunc(out.NodeIPs, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
 	out.NodeIPs = slices.Compact(out.NodeIPs)
-	if svc == nil || len(svc.Spec.Ports) == 0 {
+	if len(svc.Spec.Ports) == 0 {
 		return out
 	}
 	add := func(addr netip.Addr, port int32) {
-		e := netip.AddrPortFrom(addr.Unmap(), uint16(port))
-		if addr.IsValid() && port > 0 && port < 1<<16 && !slices.Contains(out.Endpoints, e) {
+		e := netip.AddrPortFrom(addr.Unmap(), uint16(port)).String()
+		if addr.IsValid() && port > 0 && !slices.Contains(out.Endpoints, e) {
 			out.Endpoints = append(out.Endpoints, e)
 		}
 	}
@@ -90,71 +69,47 @@ func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Serv
 	return out
 }
 
-// hear takes what the peer's gateway has told, as far as it may be used. Before it has
-// told anything that is what the gateway before this one has heard.
+// hear takes what the peer's gateway has told, as far as it may be used; nil if that is
+// nothing. Before it has told anything that is what the gateway before this one has heard.
 func (a *agent) hear(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
-	var heard exchange.Announcement
+	var heard *exchange.Announcement
+	if s := p.PlaneStatus(a.local.plane); s != nil {
+		heard = s.Remote
+	}
 	if a.channel != nil && a.channel.Heard() != nil {
-		heard = *a.channel.Heard()
-	} else if s := p.PlaneStatus(a.local.plane); s != nil && s.Remote != nil {
-		for _, e := range s.Remote.Endpoints {
-			if addrPort, err := netip.ParseAddrPort(e); err == nil {
-				heard.Endpoints = append(heard.Endpoints, addrPort)
-			}
-		}
-		for _, ip := range s.Remote.NodeIPs {
-			heard.NodeIPs = append(heard.NodeIPs, ip.Addr)
+		heard = a.channel.Heard()
+	}
+	a.heard = nil
+	if heard != nil {
+		usable := filter(p, p.Plane(a.local.plane), nodes, slices.Concat(a.PodIPs, apiServer())).Usable(*heard)
+		if len(usable.Endpoints)+len(usable.NodeIPs) > 0 {
+			a.heard = &usable
 		}
 	}
-	a.heard = usable(p, p.Plane(a.local.plane), nodes, slices.Concat(a.PodIPs, apiServer()), heard)
 }
 
-// usable is what of a peer's announcement may be used; nil if nothing.
-func usable(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork, own []netip.Addr, heard exchange.Announcement) *v1alpha1.RemoteAnnouncement {
-	var ranges []netip.Prefix
-	single := func(a netip.Addr) {
-		if a.IsValid() {
-			ranges = append(ranges, netip.PrefixFrom(a, a.BitLen()))
-		}
+// filter says what of a peer's announcement may be used.
+func filter(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork, own []netip.Addr) exchange.Filter {
+	f := exchange.Filter{
+		Own: []netip.Prefix{p.Spec.Local.InternalCIDR.Prefix}, Tunneled: p.RemoteRanges(),
+		Endpoints: plane.Endpoints, NodeIPs: p.Spec.Remote.NodeIPs,
 	}
 	for _, m := range p.Spec.Local.Pods {
-		ranges = append(ranges, m.Real.Prefix)
+		f.Own = append(f.Own, m.Real.Prefix)
 	}
-	ranges = append(ranges, p.Spec.Local.InternalCIDR.Prefix)
 	for _, h := range p.Spec.Local.Hosts {
-		single(h.Real.Addr)
-	}
-	for _, a := range own {
-		single(a)
+		own = append(own, h.Real.Addr)
 	}
 	for _, n := range nodes {
-		ranges = append(ranges, v1alpha1.Prefixes(n.Status.PodCIDRs)...)
+		f.Own = append(f.Own, v1alpha1.Prefixes(n.Status.PodCIDRs)...)
 		for _, ip := range slices.Concat(n.Status.NodeIPs, n.Status.PodIPs) {
-			single(ip.Addr)
+			own = append(own, ip.Addr)
 		}
 	}
-	var called, known []netip.AddrPort
-	for _, e := range plane.Endpoints {
-		if addrPort, err := netip.ParseAddrPort(e); err == nil {
-			called = append(called, addrPort)
-		}
+	for _, a := range own {
+		f.Own = append(f.Own, netip.PrefixFrom(a, a.BitLen())) // of what is no address nothing
 	}
-	for _, ip := range p.Spec.Remote.NodeIPs {
-		known = append(known, netip.AddrPortFrom(ip.Addr, 0))
-	}
-	out := &v1alpha1.RemoteAnnouncement{}
-	for _, a := range (exchange.Filter{Own: ranges, Known: known}).NodeIPs(heard.NodeIPs) {
-		out.NodeIPs = append(out.NodeIPs, v1alpha1.IP{Addr: a})
-	}
-	// What is called must not lead into the tunnel itself either.
-	ranges = append(ranges, p.RemoteRanges()...)
-	for _, e := range (exchange.Filter{Own: ranges, Known: called}).Endpoints(heard.Endpoints) {
-		out.Endpoints = append(out.Endpoints, e.String())
-	}
-	if len(out.Endpoints)+len(out.NodeIPs) == 0 {
-		return nil
-	}
-	return out
+	return f
 }
 
 // apiServer is the address of the cluster's API server as pods know it.
@@ -169,14 +124,9 @@ func apiServer() []netip.Addr {
 // callable are the endpoints to try in turn: what the peer's gateway has told, and then
 // those that the CLI wrote.
 func callable(plane *v1alpha1.Plane, heard *v1alpha1.RemoteAnnouncement) []string {
-	var out []string
-	if heard != nil {
-		out = slices.Clone(heard.Endpoints)
+	if heard == nil {
+		return plane.Endpoints
 	}
-	for _, e := range plane.Endpoints {
-		if !slices.Contains(out, e) {
-			out = append(out, e)
-		}
-	}
-	return out
+	others := slices.DeleteFunc(slices.Clone(plane.Endpoints), func(e string) bool { return slices.Contains(heard.Endpoints, e) })
+	return slices.Concat(heard.Endpoints, others)
 }

@@ -2,6 +2,9 @@ package gateway
 
 import (
 	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"testing"
@@ -9,7 +12,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/liqonet/liqonet/agent/loop"
+	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/notify"
@@ -32,9 +41,8 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	news := notify.NewSignal()
-	problem := func(err error) { t.Log(err) }
-	server := exchange.New(addr("127.41.8.1"), addr("127.41.8.2"), false, notify.NewSignal(), problem)
-	client := exchange.New(addr("127.41.8.2"), addr("127.41.8.1"), true, news, problem)
+	server := exchange.New(addr("127.41.8.1"), addr("127.41.8.2"), false, notify.NewSignal())
+	client := exchange.New(addr("127.41.8.2"), addr("127.41.8.1"), true, news)
 
 	old := []v1alpha1.NodeNetwork{withIPs(node("n1", "10.80.0.1", "172.18.9.9", 0), "172.18.0.11"), withIPs(node("n2", "10.80.0.2", "172.18.9.9", 0), "172.18.0.12")}
 	both := []v1alpha1.NodeNetwork{old[1], withIPs(node("n3", "10.80.0.3", "172.18.9.9", 0), "172.18.0.13")}
@@ -45,8 +53,9 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 	p.Spec.Remote.NodeIPs = []v1alpha1.IP{{Addr: addr("172.18.0.11")}, {Addr: addr("172.18.0.12")}}
 	own := []v1alpha1.NodeNetwork{withIPs(node("m1", "10.80.0.1", "172.18.9.9", 0), "172.18.0.21")}
 	a := &agent{channel: client}
-	go server.Run(ctx)
-	go client.Run(ctx)
+	log := slog.New(slog.DiscardHandler)
+	go loop.Keep(ctx, log, server.Connect)
+	go loop.Keep(ctx, log, client.Connect)
 	for _, nodes := range [][]v1alpha1.NodeNetwork{old, both, replaced} {
 		server.Announce(announcement("n1", nodes, nodePort()))
 		var want []string
@@ -99,18 +108,49 @@ func TestAnnouncement(t *testing.T) {
 		svc  *corev1.Service
 		want []string
 	}{
-		"client":        {nil, nil},
+		"client":        {&corev1.Service{}, nil},
 		"NodePort":      {nodePort(), []string{"172.18.0.12:31820", "172.18.0.11:31820", "203.0.113.11:31820"}},
 		"load balancer": {balanced, []string{"203.0.113.5:51840"}},
 		"no port yet":   {&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 51840}}}}, nil},
 	} {
 		got := announcement("n2", nodes, tt.svc)
-		var endpoints []string
-		for _, e := range got.Endpoints {
-			endpoints = append(endpoints, e.String())
-		}
-		if diff := cmp.Diff(tt.want, endpoints); diff != "" || len(got.NodeIPs) != 3 {
+		if diff := cmp.Diff(tt.want, got.Endpoints); diff != "" || len(got.NodeIPs) != 3 {
 			t.Errorf("%s: %d node addresses\n%s", name, len(got.NodeIPs), diff)
+		}
+	}
+}
+
+// What is made of the nodes' reports is the same again and again, though a cache returns
+// them in any order.
+func TestNodesHaveAnOrder(t *testing.T) {
+	var objs []client.Object
+	for i := range 9 {
+		n := withIPs(node(fmt.Sprint("n", i), fmt.Sprint("10.80.0.", 9-i), "172.18.9.9", 0), fmt.Sprint("172.18.0.", i+1))
+		objs = append(objs, &n)
+	}
+	s := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(s); err != nil {
+		t.Fatal(err)
+	}
+	shuffling := interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+		err := c.List(ctx, list, opts...)
+		items := list.(*v1alpha1.NodeNetworkList).Items
+		rand.Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
+		return err
+	}}
+	a := &agent{view: &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(objs...).WithInterceptorFuncs(shuffling).Build()}}
+	var first exchange.Announcement
+	for i := range 10 {
+		nodes, err := a.nodes(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := announcement("n4", nodes, nodePort())
+		if i == 0 {
+			first = told
+		}
+		if diff := cmp.Diff(first.Endpoints, told.Endpoints); diff != "" || told.Endpoints[0] != "172.18.0.5:31820" {
+			t.Fatalf("another order:\n%s", diff)
 		}
 	}
 }
@@ -121,25 +161,26 @@ func TestUsable(t *testing.T) {
 	p.Spec.Planes[0].Endpoints = []string{"172.18.0.11:31820"}
 	p.Spec.Remote.NodeIPs = []v1alpha1.IP{{Addr: addr("172.18.0.11")}}
 	nodes := []v1alpha1.NodeNetwork{withIPs(node("m1", "10.80.0.1", "172.18.9.9", 0, "10.244.0.0/24"), "172.18.0.21")}
-	var endpoints []netip.AddrPort
-	var ips []netip.Addr
+	var told exchange.Announcement
 	for _, s := range []string{
 		"172.18.0.21", "10.96.0.1", "127.0.0.1", "169.254.169.254", "10.244.0.5", p.Spec.Local.InternalCIDR.Addr().Next().String(),
 		p.Spec.Remote.ExternalCIDR.Addr().Next().String(), "172.18.0.77",
 	} {
-		endpoints = append(endpoints, netip.AddrPortFrom(addr(s), 31820))
-		ips = append(ips, addr(s))
+		told.Endpoints = append(told.Endpoints, s+":31820")
+		told.NodeIPs = append(told.NodeIPs, v1alpha1.IP{Addr: addr(s)})
 	}
-	got := usable(p, p.Plane(0), nodes, []netip.Addr{addr("10.96.0.1")}, exchange.Announcement{Endpoints: endpoints, NodeIPs: ips})
-	if got == nil || !slices.Equal(got.Endpoints, []string{"172.18.0.77:31820"}) {
+	got := filter(p, p.Plane(0), nodes, []netip.Addr{addr("10.96.0.1")}).Usable(told)
+	if !slices.Equal(got.Endpoints, []string{"172.18.0.77:31820"}) {
 		t.Errorf("may be called: %+v", got)
 	}
 	// In the peer's own range an address may be one of its nodes: it only costs the peer.
 	want := []v1alpha1.IP{{Addr: p.Spec.Remote.ExternalCIDR.Addr().Next()}, {Addr: addr("172.18.0.77")}}
-	if got == nil || !slices.Equal(got.NodeIPs, want) {
+	if !slices.Equal(got.NodeIPs, want) {
 		t.Errorf("nodes %+v, want %v", got, want)
 	}
-	if got := usable(p, p.Plane(0), nodes, nil, exchange.Announcement{}); got != nil {
-		t.Errorf("of nothing: %+v", got)
+	a := &agent{heard: &got}
+	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"127.0.0.1:31820"}}}}
+	if a.hear(p, nodes); a.heard != nil {
+		t.Errorf("of nothing that is usable: %+v", a.heard)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -30,7 +31,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/nat"
-	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
@@ -80,7 +80,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	health := loop.NewHealth()
+	health := &loop.Health{}
 	go health.Serve(ctx, cfg.Log, netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort).String())
 	view, err := watch.Start(ctx, c, rest, map[client.Object]fields.Selector{
 		&v1alpha1.Peering{}: watch.Named(cfg.Peering), &v1alpha1.NodeNetwork{}: watch.All(),
@@ -102,22 +102,21 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	a := &agent{
-		Config: cfg, view: view, kernel: kernel, news: notify.NewSignal(),
+		Config: cfg, view: view, kernel: kernel,
 		local: local{plane: int32(cfg.Plane), key: key, overlayKey: overlayKey, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
-	links, err := kernel.Monitor(ctx, tunnel.InterfaceName, tunnel.EntryInterface, tunnel.ReceiveInterface, underlay)
+	go a.answer(ctx)
+	changes, err := loop.Merge(ctx, func(ctx context.Context) (<-chan struct{}, error) {
+		return kernel.Monitor(ctx, tunnel.InterfaceName, tunnel.EntryInterface, tunnel.ReceiveInterface, underlay)
+	}, nat.Monitor)
 	if err != nil {
-		return fmt.Errorf("watch the kernel's links and routes: %w", err)
-	}
-	rules, err := nat.Monitor(ctx)
-	if err != nil {
-		return fmt.Errorf("watch the kernel's nftables: %w", err)
+		return err
 	}
 	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: a.manager()}
 	l := loop.Loop[status]{
-		Agent: a, Log: cfg.Log, Objects: []<-chan struct{}{view.Changed, a.news}, Kernel: []<-chan struct{}{links, rules}, Health: health,
-		Report: loop.NewReporter(v1alpha1.ReportInterval, compareStatus, a.writeStatus, lease.Renew),
+		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Health: health,
+		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: lease.Renew},
 	}
 	return l.Run(ctx)
 }
@@ -135,7 +134,11 @@ type agent struct {
 	peering *v1alpha1.Peering
 	applied int64
 	desired desired
-	attempt attempt
+	// want is what the kernel was last made to hold. passable says that it holds all of it but
+	// single nodes' links, and err what is missing.
+	want     desired
+	passable bool
+	err      error
 
 	// podIP is where nodes send the overlay's packets, invalid while that is not
 	// known.
@@ -144,11 +147,15 @@ type agent struct {
 	// capacity is the desired one, for the goroutine that answers probes.
 	capacity atomic.Uint32
 
-	prober     *tunnel.Prober
-	stopProber context.CancelFunc
-	echo       bool
-	endpoints  endpoints
-	redialer   redialer
+	// prober probes the peer's gateway, and channel is to it. They last until stop.
+	prober  *tunnel.Prober
+	channel *exchange.Channel
+	stop    context.CancelFunc
+	// heard is what of the peer's announcement may be used.
+	heard *v1alpha1.RemoteAnnouncement
+
+	endpoints endpoints
+	redialer  redialer
 
 	// tunnel and probes are what was measured at the last look, pathRead is when the
 	// kernel was last asked for the path to the peer's gateway.
@@ -156,24 +163,9 @@ type agent struct {
 	probes   tunnel.ProbeStats
 	pathRead time.Time
 
-	// channel is to the peer's gateway, news its signal, heard what of its announcement may
-	// be used.
-	channel     *exchange.Channel
-	stopChannel context.CancelFunc
-	news        notify.Signal
-	heard       *v1alpha1.RemoteAnnouncement
-
 	// conditions are those that were reported, degraded is why not all packets pass.
 	conditions []metav1.Condition
 	degraded   string
-}
-
-// attempt is the last one to make the kernel hold what is wanted, and what came of it.
-type attempt struct {
-	want desired
-	// applied says that all is in the kernel but single nodes' links, inSync that all is.
-	applied, inSync bool
-	err             error
 }
 
 // Look measures the tunnel, and repairs it.
@@ -258,11 +250,11 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if a.podIP, err = podIP(a.PodIPs, p); err != nil {
 		return false, err
 	}
-	var nodes v1alpha1.NodeNetworkList
-	if err := a.view.List(ctx, &nodes, watch.Shared); err != nil {
+	nodes, err := a.nodes(ctx)
+	if err != nil {
 		return false, err
 	}
-	a.degraded = degraded(p, nodes.Items)
+	a.degraded = degraded(p, nodes)
 	plane := p.Plane(a.local.plane)
 	if plane == nil {
 		return false, fmt.Errorf("peering %s has no plane %d", p.Name, a.local.plane)
@@ -270,8 +262,8 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err := a.open(ctx, plane.WireGuard); err != nil {
 		return false, err
 	}
-	a.hear(p, nodes.Items)
-	a.tell(ctx, plane, nodes.Items)
+	a.hear(p, nodes)
+	a.tell(ctx, plane, nodes)
 	a.endpoints.set(callable(plane, a.heard))
 	if plane.Role == v1alpha1.Client {
 		endpoint, err := a.endpoints.current(ctx)
@@ -286,25 +278,33 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if a.local.underlayMTU, err = a.kernel.EgressMTU(a.local.underlay); err != nil {
 		return false, err
 	}
-	want, err := desire(a.local, p, nodes.Items)
+	want, err := desire(a.local, p, nodes)
 	if err != nil {
 		return false, err
 	}
-	if compare || !reflect.DeepEqual(want, a.attempt.want) {
+	if compare || !reflect.DeepEqual(want, a.want) {
 		a.pathRead = time.Time{}
-		a.attempt = attempt{want: want}
-		a.attempt.applied, a.attempt.err = a.apply(ctx, want)
-		a.attempt.inSync = a.attempt.err == nil
+		a.want = want
+		a.passable, a.err = a.apply(ctx, want)
 	}
-	if a.attempt.applied {
+	if a.passable {
 		a.applied = p.Generation
 	}
-	return a.attempt.inSync, errors.Join(want.leftOut, a.attempt.err)
+	return a.err == nil, errors.Join(want.leftOut, a.err)
+}
+
+// nodes are the reports of all nodes, by address. The cache has no order, and another one
+// would be news for the peer and in messages.
+func (a *agent) nodes(ctx context.Context) ([]v1alpha1.NodeNetwork, error) {
+	var list v1alpha1.NodeNetworkList
+	err := a.view.List(ctx, &list, watch.Shared)
+	slices.SortFunc(list.Items, func(a, b v1alpha1.NodeNetwork) int { return strings.Compare(a.Name, b.Name) })
+	return list.Items, err
 }
 
 // apply makes the kernel hold it. It returns false if something is missing that is not
 // only of single nodes.
-func (a *agent) apply(ctx context.Context, want desired) (applied bool, err error) {
+func (a *agent) apply(ctx context.Context, want desired) (passable bool, err error) {
 	a.capacity.Store(uint32(want.capacity))
 	// First what closes, then what opens.
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
@@ -323,8 +323,7 @@ func (a *agent) apply(ctx context.Context, want desired) (applied bool, err erro
 	if err != nil && (!errors.As(err, &partial) || slices.Contains(partial.Links, tunnel.InterfaceName)) {
 		return false, err
 	}
-	a.probe(ctx, want)
-	a.exchange(ctx, want)
+	a.talk(ctx, want)
 	a.desired = want
 	return true, err
 }
@@ -349,16 +348,9 @@ func (a *agent) open(ctx context.Context, backend v1alpha1.WireGuardBackend) err
 	if a.device != nil && a.backend == backend {
 		return nil
 	}
-	if a.device != nil {
-		// Closed once, whatever comes: its file descriptors may soon be of others.
-		before := a.device
-		a.device = nil
-		if err := before.Close(); err != nil {
-			a.Log.Error("cannot close the tunnel", "error", err)
-		}
-		a.attempt = attempt{}
-	}
-	if a.backend != "" && a.backend != backend {
+	a.close()
+	a.want = desired{}
+	if a.backend != "" {
 		if err := tunnel.Remove(ctx, tunnel.InterfaceName); err != nil {
 			return err
 		}
@@ -373,41 +365,36 @@ func (a *agent) open(ctx context.Context, backend v1alpha1.WireGuardBackend) err
 	return nil
 }
 
-// probe answers and sends probes.
-func (a *agent) probe(ctx context.Context, want desired) {
-	if !a.echo {
-		a.echo = true
-		go a.answer(ctx)
-	}
-	if a.prober != nil && a.desired.remote == want.remote && a.desired.address == want.address {
-		return
-	}
-	if a.stopProber != nil {
-		a.stopProber()
+// talk probes the peer's gateway, and has a channel to it, as soon as the tunnel's address
+// is there.
+func (a *agent) talk(ctx context.Context, want desired) {
+	if a.stop != nil {
+		if a.desired.remote == want.remote && a.desired.address == want.address && a.desired.calls == want.calls {
+			return
+		}
+		a.stop()
 	}
 	prober, err := tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), fastProbeInterval)
 	if err != nil {
 		a.Log.Error("cannot probe", "error", err)
 		return
 	}
-	ctx, a.stopProber = context.WithCancel(ctx)
+	ctx, a.stop = context.WithCancel(ctx)
 	a.prober = prober
 	go func() { _ = prober.Run(ctx) }() // it ends with ctx
+	a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
+	go loop.Keep(ctx, a.Log, a.channel.Connect)
 }
 
 // answer answers probes until ctx ends, whatever happens to its socket.
 func (a *agent) answer(ctx context.Context) {
-	for {
+	loop.Keep(ctx, a.Log, func(ctx context.Context) error {
 		conn, err := net.ListenUDP("udp", &net.UDPAddr{Port: int(tunnel.ProbePort)})
-		if err == nil {
-			err = tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(a.capacity.Load()) })
+		if err != nil {
+			return fmt.Errorf("answer probes: %w", err)
 		}
-		if ctx.Err() != nil {
-			return
-		}
-		a.Log.Error("cannot answer probes; trying again", "error", err)
-		loop.Sleep(ctx, time.Second)
-	}
+		return tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(a.capacity.Load()) })
+	})
 }
 
 // connected says that probes are answered, and at least one could be measured.
@@ -415,12 +402,16 @@ func (a *agent) connected() bool {
 	return a.probes.Window > 0 && time.Since(a.probes.LastReply) < silence
 }
 
+// close closes the tunnel's device. It does so once, whatever comes: its file descriptors
+// may soon be of others.
 func (a *agent) close() {
-	if a.device != nil {
-		if err := a.device.Close(); err != nil {
-			a.Log.Error("cannot close the tunnel", "error", err)
-		}
+	if a.device == nil {
+		return
 	}
+	if err := a.device.Close(); err != nil {
+		a.Log.Error("cannot close the tunnel", "error", err)
+	}
+	a.device = nil
 }
 
 func readKey(file string) (wgtypes.Key, error) {

@@ -33,7 +33,6 @@ func TestReconcileDespiteFailure(t *testing.T) {
 		Config: Config{Peering: p.Name, PodIPs: []netip.Addr{addr("10.244.1.9")}, Log: slog.New(slog.DiscardHandler)},
 		view:   &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p, &one, &two).Build()},
 		local:  local{key: newKey(t), underlay: "eth0", underlayMTU: 1500},
-		echo:   true, // there, it would answer in the test's own namespace
 	}
 	t.Cleanup(a.close)
 	var (

@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -32,18 +31,9 @@ type status struct {
 func (a *agent) manager() string { return fmt.Sprintf("liqonet-gateway-%d", a.Plane) }
 
 func (a *agent) writeStatus(ctx context.Context, s status) error {
-	patch := map[string]any{
-		"apiVersion": v1alpha1.GroupVersion.String(), "kind": "Peering",
-		"metadata": map[string]any{"name": a.Peering, "uid": s.peering},
-		"status":   v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{s.plane}, Conditions: s.conditions},
-	}
-	raw, err := json.Marshal(patch)
-	if err != nil {
-		return err
-	}
-	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: a.Peering}}
-	err = a.view.Client.Status().Patch(ctx, p, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner(a.manager()), client.ForceOwnership)
-	return client.IgnoreNotFound(err)
+	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: a.Peering, UID: s.peering}}
+	out := v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{s.plane}, Conditions: s.conditions}
+	return client.IgnoreNotFound(loop.ApplyStatus(ctx, a.view.Client, "Peering", p, out, a.manager()))
 }
 
 // Status is what there is to report.

@@ -8,6 +8,7 @@ package loop
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -46,18 +47,10 @@ type Agent[T any] interface {
 type Stop struct{ Reason error }
 
 // Error is the reason's.
-func (s Stop) Error() string { return s.Reason.Error() }
+func (s Stop) Error() string { return fmt.Sprint(s.Reason) }
 
 // Unwrap returns the reason.
 func (s Stop) Unwrap() error { return s.Reason }
-
-// Hooks are told what the loop does, for metrics. Each may be nil.
-type Hooks struct {
-	// Reconciled is called after each Reconcile.
-	Reconciled func(took time.Duration, compared, inSync bool)
-	// Wrote is called after each write of the status or the Lease.
-	Wrote func(err error)
-}
 
 // Loop is one agent's.
 type Loop[T any] struct {
@@ -65,11 +58,9 @@ type Loop[T any] struct {
 	Log   *slog.Logger
 	// Objects signals that an object has changed, Kernel that others may have changed
 	// something in the kernel.
-	Objects []<-chan struct{}
-	Kernel  []<-chan struct{}
-	Report  *Reporter[T]
-	Health  *Health
-	Hooks   Hooks
+	Objects, Kernel <-chan struct{}
+	Report          Reporter[T]
+	Health          *Health
 }
 
 // retries are the pauses between attempts to do what has failed.
@@ -81,13 +72,14 @@ func retries(first, most time.Duration) wait.Backoff {
 func (l *Loop[T]) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer l.Health.rest()
-	objects, kernel := merge(ctx, l.Objects), merge(ctx, l.Kernel)
+	defer l.Health.turned.Store(nil)
+	statuses, reported := make(chan T, 1), make(chan error, 1)
+	go func() { reported <- l.Report.run(ctx, l.Log, statuses) }()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	s := state{dirty: true, compareAt: time.Now(), retry: retries(time.Second, time.Minute)}
 	for {
-		l.Health.turn()
+		l.Health.turned.Store(new(time.Now()))
 		if err := l.reconcile(ctx, &s); err != nil {
 			return err
 		}
@@ -97,27 +89,22 @@ func (l *Loop[T]) Run(ctx context.Context) error {
 			continue
 		}
 		if status, ok := l.Agent.Status(s.problem); ok {
-			l.Report.offer(ctx, status)
+			select {
+			case <-statuses: // it is outdated
+			default:
+			}
+			statuses <- status
 		}
 		timer.Reset(min(next, time.Until(s.compareAt)))
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-objects:
+		case err := <-reported:
+			return err
+		case <-l.Objects:
 			s.dirty = true
-		case <-kernel:
+		case <-l.Kernel:
 			s.kernelChanged()
-		case err := <-l.Report.done:
-			if l.Hooks.Wrote != nil {
-				l.Hooks.Wrote(err)
-			}
-			if stop := (Stop{}); errors.As(err, &stop) {
-				return stop
-			}
-			l.Report.note(l.Log, err)
-			if err == nil {
-				l.Health.ready.Store(true)
-			}
 		case <-timer.C:
 		}
 	}
@@ -141,27 +128,19 @@ func (s *state) kernelChanged() {
 	if s.failing {
 		gap = failingGap
 	}
-	at := time.Now().Add(debounce)
-	if earliest := s.compared.Add(gap); earliest.After(at) {
-		at = earliest
-	}
-	if at.Before(s.compareAt) {
+	if at := time.Now().Add(max(debounce, gap-time.Since(s.compared))); at.Before(s.compareAt) {
 		s.compareAt = at
 	}
 }
 
 func (l *Loop[T]) reconcile(ctx context.Context, s *state) error {
-	start := time.Now()
-	compare := !start.Before(s.compareAt)
+	compare := !time.Now().Before(s.compareAt)
 	if !s.dirty && !compare {
 		return nil
 	}
 	inSync, err := l.Agent.Reconcile(ctx, compare)
 	if stop := (Stop{}); errors.As(err, &stop) {
 		return stop
-	}
-	if l.Hooks.Reconciled != nil {
-		l.Hooks.Reconciled(time.Since(start), compare, inSync)
 	}
 	now := time.Now()
 	if compare {
@@ -189,10 +168,14 @@ func (l *Loop[T]) reconcile(ctx context.Context, s *state) error {
 	return nil
 }
 
-// merge makes one signal of several.
-func merge(ctx context.Context, signals []<-chan struct{}) <-chan struct{} {
+// Merge starts monitors of the kernel, and makes one signal of theirs.
+func Merge(ctx context.Context, monitors ...func(context.Context) (<-chan struct{}, error)) (<-chan struct{}, error) {
 	out := notify.NewSignal()
-	for _, in := range signals {
+	for _, monitor := range monitors {
+		in, err := monitor(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("watch the kernel: %w", err)
+		}
 		go func() {
 			for {
 				select {
@@ -204,7 +187,7 @@ func merge(ctx context.Context, signals []<-chan struct{}) <-chan struct{} {
 			}
 		}()
 	}
-	return out
+	return out, nil
 }
 
 // Pace is how long to wait between two looks at something that does not work: fast

@@ -60,7 +60,7 @@ type writes struct {
 	err      error
 }
 
-func (w *writes) reporter(start time.Time) *Reporter[int] {
+func (w *writes) reporter(start time.Time) Reporter[int] {
 	compare := func(now, written int) Change {
 		switch {
 		case now == written:
@@ -70,17 +70,17 @@ func (w *writes) reporter(start time.Time) *Reporter[int] {
 		}
 		return Changed
 	}
-	return NewReporter(5*time.Second, compare, func(context.Context, int) error {
+	return Reporter[int]{Interval: 5 * time.Second, Compare: compare, Write: func(context.Context, int) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.statuses = append(w.statuses, time.Since(start))
 		return w.err
-	}, func(context.Context) error {
+	}, Renew: func(context.Context) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		w.renewals = append(w.renewals, time.Since(start))
 		return nil
-	})
+	}}
 }
 
 type run struct {
@@ -97,8 +97,8 @@ func begin(t *testing.T, f *fake) *run {
 	f.start = time.Now()
 	r := &run{fake: f, writes: &writes{}, log: &bytes.Buffer{}, objects: make(chan struct{}), kernel: make(chan struct{}), result: make(chan error, 1)}
 	r.Loop = &Loop[int]{
-		Agent: f, Log: slog.New(slog.NewTextHandler(r.log, nil)), Objects: []<-chan struct{}{r.objects}, Kernel: []<-chan struct{}{r.kernel},
-		Report: r.writes.reporter(f.start), Health: NewHealth(),
+		Agent: f, Log: slog.New(slog.NewTextHandler(r.log, nil)), Objects: r.objects, Kernel: r.kernel,
+		Report: r.writes.reporter(f.start), Health: &Health{},
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
@@ -263,27 +263,27 @@ func TestStop(t *testing.T) {
 }
 
 func TestDefect1_28_HealthFailsWhenTheLoopIsStuck(t *testing.T) {
-	get := func(h *Health, path string) int {
+	get := func(h *Health) int {
 		w := httptest.NewRecorder()
-		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/healthz", nil))
 		return w.Code
 	}
 	synctest.Test(t, func(t *testing.T) {
-		h := NewHealth()
+		h := &Health{}
 		time.Sleep(time.Hour) // an API server is waited for
-		if a, b, c := get(h, "/healthz"), get(h, "/readyz"), get(h, "/"); a != 200 || b != 503 || c != 404 {
-			t.Errorf("before the loop: %d, %d, %d", a, b, c)
+		if code := get(h); code != 200 {
+			t.Errorf("before the loop: %d", code)
 		}
 		f := &fake{}
 		r := begin(t, f)
 		r.sleep(time.Hour)
-		if a, b := get(r.Health, "/healthz"), get(r.Health, "/readyz"); a != 200 || b != 200 {
-			t.Errorf("with a loop that turns: %d, %d", a, b)
+		if code := get(r.Health); code != 200 {
+			t.Errorf("with a loop that turns: %d", code)
 		}
 		f.block = 2 * stuckAfter // a name server
 		r.sleep(Resync + stuckAfter + 2*time.Second)
-		if a, b := get(r.Health, "/healthz"), get(r.Health, "/readyz"); a != 503 || b != 503 {
-			t.Errorf("with a loop that is stuck: %d, %d", a, b)
+		if code := get(r.Health); code != 503 {
+			t.Errorf("with a loop that is stuck: %d", code)
 		}
 		f.block = 0
 		r.sleep(2 * stuckAfter)

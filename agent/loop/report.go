@@ -2,10 +2,21 @@ package loop
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	coordination "k8s.io/client-go/applyconfigurations/coordination/v1"
+	applymeta "k8s.io/client-go/applyconfigurations/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // writeTimeout is how long an API server may take to answer a write. writeRetry and
@@ -29,108 +40,109 @@ const (
 // The Lease is renewed only while the last write of the status has succeeded. So a fresh
 // Lease says that the status is what the agent sees. Its holder is the agent that wrote it.
 type Reporter[T any] struct {
-	compare  func(now, written T) Change
-	write    func(context.Context, T) error
-	renew    func(context.Context) error
-	interval time.Duration
-
-	done chan error
-	busy bool
-	// writing is nil while the Lease is being renewed.
-	writing, written *T
-	wroteAt, renewAt time.Time
-	// failed is the last error, unwritten that it was of the status.
-	failed    string
-	unwritten bool
-	retry     wait.Backoff
-	retryAt   time.Time
+	// Interval is that of measured values, and of the Lease.
+	Interval time.Duration
+	Compare  func(now, written T) Change
+	// Write writes the status, Renew the Lease.
+	Write func(context.Context, T) error
+	Renew func(context.Context) error
 }
 
-// NewReporter makes one that has written nothing yet.
-func NewReporter[T any](interval time.Duration, compare func(now, written T) Change,
-	write func(context.Context, T) error, renew func(context.Context) error,
-) *Reporter[T] {
-	return &Reporter[T]{
-		compare: compare, write: write, renew: renew, interval: interval,
-		done: make(chan error, 1), retry: retries(writeRetry, writeRetryMost),
+// run reports until ctx ends, or an error is a Stop. Errors are logged where they are
+// news.
+func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan T) error {
+	// written is nil while it is not known what the object holds.
+	var written *T
+	var wroteAt, renewAt time.Time
+	retry, failed := retries(writeRetry, writeRetryMost), ""
+	for {
+		var status T
+		select {
+		case <-ctx.Done():
+			return nil
+		case status = <-statuses:
+		}
+		write := written == nil || r.due(status, *written, wroteAt)
+		renew := !time.Now().Before(renewAt)
+		var err error
+		if write {
+			written = nil
+			if err = request(ctx, func(ctx context.Context) error { return r.Write(ctx, status) }); err == nil {
+				written, wroteAt = &status, time.Now()
+			}
+		}
+		if renew && err == nil {
+			if err = request(ctx, r.Renew); err == nil {
+				// Agents that were started at once need not write at once.
+				renewAt = time.Now().Add(wait.Jitter(r.Interval*9/10, 0.2))
+			}
+		}
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case errors.As(err, new(Stop)):
+			return err
+		case err == nil && (write || renew):
+			retry, failed = retries(writeRetry, writeRetryMost), ""
+		case err != nil:
+			if err.Error() != failed {
+				failed = err.Error()
+				log.Error("cannot report", "error", err)
+			}
+			if pause := retry.Step(); written == nil {
+				Sleep(ctx, pause)
+			} else {
+				renewAt = time.Now().Add(pause) // a Lease that is not there must not delay the status
+			}
+		}
 	}
 }
 
-// WriteFirst writes a status before the loop runs.
-func (r *Reporter[T]) WriteFirst(ctx context.Context, status T) error {
+func (r Reporter[T]) due(status, written T, wroteAt time.Time) bool {
+	change := r.Compare(status, written)
+	return change == Changed || change == Measured && time.Since(wroteAt) >= r.Interval
+}
+
+func request(ctx context.Context, send func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	if err := r.write(ctx, status); err != nil {
-		return err
-	}
-	r.written, r.wroteAt = &status, time.Now()
-	return nil
-}
-
-// offer begins to write the status if that is due, or else to renew the Lease.
-func (r *Reporter[T]) offer(ctx context.Context, status T) {
-	now := time.Now()
-	if r.busy || now.Before(r.retryAt) {
-		return
-	}
-	var request func(context.Context) error
-	r.writing = nil
-	renew := r.written != nil && !r.unwritten && !now.Before(r.renewAt)
-	switch {
-	case renew:
-		request = r.renew
-	case r.written == nil || r.due(status, now):
-		r.writing = &status
-		request = func(ctx context.Context) error { return r.write(ctx, status) }
-	default:
-		return
-	}
-	r.busy = true
-	go func() {
-		ctx, cancel := context.WithTimeout(ctx, writeTimeout)
-		defer cancel()
-		r.done <- request(ctx)
-	}()
-}
-
-func (r *Reporter[T]) due(status T, now time.Time) bool {
-	switch r.compare(status, *r.written) {
-	case Changed:
-		return true
-	case Measured:
-		return now.Sub(r.wroteAt) >= r.interval
-	default:
-		return false
-	}
-}
-
-// note ends a request, and logs why it has failed where that is news.
-func (r *Reporter[T]) note(log *slog.Logger, err error) {
-	r.busy = false
-	now, isStatus := time.Now(), r.writing != nil
-	if isStatus {
-		r.unwritten = err != nil
-	}
-	if err != nil {
-		at := &r.renewAt // a Lease that is not there must not delay the status
-		if isStatus {
-			at = &r.retryAt
-		}
-		*at = now.Add(r.retry.Step())
-		if err.Error() != r.failed {
-			log.Error("cannot report", "error", err)
-		}
-		r.failed = err.Error()
-		return
-	}
-	r.failed, r.retry = "", retries(writeRetry, writeRetryMost)
-	if isStatus {
-		r.written, r.wroteAt = r.writing, now
-	} else {
-		// Agents that were started at once need not write at once.
-		r.renewAt = now.Add(wait.Jitter(r.interval*9/10, 0.2))
-	}
+	return send(ctx)
 }
 
 // Moved says that a measured time has changed by a factor of two.
 func Moved(now, before int64) bool { return now > 2*before || before > 2*now }
+
+// Lease is an agent's heartbeat.
+type Lease struct {
+	Client client.Client
+	// Name is the object's, Holder that of the agent's pod, Manager the field manager.
+	Name, Holder, Manager string
+	// Owner is whom the object goes with, nil where the CLI makes and removes it.
+	Owner *applymeta.OwnerReferenceApplyConfiguration
+}
+
+// Renew writes the Lease. The time is that of the agent's own clock.
+func (l Lease) Renew(ctx context.Context) error {
+	lease := coordination.Lease(l.Name, v1alpha1.Namespace).
+		WithAnnotations(map[string]string{v1alpha1.AnnotationVersion: version.String()}).
+		WithSpec(coordination.LeaseSpec().WithHolderIdentity(l.Holder).WithRenewTime(metav1.NewMicroTime(time.Now())))
+	if l.Owner != nil {
+		lease.WithOwnerReferences(l.Owner).WithLabels(map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
+	}
+	if err := l.Client.Apply(ctx, lease, client.FieldOwner(l.Manager), client.ForceOwnership); err != nil {
+		return fmt.Errorf("renew Lease %s/%s: %w", v1alpha1.Namespace, l.Name, err)
+	}
+	return nil
+}
+
+// ApplyStatus applies the status of an object of ours of that kind, name and UID.
+func ApplyStatus(ctx context.Context, c client.Client, kind string, obj client.Object, status any, manager string) error {
+	raw, err := json.Marshal(map[string]any{
+		"apiVersion": v1alpha1.GroupVersion.String(), "kind": kind,
+		"metadata": map[string]any{"name": obj.GetName(), "uid": obj.GetUID()}, "status": status,
+	})
+	if err != nil {
+		return err
+	}
+	return c.Status().Patch(ctx, obj, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner(manager), client.ForceOwnership)
+}

@@ -53,6 +53,11 @@ func Retry(ctx context.Context, log *slog.Logger, run func(context.Context) erro
 	}
 }
 
+// Keep calls run again until ctx ends, however often it returns.
+func Keep(ctx context.Context, log *slog.Logger, run func(context.Context) error) {
+	_ = Retry(ctx, log, func(ctx context.Context) error { return Stop{run(ctx)} })
+}
+
 // transient errors are those of the API server and of the way there, and a Stop. What
 // the kernel or the configuration refuses is for whoever looks at the pod.
 func transient(err error) bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,7 +42,8 @@ func claim(ctx context.Context, c client.Client, node *corev1.Node, purge func(c
 		if n.Spec.NodeName != node.Name || !n.DeletionTimestamp.IsZero() {
 			continue
 		}
-		if addr, err := netip.ParseAddr(n.Name); err == nil && internal.Contains(addr) && belongsTo(n, node) {
+		owned := slices.ContainsFunc(n.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == node.UID })
+		if addr, err := netip.ParseAddr(n.Name); err == nil && internal.Contains(addr) && owned {
 			return n, nil
 		}
 		// Of a node of the same name that is gone, or of a range that is not used
@@ -121,15 +123,6 @@ func internalCIDR(ctx context.Context, c client.Client, purge func(context.Conte
 		return netip.Prefix{}, fmt.Errorf("read the cluster's internal range: %w", err)
 	}
 	return cn.Spec.InternalCIDR.Prefix, nil
-}
-
-func belongsTo(n *v1alpha1.NodeNetwork, node *corev1.Node) bool {
-	for _, o := range n.OwnerReferences {
-		if o.UID == node.UID {
-			return true
-		}
-	}
-	return false
 }
 
 // manager is the field manager of a node's agent: each one has its own.

@@ -75,7 +75,7 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 		return cmp.Or(cmp.Compare(a.Spec.Index, b.Spec.Index), cmp.Compare(a.Name, b.Name))
 	})
 	var errs []error
-	taken := owners{indices: map[int32]string{}, ranges: map[netip.Prefix]string{}}
+	taken := map[string]string{}
 	d.nat = &nat.Node{
 		OverlayGroup: overlay.Group, Address: l.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, Uplinks: l.uplinks,
 	}
@@ -91,7 +91,7 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 			errs = append(errs, err)
 			continue
 		}
-		if err := taken.admit(p); err != nil {
+		if err := admit(taken, p); err != nil {
 			errs = append(errs, fmt.Errorf("peering %s: %w", p.Name, err))
 			continue
 		}
@@ -179,30 +179,23 @@ func (d *desired) throw(addr netip.Addr) {
 	d.overlay.Routes = append(d.overlay.Routes, overlay.Route{Table: overlay.Table, Dst: netip.PrefixFrom(addr, addr.BitLen()), Throw: true})
 }
 
-// owners are the peerings to which indices and ranges belong: the kernel cannot
-// hold one of them twice.
-type owners struct {
-	indices map[int32]string
-	ranges  map[netip.Prefix]string
-}
-
-// admit takes a peering's index and ranges, unless another one has them.
-func (o owners) admit(p v1alpha1.Peering) error {
-	if other, taken := o.indices[p.Spec.Index]; taken {
-		return fmt.Errorf("its index %d is that of peering %s: unpeer one of them", p.Spec.Index, other)
+// admit notes which peering has an index and ranges, unless another one has them: the
+// kernel cannot hold one of them twice.
+func admit(taken map[string]string, p v1alpha1.Peering) error {
+	claims := []string{fmt.Sprintf("index %d", p.Spec.Index)}
+	for _, r := range p.RemoteRanges() {
+		claims = append(claims, fmt.Sprintf("range %s", r))
 	}
-	ranges := p.RemoteRanges()
-	for i, r := range ranges {
-		if !r.IsValid() || slices.Contains(ranges[:i], r) {
-			return fmt.Errorf("its range %s is not valid or there twice: peer again", r)
+	for i, claim := range claims {
+		if other, ok := taken[claim]; ok {
+			return fmt.Errorf("its %s is that of peering %s: unpeer one of them", claim, other)
 		}
-		if other, taken := o.ranges[r]; taken {
-			return fmt.Errorf("its range %s is that of peering %s: unpeer one of them", r, other)
+		if slices.Contains(claims[:i], claim) {
+			return fmt.Errorf("its %s is there twice: peer again", claim)
 		}
 	}
-	o.indices[p.Spec.Index] = p.Name
-	for _, r := range ranges {
-		o.ranges[r] = p.Name
+	for _, claim := range claims {
+		taken[claim] = p.Name
 	}
 	return nil
 }

@@ -2,9 +2,7 @@ package node
 
 import (
 	"net/netip"
-	"time"
 
-	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -30,18 +28,17 @@ type pathInfo struct {
 	source netip.Addr
 	mtu    int
 	err    error
-	read   time.Time
 }
 
 // pathTo returns the path to a gateway. The kernel is asked after it has told of a
-// change, or probes of one; and once per resync, as it does not tell what it learns from
-// ICMP errors.
+// change, or probes of one; and once per resync (see Reconcile), as it does not tell what
+// it learns from ICMP errors.
 func (a *agent) pathTo(g gateway) pathInfo {
 	key := pathKey{g.pod, g.peer}
-	if p, known := a.paths[key]; known && time.Since(p.read) < loop.Resync {
+	p, known := a.paths[key]
+	if known {
 		return p
 	}
-	p := pathInfo{read: time.Now()}
 	var outer int
 	if p.source, _, outer, p.err = a.kernel.SourceTo(g.pod); p.err == nil {
 		p.mtu = outer - overlay.Overhead(g.pod)

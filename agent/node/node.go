@@ -33,6 +33,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
@@ -57,30 +58,19 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	health := loop.NewHealth()
+	health := &loop.Health{}
 	go health.Serve(ctx, cfg.Log, fmt.Sprintf("127.0.0.1:%d", v1alpha1.HealthPort))
 	var last lastView
 	defer func() { cleanupIfUninstalled(c, last, cfg.Log) }()
 	return loop.Retry(ctx, cfg.Log, func(ctx context.Context) error {
 		err := runWithAddress(ctx, cfg, key, c, rest, health, &last)
-		if ctx.Err() == nil && err != nil && !errors.Is(err, errAddressLost) && definitionsGone(ctx, c) {
-			// It does not end: nobody could clean the kernel while it is started anew.
+		if apierrors.IsNotFound(err) {
+			// Our definitions may be gone. It does not end: nobody could clean the kernel while
+			// it is started anew.
 			cleanupIfUninstalled(c, last, cfg.Log)
-			return loop.Stop{Reason: fmt.Errorf("the definitions of our objects are gone: %w", err)}
 		}
 		return err
 	})
-}
-
-// definitionsGone says that the API server does not serve all of our kinds, or is
-// about to stop.
-func definitionsGone(ctx context.Context, c client.Client) bool {
-	for _, list := range []client.ObjectList{&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}} {
-		if err := c.List(ctx, list, client.Limit(1)); apierrors.IsNotFound(err) {
-			return true
-		}
-	}
-	return false
 }
 
 // runWithAddress is the agent while the node has one address. What it sees stays in last.
@@ -107,48 +97,42 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 	}
 	defer kernel.Close()
 	a := &agent{
-		Config: cfg, kernel: kernel, own: own, node: node, view: &watch.View{Client: c},
+		Config: cfg, kernel: kernel, own: own, node: node, manager: manager(node), view: &watch.View{Client: c},
 		local: local{name: cfg.NodeName, address: address, key: key}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 	}
-	if err := a.askKernel(ctx); err != nil {
+	if err := a.readKernel(ctx); err != nil {
 		return err
 	}
-	if err := a.readRoutes(); err != nil {
-		return err
-	}
-	lease := loop.Lease{
-		Client: c, Name: "node-" + own.Name, Holder: cfg.PodName, Manager: manager(node),
-		Owner: applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID),
-	}
-	report := loop.NewReporter(v1alpha1.NodeReportInterval, compareStatus, a.writeStatus, lease.Renew)
 	// What the kernel knows is waited for: it is told before anything else.
 	status, _ := a.Status("")
-	if err := report.WriteFirst(ctx, status); err != nil {
+	if err := a.writeStatus(ctx, status); err != nil {
 		return err
 	}
+	set, namespace := agents()
 	a.view, err = watch.Start(ctx, c, cfgRest, map[client.Object]fields.Selector{
 		&v1alpha1.Peering{}: watch.All(), &v1alpha1.NodeNetwork{}: watch.Named(own.Name),
 		&corev1.Node{}: watch.Named(cfg.NodeName), &corev1.Pod{}: watch.OnNode(cfg.NodeName),
-		metadata(watch.DaemonSet): watch.Named(v1alpha1.NodeAgentName), metadata(watch.Namespace): watch.Named(v1alpha1.Namespace),
+		set: watch.Named(set.Name), namespace: watch.Named(namespace.Name),
 	})
 	if err != nil {
 		return err
 	}
 	*last = lastView{a.view.Reader, own.Name, cfg.PodName}
-	links, err := a.kernel.Monitor(ctx, a.underlay)
+	changes, err := loop.Merge(ctx, func(ctx context.Context) (<-chan struct{}, error) {
+		return a.kernel.Monitor(ctx, a.underlay)
+	}, nat.Monitor, firewall.Monitor)
 	if err != nil {
-		return fmt.Errorf("watch the kernel's links and routes: %w", err)
+		return err
 	}
-	tables, err := nat.Monitor(ctx)
-	if err != nil {
-		return fmt.Errorf("watch our nftables tables: %w", err)
-	}
-	chains, err := firewall.Monitor(ctx)
-	if err != nil {
-		return fmt.Errorf("watch the chains of others: %w", err)
+	lease := loop.Lease{
+		Client: c, Name: "node-" + own.Name, Holder: cfg.PodName, Manager: a.manager,
+		Owner: applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID),
 	}
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
-		Agent: a, Log: cfg.Log, Objects: []<-chan struct{}{a.view.Changed}, Kernel: []<-chan struct{}{links, tables, chains}, Health: health, Report: report,
+		Agent: a, Log: cfg.Log, Objects: a.view.Changed, Kernel: changes, Health: health,
+		Report: loop.Reporter[v1alpha1.NodeNetworkStatus]{
+			Interval: v1alpha1.NodeReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: lease.Renew,
+		},
 	}
 	return l.Run(ctx)
 }
@@ -161,8 +145,9 @@ type agent struct {
 	// facts are what the kernel can do, asked at factsAt.
 	facts   v1alpha1.KernelFacts
 	factsAt time.Time
-	// own is the node's NodeNetwork, with the status of the last look.
-	own *v1alpha1.NodeNetwork
+	// own is the node's NodeNetwork, with the status of the last look, manager who writes it.
+	own     *v1alpha1.NodeNetwork
+	manager string
 	// node and pods are as they were read last. They are the cache's: not to be changed.
 	node *corev1.Node
 	pods []corev1.Pod
@@ -175,22 +160,17 @@ type agent struct {
 	// is known of their link.
 	underlay    string
 	underlayMTU int
-	// applied is what is in the kernel, once it was reconciled, but for gateways that
-	// have failed. attempt is the last one to change that.
-	applied    desired
+	// want is what the kernel was last made to hold. inSync says that it holds all of it, and
+	// err why not.
+	want   desired
+	inSync bool
+	err    error
+	// gateways are those to report once the kernel was reconciled, with those that have failed.
+	gateways   []gateway
 	reconciled bool
-	attempt    attempt
 	probers    map[probeKey]*prober
 	// paths are how packets get to gateways, asked of the kernel when it has changed.
 	paths map[pathKey]pathInfo
-}
-
-// attempt is the last one to make the kernel hold what is wanted, and what came of it.
-type attempt struct {
-	want desired
-	// inSync says that the kernel holds all of it, clean that it holds no more.
-	inSync, clean bool
-	err           error
 }
 
 var errAddressLost error = loop.Stop{Reason: errors.New("this node's NodeNetwork is gone: it needs a new overlay address")}
@@ -203,13 +183,16 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err := a.view.Get(ctx, types.NamespacedName{Name: a.own.Name}, own); client.IgnoreNotFound(err) != nil {
 		return false, err
 	}
-	lost := own.UID != a.own.UID
 	var peerings v1alpha1.PeeringList
 	if err := a.view.List(ctx, &peerings, watch.Shared); err != nil {
 		return false, err
 	}
-	// Without peerings the kernel is cleaned first.
-	if lost && len(peerings.Items) > 0 {
+	if own.UID != a.own.UID {
+		if len(peerings.Items) == 0 {
+			if err := Purge(ctx, func(what string) { a.Log.Info(what) }); err != nil {
+				return false, err
+			}
+		}
 		return false, errAddressLost
 	}
 	if err := a.readObjects(ctx); err != nil {
@@ -221,24 +204,21 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		}
 	}
 	want, bad := desire(a.local, peerings.Items)
-	if compare || lost || !reflect.DeepEqual(want, a.attempt.want) {
+	if compare || !reflect.DeepEqual(want, a.want) {
 		clear(a.paths)
-		a.attempt = a.apply(ctx, want)
+		a.want = want
+		a.inSync, a.err = a.apply(ctx, want)
 	}
-	if lost && a.attempt.clean {
-		return false, errAddressLost
-	}
-	return a.attempt.inSync, errors.Join(bad, a.attempt.err)
+	return a.inSync, errors.Join(bad, a.err)
 }
 
 // apply makes the kernel hold what is wanted.
-func (a *agent) apply(ctx context.Context, want desired) attempt {
-	failed := func(errs ...error) attempt { return attempt{want: want, err: errors.Join(errs...)} }
+func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error) {
 	// First what closes, then what opens; when all goes, the other way round.
 	var blocked error
 	if want.nat != nil {
 		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {
-			return failed(err)
+			return false, err
 		}
 		// A chain of others that cannot be changed is no reason not to do the rest.
 		_, blocked = firewall.EnsureAcceptRules(ctx, firewallConfig(*want.nat))
@@ -249,25 +229,22 @@ func (a *agent) apply(ctx context.Context, want desired) attempt {
 	}
 	var partial *overlay.PartialError
 	if err != nil && !errors.As(err, &partial) {
-		return failed(blocked, err)
+		return false, errors.Join(blocked, err)
 	}
-	clean := partial == nil || !partial.RemovalFailed
-	if want.nat == nil && clean {
+	if want.nat == nil && (partial == nil || !partial.RemovalFailed) {
 		if err := purge(ctx, func(what string) { a.Log.Info(what) }); err != nil {
-			return failed(err)
+			return false, err
 		}
 	}
-	a.applied, a.reconciled = want, true
+	a.gateways, a.reconciled = want.gateways, true
 	if partial != nil {
-		a.applied.gateways = gatewaysAfterPartialApply(partial, want.gateways, a.own.Status.Gateways)
+		a.gateways = gatewaysAfterPartialApply(partial, want.gateways, a.own.Status.Gateways)
 	}
-	a.probe(ctx, a.applied.gateways)
+	a.probe(ctx, a.gateways)
 	// What only others can change is not tried again and again: they tell, by the
 	// kernel, when they do.
 	var byOthers *firewall.BlockedError
-	return attempt{
-		want: want, inSync: err == nil && (blocked == nil || errors.As(blocked, &byOthers)), clean: clean, err: errors.Join(blocked, err),
-	}
+	return err == nil && (blocked == nil || errors.As(blocked, &byOthers)), errors.Join(blocked, err)
 }
 
 // gatewaysAfterPartialApply are the gateways to report after an Apply that could not do
@@ -319,15 +296,22 @@ func (a *agent) readKernel(ctx context.Context) (err error) {
 
 // askKernel asks the kernel what it can do, and later for what it could not: somebody
 // may have loaded a module since.
-func (a *agent) askKernel(ctx context.Context) (err error) {
-	f := &a.facts
+func (a *agent) askKernel(ctx context.Context) error {
+	f := a.facts
 	if f.Release != "" && (time.Since(a.factsAt) < loop.Resync || f.Geneve && f.VXLAN && f.WireGuard) {
 		return nil
 	}
-	if *f, err = kernelFacts(ctx, a.kernel, *f); err == nil {
-		a.factsAt = time.Now()
+	var name unix.Utsname
+	errs := [4]error{unix.Uname(&name)}
+	f.Release = unix.ByteSliceToString(name.Release[:])
+	f.Geneve, errs[1] = a.kernel.Supports(overlay.Geneve)
+	f.VXLAN, errs[2] = a.kernel.Supports(overlay.VXLAN)
+	f.WireGuard, errs[3] = tunnel.Supports(ctx)
+	if err := errors.Join(errs[:]...); err != nil {
+		return fmt.Errorf("ask the kernel what it can do: %w", err)
 	}
-	return err
+	a.facts, a.factsAt = f, time.Now()
+	return nil
 }
 
 // readRoutes looks at routes and addresses, which say what ranges are in use,
@@ -347,46 +331,11 @@ func (a *agent) readRoutes() error {
 	prefixes, a.omittedRoutes = summary(prefixes)
 	a.routes = v1alpha1.NewCIDRs(prefixes...)
 	a.underlay, a.underlayMTU = "", 0
-	if ip, err := internalIP(a.node); err == nil {
+	for _, ip := range nodes.Addresses(a.node, corev1.NodeInternalIP) {
 		if name, mtu, err := a.kernel.LinkWith(ip); err == nil {
 			a.underlay, a.underlayMTU = name, mtu
+			break
 		}
 	}
 	return nil
-}
-
-// internalIP is the node's own address.
-func internalIP(node *corev1.Node) (netip.Addr, error) {
-	for _, a := range node.Status.Addresses {
-		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
-			return addr, nil
-		}
-	}
-	return netip.Addr{}, fmt.Errorf("node %s has no InternalIP", node.Name)
-}
-
-// kernelFacts asks the kernel for what it could not do when it was asked before.
-func kernelFacts(ctx context.Context, kernel *overlay.Kernel, f v1alpha1.KernelFacts) (_ v1alpha1.KernelFacts, err error) {
-	var name unix.Utsname
-	if err := unix.Uname(&name); err != nil {
-		return f, fmt.Errorf("uname: %w", err)
-	}
-	f.Release = unix.ByteSliceToString(name.Release[:])
-	for _, ask := range []struct {
-		what string
-		set  *bool
-		can  func() (bool, error)
-	}{
-		{"Geneve", &f.Geneve, func() (bool, error) { return kernel.Supports(overlay.Geneve) }},
-		{"VXLAN", &f.VXLAN, func() (bool, error) { return kernel.Supports(overlay.VXLAN) }},
-		{"WireGuard", &f.WireGuard, func() (bool, error) { return tunnel.Supports(ctx) }},
-	} {
-		if *ask.set {
-			continue
-		}
-		if *ask.set, err = ask.can(); err != nil {
-			return f, fmt.Errorf("ask the kernel for %s: %w", ask.what, err)
-		}
-	}
-	return f, nil
 }

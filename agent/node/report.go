@@ -3,9 +3,9 @@ package node
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -13,11 +13,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/nodes"
 )
 
 // maxRoutes bounds the report of a node that is a router itself.
@@ -31,15 +30,8 @@ const maxNodeIPs = 16
 
 // writeStatus applies the whole status: nobody else writes it.
 func (a *agent) writeStatus(ctx context.Context, s v1alpha1.NodeNetworkStatus) error {
-	raw, err := json.Marshal(map[string]any{
-		"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetwork",
-		"metadata": map[string]any{"name": a.own.Name, "uid": a.own.UID}, "status": s,
-	})
-	if err != nil {
-		return err
-	}
-	n := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: a.own.Name}}
-	err = a.view.Client.Status().Patch(ctx, n, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner(manager(a.node)), client.ForceOwnership)
+	n := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: a.own.Name, UID: a.own.UID}}
+	err := loop.ApplyStatus(ctx, a.view.Client, "NodeNetwork", n, s, a.manager)
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		// It is gone, or another one has its name. What watches says so later, or never, if
 		// the definition is gone.
@@ -76,7 +68,7 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 			s.Gateways[i].Ready = false
 		}
 	}
-	for _, g := range a.applied.gateways {
+	for _, g := range a.gateways {
 		entry, err := a.gatewayStatus(g)
 		if err != nil {
 			problems = append(problems, err.Error())
@@ -131,9 +123,8 @@ func (a *agent) gatewayStatus(g gateway) (entry v1alpha1.NodeGateway, err error)
 // nodeIPs are the Node's internal and external addresses.
 func nodeIPs(node *corev1.Node) []v1alpha1.IP {
 	var out []v1alpha1.IP
-	for _, a := range node.Status.Addresses {
-		addr, err := netip.ParseAddr(a.Address)
-		if err == nil && addr.Zone() == "" && (a.Type == corev1.NodeInternalIP || a.Type == corev1.NodeExternalIP) && len(out) < maxNodeIPs {
+	for _, addr := range slices.Concat(nodes.Addresses(node, corev1.NodeInternalIP), nodes.Addresses(node, corev1.NodeExternalIP)) {
+		if addr.Zone() == "" && len(out) < maxNodeIPs {
 			out = append(out, v1alpha1.IP{Addr: addr})
 		}
 	}
@@ -193,25 +184,20 @@ func summary(prefixes []netip.Prefix) (kept []netip.Prefix, omitted int) {
 // compareStatus says what of a status is news. Measured values are written now and then, the
 // first ones at once.
 func compareStatus(now, written v1alpha1.NodeNetworkStatus) loop.Change {
-	a, b := now, written
-	if a.Message != b.Message || a.UnderlayMTU != b.UnderlayMTU || b.Kernel == nil || *a.Kernel != *b.Kernel || !slices.Equal(a.NodeIPs, b.NodeIPs) ||
-		!slices.Equal(a.PodCIDRs, b.PodCIDRs) || !slices.Equal(a.PodIPs, b.PodIPs) || !slices.Equal(a.Routes, b.Routes) ||
-		!slices.EqualFunc(a.Conditions, b.Conditions, func(a, b metav1.Condition) bool {
-			return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason && a.Message == b.Message
-		}) {
-		return loop.Changed
-	}
 	measured := false
-	if !slices.EqualFunc(a.Gateways, b.Gateways, func(a, b v1alpha1.NodeGateway) bool {
+	sameGateways := slices.EqualFunc(now.Gateways, written.Gateways, func(a, b v1alpha1.NodeGateway) bool {
 		measured = measured || loop.Moved(a.RTTMicroseconds, b.RTTMicroseconds) || a.LossPercent != b.LossPercent
 		first := (a.RTTMicroseconds > 0) != (b.RTTMicroseconds > 0)
-		a.RTTMicroseconds, a.LossPercent, b.RTTMicroseconds, b.LossPercent = 0, 0, 0, 0
+		a.RTTMicroseconds, a.LossPercent = b.RTTMicroseconds, b.LossPercent
 		return a == b && !first
-	}) {
+	})
+	now.Gateways = written.Gateways
+	switch {
+	case !sameGateways || !reflect.DeepEqual(now, written):
 		return loop.Changed
-	}
-	if measured {
+	case measured:
 		return loop.Measured
+	default:
+		return loop.Same
 	}
-	return loop.Same
 }

@@ -98,8 +98,8 @@ func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 	a := newAgent(t)
 	g := gateway{peering: "b", pod: addr("10.244.9.1"), remote: addr("10.70.0.1"), link: "lq0-0"}
 	// There is no kernel here that could be asked.
-	a.paths[pathKey{pod: g.pod}] = pathInfo{source: addr("192.0.2.1"), mtu: 1450, read: time.Now()}
-	a.applied.gateways = []gateway{g}
+	a.paths[pathKey{pod: g.pod}] = pathInfo{source: addr("192.0.2.1"), mtu: 1450}
+	a.gateways = []gateway{g}
 	if s, _ := a.Status(""); len(s.Gateways) != 1 || s.Gateways[0].Source.Addr != addr("192.0.2.1") {
 		t.Errorf("gateways %+v", s.Gateways)
 	}

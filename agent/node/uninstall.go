@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/watch"
@@ -54,49 +53,52 @@ type lastView struct {
 // pod, also when somebody deletes the pod by force. An API server that has just started
 // does not know yet who may do what. Then what was seen before counts.
 func removed(ctx context.Context, c client.Reader, last lastView) string {
-	why, err := firstGone(ctx, c, agents()...)
-	if unauthorized := apierrors.IsUnauthorized(err); unauthorized || apierrors.IsForbidden(err) {
-		if last.Reader == nil {
-			return ""
-		}
-		// Who takes away the NodeNetwork as well as the account or its permissions does
-		// not only restart an agent.
-		own := &v1alpha1.NodeNetwork{TypeMeta: metav1.TypeMeta{Kind: "NodeNetwork"}, ObjectMeta: metav1.ObjectMeta{Name: last.own}}
-		why, err := firstGone(ctx, last, append(agents(), own)...)
-		if why == "" && err == nil && unauthorized {
-			// The token ended, and its pod was not seen to go: the account is gone, or the
-			// node was cut off for long, most likely during the last unpeer. If the agent was
-			// replaced meanwhile, the next one makes all of it anew within seconds; if not,
-			// nobody else would ever clean this node.
-			pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: last.pod}}
-			if ends, err := firstGone(ctx, last, pod); ends == "" && err == nil {
-				return "this agent's account is gone, or its pod, while it saw nothing of its cluster"
-			}
-		}
-		return why
-	}
-	if why != "" {
-		return why
-	}
-	if err := c.List(ctx, &v1alpha1.PeeringList{}, client.Limit(1)); apierrors.IsNotFound(err) {
+	set, namespace := agents()
+	why, err := firstGone(ctx, c, set, namespace)
+	unauthorized := apierrors.IsUnauthorized(err)
+	switch {
+	case unauthorized || apierrors.IsForbidden(err):
+		return last.removed(ctx, unauthorized)
+	case why == "" && apierrors.IsNotFound(c.List(ctx, &v1alpha1.PeeringList{}, client.Limit(1))):
 		return "the kind Peering is gone"
+	default:
+		return why
 	}
-	return ""
 }
 
-// agents are what all node agents go with. The DaemonSet's pods may be deleted
-// before it is.
-func agents() []client.Object {
-	set, namespace := metadata(watch.DaemonSet), metadata(watch.Namespace)
-	set.Namespace, set.Name, namespace.Name = v1alpha1.Namespace, v1alpha1.NodeAgentName, v1alpha1.Namespace
-	return []client.Object{set, namespace}
+// removed is the same by what was seen before.
+func (l lastView) removed(ctx context.Context, unauthorized bool) string {
+	if l.Reader == nil {
+		return ""
+	}
+	set, namespace := agents()
+	// Who takes away the NodeNetwork as well as the account or its permissions does
+	// not only restart an agent.
+	own := &v1alpha1.NodeNetwork{TypeMeta: metav1.TypeMeta{Kind: "NodeNetwork"}, ObjectMeta: metav1.ObjectMeta{Name: l.own}}
+	why, err := firstGone(ctx, l, set, namespace, own)
+	if why != "" || err != nil || !unauthorized {
+		return why
+	}
+	// The token ended, and its pod was not seen to go: the account is gone, or the
+	// node was cut off for long, most likely during the last unpeer. If the agent was
+	// replaced meanwhile, the next one makes all of it anew within seconds; if not,
+	// nobody else would ever clean this node.
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: l.pod}}
+	if ends, err := firstGone(ctx, l, pod); ends != "" || err != nil {
+		return ""
+	}
+	return "this agent's account is gone, or its pod, while it saw nothing of its cluster"
 }
 
-// metadata is an object of that kind of which no more is read.
-func metadata(kind schema.GroupVersionKind) *metav1.PartialObjectMetadata {
-	obj := &metav1.PartialObjectMetadata{}
-	obj.SetGroupVersionKind(kind)
-	return obj
+// agents are what all node agents go with, of which no more than the metadata is read. The
+// DaemonSet's pods may be deleted before it is.
+func agents() (set, namespace *metav1.PartialObjectMetadata) {
+	set, namespace = &metav1.PartialObjectMetadata{}, &metav1.PartialObjectMetadata{}
+	set.SetGroupVersionKind(watch.DaemonSet)
+	set.Namespace, set.Name = v1alpha1.Namespace, v1alpha1.NodeAgentName
+	namespace.SetGroupVersionKind(watch.Namespace)
+	namespace.Name = v1alpha1.Namespace
+	return set, namespace
 }
 
 // firstGone names the first of the objects that is gone or being deleted. The error is

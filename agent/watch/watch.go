@@ -45,7 +45,7 @@ type View struct {
 	// Client asks the API server.
 	Client client.Client
 	// Changed receives after one or more objects changed.
-	Changed <-chan struct{}
+	Changed notify.Signal
 }
 
 // dialTimeout is short: on a node that has just started, a connection that is begun
@@ -88,47 +88,26 @@ func Client() (client.Client, *rest.Config, error) {
 	return c, cfg, err
 }
 
-// patientDialer dials until somebody answers. A watch that fails is begun anew after
-// longer and longer pauses, of up to a minute. With this, an API server that is not
+// dial opens a connection.
+type dial func(ctx context.Context, network, address string) (net.Conn, error)
+
+// patiently dials until somebody answers, or ctx ends. A watch that fails is begun anew
+// after longer and longer pauses, of up to a minute. With this, an API server that is not
 // there is one that answers late, and the watch goes on soon after it is back.
-type patientDialer struct {
-	// ends is closed when nobody wants a connection any more. The context of a dial
-	// does not tell: HTTP's transport goes on dialing when a request was cancelled.
-	ends <-chan struct{}
-	dial func(ctx context.Context, network, address string) (net.Conn, error)
-	// turn has one dial at a time: all are to the same API server.
-	turn chan struct{}
-}
-
-func newPatientDialer(ends <-chan struct{}) *patientDialer {
-	return &patientDialer{ends: ends, dial: dialer.DialContext, turn: make(chan struct{}, 1)}
-}
-
-// DialContext returns when somebody has answered, or nobody wants it any more.
-func (d *patientDialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	go func() {
-		select {
-		case <-d.ends:
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	select {
-	case d.turn <- struct{}{}:
-		defer func() { <-d.turn }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	pauses := loop.DialPauses()
-	for {
-		conn, err := d.dial(ctx, network, address)
-		if err == nil {
-			return conn, nil
-		}
-		if !loop.Sleep(ctx, pauses.Step()) {
-			return nil, err
+//
+// The context of a request does not tell when nobody wants the connection any more:
+// HTTP's transport goes on dialing when a request was cancelled.
+func patiently(ctx context.Context, d dial) dial {
+	turn := make(chan struct{}, 1) // one dial at a time: all are to the same API server
+	return func(_ context.Context, network, address string) (net.Conn, error) {
+		turn <- struct{}{}
+		defer func() { <-turn }()
+		pauses := loop.DialPauses()
+		for {
+			conn, err := d(ctx, network, address)
+			if err == nil || !loop.Sleep(ctx, pauses.Step()) {
+				return conn, err
+			}
 		}
 	}
 }
@@ -177,7 +156,7 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 		byObject[obj] = by
 	}
 	cfg = rest.CopyConfig(cfg)
-	cfg.Dial = newPatientDialer(ctx.Done()).DialContext
+	cfg.Dial = patiently(ctx, dialer.DialContext)
 	store, err := cache.New(cfg, cache.Options{
 		Scheme: c.Scheme(), Mapper: c.RESTMapper(), ByObject: byObject, ReaderFailOnMissingInformer: true,
 	})

@@ -16,19 +16,18 @@ func TestDefect1_14_OneDialForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var dials atomic.Int32
 		start, down := time.Now(), 10*time.Minute
-		d := newPatientDialer(t.Context().Done())
-		d.dial = func(context.Context, string, string) (net.Conn, error) {
+		d := patiently(t.Context(), func(context.Context, string, string) (net.Conn, error) {
 			dials.Add(1)
 			if time.Since(start) < down {
 				return nil, errors.New("refused")
 			}
 			return nil, nil
-		}
+		})
 		const requests = 6
 		took := make(chan time.Duration, requests)
 		for range requests {
 			go func() {
-				if _, err := d.DialContext(context.Background(), "tcp", ""); err != nil {
+				if _, err := d(context.Background(), "tcp", ""); err != nil {
 					t.Error(err)
 				}
 				took <- time.Since(start)
@@ -50,12 +49,11 @@ func TestDefect1_14_OneDialForAll(t *testing.T) {
 func TestDefect1_14_DialEndsWithItsCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		d := newPatientDialer(ctx.Done())
-		d.dial = func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") }
+		d := patiently(ctx, func(context.Context, string, string) (net.Conn, error) { return nil, errors.New("refused") })
 		ended := make(chan error, 2)
 		for range 2 {
 			go func() {
-				_, err := d.DialContext(context.WithoutCancel(ctx), "tcp", "")
+				_, err := d(context.WithoutCancel(ctx), "tcp", "")
 				ended <- err
 			}()
 		}

@@ -9,6 +9,9 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+
 	"github.com/liqonet/liqonet/pkg/notify"
 )
 
@@ -21,20 +24,16 @@ const (
 	// ioTimeout is how long a peer may take to read a frame, and how long it may be silent
 	// beyond announceInterval.
 	ioTimeout = 30 * time.Second
-	// retryFirst and retryMost are the pauses between connections.
-	retryFirst, retryMost = 500 * time.Millisecond, 10 * time.Second
 )
+
+// keepAlive finds soon that the gateway at the other end is gone. The next one, which has
+// the same address, cannot be heard before.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 5 * time.Second, Interval: time.Second, Count: 5}
 
 // Channel is one side of the channel to the peer's gateway.
 type Channel struct {
-	// Local is this gateway's overlay address, Remote the one by which this cluster knows
-	// the peer's gateway. Call says that this side makes the connection: one of both does.
-	Local, Remote netip.Addr
-	Call          bool
-
-	problem func(error)
-	listen  func(ctx context.Context) (net.Listener, error)
-	dial    func(ctx context.Context) (net.Conn, error)
+	local, remote netip.Addr
+	call          bool
 
 	mu      sync.Mutex
 	own     Announcement
@@ -43,25 +42,18 @@ type Channel struct {
 	news    notify.Signal
 }
 
-// New makes a channel. It signals news when the peer has announced something else than
-// before, and tells why a connection has ended, from any goroutine.
-func New(local, remote netip.Addr, call bool, news notify.Signal, problem func(error)) *Channel {
-	c := &Channel{Local: local, Remote: remote, Call: call, problem: problem, changed: notify.NewSignal(), news: news}
-	c.listen = func(ctx context.Context) (net.Listener, error) {
-		return (&net.ListenConfig{}).Listen(ctx, "tcp", netip.AddrPortFrom(local, Port).String())
-	}
-	c.dial = func(ctx context.Context) (net.Conn, error) {
-		d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(local, 0))}
-		return d.DialContext(ctx, "tcp", netip.AddrPortFrom(remote, Port).String())
-	}
-	return c
+// New makes a channel between this gateway's overlay address, local, and the one by which
+// this cluster knows the peer's gateway. If call is set, this side makes the connection: one
+// of both does. It signals news when the peer has announced something else than before.
+func New(local, remote netip.Addr, call bool, news notify.Signal) *Channel {
+	return &Channel{local: local, remote: remote, call: call, changed: notify.NewSignal(), news: news}
 }
 
 // Announce has the peer told of it, now and later.
 func (c *Channel) Announce(a Announcement) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.own.equal(a) {
+	if !equal(c.own, a) {
 		c.own = a
 		c.changed.Send()
 	}
@@ -74,100 +66,63 @@ func (c *Channel) Heard() *Announcement {
 	return c.heard
 }
 
-// Run connects until ctx ends.
-func (c *Channel) Run(ctx context.Context) {
-	pause, last := retryFirst, ""
-	for ctx.Err() == nil {
-		start := time.Now()
-		var err error
-		if c.Call {
-			err = c.call(ctx)
-		} else {
-			err = c.serve(ctx)
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		if time.Since(start) > announceInterval {
-			pause, last = retryFirst, ""
-		}
-		if err != nil && err.Error() != last {
-			last = err.Error()
-			c.problem(err)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, retryMost)
+// Connect makes one connection, or waits for one, and uses it until it ends. It returns
+// why that is.
+func (c *Channel) Connect(ctx context.Context) error {
+	connect := c.accept
+	if c.call {
+		connect = c.dial
 	}
-}
-
-func (c *Channel) call(ctx context.Context) error {
-	conn, err := c.dial(ctx)
+	conn, err := connect(ctx)
 	if err != nil {
-		return fmt.Errorf("call the peer's gateway: %w", err)
+		return fmt.Errorf("connect to the peer's gateway: %w", err)
 	}
 	return c.talk(ctx, conn)
 }
 
-// serve accepts connections. A new one replaces the one before: that one may be of a
-// gateway that is gone.
-func (c *Channel) serve(ctx context.Context) error {
-	l, err := c.listen(ctx)
-	if err != nil {
-		return fmt.Errorf("wait for calls of the peer's gateway: %w", err)
+func (c *Channel) dial(ctx context.Context) (net.Conn, error) {
+	d := net.Dialer{
+		Timeout: 5 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.local, 0)), KeepAliveConfig: keepAlive,
 	}
-	stop := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer stop()
+	return d.DialContext(ctx, "tcp", netip.AddrPortFrom(c.remote, Port).String())
+}
+
+func (c *Channel) accept(ctx context.Context) (net.Conn, error) {
+	l, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", netip.AddrPortFrom(c.local, Port).String())
+	if err != nil {
+		return nil, err
+	}
 	defer l.Close()
-	var talking sync.WaitGroup
-	defer talking.Wait()
-	end := func() {}
-	defer func() { end() }()
+	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
 	for {
 		conn, err := l.Accept()
 		if err != nil {
-			return fmt.Errorf("wait for calls of the peer's gateway: %w", err)
+			return nil, err
 		}
-		if from, ok := conn.RemoteAddr().(*net.TCPAddr); ok && from.AddrPort().Addr().Unmap() != c.Remote {
-			_ = conn.Close()
-			continue
+		if from, ok := conn.RemoteAddr().(*net.TCPAddr); ok && from.AddrPort().Addr().Unmap() == c.remote {
+			return conn, nil
 		}
-		end()
-		talking.Wait()
-		end = func() { _ = conn.Close() }
-		talking.Go(func() {
-			if err := c.talk(ctx, conn); err != nil && !errors.Is(err, net.ErrClosed) {
-				c.problem(err)
-			}
-		})
-		// Whoever calls again and again is served now and then.
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(retryFirst):
-		}
+		_ = conn.Close()
 	}
 }
 
-// talk sends announcements and reads those of the peer until the connection ends.
+// talk sends announcements and reads those of the peer until the connection ends. It
+// returns why.
 func (c *Channel) talk(ctx context.Context, conn net.Conn) error {
-	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer stop()
-	read := make(chan error, 1)
-	go func() { read <- c.read(conn) }()
-	wrote := c.write(ctx, conn, read)
-	cancel()
-	_ = conn.Close()
-	return wrote
+	both, ctx := errgroup.WithContext(ctx)
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	both.Go(func() error { return c.write(ctx, conn) })
+	both.Go(func() error { return c.read(conn) })
+	return both.Wait()
 }
 
-// write announces, until it fails or read has ended.
-func (c *Channel) write(ctx context.Context, conn net.Conn, read <-chan error) error {
+// write announces, until it fails or ctx ends.
+func (c *Channel) write(ctx context.Context, conn net.Conn) error {
+	gap := rate.NewLimiter(rate.Every(announceGap), 1)
 	for {
+		if err := gap.Wait(ctx); err != nil {
+			return err
+		}
 		c.mu.Lock()
 		own := c.own
 		c.mu.Unlock()
@@ -181,20 +136,10 @@ func (c *Channel) write(ctx context.Context, conn net.Conn, read <-chan error) e
 		if _, err := conn.Write(frame); err != nil {
 			return fmt.Errorf("tell the peer's gateway: %w", err)
 		}
-		gap := time.After(announceGap)
 		select {
 		case <-ctx.Done():
-			return nil
-		case err := <-read:
-			return err
+			return ctx.Err()
 		case <-c.changed:
-			select {
-			case <-ctx.Done():
-				return nil
-			case err := <-read:
-				return err
-			case <-gap:
-			}
 		case <-time.After(announceInterval):
 		}
 	}
@@ -205,7 +150,7 @@ var errTooMuch = errors.New("the peer's gateway sends too much")
 
 // read takes what the peer announces, until it fails.
 func (c *Channel) read(conn net.Conn) error {
-	gapEnds, frames := time.Now().Add(announceGap), 0
+	frames := rate.NewLimiter(rate.Every(announceGap/framesPerGap), framesPerGap)
 	for {
 		if err := conn.SetReadDeadline(time.Now().Add(announceInterval + ioTimeout)); err != nil {
 			return err
@@ -214,10 +159,7 @@ func (c *Channel) read(conn net.Conn) error {
 		if err != nil {
 			return fmt.Errorf("listen to the peer's gateway: %w", err)
 		}
-		if now := time.Now(); now.After(gapEnds) {
-			gapEnds, frames = now.Add(announceGap), 0
-		}
-		if frames++; frames > framesPerGap {
+		if !frames.Allow() {
 			return errTooMuch
 		}
 		a, err := decode(frame)
@@ -228,7 +170,7 @@ func (c *Channel) read(conn net.Conn) error {
 			continue
 		}
 		c.mu.Lock()
-		isNews := c.heard == nil || !c.heard.equal(*a)
+		isNews := c.heard == nil || !equal(*c.heard, *a)
 		c.heard = a
 		c.mu.Unlock()
 		if isNews {

@@ -10,7 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,13 +18,14 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/notify"
 )
 
-var comparable = cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})
+var comparable = cmpopts.EquateComparable(v1alpha1.IP{})
 
-func addr(s string) netip.Addr         { return netip.MustParseAddr(s) }
-func addrPort(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
+func ip(s string) v1alpha1.IP  { return v1alpha1.IP{Addr: addr(s)} }
 
 func frame(version, kind byte, content string) []byte {
 	b := binary.BigEndian.AppendUint32(nil, uint32(headerLength+len(content)))
@@ -32,9 +33,9 @@ func frame(version, kind byte, content string) []byte {
 }
 
 func TestFrames(t *testing.T) {
-	want := Announcement{Endpoints: []netip.AddrPort{addrPort("192.0.2.1:31820"), addrPort("[2001:db8::1]:31820")}}
+	want := Announcement{Endpoints: []string{"192.0.2.1:31820", "[2001:db8::1]:31820"}}
 	for i := range MaxNodeIPs {
-		want.NodeIPs = append(want.NodeIPs, netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, byte(i >> 8), byte(i)}))
+		want.NodeIPs = append(want.NodeIPs, v1alpha1.IP{Addr: netip.AddrFrom16([16]byte{0x20, 1, 0xd, 0xb8, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, byte(i >> 8), byte(i)})})
 	}
 	b, err := encode(want)
 	if err != nil {
@@ -80,7 +81,7 @@ func TestDecode(t *testing.T) {
 		}
 	}
 	a, err := decode(frame(frameVersion, typeAnnouncement, `{"new": {"field": 1}, "nodeIPs": ["::ffff:192.0.2.1"]}`)[4:])
-	if err != nil || len(a.NodeIPs) != 1 || a.NodeIPs[0] != addr("192.0.2.1") {
+	if err != nil || len(a.NodeIPs) != 1 || a.NodeIPs[0] != ip("192.0.2.1") {
 		t.Errorf("of a newer version: %v, %v", a, err)
 	}
 	for _, length := range []uint32{0, 1, MaxFrame + 1, 1 << 31} {
@@ -110,9 +111,9 @@ func FuzzDecode(f *testing.F) {
 			if len(a.Endpoints) > MaxEndpoints || len(a.NodeIPs) > MaxNodeIPs {
 				t.Fatalf("%d endpoints, %d node addresses", len(a.Endpoints), len(a.NodeIPs))
 			}
-			filter := Filter{Own: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Known: []netip.AddrPort{addrPort("172.18.0.1:53")}}
-			for _, e := range filter.Endpoints(a.Endpoints) {
-				if e.Addr().IsLoopback() || e.Addr().IsMulticast() || e.Addr().IsLinkLocalUnicast() || e.Addr().Is4In6() || filter.Own[0].Contains(e.Addr()) || e.Port() == 0 {
+			filter := Filter{Own: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Endpoints: []string{"172.18.0.1:53"}}
+			for _, s := range filter.Usable(*a).Endpoints {
+				if e := netip.MustParseAddrPort(s); e.Addr().IsLoopback() || e.Addr().IsMulticast() || e.Addr().IsLinkLocalUnicast() || e.Addr().Is4In6() || filter.Own[0].Contains(e.Addr()) || e.Port() == 0 {
 					t.Fatalf("%s is allowed", e)
 				}
 			}
@@ -140,92 +141,47 @@ func TestFilter(t *testing.T) {
 		"private, where all were public":      {[]string{"203.0.113.1:31820"}, []string{"172.18.0.10:31820", "100.64.0.1:31820", "fd00::1:31820", "203.0.113.2:31820"}, []string{"203.0.113.2:31820"}},
 		"nothing is known":                    {nil, []string{"172.18.0.10:31820", "203.0.113.2:31820"}, []string{"203.0.113.2:31820"}},
 		"our own":                             {[]string{"172.18.0.9:31820"}, []string{"172.18.0.2:31820", "10.244.3.4:31820"}, nil},
+		"inside of the tunnel":                {[]string{"172.18.0.9:31820"}, []string{"10.70.0.9:31820", "10.71.0.9:31820"}, []string{"10.71.0.9:31820"}},
+		"a name is known":                     {[]string{"lb.example.test:443"}, []string{"172.18.0.10:31820", "203.0.113.1:443", "203.0.113.1:31820"}, []string{"203.0.113.1:31820"}},
 		"no machine of the peer":              {[]string{"172.18.0.9:31820"}, []string{"127.0.0.1:31820", "169.254.169.254:31820", "224.0.0.1:31820", "255.255.255.255:31820", "0.0.0.0:31820", "0.1.2.3:31820", "240.0.0.1:31820", "[::1]:31820", "[fe80::1]:31820", "[ff02::1]:31820", "[::]:31820"}, nil},
 		"well known ports":                    {[]string{"172.18.0.9:31820"}, []string{"203.0.113.2:53", "203.0.113.2:1023", "203.0.113.2:1024"}, []string{"203.0.113.2:1024"}},
 		"a well known port that was given":    {[]string{"203.0.113.1:443"}, []string{"203.0.113.2:443", "203.0.113.2:443"}, []string{"203.0.113.2:443"}},
 		"private addresses of the other kind": {[]string{"[fd00::9]:31820"}, []string{"[fd00::10]:31820"}, []string{"[fd00::10]:31820"}},
 	} {
-		parse := func(in []string) (out []netip.AddrPort) {
-			for _, s := range in {
-				if p, err := netip.ParseAddrPort(s); err == nil {
-					out = append(out, p)
-				}
-			}
-			return out
-		}
-		f := Filter{Own: own, Known: parse(tt.known)}
-		if diff := cmp.Diff(parse(tt.want), f.Endpoints(parse(tt.in)), comparable); diff != "" {
+		f := Filter{Own: own, Tunneled: []netip.Prefix{netip.MustParsePrefix("10.70.0.0/18")}, Endpoints: tt.known}
+		if diff := cmp.Diff(tt.want, f.Usable(Announcement{Endpoints: tt.in}).Endpoints); diff != "" {
 			t.Errorf("%s:\n%s", name, diff)
 		}
 	}
-	f := Filter{Own: own, Known: []netip.AddrPort{netip.AddrPortFrom(addr("172.18.0.9"), 0)}}
-	got := f.NodeIPs([]netip.Addr{addr("172.18.0.11"), addr("172.18.0.10"), addr("172.18.0.2"), addr("127.0.0.1"), addr("172.18.0.11")})
-	if diff := cmp.Diff([]netip.Addr{addr("172.18.0.10"), addr("172.18.0.11")}, got, comparable); diff != "" {
+	f := Filter{Own: own, NodeIPs: []v1alpha1.IP{ip("172.18.0.9")}}
+	got := f.Usable(Announcement{NodeIPs: []v1alpha1.IP{ip("172.18.0.11"), ip("172.18.0.10"), ip("172.18.0.2"), ip("127.0.0.1"), ip("172.18.0.11")}})
+	if diff := cmp.Diff([]v1alpha1.IP{ip("172.18.0.10"), ip("172.18.0.11")}, got.NodeIPs, comparable); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// pair are two channels, and a function that gives the next connection to the caller.
-func pair(t *testing.T) (server, client *Channel, problems *atomic.Int32) {
-	problems = &atomic.Int32{}
-	problem := func(error) { problems.Add(1) }
-	server = New(addr("127.0.0.1"), addr("127.0.0.2"), false, notify.NewSignal(), problem)
-	client = New(addr("127.0.0.2"), addr("127.0.0.1"), true, notify.NewSignal(), problem)
-	l := &pipeListener{conns: make(chan net.Conn), closed: make(chan struct{})}
-	server.listen = func(context.Context) (net.Listener, error) {
-		l.closed = make(chan struct{})
-		return l, nil
-	}
-	client.dial = func(ctx context.Context) (net.Conn, error) {
-		here, there := net.Pipe()
-		select {
-		case l.conns <- there:
-			return here, nil
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-	return server, client, problems
-}
-
-type pipeListener struct {
-	conns  chan net.Conn
-	closed chan struct{}
-}
-
-func (l *pipeListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-l.conns:
-		return c, nil
-	case <-l.closed:
-		return nil, net.ErrClosed
-	}
-}
-
-func (l *pipeListener) Close() error {
-	select {
-	case <-l.closed:
-	default:
-		close(l.closed)
-	}
-	return nil
-}
-
-func (l *pipeListener) Addr() net.Addr { return &net.TCPAddr{} }
-
 func TestChannel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		server, client, _ := pair(t)
-		for _, c := range []*Channel{server, client} {
-			go c.Run(t.Context())
-		}
-		server.Announce(Announcement{Endpoints: []netip.AddrPort{addrPort("192.0.2.1:1")}})
-		client.Announce(Announcement{NodeIPs: []netip.Addr{addr("192.0.2.9")}})
+		server := New(addr("127.0.0.1"), addr("127.0.0.2"), false, notify.NewSignal())
+		client := New(addr("127.0.0.2"), addr("127.0.0.1"), true, notify.NewSignal())
+		here, there := net.Pipe()
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 2)
+		go func() { ended <- server.talk(ctx, here) }()
+		go func() { ended <- client.talk(ctx, there) }()
+		defer func() {
+			cancel()
+			if a, b := <-ended, <-ended; a == nil || b == nil {
+				t.Errorf("ended with %v and %v", a, b)
+			}
+		}()
+		server.Announce(Announcement{Endpoints: []string{"192.0.2.1:1"}})
+		client.Announce(Announcement{NodeIPs: []v1alpha1.IP{ip("192.0.2.9")}})
 		time.Sleep(5 * time.Second)
-		if h := client.Heard(); h == nil || !slices.Equal(h.Endpoints, []netip.AddrPort{addrPort("192.0.2.1:1")}) {
+		if h := client.Heard(); h == nil || !slices.Equal(h.Endpoints, []string{"192.0.2.1:1"}) {
 			t.Errorf("the client has heard %v", h)
 		}
-		if h := server.Heard(); h == nil || !slices.Equal(h.NodeIPs, []netip.Addr{addr("192.0.2.9")}) {
+		if h := server.Heard(); h == nil || !slices.Equal(h.NodeIPs, []v1alpha1.IP{ip("192.0.2.9")}) {
 			t.Errorf("the server has heard %v", h)
 		}
 		select {
@@ -234,10 +190,10 @@ func TestChannel(t *testing.T) {
 			t.Error("no signal")
 		}
 		for range 10 {
-			server.Announce(Announcement{Endpoints: []netip.AddrPort{addrPort("192.0.2.2:2")}})
+			server.Announce(Announcement{Endpoints: []string{"192.0.2.2:2"}})
 			time.Sleep(time.Minute)
 		}
-		if h := client.Heard(); !slices.Equal(h.Endpoints, []netip.AddrPort{addrPort("192.0.2.2:2")}) {
+		if h := client.Heard(); !slices.Equal(h.Endpoints, []string{"192.0.2.2:2"}) {
 			t.Errorf("later the client has heard %v", h)
 		}
 		<-client.news
@@ -274,7 +230,7 @@ func TestHostilePeer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := New(addr("127.0.0.1"), addr("127.0.0.2"), true, notify.NewSignal(), func(error) {})
+				c := New(addr("127.0.0.1"), addr("127.0.0.2"), true, notify.NewSignal())
 				here, there := net.Pipe()
 				go func() { _, _ = io.Copy(io.Discard, there) }()
 				go send(there)
@@ -295,25 +251,39 @@ func TestHostilePeer(t *testing.T) {
 	}
 }
 
-// Only the peer's gateway is listened to.
+// Only the peer's gateway is listened to, and the next one after it is gone.
 func TestStranger(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	server := New(addr("127.41.7.1"), addr("127.41.7.2"), false, notify.NewSignal(), func(err error) { t.Log(err) })
-	client := New(addr("127.41.7.2"), addr("127.41.7.1"), true, notify.NewSignal(), func(err error) { t.Log(err) })
-	stranger := New(addr("127.41.7.3"), addr("127.41.7.1"), true, notify.NewSignal(), func(error) {})
-	stranger.Announce(Announcement{NodeIPs: []netip.Addr{addr("192.0.2.66")}})
-	client.Announce(Announcement{NodeIPs: []netip.Addr{addr("192.0.2.9")}})
-	go server.Run(ctx)
-	go stranger.Run(ctx)
-	go client.Run(ctx)
-	select {
-	case <-server.news:
-		if h := server.Heard(); !slices.Equal(h.NodeIPs, []netip.Addr{addr("192.0.2.9")}) {
-			t.Errorf("heard %v", h)
+	keep := func(c *Channel, until context.Context) {
+		for until.Err() == nil {
+			t.Log(c.Connect(until))
+			time.Sleep(10 * time.Millisecond)
 		}
-	case <-time.After(30 * time.Second):
-		t.Fatal("nothing was heard")
+	}
+	news := notify.NewSignal()
+	server := New(addr("127.41.7.1"), addr("127.41.7.2"), false, news)
+	stranger := New(addr("127.41.7.3"), addr("127.41.7.1"), true, notify.NewSignal())
+	stranger.Announce(Announcement{NodeIPs: []v1alpha1.IP{ip("192.0.2.66")}})
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
+	all.Go(func() { keep(server, ctx) })
+	all.Go(func() { keep(stranger, ctx) })
+	for _, node := range []string{"192.0.2.9", "192.0.2.10"} {
+		client := New(addr("127.41.7.2"), addr("127.41.7.1"), true, notify.NewSignal())
+		client.Announce(Announcement{NodeIPs: []v1alpha1.IP{ip(node)}})
+		gone, end := context.WithCancel(ctx)
+		all.Go(func() { keep(client, gone) })
+		select {
+		case <-news:
+			if h := server.Heard(); !slices.Equal(h.NodeIPs, []v1alpha1.IP{ip(node)}) {
+				t.Errorf("heard %v", h)
+			}
+		case <-time.After(30 * time.Second):
+			t.Error("nothing was heard")
+		}
+		end()
 	}
 	if h := stranger.Heard(); h != nil {
 		t.Errorf("the stranger has heard %v", h)

@@ -3,6 +3,8 @@ package exchange
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
 // minPort is the lowest port of a tunnel that a peer may name by itself: below are well
@@ -15,39 +17,50 @@ const minPort = 1024
 type Filter struct {
 	// Own are this cluster's addresses: of its pods, nodes, gateways and its API server.
 	Own []netip.Prefix
-	// Known are the peer's endpoints and nodes as somebody with access to both clusters
-	// wrote them down. Where none of them is private, the peer is reached by the Internet,
-	// and an address of a private network would be one of ours.
-	Known []netip.AddrPort
+	// Tunneled are the ranges that lead to the peer through the tunnel: its endpoints are
+	// not in them.
+	Tunneled []netip.Prefix
+	// Endpoints and NodeIPs are the peer's as somebody with access to both clusters wrote
+	// them down. Where none of them is private, the peer is reached by the Internet, and
+	// an address of a private network would be one of ours.
+	Endpoints []string
+	NodeIPs   []v1alpha1.IP
 }
 
-// Endpoints returns those that may be called.
-func (f Filter) Endpoints(in []netip.AddrPort) []netip.AddrPort {
-	var out []netip.AddrPort
-	for _, e := range in {
-		known := slices.ContainsFunc(f.Known, func(k netip.AddrPort) bool { return k.Port() == e.Port() })
-		if f.allows(e.Addr()) && (known || e.Port() >= minPort) && !slices.Contains(out, e) {
-			out = append(out, e)
+// Usable returns the endpoints that may be called, and what may be taken for the peer's
+// nodes, sorted.
+func (f Filter) Usable(in Announcement) (out Announcement) {
+	var called []netip.AddrPort
+	for _, e := range f.Endpoints {
+		if addrPort, err := netip.ParseAddrPort(e); err == nil { // else it is a name
+			called = append(called, addrPort)
 		}
 	}
+	isPrivate := slices.ContainsFunc(called, func(e netip.AddrPort) bool { return private(e.Addr()) })
+	for _, s := range in.Endpoints {
+		e, err := netip.ParseAddrPort(s)
+		known := slices.ContainsFunc(called, func(c netip.AddrPort) bool { return c.Port() == e.Port() })
+		if err == nil && (known || e.Port() >= minPort) && f.allows(e.Addr(), isPrivate) && !contain(f.Tunneled, e.Addr()) && !slices.Contains(out.Endpoints, s) {
+			out.Endpoints = append(out.Endpoints, s)
+		}
+	}
+	isPrivate = slices.ContainsFunc(f.NodeIPs, func(ip v1alpha1.IP) bool { return private(ip.Addr) })
+	out.NodeIPs = slices.DeleteFunc(slices.Clone(in.NodeIPs), func(ip v1alpha1.IP) bool { return !f.allows(ip.Addr, isPrivate) })
+	slices.SortFunc(out.NodeIPs, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
+	out.NodeIPs = slices.Compact(out.NodeIPs)
 	return out
 }
 
-// NodeIPs returns those that may be taken for the peer's nodes, sorted.
-func (f Filter) NodeIPs(in []netip.Addr) []netip.Addr {
-	out := slices.DeleteFunc(slices.Clone(in), func(a netip.Addr) bool { return !f.allows(a) })
-	slices.SortFunc(out, netip.Addr.Compare)
-	return slices.Compact(out)
-}
-
-func (f Filter) allows(a netip.Addr) bool {
+// allows says whether an address may be one of the peer, which may have private ones.
+func (f Filter) allows(a netip.Addr, mayBePrivate bool) bool {
 	if !a.IsGlobalUnicast() || a.Is4() && (a.As4()[0] == 0 || a.As4()[0] >= 240) {
 		return false // loopback, link-local, multicast, broadcast, unspecified, reserved
 	}
-	if slices.ContainsFunc(f.Own, func(p netip.Prefix) bool { return p.Contains(a) }) {
-		return false
-	}
-	return !private(a) || slices.ContainsFunc(f.Known, func(k netip.AddrPort) bool { return private(k.Addr()) })
+	return !contain(f.Own, a) && (mayBePrivate || !private(a))
+}
+
+func contain(ranges []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 }
 
 // sharedSpace is that of carriers (RFC 6598), which clouds use as well.

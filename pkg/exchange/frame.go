@@ -9,6 +9,8 @@ import (
 	"io"
 	"net/netip"
 	"slices"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
 const (
@@ -27,16 +29,12 @@ const (
 	headerLength     = 2
 )
 
-// Announcement is what a gateway tells of its cluster.
-type Announcement struct {
-	// Endpoints are where this gateway can be reached, empty for one that only calls.
-	Endpoints []netip.AddrPort `json:"endpoints,omitempty"`
-	// NodeIPs are the real addresses of the cluster's nodes: from and to these go the
-	// tunnel's packets.
-	NodeIPs []netip.Addr `json:"nodeIPs,omitempty"`
-}
+// Announcement is what a gateway tells of its cluster: where it can be called, nowhere
+// if it only calls itself, and the real addresses of the cluster's nodes. From and to these
+// go the tunnel's packets.
+type Announcement = v1alpha1.RemoteAnnouncement
 
-func (a Announcement) equal(b Announcement) bool {
+func equal(a, b Announcement) bool {
 	return slices.Equal(a.Endpoints, b.Endpoints) && slices.Equal(a.NodeIPs, b.NodeIPs)
 }
 
@@ -49,9 +47,6 @@ func encode(a Announcement) ([]byte, error) {
 	content, err := json.Marshal(a)
 	if err != nil {
 		return nil, fmt.Errorf("encode an announcement: %w", err)
-	}
-	if headerLength+len(content) > MaxFrame {
-		return nil, fmt.Errorf("an announcement of %d bytes is larger than %d", len(content), MaxFrame)
 	}
 	frame := binary.BigEndian.AppendUint32(nil, uint32(headerLength+len(content)))
 	return append(append(frame, frameVersion, typeAnnouncement), content...), nil
@@ -78,9 +73,6 @@ func readFrame(r io.Reader) ([]byte, error) {
 // decode reads what a frame holds. It returns nil if the frame is of another version or
 // type.
 func decode(frame []byte) (*Announcement, error) {
-	if len(frame) < headerLength {
-		return nil, errMalformed
-	}
 	if frame[0] != frameVersion || frame[1] != typeAnnouncement {
 		return nil, nil
 	}
@@ -92,16 +84,17 @@ func decode(frame []byte) (*Announcement, error) {
 		return nil, fmt.Errorf("%w: %d endpoints, %d node addresses", errMalformed, len(a.Endpoints), len(a.NodeIPs))
 	}
 	for i, e := range a.Endpoints {
-		if !e.IsValid() || e.Addr().Zone() != "" || e.Port() == 0 {
+		addrPort, err := netip.ParseAddrPort(e)
+		if err != nil || addrPort.Addr().Zone() != "" || addrPort.Port() == 0 {
 			return nil, fmt.Errorf("%w: endpoint %q", errMalformed, e)
 		}
-		a.Endpoints[i] = netip.AddrPortFrom(e.Addr().Unmap(), e.Port())
+		a.Endpoints[i] = netip.AddrPortFrom(addrPort.Addr().Unmap(), addrPort.Port()).String()
 	}
 	for i, ip := range a.NodeIPs {
-		if !ip.IsValid() || ip.Zone() != "" {
-			return nil, fmt.Errorf("%w: node address %q", errMalformed, ip)
+		if !ip.IsValid() { // what is no address is read as such
+			return nil, fmt.Errorf("%w: node address %d", errMalformed, i)
 		}
-		a.NodeIPs[i] = ip.Unmap()
+		a.NodeIPs[i].Addr = ip.Unmap()
 	}
 	return a, nil
 }

@@ -45,7 +45,7 @@ const (
 	// Lease the version of the agent that renews it.
 	AnnotationVersion = "liqonet.io/version"
 
-	// HealthPort is the TCP port on which an agent answers /healthz and /readyz: node
+	// HealthPort is the TCP port on which an agent answers /healthz: node
 	// agents on 127.0.0.1, gateways on their pod's address.
 	HealthPort = 6097
 )
