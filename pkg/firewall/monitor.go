@@ -2,10 +2,8 @@ package firewall
 
 import (
 	"context"
-	"fmt"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nft"
@@ -25,21 +23,15 @@ const settleTime, settleLongest = 300 * time.Millisecond, time.Second
 // well. The channel is never closed; the subscription ends with ctx. Changes of
 // iptables-legacy are not signalled, because the kernel notifies nobody.
 func Monitor(ctx context.Context) (<-chan struct{}, error) {
-	s, err := notify.Subscribe(unix.NETLINK_NETFILTER, unix.NFNLGRP_NFTABLES)
-	if err != nil {
-		return nil, fmt.Errorf("subscribe to nftables: %w", err)
-	}
 	signal, changed := notify.NewSignal(), notify.NewSignal()
 	go settle(ctx, changed, signal)
-	go s.Run(ctx, func(m netlink.Message) {
-		typ, table := nft.Notification(m)
+	return signal, nft.Subscribe(ctx, func(typ int, table string) {
 		// Tables, chains and rules have the lowest numbers. Elements of sets change most
 		// often, and no chain drops by them.
-		if table != "" && table != nft.TableName && typ <= unix.NFT_MSG_DELRULE {
+		if table != nft.TableName && typ <= unix.NFT_MSG_DELRULE {
 			changed.Send()
 		}
 	}, changed.Send)
-	return signal, nil
 }
 
 // settle signals when, after a change, nobody has changed anything for a while. A
