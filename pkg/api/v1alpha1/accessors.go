@@ -8,20 +8,22 @@ import (
 
 // Plane returns the plane of that index, nil if there is none.
 func (p *Peering) Plane(index int32) *Plane {
-	for i := range p.Spec.Planes {
-		if p.Spec.Planes[i].Index == index {
-			return &p.Spec.Planes[i]
-		}
-	}
-	return nil
+	return find(p.Spec.Planes, func(p Plane) bool { return p.Index == index })
 }
 
 // PlaneStatus returns what the gateway of the plane reported, nil if nothing.
 func (p *Peering) PlaneStatus(index int32) *PlaneStatus {
-	for i := range p.Status.Planes {
-		if p.Status.Planes[i].Index == index {
-			return &p.Status.Planes[i]
-		}
+	return find(p.Status.Planes, func(s PlaneStatus) bool { return s.Index == index })
+}
+
+// Gateway returns what the node reported of a gateway, nil if nothing.
+func (n *NodeNetwork) Gateway(peering string, plane int32) *NodeGateway {
+	return find(n.Status.Gateways, func(g NodeGateway) bool { return g.Peering == peering && g.Plane == plane })
+}
+
+func find[T any](in []T, is func(T) bool) *T {
+	if i := slices.IndexFunc(in, is); i >= 0 {
+		return &in[i]
 	}
 	return nil
 }
@@ -44,45 +46,23 @@ func (p *Peering) Carries(a netip.Addr) bool {
 	return a.Is4() == p.Spec.Local.InternalCIDR.Addr().Is4()
 }
 
-// Gateway returns what the node reported of a gateway, nil if nothing.
-func (n *NodeNetwork) Gateway(peering string, plane int32) *NodeGateway {
-	for i := range n.Status.Gateways {
-		if g := &n.Status.Gateways[i]; g.Peering == peering && g.Plane == plane {
-			return g
-		}
-	}
-	return nil
-}
-
 // Check returns an error if an address or a range of the spec could not be read.
 // The schema refuses such a Peering; one that was written before the schema, or
 // past it, must not be applied to a kernel.
 func (p *Peering) Check() error {
-	bad := func(field string) error {
-		return fmt.Errorf("peering %s: %s is missing or is no valid address; run peer again to write it anew", p.Name, field)
+	s := &p.Spec
+	ok := s.Local.InternalCIDR.IsValid() && s.Local.ExternalCIDR.IsValid() && s.Remote.ExternalCIDR.IsValid()
+	for _, m := range slices.Concat(s.Local.Pods, s.Remote.Pods) {
+		ok = ok && m.Real.IsValid() && m.Mapped.IsValid() && m.Real.Bits() == m.Mapped.Bits()
 	}
-	for _, m := range append(slices.Clone(p.Spec.Local.Pods), p.Spec.Remote.Pods...) {
-		if !m.Real.IsValid() || !m.Mapped.IsValid() || m.Real.Bits() != m.Mapped.Bits() {
-			return bad("a range of pods")
-		}
+	for _, h := range s.Local.Hosts {
+		ok = ok && h.Real.IsValid() && h.Mapped.IsValid()
 	}
-	for _, h := range p.Spec.Local.Hosts {
-		if !h.Real.IsValid() || !h.Mapped.IsValid() {
-			return bad("spec.local.hosts")
-		}
+	for _, plane := range s.Planes {
+		ok = ok && plane.RemoteAddress.IsValid()
 	}
-	for _, plane := range p.Spec.Planes {
-		if !plane.RemoteAddress.IsValid() {
-			return bad("spec.planes[].remoteAddress")
-		}
-	}
-	switch s := p.Spec; {
-	case !s.Local.InternalCIDR.IsValid():
-		return bad("spec.local.internalCIDR")
-	case !s.Local.ExternalCIDR.IsValid():
-		return bad("spec.local.externalCIDR")
-	case !s.Remote.ExternalCIDR.IsValid():
-		return bad("spec.remote.externalCIDR")
+	if !ok {
+		return fmt.Errorf("peering %s: an address or a range of its spec is missing or not valid; run peer again to write it anew", p.Name)
 	}
 	return nil
 }

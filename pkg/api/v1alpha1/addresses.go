@@ -37,25 +37,17 @@ func Prefixes(cidrs []CIDR) []netip.Prefix {
 func (c *CIDR) DeepCopyInto(out *CIDR) { *out = *c }
 
 // MarshalJSON writes a string, which is empty for the zero value.
-func (c CIDR) MarshalJSON() ([]byte, error) {
-	if !c.IsValid() {
-		return []byte(`""`), nil
-	}
-	return json.Marshal(c.String())
-}
+func (c CIDR) MarshalJSON() ([]byte, error) { return json.Marshal(c.Prefix) }
 
 // UnmarshalJSON reads a string. A text that is no prefix, or has host bits, becomes the
 // zero value, which is not valid. So one bad value does not keep a reader from the rest of
 // a list. The schema refuses such values where they are written.
 func (c *CIDR) UnmarshalJSON(b []byte) error {
-	var s string
-	*c = CIDR{}
-	if err := json.Unmarshal(b, &s); err != nil {
-		return nil
+	var p netip.Prefix
+	if json.Unmarshal(b, &p) != nil || p != p.Masked() {
+		p = netip.Prefix{}
 	}
-	if p, err := netip.ParsePrefix(s); err == nil && p == p.Masked() {
-		c.Prefix = p
-	}
+	c.Prefix = p
 	return nil
 }
 
@@ -71,23 +63,15 @@ type IP struct{ netip.Addr }
 func (i *IP) DeepCopyInto(out *IP) { *out = *i }
 
 // MarshalJSON writes a string, which is empty for the zero value.
-func (i IP) MarshalJSON() ([]byte, error) {
-	if !i.IsValid() {
-		return []byte(`""`), nil
-	}
-	return json.Marshal(i.String())
-}
+func (i IP) MarshalJSON() ([]byte, error) { return json.Marshal(i.Addr) }
 
 // UnmarshalJSON reads a string. What is no address is read as the zero value, as
 // with CIDR.
 func (i *IP) UnmarshalJSON(b []byte) error {
-	var s string
-	*i = IP{}
-	if err := json.Unmarshal(b, &s); err != nil {
-		return nil
+	var a netip.Addr
+	if json.Unmarshal(b, &a) != nil || a.Zone() != "" {
+		a = netip.Addr{}
 	}
-	if a, err := netip.ParseAddr(s); err == nil && a.Zone() == "" {
-		i.Addr = a
-	}
+	i.Addr = a
 	return nil
 }

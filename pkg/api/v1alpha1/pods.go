@@ -22,34 +22,30 @@ func (p *Peering) PodOutside(nodes []NodeNetwork) string {
 	used := slices.ContainsFunc(nodes, func(n NodeNetwork) bool {
 		return slices.ContainsFunc(n.Status.PodCIDRs, func(c CIDR) bool { return inside(c.Prefix) })
 	})
-	var what, where string
-	note := func(kind string, prefix netip.Prefix, node string) {
-		if what != "" || !prefix.IsValid() || !p.Carries(prefix.Addr()) || inside(prefix) {
-			return
-		}
-		where = strings.TrimSuffix(prefix.String(), "/32")
-		what = fmt.Sprintf("%s %s of node %s is", kind, where, node)
+	outside := func(prefix netip.Prefix) bool {
+		return prefix.IsValid() && p.Carries(prefix.Addr()) && !inside(prefix)
 	}
 	for _, n := range nodes {
 		for _, ip := range n.Status.PodIPs {
-			if ip.IsValid() {
-				note("pod", netip.PrefixFrom(ip.Addr, ip.BitLen()), n.Spec.NodeName)
+			if outside(netip.PrefixFrom(ip.Addr, ip.BitLen())) {
+				return p.outside("pod", ip.String(), n.Spec.NodeName)
 			}
 		}
 		for _, c := range n.Status.PodCIDRs {
-			if used {
-				note("the range", c.Prefix, n.Spec.NodeName)
+			if used && outside(c.Prefix) {
+				return p.outside("the range", c.String(), n.Spec.NodeName)
 			}
 		}
 	}
-	if what == "" {
-		return ""
-	}
+	return ""
+}
+
+func (p *Peering) outside(kind, where, node string) string {
 	var known []string
 	for _, m := range p.Spec.Local.Pods {
 		known = append(known, m.Real.String())
 	}
 	ranges := strings.Join(known, ",")
-	return fmt.Sprintf("%s outside of %s, by which %s knows the pods of this cluster: run kubectl liqonet peer THIS-CLUSTER %s --pod-cidr THIS-CLUSTER=%s,RANGE-OF-%s",
-		what, ranges, p.Spec.Remote.Name, p.Spec.Remote.Name, ranges, where)
+	return fmt.Sprintf("%s %s of node %s is outside of %s, by which %s knows the pods of this cluster: run kubectl liqonet peer THIS-CLUSTER %s --pod-cidr THIS-CLUSTER=%s,RANGE-OF-%s",
+		kind, where, node, ranges, p.Spec.Remote.Name, p.Spec.Remote.Name, ranges, where)
 }
