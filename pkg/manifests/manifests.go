@@ -51,27 +51,26 @@ var crds embed.FS
 
 // CRDs returns the custom resource definitions.
 func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
-	var out []*apiextensionsv1.CustomResourceDefinition
-	err := fs.WalkDir(crds, ".", func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		raw, err := crds.ReadFile(path)
+	files, err := fs.Glob(crds, "crds/*.yaml")
+	if err != nil {
+		return nil, err
+	}
+	out := make([]*apiextensionsv1.CustomResourceDefinition, len(files))
+	for i, file := range files {
+		raw, err := crds.ReadFile(file)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		crd := &apiextensionsv1.CustomResourceDefinition{}
 		if err := yaml.UnmarshalStrict(raw, crd); err != nil {
-			return fmt.Errorf("embedded %s: %w", path, err)
+			return nil, fmt.Errorf("embedded %s: %w", file, err)
 		}
-		crd.TypeMeta = metav1.TypeMeta{APIVersion: "apiextensions.k8s.io/v1", Kind: "CustomResourceDefinition"}
 		annotations := crd.Annotations
 		crd.ObjectMeta = objectMeta("", crd.Name, commonLabels())
 		maps.Copy(crd.Annotations, annotations)
-		out = append(out, crd)
-		return nil
-	})
-	return out, err
+		out[i] = crd
+	}
+	return out, nil
 }
 
 // Namespace is where the agents live. Node agents use the host's network and
@@ -164,10 +163,8 @@ func (k OverlayKey) mount(pod *corev1.PodTemplateSpec) {
 // their DaemonSet, which needs it.
 func NodeAgent(image string, key OverlayKey) (account []Object, daemonSet *appsv1.DaemonSet) {
 	labels := componentLabels("node")
-	role := &rbacv1.ClusterRole{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole"},
-		ObjectMeta: objectMeta("", v1alpha1.NodeAgentName, labels),
-		Rules: []rbacv1.PolicyRule{
+	account = accountFor(v1alpha1.NodeAgentName, v1alpha1.NodeAgentName, labels,
+		[]rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"namespaces"}, ResourceNames: []string{v1alpha1.Namespace}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, ResourceNames: []string{v1alpha1.NodeAgentName}, Verbs: []string{"get", "list", "watch"}},
@@ -175,7 +172,9 @@ func NodeAgent(image string, key OverlayKey) (account []Object, daemonSet *appsv
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks/status"}, Verbs: []string{"patch"}},
 		},
-	}
+		[]rbacv1.PolicyRule{
+			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update", "patch"}},
+		})
 	daemonSet = &appsv1.DaemonSet{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
 		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.NodeAgentName, labels),
@@ -199,24 +198,12 @@ func NodeAgent(image string, key OverlayKey) (account []Object, daemonSet *appsv
 					// A node that is cordoned, tainted or not ready has pods all the same.
 					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 					Affinity:    nodes.Affinity(),
-					Containers: []corev1.Container{{
-						Name:            "agent",
-						Image:           image,
-						ImagePullPolicy: corev1.PullIfNotPresent,
-						Args:            []string{"node"},
-						Env:             []corev1.EnvVar{fieldEnv("NODE_NAME", "spec.nodeName"), fieldEnv("POD_NAME", "metadata.name")},
-						Resources:       requests("10m", "32Mi"),
-						LivenessProbe:   liveness("127.0.0.1"),
-						SecurityContext: netAdminOnly(),
-					}},
+					Containers:  []corev1.Container{agent(image, "10m", "127.0.0.1", "node")},
 				},
 			},
 		},
 	}
 	key.mount(&daemonSet.Spec.Template)
-	account = append(accountFor(v1alpha1.NodeAgentName, role), inNamespace(v1alpha1.NodeAgentName, labels, rbacv1.PolicyRule{
-		APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update", "patch"},
-	})...)
 	return account, daemonSet
 }
 
@@ -293,20 +280,17 @@ func (g Gateway) Service() *corev1.Service {
 // Deployment, which needs it and the Secret.
 func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 	labels := g.Labels()
-	role := &rbacv1.ClusterRole{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRole"},
-		ObjectMeta: objectMeta("", g.ClusterName(), labels),
-		Rules: []rbacv1.PolicyRule{
+	account = accountFor(g.Name(), g.ClusterName(), labels,
+		[]rbacv1.PolicyRule{
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings"}, ResourceNames: []string{g.Peering}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings/status"}, ResourceNames: []string{g.Peering}, Verbs: []string{"patch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch"}},
 		},
-	}
-	account = append(accountFor(g.Name(), role), inNamespace(g.Name(), labels,
-		rbacv1.PolicyRule{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{g.Name()}, Verbs: []string{"get", "update", "patch"}},
-		// Which endpoints it has is told to the peer.
-		rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{g.Name()}, Verbs: []string{"get", "list", "watch"}},
-	)...)
+		[]rbacv1.PolicyRule{
+			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{g.Name()}, Verbs: []string{"get", "update", "patch"}},
+			// Which endpoints it has is told to the peer.
+			{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{g.Name()}, Verbs: []string{"get", "list", "watch"}},
+		})
 	return append(account, &coordinationv1.Lease{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: labels}, // its annotation is the agent's
@@ -315,22 +299,10 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 
 func (g Gateway) deployment() *appsv1.Deployment {
 	labels := g.Labels()
-	container := corev1.Container{
-		Name:            "agent",
-		Image:           g.Image,
-		ImagePullPolicy: corev1.PullIfNotPresent,
-		Args:            []string{"gateway", "--peering=" + g.Peering, "--plane=" + strconv.Itoa(int(g.Plane)), "--key-dir=" + KeyDir},
-		Env: []corev1.EnvVar{
-			fieldEnv("NODE_NAME", "spec.nodeName"),
-			fieldEnv("POD_NAME", "metadata.name"),
-			fieldEnv("POD_IPS", "status.podIPs"),
-		},
-		Ports:           []corev1.ContainerPort{{Name: "wireguard", ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}},
-		Resources:       requests("50m", "32Mi"),
-		LivenessProbe:   liveness(""),
-		SecurityContext: netAdminOnly(),
-		VolumeMounts:    []corev1.VolumeMount{{Name: "keys", MountPath: KeyDir, ReadOnly: true}},
-	}
+	container := agent(g.Image, "50m", "", "gateway", "--peering="+g.Peering, "--plane="+strconv.Itoa(int(g.Plane)), "--key-dir="+KeyDir)
+	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
+	container.Ports = []corev1.ContainerPort{{Name: "wireguard", ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}}
+	container.VolumeMounts = []corev1.VolumeMount{{Name: "keys", MountPath: KeyDir, ReadOnly: true}}
 	volumes := []corev1.Volume{{Name: "keys", VolumeSource: corev1.VolumeSource{
 		Secret: &corev1.SecretVolumeSource{SecretName: g.SecretName(), DefaultMode: new(int32(0o400))},
 	}}}
@@ -394,79 +366,72 @@ func componentLabels(component string) map[string]string {
 	return l
 }
 
-// accountFor is the account of an agent, which has a role in the whole cluster.
-func accountFor(name string, role *rbacv1.ClusterRole) []Object {
+// accountFor is the account of an agent, with permissions in the whole cluster by a role of
+// another name, and with some in our namespace only: elsewhere Leases are heartbeats of
+// others.
+func accountFor(name, clusterName string, labels map[string]string, inCluster, inNamespace []rbacv1.PolicyRule) []Object {
+	rbac := rbacv1.SchemeGroupVersion.String()
+	subjects := []rbacv1.Subject{{Kind: "ServiceAccount", Name: name, Namespace: v1alpha1.Namespace}}
 	return []Object{
 		&corev1.ServiceAccount{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"},
-			ObjectMeta: objectMeta(v1alpha1.Namespace, name, role.Labels),
+			ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
 		},
-		role,
+		&rbacv1.ClusterRole{
+			TypeMeta:   metav1.TypeMeta{APIVersion: rbac, Kind: "ClusterRole"},
+			ObjectMeta: objectMeta("", clusterName, labels),
+			Rules:      inCluster,
+		},
 		&rbacv1.ClusterRoleBinding{
-			TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "ClusterRoleBinding"},
-			ObjectMeta: objectMeta("", role.Name, role.Labels),
-			RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "ClusterRole", Name: role.Name},
-			Subjects:   subjects(name),
+			TypeMeta:   metav1.TypeMeta{APIVersion: rbac, Kind: "ClusterRoleBinding"},
+			ObjectMeta: objectMeta("", clusterName, labels),
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterName},
+			Subjects:   subjects,
 		},
-	}
-}
-
-// inNamespace gives an account permissions in our namespace only: elsewhere Leases are
-// heartbeats of others.
-func inNamespace(account string, labels map[string]string, rules ...rbacv1.PolicyRule) []Object {
-	return []Object{
 		&rbacv1.Role{
-			TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "Role"},
-			ObjectMeta: objectMeta(v1alpha1.Namespace, account, labels),
-			Rules:      rules,
+			TypeMeta:   metav1.TypeMeta{APIVersion: rbac, Kind: "Role"},
+			ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
+			Rules:      inNamespace,
 		},
 		&rbacv1.RoleBinding{
-			TypeMeta:   metav1.TypeMeta{APIVersion: "rbac.authorization.k8s.io/v1", Kind: "RoleBinding"},
-			ObjectMeta: objectMeta(v1alpha1.Namespace, account, labels),
-			RoleRef:    rbacv1.RoleRef{APIGroup: "rbac.authorization.k8s.io", Kind: "Role", Name: account},
-			Subjects:   subjects(account),
+			TypeMeta:   metav1.TypeMeta{APIVersion: rbac, Kind: "RoleBinding"},
+			ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
+			Subjects:   subjects,
 		},
 	}
 }
 
-func subjects(account string) []rbacv1.Subject {
-	return []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: v1alpha1.Namespace}}
-}
-
-// liveness has the kubelet start an agent anew whose loop is stuck, which the agent
-// itself says. An empty host is the pod's own address.
-func liveness(host string) *corev1.Probe {
-	return &corev1.Probe{
-		ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
-			Host: host, Path: "/healthz", Port: intstr.FromInt32(v1alpha1.HealthPort),
+// agent is the one container of an agent's pod. An empty healthHost is the pod's own
+// address.
+func agent(image, cpu, healthHost string, args ...string) corev1.Container {
+	return corev1.Container{
+		Name: "agent", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Args: args,
+		Env: []corev1.EnvVar{fieldEnv("NODE_NAME", "spec.nodeName"), fieldEnv("POD_NAME", "metadata.name")},
+		Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
+			corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("32Mi"),
 		}},
-		PeriodSeconds: 20, TimeoutSeconds: 5, FailureThreshold: 3,
+		// The kubelet starts an agent anew whose loop is stuck, which the agent itself says.
+		LivenessProbe: &corev1.Probe{
+			ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
+				Host: healthHost, Path: "/healthz", Port: intstr.FromInt32(v1alpha1.HealthPort),
+			}},
+			PeriodSeconds: 20, TimeoutSeconds: 5, FailureThreshold: 3,
+		},
+		// The one capability is what netlink and nftables ask for. The user is root because
+		// Kubernetes cannot give capabilities to others.
+		SecurityContext: &corev1.SecurityContext{
+			RunAsUser:                new(int64(0)),
+			AllowPrivilegeEscalation: new(false),
+			ReadOnlyRootFilesystem:   new(true),
+			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN"}},
+			SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
+		},
 	}
 }
 
 func fieldEnv(name, path string) corev1.EnvVar {
 	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}}}
-}
-
-func requests(cpu, memory string) corev1.ResourceRequirements {
-	return corev1.ResourceRequirements{Requests: corev1.ResourceList{
-		corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse(memory),
-	}}
-}
-
-// netAdminOnly is the one capability that netlink and nftables ask for. The user
-// is root because Kubernetes cannot give capabilities to others.
-func netAdminOnly() *corev1.SecurityContext {
-	return &corev1.SecurityContext{
-		RunAsUser:                new(int64(0)),
-		AllowPrivilegeEscalation: new(false),
-		ReadOnlyRootFilesystem:   new(true),
-		Capabilities: &corev1.Capabilities{
-			Drop: []corev1.Capability{"ALL"},
-			Add:  []corev1.Capability{"NET_ADMIN"},
-		},
-		SeccompProfile: &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-	}
 }
 
 // preferWorkers keeps gateways off control planes where there is another node.
