@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -220,13 +221,18 @@ func (f *FactSheet) checkVersion() error {
 }
 
 // ReportsByNode returns the agents' reports by the names of their nodes. Of two of
-// one node it is the first.
+// one node it is the one that was written last: a Node that was deleted may have left one.
 func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetwork {
 	out := make(map[string]*v1alpha1.NodeNetwork, len(reports))
 	for i := range reports {
-		if name := reports[i].Spec.NodeName; out[name] == nil {
-			out[name] = &reports[i]
+		r := &reports[i]
+		if other := out[r.Spec.NodeName]; other != nil {
+			order, err := resourceversion.CompareResourceVersion(r.ResourceVersion, other.ResourceVersion)
+			if err != nil || order < 0 {
+				continue
+			}
 		}
+		out[r.Spec.NodeName] = r
 	}
 	return out
 }

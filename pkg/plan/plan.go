@@ -137,6 +137,14 @@ func (p *Plan) Changes() int {
 	return n
 }
 
+// Server is the index of the cluster whose gateways are called by the other's.
+func (p *Plan) Server() int {
+	if p.Clusters[0].Role == v1alpha1.Server {
+		return 0
+	}
+	return 1
+}
+
 // Make makes the plan for two clusters.
 func Make(a, b FactSheet) (*Plan, error) {
 	p, err := choose(a, b)
