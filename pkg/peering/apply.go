@@ -79,6 +79,13 @@ func (c *Cluster) applyNoting(ctx context.Context, j *journal, objs ...manifests
 	return changed, err
 }
 
+// apply is applyNoting in a run.
+func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
+	changed, err := s.applyNoting(ctx, s.journal, objs...)
+	s.changed = append(s.changed, changed...)
+	return err
+}
+
 // isChanged says that an apply has changed an object. The resourceVersion alone does not
 // tell: meanwhile an agent may have written its status, or renewed its Lease.
 func isChanged(before, after *unstructured.Unstructured) bool {

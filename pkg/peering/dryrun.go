@@ -17,7 +17,7 @@ import (
 
 // comparePlan says for each object what is to be done with it.
 func (p *run) comparePlan(ctx context.Context) error {
-	return p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
+	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
 		objs := p.planOf(s).Objects
 		g, ctx := errgroup.WithContext(ctx)
 		g.SetLimit(8)
@@ -29,7 +29,7 @@ func (p *run) comparePlan(ctx context.Context) error {
 				return err
 			})
 		}
-		return nil, g.Wait()
+		return g.Wait()
 	})
 }
 

@@ -298,19 +298,15 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 // turn.
 func TestDefect1_20_TurnsKeepTheirOrder(t *testing.T) {
 	t.Parallel()
-	first := make(chan struct{})
-	failed := newTurn(first)
-	third := newTurn(failed.next)
-	failed.pass() // before its turn
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if err := third.wait(ctx); err == nil {
+	tickets := newTickets(3)
+	go tickets[1].release() // it failed before its turn
+	select {
+	case <-tickets[2].ready:
 		t.Error("the third pair overtook the first one")
+	case <-time.After(50 * time.Millisecond):
 	}
-	close(first)
-	if err := third.wait(t.Context()); err != nil {
-		t.Error(err)
-	}
+	tickets[0].release()
+	<-tickets[2].ready
 }
 
 // Another command changes the Peering between the read and the write of expose-host, and

@@ -1,7 +1,9 @@
 package peering
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -24,19 +26,6 @@ const (
 	// depend on the time.
 	lookInterval = time.Second
 )
-
-// kind is what of the API is followed.
-type kind struct {
-	list client.ObjectList
-	opts []client.ListOption
-}
-
-func all(list client.ObjectList) kind { return kind{list: list} }
-
-// inNamespace are the objects in our namespace.
-func inNamespace(list client.ObjectList) kind {
-	return kind{list: list, opts: []client.ListOption{client.InNamespace(v1alpha1.Namespace)}}
-}
 
 // objects are the present ones of the kinds that a wait follows.
 type objects []toolscache.Store
@@ -63,28 +52,20 @@ func byName[T client.Object](o objects, name string) (found T) {
 	return found
 }
 
-// values are copies of them, by name.
-func values[T any, P interface {
-	*T
-	client.Object
-}](o objects) []T {
-	var out []T
-	for _, obj := range of[P](o) {
-		out = append(out, *obj.DeepCopyObject().(P))
+// reports are the NodeNetworks, by name.
+func (o objects) reports() (out []v1alpha1.NodeNetwork) {
+	for _, n := range of[*v1alpha1.NodeNetwork](o) {
+		out = append(out, *n.DeepCopy())
 	}
-	slices.SortFunc(out, func(a, b T) int { return compareNames(P(&a), P(&b)) })
+	slices.SortFunc(out, func(a, b v1alpha1.NodeNetwork) int { return cmp.Compare(a.Name, b.Name) })
 	return out
-}
-
-func compareNames(a, b client.Object) int {
-	return slices.Compare([]string{a.GetNamespace(), a.GetName()}, []string{b.GetNamespace(), b.GetName()})
 }
 
 // await lists and watches the kinds, and calls condition with what there is after
 // every change, until it is true, fails, or ctx ends. An API server that does not
 // answer is waited for. A timeout is reported with the last reason that condition
 // gave for not being true, or with what the API server says.
-func (c *Cluster) await(ctx context.Context, doing, hint string, kinds []kind, condition func(ctx context.Context, o objects) (reason string, err error)) error {
+func (c *Cluster) await(ctx context.Context, doing, hint string, kinds []client.ObjectList, condition func(ctx context.Context, o objects) (reason string, err error)) error {
 	following, stop := context.WithCancel(ctx)
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -98,8 +79,8 @@ func (c *Cluster) await(ctx context.Context, doing, hint string, kinds []kind, c
 	}
 	var stores objects
 	followers := make([]*follower, len(kinds))
-	for i, k := range kinds {
-		f, err := c.newFollower(k, ring)
+	for i, list := range kinds {
+		f, err := c.newFollower(list, ring)
 		if err != nil {
 			return c.fail(doing, err)
 		}
@@ -147,41 +128,29 @@ type follower struct {
 	failures int
 }
 
-func (c *Cluster) newFollower(k kind, ring func()) (*follower, error) {
-	list := func() client.ObjectList { return k.list.DeepCopyObject().(client.ObjectList) }
+func (c *Cluster) newFollower(kind client.ObjectList, ring func()) (*follower, error) {
+	list := func() client.ObjectList { return kind.DeepCopyObject().(client.ObjectList) }
 	lw := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l := list()
-			return l, c.Client.List(ctx, l, append(slices.Clone(k.opts), &client.ListOptions{Raw: &o})...)
+			return l, c.Client.List(ctx, l, inOurNamespace(kind), &client.ListOptions{Raw: &o})
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
-			return c.Client.Watch(ctx, list(), append(slices.Clone(k.opts), &client.ListOptions{Raw: &o})...)
+			return c.Client.Watch(ctx, list(), inOurNamespace(kind), &client.ListOptions{Raw: &o})
 		},
 	}
-	gvk, err := c.Client.GroupVersionKindFor(k.list)
-	if err != nil {
-		return nil, err
-	}
-	gvk.Kind = gvk.Kind[:len(gvk.Kind)-len("List")]
-	example, err := c.Client.Scheme().New(gvk)
-	if err != nil {
-		return nil, err
-	}
-	f := &follower{name: gvk.Kind}
 	// A list and a watch: not every API server, nor every proxy, can stream a list.
-	f.informer = toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(lw, listsAndWatches{}), example, 0, toolscache.Indexers{})
-	if err := f.informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
+	informer := toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(lw, listsAndWatches{}), nil, 0, toolscache.Indexers{})
+	f := &follower{name: kindName(kind), informer: informer}
+	_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { ring() }, UpdateFunc: func(any, any) { ring() }, DeleteFunc: func(any) { ring() },
+	})
+	return f, errors.Join(err, informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
 		f.mu.Lock()
 		f.last, f.failures = err, f.failures+1
 		f.mu.Unlock()
 		ring()
-	}); err != nil {
-		return nil, err
-	}
-	_, err = f.informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { ring() }, UpdateFunc: func(any, any) { ring() }, DeleteFunc: func(any) { ring() },
-	})
-	return f, err
+	}))
 }
 
 type listsAndWatches struct{}

@@ -1,12 +1,9 @@
 package peering
 
 import (
-	"context"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -17,8 +14,6 @@ const (
 	// dead, nodeSilence the same for a node agent.
 	silence     = 3 * v1alpha1.ReportInterval
 	nodeSilence = 3 * v1alpha1.NodeReportInterval
-	// leaseMargin is more than a renewal comes late: agents spread theirs.
-	leaseMargin = 3 * time.Second
 )
 
 // nodeLease and gatewayLease name the Leases of agents.
@@ -31,8 +26,7 @@ func gatewayLease(peering string, plane int32) string {
 // heartbeats tell which agents are alive. A Lease has the time of its agent's clock,
 // which may be wrong by any amount. So what counts is when it was seen to change, by
 // the clock of this machine that no one sets. A Lease that is seen for the first time
-// has the API server's own stamp, compared with the API server's own clock. If
-// these say that it is recent, it is.
+// has the API server's own stamp, compared with the API server's own clock.
 type heartbeats map[string]heartbeat
 
 type heartbeat struct {
@@ -45,15 +39,16 @@ type heartbeat struct {
 func (h heartbeats) note(leases []*coordinationv1.Lease, serverNow time.Time) {
 	for _, l := range leases {
 		last, known := h[l.Name]
-		switch {
-		case !known:
-			b := heartbeat{lease: l}
-			if age := serverNow.Sub(stampOf(l)); age >= -time.Second && age < nodeSilence {
-				b.changed = time.Now().Add(-max(age, 0))
-			}
-			h[l.Name] = b
-		case last.lease.ResourceVersion != l.ResourceVersion:
+		switch stamp := stampOf(l); {
+		case known && last.lease.ResourceVersion == l.ResourceVersion:
+		case known:
 			h[l.Name] = heartbeat{lease: l, changed: time.Now()}
+		// One of several API servers may be a little ahead. More than that is no stamp to
+		// go by.
+		case stamp.IsZero(), stamp.Sub(serverNow) > silence:
+			h[l.Name] = heartbeat{lease: l}
+		default:
+			h[l.Name] = heartbeat{lease: l, changed: time.Now().Add(-max(serverNow.Sub(stamp), 0))}
 		}
 	}
 }
@@ -81,10 +76,13 @@ func (h heartbeats) alive(name string, within time.Duration) bool {
 	return known && age <= within
 }
 
-// heldBy says that the agent in the pod renews the Lease.
-func (h heartbeats) heldBy(name string, pod *corev1.Pod) bool {
+// holder is the pod whose agent renews the Lease, empty if there is none.
+func (h heartbeats) holder(name string) string {
 	l := h[name].lease
-	return l != nil && l.Spec.HolderIdentity != nil && *l.Spec.HolderIdentity == pod.Name
+	if l == nil || l.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return *l.Spec.HolderIdentity
 }
 
 // sinceOf is how long ago something was that the agent has told with its own clock,
@@ -96,38 +94,6 @@ func (h heartbeats) sinceOf(name string, at time.Time) *time.Duration {
 		return nil
 	}
 	return new(max(l.Spec.RenewTime.Sub(at)+age, 0))
-}
-
-// listen reads the Leases. Of those named, with how often they are renewed, some may
-// seem old, or of the future. These are watched for as long as a renewal takes, before
-// anybody says that their agents are dead.
-func (c *Cluster) listen(ctx context.Context, renewed map[string]time.Duration) (heartbeats, error) {
-	h := heartbeats{}
-	start := time.Now()
-	until, hasEnd := ctx.Deadline()
-	doubtful := func() string {
-		for name, interval := range renewed {
-			if l := h[name].lease; l != nil && l.Spec.HolderIdentity != nil && !h.alive(name, 3*interval) && time.Since(start) < interval*5/4+leaseMargin {
-				return name + " was not renewed yet"
-			}
-		}
-		return ""
-	}
-	var leases coordinationv1.LeaseList
-	if err := c.Client.List(ctx, &leases, client.InNamespace(v1alpha1.Namespace)); err != nil {
-		return nil, c.fail("list Leases", err)
-	}
-	h.note(pointers(leases.Items), c.now())
-	if doubtful() == "" {
-		return h, nil
-	}
-	return h, c.await(ctx, "watch the agents' Leases", "", []kind{inNamespace(&coordinationv1.LeaseList{})}, func(_ context.Context, o objects) (string, error) {
-		h.note(of[*coordinationv1.Lease](o), c.now())
-		if hasEnd && time.Until(until) < 2*lookInterval {
-			return "", nil // what is known by now has to do
-		}
-		return doubtful(), nil
-	})
 }
 
 func pointers[T any](in []T) (out []*T) {

@@ -144,3 +144,11 @@ func objectsOf(objs ...client.Object) objects {
 	}
 	return objects{store}
 }
+
+// Silent is a Reporter that shows nothing.
+type Silent struct{}
+
+// Step does it.
+func (Silent) Step(ctx context.Context, _ string, do func(context.Context) error) error {
+	return do(ctx)
+}

@@ -2,12 +2,10 @@ package peering
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -28,22 +26,22 @@ func (c *Cluster) ExposeHost(ctx context.Context, peer *Cluster, host netip.Addr
 		return netip.Addr{}, err
 	}
 	if err := c.canExpose(ctx, p, host); err != nil {
-		return netip.Addr{}, &Error{Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("expose host %s to %q", host, peer.Name), Err: err}
+		return netip.Addr{}, err
 	}
 	number := 0
 	err = c.changeHosts(ctx, peer, func(a *v1alpha1.PeerAllocation) error {
-		taken := map[int]bool{}
+		used := map[int]bool{}
 		for _, h := range a.Hosts {
 			if h.Address.Addr == host {
 				number = int(h.Number)
 				return errUnchanged
 			}
-			taken[int(h.Number)] = true
+			used[int(h.Number)] = true
 		}
 		if len(a.Hosts) >= maxHosts {
 			return fmt.Errorf("%d hosts are exposed to %q already", maxHosts, peer.Name)
 		}
-		if number, err = ipam.HostNumber(host, func(n int) bool { return taken[n] }); err != nil {
+		if number, err = ipam.HostNumber(host, func(n int) bool { return used[n] }); err != nil {
 			return err
 		}
 		a.Hosts = append(a.Hosts, v1alpha1.ExposedHost{Address: v1alpha1.IP{Addr: host}, Number: int32(number)})
@@ -75,37 +73,40 @@ func (c *Cluster) HideHost(ctx context.Context, peer *Cluster, host netip.Addr) 
 // maxHosts is what a Peering has room for.
 const maxHosts = 256
 
-// canExpose says why an address is none of a host outside.
+// canExpose fails if an address is none of a host outside.
 func (c *Cluster) canExpose(ctx context.Context, p *v1alpha1.Peering, host netip.Addr) error {
+	refused := func(format string, args ...any) error {
+		return &Error{Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("expose host %s to %q", host, p.Spec.Remote.Name), Err: fmt.Errorf(format, args...)}
+	}
 	if !p.Carries(host) || host.IsLoopback() || host.IsMulticast() || host.IsUnspecified() || host.IsLinkLocalUnicast() {
-		return errors.New("it is not an IPv4 address that nodes send to")
+		return refused("it is not an IPv4 address that nodes send to")
 	}
 	for _, m := range p.Spec.Local.Pods {
 		if m.Real.Contains(host) {
-			return fmt.Errorf("it is in the pods' range %s: pods need not be exposed", m.Real)
+			return refused("it is in the pods' range %s: pods need not be exposed", m.Real)
 		}
 	}
 	if p.Spec.Local.InternalCIDR.Contains(host) {
-		return fmt.Errorf("it is in the overlay's range %s", p.Spec.Local.InternalCIDR)
+		return refused("it is in the overlay's range %s", p.Spec.Local.InternalCIDR)
 	}
 	var peerings v1alpha1.PeeringList
-	if err := c.Client.List(ctx, &peerings); err != nil {
-		return c.fail("list Peerings", err)
+	if err := c.list(ctx, &peerings); err != nil {
+		return err
 	}
 	for _, other := range peerings.Items {
 		for _, r := range other.RemoteRanges() {
 			if r.Contains(host) {
-				return fmt.Errorf("it is in the range %s of the peer %q", r, other.Spec.Remote.Name)
+				return refused("it is in the range %s of the peer %q", r, other.Spec.Remote.Name)
 			}
 		}
 	}
 	var list corev1.NodeList
-	if err := c.Client.List(ctx, &list); err != nil {
-		return c.fail("list nodes", err)
+	if err := c.list(ctx, &list); err != nil {
+		return err
 	}
 	for i := range list.Items {
 		if nodes.HasAddress(&list.Items[i], host) {
-			return fmt.Errorf("it is node %s: nodes are not open to peers", list.Items[i].Name)
+			return refused("it is node %s: nodes are not open to peers", list.Items[i].Name)
 		}
 	}
 	return nil
@@ -125,10 +126,9 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v
 		return c.fail("write the exposed hosts to the ledger", err)
 	}
 	name := plan.Allocation(cn, peer.ID).Name
-	kinds := []kind{all(&v1alpha1.ClusterNetworkList{}), all(&v1alpha1.PeeringList{}), all(&v1alpha1.NodeNetworkList{}), all(&corev1.NodeList{}), inNamespace(&coordinationv1.LeaseList{})}
 	beats := heartbeats{}
+	kinds := append(viewKinds(), &v1alpha1.ClusterNetworkList{})
 	return c.await(ctx, "wait until gateway and nodes have applied it", c.podsHint(), kinds, func(ctx context.Context, o objects) (string, error) {
-		beats.note(of[*coordinationv1.Lease](o), c.now())
 		p := byName[*v1alpha1.Peering](o, name)
 		if p == nil {
 			return "", errUnpeered
@@ -140,26 +140,22 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v
 		if !slices.Equal(hosts, p.Spec.Local.Hosts) {
 			return "the Peering has just been changed", c.applyHosts(ctx, p, hosts)
 		}
-		ready, _ := nodesByReadiness(of[*corev1.Node](o))
-		v, err := view(c.Name, p, values[v1alpha1.NodeNetwork](o), ready, beats)
-		if err != nil {
-			return "", err
-		}
-		return settled(p, v), nil
+		_, missing, err := c.viewOf(p, o, beats)
+		return missing, err
 	})
 }
 
 // currentHosts are the exposed hosts as the ledger has them now: others may change it
 // at the same time.
 func (c *Cluster) currentHosts(ctx context.Context, peer *Cluster, external netip.Prefix) ([]v1alpha1.AddressMapping, error) {
-	cn, err := c.ledger(ctx)
-	if err != nil {
+	entry, err := c.entry(ctx, peer.ID)
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	if cn == nil || plan.Allocation(cn, peer.ID) == nil {
+	case entry == nil:
 		return nil, errUnpeered
 	}
-	return plan.HostMappings(plan.Allocation(cn, peer.ID), external)
+	return plan.HostMappings(entry, external)
 }
 
 // applyHosts changes the hosts of the Peering, if it still is as it was read: what

@@ -174,7 +174,7 @@ func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan
 		return nil, err
 	}
 	if !contains(live.Object, want.Object) {
-		err = s.await(ctx, "wait for the gateway, before the node agents are replaced", s.podsHint(), append(rolloutKinds(), all(&v1alpha1.PeeringList{})), func(_ context.Context, o objects) (string, error) {
+		err = s.await(ctx, "wait for the gateway, before the node agents are replaced", s.podsHint(), append(rolloutKinds(), &v1alpha1.PeeringList{}), func(_ context.Context, o objects) (string, error) {
 			for _, g := range gateways {
 				if byName[*v1alpha1.Peering](o, g.Peering) == nil {
 					return "", errUnpeered
@@ -309,10 +309,10 @@ func tornDownIfTerminating(err error) error {
 // nodeReports waits until the agent of every node that is ready has reported
 // what its kernel can do.
 func (c *Cluster) nodeReports(ctx context.Context) (reports []v1alpha1.NodeNetwork, err error) {
-	kinds := append(rolloutKinds(), all(&corev1.NodeList{}), all(&v1alpha1.NodeNetworkList{}))
+	kinds := append(rolloutKinds(), &corev1.NodeList{}, &v1alpha1.NodeNetworkList{})
 	err = c.await(ctx, "wait for the node agents", c.podsHint(), kinds, func(_ context.Context, o objects) (string, error) {
 		nodes, _ := nodesByReadiness(of[*corev1.Node](o))
-		reports = values[v1alpha1.NodeNetwork](o)
+		reports = o.reports()
 		byNode := plan.ReportsByNode(reports)
 		var missing []string
 		for _, n := range nodes {

@@ -8,7 +8,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -21,15 +20,16 @@ var errTornDown = errors.New("liqonet is being removed from the cluster")
 
 // ledger reads the cluster's ledger; nil where liqonet is not installed.
 func (c *Cluster) ledger(ctx context.Context) (*v1alpha1.ClusterNetwork, error) {
-	cn := &v1alpha1.ClusterNetwork{}
-	err := c.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.ClusterNetworkName}, cn)
-	if absent(err) {
-		return nil, nil
+	return get[v1alpha1.ClusterNetwork](ctx, c, "", v1alpha1.ClusterNetworkName)
+}
+
+// entry reads the peer's entry of the ledger, nil if there is none.
+func (c *Cluster) entry(ctx context.Context, peerID string) (*v1alpha1.PeerAllocation, error) {
+	cn, err := c.ledger(ctx)
+	if cn == nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, c.fail("read ClusterNetwork "+v1alpha1.ClusterNetworkName, err)
-	}
-	return cn, nil
+	return plan.Allocation(cn, peerID), nil
 }
 
 // absent says that an object, or its whole kind, is not there.

@@ -33,74 +33,56 @@ const pairsAtOnce = 8
 // indexes are given out in the order of the pairs, so that they come out as a dry run says.
 // The gateways of all pairs start at the same time.
 func PeerAll(ctx context.Context, pairs []Pair, o Options, reporter func(Pair) Reporter) []Outcome {
-	before := make(chan struct{})
-	close(before)
-	return forPairs(pairs, func(i int) func(*Outcome) {
-		mine := newTurn(before)
-		before = mine.next
-		return func(out *Outcome) {
-			defer mine.pass()
-			p := newRun(pairs[i][0], pairs[i][1], o, reporter(pairs[i]))
-			p.turn = mine
-			out.Result, out.Err = p.peer(ctx)
-		}
+	tickets := newTickets(len(pairs))
+	return forPairs(pairs, func(i int, out *Outcome) {
+		p := newRun(out.Pair[0], out.Pair[1], o, reporter(out.Pair))
+		p.ticket = tickets[i]
+		defer p.ticket.release()
+		out.Result, out.Err = p.peer(ctx)
 	})
 }
 
-// turn lets pairs claim indexes and ranges one after the other. The zero value waits
-// for nobody.
-type turn struct {
-	before <-chan struct{}
-	next   chan struct{}
-	pass   func()
+// ticket lets pairs claim indexes and ranges one after the other.
+type ticket struct {
+	// ready is closed when the pairs before this one have released theirs.
+	ready <-chan struct{}
+	// release waits until the ticket is ready: a pair that fails does not let the next one
+	// overtake those before it.
+	release func()
 }
 
-func newTurn(before <-chan struct{}) turn {
-	next := make(chan struct{})
-	return turn{before: before, next: next, pass: sync.OnceFunc(func() {
-		// A pair that fails before its turn does not let the next one overtake those
-		// before it.
-		go func() {
-			<-before
+func newTickets(n int) []ticket {
+	before := make(chan struct{})
+	close(before)
+	tickets := make([]ticket, n)
+	for i := range tickets {
+		ready, next := before, make(chan struct{})
+		tickets[i] = ticket{ready, sync.OnceFunc(func() {
+			<-ready
 			close(next)
-		}()
-	})}
-}
-
-// wait returns when the pairs before this one have passed.
-func (t turn) wait(ctx context.Context) error {
-	if t.before == nil {
-		return nil
+		})}
+		before = next
 	}
-	select {
-	case <-t.before:
-		return nil
-	case <-ctx.Done():
-		return &Error{Kind: NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
-	}
+	return tickets
 }
 
 // UnpeerAll removes the peerings of all pairs, as Unpeer does, and goes on where
 // one fails.
 func UnpeerAll(ctx context.Context, pairs []Pair, reporter func(Pair) Reporter) []Outcome {
-	return forPairs(pairs, func(i int) func(*Outcome) {
-		return func(out *Outcome) {
-			out.Removed[0], out.Removed[1], out.Err = Unpeer(ctx, pairs[i][0], pairs[i][1], reporter(pairs[i]))
-		}
+	return forPairs(pairs, func(_ int, out *Outcome) {
+		out.Removed[0], out.Removed[1], out.Err = Unpeer(ctx, out.Pair[0], out.Pair[1], reporter(out.Pair))
 	})
 }
 
-// forPairs works on several pairs at once. They begin in their order: start is
-// called one after the other, what it returns at the same time.
-func forPairs(pairs []Pair, start func(i int) func(*Outcome)) []Outcome {
+// forPairs works on several pairs at once. They begin in their order.
+func forPairs(pairs []Pair, do func(i int, out *Outcome)) []Outcome {
 	out := make([]Outcome, len(pairs))
-	g := errgroup.Group{}
+	var g errgroup.Group
 	g.SetLimit(pairsAtOnce)
 	for i, pair := range pairs {
 		out[i].Pair = pair
-		do := start(i)
 		g.Go(func() error {
-			do(&out[i])
+			do(i, &out[i])
 			return nil
 		})
 	}
@@ -110,8 +92,8 @@ func forPairs(pairs []Pair, start func(i int) func(*Outcome)) []Outcome {
 
 // PlanAll returns what PeerAll would do, and changes nothing. It needs no other
 // permission than to read; what may not be read is said to be unclear. Each plan
-// begins with what the ones before it leave behind. Where there is an error, it is of the first pair that cannot be
-// planned.
+// begins with what the ones before it leave behind. Where there is an error, it is of
+// the first pair that cannot be planned.
 func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*plan.Plan, error) {
 	plans := make([]*plan.Plan, 0, len(pairs))
 	ledgers := map[string]*v1alpha1.ClusterNetwork{}
@@ -154,15 +136,4 @@ func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*plan.
 		return nil
 	})
 	return plans, ended(ctx, err)
-}
-
-// Failed counts the outcomes with errors.
-func Failed(outcomes []Outcome) int {
-	n := 0
-	for _, o := range outcomes {
-		if o.Err != nil {
-			n++
-		}
-	}
-	return n
 }

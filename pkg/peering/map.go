@@ -5,38 +5,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
-	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
-
-// Address is where something can be called: a pod or a node, or a port of an
-// endpoint of a Service.
-type Address struct {
-	Addr netip.Addr
-	// Port is 0 where it is not about a port.
-	Port int32
-}
-
-func (a Address) String() string {
-	if a.Port == 0 {
-		return a.Addr.String()
-	}
-	return net.JoinHostPort(a.Addr.String(), strconv.Itoa(int(a.Port)))
-}
 
 // TranslationOf is by which addresses the peer knows this cluster.
 func TranslationOf(p *v1alpha1.Peering) (ipam.Translation, error) {
@@ -53,8 +34,8 @@ func TranslationOf(p *v1alpha1.Peering) (ipam.Translation, error) {
 // MapFor returns the address by which the peer knows a pod (NAMESPACE/NAME) or
 // an address of this cluster: a pod's, a node's or an overlay's. Of a Service
 // (NAMESPACE/NAME, or its cluster IP), which itself is not known to the peer, it
-// returns those of its endpoints.
-func (c *Cluster) MapFor(ctx context.Context, peer *Cluster, what string) ([]Address, error) {
+// returns those of its endpoints, each with its port.
+func (c *Cluster) MapFor(ctx context.Context, peer *Cluster, what string) ([]string, error) {
 	p, err := c.peeringWith(ctx, peer)
 	if err != nil {
 		return nil, err
@@ -68,27 +49,30 @@ func (c *Cluster) MapFor(ctx context.Context, peer *Cluster, what string) ([]Add
 		return nil, err
 	}
 	// Pods and endpoints of dual-stack clusters have an address of the other family, too.
-	is4 := p.Spec.Local.InternalCIDR.Addr().Is4()
-	carried := slices.DeleteFunc(slices.Clone(real), func(a Address) bool { return a.Addr.Is4() != is4 })
+	carried := slices.DeleteFunc(slices.Clone(real), func(a netip.AddrPort) bool { return !p.Carries(a.Addr()) })
 	if len(carried) > 0 {
 		real = carried
 	}
-	out := make([]Address, 0, len(real))
+	// Nodes first: where pods have addresses of the nodes' subnets (EKS), the pods'
+	// ranges contain the nodes, too.
+	overlay, err := c.overlayAddresses(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]string, 0, len(real))
 	for _, a := range real {
-		// Nodes first: where pods have addresses of the nodes' subnets (EKS), the pods'
-		// ranges contain the nodes, too.
-		addr, err := c.overlayAddress(ctx, a.Addr)
-		if err != nil {
-			return nil, err
-		}
-		mapped, ok := t.Translate(addr)
-		if !ok {
+		mapped, ok := t.Translate(cmp.Or(overlay[a.Addr()], a.Addr()))
+		switch {
+		case !ok:
 			return nil, &Error{
-				Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("map %s for %q", a.Addr, peer.Name),
-				Err: fmt.Errorf("it is neither a pod's address nor a node's, nor of a Service; pods have %s", rangesOf(p)),
+				Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("map %s for %q", a.Addr(), peer.Name),
+				Err: fmt.Errorf("it is neither a pod's address nor a node's, nor of a Service; pods have %s", join(t.Pods)),
 			}
+		case a.Port() == 0:
+			out = append(out, mapped.String())
+		default:
+			out = append(out, netip.AddrPortFrom(mapped, a.Port()).String())
 		}
-		out = append(out, Address{mapped, a.Port})
 	}
 	return out, nil
 }
@@ -109,34 +93,23 @@ func (c *Cluster) MapBack(ctx context.Context, peer *Cluster, addr string) (neti
 	}
 	real, ok := t.Reverse(mapped)
 	if !ok {
-		var ranges []string
-		for _, r := range append(t.Pods.Mapped(), t.Nodes.Mapped) {
-			ranges = append(ranges, r.String())
-		}
 		return netip.Addr{}, &Error{
 			Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("map %s back from %q", mapped, peer.Name),
-			Err: fmt.Errorf("it is not in the ranges by which this cluster is known there: %s", strings.Join(ranges, ", ")),
+			Err: fmt.Errorf("it is not in the ranges by which this cluster is known there: %s", join(append(t.Pods.Mapped(), t.Nodes.Mapped))),
 		}
 	}
 	return real, nil
 }
 
-func rangesOf(p *v1alpha1.Peering) string {
-	var out []string
-	for _, m := range p.Spec.Local.Pods {
-		out = append(out, m.Real.String())
-	}
-	return strings.Join(out, ", ")
-}
-
+// peeringWith reads the Peering with a peer.
 func (c *Cluster) peeringWith(ctx context.Context, peer *Cluster) (*v1alpha1.Peering, error) {
-	var list v1alpha1.PeeringList
-	if err := c.Client.List(ctx, &list); err != nil && !absent(err) {
-		return nil, c.fail("list Peerings", err)
+	var peerings v1alpha1.PeeringList
+	if err := c.list(ctx, &peerings); err != nil {
+		return nil, err
 	}
-	for i := range list.Items {
-		if list.Items[i].Spec.Remote.ClusterID == peer.ID {
-			return &list.Items[i], nil
+	for i := range peerings.Items {
+		if peerings.Items[i].Spec.Remote.ClusterID == peer.ID {
+			return &peerings.Items[i], nil
 		}
 	}
 	return nil, &Error{
@@ -145,9 +118,9 @@ func (c *Cluster) peeringWith(ctx context.Context, peer *Cluster) (*v1alpha1.Pee
 	}
 }
 
-// addressesOf reads a pod's address, or those of a Service's endpoints, or parses
-// one.
-func (c *Cluster) addressesOf(ctx context.Context, what string) ([]Address, error) {
+// addressesOf reads a pod's address, or those of a Service's endpoints with their ports,
+// or parses one. Without a port it is 0.
+func (c *Cluster) addressesOf(ctx context.Context, what string) (out []netip.AddrPort, err error) {
 	namespace, name, isName := strings.Cut(what, "/")
 	if !isName {
 		addr, err := netip.ParseAddr(what)
@@ -155,35 +128,32 @@ func (c *Cluster) addressesOf(ctx context.Context, what string) ([]Address, erro
 			return nil, &Error{Kind: Usage, Doing: fmt.Sprintf("%q is neither NAMESPACE/POD nor NAMESPACE/SERVICE nor an address", what)}
 		}
 		var services corev1.ServiceList
-		if err := c.Client.List(ctx, &services); err != nil && !apierrors.IsForbidden(err) {
-			return nil, c.fail("list services", err)
+		if err := c.list(ctx, &services); err != nil && !apierrors.IsForbidden(err) {
+			return nil, err
 		}
-		for i := range services.Items {
-			if svc := &services.Items[i]; slices.Contains(append(svc.Spec.ClusterIPs, svc.Spec.ClusterIP), addr.String()) {
-				return c.endpointsOf(ctx, svc)
+		for _, svc := range services.Items {
+			if slices.Contains(append(svc.Spec.ClusterIPs, svc.Spec.ClusterIP), addr.String()) {
+				return c.readyEndpoints(ctx, svc.Namespace, svc.Name)
 			}
 		}
-		return []Address{{Addr: addr}}, nil
+		return []netip.AddrPort{netip.AddrPortFrom(addr, 0)}, nil
 	}
-	pod, svc := &corev1.Pod{}, &corev1.Service{}
-	key := types.NamespacedName{Namespace: namespace, Name: name}
-	err := c.Client.Get(ctx, key, pod)
-	if absent(err) {
-		if found := c.Client.Get(ctx, key, svc); found == nil {
-			return c.endpointsOf(ctx, svc)
+	pod, err := get[corev1.Pod](ctx, c, namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	if pod == nil {
+		if svc, _ := get[corev1.Service](ctx, c, namespace, name); svc != nil {
+			return c.readyEndpoints(ctx, namespace, name)
 		}
 		return nil, &Error{
-			Kind: Usage, Cluster: c.Name, Doing: "read pod or service " + what, Err: err,
+			Kind: Usage, Cluster: c.Name, Doing: "read pod or service " + what, Err: errors.New("there is none"),
 			Hint: c.kubectl() + " -n " + namespace + " get pods,services",
 		}
 	}
-	if err != nil {
-		return nil, c.fail("read pod "+what, err)
-	}
-	var out []Address
 	for _, ip := range pod.Status.PodIPs {
 		if addr, err := netip.ParseAddr(ip.IP); err == nil {
-			out = append(out, Address{Addr: addr})
+			out = append(out, netip.AddrPortFrom(addr, 0))
 		}
 	}
 	if len(out) == 0 {
@@ -192,59 +162,67 @@ func (c *Cluster) addressesOf(ctx context.Context, what string) ([]Address, erro
 	return out, nil
 }
 
-// endpointsOf are the ready endpoints of a Service, with their ports.
-func (c *Cluster) endpointsOf(ctx context.Context, svc *corev1.Service) ([]Address, error) {
-	doing := fmt.Sprintf("read the endpoints of service %s/%s", svc.Namespace, svc.Name)
-	var list discoveryv1.EndpointSliceList
-	err := c.Client.List(ctx, &list, client.InNamespace(svc.Namespace), client.MatchingLabels{discoveryv1.LabelServiceName: svc.Name})
-	if err != nil {
-		return nil, c.fail(doing, err)
+// readyEndpoints are those of a Service: at least one.
+func (c *Cluster) readyEndpoints(ctx context.Context, namespace, service string) ([]netip.AddrPort, error) {
+	out, err := c.endpoints(ctx, namespace, service)
+	if err == nil && len(out) == 0 {
+		err = &Error{Kind: NotReady, Cluster: c.Name, Doing: fmt.Sprintf("read the endpoints of service %s/%s", namespace, service), Err: errors.New("none is ready")}
 	}
-	var out []Address
+	return out, err
+}
+
+// endpoints are the ready endpoints of a Service. A port that is not known is 0.
+func (c *Cluster) endpoints(ctx context.Context, namespace, service string) (out []netip.AddrPort, err error) {
+	var list discoveryv1.EndpointSliceList
+	if err := c.list(ctx, &list, client.InNamespace(namespace), client.MatchingLabels{discoveryv1.LabelServiceName: service}); err != nil {
+		return nil, err
+	}
 	for _, s := range list.Items {
+		ports := s.Ports
+		if len(ports) == 0 {
+			ports = []discoveryv1.EndpointPort{{Port: new(int32(0))}}
+		}
 		for _, e := range s.Endpoints {
 			if e.Conditions.Ready != nil && !*e.Conditions.Ready {
 				continue
 			}
 			for _, a := range e.Addresses {
 				addr, err := netip.ParseAddr(a)
-				if err != nil {
-					continue
-				}
-				if len(s.Ports) == 0 {
-					out = append(out, Address{Addr: addr})
-				}
-				for _, p := range s.Ports {
-					if p.Port != nil {
-						out = append(out, Address{addr, *p.Port})
+				for _, p := range ports {
+					if err == nil && p.Port != nil {
+						out = append(out, netip.AddrPortFrom(addr, uint16(*p.Port)))
 					}
 				}
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b Address) int { return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Port, b.Port)) })
-	if out = slices.Compact(out); len(out) == 0 {
-		return nil, &Error{Kind: NotReady, Cluster: c.Name, Doing: doing, Err: errors.New("none is ready")}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return slices.Compact(out), nil
+}
+
+// overlayAddresses are those of the nodes, by each of a node's own addresses.
+func (c *Cluster) overlayAddresses(ctx context.Context) (map[netip.Addr]netip.Addr, error) {
+	var reports v1alpha1.NodeNetworkList
+	if err := c.list(ctx, &reports); err != nil {
+		return nil, err
+	}
+	out := map[netip.Addr]netip.Addr{}
+	for _, r := range plan.ReportsByNode(reports.Items) {
+		for _, own := range r.Status.NodeIPs {
+			addr, err := netip.ParseAddr(r.Name)
+			if err != nil {
+				return nil, c.fail("read the overlay address of node "+r.Spec.NodeName, err)
+			}
+			out[own.Addr] = addr
+		}
 	}
 	return out, nil
 }
 
-// overlayAddress returns the overlay address of the node with that address, or
-// the address itself.
-func (c *Cluster) overlayAddress(ctx context.Context, addr netip.Addr) (netip.Addr, error) {
-	var list corev1.NodeList
-	if err := c.Client.List(ctx, &list); err != nil {
-		return addr, c.fail("list nodes", err)
+func join[T fmt.Stringer](values []T) string {
+	var out []string
+	for _, v := range values {
+		out = append(out, v.String())
 	}
-	var networks v1alpha1.NodeNetworkList
-	if err := c.Client.List(ctx, &networks); err != nil {
-		return addr, c.fail("list NodeNetworks", err)
-	}
-	reports := plan.ReportsByNode(networks.Items)
-	for i := range list.Items {
-		if r := reports[list.Items[i].Name]; r != nil && nodes.HasAddress(&list.Items[i], addr) {
-			return netip.ParseAddr(r.Name)
-		}
-	}
-	return addr, nil
+	return strings.Join(out, ", ")
 }

@@ -6,9 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -55,10 +55,7 @@ type run struct {
 	roles   *roleExchange
 	// serverGiven says that the user decided who is called.
 	serverGiven bool
-	turn        turn
-	// foreign are ranges that nodes turned out to have, after the overlay was given
-	// addresses of them, by the cluster's ID.
-	foreign map[string][]netip.Prefix
+	ticket      ticket
 	// ledgers are those that earlier plans leave behind, by the cluster's ID.
 	ledgers map[string]*v1alpha1.ClusterNetwork
 	result  Result
@@ -66,7 +63,7 @@ type run struct {
 
 func newRun(a, b *Cluster, o Options, r Reporter) *run {
 	p := &run{
-		options: o, reporter: r, claim: strings.ToLower(rand.Text()[:10]),
+		ticket: newTickets(1)[0], options: o, reporter: r, claim: strings.ToLower(rand.Text()[:10]),
 		serverGiven: o.Server != "" && (o.Server == a.ID || o.Server == b.ID),
 	}
 	p.reset(a.patient(), b.patient())
@@ -75,7 +72,7 @@ func newRun(a, b *Cluster, o Options, r Reporter) *run {
 
 // reset forgets what was read of both clusters.
 func (p *run) reset(a, b *Cluster) {
-	p.sides = [2]*side{newSide(a), newSide(b)}
+	p.sides = [2]*side{newSide(a, 0), newSide(b, 1)}
 	p.roles = &roleExchange{patience: p.options.Patience}
 	p.touched, p.result = false, Result{}
 }
@@ -87,6 +84,7 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 	}
 	for again := false; ; again = true {
 		err := ended(ctx, p.attempt(ctx))
+		p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
 		if err == nil {
 			for _, c := range p.plan.Clusters {
 				p.result.Notes = append(p.result.Notes, c.Notes...)
@@ -106,9 +104,7 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 			return p.result, err
 		case lost:
 			// Another command for the same clusters took back what both worked on.
-		case len(p.foreign) > 0 && !again:
-			p.options = p.options.reserving(p.foreign)
-			p.foreign = nil
+		case !again && p.reserve():
 		default:
 			return p.result, err
 		}
@@ -133,39 +129,27 @@ func (p *run) attempt(ctx context.Context) error {
 			return p.roles.explain(err, p.plan)
 		}
 		p.options.Server = p.roles.exchange(p.plan)
+		for _, s := range p.sides {
+			s.facts.Overrides = p.options.of(s.ID)
+		}
 	}
 }
 
-// both runs do for both sides at once. Each is given itself and its peer, and
-// returns what it changed.
-func (p *run) both(ctx context.Context, do func(ctx context.Context, s, peer *side) ([]string, error)) error {
+// both runs do for both sides at once. Each is given itself and its peer.
+func (p *run) both(ctx context.Context, do func(ctx context.Context, s, peer *side) error) error {
 	g, ctx := errgroup.WithContext(ctx)
-	var changed [2][]string
-	for i := range p.sides {
-		g.Go(func() (err error) {
-			changed[i], err = do(ctx, p.sides[i], p.sides[1-i])
-			return err
-		})
+	for i, s := range p.sides {
+		g.Go(func() error { return do(ctx, s, p.sides[1-i]) })
 	}
-	err := g.Wait()
-	p.result.Changed = append(append(p.result.Changed, changed[0]...), changed[1]...)
-	return err
+	return g.Wait()
 }
 
-// index of a side.
-func (p *run) index(s *side) int {
-	if s == p.sides[0] {
-		return 0
-	}
-	return 1
-}
-
-func (p *run) planOf(s *side) *plan.ClusterPlan { return &p.plan.Clusters[p.index(s)] }
+func (p *run) planOf(s *side) *plan.ClusterPlan { return &p.plan.Clusters[s.index] }
 
 // observe reads both clusters and makes the plan.
 func (p *run) observe(ctx context.Context) error {
-	err := p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
-		return nil, s.observe(ctx, peer.Cluster, p.options)
+	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
+		return s.observe(ctx, peer.Cluster, p.options)
 	})
 	if err != nil {
 		return err
@@ -178,16 +162,8 @@ func (p *run) observe(ctx context.Context) error {
 	return p.makePlan()
 }
 
-// override takes what the user overrules into the facts of both clusters.
-func (p *run) override() {
-	for _, s := range p.sides {
-		s.facts.Overrides = p.options.of(s.ID)
-	}
-}
-
 // makePlan plans with what is known now.
 func (p *run) makePlan() (err error) {
-	p.override()
 	p.plan, err = plan.Make(p.sides[0].facts, p.sides[1].facts)
 	return err
 }
@@ -196,16 +172,16 @@ func (p *run) makePlan() (err error) {
 // here, as far as it is known without agents. What an interrupted command changed is
 // put back first.
 func (p *run) discover(ctx context.Context) error {
-	err := p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
+	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
 		if err := s.checkPermissions(ctx, toInstall()); err != nil {
-			return nil, err
+			return err
 		}
-		cn, err := s.ledger(ctx)
-		if err != nil || cn == nil || plan.Allocation(cn, peer.ID) == nil {
-			return nil, err
+		entry, err := s.entry(ctx, peer.ID)
+		if entry == nil {
+			return err
 		}
-		_, err = s.undoInterrupted(ctx, peer.ID, plan.Allocation(cn, peer.ID).Name, false)
-		return nil, err
+		_, err = s.undoInterrupted(ctx, peer.ID, entry.Name, false)
+		return err
 	})
 	if err != nil {
 		return err
@@ -213,46 +189,42 @@ func (p *run) discover(ctx context.Context) error {
 	return p.observe(ctx)
 }
 
-// refuse fails if a backend that the user asks for is none that the kernels can
-// serve: before there is more than the agents.
-func (p *run) refuse() error {
-	p.override()
-	return plan.Check(&p.sides[0].facts, &p.sides[1].facts)
-}
-
 func (p *run) install(ctx context.Context) error {
-	if err := p.turn.wait(ctx); err != nil {
-		return err
+	select {
+	case <-p.ticket.ready:
+	case <-ctx.Done():
+		return &Error{Kind: NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
 	}
 	p.touched = true
-	err := p.both(ctx, func(ctx context.Context, s, peer *side) ([]string, error) {
+	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
 		changed, err := s.install(ctx, peer.Cluster, p.claim, p.planOf(s))
+		s.changed = append(s.changed, changed...)
 		if err != nil {
-			return changed, err
+			return err
 		}
 		if s.facts.Reports, err = s.nodeReports(ctx); err != nil {
-			return changed, err
+			return err
 		}
-		return changed, s.concludePods(ctx)
+		return s.concludePods(ctx)
 	})
 	if err == nil {
-		err = p.checkInternal(ctx)
+		err = p.checkInternal()
 	}
 	if err != nil {
 		return err
 	}
-	return p.refuse()
+	// A backend that the user asks for, and that some kernel lacks, is refused before there
+	// is more than the agents.
+	return plan.Check(&p.sides[0].facts, &p.sides[1].facts)
 }
 
 // checkInternal fails if the overlay of a cluster has addresses that one of its
 // nodes has for something else, which only agents see. Where a peer depends on
 // them already, it is too late to choose others.
-func (p *run) checkInternal(ctx context.Context) error {
+func (p *run) checkInternal() error {
+	var errs []error
 	for _, s := range p.sides {
-		cn, err := s.Cluster.ledger(ctx)
-		if err != nil {
-			return err
-		}
+		cn := s.facts.Ledger
 		if cn == nil || slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.Established }) {
 			continue
 		}
@@ -261,38 +233,31 @@ func (p *run) checkInternal(ctx context.Context) error {
 				if !r.Overlaps(cn.Spec.InternalCIDR.Prefix) {
 					continue
 				}
-				if p.foreign == nil {
-					p.foreign = map[string][]netip.Prefix{}
-				}
-				p.foreign[s.ID] = append(p.foreign[s.ID], r.Prefix)
-				err = errors.Join(err, &Error{
+				s.foreign = append(s.foreign, r.Prefix)
+				errs = append(errs, &Error{
 					Kind: Ranges, Cluster: s.Name, Doing: "find a range for the overlay",
 					Err:  fmt.Errorf("%s, which was chosen, has a part of %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Spec.NodeName),
 					Hint: fmt.Sprintf("try again with --reserve %s=%s", s.Name, r),
 				})
 			}
 		}
-		if err != nil {
-			return err
-		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
-// reserving are the options with ranges that are not to be used, by the cluster's
-// ID.
-func (o Options) reserving(ranges map[string][]netip.Prefix) Options {
-	facts := maps.Clone(o.Facts)
-	if facts == nil {
-		facts = map[string]discovery.Overrides{}
+// reserve has the next attempt leave out what nodes turned out to have, after the
+// overlay was given addresses of it. It says whether there is any.
+func (p *run) reserve() (any bool) {
+	facts := map[string]discovery.Overrides{}
+	maps.Copy(facts, p.options.Facts)
+	for _, s := range p.sides {
+		f := facts[s.ID]
+		f.Reserved = append(slices.Clone(f.Reserved), s.foreign...)
+		facts[s.ID] = f
+		any = any || len(s.foreign) > 0
 	}
-	for id, r := range ranges {
-		f := facts[id]
-		f.Reserved = append(slices.Clone(f.Reserved), r...)
-		facts[id] = f
-	}
-	o.Facts = facts
-	return o
+	p.options.Facts = facts
+	return any
 }
 
 // rollBack puts back what this command changed. What it made for a new peering is removed.
@@ -300,15 +265,11 @@ func (o Options) reserving(ranges map[string][]netip.Prefix) Options {
 // command has removed what both worked on.
 func (p *run) rollBack(ctx context.Context) (lost bool, err error) {
 	var takeBack [2]string
-	works, removes := false, false
+	works := false
 	for i, s := range p.sides {
-		cn, err := s.ledger(ctx)
+		entry, err := s.entry(ctx, p.sides[1-i].ID)
 		if err != nil {
 			return false, err
-		}
-		entry := (*v1alpha1.PeerAllocation)(nil)
-		if cn != nil {
-			entry = plan.Allocation(cn, p.sides[1-i].ID)
 		}
 		switch {
 		case entry == nil:
@@ -328,33 +289,31 @@ func (p *run) rollBack(ctx context.Context) (lost bool, err error) {
 				takeBack[i] = entry.Claim
 			}
 		}
-		removes = removes || takeBack[i] != ""
+	}
+	if works {
+		takeBack = [2]string{}
 	}
 	step := "Putting back what was changed"
-	if removes && !works {
+	if takeBack != [2]string{} {
 		step = fmt.Sprintf("Removing the peering of %s and %s", p.sides[0].Name, p.sides[1].Name)
 	}
 	return lost, p.reporter.Step(ctx, step, func(ctx context.Context) error {
 		var errs [2]error
-		var g errgroup.Group
+		var wg sync.WaitGroup
 		for i, s := range p.sides {
-			g.Go(func() error {
-				errs[i] = s.rollBack(ctx, p.sides[1-i], takeBack[i], works)
-				return nil
-			})
+			wg.Go(func() { errs[i] = s.rollBack(ctx, p.sides[1-i], takeBack[i]) })
 		}
-		_ = g.Wait() // errors are in errs: one side goes on where the other cannot
+		wg.Wait() // one side goes on where the other cannot
 		return errors.Join(errs[:]...)
 	})
 }
 
 // rollBack is one side's part. With a claim it removes the peering, after it has put
 // back what other peerings depend on.
-func (s *side) rollBack(ctx context.Context, peer *side, claim string, works bool) error {
+func (s *side) rollBack(ctx context.Context, peer *side, claim string) error {
 	s.journal.silence()
-	removes := !works && claim != ""
 	changes := slices.Clone(s.journal.changes)
-	if removes {
+	if claim != "" {
 		changes = slices.DeleteFunc(changes, func(c change) bool { return !c.shared() })
 	} else if s.rangesChanged {
 		if err := s.undoRanges(ctx, peer.ID); err != nil {
@@ -364,7 +323,7 @@ func (s *side) rollBack(ctx context.Context, peer *side, claim string, works boo
 	if err := s.undo(ctx, changes); err != nil {
 		return err
 	}
-	if removes {
+	if claim != "" {
 		if _, err := s.unpeer(ctx, peer.ID, claim); err != nil {
 			return err
 		}

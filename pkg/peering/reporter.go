@@ -7,11 +7,3 @@ type Reporter interface {
 	// Step does what it is given, and shows its beginning, end and failure.
 	Step(ctx context.Context, name string, do func(context.Context) error) error
 }
-
-// Silent is a Reporter that shows nothing.
-type Silent struct{}
-
-// Step does it.
-func (Silent) Step(ctx context.Context, _ string, do func(context.Context) error) error {
-	return do(ctx)
-}

@@ -8,7 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -55,12 +54,11 @@ func (x *roleExchange) note(side int, silent bool) bool {
 // exchange notes that the call was in vain, and returns the ID of the cluster that
 // is to be called next.
 func (x *roleExchange) exchange(p *plan.Plan) (serverID string) {
-	_, caller := calls(p)
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.tried = append(x.tried, x.call(p))
 	x.silent, x.since = [2]bool{}, time.Time{}
-	return caller.ClusterID
+	return p.Clusters[1-p.Server()].ClusterID
 }
 
 // explain adds to the error of a wait who called whom, if nobody got an answer.
@@ -82,17 +80,9 @@ func (x *roleExchange) explain(err error, p *plan.Plan) error {
 	}
 }
 
-// calls returns who is called, and who calls.
-func calls(p *plan.Plan) (server, caller *plan.ClusterPlan) {
-	if p.Clusters[0].Role == v1alpha1.Server {
-		return &p.Clusters[0], &p.Clusters[1]
-	}
-	return &p.Clusters[1], &p.Clusters[0]
-}
-
 // call says who calls whom, and since when.
 func (x *roleExchange) call(p *plan.Plan) string {
-	server, caller := calls(p)
+	server, caller := p.Clusters[p.Server()], p.Clusters[1-p.Server()]
 	var endpoints []string
 	for _, plane := range caller.Peering.Spec.Planes {
 		endpoints = append(endpoints, plane.Endpoints...)

@@ -6,16 +6,16 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // rolloutKinds are the kinds that rolledOut and podProblem look at.
-func rolloutKinds() []kind {
-	return []kind{
-		inNamespace(&appsv1.DaemonSetList{}), inNamespace(&appsv1.DeploymentList{}), inNamespace(&appsv1.ControllerRevisionList{}), inNamespace(&corev1.PodList{}),
-	}
+func rolloutKinds() []client.ObjectList {
+	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &appsv1.ControllerRevisionList{}, &corev1.PodList{}}
 }
 
 // rolledOut says what is missing until the agents that were applied have taken over from
@@ -24,7 +24,7 @@ func rolloutKinds() []kind {
 //
 // Nodes are looked at one by one, as the DaemonSet's own count includes those
 // that are not ready, for which nobody waits.
-func rolledOut(o objects, g manifests.Gateway, reports []v1alpha1.NodeNetwork, nodes []string, beats heartbeats) string {
+func rolledOut(o objects, g manifests.Gateway, nodes []string, beats heartbeats) string {
 	ds, deployment := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), byName[*appsv1.Deployment](o, g.Name())
 	if ds == nil || ds.Status.ObservedGeneration < ds.Generation {
 		return "the node agents are being replaced"
@@ -39,35 +39,25 @@ func rolledOut(o objects, g manifests.Gateway, reports []v1alpha1.NodeNetwork, n
 			newest = r
 		}
 	}
-	behind := map[string]bool{}
-	for _, n := range nodes {
-		behind[n] = true
-	}
-	gateway := false
+	running := map[string]*corev1.Pod{}
 	for _, pod := range of[*corev1.Pod](o) {
-		switch {
-		case !isRunning(pod):
-		case metav1.IsControlledBy(pod, ds):
-			if pod.Labels[appsv1.ControllerRevisionHashLabelKey] != newest.Labels[appsv1.ControllerRevisionHashLabelKey] {
-				continue
-			}
-			// A node may have an outdated report as well.
-			for _, r := range reports {
-				if r.Spec.NodeName == pod.Spec.NodeName && beats.heldBy(nodeLease(r.Name), pod) {
-					delete(behind, pod.Spec.NodeName)
-				}
-			}
-		case pod.Labels[v1alpha1.LabelPeering] == g.Peering:
-			gateway = gateway || beats.heldBy(g.Name(), pod)
+		if isRunning(pod) {
+			running[pod.Name] = pod
 		}
 	}
-	if !gateway {
+	if running[beats.holder(g.Name())] == nil {
 		return "the gateway has not reported since it was replaced"
 	}
+	const revision = appsv1.ControllerRevisionHashLabelKey
+	reports := plan.ReportsByNode(o.reports())
 	for _, n := range nodes {
-		if behind[n] {
-			return fmt.Sprintf("the node agent of %s is being replaced", n)
+		if r := reports[n]; r != nil {
+			pod := running[beats.holder(nodeLease(r.Name))]
+			if pod != nil && metav1.IsControlledBy(pod, ds) && pod.Labels[revision] == newest.Labels[revision] {
+				continue
+			}
 		}
+		return fmt.Sprintf("the node agent of %s is being replaced", n)
 	}
 	return ""
 }

@@ -1,7 +1,8 @@
 package peering
 
 import (
-	"slices"
+	"net/netip"
+	"sync"
 
 	appsv1 "k8s.io/api/apps/v1"
 
@@ -11,6 +12,8 @@ import (
 // side is one of the two clusters during a run.
 type side struct {
 	*Cluster
+	// index is 0 or 1, as in the plan and in the result.
+	index int
 	// facts are what was read of the cluster, and what the run has added since.
 	facts plan.FactSheet
 	// joined says that another command had claimed the ledger's entry before, and the
@@ -23,14 +26,23 @@ type side struct {
 	rangesChanged bool
 	// later is the node agents' DaemonSet where it waits until the gateways run.
 	later *appsv1.DaemonSet
+	// foreign are ranges that its nodes have for something else than the overlay.
+	foreign []netip.Prefix
 	// journal has how things were before they were changed.
 	journal *journal
+
+	mu sync.Mutex
+	// changed is what the run has changed, as "cluster: object".
+	changed []string
 }
 
-func newSide(c *Cluster) *side { return &side{Cluster: c, journal: &journal{cluster: c}} }
+func newSide(c *Cluster, index int) *side {
+	return &side{Cluster: c, index: index, journal: &journal{cluster: c}}
+}
 
-// hasGivenEndpoints says that the user told where a gateway of the cluster can be
-// called.
-func (s *side) hasGivenEndpoints() bool {
-	return slices.ContainsFunc(s.facts.PlaneIndexes(), func(plane int32) bool { return len(s.facts.GivenEndpoints(plane)) > 0 })
+// hasChanged notes what the run has changed.
+func (s *side) hasChanged(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed = append(s.changed, s.Name+": "+what)
 }

@@ -9,6 +9,10 @@ import (
 	"strings"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -106,78 +110,51 @@ type NodeView struct {
 // Views returns the cluster's view of each of its peerings, by name.
 func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	var peerings v1alpha1.PeeringList
-	if err := c.Client.List(ctx, &peerings); absent(err) {
-		return nil, nil
-	} else if err != nil {
-		return nil, c.fail("list Peerings", err)
+	if err := c.list(ctx, &peerings); err != nil || len(peerings.Items) == 0 {
+		return nil, err
 	}
-	if len(peerings.Items) == 0 {
-		return nil, nil
-	}
-	var nodes v1alpha1.NodeNetworkList
-	if err := c.Client.List(ctx, &nodes); err != nil {
-		return nil, c.fail("list NodeNetworks", err)
+	var reports v1alpha1.NodeNetworkList
+	if err := c.list(ctx, &reports); err != nil {
+		return nil, err
 	}
 	ready, notReady, err := c.agentNodes(ctx)
 	if err != nil {
-		return nil, c.fail("list nodes", err)
-	}
-	beats, err := c.listen(ctx, renewals(peerings.Items, nodes.Items, ready))
-	if err != nil {
 		return nil, err
 	}
+	var leases coordinationv1.LeaseList
+	if err := c.list(ctx, &leases, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		return nil, err
+	}
+	beats := heartbeats{}
+	beats.note(pointers(leases.Items), c.now())
 	views := make([]View, 0, len(peerings.Items))
 	for i := range peerings.Items {
-		v, err := view(c.Name, &peerings.Items[i], nodes.Items, ready, beats)
+		v, err := view(c.Name, &peerings.Items[i], reports.Items, ready, notReady, beats)
 		if err != nil {
 			return nil, c.fail("read Peering "+peerings.Items[i].Name, err)
 		}
-		v.mention(notReady)
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b View) int { return cmp.Compare(a.Peer, b.Peer) })
 	return views, nil
 }
 
-// renewals are the Leases that views depend on, with how often they are renewed.
-func renewals(peerings []v1alpha1.Peering, reports []v1alpha1.NodeNetwork, readyNodes []string) map[string]time.Duration {
-	out := map[string]time.Duration{}
-	for _, p := range peerings {
-		for _, plane := range p.Spec.Planes {
-			out[gatewayLease(p.Name, plane.Index)] = v1alpha1.ReportInterval
-		}
-	}
-	for _, n := range reports {
-		if slices.Contains(readyNodes, n.Spec.NodeName) {
-			out[nodeLease(n.Name)] = v1alpha1.NodeReportInterval
-		}
-	}
-	return out
+// viewKinds are what viewOf looks at.
+func viewKinds() []client.ObjectList {
+	return []client.ObjectList{&v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}, &corev1.NodeList{}, &coordinationv1.LeaseList{}}
 }
 
-// mention says which nodes are left out.
-func (v *View) mention(notReady []string) {
-	if v.NodesNotReady = notReady; len(notReady) == 0 {
-		return
-	}
-	const most = 5
-	names := strings.Join(notReady[:min(len(notReady), most)], ", ")
-	if more := len(notReady) - most; more > 0 {
-		names += fmt.Sprintf(" and %d more", more)
-	}
-	v.say("not ready, and left out: " + names)
+// viewOf is the view of a Peering that is waited for, and what is still missing until it
+// works.
+func (c *Cluster) viewOf(p *v1alpha1.Peering, o objects, beats heartbeats) (v View, missing string, err error) {
+	beats.note(of[*coordinationv1.Lease](o), c.now())
+	ready, notReady := nodesByReadiness(of[*corev1.Node](o))
+	v, err = view(c.Name, p, o.reports(), ready, notReady, beats)
+	return v, settled(p, v), err
 }
 
-// say adds something to the message.
-func (v *View) say(text string) {
-	if v.Message != "" {
-		v.Message += "; "
-	}
-	v.Message += text
-}
-
-// view is pure.
-func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, readyNodes []string, beats heartbeats) (View, error) {
+// view is pure. Of the nodes that have agents it is told which are ready, and which are not.
+func view(cluster string, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready, notReady []string, beats heartbeats) (View, error) {
 	nodesMapping, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
 	if err != nil {
 		return View{}, err
@@ -188,127 +165,135 @@ func view(cluster string, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork, rea
 		LocalNodes: nodesMapping,
 		Overlay:    string(p.Spec.Overlay),
 		Nodes:      []NodeView{},
+		NodesTotal: len(ready), NodesNotReady: notReady,
 	}
+	var messages, problems, conflicts []string
 	for i := range p.Spec.Planes {
-		v.Planes = append(v.Planes, planeView(p, &p.Spec.Planes[i], beats))
+		plane, state := planeView(p, &p.Spec.Planes[i], beats)
+		v.Planes = append(v.Planes, plane)
+		if state == Connected || state == Disconnected && v.State == Unknown {
+			v.State = state
+		}
+		if state != Connected {
+			messages = append(messages, plane.Message)
+		}
 	}
-	plane := &p.Spec.Planes[0]
-	v.NodesTotal = len(readyNodes)
-	var problems, conflicts []string
-	for _, name := range readyNodes {
-		nv := NodeView{Name: name}
-		// A node may have an outdated one as well.
-		for i := range nodes {
-			n := &nodes[i]
-			if n.Spec.NodeName != name || nv.Ready {
-				continue
-			}
-			if nv.Address, err = netip.ParseAddr(n.Name); err != nil {
+	byNode := plan.ReportsByNode(reports)
+	for _, name := range ready {
+		n := NodeView{Name: name}
+		if report := byNode[name]; report != nil {
+			if n, err = nodeView(report, p, nodesMapping, beats); err != nil {
 				return v, err
 			}
-			nv.SeenAs, _ = v.LocalNodes.Translate(nv.Address)
-			nv.Message = whyNotReady(n, p.Spec.Overlay)
-			conflicts = append(conflicts, conflicting(n, &p.Spec)...)
-			if g := n.Gateway(p.Name, plane.Index); g != nil {
-				nv.Ready = beats.alive(nodeLease(n.Name), nodeSilence) && g.Ready && g.ObservedGeneration == p.Generation
-				nv.RTT, nv.LossPercent = milliseconds(g.RTTMicroseconds), int(g.LossPercent)
-			}
+			conflicts = append(conflicts, conflicting(report, &p.Spec)...)
 		}
-		if nv.Ready {
-			v.NodesReady, nv.Message = v.NodesReady+1, ""
-		} else if nv.Message != "" {
-			problems = append(problems, name+": "+nv.Message)
+		v.Nodes = append(v.Nodes, n)
+		if n.Ready {
+			v.NodesReady++
+		} else if n.Message != "" {
+			problems = append(problems, name+": "+n.Message)
 		}
-		v.Nodes = append(v.Nodes, nv)
 	}
-	slices.SortFunc(v.Nodes, func(a, b NodeView) int { return cmp.Compare(a.Name, b.Name) })
-
-	s := p.PlaneStatus(plane.Index)
-	if s == nil {
-		v.Message = "the gateway has not reported yet"
-		return v, nil
-	}
-	switch age, known := beats.age(gatewayLease(p.Name, plane.Index)); {
-	case !known:
-		v.Message = "the gateway does not renew its Lease"
-	case age > silence:
-		v.Message = fmt.Sprintf("the gateway has not renewed its Lease for %s", age.Round(time.Second))
-	case !s.Connected:
-		v.State, v.Message = Disconnected, cmp.Or(s.Message, "the gateway does not say why")
-	case len(readyNodes) == 0:
-		v.Message = "no node of the cluster is ready"
-	case v.NodesReady < len(readyNodes):
+	outside := p.PodOutside(reports)
+	switch {
+	case v.State != Connected:
+	case len(ready) == 0:
+		v.State = Unknown
+		messages = append(messages, "no node of the cluster is ready")
+	case v.NodesReady < len(ready):
 		v.State = Degraded
-		v.Message = fmt.Sprintf("%d of %d nodes reach the peer", v.NodesReady, len(readyNodes))
-		if len(problems) > 0 {
-			v.Message += "; " + problems[0]
-		}
-	default:
-		v.State = Connected
+		messages = append(messages, fmt.Sprintf("%d of %d nodes reach the peer", v.NodesReady, len(ready)), firstOf(1, problems))
+	case len(messages) > 0, outside != "":
+		v.State = Degraded
 	}
-	if outside := p.PodOutside(nodes); outside != "" {
-		if v.State == Connected {
-			v.State = Degraded
-		}
-		v.say(strings.ReplaceAll(outside, "THIS-CLUSTER", cluster))
+	slices.Sort(conflicts)
+	messages = append(messages, strings.ReplaceAll(outside, "THIS-CLUSTER", cluster), firstOf(1, conflicts))
+	if len(notReady) > 0 {
+		messages = append(messages, "not ready, and left out: "+firstOf(5, notReady))
 	}
-	if len(conflicts) > 0 {
-		slices.Sort(conflicts)
-		v.say(conflicts[0])
-		if more := len(conflicts) - 1; more > 0 {
-			v.Message += fmt.Sprintf(" (and %d more)", more)
-		}
-	}
+	v.Message = strings.Join(slices.DeleteFunc(messages, func(m string) bool { return m == "" }), "; ")
 	return v, nil
 }
 
-// planeView is what is configured for one gateway, and what it measures.
-func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats) PlaneView {
-	v := PlaneView{
+// firstOf names the first ones, and counts the others.
+func firstOf(most int, all []string) string {
+	out := strings.Join(all[:min(len(all), most)], ", ")
+	if more := len(all) - most; more > 0 {
+		out += fmt.Sprintf(" (and %d more)", more)
+	}
+	return out
+}
+
+// planeView is what is configured for one gateway, what it measures, and what state its
+// tunnel is in by that.
+func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats) (v PlaneView, state State) {
+	v = PlaneView{
 		Index: plane.Index, Role: string(plane.Role), Backend: string(plane.WireGuard), KeyGeneration: plane.KeyGeneration,
 		Service: plane.Service, Endpoints: plane.Endpoints,
 	}
 	s := p.PlaneStatus(plane.Index)
 	if s == nil {
-		return v
+		v.Message = "the gateway has not reported yet"
+		return v, Unknown
 	}
 	v.Endpoint, v.Node, v.MTU, v.Message = s.Endpoint, s.NodeName, int(s.MTU), s.Message
 	v.LossPercent, v.PublicKey = int(s.LossPercent), s.PublicKey
 	lease := gatewayLease(p.Name, plane.Index)
-	if beats.alive(lease, silence) {
-		v.RTT, v.Connected = milliseconds(s.RTTMicroseconds), s.Connected
-	}
 	if s.LastHandshake != nil {
 		if age := beats.sinceOf(lease, s.LastHandshake.Time); age != nil {
 			v.HandshakeAge = new(int64(age.Seconds()))
 		}
 	}
-	return v
+	switch age, known := beats.age(lease); {
+	case !known:
+		v.Message = "the gateway does not renew its Lease"
+		return v, Unknown
+	case age > silence:
+		v.Message = fmt.Sprintf("the gateway has not renewed its Lease for %s", age.Round(time.Second))
+		return v, Unknown
+	}
+	v.RTT, v.Connected = milliseconds(s.RTTMicroseconds), s.Connected
+	if !s.Connected {
+		v.Message = cmp.Or(s.Message, "the gateway does not say why")
+		return v, Disconnected
+	}
+	return v, Connected
+}
+
+// nodeView is what the agent of a node reports.
+func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping, beats heartbeats) (v NodeView, err error) {
+	v.Name = n.Spec.NodeName
+	if v.Address, err = netip.ParseAddr(n.Name); err != nil {
+		return v, err
+	}
+	v.SeenAs, _ = seenAs.Translate(v.Address)
+	for _, plane := range p.Spec.Planes {
+		if g := n.Gateway(p.Name, plane.Index); g != nil && !v.Ready {
+			v.Ready = g.Ready && g.ObservedGeneration == p.Generation && beats.alive(nodeLease(n.Name), nodeSilence)
+			v.RTT, v.LossPercent = milliseconds(g.RTTMicroseconds), int(g.LossPercent)
+		}
+	}
+	if !v.Ready {
+		v.Message = whyNotReady(n, p.Spec.Overlay)
+	}
+	return v, nil
 }
 
 // conflicting says which routes of a node lead to addresses that belong to the peering. The
 // node got them after the ranges were chosen, and does not reach what is there.
 func conflicting(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string) {
-	type use struct {
-		prefix netip.Prefix
-		what   string
-		advice string
-	}
 	const again = "peer again for another range"
-	uses := []use{
-		{s.Local.InternalCIDR.Prefix, "the overlay's own range", "unpeer this cluster from all, and peer again, for another one"},
-		{s.Remote.ExternalCIDR.Prefix, "the range of the peer's nodes", again},
-	}
-	for _, m := range s.Remote.Pods {
-		uses = append(uses, use{m.Mapped.Prefix, "a range of the peer's pods", again})
-	}
-	for _, r := range n.Status.Routes {
-		for _, u := range uses {
-			if u.prefix.IsValid() && r.Overlaps(u.prefix) {
-				out = append(out, fmt.Sprintf("node %s has a route to %s, but %s is %s: %s", n.Spec.NodeName, r, u.prefix, u.what, u.advice))
-				break
+	check := func(used v1alpha1.CIDR, what, advice string) {
+		for _, r := range n.Status.Routes {
+			if r.Overlaps(used.Prefix) {
+				out = append(out, fmt.Sprintf("node %s has a route to %s, but %s is %s: %s", n.Spec.NodeName, r, used, what, advice))
 			}
 		}
+	}
+	check(s.Local.InternalCIDR, "the overlay's own range", "unpeer this cluster from all, and peer again, for another one")
+	check(s.Remote.ExternalCIDR, "the range of the peer's nodes", again)
+	for _, m := range s.Remote.Pods {
+		check(m.Mapped, "a range of the peer's pods", again)
 	}
 	return out
 }
@@ -327,17 +312,18 @@ func whyNotReady(n *v1alpha1.NodeNetwork, kind v1alpha1.OverlayKind) string {
 // settled says what is still missing until the Peering, as it is now, works.
 // Empty when nothing is.
 func settled(p *v1alpha1.Peering, v View) string {
-	s := p.PlaneStatus(p.Spec.Planes[0].Index)
-	switch {
-	case s == nil || s.ObservedGeneration != p.Generation:
-		return "the gateway has not applied the configuration"
-	case v.State == Degraded && v.NodesReady == v.NodesTotal:
-		return "" // pods outside of the ranges: the user decides on that
-	case v.State != Connected:
-		return v.Message
-	default:
-		return ""
+	for _, plane := range v.Planes {
+		if s := p.PlaneStatus(plane.Index); s == nil || s.ObservedGeneration != p.Generation {
+			return "the gateway has not applied the configuration"
+		}
+		if !plane.Connected {
+			return v.Message
+		}
 	}
+	if v.NodesTotal == 0 || v.NodesReady < v.NodesTotal {
+		return v.Message
+	}
+	return "" // that pods are outside of the ranges is for the user to decide on
 }
 
 func milliseconds(us int64) *float64 {

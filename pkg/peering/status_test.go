@@ -24,8 +24,9 @@ import (
 type world struct {
 	peering *v1alpha1.Peering
 	nodes   []v1alpha1.NodeNetwork
-	ready   []string
 	beats   heartbeats
+	// ready and notReady are the nodes that have agents.
+	ready, notReady []string
 }
 
 // beat has the Lease of an agent renewed some time ago, by an agent whose clock is an
@@ -73,9 +74,22 @@ func (w *world) plane() *v1alpha1.PlaneStatus { return &w.peering.Status.Planes[
 
 func (w *world) gateway(node int) *v1alpha1.NodeGateway { return &w.nodes[node].Status.Gateways[1] }
 
+// addPlane adds a second pair of gateways that is like the first one.
+func (w *world) addPlane() {
+	spec, status := w.peering.Spec.Planes[0], w.peering.Status.Planes[0]
+	spec.Index, status.Index = 1, 1
+	w.peering.Spec.Planes, w.peering.Status.Planes = append(w.peering.Spec.Planes, spec), append(w.peering.Status.Planes, status)
+	for i := range w.nodes {
+		g := *w.gateway(i)
+		g.Plane = 1
+		w.nodes[i].Status.Gateways = append(w.nodes[i].Status.Gateways, g)
+	}
+	w.beat("gateway-b-1", 0)
+}
+
 func (w *world) view(t *testing.T) View {
 	t.Helper()
-	v, err := view("a", w.peering, w.nodes, w.ready, w.beats)
+	v, err := view("a", w.peering, w.nodes, w.ready, w.notReady, w.beats)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,22 +119,25 @@ func TestView(t *testing.T) {
 }
 
 // Nodes that are not ready are named, and change nothing else.
-func TestViewMentions(t *testing.T) {
+func TestViewNamesNodesThatAreNotReady(t *testing.T) {
 	for _, tt := range []struct {
-		message  string
 		notReady []string
 		want     string
 	}{
-		{"", nil, ""},
-		{"", []string{"n3"}, "not ready, and left out: n3"},
-		{"1 of 2 nodes reach the peer", []string{"n3", "n4"}, "1 of 2 nodes reach the peer; not ready, and left out: n3, n4"},
-		{"", []string{"1", "2", "3", "4", "5", "6", "7"}, "not ready, and left out: 1, 2, 3, 4, 5 and 2 more"},
+		{nil, ""},
+		{[]string{"n3"}, "not ready, and left out: n3"},
+		{[]string{"1", "2", "3", "4", "5", "6", "7"}, "not ready, and left out: 1, 2, 3, 4, 5 (and 2 more)"},
 	} {
-		v := View{State: Connected, Message: tt.message}
-		v.mention(tt.notReady)
-		want := View{State: Connected, Message: tt.want, NodesNotReady: tt.notReady}
-		if diff := cmp.Diff(want, v, compare); diff != "" {
+		w := newWorld()
+		want := w.view(t)
+		want.Message, want.NodesNotReady = tt.want, tt.notReady
+		w.notReady = tt.notReady
+		if diff := cmp.Diff(want, w.view(t), compare); diff != "" {
 			t.Error(diff)
+		}
+		w.gateway(0).Ready = false
+		if got, want := w.view(t).Message, strings.TrimSuffix("1 of 2 nodes reach the peer; "+tt.want, "; "); got != want {
+			t.Errorf("got %q, want %q", got, want)
 		}
 	}
 }
@@ -264,11 +281,37 @@ func TestViewState(t *testing.T) {
 		{
 			name: "a node has an outdated NodeNetwork as well",
 			change: func(w *world) {
-				again := w.nodes[1].DeepCopy()
-				again.Name = "10.80.0.77"
-				w.nodes[0] = *again
+				w.nodes[0] = *w.nodes[1].DeepCopy()
+				w.nodes[0].Name, w.nodes[0].ResourceVersion, w.nodes[1].ResourceVersion = "10.80.0.77", "99", "100"
 			},
 			state: Degraded, message: "1 of 2 nodes", nodes: 1,
+		},
+		{
+			name: "a second plane that is well", change: func(w *world) { w.addPlane() },
+			state: Connected, nodes: 2,
+		},
+		{
+			name: "one of two planes is down", state: Degraded, message: "no handshake", nodes: 2,
+			change: func(w *world) {
+				w.addPlane()
+				w.plane().Connected, w.plane().Message = false, "no handshake"
+				w.gateway(0).Ready, w.gateway(1).Ready = false, false
+			},
+		},
+		{
+			name: "both planes are down", state: Disconnected, message: "no handshake; the gateway has not renewed its Lease for 1m0s", nodes: 2,
+			change: func(w *world) {
+				w.addPlane()
+				w.plane().Connected, w.plane().Message = false, "no handshake"
+				w.beat("gateway-b-1", time.Minute)
+			},
+		},
+		{
+			name: "the gateway of a second plane has an older configuration", state: Connected, nodes: 2, settled: "the gateway has not applied",
+			change: func(w *world) {
+				w.addPlane()
+				w.peering.Status.Planes[1].ObservedGeneration = 3
+			},
 		},
 	}
 	for _, tt := range tests {
@@ -307,7 +350,7 @@ func TestViewErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()
 			change(w)
-			if _, err := view("a", w.peering, w.nodes, w.ready, w.beats); err == nil {
+			if _, err := view("a", w.peering, w.nodes, w.ready, w.notReady, w.beats); err == nil {
 				t.Error("no error")
 			}
 		})
@@ -335,6 +378,28 @@ func TestViews(t *testing.T) {
 			t.Errorf("got %+v, %v", v, err)
 		}
 	})
+	t.Run("at once, whatever Leases say", func(t *testing.T) {
+		w := newWorld()
+		c := newCluster(t, "a", interceptor.Funcs{}, w.peering, node("n1", true), node("n2", true), &w.nodes[0], &w.nodes[1])
+		c.Now = func() time.Time { return time.Now().Add(time.Hour) }
+		for _, name := range []string{"gateway-b-0", nodeLease("10.80.0.1"), nodeLease("10.80.0.2")} {
+			l := &coordinationv1.Lease{
+				ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name},
+				Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("pod"), RenewTime: &metav1.MicroTime{Time: time.Now()}},
+			}
+			if err := c.Client.Create(ctx, l, client.FieldOwner("agent")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		start := time.Now()
+		v, err := c.Views(ctx)
+		if took := time.Since(start); took > time.Second {
+			t.Errorf("it took %s", took)
+		}
+		if err != nil || len(v) != 1 || v[0].State != Unknown || !strings.Contains(v[0].Message, "has not renewed its Lease for 1h0m") {
+			t.Errorf("got %+v, %v", v, err)
+		}
+	})
 	t.Run("no node is ready", func(t *testing.T) {
 		v, err := newCluster(t, "a", interceptor.Funcs{}, newWorld().peering, node("n1", false)).Views(ctx)
 		if err != nil || len(v) != 1 || v[0].State == Connected {
@@ -347,6 +412,7 @@ func TestMapFor(t *testing.T) {
 	ctx := t.Context()
 	w := newWorld()
 	n1 := report("n1", "10.80.0.1", nil)
+	n1.Status.NodeIPs = []v1alpha1.IP{{Addr: netip.MustParseAddr("172.18.0.2")}}
 	a := newCluster(t, "a", interceptor.Funcs{}, w.peering, node("n1", true, "172.18.0.2"), &n1,
 		podWith("10.244.3.4"), podWith(""), podWith("fd00::4", "10.244.3.7"), podWith("fd00::8"),
 		&corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.7"}},
@@ -430,7 +496,11 @@ func TestDefect1_05_HeartbeatsNeedNoClock(t *testing.T) {
 			stamp time.Duration // of the API server that wrote it, against that of the one that answers
 			first bool          // what is said at the first sight
 		}{
-			{"stamped now", 0, true}, {"stamped just now", -silence / 2, true}, {"stamped long ago", -time.Hour, false}, {"stamped in the future", time.Hour, false},
+			{"stamped now", 0, true},
+			{"stamped just now", -silence / 2, true},
+			{"stamped long ago", -time.Hour, false},
+			{"stamped in the future", time.Hour, false},
+			{"stamped by an API server that is a little ahead", silence / 2, true},
 		} {
 			synctest.Test(t, func(t *testing.T) {
 				server := time.Now()

@@ -1,7 +1,6 @@
 package peering
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -112,7 +111,7 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 	if err := c.reviveAgents(ctx); err != nil {
 		return nil, err
 	}
-	kinds := []kind{all(&v1alpha1.NodeNetworkList{}), all(&corev1.NodeList{})}
+	kinds := []client.ObjectList{&v1alpha1.NodeNetworkList{}, &corev1.NodeList{}}
 	err = c.await(ctx, "wait until the nodes' kernels are clean", c.podsHint(), kinds, func(_ context.Context, o objects) (string, error) {
 		skipped = nil
 		ready, _ := nodesByReadiness(of[*corev1.Node](o))
@@ -148,11 +147,14 @@ func (c *Cluster) reviveAgents(ctx context.Context) error {
 	if !slices.ContainsFunc(nodes.Items, func(n v1alpha1.NodeNetwork) bool { return len(n.Status.Gateways) > 0 }) {
 		return nil
 	}
-	image, _, err := c.installedAgents(ctx)
+	image := c.DefaultImage
+	ds, err := c.nodeAgents(ctx)
 	if err != nil {
 		return err
 	}
-	image = cmp.Or(image, c.DefaultImage)
+	if ds != nil {
+		image = ds.Spec.Template.Spec.Containers[0].Image
+	}
 	return c.poll(ctx, "install the node agents again, to clean the nodes' kernels", c.podsHint(), func(ctx context.Context) (string, error) {
 		_, err := c.applyAgents(ctx, image, false, nil)
 		if errors.Is(err, errTornDown) {
@@ -210,7 +212,7 @@ func (c *Cluster) deleteLists(ctx context.Context, labels client.MatchingLabels,
 func (c *Cluster) deletePods(ctx context.Context, labels client.MatchingLabels) error {
 	// The garbage collector would come to the pods in its own time. Until it has
 	// removed what makes pods, new ones may come.
-	kinds := []kind{inNamespace(&appsv1.ReplicaSetList{}), inNamespace(&corev1.PodList{}), all(&corev1.NodeList{})}
+	kinds := []client.ObjectList{&appsv1.ReplicaSetList{}, &corev1.PodList{}, &corev1.NodeList{}}
 	selector := klabels.SelectorFromSet(klabels.Set(labels))
 	return c.await(ctx, "wait until the agents' pods are gone", c.podsHint(), kinds, func(ctx context.Context, o objects) (string, error) {
 		for _, set := range of[*appsv1.ReplicaSet](o) {
@@ -244,14 +246,8 @@ func (c *Cluster) deletePods(ctx context.Context, labels client.MatchingLabels) 
 
 // ours lists objects that we manage.
 func (c *Cluster) ours(ctx context.Context, list client.ObjectList, labels client.MatchingLabels) ([]client.Object, error) {
-	opts := []client.ListOption{client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}, labels}
-	switch list.(type) {
-	case *rbacv1.ClusterRoleList, *rbacv1.ClusterRoleBindingList, *apiextensionsv1.CustomResourceDefinitionList:
-	default:
-		opts = append(opts, client.InNamespace(v1alpha1.Namespace))
-	}
-	if err := c.Client.List(ctx, list, opts...); err != nil {
-		return nil, c.fail(fmt.Sprintf("list %T", list), err)
+	if err := c.list(ctx, list, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}, labels, inOurNamespace(list)); err != nil {
+		return nil, err
 	}
 	return items(list)
 }

@@ -1,0 +1,56 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// get reads an object. It returns nil if there is none, or not even its kind.
+func get[T any, P interface {
+	*T
+	client.Object
+}](ctx context.Context, c *Cluster, namespace, name string) (P, error) {
+	obj := P(new(T))
+	err := c.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, obj)
+	switch {
+	case absent(err):
+		return nil, nil
+	case err != nil:
+		return nil, c.fail(fmt.Sprintf("read %s %s", kindName(obj), name), err)
+	}
+	return obj, nil
+}
+
+// list reads the objects of a kind: none if there is no such kind.
+func (c *Cluster) list(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	if err := c.Client.List(ctx, list, opts...); !absent(err) {
+		return c.fail(fmt.Sprintf("list %s objects", kindName(list)), err)
+	}
+	return nil
+}
+
+// inOurNamespace limits the list of a kind that is in namespaces to ours.
+func inOurNamespace(list client.ObjectList) client.ListOption {
+	switch list.(type) {
+	case *corev1.NodeList, *corev1.NamespaceList, *rbacv1.ClusterRoleList, *rbacv1.ClusterRoleBindingList,
+		*apiextensionsv1.CustomResourceDefinitionList, *v1alpha1.ClusterNetworkList, *v1alpha1.PeeringList, *v1alpha1.NodeNetworkList:
+		return client.InNamespace("")
+	}
+	return client.InNamespace(v1alpha1.Namespace)
+}
+
+// kindName is the kind of an object, or of those in a list.
+func kindName(o runtime.Object) string {
+	return strings.TrimSuffix(reflect.TypeOf(o).Elem().Name(), "List")
+}
