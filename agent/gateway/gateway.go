@@ -36,12 +36,8 @@ import (
 )
 
 const (
-	// lookInterval is how often measurements are looked at, fastLookInterval the same for
-	// a tunnel that does not work.
-	lookInterval, fastLookInterval = time.Second, 50 * time.Millisecond
-	// probeInterval is the time between probes, fastProbeInterval the same for a tunnel
-	// that does not work, and slowProbeInterval if it has not worked for long.
-	probeInterval, fastProbeInterval, slowProbeInterval = 1500 * time.Millisecond, 100 * time.Millisecond, 5 * time.Second
+	// probeInterval is the time between probes.
+	probeInterval = 1500 * time.Millisecond
 	// silence is the time without an answer after which the tunnel is not connected.
 	silence = 3500 * time.Millisecond
 )
@@ -168,16 +164,17 @@ type agent struct {
 	degraded   string
 }
 
-// Look measures the tunnel, and repairs it.
+// Look measures the tunnel, more often than it is probed while it does not work, and repairs it.
 func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	if a.device == nil || a.prober == nil || a.peering == nil {
-		return false, lookInterval
+		return false, loop.LookInterval
 	}
 	a.probes = a.prober.Snapshot()
 	stats, err := a.device.Stats()
 	if err != nil {
 		stats = tunnel.Stats{} // it is configured below, and that says what is wrong
 	}
+	heard := stats.RxBytes > a.tunnel.RxBytes
 	a.tunnel = stats
 	if !stats.AsConfigured {
 		// The kernel notifies nobody of what others take from WireGuard.
@@ -188,25 +185,15 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 			a.Log.Info("repaired the tunnel")
 		}
 	}
-	down := a.redialer.observe(a.probes, stats.RxBytes)
-	interval := probeInterval
-	next = lookInterval
-	switch {
-	case down:
-		changed := a.redialer.lastChange()
-		interval = loop.Pace(changed, fastProbeInterval, slowProbeInterval)
-		next = loop.Pace(changed, fastLookInterval, lookInterval)
+	if a.redialer.observe(a.probes, stats.RxBytes) {
+		if heard {
+			a.prober.Hurry()
+		}
 		if plane := a.peering.Plane(a.local.plane); plane != nil && plane.Role == v1alpha1.Client && a.redialer.shouldRedial(a.probes) {
 			a.redial(ctx)
 		}
-	case a.probes.Window < tunnel.ProbeWindow:
-		interval = fastProbeInterval
-		fallthrough
-	case !a.connected() || a.probes.Unanswered > 1: // one is on its way, more of them are late
-		next = fastLookInterval
 	}
-	a.prober.SetInterval(interval)
-	return a.measurePath(), next
+	return a.measurePath(), min(loop.LookInterval, a.probes.Pause*2/3)
 }
 
 // redial starts the handshake anew.
@@ -374,14 +361,9 @@ func (a *agent) talk(ctx context.Context, want desired) {
 		}
 		a.stop()
 	}
-	prober, err := tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), fastProbeInterval)
-	if err != nil {
-		a.Log.Error("cannot probe", "error", err)
-		return
-	}
 	ctx, a.stop = context.WithCancel(ctx)
-	a.prober = prober
-	go func() { _ = prober.Run(ctx) }() // it ends with ctx
+	a.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
+	go a.prober.Run(ctx)
 	a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
 	go loop.Keep(ctx, a.Log, a.channel.Connect)
 }

@@ -3,6 +3,7 @@ package gateway
 import (
 	"time"
 
+	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -60,7 +61,7 @@ func (a *agent) measurePath() bool {
 	if mtu := int(a.probes.RemoteMTU); mtu >= minMTU {
 		now.agreed = mtu
 	}
-	if a.tunnel.Endpoint.IsValid() && time.Since(a.pathRead) >= lookInterval {
+	if a.tunnel.Endpoint.IsValid() && time.Since(a.pathRead) >= loop.LookInterval {
 		a.pathRead = time.Now()
 		endpoint := a.tunnel.Endpoint.Addr().Unmap()
 		now.overhead, now.mtu = tunnel.Overhead(endpoint), 0

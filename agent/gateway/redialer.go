@@ -79,11 +79,3 @@ func (r *redialer) shouldRedial(probes tunnel.ProbeStats) bool {
 	}
 	return since >= min(max(time.Since(r.downSince)/3, least), redialMost)
 }
-
-// lastChange is when something last happened that makes an answer likely.
-func (r *redialer) lastChange() time.Time {
-	if r.lastReceived.After(r.downSince) {
-		return r.lastReceived
-	}
-	return r.downSince
-}

@@ -49,7 +49,7 @@ func redials(r *redialer, d time.Duration, look func(at time.Duration) (tunnel.P
 			out = append(out, time.Since(start))
 			r.redialed = time.Now()
 		}
-		time.Sleep(fastLookInterval)
+		time.Sleep(50 * time.Millisecond)
 	}
 	return out
 }
@@ -87,7 +87,7 @@ func TestRedial(t *testing.T) {
 		start := time.Now()
 		r := redialer{redialed: start.Add(-time.Hour)}
 		got := redials(&r, 10*time.Second, func(at time.Duration) (tunnel.ProbeStats, int64) {
-			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / fastProbeInterval)}, int64(at) + 1
+			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / (100 * time.Millisecond))}, int64(at) + 1
 		})
 		if len(got) != 1 || got[0] < oneWayTimeout {
 			t.Errorf("started anew at %v, want once, after %v", got, oneWayTimeout)
@@ -97,28 +97,10 @@ func TestRedial(t *testing.T) {
 		start := time.Now()
 		r := redialer{redialed: start.Add(-time.Hour), lastReceived: start, received: 1}
 		got := redials(&r, 4*time.Second, func(at time.Duration) (tunnel.ProbeStats, int64) {
-			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / fastProbeInterval)}, 1
+			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / (100 * time.Millisecond))}, 1
 		})
 		if len(got) < 2 || got[0] <= probeInterval+redialLater || got[1]-got[0] < redialLater {
 			t.Errorf("a session that was lost is started anew at %v", got)
-		}
-	})
-}
-
-// What makes an answer likely has it probed fast again.
-func TestLastChange(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var r redialer
-		r.observe(tunnel.ProbeStats{}, 0)
-		down := time.Now()
-		time.Sleep(time.Hour)
-		r.observe(tunnel.ProbeStats{}, 0)
-		if !r.lastChange().Equal(down) {
-			t.Errorf("last change %v, want %v", r.lastChange(), down)
-		}
-		r.observe(tunnel.ProbeStats{}, 148)
-		if !r.lastChange().Equal(time.Now()) {
-			t.Errorf("last change %v, want now: the peer has called", r.lastChange())
 		}
 	})
 }

@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	// Resync is how often everything is compared without a reason.
-	Resync = 30 * time.Second
+	// Resync is how often everything is compared without a reason, LookInterval how often
+	// measurements are looked at while nothing is expected of them.
+	Resync, LookInterval = 30 * time.Second, time.Second
 	// debounce is how long the loop waits after the kernel has told of a change: such
 	// changes come in bursts.
 	debounce = 100 * time.Millisecond
@@ -188,11 +189,4 @@ func Merge(ctx context.Context, monitors ...func(context.Context) (<-chan struct
 		}()
 	}
 	return out, nil
-}
-
-// Pace is how long to wait between two looks at something that does not work: fast
-// for a minute after the last change, then longer and longer, up to slow.
-func Pace(changed time.Time, fast, slow time.Duration) time.Duration {
-	const hurry, share = time.Minute, 10
-	return max(fast, min((time.Since(changed)-hurry)/share, slow))
 }

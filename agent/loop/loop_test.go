@@ -318,22 +318,3 @@ func TestDefect1_10_StartIsRetried(t *testing.T) {
 		}
 	})
 }
-
-func TestDefect1_08_Pace(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		changed := time.Now()
-		last, n := time.Duration(0), 0
-		for time.Since(changed) < 5*time.Minute {
-			p := Pace(changed, 100*time.Millisecond, 5*time.Second)
-			if p < last || p > 5*time.Second || time.Since(changed) < time.Minute && p != 100*time.Millisecond {
-				t.Fatalf("after %v: %v, before %v", time.Since(changed), p, last)
-			}
-			last = p
-			n++
-			time.Sleep(p)
-		}
-		if last != 5*time.Second || n > 800 {
-			t.Errorf("%d looks in 5 min, the last pause was %v", n, last)
-		}
-	})
-}

@@ -10,13 +10,10 @@ import (
 )
 
 const (
-	// lookInterval is how often measurements are looked at, fastLookInterval the same for
-	// a peer that is not reached.
-	lookInterval, fastLookInterval = time.Second, 50 * time.Millisecond
-	// probeInterval is the time between probes to a peer's gateway, fastProbeInterval the
-	// same for one that does not answer. Gateways probe each other more often. Every
-	// node's probes pass both of them, which costs these most of what they use when idle.
-	probeInterval, fastProbeInterval = 5 * time.Second, 100 * time.Millisecond
+	// probeInterval is the time between probes to a peer's gateway. Gateways probe each
+	// other more often. Every node's probes pass both of them, which costs these most of
+	// what they use when idle.
+	probeInterval = 5 * time.Second
 	// silence is the time without an answer after which a peer is not reached.
 	silence = probeInterval + 2*time.Second
 )
@@ -30,44 +27,23 @@ type probeKey struct {
 type prober struct {
 	*tunnel.Prober
 	stop context.CancelFunc
-	// gateway is as it was when changed was set: then something happened that makes an
-	// answer likely.
+	// gateway is as it was last: when it changes, an answer is likely.
 	gateway gateway
-	changed time.Time
 	// stats and ready are of the last look.
 	stats tunnel.ProbeStats
 	ready bool
 }
 
-// look measures, and sets the speed of the probes. It returns when to look again.
-func (p *prober) look() time.Duration {
-	before := p.ready
-	p.stats = p.Snapshot()
-	p.ready = time.Since(p.stats.LastReply) < silence
-	if before && !p.ready {
-		p.changed = time.Now()
-	}
-	switch {
-	case !p.ready:
-		p.SetInterval(loop.Pace(p.changed, fastProbeInterval, probeInterval))
-		return loop.Pace(p.changed, fastLookInterval, lookInterval)
-	case p.stats.Window < tunnel.ProbeWindow:
-		p.SetInterval(fastProbeInterval)
-	default:
-		p.SetInterval(probeInterval)
-	}
-	return lookInterval
-}
-
-// Look measures.
+// Look measures, more often than probes are sent to whom does not answer.
 func (a *agent) Look(context.Context) (changed bool, next time.Duration) {
-	next = lookInterval
+	next = loop.LookInterval
 	for _, p := range a.probers {
 		before := p.ready
-		next = min(next, p.look())
-		if p.ready != before {
+		p.stats = p.Snapshot()
+		if p.ready = time.Since(p.stats.LastReply) < silence; p.ready != before {
 			clear(a.paths) // a route that leads nowhere is no change that the kernel is watched for
 		}
+		next = min(next, p.stats.Pause*2/3)
 	}
 	return false, next
 }
@@ -84,12 +60,12 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 		wanted[key] = true
 		p := a.probers[key]
 		if p == nil && !g.failed {
-			if p = a.newProber(ctx, g); p != nil {
-				a.probers[key] = p
-			}
+			p = a.newProber(ctx, g)
+			a.probers[key] = p
 		}
 		if p != nil && p.gateway != g {
-			p.gateway, p.changed = g, time.Now()
+			p.gateway = g
+			p.Hurry()
 		}
 	}
 	for key, p := range a.probers {
@@ -101,12 +77,8 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 }
 
 func (a *agent) newProber(ctx context.Context, g gateway) *prober {
-	p, err := tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), fastProbeInterval)
-	if err != nil {
-		a.Log.Error("cannot probe", "peering", g.peering, "error", err)
-		return nil
-	}
-	probing, stop := context.WithCancel(ctx)
-	go func() { _ = p.Run(probing) }() // it ends with its context
-	return &prober{Prober: p, stop: stop}
+	ctx, stop := context.WithCancel(ctx)
+	p := &prober{Prober: tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval), stop: stop}
+	go p.Run(ctx)
+	return p
 }

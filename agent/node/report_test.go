@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -104,33 +105,33 @@ func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 		t.Errorf("gateways %+v", s.Gateways)
 	}
 
-	p, err := tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), fastProbeInterval)
-	if err != nil {
-		t.Fatal(err)
-	}
-	key := probeKey{g.remote, g.plane}
-	a.probers[key] = &prober{Prober: p, stop: func() {}, gateway: g, changed: time.Now(), ready: true}
-	if a.Look(t.Context()); len(a.paths) > 0 {
-		t.Error("the peer is not reached any more, and the path is not asked for")
-	}
-	look := func() time.Duration {
-		_, next := a.Look(t.Context())
-		return next
-	}
-	if next := look(); next != fastLookInterval {
-		t.Errorf("at first it looks after %v", next)
-	}
-	a.probers[key].changed = time.Now().Add(-10 * time.Minute)
-	if next := look(); next != lookInterval {
-		t.Errorf("later it looks after %v", next)
-	}
-	a.probe(t.Context(), []gateway{g})
-	if next := look(); next != lookInterval {
-		t.Errorf("with the same gateway it looks after %v", next)
-	}
-	g.connected = true // so its gateway says
-	a.probe(t.Context(), []gateway{g})
-	if next := look(); next != fastLookInterval {
-		t.Errorf("when the gateway is connected again it looks after %v", next)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		key := probeKey{g.remote, g.plane}
+		p := tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval)
+		a.probers[key] = &prober{Prober: p, stop: func() {}, gateway: g, ready: true}
+		if a.Look(t.Context()); len(a.paths) > 0 {
+			t.Error("the peer is not reached any more, and the path is not asked for")
+		}
+		look := func() time.Duration {
+			_, next := a.Look(t.Context())
+			return next
+		}
+		const fast = 100 * time.Millisecond * 2 / 3
+		if next := look(); next != fast {
+			t.Errorf("at first it looks after %v", next)
+		}
+		time.Sleep(10 * time.Minute)
+		if next := look(); next != loop.LookInterval {
+			t.Errorf("later it looks after %v", next)
+		}
+		a.probe(t.Context(), []gateway{g})
+		if next := look(); next != loop.LookInterval {
+			t.Errorf("with the same gateway it looks after %v", next)
+		}
+		g.connected = true // so its gateway says
+		a.probe(t.Context(), []gateway{g})
+		if next := look(); next != fast {
+			t.Errorf("when the gateway is connected again it looks after %v", next)
+		}
+	})
 }

@@ -46,13 +46,14 @@ const (
 
 	// An answer is late after lateAfter and after lateFactor times the last round trip time.
 	// From then on probes are sent every hurryInterval until one is answered: one lost probe
-	// says nothing, many in a row do.
+	// says nothing, many in a row do. The first ProbeWindow probes that can be answered are
+	// sent as often.
 	lateAfter     = 300 * time.Millisecond
 	lateFactor    = 2
 	hurryInterval = 100 * time.Millisecond
-	// hurryTime is how long that lasts: after it a peer is down, and its prober's user
-	// decides how often to ask.
-	hurryTime = time.Minute
+	// hurryTime is how long that lasts after something made an answer likely. Later the
+	// pauses grow with the time since, of which they are one part in hurryShare.
+	hurryTime, hurryShare = time.Minute, 10
 
 	// retryDelay is the pause after a socket failed.
 	retryDelay = 100 * time.Millisecond
@@ -105,22 +106,21 @@ func isProbe(b []byte, kind byte) bool {
 // ProbeStats summarises the last ProbeWindow probes. Those sent before the first answer
 // came are left out: they waited for a handshake.
 type ProbeStats struct {
-	// Sent and Received count since the start.
-	Sent, Received uint64
 	// Window is how many probes the following is about: those that were
 	// answered or are lost, at most ProbeWindow.
 	Window int
 	// Loss is the lost part of them, 0 to 1; 0 as well where Window is 0.
 	Loss float64
-	// Last, Min, Mean and Median are round trip times of the answered ones, 0
-	// where there is none.
-	Last, Min, Mean, Median time.Duration
+	// Median is that of the answered ones' round trip times, 0 where there is none.
+	Median time.Duration
 	// LastReply is when the last answer came, the zero time for never; Unanswered
 	// is how many probes were sent after the newest one that was answered.
 	LastReply  time.Time
 	Unanswered uint64
 	// RemoteMTU is what the responder said in it that it can do, bytes.
 	RemoteMTU uint16
+	// Pause is that between two probes at present.
+	Pause time.Duration
 }
 
 // Prober sends probes to one echo responder. Its methods may be called at once
@@ -131,19 +131,22 @@ type Prober struct {
 	nonce  [8]byte
 	start  time.Time
 
-	mu       sync.Mutex
+	// interval is that of probes which are answered.
 	interval time.Duration
+
+	mu sync.Mutex
+	// likely is when something last made an answer likely.
+	likely time.Time
 	// retime tells Run that the next probe is due at another time.
 	retime   notify.Signal
 	sequence uint64
-	received uint64
 	// newest is the answered probe that was sent last.
 	newest    uint64
 	last      time.Duration
 	lastReply time.Time
 	remoteMTU uint16
-	// firstReply is when the path first worked: probes sent before do not count.
-	firstReply time.Time
+	// first is the first probe after the path has worked: those sent before do not count.
+	first uint64
 	// window is a ring of the probes that were sent last. It is larger than
 	// ProbeWindow so that probes on their way do not displace those that count.
 	window [8 * ProbeWindow]probe
@@ -157,36 +160,27 @@ type probe struct {
 }
 
 // NewProber makes a prober from a local address to a remote responder; an
-// invalid local address leaves the choice to the kernel. Nothing is sent
-// before Run.
-func NewProber(local netip.Addr, remote netip.AddrPort, interval time.Duration) (*Prober, error) {
-	if !remote.IsValid() || interval < MinProbeInterval {
-		return nil, fmt.Errorf("probe %s each %s: no address, or more often than each %s", remote, interval, MinProbeInterval)
-	}
-	p := &Prober{
-		local: local, remote: remote, interval: interval, start: time.Now(), retime: notify.NewSignal(),
-	}
+// invalid local address leaves the choice to the kernel. The interval is that of probes
+// while they are answered, at least MinProbeInterval. Nothing is sent before Run.
+func NewProber(local netip.Addr, remote netip.AddrPort, interval time.Duration) *Prober {
+	p := &Prober{local: local, remote: remote, interval: max(interval, MinProbeInterval), start: time.Now(), likely: time.Now(), retime: notify.NewSignal()}
 	// Never fails, see crypto/rand.
 	_, _ = rand.Read(p.nonce[:])
-	return p, nil
+	return p
 }
 
-// SetInterval changes how often probes are sent while they are answered; shorter
-// ones than MinProbeInterval become that.
-func (p *Prober) SetInterval(interval time.Duration) {
-	interval = max(interval, MinProbeInterval)
+// Hurry says that something has happened which makes an answer likely: it is asked for
+// often again.
+func (p *Prober) Hurry() {
 	p.mu.Lock()
-	changed := p.interval != interval
-	p.interval = interval
-	p.mu.Unlock()
-	if changed {
-		p.retime.Send()
-	}
+	defer p.mu.Unlock()
+	p.likely = time.Now()
+	p.retime.Send()
 }
 
 // Run sends probes until ctx ends. What cannot be sent counts as lost: the
 // local address may come and go.
-func (p *Prober) Run(ctx context.Context) error {
+func (p *Prober) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(p.local, 0)))
 		if err == nil {
@@ -194,26 +188,11 @@ func (p *Prober) Run(ctx context.Context) error {
 			continue
 		}
 		p.mark(time.Now())
-		if !sleep(ctx, max(retryDelay, p.currentInterval())) {
-			break
+		select {
+		case <-ctx.Done():
+		case <-time.After(max(retryDelay, time.Until(p.due()))):
 		}
 	}
-	return nil
-}
-
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
-}
-
-func (p *Prober) currentInterval() time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.interval
 }
 
 // run uses one socket until ctx ends or the socket breaks.
@@ -247,21 +226,30 @@ func (p *Prober) run(ctx context.Context, conn *net.UDPConn) {
 func (p *Prober) due() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	sent := func(sequence uint64) time.Time { return p.window[sequence%uint64(len(p.window))].sent }
-	at := sent(p.sequence).Add(p.interval)
-	if p.received == 0 || p.newest == p.sequence || sent(p.sequence).Sub(p.lastReply) > hurryTime {
-		return at
+	return p.sent(p.sequence).Add(p.pause())
+}
+
+// pause is the time between the last probe and the next one.
+func (p *Prober) pause() time.Duration {
+	usual, hurry := p.interval, min(p.interval, hurryInterval)
+	if p.sequence+1 < p.first+ProbeWindow {
+		usual = hurry
 	}
-	// The slot of a forgotten probe has the time of a newer one. That does no harm: by then
-	// probes are sent every hurryInterval.
-	hurry := sent(p.newest + 1).Add(max(lateAfter, lateFactor*p.last))
-	if next := sent(p.sequence).Add(hurryInterval); hurry.Before(next) {
-		hurry = next
-	}
-	if hurry.Before(at) {
+	hurry = max(hurry, min((time.Since(p.likely)-hurryTime)/hurryShare, p.interval))
+	switch {
+	case p.lastReply.IsZero():
 		return hurry
+	case p.newest == p.sequence:
+		return usual
 	}
-	return at
+	waiting := min(p.sequence-p.newest, uint64(len(p.window))) // those before are forgotten
+	late := p.sent(p.sequence - waiting + 1).Add(max(lateAfter, lateFactor*p.last))
+	return min(usual, max(late.Sub(p.sent(p.sequence)), hurry))
+}
+
+// sent is when one of the last probes was sent.
+func (p *Prober) sent(sequence uint64) time.Time {
+	return p.window[sequence%uint64(len(p.window))].sent
 }
 
 func (p *Prober) send(conn *net.UDPConn) {
@@ -312,12 +300,11 @@ func (p *Prober) answered(sequence uint64, now time.Time, mtu uint16) {
 		return
 	}
 	e.answered, e.rtt = true, now.Sub(e.sent)
-	if p.received == 0 {
-		p.firstReply = now
+	if p.lastReply.IsZero() {
+		p.first = p.sequence + 1
 	}
-	p.received++
 	p.newest = max(p.newest, sequence)
-	p.last, p.lastReply, p.remoteMTU = e.rtt, now, mtu
+	p.last, p.lastReply, p.likely, p.remoteMTU = e.rtt, now, now, mtu
 	p.retime.Send()
 }
 
@@ -329,7 +316,7 @@ func (p *Prober) Snapshot() ProbeStats {
 func (p *Prober) snapshot(now time.Time) ProbeStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := ProbeStats{Sent: p.sequence, Received: p.received, Last: p.last, LastReply: p.lastReply, Unanswered: p.sequence - p.newest, RemoteMTU: p.remoteMTU}
+	s := ProbeStats{LastReply: p.lastReply, Unanswered: p.sequence - p.newest, RemoteMTU: p.remoteMTU, Pause: p.pause()}
 	var rtts []time.Duration
 	lost := 0
 	oldest := uint64(0)
@@ -339,7 +326,7 @@ func (p *Prober) snapshot(now time.Time) ProbeStats {
 	for i := p.sequence; i > oldest && s.Window < ProbeWindow; i-- {
 		e := p.window[i%uint64(len(p.window))]
 		switch {
-		case e.sent.Before(p.firstReply):
+		case i < p.first:
 			continue
 		case e.answered:
 			rtts = append(rtts, e.rtt)
@@ -356,12 +343,7 @@ func (p *Prober) snapshot(now time.Time) ProbeStats {
 	}
 	if len(rtts) > 0 {
 		slices.Sort(rtts)
-		s.Min, s.Median = rtts[0], rtts[len(rtts)/2]
-		var sum time.Duration
-		for _, r := range rtts {
-			sum += r
-		}
-		s.Mean = sum / time.Duration(len(rtts))
+		s.Median = rtts[len(rtts)/2]
 	}
 	return s
 }

@@ -268,13 +268,12 @@ func TestProbe(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- tunnel.ServeEcho(ctx, conn, func() uint16 { return 1420 }) }()
 	remote := netip.MustParseAddrPort(conn.LocalAddr().String())
-	p, err := tunnel.NewProber(netip.MustParseAddr("127.0.0.1"), remote, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	probing := make(chan error, 1)
-	go func() { probing <- p.Run(ctx) }()
-	p.SetInterval(tunnel.MinProbeInterval)
+	p := tunnel.NewProber(netip.MustParseAddr("127.0.0.1"), remote, tunnel.MinProbeInterval)
+	probing := make(chan struct{})
+	go func() {
+		defer close(probing)
+		p.Run(ctx)
+	}()
 	deadline := time.Now().Add(10 * time.Second)
 	for p.Snapshot().Window < tunnel.ProbeWindow {
 		if time.Now().After(deadline) {
@@ -283,14 +282,15 @@ func TestProbe(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	s := p.Snapshot()
-	if s.Loss != 0 || s.Min <= 0 || s.Min > s.Median || s.Mean < s.Min || s.Last <= 0 || time.Since(s.LastReply) > time.Second || s.RemoteMTU != 1420 {
+	if s.Loss != 0 || s.Median <= 0 || time.Since(s.LastReply) > time.Second || s.RemoteMTU != 1420 {
 		t.Errorf("stats: %+v", s)
 	}
 	silent(t, remote)
 	cancel()
-	if err := errors.Join(<-served, <-probing); err != nil {
+	if err := <-served; err != nil {
 		t.Error(err)
 	}
+	<-probing
 }
 
 // silent sends what is no probe, to which there must be no answer.
