@@ -224,7 +224,8 @@ func TestMatrix(t *testing.T) {
 	}
 }
 
-// TestEveryFixtureHasASource keeps the documentation beside the fixtures.
+// TestEveryFixtureHasASource keeps the documentation beside the fixtures. A pod that runs
+// has to confirm the ranges.
 func TestEveryFixtureHasASource(t *testing.T) {
 	rows, err := filepath.Glob("testdata/*/cluster.yaml")
 	if err != nil || len(rows) < 20 {
@@ -237,6 +238,9 @@ func TestEveryFixtureHasASource(t *testing.T) {
 		}
 		if head, _, _ := strings.Cut(string(raw), "\napiVersion"); !strings.Contains(head, "# https://") {
 			t.Errorf("%s does not say where its shape is documented", row)
+		}
+		if !strings.Contains(string(raw), "podIPs: [{ip: ") {
+			t.Errorf("%s has no pod", row)
 		}
 	}
 }
