@@ -428,8 +428,9 @@ func TestNodesAgree(t *testing.T) {
 				t.Fatal(err)
 			}
 			l := d.overlay.Links[0]
-			gw, err := ipam.GatewayNumberOf(internal, l.Local)
-			if err != nil || gw != int(index)*ipam.Planes || l.Peer != address || len(l.Name) > 15 {
+			gw := int(index) * ipam.Planes
+			local, err := ipam.GatewayAddr(internal, gw)
+			if err != nil || l.Local != local || l.Peer != address || len(l.Name) > 15 {
 				t.Errorf("index %d, node %d: %+v, %v", index, number, l, err)
 			}
 			if vni, err := ipam.VNI(gw, number); err != nil || vni != l.VNI {

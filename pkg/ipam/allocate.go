@@ -1,25 +1,20 @@
 package ipam
 
 import (
+	"cmp"
+	"encoding/binary"
 	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
+
+	"go4.org/netipx"
 )
 
-// Space is the address space of the cluster that receives: where ranges may be
-// taken from, and what is in use there.
-type Space struct {
-	// Pools are searched where a range cannot be kept. Empty: DefaultPools.
-	Pools []netip.Prefix
-	// Used is everything that the cluster uses: pods, services, nodes, its
-	// internal CIDR, routes of its nodes, ranges of other peers, what the user
-	// reserved. The ranges that the very same peer has already must not be here:
-	// they are the requests' Previous. Reserved need not be here.
-	Used []Use
-	// Avoid are ranges that are taken from the pools only where there is nothing
-	// else. Nil: CommonRanges. They do not keep a wish from being met.
-	Avoid []netip.Prefix
-}
+// shown is how many uses an error or a reason lists.
+const shown = 8
 
 // Request asks for one range.
 type Request struct {
@@ -56,36 +51,24 @@ type Allocation struct {
 //  3. those that can be kept as they are;
 //  4. the rest, the largest ones first.
 //
-// Errors are InvalidError, ConflictError (of a wish) and ExhaustedError.
-func Allocate(s Space, requests ...Request) ([]Allocation, error) {
-	a := &allocator{pools: s.Pools, avoid: s.Avoid}
-	if len(s.Pools) == 0 {
-		a.pools = DefaultPools()
-	}
-	if s.Avoid == nil {
-		a.avoid = CommonRanges()
-	}
-	for _, p := range a.pools {
-		if err := checkPrefix(p); err != nil {
-			return nil, fmt.Errorf("configured pool: %w", err)
-		}
-	}
-	a.grow(len(s.Used) + len(Reserved()) + len(a.avoid) + len(requests))
-	for _, u := range Reserved() {
-		a.use(&u)
-	}
-	for i := range s.Used {
-		u := &s.Used[i]
+// used is everything that the cluster uses which is to know the ranges: pods, services,
+// nodes, its internal CIDR, routes of its nodes, ranges of other peers, what the user
+// reserved. The ranges that the very same peer has already must not be there: they are
+// the requests' Previous. Reserved need not be there.
+//
+// Errors match ErrInvalid, ErrConflict (of a wish) or ErrExhausted.
+func Allocate(used []Use, requests ...Request) ([]Allocation, error) {
+	for _, u := range used {
 		if err := checkPrefix(u.Prefix); err != nil {
 			return nil, fmt.Errorf("range used by %s: %w", u.By, err)
 		}
-		a.use(u)
 	}
 	for _, r := range requests {
 		if err := r.check(); err != nil {
 			return nil, fmt.Errorf("allocate %s: %w", r.What, err)
 		}
 	}
+	a := &allocator{used: slices.Concat(Reserved(), used)}
 	out := make([]Allocation, len(requests))
 	for _, step := range []func(Request) (Allocation, error){a.wish, a.previous, a.keep, a.pool} {
 		for _, i := range largestFirst(requests) {
@@ -97,22 +80,17 @@ func Allocate(s Space, requests ...Request) ([]Allocation, error) {
 				return nil, err
 			}
 			if out[i] = got; got.Prefix.IsValid() {
-				a.use(&Use{got.Prefix, requests[i].What})
+				a.used = append(a.used, Use{got.Prefix, requests[i].What})
 			}
 		}
 	}
 	return out, nil
 }
 
-// Free says what in use or reserved overlaps p; nothing if p is free.
-func (s Space) Free(p netip.Prefix) []Use {
-	return slices.DeleteFunc(slices.Concat(Reserved(), s.Used), func(u Use) bool { return !u.Prefix.Overlaps(p) })
-}
-
 func (r Request) check() error {
 	if !r.Want.IsValid() {
 		if r.Bits < 1 || r.Bits > 32 {
-			return &InvalidError{Reason: fmt.Sprintf("has neither a prefix nor a length from 1 to 32: %d", r.Bits)}
+			return errorf(ErrInvalid, "the range given has neither a prefix nor a length from 1 to 32: %d", r.Bits)
 		}
 	} else {
 		if err := checkPrefix(r.Want); err != nil {
@@ -120,7 +98,7 @@ func (r Request) check() error {
 		}
 		for _, n := range neverPods() {
 			if n.Overlaps(r.Want) {
-				return &InvalidError{Prefix: r.Want, Reason: fmt.Sprintf("overlaps %s, which cannot be routed", n)}
+				return errorf(ErrInvalid, "%s overlaps %s, which cannot be routed", r.Want, n)
 			}
 		}
 	}
@@ -141,53 +119,53 @@ func (r Request) shape() netip.Prefix {
 	return netip.PrefixFrom(netip.IPv4Unspecified(), r.Bits)
 }
 
-// allocator is the state of one Allocate.
-type allocator struct {
-	pools, avoid []netip.Prefix
-	v4, v6       family
-}
-
-// family is what is in use of one family: blocks[i] is uses[i]'s prefix, since
-// comparing numbers is much faster.
-type family struct {
-	blocks []block
-	uses   []*Use
-}
-
-// grow makes room for n uses in all; mostly they are of IPv4.
-func (a *allocator) grow(n int) {
-	a.v4 = family{make([]block, 0, n), make([]*Use, 0, n)}
-}
-
-func (a *allocator) family(p netip.Prefix) *family {
-	if p.Addr().Is4() {
-		return &a.v4
+// largestFirst returns the requests' indexes, the largest ranges first, and those
+// of one size in an order that does not depend on that of the requests.
+func largestFirst(requests []Request) []int {
+	out := make([]int, len(requests))
+	for i := range out {
+		out[i] = i
 	}
-	return &a.v6
-}
-
-// use notes what is in use. The pointer is kept, and only read.
-func (a *allocator) use(u *Use) {
-	f := a.family(u.Prefix)
-	f.blocks, f.uses = append(f.blocks, blockOf(u.Prefix)), append(f.uses, u)
-}
-
-// overlapping returns what of the uses overlaps p.
-func (a *allocator) overlapping(ps ...netip.Prefix) largest {
-	var out largest
-	for _, p := range ps {
-		f, b := a.family(p), blockOf(p)
-		for i, u := range f.blocks {
-			if u.overlaps(b) {
-				out.add(*f.uses[i])
-			}
-		}
-	}
+	slices.SortStableFunc(out, func(i, j int) int {
+		a, b := requests[i], requests[j]
+		return cmp.Or(compareSize(a.shape(), b.shape()), strings.Compare(a.Key, b.Key))
+	})
 	return out
 }
 
+// compareSize orders prefixes, the largest first.
+func compareSize(a, b netip.Prefix) int {
+	return cmp.Or(a.Bits()-b.Bits(), a.Addr().Compare(b.Addr()))
+}
+
+// allocator is the state of one Allocate: what is in use or given out.
+type allocator struct{ used []Use }
+
+// overlapping names what of the uses overlaps one of the prefixes, the largest first, and
+// counts the others: there may be thousands. It is empty if nothing does.
+func (a *allocator) overlapping(ps ...netip.Prefix) string {
+	var found []Use
+	for _, u := range a.used {
+		if slices.ContainsFunc(ps, u.Prefix.Overlaps) {
+			found = append(found, u)
+		}
+	}
+	slices.SortFunc(found, func(a, b Use) int {
+		return cmp.Or(compareSize(a.Prefix, b.Prefix), strings.Compare(a.By, b.By))
+	})
+	found = slices.Compact(found)
+	var parts []string
+	for _, u := range found[:min(shown, len(found))] {
+		parts = append(parts, u.String())
+	}
+	if more := len(found) - shown; more > 0 {
+		parts = append(parts, fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(parts, ", ")
+}
+
 func (a *allocator) taken(p netip.Prefix) bool {
-	return slices.ContainsFunc(a.family(p).blocks, blockOf(p).overlaps)
+	return slices.ContainsFunc(a.used, func(u Use) bool { return u.Prefix.Overlaps(p) })
 }
 
 // The steps return the zero Allocation where they do not apply.
@@ -196,8 +174,8 @@ func (a *allocator) wish(r Request) (Allocation, error) {
 	if !r.Wish.IsValid() {
 		return Allocation{}, nil
 	}
-	if with := a.overlapping(r.Wish); len(with.uses) > 0 {
-		return Allocation{}, &ConflictError{What: r.What, Wish: r.Wish, With: with.uses, More: with.more}
+	if with := a.overlapping(r.Wish); with != "" {
+		return Allocation{}, errorf(ErrConflict, "%s cannot be %s: it overlaps %s", r.What, r.Wish, with)
 	}
 	return Allocation{r.Wish, "as wished"}, nil
 }
@@ -217,77 +195,88 @@ func (a *allocator) keep(r Request) (Allocation, error) {
 }
 
 func (a *allocator) pool(r Request) (Allocation, error) {
-	shape := r.shape()
-	is4, bits := shape.Addr().Is4(), shape.Bits()
-	hard := a.family(shape).blocks
-	soft := hard // appending leaves hard as it is, and the next use overwrites it
-	for _, p := range a.avoid {
-		if p.IsValid() && p.Addr().Is4() == is4 {
-			soft = append(soft, blockOf(p))
-		}
-	}
-	key := r.Key
-	if r.Want.IsValid() {
-		// Several ranges of one peer have one key, and each needs its own order.
-		key += " " + r.Want.String()
-	}
-	o := orderOf(key)
-	p, ok := o.search(a.pools, soft, is4, bits)
+	p, ok := a.choose(r, CommonRanges())
 	if !ok {
-		p, ok = o.search(a.pools, hard, is4, bits)
+		p, ok = a.choose(r, nil)
 	}
 	if !ok {
-		return Allocation{}, a.exhausted(r, is4, bits)
+		return Allocation{}, a.exhausted(r)
 	}
 	reason := "chosen from the pools"
 	if r.Want.IsValid() {
-		reason += ": " + r.Want.String() + " overlaps " + a.overlapping(r.Want).String()
+		reason += ": " + r.Want.String() + " overlaps " + a.overlapping(r.Want)
 	}
 	if r.Previous.IsValid() {
-		if with := a.overlapping(r.Previous); len(with.uses) > 0 {
-			reason += "; " + r.Previous.String() + ", which it was before, overlaps " + with.String()
+		if with := a.overlapping(r.Previous); with != "" {
+			reason += "; " + r.Previous.String() + ", which it was before, overlaps " + with
 		}
 	}
 	return Allocation{p, reason}, nil
 }
 
-func (a *allocator) exhausted(r Request, is4 bool, bits int) error {
-	e := &ExhaustedError{What: r.What, Wanted: r.Want, Bits: bits}
-	if r.Want.IsValid() {
-		with := a.overlapping(r.Want)
-		e.With, e.WithMore = with.uses, with.more
+// choose returns the free range of the pools that has the highest number by the request's
+// key (rendezvous hashing), without those that overlap what is to be avoided. The numbers
+// must never change: allocations of all users depend on them.
+func (a *allocator) choose(r Request, avoid []netip.Prefix) (best netip.Prefix, ok bool) {
+	shape := r.shape()
+	if !shape.Addr().Is4() {
+		return best, false // there is no pool of IPv6
 	}
-	for _, p := range a.pools {
-		if p.Addr().Is4() == is4 {
-			e.Pools = append(e.Pools, p)
+	hash := fnv.New64a()
+	hash.Write([]byte(r.Key))
+	if r.Want.IsValid() {
+		// Several ranges of one peer have one key, and each needs its own order.
+		hash.Write([]byte(" " + r.Want.String()))
+	}
+	seed, highest := hash.Sum64(), uint64(0)
+	for _, block := range a.free(avoid) {
+		if block.Bits() > shape.Bits() {
+			continue
+		}
+		first := binary.BigEndian.Uint32(block.Addr().AsSlice())
+		for i := range uint32(1) << (shape.Bits() - block.Bits()) {
+			n := first + i<<(32-shape.Bits())
+			if score := rand.NewPCG(seed, uint64(n)).Uint64(); !ok || score > highest {
+				addr := netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, n)))
+				best, highest, ok = netip.PrefixFrom(addr, shape.Bits()), score, true
+			}
 		}
 	}
-	used := a.overlapping(e.Pools...)
-	e.Used, e.UsedMore = used.uses, used.more
-	return e
+	return best, ok
 }
 
-// largestFirst returns the requests' indexes, the largest ranges first, and those
-// of one size in an order that does not depend on that of the requests.
-func largestFirst(requests []Request) []int {
-	out := make([]int, len(requests))
-	for i := range out {
-		out[i] = i
+// free is what of the pools is neither in use nor to be avoided.
+func (a *allocator) free(avoid []netip.Prefix) []netip.Prefix {
+	var free netipx.IPSetBuilder
+	for _, p := range DefaultPools() {
+		free.AddPrefix(p)
 	}
-	slices.SortStableFunc(out, func(i, j int) int {
-		a, b := requests[i], requests[j]
-		if c := a.shape().Bits() - b.shape().Bits(); c != 0 {
-			return c
+	for _, u := range a.used {
+		free.RemovePrefix(u.Prefix)
+	}
+	for _, p := range avoid {
+		free.RemovePrefix(p)
+	}
+	set, err := free.IPSet()
+	if err != nil {
+		return nil // all prefixes were checked
+	}
+	return set.Prefixes()
+}
+
+func (a *allocator) exhausted(r Request) error {
+	what, bits := r.What, r.shape().Bits()
+	if r.Want.IsValid() {
+		what += fmt.Sprintf(" cannot stay %s, which overlaps %s, and", r.Want, a.overlapping(r.Want))
+	}
+	var pools []string
+	for _, p := range DefaultPools() {
+		pool := p.String()
+		if p.Bits() > bits {
+			pool += " (too small)"
 		}
-		if c := a.shape().Addr().Compare(b.shape().Addr()); c != 0 {
-			return c
-		}
-		if a.Key < b.Key {
-			return -1
-		} else if a.Key > b.Key {
-			return 1
-		}
-		return 0
-	})
-	return out
+		pools = append(pools, pool)
+	}
+	return errorf(ErrExhausted, "%s finds no free /%d in the pools %s: in use are %s",
+		what, bits, strings.Join(pools, ", "), a.overlapping(DefaultPools()...))
 }

@@ -7,10 +7,10 @@
 // a test pins some results for that reason.
 //
 // How a range is chosen: a range that is free in the receiving cluster is kept as
-// it is. Otherwise the pools are searched as a binary tree, where a hash of the
-// request's key says at each node which half comes first. The order in which
-// candidates are tried so depends on the key only, every candidate is equally
-// likely to be the first, and the first free one is taken. It follows that
+// it is. Otherwise each range of the pools has a number, a hash of the request's key
+// and the range, and the free one with the highest number is taken. So the order in which
+// candidates are tried depends on the key only, and every candidate is equally likely
+// to be the first. It follows that
 //
 //   - releasing a range and asking again gives the same one, as long as the ranges
 //     tried before it stay in use or there were none;

@@ -10,12 +10,12 @@ import (
 // Cluster a learns by which ranges it knows cluster b, whose pods have the same
 // range as its own.
 func ExampleAllocatePeer() {
-	a := ipam.Space{Used: []ipam.Use{
+	a := []ipam.Use{
 		{Prefix: netip.MustParsePrefix("10.244.0.0/16"), By: "pods of cluster a"},
 		{Prefix: netip.MustParsePrefix("10.96.0.0/12"), By: "services of cluster a"},
 		{Prefix: netip.MustParsePrefix("172.18.0.0/24"), By: "nodes of cluster a"},
 		{Prefix: netip.MustParsePrefix("10.80.0.0/19"), By: "internal range of cluster a"},
-	}}
+	}
 	b, err := ipam.AllocatePeer(a, ipam.Peer{
 		ID:   "1f0c9a52-7a0e-4a5c-9a44-0d3f3a2f7b11",
 		Name: "b",
@@ -39,8 +39,8 @@ func ExampleAllocatePeer() {
 	node, _ := nodes.Translate(netip.MustParseAddr("10.80.0.5"))
 	fmt.Println("b's node 10.80.0.5 is", node)
 	// Output:
-	// 10.244.0.0/16 -> 10.112.0.0/16 - chosen from the pools: 10.244.0.0/16 overlaps 10.244.0.0/16 (pods of cluster a)
-	// 10.173.0.0/18 - chosen from the pools
-	// b's pod 10.244.3.9 is 10.112.3.9
-	// b's node 10.80.0.5 is 10.173.0.5
+	// 10.244.0.0/16 -> 10.120.0.0/16 - chosen from the pools: 10.244.0.0/16 overlaps 10.244.0.0/16 (pods of cluster a)
+	// 10.137.192.0/18 - chosen from the pools
+	// b's pod 10.244.3.9 is 10.120.3.9
+	// b's node 10.80.0.5 is 10.137.192.5
 }

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"go4.org/netipx"
+
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
@@ -46,6 +48,35 @@ func randomUses(r *rand.Rand, n, minBits, maxBits int) []ipam.Use {
 	out := make([]ipam.Use, n)
 	for i := range out {
 		out[i] = ipam.Use{Prefix: randomUse(r, minBits, maxBits), By: fmt.Sprintf("owner %d", i)}
+	}
+	return out
+}
+
+// uses are the ranges of a peer, as used by it.
+func uses(r ipam.PeerRanges, name string) []ipam.Use {
+	var out []ipam.Use
+	for _, p := range append(r.Mappings().Mapped(), r.External) {
+		out = append(out, ipam.Use{Prefix: p, By: name})
+	}
+	return out
+}
+
+// usedBut is all of the pools but some parts of them.
+func usedBut(cidrs ...string) []ipam.Use {
+	var b netipx.IPSetBuilder
+	for _, p := range ipam.DefaultPools() {
+		b.AddPrefix(p)
+	}
+	for _, c := range cidrs {
+		b.RemovePrefix(pfx(c))
+	}
+	set, err := b.IPSet()
+	if err != nil {
+		panic(err)
+	}
+	var out []ipam.Use
+	for _, p := range set.Prefixes() {
+		out = append(out, ipam.Use{Prefix: p, By: "cluster a"})
 	}
 	return out
 }

@@ -1,8 +1,7 @@
 package ipam
 
 import (
-	"encoding/binary"
-	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 )
@@ -17,7 +16,7 @@ type Mapping struct {
 }
 
 // Validate says why m is not a bijection: both prefixes have to be valid, without
-// host bits, of one family and of one length. The error is an InvalidError.
+// host bits, of one family and of one length. The error matches ErrInvalid.
 func (m Mapping) Validate() error {
 	if err := checkPrefix(m.Real); err != nil {
 		return err
@@ -27,9 +26,6 @@ func (m Mapping) Validate() error {
 	}
 	return sameShape(m.Real, m.Mapped)
 }
-
-// Identity says that both prefixes are the same one: nothing is translated.
-func (m Mapping) Identity() bool { return m.Real == m.Mapped }
 
 // Translate turns a real address into the mapped one. It reports false for an
 // address outside of Real, and for a mapping that is not valid.
@@ -45,7 +41,7 @@ func (m Mapping) Reverse(addr netip.Addr) (netip.Addr, bool) {
 
 // String returns "real" or "real -> mapped".
 func (m Mapping) String() string {
-	if m.Identity() {
+	if m.Real == m.Mapped {
 		return m.Real.String()
 	}
 	return m.Real.String() + " -> " + m.Mapped.String()
@@ -53,25 +49,6 @@ func (m Mapping) String() string {
 
 // Mappings are the mappings of several ranges of one cluster.
 type Mappings []Mapping
-
-// Validate says why ms is not a bijection: each mapping has to be one, and neither
-// two real nor two mapped prefixes may overlap. The error is an InvalidError.
-func (ms Mappings) Validate() error {
-	for i, m := range ms {
-		if err := m.Validate(); err != nil {
-			return err
-		}
-		for _, o := range ms[:i] {
-			if m.Real.Overlaps(o.Real) {
-				return &InvalidError{Prefix: m.Real, Reason: fmt.Sprintf("overlaps %s, which is mapped as well", o.Real)}
-			}
-			if m.Mapped.Overlaps(o.Mapped) {
-				return &InvalidError{Prefix: m.Mapped, Reason: fmt.Sprintf("overlaps %s, to which another range is mapped", o.Mapped)}
-			}
-		}
-	}
-	return nil
-}
 
 // Translate turns a real address into the mapped one, false if none of the real
 // prefixes has it.
@@ -116,28 +93,23 @@ func translate(from, to netip.Prefix, addr netip.Addr) (netip.Addr, bool) {
 // exchange returns addr with its first bits replaced by those of prefix. Both
 // have to be of one family.
 func exchange(prefix netip.Prefix, addr netip.Addr) netip.Addr {
-	if addr.Is4() {
-		p, a := prefix.Addr().As4(), addr.As4()
-		mask := ^uint32(0) << (32 - prefix.Bits()) // a shift by 32 gives 0
-		v := binary.BigEndian.Uint32(p[:])&mask | binary.BigEndian.Uint32(a[:])&^mask
-		binary.BigEndian.PutUint32(a[:], v)
-		return netip.AddrFrom4(a)
+	p, a := prefix.Addr().AsSlice(), addr.AsSlice()
+	for i, m := range net.CIDRMask(prefix.Bits(), addr.BitLen()) {
+		a[i] = p[i]&m | a[i]&^m
 	}
-	p, a := numberOf(prefix.Addr()), numberOf(addr)
-	mask := maskOf(prefix.Bits())
-	return number{p.hi&mask.hi | a.hi&^mask.hi, p.lo&mask.lo | a.lo&^mask.lo}.addr()
+	out, _ := netip.AddrFromSlice(a)
+	return out
 }
 
 // checkPrefix says why p cannot be used as a range.
 func checkPrefix(p netip.Prefix) error {
-	if !p.IsValid() {
-		return &InvalidError{Prefix: p, Reason: "is not a prefix"}
-	}
-	if p != p.Masked() {
-		return &InvalidError{Prefix: p, Reason: fmt.Sprintf("has host bits; did you mean %s?", p.Masked())}
-	}
-	if p.Addr().Is4In6() {
-		return &InvalidError{Prefix: p, Reason: "is an IPv4 range written as IPv6"}
+	switch {
+	case !p.IsValid():
+		return errorf(ErrInvalid, "the range given is not a prefix")
+	case p != p.Masked():
+		return errorf(ErrInvalid, "%s has host bits; did you mean %s?", p, p.Masked())
+	case p.Addr().Is4In6():
+		return errorf(ErrInvalid, "%s is an IPv4 range written as IPv6", p)
 	}
 	return nil
 }
@@ -145,10 +117,10 @@ func checkPrefix(p netip.Prefix) error {
 // sameShape says why to cannot be the mapped prefix of from.
 func sameShape(from, to netip.Prefix) error {
 	if from.Addr().Is4() != to.Addr().Is4() {
-		return &InvalidError{Prefix: to, Reason: fmt.Sprintf("is not of the family of %s", from)}
+		return errorf(ErrInvalid, "%s is not of the family of %s", to, from)
 	}
 	if from.Bits() != to.Bits() {
-		return &InvalidError{Prefix: to, Reason: fmt.Sprintf("is not as long as %s: translation is 1:1, so both have to be a /%d", from, from.Bits())}
+		return errorf(ErrInvalid, "%s is not as long as %s: translation is 1:1, so both have to be a /%d", to, from, from.Bits())
 	}
 	return nil
 }

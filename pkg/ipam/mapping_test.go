@@ -16,8 +16,10 @@ func TestTranslate(t *testing.T) {
 		{Real: pfx("fd00:1::/64"), Mapped: pfx("fd00:2:0:7::/64")},
 		{Real: pfx("100.64.0.0/10"), Mapped: pfx("100.64.0.0/10")},
 	}
-	if err := ms.Validate(); err != nil {
-		t.Fatal(err)
+	for _, m := range ms {
+		if err := m.Validate(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for real, mapped := range map[string]string{
 		"10.244.3.9":        "10.7.3.9",
@@ -44,17 +46,15 @@ func TestTranslate(t *testing.T) {
 }
 
 func TestValidate(t *testing.T) {
-	for name, ms := range map[string]ipam.Mappings{
-		"zero":           {{}},
-		"host bits":      {{Real: pfx("10.244.0.1/16"), Mapped: pfx("10.7.0.0/16")}},
-		"lengths":        {{Real: pfx("10.244.0.0/16"), Mapped: pfx("10.7.0.0/17")}},
-		"families":       {{Real: pfx("10.244.0.0/16"), Mapped: pfx("fd00::/16")}},
-		"IPv4 in IPv6":   {{Real: pfx("::ffff:10.0.0.0/104"), Mapped: pfx("fd00::/104")}},
-		"real overlap":   {{Real: pfx("10.1.0.0/16"), Mapped: pfx("10.2.0.0/16")}, {Real: pfx("10.1.1.0/24"), Mapped: pfx("10.3.0.0/24")}},
-		"mapped overlap": {{Real: pfx("10.1.0.0/16"), Mapped: pfx("10.2.0.0/16")}, {Real: pfx("10.3.0.0/24"), Mapped: pfx("10.2.3.0/24")}},
+	for name, m := range map[string]ipam.Mapping{
+		"zero":         {},
+		"host bits":    {Real: pfx("10.244.0.1/16"), Mapped: pfx("10.7.0.0/16")},
+		"lengths":      {Real: pfx("10.244.0.0/16"), Mapped: pfx("10.7.0.0/17")},
+		"families":     {Real: pfx("10.244.0.0/16"), Mapped: pfx("fd00::/16")},
+		"IPv4 in IPv6": {Real: pfx("::ffff:10.0.0.0/104"), Mapped: pfx("fd00::/104")},
 	} {
-		if err := ms.Validate(); !errors.Is(err, ipam.ErrInvalid) {
-			t.Errorf("%s: got %v, want an InvalidError", name, err)
+		if err := m.Validate(); !errors.Is(err, ipam.ErrInvalid) {
+			t.Errorf("%s: got %v, want ErrInvalid", name, err)
 		}
 	}
 }

@@ -46,27 +46,16 @@ func GatewayAddr(internal netip.Prefix, g int) (netip.Addr, error) {
 
 // NodeNumber is the inverse of NodeAddr.
 func NodeNumber(internal netip.Prefix, addr netip.Addr) (int, error) {
-	n, err := offsetOf(internal, addr)
-	if err != nil {
+	if err := checkInternal(internal); err != nil {
 		return 0, err
 	}
-	if n < 1 || n > MaxNode {
-		return 0, fmt.Errorf("%s is not a node's address in %s", addr, internal)
+	b := addr.AsSlice()
+	if internal.Contains(addr) {
+		if n := int(binary.BigEndian.Uint16(b[len(b)-2:])) % (1 << numberBits); n >= 1 && n <= MaxNode {
+			return n, nil
+		}
 	}
-	return n, nil
-}
-
-// GatewayNumberOf is the inverse of GatewayAddr.
-func GatewayNumberOf(internal netip.Prefix, addr netip.Addr) (int, error) {
-	n, err := offsetOf(internal, addr)
-	if err != nil {
-		return 0, err
-	}
-	g := gatewayZero - n
-	if g < 0 || g > MaxGateway {
-		return 0, fmt.Errorf("%s is not a gateway's address in %s", addr, internal)
-	}
-	return g, nil
+	return 0, fmt.Errorf("%s is not a node's address in %s", addr, internal)
 }
 
 // GatewayNumber returns the number of the gateway of one plane of a peering:
@@ -105,21 +94,16 @@ func offset(internal netip.Prefix, n int) (netip.Addr, error) {
 	return addr, nil
 }
 
-func offsetOf(internal netip.Prefix, addr netip.Addr) (int, error) {
-	if err := checkInternal(internal); err != nil {
-		return 0, err
-	}
-	if !internal.Contains(addr) {
-		return 0, fmt.Errorf("%s is not in the internal CIDR %s", addr, internal)
-	}
-	b := addr.AsSlice()
-	return int(binary.BigEndian.Uint16(b[len(b)-2:])) & (1<<numberBits - 1), nil
-}
-
 // NodeCandidate is the number that a node tries as its i-th, from 0. The first
 // depends on the node's name only, so that it gets the same again where it can.
 func NodeCandidate(name string, i int) int {
+	return candidate([]byte(name), i, MaxNode)
+}
+
+// candidate is the i-th number, 1 to highest, of who has a name. The first one depends on
+// the name only.
+func candidate(name []byte, i, highest int) int {
 	h := fnv.New32a()
-	h.Write([]byte(name))
-	return (int(h.Sum32()%MaxNode)+i)%MaxNode + 1
+	h.Write(name)
+	return (int(h.Sum32()%uint32(highest))+i)%highest + 1
 }

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Peer is a cluster that is to be known in a Space.
+// Peer is a cluster that another one is to know.
 type Peer struct {
 	// ID is the cluster's ID: ranges depend on it, and not on its name.
 	ID string
@@ -48,23 +48,10 @@ func (r PeerRanges) Mappings() Mappings {
 	return out
 }
 
-// Uses returns the ranges as used by the peer called name: what the Space of the
-// same cluster has for other peers.
-func (r PeerRanges) Uses(name string) []Use {
-	var out []Use
-	for _, p := range r.Pods {
-		out = append(out, Use{p.Mapped, "the pods of peer " + name})
-	}
-	if r.External.IsValid() {
-		out = append(out, Use{r.External, "the nodes of peer " + name})
-	}
-	return out
-}
-
-// AllocatePeer chooses all ranges by which the cluster that has the Space knows
-// the peer. Pod ranges inside of others are dropped. The errors are those of
-// Allocate.
-func AllocatePeer(s Space, p Peer) (PeerRanges, error) {
+// AllocatePeer chooses all ranges by which a cluster, of which used is what Allocate
+// needs, knows the peer. Pod ranges inside of others are dropped. The errors are those
+// of Allocate.
+func AllocatePeer(used []Use, p Peer) (PeerRanges, error) {
 	pods, err := distinct(p.Pods)
 	if err != nil {
 		return PeerRanges{}, fmt.Errorf("pod ranges of cluster %s: %w", p.Name, err)
@@ -88,9 +75,13 @@ func AllocatePeer(s Space, p Peer) (PeerRanges, error) {
 		}
 		requests = append(requests, r)
 	}
-	external := ExternalRequest(p.ID, p.Name, p.PreviousExternal)
-	external.Wish = p.MapExternal
-	got, err := Allocate(s, append(requests, external)...)
+	// There is no range that everybody wishes for: the first peer would get it, and
+	// which one is the first may change.
+	requests = append(requests, Request{
+		What: "external range of cluster " + p.Name, Key: p.ID + " external", Bits: ExternalBits,
+		Previous: p.PreviousExternal, Wish: p.MapExternal,
+	})
+	got, err := Allocate(used, requests...)
 	if err != nil {
 		return PeerRanges{}, err
 	}
@@ -101,20 +92,8 @@ func AllocatePeer(s Space, p Peer) (PeerRanges, error) {
 	return out, nil
 }
 
-// ExternalRequest asks for the external CIDR by which a peer's nodes are known.
-// There is no range that everybody wishes for: the first peer would get it, and
-// which one is the first may change.
-func ExternalRequest(peerID, peerName string, previous netip.Prefix) Request {
-	return Request{
-		What:     "external range of cluster " + peerName,
-		Key:      peerID + " external",
-		Bits:     ExternalBits,
-		Previous: previous,
-	}
-}
-
-// InternalRequest asks for a cluster's own internal CIDR. It is asked for in the
-// Space of the same cluster, once, before its first peering.
+// InternalRequest asks for a cluster's own internal CIDR. It is asked for once,
+// before its first peering.
 func InternalRequest(clusterID, clusterName string) Request {
 	return Request{
 		What: "internal range of cluster " + clusterName,
@@ -133,17 +112,17 @@ func (p Peer) wishes(pods []netip.Prefix) (map[netip.Prefix]netip.Prefix, error)
 				return sameShape(pod, m.Mapped) != nil
 			})
 			if len(fitting) != 1 {
-				return nil, &InvalidError{m.Mapped, fmt.Sprintf(
-					"does not say which range of cluster %s it is for: its pod ranges are %v, and %d of them are a /%d",
-					p.Name, pods, len(fitting), m.Mapped.Bits())}
+				return nil, errorf(ErrInvalid,
+					"%s does not say which range of cluster %s it is for: its pod ranges are %v, and %d of them are a /%d",
+					m.Mapped, p.Name, pods, len(fitting), m.Mapped.Bits())
 			}
 			real = fitting[0]
 		}
 		if !slices.Contains(pods, real) {
-			return nil, &InvalidError{real, fmt.Sprintf("is not a pod range of cluster %s, whose ranges are %v", p.Name, pods)}
+			return nil, errorf(ErrInvalid, "%s is not a pod range of cluster %s, whose ranges are %v", real, p.Name, pods)
 		}
 		if old, ok := out[real]; ok && old != m.Mapped {
-			return nil, &InvalidError{real, fmt.Sprintf("cannot be mapped to both %s and %s", old, m.Mapped)}
+			return nil, errorf(ErrInvalid, "%s cannot be mapped to both %s and %s", real, old, m.Mapped)
 		}
 		out[real] = m.Mapped
 	}

@@ -3,6 +3,7 @@ package ipam_test
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,26 +11,26 @@ import (
 )
 
 func TestAllocatePeer(t *testing.T) {
-	s := ipam.Space{Used: used("10.244.0.0/16", "10.96.0.0/12", "10.80.0.0/19")}
+	own := used("10.244.0.0/16", "10.96.0.0/12", "10.80.0.0/19")
 	b := ipam.Peer{ID: "b-id", Name: "b", Pods: []netip.Prefix{pfx("100.64.0.0/16"), pfx("10.244.0.0/16"), pfx("10.244.7.0/24")}}
-	got, err := ipam.AllocatePeer(s, b)
+	got, err := ipam.AllocatePeer(own, b)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got.Pods) != 2 || got.Pods[0].Real != pfx("10.244.0.0/16") || got.Pods[0].Identity() || !got.Pods[1].Identity() {
+	if len(got.Pods) != 2 || got.Pods[0].Real != pfx("10.244.0.0/16") || got.Pods[0].Mapped == got.Pods[0].Real || got.Pods[1].Mapped != got.Pods[1].Real {
 		t.Errorf("got %v", got.Pods)
 	}
-	if got.External.Bits() != ipam.ExternalBits || len(s.Free(got.External)) > 0 {
+	if got.External.Bits() != ipam.ExternalBits {
 		t.Errorf("got external %s", got.External)
 	}
+	noOverlap(t, own, append(got.Mappings().Mapped(), got.External))
 	// A third cluster gets another one.
-	s.Used = append(s.Used, got.Uses("b")...)
-	c, err := ipam.AllocatePeer(s, ipam.Peer{ID: "c-id", Name: "c", Pods: []netip.Prefix{pfx("10.10.0.0/16")}})
+	c, err := ipam.AllocatePeer(append(slices.Clone(own), uses(got, "b")...), ipam.Peer{ID: "c-id", Name: "c", Pods: []netip.Prefix{pfx("10.10.0.0/16")}})
 	if err != nil || c.External.Overlaps(got.External) || c.External.Bits() != ipam.ExternalBits {
 		t.Errorf("got %v, %v", c, err)
 	}
 	// The first peer's own does not depend on whether it was the first.
-	alone, err := ipam.AllocatePeer(ipam.Space{Used: s.Used[:3]}, ipam.Peer{ID: "c-id", Name: "c", Pods: []netip.Prefix{pfx("10.10.0.0/16")}})
+	alone, err := ipam.AllocatePeer(own, ipam.Peer{ID: "c-id", Name: "c", Pods: []netip.Prefix{pfx("10.10.0.0/16")}})
 	if err != nil || alone.External != c.External {
 		t.Errorf("as the only peer c gets %s, as the second one %s (%v)", alone.External, c.External, err)
 	}
@@ -50,7 +51,7 @@ func TestMapWishes(t *testing.T) {
 		{name: "another length", pods: two, wish: ipam.Mapping{Real: two[0], Mapped: pfx("10.9.0.0/20")}, err: "1:1"},
 		{name: "not there", pods: two, wish: ipam.Mapping{Real: pfx("10.3.0.0/16"), Mapped: pfx("10.9.0.0/16")}, err: "is not a pod range"},
 	} {
-		got, err := ipam.AllocatePeer(ipam.Space{}, ipam.Peer{ID: "b", Name: "b", Pods: c.pods, Map: ipam.Mappings{c.wish}})
+		got, err := ipam.AllocatePeer(nil, ipam.Peer{ID: "b", Name: "b", Pods: c.pods, Map: ipam.Mappings{c.wish}})
 		if c.err != "" {
 			if !errors.Is(err, ipam.ErrInvalid) || !strings.Contains(err.Error(), c.err) {
 				t.Errorf("%s: got %v", c.name, err)
@@ -90,7 +91,7 @@ func TestSplitExternal(t *testing.T) {
 }
 
 func TestInternalRequest(t *testing.T) {
-	got, err := ipam.Allocate(ipam.Space{Used: used("10.80.0.0/16")}, ipam.InternalRequest("id", "a"))
+	got, err := ipam.Allocate(used("10.80.0.0/16"), ipam.InternalRequest("id", "a"))
 	if err != nil || got[0].Prefix.Bits() != ipam.InternalBits || got[0].Prefix.Overlaps(pfx("10.80.0.0/16")) {
 		t.Errorf("got %v, %v", got, err)
 	}
@@ -98,8 +99,6 @@ func TestInternalRequest(t *testing.T) {
 
 func TestDefaultsDoNotOverlapReserved(t *testing.T) {
 	for _, p := range append(ipam.DefaultPools(), ipam.DefaultInternal()) {
-		if with := (ipam.Space{}).Free(p); len(with) > 0 {
-			t.Errorf("%s overlaps %v", p, with)
-		}
+		noOverlap(t, nil, []netip.Prefix{p})
 	}
 }

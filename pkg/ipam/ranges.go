@@ -2,8 +2,9 @@ package ipam
 
 import (
 	"fmt"
-	"hash/fnv"
 	"net/netip"
+
+	"go4.org/netipx"
 )
 
 const (
@@ -79,12 +80,10 @@ func SplitExternal(external netip.Prefix) (nodes, singles netip.Prefix, err erro
 		return nodes, singles, err
 	}
 	if external.Bits() >= external.Addr().BitLen() {
-		return nodes, singles, &InvalidError{Prefix: external, Reason: "has one address only and cannot be split"}
+		return nodes, singles, errorf(ErrInvalid, "%s has one address only and cannot be split", external)
 	}
 	bits := external.Bits() + 1
-	b := blockOf(external)
-	upper := block{b.n.withBit(external.Bits()), bits}
-	return netip.PrefixFrom(external.Addr(), bits), upper.prefix(external.Addr().Is4()), nil
+	return netip.PrefixFrom(external.Addr(), bits), netip.PrefixFrom(netipx.PrefixLastIP(external), bits).Masked(), nil
 }
 
 // ExternalMapping maps a cluster's internal CIDR to the lower half of its external
@@ -118,11 +117,8 @@ func HostAddr(external netip.Prefix, n int) (netip.Addr, error) {
 // each time if that is free, so a host that is exposed again keeps its mapped address.
 // It returns an error if all are taken.
 func HostNumber(host netip.Addr, taken func(n int) bool) (int, error) {
-	h := fnv.New32a()
-	h.Write(host.AsSlice())
-	first := int(h.Sum32() % MaxHost)
 	for i := range MaxHost {
-		if n := (first+i)%MaxHost + 1; !taken(n) {
+		if n := candidate(host.AsSlice(), i, MaxHost); !taken(n) {
 			return n, nil
 		}
 	}

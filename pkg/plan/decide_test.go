@@ -25,8 +25,13 @@ var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{},
 func checkEntry(s, peer *FactSheet, e *v1alpha1.PeerAllocation) error {
 	used := s.used(s.Ledger, peer)
 	ms := Mappings(e.Pods)
-	if err := ms.Validate(); err != nil {
-		return err
+	for i, m := range ms {
+		if err := m.Validate(); err != nil {
+			return err
+		}
+		if slices.ContainsFunc(ms[:i], func(o ipam.Mapping) bool { return m.Real.Overlaps(o.Real) }) {
+			return fmt.Errorf("%s is mapped twice", m.Real)
+		}
 	}
 	if e.ExternalCIDR.Bits() != ipam.ExternalBits {
 		return fmt.Errorf("external range %s is not a /%d", e.ExternalCIDR, ipam.ExternalBits)

@@ -174,7 +174,7 @@ func (f *FactSheet) InternalCIDR() (netip.Prefix, string, error) {
 	if cn := f.ledger(); cn != nil {
 		return cn.Spec.InternalCIDR.Prefix, "as before", nil
 	}
-	got, err := ipam.Allocate(ipam.Space{Used: f.ownRanges()}, ipam.InternalRequest(f.ClusterID, f.Name))
+	got, err := ipam.Allocate(f.ownRanges(), ipam.InternalRequest(f.ClusterID, f.Name))
 	if err != nil {
 		return netip.Prefix{}, "", &failure.Error{Kind: failure.Ranges, Cluster: f.Name, Doing: "find a range for the overlay", Err: err}
 	}

@@ -58,7 +58,7 @@ func (f *FactSheet) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerA
 	if peer.PodsUnknown != nil {
 		request.Map = nil // there is nothing yet to be mapped
 	}
-	got, err := ipam.AllocatePeer(ipam.Space{Used: f.used(cn, peer)}, request)
+	got, err := ipam.AllocatePeer(f.used(cn, peer), request)
 	if err == nil {
 		return got, nil
 	}
