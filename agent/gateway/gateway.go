@@ -302,8 +302,8 @@ func (a *agent) apply(ctx context.Context, want desired) (passable bool, err err
 	}
 	a.receive(ctx, want)
 	changes, err := a.kernel.Apply(ctx, want.overlay)
-	for _, c := range changes {
-		a.Log.Info(c.String())
+	for _, change := range changes {
+		a.Log.Info(change)
 	}
 	// One node's link that the kernel refuses is no reason not to serve the others.
 	var partial *overlay.PartialError

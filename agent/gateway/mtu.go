@@ -65,7 +65,7 @@ func (a *agent) measurePath() bool {
 		a.pathRead = time.Now()
 		endpoint := a.tunnel.Endpoint.Addr().Unmap()
 		now.overhead, now.mtu = tunnel.Overhead(endpoint), 0
-		if _, _, mtu, err := a.kernel.SourceTo(endpoint); err == nil {
+		if _, mtu, err := a.kernel.SourceTo(endpoint); err == nil {
 			now.mtu = mtu
 		}
 	}

@@ -40,11 +40,11 @@ func (a *agent) pathTo(g gateway) pathInfo {
 		return p
 	}
 	var outer int
-	if p.source, _, outer, p.err = a.kernel.SourceTo(g.pod); p.err == nil {
+	if p.source, outer, p.err = a.kernel.SourceTo(g.pod); p.err == nil {
 		p.mtu = outer - overlay.Overhead(g.pod)
 		if g.peer.IsValid() {
 			// There may be no route: then packets do not get there anyway.
-			if _, _, outer, err := a.kernel.SourceTo(g.peer); err == nil {
+			if _, outer, err := a.kernel.SourceTo(g.peer); err == nil {
 				p.mtu = min(p.mtu, outer-tunnel.Overhead(g.peer))
 			}
 		}

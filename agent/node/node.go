@@ -224,8 +224,8 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 		_, blocked = firewall.EnsureAcceptRules(ctx, firewallConfig(*want.nat))
 	}
 	changes, err := a.kernel.Apply(ctx, want.overlay)
-	for _, c := range changes {
-		a.Log.Info(c.String())
+	for _, change := range changes {
+		a.Log.Info(change)
 	}
 	var partial *overlay.PartialError
 	if err != nil && !errors.As(err, &partial) {

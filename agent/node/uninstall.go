@@ -141,8 +141,8 @@ func Purge(ctx context.Context, tell func(string)) error {
 	}
 	defer kernel.Close()
 	changes, err := kernel.Purge(ctx)
-	for _, c := range changes {
-		tell(c.String())
+	for _, change := range changes {
+		tell(change)
 	}
 	return errors.Join(err, purge(ctx, tell))
 }

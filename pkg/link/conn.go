@@ -3,7 +3,6 @@ package link
 import (
 	"errors"
 	"fmt"
-	"net/netip"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -84,11 +83,4 @@ func Dump[T any](list func() (T, error)) (T, error) {
 		}
 	}
 	return out, err
-}
-
-// addrOf converts an address of the netlink library; ok is false for one that
-// is no IP address.
-func addrOf(ip []byte) (addr netip.Addr, ok bool) {
-	addr, ok = netip.AddrFromSlice(ip)
-	return addr.Unmap(), ok
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,7 +29,7 @@ type Want struct {
 	Address netip.Addr
 	// Neighbors are the permanent ones; others are removed. Entries that the
 	// kernel learned by itself are left alone.
-	Neighbors []Neighbor
+	Neighbors map[netip.Addr]net.HardwareAddr
 	// Offloads are switched on or off; those that are not named are left alone.
 	Offloads map[Offload]bool
 }
@@ -53,7 +54,7 @@ func (c *Conn) Ensure(have *State, want Want) (changed []string, err error) {
 			changed = append(changed, fmt.Sprintf("%s %t", o, on))
 		}
 	}
-	if !have.Up {
+	if !have.isUp() {
 		// Separately, because with the first message the kernel would make a
 		// link-local address before it reads that it shall not.
 		if err := c.set(have.Index, true); err != nil {
@@ -67,32 +68,29 @@ func (c *Conn) Ensure(have *State, want Want) (changed []string, err error) {
 		return changed, err
 	}
 	// Both a new MAC and having been down empty the neighbour table.
-	flushed := !have.Up || (want.MAC != nil && !bytes.Equal(have.MAC, want.MAC))
-	neighbors, err := c.ensureNeighbors(have, want.Neighbors, flushed)
+	present := have.Neighbors
+	if !have.isUp() || differs(have.HardwareAddr, want.MAC) {
+		present = nil
+	}
+	neighbors, err := c.ensureNeighbors(have, present, want.Neighbors)
 	return append(changed, neighbors...), err
 }
 
+// differs says whether a MAC address has to be set.
+func differs(have, want net.HardwareAddr) bool { return want != nil && !bytes.Equal(have, want) }
+
 func difference(have *State, want Want) (attributes []*nl.RtAttr, changed []string) {
-	if have.Alias != Alias {
-		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_IFALIAS, []byte(Alias)))
-		changed = append(changed, "alias "+Alias)
+	change := func(needed bool, attribute int, value []byte, what string) {
+		if needed {
+			attributes, changed = append(attributes, nl.NewRtAttr(attribute, value)), append(changed, what)
+		}
 	}
-	if have.MTU != want.MTU {
-		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(want.MTU))))
-		changed = append(changed, fmt.Sprintf("mtu %d", want.MTU))
-	}
-	if have.Group != want.Group {
-		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(want.Group)))
-		changed = append(changed, fmt.Sprintf("group %d", want.Group))
-	}
-	if want.MAC != nil && !bytes.Equal(have.MAC, want.MAC) {
-		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_ADDRESS, want.MAC))
-		changed = append(changed, "mac") // it is a secret of the overlay
-	}
-	if have.Master != 0 {
-		attributes = append(attributes, nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(0)))
-		changed = append(changed, "no master")
-	}
+	change(have.Alias != Alias, unix.IFLA_IFALIAS, []byte(Alias), "alias "+Alias)
+	change(have.MTU != want.MTU, unix.IFLA_MTU, nl.Uint32Attr(uint32(want.MTU)), fmt.Sprintf("mtu %d", want.MTU))
+	change(have.Group != want.Group, unix.IFLA_GROUP, nl.Uint32Attr(want.Group), fmt.Sprintf("group %d", want.Group))
+	// Which one is a secret of the overlay.
+	change(differs(have.HardwareAddr, want.MAC), unix.IFLA_ADDRESS, want.MAC, "mac")
+	change(have.MasterIndex != 0, unix.IFLA_MASTER, nl.Uint32Attr(0), "no master")
 	families := nl.NewRtAttr(unix.IFLA_AF_SPEC|unix.NLA_F_NESTED, nil)
 	if have.Forwarding != 1 || have.RPFilter != rpFilterLoose {
 		conf := families.AddRtAttr(unix.AF_INET|unix.NLA_F_NESTED, nil).AddRtAttr(iflaInetConf|unix.NLA_F_NESTED, nil)
@@ -136,7 +134,7 @@ func (c *Conn) ensureAddress(have *State, want netip.Addr) (changed []string, er
 	// The wanted one first, so that a route with it as source can be set
 	// whatever happens to the others.
 	if want.IsValid() && !slices.Contains(have.Addrs, prefix) {
-		addr := &netlink.Addr{IPNet: ipNet(prefix)}
+		addr := &netlink.Addr{IPNet: netipx.PrefixIPNet(prefix)}
 		if want.Is6() {
 			// Nobody else can have it, and until the kernel has made sure of that, no
 			// route could have it as its source.
@@ -151,7 +149,7 @@ func (c *Conn) ensureAddress(have *State, want netip.Addr) (changed []string, er
 		if a == prefix {
 			continue
 		}
-		if err := c.Handle.AddrDel(have.Link, &netlink.Addr{IPNet: ipNet(a)}); err != nil {
+		if err := c.Handle.AddrDel(have.Link, &netlink.Addr{IPNet: netipx.PrefixIPNet(a)}); err != nil {
 			return changed, fmt.Errorf("remove address %s from interface %q: %w", a, have.Name, err)
 		}
 		changed = append(changed, "no address "+a.String())
@@ -159,40 +157,27 @@ func (c *Conn) ensureAddress(have *State, want netip.Addr) (changed []string, er
 	return changed, nil
 }
 
-func (c *Conn) ensureNeighbors(have *State, want []Neighbor, flushed bool) (changed []string, err error) {
-	present := make(map[netip.Addr]Neighbor, len(have.Neighbors))
-	if !flushed {
-		for _, n := range have.Neighbors {
-			present[n.Addr] = n
-		}
-	}
-	for _, n := range want {
-		p, ok := present[n.Addr]
-		delete(present, n.Addr)
-		if ok && p.Permanent && bytes.Equal(p.MAC, n.MAC) {
+func (c *Conn) ensureNeighbors(have *State, present, want map[netip.Addr]net.HardwareAddr) (changed []string, err error) {
+	for addr, mac := range want {
+		if bytes.Equal(present[addr], mac) {
 			continue
 		}
 		err := c.Handle.NeighSet(&netlink.Neigh{
-			LinkIndex: have.Index, State: netlink.NUD_PERMANENT, IP: n.Addr.AsSlice(), HardwareAddr: n.MAC,
+			LinkIndex: have.Index, State: netlink.NUD_PERMANENT, IP: addr.AsSlice(), HardwareAddr: mac,
 		})
 		if err != nil {
-			return changed, fmt.Errorf("add neighbour %s to interface %q: %w", n.Addr, have.Name, err)
+			return changed, fmt.Errorf("add neighbour %s to interface %q: %w", addr, have.Name, err)
 		}
-		changed = append(changed, "neighbour "+n.Addr.String())
+		changed = append(changed, "neighbour "+addr.String())
 	}
-	for _, n := range present {
-		if !n.Permanent {
+	for addr := range present {
+		if want[addr] != nil {
 			continue
 		}
-		err := c.Handle.NeighDel(&netlink.Neigh{LinkIndex: have.Index, IP: n.Addr.AsSlice()})
-		if err != nil {
-			return changed, fmt.Errorf("remove neighbour %s from interface %q: %w", n.Addr, have.Name, err)
+		if err := c.Handle.NeighDel(&netlink.Neigh{LinkIndex: have.Index, IP: addr.AsSlice()}); err != nil {
+			return changed, fmt.Errorf("remove neighbour %s from interface %q: %w", addr, have.Name, err)
 		}
-		changed = append(changed, "no neighbour "+n.Addr.String())
+		changed = append(changed, "no neighbour "+addr.String())
 	}
 	return changed, nil
-}
-
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }

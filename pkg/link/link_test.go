@@ -42,7 +42,7 @@ func TestEnsure(t *testing.T) {
 	c := open(t, ns)
 	want := link.Want{
 		MTU: 1400, Group: 7, MAC: mac(1), Address: netip.MustParseAddr("10.80.0.1"),
-		Neighbors: []link.Neighbor{{Addr: netip.MustParseAddr("10.80.31.254"), MAC: mac(2)}},
+		Neighbors: map[netip.Addr]net.HardwareAddr{netip.MustParseAddr("10.80.31.254"): mac(2)},
 	}
 	ensure := func() []string {
 		t.Helper()
@@ -72,7 +72,7 @@ func TestEnsure(t *testing.T) {
 	}
 	s := states["x0"]
 	addresses := slices.DeleteFunc(slices.Clone(s.Addrs), func(p netip.Prefix) bool { return p == netip.MustParsePrefix("10.80.0.1/32") })
-	if s.Alias != link.Alias || s.MTU != 1400 || s.Group != 7 || !s.Up || s.Forwarding != 1 || s.RPFilter != 2 || s.MAC.String() != mac(1).String() || len(addresses) > 0 {
+	if s.Alias != link.Alias || s.MTU != 1400 || s.Group != 7 || s.Flags&net.FlagUp == 0 || s.Forwarding != 1 || s.RPFilter != 2 || s.HardwareAddr.String() != mac(1).String() || len(addresses) > 0 {
 		t.Errorf("it is %+v", s)
 	}
 	for damage, want := range map[string][]string{

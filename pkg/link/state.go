@@ -7,6 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 )
 
@@ -26,26 +27,11 @@ const (
 	addrGenModeNone = 1
 )
 
-// Neighbor is an entry of the neighbour table of one interface.
-type Neighbor struct {
-	Addr      netip.Addr
-	MAC       net.HardwareAddr
-	Permanent bool
-}
-
 // State is an interface as the kernel has it.
 type State struct {
-	Link  netlink.Link
-	Index int
-	Name  string
-	Kind  string
-	Alias string
-	MTU   int
-	MAC   net.HardwareAddr
-	Up    bool
-	Group uint32
-	// Master is the index of the interface that this one is a port of, or 0.
-	Master int
+	*netlink.LinkAttrs
+	// Link has what is special to its kind.
+	Link netlink.Link
 
 	// Forwarding and RPFilter are the interface's own settings for IPv4.
 	Forwarding, RPFilter int
@@ -53,64 +39,79 @@ type State struct {
 	HasIPv6     bool
 	AddrGenMode int
 
-	Addrs     []netip.Prefix
-	Neighbors []Neighbor
+	Addrs []netip.Prefix
+	// Neighbors are the permanent ones; others the kernel learns and forgets.
+	Neighbors map[netip.Addr]net.HardwareAddr
 }
+
+// Kind is what the interface was made as, for instance "vxlan".
+func (s *State) Kind() string { return s.Link.Type() }
+
+func (s *State) isUp() bool { return s.RawFlags&unix.IFF_UP != 0 }
 
 // List returns the interfaces of the network namespace by name.
 func (c *Conn) List() (map[string]*State, error) {
-	states, err := Dump(c.links)
+	states, err := Dump(func() ([]*State, error) { return c.links(unix.NLM_F_DUMP) })
 	if err != nil {
 		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
-	byIndex := make(map[int]*State, len(states))
+	byName, byIndex := make(map[string]*State, len(states)), make(map[int]*State, len(states))
 	for _, s := range states {
-		byIndex[s.Index] = s
+		byName[s.Name], byIndex[s.Index] = s, s
 	}
 	addrs, err := Dump(func() ([]netlink.Addr, error) { return c.Handle.AddrList(nil, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list addresses: %w", err)
 	}
 	for _, a := range addrs {
-		s, ip := byIndex[a.LinkIndex], a.IP
-		addr, ok := addrOf(ip)
-		if s == nil || !ok {
-			continue
+		if p, ok := netipx.FromStdIPNet(a.IPNet); ok && byIndex[a.LinkIndex] != nil {
+			s := byIndex[a.LinkIndex]
+			s.Addrs = append(s.Addrs, p)
 		}
-		bits, _ := a.Mask.Size()
-		s.Addrs = append(s.Addrs, netip.PrefixFrom(addr, bits))
 	}
 	neighbors, err := Dump(func() ([]netlink.Neigh, error) { return c.Handle.NeighList(0, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list neighbours: %w", err)
 	}
 	for _, n := range neighbors {
-		s := byIndex[n.LinkIndex]
-		addr, ok := addrOf(n.IP)
-		if s == nil || !ok {
-			continue
+		addr, ok := netipx.FromStdIP(n.IP)
+		if s := byIndex[n.LinkIndex]; ok && s != nil && n.State&netlink.NUD_PERMANENT != 0 {
+			s.Neighbors[addr] = n.HardwareAddr
 		}
-		s.Neighbors = append(s.Neighbors, Neighbor{
-			Addr: addr, MAC: n.HardwareAddr, Permanent: n.State&netlink.NUD_PERMANENT != 0,
-		})
 	}
-	return states, nil
+	return byName, nil
 }
 
-func (c *Conn) links() (map[string]*State, error) {
-	req := c.NewRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+// Get returns one interface that was just made: its addresses and neighbours
+// are not read.
+func (c *Conn) Get(name string) (*State, error) {
+	states, err := c.links(0, nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
+	if err != nil {
+		return nil, fmt.Errorf("read interface %q: %w", name, err)
+	}
+	if len(states) != 1 {
+		return nil, fmt.Errorf("read interface %q: %d answers", name, len(states))
+	}
+	return states[0], nil
+}
+
+func (c *Conn) links(flags int, attributes ...*nl.RtAttr) ([]*State, error) {
+	req := c.NewRequest(unix.RTM_GETLINK, flags)
 	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+	for _, a := range attributes {
+		req.AddData(a)
+	}
 	msgs, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
 	if err != nil {
 		return nil, err
 	}
-	out := make(map[string]*State, len(msgs))
+	out := make([]*State, 0, len(msgs))
 	for _, m := range msgs {
 		s, err := parse(m)
 		if err != nil {
 			return nil, err
 		}
-		out[s.Name] = s
+		out = append(out, s)
 	}
 	return out, nil
 }
@@ -120,24 +121,17 @@ func parse(m []byte) (*State, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := l.Attrs()
-	s := &State{
-		Link: l, Index: a.Index, Name: a.Name, Kind: l.Type(), Alias: a.Alias, MTU: a.MTU,
-		MAC: a.HardwareAddr, Up: a.RawFlags&unix.IFF_UP != 0, Group: a.Group, Master: a.MasterIndex,
-	}
+	s := &State{LinkAttrs: l.Attrs(), Link: l, Neighbors: map[netip.Addr]net.HardwareAddr{}}
 	attrs, err := nl.ParseRouteAttr(m[unix.SizeofIfInfomsg:])
 	if err != nil {
 		return nil, err
 	}
 	for _, attr := range attrs {
-		if attr.Attr.Type&nlaTypeMask != unix.IFLA_AF_SPEC {
-			continue
-		}
-		if err := s.parseFamilies(attr.Value); err != nil {
-			return nil, err
+		if attr.Attr.Type&nlaTypeMask == unix.IFLA_AF_SPEC {
+			err = s.parseFamilies(attr.Value)
 		}
 	}
-	return s, nil
+	return s, err
 }
 
 func (s *State) parseFamilies(b []byte) error {
@@ -172,20 +166,4 @@ func devconf(values []byte, number int) int {
 		return 0
 	}
 	return int(nl.NativeEndian().Uint32(values[at:]))
-}
-
-// Get returns one interface that was just made: its addresses and neighbours
-// are not read.
-func (c *Conn) Get(name string) (*State, error) {
-	req := c.NewRequest(unix.RTM_GETLINK, 0)
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(name)))
-	msgs, err := req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
-	if err != nil {
-		return nil, fmt.Errorf("read interface %q: %w", name, err)
-	}
-	if len(msgs) != 1 {
-		return nil, fmt.Errorf("read interface %q: %d answers", name, len(msgs))
-	}
-	return parse(msgs[0])
 }

@@ -4,7 +4,7 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -18,13 +18,9 @@ const probeName = "lq/probe"
 // name. CAP_NET_ADMIN in the network namespace is all it takes, and nothing
 // is left behind.
 func (c *Conn) Supports(kind string) (bool, error) {
-	req := c.NewRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
-	req.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	req.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(probeName)))
-	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(kind))
-	req.AddData(info)
-	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = probeName
+	err := c.Handle.LinkAdd(&netlink.GenericLink{LinkAttrs: attrs, LinkType: kind})
 	switch {
 	case errors.Is(err, unix.EOPNOTSUPP):
 		return false, nil

@@ -6,31 +6,32 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/link"
 )
 
-// SourceTo asks the kernel how it would send a packet to dst now: with which source, by
-// which interface, and of which size. The size in bytes is the MTU of the route or path if
-// that is known, and otherwise the interface's.
-func (k *Kernel) SourceTo(dst netip.Addr) (src netip.Addr, dev string, mtu int, err error) {
+// SourceTo asks the kernel how it would send a packet to dst now: with which source, and
+// of which size. The size in bytes is the MTU of the route or path if that is known, and
+// otherwise the interface's.
+func (k *Kernel) SourceTo(dst netip.Addr) (src netip.Addr, mtu int, err error) {
 	routes, err := k.conn.Handle.RouteGet(dst.AsSlice())
-	if err != nil {
-		return netip.Addr{}, "", 0, fmt.Errorf("route to %s: %w", dst, err)
+	if err == nil && len(routes) == 0 {
+		err = unix.ENETUNREACH
 	}
-	if len(routes) == 0 {
-		return netip.Addr{}, "", 0, fmt.Errorf("route to %s: %w", dst, unix.ENETUNREACH)
+	if err != nil {
+		return netip.Addr{}, 0, fmt.Errorf("route to %s: %w", dst, err)
 	}
 	l, err := k.conn.Handle.LinkByIndex(routes[0].LinkIndex)
 	if err != nil {
-		return netip.Addr{}, "", 0, fmt.Errorf("route to %s: interface %d: %w", dst, routes[0].LinkIndex, err)
+		return netip.Addr{}, 0, fmt.Errorf("route to %s: interface %d: %w", dst, routes[0].LinkIndex, err)
 	}
 	mtu = l.Attrs().MTU
-	if routes[0].MTU != 0 && routes[0].MTU < mtu {
-		mtu = routes[0].MTU
+	if routes[0].MTU != 0 {
+		mtu = min(mtu, routes[0].MTU)
 	}
-	return addrFrom(routes[0].Src), l.Attrs().Name, mtu, nil
+	return addrFrom(routes[0].Src), mtu, nil
 }
 
 // EgressMTU returns how large packets may be that leave by an interface of a pod, in
@@ -42,9 +43,9 @@ func (k *Kernel) EgressMTU(name string) (int, error) {
 		return 0, fmt.Errorf("MTU of interface %q: %w", name, err)
 	}
 	mtu := l.Attrs().MTU
-	routes, err := k.list(&netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
+	routes, err := k.listRoutes(netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
 	if err != nil {
-		return 0, fmt.Errorf("routes by interface %q: %w", name, err)
+		return 0, err
 	}
 	for _, r := range routes {
 		if r.MTU > 0 {
@@ -52,18 +53,6 @@ func (k *Kernel) EgressMTU(name string) (int, error) {
 		}
 	}
 	return mtu, nil
-}
-
-// list returns the routes of both address families that a filter lets through.
-func (k *Kernel) list(filter *netlink.Route, mask uint64) (out []netlink.Route, err error) {
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := link.Dump(func() ([]netlink.Route, error) { return k.conn.Handle.RouteListFiltered(family, filter, mask) })
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, routes...)
-	}
-	return out, nil
 }
 
 // LinkWith returns the interface that bears an address, and its MTU in bytes.
@@ -85,9 +74,9 @@ func (k *Kernel) LinkWith(addr netip.Addr) (name string, mtu int, err error) {
 // default routes, local and broadcast addresses, and the ranges for loopback, link-local
 // addresses and multicast.
 func (k *Kernel) Routes() ([]netip.Prefix, error) {
-	routes, err := k.list(&netlink.Route{}, netlink.RT_FILTER_TABLE)
+	routes, err := k.listRoutes(netlink.Route{}, netlink.RT_FILTER_TABLE)
 	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
+		return nil, err
 	}
 	var out []netip.Prefix
 	for _, r := range routes {
@@ -99,10 +88,9 @@ func (k *Kernel) Routes() ([]netip.Prefix, error) {
 		default:
 			continue
 		}
-		bits, _ := r.Dst.Mask.Size()
-		p := netip.PrefixFrom(addrFrom(r.Dst.IP), bits)
+		p, ok := netipx.FromStdIPNet(r.Dst)
 		// VPNs split the default route into two halves.
-		if bits > 1 && isGlobal(p.Addr()) {
+		if ok && p.Bits() > 1 && isGlobal(p.Addr()) {
 			out = append(out, p)
 		}
 	}
@@ -123,9 +111,9 @@ func (k *Kernel) Uplinks() ([]string, error) {
 			names[l.Index] = name
 		}
 	}
-	routes, err := k.list(&netlink.Route{}, netlink.RT_FILTER_TABLE)
+	routes, err := k.listRoutes(netlink.Route{}, netlink.RT_FILTER_TABLE)
 	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
+		return nil, err
 	}
 	var out []string
 	for _, r := range routes {

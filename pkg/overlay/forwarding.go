@@ -3,7 +3,6 @@ package overlay
 import (
 	"fmt"
 	"net"
-	"net/netip"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -19,7 +18,7 @@ import (
 func (a *applier) readForwarding() error {
 	a.forwarding = map[int][]netlink.Neigh{}
 	for _, l := range a.links {
-		if l.Kind == string(VXLAN) && isOurs(l) {
+		if l.Kind() == string(VXLAN) && isOurs(l) {
 			a.forwarding[l.Index] = nil
 		}
 	}
@@ -54,7 +53,10 @@ func (a *applier) ensureForwarding(want Link, have *link.State) (changed []strin
 	}
 	if !slices.ContainsFunc(entries, wanted) && sameRemote(want, have) {
 		// Appended, because the kernel replaces none of this kind.
-		err := a.kernel.conn.Handle.NeighAppend(forwardingEntry(have.Index, all, want.Remote))
+		err := a.kernel.conn.Handle.NeighAppend(&netlink.Neigh{
+			LinkIndex: have.Index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT | netlink.NUD_NOARP, Flags: netlink.NTF_SELF,
+			HardwareAddr: all, IP: want.Remote.AsSlice(),
+		})
 		if err != nil {
 			return nil, fmt.Errorf("add forwarding to %s to link %q: %w", want.Remote, want.Name, err)
 		}
@@ -74,11 +76,4 @@ func (a *applier) ensureForwarding(want Link, have *link.State) (changed []strin
 		changed = append(changed, fmt.Sprintf("no forwarding of %s to %s", e.HardwareAddr, e.IP))
 	}
 	return changed, nil
-}
-
-func forwardingEntry(index int, mac net.HardwareAddr, to netip.Addr) *netlink.Neigh {
-	return &netlink.Neigh{
-		LinkIndex: index, Family: unix.AF_BRIDGE, State: netlink.NUD_PERMANENT | netlink.NUD_NOARP, Flags: netlink.NTF_SELF,
-		HardwareAddr: mac, IP: to.AsSlice(),
-	}
 }

@@ -52,22 +52,23 @@ func (k *Kernel) Close() error {
 // interface with a wanted name, and routes or rules of another protocol in our tables. The
 // rest is applied all the same, also where the kernel refuses something. The error is a
 // [PartialError] if it concerns some links only. Apply returns the changes that it made in
-// any case.
-func (k *Kernel) Apply(ctx context.Context, want State) ([]Change, error) {
-	if err := want.validate(); err != nil {
+// any case, in words, as "changed link lq1-0: mtu 1400, up".
+func (k *Kernel) Apply(ctx context.Context, want State) (changes []string, err error) {
+	a := &applier{kernel: k, want: want}
+	if a.wantedLinks, a.wantedRoutes, err = want.index(); err != nil {
 		return nil, err
 	}
-	a := &applier{kernel: k, want: want}
 	for _, step := range []func() error{
 		a.readLinks, a.addLinks, a.readRoutes, a.addRoutes, a.readRules, a.addRules,
 		a.removeRules, a.removeRoutes, a.removeLinks,
 	} {
-		if err := ctx.Err(); err != nil {
-			return a.changes, errors.Join(append(a.errs, err)...)
+		err := ctx.Err()
+		if err == nil {
+			err = step()
 		}
-		if err := step(); err != nil {
+		if err != nil {
 			// The next steps rely on this one.
-			return a.changes, errors.Join(append(a.errs, err)...)
+			return a.changes, errors.Join(append(a.failed.errs, err)...)
 		}
 	}
 	return a.changes, a.err()
@@ -81,15 +82,15 @@ type PartialError struct {
 	Links []string
 	// RemovalFailed says that something of ours is still there although it is not wanted.
 	RemovalFailed bool
-	err           error
+	errs          []error
 }
 
-func (e *PartialError) Error() string { return e.err.Error() }
+func (e *PartialError) Error() string { return errors.Join(e.errs...).Error() }
 
-func (e *PartialError) Unwrap() error { return e.err }
+func (e *PartialError) Unwrap() []error { return e.errs }
 
 // Purge removes all that is ours.
-func (k *Kernel) Purge(ctx context.Context) ([]Change, error) {
+func (k *Kernel) Purge(ctx context.Context) (changes []string, err error) {
 	return k.Apply(ctx, State{})
 }
 
@@ -101,92 +102,79 @@ func (k *Kernel) Supports(kind Kind) (bool, error) {
 
 // applier is one run of Apply.
 type applier struct {
-	kernel  *Kernel
-	want    State
-	changes []Change
-	errs    []error
-	// failedLinks are the links that errs are about, by themselves or by a route.
-	failedLinks []string
-	// removalFailed says that one of errs is about a removal, and allFailed that one
-	// concerns all links.
-	removalFailed, allFailed bool
+	kernel *Kernel
+	want   State
+	// wantedLinks and wantedRoutes are those of want.
+	wantedLinks  map[string]Link
+	wantedRoutes map[routeKey]Route
+	changes      []string
+	// failed is what could not be done, and allFailed says that all links lack some of it.
+	failed    PartialError
+	allFailed bool
 
 	links map[string]*link.State
 	// forwarding are the entries of VXLAN links' forwarding tables, by interface.
 	forwarding map[int][]netlink.Neigh
-	routes     []kernelRoute
+	routes     map[routeKey]kernelRoute
 	rules      []netlink.Rule
 }
 
-func (a *applier) changed(action, object, detail string) {
-	a.changes = append(a.changes, Change{Action: action, Object: object, Detail: detail})
+func (a *applier) changed(format string, args ...any) {
+	a.changes = append(a.changes, fmt.Sprintf(format, args...))
 }
 
-func (a *applier) failed(format string, args ...any) {
-	a.errs = append(a.errs, fmt.Errorf(format, args...))
+func (a *applier) fail(format string, args ...any) {
+	a.failed.errs = append(a.failed.errs, fmt.Errorf(format, args...))
 }
 
-func (a *applier) failedLink(name string, err error) {
-	a.errs, a.failedLinks = append(a.errs, err), append(a.failedLinks, name)
+func (a *applier) failLink(name string, err error) {
+	a.fail("%w", err)
+	a.failed.Links = append(a.failed.Links, name)
+}
+
+func (a *applier) failRemoval(format string, args ...any) {
+	a.fail(format, args...)
+	a.failed.RemovalFailed = true
 }
 
 func (a *applier) err() error {
-	err := errors.Join(a.errs...)
-	if err == nil || a.allFailed {
-		return err
+	switch {
+	case len(a.failed.errs) == 0:
+		return nil
+	case a.allFailed:
+		return errors.Join(a.failed.errs...)
 	}
-	slices.Sort(a.failedLinks)
-	return &PartialError{Links: slices.Compact(a.failedLinks), RemovalFailed: a.removalFailed, err: err}
+	slices.Sort(a.failed.Links)
+	a.failed.Links = slices.Compact(a.failed.Links)
+	return &a.failed
 }
 
 func isOurTable(table int) bool {
 	return table == Table || table == InboundTable
 }
 
-// validate refuses what could not be recognised as ours later on.
-func (s State) validate() error {
-	names := make(map[string]bool, len(s.Links))
+// index returns the links and routes that are wanted, and refuses what could not be
+// recognised as ours later on, or is wanted twice.
+func (s State) index() (links map[string]Link, routes map[routeKey]Route, err error) {
+	links, routes = make(map[string]Link, len(s.Links)), make(map[routeKey]Route, len(s.Routes))
 	for _, l := range s.Links {
-		switch {
-		case !strings.HasPrefix(l.Name, NamePrefix) || len(l.Name) >= unix.IFNAMSIZ:
-			return fmt.Errorf("link name %q does not start with %q or is longer than %d", l.Name, NamePrefix, unix.IFNAMSIZ-1)
-		case names[l.Name]:
-			return fmt.Errorf("link %q is wanted twice", l.Name)
-		case l.Kind != Geneve && l.Kind != VXLAN:
-			return fmt.Errorf("link %q is of unknown kind %q", l.Name, l.Kind)
-		case l.VNI == 0 || l.VNI >= 1<<24:
-			return fmt.Errorf("link %q: VNI %d is not between 1 and %d", l.Name, l.VNI, 1<<24-1)
-		case !l.Local.IsValid() || !l.Peer.IsValid() || !l.Remote.IsValid():
-			return fmt.Errorf("link %q lacks an address", l.Name)
-		case l.Port == 0 || l.MTU <= 0:
-			return fmt.Errorf("link %q lacks port or MTU", l.Name)
+		if _, twice := links[l.Name]; twice || !strings.HasPrefix(l.Name, NamePrefix) {
+			return nil, nil, fmt.Errorf("link name %q does not start with %q, or is wanted twice", l.Name, NamePrefix)
 		}
-		names[l.Name] = true
+		links[l.Name] = l
 	}
-	routes := make(map[routeKey]bool, len(s.Routes))
 	for _, r := range s.Routes {
-		switch {
-		case !isOurTable(r.Table):
-			return fmt.Errorf("route %s: table %d is not ours", r, r.Table)
-		case !r.Dst.IsValid() || r.Dst != r.Dst.Masked():
-			return fmt.Errorf("route %s: the destination is not a prefix", r)
-		case routes[r.key()]:
-			return fmt.Errorf("route %s: another one has the same destination and metric", r)
-		case r.Unreachable && r.Throw:
-			return fmt.Errorf("route %s: unreachable and throw exclude each other", r)
-		case (r.Unreachable || r.Throw) && (r.Dev != "" || r.Via.IsValid() || r.Src.IsValid() || r.MTU != 0):
-			return fmt.Errorf("route %s: unreachable with device, next hop, source or MTU", r)
-		case !r.Unreachable && !r.Throw && r.Dev == "":
-			return fmt.Errorf("route %s has no device", r)
+		if _, twice := routes[r.key()]; twice || !isOurTable(r.Table) {
+			return nil, nil, fmt.Errorf("route %s: the table is not ours, or another one has the same destination and metric", r)
 		}
-		routes[r.key()] = true
+		routes[r.key()] = r
 	}
 	for _, r := range s.Rules {
 		if !isOurTable(r.Table) {
-			return fmt.Errorf("rule %s: table %d is not ours", r, r.Table)
+			return nil, nil, fmt.Errorf("rule for table %d: it is not ours", r.Table)
 		}
 	}
-	return nil
+	return links, routes, nil
 }
 
 func addrFrom(ip []byte) netip.Addr {

@@ -3,6 +3,7 @@ package overlay
 import (
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -40,31 +41,31 @@ func (a *applier) addLinks() error {
 	for _, want := range a.want.Links {
 		have := a.links[want.Name]
 		if have != nil && !isOurs(have) {
-			a.failedLink(want.Name, fmt.Errorf("link %q: there is an interface of this name that is not ours (kind %q, alias %q)",
-				want.Name, have.Kind, have.Alias))
+			a.failLink(want.Name, fmt.Errorf("link %q: there is an interface of this name that is not ours (kind %q, alias %q)",
+				want.Name, have.Kind(), have.Alias))
 			delete(a.links, want.Name) // no route leads there
 			continue
 		}
 		if err := a.addLink(want, have); err != nil {
 			// One bad link does not keep the others from working.
-			a.failedLink(want.Name, err)
+			a.failLink(want.Name, err)
 		}
 	}
 	return nil
 }
 
-func (a *applier) addLink(want Link, have *link.State) error {
-	action := "changed"
+func (a *applier) addLink(want Link, have *link.State) (err error) {
 	var details []string
+	added := have == nil
 	switch {
-	case have == nil:
-		if err := a.create(want); err != nil {
+	case added:
+		if err := a.kernel.send(want, false); err != nil {
+			return fmt.Errorf("add %s: %w", want.describe(), err)
+		}
+		if have, err = a.kernel.conn.Get(want.Name); err != nil {
 			return err
 		}
-		action = "added"
-		if have = a.links[want.Name]; have == nil {
-			return fmt.Errorf("link %q has vanished after it was made", want.Name)
-		}
+		a.links[want.Name] = have
 	case !sameRemote(want, have):
 		if err := a.kernel.send(want, true); err != nil {
 			return fmt.Errorf("change remote of link %q to %s: %w", want.Name, want.Remote, err)
@@ -73,20 +74,19 @@ func (a *applier) addLink(want Link, have *link.State) error {
 	}
 	changed, err := a.kernel.conn.Ensure(have, link.Want{
 		MTU: want.MTU, Group: Group, MAC: want.LocalMAC[:], Address: want.Local,
-		Neighbors: []link.Neighbor{{Addr: want.Peer, MAC: want.PeerMAC[:]}},
+		Neighbors: map[netip.Addr]net.HardwareAddr{want.Peer: want.PeerMAC[:]},
 		// Single packets become large ones again, once for all that follows.
 		Offloads: map[link.Offload]bool{link.GRO: true},
 	})
-	if err == nil && want.Kind == VXLAN && action != "added" {
-		var forwarding []string
-		forwarding, err = a.ensureForwarding(want, have)
-		changed = append(changed, forwarding...)
+	details = append(details, changed...)
+	if err == nil && want.Kind == VXLAN && !added {
+		changed, err = a.ensureForwarding(want, have)
+		details = append(details, changed...)
 	}
-	switch details = append(details, changed...); {
-	case action == "added":
-		a.changed(action, want.describe(), "")
-	case len(details) > 0:
-		a.changed(action, "link "+want.Name, strings.Join(details, ", "))
+	if added {
+		a.changed("added %s", want.describe())
+	} else if len(details) > 0 {
+		a.changed("changed link %s: %s", want.Name, strings.Join(details, ", "))
 	}
 	return err
 }
@@ -95,28 +95,13 @@ func (l Link) describe() string {
 	return fmt.Sprintf("link %s (%s id %d remote %s)", l.Name, l.Kind, l.VNI, l.Remote)
 }
 
-// create makes a link and reads it back.
-func (a *applier) create(want Link) error {
-	if err := a.kernel.send(want, false); err != nil {
-		return fmt.Errorf("add %s: %w", want.describe(), err)
-	}
-	have, err := a.kernel.conn.Get(want.Name)
-	if err != nil {
-		return err
-	}
-	a.links[want.Name] = have
-	return nil
-}
-
 // removeConflicting deletes those of our links that would keep a wanted one from being
 // made. They have its identifier, or are of another kind and use its port. A link of a
 // wanted name is deleted if it cannot become what is wanted.
 func (a *applier) removeConflicting() {
-	wanted := make(map[string]Link, len(a.want.Links))
 	taken := make(map[[2]int]bool, len(a.want.Links))
 	kinds := make(map[int]string, len(a.want.Links))
 	for _, w := range a.want.Links {
-		wanted[w.Name] = w
 		taken[[2]int{int(w.VNI), int(w.Port)}] = true
 		kinds[int(w.Port)] = string(w.Kind)
 	}
@@ -124,9 +109,9 @@ func (a *applier) removeConflicting() {
 		if !isOurs(have) {
 			continue
 		}
-		w, isWanted := wanted[name]
+		w, isWanted := a.wantedLinks[name]
 		vni, port, _ := parameters(have)
-		conflicts := taken[[2]int{vni, port}] || (kinds[port] != "" && kinds[port] != have.Kind)
+		conflicts := taken[[2]int{vni, port}] || (kinds[port] != "" && kinds[port] != have.Kind())
 		if isWanted && changeable(w, have) || !isWanted && !conflicts {
 			continue
 		}
@@ -135,12 +120,8 @@ func (a *applier) removeConflicting() {
 }
 
 func (a *applier) removeLinks() error {
-	wanted := make(map[string]bool, len(a.want.Links))
-	for _, w := range a.want.Links {
-		wanted[w.Name] = true
-	}
 	for name, have := range a.links {
-		if isOurs(have) && !wanted[name] {
+		if _, wanted := a.wantedLinks[name]; isOurs(have) && !wanted {
 			a.removeLink(have)
 		}
 	}
@@ -149,12 +130,11 @@ func (a *applier) removeLinks() error {
 
 func (a *applier) removeLink(have *link.State) {
 	if err := a.kernel.conn.Handle.LinkDel(have.Link); err != nil {
-		a.failed("remove link %q: %w", have.Name, err)
-		a.removalFailed = true
+		a.failRemoval("remove link %q: %w", have.Name, err)
 		return
 	}
 	delete(a.links, have.Name)
-	a.changed("removed", "link "+have.Name, "")
+	a.changed("removed link %s", have.Name)
 }
 
 // parameters returns what tells a link from others.
@@ -174,7 +154,7 @@ func parameters(s *link.State) (vni, port int, remote net.IP) {
 // which no packet arrives.
 func changeable(want Link, have *link.State) bool {
 	vni, port, remote := parameters(have)
-	if have.Kind != string(want.Kind) || vni != int(want.VNI) || port != int(want.Port) ||
+	if have.Kind() != string(want.Kind) || vni != int(want.VNI) || port != int(want.Port) ||
 		addrFrom(remote).Is4() != want.Remote.Is4() {
 		return false
 	}
@@ -214,40 +194,23 @@ func (k *Kernel) send(l Link, change bool) error {
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(string(l.Kind)))
 	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
+	remote, remote6, id, port := nl.IFLA_GENEVE_REMOTE, nl.IFLA_GENEVE_REMOTE6, nl.IFLA_GENEVE_ID, nl.IFLA_GENEVE_PORT
 	if l.Kind == VXLAN {
-		addVXLAN(data, l, change)
-	} else {
-		addGeneve(data, l, change)
+		remote, remote6, id, port = nl.IFLA_VXLAN_GROUP, nl.IFLA_VXLAN_GROUP6, nl.IFLA_VXLAN_ID, nl.IFLA_VXLAN_PORT
+	}
+	if l.Remote.Is6() {
+		remote = remote6
+	}
+	data.AddRtAttr(remote, l.Remote.AsSlice())
+	if !change {
+		data.AddRtAttr(id, nl.Uint32Attr(l.VNI))
+		data.AddRtAttr(port, nl.BEUint16Attr(l.Port))
+	}
+	if !change && l.Kind == VXLAN {
+		// There is one other end and its MAC is known.
+		data.AddRtAttr(nl.IFLA_VXLAN_LEARNING, nl.Uint8Attr(0))
 	}
 	req.AddData(info)
 	_, err := req.Execute(unix.NETLINK_ROUTE, 0)
 	return err
-}
-
-func addVXLAN(data *nl.RtAttr, l Link, change bool) {
-	remote := nl.IFLA_VXLAN_GROUP
-	if l.Remote.Is6() {
-		remote = nl.IFLA_VXLAN_GROUP6
-	}
-	data.AddRtAttr(remote, l.Remote.AsSlice())
-	if change {
-		return
-	}
-	data.AddRtAttr(nl.IFLA_VXLAN_ID, nl.Uint32Attr(l.VNI))
-	data.AddRtAttr(nl.IFLA_VXLAN_PORT, nl.BEUint16Attr(l.Port))
-	// There is one other end and its MAC is known.
-	data.AddRtAttr(nl.IFLA_VXLAN_LEARNING, nl.Uint8Attr(0))
-}
-
-func addGeneve(data *nl.RtAttr, l Link, change bool) {
-	remote := nl.IFLA_GENEVE_REMOTE
-	if l.Remote.Is6() {
-		remote = nl.IFLA_GENEVE_REMOTE6
-	}
-	data.AddRtAttr(remote, l.Remote.AsSlice())
-	if change {
-		return
-	}
-	data.AddRtAttr(nl.IFLA_GENEVE_ID, nl.Uint32Attr(l.VNI))
-	data.AddRtAttr(nl.IFLA_GENEVE_PORT, nl.BEUint16Attr(l.Port))
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 )
@@ -33,8 +32,6 @@ func ReadKey(file string) (Key, error) {
 
 // MAC is an Ethernet address.
 type MAC [6]byte
-
-func (m MAC) String() string { return net.HardwareAddr(m[:]).String() }
 
 // MAC derives the address of the end of a link that bears addr: locally
 // administered, unicast, and 46 bits that cannot be guessed.

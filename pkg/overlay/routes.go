@@ -3,10 +3,10 @@ package overlay
 import (
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"go4.org/netipx"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/link"
@@ -40,57 +40,58 @@ type kernelRoute struct {
 	other bool
 }
 
-func (r kernelRoute) ours() bool {
-	return r.raw.Protocol == Protocol
-}
-
-// listTable returns the routes of one table, of both families.
-func (k *Kernel) listTable(table int) ([]netlink.Route, error) {
-	var out []netlink.Route
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := link.Dump(func() ([]netlink.Route, error) {
-			return k.routes.RouteListFiltered(family, &netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
-		})
-		switch {
-		case errors.Is(err, unix.ENOENT):
-			// Tables come and go with their routes.
-			continue
-		case family == netlink.FAMILY_V6 && (errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)):
-			continue
-		case err != nil:
-			return nil, err
+// listRoutes returns the routes of both families that a filter lets through.
+func (k *Kernel) listRoutes(filter netlink.Route, mask uint64) (out []netlink.Route, err error) {
+	for _, family := range families {
+		routes, err := link.Dump(func() ([]netlink.Route, error) { return k.routes.RouteListFiltered(family, &filter, mask) })
+		// Tables come and go with their routes.
+		if err != nil && !errors.Is(err, unix.ENOENT) && !lacks(family, err) {
+			return nil, fmt.Errorf("list routes: %w", err)
 		}
 		out = append(out, routes...)
 	}
 	return out, nil
 }
 
+var families = [...]int{netlink.FAMILY_V4, netlink.FAMILY_V6}
+
+// lacks says whether an error is that of a kernel without IPv6.
+func lacks(family int, err error) bool {
+	return family == netlink.FAMILY_V6 && (errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP))
+}
+
+// readRoutes reads our tables. Of several routes of ours with the same key, which only
+// somebody else can have made, it leaves one: the one that is wanted, if there is such, so
+// that there is always a route.
 func (a *applier) readRoutes() error {
 	names := make(map[int]string, len(a.links))
 	for _, l := range a.links {
 		names[l.Index] = l.Name
 	}
-	a.routes = nil
+	a.routes = map[routeKey]kernelRoute{}
 	for _, table := range []int{Table, InboundTable} {
-		routes, err := a.kernel.listTable(table)
+		routes, err := a.kernel.listRoutes(netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
 		if err != nil {
-			a.failed("list routes of table %d: %w", table, err)
-			return errIncomplete
+			return err
 		}
 		for _, raw := range routes {
 			r := convert(raw, names)
-			if !r.ours() {
-				a.failed("foreign route in our table %d (protocol %d): %s", table, raw.Protocol, r.route)
-				continue
+			key := r.route.key()
+			switch other, ok := a.routes[key]; {
+			case raw.Protocol != Protocol:
+				a.fail("foreign route in our table %d (protocol %d): %s", table, raw.Protocol, r.route)
+			case !ok:
+				a.routes[key] = r
+			case r.is(a.wantedRoutes[key]):
+				a.routes[key] = r
+				a.removeRoute(other)
+			default:
+				a.removeRoute(r)
 			}
-			a.routes = append(a.routes, r)
 		}
 	}
 	return nil
 }
-
-// errIncomplete ends Apply after a failure that was already recorded.
-var errIncomplete = errors.New("the rest was not applied")
 
 func convert(raw netlink.Route, names map[int]string) kernelRoute {
 	r := Route{Table: raw.Table, Src: addrFrom(raw.Src), Via: addrFrom(raw.Gw), MTU: raw.MTU, Metric: raw.Priority}
@@ -99,14 +100,12 @@ func convert(raw netlink.Route, names map[int]string) kernelRoute {
 		// IPv6 reports the loopback device for unreachable routes.
 		r.Dev = names[raw.LinkIndex]
 	}
+	r.Dst = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+	if raw.Family == netlink.FAMILY_V6 {
+		r.Dst = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+	}
 	if raw.Dst != nil {
-		bits, _ := raw.Dst.Mask.Size()
-		r.Dst = netip.PrefixFrom(addrFrom(raw.Dst.IP), bits)
-	} else {
-		r.Dst = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-		if raw.Family == netlink.FAMILY_V6 {
-			r.Dst = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-		}
+		r.Dst, _ = netipx.FromStdIPNet(raw.Dst)
 	}
 	other := raw.Tos != 0 || len(raw.MultiPath) > 0 || raw.Encap != nil || raw.AdvMSS != 0 || raw.MTULock ||
 		(raw.Type != unix.RTN_UNICAST && raw.Type != unix.RTN_UNREACHABLE && raw.Type != unix.RTN_THROW) ||
@@ -115,9 +114,8 @@ func convert(raw netlink.Route, names map[int]string) kernelRoute {
 }
 
 func (a *applier) addRoutes() error {
-	present := a.dropDuplicates()
 	for _, want := range a.want.Routes {
-		have, ok := present[want.key()]
+		have, ok := a.routes[want.key()]
 		if ok && have.is(want) {
 			continue
 		}
@@ -125,66 +123,29 @@ func (a *applier) addRoutes() error {
 		if err == nil {
 			err = a.kernel.conn.Handle.RouteReplace(raw)
 		}
-		if err != nil {
-			a.failedLink(want.Dev, fmt.Errorf("set route %s: %w", want, err))
+		switch {
+		case err != nil:
+			a.failLink(want.Dev, fmt.Errorf("set route %s: %w", want, err))
 			a.allFailed = a.allFailed || want.Dev == ""
-			continue
-		}
-		if ok {
-			a.changed("replaced", "route "+want.String(), "was "+have.route.String())
-		} else {
-			a.changed("added", "route "+want.String(), "")
+		case ok:
+			a.changed("replaced route %s: was %s", want, have.route)
+		default:
+			a.changed("added route %s", want)
 		}
 	}
 	return nil
 }
 
-// dropDuplicates removes all but one of several routes of ours with the same
-// key, which only somebody else can have made, and returns the others. The one
-// that is wanted stays, if there is such, so that there is always a route.
-func (a *applier) dropDuplicates() map[routeKey]kernelRoute {
-	wanted := make(map[routeKey]Route, len(a.want.Routes))
-	for _, w := range a.want.Routes {
-		wanted[w.key()] = w
-	}
-	keep := make(map[routeKey]kernelRoute, len(a.routes))
-	var rest []kernelRoute
-	for _, r := range a.routes {
-		key := r.route.key()
-		kept, ok := keep[key]
-		switch {
-		case !ok:
-			keep[key] = r
-		case r.is(wanted[key]):
-			keep[key], rest = r, append(rest, kept)
-		default:
-			rest = append(rest, r)
-		}
-	}
-	for _, r := range rest {
-		a.removeRoute(r)
-	}
-	a.routes = a.routes[:0]
-	for _, r := range keep {
-		a.routes = append(a.routes, r)
-	}
-	return keep
-}
-
+// is compares but for the key.
 func (r kernelRoute) is(want Route) bool {
-	return !r.other && sameRoute(want, r.route)
-}
-
-// sameRoute compares but for the key.
-func sameRoute(want, have Route) bool {
-	want.Metric, have.Metric = 0, 0
-	return want == have
+	want.Metric = r.route.Metric
+	return !r.other && want == r.route
 }
 
 func (a *applier) toKernel(r Route) (*netlink.Route, error) {
 	raw := &netlink.Route{
 		Table: r.Table, Protocol: Protocol, Priority: r.Metric, Type: unix.RTN_UNICAST,
-		Dst: &net.IPNet{IP: r.Dst.Addr().AsSlice(), Mask: net.CIDRMask(r.Dst.Bits(), r.Dst.Addr().BitLen())},
+		Dst: netipx.PrefixIPNet(r.Dst),
 	}
 	switch {
 	case r.Unreachable:
@@ -211,12 +172,8 @@ func (a *applier) toKernel(r Route) (*netlink.Route, error) {
 }
 
 func (a *applier) removeRoutes() error {
-	wanted := make(map[routeKey]bool, len(a.want.Routes))
-	for _, w := range a.want.Routes {
-		wanted[w.key()] = true
-	}
-	for _, have := range a.routes {
-		if !wanted[have.route.key()] {
+	for key, have := range a.routes {
+		if _, wanted := a.wantedRoutes[key]; !wanted {
 			a.removeRoute(have)
 		}
 	}
@@ -229,9 +186,8 @@ func (a *applier) removeRoute(r kernelRoute) {
 	// accept.
 	raw.Flags &= unix.RTNH_F_ONLINK
 	if err := a.kernel.conn.Handle.RouteDel(&raw); err != nil && !errors.Is(err, unix.ESRCH) {
-		a.failed("remove route %s: %w", r.route, err)
-		a.removalFailed = true
+		a.failRemoval("remove route %s: %w", r.route, err)
 		return
 	}
-	a.changed("removed", "route "+r.route.String(), "")
+	a.changed("removed route %s", r.route)
 }

@@ -2,6 +2,8 @@ package overlay
 
 import (
 	"errors"
+	"fmt"
+	"reflect"
 	"slices"
 
 	"github.com/vishvananda/netlink"
@@ -11,94 +13,83 @@ import (
 )
 
 func (a *applier) readRules() error {
-	a.rules = nil
-	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+	for _, family := range families {
 		rules, err := link.Dump(func() ([]netlink.Rule, error) { return a.kernel.conn.Handle.RuleList(family) })
-		if family == netlink.FAMILY_V6 && (errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP)) {
-			continue
-		}
-		if err != nil {
-			a.failed("list rules: %w", err)
-			return errIncomplete
+		if err != nil && !lacks(family, err) {
+			return fmt.Errorf("list rules: %w", err)
 		}
 		for _, r := range rules {
-			if r.Family != family || !isOurTable(r.Table) {
-				continue
+			switch {
+			case r.Family != family || !isOurTable(r.Table):
+			case r.Priority != RulePriority || r.Protocol != Protocol:
+				a.fail("foreign rule with our table %d: priority %d, protocol %d", r.Table, r.Priority, r.Protocol)
+			default:
+				a.rules = append(a.rules, r)
 			}
-			if r.Priority != RulePriority || r.Protocol != Protocol {
-				a.failed("foreign rule with our table %d: priority %d, protocol %d", r.Table, r.Priority, r.Protocol)
-				continue
-			}
-			a.rules = append(a.rules, r)
 		}
 	}
 	return nil
 }
 
-// families returns those that have routes in a table, IPv4 if there are none.
-func (a *applier) families(table int) []int {
-	var out []int
-	for _, r := range a.want.Routes {
-		family := netlink.FAMILY_V4
-		if r.Dst.Addr().Is6() {
-			family = netlink.FAMILY_V6
+// wantedRules are the rules as the kernel has them: one for each family that has routes in
+// the table, for IPv4 if there are none.
+func (a *applier) wantedRules() (out []netlink.Rule) {
+	for _, want := range a.want.Rules {
+		has6, has4 := false, false
+		for _, r := range a.want.Routes {
+			has6 = has6 || r.Table == want.Table && r.Dst.Addr().Is6()
+			has4 = has4 || r.Table == want.Table && r.Dst.Addr().Is4()
 		}
-		if r.Table == table && !slices.Contains(out, family) {
-			out = append(out, family)
+		for _, family := range families {
+			if family == netlink.FAMILY_V6 && has6 || family == netlink.FAMILY_V4 && (has4 || !has6) {
+				rule := netlink.NewRule()
+				rule.Family, rule.Priority, rule.Protocol = family, RulePriority, Protocol
+				rule.Table, rule.IifName = want.Table, want.IIF
+				out = append(out, *rule)
+			}
 		}
-	}
-	if len(out) == 0 {
-		out = append(out, netlink.FAMILY_V4)
 	}
 	return out
 }
 
-// matches says whether a rule of the kernel is the wanted one and no more.
-func matches(want Rule, have netlink.Rule) bool {
-	return have.Table == want.Table && have.IifName == want.IIF && plain(have)
-}
-
-// plain says that a rule has no selector that no rule of ours has.
-func plain(r netlink.Rule) bool {
-	return r.Src == nil && r.Dst == nil && r.OifName == "" && r.Mark == 0 && r.Mask == nil && !r.Invert &&
-		r.Tos == 0 && r.IPProto == 0 && r.Sport == nil && r.Dport == nil && r.UIDRange == nil && r.Goto < 0 &&
-		r.TunID == 0 && r.SuppressPrefixlen < 0 && r.SuppressIfgroup < 0
+func contains(rules []netlink.Rule, r netlink.Rule) bool {
+	return slices.ContainsFunc(rules, func(o netlink.Rule) bool { return reflect.DeepEqual(r, o) })
 }
 
 func (a *applier) addRules() error {
-	for _, want := range a.want.Rules {
-		for _, family := range a.families(want.Table) {
-			if slices.ContainsFunc(a.rules, func(r netlink.Rule) bool { return r.Family == family && matches(want, r) }) {
-				continue
-			}
-			rule := netlink.NewRule()
-			rule.Family, rule.Priority, rule.Protocol = family, RulePriority, Protocol
-			rule.Table, rule.IifName = want.Table, want.IIF
-			if err := a.kernel.conn.Handle.RuleAdd(rule); err != nil {
-				a.failed("add rule %s: %w", want, err)
-				a.allFailed = true
-				continue
-			}
-			a.changed("added", "rule "+want.String(), "")
+	for _, rule := range a.wantedRules() {
+		if contains(a.rules, rule) {
+			continue
 		}
+		if err := a.kernel.conn.Handle.RuleAdd(&rule); err != nil {
+			a.fail("add rule %s: %w", describe(rule), err)
+			a.allFailed = true
+			continue
+		}
+		a.changed("added rule %s", describe(rule))
 	}
 	return nil
 }
 
 func (a *applier) removeRules() error {
-	for _, have := range a.rules {
-		wanted := slices.ContainsFunc(a.want.Rules, func(w Rule) bool {
-			return matches(w, have) && slices.Contains(a.families(w.Table), have.Family)
-		})
-		if wanted {
+	wanted := a.wantedRules()
+	for _, rule := range a.rules {
+		if contains(wanted, rule) {
 			continue
 		}
-		if err := a.kernel.conn.Handle.RuleDel(&have); err != nil && !errors.Is(err, unix.ENOENT) {
-			a.failed("remove rule %d: lookup %d: %w", have.Priority, have.Table, err)
-			a.removalFailed = true
+		if err := a.kernel.conn.Handle.RuleDel(&rule); err != nil && !errors.Is(err, unix.ENOENT) {
+			a.failRemoval("remove rule %s: %w", describe(rule), err)
 			continue
 		}
-		a.changed("removed", "rule "+Rule{IIF: have.IifName, Table: have.Table}.String(), "")
+		a.changed("removed rule %s", describe(rule))
 	}
 	return nil
+}
+
+// describe is close to what ip(8) prints.
+func describe(r netlink.Rule) string {
+	if r.IifName == "" {
+		return fmt.Sprintf("%d: lookup %d", r.Priority, r.Table)
+	}
+	return fmt.Sprintf("%d: iif %s lookup %d", r.Priority, r.IifName, r.Table)
 }

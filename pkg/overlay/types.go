@@ -1,6 +1,10 @@
 package overlay
 
-import "net/netip"
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+)
 
 // Kind is the encapsulation of an overlay link.
 type Kind string
@@ -91,6 +95,26 @@ type Route struct {
 	MTU int
 	// Metric orders routes of the same Dst, lowest first.
 	Metric int
+}
+
+// String is close to what ip(8) prints.
+func (r Route) String() string {
+	var b strings.Builder
+	part := func(present bool, format string, value any) {
+		if present {
+			fmt.Fprintf(&b, format, value)
+		}
+	}
+	part(r.Throw, "%s ", "throw")
+	part(r.Unreachable, "%s ", "unreachable")
+	part(true, "%s", r.Dst)
+	part(r.Via.IsValid(), " via %s", r.Via)
+	part(r.Dev != "", " dev %s", r.Dev)
+	part(true, " table %d", r.Table)
+	part(r.Src.IsValid(), " src %s", r.Src)
+	part(r.MTU != 0, " mtu %d", r.MTU)
+	part(r.Metric != 0, " metric %d", r.Metric)
+	return b.String()
 }
 
 // Rule is a policy routing rule at RulePriority.

@@ -97,8 +97,8 @@ func remove(conn *link.Conn, name string) error {
 		return nil
 	}
 	// One without an alias is an interface of ours that was just made.
-	if l.Alias != link.Alias && (l.Alias != "" || l.Kind != kindWireGuard) {
-		return fmt.Errorf("remove tunnel %q: the interface is not ours (kind %q, alias %q)", name, l.Kind, l.Alias)
+	if l.Alias != link.Alias && (l.Alias != "" || l.Kind() != kindWireGuard) {
+		return fmt.Errorf("remove tunnel %q: the interface is not ours (kind %q, alias %q)", name, l.Kind(), l.Alias)
 	}
 	if err := conn.Handle.LinkDel(l.Link); err != nil {
 		return fmt.Errorf("remove tunnel %q: %w", name, err)

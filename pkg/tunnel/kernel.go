@@ -46,8 +46,8 @@ func ensureKernelLink(conn *link.Conn, name string) error {
 		return err
 	}
 	if l := links[name]; l != nil {
-		if l.Kind != kindWireGuard || (l.Alias != "" && l.Alias != link.Alias) {
-			return fmt.Errorf("open tunnel %q: there is an interface that is not ours (kind %q, alias %q)", name, l.Kind, l.Alias)
+		if l.Kind() != kindWireGuard || (l.Alias != "" && l.Alias != link.Alias) {
+			return fmt.Errorf("open tunnel %q: there is an interface that is not ours (kind %q, alias %q)", name, l.Kind(), l.Alias)
 		}
 		return nil
 	}

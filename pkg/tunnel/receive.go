@@ -24,13 +24,13 @@ const kindVeth = "veth"
 // kernel). So the sending end of this pair has none.
 func ensureReceiver(conn *link.Conn, links map[string]*link.State, c Config) (changed bool, err error) {
 	underlay := links[c.Underlay]
-	if underlay == nil || len(underlay.MAC) != 6 {
+	if underlay == nil || len(underlay.HardwareAddr) != 6 {
 		return removeReceiver(conn, links)
 	}
 	entry, receive := links[EntryInterface], links[ReceiveInterface]
 	for _, l := range []*link.State{entry, receive} {
 		if l != nil && !isReceiver(l) {
-			return false, fmt.Errorf("interface %q is not ours (kind %q, alias %q)", l.Name, l.Kind, l.Alias)
+			return false, fmt.Errorf("interface %q is not ours (kind %q, alias %q)", l.Name, l.Kind(), l.Alias)
 		}
 	}
 	if entry == nil || receive == nil {
@@ -45,7 +45,7 @@ func ensureReceiver(conn *link.Conn, links map[string]*link.State, c Config) (ch
 	// The address lets the loose reverse path filter pass, and the MAC is that to
 	// which the packets were sent.
 	receiveChanges, err := conn.Ensure(receive, link.Want{
-		MTU: underlay.MTU, Group: ReceiveGroup, MAC: underlay.MAC, Address: c.Address,
+		MTU: underlay.MTU, Group: ReceiveGroup, MAC: underlay.HardwareAddr, Address: c.Address,
 		Offloads: map[link.Offload]bool{link.GRO: true},
 	})
 	if err != nil {
@@ -93,5 +93,5 @@ func removeReceiver(conn *link.Conn, links map[string]*link.State) (changed bool
 
 // isReceiver recognises ours; one without an alias was just made.
 func isReceiver(l *link.State) bool {
-	return l.Kind == kindVeth && (l.Alias == link.Alias || l.Alias == "")
+	return l.Kind() == kindVeth && (l.Alias == link.Alias || l.Alias == "")
 }

@@ -89,7 +89,7 @@ func removeLeftover(c *link.Conn, name string) error {
 	if err != nil {
 		return err
 	}
-	if l := links[name]; l != nil && l.Kind == kindWireGuard {
+	if l := links[name]; l != nil && l.Kind() == kindWireGuard {
 		return remove(c, name)
 	}
 	return nil

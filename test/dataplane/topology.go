@@ -370,7 +370,7 @@ func (c *Cluster) Outer(t testing.TB, i int) (src netip.Addr) {
 			return err
 		}
 		defer func() { _ = k.Close() }()
-		src, _, _, err = k.SourceTo(c.Gateway.Addr)
+		src, _, err = k.SourceTo(c.Gateway.Addr)
 		return err
 	})
 	return src
