@@ -101,7 +101,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		HealthPort: v1alpha1.HealthPort, PeerGateway: d.remote, ExchangePort: exchange.Port,
 	}
 	d.tunnel = tunnel.Config{
-		Name: tunnel.InterfaceName, PrivateKey: l.key, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
+		PrivateKey: l.key, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
 		Underlay: l.underlay,
 		Peer:     tunnel.Peer{PublicKey: remoteKey, Endpoint: l.endpoint, AllowedIPs: remote},
 	}

@@ -80,7 +80,7 @@ func TestDesire(t *testing.T) {
 	want := func() desired {
 		d := desired{capacity: 1390, mtu: 1390, address: self, remote: addr("10.70.31.254")}
 		d.tunnel = tunnel.Config{
-			Name: tunnel.InterfaceName, PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: 1390, Underlay: "eth0", Address: self,
+			PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: 1390, Underlay: "eth0", Address: self,
 			Peer: tunnel.Peer{PublicKey: remote.PublicKey(), Endpoint: me.endpoint, AllowedIPs: []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")}, Keepalive: keepalive},
 		}
 		d.nat = nat.Gateway{

@@ -122,7 +122,7 @@ type agent struct {
 	view    *watch.View
 	kernel  *overlay.Kernel
 	local   local
-	device  tunnel.Device
+	device  *tunnel.Device
 	backend v1alpha1.WireGuardBackend
 
 	// peering is the one that was read last, applied the generation that is in the
@@ -178,7 +178,7 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	a.tunnel = stats
 	if !stats.AsConfigured {
 		// The kernel notifies nobody of what others take from WireGuard.
-		repaired, err := a.device.Configure(ctx, a.desired.tunnel)
+		repaired, err := a.device.Configure(a.desired.tunnel)
 		if err != nil {
 			a.Log.Error("cannot repair the tunnel", "error", err)
 		} else if repaired {
@@ -208,11 +208,11 @@ func (a *agent) redial(ctx context.Context) {
 		if endpoint, err := a.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
 			a.local.endpoint = endpoint
 			a.desired.tunnel.Peer.Endpoint = endpoint
-			if _, err := a.device.Configure(ctx, a.desired.tunnel); err != nil {
+			if _, err := a.device.Configure(a.desired.tunnel); err != nil {
 				a.Log.Error("cannot change the endpoint", "error", err)
 			}
 		}
-		if err := a.device.Reset(ctx); err != nil {
+		if err := a.device.Reset(); err != nil {
 			a.Log.Error("cannot start the handshake anew", "error", err)
 		}
 	}
@@ -246,7 +246,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if plane == nil {
 		return false, fmt.Errorf("peering %s has no plane %d", p.Name, a.local.plane)
 	}
-	if err := a.open(ctx, plane.WireGuard); err != nil {
+	if err := a.open(plane.WireGuard); err != nil {
 		return false, err
 	}
 	a.hear(p, nodes)
@@ -297,7 +297,7 @@ func (a *agent) apply(ctx context.Context, want desired) (passable bool, err err
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
 		return false, err
 	}
-	if _, err := a.device.Configure(ctx, want.tunnel); err != nil {
+	if _, err := a.device.Configure(want.tunnel); err != nil {
 		return false, err
 	}
 	a.receive(ctx, want)
@@ -331,20 +331,20 @@ func (a *agent) receive(ctx context.Context, want desired) {
 }
 
 // open opens the tunnel's device, once.
-func (a *agent) open(ctx context.Context, backend v1alpha1.WireGuardBackend) error {
+func (a *agent) open(backend v1alpha1.WireGuardBackend) error {
 	if a.device != nil && a.backend == backend {
 		return nil
 	}
 	a.close()
 	a.want = desired{}
 	if a.backend != "" {
-		if err := tunnel.Remove(ctx, tunnel.InterfaceName); err != nil {
+		if err := tunnel.Remove(tunnel.InterfaceName); err != nil {
 			return err
 		}
 	}
-	device, err := tunnel.Open(ctx, tunnel.Backend(backend), tunnel.InterfaceName, tunnel.WithErrors(func(err error) {
+	device, err := tunnel.Open(tunnel.Backend(backend), tunnel.InterfaceName, func(err error) {
 		a.Log.Warn("wireguard", "error", err)
-	}))
+	})
 	if err != nil {
 		return err
 	}

@@ -100,7 +100,7 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 		Config: cfg, kernel: kernel, own: own, node: node, manager: manager(node), view: &watch.View{Client: c},
 		local: local{name: cfg.NodeName, address: address, key: key}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 	}
-	if err := a.readKernel(ctx); err != nil {
+	if err := a.readKernel(); err != nil {
 		return err
 	}
 	// What the kernel knows is waited for: it is told before anything else.
@@ -199,7 +199,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		return false, err
 	}
 	if compare {
-		if err := a.readKernel(ctx); err != nil {
+		if err := a.readKernel(); err != nil {
 			return false, err
 		}
 	}
@@ -284,11 +284,11 @@ func (a *agent) readObjects(ctx context.Context) error {
 }
 
 // readKernel looks at what others have on this node, and at what the kernel can do.
-func (a *agent) readKernel(ctx context.Context) (err error) {
+func (a *agent) readKernel() (err error) {
 	if a.local.uplinks, err = a.kernel.Uplinks(); err != nil {
 		return err
 	}
-	if err := a.askKernel(ctx); err != nil {
+	if err := a.askKernel(); err != nil {
 		return err
 	}
 	return a.readRoutes()
@@ -296,7 +296,7 @@ func (a *agent) readKernel(ctx context.Context) (err error) {
 
 // askKernel asks the kernel what it can do, and later for what it could not: somebody
 // may have loaded a module since.
-func (a *agent) askKernel(ctx context.Context) error {
+func (a *agent) askKernel() error {
 	f := a.facts
 	if f.Release != "" && (time.Since(a.factsAt) < loop.Resync || f.Geneve && f.VXLAN && f.WireGuard) {
 		return nil
@@ -306,7 +306,7 @@ func (a *agent) askKernel(ctx context.Context) error {
 	f.Release = unix.ByteSliceToString(name.Release[:])
 	f.Geneve, errs[1] = a.kernel.Supports(overlay.Geneve)
 	f.VXLAN, errs[2] = a.kernel.Supports(overlay.VXLAN)
-	f.WireGuard, errs[3] = tunnel.Supports(ctx)
+	f.WireGuard, errs[3] = tunnel.Supports()
 	if err := errors.Join(errs[:]...); err != nil {
 		return fmt.Errorf("ask the kernel what it can do: %w", err)
 	}

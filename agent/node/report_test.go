@@ -71,7 +71,7 @@ func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	ns.Do(t, func() error { return a.askKernel(t.Context()) })
+	ns.Do(t, a.askKernel)
 	has := a.facts
 	if !has.VXLAN {
 		t.Fatalf("this kernel has no VXLAN: %+v", has)
@@ -79,12 +79,12 @@ func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
 	lacks := v1alpha1.KernelFacts{Release: has.Release} // somebody loads the modules after that
 	a.facts = lacks
 	before, _ := a.Status("")
-	ns.Do(t, func() error { return a.askKernel(t.Context()) })
+	ns.Do(t, a.askKernel)
 	if a.facts != lacks {
 		t.Error("the kernel is asked all the time")
 	}
 	a.factsAt = time.Now().Add(-loop.Resync)
-	ns.Do(t, func() error { return a.askKernel(t.Context()) })
+	ns.Do(t, a.askKernel)
 	after, _ := a.Status("")
 	if *after.Kernel != has {
 		t.Errorf("the kernel has %+v, and the agent says %+v", has, *after.Kernel)

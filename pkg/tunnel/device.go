@@ -1,14 +1,16 @@
 package tunnel
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"slices"
-	"time"
+	"sync"
 
+	"github.com/vishvananda/netlink"
+	"go4.org/netipx"
+	"golang.zx2c4.com/wireguard/wgctrl"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/liqonet/liqonet/pkg/link"
@@ -16,67 +18,179 @@ import (
 
 // Device is a tunnel's WireGuard interface. Its methods may be called at once
 // from several goroutines.
-type Device interface {
-	// Configure makes interface and WireGuard what the configuration says, and
-	// says whether anything had to be changed. The endpoint of a peer that is
-	// already there is only changed when the configured one has changed since
-	// the last call, because WireGuard follows a peer that moves. If there was one
-	// and none is wanted any more, the peer is re-created, and its session dropped.
-	Configure(ctx context.Context, c Config) (changed bool, err error)
-	// Stats returns what WireGuard knows of the peer, the zero value where
-	// there is none.
-	Stats() (Stats, error)
-	// Reset re-creates the peer of the last Configure, and so drops its
-	// session. With a keepalive and a known endpoint a new handshake starts at
-	// once, otherwise with the next packet.
-	Reset(ctx context.Context) error
-	// Close releases what this process holds. The interface of the kernel's
-	// backend stays and goes on forwarding, that of the userspace backend
-	// vanishes.
+type Device struct {
+	name    string
+	backend Backend
+	report  func(error)
+	conn    *link.Conn
+
+	mu sync.Mutex
+	wg wireGuard
+	// applied is the last configuration that this process wrote, nil if there is none.
+	applied *Config
+}
+
+// wireGuard are the methods of wgctrl's client, which talks to the kernel. The userspace
+// backend has the same.
+type wireGuard interface {
+	Device(name string) (*wgtypes.Device, error)
+	ConfigureDevice(name string, cfg wgtypes.Config) error
 	Close() error
-}
-
-// ErrNotConfigured is returned by Reset before the first Configure.
-var ErrNotConfigured = errors.New("the tunnel was not configured yet")
-
-// Option changes how a device is opened.
-type Option func(*options)
-
-type options struct {
-	report func(error)
-}
-
-// WithErrors has the userspace backend report errors of its packet handling,
-// from any goroutine. Without it they are dropped.
-func WithErrors(report func(error)) Option {
-	return func(o *options) { o.report = report }
 }
 
 // Open makes the interface of a tunnel, or takes over the one which an earlier
 // process left. An interface of this name that is of another kind and not ours
-// is an error. Nothing is configured yet.
-func Open(ctx context.Context, backend Backend, name string, opts ...Option) (Device, error) {
-	if err := ctx.Err(); err != nil {
+// is an error. Nothing is configured yet. The userspace backend reports errors of its
+// packet handling, from any goroutine.
+func Open(backend Backend, name string, report func(error)) (*Device, error) {
+	if backend != Kernel && backend != Userspace {
+		return nil, fmt.Errorf("open tunnel %q: unknown backend %q", name, backend)
+	}
+	conn, err := link.Open()
+	if err != nil {
 		return nil, err
 	}
-	o := options{report: func(error) {}}
-	for _, opt := range opts {
-		opt(&o)
+	d := &Device{name: name, backend: backend, report: report, conn: conn}
+	if err := d.ensureInterface(); err != nil {
+		return nil, fmt.Errorf("open tunnel %q: %w", name, errors.Join(err, conn.Close()))
 	}
-	switch backend {
-	case Kernel:
-		return openKernel(name)
-	case Userspace:
-		return openUserspace(name, o)
+	return d, nil
+}
+
+// ensureInterface makes the interface if there is none: somebody may have deleted it.
+func (d *Device) ensureInterface() error {
+	links, err := d.conn.List()
+	if err != nil {
+		return err
 	}
-	return nil, fmt.Errorf("open tunnel %q: unknown backend %q", name, backend)
+	have := links[d.name]
+	if d.backend == Userspace {
+		return d.ensureTUN(have)
+	}
+	switch {
+	case have == nil:
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = d.name
+		if err := d.conn.Handle.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}); err != nil {
+			return err
+		}
+	case have.Kind() != kindWireGuard || (have.Alias != "" && have.Alias != link.Alias):
+		return fmt.Errorf("there is an interface that is not ours (kind %q, alias %q)", have.Kind(), have.Alias)
+	}
+	if d.wg == nil {
+		// After the interface was made: wgctrl only sees a loaded module.
+		wg, err := wgctrl.New()
+		if err != nil {
+			return err
+		}
+		d.wg = wg
+	}
+	return nil
+}
+
+// ensureTUN makes the TUN device and wireguard-go over it.
+func (d *Device) ensureTUN(have *link.State) error {
+	if d.wg != nil {
+		if have != nil {
+			return nil
+		}
+		_ = d.wg.Close() // it never fails
+	}
+	// What the kernel's backend left is in the way; a TUN device vanishes with
+	// its process, so one that is there belongs to somebody.
+	if have != nil && have.Kind() == kindWireGuard {
+		if err := remove(d.conn, d.name); err != nil {
+			return err
+		}
+	}
+	wg, err := newUserspace(d.name, d.report)
+	if err != nil {
+		return err
+	}
+	d.wg, d.applied = wg, nil
+	return nil
+}
+
+// Configure makes interface and WireGuard what the configuration says, and
+// says whether anything had to be changed. The endpoint of a peer that is
+// already there is only changed when the configured one has changed since
+// the last call, because WireGuard follows a peer that moves. If there was one
+// and none is wanted any more, the peer is re-created, and its session dropped.
+func (d *Device) Configure(c Config) (changed bool, err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("configure tunnel %q: %w", d.name, err)
+		}
+	}()
+	if err := d.ensureInterface(); err != nil {
+		return false, err
+	}
+	have, err := d.wg.Device(d.name)
+	if err != nil {
+		return false, err
+	}
+	if diff := difference(have, c, d.applied); diff != nil {
+		if err := d.wg.ConfigureDevice(d.name, *diff); err != nil {
+			return false, err
+		}
+		changed = true
+	}
+	d.applied = &c
+	linkChanged, err := ensureLink(d.conn, d.name, c)
+	changed = changed || linkChanged
+	if u, ok := d.wg.(*userspace); ok && err == nil {
+		err = u.device.Up() // it follows the interface, but in a while
+	}
+	return changed, err
+}
+
+// Stats returns what WireGuard knows of the peer, the zero value where
+// there is none.
+func (d *Device) Stats() (Stats, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.applied == nil {
+		return Stats{}, nil
+	}
+	have, err := d.wg.Device(d.name)
+	if err != nil {
+		return Stats{}, fmt.Errorf("read tunnel %q: %w", d.name, err)
+	}
+	return statsOf(have, d.applied), nil
+}
+
+// Reset re-creates the peer of the last Configure, and so drops its
+// session. With a keepalive and a known endpoint a new handshake starts at
+// once, otherwise with the next packet.
+func (d *Device) Reset() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.applied == nil {
+		return nil
+	}
+	have, err := d.wg.Device(d.name)
+	if err == nil {
+		err = d.wg.ConfigureDevice(d.name, resetPeer(have, *d.applied))
+	}
+	if err != nil {
+		return fmt.Errorf("reset tunnel %q: %w", d.name, err)
+	}
+	return nil
+}
+
+// Close releases what this process holds. The interface of the kernel's
+// backend stays and goes on forwarding, that of the userspace backend
+// vanishes.
+func (d *Device) Close() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return errors.Join(d.wg.Close(), d.conn.Close())
 }
 
 // Remove deletes the interface of a tunnel, if there is one of ours.
-func Remove(ctx context.Context, name string) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
+func Remove(name string) error {
 	conn, err := link.Open()
 	if err != nil {
 		return err
@@ -108,10 +222,7 @@ func remove(conn *link.Conn, name string) error {
 
 // Supports says whether the kernel's backend can be used here. It may load the
 // kernel's module.
-func Supports(ctx context.Context) (bool, error) {
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
+func Supports() (bool, error) {
 	conn, err := link.Open()
 	if err != nil {
 		return false, err
@@ -124,26 +235,12 @@ const kindWireGuard = "wireguard"
 
 // String leaves the private key out.
 func (c Config) String() string {
-	return fmt.Sprintf("tunnel %s port %d mtu %d address %s peer %s endpoint %s allowed %v keepalive %s",
-		c.Name, c.ListenPort, c.MTU, c.Address, c.Peer.PublicKey, c.Peer.Endpoint, c.Peer.AllowedIPs, c.Peer.Keepalive)
+	return fmt.Sprintf("port %d mtu %d address %s peer %s endpoint %s allowed %v keepalive %s",
+		c.ListenPort, c.MTU, c.Address, c.Peer.PublicKey, c.Peer.Endpoint, c.Peer.AllowedIPs, c.Peer.Keepalive)
 }
 
 // GoString leaves the private key out.
 func (c Config) GoString() string { return c.String() }
-
-func (c Config) validate(name string) error {
-	switch {
-	case c.Name != "" && c.Name != name:
-		return fmt.Errorf("configure tunnel %q: the configuration is for %q", name, c.Name)
-	case c.PrivateKey == wgtypes.Key{}:
-		return fmt.Errorf("configure tunnel %q: no private key", name)
-	case c.Peer.PublicKey == wgtypes.Key{}:
-		return fmt.Errorf("configure tunnel %q: the peer has no public key", name)
-	case c.MTU <= 0 || !c.Address.IsValid():
-		return fmt.Errorf("configure tunnel %q: MTU or address is missing", name)
-	}
-	return nil
-}
 
 // ensureLink makes the interface's own attributes right, and the pair before it.
 func ensureLink(conn *link.Conn, name string, c Config) (changed bool, err error) {
@@ -153,22 +250,19 @@ func ensureLink(conn *link.Conn, name string, c Config) (changed bool, err error
 	}
 	l := links[name]
 	if l == nil {
-		return false, fmt.Errorf("configure tunnel %q: the interface is gone", name)
+		return false, errors.New("the interface is gone")
 	}
 	changes, err := conn.Ensure(l, link.Want{MTU: c.MTU, Group: Group, Address: c.Address})
 	if err != nil {
 		return len(changes) > 0, err
 	}
 	changed, err = ensureReceiver(conn, links, c)
-	if err != nil {
-		return changed, fmt.Errorf("configure tunnel %q: %w", name, err)
-	}
-	return changed || len(changes) > 0, nil
+	return changed || len(changes) > 0, err
 }
 
 // difference returns what WireGuard must be told, nil for nothing. applied is
 // the last configuration that this process wrote, nil if there is none.
-func difference(have wgtypes.Device, want Config, applied *Config) *wgtypes.Config {
+func difference(have *wgtypes.Device, want Config, applied *Config) *wgtypes.Config {
 	var out wgtypes.Config
 	changed := false
 	if have.PrivateKey != want.PrivateKey {
@@ -204,12 +298,11 @@ func peerDifference(have *wgtypes.Peer, want Peer, applied *Config) *wgtypes.Pee
 	}
 	p := wgtypes.PeerConfig{PublicKey: want.PublicKey, UpdateOnly: true}
 	changed := false
-	if !slices.Equal(sortedPrefixes(have.AllowedIPs), sortedNetips(want.AllowedIPs)) {
-		p.ReplaceAllowedIPs, p.AllowedIPs, changed = true, ipNets(want.AllowedIPs), true
+	if allowed := ipNets(want.AllowedIPs); !slices.Equal(sorted(have.AllowedIPs), sorted(allowed)) {
+		p.ReplaceAllowedIPs, p.AllowedIPs, changed = true, allowed, true
 	}
-	if have.PersistentKeepaliveInterval != seconds(want.Keepalive) {
-		keepalive := seconds(want.Keepalive)
-		p.PersistentKeepaliveInterval, changed = &keepalive, true
+	if have.PersistentKeepaliveInterval != want.Keepalive {
+		p.PersistentKeepaliveInterval, changed = &want.Keepalive, true
 	}
 	// A peer that moved was found by WireGuard itself: only a new wish counts.
 	known := applied != nil && applied.Peer.PublicKey == want.PublicKey && applied.Peer.Endpoint == want.Endpoint
@@ -224,10 +317,9 @@ func peerDifference(have *wgtypes.Peer, want Peer, applied *Config) *wgtypes.Pee
 
 // wholePeer describes a peer that is not there yet.
 func wholePeer(want Peer, endpoint netip.AddrPort) wgtypes.PeerConfig {
-	keepalive := seconds(want.Keepalive)
 	p := wgtypes.PeerConfig{
 		PublicKey: want.PublicKey, ReplaceAllowedIPs: true, AllowedIPs: ipNets(want.AllowedIPs),
-		PersistentKeepaliveInterval: &keepalive,
+		PersistentKeepaliveInterval: &want.Keepalive,
 	}
 	if endpoint.IsValid() {
 		p.Endpoint = net.UDPAddrFromAddrPort(endpoint)
@@ -237,7 +329,7 @@ func wholePeer(want Peer, endpoint netip.AddrPort) wgtypes.PeerConfig {
 
 // resetPeer removes the peer and adds it again, with the endpoint that is
 // wanted, or else with the one that WireGuard has learned.
-func resetPeer(have wgtypes.Device, want Config) wgtypes.Config {
+func resetPeer(have *wgtypes.Device, want Config) wgtypes.Config {
 	endpoint := want.Peer.Endpoint
 	for _, p := range have.Peers {
 		if p.PublicKey == want.Peer.PublicKey && !endpoint.IsValid() {
@@ -250,7 +342,7 @@ func resetPeer(have wgtypes.Device, want Config) wgtypes.Config {
 	}}
 }
 
-func statsOf(have wgtypes.Device, applied *Config) Stats {
+func statsOf(have *wgtypes.Device, applied *Config) Stats {
 	for _, p := range have.Peers {
 		if p.PublicKey == applied.Peer.PublicKey {
 			s := Stats{
@@ -267,15 +359,7 @@ func statsOf(have wgtypes.Device, applied *Config) Stats {
 	return Stats{}
 }
 
-// seconds is the precision that WireGuard has.
-func seconds(d time.Duration) time.Duration {
-	return d.Truncate(time.Second)
-}
-
 func udpEndpoint(a *net.UDPAddr) netip.AddrPort {
-	if a == nil {
-		return netip.AddrPort{}
-	}
 	ap := a.AddrPort()
 	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
 }
@@ -283,27 +367,17 @@ func udpEndpoint(a *net.UDPAddr) netip.AddrPort {
 func ipNets(prefixes []netip.Prefix) []net.IPNet {
 	out := make([]net.IPNet, 0, len(prefixes))
 	for _, p := range prefixes {
-		p = p.Masked()
-		out = append(out, net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())})
+		out = append(out, *netipx.PrefixIPNet(p))
 	}
 	return out
 }
 
-func sortedPrefixes(nets []net.IPNet) []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(nets))
+// sorted makes lists of prefixes comparable.
+func sorted(nets []net.IPNet) []string {
+	out := make([]string, 0, len(nets))
 	for _, n := range nets {
-		a, _ := netip.AddrFromSlice(n.IP)
-		bits, _ := n.Mask.Size()
-		out = append(out, netip.PrefixFrom(a.Unmap(), bits))
+		out = append(out, n.String())
 	}
-	return sortedNetips(out)
-}
-
-func sortedNetips(prefixes []netip.Prefix) []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(prefixes))
-	for _, p := range prefixes {
-		out = append(out, p.Masked())
-	}
-	slices.SortFunc(out, netip.Prefix.Compare)
+	slices.Sort(out)
 	return slices.Compact(out)
 }

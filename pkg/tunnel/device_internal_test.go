@@ -24,7 +24,7 @@ func key(t *testing.T) wgtypes.Key {
 func config(t *testing.T) Config {
 	t.Helper()
 	return Config{
-		Name: "wg0", PrivateKey: key(t), ListenPort: 51840, MTU: 1420, Address: netip.MustParseAddr("10.80.31.254"),
+		PrivateKey: key(t), ListenPort: 51840, MTU: 1420, Address: netip.MustParseAddr("10.80.31.254"),
 		Peer: Peer{
 			PublicKey: key(t).PublicKey(), Endpoint: netip.MustParseAddrPort("192.0.2.1:30840"), Keepalive: 5 * time.Second,
 			AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.61.0.0/16"), netip.MustParsePrefix("10.62.0.0/19")},
@@ -33,8 +33,8 @@ func config(t *testing.T) Config {
 }
 
 // deviceWith is what the kernel says after a configuration was applied.
-func deviceWith(c Config) wgtypes.Device {
-	return wgtypes.Device{
+func deviceWith(c Config) *wgtypes.Device {
+	return &wgtypes.Device{
 		PrivateKey: c.PrivateKey, ListenPort: int(c.ListenPort), Peers: []wgtypes.Peer{{
 			PublicKey: c.Peer.PublicKey, Endpoint: net.UDPAddrFromAddrPort(c.Peer.Endpoint),
 			PersistentKeepaliveInterval: c.Peer.Keepalive, AllowedIPs: ipNets(c.Peer.AllowedIPs),
@@ -87,7 +87,7 @@ func TestDifference(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			have := deviceWith(c)
-			tc.change(&have)
+			tc.change(have)
 			diff := difference(have, c, tc.applied)
 			var got []string
 			if diff != nil {
@@ -132,7 +132,7 @@ func TestServerLearnsEndpoint(t *testing.T) {
 
 func TestDecode(t *testing.T) {
 	c := config(t)
-	d := difference(wgtypes.Device{}, c, nil)
+	d := difference(&wgtypes.Device{}, c, nil)
 	text := encode(*d) + "last_handshake_time_sec=100\nlast_handshake_time_nsec=5\nrx_bytes=7\ntx_bytes=8\nerrno=0\n"
 	have, err := decode(text)
 	if err != nil {

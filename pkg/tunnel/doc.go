@@ -1,8 +1,8 @@
 // Package tunnel keeps the WireGuard tunnel between two gateways, and measures it by
 // probes. It works in the network namespace of the calling thread.
 //
-// There are two backends: the kernel, and wireguard-go inside this process. Both implement
-// [Device] and behave alike. WireGuard is only touched if its configuration differs from
+// There are two backends: the kernel, and wireguard-go inside this process. A [Device] of
+// either behaves alike. WireGuard is only touched if its configuration differs from
 // the wanted one.
 //
 // Out of scope: which keys, endpoints and prefixes a tunnel has, routes through it

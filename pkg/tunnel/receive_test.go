@@ -1,7 +1,6 @@
 package tunnel_test
 
 import (
-	"context"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -76,7 +75,7 @@ func TestReceiver(t *testing.T) {
 	configure(true, "once more")
 	server.proc.Stop()
 	server.ns.Do(t, func() error {
-		if err := tunnel.Remove(context.Background(), tunnel.InterfaceName); err != nil {
+		if err := tunnel.Remove(tunnel.InterfaceName); err != nil {
 			return err
 		}
 		links, err := netlink.LinkList()

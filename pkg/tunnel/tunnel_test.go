@@ -61,7 +61,7 @@ func pair(t *testing.T, backend tunnel.Backend) (server, client *end) {
 	for i, e := range ends {
 		e.ns.Addr(t, "eth0", netip.PrefixFrom(underlay(i), 24))
 		e.tunnel = &tunnel.Config{
-			Name: tunnel.InterfaceName, PrivateKey: keys[i], ListenPort: tunnel.ListenPort, MTU: 1400, Address: inner(i),
+			PrivateKey: keys[i], ListenPort: tunnel.ListenPort, MTU: 1400, Address: inner(i),
 			Peer: tunnel.Peer{PublicKey: keys[1-i].PublicKey(), AllowedIPs: []netip.Prefix{netip.PrefixFrom(inner(1-i), 32)}},
 		}
 	}
@@ -229,7 +229,7 @@ func repairPeer(t *testing.T, e *end) {
 func TestSupports(t *testing.T) {
 	ns := netns.New(t, "gateway")
 	ns.Do(t, func() error {
-		ok, err := tunnel.Supports(context.Background())
+		ok, err := tunnel.Supports()
 		if want := len(backends()) > 1; want && !ok {
 			t.Error("WireGuard is not supported")
 		}
@@ -246,15 +246,15 @@ func TestForeignInterface(t *testing.T) {
 	ns.Bridge(t, tunnel.InterfaceName)
 	ns.Do(t, func() error {
 		for _, backend := range []tunnel.Backend{tunnel.Kernel, tunnel.Userspace, "none"} {
-			if d, err := tunnel.Open(context.Background(), backend, tunnel.InterfaceName); err == nil {
+			if d, err := tunnel.Open(backend, tunnel.InterfaceName, func(err error) { t.Error(err) }); err == nil {
 				t.Errorf("%s took a bridge", backend)
 				_ = d.Close()
 			}
 		}
-		if err := tunnel.Remove(context.Background(), tunnel.InterfaceName); err == nil {
+		if err := tunnel.Remove(tunnel.InterfaceName); err == nil {
 			t.Error("a bridge was removed")
 		}
-		return tunnel.Remove(context.Background(), "wg9")
+		return tunnel.Remove("wg9")
 	})
 }
 

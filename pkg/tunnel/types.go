@@ -53,7 +53,6 @@ func Overhead(endpoint netip.Addr) int {
 
 // Config is the wanted state of a tunnel. It has exactly one peer.
 type Config struct {
-	Name       string
 	PrivateKey wgtypes.Key
 	ListenPort uint16
 	MTU        int
@@ -74,7 +73,7 @@ type Peer struct {
 	Endpoint netip.AddrPort
 	// AllowedIPs are the peer's mapped ranges, from which all its packets have to come.
 	AllowedIPs []netip.Prefix
-	// Keepalive is the interval of empty packets, 0 for none.
+	// Keepalive is the interval of empty packets, whole seconds, 0 for none.
 	Keepalive time.Duration
 }
 

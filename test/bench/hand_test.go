@@ -150,7 +150,7 @@ func connect(b *testing.B, ctx context.Context, sides [2]*hand, mtu int) {
 	for i, h := range sides {
 		peer := sides[1-i]
 		h.config = tunnel.Config{
-			Name: tunnel.InterfaceName, PrivateKey: keys[i], ListenPort: tunnel.ListenPort, MTU: mtu, Address: h.overlay,
+			PrivateKey: keys[i], ListenPort: tunnel.ListenPort, MTU: mtu, Address: h.overlay,
 			Underlay: "eth0",
 			Peer: tunnel.Peer{
 				PublicKey: keys[1-i].PublicKey(), AllowedIPs: []netip.Prefix{peer.pods(), netip.PrefixFrom(peer.overlay, 32)},

@@ -93,7 +93,7 @@ func TestKernel(t *testing.T) {
 				t.Errorf("supports %s: %v, %v", o.Overlay, ok, err)
 			}
 			if o.Tunnel == tunnel.Kernel {
-				if ok, err := tunnel.Supports(context.Background()); err != nil || !ok {
+				if ok, err := tunnel.Supports(); err != nil || !ok {
 					t.Errorf("supports WireGuard: %v, %v", ok, err)
 				}
 			}

@@ -2,7 +2,6 @@ package dataplane
 
 import (
 	"bufio"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,8 +47,7 @@ type response struct {
 }
 
 func serveTunnel(backend tunnel.Backend, name string, in io.Reader, out io.Writer) error {
-	ctx := context.Background()
-	device, err := tunnel.Open(ctx, backend, name)
+	device, err := tunnel.Open(backend, name, func(err error) { fmt.Fprintln(os.Stderr, err) })
 	if err != nil {
 		return err
 	}
@@ -64,9 +62,9 @@ func serveTunnel(backend tunnel.Backend, name string, in io.Reader, out io.Write
 		var res response
 		switch {
 		case req.Configure != nil:
-			res.Changed, err = device.Configure(ctx, *req.Configure)
+			res.Changed, err = device.Configure(*req.Configure)
 		case req.Reset:
-			err = device.Reset(ctx)
+			err = device.Reset()
 		default:
 			res.Stats, err = device.Stats()
 		}

@@ -475,7 +475,7 @@ func (n *Topology) tunnel(t testing.TB, o Options) {
 	r := Ranges()
 	config := func(c *Cluster, own, peer wgtypes.Key) tunnel.Config {
 		return tunnel.Config{
-			Name: tunnel.InterfaceName, PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: o.MTU(), Address: c.Overlay.Addr,
+			PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: o.MTU(), Address: c.Overlay.Addr,
 			Underlay: "eth0",
 			Peer:     tunnel.Peer{PublicKey: peer.PublicKey(), AllowedIPs: r.Remote()},
 		}

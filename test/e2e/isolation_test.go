@@ -253,7 +253,7 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 		t.Fatal(err)
 	}
 	config := tunnel.Config{
-		Name: device, PrivateKey: key, ListenPort: port, MTU: 1400, Address: netip.MustParseAddr("192.0.2.1"),
+		PrivateKey: key, ListenPort: port, MTU: 1400, Address: netip.MustParseAddr("192.0.2.1"),
 		Peer: tunnel.Peer{PublicKey: remote, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}, Keepalive: time.Second},
 	}
 	if len(plane.Endpoints) > 0 {
