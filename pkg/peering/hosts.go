@@ -21,7 +21,7 @@ import (
 // peer knows it, when gateway and nodes have applied it. Doing so again changes
 // nothing.
 func (c *Cluster) ExposeHost(ctx context.Context, peer *Cluster, host netip.Addr) (netip.Addr, error) {
-	p, err := c.peeringWith(ctx, peer)
+	p, _, err := c.peeringWith(ctx, peer)
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -55,7 +55,7 @@ func (c *Cluster) ExposeHost(ctx context.Context, peer *Cluster, host netip.Addr
 
 // HideHost takes back what ExposeHost did, and says whether there was anything.
 func (c *Cluster) HideHost(ctx context.Context, peer *Cluster, host netip.Addr) (was bool, err error) {
-	if _, err := c.peeringWith(ctx, peer); err != nil {
+	if _, _, err := c.peeringWith(ctx, peer); err != nil {
 		return false, err
 	}
 	err = c.changeHosts(ctx, peer, func(a *v1alpha1.PeerAllocation) error {

@@ -36,11 +36,7 @@ func TranslationOf(p *v1alpha1.Peering) (ipam.Translation, error) {
 // (NAMESPACE/NAME, or its cluster IP), which itself is not known to the peer, it
 // returns those of its endpoints, each with its port.
 func (c *Cluster) MapFor(ctx context.Context, peer *Cluster, what string) ([]string, error) {
-	p, err := c.peeringWith(ctx, peer)
-	if err != nil {
-		return nil, err
-	}
-	t, err := TranslationOf(p)
+	p, t, err := c.peeringWith(ctx, peer)
 	if err != nil {
 		return nil, err
 	}
@@ -83,11 +79,7 @@ func (c *Cluster) MapBack(ctx context.Context, peer *Cluster, addr string) (neti
 	if err != nil {
 		return netip.Addr{}, &Error{Kind: Usage, Doing: fmt.Sprintf("%q is not an address", addr)}
 	}
-	p, err := c.peeringWith(ctx, peer)
-	if err != nil {
-		return netip.Addr{}, err
-	}
-	t, err := TranslationOf(p)
+	_, t, err := c.peeringWith(ctx, peer)
 	if err != nil {
 		return netip.Addr{}, err
 	}
@@ -101,21 +93,22 @@ func (c *Cluster) MapBack(ctx context.Context, peer *Cluster, addr string) (neti
 	return real, nil
 }
 
-// peeringWith reads the Peering with a peer.
-func (c *Cluster) peeringWith(ctx context.Context, peer *Cluster) (*v1alpha1.Peering, error) {
+// peeringWith reads the Peering with a peer, and by which addresses that knows this cluster.
+func (c *Cluster) peeringWith(ctx context.Context, peer *Cluster) (p *v1alpha1.Peering, t ipam.Translation, err error) {
 	var peerings v1alpha1.PeeringList
 	if err := c.list(ctx, &peerings); err != nil {
-		return nil, err
+		return nil, t, err
 	}
-	for i := range peerings.Items {
-		if peerings.Items[i].Spec.Remote.ClusterID == peer.ID {
-			return &peerings.Items[i], nil
+	i := slices.IndexFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID })
+	if i < 0 {
+		return nil, t, &Error{
+			Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("it is not peered with %q", peer.Name),
+			Hint: fmt.Sprintf("kubectl liqonet peer %s %s", c.Name, peer.Name),
 		}
 	}
-	return nil, &Error{
-		Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("it is not peered with %q", peer.Name),
-		Hint: fmt.Sprintf("kubectl liqonet peer %s %s", c.Name, peer.Name),
-	}
+	p = &peerings.Items[i]
+	t, err = TranslationOf(p)
+	return p, t, err
 }
 
 // addressesOf reads a pod's address, or those of a Service's endpoints with their ports,

@@ -155,17 +155,14 @@ func (c *Cluster) viewOf(p *v1alpha1.Peering, o objects, beats heartbeats) (v Vi
 
 // view is pure. Of the nodes that have agents it is told which are ready, and which are not.
 func view(cluster string, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready, notReady []string, beats heartbeats) (View, error) {
-	nodesMapping, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
+	t, err := TranslationOf(p)
 	if err != nil {
 		return View{}, err
 	}
 	v := View{
 		Name: p.Name, Cluster: cluster, Peer: p.Spec.Remote.Name, PeerID: p.Spec.Remote.ClusterID, State: Unknown,
-		LocalPods: plan.Mappings(p.Spec.Local.Pods), RemotePods: plan.Mappings(p.Spec.Remote.Pods),
-		LocalNodes: nodesMapping,
-		Overlay:    string(p.Spec.Overlay),
-		Nodes:      []NodeView{},
-		NodesTotal: len(ready), NodesNotReady: notReady,
+		LocalPods: t.Pods, LocalNodes: t.Nodes, RemotePods: plan.Mappings(p.Spec.Remote.Pods),
+		Overlay: string(p.Spec.Overlay), Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
 	}
 	var messages, problems, conflicts []string
 	for i := range p.Spec.Planes {
@@ -182,7 +179,7 @@ func view(cluster string, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, r
 	for _, name := range ready {
 		n := NodeView{Name: name}
 		if report := byNode[name]; report != nil {
-			if n, err = nodeView(report, p, nodesMapping, beats); err != nil {
+			if n, err = nodeView(report, p, t.Nodes, beats); err != nil {
 				return v, err
 			}
 			conflicts = append(conflicts, conflicting(report, &p.Spec)...)
