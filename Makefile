@@ -47,6 +47,11 @@ packages: ## install the distribution's packages that lab and tests need
 lab: packages
 	go build -o $(LAB) ./test/lab/cmd/lab
 
+# Tests of kernel code wait for most of their time: meanwhile the lab is built, if it is not.
+.PHONY: lab-programs
+lab-programs: lab
+	$(LAB) build
+
 .PHONY: lab-up
 lab-up: lab image ## two clusters with equal ranges, images loaded; LAB_FLAGS for others
 	$(LAB) up --image bin/liqonet-agent.tar $(LAB_FLAGS)
@@ -71,7 +76,8 @@ demo-down: lab ## stop the clusters that `make demo KEEP=1` left
 test: packages ## all that guards a change; the time of each test in the end
 	@mkdir -p bin && rm -f bin/times
 	@status=0; \
-	$(MAKE) --no-print-directory TIMES=bin/times test-unit test-race test-kernel test-e2e || status=$$?; \
+	run="$(MAKE) --no-print-directory TIMES=bin/times"; \
+	{ $$run test-unit test-race && $$run -j2 test-kernel lab-programs && $$run test-e2e; } || status=$$?; \
 	go run ./scripts/gotest -times bin/times; \
 	go run ./scripts/gotest -stale; \
 	exit $$status
@@ -101,7 +107,7 @@ test-fresh: ## RUN (demo and tests) in a root file system made just now (root); 
 	scripts/test-fresh $(if $(EMPTY),--empty-caches) "$$RUN"
 
 .PHONY: test-e2e
-test-e2e: lab image ## tests of the product on lab clusters (root)
+test-e2e: lab-programs image ## tests of the product on lab clusters (root)
 	$(GOTEST) -v -- -count=1 -timeout 20m ./test/e2e
 
 # Parts of less than an hour each, which write docs/results/NAME.json.
@@ -109,11 +115,11 @@ test-e2e: lab image ## tests of the product on lab clusters (root)
 test-long: test-long-networks test-long-failures test-long-damages test-long-lab test-long-vm test-long-plays test-long-race bench ## all that takes longer (root)
 
 .PHONY: test-long-networks test-long-failures test-long-damages
-test-long-networks test-long-failures test-long-damages: test-long-%: lab image
+test-long-networks test-long-failures test-long-damages: test-long-%: lab-programs image
 	go run ./scripts/gotest -v -result $* -of agent,cmd,pkg,test/e2e,test/lab -- -count=1 -timeout 55m ./test/e2e -part $*
 
 .PHONY: test-long-lab
-test-long-lab: lab
+test-long-lab: lab-programs
 	go run ./scripts/gotest -v -result lab -of test/lab -- -count=1 -timeout 55m ./test/lab/...
 
 .PHONY: test-long-vm
@@ -129,7 +135,7 @@ test-long-race: packages
 	CGO_ENABLED=1 go run ./scripts/gotest -result race -of agent,cmd,pkg -- -short -race -timeout 55m ./...
 
 .PHONY: bench
-bench: lab image ## speed, as ratios against a baseline of the same run
+bench: lab-programs image ## speed, as ratios against a baseline of the same run
 	go run ./scripts/gotest -v -result bench -of agent,cmd,pkg,test/bench -- -p 1 -count=1 -timeout 55m -run '^$$' -bench . -benchtime 1x ./test/bench/... ./test/e2e/...
 
 .PHONY: lint

@@ -1,0 +1,54 @@
+package e2e
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/liqonet/liqonet/test/lab"
+)
+
+// No object of the cluster names its pods' range. The node agents' reports do: peer says
+// what it has concluded and how to overrule it, a dry run before there are agents says that
+// it will be known. A pod outside of the range is told with the command to run, which
+// mends it.
+func TestRangesWithoutSource(t *testing.T) {
+	c := useClusters(t, lab.ClusterSpec{Name: "unnamed", PodCIDR: netip.MustParsePrefix("10.60.0.0/16"), NoNodeCIDRs: true})[0]
+	peer := fx.alpha
+	ctx := begin(t)
+	if _, err := c.Run(ctx, "", "annotate", "nodes", "--all", "kube-router.io/pod-cidr-"); err != nil {
+		t.Fatal(err)
+	}
+	outside := netip.MustParsePrefix("10.99.250.0/24")
+	p := &peculiar{t: t, ctx: ctx}
+	start := p.networkOf(c, 0, outside)
+	t.Cleanup(p.deletePods)
+
+	dry := mustLiqonet(t, ctx, "peer", c.Name, peer.Name, "--dry-run")
+	if !strings.Contains(dry.stdout, "<concluded from what the node agents report>") {
+		t.Errorf("the dry run does not say that the range is concluded during the run:\n%s", dry.stdout)
+	}
+	checkNothingLeft(t, ctx)
+	told := mustLiqonet(t, ctx, "peer", c.Name, peer.Name)
+	for _, want := range []string{c.spec.PodCIDR.String(), "concluded", "--pod-cidr " + c.Name + "="} {
+		if !strings.Contains(told.stdout+told.stderr, want) {
+			t.Errorf("the result does not say %q:\n%s%s", want, told.stdout, told.stderr)
+		}
+	}
+	checkPair(t, ctx, c, peer)
+
+	start()
+	command := "kubectl liqonet peer " + c.Name + " " + peer.Name
+	eventually(t, ctx, callTimeout, "status tells of the pod outside", func() string {
+		r := liqonet(t, ctx, "", "status", c.Name, peer.Name)
+		if said := r.stdout + r.stderr; !strings.Contains(said, p.made[0].IP.String()) || !strings.Contains(said, command) {
+			return said
+		}
+		return ""
+	})
+	mustLiqonet(t, ctx, "peer", c.Name, peer.Name)
+	p.checkPods(c, peer, []pair{p.made[0], {c, c.pods[0]}, {c, c.pods[1]}, {peer, peer.pods[0]}})
+	mustLiqonet(t, ctx, "unpeer", c.Name, peer.Name)
+	p.deletePods()
+	checkNothingLeft(t, ctx)
+}

@@ -1,0 +1,89 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/liqonet/liqonet/test/lab/image"
+)
+
+// Versions are not mixed: a newer command brings the agents of both clusters to its own
+// version. An older one is refused and changes nothing, but may look, and unpeer.
+func TestDefect1_06_Versions(t *testing.T) {
+	ctx := begin(t)
+	a, b := fx.alpha, fx.gamma
+	installed := *binDir
+	t.Cleanup(func() { *binDir = installed })
+	use := map[string]string{}
+	for _, version := range []string{"v7.0.0", "v7.1.0"} {
+		use[version] = release(t, version)
+		for _, c := range []*cluster{a, b} {
+			loadImage(t, ctx, c, filepath.Join(use[version], "liqonet-agent.tar"))
+		}
+	}
+	checkVersion := func(want string) {
+		t.Helper()
+		for _, c := range []*cluster{a, b} {
+			for _, kind := range []string{"daemonset", "deployment"} {
+				out := jsonPath(t, ctx, c, "{range .items[*]}{.spec.template.spec.containers[0].image} {.metadata.annotations.liqonet\\.io/version}\n{end}",
+					"-n", "liqonet-system", "get", kind)
+				for line := range strings.Lines(out) {
+					if strings.Count(line, want) != 2 {
+						t.Errorf("%s: %s: %s, want %s", c.Name, kind, strings.TrimSpace(line), want)
+					}
+				}
+				if out == "" {
+					t.Errorf("%s has no %s", c.Name, kind)
+				}
+			}
+		}
+	}
+	*binDir = use["v7.0.0"]
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	checkVersion("v7.0.0")
+	*binDir = use["v7.1.0"]
+	if r := mustLiqonet(t, ctx, "status", a.Name, b.Name); !strings.Contains(r.stdout, "Connected") {
+		t.Errorf("a newer command shows:\n%s", r.stdout)
+	}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	checkVersion("v7.1.0")
+	checkPair(t, ctx, a, b)
+
+	before := texts(t, ctx, enduring, unrolled, a, b)
+	*binDir = use["v7.0.0"]
+	r := liqonet(t, ctx, "", "peer", a.Name, b.Name)
+	if r.code != exitUsage {
+		t.Errorf("an older command: exit code %d, want %d\n%s%s", r.code, exitUsage, r.stdout, r.stderr)
+	}
+	checkMessage(t, r, "v7.1.0", "v7.0.0")
+	if diff := difference(before, texts(t, ctx, enduring, unrolled, a, b)); diff != "" {
+		t.Errorf("an older command has changed:\n%s", diff)
+	}
+	checkPair(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// release builds the command and the agents' image as of a version, and returns their
+// directory.
+func release(t *testing.T, version string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	for _, program := range []struct{ name, source string }{{"kubectl-liqonet", "../../cmd/liqonetctl"}, {"liqonet-agent", "../../agent"}} {
+		cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath",
+			"-ldflags", "-s -w -X github.com/liqonet/liqonet/pkg/version.version="+version, "-o", filepath.Join(dir, program.name), program.source)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", cmd.Args, err, out)
+		}
+	}
+	ref := fmt.Sprintf("ghcr.io/liqonet/liqonet-agent:%s", version)
+	if err := image.Build(filepath.Join(dir, "liqonet-agent.tar"), ref, map[string]string{"/liqonet-agent": filepath.Join(dir, "liqonet-agent")}, []string{"/liqonet-agent"}); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
