@@ -70,6 +70,9 @@ func TestDefect1_07_GatewayCutOff(t *testing.T) {
 		}
 		return ""
 	})
+	if _, err := a.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s"); err != nil {
+		t.Fatal(err)
+	}
 	checkMended(t, ctx, a, b)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	checkNothingLeft(t, ctx)

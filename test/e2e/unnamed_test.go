@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/workload"
 )
 
 // No object of the cluster names its pods' range. The node agents' reports do: peer says
@@ -23,6 +24,10 @@ func TestRangesWithoutSource(t *testing.T) {
 	p := &peculiar{t: t, ctx: ctx}
 	start := p.networkOf(c, 0, outside)
 	t.Cleanup(p.deletePods)
+	var err error
+	if fx.before, err = workload.SettledSnapshots(ctx, fx.nodes); err != nil {
+		t.Fatal(err)
+	}
 
 	dry := mustLiqonet(t, ctx, "peer", c.Name, peer.Name, "--dry-run")
 	if !strings.Contains(dry.stdout, "<concluded from what the node agents report>") {
