@@ -143,8 +143,8 @@ func (s *snapshot) calicoPods(*plan.Facts) (out plan.Ranges) {
 	return out
 }
 
-// ciliumPods asks Cilium by the kind of its IPAM. There are others, of which its agents
-// tell the nodes' kernels only.
+// ciliumPods asks Cilium by the kind of its IPAM. Of other kinds than these, no object
+// tells the ranges.
 func (s *snapshot) ciliumPods(f *plan.Facts) (out plan.Ranges) {
 	config := s.configMap("kube-system/cilium-config")
 	switch config["ipam"] {

@@ -17,6 +17,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
 var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty()}
@@ -356,7 +357,7 @@ func agree(t *testing.T, seed int, a, b *FactSheet, sa, sb v1alpha1.PeeringSpec)
 	}
 }
 
-func TestPeeringSpec(t *testing.T) {
+func TestPlanPeering(t *testing.T) {
 	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.1.0.0/16"}, "", "")
 	b.Ledger.Spec.InternalCIDR = cidr("10.81.32.0/19")
 	*a.withEntry(b, 7) = v1alpha1.PeerAllocation{
@@ -365,9 +366,8 @@ func TestPeeringSpec(t *testing.T) {
 	*b.withEntry(a, 2) = v1alpha1.PeerAllocation{
 		ClusterID: a.ClusterID, Name: "a", Index: 2, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, ExternalCIDR: cidr("10.70.128.0/18"),
 	}
-	planes := func() []v1alpha1.Plane {
-		return []v1alpha1.Plane{{Role: v1alpha1.Client, WireGuard: "userspace", KeyGeneration: 1, RemotePublicKey: "public key of b", Endpoints: []string{"192.0.2.1:51840"}}}
-	}
+	planned := &ClusterPlan{Gateways: []GatewayPlan{{Gateway: manifests.Gateway{Role: v1alpha1.Client, WireGuard: "userspace", KeyGeneration: 1}}}}
+	of := &ClusterPlan{Gateways: []GatewayPlan{{Gateway: manifests.Gateway{Peering: "a", KeyGeneration: 1}, endpoints: []Statement{{Value: "192.0.2.1:51840"}}}}}
 	want := v1alpha1.PeeringSpec{
 		Index: 7,
 		Local: v1alpha1.LocalNetwork{
@@ -378,25 +378,25 @@ func TestPeeringSpec(t *testing.T) {
 		},
 		Overlay: "vxlan",
 		Planes: []v1alpha1.Plane{{
-			Role: v1alpha1.Client, WireGuard: "userspace", KeyGeneration: 1, RemotePublicKey: "public key of b",
+			Role: v1alpha1.Client, WireGuard: "userspace", KeyGeneration: 1, RemotePublicKey: "<public key in Secret liqonet-system/" + of.Gateways[0].SecretName() + " of b>",
 			// b's gateway 2*4+0 from the end of 10.81.32.0/19 is 10.81.63.246.
 			RemoteAddress: v1alpha1.IP{Addr: netip.MustParseAddr("10.70.95.246")},
 			Endpoints:     []string{"192.0.2.1:51840"},
 		}},
 	}
-	got, err := peeringSpec(a, b, "vxlan", planes())
+	got, err := planned.planPeering(a, b, "vxlan", of)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, got, compare); diff != "" {
+	if diff := cmp.Diff(want, got.Spec, compare); diff != "" {
 		t.Error(diff)
 	}
 	t.Run("the name is not changed by what the peer is called later", func(t *testing.T) {
 		a.Existing = &v1alpha1.Peering{Spec: want}
 		a.Existing.Spec.Remote.Name = "once"
-		got, err := peeringSpec(a, b, "vxlan", planes())
-		if err != nil || got.Remote.Name != "once" {
-			t.Errorf("got %q, %v", got.Remote.Name, err)
+		got, err := planned.planPeering(a, b, "vxlan", of)
+		if err != nil || got.Spec.Remote.Name != "once" {
+			t.Errorf("got %q, %v", got.Spec.Remote.Name, err)
 		}
 	})
 }

@@ -309,31 +309,6 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions, planes []i
 	}
 }
 
-// planPeering is the cluster's Peering, with names in the place of what comes about
-// during the run: the keys of the peer's gateways, and their endpoints.
-func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.OverlayKind, peerPlan *ClusterPlan) (*v1alpha1.Peering, error) {
-	var planes []v1alpha1.Plane
-	for i, g := range c.Gateways {
-		remote := peerPlan.Gateways[i]
-		plane := v1alpha1.Plane{
-			Index: g.Plane, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration,
-			RemotePublicKey: fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, remote.SecretName(), peer.Name),
-		}
-		if g.Service != nil {
-			plane.Service = g.Service.Name
-		}
-		for _, e := range remote.endpoints {
-			plane.Endpoints = append(plane.Endpoints, e.Value)
-		}
-		planes = append(planes, plane)
-	}
-	spec, err := peeringSpec(own, peer, overlay, planes)
-	if err != nil {
-		return nil, err
-	}
-	return manifests.Peering(Allocation(own.Ledger, peer.ClusterID).Name, spec), nil
-}
-
 // planObjects lists every object, in the order in which they are made.
 func (c *ClusterPlan) planObjects(own *FactSheet) error {
 	var failed error

@@ -1,46 +1,59 @@
 package plan
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// peeringSpec is what the Peering in a cluster says. Both fact sheets have the
-// ledger with the entry for the other.
-func peeringSpec(own, peer *FactSheet, overlay v1alpha1.OverlayKind, planes []v1alpha1.Plane) (v1alpha1.PeeringSpec, error) {
+// planPeering is the cluster's Peering, with names in the place of what comes about
+// during the run: the keys of the peer's gateways, and their endpoints. Both fact sheets
+// have the ledger with the entry for the other.
+func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.OverlayKind, peerPlan *ClusterPlan) (*v1alpha1.Peering, error) {
 	given, got := Allocation(own.Ledger, peer.ClusterID), Allocation(peer.Ledger, own.ClusterID)
-	nodes, err := ipam.ExternalMapping(peer.Ledger.Spec.InternalCIDR.Prefix, given.ExternalCIDR.Prefix)
-	if err != nil {
-		return v1alpha1.PeeringSpec{}, err
-	}
-	for i := range planes {
-		remote, err := gatewayAddress(peer.Ledger.Spec.InternalCIDR.Prefix, got.Index, planes[i].Index)
-		if err != nil {
-			return v1alpha1.PeeringSpec{}, err
-		}
-		translated, _ := nodes.Translate(remote)
-		planes[i].RemoteAddress = v1alpha1.IP{Addr: translated}
-	}
-	name := peer.Name
-	if own.Existing != nil {
-		name = own.Existing.Spec.Remote.Name
-	}
 	hosts, err := HostMappings(given, got.ExternalCIDR.Prefix)
 	if err != nil {
-		return v1alpha1.PeeringSpec{}, err
+		return nil, err
 	}
-	return v1alpha1.PeeringSpec{
+	nodes, err := ipam.ExternalMapping(peer.Ledger.Spec.InternalCIDR.Prefix, given.ExternalCIDR.Prefix)
+	if err != nil {
+		return nil, err
+	}
+	spec := v1alpha1.PeeringSpec{
 		Index: given.Index,
 		Local: v1alpha1.LocalNetwork{
 			Pods: got.Pods, InternalCIDR: own.Ledger.Spec.InternalCIDR, ExternalCIDR: got.ExternalCIDR, Hosts: hosts,
 		},
-		Remote:  v1alpha1.RemoteNetwork{ClusterID: peer.ClusterID, Name: name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: nodeIPs(peer.Nodes)},
+		Remote:  v1alpha1.RemoteNetwork{ClusterID: peer.ClusterID, Name: peer.Name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: nodeIPs(peer.Nodes)},
 		Overlay: overlay,
-		Planes:  planes,
-	}, nil
+	}
+	if own.Existing != nil {
+		spec.Remote.Name = own.Existing.Spec.Remote.Name
+	}
+	for i, g := range c.Gateways {
+		remote := peerPlan.Gateways[i]
+		address, err := gatewayAddress(peer.Ledger.Spec.InternalCIDR.Prefix, got.Index, g.Plane)
+		if err != nil {
+			return nil, err
+		}
+		address, _ = nodes.Translate(address)
+		plane := v1alpha1.Plane{
+			Index: g.Plane, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration, RemoteAddress: v1alpha1.IP{Addr: address},
+			RemotePublicKey: fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, remote.SecretName(), peer.Name),
+		}
+		if g.Service != nil {
+			plane.Service = g.Service.Name
+		}
+		for _, e := range remote.endpoints {
+			plane.Endpoints = append(plane.Endpoints, e.Value)
+		}
+		spec.Planes = append(spec.Planes, plane)
+	}
+	return manifests.Peering(given.Name, spec), nil
 }
 
 // seenAs are by which ranges a peer knows a cluster: its pods, and its nodes and
