@@ -82,9 +82,9 @@ func RemoveAcceptRules(ctx context.Context) (changed bool, err error) {
 // BlockedError says that chains of others may drop packets of peers, and that they
 // were not changed. Trying again is of no use before somebody else changes them.
 type BlockedError struct {
-	// Advice names nftables chains that only the program that made them can change,
-	// because their table has the flag owner, and chains of iptables-legacy, and says what
-	// to do about them.
+	// Advice names the chains, and says what to do about them. They are chains of
+	// iptables-legacy, or of nftables in a table with the flag owner. Such a table can be
+	// changed only by the program that made it.
 	Advice []string
 }
 

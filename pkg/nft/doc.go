@@ -1,6 +1,5 @@
-// Package nft has what the packages that write nftables rules share: comments by
-// which a rule is recognised, expressions, lists of chains that are complete, and what
-// a notification is about.
+// Package nft has what the packages that write nftables rules share: expressions and
+// comments of rules, lists of chains that are complete, and notifications.
 //
 // Out of scope: which rules there are (packages nat and firewall).
 package nft
