@@ -191,6 +191,7 @@ func connect(name, kubectl string, raw clientcmdapi.Config, contextName string, 
 	if err != nil {
 		return nil, fmt.Errorf("cluster %q: %w", name, err)
 	}
+	cfg.Wrap(peering.Patient)
 	c, err := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kinds{
 		known: knownKinds(scheme), RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)),
 	}})

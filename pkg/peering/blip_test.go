@@ -29,7 +29,7 @@ func served(t *testing.T, name, nodeAddress, pods string) (*Cluster, *fakeapi.Se
 			mapper.Add(gvk, meta.RESTScopeNamespace)
 		}
 	}
-	c, err := client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1}, client.Options{Scheme: s, Mapper: mapper})
+	c, err := client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1, WrapTransport: Patient}, client.Options{Scheme: s, Mapper: mapper})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -93,11 +93,7 @@ func (c *Cluster) await(ctx context.Context, doing, hint string, kinds []client.
 				return reason, err
 			}
 		}
-		reason, err = condition(ctx, stores)
-		if isTransient(err) {
-			return err.Error(), nil
-		}
-		return reason, err
+		return condition(ctx, stores)
 	}
 	tick := time.NewTicker(lookInterval)
 	defer tick.Stop()

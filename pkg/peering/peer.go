@@ -66,7 +66,7 @@ func newRun(a, b *Cluster, o Options, r Reporter) *run {
 		ticket: newTickets(1)[0], options: o, reporter: r, claim: strings.ToLower(rand.Text()[:10]),
 		serverGiven: o.Server != "" && (o.Server == a.ID || o.Server == b.ID),
 	}
-	p.reset(a.patient(), b.patient())
+	p.reset(a, b)
 	return p
 }
 

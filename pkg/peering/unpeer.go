@@ -43,8 +43,8 @@ func Unpeer(ctx context.Context, a, b *Cluster, r Reporter) (inA, inB Removed, e
 	}
 	err = r.Step(ctx, fmt.Sprintf("Removing the peering of %s and %s", a.Name, b.Name), func(ctx context.Context) error {
 		g, ctx := errgroup.WithContext(ctx)
-		g.Go(func() (err error) { inA, err = a.patient().unpeer(ctx, b.ID, ""); return err })
-		g.Go(func() (err error) { inB, err = b.patient().unpeer(ctx, a.ID, ""); return err })
+		g.Go(func() (err error) { inA, err = a.unpeer(ctx, b.ID, ""); return err })
+		g.Go(func() (err error) { inB, err = b.unpeer(ctx, a.ID, ""); return err })
 		return g.Wait()
 	})
 	return inA, inB, ended(ctx, err)
