@@ -9,7 +9,6 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -61,23 +60,16 @@ func (c *Cluster) ensureOverlayKey(ctx context.Context) (key manifests.OverlayKe
 // applied: whoever comes second reads the first one's.
 func (c *Cluster) ensureSecret(ctx context.Context, name string, generate func() (*corev1.Secret, error)) (secret *corev1.Secret, isNew bool, err error) {
 	for {
-		secret = &corev1.Secret{}
-		err = c.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name}, secret)
-		if err == nil {
-			return secret, false, nil
-		}
-		if !apierrors.IsNotFound(err) {
-			return nil, false, c.fail("read Secret "+name, err)
+		secret, err = get[corev1.Secret](ctx, c, v1alpha1.Namespace, name)
+		if secret != nil || err != nil {
+			return secret, false, err
 		}
 		if secret, err = generate(); err != nil {
 			return nil, false, err
 		}
 		err = c.Client.Create(ctx, secret, client.FieldOwner(v1alpha1.FieldManager))
-		if err == nil {
-			return secret, true, nil
-		}
 		if !apierrors.IsAlreadyExists(err) {
-			return nil, false, c.fail("create Secret "+name, err)
+			return secret, true, c.fail("create Secret "+name, err)
 		}
 	}
 }

@@ -56,10 +56,7 @@ func (c *Cluster) updateLedger(ctx context.Context, change func(*v1alpha1.Cluste
 		}
 		return c.fail("update ClusterNetwork "+cn.Name, err)
 	})
-	if errors.Is(err, errUnchanged) {
-		return cn, nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, errUnchanged) {
 		return nil, err
 	}
 	return cn, nil
@@ -77,39 +74,29 @@ var errUnchanged = errors.New("unchanged")
 // that is made bears the claim, the ID of the command. The custom resource
 // definitions have to be there.
 func (c *Cluster) claim(ctx context.Context, peer *Cluster, claim string, internal netip.Prefix) (alloc v1alpha1.PeerAllocation, err error) {
-	for {
-		cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-			if a := plan.Allocation(cn, peer.ID); a != nil {
-				return errUnchanged
-			}
-			a, err := plan.NewAllocation(cn, peer.ID, peer.Name)
-			if err != nil {
-				return c.fail("claim an entry of the ledger", err)
-			}
-			a.Claim = claim
-			cn.Spec.Peers = append(cn.Spec.Peers, a)
-			return nil
-		})
-		if err == nil {
-			return *plan.Allocation(cn, peer.ID), nil
-		}
-		if !errors.Is(err, errTornDown) {
-			return alloc, err
-		}
-		cn, err = c.ledger(ctx)
-		if err != nil {
-			return alloc, err
-		}
-		if cn != nil && !cn.DeletionTimestamp.IsZero() {
-			return alloc, errTornDown
-		}
-		if cn != nil {
-			continue // somebody has made it since
-		}
-		if err := c.createLedger(ctx, internal); err != nil {
-			return alloc, err
-		}
+	cn, err := c.ledger(ctx)
+	if cn == nil && err == nil {
+		err = c.createLedger(ctx, internal)
 	}
+	if err != nil {
+		return alloc, err
+	}
+	cn, err = c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+		if plan.Allocation(cn, peer.ID) != nil {
+			return errUnchanged
+		}
+		a, err := plan.NewAllocation(cn, peer.ID, peer.Name)
+		if err != nil {
+			return c.fail("claim an entry of the ledger", err)
+		}
+		a.Claim = claim
+		cn.Spec.Peers = append(cn.Spec.Peers, a)
+		return nil
+	})
+	if err != nil {
+		return alloc, err
+	}
+	return *plan.Allocation(cn, peer.ID), nil
 }
 
 // createLedger makes an empty ledger where there is none. It applies it instead
@@ -135,13 +122,11 @@ func (c *Cluster) createLedger(ctx context.Context, internal netip.Prefix) error
 // takeBack marks an entry that the command with this claim has made as going. It
 // says false if the entry is another one's by now, or the peering works.
 func (c *Cluster) takeBack(ctx context.Context, peerID, claim string) (bool, error) {
-	taken := false
+	mine := true
 	_, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peerID)
-		if taken = entry == nil || entry.Claim == claimGoing; taken {
-			return errUnchanged
-		}
-		if taken = entry.Claim == claim; !taken {
+		mine = entry == nil || entry.Claim == claimGoing || entry.Claim == claim
+		if entry == nil || entry.Claim != claim {
 			return errUnchanged
 		}
 		entry.Claim = claimGoing
@@ -150,7 +135,7 @@ func (c *Cluster) takeBack(ctx context.Context, peerID, claim string) (bool, err
 	if errors.Is(err, errTornDown) {
 		return true, nil
 	}
-	return taken, err
+	return mine, err
 }
 
 // release takes the peer's entry out of the ledger. Where it was the last one

@@ -16,78 +16,69 @@ import (
 // permission is a verb on a resource, in our namespace or in all.
 type permission struct{ group, resource, namespace, verb string }
 
-func permissions(group, resource, namespace string, verbs ...string) []permission {
+// permissions are all of the verbs on each of the resources.
+func permissions(group, namespace, verbs, resources string) []permission {
 	var out []permission
-	for _, v := range verbs {
-		out = append(out, permission{group, resource, namespace, v})
+	for _, resource := range strings.Fields(resources) {
+		for _, verb := range strings.Fields(verbs) {
+			out = append(out, permission{group, resource, namespace, verb})
+		}
 	}
 	return out
 }
 
+const (
+	rbac   = "rbac.authorization.k8s.io"
+	leases = "coordination.k8s.io"
+)
+
 // toRemove are the permissions without which Unpeer cannot do its work. To
 // finalize the namespace is not among them: without it Kubernetes does so, later.
 func toRemove() []permission {
-	const rbac = "rbac.authorization.k8s.io"
 	ns := v1alpha1.Namespace
 	return slices.Concat(
-		permissions("", "nodes", "", "list", "watch"),
-		permissions("", "namespaces", "", "get", "delete"),
-		permissions("apiextensions.k8s.io", "customresourcedefinitions", "", "get", "list", "delete"),
-		permissions(rbac, "clusterroles", "", "list", "delete"),
-		permissions(rbac, "clusterrolebindings", "", "list", "delete"),
-		permissions(rbac, "roles", ns, "list", "delete"),
-		permissions(rbac, "rolebindings", ns, "list", "delete"),
-		permissions("coordination.k8s.io", "leases", ns, "list", "delete"),
-		permissions("", "resourcequotas", ns, "list", "delete"),
-		permissions("apps", "daemonsets", ns, "list", "delete"),
-		permissions("apps", "deployments", ns, "list", "delete"),
-		permissions("apps", "replicasets", ns, "list", "watch", "delete"),
-		permissions("", "pods", ns, "list", "watch", "delete"),
-		permissions("", "secrets", ns, "list", "delete"),
-		permissions("", "services", ns, "list", "delete"),
-		permissions("", "configmaps", ns, "list", "delete"),
-		permissions("", "serviceaccounts", ns, "list", "delete"),
-		permissions("liqonet.io", "clusternetworks", "", "get", "create", "patch", "update", "delete"),
-		permissions("liqonet.io", "peerings", "", "delete", "deletecollection"),
-		permissions("liqonet.io", "nodenetworks", "", "list", "watch", "deletecollection"),
+		permissions("", "", "list watch", "nodes"),
+		permissions("", "", "get delete", "namespaces"),
+		permissions("apiextensions.k8s.io", "", "get list delete", "customresourcedefinitions"),
+		permissions(rbac, "", "list delete", "clusterroles clusterrolebindings"),
+		permissions(rbac, ns, "list delete", "roles rolebindings"),
+		permissions(leases, ns, "list delete", "leases"),
+		permissions("apps", ns, "list delete", "deployments"),
+		permissions("apps", ns, "list watch delete", "daemonsets replicasets"),
+		permissions("", ns, "list delete", "configmaps resourcequotas secrets serviceaccounts services"),
+		permissions("", ns, "list watch delete", "pods"),
+		permissions("liqonet.io", "", "get create patch update delete", "clusternetworks"),
+		permissions("liqonet.io", "", "delete deletecollection", "peerings"),
+		permissions("liqonet.io", "", "list watch deletecollection", "nodenetworks"),
 	)
 }
 
 // toInstall are those that Peer needs, which removes what it did if it fails.
 func toInstall() []permission {
-	const rbac = "rbac.authorization.k8s.io"
 	ns := v1alpha1.Namespace
 	return slices.Concat(
 		toRemove(),
-		permissions("", "pods", "", "list"),
-		permissions("", "services", "", "list"),
-		permissions("", "namespaces", "", "create", "patch"),
-		permissions("apiextensions.k8s.io", "customresourcedefinitions", "", "create", "patch"),
-		permissions(rbac, "clusterroles", "", "get", "create", "patch"),
-		permissions(rbac, "clusterrolebindings", "", "get", "create", "patch"),
-		permissions(rbac, "roles", ns, "get", "create", "patch"),
-		permissions(rbac, "rolebindings", ns, "get", "create", "patch"),
-		permissions("", "resourcequotas", ns, "get", "create", "patch"),
-		permissions("coordination.k8s.io", "leases", ns, "get", "watch", "create", "update", "patch"),
-		permissions("apps", "daemonsets", ns, "get", "create", "patch"),
-		permissions("apps", "deployments", ns, "get", "watch", "create", "patch"),
-		permissions("apps", "controllerrevisions", ns, "list", "watch"),
-		permissions("", "secrets", ns, "get", "create"),
-		permissions("", "services", ns, "get", "watch", "create", "patch"),
-		permissions("", "configmaps", ns, "create", "patch"),
-		permissions("", "serviceaccounts", ns, "get", "create", "patch"),
-		permissions("liqonet.io", "peerings", "", "get", "create", "patch"),
+		permissions("", "", "list", "pods services"),
+		permissions("", "", "create patch", "namespaces"),
+		permissions("apiextensions.k8s.io", "", "create patch", "customresourcedefinitions"),
+		permissions(rbac, "", "get create patch", "clusterroles clusterrolebindings"),
+		permissions(rbac, ns, "get create patch", "roles rolebindings"),
+		permissions(leases, ns, "get watch create update patch", "leases"),
+		permissions("apps", ns, "get create patch", "daemonsets"),
+		permissions("apps", ns, "get watch create patch", "deployments"),
+		permissions("apps", ns, "list watch", "controllerrevisions"),
+		permissions("", ns, "get create", "secrets"),
+		permissions("", ns, "create patch", "configmaps"),
+		permissions("", ns, "get create patch", "resourcequotas serviceaccounts"),
+		permissions("", ns, "get watch create patch", "services"),
+		permissions("liqonet.io", "", "get create patch", "peerings"),
 		// Nobody may give to the agents what they do not have themselves.
-		permissions("apps", "daemonsets", "", "get", "list", "watch"),
-		permissions("", "namespaces", "", "list", "watch"),
-		permissions("", "nodes", "", "get", "watch"),
-		permissions("", "pods", "", "get", "watch"),
-		permissions("liqonet.io", "clusternetworks", "", "list", "watch"),
-		permissions("liqonet.io", "peerings", "", "list", "watch"),
-		permissions("liqonet.io", "peerings/status", "", "patch"),
-		permissions("liqonet.io", "nodenetworks", "", "get", "watch", "create", "patch", "delete"),
-		permissions("liqonet.io", "nodenetworks/status", "", "patch"),
-		permissions("", "services", ns, "watch"),
+		permissions("apps", "", "get list watch", "daemonsets"),
+		permissions("", "", "list watch", "namespaces"),
+		permissions("", "", "get watch", "nodes pods"),
+		permissions("liqonet.io", "", "list watch", "clusternetworks peerings"),
+		permissions("liqonet.io", "", "patch", "peerings/status nodenetworks/status"),
+		permissions("liqonet.io", "", "get watch create patch delete", "nodenetworks"),
 	)
 }
 
