@@ -18,12 +18,12 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -285,18 +285,43 @@ func TestEnsureKey(t *testing.T) {
 	})
 }
 
-// The fake client gives a new resourceVersion to what was applied without a
-// change, so that the second time changes nothing is tested with real clusters.
-func TestApplyAll(t *testing.T) {
-	c := newCluster(t, "a", interceptor.Funcs{})
-	changed, err := c.applyAll(t.Context(), manifests.Namespace(), node("n1", true))
-	if err == nil || len(changed) > 0 {
-		t.Errorf("an object without a kind: %v, changed %v", err, changed)
+// What agents write meanwhile is no change of the command's.
+func TestApply(t *testing.T) {
+	s := newSide(newCluster(t, "a", interceptor.Funcs{}), 0)
+	if err := s.apply(t.Context(), manifests.Namespace(), node("n1", true)); err == nil || len(s.changed) > 0 {
+		t.Errorf("an object without a kind: %v, changed %v", err, s.changed)
 	}
-	changed, err = c.applyAll(t.Context(), manifests.Namespace())
-	if diff := cmp.Diff([]string{"a: Namespace liqonet-system"}, changed); err != nil || diff != "" {
-		t.Error(err, diff)
+	peering, lease := manifests.Peering("b", newWorld().peering.Spec), &coordinationv1.Lease{}
+	account, _ := manifests.Gateway{Peering: "b"}.Objects()
+	for _, obj := range account {
+		if l, ok := obj.(*coordinationv1.Lease); ok {
+			lease = l
+		}
 	}
+	apply := func(want ...string) {
+		t.Helper()
+		s.changed = nil
+		if err := s.apply(t.Context(), peering, lease); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, s.changed, compare); diff != "" {
+			t.Error(diff)
+		}
+	}
+	apply("a: Peering b", "a: Lease liqonet-system/gateway-b-0")
+	apply()
+	renewed, reported := &coordinationv1.Lease{}, &v1alpha1.Peering{}
+	if err := errors.Join(s.Client.Get(t.Context(), client.ObjectKeyFromObject(lease), renewed), s.Client.Get(t.Context(), client.ObjectKeyFromObject(peering), reported)); err != nil {
+		t.Fatal(err)
+	}
+	renewed.Spec.HolderIdentity = new("pod")
+	reported.Status.Planes = []v1alpha1.PlaneStatus{{Connected: true}}
+	if err := errors.Join(s.Client.Update(t.Context(), renewed), s.Client.Status().Update(t.Context(), reported)); err != nil {
+		t.Fatal(err)
+	}
+	apply()
+	lease.Labels["a"] = "b"
+	apply("a: Lease liqonet-system/gateway-b-0")
 }
 
 func TestWanted(t *testing.T) {
@@ -497,46 +522,5 @@ func TestDefect1_21_RestartKeepsAnnotationsOfOthers(t *testing.T) {
 	}
 	if manifests.OverlayKeyIn(&live.Spec.Template) != "new" || live.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] == "" {
 		t.Errorf("annotations are %v", live.Spec.Template.Annotations)
-	}
-}
-
-// What agents write meanwhile is no change of the command's.
-func TestIsChanged(t *testing.T) {
-	object := func(kind string, edit func(o map[string]any)) *unstructured.Unstructured {
-		o := map[string]any{
-			"kind": kind, "metadata": map[string]any{"name": "x", "resourceVersion": "7", "labels": map[string]any{"a": "b"}},
-			"spec": map[string]any{"a": int64(1)}, "status": map[string]any{"a": int64(1)},
-		}
-		if edit != nil {
-			o["metadata"].(map[string]any)["resourceVersion"] = "8"
-			edit(o)
-		}
-		return &unstructured.Unstructured{Object: o}
-	}
-	field := func(path ...string) func(o map[string]any) {
-		return func(o map[string]any) {
-			if err := unstructured.SetNestedField(o, "changed", path...); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	for _, tt := range []struct {
-		name, kind string
-		edit       func(o map[string]any)
-		want       bool
-	}{
-		{"nothing", "Peering", nil, false},
-		{"the status", "Peering", field("status", "a"), false},
-		{"the spec", "Peering", field("spec", "a"), true},
-		{"a label", "Peering", field("metadata", "labels", "a"), true},
-		{"a Lease that is renewed", "Lease", field("spec", "a"), false},
-		{"the label of a Lease", "Lease", field("metadata", "labels", "a"), true},
-	} {
-		if got := isChanged(object(tt.kind, nil), object(tt.kind, tt.edit)); got != tt.want {
-			t.Errorf("%s: changed is %t", tt.name, got)
-		}
-	}
-	if !isChanged(&unstructured.Unstructured{}, object("Peering", nil)) {
-		t.Error("an object that was made is no change")
 	}
 }

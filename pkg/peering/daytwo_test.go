@@ -36,7 +36,7 @@ func TestPodRangeAdded(t *testing.T) {
 		for name, o := range b.contents(t) {
 			out["b "+name] = o
 		}
-		for _, name := range []string{"v1alpha1.Peering b", "b v1alpha1.Peering a", "b v1alpha1.ClusterNetwork cluster"} {
+		for _, name := range []string{"Peering b", "b Peering a", "b ClusterNetwork cluster"} {
 			if out[name] == nil {
 				t.Errorf("there is no %s", name)
 			}

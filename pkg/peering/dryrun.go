@@ -3,28 +3,29 @@ package peering
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // comparePlan says for each object what is to be done with it.
 func (p *run) comparePlan(ctx context.Context) error {
 	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		objs := p.planOf(s).Objects
+		c := p.planOf(s)
+		s.fillKeys(c.Peering, peer)
 		g, ctx := errgroup.WithContext(ctx)
 		g.SetLimit(8)
-		for i := range objs {
+		for i := range c.Objects {
 			g.Go(func() (err error) {
-				if objs[i].Action == "" {
-					objs[i].Action, err = s.action(ctx, &objs[i], peer)
+				if o := &c.Objects[i]; o.Action == "" {
+					o.Action, err = s.action(ctx, o, c.Peering)
 				}
 				return err
 			})
@@ -33,55 +34,42 @@ func (p *run) comparePlan(ctx context.Context) error {
 	})
 }
 
-// action compares an object with the one in the cluster.
-func (s *side) action(ctx context.Context, o *plan.ObjectPlan, peer *side) (plan.Action, error) {
-	want := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(o.Manifest)}
-	var live client.Object = &unstructured.Unstructured{}
-	if o.Kind == "Secret" {
-		// What is in it is nobody's business.
-		live = &metav1.PartialObjectMetadata{}
+// action compares an object with the one in the cluster. The Peering is compared with
+// the keys that are known, which the plan only names.
+func (s *side) action(ctx context.Context, o *plan.ObjectPlan, peering *v1alpha1.Peering) (plan.Action, error) {
+	manifest := maps.Clone(o.Manifest)
+	if o.Kind == "Peering" {
+		filled, err := manifests.ToApply(peering)
+		if err != nil {
+			return "", err
+		}
+		manifest["spec"] = filled.Object["spec"]
 	}
-	live.GetObjectKind().SetGroupVersionKind(want.GroupVersionKind())
-	switch err := s.Client.Get(ctx, client.ObjectKeyFromObject(want), live); {
+	switch want, live, err := s.read(ctx, &unstructured.Unstructured{Object: manifest}); {
 	case apierrors.IsForbidden(err):
 		o.Reason += "; it may not be read"
 		return plan.Unclear, nil
-	case absent(err):
-		return plan.Create, nil
 	case err != nil:
-		return "", s.fail(fmt.Sprintf("read %s", describe(want)), err)
-	case !live.GetDeletionTimestamp().IsZero():
-		return plan.Create, nil // when it is gone
-	case o.Kind == "Secret":
-		return plan.Keep, nil
-	}
-	if o.Kind == "Peering" {
-		s.fillKeys(want, peer)
-	}
-	if contains(live.(*unstructured.Unstructured).Object, want.Object) {
-		return plan.Keep, nil
+		return "", err
+	case live.GetResourceVersion() == "", live.GetDeletionTimestamp() != nil:
+		return plan.Create, nil
+	case o.Kind == "Secret", contains(live.Object, want.Object):
+		return plan.Keep, nil // a Secret is never changed
 	}
 	return plan.Change, nil
 }
 
-// fillKeys puts the public keys of the peer's gateways into the places where the
-// plan names them.
-func (s *side) fillKeys(want *unstructured.Unstructured, peer *side) {
-	planes, _, _ := unstructured.NestedSlice(want.Object, "spec", "planes")
-	for _, item := range planes {
-		plane := item.(map[string]any)
-		index, _ := plane["index"].(int64)
-		facts := peer.facts.Planes[int32(index)]
-		key := facts.PublicKey
-		if key == "" && facts.KeyUnreadable && s.facts.Existing != nil && s.facts.Existing.Plane(int32(index)) != nil {
-			key = s.facts.Existing.Plane(int32(index)).RemotePublicKey
+// fillKeys puts the public keys of the peer's gateways into the Peering, as far as they
+// are known. If the user may not read them they are taken for unchanged.
+func (s *side) fillKeys(p *v1alpha1.Peering, peer *side) {
+	for i := range p.Spec.Planes {
+		plane := &p.Spec.Planes[i]
+		facts := peer.facts.Planes[plane.Index]
+		if facts.PublicKey != "" {
+			plane.RemotePublicKey = facts.PublicKey
+		} else if facts.KeyUnreadable && s.facts.Existing != nil && s.facts.Existing.Plane(plane.Index) != nil {
+			plane.RemotePublicKey = s.facts.Existing.Plane(plane.Index).RemotePublicKey
 		}
-		if key != "" {
-			plane["remotePublicKey"] = key
-		}
-	}
-	if len(planes) > 0 {
-		_ = unstructured.SetNestedSlice(want.Object, planes, "spec", "planes")
 	}
 }
 
@@ -92,10 +80,7 @@ func contains(have, want any) bool {
 	case nil:
 		return true
 	case map[string]any:
-		got, ok := have.(map[string]any)
-		if !ok {
-			return len(want) == 0 && have == nil
-		}
+		got, _ := have.(map[string]any)
 		for k, v := range want {
 			if !contains(got[k], v) {
 				return false
@@ -103,9 +88,9 @@ func contains(have, want any) bool {
 		}
 		return true
 	case []any:
-		got, ok := have.([]any)
-		if !ok || len(got) != len(want) {
-			return len(want) == 0 && have == nil
+		got, _ := have.([]any)
+		if len(got) != len(want) {
+			return false
 		}
 		for i := range want {
 			if !contains(got[i], want[i]) {

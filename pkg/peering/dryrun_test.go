@@ -23,13 +23,13 @@ func (w *site) ours(t *testing.T) []string {
 	var out []string
 	for name := range w.versions(t) {
 		kind, rest, _ := strings.Cut(name, " ")
-		if strings.HasSuffix(kind, ".Node") || rest == "kube-system" || rest == "default/kubernetes" {
+		if kind == "Node" || rest == "kube-system" || rest == "default/kubernetes" {
 			continue
 		}
 		if !strings.Contains(rest, "/") {
 			rest = "/" + rest
 		}
-		out = append(out, kind[strings.LastIndex(kind, ".")+1:]+" "+rest)
+		out = append(out, kind+" "+rest)
 	}
 	slices.Sort(out)
 	return out
@@ -88,7 +88,7 @@ func TestDryRun(t *testing.T) {
 			// What agents write they write all the time.
 			for _, m := range []map[string]string{before[i], after} {
 				maps.DeleteFunc(m, func(k, _ string) bool {
-					return strings.HasPrefix(k, "v1alpha1.Peering ") || strings.HasPrefix(k, "v1alpha1.NodeNetwork ") || strings.HasPrefix(k, "v1.Lease ")
+					return strings.HasPrefix(k, "Peering ") || strings.HasPrefix(k, "NodeNetwork ") || strings.HasPrefix(k, "Lease ")
 				})
 			}
 			if diff := cmp.Diff(before[i], after); diff != "" {

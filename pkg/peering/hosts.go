@@ -165,9 +165,8 @@ func (c *Cluster) applyHosts(ctx context.Context, p *v1alpha1.Peering, hosts []v
 	spec.Local.Hosts = hosts
 	obj := manifests.Peering(p.Name, spec)
 	obj.ResourceVersion = p.ResourceVersion
-	_, err := c.applyAll(ctx, obj)
-	if apierrors.IsConflict(err) {
-		return nil
+	if err := newSide(c, 0).apply(ctx, obj); !apierrors.IsConflict(err) {
+		return err
 	}
-	return err
+	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -14,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -29,54 +29,45 @@ func (c *Cluster) lastWarning() string {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	var events corev1.EventList
-	if err := c.Client.List(ctx, &events, client.InNamespace(v1alpha1.Namespace)); err != nil {
+	_ = c.Client.List(ctx, &events, client.InNamespace(v1alpha1.Namespace)) // without a warning, what is waited for has to do
+	warnings := slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return e.Type != corev1.EventTypeWarning })
+	if len(warnings) == 0 {
 		return ""
 	}
-	var newest *corev1.Event
-	at := func(e *corev1.Event) time.Time {
-		return slices.MaxFunc([]time.Time{e.LastTimestamp.Time, e.EventTime.Time, e.CreationTimestamp.Time}, time.Time.Compare)
-	}
-	for i := range events.Items {
-		e := &events.Items[i]
-		if e.Type == corev1.EventTypeWarning && (newest == nil || at(e).After(at(newest))) {
-			newest = e
+	at := func(e corev1.Event) time.Time {
+		if e.LastTimestamp.IsZero() {
+			return e.CreationTimestamp.Time
 		}
+		return e.LastTimestamp.Time
 	}
-	if newest == nil {
-		return ""
-	}
+	newest := slices.MaxFunc(warnings, func(a, b corev1.Event) int { return at(a).Compare(at(b)) })
 	return fmt.Sprintf("%s %s: %s", newest.InvolvedObject.Kind, newest.InvolvedObject.Name, strings.TrimSpace(newest.Message))
 }
 
 // installCRDs applies the custom resource definitions and waits until they are
 // served, which is about a second later than they are established.
-func (c *Cluster) installCRDs(ctx context.Context) ([]string, error) {
+func (s *side) installCRDs(ctx context.Context) error {
 	crds, err := manifests.CRDs()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	objs := make([]manifests.Object, 0, len(crds))
 	for _, crd := range crds {
 		objs = append(objs, crd)
 	}
-	changed, err := c.applyAll(ctx, objs...)
-	if err != nil {
-		return changed, err
+	if err := s.apply(ctx, objs...); err != nil {
+		return err
 	}
-	return changed, c.poll(ctx, "wait for the custom resource definitions", "", func(ctx context.Context) (string, error) {
-		for _, crd := range crds {
-			live := &apiextensionsv1.CustomResourceDefinition{}
-			if err := c.Client.Get(ctx, client.ObjectKeyFromObject(crd), live); absent(err) {
-				return "", errTornDown
-			} else if err != nil {
-				return "", err
-			}
-			if !live.DeletionTimestamp.IsZero() {
-				return "", errTornDown
-			}
+	return s.poll(ctx, "wait for the custom resource definitions", "", func(ctx context.Context) (string, error) {
+		live, err := s.ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
+		if err != nil {
+			return "", err
+		}
+		if len(live) < len(crds) || slices.ContainsFunc(live, func(crd client.Object) bool { return crd.GetDeletionTimestamp() != nil }) {
+			return "", errTornDown
 		}
 		for _, list := range []client.ObjectList{&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}} {
-			if err := c.Client.List(ctx, list, client.Limit(1)); absent(err) {
+			if err := s.Client.List(ctx, list, client.Limit(1)); absent(err) {
 				return fmt.Sprintf("%T is not served yet", list), nil
 			} else if err != nil {
 				return "", err
@@ -88,73 +79,85 @@ func (c *Cluster) installCRDs(ctx context.Context) ([]string, error) {
 
 // install claims an entry for the peer and installs the node agents. When a
 // removal is under way it is completed first.
-func (s *side) install(ctx context.Context, peer *Cluster, claim string, planned *plan.ClusterPlan) (changed []string, err error) {
+func (s *side) install(ctx context.Context, peer *Cluster, claim string, planned *plan.ClusterPlan) error {
 	for {
-		changed, err = s.installOnce(ctx, peer, claim, planned)
+		err := s.installOnce(ctx, peer, claim, planned)
 		if !errors.Is(err, errTornDown) || ctx.Err() != nil {
-			return changed, err
+			return err
 		}
 		if err := s.uninstall(ctx); err != nil {
-			return changed, err
+			return err
 		}
 		// Somebody may have deleted the namespace only.
-		err = s.poll(ctx, "wait until namespace "+v1alpha1.Namespace+" is gone", "", func(ctx context.Context) (string, error) {
-			ns := &corev1.Namespace{}
-			err := s.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.Namespace}, ns)
-			if absent(err) || err == nil && ns.DeletionTimestamp.IsZero() {
-				return "", nil
-			}
-			return "it is being deleted", err
-		})
+		ns, err := get[corev1.Namespace](ctx, s.Cluster, "", v1alpha1.Namespace)
 		if err != nil {
-			return changed, err
+			return err
+		}
+		if ns != nil && ns.DeletionTimestamp != nil {
+			if err := s.gone(ctx, ns); err != nil {
+				return err
+			}
 		}
 	}
 }
 
-// agents are what applyAgents has applied, or left for later.
-type agents struct {
-	applied []manifests.Object
-	key     manifests.OverlayKey
-	// later is the DaemonSet, if it is to be applied when its image has been tried.
-	later   *appsv1.DaemonSet
-	changed []string
+// installOnce claims the entry, and applies the objects of the node agents. Where there are
+// no agents yet, both begin at the same time: it takes a second until the API server serves
+// the ledger. Where there are, others depend on them, so the journal comes first. Only
+// after the claim is it certain that nobody removes the agents, so they are applied then
+// in any case.
+func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, planned *plan.ClusterPlan) error {
+	var entry v1alpha1.PeerAllocation
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() (err error) {
+		if err := s.installCRDs(gctx); err != nil {
+			return err
+		}
+		entry, err = s.claimEntry(gctx, peer, claim, planned.Ledger.Spec.InternalCIDR.Prefix)
+		return err
+	})
+	if s.facts.InstalledImage == "" {
+		g.Go(func() error { return s.applyAgents(gctx, planned.Image, false) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	s.journal.created = entry.Established
+	if err := s.journal.start(ctx, entry.Name, claim); err != nil {
+		return err
+	}
+	return s.applyAgents(ctx, planned.Image, s.agentsWork())
 }
 
 // applyAgents applies the objects of the node agents. The namespace comes first;
 // and without its account the controller's first attempt to make pods fails, and
-// it waits before the second. Where agents do their work, their DaemonSet can wait.
-func (c *Cluster) applyAgents(ctx context.Context, image string, working bool, j *journal) (a agents, err error) {
-	apply := func(objs ...manifests.Object) error {
-		more, err := c.applyNoting(ctx, j, objs...)
-		a.applied, a.changed = append(a.applied, objs...), append(a.changed, more...)
-		return tornDownIfTerminating(err)
-	}
+// it waits before the second. Where agents do their work, their DaemonSet is left for
+// later.
+func (s *side) applyAgents(ctx context.Context, image string, working bool) error {
 	for _, obj := range []manifests.Object{manifests.Namespace(), manifests.CriticalPods()} {
-		if err := apply(obj); err != nil {
-			return a, err
+		if err := s.apply(ctx, obj); err != nil {
+			return tornDownIfTerminating(err)
 		}
 	}
-	key, isNew, err := c.ensureOverlayKey(ctx)
+	key, isNew, err := s.ensureOverlayKey(ctx)
 	if err != nil {
-		return a, tornDownIfTerminating(err)
+		return tornDownIfTerminating(err)
 	}
-	a.key = key
+	s.facts.OverlayKey = key
 	if isNew {
-		a.changed = append(a.changed, c.Name+": key of the overlay")
-		if err := c.restartGateways(ctx, key); err != nil {
-			return a, err
+		s.hasChanged("key of the overlay")
+		if err := s.restartGateways(ctx, key); err != nil {
+			return err
 		}
 	}
 	account, daemonSet := manifests.NodeAgent(image, key)
-	if err := apply(account...); err != nil {
-		return a, err
-	}
+	err = s.apply(ctx, account...)
 	if working && !isNew {
-		a.later = daemonSet
-		return a, nil
+		s.later = daemonSet
+	} else if err == nil {
+		err = s.apply(ctx, daemonSet)
 	}
-	return a, apply(daemonSet)
+	return tornDownIfTerminating(err)
 }
 
 // agentsWork says that the agents of all nodes that are ready have reported.
@@ -165,13 +168,13 @@ func (s *side) agentsWork() bool {
 // updateNodeAgents applies the DaemonSet that was left for later, when the gateways of
 // this peering run: an image that cannot start stops here, where it harms no other
 // peering.
-func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan) (changed []string, err error) {
+func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan) error {
 	if s.later == nil {
-		return nil, nil
+		return nil
 	}
 	want, live, err := s.read(ctx, s.later)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if !contains(live.Object, want.Object) {
 		err = s.await(ctx, "wait for the gateway, before the node agents are replaced", s.podsHint(), append(rolloutKinds(), &v1alpha1.PeeringList{}), func(_ context.Context, o objects) (string, error) {
@@ -190,12 +193,9 @@ func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan
 		})
 	}
 	if err == nil {
-		changed, err = s.applyNoting(ctx, s.journal, s.later)
+		err = s.apply(ctx, s.later)
 	}
-	if err == nil {
-		s.later = nil
-	}
-	return changed, err
+	return err
 }
 
 // restartGateways has the gateways that are there take a new key of the overlay:
@@ -216,86 +216,28 @@ func (c *Cluster) restartGateways(ctx context.Context, key manifests.OverlayKey)
 	return nil
 }
 
-// installOnce claims the entry, and applies the objects of the node agents. Where
-// there are no agents yet, both happen at the same time: it takes a second until
-// the API server serves the ledger. Where there are, others depend on them, so
-// the journal comes first. Only after the claim is it certain that nobody removes
-// the agents, so they are looked at once more.
-func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, planned *plan.ClusterPlan) (changed []string, err error) {
-	var entry v1alpha1.PeerAllocation
-	claiming := func(ctx context.Context) (changed []string, err error) {
-		if changed, err = s.installCRDs(ctx); err != nil {
-			return changed, err
-		}
-		if entry, err = s.claimEntry(ctx, peer, claim, planned); err != nil {
-			return changed, err
-		}
-		s.wasEstablished, s.joined = entry.Established, !entry.Established && entry.Claim != claim
-		s.journal.created = entry.Established
-		if entry.Claim == claim {
-			changed = append(changed, fmt.Sprintf("%s: entry %q of the ledger", s.Name, entry.Name))
-		}
-		return changed, nil
-	}
-	var objs []manifests.Object
-	installing := func(ctx context.Context) ([]string, error) {
-		a, err := s.applyAgents(ctx, planned.Image, s.agentsWork(), s.journal)
-		objs, s.facts.OverlayKey, s.later = a.applied, a.key, a.later
-		if a.later != nil {
-			objs = append(objs, a.later)
-		}
-		return a.changed, err
-	}
-	if s.facts.InstalledImage == "" {
-		var claimed, installed []string
-		g, gctx := errgroup.WithContext(ctx)
-		g.Go(func() (err error) { claimed, err = claiming(gctx); return err })
-		g.Go(func() (err error) { installed, err = installing(gctx); return err })
-		err = g.Wait()
-		changed = append(claimed, installed...)
-		if err == nil {
-			err = s.journal.start(ctx, entry.Name, claim)
-		}
-	} else {
-		changed, err = claiming(ctx)
-		if err == nil {
-			err = s.journal.start(ctx, entry.Name, claim)
-		}
-		if err == nil {
-			var installed []string
-			installed, err = installing(ctx)
-			changed = append(changed, installed...)
-		}
-	}
-	if err != nil {
-		return changed, err
-	}
-	for _, obj := range append(objs, manifests.OverlaySecret(nil)) {
-		live := obj.DeepCopyObject().(client.Object)
-		if err := s.Client.Get(ctx, client.ObjectKeyFromObject(obj), live); absent(err) || err == nil && !live.GetDeletionTimestamp().IsZero() {
-			return changed, errTornDown
-		} else if err != nil {
-			return changed, s.fail("read "+describe(obj), err)
-		}
-	}
-	return changed, nil
-}
-
 // goingTimeout is how long a command that takes its entry back is waited for. After
 // that it was interrupted.
 const goingTimeout = rollbackTimeout
 
 // claimEntry claims the entry for the peer. One that is being taken back is waited
 // for.
-func (s *side) claimEntry(ctx context.Context, peer *Cluster, claim string, planned *plan.ClusterPlan) (entry v1alpha1.PeerAllocation, err error) {
+func (s *side) claimEntry(ctx context.Context, peer *Cluster, claim string, internal netip.Prefix) (entry v1alpha1.PeerAllocation, err error) {
 	start := time.Now()
 	err = s.poll(ctx, "claim an entry of the ledger", "", func(ctx context.Context) (string, error) {
-		if entry, err = s.claim(ctx, peer, claim, planned.Ledger.Spec.InternalCIDR.Prefix); err != nil || entry.Claim != claimGoing || time.Since(start) > goingTimeout {
-			return "", err
+		if entry, err = s.claim(ctx, peer, claim, internal); err == nil && entry.Claim == claimGoing && time.Since(start) < goingTimeout {
+			return "another command that failed is taking it back", nil
 		}
-		return "another command that failed is taking it back", nil
+		return "", err
 	})
-	return entry, err
+	if err != nil {
+		return entry, err
+	}
+	s.wasEstablished, s.joined = entry.Established, !entry.Established && entry.Claim != claim
+	if entry.Claim == claim {
+		s.hasChanged(fmt.Sprintf("entry %q of the ledger", entry.Name))
+	}
+	return entry, nil
 }
 
 // tornDownIfTerminating recognizes that the namespace is being deleted.
@@ -352,8 +294,8 @@ func nodesByReadiness(all []*corev1.Node) (ready, notReady []string) {
 // agentNodes reads which nodes that have agents are ready, and which are not.
 func (c *Cluster) agentNodes(ctx context.Context) (ready, notReady []string, err error) {
 	var list corev1.NodeList
-	if err := c.Client.List(ctx, &list); err != nil {
-		return nil, nil, c.fail("list nodes", err)
+	if err := c.list(ctx, &list); err != nil {
+		return nil, nil, err
 	}
 	ready, notReady = nodesByReadiness(pointers(list.Items))
 	return ready, notReady, nil
@@ -379,31 +321,25 @@ func (c *Cluster) podProblem(o objects, nodes []string, peering string) (reason 
 			if w == nil {
 				continue
 			}
-			doing := fmt.Sprintf("start pod %s/%s on node %s", p.Namespace, p.Name, p.Spec.NodeName)
+			e := &Error{Kind: NotReady, Cluster: c.Name, Doing: fmt.Sprintf("start pod %s/%s on node %s", p.Namespace, p.Name, p.Spec.NodeName), Hint: c.podsHint()}
 			switch w.Reason {
 			case "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull":
-				return "", &Error{
-					Kind: NotReady, Cluster: c.Name, Doing: doing,
-					Err:  fmt.Errorf("image %q cannot be pulled: %s", s.Image, strings.TrimSpace(w.Message)),
-					Hint: "name an image that the nodes can pull with --agent-image, or load it into them (make image; kind load image-archive bin/liqonet-agent.tar)",
-				}
+				e.Err = fmt.Errorf("image %q cannot be pulled: %s", s.Image, strings.TrimSpace(w.Message))
+				e.Hint = "name an image that the nodes can pull with --agent-image, or load it into them (make image; kind load image-archive bin/liqonet-agent.tar)"
+				return "", e
+			case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
+				e.Err = fmt.Errorf("%s: %s", w.Reason, w.Message)
+				return "", e
 			case "CrashLoopBackOff":
 				why := "the agent ends again and again"
 				if t := s.LastTerminationState.Terminated; t != nil && t.Message != "" {
 					why = strings.TrimSpace(t.Message)
 				}
 				if s.RestartCount >= maxRestarts {
-					return "", &Error{
-						Kind: NotReady, Cluster: c.Name, Doing: doing, Err: errors.New(why),
-						Hint: fmt.Sprintf("%s -n %s logs %s --previous", c.kubectl(), p.Namespace, p.Name),
-					}
+					e.Err, e.Hint = errors.New(why), fmt.Sprintf("%s -n %s logs %s --previous", c.kubectl(), p.Namespace, p.Name)
+					return "", e
 				}
 				reason = fmt.Sprintf("pod %s on node %s: %s", p.Name, p.Spec.NodeName, why)
-			case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
-				return "", &Error{
-					Kind: NotReady, Cluster: c.Name, Doing: doing, Err: fmt.Errorf("%s: %s", w.Reason, w.Message),
-					Hint: c.podsHint(),
-				}
 			}
 		}
 	}

@@ -180,8 +180,7 @@ func (p *run) discover(ctx context.Context) error {
 		if entry == nil {
 			return err
 		}
-		_, err = s.undoInterrupted(ctx, peer.ID, entry.Name, false)
-		return err
+		return s.undoInterrupted(ctx, peer.ID, entry.Name, false)
 	})
 	if err != nil {
 		return err
@@ -196,10 +195,8 @@ func (p *run) install(ctx context.Context) error {
 		return &Error{Kind: NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
 	}
 	p.touched = true
-	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		changed, err := s.install(ctx, peer.Cluster, p.claim, p.planOf(s))
-		s.changed = append(s.changed, changed...)
-		if err != nil {
+	err := p.both(ctx, func(ctx context.Context, s, peer *side) (err error) {
+		if err := s.install(ctx, peer.Cluster, p.claim, p.planOf(s)); err != nil {
 			return err
 		}
 		if s.facts.Reports, err = s.nodeReports(ctx); err != nil {

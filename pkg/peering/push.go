@@ -97,32 +97,16 @@ func (p *run) makeKeys(ctx context.Context, s, peer *side) error {
 	return nil
 }
 
-// applyGateway applies the objects of a gateway, and deletes a Service that it does
-// not need any more.
+// applyGateway applies the objects of a gateway.
 func (s *side) applyGateway(ctx context.Context, g plan.GatewayPlan) error {
 	first, deployment := g.Objects()
 	if g.Service != nil {
 		first = append(first, g.Service)
 	}
-	for _, objs := range [][]manifests.Object{first, {deployment}} {
-		if err := s.apply(ctx, objs...); err != nil {
-			return err
-		}
+	if err := s.apply(ctx, first...); err != nil {
+		return err
 	}
-	if g.StaleService == nil {
-		return nil
-	}
-	deletion, err := deletionOf(g.StaleService)
-	if err == nil {
-		err = s.journal.note(ctx, deletion)
-	}
-	if err == nil {
-		err = s.delete(ctx, g.StaleService)
-	}
-	if err == nil {
-		s.hasChanged(describe(g.StaleService))
-	}
-	return err
+	return s.apply(ctx, deployment)
 }
 
 // applyPeering applies the Peering as it is planned, with the hosts that are exposed now.
@@ -142,7 +126,11 @@ func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side
 	if err != nil {
 		return err
 	}
-	return s.applyTranslation(ctx, c.Peering, c.Translation)
+	status, err := manifests.TranslationToApply(c.Peering.Name, c.Translation)
+	if err != nil {
+		return err
+	}
+	return s.apply(ctx, status)
 }
 
 // endpointsOf waits until the Service of a gateway has addresses. It returns where the
@@ -167,12 +155,13 @@ func (s *side) endpointsOf(ctx context.Context, g manifests.Gateway) (out []stri
 }
 
 // wait returns when both gateways and all nodes measure that packets pass, and
-// their agents are those that were applied. Then what was changed is to stay.
+// their agents are those that were applied. Then what was changed is to stay, and what is
+// not needed any more is deleted.
 func (p *run) wait(ctx context.Context) error {
 	if err := p.both(ctx, p.waitForPackets); err != nil {
 		return err
 	}
-	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
+	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
 		if err := s.journal.end(ctx); err != nil {
 			return err
 		}
@@ -190,13 +179,23 @@ func (p *run) wait(ctx context.Context) error {
 		})
 		return s.fail("write to the ledger that the peering works", err)
 	})
+	if err != nil {
+		return err
+	}
+	return p.both(ctx, func(ctx context.Context, s, _ *side) error {
+		for _, g := range p.planOf(s).Gateways {
+			// One that stays, since this fails, is deleted by the next command.
+			if g.StaleService != nil && s.delete(ctx, g.StaleService) == nil {
+				s.hasChanged(describe(g.StaleService))
+			}
+		}
+		return nil
+	})
 }
 
 // waitForPackets is one side's part.
 func (p *run) waitForPackets(ctx context.Context, s, peer *side) error {
-	changed, err := s.updateNodeAgents(ctx, p.planOf(s).Gateways)
-	s.changed = append(s.changed, changed...)
-	if err != nil {
+	if err := s.updateNodeAgents(ctx, p.planOf(s).Gateways); err != nil {
 		return err
 	}
 	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.kubectl(), v1alpha1.Namespace)

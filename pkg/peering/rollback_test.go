@@ -2,7 +2,9 @@ package peering
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -139,4 +141,26 @@ func TestRollback(t *testing.T) {
 			}
 		}
 	})
+}
+
+// What is exposed while a command works that fails later stays exposed.
+func TestRollbackKeepsHosts(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{Server: a.ID})
+	host := netip.MustParseAddr("192.0.2.7")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	_, err := Peer(ctx, a.Cluster, b.Cluster, Options{Server: b.ID}, steps{"Waiting until packets pass": func() {
+		if _, err := a.ExposeHost(t.Context(), b.Cluster, host); err != nil {
+			t.Error(err)
+		}
+		cancel(errors.New("interrupted"))
+	}})
+	if err == nil {
+		t.Fatal("it was not interrupted")
+	}
+	spec := a.peering(t).Spec
+	if spec.Planes[0].Role != v1alpha1.Server || len(spec.Local.Hosts) != 1 || spec.Local.Hosts[0].Real.Addr != host {
+		t.Errorf("the Peering has the role %s and the hosts %v", spec.Planes[0].Role, spec.Local.Hosts)
+	}
 }

@@ -2,6 +2,7 @@ package peering
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -44,5 +45,7 @@ func newSide(c *Cluster, index int) *side {
 func (s *side) hasChanged(what string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.changed = append(s.changed, s.Name+": "+what)
+	if what = s.Name + ": " + what; !slices.Contains(s.changed, what) {
+		s.changed = append(s.changed, what)
+	}
 }

@@ -17,12 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	klabels "k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
-	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // Removed says what Unpeer found and did in one cluster.
@@ -56,28 +54,26 @@ func (c *Cluster) unpeer(ctx context.Context, peerID, claim string) (r Removed, 
 	if err := c.checkPermissions(ctx, toRemove()); err != nil {
 		return r, err
 	}
-	cn, err := c.ledger(ctx)
+	entry, err := c.entry(ctx, peerID)
 	if err != nil {
 		return r, err
 	}
-	if cn != nil && cn.DeletionTimestamp.IsZero() {
-		if a := plan.Allocation(cn, peerID); a != nil {
-			if claim != "" {
-				if mine, err := c.takeBack(ctx, peerID, claim); err != nil || !mine {
-					return r, err
-				}
-			} else if _, err := c.undoInterrupted(ctx, peerID, a.Name, true); err != nil {
+	if entry != nil {
+		if claim != "" {
+			if mine, err := c.takeBack(ctx, peerID, claim); err != nil || !mine {
 				return r, err
 			}
-			r.Peering = true
-			if r.Skipped, err = c.removePeering(ctx, a.Name); err != nil {
-				return r, err
-			}
-		}
-		last, err := c.release(ctx, peerID)
-		if err != nil || !last {
+		} else if err := c.undoInterrupted(ctx, peerID, entry.Name, true); err != nil {
 			return r, err
 		}
+		r.Peering = true
+		if r.Skipped, err = c.removePeering(ctx, entry.Name); err != nil {
+			return r, err
+		}
+	}
+	last, err := c.release(ctx, peerID)
+	if err != nil || !last {
+		return r, err
 	}
 	// Also what a command left that was killed before it had claimed anything,
 	// or after the ledger was gone.
@@ -106,13 +102,11 @@ func (c *Cluster) removePeering(ctx context.Context, name string) (skipped []str
 }
 
 // nodesClean waits until no node's agent reports a gateway of the peering, or
-// of any if name is empty.
+// of any if name is empty. If somebody has removed the agents it installs them again:
+// nobody else can take away what they put into the kernels.
 func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string, err error) {
-	if err := c.reviveAgents(ctx); err != nil {
-		return nil, err
-	}
-	kinds := []client.ObjectList{&v1alpha1.NodeNetworkList{}, &corev1.NodeList{}}
-	err = c.await(ctx, "wait until the nodes' kernels are clean", c.podsHint(), kinds, func(_ context.Context, o objects) (string, error) {
+	kinds := []client.ObjectList{&v1alpha1.NodeNetworkList{}, &corev1.NodeList{}, &appsv1.DaemonSetList{}}
+	err = c.await(ctx, "wait until the nodes' kernels are clean", c.podsHint(), kinds, func(ctx context.Context, o objects) (string, error) {
 		skipped = nil
 		ready, _ := nodesByReadiness(of[*corev1.Node](o))
 		var waiting []string
@@ -125,43 +119,21 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 				skipped = append(skipped, n.Spec.NodeName)
 			}
 		}
+		slices.Sort(skipped)
 		if len(waiting) == 0 {
-			slices.Sort(skipped)
 			return "", nil
+		}
+		if byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
+			err := newSide(c, 0).applyAgents(ctx, c.DefaultImage, false)
+			if errors.Is(err, errTornDown) {
+				return "namespace " + v1alpha1.Namespace + " is being deleted", nil
+			}
+			return "the node agents were removed, and are installed again", err
 		}
 		slices.Sort(waiting)
 		return "still there on " + strings.Join(waiting, ", "), nil
 	})
 	return skipped, err
-}
-
-// reviveAgents installs the node agents again if somebody removed them while
-// nodes' kernels still hold what they put there: nobody else can take it away.
-func (c *Cluster) reviveAgents(ctx context.Context) error {
-	var nodes v1alpha1.NodeNetworkList
-	if err := c.Client.List(ctx, &nodes); absent(err) {
-		return nil
-	} else if err != nil {
-		return c.fail("list NodeNetworks", err)
-	}
-	if !slices.ContainsFunc(nodes.Items, func(n v1alpha1.NodeNetwork) bool { return len(n.Status.Gateways) > 0 }) {
-		return nil
-	}
-	image := c.DefaultImage
-	ds, err := c.nodeAgents(ctx)
-	if err != nil {
-		return err
-	}
-	if ds != nil {
-		image = ds.Spec.Template.Spec.Containers[0].Image
-	}
-	return c.poll(ctx, "install the node agents again, to clean the nodes' kernels", c.podsHint(), func(ctx context.Context) (string, error) {
-		_, err := c.applyAgents(ctx, image, false, nil)
-		if errors.Is(err, errTornDown) {
-			return "namespace " + v1alpha1.Namespace + " is being deleted", nil
-		}
-		return "", err
-	})
 }
 
 // workloads are the kinds of what runs, accounts those of what it needs to end
@@ -246,7 +218,8 @@ func (c *Cluster) deletePods(ctx context.Context, labels client.MatchingLabels) 
 
 // ours lists objects that we manage.
 func (c *Cluster) ours(ctx context.Context, list client.ObjectList, labels client.MatchingLabels) ([]client.Object, error) {
-	if err := c.list(ctx, list, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}, labels, inOurNamespace(list)); err != nil {
+	err := c.list(ctx, list, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}, labels, inOurNamespace(list))
+	if err != nil {
 		return nil, err
 	}
 	return items(list)
@@ -254,18 +227,12 @@ func (c *Cluster) ours(ctx context.Context, list client.ObjectList, labels clien
 
 // installed says whether anything of ours is in the cluster.
 func (c *Cluster) installed(ctx context.Context) (bool, error) {
-	var crds apiextensionsv1.CustomResourceDefinitionList
-	if err := c.Client.List(ctx, &crds, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}); err != nil {
-		return false, c.fail("list custom resource definitions", err)
+	crds, err := c.ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
+	if err != nil || len(crds) > 0 {
+		return true, err
 	}
-	if len(crds.Items) > 0 {
-		return true, nil
-	}
-	err := c.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.Namespace}, &corev1.Namespace{})
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	return err == nil, c.fail("read namespace "+v1alpha1.Namespace, err)
+	ns, err := get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
+	return ns != nil, err
 }
 
 // uninstall removes everything of ours from a cluster whose ledger is marked as being
@@ -292,13 +259,8 @@ func (c *Cluster) uninstall(ctx context.Context) error {
 	if err := c.deleteAll(ctx, nil); err != nil {
 		return err
 	}
-	ns := &corev1.Namespace{}
-	if err := c.Client.Get(ctx, types.NamespacedName{Name: v1alpha1.Namespace}, ns); err == nil {
-		if err := c.removeNamespace(ctx, ns); err != nil {
-			return err
-		}
-	} else if !apierrors.IsNotFound(err) {
-		return c.fail("read namespace "+v1alpha1.Namespace, err)
+	if err := c.removeNamespace(ctx); err != nil {
+		return err
 	}
 	if err := c.Client.DeleteAllOf(ctx, &v1alpha1.NodeNetwork{}); err != nil && !absent(err) {
 		return c.fail("delete all NodeNetworks", err)
@@ -334,16 +296,8 @@ func (c *Cluster) markedLedger(ctx context.Context) (*v1alpha1.ClusterNetwork, e
 		} else if err != nil {
 			return nil, err
 		}
-		cn, err = c.ledger(ctx)
-		if err != nil {
+		if _, err := c.release(ctx, ""); err != nil {
 			return nil, err
-		}
-		// Only an empty one: somebody may have claimed an entry meanwhile.
-		if cn != nil && cn.DeletionTimestamp.IsZero() && len(cn.Spec.Peers) == 0 {
-			err = c.Client.Delete(ctx, cn, client.Preconditions{UID: &cn.UID, ResourceVersion: &cn.ResourceVersion})
-			if err != nil && !absent(err) && !apierrors.IsConflict(err) {
-				return nil, c.fail("delete ClusterNetwork "+cn.Name, err)
-			}
 		}
 	}
 }

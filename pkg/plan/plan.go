@@ -290,9 +290,7 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions, planes []i
 		if c.Role == v1alpha1.Server {
 			g.Service = g.Gateway.Service()
 			g.Service.Spec.Ports[0].NodePort = own.Overrides.NodePort
-			if given := own.GivenEndpoints(plane); len(given) > 0 {
-				g.Service.Annotations[AnnotationEndpoints] = strings.Join(given, ",")
-			}
+			g.Service.Annotations[AnnotationEndpoints] = strings.Join(own.GivenEndpoints(plane), ",")
 			g.endpoints = own.plannedEndpoints(plane, g.Service)
 			c.Endpoints = append(c.Endpoints, g.endpoints...)
 		} else {
