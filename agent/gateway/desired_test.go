@@ -274,7 +274,7 @@ func TestIPv6(t *testing.T) {
 }
 
 func TestEndpoints(t *testing.T) {
-	e := endpoints{}
+	e := newEndpoints()
 	if _, err := e.current(t.Context()); err == nil {
 		t.Error("an endpoint of none")
 	}

@@ -29,8 +29,12 @@ type endpoints struct {
 	// one has not answered since.
 	known map[string]netip.Addr
 	stale bool
-	// lookup resolves a name; nil is the system's resolver.
-	lookup func(ctx context.Context, name string) ([]netip.Addr, error)
+	// lookup resolves a name.
+	lookup func(ctx context.Context, network, name string) ([]netip.Addr, error)
+}
+
+func newEndpoints() endpoints {
+	return endpoints{known: map[string]netip.Addr{}, lookup: net.DefaultResolver.LookupNetIP}
 }
 
 // set takes over the list. The current one stays if it is in it, as long as it answers;
@@ -64,11 +68,8 @@ func (e *endpoints) current(ctx context.Context) (netip.AddrPort, error) {
 	}
 	endpoint := e.queue[0]
 	host, service, err := net.SplitHostPort(endpoint)
-	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("endpoint %q: %w", endpoint, err)
-	}
-	port, err := strconv.ParseUint(service, 10, 16)
-	if err != nil {
+	port, portErr := strconv.ParseUint(service, 10, 16)
+	if err := errors.Join(err, portErr); err != nil {
 		return netip.AddrPort{}, fmt.Errorf("endpoint %q: %w", endpoint, err)
 	}
 	addr, err := netip.ParseAddr(host)
@@ -88,15 +89,9 @@ func (e *endpoints) resolve(ctx context.Context, name string) (netip.Addr, error
 	if known && !e.stale {
 		return before, nil
 	}
-	lookup := e.lookup
-	if lookup == nil {
-		lookup = func(ctx context.Context, name string) ([]netip.Addr, error) {
-			return net.DefaultResolver.LookupNetIP(ctx, "ip", name)
-		}
-	}
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
-	addrs, err := lookup(ctx, name)
+	addrs, err := e.lookup(ctx, "ip", name)
 	e.stale = false
 	if err != nil || len(addrs) == 0 {
 		if known {
@@ -108,9 +103,6 @@ func (e *endpoints) resolve(ctx context.Context, name string) (netip.Addr, error
 	addr := addrs[0]
 	if i := slices.IndexFunc(addrs, func(a netip.Addr) bool { return known && a.Compare(before) > 0 }); i >= 0 {
 		addr = addrs[i]
-	}
-	if e.known == nil {
-		e.known = map[string]netip.Addr{}
 	}
 	e.known[name] = addr
 	return addr, nil

@@ -13,11 +13,12 @@ func TestEndpointByName(t *testing.T) {
 	addrs := []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("192.0.2.1")}
 	lookups := 0
 	var failed error
-	e := endpoints{lookup: func(context.Context, string) ([]netip.Addr, error) {
+	e := newEndpoints()
+	e.lookup = func(context.Context, string, string) ([]netip.Addr, error) {
 		lookups++
 		slices.Reverse(addrs) // as name servers do, each time
 		return slices.Clone(addrs), failed
-	}}
+	}
 	e.set([]string{"lb.example.test:51840"})
 	want := func(want string, wantLookups int) {
 		t.Helper()

@@ -81,7 +81,9 @@ func (a *agent) hear(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 	}
 	a.heard = nil
 	if heard != nil {
-		usable := filter(p, p.Plane(a.local.plane), nodes, slices.Concat(a.PodIPs, apiServer())).Usable(*heard)
+		// The API server, as pods know it; by a name it is no address that a peer could give.
+		api, _ := netip.ParseAddr(os.Getenv("KUBERNETES_SERVICE_HOST"))
+		usable := filter(p, p.Plane(a.local.plane), nodes, append([]netip.Addr{api}, a.PodIPs...)).Usable(*heard)
 		if len(usable.Endpoints)+len(usable.NodeIPs) > 0 {
 			a.heard = &usable
 		}
@@ -110,15 +112,6 @@ func filter(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNet
 		f.Own = append(f.Own, netip.PrefixFrom(a, a.BitLen())) // of what is no address nothing
 	}
 	return f
-}
-
-// apiServer is the address of the cluster's API server as pods know it.
-func apiServer() []netip.Addr {
-	addr, err := netip.ParseAddr(os.Getenv("KUBERNETES_SERVICE_HOST"))
-	if err != nil {
-		return nil
-	}
-	return []netip.Addr{addr}
 }
 
 // callable are the endpoints to try in turn: what the peer's gateway has told, and then

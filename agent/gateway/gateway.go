@@ -98,7 +98,7 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	a := &agent{
-		Config: cfg, view: view, kernel: kernel,
+		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(),
 		local: local{plane: int32(cfg.Plane), key: key, overlayKey: overlayKey, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
@@ -185,7 +185,7 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 			a.Log.Info("repaired the tunnel")
 		}
 	}
-	if a.redialer.observe(a.probes, stats.RxBytes) {
+	if a.redialer.observe(a.probes, heard) {
 		if heard {
 			a.prober.Hurry()
 		}

@@ -26,18 +26,16 @@ type redialer struct {
 	// downSince is zero while the session works. redialed is when the handshake was last
 	// started anew.
 	downSince, redialed time.Time
-	// received is how many bytes have come from the peer, lastReceived when there were
-	// more of them.
-	received     int64
+	// lastReceived is when something last came from the peer.
 	lastReceived time.Time
 }
 
-// observe takes what was measured, and returns whether the session is down.
-func (r *redialer) observe(probes tunnel.ProbeStats, received int64) bool {
-	if received > r.received {
+// observe takes what was measured, and whether anything has come from the peer. It returns
+// whether the session is down.
+func (r *redialer) observe(probes tunnel.ProbeStats, heard bool) bool {
+	if heard {
 		r.lastReceived = time.Now()
 	}
-	r.received = received // a new session begins to count anew
 	switch {
 	case !r.sessionDown(probes):
 		r.downSince = time.Time{}

@@ -26,12 +26,12 @@ func TestSessionDown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				r := redialer{received: 1, lastReceived: time.Now().Add(-tc.received)}
+				r := redialer{lastReceived: time.Now().Add(-tc.received)}
 				probes := tunnel.ProbeStats{Unanswered: tc.unanswered}
 				if tc.reply >= 0 {
 					probes.LastReply = time.Now().Add(-tc.reply)
 				}
-				if got := r.observe(probes, 1); got != tc.want {
+				if got := r.observe(probes, false); got != tc.want {
 					t.Errorf("down is %v, want %v", got, tc.want)
 				}
 			})
@@ -41,10 +41,11 @@ func TestSessionDown(t *testing.T) {
 
 // redials lets a redialer look for some time, and says when it has redialed.
 func redials(r *redialer, d time.Duration, look func(at time.Duration) (tunnel.ProbeStats, int64)) (out []time.Duration) {
-	start := time.Now()
+	start, before := time.Now(), int64(0)
 	for time.Since(start) < d {
 		probes, received := look(time.Since(start))
-		r.observe(probes, received)
+		r.observe(probes, received > before)
+		before = received
 		if r.shouldRedial(probes) {
 			out = append(out, time.Since(start))
 			r.redialed = time.Now()
@@ -95,9 +96,9 @@ func TestRedial(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		start := time.Now()
-		r := redialer{redialed: start.Add(-time.Hour), lastReceived: start, received: 1}
+		r := redialer{redialed: start.Add(-time.Hour), lastReceived: start}
 		got := redials(&r, 4*time.Second, func(at time.Duration) (tunnel.ProbeStats, int64) {
-			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / (100 * time.Millisecond))}, 1
+			return tunnel.ProbeStats{LastReply: start, Unanswered: uint64(at / (100 * time.Millisecond))}, 0
 		})
 		if len(got) < 2 || got[0] <= probeInterval+redialLater || got[1]-got[0] < redialLater {
 			t.Errorf("a session that was lost is started anew at %v", got)

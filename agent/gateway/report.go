@@ -42,7 +42,8 @@ func (a *agent) Status(problem string) (status, bool) {
 		return status{}, false
 	}
 	s := status{peering: a.peering.UID, plane: a.planeStatus(problem)}
-	if a.writesConditions() {
+	// The gateway of the plane with the lowest index writes them.
+	if !slices.ContainsFunc(a.peering.Spec.Planes, func(p v1alpha1.Plane) bool { return p.Index < a.local.plane }) {
 		s.conditions = a.currentConditions(s.plane)
 	}
 	return s, true
@@ -79,11 +80,6 @@ func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	default:
 		return fmt.Sprintf("probes through the tunnel are not answered since %s", lastReply.UTC().Format(time.RFC3339))
 	}
-}
-
-// writesConditions says that this gateway is of the plane with the lowest index.
-func (a *agent) writesConditions() bool {
-	return !slices.ContainsFunc(a.peering.Spec.Planes, func(p v1alpha1.Plane) bool { return p.Index < a.local.plane })
 }
 
 // currentConditions are those of the peering: what this gateway sees of its own plane,

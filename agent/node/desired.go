@@ -51,8 +51,6 @@ type gateway struct {
 	// remote is the peer's gateway's address, which answers probes.
 	remote netip.Addr
 	link   string
-	// failed says that the kernel does not hold what is wanted of it.
-	failed bool
 }
 
 // desired is all that the kernel of a node should hold.

@@ -97,7 +97,7 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 	}
 	defer kernel.Close()
 	a := &agent{
-		Config: cfg, kernel: kernel, own: own, node: node, manager: manager(node), view: &watch.View{Client: c},
+		Config: cfg, kernel: kernel, own: own, node: node, manager: manager(node), kept: own.Status.Gateways, view: &watch.View{Client: c},
 		local: local{name: cfg.NodeName, address: address, key: key}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 	}
 	if err := a.readKernel(); err != nil {
@@ -165,8 +165,11 @@ type agent struct {
 	want   desired
 	inSync bool
 	err    error
-	// gateways are those to report once the kernel was reconciled, with those that have failed.
+	// gateways are those that there is a link to, or will be. kept are the entries of others
+	// that are reported on: at first those of the agent before this one, since the kernel
+	// still holds them. reconciled says that it has been looked at.
 	gateways   []gateway
+	kept       []v1alpha1.NodeGateway
 	reconciled bool
 	probers    map[probeKey]*prober
 	// paths are how packets get to gateways, asked of the kernel when it has changed.
@@ -236,9 +239,9 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 			return false, err
 		}
 	}
-	a.gateways, a.reconciled = want.gateways, true
+	a.gateways, a.kept, a.reconciled = want.gateways, nil, true
 	if partial != nil {
-		a.gateways = gatewaysAfterPartialApply(partial, want.gateways, a.own.Status.Gateways)
+		a.gateways, a.kept = afterPartialApply(partial, want.gateways, a.own)
 	}
 	a.probe(ctx, a.gateways)
 	// What only others can change is not tried again and again: they tell, by the
@@ -247,21 +250,29 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 	return err == nil && (blocked == nil || errors.As(blocked, &byOthers)), errors.Join(blocked, err)
 }
 
-// gatewaysAfterPartialApply are the gateways to report after an Apply that could not do
-// everything: those that are wanted, and, where something could not be removed, those
-// that were reported before.
-func gatewaysAfterPartialApply(p *overlay.PartialError, wanted []gateway, reported []v1alpha1.NodeGateway) []gateway {
-	out := slices.Clone(wanted)
-	for i := range out {
-		out[i].failed = slices.Contains(p.Links, out[i].link)
-	}
-	for _, r := range reported {
-		known := slices.ContainsFunc(out, func(g gateway) bool { return g.peering == r.Peering && g.plane == r.Plane })
-		if p.RemovalFailed && !known {
-			out = append(out, gateway{peering: r.Peering, plane: r.Plane, failed: true})
+// afterPartialApply says which gateways there is a link to after an Apply that could not do
+// everything. The others' entries are kept as they were reported. Of a link that has failed,
+// what was true may still be, or be again: the gateway keeps its link until then. And what
+// could not be removed is still there.
+func afterPartialApply(p *overlay.PartialError, wanted []gateway, own *v1alpha1.NodeNetwork) (linked []gateway, kept []v1alpha1.NodeGateway) {
+	for _, g := range wanted {
+		last := own.Gateway(g.peering, g.plane)
+		switch {
+		case !slices.Contains(p.Links, g.link):
+			linked = append(linked, g)
+		case last != nil:
+			kept = append(kept, *last)
+		default:
+			kept = append(kept, v1alpha1.NodeGateway{Peering: g.peering, Plane: g.plane})
 		}
 	}
-	return out
+	for _, r := range own.Status.Gateways {
+		isWanted := slices.ContainsFunc(wanted, func(g gateway) bool { return g.peering == r.Peering && g.plane == r.Plane })
+		if p.RemovalFailed && !isWanted {
+			kept = append(kept, r)
+		}
+	}
+	return linked, kept
 }
 
 // readObjects looks at the node's Node and its own pods.

@@ -48,8 +48,7 @@ func (a *agent) Look(context.Context) (changed bool, next time.Duration) {
 	return false, next
 }
 
-// probe has one prober for each gateway that there is a link to. Where the link has
-// failed there may still be the one of before.
+// probe has one prober for each gateway that there is a link to.
 func (a *agent) probe(ctx context.Context, gateways []gateway) {
 	wanted := map[probeKey]bool{}
 	for _, g := range gateways {
@@ -59,11 +58,14 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 		}
 		wanted[key] = true
 		p := a.probers[key]
-		if p == nil && !g.failed {
-			p = a.newProber(ctx, g)
+		if p == nil {
+			p = &prober{Prober: tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval)}
+			probing, stop := context.WithCancel(ctx)
+			p.stop = stop
 			a.probers[key] = p
+			go p.Run(probing)
 		}
-		if p != nil && p.gateway != g {
+		if p.gateway != g {
 			p.gateway = g
 			p.Hurry()
 		}
@@ -74,11 +76,4 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 			delete(a.probers, key)
 		}
 	}
-}
-
-func (a *agent) newProber(ctx context.Context, g gateway) *prober {
-	ctx, stop := context.WithCancel(ctx)
-	p := &prober{Prober: tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval), stop: stop}
-	go p.Run(ctx)
-	return p
 }

@@ -60,19 +60,15 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 		s.PodIPs = s.PodIPs[:maxPodIPs]
 		problems = append(problems, fmt.Sprintf("%d pods are not reported, as more than %d have an address outside of the node's ranges: the peer does not reach them", n-maxPodIPs, maxPodIPs))
 	}
-	if !a.reconciled {
-		// Of the agent before this one: the kernel still holds it. What that one has
-		// measured says nothing of this one.
-		s.Gateways = slices.Clone(a.own.Status.Gateways)
-		for i := range s.Gateways {
-			s.Gateways[i].Ready = false
-		}
-	}
 	for _, g := range a.gateways {
 		entry, err := a.gatewayStatus(g)
 		if err != nil {
 			problems = append(problems, err.Error())
 		}
+		s.Gateways = append(s.Gateways, entry)
+	}
+	for _, entry := range a.kept {
+		entry.Ready = false // what was measured says nothing of now
 		s.Gateways = append(s.Gateways, entry)
 	}
 	s.Message = strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; ")
@@ -91,30 +87,21 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 
 // gatewayStatus is the entry of one gateway, and why the path there is not known.
 func (a *agent) gatewayStatus(g gateway) (entry v1alpha1.NodeGateway, err error) {
-	last := a.own.Gateway(g.peering, g.plane)
 	entry = v1alpha1.NodeGateway{Peering: g.peering, Plane: g.plane, ObservedGeneration: g.generation}
-	switch {
-	case g.failed && last != nil:
-		// What was true may still be, or be again: the gateway keeps its link until then.
-		entry = *last
-	case g.failed:
-		entry.ObservedGeneration = 0
-	case g.pod.IsValid():
+	if g.pod.IsValid() {
 		entry.GatewayIP = v1alpha1.IP{Addr: g.pod}
 		path := a.pathTo(g)
+		entry.Source, entry.MTU = v1alpha1.IP{Addr: path.source}, int32(path.mtu)
 		if path.err != nil {
 			err = fmt.Errorf("the path to gateway %s: %w", g.pod, path.err)
 			// It may come back: the gateway keeps its link until then.
-			if last != nil && last.GatewayIP.Addr == g.pod {
+			if last := a.own.Gateway(g.peering, g.plane); last != nil && last.GatewayIP.Addr == g.pod {
 				entry.Source, entry.MTU = last.Source, last.MTU
 			}
-			break
 		}
-		entry.Source, entry.MTU = v1alpha1.IP{Addr: path.source}, int32(path.mtu)
 	}
-	entry.Ready = false
 	if p := a.probers[probeKey{g.remote, g.plane}]; p != nil {
-		entry.Ready = p.ready && !g.failed
+		entry.Ready = p.ready
 		entry.RTTMicroseconds, entry.LossPercent = p.stats.Median.Microseconds(), int32(p.stats.Loss*100+0.5)
 	}
 	return entry, err
