@@ -366,8 +366,8 @@ func componentLabels(component string) map[string]string {
 	return l
 }
 
-// accountFor is the account of an agent, with permissions in the whole cluster by a role of
-// another name, and with some in our namespace only: elsewhere Leases are heartbeats of
+// accountFor is the account of an agent. It has permissions in the whole cluster, by a role
+// of another name, and some in our namespace only: elsewhere Leases are heartbeats of
 // others.
 func accountFor(name, clusterName string, labels map[string]string, inCluster, inNamespace []rbacv1.PolicyRule) []Object {
 	rbac := rbacv1.SchemeGroupVersion.String()
