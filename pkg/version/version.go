@@ -30,13 +30,12 @@ func Older(a, b string) bool {
 	if x == nil || y == nil {
 		return false
 	}
-	releaseA, errA := utilversion.ParseSemantic(x[1])
-	releaseB, errB := utilversion.ParseSemantic(y[1])
-	if errA != nil || errB != nil {
+	release, err := utilversion.ParseSemantic(x[1])
+	if err != nil {
 		return false
 	}
-	if x[1] != y[1] {
-		return releaseA.LessThan(releaseB)
+	if order, err := release.Compare(y[1]); err != nil || order != 0 {
+		return order < 0
 	}
 	commitsA, _ := strconv.Atoi(x[2]) // none is 0
 	commitsB, _ := strconv.Atoi(y[2])
