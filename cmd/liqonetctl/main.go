@@ -5,13 +5,16 @@ package main
 import (
 	"context"
 	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/liqonet/liqonet/pkg/cli"
 )
 
 func main() {
-	ctx, cancel := cli.WithSignals(context.Background())
-	code := cli.Run(ctx, os.Args[1:], cli.Streams{Out: os.Stdout, Err: os.Stderr})
-	cancel()
-	os.Exit(code)
+	// The first signal ends the command, which undoes what it did. The second one ends
+	// the process at once.
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	os.Exit(cli.Run(ctx, os.Args[1:], cli.Streams{Out: os.Stdout, Err: os.Stderr}))
 }

@@ -3,7 +3,6 @@ package cli
 import (
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 )
 
@@ -37,18 +36,11 @@ func (c *choices) GetSlice() []string { return c.values }
 // Set refuses what is not in the list.
 func (c *choices) Set(s string) error {
 	at := strings.LastIndex(s, "=") + 1
-	value, port, hasPort := strings.Cut(s[at:], ":")
+	value, _, hasPort := strings.Cut(s[at:], ":")
 	i := slices.IndexFunc(c.allowed, func(a string) bool { return strings.EqualFold(a, value) })
 	if i < 0 || hasPort && c.allowed[i] != c.withPort {
 		return fmt.Errorf("%q must be one of %s", s[at:], strings.Join(c.allowed, ", "))
 	}
-	value = s[:at] + c.allowed[i]
-	if hasPort {
-		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-			return fmt.Errorf("%q is not a port from 1 to 65535", port)
-		}
-		value += ":" + port
-	}
-	c.values = append(c.values, value)
+	c.values = append(c.values, s[:at]+c.allowed[i]+s[at+len(value):])
 	return nil
 }

@@ -14,20 +14,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	appsv1 "k8s.io/api/apps/v1"
-	authorizationv1 "k8s.io/api/authorization/v1"
-	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // credentials of all providers, as kubectl
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
@@ -52,25 +46,29 @@ func (g *globals) clusters(ctx context.Context, refs ...string) ([]*peering.Clus
 // identify finds the kubeconfig entries of all clusters that were named, and asks the
 // clusters who they are. Of those that do not answer, it returns why.
 func (g *globals) identify(ctx context.Context, refs []string) (out []*peering.Cluster, errs []error, err error) {
-	out, errs = make([]*peering.Cluster, len(refs)), make([]error, len(refs))
-	for i, ref := range refs {
-		if out[i], err = g.resolve(ref); err != nil {
+	for _, ref := range refs {
+		c, err := g.resolve(ref)
+		if err != nil {
 			return nil, nil, err
 		}
+		out = append(out, c)
 	}
 	distinguish(out, refs)
-	ctx, cancel := withIdentifyTimeout(ctx)
+	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, fmt.Errorf("no answer within %s: %w", identifyTimeout, context.DeadlineExceeded))
 	defer cancel()
-	var wg sync.WaitGroup
-	for i, c := range out {
-		wg.Go(func() { errs[i] = c.Identify(ctx) })
-	}
-	wg.Wait()
+	_, errs = inParallel(out, func(c *peering.Cluster) (struct{}, error) { return struct{}{}, c.Identify(ctx) })
 	return out, errs, nil
 }
 
-func withIdentifyTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, identifyTimeout, fmt.Errorf("no answer within %s: %w", identifyTimeout, context.DeadlineExceeded))
+// inParallel calls do for all of in at the same time, and returns what came of each.
+func inParallel[T, R any](in []T, do func(T) (R, error)) ([]R, []error) {
+	results, errs := make([]R, len(in)), make([]error, len(in))
+	var wg sync.WaitGroup
+	for i, x := range in {
+		wg.Go(func() { results[i], errs[i] = do(x) })
+	}
+	wg.Wait()
+	return results, errs
 }
 
 // distinguish gives clusters whose contexts have the same name, as those of two
@@ -89,25 +87,35 @@ func distinguish(clusters []*peering.Cluster, refs []string) {
 
 // resolve finds the kubeconfig entry that a CLUSTER argument names.
 func (g *globals) resolve(ref string) (*peering.Cluster, error) {
-	rules, raw, err := g.kubeconfigs()
+	rules, raw, err := loadKubeconfig(g.kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := raw.Contexts[ref]; ok {
-		return connect(ref, "kubectl --context "+ref, raw, ref, rules)
+	if raw.Contexts[ref] != nil {
+		return connect(ref, ref, raw, rules)
 	}
 	file, contextName, _ := strings.Cut(ref, "#")
-	if info, err := os.Stat(file); err == nil && !info.IsDir() {
-		return fromFile(file, contextName)
+	if info, err := os.Stat(file); err != nil || info.IsDir() {
+		known := cmp.Or(contextNames(raw), "none in "+strings.Join(rules.GetLoadingPrecedence(), ", ")+"; set $KUBECONFIG or --kubeconfig, or name a file")
+		return nil, usageError("known contexts: "+known, "cluster %q is neither a context of the kubeconfig nor a kubeconfig file", ref)
 	}
-	known := slices.Sorted(maps.Keys(raw.Contexts))
-	hint := "known contexts: " + strings.Join(known, ", ")
-	if len(known) == 0 {
-		hint = "no context found in " + strings.Join(rules.GetLoadingPrecedence(), ", ") + "; set $KUBECONFIG or --kubeconfig, or name a file"
+	if rules, raw, err = loadKubeconfig(file); err != nil {
+		return nil, err
 	}
-	return nil, &peering.Error{
-		Kind: peering.Usage, Doing: fmt.Sprintf("cluster %q is neither a context of the kubeconfig nor a kubeconfig file", ref), Hint: hint,
+	name := contextName
+	if contextName == "" {
+		contextName = raw.CurrentContext
+		name = strings.TrimLeft(filepath.Base(file), ".")
+		name = strings.TrimSuffix(name, filepath.Ext(name))
 	}
+	if raw.Contexts[contextName] == nil {
+		return nil, usageError("its contexts: "+contextNames(raw)+"; name one as FILE#CONTEXT", "kubeconfig %s has no context %q", file, contextName)
+	}
+	return connect(name, contextName, raw, rules)
+}
+
+func contextNames(raw *clientcmdapi.Config) string {
+	return strings.Join(slices.Sorted(maps.Keys(raw.Contexts)), ", ")
 }
 
 // completeContexts offers the contexts of the kubeconfig for the first n
@@ -117,7 +125,7 @@ func (g *globals) completeContexts(n int) cobra.CompletionFunc {
 		if len(args) >= n {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		_, raw, err := g.kubeconfigs()
+		_, raw, err := loadKubeconfig(g.kubeconfig)
 		if err != nil {
 			return nil, cobra.ShellCompDirectiveDefault
 		}
@@ -126,52 +134,27 @@ func (g *globals) completeContexts(n int) cobra.CompletionFunc {
 	}
 }
 
-// kubeconfigs merges the kubeconfig files as kubectl does.
-func (g *globals) kubeconfigs() (clientcmd.ConfigAccess, clientcmdapi.Config, error) {
-	flags := genericclioptions.NewConfigFlags(false)
-	if g.kubeconfig != "" {
-		flags.KubeConfig = &g.kubeconfig
-	}
-	loader := flags.ToRawKubeConfigLoader()
-	raw, err := loader.RawConfig()
-	rules := loader.ConfigAccess()
+// loadKubeconfig reads a kubeconfig file. Without a name it merges the default ones, as
+// kubectl does.
+func loadKubeconfig(file string) (*clientcmd.ClientConfigLoadingRules, *clientcmdapi.Config, error) {
+	rules := clientcmd.NewDefaultClientConfigLoadingRules()
+	rules.ExplicitPath = file
+	raw, err := rules.Load()
 	if err != nil {
-		return rules, raw, &peering.Error{
-			Kind: peering.Usage, Doing: "read the kubeconfig", Err: err,
-			Hint: "check $KUBECONFIG and --kubeconfig (try: kubectl config view)",
-		}
+		return nil, nil, usageError("is it a kubeconfig that you may read? (try: kubectl config view)", "read kubeconfig %s: %v",
+			strings.Join(rules.GetLoadingPrecedence(), ", "), err)
 	}
 	return rules, raw, nil
 }
 
-func fromFile(file, contextName string) (*peering.Cluster, error) {
-	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: file}
-	raw, err := rules.Load()
+func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcmd.ClientConfigLoadingRules) (*peering.Cluster, error) {
+	kubectl := "kubectl --context " + contextName
+	if rules.ExplicitPath != "" {
+		kubectl = fmt.Sprintf("kubectl --kubeconfig %s --context %s", rules.ExplicitPath, contextName)
+	}
+	cfg, err := clientcmd.NewNonInteractiveClientConfig(*raw, contextName, &clientcmd.ConfigOverrides{}, rules).ClientConfig()
 	if err != nil {
-		return nil, &peering.Error{Kind: peering.Usage, Doing: "read kubeconfig " + file, Err: err, Hint: "is it a kubeconfig that you may read?"}
-	}
-	name := contextName
-	if contextName == "" {
-		contextName = raw.CurrentContext
-		name = strings.TrimLeft(filepath.Base(file), ".")
-		name = strings.TrimSuffix(name, filepath.Ext(name))
-	}
-	if _, ok := raw.Contexts[contextName]; !ok {
-		return nil, &peering.Error{
-			Kind: peering.Usage, Doing: fmt.Sprintf("kubeconfig %s has no context %q", file, contextName),
-			Hint: "its contexts: " + strings.Join(slices.Sorted(maps.Keys(raw.Contexts)), ", ") + "; name one as FILE#CONTEXT",
-		}
-	}
-	return connect(name, fmt.Sprintf("kubectl --kubeconfig %s --context %s", file, contextName), *raw, contextName, rules)
-}
-
-func connect(name, kubectl string, raw clientcmdapi.Config, contextName string, access clientcmd.ConfigAccess) (*peering.Cluster, error) {
-	cfg, err := clientcmd.NewNonInteractiveClientConfig(raw, contextName, &clientcmd.ConfigOverrides{}, access).ClientConfig()
-	if err != nil {
-		return nil, &peering.Error{
-			Kind: peering.Usage, Cluster: name, Doing: fmt.Sprintf("read context %q of the kubeconfig", contextName), Err: err,
-			Hint: "try: " + kubectl + " get nodes",
-		}
+		return nil, usageError("try: "+kubectl+" get nodes", "cluster %q: read context %q of the kubeconfig: %v", name, contextName, err)
 	}
 	// Commands send many small requests in parallel; the server limits them by
 	// its own priority and fairness.
@@ -201,7 +184,8 @@ func connect(name, kubectl string, raw clientcmdapi.Config, contextName string, 
 	return &peering.Cluster{Name: name, Client: c, Discovery: d, DefaultImage: version.AgentImage(version.String()), Kubectl: kubectl, Now: clock.now}, nil
 }
 
-// kinds asks the API server only for kinds that are not known beforehand.
+// kinds asks the API server only for kinds that are not known beforehand. Other than with
+// meta.FirstHitRESTMapper, the class of an error can be told.
 type kinds struct {
 	meta.RESTMapper
 	known meta.RESTMapper
@@ -215,36 +199,23 @@ func (k kinds) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTM
 	return k.RESTMapper.RESTMapping(gk, versions...)
 }
 
-// knownKinds are those that commands write or always read.
+// knownKinds are the kinds of the scheme. Commands use those here that are of the whole
+// cluster; all others are of a namespace.
 func knownKinds(s *runtime.Scheme) meta.RESTMapper {
+	ofCluster := sets.New("Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "SelfSubjectAccessReview", "ServiceCIDR",
+		"ClusterNetwork", "Peering", "NodeNetwork")
 	m := meta.NewDefaultRESTMapper(nil)
-	for scope, objs := range map[meta.RESTScope][]runtime.Object{
-		meta.RESTScopeRoot: {
-			&corev1.Namespace{}, &corev1.Node{}, &rbacv1.ClusterRole{}, &rbacv1.ClusterRoleBinding{},
-			&apiextensionsv1.CustomResourceDefinition{}, &authorizationv1.SelfSubjectAccessReview{},
-			&v1alpha1.ClusterNetwork{}, &v1alpha1.Peering{}, &v1alpha1.NodeNetwork{},
-		},
-		meta.RESTScopeNamespace: {
-			&corev1.Pod{}, &corev1.Service{}, &corev1.Secret{}, &corev1.ConfigMap{}, &corev1.ServiceAccount{}, &corev1.Event{},
-			&corev1.ResourceQuota{}, &coordinationv1.Lease{}, &rbacv1.Role{}, &rbacv1.RoleBinding{},
-			&discoveryv1.EndpointSlice{}, &appsv1.DaemonSet{}, &appsv1.Deployment{}, &appsv1.ReplicaSet{}, &appsv1.ControllerRevision{},
-		},
-	} {
-		for _, obj := range objs {
-			gvks, _, err := s.ObjectKinds(obj)
-			if err != nil {
-				continue
-			}
-			m.Add(gvks[0], scope)
+	for kind := range s.AllKnownTypes() {
+		scope := meta.RESTScopeNamespace
+		if ofCluster.Has(kind.Kind) {
+			scope = meta.RESTScopeRoot
 		}
+		m.Add(kind, scope)
 	}
 	return m
 }
 
 func newScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	return s, errors.Join(
-		coordinationv1.AddToScheme(s), corev1.AddToScheme(s), discoveryv1.AddToScheme(s), appsv1.AddToScheme(s), rbacv1.AddToScheme(s), networkingv1.AddToScheme(s),
-		authorizationv1.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s),
-	)
+	return s, errors.Join(clientgoscheme.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s))
 }

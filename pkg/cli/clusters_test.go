@@ -75,7 +75,7 @@ func TestResolve(t *testing.T) {
 		})
 	}
 	t.Run("a context wins over a file", func(t *testing.T) {
-		_, raw, err := (&globals{}).kubeconfigs()
+		_, raw, err := loadKubeconfig("")
 		if err != nil || raw.Contexts["file-too"] == nil {
 			t.Fatal(err)
 		}
@@ -89,6 +89,8 @@ func TestResolve(t *testing.T) {
 		g := &globals{kubeconfig: filepath.Join(home, "b.conf")}
 		if c, err := g.resolve("admin@x"); err != nil || c.Name != "admin@x" {
 			t.Errorf("got %v, %v", c, err)
+		} else if want := "kubectl --kubeconfig " + g.kubeconfig + " --context admin@x"; c.Kubectl != want {
+			t.Errorf("the hint would be %q, want %q", c.Kubectl, want)
 		}
 		if _, err := g.resolve("one"); err == nil {
 			t.Error("a context of $KUBECONFIG was found")
@@ -101,7 +103,7 @@ func TestResolve(t *testing.T) {
 	t.Run("no kubeconfig at all", func(t *testing.T) {
 		t.Setenv("KUBECONFIG", filepath.Join(home, "missing"))
 		_, err := (&globals{}).resolve("one")
-		if e := (*peering.Error)(nil); !errors.As(err, &e) || !strings.Contains(e.Hint, "no context found in") || !strings.Contains(e.Hint, "missing") {
+		if e := (*peering.Error)(nil); !errors.As(err, &e) || !strings.Contains(e.Hint, "none in") || !strings.Contains(e.Hint, "missing") {
 			t.Errorf("got %#v", err)
 		}
 	})

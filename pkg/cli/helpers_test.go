@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -50,9 +51,22 @@ func isolate(t *testing.T) string {
 // run runs a command line.
 func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	var out, err bytes.Buffer
+	var out bytes.Buffer
+	var err lockedBuffer
 	code = Run(t.Context(), args, Streams{Out: &out, Err: &err})
 	return code, out.String(), err.String()
+}
+
+// lockedBuffer can be written by several goroutines, as a file can.
+type lockedBuffer struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.Write(p)
 }
 
 // kubeconfig writes a file with contexts; the first one is the current one. Each

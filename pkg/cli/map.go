@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"time"
 
@@ -9,7 +8,6 @@ import (
 )
 
 func newMap(g *globals) *cobra.Command {
-	var reverse bool
 	cmd := &cobra.Command{
 		Use:   "map A B NAMESPACE/POD|NAMESPACE/SERVICE|ADDRESS",
 		Short: "Print the address by which something of cluster A is known in cluster B",
@@ -23,30 +21,26 @@ knows something of cluster A, the one that it has in cluster A.`,
   kubectl liqonet map cluster-a cluster-b 10.244.1.7
   kubectl liqonet map cluster-a cluster-b default/web
   kubectl liqonet map cluster-a cluster-b 10.92.1.7 --reverse`,
-		Args:              exactArgs(3),
+		Args:              cobra.ExactArgs(3),
 		ValidArgsFunction: g.completeContexts(2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return g.mapAddress(cmd.Context(), args[0], args[1], args[2], reverse)
-		},
+		RunE:              g.mapAddress,
 	}
-	cmd.Flags().BoolVar(&reverse, "reverse", false, "print the address in A of what B knows by the address given")
+	cmd.Flags().Bool("reverse", false, "print the address in A of what B knows by the address given")
 	addTimeout(cmd, 15*time.Second)
 	return cmd
 }
 
-func (g *globals) mapAddress(ctx context.Context, refA, refB, what string, reverse bool) error {
-	ctx, cancel := g.withTimeout(ctx)
-	defer cancel()
-	clusters, err := g.clusters(ctx, refA, refB)
+func (g *globals) mapAddress(cmd *cobra.Command, args []string) error {
+	ctx, what := cmd.Context(), args[2]
+	clusters, err := g.clusters(ctx, args[:2]...)
 	if err != nil {
 		return err
 	}
-	if reverse {
+	if reverse, _ := cmd.Flags().GetBool("reverse"); reverse {
 		addr, err := clusters[0].MapBack(ctx, clusters[1], what)
-		if err != nil {
-			return err
+		if err == nil {
+			fmt.Fprintln(g.streams.Out, addr)
 		}
-		_, err = fmt.Fprintln(g.streams.Out, addr)
 		return err
 	}
 	addrs, err := clusters[0].MapFor(ctx, clusters[1], what)

@@ -53,24 +53,18 @@ func (o *output) printer() (printers.ResourcePrinter, error) {
 	return flags.ToPrinter()
 }
 
-// document is what a command prints for programs.
-type document interface {
-	runtime.Object
-	// names are those of the objects that it is about, as KIND.GROUP/NAME.
-	names() []string
-}
-
-// print prints a document for programs.
-func (o *output) print(w io.Writer, d document) error {
+// print prints a document for programs, or the names of the objects that it is about, as
+// KIND.GROUP/NAME.
+func (o *output) print(w io.Writer, document runtime.Object, names []string) error {
 	if o.format == "name" {
-		_, err := io.WriteString(w, strings.Join(append(d.names(), ""), "\n"))
+		_, err := io.WriteString(w, strings.Join(append(names, ""), "\n"))
 		return err
 	}
 	p, err := o.printer()
 	if err != nil {
 		return err
 	}
-	return p.PrintObj(d, w)
+	return p.PrintObj(document, w)
 }
 
 // documentType names a document, and the version of its fields.
@@ -80,7 +74,7 @@ func documentType(kind string) metav1.TypeMeta {
 
 // printTable prints rows under a head. Columns whose name begins with "+" are those of
 // -o wide.
-func (o *output) printTable(w io.Writer, head []string, rows [][]any) error {
+func (o *output) printTable(w io.Writer, head []string, rows [][]any) {
 	table := &metav1.Table{}
 	for _, name := range head {
 		name, extra := strings.CutPrefix(name, "+")
@@ -93,7 +87,7 @@ func (o *output) printTable(w io.Writer, head []string, rows [][]any) error {
 	for _, cells := range rows {
 		table.Rows = append(table.Rows, metav1.TableRow{Cells: cells})
 	}
-	return printers.NewTablePrinter(printers.PrintOptions{Wide: o.wide()}).PrintObj(table, w)
+	_ = printers.NewTablePrinter(printers.PrintOptions{Wide: o.wide()}).PrintObj(table, w) // an error is the writer's
 }
 
 // printable makes a text safe for a terminal. Agents wrote it, and somebody who has an

@@ -44,10 +44,13 @@ type override struct {
 	facts discovery.Overrides
 }
 
-// option is a flag that can be given for each cluster, and how one item of it is read.
+// option is a flag that can be given for each cluster.
 type option struct {
-	flag  string
+	flag string
+	// parse reads one item of it.
 	parse func(o *override, item string) error
+	// forAll says that it can be given for all clusters at once, too.
+	forAll bool
 }
 
 func overrides() []option {
@@ -59,15 +62,15 @@ func overrides() []option {
 		}
 	}
 	return []option{
-		{"overlay", func(o *override, item string) error { o.Overlay = item; return nil }},
-		{"wireguard", func(o *override, item string) error { o.WireGuard = item; return nil }},
-		{"service-type", addServiceType},
-		{"pod-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.PodCIDRs })},
-		{"service-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.ServiceCIDRs })},
-		{"node-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.NodeCIDRs })},
-		{"reserve", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.Reserved })},
-		{"map", addMapping},
-		{"endpoint", addEndpoint},
+		{"overlay", func(o *override, item string) error { o.Overlay = item; return nil }, true},
+		{"wireguard", func(o *override, item string) error { o.WireGuard = item; return nil }, true},
+		{"service-type", addServiceType, true},
+		{"pod-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.PodCIDRs }), false},
+		{"service-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.ServiceCIDRs }), false},
+		{"node-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.NodeCIDRs }), false},
+		{"reserve", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.Reserved }), false},
+		{"map", addMapping, false},
+		{"endpoint", addEndpoint, false},
 	}
 }
 
@@ -75,38 +78,45 @@ func overrides() []option {
 func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (o peering.Options, err error) {
 	if o.Image = f.Lookup("agent-image").Value.String(); o.Image != "" {
 		if _, err := name.ParseReference(o.Image); err != nil {
-			return o, usageError{fmt.Errorf("--agent-image: %w", err)}
+			return o, fmt.Errorf("--agent-image: %w", err)
 		}
 	}
 	if server := f.Lookup("server").Value.String(); server != "" {
-		k, _, err := clusterValue(server+"=", refs, clusters)
+		k, err := clusterIndex(server, refs, clusters)
 		if err != nil {
-			return o, usageError{fmt.Errorf("--server: %w", err)}
+			return o, fmt.Errorf("--server: %w", err)
 		}
 		o.Server = clusters[k].ID
 	}
 	var all override
 	each := make([]override, len(clusters))
-	for _, option := range overrides() {
-		_, isChoice := f.Lookup(option.flag).Value.(*choices)
-		for _, value := range f.Lookup(option.flag).Value.(lister).GetSlice() {
-			target, items := &all, value
-			if !isChoice || strings.Contains(value, "=") {
-				k, rest, err := clusterValue(value, refs, clusters)
-				if err != nil {
-					return o, usageError{fmt.Errorf("--%s %q: %w", option.flag, value, err)}
-				}
-				target, items = &each[k], rest
+	read := func(value string, option option) error {
+		target, items := &all, value
+		if cluster, rest, ok := strings.Cut(value, "="); ok {
+			k, err := clusterIndex(cluster, refs, clusters)
+			if err != nil {
+				return err
 			}
-			for item := range strings.SplitSeq(items, ",") {
-				if err := option.parse(target, item); err != nil {
-					return o, usageError{fmt.Errorf("--%s %q: %w", option.flag, value, err)}
-				}
+			target, items = &each[k], rest
+		} else if !option.forAll {
+			return errors.New("must be CLUSTER=VALUE")
+		}
+		for item := range strings.SplitSeq(items, ",") {
+			if err := option.parse(target, item); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, option := range overrides() {
+		for _, value := range f.Lookup(option.flag).Value.(lister).GetSlice() {
+			if err := read(value, option); err != nil {
+				return o, fmt.Errorf("--%s %q: %w", option.flag, value, err)
 			}
 		}
 	}
 	if all.NodePort != 0 {
-		return o, usageError{fmt.Errorf("--service-type: a port is one cluster's: CLUSTER=%s:%d", all.ServiceType, all.NodePort)}
+		return o, fmt.Errorf("--service-type: a port is one cluster's: CLUSTER=%s:%d", all.ServiceType, all.NodePort)
 	}
 	o.Overlay, o.WireGuard, o.ServiceType = all.Overlay, all.WireGuard, all.ServiceType
 	o.Facts, o.Clusters = map[string]discovery.Overrides{}, map[string]peering.ClusterOptions{}
@@ -116,33 +126,33 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (
 	return o, nil
 }
 
-// addServiceType reads TYPE or TYPE:PORT, which the flag has checked.
-func addServiceType(o *override, item string) error {
-	kind, port, _ := strings.Cut(item, ":")
-	n, _ := strconv.Atoi(port)
-	o.ServiceType, o.NodePort = kind, int32(n)
-	return nil
+// clusterIndex says which cluster is meant by a name that the user wrote in this command
+// line.
+func clusterIndex(name string, refs []string, clusters []*peering.Cluster) (int, error) {
+	for k, c := range clusters {
+		if name == c.Name || name == refs[k] {
+			return k, nil
+		}
+	}
+	return 0, fmt.Errorf("%q is none of the clusters %s", name, strings.Join(refs, ", "))
 }
 
-// clusterValue splits CLUSTER=VALUE, where CLUSTER is as the user wrote it in this command
-// line. It returns the cluster's position.
-func clusterValue(value string, refs []string, clusters []*peering.Cluster) (cluster int, rest string, err error) {
-	cluster, length := -1, -1
-	for k := range clusters {
-		for _, name := range []string{clusters[k].Name, refs[k]} {
-			if after, ok := strings.CutPrefix(value, name+"="); ok && len(name) > length {
-				cluster, rest, length = k, after, len(name)
-			}
-		}
+// addServiceType parses TYPE or TYPE:PORT.
+func addServiceType(o *override, item string) (err error) {
+	kind, port, hasPort := strings.Cut(item, ":")
+	o.ServiceType = kind
+	if hasPort {
+		o.NodePort, err = parsePort(port)
 	}
-	if cluster < 0 {
-		before, _, ok := strings.Cut(value, "=")
-		if !ok {
-			return cluster, "", errors.New("must be CLUSTER=VALUE")
-		}
-		return cluster, "", fmt.Errorf("%q is none of the clusters %s", before, strings.Join(refs, ", "))
+	return err
+}
+
+func parsePort(s string) (int32, error) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	if err != nil || n == 0 {
+		return 0, fmt.Errorf("%q is not a port from 1 to 65535", s)
 	}
-	return cluster, rest, nil
+	return int32(n), nil
 }
 
 func parsePrefix(s string) (netip.Prefix, error) {
@@ -193,22 +203,18 @@ func addEndpoint(o *override, item string) error {
 	if err != nil {
 		return fmt.Errorf("%q is not ADDRESS:PORT", item)
 	}
-	if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
-		return fmt.Errorf("%q is not a port from 1 to 65535", port)
+	if _, err := parsePort(port); err != nil {
+		return err
 	}
-	if addr, err := netip.ParseAddr(host); err == nil {
-		if addr.IsUnspecified() || addr.IsLoopback() || addr.IsMulticast() || addr.IsLinkLocalUnicast() || addr == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
-			return fmt.Errorf("no gateway of another cluster can call %s", addr)
+	if addr, err := netip.ParseAddr(host); err != nil {
+		lower := strings.ToLower(host)
+		last := lower[strings.LastIndex(lower, ".")+1:] // it is a number in a mistyped address
+		if len(validation.IsDNS1123Subdomain(lower))+len(validation.IsDNS1035Label(last)) > 0 {
+			return fmt.Errorf("%q is neither an address nor a host name", host)
 		}
-	} else if len(validation.IsDNS1123Subdomain(strings.ToLower(host))) > 0 || numeric(host) {
-		return fmt.Errorf("%q is neither an address nor a host name", host)
+	} else if !addr.IsGlobalUnicast() {
+		return fmt.Errorf("no gateway of another cluster can call %s", addr)
 	}
 	o.Endpoints = append(o.Endpoints, item)
 	return nil
-}
-
-// numeric says that the last label is a number: a mistyped address.
-func numeric(host string) bool {
-	_, err := strconv.Atoi(host[strings.LastIndex(host, ".")+1:])
-	return err == nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/test/fakeapi"
 )
 
 func TestOverridesOfOneCluster(t *testing.T) {
@@ -75,9 +76,6 @@ func TestOverridesOfOneCluster(t *testing.T) {
 			var o peering.Options
 			if err == nil {
 				o, err = peerOptions(f, []string{"a.conf", "b"}, clusters)
-				if err != nil && ExitCode(t.Context(), err) != ExitUsage {
-					t.Errorf("exit code %d", ExitCode(t.Context(), err))
-				}
 			}
 			if tt.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tt.err) {
@@ -111,21 +109,19 @@ func TestPairs(t *testing.T) {
 		{args: "a b c d --mesh", want: "[a - b a - c a - d b - c b - d c - d]"},
 		{args: "hub --spokes a,b --spokes c", want: "[hub - a hub - b hub - c]"},
 		{args: "hub --spokes a", want: "[hub - a]"},
-		{args: "a", err: "1 arguments given, 2 expected"},
-		{args: "a b c", err: "3 arguments given, 2 expected"},
+		{args: "a", err: "accepts 2 arg(s), received 1"},
+		{args: "a b c", err: "more than 2 clusters need --mesh or --spokes"},
 		{args: "a --mesh", err: "at least 2"},
-		{args: "a b --spokes c", err: "1 expected"},
-		{args: "--spokes c", err: "1 expected"},
-		{args: "a --spokes=", err: "1 expected"},
+		{args: "a b --spokes c", err: "accepts 1 arg(s), received 2"},
+		{args: "--spokes c", err: "accepts 1 arg(s), received 0"},
+		{args: "a --spokes=", err: "accepts 2 arg(s), received 1"},
 		{args: "a --mesh --spokes b", err: "do not go together"},
-		{args: "a b a --mesh", err: `"a" is given twice`},
-		{args: "a --spokes b,b", err: `"b" is given twice`},
-		{args: "a --spokes a,b", err: `"a" is given twice`},
 	}
 	for _, name := range []string{"peer", "unpeer"} {
 		for _, tt := range tests {
 			t.Run(name+" "+tt.args, func(t *testing.T) {
-				isolate(t)
+				home := isolate(t)
+				t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "hub", "a", "b", "c", "d"))
 				cmd, _, err := NewCommand(Streams{}).Find([]string{name})
 				if err != nil {
 					t.Fatal(err)
@@ -136,20 +132,52 @@ func TestPairs(t *testing.T) {
 				args := cmd.Flags().Args()
 				err = cmd.Args(cmd, args)
 				if tt.err != "" {
-					if err == nil || !strings.Contains(err.Error(), tt.err) || ExitCode(t.Context(), err) != ExitUsage {
+					if err == nil || !strings.Contains(err.Error(), tt.err) {
 						t.Errorf("want %q, got %v", tt.err, err)
 					}
 					return
 				}
-				g := groupOf(cmd.Flags(), args)
-				var clusters []*peering.Cluster
-				for _, ref := range g.refs {
-					clusters = append(clusters, &peering.Cluster{Name: ref})
+				if err != nil {
+					t.Fatal(err)
 				}
-				if got := fmt.Sprint(g.pairs(clusters)); err != nil || got != tt.want {
-					t.Errorf("want %s, got %s, %v", tt.want, got, err)
+				// None of the clusters answers.
+				refs, hub := members(cmd.Flags(), args)
+				_, pairs, failed, err := (&globals{}).connectPairs(t.Context(), refs, hub)
+				var got []peering.Pair
+				for _, f := range failed {
+					got = append(got, f.Pair)
+				}
+				if fmt.Sprint(got) != tt.want || err != nil || len(pairs) > 0 {
+					t.Errorf("want %s, got %s, %v, %v", tt.want, got, pairs, err)
 				}
 			})
+		}
+	}
+}
+
+// No cluster is given twice, under whatever names.
+func TestSameCluster(t *testing.T) {
+	start := func(name string) string {
+		s, err := fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", "172.18.0.11", "10.244.0.0/16")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Close)
+		return s.URL
+	}
+	home := isolate(t)
+	a := start("a")
+	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a="+a, "again="+a, "b="+start("b")))
+	for _, tt := range []struct{ args, want string }{
+		{"peer a a", `"a" and "a" are the same cluster`},
+		{"unpeer a again", `"a" and "again" are the same cluster`},
+		{"peer a again --dry-run", `"a" and "again" are the same cluster`},
+		{"peer a b a --mesh", `"a" and "a" are the same cluster`},
+		{"unpeer b --spokes a,again", `"a" and "again" are the same cluster`},
+	} {
+		code, stdout, stderr := run(t, strings.Fields(tt.args)...)
+		if code != ExitUsage || stdout != "" || !strings.Contains(stderr, "Error: "+tt.want+"\n  name different clusters") {
+			t.Errorf("%s: exit code %d, stdout %q, stderr %q", tt.args, code, stdout, stderr)
 		}
 	}
 }

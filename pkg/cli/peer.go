@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,7 +9,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -44,7 +42,7 @@ changed.`,
 		Args:              pairArgs,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return g.peer(cmd.Context(), groupOf(cmd.Flags(), args), cmd.Flags(), out, dryRun)
+			return g.peer(cmd, args, out, dryRun)
 		},
 	}
 	addTimeout(cmd, 2*time.Minute)
@@ -68,32 +66,28 @@ type peerResult struct {
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *peerResult) DeepCopyObject() runtime.Object { return d }
 
-func (d *peerResult) names() []string { return peeringNames(d.Peerings) }
-
-func (g *globals) peer(ctx context.Context, members group, flags *pflag.FlagSet, out *output, dryRun bool) error {
-	ctx, cancel := g.withTimeout(ctx)
-	defer cancel()
-	start := time.Now()
-	clusters, identifyErrs, err := g.groupClusters(ctx, members)
+func (g *globals) peer(cmd *cobra.Command, args []string, out *output, dryRun bool) error {
+	ctx, start := cmd.Context(), time.Now()
+	refs, hub := members(cmd.Flags(), args)
+	clusters, pairs, failed, err := g.connectPairs(ctx, refs, hub)
 	if err != nil {
 		return err
 	}
-	o, err := peerOptions(flags, members.refs, clusters)
+	o, err := peerOptions(cmd.Flags(), refs, clusters)
 	if err != nil {
-		return err
+		return commandLineError(cmd, err)
+	}
+	if len(pairs) == 0 || dryRun && len(failed) > 0 {
+		return failures(failed)
 	}
 	if dryRun {
-		if err := errors.Join(identifyErrs...); err != nil {
-			return err
-		}
-		plans, err := peering.PlanAll(ctx, members.pairs(clusters), o, newProgress(g.streams.Err))
+		plans, err := peering.PlanAll(ctx, pairs, o, newProgress(g.streams.Err))
 		if err != nil {
 			return err
 		}
 		return out.printPlans(g.streams.Out, plans)
 	}
-	pairs, unreachable := members.reachable(clusters, identifyErrs)
-	outcomes := append(peering.PeerAll(ctx, pairs, o, g.progress(pairs)), unreachable...)
+	outcomes := append(peering.PeerAll(ctx, pairs, o, g.progress(pairs)), failed...)
 	result := &peerResult{TypeMeta: documentType("PeerResult"), Changed: []string{}, Peerings: []peering.View{}}
 	for _, outcome := range outcomes {
 		a, b := outcome.Result.Views[0], outcome.Result.Views[1]
@@ -110,24 +104,24 @@ func (g *globals) peer(ctx context.Context, members group, flags *pflag.FlagSet,
 		result.Notes = append(result.Notes, outcome.Result.Notes...)
 	}
 	if out.forPeople() {
-		err = out.printRanges(g.streams.Out, result.Peerings...)
+		out.printRanges(g.streams.Out, result.Peerings...)
 		for _, note := range result.Notes {
 			fmt.Fprintf(g.streams.Out, "Note: %s\n", note)
 		}
 	} else {
-		err = out.print(g.streams.Out, result)
+		err = out.print(g.streams.Out, result, peeringNames(result.Peerings))
 	}
 	return errors.Join(err, failures(outcomes))
 }
 
 // printRanges shows how each cluster is seen by the other.
-func (o *output) printRanges(w io.Writer, views ...peering.View) error {
+func (o *output) printRanges(w io.Writer, views ...peering.View) {
 	var rows [][]any
 	for _, v := range views {
 		real, mapped := listMappings(v.LocalPods)
 		rows = append(rows, []any{v.Cluster, v.Peer, real, mapped, v.LocalNodes.Mapped})
 	}
-	return o.printTable(w, []string{"cluster", "seen by", "pods", "as", "nodes as"}, rows)
+	o.printTable(w, []string{"cluster", "seen by", "pods", "as", "nodes as"}, rows)
 }
 
 // listMappings lists both sides of mappings.

@@ -23,9 +23,9 @@ type planDocument struct {
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *planDocument) DeepCopyObject() runtime.Object { return d }
 
-// names are the objects that would be made, changed or deleted.
-func (d *planDocument) names() (out []string) {
-	for _, p := range d.Plans {
+// changedObjects are the names of those that would be made, changed or deleted.
+func changedObjects(plans []*plan.Plan) (out []string) {
+	for _, p := range plans {
 		for _, c := range p.Clusters {
 			for _, o := range c.Objects {
 				if o.Action != plan.Keep {
@@ -41,18 +41,16 @@ func (d *planDocument) names() (out []string) {
 // printPlans prints all plans.
 func (o *output) printPlans(w io.Writer, plans []*plan.Plan) error {
 	if !o.forPeople() {
-		return o.print(w, &planDocument{documentType("Plan"), plans})
+		return o.print(w, &planDocument{documentType("Plan"), plans}, changedObjects(plans))
 	}
 	for _, p := range plans {
-		if err := o.printPlan(w, p); err != nil {
-			return err
-		}
+		o.printPlan(w, p)
 	}
 	return nil
 }
 
 // printPlan shows a plan to people.
-func (o *output) printPlan(w io.Writer, p *plan.Plan) error {
+func (o *output) printPlan(w io.Writer, p *plan.Plan) {
 	a, b := &p.Clusters[0], &p.Clusters[1]
 	fmt.Fprintf(w, "Plan to peer %s and %s; nothing was changed.\n", a.Cluster, b.Cluster)
 	for _, c := range []*plan.ClusterPlan{a, b} {
@@ -89,12 +87,9 @@ func (o *output) printPlan(w io.Writer, p *plan.Plan) error {
 			{[]string{"range", "real", "here", "because"}, ranges},
 			{[]string{"action", "object", "what for"}, objects},
 		} {
-			if len(table.rows) == 0 {
-				continue
-			}
-			fmt.Fprintln(w)
-			if err := o.printTable(w, table.head, table.rows); err != nil {
-				return err
+			if len(table.rows) > 0 {
+				fmt.Fprintln(w)
+				o.printTable(w, table.head, table.rows)
 			}
 		}
 		for _, warning := range slices.Concat(c.Warnings, c.Notes) {
@@ -103,10 +98,9 @@ func (o *output) printPlan(w io.Writer, p *plan.Plan) error {
 	}
 	if p.Changes() == 0 {
 		fmt.Fprintf(w, "\n%s and %s are peered just so: nothing would be changed.\n", a.Cluster, b.Cluster)
-		return nil
+		return
 	}
 	fmt.Fprintf(w, "\n%d objects would be made or changed: the same command without --dry-run does it.\n", p.Changes())
-	return nil
 }
 
 // remark is a reason, and how certain it is.

@@ -1,14 +1,17 @@
 package cli
 
 import (
+	"bufio"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -21,7 +24,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
-// Streams are where a command reads and writes.
+// Streams are where a command writes. Several goroutines write to Err at the same time.
 type Streams struct {
 	Out, Err io.Writer
 }
@@ -47,48 +50,40 @@ type globals struct {
 	streams Streams
 	// kubeconfig is --kubeconfig; empty for $KUBECONFIG or the default file.
 	kubeconfig string
-	timeout    time.Duration
 }
 
-// Run runs a command line and returns its exit code.
+// Run runs a command line and returns its exit code. The context ends where the user
+// interrupts the command.
 func Run(ctx context.Context, args []string, streams Streams) int {
 	// What libraries log does not concern the user.
 	klog.SetLogger(logr.Discard())
 	ctrllog.SetLogger(logr.Discard())
 
-	root := NewCommand(streams)
+	out := bufio.NewWriter(streams.Out) // it keeps the first error of all that is written
+	root := NewCommand(Streams{Out: out, Err: streams.Err})
 	root.SetArgs(args)
-	err := knownCommand(root, args)
-	if err == nil {
-		err = root.ExecuteContext(ctx)
+	started := false
+	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
+	cmd, err := root.ExecuteContextC(ctx)
+	if err != nil && !started { // cobra has found what is wrong with the command line
+		err = commandLineError(cmd, err)
 	}
-	if err == nil {
-		return ExitOK
-	}
-	if !errors.Is(err, errUnhealthy) {
+	err = cmp.Or(err, out.Flush())
+	if err != nil && !errors.Is(err, errUnhealthy) {
 		fmt.Fprintf(streams.Err, "Error: %s\n", explain(err, "  "))
 	}
 	return ExitCode(ctx, err)
 }
 
-// knownCommand looks whether the command exists. Cobra would look too, but its error could
-// not be told from others.
-func knownCommand(root *cobra.Command, args []string) error {
-	root.InitDefaultHelpCmd()
-	root.InitDefaultCompletionCmd(args...)
-	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
-		return nil
-	}
-	if _, _, err := root.Find(args); err != nil {
-		return usageError{fmt.Errorf("%w\nSee %s --help", err, root.CommandPath())}
-	}
-	return nil
+// usageError is wrong input. The hint says what to do about it.
+func usageError(hint, format string, args ...any) error {
+	return &peering.Error{Kind: peering.Usage, Doing: fmt.Sprintf(format, args...), Hint: hint}
 }
 
-// usageError is wrong input, found by cobra or by a command.
-type usageError struct{ error }
-
-func (e usageError) Unwrap() error { return e.error }
+// commandLineError is a wrong command line.
+func commandLineError(cmd *cobra.Command, err error) error {
+	return usageError(fmt.Sprintf("usage: %s; see %s --help", cmd.UseLine(), cmd.CommandPath()), "%v", err)
+}
 
 // errUnhealthy is returned by status after it has printed what is not well.
 var errUnhealthy = errors.New("not all peerings are connected")
@@ -98,16 +93,13 @@ func ExitCode(ctx context.Context, err error) int {
 	if err == nil {
 		return ExitOK
 	}
-	if errors.Is(context.Cause(ctx), errInterrupted) {
+	if ctx.Err() != nil {
 		return ExitInterrupted
-	}
-	if errors.As(err, &usageError{}) {
-		return ExitUsage
 	}
 	if errors.Is(err, errUnhealthy) {
 		return ExitUnhealthy
 	}
-	if p := (*pairsError)(nil); errors.As(err, &p) && p.failed < p.all {
+	if p := (*pairsError)(nil); errors.As(err, &p) && p.partial {
 		return ExitPartial
 	}
 	if e := (*peering.Error)(nil); errors.As(err, &e) {
@@ -156,9 +148,6 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 100"))
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return usageError{fmt.Errorf("%w\nSee %s --help", err, cmd.CommandPath())}
-	})
 	flags := root.PersistentFlags()
 	flags.StringVar(&g.kubeconfig, "kubeconfig", "", "kubeconfig file to use instead of $KUBECONFIG or ~/.kube/config")
 	flags.String("config", "", "file with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
@@ -167,8 +156,8 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 		// The check of arguments needs all flags, so they are loaded before it.
 		check := cmd.Args
 		cmd.Args = func(cmd *cobra.Command, args []string) error {
-			if err := g.load(cmd); err != nil {
-				return usageError{fmt.Errorf("%w\nSee %s --help", err, cmd.CommandPath())}
+			if err := loadFlags(cmd); err != nil {
+				return err
 			}
 			return check(cmd, args)
 		}
@@ -176,51 +165,33 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	return root
 }
 
-// load sets each flag that the command line does not set: from the environment, or
+// loadFlags sets each flag that the command line does not set: from the environment, or
 // else from the configuration file.
-func (g *globals) load(cmd *cobra.Command) error {
+func loadFlags(cmd *cobra.Command) error {
 	config := viper.New()
 	config.SetEnvPrefix("LIQONET")
 	config.SetEnvKeyReplacer(strings.NewReplacer("-", "_"))
 	config.AutomaticEnv()
-	if err := setFlag(cmd.Flags().Lookup("config"), cmd.Flags(), config); err != nil {
-		return err
-	}
-	if err := readConfig(config, cmd.Flags().Lookup("config").Value.String()); err != nil {
+	if err := readConfig(config, cmp.Or(cmd.Flag("config").Value.String(), config.GetString("config"))); err != nil {
 		return err
 	}
 	var errs []error
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { errs = append(errs, setFlag(f, cmd.Flags(), config)) })
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	if cmd.Flags().Lookup("timeout") == nil {
-		return nil
-	}
-	var err error
-	if g.timeout, err = cmd.Flags().GetDuration("timeout"); err == nil && g.timeout <= 0 {
-		err = fmt.Errorf("--timeout %s is not a positive duration such as 90s or 2m", g.timeout)
-	}
-	return err
+	return errors.Join(errs...)
 }
 
 // readConfig reads the configuration file. Without a name it is the default one, which
-// may be missing.
+// may be missing, as may be the home directory that it is in.
 func readConfig(config *viper.Viper, file string) error {
+	dir, dirErr := os.UserConfigDir()
+	config.SetConfigFile(cmp.Or(file, filepath.Join(dir, "liqonet", "config.yaml")))
 	config.SetConfigType("yaml")
-	if file == "" {
-		dir, err := os.UserConfigDir()
-		if err != nil {
-			return nil // without a home directory there is no default file
-		}
-		file = filepath.Join(dir, "liqonet", "config.yaml")
-		if _, err := os.Stat(file); err != nil {
-			return nil
-		}
+	err := config.ReadInConfig()
+	if file == "" && (dirErr != nil || errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)) {
+		return nil
 	}
-	config.SetConfigFile(file)
-	if err := config.ReadInConfig(); err != nil {
-		return fmt.Errorf("read configuration file %s: %w", file, err)
+	if err != nil {
+		return fmt.Errorf("read configuration file %s: %w", config.ConfigFileUsed(), err)
 	}
 	return nil
 }
@@ -243,22 +214,17 @@ func setFlag(f *pflag.Flag, flags *pflag.FlagSet, config *viper.Viper) error {
 	return nil
 }
 
-// addTimeout gives a command the --timeout flag.
+// addTimeout gives a command the --timeout flag, and ends it after that time.
 func addTimeout(cmd *cobra.Command, d time.Duration) {
-	cmd.Flags().Duration("timeout", d, "give up after this time")
-}
-
-// withTimeout limits a command to --timeout.
-func (g *globals) withTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(ctx, g.timeout, fmt.Errorf("timed out after %s: %w", g.timeout, context.DeadlineExceeded))
-}
-
-// exactArgs is cobra.ExactArgs with an error that tells what is missing.
-func exactArgs(n int) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		if len(args) != n {
-			return usageError{fmt.Errorf("%d arguments given, %d expected: %s\nSee %s --help", len(args), n, cmd.UseLine(), cmd.CommandPath())}
+	timeout := cmd.Flags().Duration("timeout", d, "give up after this time")
+	run := cmd.RunE
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if *timeout <= 0 {
+			return commandLineError(cmd, fmt.Errorf("--timeout %s is not a positive duration such as 90s or 2m", *timeout))
 		}
-		return nil
+		ctx, cancel := context.WithTimeoutCause(cmd.Context(), *timeout, fmt.Errorf("timed out after %s: %w", *timeout, context.DeadlineExceeded))
+		defer cancel()
+		cmd.SetContext(ctx)
+		return run(cmd, args)
 	}
 }

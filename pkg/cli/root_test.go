@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -22,10 +23,8 @@ import (
 )
 
 func TestExitCode(t *testing.T) {
-	interrupted, cancel := context.WithCancelCause(context.Background())
-	cancel(errInterrupted)
-	ended, end := context.WithCancel(context.Background())
-	end()
+	interrupted, cancel := context.WithCancel(context.Background())
+	cancel()
 	kind := func(k peering.Kind) error { return &peering.Error{Kind: k, Doing: "x"} }
 	tests := []struct {
 		name string
@@ -36,9 +35,8 @@ func TestExitCode(t *testing.T) {
 		{"no error", nil, nil, 0},
 		{"anything", nil, errors.New("x"), 1},
 		{"without a class", nil, kind(peering.Unexpected), 1},
-		{"wrong input", nil, usageError{errors.New("x")}, 2},
-		{"wrong input, wrapped", nil, fmt.Errorf("y: %w", usageError{errors.New("x")}), 2},
-		{"usage", nil, kind(peering.Usage), 2},
+		{"wrong input", nil, usageError("", "x"), 2},
+		{"wrong input, wrapped", nil, fmt.Errorf("y: %w", usageError("", "x")), 2},
 		{"unreachable", nil, kind(peering.Unreachable), 3},
 		{"forbidden", nil, kind(peering.Forbidden), 4},
 		{"not ready", nil, kind(peering.NotReady), 5},
@@ -48,7 +46,6 @@ func TestExitCode(t *testing.T) {
 		{"joined with a failed roll back", nil, errors.Join(kind(peering.NotReady), kind(peering.Unreachable)), 5},
 		{"interrupted", interrupted, kind(peering.NotReady), 130},
 		{"interrupted, and done all the same", interrupted, nil, 0},
-		{"the context ended otherwise", ended, kind(peering.NotReady), 5},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -72,12 +69,13 @@ func TestUsageErrors(t *testing.T) {
 		want string
 		env  string
 	}{
-		{args: "peer", want: "0 arguments given, 2 expected: kubectl liqonet peer CLUSTER CLUSTER"},
-		{args: "peer one", want: "1 arguments given"},
-		{args: "peer one two three", want: "3 arguments given"},
-		{args: "unpeer one", want: "1 arguments given"},
-		{args: "map one two", want: "2 arguments given, 3 expected"},
-		{args: "version x", want: "1 arguments given, 0 expected"},
+		{args: "peer", want: "accepts 2 arg(s), received 0\n  usage: kubectl liqonet peer CLUSTER CLUSTER [flags]; see kubectl liqonet peer --help\n"},
+		{args: "peer one", want: "received 1"},
+		{args: "peer one two three", want: "more than 2 clusters need --mesh or --spokes"},
+		{args: "unpeer one", want: "received 1"},
+		{args: "map one two", want: "accepts 3 arg(s), received 2"},
+		{args: "version x", want: "accepts 0 arg(s), received 1"},
+		{args: "completion bash x", want: "unknown command"},
 		{args: "peer one two --timeout 0s", want: "--timeout"},
 		{args: "peer one two --timeout -1s", want: "--timeout"},
 		{args: "peer one two --timeout soon", want: "--timeout"},
@@ -91,6 +89,7 @@ func TestUsageErrors(t *testing.T) {
 		{args: "peer one three", want: `"three" is neither`},
 		{args: "unpeer three one", want: `"three" is neither`},
 		{args: "pear one two", want: `"pear"`},
+		{args: "expose-host one two three", want: `"three" is not an address`},
 		{args: "", env: "", want: ""},
 		{args: "status --config " + filepath.Join(home, "missing.yaml"), want: "missing.yaml"},
 		{args: "status --config " + filepath.Join(home, "bad.yaml"), want: "bad.yaml"},
@@ -100,6 +99,9 @@ func TestUsageErrors(t *testing.T) {
 		{args: "status", env: "LIQONET_TIMEOUT=90", want: "--timeout"},
 		{args: "status", env: "LIQONET_OUTPUT=xml", want: "output, from the environment"},
 		{args: "status", env: "LIQONET_CONFIG=/does/not/exist", want: "/does/not/exist"},
+		{args: "peer one two", env: "LIQONET_OVERLAY=banana", want: "must be one of auto"},
+		{args: "peer one two", env: "LIQONET_WIREGUARD=banana", want: "must be one of auto"},
+		{args: "peer one two", env: "LIQONET_SERVICE_TYPE=banana", want: "must be one of auto"},
 	}
 	for _, tt := range tests {
 		if tt.args == "" {
@@ -416,15 +418,6 @@ func TestPeerOptions(t *testing.T) {
 			}
 		})
 	}
-	for _, name := range []string{"OVERLAY", "WIREGUARD", "SERVICE_TYPE"} {
-		t.Run("a wrong value of LIQONET_"+name, func(t *testing.T) {
-			isolate(t)
-			t.Setenv("LIQONET_"+name, "banana")
-			if _, err := parse(t, "peer", "a", "b"); ExitCode(t.Context(), err) != ExitUsage {
-				t.Errorf("got %v", err)
-			}
-		})
-	}
 	t.Run("upper and lower case", func(t *testing.T) {
 		isolate(t)
 		t.Setenv("LIQONET_SERVICE_TYPE", "nodeport")
@@ -483,11 +476,42 @@ func TestExplain(t *testing.T) {
 	}
 }
 
-func TestWithTimeout(t *testing.T) {
-	ctx, cancel := (&globals{timeout: time.Nanosecond}).withTimeout(t.Context())
-	defer cancel()
-	<-ctx.Done()
-	if err := context.Cause(ctx); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "timed out after 1ns") {
+// What could not be printed is an error: a script would take the rest for all.
+func TestFullDisk(t *testing.T) {
+	isolate(t)
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	var stderr bytes.Buffer
+	if code := Run(t.Context(), []string{"version"}, Streams{Out: full, Err: &stderr}); code != ExitUnexpected || !strings.Contains(stderr.String(), "no space left") {
+		t.Errorf("exit code %d, stderr %q", code, stderr.String())
+	}
+}
+
+func TestTimeout(t *testing.T) {
+	var err error
+	cmd := &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
+		<-cmd.Context().Done()
+		err = context.Cause(cmd.Context())
+		return nil
+	}}
+	addTimeout(cmd, time.Minute)
+	cmd.SetArgs([]string{"--timeout", "1ns"})
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "timed out after 1ns") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A default configuration file that cannot be there is none.
+func TestNoHome(t *testing.T) {
+	isolate(t)
+	for _, dir := range []string{"/dev/null", "/does/not/exist", "relative"} {
+		t.Setenv("XDG_CONFIG_HOME", dir)
+		load(t)
 	}
 }

@@ -3,18 +3,15 @@ package cli
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
@@ -55,8 +52,6 @@ type statusDocument struct {
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *statusDocument) DeepCopyObject() runtime.Object { return d }
 
-func (d *statusDocument) names() []string { return peeringNames(d.Peerings) }
-
 func peeringNames(views []peering.View) (out []string) {
 	for _, v := range views {
 		out = append(out, "peering."+v1alpha1.GroupVersion.Group+"/"+v.Name)
@@ -65,16 +60,14 @@ func peeringNames(views []peering.View) (out []string) {
 }
 
 func (g *globals) status(ctx context.Context, refs []string, out *output) error {
-	ctx, cancel := g.withTimeout(ctx)
-	defer cancel()
+	_, raw, err := loadKubeconfig(g.kubeconfig)
+	if err != nil {
+		return err
+	}
 	implicit := len(refs) == 0
 	if implicit {
-		_, raw, err := g.kubeconfigs()
-		if err != nil {
-			return err
-		}
 		if raw.CurrentContext == "" {
-			return usageError{errors.New("the kubeconfig has no current context\n  name a cluster (kubectl liqonet status CLUSTER), or set one (kubectl config use-context NAME)")}
+			return usageError("name a cluster (kubectl liqonet status CLUSTER), or set one (kubectl config use-context NAME)", "the kubeconfig has no current context")
 		}
 		refs = []string{raw.CurrentContext}
 	}
@@ -82,14 +75,23 @@ func (g *globals) status(ctx context.Context, refs []string, out *output) error 
 	if err != nil {
 		return err
 	}
-	views, err := allViews(ctx, clusters)
-	if err != nil {
+	views, errs := inParallel(clusters, func(c *peering.Cluster) ([]peering.View, error) { return c.Views(ctx) })
+	if err := cmp.Or(errs...); err != nil {
 		return err
 	}
-	doc := &statusDocument{TypeMeta: documentType("Status"), Peerings: append([]peering.View{}, views...)}
+	doc := &statusDocument{TypeMeta: documentType("Status"), Peerings: append([]peering.View{}, slices.Concat(views...)...)}
 	if implicit {
-		if err := g.addOtherSides(ctx, doc, clusters[0]); err != nil {
-			return err
+		views, errs := inParallel(doc.Peerings, func(v peering.View) ([]peering.View, error) {
+			if raw.Contexts[v.Peer] == nil {
+				return nil, nil
+			}
+			return g.otherSide(ctx, v, clusters[0])
+		})
+		doc.Peerings = append(doc.Peerings, slices.Concat(views...)...)
+		for _, err := range errs {
+			if err != nil {
+				doc.Errors = append(doc.Errors, explain(err, "  "))
+			}
 		}
 	}
 	if err := out.printStatus(g.streams.Out, doc, clusters); err != nil {
@@ -106,49 +108,9 @@ func (g *globals) status(ctx context.Context, refs []string, out *output) error 
 	return nil
 }
 
-func allViews(ctx context.Context, clusters []*peering.Cluster) ([]peering.View, error) {
-	perCluster := make([][]peering.View, len(clusters))
-	group, ctx := errgroup.WithContext(ctx)
-	for i, c := range clusters {
-		group.Go(func() (err error) {
-			perCluster[i], err = c.Views(ctx)
-			return err
-		})
-	}
-	err := group.Wait()
-	return slices.Concat(perCluster...), err
-}
-
-// addOtherSides adds the peers' views, of those peers that a context of the kubeconfig is
-// named after. All are asked at the same time.
-func (g *globals) addOtherSides(ctx context.Context, doc *statusDocument, own *peering.Cluster) error {
-	_, raw, err := g.kubeconfigs()
-	if err != nil {
-		return err
-	}
-	views := make([][]peering.View, len(doc.Peerings))
-	errs := make([]error, len(doc.Peerings))
-	var wg sync.WaitGroup
-	for i, v := range doc.Peerings {
-		if raw.Contexts[v.Peer] != nil {
-			wg.Go(func() { views[i], errs[i] = g.otherSide(ctx, v, own) })
-		}
-	}
-	wg.Wait()
-	for _, err := range errs {
-		if err != nil {
-			doc.Errors = append(doc.Errors, explain(err, "  "))
-		}
-	}
-	doc.Peerings = append(doc.Peerings, slices.Concat(views...)...)
-	return nil
-}
-
-// otherSide is the peer's view of a peering. It is empty where the context of the peer's
-// name leads to another cluster.
+// otherSide is the peer's view of a peering, from the cluster that a context of the peer's
+// name leads to. It is empty where that is another cluster.
 func (g *globals) otherSide(ctx context.Context, v peering.View, own *peering.Cluster) ([]peering.View, error) {
-	ctx, cancel := withIdentifyTimeout(ctx)
-	defer cancel()
 	peers, err := g.clusters(ctx, v.Peer)
 	if err != nil || peers[0].ID != v.PeerID {
 		return nil, err
@@ -159,21 +121,22 @@ func (g *globals) otherSide(ctx context.Context, v peering.View, own *peering.Cl
 
 func (o *output) printStatus(w io.Writer, doc *statusDocument, clusters []*peering.Cluster) error {
 	if !o.forPeople() {
-		return o.print(w, doc)
+		return o.print(w, doc, peeringNames(doc.Peerings))
 	}
 	if len(doc.Peerings) == 0 {
 		var names []string
 		for _, c := range clusters {
 			names = append(names, c.Name)
 		}
-		_, err := fmt.Fprintf(w, "No peerings in %s.\n", strings.Join(names, ", "))
-		return err
+		fmt.Fprintf(w, "No peerings in %s.\n", strings.Join(names, ", "))
+		return nil
 	}
-	return o.printViews(w, doc.Peerings)
+	o.printViews(w, doc.Peerings)
+	return nil
 }
 
 // printViews prints a row for each gateway, and below the table the messages.
-func (o *output) printViews(w io.Writer, views []peering.View) error {
+func (o *output) printViews(w io.Writer, views []peering.View) {
 	var rows [][]any
 	for _, v := range views {
 		pods, as := listMappings(v.LocalPods)
@@ -198,14 +161,11 @@ func (o *output) printViews(w io.Writer, views []peering.View) error {
 		"cluster", "peer", "state", "pods", "seen there as", "rtt", "loss", "handshake", "nodes", "mtu", "via",
 		"+plane", "+role", "+gateway node", "+endpoint",
 	}
-	if err := o.printTable(w, head, rows); err != nil {
-		return err
-	}
+	o.printTable(w, head, rows)
 	sorted := slices.SortedStableFunc(slices.Values(views), func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
 	for _, v := range sorted {
 		if v.Message != "" {
 			fmt.Fprintf(w, "%s → %s: %s\n", v.Cluster, v.Peer, printable(v.Message))
 		}
 	}
-	return nil
 }

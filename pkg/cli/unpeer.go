@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"strings"
@@ -27,25 +26,21 @@ With --mesh the peerings of every two of the clusters given are removed, with
   kubectl liqonet unpeer hub --spokes cluster-a,cluster-b`,
 		Args:              pairArgs,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return g.unpeer(cmd.Context(), groupOf(cmd.Flags(), args))
-		},
+		RunE:              g.unpeer,
 	}
 	addTimeout(cmd, 2*time.Minute)
 	addPairs(cmd.Flags())
 	return cmd
 }
 
-func (g *globals) unpeer(ctx context.Context, members group) error {
-	ctx, cancel := g.withTimeout(ctx)
-	defer cancel()
-	start := time.Now()
-	clusters, identifyErrs, err := g.groupClusters(ctx, members)
+func (g *globals) unpeer(cmd *cobra.Command, args []string) error {
+	ctx, start := cmd.Context(), time.Now()
+	refs, hub := members(cmd.Flags(), args)
+	_, pairs, failed, err := g.connectPairs(ctx, refs, hub)
 	if err != nil {
 		return err
 	}
-	pairs, unreachable := members.reachable(clusters, identifyErrs)
-	outcomes := append(peering.UnpeerAll(ctx, pairs, g.progress(pairs)), unreachable...)
+	outcomes := append(peering.UnpeerAll(ctx, pairs, g.progress(pairs)), failed...)
 	for _, out := range outcomes {
 		if out.Err == nil {
 			g.printRemoved(out, start)

@@ -14,7 +14,7 @@ func newVersion(g *globals) *cobra.Command {
 		Use:     "version",
 		Short:   "Print the version and the image of the agents that belongs to it",
 		Example: `  kubectl liqonet version`,
-		Args:    exactArgs(0),
+		Args:    cobra.ExactArgs(0),
 		Run: func(*cobra.Command, []string) {
 			fmt.Fprintf(g.streams.Out, "kubectl liqonet %s (%s, %s/%s)\nagents %s\n",
 				version.String(), runtime.Version(), runtime.GOOS, runtime.GOARCH, version.AgentImage(version.String()))
