@@ -33,7 +33,7 @@ func served(t *testing.T, name, nodeAddress, pods string) (*Cluster, *fakeapi.Se
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Cluster{Name: name, ID: "id-of-" + name, Client: c, DefaultImage: "image:1", Discovery: newCluster(t, name, (&site{}).funcs()).Discovery}, server
+	return &Cluster{Name: name, ID: "id-of-" + name, Client: c, DefaultImage: "image:1", Now: time.Now, Discovery: newCluster(t, name, (&site{}).funcs()).Discovery}, server
 }
 
 // An API server that does not serve for some seconds fails no peer, at whatever step,

@@ -1,7 +1,6 @@
 package peering
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -29,24 +28,12 @@ type Cluster struct {
 	Client client.WithWatch
 	// DefaultImage is that of agents which have to be installed.
 	DefaultImage string
-	// Kubectl is how the user reaches it by kubectl, for hints; empty for
-	// "kubectl --context NAME".
+	// Kubectl is how the user reaches it by kubectl, for hints.
 	Kubectl string
-	// Now is the API server's clock; nil for the own one.
+	// Now is the API server's clock.
 	Now func() time.Time
 	// Discovery lists the kinds of the cluster's API.
 	Discovery discovery.ServerResourcesInterface
-}
-
-func (c *Cluster) kubectl() string {
-	return cmp.Or(c.Kubectl, "kubectl --context "+c.Name)
-}
-
-func (c *Cluster) now() time.Time {
-	if c.Now == nil {
-		return time.Now()
-	}
-	return c.Now()
 }
 
 // Identify reads the cluster's ID. It is the first request of every command, so
@@ -98,10 +85,10 @@ func (c *Cluster) fail(doing string, err error) error {
 		e.Hint = "use a kubeconfig whose user may do this (cluster-admin can), or have an administrator run the command"
 	case apierrors.IsUnauthorized(err):
 		e.Kind = Forbidden
-		e.Hint = "the cluster does not accept the credentials of this kubeconfig entry: renew them (try: " + c.kubectl() + " get nodes)"
+		e.Hint = "the cluster does not accept the credentials of this kubeconfig entry: renew them (try: " + c.Kubectl + " get nodes)"
 	case strings.Contains(err.Error(), "getting credentials:"):
 		e.Kind = Forbidden
-		e.Hint = "the credential plugin of this kubeconfig entry does not work (try: " + c.kubectl() + " get nodes)"
+		e.Hint = "the credential plugin of this kubeconfig entry does not work (try: " + c.Kubectl + " get nodes)"
 	case apierrors.IsServiceUnavailable(err):
 		e.Kind = Unreachable
 		e.Hint = "the API server is starting or overloaded: try again"
@@ -119,7 +106,7 @@ func (c *Cluster) fail(doing string, err error) error {
 }
 
 func (c *Cluster) hintUnreachable() string {
-	return "check that the API server runs and that the address in the kubeconfig is right (try: " + c.kubectl() + " cluster-info)"
+	return "check that the API server runs and that the address in the kubeconfig is right (try: " + c.Kubectl + " cluster-info)"
 }
 
 // ended tells of a command that was stopped, or whose time was over, why it

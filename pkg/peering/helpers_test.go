@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -57,6 +58,7 @@ func newCluster(t *testing.T, name string, funcs interceptor.Funcs, objs ...clie
 		Name:      name,
 		ID:        "id-of-" + name,
 		Client:    watching(base),
+		Now:       time.Now,
 		Discovery: &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{}},
 	}
 }

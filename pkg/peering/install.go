@@ -336,7 +336,7 @@ func (c *Cluster) podProblem(o objects, nodes []string, peering string) (reason 
 					why = strings.TrimSpace(t.Message)
 				}
 				if s.RestartCount >= maxRestarts {
-					e.Err, e.Hint = errors.New(why), fmt.Sprintf("%s -n %s logs %s --previous", c.kubectl(), p.Namespace, p.Name)
+					e.Err, e.Hint = errors.New(why), fmt.Sprintf("%s -n %s logs %s --previous", c.Kubectl, p.Namespace, p.Name)
 					return "", e
 				}
 				reason = fmt.Sprintf("pod %s on node %s: %s", p.Name, p.Spec.NodeName, why)
@@ -347,5 +347,5 @@ func (c *Cluster) podProblem(o objects, nodes []string, peering string) (reason 
 }
 
 func (c *Cluster) podsHint() string {
-	return fmt.Sprintf("%s -n %s describe pods", c.kubectl(), v1alpha1.Namespace)
+	return fmt.Sprintf("%s -n %s describe pods", c.Kubectl, v1alpha1.Namespace)
 }

@@ -141,7 +141,7 @@ func (c *Cluster) addressesOf(ctx context.Context, what string) (out []netip.Add
 		}
 		return nil, &Error{
 			Kind: Usage, Cluster: c.Name, Doing: "read pod or service " + what, Err: errors.New("there is none"),
-			Hint: c.kubectl() + " -n " + namespace + " get pods,services",
+			Hint: c.Kubectl + " -n " + namespace + " get pods,services",
 		}
 	}
 	for _, ip := range pod.Status.PodIPs {

@@ -140,7 +140,7 @@ func (s *side) endpointsOf(ctx context.Context, g manifests.Gateway) (out []stri
 	if given := s.facts.GivenEndpoints(g.Plane); len(given) > 0 {
 		return given, nil
 	}
-	hint := fmt.Sprintf("%s -n %s describe service %s; or choose another --service-type", s.kubectl(), v1alpha1.Namespace, g.Name())
+	hint := fmt.Sprintf("%s -n %s describe service %s; or choose another --service-type", s.Kubectl, v1alpha1.Namespace, g.Name())
 	err = s.await(ctx, fmt.Sprintf("wait for an address of Service %s (%s)", g.Name(), g.ServiceType), hint,
 		[]client.ObjectList{&corev1.ServiceList{}}, func(_ context.Context, o objects) (string, error) {
 			if svc := byName[*corev1.Service](o, g.Name()); svc != nil {
@@ -198,7 +198,7 @@ func (p *run) waitForPackets(ctx context.Context, s, peer *side) error {
 	if err := s.updateNodeAgents(ctx, p.planOf(s).Gateways); err != nil {
 		return err
 	}
-	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.kubectl(), v1alpha1.Namespace)
+	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.Kubectl, v1alpha1.Namespace)
 	beats := heartbeats{}
 	return s.await(ctx, fmt.Sprintf("wait until packets pass to %q", peer.Name), hint, append(rolloutKinds(), viewKinds()...), func(_ context.Context, o objects) (string, error) {
 		return p.look(s, peer, o, beats)

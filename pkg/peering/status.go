@@ -126,7 +126,7 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 		return nil, err
 	}
 	beats := heartbeats{}
-	beats.note(pointers(leases.Items), c.now())
+	beats.note(pointers(leases.Items), c.Now())
 	views := make([]View, 0, len(peerings.Items))
 	for i := range peerings.Items {
 		v, err := view(c.Name, &peerings.Items[i], reports.Items, ready, notReady, beats)
@@ -147,7 +147,7 @@ func viewKinds() []client.ObjectList {
 // viewOf is the view of a Peering that is waited for, and what is still missing until it
 // works.
 func (c *Cluster) viewOf(p *v1alpha1.Peering, o objects, beats heartbeats) (v View, missing string, err error) {
-	beats.note(of[*coordinationv1.Lease](o), c.now())
+	beats.note(of[*coordinationv1.Lease](o), c.Now())
 	ready, notReady := nodesByReadiness(of[*corev1.Node](o))
 	v, err = view(c.Name, p, o.reports(), ready, notReady, beats)
 	return v, settled(p, v), err
