@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	apiwatch "k8s.io/apimachinery/pkg/watch"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,13 +20,12 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-const (
-	// settleTime collects changes that come together.
-	settleTime = 30 * time.Millisecond
-	// lookInterval is how often a condition is looked at where nothing changes: some
-	// depend on the time.
-	lookInterval = time.Second
-)
+// settleTime collects changes that come together.
+const settleTime = 30 * time.Millisecond
+
+// lookBackoff is how often a condition is looked at where nothing changes: some depend on
+// the time, or on what is not followed.
+var lookBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 50, Cap: time.Second}
 
 // objects are the present ones of the kinds that a wait follows.
 type objects []toolscache.Store
@@ -95,9 +95,7 @@ func (c *Cluster) await(ctx context.Context, doing, hint string, kinds []client.
 		}
 		return condition(ctx, stores)
 	}
-	tick := time.NewTicker(lookInterval)
-	defer tick.Stop()
-	for {
+	for backoff := lookBackoff; ; {
 		reason, err := look()
 		switch {
 		case err != nil && ctx.Err() == nil:
@@ -108,7 +106,7 @@ func (c *Cluster) await(ctx context.Context, doing, hint string, kinds []client.
 		select {
 		case <-changed:
 			time.Sleep(settleTime)
-		case <-tick.C:
+		case <-time.After(backoff.Step()):
 		case <-ctx.Done():
 			return c.timedOut(ctx, doing, hint, reason)
 		}

@@ -245,8 +245,7 @@ func (c *Cluster) undoInterrupted(ctx context.Context, peerID, peering string, s
 func (c *Cluster) journals(ctx context.Context, peering string) (working, dead []corev1.ConfigMap, err error) {
 	var first, again corev1.ConfigMapList
 	list := func(into *corev1.ConfigMapList) error {
-		err := c.Client.List(ctx, into, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelPeering: peering})
-		return c.fail("list ConfigMaps", err)
+		return c.list(ctx, into, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelPeering: peering})
 	}
 	if err := list(&first); err != nil || len(first.Items) == 0 {
 		return nil, nil, err

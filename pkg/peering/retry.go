@@ -76,21 +76,9 @@ func isServed(status int, isFirst bool) bool {
 	return status < http.StatusInternalServerError || status == http.StatusNotImplemented
 }
 
-// pollBackoff is for the few things that cannot be watched.
-var pollBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 50, Cap: time.Second}
-
-// poll calls condition until it is true, fails, or ctx ends. A timeout is
-// reported with the last reason that condition gave for not being true.
+// poll is await for what cannot be watched.
 func (c *Cluster) poll(ctx context.Context, doing, hint string, condition func(context.Context) (reason string, err error)) error {
-	reason := ""
-	err := pollBackoff.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (done bool, err error) {
-		reason, err = condition(ctx)
-		return reason == "", err
-	})
-	if err != nil && ctx.Err() != nil {
-		return c.timedOut(ctx, doing, hint, reason)
-	}
-	return c.fail(doing, err)
+	return c.await(ctx, doing, hint, nil, func(ctx context.Context, _ objects) (string, error) { return condition(ctx) })
 }
 
 // timedOut is the error of a wait that ends before what it waits for.
