@@ -1,11 +1,20 @@
 package peering
 
 import (
+	"context"
+	"errors"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
@@ -126,6 +135,34 @@ func TestInternalRangeTaken(t *testing.T) {
 	mustPeer(t, a, b, Options{})
 	if now := b.peering(t).Spec.Local.InternalCIDR.Prefix; now != got {
 		t.Errorf("the overlay's range %s has become %s", got, now)
+	}
+}
+
+// Somebody deletes the namespace, and so the journal, while peer works: it begins anew.
+func TestNamespaceDeletedMeanwhile(t *testing.T) {
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	c, once := *a.Cluster, sync.Once{}
+	c.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
+		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) (err error) {
+			if obj.(interface{ GetKind() string }).GetKind() == "ResourceQuota" {
+				once.Do(func() {
+					refused := apierrors.NewForbidden(corev1.Resource("resourcequotas"), "", errors.New("it is being terminated"))
+					refused.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
+					err = errors.Join(a.raw.DeleteAllOf(ctx, &corev1.ConfigMap{}, client.InNamespace(v1alpha1.Namespace)), refused)
+				})
+			}
+			if err != nil {
+				return err
+			}
+			return api.Apply(ctx, obj, opts...)
+		},
+	})
+	if _, err := Peer(t.Context(), &c, b.Cluster, Options{Image: "image:2"}, Silent{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := a.image(t); got != "image:2" {
+		t.Errorf("the node agents have the image %s", got)
 	}
 }
 

@@ -85,7 +85,7 @@ func (s *side) install(ctx context.Context, peer *Cluster, claim string, planned
 		if !errors.Is(err, errTornDown) || ctx.Err() != nil {
 			return err
 		}
-		if err := s.uninstall(ctx); err != nil {
+		if err := errors.Join(s.journal.end(ctx), s.uninstall(ctx)); err != nil {
 			return err
 		}
 		// Somebody may have deleted the namespace only.
@@ -177,7 +177,7 @@ func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan
 		return err
 	}
 	if !contains(live.Object, want.Object) {
-		err = s.await(ctx, "wait for the gateway, before the node agents are replaced", s.podsHint(), append(rolloutKinds(), &v1alpha1.PeeringList{}), func(_ context.Context, o objects) (string, error) {
+		err := s.await(ctx, "wait for the gateway, before the node agents are replaced", s.podsHint(), append(rolloutKinds(), &v1alpha1.PeeringList{}), func(_ context.Context, o objects) (string, error) {
 			for _, g := range gateways {
 				if byName[*v1alpha1.Peering](o, g.Peering) == nil {
 					return "", errUnpeered
@@ -191,11 +191,11 @@ func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan
 			}
 			return "", nil
 		})
+		if err != nil {
+			return err
+		}
 	}
-	if err == nil {
-		err = s.apply(ctx, s.later)
-	}
-	return err
+	return s.apply(ctx, s.later)
 }
 
 // restartGateways has the gateways that are there take a new key of the overlay:
