@@ -51,10 +51,10 @@ type Allocation struct {
 //  3. those that can be kept as they are;
 //  4. the rest, the largest ones first.
 //
-// used is everything that the cluster uses which is to know the ranges: pods, services,
-// nodes, its internal CIDR, routes of its nodes, ranges of other peers, what the user
-// reserved. The ranges that the very same peer has already must not be there: they are
-// the requests' Previous. Reserved need not be there.
+// used is everything that the receiving cluster uses: pods, services, nodes, its internal
+// CIDR, routes of its nodes, ranges of other peers, what the user reserved. The ranges
+// that the very same peer has already must not be there. They are the requests' Previous.
+// Reserved need not be there.
 //
 // Errors match ErrInvalid, ErrConflict (of a wish) or ErrExhausted.
 func Allocate(used []Use, requests ...Request) ([]Allocation, error) {

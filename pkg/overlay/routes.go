@@ -60,9 +60,9 @@ func lacks(family int, err error) bool {
 	return family == netlink.FAMILY_V6 && (errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP))
 }
 
-// readRoutes reads our tables. Of several routes of ours with the same key, which only
-// somebody else can have made, it leaves one: the one that is wanted, if there is such, so
-// that there is always a route.
+// readRoutes reads our tables. Of several routes of ours with the same key it leaves one:
+// the one that is wanted, if there is such, so that there is always a route. Only somebody
+// else can have made several.
 func (a *applier) readRoutes() error {
 	names := make(map[int]string, len(a.links))
 	for _, l := range a.links {

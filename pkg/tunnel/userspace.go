@@ -15,9 +15,9 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// userspace is wireguard-go over a TUN device. wgctrl would need a socket to talk to it,
-// which is a file: it needs a directory that can be written to, and all network namespaces
-// share its name.
+// userspace is wireguard-go over a TUN device. wgctrl could talk to it too, but by a socket
+// in the file system. That would need a directory to write to, and network namespaces
+// share it.
 type userspace struct{ device *device.Device }
 
 func newUserspace(name string, report func(error)) (*userspace, error) {
