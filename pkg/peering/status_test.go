@@ -342,6 +342,27 @@ func TestViewState(t *testing.T) {
 	}
 }
 
+// The roles are exchanged only if no plane's gateway gets an answer, and all know what to do.
+func TestUnanswered(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(w *world)
+		want   bool
+	}{
+		"both planes are down":           {func(*world) {}, true},
+		"one is up":                      {func(w *world) { w.peering.Status.Planes[1].Connected = true }, false},
+		"one has an older configuration": {func(w *world) { w.peering.Status.Planes[1].ObservedGeneration = 3 }, false},
+		"one has not reported":           {func(w *world) { w.peering.Status.Planes = w.peering.Status.Planes[:1] }, false},
+	} {
+		w := newWorld()
+		w.plane().Connected = false
+		w.addPlane()
+		tt.change(w)
+		if got := unanswered(w.peering); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
 func TestViewErrors(t *testing.T) {
 	for name, change := range map[string]func(*world){
 		"a NodeNetwork whose name is no address": func(w *world) { w.nodes[0].Name = "n2" },
