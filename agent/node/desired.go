@@ -248,3 +248,12 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 	d.gateways = append(d.gateways, g)
 	return nil
 }
+
+// tunnelTarget is where a gateway on this very node sends the tunnel's packets to.
+func tunnelTarget(l local, status *v1alpha1.PlaneStatus) netip.Addr {
+	endpoint, err := netip.ParseAddrPort(status.Endpoint)
+	if err != nil || status.NodeName != l.name {
+		return netip.Addr{}
+	}
+	return endpoint.Addr().Unmap()
+}
