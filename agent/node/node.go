@@ -165,9 +165,9 @@ type agent struct {
 	want   desired
 	inSync bool
 	err    error
-	// gateways are those that there is a link to, or will be. kept are the entries of others
-	// that are reported on: at first those of the agent before this one, since the kernel
-	// still holds them. reconciled says that it has been looked at.
+	// gateways are those that there is a link to, or will be. kept are entries of others
+	// that are reported all the same. At first they are those of the agent before this one,
+	// since the kernel still holds them. reconciled says that it has been looked at.
 	gateways   []gateway
 	kept       []v1alpha1.NodeGateway
 	reconciled bool

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -89,4 +92,28 @@ func TestRemoved(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An agent whose pod was deleted by force is told to end, and sees its pod go, at about
+// the same time. Whatever comes first, it leaves the kernel as it is.
+func TestPodSeenToGoLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		last := lastView{late{answers{}, time.Now().Add(lastWord / 2)}, "10.80.0.1", "liqonet-node-x"}
+		if why := removed(t.Context(), refusing(errUnauthorized), last); why != "" {
+			t.Errorf("it cleans: %s", why)
+		}
+	})
+}
+
+// late is a view in which the agent's pod is gone from a time on.
+type late struct {
+	answers
+	gone time.Time
+}
+
+func (l late) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+	if _, ok := obj.(*corev1.Pod); ok && time.Now().After(l.gone) {
+		return errAbsent
+	}
+	return l.answers.Get(ctx, key, obj, opts...)
 }

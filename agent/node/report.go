@@ -123,8 +123,8 @@ type pathInfo struct {
 }
 
 // pathTo returns the path to a gateway. The kernel is asked after it has told of a
-// change, or probes of one; and once per resync (see Reconcile), as it does not tell what
-// it learns from ICMP errors.
+// change, or probes of one. It does not tell what it learns from ICMP errors: that is
+// asked for once per resync (see Reconcile).
 func (a *agent) pathTo(g gateway) pathInfo {
 	key := pathKey{g.pod, g.peer}
 	p, known := a.paths[key]

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/firewall"
@@ -20,6 +21,10 @@ import (
 
 // cleanupTimeout is less than the pod's grace period.
 const cleanupTimeout = 3 * time.Second
+
+// lastWord is how long an agent that was told to end waits for its watch to tell that its
+// pod ends: both have the same cause.
+const lastWord = time.Second
 
 // cleanupIfUninstalled cleans the kernel if no agent comes after this one: somebody deletes
 // the agents' namespace, their DaemonSet or our definitions without unpeering. If that is
@@ -84,10 +89,15 @@ func (l lastView) removed(ctx context.Context, unauthorized bool) string {
 	// replaced meanwhile, the next one makes all of it anew within seconds; if not,
 	// nobody else would ever clean this node.
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: l.pod}}
-	if ends, err := firstGone(ctx, l, pod); ends != "" || err != nil {
-		return ""
+	for deadline := time.Now().Add(lastWord); ; {
+		if ends, err := firstGone(ctx, l, pod); ends != "" || err != nil {
+			return ""
+		}
+		if time.Now().After(deadline) {
+			return "this agent's account is gone, or its pod, while it saw nothing of its cluster"
+		}
+		loop.Sleep(ctx, lastWord/10)
 	}
-	return "this agent's account is gone, or its pod, while it saw nothing of its cluster"
 }
 
 // agents are what all node agents go with, of which no more than the metadata is read. The

@@ -143,8 +143,11 @@ func OnNode(name string) fields.Selector { return fields.OneTermEqualSelector("s
 // all pods of a node, made each time, cost more than anything else.
 const Shared = client.UnsafeDisableDeepCopy
 
+// lastLook is how long objects are watched after ctx has ended: what comes then may say why.
+const lastLook = 3 * time.Second
+
 // Start watches the objects that are selected of each kind. It returns when the
-// cache has been filled, and watches until ctx ends.
+// cache has been filled, and watches until lastLook after the end of ctx.
 func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[client.Object]fields.Selector) (*View, error) {
 	byObject := map[client.Object]cache.ByObject{}
 	for obj, selector := range selected {
@@ -156,7 +159,9 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 		byObject[obj] = by
 	}
 	cfg = rest.CopyConfig(cfg)
-	cfg.Dial = patiently(ctx, dialer.DialContext)
+	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
+	context.AfterFunc(ctx, func() { time.AfterFunc(lastLook, stop) })
+	cfg.Dial = patiently(watching, dialer.DialContext)
 	store, err := cache.New(cfg, cache.Options{
 		Scheme: c.Scheme(), Mapper: c.RESTMapper(), ByObject: byObject, ReaderFailOnMissingInformer: true,
 	})
@@ -177,7 +182,7 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 			return nil, fmt.Errorf("watch %T: %w", obj, err)
 		}
 	}
-	go func() { _ = store.Start(ctx) }() // it ends with ctx only
+	go func() { _ = store.Start(watching) }() // it ends with its context only
 	if !store.WaitForCacheSync(ctx) {
 		return nil, fmt.Errorf("fill the cache: %w", context.Cause(ctx))
 	}
