@@ -70,22 +70,22 @@ func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Serv
 }
 
 // hear takes what the peer's gateway has told, as far as it may be used; nil if that is
-// nothing. Before it has told anything that is what the gateway before this one has heard.
+// nothing. Before it has told anything that is what the gateway before this one has learned.
 func (a *agent) hear(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
-	var heard *exchange.Announcement
+	var announced *exchange.Announcement
 	if s := p.PlaneStatus(a.local.plane); s != nil {
-		heard = s.Remote
+		announced = s.Remote
 	}
-	if a.channel != nil && a.channel.Heard() != nil {
-		heard = a.channel.Heard()
+	if a.channel != nil && a.channel.Received() != nil {
+		announced = a.channel.Received()
 	}
-	a.heard = nil
-	if heard != nil {
+	a.announced = nil
+	if announced != nil {
 		// The API server, as pods know it; by a name it is no address that a peer could give.
 		api, _ := netip.ParseAddr(os.Getenv("KUBERNETES_SERVICE_HOST"))
-		usable := filter(p, p.Plane(a.local.plane), nodes, append([]netip.Addr{api}, a.PodIPs...)).Usable(*heard)
+		usable := filter(p, p.Plane(a.local.plane), nodes, append([]netip.Addr{api}, a.PodIPs...)).Usable(*announced)
 		if len(usable.Endpoints)+len(usable.NodeIPs) > 0 {
-			a.heard = &usable
+			a.announced = &usable
 		}
 	}
 }
@@ -116,10 +116,10 @@ func filter(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNet
 
 // callable are the endpoints to try in turn: what the peer's gateway has told, and then
 // those that the CLI wrote.
-func callable(plane *v1alpha1.Plane, heard *v1alpha1.RemoteAnnouncement) []string {
-	if heard == nil {
+func callable(plane *v1alpha1.Plane, announced *v1alpha1.RemoteAnnouncement) []string {
+	if announced == nil {
 		return plane.Endpoints
 	}
-	others := slices.DeleteFunc(slices.Clone(plane.Endpoints), func(e string) bool { return slices.Contains(heard.Endpoints, e) })
-	return slices.Concat(heard.Endpoints, others)
+	others := slices.DeleteFunc(slices.Clone(plane.Endpoints), func(e string) bool { return slices.Contains(announced.Endpoints, e) })
+	return slices.Concat(announced.Endpoints, others)
 }

@@ -64,14 +64,14 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 		}
 		for deadline := time.After(30 * time.Second); ; {
 			a.hear(p, own)
-			a.endpoints.set(callable(p.Plane(0), a.heard))
-			if a.heard != nil && slices.Equal(a.heard.Endpoints, want) {
+			a.endpoints.set(callable(p.Plane(0), a.announced))
+			if a.announced != nil && slices.Equal(a.announced.Endpoints, want) {
 				break
 			}
 			select {
 			case <-news:
 			case <-deadline:
-				t.Fatalf("heard %+v, want %v", a.heard, want)
+				t.Fatalf("heard %+v, want %v", a.announced, want)
 			}
 		}
 		// The node that it calls stays the one as long as it answers.
@@ -85,16 +85,16 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 		t.Errorf("after the node was replaced it calls %v, %v", got, err)
 	}
 	// So does a gateway that has just started.
-	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: a.heard}}
+	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: a.announced}}
 	fresh := &agent{}
 	fresh.hear(p, own)
-	fresh.endpoints.set(callable(p.Plane(0), fresh.heard))
+	fresh.endpoints.set(callable(p.Plane(0), fresh.announced))
 	if got, err := fresh.endpoints.current(ctx); err != nil || got.String() != "172.18.0.13:31820" {
 		t.Errorf("a new gateway calls %v, %v", got, err)
 	}
 	wantIPs := []v1alpha1.IP{{Addr: addr("172.18.0.13")}, {Addr: addr("172.18.0.14")}}
-	if !slices.Equal(fresh.heard.NodeIPs, wantIPs) {
-		t.Errorf("node addresses %v, want %v", fresh.heard.NodeIPs, wantIPs)
+	if !slices.Equal(fresh.announced.NodeIPs, wantIPs) {
+		t.Errorf("node addresses %v, want %v", fresh.announced.NodeIPs, wantIPs)
 	}
 }
 
@@ -178,9 +178,9 @@ func TestUsable(t *testing.T) {
 	if !slices.Equal(got.NodeIPs, want) {
 		t.Errorf("nodes %+v, want %v", got, want)
 	}
-	a := &agent{heard: &got}
+	a := &agent{announced: &got}
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"127.0.0.1:31820"}}}}
-	if a.hear(p, nodes); a.heard != nil {
-		t.Errorf("of nothing that is usable: %+v", a.heard)
+	if a.hear(p, nodes); a.announced != nil {
+		t.Errorf("of nothing that is usable: %+v", a.announced)
 	}
 }

@@ -147,8 +147,8 @@ type agent struct {
 	prober  *tunnel.Prober
 	channel *exchange.Channel
 	stop    context.CancelFunc
-	// heard is what of the peer's announcement may be used.
-	heard *v1alpha1.RemoteAnnouncement
+	// announced is what of the peer's announcement may be used.
+	announced *v1alpha1.RemoteAnnouncement
 
 	endpoints endpoints
 	redialer  redialer
@@ -174,7 +174,7 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	if err != nil {
 		stats = tunnel.Stats{} // it is configured below, and that says what is wrong
 	}
-	heard := stats.RxBytes > a.tunnel.RxBytes
+	received := stats.RxBytes > a.tunnel.RxBytes
 	a.tunnel = stats
 	if !stats.AsConfigured {
 		// The kernel notifies nobody of what others take from WireGuard.
@@ -185,8 +185,8 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 			a.Log.Info("repaired the tunnel")
 		}
 	}
-	if a.redialer.observe(a.probes, heard) {
-		if heard {
+	if a.redialer.observe(a.probes, received) {
+		if received {
 			a.prober.Hurry()
 		}
 		if plane := a.peering.Plane(a.local.plane); plane != nil && plane.Role == v1alpha1.Client && a.redialer.shouldRedial(a.probes) {
@@ -251,7 +251,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	}
 	a.hear(p, nodes)
 	a.tell(ctx, plane, nodes)
-	a.endpoints.set(callable(plane, a.heard))
+	a.endpoints.set(callable(plane, a.announced))
 	if plane.Role == v1alpha1.Client {
 		endpoint, err := a.endpoints.current(ctx)
 		if err != nil {

@@ -32,8 +32,8 @@ type redialer struct {
 
 // observe takes what was measured, and whether anything has come from the peer. It returns
 // whether the session is down.
-func (r *redialer) observe(probes tunnel.ProbeStats, heard bool) bool {
-	if heard {
+func (r *redialer) observe(probes tunnel.ProbeStats, received bool) bool {
+	if received {
 		r.lastReceived = time.Now()
 	}
 	switch {

@@ -54,7 +54,7 @@ func (a *agent) planeStatus(problem string) v1alpha1.PlaneStatus {
 		Index: a.local.plane, ObservedGeneration: a.applied, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.NodeName,
 		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.desired.mtu), Connected: a.connected(), Message: problem,
 		RTTMicroseconds: a.probes.Median.Microseconds(), LossPercent: int32(a.probes.Loss*100 + 0.5),
-		Remote: a.heard,
+		Remote: a.announced,
 	}
 	if a.tunnel.Endpoint.IsValid() {
 		s.Endpoint = a.tunnel.Endpoint.String()

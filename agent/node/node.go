@@ -218,13 +218,13 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 // apply makes the kernel hold what is wanted.
 func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error) {
 	// First what closes, then what opens; when all goes, the other way round.
-	var blocked error
+	var ruleErr error
 	if want.nat != nil {
 		if _, err := nat.ApplyNode(ctx, *want.nat); err != nil {
 			return false, err
 		}
 		// A chain of others that cannot be changed is no reason not to do the rest.
-		_, blocked = firewall.EnsureAcceptRules(ctx, firewallConfig(*want.nat))
+		_, ruleErr = firewall.EnsureAcceptRules(ctx, firewallConfig(*want.nat))
 	}
 	changes, err := a.kernel.Apply(ctx, want.overlay)
 	for _, change := range changes {
@@ -232,7 +232,7 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 	}
 	var partial *overlay.PartialError
 	if err != nil && !errors.As(err, &partial) {
-		return false, errors.Join(blocked, err)
+		return false, errors.Join(ruleErr, err)
 	}
 	if want.nat == nil && (partial == nil || !partial.RemovalFailed) {
 		if err := purge(ctx, func(what string) { a.Log.Info(what) }); err != nil {
@@ -247,7 +247,7 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 	// What only others can change is not tried again and again: they tell, by the
 	// kernel, when they do.
 	var byOthers *firewall.BlockedError
-	return err == nil && (blocked == nil || errors.As(blocked, &byOthers)), errors.Join(blocked, err)
+	return err == nil && (ruleErr == nil || errors.As(ruleErr, &byOthers)), errors.Join(ruleErr, err)
 }
 
 // afterPartialApply says which gateways there is a link to after an Apply that could not do

@@ -35,11 +35,11 @@ type Channel struct {
 	local, remote netip.Addr
 	call          bool
 
-	mu      sync.Mutex
-	own     Announcement
-	changed notify.Signal
-	heard   *Announcement
-	news    notify.Signal
+	mu       sync.Mutex
+	own      Announcement
+	changed  notify.Signal
+	received *Announcement
+	news     notify.Signal
 }
 
 // New makes a channel between this gateway's overlay address, local, and the one by which
@@ -59,11 +59,11 @@ func (c *Channel) Announce(a Announcement) {
 	}
 }
 
-// Heard returns what the peer has announced last, nil if nothing.
-func (c *Channel) Heard() *Announcement {
+// Received returns what the peer has announced last, nil if nothing.
+func (c *Channel) Received() *Announcement {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.heard
+	return c.received
 }
 
 // Connect makes one connection, or waits for one, and uses it until it ends. It returns
@@ -170,8 +170,8 @@ func (c *Channel) read(conn net.Conn) error {
 			continue
 		}
 		c.mu.Lock()
-		isNews := c.heard == nil || !equal(*c.heard, *a)
-		c.heard = a
+		isNews := c.received == nil || !equal(*c.received, *a)
+		c.received = a
 		c.mu.Unlock()
 		if isNews {
 			c.news.Send()

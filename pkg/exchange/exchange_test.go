@@ -178,10 +178,10 @@ func TestChannel(t *testing.T) {
 		server.Announce(Announcement{Endpoints: []string{"192.0.2.1:1"}})
 		client.Announce(Announcement{NodeIPs: []v1alpha1.IP{ip("192.0.2.9")}})
 		time.Sleep(5 * time.Second)
-		if h := client.Heard(); h == nil || !slices.Equal(h.Endpoints, []string{"192.0.2.1:1"}) {
+		if h := client.Received(); h == nil || !slices.Equal(h.Endpoints, []string{"192.0.2.1:1"}) {
 			t.Errorf("the client has heard %v", h)
 		}
-		if h := server.Heard(); h == nil || !slices.Equal(h.NodeIPs, []v1alpha1.IP{ip("192.0.2.9")}) {
+		if h := server.Received(); h == nil || !slices.Equal(h.NodeIPs, []v1alpha1.IP{ip("192.0.2.9")}) {
 			t.Errorf("the server has heard %v", h)
 		}
 		select {
@@ -193,7 +193,7 @@ func TestChannel(t *testing.T) {
 			server.Announce(Announcement{Endpoints: []string{"192.0.2.2:2"}})
 			time.Sleep(time.Minute)
 		}
-		if h := client.Heard(); !slices.Equal(h.Endpoints, []string{"192.0.2.2:2"}) {
+		if h := client.Received(); !slices.Equal(h.Endpoints, []string{"192.0.2.2:2"}) {
 			t.Errorf("later the client has heard %v", h)
 		}
 		<-client.news
@@ -238,8 +238,8 @@ func TestHostilePeer(t *testing.T) {
 				go func() { ended <- c.talk(t.Context(), here) }()
 				select {
 				case err := <-ended:
-					if err == nil || c.Heard() != nil {
-						t.Errorf("ended with %v, heard %v", err, c.Heard())
+					if err == nil || c.Received() != nil {
+						t.Errorf("ended with %v, heard %v", err, c.Received())
 					}
 				case <-time.After(2 * time.Minute):
 					t.Error("it is still listened to")
@@ -277,7 +277,7 @@ func TestStranger(t *testing.T) {
 		all.Go(func() { keep(client, gone) })
 		select {
 		case <-news:
-			if h := server.Heard(); !slices.Equal(h.NodeIPs, []v1alpha1.IP{ip(node)}) {
+			if h := server.Received(); !slices.Equal(h.NodeIPs, []v1alpha1.IP{ip(node)}) {
 				t.Errorf("heard %v", h)
 			}
 		case <-time.After(30 * time.Second):
@@ -285,7 +285,7 @@ func TestStranger(t *testing.T) {
 		}
 		end()
 	}
-	if h := stranger.Heard(); h != nil {
+	if h := stranger.Received(); h != nil {
 		t.Errorf("the stranger has heard %v", h)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"go4.org/netipx"
 )
 
-// shown is how many uses an error or a reason lists.
-const shown = 8
+// maxListed is how many uses an error or a reason lists.
+const maxListed = 8
 
 // Request asks for one range.
 type Request struct {
@@ -57,10 +57,10 @@ type Allocation struct {
 // Reserved need not be there.
 //
 // Errors match ErrInvalid, ErrConflict (of a wish) or ErrExhausted.
-func Allocate(used []Use, requests ...Request) ([]Allocation, error) {
+func Allocate(used []Usage, requests ...Request) ([]Allocation, error) {
 	for _, u := range used {
 		if err := checkPrefix(u.Prefix); err != nil {
-			return nil, fmt.Errorf("range used by %s: %w", u.By, err)
+			return nil, fmt.Errorf("range used by %s: %w", u.Owner, err)
 		}
 	}
 	for _, r := range requests {
@@ -80,7 +80,7 @@ func Allocate(used []Use, requests ...Request) ([]Allocation, error) {
 				return nil, err
 			}
 			if out[i] = got; got.Prefix.IsValid() {
-				a.used = append(a.used, Use{got.Prefix, requests[i].What})
+				a.used = append(a.used, Usage{got.Prefix, requests[i].What})
 			}
 		}
 	}
@@ -139,33 +139,33 @@ func compareSize(a, b netip.Prefix) int {
 }
 
 // allocator is the state of one Allocate: what is in use or given out.
-type allocator struct{ used []Use }
+type allocator struct{ used []Usage }
 
 // overlapping names what of the uses overlaps one of the prefixes, the largest first, and
 // counts the others: there may be thousands. It is empty if nothing does.
 func (a *allocator) overlapping(ps ...netip.Prefix) string {
-	var found []Use
+	var found []Usage
 	for _, u := range a.used {
 		if slices.ContainsFunc(ps, u.Prefix.Overlaps) {
 			found = append(found, u)
 		}
 	}
-	slices.SortFunc(found, func(a, b Use) int {
-		return cmp.Or(compareSize(a.Prefix, b.Prefix), strings.Compare(a.By, b.By))
+	slices.SortFunc(found, func(a, b Usage) int {
+		return cmp.Or(compareSize(a.Prefix, b.Prefix), strings.Compare(a.Owner, b.Owner))
 	})
 	found = slices.Compact(found)
 	var parts []string
-	for _, u := range found[:min(shown, len(found))] {
+	for _, u := range found[:min(maxListed, len(found))] {
 		parts = append(parts, u.String())
 	}
-	if more := len(found) - shown; more > 0 {
+	if more := len(found) - maxListed; more > 0 {
 		parts = append(parts, fmt.Sprintf("and %d more", more))
 	}
 	return strings.Join(parts, ", ")
 }
 
 func (a *allocator) taken(p netip.Prefix) bool {
-	return slices.ContainsFunc(a.used, func(u Use) bool { return u.Prefix.Overlaps(p) })
+	return slices.ContainsFunc(a.used, func(u Usage) bool { return u.Prefix.Overlaps(p) })
 }
 
 // The steps return the zero Allocation where they do not apply.

@@ -18,10 +18,10 @@ func request(peer, want string) ipam.Request {
 	return ipam.Request{What: "pod range " + want + " of cluster " + peer, Key: peer + " pods", Want: pfx(want)}
 }
 
-func used(cidrs ...string) []ipam.Use {
-	var out []ipam.Use
+func used(cidrs ...string) []ipam.Usage {
+	var out []ipam.Usage
 	for _, c := range cidrs {
-		out = append(out, ipam.Use{Prefix: pfx(c), By: "cluster a"})
+		out = append(out, ipam.Usage{Prefix: pfx(c), Owner: "cluster a"})
 	}
 	return out
 }
@@ -57,7 +57,7 @@ func TestAllocate(t *testing.T) {
 	}
 	for _, c := range []struct {
 		name    string
-		used    []ipam.Use
+		used    []ipam.Usage
 		request ipam.Request
 		want    string // empty: another one of the pools
 		reason  string
@@ -127,7 +127,7 @@ func TestAllocate(t *testing.T) {
 			err: ipam.ErrExhausted, message: "192.168.4.0/24 (cluster a)",
 		},
 		{
-			name: "a bad use", used: []ipam.Use{{By: "someone"}}, request: b, err: ipam.ErrInvalid, message: "someone",
+			name: "a bad use", used: []ipam.Usage{{Owner: "someone"}}, request: b, err: ipam.ErrInvalid, message: "someone",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -157,7 +157,7 @@ func TestAllocate(t *testing.T) {
 func TestErrorsAreBounded(t *testing.T) {
 	all := used("172.16.0.0/12", "192.168.0.0/16")
 	for i := range 256 {
-		all = append(all, ipam.Use{Prefix: pfx(fmt.Sprintf("10.%d.0.0/16", i)), By: fmt.Sprintf("peer %d", i)})
+		all = append(all, ipam.Usage{Prefix: pfx(fmt.Sprintf("10.%d.0.0/16", i)), Owner: fmt.Sprintf("peer %d", i)})
 	}
 	_, err := ipam.Allocate(all, request("b", "10.1.0.0/16"))
 	if !errors.Is(err, ipam.ErrExhausted) || !strings.Contains(err.Error(), "and 250 more") || len(err.Error()) > 600 {
@@ -170,7 +170,7 @@ func TestLastFreeRangeIsFound(t *testing.T) {
 		all := used("172.16.0.0/12", "192.168.0.0/16")
 		for i := range 256 {
 			if i != free {
-				all = append(all, ipam.Use{Prefix: pfx(fmt.Sprintf("10.%d.3.0/24", i)), By: "x"})
+				all = append(all, ipam.Usage{Prefix: pfx(fmt.Sprintf("10.%d.3.0/24", i)), Owner: "x"})
 			}
 		}
 		got, err := ipam.Allocate(all, ipam.Request{What: "it", Key: "k", Bits: 16})
@@ -328,7 +328,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-func allocateAll(t *testing.T, own []ipam.Use, peers []ipam.Peer) map[string]ipam.PeerRanges {
+func allocateAll(t *testing.T, own []ipam.Usage, peers []ipam.Peer) map[string]ipam.PeerRanges {
 	t.Helper()
 	all := slices.Clone(own)
 	out := map[string]ipam.PeerRanges{}
@@ -379,11 +379,11 @@ func FuzzAllocate(f *testing.F) {
 	})
 }
 
-func benchmarkUses(n int, density string) []ipam.Use {
+func benchmarkUses(n int, density string) []ipam.Usage {
 	r := rand.New(rand.NewPCG(8, 9))
 	out := used("10.244.0.0/16")
 	for i := range n {
-		u := ipam.Use{By: fmt.Sprint("owner ", i)}
+		u := ipam.Usage{Owner: fmt.Sprint("owner ", i)}
 		switch density {
 		case "random":
 			// Nearly all of the pools is in use by 1,000 to 3,000 of them.

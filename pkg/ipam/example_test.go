@@ -10,11 +10,11 @@ import (
 // Cluster a learns by which ranges it knows cluster b, whose pods have the same
 // range as its own.
 func ExampleAllocatePeer() {
-	a := []ipam.Use{
-		{Prefix: netip.MustParsePrefix("10.244.0.0/16"), By: "pods of cluster a"},
-		{Prefix: netip.MustParsePrefix("10.96.0.0/12"), By: "services of cluster a"},
-		{Prefix: netip.MustParsePrefix("172.18.0.0/24"), By: "nodes of cluster a"},
-		{Prefix: netip.MustParsePrefix("10.80.0.0/19"), By: "internal range of cluster a"},
+	a := []ipam.Usage{
+		{Prefix: netip.MustParsePrefix("10.244.0.0/16"), Owner: "pods of cluster a"},
+		{Prefix: netip.MustParsePrefix("10.96.0.0/12"), Owner: "services of cluster a"},
+		{Prefix: netip.MustParsePrefix("172.18.0.0/24"), Owner: "nodes of cluster a"},
+		{Prefix: netip.MustParsePrefix("10.80.0.0/19"), Owner: "internal range of cluster a"},
 	}
 	b, err := ipam.AllocatePeer(a, ipam.Peer{
 		ID:   "1f0c9a52-7a0e-4a5c-9a44-0d3f3a2f7b11",

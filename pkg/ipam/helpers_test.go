@@ -44,25 +44,25 @@ func randomUse(r *rand.Rand, minBits, maxBits int) netip.Prefix {
 	return netip.PrefixFrom(netip.AddrFrom4(a), minBits+r.IntN(maxBits-minBits+1)).Masked()
 }
 
-func randomUses(r *rand.Rand, n, minBits, maxBits int) []ipam.Use {
-	out := make([]ipam.Use, n)
+func randomUses(r *rand.Rand, n, minBits, maxBits int) []ipam.Usage {
+	out := make([]ipam.Usage, n)
 	for i := range out {
-		out[i] = ipam.Use{Prefix: randomUse(r, minBits, maxBits), By: fmt.Sprintf("owner %d", i)}
+		out[i] = ipam.Usage{Prefix: randomUse(r, minBits, maxBits), Owner: fmt.Sprintf("owner %d", i)}
 	}
 	return out
 }
 
 // uses are the ranges of a peer, as used by it.
-func uses(r ipam.PeerRanges, name string) []ipam.Use {
-	var out []ipam.Use
+func uses(r ipam.PeerRanges, name string) []ipam.Usage {
+	var out []ipam.Usage
 	for _, p := range append(r.Mappings().Mapped(), r.External) {
-		out = append(out, ipam.Use{Prefix: p, By: name})
+		out = append(out, ipam.Usage{Prefix: p, Owner: name})
 	}
 	return out
 }
 
 // usedBut is all of the pools but some parts of them.
-func usedBut(cidrs ...string) []ipam.Use {
+func usedBut(cidrs ...string) []ipam.Usage {
 	var b netipx.IPSetBuilder
 	for _, p := range ipam.DefaultPools() {
 		b.AddPrefix(p)
@@ -74,16 +74,16 @@ func usedBut(cidrs ...string) []ipam.Use {
 	if err != nil {
 		panic(err)
 	}
-	var out []ipam.Use
+	var out []ipam.Usage
 	for _, p := range set.Prefixes() {
-		out = append(out, ipam.Use{Prefix: p, By: "cluster a"})
+		out = append(out, ipam.Usage{Prefix: p, Owner: "cluster a"})
 	}
 	return out
 }
 
 // noOverlap fails if an allocation overlaps another one, what is used, or what is
 // reserved.
-func noOverlap(t *testing.T, used []ipam.Use, got []netip.Prefix) {
+func noOverlap(t *testing.T, used []ipam.Usage, got []netip.Prefix) {
 	t.Helper()
 	for i, p := range got {
 		for _, u := range append(ipam.Reserved(), used...) {

@@ -51,7 +51,7 @@ func (r PeerRanges) Mappings() Mappings {
 // AllocatePeer chooses all ranges by which a cluster, of which used is what Allocate
 // needs, knows the peer. Pod ranges inside of others are dropped. The errors are those
 // of Allocate.
-func AllocatePeer(used []Use, p Peer) (PeerRanges, error) {
+func AllocatePeer(used []Usage, p Peer) (PeerRanges, error) {
 	pods, err := distinct(p.Pods)
 	if err != nil {
 		return PeerRanges{}, fmt.Errorf("pod ranges of cluster %s: %w", p.Name, err)

@@ -15,14 +15,14 @@ const (
 	ExternalBits = 18
 )
 
-// Use is a prefix that is in use, and by whom: what an error and a reason show.
-type Use struct {
+// Usage is a prefix that is in use, and by whom: what an error and a reason show.
+type Usage struct {
 	Prefix netip.Prefix
-	// By completes "used by …", e.g. "the pods of this cluster".
-	By string
+	// Owner completes "used by …", e.g. "the pods of this cluster".
+	Owner string
 }
 
-func (u Use) String() string { return u.Prefix.String() + " (" + u.By + ")" }
+func (u Usage) String() string { return u.Prefix.String() + " (" + u.Owner + ")" }
 
 // DefaultPools are the private ranges of RFC 1918, from which mapped ranges are
 // taken.
@@ -34,8 +34,8 @@ func DefaultPools() []netip.Prefix {
 func DefaultInternal() netip.Prefix { return netip.MustParsePrefix("10.80.0.0/19") }
 
 // Reserved are the ranges that nothing is ever mapped to.
-func Reserved() []Use {
-	return []Use{
+func Reserved() []Usage {
+	return []Usage{
 		{netip.MustParsePrefix("0.0.0.0/8"), "reserved: this network, RFC 791"},
 		{netip.MustParsePrefix("127.0.0.0/8"), "reserved: loopback, RFC 1122"},
 		{netip.MustParsePrefix("169.254.0.0/16"), "reserved: link-local and clouds' metadata, RFC 3927"},

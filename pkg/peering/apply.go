@@ -71,7 +71,7 @@ func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
 			u.SetResourceVersion(objs[i].GetResourceVersion()) // a conflict if it is another one by now
 			err := s.write(actx, u, isStatus(want))
 			if err == nil && u.GetDeletionTimestamp() != nil {
-				return s.fail("apply "+describe(u), errTornDown)
+				return s.fail("apply "+describe(u), errUninstalling)
 			}
 			return err
 		})

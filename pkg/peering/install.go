@@ -64,7 +64,7 @@ func (s *side) installCRDs(ctx context.Context) error {
 			return "", err
 		}
 		if len(live) < len(crds) || slices.ContainsFunc(live, func(crd client.Object) bool { return crd.GetDeletionTimestamp() != nil }) {
-			return "", errTornDown
+			return "", errUninstalling
 		}
 		for _, list := range []client.ObjectList{&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}} {
 			if err := s.Client.List(ctx, list, client.Limit(1)); absent(err) {
@@ -82,7 +82,7 @@ func (s *side) installCRDs(ctx context.Context) error {
 func (s *side) install(ctx context.Context, peer *Cluster, claim string, planned *plan.ClusterPlan) error {
 	for {
 		err := s.installOnce(ctx, peer, claim, planned)
-		if !errors.Is(err, errTornDown) || ctx.Err() != nil {
+		if !errors.Is(err, errUninstalling) || ctx.Err() != nil {
 			return err
 		}
 		if err := errors.Join(s.journal.end(ctx), s.uninstall(ctx)); err != nil {
@@ -136,12 +136,12 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 func (s *side) applyAgents(ctx context.Context, image string, working bool) error {
 	for _, obj := range []manifests.Object{manifests.Namespace(), manifests.CriticalPods()} {
 		if err := s.apply(ctx, obj); err != nil {
-			return tornDownIfTerminating(err)
+			return uninstallingIfTerminating(err)
 		}
 	}
 	key, isNew, err := s.ensureOverlayKey(ctx)
 	if err != nil {
-		return tornDownIfTerminating(err)
+		return uninstallingIfTerminating(err)
 	}
 	s.facts.OverlayKey = key
 	if isNew {
@@ -157,7 +157,7 @@ func (s *side) applyAgents(ctx context.Context, image string, working bool) erro
 	} else if err == nil {
 		err = s.apply(ctx, daemonSet)
 	}
-	return tornDownIfTerminating(err)
+	return uninstallingIfTerminating(err)
 }
 
 // agentsWork says that the agents of all nodes that are ready have reported.
@@ -240,10 +240,10 @@ func (s *side) claimEntry(ctx context.Context, peer *Cluster, claim string, inte
 	return entry, nil
 }
 
-// tornDownIfTerminating recognizes that the namespace is being deleted.
-func tornDownIfTerminating(err error) error {
+// uninstallingIfTerminating recognizes that the namespace is being deleted.
+func uninstallingIfTerminating(err error) error {
 	if err != nil && (apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || absent(err)) {
-		return errTornDown
+		return errUninstalling
 	}
 	return err
 }

@@ -64,7 +64,7 @@ func (j *journal) start(ctx context.Context, peering, claim string) error {
 	obj := manifests.Journal(fmt.Sprintf("journal-%s-%s", peering, claim), peering)
 	obj.Annotations[annotationClaim] = claim
 	if err := j.cluster.Client.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
-		return j.cluster.fail("write down what is changed", tornDownIfTerminating(err))
+		return j.cluster.fail("write down what is changed", uninstallingIfTerminating(err))
 	}
 	j.object = obj
 	ctx, j.stop = context.WithCancel(context.WithoutCancel(ctx))
@@ -204,7 +204,7 @@ func (c *Cluster) undoRanges(ctx context.Context, peerID string) error {
 		entry.Pods, entry.ExternalCIDR, entry.Previous = entry.Previous.Pods, entry.Previous.ExternalCIDR, nil
 		return nil
 	})
-	if errors.Is(err, errTornDown) {
+	if errors.Is(err, errUninstalling) {
 		return nil
 	}
 	return err

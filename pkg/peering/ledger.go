@@ -15,8 +15,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// errTornDown says that the ledger is being removed by another command.
-var errTornDown = errors.New("liqonet is being removed from the cluster")
+// errUninstalling says that the ledger is being removed by another command.
+var errUninstalling = errors.New("liqonet is being removed from the cluster")
 
 // ledger reads the cluster's ledger; nil where liqonet is not installed.
 func (c *Cluster) ledger(ctx context.Context) (*v1alpha1.ClusterNetwork, error) {
@@ -45,14 +45,14 @@ func (c *Cluster) updateLedger(ctx context.Context, change func(*v1alpha1.Cluste
 			return err
 		}
 		if cn == nil || !cn.DeletionTimestamp.IsZero() {
-			return errTornDown
+			return errUninstalling
 		}
 		if err := change(cn); err != nil {
 			return err
 		}
 		err := c.Client.Update(ctx, cn, client.FieldOwner(v1alpha1.FieldManager))
 		if absent(err) {
-			return errTornDown
+			return errUninstalling
 		}
 		return c.fail("update ClusterNetwork "+cn.Name, err)
 	})
@@ -110,7 +110,7 @@ func (c *Cluster) createLedger(ctx context.Context, internal netip.Prefix) error
 	err = c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager))
 	switch {
 	case absent(err):
-		return errTornDown
+		return errUninstalling
 	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
 		// Somebody else made it meanwhile, with another range.
 		return nil
@@ -132,7 +132,7 @@ func (c *Cluster) takeBack(ctx context.Context, peerID, claim string) (bool, err
 		entry.Claim = claimGoing
 		return nil
 	})
-	if errors.Is(err, errTornDown) {
+	if errors.Is(err, errUninstalling) {
 		return true, nil
 	}
 	return mine, err
@@ -150,7 +150,7 @@ func (c *Cluster) release(ctx context.Context, peerID string) (last bool, err er
 			cn.Spec.Peers = slices.DeleteFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID })
 			return nil
 		})
-		if errors.Is(err, errTornDown) {
+		if errors.Is(err, errUninstalling) {
 			last = true
 			return nil
 		}

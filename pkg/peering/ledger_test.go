@@ -151,13 +151,13 @@ func TestUpdateLedgerErrors(t *testing.T) {
 		change error
 		want   error
 	}{
-		{name: "no ledger", want: errTornDown},
+		{name: "no ledger", want: errUninstalling},
 		{name: "the change fails", objs: []client.Object{ledgerOf("b")}, change: failing, want: failing},
 		{name: "nothing to change", objs: []client.Object{ledgerOf("b")}, change: errUnchanged},
 		{name: "the update fails", objs: []client.Object{ledgerOf("b")}, want: failing, funcs: interceptor.Funcs{
 			Update: func(context.Context, client.WithWatch, client.Object, ...client.UpdateOption) error { return failing },
 		}},
-		{name: "the ledger goes meanwhile", objs: []client.Object{ledgerOf("b")}, want: errTornDown, funcs: interceptor.Funcs{
+		{name: "the ledger goes meanwhile", objs: []client.Object{ledgerOf("b")}, want: errUninstalling, funcs: interceptor.Funcs{
 			Update: func(ctx context.Context, c client.WithWatch, obj client.Object, _ ...client.UpdateOption) error {
 				obj.SetFinalizers(nil)
 				return errors.Join(c.Update(ctx, obj), c.Delete(ctx, obj), apierrors.NewNotFound(ledgerResource, "cluster"))
@@ -183,8 +183,8 @@ func TestClaimOnTerminatingLedger(t *testing.T) {
 	mark(t, c)
 	before := readLedger(t, c)
 	for _, peer := range []string{"b", "c"} {
-		if _, err := c.claim(t.Context(), peerNamed(peer), "claim", ipam.DefaultInternal()); !errors.Is(err, errTornDown) {
-			t.Errorf("%s: want errTornDown, got %v", peer, err)
+		if _, err := c.claim(t.Context(), peerNamed(peer), "claim", ipam.DefaultInternal()); !errors.Is(err, errUninstalling) {
+			t.Errorf("%s: want errUninstalling, got %v", peer, err)
 		}
 	}
 	if diff := cmp.Diff(before, readLedger(t, c), compare); diff != "" {
@@ -290,7 +290,7 @@ func TestReleasesAndClaims(t *testing.T) {
 			peer := &Cluster{Name: fmt.Sprint("p", i), ID: fmt.Sprint(i)}
 			for round := range 8 {
 				_, err := c.claim(t.Context(), peer, "claim", ipam.DefaultInternal())
-				if errors.Is(err, errTornDown) {
+				if errors.Is(err, errUninstalling) {
 					// It stays as it is: a new one of the fake client would begin with
 					// the same resourceVersions, which no API server's does.
 					if cn, err := c.ledger(t.Context()); err != nil || cn == nil || cn.DeletionTimestamp.IsZero() || len(cn.Spec.Peers) > 0 {

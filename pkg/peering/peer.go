@@ -82,7 +82,7 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 	if a.ID == b.ID {
 		return Result{}, sameCluster(a, b)
 	}
-	for again := false; ; again = true {
+	for retried := false; ; retried = true {
 		err := ended(ctx, p.attempt(ctx))
 		p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
 		if err == nil {
@@ -104,7 +104,7 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 			return p.result, err
 		case lost:
 			// Another command for the same clusters took back what both worked on.
-		case !again && p.reserve():
+		case !retried && p.reserve():
 		default:
 			return p.result, err
 		}

@@ -125,7 +125,7 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 		}
 		if byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
 			err := newSide(c, 0).applyAgents(ctx, c.DefaultImage, false)
-			if errors.Is(err, errTornDown) {
+			if errors.Is(err, errUninstalling) {
 				return "namespace " + v1alpha1.Namespace + " is being deleted", nil
 			}
 			return "the node agents were removed, and are installed again", err
@@ -291,7 +291,7 @@ func (c *Cluster) markedLedger(ctx context.Context) (*v1alpha1.ClusterNetwork, e
 		if cn != nil || err != nil {
 			return cn, err
 		}
-		if err := c.createLedger(ctx, ipam.DefaultInternal()); errors.Is(err, errTornDown) {
+		if err := c.createLedger(ctx, ipam.DefaultInternal()); errors.Is(err, errUninstalling) {
 			return nil, nil
 		} else if err != nil {
 			return nil, err

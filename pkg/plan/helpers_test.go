@@ -68,7 +68,7 @@ func kindOf(t *testing.T, err error) failure.Kind {
 	return e.Kind
 }
 
-func overlapping(all []ipam.Use, p netip.Prefix) error {
+func overlapping(all []ipam.Usage, p netip.Prefix) error {
 	for _, u := range all {
 		if u.Prefix.Overlaps(p) {
 			return fmt.Errorf("%s overlaps %s", p, u)

@@ -109,7 +109,7 @@ func (f *FactSheet) previousPods() (out []netip.Prefix) {
 }
 
 // nearPods are what is around each pod while the ranges of the pods are not known.
-func (f *FactSheet) nearPods() (out []ipam.Use) {
+func (f *FactSheet) nearPods() (out []ipam.Usage) {
 	if f.PodsUnknown == nil {
 		return nil
 	}
@@ -118,7 +118,7 @@ func (f *FactSheet) nearPods() (out []ipam.Use) {
 		around = append(around, netip.PrefixFrom(a, a.BitLen()))
 	}
 	for _, p := range ipam.Estimate(around, slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes()) {
-		out = append(out, ipam.Use{Prefix: p, By: "near pods of cluster " + f.Name + ", whose range is not known yet"})
+		out = append(out, ipam.Usage{Prefix: p, Owner: "near pods of cluster " + f.Name + ", whose range is not known yet"})
 	}
 	return out
 }

@@ -79,9 +79,9 @@ func ipv4(r Ranges) []netip.Prefix {
 }
 
 // used is all that a range of the peer must not overlap with in this cluster.
-func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Use {
+func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Usage {
 	used := f.ownRanges()
-	used = append(used, ipam.Use{Prefix: cn.Spec.InternalCIDR.Prefix, By: "the overlay's internal range"})
+	used = append(used, ipam.Usage{Prefix: cn.Spec.InternalCIDR.Prefix, Owner: "the overlay's internal range"})
 	for _, a := range cn.Spec.Peers {
 		if a.ClusterID == peer.ClusterID {
 			continue
@@ -92,16 +92,16 @@ func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Us
 		}
 		for _, g := range given {
 			for _, m := range g.Pods {
-				used = append(used, ipam.Use{Prefix: m.Mapped.Prefix, By: "pods of peer " + a.Name})
+				used = append(used, ipam.Usage{Prefix: m.Mapped.Prefix, Owner: "pods of peer " + a.Name})
 			}
 			if g.ExternalCIDR.IsValid() {
-				used = append(used, ipam.Use{Prefix: g.ExternalCIDR.Prefix, By: "nodes of peer " + a.Name})
+				used = append(used, ipam.Usage{Prefix: g.ExternalCIDR.Prefix, Owner: "nodes of peer " + a.Name})
 			}
 		}
 	}
 	for _, n := range f.Reports {
 		for _, r := range n.Status.Routes {
-			used = append(used, ipam.Use{Prefix: r.Prefix, By: "a route on node " + n.Spec.NodeName})
+			used = append(used, ipam.Usage{Prefix: r.Prefix, Owner: "a route on node " + n.Spec.NodeName})
 		}
 	}
 	// The tunnel's own packets go to the peer's nodes. If the route into the tunnel
@@ -135,11 +135,11 @@ func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Us
 }
 
 // ownRanges are those that the cluster itself uses, as far as its API tells.
-func (f *FactSheet) ownRanges() []ipam.Use {
+func (f *FactSheet) ownRanges() []ipam.Usage {
 	used := f.nearPods()
 	for _, of := range f.ranges() {
 		for _, r := range of.ranges {
-			used = append(used, ipam.Use{Prefix: r.Value, By: of.by + " cluster " + f.Name + ", " + r.Source})
+			used = append(used, ipam.Usage{Prefix: r.Value, Owner: of.by + " cluster " + f.Name + ", " + r.Source})
 		}
 	}
 	for _, n := range f.Nodes {
@@ -154,6 +154,6 @@ func (f *FactSheet) ownRanges() []ipam.Use {
 }
 
 // single is the use of one address.
-func single(a netip.Addr, by string) ipam.Use {
-	return ipam.Use{Prefix: netip.PrefixFrom(a, a.BitLen()), By: by}
+func single(a netip.Addr, by string) ipam.Usage {
+	return ipam.Usage{Prefix: netip.PrefixFrom(a, a.BitLen()), Owner: by}
 }
