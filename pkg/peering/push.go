@@ -161,36 +161,52 @@ func (p *run) wait(ctx context.Context) error {
 	if err := p.both(ctx, p.waitForPackets); err != nil {
 		return err
 	}
-	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		if err := s.journal.end(ctx); err != nil {
-			return err
-		}
-		_, err := s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-			entry := plan.Allocation(cn, peer.ID)
-			switch {
-			case entry == nil || entry.Claim == claimGoing:
-				return errUnpeered
-			case entry.Established && entry.Previous == nil:
-				return errUnchanged
-			}
-			s.established = s.established || !entry.Established
-			entry.Established, entry.Previous = true, nil
-			return nil
-		})
-		return s.fail("write to the ledger that the peering works", err)
-	})
-	if err != nil {
+	// Until here all can be put back, in both clusters.
+	if err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.journal.end(ctx) }); err != nil {
 		return err
 	}
-	return p.both(ctx, func(ctx context.Context, s, _ *side) error {
-		for _, g := range p.planOf(s).Gateways {
-			// One that stays, since this fails, is deleted by the next command.
-			if g.StaleService != nil && s.delete(ctx, g.StaleService) == nil {
-				s.hasChanged(describe(g.StaleService))
-			}
-		}
+	if err := p.both(ctx, p.establish); err != nil {
+		return err
+	}
+	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
+		s.clear(ctx, peer, p.planOf(s))
 		return nil
 	})
+}
+
+// establish notes in the ledger that the peering works.
+func (p *run) establish(ctx context.Context, s, peer *side) error {
+	_, err := s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+		entry := plan.Allocation(cn, peer.ID)
+		switch {
+		case entry == nil || entry.Claim == claimGoing:
+			return errUnpeered
+		case entry.Established:
+			return errUnchanged
+		}
+		entry.Established, s.established = true, true
+		return nil
+	})
+	return s.fail("write to the ledger that the peering works", err)
+}
+
+// clear removes what a peering that works does not need any more: the ranges that it had
+// before, which were kept free, and the Service of a former server. What stays, since
+// this fails, is removed by the next command.
+func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
+	_, _ = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+		entry := plan.Allocation(cn, peer.ID)
+		if entry == nil || !entry.Established || entry.Previous == nil {
+			return errUnchanged
+		}
+		entry.Previous = nil
+		return nil
+	})
+	for _, g := range c.Gateways {
+		if g.StaleService != nil && s.delete(ctx, g.StaleService) == nil {
+			s.hasChanged(describe(g.StaleService))
+		}
+	}
 }
 
 // waitForPackets is one side's part.
