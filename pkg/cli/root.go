@@ -64,7 +64,11 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	root.SetArgs(args)
 	started := false
 	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
-	cmd, err := root.ExecuteContextC(ctx)
+	// An error says that the command was interrupted, and not by which signal.
+	command, interrupt := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer interrupt(nil)
+	defer context.AfterFunc(ctx, func() { interrupt(errInterrupted) })()
+	cmd, err := root.ExecuteContextC(command)
 	if err != nil && !started { // cobra has found what is wrong with the command line
 		err = commandLineError(cmd, err)
 	}
@@ -84,6 +88,9 @@ func usageError(hint, format string, args ...any) error {
 func commandLineError(cmd *cobra.Command, err error) error {
 	return usageError(fmt.Sprintf("usage: %s; see %s --help", cmd.UseLine(), cmd.CommandPath()), "%v", err)
 }
+
+// errInterrupted is why a command ends that the user interrupts.
+var errInterrupted = errors.New("interrupted")
 
 // errUnhealthy is returned by status after it has printed what is not well.
 var errUnhealthy = errors.New("not all peerings are connected")
