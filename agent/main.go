@@ -73,6 +73,7 @@ func newGateway(log *slog.Logger) *cobra.Command {
 	cmd.Flags().StringVar(&cfg.Peering, "peering", "", "name of the Peering")
 	cmd.Flags().IntVar(&cfg.Plane, "plane", 0, "index of the plane")
 	cmd.Flags().StringVar(&cfg.KeyDir, "key-dir", "", "directory with the private key")
+	cmd.Flags().StringVar(&cfg.PresharedKey, "preshared-key", "", "file with the tunnel's pre-shared key; none if it has none")
 	cmd.Flags().StringVar(&cfg.OverlayKey, "overlay-key", "", "file with the key of the cluster's overlay")
 	return cmd
 }

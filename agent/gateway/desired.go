@@ -30,6 +30,8 @@ const lastMetric = 4096
 type local struct {
 	plane int32
 	key   wgtypes.Key
+	// preshared is the tunnel's pre-shared key, the zero value if it has none.
+	preshared wgtypes.Key
 	// overlayKey is the cluster's.
 	overlayKey overlay.Key
 	// node is the name of the one that it runs on.
@@ -82,7 +84,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 	if err != nil {
 		return d, fmt.Errorf("peering %s: public key of the peer: %w", p.Name, err)
 	}
-	ranges, err := mappings(p)
+	internalMapping, err := ipam.ExternalMapping(internal, p.Spec.Local.ExternalCIDR.Prefix)
 	if err != nil {
 		return d, err
 	}
@@ -96,12 +98,12 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 
 	d.nat = nat.Gateway{
 		Underlay: l.underlay, TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
-		Local: ranges, Remote: remote,
+		Local: podMappings(p), Internal: nat.Mapping(internalMapping), Address: d.address, Remote: remote,
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
 		HealthPort: v1alpha1.HealthPort, PeerGateway: d.remote, ExchangePort: exchange.Port,
 	}
 	d.tunnel = tunnel.Config{
-		PrivateKey: l.key, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
+		PrivateKey: l.key, PresharedKey: l.preshared, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,
 		Underlay: l.underlay,
 		Peer:     tunnel.Peer{PublicKey: remoteKey, Endpoint: l.endpoint, AllowedIPs: remote},
 	}
@@ -124,13 +126,16 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 			overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: lastMetric},
 		)
 	}
-	d.addHosts(l.node, p, links)
+	var linked []linkedNode
 	var errs []error
 	for _, n := range links {
 		if err := d.addNode(l.overlayKey, p, number, n); err != nil {
 			errs = append(errs, fmt.Errorf("node %s: %w", n.name, err))
+			continue
 		}
+		linked = append(linked, n)
 	}
+	d.addHosts(l.node, p, linked)
 	d.leftOut = errors.Join(errs...)
 	return d, nil
 }
@@ -173,7 +178,7 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() {
 			out = append(out, linkedNode{
 				name: n.Spec.NodeName, number: number, address: address, source: g.Source.Addr,
-				pods: podRanges(n.Status), mtu: int(g.MTU), version: version,
+				pods: podRanges(p, n.Status), mtu: int(g.MTU), version: version,
 			})
 		}
 	}
@@ -181,6 +186,9 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 		return cmp.Or(cmp.Compare(b.version, a.version), a.address.Compare(b.address))
 	})
 	taken := map[netip.Prefix]bool{}
+	for _, h := range p.Spec.Local.Hosts {
+		taken[netip.PrefixFrom(h.Real.Addr, h.Real.BitLen())] = true // a route of its own leads there
+	}
 	for i := range out {
 		out[i].pods = slices.DeleteFunc(out[i].pods, func(p netip.Prefix) bool {
 			before := taken[p]
@@ -192,11 +200,25 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 	return out
 }
 
-// podRanges are a node's ranges and the single addresses outside of them.
-func podRanges(s v1alpha1.NodeNetworkStatus) []netip.Prefix {
-	out := v1alpha1.Prefixes(s.PodCIDRs)
+// podRanges are a node's ranges and the single addresses outside of them, as far as they are of
+// the cluster's pods. What a node says may cost its own pods the peering, and nobody else.
+func podRanges(p *v1alpha1.Peering, s v1alpha1.NodeNetworkStatus) (out []netip.Prefix) {
+	said := v1alpha1.Prefixes(s.PodCIDRs)
 	for _, ip := range s.PodIPs {
-		out = append(out, netip.PrefixFrom(ip.Addr, ip.BitLen()))
+		said = append(said, netip.PrefixFrom(ip.Addr, ip.BitLen()))
+	}
+	for _, r := range said {
+		if r.Bits() <= 0 || r.Overlaps(p.Spec.Local.InternalCIDR.Prefix) {
+			continue
+		}
+		for _, m := range p.Spec.Local.Pods {
+			// The peering may carry a part of a node's range only.
+			if m.Real.Overlaps(r) && m.Real.Bits() > r.Bits() {
+				out = append(out, m.Real.Prefix)
+			} else if m.Real.Overlaps(r) {
+				out = append(out, r)
+			}
+		}
 	}
 	return out
 }
@@ -257,17 +279,12 @@ func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode)
 	}
 }
 
-// mappings are the translations of the own cluster's ranges.
-func mappings(p *v1alpha1.Peering) ([]nat.Mapping, error) {
-	var out []nat.Mapping
+// podMappings are the translations of the own pods' ranges.
+func podMappings(p *v1alpha1.Peering) (out []nat.Mapping) {
 	for _, m := range p.Spec.Local.Pods {
 		if p.Carries(m.Real.Addr()) {
 			out = append(out, nat.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix})
 		}
 	}
-	nodes, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
-	if err != nil {
-		return nil, err
-	}
-	return append(out, nat.Mapping(nodes)), nil
+	return out
 }

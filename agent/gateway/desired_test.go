@@ -88,8 +88,8 @@ func TestDesire(t *testing.T) {
 			Local: []nat.Mapping{
 				{Real: prefix("10.244.0.0/16"), Mapped: prefix("10.20.0.0/16")},
 				{Real: prefix("10.245.0.0/24"), Mapped: prefix("10.245.0.0/24")},
-				{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.60.0.0/19")},
 			},
+			Internal: nat.Mapping{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.60.0.0/19")}, Address: self,
 			Remote:      []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")},
 			OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
 			HealthPort: v1alpha1.HealthPort, PeerGateway: addr("10.70.31.254"), ExchangePort: exchange.Port,

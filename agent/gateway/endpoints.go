@@ -8,8 +8,9 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
 	"time"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
 // lookupTimeout is how long a name server may take, while everything else waits.
@@ -67,10 +68,9 @@ func (e *endpoints) current(ctx context.Context) (netip.AddrPort, error) {
 		return netip.AddrPort{}, errors.New("no endpoint of the peer's gateway is known yet")
 	}
 	endpoint := e.queue[0]
-	host, service, err := net.SplitHostPort(endpoint)
-	port, portErr := strconv.ParseUint(service, 10, 16)
-	if err := errors.Join(err, portErr); err != nil {
-		return netip.AddrPort{}, fmt.Errorf("endpoint %q: %w", endpoint, err)
+	host, port, err := v1alpha1.SplitEndpoint(endpoint)
+	if err != nil {
+		return netip.AddrPort{}, err
 	}
 	addr, err := netip.ParseAddr(host)
 	if err != nil {
@@ -79,7 +79,7 @@ func (e *endpoints) current(ctx context.Context) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("endpoint %q: %w", endpoint, err)
 	}
-	return netip.AddrPortFrom(addr.Unmap(), uint16(port)), nil
+	return netip.AddrPortFrom(addr.Unmap(), port), nil
 }
 
 // resolve finds the address of a name. After one that has not answered comes the

@@ -49,6 +49,8 @@ type Config struct {
 	Plane   int
 	// KeyDir has the private key in a file (pkg/manifests).
 	KeyDir string
+	// PresharedKey is a file with the tunnel's pre-shared key, empty if it has none.
+	PresharedKey string
 	// OverlayKey is a file with the key of the cluster's overlay.
 	OverlayKey string
 	// PodIPs, PodName and NodeName say where it runs. A pod has an address of each
@@ -64,9 +66,16 @@ func (c Config) objectName() string { return fmt.Sprintf("gateway-%s-%d", c.Peer
 // Run is the agent. It returns when ctx ends, or with an error that starting
 // anew may mend.
 func Run(ctx context.Context, cfg Config) error {
+	askByTCP(net.DefaultResolver)
 	key, err := readKey(filepath.Join(cfg.KeyDir, v1alpha1.KeyFilePrivate))
 	if err != nil {
 		return err
+	}
+	var preshared wgtypes.Key
+	if cfg.PresharedKey != "" {
+		if preshared, err = readKey(cfg.PresharedKey); err != nil {
+			return err
+		}
 	}
 	overlayKey, err := overlay.ReadKey(cfg.OverlayKey)
 	if err != nil {
@@ -99,7 +108,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(),
-		local: local{plane: int32(cfg.Plane), key: key, overlayKey: overlayKey, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
+		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKey: overlayKey, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
 	go a.answer(ctx)
@@ -115,6 +124,15 @@ func Run(ctx context.Context, cfg Config) error {
 		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: lease.Renew},
 	}
 	return l.Run(ctx)
+}
+
+// askByTCP has a resolver ask name servers by TCP. The answers to a UDP socket could only be
+// told by their source port, which any pod can have (see nat.Gateway).
+func askByTCP(r *net.Resolver) {
+	r.PreferGo = true
+	r.Dial = func(ctx context.Context, _, address string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", address)
+	}
 }
 
 type agent struct {
@@ -158,6 +176,8 @@ type agent struct {
 	tunnel   tunnel.Stats
 	probes   tunnel.ProbeStats
 	pathRead time.Time
+	// told is what of the peer's MTU is believed.
+	told told
 
 	// conditions are those that were reported, degraded is why not all packets pass.
 	conditions []metav1.Condition
@@ -368,10 +388,11 @@ func (a *agent) talk(ctx context.Context, want desired) {
 	go loop.Keep(ctx, a.Log, a.channel.Connect)
 }
 
-// answer answers probes until ctx ends, whatever happens to its socket.
+// answer answers probes until ctx ends, whatever happens to its socket. They come by IPv4,
+// as overlay and tunnel have nothing else.
 func (a *agent) answer(ctx context.Context) {
 	loop.Keep(ctx, a.Log, func(ctx context.Context) error {
-		conn, err := net.ListenUDP("udp", &net.UDPAddr{Port: int(tunnel.ProbePort)})
+		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(tunnel.ProbePort)})
 		if err != nil {
 			return fmt.Errorf("answer probes: %w", err)
 		}
@@ -399,7 +420,7 @@ func (a *agent) close() {
 func readKey(file string) (wgtypes.Key, error) {
 	raw, err := os.ReadFile(file)
 	if err != nil {
-		return wgtypes.Key{}, fmt.Errorf("read the private key: %w", err)
+		return wgtypes.Key{}, fmt.Errorf("read a key: %w", err)
 	}
 	key, err := wgtypes.NewKey(raw)
 	if err != nil {

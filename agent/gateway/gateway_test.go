@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"log/slog"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
@@ -81,5 +82,24 @@ func TestDefect1_19_DeviceIsClosedOnce(t *testing.T) {
 	}
 	if links := ns.Output(t, "ip", "link"); strings.Contains(links, "wg9") {
 		t.Errorf("it was not closed:\n%s", links)
+	}
+}
+
+// Name servers are asked by TCP, so that the gateway need not let UDP in from their port.
+func TestSecurity_26_NameServersAreAskedByTCP(t *testing.T) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = l.Close() }()
+	r := &net.Resolver{}
+	askByTCP(r)
+	c, err := r.Dial(t.Context(), "udp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	if _, ok := c.(*net.TCPConn); !ok || !r.PreferGo {
+		t.Errorf("they are asked by %T", c)
 	}
 }

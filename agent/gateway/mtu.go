@@ -9,9 +9,42 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-// minMTU is the least that is worked with, and that a peer is believed: every
-// link carries that (RFC 791).
-const minMTU = 68
+// minMTU is the least that is worked with, and that a peer is believed: every host takes
+// packets of that size (RFC 791).
+const minMTU = 576
+
+const (
+	// growAfter is how long a peer has to say the same MTU before it is believed that it can
+	// do more.
+	growAfter = 10 * time.Second
+	// agreeGap is the least time between two changes of what a peer is believed. Each is
+	// one of all nodes' links and routes.
+	agreeGap = 5 * time.Second
+)
+
+// told is what the peer's gateway says of its MTU, and what of it is believed.
+type told struct {
+	// said is the last one, in bytes, since when; agreed is believed, since when.
+	said, agreed          int
+	saidSince, agreedFrom time.Time
+}
+
+// hear takes what the peer says at a time, 0 for nothing, and returns the MTU that it is
+// believed to do, 0 for unknown.
+func (t *told) hear(mtu int, now time.Time) int {
+	if mtu == 0 {
+		return t.agreed
+	}
+	if mtu = max(mtu, minMTU); mtu != t.said {
+		t.said, t.saidSince = mtu, now
+	}
+	grows := t.said > t.agreed && now.Sub(t.saidSince) >= growAfter
+	first := t.agreed == 0
+	if first || now.Sub(t.agreedFrom) >= agreeGap && (grows || t.said < t.agreed) {
+		t.agreed, t.agreedFrom = t.said, now
+	}
+	return t.agreed
+}
 
 // path is how packets get to the peer's gateway.
 type path struct {
@@ -58,9 +91,7 @@ func capacity(l local, role v1alpha1.Role, nodes []v1alpha1.NodeNetwork, links [
 // has changed.
 func (a *agent) measurePath() bool {
 	now := a.local.path
-	if mtu := int(a.probes.RemoteMTU); mtu >= minMTU {
-		now.agreed = mtu
-	}
+	now.agreed = a.told.hear(int(a.probes.RemoteMTU), time.Now())
 	if a.tunnel.Endpoint.IsValid() && time.Since(a.pathRead) >= loop.LookInterval {
 		a.pathRead = time.Now()
 		endpoint := a.tunnel.Endpoint.Addr().Unmap()

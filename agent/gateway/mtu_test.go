@@ -2,8 +2,10 @@ package gateway
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -43,7 +45,7 @@ func TestMTU(t *testing.T) {
 		{name: "an overlay over IPv6", local: local{underlayMTU: 1500}, source: "2001:db8::2", nodes: []int32{0}, capacity: 1430},
 		{name: "the peer can do less", local: local{underlayMTU: 1500, path: path{agreed: 1300}}, nodes: []int32{1400}, capacity: 1400, mtu: 1300},
 		{name: "the peer can do more", local: local{underlayMTU: 1500, path: path{agreed: 8000}}, capacity: 1440},
-		{name: "nothing fits", local: local{underlayMTU: 80}, capacity: 68},
+		{name: "nothing fits", local: local{underlayMTU: 80}, capacity: 576},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -85,5 +87,55 @@ func TestMTU(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// What a peer says of its MTU costs this cluster at most one change of all nodes' links in
+// five seconds, however it behaves; one that is smaller is believed at once.
+func TestSecurity_10_MTUIsDamped(t *testing.T) {
+	start := time.Now()
+	at := func(d time.Duration) time.Time { return start.Add(d) }
+	type step struct {
+		at         time.Duration
+		said, want int
+	}
+	for name, steps := range map[string][]step{
+		"the first one counts":       {{0, 0, 0}, {time.Second, 1400, 1400}},
+		"less, at once":              {{0, 1400, 1400}, {time.Minute, 1300, 1300}},
+		"more, after ten seconds":    {{0, 1300, 1300}, {time.Minute, 1400, 1300}, {69 * time.Second, 1400, 1300}, {70 * time.Second, 1400, 1400}},
+		"more, but not for long":     {{0, 1300, 1300}, {time.Minute, 1400, 1300}, {69 * time.Second, 1300, 1300}, {71 * time.Second, 1400, 1300}, {80 * time.Second, 1400, 1300}, {81 * time.Second, 1400, 1400}},
+		"less and less":              {{0, 1400, 1400}, {time.Second, 1399, 1400}, {2 * time.Second, 1398, 1400}, {5 * time.Second, 1397, 1397}, {6 * time.Second, 1396, 1397}, {10 * time.Second, 1396, 1396}},
+		"too little for any host":    {{0, 1400, 1400}, {time.Minute, 1, 576}},
+		"too little, from the start": {{0, 68, 576}},
+		"nothing any more":           {{0, 1400, 1400}, {time.Minute, 0, 1400}},
+	} {
+		var u told
+		for _, s := range steps {
+			if got := u.hear(s.said, at(s.at)); got != s.want {
+				t.Errorf("%s: after %s, when it says %d, it is believed to do %d, want %d", name, s.at, s.said, got, s.want)
+			}
+		}
+	}
+	// A peer that says something else each time.
+	r := rand.New(rand.NewPCG(1, 2))
+	for kind, say := range map[string]func(i int) int{
+		"it alternates": func(i int) int { return 1400 - i%2 },
+		"at random":     func(int) int { return r.IntN(9000) },
+		"ever less":     func(i int) int { return 9000 - i },
+	} {
+		var u told
+		before, changed, last := u.hear(say(0), start), 0, start
+		for i := 1; i < 6000; i++ { // ten minutes
+			now := at(time.Duration(i) * 100 * time.Millisecond)
+			if got := u.hear(say(i), now); got != before {
+				if changed++; now.Sub(last) < agreeGap {
+					t.Errorf("%s: changed %s after the change before", kind, now.Sub(last))
+				}
+				before, last = got, now
+			}
+		}
+		if changed > 120 || before < minMTU {
+			t.Errorf("%s: %d changes in ten minutes, the last one to %d", kind, changed, before)
+		}
 	}
 }

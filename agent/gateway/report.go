@@ -52,18 +52,19 @@ func (a *agent) Status(problem string) (status, bool) {
 func (a *agent) planeStatus(problem string) v1alpha1.PlaneStatus {
 	s := v1alpha1.PlaneStatus{
 		Index: a.local.plane, ObservedGeneration: a.applied, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.NodeName,
-		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.desired.mtu), Connected: a.connected(), Message: problem,
+		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.desired.mtu), Connected: a.connected(), Message: loop.Short(problem),
 		RTTMicroseconds: a.probes.Median.Microseconds(), LossPercent: int32(a.probes.Loss*100 + 0.5),
 		Remote: a.announced,
 	}
 	if a.tunnel.Endpoint.IsValid() {
-		s.Endpoint = a.tunnel.Endpoint.String()
+		// The zone of a link-local address says nothing outside of this pod.
+		s.Endpoint = netip.AddrPortFrom(a.tunnel.Endpoint.Addr().WithZone(""), a.tunnel.Endpoint.Port()).String()
 	}
 	if !a.tunnel.LastHandshake.IsZero() {
 		s.LastHandshake = new(metav1.NewTime(a.tunnel.LastHandshake))
 	}
 	if !s.Connected && s.Message == "" {
-		s.Message = a.whyNot(s, a.probes.LastReply)
+		s.Message = loop.Short(a.whyNot(s, a.probes.LastReply))
 	}
 	return s
 }
@@ -100,7 +101,7 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus) []metav1.Condition {
 	case connected.Status == metav1.ConditionFalse:
 		degraded.Reason, degraded.Message = "NotConnected", "nothing passes at all"
 	case a.degraded != "":
-		degraded.Status, degraded.Reason, degraded.Message = metav1.ConditionTrue, "PartlyReached", a.degraded
+		degraded.Status, degraded.Reason, degraded.Message = metav1.ConditionTrue, "PartlyReached", loop.Short(a.degraded)
 	}
 	for _, c := range []metav1.Condition{connected, degraded} {
 		c.ObservedGeneration = a.applied

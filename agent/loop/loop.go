@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"time"
 
+	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/liqonet/liqonet/pkg/notify"
@@ -27,6 +28,11 @@ const (
 	// compareGap is the least time between two comparisons because of the kernel, and
 	// failingGap the same while a comparison fails.
 	compareGap, failingGap = 500 * time.Millisecond, 2 * time.Second
+	// burst is how many reconciliations may follow each other at once. Then there is one in
+	// each compareGap: others can change objects and the kernel as often as they like.
+	burst = 10
+	// idleShare is how much longer the loop pauses than a comparison takes.
+	idleShare = 4
 )
 
 // Agent is what a loop runs. Its methods are called one at a time.
@@ -78,7 +84,10 @@ func (l *Loop[T]) Run(ctx context.Context) error {
 	go func() { reported <- l.Report.run(ctx, l.Log, statuses) }()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	s := state{dirty: true, compareAt: time.Now(), retry: retries(time.Second, time.Minute)}
+	s := state{
+		dirty: true, compareAt: time.Now(), retry: retries(time.Second, time.Minute),
+		pace: rate.NewLimiter(rate.Every(compareGap), burst),
+	}
 	for {
 		l.Health.turned.Store(new(time.Now()))
 		if err := l.reconcile(ctx, &s); err != nil {
@@ -96,7 +105,11 @@ func (l *Loop[T]) Run(ctx context.Context) error {
 			}
 			statuses <- status
 		}
-		timer.Reset(min(next, time.Until(s.compareAt)))
+		pause := min(next, time.Until(s.compareAt))
+		if s.dirty || pause <= 0 {
+			pause = debounce // the pace did not allow it yet
+		}
+		timer.Reset(pause)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -116,18 +129,21 @@ type state struct {
 	// dirty asks for Reconcile. At compareAt, all is compared.
 	dirty     bool
 	compareAt time.Time
-	// compared is when that was done last. failing says that the kernel does not hold
-	// all, problem why.
+	// compared is when that was done last, took how long it took. failing says that the
+	// kernel does not hold all, problem why.
 	compared time.Time
+	took     time.Duration
 	failing  bool
 	problem  string
 	retry    wait.Backoff
+	// pace bounds how often Reconcile is called.
+	pace *rate.Limiter
 }
 
 func (s *state) kernelChanged() {
-	gap := compareGap
+	gap := max(compareGap, idleShare*s.took)
 	if s.failing {
-		gap = failingGap
+		gap = max(failingGap, gap)
 	}
 	if at := time.Now().Add(max(debounce, gap-time.Since(s.compared))); at.Before(s.compareAt) {
 		s.compareAt = at
@@ -136,16 +152,17 @@ func (s *state) kernelChanged() {
 
 func (l *Loop[T]) reconcile(ctx context.Context, s *state) error {
 	compare := !time.Now().Before(s.compareAt)
-	if !s.dirty && !compare {
+	if !s.dirty && !compare || !s.pace.Allow() {
 		return nil
 	}
+	start := time.Now()
 	inSync, err := l.Agent.Reconcile(ctx, compare)
 	if stop := (Stop{}); errors.As(err, &stop) {
 		return stop
 	}
 	now := time.Now()
 	if compare {
-		s.compared, s.compareAt = now, now.Add(Resync)
+		s.compared, s.took, s.compareAt = now, now.Sub(start), now.Add(Resync)
 	}
 	switch {
 	case inSync:

@@ -52,9 +52,9 @@ func (f *fake) Status(string) (int, bool) {
 	return f.status, true
 }
 
-// writes records what a reporter does.
+// writes records what a reporter does. It shares mu with the fake agent.
 type writes struct {
-	mu       sync.Mutex
+	mu       *sync.Mutex
 	statuses []time.Duration
 	renewals []time.Duration
 	err      error
@@ -95,7 +95,7 @@ type run struct {
 // begin runs a loop; what it holds may be looked at while it sleeps.
 func begin(t *testing.T, f *fake) *run {
 	f.start = time.Now()
-	r := &run{fake: f, writes: &writes{}, log: &bytes.Buffer{}, objects: make(chan struct{}), kernel: make(chan struct{}), result: make(chan error, 1)}
+	r := &run{fake: f, writes: &writes{mu: &f.mu}, log: &bytes.Buffer{}, objects: make(chan struct{}), kernel: make(chan struct{}), result: make(chan error, 1)}
 	r.Loop = &Loop[int]{
 		Agent: f, Log: slog.New(slog.NewTextHandler(r.log, nil)), Objects: r.objects, Kernel: r.kernel,
 		Report: r.writes.reporter(f.start), Health: &Health{},
@@ -172,6 +172,57 @@ func TestDefect1_15_KernelSignalsAreDebounced(t *testing.T) {
 	})
 }
 
+// However often others change objects, they cost this agent no more than two
+// reconciliations in a second; a few changes are looked at at once, and the last one always.
+func TestSecurity_07_ObjectsAreReconciledAtAPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{}
+		r := begin(t, f)
+		r.sleep(10 * time.Second)
+		for range 5 {
+			r.signal(r.objects)
+		}
+		if n := len(f.reconciled); n != 6 {
+			t.Errorf("five changes were reconciled %d times", n-1)
+		}
+		before := len(f.reconciled)
+		for range 1000 {
+			r.signal(r.objects)
+			r.sleep(10 * time.Millisecond)
+		}
+		last := time.Since(f.start)
+		r.sleep(time.Second)
+		if n := len(f.reconciled) - before; n < 18 || n > 32 {
+			t.Errorf("%d reconciliations during 10 s of changes", n)
+		}
+		if f.reconciled[len(f.reconciled)-1] < last-20*time.Millisecond {
+			t.Errorf("the last change, at %v, was never looked at: %v", last, f.reconciled[len(f.reconciled)-3:])
+		}
+	})
+}
+
+// The longer a comparison takes, the longer it is until the next one.
+func TestSecurity_07_ComparingLeavesTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{block: time.Second}
+		r := begin(t, f)
+		for range 6000 {
+			r.away(func() {
+				select {
+				case r.kernel <- struct{}{}:
+				default:
+				}
+				time.Sleep(10 * time.Millisecond)
+			})
+		}
+		if n := len(f.compared); n < 10 || n > 14 {
+			t.Errorf("%d comparisons of one second during a minute of changes", n)
+		}
+		f.block = 0 // it has to end with the test
+		r.sleep(2 * time.Second)
+	})
+}
+
 // A changed object is looked at without asking the kernel.
 func TestObjectsChanged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -223,9 +274,7 @@ func TestLeaseOnlyWithStatus(t *testing.T) {
 		f := &fake{status: 10}
 		r := begin(t, f)
 		r.sleep(20 * time.Second)
-		r.writes.mu.Lock()
 		r.writes.err = errors.New("not allowed")
-		r.writes.mu.Unlock()
 		f.status = 20
 		r.sleep(2 * time.Second)
 		before, tried := len(r.writes.renewals), len(r.writes.statuses)
@@ -247,9 +296,7 @@ func TestStop(t *testing.T) {
 		gone := errors.New("the address is gone")
 		f := &fake{}
 		r := begin(t, f)
-		r.writes.mu.Lock()
 		r.writes.err = Stop{gone}
-		r.writes.mu.Unlock()
 		f.status = 50
 		var err error
 		if r.away(func() { err = <-r.result }); !errors.Is(err, gone) {

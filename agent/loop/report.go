@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -133,6 +134,15 @@ func (l Lease) Renew(ctx context.Context) error {
 		return fmt.Errorf("renew Lease %s/%s: %w", v1alpha1.Namespace, l.Name, err)
 	}
 	return nil
+}
+
+// Short cuts a message to what a status has room for.
+func Short(message string) string {
+	const end = "…"
+	if len(message) > v1alpha1.MaxMessage {
+		return strings.ToValidUTF8(message[:v1alpha1.MaxMessage-len(end)], "") + end
+	}
+	return message
 }
 
 // ApplyStatus applies the status of an object of ours of that kind, name and UID.

@@ -31,8 +31,9 @@ type local struct {
 	key overlay.Key
 	// pods are the ranges and single addresses of the node's own pods.
 	pods []netip.Prefix
-	// uplinks are the interfaces to other machines.
+	// uplinks are the interfaces to other machines, nodeIPs the node's own addresses there.
 	uplinks []string
+	nodeIPs []netip.Addr
 }
 
 // gateway is one gateway that the node has a link to.
@@ -69,11 +70,8 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 	if len(peerings) == 0 {
 		return d, nil
 	}
-	slices.SortFunc(peerings, func(a, b v1alpha1.Peering) int {
-		return cmp.Or(cmp.Compare(a.Spec.Index, b.Spec.Index), cmp.Compare(a.Name, b.Name))
-	})
-	var errs []error
-	taken := map[string]string{}
+	slices.SortFunc(peerings, byIndex)
+	admitted, errs := admit(peerings, l.address)
 	d.nat = &nat.Node{
 		OverlayGroup: overlay.Group, Address: l.address, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, Uplinks: l.uplinks,
 	}
@@ -84,15 +82,7 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 		}
 	}
 	d.overlay.Rules = []overlay.Rule{{Table: overlay.Table}}
-	for _, p := range peerings {
-		if err := p.Check(); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		if err := admit(taken, p); err != nil {
-			errs = append(errs, fmt.Errorf("peering %s: %w", p.Name, err))
-			continue
-		}
+	for _, p := range admitted {
 		for _, pods := range p.Spec.Local.Pods {
 			if p.Carries(pods.Real.Addr()) && !slices.Contains(d.nat.Pods, pods.Real.Prefix) {
 				d.nat.Pods = append(d.nat.Pods, pods.Real.Prefix)
@@ -114,7 +104,7 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 			}
 		}
 	}
-	d.throwEndpoints(peerings)
+	d.bypassTunnels(l, admitted)
 	return d, errors.Join(errs...)
 }
 
@@ -129,71 +119,160 @@ func firewallConfig(n nat.Node) firewall.Config {
 
 func sameFamily(a, b netip.Addr) bool { return a.BitLen() == b.BitLen() }
 
-// throwEndpoints keeps tunnels' own packets out of the tunnels. A range that one peer was
-// given may have the address at which another one is called, or from which it calls. A gateway cannot tell the latter: kube-proxy shows it a node.
-func (d *desired) throwEndpoints(peerings []v1alpha1.Peering) {
+// bypassTunnels keeps tunnels' own packets out of other tunnels. A range that one peer was
+// given may have addresses of another one's nodes. Then what this one's gateways send from
+// the tunnel's port is routed as if there were no peers. UDP from these addresses may come by
+// the network around (see nat.Node). So it is on every node: any may be called by its NodePort.
+//
+// What has the node's own address is routed like this, too. Otherwise a kernel that filters
+// reverse paths strictly lets nothing in from these addresses, and does not answer their ARP.
+func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) {
 	for _, p := range peerings {
-		for _, a := range p.Spec.Remote.NodeIPs {
-			d.throw(a.Addr)
+		covered := slices.DeleteFunc(ends(p), func(a netip.Addr) bool { return !inAny(d.nat.Remote, a) })
+		if len(covered) == 0 {
+			continue
 		}
-		var called []string
-		for _, plane := range p.Spec.Planes {
-			called = append(called, plane.Endpoints...)
-		}
-		for _, s := range p.Status.Planes {
-			// A gateway may write the status of planes that there are not, and so take
-			// addresses out of the ranges of other peers.
-			if p.Plane(s.Index) == nil {
-				continue
-			}
-			called = append(called, s.Endpoint)
-			if s.Remote == nil {
-				continue
-			}
-			// What the peer says of its nodes may cost it its own addresses, and nobody else's.
-			for _, ip := range s.Remote.NodeIPs {
-				if slices.ContainsFunc(p.RemoteRanges(), func(r netip.Prefix) bool { return r.Contains(ip.Addr) }) {
-					d.throw(ip.Addr)
-				}
+		d.nat.Endpoints = append(d.nat.Endpoints, covered...)
+		for _, g := range d.gateways {
+			if g.peering == p.Name && g.pod.IsValid() {
+				d.overlay.Bypass = append(d.overlay.Bypass, netip.AddrPortFrom(g.pod, tunnel.ListenPort))
 			}
 		}
-		for _, c := range called {
-			endpoint, err := netip.ParseAddrPort(c)
-			if err != nil {
-				continue // a name, or none yet
-			}
-			d.throw(endpoint.Addr().Unmap())
+	}
+	slices.SortFunc(d.nat.Endpoints, netip.Addr.Compare)
+	d.nat.Endpoints = slices.Compact(d.nat.Endpoints)
+	for _, a := range l.nodeIPs {
+		if len(d.nat.Endpoints) > 0 && sameFamily(a, l.address) {
+			d.overlay.Bypass = append(d.overlay.Bypass, netip.AddrPortFrom(a, 0))
 		}
 	}
 }
 
-// throw takes an address out of the ranges that lead into tunnels.
-func (d *desired) throw(addr netip.Addr) {
-	covered := slices.ContainsFunc(d.nat.Remote, func(r netip.Prefix) bool { return r.Contains(addr) })
-	if !covered || slices.Contains(d.nat.Endpoints, addr) {
-		return
+// ends are the addresses at which a peering's tunnel is called, and from which it may be. A
+// gateway that is called cannot tell the latter: kube-proxy shows it a node.
+func ends(p v1alpha1.Peering) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range p.Spec.Remote.NodeIPs {
+		out = append(out, a.Addr)
 	}
-	d.nat.Endpoints = append(d.nat.Endpoints, addr)
-	d.overlay.Routes = append(d.overlay.Routes, overlay.Route{Table: overlay.Table, Dst: netip.PrefixFrom(addr, addr.BitLen()), Throw: true})
+	var called []string
+	for _, plane := range p.Spec.Planes {
+		called = append(called, plane.Endpoints...)
+	}
+	for _, s := range p.Status.Planes {
+		// A gateway may write the status of planes that there are not.
+		if p.Plane(s.Index) == nil {
+			continue
+		}
+		called = append(called, s.Endpoint)
+		if s.Remote == nil {
+			continue
+		}
+		// What the peer says of its nodes may cost it its own addresses, and nobody else's.
+		for _, ip := range s.Remote.NodeIPs {
+			if inAny(p.RemoteRanges(), ip.Addr) {
+				out = append(out, ip.Addr)
+			}
+		}
+	}
+	for _, c := range called {
+		if endpoint, err := netip.ParseAddrPort(c); err == nil { // or a name, or none yet
+			out = append(out, endpoint.Addr().Unmap())
+		}
+	}
+	return out
 }
 
-// admit notes which peering has an index and ranges, unless another one has them: the
-// kernel cannot hold one of them twice.
-func admit(taken map[string]string, p v1alpha1.Peering) error {
-	claims := []string{fmt.Sprintf("index %d", p.Spec.Index)}
+func inAny(ranges []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(a) })
+}
+
+// admit returns the peerings that can be had, and why the others cannot. The kernel cannot hold
+// an index or a range twice, and one peering's range must not lead into the tunnel of another.
+// Of two that are in each other's way the older one stays.
+func admit(peerings []v1alpha1.Peering, self netip.Addr) (admitted []v1alpha1.Peering, errs []error) {
+	byAge := slices.Clone(peerings)
+	slices.SortStableFunc(byAge, func(a, b v1alpha1.Peering) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	taken := claims{indexes: map[int32]string{}, ranges: map[netip.Prefix]ownedRange{}, around: map[netip.Prefix]ownedRange{}}
+	for _, p := range byAge {
+		err := p.Check()
+		if err == nil {
+			if err = cmp.Or(admissible(p, self), taken.add(p)); err != nil {
+				err = fmt.Errorf("peering %s: %w", p.Name, err)
+			}
+		}
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		admitted = append(admitted, p)
+	}
+	slices.SortFunc(admitted, byIndex)
+	return admitted, errs
+}
+
+func byIndex(a, b v1alpha1.Peering) int {
+	return cmp.Or(cmp.Compare(a.Spec.Index, b.Spec.Index), cmp.Compare(a.Name, b.Name))
+}
+
+// admissible says why a peering cannot be had, whatever others there are.
+func admissible(p v1alpha1.Peering, self netip.Addr) error {
+	internal := p.Spec.Local.InternalCIDR.Prefix
+	if !p.Carries(self) {
+		return fmt.Errorf("its overlay %s is not of the address family of this node's %s", internal, self)
+	}
+	if _, err := ipam.ExternalMapping(internal, p.Spec.Remote.ExternalCIDR.Prefix); err != nil {
+		return err
+	}
+	ranges := p.RemoteRanges()
+	for i, r := range ranges {
+		isOwn := r.Overlaps(internal) || slices.ContainsFunc(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping) bool { return m.Real.Overlaps(r) })
+		switch {
+		case r.Bits() == 0:
+			return fmt.Errorf("its range %s is all addresses", r)
+		case isOwn:
+			return fmt.Errorf("its range %s overlaps with the pods or the overlay of this cluster: peer again", r)
+		case slices.ContainsFunc(ranges[:i], r.Overlaps):
+			return fmt.Errorf("its range %s is there twice: peer again", r)
+		}
+	}
+	return nil
+}
+
+// ownedRange is a range, and whose it is.
+type ownedRange struct {
+	prefix  netip.Prefix
+	peering string
+}
+
+// claims are what peerings have.
+type claims struct {
+	indexes map[int32]string
+	// ranges has each range, around the same by each prefix that contains it. So an overlap is
+	// found by looking, however many ranges there are.
+	ranges, around map[netip.Prefix]ownedRange
+}
+
+// add notes what a peering has, unless another one has some of it.
+func (c claims) add(p v1alpha1.Peering) error {
+	if other, ok := c.indexes[p.Spec.Index]; ok {
+		return fmt.Errorf("its index %d is that of peering %s: unpeer one of them", p.Spec.Index, other)
+	}
 	for _, r := range p.RemoteRanges() {
-		claims = append(claims, fmt.Sprintf("range %s", r))
-	}
-	for i, claim := range claims {
-		if other, ok := taken[claim]; ok {
-			return fmt.Errorf("its %s is that of peering %s: unpeer one of them", claim, other)
+		other, taken := c.around[r]
+		for bits := r.Bits(); bits > 0 && !taken; bits-- {
+			other, taken = c.ranges[netip.PrefixFrom(r.Addr(), bits).Masked()]
 		}
-		if slices.Contains(claims[:i], claim) {
-			return fmt.Errorf("its %s is there twice: peer again", claim)
+		if taken {
+			return fmt.Errorf("its range %s overlaps with %s of peering %s: unpeer one of them", r, other.prefix, other.peering)
 		}
 	}
-	for _, claim := range claims {
-		taken[claim] = p.Name
+	c.indexes[p.Spec.Index] = p.Name
+	for _, r := range p.RemoteRanges() {
+		c.ranges[r] = ownedRange{r, p.Name}
+		for bits := r.Bits(); bits > 0; bits-- {
+			c.around[netip.PrefixFrom(r.Addr(), bits).Masked()] = ownedRange{r, p.Name}
+		}
 	}
 	return nil
 }
@@ -223,8 +302,8 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 	}
 	status := p.PlaneStatus(plane.Index)
 	if status != nil && status.PodIP.IsValid() && status.MTU > 0 {
-		if !p.Carries(status.PodIP.Addr) {
-			return fmt.Errorf("its gateway has the address %s, which is of another address family than the overlay", status.PodIP)
+		if !isPod(p, status.PodIP.Addr) {
+			return fmt.Errorf("its gateway has the address %s, which is in none of the ranges of pods that the peering carries: if it is a pod's, name its range by --pod-cidr", status.PodIP)
 		}
 		g.pod, g.mtu, g.peer, g.connected = status.PodIP.Addr, int(status.MTU), tunnelTarget(l, status), status.Connected
 		d.overlay.Links = append(d.overlay.Links, overlay.Link{
@@ -243,10 +322,17 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 		}
 		d.nat.Gateways = append(d.nat.Gateways, nat.NodeGateway{
 			Pod: g.pod, Overlay: gatewayAddr, Local: status.NodeName == l.name, Calls: plane.Role == v1alpha1.Client,
+			Link: g.link, Remote: ranges,
 		})
 	}
 	d.gateways = append(d.gateways, g)
 	return nil
+}
+
+// isPod says whether an address is a pod's of this cluster. To a gateway's address all of the
+// peering's packets are sent in plain, so it may be no other.
+func isPod(p v1alpha1.Peering, a netip.Addr) bool {
+	return slices.ContainsFunc(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping) bool { return p.Carries(a) && m.Real.Contains(a) })
 }
 
 // tunnelTarget is where a gateway on this very node sends the tunnel's packets to.

@@ -20,7 +20,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 )
 
-var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty(), cmp.AllowUnexported(gateway{})}
+var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, netip.AddrPort{}, v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty(), cmp.AllowUnexported(gateway{})}
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 
@@ -88,17 +88,15 @@ func TestDesire(t *testing.T) {
 		}
 	}
 	linkB, linkC := link("lq2-0", 8<<13|7, gwB, "10.244.9.2", 1390), link("lq1-0", 4<<13|7, gwC, "10.244.9.1", 1390)
-	natWith := func(remote []string, gateways ...nat.NodeGateway) *nat.Node {
-		n := &nat.Node{
+	natWith := func(remote []netip.Prefix, gateways ...nat.NodeGateway) *nat.Node {
+		return &nat.Node{
 			OverlayGroup: overlay.Group, Address: me.address, Pods: []netip.Prefix{prefix("10.244.0.0/16")}, OwnPods: me.pods, Uplinks: me.uplinks,
-			Gateways: gateways, OverlayPort: 6094, TunnelPort: 51840,
+			Remote: remote, Gateways: gateways, OverlayPort: 6094, TunnelPort: 51840,
 		}
-		for _, r := range remote {
-			n.Remote = append(n.Remote, prefix(r))
-		}
-		return n
 	}
-	rangesB, rangesC := []string{"10.30.0.0/16", "10.70.0.0/18"}, []string{"10.245.0.0/16", "10.71.0.0/18"}
+	rangesB := []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")}
+	rangesC := []netip.Prefix{prefix("10.245.0.0/16"), prefix("10.71.0.0/18")}
+	toB := nat.NodeGateway{Pod: addr("10.244.9.2"), Overlay: gwB, Link: "lq2-0", Remote: rangesB}
 	gatewayB := gateway{peering: "b", generation: 3, pod: addr("10.244.9.2"), mtu: 1390, remote: addr("10.70.0.1"), link: "lq2-0"}
 	waiting := gatewayB
 	waiting.pod, waiting.mtu = netip.Addr{}, 0
@@ -123,7 +121,7 @@ func TestDesire(t *testing.T) {
 					Links: []overlay.Link{linkB}, Rules: rules,
 					Routes: slices.Concat(unreachable("10.30.0.0/16", "10.70.0.0/18"), by("lq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18")),
 				},
-				nat: natWith(rangesB, nat.NodeGateway{Pod: addr("10.244.9.2"), Overlay: gwB}), gateways: []gateway{gatewayB},
+				nat: natWith(rangesB, toB), gateways: []gateway{gatewayB},
 			},
 		},
 		{
@@ -136,7 +134,7 @@ func TestDesire(t *testing.T) {
 						unreachable("10.30.0.0/16", "10.70.0.0/18"), by("lq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18"),
 					),
 				},
-				nat:      natWith(append(rangesC, rangesB...), nat.NodeGateway{Pod: addr("10.244.9.1"), Overlay: gwC}, nat.NodeGateway{Pod: addr("10.244.9.2"), Overlay: gwB}),
+				nat:      natWith(slices.Concat(rangesC, rangesB), nat.NodeGateway{Pod: addr("10.244.9.1"), Overlay: gwC, Link: "lq1-0", Remote: rangesC}, toB),
 				gateways: []gateway{{peering: "c", generation: 3, pod: addr("10.244.9.1"), mtu: 1390, remote: addr("10.71.0.1"), link: "lq1-0"}, gatewayB},
 			},
 		},
@@ -154,7 +152,7 @@ func TestDesire(t *testing.T) {
 						by("lq2-3", gw3, 1300, 103, "10.30.0.0/16", "10.70.0.0/18"),
 					),
 				},
-				nat: natWith(rangesB, nat.NodeGateway{Pod: addr("10.244.9.2"), Overlay: gwB}, nat.NodeGateway{Pod: addr("10.244.8.8"), Overlay: gw3, Local: true, Calls: true}),
+				nat: natWith(rangesB, toB, nat.NodeGateway{Pod: addr("10.244.8.8"), Overlay: gw3, Local: true, Calls: true, Link: "lq2-3", Remote: rangesB}),
 				gateways: []gateway{
 					gatewayB, {peering: "b", plane: 3, generation: 3, pod: addr("10.244.8.8"), mtu: 1300, peer: addr("192.0.2.7"), remote: addr("10.70.0.9"), link: "lq2-3"},
 				},
@@ -249,10 +247,10 @@ func TestDesireDespiteErrors(t *testing.T) {
 	}
 }
 
-// The address at which a gateway is called, and those from which one calls, are not
-// led into the tunnel of a peer that was given a range with them.
-func TestDesireEndpoints(t *testing.T) {
-	me := local{name: "n1", address: addr("10.80.0.7")}
+// What gateways of a peering send from the tunnel's port is not led into the tunnel of a
+// peer that was given a range with ends of theirs. All else to these addresses is.
+func TestSecurity_06_DesireEndpoints(t *testing.T) {
+	me := local{name: "n1", address: addr("10.80.0.7"), nodeIPs: []netip.Addr{addr("192.0.2.17"), addr("2001:db8::17")}}
 	covering := peering("covering", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "172.18.0.0/16"), "10.70.0.0/18")
 	called := peering("called", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.71.0.0/18")
 	called.Spec.Planes[0].Endpoints = []string{"172.18.1.5:30001", "[2001:db8::1]:30001", "gateway.example:51840", "192.0.2.1:30001"}
@@ -263,14 +261,13 @@ func TestDesireEndpoints(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var thrown []netip.Prefix
-	for _, r := range d.overlay.Routes {
-		if r.Throw {
-			thrown = append(thrown, r.Dst)
-		}
-	}
-	if diff := cmp.Diff([]netip.Prefix{prefix("172.18.1.5/32"), prefix("172.18.1.7/32")}, thrown, compare); diff != "" {
+	if diff := cmp.Diff([]netip.AddrPort{netip.MustParseAddrPort("10.244.9.2:51840"), netip.MustParseAddrPort("192.0.2.17:0")}, d.overlay.Bypass, compare); diff != "" {
 		t.Error(diff)
+	}
+	for _, r := range d.overlay.Routes {
+		if r.Dst.Bits() == 32 && r.Dst.Addr() != addr("10.80.31.250") && r.Dst.Addr() != addr("10.80.31.246") {
+			t.Errorf("an address is taken out of a peer's range: %s", r)
+		}
 	}
 	if diff := cmp.Diff([]netip.Addr{addr("172.18.1.5"), addr("172.18.1.7")}, d.nat.Endpoints, compare); diff != "" {
 		t.Error(diff)

@@ -60,10 +60,15 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	health := &loop.Health{}
 	go health.Serve(ctx, cfg.Log, fmt.Sprintf("127.0.0.1:%d", v1alpha1.HealthPort))
+	return run(ctx, cfg, key, c, rest, health)
+}
+
+// run is the agent with its key and its client.
+func run(ctx context.Context, cfg Config, key overlay.Key, c client.Client, cfgRest *rest.Config, health *loop.Health) error {
 	var last lastView
 	defer func() { cleanupIfUninstalled(c, last, cfg.Log) }()
 	return loop.Retry(ctx, cfg.Log, func(ctx context.Context) error {
-		err := runWithAddress(ctx, cfg, key, c, rest, health, &last)
+		err := runWithAddress(ctx, cfg, key, c, cfgRest, health, &last)
 		if apierrors.IsNotFound(err) {
 			// Our definitions may be gone. It does not end: nobody could clean the kernel while
 			// it is started anew.
@@ -98,7 +103,7 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 	defer kernel.Close()
 	a := &agent{
 		Config: cfg, kernel: kernel, own: own, node: node, manager: manager(node), kept: own.Status.Gateways, view: &watch.View{Client: c},
-		local: local{name: cfg.NodeName, address: address, key: key}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
+		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, key: key}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 	}
 	if err := a.readKernel(); err != nil {
 		return err
@@ -125,7 +130,7 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 		return err
 	}
 	lease := loop.Lease{
-		Client: c, Name: "node-" + own.Name, Holder: cfg.PodName, Manager: a.manager,
+		Client: c, Name: v1alpha1.NodeLease(cfg.NodeName), Holder: cfg.PodName, Manager: a.manager,
 		Owner: applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID),
 	}
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
@@ -155,6 +160,8 @@ type agent struct {
 	// how many more there are.
 	routes        []v1alpha1.CIDR
 	omittedRoutes int
+	// resolvers are the node's name servers.
+	resolvers []v1alpha1.IP
 	// underlay is the interface with the node's own address. It may become another
 	// one. Some clouds' nodes do not bear that address; then it is empty, and nothing
 	// is known of their link.
@@ -286,6 +293,7 @@ func (a *agent) readObjects(ctx context.Context) error {
 		return fmt.Errorf("list the pods of node %s: %w", a.NodeName, err)
 	}
 	a.node, a.pods = node, pods.Items
+	a.local.nodeIPs = nodes.Addresses(node, corev1.NodeInternalIP)
 	ranges := podCIDRs(node)
 	a.local.pods = v1alpha1.Prefixes(ranges)
 	for _, ip := range outside(a.pods, ranges, a.local.address) {

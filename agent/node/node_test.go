@@ -1,13 +1,19 @@
 package node
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"slices"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/agent/watch"
@@ -100,5 +106,55 @@ func TestAfterPartialApply(t *testing.T) {
 		if !slices.Equal(linked, test.linked) || !slices.Equal(kept, test.kept) {
 			t.Errorf("%s: linked %+v, kept %+v", name, linked, kept)
 		}
+	}
+}
+
+// An API server that refuses or fails for a while does not end an agent that starts.
+func TestDefect1_10_AgentOutlivesRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		refusals := []error{errForbidden, errUnauthorized, apierrors.NewInternalError(errors.New("no leader"))}
+		asked := 0
+		c := newClient(t, interceptor.Funcs{Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+			err := refusals[asked%len(refusals)]
+			if _, ok := obj.(*corev1.Node); ok {
+				if asked++; asked == 2*len(refusals) {
+					cancel()
+				}
+			}
+			return err
+		}})
+		if err := run(ctx, Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler)}, overlay.Key{}, c, nil, nil); err != nil || asked < 2*len(refusals) {
+			t.Errorf("after %d attempts it ended: %v", asked, err)
+		}
+	})
+}
+
+// The routes of a kernel that do not fit into the report are counted.
+func TestDefect1_22_RoutesOfAKernel(t *testing.T) {
+	ns := netns.New(t, "node")
+	ns.Output(t, "sh", "-ec", `ip link add eth0 type bridge; ip link set eth0 up; ip addr add 9.9.9.1/24 dev eth0`)
+	const more = `i=0; while [ $i -lt 260 ]; do echo "route add 10.$((i / 128)).$((i % 128 * 2)).0/24 dev eth0"; i=$((i + 1)); done | ip -batch -`
+	a := newAgent(t)
+	ns.Do(t, func() (err error) {
+		a.kernel, err = overlay.New()
+		return err
+	})
+	t.Cleanup(func() {
+		if err := a.kernel.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := a.readRoutes(); err != nil || a.omittedRoutes > 0 {
+		t.Fatal(a.omittedRoutes, err)
+	}
+	n := len(a.routes) + 260 - maxRoutes
+	ns.Output(t, "sh", "-ec", more)
+	if err := a.readRoutes(); err != nil {
+		t.Fatal(err)
+	}
+	if len(a.routes) != maxRoutes || a.omittedRoutes != n {
+		t.Errorf("%d routes are reported, and %d left out, want %d", len(a.routes), a.omittedRoutes, n)
 	}
 }

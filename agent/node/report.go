@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -30,6 +31,14 @@ const maxPodIPs = 1024
 // maxNodeIPs is what the definition of NodeNetwork allows.
 const maxNodeIPs = 16
 
+// maxResolvers is what the definition of NodeNetwork allows. A kubelet gives three to a
+// pod, as more are not asked.
+const maxResolvers = 8
+
+// resolvConf has the node's name servers, since the pod's DNS policy is Default. The
+// kubelet writes it when it makes the pod.
+const resolvConf = "/etc/resolv.conf"
+
 // writeStatus applies the whole status: nobody else writes it.
 func (a *agent) writeStatus(ctx context.Context, s v1alpha1.NodeNetworkStatus) error {
 	n := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: a.own.Name, UID: a.own.UID}}
@@ -48,7 +57,7 @@ func (a *agent) writeStatus(ctx context.Context, s v1alpha1.NodeNetworkStatus) e
 // Status is what there is to report.
 func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 	s := v1alpha1.NodeNetworkStatus{
-		Kernel: new(a.facts), UnderlayMTU: int32(a.underlayMTU), NodeIPs: nodeIPs(a.node), PodCIDRs: podCIDRs(a.node), Routes: a.routes,
+		Kernel: new(a.facts), UnderlayMTU: int32(a.underlayMTU), NodeIPs: nodeIPs(a.node), PodCIDRs: podCIDRs(a.node), Routes: a.routes, Resolvers: a.resolvers,
 	}
 	problems := []string{problem}
 	if a.omittedRoutes > 0 {
@@ -73,11 +82,11 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 		entry.Ready = false // what was measured says nothing of now
 		s.Gateways = append(s.Gateways, entry)
 	}
-	s.Message = strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; ")
+	s.Message = loop.Short(strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; "))
 	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Applied", Message: "the kernel holds all that the Peerings ask for"}
 	switch {
 	case problem != "":
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "CannotApply", problem
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "CannotApply", loop.Short(problem)
 	case !a.reconciled:
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "Starting", "the agent has not looked at the kernel yet"
 	}
@@ -143,6 +152,25 @@ func (a *agent) pathTo(g gateway) pathInfo {
 	}
 	a.paths[key] = p
 	return p
+}
+
+// readResolvers returns the name servers of a resolv.conf(5) that are elsewhere than on this
+// node. There are none if it cannot be read.
+func readResolvers(file string) (out []v1alpha1.IP) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil
+	}
+	for line := range strings.Lines(string(text)) {
+		words := strings.Fields(line)
+		if len(words) < 2 || words[0] != "nameserver" {
+			continue
+		}
+		if a, err := netip.ParseAddr(words[1]); err == nil && a.Zone() == "" && a.Unmap().IsGlobalUnicast() && len(out) < maxResolvers {
+			out = append(out, v1alpha1.IP{Addr: a.Unmap()})
+		}
+	}
+	return out
 }
 
 // nodeIPs are the Node's internal and external addresses.

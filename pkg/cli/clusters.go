@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -30,6 +31,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/version"
 )
@@ -56,7 +58,12 @@ func (g *globals) identify(ctx context.Context, refs []string) (out []*peering.C
 	distinguish(out, refs)
 	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, fmt.Errorf("no answer within %s: %w", identifyTimeout, context.DeadlineExceeded))
 	defer cancel()
-	_, errs = inParallel(out, func(c *peering.Cluster) (struct{}, error) { return struct{}{}, c.Identify(ctx) })
+	_, errs = inParallel(out, func(c *peering.Cluster) (struct{}, error) {
+		if c.Unasked == nil {
+			c.Unasked = c.Identify(ctx)
+		}
+		return struct{}{}, c.Unasked
+	})
 	return out, errs, nil
 }
 
@@ -65,7 +72,9 @@ func inParallel[T, R any](in []T, do func(T) (R, error)) ([]R, []error) {
 	results, errs := make([]R, len(in)), make([]error, len(in))
 	var wg sync.WaitGroup
 	for i, x := range in {
-		wg.Go(func() { results[i], errs[i] = do(x) })
+		wg.Go(func() {
+			errs[i] = failure.Caught(func() (err error) { results[i], err = do(x); return err })
+		})
 	}
 	wg.Wait()
 	return results, errs
@@ -181,7 +190,18 @@ func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcm
 	if err != nil {
 		return nil, fmt.Errorf("cluster %q: %w", name, err)
 	}
-	return &peering.Cluster{Name: name, Client: c, Discovery: d, DefaultImage: version.AgentImage(version.String()), Kubectl: kubectl, Now: clock.now}, nil
+	return &peering.Cluster{Name: name, Client: c, Server: serverAddress(cfg), Discovery: d, DefaultImage: version.AgentImage(version.String()), Kubectl: kubectl, Now: clock.now}, nil
+}
+
+// serverAddress is the API server's address, invalid if it is named: a name leads
+// nodes elsewhere than the user, maybe.
+func serverAddress(cfg *rest.Config) netip.Addr {
+	server, _, err := rest.DefaultServerUrlFor(cfg)
+	if err != nil {
+		return netip.Addr{}
+	}
+	addr, _ := netip.ParseAddr(server.Hostname())
+	return addr
 }
 
 // kinds asks the API server only for kinds that are not known beforehand. Other than with
@@ -203,6 +223,7 @@ func (k kinds) RESTMapping(gk schema.GroupKind, versions ...string) (*meta.RESTM
 // cluster; all others are of a namespace.
 func knownKinds(s *runtime.Scheme) meta.RESTMapper {
 	ofCluster := sets.New("Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "SelfSubjectAccessReview", "ServiceCIDR",
+		"ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
 		"ClusterNetwork", "Peering", "NodeNetwork")
 	m := meta.NewDefaultRESTMapper(nil)
 	for kind := range s.AllKnownTypes() {

@@ -6,13 +6,16 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/test/fakeapi"
 )
 
 func TestResolve(t *testing.T) {
@@ -169,5 +172,23 @@ func TestKnownKinds(t *testing.T) {
 		if (m.Scope.Name() == meta.RESTScopeNameNamespace) != namespaced {
 			t.Errorf("%s: scope %s", gk, m.Scope.Name())
 		}
+	}
+}
+
+// The requests of commands outlast a moment in which an API server does not serve.
+func TestDefect1_09_RequestsOutlastABlip(t *testing.T) {
+	s, err := fakeapi.New(fakeapi.Objects("id-of-a", "n1", "172.18.0.11", "10.244.0.0/16")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	clusters, err := (&globals{kubeconfig: kubeconfig(t, filepath.Join(isolate(t), "kubeconfig"), "a="+s.URL)}).clusters(t.Context(), "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Fail(200 * time.Millisecond)
+	var nodes corev1.NodeList
+	if err := clusters[0].Client.List(t.Context(), &nodes); err != nil || len(nodes.Items) != 1 {
+		t.Errorf("got %d nodes, %v", len(nodes.Items), err)
 	}
 }

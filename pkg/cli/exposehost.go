@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -40,7 +39,7 @@ func (g *globals) exposeHost(cmd *cobra.Command, args []string) error {
 	if remove, _ := cmd.Flags().GetBool("remove"); !remove {
 		mapped, err := a.ExposeHost(ctx, b, host)
 		if err == nil {
-			fmt.Fprintln(g.streams.Out, mapped)
+			g.out().printf("%s\n", mapped)
 		}
 		return err
 	}
@@ -49,9 +48,9 @@ func (g *globals) exposeHost(cmd *cobra.Command, args []string) error {
 	case err != nil:
 		return err
 	case was:
-		fmt.Fprintf(g.streams.Out, "%s cannot be reached from %s any more.\n", host, b.Name)
+		g.out().printf("%s cannot be reached from %s any more.\n", host, b.Name)
 	default:
-		fmt.Fprintf(g.streams.Out, "%s was not exposed to %s; nothing was changed.\n", host, b.Name)
+		g.out().printf("%s was not exposed to %s; nothing was changed.\n", host, b.Name)
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,13 +38,13 @@ func (g *globals) mapAddress(cmd *cobra.Command, args []string) error {
 	if reverse, _ := cmd.Flags().GetBool("reverse"); reverse {
 		addr, err := clusters[0].MapBack(ctx, clusters[1], what)
 		if err == nil {
-			fmt.Fprintln(g.streams.Out, addr)
+			g.out().printf("%s\n", addr)
 		}
 		return err
 	}
 	addrs, err := clusters[0].MapFor(ctx, clusters[1], what)
 	for _, a := range addrs {
-		fmt.Fprintln(g.streams.Out, a)
+		g.out().printf("%s\n", a)
 	}
 	return err
 }

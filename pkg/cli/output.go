@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"strings"
-	"unicode"
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -56,15 +55,23 @@ func (o *output) printer() (printers.ResourcePrinter, error) {
 // print prints a document for programs, or the names of the objects that it is about, as
 // KIND.GROUP/NAME.
 func (o *output) print(w io.Writer, document runtime.Object, names []string) error {
+	var raw strings.Builder
 	if o.format == "name" {
-		_, err := io.WriteString(w, strings.Join(append(names, ""), "\n"))
-		return err
+		raw.WriteString(strings.Join(append(names, ""), "\n"))
+	} else {
+		p, err := o.printer()
+		if err != nil {
+			return err
+		}
+		if o.format == "json" || o.format == "yaml" {
+			return p.PrintObj(document, w)
+		}
+		if err := p.PrintObj(document, &raw); err != nil {
+			return err
+		}
 	}
-	p, err := o.printer()
-	if err != nil {
-		return err
-	}
-	return p.PrintObj(document, w)
+	_, err := io.WriteString(w, visible(raw.String()))
+	return err
 }
 
 // documentType names a document, and the version of its fields.
@@ -85,18 +92,10 @@ func (o *output) printTable(w io.Writer, head []string, rows [][]any) {
 		table.ColumnDefinitions = append(table.ColumnDefinitions, column)
 	}
 	for _, cells := range rows {
+		for i := range cells {
+			cells[i] = printable(cells[i])
+		}
 		table.Rows = append(table.Rows, metav1.TableRow{Cells: cells})
 	}
 	_ = printers.NewTablePrinter(printers.PrintOptions{Wide: o.wide()}).PrintObj(table, w) // an error is the writer's
-}
-
-// printable makes a text safe for a terminal. Agents wrote it, and somebody who has an
-// agent's account must not control the terminal of the reader.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) || r == '\n' {
-			return r
-		}
-		return unicode.ReplacementChar
-	}, s)
 }

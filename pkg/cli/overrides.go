@@ -10,8 +10,8 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/spf13/pflag"
-	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/peering"
@@ -81,6 +81,8 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (
 			return o, fmt.Errorf("--agent-image: %w", err)
 		}
 	}
+	o.Replace, _ = f.GetBool("replace")
+	o.AdoptNamespace, _ = f.GetBool("adopt-namespace")
 	if server := f.Lookup("server").Value.String(); server != "" {
 		k, err := clusterIndex(server, refs, clusters)
 		if err != nil {
@@ -199,22 +201,13 @@ func addEndpoint(o *override, item string) error {
 		o.AutoEndpoints = true
 		return nil
 	}
-	host, port, err := net.SplitHostPort(item)
+	host, port, err := v1alpha1.SplitEndpoint(item)
 	if err != nil {
-		return fmt.Errorf("%q is not ADDRESS:PORT", item)
-	}
-	if _, err := parsePort(port); err != nil {
 		return err
 	}
-	if addr, err := netip.ParseAddr(host); err != nil {
-		lower := strings.ToLower(host)
-		last := lower[strings.LastIndex(lower, ".")+1:] // it is a number in a mistyped address
-		if len(validation.IsDNS1123Subdomain(lower))+len(validation.IsDNS1035Label(last)) > 0 {
-			return fmt.Errorf("%q is neither an address nor a host name", host)
-		}
-	} else if !addr.IsGlobalUnicast() {
+	if addr, err := netip.ParseAddr(host); err == nil && !addr.IsGlobalUnicast() {
 		return fmt.Errorf("no gateway of another cluster can call %s", addr)
 	}
-	o.Endpoints = append(o.Endpoints, item)
+	o.Endpoints = append(o.Endpoints, net.JoinHostPort(host, strconv.Itoa(int(port))))
 	return nil
 }

@@ -80,14 +80,14 @@ func (g *globals) progress(pairs []peering.Pair) func(peering.Pair) peering.Repo
 
 // pairsError says which of several pairs failed, and why.
 type pairsError struct {
-	text string
+	text lines
 	// partial says that other pairs did not fail.
 	partial bool
 	// first is the first pair's reason.
 	first error
 }
 
-func (e *pairsError) Error() string { return e.text }
+func (e *pairsError) Error() string { return string(e.text) }
 
 func (e *pairsError) Unwrap() error { return e.first }
 
@@ -98,16 +98,16 @@ func failures(outcomes []peering.Outcome) error {
 		return outcomes[0].Err
 	}
 	var first error
-	var lines []string
+	var failed []string
 	for _, o := range outcomes {
 		if o.Err != nil {
 			first = cmp.Or(first, o.Err)
-			lines = append(lines, fmt.Sprintf("  %s: %s", o.Pair, explain(o.Err, "    ")))
+			failed = append(failed, fmt.Sprintf("  %s: %s", oneLine(o.Pair.String()), explain(o.Err, "    ")))
 		}
 	}
 	if first == nil {
 		return nil
 	}
-	text := fmt.Sprintf("%d of %d pairs failed\n%s", len(lines), len(outcomes), strings.Join(lines, "\n"))
-	return &pairsError{text, len(lines) < len(outcomes), first}
+	all := fmt.Sprintf("%d of %d pairs failed\n%s", len(failed), len(outcomes), strings.Join(failed, "\n"))
+	return &pairsError{lines(all), len(failed) < len(outcomes), first}
 }

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"strings"
@@ -49,6 +48,8 @@ changed.`,
 	f := cmd.Flags()
 	addPairs(f)
 	addOverrides(f)
+	f.Bool("replace", false, "peer also with a cluster that has the ID of one that was peered, and none of its keys: one that has lost them, or was restored")
+	f.Bool("adopt-namespace", false, "use a namespace liqonet-system that somebody else has made: all who have rights in it are trusted")
 	f.BoolVar(&dryRun, "dry-run", false, "print what would be done, and why, and change nothing")
 	out = addOutput(f)
 	return cmd
@@ -96,9 +97,9 @@ func (g *globals) peer(cmd *cobra.Command, args []string, out *output, dryRun bo
 		case outcome.Err != nil:
 			continue
 		case out.forPeople() && len(outcome.Result.Changed) == 0:
-			fmt.Fprintf(g.streams.Out, "%s and %s are peered already; nothing was changed.\n", a.Cluster, b.Cluster)
+			g.out().printf("%s and %s are peered already; nothing was changed.\n", a.Cluster, b.Cluster)
 		case out.forPeople():
-			fmt.Fprintf(g.streams.Out, "%s and %s are peered, %.1f s after the command.\n", a.Cluster, b.Cluster, time.Since(start).Seconds())
+			g.out().printf("%s and %s are peered, %.1f s after the command.\n", a.Cluster, b.Cluster, time.Since(start).Seconds())
 		}
 		result.Peerings = append(result.Peerings, a, b)
 		result.Notes = append(result.Notes, outcome.Result.Notes...)
@@ -106,7 +107,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, out *output, dryRun bo
 	if out.forPeople() {
 		out.printRanges(g.streams.Out, result.Peerings...)
 		for _, note := range result.Notes {
-			fmt.Fprintf(g.streams.Out, "Note: %s\n", note)
+			g.out().printf("Note: %s\n", note)
 		}
 	} else {
 		err = out.print(g.streams.Out, result, peeringNames(result.Peerings))

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"fmt"
 	"io"
 	"path"
 	"slices"
@@ -52,9 +51,9 @@ func (o *output) printPlans(w io.Writer, plans []*plan.Plan) error {
 // printPlan shows a plan to people.
 func (o *output) printPlan(w io.Writer, p *plan.Plan) {
 	a, b := &p.Clusters[0], &p.Clusters[1]
-	fmt.Fprintf(w, "Plan to peer %s and %s; nothing was changed.\n", a.Cluster, b.Cluster)
+	text{w}.printf("Plan to peer %s and %s; nothing was changed.\n", a.Cluster, b.Cluster)
 	for _, c := range []*plan.ClusterPlan{a, b} {
-		fmt.Fprintf(w, "\nCluster %s (%s)\n", c.Cluster, c.ClusterID)
+		text{w}.printf("\nCluster %s (%s)\n", c.Cluster, c.ClusterID)
 		statements := func(in []plan.Statement) (rows [][]any) {
 			for _, s := range in {
 				rows = append(rows, []any{s.What, s.Value, remark(s.Reason, s.Assumed, s.DuringRun)})
@@ -88,19 +87,19 @@ func (o *output) printPlan(w io.Writer, p *plan.Plan) {
 			{[]string{"action", "object", "what for"}, objects},
 		} {
 			if len(table.rows) > 0 {
-				fmt.Fprintln(w)
+				text{w}.printf("\n")
 				o.printTable(w, table.head, table.rows)
 			}
 		}
 		for _, warning := range slices.Concat(c.Warnings, c.Notes) {
-			fmt.Fprintf(w, "Note: %s\n", warning)
+			text{w}.printf("Note: %s\n", warning)
 		}
 	}
 	if p.Changes() == 0 {
-		fmt.Fprintf(w, "\n%s and %s are peered just so: nothing would be changed.\n", a.Cluster, b.Cluster)
+		text{w}.printf("\n%s and %s are peered just so: nothing would be changed.\n", a.Cluster, b.Cluster)
 		return
 	}
-	fmt.Fprintf(w, "\n%d objects would be made or changed: the same command without --dry-run does it.\n", p.Changes())
+	text{w}.printf("\n%d objects would be made or changed: the same command without --dry-run does it.\n", p.Changes())
 }
 
 // remark is a reason, and how certain it is.

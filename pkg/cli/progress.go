@@ -31,11 +31,11 @@ type plain struct {
 }
 
 func (p plain) Step(ctx context.Context, name string, do func(context.Context) error) error {
-	fmt.Fprintf(p.w, "%s%s ...\n", p.prefix, name)
+	text{p.w}.printf("%s%s ...\n", p.prefix, name)
 	start := time.Now()
 	err := do(ctx)
 	if err != nil {
-		fmt.Fprintf(p.w, "%s%s failed after %.1f s\n", p.prefix, name, time.Since(start).Seconds())
+		text{p.w}.printf("%s%s failed after %.1f s\n", p.prefix, name, time.Since(start).Seconds())
 	}
 	return err
 }
@@ -44,7 +44,7 @@ func (p plain) Step(ctx context.Context, name string, do func(context.Context) e
 type spinner struct{ w io.Writer }
 
 func (s spinner) Step(ctx context.Context, name string, do func(context.Context) error) error {
-	start := time.Now()
+	start, name := time.Now(), oneLine(name)
 	turning, _ := pterm.DefaultSpinner.WithWriter(s.w).WithRemoveWhenDone(true).WithShowTimer(false).Start(name) // it never fails
 	err := do(ctx)
 	_ = turning.Stop()
@@ -52,6 +52,6 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 	if err != nil {
 		mark = pterm.Red("✗")
 	}
-	fmt.Fprintf(s.w, " %s %s %s\n", mark, name, pterm.Gray(fmt.Sprintf("%.1f s", time.Since(start).Seconds())))
+	text{s.w}.printf(" %s %s %s\n", lines(mark), name, lines(pterm.Gray(fmt.Sprintf("%.1f s", time.Since(start).Seconds()))))
 	return err
 }

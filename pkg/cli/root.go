@@ -21,6 +21,7 @@ import (
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
@@ -40,8 +41,11 @@ const (
 	ExitRanges      = 6
 	// ExitUnhealthy is status' own: it could look, and something is not well.
 	ExitUnhealthy = 7
-	// ExitPartial is for several pairs of which some failed and some did not.
-	ExitPartial     = 8
+	// ExitPartial is for several pairs of which some failed and some did not, and for a
+	// peering that was removed from one cluster only.
+	ExitPartial = 8
+	// ExitIdentity is for a cluster that says it is another one, and cannot prove it.
+	ExitIdentity    = 9
 	ExitInterrupted = 130
 )
 
@@ -51,6 +55,10 @@ type globals struct {
 	// kubeconfig is --kubeconfig; empty for $KUBECONFIG or the default file.
 	kubeconfig string
 }
+
+// out and err print text, as opposed to documents for programs.
+func (g *globals) out() text { return text{g.streams.Out} }
+func (g *globals) err() text { return text{g.streams.Err} }
 
 // Run runs a command line and returns its exit code. The context ends where the user
 // interrupts the command.
@@ -68,13 +76,17 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	command, interrupt := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer interrupt(nil)
 	defer context.AfterFunc(ctx, func() { interrupt(errInterrupted) })()
-	cmd, err := root.ExecuteContextC(command)
+	cmd := root
+	err := failure.Caught(func() (err error) {
+		cmd, err = root.ExecuteContextC(command)
+		return err
+	})
 	if err != nil && !started { // cobra has found what is wrong with the command line
 		err = commandLineError(cmd, err)
 	}
 	err = cmp.Or(err, out.Flush())
 	if err != nil && !errors.Is(err, errUnhealthy) {
-		fmt.Fprintf(streams.Err, "Error: %s\n", explain(err, "  "))
+		text{streams.Err}.printf("Error: %s\n", explain(err, "  "))
 	}
 	return ExitCode(ctx, err)
 }
@@ -112,20 +124,10 @@ func ExitCode(ctx context.Context, err error) int {
 	if e := (*peering.Error)(nil); errors.As(err, &e) {
 		return cmp.Or(map[peering.Kind]int{
 			peering.Usage: ExitUsage, peering.Unreachable: ExitUnreachable, peering.Forbidden: ExitForbidden,
-			peering.NotReady: ExitNotReady, peering.Ranges: ExitRanges,
+			peering.NotReady: ExitNotReady, peering.Ranges: ExitRanges, peering.Identity: ExitIdentity, peering.OneSided: ExitPartial,
 		}[e.Kind], ExitUnexpected)
 	}
 	return ExitUnexpected
-}
-
-// explain is an error, and below it what the user can do, where it says so. The errors of
-// several pairs have that already.
-func explain(err error, indent string) string {
-	text := err.Error()
-	if e := (*peering.Error)(nil); !errors.As(err, new(*pairsError)) && errors.As(err, &e) && e.Hint != "" {
-		text += "\n" + indent + e.Hint
-	}
-	return text
 }
 
 // NewCommand returns the whole command, with all commands below it.

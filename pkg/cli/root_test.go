@@ -7,10 +7,10 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -466,26 +466,26 @@ func TestExplain(t *testing.T) {
 		want string
 	}{
 		{errors.New("x"), "x"},
+		{errors.Join(errors.New("x"), errors.New("y")), "x; y"},
 		{&peering.Error{Cluster: "a", Doing: "read", Hint: "try this"}, "cluster \"a\": read\n  try this"},
 		{fmt.Errorf("y: %w", &peering.Error{Doing: "read", Hint: "try this"}), "y: read\n  try this"},
 	}
 	for _, tt := range tests {
-		if diff := cmp.Diff(tt.want, explain(tt.err, "  ")); diff != "" {
+		if diff := cmp.Diff(tt.want, string(explain(tt.err, "  "))); diff != "" {
 			t.Error(diff)
 		}
 	}
 }
 
+type fullDisk struct{}
+
+func (fullDisk) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
 // What could not be printed is an error: a script would take the rest for all.
 func TestFullDisk(t *testing.T) {
 	isolate(t)
-	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
-	if err != nil {
-		t.Skip(err)
-	}
-	defer full.Close()
 	var stderr bytes.Buffer
-	if code := Run(t.Context(), []string{"version"}, Streams{Out: full, Err: &stderr}); code != ExitUnexpected || !strings.Contains(stderr.String(), "no space left") {
+	if code := Run(t.Context(), []string{"version"}, Streams{Out: fullDisk{}, Err: &stderr}); code != ExitUnexpected || !strings.Contains(stderr.String(), "no space left") {
 		t.Errorf("exit code %d, stderr %q", code, stderr.String())
 	}
 }

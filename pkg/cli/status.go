@@ -79,26 +79,32 @@ func (g *globals) status(ctx context.Context, refs []string, out *output) error 
 	if err := cmp.Or(errs...); err != nil {
 		return err
 	}
+	var asked []string
+	for _, c := range clusters {
+		asked = append(asked, c.ID)
+	}
+	var unshown []error
 	doc := &statusDocument{TypeMeta: documentType("Status"), Peerings: append([]peering.View{}, slices.Concat(views...)...)}
 	if implicit {
-		views, errs := inParallel(doc.Peerings, func(v peering.View) ([]peering.View, error) {
+		others, errs := inParallel(doc.Peerings, func(v peering.View) (otherSide, error) {
 			if raw.Contexts[v.Peer] == nil {
-				return nil, nil
+				return otherSide{}, nil
 			}
 			return g.otherSide(ctx, v, clusters[0])
 		})
-		doc.Peerings = append(doc.Peerings, slices.Concat(views...)...)
-		for _, err := range errs {
-			if err != nil {
-				doc.Errors = append(doc.Errors, explain(err, "  "))
+		for i, o := range others {
+			doc.Peerings, asked = append(doc.Peerings, o.views...), append(asked, o.asked...)
+			if errs[i] != nil {
+				doc.Errors, unshown = append(doc.Errors, string(explain(errs[i], "  "))), append(unshown, errs[i])
 			}
 		}
 	}
+	peering.MarkOrphans(doc.Peerings, asked)
 	if err := out.printStatus(g.streams.Out, doc, clusters); err != nil {
 		return err
 	}
-	for _, text := range doc.Errors {
-		fmt.Fprintf(g.streams.Err, "Warning: a peer's side is not shown: %s\n", text)
+	for _, err := range unshown {
+		g.err().printf("Warning: a peer's side is not shown: %s\n", explain(err, "  "))
 	}
 	for _, v := range doc.Peerings {
 		if v.State != peering.Connected {
@@ -108,15 +114,25 @@ func (g *globals) status(ctx context.Context, refs []string, out *output) error 
 	return nil
 }
 
-// otherSide is the peer's view of a peering, from the cluster that a context of the peer's
-// name leads to. It is empty where that is another cluster.
-func (g *globals) otherSide(ctx context.Context, v peering.View, own *peering.Cluster) ([]peering.View, error) {
+// otherSide is the peer's view of a peering, and the peer's ID if it was asked.
+type otherSide struct {
+	views []peering.View
+	asked []string
+}
+
+// otherSide asks the cluster that a context of the peer's name leads to. Nothing is asked
+// where that is another cluster.
+func (g *globals) otherSide(ctx context.Context, v peering.View, own *peering.Cluster) (o otherSide, err error) {
 	peers, err := g.clusters(ctx, v.Peer)
 	if err != nil || peers[0].ID != v.PeerID {
-		return nil, err
+		return o, err
 	}
-	views, err := peers[0].Views(ctx)
-	return slices.DeleteFunc(views, func(t peering.View) bool { return t.PeerID != own.ID }), err
+	if o.views, err = peers[0].Views(ctx); err != nil {
+		return o, err
+	}
+	o.views = slices.DeleteFunc(o.views, func(t peering.View) bool { return t.PeerID != own.ID })
+	o.asked = []string{v.PeerID}
+	return o, nil
 }
 
 func (o *output) printStatus(w io.Writer, doc *statusDocument, clusters []*peering.Cluster) error {
@@ -128,7 +144,7 @@ func (o *output) printStatus(w io.Writer, doc *statusDocument, clusters []*peeri
 		for _, c := range clusters {
 			names = append(names, c.Name)
 		}
-		fmt.Fprintf(w, "No peerings in %s.\n", strings.Join(names, ", "))
+		text{w}.printf("No peerings in %s.\n", strings.Join(names, ", "))
 		return nil
 	}
 	o.printViews(w, doc.Peerings)
@@ -153,7 +169,7 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 			}
 			rows = append(rows, []any{
 				v.Cluster, v.Peer, v.State, pods, as, rtt, loss, handshake, fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal),
-				mtu, v.Overlay + ", " + p.Backend + " wireguard", p.Index, p.Role, printable(cmp.Or(p.Node, "-")), printable(cmp.Or(p.Endpoint, "-")),
+				mtu, v.Overlay + ", " + p.Backend + " wireguard", p.Index, p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"),
 			})
 		}
 	}
@@ -165,7 +181,7 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 	sorted := slices.SortedStableFunc(slices.Values(views), func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
 	for _, v := range sorted {
 		if v.Message != "" {
-			fmt.Fprintf(w, "%s → %s: %s\n", v.Cluster, v.Peer, printable(v.Message))
+			text{w}.printf("%s → %s: %s\n", v.Cluster, v.Peer, v.Message)
 		}
 	}
 }

@@ -1,8 +1,10 @@
 package cli
 
 import (
-	"fmt"
+	"context"
+	"errors"
 	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,52 +21,124 @@ func newUnpeer(g *globals) *cobra.Command {
 last one. It waits until the nodes' kernels are clean. Unpeering what is not
 peered succeeds.
 
+The first cluster has to answer. It is cleaned also if the second one does not
+answer within 10 s, or refuses; the exit code is 8 then. With --force the second
+one is not asked. With --peer it needs no kubeconfig any more.
+
 With --mesh the peerings of every two of the clusters given are removed, with
 --spokes those of the one given with each of them.`,
 		Example: `  kubectl liqonet unpeer cluster-a cluster-b
+  kubectl liqonet unpeer cluster-a --peer cluster-b
   kubectl liqonet unpeer cluster-a cluster-b cluster-c --mesh
   kubectl liqonet unpeer hub --spokes cluster-a,cluster-b`,
-		Args:              pairArgs,
+		Args:              unpeerArgs,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		RunE:              g.unpeer,
 	}
 	addTimeout(cmd, 2*time.Minute)
-	addPairs(cmd.Flags())
+	f := cmd.Flags()
+	addPairs(f)
+	f.Bool("force", false, "do not ask the second cluster: remove the first one's side only")
+	f.String("peer", "", "NAME or ID of a peer that is not asked, as status or kubectl get peerings shows it, in the place of the second cluster")
 	return cmd
 }
 
+// unpeerArgs checks the arguments together with the flags.
+func unpeerArgs(cmd *cobra.Command, args []string) error {
+	force, _ := cmd.Flags().GetBool("force")
+	peer := cmd.Flag("peer").Value.String()
+	mesh, _ := cmd.Flags().GetBool("mesh")
+	_, hub := members(cmd.Flags(), args)
+	switch {
+	case !force && peer == "":
+		return pairArgs(cmd, args)
+	case mesh || hub:
+		return errors.New("--force and --peer are for two clusters: not with --mesh or --spokes")
+	case peer != "":
+		return cobra.ExactArgs(1)(cmd, args)
+	}
+	return cobra.ExactArgs(2)(cmd, args)
+}
+
 func (g *globals) unpeer(cmd *cobra.Command, args []string) error {
-	ctx, start := cmd.Context(), time.Now()
-	refs, hub := members(cmd.Flags(), args)
-	_, pairs, failed, err := g.connectPairs(ctx, refs, hub)
+	start := time.Now()
+	pairs, failed, err := g.pairsToRemove(cmd, args)
 	if err != nil {
 		return err
 	}
-	outcomes := append(peering.UnpeerAll(ctx, pairs, g.progress(pairs)), failed...)
+	outcomes := append(peering.UnpeerAll(cmd.Context(), pairs, g.progress(pairs)), failed...)
 	for _, out := range outcomes {
-		if out.Err == nil {
+		if out.Err == nil || isOneSided(out.Err) {
 			g.printRemoved(out, start)
 		}
 	}
 	return failures(outcomes)
 }
 
+func isOneSided(err error) bool {
+	e := (*peering.Error)(nil)
+	return errors.As(err, &e) && e.Kind == peering.OneSided
+}
+
+// pairsToRemove are the pairs of a command line. Of a pair of which the second cluster does
+// not answer the first one is cleaned all the same.
+func (g *globals) pairsToRemove(cmd *cobra.Command, args []string) (pairs []peering.Pair, failed []peering.Outcome, err error) {
+	ctx := cmd.Context()
+	if peer := cmd.Flag("peer").Value.String(); peer != "" {
+		pairs, err = g.withoutPeer(ctx, args[0], peer)
+		return pairs, nil, err
+	}
+	if force, _ := cmd.Flags().GetBool("force"); force {
+		name := args[1]
+		if c, err := g.resolve(name); err == nil {
+			name = c.Name
+		}
+		pairs, err = g.withoutPeer(ctx, args[0], name)
+		return pairs, nil, err
+	}
+	refs, hub := members(cmd.Flags(), args)
+	_, pairs, failed, err = g.connectPairs(ctx, refs, hub)
+	failed = slices.DeleteFunc(failed, func(o peering.Outcome) bool {
+		answers := o.Pair[0].Unasked == nil
+		if answers {
+			pairs = append(pairs, o.Pair)
+		}
+		return answers
+	})
+	return pairs, failed, err
+}
+
+// withoutPeer is the pair of a cluster and a peer that is not asked.
+func (g *globals) withoutPeer(ctx context.Context, ref, peer string) ([]peering.Pair, error) {
+	clusters, err := g.clusters(ctx, ref)
+	if err != nil {
+		return nil, err
+	}
+	return []peering.Pair{{clusters[0], &peering.Cluster{Name: peer, Unasked: peering.ErrUnwanted}}}, nil
+}
+
 func (g *globals) printRemoved(out peering.Outcome, start time.Time) {
-	a, b := out.Pair[0], out.Pair[1]
+	a, b := out.Pair[0].Name, out.Pair[1].Name
 	done := false
 	for i, r := range out.Removed {
 		if len(r.Skipped) > 0 {
-			fmt.Fprintf(g.streams.Err, "Warning: cluster %q: nodes that are not ready could not be cleaned: %s. A reboot does, or there: liqonet-agent purge\n",
+			g.err().printf("Warning: cluster %q: nodes that are not ready could not be cleaned: %s. A reboot does, or there: liqonet-agent purge\n",
 				out.Pair[i].Name, strings.Join(r.Skipped, ", "))
 		}
 		if r.Agents {
-			fmt.Fprintf(g.streams.Out, "%s: the agents are removed too, it has no other peering.\n", out.Pair[i].Name)
+			g.out().printf("%s: the agents are removed too, it has no other peering.\n", out.Pair[i].Name)
 		}
 		done = done || r.Peering || r.Agents
 	}
-	if !done {
-		fmt.Fprintf(g.streams.Out, "%s and %s are not peered; nothing was changed.\n", a.Name, b.Name)
-		return
+	seconds, others := time.Since(start).Seconds(), out.Removed[0].Others
+	switch {
+	case done && (out.Err != nil || out.Pair[1].Unasked != nil):
+		g.out().printf("%s has no peering with %s any more, %.1f s after the command. %s may still have its side.\n", a, b, seconds, b)
+	case done:
+		g.out().printf("%s and %s are not peered any more, %.1f s after the command.\n", a, b, seconds)
+	case len(others) > 0:
+		g.out().printf("%s has no peer that is called %s; nothing was changed. If one of %s is meant: kubectl liqonet unpeer %s --peer NAME\n", a, b, strings.Join(others, ", "), a)
+	default:
+		g.out().printf("%s and %s are not peered; nothing was changed.\n", a, b)
 	}
-	fmt.Fprintf(g.streams.Out, "%s and %s are not peered any more, %.1f s after the command.\n", a.Name, b.Name, time.Since(start).Seconds())
 }

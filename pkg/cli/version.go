@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"fmt"
 	"runtime"
 
 	"github.com/spf13/cobra"
@@ -16,7 +15,7 @@ func newVersion(g *globals) *cobra.Command {
 		Example: `  kubectl liqonet version`,
 		Args:    cobra.ExactArgs(0),
 		Run: func(*cobra.Command, []string) {
-			fmt.Fprintf(g.streams.Out, "kubectl liqonet %s (%s, %s/%s)\nagents %s\n",
+			g.out().printf("kubectl liqonet %s (%s, %s/%s)\nagents %s\n",
 				version.String(), runtime.Version(), runtime.GOOS, runtime.GOARCH, version.AgentImage(version.String()))
 		},
 	}

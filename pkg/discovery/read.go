@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sync/errgroup"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -22,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/nodes"
 )
 
@@ -134,7 +134,7 @@ func (s *snapshot) objects(kind schema.GroupVersionKind) []unstructured.Unstruct
 
 // group are reads at the same time.
 type group struct {
-	*errgroup.Group
+	failure.Group
 	ctx    context.Context
 	reader client.Reader
 	s      *snapshot
@@ -145,7 +145,7 @@ type group struct {
 // cannot be reached fails once and not ten times.
 func (s *snapshot) round(ctx context.Context, r client.Reader, start func(*group)) error {
 	g := &group{reader: r, s: s}
-	g.Group, g.ctx = errgroup.WithContext(ctx)
+	g.Group, g.ctx = failure.NewGroup(ctx)
 	start(g)
 	err := g.Wait()
 	slices.Sort(s.unread)

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
 // minPort is the lowest port of a tunnel that a peer may name by itself: below are well
@@ -36,7 +37,7 @@ func (f Filter) Usable(in Announcement) (out Announcement) {
 			called = append(called, addrPort)
 		}
 	}
-	isPrivate := slices.ContainsFunc(called, func(e netip.AddrPort) bool { return private(e.Addr()) })
+	isPrivate := slices.ContainsFunc(called, func(e netip.AddrPort) bool { return ipam.PrivateAddr(e.Addr()) })
 	for _, s := range in.Endpoints {
 		e, err := netip.ParseAddrPort(s)
 		known := slices.ContainsFunc(called, func(c netip.AddrPort) bool { return c.Port() == e.Port() })
@@ -44,7 +45,7 @@ func (f Filter) Usable(in Announcement) (out Announcement) {
 			out.Endpoints = append(out.Endpoints, s)
 		}
 	}
-	isPrivate = slices.ContainsFunc(f.NodeIPs, func(ip v1alpha1.IP) bool { return private(ip.Addr) })
+	isPrivate = slices.ContainsFunc(f.NodeIPs, func(ip v1alpha1.IP) bool { return ipam.PrivateAddr(ip.Addr) })
 	out.NodeIPs = slices.DeleteFunc(slices.Clone(in.NodeIPs), func(ip v1alpha1.IP) bool { return !f.allows(ip.Addr, isPrivate) })
 	slices.SortFunc(out.NodeIPs, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
 	out.NodeIPs = slices.Compact(out.NodeIPs)
@@ -53,17 +54,12 @@ func (f Filter) Usable(in Announcement) (out Announcement) {
 
 // allows says whether an address may be one of the peer, which may have private ones.
 func (f Filter) allows(a netip.Addr, mayBePrivate bool) bool {
-	if !a.IsGlobalUnicast() || a.Is4() && (a.As4()[0] == 0 || a.As4()[0] >= 240) {
-		return false // loopback, link-local, multicast, broadcast, unspecified, reserved
+	if a.Zone() != "" || !a.IsGlobalUnicast() || a.Is4() && (a.As4()[0] == 0 || a.As4()[0] >= 240) {
+		return false // a zone, loopback, link-local, multicast, broadcast, unspecified, reserved
 	}
-	return !contain(f.Own, a) && (mayBePrivate || !private(a))
+	return !contain(f.Own, a) && (mayBePrivate || !ipam.PrivateAddr(a))
 }
 
 func contain(ranges []netip.Prefix, a netip.Addr) bool {
 	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 }
-
-// sharedSpace is that of carriers (RFC 6598), which clouds use as well.
-var sharedSpace = netip.MustParsePrefix("100.64.0.0/10")
-
-func private(a netip.Addr) bool { return a.IsPrivate() || sharedSpace.Contains(a) }

@@ -21,6 +21,10 @@ const (
 	NotReady
 	// Ranges is an address range that is missing or in conflict.
 	Ranges
+	// Identity is a cluster that says it is another one, and cannot prove it.
+	Identity
+	// OneSided is a peering that was removed from one of its clusters only.
+	OneSided
 )
 
 // Error is a failure in one cluster: what was being done there, why it failed,

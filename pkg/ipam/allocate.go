@@ -24,8 +24,8 @@ type Request struct {
 	// Key decides the order of candidates: cluster ID and purpose. The same key
 	// has the same order, whatever else is asked for.
 	Key string
-	// Want is taken where it is free, also outside of the pools. The result has
-	// its length and family.
+	// Want is taken where it is free and private, also outside of the pools. The result
+	// has its length and family.
 	Want netip.Prefix
 	// Bits is the length where Want is not valid: an IPv4 range by hash alone.
 	Bits int
@@ -188,10 +188,18 @@ func (a *allocator) previous(r Request) (Allocation, error) {
 }
 
 func (a *allocator) keep(r Request) (Allocation, error) {
-	if !r.Want.IsValid() || a.taken(r.Want) {
+	if !r.Want.IsValid() || !Private(r.Want) || a.taken(r.Want) {
 		return Allocation{}, nil
 	}
 	return Allocation{r.Want, "free, so kept as it is"}, nil
+}
+
+// inTheWay completes "<range> …": why it is not kept.
+func (a *allocator) inTheWay(p netip.Prefix) string {
+	if with := a.overlapping(p); with != "" {
+		return "overlaps " + with
+	}
+	return "is neither private (RFC 1918) nor shared (RFC 6598)"
 }
 
 func (a *allocator) pool(r Request) (Allocation, error) {
@@ -204,7 +212,7 @@ func (a *allocator) pool(r Request) (Allocation, error) {
 	}
 	reason := "chosen from the pools"
 	if r.Want.IsValid() {
-		reason += ": " + r.Want.String() + " overlaps " + a.overlapping(r.Want)
+		reason += ": " + r.Want.String() + " " + a.inTheWay(r.Want)
 	}
 	if r.Previous.IsValid() {
 		if with := a.overlapping(r.Previous); with != "" {
@@ -267,7 +275,7 @@ func (a *allocator) free(avoid []netip.Prefix) []netip.Prefix {
 func (a *allocator) exhausted(r Request) error {
 	what, bits := r.What, r.shape().Bits()
 	if r.Want.IsValid() {
-		what += fmt.Sprintf(" cannot stay %s, which overlaps %s, and", r.Want, a.overlapping(r.Want))
+		what += fmt.Sprintf(" cannot stay %s, which %s, and", r.Want, a.inTheWay(r.Want))
 	}
 	var pools []string
 	for _, p := range DefaultPools() {

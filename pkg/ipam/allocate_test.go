@@ -66,7 +66,7 @@ func TestAllocate(t *testing.T) {
 	}{
 		{name: "free", used: used("10.0.0.0/16"), request: b, want: "10.244.0.0/16", reason: "kept as it is"},
 		{name: "free outside of the pools", request: request("b", "100.64.0.0/10"), want: "100.64.0.0/10"},
-		{name: "public and free", request: request("b", "203.0.112.0/22"), want: "203.0.112.0/22"},
+		{name: "public and free", request: request("b", "203.0.112.0/22"), reason: "203.0.112.0/22 is neither private (RFC 1918) nor shared (RFC 6598)"},
 		{name: "same", used: used("10.244.0.0/16"), request: b, reason: "10.244.0.0/16 overlaps 10.244.0.0/16 (cluster a)"},
 		{name: "part", used: used("10.244.7.0/24"), request: b},
 		{name: "inside", used: used("10.240.0.0/12"), request: b},

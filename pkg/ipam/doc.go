@@ -6,8 +6,8 @@
 // same input always gives the same output, on every machine and in every release;
 // a test pins some results for that reason.
 //
-// How a range is chosen: a range that is free in the receiving cluster is kept as
-// it is. Otherwise each range of the pools has a number, a hash of the request's key
+// How a range is chosen: a private range that is free in the receiving cluster is kept
+// as it is. Otherwise each range of the pools has a number, a hash of the request's key
 // and the range, and the free one with the highest number is taken. So the order in which
 // candidates are tried depends on the key only, and every candidate is equally likely
 // to be the first. It follows that

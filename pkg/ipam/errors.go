@@ -9,6 +9,8 @@ import (
 var (
 	// ErrInvalid is a prefix that cannot be what it was given as.
 	ErrInvalid = errors.New("invalid range")
+	// ErrTooLarge says that a peer has more addresses than it may.
+	ErrTooLarge = errors.New("too many addresses")
 	// ErrConflict is a wish that cannot be met because something uses the range.
 	ErrConflict = errors.New("range in use")
 	// ErrExhausted says that the pools have no free range of a length.

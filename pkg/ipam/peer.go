@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // Peer is a cluster that another one is to know.
@@ -14,7 +15,8 @@ type Peer struct {
 	Name string
 	// Pods are its own pod ranges.
 	Pods []netip.Prefix
-	// PreviousPods and PreviousExternal are what the ledger has for it already.
+	// PreviousPods and PreviousExternal are what the ledger has for it already. They are
+	// kept where they are free, also if they are not private.
 	PreviousPods     Mappings
 	PreviousExternal netip.Prefix
 	// Map are the user's wishes. Real may be left out where the peer has one pod
@@ -48,13 +50,44 @@ func (r PeerRanges) Mappings() Mappings {
 	return out
 }
 
+// maxAddresses is how many addresses all pod ranges of a peer may have: those of a /8. The
+// peer says which ranges it has, and this cluster routes them to it.
+const maxAddresses = 1 << 24
+
+// tooLarge refuses ranges that have too many addresses, unless all of them were given out
+// before.
+func (p Peer) tooLarge(pods []netip.Prefix) error {
+	sum := uint64(0)
+	var names []string
+	isNew := false
+	for _, pod := range pods {
+		if pod.Addr().Is4() {
+			sum += 1 << (32 - pod.Bits())
+		}
+		names = append(names, pod.String())
+		isNew = isNew || !slices.ContainsFunc(p.PreviousPods, func(m Mapping) bool { return m.Real == pod })
+	}
+	if sum <= maxAddresses || !isNew {
+		return nil
+	}
+	more := ""
+	if n := len(names) - maxListed; n > 0 {
+		names, more = names[:maxListed], fmt.Sprintf(" and %d more", n)
+	}
+	return errorf(ErrTooLarge, "the pod ranges of cluster %s, %s%s, have more addresses together than a /8; give those that have pods: --pod-cidr %s=RANGE[,RANGE]",
+		p.Name, strings.Join(names, ", "), more, p.Name)
+}
+
 // AllocatePeer chooses all ranges by which a cluster, of which used is what Allocate
 // needs, knows the peer. Pod ranges inside of others are dropped. The errors are those
-// of Allocate.
+// of Allocate, and ErrTooLarge where the pod ranges are more than a /8 in sum.
 func AllocatePeer(used []Usage, p Peer) (PeerRanges, error) {
 	pods, err := distinct(p.Pods)
 	if err != nil {
 		return PeerRanges{}, fmt.Errorf("pod ranges of cluster %s: %w", p.Name, err)
+	}
+	if err := p.tooLarge(pods); err != nil {
+		return PeerRanges{}, err
 	}
 	wishes, err := p.wishes(pods)
 	if err != nil {

@@ -3,6 +3,7 @@ package ipam
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"go4.org/netipx"
 )
@@ -29,6 +30,21 @@ func (u Usage) String() string { return u.Prefix.String() + " (" + u.Owner + ")"
 func DefaultPools() []netip.Prefix {
 	return prefixes("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 }
+
+// Private says that all addresses of a prefix are for private networks: those of RFC 1918,
+// RFC 6598 (shared, which clouds give to pods) and RFC 4193. Only such a range of a peer is
+// kept as it is. All other addresses are somebody else's, whom nodes and pods may call.
+func Private(p netip.Prefix) bool {
+	return slices.ContainsFunc(privateRanges, func(o netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Contains(p.Addr()) })
+}
+
+// PrivateAddr says the same of one address.
+func PrivateAddr(a netip.Addr) bool {
+	a = a.Unmap()
+	return Private(netip.PrefixFrom(a, a.BitLen()))
+}
+
+var privateRanges = append(DefaultPools(), prefixes("100.64.0.0/10", "fc00::/7")...)
 
 // DefaultInternal is the wish for a cluster's internal CIDR.
 func DefaultInternal() netip.Prefix { return netip.MustParsePrefix("10.80.0.0/19") }

@@ -36,8 +36,11 @@ type Want struct {
 
 // Ensure changes what differs between have and want, brings the interface up,
 // and says what it changed in words ("mtu 1400", "address 10.0.0.1"). It sets
-// the alias, forwarding on, rp_filter to loose and IPv6 link-local addresses
+// the alias, forwarding on, rp_filter to loose, ARP to silent and IPv6 link-local addresses
 // off as well, and takes it out of a bridge. After an error a part may have been changed.
+//
+// The other end of a link is a permanent neighbour, so nobody has to ask for it. Who asks all
+// the same needs no secret, and would become a neighbour: the kernel notes whom it answers.
 func (c *Conn) Ensure(have *State, want Want) (changed []string, err error) {
 	attributes, changed := difference(have, want)
 	if len(attributes) > 0 {
@@ -92,16 +95,22 @@ func difference(have *State, want Want) (attributes []*nl.RtAttr, changed []stri
 	change(differs(have.HardwareAddr, want.MAC), unix.IFLA_ADDRESS, want.MAC, "mac")
 	change(have.MasterIndex != 0, unix.IFLA_MASTER, nl.Uint32Attr(0), "no master")
 	families := nl.NewRtAttr(unix.IFLA_AF_SPEC|unix.NLA_F_NESTED, nil)
-	if have.Forwarding != 1 || have.RPFilter != rpFilterLoose {
-		conf := families.AddRtAttr(unix.AF_INET|unix.NLA_F_NESTED, nil).AddRtAttr(iflaInetConf|unix.NLA_F_NESTED, nil)
-		if have.Forwarding != 1 {
-			conf.AddRtAttr(devconfForwarding, nl.Uint32Attr(1))
-			changed = append(changed, "forwarding 1")
+	settings := nl.NewRtAttr(iflaInetConf|unix.NLA_F_NESTED, nil)
+	for _, s := range []struct {
+		name               string
+		number, have, want int
+	}{
+		{"forwarding", devconfForwarding, have.Forwarding, 1},
+		{"rp_filter", devconfRPFilter, have.RPFilter, rpFilterLoose},
+		{"arp_ignore", devconfARPIgnore, have.ARPIgnore, arpIgnoreAll},
+	} {
+		if s.have != s.want {
+			settings.AddRtAttr(s.number, nl.Uint32Attr(uint32(s.want)))
+			changed = append(changed, fmt.Sprintf("%s %d", s.name, s.want))
 		}
-		if have.RPFilter != rpFilterLoose {
-			conf.AddRtAttr(devconfRPFilter, nl.Uint32Attr(rpFilterLoose))
-			changed = append(changed, "rp_filter 2")
-		}
+	}
+	if settings.Len() > unix.SizeofRtAttr {
+		families.AddRtAttr(unix.AF_INET|unix.NLA_F_NESTED, nil).AddChild(settings)
 	}
 	if have.HasIPv6 && have.AddrGenMode != addrGenModeNone {
 		families.AddRtAttr(unix.AF_INET6|unix.NLA_F_NESTED, nil).

@@ -57,7 +57,7 @@ func TestEnsure(t *testing.T) {
 		return changed
 	}
 	all := []string{
-		"alias liqonet", "mtu 1400", "group 7", "mac", "forwarding 1", "rp_filter 2", "addrgenmode none", "up",
+		"alias liqonet", "mtu 1400", "group 7", "mac", "forwarding 1", "rp_filter 2", "arp_ignore 8", "addrgenmode none", "up",
 		"address 10.80.0.1", "neighbour 10.80.31.254",
 	}
 	if diff := cmp.Diff(all, ensure()); diff != "" {
@@ -72,7 +72,7 @@ func TestEnsure(t *testing.T) {
 	}
 	s := states["x0"]
 	addresses := slices.DeleteFunc(slices.Clone(s.Addrs), func(p netip.Prefix) bool { return p == netip.MustParsePrefix("10.80.0.1/32") })
-	if s.Alias != link.Alias || s.MTU != 1400 || s.Group != 7 || s.Flags&net.FlagUp == 0 || s.Forwarding != 1 || s.RPFilter != 2 || s.HardwareAddr.String() != mac(1).String() || len(addresses) > 0 {
+	if s.Alias != link.Alias || s.MTU != 1400 || s.Group != 7 || s.Flags&net.FlagUp == 0 || s.Forwarding != 1 || s.RPFilter != 2 || s.ARPIgnore != 8 || s.HardwareAddr.String() != mac(1).String() || len(addresses) > 0 {
 		t.Errorf("it is %+v", s)
 	}
 	for damage, want := range map[string][]string{
@@ -89,6 +89,7 @@ func TestEnsure(t *testing.T) {
 		"ip neigh add 10.9.9.9 lladdr 02:00:00:00:00:09 dev x0 nud permanent":         {"no neighbour 10.9.9.9"},
 		"sysctl -q net.ipv4.conf.x0.forwarding=0":                                     {"forwarding 1"},
 		"sysctl -q net.ipv4.conf.x0.rp_filter=1":                                      {"rp_filter 2"},
+		"sysctl -q net.ipv4.conf.x0.arp_ignore=0":                                     {"arp_ignore 8"},
 		"ip link set x0 addrgenmode eui64":                                            {"addrgenmode none"},
 	} {
 		ns.Output(t, "sh", "-ec", damage)

@@ -19,10 +19,13 @@ const (
 
 	devconfForwarding = 1
 	devconfRPFilter   = 8
+	devconfARPIgnore  = 19
 
 	// rpFilterLoose accepts a source that is routed over any interface, see
 	// rp_filter in the kernel's ip-sysctl document.
 	rpFilterLoose = 2
+	// arpIgnoreAll answers no ARP at all, see arp_ignore there.
+	arpIgnoreAll = 8
 	// addrGenModeNone keeps the kernel from making IPv6 link-local addresses.
 	addrGenModeNone = 1
 )
@@ -33,8 +36,8 @@ type State struct {
 	// Link has what is special to its kind.
 	Link netlink.Link
 
-	// Forwarding and RPFilter are the interface's own settings for IPv4.
-	Forwarding, RPFilter int
+	// Forwarding, RPFilter and ARPIgnore are the interface's own settings for IPv4.
+	Forwarding, RPFilter, ARPIgnore int
 	// HasIPv6 says that the interface has IPv6 at all.
 	HasIPv6     bool
 	AddrGenMode int
@@ -152,6 +155,7 @@ func (s *State) parseFamilies(b []byte) error {
 				// An array that starts with the setting numbered 1.
 				s.Forwarding = devconf(a.Value, devconfForwarding)
 				s.RPFilter = devconf(a.Value, devconfRPFilter)
+				s.ARPIgnore = devconf(a.Value, devconfARPIgnore)
 			case family == unix.AF_INET6 && typ == iflaInet6AddrGenMode && len(a.Value) > 0:
 				s.AddrGenMode = int(a.Value[0])
 			}

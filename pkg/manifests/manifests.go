@@ -28,6 +28,8 @@ import (
 const (
 	// KeyDir is where a gateway finds its Secret.
 	KeyDir = "/etc/liqonet/keys"
+	// PresharedDir is where a gateway finds the Secret with its pre-shared key.
+	PresharedDir = "/etc/liqonet/preshared"
 	// OverlayDir is where nodes and gateways find the overlay's key.
 	OverlayDir = "/etc/liqonet/overlay"
 
@@ -175,6 +177,7 @@ func NodeAgent(image string, key OverlayKey) (account []Object, daemonSet *appsv
 		[]rbacv1.PolicyRule{
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update", "patch"}},
 		})
+	account = append(account, nodePolicy(labels)...)
 	daemonSet = &appsv1.DaemonSet{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
 		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.NodeAgentName, labels),
@@ -220,6 +223,9 @@ type Gateway struct {
 	WireGuard v1alpha1.WireGuardBackend
 	// KeyGeneration says which Secret has the gateway's key, from 1.
 	KeyGeneration int32
+	// PresharedKey says which Secret has the tunnel's pre-shared key, from 1; 0 if there is
+	// none.
+	PresharedKey int32
 	// Port is the UDP port of the tunnel in the pod and of its Service.
 	Port uint16
 	// ServiceType exposes a server.
@@ -235,13 +241,43 @@ func (g Gateway) Name() string {
 func (g Gateway) SecretName() string { return fmt.Sprintf("%s-%d", g.Name(), g.KeyGeneration) }
 
 // Secret holds the gateway's WireGuard key.
-func (g Gateway) Secret(data map[string][]byte) *corev1.Secret {
+func (g Gateway) Secret(data map[string][]byte) *corev1.Secret { return g.secret(g.SecretName(), data) }
+
+// PresharedSecretName is that of the Secret with the tunnel's pre-shared key.
+func (g Gateway) PresharedSecretName() string {
+	return fmt.Sprintf("%s-psk-%d", g.Name(), g.PresharedKey)
+}
+
+// PresharedSecret holds the tunnel's pre-shared key. Without a key it has no data.
+func (g Gateway) PresharedSecret(key []byte) *corev1.Secret {
+	var data map[string][]byte
+	if key != nil {
+		data = map[string][]byte{v1alpha1.KeyFilePreshared: key}
+	}
+	return g.secret(g.PresharedSecretName(), data)
+}
+
+func (g Gateway) secret(name string, data map[string][]byte) *corev1.Secret {
 	return &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-		ObjectMeta: objectMeta(v1alpha1.Namespace, g.SecretName(), g.Labels()),
+		ObjectMeta: objectMeta(v1alpha1.Namespace, name, g.Labels()),
 		Immutable:  new(true),
 		Data:       data,
 	}
+}
+
+// mountPresharedKey puts the tunnel's pre-shared key into the gateway's pod, if it has
+// one. Another one has another Secret, so the pod starts anew with it.
+func (g Gateway) mountPresharedKey(pod *corev1.PodSpec) {
+	if g.PresharedKey == 0 {
+		return
+	}
+	c := &pod.Containers[0]
+	c.Args = append(c.Args, "--preshared-key="+path.Join(PresharedDir, v1alpha1.KeyFilePreshared))
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "preshared", MountPath: PresharedDir, ReadOnly: true})
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "preshared", VolumeSource: corev1.VolumeSource{
+		Secret: &corev1.SecretVolumeSource{SecretName: g.PresharedSecretName(), DefaultMode: new(int32(0o400))},
+	}})
 }
 
 // ClusterName of those of its objects that are not in the namespace.
@@ -345,6 +381,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 		},
 	}
 	g.Overlay.mount(&deployment.Spec.Template)
+	g.mountPresharedKey(&deployment.Spec.Template.Spec)
 	return deployment
 }
 

@@ -23,7 +23,7 @@ func ApplyGateway(ctx context.Context, g Gateway) (changed bool, err error) {
 	if err := g.validate(); err != nil {
 		return false, err
 	}
-	return applyBoth(ctx, g.table(), blockIPv6(g.OverlayGroup, g.TunnelGroup))
+	return applyBoth(ctx, g.table(), g.tableIPv6())
 }
 
 // ApplyNode gives the calling thread's network namespace the tables of a node, and says

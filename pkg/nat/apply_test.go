@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -25,9 +26,9 @@ func gateway() nat.Gateway {
 		Underlay: "eth0", TunnelGroup: 2, OverlayGroup: 1, ReceiveGroup: 3,
 		Local: []nat.Mapping{
 			{Real: prefix("10.244.0.0/16"), Mapped: prefix("10.61.0.0/16")},
-			{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.62.0.0/19")},
 			{Real: prefix("10.245.0.0/16"), Mapped: prefix("10.245.0.0/16")},
 		},
+		Internal: nat.Mapping{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.62.0.0/19")}, Address: addr("10.80.31.254"),
 		Remote:      []netip.Prefix{prefix("10.63.0.0/16"), prefix("10.64.0.0/18")},
 		Nodes:       []netip.Addr{addr("192.0.2.2"), addr("192.0.2.1")},
 		OverlayPort: 6094, TunnelPort: 51840, ProbePort: 6095,
@@ -40,8 +41,11 @@ func node() nat.Node {
 		OverlayGroup: 1, Address: addr("10.80.0.1"),
 		Pods: []netip.Prefix{prefix("10.244.0.0/16"), prefix("10.244.3.0/24"), prefix("255.0.0.0/8")},
 		Gateways: []nat.NodeGateway{
-			{Pod: addr("10.244.1.9"), Overlay: addr("10.80.31.254"), Local: true},
-			{Pod: addr("10.244.2.9"), Overlay: addr("10.80.31.253")},
+			{
+				Pod: addr("10.244.1.9"), Overlay: addr("10.80.31.254"), Local: true, Link: "lq0-0",
+				Remote: []netip.Prefix{prefix("10.63.0.0/16"), prefix("10.64.0.0/18")},
+			},
+			{Pod: addr("10.244.2.9"), Overlay: addr("10.80.31.253"), Link: "lq1-0", Remote: []netip.Prefix{prefix("10.65.0.0/16"), prefix("10.65.3.0/24")}},
 		},
 		OverlayPort: 6094, TunnelPort: 51840,
 	}
@@ -59,6 +63,11 @@ func subjects() []subject {
 	g, n := gateway(), node()
 	g.Nodes = append(g.Nodes[1:], addr("192.0.2.3"))
 	n.Pods, n.Gateways = []netip.Prefix{prefix("10.244.0.0/15"), prefix("10.250.0.0/24")}, n.Gateways[1:]
+	withEnds := node()
+	withEnds.Endpoints = []netip.Addr{addr("10.63.1.1"), addr("10.65.1.1")}
+	otherEnds := withEnds
+	otherEnds.Endpoints = withEnds.Endpoints[:1]
+	n.Gateways[0].Remote = []netip.Prefix{prefix("10.65.0.0/17")}
 	return []subject{
 		{
 			"gateway",
@@ -69,6 +78,11 @@ func subjects() []subject {
 			"node",
 			func() (bool, error) { return nat.ApplyNode(ctx, node()) },
 			func() (bool, error) { return nat.ApplyNode(ctx, n) },
+		},
+		{
+			"node with ends of tunnels",
+			func() (bool, error) { return nat.ApplyNode(ctx, withEnds) },
+			func() (bool, error) { return nat.ApplyNode(ctx, otherEnds) },
 		},
 	}
 }
@@ -87,11 +101,20 @@ func expect(t *testing.T, ns *netns.NS, want bool, what string, f func() (bool, 
 	})
 }
 
-// ruleset is what nft lists, the tables in an order that does not depend on which of
-// them was made anew.
+// ruleset is what nft lists, the tables and the elements of sets in an order that does not
+// depend on which of them was made anew.
 func ruleset(t *testing.T, ns *netns.NS) string {
 	t.Helper()
-	tables := strings.Split("\n"+strings.TrimSuffix(ns.Output(t, "nft", "list", "ruleset"), "\n"), "\ntable ")
+	elements := regexp.MustCompile(`(?s)elements = \{ .*? \}`)
+	list := elements.ReplaceAllStringFunc(ns.Output(t, "nft", "list", "ruleset"), func(s string) string {
+		all := strings.Split(strings.TrimSuffix(strings.TrimPrefix(s, "elements = { "), " }"), ",")
+		for i := range all {
+			all[i] = strings.TrimSpace(all[i])
+		}
+		slices.Sort(all)
+		return strings.Join(all, "\n")
+	})
+	tables := strings.Split("\n"+strings.TrimSuffix(list, "\n"), "\ntable ")
 	slices.Sort(tables)
 	return strings.Join(tables, "\ntable ")
 }
@@ -184,6 +207,8 @@ func TestRepair(t *testing.T) {
 			"flush set ip liqonet pods",
 			"add element ip liqonet pods { 10.99.0.0/16 }",
 			"delete element ip liqonet gateways { 10.244.2.9 }",
+			"delete element ip liqonet senders { \"lq0-0\" . 10.63.0.0/16 }",
+			"add element ip liqonet senders { \"lq0-0\" . 10.99.0.0/16 }",
 			"replace rule ip liqonet source handle N ip saddr 10.1.1.1 drop",
 			"delete rule ip liqonet source handle N",
 		},

@@ -23,8 +23,6 @@ const (
 	tcpFIN = 0x01
 	tcpSYN = 0x02
 	tcpACK = 0x10
-
-	portDNS = 53
 )
 
 func concat(parts ...[]expr.Any) []expr.Any { return slices.Concat(parts...) }
@@ -48,10 +46,13 @@ func masked(load expr.Any, mask, value []byte) []expr.Any {
 }
 
 // iif: `iifname "eth0"`.
-func iif(name string) []expr.Any {
+func iif(name string) []expr.Any { return nft.Meta(expr.MetaKeyIIFNAME, ifname(name)...) }
+
+// ifname is the name of an interface as nftables compares it.
+func ifname(name string) []byte {
 	data := make([]byte, unix.IFNAMSIZ)
 	copy(data, name)
-	return nft.Meta(expr.MetaKeyIIFNAME, data...)
+	return data
 }
 
 // iifGroup: `iifgroup 27761`. The kernel compares a number much faster than a name,
@@ -88,6 +89,13 @@ func udpDport(p uint16) []expr.Any { return port(unix.IPPROTO_UDP, 2, p) }
 // udpSport: `udp sport 53`.
 func udpSport(p uint16) []expr.Any { return port(unix.IPPROTO_UDP, 0, p) }
 
+// udpDportBeyond: `udp dport != 32768-60999`.
+func udpDportBeyond(first, last uint16) []expr.Any {
+	return concat(proto(unix.IPPROTO_UDP), []expr.Any{nft.TransportHeader(2, 2), &expr.Range{
+		Op: expr.CmpOpNeq, Register: 1, FromData: binary.BigEndian.AppendUint16(nil, first), ToData: binary.BigEndian.AppendUint16(nil, last),
+	}})
+}
+
 // tcpDport: `tcp dport 6096`.
 func tcpDport(p uint16) []expr.Any { return port(unix.IPPROTO_TCP, 2, p) }
 
@@ -102,6 +110,16 @@ func tcpFlags(mask, value byte) []expr.Any {
 // icmpType: `icmp type echo-request`.
 func icmpType(t byte) []expr.Any {
 	return concat(proto(unix.IPPROTO_ICMP), nft.Equal(nft.TransportHeader(0, 1), []byte{t}))
+}
+
+// sctpChunk: `sctp chunk init exists`, true if the first chunk is of that type.
+func sctpChunk(t byte) []expr.Any {
+	return concat(proto(unix.IPPROTO_SCTP), nft.Equal(nft.TransportHeader(12, 1), []byte{t}))
+}
+
+// icmp6Type: `icmpv6 type nd-neighbor-solicit`.
+func icmp6Type(t byte) []expr.Any {
+	return concat(proto(unix.IPPROTO_ICMPV6), nft.Equal(nft.TransportHeader(0, 1), []byte{t}))
 }
 
 // notFragment: `ip frag-off & 0x1fff == 0`, true for whole packets and first
@@ -119,6 +137,13 @@ func firstFragment() []expr.Any {
 // inSet: `ip saddr @name`.
 func inSet(offset uint32, name string) []expr.Any {
 	return []expr.Any{nft.IPHeader(offset, addressLength), &expr.Lookup{SourceRegister: 1, SetName: name}}
+}
+
+// senderInSet: `iifname . ip saddr @name`.
+func senderInSet(name string) []expr.Any {
+	source := nft.IPHeader(sourceAt, addressLength)
+	source.DestRegister = 2 // behind the name, which fills the first one
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, source, &expr.Lookup{SourceRegister: 1, SetName: name}}
 }
 
 // innerInSet is inSet for the packet that an ICMP error carries.
@@ -208,10 +233,22 @@ func snatTo(a netip.Addr) []expr.Any {
 	return []expr.Any{&expr.Immediate{Register: 1, Data: a.AsSlice()}, snat()}
 }
 
+// snatToPorts: `snat to 10.0.0.1:32768-60999`.
+func snatToPorts(a netip.Addr, first, last uint16) []expr.Any {
+	n := snat()
+	n.RegProtoMin, n.RegProtoMax, n.Specified = 2, 3, true
+	return []expr.Any{
+		&expr.Immediate{Register: 1, Data: a.AsSlice()},
+		&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, first)},
+		&expr.Immediate{Register: 3, Data: binary.BigEndian.AppendUint16(nil, last)},
+		n,
+	}
+}
+
 // snatToSelf: `snat to ip saddr`.
 func snatToSelf() []expr.Any { return []expr.Any{nft.IPHeader(sourceAt, addressLength), snat()} }
 
-func snat() expr.Any {
+func snat() *expr.NAT {
 	return &expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegAddrMax: 1}
 }
 

@@ -13,8 +13,8 @@ import (
 )
 
 func (g Gateway) validate() error {
-	addrs := slices.Concat(g.Nodes, []netip.Addr{g.PeerGateway})
-	for _, m := range g.Local {
+	addrs := slices.Concat(g.Nodes, []netip.Addr{g.PeerGateway, g.Address})
+	for _, m := range g.mappings() {
 		if m.Real.Bits() != m.Mapped.Bits() {
 			return fmt.Errorf("gateway table: %s cannot be mapped to %s", m.Real, m.Mapped)
 		}
@@ -22,6 +22,8 @@ func (g Gateway) validate() error {
 	}
 	return onlyIPv4(addrs, g.Remote)
 }
+
+func (g Gateway) mappings() []Mapping { return append(slices.Clone(g.Local), g.Internal) }
 
 // table computes the gateway's table; see the findings 1, 2, 4 and 5 in
 // docs/design-notes.md for why each rule is there.
@@ -33,6 +35,7 @@ func (g Gateway) table() table {
 		chains: []chain{
 			regular("errors-in", append(g.foreignErrors(), innerIn...)),
 			regular("errors-out", innerOut),
+			regular("to-nodes", g.toNodes()),
 			regular("from-peer", append([]rule{
 				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))},
 			}, translateIn...)),
@@ -60,7 +63,8 @@ func (g Gateway) table() table {
 // they are about. Nobody sends such: errors have at most 576 bytes (RFC 1812, section
 // 4.3.2.3).
 func (g Gateway) foreignErrors() []rule {
-	var rules []rule
+	// Some kernels take what is in a later fragment for a header.
+	rules := []rule{{"later fragments are no errors", concat(not(notFragment()), returnVerdict())}}
 	for _, t := range icmpLocal() {
 		rules = append(rules, rule{fmt.Sprintf("icmp %d: nobody passes it on", t), concat(icmpType(t), drop())})
 	}
@@ -80,10 +84,14 @@ func (g Gateway) foreignErrors() []rule {
 // address once more. The last rule for packets from the tunnel drops what WireGuard's
 // AllowedIPs leave open.
 func (g Gateway) translation() (in, out, innerIn, innerOut []rule) {
-	for _, m := range g.Local {
+	for _, m := range g.mappings() {
+		arrived := accept()
+		if m == g.Internal {
+			arrived = jump("to-nodes")
+		}
 		if m.Real == m.Mapped {
 			in = append(in, rule{
-				fmt.Sprintf("to %s, as it is", m.Real), concat(match(nft.IPHeader(destinationAt, addressLength), m.Real), accept()),
+				fmt.Sprintf("to %s, as it is", m.Real), concat(match(nft.IPHeader(destinationAt, addressLength), m.Real), arrived),
 			})
 			continue
 		}
@@ -99,7 +107,7 @@ func (g Gateway) translation() (in, out, innerIn, innerOut []rule) {
 		}
 		in = append(in, rule{
 			fmt.Sprintf("to %s, real %s", m.Mapped, m.Real),
-			concat(translateOuter(destinationAt, m.Mapped, m.Real), accept()),
+			concat(translateOuter(destinationAt, m.Mapped, m.Real), arrived),
 		})
 		out = append(out, rule{
 			fmt.Sprintf("from %s, mapped %s", m.Real, m.Mapped),
@@ -109,23 +117,38 @@ func (g Gateway) translation() (in, out, innerIn, innerOut []rule) {
 	return append(in, rule{"the peer reaches nothing else", drop()}), out, innerIn, innerOut
 }
 
+// toNodes is a second barrier between the peer and this cluster's nodes, behind which their
+// own tables are the first. Those come too late where a network plugin takes packets from an
+// interface before netfilter does, as for NodePorts. A gateway tracks no connections, so it goes
+// by what answers look like. A first fragment that is too short for TCP's flags does not get
+// here: it lacks the checksum too, without which its address is not translated.
+func (g Gateway) toNodes() []rule {
+	const sctpInit = 1
+	return []rule{
+		{"the gateway's own, see input", concat(match(nft.IPHeader(destinationAt, addressLength), netip.PrefixFrom(g.Address, g.Address.BitLen())), accept())},
+		// Kernels differ in whether they take what is in them for a header.
+		{"later fragments, of no use without the first", concat(not(notFragment()), accept())},
+		{"no new connection: TCP", concat(tcpFlags(tcpSYN|tcpACK, tcpSYN), drop())},
+		{"no new connection: UDP", concat(udpDportBeyond(firstPort, lastPort), drop())},
+		{"answers by SCTP", concat(not(sctpChunk(sctpInit)), accept())},
+		{"no new connection: SCTP", concat(proto(unix.IPPROTO_SCTP), drop())},
+		{"no ping", concat(icmpType(echoRequest), drop())},
+		{"no request for the time", concat(icmpType(timestampRequest), drop())},
+		{"answers", accept()},
+	}
+}
+
 // input cannot rely on connection tracking, so it recognises answers by what they look
 // like. Overlay packets to a broadcast address are not ours: they may come from a pod, with
 // a node's source that the network plugin gave them.
 func (g Gateway) input() []rule {
-	rules := []rule{ // first what is nearly everything
-		{"tunnel, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.TunnelPort), accept())},
+	tunnel := g.tunnelInput()
+	rules := slices.Concat([]rule{ // first what is nearly everything
+		tunnel[0],
 		{"overlay, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes), accept())},
-		{"tunnel", concat(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
+		tunnel[1],
 		{"overlay", concat(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes), accept())},
-		{"overlay packets come from nodes only", concat(iif(g.Underlay), udpDport(g.OverlayPort), drop())},
-		{"loopback", concat(iif("lo"), accept())},
-		{"answers to the agent's TCP connections", concat(
-			iif(g.Underlay), not(tcpFlags(tcpSYN|tcpACK, tcpSYN)), accept())},
-		{"probes come by overlay and tunnel only", concat(iif(g.Underlay), udpDport(g.ProbePort), drop())},
-		{"answers of DNS", concat(iif(g.Underlay), udpSport(portDNS), accept())},
-		{"health checks of the kubelet", concat(iif(g.Underlay), tcpDport(g.HealthPort), accept())},
-	}
+	}, g.agentInput())
 	fromGateway := concat(iifGroup(g.TunnelGroup), match(nft.IPHeader(sourceAt, addressLength), netip.PrefixFrom(g.PeerGateway, g.PeerGateway.BitLen())))
 	rules = append(
 		rules,
@@ -154,4 +177,35 @@ func (g Gateway) input() []rule {
 		}
 	}
 	return rules
+}
+
+// tunnelInput is about the tunnel's packets, over IPv4 and IPv6.
+func (g Gateway) tunnelInput() []rule {
+	return []rule{
+		{"tunnel, aggregated", concat(iifGroup(g.ReceiveGroup), udpDport(g.TunnelPort), accept())},
+		{"tunnel", concat(iif(g.Underlay), udpDport(g.TunnelPort), accept())},
+	}
+}
+
+// agentInput is what an agent needs of its pod's network. It asks name servers by TCP, so
+// that nobody who sends from their port gets in.
+func (g Gateway) agentInput() []rule {
+	return []rule{
+		{"loopback", concat(iif("lo"), accept())},
+		{"answers to the agent's TCP connections", concat(
+			iif(g.Underlay), not(tcpFlags(tcpSYN|tcpACK, tcpSYN)), accept())},
+		{"health checks of the kubelet", concat(iif(g.Underlay), tcpDport(g.HealthPort), accept())},
+	}
+}
+
+// tableIPv6 blocks IPv6 in overlay and tunnel. By the pod's own interface the tunnel may
+// come, and what the agent and IPv6 itself need.
+func (g Gateway) tableIPv6() table {
+	t := blockIPv6(g.OverlayGroup, g.TunnelGroup)
+	rules := slices.Concat(g.tunnelInput(), g.agentInput())
+	for _, typ := range icmp6Input() {
+		rules = append(rules, rule{fmt.Sprintf("icmpv6 %d", typ), concat(iif(g.Underlay), icmp6Type(typ), accept())})
+	}
+	t.chains = append(t.chains, closed(base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, rules)))
+	return t
 }

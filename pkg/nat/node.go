@@ -6,15 +6,17 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 )
 
 func (n Node) validate() error {
 	addrs := slices.Concat([]netip.Addr{n.Address}, n.Hosts, n.Endpoints)
+	prefixes := slices.Concat(n.Pods, n.OwnPods, n.Remote)
 	for _, g := range n.Gateways {
-		addrs = append(addrs, g.Pod, g.Overlay)
+		addrs, prefixes = append(addrs, g.Pod, g.Overlay), append(prefixes, g.Remote...)
 	}
-	return onlyIPv4(addrs, n.Pods, n.OwnPods, n.Remote)
+	return onlyIPv4(addrs, prefixes)
 }
 
 // table computes the node's table. Why each rule is there is in docs/design-notes.md,
@@ -29,32 +31,34 @@ func (n Node) table() table {
 	}
 	source := base("source", nftables.ChainHookPostrouting, priorityBefore, n.source())
 	source.Type = nftables.ChainTypeNAT
-	return table{
+	t := table{
 		family: nftables.TableFamilyIPv4,
 		sets: []set{
 			prefixSet(setPods, n.Pods), prefixSet(setOwnPods, n.OwnPods), prefixSet(setRemote, n.Remote),
-			addrSet(setHosts, n.Hosts), addrSet(setEndpoints, n.Endpoints),
+			addrSet(setHosts, n.Hosts),
 			addrSet(setGateways, outer), addrSet(setLocalGateways, local), addrSet(setOverlay, overlay),
-			addrSet(setCallers, n.callers()),
+			addrSet(setCallers, n.callers()), senderSet(setSenders, n.Gateways),
 		},
 		chains: []chain{
 			regular("from-overlay", []rule{
 				{"frames for this very link only", concat(not(forUs()), drop())},
-				{"nothing else is meant for them here", accept()},
+				{"what the link's peer and gateway may send", concat(senderInSet(setSenders), accept())},
+				{"a gateway sends nothing in the name of others", drop()},
 			}),
 			regular("overlay-packets", n.overlayPackets()),
 			regular("gateway-errors", n.gatewayErrors()),
-			regular("from-peers", []rule{
-				{"segment size", clampMSS()},
-				{"no transit between peers", concat(oifGroup(n.OverlayGroup), drop())},
-			}),
+			regular("from-peers", n.fromPeers()),
 			regular("to-peers", n.toPeers()),
+			regular("as-node", []rule{
+				{"ports that no service has", concat(proto(unix.IPPROTO_UDP), snatToPorts(n.Address, firstPort, lastPort))},
+				{"as it is", snatTo(n.Address)},
+			}),
 			// It drops forged packets, and keeps the network plugin from masquerading
 			// overlay packets of gateways on this node.
 			base("guard", nftables.ChainHookPrerouting, priorityEarly, []rule{
 				{"from gateways", concat(iifGroup(n.OverlayGroup), jump("from-overlay"))},
 				{"overlay packets", concat(udpDport(n.OverlayPort), jump("overlay-packets"))},
-				{"peers come by the overlay only", concat(inSet(sourceAt, setRemote), not(inSet(sourceAt, setEndpoints)), drop())},
+				{"peers come by the overlay only", concat(inSet(sourceAt, setRemote), n.outside())},
 				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("gateway-errors"))},
 			}),
 			// A packet to a service with remote endpoints bears kube-proxy's mark for
@@ -73,6 +77,52 @@ func (n Node) table() table {
 			source,
 		},
 	}
+	if len(n.Endpoints) > 0 {
+		n.letTunnelsPass(&t)
+	}
+	return t
+}
+
+// outside is what happens to packets with a peer's source that come by another interface.
+func (n Node) outside() []expr.Any {
+	if len(n.Endpoints) == 0 {
+		return drop()
+	}
+	return jump("tunnel-ends")
+}
+
+// letTunnelsPass lets what ends of tunnels send in although a peer's range has their
+// address, as far as it gets to a gateway's tunnel. It is known where it gets to when services
+// have translated its destination, or a tunnel's answer was led back to its gateway. So guard
+// lets UDP pass, and the hooks after that stop all but the tunnel's.
+//
+// Then nothing that the node sends with its own address is led into tunnels (see
+// overlay.State.Bypass). To peers it must not leave in plain.
+func (n Node) letTunnelsPass(t *table) {
+	from := func(rest ...[]expr.Any) []expr.Any { return concat(inSet(sourceAt, setEndpoints), concat(rest...)) }
+	t.sets = append(t.sets, addrSet(setEndpoints, n.Endpoints))
+	tunnels := []rule{
+		{"tunnels", from(inSet(destinationAt, setGateways), udpDport(n.TunnelPort), accept())},
+		{"ends of tunnels reach nothing else", from(drop())},
+	}
+	for i, c := range t.chains {
+		if c.Name == "forward" {
+			t.chains[i].rules = append(c.rules, tunnels...)
+		}
+	}
+	t.chains = slices.Concat([]chain{
+		regular("tunnel-ends", []rule{
+			{"maybe a tunnel", from(proto(unix.IPPROTO_UDP), accept())},
+			{"peers come by the overlay only", drop()},
+		}),
+		base("tunnel-ends-input", nftables.ChainHookInput, priorityLate, []rule{
+			{"no tunnel ends at the node", concat(not(iifGroup(n.OverlayGroup)), from(drop()))},
+		}),
+		// Here are also the packets that IPVS sends on.
+		base("tunnel-ends-output", nftables.ChainHookOutput, *nftables.ChainPriorityFilter, append([]rule{
+			{"nothing leaves in plain", concat(inSet(destinationAt, setRemote), not(oifGroup(n.OverlayGroup)), drop())},
+		}, tunnels...)),
+	}, t.chains)
 }
 
 // overlayPackets is about the outer packets of the overlay. The network plugin must not
@@ -125,6 +175,20 @@ func (n Node) input() []rule {
 	}
 }
 
+// fromPeers lets packets of peers reach this node's own pods and exposed hosts, whatever
+// services have made of their destination. Answers also reach those who called from
+// elsewhere by this node.
+func (n Node) fromPeers() []rule {
+	return []rule{
+		{"segment size", clampMSS()},
+		{"this node's pods", concat(inSet(destinationAt, setOwnPods), accept())},
+		{"no transit between peers", concat(oifGroup(n.OverlayGroup), drop())},
+		{"answers", concat(answers(), accept())},
+		{"exposed hosts", concat(inSet(destinationAt, setHosts), accept())},
+		{"peers reach nothing else", drop()},
+	}
+}
+
 func (n Node) toPeers() []rule {
 	rules := []rule{
 		{"segment size", clampMSS()},
@@ -150,6 +214,8 @@ func (n Node) toPeers() []rule {
 //   - A service may send a packet from elsewhere to a remote endpoint. Its answer has to
 //     come back by way of this node, which alone knows of the translation. Pods of other
 //     nodes call services with addresses of the pod range, and on EKS all hosts around do.
+//   - UDP leaves in the node's name from ports that no service has. The peer's gateway tells
+//     answers by their ports, since it tracks no connections (see Gateway.toNodes).
 //   - Towards peers there is no masquerade: it drops a connection when its route moves to
 //     another interface.
 //   - Towards hosts outside and the ends of tunnels there is one. They see an address of
@@ -162,11 +228,11 @@ func (n Node) toPeers() []rule {
 func (n Node) source() []rule {
 	in, out := iifGroup(n.OverlayGroup), oifGroup(n.OverlayGroup)
 	return []rule{
-		{"from this node", concat(out, fromLocal(), snatTo(n.Address))},
+		{"from this node", concat(out, fromLocal(), jump("as-node"))},
 		{"from elsewhere to services with remote endpoints", concat(
-			out, destinationTranslated(), not(inSet(sourceAt, setOwnPods)), snatTo(n.Address))},
+			out, destinationTranslated(), not(inSet(sourceAt, setOwnPods)), jump("as-node"))},
 		{"pods keep their source", concat(out, inSet(sourceAt, setPods), snatToSelf())},
-		{"from others", concat(out, snatTo(n.Address))},
+		{"from others", concat(out, jump("as-node"))},
 		{"peers to hosts outside", concat(in, inSet(destinationAt, setHosts), masquerade())},
 		// Some masquerade also what comes to pods from elsewhere.
 		{"peers keep their source", concat(in, snatToSelf())},

@@ -36,7 +36,7 @@ type rule struct {
 }
 
 // set is a named set of addresses. An interval set has the starts of ranges, and the
-// addresses after their ends.
+// addresses after their ends. One of several fields has both ends in one element.
 type set struct {
 	nftables.Set
 	elements []nftables.SetElement
@@ -49,7 +49,14 @@ const (
 	priorityEarly nftables.ChainPriority = -310
 	// priorityBefore precedes the masquerade of others.
 	priorityBefore nftables.ChainPriority = 99
+	// priorityLate is after kube-proxy's IPVS, which takes packets to services at the hook
+	// input.
+	priorityLate nftables.ChainPriority = 101
 )
+
+// The ports from which a node's own UDP packets leave to peers: those that Linux gives to
+// sockets by itself, above all NodePorts.
+const firstPort, lastPort = 32768, 60999
 
 // Names of sets.
 const (
@@ -63,6 +70,7 @@ const (
 	setLocalGateways = "local-gateways"
 	setOverlay       = "gateways-overlay"
 	setCallers       = "calling-gateways"
+	setSenders       = "senders"
 )
 
 // regular is a chain that others jump to.
@@ -101,16 +109,36 @@ func blockIPv6(groups ...uint32) table {
 // prefixSet is the union of IPv4 prefixes; overlapping and adjacent ones become one
 // range, because the kernel refuses overlaps.
 func prefixSet(name string, prefixes []netip.Prefix) set {
+	s := set{Set: nftables.Set{Name: name, KeyType: nftables.TypeIPAddr, Interval: true}}
+	for _, r := range union(prefixes) {
+		s.elements = append(s.elements, nftables.SetElement{Key: r.From().AsSlice()})
+		if end := r.To().Next(); end.IsValid() {
+			s.elements = append(s.elements, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+		}
+	}
+	return s
+}
+
+// union returns what prefixes cover, as ranges that are apart.
+func union(prefixes []netip.Prefix) []netipx.IPRange {
 	var b netipx.IPSetBuilder
 	for _, p := range prefixes {
 		b.AddPrefix(p)
 	}
-	union, _ := b.IPSet() // fails only for prefixes that are none
-	s := set{Set: nftables.Set{Name: name, KeyType: nftables.TypeIPAddr, Interval: true}}
-	for _, r := range union.Ranges() {
-		s.elements = append(s.elements, nftables.SetElement{Key: r.From().AsSlice()})
-		if end := r.To().Next(); end.IsValid() {
-			s.elements = append(s.elements, nftables.SetElement{Key: end.AsSlice(), IntervalEnd: true})
+	s, _ := b.IPSet() // fails only for prefixes that are none
+	return s.Ranges()
+}
+
+// senderSet has pairs of an interface and of a range from which packets may come by it.
+func senderSet(name string, gateways []NodeGateway) set {
+	s := set{Set: nftables.Set{
+		Name: name, KeyType: nftables.MustConcatSetType(nftables.TypeIFName, nftables.TypeIPAddr), Interval: true, Concatenation: true,
+	}}
+	for _, g := range gateways {
+		for _, r := range union(append(slices.Clone(g.Remote), netip.PrefixFrom(g.Overlay, g.Overlay.BitLen()))) {
+			s.elements = append(s.elements, nftables.SetElement{
+				Key: append(ifname(g.Link), r.From().AsSlice()...), KeyEnd: append(ifname(g.Link), r.To().AsSlice()...),
+			})
 		}
 	}
 	return s
@@ -160,12 +188,12 @@ func (s set) members(elements []nftables.SetElement) map[string][]nftables.SetEl
 		return 1
 	})
 	size := 1
-	if s.Interval {
+	if s.Interval && !s.Concatenation {
 		size = 2
 	}
 	out := map[string][]nftables.SetElement{}
 	for m := range slices.Chunk(elements, size) {
-		out[string(m[0].Key)+string(m[len(m)-1].Key)] = m
+		out[string(m[0].Key)+string(m[len(m)-1].Key)+string(m[0].KeyEnd)] = m
 	}
 	return out
 }

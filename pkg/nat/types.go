@@ -25,8 +25,12 @@ type Gateway struct {
 	// of the overlay's. ReceiveGroup is that of the interface from which packets of both
 	// come after they were aggregated (see Receive).
 	TunnelGroup, OverlayGroup, ReceiveGroup uint32
-	// Local are this cluster's ranges that the peer may reach: pods and overlay addresses.
+	// Local are this cluster's ranges that the peer may reach: pods and exposed hosts.
 	Local []Mapping
+	// Internal is the range of overlay addresses. Nodes get what looks like answers, and
+	// nothing else. Address is the gateway's own.
+	Internal Mapping
+	Address  netip.Addr
 	// Remote are the ranges by which this cluster knows the peer. The peer may send ICMP
 	// errors about packets that went there, and about no others.
 	Remote []netip.Prefix
@@ -60,8 +64,8 @@ type Node struct {
 	// Hosts are addresses outside of the cluster that peers may reach. Hosts do not know
 	// the way back to peers, so they see the node's own address.
 	Hosts []netip.Addr
-	// Endpoints are addresses in Remote that are also ends of tunnels. Packets from them
-	// come by the network around, not by the overlay.
+	// Endpoints are addresses in Remote that are also ends of tunnels. What they send to the
+	// gateways' TunnelPort comes by the network around, not by the overlay.
 	Endpoints []netip.Addr
 	// Uplinks are the interfaces to other machines. Of what comes from there, answers go
 	// to peers, and packets that a service sends to a remote endpoint, and packets of this
@@ -83,4 +87,8 @@ type NodeGateway struct {
 	Local bool
 	// Calls says that the gateway is the tunnel's client: it calls the peer's gateway.
 	Calls bool
+	// Link is the interface by which its packets come, Remote are its peer's ranges. By
+	// that interface come packets from there and from Overlay, and no others.
+	Link   string
+	Remote []netip.Prefix
 }

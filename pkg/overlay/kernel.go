@@ -55,7 +55,7 @@ func (k *Kernel) Close() error {
 // any case, in words, as "changed link lq1-0: mtu 1400, up".
 func (k *Kernel) Apply(ctx context.Context, want State) (changes []string, err error) {
 	a := &applier{kernel: k, want: want}
-	if a.wantedLinks, a.wantedRoutes, err = want.index(); err != nil {
+	if err := a.index(); err != nil {
 		return nil, err
 	}
 	for _, step := range []func() error{
@@ -153,28 +153,43 @@ func isOurTable(table int) bool {
 	return table == Table || table == InboundTable
 }
 
-// index returns the links and routes that are wanted, and refuses what could not be
-// recognised as ours later on, or is wanted twice.
-func (s State) index() (links map[string]Link, routes map[routeKey]Route, err error) {
-	links, routes = make(map[string]Link, len(s.Links)), make(map[routeKey]Route, len(s.Routes))
-	for _, l := range s.Links {
-		if _, twice := links[l.Name]; twice || !strings.HasPrefix(l.Name, NamePrefix) {
-			return nil, nil, fmt.Errorf("link name %q does not start with %q, or is wanted twice", l.Name, NamePrefix)
+// index sorts the links and routes that are wanted, and refuses what could not be recognised as
+// ours later on. Of two that the kernel cannot both hold it takes the first one: the second may
+// be what one node or peer says, and the others need theirs.
+func (a *applier) index() error {
+	links, routes := a.want.Links, a.want.Routes
+	a.wantedLinks, a.wantedRoutes = make(map[string]Link, len(links)), make(map[routeKey]Route, len(routes))
+	a.want.Links, a.want.Routes = nil, nil
+	for _, l := range links {
+		if !strings.HasPrefix(l.Name, NamePrefix) {
+			return fmt.Errorf("link name %q does not start with %q", l.Name, NamePrefix)
 		}
-		links[l.Name] = l
-	}
-	for _, r := range s.Routes {
-		if _, twice := routes[r.key()]; twice || !isOurTable(r.Table) {
-			return nil, nil, fmt.Errorf("route %s: the table is not ours, or another one has the same destination and metric", r)
+		if _, twice := a.wantedLinks[l.Name]; twice {
+			a.failLink(l.Name, fmt.Errorf("link %s is wanted twice", l.Name))
+			continue
 		}
-		routes[r.key()] = r
+		a.wantedLinks[l.Name] = l
+		a.want.Links = append(a.want.Links, l)
 	}
-	for _, r := range s.Rules {
+	for _, r := range routes {
 		if !isOurTable(r.Table) {
-			return nil, nil, fmt.Errorf("rule for table %d: it is not ours", r.Table)
+			return fmt.Errorf("route %s: the table is not ours", r)
+		}
+		if first, twice := a.wantedRoutes[r.key()]; twice {
+			if first != r {
+				a.failLink(r.Dev, fmt.Errorf("route %s: there is %s already", r, first))
+			}
+			continue
+		}
+		a.wantedRoutes[r.key()] = r
+		a.want.Routes = append(a.want.Routes, r)
+	}
+	for _, r := range a.want.Rules {
+		if !isOurTable(r.Table) {
+			return fmt.Errorf("rule for table %d: it is not ours", r.Table)
 		}
 	}
-	return links, routes, nil
+	return nil
 }
 
 func addrFrom(ip []byte) netip.Addr {

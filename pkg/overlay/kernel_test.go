@@ -35,7 +35,8 @@ func wanted() overlay.State {
 			{Table: overlay.Table, Dst: prefix("10.61.0.0/16"), Unreachable: true, Metric: 4000},
 			{Table: overlay.InboundTable, Dst: prefix("0.0.0.0/0"), Unreachable: true},
 		},
-		Rules: []overlay.Rule{{Table: overlay.Table}, {IIF: "wg0", Table: overlay.InboundTable}},
+		Rules:  []overlay.Rule{{Table: overlay.Table}, {IIF: "wg0", Table: overlay.InboundTable}},
+		Bypass: []netip.AddrPort{netip.MustParseAddrPort("10.244.1.9:51840"), netip.MustParseAddrPort("192.0.2.1:0")},
 	}
 }
 
@@ -92,6 +93,9 @@ func TestApply(t *testing.T) {
 		"added route 10.61.0.0/16 via 10.80.31.254 dev lq0-0 table 27761 src 10.80.0.1 mtu 1340",
 		"added route unreachable 10.61.0.0/16 table 27761 metric 4000",
 		"added route unreachable 0.0.0.0/0 table 27762",
+		"added rule 91: nop",
+		"added rule 89: from 10.244.1.9/32 udp sport 51840 goto 91",
+		"added rule 89: from 192.0.2.1/32 goto 91",
 		"added rule 90: lookup 27761",
 		"added rule 90: iif wg0 lookup 27762",
 	}
@@ -211,6 +215,7 @@ func TestRepair(t *testing.T) {
 		"ip addr add 10.9.9.9/24 dev lq0-0",
 		"ip neigh del 10.80.31.254 dev lq0-0",
 		"ip neigh replace 10.80.31.254 lladdr 02:00:00:00:00:02 dev lq0-0 nud permanent",
+		"ip neigh replace 10.80.31.254 lladdr 02:00:00:00:00:02 dev lq0-0 nud reachable",
 		"ip neigh add 10.80.31.9 lladdr 02:00:00:00:00:02 dev lq0-0 nud permanent",
 		"ip link set lq0-0 type vxlan remote 192.0.2.9",
 		"ip link set lq0-0 type vxlan remote 192.0.2.9; bridge fdb del 00:00:00:00:00:00 dev lq0-0 dst 192.0.2.9",
@@ -234,6 +239,9 @@ func TestRepair(t *testing.T) {
 		"ip route prepend 10.61.0.0/16 dev eth0 table 27761 proto 108",
 		"ip route add 10.99.0.0/16 dev eth0 table 27761 proto 108",
 		"ip rule del priority 90",
+		"ip rule del priority 89",
+		"ip rule del priority 91",
+		"ip rule add priority 89 from 10.244.1.8 goto 91 protocol 108",
 		"ip rule add priority 90 from 10.1.1.1 lookup 27761 protocol 108",
 		"ip link del lq0-0; ip link add lq0-0 type vxlan id 8 remote 192.0.2.2 dstport 6094; ip link set lq0-0 alias liqonet",
 	} {
@@ -311,6 +319,8 @@ func TestForeign(t *testing.T) {
 		expectSilence(t, signals, "a foreign change")
 		f.run("ip route add 10.6.0.0/16 dev br0")
 		expectSignal(t, signals, "a subnet")
+		f.run("ip rule add priority 89 from 10.1.1.1 goto 91; ip rule del priority 89 from 10.1.1.1")
+		expectSilence(t, signals, "a rule of others")
 		f.run("ip link set br0 down") // the kernel tells of no route that goes with its link
 		expectSilence(t, signals, "a link of others")
 		f.run("ip link set lq0-0 down")
@@ -333,6 +343,23 @@ func TestForeign(t *testing.T) {
 		f.run("ip neigh del 10.80.31.254 dev lq0-0")
 		expectSignal(t, signals, "a neighbour of lq0-0")
 	})
+}
+
+// Neighbours that the kernel learns by what arrives are no reason to look; a permanent one
+// that becomes such is.
+func TestSecurity_07_LearnedNeighborsAreNoNews(t *testing.T) {
+	f := open(t)
+	f.apply(wanted())
+	signals := f.monitor()
+	f.run(`ip neigh add 10.80.31.9 lladdr 02:00:00:00:00:09 dev lq0-0 nud stale; ip neigh change 10.80.31.9 lladdr 02:00:00:00:00:08 dev lq0-0 nud reachable
+		ip neigh del 10.80.31.9 dev lq0-0`)
+	expectSilence(t, signals, "a neighbour that was learned")
+	f.run("ip neigh change 10.80.31.254 dev lq0-0 nud stale")
+	expectSignal(t, signals, "a permanent neighbour that is none any more")
+	f.apply(wanted())
+	expectSignal(t, signals, "the repair")
+	f.run("ip neigh del 10.80.31.254 dev lq0-0")
+	expectSignal(t, signals, "a permanent neighbour that is gone")
 }
 
 // expectPartial expects an error by which all is as wanted but these links.
@@ -494,5 +521,30 @@ func TestSupports(t *testing.T) {
 	}
 	if diff := cmp.Diff(before, f.all()); diff != "" {
 		t.Errorf("the probe left a trace:\n%s", diff)
+	}
+}
+
+// Of two routes that the kernel cannot both hold, and of two links of one name, the first is
+// there, and all others are.
+func TestSecurity_11_WhatIsWantedTwiceStopsNothing(t *testing.T) {
+	f := open(t)
+	want := wanted()
+	liar := want.Links[0]
+	liar.Remote = addr("192.0.2.3")
+	want.Links = append(want.Links, liar)
+	want.Routes = append(
+		want.Routes, want.Routes[1], // the same again is nothing to complain of
+		overlay.Route{Table: overlay.Table, Dst: prefix("10.80.31.254/32"), Via: addr("10.80.0.9"), Dev: "lq0-0", Src: addr("10.80.0.1")},
+		overlay.Route{Table: overlay.Table, Dst: prefix("10.62.0.0/16"), Dev: "lq0-0", Src: addr("10.80.0.1")},
+	)
+	_, err := f.kernel.Apply(context.Background(), want)
+	expectPartial(t, err, "lq0-0")
+	if !strings.Contains(err.Error(), "10.80.31.254/32 via 10.80.0.9") || strings.Contains(err.Error(), "10.61.0.0") {
+		t.Errorf("the error is %v", err)
+	}
+	clean := wanted()
+	clean.Routes = append(clean.Routes, want.Routes[len(want.Routes)-1])
+	if got := f.apply(clean); got != nil {
+		t.Errorf("the first ones were not applied: %q", got)
 	}
 }

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/mdlayher/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/notify"
@@ -26,15 +28,15 @@ const (
 //
 //   - Links whose name starts with NamePrefix or is one of others, such as the tunnel's,
 //     with their addresses and settings.
-//   - Neighbours and forwarding entries of links whose name starts with NamePrefix.
-//   - Routes and rules in our tables.
+//   - Permanent neighbours and forwarding entries of links whose name starts with NamePrefix.
+//   - Routes and rules in our tables, and rules with our protocol.
 //   - Routes of others by a next hop (see Uplinks) or to a subnet (see Routes).
 //
 // Our own changes may signal too. Several changes become one signal while nobody receives.
 // After a loss of notifications there is a signal as well. The channel is never closed; the
 // subscription ends with ctx.
 func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}, error) {
-	m := &monitor{others: others, indices: map[uint32]bool{}}
+	m := &monitor{others: others}
 	s, err := notify.Subscribe(unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV4_RULE,
 		unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV6_RULE)
@@ -42,30 +44,53 @@ func (k *Kernel) Monitor(ctx context.Context, others ...string) (<-chan struct{}
 		return nil, err
 	}
 	// After the subscription, so that nothing is missed in between.
-	links, err := k.conn.List()
-	if err != nil {
+	if err := m.list(k); err != nil {
 		return nil, errors.Join(err, s.Close())
-	}
-	for _, l := range links {
-		if m.isOurName(l.Name) {
-			m.indices[uint32(l.Index)] = strings.HasPrefix(l.Name, NamePrefix)
-		}
 	}
 	changed := notify.NewSignal()
 	go s.Run(ctx, func(msg netlink.Message) {
 		if m.concerns(msg) {
 			changed.Send()
 		}
-	}, changed.Send)
+	}, func() {
+		_ = m.list(k) // without it, what was known before still is
+		changed.Send()
+	})
 	return changed, nil
 }
 
 type monitor struct {
 	others []string
 	// indices are those of our interfaces, by which addresses and neighbours are reported.
-	// They are true for overlay links, whose neighbours are all permanent. Those of others
-	// come and go with the traffic.
+	// They are true for overlay links.
 	indices map[uint32]bool
+	// permanent are the neighbours of overlay links that were put there. The kernel may
+	// learn others by what arrives, and anybody can make something arrive.
+	permanent map[neighbor]bool
+}
+
+type neighbor struct {
+	index uint32
+	addr  netip.Addr
+}
+
+// list looks at what there is.
+func (m *monitor) list(k *Kernel) error {
+	links, err := k.conn.List()
+	if err != nil {
+		return err
+	}
+	m.indices, m.permanent = map[uint32]bool{}, map[neighbor]bool{}
+	for _, l := range links {
+		if !m.isOurName(l.Name) {
+			continue
+		}
+		m.indices[uint32(l.Index)] = strings.HasPrefix(l.Name, NamePrefix)
+		for addr := range l.Neighbors {
+			m.permanent[neighbor{uint32(l.Index), addr}] = true
+		}
+	}
+	return nil
 }
 
 func (m *monitor) isOurName(name string) bool {
@@ -79,8 +104,7 @@ func (m *monitor) concerns(msg netlink.Message) bool {
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		return len(msg.Data) >= unix.SizeofIfAddrmsg && m.knows(index(msg.Data))
 	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
-		// Also of a VXLAN link's forwarding table, whose family is AF_BRIDGE.
-		return len(msg.Data) >= unix.SizeofNdMsg && m.indices[index(msg.Data)]
+		return len(msg.Data) >= unix.SizeofNdMsg && m.indices[index(msg.Data)] && m.concernsNeighbor(msg)
 	case unix.RTM_NEWNETCONF:
 		return m.knows(attribute32(msg.Data, sizeofNetconfMsg, netconfaIfindex))
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE:
@@ -89,9 +113,28 @@ func (m *monitor) concerns(msg netlink.Message) bool {
 		if isOurTable(int(attribute32(msg.Data, unix.SizeofRtMsg, unix.RTA_TABLE))) {
 			return true
 		}
-		return msg.Header.Type <= unix.RTM_DELROUTE && isFact(msg.Data)
+		if msg.Header.Type > unix.RTM_DELROUTE {
+			return bytes.Equal(attribute(msg.Data, unix.SizeofRtMsg, nl.FRA_PROTOCOL), []byte{Protocol})
+		}
+		return isFact(msg.Data)
 	}
 	return false
+}
+
+// concernsNeighbor leaves neighbours out that are not permanent, and were not.
+func (m *monitor) concernsNeighbor(msg netlink.Message) bool {
+	if msg.Data[0] == unix.AF_BRIDGE {
+		return true // of a VXLAN link's forwarding table: it learns nothing by itself
+	}
+	addr, _ := netip.AddrFromSlice(attribute(msg.Data, unix.SizeofNdMsg, unix.NDA_DST))
+	key := neighbor{index(msg.Data), addr}
+	was := m.permanent[key]
+	if state := binary.NativeEndian.Uint16(msg.Data[8:]); msg.Header.Type == unix.RTM_NEWNEIGH && state&unix.NUD_PERMANENT != 0 {
+		m.permanent[key] = true
+		return true
+	}
+	delete(m.permanent, key)
+	return was
 }
 
 // isFact says whether a route of others is one that Uplinks or Routes tell of, and

@@ -95,8 +95,8 @@ func (a *applier) readRoutes() error {
 
 func convert(raw netlink.Route, names map[int]string) kernelRoute {
 	r := Route{Table: raw.Table, Src: addrFrom(raw.Src), Via: addrFrom(raw.Gw), MTU: raw.MTU, Metric: raw.Priority}
-	r.Unreachable, r.Throw = raw.Type == unix.RTN_UNREACHABLE, raw.Type == unix.RTN_THROW
-	if !r.Unreachable && !r.Throw {
+	r.Unreachable = raw.Type == unix.RTN_UNREACHABLE
+	if !r.Unreachable {
 		// IPv6 reports the loopback device for unreachable routes.
 		r.Dev = names[raw.LinkIndex]
 	}
@@ -108,7 +108,7 @@ func convert(raw netlink.Route, names map[int]string) kernelRoute {
 		r.Dst, _ = netipx.FromStdIPNet(raw.Dst)
 	}
 	other := raw.Tos != 0 || len(raw.MultiPath) > 0 || raw.Encap != nil || raw.AdvMSS != 0 || raw.MTULock ||
-		(raw.Type != unix.RTN_UNICAST && raw.Type != unix.RTN_UNREACHABLE && raw.Type != unix.RTN_THROW) ||
+		(raw.Type != unix.RTN_UNICAST && raw.Type != unix.RTN_UNREACHABLE) ||
 		(r.Via.IsValid() && raw.Flags&unix.RTNH_F_ONLINK == 0)
 	return kernelRoute{raw: raw, route: r, other: other}
 }
@@ -147,12 +147,8 @@ func (a *applier) toKernel(r Route) (*netlink.Route, error) {
 		Table: r.Table, Protocol: Protocol, Priority: r.Metric, Type: unix.RTN_UNICAST,
 		Dst: netipx.PrefixIPNet(r.Dst),
 	}
-	switch {
-	case r.Unreachable:
+	if r.Unreachable {
 		raw.Type = unix.RTN_UNREACHABLE
-		return raw, nil
-	case r.Throw:
-		raw.Type = unix.RTN_THROW
 		return raw, nil
 	}
 	l := a.links[r.Dev]

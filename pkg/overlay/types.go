@@ -34,7 +34,8 @@ const (
 	// InboundTable is the gateway's table for packets that came out of the tunnel.
 	InboundTable = 27762
 	// RulePriority is the priority of our policy rules. It precedes those of
-	// EKS (512, 1024, 1536) and Cilium.
+	// EKS (512, 1024, 1536) and Cilium. The ones before and after it are for
+	// State.Bypass.
 	RulePriority = 90
 	// Protocol marks the routes and rules that are ours (rtm_protocol).
 	Protocol = 108
@@ -82,10 +83,7 @@ type Route struct {
 	// Unreachable makes the route answer with an ICMP error; Dev, Via, Src
 	// and MTU are then empty.
 	Unreachable bool
-	// Throw ends the look into this table, so that the next rule decides; the same
-	// are empty.
-	Throw bool
-	Dev   string
+	Dev         string
 	// Via is the next hop, reachable on Dev without another route (onlink).
 	// The zero value means that Dst is on the link.
 	Via netip.Addr
@@ -105,7 +103,6 @@ func (r Route) String() string {
 			fmt.Fprintf(&b, format, value)
 		}
 	}
-	part(r.Throw, "%s ", "throw")
 	part(r.Unreachable, "%s ", "unreachable")
 	part(true, "%s", r.Dst)
 	part(r.Via.IsValid(), " via %s", r.Via)
@@ -129,4 +126,7 @@ type State struct {
 	Links  []Link
 	Routes []Route
 	Rules  []Rule
+	// Bypass are sources to whose packets Rules do not apply: the next rules decide. With a
+	// port it is about UDP from there only.
+	Bypass []netip.AddrPort
 }

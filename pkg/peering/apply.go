@@ -1,17 +1,16 @@
 package peering
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 
-	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
@@ -32,20 +31,17 @@ func (c *Cluster) read(ctx context.Context, obj client.Object) (want, live *unst
 	return want, live, nil
 }
 
-// write applies an object, or its status.
-func (c *Cluster) write(ctx context.Context, u *unstructured.Unstructured, isStatus bool) error {
-	obj, owner := client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager)
-	if isStatus {
-		return c.fail("write the status of "+describe(u), c.Client.Status().Apply(ctx, obj, owner, client.ForceOwnership))
-	}
-	return c.fail("apply "+describe(u), c.Client.Apply(ctx, obj, owner, client.ForceOwnership))
+// write applies an object.
+func (c *Cluster) write(ctx context.Context, u *unstructured.Unstructured) error {
+	obj := client.ApplyConfigurationFromUnstructured(u)
+	return c.fail("apply "+describe(u), c.Client.Apply(ctx, obj, client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership))
 }
 
 // apply applies objects that do not depend on each other, after it has written down how
 // they were. What agents write meanwhile is no change: only fields that are applied count.
 func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
 	wants, lives := make([]*unstructured.Unstructured, len(objs)), make([]*unstructured.Unstructured, len(objs))
-	reading, rctx := errgroup.WithContext(ctx)
+	reading, rctx := failure.NewGroup(ctx)
 	for i, obj := range objs {
 		reading.Go(func() (err error) {
 			wants[i], lives[i], err = s.read(rctx, obj)
@@ -64,12 +60,12 @@ func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
 	if err := s.journal.note(ctx, changes...); err != nil {
 		return err
 	}
-	applying, actx := errgroup.WithContext(ctx)
+	applying, actx := failure.NewGroup(ctx)
 	for i, want := range wants {
 		applying.Go(func() error {
 			u := want.DeepCopy()                               // what is noted stays as it is
 			u.SetResourceVersion(objs[i].GetResourceVersion()) // a conflict if it is another one by now
-			err := s.write(actx, u, isStatus(want))
+			err := s.write(actx, u)
 			if err == nil && u.GetDeletionTimestamp() != nil {
 				return s.fail("apply "+describe(u), errUninstalling)
 			}
@@ -86,7 +82,7 @@ func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
 }
 
 func describe(obj client.Object) string {
-	kind := cmp.Or(obj.GetObjectKind().GroupVersionKind().Kind, kindName(obj))
+	kind := kindName(obj)
 	if ns := obj.GetNamespace(); ns != "" {
 		return fmt.Sprintf("%s %s/%s", kind, ns, obj.GetName())
 	}

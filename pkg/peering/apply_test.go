@@ -23,7 +23,10 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -402,10 +405,11 @@ func TestCheckPermissions(t *testing.T) {
 func TestPermissionsToRemove(t *testing.T) {
 	var mu sync.Mutex
 	used := map[string]bool{}
-	note := func(verb string, obj any) {
+	note := func(verb string, obj runtime.Object) {
 		mu.Lock()
 		defer mu.Unlock()
-		used[verb+" "+strings.ToLower(strings.TrimSuffix(typeName(obj), "List"))+"s"] = true
+		plural, _ := meta.UnsafeGuessKindToResource(schema.GroupVersionKind{Kind: kindName(obj)})
+		used[verb+" "+plural.Resource] = true
 	}
 	c := newCluster(t, "a", interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
@@ -466,12 +470,6 @@ func TestPermissionsToGive(t *testing.T) {
 			}
 		}
 	}
-}
-
-// typeName is the Go type's name, without its package.
-func typeName(obj any) string {
-	s := fmt.Sprintf("%T", obj)
-	return s[strings.LastIndex(s, ".")+1:]
 }
 
 // Pods on nodes that are gone or not ready are deleted without waiting for these

@@ -1,12 +1,15 @@
 package peering
 
 import (
+	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/test/fakeapi"
 )
@@ -23,7 +26,7 @@ func served(t *testing.T, name, nodeAddress, pods string) (*Cluster, *fakeapi.Se
 	mapper := meta.NewDefaultRESTMapper(nil)
 	for gvk := range s.AllKnownTypes() {
 		switch gvk.Kind {
-		case "Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "SelfSubjectAccessReview", "ClusterNetwork", "Peering", "NodeNetwork":
+		case "Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "CustomResourceDefinition", "SelfSubjectAccessReview", "ClusterNetwork", "Peering", "NodeNetwork":
 			mapper.Add(gvk, meta.RESTScopeRoot)
 		default:
 			mapper.Add(gvk, meta.RESTScopeNamespace)
@@ -65,4 +68,41 @@ func TestDefect1_09_BlipOfAPIServerFailsNoPeer(t *testing.T) {
 			t.Errorf("%d requests in %s", n, took)
 		}
 	}
+}
+
+// What is waited for is listed once and watched; what cannot be watched is looked at
+// less and less often.
+func TestDefect1_09_WaitingDoesNotPoll(t *testing.T) {
+	t.Parallel()
+	t.Run("watched", func(t *testing.T) {
+		t.Parallel()
+		c, server := served(t, "a", "172.18.1.11", "10.244.0.0/16")
+		kinds := append(rolloutKinds(), viewKinds()...)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		looks := 0
+		if err := c.await(ctx, "wait", "", kinds, func(context.Context, objects) (string, error) {
+			looks++
+			return "never", nil
+		}); kindOf(t, err) != NotReady || looks < 4 {
+			t.Errorf("after %d looks: %v", looks, err)
+		}
+		if n := server.Requests(); n > 3*len(kinds) {
+			t.Errorf("%d requests for %d kinds", n, len(kinds))
+		}
+	})
+	t.Run("not watched", func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			looks := 0
+			if err := newCluster(t, "a", interceptor.Funcs{}).poll(ctx, "wait", "", func(context.Context) (string, error) {
+				looks++
+				return "never", nil
+			}); kindOf(t, err) != NotReady || looks < 50 || looks > 90 {
+				t.Errorf("after %d looks: %v", looks, err)
+			}
+		})
+	})
 }

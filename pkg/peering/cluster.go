@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/netip"
 	"net/url"
 	"strings"
 	"syscall"
@@ -26,6 +27,8 @@ type Cluster struct {
 	ID string
 	// Client reads and writes without a cache.
 	Client client.WithWatch
+	// Server is the API server's address in the kubeconfig, invalid where that is a name.
+	Server netip.Addr
 	// DefaultImage is that of agents which have to be installed.
 	DefaultImage string
 	// Kubectl is how the user reaches it by kubectl, for hints.
@@ -34,7 +37,13 @@ type Cluster struct {
 	Now func() time.Time
 	// Discovery lists the kinds of the cluster's API.
 	Discovery discovery.ServerResourcesInterface
+	// Unasked is why nothing is asked of the cluster, nil if it is: it does not say who
+	// it is, or the user does not want it (ErrUnwanted). Only Unpeer works without it.
+	Unasked error
 }
+
+// ErrUnwanted says that the user does not want a cluster to be asked.
+var ErrUnwanted = errors.New("not asked")
 
 // Identify reads the cluster's ID. It is the first request of every command, so
 // a cluster that cannot be reached is found here.
@@ -66,6 +75,8 @@ const (
 	Forbidden   = failure.Forbidden
 	NotReady    = failure.NotReady
 	Ranges      = failure.Ranges
+	Identity    = failure.Identity
+	OneSided    = failure.OneSided
 )
 
 // fail wraps err with what was being done to this cluster and classifies it.

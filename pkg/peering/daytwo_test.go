@@ -67,7 +67,7 @@ func TestPodRangeAdded(t *testing.T) {
 	if !slices.Contains(got.Remote.Pods, mapping("10.30.0.0/16", "10.30.0.0/16")) { // free in b
 		t.Errorf("got %+v", got.Remote.Pods)
 	}
-	got.Remote.Pods = specB.Remote.Pods
+	got.Remote.Pods, got.Translation = specB.Remote.Pods, specB.Translation
 	if diff := cmp.Diff(specB, got, compare); diff != "" {
 		t.Errorf("more than the ranges was changed:\n%s", diff)
 	}
@@ -166,17 +166,17 @@ func TestNamespaceDeletedMeanwhile(t *testing.T) {
 	}
 }
 
-// checkTranslation looks whether the status of both says what the specs say.
+// checkTranslation looks whether the translations of both say what their ranges say.
 func checkTranslation(t *testing.T, a, b *site) {
 	t.Helper()
 	pa, pb := a.peering(t), b.peering(t)
-	if pa.Status.Translation == nil || pb.Status.Translation == nil {
-		t.Fatal("there is no translation in the status")
+	if pa.Spec.Translation == nil || pb.Spec.Translation == nil {
+		t.Fatal("there is no translation in the spec")
 	}
-	if diff := cmp.Diff(pa.Status.Translation.Local, pb.Status.Translation.Remote, compare); diff != "" {
+	if diff := cmp.Diff(pa.Spec.Translation.Local, pb.Spec.Translation.Remote, compare); diff != "" {
 		t.Errorf("a's local is not b's remote:\n%s", diff)
 	}
-	if diff := cmp.Diff(pb.Status.Translation.Local, pa.Status.Translation.Remote, compare); diff != "" {
+	if diff := cmp.Diff(pb.Spec.Translation.Local, pa.Spec.Translation.Remote, compare); diff != "" {
 		t.Errorf("b's local is not a's remote:\n%s", diff)
 	}
 	tr, err := TranslationOf(pa)
@@ -186,7 +186,7 @@ func checkTranslation(t *testing.T, a, b *site) {
 	want := append(slices.Clone(pa.Spec.Local.Pods), v1alpha1.CIDRMapping{
 		Real: v1alpha1.CIDR{Prefix: tr.Nodes.Real}, Mapped: v1alpha1.CIDR{Prefix: tr.Nodes.Mapped},
 	})
-	if diff := cmp.Diff(want, pa.Status.Translation.Local, compare); diff != "" {
+	if diff := cmp.Diff(want, pa.Spec.Translation.Local, compare); diff != "" {
 		t.Error(diff)
 	}
 }

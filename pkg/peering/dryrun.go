@@ -6,21 +6,37 @@ import (
 	"maps"
 	"reflect"
 
-	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
+
+// dryRun makes a plan, and compares it with what is there.
+func (p *run) dryRun(ctx context.Context) error {
+	unclear, err := p.recognise(ctx)
+	if err != nil {
+		return err
+	}
+	if err := p.observe(ctx); err != nil {
+		return err
+	}
+	if unclear != nil {
+		c := &p.plan.Clusters[0]
+		c.Warnings = append(c.Warnings, fmt.Sprintf("whether both clusters are still those that were peered is not clear: %v", unclear))
+	}
+	return p.comparePlan(ctx)
+}
 
 // comparePlan says for each object what is to be done with it.
 func (p *run) comparePlan(ctx context.Context) error {
 	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
 		c := p.planOf(s)
 		s.fillKeys(c.Peering, peer)
-		g, ctx := errgroup.WithContext(ctx)
+		g, ctx := failure.NewGroup(ctx)
 		g.SetLimit(8)
 		for i := range c.Objects {
 			g.Go(func() (err error) {
@@ -98,8 +114,13 @@ func contains(have, want any) bool {
 			}
 		}
 		return true
-	case int64, float64:
-		return fmt.Sprint(have) == fmt.Sprint(want)
+	case int64:
+		return contains(have, float64(want))
+	case float64:
+		if n, ok := have.(int64); ok {
+			have = float64(n) // large ones differ when they are printed
+		}
+		return reflect.DeepEqual(have, want)
 	default:
 		return reflect.DeepEqual(have, want)
 	}

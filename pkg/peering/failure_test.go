@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,6 +66,36 @@ func TestDefect1_01_FailedPeerKeepsImageOfOthers(t *testing.T) {
 	}
 }
 
+// An image is tried by the new gateway before the node agents, which serve other
+// peerings, are replaced.
+func TestDefect1_01_GatewayTriesTheImageFirst(t *testing.T) {
+	t.Parallel()
+	a, b, _ := threeSites(t)
+	a.late = "gateway-b-0"
+	var runs atomic.Bool
+	c := *a.Cluster
+	c.Client = interceptor.NewClient(a.Client, interceptor.Funcs{Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+		if o, ok := obj.(interface{ GetKind() string }); ok && o.GetKind() == "DaemonSet" && !runs.Load() {
+			t.Error("the node agents are replaced before the gateway runs")
+		}
+		return api.Apply(ctx, obj, opts...)
+	}})
+	_, err := Peer(t.Context(), &c, b.Cluster, Options{Image: "image:2"}, steps{"Waiting until packets pass": func() {
+		time.AfterFunc(300*time.Millisecond, func() {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			runs.Store(true)
+			a.late = ""
+		})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := a.image(t); got != "image:2" {
+		t.Errorf("the node agents have the image %s", got)
+	}
+}
+
 // steps calls a function before a step of that name begins.
 type steps map[string]func()
 
@@ -91,18 +122,7 @@ func TestDefect1_02_FailedPeerKeepsWhatAnotherEstablished(t *testing.T) {
 	if err == nil {
 		t.Fatal("it was not interrupted")
 	}
-	for _, w := range []*site{a, b} {
-		cn := readLedger(t, w.Cluster)
-		if cn == nil || len(cn.Spec.Peers) != 1 || !cn.Spec.Peers[0].Established {
-			t.Errorf("the ledger of %s is %+v", w.Name, cn)
-		}
-		if w.peering(t) == nil || w.image(t) == "" {
-			t.Errorf("%s has no peering", w.Name)
-		}
-	}
-	if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
-		t.Errorf("it left something to do: %v", changes(p))
-	}
+	checkPeered(t, a, b)
 }
 
 // Two commands for the same pair: the one that made the entries fails while the other
@@ -137,10 +157,109 @@ func TestDefect1_02_PeerOutlivesTheOneThatClaimed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	checkPeered(t, a, b)
+}
+
+// Two commands for the same pair: the one that joined fails while the one that made the
+// entries works.
+func TestDefect1_02_PeerOutlivesTheOneThatJoined(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	once := sync.Once{}
+	_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, steps{"Waiting until packets pass": func() {
+		once.Do(func() {
+			ctx, cancel := context.WithCancelCause(t.Context())
+			if _, err := Peer(ctx, a.Cluster, b.Cluster, Options{}, steps{"Waiting until packets pass": func() {
+				cancel(errors.New("interrupted"))
+			}}); err == nil {
+				t.Error("the second one was not interrupted")
+			}
+		})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkPeered(t, a, b)
+}
+
+// Two commands for the same pair: the one that made the entries is still taking them
+// back when the other one notices.
+func TestDefect1_02_PeerOutlivesTheOneThatTakesBack(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	var claimed, joined, noticed sync.WaitGroup
+	var deleted, both sync.WaitGroup
+	claimed.Add(1)
+	joined.Add(1)
+	noticed.Add(1)
+	deleted.Add(2)
+	slow := func(w *site) *Cluster {
+		c := *w.Cluster
+		c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{Delete: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			err := api.Delete(ctx, obj, opts...)
+			if _, ok := obj.(*v1alpha1.Peering); ok {
+				deleted.Done()
+				noticed.Wait()
+			}
+			return err
+		}})
+		return &c
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	both.Go(func() {
+		_, err := Peer(ctx, slow(a), slow(b), Options{}, steps{"Pushing ranges, keys and gateways": func() {
+			claimed.Done()
+			joined.Wait()
+			cancel(errors.New("interrupted"))
+		}})
+		if err == nil {
+			t.Error("the first one was not interrupted")
+		}
+	})
+	claimed.Wait()
+	var waits, removes sync.Once
+	_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, steps{
+		"Waiting until packets pass": func() {
+			waits.Do(func() {
+				joined.Done()
+				deleted.Wait()
+			})
+		},
+		"Removing the peering of a and b": func() { removes.Do(noticed.Done) },
+	})
+	removes.Do(noticed.Done)
+	both.Wait()
+	if err != nil {
+		t.Fatal(err)
+	}
+	checkPeered(t, a, b)
+}
+
+// A command fails, and while it begins to take back what it made, another one establishes
+// the peering.
+func TestDefect1_02_EstablishedBeforeItIsTakenBack(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	if _, err := Peer(ctx, a.Cluster, b.Cluster, Options{}, steps{
+		"Waiting until packets pass":      func() { cancel(errors.New("interrupted")) },
+		"Removing the peering of a and b": func() { mustPeer(t, a, b, Options{}) },
+	}); err == nil {
+		t.Error("it was not interrupted")
+	}
+	checkPeered(t, a, b)
+}
+
+// checkPeered looks whether the peering works, with nothing left to do.
+func checkPeered(t *testing.T, a, b *site) {
+	t.Helper()
 	for _, w := range []*site{a, b} {
 		cn := readLedger(t, w.Cluster)
 		if cn == nil || len(cn.Spec.Peers) != 1 || !cn.Spec.Peers[0].Established {
 			t.Errorf("the ledger of %s is %+v", w.Name, cn)
+		}
+		if w.peering(t) == nil || w.image(t) == "" {
+			t.Errorf("%s has no peering", w.Name)
 		}
 	}
 	if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
@@ -235,10 +354,37 @@ func (k killed) Step(ctx context.Context, name string, do func(context.Context) 
 	return do(ctx)
 }
 
+// after is the same in the middle of a step, as soon as something has happened.
+type after struct {
+	step     string
+	happened func() bool
+}
+
+func (a after) Step(ctx context.Context, name string, do func(context.Context) error) error {
+	if name != a.step {
+		return do(ctx)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- do(ctx) }()
+	for !a.happened() {
+		select {
+		case err := <-ended:
+			return err
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	cancel()
+	<-ended
+	return errKilled
+}
+
 // kill runs a command up to a step, and leaves all as it is then.
-func kill(t *testing.T, a, b *site, o Options, step string) {
+func kill(t *testing.T, a, b *site, o Options, r Reporter) {
 	t.Helper()
-	p := newRun(a.Cluster, b.Cluster, o, killed(step))
+	p := newRun(a.Cluster, b.Cluster, o, r)
+	p.ticket = newTickets(1)[0]
 	if err := p.attempt(t.Context()); !errors.Is(err, errKilled) {
 		t.Fatal(err)
 	}
@@ -255,7 +401,7 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 		a, b := twoSites(t)
 		mustPeer(t, a, b, Options{})
 		before := []map[string]any{a.contents(t), b.contents(t)}
-		kill(t, a, b, Options{Image: "example.invalid/none:1", Server: "id-of-b"}, "Waiting until packets pass")
+		kill(t, a, b, Options{Image: "example.invalid/none:1", Server: "id-of-b"}, killed("Waiting until packets pass"))
 		if cmp.Equal(before[0], a.contents(t)) || cmp.Equal(before[1], b.contents(t)) {
 			t.Fatal("nothing was changed")
 		}
@@ -270,7 +416,9 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 		t.Parallel()
 		a, b, _ := threeSites(t)
 		before := []map[string]any{a.contents(t), b.contents(t)}
-		kill(t, a, b, Options{Image: "example.invalid/none:1"}, "Waiting until packets pass")
+		a.deaf, b.deaf = true, true
+		kill(t, a, b, Options{Image: "example.invalid/none:1"}, after{"Waiting until packets pass", func() bool { return a.image(t) != "image:1" }})
+		a.deaf, b.deaf = false, false
 		if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
 			t.Fatal(err)
 		}
@@ -283,7 +431,7 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 	t.Run("a new one that fails again", func(t *testing.T) {
 		t.Parallel()
 		a, b := twoSites(t)
-		kill(t, a, b, Options{}, "Waiting until packets pass")
+		kill(t, a, b, Options{}, killed("Waiting until packets pass"))
 		a.deaf, b.deaf = true, true
 		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, &impatient{1, 200 * time.Millisecond}); kindOf(t, err) != NotReady {
 			t.Error(err)
@@ -307,6 +455,33 @@ func TestDefect1_20_TurnsKeepTheirOrder(t *testing.T) {
 	}
 	tickets[0].release()
 	<-tickets[2].ready
+}
+
+// A pair whose turn it is claims before those that come later, however long it takes.
+func TestDefect1_20_PairsClaimInTheirOrder(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	overtaken := make(chan struct{})
+	reporters := map[string]steps{
+		"b": {"Installing the node agents": func() {
+			select {
+			case <-overtaken:
+			case <-time.After(500 * time.Millisecond):
+			}
+		}},
+		"c": {"Pushing ranges, keys and gateways": func() { close(overtaken) }},
+	}
+	for _, out := range PeerAll(t.Context(), []Pair{{a.Cluster, b.Cluster}, {a.Cluster, c.Cluster}}, Options{}, func(p Pair) Reporter { return reporters[p[1].Name] }) {
+		if out.Err != nil {
+			t.Error(out.Err)
+		}
+	}
+	for i, id := range []string{"id-of-b", "id-of-c"} {
+		if entry := plan.Allocation(readLedger(t, a.Cluster), id); entry == nil || int(entry.Index) != i {
+			t.Errorf("%s has the entry %+v, want index %d", id, entry, i)
+		}
+	}
 }
 
 // Another command changes the Peering between the read and the write of expose-host, and

@@ -16,9 +16,7 @@ const (
 	nodeSilence = 3 * v1alpha1.NodeReportInterval
 )
 
-// nodeLease and gatewayLease name the Leases of agents.
-func nodeLease(overlayAddress string) string { return "node-" + overlayAddress }
-
+// gatewayLease names the Lease of a gateway.
 func gatewayLease(peering string, plane int32) string {
 	return manifests.Gateway{Peering: peering, Plane: plane}.Name()
 }

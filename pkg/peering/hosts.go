@@ -2,6 +2,7 @@ package peering
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
@@ -107,6 +109,37 @@ func (c *Cluster) canExpose(ctx context.Context, p *v1alpha1.Peering, host netip
 	for i := range list.Items {
 		if nodes.HasAddress(&list.Items[i], host) {
 			return refused("it is node %s: nodes are not open to peers", list.Items[i].Name)
+		}
+	}
+	servers, err := c.apiServerAddresses(ctx)
+	if err != nil {
+		return err
+	}
+	if slices.Contains(append(servers, c.Server), host) {
+		return refused("it is the API server of %s, which is not open to peers", c.Name)
+	}
+	return c.noService(ctx, host, refused)
+}
+
+// noService fails if an address is in a range of the cluster's services, or is of a
+// service. What contradicts the ranges is no reason: they were given by peer, then.
+func (c *Cluster) noService(ctx context.Context, host netip.Addr, refused func(format string, args ...any) error) error {
+	var services corev1.ServiceList
+	if err := c.list(ctx, &services); err != nil {
+		return err
+	}
+	for _, s := range services.Items {
+		if slices.Contains(s.Spec.ClusterIPs, host.String()) {
+			return refused("it is the cluster IP of service %s/%s: services are not open to peers", s.Namespace, s.Name)
+		}
+	}
+	facts, err := discovery.Discover(ctx, c.Client, discovery.Overrides{Name: c.Name})
+	if err != nil && !errors.Is(err, discovery.ErrOutside) && !errors.Is(err, discovery.ErrUnknown) {
+		return c.fail("find out its ranges", err)
+	}
+	for _, r := range facts.ServiceCIDRs {
+		if r.Value.Contains(host) {
+			return refused("it is in the range of the services, %s (%s): services are not open to peers", r.Value, r.Source)
 		}
 	}
 	return nil

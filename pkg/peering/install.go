@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -18,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -108,7 +108,7 @@ func (s *side) install(ctx context.Context, peer *Cluster, claim string, planned
 // in any case.
 func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, planned *plan.ClusterPlan) error {
 	var entry v1alpha1.PeerAllocation
-	g, gctx := errgroup.WithContext(ctx)
+	g, gctx := failure.NewGroup(ctx)
 	g.Go(func() (err error) {
 		if err := s.installCRDs(gctx); err != nil {
 			return err
@@ -134,6 +134,9 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 // it waits before the second. Where agents do their work, their DaemonSet is left for
 // later.
 func (s *side) applyAgents(ctx context.Context, image string, working bool) error {
+	if err := s.checkNamespace(ctx); err != nil {
+		return err
+	}
 	for _, obj := range []manifests.Object{manifests.Namespace(), manifests.CriticalPods()} {
 		if err := s.apply(ctx, obj); err != nil {
 			return uninstallingIfTerminating(err)

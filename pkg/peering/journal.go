@@ -135,11 +135,7 @@ func (j *journal) silence() {
 // that are applied.
 func newChange(live, want *unstructured.Unstructured) change {
 	ch := change{After: runtime.DeepCopyJSON(want.Object)}
-	isThere := live.GetResourceVersion() != ""
-	if isStatus(want) {
-		_, isThere, _ = unstructured.NestedMap(live.Object, "status", "translation")
-	}
-	if isThere {
+	if live.GetResourceVersion() != "" {
 		ch.Before = runtime.DeepCopyJSON(reduce(live.Object, want.Object).(map[string]any))
 	}
 	// Hosts may be exposed, or hidden, meanwhile.
@@ -151,9 +147,6 @@ func newChange(live, want *unstructured.Unstructured) change {
 func (c change) object() *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: c.After}
 }
-
-// isStatus says that it is the status of an object that is applied.
-func isStatus(u *unstructured.Unstructured) bool { return u.Object["status"] != nil }
 
 // shared says that the object belongs to no single peering.
 func (c change) shared() bool {
@@ -173,24 +166,24 @@ func (c *Cluster) undo(ctx context.Context, changes []change) error {
 }
 
 func (c *Cluster) undoOne(ctx context.Context, ch change) error {
-	known, live, err := c.read(ctx, ch.object())
+	_, live, err := c.read(ctx, ch.object())
 	if err != nil {
 		return err
 	}
 	switch {
-	case !contains(live.Object, ch.After), ch.Before == nil && isStatus(known):
+	case !contains(live.Object, ch.After):
 		return nil
 	case ch.Before == nil:
 		return c.delete(ctx, live)
 	}
 	back := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(ch.Before)}
 	back.SetResourceVersion(live.GetResourceVersion())
-	if hosts, ok, _ := unstructured.NestedFieldCopy(live.Object, "spec", "local", "hosts"); ok && !isStatus(known) {
+	if hosts, ok, _ := unstructured.NestedFieldCopy(live.Object, "spec", "local", "hosts"); ok {
 		if err := unstructured.SetNestedField(back.Object, hosts, "spec", "local", "hosts"); err != nil {
 			return err
 		}
 	}
-	return c.write(ctx, back, isStatus(known))
+	return c.write(ctx, back)
 }
 
 // undoRanges gives the peer the ranges back that it had before they were changed.

@@ -112,11 +112,12 @@ func (c *Cluster) createLedger(ctx context.Context, internal netip.Prefix) error
 	case absent(err):
 		return errUninstalling
 	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
-		// Somebody else made it meanwhile, with another range.
-		return nil
-	default:
-		return c.fail("create ClusterNetwork "+v1alpha1.ClusterNetworkName, err)
+		// Somebody else made it meanwhile, with another range?
+		if cn, readErr := c.ledger(ctx); cn != nil || readErr != nil {
+			return readErr
+		}
 	}
+	return c.fail("create ClusterNetwork "+v1alpha1.ClusterNetworkName, err)
 }
 
 // takeBack marks an entry that the command with this claim has made as going. It
@@ -125,8 +126,8 @@ func (c *Cluster) takeBack(ctx context.Context, peerID, claim string) (bool, err
 	mine := true
 	_, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peerID)
-		mine = entry == nil || entry.Claim == claimGoing || entry.Claim == claim
-		if entry == nil || entry.Claim != claim {
+		mine = entry == nil || entry.Claim == claimGoing || entry.Claim == claim && !entry.Established
+		if entry == nil || entry.Claim == claimGoing || !mine {
 			return errUnchanged
 		}
 		entry.Claim = claimGoing

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -203,6 +204,17 @@ func TestClaimWhenFull(t *testing.T) {
 	}
 	if got := len(readLedger(t, c).Spec.Peers); got != plan.MaxPeers {
 		t.Errorf("the ledger has %d entries", got)
+	}
+}
+
+// A ledger that the API server refuses is no ledger that somebody else made.
+func TestLedgerIsRefused(t *testing.T) {
+	refuse := interceptor.Funcs{Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+		return apierrors.NewInvalid(schema.GroupKind{Kind: "ClusterNetwork"}, "cluster", nil)
+	}}
+	a, b := newCluster(t, "a", refuse), newCluster(t, "b", interceptor.Funcs{})
+	if _, err := a.claim(t.Context(), b, "claim", ipam.DefaultInternal()); err == nil || !strings.Contains(err.Error(), "create ClusterNetwork") {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -19,9 +20,9 @@ func (p Pair) String() string { return p[0].Name + " - " + p[1].Name }
 // Outcome is what came of one of several pairs.
 type Outcome struct {
 	Pair Pair
-	// Result is of Peer.
+	// Result is what PeerAll did.
 	Result Result
-	// Removed is of Unpeer.
+	// Removed is what UnpeerAll did, in the order of the pair.
 	Removed [2]Removed
 	Err     error
 }
@@ -29,9 +30,10 @@ type Outcome struct {
 // pairsAtOnce is how many pairs are worked on at the same time.
 const pairsAtOnce = 8
 
-// PeerAll peers all pairs, as Peer does, and goes on where one fails. Ranges and
-// indexes are given out in the order of the pairs, so that they come out as a dry run says.
-// The gateways of all pairs start at the same time.
+// PeerAll peers all pairs, and continues with the others where one fails. A pair that
+// fails puts back what it changed. Ranges and indexes are given out in the order of
+// the pairs, so that they come out as a dry run says. The gateways of all pairs start
+// at the same time.
 func PeerAll(ctx context.Context, pairs []Pair, o Options, reporter func(Pair) Reporter) []Outcome {
 	tickets := newTickets(len(pairs))
 	return forPairs(pairs, func(i int, out *Outcome) {
@@ -82,7 +84,13 @@ func forPairs(pairs []Pair, do func(i int, out *Outcome)) []Outcome {
 	for i, pair := range pairs {
 		out[i].Pair = pair
 		g.Go(func() error {
-			do(i, &out[i])
+			err := failure.Caught(func() error {
+				do(i, &out[i])
+				return nil
+			})
+			if err != nil {
+				out[i].Err = err
+			}
 			return nil
 		})
 	}
@@ -109,10 +117,7 @@ func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*plan.
 			}
 			p := newRun(pair[0], pair[1], o, r)
 			p.ledgers = ledgers
-			err := p.observe(ctx)
-			if err == nil {
-				err = p.comparePlan(ctx)
-			}
+			err := failure.Caught(func() error { return p.dryRun(ctx) })
 			if err != nil && len(pairs) > 1 {
 				err = fmt.Errorf("%s: %w", pair, err)
 			}

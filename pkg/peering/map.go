@@ -201,11 +201,8 @@ func (c *Cluster) overlayAddresses(ctx context.Context) (map[netip.Addr]netip.Ad
 	}
 	out := map[netip.Addr]netip.Addr{}
 	for _, r := range plan.ReportsByNode(reports.Items) {
+		addr, _ := netip.ParseAddr(r.Name)
 		for _, own := range r.Status.NodeIPs {
-			addr, err := netip.ParseAddr(r.Name)
-			if err != nil {
-				return nil, c.fail("read the overlay address of node "+r.Spec.NodeName, err)
-			}
 			out[own.Addr] = addr
 		}
 	}

@@ -3,8 +3,8 @@ package peering
 import (
 	"context"
 	"errors"
+	"fmt"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -12,7 +12,27 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 )
+
+// isOurs says that an object bears our label.
+func isOurs(obj client.Object) bool {
+	return obj.GetLabels()[v1alpha1.LabelManagedBy] == v1alpha1.FieldManager
+}
+
+// checkNamespace refuses our namespace where somebody else has made it. Who made it may
+// have rights in it: to read the keys, and to run something in the agents' pods.
+func (s *side) checkNamespace(ctx context.Context) error {
+	ns, err := get[corev1.Namespace](ctx, s.Cluster, "", v1alpha1.Namespace)
+	if ns == nil || isOurs(ns) || s.adoptNamespace {
+		return err
+	}
+	return &Error{
+		Kind: Usage, Cluster: s.Name, Doing: "install into namespace " + ns.Name,
+		Err:  errors.New("it is there already, and liqonet has not made it: whoever has may read the keys in it"),
+		Hint: fmt.Sprintf("delete it if nobody needs it (%s delete namespace %s); if you trust all who have rights in it, give --adopt-namespace", s.Kubectl, ns.Name),
+	}
+}
 
 // removeNamespace deletes our namespace with all that is in it, and waits until it is gone.
 //
@@ -23,7 +43,7 @@ import (
 // finalizer away. Whatever we cannot do, for want of a permission, say, is the controller's.
 func (c *Cluster) removeNamespace(ctx context.Context) error {
 	ns, err := get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
-	if ns == nil {
+	if ns == nil || !isOurs(ns) {
 		return err
 	}
 	if err := c.delete(ctx, ns); err != nil {
@@ -42,7 +62,7 @@ func (c *Cluster) emptyNamespace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	g, ctx := errgroup.WithContext(ctx)
+	g, ctx := failure.NewGroup(ctx)
 	g.SetLimit(16)
 	for _, group := range discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list", "delete"}}, kinds) {
 		for _, resource := range group.APIResources {

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,7 +21,7 @@ import (
 // observe reads all that a plan is made from. It changes nothing, and needs no
 // other permission than to read.
 func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error) {
-	f := plan.FactSheet{Version: version.String(), DefaultImage: s.DefaultImage, Overrides: o.of(s.ID)}
+	f := plan.FactSheet{Kubeconfig: s.Server, Version: version.String(), DefaultImage: s.DefaultImage, Overrides: o.of(s.ID)}
 	defer func() { s.facts = f }()
 	overrides := o.Facts[s.ID]
 	overrides.Name = s.Name
@@ -36,6 +35,9 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 		return &Error{Kind: Usage, Doing: "find out the ranges", Err: err}
 	case err != nil:
 		return s.fail("find out its ranges", err)
+	}
+	if err := s.checkNamespace(ctx); err != nil {
+		return err
 	}
 	if f.APIServer, err = s.apiServerAddresses(ctx); err != nil {
 		return err
@@ -55,7 +57,7 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 	if err := s.list(ctx, &peerings); err != nil {
 		return err
 	}
-	f.OtherPeerings = slices.DeleteFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID })
+	f.OtherPeerings = slices.DeleteFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID || p.Unreadable() })
 	if entry := plan.Allocation(f.Ledger, peer.ID); entry != nil {
 		s.wasEstablished = entry.Established
 		if err := s.readPeering(ctx, entry.Name, &f); err != nil {
@@ -81,11 +83,14 @@ func (c *Cluster) readAgents(ctx context.Context, f *plan.FactSheet) error {
 		return err
 	}
 	if ds != nil {
-		f.InstalledImage, f.InstalledVersion = ds.Spec.Template.Spec.Containers[0].Image, ds.Annotations[v1alpha1.AnnotationVersion]
+		f.InstalledVersion = ds.Annotations[v1alpha1.AnnotationVersion]
+		for _, container := range ds.Spec.Template.Spec.Containers {
+			f.InstalledImage = container.Image // there is one
+		}
 	}
-	switch secret, err := get[corev1.Secret](ctx, c, v1alpha1.Namespace, v1alpha1.OverlaySecret); {
-	case secret != nil:
-		f.OverlayKey = manifests.OverlayKeyOf(secret.Data[v1alpha1.OverlayKeyFile])
+	switch key, err := c.key(ctx, v1alpha1.OverlaySecret, v1alpha1.OverlayKeyFile); {
+	case key != nil:
+		f.OverlayKey = manifests.OverlayKeyOf(key)
 	case apierrors.IsForbidden(err) && ds != nil:
 		f.OverlayKey = manifests.OverlayKeyIn(&ds.Spec.Template) // the pods that have it tell
 	case !apierrors.IsForbidden(err):
@@ -109,20 +114,25 @@ func (c *Cluster) readPeering(ctx context.Context, name string, f *plan.FactShee
 	if f.Existing, err = get[v1alpha1.Peering](ctx, c, "", name); err != nil {
 		return err
 	}
+	if f.Existing != nil && f.Existing.Unreadable() {
+		f.Existing = nil // it is written anew
+	}
 	for _, index := range f.PlaneIndexes() {
 		var plane plan.PlaneFacts
 		g := f.Gateway(name, index)
 		if plane.Service, err = get[corev1.Service](ctx, c, v1alpha1.Namespace, g.Name()); err != nil {
 			return err
 		}
-		secret, err := get[corev1.Secret](ctx, c, v1alpha1.Namespace, g.SecretName())
+		key, err := c.key(ctx, g.SecretName(), v1alpha1.KeyFilePrivate)
 		if plane.KeyUnreadable = apierrors.IsForbidden(err); err != nil && !plane.KeyUnreadable {
 			return err
 		}
-		if secret != nil {
-			if k, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate]); err == nil {
-				plane.PublicKey = k.PublicKey().String()
-			}
+		if key != nil {
+			plane.PublicKey = publicOf(key)
+		}
+		named, _ := f.NamedPresharedKey(index)
+		if plane.PresharedKey, err = c.presharedKey(ctx, g, named); err != nil {
+			return err
 		}
 		f.Planes[index] = plane
 	}

@@ -25,6 +25,10 @@ type Options struct {
 	// Patience is how long one gateway calls the other in vain before it is tried
 	// the other way round, where nobody has said who calls. 0 for the default.
 	Patience time.Duration
+	// Replace lets a cluster take the place of one that was peered, without a key of it.
+	Replace bool
+	// AdoptNamespace takes over a namespace liqonet-system that somebody else has made.
+	AdoptNamespace bool
 	// Clusters are what is overruled for one cluster, by its ID.
 	Clusters map[string]ClusterOptions
 	// Facts are those that the user knows better, by the cluster's ID.

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -11,10 +12,9 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -22,7 +22,7 @@ import (
 // own timeout.
 const rollbackTimeout = 30 * time.Second
 
-// Result of Peer.
+// Result is what peering two clusters has changed, and what came of it.
 type Result struct {
 	// Changed lists what was changed, as "cluster: object". Empty if the clusters
 	// were peered already, just so.
@@ -31,14 +31,6 @@ type Result struct {
 	Views [2]View
 	// Notes are what was concluded and not read, and what was left out.
 	Notes []string
-}
-
-// Peer makes the pods of both clusters reach each other. It returns when packets
-// pass from every node that is ready, by agents as they were applied. If it fails,
-// it puts back what it changed: a peering that worked before is as it was, and other
-// peerings are left alone.
-func Peer(ctx context.Context, a, b *Cluster, o Options, r Reporter) (Result, error) {
-	return newRun(a, b, o, r).peer(ctx)
 }
 
 // run is one peer command for two clusters.
@@ -63,7 +55,7 @@ type run struct {
 
 func newRun(a, b *Cluster, o Options, r Reporter) *run {
 	p := &run{
-		ticket: newTickets(1)[0], options: o, reporter: r, claim: strings.ToLower(rand.Text()[:10]),
+		options: o, reporter: r, claim: strings.ToLower(rand.Text()[:10]),
 		serverGiven: o.Server != "" && (o.Server == a.ID || o.Server == b.ID),
 	}
 	p.reset(a, b)
@@ -73,17 +65,24 @@ func newRun(a, b *Cluster, o Options, r Reporter) *run {
 // reset forgets what was read of both clusters.
 func (p *run) reset(a, b *Cluster) {
 	p.sides = [2]*side{newSide(a, 0), newSide(b, 1)}
+	for _, s := range p.sides {
+		s.adoptNamespace = p.options.AdoptNamespace
+	}
 	p.roles = &roleExchange{patience: p.options.Patience}
 	p.touched, p.result = false, Result{}
 }
 
+// peer makes the pods of both clusters reach each other. It returns when packets
+// pass from every node that is ready, by agents as they were applied. If it fails,
+// it puts back what it changed: a peering that worked before is as it was, and other
+// peerings are left alone.
 func (p *run) peer(ctx context.Context) (Result, error) {
 	a, b := p.sides[0].Cluster, p.sides[1].Cluster
 	if a.ID == b.ID {
 		return Result{}, sameCluster(a, b)
 	}
 	for retried := false; ; retried = true {
-		err := ended(ctx, p.attempt(ctx))
+		err := ended(ctx, failure.Caught(func() error { return p.attempt(ctx) }))
 		p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
 		if err == nil {
 			for _, c := range p.plan.Clusters {
@@ -137,7 +136,7 @@ func (p *run) attempt(ctx context.Context) error {
 
 // both runs do for both sides at once. Each is given itself and its peer.
 func (p *run) both(ctx context.Context, do func(ctx context.Context, s, peer *side) error) error {
-	g, ctx := errgroup.WithContext(ctx)
+	g, ctx := failure.NewGroup(ctx)
 	for i, s := range p.sides {
 		g.Go(func() error { return do(ctx, s, p.sides[1-i]) })
 	}
@@ -172,10 +171,15 @@ func (p *run) makePlan() (err error) {
 // here, as far as it is known without agents. What an interrupted command changed is
 // put back first.
 func (p *run) discover(ctx context.Context) error {
-	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		if err := s.checkPermissions(ctx, toInstall()); err != nil {
-			return err
-		}
+	err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.checkPermissions(ctx, toInstall()) })
+	if err != nil {
+		return err
+	}
+	unclear, err := p.recognise(ctx)
+	if err = cmp.Or(err, unclear); err != nil {
+		return err
+	}
+	err = p.both(ctx, func(ctx context.Context, s, peer *side) error {
 		entry, err := s.entry(ctx, peer.ID)
 		if entry == nil {
 			return err
@@ -259,7 +263,7 @@ func (p *run) reserve() (any bool) {
 
 // rollBack puts back what this command changed. What it made for a new peering is removed.
 // Nothing is removed of a peering that works by now, whoever made it. lost says that another
-// command has removed what both worked on.
+// command removes, or has removed, what both worked on.
 func (p *run) rollBack(ctx context.Context) (lost bool, err error) {
 	var takeBack [2]string
 	works := false
@@ -269,7 +273,7 @@ func (p *run) rollBack(ctx context.Context) (lost bool, err error) {
 			return false, err
 		}
 		switch {
-		case entry == nil:
+		case entry == nil, entry.Claim == claimGoing:
 			lost = lost || s.joined
 			takeBack[i] = p.claim
 		case entry.Established && !s.established:
@@ -298,7 +302,9 @@ func (p *run) rollBack(ctx context.Context) (lost bool, err error) {
 		var errs [2]error
 		var wg sync.WaitGroup
 		for i, s := range p.sides {
-			wg.Go(func() { errs[i] = s.rollBack(ctx, p.sides[1-i], takeBack[i]) })
+			wg.Go(func() {
+				errs[i] = failure.Caught(func() error { return s.rollBack(ctx, p.sides[1-i], takeBack[i]) })
+			})
 		}
 		wg.Wait() // one side goes on where the other cannot
 		return errors.Join(errs[:]...)
@@ -319,6 +325,12 @@ func (s *side) rollBack(ctx context.Context, peer *side, claim string) error {
 	}
 	if err := s.undo(ctx, changes); err != nil {
 		return err
+	}
+	if s.established && claim != "" {
+		// The other side could not be established.
+		if err := s.unestablish(ctx, peer.ID); err != nil {
+			return err
+		}
 	}
 	if claim != "" {
 		if _, err := s.unpeer(ctx, peer.ID, claim); err != nil {

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sync/errgroup"
 	authorizationv1 "k8s.io/api/authorization/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 )
 
 // permission is a verb on a resource, in our namespace or in all.
@@ -30,6 +30,9 @@ func permissions(group, namespace, verbs, resources string) []permission {
 const (
 	rbac   = "rbac.authorization.k8s.io"
 	leases = "coordination.k8s.io"
+	// admission is the group of policies.
+	admission         = "admissionregistration.k8s.io"
+	admissionPolicies = "validatingadmissionpolicies validatingadmissionpolicybindings"
 )
 
 // toRemove are the permissions without which Unpeer cannot do its work. To
@@ -42,13 +45,14 @@ func toRemove() []permission {
 		permissions("apiextensions.k8s.io", "", "get list delete", "customresourcedefinitions"),
 		permissions(rbac, "", "list delete", "clusterroles clusterrolebindings"),
 		permissions(rbac, ns, "list delete", "roles rolebindings"),
+		permissions(admission, "", "list delete", admissionPolicies),
 		permissions(leases, ns, "list delete", "leases"),
 		permissions("apps", ns, "list delete", "deployments"),
 		permissions("apps", ns, "list watch delete", "daemonsets replicasets"),
 		permissions("", ns, "list delete", "configmaps resourcequotas secrets serviceaccounts services"),
 		permissions("", ns, "list watch delete", "pods"),
 		permissions("liqonet.io", "", "get create patch update delete", "clusternetworks"),
-		permissions("liqonet.io", "", "delete deletecollection", "peerings"),
+		permissions("liqonet.io", "", "list delete deletecollection", "peerings"),
 		permissions("liqonet.io", "", "list watch deletecollection", "nodenetworks"),
 	)
 }
@@ -63,6 +67,7 @@ func toInstall() []permission {
 		permissions("apiextensions.k8s.io", "", "create patch", "customresourcedefinitions"),
 		permissions(rbac, "", "get create patch", "clusterroles clusterrolebindings"),
 		permissions(rbac, ns, "get create patch", "roles rolebindings"),
+		permissions(admission, "", "get create patch", admissionPolicies),
 		permissions(leases, ns, "get watch create update patch", "leases"),
 		permissions("apps", ns, "get create patch", "daemonsets"),
 		permissions("apps", ns, "get watch create patch", "deployments"),
@@ -76,7 +81,8 @@ func toInstall() []permission {
 		permissions("apps", "", "get list watch", "daemonsets"),
 		permissions("", "", "list watch", "namespaces"),
 		permissions("", "", "get watch", "nodes pods"),
-		permissions("liqonet.io", "", "list watch", "clusternetworks peerings"),
+		permissions("liqonet.io", "", "list watch", "clusternetworks"),
+		permissions("liqonet.io", "", "watch", "peerings"),
 		permissions("liqonet.io", "", "patch", "peerings/status nodenetworks/status"),
 		permissions("liqonet.io", "", "get watch create patch delete", "nodenetworks"),
 	)
@@ -90,7 +96,7 @@ func (c *Cluster) checkPermissions(ctx context.Context, all []permission) error 
 	}
 	var mu sync.Mutex
 	var missing []string
-	g, ctx := errgroup.WithContext(ctx)
+	g, ctx := failure.NewGroup(ctx)
 	g.SetLimit(8)
 	for _, p := range all {
 		g.Go(func() error {

@@ -23,6 +23,9 @@ func (p *run) push(ctx context.Context) error {
 	if err := p.both(ctx, p.makeKeys); err != nil {
 		return err
 	}
+	if err := p.makePresharedKeys(ctx); err != nil {
+		return err
+	}
 	p.ticket.release()
 	if err := p.makePlan(); err != nil {
 		return err
@@ -111,7 +114,7 @@ func (s *side) applyGateway(ctx context.Context, g plan.GatewayPlan) error {
 
 // applyPeering applies the Peering as it is planned, with the hosts that are exposed now.
 func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side) error {
-	err := retryOnConflict(func() error {
+	return retryOnConflict(func() error {
 		_, live, err := s.read(ctx, c.Peering)
 		if err != nil {
 			return err
@@ -123,14 +126,6 @@ func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side
 		c.Peering.ResourceVersion = live.GetResourceVersion()
 		return s.apply(ctx, c.Peering)
 	})
-	if err != nil {
-		return err
-	}
-	status, err := manifests.TranslationToApply(c.Peering.Name, c.Translation)
-	if err != nil {
-		return err
-	}
-	return s.apply(ctx, status)
 }
 
 // endpointsOf waits until the Service of a gateway has addresses. It returns where the
@@ -190,9 +185,9 @@ func (p *run) establish(ctx context.Context, s, peer *side) error {
 	return s.fail("write to the ledger that the peering works", err)
 }
 
-// clear removes what a peering that works does not need any more: the ranges that it had
-// before, which were kept free, and the Service of a former server. What stays, since
-// this fails, is removed by the next command.
+// clear removes what a peering that works does not need any more. These are the ranges
+// that were kept free for it, its earlier pre-shared keys, and the Service of a former server.
+// What stays, since this fails, is removed by the next command.
 func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
 	_, _ = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
@@ -203,6 +198,7 @@ func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
 		return nil
 	})
 	for _, g := range c.Gateways {
+		s.clearPresharedKeys(ctx, g.Gateway)
 		if g.StaleService != nil && s.delete(ctx, g.StaleService) == nil {
 			s.hasChanged(describe(g.StaleService))
 		}

@@ -1,14 +1,17 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"reflect"
 	"strings"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -44,6 +47,7 @@ func (c *Cluster) list(ctx context.Context, list client.ObjectList, opts ...clie
 func inOurNamespace(list client.ObjectList) client.ListOption {
 	switch list.(type) {
 	case *corev1.NodeList, *corev1.NamespaceList, *rbacv1.ClusterRoleList, *rbacv1.ClusterRoleBindingList,
+		*admissionv1.ValidatingAdmissionPolicyList, *admissionv1.ValidatingAdmissionPolicyBindingList,
 		*apiextensionsv1.CustomResourceDefinitionList, *v1alpha1.ClusterNetworkList, *v1alpha1.PeeringList, *v1alpha1.NodeNetworkList:
 		return client.InNamespace("")
 	}
@@ -52,5 +56,13 @@ func inOurNamespace(list client.ObjectList) client.ListOption {
 
 // kindName is the kind of an object, or of those in a list.
 func kindName(o runtime.Object) string {
-	return strings.TrimSuffix(reflect.TypeOf(o).Elem().Name(), "List")
+	name := cmp.Or(o.GetObjectKind().GroupVersionKind().Kind, reflect.TypeOf(o).Elem().Name())
+	return strings.TrimSuffix(name, "List")
+}
+
+// secretNames lists Secrets without what is in them.
+func secretNames() client.ObjectList {
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("SecretList"))
+	return list
 }

@@ -52,7 +52,7 @@ func rolledOut(o objects, g manifests.Gateway, nodes []string, beats heartbeats)
 	reports := plan.ReportsByNode(o.reports())
 	for _, n := range nodes {
 		if r := reports[n]; r != nil {
-			pod := running[beats.holder(nodeLease(r.Name))]
+			pod := running[beats.holder(v1alpha1.NodeLease(n))]
 			if pod != nil && metav1.IsControlledBy(pod, ds) && pod.Labels[revision] == newest.Labels[revision] {
 				continue
 			}

@@ -23,6 +23,7 @@ func TestRollout(t *testing.T) {
 		"a node that is ready is late":     {func(b *site) { b.late = "b-1" }, "the node agent of b-1 is being replaced"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			a, b := twoSites(t, node("b-2", false, "172.18.2.12"))
 			mustPeer(t, a, b, Options{})
 			b.mu.Lock()
@@ -30,7 +31,7 @@ func TestRollout(t *testing.T) {
 			b.mu.Unlock()
 			r := Reporter(Silent{})
 			if tc.want != "" {
-				r = &impatient{1, 2 * time.Second}
+				r = &impatient{1, 5 * time.Second}
 			}
 			_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Image: "image:2"}, r)
 			switch {

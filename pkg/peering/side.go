@@ -27,6 +27,8 @@ type side struct {
 	rangesChanged bool
 	// later is the node agents' DaemonSet where it waits until the gateways run.
 	later *appsv1.DaemonSet
+	// adoptNamespace says that our namespace may be one that somebody else has made.
+	adoptNamespace bool
 	// foreign are ranges that its nodes have for something else than the overlay.
 	foreign []netip.Prefix
 	// journal has how things were before they were changed.

@@ -222,7 +222,7 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		if err := c.Get(ctx, client.ObjectKeyFromObject(&nn), &nn); err != nil {
 			return err
 		}
-		if err := fakeapi.Beat(ctx, c, "node-"+nn.Name, v1alpha1.NodeAgentName+"-"+n.Name, w.holder); err != nil {
+		if err := fakeapi.Beat(ctx, c, v1alpha1.NodeLease(n.Name), v1alpha1.NodeAgentName+"-"+n.Name, w.holder); err != nil {
 			return err
 		}
 		status := v1alpha1.NodeNetworkStatus{Kernel: &w.kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...)}
@@ -264,7 +264,7 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 
 // connected says that the one that is called can be.
 func (w *site) connected(p *v1alpha1.Peering) bool {
-	if p.Spec.Planes[0].Role == v1alpha1.Server {
+	if len(p.Spec.Planes) > 0 && p.Spec.Planes[0].Role == v1alpha1.Server {
 		return !w.deaf
 	}
 	return w.peer == nil || !w.peer.deaf
@@ -304,6 +304,12 @@ func (w *site) playService(ctx context.Context, c client.WithWatch) error {
 }
 
 // mustPeer peers, and fails the test if that does not work.
+// Peer peers one pair.
+func Peer(ctx context.Context, a, b *Cluster, o Options, r Reporter) (Result, error) {
+	out := PeerAll(ctx, []Pair{{a, b}}, o, func(Pair) Reporter { return r })[0]
+	return out.Result, out.Err
+}
+
 func mustPeer(t *testing.T, a, b *site, o Options) Result {
 	t.Helper()
 	r, err := Peer(t.Context(), a.Cluster, b.Cluster, o, Silent{})

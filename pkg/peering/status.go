@@ -31,17 +31,20 @@ const (
 	Disconnected State = "Disconnected"
 	// Unknown is a gateway that has not reported for a while.
 	Unknown State = "Unknown"
+	// Orphaned is a peering that the peer, which was asked, does not have any more.
+	Orphaned State = "Orphaned"
 )
 
 // View is one side's view of a peering: what was decided and what is measured.
 type View struct {
 	// Name is that of the Peering.
-	Name    string `json:"name"`
-	Cluster string `json:"cluster"`
-	Peer    string `json:"peer"`
-	PeerID  string `json:"peerID"`
-	State   State  `json:"state"`
-	Message string `json:"message,omitempty"`
+	Name      string `json:"name"`
+	Cluster   string `json:"cluster"`
+	ClusterID string `json:"clusterID"`
+	Peer      string `json:"peer"`
+	PeerID    string `json:"peerID"`
+	State     State  `json:"state"`
+	Message   string `json:"message,omitempty"`
 	// LocalPods are the cluster's own ranges and what the peer knows them by.
 	LocalPods ipam.Mappings `json:"localPods"`
 	// LocalNodes is the same for its nodes' overlay addresses.
@@ -129,14 +132,32 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	beats.note(pointers(leases.Items), c.Now())
 	views := make([]View, 0, len(peerings.Items))
 	for i := range peerings.Items {
-		v, err := view(c.Name, &peerings.Items[i], reports.Items, ready, notReady, beats)
-		if err != nil {
-			return nil, c.fail("read Peering "+peerings.Items[i].Name, err)
+		p := &peerings.Items[i]
+		v, err := view(c, p, reports.Items, ready, notReady, beats)
+		if err != nil { // one that nothing can be made of hides no other
+			v = View{
+				Name: p.Name, Cluster: c.Name, ClusterID: c.ID, Peer: cmp.Or(p.Spec.Remote.Name, p.Name), PeerID: p.Spec.Remote.ClusterID,
+				State: Unknown, Nodes: []NodeView{}, Message: fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err),
+			}
 		}
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b View) int { return cmp.Compare(a.Peer, b.Peer) })
 	return views, nil
+}
+
+// MarkOrphans finds, among the views of all clusters that were asked, those of a peering that
+// the other cluster does not have. asked are the clusters' IDs.
+func MarkOrphans(views []View, asked []string) {
+	for i := range views {
+		v := &views[i]
+		has := func(o View) bool { return o.ClusterID == v.PeerID && o.PeerID == v.ClusterID }
+		if v.State == Connected || !slices.Contains(asked, v.PeerID) || slices.ContainsFunc(views, has) {
+			continue
+		}
+		v.State = Orphaned
+		v.Message = fmt.Sprintf("%s has no peering with %s; unpeer %s --peer %s removes this side, peer --replace makes the other one anew", v.Peer, v.Cluster, v.Cluster, v.Name)
+	}
 }
 
 // viewKinds are what viewOf looks at.
@@ -149,18 +170,18 @@ func viewKinds() []client.ObjectList {
 func (c *Cluster) viewOf(p *v1alpha1.Peering, o objects, beats heartbeats) (v View, missing string, err error) {
 	beats.note(of[*coordinationv1.Lease](o), c.Now())
 	ready, notReady := nodesByReadiness(of[*corev1.Node](o))
-	v, err = view(c.Name, p, o.reports(), ready, notReady, beats)
+	v, err = view(c, p, o.reports(), ready, notReady, beats)
 	return v, settled(p, v), err
 }
 
 // view is pure. Of the nodes that have agents it is told which are ready, and which are not.
-func view(cluster string, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready, notReady []string, beats heartbeats) (View, error) {
+func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready, notReady []string, beats heartbeats) (View, error) {
 	t, err := TranslationOf(p)
 	if err != nil {
 		return View{}, err
 	}
 	v := View{
-		Name: p.Name, Cluster: cluster, Peer: p.Spec.Remote.Name, PeerID: p.Spec.Remote.ClusterID, State: Unknown,
+		Name: p.Name, Cluster: c.Name, ClusterID: c.ID, Peer: p.Spec.Remote.Name, PeerID: p.Spec.Remote.ClusterID, State: Unknown,
 		LocalPods: t.Pods, LocalNodes: t.Nodes, RemotePods: plan.Mappings(p.Spec.Remote.Pods),
 		Overlay: string(p.Spec.Overlay), Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
 	}
@@ -179,9 +200,7 @@ func view(cluster string, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, r
 	for _, name := range ready {
 		n := NodeView{Name: name}
 		if report := byNode[name]; report != nil {
-			if n, err = nodeView(report, p, t.Nodes, beats); err != nil {
-				return v, err
-			}
+			n = nodeView(report, p, t.Nodes, beats)
 			conflicts = append(conflicts, conflicting(report, &p.Spec)...)
 		}
 		v.Nodes = append(v.Nodes, n)
@@ -204,7 +223,7 @@ func view(cluster string, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, r
 		v.State = Degraded
 	}
 	slices.Sort(conflicts)
-	messages = append(messages, strings.ReplaceAll(outside, "THIS-CLUSTER", cluster), firstOf(1, conflicts))
+	messages = append(messages, strings.ReplaceAll(outside, "THIS-CLUSTER", c.Name), firstOf(1, conflicts))
 	if len(notReady) > 0 {
 		messages = append(messages, "not ready, and left out: "+firstOf(5, notReady))
 	}
@@ -258,22 +277,20 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats) (v 
 }
 
 // nodeView is what the agent of a node reports.
-func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping, beats heartbeats) (v NodeView, err error) {
+func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping, beats heartbeats) (v NodeView) {
 	v.Name = n.Spec.NodeName
-	if v.Address, err = netip.ParseAddr(n.Name); err != nil {
-		return v, err
-	}
+	v.Address, _ = netip.ParseAddr(n.Name)
 	v.SeenAs, _ = seenAs.Translate(v.Address)
 	for _, plane := range p.Spec.Planes {
 		if g := n.Gateway(p.Name, plane.Index); g != nil && !v.Ready {
-			v.Ready = g.Ready && g.ObservedGeneration == p.Generation && beats.alive(nodeLease(n.Name), nodeSilence)
+			v.Ready = g.Ready && g.ObservedGeneration == p.Generation && beats.alive(v1alpha1.NodeLease(n.Spec.NodeName), nodeSilence)
 			v.RTT, v.LossPercent = milliseconds(g.RTTMicroseconds), int(g.LossPercent)
 		}
 	}
 	if !v.Ready {
 		v.Message = whyNotReady(n, p.Spec.Overlay)
 	}
-	return v, nil
+	return v
 }
 
 // conflicting says which routes of a node lead to addresses that belong to the peering. The

@@ -62,7 +62,7 @@ func newWorld() *world {
 		},
 	}
 	for _, n := range []v1alpha1.NodeNetwork{report("n2", "10.80.0.2", nil), report("n1", "10.80.0.1", nil)} {
-		w.beat(nodeLease(n.Name), 0)
+		w.beat(v1alpha1.NodeLease(n.Spec.NodeName), 0)
 		n.Status.Gateways = []v1alpha1.NodeGateway{{Peering: "other", Ready: false}, {Peering: "b", ObservedGeneration: 4, Ready: true, RTTMicroseconds: 500}}
 		w.nodes = append(w.nodes, n)
 	}
@@ -89,7 +89,7 @@ func (w *world) addPlane() {
 
 func (w *world) view(t *testing.T) View {
 	t.Helper()
-	v, err := view("a", w.peering, w.nodes, w.ready, w.notReady, w.beats)
+	v, err := view(&Cluster{Name: "a"}, w.peering, w.nodes, w.ready, w.notReady, w.beats)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -259,7 +259,7 @@ func TestViewState(t *testing.T) {
 		},
 		{
 			name:   "a node's agent is dead since an hour",
-			change: func(w *world) { w.beat(nodeLease(w.nodes[0].Name), time.Hour) },
+			change: func(w *world) { w.beat(v1alpha1.NodeLease(w.nodes[0].Spec.NodeName), time.Hour) },
 			state:  Degraded, message: "1 of 2 nodes", nodes: 1,
 		},
 		{
@@ -363,15 +363,26 @@ func TestUnanswered(t *testing.T) {
 	}
 }
 
+// A NodeNetwork that no agent has made takes no node's place.
+func TestSecurity_13_NodeNetworkWithoutAnAddress(t *testing.T) {
+	w := newWorld()
+	want := w.view(t)
+	other := w.nodes[0].DeepCopy()
+	other.Name, other.ResourceVersion, other.Status = "not-an-address", "999999", v1alpha1.NodeNetworkStatus{}
+	w.nodes = append(w.nodes, *other)
+	if diff := cmp.Diff(want, w.view(t), compare); diff != "" {
+		t.Error(diff)
+	}
+}
+
 func TestViewErrors(t *testing.T) {
 	for name, change := range map[string]func(*world){
-		"a NodeNetwork whose name is no address": func(w *world) { w.nodes[0].Name = "n2" },
-		"ranges that do not fit":                 func(w *world) { w.peering.Spec.Local.ExternalCIDR = cidr("10.70.0.0/24") },
+		"ranges that do not fit": func(w *world) { w.peering.Spec.Local.ExternalCIDR = cidr("10.70.0.0/24") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()
 			change(w)
-			if _, err := view("a", w.peering, w.nodes, w.ready, w.notReady, w.beats); err == nil {
+			if _, err := view(&Cluster{Name: "a"}, w.peering, w.nodes, w.ready, w.notReady, w.beats); err == nil {
 				t.Error("no error")
 			}
 		})
@@ -403,7 +414,7 @@ func TestViews(t *testing.T) {
 		w := newWorld()
 		c := newCluster(t, "a", interceptor.Funcs{}, w.peering, node("n1", true), node("n2", true), &w.nodes[0], &w.nodes[1])
 		c.Now = func() time.Time { return time.Now().Add(time.Hour) }
-		for _, name := range []string{"gateway-b-0", nodeLease("10.80.0.1"), nodeLease("10.80.0.2")} {
+		for _, name := range []string{"gateway-b-0", v1alpha1.NodeLease("n1"), v1alpha1.NodeLease("n2")} {
 			l := &coordinationv1.Lease{
 				ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name},
 				Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("pod"), RenewTime: &metav1.MicroTime{Time: time.Now()}},

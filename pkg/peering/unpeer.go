@@ -1,13 +1,16 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
-	"golang.org/x/sync/errgroup"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
@@ -31,29 +35,144 @@ type Removed struct {
 	Agents bool
 	// Skipped are nodes that are not ready, whose kernels could not be cleaned.
 	Skipped []string
+	// Others are the names of the cluster's peers, where none was called as given. They
+	// matter where the peer itself is not asked.
+	Others []string
 }
+
+// answerTimeout is how long a cluster may take to tell what it has of a peering, and again to
+// note that it is being removed. Then the other one waits for it no more.
+const answerTimeout = 10 * time.Second
 
 // Unpeer removes the peering of both clusters from both, and the agents where
 // it was the last one. It waits until the nodes' kernels are clean.
+//
+// Cluster a decides. It is cleaned whatever b answers, or if b does not: then the error
+// is of the kind OneSided. Where the user does not want b to be asked, it is none. Without
+// an answer of b its name counts.
 func Unpeer(ctx context.Context, a, b *Cluster, r Reporter) (inA, inB Removed, err error) {
 	if a.ID == b.ID {
 		return inA, inB, sameCluster(a, b)
 	}
-	err = r.Step(ctx, fmt.Sprintf("Removing the peering of %s and %s", a.Name, b.Name), func(ctx context.Context) error {
-		g, ctx := errgroup.WithContext(ctx)
-		g.Go(func() (err error) { inA, err = a.unpeer(ctx, b.ID, ""); return err })
-		g.Go(func() (err error) { inB, err = b.unpeer(ctx, a.ID, ""); return err })
-		return g.Wait()
+	err = r.Step(ctx, fmt.Sprintf("Removing the peering of %s and %s", a.Name, b.Name), func(ctx context.Context) (err error) {
+		if b.Unasked != nil {
+			inA, err = a.unpeerAlone(ctx, b)
+			return err
+		}
+		refused, err := a.prepareRemoval(ctx, b)
+		if err != nil {
+			return err
+		}
+		var wg sync.WaitGroup
+		noted, done := context.WithTimeout(ctx, answerTimeout)
+		defer done()
+		if refused != nil {
+			done()
+		} else {
+			wg.Go(func() {
+				defer done()
+				refused = ended(ctx, failure.Caught(func() (err error) {
+					if err := b.unestablish(ctx, a.ID); err != nil {
+						return err
+					}
+					done()
+					inB, err = b.remove(ctx, a.ID, "")
+					return err
+				}))
+			})
+		}
+		<-noted.Done() // the keys of a are what b knows it by
+		inA, err = a.remove(ctx, b.ID, "")
+		wg.Wait()
+		return cmp.Or(err, a.oneSided(b, refused))
 	})
 	return inA, inB, ended(ctx, err)
 }
 
-// unpeer is one cluster's part. With a claim it removes the peering only if the
-// command with that claim made it, and it does not work yet.
+// unpeerAlone removes this side of the peering, without the other one.
+func (c *Cluster) unpeerAlone(ctx context.Context, peer *Cluster) (r Removed, err error) {
+	if err := c.checkPermissions(ctx, toRemove()); err != nil {
+		return r, err
+	}
+	id, others, err := c.peerCalled(ctx, peer.Name)
+	if err != nil {
+		return r, err
+	}
+	if r, err = c.remove(ctx, id, ""); err == nil && !errors.Is(peer.Unasked, ErrUnwanted) {
+		err = c.oneSided(peer, peer.Unasked)
+	}
+	r.Others = others
+	return r, err
+}
+
+// oneSided is the error for a peering that the peer may still have, nil if why is.
+func (c *Cluster) oneSided(peer *Cluster, why error) error {
+	if why == nil {
+		return nil
+	}
+	return &Error{
+		Kind: OneSided, Doing: fmt.Sprintf("%s has no peering with %s any more, but %s may still have its side of it", c.Name, peer.Name, peer.Name), Err: why,
+		Hint: fmt.Sprintf("when %s can be asked again: kubectl liqonet unpeer %s %s", peer.Name, peer.Name, c.Name),
+	}
+}
+
+// prepareRemoval makes sure that it is the peer which is removed, before anything is. It
+// returns why nothing can be removed in the peer, and in err why nothing can be here.
+func (c *Cluster) prepareRemoval(ctx context.Context, peer *Cluster) (refused, err error) {
+	if err := c.checkPermissions(ctx, toRemove()); err != nil {
+		return nil, err
+	}
+	own, err := c.evidence(ctx, peer.ID)
+	if err != nil {
+		return nil, err
+	}
+	asking, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %s: %w", answerTimeout, context.DeadlineExceeded))
+	defer cancel()
+	other, refused := peer.offer(asking, c.ID)
+	isPeer, err := c.recognises(ctx, peer, own, other)
+	if err != nil {
+		return nil, err
+	}
+	if !isPeer && !own.means(peer, other) {
+		return nil, c.stranger(peer, own, other, fmt.Sprintf("nothing was changed; to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.name(), c.Name, own.name()))
+	}
+	if refused == nil {
+		if isPeer, refused = peer.recognises(asking, c, other, own); refused == nil && !isPeer && !other.means(c, own) {
+			refused = peer.stranger(c, other, own, "")
+		}
+	}
+	return ended(asking, refused), c.unestablish(ctx, peer.ID)
+}
+
+// offer is what the cluster has of the peering, if it may be removed.
+func (c *Cluster) offer(ctx context.Context, peerID string) (evidence, error) {
+	if err := c.checkPermissions(ctx, toRemove()); err != nil {
+		return evidence{unreadable: err}, err
+	}
+	e, err := c.evidence(ctx, peerID)
+	e.unreadable = cmp.Or(e.unreadable, err)
+	return e, err
+}
+
+// means says that the user means the peering by the peer's name: the peer has nothing of it
+// any more, or does not tell.
+func (e evidence) means(peer *Cluster, other evidence) bool {
+	isSilent := other.unreadable != nil || other.entry == nil && other.peering == nil
+	return isSilent && slices.Contains([]string{e.name(), e.entry.Name}, peer.Name)
+}
+
+// unpeer is one cluster's part of taking back what a command with that claim made. It does
+// nothing where the peering works by now.
 func (c *Cluster) unpeer(ctx context.Context, peerID, claim string) (r Removed, err error) {
 	if err := c.checkPermissions(ctx, toRemove()); err != nil {
 		return r, err
 	}
+	return c.remove(ctx, peerID, claim)
+}
+
+// remove is one cluster's part. With a claim it removes the peering only if the
+// command with that claim made it, and it does not work yet.
+func (c *Cluster) remove(ctx context.Context, peerID, claim string) (r Removed, err error) {
 	entry, err := c.entry(ctx, peerID)
 	if err != nil {
 		return r, err
@@ -90,7 +209,7 @@ func (c *Cluster) removePeering(ctx context.Context, name string) (skipped []str
 	if err := c.Client.Delete(ctx, p); err != nil && !absent(err) {
 		return nil, c.fail("delete Peering "+name, err)
 	}
-	g, gctx := errgroup.WithContext(ctx)
+	g, gctx := failure.NewGroup(ctx)
 	g.Go(func() error {
 		return c.deleteAll(gctx, client.MatchingLabels{v1alpha1.LabelPeering: name})
 	})
@@ -139,11 +258,14 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 // workloads are the kinds of what runs, accounts those of what it needs to end
 // in order: an agent that is being removed looks why, and cleans its node.
 func workloads() []client.ObjectList {
-	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.SecretList{}, &coordinationv1.LeaseList{}, &corev1.ResourceQuotaList{}}
+	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, secretNames(), &coordinationv1.LeaseList{}, &corev1.ResourceQuotaList{}}
 }
 
 func accounts() []client.ObjectList {
-	return []client.ObjectList{&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.RoleList{}, &corev1.ServiceAccountList{}}
+	return []client.ObjectList{
+		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.RoleList{}, &corev1.ServiceAccountList{},
+		&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{},
+	}
 }
 
 // deleteAll deletes all objects of ours that have the labels, custom resources
@@ -160,7 +282,7 @@ func (c *Cluster) deleteAll(ctx context.Context, labels client.MatchingLabels) e
 
 // deleteLists deletes the objects of ours that have the labels.
 func (c *Cluster) deleteLists(ctx context.Context, labels client.MatchingLabels, lists ...client.ObjectList) error {
-	g, ctx := errgroup.WithContext(ctx)
+	g, ctx := failure.NewGroup(ctx)
 	for _, list := range lists {
 		g.Go(func() error {
 			objs, err := c.ours(ctx, list, labels)
@@ -232,7 +354,7 @@ func (c *Cluster) installed(ctx context.Context) (bool, error) {
 		return true, err
 	}
 	ns, err := get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
-	return ns != nil, err
+	return ns != nil && isOurs(ns), err
 }
 
 // uninstall removes everything of ours from a cluster whose ledger is marked as being
@@ -271,7 +393,7 @@ func (c *Cluster) uninstall(ctx context.Context) error {
 			return c.fail("remove the finalizer of ClusterNetwork "+cn.Name, err)
 		}
 	}
-	g, gctx := errgroup.WithContext(ctx)
+	g, gctx := failure.NewGroup(ctx)
 	for _, crd := range crds {
 		g.Go(func() error {
 			if err := c.delete(gctx, crd); err != nil {

@@ -3,6 +3,8 @@ package plan
 import (
 	"net/netip"
 	"slices"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
 // Fact is a value and where it is from.
@@ -96,9 +98,8 @@ func (n *Node) public() netip.Addr {
 	if len(n.ExternalIPs) > 0 {
 		return n.ExternalIPs[0]
 	}
-	shared := netip.MustParsePrefix("100.64.0.0/10") // RFC 6598: not public
 	for _, a := range n.InternalIPs {
-		if a.IsGlobalUnicast() && !a.IsPrivate() && !shared.Contains(a) {
+		if a.IsGlobalUnicast() && !ipam.PrivateAddr(a) {
 			return a
 		}
 	}

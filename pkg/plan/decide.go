@@ -36,6 +36,9 @@ func decide(clusters [2]*FactSheet) (out [2]decisions, err error) {
 				Hint: fmt.Sprintf("a dual-stack cluster can be peered by its IPv4 addresses; if there is an IPv4 range, name it: --pod-cidr %s=RANGE", f.Name),
 			}
 		}
+		if err := f.checkEndpoints(); err != nil {
+			return out, err
+		}
 		if out[i].overlay, err = chooseOverlay(f); err != nil {
 			return out, err
 		}

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 )
 
 const (
@@ -36,6 +38,9 @@ func ServiceEndpoints(svc *corev1.Service, nodes []Node) (out []string) {
 // which port, 0 while that is not known. Of many nodes, those that are left out are such
 // that both internal and external addresses remain.
 func serviceHosts(svc *corev1.Service, nodes []Node) (hosts []string, port int32) {
+	if len(svc.Spec.Ports) == 0 {
+		return nil, 0 // somebody has changed it
+	}
 	port = svc.Spec.Ports[0].Port
 	switch svc.Spec.Type {
 	case corev1.ServiceTypeLoadBalancer:
@@ -50,8 +55,35 @@ func serviceHosts(svc *corev1.Service, nodes []Node) (hosts []string, port int32
 	default:
 		hosts = []string{svc.Spec.ClusterIP}
 	}
-	hosts = slices.DeleteFunc(hosts, func(h string) bool { return h == "" })
+	// What is no endpoint, such as an address with a zone, has no place in the peer's Peering.
+	hosts = slices.DeleteFunc(hosts, func(h string) bool { return checkEndpoint(net.JoinHostPort(h, "1")) != nil })
 	return hosts[:min(len(hosts), maxEndpoints)], port
+}
+
+func checkEndpoint(endpoint string) error {
+	_, _, err := v1alpha1.SplitEndpoint(endpoint)
+	return err
+}
+
+// checkEndpoints refuses what somebody else may have written into the annotation of a Service.
+func (f *FactSheet) checkEndpoints() error {
+	var errs []error
+	for _, plane := range f.PlaneIndexes() {
+		given := f.GivenEndpoints(plane)
+		if len(given) > maxEndpoints {
+			errs = append(errs, fmt.Errorf("there are %d, and a Peering has room for %d", len(given), maxEndpoints))
+		}
+		for _, e := range given {
+			errs = append(errs, checkEndpoint(e))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return &failure.Error{
+			Kind: failure.Usage, Cluster: f.Name, Doing: "read the endpoints of its gateways", Err: err,
+			Hint: fmt.Sprintf("give others by --endpoint %s=ADDRESS:PORT,…, or --endpoint %s=auto", f.Name, f.Name),
+		}
+	}
+	return nil
 }
 
 // nodeHosts are the addresses at which a node port is called.
@@ -98,7 +130,7 @@ func (f *FactSheet) plannedEndpoints(plane int32, svc *corev1.Service) (out []St
 		return out
 	}
 	want := svc.DeepCopy()
-	if live := f.Planes[plane].Service; live != nil && live.Spec.Type == svc.Spec.Type {
+	if live := f.Planes[plane].Service; live != nil && live.Spec.Type == svc.Spec.Type && len(live.Spec.Ports) > 0 {
 		want.Spec.ClusterIP, want.Status = live.Spec.ClusterIP, live.Status
 		want.Spec.Ports[0].NodePort = cmp.Or(svc.Spec.Ports[0].NodePort, live.Spec.Ports[0].NodePort)
 	}

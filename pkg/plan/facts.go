@@ -22,8 +22,11 @@ import (
 // needs another one changes a copy.
 type FactSheet struct {
 	Facts
-	// APIServer are the addresses of the cluster's API server.
+	// APIServer are the addresses of the cluster's API server, as its own pods reach it.
 	APIServer []netip.Addr
+	// Kubeconfig is the API server's address by which the user reaches it, invalid where
+	// that is a name.
+	Kubeconfig netip.Addr
 	// Reports are those of the node agents.
 	Reports []v1alpha1.NodeNetwork
 	// Ledger as it was read last, nil where liqonet is not installed.
@@ -56,6 +59,9 @@ type PlaneFacts struct {
 	PublicKey string
 	// KeyUnreadable says that the user may not read Secrets.
 	KeyUnreadable bool
+	// PresharedKey is the one that the gateway has, the zero value if it has none, or if
+	// the one that the Peering names is not there.
+	PresharedKey v1alpha1.PresharedKey
 	// Service exposes the gateway, nil if there is none.
 	Service *corev1.Service
 }
@@ -141,7 +147,8 @@ func (f *FactSheet) keyGeneration(plane int32) int32 {
 
 // Gateway names what there is of the gateway of a plane.
 func (f *FactSheet) Gateway(peering string, plane int32) manifests.Gateway {
-	return manifests.Gateway{Peering: peering, Plane: plane, KeyGeneration: f.keyGeneration(plane)}
+	preshared, _ := f.NamedPresharedKey(plane)
+	return manifests.Gateway{Peering: peering, Plane: plane, KeyGeneration: f.keyGeneration(plane), PresharedKey: preshared.Generation}
 }
 
 // role is what was decided before, empty if nothing was.
@@ -174,7 +181,7 @@ func (f *FactSheet) InternalCIDR() (netip.Prefix, string, error) {
 	if cn := f.ledger(); cn != nil {
 		return cn.Spec.InternalCIDR.Prefix, "as before", nil
 	}
-	got, err := ipam.Allocate(f.ownRanges(), ipam.InternalRequest(f.ClusterID, f.Name))
+	got, err := ipam.Allocate(append(f.ownRanges(), f.called()...), ipam.InternalRequest(f.ClusterID, f.Name))
 	if err != nil {
 		return netip.Prefix{}, "", &failure.Error{Kind: failure.Ranges, Cluster: f.Name, Doing: "find a range for the overlay", Err: err}
 	}
@@ -222,10 +229,14 @@ func (f *FactSheet) checkVersion() error {
 
 // ReportsByNode returns the agents' reports by the names of their nodes. Of two of
 // one node it is the one that was written last: a Node that was deleted may have left one.
+// One whose name is no address was made by no agent, and does not count.
 func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetwork {
 	out := make(map[string]*v1alpha1.NodeNetwork, len(reports))
 	for i := range reports {
 		r := &reports[i]
+		if _, err := netip.ParseAddr(r.Name); err != nil {
+			continue
+		}
 		if other := out[r.Spec.NodeName]; other != nil {
 			order, err := resourceversion.CompareResourceVersion(r.ResourceVersion, other.ResourceVersion)
 			if err != nil || order < 0 {
@@ -285,15 +296,27 @@ func (f *FactSheet) statements() []Statement {
 			Reason: "only node agents know them, and those of " + strings.Join(missing, ", ") + " have not reported yet",
 		})
 	}
-	routes := map[netip.Prefix][]string{}
+	routes, resolvers := map[netip.Prefix][]string{}, map[netip.Addr][]string{}
 	for _, n := range f.Reports {
 		for _, r := range n.Status.Routes {
 			routes[r.Prefix] = append(routes[r.Prefix], n.Spec.NodeName)
 		}
+		for _, r := range n.Status.Resolvers {
+			resolvers[r.Addr] = append(resolvers[r.Addr], n.Spec.NodeName)
+		}
 	}
-	for _, r := range slices.SortedFunc(maps.Keys(routes), netip.Prefix.Compare) {
-		slices.Sort(routes[r])
-		out = append(out, Statement{What: "route of nodes", Value: r.String(), Reason: "reported by the agents of " + strings.Join(slices.Compact(routes[r]), ", ")})
+	return append(append(out, reported("route of nodes", routes)...), reported("name server of nodes", resolvers)...)
+}
+
+// reported are what the agents of nodes say, by value.
+func reported[T interface {
+	comparable
+	Compare(T) int
+	String() string
+}](what string, nodes map[T][]string) (out []Statement) {
+	for _, value := range slices.SortedFunc(maps.Keys(nodes), T.Compare) {
+		slices.Sort(nodes[value])
+		out = append(out, Statement{What: what, Value: value.String(), Reason: "reported by the agents of " + strings.Join(slices.Compact(nodes[value]), ", ")})
 	}
 	return out
 }

@@ -57,8 +57,6 @@ type ClusterPlan struct {
 	Gateways []GatewayPlan `json:"-"`
 	// Peering is the object to be applied, without what comes about during the run.
 	Peering *v1alpha1.Peering `json:"-"`
-	// Translation is for the Peering's status.
-	Translation *v1alpha1.Translation `json:"-"`
 }
 
 // GatewayPlan is the gateway of one plane.
@@ -68,6 +66,8 @@ type GatewayPlan struct {
 	Service *corev1.Service
 	// StaleService is one of an earlier role that is to be deleted.
 	StaleService *corev1.Service
+	// Preshared is the pre-shared key, without a fingerprint if there is none yet.
+	Preshared v1alpha1.PresharedKey
 	// endpoints are where the peer's gateway calls it.
 	endpoints []Statement
 }
@@ -203,7 +203,7 @@ func choose(a, b FactSheet) (*Plan, error) {
 		}
 	}
 	for i := range clusters {
-		p.Clusters[i].Translation = &v1alpha1.Translation{Local: known[i], Remote: known[1-i]}
+		p.Clusters[i].Peering.Spec.Translation = &v1alpha1.Translation{Local: known[i], Remote: known[1-i]}
 	}
 	return p, nil
 }
@@ -258,8 +258,16 @@ func (c *ClusterPlan) planLedger(own, peer *FactSheet) error {
 	if peer.PodsUnknown != nil {
 		c.Ranges = append(c.Ranges, RangePlan{What: "pods of " + peer.Name, Reason: "the agents of " + peer.Name + " tell its pods' range", DuringRun: true})
 	}
+	var public []string
 	for _, r := range got.Pods {
+		if !ipam.Private(r.Real) {
+			public = append(public, r.Mapping.String())
+		}
 		c.Ranges = append(c.Ranges, RangePlan{What: "pods of " + peer.Name, Real: r.Real, Mapped: r.Mapped, Reason: r.Reason, Assumed: assumed})
+	}
+	if len(public) > 0 {
+		c.Notes = append(c.Notes, fmt.Sprintf("%s knows pods of %s whose addresses are not private (RFC 1918, RFC 6598) as: %s; such a range is mapped to a private one, unless --map %s=RANGE=RANGE says otherwise",
+			own.Name, peer.Name, strings.Join(public, ", "), peer.Name))
 	}
 	c.Ranges = append(c.Ranges, RangePlan{
 		What: "nodes and single addresses of " + peer.Name, Real: peerInternal, Mapped: got.External, Reason: got.ExternalReason, Assumed: assumed,
@@ -286,7 +294,7 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions, planes []i
 		if own.Planes[plane].PublicKey != "" {
 			key.Reason, key.DuringRun = "as before", false
 		}
-		c.Keys = append(c.Keys, key)
+		c.Keys = append(c.Keys, key, c.planPresharedKey(own, peer, &g))
 		if c.Role == v1alpha1.Server {
 			g.Service = g.Gateway.Service()
 			g.Service.Spec.Ports[0].NodePort = own.Overrides.NodePort
@@ -341,6 +349,9 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 	for _, g := range c.Gateways {
 		account, deployment := g.Objects()
 		add("the gateway's WireGuard key; made once, and never shown", g.Secret(nil))
+		if g.PresharedKey > 0 {
+			add("the tunnel's pre-shared key, the same in both clusters; made once, and never shown", g.PresharedSecret(nil))
+		}
 		add("account and permissions of the gateway", account...)
 		if g.Service != nil {
 			add("by which the gateway of "+c.Peer+" calls this one", g.Service)
@@ -354,15 +365,7 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 		add("the gateway to "+c.Peer, deployment)
 	}
 	add("what the gateway and the nodes of this cluster do", c.Peering)
-	if failed != nil {
-		return failed
-	}
-	status, err := manifests.TranslationToApply(c.Peering.Name, c.Translation)
-	if err != nil {
-		return err
-	}
-	c.Objects[len(c.Objects)-1].Manifest["status"] = status.Object["status"]
-	return nil
+	return failed
 }
 
 // plannedOverlayKey tells the key of the overlay from others, or where it will be.
@@ -400,7 +403,7 @@ func (f *FactSheet) plannedNodes(internal netip.Prefix) []ObjectPlan {
 			taken[o.Name] = true
 		}
 		lease := ObjectPlan{
-			APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Namespace: v1alpha1.Namespace, Name: "node-" + o.Name,
+			APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLease(node),
 			Action: o.Action, MadeBy: o.MadeBy, Reason: "the agent's heartbeat",
 		}
 		out = append(out, o, lease)

@@ -50,9 +50,15 @@ func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
 
 // rangesFor chooses the ranges by which the cluster knows the peer.
 func (f *FactSheet) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAllocation, peer *FactSheet) (ipam.PeerRanges, error) {
+	previous := Mappings(entry.Pods)
+	if !entry.Established {
+		// What is not private is kept for who uses it. Otherwise it was given out by a
+		// command that was interrupted, of a version that did so.
+		previous = slices.DeleteFunc(previous, func(m ipam.Mapping) bool { return !ipam.Private(m.Mapped) })
+	}
 	request := ipam.Peer{
 		ID: peer.ClusterID, Name: peer.Name, Pods: ipv4(peer.PodCIDRs),
-		PreviousPods: Mappings(entry.Pods), PreviousExternal: entry.ExternalCIDR.Prefix,
+		PreviousPods: previous, PreviousExternal: entry.ExternalCIDR.Prefix,
 		Map: peer.Overrides.Map, MapExternal: peer.Overrides.MapNodes,
 	}
 	if peer.PodsUnknown != nil {
@@ -66,7 +72,7 @@ func (f *FactSheet) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerA
 		Kind: failure.Ranges, Cluster: f.Name, Doing: fmt.Sprintf("find ranges for the pods and nodes of %q", peer.Name), Err: err,
 		Hint: fmt.Sprintf("docs/ipam.md explains the choice; --map %s=… asks for a range, --pod-cidr %s=… says which pods there are", peer.Name, peer.Name),
 	}
-	if given := len(peer.Overrides.Map) > 0 || peer.Overrides.MapNodes.IsValid(); given && !errors.Is(err, ipam.ErrExhausted) {
+	if given := len(peer.Overrides.Map) > 0 || peer.Overrides.MapNodes.IsValid(); given && !errors.Is(err, ipam.ErrExhausted) && !errors.Is(err, ipam.ErrTooLarge) {
 		e.Kind, e.Hint = failure.Usage, "give another range by --map, or none"
 	}
 	return got, e
@@ -101,6 +107,9 @@ func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Us
 	}
 	for _, n := range f.Reports {
 		for _, r := range n.Status.Routes {
+			if !r.IsValid() {
+				continue // what an agent says is no reason to refuse a peering
+			}
 			used = append(used, ipam.Usage{Prefix: r.Prefix, Owner: "a route on node " + n.Spec.NodeName})
 		}
 	}
@@ -111,27 +120,49 @@ func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Us
 			used = append(used, single(a, fmt.Sprintf("node %s of %s, where the tunnel leads to", n.Name, peer.Name)))
 		}
 	}
-	// The same holds for the tunnels to other peers. Agents avoid that circle
-	// themselves, so ranges that were given out before stay; but no pod has these
-	// addresses then.
-	var given []netip.Prefix
-	if e := Allocation(cn, peer.ClusterID); e != nil {
-		given = append(Mappings(e.Pods).Mapped(), e.ExternalCIDR.Prefix)
-	}
-	for _, p := range f.OtherPeerings {
-		for _, a := range p.Spec.Remote.NodeIPs {
-			if slices.ContainsFunc(given, func(r netip.Prefix) bool { return r.Contains(a.Addr) }) {
-				continue
-			}
-			used = append(used, single(a.Addr, "a node of peer "+p.Spec.Remote.Name))
-		}
-	}
 	for _, e := range peer.AllGivenEndpoints() {
 		if a, err := netip.ParseAddrPort(e); err == nil {
 			used = append(used, single(a.Addr(), "the endpoint of "+peer.Name+", where the tunnel leads to"))
 		}
 	}
-	return used
+	// The same holds for the tunnels to other peers. Agents avoid that circle
+	// themselves, so ranges that were given out before stay; but no pod has these
+	// addresses then. What the cluster's nodes call may have been in a range for long,
+	// or may even be a pod of the peer.
+	var given []netip.Prefix
+	if e := Allocation(cn, peer.ClusterID); e != nil {
+		given = append(Mappings(e.Pods).Mapped(), e.ExternalCIDR.Prefix)
+	}
+	singles := f.called()
+	for _, a := range cn.Spec.Peers {
+		for _, h := range a.Hosts {
+			singles = append(singles, single(h.Address.Addr, "a host that is exposed to peer "+a.Name))
+		}
+	}
+	for _, p := range f.OtherPeerings {
+		for _, a := range p.Spec.Remote.NodeIPs {
+			singles = append(singles, single(a.Addr, "a node of peer "+p.Spec.Remote.Name))
+		}
+	}
+	return append(used, slices.DeleteFunc(singles, func(u ipam.Usage) bool {
+		return !u.Prefix.IsValid() || slices.ContainsFunc(given, u.Prefix.Overlaps)
+	})...)
+}
+
+// called are addresses outside of the cluster that its nodes call. A range of a peer
+// with one of them would lead these calls to the peer.
+func (f *FactSheet) called() (out []ipam.Usage) {
+	if f.Kubeconfig.IsValid() {
+		out = append(out, single(f.Kubeconfig, "the API server of "+f.Name+" in the kubeconfig"))
+	}
+	for _, n := range f.Reports {
+		for _, r := range n.Status.Resolvers {
+			if r.IsValid() {
+				out = append(out, single(r.Addr, "a name server of node "+n.Spec.NodeName))
+			}
+		}
+	}
+	return out
 }
 
 // ownRanges are those that the cluster itself uses, as far as its API tells.
@@ -155,5 +186,6 @@ func (f *FactSheet) ownRanges() []ipam.Usage {
 
 // single is the use of one address.
 func single(a netip.Addr, by string) ipam.Usage {
+	a = a.Unmap()
 	return ipam.Usage{Prefix: netip.PrefixFrom(a, a.BitLen()), Owner: by}
 }

@@ -45,6 +45,9 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 			Index: g.Plane, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration, RemoteAddress: v1alpha1.IP{Addr: address},
 			RemotePublicKey: fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, remote.SecretName(), peer.Name),
 		}
+		if plane.PresharedKey = g.Preshared; g.PresharedKey > 0 && g.Preshared.Fingerprint == "" {
+			plane.PresharedKey.Fingerprint = fmt.Sprintf("<of the key in Secret %s/%s>", v1alpha1.Namespace, g.PresharedSecretName())
+		}
 		if g.Service != nil {
 			plane.Service = g.Service.Name
 		}

@@ -233,13 +233,13 @@ func Supports() (bool, error) {
 
 const kindWireGuard = "wireguard"
 
-// String leaves the private key out.
+// String leaves the keys out that are secret.
 func (c Config) String() string {
 	return fmt.Sprintf("port %d mtu %d address %s peer %s endpoint %s allowed %v keepalive %s",
 		c.ListenPort, c.MTU, c.Address, c.Peer.PublicKey, c.Peer.Endpoint, c.Peer.AllowedIPs, c.Peer.Keepalive)
 }
 
-// GoString leaves the private key out.
+// GoString leaves them out, too.
 func (c Config) GoString() string { return c.String() }
 
 // ensureLink makes the interface's own attributes right, and the pair before it.
@@ -282,7 +282,7 @@ func difference(have *wgtypes.Device, want Config, applied *Config) *wgtypes.Con
 		}
 		out.Peers, changed = append(out.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, Remove: true}), true
 	}
-	if p := peerDifference(present, want.Peer, applied); p != nil {
+	if p := peerDifference(present, want, applied); p != nil {
 		out.Peers, changed = append(out.Peers, *p), true
 	}
 	if !changed {
@@ -291,13 +291,17 @@ func difference(have *wgtypes.Device, want Config, applied *Config) *wgtypes.Con
 	return &out
 }
 
-func peerDifference(have *wgtypes.Peer, want Peer, applied *Config) *wgtypes.PeerConfig {
+func peerDifference(have *wgtypes.Peer, config Config, applied *Config) *wgtypes.PeerConfig {
+	want := config.Peer
 	if have == nil {
-		p := wholePeer(want, want.Endpoint)
+		p := wholePeer(config, want.Endpoint)
 		return &p
 	}
 	p := wgtypes.PeerConfig{PublicKey: want.PublicKey, UpdateOnly: true}
 	changed := false
+	if have.PresharedKey != config.PresharedKey {
+		p.PresharedKey, changed = &config.PresharedKey, true
+	}
 	if allowed := ipNets(want.AllowedIPs); !slices.Equal(sorted(have.AllowedIPs), sorted(allowed)) {
 		p.ReplaceAllowedIPs, p.AllowedIPs, changed = true, allowed, true
 	}
@@ -316,9 +320,10 @@ func peerDifference(have *wgtypes.Peer, want Peer, applied *Config) *wgtypes.Pee
 }
 
 // wholePeer describes a peer that is not there yet.
-func wholePeer(want Peer, endpoint netip.AddrPort) wgtypes.PeerConfig {
+func wholePeer(config Config, endpoint netip.AddrPort) wgtypes.PeerConfig {
+	want := config.Peer
 	p := wgtypes.PeerConfig{
-		PublicKey: want.PublicKey, ReplaceAllowedIPs: true, AllowedIPs: ipNets(want.AllowedIPs),
+		PublicKey: want.PublicKey, PresharedKey: &config.PresharedKey, ReplaceAllowedIPs: true, AllowedIPs: ipNets(want.AllowedIPs),
 		PersistentKeepaliveInterval: &want.Keepalive,
 	}
 	if endpoint.IsValid() {
@@ -338,7 +343,7 @@ func resetPeer(have *wgtypes.Device, want Config) wgtypes.Config {
 	}
 	return wgtypes.Config{Peers: []wgtypes.PeerConfig{
 		{PublicKey: want.Peer.PublicKey, Remove: true},
-		wholePeer(want.Peer, endpoint),
+		wholePeer(want, endpoint),
 	}}
 }
 

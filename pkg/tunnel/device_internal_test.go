@@ -24,7 +24,7 @@ func key(t *testing.T) wgtypes.Key {
 func config(t *testing.T) Config {
 	t.Helper()
 	return Config{
-		PrivateKey: key(t), ListenPort: 51840, MTU: 1420, Address: netip.MustParseAddr("10.80.31.254"),
+		PrivateKey: key(t), PresharedKey: key(t), ListenPort: 51840, MTU: 1420, Address: netip.MustParseAddr("10.80.31.254"),
 		Peer: Peer{
 			PublicKey: key(t).PublicKey(), Endpoint: netip.MustParseAddrPort("192.0.2.1:30840"), Keepalive: 5 * time.Second,
 			AllowedIPs: []netip.Prefix{netip.MustParsePrefix("10.61.0.0/16"), netip.MustParsePrefix("10.62.0.0/19")},
@@ -36,7 +36,7 @@ func config(t *testing.T) Config {
 func deviceWith(c Config) *wgtypes.Device {
 	return &wgtypes.Device{
 		PrivateKey: c.PrivateKey, ListenPort: int(c.ListenPort), Peers: []wgtypes.Peer{{
-			PublicKey: c.Peer.PublicKey, Endpoint: net.UDPAddrFromAddrPort(c.Peer.Endpoint),
+			PublicKey: c.Peer.PublicKey, PresharedKey: c.PresharedKey, Endpoint: net.UDPAddrFromAddrPort(c.Peer.Endpoint),
 			PersistentKeepaliveInterval: c.Peer.Keepalive, AllowedIPs: ipNets(c.Peer.AllowedIPs),
 		}},
 	}
@@ -60,13 +60,14 @@ func TestDifference(t *testing.T) {
 			ips[0], ips[1] = ips[1], ips[0]
 		}, nil, nil},
 		{"new device", func(d *wgtypes.Device) { *d = wgtypes.Device{} }, nil, []string{
-			"private_key", "listen_port", "public_key", "endpoint", "replace_allowed_ips", "allowed_ip", "allowed_ip",
+			"private_key", "listen_port", "public_key", "preshared_key", "endpoint", "replace_allowed_ips", "allowed_ip", "allowed_ip",
 			"persistent_keepalive_interval",
 		}},
 		{"key", func(d *wgtypes.Device) { d.PrivateKey = wgtypes.Key{} }, nil, []string{"private_key"}},
+		{"pre-shared key", func(d *wgtypes.Device) { d.Peers[0].PresharedKey = wgtypes.Key{} }, nil, []string{"public_key", "update_only", "preshared_key"}},
 		{"port", func(d *wgtypes.Device) { d.ListenPort = 1 }, nil, []string{"listen_port"}},
 		{"peer is gone", func(d *wgtypes.Device) { d.Peers = nil }, &c, []string{
-			"public_key", "endpoint", "replace_allowed_ips", "allowed_ip", "allowed_ip", "persistent_keepalive_interval",
+			"public_key", "preshared_key", "endpoint", "replace_allowed_ips", "allowed_ip", "allowed_ip", "persistent_keepalive_interval",
 		}},
 		{"another peer", func(d *wgtypes.Device) {
 			d.Peers = append(d.Peers, wgtypes.Peer{PublicKey: wgtypes.Key{1}})
@@ -155,12 +156,13 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-func TestConfigHidesKey(t *testing.T) {
+func TestSecurity_23_ConfigHidesKeys(t *testing.T) {
 	c := config(t)
-	hexKey := fmt.Sprintf("%x", c.PrivateKey[:])
-	for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
-		if s := fmt.Sprintf(format, c); strings.Contains(s, c.PrivateKey.String()) || strings.Contains(s, hexKey) {
-			t.Errorf("%s shows the private key", format)
+	for _, key := range []wgtypes.Key{c.PrivateKey, c.PresharedKey} {
+		for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
+			if s := fmt.Sprintf(format, c) + fmt.Sprintf(format, c.Peer); strings.Contains(s, key.String()) || strings.Contains(s, fmt.Sprintf("%x", key[:])) {
+				t.Errorf("%s shows a key", format)
+			}
 		}
 	}
 }

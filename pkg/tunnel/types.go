@@ -54,8 +54,11 @@ func Overhead(endpoint netip.Addr) int {
 // Config is the wanted state of a tunnel. It has exactly one peer.
 type Config struct {
 	PrivateKey wgtypes.Key
-	ListenPort uint16
-	MTU        int
+	// PresharedKey is what both gateways have beside their key pairs, the zero value for
+	// none. It is here and not in Peer, since a Peer may be printed.
+	PresharedKey wgtypes.Key
+	ListenPort   uint16
+	MTU          int
 	// Address is the gateway's own (its overlay address), as a /32 or /128.
 	Address netip.Addr
 	// Underlay is the interface by which packets of the peer and of nodes come. For them

@@ -71,6 +71,9 @@ func encode(c wgtypes.Config) string {
 		if p.UpdateOnly {
 			b.WriteString("update_only=true\n")
 		}
+		if p.PresharedKey != nil {
+			fmt.Fprintf(&b, "preshared_key=%x\n", p.PresharedKey[:])
+		}
 		if p.Endpoint != nil {
 			fmt.Fprintf(&b, "endpoint=%s\n", p.Endpoint)
 		}
@@ -125,6 +128,8 @@ func decodeLine(out *wgtypes.Device, key, value string) (err error) {
 		number, err = strconv.ParseInt(value, 10, 64)
 	}
 	switch key {
+	case "preshared_key":
+		p.PresharedKey, err = decodeKey(value)
 	case "endpoint":
 		var endpoint netip.AddrPort
 		endpoint, err = netip.ParseAddrPort(value)

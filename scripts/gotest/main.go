@@ -261,7 +261,7 @@ func (r *Result) describe(of string) error {
 	if err != nil {
 		return err
 	}
-	changes, err := git("status", "--porcelain", "--untracked-files=no")
+	changes, err := git("status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)"+resultDir) // other parts may have written theirs
 	if err != nil {
 		return err
 	}

@@ -174,10 +174,10 @@ func limits(s apiextensionsv1.JSONSchemaProps, required bool) (out string) {
 		add("%s", strings.Join(values, " or "))
 	}
 	if s.Minimum != nil {
-		add("at least %g", *s.Minimum)
+		add("at least %.0f", *s.Minimum)
 	}
 	if s.Maximum != nil {
-		add("at most %g", *s.Maximum)
+		add("at most %.0f", *s.Maximum)
 	}
 	if s.MaxItems != nil {
 		add("up to %d", *s.MaxItems)

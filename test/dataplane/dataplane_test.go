@@ -1,6 +1,7 @@
 package dataplane_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -139,7 +140,7 @@ func changeInPlace(t *testing.T, k *overlay.Kernel, kind overlay.Kind) error {
 			t.Errorf("%s: changed %s instead of %s, made anew: %v", kind, got, step.want, i != index)
 		}
 	}
-	for setting, want := range map[string]string{"forwarding": "1", "rp_filter": "2"} {
+	for setting, want := range map[string]string{"forwarding": "1", "rp_filter": "2", "arp_ignore": "8"} {
 		got, err := os.ReadFile("/proc/sys/net/ipv4/conf/lq0-0/" + setting)
 		if err != nil || strings.TrimSpace(string(got)) != want {
 			t.Errorf("%s is %q: %v", setting, got, err)
@@ -170,6 +171,12 @@ func testFlow(t *testing.T, source, to dataplane.Host) {
 	}
 	if err := dataplane.Ping(source.NS, to.Mapped, 5000, patience); err != nil {
 		t.Errorf("ping in fragments: %v", err)
+	}
+	// What is in a later fragment is not taken for the type of an ICMP error.
+	for _, typ := range []byte{3, 4, 5, 11, 12} {
+		if err := dataplane.PingWith(source.NS, to.Mapped, bytes.Repeat([]byte{typ}, 5000), patience); err != nil {
+			t.Errorf("ping in fragments, all of %d: %v", typ, err)
+		}
 	}
 	for _, size := range []int{1, 300_000} {
 		got, err := dataplane.TCP(source.NS, to.Mapped, dataplane.WebPort, size)

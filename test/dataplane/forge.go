@@ -83,17 +83,29 @@ func Packet6(source, dst netip.AddrPort, payload []byte) []byte {
 // Encapsulate puts an IP packet into a frame and that into what the overlay
 // sends.
 func Encapsulate(kind overlay.Kind, vni uint32, source, dst overlay.MAC, packet []byte) []byte {
+	etherType := uint16(unix.ETH_P_IP)
+	if packet[0]>>4 == 6 {
+		etherType = unix.ETH_P_IPV6
+	}
+	return EncapsulateFrame(kind, vni, source, dst, etherType, packet)
+}
+
+// EncapsulateFrame is Encapsulate for any kind of frame.
+func EncapsulateFrame(kind overlay.Kind, vni uint32, source, dst overlay.MAC, etherType uint16, payload []byte) []byte {
 	header := []byte{0x08, 0, 0, 0} // RFC 7348
 	if kind == overlay.Geneve {
 		header = []byte{0, 0, 0x65, 0x58} // RFC 8926: Ethernet inside
 	}
 	b := binary.BigEndian.AppendUint32(header, vni<<8)
 	b = append(append(b, dst[:]...), source[:]...)
-	etherType := uint16(unix.ETH_P_IP)
-	if packet[0]>>4 == 6 {
-		etherType = unix.ETH_P_IPV6
-	}
-	return append(binary.BigEndian.AppendUint16(b, etherType), packet...)
+	return append(binary.BigEndian.AppendUint16(b, etherType), payload...)
+}
+
+// ARP is a question or an answer (RFC 826).
+func ARP(operation uint16, source overlay.MAC, sourceIP netip.Addr, target overlay.MAC, targetIP netip.Addr) []byte {
+	b := binary.BigEndian.AppendUint16([]byte{0, 1, 8, 0, 6, 4}, operation)
+	b = append(append(b, source[:]...), sourceIP.AsSlice()...)
+	return append(append(b, target[:]...), targetIP.AsSlice()...)
 }
 
 // SendRaw sends an IP packet as it is.

@@ -1,11 +1,14 @@
 package dataplane_test
 
 import (
+	"context"
 	"errors"
+	"net"
 	"net/netip"
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -81,6 +84,7 @@ func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 			}
 		}
 	}
+	testFrames(t, n, o, &port)
 	// Frames to a multicast address, which is no secret: of IPv6 nothing is taken.
 	for name, attack := range map[string]struct {
 		from           *netns.NS
@@ -143,6 +147,97 @@ func testForgery(t *testing.T, n *dataplane.Topology, o dataplane.Options) {
 	if !dataplane.Receives(t, node.NS, port, n.LAN.Addr, func() error { return dataplane.SendRaw(n.LAN.NS, packet) }) {
 		t.Error("a host in the LAN does not reach a node by its own address: the rest proves nothing")
 	}
+}
+
+// testFrames sends frames of other types: ARP, which needs no secret and is not answered, so
+// that nobody becomes a neighbour, and such with a VLAN's tag.
+func testFrames(t *testing.T, n *dataplane.Topology, o dataplane.Options, port *uint16) {
+	a, remote, gateway := n.A, n.B.Nodes[0].Pod, n.A.Overlay.Addr
+	vni, err := ipam.VNI(0, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	evil, all := overlay.MAC{2, 0x66}, overlay.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
+	node := a.Nodes[1]
+	node.Route(t, netip.MustParsePrefix("0.0.0.0/0"), n.LAN.Addr) // real nodes have one
+	for name, attack := range map[string]struct {
+		source, target, self netip.Addr
+		at                   *netns.NS
+		link                 string
+	}{
+		"to a node":      {a.Gateway.Addr, node.Host.Addr, node.Overlay.Addr, node.NS, "lq0-0"},
+		"to the gateway": {a.Outer(t, 1), a.Gateway.Addr, gateway, a.Gateway.NS, "lq2"},
+	} {
+		send := func(dst overlay.MAC, etherType uint16, payload []byte) error {
+			return dataplane.SendRaw(n.LAN.NS, dataplane.Packet(netip.AddrPortFrom(attack.source, 40000), netip.AddrPortFrom(attack.target, overlay.Port),
+				dataplane.EncapsulateFrame(o.Overlay, vni, evil, dst, etherType, payload)))
+		}
+		signals := monitor(t, attack.at)
+		for i := range 20 {
+			asked := netip.AddrFrom4([4]byte{203, 0, 113, byte(i)})
+			for _, operation := range []uint16{1, 2} {
+				if err := send(all, unix.ETH_P_ARP, dataplane.ARP(operation, evil, asked, overlay.MAC{}, attack.self)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		// What comes after them shows that they were looked at.
+		*port++
+		packet := dataplane.Packet(netip.AddrPortFrom(remote.Mapped, 1234), netip.AddrPortFrom(node.Pod.Addr, *port), []byte("tagged"))
+		if attack.at == node.NS {
+			mac := a.Key.MAC(vni, attack.self)
+			tagged := func(vlan byte) []byte { return append([]byte{0, vlan, 8, 0}, packet...) }
+			if !dataplane.Receives(t, node.Pod.NS, *port, remote.Mapped, func() error { return send(mac, unix.ETH_P_8021Q, tagged(0)) }) {
+				t.Error("a tagged frame does not arrive with the right MAC address either: the rest proves nothing")
+			}
+			for what, try := range map[string]struct {
+				dst  overlay.MAC
+				vlan byte
+			}{"the broadcast address": {all, 0}, "a multicast address": {overlay.MAC{1, 0, 0x5e, 0, 0, 1}, 0}, "a wrong address": {evil, 0}, "the right address, of a VLAN": {mac, 5}} {
+				*port++
+				packet = dataplane.Packet(netip.AddrPortFrom(remote.Mapped, 1234), netip.AddrPortFrom(node.Pod.Addr, *port), []byte("tagged"))
+				if dataplane.Receives(t, node.Pod.NS, *port, remote.Mapped, func() error { return send(try.dst, unix.ETH_P_8021Q, tagged(try.vlan)) }) {
+					t.Errorf("a tagged frame arrives with %s", what)
+				}
+			}
+		} else if err := dataplane.Ping(node.Pod.NS, remote.Mapped, 56, patience); err != nil {
+			t.Error(err)
+		}
+		attack.at.Do(t, func() error {
+			l, err := netlink.LinkByName(attack.link)
+			if err != nil {
+				return err
+			}
+			neighbors, err := netlink.NeighList(l.Attrs().Index, netlink.FAMILY_V4)
+			if len(neighbors) != 1 {
+				t.Errorf("%s: 20 forged ARP requests made the neighbours %v, want the other end only", name, neighbors)
+			}
+			return err
+		})
+		if len(signals) > 0 {
+			t.Errorf("%s: forged ARP wakes the agent", name)
+		}
+	}
+	node.Do(t, func() error {
+		return netlink.RouteDel(&netlink.Route{Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, Gw: n.LAN.Addr.AsSlice()})
+	})
+}
+
+// monitor are the signals of the kernel by which an agent would be woken.
+func monitor(t *testing.T, ns *netns.NS) (signals <-chan struct{}) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	ns.Do(t, func() error {
+		k, err := overlay.New()
+		if err != nil {
+			return err
+		}
+		t.Cleanup(func() { _ = k.Close() })
+		signals, err = k.Monitor(ctx)
+		return err
+	})
+	return signals
 }
 
 // dropRoutes removes all routes by a next hop.

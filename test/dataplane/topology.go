@@ -36,6 +36,9 @@ const (
 	// what peers shall not reach.
 	WebNodePort = 30080
 	WebPort     = 8080
+	// RemoteNodePort leads to UDP port RemotePort of the peer's first pod.
+	RemoteNodePort = 30081
+	RemotePort     = 7777
 
 	unreachable = 4000
 )
@@ -221,6 +224,7 @@ func (n *Topology) cluster(t testing.TB, name string, number int, o Options) *Cl
 			{proto: unix.IPPROTO_UDP, port: TunnelNodePort, to: c.Gateway.Addr, toPort: tunnel.ListenPort},
 			{proto: unix.IPPROTO_TCP, port: WebNodePort, to: first.Pod.Addr, toPort: WebPort},
 			{proto: unix.IPPROTO_TCP, ip: Ranges().ClusterIP, port: 80, to: first.Pod.Addr, toPort: WebPort},
+			{proto: unix.IPPROTO_UDP, port: RemoteNodePort, to: first.Pod.Mapped, toPort: RemotePort},
 		}, !o.NoMasquerade)
 	}
 	return c
@@ -294,21 +298,20 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 		})
 	})
 	for i := range c.Nodes {
-		apply(t, c.Nodes[i].NS, c.nodeState(t, kind, i), func() (bool, error) {
-			table, err := nat.ApplyNode(context.Background(), c.nodeTable(i))
+		apply(t, c.Nodes[i].NS, c.NodeState(t, kind, i), func() (bool, error) {
+			table, err := nat.ApplyNode(context.Background(), c.NodeTable(i))
 			forward, forwardErr := firewall.EnsureAcceptRules(context.Background(), c.firewallConfig(i))
 			return table || forward, errors.Join(err, forwardErr)
 		})
 	}
 }
 
-// nodeTable is the nftables table of a node; the gateway is on the first one.
-func (c *Cluster) nodeTable(i int) nat.Node {
+// NodeTable is the nftables table of a node; the gateway is on the first one.
+func (c *Cluster) NodeTable(i int) nat.Node {
 	n := nat.Node{
 		OverlayGroup: overlay.Group, Address: c.Nodes[i].Overlay.Addr,
 		Pods:    []netip.Prefix{Ranges().Pods},
 		OwnPods: []netip.Prefix{c.podRange(i)}, Remote: Ranges().Remote(), Uplinks: []string{"eth0"},
-		Gateways:    []nat.NodeGateway{{Pod: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0, Calls: c.Name == "a"}},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
 	}
 	for _, h := range c.Exposed {
@@ -316,7 +319,11 @@ func (c *Cluster) nodeTable(i int) nat.Node {
 	}
 	if p := c.Plain; p.Own.IsValid() {
 		n.Pods, n.Remote = append(n.Pods, p.Own), append(n.Remote, p.Peer)
+		n.OwnPods = append(n.OwnPods, netip.PrefixFrom(translate(c.Nodes[i].Pod.Addr, p.Own), 32))
 	}
+	n.Gateways = []nat.NodeGateway{{
+		Pod: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0, Calls: c.Name == "a", Link: overlay.NamePrefix + "0-0", Remote: n.Remote,
+	}}
 	return n
 }
 
@@ -382,9 +389,8 @@ func (c *Cluster) GatewayTable(t testing.TB) nat.Gateway {
 	r := Ranges()
 	g := nat.Gateway{
 		Underlay: "eth0", TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
-		Local: []nat.Mapping{
-			{Real: r.Pods, Mapped: r.MappedPods}, {Real: r.Internal, Mapped: r.MappedInternal},
-		},
+		Local:    []nat.Mapping{{Real: r.Pods, Mapped: r.MappedPods}},
+		Internal: nat.Mapping{Real: r.Internal, Mapped: r.MappedInternal}, Address: c.Overlay.Addr,
 		Remote:      r.Remote(),
 		Nodes:       []netip.Addr{c.Outer(t, 0), c.Outer(t, 1)},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
@@ -444,7 +450,8 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind) overlay.State {
 	return s
 }
 
-func (c *Cluster) nodeState(t testing.TB, kind overlay.Kind, i int) overlay.State {
+// NodeState are a node's link, routes and rule.
+func (c *Cluster) NodeState(t testing.TB, kind overlay.Kind, i int) overlay.State {
 	t.Helper()
 	r := Ranges()
 	local := c.Nodes[i].Overlay.Addr

@@ -174,6 +174,11 @@ func pattern(size int) []byte {
 
 // Ping sends an ICMP echo request of a payload size and waits for the reply.
 func Ping(ns *netns.NS, dst netip.Addr, size int, timeout time.Duration) error {
+	return PingWith(ns, dst, pattern(size), timeout)
+}
+
+// PingWith is Ping with a payload of one's own.
+func PingWith(ns *netns.NS, dst netip.Addr, payload []byte, timeout time.Duration) error {
 	var c *icmp.PacketConn
 	if err := ns.Run(func() (err error) {
 		c, err = icmp.ListenPacket("ip4:icmp", "0.0.0.0")
@@ -183,7 +188,6 @@ func Ping(ns *netns.NS, dst netip.Addr, size int, timeout time.Duration) error {
 	}
 	defer func() { _ = c.Close() }()
 	id := int(time.Now().UnixNano() & 0xffff)
-	payload := pattern(size)
 	message := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: id, Seq: 1, Data: payload}}
 	b, err := message.Marshal(nil)
 	if err != nil {

@@ -86,7 +86,7 @@ func TestBadInput(t *testing.T) {
 			{"wrong certificate authority", other, []string{"peer", a, "untrusted"}, exitUnreachable, 0, []string{`"untrusted"`, "certificate"}},
 			{"no permission at all", other, []string{"peer", "nobody", b}, exitForbidden, 0, []string{`"nobody"`}},
 			{"permission to view only", other, []string{"peer", b, "viewer"}, exitForbidden, 0, []string{`"viewer"`, "create", "customresourcedefinitions"}},
-			{"unpeer with permission to view only", other, []string{"unpeer", b, "viewer"}, exitForbidden, 0, []string{`"viewer"`}},
+			{"unpeer with permission to view only", other, []string{"unpeer", "viewer", b}, exitForbidden, 0, []string{`"viewer"`}},
 			{"wrong token", other, []string{"peer", "stranger", b}, exitForbidden, 0, []string{`"stranger"`, "credentials"}},
 			{"same context twice", "", []string{"peer", a, a}, exitUsage, 0, []string{a, "same cluster"}},
 			{"same cluster by two contexts", other, []string{"peer", a, "alpha-again"}, exitUsage, 0, []string{a, "alpha-again", "same cluster"}},

@@ -302,7 +302,7 @@ func (f *fixture) scrub(ctx context.Context) error {
 			{"delete", "namespace", "liqonet-system", "--ignore-not-found", "--timeout=30s"},
 			{"patch", "clusternetworks.liqonet.io", "cluster", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`},
 			{"delete", "crd", "-l", "app.kubernetes.io/managed-by=liqonet", "--timeout=20s"},
-			{"delete", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/managed-by=liqonet"},
+			{"delete", "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings", "-l", "app.kubernetes.io/managed-by=liqonet"},
 		} {
 			_, _ = c.Run(ctx, "", args...) // what matters is looked at below
 		}

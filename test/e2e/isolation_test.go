@@ -236,24 +236,29 @@ func takeOver(t *testing.T, ctx context.Context, c, peer *cluster, source netip.
 	plane := p.Spec.Planes[0]
 	evil.pod = p.Status.Planes[0].PodIP.Addr
 	evil.peer = plane.RemoteAddress.Addr
-	var secret struct{ Data map[string][]byte }
-	raw, err = c.Run(ctx, "", "-n", "liqonet-system", "get", "secret", "gateway-"+peer.Name+"-0-1", "-o", "json")
-	if err == nil {
-		err = json.Unmarshal([]byte(raw), &secret)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate])
-	if err != nil {
-		t.Fatal(err)
+	keyIn := func(secretName, file string) wgtypes.Key {
+		var secret struct{ Data map[string][]byte }
+		raw, err := c.Run(ctx, "", "-n", "liqonet-system", "get", "secret", secretName, "-o", "json")
+		if err == nil {
+			err = json.Unmarshal([]byte(raw), &secret)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		key, err := wgtypes.NewKey(secret.Data[file])
+		if err != nil {
+			t.Fatal(err)
+		}
+		return key
 	}
 	remote, err := wgtypes.ParseKey(plane.RemotePublicKey)
 	if err != nil {
 		t.Fatal(err)
 	}
 	config := tunnel.Config{
-		PrivateKey: key, ListenPort: port, MTU: 1400, Address: netip.MustParseAddr("192.0.2.1"),
+		PrivateKey:   keyIn("gateway-"+peer.Name+"-0-1", v1alpha1.KeyFilePrivate),
+		PresharedKey: keyIn(fmt.Sprintf("gateway-%s-0-psk-%d", peer.Name, plane.PresharedKey.Generation), v1alpha1.KeyFilePreshared),
+		ListenPort:   port, MTU: 1400, Address: netip.MustParseAddr("192.0.2.1"),
 		Peer: tunnel.Peer{PublicKey: remote, AllowedIPs: []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0")}, Keepalive: time.Second},
 	}
 	if len(plane.Endpoints) > 0 {

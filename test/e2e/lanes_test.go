@@ -190,12 +190,13 @@ var places = map[string]place{
 	"TestBehindNAT":         {laneEqual, everyChange},
 	"TestUnreachableServer": {laneEqual, everyChange},
 	"TestDefect1_02_SecondPeerOfOnePairFails": {laneEqual, everyChange},
-	"TestFailedPeer":           {laneEqual, everyChange},
-	"TestInterrupted":          {laneEqual, everyChange},
-	"TestKilled":               {laneEqual, everyChange},
-	"TestPeering":              {laneEqual, everyChange},
-	"TestUnpeerPartialState":   {laneEqual, everyChange},
-	"TestUnpeerWithoutPeering": {laneEqual, everyChange},
+	"TestFailedPeer":                {laneEqual, everyChange},
+	"TestInterrupted":               {laneEqual, everyChange},
+	"TestKilled":                    {laneEqual, everyChange},
+	"TestPeering":                   {laneEqual, everyChange},
+	"TestUnpeerPartialState":        {laneEqual, everyChange},
+	"TestUnpeerWithoutPeering":      {laneEqual, everyChange},
+	"TestSecurity_12_UnpeerOneSide": {laneEqual, everyChange},
 
 	"TestDayTwo":         {laneOther, everyChange},
 	"TestMTU":            {laneOther, everyChange},
@@ -209,6 +210,8 @@ var places = map[string]place{
 	"TestNetworkPolicy":    {laneAll, everyChange},
 	"TestTakenOverGateway": {laneAll, everyChange},
 	"TestTopologies":       {laneAll, everyChange},
+
+	"TestSecurity_02_PublicAddressesStayWhereTheyAre": {laneOther, networksPart},
 
 	"TestDefect1_05_ClocksOfNodes": {laneEqual, failuresPart},
 	"TestDefect1_06_Versions":      {laneAll, networksPart},

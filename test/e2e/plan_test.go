@@ -57,7 +57,7 @@ func readers(t *testing.T, ctx context.Context, clusters ...*cluster) string {
 		})
 		manifest := `{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": "e2e-reader"}, "rules": [
 			{"apiGroups": [""], "resources": ["nodes", "namespaces", "pods", "services", "configmaps", "serviceaccounts", "resourcequotas"], "verbs": ["get", "list"]},
-			{"apiGroups": ["apps", "rbac.authorization.k8s.io", "apiextensions.k8s.io", "discovery.k8s.io", "networking.k8s.io", "coordination.k8s.io"], "resources": ["*"], "verbs": ["get", "list"]},
+			{"apiGroups": ["apps", "rbac.authorization.k8s.io", "apiextensions.k8s.io", "admissionregistration.k8s.io", "discovery.k8s.io", "networking.k8s.io", "coordination.k8s.io"], "resources": ["*"], "verbs": ["get", "list"]},
 			{"apiGroups": ["*"], "resources": ["clusternetworks", "peerings", "nodenetworks"], "verbs": ["get", "list"]}]}`
 		if _, err := c.Run(ctx, manifest, "apply", "-f", "-"); err != nil {
 			t.Fatal(err)
@@ -304,7 +304,7 @@ func forward(t *testing.T, ctx context.Context, at *vantage, port uint16, to net
 }
 
 // What reflects Services and EndpointSlices of one cluster in the other is told
-// where their endpoints are, by map and by the status, and these answer there.
+// where their endpoints are, by map and by the Peering, and these answer there.
 func mapService(t *testing.T, ctx context.Context, a, b *cluster) {
 	translation := translationOf(t, ctx, a, b)
 	want := map[netip.AddrPort]string{}
@@ -316,7 +316,7 @@ func mapService(t *testing.T, ctx context.Context, a, b *cluster) {
 		}
 	}
 	if len(want) != len(b.pods) {
-		t.Fatalf("the status translates %v", translation)
+		t.Fatalf("the Peering translates %v", translation)
 	}
 	for _, service := range []string{"default/tester", b.service.String()} {
 		lines := strings.Fields(mustLiqonet(t, ctx, "map", b.Name, a.Name, service).stdout)
@@ -338,10 +338,10 @@ func mapService(t *testing.T, ctx context.Context, a, b *cluster) {
 	}
 }
 
-// translationOf reads the status of a cluster's Peering.
+// translationOf is the translation in a cluster's Peering.
 func translationOf(t *testing.T, ctx context.Context, c, peer *cluster) (out struct{ Local, Remote []mapping }) {
 	t.Helper()
-	raw, err := c.Run(ctx, "", "get", "peering", peer.Name, "-o", "jsonpath={.status.translation}")
+	raw, err := c.Run(ctx, "", "get", "peering", peer.Name, "-o", "jsonpath={.spec.translation}")
 	if err == nil {
 		err = json.Unmarshal([]byte(raw), &out)
 	}

@@ -123,7 +123,7 @@ func TestRestarts(t *testing.T) {
 				for _, args := range [][]string{
 					{"delete", "namespace", "liqonet-system", "--timeout=60s"},
 					{"patch", "clusternetworks.liqonet.io", "cluster", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`},
-					{"delete", "customresourcedefinitions,clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/managed-by=liqonet", "--timeout=30s"},
+					{"delete", "customresourcedefinitions,clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings", "-l", "app.kubernetes.io/managed-by=liqonet", "--timeout=30s"},
 				} {
 					if _, err := c.Run(ctx, "", args...); err != nil {
 						return err

@@ -33,6 +33,8 @@ func (w write) kind() string {
 	for i, p := range parts {
 		if strings.HasPrefix(p, "gateway-") {
 			parts[i] = "gateway-*"
+		} else if strings.HasPrefix(p, "journal-") {
+			parts[i] = "journal-*"
 		} else if i > 0 && (parts[i-1] == "peerings" || parts[i-1] == "nodenetworks") {
 			parts[i] = "*"
 		}
@@ -155,7 +157,8 @@ func TestRollback(t *testing.T) {
 	tried := map[string]bool{}
 	for _, kind := range kinds {
 		cluster, what, _ := strings.Cut(kind, " ")
-		if tried[what] {
+		// The journal's heartbeats are patches too, and one that fails is followed by others.
+		if tried[what] || strings.HasPrefix(what, "PATCH ") && strings.HasSuffix(what, "/journal-*") {
 			continue
 		}
 		tried[what] = true

@@ -228,8 +228,8 @@ func checkSecrets(t *testing.T, ctx context.Context, said result, a, b *cluster)
 		}
 		where[c.Name+": nodes"] = fmt.Sprint(nodes)
 	}
-	if len(keys) != 4 {
-		t.Errorf("%d Secrets with keys, want the gateway's and the overlay's in each cluster", len(keys))
+	if len(keys) != 6 {
+		t.Errorf("%d Secrets with keys, want the gateway's, the tunnel's pre-shared and the overlay's in each cluster", len(keys))
 	}
 	for name, key := range keys {
 		for place, text := range where {
@@ -244,12 +244,15 @@ func checkSecrets(t *testing.T, ctx context.Context, said result, a, b *cluster)
 	}
 }
 
-// privateKey is a gateway's, or that of the overlay.
+// privateKey is a gateway's, a tunnel's pre-shared one, or that of the overlay.
 func privateKey(t *testing.T, secret *unstructured.Unstructured) []byte {
 	t.Helper()
-	name := "privatekey"
-	if secret.GetName() == v1alpha1.OverlaySecret {
-		name = "key"
+	name := v1alpha1.KeyFilePrivate
+	switch {
+	case secret.GetName() == v1alpha1.OverlaySecret:
+		name = v1alpha1.OverlayKeyFile
+	case strings.Contains(secret.GetName(), "-psk-"):
+		name = v1alpha1.KeyFilePreshared
 	}
 	encoded, _, err := unstructured.NestedString(secret.Object, "data", name)
 	if err != nil {

@@ -115,7 +115,7 @@ func (s *Server) playNode(ctx context.Context, cn *v1alpha1.ClusterNetwork, n *c
 	} else if err != nil {
 		return err
 	}
-	if err := Beat(ctx, s.Client, "node-"+nn.Name, v1alpha1.NodeAgentName+"-"+n.Name, ""); err != nil {
+	if err := Beat(ctx, s.Client, v1alpha1.NodeLease(n.Name), v1alpha1.NodeAgentName+"-"+n.Name, ""); err != nil {
 		return err
 	}
 	var gateways []v1alpha1.NodeGateway
@@ -143,11 +143,13 @@ func (s *Server) playServices(ctx context.Context) error {
 	}
 	taken := map[int32]bool{}
 	for _, svc := range services.Items {
-		taken[svc.Spec.Ports[0].NodePort] = true
+		for _, p := range svc.Spec.Ports {
+			taken[p.NodePort] = true
+		}
 	}
 	for i := range services.Items {
 		svc := &services.Items[i]
-		if svc.Spec.Type != corev1.ServiceTypeNodePort || svc.Spec.Ports[0].NodePort != 0 {
+		if svc.Spec.Type != corev1.ServiceTypeNodePort || len(svc.Spec.Ports) == 0 || svc.Spec.Ports[0].NodePort != 0 {
 			continue
 		}
 		port := int32(30001)

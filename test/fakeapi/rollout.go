@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -149,6 +150,7 @@ func runPod(ctx context.Context, c client.Client, name, node string, owner clien
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: owner.GetNamespace(), Name: name + "-" + hash, Labels: map[string]string{appsv1.ControllerRevisionHashLabelKey: hash, labelName: name},
+			UID: uuid.NewUUID(), // the fake client gives none
 		},
 		Spec: *template.Spec.DeepCopy(),
 	}

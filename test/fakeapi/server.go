@@ -20,6 +20,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -96,7 +97,7 @@ func (s *Server) isDown() bool {
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	return s, errors.Join(
-		coordinationv1.AddToScheme(s), corev1.AddToScheme(s), discoveryv1.AddToScheme(s), appsv1.AddToScheme(s), rbacv1.AddToScheme(s), networkingv1.AddToScheme(s),
+		admissionv1.AddToScheme(s), coordinationv1.AddToScheme(s), corev1.AddToScheme(s), discoveryv1.AddToScheme(s), appsv1.AddToScheme(s), rbacv1.AddToScheme(s), networkingv1.AddToScheme(s),
 		authorizationv1.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s), metav1.AddMetaToScheme(s),
 	)
 }

@@ -2,8 +2,13 @@ package v1alpha1
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Plane returns the plane of that index, nil if there is none.
@@ -40,11 +45,40 @@ func (p *Peering) RemoteRanges() []netip.Prefix {
 	return append(out, p.Spec.Remote.ExternalCIDR.Prefix)
 }
 
+// SplitEndpoint takes host:port apart. The host is a DNS name, or an address without a zone: an
+// endpoint is what somebody else says, and a zone may have any characters.
+func SplitEndpoint(endpoint string) (host string, port uint16, err error) {
+	host, service, err := net.SplitHostPort(endpoint)
+	if err != nil {
+		return "", 0, fmt.Errorf("%q is not ADDRESS:PORT", endpoint)
+	}
+	n, err := strconv.ParseUint(service, 10, 16)
+	if err != nil || n == 0 {
+		return "", 0, fmt.Errorf("endpoint %q: %q is not a port from 1 to 65535", endpoint, service)
+	}
+	if addr, err := netip.ParseAddr(host); err == nil {
+		if addr.Zone() != "" {
+			return "", 0, fmt.Errorf("endpoint %q: the address has a zone", endpoint)
+		}
+		return host, uint16(n), nil
+	}
+	lower := strings.ToLower(host)
+	last := lower[strings.LastIndex(lower, ".")+1:] // it is a number in a mistyped address
+	if len(validation.IsDNS1123Subdomain(lower))+len(validation.IsDNS1035Label(last)) > 0 {
+		return "", 0, fmt.Errorf("endpoint %q: %q is neither an address nor a host name", endpoint, host)
+	}
+	return host, uint16(n), nil
+}
+
 // Carries says whether an address is of the overlay's family: what is not cannot
 // be routed by it.
 func (p *Peering) Carries(a netip.Addr) bool {
 	return a.Is4() == p.Spec.Local.InternalCIDR.Addr().Is4()
 }
+
+// Unreadable says that the spec has something that could not be read, and so nothing at all is
+// known of it. The schema asks for an overlay.
+func (p *Peering) Unreadable() bool { return p.Spec.Overlay == "" }
 
 // Check returns an error if an address or a range of the spec could not be read.
 // The schema refuses such a Peering; one that was written before the schema, or

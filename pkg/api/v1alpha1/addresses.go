@@ -51,11 +51,12 @@ func (c *CIDR) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// IP is an address that reads and writes as a string.
+// IP is an address that reads and writes as a string. The schema's isIP refuses zones, and
+// IPv4 addresses that are written as IPv6.
 //
 // +kubebuilder:validation:Type=string
 // +kubebuilder:validation:MaxLength=39
-// +kubebuilder:validation:Pattern=`^[0-9a-f.:]+$`
+// +kubebuilder:validation:XValidation:rule="isIP(self)",message="must be an address, without a zone, e.g. 10.244.0.7"
 // +kubebuilder:object:generate=false
 type IP struct{ netip.Addr }
 

@@ -2,6 +2,7 @@ package v1alpha1_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -184,6 +185,67 @@ func TestAddToScheme(t *testing.T) {
 	for _, kind := range []string{"ClusterNetwork", "ClusterNetworkList", "Peering", "PeeringList", "NodeNetwork", "NodeNetworkList"} {
 		if !s.Recognizes(v1alpha1.GroupVersion.WithKind(kind)) {
 			t.Errorf("%s is not known", kind)
+		}
+	}
+}
+
+// Of an object that cannot be read as a whole the rest is kept, and no half of a spec.
+func TestSecurity_01_WhatCanBeReadIsKept(t *testing.T) {
+	_, p, _ := full()
+	raw, err := json.Marshal(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct{ good, bad string }{
+		{`"mtu":1400`, `"mtu":3000000000`},
+		{`"connected":true`, `"connected":"yes"`},
+		{`"nodeName":"n"`, `"nodeName":{}`},
+		{`"rttMicroseconds":1`, `"rttMicroseconds":1e20`},
+		{`"lastTransitionTime":"`, `"lastTransitionTime":"t`},
+	} {
+		changed := strings.Replace(string(raw), tt.good, tt.bad, 1)
+		if changed == string(raw) {
+			t.Fatalf("%s is not in %s", tt.good, raw)
+		}
+		got := &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Index: 7}}
+		if err := json.Unmarshal([]byte(changed), got); err != nil {
+			t.Errorf("%s: %v", tt.bad, err)
+		}
+		if diff := cmp.Diff(p.Spec, got.Spec, compare); diff != "" || got.Name != p.Name {
+			t.Errorf("%s: the spec is another one:\n%s", tt.bad, diff)
+		}
+		if s := got.PlaneStatus(1); strings.Contains(tt.good, "mtu") && (s == nil || s.PodIP != p.Status.Planes[0].PodIP || s.MTU != 0) {
+			t.Errorf("%s: got %+v", tt.bad, s)
+		}
+	}
+	for _, tt := range []struct{ good, bad string }{
+		{`"index":3`, `"index":"3"`},
+		{`"index":3`, `"index":3000000000`},
+		{`"overlay"`, `"planes":{},"overlay"`},
+		{`"role":"Client"`, `"role":[]`},
+	} {
+		got := &v1alpha1.Peering{}
+		if err := json.Unmarshal([]byte(strings.Replace(string(raw), tt.good, tt.bad, 1)), got); err != nil || got.Check() == nil || got.Spec.Overlay != "" {
+			t.Errorf("%s: %v, %+v", tt.bad, err, got.Spec)
+		}
+		if got.Name != p.Name || len(got.Status.Planes) != 1 {
+			t.Errorf("%s: got %+v", tt.bad, got)
+		}
+	}
+	// What is no object at all is an error as before.
+	if err := json.Unmarshal([]byte(`[]`), &v1alpha1.Peering{}); err == nil {
+		t.Error("a list is taken for a Peering")
+	}
+}
+
+func TestSplitEndpoint(t *testing.T) {
+	for in, want := range map[string]string{
+		"192.0.2.1:1": "192.0.2.1 1", "[2001:db8::1]:65535": "2001:db8::1 65535", "Gateway.example:51840": "Gateway.example 51840",
+		"192.0.2.1": "", "192.0.2.1:0": "", "192.0.2.1:65536": "", "[fe80::1%eth0]:1": "", "[fe80::1%x\nallowed_ip=0.0.0.0/0]:51840": "", "a b:1": "", "192.0.2.300:1": "", ":1": "", "a:http": "",
+	} {
+		host, port, err := v1alpha1.SplitEndpoint(in)
+		if got := fmt.Sprint(host, " ", port); (err == nil) != (want != "") || err == nil && got != want {
+			t.Errorf("%q: got %s, %v", in, got, err)
 		}
 	}
 }

@@ -21,6 +21,7 @@ type ClusterNetwork struct {
 // ClusterNetworkSpec is written by the CLI only.
 type ClusterNetworkSpec struct {
 	// InternalCIDR is the /19 of the overlay's addresses, local to this cluster.
+	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/115' : '/19')",message="must be a /19"
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="nodes bear addresses of it: unpeer all, then peer again"
 	InternalCIDR CIDR `json:"internalCIDR"`
 
@@ -38,6 +39,7 @@ type PeerAllocation struct {
 	// ClusterID is the UID of the peer's kube-system namespace.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[!-~]+$`
 	ClusterID string `json:"clusterID"`
 	// Name of the Peering, unique in this cluster; derived from what the user
 	// called the peer.
@@ -58,6 +60,7 @@ type PeerAllocation struct {
 	Pods []CIDRMapping `json:"pods,omitempty"`
 	// ExternalCIDR is the /18 by which this cluster knows the peer's nodes and
 	// external hosts.
+	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/114' : '/18')",message="must be a /18"
 	// +optional
 	ExternalCIDR CIDR `json:"externalCIDR,omitzero"`
 	// Hosts are addresses outside of this cluster that the peer may reach.
@@ -69,6 +72,7 @@ type PeerAllocation struct {
 	// Claim is the random ID of the command that made this entry. Until the peering is
 	// established, only that command takes the entry back.
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[!-~]*$`
 	// +optional
 	Claim string `json:"claim,omitempty"`
 	// Previous are the ranges that an established peering had before a command that has
@@ -89,6 +93,7 @@ type PeerRanges struct {
 	// +optional
 	Pods []CIDRMapping `json:"pods,omitempty"`
 	// ExternalCIDR is the /18 by which this cluster knows the peer's nodes.
+	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/114' : '/18')",message="must be a /18"
 	// +optional
 	ExternalCIDR CIDR `json:"externalCIDR,omitzero"`
 }
@@ -96,6 +101,7 @@ type PeerRanges struct {
 // ExposedHost is an address outside of this cluster that a peer may reach.
 type ExposedHost struct {
 	// Address of the host, as this cluster's nodes reach it.
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).isGlobalUnicast()",message="must be no address of loopback, link-local or multicast"
 	Address IP `json:"address"`
 	// Number is its place in the upper half of the external CIDR by which the peer
 	// knows this cluster.
@@ -105,6 +111,9 @@ type ExposedHost struct {
 }
 
 // CIDRMapping translates a prefix 1:1 into another one of the same length.
+//
+// +kubebuilder:validation:XValidation:rule="self.real.substring(self.real.indexOf('/')) == self.mapped.substring(self.mapped.indexOf('/')) && self.real.contains(':') == self.mapped.contains(':')",message="real and mapped must be of one length and one address family"
+// +kubebuilder:validation:XValidation:rule="!self.mapped.endsWith('/0')",message="must not be all addresses"
 type CIDRMapping struct {
 	// Real is the prefix inside the cluster that it belongs to.
 	Real CIDR `json:"real"`

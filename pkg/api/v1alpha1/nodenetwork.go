@@ -26,6 +26,7 @@ const (
 // +kubebuilder:printcolumn:name="Reached",type=string,priority=1,JSONPath=`.status.gateways[*].ready`
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="isIP(self.metadata.name)",message="the name must be the node's overlay address"
 type NodeNetwork struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -41,6 +42,7 @@ type NodeNetworkSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the address belongs to one node"
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[0-9a-z.-]+$`
 	NodeName string `json:"nodeName"`
 }
 
@@ -50,6 +52,8 @@ type NodeNetworkStatus struct {
 	// +optional
 	Kernel *KernelFacts `json:"kernel,omitempty"`
 	// UnderlayMTU is that of the interface with the node's own address, in bytes.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000000
 	// +optional
 	UnderlayMTU int32 `json:"underlayMTU,omitempty"`
 	// NodeIPs are the Node's internal and external addresses.
@@ -74,20 +78,31 @@ type NodeNetworkStatus struct {
 	// +kubebuilder:validation:MaxItems=256
 	// +optional
 	Routes []CIDR `json:"routes,omitempty"`
+	// Resolvers are the name servers of the node, as its kubelet gives them to pods. No
+	// range of a peer may have one of them.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=8
+	// +optional
+	Resolvers []IP `json:"resolvers,omitempty"`
 	// Gateways has an entry for each gateway that the kernel knows of; it is
 	// removed when the kernel is clean of it.
 	// +listType=map
 	// +listMapKey=peering
 	// +listMapKey=plane
+	// +kubebuilder:validation:MaxItems=2048
 	// +optional
 	Gateways []NodeGateway `json:"gateways,omitempty"`
 	// Conditions has Ready. The node's agent writes it.
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:XValidation:rule="self.all(c, c.message.size() <= 4096)",message="a message must have 4096 characters at most"
+	// +kubebuilder:validation:XValidation:rule="self.all(c, c.lastTransitionTime < timestamp('9999-01-01T00:00:00Z'))",message="a time must be as in 2026-01-01T00:00:00Z"
+	// +kubebuilder:validation:XValidation:rule="self.all(c, !has(c.observedGeneration) || c.observedGeneration <= 1000000000000)",message="must be a generation"
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// Message says what the agent could not do.
+	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	Message string `json:"message,omitempty"`
 }
@@ -95,6 +110,7 @@ type NodeNetworkStatus struct {
 // KernelFacts are what only the node's kernel knows.
 type KernelFacts struct {
 	// Release is that of uname.
+	// +kubebuilder:validation:MaxLength=64
 	Release string `json:"release"`
 	// Geneve, VXLAN and WireGuard say whether such a link can be made.
 	Geneve    bool `json:"geneve"`
@@ -104,10 +120,17 @@ type KernelFacts struct {
 
 // NodeGateway is one gateway as the node sees it.
 type NodeGateway struct {
-	// Peering is the Peering's name, Plane the plane's index.
+	// Peering is the Peering's name.
+	// +kubebuilder:validation:MaxLength=40
+	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Peering string `json:"peering"`
-	Plane   int32  `json:"plane"`
+	// Plane is the plane's index.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=3
+	Plane int32 `json:"plane"`
 	// ObservedGeneration of the Peering that is in the kernel.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000000000000
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// GatewayIP is the gateway pod's address that the overlay link leads to.
@@ -119,15 +142,21 @@ type NodeGateway struct {
 	Source IP `json:"source,omitzero"`
 	// MTU in bytes of the packets that this node can carry to the gateway in the overlay.
 	// Where the gateway runs on this node, it is also that of packets in the tunnel.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000000
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
 	// Ready says that probes to the peer's gateway, through overlay and tunnel,
 	// are answered.
 	Ready bool `json:"ready"`
 	// RTTMicroseconds is the median of these probes.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=3600000000
 	// +optional
 	RTTMicroseconds int64 `json:"rttMicroseconds,omitempty"`
 	// LossPercent of these probes.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
 	// +optional
 	LossPercent int32 `json:"lossPercent,omitempty"`
 }

@@ -18,6 +18,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="RTT us",type=string,priority=1,JSONPath=`.status.planes[*].rttMicroseconds`
 // +kubebuilder:printcolumn:name="Gateway",type=string,priority=1,JSONPath=`.status.planes[*].nodeName`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 40 && !self.metadata.name.contains('.')",message="the name must be that of the ledger's entry"
 type Peering struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
@@ -28,6 +29,10 @@ type Peering struct {
 }
 
 // PeeringSpec is written by the CLI only.
+//
+// +kubebuilder:validation:XValidation:rule="self.local.externalCIDR.contains(':') == self.local.internalCIDR.contains(':') && self.remote.externalCIDR.contains(':') == self.local.internalCIDR.contains(':')",message="internal and external ranges must be of one address family"
+// +kubebuilder:validation:XValidation:rule="self.local.pods.exists(m, m.real.contains(':') == self.local.internalCIDR.contains(':')) && self.remote.pods.exists(m, m.real.contains(':') == self.local.internalCIDR.contains(':'))",message="both clusters must have a pod range of the overlay's address family"
+// +kubebuilder:validation:XValidation:rule="self.planes.all(p, isIP(p.remoteAddress) && cidr(self.remote.externalCIDR).containsIP(p.remoteAddress))",message="the address of the peer's gateway must be in the peer's external range"
 type PeeringSpec struct {
 	// Index is that of the ledger's entry.
 	// +kubebuilder:validation:Minimum=0
@@ -45,9 +50,15 @@ type PeeringSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=4
 	Planes []Plane `json:"planes"`
+	// Translation is for whoever writes addresses of one cluster for the other, such
+	// as those of pods and EndpointSlices.
+	// +optional
+	Translation *Translation `json:"translation,omitempty"`
 }
 
 // LocalNetwork is this cluster as the peer knows it.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.hosts) || self.hosts.all(h, isIP(h.mapped) && cidr(self.externalCIDR).containsIP(h.mapped))",message="a host's mapped address must be in the external range"
 type LocalNetwork struct {
 	// Pods maps this cluster's pod ranges to those by which the peer knows them.
 	// +listType=atomic
@@ -55,9 +66,11 @@ type LocalNetwork struct {
 	// +kubebuilder:validation:MaxItems=64
 	Pods []CIDRMapping `json:"pods"`
 	// InternalCIDR is the /19 of this cluster's overlay.
+	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/115' : '/19')",message="must be a /19"
 	InternalCIDR CIDR `json:"internalCIDR"`
 	// ExternalCIDR is the /18 by which the peer knows this cluster's nodes: its
 	// lower half is InternalCIDR 1:1.
+	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/114' : '/18')",message="must be a /18"
 	ExternalCIDR CIDR `json:"externalCIDR"`
 	// Hosts are single addresses outside of this cluster that the peer may reach.
 	// +listType=atomic
@@ -67,8 +80,11 @@ type LocalNetwork struct {
 }
 
 // AddressMapping is one address and the one by which the peer knows it.
+//
+// +kubebuilder:validation:XValidation:rule="self.real.contains(':') == self.mapped.contains(':')",message="real and mapped must be of one address family"
 type AddressMapping struct {
 	// Real is the address as this cluster's nodes reach it.
+	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).isGlobalUnicast()",message="must be no address of loopback, link-local or multicast"
 	Real IP `json:"real"`
 	// Mapped is of the upper half of the external CIDR.
 	Mapped IP `json:"mapped"`
@@ -79,9 +95,12 @@ type RemoteNetwork struct {
 	// ClusterID is the UID of the peer's kube-system namespace.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[!-~]+$`
 	ClusterID string `json:"clusterID"`
-	// Name is what the user calls the peer.
+	// Name is what the user calls the peer: a context or a file. It has no control characters.
+	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[^\pC\p{Zl}\p{Zp}]+$`
 	Name string `json:"name"`
 	// Pods maps the peer's pod ranges to those by which this cluster knows them.
 	// +listType=atomic
@@ -89,6 +108,7 @@ type RemoteNetwork struct {
 	// +kubebuilder:validation:MaxItems=64
 	Pods []CIDRMapping `json:"pods"`
 	// ExternalCIDR is the /18 by which this cluster knows the peer's nodes.
+	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/114' : '/18')",message="must be a /18"
 	ExternalCIDR CIDR `json:"externalCIDR"`
 	// NodeIPs are the real addresses of the peer's nodes, as far as they were known
 	// when it was peered. The peer's gateway calls from them, and answers go to them, also
@@ -134,16 +154,23 @@ type Plane struct {
 	// KeyGeneration says which key this cluster's gateway has: that of the Secret
 	// gateway-PEERING-PLANE-GENERATION.
 	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000000
 	// +kubebuilder:default=1
 	KeyGeneration int32 `json:"keyGeneration"`
+	// PresharedKey is what both gateways have beside their key pairs. There is none if the
+	// peering was made by a version without.
+	// +optional
+	PresharedKey PresharedKey `json:"presharedKey,omitzero"`
 	// Service is the name of the Service that exposes this cluster's gateway. Empty
 	// on a client.
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^[a-z]([-a-z0-9]*[a-z0-9])?$`
 	// +optional
 	Service string `json:"service,omitempty"`
 	// RemotePublicKey is that of the peer's gateway, base64.
 	// +kubebuilder:validation:MinLength=44
 	// +kubebuilder:validation:MaxLength=44
+	// +kubebuilder:validation:Pattern=`^[0-9A-Za-z+/]{42}[AEIMQUYcgkosw048]=$`
 	RemotePublicKey string `json:"remotePublicKey"`
 	// RemoteAddress is the peer's gateway's own address as this cluster knows it;
 	// it answers probes.
@@ -152,14 +179,32 @@ type Plane struct {
 	// host:port, tried in turn. Empty on a server.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=259
+	// +kubebuilder:validation:items:Pattern=`^([0-9A-Za-z.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$`
 	// +optional
 	Endpoints []string `json:"endpoints,omitempty"`
 }
 
+// PresharedKey tells a pre-shared key of WireGuard from others, without telling it.
+type PresharedKey struct {
+	// Generation says where this cluster has it: in the Secret
+	// gateway-PEERING-PLANE-psk-GENERATION.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000000
+	Generation int32 `json:"generation"`
+	// Fingerprint is the same in both clusters: the first 16 bytes of the key's SHA-256,
+	// base64.
+	// +kubebuilder:validation:MinLength=24
+	// +kubebuilder:validation:MaxLength=24
+	// +kubebuilder:validation:Pattern=`^[0-9A-Za-z+/]{22}==$`
+	Fingerprint string `json:"fingerprint"`
+}
+
 // PeeringStatus is what the gateways did and measured.
 type PeeringStatus struct {
-	// Translation is for whoever writes addresses of one cluster for the other, such
-	// as those of pods and EndpointSlices. The CLI writes it.
+	// Translation is what spec.translation is now. Gateways write the status, and this is not
+	// theirs to decide. So what is here can only stay as it is, or go, and nobody should read it.
+	// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() && self == oldSelf.value()",optionalOldSelf=true,message="spec.translation has it"
 	// +optional
 	Translation *Translation `json:"translation,omitempty"`
 	// Conditions are Connected and Degraded. The gateway of the plane with the lowest
@@ -167,6 +212,9 @@ type PeeringStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:XValidation:rule="self.all(c, c.message.size() <= 4096)",message="a message must have 4096 characters at most"
+	// +kubebuilder:validation:XValidation:rule="self.all(c, c.lastTransitionTime < timestamp('9999-01-01T00:00:00Z'))",message="a time must be as in 2026-01-01T00:00:00Z"
+	// +kubebuilder:validation:XValidation:rule="self.all(c, !has(c.observedGeneration) || c.observedGeneration <= 1000000000000)",message="must be a generation"
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// Planes has an entry for each gateway of this cluster, written by that gateway.
@@ -206,41 +254,62 @@ type Translation struct {
 	Remote []CIDRMapping `json:"remote,omitempty"`
 }
 
+// MaxMessage is how many characters a message in a status may have. It is part of what all
+// nodes are sent.
+const MaxMessage = 4096
+
 // PlaneStatus is written by the gateway of the plane.
 type PlaneStatus struct {
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=3
 	Index int32 `json:"index"`
 	// ObservedGeneration of the Peering that the gateway has applied.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000000000000
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// PodIP and NodeName say where the gateway runs. Nodes build their overlay
 	// links to PodIP.
 	// +optional
 	PodIP IP `json:"podIP,omitzero"`
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:Pattern=`^[0-9a-z.-]+$`
 	// +optional
 	NodeName string `json:"nodeName,omitempty"`
 	// PublicKey is that of this gateway's WireGuard key, base64.
 	// +kubebuilder:validation:MaxLength=44
+	// +kubebuilder:validation:Pattern=`^[0-9A-Za-z+/]{42}[AEIMQUYcgkosw048]=$`
 	// +optional
 	PublicKey string `json:"publicKey,omitempty"`
 	// MTU in bytes that packets to the peer may have, agreed by both gateways.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65535
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
 	// Connected says that probes through the tunnel are answered.
 	Connected bool `json:"connected"`
 	// Message says what is wrong where Connected is false.
+	// +kubebuilder:validation:MaxLength=4096
 	// +optional
 	Message string `json:"message,omitempty"`
 	// Endpoint of the peer's gateway as WireGuard sees it.
+	// +kubebuilder:validation:MaxLength=47
+	// +kubebuilder:validation:Pattern=`^([0-9.]+|\[[0-9a-f:.]+\]):[0-9]{1,5}$`
 	// +optional
 	Endpoint string `json:"endpoint,omitempty"`
 	// LastHandshake of WireGuard, by the clock of the gateway's node. Compare it only
 	// with the renewTime of the gateway's Lease, which is of the same clock.
+	// +kubebuilder:validation:XValidation:rule="self < timestamp('9999-01-01T00:00:00Z')",message="a time must be as in 2026-01-01T00:00:00Z"
 	// +optional
 	LastHandshake *metav1.Time `json:"lastHandshake,omitempty"`
 	// RTTMicroseconds is the median of the last probes, gateway to gateway.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=3600000000
 	// +optional
 	RTTMicroseconds int64 `json:"rttMicroseconds,omitempty"`
 	// LossPercent of the last probes.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100
 	// +optional
 	LossPercent int32 `json:"lossPercent,omitempty"`
 	// Remote is what the peer's gateway says of its cluster, through the tunnel.
@@ -256,6 +325,8 @@ type RemoteAnnouncement struct {
 	// in turn before those of the spec.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=47
+	// +kubebuilder:validation:items:Pattern=`^([0-9.]+|\[[0-9a-f:.]+\]):[0-9]{1,5}$`
 	// +optional
 	Endpoints []string `json:"endpoints,omitempty"`
 	// NodeIPs are the real addresses of the peer's nodes.

@@ -30,6 +30,10 @@ const (
 	// KeyFilePublic is the same for the public key.
 	KeyFilePublic = "publickey"
 
+	// KeyFilePreshared is the pre-shared key's name in the Secret that has it, and of the
+	// file where it is mounted.
+	KeyFilePreshared = "presharedkey"
+
 	// OverlaySecret is the name of the Secret with the key of the cluster's overlay.
 	OverlaySecret = "liqonet-overlay-1"
 	// OverlayKeyFile is the key's name in OverlaySecret, and of the file where it is mounted.
@@ -49,6 +53,10 @@ const (
 	// agents on 127.0.0.1, gateways on their pod's address.
 	HealthPort = 6097
 )
+
+// NodeLease is the name of the Lease that the agent of a node renews. It has the node's
+// name, so that a policy can tell whose it is.
+func NodeLease(nodeName string) string { return "node-" + nodeName }
 
 // AddToScheme registers the types of this package.
 func AddToScheme(s *runtime.Scheme) error {

@@ -1,0 +1,176 @@
+package gateway
+
+import (
+	"context"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/overlay"
+)
+
+// routesOf are the destinations of the routes to pods and hosts by a link.
+func routesOf(d desired, link string) (out []string) {
+	for _, r := range d.overlay.Routes {
+		if r.Dev == link && r.Table == overlay.InboundTable && r.Via.IsValid() {
+			out = append(out, r.Dst.String())
+		}
+	}
+	return out
+}
+
+// What one node says of its pods costs no other node anything.
+func TestSecurity_11_OneNodeNetworkStopsNoOther(t *testing.T) {
+	honest := node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24")
+	for _, tt := range []struct {
+		name       string
+		cidrs, ips []string
+		want       []string
+	}{
+		{name: "another node's overlay address", ips: []string{"10.80.0.1"}},
+		{name: "the overlay's range", cidrs: []string{"10.80.0.0/19", "10.80.0.0/25", "10.64.0.0/10"}},
+		{name: "an exposed host", ips: []string{"192.0.2.7"}},
+		{name: "an exposed host among the pods", ips: []string{"10.244.9.9"}},
+		{name: "everything", cidrs: []string{"0.0.0.0/0", "::/0"}},
+		{name: "addresses of others", cidrs: []string{"172.18.0.0/16", "10.0.0.0/12", "fd00::/8"}, ips: []string{"8.8.8.8", "10.96.0.1"}},
+		{name: "more than the peering carries", cidrs: []string{"10.245.0.0/20"}, want: []string{"10.245.0.0/24"}},
+		{name: "its pods", cidrs: []string{"10.244.1.0/24"}, ips: []string{"10.244.7.7"}, want: []string{"10.244.1.0/24", "10.244.7.7/32"}},
+		{name: "another node's pods", cidrs: []string{"10.244.0.0/24"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := peering(t, v1alpha1.Client, newKey(t))
+			p.Spec.Local.Hosts = []v1alpha1.AddressMapping{
+				{Real: v1alpha1.IP{Addr: addr("192.0.2.7")}, Mapped: v1alpha1.IP{Addr: addr("10.60.32.5")}},
+				{Real: v1alpha1.IP{Addr: addr("10.244.9.9")}, Mapped: v1alpha1.IP{Addr: addr("10.60.32.6")}},
+			}
+			liar := node("n2", "10.80.0.2", "172.18.0.3", 0, tt.cidrs...)
+			for _, ip := range tt.ips {
+				liar.Status.PodIPs = append(liar.Status.PodIPs, v1alpha1.IP{Addr: addr(ip)})
+			}
+			honest.ResourceVersion = "2" // written last
+			d, err := desire(local{key: newKey(t), node: "n1", underlay: "eth0", underlayMTU: 1450}, p, []v1alpha1.NodeNetwork{honest, liar})
+			if err != nil || d.leftOut != nil {
+				t.Fatal(err, d.leftOut)
+			}
+			keys := map[string]bool{}
+			for _, r := range d.overlay.Routes {
+				key := strings.Join([]string{r.Dst.String(), string(rune(r.Table)), string(rune(r.Metric))}, " ")
+				if keys[key] {
+					t.Errorf("route %s is there twice", r)
+				}
+				keys[key] = true
+			}
+			if got := routesOf(d, "lqn2"); !slices.Equal(got, tt.want) {
+				t.Errorf("the node has %v, want %v", got, tt.want)
+			}
+			if got, want := routesOf(d, "lqn1"), []string{"10.244.0.0/24", "192.0.2.7/32", "10.244.9.9/32"}; !slices.Equal(got, want) {
+				t.Errorf("the other node has %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// A NodeNetwork that no agent of ours has made leads no host's packets astray.
+func TestSecurity_11_HostsByNodesThatAreLinked(t *testing.T) {
+	p := peering(t, v1alpha1.Client, newKey(t))
+	p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("192.0.2.7")}, Mapped: v1alpha1.IP{Addr: addr("10.60.32.5")}}}
+	nodes := []v1alpha1.NodeNetwork{
+		node("bad-number", "10.80.0.0", "172.18.0.9", 0), node("bad-source", "10.80.0.1", "fd00::9", 0), node("n2", "10.80.0.2", "172.18.0.3", 0),
+	}
+	d, err := desire(local{key: newKey(t), node: "n3", underlay: "eth0", underlayMTU: 1450}, p, nodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := routesOf(d, "lqn2"); !slices.Equal(got, []string{"192.0.2.7/32"}) || d.leftOut == nil {
+		t.Errorf("routes %v, left out: %v", got, d.leftOut)
+	}
+}
+
+// Whatever nodes say, each route is there once, and leads pods and hosts of this cluster only.
+func TestSecurity_11_AnyReports(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 11))
+	prefixes := []string{"0.0.0.0/0", "10.92.0.0/16", "10.244.0.0/16", "10.244.3.0/24", "10.244.3.128/25", "::/0", "10.80.0.0/19", "10.0.0.0/8", "1.2.3.4/32", "fd00::1/128", "128.0.0.0/1", "10.245.0.0/16", "192.0.2.7/32"}
+	p := peering(t, v1alpha1.Server, newKey(t))
+	p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("192.0.2.7")}, Mapped: v1alpha1.IP{Addr: addr("10.60.32.5")}}}
+	me := local{key: newKey(t), node: "n1", underlay: "eth0", underlayMTU: 1450}
+	for range 2000 {
+		var nodes []v1alpha1.NodeNetwork
+		for _, name := range []string{"10.80.0.1", "10.80.0.2", "10.80.0.0", "10.80.31.254", "x", ""} {
+			n := v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+			n.Status.Gateways = []v1alpha1.NodeGateway{{Peering: "b", MTU: int32(r.IntN(3000) - 1000), Source: v1alpha1.IP{Addr: addr([]string{"172.18.0.2", "fd00::2", "255.255.255.255"}[r.IntN(3)])}}}
+			for range r.IntN(5) {
+				c := prefix(prefixes[r.IntN(len(prefixes))])
+				n.Status.PodCIDRs = append(n.Status.PodCIDRs, v1alpha1.CIDR{Prefix: c}, v1alpha1.CIDR{})
+				n.Status.PodIPs = append(n.Status.PodIPs, v1alpha1.IP{Addr: c.Addr()}, v1alpha1.IP{})
+			}
+			nodes = append(nodes, n)
+		}
+		d, err := desire(me, p, nodes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		type key struct {
+			table, metric int
+			dst           netip.Prefix
+		}
+		taken := map[key]bool{}
+		for _, route := range d.overlay.Routes {
+			k := key{route.Table, route.Metric, route.Dst}
+			if taken[k] {
+				t.Fatalf("%v: route %s is there twice", nodes, route)
+			}
+			taken[k] = true
+			inside := slices.ContainsFunc(p.Spec.Local.Pods, func(m v1alpha1.CIDRMapping) bool {
+				return m.Real.Contains(route.Dst.Addr()) && m.Real.Bits() <= route.Dst.Bits()
+			})
+			if route.Via.IsValid() && !inside && route.Dst != prefix("192.0.2.7/32") {
+				t.Fatalf("%v: route %s", nodes, route)
+			}
+		}
+	}
+}
+
+// What a peer says of where it is called gets no further if it is no host and port.
+func TestSecurity_25_OddEndpointsAreNotCalled(t *testing.T) {
+	for _, odd := range []string{
+		"[fe80::1%x\nallowed_ip=0.0.0.0/0]:51840", "[fe80::1%eth0]:51840", "[2001:db8::1%eth0]:51840", "host\nallowed_ip=0.0.0.0/0:1", "host.example\x00:1", "192.0.2.1:0", "192.0.2.1:99999", "a b:1", "\x1b[1m:1", ":1", "host",
+	} {
+		e := newEndpoints()
+		e.lookup = func(context.Context, string, string) ([]netip.Addr, error) {
+			t.Errorf("%q is looked up", odd)
+			return []netip.Addr{addr("192.0.2.1")}, nil
+		}
+		e.set([]string{odd})
+		if got, err := e.current(t.Context()); err == nil {
+			t.Errorf("%q is %v", odd, got)
+		} else if strings.ContainsAny(err.Error(), "\n\x00\x1b") {
+			t.Errorf("%q: %v", odd, err)
+		}
+	}
+	// The same where the gateway before this one wrote it down.
+	p := peering(t, v1alpha1.Client, newKey(t))
+	usable := filter(p, &p.Spec.Planes[0], nil, nil).Usable(v1alpha1.RemoteAnnouncement{
+		Endpoints: []string{"[2001:db8::1%x\nallowed_ip=0.0.0.0/0]:51840", "[2001:db8::2]:51840"},
+	})
+	if !slices.Equal(usable.Endpoints, []string{"[2001:db8::2]:51840"}) {
+		t.Errorf("usable: %q", usable.Endpoints)
+	}
+}
+
+// Messages have no end of their own: one that an API server refuses would keep all else of the
+// status from being reported.
+func TestSecurity_17_MessagesFit(t *testing.T) {
+	a := &agent{peering: peering(t, v1alpha1.Client, newKey(t)), degraded: strings.Repeat("ü", 5000), endpoints: newEndpoints()}
+	s := a.planeStatus(strings.Repeat("ü", 5000))
+	s.Connected = true
+	for _, message := range []string{s.Message, a.currentConditions(s)[1].Message} {
+		if n := len([]rune(message)); n == 0 || n > v1alpha1.MaxMessage || !strings.HasSuffix(message, "ü…") {
+			t.Errorf("%d characters, …%q", n, message[max(0, len(message)-9):])
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package node
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// served says whether all of a peering's ranges lead to its gateway.
+func served(d desired, p v1alpha1.Peering) bool {
+	for _, r := range p.RemoteRanges() {
+		found := false
+		for _, route := range d.overlay.Routes {
+			found = found || route.Dst == r && route.Via.IsValid() && strings.HasPrefix(route.Dev, fmt.Sprintf("lq%d-", p.Spec.Index))
+		}
+		if !found || !slices.Contains(d.nat.Remote, r) {
+			return false
+		}
+	}
+	return true
+}
+
+// A Peering that no kernel could hold, or that takes what another one has, stops no other. All of
+// them are refused by the schema as well, or overlap with another one, which it cannot know.
+func TestSecurity_11_OnePeeringStopsNoOther(t *testing.T) {
+	me := local{name: "n2", address: addr("10.80.0.7")}
+	for name, change := range map[string]func(p *v1alpha1.Peering){
+		"an external range of IPv6":         func(p *v1alpha1.Peering) { p.Spec.Remote.ExternalCIDR = v1alpha1.CIDR{Prefix: prefix("fd00::/18")} },
+		"an external range of a wrong size": func(p *v1alpha1.Peering) { p.Spec.Remote.ExternalCIDR = v1alpha1.CIDR{Prefix: prefix("10.64.0.0/10")} },
+		"an overlay of IPv6": func(p *v1alpha1.Peering) {
+			p.Spec.Local.InternalCIDR, p.Spec.Remote.ExternalCIDR = v1alpha1.CIDR{Prefix: prefix("fd00::/115")}, v1alpha1.CIDR{Prefix: prefix("fd01::/114")}
+			p.Spec.Remote.Pods = []v1alpha1.CIDRMapping{mapping("fd02::/64", "fd02::/64")}
+		},
+		"all addresses":                 func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("0.0.0.0/0", "0.0.0.0/0") },
+		"half of the other's range":     func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("10.244.0.0/17", "10.30.128.0/17") },
+		"a range around the other's":    func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("10.0.0.0/12", "10.16.0.0/12") },
+		"the other's external range":    func(p *v1alpha1.Peering) { p.Spec.Remote.ExternalCIDR = v1alpha1.CIDR{Prefix: prefix("10.70.0.0/18")} },
+		"this cluster's pods":           func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("10.244.3.0/24", "10.244.3.0/24") },
+		"this cluster's overlay":        func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("10.80.0.0/24", "10.80.0.0/24") },
+		"ranges of different lengths":   func(p *v1alpha1.Peering) { p.Spec.Remote.Pods[0] = mapping("10.244.0.0/16", "10.40.0.0/17") },
+		"a spec that could not be read": func(p *v1alpha1.Peering) { p.Spec = v1alpha1.PeeringSpec{} },
+		"the other's index":             func(p *v1alpha1.Peering) { p.Spec.Index = 2 },
+		"a gateway that is anywhere":    func(p *v1alpha1.Peering) { p.Status.Planes[0].PodIP = v1alpha1.IP{Addr: addr("192.0.2.1")} },
+		"a gateway that is a node":      func(p *v1alpha1.Peering) { p.Status.Planes[0].PodIP = v1alpha1.IP{Addr: addr("172.18.0.2")} },
+		"a gateway in the overlay":      func(p *v1alpha1.Peering) { p.Status.Planes[0].PodIP = v1alpha1.IP{Addr: addr("10.80.0.9")} },
+		"a gateway of the other's peer": func(p *v1alpha1.Peering) { p.Status.Planes[0].PodIP = v1alpha1.IP{Addr: addr("10.30.0.1")} },
+		"a gateway that has IPv6":       func(p *v1alpha1.Peering) { p.Status.Planes[0].PodIP = v1alpha1.IP{Addr: addr("fd00::1")} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			good := peering("good", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+			bad := peering("bad", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.40.0.0/16"), "10.71.0.0/18")
+			good.CreationTimestamp, bad.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
+			change(&bad)
+			d, err := desire(me, []v1alpha1.Peering{bad, good})
+			if err == nil || !strings.HasPrefix(err.Error(), "peering bad") {
+				t.Errorf("the error is %v", err)
+			}
+			if !served(d, good) || served(d, bad) || len(d.nat.Gateways) != 1 {
+				t.Errorf("routes %v, ranges %v, gateways %v", d.overlay.Routes, d.nat.Remote, d.nat.Gateways)
+			}
+			for _, r := range append(d.nat.Remote, d.nat.Pods...) {
+				if !r.Addr().Is4() {
+					t.Errorf("nftables would refuse %s", r)
+				}
+			}
+		})
+	}
+}
+
+// Two that have nothing of each other's are both served, however close.
+func TestSecurity_11_NeighboursAreServed(t *testing.T) {
+	me := local{name: "n2", address: addr("10.80.0.7")}
+	a := peering("a", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/17", "10.30.0.0/17"), "10.70.0.0/18")
+	b := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.128.0/17", "10.30.128.0/17"), "10.70.64.0/18")
+	d, err := desire(me, []v1alpha1.Peering{a, b})
+	if err != nil || !served(d, a) || !served(d, b) {
+		t.Errorf("%v: %v", err, d.overlay.Routes)
+	}
+}

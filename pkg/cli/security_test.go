@@ -1,0 +1,384 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// status takes the name of a peer for a context and for nothing else: a file of that name
+// is not opened, and no program that it names is run.
+func TestSecurity_04_StatusOpensNoFile(t *testing.T) {
+	hub, err := fakeapi.New(append(fakeapi.Objects("id-of-hub", "hub-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("evil", "id-of-evil"))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(hub.Close)
+	p := &v1alpha1.Peering{}
+	if err := hub.Client.Get(t.Context(), client.ObjectKey{Name: "evil"}, p); err != nil {
+		t.Fatal(err)
+	}
+	home := isolate(t)
+	t.Chdir(home)
+	ran := filepath.Join(home, "ran")
+	write(t, filepath.Join(home, "evil.conf"), `apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: "https://127.0.0.1:1"}}]
+contexts: [{name: c, context: {cluster: c, user: u}}]
+users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never, command: /bin/sh, args: [-c, "echo x >> `+ran+`"]}}}]
+`)
+	for _, name := range []string{"./evil.conf", "evil.conf", filepath.Join(home, "evil.conf"), "./evil.conf#c", "#c"} {
+		p.Spec.Remote.Name = name
+		if err := hub.Client.Update(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+		for what, contexts := range map[string][]string{
+			"no context": {"hub=" + hub.URL}, "a context of the file's name": {"hub=" + hub.URL, "./evil.conf=https://127.0.0.1:1", "evil.conf=https://127.0.0.1:1"},
+		} {
+			t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), contexts...))
+			if code, stdout, stderr := run(t, "status", "--timeout", "5s"); code != ExitUnhealthy || !strings.Contains(stdout, name) {
+				t.Errorf("%s, %s: exit code %d\n%s%s", name, what, code, stdout, stderr)
+			}
+			if _, err := os.Stat(ran); !errors.Is(err, os.ErrNotExist) {
+				t.Fatalf("%s, %s: the program that the file names ran", name, what)
+			}
+		}
+	}
+	// The file is one whose program runs where the user names it.
+	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "hub="+hub.URL))
+	if _, _, stderr := run(t, "status", "./evil.conf", "--timeout", "5s"); !exists(ran) {
+		t.Errorf("the program would not have run: this proves nothing\n%s", stderr)
+	}
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
+}
+
+// twoAPIs are clusters a and b that are peered. at gives both names to the servers.
+func twoAPIs(t *testing.T) (a, b *fakeapi.Server, at func(urlOfA, urlOfB string)) {
+	t.Helper()
+	var servers []*fakeapi.Server
+	for i, name := range []string{"a", "b"} {
+		s, err := fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", fmt.Sprintf("172.18.%d.11", i), "10.244.0.0/16")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Close)
+		servers = append(servers, s)
+	}
+	home := isolate(t)
+	at = func(urlOfA, urlOfB string) {
+		t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a="+urlOfA, "b="+urlOfB))
+	}
+	a, b = servers[0], servers[1]
+	at(a.URL, b.URL)
+	if code, _, stderr := run(t, "peer", "a", "b"); code != ExitOK {
+		t.Fatalf("peer: exit code %d\n%s", code, stderr)
+	}
+	return a, b, at
+}
+
+// isClean says that nothing of ours is in a cluster.
+func isClean(t *testing.T, s *fakeapi.Server) bool {
+	t.Helper()
+	var namespaces corev1.NamespaceList
+	var peerings v1alpha1.PeeringList
+	if err := errors.Join(s.Client.List(t.Context(), &namespaces), s.Client.List(t.Context(), &peerings)); err != nil {
+		t.Fatal(err)
+	}
+	return len(namespaces.Items) == 1 && len(peerings.Items) == 0
+}
+
+// disconnect has the gateway of a cluster report that nobody answers.
+func disconnect(t *testing.T, s *fakeapi.Server) {
+	t.Helper()
+	var peerings v1alpha1.PeeringList
+	if err := s.Client.List(t.Context(), &peerings); err != nil {
+		t.Fatal(err)
+	}
+	for i := range peerings.Items {
+		peerings.Items[i].Status.Planes[0].Connected = false
+		if err := s.Client.Status().Update(t.Context(), &peerings.Items[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func silentServer(t *testing.T) *httptest.Server {
+	t.Helper()
+	s := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	t.Cleanup(s.Close)
+	t.Cleanup(s.CloseClientConnections)
+	return s
+}
+
+func forbidding(w http.ResponseWriter, _ *http.Request) {
+	status := apierrors.NewForbidden(corev1.Resource("things"), "", errors.New("go\x1b[2J away\nb -> a: Connected")).Status()
+	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusForbidden)
+	_ = json.NewEncoder(w).Encode(status)
+}
+
+// Whatever answers in the place of b, or if nothing does: a is cleaned, and b when it is
+// back. In between status says of b that it is alone.
+func TestSecurity_12_OtherClusterCannotKeepThePeering(t *testing.T) {
+	tls := httptest.NewTLSServer(http.HandlerFunc(forbidding))
+	t.Cleanup(tls.Close)
+	forbids := httptest.NewServer(http.HandlerFunc(forbidding))
+	t.Cleanup(forbids.Close)
+	for what, url := range map[string]string{
+		"it hangs": "", "it forbids everything": forbids.URL, "it cannot be reached": "https://127.0.0.1:1", "its certificate is wrong": tls.URL,
+	} {
+		t.Run(what, func(t *testing.T) {
+			if url == "" {
+				kit.NotShort(t) // it is tried for 10 s
+				url = silentServer(t).URL
+			}
+			a, b, at := twoAPIs(t)
+			at(a.URL, url)
+			for again, said := range []string{"a has no peering with b any more", "a and b are not peered; nothing was changed."} {
+				code, stdout, stderr := run(t, "unpeer", "a", "b")
+				if code != ExitPartial || !strings.Contains(stdout, said) || !strings.Contains(stderr, "\n  when b can be asked again: kubectl liqonet unpeer b a\n") {
+					t.Errorf("run %d: exit code %d\n%s%s", again, code, stdout, stderr)
+				}
+				if strings.ContainsRune(stderr, '\x1b') || strings.Contains(stderr, "\nb -> a") {
+					t.Errorf("the server writes to the terminal: %q", stderr)
+				}
+			}
+			if !isClean(t, a) || isClean(t, b) {
+				t.Fatalf("a is clean: %t, b is clean: %t", isClean(t, a), isClean(t, b))
+			}
+			at(a.URL, b.URL)
+			disconnect(t, b)
+			for args, isOrphan := range map[string]bool{"status": true, "status a b": true, "status b": false} {
+				home := t.TempDir() // of which b is the current context
+				code, stdout, stderr := run(t, append(strings.Fields(args), "--kubeconfig", kubeconfig(t, filepath.Join(home, "of-b"), "b="+b.URL, "a="+a.URL))...)
+				if code != ExitUnhealthy || strings.Contains(stdout, "Orphaned") != isOrphan || strings.Contains(stdout, "unpeer b --peer a") != isOrphan {
+					t.Errorf("%s: exit code %d\n%s%s", args, code, stdout, stderr)
+				}
+			}
+			code, stdout, stderr := run(t, "peer", "a", "b")
+			if code != ExitIdentity || !strings.Contains(stderr, "a says that it is the cluster that b knows as a, but has no peering with it") {
+				t.Errorf("peer: exit code %d\n%s%s", code, stdout, stderr)
+			}
+			last := []string{"unpeer", "b", "a"}
+			if what == "it forbids everything" {
+				last = []string{"unpeer", "b", "--peer", "a"}
+			}
+			if code, stdout, stderr := run(t, last...); code != ExitOK || !isClean(t, b) {
+				t.Errorf("%v: exit code %d\n%s%s", last, code, stdout, stderr)
+			}
+			if code, stdout, stderr := run(t, "unpeer", "a", "b"); code != ExitOK || stdout != "a and b are not peered; nothing was changed.\n" {
+				t.Errorf("when both are clean: exit code %d\n%s%s", code, stdout, stderr)
+			}
+		})
+	}
+}
+
+// A cluster that the user does not want to be asked is not, and needs no kubeconfig.
+func TestSecurity_12_OtherClusterIsNotAsked(t *testing.T) {
+	for _, args := range []string{"unpeer a --peer b", "unpeer a b --force"} {
+		t.Run(args, func(t *testing.T) {
+			a, b, at := twoAPIs(t)
+			at(a.URL, "https://127.0.0.1:1")
+			if args == "unpeer a --peer b" {
+				t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(t.TempDir(), "kubeconfig"), "a="+a.URL))
+			}
+			before := b.Requests()
+			code, stdout, stderr := run(t, strings.Fields(args)...)
+			if code != ExitOK || !strings.Contains(stdout, "a has no peering with b any more, ") || !isClean(t, a) {
+				t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
+			}
+			if code, stdout, _ := run(t, strings.Fields(args)...); code != ExitOK || stdout != "a and b are not peered; nothing was changed.\n" {
+				t.Errorf("again: exit code %d\n%s", code, stdout)
+			}
+			if b.Requests() != before || isClean(t, b) {
+				t.Error("b was asked, or changed")
+			}
+		})
+	}
+}
+
+// The first cluster has to answer: nothing is done in the other one without it.
+func TestSecurity_12_FirstClusterHangs(t *testing.T) {
+	_, b, at := twoAPIs(t)
+	at(silentServer(t).URL, b.URL)
+	if code, stdout, stderr := run(t, "unpeer", "a", "b", "--timeout", "300ms"); code != ExitUnreachable || stdout != "" {
+		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
+	}
+	if isClean(t, b) {
+		t.Error("b was changed")
+	}
+}
+
+// What clusters say begins no line, and does nothing to a terminal.
+func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
+	const evil = "x\x1b]0;title\a\u009b2J\r\u202e\x7f\nb -> a: Connected\ty\xff"
+	check := func(what, got string, lines int) {
+		t.Helper()
+		for _, r := range got {
+			if r != '\n' && (r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 || r == 0x202e) {
+				t.Errorf("%s: %q", what, got)
+				break
+			}
+		}
+		if n := strings.Count(got, "\n"); n != lines || strings.Contains(got, "\nb -> a") || !strings.Contains(got, "x") {
+			t.Errorf("%s: %d lines instead of %d: %q", what, n, lines, got)
+		}
+	}
+	v := views()[1]
+	v.Name, v.Peer, v.Message, v.Overlay, v.State = evil, evil, evil, evil, peering.State(evil)
+	v.Planes = []peering.PlaneView{{Role: evil, Backend: evil, Node: evil, Endpoint: evil}}
+	p := &plan.Plan{}
+	for i := range p.Clusters {
+		s := []plan.Statement{{What: evil, Value: evil, Reason: evil}}
+		p.Clusters[i] = plan.ClusterPlan{
+			Cluster: evil, ClusterID: evil, Facts: s, Choices: s, Keys: s, Endpoints: s, Warnings: []string{evil}, Notes: []string{evil},
+			Ranges: []plan.RangePlan{{What: evil, Reason: evil}}, Objects: []plan.ObjectPlan{{Action: plan.Action(evil), Kind: evil, Namespace: evil, Name: evil, Reason: evil}},
+		}
+	}
+	for _, format := range []string{"table", "wide"} {
+		var out bytes.Buffer
+		o := &output{format}
+		o.printViews(&out, []peering.View{v})
+		check("status "+format, out.String(), 3)
+		out.Reset()
+		o.printRanges(&out, v)
+		check("ranges "+format, out.String(), 2)
+		out.Reset()
+		if err := o.printPlans(&out, []*plan.Plan{p}); err != nil {
+			t.Fatal(err)
+		}
+		check("plan "+format, out.String(), 1+2*(2+6*3+2)+2)
+	}
+	for format, lines := range map[string]int{"jsonpath={.peerings[0].overlay}": 1, "go-template={{(index .peerings 0).overlay}}": 1} {
+		var out bytes.Buffer
+		if err := (&output{format}).print(&out, status(v), nil); err != nil {
+			t.Fatal(err)
+		}
+		// A template prints what the user asks for, ends of lines included.
+		if got := out.String(); strings.ContainsAny(got, "\x1b\a\r\x7f\u009b\u202e") || strings.Count(got, "\n") != lines {
+			t.Errorf("%s: %q", format, got)
+		}
+	}
+	for _, tt := range []struct {
+		err   error
+		lines int
+	}{
+		{errors.New(evil), 0},
+		{&peering.Error{Cluster: "b", Doing: evil, Err: errors.New(evil), Hint: evil}, 1},
+		{errors.Join(errors.New(evil), &peering.Error{Doing: evil, Hint: evil}), 1},
+		{failures([]peering.Outcome{
+			{Pair: peering.Pair{{Name: evil}, {Name: evil}}, Err: &peering.Error{Doing: evil, Hint: evil}},
+			{Pair: peering.Pair{{Name: "a"}, {Name: "b"}}, Err: errors.New(evil)},
+		}), 3},
+	} {
+		check("error", string(explain(tt.err, "  ")), tt.lines)
+	}
+	var out bytes.Buffer
+	(&globals{streams: Streams{Out: &out, Err: &out}}).err().printf("%s %q %v %d\n", evil, evil, errors.New(evil), 7)
+	check("text", out.String(), 1)
+	out.Reset()
+	_ = plain{w: &out, prefix: "a - b: "}.Step(t.Context(), evil, func(context.Context) error { return errors.New("") })
+	check("step", out.String(), 2)
+}
+
+// All text is printed by one type, which makes values harmless.
+func TestSecurity_14_OneWayToPrint(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		raw, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(file, "_test.go") || file == "text.go" {
+			continue
+		}
+		for _, print := range []string{"fmt.Fprint", "fmt.Print", "println(", "os.Std"} {
+			if strings.Contains(string(raw), print) {
+				t.Errorf("%s: %s", file, print)
+			}
+		}
+	}
+}
+
+// A cluster that answers the ID of a peer gets an exit code of its own.
+func TestSecurity_03_ExitCode(t *testing.T) {
+	a, _, at := twoAPIs(t)
+	impostor, err := fakeapi.New(fakeapi.Objects("id-of-b", "b-1", "172.18.7.11", "10.244.0.0/16")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(impostor.Close)
+	at(a.URL, impostor.URL)
+	for _, args := range []string{"peer a b", "peer a b --dry-run"} {
+		code, stdout, stderr := run(t, strings.Fields(args)...)
+		if code != ExitIdentity || stdout != "" || !strings.Contains(stderr, "b says that it is the cluster that a knows as b, but has no peering with it") || !strings.Contains(stderr, "--replace") {
+			t.Errorf("%s: exit code %d\n%s%s", args, code, stdout, stderr)
+		}
+	}
+	if code, _, stderr := run(t, "peer", "a", "b", "--replace"); code != ExitOK {
+		t.Errorf("--replace: exit code %d\n%s", code, stderr)
+	}
+}
+
+// A namespace of somebody else is used where the user says so.
+func TestSecurity_19_AdoptNamespace(t *testing.T) {
+	a, b, at := twoAPIs(t)
+	if code, _, stderr := run(t, "unpeer", "a", "b"); code != ExitOK {
+		t.Fatal(stderr)
+	}
+	if err := a.Client.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace}}); err != nil {
+		t.Fatal(err)
+	}
+	at(a.URL, b.URL)
+	for _, args := range []string{"peer a b", "peer a b --dry-run"} {
+		if code, stdout, stderr := run(t, strings.Fields(args)...); code != ExitUsage || stdout != "" || !strings.Contains(stderr, "--adopt-namespace") {
+			t.Errorf("%s: exit code %d\n%s%s", args, code, stdout, stderr)
+		}
+	}
+	if code, _, stderr := run(t, "peer", "a", "b", "--adopt-namespace"); code != ExitOK {
+		t.Errorf("exit code %d\n%s", code, stderr)
+	}
+}
+
+func TestUnpeerArguments(t *testing.T) {
+	home := isolate(t)
+	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "one", "two"))
+	var codes []int
+	lines := []string{"unpeer one two --peer two", "unpeer one --force", "unpeer one two --force --mesh", "unpeer one --spokes two --peer two", "unpeer --peer two"}
+	for _, args := range lines {
+		code, _, _ := run(t, strings.Fields(args)...)
+		codes = append(codes, code)
+	}
+	if diff := cmp.Diff([]int{2, 2, 2, 2, 2}, codes); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,60 @@
+package manifests
+
+import (
+	"fmt"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// nodePolicy lets a node agent write only what is its own node's. All node agents have one
+// account, whose permissions cannot tell nodes apart. The token can: it is bound to a pod,
+// and the API server knows on which node that pod is (KEP-4193, since Kubernetes 1.30). A
+// token without that knowledge may write nothing.
+func nodePolicy(labels map[string]string) []Object {
+	rule := func(group, resource string, operations ...admissionv1.OperationType) admissionv1.NamedRuleWithOperations {
+		return admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
+			Operations: operations,
+			Rule:       admissionv1.Rule{APIGroups: []string{group}, APIVersions: []string{"*"}, Resources: []string{resource}, Scope: new(admissionv1.AllScopes)},
+		}}
+	}
+	const create, update, remove = admissionv1.Create, admissionv1.Update, admissionv1.Delete
+	agent := fmt.Sprintf("system:serviceaccount:%s:%s", v1alpha1.Namespace, v1alpha1.NodeAgentName)
+	return []Object{
+		&admissionv1.ValidatingAdmissionPolicy{
+			TypeMeta:   metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "ValidatingAdmissionPolicy"},
+			ObjectMeta: objectMeta("", v1alpha1.NodeAgentName, labels),
+			Spec: admissionv1.ValidatingAdmissionPolicySpec{
+				FailurePolicy: new(admissionv1.Fail),
+				MatchConstraints: &admissionv1.MatchResources{
+					NamespaceSelector: &metav1.LabelSelector{}, ObjectSelector: &metav1.LabelSelector{}, MatchPolicy: new(admissionv1.Equivalent),
+					ResourceRules: []admissionv1.NamedRuleWithOperations{
+						rule(v1alpha1.GroupVersion.Group, "nodenetworks", create, update, remove),
+						rule(v1alpha1.GroupVersion.Group, "nodenetworks/status", update),
+						rule("coordination.k8s.io", "leases", create, update, remove),
+					},
+				},
+				MatchConditions: []admissionv1.MatchCondition{{Name: "node-agents", Expression: fmt.Sprintf("request.userInfo.username == '%s'", agent)}},
+				Variables: []admissionv1.Variable{
+					{Name: "node", Expression: "request.userInfo.extra[?'authentication.kubernetes.io/node-name'][0].orValue('')"},
+					{Name: "objects", Expression: "[object, oldObject].filter(o, o != null)"},
+				},
+				Validations: []admissionv1.Validation{{
+					Expression: fmt.Sprintf("variables.node != '' && variables.objects.all(o, "+
+						"request.resource.resource == 'leases' ? o.metadata.name == '%s' + variables.node : o.spec.nodeName == variables.node)", v1alpha1.NodeLease("")),
+					MessageExpression: "'the node agent of \"' + variables.node + '\" may write what belongs to its own node only'",
+					Reason:            new(metav1.StatusReasonForbidden),
+				}},
+			},
+		},
+		&admissionv1.ValidatingAdmissionPolicyBinding{
+			TypeMeta:   metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "ValidatingAdmissionPolicyBinding"},
+			ObjectMeta: objectMeta("", v1alpha1.NodeAgentName, labels),
+			Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+				PolicyName: v1alpha1.NodeAgentName, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+			},
+		},
+	}
+}

@@ -1,0 +1,53 @@
+package manifests
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// A gateway with a pre-shared key mounts just this one; one without is as it was before
+// there were any, so that it need not start anew.
+func TestSecurity_23_PresharedKeyIsMounted(t *testing.T) {
+	without := Gateway{Peering: "b", KeyGeneration: 1}
+	with := without
+	with.PresharedKey = 3
+	_, plain := without.Objects()
+	_, deployment := with.Objects()
+	pod := &deployment.Spec.Template.Spec
+	i := slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "preshared" })
+	if i < 0 || pod.Volumes[i].Secret.SecretName != "gateway-b-0-psk-3" || *pod.Volumes[i].Secret.DefaultMode != 0o400 {
+		t.Fatalf("volumes are %+v", pod.Volumes)
+	}
+	c := &pod.Containers[0]
+	if !slices.Contains(c.Args, "--preshared-key=/etc/liqonet/preshared/presharedkey") {
+		t.Errorf("arguments are %q", c.Args)
+	}
+	if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "preshared" && m.ReadOnly }) {
+		t.Errorf("mounts are %+v", c.VolumeMounts)
+	}
+	if before := &plain.Spec.Template.Spec; len(before.Volumes)+1 != len(pod.Volumes) || strings.Contains(strings.Join(before.Containers[0].Args, " "), "preshared") {
+		t.Errorf("without a key, volumes are %+v and arguments %q", before.Volumes, before.Containers[0].Args)
+	}
+	secret := with.PresharedSecret([]byte("key"))
+	if secret.Name != "gateway-b-0-psk-3" || !*secret.Immutable || secret.Labels[v1alpha1.LabelPeering] != "b" || string(secret.Data[v1alpha1.KeyFilePreshared]) != "key" {
+		t.Errorf("the Secret is %+v", secret)
+	}
+	if with.PresharedSecret(nil).Data != nil {
+		t.Error("a Secret without a key has data")
+	}
+	// The schema refuses a key of generation 0.
+	u, err := ToApply(Peering("b", v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{}}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	planes, _, _ := unstructured.NestedSlice(u.Object, "spec", "planes")
+	if _, has := planes[0].(map[string]any)["presharedKey"]; has {
+		t.Errorf("a Peering without a key has one: %v", planes)
+	}
+}

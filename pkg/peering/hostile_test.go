@@ -1,0 +1,301 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+var seed = flag.Uint64("seed", 0, "which hostile objects are tried; 0 for others each time")
+
+// hostile is an object that is not as any program makes it.
+type hostile struct {
+	kind, namespace, name string
+	// what was done to it
+	what   string
+	object map[string]any
+}
+
+func (h hostile) String() string {
+	return fmt.Sprintf("%s %s/%s %s", h.kind, h.namespace, h.name, h.what)
+}
+
+// replaces puts it in the place of what was read.
+func (h hostile) replaces(obj client.Object) error {
+	kind := kindName(obj)
+	u, isUnstructured := obj.(*unstructured.Unstructured)
+	if isUnstructured {
+		kind = u.GetKind()
+	}
+	if kind != h.kind || obj.GetName() != h.name || obj.GetNamespace() != h.namespace {
+		return nil
+	}
+	content := runtime.DeepCopyJSON(h.object)
+	if isUnstructured {
+		u.Object = content
+		return nil
+	}
+	fresh := reflect.New(reflect.TypeOf(obj).Elem())
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(content, fresh.Interface()); err != nil {
+		return err // a client refuses it
+	}
+	reflect.ValueOf(obj).Elem().Set(fresh.Elem())
+	return nil
+}
+
+// answering is the same cluster, which answers with the hostile object.
+func (w *site) answering(h hostile) *Cluster {
+	c := *w.Cluster
+	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			if err := api.Get(ctx, key, obj, opts...); err != nil {
+				return err
+			}
+			return h.replaces(obj)
+		},
+		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			if err := api.List(ctx, list, opts...); err != nil {
+				return err
+			}
+			items := reflect.ValueOf(list).Elem().FieldByName("Items")
+			for i := range items.Len() {
+				if obj, ok := items.Index(i).Addr().Interface().(client.Object); ok {
+					if err := h.replaces(obj); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		},
+	})
+	return &c
+}
+
+// spoiled are all that one change makes of the objects of a cluster: a field is missing, a
+// list is empty, a number or a text is another one. Of the same field of one kind there is one.
+func spoiled(t *testing.T, w *site) (out []hostile) {
+	t.Helper()
+	known := map[string]bool{}
+	for _, list := range append(
+		append(workloads(), accounts()...), rolloutKinds()[2], &corev1.NamespaceList{}, &corev1.NodeList{}, &corev1.PodList{}, &corev1.ConfigMapList{},
+		&discoveryv1.EndpointSliceList{}, &v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
+	) {
+		if err := w.Client.List(t.Context(), list); err != nil {
+			t.Fatal(err)
+		}
+		objs, err := items(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, obj := range objs {
+			content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
+			if err != nil {
+				t.Fatal(err)
+			}
+			unstructured.RemoveNestedField(content, "metadata", "managedFields")
+			add := func(path []any, what string, value any) {
+				var fields []string
+				for _, p := range path {
+					if name, ok := p.(string); ok {
+						fields = append(fields, name)
+					}
+				}
+				h := hostile{kindName(list), obj.GetNamespace(), obj.GetName(), strings.Join(fields, ".") + what, nil}
+				if id := h.kind + h.what; !known[id] {
+					known[id] = true
+					h.object = replaced(runtime.DeepCopyJSON(content), path, value).(map[string]any)
+					out = append(out, h)
+				}
+			}
+			walk(content, nil, add)
+		}
+	}
+	return out
+}
+
+// walk calls add with the changes of each field.
+func walk(value any, path []any, add func(path []any, what string, value any)) {
+	path = slices.Clip(path)
+	switch v := value.(type) {
+	case map[string]any:
+		for _, k := range slices.Sorted(maps.Keys(v)) {
+			add(append(path, k), " is missing", nil)
+			walk(v[k], append(path, k), add)
+		}
+	case []any:
+		add(path, " is empty", []any{})
+		for i := range v {
+			walk(v[i], append(path, i), add)
+		}
+	case int64:
+		add(path, " is negative", int64(-7))
+		add(path, " is large", int64(1)<<31-1)
+	case string:
+		add(path, " is another text", "?")
+		add(path, " is another address", "fd00::1%x")
+		add(path, " is another range", "0.0.0.0/0")
+	}
+}
+
+// replaced is the value with another one at the path; nil is none.
+func replaced(in any, path []any, by any) any {
+	if len(path) == 0 {
+		return by
+	}
+	switch key := path[0].(type) {
+	case string:
+		m := in.(map[string]any)
+		if m[key] = replaced(m[key], path[1:], by); m[key] == nil {
+			delete(m, key)
+		}
+	case int:
+		l := in.([]any)
+		l[key] = replaced(l[key], path[1:], by)
+	}
+	return in
+}
+
+// isPanic says that an error is one that was caught.
+func isPanic(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "go on with what the clusters answer")
+}
+
+// frozen is the site without its play: nothing changes any more.
+func (w *site) frozen() *site {
+	c := *w.Cluster
+	c.Client = w.raw
+	return &site{Cluster: &c, raw: w.raw}
+}
+
+// some are a few of all, others each time.
+func some(t *testing.T, all []hostile, few, full int) []hostile {
+	t.Helper()
+	if kit.Full() {
+		few = full
+	}
+	if *seed == 0 {
+		*seed = rand.Uint64()
+	}
+	t.Logf("-seed %d: %d of %d", *seed, few, len(all))
+	rand.New(rand.NewPCG(*seed, 0)).Shuffle(len(all), reflect.Swapper(all))
+	return all[:min(few, len(all))]
+}
+
+// No object of a cluster makes a command panic.
+func TestSecurity_15_HostileObjects(t *testing.T) {
+	kit.NotShort(t)
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	all := spoiled(t, b)
+	a, b = a.frozen(), b.frozen()
+	for _, h := range some(t, all, 100, 600) {
+		c := b.answering(h)
+		if _, err := c.Views(t.Context()); isPanic(err) {
+			t.Errorf("status, %s: %v", h, err)
+		}
+		if _, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, Options{}, Silent{}); isPanic(err) {
+			t.Errorf("dry run, %s: %v", h, err)
+		}
+	}
+	for _, h := range some(t, all, 3, 40) {
+		synctest.Test(t, func(t *testing.T) {
+			a, b := twoSites(t)
+			mustPeer(t, a, b, Options{})
+			c := b.answering(h)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			if _, err := Peer(ctx, a.Cluster, c, Options{Image: "image:2"}, Silent{}); isPanic(err) {
+				t.Errorf("peer, %s: %v", h, err)
+			}
+			ctx, cancel = context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			if _, _, err := Unpeer(ctx, a.Cluster, c, Silent{}); isPanic(err) {
+				t.Errorf("unpeer, %s: %v", h, err)
+			}
+		})
+	}
+}
+
+// The objects with which the commands panicked once.
+func TestSecurity_15_ObjectsThatPanicked(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{Server: b.ID})
+	tried, all := map[string]bool{}, spoiled(t, b)
+	a, b = a.frozen(), b.frozen()
+	for _, h := range all {
+		switch what := h.kind + " " + h.what; what {
+		case "DaemonSet spec.template.spec.containers is missing", "Peering spec.planes is missing", "Service spec.ports is empty", "Peering spec.planes is empty":
+			tried[what] = true
+			c := b.answering(h)
+			if _, err := c.Views(t.Context()); err != nil {
+				t.Errorf("status, %s: %v", h, err)
+			}
+			if _, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, Options{}, Silent{}); isPanic(err) {
+				t.Errorf("dry run, %s: %v", h, err)
+			}
+		}
+	}
+	if len(tried) != 4 {
+		t.Errorf("tried only %v", tried)
+	}
+}
+
+// A panic at any request is an error, and what was done is taken back.
+func TestSecurity_15_PanicRollsBack(t *testing.T) {
+	t.Parallel()
+	requests := []int64{2, 25, 60}
+	if kit.Full() {
+		requests = nil
+		for n := range int64(120) {
+			requests = append(requests, n+1)
+		}
+	}
+	for _, n := range requests {
+		t.Run(fmt.Sprintf("request %d", n), func(t *testing.T) {
+			t.Parallel()
+			a, b := twoSites(t)
+			var count atomic.Int64
+			c := *b.Cluster
+			c.Client = interceptor.NewClient(b.Client, interceptor.Funcs{
+				Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+					if count.Add(1) == n {
+						var none []string
+						_ = none[n]
+					}
+					return api.Get(ctx, key, obj, opts...)
+				},
+			})
+			_, err := Peer(t.Context(), a.Cluster, &c, Options{}, Silent{})
+			if count.Load() < n {
+				return
+			}
+			if e := (*Error)(nil); !isPanic(err) || !errors.As(err, &e) || e.Kind != Unexpected || !strings.Contains(err.Error(), "PanicRollsBack") {
+				t.Errorf("got %v", err)
+			}
+			if left := append(a.ours(t), b.ours(t)...); len(left) > 0 {
+				t.Errorf("it leaves %v", left)
+			}
+		})
+	}
+}

@@ -1,0 +1,206 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// A cluster is its ID, which is what its API answers: whoever controls an API can answer
+// the ID of another cluster. So for a peering that has worked, a cluster has to have what
+// only the true peer has. That is the private key of one of its gateways, of any
+// generation, or the public key of one of ours, which nobody else was told.
+
+// evidence is what a cluster has of a peering.
+type evidence struct {
+	// entry of the ledger, and Peering; nil if there is none.
+	entry   *v1alpha1.PeerAllocation
+	peering *v1alpha1.Peering
+	// keys are the public halves of its gateways' private keys, of all generations.
+	keys []string
+	// unreadable is why there are none, where the user may not read Secrets.
+	unreadable error
+}
+
+// evidence reads what the cluster has of the peering with a peer.
+func (c *Cluster) evidence(ctx context.Context, peerID string) (e evidence, err error) {
+	if e.entry, err = c.entry(ctx, peerID); err != nil {
+		return e, err
+	}
+	var peerings v1alpha1.PeeringList
+	if err := c.list(ctx, &peerings); err != nil {
+		return e, err
+	}
+	for i, p := range peerings.Items {
+		if p.Spec.Remote.ClusterID == peerID {
+			e.peering = &peerings.Items[i]
+		}
+	}
+	// Somebody may have deleted the ledger, so the Secrets of all peerings count.
+	var secrets corev1.SecretList
+	err = c.list(ctx, &secrets, client.InNamespace(v1alpha1.Namespace), client.HasLabels{v1alpha1.LabelPeering})
+	if apierrors.IsForbidden(err) {
+		e.unreadable, err = err, nil
+	}
+	for i := range secrets.Items {
+		if key, err := keyIn(&secrets.Items[i], v1alpha1.KeyFilePrivate); err == nil {
+			e.keys = append(e.keys, publicOf(key))
+		}
+	}
+	return e, err
+}
+
+// remoteKeys are the public keys that the Peering has of the peer's gateways.
+func (e evidence) remoteKeys() (out []string) {
+	if e.peering == nil {
+		return nil
+	}
+	for _, plane := range e.peering.Spec.Planes {
+		out = append(out, plane.RemotePublicKey)
+	}
+	return slices.DeleteFunc(out, func(key string) bool { return key == "" })
+}
+
+// recognises says that the other cluster is the one that this one was peered with, by the
+// evidence of both. A peering that has never worked, or is being removed, asks for none.
+func (e evidence) recognises(other evidence) bool {
+	expected := e.remoteKeys()
+	if e.entry == nil || !e.entry.Established || len(expected) == 0 {
+		return true
+	}
+	own := slices.Clone(e.keys)
+	for _, s := range e.peering.Status.Planes {
+		own = append(own, s.PublicKey)
+	}
+	isIn := func(keys []string) func(string) bool {
+		return func(key string) bool { return slices.Contains(keys, key) }
+	}
+	return slices.ContainsFunc(expected, isIn(other.keys)) || slices.ContainsFunc(other.remoteKeys(), isIn(own))
+}
+
+// recognises compares the evidence, and looks again whether it has to. Another command may
+// have removed the peering after this side's evidence was read.
+func (c *Cluster) recognises(ctx context.Context, peer *Cluster, own, other evidence) (bool, error) {
+	if own.recognises(other) {
+		return true, nil
+	}
+	entry, err := c.entry(ctx, peer.ID)
+	return err == nil && (entry == nil || !entry.Established), err
+}
+
+// name is what the peer was called when it was peered.
+func (e evidence) name() string {
+	if e.peering != nil && e.peering.Spec.Remote.Name != "" {
+		return e.peering.Spec.Remote.Name
+	}
+	return e.entry.Name
+}
+
+// stranger is the error for a peer that is not recognised.
+func (c *Cluster) stranger(peer *Cluster, own, other evidence, hint string) error {
+	has := "has another key"
+	switch {
+	case other.unreadable != nil:
+		has = "its keys may not be read"
+	case other.entry == nil && other.peering == nil:
+		has = "has no peering with it"
+	}
+	return &Error{
+		Kind: Identity, Doing: fmt.Sprintf("%s says that it is the cluster that %s knows as %s, but %s", peer.Name, c.Name, own.name(), has), Err: other.unreadable, Hint: hint,
+	}
+}
+
+// recognise returns an error if one of the clusters is not the one that the other was
+// peered with. Where that is unclear, because Secrets may not be read, it says so.
+func (p *run) recognise(ctx context.Context) (unclear, err error) {
+	if p.options.Replace {
+		return nil, nil
+	}
+	var has [2]evidence
+	err = p.both(ctx, func(ctx context.Context, s, peer *side) (err error) {
+		has[s.index], err = s.evidence(ctx, peer.ID)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i, s := range p.sides {
+		peer, own, other := p.sides[1-i], has[i], has[1-i]
+		isPeer, err := s.recognises(ctx, peer.Cluster, own, other)
+		switch {
+		case err != nil:
+			return nil, err
+		case isPeer:
+		case other.unreadable != nil:
+			unclear = other.unreadable
+		default:
+			return nil, s.stranger(peer.Cluster, own, other, fmt.Sprintf(
+				"nothing was changed; find out which cluster answers at the address that the kubeconfig has for %s; if it is the right one, and has lost its keys or was unpeered alone, give --replace", peer.Name))
+		}
+	}
+	return unclear, nil
+}
+
+// peerCalled finds the peer of that name: its Peering's, what the user called it, or its ID.
+// Where there is none, it returns the names of all peers.
+func (c *Cluster) peerCalled(ctx context.Context, name string) (peerID string, others []string, err error) {
+	cn, err := c.ledger(ctx)
+	if cn == nil {
+		return "", nil, err
+	}
+	var peerings v1alpha1.PeeringList
+	if err := c.list(ctx, &peerings); err != nil {
+		return "", nil, err
+	}
+	names := map[string][]string{}
+	for _, p := range peerings.Items {
+		names[p.Spec.Remote.ClusterID] = append(names[p.Spec.Remote.ClusterID], p.Spec.Remote.Name)
+	}
+	var found []v1alpha1.PeerAllocation
+	for _, entry := range cn.Spec.Peers {
+		if entry.ClusterID == name || entry.Name == name || slices.Contains(names[entry.ClusterID], name) {
+			found = append(found, entry)
+		}
+		others = append(others, entry.Name)
+	}
+	switch len(found) {
+	case 0:
+		return "", others, nil
+	case 1:
+		return found[0].ClusterID, nil, nil
+	}
+	var ids []string
+	for _, entry := range found {
+		ids = append(ids, fmt.Sprintf("%s (Peering %s)", entry.ClusterID, entry.Name))
+	}
+	return "", nil, &Error{
+		Kind: Usage, Cluster: c.Name, Doing: "find the peer " + name, Err: errors.New("several are called so"),
+		Hint: fmt.Sprintf("give --peer with the ID of one: %s", strings.Join(ids, ", ")),
+	}
+}
+
+// unestablish notes in the ledger that the peering is being removed. Whatever comes between
+// is then a peering that has never worked: the keys of its clusters are not compared.
+func (c *Cluster) unestablish(ctx context.Context, peerID string) error {
+	_, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+		entry := plan.Allocation(cn, peerID)
+		if entry == nil || !entry.Established {
+			return errUnchanged
+		}
+		entry.Established = false
+		return nil
+	})
+	if errors.Is(err, errUninstalling) {
+		return nil
+	}
+	return c.fail("write to the ledger that the peering is being removed", err)
+}

@@ -1,0 +1,455 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// impostor is a cluster that the user calls b, and that says it is c.
+func impostor(t *testing.T, peer *site, objs ...client.Object) *site {
+	t.Helper()
+	b := newSite(t, "c", "10.40.0.0/16", "172.18.4.11", objs...)
+	b.Name, b.peer, peer.peer = "b", peer, b
+	return b
+}
+
+func newKey(t *testing.T) wgtypes.Key {
+	t.Helper()
+	key, err := wgtypes.GeneratePrivateKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// secretOf is the Secret of a gateway to a.
+func secretOf(private, public wgtypes.Key) *corev1.Secret {
+	return manifests.Gateway{Peering: "a", KeyGeneration: 1}.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: private[:], v1alpha1.KeyFilePublic: public[:]})
+}
+
+// planError is what a dry run ends with.
+func planError(t *testing.T, a, b *site) error {
+	t.Helper()
+	_, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, Options{}, Silent{})
+	return err
+}
+
+// A cluster that answers the ID of another one gets neither its peering nor its ranges, and
+// does not have it removed.
+func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
+	t.Parallel()
+	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	a.peer, c.peer = c, a
+	mustPeer(t, a, c, Options{})
+	public, err := wgtypes.ParseKey(a.peering(t).Spec.Planes[0].RemotePublicKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := newKey(t)
+	hostile := manifests.Peering("a", c.peering(t).Spec)
+	hostile.Spec.Planes[0].RemotePublicKey = newKey(t).PublicKey().String()
+	before := a.contents(t)
+	for name, tc := range map[string]struct {
+		objs []client.Object
+		has  string
+	}{
+		"nothing":               {nil, "has no peering with it"},
+		"another key":           {[]client.Object{hostile, secretOf(own, own.PublicKey())}, "has another key"},
+		"the public key only":   {[]client.Object{hostile, secretOf(own, public)}, "has another key"},
+		"a key of wrong length": {[]client.Object{hostile, &corev1.Secret{ObjectMeta: secretOf(own, own).ObjectMeta, Immutable: new(true), Data: map[string][]byte{v1alpha1.KeyFilePrivate: public[:7]}}}, "has another key"},
+	} {
+		b := impostor(t, a, tc.objs...)
+		_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
+		_, otherErr := Peer(t.Context(), b.Cluster, a.Cluster, Options{}, Silent{})
+		_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{})
+		for command, err := range map[string]error{"peer": peerErr, "peer, the other way round": otherErr, "dry run": planError(t, a, b), "unpeer": unpeerErr} {
+			if kindOf(t, err) != Identity || !strings.Contains(err.Error(), "b says that it is the cluster that a knows as c, but "+tc.has) {
+				t.Errorf("%s, %s: %v", name, command, err)
+			}
+		}
+		if diff := cmp.Diff(before, a.contents(t)); diff != "" {
+			t.Errorf("%s: it changed a:\n%s", name, diff)
+		}
+	}
+	// From its own side it removes its own only.
+	b := impostor(t, a, hostile)
+	if _, _, err := Unpeer(t.Context(), b.Cluster, a.Cluster, Silent{}); kindOf(t, err) != OneSided {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
+		t.Errorf("unpeer from the other side changed a:\n%s", diff)
+	}
+	mustPeer(t, a, impostor(t, a), Options{Replace: true})
+}
+
+// A cluster that does not tell its keys is not taken at its word.
+func TestSecurity_03_SilentAboutItsKeys(t *testing.T) {
+	t.Parallel()
+	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	a.peer, c.peer = c, a
+	mustPeer(t, a, c, Options{})
+	before := a.contents(t)
+	b := impostor(t, a)
+	b.Client = interceptor.NewClient(b.Client, interceptor.Funcs{
+		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			if _, ok := list.(*corev1.SecretList); ok {
+				return apierrors.NewForbidden(corev1.Resource("secrets"), "", errors.New("no"))
+			}
+			return api.List(ctx, list, opts...)
+		},
+	})
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{}); kindOf(t, err) != Forbidden {
+		t.Error(err)
+	}
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); kindOf(t, err) != Identity {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
+		t.Errorf("it changed a:\n%s", diff)
+	}
+	plans, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, Options{}, Silent{})
+	if err != nil || !slices.ContainsFunc(plans[0].Clusters[0].Warnings, func(w string) bool { return strings.Contains(w, "is not clear") }) {
+		t.Errorf("the plan does not say that it is not clear: %v", err)
+	}
+}
+
+// What a peer has lost, or got anew, does not make it another cluster.
+func TestSecurity_03_TruePeers(t *testing.T) {
+	t.Parallel()
+	deleteAll := func(t *testing.T, w *site, obj client.Object, opts ...client.DeleteAllOfOption) {
+		t.Helper()
+		if err := w.raw.DeleteAllOf(t.Context(), obj, opts...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, change := range map[string]func(t *testing.T, a, b *site){
+		"its Secrets are lost": func(t *testing.T, _, b *site) {
+			deleteAll(t, b, &corev1.Secret{}, client.InNamespace(v1alpha1.Namespace))
+		},
+		"its Peering and its ledger are lost": func(t *testing.T, _, b *site) {
+			deleteAll(t, b, &v1alpha1.Peering{})
+			cn := readLedger(t, b.Cluster)
+			cn.Finalizers = nil
+			if err := b.raw.Update(t.Context(), cn); err != nil {
+				t.Fatal(err)
+			}
+			deleteAll(t, b, &v1alpha1.ClusterNetwork{})
+		},
+		"keys were rotated, and its Peering is lost": func(t *testing.T, a, b *site) {
+			next, p := newKey(t), a.peering(t)
+			second := manifests.Gateway{Peering: "a", KeyGeneration: 2}.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: next[:]})
+			if err := b.raw.Create(t.Context(), second); err != nil {
+				t.Fatal(err)
+			}
+			p.Spec.Planes[0].RemotePublicKey = next.PublicKey().String()
+			if err := a.raw.Update(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			deleteAll(t, b, &v1alpha1.Peering{})
+		},
+		"a peering that never worked": func(t *testing.T, a, b *site) {
+			for _, w := range []*site{a, b} {
+				cn := readLedger(t, w.Cluster)
+				cn.Spec.Peers[0].Established = false
+				if err := w.raw.Update(t.Context(), cn); err != nil {
+					t.Fatal(err)
+				}
+			}
+			deleteAll(t, b, &corev1.Secret{}, client.InNamespace(v1alpha1.Namespace))
+			deleteAll(t, b, &v1alpha1.Peering{})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, b := twoSites(t)
+			mustPeer(t, a, b, Options{})
+			change(t, a, b)
+			mustPeer(t, b, a, Options{})
+			if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
+				t.Errorf("something is left to do: %v", changes(p))
+			}
+		})
+	}
+}
+
+// The peering is removed by another command, between what this one reads of both clusters.
+func TestSecurity_03_UnpeerComesBetween(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	read := make(chan struct{}) // is closed when a's evidence was
+	wasRead := sync.OnceFunc(func() { close(read) })
+	first := *a.Cluster
+	first.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
+		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			err := api.List(ctx, list, opts...)
+			if _, ok := list.(*corev1.SecretList); ok {
+				wasRead()
+			}
+			return err
+		},
+	})
+	c, once := *b.Cluster, sync.Once{}
+	c.Client = interceptor.NewClient(b.Client, interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			if _, ok := obj.(*v1alpha1.ClusterNetwork); ok {
+				once.Do(func() {
+					<-read
+					if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			return api.Get(ctx, key, obj, opts...)
+		},
+	})
+	if _, err := Peer(t.Context(), &first, &c, Options{}, Silent{}); err != nil {
+		t.Error(err)
+	}
+}
+
+// After an unpeer of which any write failed, in any of both clusters, the clusters can be
+// peered, and unpeered.
+func TestSecurity_03_AfterHalfAnUnpeer(t *testing.T) {
+	kit.NotShort(t)
+	t.Parallel()
+	writes := 12
+	if !kit.Full() {
+		writes = 3
+	}
+	for i := range 2 * writes {
+		n, side := 1+i/2*11/(writes-1), i%2
+		t.Run(fmt.Sprintf("write %d in %c", n, "ab"[side]), func(t *testing.T) {
+			t.Parallel()
+			a, b := twoSites(t)
+			mustPeer(t, a, b, Options{})
+			w := []*site{a, b}[side]
+			w.mu.Lock()
+			w.writes, w.failing = 0, n
+			w.mu.Unlock()
+			if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); !errors.Is(err, errInjected) {
+				t.Fatal(err)
+			}
+			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{}); w == b && n == 1 {
+				// Nothing could be done in b, and a has nothing any more.
+				if kindOf(t, err) != Identity {
+					t.Error(err)
+				}
+			} else if err != nil {
+				t.Fatal(err)
+			}
+			if _, _, err := Unpeer(t.Context(), b.Cluster, a.Cluster, Silent{}); err != nil {
+				t.Fatal(err)
+			}
+			if left := append(a.ours(t), b.ours(t)...); len(left) > 0 {
+				t.Errorf("it leaves %v", left)
+			}
+		})
+	}
+}
+
+// refusing is the same cluster, whose API answers nothing but who it is, or changes nothing.
+func (w *site) refusing(err error, changesOnly bool) *Cluster {
+	c := *w.Cluster
+	answer := func(ctx context.Context) error {
+		if err == nil { // it hangs
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		return err
+	}
+	if changesOnly {
+		c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
+			Update: func(ctx context.Context, _ client.WithWatch, _ client.Object, _ ...client.UpdateOption) error {
+				return answer(ctx)
+			},
+		})
+		return &c
+	}
+	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
+		Get: func(ctx context.Context, _ client.WithWatch, _ client.ObjectKey, _ client.Object, _ ...client.GetOption) error {
+			return answer(ctx)
+		},
+		List: func(ctx context.Context, _ client.WithWatch, _ client.ObjectList, _ ...client.ListOption) error {
+			return answer(ctx)
+		},
+		Create: func(ctx context.Context, _ client.WithWatch, _ client.Object, _ ...client.CreateOption) error {
+			return answer(ctx)
+		},
+	})
+	return &c
+}
+
+// The peer cannot keep its peering in this cluster by what it answers, nor by not answering.
+func TestSecurity_12_PeerRefuses(t *testing.T) {
+	t.Parallel()
+	forbidden := apierrors.NewForbidden(corev1.Resource("things"), "", errors.New("no"))
+	for name, tc := range map[string]struct {
+		answer      error
+		changesOnly bool
+		within      time.Duration
+	}{
+		"it forbids everything": {forbidden, false, 5 * time.Second},
+		"it hangs":              {nil, false, answerTimeout + 5*time.Second},
+		"it forbids changes":    {forbidden, true, 5 * time.Second},
+		"it hangs at changes":   {nil, true, time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b := twoSites(t)
+				mustPeer(t, a, b, Options{})
+				start := time.Now()
+				unpeer := func() (inA, inB Removed, err error) {
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					defer cancel()
+					return Unpeer(ctx, a.Cluster, b.refusing(tc.answer, tc.changesOnly), Silent{})
+				}
+				inA, inB, err := unpeer()
+				if kindOf(t, err) != OneSided || !inA.Peering || !inA.Agents || inB.Peering {
+					t.Errorf("%+v, %+v, %v", inA, inB, err)
+				}
+				if took := time.Since(start); took > tc.within {
+					t.Errorf("it took %s", took)
+				}
+				if e := (*Error)(nil); !errors.As(err, &e) || !strings.HasSuffix(e.Hint, "kubectl liqonet unpeer b a") {
+					t.Errorf("it does not say what to do in b: %+v", e)
+				}
+				if left := a.ours(t); len(left) > 0 {
+					t.Errorf("it leaves %v in a", left)
+				}
+				if b.peering(t) == nil {
+					t.Error("the peering of b is gone")
+				}
+				// Again, it is the same; and when b answers, it is cleaned.
+				if _, _, err := unpeer(); kindOf(t, err) != OneSided {
+					t.Errorf("again: %v", err)
+				}
+				if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{}); kindOf(t, err) != Identity {
+					t.Errorf("a has lost its keys, and is peered all the same: %v", err)
+				}
+				if _, inA, err := Unpeer(t.Context(), b.Cluster, a.Cluster, Silent{}); err != nil || inA.Peering {
+					t.Errorf("from b: %+v, %v", inA, err)
+				}
+				if left := b.ours(t); len(left) > 0 {
+					t.Errorf("it leaves %v in b", left)
+				}
+			})
+		})
+	}
+}
+
+// One side is removed by the peer's name. Two peers of one name are told apart by their IDs.
+func TestSecurity_12_PeerIsNotAsked(t *testing.T) {
+	t.Parallel()
+	a, _, c := threeSites(t)
+	d := newSite(t, "d", "10.50.0.0/16", "172.18.5.11")
+	d.Name, d.peer, a.peer = "c", a, d
+	mustPeer(t, a, d, Options{})
+	unasked := func(name string) *Cluster { return &Cluster{Name: name, Unasked: ErrUnwanted} }
+	before := a.contents(t)
+	if _, _, err := Unpeer(t.Context(), a.Cluster, unasked("c"), Silent{}); kindOf(t, err) != Usage || !strings.Contains(err.Error(), "several are called so") {
+		t.Error(err)
+	}
+	inA, _, err := Unpeer(t.Context(), a.Cluster, unasked("nobody"), Silent{})
+	if diff := cmp.Diff(Removed{Others: []string{"c", "c-2"}}, inA); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
+		t.Errorf("it changed a:\n%s", diff)
+	}
+	for _, name := range []string{"id-of-d", "c"} {
+		inA, _, err := Unpeer(t.Context(), a.Cluster, unasked(name), Silent{})
+		if err != nil || !inA.Peering {
+			t.Errorf("%s: %+v, %v", name, inA, err)
+		}
+	}
+	if left := a.ours(t); len(left) > 0 {
+		t.Errorf("it leaves %v", left)
+	}
+	for _, w := range []*site{c, d} {
+		if len(w.ours(t)) == 0 {
+			t.Errorf("%s was changed", w.ID)
+		}
+	}
+}
+
+// Somebody else's namespace and Secrets are not taken.
+func TestSecurity_19_NamespaceOfSomebodyElse(t *testing.T) {
+	t.Parallel()
+	foreign := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace, Labels: map[string]string{"team": "x"}}}
+	a, b := twoSites(t, foreign)
+	before := a.contents(t)
+	_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
+	for command, err := range map[string]error{"peer": err, "dry run": planError(t, a, b)} {
+		if kindOf(t, err) != Usage || !strings.Contains(err.Error(), "liqonet has not made it") {
+			t.Errorf("%s: %v", command, err)
+		}
+	}
+	// Nor is it removed.
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
+		t.Errorf("it was changed:\n%s", diff)
+	}
+	mustPeer(t, a, b, Options{AdoptNamespace: true})
+	mustPeer(t, a, b, Options{})
+}
+
+func TestSecurity_19_SecretsOfSomebodyElse(t *testing.T) {
+	t.Parallel()
+	key := newKey(t)
+	gateway := manifests.Gateway{Peering: "b", KeyGeneration: 1}.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: key[:]})
+	for _, good := range []*corev1.Secret{gateway, manifests.OverlaySecret(key[:])} {
+		for what, spoil := range map[string]func(*corev1.Secret){
+			"without a label":     func(s *corev1.Secret) { s.Labels = nil },
+			"that can be changed": func(s *corev1.Secret) { s.Immutable = nil },
+			"of another length": func(s *corev1.Secret) {
+				s.Data = map[string][]byte{v1alpha1.KeyFilePrivate: key[:31], v1alpha1.OverlayKeyFile: make([]byte, 33)}
+			},
+			"without anything":      func(s *corev1.Secret) { s.Data = nil },
+			"that is as we make it": nil,
+		} {
+			t.Run(good.Name+" "+what, func(t *testing.T) {
+				t.Parallel()
+				secret := good.DeepCopy()
+				if spoil != nil {
+					spoil(secret)
+				}
+				a, b := twoSites(t)
+				if err := a.raw.Create(t.Context(), secret); err != nil {
+					t.Fatal(err)
+				}
+				if spoil == nil {
+					mustPeer(t, a, b, Options{})
+					return
+				}
+				_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
+				if kindOf(t, err) != Usage || !strings.Contains(err.Error(), secret.Name) || strings.Contains(err.Error(), string(key[:31])) {
+					t.Errorf("peer: %v", err)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,215 @@
+package peering
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// preshared are the pre-shared keys in a cluster, by the names of their Secrets.
+func (w *site) preshared(t *testing.T) map[string][]byte {
+	t.Helper()
+	var list corev1.SecretList
+	if err := w.raw.List(t.Context(), &list, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		t.Fatal(err)
+	}
+	out := map[string][]byte{}
+	for _, s := range list.Items {
+		if key := s.Data[v1alpha1.KeyFilePreshared]; key != nil {
+			out[s.Name] = key
+			if s.Immutable == nil || !*s.Immutable || s.Labels[v1alpha1.LabelPeering] == "" || len(s.Data) != 1 {
+				t.Errorf("Secret %s is %+v with %d files", s.Name, s.ObjectMeta, len(s.Data))
+			}
+		}
+	}
+	return out
+}
+
+// samePreshared fails if the two gateways do not have one key, which is all there is, and
+// which both Peerings name. It returns the key.
+func samePreshared(t *testing.T, a, b *site, ofA, ofB int32) []byte {
+	t.Helper()
+	var keys [][]byte
+	for _, of := range []struct {
+		*site
+		peer       string
+		generation int32
+	}{{a, b.Name, ofA}, {b, a.Name, ofB}} {
+		name := fmt.Sprintf("gateway-%s-0-psk-%d", of.peer, of.generation)
+		all := of.preshared(t)
+		if key := all[name]; len(all) != 1 || len(key) != 32 || bytes.Equal(key, make([]byte, 32)) {
+			t.Fatalf("%s has %d pre-shared keys; of %s there are %d bytes", of.Name, len(all), name, len(key))
+		}
+		keys = append(keys, all[name])
+		if got, want := of.peering(t).Spec.Planes[0].PresharedKey, (v1alpha1.PresharedKey{Generation: of.generation, Fingerprint: plan.Fingerprint(all[name])}); got != want {
+			t.Errorf("the Peering of %s names %+v, want %+v", of.Name, got, want)
+		}
+		d := &appsv1.Deployment{}
+		if err := of.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-" + of.peer + "-0"}, d); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.Secret != nil && v.Secret.SecretName == name }) {
+			t.Errorf("the gateway of %s does not mount %s", of.Name, name)
+		}
+	}
+	if !bytes.Equal(keys[0], keys[1]) {
+		t.Error("the two clusters have different pre-shared keys")
+	}
+	return keys[0]
+}
+
+func TestSecurity_23_ANewPeeringHasAPresharedKey(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	for _, object := range dryRun(t, a, b, Options{}).Clusters[0].Objects {
+		if strings.Contains(object.Name, "-psk-") && (object.Action != plan.Create || object.Manifest["data"] != nil) {
+			t.Errorf("planned is %+v", object)
+		}
+	}
+	mustPeer(t, a, b, Options{})
+	key := samePreshared(t, a, b, 1, 1)
+	r := mustPeer(t, a, b, Options{})
+	if again := samePreshared(t, a, b, 1, 1); len(r.Changed) > 0 || !bytes.Equal(key, again) {
+		t.Errorf("the second time it changed %v", r.Changed)
+	}
+	// It is nowhere but in the Secrets.
+	said, err := json.Marshal([]any{r, dryRun(t, a, b, Options{})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	places := []string{string(said)}
+	for _, w := range []*site{a, b} {
+		for _, list := range append(append(workloads(), accounts()...), &corev1.ConfigMapList{}, &corev1.PodList{}, &v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}) {
+			if err := w.raw.List(t.Context(), list); err != nil {
+				t.Fatal(err)
+			}
+			text, err := json.Marshal(list)
+			if err != nil {
+				t.Fatal(err)
+			}
+			places = append(places, string(text))
+		}
+	}
+	for _, place := range places {
+		for _, form := range []string{base64.StdEncoding.EncodeToString(key), hex.EncodeToString(key), fmt.Sprint(key)} {
+			if strings.Contains(place, form) {
+				t.Errorf("the pre-shared key is in %.80s", place)
+			}
+		}
+	}
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+		t.Fatal(err)
+	}
+	if left := len(a.preshared(t)) + len(b.preshared(t)); left > 0 {
+		t.Errorf("unpeer leaves %d pre-shared keys", left)
+	}
+}
+
+// A peering that an older version made goes on without: a gateway that has a key does not
+// talk to one that has none, and so both would have to start anew.
+func TestSecurity_23_APeeringWithoutPresharedKeyIsLeftAlone(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	for _, w := range []*site{a, b} {
+		w.change(t, func(p *v1alpha1.Plane) { p.PresharedKey = v1alpha1.PresharedKey{} })
+		if err := w.raw.Delete(t.Context(), manifests.Gateway{Peering: w.peer.Name, PresharedKey: 1}.PresharedSecret(nil)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustPeer(t, a, b, Options{})
+	if n := len(a.preshared(t)) + len(b.preshared(t)); n > 0 || a.peering(t).Spec.Planes[0].PresharedKey.Generation > 0 {
+		t.Errorf("it has %d pre-shared keys", n)
+	}
+	p := dryRun(t, a, b, Options{})
+	if p.Changes() > 0 {
+		t.Errorf("the next peer would make %d changes", p.Changes())
+	}
+	keys := p.Clusters[0].Keys
+	if !slices.ContainsFunc(keys, func(s plan.Statement) bool { return s.Value == "none" && strings.Contains(s.Reason, "unpeer and peer") }) {
+		t.Errorf("the plan says %v", keys)
+	}
+}
+
+// change changes the Peering's plane behind the command's back.
+func (w *site) change(t *testing.T, change func(*v1alpha1.Plane)) {
+	t.Helper()
+	p := w.peering(t)
+	change(&p.Spec.Planes[0])
+	if err := w.raw.Update(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestSecurity_23_DifferentPresharedKeysAreReplaced(t *testing.T) {
+	t.Parallel()
+	secret := func(w *site, generation int32) *corev1.Secret {
+		return manifests.Gateway{Peering: w.peer.Name, PresharedKey: generation}.PresharedSecret(make([]byte, keyBytes))
+	}
+	for name, tt := range map[string]struct {
+		damage   func(t *testing.T, a, b *site) error
+		ofA, ofB int32
+	}{
+		"another fingerprint": {func(t *testing.T, _, b *site) error {
+			b.change(t, func(p *v1alpha1.Plane) { p.PresharedKey.Fingerprint = plan.Fingerprint([]byte("other")) })
+			return nil
+		}, 2, 2},
+		"none is named": {func(t *testing.T, a, _ *site) error {
+			a.change(t, func(p *v1alpha1.Plane) { p.PresharedKey = v1alpha1.PresharedKey{} })
+			return nil
+		}, 2, 2},
+		"an interrupted command left another one": {func(t *testing.T, a, b *site) error {
+			return errors.Join(b.raw.Create(t.Context(), secret(b, 2)), a.raw.Delete(t.Context(), secret(a, 1)))
+		}, 2, 3},
+		"a Secret is gone": {func(t *testing.T, a, _ *site) error { return a.raw.Delete(t.Context(), secret(a, 1)) }, 2, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, b := twoSites(t)
+			mustPeer(t, a, b, Options{})
+			before := samePreshared(t, a, b, 1, 1)
+			if err := tt.damage(t, a, b); err != nil {
+				t.Fatal(err)
+			}
+			mustPeer(t, a, b, Options{})
+			if after := samePreshared(t, a, b, tt.ofA, tt.ofB); bytes.Equal(before, after) {
+				t.Error("the key is the old one")
+			}
+		})
+	}
+}
+
+// Commands at once, and after one that was interrupted, come to the same key.
+func TestSecurity_23_OneOfSeveralPresharedKeys(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	results := make(chan error)
+	for range 3 {
+		go func() {
+			_, err := Peer(context.WithoutCancel(t.Context()), a.Cluster, b.Cluster, Options{}, Silent{})
+			results <- err
+		}()
+	}
+	for range 3 {
+		if err := <-results; err != nil {
+			t.Error(err)
+		}
+	}
+	samePreshared(t, a, b, 1, 1)
+}

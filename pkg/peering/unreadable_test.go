@@ -1,0 +1,38 @@
+package peering
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// A Peering of which nothing can be read keeps nobody from peering with others, and is written
+// anew when it is asked for.
+func TestSecurity_01_PeerMendsAPeeringThatCannotBeRead(t *testing.T) {
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	was := a.peering(t).Spec
+	unreadable := a.peering(t)
+	unreadable.Spec = v1alpha1.PeeringSpec{} // as it is read
+	other := &v1alpha1.Peering{}
+	other.Name = "other"
+	if err := errors.Join(a.raw.Update(t.Context(), unreadable), a.raw.Create(t.Context(), other)); err != nil {
+		t.Fatal(err)
+	}
+	mustPeer(t, a, b, Options{Replace: true})
+	if err := a.raw.Delete(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	now := a.peering(t).Spec
+	// Of the pre-shared key nobody knew any more whether both have the same.
+	if k := now.Planes[0].PresharedKey; k.Fingerprint == "" || k == was.Planes[0].PresharedKey {
+		t.Errorf("pre-shared key %+v", k)
+	}
+	was.Planes[0].PresharedKey = now.Planes[0].PresharedKey
+	if diff := cmp.Diff(was, now, compare); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,59 @@
+package plan
+
+import (
+	"testing"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+func TestSecurity_23_PresharedKeys(t *testing.T) {
+	type key = v1alpha1.PresharedKey
+	of := func(generation int32, fingerprint string) key {
+		return key{Generation: generation, Fingerprint: fingerprint}
+	}
+	one, other := Fingerprint([]byte("one")), Fingerprint([]byte("other"))
+	if len(one) != 24 || one == other {
+		t.Fatalf("fingerprints are %q and %q", one, other)
+	}
+	// side is what a Peering names, nil if there is none, and what the gateway has.
+	type side struct {
+		named *key
+		has   key
+	}
+	none := side{}
+	with := func(generation int32, fingerprint string) side {
+		return side{new(of(generation, fingerprint)), of(generation, fingerprint)}
+	}
+	without := side{named: &key{}}
+	for _, tt := range []struct {
+		name         string
+		a, b         side
+		wantA, wantB key
+	}{
+		{"a new peering", none, none, key{Generation: 1}, key{Generation: 1}},
+		{"as before", with(1, one), with(1, one), of(1, one), of(1, one)},
+		{"as before, under two generations", with(3, one), with(1, one), of(3, one), of(1, one)},
+		{"they differ", with(3, one), with(1, other), key{Generation: 4}, key{Generation: 4}},
+		{"the Secret of one is gone", with(1, one), side{named: new(of(1, one))}, key{Generation: 2}, key{Generation: 2}},
+		{"both are gone", side{named: new(of(1, one))}, side{named: new(of(2, one))}, key{Generation: 3}, key{Generation: 3}},
+		{"one names none", with(1, one), without, key{Generation: 2}, key{Generation: 2}},
+		{"one Peering is gone", with(1, one), none, key{Generation: 2}, key{Generation: 2}},
+		{"of an older version", without, without, key{}, key{}},
+		{"of an older version, and one Peering is gone", without, none, key{Generation: 1}, key{Generation: 1}},
+	} {
+		facts := func(s side) *FactSheet {
+			f := &FactSheet{Planes: map[int32]PlaneFacts{0: {PresharedKey: s.has}}}
+			if s.named != nil {
+				f.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{PresharedKey: *s.named}}}}
+			}
+			return f
+		}
+		a, b := facts(tt.a), facts(tt.b)
+		if gotA, gotB := PresharedKeys(a, b, 0); gotA != tt.wantA || gotB != tt.wantB {
+			t.Errorf("%s: got %+v and %+v, want %+v and %+v", tt.name, gotA, gotB, tt.wantA, tt.wantB)
+		}
+		if gotB, gotA := PresharedKeys(b, a, 0); gotA != tt.wantA || gotB != tt.wantB {
+			t.Errorf("%s, the other way round: got %+v and %+v, want %+v and %+v", tt.name, gotA, gotB, tt.wantA, tt.wantB)
+		}
+	}
+}

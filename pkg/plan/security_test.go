@@ -1,0 +1,133 @@
+package plan
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+// A peer whose nodes say that they have public addresses gets none of these. The plan
+// says so, and so does the result, which has the plan's notes.
+func TestSecurity_02_PublicRangesAreMapped(t *testing.T) {
+	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"8.8.0.0/16", "10.2.0.0/16"}, "", "")
+	mapped := func(p *Plan) netip.Prefix {
+		for _, m := range p.Clusters[0].Peering.Spec.Remote.Pods {
+			if m.Real == cidr("8.8.0.0/16") {
+				return m.Mapped.Prefix
+			}
+		}
+		t.Fatalf("8.8.0.0/16 is not in %v", p.Clusters[0].Peering.Spec.Remote.Pods)
+		return netip.Prefix{}
+	}
+	p, err := choose(*a, *b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := mapped(p); !ipam.Private(got) {
+		t.Errorf("8.8.0.0/16 of the peer is %s", got)
+	}
+	i := slices.IndexFunc(p.Clusters[0].Ranges, func(r RangePlan) bool { return r.Real == prefix("8.8.0.0/16") })
+	if !strings.Contains(p.Clusters[0].Ranges[i].Reason, "8.8.0.0/16 is neither private") {
+		t.Errorf("the reason is %q", p.Clusters[0].Ranges[i].Reason)
+	}
+	notes := p.Clusters[0].Notes
+	if len(notes) != 1 || !strings.Contains(notes[0], "8.8.0.0/16 -> ") || !strings.Contains(notes[0], "--map b=") || strings.Contains(notes[0], "10.2.0.0/16") || len(p.Clusters[1].Notes) > 0 {
+		t.Errorf("the notes are %q and %q", notes, p.Clusters[1].Notes)
+	}
+	// Who wants it nonetheless says so.
+	b.Overrides.Map = ipam.Mappings{{Real: prefix("8.8.0.0/16"), Mapped: prefix("8.8.0.0/16")}}
+	if p, err = choose(*a, *b); err != nil || mapped(p) != prefix("8.8.0.0/16") || len(p.Clusters[0].Notes) != 1 {
+		t.Errorf("with --map: %v, %v", p, err)
+	}
+	b.Overrides.Map = nil
+	// A peering that works keeps what it has; what an older command left when it was
+	// interrupted is decided anew.
+	for _, established := range []bool{true, false} {
+		a.Ledger = NewLedger(ipam.DefaultInternal())
+		e := a.withEntry(b, 0)
+		e.Pods, e.ExternalCIDR, e.Established = []v1alpha1.CIDRMapping{mapping("8.8.0.0/16", "8.8.0.0/16")}, cidr("10.61.0.0/18"), established
+		if p, err = choose(*a, *b); err != nil || (mapped(p) == prefix("8.8.0.0/16")) != established {
+			t.Errorf("established %t: %s, %v", established, mapped(p), err)
+		}
+	}
+}
+
+func TestSecurity_02_APeerHasASlash8AtMost(t *testing.T) {
+	a, b := newFacts("a", []string{"192.168.0.0/16"}, "", ""), newFacts("b", []string{"10.0.0.0/8", "172.16.0.0/12"}, "", "")
+	_, err := choose(*a, *b)
+	e := (*failure.Error)(nil)
+	if !errors.As(err, &e) || e.Kind != failure.Ranges || e.Cluster != "a" {
+		t.Fatalf("got %v", err)
+	}
+	for _, want := range []string{"10.0.0.0/8, 172.16.0.0/12", "a /8", "--pod-cidr b="} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not in %q", want, err)
+		}
+	}
+	b.Overrides.Map = ipam.Mappings{{Real: prefix("172.16.0.0/12"), Mapped: prefix("172.16.0.0/12")}}
+	if _, err := choose(*a, *b); !errors.As(err, &e) || e.Kind != failure.Ranges {
+		t.Errorf("with --map: %v", err)
+	}
+}
+
+// What the cluster's nodes call is not led to a peer that comes later. A peer that has the
+// range already keeps it.
+func TestSecurity_02_WhatNodesCallIsInUse(t *testing.T) {
+	addr := netip.MustParseAddr("10.20.3.4")
+	for what, setup := range map[string]func(f *FactSheet){
+		"the API server":            func(f *FactSheet) { f.APIServer = []netip.Addr{addr} },
+		"the kubeconfig's server":   func(f *FactSheet) { f.Kubeconfig = addr },
+		"the same, written as IPv6": func(f *FactSheet) { f.Kubeconfig = netip.AddrFrom16(addr.As16()) },
+		"a name server": func(f *FactSheet) {
+			n := report("n1", "10.80.0.1", nil)
+			n.Status.Resolvers = []v1alpha1.IP{{}, {Addr: netip.MustParseAddr("192.0.2.53")}, {Addr: addr}}
+			n.Status.Routes = []v1alpha1.CIDR{{}} // what could not be read
+			f.Reports = []v1alpha1.NodeNetwork{n}
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.20.0.0/16"}, "", "")
+			setup(a)
+			e := a.withEntry(b, 0)
+			if _, err := Allocate(a.Ledger, a, b); err != nil || e.Pods[0].Mapped.Contains(addr) {
+				t.Errorf("b has %v, %v", e.Pods, err)
+			}
+			if what == "the API server" {
+				return // without it nobody could be told of anything
+			}
+			e.Pods, e.ExternalCIDR = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}, cidr("10.61.0.0/18")
+			if changed, err := Allocate(a.Ledger, a, b); changed || err != nil {
+				t.Errorf("the range of a peer has moved to %v, %v", e.Pods, err)
+			}
+		})
+	}
+	a := newFacts("a", []string{"10.1.0.0/16"}, "", "")
+	a.Ledger, a.Kubeconfig = nil, ipam.DefaultInternal().Addr().Next()
+	if internal, _, err := a.InternalCIDR(); err != nil || internal.Contains(a.Kubeconfig) {
+		t.Errorf("the overlay has %s, %v", internal, err)
+	}
+}
+
+func TestSecurity_24_ExposedHostsAreInUse(t *testing.T) {
+	for _, exposedTo := range []string{"b", "c"} {
+		a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.20.0.0/16"}, "", "")
+		host := v1alpha1.ExposedHost{Address: v1alpha1.IP{Addr: netip.MustParseAddr("10.20.3.4")}, Number: 7}
+		a.withEntry(newFacts("c", nil, "", ""), 1)
+		a.withEntry(b, 0)
+		Allocation(a.Ledger, "id-of-"+exposedTo).Hosts = []v1alpha1.ExposedHost{host}
+		e := Allocation(a.Ledger, b.ClusterID)
+		if _, err := Allocate(a.Ledger, a, b); err != nil || e.Pods[0].Mapped.Contains(host.Address.Addr) {
+			t.Errorf("exposed to %s: b has %v, %v", exposedTo, e.Pods, err)
+		}
+		e.Pods, e.ExternalCIDR = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}, cidr("10.61.0.0/18")
+		if changed, err := Allocate(a.Ledger, a, b); changed || err != nil {
+			t.Errorf("exposed to %s: the range of a peer has moved to %v, %v", exposedTo, e.Pods, err)
+		}
+	}
+}

@@ -1,0 +1,413 @@
+package dataplane_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// applyNode gives a node another table and state than the topology's.
+func applyNode(t *testing.T, ns *netns.NS, table nat.Node, state overlay.State) {
+	t.Helper()
+	ns.Do(t, func() error {
+		if _, err := nat.ApplyNode(context.Background(), table); err != nil {
+			return err
+		}
+		k, err := overlay.New()
+		if err != nil {
+			return err
+		}
+		defer func() { _ = k.Close() }()
+		_, err = k.Apply(context.Background(), state)
+		return err
+	})
+}
+
+// A gateway that was taken over sends to nodes in the name of its peer's pods, which it could
+// do anyway, and of nobody else. What it sends gets to the node's own pods and to exposed hosts.
+func TestSecurity_09_LocalGatewayTakenOver(t *testing.T) {
+	o := pairs()[0]
+	n := dataplane.New(t, o)
+	a, peer := n.A, n.B.Nodes[0].Pod.Mapped
+	hidden := netip.MustParseAddr("172.18.9.10") // a host that is not exposed
+	n.LAN.Addr_(t, "eth0", hidden.String()+"/16")
+	third := netip.MustParsePrefix("10.63.0.0/16")
+	for i := range a.Nodes {
+		// Real nodes have a default route: without one, loose filters of reverse paths drop
+		// what they do not know.
+		a.Nodes[i].Route(t, netip.MustParsePrefix("0.0.0.0/0"), n.LAN.Addr)
+		// A third cluster is peered too, by a gateway elsewhere.
+		table := a.NodeTable(i)
+		table.Gateways = append(table.Gateways, nat.NodeGateway{
+			Pod: mapped("10.244.7.7"), Overlay: mapped("10.80.31.250"), Link: "lq1-0", Remote: []netip.Prefix{third},
+		})
+		table.Remote = append(table.Remote, third)
+		applyNode(t, a.Nodes[i].NS, table, a.NodeState(t, o.Overlay, i))
+	}
+	port := uint16(9800)
+	// arrives sends from the gateway by the link to a node.
+	arrives := func(by int, source, dst netip.Addr, at *netns.NS, seen netip.Addr) bool {
+		port++
+		rule := netlink.NewRule()
+		rule.Priority, rule.Table = 5, 200+by
+		rule.Dst = netlink.NewIPNet(dst.AsSlice())
+		a.Gateway.Do(t, func() error {
+			l, err := netlink.LinkByName(fmt.Sprintf("%s%d", overlay.NamePrefix, by+1))
+			if err != nil {
+				return err
+			}
+			err = netlink.RouteReplace(&netlink.Route{
+				Dst: &net.IPNet{IP: net.IPv4zero, Mask: net.CIDRMask(0, 32)}, LinkIndex: l.Attrs().Index,
+				Gw: a.Nodes[by].Overlay.Addr.AsSlice(), Flags: unix.RTNH_F_ONLINK, Table: 200 + by,
+			})
+			return errors.Join(err, netlink.RuleAdd(rule))
+		})
+		defer a.Gateway.Do(t, func() error { return netlink.RuleDel(rule) })
+		packet := dataplane.Packet(netip.AddrPortFrom(source, 53), netip.AddrPortFrom(dst, port), []byte("forged"))
+		return dataplane.Receives(t, at, port, seen, func() error { return dataplane.SendRaw(a.Gateway.NS, packet) })
+	}
+	pod := a.Nodes[1].Pod
+	if !arrives(1, peer, pod.Addr, pod.NS, peer) {
+		t.Error("nothing arrives with a peer's source: the rest proves nothing")
+	}
+	if !arrives(0, peer, n.LAN.Addr, n.LAN.NS, a.Nodes[0].Host.Addr) {
+		t.Error("nothing arrives at an exposed host: the rest proves nothing")
+	}
+	for what, source := range map[string]netip.Addr{
+		"another pod of this cluster": mapped("10.244.1.99"),
+		"a node":                      a.Nodes[0].Host.Addr,
+		"a node's overlay address":    a.Nodes[0].Overlay.Addr,
+		"a host of the LAN":           n.LAN.Addr,
+		"a host of the internet":      mapped("198.51.100.1"),
+		"a third cluster's pod":       third.Addr().Next(),
+		"a third cluster's gateway":   mapped("10.80.31.250"),
+	} {
+		if arrives(1, source, pod.Addr, pod.NS, source) {
+			t.Errorf("a pod gets packets in the name of %s", what)
+		}
+	}
+	if arrives(0, peer, hidden, n.LAN.NS, peer) {
+		t.Error("a host that is not exposed gets packets of a peer")
+	}
+}
+
+// Without any rule on nodes, as where a network plugin takes packets from an interface before
+// netfilter does, a peer reaches no node: its gateway lets in what answers look like. What a
+// node asks is answered, from whatever port.
+func TestSecurity_05_GatewayIsABarrierToo(t *testing.T) {
+	const service = 9123
+	o := pairs()[0]
+	n := dataplane.New(t, o)
+	a, from, node := n.A, n.B.Nodes[1].Pod.NS, n.A.Nodes[0]
+	for _, c := range []*dataplane.Cluster{n.A, n.B} {
+		dataplane.ServeTCP(t, c.Nodes[0].Pod.NS, dataplane.WebPort)
+		dataplane.ServeUDP(t, c.Nodes[0].Pod.NS, dataplane.RemotePort)
+	}
+	t.Run("answers", func(t *testing.T) {
+		to := n.B.Nodes[0].Pod
+		if source, err := askFrom(node.NS, 123, netip.AddrPortFrom(to.Mapped, dataplane.RemotePort)); err != nil || source != node.Overlay.Mapped {
+			t.Errorf("UDP from a node's port 123: seen as %s, want %s: %v", source, node.Overlay.Mapped, err)
+		}
+		for i := range a.Nodes {
+			source, err := askFrom(n.LAN.NS, 2000, netip.AddrPortFrom(a.Nodes[i].Host.Addr, dataplane.RemoteNodePort))
+			if err != nil || source != a.Nodes[i].Overlay.Mapped {
+				t.Errorf("a host that calls node %d's NodePort from port 2000: seen as %s, want %s: %v", i, source, a.Nodes[i].Overlay.Mapped, err)
+			}
+		}
+		testFlow(t, node.Overlay, to)
+	})
+	dataplane.ServeTCP(t, node.NS, service)
+	dataplane.ServeUDP(t, node.NS, service)
+	node.Do(t, func() error {
+		_, err := nat.Purge(context.Background())
+		return err
+	})
+	target := node.Overlay.Mapped
+	reached := func() map[string]bool {
+		return map[string]bool{
+			"a service of the node by TCP": dataplane.Reaches(from, netip.Addr{}, target, service),
+			"a service of the node by UDP": dataplane.ReachesUDP(from, netip.Addr{}, target, service),
+			"a NodePort by TCP":            dataplane.Reaches(from, netip.Addr{}, target, dataplane.WebNodePort),
+			"a ping":                       dataplane.Ping(from, target, 56, time.Second) == nil,
+		}
+	}
+	for what, got := range reached() {
+		if got {
+			t.Errorf("a peer's pod reaches %s", what)
+		}
+	}
+	if err := dataplane.Ping(n.B.Gateway.NS, a.Overlay.Mapped, 56, patience); err != nil {
+		t.Errorf("the gateway does not answer pings: %v", err)
+	}
+	// The same gateway with nodes as if they were pods.
+	open := a.GatewayTable(t)
+	open.Local, open.Internal = append(open.Local, open.Internal), nat.Mapping{Real: netip.MustParsePrefix("192.0.2.0/24"), Mapped: netip.MustParsePrefix("192.0.2.0/24")}
+	a.Gateway.Do(t, func() error {
+		_, err := nat.ApplyGateway(context.Background(), open)
+		return err
+	})
+	for what, got := range reached() {
+		if !got {
+			t.Errorf("without the barrier a peer's pod does not reach %s: it proves nothing", what)
+		}
+	}
+}
+
+// askFrom sends from a UDP port until there is an answer, and returns the source that the
+// server saw.
+func askFrom(ns *netns.NS, port uint16, server netip.AddrPort) (source netip.Addr, err error) {
+	var c *net.UDPConn
+	if err := ns.Run(func() error {
+		c, err = net.DialUDP("udp4", &net.UDPAddr{Port: int(port)}, net.UDPAddrFromAddrPort(server))
+		return err
+	}); err != nil {
+		return netip.Addr{}, err
+	}
+	defer func() { _ = c.Close() }()
+	buf := make([]byte, 100)
+	for range 5 {
+		if _, err := c.Write([]byte("?")); err != nil {
+			return netip.Addr{}, err
+		}
+		_ = c.SetReadDeadline(time.Now().Add(time.Second))
+		if _, err = c.Read(buf); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	end := 0
+	for end < 16 && buf[end] != 0 {
+		end++
+	}
+	return netip.ParseAddr(string(buf[:end]))
+}
+
+// Nodes of a peer have addresses in the range of another one. Tunnels work in both directions,
+// through any node of the server. All else that is for these addresses stays out of the network
+// around, and all else from there is dropped.
+func TestSecurity_06_EndsOfTunnelsInAnothersRange(t *testing.T) {
+	for name, way := range map[string]struct {
+		server       int
+		noMasquerade bool
+	}{
+		"by the gateway's node":                      {0, false},
+		"by the gateway's node, which sees the node": {0, true}, // as with externalTrafficPolicy Local
+		"by another node":                            {1, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			o := pairs()[0]
+			o.NoMasquerade = way.noMasquerade
+			n := dataplane.New(t, o)
+			n.A.Config.Peer.Endpoint = netip.AddrPortFrom(n.B.Nodes[way.server].Host.Addr, dataplane.TunnelNodePort)
+			testEnds(t, n, o, way.server)
+		})
+	}
+}
+
+func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server int) {
+	a, end := n.A, n.B.Nodes[server].Host
+	for i := range a.Nodes {
+		a.Nodes[i].Do(t, acceptForward)
+		n.LAN.Route(t, netip.PrefixFrom(a.Nodes[i].Pod.Addr, 24).Masked(), a.Nodes[i].Host.Addr)
+	}
+	port := uint16(9950)
+	// fromEnd says whether UDP with the end's source reaches a host, and other protocols.
+	fromEnd := func(to dataplane.Host) (udp, other bool) {
+		const protocol, experimental = 9, 253
+		port++
+		packet := dataplane.Packet(netip.AddrPortFrom(end.Addr, 1234), netip.AddrPortFrom(to.Addr, port), []byte("plain"))
+		send := func() error { return dataplane.SendRaw(n.LAN.NS, packet) }
+		udp = dataplane.Receives(t, to.NS, port, end.Addr, send)
+		packet[protocol] = experimental
+		var c net.PacketConn
+		to.Do(t, func() (err error) {
+			c, err = net.ListenPacket(fmt.Sprintf("ip4:%d", experimental), "0.0.0.0")
+			return err
+		})
+		defer func() { _ = c.Close() }()
+		if err := send(); err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetReadDeadline(time.Now().Add(400 * time.Millisecond))
+		_, _, err := c.ReadFrom(make([]byte, 100))
+		return udp, err == nil
+	}
+	inside := map[string]dataplane.Host{
+		"a pod": a.Nodes[0].Pod, "a pod of the other node": a.Nodes[1].Pod, "a node": a.Nodes[0].Host, "the other node": a.Nodes[1].Host,
+	}
+	for what, to := range inside {
+		// Where pods are masqueraded, what comes to them from elsewhere is, too.
+		if udp, other := fromEnd(to); !udp && o.NoMasquerade || !other {
+			t.Errorf("before there is a range with the end's address, %s is not reached from there (%v, %v): the rest proves nothing", what, udp, other)
+		}
+	}
+	for _, c := range []struct{ own, peer *dataplane.Cluster }{{n.A, n.B}, {n.B, n.A}} {
+		// A third cluster was given the range with the peer's nodes.
+		third := netip.PrefixFrom(c.peer.Nodes[0].Host.Addr, 24).Masked()
+		for i := range c.own.Nodes {
+			table, state := c.own.NodeTable(i), c.own.NodeState(t, o.Overlay, i)
+			table.Remote = append(table.Remote, third)
+			for j := range c.peer.Nodes {
+				table.Endpoints = append(table.Endpoints, c.peer.Nodes[j].Host.Addr)
+			}
+			state.Routes = append(state.Routes, overlay.Route{Table: overlay.Table, Dst: third, Unreachable: true, Metric: 4000})
+			state.Bypass = []netip.AddrPort{
+				netip.AddrPortFrom(c.own.Gateway.Addr, tunnel.ListenPort), netip.AddrPortFrom(c.own.Nodes[i].Host.Addr, 0),
+			}
+			applyNode(t, c.own.Nodes[i].NS, table, state)
+		}
+	}
+	n.A.Tunnel.Configure(t, n.A.Config)
+	ping := func() error { return dataplane.Ping(n.A.Gateway.NS, n.B.Overlay.Mapped, 56, time.Second) }
+	eventually(t, "the tunnel works", ping)
+	n.A.Tunnel.Reset(t)
+	eventually(t, "the tunnel works with a new handshake", ping)
+	// What arrives or not is not to be by what else drops it: the peer's own tables, and
+	// filters of reverse paths.
+	end.Do(t, func() error {
+		_, err := nat.Purge(context.Background())
+		return err
+	})
+	for i := range a.Nodes {
+		a.Nodes[i].Sysctl(t, "ipv4/conf/all/rp_filter", "0")
+		a.Nodes[i].Sysctl(t, "ipv4/conf/eth0/rp_filter", "0")
+	}
+	for what, from := range map[string]dataplane.Host{
+		"a pod": a.Nodes[0].Pod, "the gateway, from another port": a.Gateway, "a node": a.Nodes[1].Host, "a node, with its overlay address": a.Nodes[1].Overlay,
+	} {
+		port++
+		if arrivesFromAnywhere(t, from.NS, from.Addr, netip.AddrPortFrom(end.Addr, port), end.NS) {
+			t.Errorf("what %s sends to the address leaves in plain", what)
+		}
+	}
+	port++
+	if dataplane.Arrives(t, a.Nodes[1].NS, a.Nodes[1].Host.Addr, end.Addr, end.NS, port) {
+		t.Error("what a node sends to the address with its own leaves in plain")
+	}
+	inside["the gateway"] = a.Gateway
+	for what, to := range inside {
+		if udp, other := fromEnd(to); udp || other {
+			t.Errorf("%s gets packets with a peer's source by the network around: UDP %v, others %v", what, udp, other)
+		}
+	}
+}
+
+// acceptForward has the network plugin's table of a node forward everything.
+func acceptForward() error {
+	c, policy := &nftables.Conn{}, nftables.ChainPolicyAccept
+	c.AddChain(&nftables.Chain{
+		Name: "forward", Table: &nftables.Table{Name: "cni", Family: nftables.TableFamilyIPv4}, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &policy,
+	})
+	return c.Flush()
+}
+
+// arrivesFromAnywhere says whether UDP packets of a host arrive, whatever source they get on
+// the way.
+func arrivesFromAnywhere(t *testing.T, from *netns.NS, source netip.Addr, dst netip.AddrPort, at *netns.NS) bool {
+	t.Helper()
+	var sink net.PacketConn
+	at.Do(t, func() (err error) {
+		sink, err = net.ListenPacket("udp4", fmt.Sprintf(":%d", dst.Port()))
+		return err
+	})
+	defer func() { _ = sink.Close() }()
+	for range 3 {
+		err := dataplane.SendRaw(from, dataplane.Packet(netip.AddrPortFrom(source, 1234), dst, []byte("plain")))
+		if err != nil && !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.EPERM) {
+			t.Fatal(err)
+		}
+	}
+	_ = sink.SetReadDeadline(time.Now().Add(400 * time.Millisecond))
+	_, _, err := sink.ReadFrom(make([]byte, 100))
+	return err == nil
+}
+
+// A gateway takes nothing by IPv6 on the pod network but the tunnel, and what IPv6 itself and
+// the agent need. The tunnel over IPv6 comes up, so neighbours find each other.
+func TestSecurity_16_NothingByIPv6(t *testing.T) {
+	o := pairs()[0]
+	o.IPv6 = true
+	n := dataplane.New(t, o)
+	gateway := netip.MustParseAddr("fd00:1::10")
+	ask := func(port uint16) error {
+		var c net.Conn
+		n.A.Nodes[0].Do(t, func() (err error) {
+			c, err = net.Dial("udp6", netip.AddrPortFrom(gateway, port).String())
+			return err
+		})
+		defer func() { _ = c.Close() }()
+		_ = c.SetDeadline(time.Now().Add(500 * time.Millisecond))
+		if _, err := c.Write([]byte("?")); err != nil {
+			return err
+		}
+		_, err := c.Read(make([]byte, 100))
+		return err
+	}
+	for _, port := range []uint16{tunnel.ProbePort, 9999} {
+		n.A.Gateway.Do(t, func() error {
+			c, err := net.ListenPacket("udp6", fmt.Sprintf(":%d", port))
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { _ = c.Close() })
+			go func() {
+				buf := make([]byte, 100)
+				for {
+					size, from, err := c.ReadFrom(buf)
+					if err != nil {
+						return
+					}
+					_, _ = c.WriteTo(buf[:size], from)
+				}
+			}()
+			return nil
+		})
+		if ask(port) == nil {
+			t.Errorf("UDP port %d of the gateway is reached by IPv6", port)
+		}
+	}
+	n.A.Gateway.Do(t, func() error {
+		_, err := nat.Purge(context.Background())
+		return err
+	})
+	if err := ask(9999); err != nil {
+		t.Errorf("without the table it is not reached either: the rest proves nothing: %v", err)
+	}
+}
+
+// Who sends from the port of name servers reaches no more of a gateway than others.
+func TestSecurity_26_SourcePortOfNameServers(t *testing.T) {
+	n := dataplane.New(t, pairs()[0])
+	pod, gateway := n.A.Nodes[0].Pod, n.A.Gateway
+	try := func(port uint16) bool {
+		packet := dataplane.Packet(netip.AddrPortFrom(pod.Addr, 53), netip.AddrPortFrom(gateway.Addr, port), []byte("answer"))
+		return dataplane.Receives(t, gateway.NS, port, pod.Addr, func() error { return dataplane.SendRaw(pod.NS, packet) })
+	}
+	if try(9990) {
+		t.Error("a pod reaches a UDP port of the gateway from port 53")
+	}
+	gateway.Do(t, func() error {
+		_, err := nat.Purge(context.Background())
+		return err
+	})
+	if !try(9991) {
+		t.Error("without the table it does not arrive either: the rest proves nothing")
+	}
+}

@@ -1,0 +1,107 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// Whoever took over a node agent, or has a token of the agents' account from elsewhere,
+// writes nothing of other nodes. Requests are dry runs, which are admitted or refused
+// as others are.
+func nodeAgentWritesItsOwn(t *testing.T, ctx context.Context, c *cluster) {
+	pods, err := c.Run(ctx, "", "-n", v1alpha1.Namespace, "get", "pods", "-l", "app.kubernetes.io/component=node", "-o",
+		"jsonpath={range .items[*]}{.metadata.name} {.spec.nodeName}{\"\\n\"}{end}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pod, node string
+	if _, err := fmt.Sscan(pods, &pod, &node); err != nil {
+		t.Fatalf("%v in %q", err, pods)
+	}
+	networks := v1alpha1.GroupVersion.WithResource("nodenetworks")
+	list, err := c.dynamic.Resource(networks).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var own, other v1alpha1.NodeNetwork
+	for _, item := range list.Items {
+		name, _, _ := unstructured.NestedString(item.Object, "spec", "nodeName")
+		n := &other
+		if name == node {
+			n = &own
+		}
+		n.Name, n.Spec.NodeName = item.GetName(), name
+	}
+	if own.Name == "" || other.Name == "" {
+		t.Fatalf("nodes of %s: own %+v, other %+v", node, own, other)
+	}
+
+	client := func(args ...string) dynamic.Interface {
+		token, err := c.Run(ctx, "", append([]string{"-n", v1alpha1.Namespace, "create", "token", v1alpha1.NodeAgentName}, args...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		admin, err := c.restConfig()
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := rest.AnonymousClientConfig(admin)
+		cfg.BearerToken = strings.TrimSpace(token)
+		d, err := dynamic.NewForConfig(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	dryRun := []string{metav1.DryRunAll}
+	leases := coordinationv1.SchemeGroupVersion.WithResource("leases")
+	requests := map[string]func(d dynamic.Interface, n v1alpha1.NodeNetwork) error{
+		"status": func(d dynamic.Interface, n v1alpha1.NodeNetwork) error {
+			_, err := d.Resource(networks).Patch(ctx, n.Name, types.MergePatchType, []byte(`{"status":{"message":"x"}}`), metav1.PatchOptions{DryRun: dryRun}, "status")
+			return err
+		},
+		"labels": func(d dynamic.Interface, n v1alpha1.NodeNetwork) error {
+			_, err := d.Resource(networks).Patch(ctx, n.Name, types.MergePatchType, []byte(`{"metadata":{"labels":{"x":"y"}}}`), metav1.PatchOptions{DryRun: dryRun})
+			return err
+		},
+		"removal": func(d dynamic.Interface, n v1alpha1.NodeNetwork) error {
+			return d.Resource(networks).Delete(ctx, n.Name, metav1.DeleteOptions{DryRun: dryRun})
+		},
+		"claim of an address": func(d dynamic.Interface, n v1alpha1.NodeNetwork) error {
+			claim := &unstructured.Unstructured{Object: map[string]any{
+				"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetwork", "metadata": map[string]any{"name": "10.80.1.1"},
+				"spec": map[string]any{"nodeName": n.Spec.NodeName},
+			}}
+			_, err := d.Resource(networks).Create(ctx, claim, metav1.CreateOptions{DryRun: dryRun})
+			return err
+		},
+		"heartbeat": func(d dynamic.Interface, n v1alpha1.NodeNetwork) error {
+			_, err := d.Resource(leases).Namespace(v1alpha1.Namespace).Patch(ctx, v1alpha1.NodeLease(n.Spec.NodeName), types.MergePatchType,
+				[]byte(`{"spec":{"holderIdentity":"x"}}`), metav1.PatchOptions{DryRun: dryRun})
+			return err
+		},
+	}
+	agent, unbound := client("--bound-object-kind=Pod", "--bound-object-name="+pod), client()
+	for name, request := range requests {
+		if err := request(agent, own); err != nil {
+			t.Errorf("%s, its own node's: %v", name, err)
+		}
+		for whose, err := range map[string]error{"another node's": request(agent, other), "with a token of no pod": request(unbound, own)} {
+			if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "its own node only") {
+				t.Errorf("%s, %s: got %v", name, whose, err)
+			}
+		}
+	}
+}

@@ -1,0 +1,343 @@
+package schema_test
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	utiljson "k8s.io/apimachinery/pkg/util/json"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/schema"
+)
+
+var seed = flag.Uint64("seed", 1, "of the random values")
+
+var definitions = sync.OnceValues(func() (map[string]*schema.Kind, error) { return schema.Kinds(context.Background()) })
+
+// kinds are the definitions. An API server takes them, with the costs of all rules.
+func kinds(t *testing.T) map[string]*schema.Kind {
+	t.Helper()
+	out, err := definitions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(out) != len(full()) {
+		t.Fatalf("%d kinds", len(out))
+	}
+	return out
+}
+
+// object is what an API server stores of a valid object.
+func object(t *testing.T, k *schema.Kind, obj client.Object) map[string]any {
+	t.Helper()
+	stored, err := k.Store(t.Context(), encode(t, obj), asIs(t, obj))
+	if err != nil {
+		t.Fatalf("%s is refused: %v", k.Name, err)
+	}
+	return stored
+}
+
+// asIs is the object before a change that changes nothing.
+func asIs(t *testing.T, obj client.Object) (out map[string]any) {
+	t.Helper()
+	if err := utiljson.Unmarshal(encode(t, obj), &out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// What is written by us is taken.
+func TestOwnObjects(t *testing.T) {
+	kinds := kinds(t)
+	for name, obj := range full() {
+		object(t, kinds[name], obj)
+	}
+	for _, obj := range planned(t) {
+		object(t, kinds[obj.GetObjectKind().GroupVersionKind().Kind], obj)
+	}
+	for _, name := range []string{"kind-a", "arn:aws:eks:eu-west-1:1:cluster/x", "kubernetes-admin@kubernetes", "/home/u/my kubeconfig", "./c.yaml#ctx", "größe"} {
+		p := full()["Peering"].(*v1alpha1.Peering)
+		p.Spec.Remote.Name = name
+		object(t, kinds["Peering"], p)
+	}
+	empty := full()["NodeNetwork"].(*v1alpha1.NodeNetwork)
+	empty.Status = v1alpha1.NodeNetworkStatus{}
+	object(t, kinds["NodeNetwork"], empty)
+	begun := full()["ClusterNetwork"].(*v1alpha1.ClusterNetwork)
+	begun.Spec.Peers = []v1alpha1.PeerAllocation{{ClusterID: "1", Name: "b"}}
+	object(t, kinds["ClusterNetwork"], begun)
+}
+
+// lost says what of an object that was stored is not what was read of it, "" if all is.
+func lost(at string, stored, read any) string {
+	switch stored := stored.(type) {
+	case map[string]any:
+		got, _ := read.(map[string]any)
+		for name, v := range stored {
+			if out := lost(at+"."+name, v, got[name]); out != "" {
+				return out
+			}
+		}
+		return ""
+	case []any:
+		got, _ := read.([]any)
+		if len(got) != len(stored) {
+			return fmt.Sprintf("%s: %d of %d items", at, len(got), len(stored))
+		}
+		for i := range stored {
+			if out := lost(fmt.Sprint(at, i), stored[i], got[i]); out != "" {
+				return out
+			}
+		}
+		return ""
+	case string:
+		got, ok := read.(string)
+		if got == stored || !ok && stored == "" || sameTime(got, stored) || sameAddress(got, stored) {
+			return ""
+		}
+	case bool:
+		if got, _ := read.(bool); got == stored {
+			return ""
+		}
+	default: // a number
+		if fmt.Sprint(read) == fmt.Sprint(stored) || read == nil && fmt.Sprint(stored) == "0" {
+			return ""
+		}
+	}
+	return fmt.Sprintf("%s: %#v became %#v", at, stored, read)
+}
+
+func sameTime(a, b string) bool {
+	x, errX := time.Parse(time.RFC3339, a)
+	y, errY := time.Parse(time.RFC3339, b)
+	return errX == nil && errY == nil && x.Equal(y.Truncate(time.Second))
+}
+
+func sameAddress(a, b string) bool {
+	if x, err := netip.ParseAddr(a); err == nil {
+		y, err := netip.ParseAddr(b)
+		return err == nil && x == y
+	}
+	x, errX := netip.ParsePrefix(a)
+	y, errY := netip.ParsePrefix(b)
+	return errX == nil && errY == nil && x == y
+}
+
+// readable says why our types cannot read all of what an API server has stored.
+func readable(kind string, stored map[string]any) error {
+	raw, err := json.Marshal(stored)
+	if err != nil {
+		return err
+	}
+	into := map[string]any{"Peering": &v1alpha1.Peering{}, "NodeNetwork": &v1alpha1.NodeNetwork{}, "ClusterNetwork": &v1alpha1.ClusterNetwork{}}[kind]
+	if err := json.Unmarshal(raw, into); err != nil {
+		return err
+	}
+	if p, ok := into.(*v1alpha1.Peering); ok {
+		if err := p.Check(); err != nil {
+			return err
+		}
+	}
+	if raw, err = json.Marshal(into); err != nil {
+		return err
+	}
+	var read map[string]any
+	if err := utiljson.Unmarshal(raw, &read); err != nil {
+		return err
+	}
+	for _, part := range []string{"spec", "status"} {
+		if out := lost(part, stored[part], read[part]); stored[part] != nil && out != "" {
+			return fmt.Errorf("%s", out)
+		}
+	}
+	return nil
+}
+
+// Whatever the definitions let in, our types read: each field with odd values, and with random ones.
+func TestSecurity_01_WhatIsStoredIsReadable(t *testing.T) {
+	t.Logf("seed %d", *seed)
+	r := rand.New(rand.NewPCG(*seed, 1))
+	for name, kind := range kinds(t) {
+		base := object(t, kind, full()[name])
+		refused, stored := 0, 0
+		fields := kind.Fields()
+		try := func(at schema.Path, value any) {
+			obj, ok := schema.With(base, at, value)
+			if !ok {
+				t.Fatalf("%s: the valid object has nothing at %v", name, at)
+			}
+			got, err := kind.Store(t.Context(), encode(t, obj), base)
+			if err != nil {
+				refused++
+				return
+			}
+			stored++
+			if err := readable(name, got); err != nil {
+				t.Errorf("%s: %v = %.100q is stored, and not read: %v", name, at, fmt.Sprint(value), err)
+			}
+		}
+		for _, f := range fields {
+			for _, value := range f.Odd() {
+				try(f.Path, value)
+			}
+			for range 6 {
+				try(f.Path, schema.Random(r))
+			}
+		}
+		t.Logf("%s: %d fields, %d objects refused, %d stored", name, len(fields), refused, stored)
+		if stored < len(fields) || refused < len(fields) {
+			t.Errorf("%s: that proves little", name)
+		}
+	}
+}
+
+// refuseAll makes changes of a valid object, each of which has to be refused.
+func refuseAll(t *testing.T, kind string, bad map[string]func(obj map[string]any) map[string]any) {
+	t.Helper()
+	k := kinds(t)[kind]
+	base := object(t, k, full()[kind])
+	for name, change := range bad {
+		if _, err := k.Store(t.Context(), encode(t, change(base)), base); err == nil {
+			t.Errorf("%s is taken", name)
+		}
+	}
+}
+
+// set is a change of one field. A number in the path is an index.
+func set(path string, value any) func(map[string]any) map[string]any {
+	return func(obj map[string]any) map[string]any {
+		var at schema.Path
+		for step := range strings.SplitSeq(path, ".") {
+			if step == "0" {
+				at = append(at, 0)
+			} else {
+				at = append(at, step)
+			}
+		}
+		out, ok := schema.With(obj, at, value)
+		if !ok {
+			panic(path)
+		}
+		return out
+	}
+}
+
+func both(changes ...func(map[string]any) map[string]any) func(map[string]any) map[string]any {
+	return func(obj map[string]any) map[string]any {
+		for _, change := range changes {
+			obj = change(obj)
+		}
+		return obj
+	}
+}
+
+// The Peerings that stopped all nodes or all gateways.
+func TestSecurity_11_BadPeeringsAreRefused(t *testing.T) {
+	refuseAll(t, "Peering", map[string]func(map[string]any) map[string]any{
+		"an internal range of another size":              set("spec.local.internalCIDR", "10.80.0.0/20"),
+		"an external range of another size":              set("spec.local.externalCIDR", "10.60.0.0/17"),
+		"an external range of the peer of another size":  set("spec.remote.externalCIDR", "10.70.0.0/16"),
+		"an external range of the peer of IPv6":          set("spec.remote.externalCIDR", "fd00::/114"),
+		"a /18 of IPv6":                                  set("spec.remote.externalCIDR", "fd00::/18"),
+		"an internal range of IPv6":                      set("spec.local.internalCIDR", "fd00::/115"),
+		"pods mapped to a range of another size":         set("spec.local.pods.0.mapped", "10.20.0.0/17"),
+		"pods of the peer mapped to one of another size": set("spec.remote.pods.0.mapped", "10.30.0.0/15"),
+		"pods of the peer mapped to IPv6":                set("spec.remote.pods.0.mapped", "fd00::/16"),
+		"pods mapped to all addresses":                   both(set("spec.remote.pods.0.real", "0.0.0.0/0"), set("spec.remote.pods.0.mapped", "0.0.0.0/0")),
+		"only pods of the other address family":          both(set("spec.remote.pods.0.real", "fd00::/64"), set("spec.remote.pods.0.mapped", "fd00::/64")),
+		"no key":                                         set("spec.planes.0.remotePublicKey", strings.Repeat("?", 44)),
+		"a host that is loopback":                        set("spec.local.hosts.0.real", "127.0.0.1"),
+		"a host that is link-local":                      set("spec.local.hosts.0.real", "169.254.169.254"),
+		"a host that is multicast":                       set("spec.local.hosts.0.real", "224.0.0.1"),
+		"a host that is all hosts":                       set("spec.local.hosts.0.real", "255.255.255.255"),
+		"a host of another address family":               set("spec.local.hosts.0.real", "fd00::1"),
+		"a host mapped to anywhere":                      set("spec.local.hosts.0.mapped", "192.0.2.1"),
+		"a gateway of the peer that is anywhere":         set("spec.planes.0.remoteAddress", "192.0.2.1"),
+		"an index that is too large":                     set("spec.index", int64(511)),
+	})
+	refuseAll(t, "ClusterNetwork", map[string]func(map[string]any) map[string]any{
+		"an external range of another size": set("spec.peers.0.externalCIDR", "10.70.0.0/16"),
+		"pods mapped to another size":       set("spec.peers.0.pods.0.mapped", "10.30.0.0/15"),
+		"a host that is loopback":           set("spec.peers.0.hosts.0.address", "127.0.0.1"),
+	})
+}
+
+// A name that is no address made commands fail.
+func TestSecurity_13_NodeNetworkIsNamedByAnAddress(t *testing.T) {
+	refuseAll(t, "NodeNetwork", map[string]func(map[string]any) map[string]any{
+		"a name":               set("metadata.name", "not-an-address"),
+		"five numbers":         set("metadata.name", "10.80.0.0.7"),
+		"a number with a zero": set("metadata.name", "10.80.0.07"),
+	})
+}
+
+// What a gateway or a node may write has a size.
+func TestSecurity_17_Sizes(t *testing.T) {
+	long := strings.Repeat("a", 1<<20)
+	list := func(n int, item func(i int) any) (out []any) {
+		for i := range n {
+			out = append(out, item(i))
+		}
+		return out
+	}
+	refuseAll(t, "Peering", map[string]func(map[string]any) map[string]any{
+		"a message of 1 MB":           set("status.planes.0.message", long),
+		"a condition's message":       set("status.conditions.0.message", strings.Repeat("a", v1alpha1.MaxMessage+1)),
+		"a node's name":               set("status.planes.0.nodeName", long),
+		"an endpoint":                 set("status.planes.0.endpoint", long),
+		"an announced endpoint":       set("status.planes.0.remote.endpoints", []any{long}),
+		"5 planes":                    set("status.planes", list(5, func(i int) any { return map[string]any{"index": int64(i), "connected": true} })),
+		"a negative index":            set("status.planes.0.index", int64(-7)),
+		"a negative MTU":              set("status.planes.0.mtu", int64(-1)),
+		"a generation that overflows": set("status.planes.0.observedGeneration", 1e20),
+		"4097 addresses of nodes":     set("status.planes.0.remote.nodeIPs", list(4097, func(int) any { return "192.0.2.1" })),
+	})
+	refuseAll(t, "NodeNetwork", map[string]func(map[string]any) map[string]any{
+		"a message of 1 MB": set("status.message", long),
+		"a kernel's name":   set("status.kernel.release", long),
+		"2049 gateways": set("status.gateways", list(2049, func(i int) any {
+			return map[string]any{"peering": fmt.Sprint("p", i), "plane": int64(0), "ready": true}
+		})),
+		"a peering's name":                set("status.gateways.0.peering", long),
+		"a number too large for its type": set("status.gateways.0.mtu", int64(3000000000)),
+	})
+}
+
+// Programs go by the translation. It is in the spec, and a gateway writes the status only.
+func TestSecurity_18_NoTranslationByGateways(t *testing.T) {
+	k := kinds(t)["Peering"]
+	p := full()["Peering"].(*v1alpha1.Peering)
+	with := object(t, k, p)
+	other := set("status.translation.local.0.mapped", "10.99.0.0/16")(with)
+	if _, err := k.Store(t.Context(), encode(t, other), with); err == nil {
+		t.Error("a translation in the status can be changed")
+	}
+	p.Status.Translation = nil
+	without := object(t, k, p)
+	if _, err := k.Store(t.Context(), encode(t, with), without); err == nil {
+		t.Error("a translation can be written into the status")
+	}
+	if _, err := k.Store(t.Context(), encode(t, without), with); err != nil {
+		t.Errorf("a translation cannot be removed from the status: %v", err)
+	}
+}
+
+// An endpoint goes into WireGuard's configuration, which is made of lines.
+func TestSecurity_25_EndpointsAreHostAndPort(t *testing.T) {
+	for _, path := range []string{"spec.planes.0.endpoints", "status.planes.0.remote.endpoints"} {
+		bad := map[string]func(map[string]any) map[string]any{}
+		for _, e := range []string{"[fe80::1%x\nallowed_ip=0.0.0.0/0]:51840", "[fe80::1%eth0]:51840", "host:1\nallowed_ip=0.0.0.0/0", "192.0.2.1", "a b:1", "192.0.2.1:\x1b[1m", ":1"} {
+			bad[fmt.Sprintf("%s %q", path, e)] = set(path, []any{e})
+		}
+		refuseAll(t, "Peering", bad)
+	}
+}
