@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -232,6 +233,96 @@ func TestDefect1_02_PeerOutlivesTheOneThatTakesBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	checkPeered(t, a, b)
+}
+
+// A command establishes the peering after another one has let the ledger end, and before that
+// one deletes the custom resource definitions.
+func TestDefect1_02_PeerOutlivesTheEndOfTheLedger(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	var once sync.Once
+	slow := func(w *site) *Cluster {
+		c := *w.Cluster
+		c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{Delete: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			if _, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
+				once.Do(func() { mustPeer(t, a, b, Options{}) })
+			}
+			return api.Delete(ctx, obj, opts...)
+		}})
+		return &c
+	}
+	if _, _, err := Unpeer(t.Context(), slow(a), slow(b), Silent{}); err != nil {
+		t.Fatal(err)
+	}
+	checkPeered(t, a, b)
+}
+
+// A command has applied the custom resource definitions before another one marks them, and
+// claims its entry after that one has let the ledger end.
+func TestDefect1_02_PeerThatClaimsBeforeTheDefinitionsAreDeleted(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	applied, ended, claimed := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	removing := *a.Cluster
+	var deletes sync.Once
+	removing.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
+		Patch: func(ctx context.Context, api client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			if _, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
+				<-applied
+			}
+			return api.Patch(ctx, obj, patch, opts...)
+		},
+		Delete: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			if _, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok {
+				deletes.Do(func() {
+					close(ended)
+					<-claimed
+				})
+			}
+			return api.Delete(ctx, obj, opts...)
+		},
+	})
+	var unpeer sync.WaitGroup
+	unpeer.Go(func() {
+		if _, _, err := Unpeer(t.Context(), &removing, b.Cluster, Silent{}); err != nil {
+			t.Error(err)
+		}
+	})
+	claiming := *a.Cluster
+	var isServed atomic.Bool
+	var reads, claims sync.Once
+	claiming.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
+		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			err := api.List(ctx, list, opts...)
+			if _, ok := list.(*v1alpha1.NodeNetworkList); ok && len(opts) == 1 {
+				isServed.Store(true)
+			}
+			return err
+		},
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			if _, ok := obj.(*v1alpha1.ClusterNetwork); ok && isServed.Load() {
+				reads.Do(func() {
+					close(applied)
+					<-ended
+				})
+			}
+			return api.Get(ctx, key, obj, opts...)
+		},
+		Update: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			err := api.Update(ctx, obj, opts...)
+			if _, ok := obj.(*v1alpha1.ClusterNetwork); ok {
+				claims.Do(func() { close(claimed) })
+			}
+			return err
+		},
+	})
+	if _, err := Peer(t.Context(), &claiming, b.Cluster, Options{}, Silent{}); err != nil {
+		t.Error(err)
+	}
+	unpeer.Wait()
 	checkPeered(t, a, b)
 }
 

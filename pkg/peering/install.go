@@ -59,12 +59,8 @@ func (s *side) installCRDs(ctx context.Context) error {
 		return err
 	}
 	return s.poll(ctx, "wait for the custom resource definitions", "", func(ctx context.Context) (string, error) {
-		live, err := s.ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
-		if err != nil {
+		if err := s.checkDefinitions(ctx); err != nil {
 			return "", err
-		}
-		if len(live) < len(crds) || slices.ContainsFunc(live, func(crd client.Object) bool { return crd.GetDeletionTimestamp() != nil }) {
-			return "", errUninstalling
 		}
 		for _, list := range []client.ObjectList{&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}} {
 			if err := s.Client.List(ctx, list, client.Limit(1)); absent(err) {
@@ -75,6 +71,24 @@ func (s *side) installCRDs(ctx context.Context) error {
 		}
 		return "", nil
 	})
+}
+
+// checkDefinitions fails if another command removes the custom resource definitions.
+func (c *Cluster) checkDefinitions(ctx context.Context) error {
+	crds, err := manifests.CRDs()
+	if err != nil {
+		return err
+	}
+	live, err := c.ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
+	if err != nil {
+		return err
+	}
+	if len(live) < len(crds) || slices.ContainsFunc(live, func(crd client.Object) bool {
+		return crd.GetDeletionTimestamp() != nil || crd.GetAnnotations()[v1alpha1.AnnotationVersion] == beingRemoved
+	}) {
+		return errUninstalling
+	}
+	return nil
 }
 
 // install claims an entry for the peer and installs the node agents. When a
@@ -113,8 +127,10 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 		if err := s.installCRDs(gctx); err != nil {
 			return err
 		}
-		entry, err = s.claimEntry(gctx, peer, claim, planned.Ledger.Spec.InternalCIDR.Prefix)
-		return err
+		if entry, err = s.claimEntry(gctx, peer, claim, planned.Ledger.Spec.InternalCIDR.Prefix); err != nil {
+			return err
+		}
+		return s.checkDefinitions(gctx) // again, as a command may have marked them since
 	})
 	if s.facts.InstalledImage == "" {
 		g.Go(func() error { return s.applyAgents(gctx, planned.Image, false) })

@@ -42,7 +42,7 @@ func toRemove() []permission {
 	return slices.Concat(
 		permissions("", "", "list watch", "nodes"),
 		permissions("", "", "get delete", "namespaces"),
-		permissions("apiextensions.k8s.io", "", "get list delete", "customresourcedefinitions"),
+		permissions("apiextensions.k8s.io", "", "get list patch delete", "customresourcedefinitions"),
 		permissions(rbac, "", "list delete", "clusterroles clusterrolebindings"),
 		permissions(rbac, ns, "list delete", "roles rolebindings"),
 		permissions(admission, "", "list delete", admissionPolicies),
@@ -64,7 +64,7 @@ func toInstall() []permission {
 		toRemove(),
 		permissions("", "", "list", "pods services"),
 		permissions("", "", "create patch", "namespaces"),
-		permissions("apiextensions.k8s.io", "", "create patch", "customresourcedefinitions"),
+		permissions("apiextensions.k8s.io", "", "create", "customresourcedefinitions"),
 		permissions(rbac, "", "get create patch", "clusterroles clusterrolebindings"),
 		permissions(rbac, ns, "get create patch", "roles rolebindings"),
 		permissions(admission, "", "get create patch", admissionPolicies),

@@ -14,6 +14,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -156,7 +157,17 @@ func (w *site) funcs() interceptor.Funcs {
 					}
 				}
 			}
-			return c.Delete(ctx, obj, opts...)
+			if err := c.Delete(ctx, obj, opts...); err != nil {
+				return err
+			}
+			if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok { // and all of its kind
+				kind, err := c.Scheme().New(v1alpha1.GroupVersion.WithKind(crd.Spec.Names.Kind))
+				if err != nil {
+					return err
+				}
+				return c.DeleteAllOf(ctx, kind.(client.Object))
+			}
+			return nil
 		},
 		DeleteAllOf: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
 			if err := w.write("delete all " + describe(obj)); err != nil {

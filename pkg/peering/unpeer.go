@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	klabels "k8s.io/apimachinery/pkg/labels"
@@ -387,22 +386,86 @@ func (c *Cluster) uninstall(ctx context.Context) error {
 	if err := c.Client.DeleteAllOf(ctx, &v1alpha1.NodeNetwork{}); err != nil && !absent(err) {
 		return c.fail("delete all NodeNetworks", err)
 	}
-	if cn != nil {
-		cn.Finalizers = slices.DeleteFunc(cn.Finalizers, func(f string) bool { return f == v1alpha1.UninstallFinalizer })
-		if err := c.Client.Update(ctx, cn); err != nil && !absent(err) && !apierrors.IsConflict(err) {
-			return c.fail("remove the finalizer of ClusterNetwork "+cn.Name, err)
-		}
-	}
+	return c.removeDefinitions(ctx, crds)
+}
+
+// beingRemoved is in place of the version on a definition that is about to be deleted.
+// Whoever applies the definition takes it away.
+const beingRemoved = "being-removed"
+
+// removeDefinitions lets the ledger end and deletes the definitions. Between the two another
+// command may claim an entry of a new ledger, which would be deleted with its kind. So
+// definitions are deleted only as they were marked before the ledger ended. A command that
+// applies them later changes them. One that has applied them before sees the mark when it
+// has claimed its entry.
+func (c *Cluster) removeDefinitions(ctx context.Context, crds []client.Object) error {
 	g, gctx := failure.NewGroup(ctx)
 	for _, crd := range crds {
 		g.Go(func() error {
-			if err := c.delete(gctx, crd); err != nil {
-				return err
+			marked := crd.DeepCopyObject().(client.Object)
+			marked.SetAnnotations(map[string]string{v1alpha1.AnnotationVersion: beingRemoved})
+			err := c.Client.Patch(gctx, marked, client.MergeFrom(crd))
+			if absent(err) {
+				return nil
 			}
-			return c.gone(gctx, crd)
+			return c.fail("mark "+describe(crd)+" as being removed", err)
 		})
 	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if inUse, err := c.endLedger(ctx); err != nil || inUse {
+		return err
+	}
+	g, gctx = failure.NewGroup(ctx)
+	for _, crd := range crds {
+		g.Go(func() error { return c.deleteMarked(gctx, crd.GetName()) })
+	}
 	return g.Wait()
+}
+
+// endLedger removes the finalizer of a ledger that is marked as being removed. It says
+// whether there is one that is not.
+func (c *Cluster) endLedger(ctx context.Context) (inUse bool, err error) {
+	return inUse, retryOnConflict(func() error {
+		cn, err := c.ledger(ctx)
+		if cn == nil || err != nil {
+			return err
+		}
+		if inUse = cn.DeletionTimestamp.IsZero(); inUse {
+			return nil
+		}
+		cn.Finalizers = slices.DeleteFunc(cn.Finalizers, func(f string) bool { return f == v1alpha1.UninstallFinalizer })
+		if err := c.Client.Update(ctx, cn); !absent(err) {
+			return c.fail("remove the finalizer of ClusterNetwork "+cn.Name, err)
+		}
+		return nil
+	})
+}
+
+// deleteMarked deletes a custom resource definition and returns when it is gone. It does
+// nothing if somebody has applied it since it was marked.
+func (c *Cluster) deleteMarked(ctx context.Context, name string) error {
+	var crd *apiextensionsv1.CustomResourceDefinition
+	err := retryOnConflict(func() (err error) {
+		crd, err = get[apiextensionsv1.CustomResourceDefinition](ctx, c, "", name)
+		if crd == nil || err != nil {
+			return err
+		}
+		if crd.DeletionTimestamp.IsZero() && crd.Annotations[v1alpha1.AnnotationVersion] != beingRemoved {
+			crd = nil
+			return nil
+		}
+		err = c.Client.Delete(ctx, crd, client.Preconditions{UID: &crd.UID, ResourceVersion: &crd.ResourceVersion})
+		if absent(err) {
+			return nil
+		}
+		return c.fail("delete "+describe(crd), err)
+	})
+	if crd == nil || err != nil {
+		return err
+	}
+	return c.gone(ctx, crd)
 }
 
 // markedLedger returns the ledger; where there is none it makes one that is

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.zx2c4.com/wireguard/conn"
@@ -31,7 +32,24 @@ func newUserspace(name string, report func(error)) (*userspace, error) {
 			report(fmt.Errorf("tunnel %q: %w", name, fmt.Errorf(format, args...)))
 		},
 	}
-	return &userspace{device.NewDevice(t, conn.NewDefaultBind(), logger)}, nil
+	return &userspace{device.NewDevice(t, &bind{Bind: conn.NewDefaultBind()}, logger)}, nil
+}
+
+// bind has wireguard-go's sockets. Those keep the memory of destination addresses, and after
+// one of IPv4 write only 4 bytes of the next IPv6 address: that packet is lost. So it is
+// sent twice. A peer drops what it has received before.
+type bind struct {
+	conn.Bind
+	wasIPv4 atomic.Bool
+}
+
+// Send implements conn.Bind.
+func (b *bind) Send(packets [][]byte, to conn.Endpoint) error {
+	is4 := to.DstIP().Is4()
+	if b.wasIPv4.Swap(is4) && !is4 {
+		_ = b.Bind.Send(packets, to)
+	}
+	return b.Bind.Send(packets, to)
 }
 
 // Device returns what wireguard-go says of itself.

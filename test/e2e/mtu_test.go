@@ -463,7 +463,8 @@ func setBridgeMTU(is func(netlink.Link) bool, mtu int) error {
 
 // overIPv6 connects both gateways by a link of their own with IPv6 addresses and
 // has the tunnel use that while f runs, which may change the MTU of the client's
-// end. Meanwhile the tunnel's packets over IPv4 are lost, or WireGuard would follow
+// end. The gateways take the tunnel's packets from the link by its group, and nothing else,
+// so both know the other's MAC address. Meanwhile the tunnel's packets over IPv4 are lost, or WireGuard would follow
 // the one that comes last.
 func (w *mtuWatch) overIPv6(f func(set func(mtu int))) {
 	w.t.Helper()
@@ -471,8 +472,10 @@ func (w *mtuWatch) overIPv6(f func(set func(mtu int))) {
 	client, server := w.gateways[w.client], w.gateways[1-w.client]
 	w.try(client.do(func() error {
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU = name, mtu
-		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name, PeerMTU: mtu, PeerNamespace: netlink.NsFd(server.ns.Fd())})
+		attrs.Name, attrs.MTU, attrs.HardwareAddr = name, mtu, directMAC(0)
+		return netlink.LinkAdd(&netlink.Veth{
+			LinkAttrs: attrs, PeerName: name, PeerMTU: mtu, PeerHardwareAddr: directMAC(1), PeerNamespace: netlink.NsFd(server.ns.Fd()),
+		})
 	}))
 	for i, v := range []*vantage{client, server} {
 		w.try(v.do(func() error {
@@ -482,8 +485,10 @@ func (w *mtuWatch) overIPv6(f func(set func(mtu int))) {
 			}
 			return errors.Join(
 				os.WriteFile("/proc/sys/net/ipv6/conf/"+name+"/disable_ipv6", []byte("0"), 0o644),
+				netlink.LinkSetGroup(l, int(tunnel.ReceiveGroup)),
 				netlink.LinkSetUp(l),
 				netlink.AddrAdd(l, &netlink.Addr{IPNet: netlink.NewIPNet(ipv6(i)), Flags: unix.IFA_F_NODAD}),
+				netlink.NeighAdd(&netlink.Neigh{LinkIndex: l.Attrs().Index, Family: unix.AF_INET6, State: netlink.NUD_PERMANENT, IP: ipv6(1 - i), HardwareAddr: directMAC(1 - i)}),
 				netlink.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: netlink.NewIPNet(ipv6(1 - i))}),
 				nft(fmt.Sprintf("add table ip %s; add chain ip %[1]s in { type filter hook prerouting priority -400; }; add rule ip %[1]s in iifname { eth0, %s } udp dport %d drop",
 					name, tunnel.ReceiveInterface, tunnel.ListenPort)),
@@ -522,6 +527,8 @@ func nft(commands string) error {
 	}
 	return nil
 }
+
+func directMAC(i int) net.HardwareAddr { return net.HardwareAddr{2, 0, 0, 0, 0, byte(i + 1)} }
 
 func ipv6(i int) net.IP { return net.ParseIP(fmt.Sprintf("fd00:c::%d", i+1)) }
 
