@@ -170,12 +170,13 @@ func NodeAgent(image string, key OverlayKey) (account []Object, daemonSet *appsv
 			{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"namespaces"}, ResourceNames: []string{v1alpha1.Namespace}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, ResourceNames: []string{v1alpha1.NodeAgentName}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{"liqonet.io"}, Resources: []string{"clusternetworks", "peerings"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"liqonet.io"}, Resources: []string{"clusternetworks"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks/status"}, Verbs: []string{"patch"}},
 		},
 		[]rbacv1.PolicyRule{
-			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "update", "patch"}},
+			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create", "patch"}},
 		})
 	account = append(account, nodePolicy(labels)...)
 	daemonSet = &appsv1.DaemonSet{
@@ -318,14 +319,14 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 	labels := g.Labels()
 	account = accountFor(g.Name(), g.ClusterName(), labels,
 		[]rbacv1.PolicyRule{
-			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings"}, ResourceNames: []string{g.Peering}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings"}, ResourceNames: []string{g.Peering}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings/status"}, ResourceNames: []string{g.Peering}, Verbs: []string{"patch"}},
-			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"list", "watch"}},
 		},
 		[]rbacv1.PolicyRule{
-			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{g.Name()}, Verbs: []string{"get", "update", "patch"}},
+			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{g.Name()}, Verbs: []string{"patch"}},
 			// Which endpoints it has is told to the peer.
-			{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{g.Name()}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{g.Name()}, Verbs: []string{"list", "watch"}},
 		})
 	return append(account, &coordinationv1.Lease{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},

@@ -68,7 +68,7 @@ func toInstall() []permission {
 		permissions(rbac, "", "get create patch", "clusterroles clusterrolebindings"),
 		permissions(rbac, ns, "get create patch", "roles rolebindings"),
 		permissions(admission, "", "get create patch", admissionPolicies),
-		permissions(leases, ns, "get watch create update patch", "leases"),
+		permissions(leases, ns, "get watch create patch", "leases"),
 		permissions("apps", ns, "get create patch", "daemonsets"),
 		permissions("apps", ns, "get watch create patch", "deployments"),
 		permissions("apps", ns, "list watch", "controllerrevisions"),

@@ -28,6 +28,20 @@ func etcdArgs() []string {
 	}
 }
 
+// The audit log has what pods of the namespace liqonet-system ask of the API server.
+const (
+	auditPolicyFile = nodeDir + "/audit.yaml"
+	auditPolicy     = `apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+omitManagedFields: true
+rules:
+- level: Metadata
+  userGroups: ["system:serviceaccounts:liqonet-system"]
+- level: None
+`
+)
+
 func apiServerArgs(cfg Config) []string {
 	args := []string{
 		"--etcd-servers=http://127.0.0.1:2379",
@@ -58,6 +72,8 @@ func apiServerArgs(cfg Config) []string {
 		// The control plane has no kube-proxy: webhooks are called by the
 		// addresses of their pods.
 		"--enable-aggregator-routing=true",
+		"--audit-policy-file=" + auditPolicyFile,
+		"--audit-log-path=" + filepath.Join(logDir, "audit.log"),
 		"--profiling=false",
 		"--v=1",
 	}

@@ -159,6 +159,9 @@ func (n *node) startControlPlane(ctx context.Context) error {
 	if err := etcd.wait(ctx, dialable("127.0.0.1:2379")); err != nil {
 		return err
 	}
+	if err := os.WriteFile(auditPolicyFile, []byte(auditPolicy), 0o644); err != nil {
+		return err
+	}
 	apiServer, err := n.component("kube-apiserver", apiServerArgs(cfg)...)
 	if err != nil {
 		return err

@@ -1,0 +1,117 @@
+package e2e
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	rbacv1 "k8s.io/api/rbac/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// rarelyAsked are permissions that agents need in situations which this run need not have had.
+var rarelyAsked = []string{
+	// An agent whose watches have ended asks whether it was removed.
+	"node: get daemonsets.apps", "node: get namespaces", "node: get pods",
+	// Another node has claimed the same address of the overlay, or the node was made anew.
+	"node: get nodenetworks.liqonet.io", "node: delete nodenetworks.liqonet.io",
+}
+
+// Agents are granted what they ask for, and nothing else. What they have asked for since the
+// lab was started is in the audit logs of the API servers.
+func TestPermissionsAreUsed(t *testing.T) {
+	ctx := begin(t)
+	mustLiqonet(t, ctx, "peer", fx.alpha.Name, fx.beta.Name)
+	mustLiqonet(t, ctx, "unpeer", fx.alpha.Name, fx.beta.Name)
+	asked := map[string]bool{}
+	for _, c := range fx.clusters {
+		for _, e := range auditEvents(t, c) {
+			account := strings.TrimPrefix(e.User.Username, "system:serviceaccount:"+v1alpha1.Namespace+":")
+			// Tests use tokens of agents too. Discovery has no object.
+			if e.ObjectRef == nil || !strings.HasPrefix(e.UserAgent, "liqonet-agent") {
+				continue
+			}
+			resource := e.ObjectRef.Resource
+			if e.ObjectRef.Subresource != "" {
+				resource += "/" + e.ObjectRef.Subresource
+			}
+			asked[permission(account, e.Verb, resource, e.ObjectRef.APIGroup)] = true
+			if e.Annotations["authorization.k8s.io/decision"] == "forbid" {
+				t.Errorf("%s: %s may not %s %s %s", c.Name, account, e.Verb, resource, e.ObjectRef.Name)
+			}
+		}
+	}
+	granted := map[string]bool{}
+	grant := func(account string, rules []rbacv1.PolicyRule) {
+		for _, r := range rules {
+			for _, verb := range r.Verbs {
+				for _, resource := range r.Resources {
+					granted[permission(account, verb, resource, r.APIGroups[0])] = true
+				}
+			}
+		}
+	}
+	node, _ := manifests.NodeAgent("image", "")
+	gateway, _ := manifests.Gateway{Peering: "beta"}.Objects()
+	for _, o := range slices.Concat(node, gateway) {
+		switch o := o.(type) {
+		case *rbacv1.ClusterRole:
+			grant(o.Name, o.Rules)
+		case *rbacv1.Role:
+			grant(o.Name, o.Rules)
+		}
+	}
+	// To apply what is not there takes the permission to create it. API servers that do not
+	// stream what there is (KEP-3157) are asked for lists.
+	for permission := range granted {
+		as := strings.NewReplacer(": create ", ": patch ", ": list ", ": watch ").Replace(permission)
+		if asked[as] || slices.Contains(rarelyAsked, permission) {
+			asked[permission] = true
+		}
+	}
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(granted)), slices.Sorted(maps.Keys(asked))); diff != "" {
+		t.Errorf("granted (-) and asked for (+):\n%s", diff)
+	}
+}
+
+// permission names a verb on a resource. All gateways have the same ones.
+func permission(account, verb, resource, group string) string {
+	agent := "gateway"
+	if account == v1alpha1.NodeAgentName {
+		agent = "node"
+	}
+	return fmt.Sprintf("%s: %s %s", agent, verb, strings.TrimSuffix(resource+"."+group, "."))
+}
+
+// auditEvents reads what pods of our namespace have asked of the cluster's API server.
+func auditEvents(t *testing.T, c *cluster) (events []auditv1.Event) {
+	t.Helper()
+	controlPlane, err := fx.lab.Node(c.Name + "-cp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(controlPlane.LogFile("audit"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var e auditv1.Event
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			t.Fatalf("%s: %v in %q", c.Name, err, lines.Text())
+		}
+		events = append(events, e)
+	}
+	return events
+}
