@@ -170,7 +170,7 @@ func NodeAgent(image string, key OverlayKey) (account []Object, daemonSet *appsv
 			{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"namespaces"}, ResourceNames: []string{v1alpha1.Namespace}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, ResourceNames: []string{v1alpha1.NodeAgentName}, Verbs: []string{"get", "list", "watch"}},
-			{APIGroups: []string{"liqonet.io"}, Resources: []string{"clusternetworks"}, Verbs: []string{"get", "list", "watch"}},
+			{APIGroups: []string{"liqonet.io"}, Resources: []string{"clusternetworks"}, Verbs: []string{"get"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks/status"}, Verbs: []string{"patch"}},

@@ -63,6 +63,9 @@ func newCluster(t *testing.T, name string, funcs interceptor.Funcs, objs ...clie
 	}
 }
 
+// forWatch is in the context of a list that a watch makes.
+type forWatch struct{}
+
 // watching is the same client with watches that miss nothing since a list.
 func watching(base client.WithWatch) client.WithWatch {
 	watches := &fakeapi.Watches{}
@@ -77,7 +80,7 @@ func watching(base client.WithWatch) client.WithWatch {
 			o := (&client.ListOptions{}).ApplyOptions(opts)
 			return watches.Watch(ctx, o.Raw.ResourceVersion, func(ctx context.Context) (client.ObjectList, error) {
 				now := list.DeepCopyObject().(client.ObjectList)
-				return now, c.List(ctx, now, opts...)
+				return now, c.List(context.WithValue(ctx, forWatch{}, true), now, opts...)
 			}), nil
 		},
 	})

@@ -81,7 +81,7 @@ func toInstall() []permission {
 		permissions("apps", "", "get list watch", "daemonsets"),
 		permissions("", "", "list watch", "namespaces"),
 		permissions("", "", "get watch", "nodes pods"),
-		permissions("liqonet.io", "", "list watch", "clusternetworks"),
+		permissions("liqonet.io", "", "list", "clusternetworks"),
 		permissions("liqonet.io", "", "watch", "peerings"),
 		permissions("liqonet.io", "", "patch", "peerings/status nodenetworks/status"),
 		permissions("liqonet.io", "", "get watch create patch delete", "nodenetworks"),

@@ -46,9 +46,6 @@ func TestPermissionsAreUsed(t *testing.T) {
 				resource += "/" + e.ObjectRef.Subresource
 			}
 			asked[permission(account, e.Verb, resource, e.ObjectRef.APIGroup)] = true
-			if e.Annotations["authorization.k8s.io/decision"] == "forbid" {
-				t.Errorf("%s: %s may not %s %s %s", c.Name, account, e.Verb, resource, e.ObjectRef.Name)
-			}
 		}
 	}
 	granted := map[string]bool{}

@@ -42,6 +42,14 @@ func ignored(err error) error {
 	return err
 }
 
+// isRested says that the last play is longer ago than two of its kind take. Many watches
+// would do nothing else.
+func (s *Server) isRested() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return time.Since(s.playedAt) > 2*s.playTook
+}
+
 // play does what agents and controllers would have done by now.
 func (s *Server) play(ctx context.Context) error {
 	if s.Unplayed {
@@ -55,6 +63,7 @@ func (s *Server) play(ctx context.Context) error {
 	}
 	// What is written here may be a reason to do more the next time.
 	s.played, s.playedAt = writes, time.Now()
+	defer func() { s.playTook = time.Since(s.playedAt) }()
 	if err := s.playServices(ctx); err != nil {
 		return err
 	}

@@ -65,6 +65,7 @@ type Server struct {
 	// when they last looked.
 	played   int64
 	playedAt time.Time
+	playTook time.Duration
 	// down says until when every request fails, requests counts them.
 	down     time.Time
 	requests int
@@ -191,8 +192,10 @@ func (s *Server) watch(w http.ResponseWriter, r request, req *http.Request) {
 	ctx, cancel := context.WithCancel(req.Context())
 	defer cancel()
 	changes := s.watches.Watch(ctx, req.URL.Query().Get("resourceVersion"), func(ctx context.Context) (client.ObjectList, error) {
-		if err := s.play(ctx); err != nil {
-			return nil, err
+		if s.isRested() {
+			if err := s.play(ctx); err != nil {
+				return nil, err
+			}
 		}
 		writes := s.writes.Load()
 		if writes == seen {
