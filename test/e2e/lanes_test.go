@@ -206,11 +206,11 @@ var places = map[string]place{
 
 	"TestAskedBeforePeering":                       {laneAll, everyChange},
 	"TestDefect1_01_FailedPeerLeavesOtherPeerings": {laneAll, everyChange},
-	"TestMesh":               {laneAll, everyChange},
-	"TestNetworkPolicy":      {laneAll, everyChange},
-	"TestPermissionsAreUsed": {laneAll, everyChange},
-	"TestTakenOverGateway":   {laneAll, everyChange},
-	"TestTopologies":         {laneAll, everyChange},
+	"TestMesh":                           {laneAll, everyChange},
+	"TestNetworkPolicy":                  {laneAll, everyChange},
+	"TestSecurity_13_PermissionsAreUsed": {laneAll, everyChange},
+	"TestTakenOverGateway":               {laneAll, everyChange},
+	"TestTopologies":                     {laneAll, everyChange},
 
 	"TestSecurity_02_PublicAddressesStayWhereTheyAre": {laneOther, networksPart},
 
