@@ -33,6 +33,13 @@ const (
 	// OverlayDir is where nodes and gateways find the overlay's key.
 	OverlayDir = "/etc/liqonet/overlay"
 
+	// accountDir is where client-go looks for the token of a pod's account.
+	accountDir = "/var/run/secrets/kubernetes.io/serviceaccount"
+	// tokenSeconds is how long a token lasts: a day. Kubernetes would give the agents one
+	// of a year. The kubelet gets the next one when a fifth of the time is left, so that an
+	// API server may be away, or a node's clock behind, for that long.
+	tokenSeconds = 24 * 60 * 60
+
 	// annotationOverlay is on pods and tells one overlay key from another, so that
 	// agents start anew with a new one.
 	annotationOverlay = "liqonet.io/overlay-key"
@@ -161,6 +168,27 @@ func (k OverlayKey) mount(pod *corev1.PodTemplateSpec) {
 	}})
 }
 
+// mountAccount puts into an agent's pod what it needs to call its API server. What
+// Kubernetes would mount by itself has a token that lasts longer, and more files.
+//
+// The token has no audience of its own, which makes it one for the API server and nobody
+// else. What an API server calls itself is different in each cluster, and it refuses
+// tokens for others.
+func mountAccount(pod *corev1.PodSpec) {
+	pod.AutomountServiceAccountToken = new(false)
+	c := &pod.Containers[0]
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "account", MountPath: accountDir, ReadOnly: true})
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "account", VolumeSource: corev1.VolumeSource{
+		Projected: &corev1.ProjectedVolumeSource{DefaultMode: new(int32(0o400)), Sources: []corev1.VolumeProjection{
+			{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: corev1.ServiceAccountTokenKey, ExpirationSeconds: new(int64(tokenSeconds))}},
+			{ConfigMap: &corev1.ConfigMapProjection{
+				LocalObjectReference: corev1.LocalObjectReference{Name: "kube-root-ca.crt"}, // Kubernetes keeps it in each namespace
+				Items:                []corev1.KeyToPath{{Key: corev1.ServiceAccountRootCAKey, Path: corev1.ServiceAccountRootCAKey}},
+			}},
+		}},
+	}})
+}
+
 // NodeAgent returns the account of the node agents with its permissions, and
 // their DaemonSet, which needs it.
 func NodeAgent(image string, key OverlayKey) (account []Object, daemonSet *appsv1.DaemonSet) {
@@ -207,6 +235,7 @@ func NodeAgent(image string, key OverlayKey) (account []Object, daemonSet *appsv
 			},
 		},
 	}
+	mountAccount(&daemonSet.Spec.Template.Spec)
 	key.mount(&daemonSet.Spec.Template)
 	return account, daemonSet
 }
@@ -381,6 +410,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 			},
 		},
 	}
+	mountAccount(&deployment.Spec.Template.Spec)
 	g.Overlay.mount(&deployment.Spec.Template)
 	g.mountPresharedKey(&deployment.Spec.Template.Spec)
 	return deployment
@@ -414,6 +444,8 @@ func accountFor(name, clusterName string, labels map[string]string, inCluster, i
 		&corev1.ServiceAccount{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"},
 			ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
+			// Pods of others that name it get no token unasked.
+			AutomountServiceAccountToken: new(false),
 		},
 		&rbacv1.ClusterRole{
 			TypeMeta:   metav1.TypeMeta{APIVersion: rbac, Kind: "ClusterRole"},

@@ -2,7 +2,10 @@ package e2e
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -103,5 +106,55 @@ func nodeAgentWritesItsOwn(t *testing.T, ctx context.Context, c *cluster) {
 				t.Errorf("%s, %s: got %v", name, whose, err)
 			}
 		}
+	}
+}
+
+// The tokens that agents have are for the API server, and last a day. A token that
+// Kubernetes mounts by itself would last a year.
+func tokensOfAgents(t *testing.T, ctx context.Context, c *cluster) {
+	pods, err := c.Run(ctx, "", "-n", "liqonet-system", "get", "pods", "-o", "jsonpath={range .items[*]}{.metadata.uid} {.spec.nodeName} {.metadata.name}{\"\\n\"}{end}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	looked := 0
+	for line := range strings.Lines(pods) {
+		f := strings.Fields(line)
+		i := slices.IndexFunc(c.nodes, func(n node) bool { return len(f) == 3 && n.Node.Name == f[1] })
+		if i < 0 {
+			t.Fatalf("pods are:\n%s", pods)
+		}
+		out, err := c.nodes[i].Node.Command(ctx, "sh", "-ec",
+			"cd /var/lib/kubelet/pods/"+f[0]+"/volumes/kubernetes.io~projected; ls -d *; ls *; echo; cat */token").Output()
+		if err != nil {
+			t.Fatalf("%s: %v", f[2], err)
+		}
+		files, token, _ := strings.Cut(string(out), "\n\n")
+		if got := strings.Fields(files); !slices.Equal(got, []string{"account", "ca.crt", "token"}) {
+			t.Errorf("%s has the files %q", f[2], got)
+		}
+		var claims struct {
+			Issuer   string   `json:"iss"`
+			Audience []string `json:"aud"`
+			Expires  int64    `json:"exp"`
+			Issued   int64    `json:"iat"`
+		}
+		parts := strings.Split(token, ".")
+		if len(parts) != 3 {
+			t.Fatalf("%s has no token", f[2])
+		}
+		raw, err := base64.RawURLEncoding.DecodeString(parts[1])
+		if err == nil {
+			err = json.Unmarshal(raw, &claims)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(claims.Audience) != 1 || claims.Audience[0] != claims.Issuer || claims.Expires-claims.Issued != 24*3600 {
+			t.Errorf("%s has a token for %v, of %d s", f[2], claims.Audience, claims.Expires-claims.Issued)
+		}
+		looked++
+	}
+	if want := len(c.nodes) + 1; looked != want {
+		t.Errorf("%d pods were looked at, want %d", looked, want)
 	}
 }

@@ -30,6 +30,7 @@ func TestPeering(t *testing.T) {
 		{"exposed host", func(t *testing.T) { exposeHost(t, ctx, a, b) }},
 		{"backends", func(t *testing.T) { backends(t, ctx, a, b) }},
 		{"TestSecurity_13_NodeAgentWritesItsOwn", func(t *testing.T) { nodeAgentWritesItsOwn(t, ctx, a) }},
+		{"TestSecurity_22_TokensOfAgents", func(t *testing.T) { tokensOfAgents(t, ctx, a) }},
 		{"TestSecurity_01_BadStatusIsRefused", func(t *testing.T) { badStatusIsRefused(t, ctx, a, b) }},
 		{"status", func(t *testing.T) { statusTellsTheTruth(t, ctx, a, b, said) }},
 	} {

@@ -1,0 +1,64 @@
+package manifests
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// Agents have these files and no others: their keys, and what they need to call their API
+// server. The token lasts a day, is for the API server only, and nobody gets one unasked.
+func TestSecurity_22_TokensAndMounts(t *testing.T) {
+	const overlay = "Secret " + v1alpha1.OverlaySecret
+	want := map[string]map[string]string{
+		v1alpha1.NodeAgentName: {accountDir: "account", OverlayDir: overlay},
+		"gateway-b-0":          {accountDir: "account", OverlayDir: overlay, KeyDir: "Secret gateway-b-0-0"},
+		"gateway-c-3":          {accountDir: "account", OverlayDir: overlay, KeyDir: "Secret gateway-c-3-0", "/dev/net/tun": "host /dev/net/tun"},
+	}
+	for _, p := range templates(t) {
+		if want[p.name] == nil {
+			continue
+		}
+		sources := map[string]string{}
+		for _, v := range p.Spec.Volumes {
+			switch {
+			case v.Secret != nil:
+				sources[v.Name] = "Secret " + v.Secret.SecretName
+			case v.HostPath != nil:
+				sources[v.Name] = "host " + v.HostPath.Path
+			case v.Projected != nil:
+				sources[v.Name] = "account"
+				if diff := cmp.Diff([]corev1.VolumeProjection{
+					{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token", ExpirationSeconds: new(int64(24 * 3600))}},
+					{ConfigMap: &corev1.ConfigMapProjection{
+						LocalObjectReference: corev1.LocalObjectReference{Name: "kube-root-ca.crt"}, Items: []corev1.KeyToPath{{Key: "ca.crt", Path: "ca.crt"}},
+					}},
+				}, v.Projected.Sources); diff != "" {
+					t.Errorf("%s: %s", p.name, diff)
+				}
+			}
+		}
+		mounts := map[string]string{}
+		for _, m := range p.Spec.Containers[0].VolumeMounts {
+			mounts[m.MountPath] = sources[m.Name]
+		}
+		if diff := cmp.Diff(want[p.name], mounts); diff != "" || len(mounts) != len(p.Spec.Volumes) {
+			t.Errorf("%s has %d volumes, and mounts:\n%s", p.name, len(p.Spec.Volumes), diff)
+		}
+		if a := p.Spec.AutomountServiceAccountToken; a == nil || *a {
+			t.Errorf("%s gets more by itself", p.name)
+		}
+		delete(want, p.name)
+	}
+	if len(want) > 0 {
+		t.Errorf("there are no pods of %v", want)
+	}
+	for _, o := range all(t) {
+		if a, ok := o.(*corev1.ServiceAccount); ok && (a.AutomountServiceAccountToken == nil || *a.AutomountServiceAccountToken) {
+			t.Errorf("pods that name %s get a token", a.Name)
+		}
+	}
+}
