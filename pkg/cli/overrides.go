@@ -21,7 +21,7 @@ import (
 // addOverrides gives a command the flags by which the user overrules what liqonet would
 // find out or decide.
 func addOverrides(f *pflag.FlagSet) {
-	f.String("agent-image", "", "image of the agents of both clusters, also for their other peerings (default: the one that the cluster has, or the one of this version, "+version.AgentImage(version.String())+")")
+	f.String("agent-image", "", "image of the agents of both clusters, also for their other peerings; NAME@sha256:… or NAME:TAG@sha256:… is one that nobody can exchange (default: the one that the cluster has, or the one of this version, "+version.AgentImage(version.String())+")")
 	f.Var(&choices{allowed: []string{"auto", "geneve", "vxlan"}}, "overlay",
 		"[CLUSTER=]auto, geneve or vxlan: encapsulation between nodes and gateways, one for all peerings of a cluster; auto takes Geneve where all kernels have it, otherwise VXLAN")
 	f.Var(&choices{allowed: []string{"auto", "kernel", "userspace"}}, "wireguard", "[CLUSTER=]auto, kernel or userspace: what does the work of WireGuard; auto takes the kernel where all nodes' kernels can, otherwise user space")

@@ -230,3 +230,23 @@ func TestFailures(t *testing.T) {
 		}
 	}
 }
+
+// An image by its digest is passed on as it is; what only looks like a digest is refused
+// before a cluster is asked.
+func TestSecurity_22_ImagesByDigest(t *testing.T) {
+	digest := "@sha256:" + strings.Repeat("0123456789abcdef", 4)
+	for image, good := range map[string]bool{
+		"ghcr.io/liqonet/liqonet-agent" + digest: true, "registry.example.com:5000/agent:v1" + digest: true, "agent:v1": true,
+		"agent" + digest[:20]: false, "agent" + strings.ToUpper(digest): false, "agent@md5:0123": false, "agent:v1" + digest + digest: false,
+	} {
+		isolate(t)
+		f, err := parse(t, "peer", "a", "b", "--agent-image", image)
+		if err != nil {
+			t.Fatal(err)
+		}
+		o, err := peerOptions(f, []string{"a", "b"}, []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}})
+		if (err == nil) != good || good && o.Image != image || !good && !strings.Contains(err.Error(), "--agent-image") {
+			t.Errorf("%s: got %q, %v", image, o.Image, err)
+		}
+	}
+}

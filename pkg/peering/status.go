@@ -11,6 +11,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -52,6 +53,9 @@ type View struct {
 	// RemotePods are the peer's ranges and what this cluster knows them by.
 	RemotePods ipam.Mappings `json:"remotePods"`
 	Overlay    string        `json:"overlay"`
+	// Images are those that the node agents and the peering's gateways run, as the kubelets
+	// name them: by digest. Empty where the reader may not read pods.
+	Images []string `json:"images,omitempty"`
 	// Planes has an entry for each gateway of this cluster.
 	Planes []PlaneView `json:"planes"`
 	// NodesReady of NodesTotal nodes reach the peer: those that are ready.
@@ -128,6 +132,10 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	if err := c.list(ctx, &leases, client.InNamespace(v1alpha1.Namespace)); err != nil {
 		return nil, err
 	}
+	images, err := c.imagesByPeering(ctx)
+	if err != nil {
+		return nil, err
+	}
 	beats := heartbeats{}
 	beats.note(pointers(leases.Items), c.Now())
 	views := make([]View, 0, len(peerings.Items))
@@ -140,10 +148,30 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 				State: Unknown, Nodes: []NodeView{}, Message: fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err),
 			}
 		}
+		v.Images = slices.Compact(slices.Sorted(slices.Values(slices.Concat(images[""], images[p.Name]))))
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b View) int { return cmp.Compare(a.Peer, b.Peer) })
 	return views, nil
+}
+
+// imagesByPeering are the images that gateways run, and those of node agents by an empty
+// name.
+func (c *Cluster) imagesByPeering(ctx context.Context) (map[string][]string, error) {
+	var pods corev1.PodList
+	err := c.list(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
+	if err != nil && !apierrors.IsForbidden(err) {
+		return nil, err
+	}
+	images := map[string][]string{}
+	for _, p := range pods.Items {
+		for _, s := range p.Status.ContainerStatuses {
+			if s.State.Running != nil && s.ImageID != "" {
+				images[p.Labels[v1alpha1.LabelPeering]] = append(images[p.Labels[v1alpha1.LabelPeering]], s.ImageID)
+			}
+		}
+	}
+	return images, nil
 }
 
 // MarkOrphans finds, among the views of all clusters that were asked, those of a peering that

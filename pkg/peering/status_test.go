@@ -1,6 +1,8 @@
 package peering
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -12,6 +14,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -438,6 +441,53 @@ func TestViews(t *testing.T) {
 			t.Errorf("got %+v, %v", v, err)
 		}
 	})
+}
+
+// Status names what runs by the digests that kubelets report: of the node agents, and of
+// the peering's own gateways. Who may not read pods sees all but that.
+func TestSecurity_22_StatusNamesTheImages(t *testing.T) {
+	pod := func(name, peering, imageID string, running bool) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name, Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}}}
+		if peering != "" {
+			p.Labels[v1alpha1.LabelPeering] = peering
+		}
+		s := corev1.ContainerStatus{ImageID: imageID}
+		if running {
+			s.State.Running = &corev1.ContainerStateRunning{}
+		}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{s}
+		return p
+	}
+	foreign := pod("x", "", "foreign", true)
+	foreign.Labels = nil
+	objs := []client.Object{
+		newWorld().peering, node("n1", true), foreign,
+		pod("node-1", "", "registry/agent@sha256:2", true), pod("node-2", "", "registry/agent@sha256:2", true), pod("node-3", "", "registry/agent@sha256:3", false),
+		pod("gateway-b", "b", "registry/agent@sha256:1", true), pod("gateway-c", "c", "registry/agent@sha256:4", true), pod("starting", "b", "", true),
+	}
+	for _, tt := range []struct {
+		name  string
+		funcs interceptor.Funcs
+		want  []string
+	}{
+		{"", interceptor.Funcs{}, []string{"registry/agent@sha256:1", "registry/agent@sha256:2"}},
+		{"not allowed to read pods", interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, l client.ObjectList, opts ...client.ListOption) error {
+			if _, ok := l.(*corev1.PodList); ok {
+				return apierrors.NewForbidden(corev1.Resource("pods"), "", errors.New("no"))
+			}
+			return c.List(ctx, l, opts...)
+		}}, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v, err := newCluster(t, "a", tt.funcs, objs...).Views(t.Context())
+			if err != nil || len(v) != 1 {
+				t.Fatalf("got %+v, %v", v, err)
+			}
+			if diff := cmp.Diff(tt.want, v[0].Images, compare); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
 }
 
 func TestMapFor(t *testing.T) {

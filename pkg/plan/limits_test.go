@@ -106,12 +106,16 @@ func TestDefect1_26_OneLimitOfPeerings(t *testing.T) {
 }
 
 func TestDefect1_06_VersionsAreNotMixed(t *testing.T) {
+	digest := "mirror/agent@sha256:" + strings.Repeat("0", 64)
 	for _, tt := range []struct {
 		name, command, installed, image, given string
 		want, refused                          string
 	}{
 		{name: "nothing is installed", command: "v0.2.0", want: version.AgentImage("v0.2.0")},
 		{name: "the same version keeps its image", command: "v0.2.0", installed: "v0.2.0", image: "mirror/agent:1", want: "mirror/agent:1"},
+		{name: "the same version keeps its digest", command: "v0.2.0", installed: "v0.2.0", image: digest, want: digest},
+		{name: "another digest of the same version", command: "v0.2.0", installed: "v0.2.0", image: version.AgentImage("v0.2.0"), given: digest, want: digest},
+		{name: "an upgrade from a digest", command: "v0.2.0", installed: "v0.1.0", image: version.AgentImage("v0.1.0") + digest[len("mirror/agent"):], refused: "give the image of version v0.2.0 by --agent-image"},
 		{name: "an upgrade from a published image", command: "v0.2.0", installed: "v0.1.0", image: version.AgentImage("v0.1.0"), want: version.AgentImage("v0.2.0")},
 		{name: "an upgrade from a mirror", command: "v0.2.0", installed: "v0.1.0", image: "mirror/agent:1", refused: "give the image of version v0.2.0 by --agent-image"},
 		{name: "an upgrade to a mirror", command: "v0.2.0", installed: "v0.1.0", image: "mirror/agent:1", given: "mirror/agent:2", want: "mirror/agent:2"},

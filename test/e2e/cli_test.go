@@ -106,7 +106,7 @@ type view struct {
 	NodesReady                    int
 	planeView                     `json:"-"` // of the only plane
 	Planes                        []planeView
-	NodesNotReady                 []string
+	NodesNotReady, Images         []string
 	Nodes                         []struct {
 		Name            string
 		Address, SeenAs netip.Addr

@@ -18,19 +18,22 @@ import (
 	"github.com/liqonet/liqonet/test/lab/image"
 )
 
-// A new peering that fails, here for an image that nobody can pull, changes nothing for
-// the other peerings of its clusters: their agents keep their image, and packets pass.
+// A new peering that fails, here for an image that the registry does not have, changes
+// nothing for the other peerings of its clusters: their agents keep their image, and
+// packets pass.
 func TestDefect1_01_FailedPeerLeavesOtherPeerings(t *testing.T) {
 	ctx := begin(t)
 	a, b, c := fx.alpha, fx.beta, fx.gamma
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	before, pods := texts(t, ctx, enduring, unrolled, a, b), a.agents(t, "node")
 	flows := startFlows(t, ctx, a, b, 0, 0)
-	r := liqonet(t, ctx, "", "peer", a.Name, c.Name, "--agent-image=example.invalid/none:1", "--timeout=60s")
+	startRegistry(t, ctx, a, c)
+	missing := repository + "@sha256:" + strings.Repeat("0", 64)
+	r := liqonet(t, ctx, "", "peer", a.Name, c.Name, "--agent-image="+missing, "--timeout=60s")
 	if r.code != exitNotReady || r.stdout != "" {
 		t.Errorf("exit code %d, want %d\n%s%s", r.code, exitNotReady, r.stdout, r.stderr)
 	}
-	checkMessage(t, r, "example.invalid/none:1")
+	checkMessage(t, r, missing, "not found")
 	if left, _ := fx.objectsLeft(ctx, c); left != "" {
 		t.Errorf("left in %s:\n%s", c.Name, left)
 	}
@@ -38,7 +41,7 @@ func TestDefect1_01_FailedPeerLeavesOtherPeerings(t *testing.T) {
 	if diff := difference(before, texts(t, ctx, enduring, unrolled, a, b)); diff != "" {
 		t.Errorf("objects changed:\n%s", diff)
 	}
-	if image := jsonPath(t, ctx, a, "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", "liqonet-node"); strings.Contains(image, "none:1") {
+	if image := jsonPath(t, ctx, a, "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", "liqonet-node"); strings.Contains(image, missing) {
 		t.Errorf("node agents have the image %s", image)
 	}
 	eventually(t, ctx, podTimeout, "node agents", func() string {
@@ -223,7 +226,7 @@ func shiftedAgents(t *testing.T, shift time.Duration, ref string) (archive strin
 	goCommand("build", "-trimpath", "-overlay", writeFile(t, filepath.Join(dir, "overlay.json"), string(overlay)),
 		"-ldflags", fmt.Sprintf("-s -w -X time.e2eShift=%d", int64(shift.Seconds())), "-o", binary, "../../agent")
 	archive = filepath.Join(dir, "shifted.tar")
-	if err := image.Build(archive, ref, map[string]string{"/liqonet-agent": binary}, []string{"/liqonet-agent"}); err != nil {
+	if _, err := image.Build(archive, ref, map[string]string{"/liqonet-agent": binary}, []string{"/liqonet-agent"}); err != nil {
 		t.Fatal(err)
 	}
 	return archive

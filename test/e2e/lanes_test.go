@@ -197,6 +197,7 @@ var places = map[string]place{
 	"TestUnpeerPartialState":        {laneEqual, everyChange},
 	"TestUnpeerWithoutPeering":      {laneEqual, everyChange},
 	"TestSecurity_12_UnpeerOneSide": {laneEqual, everyChange},
+	"TestSecurity_22_ImageByDigest": {laneEqual, everyChange},
 
 	"TestDayTwo":         {laneOther, everyChange},
 	"TestMTU":            {laneOther, everyChange},

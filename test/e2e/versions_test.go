@@ -82,7 +82,7 @@ func release(t *testing.T, version string) (dir string) {
 		}
 	}
 	ref := fmt.Sprintf("ghcr.io/liqonet/liqonet-agent:%s", version)
-	if err := image.Build(filepath.Join(dir, "liqonet-agent.tar"), ref, map[string]string{"/liqonet-agent": filepath.Join(dir, "liqonet-agent")}, []string{"/liqonet-agent"}); err != nil {
+	if _, err := image.Build(filepath.Join(dir, "liqonet-agent.tar"), ref, map[string]string{"/liqonet-agent": filepath.Join(dir, "liqonet-agent")}, []string{"/liqonet-agent"}); err != nil {
 		t.Fatal(err)
 	}
 	return dir

@@ -382,10 +382,11 @@ func (l *Lab) buildImages(ctx context.Context, source, out string) error {
 	}
 	content := map[string]string{"/tester": program}
 	// Two images of one layer, which containerd unpacks once.
-	if err := image.Build(filepath.Join(out, "pause.tar"), nodeinit.PauseImage, content, []string{"/tester", "pause"}); err != nil {
+	if _, err := image.Build(filepath.Join(out, "pause.tar"), nodeinit.PauseImage, content, []string{"/tester", "pause"}); err != nil {
 		return err
 	}
-	return image.Build(filepath.Join(out, "tester.tar"), TesterImage, content, []string{"/tester"})
+	_, err = image.Build(filepath.Join(out, "tester.tar"), TesterImage, content, []string{"/tester"})
+	return err
 }
 
 func goBuild(ctx context.Context, source, out, pkg string) error {

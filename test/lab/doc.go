@@ -21,5 +21,5 @@
 // kubelets; they are put back when the last lab goes.
 //
 // Out of scope: control planes with several members, DNS (no CoreDNS), IPv6,
-// load balancers, storage, and pulling images from a registry.
+// load balancers, storage, and a registry; tests have one of their own.
 package lab

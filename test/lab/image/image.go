@@ -1,10 +1,10 @@
 // Package image builds container images without a container engine.
 //
-// An image is one layer of files from this machine and an entrypoint, written
-// as a docker-archive (the format of `docker save`), which `ctr images import`,
-// `docker load` and `kind load image-archive` read. The same input gives the
-// same bytes. Building from a base image, and pushing to a registry, are out of
-// scope.
+// An image is one layer of files from this machine and an entrypoint. It is written
+// as an OCI layout with the manifest.json of a docker-archive beside it, as `docker
+// save` does. So `ctr images import`, `docker load`, `kind load image-archive` and
+// skopeo read it. The same input gives the same bytes, and the same digest. Building
+// from a base image, and pushing to a registry, are out of scope.
 package image
 
 import (
@@ -24,47 +24,78 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/types"
 )
+
+// named is the annotation by which containerd finds an image's name in an archive.
+const named = "io.containerd.image.name"
 
 // Build writes to the file out an image named ref (repository:tag) with the
 // given files (path in the image to path on this machine) and entrypoint.
 // A file is executable in the image if it is executable here. The file out
-// appears only when it is complete.
-func Build(out, ref string, files map[string]string, entrypoint []string) error {
-	if err := build(out, ref, files, entrypoint); err != nil {
-		return fmt.Errorf("build image %s: %w", ref, err)
+// appears only when it is complete. It returns the image's digest, by which
+// registries know it: sha256, a colon, and 64 hexadecimal digits.
+func Build(out, ref string, files map[string]string, entrypoint []string) (digest string, err error) {
+	if digest, err = build(out, ref, files, entrypoint); err != nil {
+		return "", fmt.Errorf("build image %s: %w", ref, err)
 	}
-	return nil
+	return digest, nil
 }
 
-func build(out, ref string, files map[string]string, entrypoint []string) error {
+func build(out, ref string, files map[string]string, entrypoint []string) (string, error) {
 	layer, diffID, err := buildLayer(files)
 	if err != nil {
-		return err
+		return "", err
 	}
-	config, err := json.Marshal(imageConfig{
+	a := archive{files: map[string][]byte{}}
+	config := a.blob(types.OCIConfigJSON, encode(v1.ConfigFile{
 		Architecture: runtime.GOARCH,
 		OS:           "linux",
-		Created:      time.Unix(0, 0).UTC().Format(time.RFC3339),
-		Config: runConfig{
+		Created:      v1.Time{Time: time.Unix(0, 0).UTC()},
+		Config: v1.Config{
 			Entrypoint: entrypoint,
 			Env:        []string{"PATH=/usr/local/bin:/usr/bin:/bin:/"},
 			WorkingDir: "/",
 		},
-		RootFS: rootFS{Type: "layers", DiffIDs: []string{"sha256:" + diffID}},
-	})
-	if err != nil {
-		return fmt.Errorf("encode configuration: %w", err)
-	}
-	configName := digest(config) + ".json"
-	layerName := digest(layer) + ".tar.gz"
-	manifest, err := json.Marshal([]manifestEntry{{
-		Config: configName, RepoTags: []string{ref}, Layers: []string{layerName},
-	}})
-	if err != nil {
-		return fmt.Errorf("encode manifest: %w", err)
-	}
+		RootFS: v1.RootFS{Type: "layers", DiffIDs: []v1.Hash{diffID}},
+	}))
+	layers := []v1.Descriptor{a.blob(types.OCILayer, layer)}
+	manifest := a.blob(types.OCIManifestSchema1, encode(v1.Manifest{
+		SchemaVersion: 2, MediaType: types.OCIManifestSchema1, Config: config, Layers: layers,
+	}))
+	index := manifest
+	index.Annotations, index.Platform = map[string]string{named: ref}, &v1.Platform{OS: "linux", Architecture: runtime.GOARCH}
+	a.files["index.json"] = encode(v1.IndexManifest{SchemaVersion: 2, MediaType: types.OCIImageIndex, Manifests: []v1.Descriptor{index}})
+	a.files["oci-layout"] = encode(map[string]string{"imageLayoutVersion": "1.0.0"})
+	a.files["manifest.json"] = encode([]manifestEntry{{Config: blobPath(config), RepoTags: []string{ref}, Layers: []string{blobPath(layers[0])}}})
+	return manifest.Digest.String(), a.write(out)
+}
 
+// archive is what becomes a tar file.
+type archive struct{ files map[string][]byte }
+
+// blob adds a blob, and describes it.
+func (a archive) blob(kind types.MediaType, content []byte) v1.Descriptor {
+	sum := sha256.Sum256(content)
+	d := v1.Descriptor{MediaType: kind, Size: int64(len(content)), Digest: v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum[:])}}
+	a.files[blobPath(d)] = content
+	return d
+}
+
+func blobPath(d v1.Descriptor) string { return path.Join("blobs", d.Digest.Algorithm, d.Digest.Hex) }
+
+// encode is JSON of values that have one.
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+func (a archive) write(out string) error {
 	tmp, err := os.CreateTemp(filepath.Dir(out), filepath.Base(out)+".tmp-*")
 	if err != nil {
 		return err
@@ -72,11 +103,8 @@ func build(out, ref string, files map[string]string, entrypoint []string) error 
 	defer os.Remove(tmp.Name()) // fails after the rename, as it should
 	defer tmp.Close()
 	tw := tar.NewWriter(tmp)
-	for _, e := range []struct {
-		name string
-		body []byte
-	}{{configName, config}, {layerName, layer}, {"manifest.json", manifest}} {
-		if err := writeFile(tw, e.name, 0o644, int64(len(e.body)), bytes.NewReader(e.body)); err != nil {
+	for _, name := range slices.Sorted(maps.Keys(a.files)) {
+		if err := writeFile(tw, name, 0o644, int64(len(a.files[name])), bytes.NewReader(a.files[name])); err != nil {
 			return err
 		}
 	}
@@ -94,13 +122,13 @@ func build(out, ref string, files map[string]string, entrypoint []string) error 
 
 // buildLayer returns the compressed layer and the digest of the layer before
 // compression, which is its identity in the image's configuration.
-func buildLayer(files map[string]string) (layer []byte, diffID string, err error) {
+func buildLayer(files map[string]string) (layer []byte, diffID v1.Hash, err error) {
 	var buf bytes.Buffer
 	// The level trades a few percent of size for most of the time: images are
 	// imported on this machine, not sent anywhere.
 	zw, err := gzip.NewWriterLevel(&buf, gzip.BestSpeed)
 	if err != nil {
-		return nil, "", err
+		return nil, v1.Hash{}, err
 	}
 	sum := sha256.New()
 	tw := tar.NewWriter(io.MultiWriter(zw, sum))
@@ -111,7 +139,7 @@ func buildLayer(files map[string]string) (layer []byte, diffID string, err error
 	for name, source := range files {
 		name = strings.TrimPrefix(path.Clean("/"+name), "/")
 		if name == "" {
-			return nil, "", fmt.Errorf("file %s has no name in the image", source)
+			return nil, v1.Hash{}, fmt.Errorf("file %s has no name in the image", source)
 		}
 		sources[name] = source
 		for d := path.Dir(name); d != "."; d = path.Dir(d) {
@@ -125,21 +153,21 @@ func buildLayer(files map[string]string) (layer []byte, diffID string, err error
 			Typeflag: tar.TypeDir, Name: d + "/", Mode: dirs[d], ModTime: time.Unix(0, 0), Format: tar.FormatPAX,
 		})
 		if err != nil {
-			return nil, "", fmt.Errorf("write directory %s: %w", d, err)
+			return nil, v1.Hash{}, fmt.Errorf("write directory %s: %w", d, err)
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(sources)) {
 		if err := addFile(tw, name, sources[name]); err != nil {
-			return nil, "", err
+			return nil, v1.Hash{}, err
 		}
 	}
 	if err := tw.Close(); err != nil {
-		return nil, "", fmt.Errorf("close layer: %w", err)
+		return nil, v1.Hash{}, fmt.Errorf("close layer: %w", err)
 	}
 	if err := zw.Close(); err != nil {
-		return nil, "", fmt.Errorf("compress layer: %w", err)
+		return nil, v1.Hash{}, fmt.Errorf("compress layer: %w", err)
 	}
-	return buf.Bytes(), hex.EncodeToString(sum.Sum(nil)), nil
+	return buf.Bytes(), v1.Hash{Algorithm: "sha256", Hex: hex.EncodeToString(sum.Sum(nil))}, nil
 }
 
 func addFile(tw *tar.Writer, name, source string) error {
@@ -175,34 +203,7 @@ func writeFile(tw *tar.Writer, name string, mode, size int64, body io.Reader) er
 	return nil
 }
 
-func digest(b []byte) string {
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:])
-}
-
-// The types below are the parts used here of the image specification,
-// https://github.com/opencontainers/image-spec/blob/main/config.md, and of
-// docker-archive's manifest.json.
-
-type imageConfig struct {
-	Architecture string    `json:"architecture"`
-	OS           string    `json:"os"`
-	Created      string    `json:"created"`
-	Config       runConfig `json:"config"`
-	RootFS       rootFS    `json:"rootfs"`
-}
-
-type runConfig struct {
-	Entrypoint []string `json:"Entrypoint"`
-	Env        []string `json:"Env"`
-	WorkingDir string   `json:"WorkingDir"`
-}
-
-type rootFS struct {
-	Type    string   `json:"type"`
-	DiffIDs []string `json:"diff_ids"`
-}
-
+// manifestEntry is one image of docker-archive's manifest.json.
 type manifestEntry struct {
 	Config   string   `json:"Config"`
 	RepoTags []string `json:"RepoTags"`

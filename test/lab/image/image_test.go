@@ -3,6 +3,8 @@ package image
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
@@ -10,29 +12,18 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 )
 
-func TestBuild(t *testing.T) {
-	dir := t.TempDir()
-	program := filepath.Join(dir, "program")
-	if err := os.WriteFile(program, []byte("#!/bin/true\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	out := filepath.Join(dir, "image.tar")
-	files := map[string]string{"/usr/bin/program": program}
-	if err := Build(out, "example.org/program:1", files, []string{"/usr/bin/program"}); err != nil {
-		t.Fatal(err)
-	}
-	first, err := os.ReadFile(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-
+// contentOf are the files of an archive.
+func contentOf(t *testing.T, archive []byte) map[string][]byte {
+	t.Helper()
 	content := map[string][]byte{}
-	for tr := tar.NewReader(bytes.NewReader(first)); ; {
+	for tr := tar.NewReader(bytes.NewReader(archive)); ; {
 		h, err := tr.Next()
 		if errors.Is(err, io.EOF) {
-			break
+			return content
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -41,19 +32,60 @@ func TestBuild(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	var manifest []manifestEntry
-	if err := json.Unmarshal(content["manifest.json"], &manifest); err != nil {
+}
+
+func TestBuild(t *testing.T) {
+	const ref = "example.org/program:1"
+	dir := t.TempDir()
+	program := filepath.Join(dir, "program")
+	if err := os.WriteFile(program, []byte("#!/bin/true\n"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if len(manifest) != 1 || len(manifest[0].Layers) != 1 || manifest[0].RepoTags[0] != "example.org/program:1" {
-		t.Errorf("manifest: got %+v", manifest)
+	out := filepath.Join(dir, "image.tar")
+	files := map[string]string{"/usr/bin/program": program}
+	digest, err := Build(out, ref, files, []string{"/usr/bin/program"})
+	if err != nil {
+		t.Fatal(err)
 	}
-	layer := manifest[0].Layers[0]
-	if want := digest(content[layer]) + ".tar.gz"; layer != want {
-		t.Errorf("layer is named %s, want %s", layer, want)
+	first, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
 	}
 
-	if err := Build(out, "example.org/program:1", files, []string{"/usr/bin/program"}); err != nil {
+	content := contentOf(t, first)
+	// Everything is what its name says.
+	for name, body := range content {
+		sum := sha256.Sum256(body)
+		if hash, ok := strings.CutPrefix(name, "blobs/sha256/"); ok && hash != hex.EncodeToString(sum[:]) {
+			t.Errorf("%s has the hash %x", name, sum)
+		}
+	}
+	decode := func(name string, into any) {
+		t.Helper()
+		if err := json.Unmarshal(content[name], into); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	var index v1.IndexManifest
+	decode("index.json", &index)
+	if len(index.Manifests) != 1 || index.Manifests[0].Digest.String() != digest || index.Manifests[0].Annotations[named] != ref {
+		t.Fatalf("want %s of digest %s, got %+v", ref, digest, index)
+	}
+	var manifest v1.Manifest
+	decode(blobPath(index.Manifests[0]), &manifest)
+	for _, d := range append(manifest.Layers, manifest.Config) {
+		if int64(len(content[blobPath(d)])) != d.Size {
+			t.Errorf("%s is %d bytes long", d.Digest, len(content[blobPath(d)]))
+		}
+	}
+	// The same for those who do not know that layout.
+	var images []manifestEntry
+	decode("manifest.json", &images)
+	if len(images) != 1 || images[0].RepoTags[0] != ref || images[0].Config != blobPath(manifest.Config) || images[0].Layers[0] != blobPath(manifest.Layers[0]) {
+		t.Errorf("manifest.json: got %+v", images)
+	}
+
+	if _, err := Build(out, ref, files, []string{"/usr/bin/program"}); err != nil {
 		t.Fatal(err)
 	}
 	second, err := os.ReadFile(out)
@@ -67,7 +99,7 @@ func TestBuild(t *testing.T) {
 
 func TestBuildLeavesNothingOnFailure(t *testing.T) {
 	dir := t.TempDir()
-	err := Build(filepath.Join(dir, "image.tar"), "x:1", map[string]string{"/a": filepath.Join(dir, "missing")}, nil)
+	_, err := Build(filepath.Join(dir, "image.tar"), "x:1", map[string]string{"/a": filepath.Join(dir, "missing")}, nil)
 	if err == nil || !strings.Contains(err.Error(), "x:1") {
 		t.Errorf("got error %v, want one that names the image", err)
 	}
