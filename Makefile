@@ -10,9 +10,10 @@ endif
 IMAGE ?= ghcr.io/liqonet/liqonet-agent:$(VERSION)
 LDFLAGS := -s -w -X github.com/liqonet/liqonet/pkg/version.version=$(VERSION)
 # Everything is built in one way, without a C compiler, so that no package is compiled
-# twice; with the race detector only what test-race has.
+# twice; with the race detector only what test-race has. Neither the directory nor the
+# state of the repository is in a program: the same sources give the same bytes.
 export CGO_ENABLED := 0
-export GOFLAGS := $(strip $(filter-out -trimpath,$(shell go env GOFLAGS)) -trimpath)
+export GOFLAGS := $(strip $(filter-out -trimpath -buildvcs=%,$(shell go env GOFLAGS)) -trimpath -buildvcs=false)
 TOOL := go tool -modfile=scripts/tools/go.mod
 LAB := bin/lab
 # Where TIMES names a file, `make test` has set it and shows the times of all tests.
@@ -31,8 +32,12 @@ build: ## bin/liqonetctl, bin/kubectl-liqonet and bin/liqonet-agent
 	ln -f bin/liqonetctl bin/kubectl-liqonet
 
 .PHONY: image
-image: build ## bin/liqonet-agent.tar, the agents' image, without Docker
-	go run ./scripts/image -o bin/liqonet-agent.tar -ref $(IMAGE) bin/liqonet-agent
+image: build bin/LICENSES ## bin/liqonet-agent.tar, the agents' image, without Docker; says its digest
+	go run ./scripts/image -o bin/liqonet-agent.tar -ref $(IMAGE) bin/liqonet-agent bin/LICENSES
+
+bin/LICENSES: go.mod go.sum $(wildcard scripts/licenses/*.go) # of all that is in the programs
+	@mkdir -p bin
+	go run ./scripts/licenses -o $@ ./agent ./cmd/liqonetctl
 
 .PHONY: generate
 generate: ## deepcopy functions and CRDs, from pkg/api; docs/reference, from the program and the CRDs
@@ -112,7 +117,7 @@ test-e2e: lab-programs image ## tests of the product on lab clusters (root)
 
 # Parts of less than an hour each, which write docs/results/NAME.json.
 .PHONY: test-long
-test-long: test-long-networks test-long-failures test-long-damages test-long-lab test-long-vm test-long-plays test-long-race bench ## all that takes longer (root)
+test-long: test-long-networks test-long-failures test-long-damages test-long-lab test-long-vm test-long-plays test-long-race test-long-supply bench ## all that takes longer (root)
 
 .PHONY: test-long-networks test-long-failures test-long-damages
 test-long-networks test-long-failures test-long-damages: test-long-%: lab-programs image
@@ -134,6 +139,10 @@ test-long-plays:
 test-long-race: packages
 	CGO_ENABLED=1 go run ./scripts/gotest -result race -of agent,cmd,pkg -- -short -race -timeout 55m ./...
 
+.PHONY: test-long-supply
+test-long-supply:
+	go run ./scripts/gotest -v -result supply -of agent,cmd,pkg,scripts,Makefile,go.mod,go.sum -- -count=1 -timeout 55m ./test/supply
+
 .PHONY: bench
 bench: lab-programs image ## speed, as ratios against a baseline of the same run
 	go run ./scripts/gotest -v -result bench -of agent,cmd,pkg,test/bench -- -p 1 -count=1 -timeout 55m -run '^$$' -bench . -benchtime 1x ./test/bench/... ./test/e2e/...
@@ -146,6 +155,15 @@ lint: ## static analysis, formatting, comments of exported names, length of sent
 	$(TOOL) ineffassign ./...
 	go run ./scripts/lint
 	@unformatted=$$($(TOOL) gofumpt -l .); [[ -z $$unformatted ]] || { echo "not formatted (make fmt):" $$unformatted >&2; exit 1; }
+
+# Where no network leads to the public database, VULNDB is another one:
+# https://go.dev/security/vuln/database says what it consists of.
+VULNDB ?= https://vuln.go.dev
+PACKAGES ?= ./...
+.PHONY: vuln
+vuln: ## known vulnerabilities in what the programs call; VULNDB=file:///DIRECTORY for a copy of the database
+	@$(TOOL) govulncheck -db $(VULNDB) $(PACKAGES) || { status=$$?; [[ $$status == 3 ]] || \
+		echo "No findings, as the check failed. Without a network, VULNDB=file:///DIRECTORY names a copy of the database." >&2; exit $$status; }
 
 .PHONY: fmt
 fmt: ## format all Go code
