@@ -1,6 +1,7 @@
 package fakeapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -132,20 +134,18 @@ func runPod(ctx context.Context, c client.Client, name, node string, owner clien
 	if err != nil {
 		return err
 	}
+	// A list costs as much as there are pods. When this one was made, others were deleted.
+	if isThere, err := exists(ctx, c, name+"-"+hash); isThere || err != nil {
+		return err
+	}
 	var pods corev1.PodList
 	if err := c.List(ctx, &pods, client.InNamespace(owner.GetNamespace()), client.MatchingLabels{labelName: name}); err != nil {
 		return err
 	}
-	isThere := false
 	for i := range pods.Items {
-		if pods.Items[i].Labels[appsv1.ControllerRevisionHashLabelKey] == hash {
-			isThere = true
-		} else if err := ignored(c.Delete(ctx, &pods.Items[i])); err != nil {
+		if err := ignored(c.Delete(ctx, &pods.Items[i])); err != nil {
 			return err
 		}
-	}
-	if isThere {
-		return nil
 	}
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
@@ -167,6 +167,12 @@ func runPod(ctx context.Context, c client.Client, name, node string, owner clien
 	return ignored(c.Create(ctx, pod))
 }
 
+// exists says whether there is a pod of our namespace.
+func exists(ctx context.Context, c client.Client, name string) (bool, error) {
+	err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name}, &corev1.Pod{})
+	return err == nil, client.IgnoreNotFound(err)
+}
+
 // labelName has the name of a pod without the hash of its template.
 const labelName = "test/name"
 
@@ -176,16 +182,6 @@ const renewInterval = time.Second
 // Beat renews a Lease, as the agent does that runs in the pod of that name, without
 // the hash of its template, or as the holder given.
 func Beat(ctx context.Context, c client.Client, lease, pod, holder string) error {
-	var pods corev1.PodList
-	if err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{labelName: pod}); err != nil {
-		return err
-	}
-	if len(pods.Items) == 0 {
-		return nil
-	}
-	if holder == "" {
-		holder = pods.Items[0].Name
-	}
 	live := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
 		Namespace: v1alpha1.Namespace, Name: lease, Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
 	}}
@@ -193,8 +189,24 @@ func Beat(ctx context.Context, c client.Client, lease, pod, holder string) error
 	if client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	same := live.Spec.HolderIdentity != nil && *live.Spec.HolderIdentity == holder
-	if same && time.Since(live.Spec.RenewTime.Time) < renewInterval {
+	current := ptr.Deref(live.Spec.HolderIdentity, "")
+	isThere, failed := exists(ctx, c, current)
+	switch {
+	case failed != nil:
+		return failed
+	case isThere && holder == "":
+		holder = current // a list costs as much as there are pods
+	default:
+		var pods corev1.PodList
+		if err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{labelName: pod}); err != nil {
+			return err
+		}
+		if len(pods.Items) == 0 {
+			return nil
+		}
+		holder = cmp.Or(holder, pods.Items[0].Name)
+	}
+	if holder == current && time.Since(live.Spec.RenewTime.Time) < renewInterval {
 		return nil
 	}
 	live.Spec.HolderIdentity, live.Spec.RenewTime = &holder, new(metav1.NowMicro())
