@@ -141,9 +141,18 @@ func inSet(offset uint32, name string) []expr.Any {
 
 // senderInSet: `iifname . ip saddr @name`.
 func senderInSet(name string) []expr.Any {
-	source := nft.IPHeader(sourceAt, addressLength)
-	source.DestRegister = 2 // behind the name, which fills the first one
-	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, source, &expr.Lookup{SourceRegister: 1, SetName: name}}
+	return byLinkInSet(nft.IPHeader(sourceAt, addressLength), name)
+}
+
+// innerReceiverInSet says whether the packet that an ICMP error carries went to who may send
+// by this link.
+func innerReceiverInSet(name string) []expr.Any {
+	return byLinkInSet(nft.TransportHeader(icmpHeader+destinationAt, addressLength), name)
+}
+
+func byLinkInSet(address *expr.Payload, name string) []expr.Any {
+	address.DestRegister = 2 // behind the name, which fills the first one
+	return []expr.Any{&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: 1}, address, &expr.Lookup{SourceRegister: 1, SetName: name}}
 }
 
 // innerInSet is inSet for the packet that an ICMP error carries.

@@ -33,7 +33,7 @@ func (g Gateway) table() table {
 		family: nftables.TableFamilyIPv4,
 		sets:   []set{prefixSet(setRemote, g.Remote), addrSet(setNodes, g.Nodes)},
 		chains: []chain{
-			regular("errors-in", append(g.foreignErrors(), innerIn...)),
+			regular("errors-in", append(foreignErrors(func() []expr.Any { return innerInSet(destinationAt, setRemote) }), innerIn...)),
 			regular("errors-out", innerOut),
 			regular("to-nodes", g.toNodes()),
 			regular("from-peer", append([]rule{
@@ -56,13 +56,13 @@ func (g Gateway) table() table {
 	}
 }
 
-// foreignErrors drops ICMP errors about packets that did not go to the peer. With them a
-// peer could break connections that it has no part in, because connection tracking on
-// nodes takes any error about a known connection for related. Errors in fragments are
-// dropped too: nodes reassemble fragments and gateways do not, so a gateway cannot see what
-// they are about. Nobody sends such: errors have at most 576 bytes (RFC 1812, section
-// 4.3.2.3).
-func (g Gateway) foreignErrors() []rule {
+// foreignErrors drops ICMP errors about packets that did not go to the peer: toPeer is what
+// matches those. With them a peer could break connections that it has no part in, because
+// connection tracking on nodes takes any error about a known connection for related. Errors
+// in fragments are dropped too: nodes reassemble fragments and gateways do not, so a gateway
+// cannot see what they are about. Nobody sends such: errors have at most 576 bytes (RFC 1812,
+// section 4.3.2.3).
+func foreignErrors(toPeer func() []expr.Any) []rule {
 	// Some kernels take what is in a later fragment for a header.
 	rules := []rule{{"later fragments are no errors", concat(not(notFragment()), returnVerdict())}}
 	for _, t := range icmpLocal() {
@@ -73,7 +73,7 @@ func (g Gateway) foreignErrors() []rule {
 			fmt.Sprintf("icmp error %d: in one piece only", t), concat(icmpType(t), firstFragment(), drop()),
 		}, rule{
 			fmt.Sprintf("icmp error %d: about packets to the peer only", t),
-			concat(icmpType(t), notFragment(), not(innerInSet(destinationAt, setRemote)), drop()),
+			concat(icmpType(t), notFragment(), not(toPeer()), drop()),
 		})
 	}
 	return rules

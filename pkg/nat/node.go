@@ -40,8 +40,11 @@ func (n Node) table() table {
 			addrSet(setCallers, n.callers()), senderSet(setSenders, n.Gateways),
 		},
 		chains: []chain{
+			// Gateways have these rules too, but one may have been taken over.
+			regular("errors-in", foreignErrors(func() []expr.Any { return innerReceiverInSet(setSenders) })),
 			regular("from-overlay", []rule{
 				{"frames for this very link only", concat(not(forUs()), drop())},
+				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))},
 				{"what the link's peer and gateway may send", concat(senderInSet(setSenders), accept())},
 				{"a gateway sends nothing in the name of others", drop()},
 			}),
