@@ -20,6 +20,8 @@ LAB := bin/lab
 GOTEST := go run ./scripts/gotest $(if $(TIMES),-times $(TIMES))
 # Packages whose goroutines share memory for as long as they live.
 RACE := ./agent/... ./pkg/tunnel $(addprefix ./,$(wildcard pkg/exchange))
+# Packages that read what others have written into custom resources.
+READERS := ./test/schema ./agent/node ./agent/gateway ./pkg/plan ./pkg/peering ./pkg/cli
 
 .PHONY: help
 help: ## list the targets
@@ -82,7 +84,7 @@ test: packages ## all that guards a change; the time of each test in the end
 	@mkdir -p bin && rm -f bin/times
 	@status=0; \
 	run="$(MAKE) --no-print-directory TIMES=bin/times"; \
-	{ $$run test-unit test-race && $$run -j2 test-kernel lab-programs && $$run test-e2e; } || status=$$?; \
+	{ $$run test-unit test-race && $$run -j2 test-kernel lab-programs && $$run test-attack test-e2e; } || status=$$?; \
 	go run ./scripts/gotest -times bin/times; \
 	go run ./scripts/gotest -stale; \
 	exit $$status
@@ -102,6 +104,15 @@ test-kernel: packages ## tests of kernel code, in network namespaces and a virtu
 	# That test waits most of its time: the others pass meanwhile.
 	$(GOTEST) -- -count=1 -timeout 20m ./test/vm/... ./test/dataplane/... ./test/agents/... ./agent/... ./pkg/...
 
+.PHONY: test-attack
+test-attack: lab-programs
+	$(GOTEST) -- -count=1 -timeout 10m ./test/attack
+
+.PHONY: attack
+attack: lab-programs ## try what attackers could: a table, with each defence and without it; hostile objects (root)
+	LIQONET_TEST_FULL=1 $(GOTEST) -- -count=1 -timeout 55m -run '^TestHostile' $(READERS)
+	LIQONET_TEST_FULL=1 $(GOTEST) -- -count=1 -timeout 10m ./test/attack
+
 .PHONY: test-listed
 test-listed: ## what continuous integration runs: make test, with no program in PATH that no package list has
 	scripts/listed-path $(MAKE) test
@@ -117,7 +128,7 @@ test-e2e: lab-programs image ## tests of the product on lab clusters (root)
 
 # Parts of less than an hour each, which write docs/results/NAME.json.
 .PHONY: test-long
-test-long: test-long-networks test-long-failures test-long-damages test-long-lab test-long-vm test-long-plays test-long-race test-long-supply bench ## all that takes longer (root)
+test-long: test-long-networks test-long-failures test-long-damages test-long-lab test-long-vm test-long-plays test-long-race test-long-supply test-long-attack bench ## all that takes longer (root)
 
 .PHONY: test-long-networks test-long-failures test-long-damages
 test-long-networks test-long-failures test-long-damages: test-long-%: lab-programs image
@@ -142,6 +153,11 @@ test-long-race: packages
 .PHONY: test-long-supply
 test-long-supply:
 	go run ./scripts/gotest -v -result supply -of agent,cmd,pkg,scripts,Makefile,go.mod,go.sum -- -count=1 -timeout 55m ./test/supply
+
+.PHONY: test-long-attack
+test-long-attack: lab-programs
+	LIQONET_TEST_FULL=1 go run ./scripts/gotest -result attack -of agent,pkg,test/attack,test/dataplane,test/schema -- \
+		-count=1 -timeout 55m -run '^Test(Attack|Hostile)' $(READERS) ./test/attack
 
 .PHONY: bench
 bench: lab-programs image ## speed, as ratios against a baseline of the same run

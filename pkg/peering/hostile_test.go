@@ -24,6 +24,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/schema"
 )
 
 var seed = flag.Uint64("seed", 0, "which hostile objects are tried; 0 for others each time")
@@ -63,6 +64,11 @@ func (h hostile) replaces(obj client.Object) error {
 	return nil
 }
 
+// isBeside says that it is one more in a list of its kind, and takes no other's place.
+func (h hostile) isBeside(list client.ObjectList) bool {
+	return h.name == "beside" && kindName(list) == h.kind
+}
+
 // answering is the same cluster, which answers with the hostile object.
 func (w *site) answering(h hostile) *Cluster {
 	c := *w.Cluster
@@ -78,6 +84,12 @@ func (w *site) answering(h hostile) *Cluster {
 				return err
 			}
 			items := reflect.ValueOf(list).Elem().FieldByName("Items")
+			if h.isBeside(list) {
+				items.Set(reflect.Append(items, reflect.New(items.Type().Elem()).Elem()))
+				beside := items.Index(items.Len() - 1).Addr().Interface().(client.Object)
+				beside.SetName(h.name)
+				return h.replaces(beside)
+			}
 			for i := range items.Len() {
 				if obj, ok := items.Index(i).Addr().Interface().(client.Object); ok {
 					if err := h.replaces(obj); err != nil {
@@ -232,6 +244,63 @@ func TestSecurity_15_HostileObjects(t *testing.T) {
 			if _, _, err := Unpeer(ctx, a.Cluster, c, Silent{}); isPanic(err) {
 				t.Errorf("unpeer, %s: %v", h, err)
 			}
+		})
+	}
+}
+
+// No object that an API server stores, whatever is in it, makes a command panic, costs it much, or
+// hides another peering.
+func TestHostileStoredObjects(t *testing.T) {
+	kit.NotShort(t)
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	a, b = a.frozen(), b.frozen()
+	now := time.Now()
+	b.Now = func() time.Time { return now } // agents are alive
+	before, err := b.Views(t.Context())
+	if err != nil || len(before) != 1 || before[0].State != Connected {
+		t.Fatal(before, err)
+	}
+	const oneOf = 10
+	for _, list := range []client.ObjectList{&v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}, &v1alpha1.ClusterNetworkList{}} {
+		t.Run(kindName(list), func(t *testing.T) {
+			if err := b.Client.List(t.Context(), list); err != nil {
+				t.Fatal(err)
+			}
+			objs, err := items(list)
+			if err != nil || len(objs) != 1 {
+				t.Fatal(objs, err)
+			}
+			objs[0].GetObjectKind().SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kindName(list)))
+			planned, tried, status, dryRun := 0, 0, schema.NewBound(t, "status"), schema.NewBound(t, "dry run")
+			schema.Hostile(t, *seed, 100, objs[0], func(obj map[string]any) {
+				h := hostile{kindName(list), "", objs[0].GetName(), "as generated", obj}
+				c := b.answering(h)
+				status.Of(obj, func() {
+					if _, err := c.Views(t.Context()); err != nil {
+						t.Errorf("status: %v", err)
+					}
+				})
+				if beside := h; h.kind == "Peering" {
+					beside.name = "beside"
+					views, err := b.answering(beside).Views(t.Context())
+					if i := slices.IndexFunc(views, func(v View) bool { return v.Name == before[0].Name }); err != nil || i < 0 || views[i].State != Connected {
+						t.Errorf("the other peering: %v, %+v", err, views)
+					}
+				}
+				if tried++; tried%oneOf != 1 {
+					return // a dry run takes long, nearly all of it for other objects
+				}
+				dryRun.Of(obj, func() {
+					_, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, Options{}, Silent{})
+					if isPanic(err) {
+						t.Errorf("dry run: %v", err)
+					} else if err == nil {
+						planned++
+					}
+				})
+			})
+			t.Logf("%d were planned with", planned)
 		})
 	}
 }

@@ -65,6 +65,16 @@ func cni(t testing.TB, ns *netns.NS, pods netip.Prefix, services []service, masq
 	})
 }
 
+// AcceptForward has the network plugin's table of a node forward everything.
+func AcceptForward() error {
+	c, policy := &nftables.Conn{}, nftables.ChainPolicyAccept
+	c.AddChain(&nftables.Chain{
+		Name: "forward", Table: &nftables.Table{Name: "cni", Family: nftables.TableFamilyIPv4}, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &policy,
+	})
+	return c.Flush()
+}
+
 // Masquerade has a node hide the sources in a range from the rest of the world, in a table
 // of its own.
 func Masquerade(t testing.TB, ns *netns.NS, sources netip.Prefix) {

@@ -33,8 +33,10 @@ func (n *Topology) setLinks(t testing.TB, o Options) {
 // all are all namespaces.
 func (n *Topology) all() []*netns.NS {
 	out := []*netns.NS{n.net, n.LAN.NS}
-	for _, c := range []*Cluster{n.A, n.B} {
-		out = append(out, c.Gateway.NS)
+	for _, c := range n.Clusters() {
+		for _, s := range c.Sides() {
+			out = append(out, s.Gateway.NS)
+		}
 		for i := range c.Nodes {
 			out = append(out, c.Nodes[i].NS, c.Nodes[i].Pod.NS)
 		}

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -223,7 +222,7 @@ func TestSecurity_06_EndsOfTunnelsInAnothersRange(t *testing.T) {
 func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server int) {
 	a, end := n.A, n.B.Nodes[server].Host
 	for i := range a.Nodes {
-		a.Nodes[i].Do(t, acceptForward)
+		a.Nodes[i].Do(t, dataplane.AcceptForward)
 		n.LAN.Route(t, netip.PrefixFrom(a.Nodes[i].Pod.Addr, 24).Masked(), a.Nodes[i].Host.Addr)
 	}
 	port := uint16(9950)
@@ -306,16 +305,6 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 			t.Errorf("%s gets packets with a peer's source by the network around: UDP %v, others %v", what, udp, other)
 		}
 	}
-}
-
-// acceptForward has the network plugin's table of a node forward everything.
-func acceptForward() error {
-	c, policy := &nftables.Conn{}, nftables.ChainPolicyAccept
-	c.AddChain(&nftables.Chain{
-		Name: "forward", Table: &nftables.Table{Name: "cni", Family: nftables.TableFamilyIPv4}, Type: nftables.ChainTypeFilter,
-		Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &policy,
-	})
-	return c.Flush()
 }
 
 // arrivesFromAnywhere says whether UDP packets of a host arrive, whatever source they get on

@@ -53,6 +53,8 @@ type Options struct {
 	IPv6 bool
 	// NoMasquerade has pods leave the nodes with their own addresses.
 	NoMasquerade bool
+	// Third has A peered with a third cluster, too.
+	Third bool
 }
 
 func (o Options) underlayMTU() int {
@@ -70,24 +72,32 @@ func (o Options) MTU() int {
 	return o.underlayMTU() - tunnel.OverheadIPv4
 }
 
-// ranges are the same in both clusters.
+// ranges are the same in both clusters of a peering.
 type ranges struct {
-	Pods, MappedPods, Internal, MappedInternal netip.Prefix
-	ClusterIP                                  netip.Addr
+	Pods, MappedPods, Internal, MappedInternal, MappedHosts netip.Prefix
+	ClusterIP                                               netip.Addr
 }
 
-// Ranges returns the ranges of both clusters.
+// Ranges returns the ranges of A and B.
 func Ranges() ranges {
 	return ranges{
 		Pods: netip.MustParsePrefix("10.244.0.0/16"), MappedPods: netip.MustParsePrefix("10.61.0.0/16"),
-		Internal: netip.MustParsePrefix("10.80.0.0/19"), MappedInternal: netip.MustParsePrefix("10.62.0.0/19"),
+		Internal: netip.MustParsePrefix("10.80.0.0/19"), MappedInternal: netip.MustParsePrefix("10.62.0.0/19"), MappedHosts: netip.MustParsePrefix("10.62.32.0/19"),
 		ClusterIP: netip.MustParseAddr("10.96.0.10"),
 	}
 }
 
+// thirdRanges returns those of A and C: what is mapped is mapped elsewhere.
+func thirdRanges() ranges {
+	r := Ranges()
+	r.MappedPods = netip.MustParsePrefix("10.63.0.0/16")
+	r.MappedInternal, r.MappedHosts = netip.MustParsePrefix("10.64.0.0/19"), netip.MustParsePrefix("10.64.32.0/19")
+	return r
+}
+
 // Remote are the ranges of the other cluster; the last one is that of hosts.
 func (r ranges) Remote() []netip.Prefix {
-	return []netip.Prefix{r.MappedPods, r.MappedInternal, netip.MustParsePrefix("10.62.32.0/19")}
+	return []netip.Prefix{r.MappedPods, r.MappedInternal, r.MappedHosts}
 }
 
 // Host is a namespace with its own address.
@@ -98,28 +108,55 @@ type Host struct {
 	Mapped netip.Addr
 }
 
-// Cluster is one of the two.
+// Cluster is one of them.
 type Cluster struct {
 	Name  string
 	Nodes [2]Node
-	// Gateway is a pod on the first node.
-	Gateway Host
-	// Tunnel is the process in it.
-	Tunnel *Tunnel
-	// Overlay is the gateway's overlay address.
-	Overlay Host
-	// Exposed are hosts outside that the peer may reach.
+	// Side is that of the only peering, or of A's with B.
+	Side
+	// Others are those of more peerings.
+	Others []*Side
+	// Exposed are hosts outside that the peer may reach, B of A.
 	Exposed []Host
 	// Plain are more ranges of pods, of this cluster and of the peer, which both know
 	// by their own addresses.
 	Plain struct{ Own, Peer netip.Prefix }
 	// Key is the overlay's.
 	Key overlay.Key
-	// Config is the tunnel's.
-	Config tunnel.Config
 
 	options Options
 }
+
+// Side is what a cluster has of one peering.
+type Side struct {
+	// Gateway is a pod on the first node.
+	Gateway Host
+	// Tunnel is the process in it, Config the tunnel's.
+	Tunnel *Tunnel
+	Config tunnel.Config
+	// Overlay is the gateway's overlay address.
+	Overlay Host
+
+	// number is the gateway's, peerGateway the peer's gateway as this one knows it.
+	number      int
+	ranges      ranges
+	peerGateway netip.Addr
+}
+
+// Link is the name of a node's link to the gateway.
+func (s *Side) Link() string { return fmt.Sprintf("%s%d-0", overlay.NamePrefix, s.number) }
+
+// VNI is that of the link between the gateway and a node.
+func (s *Side) VNI(t testing.TB, node int) uint32 {
+	t.Helper()
+	return must[uint32](t)(ipam.VNI(s.number, node+1))
+}
+
+// Remote are the ranges of the peer.
+func (s *Side) Remote() []netip.Prefix { return s.ranges.Remote() }
+
+// Sides are those of all peerings.
+func (c *Cluster) Sides() []*Side { return append([]*Side{&c.Side}, c.Others...) }
 
 // Node is a node with one pod.
 type Node struct {
@@ -129,9 +166,11 @@ type Node struct {
 	Overlay Host
 }
 
-// Topology is two peered clusters.
+// Topology is two peered clusters, or three.
 type Topology struct {
 	A, B *Cluster
+	// C is a peer of A only, nil without Options.Third.
+	C *Cluster
 	// LAN is a host in the network of the nodes.
 	LAN Host
 	net *netns.NS
@@ -144,10 +183,14 @@ func New(t testing.TB, o Options) *Topology {
 	topology.net.Bridge(t, "br0")
 	topology.LAN = Host{NS: topology.attach(t, "lan", "172.18.9.9/16"), Addr: netip.MustParseAddr("172.18.9.9")}
 	topology.LAN.Mapped = netip.MustParseAddr("10.62.32.9")
-	topology.A, topology.B = topology.cluster(t, "a", 1, o), topology.cluster(t, "b", 2, o)
+	topology.A, topology.B = topology.cluster(t, "a", 1, Ranges(), o), topology.cluster(t, "b", 2, Ranges(), o)
+	if o.Third {
+		topology.C = topology.cluster(t, "c", 3, thirdRanges(), o)
+		topology.A.Others = []*Side{{Gateway: topology.A.addGateway(t, "a-g2", "10.244.1.11"), number: 1, ranges: thirdRanges()}}
+	}
 	topology.setLinks(t, o)
-	for _, c := range []*Cluster{topology.A, topology.B} {
-		c.overlay(t, o.Overlay)
+	for _, c := range topology.Clusters() {
+		c.overlay(t)
 		for i := range c.Nodes {
 			// The tunnel's packets are dropped otherwise.
 			c.Nodes[i].Do(t, func() error {
@@ -164,11 +207,19 @@ func New(t testing.TB, o Options) *Topology {
 	} else {
 		topology.AwaitHandshake(t)
 	}
-	for _, c := range []*Cluster{topology.A, topology.B} {
+	for _, c := range topology.Clusters() {
 		c.Apply(t, o.Overlay)
 	}
 	topology.AwaitHandshake(t)
 	return topology
+}
+
+// Clusters are all that there are.
+func (n *Topology) Clusters() []*Cluster {
+	if n.C == nil {
+		return []*Cluster{n.A, n.B}
+	}
+	return []*Cluster{n.A, n.B, n.C}
 }
 
 // attach makes a namespace with an interface eth0 in the underlay.
@@ -181,9 +232,9 @@ func (n *Topology) attach(t testing.TB, name, address string) *netns.NS {
 	return ns
 }
 
-func (n *Topology) cluster(t testing.TB, name string, number int, o Options) *Cluster {
+func (n *Topology) cluster(t testing.TB, name string, number int, r ranges, o Options) *Cluster {
 	t.Helper()
-	c := &Cluster{Name: name, Key: overlay.Key{byte(number)}, options: o}
+	c := &Cluster{Name: name, Key: overlay.Key{byte(number)}, Side: Side{ranges: r}, options: o}
 	for i := range c.Nodes {
 		host := name + fmt.Sprint(i+1)
 		addr := fmt.Sprintf("172.18.%d.%d", number, i+1)
@@ -192,23 +243,13 @@ func (n *Topology) cluster(t testing.TB, name string, number int, o Options) *Cl
 		node.Sysctl(t, "ipv4/ip_forward", "1")
 		node.Sysctl(t, "ipv4/conf/all/rp_filter", "1")
 		node.Sysctl(t, "ipv4/conf/default/rp_filter", "1")
-		node.Pod = pod(t, host+"-pod", fmt.Sprintf("10.244.%d.20", i+1))
+		node.Pod = pod(t, host+"-pod", fmt.Sprintf("10.244.%d.20", i+1), r)
 	}
 	first, second := &c.Nodes[0], &c.Nodes[1]
-	c.Gateway = pod(t, name+"-gw", "10.244.1.10")
-	c.Gateway.Sysctl(t, "ipv4/conf/all/forwarding", "0")
-	// A pod has its host's settings.
-	c.Gateway.Sysctl(t, "ipv4/conf/all/rp_filter", "1")
-	c.Gateway.Sysctl(t, "ipv4/conf/default/rp_filter", "1")
-
 	first.Bridge(t, "cni0")
 	first.Addr_(t, "cni0", "10.244.1.1/24")
-	for _, p := range []Host{first.Pod, c.Gateway} {
-		netns.Veth(t, p.NS, "eth0", first.NS, "veth-"+p.Name[3:])
-		first.Enslave(t, "veth-"+p.Name[3:], "cni0")
-		p.NS.Addr(t, "eth0", netip.PrefixFrom(p.Addr, 24))
-		p.NS.Route(t, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("10.244.1.1"))
-	}
+	c.attachPod(t, first.Pod)
+	c.Gateway = c.addGateway(t, name+"-gw", "10.244.1.10")
 
 	netns.Veth(t, second.Pod.NS, "eth0", second.NS, "veth-pod")
 	second.Addr_(t, "veth-pod", "10.244.2.1/32")
@@ -230,10 +271,32 @@ func (n *Topology) cluster(t testing.TB, name string, number int, o Options) *Cl
 	return c
 }
 
-func pod(t testing.TB, name, address string) Host {
+func pod(t testing.TB, name, address string, r ranges) Host {
 	t.Helper()
 	addr := netip.MustParseAddr(address)
-	return Host{NS: netns.New(t, name), Addr: addr, Mapped: translate(addr, Ranges().MappedPods)}
+	return Host{NS: netns.New(t, name), Addr: addr, Mapped: translate(addr, r.MappedPods)}
+}
+
+// addGateway makes a gateway's pod.
+func (c *Cluster) addGateway(t testing.TB, name, address string) Host {
+	t.Helper()
+	p := pod(t, name, address, c.ranges)
+	p.Sysctl(t, "ipv4/conf/all/forwarding", "0")
+	// A pod has its host's settings.
+	p.Sysctl(t, "ipv4/conf/all/rp_filter", "1")
+	p.Sysctl(t, "ipv4/conf/default/rp_filter", "1")
+	c.attachPod(t, p)
+	return p
+}
+
+// attachPod connects a pod to the first node's bridge.
+func (c *Cluster) attachPod(t testing.TB, p Host) {
+	t.Helper()
+	first := &c.Nodes[0]
+	netns.Veth(t, p.NS, "eth0", first.NS, "veth-"+p.Name[3:])
+	first.Enslave(t, "veth-"+p.Name[3:], "cni0")
+	p.NS.Addr(t, "eth0", netip.PrefixFrom(p.Addr, 24))
+	p.NS.Route(t, netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("10.244.1.1"))
 }
 
 // Addr_ adds an address; Host.Addr hides the namespace's method.
@@ -274,15 +337,16 @@ func must[T any](t testing.TB) func(T, error) T {
 }
 
 // overlay fills in the overlay addresses.
-func (c *Cluster) overlay(t testing.TB, kind overlay.Kind) {
+func (c *Cluster) overlay(t testing.TB) {
 	t.Helper()
-	r := Ranges()
-	host := func(ns *netns.NS, a netip.Addr) Host {
+	host := func(ns *netns.NS, a netip.Addr, r ranges) Host {
 		return Host{NS: ns, Addr: a, Mapped: translate(a, r.MappedInternal)}
 	}
-	c.Overlay = host(c.Gateway.NS, must[netip.Addr](t)(ipam.GatewayAddr(r.Internal, 0)))
+	for _, s := range c.Sides() {
+		s.Overlay = host(s.Gateway.NS, must[netip.Addr](t)(ipam.GatewayAddr(s.ranges.Internal, s.number)), s.ranges)
+	}
 	for i := range c.Nodes {
-		c.Nodes[i].Overlay = host(c.Nodes[i].NS, must[netip.Addr](t)(ipam.NodeAddr(r.Internal, i+1)))
+		c.Nodes[i].Overlay = host(c.Nodes[i].NS, must[netip.Addr](t)(ipam.NodeAddr(c.ranges.Internal, i+1)), c.ranges)
 	}
 }
 
@@ -290,13 +354,15 @@ func (c *Cluster) overlay(t testing.TB, kind overlay.Kind) {
 // so again changes nothing.
 func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	t.Helper()
-	gateway := c.gatewayState(t, kind)
-	apply(t, c.Gateway.NS, gateway, func() (bool, error) { return nat.ApplyGateway(context.Background(), c.GatewayTable(t)) })
-	apply(t, c.Gateway.NS, gateway, func() (bool, error) {
-		return nat.ApplyReceive(context.Background(), nat.Receive{
-			Underlay: "eth0", Entry: tunnel.EntryInterface, Ports: []uint16{overlay.Port, tunnel.ListenPort},
+	for _, s := range c.Sides() {
+		gateway := c.gatewayState(t, kind, s)
+		apply(t, s.Gateway.NS, gateway, func() (bool, error) { return nat.ApplyGateway(context.Background(), c.TableOf(t, s)) })
+		apply(t, s.Gateway.NS, gateway, func() (bool, error) {
+			return nat.ApplyReceive(context.Background(), nat.Receive{
+				Underlay: "eth0", Entry: tunnel.EntryInterface, Ports: []uint16{overlay.Port, tunnel.ListenPort},
+			})
 		})
-	})
+	}
 	for i := range c.Nodes {
 		apply(t, c.Nodes[i].NS, c.NodeState(t, kind, i), func() (bool, error) {
 			table, err := nat.ApplyNode(context.Background(), c.NodeTable(i))
@@ -311,28 +377,33 @@ func (c *Cluster) NodeTable(i int) nat.Node {
 	n := nat.Node{
 		OverlayGroup: overlay.Group, Address: c.Nodes[i].Overlay.Addr,
 		Pods:    []netip.Prefix{Ranges().Pods},
-		OwnPods: []netip.Prefix{c.podRange(i)}, Remote: Ranges().Remote(), Uplinks: []string{"eth0"},
+		OwnPods: []netip.Prefix{c.podRange(i)}, Uplinks: []string{"eth0"},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
 	}
 	for _, h := range c.Exposed {
 		n.Hosts = append(n.Hosts, h.Addr)
 	}
-	if p := c.Plain; p.Own.IsValid() {
-		n.Pods, n.Remote = append(n.Pods, p.Own), append(n.Remote, p.Peer)
-		n.OwnPods = append(n.OwnPods, netip.PrefixFrom(translate(c.Nodes[i].Pod.Addr, p.Own), 32))
+	for _, s := range c.Sides() {
+		remote := s.Remote()
+		if p := c.Plain; p.Own.IsValid() {
+			n.Pods, remote = append(n.Pods, p.Own), append(remote, p.Peer)
+			n.OwnPods = append(n.OwnPods, netip.PrefixFrom(translate(c.Nodes[i].Pod.Addr, p.Own), 32))
+		}
+		n.Remote = append(n.Remote, remote...)
+		n.Gateways = append(n.Gateways, nat.NodeGateway{
+			Pod: s.Gateway.Addr, Overlay: s.Overlay.Addr, Local: i == 0, Calls: c.Name == "a", Link: s.Link(), Remote: remote,
+		})
 	}
-	n.Gateways = []nat.NodeGateway{{
-		Pod: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0, Calls: c.Name == "a", Link: overlay.NamePrefix + "0-0", Remote: n.Remote,
-	}}
 	return n
 }
 
 // firewallConfig is what the chains of others on a node have to accept.
 func (c *Cluster) firewallConfig(i int) firewall.Config {
-	return firewall.Config{
-		OverlayPrefix: overlay.NamePrefix, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
-		Gateways: []firewall.Gateway{{Pod: c.Gateway.Addr, Overlay: c.Overlay.Addr, Local: i == 0}},
+	config := firewall.Config{OverlayPrefix: overlay.NamePrefix, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort}
+	for _, s := range c.Sides() {
+		config.Gateways = append(config.Gateways, firewall.Gateway{Pod: s.Gateway.Addr, Overlay: s.Overlay.Addr, Local: i == 0})
 	}
+	return config
 }
 
 // podRange is that of a node's pods. The second node's have none: the gateway
@@ -386,17 +457,23 @@ func (c *Cluster) Outer(t testing.TB, i int) (src netip.Addr) {
 // GatewayTable is the gateway's nftables table.
 func (c *Cluster) GatewayTable(t testing.TB) nat.Gateway {
 	t.Helper()
-	r := Ranges()
+	return c.TableOf(t, &c.Side)
+}
+
+// TableOf is that of any gateway.
+func (c *Cluster) TableOf(t testing.TB, s *Side) nat.Gateway {
+	t.Helper()
+	r := s.ranges
 	g := nat.Gateway{
 		Underlay: "eth0", TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
 		Local:    []nat.Mapping{{Real: r.Pods, Mapped: r.MappedPods}},
-		Internal: nat.Mapping{Real: r.Internal, Mapped: r.MappedInternal}, Address: c.Overlay.Addr,
+		Internal: nat.Mapping{Real: r.Internal, Mapped: r.MappedInternal}, Address: s.Overlay.Addr,
 		Remote:      r.Remote(),
 		Nodes:       []netip.Addr{c.Outer(t, 0), c.Outer(t, 1)},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
-		HealthPort: v1alpha1.HealthPort, PeerGateway: netip.MustParseAddr("10.62.31.254"), ExchangePort: gatewaychannel.Port,
+		HealthPort: v1alpha1.HealthPort, PeerGateway: s.peerGateway, ExchangePort: gatewaychannel.Port,
 	}
-	for _, h := range c.Exposed {
+	for _, h := range c.exposedTo(s) {
 		g.Local = append(g.Local, nat.Mapping{Real: netip.PrefixFrom(h.Addr, 32), Mapped: netip.PrefixFrom(h.Mapped, 32)})
 	}
 	if p := c.Plain; p.Own.IsValid() {
@@ -406,42 +483,50 @@ func (c *Cluster) GatewayTable(t testing.TB) nat.Gateway {
 	return g
 }
 
-func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind) overlay.State {
+// exposedTo are the hosts that the peer of a side may reach.
+func (c *Cluster) exposedTo(s *Side) []Host {
+	if s != &c.Side {
+		return nil
+	}
+	return c.Exposed
+}
+
+func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind, side *Side) overlay.State {
 	t.Helper()
-	r := Ranges()
+	gateway := side.Overlay.Addr
 	s := overlay.State{Rules: []overlay.Rule{
 		{IIF: tunnel.InterfaceName, Table: overlay.InboundTable}, {Table: overlay.Table},
 	}}
-	for _, p := range r.Remote() {
+	for _, p := range side.Remote() {
 		s.Routes = append(
 			s.Routes,
-			overlay.Route{Table: overlay.Table, Dst: p, Dev: tunnel.InterfaceName, Src: c.Overlay.Addr},
+			overlay.Route{Table: overlay.Table, Dst: p, Dev: tunnel.InterfaceName, Src: gateway},
 			overlay.Route{Table: overlay.Table, Dst: p, Unreachable: true, Metric: unreachable},
 		)
 	}
 	for i := range c.Nodes {
 		node := c.Nodes[i].Overlay.Addr
 		name := fmt.Sprintf("%s%d", overlay.NamePrefix, i+1)
-		vni := must[uint32](t)(ipam.VNI(0, i+1))
+		vni := side.VNI(t, i)
 		s.Links = append(s.Links, overlay.Link{
-			Name: name, Kind: kind, VNI: vni, Local: c.Overlay.Addr, LocalMAC: c.Key.MAC(vni, c.Overlay.Addr),
+			Name: name, Kind: kind, VNI: vni, Local: gateway, LocalMAC: c.Key.MAC(vni, gateway),
 			Peer: node, PeerMAC: c.Key.MAC(vni, node), Remote: c.Outer(t, i), Port: overlay.Port, MTU: c.options.underlayMTU() - overlay.OverheadIPv4,
 		})
 		host := netip.PrefixFrom(node, 32)
 		pods := c.podRange(i)
 		s.Routes = append(
 			s.Routes,
-			overlay.Route{Table: overlay.Table, Dst: host, Dev: name, Src: c.Overlay.Addr},
-			overlay.Route{Table: overlay.InboundTable, Dst: host, Dev: name, Src: c.Overlay.Addr},
+			overlay.Route{Table: overlay.Table, Dst: host, Dev: name, Src: gateway},
+			overlay.Route{Table: overlay.InboundTable, Dst: host, Dev: name, Src: gateway},
 			overlay.Route{
-				Table: overlay.InboundTable, Dst: pods, Dev: name, Via: node, Src: c.Overlay.Addr,
+				Table: overlay.InboundTable, Dst: pods, Dev: name, Via: node, Src: gateway,
 			},
 		)
 	}
-	for _, h := range c.Exposed {
+	for _, h := range c.exposedTo(side) {
 		s.Routes = append(s.Routes, overlay.Route{
 			Table: overlay.InboundTable, Dst: netip.PrefixFrom(h.Addr, 32), Dev: overlay.NamePrefix + "1", Via: c.Nodes[0].Overlay.Addr,
-			Src: c.Overlay.Addr,
+			Src: gateway,
 		})
 	}
 	s.Routes = append(s.Routes, overlay.Route{
@@ -453,62 +538,71 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind) overlay.State {
 // NodeState are a node's link, routes and rule.
 func (c *Cluster) NodeState(t testing.TB, kind overlay.Kind, i int) overlay.State {
 	t.Helper()
-	r := Ranges()
 	local := c.Nodes[i].Overlay.Addr
-	const name = overlay.NamePrefix + "0-0"
-	vni := must[uint32](t)(ipam.VNI(0, i+1))
-	s := overlay.State{
-		Links: []overlay.Link{{
-			Name: name, Kind: kind, VNI: vni, Local: local, LocalMAC: c.Key.MAC(vni, local), Peer: c.Overlay.Addr,
-			PeerMAC: c.Key.MAC(vni, c.Overlay.Addr), Remote: c.Gateway.Addr, Port: overlay.Port, MTU: c.options.underlayMTU() - overlay.OverheadIPv4,
-		}},
-		Routes: []overlay.Route{{Table: overlay.Table, Dst: netip.PrefixFrom(c.Overlay.Addr, 32), Dev: name, Src: local}},
-		Rules:  []overlay.Rule{{Table: overlay.Table}},
-	}
-	for _, p := range r.Remote() {
-		s.Routes = append(
-			s.Routes,
-			overlay.Route{Table: overlay.Table, Dst: p, Dev: name, Via: c.Overlay.Addr, Src: local, MTU: c.options.MTU()},
-			overlay.Route{Table: overlay.Table, Dst: p, Unreachable: true, Metric: unreachable},
-		)
+	s := overlay.State{Rules: []overlay.Rule{{Table: overlay.Table}}}
+	for _, side := range c.Sides() {
+		vni, gateway, name := side.VNI(t, i), side.Overlay.Addr, side.Link()
+		s.Links = append(s.Links, overlay.Link{
+			Name: name, Kind: kind, VNI: vni, Local: local, LocalMAC: c.Key.MAC(vni, local), Peer: gateway,
+			PeerMAC: c.Key.MAC(vni, gateway), Remote: side.Gateway.Addr, Port: overlay.Port, MTU: c.options.underlayMTU() - overlay.OverheadIPv4,
+		})
+		s.Routes = append(s.Routes, overlay.Route{Table: overlay.Table, Dst: netip.PrefixFrom(gateway, 32), Dev: name, Src: local})
+		for _, p := range side.Remote() {
+			s.Routes = append(
+				s.Routes,
+				overlay.Route{Table: overlay.Table, Dst: p, Dev: name, Via: gateway, Src: local, MTU: c.options.MTU()},
+				overlay.Route{Table: overlay.Table, Dst: p, Unreachable: true, Metric: unreachable},
+			)
+		}
 	}
 	return s
 }
 
-// tunnel starts the tunnels, B's as server.
+// tunnel starts the tunnels. A calls.
 func (n *Topology) tunnel(t testing.TB, o Options) {
 	t.Helper()
+	n.connect(t, o, &n.A.Side, n.B)
+	if n.C != nil {
+		n.connect(t, o, n.A.Others[0], n.C)
+	}
+}
+
+// connect starts the tunnel from a gateway of A to that of another cluster.
+func (n *Topology) connect(t testing.TB, o Options, client *Side, server *Cluster) {
+	t.Helper()
 	keyA, keyB := must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey()), must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey())
-	r := Ranges()
-	config := func(c *Cluster, own, peer wgtypes.Key) tunnel.Config {
+	config := func(s *Side, own, peer wgtypes.Key) tunnel.Config {
 		return tunnel.Config{
-			PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: o.MTU(), Address: c.Overlay.Addr,
+			PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: o.MTU(), Address: s.Overlay.Addr,
 			Underlay: "eth0",
-			Peer:     tunnel.Peer{PublicKey: peer.PublicKey(), AllowedIPs: r.Remote()},
+			Peer:     tunnel.Peer{PublicKey: peer.PublicKey(), AllowedIPs: s.Remote()},
 		}
 	}
-	n.A.Config, n.B.Config = config(n.A, keyA, keyB), config(n.B, keyB, keyA)
-	n.A.Config.Peer.Endpoint = netip.AddrPortFrom(n.B.Nodes[0].Addr, TunnelNodePort)
+	client.peerGateway, server.peerGateway = server.Overlay.Mapped, client.Overlay.Mapped
+	client.Config, server.Config = config(client, keyA, keyB), config(&server.Side, keyB, keyA)
+	client.Config.Peer.Endpoint = netip.AddrPortFrom(server.Nodes[0].Addr, TunnelNodePort)
 	if o.IPv6 {
-		n.A.Config.Peer.Endpoint = netip.AddrPortFrom(ipv6Gateway(2), tunnel.ListenPort)
+		client.Config.Peer.Endpoint = netip.AddrPortFrom(ipv6Gateway(2), tunnel.ListenPort)
 	}
-	n.A.Config.Peer.Keepalive = 5 * time.Second
+	client.Config.Peer.Keepalive = 5 * time.Second
 	// The server first: an initiation that comes too early costs 5 s.
-	for _, c := range []*Cluster{n.B, n.A} {
-		c.Tunnel = StartTunnel(t, c.Gateway.NS, o.Tunnel, tunnel.InterfaceName)
-		if !c.Tunnel.Configure(t, c.Config) {
+	for _, s := range []*Side{&server.Side, client} {
+		s.Tunnel = StartTunnel(t, s.Gateway.NS, o.Tunnel, tunnel.InterfaceName)
+		if !s.Tunnel.Configure(t, s.Config) {
 			t.Error("configuring a new tunnel changed nothing")
 		}
-		if c.Tunnel.Configure(t, c.Config) {
+		if s.Tunnel.Configure(t, s.Config) {
 			t.Error("configuring the tunnel again changed something")
 		}
 	}
 }
 
-// AwaitHandshake waits until A's tunnel has had one.
+// AwaitHandshake waits until A's tunnels have had one.
 func (n *Topology) AwaitHandshake(t testing.TB) {
 	t.Helper()
-	within(t, "a handshake", func() bool { return !n.A.Tunnel.Stats(t).LastHandshake.IsZero() })
+	for _, s := range n.A.Sides() {
+		within(t, "a handshake", func() bool { return !s.Tunnel.Stats(t).LastHandshake.IsZero() })
+	}
 }
 
 func within(t testing.TB, what string, done func() bool) {

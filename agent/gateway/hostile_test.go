@@ -1,0 +1,106 @@
+package gateway
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"slices"
+	"testing"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/schema"
+)
+
+var seed = flag.Uint64("seed", 0, "which hostile objects are tried; 0 for others each time")
+
+// taken fails the test if a kernel would not take what a gateway wants.
+func taken(t *testing.T, kernel *overlay.Kernel, d desired) {
+	t.Helper()
+	over, cancel := context.WithCancel(t.Context())
+	cancel() // what is wanted is checked before anything is changed
+	if _, err := nat.ApplyGateway(over, d.nat); !errors.Is(err, context.Canceled) {
+		t.Errorf("nftables: %v", err)
+	}
+	if _, err := kernel.Apply(over, d.overlay); !errors.Is(err, context.Canceled) {
+		t.Errorf("links and routes: %v", err)
+	}
+}
+
+func newKernel(t *testing.T) *overlay.Kernel {
+	t.Helper()
+	k, err := overlay.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = k.Close() })
+	return k
+}
+
+// Whatever report of a node an API server stores, a gateway serves the node that has reported
+// after it.
+func TestHostileReports(t *testing.T) {
+	kit.NotShort(t)
+	kernel, linked, bound := newKernel(t), 0, schema.NewBound(t, "what is wanted")
+	me := local{key: newKey(t), node: "n1", underlay: "eth0", underlayMTU: 1450}
+	p := peering(t, v1alpha1.Client, newKey(t))
+	p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("192.0.2.7")}, Mapped: v1alpha1.IP{Addr: addr("10.60.32.5")}}}
+	good := node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24")
+	good.ResourceVersion = "2"
+	schema.Hostile(t, *seed, 100, schema.Examples()["NodeNetwork"], func(obj map[string]any) {
+		bad := schema.Into[v1alpha1.NodeNetwork](t, obj)
+		for i := range bad.Status.Gateways {
+			bad.Status.Gateways[i].Plane = p.Spec.Planes[0].Index
+		}
+		var d desired
+		var err error
+		bound.Of(obj, func() { d, err = desire(me, p, []v1alpha1.NodeNetwork{bad, good}) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d.leftOut != nil {
+			schema.NoControl(t, "what is left out", d.leftOut.Error())
+		}
+		if got, want := routesOf(d, "lqn1"), []string{"10.244.0.0/24", "192.0.2.7/32"}; !slices.Equal(got, want) {
+			t.Errorf("the other node has %v, want %v", got, want)
+		}
+		if len(d.overlay.Links) > 1 {
+			linked++
+		}
+		taken(t, kernel, d)
+	})
+	if linked == 0 {
+		t.Error("none was linked: that proves little")
+	}
+	t.Logf("%d were linked", linked)
+}
+
+// Whatever Peering an API server stores, its gateway says what is wrong, or wants of its kernel
+// what a kernel takes.
+func TestHostilePeerings(t *testing.T) {
+	kit.NotShort(t)
+	kernel, applied, bound := newKernel(t), 0, schema.NewBound(t, "what is wanted")
+	me := local{plane: 1, key: newKey(t), node: "n1", underlay: "eth0", underlayMTU: 1450}
+	nodes := []v1alpha1.NodeNetwork{node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24")}
+	schema.Hostile(t, *seed, 100, schema.Examples()["Peering"], func(obj map[string]any) {
+		p := schema.Into[v1alpha1.Peering](t, obj)
+		if err := p.Check(); err != nil {
+			t.Fatalf("it is stored, and cannot be applied: %v", err)
+		}
+		var d desired
+		var err error
+		bound.Of(obj, func() { d, err = desire(me, &p, nodes) })
+		if err != nil {
+			schema.NoControl(t, "the error", err.Error())
+			return
+		}
+		applied++
+		taken(t, kernel, d)
+	})
+	if applied == 0 {
+		t.Error("none was applied: that proves little")
+	}
+	t.Logf("%d were applied", applied)
+}

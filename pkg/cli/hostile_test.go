@@ -1,0 +1,64 @@
+package cli
+
+import (
+	"bytes"
+	"flag"
+	"strings"
+	"testing"
+	"time"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/schema"
+)
+
+var seed = flag.Uint64("seed", 0, "which hostile objects are tried; 0 for others each time")
+
+// Whatever Peering an API server stores, status shows it and the other one, a row for each of
+// their gateways, and none of it controls the terminal.
+func TestHostilePeeringsAreShown(t *testing.T) {
+	kit.NotShort(t)
+	api, err := fakeapi.New(append(fakeapi.Objects("id-of-hub", "hub-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("good", "1"))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(api.Close)
+	bound := schema.NewBound(t, "status")
+	c := &peering.Cluster{Name: "hub", ID: "id-of-hub", Client: api.Client, Now: time.Now}
+	schema.Hostile(t, *seed, 100, schema.Examples()["Peering"], func(obj map[string]any) {
+		bad := schema.Into[v1alpha1.Peering](t, obj)
+		bad.ResourceVersion = ""
+		said := bad.Status
+		if err := api.Client.Create(t.Context(), &bad); err != nil {
+			t.Fatal(err)
+		}
+		bad.Status = said
+		if err := api.Client.Status().Update(t.Context(), &bad); err != nil {
+			t.Fatal(err)
+		}
+		for _, format := range []string{"table", "wide"} {
+			var out bytes.Buffer
+			bound.Of(obj, func() {
+				views, err := c.Views(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				out.Reset()
+				(&output{format}).printViews(&out, views)
+			})
+			schema.NoControl(t, format, out.String())
+			// A row for each gateway below the head, and at most a line for each message.
+			rows := 1 + 1 + len(bad.Spec.Planes)
+			if n := strings.Count(out.String(), "\n"); n < rows || n > rows+2 || !strings.Contains(out.String(), "good") {
+				t.Errorf("%d lines instead of %d, and 2 at most:\n%s", n, rows, out.String())
+			}
+		}
+		if err := client.IgnoreNotFound(api.Client.Delete(t.Context(), &bad)); err != nil {
+			t.Fatal(err)
+		}
+	})
+}

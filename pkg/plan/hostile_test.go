@@ -1,0 +1,84 @@
+package plan
+
+import (
+	"encoding/json"
+	"flag"
+	"strings"
+	"testing"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/schema"
+)
+
+var seed = flag.Uint64("seed", 0, "which hostile objects are tried; 0 for others each time")
+
+// Whatever an API server stores, a plan is made, or it is said why not. What is planned can be
+// stored.
+func TestHostileObjects(t *testing.T) {
+	kit.NotShort(t)
+	kinds, err := schema.Kinds(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	stored := func(t *testing.T, of client.Object) {
+		t.Helper()
+		if p, ok := of.(*v1alpha1.Peering); ok {
+			for i := range p.Spec.Planes { // what comes about during the run
+				p.Spec.Planes[i].RemotePublicKey = schema.Key
+				p.Spec.Planes[i].PresharedKey.Fingerprint = schema.Fingerprint
+			}
+		}
+		raw, err := json.Marshal(of)
+		if err == nil {
+			_, err = kinds[of.GetObjectKind().GroupVersionKind().Kind].Store(t.Context(), raw, nil)
+		}
+		// After a million keys there is none.
+		if err != nil && !strings.Contains(err.Error(), "should be less than or equal to 1000000") {
+			t.Errorf("what is planned is refused: %v", err)
+		}
+	}
+	for kind, of := range schema.Examples() {
+		t.Run(kind, func(t *testing.T) {
+			made, bound := 0, schema.NewBound(t, "a plan")
+			schema.Hostile(t, *seed, 100, of, func(obj map[string]any) {
+				a, b := newFacts("a", []string{"10.244.0.0/16"}, "10.96.0.0/16", "172.18.0.0/16"), newFacts("b", []string{"10.244.0.0/16"}, "10.96.0.0/16", "172.18.0.0/16")
+				a.Overrides.Endpoints, b.Overrides.Endpoints = []string{"172.18.0.2:30001"}, []string{"172.18.0.2:30001"}
+				switch kind {
+				case "ClusterNetwork":
+					a.Ledger = new(schema.Into[v1alpha1.ClusterNetwork](t, obj))
+				case "NodeNetwork":
+					a.Reports = []v1alpha1.NodeNetwork{schema.Into[v1alpha1.NodeNetwork](t, obj)}
+				case "Peering":
+					p := schema.Into[v1alpha1.Peering](t, obj)
+					if a.OtherPeerings = []v1alpha1.Peering{p}; made%2 == 0 {
+						a.OtherPeerings, a.Existing = nil, &p
+					}
+				}
+				var p *Plan
+				bound.Of(obj, func() {
+					p = nil
+					if err := a.ConcludePods(); err != nil {
+						return
+					}
+					// Without the objects that are the same in each plan.
+					p, _ = choose(*a, *b)
+				})
+				if p == nil {
+					return
+				}
+				made++
+				for _, c := range p.Clusters {
+					stored(t, c.Peering)
+					stored(t, c.Ledger)
+				}
+			})
+			if made == 0 {
+				t.Error("no plan was made: that proves little")
+			}
+			t.Logf("%d plans", made)
+		})
+	}
+}

@@ -1,0 +1,299 @@
+package attack_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// mapper knows which kinds are of the whole cluster.
+func mapper(scheme *runtime.Scheme) meta.RESTMapper {
+	m := meta.NewDefaultRESTMapper(nil)
+	for kind := range scheme.AllKnownTypes() {
+		scope := meta.RESTScopeNamespace
+		if slices.Contains([]string{
+			"Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
+			"ClusterNetwork", "Peering", "NodeNetwork",
+		}, kind.Kind) {
+			scope = meta.RESTScopeRoot
+		}
+		m.Add(kind, scope)
+	}
+	return m
+}
+
+// Attackers with a token.
+const (
+	nodeAgent    = "node agent"
+	gatewayAgent = "gateway agent"
+)
+
+// cluster is what the product has in a cluster with two nodes and two peerings.
+type cluster struct {
+	*apiServer
+	// node is the agent of the first node, unbound one with a token of the same account and of
+	// no pod. gateway is that of the first peering.
+	node, unbound, gateway client.Client
+}
+
+const (
+	firstNode, secondNode       = "10.80.0.1", "10.80.0.2"
+	firstPeering, secondPeering = "b", "c"
+)
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	c := &cluster{apiServer: startAPIServer(t)}
+	create := func(objs ...client.Object) {
+		t.Helper()
+		for _, obj := range objs {
+			wait(t, "create "+obj.GetName(), func() error { return client.IgnoreAlreadyExists(c.admin.Create(t.Context(), obj)) })
+		}
+	}
+	create(manifests.Namespace())
+	definitions, err := manifests.CRDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range definitions {
+		create(d)
+	}
+	account, _ := manifests.NodeAgent("image", "")
+	for _, peering := range []string{firstPeering, secondPeering} {
+		of, _ := manifests.Gateway{Peering: peering, Role: v1alpha1.Client, KeyGeneration: 1}.Objects()
+		account = append(account, of...)
+	}
+	for _, obj := range account {
+		create(obj.(client.Object))
+	}
+	create(manifests.OverlaySecret([]byte("secret")))
+	for i, name := range []string{firstNode, secondNode} {
+		node := fmt.Sprint("node-", i+1)
+		create(
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
+			&v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.NodeNetworkSpec{NodeName: node}},
+			&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLease(node)}},
+		)
+	}
+	for i, name := range []string{firstPeering, secondPeering} {
+		create(newPeering(name, int32(i)))
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "node-1"}}
+	pod.Spec = corev1.PodSpec{NodeName: "node-1", ServiceAccountName: v1alpha1.NodeAgentName, Containers: []corev1.Container{{Name: "agent", Image: "image"}}}
+	create(pod)
+	c.node, c.unbound = c.agent(t, v1alpha1.NodeAgentName, pod), c.agent(t, v1alpha1.NodeAgentName, nil)
+	c.gateway = c.agent(t, manifests.Gateway{Peering: firstPeering}.Name(), nil)
+	// The real ones may do what they have to. When others are refused, the policy has come into force.
+	wait(t, "a node agent reports", func() error { return status(t, c.node, network(firstNode), `{"message":"well"}`) })
+	wait(t, "a gateway reports", func() error {
+		return status(t, c.gateway, newPeering(firstPeering, 0), `{"planes":[{"index":0,"connected":true}]}`)
+	})
+	c.policy().restore(t)
+	return c
+}
+
+func newPeering(name string, index int32) *v1alpha1.Peering {
+	mapped := fmt.Sprintf("10.%d.0.0/16", 30+index)
+	return manifests.Peering(name, v1alpha1.PeeringSpec{
+		Index: index, Overlay: "vxlan",
+		Local: v1alpha1.LocalNetwork{
+			Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.20.0.0/16")}, InternalCIDR: kit.CIDR("10.80.0.0/19"), ExternalCIDR: kit.CIDR("10.60.0.0/18"),
+		},
+		Remote: v1alpha1.RemoteNetwork{
+			ClusterID: "id-of-" + name, Name: name, Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", mapped)}, ExternalCIDR: kit.CIDR(fmt.Sprintf("10.%d.0.0/18", 70+index)),
+		},
+		Planes: []v1alpha1.Plane{{
+			Role: v1alpha1.Client, WireGuard: "userspace", KeyGeneration: 1, RemotePublicKey: strings.Repeat("A", 43) + "=",
+			RemoteAddress: v1alpha1.IP{Addr: addr(fmt.Sprintf("10.%d.31.254", 70+index))},
+		}},
+	})
+}
+
+func network(name string) *v1alpha1.NodeNetwork {
+	return &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+func lease(name string) *coordinationv1.Lease {
+	return &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name}}
+}
+
+// merged is a patch that merges what is given.
+func merged(format string, values ...any) client.Patch {
+	return client.RawPatch(types.MergePatchType, fmt.Appendf(nil, format, values...))
+}
+
+// status writes a part of a status, as a dry run, which is admitted or refused as others are.
+func status(t *testing.T, by client.Client, of client.Object, part string) error {
+	return by.Status().Patch(t.Context(), of, merged(`{"status":%s}`, part), client.DryRunAll)
+}
+
+// got says whether a request was granted. It fails the test for an error that is no refusal.
+func got(t *testing.T, err error) bool {
+	t.Helper()
+	if err != nil && !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+		t.Fatal(err)
+	}
+	return err == nil
+}
+
+// policy lets node agents write what is their own.
+func (c *cluster) policy() *defence {
+	binding := func() *admissionv1.ValidatingAdmissionPolicyBinding {
+		account, _ := manifests.NodeAgent("image", "")
+		return account[len(account)-1].(*admissionv1.ValidatingAdmissionPolicyBinding)
+	}
+	return &defence{
+		name: "ValidatingAdmissionPolicy of node agents",
+		remove: func(t *testing.T) {
+			if err := c.admin.Delete(t.Context(), binding()); err != nil {
+				t.Fatal(err)
+			}
+		},
+		restore: func(t *testing.T) {
+			if err := client.IgnoreAlreadyExists(c.admin.Create(t.Context(), binding())); err != nil {
+				t.Fatal(err)
+			}
+			wait(t, "the policy is in force", func() error {
+				return granted(got(t, status(t, c.node, network(secondNode), `{"message":"x"}`)))
+			})
+		},
+	}
+}
+
+// granted is an error if something was.
+func granted(yes bool) error {
+	if yes {
+		return errors.New("it is granted")
+	}
+	return nil
+}
+
+// schemas are what an API server takes of the custom resources.
+func (c *cluster) schemas() *defence {
+	var kept []*apiextensionsv1.CustomResourceDefinition
+	return &defence{
+		name: "schemas of the custom resources",
+		remove: func(t *testing.T) {
+			var list apiextensionsv1.CustomResourceDefinitionList
+			if err := c.admin.List(t.Context(), &list); err != nil {
+				t.Fatal(err)
+			}
+			for i := range list.Items {
+				d := &list.Items[i]
+				kept = append(kept, d.DeepCopy())
+				d.Spec.Versions[0].Schema.OpenAPIV3Schema = &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: new(true)}
+				if err := c.admin.Update(t.Context(), d); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+		restore: func(t *testing.T) {
+			for _, d := range kept {
+				d.ResourceVersion = ""
+				if err := c.admin.Patch(t.Context(), d, client.Merge); err != nil {
+					t.Fatal(err)
+				}
+			}
+			wait(t, "the schemas are in force", func() error {
+				return granted(got(t, status(t, c.node, network(firstNode), `{"podIPs":["..."]}`)))
+			})
+		},
+	}
+}
+
+// permissions are that an account has no more than it needs.
+func (c *cluster) permissions(account string) *defence {
+	more := func() *rbacv1.ClusterRoleBinding {
+		return &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: "more-for-" + account},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: v1alpha1.Namespace, Name: account}},
+		}
+	}
+	return &defence{
+		name: "the account's RBAC rules",
+		remove: func(t *testing.T) {
+			if err := c.admin.Create(t.Context(), more()); err != nil {
+				t.Fatal(err)
+			}
+		},
+		restore: func(t *testing.T) {
+			if err := c.admin.Delete(t.Context(), more()); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+}
+
+func (c *cluster) attacks() []attack {
+	policy, schemas := c.policy(), c.schemas()
+	ofNode, ofGateway := c.permissions(v1alpha1.NodeAgentName), c.permissions(manifests.Gateway{Peering: firstPeering}.Name())
+	readsSecrets := func(by client.Client) func(*testing.T) bool {
+		return func(t *testing.T) bool {
+			return got(t, by.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: v1alpha1.OverlaySecret}, &corev1.Secret{}))
+		}
+	}
+	writes := func(by client.Client, obj func() client.Object, part string) func(*testing.T) bool {
+		return func(t *testing.T) bool { return got(t, status(t, by, obj(), part)) }
+	}
+	patches := func(by client.Client, obj func() client.Object, part string) func(*testing.T) bool {
+		return func(t *testing.T) bool {
+			return got(t, by.Patch(t.Context(), obj(), merged("%s", part), client.DryRunAll))
+		}
+	}
+	own := func() client.Object { return network(firstNode) }
+	other := func() client.Object { return network(secondNode) }
+	ownPeering := func() client.Object { return newPeering(firstPeering, 0) }
+	otherPeering := func() client.Object { return newPeering(secondPeering, 1) }
+	return []attack{
+		{nodeAgent, "writes another node's report", policy, writes(c.node, other, `{"podCIDRs":["10.244.7.0/24"]}`)},
+		{nodeAgent, "deletes another node's report", policy, func(t *testing.T) bool { return got(t, c.node.Delete(t.Context(), other(), client.DryRunAll)) }},
+		{nodeAgent, "claims an address for another node", policy, func(t *testing.T) bool {
+			n := network("10.80.0.9")
+			n.Spec.NodeName = "node-2"
+			return got(t, c.node.Create(t.Context(), n, client.DryRunAll))
+		}},
+		{nodeAgent, "renews another node's heartbeat", policy, patches(c.node, func() client.Object { return lease(v1alpha1.NodeLease("node-2")) }, `{"spec":{"holderIdentity":"x"}}`)},
+		{nodeAgent, "renews a gateway's heartbeat", policy, patches(c.node, func() client.Object { return lease(manifests.Gateway{Peering: firstPeering}.Name()) }, `{"spec":{"holderIdentity":"x"}}`)},
+		{nodeAgent, "writes a report with a token of no pod", policy, writes(c.unbound, own, `{"message":"x"}`)},
+		{nodeAgent, "stores what no agent can read", schemas, writes(c.node, own, `{"podIPs":["1.2.3.4.5"]}`)},
+		{nodeAgent, "stores a megabyte", schemas, writes(c.node, own, `{"message":"`+strings.Repeat("a", 1<<20)+`"}`)},
+		{nodeAgent, "reads the overlay's key", ofNode, readsSecrets(c.node)},
+		{nodeAgent, "leads a peering's packets elsewhere", ofNode, patches(c.node, ownPeering, `{"spec":{"remote":{"nodeIPs":["192.0.2.1"]}}}`)},
+		{nodeAgent, "writes a gateway's report", ofNode, writes(c.node, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},
+		{gatewayAgent, "writes another gateway's report", ofGateway, writes(c.gateway, otherPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},
+		{gatewayAgent, "leads its peering's packets elsewhere", ofGateway, patches(c.gateway, ownPeering, `{"spec":{"remote":{"nodeIPs":["192.0.2.1"]}}}`)},
+		{gatewayAgent, "writes a node's report", ofGateway, writes(c.gateway, own, `{"message":"x"}`)},
+		{gatewayAgent, "renews another gateway's heartbeat", ofGateway, patches(c.gateway, func() client.Object { return lease(manifests.Gateway{Peering: secondPeering}.Name()) }, `{"spec":{"holderIdentity":"x"}}`)},
+		{gatewayAgent, "reads the overlay's key", ofGateway, readsSecrets(c.gateway)},
+		{gatewayAgent, "tells others a translation of addresses", schemas, writes(c.gateway, ownPeering, `{"translation":{"local":[{"real":"10.244.0.0/16","mapped":"203.0.0.0/16"}],"remote":[]}}`)},
+		{gatewayAgent, "stores what no agent can read", schemas, writes(c.gateway, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"1.2.3.4.5"}]}`)},
+		{gatewayAgent, "stores 5000 planes", schemas, writes(c.gateway, ownPeering, `{"planes":[`+strings.TrimSuffix(strings.Repeat(`{"index":0,"connected":true},`, 5000), ",")+`]}`)},
+	}
+}
+
+// Requests to an API server, with the tokens of agents.
+func TestAttackAPI(t *testing.T) {
+	kit.NotShort(t)
+	t.Parallel()
+	c := newCluster(t)
+	run(t, c.attacks())
+}

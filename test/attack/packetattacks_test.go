@@ -1,0 +1,369 @@
+package attack_test
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// Attackers, as the table names them.
+const (
+	remoteGateway = "remote gateway"
+	peersPod      = "pod of the peer"
+	localGateway  = "local gateway"
+	rawPod        = "pod with NET_RAW"
+	plainPod      = "pod"
+	lanHost       = "host of the LAN"
+)
+
+func (n *scene) attacks() []attack {
+	return append(append(n.fromPeers(), n.fromLocalGateway()...), n.fromBeside()...)
+}
+
+// What the product's rules are called.
+const (
+	peerReachesNothingElse = "the peer reaches nothing else"
+	nothingElse            = "peers reach nothing else"
+	nothingOfTheNode       = "peers reach nothing of the node"
+	noNameOfOthers         = "a gateway sends nothing in the name of others"
+	aboutOthers            = "icmp error 3: about packets to the peer only"
+	byOverlayOnly          = "peers come by the overlay only"
+)
+
+// fromPeers are the attacks of the peer's gateway and of its pods.
+func (n *scene) fromPeers() []attack {
+	a, gateway := n.A, &n.A.Side
+	pod, node := a.Nodes[1].Pod, a.Nodes[0]
+	source := n.B.Nodes[1].Pod.Mapped
+	// What a pod of B sends by its own node and gateway.
+	send := func(dst netip.Addr) func(uint16) error {
+		return plainly(n.B.Nodes[1].Pod.NS, n.B.Nodes[1].Pod.Addr, dst)
+	}
+	onlyAnswers := func(what string) *defence { return n.gatewayRule(gateway, "to-nodes", "no "+what) }
+	isolate, input := n.nodeRule("isolate", nothingOfTheNode), n.nodeRule("input", nothingOfTheNode)
+	fromPeer := n.gatewayRule(gateway, "from-peer", peerReachesNothingElse)
+	fromPeers, guard := n.nodeRule("from-peers", nothingElse), n.nodeRule("guard", byOverlayOnly)
+	senders := n.nodeRule("from-overlay", noNameOfOthers)
+	return []attack{
+		{remoteGateway, "to a pod by its own address", fromPeer, func(t *testing.T) bool {
+			return n.arrives(t, pod.NS, source, n.byTunnel(source, pod.Addr))
+		}},
+		{remoteGateway, "to a pod, in the name of a host elsewhere", all(n.allowedIPs(), senders), func(t *testing.T) bool {
+			return n.arrives(t, pod.NS, addr("192.0.2.66"), n.byTunnel(addr("192.0.2.66"), pod.Mapped))
+		}},
+		{remoteGateway, "to a pod, in the name of the third cluster's pod", all(n.allowedIPs(), senders, guard), func(t *testing.T) bool {
+			third := n.C.Nodes[0].Pod.Mapped
+			return n.arrives(t, pod.NS, third, n.byTunnel(third, pod.Mapped))
+		}},
+		{remoteGateway, "to a service's address", all(fromPeer, n.inboundTable(), fromPeers, guard), func(t *testing.T) bool {
+			return n.arrives(t, pod.NS, netip.Addr{}, n.byTunnel(source, clusterIP))
+		}},
+		{remoteGateway, "to a host of the LAN that is not exposed", all(fromPeer, n.inboundTable(), fromPeers), func(t *testing.T) bool {
+			return n.arrives(t, n.LAN.NS, netip.Addr{}, n.byTunnel(source, hidden))
+		}},
+		{remoteGateway, "to the third cluster's pod, through this one", all(fromPeer, n.inboundTable(), n.transit()), func(t *testing.T) bool {
+			return n.arrives(t, n.C.Nodes[0].Pod.NS, netip.Addr{}, n.byTunnel(source, n.C.Nodes[0].Pod.Mapped))
+		}},
+		{remoteGateway, "to a UDP port of the gateway", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), func(t *testing.T) bool {
+			return n.arrives(t, gateway.Gateway.NS, source, n.byTunnel(source, gateway.Overlay.Mapped))
+		}},
+		{remoteGateway, "breaks a connection between two pods by an ICMP error", all(n.gatewayRule(gateway, "errors-in", aboutOthers), n.nodeRule("errors-in", aboutOthers)), func(t *testing.T) bool {
+			return n.broken(t, func(cause []byte) error {
+				return n.led(n.B.Gateway.NS, tableOut, dataplane.Unreachable(source, a.Nodes[0].Pod.Mapped, cause, 0)...)
+			})
+		}},
+		{peersPod, "to a UDP port of a node", all(onlyAnswers("new connection: UDP"), isolate, input), func(t *testing.T) bool {
+			return n.arrives(t, node.NS, source, send(node.Overlay.Mapped))
+		}},
+		{peersPod, "to a NodePort", all(onlyAnswers("new connection: TCP"), isolate), func(*testing.T) bool {
+			return dataplane.Reaches(n.B.Nodes[1].Pod.NS, netip.Addr{}, node.Overlay.Mapped, dataplane.WebNodePort)
+		}},
+		{peersPod, "to a NodePort by a node's address among the pods'", isolate, func(*testing.T) bool {
+			return dataplane.Reaches(n.B.Nodes[1].Pod.NS, netip.Addr{}, addr("10.61.1.1"), dataplane.WebNodePort)
+		}},
+		{peersPod, "pings a node", all(onlyAnswers("ping"), isolate, input), func(*testing.T) bool {
+			return dataplane.Ping(n.B.Nodes[1].Pod.NS, node.Overlay.Mapped, 56, 400*time.Millisecond) == nil
+		}},
+	}
+}
+
+// transit are the nodes' rules against packets from one peer to another.
+func (n *scene) transit() *defence {
+	return all(
+		n.nodeRule("from-peers", "no transit"), n.nodeRule("from-peers", nothingElse),
+		n.nodeRule("to-peers", "only pods reach peers"),
+	)
+}
+
+// broken says whether what is sent about a connection between two pods breaks it.
+func (n *scene) broken(t *testing.T, send func(cause []byte) error) bool {
+	t.Helper()
+	var c net.Conn
+	from, to := n.A.Nodes[0].Pod, n.A.Nodes[1].Pod
+	from.Do(t, func() (err error) {
+		c, err = net.Dial("udp4", netip.AddrPortFrom(to.Addr, echoPort).String())
+		return err
+	})
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	if _, err := c.Write([]byte("before")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 100)); err != nil {
+		t.Fatalf("pods do not reach each other: %v", err)
+	}
+	cause := dataplane.Packet(c.LocalAddr().(*net.UDPAddr).AddrPort(), c.RemoteAddr().(*net.UDPAddr).AddrPort(), []byte("before"))
+	if err := send(cause); err != nil {
+		t.Fatal(err)
+	}
+	_ = c.SetDeadline(time.Now().Add(400 * time.Millisecond))
+	_, err := c.Read(make([]byte, 100))
+	return errors.Is(err, unix.ECONNREFUSED)
+}
+
+// fromLocalGateway are the attacks of this cluster's gateway to B.
+func (n *scene) fromLocalGateway() (out []attack) {
+	a, peer := n.A, n.B.Nodes[0].Pod.Mapped
+	pod := a.Nodes[1].Pod
+	senders := n.nodeRule("from-overlay", noNameOfOthers)
+	fromPeers := n.nodeRule("from-peers", nothingElse)
+	guard := n.nodeRule("guard", byOverlayOnly)
+	isolate, input := n.nodeRule("isolate", nothingOfTheNode), n.nodeRule("input", nothingOfTheNode)
+	for what, source := range map[string]netip.Addr{
+		"another pod": addr("10.244.1.99"), "a node": a.Nodes[0].Host.Addr, "a host elsewhere": addr("198.51.100.1"),
+	} {
+		out = append(out, attack{localGateway, "to a pod, in the name of " + what, senders, func(t *testing.T) bool {
+			return n.arrives(t, pod.NS, source, n.byLink(1, source, pod.Addr))
+		}})
+	}
+	second := a.Others[0]
+	return append(out, []attack{
+		{localGateway, "to a pod, in the name of the third cluster's pod", all(senders, guard), func(t *testing.T) bool {
+			third := n.C.Nodes[0].Pod.Mapped
+			return n.arrives(t, pod.NS, third, n.byLink(1, third, pod.Addr))
+		}},
+		{localGateway, "to a UDP port of a node", all(isolate, input), func(t *testing.T) bool {
+			return n.arrives(t, a.Nodes[0].NS, peer, n.byLink(0, peer, a.Nodes[0].Host.Addr))
+		}},
+		{localGateway, "to another node, by way of one", all(fromPeers, guard), func(t *testing.T) bool {
+			return n.arrives(t, a.Nodes[1].NS, netip.Addr{}, n.byLink(0, peer, a.Nodes[1].Host.Addr))
+		}},
+		{localGateway, "to a host of the LAN that is not exposed", fromPeers, func(t *testing.T) bool {
+			return n.arrives(t, n.LAN.NS, netip.Addr{}, n.byLink(1, peer, hidden))
+		}},
+		{localGateway, "to a pod of another node by a service", all(fromPeers, guard), func(t *testing.T) bool {
+			return n.arrives(t, pod.NS, netip.Addr{}, n.byLink(0, peer, clusterIP))
+		}},
+		{localGateway, "to the third cluster's pod", n.transit(), func(t *testing.T) bool {
+			return n.arrives(t, n.C.Nodes[0].Pod.NS, netip.Addr{}, n.byLink(0, peer, n.C.Nodes[0].Pod.Mapped))
+		}},
+		{localGateway, "to the third cluster's gateway by the pod network", all(n.nodeRule("isolate", "peers reach no gateway"), n.closedInput(second, nftables.TableFamilyIPv4, "")), func(t *testing.T) bool {
+			return n.arrives(t, second.Gateway.NS, netip.Addr{}, n.byLink(0, peer, second.Gateway.Addr))
+		}},
+		{localGateway, "breaks a connection between two pods by an ICMP error", n.nodeRule("errors-in", aboutOthers), func(t *testing.T) bool {
+			return n.broken(t, func(cause []byte) error {
+				return n.led(a.Gateway.NS, tableOut, dataplane.Unreachable(peer, a.Nodes[0].Pod.Addr, cause, 0)...)
+			})
+		}},
+	}...)
+}
+
+// fromBeside are the attacks of pods and hosts beside.
+func (n *scene) fromBeside() []attack {
+	a, gateway := n.A, &n.A.Side
+	near, far := a.Nodes[0], a.Nodes[1]
+	peer := n.B.Nodes[0].Pod
+	end := n.B.Nodes[1].Host
+	forgedNode := func(by *netns.NS, node int) func(t *testing.T) bool {
+		return func(t *testing.T) bool {
+			to := a.Nodes[node].Pod
+			return n.arrives(t, to.NS, peer.Mapped, func(port uint16) error {
+				return n.send(t, by, n.toNode(node), packet(peer.Mapped, to.Addr, port))
+			})
+		}
+	}
+	// A host of the LAN takes nodes for routers to B.
+	byNode := func(source, seen netip.Addr) func(t *testing.T) bool {
+		return func(t *testing.T) bool {
+			way(t, n.LAN.NS, tableOut, &netlink.Route{Gw: far.Host.Addr.AsSlice()}, "eth0")
+			return n.arrives(t, peer.NS, seen, func(port uint16) error {
+				return n.led(n.LAN.NS, tableOut, packet(source, peer.Mapped, port))
+			})
+		}
+	}
+	toNode, toGateway := n.toNode, n.toGateway
+	return []attack{
+		{lanHost, "to a pod in the overlay, as the gateway", n.secret(), forgedNode(n.LAN.NS, 1)},
+		{rawPod, "to a pod in the overlay, as the gateway", n.secret(), forgedNode(near.Pod.NS, 0)},
+		{rawPod, "to a peer's pod in the overlay, as a node", n.secret(), func(t *testing.T) bool {
+			return n.arrives(t, peer.NS, far.Pod.Mapped, func(port uint16) error {
+				return n.send(t, near.Pod.NS, toGateway(t, 1), packet(far.Pod.Addr, peer.Mapped, port))
+			})
+		}},
+		{rawPod, "to the gateway in the overlay, by a broadcast frame", n.gatewayRule(gateway, "prerouting", "frames for this very link only"), func(t *testing.T) bool {
+			p := toGateway(t, 1)
+			inner := dataplane.Packet(netip.AddrPortFrom(p.from, 1234), netip.AddrPortFrom(p.to, tunnel.ProbePort), []byte("forged"))
+			return dataplane.Receives(t, gateway.Gateway.NS, tunnel.ProbePort, p.from, func() error {
+				return n.sendTo(t, near.Pod.NS, p, overlay.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, unix.ETH_P_IP, inner)
+			})
+		}},
+		{rawPod, "to a node in the overlay, by IPv6 to all hosts", n.noIPv6(), func(t *testing.T) bool {
+			source := addr("fe80::66")
+			return n.arrives(t, far.NS, source, func(port uint16) error {
+				inner := dataplane.Packet6(netip.AddrPortFrom(source, 1234), netip.AddrPortFrom(addr("ff02::1"), port), []byte("forged"))
+				return n.sendTo(t, near.Pod.NS, toNode(1), overlay.MAC{0x33, 0x33, 0, 0, 0, 1}, unix.ETH_P_IPV6, inner)
+			})
+		}},
+		{rawPod, "fills a node's neighbour table by ARP in the overlay", n.noARP(), n.becomesNeighbour},
+		{rawPod, "bears the address of a peer's pod, to a pod of another node", n.nodeRule("guard", byOverlayOnly), func(t *testing.T) bool {
+			return n.arrives(t, far.Pod.NS, netip.Addr{}, plainly(near.Pod.NS, peer.Mapped, far.Pod.Addr))
+		}},
+		{lanHost, "bears the address of a peer's pod, to a node", n.nodeRule("guard", byOverlayOnly), func(t *testing.T) bool {
+			return n.arrives(t, far.NS, peer.Mapped, plainly(n.LAN.NS, peer.Mapped, far.Host.Addr))
+		}},
+		{lanHost, "bears the address of a tunnel's end, to a pod", n.nodeRule("forward", "ends of tunnels reach nothing else"), func(t *testing.T) bool {
+			return n.arrives(t, far.Pod.NS, netip.Addr{}, plainly(n.LAN.NS, end.Addr, far.Pod.Addr))
+		}},
+		{lanHost, "bears the address of a tunnel's end, to a node", n.nodeRule("tunnel-ends-input", "no tunnel ends at the node"), func(t *testing.T) bool {
+			return n.arrives(t, far.NS, end.Addr, plainly(n.LAN.NS, end.Addr, far.Host.Addr))
+		}},
+		{lanHost, "reads what pods send to a peer whose link is down", n.unreachable(), func(t *testing.T) bool {
+			return n.arrives(t, end.NS, netip.Addr{}, plainly(near.Pod.NS, near.Pod.Addr, end.Addr))
+		}},
+		{lanHost, "to a peer's pod by a node, in its own name", all(n.nodeRule("to-peers", "only pods reach peers"), n.nodeRule("to-peers", "only this node's pods")), byNode(n.LAN.Addr, netip.Addr{})},
+		{lanHost, "to a peer's pod by a node, in the name of the node's pod", n.nodeRule("to-peers", "no forged source"), byNode(far.Pod.Addr, far.Pod.Mapped)},
+		{lanHost, "to a peer's pod by a node, in the name of another node's pod", n.nodeRule("to-peers", "only this node's pods"), byNode(near.Pod.Addr, near.Pod.Mapped)},
+		{plainPod, "to a UDP port of the gateway, from that of name servers", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), func(t *testing.T) bool {
+			return n.arrives(t, gateway.Gateway.NS, near.Pod.Addr, func(port uint16) error {
+				return dataplane.SendRaw(near.Pod.NS, dataplane.Packet(netip.AddrPortFrom(near.Pod.Addr, 53), netip.AddrPortFrom(gateway.Gateway.Addr, port), []byte("answer")))
+			})
+		}},
+		{plainPod, "to a UDP port of the gateway by IPv6", n.closedInput(gateway, nftables.TableFamilyIPv6, ", IPv6"), n.byIPv6},
+		{plainPod, "that knows the secret, to a node in the overlay, with its own address", all(n.nodeRule("overlay-packets", "they come from gateways only"), n.nodeRule("input", "overlay packets come from gateways only")), func(t *testing.T) bool {
+			p := toNode(0)
+			p.source = near.Pod.Addr
+			return n.arrives(t, near.Pod.NS, peer.Mapped, func(port uint16) error {
+				return n.sendTo(t, near.Pod.NS, p, a.Key.MAC(a.VNI(t, p.node), p.to), unix.ETH_P_IP, packet(peer.Mapped, near.Pod.Addr, port))
+			})
+		}},
+	}
+}
+
+// noIPv6 is that nodes drop IPv6 by the overlay.
+func (n *scene) noIPv6() *defence {
+	node := n.A.Nodes[1]
+	return &defence{
+		name:    "nodes' chain guard: no IPv6",
+		remove:  func(t *testing.T) { removeRules(t, node.NS, nftables.TableFamilyIPv6, "guard", "no IPv6") },
+		restore: func(t *testing.T) { n.applyNode(t, 1) },
+	}
+}
+
+// becomesNeighbour asks a node's end of the link by ARP, in the name of many.
+func (n *scene) becomesNeighbour(t *testing.T) bool {
+	t.Helper()
+	node, evil := n.A.Nodes[1], overlay.MAC{2, 0x66}
+	for i := range 20 {
+		question := dataplane.ARP(1, evil, netip.AddrFrom4([4]byte{203, 0, 113, byte(i)}), overlay.MAC{}, node.Overlay.Addr)
+		if err := n.sendTo(t, n.A.Nodes[0].Pod.NS, n.toNode(1), overlay.MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, unix.ETH_P_ARP, question); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// What comes after them by the same link shows that they were looked at.
+	if err := dataplane.Ping(node.Pod.NS, n.B.Nodes[0].Pod.Mapped, 56, patience); err != nil {
+		t.Fatal(err)
+	}
+	learned := 0
+	node.Do(t, func() error {
+		l, err := netlink.LinkByName(n.A.Link())
+		if err != nil {
+			return err
+		}
+		neighbours, err := netlink.NeighList(l.Attrs().Index, netlink.FAMILY_V4)
+		for _, neighbour := range neighbours {
+			if neighbour.State&netlink.NUD_PERMANENT == 0 {
+				learned++
+				err = errors.Join(err, netlink.NeighDel(&neighbour))
+			}
+		}
+		return err
+	})
+	return learned > 0
+}
+
+// byIPv6 sends to the gateway's link-local address, which it has wherever its node does not
+// switch off IPv6.
+func (n *scene) byIPv6(t *testing.T) bool {
+	t.Helper()
+	var to netip.Addr
+	n.A.Gateway.Do(t, func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
+		for _, a := range addrs {
+			to, _ = netip.AddrFromSlice(a.IP)
+		}
+		return err
+	})
+	if !to.IsValid() {
+		t.Fatal("the gateway has no IPv6")
+	}
+	return n.arrives(t, n.A.Gateway.NS, netip.Addr{}, func(port uint16) error {
+		return n.A.Nodes[0].Pod.Run(func() error {
+			l, err := netlink.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			// By its number: the library remembers names, and not of which namespace.
+			c, err := net.Dial("udp6", netip.AddrPortFrom(to.WithZone(strconv.Itoa(l.Attrs().Index)), port).String())
+			if err != nil {
+				return err
+			}
+			_, err = c.Write([]byte("?"))
+			return errors.Join(err, c.Close())
+		})
+	})
+}
+
+// Packets between the clusters' data planes.
+func TestAttackPackets(t *testing.T) {
+	kit.NotShort(t)
+	t.Parallel()
+	kinds := []overlay.Kind{overlay.VXLAN}
+	if kit.Full() && supports(t, overlay.Geneve) {
+		kinds = append(kinds, overlay.Geneve)
+	}
+	for _, kind := range kinds {
+		t.Run(string(kind), func(t *testing.T) { run(t, newScene(t, kind).attacks()) })
+	}
+}
+
+// supports says whether the kernel has an overlay.
+func supports(t *testing.T, kind overlay.Kind) (ok bool) {
+	t.Helper()
+	netns.New(t, "asked").Do(t, func() error {
+		k, err := overlay.New()
+		if err != nil {
+			return err
+		}
+		defer func() { _ = k.Close() }()
+		ok, err = k.Supports(kind)
+		return err
+	})
+	return ok
+}

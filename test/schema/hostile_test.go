@@ -1,0 +1,27 @@
+package schema_test
+
+import (
+	"testing"
+
+	"github.com/liqonet/liqonet/test/schema"
+)
+
+// Whatever an API server stores, our types read, all of it.
+func TestHostileObjectsAreRead(t *testing.T) {
+	for kind, of := range schema.Examples() {
+		t.Run(kind, func(t *testing.T) {
+			large, bound := 0, schema.NewBound(t, "reading")
+			schema.Hostile(t, *seed, 300, of, func(obj map[string]any) {
+				if len(encode(t, obj)) > 50_000 {
+					large++
+				}
+				bound.Of(obj, func() {
+					if err := readable(kind, obj); err != nil {
+						t.Error(err)
+					}
+				})
+			})
+			t.Logf("%d of more than 50 kB", large)
+		})
+	}
+}
