@@ -442,3 +442,15 @@ func TestNodesAgree(t *testing.T) {
 		}
 	}
 }
+
+// A gateway forwards as many bytes as its Peering says in bits.
+func TestSecurity_20_RateOfThePeering(t *testing.T) {
+	p := peering(t, v1alpha1.Client, newKey(t))
+	for _, bits := range []int64{0, 1e6, 1e11} {
+		p.Spec.Limits.BitsPerSecond = bits
+		got, err := desire(local{key: newKey(t)}, p, nil)
+		if err != nil || got.nat.LimitRate != uint64(bits/8) {
+			t.Errorf("%d bit/s: %d bytes/s, %v", bits, got.nat.LimitRate, err)
+		}
+	}
+}

@@ -322,7 +322,7 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 		}
 		d.nat.Gateways = append(d.nat.Gateways, nat.NodeGateway{
 			Pod: g.pod, Overlay: gatewayAddr, Local: status.NodeName == l.name, Calls: plane.Role == v1alpha1.Client,
-			Link: g.link, Remote: ranges,
+			Link: g.link, Remote: ranges, LimitNew: uint32(p.Spec.Limits.NewConnections),
 		})
 	}
 	d.gateways = append(d.gateways, g)

@@ -6,6 +6,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
 func TestSecurity_02_NameServersAreReported(t *testing.T) {
@@ -32,5 +36,24 @@ func TestSecurity_02_NameServersAreReported(t *testing.T) {
 	}
 	if got := readResolvers(filepath.Join(t.TempDir(), "missing")); got != nil {
 		t.Errorf("without a file: %v", got)
+	}
+}
+
+// A node lets in as many new connections of each peer as its Peering says.
+func TestSecurity_20_LimitOfEachPeering(t *testing.T) {
+	me := local{name: "n1", address: addr("10.80.0.7")}
+	limited := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+	other := peering("c", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.31.0.0/16"), "10.71.0.0/18")
+	limited.Spec.Limits.NewConnections = 1000
+	got, err := desire(me, []v1alpha1.Peering{limited, other})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limits := map[string]uint32{}
+	for _, g := range got.nat.Gateways {
+		limits[g.Link] = g.LimitNew
+	}
+	if diff := cmp.Diff(map[string]uint32{"lq2-0": 1000, "lq1-0": 0}, limits); diff != "" {
+		t.Error(diff)
 	}
 }

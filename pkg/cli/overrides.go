@@ -1,10 +1,13 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -36,6 +39,8 @@ func addOverrides(f *pflag.FlagSet) {
 	f.String("server", "", "CLUSTER whose gateway is called by the other's (default: the one that can be reached)")
 	f.StringArray("endpoint", nil, "CLUSTER=ADDRESS:PORT[,…]: where the gateway of a cluster is called, behind a NAT or a load balancer of your own; "+
 		"it makes that cluster the server; CLUSTER=auto takes it back")
+	f.StringArray("limit-new", nil, "[CLUSTER=]NUMBER: new connections per second that each node of a cluster lets in from the peer, 1 to 1000000; none takes it back")
+	f.StringArray("limit-rate", nil, "[CLUSTER=]RATE: how much a cluster takes from the peer, in bits per second of IP packets: a number with kbit, mbit or gbit (powers of 1000), 1mbit to 100gbit; none takes it back")
 }
 
 // override is what the flags say of one cluster, or of all.
@@ -71,6 +76,8 @@ func overrides() []option {
 		{"reserve", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.Reserved }), false},
 		{"map", addMapping, false},
 		{"endpoint", addEndpoint, false},
+		{"limit-new", setLimitNew, true},
+		{"limit-rate", setLimitRate, true},
 	}
 }
 
@@ -123,6 +130,7 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (
 	o.Overlay, o.WireGuard, o.ServiceType = all.Overlay, all.WireGuard, all.ServiceType
 	o.Facts, o.Clusters = map[string]discovery.Overrides{}, map[string]peering.ClusterOptions{}
 	for k, c := range clusters {
+		each[k].LimitNew, each[k].LimitRate = cmp.Or(each[k].LimitNew, all.LimitNew), cmp.Or(each[k].LimitRate, all.LimitRate)
 		o.Facts[c.ID], o.Clusters[c.ID] = each[k].facts, each[k].ClusterOptions
 	}
 	return o, nil
@@ -210,4 +218,33 @@ func addEndpoint(o *override, item string) error {
 	}
 	o.Endpoints = append(o.Endpoints, net.JoinHostPort(host, strconv.Itoa(int(port))))
 	return nil
+}
+
+// setLimitNew parses a number of connections per second.
+func setLimitNew(o *override, item string) (err error) {
+	o.LimitNew, err = parseLimit(item, map[string]int64{"": 1}, 1, 1e6)
+	return err
+}
+
+// setLimitRate parses a number of bits per second with its unit, as in tc(8).
+func setLimitRate(o *override, item string) (err error) {
+	o.LimitRate, err = parseLimit(item, map[string]int64{"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}, 1e6, 1e11)
+	return err
+}
+
+// parseLimit parses a number with a unit, and 0 or none as 0.
+func parseLimit(item string, units map[string]int64, least, most int64) (*int64, error) {
+	if item == "none" || item == "0" {
+		return new(int64), nil
+	}
+	unit := strings.TrimLeft(item, "0123456789")
+	n, err := strconv.ParseInt(strings.TrimSuffix(item, unit), 10, 64)
+	factor, known := units[strings.ToLower(unit)]
+	switch {
+	case err != nil || !known:
+		return nil, fmt.Errorf("%q is neither none nor a whole number with one of the units %q", item, slices.Sorted(maps.Keys(units)))
+	case n > most/factor || n*factor < least:
+		return nil, fmt.Errorf("%q is not from %d to %d", item, least, most)
+	}
+	return new(n * factor), nil
 }

@@ -97,6 +97,59 @@ func TestOverridesOfOneCluster(t *testing.T) {
 	}
 }
 
+// A limit is one cluster's, or that of all which have none of their own.
+func TestSecurity_20_LimitFlags(t *testing.T) {
+	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
+	for args, want := range map[string]string{
+		"":                                     "- - - -",
+		"--limit-new 1000":                     "1000 - 1000 -",
+		"--limit-new a=1 --limit-rate b=1mbit": "1 - - 1000000",
+		"--limit-rate 500mbit --limit-rate a=none":  "- 0 - 500000000",
+		"--limit-rate 100Gbit --limit-new 0":        "0 100000000000 0 100000000000",
+		"--limit-new 1000000 --limit-rate 1500kbit": "1000000 1500000 1000000 1500000",
+		"--limit-new 1000001":                       "not from 1 to 1000000",
+		"--limit-new -1":                            "neither none nor",
+		"--limit-new 1.5":                           "neither none nor",
+		"--limit-new 1000/s":                        "neither none nor",
+		"--limit-new c=1":                           `"c" is none of the clusters`,
+		"--limit-rate 999kbit":                      "not from 1000000 to",
+		"--limit-rate 101gbit":                      "not from 1000000 to",
+		"--limit-rate 9223372036854775807gbit":      "not from 1000000 to",
+		"--limit-rate 500000000":                    `units ["gbit" "kbit" "mbit"]`,
+		"--limit-rate 500mbps":                      "neither none nor",
+		"--limit-rate mbit":                         "neither none nor",
+		"--limit-rate a=":                           "neither none nor",
+	} {
+		t.Run(args, func(t *testing.T) {
+			isolate(t)
+			f, err := parse(t, "peer", append([]string{"a", "b"}, strings.Fields(args)...)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			o, err := peerOptions(f, []string{"a", "b"}, clusters)
+			if err != nil {
+				got = err.Error()
+			} else {
+				var limits []string
+				for _, id := range []string{"1", "2"} {
+					for _, l := range []*int64{o.Clusters[id].LimitNew, o.Clusters[id].LimitRate} {
+						text := "-"
+						if l != nil {
+							text = fmt.Sprint(*l)
+						}
+						limits = append(limits, text)
+					}
+				}
+				got = strings.Join(limits, " ")
+			}
+			if got != want && (err == nil || !strings.Contains(got, want)) {
+				t.Errorf("%q, want %q", got, want)
+			}
+		})
+	}
+}
+
 func TestPairs(t *testing.T) {
 	tests := []struct {
 		args string

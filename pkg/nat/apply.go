@@ -237,6 +237,9 @@ func (t table) replace(c *nftables.Conn, exists bool) error {
 			return err
 		}
 	}
+	for _, name := range t.counters {
+		c.AddObj(&nftables.CounterObj{Table: k, Name: name})
+	}
 	for _, ch := range t.chains {
 		ch.Table = k
 		c.AddChain(&ch.Chain)

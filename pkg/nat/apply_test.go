@@ -68,7 +68,21 @@ func subjects() []subject {
 	otherEnds := withEnds
 	otherEnds.Endpoints = withEnds.Endpoints[:1]
 	n.Gateways[0].Remote = []netip.Prefix{prefix("10.65.0.0/17")}
+	limited, limitedNode := gateway(), node()
+	limited.LimitRate, limitedNode.Gateways[0].LimitNew = 1e6, 100
+	otherLimited, otherLimitedNode := limited, limitedNode
+	otherLimited.Nodes, otherLimitedNode.Hosts = limited.Nodes[1:], []netip.Addr{addr("192.0.2.9")}
 	return []subject{
+		{
+			"gateway with a limit",
+			func() (bool, error) { return nat.ApplyGateway(ctx, limited) },
+			func() (bool, error) { return nat.ApplyGateway(ctx, otherLimited) },
+		},
+		{
+			"node with a limit",
+			func() (bool, error) { return nat.ApplyNode(ctx, limitedNode) },
+			func() (bool, error) { return nat.ApplyNode(ctx, otherLimitedNode) },
+		},
 		{
 			"gateway",
 			func() (bool, error) { return nat.ApplyGateway(ctx, gateway()) },
@@ -353,5 +367,43 @@ func TestInvalid(t *testing.T) {
 	mixed.OwnPods = append(mixed.OwnPods, prefix("fd00:10:244:1::/64"))
 	if _, err := nat.ApplyNode(context.Background(), mixed); err == nil || !strings.Contains(err.Error(), "fd00:10:244:1::") {
 		t.Errorf("pods of both families: %v", err)
+	}
+}
+
+// Another limit is another table. The same one is not, and so its counter goes on (TestApply).
+func TestSecurity_20_ChangedLimits(t *testing.T) {
+	ctx := context.Background()
+	spaces := map[string]*netns.NS{"gateway": netns.New(t, "gateway"), "node": netns.New(t, "node")}
+	limit := regexp.MustCompile(`limit rate over .*? counter name "?[a-z0-9-]+"? drop`)
+	for _, step := range []struct {
+		rate uint64
+		new  uint32
+		want map[string]string
+	}{
+		{1e6, 100, map[string]string{
+			"gateway": `limit rate over 1000000 bytes/second counter name "over-limit-rate" drop`,
+			"node":    `limit rate over 100/second burst 100 packets counter name "over-limit-new-lq1-0" drop`,
+		}},
+		{2e6, 101, map[string]string{
+			"gateway": `limit rate over 2000000 bytes/second counter name "over-limit-rate" drop`,
+			"node":    `limit rate over 101/second burst 101 packets counter name "over-limit-new-lq1-0" drop`,
+		}},
+		{0, 0, map[string]string{"gateway": "", "node": ""}},
+		{125e8, 1e6, map[string]string{
+			"gateway": `limit rate over 12500000000 bytes/second counter name "over-limit-rate" drop`,
+			"node":    `limit rate over 1000000/second burst 1000000 packets counter name "over-limit-new-lq1-0" drop`,
+		}},
+	} {
+		g, n := gateway(), node()
+		g.LimitRate, n.Gateways[1].LimitNew = step.rate, step.new
+		expect(t, spaces["gateway"], true, "gateway", func() (bool, error) { return nat.ApplyGateway(ctx, g) })
+		expect(t, spaces["node"], true, "node", func() (bool, error) { return nat.ApplyNode(ctx, n) })
+		got := map[string]string{}
+		for name, ns := range spaces {
+			got[name] = strings.Join(limit.FindAllString(ns.Output(t, "nft", "list", "table", "ip", "liqonet"), -1), "\n")
+		}
+		if diff := cmp.Diff(step.want, got); diff != "" {
+			t.Error(diff)
+		}
 	}
 }

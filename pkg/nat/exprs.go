@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
@@ -184,6 +185,29 @@ func destinationTranslated() []expr.Any {
 // ctBits is true if any of the bits is set.
 func ctBits(key expr.CtKey, bits uint32) []expr.Any {
 	return not(masked(&expr.Ct{Key: key, Register: 1}, binary.NativeEndian.AppendUint32(nil, bits), make([]byte, 4)))
+}
+
+// notInTable: `ct status & confirmed == 0`, true for the first packet of a connection, which gets
+// into the table when the packet leaves. A state of new lasts until there is an answer.
+func notInTable() []expr.Any {
+	const confirmed = 1 << 3 // IPS_CONFIRMED of linux/netfilter/nf_conntrack_common.h
+	return masked(&expr.Ct{Key: expr.CtKeySTATUS, Register: 1}, binary.NativeEndian.AppendUint32(nil, confirmed), make([]byte, 4))
+}
+
+// packetsOver: `limit rate over 1000/second burst 1000 packets`.
+func packetsOver(perSecond uint32) []expr.Any {
+	return []expr.Any{&expr.Limit{Type: expr.LimitTypePkts, Rate: uint64(perSecond), Burst: perSecond, Unit: expr.LimitTimeSecond, Over: true}}
+}
+
+// bytesOver: `limit rate over 1000000 bytes/second`. To the kernel's bucket, which has room for
+// what passes in one second, burst is added.
+func bytesOver(perSecond uint64) []expr.Any {
+	return []expr.Any{&expr.Limit{Type: expr.LimitTypePktBytes, Rate: perSecond, Unit: expr.LimitTimeSecond, Over: true}}
+}
+
+// countedDrop: `counter name "over-rate" drop`.
+func countedDrop(counter string) []expr.Any {
+	return concat([]expr.Any{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: counter}}, drop())
 }
 
 func verdict(k expr.VerdictKind) []expr.Any { return []expr.Any{&expr.Verdict{Kind: k}} }

@@ -29,9 +29,10 @@ func (g Gateway) mappings() []Mapping { return append(slices.Clone(g.Local), g.I
 // docs/design-notes.md for why each rule is there.
 func (g Gateway) table() table {
 	translateIn, translateOut, innerIn, innerOut := g.translation()
+	limit, counters := g.limit()
 	return table{
 		family: nftables.TableFamilyIPv4,
-		sets:   []set{prefixSet(setRemote, g.Remote), addrSet(setNodes, g.Nodes)},
+		sets:   []set{prefixSet(setRemote, g.Remote), addrSet(setNodes, g.Nodes)}, counters: counters,
 		chains: []chain{
 			regular("errors-in", append(foreignErrors(func() []expr.Any { return innerInSet(destinationAt, setRemote) }), innerIn...)),
 			regular("errors-out", innerOut),
@@ -44,16 +45,27 @@ func (g Gateway) table() table {
 				{"from the peer", concat(iifGroup(g.TunnelGroup), jump("from-peer"))},
 			}),
 			closed(base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, g.input())),
-			closed(base("forward", nftables.ChainHookForward, *nftables.ChainPriorityFilter, []rule{
-				{"tunnel to overlay", concat(iifGroup(g.TunnelGroup), oifGroup(g.OverlayGroup), accept())},
-				{"overlay to tunnel", concat(iifGroup(g.OverlayGroup), oifGroup(g.TunnelGroup), accept())},
-			})),
+			closed(base("forward", nftables.ChainHookForward, *nftables.ChainPriorityFilter, append(
+				limit,
+				rule{"tunnel to overlay", concat(iifGroup(g.TunnelGroup), oifGroup(g.OverlayGroup), accept())},
+				rule{"overlay to tunnel", concat(iifGroup(g.OverlayGroup), oifGroup(g.TunnelGroup), accept())},
+			))),
 			base("to-peer", nftables.ChainHookPostrouting, *nftables.ChainPriorityNATSource, append([]rule{
 				{"only what goes to the peer is meant here", concat(not(oifGroup(g.TunnelGroup)), accept())},
 				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-out"))},
 			}, translateOut...)),
 		},
 	}
+}
+
+// limit drops what the peer sends beyond its rate, with the counter of it. The hook is forward:
+// what the gateway itself gets, such as probes, says whether the tunnel works.
+func (g Gateway) limit() ([]rule, []string) {
+	if g.LimitRate == 0 {
+		return nil, nil
+	}
+	const counter = "over-limit-rate"
+	return []rule{{"no more than the peer's rate", concat(iifGroup(g.TunnelGroup), bytesOver(g.LimitRate), countedDrop(counter))}}, []string{counter}
 }
 
 // foreignErrors drops ICMP errors about packets that did not go to the peer: toPeer is what

@@ -83,6 +83,7 @@ func (n Node) table() table {
 	if len(n.Endpoints) > 0 {
 		n.letTunnelsPass(&t)
 	}
+	n.limit(&t)
 	return t
 }
 
@@ -190,6 +191,29 @@ func (n Node) fromPeers() []rule {
 		{"exposed hosts", concat(inSet(destinationAt, setHosts), accept())},
 		{"peers reach nothing else", drop()},
 	}
+}
+
+// limit drops the first packet of a connection that a peer begins beyond its limit, with a
+// counter for each peer. So the connection does not get into this node's table. Only nodes track
+// connections, and a gateway that was taken over does not keep them from it.
+func (n Node) limit(t *table) {
+	var rules []rule
+	for _, g := range n.Gateways {
+		if g.LimitNew > 0 {
+			counter := "over-limit-new-" + g.Link
+			t.counters = append(t.counters, counter)
+			rules = append(rules, rule{"no more new connections by " + g.Link, concat(iif(g.Link), packetsOver(g.LimitNew), countedDrop(counter))})
+		}
+	}
+	if len(rules) == 0 {
+		return
+	}
+	for i, c := range t.chains {
+		if c.Name == "from-peers" {
+			t.chains[i].rules = append([]rule{{"new connections", concat(notInTable(), jump("new-connections"))}}, c.rules...)
+		}
+	}
+	t.chains = append([]chain{regular("new-connections", rules)}, t.chains...)
 }
 
 func (n Node) toPeers() []rule {

@@ -18,6 +18,8 @@ type table struct {
 	family nftables.TableFamily
 	chains []chain
 	sets   []set
+	// counters are the names of counters that rules refer to.
+	counters []string
 	// forward is the interface to which all rules send packets, in the family netdev.
 	forward uint32
 }

@@ -46,6 +46,9 @@ type Gateway struct {
 	// the tunnel only that one reaches the TCP port ExchangePort, and answers from it.
 	PeerGateway  netip.Addr
 	ExchangePort uint16
+	// LimitRate is how many bytes of IP packets per second are forwarded from the peer, 0 for
+	// all. Probes and the channel between the gateways are not among them.
+	LimitRate uint64
 }
 
 // Node describes the table of a node: sources towards peers, isolation, and clamping of
@@ -91,4 +94,6 @@ type NodeGateway struct {
 	// that interface come packets from there and from Overlay, and no others.
 	Link   string
 	Remote []netip.Prefix
+	// LimitNew is how many new connections per second that peer may begin, 0 for all.
+	LimitNew uint32
 }

@@ -53,6 +53,8 @@ type View struct {
 	// RemotePods are the peer's ranges and what this cluster knows them by.
 	RemotePods ipam.Mappings `json:"remotePods"`
 	Overlay    string        `json:"overlay"`
+	// Limits are what this cluster takes from the peer at most.
+	Limits v1alpha1.Limits `json:"limits,omitzero"`
 	// Images are those that the node agents and the peering's gateways run, as the kubelets
 	// name them: by digest. Empty where the reader may not read pods.
 	Images []string `json:"images,omitempty"`
@@ -211,7 +213,7 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 	v := View{
 		Name: p.Name, Cluster: c.Name, ClusterID: c.ID, Peer: p.Spec.Remote.Name, PeerID: p.Spec.Remote.ClusterID, State: Unknown,
 		LocalPods: t.Pods, LocalNodes: t.Nodes, RemotePods: plan.Mappings(p.Spec.Remote.Pods),
-		Overlay: string(p.Spec.Overlay), Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
+		Overlay: string(p.Spec.Overlay), Limits: p.Spec.Limits, Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
 	}
 	var messages, problems, conflicts []string
 	for i := range p.Spec.Planes {

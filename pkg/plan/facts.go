@@ -92,6 +92,9 @@ type Overrides struct {
 	Map ipam.Mappings
 	// MapNodes is the /18 by which peers are to know this cluster's nodes.
 	MapNodes netip.Prefix
+	// LimitNew and LimitRate are the cluster's limits for its peer (see v1alpha1.Limits). Nil
+	// keeps what there is, 0 takes it away.
+	LimitNew, LimitRate *int64
 }
 
 // automatic says that the planner is to decide.

@@ -313,6 +313,7 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions, planes []i
 	if c.Role == v1alpha1.Server {
 		c.Choices = append(c.Choices, d.serviceType)
 	}
+	c.Choices = append(c.Choices, own.limitStatements()...)
 }
 
 // planObjects lists every object, in the order in which they are made.

@@ -18,14 +18,14 @@ import (
 func modules() []string {
 	return []string{
 		"veth", "bridge", "tun", "vxlan", "geneve", "wireguard", "nf_conntrack", "nf_conntrack_netlink", "nf_tables", "nft_ct", "nft_nat",
-		"nft_masq", "nft_chain_nat", "nft_fib", "nft_fib_ipv4", "nft_fwd_netdev",
+		"nft_masq", "nft_chain_nat", "nft_fib", "nft_fib_ipv4", "nft_fwd_netdev", "nft_limit",
 	}
 }
 
 // softModules must be there before the others where the kernel has them:
-// modules ask for these by what they do and not by name.
+// modules ask for these by what they do and not by name. Newer ones have nft_objref in nf_tables.
 func softModules() []string {
-	return []string{"crc32c_generic"}
+	return []string{"crc32c_generic", "nft_objref"}
 }
 
 const (

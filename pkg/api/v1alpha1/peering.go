@@ -54,6 +54,26 @@ type PeeringSpec struct {
 	// as those of pods and EndpointSlices.
 	// +optional
 	Translation *Translation `json:"translation,omitempty"`
+	// Limits are what this cluster takes from the peer at most.
+	// +optional
+	Limits Limits `json:"limits"`
+}
+
+// Limits are what a cluster takes from a peer at most. What is beyond is dropped. 0 is no limit, and
+// is written: a field that is left out would not be seen as taken back.
+type Limits struct {
+	// NewConnections is how many each node lets in per second. Connections that are there
+	// go on.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000000
+	// +optional
+	NewConnections int32 `json:"newConnectionsPerSecond"`
+	// BitsPerSecond are those of IP packets with their headers, as they leave the tunnel.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=100000000000
+	// +kubebuilder:validation:XValidation:rule="self == 0 || self >= 1000000",message="must be 0 or at least 1000000"
+	// +optional
+	BitsPerSecond int64 `json:"bitsPerSecond"`
 }
 
 // LocalNetwork is this cluster as the peer knows it.

@@ -1,0 +1,301 @@
+package dataplane_test
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+const sinkPort = 9700
+
+// limited is a router with our table, to be limited, between hosts that have an address each.
+type limited struct {
+	*netns.NS
+	hosts map[string]dataplane.Host
+}
+
+// newLimited connects hosts to a router by interfaces of their names, in the groups given.
+func newLimited(t *testing.T, addrs map[string]string, groups map[string]uint32) *limited {
+	t.Helper()
+	r := &limited{NS: netns.New(t, "router"), hosts: map[string]dataplane.Host{}}
+	r.Sysctl(t, "ipv4/ip_forward", "1")
+	for name, addr := range addrs {
+		h := dataplane.Host{NS: netns.New(t, name), Addr: netip.MustParseAddr(addr)}
+		netns.Veth(t, r.NS, name, h.NS, "eth0")
+		subnet := netip.PrefixFrom(h.Addr, 24)
+		gateway := subnet.Masked().Addr().Next()
+		h.NS.Addr(t, "eth0", subnet)
+		h.Route(t, netip.MustParsePrefix("0.0.0.0/0"), gateway)
+		r.Addr(t, name, netip.PrefixFrom(gateway, 24))
+		r.Do(t, func() error {
+			l, err := netlink.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			return netlink.LinkSetGroup(l, int(groups[name]))
+		})
+		r.hosts[name] = h
+	}
+	return r
+}
+
+// sink counts the packets that get to a host, and their bytes with IP and UDP headers.
+func sink(t *testing.T, h dataplane.Host) (received func() (packets, bytes int)) {
+	t.Helper()
+	var c *net.UDPConn
+	h.Do(t, func() (err error) {
+		if c, err = net.ListenUDP("udp4", &net.UDPAddr{Port: sinkPort}); err != nil {
+			return err
+		}
+		raw, err := c.SyscallConn()
+		if err != nil {
+			return err
+		}
+		return raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20) })
+	})
+	t.Cleanup(func() { _ = c.Close() })
+	return func() (packets, bytes int) {
+		buf := make([]byte, 1<<16)
+		for {
+			_ = c.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+			n, _, err := c.ReadFrom(buf)
+			if err != nil {
+				return packets, bytes
+			}
+			packets, bytes = packets+1, bytes+n+28
+		}
+	}
+}
+
+// begin begins as many connections to the sink's port, without an answer to any.
+func begin(t *testing.T, from dataplane.Host, to netip.Addr, kind, count int) {
+	t.Helper()
+	from.Do(t, func() error {
+		for range count {
+			fd, err := unix.Socket(unix.AF_INET, kind|unix.SOCK_NONBLOCK, 0)
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { _ = unix.Close(fd) })
+			if err := unix.Connect(fd, &unix.SockaddrInet4{Port: sinkPort, Addr: to.As4()}); err != nil && err != syscall.EINPROGRESS {
+				return err
+			}
+			if kind == unix.SOCK_DGRAM {
+				if _, err := unix.Write(fd, []byte("new")); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// tracked is how many connections of a source are in the router's table.
+func (r *limited) tracked(t *testing.T, source netip.Addr) (n int) {
+	t.Helper()
+	r.Do(t, func() error {
+		flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, netlink.FAMILY_V4)
+		for _, f := range flows {
+			if f.Forward.SrcIP.Equal(source.AsSlice()) {
+				n++
+			}
+		}
+		return err
+	})
+	return n
+}
+
+// dropped is what a counter of our table says.
+func (r *limited) dropped(t *testing.T, counter string) (packets int) {
+	t.Helper()
+	r.Do(t, func() error {
+		table := &nftables.Table{Name: nat.TableName, Family: nftables.TableFamilyIPv4}
+		obj, err := (&nftables.Conn{}).GetObject(&nftables.CounterObj{Table: table, Name: counter})
+		if err != nil {
+			return err
+		}
+		packets = int(obj.(*nftables.CounterObj).Packets)
+		return nil
+	})
+	return packets
+}
+
+// A node lets in as many new connections of a peer as it may begin, whatever the protocol. The
+// others do not get into its table of connections. What there was goes on, also in one direction
+// only, and other peers are as before.
+func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
+	const limit, tries = 20, 200
+	r := newLimited(t,
+		map[string]string{"lq0-0": "10.63.0.2", "lq1-0": "10.65.0.2", "lq2-0": "10.66.0.2", "pod": "10.244.0.2"},
+		map[string]uint32{"lq0-0": overlay.Group, "lq1-0": overlay.Group, "lq2-0": overlay.Group})
+	pod, peer, other, unlimited := r.hosts["pod"], r.hosts["lq0-0"], r.hosts["lq1-0"], r.hosts["lq2-0"]
+	gateway := func(link, pod, remote string, limit uint32) nat.NodeGateway {
+		return nat.NodeGateway{
+			Pod: mapped(pod), Overlay: mapped("10.80.31.254"), Link: link, Remote: []netip.Prefix{netip.MustParsePrefix(remote)}, LimitNew: limit,
+		}
+	}
+	table := nat.Node{
+		OverlayGroup: overlay.Group, Address: mapped("10.80.0.1"), OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort,
+		Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, OwnPods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24")},
+		Remote: []netip.Prefix{netip.MustParsePrefix("10.63.0.0/16"), netip.MustParsePrefix("10.65.0.0/16"), netip.MustParsePrefix("10.66.0.0/16")},
+		Gateways: []nat.NodeGateway{
+			gateway("lq0-0", "10.244.7.1", "10.63.0.0/16", limit), gateway("lq1-0", "10.244.7.2", "10.65.0.0/16", limit),
+			gateway("lq2-0", "10.244.7.3", "10.66.0.0/16", 0),
+		},
+	}
+	r.Do(t, func() error {
+		_, err := nat.ApplyNode(context.Background(), table)
+		return err
+	})
+	received := sink(t, pod)
+	echo := uint16(9701)
+	dataplane.ServeUDP(t, pod.NS, echo)
+	// One that goes one way only: it stays new for the kernel's table.
+	var oneWay, bothWays net.Conn
+	peer.Do(t, func() (err error) {
+		if oneWay, err = net.Dial("udp4", netip.AddrPortFrom(pod.Addr, sinkPort).String()); err != nil {
+			return err
+		}
+		bothWays, err = net.Dial("udp4", netip.AddrPortFrom(pod.Addr, echo).String())
+		return err
+	})
+	defer func() { _, _ = oneWay.Close(), bothWays.Close() }()
+	asks := func() error {
+		_ = bothWays.SetDeadline(time.Now().Add(2 * time.Second))
+		if _, err := bothWays.Write([]byte("?")); err != nil {
+			return err
+		}
+		_, err := bothWays.Read(make([]byte, 100))
+		return err
+	}
+	if err := asks(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := oneWay.Write([]byte("first")); err != nil {
+		t.Fatal(err)
+	}
+	if n, _ := received(); n != 1 {
+		t.Fatalf("%d packets", n)
+	}
+
+	start, before := time.Now(), r.tracked(t, peer.Addr)
+	begin(t, peer, pod.Addr, unix.SOCK_DGRAM, tries)
+	begin(t, peer, pod.Addr, unix.SOCK_STREAM, tries)
+	for range tries {
+		if _, err := oneWay.Write([]byte("more")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := asks(); err != nil {
+		t.Errorf("a connection from before is not answered any more: %v", err)
+	}
+	// The last packets may be on their way. A connection by TCP that was dropped is begun anew after
+	// a second.
+	var passed, dropped int
+	for deadline := time.Now().Add(10 * time.Second); passed+dropped < 2*tries && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		passed, dropped = r.tracked(t, peer.Addr)-before, r.dropped(t, "over-limit-new-lq0-0")
+	}
+	most := limit + int(time.Since(start).Seconds()*limit) + 1
+	if passed < limit-2 || passed > most || dropped < 2*tries-passed {
+		t.Errorf("%d of %d new connections passed, want %d to %d; %d packets were dropped", passed, 2*tries, limit-2, most, dropped)
+	}
+	if n, _ := received(); n < tries+limit-2 || n > tries+most {
+		t.Errorf("%d packets arrived: want all %d of a connection from before, and up to %d others", n, tries, most)
+	}
+
+	begin(t, other, pod.Addr, unix.SOCK_DGRAM, limit-1)
+	if n, _ := received(); n != limit-1 {
+		t.Errorf("%d of %d connections of another peer, below its limit, passed", n, limit-1)
+	}
+	begin(t, unlimited, pod.Addr, unix.SOCK_DGRAM, tries)
+	if n, _ := received(); n != tries {
+		t.Errorf("%d of %d connections of a peer without a limit passed", n, tries)
+	}
+}
+
+// A gateway forwards as much from its peer as it may send. What is below passes, and so do probes
+// and the other direction.
+func TestSecurity_20_RatePerPeer(t *testing.T) {
+	const limit, size, tries = 125000, 1000, 1000
+	r := newLimited(t, map[string]string{"wg0": "10.63.0.2", "lqn1": "10.244.0.2"}, map[string]uint32{"wg0": tunnel.Group, "lqn1": overlay.Group})
+	r.Addr(t, "lo", netip.MustParsePrefix("10.80.31.254/32"))
+	r.Do(t, func() error { // as with a gateway's routes to its peer
+		_, dst, _ := net.ParseCIDR("10.63.0.0/24")
+		return netlink.RouteReplace(&netlink.Route{Dst: dst, Gw: net.IPv4(10, 63, 0, 2), Src: net.IPv4(10, 80, 31, 254)})
+	})
+	same := func(s string) nat.Mapping {
+		return nat.Mapping{Real: netip.MustParsePrefix(s), Mapped: netip.MustParsePrefix(s)}
+	}
+	apply := func(rate uint64) {
+		t.Helper()
+		r.Do(t, func() error {
+			_, err := nat.ApplyGateway(context.Background(), nat.Gateway{
+				Underlay: "eth0", TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
+				Local: []nat.Mapping{same("10.244.0.0/16")}, Internal: same("10.80.0.0/19"), Address: mapped("10.80.31.254"),
+				Remote: []netip.Prefix{netip.MustParsePrefix("10.63.0.0/16")}, PeerGateway: mapped("10.63.0.2"),
+				OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort, LimitRate: rate,
+			})
+			return err
+		})
+	}
+	apply(limit)
+	dataplane.ServeUDP(t, r.NS, tunnel.ProbePort)
+	peer, pod := r.hosts["wg0"], r.hosts["lqn1"]
+	send := func(from, to dataplane.Host, packets int) {
+		t.Helper()
+		var c net.Conn
+		from.Do(t, func() (err error) {
+			c, err = net.Dial("udp4", netip.AddrPortFrom(to.Addr, sinkPort).String())
+			return err
+		})
+		defer func() { _ = c.Close() }()
+		for range packets {
+			if _, err := c.Write(make([]byte, size-28)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	toPod, toPeer := sink(t, pod), sink(t, peer)
+	const below = limit/size - 5
+	start := time.Now()
+	send(peer, pod, below)
+	if n, _ := toPod(); n != below {
+		t.Errorf("%d of %d packets, which are less than the limit, arrived", n, below)
+	}
+	send(peer, pod, tries)
+	for range 20 {
+		if !dataplane.ReachesUDP(peer.NS, netip.Addr{}, mapped("10.80.31.254"), tunnel.ProbePort) {
+			t.Error("a probe is not answered")
+		}
+	}
+	most := int(limit * (1 + time.Since(start).Seconds()))
+	n, bytes := toPod()
+	if total := bytes + below*size; total < limit-size || total > most {
+		t.Errorf("%d bytes passed, want %d to %d", total, limit-size, most)
+	}
+	if dropped := r.dropped(t, "over-limit-rate"); dropped != tries-n {
+		t.Errorf("%d dropped packets were counted, and %d did not arrive", dropped, tries-n)
+	}
+	send(pod, peer, tries)
+	if n, _ := toPeer(); n != tries {
+		t.Errorf("%d of %d packets to the peer arrived", n, tries)
+	}
+	apply(0)
+	send(peer, pod, tries)
+	if n, _ := toPod(); n != tries {
+		t.Errorf("%d of %d packets arrived without a limit", n, tries)
+	}
+}
