@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
@@ -30,6 +31,8 @@ func addOverrides(f *pflag.FlagSet) {
 	f.Var(&choices{allowed: []string{"auto", "kernel", "userspace"}}, "wireguard", "[CLUSTER=]auto, kernel or userspace: what does the work of WireGuard; auto takes the kernel where all nodes' kernels can, otherwise user space")
 	f.Var(&choices{allowed: []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}, withPort: "NodePort"}, "service-type",
 		"[CLUSTER=]auto, NodePort, LoadBalancer or ClusterIP: how a gateway that is the server is exposed; auto takes a load balancer where the cluster is known to have one, otherwise a NodePort; CLUSTER=NodePort:PORT asks for a port")
+	f.StringArray("gateway-node-selector", nil, "[CLUSTER=]KEY=VALUE[,KEY=VALUE]: gateways run on nodes with these labels only; kept by later commands, an empty value takes it back")
+	f.StringArray("gateway-toleration", nil, "[CLUSTER=]KEY[=VALUE][:EFFECT][,…]: gateways tolerate such taints; kept by later commands, an empty value takes it back")
 	f.StringArray("pod-cidr", nil, "CLUSTER=CIDR[,CIDR]: the pod ranges of a cluster, if they cannot be found out")
 	f.StringArray("service-cidr", nil, "CLUSTER=CIDR[,CIDR]: the service ranges of a cluster, if they cannot be found out")
 	f.StringArray("node-cidr", nil, "CLUSTER=CIDR[,CIDR]: the subnets of the nodes of a cluster, if they cannot be found out")
@@ -56,6 +59,9 @@ type option struct {
 	parse func(o *override, item string) error
 	// forAll says that it can be given for all clusters at once, too.
 	forAll bool
+	// hasEquals says that an item may have a "=" of its own. What precedes the first one is
+	// the cluster then, if there is one of that name.
+	hasEquals bool
 }
 
 func overrides() []option {
@@ -67,17 +73,19 @@ func overrides() []option {
 		}
 	}
 	return []option{
-		{"overlay", func(o *override, item string) error { o.Overlay = item; return nil }, true},
-		{"wireguard", func(o *override, item string) error { o.WireGuard = item; return nil }, true},
-		{"service-type", addServiceType, true},
-		{"pod-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.PodCIDRs }), false},
-		{"service-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.ServiceCIDRs }), false},
-		{"node-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.NodeCIDRs }), false},
-		{"reserve", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.Reserved }), false},
-		{"map", addMapping, false},
-		{"endpoint", addEndpoint, false},
-		{"limit-new", setLimitNew, true},
-		{"limit-rate", setLimitRate, true},
+		{"overlay", func(o *override, item string) error { o.Overlay = item; return nil }, true, false},
+		{"wireguard", func(o *override, item string) error { o.WireGuard = item; return nil }, true, false},
+		{"service-type", addServiceType, true, false},
+		{"gateway-node-selector", addNodeLabel, true, true},
+		{"gateway-toleration", addToleration, true, true},
+		{"pod-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.PodCIDRs }), false, false},
+		{"service-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.ServiceCIDRs }), false, false},
+		{"node-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.NodeCIDRs }), false, false},
+		{"reserve", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.Reserved }), false, false},
+		{"map", addMapping, false, false},
+		{"endpoint", addEndpoint, false, false},
+		{"limit-new", setLimitNew, true, false},
+		{"limit-rate", setLimitRate, true, false},
 	}
 }
 
@@ -103,10 +111,11 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (
 		target, items := &all, value
 		if cluster, rest, ok := strings.Cut(value, "="); ok {
 			k, err := clusterIndex(cluster, refs, clusters)
-			if err != nil {
+			if err == nil {
+				target, items = &each[k], rest
+			} else if !option.hasEquals {
 				return err
 			}
-			target, items = &each[k], rest
 		} else if !option.forAll {
 			return errors.New("must be CLUSTER=VALUE")
 		}
@@ -127,7 +136,7 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (
 	if all.NodePort != 0 {
 		return o, fmt.Errorf("--service-type: a port is one cluster's: CLUSTER=%s:%d", all.ServiceType, all.NodePort)
 	}
-	o.Overlay, o.WireGuard, o.ServiceType = all.Overlay, all.WireGuard, all.ServiceType
+	o.Overlay, o.WireGuard, o.ServiceType, o.Gateways = all.Overlay, all.WireGuard, all.ServiceType, all.Gateways
 	o.Facts, o.Clusters = map[string]discovery.Overrides{}, map[string]peering.ClusterOptions{}
 	for k, c := range clusters {
 		each[k].LimitNew, each[k].LimitRate = cmp.Or(each[k].LimitNew, all.LimitNew), cmp.Or(each[k].LimitRate, all.LimitRate)
@@ -155,6 +164,47 @@ func addServiceType(o *override, item string) (err error) {
 		o.NodePort, err = parsePort(port)
 	}
 	return err
+}
+
+// addNodeLabel parses KEY=VALUE. Nothing takes back what was chosen before.
+func addNodeLabel(o *override, item string) error {
+	if o.Gateways.NodeSelector == nil {
+		o.Gateways.NodeSelector = []v1alpha1.NodeLabel{}
+	}
+	if item == "" {
+		return nil
+	}
+	key, value, ok := strings.Cut(item, "=")
+	if !ok {
+		return fmt.Errorf("%q is not KEY=VALUE", item)
+	}
+	o.Gateways.NodeSelector = append(o.Gateways.NodeSelector, v1alpha1.NodeLabel{Key: key, Value: value})
+	return checkLabel(key, value)
+}
+
+// addToleration parses KEY[=VALUE][:EFFECT]. Nothing takes back what was chosen before.
+func addToleration(o *override, item string) error {
+	if o.Gateways.Tolerations == nil {
+		o.Gateways.Tolerations = []v1alpha1.Toleration{}
+	}
+	if item == "" {
+		return nil
+	}
+	label, effect, _ := strings.Cut(item, ":")
+	key, value, _ := strings.Cut(label, "=")
+	o.Gateways.Tolerations = append(o.Gateways.Tolerations, v1alpha1.Toleration{Key: key, Value: value, Effect: effect})
+	if effects := []string{"", "NoSchedule", "PreferNoSchedule", "NoExecute"}; !slices.Contains(effects, effect) {
+		return fmt.Errorf("effect %q must be one of %s", effect, strings.Join(effects[1:], ", "))
+	}
+	return checkLabel(key, value)
+}
+
+// checkLabel says whether there can be such a label, or such a taint.
+func checkLabel(key, value string) error {
+	if bad := append(validation.IsQualifiedName(key), validation.IsValidLabelValue(value)...); len(bad) > 0 {
+		return fmt.Errorf("%s=%s cannot be: %s", key, value, strings.Join(bad, "; "))
+	}
+	return nil
 }
 
 func parsePort(s string) (int32, error) {

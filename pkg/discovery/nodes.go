@@ -17,6 +17,9 @@ func (s *snapshot) nodeFacts() []plan.Node {
 	for _, n := range s.nodes.Items {
 		out = append(out, plan.Node{
 			Name:        n.Name,
+			UID:         string(n.UID),
+			Labels:      n.Labels,
+			Taints:      n.Spec.Taints,
 			InternalIPs: nodes.Addresses(&n, corev1.NodeInternalIP),
 			ExternalIPs: nodes.Addresses(&n, corev1.NodeExternalIP),
 			Ready:       nodes.Ready(&n),

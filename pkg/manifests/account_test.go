@@ -12,7 +12,7 @@ import (
 // Agents have these files and no others: their keys, and what they need to call their API
 // server. The token lasts a day, is for the API server only, and nobody gets one unasked.
 func TestSecurity_22_TokensAndMounts(t *testing.T) {
-	const overlay = "Secret " + v1alpha1.OverlaySecret
+	overlay := "Secret " + OverlaySecretName(1)
 	want := map[string]map[string]string{
 		v1alpha1.NodeAgentName: {accountDir: "account", OverlayDir: overlay},
 		"gateway-b-0":          {accountDir: "account", OverlayDir: overlay, KeyDir: "Secret gateway-b-0-0"},

@@ -1,14 +1,13 @@
 package manifests
 
 import (
-	"crypto/sha256"
 	"embed"
-	"encoding/hex"
 	"fmt"
 	"io/fs"
 	"maps"
 	"path"
 	"strconv"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -40,9 +39,10 @@ const (
 	// API server may be away, or a node's clock behind, for that long.
 	tokenSeconds = 24 * 60 * 60
 
-	// annotationOverlay is on pods and tells one overlay key from another, so that
-	// agents start anew with a new one.
-	annotationOverlay = "liqonet.io/overlay-key"
+	// volumeOverlay is the volume of pods that has the overlay's key.
+	volumeOverlay = "overlay"
+	// overlayPrefix is what the names of Secrets with such keys begin with.
+	overlayPrefix = "liqonet-overlay-"
 
 	labelName      = "app.kubernetes.io/name"
 	labelComponent = "app.kubernetes.io/component"
@@ -110,30 +110,30 @@ func CriticalPods() *corev1.ResourceQuota {
 	}
 }
 
-// OverlayKey tells the key that all agents of a cluster have mounted from another
-// one, without telling it.
-type OverlayKey string
+// OverlaySecretName is that of the Secret with a key of the cluster's overlay, by the key's
+// generation. A kubelet keeps an immutable Secret as long as a pod has it, so another
+// key needs another name.
+func OverlaySecretName(generation int32) string { return overlayPrefix + strconv.Itoa(int(generation)) }
 
-// OverlayKeyOf names a key.
-func OverlayKeyOf(key []byte) OverlayKey {
-	sum := sha256.Sum256(key)
-	return OverlayKey(hex.EncodeToString(sum[:8]))
-}
-
-// OverlayKeyIn is the one that the pods of a template have, empty if they have none.
-func OverlayKeyIn(pod *corev1.PodTemplateSpec) OverlayKey {
-	return OverlayKey(pod.Annotations[annotationOverlay])
+// OverlayGeneration is that of the overlay's key in a Secret of that name, 0 if it has none.
+func OverlayGeneration(secretName string) int32 {
+	number, isOne := strings.CutPrefix(secretName, overlayPrefix)
+	generation, err := strconv.ParseInt(number, 10, 32)
+	if !isOne || err != nil {
+		return 0
+	}
+	return int32(generation)
 }
 
 // OverlaySecret holds the key of a cluster's overlay. Without a key it has no data.
-func OverlaySecret(key []byte) *corev1.Secret {
+func OverlaySecret(generation int32, key []byte) *corev1.Secret {
 	var data map[string][]byte
 	if key != nil {
 		data = map[string][]byte{v1alpha1.OverlayKeyFile: key}
 	}
 	return &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.OverlaySecret, commonLabels()),
+		ObjectMeta: objectMeta(v1alpha1.Namespace, OverlaySecretName(generation), commonLabels()),
 		Immutable:  new(true),
 		Data:       data,
 	}
@@ -149,22 +149,13 @@ func Journal(name, peering string) *corev1.ConfigMap {
 	}
 }
 
-// Mark has the pods of a template start anew if they have another key.
-func (k OverlayKey) Mark(pod *corev1.PodTemplateSpec) {
-	annotations := map[string]string{}
-	maps.Copy(annotations, pod.Annotations) // those of others, such as of kubectl rollout restart
-	annotations[annotationOverlay] = string(k)
-	pod.Annotations = annotations
-}
-
-// mount puts the key into an agent's pod.
-func (k OverlayKey) mount(pod *corev1.PodTemplateSpec) {
-	k.Mark(pod)
-	c := &pod.Spec.Containers[0]
+// mountOverlayKey puts the overlay's key into an agent's pod.
+func mountOverlayKey(pod *corev1.PodSpec, generation int32) {
+	c := &pod.Containers[0]
 	c.Args = append(c.Args, "--overlay-key="+path.Join(OverlayDir, v1alpha1.OverlayKeyFile))
-	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "overlay", MountPath: OverlayDir, ReadOnly: true})
-	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "overlay", VolumeSource: corev1.VolumeSource{
-		Secret: &corev1.SecretVolumeSource{SecretName: v1alpha1.OverlaySecret, DefaultMode: new(int32(0o400))},
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volumeOverlay, MountPath: OverlayDir, ReadOnly: true})
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volumeOverlay, VolumeSource: corev1.VolumeSource{
+		Secret: &corev1.SecretVolumeSource{SecretName: OverlaySecretName(generation), DefaultMode: new(int32(0o400))},
 	}})
 }
 
@@ -189,9 +180,20 @@ func mountAccount(pod *corev1.PodSpec) {
 	}})
 }
 
+// ChangeOverlayKey gives the pods of an agent the key of a generation, and so has them start
+// anew. It says false where they have it, or a later one.
+func ChangeOverlayKey(pod *corev1.PodSpec, generation int32) (changed bool) {
+	for _, v := range pod.Volumes {
+		if v.Name == volumeOverlay && v.Secret != nil && OverlayGeneration(v.Secret.SecretName) < generation {
+			v.Secret.SecretName, changed = OverlaySecretName(generation), true
+		}
+	}
+	return changed
+}
+
 // NodeAgent returns the account of the node agents with its permissions, and
-// their DaemonSet, which needs it.
-func NodeAgent(image string, key OverlayKey) (account []Object, daemonSet *appsv1.DaemonSet) {
+// their DaemonSet, which needs it. key is the generation of the overlay's key.
+func NodeAgent(image string, key int32) (account []Object, daemonSet *appsv1.DaemonSet) {
 	labels := componentLabels("node")
 	account = accountFor(v1alpha1.NodeAgentName, v1alpha1.NodeAgentName, labels,
 		[]rbacv1.PolicyRule{
@@ -236,7 +238,7 @@ func NodeAgent(image string, key OverlayKey) (account []Object, daemonSet *appsv
 		},
 	}
 	mountAccount(&daemonSet.Spec.Template.Spec)
-	key.mount(&daemonSet.Spec.Template)
+	mountOverlayKey(&daemonSet.Spec.Template.Spec, key)
 	return account, daemonSet
 }
 
@@ -247,8 +249,8 @@ type Gateway struct {
 	Plane   int32
 	Image   string
 	Role    v1alpha1.Role
-	// Overlay is the key of the cluster's overlay.
-	Overlay OverlayKey
+	// OverlayKey is the generation of the key of the cluster's overlay.
+	OverlayKey int32
 	// WireGuard decides whether the pod gets /dev/net/tun.
 	WireGuard v1alpha1.WireGuardBackend
 	// KeyGeneration says which Secret has the gateway's key, from 1.
@@ -260,6 +262,8 @@ type Gateway struct {
 	Port uint16
 	// ServiceType exposes a server.
 	ServiceType corev1.ServiceType
+	// Placement says on which nodes it runs, nil for any.
+	Placement *v1alpha1.GatewayPlacement
 }
 
 // Name of all objects of the gateway but its Secret.
@@ -397,21 +401,16 @@ func (g Gateway) deployment() *appsv1.Deployment {
 					ServiceAccountName:            g.Name(),
 					PriorityClassName:             clusterCritical,
 					TerminationGracePeriodSeconds: new(int64(5)),
-					Affinity:                      preferWorkers(nodes.Affinity()),
-					// The default of 300 s is too long for a gateway whose node is gone.
-					Tolerations: []corev1.Toleration{
-						{Key: controlPlane, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
-						{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(5))},
-						{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(5))},
-					},
-					Containers: []corev1.Container{container},
-					Volumes:    volumes,
+					Affinity:                      gatewayAffinity(g.Placement),
+					Tolerations:                   GatewayTolerations(g.Placement),
+					Containers:                    []corev1.Container{container},
+					Volumes:                       volumes,
 				},
 			},
 		},
 	}
 	mountAccount(&deployment.Spec.Template.Spec)
-	g.Overlay.mount(&deployment.Spec.Template)
+	mountOverlayKey(&deployment.Spec.Template.Spec, g.OverlayKey)
 	g.mountPresharedKey(&deployment.Spec.Template.Spec)
 	return deployment
 }
@@ -504,8 +503,19 @@ func fieldEnv(name, path string) corev1.EnvVar {
 	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}}}
 }
 
-// preferWorkers keeps gateways off control planes where there is another node.
-func preferWorkers(a *corev1.Affinity) *corev1.Affinity {
+// gatewayAffinity is for nodes that run agents, and of these for those with the chosen labels.
+// It keeps gateways off control planes where there is another node. The labels are in the list
+// that is there in any case: one that is taken out again is a change of it.
+func gatewayAffinity(p *v1alpha1.GatewayPlacement) *corev1.Affinity {
+	a := nodes.Affinity()
+	if p != nil {
+		term := &a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0]
+		for _, l := range p.NodeSelector {
+			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{
+				Key: l.Key, Operator: corev1.NodeSelectorOpIn, Values: []string{l.Value},
+			})
+		}
+	}
 	a.NodeAffinity.PreferredDuringSchedulingIgnoredDuringExecution = []corev1.PreferredSchedulingTerm{{
 		Weight: 100,
 		Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
@@ -513,6 +523,34 @@ func preferWorkers(a *corev1.Affinity) *corev1.Affinity {
 		}},
 	}}
 	return a
+}
+
+// GatewayTolerations are those of a gateway's pod: the chosen ones, and those that each
+// gateway has. One without an effect is written as one for each: a field that is left out is
+// no change of an item.
+func GatewayTolerations(p *v1alpha1.GatewayPlacement) []corev1.Toleration {
+	// The default of 300 s is too long for a gateway whose node is gone.
+	out := []corev1.Toleration{
+		{Key: controlPlane, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
+		{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(5))},
+		{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(5))},
+	}
+	if p == nil {
+		return out
+	}
+	for _, t := range p.Tolerations {
+		operator, effects := corev1.TolerationOpEqual, []corev1.TaintEffect{corev1.TaintEffect(t.Effect)}
+		if t.Value == "" {
+			operator = corev1.TolerationOpExists
+		}
+		if t.Effect == "" {
+			effects = []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute}
+		}
+		for _, effect := range effects {
+			out = append(out, corev1.Toleration{Key: t.Key, Operator: operator, Value: t.Value, Effect: effect})
+		}
+	}
+	return out
 }
 
 // Peering is the custom resource of that name.

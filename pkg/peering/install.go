@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -122,18 +121,23 @@ func (s *side) install(ctx context.Context, peer *Cluster, claim string, planned
 // in any case.
 func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, planned *plan.ClusterPlan) error {
 	var entry v1alpha1.PeerAllocation
+	key := planned.Ledger.Spec.OverlayKey
+	generation := key.Generation
 	g, gctx := failure.NewGroup(ctx)
 	g.Go(func() (err error) {
 		if err := s.installCRDs(gctx); err != nil {
 			return err
 		}
-		if entry, err = s.claimEntry(gctx, peer, claim, planned.Ledger.Spec.InternalCIDR.Prefix); err != nil {
+		cn, err := s.claimEntry(gctx, peer, claim, planned.Ledger.Spec)
+		if err != nil {
 			return err
 		}
+		entry, generation = *plan.Allocation(cn, peer.ID), plan.OverlayKey(cn)
 		return s.checkDefinitions(gctx) // again, as a command may have marked them since
 	})
-	if s.facts.InstalledImage == "" {
-		g.Go(func() error { return s.applyAgents(gctx, planned.Image, false) })
+	// Nobody is given a new key before the ledger says who knows the one before.
+	if s.facts.InstalledImage == "" && key.Generation == plan.OverlayKey(s.facts.Ledger) {
+		g.Go(func() error { return s.applyAgents(gctx, planned.Image, key.Generation, false) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
@@ -142,14 +146,18 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 	if err := s.journal.start(ctx, entry.Name, claim); err != nil {
 		return err
 	}
-	return s.applyAgents(ctx, planned.Image, s.agentsWork())
+	if err := s.applyAgents(ctx, planned.Image, generation, s.agentsWork()); err != nil {
+		return err
+	}
+	s.facts.HasOverlayKey = true
+	return s.retireOverlayKeys(ctx, key, generation)
 }
 
 // applyAgents applies the objects of the node agents. The namespace comes first;
 // and without its account the controller's first attempt to make pods fails, and
-// it waits before the second. Where agents do their work, their DaemonSet is left for
-// later.
-func (s *side) applyAgents(ctx context.Context, image string, working bool) error {
+// it waits before the second. key is the generation of the overlay's key. Where agents do
+// their work, their DaemonSet is left for later.
+func (s *side) applyAgents(ctx context.Context, image string, key int32, working bool) error {
 	if err := s.checkNamespace(ctx); err != nil {
 		return err
 	}
@@ -158,25 +166,24 @@ func (s *side) applyAgents(ctx context.Context, image string, working bool) erro
 			return uninstallingIfTerminating(err)
 		}
 	}
-	key, isNew, err := s.ensureOverlayKey(ctx)
-	if err != nil {
+	if err := s.ensureOverlayKey(ctx, key); err != nil {
 		return uninstallingIfTerminating(err)
 	}
-	s.facts.OverlayKey = key
-	if isNew {
-		s.hasChanged("key of the overlay")
-		if err := s.restartGateways(ctx, key); err != nil {
+	account, daemonSet := manifests.NodeAgent(image, key)
+	if err := s.apply(ctx, account...); err != nil {
+		return uninstallingIfTerminating(err)
+	}
+	if working {
+		live, err := s.nodeAgents(ctx) // a command may have removed them since
+		if err != nil {
 			return err
 		}
+		if live != nil {
+			s.later = daemonSet
+			return nil
+		}
 	}
-	account, daemonSet := manifests.NodeAgent(image, key)
-	err = s.apply(ctx, account...)
-	if working && !isNew {
-		s.later = daemonSet
-	} else if err == nil {
-		err = s.apply(ctx, daemonSet)
-	}
-	return uninstallingIfTerminating(err)
+	return uninstallingIfTerminating(s.apply(ctx, daemonSet))
 }
 
 // agentsWork says that the agents of all nodes that are ready have reported.
@@ -190,6 +197,9 @@ func (s *side) agentsWork() bool {
 func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan) error {
 	if s.later == nil {
 		return nil
+	}
+	if err := s.takeCurrentKey(ctx, &s.later.Spec.Template.Spec); err != nil {
+		return err
 	}
 	want, live, err := s.read(ctx, s.later)
 	if err != nil {
@@ -217,46 +227,35 @@ func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan
 	return s.apply(ctx, s.later)
 }
 
-// restartGateways has the gateways that are there take a new key of the overlay:
-// somebody has deleted the one that they have.
-func (c *Cluster) restartGateways(ctx context.Context, key manifests.OverlayKey) error {
-	objs, err := c.ours(ctx, &appsv1.DeploymentList{}, nil)
-	if err != nil {
-		return err
-	}
-	for _, obj := range objs {
-		d := obj.(*appsv1.Deployment)
-		before := d.DeepCopy()
-		key.Mark(&d.Spec.Template)
-		if err := c.Client.Patch(ctx, d, client.MergeFrom(before), client.FieldOwner(v1alpha1.FieldManager)); client.IgnoreNotFound(err) != nil {
-			return c.fail("have "+describe(d)+" take the new key of the overlay", err)
-		}
-	}
-	return nil
-}
-
 // goingTimeout is how long a command that takes its entry back is waited for. After
 // that it was interrupted.
 const goingTimeout = rollbackTimeout
 
 // claimEntry claims the entry for the peer. One that is being taken back is waited
 // for.
-func (s *side) claimEntry(ctx context.Context, peer *Cluster, claim string, internal netip.Prefix) (entry v1alpha1.PeerAllocation, err error) {
+func (s *side) claimEntry(ctx context.Context, peer *Cluster, claim string, planned v1alpha1.ClusterNetworkSpec) (cn *v1alpha1.ClusterNetwork, err error) {
 	start := time.Now()
+	noted := false
 	err = s.poll(ctx, "claim an entry of the ledger", "", func(ctx context.Context) (string, error) {
-		if entry, err = s.claim(ctx, peer, claim, internal); err == nil && entry.Claim == claimGoing && time.Since(start) < goingTimeout {
+		var isNoted bool
+		cn, isNoted, err = s.claim(ctx, peer, claim, planned)
+		noted = noted || isNoted
+		if err == nil && plan.Allocation(cn, peer.ID).Claim == claimGoing && time.Since(start) < goingTimeout {
 			return "another command that failed is taking it back", nil
 		}
 		return "", err
 	})
 	if err != nil {
-		return entry, err
+		return nil, err
 	}
+	entry := plan.Allocation(cn, peer.ID)
 	s.wasEstablished, s.joined = entry.Established, !entry.Established && entry.Claim != claim
 	if entry.Claim == claim {
 		s.hasChanged(fmt.Sprintf("entry %q of the ledger", entry.Name))
+	} else if noted {
+		s.hasChanged("nodes of the ledger")
 	}
-	return entry, nil
+	return cn, nil
 }
 
 // uninstallingIfTerminating recognizes that the namespace is being deleted.
@@ -308,16 +307,6 @@ func nodesByReadiness(all []*corev1.Node) (ready, notReady []string) {
 	slices.Sort(ready)
 	slices.Sort(notReady)
 	return ready, notReady
-}
-
-// agentNodes reads which nodes that have agents are ready, and which are not.
-func (c *Cluster) agentNodes(ctx context.Context) (ready, notReady []string, err error) {
-	var list corev1.NodeList
-	if err := c.list(ctx, &list); err != nil {
-		return nil, nil, err
-	}
-	ready, notReady = nodesByReadiness(pointers(list.Items))
-	return ready, notReady, nil
 }
 
 // maxRestarts is how often an agent may end until that counts as final: it ends when

@@ -7,12 +7,14 @@ import (
 	"fmt"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // keyBytes is the length of WireGuard's keys, and of what the agents ask for as the
@@ -40,17 +42,90 @@ func (c *Cluster) ensureKey(ctx context.Context, g manifests.Gateway) (public st
 	return publicOf(key), isNew, nil
 }
 
-// ensureOverlayKey makes the key of the cluster's overlay, if it has none.
-func (c *Cluster) ensureOverlayKey(ctx context.Context) (name manifests.OverlayKey, isNew bool, err error) {
-	key, isNew, err := c.ensureSecret(ctx, v1alpha1.OverlaySecret, v1alpha1.OverlayKeyFile, func() (*corev1.Secret, error) {
+// ensureOverlayKey makes the overlay's key of a generation, if there is none, and has all
+// agents that are there take it.
+func (s *side) ensureOverlayKey(ctx context.Context, generation int32) error {
+	_, isNew, err := s.ensureSecret(ctx, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile, func() (*corev1.Secret, error) {
 		key := make([]byte, keyBytes)
 		_, err := rand.Read(key)
-		return manifests.OverlaySecret(key), err
+		return manifests.OverlaySecret(generation, key), err
 	})
-	if err != nil {
-		return "", isNew, err
+	if isNew {
+		s.hasChanged("key of the overlay")
 	}
-	return manifests.OverlayKeyOf(key), isNew, nil
+	if err != nil {
+		return err
+	}
+	return s.changeOverlayKey(ctx, generation)
+}
+
+// changeOverlayKey has all agents that are there, of all peerings, take the overlay's key of a
+// generation, unless they have it, or that of a command that came later. It is not put back if
+// the command fails: who has left must not know the key.
+func (c *Cluster) changeOverlayKey(ctx context.Context, generation int32) error {
+	return retryOnConflict(func() error {
+		for _, list := range []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}} {
+			objs, err := c.ours(ctx, list, nil)
+			if err != nil {
+				return err
+			}
+			for _, obj := range objs {
+				before, pod := obj.DeepCopyObject().(client.Object), podOf(obj)
+				if !manifests.ChangeOverlayKey(pod, generation) {
+					continue
+				}
+				patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+				if err := c.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager)); client.IgnoreNotFound(err) != nil {
+					return c.fail("have "+describe(obj)+" take the new key of the overlay", err)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// takeCurrentKey has a pod that is about to be applied take the overlay's key that the ledger
+// names now: another command may have made a new one since the plan.
+func (c *Cluster) takeCurrentKey(ctx context.Context, pod *corev1.PodSpec) error {
+	cn, err := c.ledger(ctx)
+	if cn != nil {
+		manifests.ChangeOverlayKey(pod, plan.OverlayKey(cn))
+	}
+	return err
+}
+
+// podOf is the pod of a DaemonSet or Deployment.
+func podOf(obj client.Object) *corev1.PodSpec {
+	if ds, ok := obj.(*appsv1.DaemonSet); ok {
+		return &ds.Spec.Template.Spec
+	}
+	return &obj.(*appsv1.Deployment).Spec.Template.Spec
+}
+
+// retireOverlayKeys deletes the overlay's keys before the planned one, if it is new, and
+// notes that the nodes which have left know none any more.
+func (s *side) retireOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKey, generation int32) error {
+	if planned.Generation == plan.OverlayKey(s.facts.Ledger) {
+		return nil
+	}
+	secrets, err := s.ours(ctx, secretNames(), nil)
+	if err != nil {
+		return err
+	}
+	for _, secret := range secrets {
+		if of := manifests.OverlayGeneration(secret.GetName()); of > 0 && of < generation {
+			if err := s.delete(ctx, secret); err != nil {
+				return err
+			}
+		}
+	}
+	_, err = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+		if !plan.ForgetNodes(cn, plan.Departed(s.facts.Ledger, planned.Nodes)) {
+			return errUnchanged
+		}
+		return nil
+	})
+	return err
 }
 
 // ensureSecret reads the key in a Secret of ours, or makes it. It is created and never

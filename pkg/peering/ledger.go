@@ -70,19 +70,23 @@ const claimGoing = "going"
 
 var errUnchanged = errors.New("unchanged")
 
-// claim makes sure that the ledger exists and has an entry for the peer. An entry
-// that is made bears the claim, the ID of the command. The custom resource
-// definitions have to be there.
-func (c *Cluster) claim(ctx context.Context, peer *Cluster, claim string, internal netip.Prefix) (alloc v1alpha1.PeerAllocation, err error) {
-	cn, err := c.ledger(ctx)
-	if cn == nil && err == nil {
-		err = c.createLedger(ctx, internal)
+// claim makes sure that the ledger exists and has an entry for the peer, and that it says
+// which nodes will know the overlay's key. An entry that is made bears the claim, the ID of
+// the command. The custom resource definitions have to be there. noted says that the nodes
+// were not all in the ledger.
+func (c *Cluster) claim(ctx context.Context, peer *Cluster, claim string, planned v1alpha1.ClusterNetworkSpec) (cn *v1alpha1.ClusterNetwork, noted bool, err error) {
+	if cn, err = c.ledger(ctx); cn == nil && err == nil {
+		err = c.createLedger(ctx, planned.InternalCIDR.Prefix)
 	}
 	if err != nil {
-		return alloc, err
+		return nil, false, err
 	}
 	cn, err = c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+		noted = plan.NoteOverlayKey(cn, planned.OverlayKey)
 		if plan.Allocation(cn, peer.ID) != nil {
+			if noted {
+				return nil
+			}
 			return errUnchanged
 		}
 		a, err := plan.NewAllocation(cn, peer.ID, peer.Name)
@@ -93,10 +97,7 @@ func (c *Cluster) claim(ctx context.Context, peer *Cluster, claim string, intern
 		cn.Spec.Peers = append(cn.Spec.Peers, a)
 		return nil
 	})
-	if err != nil {
-		return alloc, err
-	}
-	return *plan.Allocation(cn, peer.ID), nil
+	return cn, noted, err
 }
 
 // createLedger makes an empty ledger where there is none. It applies it instead

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -62,7 +63,7 @@ func TestConcurrentClaims(t *testing.T) {
 			for i := range n {
 				wg.Go(func() {
 					// Two clusters each have one name.
-					a, err := c.claim(t.Context(), &Cluster{Name: fmt.Sprint("dev-", i/2), ID: fmt.Sprint("id-", i)}, fmt.Sprint("claim-", i), ipam.DefaultInternal())
+					a, err := c.claimed(t.Context(), &Cluster{Name: fmt.Sprint("dev-", i/2), ID: fmt.Sprint("id-", i)}, fmt.Sprint("claim-", i), ipam.DefaultInternal())
 					if err != nil || a.Claim != fmt.Sprint("claim-", i) {
 						t.Errorf("claim %d: %+v, %v", i, a, err)
 					}
@@ -88,7 +89,7 @@ func TestConcurrentClaims(t *testing.T) {
 			}
 			// Claimed again, everybody gets the same.
 			for i, want := range got {
-				a, err := c.claim(t.Context(), &Cluster{Name: "renamed", ID: fmt.Sprint("id-", i)}, "another", prefix("10.81.0.0/19"))
+				a, err := c.claimed(t.Context(), &Cluster{Name: "renamed", ID: fmt.Sprint("id-", i)}, "another", prefix("10.81.0.0/19"))
 				if err != nil || !cmp.Equal(a, want, compare) {
 					t.Errorf("claim %d again: %+v, %v", i, a, err)
 				}
@@ -106,7 +107,7 @@ func TestConcurrentClaimsOfOnePeer(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 10 {
 		wg.Go(func() {
-			if a, err := c.claim(t.Context(), peerNamed("b"), "claim", ipam.DefaultInternal()); err != nil || a.Index != 0 || a.Name != "b" {
+			if a, err := c.claimed(t.Context(), peerNamed("b"), "claim", ipam.DefaultInternal()); err != nil || a.Index != 0 || a.Name != "b" {
 				t.Errorf("got %+v, %v", a, err)
 			}
 		})
@@ -179,12 +180,21 @@ func TestUpdateLedgerErrors(t *testing.T) {
 	}
 }
 
+// claimed claims an entry, in a cluster without nodes.
+func (c *Cluster) claimed(ctx context.Context, peer *Cluster, claim string, internal netip.Prefix) (a v1alpha1.PeerAllocation, err error) {
+	cn, _, err := c.claim(ctx, peer, claim, v1alpha1.ClusterNetworkSpec{InternalCIDR: v1alpha1.CIDR{Prefix: internal}})
+	if err == nil {
+		a = *plan.Allocation(cn, peer.ID)
+	}
+	return a, err
+}
+
 func TestClaimOnTerminatingLedger(t *testing.T) {
 	c := newCluster(t, "a", interceptor.Funcs{}, ledgerOf("b"))
 	mark(t, c)
 	before := readLedger(t, c)
 	for _, peer := range []string{"b", "c"} {
-		if _, err := c.claim(t.Context(), peerNamed(peer), "claim", ipam.DefaultInternal()); !errors.Is(err, errUninstalling) {
+		if _, err := c.claimed(t.Context(), peerNamed(peer), "claim", ipam.DefaultInternal()); !errors.Is(err, errUninstalling) {
 			t.Errorf("%s: want errUninstalling, got %v", peer, err)
 		}
 	}
@@ -199,7 +209,7 @@ func TestClaimWhenFull(t *testing.T) {
 		cn.Spec.Peers = append(cn.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: fmt.Sprint(i), Name: fmt.Sprint("p", i), Index: int32(i)})
 	}
 	c := newCluster(t, "a", interceptor.Funcs{}, cn)
-	if _, err := c.claim(t.Context(), peerNamed("b"), "claim", ipam.DefaultInternal()); err == nil || !strings.Contains(err.Error(), "unpeer another") {
+	if _, err := c.claimed(t.Context(), peerNamed("b"), "claim", ipam.DefaultInternal()); err == nil || !strings.Contains(err.Error(), "unpeer another") {
 		t.Errorf("got %v", err)
 	}
 	if got := len(readLedger(t, c).Spec.Peers); got != plan.MaxPeers {
@@ -213,7 +223,7 @@ func TestLedgerIsRefused(t *testing.T) {
 		return apierrors.NewInvalid(schema.GroupKind{Kind: "ClusterNetwork"}, "cluster", nil)
 	}}
 	a, b := newCluster(t, "a", refuse), newCluster(t, "b", interceptor.Funcs{})
-	if _, err := a.claim(t.Context(), b, "claim", ipam.DefaultInternal()); err == nil || !strings.Contains(err.Error(), "create ClusterNetwork") {
+	if _, err := a.claimed(t.Context(), b, "claim", ipam.DefaultInternal()); err == nil || !strings.Contains(err.Error(), "create ClusterNetwork") {
 		t.Errorf("got %v", err)
 	}
 }
@@ -274,7 +284,7 @@ func TestReleaseAndClaim(t *testing.T) {
 	c = newCluster(t, "a", interceptor.Funcs{
 		Delete: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
 			once.Do(func() {
-				if a, err := c.claim(ctx, peerNamed("c"), "claim", ipam.DefaultInternal()); err != nil || a.Claim != "claim" {
+				if a, err := c.claimed(ctx, peerNamed("c"), "claim", ipam.DefaultInternal()); err != nil || a.Claim != "claim" {
 					t.Errorf("claim: %+v, %v", a, err)
 				}
 			})
@@ -301,7 +311,7 @@ func TestReleasesAndClaims(t *testing.T) {
 		wg.Go(func() {
 			peer := &Cluster{Name: fmt.Sprint("p", i), ID: fmt.Sprint(i)}
 			for round := range 8 {
-				_, err := c.claim(t.Context(), peer, "claim", ipam.DefaultInternal())
+				_, err := c.claimed(t.Context(), peer, "claim", ipam.DefaultInternal())
 				if errors.Is(err, errUninstalling) {
 					// It stays as it is: a new one of the fake client would begin with
 					// the same resourceVersions, which no API server's does.

@@ -42,6 +42,10 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 	if f.APIServer, err = s.apiServerAddresses(ctx); err != nil {
 		return err
 	}
+	// After the nodes: one that is gone knows no key of which this ledger does not tell.
+	if f.Ledger, err = s.ledger(ctx); err != nil {
+		return err
+	}
 	if err := s.readAgents(ctx, &f); err != nil {
 		return err
 	}
@@ -50,8 +54,8 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 		return err
 	}
 	f.Reports = reports.Items
-	if f.Ledger, err = s.ledger(ctx); err != nil || f.Ledger == nil || !f.Ledger.DeletionTimestamp.IsZero() {
-		return err
+	if f.Ledger == nil || !f.Ledger.DeletionTimestamp.IsZero() {
+		return nil
 	}
 	var peerings v1alpha1.PeeringList
 	if err := s.list(ctx, &peerings); err != nil {
@@ -87,14 +91,16 @@ func (c *Cluster) readAgents(ctx context.Context, f *plan.FactSheet) error {
 		for _, container := range ds.Spec.Template.Spec.Containers {
 			f.InstalledImage = container.Image // there is one
 		}
+	} else if gateways, err := c.ours(ctx, &appsv1.DeploymentList{}, nil); err != nil || len(gateways) == 0 {
+		return err // there need not be a key yet
 	}
-	switch key, err := c.key(ctx, v1alpha1.OverlaySecret, v1alpha1.OverlayKeyFile); {
-	case key != nil:
-		f.OverlayKey = manifests.OverlayKeyOf(key)
-	case apierrors.IsForbidden(err) && ds != nil:
-		f.OverlayKey = manifests.OverlayKeyIn(&ds.Spec.Template) // the pods that have it tell
-	case !apierrors.IsForbidden(err):
+	generation := plan.OverlayKey(f.Ledger)
+	switch key, err := c.key(ctx, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile); {
+	case apierrors.IsForbidden(err):
+	case err != nil:
 		return err
+	case key == nil:
+		f.LostOverlayKey = generation
 	}
 	return nil
 }

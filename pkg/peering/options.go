@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"time"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -19,6 +20,8 @@ type Options struct {
 	Overlay     string
 	WireGuard   string
 	ServiceType string
+	// Gateways are the nodes that gateways run on, where Clusters does not say.
+	Gateways v1alpha1.GatewayPlacement
 	// Server is the ID of the cluster whose gateway is called by the other's. Empty
 	// to decide.
 	Server string
@@ -45,6 +48,12 @@ func (o Options) of(id string) plan.Overrides {
 	c.Overlay = cmp.Or(c.Overlay, o.Overlay)
 	c.WireGuard = cmp.Or(c.WireGuard, o.WireGuard)
 	c.ServiceType = cmp.Or(c.ServiceType, o.ServiceType)
+	if c.Gateways.NodeSelector == nil {
+		c.Gateways.NodeSelector = o.Gateways.NodeSelector
+	}
+	if c.Gateways.Tolerations == nil {
+		c.Gateways.Tolerations = o.Gateways.Tolerations
+	}
 	c.Server = o.Server == id
 	return c
 }

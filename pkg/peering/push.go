@@ -109,6 +109,9 @@ func (s *side) applyGateway(ctx context.Context, g plan.GatewayPlan) error {
 	if err := s.apply(ctx, first...); err != nil {
 		return err
 	}
+	if err := s.takeCurrentKey(ctx, &deployment.Spec.Template.Spec); err != nil {
+		return err
+	}
 	return s.apply(ctx, deployment)
 }
 

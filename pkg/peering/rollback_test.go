@@ -120,11 +120,16 @@ func TestRollback(t *testing.T) {
 	t.Run("of a peering that works", func(t *testing.T) {
 		o := Options{
 			Image: "image:2", Server: "id-of-b",
-			Clusters: map[string]ClusterOptions{"id-of-a": {Map: ipam.Mappings{{Mapped: prefix("10.60.0.0/16")}}}},
+			Clusters: map[string]ClusterOptions{"id-of-a": {
+				Map:      ipam.Mappings{{Mapped: prefix("10.60.0.0/16")}},
+				Gateways: v1alpha1.GatewayPlacement{NodeSelector: []v1alpha1.NodeLabel{}, Tolerations: []v1alpha1.Toleration{{Key: "spot"}}},
+			}},
 		}
 		failEach(t, o, func(t *testing.T) (a, b *site) {
 			a, b = twoSites(t)
-			mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Endpoints: []string{"203.0.113.5:31820"}}))
+			mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Endpoints: []string{"203.0.113.5:31820"}, Gateways: v1alpha1.GatewayPlacement{
+				NodeSelector: []v1alpha1.NodeLabel{{Key: corev1.LabelOSStable, Value: "linux"}}, Tolerations: []v1alpha1.Toleration{{Key: "spot", Effect: "NoSchedule"}},
+			}}))
 			return a, b
 		})
 	})

@@ -126,10 +126,20 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	if err := c.list(ctx, &reports); err != nil {
 		return nil, err
 	}
-	ready, notReady, err := c.agentNodes(ctx)
-	if err != nil {
+	var nodes corev1.NodeList
+	if err := c.list(ctx, &nodes); err != nil {
 		return nil, err
 	}
+	ready, notReady := nodesByReadiness(pointers(nodes.Items))
+	ledger, err := c.ledger(ctx)
+	if err != nil && !apierrors.IsForbidden(err) {
+		return nil, err
+	}
+	var there []string
+	for _, n := range nodes.Items {
+		there = append(there, string(n.UID))
+	}
+	gone := len(plan.Departed(ledger, there))
 	var leases coordinationv1.LeaseList
 	if err := c.list(ctx, &leases, client.InNamespace(v1alpha1.Namespace)); err != nil {
 		return nil, err
@@ -151,6 +161,10 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 			}
 		}
 		v.Images = slices.Compact(slices.Sorted(slices.Values(slices.Concat(images[""], images[p.Name]))))
+		if gone > 0 {
+			warning := fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s makes another one", gone, c.Name, v.Peer)
+			v.Message = strings.TrimPrefix(v.Message+"; "+warning, "; ")
+		}
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b View) int { return cmp.Compare(a.Peer, b.Peer) })

@@ -24,6 +24,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // Removed says what Unpeer found and did in one cluster.
@@ -242,7 +243,10 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 			return "", nil
 		}
 		if byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
-			err := newSide(c, 0).applyAgents(ctx, c.DefaultImage, false)
+			cn, err := c.ledger(ctx)
+			if err == nil {
+				err = newSide(c, 0).applyAgents(ctx, c.DefaultImage, plan.OverlayKey(cn), false)
+			}
 			if errors.Is(err, errUninstalling) {
 				return "namespace " + v1alpha1.Namespace + " is being deleted", nil
 			}

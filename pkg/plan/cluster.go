@@ -4,6 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
@@ -77,7 +79,9 @@ const (
 
 // Node is a node of the cluster. Virtual nodes, which have no kernel, are left out.
 type Node struct {
-	Name        string
+	Name string
+	// UID is the Node's: another one of the same name has another.
+	UID         string
 	InternalIPs []netip.Addr
 	ExternalIPs []netip.Addr
 	Ready       bool
@@ -87,6 +91,9 @@ type Node struct {
 	// RunsAgents says that the node gets agents, once it is ready: it has Linux, and
 	// a kernel of its own.
 	RunsAgents bool
+	// Labels and Taints are the Node's.
+	Labels map[string]string
+	Taints []corev1.Taint
 }
 
 // addresses are all of the node.

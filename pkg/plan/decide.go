@@ -16,6 +16,8 @@ import (
 // decisions are what is chosen for one cluster, for all planes alike.
 type decisions struct {
 	role, overlay, wireguard, serviceType Statement
+	placement                             *v1alpha1.GatewayPlacement
+	placed                                []Statement
 }
 
 // Check returns an error if the clusters cannot be peered with what the user asks
@@ -46,6 +48,9 @@ func decide(clusters [2]*FactSheet) (out [2]decisions, err error) {
 			return out, err
 		}
 		out[i].serviceType = chooseServiceType(f)
+		if out[i].placement, out[i].placed, err = choosePlacement(f); err != nil {
+			return out, err
+		}
 	}
 	server, reason, err := chooseServer(clusters)
 	for i := range out {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -500,7 +501,7 @@ func TestDecideOrder(t *testing.T) {
 			if err != nil || err2 != nil {
 				t.Fatal(err, err2)
 			}
-			if got[0] != again[1] || got[1] != again[0] {
+			if !reflect.DeepEqual(got, [2]decisions{again[1], again[0]}) {
 				t.Fatalf("a, b: %+v; b, a: %+v", got, again)
 			}
 		}

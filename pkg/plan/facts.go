@@ -36,8 +36,10 @@ type FactSheet struct {
 	Existing *v1alpha1.Peering
 	// OtherPeerings are the Peerings with other peers.
 	OtherPeerings []v1alpha1.Peering
-	// OverlayKey names the key of the cluster's overlay, empty while it is not known.
-	OverlayKey manifests.OverlayKey
+	// LostOverlayKey is the generation of the overlay's key if its Secret is gone, 0 if not.
+	LostOverlayKey int32
+	// HasOverlayKey says that the agents have been given the key that the ledger names.
+	HasOverlayKey bool
 	// InstalledImage is that of the node agents that run, empty if there are none.
 	InstalledImage string
 	// InstalledVersion is that of the command that installed them, empty if not known.
@@ -95,6 +97,9 @@ type Overrides struct {
 	// LimitNew and LimitRate are the cluster's limits for its peer (see v1alpha1.Limits). Nil
 	// keeps what there is, 0 takes it away.
 	LimitNew, LimitRate *int64
+	// Gateways says on which nodes the gateways run. A list that is nil keeps what was chosen
+	// before, an empty one takes it back.
+	Gateways v1alpha1.GatewayPlacement
 }
 
 // automatic says that the planner is to decide.

@@ -253,6 +253,7 @@ func (c *ClusterPlan) planLedger(own, peer *FactSheet) error {
 	setRanges(entry, got)
 	entry.Established = true
 	c.Ledger = cn
+	c.planOverlayKey(own, cn)
 	assumed := len(own.Unreported()) > 0
 	c.Ranges = append(c.Ranges, RangePlan{What: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason})
 	if peer.PodsUnknown != nil {
@@ -282,11 +283,11 @@ func (c *ClusterPlan) planLedger(own, peer *FactSheet) error {
 // planGateways are the cluster's gateways, and where the peer's ones call them.
 func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions, planes []int32) {
 	entry := Allocation(own.Ledger, peer.ClusterID)
-	c.Choices = append(c.Choices, d.role, d.overlay, d.wireguard, own.image())
+	c.Choices = append(append(c.Choices, d.role, d.overlay, d.wireguard, own.image()), d.placed...)
 	for _, plane := range planes {
 		g := GatewayPlan{Gateway: manifests.Gateway{
-			Peering: entry.Name, Plane: plane, Image: c.Image, Role: c.Role, Overlay: own.plannedOverlayKey(), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value),
-			KeyGeneration: own.keyGeneration(plane), Port: gatewayPort, ServiceType: corev1.ServiceType(d.serviceType.Value),
+			Peering: entry.Name, Plane: plane, Image: c.Image, Role: c.Role, OverlayKey: OverlayKey(own.Ledger), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value),
+			KeyGeneration: own.keyGeneration(plane), Port: gatewayPort, ServiceType: corev1.ServiceType(d.serviceType.Value), Placement: d.placement,
 		}}
 		address, _ := gatewayAddress(own.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
 		c.Choices = append(c.Choices, Statement{What: "overlay address of the gateway", Value: address.String(), Reason: "by the index, from the end of the overlay's range"})
@@ -339,10 +340,11 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 	for _, crd := range crds {
 		add("the API in which is written what was decided", crd)
 	}
-	account, daemonSet := manifests.NodeAgent(c.Image, own.plannedOverlayKey())
+	key := OverlayKey(c.Ledger)
+	account, daemonSet := manifests.NodeAgent(c.Image, key)
 	add("for the agents", manifests.Namespace())
 	add("lets the agents have the priority of what a node cannot do without", manifests.CriticalPods())
-	add("the key that keeps others out of the overlay; made once, and never shown", manifests.OverlaySecret(nil))
+	add("the key that keeps others out of the overlay; made once, and never shown", manifests.OverlaySecret(key, nil))
 	add("account and permissions of the node agents", account...)
 	add("a node agent on every Linux node", daemonSet)
 	add(fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), manifests.ClusterNetwork(c.Ledger.Spec))
@@ -366,15 +368,8 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 		add("the gateway to "+c.Peer, deployment)
 	}
 	add("what the gateway and the nodes of this cluster do", c.Peering)
+	c.planOldOverlayKey(own)
 	return failed
-}
-
-// plannedOverlayKey tells the key of the overlay from others, or where it will be.
-func (f *FactSheet) plannedOverlayKey() manifests.OverlayKey {
-	if f.OverlayKey != "" {
-		return f.OverlayKey
-	}
-	return manifests.OverlayKey(fmt.Sprintf("<of the key in Secret %s/%s>", v1alpha1.Namespace, v1alpha1.OverlaySecret))
 }
 
 // plannedNodes are the objects that node agents make: one with the overlay

@@ -35,6 +35,7 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 		spec.Remote.Name = own.Existing.Spec.Remote.Name
 	}
 	for i, g := range c.Gateways {
+		spec.Gateways = g.Placement // the same for all
 		remote := peerPlan.Gateways[i]
 		address, err := gatewayAddress(peer.Ledger.Spec.InternalCIDR.Prefix, got.Index, g.Plane)
 		if err != nil {

@@ -76,7 +76,7 @@ func newCluster(t *testing.T) *cluster {
 	for _, d := range definitions {
 		create(d)
 	}
-	account, _ := manifests.NodeAgent("image", "")
+	account, _ := manifests.NodeAgent("image", 1)
 	for _, peering := range []string{firstPeering, secondPeering} {
 		of, _ := manifests.Gateway{Peering: peering, Role: v1alpha1.Client, KeyGeneration: 1}.Objects()
 		account = append(account, of...)
@@ -84,7 +84,7 @@ func newCluster(t *testing.T) *cluster {
 	for _, obj := range account {
 		create(obj.(client.Object))
 	}
-	create(manifests.OverlaySecret([]byte("secret")))
+	create(manifests.OverlaySecret(1, []byte("secret")))
 	for i, name := range []string{firstNode, secondNode} {
 		node := fmt.Sprint("node-", i+1)
 		create(
@@ -157,7 +157,7 @@ func got(t *testing.T, err error) bool {
 // policy lets node agents write what is their own.
 func (c *cluster) policy() *defence {
 	binding := func() *admissionv1.ValidatingAdmissionPolicyBinding {
-		account, _ := manifests.NodeAgent("image", "")
+		account, _ := manifests.NodeAgent("image", 1)
 		return account[len(account)-1].(*admissionv1.ValidatingAdmissionPolicyBinding)
 	}
 	return &defence{
@@ -248,7 +248,7 @@ func (c *cluster) attacks() []attack {
 	ofNode, ofGateway := c.permissions(v1alpha1.NodeAgentName), c.permissions(manifests.Gateway{Peering: firstPeering}.Name())
 	readsSecrets := func(by client.Client) func(*testing.T) bool {
 		return func(t *testing.T) bool {
-			return got(t, by.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: v1alpha1.OverlaySecret}, &corev1.Secret{}))
+			return got(t, by.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: manifests.OverlaySecretName(1)}, &corev1.Secret{}))
 		}
 	}
 	writes := func(by client.Client, obj func() client.Object, part string) func(*testing.T) bool {

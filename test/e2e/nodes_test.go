@@ -125,6 +125,7 @@ func TestNodesComeAndGo(t *testing.T) {
 	})
 	step("renamed", func(t *testing.T) {
 		former := guest.Name
+		mustLiqonet(t, ctx, "peer", a.Name, b.Name) // it notes which nodes know the overlay's key
 		s.measure(t, ctx, func() (*lab.Node, error) {
 			renamed, err := guest.Rename(ctx, a.Name+"-blue", false)
 			if err == nil {
@@ -152,6 +153,10 @@ func TestNodesComeAndGo(t *testing.T) {
 		s.withoutAPI(t, ctx, guest)
 		served(t, "")
 	})
+	step("former nodes", func(t *testing.T) {
+		checkNewKey(t, ctx, a, b)
+		served(t, "")
+	})
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	if traces := tracesOn(ctx, guest); traces != "" {
 		t.Errorf("on the node that came:\n%s", traces)
@@ -159,6 +164,40 @@ func TestNodesComeAndGo(t *testing.T) {
 	a.removeNode(t, ctx, guest)
 	guest = nil
 	checkNothingLeft(t, ctx)
+}
+
+// checkNewKey looks that status tells of a node that has left, and that a command which moves
+// the gateway to a node makes another key of the overlay as well, with one interruption. Pods
+// of the node that was renamed have addresses that lead nowhere, so it is another node.
+func checkNewKey(t *testing.T, ctx context.Context, a, b *cluster) {
+	t.Helper()
+	_, other := a.withoutGateway(t)
+	target := other.Node.Name
+	keys := func() string {
+		out, err := a.Run(ctx, "", "-n", "liqonet-system", "get", "secrets", "-o", "name")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(slices.DeleteFunc(strings.Fields(out), func(s string) bool { return !strings.Contains(s, "overlay") }), " ")
+	}
+	const warning = "nodes that have left know the overlay's key (1): kubectl liqonet peer "
+	if m := viewOf(t, status(t, ctx, 0, a, b), a, b).Message; !strings.Contains(m, warning) || keys() != "secret/liqonet-overlay-1" {
+		t.Errorf("keys %s, and status says %q", keys(), m)
+	}
+	fs := startFlows(t, ctx, a, b, 0, 0)
+	for _, f := range fs {
+		f.answering(t, ctx, callTimeout)
+	}
+	begun := time.Now()
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--gateway-node-selector", a.Name+"="+corev1.LabelHostname+"="+target)
+	t.Logf("another key of the overlay, and another node for the gateway, took %s", time.Since(begun))
+	fs.interrupted(t, "another key of the overlay", moveLimit(t, begun, a))
+	if at := a.gatewayNode(t); at != target {
+		t.Errorf("the gateway is on %s, want %s", at, target)
+	}
+	if m := viewOf(t, status(t, ctx, 0, a, b), a, b).Message; m != "" || keys() != "secret/liqonet-overlay-2" {
+		t.Errorf("with another key there are %s, and status says %q", keys(), m)
+	}
 }
 
 // moveLimit is how long packets may be lost to gateways that were started after

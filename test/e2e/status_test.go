@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
 const (
@@ -249,7 +250,7 @@ func privateKey(t *testing.T, secret *unstructured.Unstructured) []byte {
 	t.Helper()
 	name := v1alpha1.KeyFilePrivate
 	switch {
-	case secret.GetName() == v1alpha1.OverlaySecret:
+	case manifests.OverlayGeneration(secret.GetName()) > 0:
 		name = v1alpha1.OverlayKeyFile
 	case strings.Contains(secret.GetName(), "-psk-"):
 		name = v1alpha1.KeyFilePreshared

@@ -18,7 +18,7 @@ import (
 
 // Objects are those of a cluster of one node.
 func Objects(id, node, nodeAddress, pods string) []client.Object {
-	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Labels: map[string]string{corev1.LabelOSStable: "linux"}}}
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, UID: types.UID("uid-of-" + node), Labels: map[string]string{corev1.LabelOSStable: "linux"}}}
 	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: nodeAddress}}
 	return []client.Object{

@@ -39,6 +39,10 @@ func Examples() map[string]client.Object {
 			Index: 1, Role: v1alpha1.Server, WireGuard: "kernel", KeyGeneration: 2, Service: "gateway-b-0", RemotePublicKey: Key, PresharedKey: v1alpha1.PresharedKey{Generation: 1, Fingerprint: Fingerprint}, RemoteAddress: ip("10.70.31.254"),
 			Endpoints: []string{"192.0.2.1:30001", "[2001:db8::1]:30001", "gateway.example:51840"},
 		}},
+		Gateways: &v1alpha1.GatewayPlacement{
+			NodeSelector: []v1alpha1.NodeLabel{{Key: "node-role.kubernetes.io/gateway"}, {Key: "pool", Value: "gateways"}},
+			Tolerations:  []v1alpha1.Toleration{{Key: "example.com/dedicated", Value: "gateways", Effect: "NoSchedule"}},
+		},
 		Translation: &v1alpha1.Translation{Local: pods, Remote: remote},
 	})
 	peering.Status = v1alpha1.PeeringStatus{
@@ -58,7 +62,7 @@ func Examples() map[string]client.Object {
 		}},
 		Conditions: condition(v1alpha1.ConditionReady), Message: "m",
 	}
-	ledger := manifests.ClusterNetwork(v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR("10.80.0.0/19"), Peers: []v1alpha1.PeerAllocation{{
+	ledger := manifests.ClusterNetwork(v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR("10.80.0.0/19"), OverlayKey: v1alpha1.OverlayKey{Generation: 2, Nodes: []string{"0a7c1f4e-1111-4222-8333-944445555666"}}, Peers: []v1alpha1.PeerAllocation{{
 		ClusterID: "1", Name: "b", Index: 3, Pods: remote, ExternalCIDR: external, Hosts: []v1alpha1.ExposedHost{{Address: ip("192.168.1.50"), Number: 5}},
 		Claim: "c", Previous: &v1alpha1.PeerRanges{Pods: remote, ExternalCIDR: external}, Established: true,
 	}}})

@@ -29,7 +29,7 @@ func planned(t *testing.T) (out []client.Object) {
 	facts := func(name, pods, nodeIP string) plan.FactSheet {
 		f := plan.FactSheet{Facts: plan.Facts{
 			ClusterID: "id-of-" + strconv.Itoa(len(name)), Name: name, PodCIDRs: plan.Ranges{{Value: netip.MustParsePrefix(pods), Source: "the test"}},
-			Nodes: []plan.Node{{Name: name + "-1", InternalIPs: []netip.Addr{netip.MustParseAddr(nodeIP)}, Ready: true, RunsAgents: true}},
+			Nodes: []plan.Node{{Name: name + "-1", UID: "1", InternalIPs: []netip.Addr{netip.MustParseAddr(nodeIP)}, Ready: true, RunsAgents: true}},
 		}}
 		f.Overrides.Endpoints = []string{nodeIP + ":30001"}
 		f.Version, f.DefaultImage = "v0.1.0", "image"

@@ -24,6 +24,9 @@ type ClusterNetworkSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/115' : '/19')",message="must be a /19"
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="nodes bear addresses of it: unpeer all, then peer again"
 	InternalCIDR CIDR `json:"internalCIDR"`
+	// OverlayKey says which key the overlay has, and which nodes know it.
+	// +optional
+	OverlayKey OverlayKey `json:"overlayKey,omitzero"`
 
 	// Peers is the ledger: an entry is a claim from before anything is installed
 	// for the peer until everything is removed.
@@ -32,6 +35,22 @@ type ClusterNetworkSpec struct {
 	// +kubebuilder:validation:MaxItems=511
 	// +optional
 	Peers []PeerAllocation `json:"peers,omitempty"`
+}
+
+// OverlayKey tells a key of the overlay from others, without telling it.
+type OverlayKey struct {
+	// Generation says where it is: in the Secret liqonet-overlay-GENERATION.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000000
+	Generation int32 `json:"generation"`
+	// Nodes are the UIDs of the Nodes that were given it, as far as commands have seen them.
+	// When one of them is gone, the next command makes another key.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16384
+	// +kubebuilder:validation:items:MaxLength=63
+	// +kubebuilder:validation:items:Pattern=`^[!-~]+$`
+	// +optional
+	Nodes []string `json:"nodes,omitempty"`
 }
 
 // PeerAllocation is what this cluster has given out for one peer.

@@ -50,6 +50,10 @@ type PeeringSpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=4
 	Planes []Plane `json:"planes"`
+	// Gateways says on which nodes this cluster's gateways run. Without it, nobody has chosen.
+	// Agents do not read it: it keeps what the user chose for the next command.
+	// +optional
+	Gateways *GatewayPlacement `json:"gateways,omitempty"`
 	// Translation is for whoever writes addresses of one cluster for the other, such
 	// as those of pods and EndpointSlices.
 	// +optional
@@ -137,6 +141,46 @@ type RemoteNetwork struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=4096
 	NodeIPs []IP `json:"nodeIPs,omitempty"`
+}
+
+// GatewayPlacement says on which nodes gateways run. What is empty is written too: to leave a
+// field out would change nothing.
+type GatewayPlacement struct {
+	// NodeSelector are labels, all of which the node has.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	NodeSelector []NodeLabel `json:"nodeSelector"`
+	// Tolerations are for taints of these nodes, beside those that gateways have anyway.
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Tolerations []Toleration `json:"tolerations"`
+}
+
+// NodeLabel is a label of a Node.
+type NodeLabel struct {
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:Pattern=`^([a-z0-9][-a-z0-9.]*/)?[0-9A-Za-z][-0-9A-Za-z_.]*$`
+	Key string `json:"key"`
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^([0-9A-Za-z][-0-9A-Za-z_.]*)?$`
+	// +optional
+	Value string `json:"value"`
+}
+
+// Toleration is for taints with a key. Without a value or an effect, it is for all of them.
+type Toleration struct {
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=317
+	// +kubebuilder:validation:Pattern=`^([a-z0-9][-a-z0-9.]*/)?[0-9A-Za-z][-0-9A-Za-z_.]*$`
+	Key string `json:"key"`
+	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:Pattern=`^([0-9A-Za-z][-0-9A-Za-z_.]*)?$`
+	// +optional
+	Value string `json:"value"`
+	// +kubebuilder:validation:Enum="";NoSchedule;PreferNoSchedule;NoExecute
+	// +optional
+	Effect string `json:"effect"`
 }
 
 // OverlayKind is the encapsulation between nodes and gateways.

@@ -34,9 +34,8 @@ const (
 	// file where it is mounted.
 	KeyFilePreshared = "presharedkey"
 
-	// OverlaySecret is the name of the Secret with the key of the cluster's overlay.
-	OverlaySecret = "liqonet-overlay-1"
-	// OverlayKeyFile is the key's name in OverlaySecret, and of the file where it is mounted.
+	// OverlayKeyFile is the name of the overlay's key in its Secret, and of the file where it is
+	// mounted.
 	OverlayKeyFile = "key"
 
 	// LabelManagedBy with the value FieldManager is on every object of ours.

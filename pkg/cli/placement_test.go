@@ -1,0 +1,117 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/peering"
+)
+
+// The nodes of gateways are chosen for all clusters, or for one; an empty value takes a
+// choice back, which is another thing than no value.
+func TestSecurity_08_PlacementFlags(t *testing.T) {
+	type placement = v1alpha1.GatewayPlacement
+	type labels = []v1alpha1.NodeLabel
+	type tolerations = []v1alpha1.Toleration
+	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
+	for _, tt := range []struct {
+		args     []string
+		all, ofA placement
+		err      string
+	}{
+		{},
+		{args: []string{"--gateway-node-selector", "pool=gateways"}, all: placement{NodeSelector: labels{{Key: "pool", Value: "gateways"}}}},
+		{
+			args: []string{"--gateway-node-selector", "a=pool=gateways,topology.kubernetes.io/zone=z1"},
+			ofA:  placement{NodeSelector: labels{{Key: "pool", Value: "gateways"}, {Key: "topology.kubernetes.io/zone", Value: "z1"}}},
+		},
+		{args: []string{"--gateway-node-selector", "node-role.kubernetes.io/gateway="}, all: placement{NodeSelector: labels{{Key: "node-role.kubernetes.io/gateway"}}}},
+		{args: []string{"--gateway-node-selector", "a.conf=role="}, ofA: placement{NodeSelector: labels{{Key: "role"}}}},
+		{args: []string{"--gateway-node-selector", "pool=x", "--gateway-node-selector", "a="}, all: placement{NodeSelector: labels{{Key: "pool", Value: "x"}}}, ofA: placement{NodeSelector: labels{}}},
+		{args: []string{"--gateway-node-selector", ""}, all: placement{NodeSelector: labels{}}},
+		{args: []string{"--gateway-toleration", ""}, all: placement{Tolerations: tolerations{}}},
+		{args: []string{"--gateway-toleration", "a="}, ofA: placement{Tolerations: tolerations{}}},
+		{
+			args: []string{"--gateway-toleration", "dedicated=gateways:NoSchedule", "--gateway-toleration", "spot", "--gateway-toleration", "a=example.com/k:NoExecute,x=y"},
+			all:  placement{Tolerations: tolerations{{Key: "dedicated", Value: "gateways", Effect: "NoSchedule"}, {Key: "spot"}}},
+			ofA:  placement{Tolerations: tolerations{{Key: "example.com/k", Effect: "NoExecute"}, {Key: "x", Value: "y"}}},
+		},
+		{args: []string{"--gateway-node-selector", "pool"}, err: `"pool" is not KEY=VALUE`},
+		{args: []string{"--gateway-node-selector", "a=pool"}, err: `"pool" is not KEY=VALUE`},
+		{args: []string{"--gateway-node-selector", "c=pool=x"}, err: "c=pool=x cannot be"},
+		{args: []string{"--gateway-node-selector", "pool=a b"}, err: "cannot be"},
+		{args: []string{"--gateway-node-selector", "=x"}, err: "cannot be"},
+		{args: []string{"--gateway-toleration", ":NoSchedule"}, err: "cannot be"},
+		{args: []string{"--gateway-toleration", "k:Always"}, err: `effect "Always" must be one of NoSchedule, PreferNoSchedule, NoExecute`},
+	} {
+		t.Run(strings.Join(tt.args, " "), func(t *testing.T) {
+			isolate(t)
+			f, err := parse(t, "peer", append([]string{"a", "b"}, tt.args...)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o, err := peerOptions(f, []string{"a.conf", "b"}, clusters)
+			if tt.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.err) {
+					t.Errorf("want %q, got %v", tt.err, err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			// nil keeps what there is, and is not the same as an empty list.
+			if diff := cmp.Diff([]placement{tt.all, tt.ofA, {}}, []placement{o.Gateways, o.Clusters["1"].Gateways, o.Clusters["2"].Gateways}); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// A selector that fits no node is refused at once. When a node has left, status says so, and
+// its exit code does not.
+func TestSecurity_08_Commands(t *testing.T) {
+	isolate(t)
+	hub, _, file := hubAndSpokes(t, 1)
+	t.Setenv("KUBECONFIG", file)
+	for _, dry := range []string{"--dry-run=false", "--dry-run"} {
+		code, _, stderr := run(t, "peer", "hub", "spoke-1", "--gateway-node-selector", "hub=pool=gateways", dry)
+		if code != ExitUsage || !strings.Contains(stderr, "no node that runs agents has the labels pool=gateways\n  kubectl label node NODE pool=gateways; or") {
+			t.Errorf("%s: exit code %d, %s", dry, code, stderr)
+		}
+	}
+	if code, _, stderr := run(t, "peer", "hub", "spoke-1", "--gateway-node-selector", "hub=kubernetes.io/os=linux"); code != ExitOK {
+		t.Fatalf("exit code %d, %s", code, stderr)
+	}
+	if _, stdout, _ := run(t, "peer", "hub", "spoke-1", "--dry-run"); !strings.Contains(stdout, "kubernetes.io/os=linux") || !strings.Contains(stdout, "nothing would be changed") {
+		t.Errorf("the plan says\n%s", stdout)
+	}
+	// A node of the same name is another one.
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "hub-1"}}
+	if err := hub.Client.Get(t.Context(), client.ObjectKeyFromObject(n), n); err != nil {
+		t.Fatal(err)
+	}
+	if err := hub.Client.Delete(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	n.UID, n.ResourceVersion = "another", ""
+	if err := hub.Client.Create(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	const warning = "hub → spoke-1: nodes that have left know the overlay's key (1): kubectl liqonet peer hub spoke-1 makes another one\n"
+	if code, stdout, stderr := run(t, "status", "hub"); code != ExitOK || !strings.Contains(stdout, warning) {
+		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
+	}
+	if code, _, stderr := run(t, "peer", "hub", "spoke-1"); code != ExitOK {
+		t.Fatalf("exit code %d, %s", code, stderr)
+	}
+	if code, stdout, _ := run(t, "status", "hub"); code != ExitOK || strings.Contains(stdout, "→") {
+		t.Errorf("with another key, the exit code is %d\n%s", code, stdout)
+	}
+}

@@ -1,0 +1,435 @@
+package peering
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// overlayKey is the one key of the overlay that there is, in the Secret of that name. It fails
+// the test if an agent has another one.
+func (w *site) overlayKey(t *testing.T, name string) []byte {
+	t.Helper()
+	var secrets corev1.SecretList
+	if err := w.raw.List(t.Context(), &secrets, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		t.Fatal(err)
+	}
+	var key []byte
+	for _, s := range secrets.Items {
+		if manifests.OverlayGeneration(s.Name) == 0 {
+			continue
+		}
+		if key = s.Data[v1alpha1.OverlayKeyFile]; s.Name != name || len(key) != keyBytes || s.Immutable == nil || !*s.Immutable {
+			t.Errorf("%s has the Secret %s with %d bytes, want %s only", w.Name, s.Name, len(key), name)
+		}
+	}
+	agents := 0
+	for _, list := range []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}} {
+		if err := w.raw.List(t.Context(), list); err != nil {
+			t.Fatal(err)
+		}
+		objs, err := items(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, obj := range objs {
+			agents++
+			if !slices.ContainsFunc(podOf(obj).Volumes, func(v corev1.Volume) bool { return v.Secret != nil && v.Secret.SecretName == name }) {
+				t.Errorf("%s of %s does not mount %s", describe(obj), w.Name, name)
+			}
+		}
+	}
+	if key == nil || agents < 2 {
+		t.Fatalf("%s has %d agents, and %d bytes of key in %s", w.Name, agents, len(key), name)
+	}
+	return key
+}
+
+// leave deletes a node, with what it owns.
+func (w *site) leave(t *testing.T, name string) {
+	t.Helper()
+	err := w.raw.Delete(t.Context(), node(name, true))
+	for _, n := range list[v1alpha1.NodeNetworkList](t, w).Items {
+		if n.Spec.NodeName == name {
+			err = errors.Join(err, w.raw.Delete(t.Context(), &n))
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func list[T any, L interface {
+	*T
+	client.ObjectList
+}](t *testing.T, w *site) L {
+	t.Helper()
+	out := L(new(T))
+	if err := w.raw.List(t.Context(), out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// says is what status says of the cluster, all of whose peerings are connected.
+func (w *site) says(t *testing.T) string {
+	t.Helper()
+	views, err := w.Views(t.Context())
+	if err != nil || len(views) == 0 {
+		t.Fatal(views, err)
+	}
+	for _, v := range views {
+		if v.State != Connected {
+			t.Errorf("%s is %s: %s", v.Peer, v.State, v.Message)
+		}
+	}
+	return views[0].Message
+}
+
+// withGuest are two clusters that are peered. The second node of a leaves later.
+func withGuest(t *testing.T) (a, b *site) {
+	t.Helper()
+	a, b = newSite(t, "a", "10.244.0.0/16", "172.18.1.11", node("guest", true, "172.18.1.12")), newSite(t, "b", "10.244.0.0/16", "172.18.2.11")
+	a.peer, b.peer = b, a
+	mustPeer(t, a, b, Options{})
+	return a, b
+}
+
+// Whoever has been root on a node knows the overlay's key. When the node has left, status
+// says so, and the next command gives another key to all agents, also of other peerings.
+func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
+	t.Parallel()
+	a, b := withGuest(t)
+	_, other := manifests.Gateway{Peering: "c", Image: "image:1", KeyGeneration: 1, OverlayKey: 1}.Objects() // of another peering
+	if err := a.raw.Create(t.Context(), other); err != nil {
+		t.Fatal(err)
+	}
+	first, ofB := a.overlayKey(t, "liqonet-overlay-1"), b.overlayKey(t, "liqonet-overlay-1")
+	if says := a.says(t); says != "" {
+		t.Errorf("status says %q", says)
+	}
+	a.leave(t, "guest")
+	if says := a.says(t); !strings.Contains(says, "nodes that have left know the overlay's key (1): kubectl liqonet peer a b makes another one") {
+		t.Errorf("status says %q", says)
+	}
+	if says := b.says(t); says != "" {
+		t.Errorf("of the other cluster, status says %q", says)
+	}
+	var would []string
+	for _, o := range dryRun(t, a, b, Options{}).Clusters[0].Objects {
+		if o.Action != plan.Keep {
+			would = append(would, string(o.Action)+" "+o.Kind+" "+o.Name)
+		}
+	}
+	slices.Sort(would)
+	want := []string{
+		"change ClusterNetwork cluster", "change DaemonSet liqonet-node", "change Deployment gateway-b-0",
+		"create Secret liqonet-overlay-2", "delete Secret liqonet-overlay-1",
+	}
+	if diff := cmp.Diff(want, would); diff != "" {
+		t.Errorf("the plan (-want +got):\n%s", diff)
+	}
+	a.overlayKey(t, "liqonet-overlay-1")
+	r := mustPeer(t, a, b, Options{})
+	second := a.overlayKey(t, "liqonet-overlay-2")
+	if bytes.Equal(first, second) || !bytes.Equal(ofB, b.overlayKey(t, "liqonet-overlay-1")) {
+		t.Error("the key is the one before, or the other cluster's has changed as well")
+	}
+	if !slices.Contains(r.Changed, "a: key of the overlay") || a.says(t) != "" {
+		t.Errorf("changed was %v, and status says %q", r.Changed, a.says(t))
+	}
+	if n := dryRun(t, a, b, Options{}).Changes(); n > 0 {
+		t.Errorf("the second time there would be %d changes", n)
+	}
+	// One who has deleted the Secret gets another key as well.
+	if err := a.raw.Delete(t.Context(), manifests.OverlaySecret(2, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if keys := dryRun(t, a, b, Options{}).Clusters[0].Keys; keys[0].Value != "Secret liqonet-system/liqonet-overlay-3" {
+		t.Errorf("without the Secret, the plan says %+v", keys)
+	}
+}
+
+// A node that comes is given the key that there is, and is noted by the next command.
+func TestSecurity_08_NodeThatCameLater(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	first := a.overlayKey(t, "liqonet-overlay-1")
+	if err := a.raw.Create(t.Context(), node("guest", true, "172.18.1.12")); err != nil {
+		t.Fatal(err)
+	}
+	if r := mustPeer(t, a, b, Options{}); !slices.Contains(r.Changed, "a: nodes of the ledger") || slices.Contains(r.Changed, "a: key of the overlay") || !bytes.Equal(first, a.overlayKey(t, "liqonet-overlay-1")) {
+		t.Errorf("changed was %v", r.Changed)
+	}
+	// A command that fails for another reason leaves the new key in use: all agents have it.
+	a.leave(t, "guest")
+	b.deaf = true
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Server: "id-of-b", Image: "image:2"}, &impatient{1, time.Second}); kindOf(t, err) != NotReady {
+		t.Error(err)
+	}
+	b.deaf = false
+	if got := a.image(t); got != "image:1" || bytes.Equal(first, a.overlayKey(t, "liqonet-overlay-2")) || a.says(t) != "" {
+		t.Errorf("the node agents have the image %s, and status says %q", got, a.says(t))
+	}
+}
+
+// killed is the cluster for a command that is killed before a write to the object.
+func (w *site) killed(verb, object string) *Cluster {
+	var dead atomic.Bool
+	write := func(of string, obj client.Object) error {
+		if of == verb && describe(obj) == object {
+			dead.Store(true)
+		}
+		if dead.Load() {
+			return errInjected
+		}
+		return nil
+	}
+	c := *w.Cluster
+	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
+		Create: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			if _, isQuestion := obj.(*authorizationv1.SelfSubjectAccessReview); !isQuestion {
+				if err := write("create", obj); err != nil {
+					return err
+				}
+			}
+			return api.Create(ctx, obj, opts...)
+		},
+		Update: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			if err := write("update", obj); err != nil {
+				return err
+			}
+			return api.Update(ctx, obj, opts...)
+		},
+		Patch: func(ctx context.Context, api client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			if err := write("patch", obj); err != nil {
+				return err
+			}
+			return api.Patch(ctx, obj, patch, opts...)
+		},
+		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+			if dead.Load() {
+				return errInjected
+			}
+			return api.Apply(ctx, obj, opts...)
+		},
+		Delete: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			if err := write("delete", obj); err != nil {
+				return err
+			}
+			return api.Delete(ctx, obj, opts...)
+		},
+	})
+	return &c
+}
+
+// Wherever a command is killed, status goes on to say that a key is known which is in use,
+// and the next command makes one that the former node does not know.
+func TestSecurity_08_InterruptedChangeOfKeys(t *testing.T) {
+	t.Parallel()
+	for i, tt := range []struct{ verb, object string }{
+		{"patch", "Deployment liqonet-system/gateway-b-0"},
+		{"patch", "DaemonSet liqonet-system/liqonet-node"},
+		{"create", "Secret liqonet-system/liqonet-overlay-2"},
+		{"update", "ClusterNetwork cluster"},
+		{"delete", "Secret liqonet-system/liqonet-overlay-1"},
+	} {
+		if testing.Short() && i > 0 {
+			return // each takes seconds
+		}
+		t.Run(tt.verb+" "+tt.object, func(t *testing.T) {
+			t.Parallel()
+			a, b := withGuest(t)
+			first := a.overlayKey(t, "liqonet-overlay-1")
+			a.leave(t, "guest")
+			if _, err := Peer(t.Context(), a.killed(tt.verb, tt.object), b.Cluster, Options{}, Silent{}); !errors.Is(err, errInjected) {
+				t.Fatal(err)
+			}
+			if says := a.says(t); says == "" {
+				t.Error("status says nothing of the former node")
+			}
+			mustPeer(t, a, b, Options{})
+			if key := a.overlayKey(t, manifests.OverlaySecretName(plan.OverlayKey(readLedger(t, a.Cluster)))); bytes.Equal(first, key) || a.says(t) != "" {
+				t.Errorf("the former node knows the key: %t; status says %q", bytes.Equal(first, key), a.says(t))
+			}
+		})
+	}
+}
+
+// Of two commands that know of the same node one makes a key. A command that has begun before
+// another one makes a key goes on with that key.
+func TestSecurity_08_OneKeyOfSeveralCommands(t *testing.T) {
+	t.Parallel()
+	a, b := withGuest(t)
+	if err := a.raw.Create(t.Context(), node("another", true, "172.18.1.13")); err != nil {
+		t.Fatal(err)
+	}
+	a.leave(t, "guest")
+	var second []byte
+	_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Image: "image:2"}, steps{
+		"Installing the node agents": func() {
+			mustPeer(t, a, b, Options{})
+			second = a.overlayKey(t, "liqonet-overlay-2")
+		},
+		"Pushing ranges, keys and gateways": func() {
+			if !bytes.Equal(second, a.overlayKey(t, "liqonet-overlay-2")) {
+				t.Error("the second command has made a key of its own")
+			}
+			a.leave(t, "another")
+			mustPeer(t, a, b, Options{})
+			a.overlayKey(t, "liqonet-overlay-3")
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.overlayKey(t, "liqonet-overlay-3")
+	if says := a.says(t); says != "" || a.image(t) != "image:2" {
+		t.Errorf("the image is %s, and status says %q", a.image(t), says)
+	}
+}
+
+// Agents that unpeer installs anew, to clean the nodes, have the key of the others.
+func TestSecurity_08_AgentsInstalledAnewHaveTheKey(t *testing.T) {
+	ledger, left := ledgerOf("c"), report("n1", "10.80.0.1", nil)
+	ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 5, Nodes: []string{"gone"}}
+	left.Status.Gateways = []v1alpha1.NodeGateway{{Peering: "b"}}
+	ctx, cancel := context.WithCancel(t.Context())
+	var secrets []string
+	c := newCluster(t, "a", interceptor.Funcs{
+		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+			raw, err := json.Marshal(obj)
+			if secret := regexp.MustCompile(`"secretName":"([^"]*)"`).FindSubmatch(raw); secret != nil {
+				secrets = append(secrets, string(secret[1]))
+				cancel()
+			}
+			return errors.Join(err, api.Apply(ctx, obj, opts...))
+		},
+	}, ledger, node("n1", true), &left)
+	if _, err := c.nodesClean(ctx, "b"); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if !slices.Equal(slices.Compact(secrets), []string{"liqonet-overlay-5"}) {
+		t.Errorf("they have %v", secrets)
+	}
+}
+
+// Where gateways run is kept until somebody chooses otherwise.
+func TestSecurity_08_PlacementStays(t *testing.T) {
+	t.Parallel()
+	a, b := twoSites(t)
+	n := &corev1.Node{}
+	if err := a.raw.Get(t.Context(), client.ObjectKey{Name: "a-1"}, n); err != nil {
+		t.Fatal(err)
+	}
+	n.Labels["pool"] = "gateways"
+	n.Spec.Taints = []corev1.Taint{{Key: "dedicated", Value: "gateways", Effect: corev1.TaintEffectNoSchedule}}
+	if err := a.raw.Update(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	// required are the labels that a gateway's node needs, beside those of nodes with agents, and
+	// which taints of it are tolerated.
+	placed := func(w *site) (required, tolerated []string) {
+		for _, d := range list[appsv1.DeploymentList](t, w).Items {
+			spec := d.Spec.Template.Spec
+			for _, e := range spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchExpressions {
+				if e.Key == "pool" {
+					required = append(required, e.Values...)
+				}
+			}
+			for _, o := range spec.Tolerations {
+				if o.Key == "dedicated" {
+					tolerated = append(tolerated, o.Value+":"+string(o.Effect))
+				}
+			}
+		}
+		return required, tolerated
+	}
+	check := func(what string, wantRequired, wantTolerated string) {
+		t.Helper()
+		required, tolerated := placed(a)
+		if strings.Join(required, " ") != wantRequired || strings.Join(tolerated, " ") != wantTolerated {
+			t.Errorf("%s: the gateway needs %v and tolerates %v", what, required, tolerated)
+		}
+		if required, tolerated := placed(b); len(required)+len(tolerated) > 0 {
+			t.Errorf("%s: in the other cluster, the gateway needs %v and tolerates %v", what, required, tolerated)
+		}
+	}
+	chosen := v1alpha1.GatewayPlacement{
+		NodeSelector: []v1alpha1.NodeLabel{{Key: "pool", Value: "gateways"}},
+		Tolerations:  []v1alpha1.Toleration{{Key: "dedicated", Value: "gateways", Effect: "NoSchedule"}},
+	}
+	before := []map[string]any{a.contents(t), b.contents(t)}
+	for _, wrong := range []v1alpha1.GatewayPlacement{{NodeSelector: []v1alpha1.NodeLabel{{Key: "pool", Value: "gateway"}}}, {NodeSelector: chosen.NodeSelector}} {
+		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, wishFor("id-of-a", ClusterOptions{Gateways: wrong}), Silent{}); kindOf(t, err) != Usage {
+			t.Error(err)
+		}
+	}
+	for i, w := range []*site{a, b} {
+		if diff := cmp.Diff(before[i], w.contents(t)); diff != "" || w.writes > 0 {
+			t.Errorf("a choice that is refused changes %s:\n%s", w.Name, diff)
+		}
+	}
+	mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Gateways: chosen}))
+	check("chosen", "gateways", "gateways:NoSchedule")
+	if n := dryRun(t, a, b, Options{}).Changes(); n > 0 {
+		t.Errorf("without the flags there would be %d changes", n)
+	}
+	d := list[appsv1.DeploymentList](t, a).Items[0]
+	if err := a.raw.Delete(t.Context(), &d); err != nil {
+		t.Fatal(err)
+	}
+	chosen.Tolerations[0].Effect = ""
+	if r := mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Gateways: v1alpha1.GatewayPlacement{Tolerations: chosen.Tolerations}})); !slices.Contains(r.Changed, "a: Deployment liqonet-system/gateway-b-0") {
+		t.Errorf("changed was %v", r.Changed)
+	}
+	check("somebody has deleted the gateway, and there is another toleration", "gateways", "gateways:NoSchedule gateways:PreferNoSchedule gateways:NoExecute")
+	none := v1alpha1.GatewayPlacement{NodeSelector: []v1alpha1.NodeLabel{}, Tolerations: []v1alpha1.Toleration{}}
+	var would []string
+	for _, o := range dryRun(t, a, b, wishFor("id-of-a", ClusterOptions{Gateways: none})).Clusters[0].Objects {
+		if o.Action != plan.Keep {
+			would = append(would, o.Kind)
+		}
+	}
+	if diff := cmp.Diff([]string{"Deployment", "Peering"}, would); diff != "" {
+		t.Errorf("the plan to take it back changes:\n%s", diff)
+	}
+	mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Gateways: none}))
+	check("taken back", "", "")
+	if n := dryRun(t, a, b, Options{}).Changes(); n > 0 {
+		t.Errorf("after it was taken back there would be %d changes", n)
+	}
+}
+
+// What is said of one cluster comes before what is said of all, also where it is that nothing
+// is chosen.
+func TestSecurity_08_PlacementOfOneCluster(t *testing.T) {
+	all := v1alpha1.GatewayPlacement{NodeSelector: []v1alpha1.NodeLabel{{Key: "pool", Value: "gateways"}}, Tolerations: []v1alpha1.Toleration{{Key: "spot"}}}
+	none := v1alpha1.GatewayPlacement{NodeSelector: []v1alpha1.NodeLabel{}, Tolerations: []v1alpha1.Toleration{}}
+	o := Options{Gateways: all, Clusters: map[string]ClusterOptions{"none": {Gateways: none}, "other": {Image: "image"}}}
+	for id, want := range map[string]v1alpha1.GatewayPlacement{"none": none, "other": all, "unnamed": all} {
+		if diff := cmp.Diff(want, o.of(id).Gateways); diff != "" {
+			t.Errorf("%s:\n%s", id, diff)
+		}
+	}
+}

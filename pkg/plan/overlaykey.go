@@ -1,0 +1,135 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// OverlayKey is the generation of the key that a cluster's overlay has: the first one where
+// no ledger says.
+func OverlayKey(cn *v1alpha1.ClusterNetwork) int32 {
+	if cn == nil {
+		return 1
+	}
+	return max(cn.Spec.OverlayKey.Generation, 1)
+}
+
+// Departed are those of the nodes that know the overlay's key which are gone. nodes are the
+// UIDs of all that are there.
+func Departed(cn *v1alpha1.ClusterNetwork, nodes []string) []string {
+	if cn == nil {
+		return nil
+	}
+	return without(cn.Spec.OverlayKey.Nodes, nodes)
+}
+
+// NoteOverlayKey adds to the ledger what a plan says of the overlay's key: before any node is
+// given it. A node that has left stays, so that a command which is killed leaves a reason for
+// the next one to make another key.
+func NoteOverlayKey(cn *v1alpha1.ClusterNetwork, planned v1alpha1.OverlayKey) (changed bool) {
+	key := &cn.Spec.OverlayKey
+	noted := union(key.Nodes, planned.Nodes)
+	if key.Generation >= planned.Generation && slices.Equal(noted, key.Nodes) {
+		return false
+	}
+	key.Generation, key.Nodes = max(key.Generation, planned.Generation), noted
+	return true
+}
+
+// ForgetNodes takes nodes that have left out of the ledger, when all agents have been given
+// a key that these nodes do not know.
+func ForgetNodes(cn *v1alpha1.ClusterNetwork, gone []string) (changed bool) {
+	key := &cn.Spec.OverlayKey
+	before := len(key.Nodes)
+	key.Nodes = without(key.Nodes, gone)
+	return len(key.Nodes) < before
+}
+
+// overlayKey is what the ledger will say of the overlay's key, and why. There is a new one
+// where a node has left that knows the one before.
+func (f *FactSheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
+	cn, reason := f.ledger(), "as before"
+	if cn != nil {
+		key = cn.Spec.OverlayKey
+	}
+	key.Generation = OverlayKey(cn)
+	if f.HasOverlayKey {
+		return key, reason
+	}
+	var there, agents []string
+	for _, n := range f.Nodes {
+		there = append(there, n.UID)
+		if n.RunsAgents {
+			agents = append(agents, n.UID)
+		}
+	}
+	gone := Departed(cn, there)
+	switch {
+	case len(gone) > 0:
+		key.Generation++
+		reason = fmt.Sprintf("a new one: nodes that know the one before have left, %d in number", len(gone))
+	case f.LostOverlayKey == key.Generation:
+		key.Generation++
+		reason = "a new one: the Secret with the one before is gone"
+	case f.InstalledImage == "":
+		reason = "made during the run, and never shown"
+	}
+	key.Nodes = union(without(key.Nodes, gone), agents)
+	return key, reason
+}
+
+// planOverlayKey writes the key into the ledger as it will be.
+func (c *ClusterPlan) planOverlayKey(own *FactSheet, cn *v1alpha1.ClusterNetwork) {
+	var s Statement
+	cn.Spec.OverlayKey, s.Reason = own.overlayKey()
+	s.What, s.Value = "key of the overlay", "Secret "+v1alpha1.Namespace+"/"+manifests.OverlaySecretName(cn.Spec.OverlayKey.Generation)
+	s.DuringRun = s.Reason != "as before"
+	c.Keys = append(c.Keys, s)
+}
+
+// planOldOverlayKey lists what a new key of the overlay changes beside the objects of this
+// peering: the gateways of others, and the Secret of the key before.
+func (c *ClusterPlan) planOldOverlayKey(own *FactSheet) {
+	before := OverlayKey(own.ledger())
+	if own.InstalledImage == "" || c.Ledger.Spec.OverlayKey.Generation == before {
+		return
+	}
+	for _, p := range own.OtherPeerings {
+		for _, plane := range p.Spec.Planes {
+			c.Objects = append(c.Objects, ObjectPlan{
+				Action: Change, APIVersion: "apps/v1", Kind: "Deployment", Namespace: v1alpha1.Namespace,
+				Name: manifests.Gateway{Peering: p.Name, Plane: plane.Index}.Name(), Reason: "it takes the new key of the overlay",
+			})
+		}
+	}
+	if own.LostOverlayKey != before {
+		c.Objects = append(c.Objects, ObjectPlan{
+			Action: Delete, APIVersion: "v1", Kind: "Secret", Namespace: v1alpha1.Namespace, Name: manifests.OverlaySecretName(before),
+			Reason: "a node that has left knows the key",
+		})
+	}
+}
+
+// union has what is in either list, sorted and once.
+func union(a, b []string) []string {
+	out := slices.Concat(a, b)
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// without are those of all that are not among the others.
+func without(all, others []string) (out []string) {
+	is := make(map[string]bool, len(others))
+	for _, o := range others {
+		is[o] = true
+	}
+	for _, a := range all {
+		if !is[a] {
+			out = append(out, a)
+		}
+	}
+	return out
+}

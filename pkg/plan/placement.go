@@ -1,0 +1,116 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// maxPlacement is how many labels, and how many tolerations, a Peering has room for.
+const maxPlacement = 16
+
+// choosePlacement decides on which nodes the cluster's gateways run: nil where nobody has
+// ever chosen. It keeps what was chosen before, and refuses what no node fulfils.
+func choosePlacement(f *FactSheet) (p *v1alpha1.GatewayPlacement, out []Statement, err error) {
+	p = &v1alpha1.GatewayPlacement{}
+	nodes := Statement{What: "nodes of the gateway", Value: "any", Reason: "--gateway-node-selector chooses others"}
+	taints := Statement{What: "taint that the gateway tolerates", Reason: "as before"}
+	isKept := f.Existing != nil && f.Existing.Spec.Gateways != nil
+	if isKept {
+		p, nodes.Reason = f.Existing.Spec.Gateways.DeepCopy(), "as before"
+	}
+	if given := f.Overrides.Gateways.NodeSelector; given != nil {
+		p.NodeSelector, nodes.Reason = given, "given by --gateway-node-selector"
+	}
+	if given := f.Overrides.Gateways.Tolerations; given != nil {
+		p.Tolerations, taints.Reason = given, "given by --gateway-toleration"
+	}
+	// Lists are not nil: what is empty is written too.
+	p.NodeSelector, p.Tolerations = append([]v1alpha1.NodeLabel{}, p.NodeSelector...), append([]v1alpha1.Toleration{}, p.Tolerations...)
+	if len(p.NodeSelector) > 0 {
+		nodes.Value = selector(p)
+	}
+	out = append(out, nodes)
+	for _, t := range p.Tolerations {
+		taints.Value = taint(t.Key, t.Value, t.Effect)
+		out = append(out, taints)
+	}
+	if len(p.NodeSelector)+len(p.Tolerations) == 0 && !isKept {
+		return nil, out, nil
+	}
+	return p, out, f.checkPlacement(p)
+}
+
+// checkPlacement fails where no node that runs agents has the labels, or where all that have
+// them are kept free of gateways. The taints of Kubernetes itself come and go.
+func (f *FactSheet) checkPlacement(p *v1alpha1.GatewayPlacement) error {
+	refused := func(err error, hint string) error {
+		return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: "choose nodes for the gateway", Err: err, Hint: hint}
+	}
+	switch {
+	case max(len(p.NodeSelector), len(p.Tolerations)) > maxPlacement:
+		return refused(fmt.Errorf("a Peering has room for %d labels and %d tolerations", maxPlacement, maxPlacement), "give fewer")
+	case len(p.NodeSelector) == 0:
+		return nil
+	}
+	var kept *corev1.Taint
+	tolerations := manifests.GatewayTolerations(p)
+	for _, n := range f.Nodes {
+		if !n.RunsAgents || slices.ContainsFunc(p.NodeSelector, func(l v1alpha1.NodeLabel) bool { return !n.has(l) }) {
+			continue
+		}
+		i := slices.IndexFunc(n.Taints, func(t corev1.Taint) bool {
+			return t.Effect != corev1.TaintEffectPreferNoSchedule && !strings.HasPrefix(t.Key, "node.kubernetes.io/") &&
+				!slices.ContainsFunc(tolerations, func(o corev1.Toleration) bool { return tolerates(o, t) })
+		})
+		if i < 0 {
+			return nil
+		}
+		kept = &n.Taints[i]
+	}
+	if kept == nil {
+		return refused(fmt.Errorf("no node that runs agents has the labels %s", selector(p)),
+			fmt.Sprintf("kubectl label node NODE %s; or choose others by --gateway-node-selector %s=KEY=VALUE, or any by --gateway-node-selector %s=", strings.ReplaceAll(selector(p), ",", " "), f.Name, f.Name))
+	}
+	text := taint(kept.Key, kept.Value, string(kept.Effect))
+	return refused(errors.New("all nodes with the labels "+selector(p)+" have taints that gateways do not tolerate, such as "+text),
+		fmt.Sprintf("--gateway-toleration %s=%s", f.Name, text))
+}
+
+// has says whether the node has the label.
+func (n *Node) has(l v1alpha1.NodeLabel) bool {
+	value, has := n.Labels[l.Key]
+	return has && value == l.Value
+}
+
+// tolerates is what the scheduler says of a toleration with a key and an effect.
+func tolerates(o corev1.Toleration, t corev1.Taint) bool {
+	return o.Key == t.Key && o.Effect == t.Effect && (o.Operator == corev1.TolerationOpExists || o.Value == t.Value)
+}
+
+// selector is the labels as the user writes them.
+func selector(p *v1alpha1.GatewayPlacement) string {
+	var out []string
+	for _, l := range p.NodeSelector {
+		out = append(out, l.Key+"="+l.Value)
+	}
+	return strings.Join(out, ",")
+}
+
+// taint is one as the user writes it.
+func taint(key, value, effect string) string {
+	if value != "" {
+		key += "=" + value
+	}
+	if effect != "" {
+		key += ":" + effect
+	}
+	return key
+}

@@ -1,0 +1,253 @@
+package plan
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+)
+
+// Gateways run where the user says, and later commands keep that. What no node takes is
+// refused by the plan, before there is anything.
+func TestSecurity_08_GatewayPlacement(t *testing.T) {
+	selected := func(labels ...string) []v1alpha1.NodeLabel {
+		out := []v1alpha1.NodeLabel{}
+		for _, l := range labels {
+			key, value, _ := strings.Cut(l, "=")
+			out = append(out, v1alpha1.NodeLabel{Key: key, Value: value})
+		}
+		return out
+	}
+	gateways, none := selected("pool=gateways"), []v1alpha1.Toleration{}
+	dedicated := []v1alpha1.Toleration{{Key: "dedicated", Value: "gateways"}}
+	type placement = v1alpha1.GatewayPlacement
+	with := func(s []v1alpha1.NodeLabel, t []v1alpha1.Toleration) *placement {
+		return &placement{NodeSelector: s, Tolerations: t}
+	}
+	for _, tt := range []struct {
+		name         string
+		taint        corev1.Taint
+		given        placement
+		before, want *placement
+		says, err    string
+	}{
+		{name: "nobody has chosen", says: "any"},
+		{name: "nothing is taken back", given: placement{NodeSelector: selected(), Tolerations: none}, says: "any"},
+		{name: "given", given: placement{NodeSelector: gateways}, want: with(gateways, none), says: "pool=gateways, given by"},
+		{name: "as before", before: with(gateways, dedicated), want: with(gateways, dedicated), says: "pool=gateways, as before"},
+		{name: "others than before", given: placement{NodeSelector: selected("zone=a")}, before: with(gateways, none), want: with(selected("zone=a"), none), says: "zone=a, given by"},
+		{name: "taken back", given: placement{NodeSelector: selected()}, before: with(gateways, dedicated), want: with(selected(), dedicated), says: "any, given by"},
+		{name: "both taken back", given: placement{NodeSelector: selected(), Tolerations: none}, before: with(gateways, dedicated), want: with(selected(), none), says: "any"},
+		{name: "a role, which has no value", given: placement{NodeSelector: selected("role/gateway=")}, want: with(selected("role/gateway="), none), says: "role/gateway="},
+		{name: "a label that no node has", given: placement{NodeSelector: selected("pool=gateway")}, err: "no node that runs agents has the labels pool=gateway: "},
+		{name: "labels that no node has all of", given: placement{NodeSelector: selected("pool=gateways", "os=windows")}, err: "no node that runs agents has the labels pool=gateways,os=windows"},
+		{name: "more than there is room for", given: placement{Tolerations: slices.Repeat(dedicated, 17)}, err: "room for 16 labels and 16 tolerations"},
+		{name: "a node without agents", given: placement{NodeSelector: selected("os=windows")}, err: "no node that runs agents"},
+		{name: "a role that is not there", given: placement{NodeSelector: selected("role/other=")}, err: "no node that runs agents"},
+		{name: "no node has it any more", before: with(selected("pool=former"), none), err: "--gateway-node-selector a="},
+		{
+			name: "kept for others", taint: corev1.Taint{Key: "dedicated", Value: "gateways", Effect: corev1.TaintEffectNoSchedule}, given: placement{NodeSelector: gateways},
+			err: "--gateway-toleration a=dedicated=gateways:NoSchedule",
+		},
+		{
+			name: "kept for others, with another value", taint: corev1.Taint{Key: "dedicated", Value: "database", Effect: corev1.TaintEffectNoExecute},
+			given: *with(gateways, dedicated), err: "--gateway-toleration a=dedicated=database:NoExecute",
+		},
+		{
+			name: "kept for gateways", taint: corev1.Taint{Key: "dedicated", Value: "gateways", Effect: corev1.TaintEffectNoExecute},
+			given: *with(gateways, dedicated), want: with(gateways, dedicated), says: "dedicated=gateways",
+		},
+		{
+			name: "a control plane", taint: corev1.Taint{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule},
+			given: placement{NodeSelector: gateways}, want: with(gateways, none), says: "pool=gateways",
+		},
+		{
+			name: "cordoned for now", taint: corev1.Taint{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule},
+			given: placement{NodeSelector: gateways}, want: with(gateways, none), says: "pool=gateways",
+		},
+		{
+			name: "rather for others", taint: corev1.Taint{Key: "spot", Effect: corev1.TaintEffectPreferNoSchedule},
+			given: placement{NodeSelector: gateways}, want: with(gateways, none), says: "pool=gateways",
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.1.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.18.2.0/24")
+			for _, f := range []*FactSheet{a, b} {
+				f.Version, f.DefaultImage = "v0.1.0", "image"
+			}
+			a.Nodes[0].Labels = map[string]string{"pool": "others"}
+			a.Nodes = append(a.Nodes,
+				Node{Name: "a-2", Ready: true, RunsAgents: true, Labels: map[string]string{"pool": "gateways", "zone": "a", "role/gateway": ""}},
+				Node{Name: "a-3", Ready: true, Labels: map[string]string{"os": "windows", "pool": "gateways"}})
+			if tt.taint.Key != "" {
+				a.Nodes[1].Taints = []corev1.Taint{tt.taint}
+			}
+			a.Overrides.Gateways = tt.given
+			if tt.before != nil {
+				a.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "vxlan", Gateways: tt.before, Planes: []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "kernel"}}}}
+			}
+			p, err := Make(*a, *b)
+			if tt.err != "" {
+				e := (*failure.Error)(nil)
+				if !errors.As(err, &e) || e.Kind != failure.Usage || !strings.Contains(e.Error()+": "+e.Hint, tt.err) {
+					t.Errorf("want %q, got %v", tt.err, e)
+				}
+				if Check(a, b) == nil {
+					t.Error("it is not refused later either")
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tt.want, p.Clusters[0].Peering.Spec.Gateways); diff != "" {
+				t.Errorf("the Peering keeps (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.want, p.Clusters[0].Gateways[0].Placement); diff != "" {
+				t.Errorf("the gateway gets (-want +got):\n%s", diff)
+			}
+			if p.Clusters[1].Peering.Spec.Gateways != nil {
+				t.Error("the other cluster's gateway has a place as well")
+			}
+			said := ""
+			for _, s := range p.Clusters[0].Choices {
+				said += s.What + ": " + s.Value + ", " + s.Reason + "\n"
+			}
+			if !strings.Contains(said, tt.says) {
+				t.Errorf("the plan says\n%swant %q", said, tt.says)
+			}
+		})
+	}
+}
+
+// withKey is a cluster with agents, whose nodes know the overlay's key of a generation.
+func withKey(generation int32, nodes ...string) *FactSheet {
+	f := newFacts("a", nil, "", "")
+	f.InstalledImage = "image"
+	f.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: generation, Nodes: nodes}
+	return f
+}
+
+func (f *FactSheet) withUIDs(uids ...string) *FactSheet {
+	for _, uid := range uids {
+		f.Nodes = append(f.Nodes, Node{Name: "node of " + uid, UID: uid, RunsAgents: !strings.HasPrefix(uid, "windows")})
+	}
+	return f
+}
+
+// A node that has left takes the overlay's key along, so the others get another one.
+func TestSecurity_08_KeyChangesWhenANodeLeaves(t *testing.T) {
+	lost, known, fresh := withKey(2, "1").withUIDs("1"), withKey(2, "1", "2").withUIDs("1"), newFacts("a", nil, "", "").withUIDs("2", "1")
+	lost.LostOverlayKey, known.HasOverlayKey, fresh.Ledger = 2, true, nil
+	lostBefore := withKey(3, "1").withUIDs("1")
+	lostBefore.LostOverlayKey = 2
+	for _, tt := range []struct {
+		name       string
+		facts      *FactSheet
+		generation int32
+		nodes      string
+		reason     string
+	}{
+		{"the first peering", fresh, 1, "1 2", "made during the run"},
+		{"nothing happened", withKey(1, "1", "2").withUIDs("1", "2"), 1, "1 2", "as before"},
+		{"a node came", withKey(1, "1").withUIDs("2", "1"), 1, "1 2", "as before"},
+		{"a node without agents came", withKey(1, "1").withUIDs("1", "windows"), 1, "1", "as before"},
+		{"a node left", withKey(1, "1", "2").withUIDs("1"), 2, "1", "nodes that know the one before have left, 1"},
+		{"a node left, another came", withKey(4, "1", "2").withUIDs("1", "3"), 5, "1 3", "have left, 1"},
+		{"a node was made anew under its name", withKey(1, "1", "2").withUIDs("1", "2b"), 2, "1 2b", "have left, 1"},
+		{"all nodes are others", withKey(1, "1", "2").withUIDs("3"), 2, "3", "have left, 2"},
+		{"the Secret is gone", lost, 3, "1", "the Secret with the one before is gone"},
+		{"that of a key before is gone", lostBefore, 3, "1", "as before"},
+		{"the agents have been given it in this run", known, 2, "1 2", "as before"},
+		{"of a version that kept no account", withKey(0).withUIDs("1"), 1, "1", "as before"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			key, reason := tt.facts.overlayKey()
+			if key.Generation != tt.generation || strings.Join(key.Nodes, " ") != tt.nodes || !strings.Contains(reason, tt.reason) {
+				t.Errorf("got %+v, %q", key, reason)
+			}
+		})
+	}
+}
+
+// Before a node is given a key the ledger says so, and it forgets a node that has left only
+// when the others have another key.
+func TestSecurity_08_LedgerOfNodes(t *testing.T) {
+	f := withKey(1, "1", "2").withUIDs("1", "3")
+	planned, _ := f.overlayKey()
+	cn := f.Ledger
+	for i, want := range []bool{true, false} {
+		if NoteOverlayKey(cn, planned) != want {
+			t.Errorf("noted the %d. time: %t", i+1, !want)
+		}
+	}
+	if diff := cmp.Diff(v1alpha1.OverlayKey{Generation: 2, Nodes: []string{"1", "2", "3"}}, cn.Spec.OverlayKey); diff != "" {
+		t.Error(diff)
+	}
+	// Of a command that is killed now the next one learns that the key may be known.
+	if again, _ := withKey(2, cn.Spec.OverlayKey.Nodes...).withUIDs("1", "3").overlayKey(); again.Generation != 3 {
+		t.Errorf("the next command takes the key %d", again.Generation)
+	}
+	// One that comes at the same time, and has planned the same, makes none of its own.
+	other, _ := withKey(1, "1", "2").withUIDs("1", "3").overlayKey()
+	if NoteOverlayKey(cn, other) {
+		t.Errorf("another command notes %+v", cn.Spec.OverlayKey)
+	}
+	for i, want := range []bool{true, false} {
+		if ForgetNodes(cn, []string{"2"}) != want {
+			t.Errorf("forgot the %d. time: %t", i+1, !want)
+		}
+	}
+	if gone := Departed(cn, []string{"1", "3"}); len(gone) > 0 || cn.Spec.OverlayKey.Generation != 2 {
+		t.Errorf("%v are still gone, of %+v", gone, cn.Spec.OverlayKey)
+	}
+	if gone := Departed(cn, []string{"1"}); !slices.Equal(gone, []string{"3"}) {
+		t.Errorf("%v are gone", gone)
+	}
+}
+
+// The plan shows all that a new key changes, also of other peerings.
+func TestSecurity_08_PlanOfANewKey(t *testing.T) {
+	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.1.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.18.2.0/24")
+	for _, f := range []*FactSheet{a, b} {
+		f.Version, f.DefaultImage, f.InstalledImage = "v0.1.0", "image", "image"
+	}
+	a.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 3, Nodes: []string{"gone"}}
+	a.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{Overlay: "vxlan", Planes: []v1alpha1.Plane{{Index: 1}}}}}
+	a.OtherPeerings[0].Name = "c"
+	p, err := Make(*a, *b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := func(c ClusterPlan) map[string]Action {
+		out := map[string]Action{}
+		for _, o := range c.Objects {
+			if strings.HasPrefix(o.Name, "liqonet-overlay-") || o.Kind == "Deployment" {
+				out[o.Kind+" "+o.Name] = o.Action
+			}
+		}
+		return out
+	}
+	want := map[string]Action{"Secret liqonet-overlay-4": "", "Secret liqonet-overlay-3": Delete, "Deployment gateway-b-0": "", "Deployment gateway-c-1": Change}
+	if diff := cmp.Diff(want, of(p.Clusters[0])); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]string{"Deployment gateway-a-0", "Secret liqonet-overlay-1"}, slices.Sorted(maps.Keys(of(p.Clusters[1])))); diff != "" {
+		t.Error(diff)
+	}
+	if k := p.Clusters[0].Keys[0]; k.Value != "Secret liqonet-system/liqonet-overlay-4" || !strings.Contains(k.Reason, "have left") {
+		t.Errorf("the plan says %+v", k)
+	}
+	for _, g := range p.Clusters[0].Gateways {
+		if g.OverlayKey != 4 {
+			t.Errorf("the gateway gets the key %d", g.OverlayKey)
+		}
+	}
+}
