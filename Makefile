@@ -128,7 +128,7 @@ test-e2e: lab-programs image ## tests of the product on lab clusters (root)
 
 # Parts of less than an hour each, which write docs/results/NAME.json.
 .PHONY: test-long
-test-long: test-long-networks test-long-failures test-long-damages test-long-lab test-long-vm test-long-plays test-long-race test-long-supply test-long-attack bench ## all that takes longer (root)
+test-long: test-long-networks test-long-failures test-long-damages test-long-lab test-long-vm test-long-plays test-long-sizes test-long-race test-long-supply test-long-attack bench ## all that takes longer (root)
 
 .PHONY: test-long-networks test-long-failures test-long-damages
 test-long-networks test-long-failures test-long-damages: test-long-%: lab-programs image
@@ -145,6 +145,10 @@ test-long-vm: packages
 .PHONY: test-long-plays
 test-long-plays:
 	LIQONET_TEST_FULL=1 go run ./scripts/gotest -result plays -of pkg -- -count=1 -timeout 55m ./pkg/peering ./pkg/cli
+
+.PHONY: test-long-sizes
+test-long-sizes: packages
+	LIQONET_TEST_FULL=1 go run ./scripts/gotest -v -result sizes -of agent,pkg,test/agents -- -count=1 -timeout 55m -run TestSecurity_21 ./test/agents
 
 .PHONY: test-long-race
 test-long-race: packages

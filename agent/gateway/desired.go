@@ -88,7 +88,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 	if err != nil {
 		return d, err
 	}
-	links := linkedNodes(p, l.plane, nodes)
+	links, omitted := linkedNodes(p, l.plane, nodes)
 	d.capacity = capacity(l, plane.Role, nodes, links)
 	d.mtu = d.capacity
 	if l.path.agreed > 0 {
@@ -129,6 +129,9 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 	}
 	var linked []linkedNode
 	var errs []error
+	if omitted > 0 {
+		errs = append(errs, fmt.Errorf("%d addresses and ranges of pods are left out, as the nodes report more than %d: the peer does not reach them", omitted, maxPods))
+	}
 	for _, n := range links {
 		if err := d.addNode(l.overlayKey, p, number, n); err != nil {
 			errs = append(errs, fmt.Errorf("node %s: %w", n.name, err))
@@ -161,12 +164,17 @@ type linkedNode struct {
 	version uint64
 }
 
-// linkedNodes are the nodes whose agents know this gateway, by address. Pods that two
+// maxPods bounds how many addresses and ranges of pods a gateway has routes to. Kubernetes is made
+// for 150,000 pods in a cluster.
+const maxPods = 150000
+
+// linkedNodes are the nodes whose agents know this gateway, by address, and how many of the
+// addresses and ranges that they report are left out. Pods that two
 // of them have belong to the one whose object was written last, by its version: the
 // other node is gone and its NodeNetwork is not yet. So it is when a Node was deleted
 // and another one has got its range, or when a pod's address is used again.
-func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork) []linkedNode {
-	var out []linkedNode
+func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork) (out []linkedNode, omitted int) {
+	left := maxPods
 	for _, n := range nodes {
 		address, err := netip.ParseAddr(n.Name)
 		// One of another internal range is left over and not of this overlay.
@@ -177,9 +185,12 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 		number, _ := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, address)
 		version, _ := strconv.ParseUint(n.ResourceVersion, 10, 64)
 		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() {
+			said := podsOf(n.Status)
+			use := min(left, len(said))
+			left, omitted = left-use, omitted+len(said)-use
 			out = append(out, linkedNode{
 				name: n.Spec.NodeName, number: number, address: address, source: g.Source.Addr,
-				pods: podRanges(p, n.Status), mtu: int(g.MTU), version: version,
+				pods: podRanges(p, said[:use]), mtu: int(g.MTU), version: version,
 			})
 		}
 	}
@@ -198,16 +209,21 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 		})
 	}
 	slices.SortFunc(out, func(a, b linkedNode) int { return a.address.Compare(b.address) })
+	return out, omitted
+}
+
+// podsOf are a node's ranges of pods, and the single addresses outside of them.
+func podsOf(s v1alpha1.NodeNetworkStatus) []netip.Prefix {
+	out := v1alpha1.Prefixes(s.PodCIDRs)
+	for _, ip := range s.PodIPs {
+		out = append(out, netip.PrefixFrom(ip.Addr, ip.BitLen()))
+	}
 	return out
 }
 
-// podRanges are a node's ranges and the single addresses outside of them, as far as they are of
-// the cluster's pods. What a node says may cost its own pods the peering, and nobody else.
-func podRanges(p *v1alpha1.Peering, s v1alpha1.NodeNetworkStatus) (out []netip.Prefix) {
-	said := v1alpha1.Prefixes(s.PodCIDRs)
-	for _, ip := range s.PodIPs {
-		said = append(said, netip.PrefixFrom(ip.Addr, ip.BitLen()))
-	}
+// podRanges are what of a node's ranges and addresses is of the cluster's pods. What a node says
+// may cost its own pods the peering, and nobody else.
+func podRanges(p *v1alpha1.Peering, said []netip.Prefix) (out []netip.Prefix) {
 	for _, r := range said {
 		if r.Bits() <= 0 || r.Overlaps(p.Spec.Local.InternalCIDR.Prefix) {
 			continue

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -452,5 +453,48 @@ func TestSecurity_20_RateOfThePeering(t *testing.T) {
 		if err != nil || got.nat.LimitRate != uint64(bits/8) {
 			t.Errorf("%d bit/s: %d bytes/s, %v", bits, got.nat.LimitRate, err)
 		}
+	}
+}
+
+// Of more pods than a gateway has routes to, those of the last nodes are left out, and that is said.
+// What one node reports leaves all others theirs.
+func TestSecurity_21_MoreThanAllPods(t *testing.T) {
+	p := peering(t, v1alpha1.Client, newKey(t))
+	p.Spec.Local.Pods = []v1alpha1.CIDRMapping{{Real: cidr("10.128.0.0/9"), Mapped: cidr("10.0.0.0/9")}}
+	var nodes []v1alpha1.NodeNetwork
+	pod := addr("10.128.0.0")
+	for i := range 1 + maxPods/1024 {
+		n := node(fmt.Sprint("n", i), fmt.Sprintf("10.80.0.%d", i+1), fmt.Sprintf("172.18.0.%d", i+1), 0)
+		for range 1024 {
+			n.Status.PodIPs = append(n.Status.PodIPs, v1alpha1.IP{Addr: pod})
+			pod = pod.Next()
+		}
+		nodes = append(nodes, n)
+	}
+	got, err := desire(local{key: newKey(t)}, p, nodes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	routes := map[string]int{}
+	for _, r := range got.overlay.Routes {
+		if r.Via.IsValid() {
+			routes[r.Dev]++
+		}
+	}
+	last := linkName(len(nodes))
+	for _, l := range got.overlay.Links {
+		want := 1024
+		if l.Name == last {
+			want = maxPods % 1024
+		}
+		if routes[l.Name] != want {
+			t.Errorf("%d routes by %s, want %d", routes[l.Name], l.Name, want)
+		}
+	}
+	if len(got.overlay.Links) != len(nodes) || got.leftOut == nil || !strings.Contains(got.leftOut.Error(), fmt.Sprintf("%d addresses and ranges of pods are left out", 1024-maxPods%1024)) {
+		t.Errorf("%d links, and it says %v", len(got.overlay.Links), got.leftOut)
+	}
+	if got, err = desire(local{key: newKey(t)}, p, nodes[1:]); err != nil || got.leftOut != nil {
+		t.Errorf("without one of the nodes it says %v, %v", got.leftOut, err)
 	}
 }

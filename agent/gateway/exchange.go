@@ -83,35 +83,47 @@ func (a *agent) hear(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 	if announced != nil {
 		// The API server, as pods know it; by a name it is no address that a peer could give.
 		api, _ := netip.ParseAddr(os.Getenv("KUBERNETES_SERVICE_HOST"))
-		usable := filter(p, p.Plane(a.local.plane), nodes, append([]netip.Addr{api}, a.PodIPs...)).Usable(*announced)
-		if len(usable.Endpoints)+len(usable.NodeIPs) > 0 {
-			a.announced = &usable
+		got := usable(p, p.Plane(a.local.plane), nodes, append([]netip.Addr{api}, a.PodIPs...), *announced)
+		if len(got.Endpoints)+len(got.NodeIPs) > 0 {
+			a.announced = &got
 		}
 	}
 }
 
-// filter says what of a peer's announcement may be used.
-func filter(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork, own []netip.Addr) exchange.Filter {
-	f := exchange.Filter{
-		Own: []netip.Prefix{p.Spec.Local.InternalCIDR.Prefix}, Tunneled: p.RemoteRanges(),
-		Endpoints: plane.Endpoints, NodeIPs: p.Spec.Remote.NodeIPs,
-	}
+// usable is what of a peer's announcement may be used. own are addresses of this cluster beside
+// those of its nodes and pods. These may be very many: those that are announced are looked for.
+func usable(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNetwork, own []netip.Addr, announced exchange.Announcement) exchange.Announcement {
+	ranges := []netip.Prefix{p.Spec.Local.InternalCIDR.Prefix}
 	for _, m := range p.Spec.Local.Pods {
-		f.Own = append(f.Own, m.Real.Prefix)
+		ranges = append(ranges, m.Real.Prefix)
 	}
 	for _, h := range p.Spec.Local.Hosts {
 		own = append(own, h.Real.Addr)
 	}
+	said := map[netip.Addr]bool{}
+	for _, ip := range announced.NodeIPs {
+		said[ip.Addr] = true
+	}
+	for _, e := range announced.Endpoints {
+		if addrPort, err := netip.ParseAddrPort(e); err == nil {
+			said[addrPort.Addr()] = true
+		}
+	}
 	for _, n := range nodes {
-		f.Own = append(f.Own, v1alpha1.Prefixes(n.Status.PodCIDRs)...)
-		for _, ip := range slices.Concat(n.Status.NodeIPs, n.Status.PodIPs) {
-			own = append(own, ip.Addr)
+		ranges = append(ranges, v1alpha1.Prefixes(n.Status.PodCIDRs)...)
+		for _, ips := range [][]v1alpha1.IP{n.Status.NodeIPs, n.Status.PodIPs} {
+			for _, ip := range ips {
+				if said[ip.Addr] {
+					own = append(own, ip.Addr)
+				}
+			}
 		}
 	}
 	for _, a := range own {
-		f.Own = append(f.Own, netip.PrefixFrom(a, a.BitLen())) // of what is no address nothing
+		ranges = append(ranges, netip.PrefixFrom(a, a.BitLen())) // of what is no address nothing
 	}
-	return f
+	f := exchange.Filter{Own: ranges, Tunneled: p.RemoteRanges(), Endpoints: plane.Endpoints, NodeIPs: p.Spec.Remote.NodeIPs}
+	return f.Usable(announced)
 }
 
 // callable are the endpoints to try in turn: what the peer's gateway has told, and then

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -161,15 +162,16 @@ func TestUsable(t *testing.T) {
 	p.Spec.Planes[0].Endpoints = []string{"172.18.0.11:31820"}
 	p.Spec.Remote.NodeIPs = []v1alpha1.IP{{Addr: addr("172.18.0.11")}}
 	nodes := []v1alpha1.NodeNetwork{withIPs(node("m1", "10.80.0.1", "172.18.9.9", 0, "10.244.0.0/24"), "172.18.0.21")}
+	nodes[0].Status.PodIPs = []v1alpha1.IP{{Addr: addr("172.18.0.99")}} // outside of all ranges
 	var told exchange.Announcement
 	for _, s := range []string{
-		"172.18.0.21", "10.96.0.1", "127.0.0.1", "169.254.169.254", "10.244.0.5", p.Spec.Local.InternalCIDR.Addr().Next().String(),
+		"172.18.0.21", "172.18.0.99", "10.96.0.1", "127.0.0.1", "169.254.169.254", "10.244.0.5", p.Spec.Local.InternalCIDR.Addr().Next().String(),
 		p.Spec.Remote.ExternalCIDR.Addr().Next().String(), "172.18.0.77",
 	} {
 		told.Endpoints = append(told.Endpoints, s+":31820")
 		told.NodeIPs = append(told.NodeIPs, v1alpha1.IP{Addr: addr(s)})
 	}
-	got := filter(p, p.Plane(0), nodes, []netip.Addr{addr("10.96.0.1")}).Usable(told)
+	got := usable(p, p.Plane(0), nodes, []netip.Addr{addr("10.96.0.1")}, told)
 	if !slices.Equal(got.Endpoints, []string{"172.18.0.77:31820"}) {
 		t.Errorf("may be called: %+v", got)
 	}
@@ -182,5 +184,38 @@ func TestUsable(t *testing.T) {
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"127.0.0.1:31820"}}}}
 	if a.hear(p, nodes); a.announced != nil {
 		t.Errorf("of nothing that is usable: %+v", a.announced)
+	}
+}
+
+// What a gateway strips of nodes' reports changes nothing of what it does, and leaves nothing of
+// other peerings.
+func TestSecurity_21_StrippedReports(t *testing.T) {
+	p := peering(t, v1alpha1.Server, newKey(t))
+	full := func() (nodes []v1alpha1.NodeNetwork) {
+		for i := range 3 {
+			n := withIPs(node(fmt.Sprint("n", i), fmt.Sprint("10.80.0.", i+1), fmt.Sprint("172.18.9.", i), 1400, fmt.Sprintf("10.244.%d.0/24", i)), fmt.Sprint("172.18.0.", i+1))
+			n.Status.UnderlayMTU, n.Status.PodIPs = int32(1450-i), []v1alpha1.IP{{Addr: addr(fmt.Sprint("10.244.9.", i))}, {Addr: addr(fmt.Sprint("192.0.2.", i))}}
+			n.Status.Gateways[1].Ready = i > 0
+			n.Status.Gateways = append(n.Status.Gateways, v1alpha1.NodeGateway{Peering: "b", Plane: 1, Ready: true})
+			n.Status.Message, n.Status.Conditions = "long", []metav1.Condition{{Message: "long"}}
+			n.Status.Kernel, n.Status.Routes, n.Status.Resolvers = &v1alpha1.KernelFacts{}, []v1alpha1.CIDR{cidr("192.0.2.0/24")}, []v1alpha1.IP{{}}
+			nodes = append(nodes, n)
+		}
+		return nodes
+	}
+	stripped := full()
+	for i := range stripped {
+		Config{Peering: "b"}.strip(&stripped[i])
+		if s := stripped[i].Status; len(s.Gateways) != 2 || s.Message != "" || len(s.Conditions)+len(s.Routes)+len(s.Resolvers) > 0 {
+			t.Errorf("left: %+v", s)
+		}
+	}
+	all := func(nodes []v1alpha1.NodeNetwork) []any {
+		d, err := desire(local{node: "n1", underlayMTU: 1500}, p, nodes)
+		told := exchange.Announcement{NodeIPs: []v1alpha1.IP{{Addr: addr("172.18.0.1")}, {Addr: addr("192.0.2.1")}, {Addr: addr("172.18.7.7")}}}
+		return []any{d, err, degraded(p, nodes), announcement("n1", nodes, nodePort()), usable(p, p.Plane(0), nodes, nil, told)}
+	}
+	if diff := cmp.Diff(all(full()), all(stripped), compare); diff != "" {
+		t.Error(diff)
 	}
 }

@@ -90,7 +90,7 @@ func Run(ctx context.Context, cfg Config) error {
 	view, err := watch.Start(ctx, c, rest, map[client.Object]fields.Selector{
 		&v1alpha1.Peering{}: watch.Named(cfg.Peering), &v1alpha1.NodeNetwork{}: watch.All(),
 		&corev1.Service{}: watch.Named(cfg.objectName()),
-	})
+	}, cfg.strip)
 	if ctx.Err() != nil {
 		return nil
 	}
@@ -124,6 +124,22 @@ func Run(ctx context.Context, cfg Config) error {
 		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: lease.Renew},
 	}
 	return l.Run(ctx)
+}
+
+// strip keeps of a node's report what this gateway needs.
+func (c Config) strip(obj client.Object) {
+	n, ok := obj.(*v1alpha1.NodeNetwork)
+	if !ok {
+		return
+	}
+	var own []v1alpha1.NodeGateway
+	for _, g := range n.Status.Gateways {
+		if g.Peering == c.Peering {
+			own = append(own, g)
+		}
+	}
+	s := n.Status
+	n.Status = v1alpha1.NodeNetworkStatus{UnderlayMTU: s.UnderlayMTU, NodeIPs: s.NodeIPs, PodCIDRs: s.PodCIDRs, PodIPs: s.PodIPs, Gateways: own}
 }
 
 // askByTCP has a resolver ask name servers by TCP. The answers to a UDP socket could only be
@@ -322,9 +338,7 @@ func (a *agent) apply(ctx context.Context, want desired) (passable bool, err err
 	}
 	a.receive(ctx, want)
 	changes, err := a.kernel.Apply(ctx, want.overlay)
-	for _, change := range changes {
-		a.Log.Info(change)
-	}
+	loop.LogChanges(a.Log, changes)
 	// One node's link that the kernel refuses is no reason not to serve the others.
 	var partial *overlay.PartialError
 	if err != nil && (!errors.As(err, &partial) || slices.Contains(partial.Links, tunnel.InterfaceName)) {

@@ -154,11 +154,11 @@ func TestSecurity_25_OddEndpointsAreNotCalled(t *testing.T) {
 	}
 	// The same where the gateway before this one wrote it down.
 	p := peering(t, v1alpha1.Client, newKey(t))
-	usable := filter(p, &p.Spec.Planes[0], nil, nil).Usable(v1alpha1.RemoteAnnouncement{
+	got := usable(p, &p.Spec.Planes[0], nil, nil, v1alpha1.RemoteAnnouncement{
 		Endpoints: []string{"[2001:db8::1%x\nallowed_ip=0.0.0.0/0]:51840", "[2001:db8::2]:51840"},
 	})
-	if !slices.Equal(usable.Endpoints, []string{"[2001:db8::2]:51840"}) {
-		t.Errorf("usable: %q", usable.Endpoints)
+	if !slices.Equal(got.Endpoints, []string{"[2001:db8::2]:51840"}) {
+		t.Errorf("usable: %q", got.Endpoints)
 	}
 }
 

@@ -207,3 +207,18 @@ func Merge(ctx context.Context, monitors ...func(context.Context) (<-chan struct
 	}
 	return out, nil
 }
+
+// maxLogged is how many changes of one comparison are logged.
+const maxLogged = 100
+
+// LogChanges logs what was changed, and of very many changes the first ones and how many there
+// were: others can have an agent make them again and again.
+func LogChanges(log *slog.Logger, changes []string) {
+	for i, change := range changes {
+		if i == maxLogged {
+			log.Info("and more", "changes", len(changes)-maxLogged)
+			return
+		}
+		log.Info(change)
+	}
+}

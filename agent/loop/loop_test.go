@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -364,4 +365,13 @@ func TestDefect1_10_StartIsRetried(t *testing.T) {
 			t.Errorf("of what another attempt does not mend it says %v", err)
 		}
 	})
+}
+
+// Who has an agent change very much does not fill the log of its node.
+func TestSecurity_21_LogIsBounded(t *testing.T) {
+	var out strings.Builder
+	LogChanges(slog.New(slog.NewTextHandler(&out, nil)), slices.Repeat([]string{"added a route"}, 1000))
+	if lines := strings.Count(out.String(), "\n"); lines != maxLogged+1 || !strings.Contains(out.String(), "changes=900") {
+		t.Errorf("%d lines, the last ones %q", lines, out.String()[len(out.String())-200:])
+	}
 }

@@ -104,7 +104,7 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 			}
 		}
 	}
-	d.bypassTunnels(l, admitted)
+	errs = append(errs, d.bypassTunnels(l, admitted)...)
 	return d, errors.Join(errs...)
 }
 
@@ -119,6 +119,10 @@ func firewallConfig(n nat.Node) firewall.Config {
 
 func sameFamily(a, b netip.Addr) bool { return a.BitLen() == b.BitLen() }
 
+// maxEnds bounds the addresses of peers' nodes that are in ranges of peers. Each peering has an
+// equal share, so that no peer has any of the others'.
+const maxEnds = 1 << 16
+
 // bypassTunnels keeps tunnels' own packets out of other tunnels. A range that one peer was
 // given may have addresses of another one's nodes. Then what this one's gateways send from
 // the tunnel's port is routed as if there were no peers. UDP from these addresses may come by
@@ -126,11 +130,16 @@ func sameFamily(a, b netip.Addr) bool { return a.BitLen() == b.BitLen() }
 //
 // What has the node's own address is routed like this, too. Otherwise a kernel that filters
 // reverse paths strictly lets nothing in from these addresses, and does not answer their ARP.
-func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) {
+func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) (errs []error) {
+	remote := v1alpha1.SetOf(d.nat.Remote)
 	for _, p := range peerings {
-		covered := slices.DeleteFunc(ends(p), func(a netip.Addr) bool { return !inAny(d.nat.Remote, a) })
+		covered := slices.DeleteFunc(ends(p), func(a netip.Addr) bool { return !remote.Contains(a) })
 		if len(covered) == 0 {
 			continue
+		}
+		if share := maxEnds / len(peerings); len(covered) > share {
+			errs = append(errs, fmt.Errorf("peering %s: %d addresses of its nodes, which are in ranges of peers, are left out, as there are more than %d: tunnels may not be called from there", p.Name, len(covered)-share, share))
+			covered = covered[:share]
 		}
 		d.nat.Endpoints = append(d.nat.Endpoints, covered...)
 		for _, g := range d.gateways {
@@ -146,45 +155,49 @@ func (d *desired) bypassTunnels(l local, peerings []v1alpha1.Peering) {
 			d.overlay.Bypass = append(d.overlay.Bypass, netip.AddrPortFrom(a, 0))
 		}
 	}
+	return errs
 }
 
-// ends are the addresses at which a peering's tunnel is called, and from which it may be. A
-// gateway that is called cannot tell the latter: kube-proxy shows it a node.
-func ends(p v1alpha1.Peering) []netip.Addr {
-	var out []netip.Addr
-	for _, a := range p.Spec.Remote.NodeIPs {
-		out = append(out, a.Addr)
+// ends are the addresses at which a peering's tunnel is called, and then those from which it may
+// be, each once. A gateway that is called cannot tell the latter: kube-proxy shows it a node.
+func ends(p v1alpha1.Peering) (out []netip.Addr) {
+	seen := map[netip.Addr]bool{}
+	add := func(a netip.Addr) {
+		if !seen[a] {
+			seen[a], out = true, append(out, a)
+		}
 	}
 	var called []string
 	for _, plane := range p.Spec.Planes {
 		called = append(called, plane.Endpoints...)
 	}
+	var said []v1alpha1.IP
 	for _, s := range p.Status.Planes {
 		// A gateway may write the status of planes that there are not.
 		if p.Plane(s.Index) == nil {
 			continue
 		}
 		called = append(called, s.Endpoint)
-		if s.Remote == nil {
-			continue
-		}
-		// What the peer says of its nodes may cost it its own addresses, and nobody else's.
-		for _, ip := range s.Remote.NodeIPs {
-			if inAny(p.RemoteRanges(), ip.Addr) {
-				out = append(out, ip.Addr)
-			}
+		if s.Remote != nil {
+			said = append(said, s.Remote.NodeIPs...)
 		}
 	}
 	for _, c := range called {
 		if endpoint, err := netip.ParseAddrPort(c); err == nil { // or a name, or none yet
-			out = append(out, endpoint.Addr().Unmap())
+			add(endpoint.Addr().Unmap())
+		}
+	}
+	for _, ip := range p.Spec.Remote.NodeIPs {
+		add(ip.Addr)
+	}
+	// What the peer says of its nodes may cost it its own addresses, and nobody else's.
+	own := v1alpha1.SetOf(p.RemoteRanges())
+	for _, ip := range said {
+		if own.Contains(ip.Addr) {
+			add(ip.Addr)
 		}
 	}
 	return out
-}
-
-func inAny(ranges []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(a) })
 }
 
 // admit returns the peerings that can be had, and why the others cannot. The kernel cannot hold

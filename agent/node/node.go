@@ -118,7 +118,7 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 		&v1alpha1.Peering{}: watch.All(), &v1alpha1.NodeNetwork{}: watch.Named(own.Name),
 		&corev1.Node{}: watch.Named(cfg.NodeName), &corev1.Pod{}: watch.OnNode(cfg.NodeName),
 		set: watch.Named(set.Name), namespace: watch.Named(namespace.Name),
-	})
+	}, strip)
 	if err != nil {
 		return err
 	}
@@ -140,6 +140,16 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 		},
 	}
 	return l.Run(ctx)
+}
+
+// strip removes from a Peering the texts that are for people.
+func strip(obj client.Object) {
+	if p, ok := obj.(*v1alpha1.Peering); ok {
+		p.Spec.Translation, p.Status.Translation, p.Status.Conditions = nil, nil, nil
+		for i := range p.Status.Planes {
+			p.Status.Planes[i].Message = ""
+		}
+	}
 }
 
 type agent struct {
@@ -234,9 +244,7 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 		_, ruleErr = firewall.EnsureAcceptRules(ctx, firewallConfig(*want.nat))
 	}
 	changes, err := a.kernel.Apply(ctx, want.overlay)
-	for _, change := range changes {
-		a.Log.Info(change)
-	}
+	loop.LogChanges(a.Log, changes)
 	var partial *overlay.PartialError
 	if err != nil && !errors.As(err, &partial) {
 		return false, errors.Join(ruleErr, err)

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
@@ -55,5 +57,58 @@ func TestSecurity_20_LimitOfEachPeering(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[string]uint32{"lq2-0": 1000, "lq1-0": 0}, limits); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// Of more addresses of peers' nodes in ranges of peers than a node has room for, each peering has
+// its share. At first come those that are called. What is left out is said.
+func TestSecurity_21_MoreEndsThanRoom(t *testing.T) {
+	large := peering("b", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.0.0.0/15", "10.30.0.0/15"), "10.70.0.0/18")
+	small := peering("c", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.0.0.0/16", "10.40.0.0/16"), "10.71.0.0/18")
+	const share = maxEnds / 2
+	a := addr("10.30.0.0")
+	var said []v1alpha1.IP
+	for range share {
+		said = append(said, v1alpha1.IP{Addr: a})
+		a = a.Next()
+	}
+	called, other := addr("10.31.255.255"), addr("10.40.0.9")
+	large.Spec.Remote.NodeIPs, large.Status.Planes[0].Endpoint = said, called.String()+":51840"
+	large.Status.Planes[0].Remote = &v1alpha1.RemoteAnnouncement{NodeIPs: said} // the same again
+	small.Spec.Remote.NodeIPs = []v1alpha1.IP{{Addr: other}, {}}
+	got, err := desire(local{name: "n1", address: addr("10.80.0.7")}, []v1alpha1.Peering{large, small})
+	if err == nil || !strings.Contains(err.Error(), "peering b: 1 addresses of its nodes") || strings.Contains(err.Error(), "peering c") {
+		t.Errorf("it says %v", err)
+	}
+	ends := got.nat.Endpoints
+	if len(ends) != share+1 || !slices.Contains(ends, called) || !slices.Contains(ends, other) {
+		t.Errorf("%d addresses, with %s: %v, with %s: %v", len(ends), called, slices.Contains(ends, called), other, slices.Contains(ends, other))
+	}
+	large.Spec.Remote.NodeIPs, large.Status.Planes[0].Remote = said[1:], nil
+	if got, err = desire(local{name: "n1", address: addr("10.80.0.7")}, []v1alpha1.Peering{large, small}); err != nil || len(got.nat.Endpoints) != share+1 {
+		t.Errorf("with as many as there is room for: %d, %v", len(got.nat.Endpoints), err)
+	}
+}
+
+// What a node's agent strips of Peerings changes nothing of what it does.
+func TestSecurity_21_StrippedPeerings(t *testing.T) {
+	full := func() v1alpha1.Peering {
+		p := peering("b", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.0.0.0/15", "10.30.0.0/15"), "10.70.0.0/18")
+		p.Spec.Translation = &v1alpha1.Translation{Local: p.Spec.Local.Pods}
+		p.Status.Translation, p.Status.Conditions = p.Spec.Translation, []metav1.Condition{{Message: "long"}}
+		p.Status.Planes[0].Message = "long"
+		p.Status.Planes[0].Remote = &v1alpha1.RemoteAnnouncement{NodeIPs: []v1alpha1.IP{{Addr: addr("10.30.0.1")}}}
+		return p
+	}
+	stripped := full()
+	strip(&stripped)
+	if text := fmt.Sprintf("%+v", stripped); strings.Contains(text, "long") || strings.Contains(text, "Translation:0x") {
+		t.Errorf("left: %s", text)
+	}
+	me := local{name: "n1", address: addr("10.80.0.7")}
+	want, wantErr := desire(me, []v1alpha1.Peering{full()})
+	got, err := desire(me, []v1alpha1.Peering{stripped})
+	if diff := cmp.Diff(want, got, append(compare, cmp.AllowUnexported(desired{}))); diff != "" || err != nil || wantErr != nil {
+		t.Error(diff, err, wantErr)
 	}
 }

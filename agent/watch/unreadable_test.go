@@ -111,7 +111,7 @@ func TestSecurity_01_OneBadObjectHidesNoOther(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	view, err := Start(ctx, c, cfg, map[client.Object]fields.Selector{&v1alpha1.Peering{}: All(), &v1alpha1.NodeNetwork{}: All()})
+	view, err := Start(ctx, c, cfg, map[client.Object]fields.Selector{&v1alpha1.Peering{}: All(), &v1alpha1.NodeNetwork{}: All()}, func(client.Object) {})
 	if err != nil {
 		t.Fatal(err)
 	}

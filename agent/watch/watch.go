@@ -18,6 +18,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -146,12 +147,24 @@ const Shared = client.UnsafeDisableDeepCopy
 // lastLook is how long objects are watched after ctx has ended: what comes then may say why.
 const lastLook = 3 * time.Second
 
+// pageSize is how many objects an API server is asked for at once that cannot stream the first
+// list. All of them, as they are, may be more than an agent has memory for.
+const pageSize = 50
+
 // Start watches the objects that are selected of each kind. It returns when the
-// cache has been filled, and watches until lastLook after the end of ctx.
-func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[client.Object]fields.Selector) (*View, error) {
+// cache has been filled, and watches until lastLook after the end of ctx. What the agent does
+// not need of an object is stripped, more than once maybe, before the next one is read.
+func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[client.Object]fields.Selector, strip func(client.Object)) (*View, error) {
 	byObject := map[client.Object]cache.ByObject{}
+	keep := func(obj any) (any, error) {
+		obj = onlyNeeded(obj)
+		if o, ok := obj.(client.Object); ok {
+			strip(o)
+		}
+		return obj, nil
+	}
 	for obj, selector := range selected {
-		by := cache.ByObject{Field: selector, Transform: onlyNeeded}
+		by := cache.ByObject{Field: selector, Transform: keep}
 		if _, ok := obj.(*corev1.Service); ok {
 			// That one Service is all that may be read.
 			by.Namespaces = map[string]cache.Config{v1alpha1.Namespace: {}}
@@ -162,8 +175,12 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 	watching, stop := context.WithCancel(context.WithoutCancel(ctx))
 	context.AfterFunc(ctx, func() { time.AfterFunc(lastLook, stop) })
 	cfg.Dial = patiently(watching, dialer.DialContext)
+	cfg.QPS = -1 // pages follow each other; the API server has limits of its own
 	store, err := cache.New(cfg, cache.Options{
 		Scheme: c.Scheme(), Mapper: c.RESTMapper(), ByObject: byObject, ReaderFailOnMissingInformer: true,
+		NewInformer: func(lw toolscache.ListerWatcher, obj runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
+			return toolscache.NewSharedIndexInformer(inPages(lw, keep), obj, resync, indexers)
+		},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make the cache: %w", err)
@@ -189,9 +206,44 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 	return &View{Reader: store, Client: c, Changed: changed}, nil
 }
 
+// inPages has objects listed in pages. What an API server answers from its cache has no pages, so
+// that is not asked for.
+func inPages(lw toolscache.ListerWatcher, keep toolscache.TransformFunc) *toolscache.ListWatch {
+	whole := toolscache.ToListerWatcherWithContext(lw)
+	return &toolscache.ListWatch{
+		WatchFuncWithContext: whole.WatchWithContext,
+		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+			all := &metainternalversion.List{}
+			opts.ResourceVersion, opts.ResourceVersionMatch, opts.Limit = "", "", pageSize
+			for {
+				page, err := whole.ListWithContext(ctx, opts)
+				if err != nil {
+					return nil, err
+				}
+				// Each is copied, or one that stays would keep its page.
+				if err := meta.EachListItemWithAlloc(page, func(obj runtime.Object) error {
+					kept, err := keep(obj)
+					all.Items = append(all.Items, kept.(runtime.Object))
+					return err
+				}); err != nil {
+					return nil, err
+				}
+				m, err := meta.ListAccessor(page)
+				if err != nil {
+					return nil, err
+				}
+				all.ResourceVersion, opts.Continue = m.GetResourceVersion(), m.GetContinue()
+				if opts.Continue == "" {
+					return all, nil
+				}
+			}
+		},
+	}
+}
+
 // onlyNeeded keeps of pods what agents look at, and strips what is large of the
 // others, so that the cache stays small.
-func onlyNeeded(obj any) (any, error) {
+func onlyNeeded(obj any) any {
 	switch o := obj.(type) {
 	case *corev1.Pod:
 		return &corev1.Pod{
@@ -201,11 +253,11 @@ func onlyNeeded(obj any) (any, error) {
 			},
 			Spec:   corev1.PodSpec{NodeName: o.Spec.NodeName, HostNetwork: o.Spec.HostNetwork},
 			Status: corev1.PodStatus{Phase: o.Status.Phase, PodIPs: o.Status.PodIPs},
-		}, nil
+		}
 	case *corev1.Node:
 		o.Status.Images, o.ManagedFields = nil, nil
 	case client.Object:
 		o.SetManagedFields(nil)
 	}
-	return obj, nil
+	return obj
 }

@@ -31,6 +31,10 @@ type Filter struct {
 // Usable returns the endpoints that may be called, and what may be taken for the peer's
 // nodes, sorted.
 func (f Filter) Usable(in Announcement) (out Announcement) {
+	own := v1alpha1.SetOf(f.Own)
+	allows := func(a netip.Addr, mayBePrivate bool) bool {
+		return usable(a) && !own.Contains(a) && (mayBePrivate || !ipam.PrivateAddr(a))
+	}
 	var called []netip.AddrPort
 	for _, e := range f.Endpoints {
 		if addrPort, err := netip.ParseAddrPort(e); err == nil { // else it is a name
@@ -41,23 +45,21 @@ func (f Filter) Usable(in Announcement) (out Announcement) {
 	for _, s := range in.Endpoints {
 		e, err := netip.ParseAddrPort(s)
 		known := slices.ContainsFunc(called, func(c netip.AddrPort) bool { return c.Port() == e.Port() })
-		if err == nil && (known || e.Port() >= minPort) && f.allows(e.Addr(), isPrivate) && !contain(f.Tunneled, e.Addr()) && !slices.Contains(out.Endpoints, s) {
+		if err == nil && (known || e.Port() >= minPort) && allows(e.Addr(), isPrivate) && !contain(f.Tunneled, e.Addr()) && !slices.Contains(out.Endpoints, s) {
 			out.Endpoints = append(out.Endpoints, s)
 		}
 	}
 	isPrivate = slices.ContainsFunc(f.NodeIPs, func(ip v1alpha1.IP) bool { return ipam.PrivateAddr(ip.Addr) })
-	out.NodeIPs = slices.DeleteFunc(slices.Clone(in.NodeIPs), func(ip v1alpha1.IP) bool { return !f.allows(ip.Addr, isPrivate) })
+	out.NodeIPs = slices.DeleteFunc(slices.Clone(in.NodeIPs), func(ip v1alpha1.IP) bool { return !allows(ip.Addr, isPrivate) })
 	slices.SortFunc(out.NodeIPs, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
 	out.NodeIPs = slices.Compact(out.NodeIPs)
 	return out
 }
 
-// allows says whether an address may be one of the peer, which may have private ones.
-func (f Filter) allows(a netip.Addr, mayBePrivate bool) bool {
-	if a.Zone() != "" || !a.IsGlobalUnicast() || a.Is4() && (a.As4()[0] == 0 || a.As4()[0] >= 240) {
-		return false // a zone, loopback, link-local, multicast, broadcast, unspecified, reserved
-	}
-	return !contain(f.Own, a) && (mayBePrivate || !ipam.PrivateAddr(a))
+// usable says whether an address may be a machine's.
+func usable(a netip.Addr) bool {
+	// A zone, loopback, link-local, multicast, broadcast, unspecified, reserved are not.
+	return a.Zone() == "" && a.IsGlobalUnicast() && (!a.Is4() || a.As4()[0] > 0 && a.As4()[0] < 240)
 }
 
 func contain(ranges []netip.Prefix, a netip.Addr) bool {

@@ -51,6 +51,11 @@ const (
 	nodeCritical    = "system-node-critical"
 	clusterCritical = "system-cluster-critical"
 
+	// The agents' limits of memory, in bytes. TestSecurity_21 of package agents shows that they
+	// are enough for all that there can be.
+	nodeMemory    = 512 << 20
+	gatewayMemory = 3 << 29
+
 	// controlPlane is both a label and a taint.
 	controlPlane = "node-role.kubernetes.io/control-plane"
 )
@@ -232,7 +237,7 @@ func NodeAgent(image string, key int32) (account []Object, daemonSet *appsv1.Dae
 					// A node that is cordoned, tainted or not ready has pods all the same.
 					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 					Affinity:    nodes.Affinity(),
-					Containers:  []corev1.Container{agent(image, "10m", "127.0.0.1", "node")},
+					Containers:  []corev1.Container{agent(image, "10m", nodeMemory, "127.0.0.1", "node")},
 				},
 			},
 		},
@@ -369,7 +374,7 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 
 func (g Gateway) deployment() *appsv1.Deployment {
 	labels := g.Labels()
-	container := agent(g.Image, "50m", "", "gateway", "--peering="+g.Peering, "--plane="+strconv.Itoa(int(g.Plane)), "--key-dir="+KeyDir)
+	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+strconv.Itoa(int(g.Plane)), "--key-dir="+KeyDir)
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
 	container.Ports = []corev1.ContainerPort{{Name: "wireguard", ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}}
 	container.VolumeMounts = []corev1.VolumeMount{{Name: "keys", MountPath: KeyDir, ReadOnly: true}}
@@ -471,15 +476,19 @@ func accountFor(name, clusterName string, labels map[string]string, inCluster, i
 	}
 }
 
-// agent is the one container of an agent's pod. An empty healthHost is the pod's own
-// address.
-func agent(image, cpu, healthHost string, args ...string) corev1.Container {
+// agent is the one container of an agent's pod, with a limit of memory in bytes. Go's runtime
+// collects garbage more often above three quarters of it. The rest is for the kernel's links, routes
+// and sets, which count. An empty healthHost is the pod's own address.
+func agent(image, cpu string, memory int64, healthHost string, args ...string) corev1.Container {
 	return corev1.Container{
 		Name: "agent", Image: image, ImagePullPolicy: corev1.PullIfNotPresent, Args: args,
-		Env: []corev1.EnvVar{fieldEnv("NODE_NAME", "spec.nodeName"), fieldEnv("POD_NAME", "metadata.name")},
-		Resources: corev1.ResourceRequirements{Requests: corev1.ResourceList{
-			corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("32Mi"),
-		}},
+		Env: []corev1.EnvVar{
+			fieldEnv("NODE_NAME", "spec.nodeName"), fieldEnv("POD_NAME", "metadata.name"), {Name: "GOMEMLIMIT", Value: fmt.Sprint(memory / 4 * 3)},
+		},
+		Resources: corev1.ResourceRequirements{
+			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("32Mi")},
+			Limits:   corev1.ResourceList{corev1.ResourceMemory: *resource.NewQuantity(memory, resource.BinarySI)},
+		},
 		// The kubelet starts an agent anew whose loop is stuck, which the agent itself says.
 		LivenessProbe: &corev1.Probe{
 			ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -356,6 +357,23 @@ func TestDefect1_28_Priority(t *testing.T) {
 		}
 		if p.Spec.PriorityClassName != want || !slices.Contains(allowed, want) {
 			t.Errorf("%s has the priority class %q; the quota is for %v", p.name, p.Spec.PriorityClassName, allowed)
+		}
+	}
+}
+
+// Agents have a limit of memory, which Go's runtime knows of before it is reached.
+func TestSecurity_21_LimitOfMemory(t *testing.T) {
+	_, daemonSet := NodeAgent("image", 1)
+	_, deployment := Gateway{Peering: "b"}.Objects()
+	for _, c := range []corev1.Container{daemonSet.Spec.Template.Spec.Containers[0], deployment.Spec.Template.Spec.Containers[0]} {
+		limit, request := c.Resources.Limits.Memory().Value(), c.Resources.Requests.Memory().Value()
+		i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "GOMEMLIMIT" })
+		if i < 0 || request == 0 || limit < request {
+			t.Fatalf("%v: request %d, limit %d", c.Args, request, limit)
+		}
+		soft, err := strconv.ParseInt(c.Env[i].Value, 10, 64)
+		if err != nil || soft != limit/4*3 {
+			t.Errorf("%v: GOMEMLIMIT is %s of %d: %v", c.Args, c.Env[i].Value, limit, err)
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/google/nftables"
+	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/nft"
@@ -85,13 +86,25 @@ func Purge(ctx context.Context) (changed bool, err error) {
 	return changed, nil
 }
 
+// transactionBytes is more than any table of ours has. The kernel takes a transaction as one
+// message, and the usual limit of one is 208 KiB, which is some 5,000 elements of sets.
+const transactionBytes = 64 << 20
+
+// forTransactions lets a socket send such a message, and hold the answers to its parts.
+func forTransactions(c *netlink.Conn) error {
+	return errors.Join(c.SetWriteBuffer(transactionBytes), c.SetReadBuffer(transactionBytes))
+}
+
 // apply sends what differs between a table and the kernel's.
 func apply(ctx context.Context, want table) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
 	// Not a lasting connection: answers to what the kernel refuses may stay in it.
-	c := &nftables.Conn{}
+	c, err := nftables.New(nftables.WithSockOptions(forTransactions))
+	if err != nil {
+		return false, fmt.Errorf("open nftables: %w", err)
+	}
 	have, err := read(c, want.family)
 	if err != nil {
 		return false, err

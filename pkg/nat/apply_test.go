@@ -407,3 +407,25 @@ func TestSecurity_20_ChangedLimits(t *testing.T) {
 		}
 	}
 }
+
+// A table with very many elements is a large transaction, which the kernel takes.
+func TestSecurity_21_LargeTables(t *testing.T) {
+	ns := netns.New(t, "large")
+	g, n := gateway(), node()
+	a := addr("172.16.0.0")
+	for i := range 12000 {
+		a = a.Next()
+		g.Nodes = append(g.Nodes, a)
+		n.Hosts = append(n.Hosts, a)
+		if i%2 == 0 {
+			n.Gateways[0].Remote = append(n.Gateways[0].Remote, netip.PrefixFrom(a, 32))
+		}
+	}
+	for what, apply := range map[string]func() (bool, error){
+		"gateway": func() (bool, error) { return nat.ApplyGateway(context.Background(), g) },
+		"node":    func() (bool, error) { return nat.ApplyNode(context.Background(), n) },
+	} {
+		expect(t, ns, true, what, apply)
+		expect(t, ns, false, what+" again", apply)
+	}
+}

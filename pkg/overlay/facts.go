@@ -43,16 +43,8 @@ func (k *Kernel) EgressMTU(name string) (int, error) {
 		return 0, fmt.Errorf("MTU of interface %q: %w", name, err)
 	}
 	mtu := l.Attrs().MTU
-	routes, err := k.listRoutes(netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF)
-	if err != nil {
-		return 0, err
-	}
-	for _, r := range routes {
-		if r.MTU > 0 {
-			mtu = min(mtu, r.MTU)
-		}
-	}
-	return mtu, nil
+	mtus, err := listRoutes(k, netlink.Route{LinkIndex: l.Attrs().Index}, netlink.RT_FILTER_OIF, func(r netlink.Route) (int, bool) { return r.MTU, r.MTU > 0 })
+	return slices.Min(append(mtus, mtu)), err
 }
 
 // LinkWith returns the interface that bears an address, and its MTU in bytes.
@@ -74,28 +66,17 @@ func (k *Kernel) LinkWith(addr netip.Addr) (name string, mtu int, err error) {
 // default routes, local and broadcast addresses, and the ranges for loopback, link-local
 // addresses and multicast.
 func (k *Kernel) Routes() ([]netip.Prefix, error) {
-	routes, err := k.listRoutes(netlink.Route{}, netlink.RT_FILTER_TABLE)
-	if err != nil {
-		return nil, err
-	}
-	var out []netip.Prefix
-	for _, r := range routes {
-		if isOurTable(r.Table) || r.Dst == nil {
-			continue
+	types := []int{unix.RTN_UNICAST, unix.RTN_BLACKHOLE, unix.RTN_UNREACHABLE, unix.RTN_PROHIBIT}
+	out, err := listRoutes(k, netlink.Route{}, netlink.RT_FILTER_TABLE, func(r netlink.Route) (p netip.Prefix, ok bool) {
+		if isOurTable(r.Table) || r.Dst == nil || !slices.Contains(types, r.Type) {
+			return p, false
 		}
-		switch r.Type {
-		case unix.RTN_UNICAST, unix.RTN_BLACKHOLE, unix.RTN_UNREACHABLE, unix.RTN_PROHIBIT:
-		default:
-			continue
-		}
-		p, ok := netipx.FromStdIPNet(r.Dst)
+		p, ok = netipx.FromStdIPNet(r.Dst)
 		// VPNs split the default route into two halves.
-		if ok && p.Bits() > 1 && isGlobal(p.Addr()) {
-			out = append(out, p)
-		}
-	}
+		return p, ok && p.Bits() > 1 && isGlobal(p.Addr())
+	})
 	slices.SortFunc(out, netip.Prefix.Compare)
-	return slices.Compact(out), nil
+	return slices.Compact(out), err
 }
 
 // Uplinks returns the names of the interfaces that lead to other machines: those
@@ -111,15 +92,14 @@ func (k *Kernel) Uplinks() ([]string, error) {
 			names[l.Index] = name
 		}
 	}
-	routes, err := k.listRoutes(netlink.Route{}, netlink.RT_FILTER_TABLE)
+	routes, err := listRoutes(k, netlink.Route{}, netlink.RT_FILTER_TABLE, func(r netlink.Route) (netlink.Route, bool) {
+		return r, !isOurTable(r.Table) && r.Type == unix.RTN_UNICAST
+	})
 	if err != nil {
 		return nil, err
 	}
 	var out []string
 	for _, r := range routes {
-		if isOurTable(r.Table) || r.Type != unix.RTN_UNICAST {
-			continue
-		}
 		hops := r.MultiPath
 		if len(hops) == 0 {
 			hops = []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw, Via: r.Via}}

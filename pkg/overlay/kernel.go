@@ -104,9 +104,9 @@ func (k *Kernel) Supports(kind Kind) (bool, error) {
 type applier struct {
 	kernel *Kernel
 	want   State
-	// wantedLinks and wantedRoutes are those of want.
+	// wantedLinks are those of want, and wantedRoutes where they are in it.
 	wantedLinks  map[string]Link
-	wantedRoutes map[routeKey]Route
+	wantedRoutes map[routeKey]int
 	changes      []string
 	// failed is what could not be done, and allFailed says that all links lack some of it.
 	failed    PartialError
@@ -158,8 +158,8 @@ func isOurTable(table int) bool {
 // be what one node or peer says, and the others need theirs.
 func (a *applier) index() error {
 	links, routes := a.want.Links, a.want.Routes
-	a.wantedLinks, a.wantedRoutes = make(map[string]Link, len(links)), make(map[routeKey]Route, len(routes))
-	a.want.Links, a.want.Routes = nil, nil
+	a.wantedLinks, a.wantedRoutes = make(map[string]Link, len(links)), make(map[routeKey]int, len(routes))
+	a.want.Links, a.want.Routes = nil, make([]Route, 0, len(routes))
 	for _, l := range links {
 		if !strings.HasPrefix(l.Name, NamePrefix) {
 			return fmt.Errorf("link name %q does not start with %q", l.Name, NamePrefix)
@@ -175,13 +175,13 @@ func (a *applier) index() error {
 		if !isOurTable(r.Table) {
 			return fmt.Errorf("route %s: the table is not ours", r)
 		}
-		if first, twice := a.wantedRoutes[r.key()]; twice {
-			if first != r {
+		if i, twice := a.wantedRoutes[r.key()]; twice {
+			if first := a.want.Routes[i]; first != r {
 				a.failLink(r.Dev, fmt.Errorf("route %s: there is %s already", r, first))
 			}
 			continue
 		}
-		a.wantedRoutes[r.key()] = r
+		a.wantedRoutes[r.key()] = len(a.want.Routes)
 		a.want.Routes = append(a.want.Routes, r)
 	}
 	for _, r := range a.want.Rules {

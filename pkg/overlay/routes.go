@@ -34,16 +34,25 @@ func (r Route) key() routeKey {
 
 // kernelRoute is a route of the kernel, with what of it fits into a Route.
 type kernelRoute struct {
-	raw   netlink.Route
+	// raw is nil if the route is as wanted: there may be very many.
+	raw   *netlink.Route
 	route Route
 	// other says that it has properties which no route of ours has.
 	other bool
 }
 
-// listRoutes returns the routes of both families that a filter lets through.
-func (k *Kernel) listRoutes(filter netlink.Route, mask uint64) (out []netlink.Route, err error) {
+// listRoutes returns what is taken of the routes of both families that a filter lets through.
+func listRoutes[T any](k *Kernel, filter netlink.Route, mask uint64, take func(netlink.Route) (T, bool)) (out []T, err error) {
 	for _, family := range families {
-		routes, err := link.Dump(func() ([]netlink.Route, error) { return k.routes.RouteListFiltered(family, &filter, mask) })
+		routes, err := link.Dump(func() (taken []T, err error) {
+			err = k.routes.RouteListFilteredIter(family, &filter, mask, func(r netlink.Route) bool {
+				if t, ok := take(r); ok {
+					taken = append(taken, t)
+				}
+				return true
+			})
+			return taken, err
+		})
 		// Tables come and go with their routes.
 		if err != nil && !errors.Is(err, unix.ENOENT) && !lacks(family, err) {
 			return nil, fmt.Errorf("list routes: %w", err)
@@ -70,19 +79,24 @@ func (a *applier) readRoutes() error {
 	}
 	a.routes = map[routeKey]kernelRoute{}
 	for _, table := range []int{Table, InboundTable} {
-		routes, err := a.kernel.listRoutes(netlink.Route{Table: table}, netlink.RT_FILTER_TABLE)
+		routes, err := listRoutes(a.kernel, netlink.Route{Table: table}, netlink.RT_FILTER_TABLE, func(raw netlink.Route) (kernelRoute, bool) {
+			r := convert(raw, names)
+			if raw.Protocol != Protocol || !a.isWanted(r) {
+				r.raw = new(raw) // a copy, so that others are not kept
+			}
+			return r, true
+		})
 		if err != nil {
 			return err
 		}
-		for _, raw := range routes {
-			r := convert(raw, names)
+		for _, r := range routes {
 			key := r.route.key()
 			switch other, ok := a.routes[key]; {
-			case raw.Protocol != Protocol:
-				a.fail("foreign route in our table %d (protocol %d): %s", table, raw.Protocol, r.route)
+			case r.raw != nil && r.raw.Protocol != Protocol:
+				a.fail("foreign route in our table %d (protocol %d): %s", table, r.raw.Protocol, r.route)
 			case !ok:
 				a.routes[key] = r
-			case r.is(a.wantedRoutes[key]):
+			case r.raw == nil:
 				a.routes[key] = r
 				a.removeRoute(other)
 			default:
@@ -91,6 +105,12 @@ func (a *applier) readRoutes() error {
 		}
 	}
 	return nil
+}
+
+// isWanted says that a route is as it should be.
+func (a *applier) isWanted(r kernelRoute) bool {
+	i, ok := a.wantedRoutes[r.route.key()]
+	return ok && r.is(a.want.Routes[i])
 }
 
 func convert(raw netlink.Route, names map[int]string) kernelRoute {
@@ -110,13 +130,13 @@ func convert(raw netlink.Route, names map[int]string) kernelRoute {
 	other := raw.Tos != 0 || len(raw.MultiPath) > 0 || raw.Encap != nil || raw.AdvMSS != 0 || raw.MTULock ||
 		(raw.Type != unix.RTN_UNICAST && raw.Type != unix.RTN_UNREACHABLE) ||
 		(r.Via.IsValid() && raw.Flags&unix.RTNH_F_ONLINK == 0)
-	return kernelRoute{raw: raw, route: r, other: other}
+	return kernelRoute{route: r, other: other}
 }
 
 func (a *applier) addRoutes() error {
 	for _, want := range a.want.Routes {
 		have, ok := a.routes[want.key()]
-		if ok && have.is(want) {
+		if ok && have.raw == nil {
 			continue
 		}
 		raw, err := a.toKernel(want)
@@ -177,7 +197,7 @@ func (a *applier) removeRoutes() error {
 }
 
 func (a *applier) removeRoute(r kernelRoute) {
-	raw := r.raw
+	raw := *r.raw
 	// The kernel reports the state of a next hop by flags that it does not
 	// accept.
 	raw.Flags &= unix.RTNH_F_ONLINK

@@ -5,7 +5,10 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/pem"
+	"io"
+	"maps"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"os"
@@ -113,16 +116,23 @@ func startNode(t *testing.T) *node {
 	return n
 }
 
-// startAgent runs the program as in its pod: the API server is where the environment
-// and the files of its service account say.
+// startAgent runs the node's agent.
 func (n *node) startAgent(t *testing.T) {
 	t.Helper()
+	n.agent = start(t, n.NS, n.api, n.log, []string{"NODE_NAME=n1", "POD_NAME=agent-1"}, nil, "node")
+}
+
+// start runs the agents' program as in its pod: the API server is where the environment
+// and the files of its service account say. files are there beside the overlay's key, in the
+// directory that DIR stands for in the arguments.
+func start(t *testing.T, ns *netns.NS, api http.Handler, log io.Writer, env []string, files map[string][]byte, args ...string) *exec.Cmd {
+	t.Helper()
 	var listener net.Listener
-	n.Do(t, func() (err error) {
+	ns.Do(t, func() (err error) {
 		listener, err = net.Listen("tcp", "127.0.0.1:0")
 		return err
 	})
-	server := httptest.NewUnstartedServer(n.api)
+	server := httptest.NewUnstartedServer(api)
 	server.Listener.Close()
 	server.Listener = listener
 	server.StartTLS()
@@ -131,11 +141,12 @@ func (n *node) startAgent(t *testing.T) {
 		server.Close()
 	})
 	dir := t.TempDir()
-	files := map[string][]byte{
+	all := map[string][]byte{
 		"token": []byte("token"), "ca.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate(server).Raw}),
 		"key": bytes.Repeat([]byte{7}, overlay.KeyBytes),
 	}
-	for name, content := range files {
+	maps.Copy(all, files)
+	for name, content := range all {
 		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -145,25 +156,27 @@ func (n *node) startAgent(t *testing.T) {
 		t.Fatalf("build the agents: %v: %s", err, out)
 	}
 	const account = "/run/secrets/kubernetes.io/serviceaccount"
-	n.agent = exec.Command("unshare", "--mount", "sh", "-ec",
-		"mkdir -p "+dir+"/run; mount -t tmpfs none /run; mkdir -p "+account+"; mount --bind "+dir+" "+account+"; exec "+program+" node --overlay-key="+dir+"/key")
+	command := strings.ReplaceAll(program+" "+strings.Join(args, " "), "DIR", dir)
+	agent := exec.Command("unshare", "--mount", "sh", "-ec",
+		"mkdir -p "+dir+"/run; mount -t tmpfs none /run; mkdir -p "+account+"; mount --bind "+dir+" "+account+"; exec "+command+" --overlay-key="+dir+"/key")
 	host, port, err := net.SplitHostPort(listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.agent.Env = append(os.Environ(), "KUBERNETES_SERVICE_HOST="+host, "KUBERNETES_SERVICE_PORT="+port, "NODE_NAME=n1", "POD_NAME=agent-1")
-	n.agent.Stdout, n.agent.Stderr = n.log, n.log
-	if err := n.Start(n.agent); err != nil {
+	agent.Env = slices.Concat(os.Environ(), []string{"KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port}, env)
+	agent.Stdout, agent.Stderr = log, log
+	if err := ns.Start(agent); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = n.agent.Process.Signal(syscall.SIGCONT)
-		_ = n.agent.Process.Kill()
-		_ = n.agent.Wait()
+		_ = agent.Process.Signal(syscall.SIGCONT)
+		_ = agent.Process.Kill()
+		_ = agent.Wait()
 		if t.Failed() {
-			t.Logf("the agent:\n%s", n.log)
+			t.Logf("the agent:\n%s", log)
 		}
 	})
+	return agent
 }
 
 func certificate(s *httptest.Server) *x509.Certificate { return s.Certificate() }

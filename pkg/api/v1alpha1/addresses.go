@@ -3,6 +3,8 @@ package v1alpha1
 import (
 	"encoding/json"
 	"net/netip"
+
+	"go4.org/netipx"
 )
 
 // CIDR is a prefix that reads and writes as a string, e.g. "10.244.0.0/16".
@@ -31,6 +33,17 @@ func Prefixes(cidrs []CIDR) []netip.Prefix {
 		}
 	}
 	return out
+}
+
+// SetOf is what prefixes cover, those that are valid. To look up an address in it takes about as
+// long for many prefixes as for few.
+func SetOf(prefixes []netip.Prefix) *netipx.IPSet {
+	var b netipx.IPSetBuilder
+	for _, p := range prefixes {
+		b.AddPrefix(p)
+	}
+	s, _ := b.IPSet() // the error is about prefixes that are not valid
+	return s
 }
 
 // DeepCopyInto copies the value.

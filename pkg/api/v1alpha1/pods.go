@@ -12,11 +12,11 @@ import (
 // cluster's pods. It is empty if there is no such pod. It is for the condition
 // Degraded of the Peering.
 func (p *Peering) PodOutside(nodes []NodeNetwork) string {
-	inside := func(prefix netip.Prefix) bool {
-		return slices.ContainsFunc(p.Spec.Local.Pods, func(m CIDRMapping) bool {
-			return m.Real.Bits() <= prefix.Bits() && m.Real.Contains(prefix.Addr())
-		})
+	var pods []netip.Prefix
+	for _, m := range p.Spec.Local.Pods {
+		pods = append(pods, m.Real.Prefix)
 	}
+	inside := SetOf(pods).ContainsPrefix
 	// Network plugins that give out addresses by themselves leave the nodes' ranges
 	// unused. They count if there is one in the ranges of the pods.
 	used := slices.ContainsFunc(nodes, func(n NodeNetwork) bool {

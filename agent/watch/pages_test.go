@@ -1,0 +1,106 @@
+package watch
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// An agent that cannot have the first list streamed asks for it in pages, and strips each before it
+// asks for the next one. So it never has all that there is at once.
+func TestSecurity_21_ListedInPages(t *testing.T) {
+	const count = 3*pageSize + 1
+	var mu sync.Mutex
+	var lists []url.Values
+	stripped, late := 0, 0 // how many objects, and how many pages came before those before them were
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		query := req.URL.Query()
+		w.Header().Set("Content-Type", "application/json")
+		if query.Get("sendInitialEvents") != "" {
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity})
+			return
+		}
+		if query.Get("watch") != "" {
+			_ = http.NewResponseController(w).Flush()
+			<-req.Context().Done()
+			return
+		}
+		first, _ := strconv.Atoi(query.Get("continue"))
+		mu.Lock()
+		lists = append(lists, query)
+		if stripped < first {
+			late++
+		}
+		mu.Unlock()
+		last, next := count, ""
+		if n, _ := strconv.Atoi(query.Get("limit")); n > 0 && query.Get("resourceVersion") != "0" && first+n < count {
+			last, next = first+n, strconv.Itoa(first+n)
+		}
+		var items []any
+		for i := first; i < last; i++ {
+			items = append(items, written(t, "NodeNetwork", fmt.Sprint("n", i), i+1, `{"spec": {"nodeName": "n"}, "status": {"message": "long"}}`))
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{
+			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetworkList", "metadata": map[string]any{"resourceVersion": "1", "continue": next}, "items": items,
+		})
+	}))
+	t.Cleanup(server.Close)
+	t.Cleanup(server.CloseClientConnections)
+	scheme, mapper, err := kinds()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg := &rest.Config{Host: server.URL}
+	c, err := client.New(cfg, client.Options{Scheme: scheme, Mapper: mapper})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	view, err := Start(ctx, c, cfg, map[client.Object]fields.Selector{&v1alpha1.NodeNetwork{}: All()}, func(obj client.Object) {
+		mu.Lock()
+		defer mu.Unlock()
+		stripped++
+		obj.(*v1alpha1.NodeNetwork).Status.Message = ""
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all v1alpha1.NodeNetworkList
+	if err := view.List(ctx, &all, Shared); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, n := range all.Items {
+		seen[n.Name] = true
+		if n.Status.Message != "" || !strings.HasPrefix(n.Name, "n") {
+			t.Errorf("%s has not been stripped", n.Name)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if len(seen) != count || len(lists) != 4 || late > 0 {
+		t.Errorf("%d of %d objects, by %d requests, %d of them before what was read had been stripped", len(seen), count, len(lists), late)
+	}
+	for _, query := range lists {
+		if query.Get("limit") != strconv.Itoa(pageSize) || query.Get("resourceVersion") != "" {
+			t.Errorf("asked for %v", query)
+		}
+	}
+}
