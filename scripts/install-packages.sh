@@ -16,6 +16,7 @@ packages=(
   firewalld                   # a firewall on nodes of the lab, see below
   gcc                         # a part of flannel is written in C
   iproute2                    # ip, to look at nodes
+  ipset                       # kube-router, which enforces NetworkPolicies in tests
   iptables                    # kube-proxy, port mappings
   kmod                        # modprobe, for kernels with modules
   libc6-dev                   # gcc needs it

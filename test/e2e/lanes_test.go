@@ -221,9 +221,11 @@ var places = map[string]place{
 	"TestDefect1_13_NodesReplaced": {laneAll, networksPart},
 	"TestRangesWithoutSource":      {laneAll, networksPart},
 
+	"TestDefaultDeny":           {laneEqual, networksPart},
 	"TestFarAway":               {laneOther, networksPart},
 	"TestFirewalld":             {laneEqual, networksPart},
 	"TestMappedRangeUsedInPeer": {laneAll, networksPart},
+	"TestNetworkPolicyEngine":   {laneAll, networksPart},
 	"TestNetworks":              {laneAll, networksPart},
 	"TestNoMasquerade":          {laneAll, networksPart},
 	"TestNodesInAnothersRange":  {laneAll, networksPart},

@@ -37,6 +37,18 @@ spec:
 type party struct {
 	from *vantage
 	to   []netip.Addr
+	// seenFrom and seenTo are the same as nodes of the cluster with the policies see them.
+	seenFrom netip.Addr
+	seenTo   []netip.Addr
+}
+
+// policyTest is a policy, who calls under it, and who is admitted.
+type policyTest struct {
+	name, spec string
+	parties    map[string]party
+	protocol   string
+	// admitted begin the names of those who are.
+	admitted []string
 }
 
 // A NetworkPolicy sees a pod of the peer by the address that this cluster knows
@@ -48,6 +60,41 @@ type party struct {
 // The lab's network plugin enforces no policies, package netpol does.
 func TestNetworkPolicy(t *testing.T) {
 	ctx := begin(t)
+	a := fx.alpha
+	tests, inbound := policyTests(t, ctx)
+	t.Cleanup(func() { removePolicies(t, a) })
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			if _, err := a.Run(ctx, fmt.Sprintf(policyManifest, test.spec), "apply", "-f", "-"); err != nil {
+				t.Fatal(err)
+			}
+			enforce(t, ctx, a)
+			checkVerdicts(t, test.parties, test.protocol, test.admitted)
+			if test.spec == "policyTypes: [Ingress]" {
+				// Whatever policies say, a pod's own node reaches it.
+				for i, p := range a.pods {
+					if _, err := a.nodes[i].call("tcp", p.IP, callTimeout); err != nil {
+						t.Error(err)
+					}
+				}
+			}
+		})
+	}
+	removePolicies(t, a)
+	checkVerdicts(t, inbound, "tcp", []string{"mapped", "unmapped", "local"})
+	unpeerForPolicies(t, ctx)
+}
+
+func unpeerForPolicies(t *testing.T, ctx context.Context) {
+	t.Helper()
+	together(t, ctx, []string{"unpeer", fx.alpha.Name, fx.beta.Name}, []string{"unpeer", fx.alpha.Name, fx.gamma.Name})
+	checkNothingLeft(t, ctx)
+}
+
+// policyTests peers alpha with beta and gamma. It returns policies of alpha, and those who
+// call its pods.
+func policyTests(t *testing.T, ctx context.Context) (tests []policyTest, inbound map[string]party) {
+	t.Helper()
 	// alpha and beta have the same ranges, gamma another: seen as what it is.
 	a, b, c := fx.alpha, fx.beta, fx.gamma
 	together(t, ctx, []string{"peer", a.Name, b.Name}, []string{"peer", a.Name, c.Name})
@@ -56,8 +103,6 @@ func TestNetworkPolicy(t *testing.T) {
 	if ba.LocalPods[0].Real == ba.LocalPods[0].Mapped || ca.LocalPods[0].Real != ca.LocalPods[0].Mapped {
 		t.Fatalf("%s is seen as %v and %s as %v: want one that is mapped and one that is not", b.Name, ba.LocalPods, c.Name, ca.LocalPods)
 	}
-	t.Cleanup(func() { removePolicies(t, a) })
-
 	mapped, own, unmapped := ba.LocalPods[0].Mapped, ba.LocalPods[0].Real, ca.LocalPods[0].Real
 	one := ba.seenAs(t, b.pods[0].IP)
 	external := netip.PrefixFrom(ba.Nodes[0].SeenAs, 18).Masked()
@@ -68,22 +113,27 @@ func TestNetworkPolicy(t *testing.T) {
 	}
 
 	// Who calls the pods of alpha.
-	inbound := map[string]party{"local pod": {a.pods[1].vantage, []netip.Addr{a.pods[0].IP}}}
-	var hereForB, hereForC []netip.Addr
+	near := []netip.Addr{a.pods[0].IP}
+	inbound = map[string]party{"local pod": {a.pods[1].vantage, near, a.pods[1].IP, near}}
+	var here, hereForB, hereForC []netip.Addr
 	for _, p := range a.pods {
+		here = append(here, p.IP)
 		hereForB = append(hereForB, ab.seenAs(t, p.IP))
 		hereForC = append(hereForC, viewOf(t, views, a, c).seenAs(t, p.IP))
 	}
 	for i := range 2 {
-		inbound[fmt.Sprintf("mapped pod %d", i)] = party{b.pods[i].vantage, hereForB}
-		inbound[fmt.Sprintf("mapped node %d", i)] = party{b.nodes[i].vantage, hereForB}
-		inbound[fmt.Sprintf("unmapped pod %d", i)] = party{c.pods[i].vantage, hereForC}
+		inbound[fmt.Sprintf("mapped pod %d", i)] = party{b.pods[i].vantage, hereForB, ba.seenAs(t, b.pods[i].IP), here}
+		inbound[fmt.Sprintf("mapped node %d", i)] = party{b.nodes[i].vantage, hereForB, ba.nodeSeenAs(t, b.nodes[i].Node.Name), here}
+		inbound[fmt.Sprintf("unmapped pod %d", i)] = party{c.pods[i].vantage, hereForC, ca.seenAs(t, c.pods[i].IP), here}
 	}
 	// Whom both pods of alpha call.
-	outbound := map[string]party{"local pod": {a.pods[0].vantage, []netip.Addr{a.pods[1].IP}}}
+	calls := func(from int, to netip.Addr) party {
+		return party{a.pods[from].vantage, []netip.Addr{to}, a.pods[from].IP, []netip.Addr{to}}
+	}
+	outbound := map[string]party{"local pod": calls(0, a.pods[1].IP)}
 	for i := range 2 {
-		outbound[fmt.Sprintf("mapped pod %d", i)] = party{a.pods[i].vantage, []netip.Addr{ba.seenAs(t, b.pods[i].IP)}}
-		outbound[fmt.Sprintf("unmapped pod %d", i)] = party{a.pods[i].vantage, []netip.Addr{ca.seenAs(t, c.pods[i].IP)}}
+		outbound[fmt.Sprintf("mapped pod %d", i)] = calls(i, ba.seenAs(t, b.pods[i].IP))
+		outbound[fmt.Sprintf("unmapped pod %d", i)] = calls(i, ca.seenAs(t, c.pods[i].IP))
 	}
 
 	from := func(peers string) string { return "policyTypes: [Ingress]\n  ingress: [{from: [" + peers + "]}]" }
@@ -94,13 +144,7 @@ func TestNetworkPolicy(t *testing.T) {
 	const private = "10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16"
 	everything := netip.MustParsePrefix("0.0.0.0/0")
 	first := netip.PrefixFrom(one, 32).String()
-	for _, test := range []struct {
-		name, spec string
-		parties    map[string]party
-		protocol   string
-		// admitted begin the names of those who are.
-		admitted []string
-	}{
+	return []policyTest{
 		{"nobody", "policyTypes: [Ingress]", inbound, "tcp", nil},
 		{"the mapped range", from(block(mapped)), inbound, "tcp", []string{"mapped pod"}},
 		{"the mapped range, UDP", from(block(mapped)), inbound, "udp", []string{"mapped pod"}},
@@ -123,27 +167,7 @@ func TestNetworkPolicy(t *testing.T) {
 		{"to pods by labels that all have", to("{podSelector: {matchLabels: {app: tester}}, namespaceSelector: {}}"), outbound, "tcp", []string{"local"}},
 		// Answers to those who may call are no matter of egress.
 		{"to nobody, called by all", "policyTypes: [Egress]", inboundRemote(inbound), "tcp", []string{"mapped", "unmapped"}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			if _, err := a.Run(ctx, fmt.Sprintf(policyManifest, test.spec), "apply", "-f", "-"); err != nil {
-				t.Fatal(err)
-			}
-			enforce(t, ctx, a)
-			checkVerdicts(t, test.parties, test.protocol, test.admitted)
-			if test.spec == "policyTypes: [Ingress]" {
-				// Whatever policies say, a pod's own node reaches it.
-				for i, p := range a.pods {
-					if _, err := a.nodes[i].call("tcp", p.IP, callTimeout); err != nil {
-						t.Error(err)
-					}
-				}
-			}
-		})
-	}
-	removePolicies(t, a)
-	checkVerdicts(t, inbound, "tcp", []string{"mapped", "unmapped", "local"})
-	together(t, ctx, []string{"unpeer", a.Name, b.Name}, []string{"unpeer", a.Name, c.Name})
-	checkNothingLeft(t, ctx)
+	}, inbound
 }
 
 // inboundRemote are those of other clusters.

@@ -50,7 +50,7 @@ type suite struct {
 	modules []module
 }
 
-func suites() []suite { return []suite{kubernetesSuite(), flannelSuite()} }
+func suites() []suite { return []suite{kubernetesSuite(), flannelSuite(), policySuite()} }
 
 // kubernetesSuite is what every cluster needs.
 func kubernetesSuite() suite {
@@ -107,6 +107,26 @@ func flannelSuite() suite {
 			versions: "github.com/containernetworking/plugins",
 			programs: []string{"flannel"},
 			took:     "half a minute",
+		},
+	}}
+}
+
+// policySuite is for tests of NetworkPolicies: an engine, and the evaluator of another one,
+// which says what to expect of it.
+func policySuite() suite {
+	return suite{"policy", "kube-router and an evaluator of NetworkPolicies", "five minutes", []module{
+		{
+			name:     "kube-router",
+			versions: "github.com/cloudnativelabs/kube-router/v2",
+			programs: []string{"kube-router"},
+			took:     "three minutes",
+		},
+		{
+			name:     "policy-oracle",
+			versions: "sigs.k8s.io/kube-network-policies",
+			programs: []string{"policy-oracle"},
+			target:   ".",
+			took:     "two minutes",
 		},
 	}}
 }
@@ -192,9 +212,19 @@ func (l *Lab) binDirFor(source string, of suite) (string, error) {
 func (l *Lab) Build(ctx context.Context, all bool) (binDir string, err error) {
 	binDir, err = l.buildSuite(ctx, kubernetesSuite())
 	if err == nil && all {
-		_, err = l.buildSuite(ctx, flannelSuite())
+		for _, of := range suites()[1:] {
+			if _, err := l.buildSuite(ctx, of); err != nil {
+				return binDir, err
+			}
+		}
 	}
 	return binDir, err
+}
+
+// BuildPolicies builds kube-router and policy-oracle, which say and enforce what
+// NetworkPolicies admit, unless they are there, and returns their directory.
+func (l *Lab) BuildPolicies(ctx context.Context) (dir string, err error) {
+	return l.buildSuite(ctx, policySuite())
 }
 
 // buildSuite builds the programs of a suite, unless they are there, and returns

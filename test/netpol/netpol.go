@@ -56,18 +56,29 @@ func Apply(ctx context.Context, n Node, name string, o Objects) error {
 }
 
 // Remove ends it, without a trace.
-func Remove(ctx context.Context, n Node) error {
+func Remove(ctx context.Context, n Node) error { return RemoveChains(ctx, n, chain) }
+
+// RemoveChains removes the chains of the table filter whose names begin so, and what leads
+// to them.
+func RemoveChains(ctx context.Context, n Node, prefixes ...string) error {
 	saved, err := n.NetCommand(ctx, "iptables-save", "-t", "filter").Output()
 	if err != nil {
 		return fmt.Errorf("iptables-save: %w", err)
 	}
+	isOurs := func(name string) bool {
+		return slices.ContainsFunc(prefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+	}
 	var flush, remove []string
 	for line := range strings.Lines(string(saved)) {
 		line = strings.TrimSpace(line)
-		if strings.HasPrefix(line, "-A FORWARD") && strings.HasSuffix(line, "-j "+chain) {
-			flush = append(flush, "-D"+strings.TrimPrefix(line, "-A"))
+		if rule, isRule := strings.CutPrefix(line, "-A "); isRule {
+			from, _, _ := strings.Cut(rule, " ")
+			_, to, _ := strings.Cut(rule, " -j ")
+			if isOurs(to) && !isOurs(from) {
+				flush = append(flush, "-D "+rule)
+			}
 		}
-		if name, _, _ := strings.Cut(strings.TrimPrefix(line, ":"), " "); strings.HasPrefix(line, ":"+chain) {
+		if name, _, _ := strings.Cut(strings.TrimPrefix(line, ":"), " "); strings.HasPrefix(line, ":") && isOurs(name) {
 			flush, remove = append(flush, "-F "+name), append(remove, "-X "+name)
 		}
 	}

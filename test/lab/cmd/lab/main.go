@@ -389,7 +389,7 @@ func newBuildCommand(a *app) *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "build flannel too, which clusters with cni=flannel need")
+	cmd.Flags().BoolVar(&all, "all", false, "build what only some clusters and tests need too: flannel, kube-router")
 	return cmd
 }
 

@@ -1,0 +1,348 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"github.com/liqonet/liqonet/test/netpol"
+	"github.com/liqonet/liqonet/test/workload"
+)
+
+// engineTimeout is how long an engine may take until a policy holds. kube-router does it
+// when a policy changes, and looks again every five minutes.
+const engineTimeout = time.Minute
+
+// What TestNetworkPolicy says of an engine of the tests is true of kube-router, and it is what
+// the evaluator of kube-network-policies says about packets as nodes see them.
+func TestNetworkPolicyEngine(t *testing.T) {
+	ctx := begin(t)
+	dir := policyPrograms(t, ctx)
+	a := fx.alpha
+	knowRouter(t, ctx, dir, a)
+	tests, inbound := policyTests(t, ctx)
+	t.Cleanup(func() { removePolicies(t, a) })
+	stop := runKubeRouter(t, ctx, a, dir)
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			before := routerRules(t, ctx, a)
+			if _, err := a.Run(ctx, fmt.Sprintf(policyManifest, test.spec), "apply", "-f", "-"); err != nil {
+				t.Fatal(err)
+			}
+			expected := oracle(t, ctx, a, dir, test)
+			var admits []string
+			for name, admitted := range expected {
+				if admitted {
+					admits = append(admits, name)
+				}
+				documented := false
+				for _, prefix := range test.admitted {
+					documented = documented || strings.HasPrefix(name, prefix)
+				}
+				if admitted != documented {
+					t.Errorf("%s is admitted: %v by the evaluator, %v by the documents", name, admitted, documented)
+				}
+			}
+			awaitRules(t, ctx, a, before)
+			checkVerdicts(t, test.parties, test.protocol, admits)
+		})
+	}
+	before := routerRules(t, ctx, a)
+	removePolicies(t, a)
+	awaitRules(t, ctx, a, before)
+	checkVerdicts(t, inbound, "tcp", []string{"mapped", "unmapped", "local"})
+	stop()
+	unpeerForPolicies(t, ctx)
+}
+
+// With the policy for the gateways that the documents give, peering works where the namespace
+// of liqonet denies everything. Without it, it does not.
+func TestDefaultDeny(t *testing.T) {
+	ctx := begin(t)
+	dir := policyPrograms(t, ctx)
+	a, b := fx.alpha, fx.beta
+	knowRouter(t, ctx, dir, a, b)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), restoreTimeout)
+		defer cancel()
+		_, _ = a.Run(ctx, "", "delete", "networkpolicies", "--namespace=liqonet-system", "--all") // the namespace is gone, if all is well
+	})
+	stop := []func(){runKubeRouter(t, ctx, a, dir), runKubeRouter(t, ctx, b, dir)}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	const deny = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: deny, namespace: liqonet-system}
+spec:
+  podSelector: {}
+  policyTypes: [Ingress, Egress]
+`
+	// What is tracked goes on. Gateways that start have new connections.
+	restart := func() {
+		t.Helper()
+		for _, c := range []*cluster{a, b} {
+			if _, err := c.Run(ctx, "", "delete", "pods", "--namespace=liqonet-system", "--selector=app.kubernetes.io/component=gateway", "--wait=false"); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	to := viewOf(t, status(t, ctx, 0, a, b), b, a).seenAs(t, b.pods[0].IP)
+	connected := func() string {
+		for _, p := range a.pods {
+			if _, err := p.call("tcp", to, callTimeout); err != nil {
+				return err.Error()
+			}
+		}
+		return ""
+	}
+	eventually(t, ctx, engineTimeout, "after peering", connected)
+	for _, c := range []*cluster{a, b} {
+		if _, err := c.Run(ctx, deny, "apply", "-f", "-"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	restart()
+	eventually(t, ctx, engineTimeout, "everything is denied", func() string {
+		if connected() == "" {
+			return "pods still reach each other"
+		}
+		return ""
+	})
+	policy := documentedPolicy(t)
+	for _, c := range []*cluster{a, b} {
+		if _, err := c.Run(ctx, policy, "apply", "-f", "-"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, ctx, 2*engineTimeout, "the documented policy", connected)
+	// Nothing depends on what was there before.
+	restart()
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	eventually(t, ctx, 2*engineTimeout, "after another start", connected)
+	for _, f := range stop {
+		f()
+	}
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// documentedPolicy is the one of docs/ports-and-permissions.md.
+func documentedPolicy(t *testing.T) string {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/ports-and-permissions.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, policy, found := strings.Cut(string(page), "```yaml\n")
+	policy, _, _ = strings.Cut(policy, "```")
+	if !found || !strings.Contains(policy, "kind: NetworkPolicy") {
+		t.Fatal("the page has no policy")
+	}
+	return policy
+}
+
+// policyPrograms returns the directory of kube-router and policy-oracle.
+func policyPrograms(t *testing.T, ctx context.Context) string {
+	t.Helper()
+	dir, err := fx.lab.BuildPolicies(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// oracle says for each party whether its calls are admitted.
+func oracle(t *testing.T, ctx context.Context, c *cluster, dir string, test policyTest) map[string]bool {
+	t.Helper()
+	type packet struct {
+		From, To netip.Addr
+		Protocol string
+		Port     int
+	}
+	question := struct {
+		Policies   []networkingv1.NetworkPolicy
+		Pods       []corev1.Pod
+		Namespaces []corev1.Namespace
+		Packets    []packet
+	}{
+		Policies:   list[networkingv1.NetworkPolicy](t, ctx, c, networkingv1.SchemeGroupVersion.WithResource("networkpolicies")),
+		Pods:       list[corev1.Pod](t, ctx, c, corev1.SchemeGroupVersion.WithResource("pods")),
+		Namespaces: list[corev1.Namespace](t, ctx, c, corev1.SchemeGroupVersion.WithResource("namespaces")),
+	}
+	var names []string
+	port := map[string]int{"tcp": workload.TCPPort, "udp": workload.UDPPort}[test.protocol]
+	for name, p := range test.parties {
+		for _, to := range p.seenTo {
+			names = append(names, name)
+			question.Packets = append(question.Packets, packet{p.seenFrom, to, strings.ToUpper(test.protocol), port})
+		}
+	}
+	in, err := json.Marshal(question)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(ctx, filepath.Join(dir, "policy-oracle"))
+	cmd.Stdin = bytes.NewReader(in)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("policy-oracle: %v: %s", err, said.String())
+	}
+	var admitted []bool
+	if err := json.Unmarshal(out, &admitted); err != nil {
+		t.Fatalf("policy-oracle: %v: %s", err, out)
+	}
+	verdicts := map[string]bool{}
+	for i, name := range names {
+		if before, known := verdicts[name]; known && before != admitted[i] {
+			t.Fatalf("%s has two verdicts", name)
+		}
+		verdicts[name] = admitted[i]
+	}
+	return verdicts
+}
+
+// routerRules are kube-router's rules by node. Names of its chains change whenever it looks at
+// the policies.
+func routerRules(t *testing.T, ctx context.Context, c *cluster) map[string]string {
+	t.Helper()
+	rules := map[string]string{}
+	for _, n := range c.nodes {
+		out, err := n.NetCommand(ctx, "iptables", "-S", routerChain).CombinedOutput()
+		if err != nil {
+			t.Fatalf("rules of kube-router on %s: %v: %s", n.Node.Name, err, out)
+		}
+		rules[n.Node.Name] = string(out)
+	}
+	return rules
+}
+
+// awaitRules waits until all nodes have other rules.
+func awaitRules(t *testing.T, ctx context.Context, c *cluster, before map[string]string) {
+	t.Helper()
+	eventually(t, ctx, engineTimeout, "rules of kube-router", func() string {
+		for node, rules := range routerRules(t, ctx, c) {
+			if rules == before[node] {
+				return "they are as before on " + node
+			}
+		}
+		return ""
+	})
+}
+
+// routerChain is where kube-router's rules for forwarded packets begin.
+const routerChain = "KUBE-ROUTER-FORWARD"
+
+// runKubeRouter has kube-router enforce the policies of a cluster, until the test ends or
+// calls what is returned. It runs in the network of each node, with what else it does
+// switched off.
+func runKubeRouter(t *testing.T, ctx context.Context, c *cluster, dir string) (stop func()) {
+	t.Helper()
+	var stops []func()
+	stop = sync.OnceFunc(func() {
+		for _, f := range stops {
+			f()
+		}
+	})
+	t.Cleanup(stop)
+	config := inside(t, ctx, c)
+	for _, n := range c.nodes {
+		var said bytes.Buffer
+		router := []string{
+			"--run-router=false", "--run-service-proxy=false", "--run-firewall=true", "--enable-cni=false", "--health-port=0", "--metrics-port=0",
+			"--kubeconfig=" + config, "--hostname-override=" + n.Node.Name,
+		}
+		cmd := n.NetCommand(context.Background(), filepath.Join(dir, "kube-router"), router...)
+		cmd.Env = append(os.Environ(), "NODE_NAME="+n.Node.Name)
+		cmd.Stdout, cmd.Stderr = &said, &said
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		stops = append(stops, func() {
+			select {
+			case err := <-ended:
+				t.Errorf("kube-router of %s ended by itself: %v\n%s", n.Node.Name, err, said.String())
+			default:
+				_ = cmd.Process.Signal(syscall.SIGTERM) // it has not ended
+				<-ended
+			}
+			if t.Failed() {
+				t.Logf("kube-router of %s:\n%s", n.Node.Name, said.String())
+			}
+			// Its own command for that needs IPVS in the kernel.
+			if err := netpol.RemoveChains(context.Background(), n.Node, "KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-"); err != nil {
+				t.Errorf("clean up after kube-router on %s: %v", n.Node.Name, err)
+			}
+			if out, err := n.NetCommand(context.Background(), "ipset", "destroy").CombinedOutput(); err != nil {
+				t.Errorf("clean up after kube-router on %s: %v: %s", n.Node.Name, err, out)
+			}
+		})
+	}
+	for _, n := range c.nodes {
+		eventually(t, ctx, engineTimeout, "kube-router of "+n.Node.Name, func() string {
+			out, err := n.NetCommand(ctx, "iptables", "-S", routerChain).CombinedOutput()
+			if err != nil {
+				return fmt.Sprintf("%v: %s", err, out)
+			}
+			return ""
+		})
+	}
+	return stop
+}
+
+// knowRouter takes what kube-router leaves behind for what was there before: iptables keeps
+// tables and base chains that it has made.
+func knowRouter(t *testing.T, ctx context.Context, dir string, clusters ...*cluster) {
+	t.Helper()
+	for _, c := range clusters {
+		runKubeRouter(t, ctx, c, dir)()
+	}
+	var err error
+	if fx.before, err = workload.SettledSnapshots(ctx, fx.nodes); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// inside returns the administrator's kubeconfig as it works in the cluster's own network.
+func inside(t *testing.T, ctx context.Context, c *cluster) string {
+	t.Helper()
+	config, err := clientcmd.LoadFromFile(c.Kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.CurrentContext = c.Name
+	if err := clientcmdapi.MinifyConfig(config); err != nil {
+		t.Fatal(err)
+	}
+	for _, slice := range list[discoveryv1.EndpointSlice](t, ctx, c, discoveryv1.SchemeGroupVersion.WithResource("endpointslices")) {
+		if slice.Namespace == "default" && slice.Labels[discoveryv1.LabelServiceName] == "kubernetes" {
+			for _, cluster := range config.Clusters {
+				cluster.Server = fmt.Sprintf("https://%s:%d", slice.Endpoints[0].Addresses[0], *slice.Ports[0].Port)
+			}
+		}
+	}
+	path := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*config, path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}

@@ -1,0 +1,1 @@
+// A function without a body (see main.go) needs an assembly file beside it.
