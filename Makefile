@@ -102,7 +102,7 @@ test-race: packages ## the same, of agents and tunnels, with the race detector
 test-kernel: packages ## tests of kernel code, in network namespaces and a virtual machine (root)
 	# The cache of results does not know of the programs that the virtual machine's test builds.
 	# That test waits most of its time: the others pass meanwhile.
-	$(GOTEST) -- -count=1 -timeout 20m ./test/vm/... ./test/dataplane/... ./test/agents/... ./agent/... ./pkg/...
+	$(GOTEST) -- -count=1 -timeout 20m ./test/vm/... ./test/dataplane/... ./test/agents/... ./test/schema ./agent/... ./pkg/...
 
 .PHONY: test-attack
 test-attack: lab-programs

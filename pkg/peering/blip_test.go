@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // served is a cluster behind an API server that can fail.
@@ -42,6 +43,7 @@ func served(t *testing.T, name, nodeAddress, pods string) (*Cluster, *fakeapi.Se
 // An API server that does not serve for some seconds fails no peer, at whatever step,
 // and is not called more often for it.
 func TestDefect1_09_BlipOfAPIServerFailsNoPeer(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, serverA := served(t, "a", "172.18.1.11", "10.244.0.0/16")
 	b, serverB := served(t, "b", "172.18.2.11", "10.244.0.0/16")

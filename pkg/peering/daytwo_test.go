@@ -140,6 +140,7 @@ func TestInternalRangeTaken(t *testing.T) {
 
 // Somebody deletes the namespace, and so the journal, while peer works: it begins anew.
 func TestNamespaceDeletedMeanwhile(t *testing.T) {
+	kit.Slow(t)
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{})
 	c, once := *a.Cluster, sync.Once{}

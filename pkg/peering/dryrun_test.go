@@ -15,6 +15,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // ours are the objects of ours in a cluster, as a plan lists them.
@@ -194,6 +195,7 @@ func TestPlanHasNoKey(t *testing.T) {
 // Facts that only agents know are assumed, and said to be, as long as there are
 // none.
 func TestAssumedWithoutAgents(t *testing.T) {
+	kit.Slow(t)
 	a, b := twoSites(t)
 	assumed := func(p *plan.Plan) (out []string) {
 		for _, s := range append(p.Clusters[0].Facts, p.Clusters[0].Choices...) {

@@ -24,6 +24,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // threeSites are a and c, which are peered, and b.
@@ -49,6 +50,7 @@ func (w *site) image(t *testing.T) string {
 
 // A new peering that fails leaves no trace in what it shares with others.
 func TestDefect1_01_FailedPeerKeepsImageOfOthers(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b, _ := threeSites(t)
 	before := []map[string]any{a.contents(t), b.contents(t)}
@@ -109,6 +111,7 @@ func (s steps) Step(ctx context.Context, name string, do func(context.Context) e
 
 // Two commands for the same pair, of which one fails when the other has ended.
 func TestDefect1_02_FailedPeerKeepsWhatAnotherEstablished(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	once := sync.Once{}
@@ -129,6 +132,7 @@ func TestDefect1_02_FailedPeerKeepsWhatAnotherEstablished(t *testing.T) {
 // Two commands for the same pair: the one that made the entries fails while the other
 // one works.
 func TestDefect1_02_PeerOutlivesTheOneThatClaimed(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	claimed, joined := make(chan struct{}), make(chan struct{})
@@ -164,6 +168,7 @@ func TestDefect1_02_PeerOutlivesTheOneThatClaimed(t *testing.T) {
 // Two commands for the same pair: the one that joined fails while the one that made the
 // entries works.
 func TestDefect1_02_PeerOutlivesTheOneThatJoined(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	once := sync.Once{}
@@ -186,6 +191,7 @@ func TestDefect1_02_PeerOutlivesTheOneThatJoined(t *testing.T) {
 // Two commands for the same pair: the one that made the entries is still taking them
 // back when the other one notices.
 func TestDefect1_02_PeerOutlivesTheOneThatTakesBack(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	var claimed, joined, noticed sync.WaitGroup
@@ -239,6 +245,7 @@ func TestDefect1_02_PeerOutlivesTheOneThatTakesBack(t *testing.T) {
 // A command establishes the peering after another one has let the ledger end, and before that
 // one deletes the custom resource definitions.
 func TestDefect1_02_PeerOutlivesTheEndOfTheLedger(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{})
@@ -262,6 +269,7 @@ func TestDefect1_02_PeerOutlivesTheEndOfTheLedger(t *testing.T) {
 // A command has applied the custom resource definitions before another one marks them, and
 // claims its entry after that one has let the ledger end.
 func TestDefect1_02_PeerThatClaimsBeforeTheDefinitionsAreDeleted(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{})
@@ -329,6 +337,7 @@ func TestDefect1_02_PeerThatClaimsBeforeTheDefinitionsAreDeleted(t *testing.T) {
 // A command fails, and while it begins to take back what it made, another one establishes
 // the peering.
 func TestDefect1_02_EstablishedBeforeItIsTakenBack(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	ctx, cancel := context.WithCancelCause(t.Context())
@@ -360,6 +369,7 @@ func checkPeered(t *testing.T, a, b *site) {
 
 // Pods of other peerings, and those on nodes that are not ready, fail nobody's peer.
 func TestDefect1_03_OnlyOwnPodsFailPeer(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	waiting := func(reason string, restarts int32) corev1.PodStatus {
 		return corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{{
@@ -403,6 +413,7 @@ func TestDefect1_03_OnlyOwnPodsFailPeer(t *testing.T) {
 
 // The range that a peer had is not given to another one while it may be put back.
 func TestDefect1_16_RangesStayReservedUntilTheEnd(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	mustPeer(t, a, b, wishFor("id-of-b", mapped(ipam.Mapping{Mapped: prefix("10.61.0.0/16")})))
@@ -550,6 +561,7 @@ func TestDefect1_20_TurnsKeepTheirOrder(t *testing.T) {
 
 // A pair whose turn it is claims before those that come later, however long it takes.
 func TestDefect1_20_PairsClaimInTheirOrder(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
@@ -578,6 +590,7 @@ func TestDefect1_20_PairsClaimInTheirOrder(t *testing.T) {
 // Another command changes the Peering between the read and the write of expose-host, and
 // the other way round. Neither undoes what the other one did.
 func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	host := netip.MustParseAddr("192.0.2.7")
 	exposed := func(a *site) bool {
@@ -623,6 +636,7 @@ func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
 
 // An exchange of roles replaces no pod of a gateway: the agent goes over to its new role.
 func TestDefect1_29_ExchangeOfRolesKeepsGateways(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{Server: a.ID})

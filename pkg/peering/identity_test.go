@@ -56,6 +56,7 @@ func planError(t *testing.T, a, b *site) error {
 // A cluster that answers the ID of another one gets neither its peering nor its ranges, and
 // does not have it removed.
 func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
 	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
@@ -195,6 +196,7 @@ func TestSecurity_03_TruePeers(t *testing.T) {
 
 // The peering is removed by another command, between what this one reads of both clusters.
 func TestSecurity_03_UnpeerComesBetween(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{})
@@ -303,6 +305,7 @@ func (w *site) refusing(err error, changesOnly bool) *Cluster {
 
 // The peer cannot keep its peering in this cluster by what it answers, nor by not answering.
 func TestSecurity_12_PeerRefuses(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	forbidden := apierrors.NewForbidden(corev1.Resource("things"), "", errors.New("no"))
 	for name, tc := range map[string]struct {
@@ -361,6 +364,7 @@ func TestSecurity_12_PeerRefuses(t *testing.T) {
 
 // One side is removed by the peer's name. Two peers of one name are told apart by their IDs.
 func TestSecurity_12_PeerIsNotAsked(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, _, c := threeSites(t)
 	d := newSite(t, "d", "10.50.0.0/16", "172.18.5.11")
@@ -396,6 +400,7 @@ func TestSecurity_12_PeerIsNotAsked(t *testing.T) {
 
 // Somebody else's namespace and Secrets are not taken.
 func TestSecurity_19_NamespaceOfSomebodyElse(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	foreign := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace, Labels: map[string]string{"team": "x"}}}
 	a, b := twoSites(t, foreign)

@@ -6,11 +6,13 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // A cluster's limits for its peer are in its own Peering, where status shows them, and nowhere
 // else. They stay until a command says something else.
 func TestSecurity_20_LimitsAreKept(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	give := func(limitNew, limitRate *int64) Options {
@@ -59,6 +61,7 @@ func TestSecurity_20_LimitsAreKept(t *testing.T) {
 
 // A command that fails leaves the limits as they were, also where a Peering from before has none.
 func TestSecurity_20_LimitsAreRolledBack(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	given := func(limitNew, limitRate int64) Options {

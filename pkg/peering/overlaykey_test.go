@@ -23,6 +23,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // overlayKey is the one key of the overlay that there is, in the Secret of that name. It fails
@@ -117,6 +118,7 @@ func withGuest(t *testing.T) (a, b *site) {
 // Whoever has been root on a node knows the overlay's key. When the node has left, status
 // says so, and the next command gives another key to all agents, also of other peerings.
 func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := withGuest(t)
 	_, other := manifests.Gateway{Peering: "c", Image: "image:1", KeyGeneration: 1, OverlayKey: 1}.Objects() // of another peering
@@ -171,6 +173,7 @@ func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 
 // A node that comes is given the key that there is, and is noted by the next command.
 func TestSecurity_08_NodeThatCameLater(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{})
@@ -279,6 +282,7 @@ func TestSecurity_08_InterruptedChangeOfKeys(t *testing.T) {
 // Of two commands that know of the same node one makes a key. A command that has begun before
 // another one makes a key goes on with that key.
 func TestSecurity_08_OneKeyOfSeveralCommands(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := withGuest(t)
 	if err := a.raw.Create(t.Context(), node("another", true, "172.18.1.13")); err != nil {
@@ -336,6 +340,7 @@ func TestSecurity_08_AgentsInstalledAnewHaveTheKey(t *testing.T) {
 
 // Where gateways run is kept until somebody chooses otherwise.
 func TestSecurity_08_PlacementStays(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	n := &corev1.Node{}

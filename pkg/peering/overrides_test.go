@@ -107,6 +107,7 @@ func TestRefusedBeforeAnythingIsChanged(t *testing.T) {
 }
 
 func TestWishedRanges(t *testing.T) {
+	kit.Slow(t)
 	a, b := twoSites(t)
 	o := wishFor("id-of-a", ClusterOptions{Map: ipam.Mappings{{Mapped: prefix("10.60.0.0/16")}}, MapNodes: prefix("10.61.0.0/18")})
 	mustPeer(t, a, b, o)

@@ -20,6 +20,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // preshared are the pre-shared keys in a cluster, by the names of their Secrets.
@@ -75,6 +76,7 @@ func samePreshared(t *testing.T, a, b *site, ofA, ofB int32) []byte {
 }
 
 func TestSecurity_23_ANewPeeringHasAPresharedKey(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	for _, object := range dryRun(t, a, b, Options{}).Clusters[0].Objects {
@@ -124,6 +126,7 @@ func TestSecurity_23_ANewPeeringHasAPresharedKey(t *testing.T) {
 // A peering that an older version made goes on without: a gateway that has a key does not
 // talk to one that has none, and so both would have to start anew.
 func TestSecurity_23_APeeringWithoutPresharedKeyIsLeftAlone(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{})
@@ -197,6 +200,7 @@ func TestSecurity_23_DifferentPresharedKeysAreReplaced(t *testing.T) {
 
 // Commands at once, and after one that was interrupted, come to the same key.
 func TestSecurity_23_OneOfSeveralPresharedKeys(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	results := make(chan error)

@@ -101,6 +101,7 @@ func failEach(t *testing.T, o Options, setup func(t *testing.T) (a, b *site)) {
 
 // A failure of any write leaves both clusters as they were.
 func TestRollback(t *testing.T) {
+	kit.Slow(t)
 	t.Run("new", func(t *testing.T) {
 		failEach(t, Options{}, func(t *testing.T) (a, b *site) { return twoSites(t) })
 	})
@@ -151,6 +152,7 @@ func TestRollback(t *testing.T) {
 
 // What is exposed while a command works that fails later stays exposed.
 func TestRollbackKeepsHosts(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{Server: a.ID})

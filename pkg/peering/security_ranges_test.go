@@ -11,11 +11,13 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // The administrator of b adds a Node with public addresses. Nothing of a leads there, and
 // the result of peer says what became of them.
 func TestSecurity_02_PeerDoesNotAttractPublicAddresses(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
 	hostile := node("hostile", false, "172.18.2.66")
@@ -45,6 +47,7 @@ func TestSecurity_02_PeerDoesNotAttractPublicAddresses(t *testing.T) {
 
 // The API server of the kubeconfig is not led into a tunnel, if it has an address.
 func TestSecurity_02_TheKubeconfigsServerIsInUse(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	a, b := newSite(t, "a", "10.244.0.0/16", "172.18.1.11"), newSite(t, "b", "10.20.0.0/16", "172.18.2.11")
 	a.peer, b.peer, a.Server = b, a, netip.MustParseAddr("10.20.3.4")
@@ -55,6 +58,7 @@ func TestSecurity_02_TheKubeconfigsServerIsInUse(t *testing.T) {
 }
 
 func TestSecurity_24_NoServiceAndNoAPIServerIsExposed(t *testing.T) {
+	kit.Slow(t)
 	t.Parallel()
 	outside := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "elsewhere"}, Spec: corev1.ServiceSpec{ClusterIP: "10.50.0.9", ClusterIPs: []string{"10.50.0.9"}},

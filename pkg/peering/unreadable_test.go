@@ -7,11 +7,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // A Peering of which nothing can be read keeps nobody from peering with others, and is written
 // anew when it is asked for.
 func TestSecurity_01_PeerMendsAPeeringThatCannotBeRead(t *testing.T) {
+	kit.Slow(t)
 	a, b := twoSites(t)
 	mustPeer(t, a, b, Options{})
 	was := a.peering(t).Spec

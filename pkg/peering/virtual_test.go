@@ -10,11 +10,13 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // Nodes without a Linux kernel of their own have no agents: peer does not wait for
 // them, and a dry run plans nothing for them.
 func TestDefect1_04_NodesWithoutAgents(t *testing.T) {
+	kit.Slow(t)
 	var without []client.Object
 	for kind, n := range fakeapi.Nodes() {
 		if kind != "linux" {

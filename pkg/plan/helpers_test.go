@@ -37,7 +37,7 @@ func newFacts(name string, pods []string, services, nodes string) *FactSheet {
 	}
 	if nodes != "" {
 		f.NodeCIDRs = facts(nodes)
-		f.Nodes = []Node{{Name: name + "-1", InternalIPs: []netip.Addr{prefix(nodes).Addr().Next().Next()}, Ready: true, RunsAgents: true}}
+		f.Nodes = []Node{{Name: name + "-1", UID: "uid-of-" + name, InternalIPs: []netip.Addr{prefix(nodes).Addr().Next().Next()}, Ready: true, RunsAgents: true}}
 	}
 	return &FactSheet{
 		Facts: f, Planes: map[int32]PlaneFacts{0: {PublicKey: "public key of " + name}}, Ledger: NewLedger(ipam.DefaultInternal()),

@@ -33,3 +33,12 @@ func NotShort(t testing.TB) {
 		t.Skip("takes long with the race detector")
 	}
 }
+
+// Slow leaves a test out of `make test-unit`, which is for a minute: it plays commands from
+// their beginning to their end. `make test-kernel` has it, and `make test-long-race`.
+func Slow(t testing.TB) {
+	t.Helper()
+	if testing.Short() && !race {
+		t.Skip("make test-kernel runs it")
+	}
+}

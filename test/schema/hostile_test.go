@@ -3,11 +3,13 @@ package schema_test
 import (
 	"testing"
 
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/schema"
 )
 
 // Whatever an API server stores, our types read, all of it.
 func TestHostileObjectsAreRead(t *testing.T) {
+	kit.Slow(t)
 	for kind, of := range schema.Examples() {
 		t.Run(kind, func(t *testing.T) {
 			large, bound := 0, schema.NewBound(t, "reading")

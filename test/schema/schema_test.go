@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/schema"
 )
 
@@ -167,6 +168,7 @@ func readable(kind string, stored map[string]any) error {
 
 // Whatever the definitions let in, our types read: each field with odd values, and with random ones.
 func TestSecurity_01_WhatIsStoredIsReadable(t *testing.T) {
+	kit.Slow(t)
 	t.Logf("-seed %d", max(1, *seed))
 	r := rand.New(rand.NewPCG(max(1, *seed), 1))
 	for name, kind := range kinds(t) {
