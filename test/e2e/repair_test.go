@@ -17,10 +17,11 @@ import (
 )
 
 const (
-	// repairTimeout is within what the agents put back what somebody took, and
+	// repairTimeout is within what the agents put back what somebody took, which takes
+	// them a second where nobody takes the processor away, and
 	// repairLooks the same on a slow machine: how often one could have looked, one
 	// look after the other, at all that is ours.
-	repairTimeout = 2 * time.Second
+	repairTimeout = 5 * time.Second
 	repairLooks   = 20
 	// silentFor is longer than the time after which agents compare everything
 	// without a reason.
