@@ -79,6 +79,30 @@ func oursIn(ctx context.Context, v *vantage) (string, error) {
 	return sabotage.Normal(out), err
 }
 
+// awaitLeases waits until all nodes have renewed their Leases, and are ready.
+func awaitLeases(t *testing.T, ctx context.Context, clusters ...*cluster) {
+	t.Helper()
+	since := time.Now()
+	for _, c := range clusters {
+		eventually(t, ctx, time.Minute, "nodes of "+c.Name+" renew their Leases", func() string {
+			out, err := c.Run(ctx, "", "get", "leases", "--namespace=kube-node-lease", "-o", `jsonpath={range .items[*]}{.spec.renewTime}{"\n"}{end}`)
+			if err != nil {
+				return err.Error()
+			}
+			for renewed := range strings.FieldsSeq(out) {
+				if at, err := time.Parse(time.RFC3339Nano, renewed); err != nil || at.Before(since) {
+					return fmt.Sprint(renewed, err)
+				}
+			}
+			out, err = c.Run(ctx, "", "get", "nodes", "-o", `jsonpath={.items[*].spec.taints[?(@.effect=="NoExecute")].key}`)
+			if err != nil || strings.Contains(out, "node.kubernetes.io/") {
+				return fmt.Sprint(out, err)
+			}
+			return ""
+		})
+	}
+}
+
 // Whatever of ours somebody deletes or changes is back soon, on nodes and in gateways,
 // and what is not ours is not touched. Where nothing is to be done nothing is done,
 // and no packet is lost.
@@ -91,6 +115,8 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster, all bool) {
 		random(t).Shuffle(len(damages), func(i, j int) { damages[i], damages[j] = damages[j], damages[i] })
 		return damages[:len(damages)/8+1]
 	}
+	// A node that Kubernetes took for dead while its API server was away would lose its gateway.
+	awaitLeases(t, ctx, a, b)
 	// The other node is damaged: all packets pass that of the gateway.
 	damaged, target := a.withoutGateway(t)
 	other := 1 - damaged
