@@ -99,10 +99,10 @@ test-race: packages ## the same, of agents and tunnels, with the race detector
 	CGO_ENABLED=1 $(GOTEST) -- -short -race $(RACE)
 
 .PHONY: test-kernel
-test-kernel: packages ## tests of kernel code, in network namespaces and a virtual machine (root)
+test-kernel: packages ## tests of kernel code, in network namespaces and a virtual machine; plays of whole commands (root)
 	# The cache of results does not know of the programs that the virtual machine's test builds.
-	# That test waits most of its time: the others pass meanwhile.
-	$(GOTEST) -- -count=1 -timeout 20m ./test/vm/... ./test/dataplane/... ./test/agents/... ./test/schema ./agent/... ./pkg/...
+	# That test waits most of its time: the others pass meanwhile, the longest one first.
+	$(GOTEST) -- -count=1 -timeout 20m ./test/vm/... ./pkg/peering ./test/dataplane/... ./test/agents/... ./test/schema ./agent/... ./pkg/...
 
 .PHONY: test-attack
 test-attack: lab-programs

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"errors"
-	"flag"
 	"slices"
 	"testing"
 
@@ -13,8 +12,6 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/schema"
 )
-
-var seed = flag.Uint64("seed", 0, "which hostile objects are tried; 0 for others each time")
 
 // taken fails the test if a kernel would not take what a gateway wants.
 func taken(t *testing.T, kernel *overlay.Kernel, d desired) {
@@ -49,7 +46,7 @@ func TestHostileReports(t *testing.T) {
 	p.Spec.Local.Hosts = []v1alpha1.AddressMapping{{Real: v1alpha1.IP{Addr: addr("192.0.2.7")}, Mapped: v1alpha1.IP{Addr: addr("10.60.32.5")}}}
 	good := node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24")
 	good.ResourceVersion = "2"
-	schema.Hostile(t, *seed, 100, schema.Examples()["NodeNetwork"], func(obj map[string]any) {
+	schema.Hostile(t, 100, schema.Examples()["NodeNetwork"], func(obj map[string]any) {
 		bad := schema.Into[v1alpha1.NodeNetwork](t, obj)
 		for i := range bad.Status.Gateways {
 			bad.Status.Gateways[i].Plane = p.Spec.Planes[0].Index
@@ -84,7 +81,7 @@ func TestHostilePeerings(t *testing.T) {
 	kernel, applied, bound := newKernel(t), 0, schema.NewBound(t, "what is wanted")
 	me := local{plane: 1, key: newKey(t), node: "n1", underlay: "eth0", underlayMTU: 1450}
 	nodes := []v1alpha1.NodeNetwork{node("n1", "10.80.0.1", "172.18.0.2", 0, "10.244.0.0/24")}
-	schema.Hostile(t, *seed, 100, schema.Examples()["Peering"], func(obj map[string]any) {
+	schema.Hostile(t, 100, schema.Examples()["Peering"], func(obj map[string]any) {
 		p := schema.Into[v1alpha1.Peering](t, obj)
 		if err := p.Check(); err != nil {
 			t.Fatalf("it is stored, and cannot be applied: %v", err)

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"errors"
-	"flag"
 	"testing"
 	"time"
 
@@ -15,8 +14,6 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/schema"
 )
-
-var seed = flag.Uint64("seed", 0, "which hostile objects are tried; 0 for others each time")
 
 // Whatever Peering an API server stores, a node serves the one that was there before. What it
 // wants of its kernel is such that a kernel takes it.
@@ -33,7 +30,7 @@ func TestHostilePeerings(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel() // what is wanted is checked before anything is changed
 	applied, bound := 0, schema.NewBound(t, "what is wanted")
-	schema.Hostile(t, *seed, 100, schema.Examples()["Peering"], func(obj map[string]any) {
+	schema.Hostile(t, 100, schema.Examples()["Peering"], func(obj map[string]any) {
 		bad := schema.Into[v1alpha1.Peering](t, obj)
 		bad.CreationTimestamp = metav1.NewTime(time.Unix(2, 0))
 		var d desired

@@ -1,21 +1,17 @@
 package watch
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -28,7 +24,7 @@ func TestSecurity_21_ListedInPages(t *testing.T) {
 	var mu sync.Mutex
 	var lists []url.Values
 	stripped, late := 0, 0 // how many objects, and how many pages came before those before them were
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+	api := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		query := req.URL.Query()
 		w.Header().Set("Content-Type", "application/json")
 		if query.Get("sendInitialEvents") != "" {
@@ -59,29 +55,13 @@ func TestSecurity_21_ListedInPages(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(map[string]any{
 			"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetworkList", "metadata": map[string]any{"resourceVersion": "1", "continue": next}, "items": items,
 		})
-	}))
-	t.Cleanup(server.Close)
-	t.Cleanup(server.CloseClientConnections)
-	scheme, mapper, err := kinds()
-	if err != nil {
-		t.Fatal(err)
-	}
-	cfg := &rest.Config{Host: server.URL}
-	c, err := client.New(cfg, client.Options{Scheme: scheme, Mapper: mapper})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	view, err := Start(ctx, c, cfg, map[client.Object]fields.Selector{&v1alpha1.NodeNetwork{}: All()}, func(obj client.Object) {
+	})
+	ctx, _, view := watching(t, api, map[client.Object]fields.Selector{&v1alpha1.NodeNetwork{}: All()}, func(obj client.Object) {
 		mu.Lock()
 		defer mu.Unlock()
 		stripped++
 		obj.(*v1alpha1.NodeNetwork).Status.Message = ""
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 	var all v1alpha1.NodeNetworkList
 	if err := view.List(ctx, &all, Shared); err != nil {
 		t.Fatal(err)

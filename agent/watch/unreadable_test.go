@@ -85,18 +85,10 @@ func written(t *testing.T, kind, name string, version int, content string) map[s
 	return obj
 }
 
-// With each bad object in the list, and another one coming while it is watched, an agent starts,
-// sees the others, and follows their changes.
-func TestSecurity_01_OneBadObjectHidesNoOther(t *testing.T) {
-	good := map[string]string{"Peering": `{"spec": {}, "status": {"planes": [{"index": 0, "mtu": %d}]}}`, "NodeNetwork": `{"spec": {"nodeName": "n"}, "status": {"underlayMTU": %d}}`}
-	api := played{lists: map[string][]any{}, events: map[string]chan map[string]any{}}
-	for kind, objs := range bad {
-		api.events[kind] = make(chan map[string]any)
-		for i, content := range objs {
-			api.lists[kind] = append(api.lists[kind], written(t, kind, fmt.Sprint("bad", i), 1, content))
-		}
-		api.lists[kind] = append(api.lists[kind], written(t, kind, "good", 1, fmt.Sprintf(good[kind], 1400)))
-	}
+// watching starts a view of what an API server has. The context lasts until the test ends, or for a
+// minute; the client does without the view.
+func watching(t *testing.T, api http.Handler, selected map[client.Object]fields.Selector, strip func(client.Object)) (context.Context, client.Client, *View) {
+	t.Helper()
 	server := httptest.NewServer(api)
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections)
@@ -110,11 +102,28 @@ func TestSecurity_01_OneBadObjectHidesNoOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	view, err := Start(ctx, c, cfg, map[client.Object]fields.Selector{&v1alpha1.Peering{}: All(), &v1alpha1.NodeNetwork{}: All()}, func(client.Object) {})
+	t.Cleanup(cancel)
+	view, err := Start(ctx, c, cfg, selected, strip)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return ctx, c, view
+}
+
+// With each bad object in the list, and another one coming while it is watched, an agent starts,
+// sees the others, and follows their changes.
+func TestSecurity_01_OneBadObjectHidesNoOther(t *testing.T) {
+	good := map[string]string{"Peering": `{"spec": {}, "status": {"planes": [{"index": 0, "mtu": %d}]}}`, "NodeNetwork": `{"spec": {"nodeName": "n"}, "status": {"underlayMTU": %d}}`}
+	api := played{lists: map[string][]any{}, events: map[string]chan map[string]any{}}
+	for kind, objs := range bad {
+		api.events[kind] = make(chan map[string]any)
+		for i, content := range objs {
+			api.lists[kind] = append(api.lists[kind], written(t, kind, fmt.Sprint("bad", i), 1, content))
+		}
+		api.lists[kind] = append(api.lists[kind], written(t, kind, "good", 1, fmt.Sprintf(good[kind], 1400)))
+	}
+	ctx, c, view := watching(t, api, map[client.Object]fields.Selector{&v1alpha1.Peering{}: All(), &v1alpha1.NodeNetwork{}: All()}, func(client.Object) {})
+	var err error
 	mtu := func(kind string) int32 {
 		name, p, n := types.NamespacedName{Name: "good"}, v1alpha1.Peering{}, v1alpha1.NodeNetwork{}
 		if kind == "NodeNetwork" {

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"flag"
 	"strings"
 	"testing"
 	"time"
@@ -16,8 +15,6 @@ import (
 	"github.com/liqonet/liqonet/test/schema"
 )
 
-var seed = flag.Uint64("seed", 0, "which hostile objects are tried; 0 for others each time")
-
 // Whatever Peering an API server stores, status shows it and the other one, a row for each of
 // their gateways, and none of it controls the terminal.
 func TestHostilePeeringsAreShown(t *testing.T) {
@@ -29,7 +26,7 @@ func TestHostilePeeringsAreShown(t *testing.T) {
 	t.Cleanup(api.Close)
 	bound := schema.NewBound(t, "status")
 	c := &peering.Cluster{Name: "hub", ID: "id-of-hub", Client: api.Client, Now: time.Now}
-	schema.Hostile(t, *seed, 100, schema.Examples()["Peering"], func(obj map[string]any) {
+	schema.Hostile(t, 100, schema.Examples()["Peering"], func(obj map[string]any) {
 		bad := schema.Into[v1alpha1.Peering](t, obj)
 		bad.ResourceVersion = ""
 		said := bad.Status

@@ -3,7 +3,6 @@ package peering
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -26,8 +25,6 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/schema"
 )
-
-var seed = flag.Uint64("seed", 0, "which hostile objects are tried; 0 for others each time")
 
 // hostile is an object that is not as any program makes it.
 type hostile struct {
@@ -205,11 +202,11 @@ func some(t *testing.T, all []hostile, few, full int) []hostile {
 	if kit.Full() {
 		few = full
 	}
-	if *seed == 0 {
-		*seed = rand.Uint64()
+	if *schema.Seed == 0 {
+		*schema.Seed = rand.Uint64()
 	}
-	t.Logf("-seed %d: %d of %d", *seed, few, len(all))
-	rand.New(rand.NewPCG(*seed, 0)).Shuffle(len(all), reflect.Swapper(all))
+	t.Logf("-seed %d: %d of %d", *schema.Seed, few, len(all))
+	rand.New(rand.NewPCG(*schema.Seed, 0)).Shuffle(len(all), reflect.Swapper(all))
 	return all[:min(few, len(all))]
 }
 
@@ -273,7 +270,7 @@ func TestHostileStoredObjects(t *testing.T) {
 			}
 			objs[0].GetObjectKind().SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kindName(list)))
 			planned, tried, status, dryRun := 0, 0, schema.NewBound(t, "status"), schema.NewBound(t, "dry run")
-			schema.Hostile(t, *seed, 100, objs[0], func(obj map[string]any) {
+			schema.Hostile(t, 100, objs[0], func(obj map[string]any) {
 				h := hostile{kindName(list), "", objs[0].GetName(), "as generated", obj}
 				c := b.answering(h)
 				status.Of(obj, func() {

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"encoding/json"
-	"flag"
 	"strings"
 	"testing"
 
@@ -12,8 +11,6 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/schema"
 )
-
-var seed = flag.Uint64("seed", 0, "which hostile objects are tried; 0 for others each time")
 
 // Whatever an API server stores, a plan is made, or it is said why not. What is planned can be
 // stored.
@@ -43,7 +40,7 @@ func TestHostileObjects(t *testing.T) {
 	for kind, of := range schema.Examples() {
 		t.Run(kind, func(t *testing.T) {
 			made, bound := 0, schema.NewBound(t, "a plan")
-			schema.Hostile(t, *seed, 100, of, func(obj map[string]any) {
+			schema.Hostile(t, 100, of, func(obj map[string]any) {
 				a, b := newFacts("a", []string{"10.244.0.0/16"}, "10.96.0.0/16", "172.18.0.0/16"), newFacts("b", []string{"10.244.0.0/16"}, "10.96.0.0/16", "172.18.0.0/16")
 				a.Overrides.Endpoints, b.Overrides.Endpoints = []string{"172.18.0.2:30001"}, []string{"172.18.0.2:30001"}
 				switch kind {

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
@@ -114,22 +116,9 @@ func (c *ClusterPlan) planOldOverlayKey(own *FactSheet) {
 }
 
 // union has what is in either list, sorted and once.
-func union(a, b []string) []string {
-	out := slices.Concat(a, b)
-	slices.Sort(out)
-	return slices.Compact(out)
-}
+func union(a, b []string) []string { return sets.List(sets.New(slices.Concat(a, b)...)) }
 
-// without are those of all that are not among the others.
-func without(all, others []string) (out []string) {
-	is := make(map[string]bool, len(others))
-	for _, o := range others {
-		is[o] = true
-	}
-	for _, a := range all {
-		if !is[a] {
-			out = append(out, a)
-		}
-	}
-	return out
+// without are those of all that are not among the others, sorted.
+func without(all, others []string) []string {
+	return sets.List(sets.New(all...).Delete(others...))
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -68,7 +69,7 @@ func (f *FactSheet) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 		}
 		i := slices.IndexFunc(n.Taints, func(t corev1.Taint) bool {
 			return t.Effect != corev1.TaintEffectPreferNoSchedule && !strings.HasPrefix(t.Key, "node.kubernetes.io/") &&
-				!slices.ContainsFunc(tolerations, func(o corev1.Toleration) bool { return tolerates(o, t) })
+				!slices.ContainsFunc(tolerations, func(o corev1.Toleration) bool { return o.ToleratesTaint(klog.Logger{}, &t, false) })
 		})
 		if i < 0 {
 			return nil
@@ -88,11 +89,6 @@ func (f *FactSheet) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 func (n *Node) has(l v1alpha1.NodeLabel) bool {
 	value, has := n.Labels[l.Key]
 	return has && value == l.Value
-}
-
-// tolerates is what the scheduler says of a toleration with a key and an effect.
-func tolerates(o corev1.Toleration, t corev1.Taint) bool {
-	return o.Key == t.Key && o.Effect == t.Effect && (o.Operator == corev1.TolerationOpExists || o.Value == t.Value)
 }
 
 // selector is the labels as the user writes them.

@@ -122,18 +122,7 @@ func (n *scene) applyNode(t *testing.T, i int) {
 	state.Bypass = []netip.AddrPort{
 		netip.AddrPortFrom(n.A.Gateway.Addr, tunnel.ListenPort), netip.AddrPortFrom(n.A.Nodes[i].Host.Addr, 0),
 	}
-	n.A.Nodes[i].Do(t, func() error {
-		if _, err := nat.ApplyNode(context.Background(), table); err != nil {
-			return err
-		}
-		k, err := overlay.New()
-		if err != nil {
-			return err
-		}
-		defer func() { _ = k.Close() }()
-		_, err = k.Apply(context.Background(), state)
-		return err
-	})
+	dataplane.ApplyNode(t, n.A.Nodes[i].NS, table, state)
 }
 
 func (n *scene) applyGateway(t *testing.T, s *dataplane.Side) {

@@ -19,23 +19,6 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// applyNode gives a node another table and state than the topology's.
-func applyNode(t *testing.T, ns *netns.NS, table nat.Node, state overlay.State) {
-	t.Helper()
-	ns.Do(t, func() error {
-		if _, err := nat.ApplyNode(context.Background(), table); err != nil {
-			return err
-		}
-		k, err := overlay.New()
-		if err != nil {
-			return err
-		}
-		defer func() { _ = k.Close() }()
-		_, err = k.Apply(context.Background(), state)
-		return err
-	})
-}
-
 // A gateway that was taken over sends to nodes in the name of its peer's pods, which it could
 // do anyway, and of nobody else. What it sends gets to the node's own pods and to exposed hosts.
 func TestSecurity_09_LocalGatewayTakenOver(t *testing.T) {
@@ -55,7 +38,7 @@ func TestSecurity_09_LocalGatewayTakenOver(t *testing.T) {
 			Pod: mapped("10.244.7.7"), Overlay: mapped("10.80.31.250"), Link: "lq1-0", Remote: []netip.Prefix{third},
 		})
 		table.Remote = append(table.Remote, third)
-		applyNode(t, a.Nodes[i].NS, table, a.NodeState(t, o.Overlay, i))
+		dataplane.ApplyNode(t, a.Nodes[i].NS, table, a.NodeState(t, o.Overlay, i))
 	}
 	port := uint16(9800)
 	// arrives sends from the gateway by the link to a node.
@@ -269,7 +252,7 @@ func testEnds(t *testing.T, n *dataplane.Topology, o dataplane.Options, server i
 			state.Bypass = []netip.AddrPort{
 				netip.AddrPortFrom(c.own.Gateway.Addr, tunnel.ListenPort), netip.AddrPortFrom(c.own.Nodes[i].Host.Addr, 0),
 			}
-			applyNode(t, c.own.Nodes[i].NS, table, state)
+			dataplane.ApplyNode(t, c.own.Nodes[i].NS, table, state)
 		}
 	}
 	n.A.Tunnel.Configure(t, n.A.Config)

@@ -372,6 +372,12 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	}
 }
 
+// ApplyNode gives a node another table and state than the topology's.
+func ApplyNode(t testing.TB, ns *netns.NS, table nat.Node, state overlay.State) {
+	t.Helper()
+	apply(t, ns, state, func() (bool, error) { return nat.ApplyNode(context.Background(), table) })
+}
+
 // NodeTable is the nftables table of a node; the gateway is on the first one.
 func (c *Cluster) NodeTable(i int) nat.Node {
 	n := nat.Node{

@@ -3,6 +3,7 @@ package schema
 import (
 	"context"
 	"encoding/json"
+	"flag"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -24,14 +25,17 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 )
 
+// Seed is what tests that try hostile objects choose them by.
+var Seed = flag.Uint64("seed", 0, "which hostile objects are tried; 0 for others each time")
+
 // Hostile calls try with objects of a kind that an API server stores although nobody of good will
 // would write them. They are made of a valid one: fields are missing, lists are empty, full, or
 // have the same twice, texts are as long as they may be, or control a terminal, numbers are at
 // their borders, ranges overlap or are of another address family. There are a few of them, or
-// 10,000 in make attack. The first object is the valid one. The seed repeats them; 0 is for others
-// each time.
-func Hostile(t testing.TB, seed uint64, few int, of client.Object, try func(obj map[string]any)) {
+// 10,000 in make attack. The first object is the valid one. Seed repeats them.
+func Hostile(t testing.TB, few int, of client.Object, try func(obj map[string]any)) {
 	t.Helper()
+	seed := *Seed
 	if seed == 0 {
 		seed = rand.Uint64()
 	}

@@ -3,7 +3,6 @@ package schema_test
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -19,8 +18,6 @@ import (
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/schema"
 )
-
-var seed = flag.Uint64("seed", 0, "of the random values; 0 for others each time")
 
 var definitions = sync.OnceValues(func() (map[string]*schema.Kind, error) { return schema.Kinds(context.Background()) })
 
@@ -169,8 +166,8 @@ func readable(kind string, stored map[string]any) error {
 // Whatever the definitions let in, our types read: each field with odd values, and with random ones.
 func TestSecurity_01_WhatIsStoredIsReadable(t *testing.T) {
 	kit.Slow(t)
-	t.Logf("-seed %d", max(1, *seed))
-	r := rand.New(rand.NewPCG(max(1, *seed), 1))
+	t.Logf("-seed %d", max(1, *schema.Seed))
+	r := rand.New(rand.NewPCG(max(1, *schema.Seed), 1))
 	for name, kind := range kinds(t) {
 		base := object(t, kind, schema.Examples()[name])
 		refused, stored := 0, 0
