@@ -19,7 +19,7 @@ LAB := bin/lab
 # Where TIMES names a file, `make test` has set it and shows the times of all tests.
 GOTEST := go run ./scripts/gotest $(if $(TIMES),-times $(TIMES))
 # Packages whose goroutines share memory for as long as they live.
-RACE := ./agent/... ./pkg/tunnel $(addprefix ./,$(wildcard pkg/exchange))
+RACE := ./agent/... ./pkg/tunnel ./pkg/liveness $(addprefix ./,$(wildcard pkg/exchange))
 # Packages that read what others have written into custom resources.
 READERS := ./test/schema ./agent/node ./agent/gateway ./pkg/plan ./pkg/peering ./pkg/cli
 

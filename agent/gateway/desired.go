@@ -14,6 +14,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -58,6 +59,8 @@ type desired struct {
 	address, remote netip.Addr
 	// calls says that this gateway is a client.
 	calls bool
+	// alone says that the peering has no other plane.
+	alone bool
 	// leftOut says which nodes cannot be linked to, nil if there are none.
 	leftOut error
 }
@@ -79,7 +82,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 	if d.address, err = ipam.GatewayAddr(internal, number); err != nil {
 		return d, err
 	}
-	d.remote, d.calls = plane.RemoteAddress.Addr, plane.Role == v1alpha1.Client
+	d.remote, d.calls, d.alone = plane.RemoteAddress.Addr, plane.Role == v1alpha1.Client, len(p.Spec.Planes) == 1
 	remoteKey, err := wgtypes.ParseKey(plane.RemotePublicKey)
 	if err != nil {
 		return d, fmt.Errorf("peering %s: public key of the peer: %w", p.Name, err)
@@ -99,9 +102,9 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 	d.nat = nat.Gateway{
 		Underlay: l.underlay, TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
 		Local: podMappings(p), Internal: nat.Mapping(internalMapping), Address: d.address, Remote: remote,
-		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
+		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort, LivenessPort: liveness.Port,
 		HealthPort: v1alpha1.HealthPort, PeerGateway: d.remote, ExchangePort: exchange.Port,
-		LimitRate: uint64(p.Spec.Limits.BitsPerSecond) / 8,
+		LimitRate: uint64(p.Spec.Limits.BitsPerSecond) / 8 / uint64(len(p.Spec.Planes)),
 	}
 	d.tunnel = tunnel.Config{
 		PrivateKey: l.key, PresharedKey: l.preshared, ListenPort: tunnel.ListenPort, MTU: d.mtu, Address: d.address,

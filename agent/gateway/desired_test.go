@@ -17,6 +17,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -79,7 +80,7 @@ func TestDesire(t *testing.T) {
 	going.DeletionTimestamp = new(metav1.Now())
 
 	want := func() desired {
-		d := desired{capacity: 1390, mtu: 1390, address: self, remote: addr("10.70.31.254")}
+		d := desired{capacity: 1390, mtu: 1390, address: self, remote: addr("10.70.31.254"), alone: true}
 		d.tunnel = tunnel.Config{
 			PrivateKey: own, ListenPort: tunnel.ListenPort, MTU: 1390, Underlay: "eth0", Address: self,
 			Peer: tunnel.Peer{PublicKey: remote.PublicKey(), Endpoint: me.endpoint, AllowedIPs: []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")}, Keepalive: keepalive},
@@ -92,7 +93,7 @@ func TestDesire(t *testing.T) {
 			},
 			Internal: nat.Mapping{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.60.0.0/19")}, Address: self,
 			Remote:      []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")},
-			OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
+			OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort, LivenessPort: liveness.Port,
 			HealthPort: v1alpha1.HealthPort, PeerGateway: addr("10.70.31.254"), ExchangePort: exchange.Port,
 		}
 		d.overlay = overlay.State{

@@ -30,6 +30,10 @@ type endpoints struct {
 	// one has not answered since.
 	known map[string]netip.Addr
 	stale bool
+	// preferred is the one that was preferred last, preferAt when it is again, after preferGap.
+	preferred string
+	preferAt  time.Time
+	preferGap time.Duration
 	// lookup resolves a name.
 	lookup func(ctx context.Context, network, name string) ([]netip.Addr, error)
 }
@@ -52,6 +56,25 @@ func (e *endpoints) set(hosts []string) {
 	if i := slices.Index(hosts, before[0]); i > 0 {
 		e.queue = slices.Insert(slices.Delete(e.queue, i, i+1), 0, before[0])
 	}
+}
+
+// The first pause before an endpoint is preferred again that has not answered, and the last one.
+const firstPreferGap, lastPreferGap = 15 * time.Second, 10 * time.Minute
+
+// prefer has the first one tried now, if it is another one than at the last call. While another one
+// is in use it is tried again, less and less often: it may only have been slow.
+func (e *endpoints) prefer(now time.Time) {
+	switch {
+	case len(e.hosts) == 0:
+		return
+	case e.hosts[0] != e.preferred:
+		e.preferred, e.preferGap = e.hosts[0], firstPreferGap
+	case e.queue[0] == e.preferred || now.Before(e.preferAt):
+		return
+	default:
+		e.preferGap = min(2*e.preferGap, lastPreferGap)
+	}
+	e.preferAt, e.queue = now.Add(e.preferGap), slices.Clone(e.hosts)
 }
 
 // next goes to the next one.

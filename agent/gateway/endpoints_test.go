@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 )
 
 // What a name leads to stays as long as it answers, whatever name servers say.
@@ -47,4 +48,34 @@ func TestEndpointByName(t *testing.T) {
 	}
 	e.set([]string{"192.0.2.9:51840"})
 	want("192.0.2.9:51840", 5)
+}
+
+// The first endpoint is tried when it is a new one, and not again if it has not answered.
+func TestPreferredEndpoint(t *testing.T) {
+	e := newEndpoints()
+	check := func(when, want string) {
+		t.Helper()
+		if got, err := e.current(t.Context()); err != nil || got.String() != want {
+			t.Errorf("%s: %v, %v; want %s", when, got, err, want)
+		}
+	}
+	e.set([]string{"192.0.2.1:1", "192.0.2.2:1"})
+	check("at first", "192.0.2.1:1")
+	e.set([]string{"192.0.2.2:1", "192.0.2.1:1"})
+	check("another order", "192.0.2.1:1")
+	now := time.Now()
+	e.prefer(now)
+	check("the first is preferred", "192.0.2.2:1")
+	e.next()
+	e.prefer(now.Add(firstPreferGap - 1))
+	check("it does not answer", "192.0.2.1:1")
+	now = now.Add(firstPreferGap)
+	e.prefer(now)
+	check("once more", "192.0.2.2:1")
+	e.next()
+	e.prefer(now.Add(2*firstPreferGap - 1))
+	check("it does not answer again", "192.0.2.1:1")
+	e.set([]string{"192.0.2.3:1", "192.0.2.2:1"})
+	e.prefer(now)
+	check("another first", "192.0.2.3:1")
 }

@@ -23,12 +23,12 @@ func (a *agent) tell(ctx context.Context, plane *v1alpha1.Plane, nodes []v1alpha
 		// As long as it is not there it has no port.
 		_ = a.view.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: plane.Service}, svc)
 	}
-	a.channel.Announce(announcement(a.NodeName, nodes, svc))
+	a.channel.Announce(announcement(a.NodeName, nodes, svc, plane.Index))
 }
 
 // announcement is what the peer is told: the addresses of all nodes, and those by which
-// the Service leads to this gateway. The ways by its own node come first.
-func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Service) (out exchange.Announcement) {
+// the Service leads to the gateway of this plane. The ways by its own node come first.
+func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Service, plane int32) (out exchange.Announcement) {
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n v1alpha1.NodeNetwork) bool { return !n.DeletionTimestamp.IsZero() })
 	if i := slices.IndexFunc(nodes, func(n v1alpha1.NodeNetwork) bool { return n.Spec.NodeName == ownNode }); i > 0 {
 		nodes[0], nodes[i] = nodes[i], nodes[0]
@@ -39,7 +39,8 @@ func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Serv
 	out.NodeIPs = slices.DeleteFunc(out.NodeIPs, func(ip v1alpha1.IP) bool { return !ip.IsValid() })
 	slices.SortFunc(out.NodeIPs, func(a, b v1alpha1.IP) int { return a.Compare(b.Addr) })
 	out.NodeIPs = slices.Compact(out.NodeIPs)
-	if len(svc.Spec.Ports) == 0 {
+	port := v1alpha1.ServicePort(svc, plane)
+	if port == nil {
 		return out
 	}
 	add := func(addr netip.Addr, port int32) {
@@ -48,7 +49,7 @@ func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Serv
 			out.Endpoints = append(out.Endpoints, e)
 		}
 	}
-	switch port := svc.Spec.Ports[0]; svc.Spec.Type {
+	switch svc.Spec.Type {
 	case corev1.ServiceTypeLoadBalancer:
 		for _, in := range svc.Status.LoadBalancer.Ingress {
 			if addr, err := netip.ParseAddr(in.IP); err == nil {

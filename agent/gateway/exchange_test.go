@@ -33,7 +33,7 @@ func withIPs(n v1alpha1.NodeNetwork, ips ...string) v1alpha1.NodeNetwork {
 }
 
 func nodePort() *corev1.Service {
-	return &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 51840, NodePort: 31820}}}}
+	return &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePort(0), Port: 51840, NodePort: 31820}}}}
 }
 
 // All nodes of the server's cluster are replaced, one after the other. Its client calls
@@ -58,7 +58,7 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 	go loop.Keep(ctx, log, server.Connect)
 	go loop.Keep(ctx, log, client.Connect)
 	for _, nodes := range [][]v1alpha1.NodeNetwork{old, both, replaced} {
-		server.Announce(announcement("n1", nodes, nodePort()))
+		server.Announce(announcement("n1", nodes, nodePort(), 0))
 		var want []string
 		for _, n := range nodes {
 			want = append(want, n.Status.NodeIPs[0].String()+":31820")
@@ -103,7 +103,7 @@ func TestAnnouncement(t *testing.T) {
 	nodes := []v1alpha1.NodeNetwork{
 		withIPs(node("n1", "10.80.0.1", "172.18.9.9", 0), "172.18.0.11", "203.0.113.11"), withIPs(node("n2", "10.80.0.2", "172.18.9.9", 0), "172.18.0.12"), node("n3", "10.80.0.3", "172.18.9.9", 0),
 	}
-	balanced := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 51840, NodePort: 31820}}}}
+	balanced := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePort(0), Port: 51840, NodePort: 31820}}}}
 	balanced.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.5"}, {Hostname: "lb.example.test"}}
 	for name, tt := range map[string]struct {
 		svc  *corev1.Service
@@ -114,7 +114,7 @@ func TestAnnouncement(t *testing.T) {
 		"load balancer": {balanced, []string{"203.0.113.5:51840"}},
 		"no port yet":   {&corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{{Port: 51840}}}}, nil},
 	} {
-		got := announcement("n2", nodes, tt.svc)
+		got := announcement("n2", nodes, tt.svc, 0)
 		if diff := cmp.Diff(tt.want, got.Endpoints); diff != "" || len(got.NodeIPs) != 3 {
 			t.Errorf("%s: %d node addresses\n%s", name, len(got.NodeIPs), diff)
 		}
@@ -146,7 +146,7 @@ func TestNodesHaveAnOrder(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		told := announcement("n4", nodes, nodePort())
+		told := announcement("n4", nodes, nodePort(), 0)
 		if i == 0 {
 			first = told
 		}
@@ -213,7 +213,7 @@ func TestSecurity_21_StrippedReports(t *testing.T) {
 	all := func(nodes []v1alpha1.NodeNetwork) []any {
 		d, err := desire(local{node: "n1", underlayMTU: 1500}, p, nodes)
 		told := exchange.Announcement{NodeIPs: []v1alpha1.IP{{Addr: addr("172.18.0.1")}, {Addr: addr("192.0.2.1")}, {Addr: addr("172.18.7.7")}}}
-		return []any{d, err, degraded(p, nodes), announcement("n1", nodes, nodePort()), usable(p, p.Plane(0), nodes, nil, told)}
+		return []any{d, err, degraded(p, nodes), announcement("n1", nodes, nodePort(), 0), usable(p, p.Plane(0), nodes, nil, told)}
 	}
 	if diff := cmp.Diff(all(full()), all(stripped), compare); diff != "" {
 		t.Error(diff)

@@ -30,7 +30,9 @@ import (
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
+	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
@@ -89,7 +91,7 @@ func Run(ctx context.Context, cfg Config) error {
 	go health.Serve(ctx, cfg.Log, netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort).String())
 	view, err := watch.Start(ctx, c, rest, map[client.Object]fields.Selector{
 		&v1alpha1.Peering{}: watch.Named(cfg.Peering), &v1alpha1.NodeNetwork{}: watch.All(),
-		&corev1.Service{}: watch.Named(cfg.objectName()),
+		&corev1.Service{}: watch.Named(v1alpha1.GatewayService(cfg.Peering)),
 	}, cfg.strip)
 	if ctx.Err() != nil {
 		return nil
@@ -108,10 +110,22 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(),
+		news:  notify.NewSignal(),
 		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKey: overlayKey, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
+	// Packets pass until nobody sends any by this gateway.
+	signalled := ctx
+	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	defer context.AfterFunc(signalled, func() {
+		a.leave()
+		end()
+	})()
+	a.responder.State = a.wayTo
 	go a.answer(ctx)
+	go a.answerLiveness(ctx)
+	go a.watchUse(ctx)
 	changes, err := loop.Merge(ctx, func(ctx context.Context) (<-chan struct{}, error) {
 		return kernel.Monitor(ctx, tunnel.InterfaceName, tunnel.EntryInterface, tunnel.ReceiveInterface, underlay)
 	}, nat.Monitor)
@@ -174,11 +188,22 @@ type agent struct {
 	// known.
 	podIP netip.Addr
 
-	// capacity is the desired one, for the goroutine that answers probes.
-	capacity atomic.Uint32
+	// capacity, mtu and interval are the desired ones, peer is the peer's gateway's address, and works
+	// is passable: for the goroutines that answer.
+	capacity, mtu atomic.Uint32
+	interval      atomic.Int64
+	peer          atomic.Pointer[netip.Addr]
+	works         atomic.Bool
+	responder     liveness.Responder
+	// news signals that the tunnel has come up or gone down. leaving says that this gateway is about
+	// to end.
+	news    notify.Signal
+	leaving atomic.Bool
 
-	// prober probes the peer's gateway, and channel is to it. They last until stop.
+	// prober probes the peer's gateway, session asks it often whether the tunnel works, and channel is
+	// to it. They last until stop.
 	prober  *tunnel.Prober
+	session atomic.Pointer[liveness.Session]
 	channel *exchange.Channel
 	stop    context.CancelFunc
 	// announced is what of the peer's announcement may be used.
@@ -198,6 +223,8 @@ type agent struct {
 	// conditions are those that were reported, degraded is why not all packets pass.
 	conditions []metav1.Condition
 	degraded   string
+	// alive are the planes by which some node reaches the peer.
+	alive map[int32]bool
 }
 
 // Look measures the tunnel, more often than it is probed while it does not work, and repairs it.
@@ -277,7 +304,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if err != nil {
 		return false, err
 	}
-	a.degraded = degraded(p, nodes)
+	a.degraded, a.alive = degraded(p, nodes), reached(p, nodes)
 	plane := p.Plane(a.local.plane)
 	if plane == nil {
 		return false, fmt.Errorf("peering %s has no plane %d", p.Name, a.local.plane)
@@ -288,6 +315,11 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	a.hear(p, nodes)
 	a.tell(ctx, plane, nodes)
 	a.endpoints.set(callable(plane, a.announced))
+	if len(p.Spec.Planes) > 1 && a.announced != nil {
+		// The first one is by the node of the peer's gateway. So a plane depends on that node only, and
+		// no node's failure ends all planes.
+		a.endpoints.prefer(time.Now())
+	}
 	if plane.Role == v1alpha1.Client {
 		endpoint, err := a.endpoints.current(ctx)
 		if err != nil {
@@ -310,6 +342,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		a.want = want
 		a.passable, a.err = a.apply(ctx, want)
 	}
+	a.works.Store(a.passable)
 	if a.passable {
 		a.applied = p.Generation
 	}
@@ -329,6 +362,8 @@ func (a *agent) nodes(ctx context.Context) ([]v1alpha1.NodeNetwork, error) {
 // only of single nodes.
 func (a *agent) apply(ctx context.Context, want desired) (passable bool, err error) {
 	a.capacity.Store(uint32(want.capacity))
+	a.mtu.Store(uint32(want.mtu))
+	a.interval.Store(int64(len(want.nat.Nodes)) * int64(perNode))
 	// First what closes, then what opens.
 	if _, err := nat.ApplyGateway(ctx, want.nat); err != nil {
 		return false, err
@@ -390,12 +425,18 @@ func (a *agent) open(backend v1alpha1.WireGuardBackend) error {
 // is there.
 func (a *agent) talk(ctx context.Context, want desired) {
 	if a.stop != nil {
-		if a.desired.remote == want.remote && a.desired.address == want.address && a.desired.calls == want.calls {
+		if a.desired.remote == want.remote && a.desired.address == want.address && a.desired.calls == want.calls && a.desired.alone == want.alone {
 			return
 		}
 		a.stop()
 	}
 	ctx, a.stop = context.WithCancel(ctx)
+	session := liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), a.news)
+	a.peer.Store(new(want.remote))
+	if a.session.Store(nil); !want.alone {
+		a.session.Store(session)
+		go session.Run(ctx)
+	}
 	a.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
 	go a.prober.Run(ctx)
 	a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)

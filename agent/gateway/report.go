@@ -3,6 +3,7 @@ package gateway
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -42,8 +43,10 @@ func (a *agent) Status(problem string) (status, bool) {
 		return status{}, false
 	}
 	s := status{peering: a.peering.UID, plane: a.planeStatus(problem)}
-	// The gateway of the plane with the lowest index writes them.
-	if !slices.ContainsFunc(a.peering.Spec.Planes, func(p v1alpha1.Plane) bool { return p.Index < a.local.plane }) {
+	// The lowest plane that packets pass by writes them, or else the lowest one.
+	alive := a.planesAlive(s.plane)
+	planes := a.peering.Spec.Planes
+	if i := slices.IndexFunc(planes, func(p v1alpha1.Plane) bool { return len(alive) == 0 || alive[p.Index] }); i >= 0 && planes[i].Index == s.plane.Index {
 		s.conditions = a.currentConditions(s.plane)
 	}
 	return s, true
@@ -90,24 +93,74 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus) []metav1.Condition {
 		a.conditions = slices.Clone(a.peering.Status.Conditions)
 	}
 	connected := metav1.Condition{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionFalse, Reason: "NoAnswer", Message: own.Message}
-	others := slices.ContainsFunc(a.peering.Status.Planes, func(s v1alpha1.PlaneStatus) bool {
-		return s.Connected && s.Index != own.Index && a.peering.Plane(s.Index) != nil
-	})
-	if own.Connected || others {
-		connected.Status, connected.Reason, connected.Message = metav1.ConditionTrue, "ProbesAnswered", "probes through the tunnel are answered"
+	var lost []string
+	alive := a.planesAlive(own)
+	for _, p := range a.peering.Spec.Planes {
+		if alive[p.Index] {
+			connected.Status, connected.Reason, connected.Message = metav1.ConditionTrue, "ProbesAnswered", "probes through the tunnel are answered"
+		} else {
+			lost = append(lost, fmt.Sprint(p.Index))
+		}
 	}
 	degraded := metav1.Condition{Type: v1alpha1.ConditionDegraded, Status: metav1.ConditionFalse, Reason: "AllReached", Message: "all nodes and pods that are known can use the peering"}
+	redundant := metav1.Condition{Type: v1alpha1.ConditionRedundant, Status: metav1.ConditionTrue, Reason: "SeveralPlanes", Message: "more than one plane carries packets"}
+	planes, problem := len(a.peering.Spec.Planes), a.degraded
+	if len(lost) > 0 && planes > 1 {
+		problem = strings.TrimPrefix(problem+"; no packets pass by "+plural("plane", lost), "; ")
+	}
 	switch {
 	case connected.Status == metav1.ConditionFalse:
 		degraded.Reason, degraded.Message = "NotConnected", "nothing passes at all"
-	case a.degraded != "":
-		degraded.Status, degraded.Reason, degraded.Message = metav1.ConditionTrue, "PartlyReached", loop.Short(a.degraded)
+	case problem != "":
+		degraded.Status, degraded.Reason, degraded.Message = metav1.ConditionTrue, "PartlyReached", loop.Short(problem)
 	}
-	for _, c := range []metav1.Condition{connected, degraded} {
+	if planes-len(lost) < 2 {
+		redundant.Status, redundant.Reason, redundant.Message = metav1.ConditionFalse, "OnePlaneLeft", "no packets pass by "+plural("plane", lost)+": the next failure ends all connections"
+	}
+	conditions := []metav1.Condition{connected, degraded, redundant}
+	if planes < 2 {
+		conditions = conditions[:2]
+		meta.RemoveStatusCondition(&a.conditions, v1alpha1.ConditionRedundant)
+	}
+	for _, c := range conditions {
 		c.ObservedGeneration = a.applied
 		meta.SetStatusCondition(&a.conditions, c)
 	}
 	return slices.Clone(a.conditions)
+}
+
+// plural names several things of a kind.
+func plural(what string, names []string) string {
+	if len(names) > 1 {
+		what += "s"
+	}
+	return what + " " + strings.Join(names, ", ")
+}
+
+// planesAlive has the planes that packets pass by: its own as it is, the others as nodes report.
+func (a *agent) planesAlive(own v1alpha1.PlaneStatus) map[int32]bool {
+	alive := maps.Clone(a.alive)
+	delete(alive, own.Index)
+	if own.Connected {
+		if alive == nil {
+			alive = map[int32]bool{}
+		}
+		alive[own.Index] = true
+	}
+	return alive
+}
+
+// reached says which planes some node reaches the peer by.
+func reached(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) map[int32]bool {
+	out := map[int32]bool{}
+	for _, n := range nodes {
+		for _, g := range n.Status.Gateways {
+			if g.Peering == p.Name && g.Ready && p.Plane(g.Plane) != nil {
+				out[g.Plane] = true
+			}
+		}
+	}
+	return out
 }
 
 // maxNamed is how many nodes a message names.

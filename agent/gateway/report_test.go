@@ -20,7 +20,7 @@ func TestConditions(t *testing.T) {
 		check := func(when, connected, degraded, message string) {
 			t.Helper()
 			s, ok := a.Status("")
-			if !ok || len(s.conditions) != 2 {
+			if !ok || len(s.conditions) != 1+min(len(a.peering.Spec.Planes), 2) {
 				t.Fatalf("%s: %t, conditions %v", when, ok, s.conditions)
 			}
 			c, d := meta.FindStatusCondition(s.conditions, v1alpha1.ConditionConnected), meta.FindStatusCondition(s.conditions, v1alpha1.ConditionDegraded)
@@ -43,11 +43,46 @@ func TestConditions(t *testing.T) {
 		p.Status.Planes = []v1alpha1.PlaneStatus{{Index: 1, Connected: true}}
 		check("of a plane that is not there", "False", "False", "")
 		p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: 1})
-		check("another plane is", "True", "True", "")
-		a.local.plane = 1
-		if s, _ := a.Status(""); len(s.conditions) != 0 {
-			t.Errorf("the gateway of another plane writes %v", s.conditions)
+		reaches := func(planes ...int32) []v1alpha1.NodeNetwork {
+			n := node("n1", "10.80.0.1", "172.18.0.2", 1450)
+			n.Status.Gateways = nil
+			for _, plane := range planes {
+				n.Status.Gateways = append(n.Status.Gateways, v1alpha1.NodeGateway{Peering: p.Name, Plane: plane, Ready: true})
+			}
+			return []v1alpha1.NodeNetwork{n}
 		}
+		redundant := func(when string) string {
+			t.Helper()
+			s, _ := a.Status("")
+			if c := meta.FindStatusCondition(s.conditions, v1alpha1.ConditionRedundant); c != nil {
+				return string(c.Status)
+			}
+			t.Fatalf("%s: %v", when, s.conditions)
+			return ""
+		}
+		check("none of two planes is", "False", "False", "nothing passes")
+		// Its gateway writes, as this one's plane carries nothing.
+		a.alive = reached(p, reaches(1))
+		if s, _ := a.Status(""); len(s.conditions) != 0 {
+			t.Errorf("the gateway of a plane that is down writes %v", s.conditions)
+		}
+		a.local.plane = 1
+		a.probes = tunnel.ProbeStats{Window: 1, LastReply: time.Now()}
+		check("the other gateway says so", "True", "True", "no packets pass by plane 0")
+		if got := redundant("one of two"); got != "False" {
+			t.Errorf("with one of two planes it is redundant: %s", got)
+		}
+		a.alive = reached(p, reaches(0, 1))
+		if s, _ := a.Status(""); len(s.conditions) != 0 {
+			t.Errorf("the gateway of the higher plane writes %v", s.conditions)
+		}
+		a.local.plane, a.degraded = 0, ""
+		check("both planes are", "True", "False", "all nodes and pods")
+		if got := redundant("both"); got != "True" {
+			t.Errorf("with two planes it is not redundant: %s", got)
+		}
+		p.Spec.Planes = p.Spec.Planes[:1]
+		check("one plane again", "True", "False", "")
 	})
 }
 

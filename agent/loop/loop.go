@@ -63,11 +63,11 @@ func (s Stop) Unwrap() error { return s.Reason }
 type Loop[T any] struct {
 	Agent Agent[T]
 	Log   *slog.Logger
-	// Objects signals that an object has changed, Kernel that others may have changed
-	// something in the kernel.
-	Objects, Kernel <-chan struct{}
-	Report          Reporter[T]
-	Health          *Health
+	// Objects signals that an object has changed, Kernel that others may have changed something
+	// in the kernel, and Measured that Look has something to see.
+	Objects, Kernel, Measured <-chan struct{}
+	Report                    Reporter[T]
+	Health                    *Health
 }
 
 // retries are the pauses between attempts to do what has failed.
@@ -119,6 +119,7 @@ func (l *Loop[T]) Run(ctx context.Context) error {
 			s.dirty = true
 		case <-l.Kernel:
 			s.kernelChanged()
+		case <-l.Measured:
 		case <-timer.C:
 		}
 	}

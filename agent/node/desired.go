@@ -15,10 +15,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-// routeMetric is that of routes to peers; lastMetric that of the unreachable
-// ones behind them, so that nothing leaks in plain when a link is gone.
+// Metrics of routes to peers:
+//   - routeMetric by the plane in use;
+//   - spareMetric plus the plane's index by each of several planes, for when a link is gone;
+//   - lastMetric of the unreachable ones behind them, so that nothing leaks in plain.
 const (
 	routeMetric = 100
+	spareMetric = 200
 	lastMetric  = 4096
 )
 
@@ -34,6 +37,8 @@ type local struct {
 	// uplinks are the interfaces to other machines, nodeIPs the node's own addresses there.
 	uplinks []string
 	nodeIPs []netip.Addr
+	// active are the planes in use, by the peering's name, where it has several.
+	active map[string]int32
 }
 
 // gateway is one gateway that the node has a link to.
@@ -49,9 +54,13 @@ type gateway struct {
 	// invalid for others and while it does not know. connected is what it says.
 	peer      netip.Addr
 	connected bool
-	// remote is the peer's gateway's address, which answers probes.
-	remote netip.Addr
-	link   string
+	// remote is the peer's gateway's address, which answers probes; address the gateway's own.
+	remote, address netip.Addr
+	link            string
+	// rank is the plane's place among those of the peering, as this node prefers them; alone says that
+	// there is no other.
+	rank  int
+	alone bool
 }
 
 // desired is all that the kernel of a node should hold.
@@ -60,15 +69,23 @@ type desired struct {
 	// nat is nil where nothing of ours should be there.
 	nat      *nat.Node
 	gateways []gateway
+	// ways are the routes to a peer by each of its planes that there is a link for.
+	ways map[way][]overlay.Route
+}
+
+// way is one plane of a peering.
+type way struct {
+	peering string
+	plane   int32
 }
 
 // desire computes what the node's kernel should hold for these peerings. It is
 // empty without any. The error says which peerings, or planes, cannot be had;
 // what is returned holds for all others.
 func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
-	var d desired
+	d := desired{ways: map[way][]overlay.Route{}}
 	if len(peerings) == 0 {
-		return d, nil
+		return desired{}, nil
 	}
 	slices.SortFunc(peerings, byIndex)
 	admitted, errs := admit(peerings, l.address)
@@ -103,6 +120,7 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 				errs = append(errs, fmt.Errorf("peering %s, plane %d: %w", p.Name, plane.Index, err))
 			}
 		}
+		d.addRoutes(l, p)
 	}
 	errs = append(errs, d.bypassTunnels(l, admitted)...)
 	return d, errors.Join(errs...)
@@ -311,7 +329,8 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 	}
 	g := gateway{
 		peering: p.Name, plane: plane.Index, generation: p.Generation,
-		remote: plane.RemoteAddress.Addr, link: fmt.Sprintf("%s%d-%d", overlay.NamePrefix, p.Spec.Index, plane.Index),
+		remote: plane.RemoteAddress.Addr, address: gatewayAddr, link: fmt.Sprintf("%s%d-%d", overlay.NamePrefix, p.Spec.Index, plane.Index),
+		alone: len(p.Spec.Planes) == 1,
 	}
 	status := p.PlaneStatus(plane.Index)
 	if status != nil && status.PodIP.IsValid() && status.MTU > 0 {
@@ -327,11 +346,22 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 		d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
 			Table: overlay.Table, Dst: netip.PrefixFrom(gatewayAddr, gatewayAddr.BitLen()), Dev: g.link, Src: l.address,
 		})
+		by := overlay.Route{Table: overlay.Table, Via: gatewayAddr, Dev: g.link, Src: l.address, MTU: g.mtu, Metric: routeMetric}
+		key := way{p.Name, plane.Index}
 		for _, r := range ranges {
-			d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
-				Table: overlay.Table, Dst: r, Via: gatewayAddr, Dev: g.link, Src: l.address, MTU: g.mtu,
-				Metric: routeMetric + int(plane.Index),
-			})
+			by.Dst = r
+			d.ways[key] = append(d.ways[key], by)
+		}
+		if !g.alone {
+			// Probes of a plane travel by that plane, whichever is in use.
+			by.Dst, by.Metric = netip.PrefixFrom(g.remote, g.remote.BitLen()), 0
+			d.overlay.Routes = append(d.overlay.Routes, by)
+			// The plane on this very node saves a hop. Otherwise nodes are spread over the planes.
+			place := slices.IndexFunc(p.Spec.Planes, func(s v1alpha1.Plane) bool { return s.Index == plane.Index })
+			g.rank = (place + node) % len(p.Spec.Planes)
+			if status.NodeName == l.name {
+				g.rank = -1
+			}
 		}
 		d.nat.Gateways = append(d.nat.Gateways, nat.NodeGateway{
 			Pod: g.pod, Overlay: gatewayAddr, Local: status.NodeName == l.name, Calls: plane.Role == v1alpha1.Client,
@@ -340,6 +370,37 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 	}
 	d.gateways = append(d.gateways, g)
 	return nil
+}
+
+// addRoutes adds the routes to a peer: by the plane in use, and behind them by all planes.
+func (d *desired) addRoutes(l local, p v1alpha1.Peering) {
+	planes := d.planesOf(p.Name)
+	if len(planes) == 0 {
+		return
+	}
+	active, chosen := l.active[p.Name]
+	if !chosen || d.ways[way{p.Name, active}] == nil {
+		active = planes[0].plane
+	}
+	d.overlay.Routes = append(d.overlay.Routes, d.ways[way{p.Name, active}]...)
+	for _, g := range planes {
+		for _, r := range d.ways[way{p.Name, g.plane}] {
+			if r.Metric = spareMetric + int(g.plane); !g.alone {
+				d.overlay.Routes = append(d.overlay.Routes, r)
+			}
+		}
+	}
+}
+
+// planesOf are the gateways of a peering that there is a link to, as this node prefers them.
+func (d *desired) planesOf(peering string) (out []gateway) {
+	for _, g := range d.gateways {
+		if g.peering == peering && g.pod.IsValid() {
+			out = append(out, g)
+		}
+	}
+	slices.SortFunc(out, func(a, b gateway) int { return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.plane, b.plane)) })
+	return out
 }
 
 // isPod says whether an address is a pod's of this cluster. To a gateway's address all of the

@@ -31,9 +31,11 @@ import (
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failover"
 	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
@@ -103,7 +105,8 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 	defer kernel.Close()
 	a := &agent{
 		Config: cfg, kernel: kernel, own: own, node: node, manager: manager(node), kept: own.Status.Gateways, view: &watch.View{Client: c},
-		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, key: key}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
+		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, key: key, active: map[string]int32{}}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
+		choices: map[string]*failover.Choice{}, wake: notify.NewSignal(),
 	}
 	if err := a.readKernel(); err != nil {
 		return err
@@ -134,7 +137,7 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 		Owner: applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID),
 	}
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
-		Agent: a, Log: cfg.Log, Objects: a.view.Changed, Kernel: changes, Health: health,
+		Agent: a, Log: cfg.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.wake, Health: health,
 		Report: loop.Reporter[v1alpha1.NodeNetworkStatus]{
 			Interval: v1alpha1.NodeReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: lease.Renew,
 		},
@@ -189,6 +192,10 @@ type agent struct {
 	kept       []v1alpha1.NodeGateway
 	reconciled bool
 	probers    map[probeKey]*prober
+	// choices are of peerings with several planes, by name. wake signals that a plane has come up or
+	// gone down.
+	choices map[string]*failover.Choice
+	wake    notify.Signal
 	// paths are how packets get to gateways, asked of the kernel when it has changed.
 	paths map[pathKey]pathInfo
 }

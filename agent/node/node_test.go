@@ -70,7 +70,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	failed := own.Status.Gateways[0]
 	failed.Ready = false
 	made := failed
-	made.Peering, made.ObservedGeneration, made.GatewayIP = "b", 3, v1alpha1.IP{Addr: addr("10.244.9.1")}
+	made.Peering, made.ObservedGeneration, made.GatewayIP, made.Active = "b", 3, v1alpha1.IP{Addr: addr("10.244.9.1")}, true
 	equal := cmp.Comparer(func(a, b v1alpha1.NodeGateway) bool { return a == b })
 	if diff := cmp.Diff([]v1alpha1.NodeGateway{made, failed}, reported(), equal); diff != "" {
 		t.Errorf("with both peerings (-want +got):\n%s", diff)

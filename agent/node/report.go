@@ -79,7 +79,7 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 		s.Gateways = append(s.Gateways, entry)
 	}
 	for _, entry := range a.kept {
-		entry.Ready = false // what was measured says nothing of now
+		entry.Ready, entry.Active = false, false // what was measured says nothing of now
 		s.Gateways = append(s.Gateways, entry)
 	}
 	s.Message = loop.Short(strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; "))
@@ -111,6 +111,8 @@ func (a *agent) gatewayStatus(g gateway) (entry v1alpha1.NodeGateway, err error)
 			}
 		}
 	}
+	active, chosen := a.local.active[g.peering]
+	entry.Active = g.pod.IsValid() && (g.alone || chosen && active == g.plane)
 	if p := a.probers[probeKey{g.remote, g.plane}]; p != nil {
 		entry.Ready = p.ready
 		entry.RTTMicroseconds, entry.LossPercent = p.stats.Median.Microseconds(), int32(p.stats.Loss*100+0.5)

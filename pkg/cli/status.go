@@ -173,9 +173,13 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 			})
 		}
 	}
+	plane := "+plane"
+	if slices.ContainsFunc(views, func(v peering.View) bool { return len(v.Planes) > 1 }) {
+		plane = "plane"
+	}
 	head := []string{
 		"cluster", "peer", "state", "pods", "seen there as", "rtt", "loss", "handshake", "nodes", "mtu", "via",
-		"+plane", "+role", "+gateway node", "+endpoint",
+		plane, "+role", "+gateway node", "+endpoint",
 	}
 	o.printTable(w, head, rows)
 	sorted := slices.SortedStableFunc(slices.Values(views), func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })

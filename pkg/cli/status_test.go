@@ -38,8 +38,8 @@ func views() []peering.View {
 				HandshakeAge: new(int64(83)), Connected: true,
 			}},
 			Nodes: []peering.NodeView{
-				{Name: "b-1", Address: addr("10.80.0.1"), SeenAs: addr("10.70.0.1"), Ready: true, RTT: new(0.5)},
-				{Name: "b-2", Address: addr("10.80.0.2"), SeenAs: addr("10.70.0.2"), LossPercent: 100},
+				{Name: "b-1", Address: addr("10.80.0.1"), SeenAs: addr("10.70.0.1"), Ready: true, Planes: []int32{0}, RTT: new(0.5)},
+				{Name: "b-2", Address: addr("10.80.0.2"), SeenAs: addr("10.70.0.2"), Planes: []int32{}, LossPercent: 100},
 			},
 		},
 		{

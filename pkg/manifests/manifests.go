@@ -263,10 +263,10 @@ type Gateway struct {
 	// PresharedKey says which Secret has the tunnel's pre-shared key, from 1; 0 if there is
 	// none.
 	PresharedKey int32
-	// Port is the UDP port of the tunnel in the pod and of its Service.
+	// Port is the UDP port of the tunnel in the pod.
 	Port uint16
-	// ServiceType exposes a server.
-	ServiceType corev1.ServiceType
+	// Planes is how many planes the peering has.
+	Planes int
 	// Placement says on which nodes it runs, nil for any.
 	Placement *v1alpha1.GatewayPlacement
 }
@@ -330,25 +330,28 @@ func (g Gateway) Labels() map[string]string {
 	return l
 }
 
-// Service exposes a gateway that is a server. Nil for a client.
-func (g Gateway) Service() *corev1.Service {
-	if g.Role != v1alpha1.Server {
-		return nil
-	}
-	return &corev1.Service{
+// GatewayService exposes the gateways of a peering: each of these planes by a port of its own, from
+// port on. Only the gateway of that plane has a container port of that name.
+func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes []int32) *corev1.Service {
+	selector := componentLabels("gateway")
+	selector[v1alpha1.LabelPeering] = peering
+	svc := &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: objectMeta(v1alpha1.Namespace, g.Name(), g.Labels()),
+		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.GatewayService(peering), selector),
 		Spec: corev1.ServiceSpec{
-			Type:     g.ServiceType,
-			Selector: g.Labels(),
-			Ports: []corev1.ServicePort{{
-				Name: "wireguard", Protocol: corev1.ProtocolUDP, Port: int32(g.Port), TargetPort: intstr.FromInt32(int32(g.Port)),
-			}},
+			Type:     kind,
+			Selector: selector,
 			// The way to the gateway is laid before it is ready, so that the first
 			// packet of the client finds it.
 			PublishNotReadyAddresses: true,
 		},
 	}
+	for _, plane := range planes {
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{
+			Name: v1alpha1.PlanePort(plane), Protocol: corev1.ProtocolUDP, Port: int32(port) + plane, TargetPort: intstr.FromString(v1alpha1.PlanePort(plane)),
+		})
+	}
+	return svc
 }
 
 // Objects returns the gateway's account with its permissions, and its
@@ -364,7 +367,7 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 		[]rbacv1.PolicyRule{
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{g.Name()}, Verbs: []string{"patch"}},
 			// Which endpoints it has is told to the peer.
-			{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{g.Name()}, Verbs: []string{"list", "watch"}},
+			{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{v1alpha1.GatewayService(g.Peering)}, Verbs: []string{"list", "watch"}},
 		})
 	return append(account, &coordinationv1.Lease{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
@@ -376,7 +379,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	labels := g.Labels()
 	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+strconv.Itoa(int(g.Plane)), "--key-dir="+KeyDir)
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
-	container.Ports = []corev1.ContainerPort{{Name: "wireguard", ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}}
+	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}}
 	container.VolumeMounts = []corev1.VolumeMount{{Name: "keys", MountPath: KeyDir, ReadOnly: true}}
 	volumes := []corev1.Volume{{Name: "keys", VolumeSource: corev1.VolumeSource{
 		Secret: &corev1.SecretVolumeSource{SecretName: g.SecretName(), DefaultMode: new(int32(0o400))},
@@ -403,11 +406,12 @@ func (g Gateway) deployment() *appsv1.Deployment {
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels},
 				Spec: corev1.PodSpec{
-					ServiceAccountName:            g.Name(),
-					PriorityClassName:             clusterCritical,
-					TerminationGracePeriodSeconds: new(int64(5)),
-					Affinity:                      gatewayAffinity(g.Placement),
-					Tolerations:                   GatewayTolerations(g.Placement),
+					ServiceAccountName: g.Name(),
+					PriorityClassName:  clusterCritical,
+					// A gateway waits until nodes use another one.
+					TerminationGracePeriodSeconds: new(int64(10)),
+					Affinity:                      g.affinity(),
+					Tolerations:                   GatewayTolerations(g.Placement, g.Planes),
 					Containers:                    []corev1.Container{container},
 					Volumes:                       volumes,
 				},
@@ -512,12 +516,13 @@ func fieldEnv(name, path string) corev1.EnvVar {
 	return corev1.EnvVar{Name: name, ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{APIVersion: "v1", FieldPath: path}}}
 }
 
-// gatewayAffinity is for nodes that run agents, and of these for those with the chosen labels.
-// It keeps gateways off control planes where there is another node. The labels are in the list
+// affinity is for nodes that run agents, and of these for those with the chosen labels. Each gateway
+// of a peering has a node of its own, in a zone of its own where there are several. It keeps gateways
+// off control planes where there is another node. The labels are in the list
 // that is there in any case: one that is taken out again is a change of it.
-func gatewayAffinity(p *v1alpha1.GatewayPlacement) *corev1.Affinity {
+func (g Gateway) affinity() *corev1.Affinity {
 	a := nodes.Affinity()
-	if p != nil {
+	if p := g.Placement; p != nil {
 		term := &a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0]
 		for _, l := range p.NodeSelector {
 			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{
@@ -531,18 +536,31 @@ func gatewayAffinity(p *v1alpha1.GatewayPlacement) *corev1.Affinity {
 			{Key: controlPlane, Operator: corev1.NodeSelectorOpDoesNotExist},
 		}},
 	}}
+	// Not those of the same plane: one that ends keeps the next one off its node for no time.
+	others := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+		{Key: v1alpha1.LabelPeering, Operator: metav1.LabelSelectorOpIn, Values: []string{g.Peering}},
+		{Key: v1alpha1.LabelPlane, Operator: metav1.LabelSelectorOpNotIn, Values: []string{strconv.Itoa(int(g.Plane))}},
+	}}
+	a.PodAntiAffinity = &corev1.PodAntiAffinity{
+		RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{LabelSelector: others, TopologyKey: corev1.LabelHostname}},
+		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{
+			Weight: 50, PodAffinityTerm: corev1.PodAffinityTerm{LabelSelector: others, TopologyKey: corev1.LabelTopologyZone},
+		}},
+	}
 	return a
 }
 
-// GatewayTolerations are those of a gateway's pod: the chosen ones, and those that each
-// gateway has. One without an effect is written as one for each: a field that is left out is
-// no change of an item.
-func GatewayTolerations(p *v1alpha1.GatewayPlacement) []corev1.Toleration {
-	// The default of 300 s is too long for a gateway whose node is gone.
-	out := []corev1.Toleration{
-		{Key: controlPlane, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule},
-		{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(5))},
-		{Key: corev1.TaintNodeUnreachable, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(5))},
+// GatewayTolerations are those of a gateway's pod in a peering with so many planes: the chosen ones,
+// and those that each gateway has. One without an effect is written as one for each: a field that is
+// left out is no change of an item.
+func GatewayTolerations(p *v1alpha1.GatewayPlacement, planes int) []corev1.Toleration {
+	out := []corev1.Toleration{{Key: controlPlane, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
+	if planes == 1 {
+		// Kubernetes' own 300 s are too long if there is no other gateway. Where there is one, it is
+		// worse if a node that is cut off from its API server only goes on with the same key.
+		for _, taint := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
+			out = append(out, corev1.Toleration{Key: taint, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(5))})
+		}
 	}
 	if p == nil {
 		return out

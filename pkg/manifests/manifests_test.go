@@ -26,9 +26,17 @@ var update = flag.Bool("update", false, "write the golden files")
 // gateways are one of each kind.
 func gateways() []Gateway {
 	return []Gateway{
-		{Peering: "b", Image: "registry/image:1", Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, ServiceType: corev1.ServiceTypeNodePort, OverlayKey: 1},
-		{Peering: "c", Plane: 3, Image: "registry/image:1", Role: v1alpha1.Client, WireGuard: "userspace", Port: 51840, OverlayKey: 1},
-		{Peering: strings.Repeat("x", 40), Image: "registry/image:1", Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, ServiceType: corev1.ServiceTypeLoadBalancer, OverlayKey: 1},
+		{Peering: "b", Image: "registry/image:1", Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, OverlayKey: 1, Planes: 1},
+		{Peering: "c", Plane: 3, Image: "registry/image:1", Role: v1alpha1.Client, WireGuard: "userspace", Port: 51840, OverlayKey: 1, Planes: 4},
+		{Peering: strings.Repeat("x", 40), Image: "registry/image:1", Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, OverlayKey: 1, Planes: 2},
+	}
+}
+
+// services expose those of them that are servers.
+func services() []*corev1.Service {
+	return []*corev1.Service{
+		GatewayService("b", corev1.ServiceTypeNodePort, 51840, []int32{0}),
+		GatewayService(strings.Repeat("x", 40), corev1.ServiceTypeLoadBalancer, 51840, []int32{0, 1}),
 	}
 }
 
@@ -50,9 +58,9 @@ func all(t *testing.T) []Object {
 	for _, g := range gateways() {
 		account, deployment := g.Objects()
 		out = append(append(out, account...), deployment, g.Secret(nil))
-		if s := g.Service(); s != nil {
-			out = append(out, s)
-		}
+	}
+	for _, s := range services() {
+		out = append(out, s)
 	}
 	return out
 }
@@ -218,25 +226,26 @@ func TestSelectors(t *testing.T) {
 			}
 		}
 	}
-	for _, g := range gateways() {
-		s := g.Service()
-		if (s != nil) != (g.Role == v1alpha1.Server) {
-			t.Fatalf("service of a %s: %v", g.Role, s)
-		}
-		if s == nil {
-			continue
-		}
-		var chosen []string
-		for _, p := range pods {
-			if labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(p.Labels)) {
-				chosen = append(chosen, p.name)
-				if got := p.Spec.Containers[0].Ports[0]; got.ContainerPort != s.Spec.Ports[0].TargetPort.IntVal || got.Protocol != corev1.ProtocolUDP {
-					t.Errorf("port %+v", got)
+	// A port of a Service leads to the gateway of its plane only, as no other has a port of that name.
+	for _, s := range services() {
+		for i, port := range s.Spec.Ports {
+			chosen := map[string]int32{}
+			for _, p := range pods {
+				for _, has := range p.Spec.Containers[0].Ports {
+					if labels.SelectorFromSet(s.Spec.Selector).Matches(labels.Set(p.Labels)) && has.Name == port.TargetPort.StrVal && has.Protocol == port.Protocol {
+						chosen[p.name] = has.ContainerPort
+					}
 				}
 			}
-		}
-		if diff := cmp.Diff([]string{g.Name()}, chosen); diff != "" || s.Spec.Type != g.ServiceType || s.Spec.Ports[0].Protocol != corev1.ProtocolUDP {
-			t.Errorf("%s %s\n%s", s.Name, s.Spec.Type, diff)
+			want := map[string]int32{}
+			for _, g := range gateways() {
+				if g.Peering == s.Labels[v1alpha1.LabelPeering] && g.Plane == int32(i) {
+					want[g.Name()] = 51840
+				}
+			}
+			if diff := cmp.Diff(want, chosen); diff != "" || port.Port != 51840+int32(i) || port.Protocol != corev1.ProtocolUDP {
+				t.Errorf("%s %+v leads to\n%s", s.Name, port, diff)
+			}
 		}
 	}
 }

@@ -172,6 +172,13 @@ func (g Gateway) input() []rule {
 		matches []expr.Any
 	}
 	inside := []origin{{"nodes", iifGroup(g.OverlayGroup)}, {"peer", iifGroup(g.TunnelGroup)}}
+	for _, from := range []origin{inside[0], {"the peer's gateway", fromGateway}} {
+		rules = append(
+			rules,
+			rule{"whether the way works: " + from.name, concat(from.matches, udpDport(g.LivenessPort), accept())},
+			rule{"that the way works: " + from.name, concat(from.matches, udpSport(g.LivenessPort), accept())},
+		)
+	}
 	for _, from := range inside {
 		rules = append(
 			rules,

@@ -37,8 +37,9 @@ type Gateway struct {
 	// Nodes are the outer source addresses from which overlay packets come.
 	Nodes []netip.Addr
 	// OverlayPort and TunnelPort are UDP ports on Underlay. ProbePort is one that nodes
-	// may reach through the overlay, and the peer through the tunnel.
-	OverlayPort, TunnelPort, ProbePort uint16
+	// may reach through the overlay, and the peer through the tunnel. LivenessPort is the same for
+	// nodes and the peer's gateway.
+	OverlayPort, TunnelPort, ProbePort, LivenessPort uint16
 	// HealthPort is a TCP port on Underlay for the kubelet. From where it calls is the
 	// network plugin's choice, so whoever reaches the pod by Underlay reaches that port.
 	HealthPort uint16

@@ -123,12 +123,12 @@ func (c *Cluster) readPeering(ctx context.Context, name string, f *plan.FactShee
 	if f.Existing != nil && f.Existing.Unreadable() {
 		f.Existing = nil // it is written anew
 	}
+	if f.Service, err = get[corev1.Service](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayService(name)); err != nil {
+		return err
+	}
 	for _, index := range f.PlaneIndexes() {
 		var plane plan.PlaneFacts
 		g := f.Gateway(name, index)
-		if plane.Service, err = get[corev1.Service](ctx, c, v1alpha1.Namespace, g.Name()); err != nil {
-			return err
-		}
 		key, err := c.key(ctx, g.SecretName(), v1alpha1.KeyFilePrivate)
 		if plane.KeyUnreadable = apierrors.IsForbidden(err); err != nil && !plane.KeyUnreadable {
 			return err

@@ -22,6 +22,8 @@ type Options struct {
 	ServiceType string
 	// Gateways are the nodes that gateways run on, where Clusters does not say.
 	Gateways v1alpha1.GatewayPlacement
+	// Planes is how many pairs of gateways a peering has, 0 to decide.
+	Planes int
 	// Server is the ID of the cluster whose gateway is called by the other's. Empty
 	// to decide.
 	Server string
@@ -54,6 +56,6 @@ func (o Options) of(id string) plan.Overrides {
 	if c.Gateways.Tolerations == nil {
 		c.Gateways.Tolerations = o.Gateways.Tolerations
 	}
-	c.Server = o.Server == id
+	c.Server, c.Planes = o.Server == id, o.Planes
 	return c
 }

@@ -152,8 +152,8 @@ func TestServerAndEndpoint(t *testing.T) {
 			t.Errorf("--endpoint a: %s\n%s", roles(), diff)
 		}
 		svc := &corev1.Service{}
-		if err := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, svc); err != nil || svc.Spec.Ports[0].NodePort != 31820 {
-			t.Errorf("node port %d, %v", svc.Spec.Ports[0].NodePort, err)
+		if err := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayService("b")}, svc); err != nil || svc.Spec.Ports[0].NodePort != 31820 {
+			t.Errorf("ports %+v, %v", svc.Spec.Ports, err)
 		}
 		mustPeer(t, a, b, Options{}) // it is kept
 	}

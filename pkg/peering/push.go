@@ -10,7 +10,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -31,7 +30,13 @@ func (p *run) push(ctx context.Context) error {
 		return err
 	}
 	err := p.both(ctx, func(ctx context.Context, s, _ *side) error {
-		for _, g := range p.planOf(s).Gateways {
+		c := p.planOf(s)
+		if c.Service != nil {
+			if err := s.apply(ctx, c.Service); err != nil {
+				return err
+			}
+		}
+		for _, g := range c.Gateways {
 			if err := s.applyGateway(ctx, g); err != nil {
 				return err
 			}
@@ -42,11 +47,9 @@ func (p *run) push(ctx context.Context) error {
 		return err
 	}
 	server := p.sides[p.plan.Server()]
-	endpoints := map[int32][]string{}
-	for _, g := range p.planOf(server).Gateways {
-		if endpoints[g.Plane], err = server.endpointsOf(ctx, g.Gateway); err != nil {
-			return err
-		}
+	endpoints, err := server.gatewayEndpoints(ctx, p.planOf(server))
+	if err != nil {
+		return err
 	}
 	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
 		c := p.planOf(s)
@@ -102,11 +105,8 @@ func (p *run) makeKeys(ctx context.Context, s, peer *side) error {
 
 // applyGateway applies the objects of a gateway.
 func (s *side) applyGateway(ctx context.Context, g plan.GatewayPlan) error {
-	first, deployment := g.Objects()
-	if g.Service != nil {
-		first = append(first, g.Service)
-	}
-	if err := s.apply(ctx, first...); err != nil {
+	account, deployment := g.Objects()
+	if err := s.apply(ctx, account...); err != nil {
 		return err
 	}
 	if err := s.takeCurrentKey(ctx, &deployment.Spec.Template.Spec); err != nil {
@@ -131,21 +131,29 @@ func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side
 	})
 }
 
-// endpointsOf waits until the Service of a gateway has addresses. It returns where the
-// gateway can be called, as host:port, the first one to try first. Where the user gave
-// endpoints it returns those.
-func (s *side) endpointsOf(ctx context.Context, g manifests.Gateway) (out []string, err error) {
-	if given := s.facts.GivenEndpoints(g.Plane); len(given) > 0 {
-		return given, nil
+// gatewayEndpoints waits until the Service has an address. It returns where the gateway of each
+// plane can be called, as host:port, the first one to try first. Where the user gave endpoints
+// it returns those.
+func (s *side) gatewayEndpoints(ctx context.Context, c *plan.ClusterPlan) (out map[int32][]string, err error) {
+	out = map[int32][]string{}
+	given := s.facts.GivenEndpoints()
+	for _, g := range c.Gateways {
+		out[g.Plane] = given
 	}
-	hint := fmt.Sprintf("%s -n %s describe service %s; or choose another --service-type", s.Kubectl, v1alpha1.Namespace, g.Name())
-	err = s.await(ctx, fmt.Sprintf("wait for an address of Service %s (%s)", g.Name(), g.ServiceType), hint,
+	if len(given) > 0 {
+		return out, nil
+	}
+	hint := fmt.Sprintf("%s -n %s describe service %s; or choose another --service-type", s.Kubectl, v1alpha1.Namespace, c.Service.Name)
+	err = s.await(ctx, fmt.Sprintf("wait for an address of Service %s (%s)", c.Service.Name, c.Service.Spec.Type), hint,
 		[]client.ObjectList{&corev1.ServiceList{}}, func(_ context.Context, o objects) (string, error) {
-			if svc := byName[*corev1.Service](o, g.Name()); svc != nil {
-				out = plan.ServiceEndpoints(svc, s.facts.Nodes)
-			}
-			if len(out) == 0 {
-				return "it has none yet", nil
+			svc := byName[*corev1.Service](o, c.Service.Name)
+			for plane := range out {
+				if svc != nil {
+					out[plane] = plan.ServiceEndpoints(svc, plane, s.facts.Nodes)
+				}
+				if len(out[plane]) == 0 {
+					return "it has none yet", nil
+				}
 			}
 			return "", nil
 		})
@@ -189,7 +197,8 @@ func (p *run) establish(ctx context.Context, s, peer *side) error {
 }
 
 // clear removes what a peering that works does not need any more. These are the ranges
-// that were kept free for it, its earlier pre-shared keys, and the Service of a former server.
+// that were kept free for it, its earlier pre-shared keys, the Service of a former server, and
+// gateways of planes that are not any more.
 // What stays, since this fails, is removed by the next command.
 func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
 	_, _ = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
@@ -200,10 +209,31 @@ func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
 		entry.Previous = nil
 		return nil
 	})
+	if c.StaleService != nil && s.delete(ctx, c.StaleService) == nil {
+		s.hasChanged(describe(c.StaleService))
+	}
 	for _, g := range c.Gateways {
 		s.clearPresharedKeys(ctx, g.Gateway)
-		if g.StaleService != nil && s.delete(ctx, g.StaleService) == nil {
-			s.hasChanged(describe(g.StaleService))
+	}
+	s.clearPlanes(ctx, c)
+}
+
+// clearPlanes removes gateways of planes that the peering does not have any more.
+func (s *side) clearPlanes(ctx context.Context, c *plan.ClusterPlan) {
+	planes := map[string]bool{}
+	for _, g := range c.Gateways {
+		planes[g.Labels()[v1alpha1.LabelPlane]] = true
+	}
+	labels := client.MatchingLabels{v1alpha1.LabelPeering: c.Peering.Name}
+	accounts, _ := s.ours(ctx, &corev1.ServiceAccountList{}, labels) // they are deleted last
+	for _, account := range accounts {
+		plane := account.GetLabels()[v1alpha1.LabelPlane]
+		if planes[plane] || plane == "" {
+			continue
+		}
+		labels[v1alpha1.LabelPlane] = plane
+		if s.deleteAll(ctx, labels) == nil {
+			s.hasChanged("gateway of plane " + plane)
 		}
 	}
 }
@@ -264,5 +294,5 @@ func unanswered(p *v1alpha1.Peering) bool {
 // canExchangeRoles says that nobody has decided who is called: neither the user nor a
 // command that was successful.
 func (p *run) canExchangeRoles() bool {
-	return !p.serverGiven && !slices.ContainsFunc(p.sides[:], func(s *side) bool { return s.wasEstablished || len(s.facts.AllGivenEndpoints()) > 0 })
+	return !p.serverGiven && !slices.ContainsFunc(p.sides[:], func(s *side) bool { return s.wasEstablished || len(s.facts.GivenEndpoints()) > 0 })
 }

@@ -88,5 +88,5 @@ func (x *roleExchange) call(p *plan.Plan) string {
 		endpoints = append(endpoints, plane.Endpoints...)
 	}
 	return fmt.Sprintf("%s called %s at %s (%s) for %s", caller.Cluster, server.Cluster,
-		strings.Join(endpoints, ", "), server.Gateways[0].ServiceType, time.Since(x.since).Round(time.Second))
+		strings.Join(endpoints, ", "), server.Service.Spec.Type, time.Since(x.since).Round(time.Second))
 }

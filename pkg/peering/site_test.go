@@ -252,9 +252,11 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		status := v1alpha1.NodeNetworkStatus{Kernel: &w.kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...)}
 		for i := range peerings.Items {
 			p := &peerings.Items[i]
-			status.Gateways = append(status.Gateways, v1alpha1.NodeGateway{
-				Peering: p.Name, ObservedGeneration: p.Generation, Ready: w.connected(p), RTTMicroseconds: 300,
-			})
+			for _, plane := range p.Spec.Planes {
+				status.Gateways = append(status.Gateways, v1alpha1.NodeGateway{
+					Peering: p.Name, Plane: plane.Index, ObservedGeneration: p.Generation, Ready: w.connected(p), RTTMicroseconds: 300,
+				})
+			}
 		}
 		if cmp.Equal(nn.Status, status, compare) {
 			continue
@@ -266,15 +268,20 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 	}
 	for i := range peerings.Items {
 		p := &peerings.Items[i]
-		if c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-" + p.Name + "-0"}, &appsv1.Deployment{}) != nil {
-			continue
-		}
-		gateway := "gateway-" + p.Name + "-0"
-		if err := fakeapi.Beat(ctx, c, gateway, gateway+"-pod", w.holder); err != nil {
-			return err
-		}
 		// Status().Update replaces all of it; the agents apply theirs.
-		planes := []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: w.connected(p), MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(fakeapi.GatewayIP)}}}
+		var planes []v1alpha1.PlaneStatus
+		for _, plane := range p.Spec.Planes {
+			gateway := gatewayLease(p.Name, plane.Index)
+			if c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: gateway}, &appsv1.Deployment{}) != nil {
+				continue
+			}
+			if err := fakeapi.Beat(ctx, c, gateway, gateway+"-pod", w.holder); err != nil {
+				return err
+			}
+			planes = append(planes, v1alpha1.PlaneStatus{
+				Index: plane.Index, ObservedGeneration: p.Generation, Connected: w.connected(p), MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(fakeapi.GatewayIP)},
+			})
+		}
 		if cmp.Equal(p.Status.Planes, planes, compare) {
 			continue
 		}
@@ -311,7 +318,7 @@ func (w *site) playService(ctx context.Context, c client.WithWatch) error {
 	w.nodePorts = kept
 	for i := range services.Items {
 		s := &services.Items[i]
-		if s.Spec.Type != corev1.ServiceTypeNodePort || s.Spec.Ports[0].NodePort != 0 {
+		if s.Spec.Type != corev1.ServiceTypeNodePort || s.Spec.Ports[len(s.Spec.Ports)-1].NodePort != 0 {
 			continue
 		}
 		s.Spec.Ports[0].NodePort = kept[s.Name]
@@ -319,6 +326,9 @@ func (w *site) playService(ctx context.Context, c client.WithWatch) error {
 			if !taken[port] {
 				s.Spec.Ports[0].NodePort, kept[s.Name] = port, port
 			}
+		}
+		for i := range s.Spec.Ports[1:] {
+			s.Spec.Ports[i+1].NodePort = s.Spec.Ports[0].NodePort + int32(1000*(i+1))
 		}
 		if err := c.Update(ctx, s); err != nil && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
 			return err

@@ -108,7 +108,9 @@ type NodeView struct {
 	// Both are missing where no agent has reported.
 	Address netip.Addr `json:"address,omitzero"`
 	SeenAs  netip.Addr `json:"seenAs,omitzero"`
-	Ready   bool       `json:"ready"`
+	// Ready says that it reaches the peer, by any plane. Planes are those by which it does.
+	Ready  bool    `json:"ready"`
+	Planes []int32 `json:"planes"`
 	// RTT is from the node to the peer's gateway.
 	RTT         *float64 `json:"rttMilliseconds,omitempty"`
 	LossPercent int      `json:"lossPercent"`
@@ -229,7 +231,7 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 		LocalPods: t.Pods, LocalNodes: t.Nodes, RemotePods: plan.Mappings(p.Spec.Remote.Pods),
 		Overlay: string(p.Spec.Overlay), Limits: p.Spec.Limits, Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
 	}
-	var messages, problems, conflicts []string
+	var messages, problems, partly, conflicts []string
 	for i := range p.Spec.Planes {
 		plane, state := planeView(p, &p.Spec.Planes[i], beats)
 		v.Planes = append(v.Planes, plane)
@@ -237,17 +239,22 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 			v.State = state
 		}
 		if state != Connected {
-			messages = append(messages, plane.Message)
+			messages = append(messages, ofPlane(p, plane.Index)+plane.Message)
 		}
 	}
 	byNode := plan.ReportsByNode(reports)
 	for _, name := range ready {
-		n := NodeView{Name: name}
+		n := NodeView{Name: name, Planes: []int32{}}
 		if report := byNode[name]; report != nil {
 			n = nodeView(report, p, t.Nodes, beats)
 			conflicts = append(conflicts, conflicting(report, &p.Spec)...)
 		}
 		v.Nodes = append(v.Nodes, n)
+		for _, plane := range v.Planes {
+			if n.Ready && plane.Connected && !slices.Contains(n.Planes, plane.Index) {
+				partly = append(partly, fmt.Sprintf("%s by plane %d", name, plane.Index))
+			}
+		}
 		if n.Ready {
 			v.NodesReady++
 		} else if n.Message != "" {
@@ -263,8 +270,11 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 	case v.NodesReady < len(ready):
 		v.State = Degraded
 		messages = append(messages, fmt.Sprintf("%d of %d nodes reach the peer", v.NodesReady, len(ready)), firstOf(1, problems))
-	case len(messages) > 0, outside != "":
+	case len(messages)+len(partly) > 0, outside != "":
 		v.State = Degraded
+	}
+	if len(partly) > 0 {
+		messages = append(messages, "the peer is not reached from "+firstOf(3, partly))
 	}
 	slices.Sort(conflicts)
 	messages = append(messages, strings.ReplaceAll(outside, "THIS-CLUSTER", c.Name), firstOf(1, conflicts))
@@ -273,6 +283,14 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 	}
 	v.Message = strings.Join(slices.DeleteFunc(messages, func(m string) bool { return m == "" }), "; ")
 	return v, nil
+}
+
+// ofPlane precedes what is said of one plane, where there are several.
+func ofPlane(p *v1alpha1.Peering, index int32) string {
+	if len(p.Spec.Planes) < 2 {
+		return ""
+	}
+	return fmt.Sprintf("plane %d: ", index)
 }
 
 // firstOf names the first ones, and counts the others.
@@ -322,13 +340,21 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats) (v 
 
 // nodeView is what the agent of a node reports.
 func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping, beats heartbeats) (v NodeView) {
-	v.Name = n.Spec.NodeName
+	v.Name, v.Planes = n.Spec.NodeName, []int32{}
 	v.Address, _ = netip.ParseAddr(n.Name)
 	v.SeenAs, _ = seenAs.Translate(v.Address)
+	alive := beats.alive(v1alpha1.NodeLease(n.Spec.NodeName), nodeSilence)
 	for _, plane := range p.Spec.Planes {
-		if g := n.Gateway(p.Name, plane.Index); g != nil && !v.Ready {
-			v.Ready = g.Ready && g.ObservedGeneration == p.Generation && beats.alive(v1alpha1.NodeLease(n.Spec.NodeName), nodeSilence)
-			v.RTT, v.LossPercent = milliseconds(g.RTTMicroseconds), int(g.LossPercent)
+		g := n.Gateway(p.Name, plane.Index)
+		if g == nil {
+			continue
+		}
+		reaches := g.Ready && g.ObservedGeneration == p.Generation && alive
+		if !v.Ready {
+			v.Ready, v.RTT, v.LossPercent = reaches, milliseconds(g.RTTMicroseconds), int(g.LossPercent)
+		}
+		if reaches {
+			v.Planes = append(v.Planes, plane.Index)
 		}
 	}
 	if !v.Ready {
@@ -378,7 +404,7 @@ func settled(p *v1alpha1.Peering, v View) string {
 			return v.Message
 		}
 	}
-	if v.NodesTotal == 0 || v.NodesReady < v.NodesTotal {
+	if v.NodesTotal == 0 || slices.ContainsFunc(v.Nodes, func(n NodeView) bool { return !n.Ready || len(n.Planes) < len(v.Planes) }) {
 		return v.Message
 	}
 	return "" // that pods are outside of the ranges is for the user to decide on

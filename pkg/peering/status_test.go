@@ -112,8 +112,8 @@ func TestView(t *testing.T) {
 			RTT: new(1.25), LossPercent: 1, HandshakeAge: new(int64(60)), Connected: true,
 		}},
 		Nodes: []NodeView{
-			{Name: "n1", Address: netip.MustParseAddr("10.80.0.1"), SeenAs: netip.MustParseAddr("10.70.64.1"), Ready: true, RTT: new(0.5)},
-			{Name: "n2", Address: netip.MustParseAddr("10.80.0.2"), SeenAs: netip.MustParseAddr("10.70.64.2"), Ready: true, RTT: new(0.5)},
+			{Name: "n1", Address: netip.MustParseAddr("10.80.0.1"), SeenAs: netip.MustParseAddr("10.70.64.1"), Ready: true, Planes: []int32{0}, RTT: new(0.5)},
+			{Name: "n2", Address: netip.MustParseAddr("10.80.0.2"), SeenAs: netip.MustParseAddr("10.70.64.2"), Ready: true, Planes: []int32{0}, RTT: new(0.5)},
 		},
 	}
 	if diff := cmp.Diff(want, w.view(t), compare); diff != "" {
@@ -302,7 +302,7 @@ func TestViewState(t *testing.T) {
 			},
 		},
 		{
-			name: "both planes are down", state: Disconnected, message: "no handshake; the gateway has not renewed its Lease for 1m0s", nodes: 2,
+			name: "both planes are down", state: Disconnected, message: "plane 0: no handshake; plane 1: the gateway has not renewed its Lease for 1m0s", nodes: 2,
 			change: func(w *world) {
 				w.addPlane()
 				w.plane().Connected, w.plane().Message = false, "no handshake"

@@ -15,9 +15,11 @@ import (
 
 // decisions are what is chosen for one cluster, for all planes alike.
 type decisions struct {
-	role, overlay, wireguard, serviceType Statement
-	placement                             *v1alpha1.GatewayPlacement
-	placed                                []Statement
+	role, overlay, wireguard, serviceType, planesBy Statement
+	// planes are the indexes of the planes, the same in both clusters.
+	planes    []int32
+	placement *v1alpha1.GatewayPlacement
+	placed    []Statement
 }
 
 // Check returns an error if the clusters cannot be peered with what the user asks
@@ -52,8 +54,13 @@ func decide(clusters [2]*FactSheet) (out [2]decisions, err error) {
 			return out, err
 		}
 	}
+	planes, planesBy, err := choosePlanes(clusters, [2]*v1alpha1.GatewayPlacement{out[0].placement, out[1].placement})
+	if err != nil {
+		return out, err
+	}
 	server, reason, err := chooseServer(clusters)
 	for i := range out {
+		out[i].planes, out[i].planesBy = planes, planesBy
 		out[i].role = Statement{What: "role of the gateway", Value: string(v1alpha1.Client), Reason: reason}
 	}
 	out[server].role.Value = string(v1alpha1.Server)
@@ -107,7 +114,7 @@ func chooseServer(clusters [2]*FactSheet) (server int, reason string, err error)
 func reach(f, peer *FactSheet) (int, string) {
 	const loadBalancer = string(corev1.ServiceTypeLoadBalancer)
 	switch {
-	case len(f.AllGivenEndpoints()) > 0:
+	case len(f.GivenEndpoints()) > 0:
 		return 3, "it has an endpoint that was given by --endpoint"
 	case f.Overrides.ServiceType == loadBalancer && peer.Overrides.ServiceType != loadBalancer:
 		return 2, "--service-type says that it has load balancers"
@@ -213,13 +220,11 @@ func (f *FactSheet) nodesWithout(backend string) (out []string) {
 // chooseServiceType keeps the type of a Service that is there.
 func chooseServiceType(f *FactSheet) Statement {
 	s := Statement{What: "exposed by a Service of type", Value: string(corev1.ServiceTypeNodePort), Reason: "it is not known to have load balancers: " + f.LoadBalancers.Source}
-	if f.LoadBalancers.Value == Yes && len(f.AllGivenEndpoints()) == 0 {
+	if f.LoadBalancers.Value == Yes && len(f.GivenEndpoints()) == 0 {
 		s.Value, s.Reason, s.Assumed = string(corev1.ServiceTypeLoadBalancer), f.LoadBalancers.Source, f.LoadBalancers.Assumed
 	}
-	for _, i := range f.PlaneIndexes() {
-		if svc := f.Planes[i].Service; svc != nil {
-			s.Value, s.Reason, s.Assumed = string(svc.Spec.Type), "as before", false
-		}
+	if f.Service != nil {
+		s.Value, s.Reason, s.Assumed = string(f.Service.Spec.Type), "as before", false
 	}
 	if given := f.Overrides.ServiceType; !automatic(given) {
 		s.Value, s.Reason, s.Assumed = given, "given by --service-type", false

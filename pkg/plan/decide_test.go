@@ -655,7 +655,7 @@ func TestChooseAgain(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
 			a.Reports, a.Overrides = kernels(tt.kernel), tt.options
-			a.Planes = map[int32]PlaneFacts{0: {Service: &corev1.Service{Spec: corev1.ServiceSpec{Type: tt.service}}}}
+			a.Service = &corev1.Service{Spec: corev1.ServiceSpec{Type: tt.service}}
 			b.Reports = kernels(kernel{Geneve: true, VXLAN: true, WireGuard: true})
 			a.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.overlay, Planes: []v1alpha1.Plane{{Role: "Client", WireGuard: tt.wireguard}}}}
 			got, err := decide([2]*FactSheet{a, b})
@@ -750,7 +750,7 @@ func TestServiceEndpoints(t *testing.T) {
 	}
 	service := func(kind corev1.ServiceType, nodePort int32, ingress ...corev1.LoadBalancerIngress) *corev1.Service {
 		return &corev1.Service{
-			Spec:   corev1.ServiceSpec{Type: kind, ClusterIP: "10.96.0.7", Ports: []corev1.ServicePort{{Port: 51840, NodePort: nodePort}}},
+			Spec:   corev1.ServiceSpec{Type: kind, ClusterIP: "10.96.0.7", Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePort(0), Port: 51840, NodePort: nodePort}, {Name: v1alpha1.PlanePort(1), Port: 51841}}},
 			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: ingress}},
 		}
 	}
@@ -779,18 +779,18 @@ func TestServiceEndpoints(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if diff := cmp.Diff(tt.want, ServiceEndpoints(tt.svc, tt.nodes), compare); diff != "" {
+			if diff := cmp.Diff(tt.want, ServiceEndpoints(tt.svc, 0, tt.nodes), compare); diff != "" {
 				t.Error(diff)
 			}
 		})
 	}
 	t.Run("no more than a Peering has room for", func(t *testing.T) {
-		if got := ServiceEndpoints(service(corev1.ServiceTypeNodePort, 30001), many(40)); len(got) != maxEndpoints {
+		if got := ServiceEndpoints(service(corev1.ServiceTypeNodePort, 30001), 0, many(40)); len(got) != maxEndpoints {
 			t.Errorf("got %d", len(got))
 		}
 	})
 	t.Run("of many nodes, external addresses are among them", func(t *testing.T) {
-		got := ServiceEndpoints(service(corev1.ServiceTypeNodePort, 30001), many(16))
+		got := ServiceEndpoints(service(corev1.ServiceTypeNodePort, 30001), 0, many(16))
 		if !slices.ContainsFunc(got, func(e string) bool { return strings.HasPrefix(e, "203.0.113.") }) {
 			t.Errorf("only %v", got)
 		}

@@ -22,10 +22,10 @@ const (
 	maxNodeIPs = 4096
 )
 
-// ServiceEndpoints are where a gateway is called by its Service, as host:port in
+// ServiceEndpoints are where the gateway of a plane is called by the Service, as host:port in
 // the order in which they should be tried.
-func ServiceEndpoints(svc *corev1.Service, nodes []Node) (out []string) {
-	hosts, port := serviceHosts(svc, nodes)
+func ServiceEndpoints(svc *corev1.Service, plane int32, nodes []Node) (out []string) {
+	hosts, port := serviceHosts(svc, plane, nodes)
 	for _, host := range hosts {
 		if port != 0 {
 			out = append(out, net.JoinHostPort(host, strconv.Itoa(int(port))))
@@ -35,20 +35,21 @@ func ServiceEndpoints(svc *corev1.Service, nodes []Node) (out []string) {
 }
 
 // serviceHosts are where a Service is called, as many as there is room for, and at
-// which port, 0 while that is not known. Of many nodes, those that are left out are such
+// which port of the plane, 0 while that is not known. Of many nodes, those that are left out are such
 // that both internal and external addresses remain.
-func serviceHosts(svc *corev1.Service, nodes []Node) (hosts []string, port int32) {
-	if len(svc.Spec.Ports) == 0 {
-		return nil, 0 // somebody has changed it
+func serviceHosts(svc *corev1.Service, plane int32, nodes []Node) (hosts []string, port int32) {
+	p := v1alpha1.ServicePort(svc, plane)
+	if p == nil {
+		return nil, 0 // somebody has changed it, or it was applied by a version with another name
 	}
-	port = svc.Spec.Ports[0].Port
+	port = p.Port
 	switch svc.Spec.Type {
 	case corev1.ServiceTypeLoadBalancer:
 		for _, in := range svc.Status.LoadBalancer.Ingress {
 			hosts = append(hosts, cmp.Or(in.IP, in.Hostname))
 		}
 	case corev1.ServiceTypeNodePort:
-		port = svc.Spec.Ports[0].NodePort
+		port = p.NodePort
 		internal, external := nodeHosts(nodes)
 		room := maxEndpoints - min(len(external), maxEndpoints/2)
 		hosts = append(internal[:min(len(internal), room)], external...)
@@ -68,14 +69,12 @@ func checkEndpoint(endpoint string) error {
 // checkEndpoints refuses what somebody else may have written into the annotation of a Service.
 func (f *FactSheet) checkEndpoints() error {
 	var errs []error
-	for _, plane := range f.PlaneIndexes() {
-		given := f.GivenEndpoints(plane)
-		if len(given) > maxEndpoints {
-			errs = append(errs, fmt.Errorf("there are %d, and a Peering has room for %d", len(given), maxEndpoints))
-		}
-		for _, e := range given {
-			errs = append(errs, checkEndpoint(e))
-		}
+	given := f.GivenEndpoints()
+	if len(given) > maxEndpoints {
+		errs = append(errs, fmt.Errorf("there are %d, and a Peering has room for %d", len(given), maxEndpoints))
+	}
+	for _, e := range given {
+		errs = append(errs, checkEndpoint(e))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return &failure.Error{
@@ -104,14 +103,12 @@ func nodeHosts(nodes []Node) (internal, external []string) {
 
 // leftOut says which endpoints and addresses of nodes a peer is not told of, because
 // a Peering has no room for them.
-func (f *FactSheet) leftOut(gateways []GatewayPlan) (notes []string) {
+func (f *FactSheet) leftOut(svc *corev1.Service) (notes []string) {
 	internal, external := nodeHosts(f.Nodes)
 	n := len(internal) + len(external)
-	for _, g := range gateways {
-		if n > maxEndpoints && g.Service != nil && g.ServiceType == corev1.ServiceTypeNodePort && len(f.GivenEndpoints(g.Plane)) == 0 {
-			notes = append(notes, fmt.Sprintf("%d of %d endpoints of %s are left out, as a Peering has room for %d; give the best ones by --endpoint %s=ADDRESS:PORT,…",
-				n-maxEndpoints, n, f.Name, maxEndpoints, f.Name))
-		}
+	if n > maxEndpoints && svc != nil && svc.Spec.Type == corev1.ServiceTypeNodePort && len(f.GivenEndpoints()) == 0 {
+		notes = append(notes, fmt.Sprintf("%d of %d endpoints of %s are left out, as a Peering has room for %d; give the best ones by --endpoint %s=ADDRESS:PORT,…",
+			n-maxEndpoints, n, f.Name, maxEndpoints, f.Name))
 	}
 	if n := len(allNodeIPs(f.Nodes)); n > maxNodeIPs {
 		notes = append(notes, fmt.Sprintf("%d of %d node addresses of %s are left out, as a Peering has room for %d: peers may take them for addresses of pods",
@@ -123,26 +120,29 @@ func (f *FactSheet) leftOut(gateways []GatewayPlan) (notes []string) {
 // plannedEndpoints are where the gateway of a plane will be called. Where the
 // Service has no address or port yet, that is named.
 func (f *FactSheet) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statement) {
-	for _, e := range f.GivenEndpoints(plane) {
+	for _, e := range f.GivenEndpoints() {
 		out = append(out, Statement{What: "endpoint", Value: e, Reason: "given by --endpoint"})
 	}
 	if len(out) > 0 {
 		return out
 	}
 	want := svc.DeepCopy()
-	if live := f.Planes[plane].Service; live != nil && live.Spec.Type == svc.Spec.Type && len(live.Spec.Ports) > 0 {
+	if live := f.Service; live != nil && live.Spec.Type == svc.Spec.Type {
 		want.Spec.ClusterIP, want.Status = live.Spec.ClusterIP, live.Status
-		want.Spec.Ports[0].NodePort = cmp.Or(svc.Spec.Ports[0].NodePort, live.Spec.Ports[0].NodePort)
+		if has := v1alpha1.ServicePort(live, plane); has != nil {
+			port := v1alpha1.ServicePort(want, plane)
+			port.NodePort = cmp.Or(port.NodePort, has.NodePort)
+		}
 	}
 	reason := map[corev1.ServiceType]string{
 		corev1.ServiceTypeNodePort: "address of a node that is ready", corev1.ServiceTypeLoadBalancer: "address of the load balancer",
 		corev1.ServiceTypeClusterIP: "cluster IP of the Service",
 	}[svc.Spec.Type]
-	hosts, port := serviceHosts(want, f.Nodes)
+	hosts, port := serviceHosts(want, plane, f.Nodes)
 	name := fmt.Sprintf("of Service %s/%s in %s>", svc.Namespace, svc.Name, f.Name)
 	portName := strconv.Itoa(int(port))
 	if port == 0 {
-		portName = "<node port " + name
+		portName = fmt.Sprintf("<node port %s %s", v1alpha1.PlanePort(plane), name)
 	}
 	for _, host := range hosts {
 		out = append(out, Statement{What: "endpoint", Value: net.JoinHostPort(host, portName), Reason: reason, DuringRun: port == 0})

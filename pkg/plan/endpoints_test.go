@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 )
 
@@ -14,7 +15,7 @@ import (
 // port, or there is no plan.
 func TestSecurity_25_EndpointsOfAService(t *testing.T) {
 	service := func(endpoints string, ingress ...corev1.LoadBalancerIngress) *corev1.Service {
-		svc := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Port: 51840}}}}
+		svc := &corev1.Service{Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer, Ports: []corev1.ServicePort{{Name: v1alpha1.PlanePort(0), Port: 51840}}}}
 		svc.Annotations, svc.Status.LoadBalancer.Ingress = map[string]string{AnnotationEndpoints: endpoints}, ingress
 		return svc
 	}
@@ -31,14 +32,15 @@ func TestSecurity_25_EndpointsOfAService(t *testing.T) {
 		{name: "more than there is room for", endpoints: strings.Repeat("192.0.2.1:1,", 16) + "192.0.2.1:1", bad: true},
 	} {
 		a, b := newFacts("a", nil, "", "172.18.0.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.19.0.0/24")
-		b.Planes[0] = PlaneFacts{PublicKey: "k", Service: service(tt.endpoints)}
+		b.Planes[0] = PlaneFacts{PublicKey: "k"}
+		b.Service = service(tt.endpoints)
 		err := Check(a, b)
 		if (err != nil) != tt.bad || tt.bad && kindOf(t, err) != failure.Usage {
 			t.Errorf("%s: %v", tt.name, err)
 		}
 	}
 	odd := service("", corev1.LoadBalancerIngress{IP: "fe80::1%x\nallowed_ip=0.0.0.0/0"}, corev1.LoadBalancerIngress{Hostname: "host\nallowed_ip=0.0.0.0/0"}, corev1.LoadBalancerIngress{IP: "192.0.2.1"})
-	if diff := cmp.Diff([]string{"192.0.2.1:51840"}, ServiceEndpoints(odd, nil)); diff != "" {
+	if diff := cmp.Diff([]string{"192.0.2.1:51840"}, ServiceEndpoints(odd, 0, nil)); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -46,6 +46,8 @@ type FactSheet struct {
 	InstalledVersion string
 	// Version is that of this command, DefaultImage the agents' image of that version.
 	Version, DefaultImage string
+	// Service exposes the gateways to the peer, nil if there is none.
+	Service *corev1.Service
 	// Planes are what there is of the gateways to the peer, by the plane's index.
 	Planes map[int32]PlaneFacts
 	// PodsConcluded says that, and from what, PodCIDRs were concluded; empty where an
@@ -64,8 +66,6 @@ type PlaneFacts struct {
 	// PresharedKey is the one that the gateway has, the zero value if it has none, or if
 	// the one that the Peering names is not there.
 	PresharedKey v1alpha1.PresharedKey
-	// Service exposes the gateway, nil if there is none.
-	Service *corev1.Service
 }
 
 // Overrides are what the user may overrule for one cluster.
@@ -82,6 +82,8 @@ type Overrides struct {
 	ServiceType string
 	// NodePort is the one to ask for, 0 for any.
 	NodePort int32
+	// Planes is how many planes the peering is to have, 0 to decide.
+	Planes int
 	// Server says that the peer's gateway calls this cluster's one.
 	Server bool
 	// Endpoints are where the gateway can be called, as host:port, where that is not
@@ -105,28 +107,20 @@ type Overrides struct {
 // automatic says that the planner is to decide.
 func automatic(override string) bool { return override == "" || override == "auto" }
 
-// AnnotationEndpoints of a gateway's Service keeps what the user gave by
+// AnnotationEndpoints of the gateways' Service keeps what the user gave by
 // --endpoint.
 const AnnotationEndpoints = "liqonet.io/endpoints"
 
-// GivenEndpoints are those that the user gave for the gateway of a plane, now or in
-// an earlier command.
-func (f *FactSheet) GivenEndpoints(plane int32) []string {
+// GivenEndpoints are those that the user gave for the gateway, now or in an earlier command. They
+// are one gateway's, so there is one plane then.
+func (f *FactSheet) GivenEndpoints() []string {
 	if len(f.Overrides.Endpoints) > 0 || f.Overrides.AutoEndpoints {
 		return f.Overrides.Endpoints
 	}
-	if svc := f.Planes[plane].Service; svc != nil && svc.Annotations[AnnotationEndpoints] != "" {
-		return strings.Split(svc.Annotations[AnnotationEndpoints], ",")
+	if f.Service != nil && f.Service.Annotations[AnnotationEndpoints] != "" {
+		return strings.Split(f.Service.Annotations[AnnotationEndpoints], ",")
 	}
 	return nil
-}
-
-// AllGivenEndpoints are those of all planes.
-func (f *FactSheet) AllGivenEndpoints() (out []string) {
-	for _, i := range f.PlaneIndexes() {
-		out = append(out, f.GivenEndpoints(i)...)
-	}
-	return out
 }
 
 // PlaneIndexes are the indexes of the planes that the cluster has gateways for: one, with

@@ -62,19 +62,15 @@ func (f *FactSheet) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 		return nil
 	}
 	var kept *corev1.Taint
-	tolerations := manifests.GatewayTolerations(p)
+	tolerations := manifests.GatewayTolerations(p, 0)
 	for _, n := range f.Nodes {
-		if !n.RunsAgents || slices.ContainsFunc(p.NodeSelector, func(l v1alpha1.NodeLabel) bool { return !n.has(l) }) {
+		if !n.RunsAgents || !n.isChosen(p) {
 			continue
 		}
-		i := slices.IndexFunc(n.Taints, func(t corev1.Taint) bool {
-			return t.Effect != corev1.TaintEffectPreferNoSchedule && !strings.HasPrefix(t.Key, "node.kubernetes.io/") &&
-				!slices.ContainsFunc(tolerations, func(o corev1.Toleration) bool { return o.ToleratesTaint(klog.Logger{}, &t, false) })
-		})
-		if i < 0 {
+		n.Taints = slices.DeleteFunc(slices.Clone(n.Taints), func(t corev1.Taint) bool { return strings.HasPrefix(t.Key, "node.kubernetes.io/") })
+		if kept = n.untolerated(tolerations); kept == nil {
 			return nil
 		}
-		kept = &n.Taints[i]
 	}
 	if kept == nil {
 		return refused(fmt.Errorf("no node that runs agents has the labels %s", selector(p)),
@@ -85,10 +81,23 @@ func (f *FactSheet) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 		fmt.Sprintf("--gateway-toleration %s=%s", f.Name, text))
 }
 
-// has says whether the node has the label.
-func (n *Node) has(l v1alpha1.NodeLabel) bool {
-	value, has := n.Labels[l.Key]
-	return has && value == l.Value
+// isChosen says whether the node has the labels that gateways need.
+func (n *Node) isChosen(p *v1alpha1.GatewayPlacement) bool {
+	return p == nil || !slices.ContainsFunc(p.NodeSelector, func(l v1alpha1.NodeLabel) bool {
+		value, has := n.Labels[l.Key]
+		return !has || value != l.Value
+	})
+}
+
+// untolerated is a taint that keeps gateways off the node, nil if there is none.
+func (n *Node) untolerated(tolerations []corev1.Toleration) *corev1.Taint {
+	for i, t := range n.Taints {
+		if t.Effect != corev1.TaintEffectPreferNoSchedule &&
+			!slices.ContainsFunc(tolerations, func(o corev1.Toleration) bool { return o.ToleratesTaint(klog.Logger{}, &t, false) }) {
+			return &n.Taints[i]
+		}
+	}
+	return nil
 }
 
 // selector is the labels as the user writes them.

@@ -55,6 +55,12 @@ type ClusterPlan struct {
 	Ledger *v1alpha1.ClusterNetwork `json:"-"`
 	// Gateways are in the order of their planes.
 	Gateways []GatewayPlan `json:"-"`
+	// Service exposes the gateways of a server, nil for clients.
+	Service *corev1.Service `json:"-"`
+	// StaleService is one of an earlier role that is to be deleted.
+	StaleService *corev1.Service `json:"-"`
+	// Stale are gateways of planes that are not any more.
+	Stale []manifests.Gateway `json:"-"`
 	// Peering is the object to be applied, without what comes about during the run.
 	Peering *v1alpha1.Peering `json:"-"`
 }
@@ -62,10 +68,6 @@ type ClusterPlan struct {
 // GatewayPlan is the gateway of one plane.
 type GatewayPlan struct {
 	manifests.Gateway
-	// Service exposes a server, nil for a client.
-	Service *corev1.Service
-	// StaleService is one of an earlier role that is to be deleted.
-	StaleService *corev1.Service
 	// Preshared is the pre-shared key, without a fingerprint if there is none yet.
 	Preshared v1alpha1.PresharedKey
 	// endpoints are where the peer's gateway calls it.
@@ -186,11 +188,10 @@ func choose(a, b FactSheet) (*Plan, error) {
 		}
 		f.Ledger = p.Clusters[i].Ledger
 	}
-	planes := bothPlanes(clusters)
 	for i, f := range clusters {
 		c := &p.Clusters[i]
-		c.planGateways(f, clusters[1-i], d[i], planes)
-		c.Notes = append(c.Notes, f.leftOut(c.Gateways)...)
+		c.planGateways(f, clusters[1-i], d[i])
+		c.Notes = append(c.Notes, f.leftOut(c.Service)...)
 	}
 	var known [2][]v1alpha1.CIDRMapping
 	for i, own := range clusters {
@@ -206,20 +207,6 @@ func choose(a, b FactSheet) (*Plan, error) {
 		p.Clusters[i].Peering.Spec.Translation = &v1alpha1.Translation{Local: known[i], Remote: known[1-i]}
 	}
 	return p, nil
-}
-
-// bothPlanes are the indexes of the planes of a peering, which both sides have.
-func bothPlanes(clusters [2]*FactSheet) (out []int32) {
-	for _, f := range clusters {
-		if f.Existing != nil {
-			out = append(out, f.PlaneIndexes()...)
-		}
-	}
-	if len(out) == 0 {
-		return []int32{0}
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
 }
 
 // planLedger is the ledger as it will be: with an entry for the peer, and the
@@ -281,13 +268,25 @@ func (c *ClusterPlan) planLedger(own, peer *FactSheet) error {
 }
 
 // planGateways are the cluster's gateways, and where the peer's ones call them.
-func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions, planes []int32) {
+func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 	entry := Allocation(own.Ledger, peer.ClusterID)
-	c.Choices = append(append(c.Choices, d.role, d.overlay, d.wireguard, own.image()), d.placed...)
-	for _, plane := range planes {
+	c.Choices = append(append(c.Choices, d.role, d.planesBy, d.overlay, d.wireguard, own.image()), d.placed...)
+	if c.Role == v1alpha1.Server {
+		c.Service = manifests.GatewayService(entry.Name, corev1.ServiceType(d.serviceType.Value), gatewayPort, d.planes)
+		c.Service.Spec.Ports[0].NodePort = own.Overrides.NodePort
+		c.Service.Annotations[AnnotationEndpoints] = strings.Join(own.GivenEndpoints(), ",")
+	} else {
+		c.StaleService = own.Service
+	}
+	for _, plane := range own.PlaneIndexes() {
+		if own.Existing != nil && !slices.Contains(d.planes, plane) {
+			c.Stale = append(c.Stale, own.Gateway(entry.Name, plane))
+		}
+	}
+	for _, plane := range d.planes {
 		g := GatewayPlan{Gateway: manifests.Gateway{
 			Peering: entry.Name, Plane: plane, Image: c.Image, Role: c.Role, OverlayKey: OverlayKey(own.Ledger), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value),
-			KeyGeneration: own.keyGeneration(plane), Port: gatewayPort, ServiceType: corev1.ServiceType(d.serviceType.Value), Placement: d.placement,
+			KeyGeneration: own.keyGeneration(plane), Port: gatewayPort, Planes: len(d.planes), Placement: d.placement,
 		}}
 		address, _ := gatewayAddress(own.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
 		c.Choices = append(c.Choices, Statement{What: "overlay address of the gateway", Value: address.String(), Reason: "by the index, from the end of the overlay's range"})
@@ -296,14 +295,9 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions, planes []i
 			key.Reason, key.DuringRun = "as before", false
 		}
 		c.Keys = append(c.Keys, key, c.planPresharedKey(own, peer, &g))
-		if c.Role == v1alpha1.Server {
-			g.Service = g.Gateway.Service()
-			g.Service.Spec.Ports[0].NodePort = own.Overrides.NodePort
-			g.Service.Annotations[AnnotationEndpoints] = strings.Join(own.GivenEndpoints(plane), ",")
-			g.endpoints = own.plannedEndpoints(plane, g.Service)
+		if c.Service != nil {
+			g.endpoints = own.plannedEndpoints(plane, c.Service)
 			c.Endpoints = append(c.Endpoints, g.endpoints...)
-		} else {
-			g.StaleService = own.Planes[plane].Service
 		}
 		c.Gateways = append(c.Gateways, g)
 	}
@@ -349,6 +343,15 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 	add("a node agent on every Linux node", daemonSet)
 	add(fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), manifests.ClusterNetwork(c.Ledger.Spec))
 	c.Objects = append(c.Objects, own.plannedNodes(c.Ledger.Spec.InternalCIDR.Prefix)...)
+	if c.Service != nil {
+		add("by which the gateways of "+c.Peer+" call this cluster's", c.Service)
+	}
+	if s := c.StaleService; s != nil {
+		c.Objects = append(c.Objects, ObjectPlan{
+			Action: Delete, APIVersion: "v1", Kind: "Service", Namespace: s.Namespace, Name: s.Name,
+			Reason: "the gateways are not called any more, they call",
+		})
+	}
 	for _, g := range c.Gateways {
 		account, deployment := g.Objects()
 		add("the gateway's WireGuard key; made once, and never shown", g.Secret(nil))
@@ -356,18 +359,15 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 			add("the tunnel's pre-shared key, the same in both clusters; made once, and never shown", g.PresharedSecret(nil))
 		}
 		add("account and permissions of the gateway", account...)
-		if g.Service != nil {
-			add("by which the gateway of "+c.Peer+" calls this one", g.Service)
-		}
-		if s := g.StaleService; s != nil {
-			c.Objects = append(c.Objects, ObjectPlan{
-				Action: Delete, APIVersion: "v1", Kind: "Service", Namespace: s.Namespace, Name: s.Name,
-				Reason: "the gateway is not called any more, it calls",
-			})
-		}
 		add("the gateway to "+c.Peer, deployment)
 	}
-	add("what the gateway and the nodes of this cluster do", c.Peering)
+	add("what the gateways and the nodes of this cluster do", c.Peering)
+	for _, g := range c.Stale {
+		c.Objects = append(c.Objects, ObjectPlan{
+			Action: Delete, APIVersion: "apps/v1", Kind: "Deployment", Namespace: v1alpha1.Namespace, Name: g.Name(),
+			Reason: "there is no such plane any more; its account, keys and Lease go with it",
+		})
+	}
 	c.planOldOverlayKey(own)
 	return failed
 }

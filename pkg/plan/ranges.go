@@ -120,7 +120,7 @@ func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Us
 			used = append(used, single(a, fmt.Sprintf("node %s of %s, where the tunnel leads to", n.Name, peer.Name)))
 		}
 	}
-	for _, e := range peer.AllGivenEndpoints() {
+	for _, e := range peer.GivenEndpoints() {
 		if a, err := netip.ParseAddrPort(e); err == nil {
 			used = append(used, single(a.Addr(), "the endpoint of "+peer.Name+", where the tunnel leads to"))
 		}

@@ -49,8 +49,8 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 		if plane.PresharedKey = g.Preshared; g.PresharedKey > 0 && g.Preshared.Fingerprint == "" {
 			plane.PresharedKey.Fingerprint = fmt.Sprintf("<of the key in Secret %s/%s>", v1alpha1.Namespace, g.PresharedSecretName())
 		}
-		if g.Service != nil {
-			plane.Service = g.Service.Name
+		if c.Service != nil {
+			plane.Service = c.Service.Name
 		}
 		for _, e := range remote.endpoints {
 			plane.Endpoints = append(plane.Endpoints, e.Value)

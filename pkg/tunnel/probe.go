@@ -178,6 +178,13 @@ func (p *Prober) Hurry() {
 	p.retime.Send()
 }
 
+// Asked is how many probes were sent.
+func (p *Prober) Asked() uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.sequence
+}
+
 // Run sends probes until ctx ends. What cannot be sent counts as lost: the
 // local address may come and go.
 func (p *Prober) Run(ctx context.Context) {

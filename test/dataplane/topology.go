@@ -17,6 +17,7 @@ import (
 	gatewaychannel "github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -476,7 +477,7 @@ func (c *Cluster) TableOf(t testing.TB, s *Side) nat.Gateway {
 		Internal: nat.Mapping{Real: r.Internal, Mapped: r.MappedInternal}, Address: s.Overlay.Addr,
 		Remote:      r.Remote(),
 		Nodes:       []netip.Addr{c.Outer(t, 0), c.Outer(t, 1)},
-		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort,
+		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort, LivenessPort: liveness.Port,
 		HealthPort: v1alpha1.HealthPort, PeerGateway: s.peerGateway, ExchangePort: gatewaychannel.Port,
 	}
 	for _, h := range c.exposedTo(s) {

@@ -39,8 +39,8 @@ type flow struct {
 	answered []bool
 }
 
-// startFlow sends from a vantage to a pod's address until it is stopped.
-func startFlow(t testing.TB, ctx context.Context, from *vantage, to netip.Addr) *flow {
+// startFlow sends packets with so many bytes from a vantage to a pod's address until it is stopped.
+func startFlow(t testing.TB, ctx context.Context, from *vantage, to netip.Addr, size int) *flow {
 	t.Helper()
 	var conn net.Conn
 	if err := from.do(func() (err error) {
@@ -56,12 +56,12 @@ func startFlow(t testing.TB, ctx context.Context, from *vantage, to netip.Addr) 
 	ctx, stop := context.WithCancel(ctx)
 	f := &flow{name: fmt.Sprintf("%s to %s", from, to), stop: stop}
 	t.Cleanup(func() { stop(); conn.Close() })
-	f.done.Go(func() { f.send(ctx, conn) })
+	f.done.Go(func() { f.send(ctx, conn, size) })
 	go f.receive(conn)
 	return f
 }
 
-func (f *flow) send(ctx context.Context, conn net.Conn) {
+func (f *flow) send(ctx context.Context, conn net.Conn, size int) {
 	tick := time.NewTicker(flowInterval)
 	defer tick.Stop()
 	for {
@@ -70,7 +70,8 @@ func (f *flow) send(ctx context.Context, conn net.Conn) {
 		f.sent, f.answered = append(f.sent, time.Now()), append(f.answered, false)
 		f.mu.Unlock()
 		// What cannot be sent has no answer.
-		_, _ = conn.Write(binary.BigEndian.AppendUint64(nil, uint64(number)))
+		packet := binary.BigEndian.AppendUint64(nil, uint64(number))
+		_, _ = conn.Write(append(packet, make([]byte, size-len(packet))...))
 		select {
 		case <-ctx.Done():
 			return
@@ -89,7 +90,7 @@ func (f *flow) receive(conn net.Conn) {
 			return
 		}
 		_, echo, found := bytes.Cut(buf[:n], []byte("\n"))
-		if err != nil || !found || len(echo) != 8 {
+		if err != nil || !found || len(echo) < 8 {
 			continue // an ICMP error
 		}
 		f.mu.Lock()
@@ -193,13 +194,19 @@ type flows []*flow
 // from a node of each.
 func startFlows(t testing.TB, ctx context.Context, a, b *cluster, from, to int) flows {
 	t.Helper()
+	return startFlowsOf(t, ctx, a, b, from, to, 8)
+}
+
+// startFlowsOf is the same with packets of so many bytes.
+func startFlowsOf(t testing.TB, ctx context.Context, a, b *cluster, from, to, size int) flows {
+	t.Helper()
 	// Addresses are told in whatever state the peering is.
 	views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name).stdout)
 	seenInB := viewOf(t, views, a, b).seenAs(t, a.pods[from].IP)
 	seenInA := viewOf(t, views, b, a).seenAs(t, b.pods[to].IP)
 	return flows{
-		startFlow(t, ctx, a.pods[from].vantage, seenInA), startFlow(t, ctx, b.pods[to].vantage, seenInB),
-		startFlow(t, ctx, a.nodes[from].vantage, seenInA), startFlow(t, ctx, b.nodes[to].vantage, seenInB),
+		startFlow(t, ctx, a.pods[from].vantage, seenInA, size), startFlow(t, ctx, b.pods[to].vantage, seenInB, size),
+		startFlow(t, ctx, a.nodes[from].vantage, seenInA, size), startFlow(t, ctx, b.nodes[to].vantage, seenInB, size),
 	}
 }
 
@@ -231,6 +238,7 @@ type agentProcess struct {
 	pid           int
 	kind          string // node or gateway
 	node, peering string
+	plane         string
 }
 
 // started is when the process was, by its age.
@@ -299,6 +307,9 @@ func (c *cluster) agents(t testing.TB, kind string) []agentProcess {
 			for _, arg := range args {
 				if name, ok := strings.CutPrefix(arg, "--peering="); ok {
 					p.peering = name
+				}
+				if index, ok := strings.CutPrefix(arg, "--plane="); ok {
+					p.plane = index
 				}
 			}
 			out = append(out, p)

@@ -202,6 +202,7 @@ var places = map[string]place{
 	"TestDayTwo":         {laneOther, everyChange},
 	"TestMTU":            {laneOther, everyChange},
 	"TestNodesComeAndGo": {laneOther, everyChange},
+	"TestPlanes":         {laneOther, everyChange},
 	"TestRestarts":       {laneOther, everyChange},
 	"TestTroubles":       {laneOther, everyChange},
 
@@ -240,4 +241,5 @@ var places = map[string]place{
 
 	"TestAllDamages": {laneOther, damagesPart},
 	"TestAllMTUs":    {laneOther, damagesPart},
+	"TestAllPlanes":  {laneEqual, damagesPart},
 }

@@ -149,6 +149,9 @@ type NodeGateway struct {
 	// Ready says that probes to the peer's gateway, through overlay and tunnel,
 	// are answered.
 	Ready bool `json:"ready"`
+	// Active says that this node sends its packets to the peer by this plane.
+	// +optional
+	Active bool `json:"active,omitempty"`
 	// RTTMicroseconds is the median of these probes.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=3600000000

@@ -271,8 +271,8 @@ type PeeringStatus struct {
 	// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() && self == oldSelf.value()",optionalOldSelf=true,message="spec.translation has it"
 	// +optional
 	Translation *Translation `json:"translation,omitempty"`
-	// Conditions are Connected and Degraded. The gateway of the plane with the lowest
-	// index writes them.
+	// Conditions are Connected, Degraded, and with several planes Redundant. The gateway of the plane
+	// with the lowest index by which packets pass writes them.
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=8
@@ -297,6 +297,9 @@ const (
 	// A node does not reach the peer, or a pod has an address outside of the ranges that
 	// the peering carries.
 	ConditionDegraded = "Degraded"
+	// ConditionRedundant of a Peering with several planes is True while packets pass by more than
+	// one. Where it is False, the next failure ends all connections.
+	ConditionRedundant = "Redundant"
 	// ConditionReady of a NodeNetwork is True while the node's kernel holds all that
 	// the Peerings ask for.
 	ConditionReady = "Ready"

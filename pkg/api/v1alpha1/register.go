@@ -1,6 +1,9 @@
 package v1alpha1
 
 import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -57,6 +60,12 @@ const (
 // name, so that a policy can tell whose it is.
 func NodeLease(nodeName string) string { return "node-" + nodeName }
 
+// GatewayService names the Service that exposes the gateways of a peering.
+func GatewayService(peering string) string { return "gateway-" + peering }
+
+// PlanePort names the port of a gateway in its pod, and the one of the Service that leads there.
+func PlanePort(plane int32) string { return fmt.Sprintf("plane-%d", plane) }
+
 // AddToScheme registers the types of this package.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion,
@@ -66,4 +75,9 @@ func AddToScheme(s *runtime.Scheme) error {
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil
+}
+
+// ServicePort is the port of a Service that leads to the gateway of a plane, nil if it has none.
+func ServicePort(svc *corev1.Service, plane int32) *corev1.ServicePort {
+	return find(svc.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == PlanePort(plane) })
 }

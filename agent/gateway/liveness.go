@@ -1,0 +1,99 @@
+package gateway
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/liqonet/liqonet/agent/loop"
+	"github.com/liqonet/liqonet/pkg/liveness"
+)
+
+const (
+	// perNode is how much longer nodes wait between two questions for each node that there is. So a
+	// gateway gets 5,000 questions a second at most.
+	perNode = 200 * time.Microsecond
+	// useInterval is how often a gateway looks whether it is in use, inUse how long after the last
+	// question of somebody who sends packets it is.
+	useInterval, inUse = 100 * time.Millisecond, 300 * time.Millisecond
+	// leaveTimeout is how long a gateway that ends waits for nodes to use another one. It is less than
+	// the kubelet waits. leaveLeast is for those who have just begun to send, and have not said so.
+	leaveTimeout, leaveLeast = 5 * time.Second, time.Second
+)
+
+// wayTo is what is said of the way by this gateway to who asks: a node, or the peer's gateway, which
+// knows the tunnel itself.
+func (a *agent) wayTo(asker netip.Addr) liveness.Answer {
+	out := liveness.Answer{Leaving: a.leaving.Load(), Interval: time.Duration(a.interval.Load())}
+	session := a.session.Load()
+	if session == nil || !a.works.Load() {
+		return out
+	}
+	state := session.State()
+	if asker == *a.peer.Load() {
+		// What each measures of the tunnel is not to come back to it by the other.
+		out.Up, out.Clean, out.Interval = true, time.Hour, 0
+		return out
+	}
+	out.Up, out.Leaving, out.Down, out.Clean = state.Up, out.Leaving || state.Leaving, state.Down, state.Clean
+	return out
+}
+
+// answerLiveness answers questions whether the way works until ctx ends, and tells who asked when that
+// changes.
+func (a *agent) answerLiveness(ctx context.Context) {
+	go func() {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-a.news:
+				a.responder.Push()
+			}
+		}
+	}()
+	loop.Keep(ctx, a.Log, func(ctx context.Context) error {
+		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: liveness.Port})
+		if err != nil {
+			return fmt.Errorf("answer whether the way works: %w", err)
+		}
+		return a.responder.Serve(ctx, conn)
+	})
+}
+
+// watchUse has the tunnel asked with packets of full size, too, while nodes send packets.
+func (a *agent) watchUse(ctx context.Context) {
+	ticker := time.NewTicker(useInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		session := a.session.Load()
+		if session == nil {
+			continue
+		}
+		size := 0
+		if a.responder.InUse(2 * inUse) {
+			size = int(a.mtu.Load())
+		}
+		session.Use(true, size)
+	}
+}
+
+// leave tells everybody that this gateway is about to end, and returns when nobody sends packets by
+// it any more. Where there is no other plane nobody asks, and it returns at once.
+func (a *agent) leave() {
+	if a.session.Load() == nil {
+		return
+	}
+	a.leaving.Store(true)
+	a.responder.Push()
+	for begun := time.Now(); time.Since(begun) < leaveLeast || a.responder.InUse(inUse) && time.Since(begun) < leaveTimeout; {
+		time.Sleep(inUse / 10)
+	}
+}

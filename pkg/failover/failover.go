@@ -1,0 +1,130 @@
+// Package failover decides by which plane packets are sent. It is pure: what is known of the planes
+// and the time in, an index out.
+//
+//   - A plane that fails is left at once, for one that works.
+//   - It is returned to slowly: when nothing was lost on it for some time, which doubles with each failure.
+//   - One that says that it is leaving is left while it still works.
+//   - If none works, nothing is changed. Packets go on by the one before, or by the first that answers.
+package failover
+
+import (
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	// firstHold is for how long nothing may have been lost on a plane before it is returned to, after
+	// its first failure. It doubles with each one, up to lastHold. After calm without a failure it
+	// begins anew.
+	firstHold, lastHold, calm = 5 * time.Second, 5 * time.Minute, 10 * time.Minute
+	// A plane that has failed lately, and has lost packets within shaky, is no better than another one
+	// that fails now and then. It is taken only if the other one has been down for hopeless.
+	lately, shaky, hopeless = time.Minute, 2 * time.Second, 400 * time.Millisecond
+	// jitter is the part of a hold that is random, so that not all nodes return at once.
+	jitter = 0.4
+)
+
+// Plane is what is known of one plane.
+type Plane struct {
+	Index int32
+	// Up says that it carries packets, Leaving that it will not for much longer.
+	Up, Leaving bool
+	// Down is for how long it has not carried packets, Clean for how long nothing was lost.
+	Down, Clean time.Duration
+}
+
+func (p Plane) usable() bool { return p.Up && !p.Leaving }
+
+// Choice is the plane in use. The zero value has not chosen yet.
+type Choice struct {
+	chosen  bool
+	active  int32
+	records map[int32]*record
+}
+
+// record is what a plane has done.
+type record struct {
+	up       bool
+	failures int
+	failed   time.Time
+	random   float64
+}
+
+// hold is for how long a plane has to be clean before it is returned to.
+func (r *record) hold() time.Duration {
+	if r.failures == 0 {
+		return time.Second
+	}
+	d := min(firstHold<<min(r.failures-1, 10), lastHold)
+	return d + time.Duration(float64(d)*jitter*r.random)
+}
+
+// Next says which of the planes is used from now on: they are in the order in which they are
+// preferred, at least one. It has to be called whenever one comes up or goes down, and often while the
+// one in use is down.
+func (c *Choice) Next(now time.Time, planes []Plane) int32 {
+	if c.records == nil {
+		c.records = map[int32]*record{}
+	}
+	var current *Plane
+	for i := range planes {
+		p := &planes[i]
+		c.note(now, *p)
+		if c.chosen && p.Index == c.active {
+			current = p
+		}
+	}
+	if current == nil {
+		current = &planes[0]
+		for i := range planes {
+			if planes[i].usable() {
+				current = &planes[i]
+				break
+			}
+		}
+		c.chosen = true
+	}
+	c.active = c.better(now, *current, planes).Index
+	return c.active
+}
+
+// note records failures.
+func (c *Choice) note(now time.Time, p Plane) {
+	r := c.records[p.Index]
+	if r == nil {
+		r = &record{up: p.Up}
+		c.records[p.Index] = r
+	}
+	if r.up && !p.Up {
+		if now.Sub(r.failed) > calm {
+			r.failures = 0
+		}
+		r.failures, r.failed, r.random = r.failures+1, now, rand.Float64()
+	}
+	r.up = p.Up
+}
+
+// better is the plane to be used instead of the present one, or that one.
+func (c *Choice) better(now time.Time, current Plane, planes []Plane) Plane {
+	if current.usable() {
+		for _, p := range planes {
+			if p.Index == current.Index {
+				return current
+			}
+			if p.usable() && p.Clean >= c.records[p.Index].hold() {
+				return p // it is preferred, and has worked for long
+			}
+		}
+	}
+	best := current
+	for _, p := range planes {
+		if p.Index != current.Index && p.usable() && (best.Index == current.Index || p.Clean > best.Clean) {
+			best = p
+		}
+	}
+	if r := c.records[best.Index]; best.Index != current.Index && r.failures > 0 && now.Sub(r.failed) < lately &&
+		current.Down < hopeless && !current.Leaving && best.Clean < shaky {
+		return current
+	}
+	return best
+}

@@ -1,0 +1,118 @@
+package failover
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+)
+
+var start = time.Unix(1_700_000_000, 0)
+
+func up(index int32, clean time.Duration) Plane { return Plane{Index: index, Up: true, Clean: clean} }
+
+func down(index int32, since time.Duration) Plane { return Plane{Index: index, Down: since} }
+
+func TestNext(t *testing.T) {
+	type look struct {
+		at     time.Duration
+		planes []Plane
+		want   int32
+	}
+	leaving := up(0, time.Hour)
+	leaving.Leaving = true
+	for name, looks := range map[string][]look{
+		"the preferred one": {{0, []Plane{up(1, 0), up(0, 0)}, 1}},
+		"the first that works": {
+			{0, []Plane{down(0, 0), down(1, 0)}, 0},
+			{time.Second, []Plane{down(0, time.Second), up(1, 0)}, 1},
+		},
+		"a failure, and back when it has worked for five seconds at least": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, 0},
+			{time.Second, []Plane{down(0, 200*time.Millisecond), up(1, time.Hour)}, 1},
+			{5 * time.Second, []Plane{up(0, 4*time.Second), up(1, time.Hour)}, 1},
+			{9 * time.Second, []Plane{up(0, 8*time.Second), up(1, time.Hour)}, 0},
+		},
+		"each failure doubles the time": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, 0},
+			{time.Second, []Plane{down(0, 200*time.Millisecond), up(1, time.Hour)}, 1},
+			{10 * time.Second, []Plane{up(0, 8*time.Second), up(1, time.Hour)}, 0},
+			{11 * time.Second, []Plane{down(0, 200*time.Millisecond), up(1, time.Hour)}, 1},
+			{20 * time.Second, []Plane{up(0, 8*time.Second), up(1, time.Hour)}, 1},
+			{30 * time.Second, []Plane{up(0, 15*time.Second), up(1, time.Hour)}, 0},
+		},
+		"one that leaves is left while it works": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, 0},
+			{time.Second, []Plane{leaving, up(1, time.Hour)}, 1},
+		},
+		"one that leaves is kept if there is no other": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, 0},
+			{time.Second, []Plane{leaving, down(1, time.Hour)}, 0},
+		},
+		"none works: nothing changes, until one does": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, 0},
+			{time.Second, []Plane{down(0, 200*time.Millisecond), down(1, 200*time.Millisecond)}, 0},
+			{20 * time.Second, []Plane{down(0, 20*time.Second), down(1, 20*time.Second)}, 0},
+			{21 * time.Second, []Plane{down(0, 20*time.Second), up(1, 0)}, 1},
+		},
+		"of several others, the one that was clean for longest": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour), up(2, time.Hour)}, 0},
+			{time.Second, []Plane{down(0, 200*time.Millisecond), up(1, time.Second), up(2, time.Hour)}, 2},
+		},
+		"another that fails now and then is no better": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, 0},
+			{time.Second, []Plane{up(0, time.Hour), down(1, 300*time.Millisecond)}, 0},
+			{2 * time.Second, []Plane{down(0, 300*time.Millisecond), up(1, time.Second)}, 0},
+			{3 * time.Second, []Plane{down(0, 450*time.Millisecond), up(1, time.Second)}, 1},
+		},
+		"the one in use is not there any more": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, 0},
+			{time.Second, []Plane{up(1, time.Hour)}, 1},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var c Choice
+			for _, l := range looks {
+				if got := c.Next(start.Add(l.at), l.planes); got != l.want {
+					t.Errorf("after %s: %d, want %d", l.at, got, l.want)
+				}
+			}
+		})
+	}
+}
+
+// Whatever planes do: the choice is one of them, and one that works where the one in use has not
+// for long.
+func TestNextProperties(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	for range 200 {
+		var c Choice
+		now := start
+		for range 500 {
+			now = now.Add(time.Duration(r.IntN(int(2 * time.Second))))
+			var planes []Plane
+			var working []int32
+			for i := range int32(1 + r.IntN(4)) {
+				p := down(i, time.Duration(r.IntN(int(3*time.Second))))
+				if r.IntN(3) > 0 {
+					p = up(i, time.Duration(r.IntN(int(time.Minute))))
+					working = append(working, i)
+				}
+				planes = append(planes, p)
+			}
+			r.Shuffle(len(planes), func(i, j int) { planes[i], planes[j] = planes[j], planes[i] })
+			got := c.Next(now, planes)
+			var chosen *Plane
+			for i := range planes {
+				if planes[i].Index == got {
+					chosen = &planes[i]
+				}
+			}
+			if chosen == nil {
+				t.Fatalf("%d is none of %+v", got, planes)
+			}
+			if !chosen.Up && chosen.Down >= hopeless && len(working) > 0 {
+				t.Fatalf("%d does not work, of %+v", got, planes)
+			}
+		}
+	}
+}

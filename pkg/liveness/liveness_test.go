@@ -1,0 +1,150 @@
+package liveness_test
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/liveness"
+	"github.com/liqonet/liqonet/pkg/notify"
+)
+
+// link is a responder behind a relay that drops what it is told to.
+type link struct {
+	responder liveness.Responder
+	answer    atomic.Pointer[liveness.Answer]
+	drop      atomic.Pointer[func(length int) bool]
+	session   *liveness.Session
+	changed   notify.Signal
+}
+
+func newLink(t *testing.T) *link {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	l := &link{changed: notify.NewSignal()}
+	l.answer.Store(&liveness.Answer{Up: true, Clean: time.Hour})
+	l.pass()
+	l.responder.State = func(netip.Addr) liveness.Answer { return *l.answer.Load() }
+	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.session = liveness.New(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(conn.LocalAddr().String()), l.changed)
+	done := make(chan struct{}, 2)
+	go func() { _ = l.responder.Serve(ctx, lossy{conn, l}); done <- struct{}{} }()
+	go func() { l.session.Run(ctx); done <- struct{}{} }()
+	t.Cleanup(func() { cancel(); <-done; <-done })
+	return l
+}
+
+func (l *link) pass() { l.drop.Store(new(func(int) bool { return false })) }
+
+func (l *link) cut(drop func(length int) bool) { l.drop.Store(&drop) }
+
+// lossy drops answers.
+type lossy struct {
+	net.PacketConn
+	l *link
+}
+
+func (c lossy) WriteTo(b []byte, to net.Addr) (int, error) {
+	if (*c.l.drop.Load())(len(b)) {
+		return len(b), nil
+	}
+	return c.PacketConn.WriteTo(b, to)
+}
+
+// await waits for a state, and returns how long that took.
+func (l *link) await(t *testing.T, what string, is func(liveness.State) bool) time.Duration {
+	t.Helper()
+	start := time.Now()
+	for !is(l.session.State()) {
+		if time.Since(start) > 20*time.Second {
+			t.Fatalf("%s: %+v", what, l.session.State())
+		}
+		select {
+		case <-l.changed:
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return time.Since(start)
+}
+
+func isUp(s liveness.State) bool { return s.Up }
+
+func isDown(s liveness.State) bool { return !s.Up }
+
+func TestSession(t *testing.T) {
+	t.Parallel()
+	l := newLink(t)
+	l.await(t, "it works", isUp)
+	l.session.Use(true, 1400)
+	l.await(t, "packets of full size pass, too", func(s liveness.State) bool { return s.Up && l.responder.InUse(time.Second) })
+	for name, drop := range map[string]func(int) bool{
+		"nothing passes": func(int) bool { return true }, "large packets do not pass": func(n int) bool { return n > 1000 },
+	} {
+		l.cut(drop)
+		took := l.await(t, name, isDown)
+		t.Logf("%s: noticed after %s", name, took.Round(time.Millisecond))
+		l.pass()
+		l.await(t, name+" any more", isUp)
+	}
+	// What is not used is asked about rarely, and noticed all the same.
+	l.session.Use(false, 0)
+	l.cut(func(int) bool { return true })
+	l.await(t, "idle, and nothing passes", isDown)
+}
+
+// Large packets do not pass. That is known while none are sent, too: otherwise the way would seem to work
+// until the next one.
+func TestLargePacketsStayLost(t *testing.T) {
+	t.Parallel()
+	l := newLink(t)
+	l.await(t, "it works", isUp)
+	l.cut(func(n int) bool { return n > 1000 })
+	l.session.Use(true, 1400)
+	l.await(t, "large packets are lost", isDown)
+	l.session.Use(false, 0)
+	asked := l.session.Asked()
+	for l.session.Asked() < asked+5 {
+		if l.session.State().Up {
+			t.Fatal("it is taken for one that works")
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	l.pass()
+	l.await(t, "large packets pass", isUp)
+}
+
+// A change behind the responder is told at once to those who ask rarely.
+func TestPush(t *testing.T) {
+	t.Parallel()
+	l := newLink(t)
+	l.await(t, "it works", isUp)
+	l.answer.Store(&liveness.Answer{Up: true, Leaving: true})
+	l.responder.Push()
+	l.await(t, "it leaves", func(s liveness.State) bool { return s.Leaving && s.Up })
+	l.answer.Store(&liveness.Answer{})
+	l.responder.Push()
+	l.await(t, "the way behind is down", isDown)
+}
+
+// Some packets that are lost are no reason to take a way for down, and one that has lost several in a row is
+// not clean.
+func TestSomeLoss(t *testing.T) {
+	t.Parallel()
+	l := newLink(t)
+	l.await(t, "it works", isUp)
+	var n atomic.Int64
+	l.cut(func(int) bool { return n.Add(1)%20 < 4 })
+	l.session.Use(true, 1400)
+	for n.Load() < 100 {
+		if s := l.session.State(); !s.Up || s.Clean > 4*time.Second {
+			t.Fatalf("after %d packets: %+v", n.Load(), s)
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+}

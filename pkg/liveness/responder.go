@@ -1,0 +1,121 @@
+package liveness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+const (
+	// maxAskers bounds whom a responder tells of changes: more than there are nodes.
+	maxAskers = 8192
+	// askerLife is how long after a question a change is told to who asked.
+	askerLife = 15 * time.Second
+	// maxReadErrors is how many errors in a row are taken for those of single packets.
+	maxReadErrors = 100
+)
+
+// Responder answers questions. Its methods may be called at once from several goroutines.
+type Responder struct {
+	// State says what is answered to an address.
+	State func(to netip.Addr) Answer
+
+	mu     sync.Mutex
+	conn   net.PacketConn
+	askers map[netip.AddrPort]asker
+	inUse  time.Time
+}
+
+// asker is who has asked, and the last question.
+type asker struct {
+	at       time.Time
+	nonce    [8]byte
+	sequence uint32
+}
+
+// Serve answers on conn until ctx ends or conn does not work any more, and closes it. The end of ctx
+// is no error. No answer is longer than its question.
+func (r *Responder) Serve(ctx context.Context, conn net.PacketConn) error {
+	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
+	defer func() {
+		if stop() {
+			_ = conn.Close()
+		}
+	}()
+	r.mu.Lock()
+	r.conn, r.askers = conn, map[netip.AddrPort]asker{}
+	r.mu.Unlock()
+	buf := make([]byte, maxLength)
+	for failed := 0; ; {
+		n, from, err := conn.ReadFrom(buf)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			// Most errors concern one packet, such as an ICMP error for an answer.
+			if failed++; errors.Is(err, net.ErrClosed) || failed == maxReadErrors {
+				return fmt.Errorf("answer whether the way works: %w", err)
+			}
+			continue
+		}
+		failed = 0
+		f, ok := decode(buf[:n])
+		if udp, isUDP := from.(*net.UDPAddr); ok && isUDP && f.kind == question {
+			r.answer(f, udp.AddrPort(), buf[:n])
+		}
+	}
+}
+
+// answer answers one question.
+func (r *Responder) answer(f frame, from netip.AddrPort, b []byte) {
+	from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
+	now := time.Now()
+	r.mu.Lock()
+	if f.inUse {
+		r.inUse = now
+	}
+	if _, known := r.askers[from]; known || len(r.askers) < maxAskers {
+		r.askers[from] = asker{now, f.nonce, f.sequence}
+	} else {
+		r.forget(now)
+	}
+	r.mu.Unlock()
+	f.kind, f.inUse, f.Answer = answer, false, r.State(from.Addr())
+	f.encode(b)
+	_, _ = r.conn.WriteTo(b, net.UDPAddrFromAddrPort(from)) // lost like any packet if it cannot be sent
+}
+
+// forget drops who has not asked for long.
+func (r *Responder) forget(now time.Time) {
+	for from, a := range r.askers {
+		if now.Sub(a.at) > askerLife {
+			delete(r.askers, from)
+		}
+	}
+}
+
+// Push repeats the last answer to all that have asked lately, with what is true now.
+func (r *Responder) Push() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.conn == nil {
+		return
+	}
+	r.forget(time.Now())
+	b := make([]byte, headerLength)
+	for to, a := range r.askers {
+		frame{kind: answer, nonce: a.nonce, sequence: a.sequence, Answer: r.State(to.Addr())}.encode(b)
+		_, _ = r.conn.WriteTo(b, net.UDPAddrFromAddrPort(to))
+	}
+}
+
+// InUse says that somebody who asked within the time sends packets by this responder.
+func (r *Responder) InUse(within time.Duration) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return time.Since(r.inUse) < within
+}

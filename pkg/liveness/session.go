@@ -1,0 +1,290 @@
+package liveness
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/notify"
+)
+
+const (
+	// retryDelay is the pause after a socket failed.
+	retryDelay = 100 * time.Millisecond
+	// flowLength is how many questions of full size come from one port. A network that drops new
+	// flows only does not drop those that it knows.
+	flowLength = 16
+	// headers is how many bytes IPv4's and UDP's have.
+	headers = 28
+)
+
+// State is what is known of a way.
+type State struct {
+	// Up says that it carries packets, as far as the other end's own way.
+	Up bool
+	// Leaving says that the gateway at the other end is about to end.
+	Leaving bool
+	// Down is for how long it has not carried them, Clean for how long nothing was lost.
+	Down, Clean time.Duration
+}
+
+// Session asks one responder. Its methods may be called at once from several goroutines.
+type Session struct {
+	local  netip.Addr
+	remote netip.AddrPort
+	nonce  [8]byte
+	start  time.Time
+	// changed signals that the way has come up or gone down.
+	changed notify.Signal
+	wake    [2]notify.Signal
+
+	mu sync.Mutex
+	// streams are the one of small questions, and the one of questions of full size.
+	streams [2]stream
+	often   bool
+	// size is that of packets, less their headers; 0 while none are sent. asking is that of the questions,
+	// which goes on until one is answered.
+	size, asking int
+	// lost is when a question was last seen to be lost.
+	lost time.Time
+	// told is what the responder said last, toldAt when. was is the state that was signalled.
+	told   Answer
+	toldAt time.Time
+	was    State
+	// asked is how many questions were sent.
+	asked uint64
+}
+
+// The streams of a session.
+const (
+	small = iota
+	full
+)
+
+// New makes a session from a local address to a responder. Each change of up, down and leaving is
+// signalled. Nothing is sent before Run.
+func New(local netip.Addr, remote netip.AddrPort, changed notify.Signal) *Session {
+	s := &Session{local: local, remote: remote, start: time.Now(), changed: changed, wake: [2]notify.Signal{notify.NewSignal(), notify.NewSignal()}}
+	_, _ = rand.Read(s.nonce[:]) // never fails, see crypto/rand
+	return s
+}
+
+// Use says whether to ask often. size is how many bytes the packets may have that are sent by this way, 0 if
+// none are. While they are, the other end is told so, and is asked with packets of that size too.
+func (s *Session) Use(often bool, size int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	size = max(min(size-headers, maxLength), 0)
+	if s.often == often && s.size == size {
+		return
+	}
+	s.often, s.size = often, size
+	if big := &s.streams[full]; size > 0 && size != s.asking || size == 0 && !big.missing(time.Now(), s.base()) {
+		*big, s.asking = stream{}, size
+	}
+	s.wake[small].Send()
+	s.wake[full].Send()
+}
+
+// Asked is how many questions were sent.
+func (s *Session) Asked() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked
+}
+
+// State is that of now.
+func (s *Session) State() State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.state(time.Now())
+}
+
+func (s *Session) state(now time.Time) State {
+	out := State{Leaving: s.told.Leaving}
+	if s.streams[small].answered.IsZero() {
+		out.Down = now.Sub(s.start)
+		return out
+	}
+	if out.Up = s.told.Up; !out.Up {
+		out.Down = s.told.Down + now.Sub(s.toldAt)
+	}
+	for i := range s.streams {
+		if st := &s.streams[i]; st.missing(now, s.base()) {
+			out.Up, out.Down = false, max(out.Down, now.Sub(st.first))
+		}
+	}
+	if out.Up {
+		out.Clean = min(now.Sub(s.start), s.told.Clean+now.Sub(s.toldAt))
+	}
+	if !s.lost.IsZero() {
+		out.Clean = min(out.Clean, now.Sub(s.lost))
+	}
+	return out
+}
+
+// base is the time between questions while the way is in use.
+func (s *Session) base() time.Duration { return max(usual, s.told.Interval) }
+
+// check signals what has changed.
+func (s *Session) check(now time.Time) {
+	state := s.state(now)
+	if state.Up != s.was.Up || state.Leaving != s.was.Leaving {
+		s.changed.Send()
+		if !state.Up {
+			s.lost = now
+		}
+	}
+	s.was = state
+}
+
+// Run asks until ctx ends.
+func (s *Session) Run(ctx context.Context) {
+	var both sync.WaitGroup
+	for i := range s.streams {
+		both.Go(func() { s.runStream(ctx, i) })
+	}
+	both.Wait()
+}
+
+func (s *Session) runStream(ctx context.Context, i int) {
+	for ctx.Err() == nil {
+		conn, err := net.ListenUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(s.local, 0)))
+		if err == nil {
+			s.converse(ctx, i, conn)
+			continue
+		}
+		// The address may come and go. What cannot be asked is not answered.
+		s.mu.Lock()
+		s.streams[i].ask(time.Now())
+		s.check(time.Now())
+		s.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-time.After(retryDelay):
+		}
+	}
+}
+
+// converse uses one socket until ctx ends, the socket breaks, or a new flow is to begin.
+func (s *Session) converse(ctx context.Context, i int, conn *net.UDPConn) {
+	if i == full {
+		forbidFragments(conn)
+	}
+	broken := make(chan struct{})
+	go func() {
+		defer close(broken)
+		s.listen(i, conn)
+	}()
+	defer func() {
+		_ = conn.Close()
+		<-broken
+	}()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for asked := 0; ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-broken:
+			return
+		case <-s.wake[i]:
+		case <-timer.C:
+		}
+		due, isLast := s.turn(i, conn, &asked)
+		if isLast {
+			return
+		}
+		timer.Reset(time.Until(due))
+	}
+}
+
+// turn asks if a question is due. It returns when the next one is, and whether it should be asked by
+// another socket.
+func (s *Session) turn(i int, conn *net.UDPConn, asked *int) (due time.Time, isLast bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	st := &s.streams[i]
+	base := s.base()
+	interval := idle * base
+	if s.often {
+		interval = base
+	}
+	if i == full && s.asking <= headerLength {
+		return now.Add(time.Hour), false
+	}
+	if due = st.due(interval, base); now.Before(due) {
+		s.check(now)
+		return due, false
+	}
+	// Whoever comes late itself may not have been given time to read the answers.
+	if st.sequence > 0 && now.Sub(due) > max(usual, interval/2) {
+		st.forgive()
+	}
+	length := headerLength
+	if i == full {
+		length = max(s.asking, length)
+	}
+	b := make([]byte, length)
+	frame{kind: question, nonce: s.nonce, sequence: st.ask(now), inUse: s.size > 0}.encode(b)
+	s.asked++
+	if _, err := conn.WriteToUDPAddrPort(b, s.remote); errors.Is(err, unix.EMSGSIZE) {
+		st.forgive() // the size is of before the interface has got a smaller one
+	}
+	s.check(now)
+	*asked++
+	return st.due(interval, base), i == full && *asked > flowLength && st.sequence == st.newest
+}
+
+// listen takes answers until the socket is closed.
+func (s *Session) listen(i int, conn *net.UDPConn) {
+	buf := make([]byte, maxLength)
+	for {
+		n, from, err := conn.ReadFromUDPAddrPort(buf)
+		switch {
+		case errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed):
+			return
+		case err != nil:
+			continue // an ICMP error; not more often than questions cause it
+		}
+		f, ok := decode(buf[:n])
+		if !ok || f.kind != answer || f.nonce != s.nonce || netip.AddrPortFrom(from.Addr().Unmap(), from.Port()) != s.remote {
+			continue
+		}
+		s.mu.Lock()
+		now := time.Now()
+		// A responder repeats its last answer when something has changed.
+		st := &s.streams[i]
+		isNew, lost := st.answer(f.sequence, now)
+		if lost {
+			s.lost = now
+		}
+		if isNew || f.sequence == st.newest {
+			s.told, s.toldAt = f.Answer, now
+			s.check(now)
+		}
+		if i == full && s.size == 0 {
+			*st, s.asking = stream{}, 0
+		}
+		s.mu.Unlock()
+	}
+}
+
+// forbidFragments has the kernel send packets as they are, or not at all.
+func forbidFragments(conn *net.UDPConn) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return
+	}
+	_ = raw.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
+	})
+}

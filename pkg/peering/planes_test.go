@@ -1,0 +1,65 @@
+package peering
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// A second plane is added, kept by later commands, and taken away again, with all that belonged to
+// it and nothing else.
+func TestPlanes(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := twoSites(t)
+	for i, w := range []*site{a, b} {
+		if err := w.raw.Create(t.Context(), node(w.Name+"-2", true, fmt.Sprintf("172.%d.1.12", 18+i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	one := Options{Planes: 1}
+	mustPeer(t, a, b, one)
+	before := []map[string]any{a.contents(t), b.contents(t)}
+	names := func(m map[string]any) (out []string) {
+		for name := range m {
+			out = append(out, name)
+		}
+		slices.Sort(out)
+		return out
+	}
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Planes: 3}, Silent{}); kindOf(t, err) != Usage {
+		t.Errorf("three planes on two nodes: %v", err)
+	}
+	mustPeer(t, a, b, Options{Planes: 2})
+	ports := map[string]bool{}
+	for _, w := range []*site{a, b} {
+		p := list[v1alpha1.PeeringList](t, w).Items[0]
+		if len(p.Spec.Planes) != 2 || p.Spec.Planes[0].RemotePublicKey == p.Spec.Planes[1].RemotePublicKey ||
+			p.Spec.Planes[0].RemoteAddress == p.Spec.Planes[1].RemoteAddress || p.Spec.Planes[0].PresharedKey.Fingerprint == p.Spec.Planes[1].PresharedKey.Fingerprint {
+			t.Errorf("%s: planes %+v", w.Name, p.Spec.Planes)
+		}
+		for _, svc := range list[corev1.ServiceList](t, w).Items {
+			for _, port := range svc.Spec.Ports {
+				ports[fmt.Sprint(port.Name, " ", port.Port, " ", port.TargetPort.String())] = true
+			}
+		}
+	}
+	if want := map[string]bool{"plane-0 51840 plane-0": true, "plane-1 51841 plane-1": true}; fmt.Sprint(ports) != fmt.Sprint(want) {
+		t.Errorf("ports %v", ports)
+	}
+	if n := dryRun(t, a, b, Options{}).Changes(); n > 0 {
+		t.Errorf("without the flag there would be %d changes", n)
+	}
+	mustPeer(t, a, b, one)
+	for i, w := range []*site{a, b} {
+		if got, want := names(w.contents(t)), names(before[i]); !slices.Equal(got, want) {
+			t.Errorf("%s has\n%s\nwant\n%s", w.Name, strings.Join(got, "\n"), strings.Join(want, "\n"))
+		}
+	}
+}

@@ -1,0 +1,108 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// defaultPlanes is how many planes a peering has where both clusters have as many nodes for
+// gateways.
+const defaultPlanes = 1
+
+// choosePlanes decides how many planes the peering has, by their indexes. Gateways of one peering run
+// on different nodes. What was decided before stays, whatever nodes there are now.
+func choosePlanes(clusters [2]*FactSheet, placements [2]*v1alpha1.GatewayPlacement) (planes []int32, s Statement, err error) {
+	s.What = "planes"
+	var carriers [2][]string
+	for i, f := range clusters {
+		carriers[i] = f.carriers(placements[i])
+	}
+	fewest := min(len(carriers[0]), len(carriers[1]))
+	n, single := defaultPlanes, oneEndpoint(clusters)
+	for _, f := range clusters {
+		if f.Existing != nil {
+			planes = append(planes, f.PlaneIndexes()...)
+		}
+	}
+	slices.Sort(planes)
+	planes = slices.Compact(planes)
+	given := max(clusters[0].Overrides.Planes, clusters[1].Overrides.Planes)
+	switch {
+	case given > 0:
+		if err := checkPlanes(given, clusters, carriers, single); err != nil {
+			return nil, s, err
+		}
+		n, s.Reason = given, "given by --planes"
+	case len(planes) > 0 && (single == "" || len(planes) == 1):
+		s.Value, s.Reason = strconv.Itoa(len(planes)), "as before"
+		return planes, s, nil
+	case single != "":
+		n, s.Reason = 1, single
+	case fewest < n:
+		n = max(fewest, 1)
+		few := clusters[0]
+		if len(carriers[1]) < len(carriers[0]) || len(carriers[1]) == len(carriers[0]) && clusters[1].ClusterID < few.ClusterID {
+			few = clusters[1]
+		}
+		s.Reason = fmt.Sprintf("%s has %d nodes that can carry a gateway now", few.Name, fewest)
+	default:
+		s.Reason = "each on a node of its own; --planes chooses another number"
+	}
+	planes = nil
+	for i := range n {
+		planes = append(planes, int32(i))
+	}
+	s.Value = strconv.Itoa(n)
+	return planes, s, nil
+}
+
+// checkPlanes refuses a number of planes that there cannot be.
+func checkPlanes(n int, clusters [2]*FactSheet, carriers [2][]string, single string) error {
+	refused := func(cluster string, err error, hint string) error {
+		return &failure.Error{Kind: failure.Usage, Cluster: cluster, Doing: "choose the number of planes", Err: err, Hint: hint}
+	}
+	if n > ipam.Planes {
+		return refused("", fmt.Errorf("a peering has %d planes at most", ipam.Planes), "")
+	}
+	if n > 1 && single != "" {
+		return refused("", fmt.Errorf("%s, and %d planes need as many endpoints", single, n), "leave out --planes, or the endpoint")
+	}
+	for i, f := range clusters {
+		if has := len(carriers[i]); has < n && n > 1 {
+			return refused(f.Name, fmt.Errorf("%d planes need as many nodes for gateways, and there are %d: %s", n, has, strings.Join(carriers[i], ", ")),
+				"give a smaller number by --planes; or have more nodes that are ready and that gateways tolerate, see --gateway-toleration and --gateway-node-selector")
+		}
+	}
+	return nil
+}
+
+// oneEndpoint says why there can be one gateway only: the user names where it is called.
+func oneEndpoint(clusters [2]*FactSheet) string {
+	for _, f := range clusters {
+		if len(f.GivenEndpoints()) > 0 {
+			return "--endpoint names where one gateway of " + f.Name + " is called"
+		}
+		if f.Overrides.NodePort > 0 {
+			return "--service-type names the port of one gateway of " + f.Name
+		}
+	}
+	return ""
+}
+
+// carriers are the nodes that can carry a gateway now.
+func (f *FactSheet) carriers(p *v1alpha1.GatewayPlacement) (out []string) {
+	tolerations := manifests.GatewayTolerations(p, 0)
+	for _, n := range f.Nodes {
+		if n.Ready && n.RunsAgents && n.isChosen(p) && n.untolerated(tolerations) == nil {
+			out = append(out, n.Name)
+		}
+	}
+	return out
+}

@@ -1,0 +1,81 @@
+package plan
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+)
+
+// Planes are as many as the user says, as there were, or as both clusters can carry.
+func TestChoosePlanes(t *testing.T) {
+	nodes := func(n int) (out []Node) {
+		for i := range n {
+			out = append(out, Node{Name: fmt.Sprint("n", i), Ready: true, RunsAgents: true})
+		}
+		return out
+	}
+	with := func(indexes ...int32) *v1alpha1.Peering {
+		p := &v1alpha1.Peering{}
+		for _, i := range indexes {
+			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: i, Role: v1alpha1.Client, WireGuard: "kernel"})
+		}
+		return p
+	}
+	tainted := nodes(3)
+	tainted[1].Taints = []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoSchedule}}
+	tainted[2].Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}}
+	controlPlane := nodes(2)
+	controlPlane[0].Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
+	service := &corev1.Service{}
+	service.Annotations = map[string]string{AnnotationEndpoints: "192.0.2.1:51840"}
+	for _, tt := range []struct {
+		name    string
+		nodes   []Node
+		exists  *v1alpha1.Peering
+		service *corev1.Service
+		given   int
+		options Overrides
+		want    string
+		refused string
+	}{
+		{name: "new", nodes: nodes(2), want: "[0]"},
+		{name: "no node", want: "[0]"},
+		{name: "given", nodes: nodes(3), given: 3, want: "[0 1 2]"},
+		{name: "one is given, on no node", given: 1, want: "[0]"},
+		{name: "as before", nodes: nodes(1), exists: with(0, 1), want: "[0 1]"},
+		{name: "taken away", nodes: nodes(1), exists: with(0, 1), given: 1, want: "[0]"},
+		{name: "more than nodes", nodes: nodes(1), given: 2, refused: "2 planes need as many nodes for gateways, and there are 1: n0"},
+		{name: "nodes that gateways do not get", nodes: tainted, given: 2, refused: "and there are 1: n0"},
+		{name: "control planes count", nodes: controlPlane, given: 2, want: "[0 1]"},
+		{name: "more than there can be", nodes: nodes(9), given: 5, refused: "4 planes at most"},
+		{name: "an endpoint is one gateway's", nodes: nodes(2), options: Overrides{Endpoints: []string{"192.0.2.1:1"}}, given: 2, refused: "--endpoint names where one gateway of a is called, and 2 planes need as many endpoints"},
+		{name: "so is one of an earlier command", nodes: nodes(2), service: service, given: 2, refused: "--endpoint names"},
+		{name: "an endpoint for a peering with two planes", nodes: nodes(2), exists: with(0, 1), options: Overrides{Endpoints: []string{"192.0.2.1:1"}}, want: "[0]"},
+		{name: "a node port", nodes: nodes(2), options: Overrides{ServiceType: "NodePort", NodePort: 31000}, given: 2, refused: "--service-type names the port"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
+			a.Nodes, b.Nodes = tt.nodes, nodes(4)
+			a.Existing, b.Existing, a.Service = tt.exists, tt.exists, tt.service
+			a.Overrides = tt.options
+			a.Overrides.Planes, b.Overrides.Planes = tt.given, tt.given
+			for _, both := range [][2]*FactSheet{{a, b}, {b, a}} {
+				got, s, err := choosePlanes(both, [2]*v1alpha1.GatewayPlacement{})
+				if tt.refused != "" {
+					if kindOf(t, err) != failure.Usage || !strings.Contains(err.Error(), tt.refused) {
+						t.Errorf("%v", err)
+					}
+					continue
+				}
+				if err != nil || fmt.Sprint(got) != tt.want || s.Reason == "" {
+					t.Errorf("%v, %+v, %v", got, s, err)
+				}
+			}
+		})
+	}
+}
