@@ -54,7 +54,8 @@ func (s *snapshot) serviceRanges(f *plan.Facts) (plan.Ranges, error) {
 func (s *snapshot) serviceAddrs() (out []holder) {
 	for _, svc := range s.services.Items {
 		for _, ip := range svc.Spec.ClusterIPs {
-			if a, err := netip.ParseAddr(ip); err == nil {
+			// One with a zone is none of a service.
+			if a, err := netip.ParseAddr(ip); err == nil && a.Zone() == "" {
 				out = append(out, holder{"service " + svc.Namespace + "/" + svc.Name, a})
 			}
 		}
@@ -88,7 +89,7 @@ func (s *snapshot) serviceEstimate(f *plan.Facts, have []holder) (out plan.Range
 		case base.Is6():
 			bits = 108
 		}
-		for netip.PrefixFrom(base, bits).Masked().Addr() != base {
+		for bits < base.BitLen() && netip.PrefixFrom(base, bits).Masked().Addr() != base {
 			bits++
 		}
 		out = append(out, plan.Range{
