@@ -431,12 +431,13 @@ func (a *agent) talk(ctx context.Context, want desired) {
 		a.stop()
 	}
 	ctx, a.stop = context.WithCancel(ctx)
-	session := liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), a.news)
 	a.peer.Store(new(want.remote))
-	if a.session.Store(nil); !want.alone {
-		a.session.Store(session)
+	var session *liveness.Session
+	if !want.alone {
+		session = liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), a.news)
 		go session.Run(ctx)
 	}
+	a.session.Store(session)
 	a.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
 	go a.prober.Run(ctx)
 	a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)

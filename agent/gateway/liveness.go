@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/liveness"
 )
@@ -26,18 +28,18 @@ const (
 // wayTo is what is said of the way by this gateway to who asks: a node, or the peer's gateway, which
 // knows the tunnel itself.
 func (a *agent) wayTo(asker netip.Addr) liveness.Answer {
-	out := liveness.Answer{Leaving: a.leaving.Load(), Interval: time.Duration(a.interval.Load())}
+	leaving := a.leaving.Load()
+	out := liveness.Answer{State: liveness.State{Leaving: leaving}, Interval: time.Duration(a.interval.Load())}
 	session := a.session.Load()
-	if session == nil || !a.works.Load() {
-		return out
-	}
-	state := session.State()
-	if asker == *a.peer.Load() {
+	switch {
+	case session == nil || !a.works.Load():
+	case asker == *a.peer.Load():
 		// What each measures of the tunnel is not to come back to it by the other.
 		out.Up, out.Clean, out.Interval = true, time.Hour, 0
-		return out
+	default:
+		out.State = session.State()
+		out.Leaving = out.Leaving || leaving
 	}
-	out.Up, out.Leaving, out.Down, out.Clean = state.Up, out.Leaving || state.Leaving, state.Down, state.Clean
 	return out
 }
 
@@ -93,7 +95,8 @@ func (a *agent) leave() {
 	}
 	a.leaving.Store(true)
 	a.responder.Push()
-	for begun := time.Now(); time.Since(begun) < leaveLeast || a.responder.InUse(inUse) && time.Since(begun) < leaveTimeout; {
-		time.Sleep(inUse / 10)
-	}
+	begun := time.Now()
+	_ = wait.PollUntilContextTimeout(context.Background(), inUse/10, leaveTimeout, true, func(context.Context) (bool, error) {
+		return time.Since(begun) >= leaveLeast && !a.responder.InUse(inUse), nil
+	}) // who sends for longer loses packets
 }

@@ -83,10 +83,10 @@ type way struct {
 // empty without any. The error says which peerings, or planes, cannot be had;
 // what is returned holds for all others.
 func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
-	d := desired{ways: map[way][]overlay.Route{}}
 	if len(peerings) == 0 {
 		return desired{}, nil
 	}
+	d := desired{ways: map[way][]overlay.Route{}}
 	slices.SortFunc(peerings, byIndex)
 	admitted, errs := admit(peerings, l.address)
 	d.nat = &nat.Node{

@@ -3,12 +3,10 @@ package node
 import (
 	"context"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/liqonet/liqonet/agent/loop"
-	"github.com/liqonet/liqonet/pkg/failover"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
@@ -20,12 +18,6 @@ const (
 	probeInterval = 5 * time.Second
 	// silence is the time without an answer after which a peer is not reached.
 	silence = probeInterval + 2*time.Second
-
-	// useInterval is how often the kernel is asked whether packets are sent by a link, and inUse how
-	// long after the last one the plane counts as in use.
-	useInterval, inUse = 100 * time.Millisecond, 2 * time.Second
-	// downInterval is how often a node looks for another plane while the one in use is down.
-	downInterval = 50 * time.Millisecond
 )
 
 type probeKey struct {
@@ -65,91 +57,6 @@ func (a *agent) Look(context.Context) (changed bool, next time.Duration) {
 		next = min(next, downInterval)
 	}
 	return changed, next
-}
-
-// choosePlanes has packets sent by another plane, where the one in use does not work. It says whether
-// some plane in use is down.
-func (a *agent) choosePlanes() (changed, down bool) {
-	now := time.Now()
-	for peering := range a.choices {
-		if !slices.ContainsFunc(a.gateways, func(g gateway) bool { return g.peering == peering && !g.alone }) {
-			delete(a.choices, peering)
-			delete(a.local.active, peering)
-		}
-	}
-	for i, first := range a.gateways {
-		if first.alone || slices.ContainsFunc(a.gateways[:i], func(g gateway) bool { return g.peering == first.peering }) {
-			continue
-		}
-		var planes []failover.Plane
-		for _, g := range a.want.planesOf(first.peering) {
-			p := failover.Plane{Index: g.plane}
-			if prober := a.probers[probeKey{g.remote, g.plane}]; prober != nil && prober.session != nil {
-				s := prober.session.State()
-				p.Up, p.Leaving, p.Down, p.Clean = s.Up, s.Leaving, s.Down, s.Clean
-			}
-			planes = append(planes, p)
-		}
-		if len(planes) == 0 {
-			continue
-		}
-		c := a.choices[first.peering]
-		if c == nil {
-			c = &failover.Choice{}
-			a.choices[first.peering] = c
-		}
-		before, chosen := a.local.active[first.peering]
-		active := c.Next(now, planes)
-		down = down || slices.ContainsFunc(planes, func(p failover.Plane) bool { return p.Index == active && !p.Up })
-		if chosen && active == before {
-			continue
-		}
-		if err := a.kernel.Switch(a.want.ways[way{first.peering, active}]); err != nil {
-			a.Log.Error("cannot change the plane", "peering", first.peering, "plane", active, "error", err)
-		} else if chosen {
-			a.Log.Info("packets are sent by another plane", "peering", first.peering, "plane", active, "before", before)
-		}
-		a.local.active[first.peering], changed = active, true
-	}
-	for _, p := range a.probers {
-		active, chosen := a.local.active[p.gateway.peering]
-		p.active.Store(chosen && active == p.gateway.plane)
-	}
-	return changed, down
-}
-
-// watchUse tells the session of a plane whether packets are sent by it, until ctx ends.
-func (a *agent) watchUse(ctx context.Context, p *prober, link string) {
-	ticker := time.NewTicker(useInterval)
-	defer ticker.Stop()
-	var sent, own uint64
-	var last time.Time
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-		}
-		if !p.active.Load() {
-			p.session.Use(false, 0)
-			continue
-		}
-		// The agent's own packets by the link are none that somebody waits for.
-		ownBefore, sentBefore := own, sent
-		now, err := a.kernel.Sent(link)
-		if err != nil {
-			continue // it will be there again
-		}
-		sent, own = now, p.session.Asked()+p.Asked()
-		if sent-sentBefore > own-ownBefore && sent > sentBefore && sentBefore > 0 {
-			last = time.Now()
-		}
-		if time.Since(last) < inUse {
-			p.session.Use(true, int(p.mtu.Load()))
-		} else {
-			p.session.Use(false, 0)
-		}
-	}
 }
 
 // probe has one prober for each gateway that there is a link to.

@@ -1,6 +1,13 @@
 package discovery
 
-import "testing"
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/plan"
+)
 
 func TestFlagValue(t *testing.T) {
 	for _, c := range []struct {
@@ -15,6 +22,20 @@ func TestFlagValue(t *testing.T) {
 	} {
 		if got := flagValue(c.args, "cluster-cidr"); got != c.want {
 			t.Errorf("%v: got %q, want %q", c.args, got, c.want)
+		}
+	}
+}
+
+// A service of an address with a zone, which none can have, is left out: no range begins there, and the
+// look for one would not end.
+func TestSecurity_15_ServiceOfAnOddAddress(t *testing.T) {
+	for ip, want := range map[string]int{"fd00::1%eth0": 0, "::": 1, "0.0.0.0": 1, "255.255.255.255": 1, "fd00::1": 1, "10.96.0.1": 1} {
+		s := &snapshot{}
+		s.services.Items = []corev1.Service{{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}, Spec: corev1.ServiceSpec{ClusterIPs: []string{ip}},
+		}}
+		if got := s.serviceEstimate(&plan.Facts{}, s.serviceAddrs()); len(got) != want {
+			t.Errorf("%s: %v", ip, got)
 		}
 	}
 }

@@ -89,7 +89,7 @@ func (s *snapshot) serviceEstimate(f *plan.Facts, have []holder) (out plan.Range
 		case base.Is6():
 			bits = 108
 		}
-		for bits < base.BitLen() && netip.PrefixFrom(base, bits).Masked().Addr() != base {
+		for netip.PrefixFrom(base, bits).Masked().Addr() != base {
 			bits++
 		}
 		out = append(out, plan.Range{

@@ -38,14 +38,19 @@ const (
 	flagLeaving = 2
 )
 
+// State is what is known of a way.
+type State struct {
+	// Up says that it carries packets, as far as the other end's own way.
+	Up bool
+	// Leaving says that the gateway at the other end is about to end, and carries packets until then.
+	Leaving bool
+	// Down is for how long it has not carried them, Clean for how long nothing was lost.
+	Down, Clean time.Duration
+}
+
 // Answer is what a responder says of the way behind it.
 type Answer struct {
-	// Up says that it carries packets.
-	Up bool
-	// Leaving says that the responder is about to end, and carries packets until then.
-	Leaving bool
-	// Down is for how long it has not, Clean for how long nothing was lost.
-	Down, Clean time.Duration
+	State
 	// Interval is the least time between questions that the responder asks for.
 	Interval time.Duration
 }
@@ -89,12 +94,12 @@ func decode(b []byte) (f frame, ok bool) {
 		f.inUse = up
 		return f, true
 	}
-	f.Answer = Answer{
+	f.State = State{
 		Up: up, Leaving: b[6]&flagLeaving != 0,
-		Down:     time.Duration(binary.BigEndian.Uint16(b[20:])) * time.Millisecond,
-		Clean:    time.Duration(binary.BigEndian.Uint16(b[22:])) * 100 * time.Millisecond,
-		Interval: time.Duration(binary.BigEndian.Uint16(b[24:])) * time.Millisecond,
+		Down:  time.Duration(binary.BigEndian.Uint16(b[20:])) * time.Millisecond,
+		Clean: time.Duration(binary.BigEndian.Uint16(b[22:])) * 100 * time.Millisecond,
 	}
+	f.Interval = time.Duration(binary.BigEndian.Uint16(b[24:])) * time.Millisecond
 	return f, f.kind == answer
 }
 

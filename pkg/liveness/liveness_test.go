@@ -25,7 +25,7 @@ func newLink(t *testing.T) *link {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	l := &link{changed: notify.NewSignal()}
-	l.answer.Store(&liveness.Answer{Up: true, Clean: time.Hour})
+	l.answer.Store(&liveness.Answer{State: liveness.State{Up: true, Clean: time.Hour}})
 	l.pass()
 	l.responder.State = func(netip.Addr) liveness.Answer { return *l.answer.Load() }
 	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
@@ -124,7 +124,7 @@ func TestPush(t *testing.T) {
 	t.Parallel()
 	l := newLink(t)
 	l.await(t, "it works", isUp)
-	l.answer.Store(&liveness.Answer{Up: true, Leaving: true})
+	l.answer.Store(&liveness.Answer{State: liveness.State{Up: true, Leaving: true}})
 	l.responder.Push()
 	l.await(t, "it leaves", func(s liveness.State) bool { return s.Leaving && s.Up })
 	l.answer.Store(&liveness.Answer{})

@@ -2,12 +2,13 @@ package liveness
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
+
+	"github.com/liqonet/liqonet/pkg/udp"
 )
 
 const (
@@ -15,8 +16,6 @@ const (
 	maxAskers = 8192
 	// askerLife is how long after a question a change is told to who asked.
 	askerLife = 15 * time.Second
-	// maxReadErrors is how many errors in a row are taken for those of single packets.
-	maxReadErrors = 100
 )
 
 // Responder answers questions. Its methods may be called at once from several goroutines.
@@ -40,34 +39,19 @@ type asker struct {
 // Serve answers on conn until ctx ends or conn does not work any more, and closes it. The end of ctx
 // is no error. No answer is longer than its question.
 func (r *Responder) Serve(ctx context.Context, conn net.PacketConn) error {
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer func() {
-		if stop() {
-			_ = conn.Close()
-		}
-	}()
 	r.mu.Lock()
 	r.conn, r.askers = conn, map[netip.AddrPort]asker{}
 	r.mu.Unlock()
-	buf := make([]byte, maxLength)
-	for failed := 0; ; {
-		n, from, err := conn.ReadFrom(buf)
-		if ctx.Err() != nil {
-			return nil
+	err := udp.Serve(ctx, conn, maxLength, func(b []byte, from net.Addr) {
+		f, ok := decode(b)
+		if addr, isUDP := from.(*net.UDPAddr); ok && isUDP && f.kind == question {
+			r.answer(f, addr.AddrPort(), b)
 		}
-		if err != nil {
-			// Most errors concern one packet, such as an ICMP error for an answer.
-			if failed++; errors.Is(err, net.ErrClosed) || failed == maxReadErrors {
-				return fmt.Errorf("answer whether the way works: %w", err)
-			}
-			continue
-		}
-		failed = 0
-		f, ok := decode(buf[:n])
-		if udp, isUDP := from.(*net.UDPAddr); ok && isUDP && f.kind == question {
-			r.answer(f, udp.AddrPort(), buf[:n])
-		}
+	})
+	if err != nil {
+		return fmt.Errorf("answer whether the way works: %w", err)
 	}
+	return nil
 }
 
 // answer answers one question.

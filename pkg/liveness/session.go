@@ -6,13 +6,13 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"os"
 	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/pkg/udp"
 )
 
 const (
@@ -24,16 +24,6 @@ const (
 	// headers is how many bytes IPv4's and UDP's have.
 	headers = 28
 )
-
-// State is what is known of a way.
-type State struct {
-	// Up says that it carries packets, as far as the other end's own way.
-	Up bool
-	// Leaving says that the gateway at the other end is about to end.
-	Leaving bool
-	// Down is for how long it has not carried them, Clean for how long nothing was lost.
-	Down, Clean time.Duration
-}
 
 // Session asks one responder. Its methods may be called at once from several goroutines.
 type Session struct {
@@ -246,20 +236,13 @@ func (s *Session) turn(i int, conn *net.UDPConn, asked *int) (due time.Time, isL
 
 // listen takes answers until the socket is closed.
 func (s *Session) listen(i int, conn *net.UDPConn) {
-	buf := make([]byte, maxLength)
-	for {
-		n, from, err := conn.ReadFromUDPAddrPort(buf)
-		switch {
-		case errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed):
+	udp.Receive(conn, maxLength, s.remote, func(b []byte) {
+		f, ok := decode(b)
+		if !ok || f.kind != answer || f.nonce != s.nonce {
 			return
-		case err != nil:
-			continue // an ICMP error; not more often than questions cause it
-		}
-		f, ok := decode(buf[:n])
-		if !ok || f.kind != answer || f.nonce != s.nonce || netip.AddrPortFrom(from.Addr().Unmap(), from.Port()) != s.remote {
-			continue
 		}
 		s.mu.Lock()
+		defer s.mu.Unlock()
 		now := time.Now()
 		// A responder repeats its last answer when something has changed.
 		st := &s.streams[i]
@@ -274,8 +257,7 @@ func (s *Session) listen(i int, conn *net.UDPConn) {
 		if i == full && s.size == 0 {
 			*st, s.asking = stream{}, 0
 		}
-		s.mu.Unlock()
-	}
+	})
 }
 
 // forbidFragments has the kernel send packets as they are, or not at all.

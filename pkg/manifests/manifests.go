@@ -536,7 +536,7 @@ func (g Gateway) affinity() *corev1.Affinity {
 			{Key: controlPlane, Operator: corev1.NodeSelectorOpDoesNotExist},
 		}},
 	}}
-	// Not those of the same plane: one that ends keeps the next one off its node for no time.
+	// Those of the same plane are left out: one that is ending must not keep the next one off its node.
 	others := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
 		{Key: v1alpha1.LabelPeering, Operator: metav1.LabelSelectorOpIn, Values: []string{g.Peering}},
 		{Key: v1alpha1.LabelPlane, Operator: metav1.LabelSelectorOpNotIn, Values: []string{strconv.Itoa(int(g.Plane))}},

@@ -59,8 +59,6 @@ type ClusterPlan struct {
 	Service *corev1.Service `json:"-"`
 	// StaleService is one of an earlier role that is to be deleted.
 	StaleService *corev1.Service `json:"-"`
-	// Stale are gateways of planes that are not any more.
-	Stale []manifests.Gateway `json:"-"`
 	// Peering is the object to be applied, without what comes about during the run.
 	Peering *v1alpha1.Peering `json:"-"`
 }
@@ -278,11 +276,6 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 	} else {
 		c.StaleService = own.Service
 	}
-	for _, plane := range own.PlaneIndexes() {
-		if own.Existing != nil && !slices.Contains(d.planes, plane) {
-			c.Stale = append(c.Stale, own.Gateway(entry.Name, plane))
-		}
-	}
 	for _, plane := range d.planes {
 		g := GatewayPlan{Gateway: manifests.Gateway{
 			Peering: entry.Name, Plane: plane, Image: c.Image, Role: c.Role, OverlayKey: OverlayKey(own.Ledger), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value),
@@ -362,11 +355,13 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 		add("the gateway to "+c.Peer, deployment)
 	}
 	add("what the gateways and the nodes of this cluster do", c.Peering)
-	for _, g := range c.Stale {
-		c.Objects = append(c.Objects, ObjectPlan{
-			Action: Delete, APIVersion: "apps/v1", Kind: "Deployment", Namespace: v1alpha1.Namespace, Name: g.Name(),
-			Reason: "there is no such plane any more; its account, keys and Lease go with it",
-		})
+	for _, plane := range own.PlaneIndexes() {
+		if own.Existing != nil && c.Peering.Plane(plane) == nil {
+			c.Objects = append(c.Objects, ObjectPlan{
+				Action: Delete, APIVersion: "apps/v1", Kind: "Deployment", Namespace: v1alpha1.Namespace, Name: own.Gateway(c.Peering.Name, plane).Name(),
+				Reason: "there is no such plane any more; its account, keys and Lease go with it",
+			})
+		}
 	}
 	c.planOldOverlayKey(own)
 	return failed

@@ -12,10 +12,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// defaultPlanes is how many planes a peering has where both clusters have as many nodes for
-// gateways.
-const defaultPlanes = 1
-
 // choosePlanes decides how many planes the peering has, by their indexes. Gateways of one peering run
 // on different nodes. What was decided before stays, whatever nodes there are now.
 func choosePlanes(clusters [2]*FactSheet, placements [2]*v1alpha1.GatewayPlacement) (planes []int32, s Statement, err error) {
@@ -24,8 +20,7 @@ func choosePlanes(clusters [2]*FactSheet, placements [2]*v1alpha1.GatewayPlaceme
 	for i, f := range clusters {
 		carriers[i] = f.carriers(placements[i])
 	}
-	fewest := min(len(carriers[0]), len(carriers[1]))
-	n, single := defaultPlanes, oneEndpoint(clusters)
+	n, single := 1, oneEndpoint(clusters)
 	for _, f := range clusters {
 		if f.Existing != nil {
 			planes = append(planes, f.PlaneIndexes()...)
@@ -44,16 +39,9 @@ func choosePlanes(clusters [2]*FactSheet, placements [2]*v1alpha1.GatewayPlaceme
 		s.Value, s.Reason = strconv.Itoa(len(planes)), "as before"
 		return planes, s, nil
 	case single != "":
-		n, s.Reason = 1, single
-	case fewest < n:
-		n = max(fewest, 1)
-		few := clusters[0]
-		if len(carriers[1]) < len(carriers[0]) || len(carriers[1]) == len(carriers[0]) && clusters[1].ClusterID < few.ClusterID {
-			few = clusters[1]
-		}
-		s.Reason = fmt.Sprintf("%s has %d nodes that can carry a gateway now", few.Name, fewest)
+		s.Reason = single
 	default:
-		s.Reason = "each on a node of its own; --planes chooses another number"
+		s.Reason = "--planes chooses another number"
 	}
 	planes = nil
 	for i := range n {

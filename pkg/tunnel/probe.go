@@ -4,16 +4,15 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/pkg/udp"
 )
 
 // A probe is a UDP packet of probeLength bytes, and so is its answer: an echo responder
@@ -57,46 +56,25 @@ const (
 
 	// retryDelay is the pause after a socket failed.
 	retryDelay = 100 * time.Millisecond
-
-	// maxReadErrors is how many errors in a row are taken for those of single
-	// packets.
-	maxReadErrors = 100
 )
 
 // ServeEcho answers probes on conn until ctx ends or conn does not work any more, and
 // closes it. The end of ctx is no error. The answers carry the result of mtu. So each
 // gateway learns what the other one can do, also when it changes.
 func ServeEcho(ctx context.Context, conn net.PacketConn, mtu func() uint16) error {
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer func() {
-		if stop() {
-			_ = conn.Close()
+	err := udp.Serve(ctx, conn, probeLength, func(b []byte, from net.Addr) {
+		if !isProbe(b, probeRequest) {
+			return
 		}
-	}()
-	// One byte more, so that a longer packet is seen as such.
-	buf := make([]byte, probeLength+1)
-	failed := 0
-	for {
-		n, from, err := conn.ReadFrom(buf)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			// Most errors concern one packet, such as an ICMP error for an answer.
-			if failed++; errors.Is(err, net.ErrClosed) || failed == maxReadErrors {
-				return fmt.Errorf("answer probes: %w", err)
-			}
-			continue
-		}
-		failed = 0
-		if !isProbe(buf[:n], probeRequest) {
-			continue
-		}
-		buf[5] = probeReply
-		binary.BigEndian.PutUint16(buf[6:], mtu())
+		b[5] = probeReply
+		binary.BigEndian.PutUint16(b[6:], mtu())
 		// Lost like any packet if it cannot be sent.
-		_, _ = conn.WriteTo(buf[:n], from)
+		_, _ = conn.WriteTo(b, from)
+	})
+	if err != nil {
+		return fmt.Errorf("answer probes: %w", err)
 	}
+	return nil
 }
 
 func isProbe(b []byte, kind byte) bool {
@@ -282,21 +260,11 @@ func (p *Prober) mark(now time.Time) uint64 {
 }
 
 func (p *Prober) receive(conn *net.UDPConn) {
-	buf := make([]byte, probeLength+1)
-	for {
-		n, from, err := conn.ReadFromUDPAddrPort(buf)
-		switch {
-		case errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrClosed):
-			return
-		case err != nil:
-			// An ICMP error; not more often than probes cause it.
-			continue
+	udp.Receive(conn, probeLength, p.remote, func(b []byte) {
+		if isProbe(b, probeReply) && [8]byte(b[8:16]) == p.nonce {
+			p.answered(binary.BigEndian.Uint64(b[16:]), time.Now(), binary.BigEndian.Uint16(b[6:]))
 		}
-		if isProbe(buf[:n], probeReply) && [8]byte(buf[8:16]) == p.nonce &&
-			netip.AddrPortFrom(from.Addr().Unmap(), from.Port()) == p.remote {
-			p.answered(binary.BigEndian.Uint64(buf[16:]), time.Now(), binary.BigEndian.Uint16(buf[6:]))
-		}
-	}
+	})
 }
 
 func (p *Prober) answered(sequence uint64, now time.Time, mtu uint16) {
