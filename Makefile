@@ -85,8 +85,8 @@ test: packages ## all that guards a change; the time of each test in the end
 	@status=0; \
 	run="$(MAKE) --no-print-directory TIMES=bin/times"; \
 	{ $$run test-unit test-race && $$run -j2 test-kernel lab-programs && $$run test-attack test-e2e; } || status=$$?; \
-	go run ./scripts/gotest -times bin/times; \
 	go run ./scripts/gotest -stale; \
+	go run ./scripts/gotest -times bin/times; \
 	exit $$status
 
 .PHONY: test-unit

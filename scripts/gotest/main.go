@@ -69,6 +69,8 @@ type Test struct {
 	Name    string  `json:"name"`
 	Outcome string  `json:"outcome"`
 	Seconds float64 `json:"seconds"`
+	// Messages are the last ones of a test that failed, a line of each.
+	Messages []string `json:"messages,omitempty"`
 }
 
 // Benchmark is what one benchmark has measured, by unit.
@@ -144,6 +146,7 @@ func run(ctx context.Context, args []string, verbose bool, name, of, times strin
 	} else {
 		fmt.Printf("\n%d tests took %s; the slowest:\n", len(r.Tests), time.Duration(r.Seconds)*time.Second)
 		printTimes(os.Stdout, r.Tests, slowest)
+		printFailed(os.Stdout, r.Tests)
 	}
 	if name != "" {
 		return errors.Join(err, readErr, r.write())
@@ -179,11 +182,13 @@ func showTimes(path string, w io.Writer) error {
 	}
 	fmt.Fprintln(w, "\nThe tests that took a tenth of a second or more, slowest first:")
 	printTimes(w, all, len(all))
+	printFailed(w, all)
 	return os.Remove(path)
 }
 
 var (
 	seedPrinted = regexp.MustCompile(`-seed (\d+)`)
+	message     = regexp.MustCompile(`(?m)^ {4}\w+\.go:\d+: .+$`)
 	benchmarked = regexp.MustCompile(`^(Benchmark\S*)\s+\d+\s+(\S.*)$`)
 )
 
@@ -207,26 +212,40 @@ func (r *Result) read(events io.Reader, print io.Writer, verbose bool) error {
 			if m := benchmarked.FindStringSubmatch(strings.TrimSpace(e.Output)); m != nil {
 				r.Benchmarks = append(r.Benchmarks, Benchmark{m[1], metrics(m[2])})
 			}
+			printed[key] += e.Output
 			if verbose || e.Test == "" && e.Output != "PASS\n" && !strings.HasSuffix(e.Output, "[no test files]\n") {
 				fmt.Fprint(print, e.Output)
-			} else {
-				printed[key] += e.Output
 			}
 		case "pass", "fail", "skip":
-			if e.Action == "fail" {
-				fmt.Fprint(print, printed[key])
+			t := Test{Package: e.Package, Name: e.Test, Outcome: e.Action, Seconds: e.Elapsed}
+			if e.Action == "fail" && e.Test != "" {
+				t.Messages = messages(printed[key])
+				if !verbose {
+					fmt.Fprint(print, printed[key])
+				}
 			}
 			delete(printed, key)
 			if e.Test != "" {
-				r.Tests = append(r.Tests, Test{e.Package, e.Test, e.Action, e.Elapsed})
+				r.Tests = append(r.Tests, t)
 			}
 		}
 	}
 	// Tests that did not end, as those of a process that has.
-	for _, text := range printed {
-		fmt.Fprint(print, text)
+	for key, text := range printed {
+		if !verbose && !strings.HasSuffix(key, " ") {
+			fmt.Fprint(print, text)
+		}
 	}
 	return lines.Err()
+}
+
+// messages are the first lines of the last messages in what a test has printed.
+func messages(output string) (out []string) {
+	const most, longest = 5, 400
+	for _, m := range message.FindAllString(output, -1) {
+		out = append(out, strings.TrimSpace(m[:min(len(m), longest)]))
+	}
+	return out[max(len(out)-most, 0):]
 }
 
 // metrics reads "1.2 unit 3 other-unit".
@@ -239,6 +258,18 @@ func metrics(text string) map[string]float64 {
 		}
 	}
 	return out
+}
+
+// printFailed prints which tests failed, and what they said last.
+func printFailed(w io.Writer, all []Test) {
+	for _, t := range all {
+		if t.Outcome == "fail" {
+			fmt.Fprintf(w, "FAIL  %s %s\n", short(t.Package), t.Name)
+			for _, m := range t.Messages {
+				fmt.Fprintf(w, "      %s\n", m)
+			}
+		}
+	}
 }
 
 // printTimes prints how long tests took, slowest first, and at most so many.
