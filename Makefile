@@ -128,10 +128,10 @@ test-e2e: lab-programs image ## tests of the product on lab clusters (root)
 
 # Parts of less than an hour each, which write docs/results/NAME.json.
 .PHONY: test-long
-test-long: test-long-networks test-long-failures test-long-damages test-long-lab test-long-vm test-long-plays test-long-sizes test-long-race test-long-supply test-long-attack bench ## all that takes longer (root)
+test-long: test-long-networks test-long-failures test-long-damages test-long-failover test-long-lab test-long-vm test-long-plays test-long-sizes test-long-race test-long-supply test-long-attack bench ## all that takes longer (root)
 
-.PHONY: test-long-networks test-long-failures test-long-damages
-test-long-networks test-long-failures test-long-damages: test-long-%: lab-programs image
+.PHONY: test-long-networks test-long-failures test-long-damages test-long-failover
+test-long-networks test-long-failures test-long-damages test-long-failover: test-long-%: lab-programs image
 	go run ./scripts/gotest -v -result $* -of agent,cmd,pkg,test/e2e,test/lab -- -count=1 -timeout 55m ./test/e2e -part $*
 
 .PHONY: test-long-lab

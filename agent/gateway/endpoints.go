@@ -34,6 +34,11 @@ type endpoints struct {
 	preferred string
 	preferAt  time.Time
 	preferGap time.Duration
+	// tried is how many have not answered since one did.
+	tried int
+	// strayAt is when packets are led back next that are sent elsewhere, and strayGap the last pause.
+	strayAt  time.Time
+	strayGap time.Duration
 	// lookup resolves a name.
 	lookup func(ctx context.Context, network, name string) ([]netip.Addr, error)
 }
@@ -58,8 +63,14 @@ func (e *endpoints) set(hosts []string) {
 	}
 }
 
-// The first pause before an endpoint is preferred again that has not answered, and the last one.
-const firstPreferGap, lastPreferGap = 15 * time.Second, 10 * time.Minute
+const (
+	// firstPreferGap is the first pause before an endpoint is preferred again that has not answered.
+	firstPreferGap = 15 * time.Second
+	// firstStrayGap is the first pause before packets are led back again that are sent elsewhere.
+	firstStrayGap = time.Second
+	// lastPreferGap is the last one of both.
+	lastPreferGap = 10 * time.Minute
+)
 
 // prefer has the first one tried now, if it is another one than at the last call. While another one
 // is in use it is tried again, less and less often: it may only have been slow.
@@ -69,6 +80,7 @@ func (e *endpoints) prefer(now time.Time) {
 		return
 	case e.hosts[0] != e.preferred:
 		e.preferred, e.preferGap = e.hosts[0], firstPreferGap
+		e.strayAt, e.strayGap = time.Time{}, 0
 	case e.queue[0] == e.preferred || now.Before(e.preferAt):
 		return
 	default:
@@ -77,9 +89,35 @@ func (e *endpoints) prefer(now time.Time) {
 	e.preferAt, e.queue = now.Add(e.preferGap), slices.Clone(e.hosts)
 }
 
+// strayed says that packets are to be led back to the endpoint that is wanted, which is the preferred one:
+// they are sent to another one. WireGuard sends to where the peer's last packet came from. That may be one
+// that was on its way when the endpoint was changed. A peer may as well send from another address than
+// it is called at, so the pauses grow.
+func (e *endpoints) strayed(now time.Time, used, want netip.AddrPort) bool {
+	if !used.IsValid() || used == want || len(e.queue) == 0 || e.queue[0] != e.preferred || now.Before(e.strayAt) {
+		return false
+	}
+	e.strayGap = min(max(2*e.strayGap, firstStrayGap), lastPreferGap)
+	e.strayAt = now.Add(e.strayGap)
+	return true
+}
+
+// answered says that the current one answers, after others have not. If none did, the preferred one is not to blame:
+// it is tried again at once, before nodes come back to this plane. It returns whether that is so.
+func (e *endpoints) answered(now time.Time) bool {
+	all := e.tried >= len(e.hosts)
+	e.tried = 0
+	if !all || len(e.queue) == 0 || e.preferred == "" || e.queue[0] == e.preferred {
+		return false
+	}
+	e.preferAt, e.preferGap = now, firstPreferGap/2
+	return true
+}
+
 // next goes to the next one.
 func (e *endpoints) next() {
 	e.stale = true
+	e.tried++
 	if len(e.queue) > 0 {
 		e.queue = append(e.queue[1:], e.queue[0])
 	}

@@ -50,6 +50,66 @@ func TestEndpointByName(t *testing.T) {
 	want("192.0.2.9:51840", 5)
 }
 
+// Where no endpoint answered, the preferred one is tried again as soon as one does. Packets that are sent elsewhere
+// are led back, less and less often.
+func TestPreferredEndpointAfterAnOutage(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		failed int
+		want   string
+	}{
+		{"the preferred one did not answer, the other one does", 1, "192.0.2.2:1"},
+		{"none answered", 3, "192.0.2.1:1"},
+		{"none answered, and then the preferred one", 4, "192.0.2.1:1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			e, now := newEndpoints(), time.Now()
+			e.set([]string{"192.0.2.1:1", "192.0.2.2:1"})
+			e.prefer(now)
+			for range tt.failed {
+				e.next()
+				e.prefer(now)
+			}
+			e.answered(now)
+			e.prefer(now)
+			if got, err := e.current(t.Context()); err != nil || got.String() != tt.want {
+				t.Errorf("%v, %v", got, err)
+			}
+			// If it does not answer now, it is to blame.
+			e.next()
+			e.answered(now)
+			e.prefer(now.Add(firstPreferGap - 1))
+			if got, err := e.current(t.Context()); err != nil || got.String() == tt.want && tt.failed == 3 {
+				t.Errorf("%v, %v: tried again at once", got, err)
+			}
+		})
+	}
+	e, now := newEndpoints(), time.Now()
+	e.set([]string{"192.0.2.1:1", "192.0.2.2:1"})
+	wanted, other := netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("192.0.2.9:9")
+	if e.strayed(now, other, wanted) {
+		t.Error("none is preferred")
+	}
+	e.prefer(now)
+	for i, step := range []struct {
+		after time.Duration
+		used  netip.AddrPort
+		want  bool
+	}{
+		{0, wanted, false},
+		{0, netip.AddrPort{}, false},
+		{0, other, true},
+		{firstStrayGap - 1, other, false},
+		{1, other, true},
+		{firstStrayGap, other, false},
+		{firstStrayGap, other, true},
+	} {
+		if now = now.Add(step.after); e.strayed(now, step.used, wanted) != step.want {
+			t.Errorf("step %d: want %v", i, step.want)
+		}
+	}
+}
+
 // The first endpoint is tried when it is a new one, and not again if it has not answered.
 func TestPreferredEndpoint(t *testing.T) {
 	e := newEndpoints()

@@ -248,15 +248,25 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 			a.Log.Info("repaired the tunnel")
 		}
 	}
-	if a.redialer.observe(a.probes, received) {
+	if a.endpoints.strayed(time.Now(), stats.Endpoint, a.local.endpoint) {
+		a.Log.Info("packets are sent to another endpoint than the one that is wanted: changing it", "endpoint", stats.Endpoint, "wanted", a.local.endpoint)
+		if err := a.device.Recall(); err != nil {
+			a.Log.Error("cannot change the endpoint", "error", err)
+		}
+	}
+	wasDown := !a.redialer.downSince.IsZero()
+	switch down := a.redialer.observe(a.probes, received); {
+	case down:
 		if received {
 			a.prober.Hurry()
 		}
 		if plane := a.peering.Plane(a.local.plane); plane != nil && plane.Role == v1alpha1.Client && a.redialer.shouldRedial(a.probes) {
 			a.redial(ctx)
 		}
+	case wasDown:
+		changed = a.endpoints.answered(time.Now())
 	}
-	return a.measurePath(), min(loop.LookInterval, a.probes.Pause*2/3)
+	return a.measurePath() || changed, min(loop.LookInterval, a.probes.Pause*2/3)
 }
 
 // redial starts the handshake anew.

@@ -31,7 +31,7 @@ func addOverrides(f *pflag.FlagSet) {
 	f.Var(&choices{allowed: []string{"auto", "kernel", "userspace"}}, "wireguard", "[CLUSTER=]auto, kernel or userspace: what does the work of WireGuard; auto takes the kernel where all nodes' kernels can, otherwise user space")
 	f.Var(&choices{allowed: []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}, withPort: "NodePort"}, "service-type",
 		"[CLUSTER=]auto, NodePort, LoadBalancer or ClusterIP: how a gateway that is the server is exposed; auto takes a load balancer where the cluster is known to have one, otherwise a NodePort; CLUSTER=NodePort:PORT asks for a port")
-	f.Int("planes", 0, "pairs of gateways of a peering, 1 to 4, each on nodes of their own: when one fails, the others go on (default: as before, or 1)")
+	f.Int("planes", 0, "pairs of gateways of a peering, 1 to 4, each on nodes of their own: when one fails, the others go on (default: as before; else 2, or 1 where a cluster has one node for gateways)")
 	f.StringArray("gateway-node-selector", nil, "[CLUSTER=]KEY=VALUE[,KEY=VALUE]: gateways run on nodes with these labels only; kept by later commands, an empty value takes it back")
 	f.StringArray("gateway-toleration", nil, "[CLUSTER=]KEY[=VALUE][:EFFECT][,…]: gateways tolerate such taints; kept by later commands, an empty value takes it back")
 	f.StringArray("pod-cidr", nil, "CLUSTER=CIDR[,CIDR]: the pod ranges of a cluster, if they cannot be found out")

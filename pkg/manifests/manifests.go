@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -352,6 +353,23 @@ func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes
 		})
 	}
 	return svc
+}
+
+// GatewayBudget keeps a peering with several planes from losing more than one of its gateways at once, when
+// nodes are drained. It is about pods that run. A readiness probe that asks the tunnel would be more, but
+// kube-proxy leaves connections alone that lead to an earlier pod, until the next one is ready.
+func GatewayBudget(peering string) *policyv1.PodDisruptionBudget {
+	labels := componentLabels("gateway")
+	labels[v1alpha1.LabelPeering] = peering
+	return &policyv1.PodDisruptionBudget{
+		TypeMeta:   metav1.TypeMeta{APIVersion: policyv1.SchemeGroupVersion.String(), Kind: "PodDisruptionBudget"},
+		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.GatewayService(peering), labels),
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MaxUnavailable:             new(intstr.FromInt32(1)),
+			Selector:                   &metav1.LabelSelector{MatchLabels: labels},
+			UnhealthyPodEvictionPolicy: new(policyv1.AlwaysAllow),
+		},
+	}
 }
 
 // Objects returns the gateway's account with its permissions, and its

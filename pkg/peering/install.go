@@ -324,6 +324,11 @@ func (c *Cluster) podProblem(o objects, nodes []string, peering string) (reason 
 		if !isGateway && !isAgent || !p.DeletionTimestamp.IsZero() {
 			continue
 		}
+		for _, cond := range p.Status.Conditions {
+			if cond.Type == corev1.PodScheduled && cond.Reason == corev1.PodReasonUnschedulable {
+				reason = fmt.Sprintf("pod %s has no node (each gateway of a peering needs one of its own, see --planes): %s", p.Name, cond.Message)
+			}
+		}
 		for _, s := range p.Status.ContainerStatuses {
 			w := s.State.Waiting
 			if w == nil {

@@ -49,6 +49,7 @@ func toRemove() []permission {
 		permissions(leases, ns, "list delete", "leases"),
 		permissions("apps", ns, "list delete", "deployments"),
 		permissions("apps", ns, "list watch delete", "daemonsets replicasets"),
+		permissions("policy", ns, "list delete", "poddisruptionbudgets"),
 		permissions("", ns, "list delete", "configmaps resourcequotas secrets serviceaccounts services"),
 		permissions("", ns, "list watch delete", "pods"),
 		permissions("liqonet.io", "", "get create patch update delete", "clusternetworks"),
@@ -75,6 +76,7 @@ func toInstall() []permission {
 		permissions("", ns, "get create", "secrets"),
 		permissions("", ns, "create patch", "configmaps"),
 		permissions("", ns, "get create patch", "resourcequotas serviceaccounts"),
+		permissions("policy", ns, "get create patch", "poddisruptionbudgets"),
 		permissions("", ns, "get watch create patch", "services"),
 		permissions("liqonet.io", "", "get create patch", "peerings"),
 		// Nobody may give to the agents what they do not have themselves.

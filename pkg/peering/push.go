@@ -36,6 +36,11 @@ func (p *run) push(ctx context.Context) error {
 				return err
 			}
 		}
+		if c.Budget != nil {
+			if err := s.apply(ctx, c.Budget); err != nil {
+				return err
+			}
+		}
 		for _, g := range c.Gateways {
 			if err := s.applyGateway(ctx, g); err != nil {
 				return err
@@ -196,9 +201,11 @@ func (p *run) establish(ctx context.Context, s, peer *side) error {
 	return s.fail("write to the ledger that the peering works", err)
 }
 
-// clear removes what a peering that works does not need any more. These are the ranges
-// that were kept free for it, its earlier pre-shared keys, the Service of a former server, and
-// gateways of planes that are not any more.
+// clear removes what a peering that works does not need any more:
+//   - the ranges that were kept free for it,
+//   - its earlier pre-shared keys,
+//   - the Service of a former server,
+//   - gateways of planes that are not any more, and the budget of several.
 // What stays, since this fails, is removed by the next command.
 func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
 	_, _ = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
@@ -211,6 +218,9 @@ func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
 	})
 	if c.StaleService != nil && s.delete(ctx, c.StaleService) == nil {
 		s.hasChanged(describe(c.StaleService))
+	}
+	if c.StaleBudget != nil && s.delete(ctx, c.StaleBudget) == nil {
+		s.hasChanged(describe(c.StaleBudget))
 	}
 	for _, g := range c.Gateways {
 		s.clearPresharedKeys(ctx, g.Gateway)

@@ -14,6 +14,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -261,7 +262,7 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 // workloads are the kinds of what runs, accounts those of what it needs to end
 // in order: an agent that is being removed looks why, and cleans its node.
 func workloads() []client.ObjectList {
-	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, secretNames(), &coordinationv1.LeaseList{}, &corev1.ResourceQuotaList{}}
+	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, secretNames(), &coordinationv1.LeaseList{}, &corev1.ResourceQuotaList{}, &policyv1.PodDisruptionBudgetList{}}
 }
 
 func accounts() []client.ObjectList {

@@ -51,6 +51,11 @@ func serviceHosts(svc *corev1.Service, plane int32, nodes []Node) (hosts []strin
 	case corev1.ServiceTypeNodePort:
 		port = p.NodePort
 		internal, external := nodeHosts(nodes)
+		if n := len(internal); n > 0 {
+			// No two planes begin by the same node: it could end both.
+			first := int(plane) % n
+			internal = slices.Concat(internal[first:], internal[:first])
+		}
 		room := maxEndpoints - min(len(external), maxEndpoints/2)
 		hosts = append(internal[:min(len(internal), room)], external...)
 	default:

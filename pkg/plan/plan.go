@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -59,6 +60,8 @@ type ClusterPlan struct {
 	Service *corev1.Service `json:"-"`
 	// StaleService is one of an earlier role that is to be deleted.
 	StaleService *corev1.Service `json:"-"`
+	// Budget is of the gateways, where there are several planes; StaleBudget is that of when there were.
+	Budget, StaleBudget *policyv1.PodDisruptionBudget `json:"-"`
 	// Peering is the object to be applied, without what comes about during the run.
 	Peering *v1alpha1.Peering `json:"-"`
 }
@@ -276,6 +279,12 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 	} else {
 		c.StaleService = own.Service
 	}
+	switch budget := manifests.GatewayBudget(entry.Name); {
+	case len(d.planes) > 1:
+		c.Budget = budget
+	case own.Existing != nil && len(own.Existing.Spec.Planes) > 1:
+		c.StaleBudget = budget
+	}
 	for _, plane := range d.planes {
 		g := GatewayPlan{Gateway: manifests.Gateway{
 			Peering: entry.Name, Plane: plane, Image: c.Image, Role: c.Role, OverlayKey: OverlayKey(own.Ledger), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value),
@@ -343,6 +352,14 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 		c.Objects = append(c.Objects, ObjectPlan{
 			Action: Delete, APIVersion: "v1", Kind: "Service", Namespace: s.Namespace, Name: s.Name,
 			Reason: "the gateways are not called any more, they call",
+		})
+	}
+	if c.Budget != nil {
+		add("lets nodes be drained one after the other only, as far as they have gateways", c.Budget)
+	}
+	if b := c.StaleBudget; b != nil {
+		c.Objects = append(c.Objects, ObjectPlan{
+			Action: Delete, APIVersion: b.APIVersion, Kind: b.Kind, Namespace: b.Namespace, Name: b.Name, Reason: "it would keep the only gateway on its node",
 		})
 	}
 	for _, g := range c.Gateways {

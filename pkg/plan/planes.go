@@ -6,11 +6,16 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
+
+// defaultPlanes is how many planes a peering has where both clusters have nodes for as many: one may fail.
+const defaultPlanes = 2
 
 // choosePlanes decides how many planes the peering has, by their indexes. Gateways of one peering run
 // on different nodes. What was decided before stays, whatever nodes there are now.
@@ -40,8 +45,14 @@ func choosePlanes(clusters [2]*FactSheet, placements [2]*v1alpha1.GatewayPlaceme
 		return planes, s, nil
 	case single != "":
 		s.Reason = single
+	case min(len(carriers[0]), len(carriers[1])) < defaultPlanes:
+		few := clusters[0]
+		if len(carriers[1]) < len(carriers[0]) || len(carriers[1]) == len(carriers[0]) && clusters[1].ClusterID < few.ClusterID {
+			few = clusters[1]
+		}
+		s.Reason = few.Name + " has fewer than two nodes that can carry a gateway; --planes 2 adds a plane when it has"
 	default:
-		s.Reason = "--planes chooses another number"
+		n, s.Reason = defaultPlanes, "one may fail; --planes chooses another number"
 	}
 	planes = nil
 	for i := range n {
@@ -86,7 +97,8 @@ func oneEndpoint(clusters [2]*FactSheet) string {
 
 // carriers are the nodes that can carry a gateway now.
 func (f *FactSheet) carriers(p *v1alpha1.GatewayPlacement) (out []string) {
-	tolerations := manifests.GatewayTolerations(p, 0)
+	// Kubernetes takes this taint from a node a moment after the node is ready.
+	tolerations := append(manifests.GatewayTolerations(p, 0), corev1.Toleration{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists})
 	for _, n := range f.Nodes {
 		if n.Ready && n.RunsAgents && n.isChosen(p) && n.untolerated(tolerations) == nil {
 			out = append(out, n.Name)

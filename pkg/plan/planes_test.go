@@ -29,6 +29,8 @@ func TestChoosePlanes(t *testing.T) {
 	tainted := nodes(3)
 	tainted[1].Taints = []corev1.Taint{{Key: "dedicated", Effect: corev1.TaintEffectNoSchedule}}
 	tainted[2].Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}}
+	fresh := nodes(2)
+	fresh[1].Taints = []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule}}
 	controlPlane := nodes(2)
 	controlPlane[0].Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
 	service := &corev1.Service{}
@@ -43,7 +45,13 @@ func TestChoosePlanes(t *testing.T) {
 		want    string
 		refused string
 	}{
-		{name: "new", nodes: nodes(2), want: "[0]"},
+		{name: "new", nodes: nodes(2), want: "[0 1]"},
+		{name: "one node", nodes: nodes(1), want: "[0]"},
+		{name: "more nodes", nodes: nodes(4), want: "[0 1]"},
+		{name: "one that gateways get", nodes: tainted, want: "[0]"},
+		{name: "one that has just become ready", nodes: fresh, want: "[0 1]"},
+		{name: "one before", nodes: nodes(2), exists: with(0), want: "[0]"},
+		{name: "an endpoint by default", nodes: nodes(2), options: Overrides{Endpoints: []string{"192.0.2.1:1"}}, want: "[0]"},
 		{name: "no node", want: "[0]"},
 		{name: "given", nodes: nodes(3), given: 3, want: "[0 1 2]"},
 		{name: "one is given, on no node", given: 1, want: "[0]"},

@@ -161,6 +161,23 @@ func (d *Device) Stats() (Stats, error) {
 	return statsOf(have, d.applied), nil
 }
 
+// Recall has packets sent to the endpoint of the last Configure again, where WireGuard has followed the
+// peer to another one. Its session stays.
+func (d *Device) Recall() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.applied == nil || !d.applied.Peer.Endpoint.IsValid() {
+		return nil
+	}
+	err := d.wg.ConfigureDevice(d.name, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
+		PublicKey: d.applied.Peer.PublicKey, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(d.applied.Peer.Endpoint),
+	}}})
+	if err != nil {
+		return fmt.Errorf("change the endpoint of tunnel %q: %w", d.name, err)
+	}
+	return nil
+}
+
 // Reset re-creates the peer of the last Configure, and so drops its
 // session. With a keepalive and a known endpoint a new handshake starts at
 // once, otherwise with the next packet.

@@ -24,7 +24,11 @@ func command(ctx context.Context, kubeconfig string, args ...string) *exec.Cmd {
 	}
 	cmd := exec.CommandContext(ctx, program("kubectl-liqonet"), args...)
 	// Nothing of the developer's own configuration.
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "KUBECONFIG=" + kubeconfig}
+	cmd.Env = []string{
+		"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "KUBECONFIG=" + kubeconfig,
+		// Most tests look at what one gateway does. Those of several planes say so.
+		"LIQONET_PLANES=1",
+	}
 	// A test that is ended leaves no command behind that still changes clusters.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	return cmd

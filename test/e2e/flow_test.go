@@ -108,10 +108,18 @@ type flowResult struct {
 	// gap is the longest time between two packets that were answered, while
 	// others between them were not.
 	gap time.Duration
+	// since is when it began.
+	since time.Time
+	// late is how late the test sent a packet shortly before the gap, in it, or after it.
+	late time.Duration
 }
 
 func (r flowResult) String() string {
-	return fmt.Sprintf("%s: %d of %d lost, longest gap %s", r.name, r.lost, r.sent, r.gap.Round(time.Millisecond))
+	out := fmt.Sprintf("%s: %d of %d lost, longest gap %s", r.name, r.lost, r.sent, r.gap.Round(time.Millisecond))
+	if r.gap > 0 {
+		out += " from " + r.since.UTC().Format("15:04:05.000") // as the agents' logs have it
+	}
+	return out
 }
 
 // leastPackets is how many packets a flow has at least.
@@ -146,18 +154,29 @@ func (f *flow) count() flowResult {
 	defer f.mu.Unlock()
 	r := flowResult{name: f.name, sent: len(f.sent)}
 	last := -1
+	gap := func(from, to int) {
+		if d := f.sent[to].Sub(f.sent[from]); d > r.gap {
+			r.gap, r.since = d, f.sent[from]
+		}
+	}
 	for i, ok := range f.answered {
 		if !ok {
 			r.lost++
 			continue
 		}
 		if last >= 0 && last < i-1 {
-			r.gap = max(r.gap, f.sent[i].Sub(f.sent[last]))
+			gap(last, i)
 		}
 		last = i
 	}
 	if last < len(f.sent)-1 && last >= 0 {
-		r.gap = max(r.gap, f.sent[len(f.sent)-1].Sub(f.sent[last]))
+		gap(last, len(f.sent)-1)
+	}
+	const shortly = 100 * time.Millisecond
+	for i, at := range f.sent {
+		if i > 0 && r.gap > 0 && at.After(r.since.Add(-shortly)) && at.Before(r.since.Add(r.gap+shortly)) {
+			r.late = max(r.late, at.Sub(f.sent[i-1])-flowInterval)
+		}
 	}
 	return r
 }

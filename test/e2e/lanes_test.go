@@ -180,7 +180,8 @@ const (
 	// failures: commands that fail or die, at each write and at many moments.
 	failuresPart = "failures"
 	// damages: all that agents repair, and all ways to an MTU.
-	damagesPart = "damages"
+	damagesPart  = "damages"
+	failoverPart = "failover"
 )
 
 // places says where tests run. One that is not here needs all clusters, and runs with
@@ -241,5 +242,8 @@ var places = map[string]place{
 
 	"TestAllDamages": {laneOther, damagesPart},
 	"TestAllMTUs":    {laneOther, damagesPart},
-	"TestAllPlanes":  {laneEqual, damagesPart},
+
+	// Alone, so that nothing else delays what is measured.
+	"TestFailover":              {laneAll, failoverPart},
+	"TestFailoverOfOtherRanges": {laneAll, failoverPart},
 }

@@ -2,8 +2,11 @@ package e2e
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -17,15 +20,23 @@ const (
 	switchLimit = 1500 * time.Millisecond
 	// faultTime is how long a fault lasts that does not end a process.
 	faultTime = 3 * time.Second
+	// steady is how long nothing is lost before a fault is made.
+	steady = 3 * time.Second
 	// returnTimeout is longer than a node mistrusts a plane that has failed three times.
 	returnTimeout = time.Minute
+	// lateLimit is how late the test itself may send a packet; tooLate is how many of 25 runs may be
+	// discarded by that.
+	lateLimit = 50 * time.Millisecond
+	tooLate   = 5
 )
+
+var faultRuns = flag.Int("runs", 20, "how often TestFailover makes each fault")
 
 // fault ends what the gateway of a plane does, in one way.
 type fault struct {
 	name string
-	// do makes it; at is the gateway's node.
-	do func(*testing.T, context.Context, *cluster, agentProcess, node)
+	// do makes it; at is the gateway's node. What it returns mends it, and may be nil.
+	do func(*testing.T, context.Context, *cluster, agentProcess, node) (mend func())
 	// size is how many bytes the packets have that are sent meanwhile.
 	size int
 	// lossless says that nobody must notice.
@@ -33,16 +44,27 @@ type fault struct {
 }
 
 func faults() []fault {
-	remove := func(flags ...string) func(*testing.T, context.Context, *cluster, agentProcess, node) {
-		return func(t *testing.T, ctx context.Context, c *cluster, p agentProcess, _ node) {
+	remove := func(flags ...string) func(*testing.T, context.Context, *cluster, agentProcess, node) func() {
+		return func(t *testing.T, ctx context.Context, c *cluster, p agentProcess, _ node) func() {
+			before := c.agents(t, "gateway")
 			damage(t, ctx, c, [][]string{append([]string{
 				"-n", "liqonet-system", "delete", "pods", "-l", v1alpha1.LabelPlane + "=" + p.plane, "--wait=false",
 			}, flags...)})
+			return func() {
+				eventually(t, ctx, podTimeout, "the gateway has ended", func() string {
+					for _, q := range c.agents(t, "gateway") {
+						if q.plane == p.plane && slices.Contains(before, q) {
+							return fmt.Sprint(q)
+						}
+					}
+					return ""
+				})
+			}
 		}
 	}
 	// The kernel of the gateway's node drops some of what comes in, or goes out.
-	drop := func(rules ...string) func(*testing.T, context.Context, *cluster, agentProcess, node) {
-		return func(t *testing.T, ctx context.Context, _ *cluster, _ agentProcess, at node) {
+	drop := func(rules ...string) func(*testing.T, context.Context, *cluster, agentProcess, node) func() {
+		return func(t *testing.T, ctx context.Context, _ *cluster, _ agentProcess, at node) func() {
 			script := "nft 'add table netdev e2e-cut; add chain netdev e2e-cut in { type filter hook ingress device eth0 priority -500; }; " +
 				"add chain netdev e2e-cut out { type filter hook egress device eth0 priority -500; }"
 			for _, rule := range rules {
@@ -52,77 +74,83 @@ func faults() []fault {
 				t.Fatal(err)
 			}
 			time.Sleep(faultTime)
-			if _, err := at.shell(context.WithoutCancel(ctx), "nft delete table netdev e2e-cut"); err != nil {
-				t.Fatal(err)
+			return func() {
+				if _, err := at.shell(context.WithoutCancel(ctx), "nft delete table netdev e2e-cut"); err != nil {
+					t.Error(err)
+				}
 			}
 		}
 	}
+	kill := func(t *testing.T, p agentProcess) {
+		if err := syscall.Kill(p.pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The kubelet waits longer and longer before it starts a container that has ended: the next run gets a new pod.
+	renew := func(t *testing.T, ctx context.Context, c *cluster, p agentProcess) func() {
+		return func() { remove("--grace-period=0", "--force")(t, ctx, c, p, node{})() }
+	}
 	return []fault{
-		{"killed", func(t *testing.T, _ context.Context, _ *cluster, p agentProcess, _ node) {
-			if err := syscall.Kill(p.pid, syscall.SIGKILL); err != nil {
-				t.Fatal(err)
+		{"killed", func(t *testing.T, ctx context.Context, c *cluster, p agentProcess, _ node) func() {
+			kill(t, p)
+			return renew(t, ctx, c, p)
+		}, 8, false},
+		{"killed three times", func(t *testing.T, ctx context.Context, c *cluster, p agentProcess, _ node) func() {
+			for i := range 3 {
+				kill(t, p)
+				for i < 2 && !slices.ContainsFunc(c.agents(t, "gateway"), func(q agentProcess) bool {
+					if q.plane != p.plane || q.pid == p.pid {
+						return false
+					}
+					p = q
+					return true
+				}) {
+					time.Sleep(flowInterval) // until the next one has been started
+				}
+			}
+			return renew(t, ctx, c, p)
+		}, 8, false},
+		{"stopped", func(t *testing.T, ctx context.Context, _ *cluster, p agentProcess, _ node) func() {
+			p.holdUp(t, ctx)
+			time.Sleep(faultTime)
+			return func() {
+				if err := syscall.Kill(p.pid, syscall.SIGCONT); err != nil {
+					t.Error(err)
+				}
 			}
 		}, 8, false},
 		{"deleted", remove(), 8, true},
-		{"large packets lost", drop("in meta length > 1250 drop"), 1200, false},
-		{"stopped", func(t *testing.T, ctx context.Context, _ *cluster, p agentProcess, _ node) {
-			p.holdUp(t, ctx)
-			time.Sleep(faultTime)
-			if err := syscall.Kill(p.pid, syscall.SIGCONT); err != nil {
-				t.Fatal(err)
-			}
-		}, 8, false},
 		{"deleted without grace", remove("--grace-period=0", "--force"), 8, false},
-		{"cut off", drop("in drop", "out drop"), 8, false},
-		{"cut off in one direction", drop("out drop"), 8, false},
+		{"node cut off", drop("in drop", "out drop"), 8, false},
+		{"cut in one direction", drop("out drop"), 8, false},
+		{"large packets dropped", drop("in meta length > 1250 drop"), 1200, false},
 	}
 }
 
 // With two planes, a gateway that is killed interrupts nobody for long.
-func TestPlanes(t *testing.T) { planes(t, fx.gamma, fx.delta, faults()[:1]) }
+func TestPlanes(t *testing.T) { failover(t, fx.gamma, fx.delta, faults()[:1], 1) }
 
-// The same for all other failures. A gateway that ends in order interrupts nobody at all.
-func TestAllPlanes(t *testing.T) { planes(t, fx.alpha, fx.beta, faults()[1:]) }
+// Every fault, on either side, many times where ranges are equal. It prints how long packets were lost, and
+// what a TCP connection felt.
+func TestFailover(t *testing.T) { failover(t, fx.alpha, fx.beta, faults(), *faultRuns) }
 
-func planes(t *testing.T, a, b *cluster, faults []fault) {
-	ctx := begin(t)
+// The same once, where ranges are different.
+func TestFailoverOfOtherRanges(t *testing.T) { failover(t, fx.gamma, fx.delta, faults(), 1) }
+
+func failover(t *testing.T, a, b *cluster, faults []fault, runs int) {
+	begin(t)
+	ctx := t.Context() // many runs take long
 	both := []*cluster{a, b}
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", a.Name)
 	checkPair(t, ctx, a, b)
-	for i, f := range faults {
-		if i == 3 {
-			// A plane that has failed often is mistrusted for a minute: begin anew.
-			mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
-			mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
+	for _, f := range faults {
+		for i, role := range []string{"server", "client"} {
+			n := runs
+			if i > 0 {
+				n = 1 // one combination is measured often, each other one once
+			}
+			t.Run(f.name+" at the "+role, func(t *testing.T) { f.measure(t, ctx, both[i], both[1-i], role, n) })
 		}
-		// Once the one's gateway, once the other's.
-		c, peer := both[i%2], both[1-i%2]
-		t.Run(fmt.Sprintf("%s in %s", f.name, c.Name), func(t *testing.T) {
-			// What the peer's first node sends comes by this gateway. The pods that it calls are on another
-			// node, which is not cut off.
-			gateway := inUse(t, ctx, c, peer, peer.nodes[0])
-			at := slices.IndexFunc(c.nodes, func(n node) bool { return n.Node.Name == gateway.node })
-			fs := startFlowsOf(t, ctx, c, peer, (at+1)%len(c.nodes), 0, f.size)
-			for _, f := range fs {
-				f.answering(t, ctx, callTimeout)
-			}
-			f.do(t, ctx, c, gateway, c.nodes[at])
-			for _, f := range fs {
-				f.answering(t, ctx, moveTimeout)
-			}
-			if f.lossless {
-				// Not before the old one has ended.
-				eventually(t, ctx, podTimeout, "the gateway has ended", func() string {
-					if slices.Contains(c.agents(t, "gateway"), gateway) {
-						return fmt.Sprint(gateway)
-					}
-					return ""
-				})
-				fs.lossless(t, f.name)
-			} else {
-				fs.interrupted(t, f.name, switchLimit)
-			}
-		})
 	}
 	checkMended(t, ctx, a, b)
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1")
@@ -131,19 +159,140 @@ func planes(t *testing.T, a, b *cluster, faults []fault) {
 	checkNothingLeft(t, ctx)
 }
 
-// inUse is the gateway of a cluster in the plane by which a node of its peer sends packets. It waits
-// until that is the plane that the node prefers, whose gateway runs on it: so it does not change by itself.
+// measure makes the fault so many times to a gateway of c, and prints the outages.
+func (f fault) measure(t *testing.T, ctx context.Context, c, peer *cluster, role string, runs int) {
+	var packets, stalls []time.Duration
+	late := 0
+	for len(packets) < runs {
+		outage, stall, lateness := f.once(t, ctx, c, peer)
+		if t.Failed() {
+			return
+		}
+		// A single run is checked, whatever the machine does.
+		if lateness > lateLimit && runs > 1 {
+			if late++; late > tooLate*(runs+24)/25 {
+				t.Fatalf("in %d of %d runs the test itself was late by more than %s", late, late+len(packets), lateLimit)
+			}
+			continue
+		}
+		packets, stalls = append(packets, outage), append(stalls, stall)
+	}
+	slices.Sort(packets)
+	slices.Sort(stalls)
+	t.Logf("%s at the %s: outages %v, stalls %v, %d runs discarded", f.name, role, packets, stalls, late)
+	if runs > 1 {
+		// As benchmarks are printed, which are kept with the result.
+		fmt.Printf("BenchmarkFailover/%s/%s %d %.3f median-s %.3f worst-s %.3f median-stall-s %.3f worst-stall-s %d discarded\n",
+			strings.ReplaceAll(f.name, " ", "-"), role, runs, packets[runs/2].Seconds(), packets[runs-1].Seconds(), stalls[runs/2].Seconds(), stalls[runs-1].Seconds(), late)
+	}
+}
+
+// once makes the fault while packets are sent. It returns how long packets were lost, how long a TCP connection
+// stood still, and how late the test sent a packet.
+func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster) (outage, stall, late time.Duration) {
+	// What the peer's first node sends comes by this gateway. The pods that it calls are on another
+	// node, which is not cut off.
+	gateway := inUse(t, ctx, c, peer, peer.nodes[0])
+	at := slices.IndexFunc(c.nodes, func(n node) bool { return n.Node.Name == gateway.node })
+	other := (at + 1) % len(c.nodes)
+	fs := startFlowsOf(t, ctx, c, peer, other, 0, f.size)
+	tcp := converse(t, ctx, peer.pods[0], c, peer, c.pods[other])
+	for begun := time.Now(); time.Since(begun) < steady; time.Sleep(flowInterval) {
+		for _, f := range fs {
+			f.answering(t, ctx, callTimeout)
+		}
+	}
+	mend := f.do(t, ctx, c, gateway, c.nodes[at])
+	for _, f := range fs {
+		f.answering(t, ctx, moveTimeout)
+	}
+	if mend != nil {
+		mend()
+	}
+	for _, r := range fs.results() {
+		outage, late = max(outage, r.gap), max(late, r.late)
+		if f.lossless && r.lost > 0 || r.gap > switchLimit {
+			t.Errorf("%s: %s", f.name, r)
+		} else if r.lost > 0 {
+			t.Logf("%s: %s", f.name, r)
+		}
+	}
+	stall, err := tcp.end()
+	if err != nil {
+		t.Errorf("%s: the TCP connection has ended: %v", f.name, err)
+	}
+	return outage, stall, late
+}
+
+// inUse is the gateway of a cluster in the plane by which a node of its peer sends packets, when both planes
+// work.
 func inUse(t *testing.T, ctx context.Context, c, peer *cluster, n node) (found agentProcess) {
 	t.Helper()
-	eventually(t, ctx, returnTimeout, "the plane that the node prefers is in use", func() string {
+	eventually(t, ctx, returnTimeout, "both planes work", func() string {
+		for _, of := range []*cluster{c, peer} {
+			if ready := jsonPath(t, ctx, of, `{.items[*].status.planes[*].connected}`, "get", "peerings"); ready != "true true" {
+				return of.Name + ": planes that are connected: " + ready
+			}
+			if all := of.agents(t, "gateway"); len(all) != 2 {
+				return fmt.Sprint(all)
+			}
+		}
 		plane := jsonPath(t, ctx, peer, `{.items[?(@.spec.nodeName=="`+n.Node.Name+`")].status.gateways[?(@.active==true)].plane}`, "get", "nodenetworks")
-		own := slices.ContainsFunc(peer.agents(t, "gateway"), func(p agentProcess) bool { return p.plane == plane && p.node == n.Node.Name })
 		gateways := slices.DeleteFunc(c.agents(t, "gateway"), func(p agentProcess) bool { return p.plane != plane })
-		if len(gateways) != 1 || !own {
+		if len(gateways) != 1 {
 			return fmt.Sprintf("plane %q: %v", plane, gateways)
 		}
 		found = gateways[0]
 		return ""
 	})
 	return found
+}
+
+// conversation is a TCP connection by which something is asked and answered all the time.
+type conversation struct {
+	cancel context.CancelFunc
+	ended  chan struct{}
+
+	mu    sync.Mutex
+	last  time.Time
+	stall time.Duration
+	err   error
+}
+
+// converse begins one from a pod to a pod of another cluster.
+func converse(t testing.TB, ctx context.Context, from pod, of, peer *cluster, to pod) *conversation {
+	t.Helper()
+	views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", of.Name, peer.Name).stdout)
+	open := lasting(viewOf(t, views, of, peer).seenAs(t, to.IP))
+	ctx, cancel := context.WithCancel(ctx)
+	c := &conversation{cancel: cancel, ended: make(chan struct{}), last: time.Now()}
+	t.Cleanup(cancel)
+	go func() {
+		defer close(c.ended)
+		err := from.do(func() error {
+			a, err := open()
+			if err != nil {
+				return err
+			}
+			defer a.Close()
+			for ; ctx.Err() == nil && err == nil; time.Sleep(flowInterval) {
+				err = a.ask()
+				c.mu.Lock()
+				c.stall, c.last = max(c.stall, time.Since(c.last)), time.Now()
+				c.mu.Unlock()
+			}
+			return err
+		})
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.err = err
+	}()
+	return c
+}
+
+// end ends it, and returns how long nothing was answered at most.
+func (c *conversation) end() (time.Duration, error) {
+	c.cancel()
+	<-c.ended
+	return c.stall, c.err
 }
