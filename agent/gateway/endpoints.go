@@ -30,15 +30,11 @@ type endpoints struct {
 	// one has not answered since.
 	known map[string]netip.Addr
 	stale bool
-	// preferred is the one that was preferred last, preferAt when it is again, after preferGap.
+	// preferred is the one that packets are led to. It is empty if it does not matter. tryAt is when that is tried
+	// next, tryGap the last pause.
 	preferred string
-	preferAt  time.Time
-	preferGap time.Duration
-	// tried is how many have not answered since one did.
-	tried int
-	// strayAt is when packets are led back next that are sent elsewhere, and strayGap the last pause.
-	strayAt  time.Time
-	strayGap time.Duration
+	tryAt     time.Time
+	tryGap    time.Duration
 	// lookup resolves a name.
 	lookup func(ctx context.Context, network, name string) ([]netip.Addr, error)
 }
@@ -63,61 +59,44 @@ func (e *endpoints) set(hosts []string) {
 	}
 }
 
-const (
-	// firstPreferGap is the first pause before an endpoint is preferred again that has not answered.
-	firstPreferGap = 15 * time.Second
-	// firstStrayGap is the first pause before packets are led back again that are sent elsewhere.
-	firstStrayGap = time.Second
-	// lastPreferGap is the last one of both.
-	lastPreferGap = 10 * time.Minute
-)
+// firstTryGap and lastTryGap are the pauses between two attempts to use the preferred endpoint.
+const firstTryGap, lastTryGap = time.Second, 10 * time.Minute
 
-// prefer has the first one tried now, if it is another one than at the last call. While another one
-// is in use it is tried again, less and less often: it may only have been slow.
-func (e *endpoints) prefer(now time.Time) {
+// prefer says that the first one is the best, if it is an address.
+func (e *endpoints) prefer() {
+	if len(e.hosts) > 0 && e.hosts[0] != e.preferred {
+		e.preferred = e.hosts[0]
+		e.recovered()
+	}
+}
+
+// recovered says that the tunnel works after it did not, or that there is another one to prefer: that is tried soon.
+func (e *endpoints) recovered() { e.tryAt, e.tryGap = time.Time{}, 0 }
+
+// try returns the preferred endpoint if packets of a tunnel that works are sent to another one, less and less often.
+// To send some there does no harm. Where they get no further, the peer goes on sending by the way before, and WireGuard
+// follows it back. It may do so without need, for packets that were on their way.
+func (e *endpoints) try(now time.Time, used netip.AddrPort) (preferred netip.AddrPort, ok bool) {
+	preferred, err := netip.ParseAddrPort(e.preferred)
 	switch {
-	case len(e.hosts) == 0:
-		return
-	case e.hosts[0] != e.preferred:
-		e.preferred, e.preferGap = e.hosts[0], firstPreferGap
-		e.strayAt, e.strayGap = time.Time{}, 0
-	case e.queue[0] == e.preferred || now.Before(e.preferAt):
-		return
-	default:
-		e.preferGap = min(2*e.preferGap, lastPreferGap)
+	case err != nil || !used.IsValid():
+		return preferred, false
+	case used == preferred:
+		if i := slices.Index(e.queue, e.preferred); i > 0 {
+			e.queue = slices.Insert(slices.Delete(e.queue, i, i+1), 0, e.preferred)
+		}
+		return preferred, false
+	case now.Before(e.tryAt):
+		return preferred, false
 	}
-	e.preferAt, e.queue = now.Add(e.preferGap), slices.Clone(e.hosts)
-}
-
-// strayed says that packets are to be led back to the endpoint that is wanted, which is the preferred one:
-// they are sent to another one. WireGuard sends to where the peer's last packet came from. That may be one
-// that was on its way when the endpoint was changed. A peer may as well send from another address than
-// it is called at, so the pauses grow.
-func (e *endpoints) strayed(now time.Time, used, want netip.AddrPort) bool {
-	if !used.IsValid() || used == want || len(e.queue) == 0 || e.queue[0] != e.preferred || now.Before(e.strayAt) {
-		return false
-	}
-	e.strayGap = min(max(2*e.strayGap, firstStrayGap), lastPreferGap)
-	e.strayAt = now.Add(e.strayGap)
-	return true
-}
-
-// answered says that the current one answers, after others have not. If none did, the preferred one is not to blame:
-// it is tried again at once, before nodes come back to this plane. It returns whether that is so.
-func (e *endpoints) answered(now time.Time) bool {
-	all := e.tried >= len(e.hosts)
-	e.tried = 0
-	if !all || len(e.queue) == 0 || e.preferred == "" || e.queue[0] == e.preferred {
-		return false
-	}
-	e.preferAt, e.preferGap = now, firstPreferGap/2
-	return true
+	e.tryGap = min(max(2*e.tryGap, firstTryGap), lastTryGap)
+	e.tryAt = now.Add(e.tryGap)
+	return preferred, true
 }
 
 // next goes to the next one.
 func (e *endpoints) next() {
 	e.stale = true
-	e.tried++
 	if len(e.queue) > 0 {
 		e.queue = append(e.queue[1:], e.queue[0])
 	}

@@ -50,92 +50,50 @@ func TestEndpointByName(t *testing.T) {
 	want("192.0.2.9:51840", 5)
 }
 
-// Where no endpoint answered, the preferred one is tried again as soon as one does. Packets that are sent elsewhere
-// are led back, less and less often.
-func TestPreferredEndpointAfterAnOutage(t *testing.T) {
-	for _, tt := range []struct {
-		name   string
-		failed int
-		want   string
-	}{
-		{"the preferred one did not answer, the other one does", 1, "192.0.2.2:1"},
-		{"none answered", 3, "192.0.2.1:1"},
-		{"none answered, and then the preferred one", 4, "192.0.2.1:1"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			e, now := newEndpoints(), time.Now()
-			e.set([]string{"192.0.2.1:1", "192.0.2.2:1"})
-			e.prefer(now)
-			for range tt.failed {
-				e.next()
-				e.prefer(now)
-			}
-			e.answered(now)
-			e.prefer(now)
-			if got, err := e.current(t.Context()); err != nil || got.String() != tt.want {
-				t.Errorf("%v, %v", got, err)
-			}
-			// If it does not answer now, it is to blame.
-			e.next()
-			e.answered(now)
-			e.prefer(now.Add(firstPreferGap - 1))
-			if got, err := e.current(t.Context()); err != nil || got.String() == tt.want && tt.failed == 3 {
-				t.Errorf("%v, %v: tried again at once", got, err)
-			}
-		})
-	}
-	e, now := newEndpoints(), time.Now()
-	e.set([]string{"192.0.2.1:1", "192.0.2.2:1"})
-	wanted, other := netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("192.0.2.9:9")
-	if e.strayed(now, other, wanted) {
-		t.Error("none is preferred")
-	}
-	e.prefer(now)
-	for i, step := range []struct {
-		after time.Duration
-		used  netip.AddrPort
-		want  bool
-	}{
-		{0, wanted, false},
-		{0, netip.AddrPort{}, false},
-		{0, other, true},
-		{firstStrayGap - 1, other, false},
-		{1, other, true},
-		{firstStrayGap, other, false},
-		{firstStrayGap, other, true},
-	} {
-		if now = now.Add(step.after); e.strayed(now, step.used, wanted) != step.want {
-			t.Errorf("step %d: want %v", i, step.want)
-		}
-	}
-}
-
-// The first endpoint is tried when it is a new one, and not again if it has not answered.
+// Packets are led to the preferred endpoint, less and less often, and as soon as the tunnel works after an outage. Which
+// one is tried first when nothing answers is the one that was used last.
 func TestPreferredEndpoint(t *testing.T) {
-	e := newEndpoints()
-	check := func(when, want string) {
+	e, now := newEndpoints(), time.Now()
+	first, other := netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("192.0.2.2:1")
+	current := func(when string, want netip.AddrPort) {
 		t.Helper()
-		if got, err := e.current(t.Context()); err != nil || got.String() != want {
+		if got, err := e.current(t.Context()); err != nil || got != want {
 			t.Errorf("%s: %v, %v; want %s", when, got, err, want)
 		}
 	}
-	e.set([]string{"192.0.2.1:1", "192.0.2.2:1"})
-	check("at first", "192.0.2.1:1")
+	try := func(when string, used netip.AddrPort, want bool) {
+		t.Helper()
+		if got, ok := e.try(now, used); ok != want || ok && got != first {
+			t.Errorf("%s: %v, %v; want %v", when, got, ok, want)
+		}
+	}
 	e.set([]string{"192.0.2.2:1", "192.0.2.1:1"})
-	check("another order", "192.0.2.1:1")
-	now := time.Now()
-	e.prefer(now)
-	check("the first is preferred", "192.0.2.2:1")
+	try("none is preferred", other, false)
+	e.set([]string{"192.0.2.1:1", "192.0.2.2:1"})
+	current("another order", other)
+	e.prefer()
+	try("nothing was sent yet", netip.AddrPort{}, false)
+	try("another one is used", other, true)
+	try("at once again", other, false)
+	now = now.Add(firstTryGap)
+	try("WireGuard went back", other, true)
+	now = now.Add(2*firstTryGap - 1)
+	try("twice as long is not over", other, false)
+	current("until it has answered", other)
+	now = now.Add(1)
+	try("it is", other, true)
+	try("it has answered", first, false)
+	current("it has answered", first)
 	e.next()
-	e.prefer(now.Add(firstPreferGap - 1))
-	check("it does not answer", "192.0.2.1:1")
-	now = now.Add(firstPreferGap)
-	e.prefer(now)
-	check("once more", "192.0.2.2:1")
-	e.next()
-	e.prefer(now.Add(2*firstPreferGap - 1))
-	check("it does not answer again", "192.0.2.1:1")
+	current("it does not any more", other)
+	try("an outage that is not over", other, false)
+	e.recovered()
+	try("an outage that is", other, true)
 	e.set([]string{"192.0.2.3:1", "192.0.2.2:1"})
-	e.prefer(now)
-	check("another first", "192.0.2.3:1")
+	e.prefer()
+	first = netip.MustParseAddrPort("192.0.2.3:1")
+	try("another node", other, true)
+	e.set([]string{"lb.example.test:51840"})
+	e.prefer()
+	try("a name", other, false)
 }

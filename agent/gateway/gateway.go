@@ -248,25 +248,36 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 			a.Log.Info("repaired the tunnel")
 		}
 	}
-	if a.endpoints.strayed(time.Now(), stats.Endpoint, a.local.endpoint) {
-		a.Log.Info("packets are sent to another endpoint than the one that is wanted: changing it", "endpoint", stats.Endpoint, "wanted", a.local.endpoint)
-		if err := a.device.Recall(); err != nil {
-			a.Log.Error("cannot change the endpoint", "error", err)
-		}
-	}
 	wasDown := !a.redialer.downSince.IsZero()
-	switch down := a.redialer.observe(a.probes, received); {
-	case down:
-		if received {
-			a.prober.Hurry()
-		}
-		if plane := a.peering.Plane(a.local.plane); plane != nil && plane.Role == v1alpha1.Client && a.redialer.shouldRedial(a.probes) {
+	down := a.redialer.observe(a.probes, received)
+	if down && received {
+		a.prober.Hurry()
+	}
+	if plane := a.peering.Plane(a.local.plane); plane != nil && plane.Role == v1alpha1.Client {
+		switch {
+		case !down:
+			a.callPreferred(wasDown)
+		case a.redialer.shouldRedial(a.probes):
 			a.redial(ctx)
 		}
-	case wasDown:
-		changed = a.endpoints.answered(time.Now())
 	}
-	return a.measurePath() || changed, min(loop.LookInterval, a.probes.Pause*2/3)
+	return a.measurePath(), min(loop.LookInterval, a.probes.Pause*2/3)
+}
+
+// callPreferred has packets sent to the preferred endpoint.
+func (a *agent) callPreferred(wasDown bool) {
+	if wasDown {
+		// Nodes come back to this plane in some seconds.
+		a.endpoints.recovered()
+	}
+	preferred, ok := a.endpoints.try(time.Now(), a.tunnel.Endpoint)
+	if !ok {
+		return
+	}
+	a.Log.Info("calling the node of the peer's gateway", "endpoint", preferred, "before", a.tunnel.Endpoint)
+	if err := a.device.Call(preferred); err != nil {
+		a.Log.Error("cannot change the endpoint", "error", err)
+	}
 }
 
 // redial starts the handshake anew.
@@ -328,7 +339,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if len(p.Spec.Planes) > 1 && a.announced != nil {
 		// The first one is by the node of the peer's gateway. So a plane depends on that node only, and
 		// no node's failure ends all planes.
-		a.endpoints.prefer(time.Now())
+		a.endpoints.prefer()
 	}
 	if plane.Role == v1alpha1.Client {
 		endpoint, err := a.endpoints.current(ctx)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/kit"
@@ -44,6 +45,9 @@ func TestPlanes(t *testing.T) {
 			p.Spec.Planes[0].RemoteAddress == p.Spec.Planes[1].RemoteAddress || p.Spec.Planes[0].PresharedKey.Fingerprint == p.Spec.Planes[1].PresharedKey.Fingerprint {
 			t.Errorf("%s: planes %+v", w.Name, p.Spec.Planes)
 		}
+		if budgets := list[policyv1.PodDisruptionBudgetList](t, w).Items; len(budgets) != 1 || budgets[0].Labels[v1alpha1.LabelPeering] != p.Name {
+			t.Errorf("%s: budgets %v", w.Name, budgets)
+		}
 		for _, svc := range list[corev1.ServiceList](t, w).Items {
 			for _, port := range svc.Spec.Ports {
 				ports[fmt.Sprint(port.Name, " ", port.Port, " ", port.TargetPort.String())] = true
@@ -58,6 +62,9 @@ func TestPlanes(t *testing.T) {
 	}
 	mustPeer(t, a, b, one)
 	for i, w := range []*site{a, b} {
+		if budgets := list[policyv1.PodDisruptionBudgetList](t, w).Items; len(budgets) > 0 {
+			t.Errorf("%s: with one plane there is still %v", w.Name, budgets)
+		}
 		if got, want := names(w.contents(t)), names(before[i]); !slices.Equal(got, want) {
 			t.Errorf("%s has\n%s\nwant\n%s", w.Name, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -206,6 +207,7 @@ func (p *run) establish(ctx context.Context, s, peer *side) error {
 //   - its earlier pre-shared keys,
 //   - the Service of a former server,
 //   - gateways of planes that are not any more, and the budget of several.
+//
 // What stays, since this fails, is removed by the next command.
 func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
 	_, _ = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
@@ -219,7 +221,7 @@ func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
 	if c.StaleService != nil && s.delete(ctx, c.StaleService) == nil {
 		s.hasChanged(describe(c.StaleService))
 	}
-	if c.StaleBudget != nil && s.delete(ctx, c.StaleBudget) == nil {
+	if c.StaleBudget != nil && s.deleteLists(ctx, client.MatchingLabels{v1alpha1.LabelPeering: c.Peering.Name}, &policyv1.PodDisruptionBudgetList{}) == nil {
 		s.hasChanged(describe(c.StaleBudget))
 	}
 	for _, g := range c.Gateways {

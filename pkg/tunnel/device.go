@@ -161,16 +161,16 @@ func (d *Device) Stats() (Stats, error) {
 	return statsOf(have, d.applied), nil
 }
 
-// Recall has packets sent to the endpoint of the last Configure again, where WireGuard has followed the
-// peer to another one. Its session stays.
-func (d *Device) Recall() error {
+// Call has packets sent to another endpoint of the peer, until WireGuard follows the peer elsewhere. Its session
+// stays, and so does what was configured.
+func (d *Device) Call(endpoint netip.AddrPort) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.applied == nil || !d.applied.Peer.Endpoint.IsValid() {
+	if d.applied == nil {
 		return nil
 	}
 	err := d.wg.ConfigureDevice(d.name, wgtypes.Config{Peers: []wgtypes.PeerConfig{{
-		PublicKey: d.applied.Peer.PublicKey, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(d.applied.Peer.Endpoint),
+		PublicKey: d.applied.Peer.PublicKey, UpdateOnly: true, Endpoint: net.UDPAddrFromAddrPort(endpoint),
 	}}})
 	if err != nil {
 		return fmt.Errorf("change the endpoint of tunnel %q: %w", d.name, err)

@@ -9,7 +9,7 @@
 // A result is a file docs/results/NAME.json: what was run, when, of which commit,
 // with which seed, and the outcome of each test. It also names the state of what
 // was tested (-of), by which -stale says which results are older than that. From all
-// results -table writes docs/results/README.md.
+// results -table writes docs/results/README.md, and the tables of docs/reliability.md.
 //
 // With -times the times of tests are added to a file; without arguments of go test,
 // all that are in it are shown, and the file is removed.
@@ -380,7 +380,49 @@ func writeTable() error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(top, resultDir, "README.md"), []byte(markdown(all)), 0o644)
+	page := filepath.Join(top, measuredPage)
+	text, err := os.ReadFile(page)
+	if err != nil {
+		return err
+	}
+	return errors.Join(
+		os.WriteFile(page, []byte(fill(string(text), all)), 0o644),
+		os.WriteFile(filepath.Join(top, resultDir, "README.md"), []byte(markdown(all)), 0o644),
+	)
+}
+
+// measuredPage has tables of what benchmarks measured: one after each comment that names a result, and the units and
+// titles of the columns.
+const measuredPage = "docs/reliability.md"
+
+var measured = regexp.MustCompile(`(?s)(<!-- results of (\w+): (.*?) -->\n).*?(<!-- end -->)`)
+
+// fill writes the tables of a page anew.
+func fill(page string, all []Result) string {
+	return measured.ReplaceAllStringFunc(page, func(found string) string {
+		m := measured.FindStringSubmatch(found)
+		i := slices.IndexFunc(all, func(r Result) bool { return r.Name == m[2] })
+		if i < 0 {
+			return found
+		}
+		var units, titles []string
+		for _, column := range strings.Split(m[3], ", ") {
+			unit, title, _ := strings.Cut(column, "=")
+			units, titles = append(units, unit), append(titles, title)
+		}
+		var b strings.Builder
+		fmt.Fprintf(&b, "%s| what fails | in whose cluster | %s |\n|---|---|%s\n", m[1], strings.Join(titles, " | "), strings.Repeat("---|", len(titles)))
+		for _, mark := range all[i].Benchmarks {
+			name := strings.Split(strings.ReplaceAll(mark.Name, "-", " "), "/")
+			values := append(name[1:2:2], "the "+name[2]+"'s")
+			for _, unit := range units {
+				values = append(values, fmt.Sprintf("%g", mark.Metrics[unit]))
+			}
+			fmt.Fprintf(&b, "| %s |\n", strings.Join(values, " | "))
+		}
+		fmt.Fprintf(&b, "\nOf %s, commit %s.\n\n%s", all[i].Date.Format(time.DateOnly), all[i].Commit, m[4])
+		return b.String()
+	})
 }
 
 const introduction = `# Results of the long tests

@@ -55,4 +55,11 @@ func TestTableIsCurrent(t *testing.T) {
 	if diff := cmp.Diff(markdown(all), string(have)); diff != "" {
 		t.Errorf("run `go run ./scripts/gotest -table`:\n%s", diff)
 	}
+	page, err := os.ReadFile(filepath.Join("..", "..", measuredPage))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(fill(string(page), all), string(page)); diff != "" {
+		t.Errorf("run `go run ./scripts/gotest -table`:\n%s", diff)
+	}
 }

@@ -322,7 +322,7 @@ func peer(b *testing.B, ctx context.Context, l *lab.Lab) (sides [2]*side) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	cmd := exec.CommandContext(ctx, program("kubectl-liqonet"), "peer", "a", "b")
+	cmd := exec.CommandContext(ctx, program("kubectl-liqonet"), "peer", "a", "b", "--planes", "1")
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+l.Kubeconfig())
 	if out, err := cmd.CombinedOutput(); err != nil {
 		b.Fatalf("peer: %v: %s", err, out)

@@ -1,6 +1,6 @@
 // Command demo shows the product on this machine: it starts two real clusters
 // with equal pod and service ranges, peers them, shows status, lets every pod of
-// each call every pod of the other, unpeers, shows that the nodes are as before,
+// each call every pod of the other, cuts a gateway's node off, unpeers, shows that the nodes are as before,
 // and stops the clusters.
 package main
 
@@ -82,6 +82,9 @@ func run(ctx context.Context, keep bool) (err error) {
 		return err
 	}
 	if err := d.peered(ctx); err != nil {
+		return err
+	}
+	if err := d.failover(ctx); err != nil {
 		return err
 	}
 	if keep {

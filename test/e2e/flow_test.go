@@ -3,8 +3,6 @@ package e2e
 import (
 	"bytes"
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,201 +11,42 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
-const (
-	// flowInterval is the time between the packets of a flow.
-	flowInterval = 10 * time.Millisecond
-	// flowPatience is how long an answer may take.
-	flowPatience = 2 * time.Second
-)
-
-// flow is a stream of numbered UDP packets to a test pod, which answers each.
-type flow struct {
-	name string
-	stop context.CancelFunc
-	done sync.WaitGroup
-
-	mu       sync.Mutex
-	sent     []time.Time // by number
-	answered []bool
-}
-
-// startFlow sends packets with so many bytes from a vantage to a pod's address until it is stopped.
-func startFlow(t testing.TB, ctx context.Context, from *vantage, to netip.Addr, size int) *flow {
+// startFlow sends packets with so many bytes from a vantage to a pod's address.
+func startFlow(t testing.TB, ctx context.Context, from *vantage, to netip.Addr, size int) *flow.Flow {
 	t.Helper()
+	name := fmt.Sprintf("%s to %s", from, to)
 	var conn net.Conn
 	if err := from.do(func() (err error) {
 		conn, err = net.Dial("udp", workload.Target("udp", to))
 		return err
 	}); err != nil {
-		t.Fatalf("%s to %s: %v", from, to, err)
+		t.Fatalf("%s: %v", name, err)
 	}
-	// A stall of this process is no loss.
-	if err := conn.(*net.UDPConn).SetReadBuffer(4 << 20); err != nil {
+	t.Cleanup(func() { conn.Close() })
+	f, err := flow.Start(ctx, conn.(*net.UDPConn), name, size)
+	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, stop := context.WithCancel(ctx)
-	f := &flow{name: fmt.Sprintf("%s to %s", from, to), stop: stop}
-	t.Cleanup(func() { stop(); conn.Close() })
-	f.done.Go(func() { f.send(ctx, conn, size) })
-	go f.receive(conn)
 	return f
 }
 
-func (f *flow) send(ctx context.Context, conn net.Conn, size int) {
-	tick := time.NewTicker(flowInterval)
-	defer tick.Stop()
-	for {
-		f.mu.Lock()
-		number := len(f.sent)
-		f.sent, f.answered = append(f.sent, time.Now()), append(f.answered, false)
-		f.mu.Unlock()
-		// What cannot be sent has no answer.
-		packet := binary.BigEndian.AppendUint64(nil, uint64(number))
-		_, _ = conn.Write(append(packet, make([]byte, size-len(packet))...))
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
-}
-
-// receive takes answers until the connection is closed: the server's line, and
-// what was sent.
-func (f *flow) receive(conn net.Conn) {
-	buf := make([]byte, 1<<12)
-	for {
-		n, err := conn.Read(buf)
-		if errors.Is(err, net.ErrClosed) {
-			return
-		}
-		_, echo, found := bytes.Cut(buf[:n], []byte("\n"))
-		if err != nil || !found || len(echo) < 8 {
-			continue // an ICMP error
-		}
-		f.mu.Lock()
-		if number := binary.BigEndian.Uint64(echo); number < uint64(len(f.answered)) {
-			f.answered[number] = true
-		}
-		f.mu.Unlock()
-	}
-}
-
-// flowResult is what became of a flow.
-type flowResult struct {
-	name       string
-	sent, lost int
-	// gap is the longest time between two packets that were answered, while
-	// others between them were not.
-	gap time.Duration
-	// since is when it began.
-	since time.Time
-	// late is how late the test sent a packet shortly before the gap, in it, or after it.
-	late time.Duration
-}
-
-func (r flowResult) String() string {
-	out := fmt.Sprintf("%s: %d of %d lost, longest gap %s", r.name, r.lost, r.sent, r.gap.Round(time.Millisecond))
-	if r.gap > 0 {
-		out += " from " + r.since.UTC().Format("15:04:05.000") // as the agents' logs have it
-	}
-	return out
-}
-
-// leastPackets is how many packets a flow has at least.
-const leastPackets = 100
-
-// results stops the flows, waits for late answers, and counts.
-func (fs flows) results() []flowResult {
-	for _, f := range fs {
-		for f.count().sent < leastPackets {
-			time.Sleep(flowInterval)
-		}
-	}
-	for _, f := range fs {
-		f.stop()
-		f.done.Wait()
-	}
-	out := make([]flowResult, len(fs))
-	for deadline := time.Now().Add(flowPatience); ; time.Sleep(flowInterval) {
-		lost := 0
-		for i, f := range fs {
-			out[i] = f.count()
-			lost += out[i].lost
-		}
-		if lost == 0 || time.Now().After(deadline) {
-			return out
-		}
-	}
-}
-
-func (f *flow) count() flowResult {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	r := flowResult{name: f.name, sent: len(f.sent)}
-	last := -1
-	gap := func(from, to int) {
-		if d := f.sent[to].Sub(f.sent[from]); d > r.gap {
-			r.gap, r.since = d, f.sent[from]
-		}
-	}
-	for i, ok := range f.answered {
-		if !ok {
-			r.lost++
-			continue
-		}
-		if last >= 0 && last < i-1 {
-			gap(last, i)
-		}
-		last = i
-	}
-	if last < len(f.sent)-1 && last >= 0 {
-		gap(last, len(f.sent)-1)
-	}
-	const shortly = 100 * time.Millisecond
-	for i, at := range f.sent {
-		if i > 0 && r.gap > 0 && at.After(r.since.Add(-shortly)) && at.Before(r.since.Add(r.gap+shortly)) {
-			r.late = max(r.late, at.Sub(f.sent[i-1])-flowInterval)
-		}
-	}
-	return r
-}
-
-// answering waits until the flow's newest packets are answered, and returns when
-// the first one was sent of those that are answered without a gap since.
-func (f *flow) answering(t testing.TB, ctx context.Context, within time.Duration) {
+// answering waits until the newest packets of a flow are answered.
+func answering(t testing.TB, ctx context.Context, f *flow.Flow, within time.Duration) {
 	t.Helper()
 	const enough = 10
-	eventually(t, ctx, within, f.name, func() string {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		// The last ones may be on their way.
-		run := 0
-		for i := len(f.answered) - 1; i >= 0 && run < enough; i-- {
-			switch {
-			case f.answered[i]:
-				run++
-			case time.Since(f.sent[i]) > shortTimeout:
-				return fmt.Sprintf("packet %d of %d has no answer", i, len(f.answered))
-			}
-		}
-		if run < enough {
-			return fmt.Sprintf("%d answers to %d packets", run, len(f.answered))
-		}
-		return ""
-	})
+	eventually(t, ctx, within, f.Name, func() string { return f.Unanswered(enough, shortTimeout) })
 }
 
 // flows are several at once.
-type flows []*flow
+type flows []*flow.Flow
 
 // startFlows sends between pods of two clusters that are peered, both ways, and
 // from a node of each.
@@ -232,9 +71,9 @@ func startFlowsOf(t testing.TB, ctx context.Context, a, b *cluster, from, to, si
 // lossless ends flows, reports them, and fails the test if a packet had no answer.
 func (fs flows) lossless(t testing.TB, what string) {
 	t.Helper()
-	for _, r := range fs.results() {
+	for _, r := range flow.End(fs...) {
 		t.Logf("%s: %s", what, r)
-		if r.lost > 0 {
+		if r.Lost > 0 {
 			t.Errorf("%s: packets were lost: %s", what, r)
 		}
 	}
@@ -244,9 +83,9 @@ func (fs flows) lossless(t testing.TB, what string) {
 // gap is longer than it may be.
 func (fs flows) interrupted(t testing.TB, what string, atMost time.Duration) {
 	t.Helper()
-	for _, r := range fs.results() {
+	for _, r := range flow.End(fs...) {
 		t.Logf("%s: %s", what, r)
-		if r.gap > atMost {
+		if r.Gap > atMost {
 			t.Errorf("%s: %s; at most %s", what, r, atMost)
 		}
 	}

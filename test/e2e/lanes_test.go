@@ -246,4 +246,6 @@ var places = map[string]place{
 	// Alone, so that nothing else delays what is measured.
 	"TestFailover":              {laneAll, failoverPart},
 	"TestFailoverOfOtherRanges": {laneAll, failoverPart},
+	"TestPlanesOnReplacedNodes": {laneAll, failoverPart},
+	"TestRebootedClusters":      {laneAll, failoverPart},
 }

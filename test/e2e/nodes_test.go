@@ -96,12 +96,12 @@ func TestNodesComeAndGo(t *testing.T) {
 		// With it: it moves.
 		fs = startFlows(t, ctx, a, b, 0, 0)
 		for _, f := range fs {
-			f.answering(t, ctx, callTimeout)
+			answering(t, ctx, f, callTimeout)
 		}
 		begun := time.Now()
 		a.drain(t, ctx, at)
 		for _, f := range fs {
-			f.answering(t, ctx, moveTimeout)
+			answering(t, ctx, f, moveTimeout)
 		}
 		fs.interrupted(t, "the node of the gateway is drained", moveLimit(t, begun, a))
 		if now := a.gatewayNode(t); now == at {
@@ -186,7 +186,7 @@ func checkNewKey(t *testing.T, ctx context.Context, a, b *cluster) {
 	}
 	fs := startFlows(t, ctx, a, b, 0, 0)
 	for _, f := range fs {
-		f.answering(t, ctx, callTimeout)
+		answering(t, ctx, f, callTimeout)
 	}
 	begun := time.Now()
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--gateway-node-selector", a.Name+"="+corev1.LabelHostname+"="+target)

@@ -4,14 +4,16 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/flow"
+	"github.com/liqonet/liqonet/test/lab"
 )
 
 const (
@@ -105,7 +107,7 @@ func faults() []fault {
 					p = q
 					return true
 				}) {
-					time.Sleep(flowInterval) // until the next one has been started
+					time.Sleep(flow.Interval) // until the next one has been started
 				}
 			}
 			return renew(t, ctx, c, p)
@@ -155,6 +157,11 @@ func failover(t *testing.T, a, b *cluster, faults []fault, runs int) {
 	checkMended(t, ctx, a, b)
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1")
 	checkPair(t, ctx, a, b)
+	for _, c := range both {
+		if budgets := jsonPath(t, ctx, c, "{.items[*].metadata.name}", "-n", "liqonet-system", "get", "poddisruptionbudgets"); budgets != "" {
+			t.Errorf("%s keeps a budget for one gateway: %s", c.Name, budgets)
+		}
+	}
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	checkNothingLeft(t, ctx)
 }
@@ -197,27 +204,27 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster) (outage
 	other := (at + 1) % len(c.nodes)
 	fs := startFlowsOf(t, ctx, c, peer, other, 0, f.size)
 	tcp := converse(t, ctx, peer.pods[0], c, peer, c.pods[other])
-	for begun := time.Now(); time.Since(begun) < steady; time.Sleep(flowInterval) {
+	for begun := time.Now(); time.Since(begun) < steady; time.Sleep(flow.Interval) {
 		for _, f := range fs {
-			f.answering(t, ctx, callTimeout)
+			answering(t, ctx, f, callTimeout)
 		}
 	}
 	mend := f.do(t, ctx, c, gateway, c.nodes[at])
 	for _, f := range fs {
-		f.answering(t, ctx, moveTimeout)
+		answering(t, ctx, f, moveTimeout)
 	}
 	if mend != nil {
 		mend()
 	}
-	for _, r := range fs.results() {
-		outage, late = max(outage, r.gap), max(late, r.late)
-		if f.lossless && r.lost > 0 || r.gap > switchLimit {
+	for _, r := range flow.End(fs...) {
+		outage, late = max(outage, r.Gap), max(late, r.Late)
+		if f.lossless && r.Lost > 0 || r.Gap > switchLimit {
 			t.Errorf("%s: %s", f.name, r)
-		} else if r.lost > 0 {
+		} else if r.Lost > 0 {
 			t.Logf("%s: %s", f.name, r)
 		}
 	}
-	stall, err := tcp.end()
+	stall, err := tcp.End()
 	if err != nil {
 		t.Errorf("%s: the TCP connection has ended: %v", f.name, err)
 	}
@@ -228,15 +235,8 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster) (outage
 // work.
 func inUse(t *testing.T, ctx context.Context, c, peer *cluster, n node) (found agentProcess) {
 	t.Helper()
-	eventually(t, ctx, returnTimeout, "both planes work", func() string {
-		for _, of := range []*cluster{c, peer} {
-			if ready := jsonPath(t, ctx, of, `{.items[*].status.planes[*].connected}`, "get", "peerings"); ready != "true true" {
-				return of.Name + ": planes that are connected: " + ready
-			}
-			if all := of.agents(t, "gateway"); len(all) != 2 {
-				return fmt.Sprint(all)
-			}
-		}
+	checkBothPlanes(t, ctx, c, peer)
+	eventually(t, ctx, returnTimeout, "the plane in use", func() string {
 		plane := jsonPath(t, ctx, peer, `{.items[?(@.spec.nodeName=="`+n.Node.Name+`")].status.gateways[?(@.active==true)].plane}`, "get", "nodenetworks")
 		gateways := slices.DeleteFunc(c.agents(t, "gateway"), func(p agentProcess) bool { return p.plane != plane })
 		if len(gateways) != 1 {
@@ -248,51 +248,181 @@ func inUse(t *testing.T, ctx context.Context, c, peer *cluster, n node) (found a
 	return found
 }
 
-// conversation is a TCP connection by which something is asked and answered all the time.
-type conversation struct {
-	cancel context.CancelFunc
-	ended  chan struct{}
-
-	mu    sync.Mutex
-	last  time.Time
-	stall time.Duration
-	err   error
-}
-
-// converse begins one from a pod to a pod of another cluster.
-func converse(t testing.TB, ctx context.Context, from pod, of, peer *cluster, to pod) *conversation {
+// converse asks a pod of another cluster by one TCP connection, all the time.
+func converse(t testing.TB, ctx context.Context, from pod, of, peer *cluster, to pod) *flow.Conversation {
 	t.Helper()
 	views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", of.Name, peer.Name).stdout)
-	open := lasting(viewOf(t, views, of, peer).seenAs(t, to.IP))
-	ctx, cancel := context.WithCancel(ctx)
-	c := &conversation{cancel: cancel, ended: make(chan struct{}), last: time.Now()}
-	t.Cleanup(cancel)
-	go func() {
-		defer close(c.ended)
-		err := from.do(func() error {
-			a, err := open()
-			if err != nil {
-				return err
-			}
-			defer a.Close()
-			for ; ctx.Err() == nil && err == nil; time.Sleep(flowInterval) {
-				err = a.ask()
-				c.mu.Lock()
-				c.stall, c.last = max(c.stall, time.Since(c.last)), time.Now()
-				c.mu.Unlock()
-			}
-			return err
-		})
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.err = err
-	}()
-	return c
+	var connection asker
+	if err := from.do(func() (err error) {
+		connection, err = lasting(viewOf(t, views, of, peer).seenAs(t, to.IP))()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { connection.Close() })
+	return flow.Converse(ctx, connection.ask)
 }
 
-// end ends it, and returns how long nothing was answered at most.
-func (c *conversation) end() (time.Duration, error) {
-	c.cancel()
-	<-c.ended
-	return c.stall, c.err
+// All nodes of the cluster that is called are drained and replaced, one by one, until none of the first ones is left,
+// and three times over. Nothing is lost.
+func TestPlanesOnReplacedNodes(t *testing.T) {
+	const replaced = 10
+	server := useClusters(t, lab.ClusterSpec{Name: "drained", PodCIDR: netip.MustParsePrefix("10.62.0.0/16"), Workers: 3})[0]
+	client := fx.alpha
+	begin(t)
+	ctx := t.Context()
+	lc, err := fx.lab.Cluster(server.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mustLiqonet(t, ctx, "peer", server.Name, client.Name, "--planes", "2", "--server", server.Name, "--service-type=NodePort")
+	checkPair(t, ctx, server, client)
+	var nodes []*lab.Node
+	for _, n := range server.nodes {
+		nodes = append(nodes, n.Node)
+	}
+	for i := range replaced {
+		added, err := lc.AddNode(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes = append(nodes, added)
+		from, _ := server.podOn(t, ctx, added)
+		victim := nodes[0]
+		nodes = nodes[1:]
+		// Of those that stay, the next one to go has most often a gateway.
+		stays, _ := server.podOn(t, ctx, nodes[0])
+		views := status(t, ctx, 0, server, client)
+		calls := client.pods[0]
+		ours, theirs := viewOf(t, views, server, client), viewOf(t, views, client, server)
+		fs := flows{
+			startFlow(t, ctx, calls.vantage, ours.seenAs(t, stays.IP), 8), startFlow(t, ctx, client.nodes[0].vantage, ours.seenAs(t, from.IP), 8),
+			startFlow(t, ctx, stays.vantage, theirs.seenAs(t, calls.IP), 8), startFlow(t, ctx, from.vantage, theirs.seenAs(t, calls.IP), 8),
+		}
+		for _, f := range fs {
+			answering(t, ctx, f, callTimeout)
+		}
+		server.drain(t, ctx, victim.Name)
+		server.removeNode(t, ctx, victim)
+		fx.nodes = slices.DeleteFunc(fx.nodes, func(n *lab.Node) bool { return n.Name == victim.Name })
+		delete(fx.before, victim.Name)
+		checkBothPlanes(t, ctx, server, client)
+		fs.lossless(t, fmt.Sprintf("%d: %s was drained and removed", i, victim.Name))
+		from.ns.Close()
+		stays.ns.Close()
+	}
+	mustLiqonet(t, ctx, "unpeer", server.Name, client.Name)
+}
+
+// checkBothPlanes waits until both planes of a peering work.
+func checkBothPlanes(t *testing.T, ctx context.Context, clusters ...*cluster) {
+	t.Helper()
+	eventually(t, ctx, returnTimeout, "both planes work", func() string {
+		for _, c := range clusters {
+			if ready := jsonPath(t, ctx, c, `{.items[*].status.planes[*].connected}`, "get", "peerings"); ready != "true true" {
+				return c.Name + ": planes that are connected: " + ready
+			}
+			if all := c.agents(t, "gateway"); len(all) != 2 {
+				return fmt.Sprint(all)
+			}
+		}
+		return ""
+	})
+}
+
+// Whole clusters reboot, machine of the API server included: one, and both at once. The peering is back soon after the
+// nodes are Ready, and nobody runs a command.
+func TestRebootedClusters(t *testing.T) {
+	// backLimit is from when the last node is Ready until nodes reach pods of the peer. Kubernetes starts pods meanwhile.
+	const backLimit = 10 * time.Second
+	both := useClusters(t, lab.ClusterSpec{Name: "reboot", Workers: 2}, lab.ClusterSpec{Name: "restart", Workers: 2})
+	begin(t)
+	ctx := t.Context()
+	mustLiqonet(t, ctx, "peer", both[0].Name, both[1].Name, "--planes", "2")
+	checkPair(t, ctx, both[0], both[1])
+	for _, rebooted := range [][]*cluster{both[:1], both[1:], both} {
+		var names []string
+		var nodes []*lab.Node
+		for _, c := range rebooted {
+			lc, err := fx.lab.Cluster(c.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			own, err := lc.Nodes()
+			if err != nil {
+				t.Fatal(err)
+			}
+			names, nodes = append(names, c.Name), append(nodes, own...)
+		}
+		t.Run(strings.Join(names, " and "), func(t *testing.T) {
+			for _, n := range nodes {
+				if err := n.Kill(ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// The one that has the API server first: nodes are awaited.
+			slices.SortStableFunc(nodes, func(a, b *lab.Node) int {
+				switch {
+				case a.ControlPlane == b.ControlPlane:
+					return 0
+				case a.ControlPlane:
+					return -1
+				}
+				return 1
+			})
+			for _, n := range nodes {
+				if err := n.Restart(ctx); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ready := time.Now()
+			eventually(t, ctx, podTimeout, "the test pods run", func() string {
+				for _, c := range rebooted {
+					lc, err := fx.lab.Cluster(c.Name)
+					if err == nil {
+						c.nodes, c.pods = nil, nil
+						err = c.connect(ctx, lc)
+					}
+					if err != nil {
+						return err.Error()
+					}
+					for _, p := range c.pods {
+						if _, err := p.call("udp", p.IP, shortTimeout); err != nil {
+							return err.Error()
+						}
+					}
+				}
+				return ""
+			})
+			run := time.Since(ready)
+			checkReached(t, ctx, both[0], both[1])
+			back := time.Since(ready)
+			t.Logf("after the last node was Ready: the test pods run %s, every pod reaches every pod %s", run.Round(time.Millisecond), back.Round(time.Millisecond))
+			if back > max(backLimit, 2*run) {
+				t.Errorf("the peering was back after %s, want %s", back, backLimit)
+			}
+			checkBothPlanes(t, ctx, both[0], both[1])
+			checkReached(t, ctx, both[0], both[1])
+			for _, n := range nodes {
+				delete(fx.before, n.Name) // it is another kernel's now
+			}
+			fx.nodes = slices.DeleteFunc(fx.nodes, func(n *lab.Node) bool { return fx.before[n.Name] == nil })
+		})
+	}
+	mustLiqonet(t, ctx, "unpeer", both[0].Name, both[1].Name)
+	for _, c := range both {
+		for _, n := range c.nodes {
+			if traces := tracesOn(ctx, n.Node); traces != "" {
+				t.Errorf("on %s:\n%s", n.Node.Name, traces)
+			}
+		}
+	}
+	checkNothingLeft(t, ctx)
+}
+
+// checkReached waits until every pod reaches every pod of the other cluster.
+func checkReached(t *testing.T, ctx context.Context, a, b *cluster) {
+	t.Helper()
+	views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name).stdout)
+	eventually(t, ctx, mendTimeout, "every pod reaches every pod", func() string { return unreached(t, views, a, b) })
 }

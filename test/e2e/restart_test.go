@@ -96,13 +96,13 @@ func TestRestarts(t *testing.T) {
 			before := pidsOf(t, both)
 			fs := startFlows(t, ctx, a, b, 0, len(b.pods)-1)
 			for _, f := range fs {
-				f.answering(t, ctx, callTimeout)
+				answering(t, ctx, f, callTimeout)
 			}
 			begun := time.Now()
 			step.do(t)
 			eventually(t, ctx, podTimeout, "new agents", func() string { return allNew(t, both, step.kind, before) })
 			for _, f := range fs {
-				f.answering(t, ctx, moveTimeout)
+				answering(t, ctx, f, moveTimeout)
 			}
 			if step.kind == "gateway" {
 				fs.interrupted(t, step.name, moveLimit(t, begun, both...))

@@ -101,15 +101,8 @@ func checkMended(t *testing.T, ctx context.Context, a, b *cluster) {
 		if r.code != 0 || len(views) != 2 {
 			return fmt.Sprintf("status: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 		}
-		for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
-			from, to := direction[0], direction[1]
-			for _, p := range from.pods {
-				for _, target := range to.pods {
-					if _, err := p.call("udp", viewOf(t, views, to, from).seenAs(t, target.IP), shortTimeout); err != nil {
-						return err.Error()
-					}
-				}
-			}
+		if problem := unreached(t, views, a, b); problem != "" {
+			return problem
 		}
 		// What died may only now be known to be gone, or its successor be new.
 		if r := liqonet(t, ctx, "", "status", a.Name, b.Name); r.code != 0 {
@@ -120,6 +113,22 @@ func checkMended(t *testing.T, ctx context.Context, a, b *cluster) {
 	if !t.Failed() {
 		checkPair(t, ctx, a, b)
 	}
+}
+
+// unreached says which pod of the one does not reach which of the other.
+func unreached(t *testing.T, views map[[2]string]view, a, b *cluster) string {
+	t.Helper()
+	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
+		from, to := direction[0], direction[1]
+		for _, p := range from.pods {
+			for _, target := range to.pods {
+				if _, err := p.call("udp", viewOf(t, views, to, from).seenAs(t, target.IP), shortTimeout); err != nil {
+					return err.Error()
+				}
+			}
+		}
+	}
+	return ""
 }
 
 // killAgents ends all agents of a kind in clusters at once, as the kernel does when it

@@ -15,12 +15,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/workload"
@@ -38,20 +35,7 @@ func (v *vantage) String() string { return v.name }
 
 // do runs a function in the namespace, on a thread of its own. Sockets that it
 // opens stay there; goroutines that it starts are not.
-func (v *vantage) do(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		// Never unlocked: the runtime ends the thread, and no other goroutine
-		// ever runs in the namespace by accident.
-		runtime.LockOSThread()
-		if err := unix.Setns(int(v.ns.Fd()), unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("enter the network namespace of %s: %w", v.name, err)
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
+func (v *vantage) do(f func() error) error { return workload.Inside(v.ns, f) }
 
 // Start starts a program in the namespace.
 func (v *vantage) Start(cmd *exec.Cmd) error { return v.do(cmd.Start) }
