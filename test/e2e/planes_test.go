@@ -189,7 +189,7 @@ func (f fault) measure(t *testing.T, ctx context.Context, c, peer *cluster, role
 	t.Logf("%s at the %s: outages %v, stalls %v, %d runs discarded", f.name, role, packets, stalls, late)
 	if runs > 1 {
 		// As benchmarks are printed, which are kept with the result.
-		fmt.Printf("BenchmarkFailover/%s/%s %d %.3f median-s %.3f worst-s %.3f median-stall-s %.3f worst-stall-s %d discarded\n",
+		fmt.Printf("BenchmarkFailover/%s/%s 1 %d runs %.3f median-s %.3f worst-s %.3f median-stall-s %.3f worst-stall-s %d discarded\n",
 			strings.ReplaceAll(f.name, " ", "-"), role, runs, packets[runs/2].Seconds(), packets[runs-1].Seconds(), stalls[runs/2].Seconds(), stalls[runs-1].Seconds(), late)
 	}
 }
