@@ -39,10 +39,11 @@ func TestHostileObjects(t *testing.T) {
 	}
 	for kind, of := range schema.Examples() {
 		t.Run(kind, func(t *testing.T) {
-			made, bound := 0, schema.NewBound(t, "a plan")
+			tried, made, bound := 0, 0, schema.NewBound(t, "a plan")
 			schema.Hostile(t, 100, of, func(obj map[string]any) {
 				a, b := newFacts("a", []string{"10.244.0.0/16"}, "10.96.0.0/16", "172.18.0.0/16"), newFacts("b", []string{"10.244.0.0/16"}, "10.96.0.0/16", "172.18.0.0/16")
 				a.Overrides.Endpoints, b.Overrides.Endpoints = []string{"172.18.0.2:30001"}, []string{"172.18.0.2:30001"}
+				tried++
 				switch kind {
 				case "ClusterNetwork":
 					a.Ledger = new(schema.Into[v1alpha1.ClusterNetwork](t, obj))
@@ -50,7 +51,7 @@ func TestHostileObjects(t *testing.T) {
 					a.Reports = []v1alpha1.NodeNetwork{schema.Into[v1alpha1.NodeNetwork](t, obj)}
 				case "Peering":
 					p := schema.Into[v1alpha1.Peering](t, obj)
-					if a.OtherPeerings = []v1alpha1.Peering{p}; made%2 == 0 {
+					if a.OtherPeerings = []v1alpha1.Peering{p}; tried%2 == 0 {
 						a.OtherPeerings, a.Existing = nil, &p
 					}
 				}
