@@ -122,7 +122,7 @@ func Run(ctx context.Context, cfg Config) error {
 		a.leave()
 		end()
 	})()
-	a.responder.State = a.wayTo
+	a.responder.State, a.responder.Used = a.wayTo, a.used
 	go a.answer(ctx)
 	go a.answerLiveness(ctx)
 	go a.watchUse(ctx)
@@ -195,6 +195,8 @@ type agent struct {
 	peer          atomic.Pointer[netip.Addr]
 	works         atomic.Bool
 	responder     liveness.Responder
+	usedByNodes   use
+	usedByPeer    use
 	// news signals that the tunnel has come up or gone down. leaving says that this gateway is about
 	// to end.
 	news    notify.Signal

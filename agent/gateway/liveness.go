@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -65,6 +66,34 @@ func (a *agent) answerLiveness(ctx context.Context) {
 	})
 }
 
+// use is when somebody last asked who sends packets by this gateway.
+type use struct{ at atomic.Pointer[time.Time] }
+
+func (u *use) note() { u.at.Store(new(time.Now())) }
+
+func (u *use) within(d time.Duration) bool {
+	at := u.at.Load()
+	return at != nil && time.Since(*at) < d
+}
+
+// used notes who sends packets: a node, or the peer's gateway for its own nodes.
+func (a *agent) used(by netip.Addr) {
+	if peer := a.peer.Load(); peer != nil && by == *peer {
+		a.usedByPeer.note()
+		return
+	}
+	a.usedByNodes.note()
+}
+
+// fullSize is the size of packets that nodes of this cluster send, 0 while they send none. Those of the peer's nodes
+// do not count: it asks for them itself, and each would keep the other one asking for ever.
+func (a *agent) fullSize() int {
+	if a.usedByNodes.within(2 * inUse) {
+		return int(a.mtu.Load())
+	}
+	return 0
+}
+
 // watchUse has the tunnel asked with packets of full size, too, while nodes send packets.
 func (a *agent) watchUse(ctx context.Context) {
 	ticker := time.NewTicker(useInterval)
@@ -75,15 +104,9 @@ func (a *agent) watchUse(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		session := a.session.Load()
-		if session == nil {
-			continue
+		if session := a.session.Load(); session != nil {
+			session.Use(true, a.fullSize())
 		}
-		size := 0
-		if a.responder.InUse(2 * inUse) {
-			size = int(a.mtu.Load())
-		}
-		session.Use(true, size)
 	}
 }
 
@@ -97,6 +120,6 @@ func (a *agent) leave() {
 	a.responder.Push()
 	begun := time.Now()
 	_ = wait.PollUntilContextTimeout(context.Background(), inUse/10, leaveTimeout, true, func(context.Context) (bool, error) {
-		return time.Since(begun) >= leaveLeast && !a.responder.InUse(inUse), nil
+		return time.Since(begun) >= leaveLeast && !a.usedByNodes.within(inUse) && !a.usedByPeer.within(inUse), nil
 	}) // who sends for longer loses packets
 }

@@ -20,13 +20,13 @@ const (
 
 // Responder answers questions. Its methods may be called at once from several goroutines.
 type Responder struct {
-	// State says what is answered to an address.
+	// State says what is answered to an address. Used is told who asks and sends packets by this responder.
 	State func(to netip.Addr) Answer
+	Used  func(by netip.Addr)
 
 	mu     sync.Mutex
 	conn   net.PacketConn
 	askers map[netip.AddrPort]asker
-	inUse  time.Time
 }
 
 // asker is who has asked, and the last question.
@@ -58,10 +58,10 @@ func (r *Responder) Serve(ctx context.Context, conn net.PacketConn) error {
 func (r *Responder) answer(f frame, from netip.AddrPort, b []byte) {
 	from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 	now := time.Now()
-	r.mu.Lock()
 	if f.inUse {
-		r.inUse = now
+		r.Used(from.Addr())
 	}
+	r.mu.Lock()
 	if _, known := r.askers[from]; known || len(r.askers) < maxAskers {
 		r.askers[from] = asker{now, f.nonce, f.sequence}
 	} else {
@@ -95,11 +95,4 @@ func (r *Responder) Push() {
 		frame{kind: answer, nonce: a.nonce, sequence: a.sequence, Answer: r.State(to.Addr())}.encode(b)
 		_, _ = r.conn.WriteTo(b, net.UDPAddrFromAddrPort(to))
 	}
-}
-
-// InUse says that somebody who asked within the time sends packets by this responder.
-func (r *Responder) InUse(within time.Duration) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return time.Since(r.inUse) < within
 }

@@ -325,17 +325,22 @@ func (g Gateway) ClusterName() string { return "liqonet-" + g.Name() }
 
 // Labels of all objects of the gateway.
 func (g Gateway) Labels() map[string]string {
-	l := componentLabels("gateway")
-	l[v1alpha1.LabelPeering] = g.Peering
+	l := gatewayLabels(g.Peering)
 	l[v1alpha1.LabelPlane] = strconv.Itoa(int(g.Plane))
+	return l
+}
+
+// gatewayLabels are those of all gateways of a peering.
+func gatewayLabels(peering string) map[string]string {
+	l := componentLabels("gateway")
+	l[v1alpha1.LabelPeering] = peering
 	return l
 }
 
 // GatewayService exposes the gateways of a peering: each of these planes by a port of its own, from
 // port on. Only the gateway of that plane has a container port of that name.
 func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes []int32) *corev1.Service {
-	selector := componentLabels("gateway")
-	selector[v1alpha1.LabelPeering] = peering
+	selector := gatewayLabels(peering)
 	svc := &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
 		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.GatewayService(peering), selector),
@@ -359,8 +364,7 @@ func GatewayService(peering string, kind corev1.ServiceType, port uint16, planes
 // nodes are drained. It is about pods that run. A readiness probe that asks the tunnel would be more, but
 // kube-proxy leaves connections alone that lead to an earlier pod, until the next one is ready.
 func GatewayBudget(peering string) *policyv1.PodDisruptionBudget {
-	labels := componentLabels("gateway")
-	labels[v1alpha1.LabelPeering] = peering
+	labels := gatewayLabels(peering)
 	return &policyv1.PodDisruptionBudget{
 		TypeMeta:   metav1.TypeMeta{APIVersion: policyv1.SchemeGroupVersion.String(), Kind: "PodDisruptionBudget"},
 		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.GatewayService(peering), labels),

@@ -221,22 +221,27 @@ func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
 	if c.StaleService != nil && s.delete(ctx, c.StaleService) == nil {
 		s.hasChanged(describe(c.StaleService))
 	}
-	if c.StaleBudget != nil && s.deleteLists(ctx, client.MatchingLabels{v1alpha1.LabelPeering: c.Peering.Name}, &policyv1.PodDisruptionBudgetList{}) == nil {
-		s.hasChanged(describe(c.StaleBudget))
-	}
 	for _, g := range c.Gateways {
 		s.clearPresharedKeys(ctx, g.Gateway)
 	}
 	s.clearPlanes(ctx, c)
 }
 
-// clearPlanes removes gateways of planes that the peering does not have any more.
+// clearPlanes removes gateways of planes that the peering does not have any more, and the budget if one is left.
 func (s *side) clearPlanes(ctx context.Context, c *plan.ClusterPlan) {
 	planes := map[string]bool{}
 	for _, g := range c.Gateways {
 		planes[g.Labels()[v1alpha1.LabelPlane]] = true
 	}
 	labels := client.MatchingLabels{v1alpha1.LabelPeering: c.Peering.Name}
+	if c.Budget == nil {
+		budgets, _ := s.ours(ctx, &policyv1.PodDisruptionBudgetList{}, labels)
+		for _, budget := range budgets {
+			if s.delete(ctx, budget) == nil {
+				s.hasChanged(describe(budget))
+			}
+		}
+	}
 	accounts, _ := s.ours(ctx, &corev1.ServiceAccountList{}, labels) // they are deleted last
 	for _, account := range accounts {
 		plane := account.GetLabels()[v1alpha1.LabelPlane]

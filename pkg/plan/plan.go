@@ -60,8 +60,8 @@ type ClusterPlan struct {
 	Service *corev1.Service `json:"-"`
 	// StaleService is one of an earlier role that is to be deleted.
 	StaleService *corev1.Service `json:"-"`
-	// Budget is of the gateways, where there are several planes; StaleBudget is that of when there were.
-	Budget, StaleBudget *policyv1.PodDisruptionBudget `json:"-"`
+	// Budget is of the gateways, nil where there is one plane.
+	Budget *policyv1.PodDisruptionBudget `json:"-"`
 	// Peering is the object to be applied, without what comes about during the run.
 	Peering *v1alpha1.Peering `json:"-"`
 }
@@ -279,11 +279,8 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 	} else {
 		c.StaleService = own.Service
 	}
-	switch budget := manifests.GatewayBudget(entry.Name); {
-	case len(d.planes) > 1:
-		c.Budget = budget
-	case own.Existing != nil && len(own.Existing.Spec.Planes) > 1:
-		c.StaleBudget = budget
+	if len(d.planes) > 1 {
+		c.Budget = manifests.GatewayBudget(entry.Name)
 	}
 	for _, plane := range d.planes {
 		g := GatewayPlan{Gateway: manifests.Gateway{
@@ -348,19 +345,20 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 	if c.Service != nil {
 		add("by which the gateways of "+c.Peer+" call this cluster's", c.Service)
 	}
-	if s := c.StaleService; s != nil {
+	remove := func(apiVersion, kind, name, reason string) {
 		c.Objects = append(c.Objects, ObjectPlan{
-			Action: Delete, APIVersion: "v1", Kind: "Service", Namespace: s.Namespace, Name: s.Name,
-			Reason: "the gateways are not called any more, they call",
+			Action: Delete, APIVersion: apiVersion, Kind: kind, Namespace: v1alpha1.Namespace, Name: name, Reason: reason,
 		})
 	}
-	if c.Budget != nil {
+	if c.StaleService != nil {
+		remove("v1", "Service", c.StaleService.Name, "the gateways are not called any more, they call")
+	}
+	switch {
+	case c.Budget != nil:
 		add("lets nodes be drained one after the other only, as far as they have gateways", c.Budget)
-	}
-	if b := c.StaleBudget; b != nil {
-		c.Objects = append(c.Objects, ObjectPlan{
-			Action: Delete, APIVersion: b.APIVersion, Kind: b.Kind, Namespace: b.Namespace, Name: b.Name, Reason: "it would keep the only gateway on its node",
-		})
+	case own.Existing != nil && len(own.Existing.Spec.Planes) > 1:
+		stale := manifests.GatewayBudget(c.Peering.Name)
+		remove(stale.APIVersion, stale.Kind, stale.Name, "it is for several gateways")
 	}
 	for _, g := range c.Gateways {
 		account, deployment := g.Objects()
@@ -374,10 +372,7 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 	add("what the gateways and the nodes of this cluster do", c.Peering)
 	for _, plane := range own.PlaneIndexes() {
 		if own.Existing != nil && c.Peering.Plane(plane) == nil {
-			c.Objects = append(c.Objects, ObjectPlan{
-				Action: Delete, APIVersion: "apps/v1", Kind: "Deployment", Namespace: v1alpha1.Namespace, Name: own.Gateway(c.Peering.Name, plane).Name(),
-				Reason: "there is no such plane any more; its account, keys and Lease go with it",
-			})
+			remove("apps/v1", "Deployment", own.Gateway(c.Peering.Name, plane).Name(), "there is no such plane any more; its account, keys and Lease go with it")
 		}
 	}
 	c.planOldOverlayKey(own)

@@ -414,7 +414,7 @@ func fill(page string, all []Result) string {
 		fmt.Fprintf(&b, "%s| what fails | in whose cluster | %s |\n|---|---|%s\n", m[1], strings.Join(titles, " | "), strings.Repeat("---|", len(titles)))
 		for _, mark := range all[i].Benchmarks {
 			name := strings.Split(strings.ReplaceAll(mark.Name, "-", " "), "/")
-			values := append(name[1:2:2], "the "+name[2]+"'s")
+			values := []string{name[1], "the " + name[2] + "'s"}
 			for _, unit := range units {
 				values = append(values, fmt.Sprintf("%g", mark.Metrics[unit]))
 			}

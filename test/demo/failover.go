@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/workload"
@@ -90,17 +92,15 @@ func (d *demo) failover(ctx context.Context) error {
 
 // answered waits until the newest packets are answered.
 func answered(ctx context.Context, f *flow.Flow) error {
-	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
-	defer cancel()
-	for ; ; time.Sleep(flow.Interval) {
-		missing := f.Unanswered(steady, time.Second)
-		switch {
-		case missing == "":
-			return nil
-		case ctx.Err() != nil:
-			return fmt.Errorf("%s: %s: %w", f.Name, missing, ctx.Err())
-		}
+	var missing string
+	err := wait.PollUntilContextTimeout(ctx, flow.Interval, answerTimeout, true, func(context.Context) (bool, error) {
+		missing = f.Unanswered(steady, time.Second)
+		return missing == "", nil
+	})
+	if err != nil {
+		return fmt.Errorf("%s: %s: %w", f.Name, missing, err)
 	}
+	return nil
 }
 
 // call has packets sent from inside of a pod to another one, and a TCP connection ask and answer beside them.

@@ -98,18 +98,19 @@ func faults() []fault {
 			return renew(t, ctx, c, p)
 		}, 8, false},
 		{"killed three times", func(t *testing.T, ctx context.Context, c *cluster, p agentProcess, _ node) func() {
-			for i := range 3 {
+			for range 2 {
 				kill(t, p)
-				for i < 2 && !slices.ContainsFunc(c.agents(t, "gateway"), func(q agentProcess) bool {
-					if q.plane != p.plane || q.pid == p.pid {
-						return false
+				eventually(t, ctx, podTimeout, "the container is started again", func() string {
+					for _, q := range c.agents(t, "gateway") {
+						if q.plane == p.plane && q.pid != p.pid {
+							p = q
+							return ""
+						}
 					}
-					p = q
-					return true
-				}) {
-					time.Sleep(flow.Interval) // until the next one has been started
-				}
+					return "it is not"
+				})
 			}
+			kill(t, p)
 			return renew(t, ctx, c, p)
 		}, 8, false},
 		{"stopped", func(t *testing.T, ctx context.Context, _ *cluster, p agentProcess, _ node) func() {
@@ -277,10 +278,7 @@ func TestPlanesOnReplacedNodes(t *testing.T) {
 	}
 	mustLiqonet(t, ctx, "peer", server.Name, client.Name, "--planes", "2", "--server", server.Name, "--service-type=NodePort")
 	checkPair(t, ctx, server, client)
-	var nodes []*lab.Node
-	for _, n := range server.nodes {
-		nodes = append(nodes, n.Node)
-	}
+	nodes := labNodes(server)
 	for i := range replaced {
 		added, err := lc.AddNode(ctx)
 		if err != nil {
