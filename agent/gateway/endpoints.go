@@ -59,8 +59,9 @@ func (e *endpoints) set(hosts []string) {
 	}
 }
 
-// firstTryGap and lastTryGap are the pauses between two attempts to use the preferred endpoint.
-const firstTryGap, lastTryGap = time.Second, 10 * time.Minute
+// firstTryGap and lastTryGap are the pauses between two attempts to use the preferred endpoint. Nodes return to a plane
+// some seconds after it works again, so the first attempts are for free.
+const firstTryGap, lastTryGap = 100 * time.Millisecond, 10 * time.Minute
 
 // prefer says that the first one is the best, if it is an address.
 func (e *endpoints) prefer() {
@@ -75,23 +76,24 @@ func (e *endpoints) recovered() { e.tryAt, e.tryGap = time.Time{}, 0 }
 
 // try returns the preferred endpoint if packets of a tunnel that works are sent to another one, less and less often.
 // To send some there does no harm. Where they get no further, the peer goes on sending by the way before, and WireGuard
-// follows it back. It may do so without need, for packets that were on their way.
-func (e *endpoints) try(now time.Time, used netip.AddrPort) (preferred netip.AddrPort, ok bool) {
+// follows it back. It may do so without need, for packets that were on their way. again is how long to wait before the
+// next look at it, 0 if there is nothing to look at.
+func (e *endpoints) try(now time.Time, used netip.AddrPort) (preferred netip.AddrPort, ok bool, again time.Duration) {
 	preferred, err := netip.ParseAddrPort(e.preferred)
 	switch {
 	case err != nil || !used.IsValid():
-		return preferred, false
+		return preferred, false, 0
 	case used == preferred:
 		if i := slices.Index(e.queue, e.preferred); i > 0 {
 			e.queue = slices.Insert(slices.Delete(e.queue, i, i+1), 0, e.preferred)
 		}
-		return preferred, false
+		return preferred, false, 0
 	case now.Before(e.tryAt):
-		return preferred, false
+		return preferred, false, e.tryAt.Sub(now)
 	}
 	e.tryGap = min(max(2*e.tryGap, firstTryGap), lastTryGap)
 	e.tryAt = now.Add(e.tryGap)
-	return preferred, true
+	return preferred, true, e.tryGap
 }
 
 // next goes to the next one.

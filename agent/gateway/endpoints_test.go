@@ -63,7 +63,7 @@ func TestPreferredEndpoint(t *testing.T) {
 	}
 	try := func(when string, used netip.AddrPort, want bool) {
 		t.Helper()
-		if got, ok := e.try(now, used); ok != want || ok && got != first {
+		if got, ok, _ := e.try(now, used); ok != want || ok && got != first {
 			t.Errorf("%s: %v, %v; want %v", when, got, ok, want)
 		}
 	}

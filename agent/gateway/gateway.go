@@ -255,31 +255,38 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	if down && received {
 		a.prober.Hurry()
 	}
+	next = min(loop.LookInterval, a.probes.Pause*2/3)
 	if plane := a.peering.Plane(a.local.plane); plane != nil && plane.Role == v1alpha1.Client {
 		switch {
 		case !down:
-			a.callPreferred(wasDown)
+			if again := a.callPreferred(wasDown); again > 0 {
+				next = min(next, again)
+			}
 		case a.redialer.shouldRedial(a.probes):
 			a.redial(ctx)
 		}
 	}
-	return a.measurePath(), min(loop.LookInterval, a.probes.Pause*2/3)
+	return a.measurePath(), next
 }
 
-// callPreferred has packets sent to the preferred endpoint.
-func (a *agent) callPreferred(wasDown bool) {
+// callPreferred has packets sent to the preferred endpoint. It returns how long to wait before it is to be called again,
+// 0 if that does not matter.
+func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 	if wasDown {
 		// Nodes come back to this plane in some seconds.
 		a.endpoints.recovered()
 	}
-	preferred, ok := a.endpoints.try(time.Now(), a.tunnel.Endpoint)
+	preferred, ok, again := a.endpoints.try(time.Now(), a.tunnel.Endpoint)
 	if !ok {
-		return
+		return again
 	}
 	a.Log.Info("calling the node of the peer's gateway", "endpoint", preferred, "before", a.tunnel.Endpoint)
 	if err := a.device.Call(preferred); err != nil {
 		a.Log.Error("cannot change the endpoint", "error", err)
 	}
+	// The next packet decides: if it is one of the peer's, WireGuard goes back.
+	a.prober.Probe()
+	return again
 }
 
 // redial starts the handshake anew.

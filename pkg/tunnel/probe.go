@@ -115,8 +115,9 @@ type Prober struct {
 	mu sync.Mutex
 	// likely is when something last made an answer likely.
 	likely time.Time
-	// retime tells Run that the next probe is due at another time.
+	// retime tells Run that the next probe is due at another time, wanted that it is due now.
 	retime   notify.Signal
+	wanted   bool
 	sequence uint64
 	// newest is the answered probe that was sent last.
 	newest    uint64
@@ -153,6 +154,14 @@ func (p *Prober) Hurry() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.likely = time.Now()
+	p.retime.Send()
+}
+
+// Probe has a probe sent at once.
+func (p *Prober) Probe() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wanted = true
 	p.retime.Send()
 }
 
@@ -211,6 +220,9 @@ func (p *Prober) run(ctx context.Context, conn *net.UDPConn) {
 func (p *Prober) due() time.Time {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.wanted {
+		return time.Time{}
+	}
 	return p.sent(p.sequence).Add(p.pause())
 }
 
@@ -254,6 +266,7 @@ func (p *Prober) send(conn *net.UDPConn) {
 func (p *Prober) mark(now time.Time) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.wanted = false
 	p.sequence++
 	p.window[p.sequence%uint64(len(p.window))] = probe{sequence: p.sequence, sent: now}
 	return p.sequence

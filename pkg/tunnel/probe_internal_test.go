@@ -46,3 +46,22 @@ func TestDefect1_08_ProbesOfADeadPeerSlowDown(t *testing.T) {
 		})
 	}
 }
+
+// A probe that somebody wants is due at once, and once only.
+func TestProbeAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewProber(netip.Addr{}, netip.MustParseAddrPort("192.0.2.1:6095"), 5*time.Second)
+		for range ProbeWindow + 1 {
+			p.answered(p.mark(time.Now()), time.Now(), 0)
+		}
+		for _, wanted := range []bool{false, true, false} {
+			if wanted {
+				p.Probe()
+			}
+			if due := !p.due().After(time.Now()); due != wanted {
+				t.Errorf("wanted: %v, due: %v", wanted, due)
+			}
+			p.answered(p.mark(time.Now()), time.Now(), 0)
+		}
+	})
+}
