@@ -84,7 +84,7 @@ test: packages ## all that guards a change; the time of each test in the end
 	@mkdir -p bin && rm -f bin/times
 	@status=0; \
 	run="$(MAKE) --no-print-directory TIMES=bin/times"; \
-	{ $$run test-unit test-race && $$run -j2 test-kernel lab-programs && $$run test-attack test-e2e; } || status=$$?; \
+	{ $$run test-others test-race && $$run -j2 test-kernel lab-programs && $$run test-attack test-e2e; } || status=$$?; \
 	go run ./scripts/gotest -stale; \
 	go run ./scripts/gotest -times bin/times; \
 	exit $$status
@@ -93,6 +93,12 @@ test: packages ## all that guards a change; the time of each test in the end
 test-unit: ## tests that need neither root nor packages, in a minute
 	go vet ./...
 	$(GOTEST) -- -short ./...
+
+# What test-unit has and the other parts of test have not.
+.PHONY: test-others
+test-others:
+	go vet ./...
+	$(GOTEST) -- -short ./cmd/... ./scripts/... ./test/...
 
 .PHONY: test-race
 test-race: packages ## the same, of agents and tunnels, with the race detector
@@ -124,15 +130,23 @@ test-fresh: ## RUN (demo and tests) in a root file system made just now (root); 
 
 .PHONY: test-e2e
 test-e2e: lab-programs image ## tests of the product on lab clusters (root)
-	$(GOTEST) -v -- -count=1 -timeout 20m ./test/e2e
+	$(GOTEST) -v -- -count=1 -timeout 25m ./test/e2e
+
+.PHONY: chaos
+chaos: lab-programs image ## faults at random in three peered clusters under load, for CHAOS (5m); the seed is printed (root)
+	$(GOTEST) -v -- -count=1 -timeout 0 ./test/e2e -run '^TestChaos$$' -chaos $(or $(CHAOS),5m)
 
 # Parts of less than an hour each, which write docs/results/NAME.json.
 .PHONY: test-long
-test-long: test-long-networks test-long-failures test-long-damages test-long-failover test-long-lab test-long-vm test-long-plays test-long-sizes test-long-race test-long-supply test-long-attack bench ## all that takes longer (root)
+test-long: test-long-networks test-long-failures test-long-damages test-long-failover test-long-chaos test-long-lab test-long-vm test-long-plays test-long-sizes test-long-race test-long-supply test-long-attack bench ## all that takes longer (root)
 
 .PHONY: test-long-networks test-long-failures test-long-damages test-long-failover
 test-long-networks test-long-failures test-long-damages test-long-failover: test-long-%: lab-programs image
 	go run ./scripts/gotest -v -result $* -of agent,cmd,pkg,test/e2e,test/lab -- -count=1 -timeout 55m ./test/e2e -part $*
+
+.PHONY: test-long-chaos
+test-long-chaos: lab-programs image
+	go run ./scripts/gotest -v -result chaos -of agent,cmd,pkg,test/e2e,test/lab -- -count=1 -timeout 58m ./test/e2e -run '^TestChaos$$' -chaos 50m
 
 .PHONY: test-long-lab
 test-long-lab: lab-programs

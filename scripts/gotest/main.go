@@ -391,11 +391,11 @@ func writeTable() error {
 	)
 }
 
-// measuredPage has tables of what benchmarks measured: one after each comment that names a result, and the units and
-// titles of the columns.
+// measuredPage has tables of what benchmarks measured: one after each comment that names a result, the benchmark, and the
+// columns: parts of its name, by their number after a slash, and units, each with a title.
 const measuredPage = "docs/reliability.md"
 
-var measured = regexp.MustCompile(`(?s)(<!-- results of (\w+): (.*?) -->\n).*?(<!-- end -->)`)
+var measured = regexp.MustCompile(`(?s)(<!-- results of (\w+), (Benchmark\w+): (.*?) -->\n).*?(<!-- end -->)`)
 
 // fill writes the tables of a page anew.
 func fill(page string, all []Result) string {
@@ -405,24 +405,36 @@ func fill(page string, all []Result) string {
 		if i < 0 {
 			return found
 		}
-		var units, titles []string
-		for _, column := range strings.Split(m[3], ", ") {
-			unit, title, _ := strings.Cut(column, "=")
-			units, titles = append(units, unit), append(titles, title)
+		var columns, titles []string
+		for _, column := range strings.Split(m[4], ", ") {
+			key, title, _ := strings.Cut(column, "=")
+			columns, titles = append(columns, key), append(titles, title)
 		}
 		var b strings.Builder
-		fmt.Fprintf(&b, "%s| what fails | in whose cluster | %s |\n|---|---|%s\n", m[1], strings.Join(titles, " | "), strings.Repeat("---|", len(titles)))
+		fmt.Fprintf(&b, "%s| %s |\n|%s\n", m[1], strings.Join(titles, " | "), strings.Repeat("---|", len(titles)))
 		for _, mark := range all[i].Benchmarks {
-			name := strings.Split(strings.ReplaceAll(mark.Name, "-", " "), "/")
-			values := []string{name[1], "the " + name[2] + "'s"}
-			for _, unit := range units {
-				values = append(values, fmt.Sprintf("%g", mark.Metrics[unit]))
+			if name := strings.Split(strings.ReplaceAll(mark.Name, "-", " "), "/"); name[0] == m[3] {
+				fmt.Fprintf(&b, "| %s |\n", strings.Join(mark.row(name, columns), " | "))
 			}
-			fmt.Fprintf(&b, "| %s |\n", strings.Join(values, " | "))
 		}
-		fmt.Fprintf(&b, "\nOf %s, commit %s.\n\n%s", all[i].Date.Format(time.DateOnly), all[i].Commit, m[4])
+		fmt.Fprintf(&b, "\nOf %s, commit %s.\n\n%s", all[i].Date.Format(time.DateOnly), all[i].Commit, m[5])
 		return b.String()
 	})
+}
+
+// row has a value for each column.
+func (b Benchmark) row(name, columns []string) (out []string) {
+	for _, column := range columns {
+		value := fmt.Sprintf("%g", b.Metrics[column])
+		if part, ok := strings.CutPrefix(column, "/"); ok {
+			value = ""
+			if n, err := strconv.Atoi(part); err == nil && n < len(name) {
+				value = name[n]
+			}
+		}
+		out = append(out, value)
+	}
+	return out
 }
 
 const introduction = `# Results of the long tests

@@ -3,7 +3,9 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -33,37 +35,14 @@ func TestDefect1_07_GatewayCutOff(t *testing.T) {
 			at = n
 		}
 	}
-	// The kubelet's way, kube-proxy's, and the agents' by the Service's address.
-	server, err := fx.lab.Node(a.Name + "-cp")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cut := fmt.Sprintf(`nft add table ip e2e-cut
-		for hook in output forward; do
-			nft "add chain ip e2e-cut $hook { type filter hook $hook priority -300; }"
-			nft "add rule ip e2e-cut $hook ip daddr { %s, %s } tcp dport { 443, 6443 } drop"
-		done`, server.Address, a.server.Addr())
-	if _, err := at.shell(ctx, cut); err != nil {
-		t.Fatal(err)
-	}
-	heal := sync.OnceValue(func() error {
-		_, err := at.shell(context.WithoutCancel(ctx), "nft delete table ip e2e-cut")
-		return err
-	})
-	t.Cleanup(func() {
-		if err := heal(); err != nil {
-			t.Error(err)
-		}
-	})
+	heal := a.cutOffAPI(t, ctx, at)
 	eventually(t, ctx, evictTimeout, "a second gateway is started", func() string {
 		if found := a.agents(t, "gateway"); len(found) != 2 {
 			return fmt.Sprint(found)
 		}
 		return ""
 	})
-	if err := heal(); err != nil {
-		t.Fatal(err)
-	}
+	heal()
 	eventually(t, ctx, podTimeout, "there is one gateway", func() string {
 		if found := a.agents(t, "gateway"); len(found) != 1 || found[0].node == at.Node.Name {
 			return fmt.Sprint(found)
@@ -74,6 +53,153 @@ func TestDefect1_07_GatewayCutOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkMended(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// cutOffAPI lets nothing pass from a node to its API server: the kubelet's packets, kube-proxy's, and the agents', which
+// use the Service's address. What it returns heals that.
+func (c *cluster) cutOffAPI(t *testing.T, ctx context.Context, at node) (heal func()) {
+	t.Helper()
+	server, err := fx.lab.Node(c.Name + "-cp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cut := fmt.Sprintf(`nft add table ip e2e-cut
+		for hook in output forward; do
+			nft "add chain ip e2e-cut $hook { type filter hook $hook priority -300; }"
+			nft "add rule ip e2e-cut $hook ip daddr { %s, %s } tcp dport { 443, 6443 } drop"
+		done`, server.Address, c.server.Addr())
+	if _, err := at.shell(ctx, cut); err != nil {
+		t.Fatal(err)
+	}
+	heal = sync.OnceFunc(func() {
+		if _, err := at.shell(context.WithoutCancel(ctx), "nft delete table ip e2e-cut"); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(heal)
+	return heal
+}
+
+// away is how long an API server is away.
+const away = 2 * time.Minute
+
+// With two planes there is never a second gateway with the same key: the node of one is cut off from the API server
+// only, for two minutes. Its packets pass, or those of the other plane. When it is back, all is as before.
+func TestPlaneCutOffFromAPI(t *testing.T) {
+	a, b := fx.gamma, fx.delta
+	begin(t)
+	ctx := t.Context() // it takes minutes
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", b.Name)
+	checkPair(t, ctx, a, b)
+	for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
+		of, peer := direction[0], direction[1]
+		used := inUse(t, ctx, of, peer, peer.nodes[0])
+		at := slices.IndexFunc(of.nodes, func(n node) bool { return n.Node.Name == used.node })
+		before := of.agents(t, "gateway")
+		fs := startFlows(t, ctx, of, peer, (at+1)%len(of.nodes), 0)
+		heal := of.cutOffAPI(t, ctx, of.nodes[at])
+		for begun := time.Now(); time.Since(begun) < away; time.Sleep(time.Second) {
+			if found := of.agents(t, "gateway"); !slices.Equal(found, before) {
+				t.Fatalf("the gateways of %s were %v, and are %v", of.Name, before, found)
+			}
+		}
+		heal()
+		if _, err := of.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s"); err != nil {
+			t.Fatal(err)
+		}
+		checkBothPlanes(t, ctx, a, b)
+		fs.interrupted(t, of.Name+": the node of a gateway was cut off from the API server", switchLimit)
+		checkMended(t, ctx, a, b)
+	}
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// Both API servers are away for minutes. Traffic goes on, agents go on and use no more of a processor than before, and
+// a gateway that stops is noticed as ever.
+func TestAPIServersAway(t *testing.T) {
+	a, b := fx.gamma, fx.delta
+	begin(t)
+	ctx := t.Context() // it takes minutes
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", b.Name)
+	checkPair(t, ctx, a, b)
+	agents := func() (out []agentProcess) {
+		for _, c := range []*cluster{a, b} {
+			out = append(out, append(c.agents(t, "gateway"), c.agents(t, "node")...)...)
+		}
+		return out
+	}
+	before := agents()
+	gateway := inUse(t, ctx, b, a, a.nodes[0])
+	usage := func(during time.Duration) (all time.Duration) {
+		begun := map[int]time.Duration{}
+		for _, p := range before {
+			begun[p.pid] = cpuTime(t, p.pid)
+		}
+		time.Sleep(during)
+		for _, p := range before {
+			all += cpuTime(t, p.pid) - begun[p.pid]
+		}
+		return time.Duration(float64(all) / during.Seconds())
+	}
+	views := status(t, ctx, 0, a, b)
+	flowsNow := func() flows {
+		fs := flowsOf(t, ctx, views, a, b, 0, 0, 8)
+		for _, f := range fs {
+			answering(t, ctx, f, callTimeout)
+		}
+		return fs
+	}
+	fs := flowsNow()
+	usual := usage(away / 4)
+	var back []func()
+	for _, c := range []*cluster{a, b} {
+		pid := processOf(t, c.Name+"-cp", "kube-apiserver")
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+		back = append(back, sync.OnceFunc(func() {
+			if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+				t.Error(err)
+			}
+		}))
+		t.Cleanup(back[len(back)-1])
+	}
+	meanwhile := usage(away)
+	t.Logf("agents used %s of a processor in a second, and %s while the API servers were away", usual, meanwhile)
+	if meanwhile > 2*usual {
+		t.Errorf("agents use %s of a processor in a second, %s before", meanwhile, usual)
+	}
+	if found := agents(); !slices.Equal(found, before) {
+		t.Errorf("agents were %v, and are %v", before, found)
+	}
+	fs.lossless(t, "both API servers were away")
+	fs = flowsNow()
+	gateway.holdUp(t, ctx)
+	for _, f := range fs {
+		answering(t, ctx, f, moveTimeout)
+	}
+	if err := syscall.Kill(gateway.pid, syscall.SIGCONT); err != nil {
+		t.Error(err)
+	}
+	fs.interrupted(t, "a gateway was stopped meanwhile", switchLimit)
+	fs = flowsNow()
+	for _, f := range back {
+		f()
+	}
+	for _, c := range []*cluster{a, b} {
+		if _, err := c.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=60s"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	checkMended(t, ctx, a, b)
+	checkBothPlanes(t, ctx, a, b)
+	fs.interrupted(t, "both API servers are back", switchLimit)
+	if found := agents(); !slices.Equal(found, before) {
+		t.Errorf("agents were %v, and are %v", before, found)
+	}
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	checkNothingLeft(t, ctx)
 }

@@ -59,7 +59,12 @@ func startFlows(t testing.TB, ctx context.Context, a, b *cluster, from, to int) 
 func startFlowsOf(t testing.TB, ctx context.Context, a, b *cluster, from, to, size int) flows {
 	t.Helper()
 	// Addresses are told in whatever state the peering is.
-	views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name).stdout)
+	return flowsOf(t, ctx, parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name).stdout), a, b, from, to, size)
+}
+
+// flowsOf is the same where it is known what status says.
+func flowsOf(t testing.TB, ctx context.Context, views map[[2]string]view, a, b *cluster, from, to, size int) flows {
+	t.Helper()
 	seenInB := viewOf(t, views, a, b).seenAs(t, a.pods[from].IP)
 	seenInA := viewOf(t, views, b, a).seenAs(t, b.pods[to].IP)
 	return flows{

@@ -74,7 +74,7 @@ func idle(b *testing.B, planes string) {
 }
 
 // cpuTime is what a process has used since its start.
-func cpuTime(b *testing.B, pid int) time.Duration {
+func cpuTime(b testing.TB, pid int) time.Duration {
 	b.Helper()
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -207,7 +207,8 @@ var places = map[string]place{
 	"TestRestarts":       {laneOther, everyChange},
 	"TestTroubles":       {laneOther, everyChange},
 
-	"TestAskedBeforePeering":                       {laneAll, everyChange},
+	"TestChaos":              {laneAll, everyChange},
+	"TestAskedBeforePeering": {laneAll, everyChange},
 	"TestDefect1_01_FailedPeerLeavesOtherPeerings": {laneAll, everyChange},
 	"TestMesh":                           {laneAll, everyChange},
 	"TestNetworkPolicy":                  {laneAll, everyChange},
@@ -233,9 +234,12 @@ var places = map[string]place{
 	"TestNodesInAnothersRange":  {laneAll, networksPart},
 	"TestPeculiarNodes":         {laneAll, networksPart},
 
+	"TestAPIServersAway":          {laneOther, failuresPart},
+	"TestPlaneCutOffFromAPI":      {laneOther, failuresPart},
 	"TestFailedPeerOtherwise":     {laneEqual, failuresPart},
 	"TestInterruptedOften":        {laneEqual, failuresPart},
 	"TestKilledOften":             {laneEqual, failuresPart},
+	"TestKilledAfterEachWrite":    {laneEqual, failuresPart},
 	"TestRollback":                {laneEqual, failuresPart},
 	"TestRollbackOfSecond":        {laneAll, failuresPart},
 	"TestUnpeerOtherPartialState": {laneEqual, failuresPart},

@@ -67,20 +67,9 @@ func faults() []fault {
 	// The kernel of the gateway's node drops some of what comes in, or goes out.
 	drop := func(rules ...string) func(*testing.T, context.Context, *cluster, agentProcess, node) func() {
 		return func(t *testing.T, ctx context.Context, _ *cluster, _ agentProcess, at node) func() {
-			script := "nft 'add table netdev e2e-cut; add chain netdev e2e-cut in { type filter hook ingress device eth0 priority -500; }; " +
-				"add chain netdev e2e-cut out { type filter hook egress device eth0 priority -500; }"
-			for _, rule := range rules {
-				script += "; add rule netdev e2e-cut " + rule
-			}
-			if _, err := at.shell(ctx, script+"'"); err != nil {
-				t.Fatal(err)
-			}
+			mend := at.dropPackets(t, ctx, rules...)
 			time.Sleep(faultTime)
-			return func() {
-				if _, err := at.shell(context.WithoutCancel(ctx), "nft delete table netdev e2e-cut"); err != nil {
-					t.Error(err)
-				}
-			}
+			return mend
 		}
 	}
 	kill := func(t *testing.T, p agentProcess) {
@@ -127,6 +116,24 @@ func faults() []fault {
 		{"node cut off", drop("in drop", "out drop"), 8, false},
 		{"cut in one direction", drop("out drop"), 8, false},
 		{"large packets dropped", drop("in meta length > 1250 drop"), 1200, false},
+	}
+}
+
+// dropPackets has a node's kernel drop what comes in or goes out by its interface, as rules say.
+func (n node) dropPackets(t *testing.T, ctx context.Context, rules ...string) (mend func()) {
+	t.Helper()
+	script := "nft 'add table netdev e2e-cut; add chain netdev e2e-cut in { type filter hook ingress device eth0 priority -500; }; " +
+		"add chain netdev e2e-cut out { type filter hook egress device eth0 priority -500; }"
+	for _, rule := range rules {
+		script += "; add rule netdev e2e-cut " + rule
+	}
+	if _, err := n.shell(ctx, script+"'"); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if _, err := n.shell(context.WithoutCancel(ctx), "nft delete table netdev e2e-cut"); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
@@ -228,6 +235,12 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster) (outage
 	stall, err := tcp.End()
 	if err != nil {
 		t.Errorf("%s: the TCP connection has ended: %v", f.name, err)
+	}
+	if t.Failed() {
+		for _, c := range []*cluster{c, peer} {
+			logs, err := c.Run(ctx, "", "logs", "-n", "liqonet-system", "-l", "app.kubernetes.io/name=liqonet", "--prefix", "--since=60s", "--tail=-1")
+			t.Logf("%s: what agents said in the last minute: %v\n%s", c.Name, err, logs)
+		}
 	}
 	return outage, stall, late
 }
@@ -374,24 +387,9 @@ func TestRebootedClusters(t *testing.T) {
 				}
 			}
 			ready := time.Now()
-			eventually(t, ctx, podTimeout, "the test pods run", func() string {
-				for _, c := range rebooted {
-					lc, err := fx.lab.Cluster(c.Name)
-					if err == nil {
-						c.nodes, c.pods = nil, nil
-						err = c.connect(ctx, lc)
-					}
-					if err != nil {
-						return err.Error()
-					}
-					for _, p := range c.pods {
-						if _, err := p.call("udp", p.IP, shortTimeout); err != nil {
-							return err.Error()
-						}
-					}
-				}
-				return ""
-			})
+			for _, c := range rebooted {
+				c.reconnect(t, ctx)
+			}
 			run := time.Since(ready)
 			checkReached(t, ctx, both[0], both[1])
 			back := time.Since(ready)

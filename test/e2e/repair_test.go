@@ -17,11 +17,11 @@ import (
 )
 
 const (
-	// repairTimeout is within what the agents put back what somebody took, which takes
-	// them a second where nobody takes the processor away, and
-	// repairLooks the same on a slow machine: how often one could have looked, one
-	// look after the other, at all that is ours.
-	repairTimeout = 5 * time.Second
+	// repairTimeout is within what the agents put back what somebody took: far less than the 30 s after which they
+	// compare everything without a reason. It takes them a second where nobody takes the processor away. On a busy
+	// machine a comparison takes a second, and agents pause four times as long as it took.
+	// repairLooks is how often one could have looked, one look after the other, at all that is ours.
+	repairTimeout = 12 * time.Second
 	repairLooks   = 20
 	// silentFor is longer than the time after which agents compare everything
 	// without a reason.

@@ -58,7 +58,24 @@ type failingWrites struct {
 // failWrites writes a kubeconfig by which the clusters are reached through it.
 func failWrites(t *testing.T, clusters ...*cluster) *failingWrites {
 	t.Helper()
-	f := &failingWrites{kubeconfig: filepath.Join(t.TempDir(), "kubeconfig")}
+	f := &failingWrites{}
+	f.kubeconfig = between(t, func(c *cluster, w http.ResponseWriter, r *http.Request, api http.Handler) {
+		if f.refuses(c.Name, r) {
+			// For good: a server that fails once is asked again.
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422,"message":"refused by the test"}`)
+			return
+		}
+		api.ServeHTTP(w, r)
+	}, clusters...)
+	return f
+}
+
+// between writes a kubeconfig by which clusters are reached through a handler, which answers requests itself or
+// hands them on to the API server.
+func between(t testing.TB, handle func(c *cluster, w http.ResponseWriter, r *http.Request, api http.Handler), clusters ...*cluster) (kubeconfig string) {
+	t.Helper()
 	cfg := clientcmdapi.NewConfig()
 	for _, c := range clusters {
 		rc, err := c.restConfig()
@@ -76,18 +93,12 @@ func failWrites(t *testing.T, clusters ...*cluster) *failingWrites {
 		proxy := &httputil.ReverseProxy{
 			Transport: transport, FlushInterval: -1, // watches
 			ErrorLog: log.New(io.Discard, "", 0), // of watches that a command ends
-			Rewrite:  func(r *httputil.ProxyRequest) { r.SetURL(to) },
+			Rewrite: func(r *httputil.ProxyRequest) {
+				r.SetURL(to)
+				r.Out.Header.Del("Accept-Encoding") // the transport asks for it, and unpacks
+			},
 		}
-		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			if f.refuses(c.Name, r) {
-				// For good: a server that fails once is asked again.
-				w.Header().Set("Content-Type", "application/json")
-				w.WriteHeader(http.StatusUnprocessableEntity)
-				_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Invalid","code":422,"message":"refused by the test"}`)
-				return
-			}
-			proxy.ServeHTTP(w, r)
-		}))
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { handle(c, w, r, proxy) }))
 		t.Cleanup(func() {
 			server.CloseClientConnections()
 			server.Close()
@@ -95,10 +106,11 @@ func failWrites(t *testing.T, clusters ...*cluster) *failingWrites {
 		cfg.Clusters[c.Name] = &clientcmdapi.Cluster{Server: server.URL}
 		cfg.Contexts[c.Name] = &clientcmdapi.Context{Cluster: c.Name}
 	}
-	if err := clientcmd.WriteToFile(*cfg, f.kubeconfig); err != nil {
+	kubeconfig = filepath.Join(t.TempDir(), "kubeconfig")
+	if err := clientcmd.WriteToFile(*cfg, kubeconfig); err != nil {
 		t.Fatal(err)
 	}
-	return f
+	return kubeconfig
 }
 
 func (f *failingWrites) refuses(cluster string, r *http.Request) bool {

@@ -1,0 +1,591 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/flow"
+	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/ledger"
+	"github.com/liqonet/liqonet/test/workload"
+)
+
+var chaosTime = flag.Duration("chaos", 90*time.Second, "for how long TestChaos makes faults")
+
+const (
+	// A fault lasts for a time between these.
+	shortestFault, longestFault = 300 * time.Millisecond, 4 * time.Second
+	// mostFaults and mostCommands are how many there are at once.
+	mostFaults, mostCommands = 3, 2
+	// commandTimeout is how long a command may take, whatever else happens.
+	commandTimeout = 3 * time.Minute
+	// quietTimeout is how soon after the end of all faults every pod has to reach every pod.
+	quietTimeout = time.Minute
+	// noted is how long packets have to be lost to be one of the outages that are printed.
+	noted = 50 * time.Millisecond
+)
+
+// chaos makes faults in clusters that are all peered with each other.
+type chaos struct {
+	clusters []*cluster
+	random   *rand.Rand
+	history  *history
+	// names are those of our objects, links how many of them nodes have, before the first fault.
+	names map[string]string
+	links map[string]string
+	// outages, stalls and returns are what was measured, by the fault that was made; late is in how many rounds the test
+	// itself was late.
+	outages, stalls, returns map[string][]time.Duration
+	late                     int
+	commands                 map[string]int
+	// rebooted are clusters whose nodes have other kernels now, and whose pods other addresses.
+	rebooted map[*cluster]bool
+}
+
+// A disturbance is a fault with its place. Where node is set, the node's own pods are not called meanwhile.
+type disturbance struct {
+	name string
+	of   *cluster
+	node *node
+	// begin makes it, and returns what mends it, which may be nil.
+	begin func(t *testing.T, ctx context.Context) (mend func())
+}
+
+// Agents, gateways, nodes, kubelets, API servers, links and commands fail at random, under load. After each quiet
+// period every pod reaches every pod, nothing of ours is where it should not be, and ranges are disjoint. The history
+// of each ledger is linearizable, and that is no matter of course: without the check of its version it is not.
+func TestChaos(t *testing.T) {
+	begin(t)
+	ctx := t.Context()
+	x := &chaos{
+		clusters: []*cluster{fx.alpha, fx.beta, fx.gamma}, random: random(t), links: map[string]string{},
+		outages: map[string][]time.Duration{}, stalls: map[string][]time.Duration{}, returns: map[string][]time.Duration{}, commands: map[string]int{}, rebooted: map[*cluster]bool{},
+	}
+	x.history = newHistory(rand.New(rand.NewPCG(x.random.Uint64(), 0)), false)
+	for _, pair := range x.pairs() {
+		x.mustPeer(t, ctx, pair)
+	}
+	x.quiet(t, ctx)
+	x.names = x.objects(t, ctx)
+	for _, c := range x.clusters {
+		for _, n := range c.nodes {
+			x.links[n.Node.Name] = n.links(t, ctx)
+		}
+	}
+	for i, begun := 0, time.Now(); time.Since(begun) < *chaosTime && !t.Failed(); i++ {
+		t.Run(fmt.Sprint("round ", i), func(t *testing.T) { x.round(t, ctx) })
+	}
+	x.print(t)
+	for name, result := range x.history.check(t) {
+		if result != porcupine.Ok {
+			t.Errorf("%s: the history of its ledger is %s", name, result)
+		}
+	}
+	if !t.Failed() {
+		x.checkMutant(t, ctx)
+	}
+	for _, pair := range x.pairs() {
+		mustLiqonet(t, ctx, "unpeer", pair[0].Name, pair[1].Name)
+	}
+	checkNothingLeft(t, ctx)
+	var others []*lab.Node
+	for c := range x.rebooted {
+		for _, n := range labNodes(c) {
+			if traces := tracesOn(ctx, n); traces != "" {
+				t.Errorf("on %s:\n%s", n.Name, traces)
+			}
+			others = append(others, n)
+		}
+	}
+	now, err := workload.SettledSnapshots(ctx, others)
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps.Copy(fx.before, now)
+	fx.nodes = append(fx.nodes, others...)
+}
+
+func (x *chaos) pairs() [][2]*cluster {
+	return [][2]*cluster{{x.clusters[0], x.clusters[1]}, {x.clusters[1], x.clusters[2]}, {x.clusters[2], x.clusters[0]}}
+}
+
+func (x *chaos) mustPeer(t *testing.T, ctx context.Context, pair [2]*cluster) {
+	t.Helper()
+	r := liqonet(t, ctx, x.history.kubeconfig(t, x.clusters...), "peer", pair[0].Name, pair[1].Name, "--planes", "2")
+	if r.code != 0 {
+		t.Fatalf("peer %s %s: exit code %d\n%s", pair[0].Name, pair[1].Name, r.code, r.stderr)
+	}
+}
+
+// round makes some faults while packets are sent, and then looks whether all is well.
+func (x *chaos) round(t *testing.T, ctx context.Context) {
+	faults := x.choose(t)
+	// In half of the rounds one thing happens, so that its outage can be told.
+	commands := 0
+	if x.random.IntN(2) == 0 {
+		commands = 1 + x.random.IntN(mostCommands)
+	} else if x.random.IntN(3) > 0 {
+		faults = faults[:1]
+	}
+	var calls []chaosCommand
+	for range commands {
+		calls = append(calls, x.command(t))
+	}
+	load := x.startLoad(t, ctx, faults)
+
+	var all sync.WaitGroup
+	for _, c := range calls {
+		all.Go(func() { c.run(t, ctx) })
+	}
+	var names []string
+	var mends []func()
+	for _, f := range faults {
+		what := f.name + " in " + f.of.Name
+		if f.node != nil {
+			what = f.name + " at " + f.node.Node.Name
+		}
+		t.Log(what)
+		names = append(names, f.name)
+		mends = append(mends, f.begin(t, ctx))
+	}
+	time.Sleep(shortestFault + time.Duration(x.random.Int64N(int64(longestFault-shortestFault))))
+	for _, mend := range mends {
+		if mend != nil {
+			mend()
+		}
+	}
+	mended := time.Now()
+	all.Wait()
+	broken := map[[2]string]bool{} // pairs that are not peered any more, maybe
+	for _, c := range calls {
+		x.commands[c.args[0]]++
+		broken[[2]string{c.args[1], c.args[2]}], broken[[2]string{c.args[2], c.args[1]}] = c.args[0] == "unpeer", c.args[0] == "unpeer"
+	}
+	if len(calls) > 0 {
+		mended = time.Now()
+		for _, pair := range x.pairs() {
+			if slices.ContainsFunc(calls, func(c chaosCommand) bool { return c.args[0] != "expose-host" && c.of(pair) }) {
+				x.mustPeer(t, ctx, pair)
+			}
+		}
+	}
+	x.quiet(t, ctx)
+	name := names[0]
+	if len(names)+len(calls) > 1 {
+		name = "several at once"
+	}
+	x.returns[name] = append(x.returns[name], time.Since(mended))
+	load.end(t, x, name, broken)
+	x.checkPlaces(t, ctx)
+}
+
+// choose returns some faults at random places: of the nodes of a cluster at most one is disturbed itself.
+func (x *chaos) choose(t *testing.T) (out []disturbance) {
+	t.Helper()
+	kinds := []func(*cluster) disturbance{
+		x.agent("gateway", syscall.SIGKILL), x.agent("gateway", syscall.SIGSTOP), x.agent("node", syscall.SIGKILL), x.agent("node", syscall.SIGSTOP),
+		x.cutNode("node cut off", "in drop", "out drop"), x.cutNode("cut inwards", "in drop"), x.cutNode("cut outwards", "out drop"),
+		x.cutNode("30 % lost", "in numgen random mod 100 < 30 drop"),
+		x.component("kubelet", false), x.component("kube-apiserver", true), x.powerOff,
+	}
+	disturbed := map[*cluster]bool{}
+	for range 1 + x.random.IntN(mostFaults) {
+		c := x.clusters[x.random.IntN(len(x.clusters))]
+		f := kinds[x.random.IntN(len(kinds))](c)
+		if f.node != nil {
+			if disturbed[c] {
+				continue
+			}
+			disturbed[c] = true
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// agent is what happens to one of the agents of a kind.
+func (x *chaos) agent(kind string, signal syscall.Signal) func(*cluster) disturbance {
+	name := map[string]string{"gateway": "gateway", "node": "node agent"}[kind] + map[syscall.Signal]string{syscall.SIGKILL: " killed", syscall.SIGSTOP: " stopped"}[signal]
+	which := x.random.Uint32()
+	return func(c *cluster) disturbance {
+		return disturbance{name: name, of: c, begin: func(t *testing.T, ctx context.Context) func() {
+			agents := c.agents(t, kind)
+			if len(agents) == 0 {
+				return nil // a command has just removed them
+			}
+			p := agents[int(which)%len(agents)]
+			_ = syscall.Kill(p.pid, signal) // it may have ended
+			return func() {
+				if signal == syscall.SIGSTOP {
+					_ = syscall.Kill(p.pid, syscall.SIGCONT)
+					return
+				}
+				// The kubelet waits longer and longer before it starts a container again: the next one is in a new pod.
+				args := []string{"-n", "liqonet-system", "delete", "pods", "--ignore-not-found", "--grace-period=0", "--force", "--field-selector", "spec.nodeName=" + p.node, "-l"}
+				selector := "app.kubernetes.io/component=node"
+				if kind == "gateway" {
+					selector = v1alpha1.LabelPeering + "=" + p.peering
+				}
+				if _, err := c.Run(ctx, "", append(args, selector)...); err != nil {
+					t.Error(err)
+				}
+			}
+		}}
+	}
+}
+
+// cutNode has the kernel of a node drop packets.
+func (x *chaos) cutNode(name string, rules ...string) func(*cluster) disturbance {
+	return func(c *cluster) disturbance {
+		n := &c.nodes[x.random.IntN(len(c.nodes))]
+		return disturbance{name, c, n, func(t *testing.T, ctx context.Context) func() {
+			return n.dropPackets(t, ctx, rules...)
+		}}
+	}
+}
+
+// component stops one of Kubernetes' programs: the kubelet of a node, or what the control plane has.
+func (x *chaos) component(program string, ofControlPlane bool) func(*cluster) disturbance {
+	return func(c *cluster) disturbance {
+		machine := c.Name + "-cp"
+		if !ofControlPlane {
+			machine = c.nodes[x.random.IntN(len(c.nodes))].Node.Name
+		}
+		return disturbance{name: program + " stopped", of: c, begin: func(t *testing.T, _ context.Context) func() {
+			pid := processOf(t, machine, program)
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				t.Error(err)
+			}
+			return func() {
+				if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+					t.Error(err)
+				}
+			}
+		}}
+	}
+}
+
+// powerOff takes the power from a node. It starts again when that is mended.
+func (x *chaos) powerOff(c *cluster) disturbance {
+	n := &c.nodes[x.random.IntN(len(c.nodes))]
+	return disturbance{"node powered off", c, n, func(t *testing.T, ctx context.Context) func() {
+		machine := n.Node
+		if err := machine.Kill(ctx); err != nil {
+			t.Fatal(err)
+		}
+		// Its kernel will be another one, and the other nodes lead packets to another pod.
+		x.rebooted[c] = true
+		fx.nodes = slices.DeleteFunc(fx.nodes, func(n *lab.Node) bool {
+			return slices.ContainsFunc(labNodes(c), func(other *lab.Node) bool { return other.Name == n.Name })
+		})
+		for _, n := range labNodes(c) {
+			delete(fx.before, n.Name)
+		}
+		return func() {
+			if err := machine.Restart(ctx); err != nil {
+				t.Fatal(err)
+			}
+			c.reconnect(t, ctx)
+		}
+	}}
+}
+
+// reconnect finds the test pods of a cluster, some of whose nodes have been rebooted, when they answer.
+func (c *cluster) reconnect(t *testing.T, ctx context.Context) {
+	t.Helper()
+	want := len(c.pods)
+	eventually(t, ctx, podTimeout, "the test pods of "+c.Name+" run", func() string {
+		lc, err := fx.lab.Cluster(c.Name)
+		if err != nil {
+			return err.Error()
+		}
+		c.nodes, c.pods = nil, nil
+		if err := c.connect(ctx, lc); err != nil {
+			return err.Error()
+		}
+		if len(c.pods) != want {
+			return fmt.Sprintf("%d test pods, want %d", len(c.pods), want)
+		}
+		for _, p := range c.pods {
+			if _, err := p.call("udp", p.IP, shortTimeout); err != nil {
+				return err.Error()
+			}
+		}
+		return ""
+	})
+}
+
+// processOf is a program on a machine of the lab.
+func processOf(t *testing.T, machine, program string) int {
+	t.Helper()
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, proc := range processes {
+		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
+		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
+		name, _, _ := bytes.Cut(cmdline, []byte{0})
+		if filepath.Base(string(name)) == program && bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/"+machine+"/")) {
+			if pid, err := strconv.Atoi(filepath.Base(proc)); err == nil {
+				return pid
+			}
+		}
+	}
+	t.Fatalf("%s has no %s", machine, program)
+	return 0
+}
+
+// chaosCommand is a command of which nobody knows how it ends.
+type chaosCommand struct {
+	args       []string
+	kubeconfig string
+	// signal is sent after some time, if it is not 0.
+	signal syscall.Signal
+	after  time.Duration
+}
+
+func (x *chaos) command(t *testing.T) chaosCommand {
+	pair := x.pairs()[x.random.IntN(3)]
+	if x.random.IntN(2) == 0 {
+		pair[0], pair[1] = pair[1], pair[0]
+	}
+	c := chaosCommand{kubeconfig: x.history.kubeconfig(t, x.clusters...), after: time.Duration(x.random.Int64N(int64(5 * time.Second)))}
+	a, b, host := pair[0].Name, pair[1].Name, fmt.Sprintf("192.0.2.%d", 1+x.random.IntN(9))
+	c.args = [][]string{
+		{"peer", a, b, "--planes", "2"},
+		{"unpeer", a, b},
+		{"expose-host", a, b, host},
+		{"expose-host", a, b, host, "--remove"},
+	}[x.random.IntN(4)]
+	c.signal = []syscall.Signal{0, syscall.SIGKILL, syscall.SIGINT}[x.random.IntN(3)]
+	return c
+}
+
+func (c chaosCommand) of(pair [2]*cluster) bool {
+	return slices.Contains(c.args[1:3], pair[0].Name) && slices.Contains(c.args[1:3], pair[1].Name)
+}
+
+func (c chaosCommand) run(t *testing.T, ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	cmd := command(ctx, c.kubeconfig, c.args...)
+	cmd.SysProcAttr = nil // this goroutine's thread may end before the command
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	begun := time.Now()
+	if err := cmd.Start(); err != nil {
+		t.Error(err)
+		return
+	}
+	what := "comes to its end"
+	if c.signal != 0 {
+		what = fmt.Sprintf("%v after %s", c.signal, c.after.Round(time.Millisecond))
+		timer := time.AfterFunc(c.after, func() { _ = cmd.Process.Signal(c.signal) })
+		defer timer.Stop()
+	}
+	err := cmd.Wait()
+	t.Logf("%v: %s: after %.1f s: %v", c.args, what, time.Since(begun).Seconds(), err)
+	if ctx.Err() != nil {
+		t.Errorf("%v did not end within %s:\n%s", c.args, commandTimeout, errs.String())
+	}
+	if strings.Contains(errs.String(), "goroutine ") {
+		t.Errorf("%v:\n%s", c.args, errs.String())
+	}
+}
+
+// load are packets and TCP connections between pods of all pairs, both ways.
+type load struct {
+	flows map[[2]string]*flow.Flow
+	tcp   map[[2]string]*flow.Conversation
+}
+
+// startLoad calls pods on nodes that are not disturbed themselves.
+func (x *chaos) startLoad(t *testing.T, ctx context.Context, faults []disturbance) *load {
+	t.Helper()
+	choose := func(c *cluster) pod {
+		pods := slices.DeleteFunc(slices.Clone(c.pods), func(p pod) bool {
+			return slices.ContainsFunc(faults, func(f disturbance) bool { return f.node != nil && f.node.Node.Name == p.Node })
+		})
+		return pods[x.random.IntN(len(pods))]
+	}
+	l := &load{map[[2]string]*flow.Flow{}, map[[2]string]*flow.Conversation{}}
+	for _, pair := range x.pairs() {
+		for _, direction := range [][2]*cluster{{pair[0], pair[1]}, {pair[1], pair[0]}} {
+			from, to := direction[0], direction[1]
+			key := [2]string{from.Name, to.Name}
+			source, target := choose(from), choose(to)
+			views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", from.Name, to.Name).stdout)
+			l.flows[key] = startFlow(t, ctx, source.vantage, viewOf(t, views, to, from).seenAs(t, target.IP), 8)
+			l.tcp[key] = converse(t, ctx, source, to, from, target)
+		}
+	}
+	for _, f := range l.flows {
+		answering(t, ctx, f, callTimeout)
+	}
+	return l
+}
+
+// end ends the load, and notes how long packets were lost and connections stood still, between clusters that were peered
+// all the time.
+func (l *load) end(t *testing.T, x *chaos, name string, broken map[[2]string]bool) {
+	t.Helper()
+	var outage, stall, late time.Duration
+	for _, r := range flow.End(slices.Collect(maps.Values(l.flows))...) {
+		for key, f := range l.flows {
+			if f.Name == r.Name && !broken[key] {
+				outage, late = max(outage, r.Gap), max(late, r.Late)
+				if r.Gap > noted {
+					t.Logf("%s, late by %s", r, r.Late.Round(time.Millisecond))
+				}
+			}
+		}
+	}
+	for key, c := range l.tcp {
+		s, err := c.End()
+		if broken[key] {
+			continue
+		}
+		stall = max(stall, s)
+		if err != nil {
+			t.Errorf("the TCP connection of %v has ended: %v", key, err)
+		}
+	}
+	if late > lateLimit {
+		x.late++
+		return
+	}
+	x.outages[name], x.stalls[name] = append(x.outages[name], outage), append(x.stalls[name], stall)
+}
+
+// quiet waits until every pod reaches every pod.
+func (x *chaos) quiet(t *testing.T, ctx context.Context) {
+	t.Helper()
+	for _, c := range x.clusters {
+		if _, err := c.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout="+podTimeout.String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, pair := range x.pairs() {
+		views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", pair[0].Name, pair[1].Name).stdout)
+		eventually(t, ctx, quietTimeout, "every pod reaches every pod", func() string { return unreached(t, views, pair[0], pair[1]) })
+	}
+}
+
+// checkPlaces looks whether there is of ours what there was before the first fault, and nothing else, and whether
+// nothing was given out twice.
+func (x *chaos) checkPlaces(t *testing.T, ctx context.Context) {
+	t.Helper()
+	eventually(t, ctx, quietTimeout, "our objects", func() string { return difference(x.names, x.objects(t, ctx)) })
+	for _, c := range x.clusters {
+		for _, n := range c.nodes {
+			eventually(t, ctx, quietTimeout, "links of "+n.Node.Name, func() string {
+				if now := n.links(t, ctx); now != x.links[n.Node.Name] {
+					return "were " + x.links[n.Node.Name] + ", are " + now
+				}
+				return ""
+			})
+		}
+		r, err := c.reader()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := ledger.Check(ctx, r, len(x.clusters)-1, []netip.Prefix{c.spec.ServiceCIDR, c.spec.NodeSubnet, c.spec.PodCIDR}...); err != nil {
+			t.Errorf("%s: %v", c.Name, err)
+		}
+	}
+}
+
+// generation is that of a key, and number the index of a peering, which are others after it was peered anew.
+var generation = regexp.MustCompile(`-\d+$`)
+
+// objects are the names of ours that do not come and go by themselves.
+func (x *chaos) objects(t *testing.T, ctx context.Context) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, c := range x.clusters {
+		objects, err := c.objects(ctx, managed)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, u := range objects {
+			if slices.Contains([]string{"Pod", "PodMetrics", "ReplicaSet", "ControllerRevision", "EndpointSlice", "Endpoints", "Event"}, u.GetKind()) {
+				continue
+			}
+			out[c.Name+": "+u.GetKind()+" "+u.GetNamespace()+"/"+withoutGeneration(u)] = ""
+		}
+	}
+	return out
+}
+
+func withoutGeneration(u *unstructured.Unstructured) string {
+	if u.GetKind() == "Secret" {
+		return generation.ReplaceAllString(u.GetName(), "")
+	}
+	return u.GetName()
+}
+
+// links are how many interfaces of ours a node has.
+func (n node) links(t *testing.T, ctx context.Context) string {
+	t.Helper()
+	out, err := n.shell(ctx, "ip -o link show | grep -c ': lq' || true")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(out)
+}
+
+// print shows what was measured.
+func (x *chaos) print(t *testing.T) {
+	rounds := 0
+	for _, name := range slices.Sorted(maps.Keys(x.outages)) {
+		outages, stalls, returns := slices.Sorted(slices.Values(x.outages[name])), slices.Sorted(slices.Values(x.stalls[name])), slices.Sorted(slices.Values(x.returns[name]))
+		n := len(outages)
+		rounds += n
+		// As benchmarks are printed, which are kept with the result.
+		fmt.Printf("BenchmarkChaos/%s 1 %d rounds %.3f median-s %.3f worst-s %.3f median-stall-s %.3f worst-stall-s %.3f worst-return-s\n",
+			strings.ReplaceAll(name, " ", "-"), n, outages[n/2].Seconds(), outages[n-1].Seconds(), stalls[n/2].Seconds(), stalls[n-1].Seconds(), returns[n-1].Seconds())
+	}
+	t.Logf("%d rounds, in %d more the test itself was late; commands: %v", rounds, x.late, x.commands)
+}
+
+// checkMutant has commands write the ledger of a cluster whoever has written it meanwhile, until that is found out.
+func (x *chaos) checkMutant(t *testing.T, ctx context.Context) {
+	t.Helper()
+	const tries = 10
+	a, b, c := x.clusters[0], x.clusters[1], x.clusters[2]
+	mutant := newHistory(rand.New(rand.NewPCG(x.random.Uint64(), 0)), true)
+	for i := range tries {
+		var all sync.WaitGroup
+		for _, peer := range []*cluster{b, c} {
+			kubeconfig := mutant.kubeconfig(t, x.clusters...)
+			all.Go(func() {
+				liqonet(t, ctx, kubeconfig, "expose-host", a.Name, peer.Name, fmt.Sprintf("192.0.2.%d", 100+i))
+			})
+		}
+		all.Wait()
+		if mutant.check(t)[a.Name] == porcupine.Illegal {
+			return
+		}
+	}
+	t.Errorf("the ledger is written without a look at its version, and in %d attempts nobody has noticed", tries)
+}
