@@ -76,8 +76,9 @@ func (e *endpoints) recovered() { e.tryAt, e.tryGap = time.Time{}, 0 }
 
 // try returns the preferred endpoint if packets of a tunnel that works are sent to another one, less and less often.
 // To send some there does no harm. Where they get no further, the peer goes on sending by the way before, and WireGuard
-// follows it back. It may do so without need, for packets that were on their way. again is how long to wait before the
-// next look at it, 0 if there is nothing to look at.
+// follows it back. It may do so without need, for packets that were on their way.
+//
+// again is how long to wait before the next look at it, 0 if there is nothing to look at.
 func (e *endpoints) try(now time.Time, used netip.AddrPort) (preferred netip.AddrPort, ok bool, again time.Duration) {
 	preferred, err := netip.ParseAddrPort(e.preferred)
 	switch {

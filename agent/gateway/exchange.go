@@ -80,15 +80,39 @@ func (a *agent) hear(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 	if a.channel != nil && a.channel.Received() != nil {
 		announced = a.channel.Received()
 	}
+	// The API server, as pods know it; by a name it is no address that a peer could give.
+	api, _ := netip.ParseAddr(os.Getenv("KUBERNETES_SERVICE_HOST"))
+	plane, own := p.Plane(a.local.plane), append([]netip.Addr{api}, a.PodIPs...)
 	a.announced = nil
 	if announced != nil {
-		// The API server, as pods know it; by a name it is no address that a peer could give.
-		api, _ := netip.ParseAddr(os.Getenv("KUBERNETES_SERVICE_HOST"))
-		got := usable(p, p.Plane(a.local.plane), nodes, append([]netip.Addr{api}, a.PodIPs...), *announced)
+		got := usable(p, plane, nodes, own, *announced)
 		if len(got.Endpoints)+len(got.NodeIPs) > 0 {
 			a.announced = &got
 		}
 	}
+	a.elsewhere = usable(p, plane, nodes, own, exchange.Announcement{Endpoints: ofOtherPlanes(p, plane)}).Endpoints
+}
+
+// ofOtherPlanes are the addresses that the peer's gateways of other planes have told, with this plane's port. So a plane
+// that has missed a change learns of it by one that lives.
+func ofOtherPlanes(p *v1alpha1.Peering, plane *v1alpha1.Plane) (out []string) {
+	var port uint16
+	for _, e := range plane.Endpoints {
+		if _, n, err := v1alpha1.SplitEndpoint(e); err == nil {
+			port = n
+		}
+	}
+	for _, s := range p.Status.Planes {
+		if s.Index == plane.Index || s.Remote == nil || port == 0 {
+			continue
+		}
+		for _, e := range s.Remote.Endpoints {
+			if told, err := netip.ParseAddrPort(e); err == nil {
+				out = append(out, netip.AddrPortFrom(told.Addr(), port).String())
+			}
+		}
+	}
+	return out
 }
 
 // usable is what of a peer's announcement may be used. own are addresses of this cluster beside
@@ -127,12 +151,16 @@ func usable(p *v1alpha1.Peering, plane *v1alpha1.Plane, nodes []v1alpha1.NodeNet
 	return f.Usable(announced)
 }
 
-// callable are the endpoints to try in turn: what the peer's gateway has told, and then
-// those that the CLI wrote.
-func callable(plane *v1alpha1.Plane, announced *v1alpha1.RemoteAnnouncement) []string {
-	if announced == nil {
-		return plane.Endpoints
+// callable are the endpoints to try in turn: what the peer's gateway has told, then what those of other planes have told,
+// and then those that the CLI wrote.
+func callable(plane *v1alpha1.Plane, announced *v1alpha1.RemoteAnnouncement, elsewhere []string) (out []string) {
+	if announced != nil {
+		out = slices.Clone(announced.Endpoints)
 	}
-	others := slices.DeleteFunc(slices.Clone(plane.Endpoints), func(e string) bool { return slices.Contains(announced.Endpoints, e) })
-	return slices.Concat(announced.Endpoints, others)
+	for _, e := range slices.Concat(elsewhere, plane.Endpoints) {
+		if !slices.Contains(out, e) {
+			out = append(out, e)
+		}
+	}
+	return out
 }

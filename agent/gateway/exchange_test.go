@@ -65,7 +65,7 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 		}
 		for deadline := time.After(30 * time.Second); ; {
 			a.hear(p, own)
-			a.endpoints.set(callable(p.Plane(0), a.announced))
+			a.endpoints.set(callable(p.Plane(0), a.announced, a.elsewhere))
 			if a.announced != nil && slices.Equal(a.announced.Endpoints, want) {
 				break
 			}
@@ -89,13 +89,34 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 	p.Status.Planes = []v1alpha1.PlaneStatus{{Remote: a.announced}}
 	fresh := &agent{}
 	fresh.hear(p, own)
-	fresh.endpoints.set(callable(p.Plane(0), fresh.announced))
+	fresh.endpoints.set(callable(p.Plane(0), fresh.announced, fresh.elsewhere))
 	if got, err := fresh.endpoints.current(ctx); err != nil || got.String() != "172.18.0.13:31820" {
 		t.Errorf("a new gateway calls %v, %v", got, err)
 	}
 	wantIPs := []v1alpha1.IP{{Addr: addr("172.18.0.13")}, {Addr: addr("172.18.0.14")}}
 	if !slices.Equal(fresh.announced.NodeIPs, wantIPs) {
 		t.Errorf("node addresses %v, want %v", fresh.announced.NodeIPs, wantIPs)
+	}
+}
+
+// A plane that was down while all nodes of the server's cluster were replaced learns of the new ones by the plane that
+// was not, with its own port.
+func TestEndpointsOfOtherPlanes(t *testing.T) {
+	p := peering(t, v1alpha1.Client, newKey(t))
+	p.Spec.Planes = append(p.Spec.Planes, p.Spec.Planes[0])
+	p.Spec.Planes[1].Index = 1
+	p.Spec.Planes[0].Endpoints, p.Spec.Planes[1].Endpoints = []string{"172.18.0.11:31820"}, []string{"172.18.0.11:31821"}
+	p.Status.Planes = []v1alpha1.PlaneStatus{{Index: 1, Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"172.18.0.13:31821", "10.0.0.1:1", "172.18.0.11:31821", "10.80.0.1:31821"}}}}
+	a := &agent{}
+	a.hear(p, nil)
+	want := []string{"172.18.0.13:31820", "10.0.0.1:31820", "172.18.0.11:31820"}
+	if got := callable(p.Plane(0), a.announced, a.elsewhere); !slices.Equal(got, want) {
+		t.Errorf("plane 0 calls %v, want %v: none is of this cluster", got, want)
+	}
+	a.local.plane = 1
+	a.hear(p, nil)
+	if got := callable(p.Plane(1), a.announced, a.elsewhere); a.announced == nil || got[0] != "172.18.0.13:31821" {
+		t.Errorf("plane 1 calls %v", got)
 	}
 }
 

@@ -208,8 +208,10 @@ type agent struct {
 	session atomic.Pointer[liveness.Session]
 	channel *exchange.Channel
 	stop    context.CancelFunc
-	// announced is what of the peer's announcement may be used.
+	// announced is what of the peer's announcement may be used, elsewhere where it can be called by
+	// what the gateways of other planes have heard.
 	announced *v1alpha1.RemoteAnnouncement
+	elsewhere []string
 
 	endpoints endpoints
 	redialer  redialer
@@ -344,7 +346,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	}
 	a.hear(p, nodes)
 	a.tell(ctx, plane, nodes)
-	a.endpoints.set(callable(plane, a.announced))
+	a.endpoints.set(callable(plane, a.announced, a.elsewhere))
 	if len(p.Spec.Planes) > 1 && a.announced != nil {
 		// The first one is by the node of the peer's gateway. So a plane depends on that node only, and
 		// no node's failure ends all planes.

@@ -9,7 +9,7 @@
 // A result is a file docs/results/NAME.json: what was run, when, of which commit,
 // with which seed, and the outcome of each test. It also names the state of what
 // was tested (-of), by which -stale says which results are older than that. From all
-// results -table writes docs/results/README.md, and the tables of docs/reliability.md.
+// results -table writes docs/results/README.md, and the tables and the picture of docs/reliability.md.
 //
 // With -times the times of tests are added to a file; without arguments of go test,
 // all that are in it are shown, and the file is removed.
@@ -384,6 +384,11 @@ func writeTable() error {
 	text, err := os.ReadFile(page)
 	if err != nil {
 		return err
+	}
+	if image := distribution(all); image != "" {
+		if err := os.WriteFile(filepath.Join(top, distributionImage), []byte(image), 0o644); err != nil {
+			return err
+		}
 	}
 	return errors.Join(
 		os.WriteFile(page, []byte(fill(string(text), all)), 0o644),

@@ -62,4 +62,7 @@ func TestTableIsCurrent(t *testing.T) {
 	if diff := cmp.Diff(fill(string(page), all), string(page)); diff != "" {
 		t.Errorf("run `go run ./scripts/gotest -table`:\n%s", diff)
 	}
+	if image, err := os.ReadFile(filepath.Join("..", "..", distributionImage)); err == nil && string(image) != distribution(all) {
+		t.Errorf("run `go run ./scripts/gotest -table`: %s is not of the last result", distributionImage)
+	}
 }

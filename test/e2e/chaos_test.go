@@ -565,6 +565,17 @@ func (x *chaos) print(t *testing.T) {
 		fmt.Printf("BenchmarkChaos/%s 1 %d rounds %.3f median-s %.3f worst-s %.3f median-stall-s %.3f worst-stall-s %.3f worst-return-s\n",
 			strings.ReplaceAll(name, " ", "-"), n, outages[n/2].Seconds(), outages[n-1].Seconds(), stalls[n/2].Seconds(), stalls[n-1].Seconds(), returns[n-1].Seconds())
 	}
+	for what, measured := range map[string]map[string][]time.Duration{"packets": x.outages, "tcp": x.stalls} {
+		all := slices.Sorted(slices.Values(slices.Concat(slices.Collect(maps.Values(measured))...)))
+		if len(all) == 0 {
+			continue
+		}
+		line := "BenchmarkChaosDistribution/" + what + " 1"
+		for q := 0; q <= 100; q += 5 {
+			line += fmt.Sprintf(" %.3f q%d", all[(len(all)-1)*q/100].Seconds(), q)
+		}
+		fmt.Println(line)
+	}
 	t.Logf("%d rounds, in %d more the test itself was late; commands: %v", rounds, x.late, x.commands)
 }
 

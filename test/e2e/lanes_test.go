@@ -235,6 +235,7 @@ var places = map[string]place{
 	"TestPeculiarNodes":         {laneAll, networksPart},
 
 	"TestAPIServersAway":          {laneOther, failuresPart},
+	"TestStaleConnections":        {laneOther, failuresPart},
 	"TestPlaneCutOffFromAPI":      {laneOther, failuresPart},
 	"TestFailedPeerOtherwise":     {laneEqual, failuresPart},
 	"TestInterruptedOften":        {laneEqual, failuresPart},
@@ -251,5 +252,6 @@ var places = map[string]place{
 	"TestFailover":              {laneAll, failoverPart},
 	"TestFailoverOfOtherRanges": {laneAll, failoverPart},
 	"TestPlanesOnReplacedNodes": {laneAll, failoverPart},
+	"TestPlanesThatAreBad":      {laneAll, failoverPart},
 	"TestRebootedClusters":      {laneAll, failoverPart},
 }

@@ -41,8 +41,8 @@ type fault struct {
 	do func(*testing.T, context.Context, *cluster, agentProcess, node) (mend func())
 	// size is how many bytes the packets have that are sent meanwhile.
 	size int
-	// lossless says that nobody must notice.
-	lossless bool
+	// lossless says that nobody must notice, silent that nothing is sent before the fault.
+	lossless, silent bool
 }
 
 func faults() []fault {
@@ -85,7 +85,7 @@ func faults() []fault {
 		{"killed", func(t *testing.T, ctx context.Context, c *cluster, p agentProcess, _ node) func() {
 			kill(t, p)
 			return renew(t, ctx, c, p)
-		}, 8, false},
+		}, 8, false, false},
 		{"killed three times", func(t *testing.T, ctx context.Context, c *cluster, p agentProcess, _ node) func() {
 			for range 2 {
 				kill(t, p)
@@ -101,7 +101,7 @@ func faults() []fault {
 			}
 			kill(t, p)
 			return renew(t, ctx, c, p)
-		}, 8, false},
+		}, 8, false, false},
 		{"stopped", func(t *testing.T, ctx context.Context, _ *cluster, p agentProcess, _ node) func() {
 			p.holdUp(t, ctx)
 			time.Sleep(faultTime)
@@ -110,12 +110,19 @@ func faults() []fault {
 					t.Error(err)
 				}
 			}
-		}, 8, false},
-		{"deleted", remove(), 8, true},
-		{"deleted without grace", remove("--grace-period=0", "--force"), 8, false},
-		{"node cut off", drop("in drop", "out drop"), 8, false},
-		{"cut in one direction", drop("out drop"), 8, false},
-		{"large packets dropped", drop("in meta length > 1250 drop"), 1200, false},
+		}, 8, false, false},
+		{"deleted", remove(), 8, true, false},
+		{"deleted without grace", remove("--grace-period=0", "--force"), 8, false, false},
+		{"node cut off", drop("in drop", "out drop"), 8, false, false},
+		{"cut in one direction", drop("out drop"), 8, false, false},
+		{"large packets dropped", drop("in meta length > 1250 drop"), 1200, false, false},
+		{"killed, nothing sent before", func(t *testing.T, ctx context.Context, c *cluster, p agentProcess, _ node) func() {
+			kill(t, p)
+			return renew(t, ctx, c, p)
+		}, 8, false, true},
+		{"node cut off, nothing sent before", func(t *testing.T, ctx context.Context, _ *cluster, _ agentProcess, at node) func() {
+			return at.dropPackets(t, ctx, "in drop", "out drop")
+		}, 8, false, true},
 	}
 }
 
@@ -210,14 +217,23 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster) (outage
 	gateway := inUse(t, ctx, c, peer, peer.nodes[0])
 	at := slices.IndexFunc(c.nodes, func(n node) bool { return n.Node.Name == gateway.node })
 	other := (at + 1) % len(c.nodes)
-	fs := startFlowsOf(t, ctx, c, peer, other, 0, f.size)
-	tcp := converse(t, ctx, peer.pods[0], c, peer, c.pods[other])
-	for begun := time.Now(); time.Since(begun) < steady; time.Sleep(flow.Interval) {
-		for _, f := range fs {
-			answering(t, ctx, f, callTimeout)
+	views := status(t, ctx, 0, c, peer)
+	var fs flows
+	var tcp *flow.Conversation
+	send := func() { fs = flowsOf(t, ctx, views, c, peer, other, 0, f.size) }
+	if !f.silent {
+		send()
+		tcp = converse(t, ctx, peer.pods[0], c, peer, c.pods[other])
+		for begun := time.Now(); time.Since(begun) < steady; time.Sleep(flow.Interval) {
+			for _, f := range fs {
+				answering(t, ctx, f, callTimeout)
+			}
 		}
 	}
 	mend := f.do(t, ctx, c, gateway, c.nodes[at])
+	if f.silent {
+		send()
+	}
 	for _, f := range fs {
 		answering(t, ctx, f, moveTimeout)
 	}
@@ -232,9 +248,11 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster) (outage
 			t.Logf("%s: %s", f.name, r)
 		}
 	}
-	stall, err := tcp.End()
-	if err != nil {
-		t.Errorf("%s: the TCP connection has ended: %v", f.name, err)
+	if tcp != nil {
+		var err error
+		if stall, err = tcp.End(); err != nil {
+			t.Errorf("%s: the TCP connection has ended: %v", f.name, err)
+		}
 	}
 	if t.Failed() {
 		for _, c := range []*cluster{c, peer} {

@@ -90,8 +90,8 @@ func (f *Flow) receive(conn net.Conn) {
 type Result struct {
 	Name       string
 	Sent, Lost int
-	// Gap is the longest time between two packets that were answered, while
-	// others between them were not. Since is when it began.
+	// Gap is the longest time between two packets that were answered, while others between them
+	// were not, or from the first packet to the first one that was. Since is when it began.
 	Gap   time.Duration
 	Since time.Time
 	// Late is how late a packet was sent shortly before the gap, in it, or after it.
@@ -122,8 +122,8 @@ func (f *Flow) Count() Result {
 			r.Lost++
 			continue
 		}
-		if last >= 0 && last < i-1 {
-			gap(last, i)
+		if last < i-1 {
+			gap(max(last, 0), i)
 		}
 		last = i
 	}

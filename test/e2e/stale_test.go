@@ -1,0 +1,52 @@
+package e2e
+
+import (
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/test/flow"
+)
+
+// staleLimit is how soon packets pass again when a server's gateway was replaced, and a node on the way goes on sending to
+// the one before. Most of it is the new pod's start.
+const staleLimit = 15 * time.Second
+
+// A node on the way to a server's gateway leads packets to the pod before, and goes on doing so: nobody changes its rules,
+// and the client's packets keep its connection entry alive. Another node leads to the new pod.
+func TestStaleConnections(t *testing.T) {
+	a, b := fx.gamma, fx.delta
+	ctx := begin(t)
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1", "--server", a.Name, "--service-type", "NodePort")
+	checkPair(t, ctx, a, b)
+	for _, n := range a.nodes { // by one of them the client calls
+		t.Run(n.Node.Name, func(t *testing.T) {
+			fs := startFlows(t, ctx, a, b, 0, 0)
+			for _, f := range fs {
+				answering(t, ctx, f, callTimeout)
+			}
+			proxy := processOf(t, n.Node.Name, "kube-proxy")
+			if err := syscall.Kill(proxy, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				if err := syscall.Kill(proxy, syscall.SIGCONT); err != nil {
+					t.Error(err)
+				}
+			}()
+			damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--grace-period=0", "--force"}})
+			for _, f := range fs {
+				answering(t, ctx, f, moveTimeout)
+			}
+			for _, r := range flow.End(fs...) {
+				t.Log(r)
+				if r.Gap > staleLimit {
+					t.Errorf("%s, want %s at most", r, staleLimit)
+				}
+			}
+		})
+	}
+	checkMended(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}

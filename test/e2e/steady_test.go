@@ -1,0 +1,118 @@
+package e2e
+
+import (
+	"context"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/test/flow"
+)
+
+const (
+	// lossyFor is how long a link loses packets, or the processors are busy.
+	lossyFor = 3 * time.Minute
+	// backWithin is how soon after the first of two planes works again packets pass. The goal is 1 s; a machine that is
+	// busy with the lab is given more.
+	backWithin = 2 * time.Second
+)
+
+// What is bad without having failed makes nobody change the plane again and again, and what has failed wholly comes back
+// by itself.
+func TestPlanesThatAreBad(t *testing.T) {
+	a, b := fx.alpha, fx.beta
+	begin(t)
+	ctx := t.Context() // it takes minutes
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", a.Name)
+	checkPair(t, ctx, a, b)
+	t.Run("some packets are lost", func(t *testing.T) {
+		gateway := inUse(t, ctx, a, b, b.nodes[0])
+		at := slices.IndexFunc(a.nodes, func(n node) bool { return n.Node.Name == gateway.node })
+		fs := startFlows(t, ctx, a, b, (at+1)%len(a.nodes), 0)
+		begun := time.Now()
+		mend := a.nodes[at].dropPackets(t, ctx, "in numgen random mod 100 < 30 drop")
+		time.Sleep(lossyFor)
+		mend()
+		flow.End(fs...)
+		for name, n := range switches(t, ctx, begun, a, b) {
+			t.Logf("%s has changed the plane %d times in %s", name, n, lossyFor)
+			if n > int(lossyFor/time.Minute) {
+				t.Errorf("%s has changed the plane %d times in %s, want once a minute at most", name, n, lossyFor)
+			}
+		}
+		checkBothPlanes(t, ctx, a, b)
+	})
+	t.Run("processors are busy", func(t *testing.T) {
+		fs := startFlows(t, ctx, a, b, 0, 0)
+		begun := time.Now()
+		ctx, cancel := context.WithTimeout(ctx, lossyFor)
+		defer cancel()
+		for range 2 * runtime.NumCPU() {
+			busy := exec.CommandContext(ctx, "sh", "-c", "while :; do :; done")
+			if err := busy.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = busy.Wait() }() // it was killed
+		}
+		<-ctx.Done()
+		for _, r := range flow.End(fs...) {
+			t.Logf("%s, late by %s", r, r.Late)
+		}
+		for name, n := range switches(t, t.Context(), begun, a, b) {
+			t.Errorf("%s has changed the plane %d times, and nothing has failed", name, n)
+		}
+	})
+	t.Run("both planes have failed", func(t *testing.T) {
+		checkBothPlanes(t, ctx, a, b)
+		fs := startFlows(t, ctx, a, b, 0, 0)
+		for _, f := range fs {
+			answering(t, ctx, f, callTimeout)
+		}
+		gateways := a.agents(t, "gateway")
+		for _, p := range gateways {
+			p.holdUp(t, ctx)
+		}
+		time.Sleep(faultTime)
+		first := time.Now()
+		for _, p := range gateways {
+			if err := syscall.Kill(p.pid, syscall.SIGCONT); err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range fs {
+				answering(t, ctx, f, moveTimeout)
+			}
+		}
+		for _, r := range flow.End(fs...) {
+			back := r.Since.Add(r.Gap).Sub(first)
+			t.Logf("%s: packets passed %s after the first plane was back", r, back)
+			if back > backWithin {
+				t.Errorf("%s: packets passed %s after the first plane was back, want %s", r, back, backWithin)
+			}
+		}
+	})
+	mustLiqonet(t, t.Context(), "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, t.Context())
+}
+
+// switches are how often each node has changed the plane since then, by what its agent says.
+func switches(t *testing.T, ctx context.Context, since time.Time, clusters ...*cluster) map[string]int {
+	t.Helper()
+	out := map[string]int{}
+	for _, c := range clusters {
+		for _, p := range c.agents(t, "node") {
+			pod := jsonPath(t, ctx, c, "{.items[0].metadata.name}", "-n", "liqonet-system", "get", "pods", "-l", "app.kubernetes.io/component=node", "--field-selector", "spec.nodeName="+p.node)
+			logs, err := c.Run(ctx, "", "logs", "-n", "liqonet-system", pod, "--since-time", since.UTC().Format(time.RFC3339))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := strings.Count(logs, "packets are sent by another plane"); n > 0 {
+				out[p.node] = n
+			}
+		}
+	}
+	return out
+}
