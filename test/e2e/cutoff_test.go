@@ -178,6 +178,7 @@ func TestAPIServersAway(t *testing.T) {
 	fs.lossless(t, "both API servers were away")
 	fs = flowsNow()
 	gateway.holdUp(t, ctx)
+	time.Sleep(faultTime)
 	for _, f := range fs {
 		answering(t, ctx, f, moveTimeout)
 	}

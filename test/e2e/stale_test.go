@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"fmt"
 	"syscall"
 	"testing"
 	"time"
@@ -34,7 +35,14 @@ func TestStaleConnections(t *testing.T) {
 					t.Error(err)
 				}
 			}()
+			before := a.gatewayAgent(t)
 			damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--grace-period=0", "--force"}})
+			eventually(t, ctx, podTimeout, "another gateway runs", func() string {
+				if found := a.agents(t, "gateway"); len(found) != 1 || found[0].pid == before.pid {
+					return fmt.Sprint(found)
+				}
+				return ""
+			})
 			for _, f := range fs {
 				answering(t, ctx, f, moveTimeout)
 			}

@@ -50,7 +50,7 @@ type suite struct {
 	modules []module
 }
 
-func suites() []suite { return []suite{kubernetesSuite(), flannelSuite(), policySuite()} }
+func suites() []suite { return []suite{kubernetesSuite(), flannelSuite(), policySuite(), balancerSuite()} }
 
 // kubernetesSuite is what every cluster needs.
 func kubernetesSuite() suite {
@@ -129,6 +129,16 @@ func policySuite() suite {
 			took:     "two minutes",
 		},
 	}}
+}
+
+// balancerSuite is for tests of load balancers.
+func balancerSuite() suite {
+	return suite{"balancer", "MetalLB", "four minutes", []module{{
+		name:     "metallb",
+		versions: "go.universe.tf/metallb",
+		programs: []string{"controller", "speaker"},
+		took:     "four minutes",
+	}}}
 }
 
 // kubernetesVersion says what `kubectl version` shows. Without it, a server
@@ -225,6 +235,27 @@ func (l *Lab) Build(ctx context.Context, all bool) (binDir string, err error) {
 // NetworkPolicies admit, unless they are there, and returns their directory.
 func (l *Lab) BuildPolicies(ctx context.Context) (dir string, err error) {
 	return l.buildSuite(ctx, policySuite())
+}
+
+// BuildBalancer builds MetalLB's controller and speaker, unless they are there, and returns their directory, and that
+// of the manifests of their custom resources.
+func (l *Lab) BuildBalancer(ctx context.Context) (dir, manifests string, err error) {
+	of := balancerSuite()
+	if dir, err = l.buildSuite(ctx, of); err != nil {
+		return "", "", err
+	}
+	source, err := l.sourceDir(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	m := of.modules[0]
+	m.target = m.versions
+	cmd := m.command(ctx, filepath.Join(source, "modules", m.name), "list", "-m", "-f", "{{.Dir}}")
+	out, err := cmd.Output()
+	if err != nil {
+		return "", "", fmt.Errorf("find the sources of %s: %w", m.name, err)
+	}
+	return dir, filepath.Join(strings.TrimSpace(string(out)), "config", "crd", "bases"), nil
 }
 
 // buildSuite builds the programs of a suite, unless they are there, and returns

@@ -1,0 +1,262 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
+
+	"github.com/liqonet/liqonet/test/flow"
+	"github.com/liqonet/liqonet/test/lab"
+)
+
+// followLimit is how long packets may be lost when a server can be called elsewhere than before. The goal is 10 s.
+const followLimit = 10 * time.Second
+
+// pool is what MetalLB gives out in a cluster.
+const pool = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: metallb-system}
+---
+apiVersion: metallb.io/v1beta1
+kind: IPAddressPool
+metadata: {name: lab, namespace: metallb-system}
+spec: {addresses: ["%s-%s"]}
+---
+apiVersion: metallb.io/v1beta1
+kind: L2Advertisement
+metadata: {name: lab, namespace: metallb-system}
+`
+
+// The load balancer of a server's cluster, which is MetalLB's, gets another address. The client's gateways are told by
+// the channel, and follow.
+func TestLoadBalancerChangesItsAddress(t *testing.T) {
+	a, b := fx.gamma, fx.delta
+	begin(t)
+	ctx := t.Context() // it takes minutes to build MetalLB
+	subnet := a.spec.NodeSubnet.Addr().As4()
+	at := func(host byte) string { return netip.AddrFrom4([4]byte{subnet[0], subnet[1], subnet[2], host}).String() }
+	stop := runMetalLB(t, ctx, a, at(200), at(209))
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", a.Name, "--service-type", a.Name+"=LoadBalancer")
+	checkPair(t, ctx, a, b)
+	service := "gateway-" + b.Name
+	given := func() string {
+		return jsonPath(t, ctx, a, "{.status.loadBalancer.ingress[0].ip}", "-n", "liqonet-system", "get", "service", service)
+	}
+	first := given()
+	if !strings.HasPrefix(jsonPath(t, ctx, b, "{.spec.planes[0].endpoints[0]}", "get", "peering", a.Name), first+":") {
+		t.Errorf("the client does not call the load balancer's address %q", first)
+	}
+	move := func(to string) {
+		damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "annotate", "--overwrite", "service", service, "metallb.io/loadBalancerIPs=" + to}})
+		eventually(t, ctx, podTimeout, "the load balancer has another address", func() string {
+			if now := given(); now != to {
+				return now
+			}
+			return ""
+		})
+	}
+	fs := startFlows(t, ctx, a, b, 0, 0)
+	for _, f := range fs {
+		answering(t, ctx, f, callTimeout)
+	}
+	move(at(205))
+	for begun := time.Now(); time.Since(begun) < 2*followLimit; time.Sleep(flow.Interval) {
+		for _, f := range fs {
+			answering(t, ctx, f, 2*followLimit)
+		}
+	}
+	checkBothPlanes(t, ctx, a, b)
+	fs.interrupted(t, "the load balancer's address has changed", followLimit)
+
+	// Nobody is told where nothing passes any more: the nodes of the client are cut off before. Status says so, and what
+	// to do.
+	var mends []func()
+	for _, n := range b.nodes {
+		mends = append(mends, n.dropPackets(t, ctx, "in ip saddr "+at(205)+" drop"))
+	}
+	eventually(t, ctx, mendTimeout, "nothing passes", func() string {
+		if r := liqonet(t, ctx, "", "status", a.Name, b.Name); r.code != 7 {
+			return r.stdout
+		}
+		return ""
+	})
+	move(at(207))
+	for _, mend := range mends {
+		mend()
+	}
+	r := liqonet(t, ctx, "", "status", a.Name, b.Name)
+	if said := r.stdout + r.stderr; r.code != 7 || !strings.Contains(said, "liqonet peer") {
+		t.Errorf("status: exit code %d\n%s", r.code, said)
+	}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	checkMended(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	stop()
+	checkNothingLeft(t, ctx)
+}
+
+// runMetalLB has MetalLB give out addresses of a cluster's network, until the test ends or calls what is returned. Its
+// programs run in the network of the cluster's nodes.
+func runMetalLB(t *testing.T, ctx context.Context, c *cluster, first, last string) (stop func()) {
+	t.Helper()
+	dir, manifests, err := fx.lab.BuildBalancer(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Run(ctx, "", "apply", "--server-side", "-f", manifests); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, ctx, podTimeout, "MetalLB's custom resources", func() string {
+		if _, err := c.Run(ctx, fmt.Sprintf(pool, first, last), "apply", "-f", "-"); err != nil {
+			return err.Error()
+		}
+		return ""
+	})
+	config := inside(t, ctx, c)
+	var stops []func()
+	start := func(n *lab.Node, program string, args ...string) {
+		var said bytes.Buffer
+		cmd := n.NetCommand(context.Background(), filepath.Join(dir, program), append(args, "--namespace=metallb-system", "--kubeconfig="+config)...)
+		cmd.Stdout, cmd.Stderr = &said, &said
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		stops = append(stops, func() {
+			select {
+			case err := <-ended:
+				t.Errorf("%s on %s ended by itself: %v\n%s", program, n.Name, err, said.String())
+			default:
+				_ = cmd.Process.Signal(syscall.SIGTERM) // it has not ended
+				<-ended
+			}
+			if t.Failed() {
+				t.Logf("%s on %s:\n%s", program, n.Name, said.String())
+			}
+		})
+	}
+	for i, n := range c.nodes {
+		if i == 0 {
+			start(n.Node, "controller", "--webhook-mode=disabled", "--disable-cert-rotation", "--port=7473")
+		}
+		start(n.Node, "speaker", "--node-name="+n.Node.Name)
+	}
+	stop = sync.OnceFunc(func() {
+		for _, f := range stops {
+			f()
+		}
+		ctx := context.WithoutCancel(ctx)
+		_, errNamespace := c.Run(ctx, "", "delete", "namespace", "metallb-system", "--timeout=30s")
+		_, err := c.Run(ctx, "", "delete", "-f", manifests, "--timeout=30s")
+		if err := errors.Join(errNamespace, err); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// A server is called by a name, and the name leads elsewhere when the address before does not answer any more.
+func TestEndpointsNameChanges(t *testing.T) {
+	const port, name = "30999", "gateway.example.test."
+	a, b := fx.gamma, fx.delta
+	ctx := begin(t)
+	var leadsTo atomic.Pointer[netip.Addr]
+	leadsTo.Store(&a.nodes[0].addr)
+	serve := func(ctx context.Context) error {
+		// The resolv.conf of the lab's nodes is empty, so a gateway asks its own network namespace.
+		eventually(t, ctx, podTimeout, "the client's gateway runs", func() string {
+			if found := b.agents(t, "gateway"); len(found) != 1 {
+				return fmt.Sprint(found)
+			}
+			return ""
+		})
+		found := b.agents(t, "gateway")
+		if len(found) != 1 {
+			return fmt.Errorf("the client's gateways: %v", found)
+		}
+		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", found[0].pid))
+		if err != nil {
+			return err
+		}
+		defer ns.Close()
+		v := &vantage{name: "gateway", ns: ns}
+		return v.do(func() error { return nameServer(ctx, name, &leadsTo) })
+	}
+	serving := make(chan error, 1)
+	serveCtx, end := context.WithCancel(ctx)
+	go func() { serving <- serve(serveCtx) }()
+	defer func() {
+		end()
+		if err := <-serving; err != nil {
+			t.Error(err)
+		}
+	}()
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--server", a.Name,
+		"--service-type", a.Name+"=NodePort:"+port, "--endpoint", a.Name+"="+strings.TrimSuffix(name, ".")+":"+port)
+	checkPair(t, ctx, a, b)
+	fs := startFlows(t, ctx, a, b, 0, 0)
+	for _, f := range fs {
+		answering(t, ctx, f, callTimeout)
+	}
+	leadsTo.Store(&a.nodes[1].addr)
+	mend := a.nodes[0].dropPackets(t, ctx, "in udp dport "+port+" drop")
+	for begun := time.Now(); time.Since(begun) < followLimit; time.Sleep(flow.Interval) {
+		for _, f := range fs {
+			answering(t, ctx, f, 2*followLimit)
+		}
+	}
+	fs.interrupted(t, "the name leads to another address", followLimit)
+	mend()
+	checkMended(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// nameServer answers for one name in the network namespace of the thread, until ctx ends.
+func nameServer(ctx context.Context, name string, leadsTo *atomic.Pointer[netip.Addr]) error {
+	conn, err := net.ListenPacket("udp4", "127.0.0.1:53")
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	buf := make([]byte, 1<<12)
+	for {
+		n, from, err := conn.ReadFrom(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		var m dnsmessage.Message
+		if err != nil || m.Unpack(buf[:n]) != nil || len(m.Questions) != 1 {
+			continue
+		}
+		q := m.Questions[0]
+		m.Response, m.Authoritative, m.Additionals = true, true, nil
+		switch {
+		case q.Name.String() != name:
+			m.RCode = dnsmessage.RCodeNameError
+		case q.Type == dnsmessage.TypeA:
+			m.Answers = []dnsmessage.Resource{{
+				Header: dnsmessage.ResourceHeader{Name: q.Name, Type: q.Type, Class: q.Class, TTL: 1}, Body: &dnsmessage.AResource{A: leadsTo.Load().As4()},
+			}}
+		}
+		if answer, err := m.Pack(); err == nil {
+			_, _ = conn.WriteTo(answer, from) // who asks, asks again
+		}
+	}
+}
