@@ -401,7 +401,7 @@ func TestWhyNot(t *testing.T) {
 		t.Error(got)
 	}
 	a.endpoints.set([]string{"192.0.2.1:1"})
-	if got := a.whyNot(v1alpha1.PlaneStatus{}, time.Time{}); got != "no handshake with the peer's gateway at [192.0.2.1:1]: is UDP let through?" {
+	if got := a.whyNot(v1alpha1.PlaneStatus{}, time.Time{}); got != "no handshake with the peer's gateway: is UDP let through? If its address has changed, run `kubectl liqonet peer`. It is called at [192.0.2.1:1]" {
 		t.Error(got)
 	}
 	shaken := v1alpha1.PlaneStatus{LastHandshake: new(metav1.Now())}

@@ -76,7 +76,7 @@ func (a *agent) planeStatus(problem string) v1alpha1.PlaneStatus {
 func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	switch {
 	case s.LastHandshake == nil && len(a.endpoints.hosts) > 0:
-		return fmt.Sprintf("no handshake with the peer's gateway at %v: is UDP let through?", a.endpoints.hosts)
+		return fmt.Sprintf("no handshake with the peer's gateway: is UDP let through? If its address has changed, run `kubectl liqonet peer`. It is called at %v", a.endpoints.hosts)
 	case s.LastHandshake == nil:
 		return "the peer's gateway has not called yet"
 	case lastReply.IsZero():

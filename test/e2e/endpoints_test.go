@@ -3,8 +3,10 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -39,6 +41,12 @@ spec: {addresses: ["%s-%s"]}
 apiVersion: metallb.io/v1beta1
 kind: L2Advertisement
 metadata: {name: lab, namespace: metallb-system}
+---
+# Speakers look for a pod of theirs. These run outside of pods.
+apiVersion: v1
+kind: Pod
+metadata: {name: speaker, namespace: metallb-system}
+spec: {nodeName: none, containers: [{name: speaker, image: none}]}
 `
 
 // The load balancer of a server's cluster, which is MetalLB's, gets another address. The client's gateways are told by
@@ -48,7 +56,9 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 	begin(t)
 	ctx := t.Context() // it takes minutes to build MetalLB
 	subnet := a.spec.NodeSubnet.Addr().As4()
-	at := func(host byte) string { return netip.AddrFrom4([4]byte{subnet[0], subnet[1], subnet[2], host}).String() }
+	at := func(host byte) string {
+		return netip.AddrFrom4([4]byte{subnet[0], subnet[1], subnet[2], host}).String()
+	}
 	stop := runMetalLB(t, ctx, a, at(200), at(209))
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", a.Name, "--service-type", a.Name+"=LoadBalancer")
 	checkPair(t, ctx, a, b)
@@ -82,8 +92,8 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 	checkBothPlanes(t, ctx, a, b)
 	fs.interrupted(t, "the load balancer's address has changed", followLimit)
 
-	// Nobody is told where nothing passes any more: the nodes of the client are cut off before. Status says so, and what
-	// to do.
+	// Nobody is told where nothing passes any more: the client's nodes get nothing from the address before. Status says
+	// what to do.
 	var mends []func()
 	for _, n := range b.nodes {
 		mends = append(mends, n.dropPackets(t, ctx, "in ip saddr "+at(205)+" drop"))
@@ -95,15 +105,15 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 		return ""
 	})
 	move(at(207))
-	for _, mend := range mends {
-		mend()
-	}
 	r := liqonet(t, ctx, "", "status", a.Name, b.Name)
 	if said := r.stdout + r.stderr; r.code != 7 || !strings.Contains(said, "liqonet peer") {
 		t.Errorf("status: exit code %d\n%s", r.code, said)
 	}
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	checkMended(t, ctx, a, b)
+	for _, mend := range mends {
+		mend()
+	}
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	stop()
 	checkNothingLeft(t, ctx)
@@ -154,16 +164,17 @@ func runMetalLB(t *testing.T, ctx context.Context, c *cluster, first, last strin
 		if i == 0 {
 			start(n.Node, "controller", "--webhook-mode=disabled", "--disable-cert-rotation", "--port=7473")
 		}
-		start(n.Node, "speaker", "--node-name="+n.Node.Name)
+		start(n.Node, "speaker", "--node-name="+n.Node.Name, "--pod-name=speaker")
 	}
 	stop = sync.OnceFunc(func() {
 		for _, f := range stops {
 			f()
 		}
 		ctx := context.WithoutCancel(ctx)
+		_, errPod := c.Run(ctx, "", "delete", "pod", "speaker", "--ignore-not-found", "--namespace=metallb-system", "--grace-period=0", "--force")
 		_, errNamespace := c.Run(ctx, "", "delete", "namespace", "metallb-system", "--timeout=30s")
 		_, err := c.Run(ctx, "", "delete", "-f", manifests, "--timeout=30s")
-		if err := errors.Join(errNamespace, err); err != nil {
+		if err := errors.Join(errPod, errNamespace, err); err != nil {
 			t.Error(err)
 		}
 	})
@@ -179,7 +190,7 @@ func TestEndpointsNameChanges(t *testing.T) {
 	var leadsTo atomic.Pointer[netip.Addr]
 	leadsTo.Store(&a.nodes[0].addr)
 	serve := func(ctx context.Context) error {
-		// The resolv.conf of the lab's nodes is empty, so a gateway asks its own network namespace.
+		// The lab has no name server. The one that the gateway asks is in its own network namespace.
 		eventually(t, ctx, podTimeout, "the client's gateway runs", func() string {
 			if found := b.agents(t, "gateway"); len(found) != 1 {
 				return fmt.Sprint(found)
@@ -196,7 +207,16 @@ func TestEndpointsNameChanges(t *testing.T) {
 		}
 		defer ns.Close()
 		v := &vantage{name: "gateway", ns: ns}
-		return v.do(func() error { return nameServer(ctx, name, &leadsTo) })
+		conf, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/etc/resolv.conf", found[0].pid))
+		if err != nil {
+			return err
+		}
+		_, rest, _ := strings.Cut(string(conf), "nameserver ")
+		server, _, _ := strings.Cut(rest, "\n")
+		if _, err := v.shell(ctx, "ip addr add "+server+"/32 dev lo"); err != nil {
+			return err
+		}
+		return v.do(func() error { return nameServer(ctx, server, name, &leadsTo) })
 	}
 	serving := make(chan error, 1)
 	serveCtx, end := context.WithCancel(ctx)
@@ -228,22 +248,37 @@ func TestEndpointsNameChanges(t *testing.T) {
 	checkNothingLeft(t, ctx)
 }
 
-// nameServer answers for one name in the network namespace of the thread, until ctx ends.
-func nameServer(ctx context.Context, name string, leadsTo *atomic.Pointer[netip.Addr]) error {
-	conn, err := net.ListenPacket("udp4", "127.0.0.1:53")
+// nameServer answers for one name in the network namespace of the thread, until ctx ends. Gateways ask by TCP, as their
+// firewall lets no UDP in that is not the tunnel's (RFC 7766).
+func nameServer(ctx context.Context, at, name string, leadsTo *atomic.Pointer[netip.Addr]) error {
+	listener, err := net.Listen("tcp4", net.JoinHostPort(at, "53"))
 	if err != nil {
 		return err
 	}
-	defer context.AfterFunc(ctx, func() { conn.Close() })()
-	buf := make([]byte, 1<<12)
+	defer context.AfterFunc(ctx, func() { listener.Close() })()
 	for {
-		n, from, err := conn.ReadFrom(buf)
+		conn, err := listener.Accept()
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
+		if err == nil {
+			go answerNames(conn, name, leadsTo)
+		}
+	}
+}
+
+// answerNames answers the questions of one connection, each with its length before it.
+func answerNames(conn net.Conn, name string, leadsTo *atomic.Pointer[netip.Addr]) {
+	defer conn.Close()
+	for {
+		var length uint16
+		if binary.Read(conn, binary.BigEndian, &length) != nil {
+			return
+		}
+		question := make([]byte, length)
 		var m dnsmessage.Message
-		if err != nil || m.Unpack(buf[:n]) != nil || len(m.Questions) != 1 {
-			continue
+		if _, err := io.ReadFull(conn, question); err != nil || m.Unpack(question) != nil || len(m.Questions) != 1 {
+			return
 		}
 		q := m.Questions[0]
 		m.Response, m.Authoritative, m.Additionals = true, true, nil
@@ -255,8 +290,13 @@ func nameServer(ctx context.Context, name string, leadsTo *atomic.Pointer[netip.
 				Header: dnsmessage.ResourceHeader{Name: q.Name, Type: q.Type, Class: q.Class, TTL: 1}, Body: &dnsmessage.AResource{A: leadsTo.Load().As4()},
 			}}
 		}
-		if answer, err := m.Pack(); err == nil {
-			_, _ = conn.WriteTo(answer, from) // who asks, asks again
+		answer, err := m.AppendPack(make([]byte, 2))
+		if err != nil {
+			return
+		}
+		binary.BigEndian.PutUint16(answer, uint16(len(answer)-2))
+		if _, err := conn.Write(answer); err != nil {
+			return
 		}
 	}
 }

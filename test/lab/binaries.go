@@ -50,7 +50,9 @@ type suite struct {
 	modules []module
 }
 
-func suites() []suite { return []suite{kubernetesSuite(), flannelSuite(), policySuite(), balancerSuite()} }
+func suites() []suite {
+	return []suite{kubernetesSuite(), flannelSuite(), policySuite(), balancerSuite()}
+}
 
 // kubernetesSuite is what every cluster needs.
 func kubernetesSuite() suite {
