@@ -30,7 +30,7 @@ import (
 	"github.com/liqonet/liqonet/test/workload"
 )
 
-var chaosTime = flag.Duration("chaos", 90*time.Second, "for how long TestChaos makes faults")
+var chaosTime = flag.Duration("chaos", time.Minute, "for how long TestChaos makes faults")
 
 const (
 	// A fault lasts for a time between these.
