@@ -475,6 +475,9 @@ func markdown(all []Result) string {
 			b.WriteString("\n| benchmark | measured |\n|---|---|\n")
 		}
 		for _, m := range r.Benchmarks {
+			if strings.HasPrefix(m.Name, distributed+"/") {
+				continue // it is drawn
+			}
 			var values []string
 			for unit, value := range m.Metrics {
 				if unit != "ns/op" { // of one round, which says nothing
