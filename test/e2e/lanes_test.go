@@ -194,6 +194,7 @@ var places = map[string]place{
 	"TestFailedPeer":                          {laneEqual, everyChange},
 	"TestInterrupted":                         {laneEqual, everyChange},
 	"TestKilled":                              {laneEqual, everyChange},
+	"TestPlanes":                              {laneEqual, everyChange},
 	"TestPeering":                             {laneEqual, everyChange},
 	"TestUnpeerPartialState":                  {laneEqual, everyChange},
 	"TestUnpeerWithoutPeering":                {laneEqual, everyChange},
@@ -203,7 +204,6 @@ var places = map[string]place{
 	"TestDayTwo":         {laneOther, everyChange},
 	"TestMTU":            {laneOther, everyChange},
 	"TestNodesComeAndGo": {laneOther, everyChange},
-	"TestPlanes":         {laneOther, everyChange},
 	"TestRestarts":       {laneOther, everyChange},
 	"TestTroubles":       {laneOther, everyChange},
 

@@ -145,7 +145,7 @@ func (n node) dropPackets(t *testing.T, ctx context.Context, rules ...string) (m
 }
 
 // With two planes, a gateway that is killed interrupts nobody for long.
-func TestPlanes(t *testing.T) { failover(t, fx.gamma, fx.delta, faults()[:1], 1) }
+func TestPlanes(t *testing.T) { failover(t, fx.alpha, fx.beta, faults()[:1], 1) }
 
 // Every fault, on either side, many times where ranges are equal. It prints how long packets were lost, and
 // what a TCP connection felt.
