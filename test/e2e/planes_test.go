@@ -186,7 +186,7 @@ func (f fault) measure(t *testing.T, ctx context.Context, c, peer *cluster, role
 	var packets, stalls []time.Duration
 	late := 0
 	for len(packets) < runs {
-		outage, stall, lateness := f.once(t, ctx, c, peer)
+		outage, stall, lateness := f.once(t, ctx, c, peer, runs)
 		if t.Failed() {
 			return
 		}
@@ -210,8 +210,8 @@ func (f fault) measure(t *testing.T, ctx context.Context, c, peer *cluster, role
 }
 
 // once makes the fault while packets are sent. It returns how long packets were lost, how long a TCP connection
-// stood still, and how late the test sent a packet.
-func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster) (outage, stall, late time.Duration) {
+// stood still, and how late the test sent a packet. Of several runs, one in which the test was late says nothing.
+func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster, runs int) (outage, stall, late time.Duration) {
 	// What the peer's first node sends comes by this gateway. The pods that it calls are on another
 	// node, which is not cut off.
 	gateway := inUse(t, ctx, c, peer, peer.nodes[0])
@@ -242,7 +242,7 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster) (outage
 	}
 	for _, r := range flow.End(fs...) {
 		outage, late = max(outage, r.Gap), max(late, r.Late)
-		if f.lossless && r.Lost > 0 || r.Gap > switchLimit {
+		if judged := runs == 1 || r.Late <= lateLimit; judged && (f.lossless && r.Lost > 0 || r.Gap > switchLimit) {
 			t.Errorf("%s: %s", f.name, r)
 		} else if r.Lost > 0 {
 			t.Logf("%s: %s", f.name, r)
