@@ -74,27 +74,28 @@ func (e *endpoints) prefer() {
 // recovered says that the tunnel works after it did not, or that there is another one to prefer: that is tried soon.
 func (e *endpoints) recovered() { e.tryAt, e.tryGap = time.Time{}, 0 }
 
-// try returns the preferred endpoint if packets of a tunnel that works are sent to another one, less and less often.
+// try returns the preferred endpoint if packets of a tunnel that works are sent to another one, less and less often;
+// otherwise none that is valid.
 // To send some there does no harm. Where they get no further, the peer goes on sending by the way before, and WireGuard
 // follows it back. It may do so without need, for packets that were on their way.
 //
 // again is how long to wait before the next look at it, 0 if there is nothing to look at.
-func (e *endpoints) try(now time.Time, used netip.AddrPort) (preferred netip.AddrPort, ok bool, again time.Duration) {
+func (e *endpoints) try(now time.Time, used netip.AddrPort) (preferred netip.AddrPort, again time.Duration) {
 	preferred, err := netip.ParseAddrPort(e.preferred)
 	switch {
 	case err != nil || !used.IsValid():
-		return preferred, false, 0
+		return netip.AddrPort{}, 0
 	case used == preferred:
 		if i := slices.Index(e.queue, e.preferred); i > 0 {
 			e.queue = slices.Insert(slices.Delete(e.queue, i, i+1), 0, e.preferred)
 		}
-		return preferred, false, 0
+		return netip.AddrPort{}, 0
 	case now.Before(e.tryAt):
-		return preferred, false, e.tryAt.Sub(now)
+		return netip.AddrPort{}, e.tryAt.Sub(now)
 	}
 	e.tryGap = min(max(2*e.tryGap, firstTryGap), lastTryGap)
 	e.tryAt = now.Add(e.tryGap)
-	return preferred, true, e.tryGap
+	return preferred, e.tryGap
 }
 
 // next goes to the next one.

@@ -90,7 +90,10 @@ func (a *agent) hear(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 			a.announced = &got
 		}
 	}
-	a.elsewhere = usable(p, plane, nodes, own, exchange.Announcement{Endpoints: ofOtherPlanes(p, plane)}).Endpoints
+	a.elsewhere = nil
+	if told := ofOtherPlanes(p, plane); len(told) > 0 {
+		a.elsewhere = usable(p, plane, nodes, own, exchange.Announcement{Endpoints: told}).Endpoints
+	}
 }
 
 // ofOtherPlanes are the addresses that the peer's gateways of other planes have told, with this plane's port. So a plane

@@ -278,8 +278,8 @@ func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 		// Nodes come back to this plane in some seconds.
 		a.endpoints.recovered()
 	}
-	preferred, ok, again := a.endpoints.try(time.Now(), a.tunnel.Endpoint)
-	if !ok {
+	preferred, again := a.endpoints.try(time.Now(), a.tunnel.Endpoint)
+	if !preferred.IsValid() {
 		return again
 	}
 	a.Log.Info("calling the node of the peer's gateway", "endpoint", preferred, "before", a.tunnel.Endpoint)
