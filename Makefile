@@ -20,6 +20,8 @@ LAB := bin/lab
 GOTEST := go run ./scripts/gotest $(if $(TIMES),-times $(TIMES))
 # Packages whose goroutines share memory for as long as they live.
 RACE := ./agent/... ./pkg/tunnel ./pkg/liveness $(addprefix ./,$(wildcard pkg/exchange))
+# Packages whose tests ask the kernel. What they find is in no cache of results.
+KERNEL := ./test/vm ./test/dataplane ./test/agents ./agent/... $(addprefix ./pkg/,firewall link nat nft notify overlay tunnel)
 # Packages that read what others have written into custom resources.
 READERS := ./test/schema ./agent/node ./agent/gateway ./pkg/plan ./pkg/peering ./pkg/cli
 
@@ -84,7 +86,7 @@ test: packages ## all that guards a change; the time of each test in the end
 	@mkdir -p bin && rm -f bin/times
 	@status=0; \
 	run="$(MAKE) --no-print-directory TIMES=bin/times"; \
-	{ $$run test-others test-race && $$run -j2 test-kernel lab-programs && $$run test-attack test-e2e; } || status=$$?; \
+	{ $$run test-others test-race && $$run -j3 test-kernel test-plays lab-programs && $$run test-attack test-e2e; } || status=$$?; \
 	go run ./scripts/gotest -stale; \
 	go run ./scripts/gotest -times bin/times; \
 	exit $$status
@@ -105,10 +107,14 @@ test-race: packages ## the same, of agents and tunnels, with the race detector
 	CGO_ENABLED=1 $(GOTEST) -- -short -race $(RACE)
 
 .PHONY: test-kernel
-test-kernel: packages ## tests of kernel code, in network namespaces and a virtual machine; plays of whole commands (root)
-	# The cache of results does not know of the programs that the virtual machine's test builds.
-	# That test waits most of its time: the others pass meanwhile, the longest one first.
-	$(GOTEST) -- -count=1 -timeout 20m ./test/vm/... ./pkg/peering ./test/dataplane/... ./test/agents/... ./test/schema ./agent/... ./pkg/...
+test-kernel: packages ## tests of kernel code, in network namespaces and a virtual machine (root)
+	# The virtual machine waits most of its time: the others pass meanwhile.
+	$(GOTEST) -- -count=1 -timeout 20m $(KERNEL)
+
+# Memory is cheaper than processors. A result is kept until the package changes.
+.PHONY: test-plays
+test-plays: ## all tests of packages that do not ask the kernel: plays of whole commands, hostile objects
+	GOGC=400 $(GOTEST) -- -timeout 20m ./test/schema $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
 
 .PHONY: test-attack
 test-attack: lab-programs

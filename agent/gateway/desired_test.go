@@ -396,20 +396,26 @@ func TestCompareStatus(t *testing.T) {
 }
 
 func TestWhyNot(t *testing.T) {
-	a := &agent{}
-	if got := a.whyNot(v1alpha1.PlaneStatus{}, time.Time{}); got != "the peer's gateway has not called yet" {
-		t.Error(got)
-	}
-	a.endpoints.set([]string{"192.0.2.1:1"})
-	if got := a.whyNot(v1alpha1.PlaneStatus{}, time.Time{}); got != "no handshake with the peer's gateway: is UDP let through? If its address has changed, run `kubectl liqonet peer`. It is called at [192.0.2.1:1]" {
-		t.Error(got)
-	}
+	server, client := &agent{}, &agent{}
+	client.endpoints.set([]string{"192.0.2.1:1"})
+	const called = " If the peer's address has changed, run `kubectl liqonet peer`. It is called at [192.0.2.1:1]"
 	shaken := v1alpha1.PlaneStatus{LastHandshake: new(metav1.Now())}
-	if got := a.whyNot(shaken, time.Time{}); got != "probes through the tunnel were never answered" {
-		t.Error(got)
-	}
-	if got := a.whyNot(shaken, time.Unix(0, 0)); got != "probes through the tunnel are not answered since 1970-01-01T00:00:00Z" {
-		t.Error(got)
+	for _, tt := range []struct {
+		of        *agent
+		status    v1alpha1.PlaneStatus
+		lastReply time.Time
+		want      string
+	}{
+		{server, v1alpha1.PlaneStatus{}, time.Time{}, "the peer's gateway has not called yet"},
+		{client, v1alpha1.PlaneStatus{}, time.Time{}, "no handshake with the peer's gateway: is UDP let through?" + called},
+		{server, shaken, time.Time{}, "probes through the tunnel were never answered"},
+		{client, shaken, time.Time{}, "probes through the tunnel were never answered." + called},
+		{server, shaken, time.Unix(0, 0), "probes through the tunnel are not answered since 1970-01-01T00:00:00Z"},
+		{client, shaken, time.Unix(0, 0), "probes through the tunnel are not answered since 1970-01-01T00:00:00Z." + called},
+	} {
+		if got := tt.of.whyNot(tt.status, tt.lastReply); got != tt.want {
+			t.Errorf("%q, want %q", got, tt.want)
+		}
 	}
 }
 

@@ -74,16 +74,22 @@ func (a *agent) planeStatus(problem string) v1alpha1.PlaneStatus {
 
 // whyNot tells what is known of a tunnel that does not work.
 func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
+	var why string
+	calls := len(a.endpoints.hosts) > 0
 	switch {
-	case s.LastHandshake == nil && len(a.endpoints.hosts) > 0:
-		return fmt.Sprintf("no handshake with the peer's gateway: is UDP let through? If its address has changed, run `kubectl liqonet peer`. It is called at %v", a.endpoints.hosts)
+	case s.LastHandshake == nil && calls:
+		why = "no handshake with the peer's gateway: is UDP let through?"
 	case s.LastHandshake == nil:
 		return "the peer's gateway has not called yet"
 	case lastReply.IsZero():
-		return "probes through the tunnel were never answered"
+		why = "probes through the tunnel were never answered."
 	default:
-		return fmt.Sprintf("probes through the tunnel are not answered since %s", lastReply.UTC().Format(time.RFC3339))
+		why = fmt.Sprintf("probes through the tunnel are not answered since %s.", lastReply.UTC().Format(time.RFC3339))
 	}
+	if calls {
+		return fmt.Sprintf("%s If the peer's address has changed, run `kubectl liqonet peer`. It is called at %v", why, a.endpoints.hosts)
+	}
+	return strings.TrimSuffix(why, ".")
 }
 
 // currentConditions are those of the peering: what this gateway sees of its own plane,

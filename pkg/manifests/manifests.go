@@ -8,6 +8,7 @@ import (
 	"path"
 	"strconv"
 	"strings"
+	"sync"
 
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -66,6 +67,16 @@ var crds embed.FS
 
 // CRDs returns the custom resource definitions.
 func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
+	decoded, err := decodedCRDs()
+	out := make([]*apiextensionsv1.CustomResourceDefinition, len(decoded))
+	for i, crd := range decoded {
+		out[i] = crd.DeepCopy()
+	}
+	return out, err
+}
+
+// Each cluster needs them, and decoding takes longer than all else that is made for it.
+var decodedCRDs = sync.OnceValues(func() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 	files, err := fs.Glob(crds, "crds/*.yaml")
 	if err != nil {
 		return nil, err
@@ -86,7 +97,7 @@ func CRDs() ([]*apiextensionsv1.CustomResourceDefinition, error) {
 		out[i] = crd
 	}
 	return out, nil
-}
+})
 
 // Namespace is where the agents live. Node agents use the host's network and
 // gateways need NET_ADMIN, which the Pod Security Standards call privileged.

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -10,10 +9,8 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -141,7 +138,7 @@ func (x *chaos) mustPeer(t *testing.T, ctx context.Context, pair [2]*cluster) {
 
 // round makes some faults while packets are sent, and then looks whether all is well.
 func (x *chaos) round(t *testing.T, ctx context.Context) {
-	faults := x.choose(t)
+	faults := x.choose()
 	// In half of the rounds one thing happens, so that its outage can be told.
 	commands := 0
 	if x.random.IntN(2) == 0 {
@@ -160,7 +157,7 @@ func (x *chaos) round(t *testing.T, ctx context.Context) {
 		all.Go(func() { c.run(t, ctx) })
 	}
 	var names []string
-	var mends []func()
+	var mends, last []func() // what takes long comes last
 	for _, f := range faults {
 		what := f.name + " in " + f.of.Name
 		if f.node != nil {
@@ -168,19 +165,18 @@ func (x *chaos) round(t *testing.T, ctx context.Context) {
 		}
 		t.Log(what)
 		names = append(names, f.name)
-		mends = append(mends, f.begin(t, ctx))
+		mend := f.begin(t, ctx)
+		switch {
+		case mend == nil:
+		case f.name == powerOff:
+			last = append(last, mend)
+		default:
+			mends = append(mends, mend)
+		}
 	}
 	time.Sleep(shortestFault + time.Duration(x.random.Int64N(int64(longestFault-shortestFault))))
-	// Those that take long come last.
-	for i, mend := range mends {
-		if mend != nil && names[i] != powerOff {
-			mend()
-		}
-	}
-	for i, mend := range mends {
-		if mend != nil && names[i] == powerOff {
-			mend()
-		}
+	for _, mend := range slices.Concat(mends, last) {
+		mend()
 	}
 	mended := time.Now()
 	all.Wait()
@@ -208,10 +204,10 @@ func (x *chaos) round(t *testing.T, ctx context.Context) {
 }
 
 // choose returns some faults at random places: of the nodes of a cluster at most one is disturbed itself.
-func (x *chaos) choose(t *testing.T) (out []disturbance) {
-	t.Helper()
+func (x *chaos) choose() (out []disturbance) {
 	kinds := []func(*cluster) disturbance{
-		x.agent("gateway", syscall.SIGKILL), x.agent("gateway", syscall.SIGSTOP), x.agent("node", syscall.SIGKILL), x.agent("node", syscall.SIGSTOP),
+		x.agent("gateway killed", "gateway", syscall.SIGKILL), x.agent("gateway stopped", "gateway", syscall.SIGSTOP),
+		x.agent("node agent killed", "node", syscall.SIGKILL), x.agent("node agent stopped", "node", syscall.SIGSTOP),
 		x.cutNode("node cut off", "in drop", "out drop"), x.cutNode("cut inwards", "in drop"), x.cutNode("cut outwards", "out drop"),
 		x.cutNode("30 % lost", "in numgen random mod 100 < 30 drop"),
 		x.component("kubelet", false), x.component("kube-apiserver", true), x.powerOff,
@@ -232,8 +228,7 @@ func (x *chaos) choose(t *testing.T) (out []disturbance) {
 }
 
 // agent is what happens to one of the agents of a kind.
-func (x *chaos) agent(kind string, signal syscall.Signal) func(*cluster) disturbance {
-	name := map[string]string{"gateway": "gateway", "node": "node agent"}[kind] + map[syscall.Signal]string{syscall.SIGKILL: " killed", syscall.SIGSTOP: " stopped"}[signal]
+func (x *chaos) agent(name, kind string, signal syscall.Signal) func(*cluster) disturbance {
 	which := x.random.Uint32()
 	return func(c *cluster) disturbance {
 		return disturbance{name: name, of: c, begin: func(t *testing.T, ctx context.Context) func() {
@@ -318,57 +313,11 @@ func (x *chaos) powerOff(c *cluster) disturbance {
 	}}
 }
 
-// reconnect finds the test pods of a cluster, some of whose nodes have been rebooted, when they answer.
-func (c *cluster) reconnect(t *testing.T, ctx context.Context) {
-	t.Helper()
-	want := len(c.pods)
-	eventually(t, ctx, podTimeout, "the test pods of "+c.Name+" run", func() string {
-		lc, err := fx.lab.Cluster(c.Name)
-		if err != nil {
-			return err.Error()
-		}
-		c.nodes, c.pods = nil, nil
-		if err := c.connect(ctx, lc); err != nil {
-			return err.Error()
-		}
-		if len(c.pods) != want {
-			return fmt.Sprintf("%d test pods, want %d", len(c.pods), want)
-		}
-		for _, p := range c.pods {
-			if _, err := p.call("udp", p.IP, shortTimeout); err != nil {
-				return err.Error()
-			}
-		}
-		return ""
-	})
-}
-
-// processOf is a program on a machine of the lab.
-func processOf(t *testing.T, machine, program string) int {
-	t.Helper()
-	processes, err := filepath.Glob("/proc/[0-9]*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, proc := range processes {
-		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
-		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
-		name, _, _ := bytes.Cut(cmdline, []byte{0})
-		if filepath.Base(string(name)) == program && bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/"+machine+"/")) {
-			if pid, err := strconv.Atoi(filepath.Base(proc)); err == nil {
-				return pid
-			}
-		}
-	}
-	t.Fatalf("%s has no %s", machine, program)
-	return 0
-}
-
 // chaosCommand is a command of which nobody knows how it ends.
 type chaosCommand struct {
 	args       []string
 	kubeconfig string
-	// signal is sent after some time, if it is not 0.
+	// signal is sent after some time; 0 does nothing, see kill(2).
 	signal syscall.Signal
 	after  time.Duration
 }
@@ -397,28 +346,12 @@ func (c chaosCommand) of(pair [2]*cluster) bool {
 func (c chaosCommand) run(t *testing.T, ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
 	defer cancel()
-	cmd := command(ctx, c.kubeconfig, c.args...)
-	cmd.SysProcAttr = nil // this goroutine's thread may end before the command
-	var errs bytes.Buffer
-	cmd.Stderr = &errs
-	begun := time.Now()
-	if err := cmd.Start(); err != nil {
-		t.Error(err)
-		return
-	}
-	what := "comes to its end"
-	if c.signal != 0 {
-		what = fmt.Sprintf("%v after %s", c.signal, c.after.Round(time.Millisecond))
-		timer := time.AfterFunc(c.after, func() { _ = cmd.Process.Signal(c.signal) })
-		defer timer.Stop()
-	}
-	err := cmd.Wait()
-	t.Logf("%v: %s: after %.1f s: %v", c.args, what, time.Since(begun).Seconds(), err)
+	r := interrupted(t, ctx, c.kubeconfig, c.after, c.signal, c.args...)
 	if ctx.Err() != nil {
-		t.Errorf("%v did not end within %s:\n%s", c.args, commandTimeout, errs.String())
+		t.Errorf("%v did not end within %s:\n%s", c.args, commandTimeout, r.stderr)
 	}
-	if strings.Contains(errs.String(), "goroutine ") {
-		t.Errorf("%v:\n%s", c.args, errs.String())
+	if strings.Contains(r.stderr, "goroutine ") {
+		t.Errorf("%v:\n%s", c.args, r.stderr)
 	}
 }
 

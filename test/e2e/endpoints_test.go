@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -14,13 +13,11 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
 
-	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/lab"
 )
 
@@ -84,11 +81,7 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 		answering(t, ctx, f, callTimeout)
 	}
 	move(at(205))
-	for begun := time.Now(); time.Since(begun) < 2*followLimit; time.Sleep(flow.Interval) {
-		for _, f := range fs {
-			answering(t, ctx, f, 2*followLimit)
-		}
-	}
+	fs.answeredFor(t, ctx, 2*followLimit, 2*followLimit)
 	checkBothPlanes(t, ctx, a, b)
 	fs.interrupted(t, "the load balancer's address has changed", followLimit)
 
@@ -98,17 +91,14 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 	for _, n := range b.nodes {
 		mends = append(mends, n.dropPackets(t, ctx, "in ip saddr "+at(205)+" drop"))
 	}
-	eventually(t, ctx, mendTimeout, "nothing passes", func() string {
-		if r := liqonet(t, ctx, "", "status", a.Name, b.Name); r.code != 7 {
-			return r.stdout
+	move(at(207))
+	eventually(t, ctx, mendTimeout, "status says what to do", func() string {
+		r := liqonet(t, ctx, "", "status", a.Name, b.Name)
+		if said := r.stdout + r.stderr; r.code != 7 || !strings.Contains(said, "run `kubectl liqonet peer`") {
+			return fmt.Sprintf("exit code %d\n%s", r.code, said)
 		}
 		return ""
 	})
-	move(at(207))
-	r := liqonet(t, ctx, "", "status", a.Name, b.Name)
-	if said := r.stdout + r.stderr; r.code != 7 || !strings.Contains(said, "liqonet peer") {
-		t.Errorf("status: exit code %d\n%s", r.code, said)
-	}
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	checkMended(t, ctx, a, b)
 	for _, mend := range mends {
@@ -139,26 +129,7 @@ func runMetalLB(t *testing.T, ctx context.Context, c *cluster, first, last strin
 	config := inside(t, ctx, c)
 	var stops []func()
 	start := func(n *lab.Node, program string, args ...string) {
-		var said bytes.Buffer
-		cmd := n.NetCommand(context.Background(), filepath.Join(dir, program), append(args, "--namespace=metallb-system", "--kubeconfig="+config)...)
-		cmd.Stdout, cmd.Stderr = &said, &said
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		ended := make(chan error, 1)
-		go func() { ended <- cmd.Wait() }()
-		stops = append(stops, func() {
-			select {
-			case err := <-ended:
-				t.Errorf("%s on %s ended by itself: %v\n%s", program, n.Name, err, said.String())
-			default:
-				_ = cmd.Process.Signal(syscall.SIGTERM) // it has not ended
-				<-ended
-			}
-			if t.Failed() {
-				t.Logf("%s on %s:\n%s", program, n.Name, said.String())
-			}
-		})
+		stops = append(stops, background(t, n, filepath.Join(dir, program), append(args, "--namespace=metallb-system", "--kubeconfig="+config)...))
 	}
 	for i, n := range c.nodes {
 		if i == 0 {
@@ -236,11 +207,7 @@ func TestEndpointsNameChanges(t *testing.T) {
 	}
 	leadsTo.Store(&a.nodes[1].addr)
 	mend := a.nodes[0].dropPackets(t, ctx, "in udp dport "+port+" drop")
-	for begun := time.Now(); time.Since(begun) < followLimit; time.Sleep(flow.Interval) {
-		for _, f := range fs {
-			answering(t, ctx, f, 2*followLimit)
-		}
-	}
+	fs.answeredFor(t, ctx, followLimit, 2*followLimit)
 	fs.interrupted(t, "the name leads to another address", followLimit)
 	mend()
 	checkMended(t, ctx, a, b)

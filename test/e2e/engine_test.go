@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -264,30 +263,11 @@ func runKubeRouter(t *testing.T, ctx context.Context, c *cluster, dir string) (s
 	t.Cleanup(stop)
 	config := inside(t, ctx, c)
 	for _, n := range c.nodes {
-		var said bytes.Buffer
-		router := []string{
+		end := background(t, n.Node, filepath.Join(dir, "kube-router"),
 			"--run-router=false", "--run-service-proxy=false", "--run-firewall=true", "--enable-cni=false", "--health-port=0", "--metrics-port=0",
-			"--kubeconfig=" + config, "--hostname-override=" + n.Node.Name,
-		}
-		cmd := n.NetCommand(context.Background(), filepath.Join(dir, "kube-router"), router...)
-		cmd.Env = append(os.Environ(), "NODE_NAME="+n.Node.Name)
-		cmd.Stdout, cmd.Stderr = &said, &said
-		if err := cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		ended := make(chan error, 1)
-		go func() { ended <- cmd.Wait() }()
+			"--kubeconfig="+config, "--hostname-override="+n.Node.Name)
 		stops = append(stops, func() {
-			select {
-			case err := <-ended:
-				t.Errorf("kube-router of %s ended by itself: %v\n%s", n.Node.Name, err, said.String())
-			default:
-				_ = cmd.Process.Signal(syscall.SIGTERM) // it has not ended
-				<-ended
-			}
-			if t.Failed() {
-				t.Logf("kube-router of %s:\n%s", n.Node.Name, said.String())
-			}
+			end()
 			// Its own command for that needs IPVS in the kernel.
 			if err := netpol.RemoveChains(context.Background(), n.Node, "KUBE-ROUTER-", "KUBE-POD-FW-", "KUBE-NWPLCY-"); err != nil {
 				t.Errorf("clean up after kube-router on %s: %v", n.Node.Name, err)

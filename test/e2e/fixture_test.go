@@ -1,13 +1,17 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -212,6 +216,52 @@ func (c *cluster) restConfig() (*rest.Config, error) {
 	return cfg, nil
 }
 
+// reconnect finds the test pods of a cluster, some of whose nodes have been rebooted, when they answer.
+func (c *cluster) reconnect(t *testing.T, ctx context.Context) {
+	t.Helper()
+	want := len(c.pods)
+	eventually(t, ctx, podTimeout, "the test pods of "+c.Name+" run", func() string {
+		lc, err := fx.lab.Cluster(c.Name)
+		if err != nil {
+			return err.Error()
+		}
+		c.nodes, c.pods = nil, nil
+		if err := c.connect(ctx, lc); err != nil {
+			return err.Error()
+		}
+		if len(c.pods) != want {
+			return fmt.Sprintf("%d test pods, want %d", len(c.pods), want)
+		}
+		for _, p := range c.pods {
+			if _, err := p.call("udp", p.IP, shortTimeout); err != nil {
+				return err.Error()
+			}
+		}
+		return ""
+	})
+}
+
+// processOf is a program on a machine of the lab.
+func processOf(t *testing.T, machine, program string) int {
+	t.Helper()
+	processes, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, proc := range processes {
+		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline"))
+		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
+		name, _, _ := bytes.Cut(cmdline, []byte{0})
+		if filepath.Base(string(name)) == program && bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/"+machine+"/")) {
+			if pid, err := strconv.Atoi(filepath.Base(proc)); err == nil {
+				return pid
+			}
+		}
+	}
+	t.Fatalf("%s has no %s", machine, program)
+	return 0
+}
+
 // begin starts a test that peers clusters. When the test ends, the clusters have
 // to be as they were.
 func begin(t testing.TB) context.Context {
@@ -365,4 +415,31 @@ func writeFile(t testing.TB, path, content string) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// background runs a program in a node's network until what is returned is called.
+func background(t *testing.T, n *lab.Node, program string, args ...string) (stop func()) {
+	t.Helper()
+	var said bytes.Buffer
+	cmd := n.NetCommand(context.Background(), program, args...)
+	cmd.Env = append(os.Environ(), "NODE_NAME="+n.Name) // as pods of a DaemonSet have it
+	cmd.Stdout, cmd.Stderr = &said, &said
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	what := filepath.Base(program) + " of " + n.Name
+	return func() {
+		select {
+		case err := <-ended:
+			t.Errorf("%s ended by itself: %v\n%s", what, err, said.String())
+		default:
+			_ = cmd.Process.Signal(syscall.SIGTERM) // it has not ended
+			<-ended
+		}
+		if t.Failed() {
+			t.Logf("%s:\n%s", what, said.String())
+		}
+	}
 }

@@ -73,6 +73,16 @@ func flowsOf(t testing.TB, ctx context.Context, views map[[2]string]view, a, b *
 	}
 }
 
+// answeredFor has flows be answered for some time; each outage in it has to end within a time.
+func (fs flows) answeredFor(t testing.TB, ctx context.Context, d, within time.Duration) {
+	t.Helper()
+	for begun := time.Now(); time.Since(begun) < d; time.Sleep(flow.Interval) {
+		for _, f := range fs {
+			answering(t, ctx, f, within)
+		}
+	}
+}
+
 // lossless ends flows, reports them, and fails the test if a packet had no answer.
 func (fs flows) lossless(t testing.TB, what string) {
 	t.Helper()

@@ -8,6 +8,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"runtime"
@@ -35,6 +36,26 @@ type place struct {
 	// part is empty for what guards every change. The others are parts of
 	// `make test-long`.
 	part string
+	// whole is the part that runs a test with all of its cases, where some of them, other
+	// ones in each run, guard every change.
+	whole string
+}
+
+// in says if a test belongs to a part.
+func (p place) in(part string) bool { return p.part == part || p.whole != "" && p.whole == part }
+
+// whole says that tests run with all of their cases.
+func whole() bool { return *part != everyChange }
+
+// sample returns the numbers of the cases of n that this run has, in their order: some,
+// which r chooses, or all.
+func sample(r *rand.Rand, n, some int) []int {
+	if whole() {
+		some = n
+	}
+	chosen := r.Perm(n)[:some]
+	slices.Sort(chosen)
+	return chosen
 }
 
 // everyChange is the part without a name.
@@ -111,9 +132,9 @@ func selectTests(ctx context.Context) (map[lane][]string, error) {
 		// Who names tests gets them, whichever part they belong to.
 		p, ok := places[name]
 		if !ok {
-			p = place{laneAll, everyChange}
+			p = place{lane: laneAll}
 		}
-		if pattern != "" && *part == everyChange || p.part == *part {
+		if pattern != "" && *part == everyChange || p.in(*part) {
 			byLane[p.lane] = append(byLane[p.lane], name)
 		}
 	}
@@ -179,7 +200,7 @@ const (
 	networksPart = "networks"
 	// failures: commands that fail or die, at each write and at many moments.
 	failuresPart = "failures"
-	// damages: all that agents repair, and all ways to an MTU.
+	// damages: all that happens to agents, nodes and links, and all ways to an MTU.
 	damagesPart  = "damages"
 	failoverPart = "failover"
 )
@@ -187,73 +208,65 @@ const (
 // places says where tests run. One that is not here needs all clusters, and runs with
 // every change.
 var places = map[string]place{
-	"TestBadInput":                            {laneEqual, everyChange},
-	"TestBehindNAT":                           {laneEqual, everyChange},
-	"TestUnreachableServer":                   {laneEqual, everyChange},
-	"TestDefect1_02_SecondPeerOfOnePairFails": {laneEqual, everyChange},
-	"TestFailedPeer":                          {laneEqual, everyChange},
-	"TestInterrupted":                         {laneEqual, everyChange},
-	"TestKilled":                              {laneEqual, everyChange},
-	"TestPlanes":                              {laneEqual, everyChange},
-	"TestPeering":                             {laneEqual, everyChange},
-	"TestUnpeerPartialState":                  {laneEqual, everyChange},
-	"TestUnpeerWithoutPeering":                {laneEqual, everyChange},
-	"TestSecurity_12_UnpeerOneSide":           {laneEqual, everyChange},
-	"TestSecurity_22_ImageByDigest":           {laneEqual, everyChange},
+	"TestBadInput":             {lane: laneEqual},
+	"TestBehindNAT":            {lane: laneEqual},
+	"TestFailedPeer":           {lane: laneEqual},
+	"TestInterrupted":          {lane: laneEqual, whole: failuresPart},
+	"TestKilled":               {lane: laneEqual, whole: failuresPart},
+	"TestPlanes":               {lane: laneEqual},
+	"TestPeering":              {lane: laneEqual},
+	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart},
+	"TestUnpeerWithoutPeering": {lane: laneEqual},
 
-	"TestDayTwo":         {laneOther, everyChange},
-	"TestMTU":            {laneOther, everyChange},
-	"TestNodesComeAndGo": {laneOther, everyChange},
-	"TestRestarts":       {laneOther, everyChange},
-	"TestTroubles":       {laneOther, everyChange},
+	"TestDayTwo":         {lane: laneOther},
+	"TestMTU":            {lane: laneOther, whole: damagesPart},
+	"TestNodesComeAndGo": {lane: laneOther, whole: damagesPart},
+	"TestRestarts":       {lane: laneOther, whole: damagesPart},
+	"TestTroubles":       {lane: laneOther, whole: damagesPart},
 
-	"TestChaos":              {laneAll, everyChange},
-	"TestAskedBeforePeering": {laneAll, everyChange},
-	"TestDefect1_01_FailedPeerLeavesOtherPeerings": {laneAll, everyChange},
-	"TestMesh":                           {laneAll, everyChange},
-	"TestNetworkPolicy":                  {laneAll, everyChange},
-	"TestSecurity_13_PermissionsAreUsed": {laneAll, everyChange},
-	"TestTakenOverGateway":               {laneAll, everyChange},
-	"TestTopologies":                     {laneAll, everyChange},
+	"TestChaos":                          {lane: laneAll},
+	"TestNetworkPolicy":                  {lane: laneAll},
+	"TestSecurity_13_PermissionsAreUsed": {lane: laneAll},
+	"TestTopologies":                     {lane: laneAll},
 
-	"TestSecurity_02_PublicAddressesStayWhereTheyAre": {laneOther, networksPart},
+	"TestAskedBeforePeering":                          {lane: laneAll, part: networksPart},
+	"TestDefaultDeny":                                 {lane: laneEqual, part: networksPart},
+	"TestDefect1_06_Versions":                         {lane: laneAll, part: networksPart},
+	"TestDefect1_13_NodesReplaced":                    {lane: laneAll, part: networksPart},
+	"TestEndpointsNameChanges":                        {lane: laneOther, part: networksPart},
+	"TestFarAway":                                     {lane: laneOther, part: networksPart},
+	"TestFirewalld":                                   {lane: laneEqual, part: networksPart},
+	"TestLoadBalancerChangesItsAddress":               {lane: laneOther, part: networksPart},
+	"TestMappedRangeUsedInPeer":                       {lane: laneAll, part: networksPart},
+	"TestMesh":                                        {lane: laneAll, part: networksPart},
+	"TestNetworkPolicyEngine":                         {lane: laneAll, part: networksPart},
+	"TestNetworks":                                    {lane: laneAll, part: networksPart},
+	"TestNoMasquerade":                                {lane: laneAll, part: networksPart},
+	"TestNodesInAnothersRange":                        {lane: laneAll, part: networksPart},
+	"TestPeculiarNodes":                               {lane: laneAll, part: networksPart},
+	"TestRangesWithoutSource":                         {lane: laneAll, part: networksPart},
+	"TestSecurity_02_PublicAddressesStayWhereTheyAre": {lane: laneOther, part: networksPart},
+	"TestSecurity_22_ImageByDigest":                   {lane: laneEqual, part: networksPart},
+	"TestTakenOverGateway":                            {lane: laneAll, part: networksPart},
 
-	"TestDefect1_05_ClocksOfNodes": {laneEqual, failuresPart},
-	"TestDefect1_06_Versions":      {laneAll, networksPart},
-	"TestDefect1_07_GatewayCutOff": {laneOther, failuresPart},
-	"TestDefect1_13_NodesReplaced": {laneAll, networksPart},
-	"TestRangesWithoutSource":      {laneAll, networksPart},
-
-	"TestDefaultDeny":                   {laneEqual, networksPart},
-	"TestFarAway":                       {laneOther, networksPart},
-	"TestFirewalld":                     {laneEqual, networksPart},
-	"TestMappedRangeUsedInPeer":         {laneAll, networksPart},
-	"TestNetworkPolicyEngine":           {laneAll, networksPart},
-	"TestNetworks":                      {laneAll, networksPart},
-	"TestLoadBalancerChangesItsAddress": {laneOther, networksPart},
-	"TestEndpointsNameChanges":          {laneOther, networksPart},
-	"TestNoMasquerade":                  {laneAll, networksPart},
-	"TestNodesInAnothersRange":          {laneAll, networksPart},
-	"TestPeculiarNodes":                 {laneAll, networksPart},
-
-	"TestAPIServersAway":          {laneOther, failuresPart},
-	"TestStaleConnections":        {laneOther, failuresPart},
-	"TestPlaneCutOffFromAPI":      {laneOther, failuresPart},
-	"TestFailedPeerOtherwise":     {laneEqual, failuresPart},
-	"TestInterruptedOften":        {laneEqual, failuresPart},
-	"TestKilledOften":             {laneEqual, failuresPart},
-	"TestKilledAfterEachWrite":    {laneEqual, failuresPart},
-	"TestRollback":                {laneEqual, failuresPart},
-	"TestRollbackOfSecond":        {laneAll, failuresPart},
-	"TestUnpeerOtherPartialState": {laneEqual, failuresPart},
-
-	"TestAllDamages": {laneOther, damagesPart},
-	"TestAllMTUs":    {laneOther, damagesPart},
+	"TestAPIServersAway":                           {lane: laneOther, part: failuresPart},
+	"TestDefect1_01_FailedPeerLeavesOtherPeerings": {lane: laneAll, part: failuresPart},
+	"TestDefect1_02_SecondPeerOfOnePairFails":      {lane: laneEqual, part: failuresPart},
+	"TestDefect1_05_ClocksOfNodes":                 {lane: laneEqual, part: failuresPart},
+	"TestDefect1_07_GatewayCutOff":                 {lane: laneOther, part: failuresPart},
+	"TestFailedPeerOtherwise":                      {lane: laneEqual, part: failuresPart},
+	"TestKilledAfterEachWrite":                     {lane: laneEqual, part: failuresPart},
+	"TestPlaneCutOffFromAPI":                       {lane: laneOther, part: failuresPart},
+	"TestRollback":                                 {lane: laneEqual, part: failuresPart},
+	"TestRollbackOfSecond":                         {lane: laneAll, part: failuresPart},
+	"TestSecurity_12_UnpeerOneSide":                {lane: laneEqual, part: failuresPart},
+	"TestStaleConnections":                         {lane: laneOther, part: failuresPart},
+	"TestUnreachableServer":                        {lane: laneEqual, part: failuresPart},
 
 	// Alone, so that nothing else delays what is measured.
-	"TestFailover":              {laneAll, failoverPart},
-	"TestFailoverOfOtherRanges": {laneAll, failoverPart},
-	"TestPlanesOnReplacedNodes": {laneAll, failoverPart},
-	"TestPlanesThatAreBad":      {laneAll, failoverPart},
-	"TestRebootedClusters":      {laneAll, failoverPart},
+	"TestFailover":              {lane: laneAll, part: failoverPart},
+	"TestFailoverOfOtherRanges": {lane: laneAll, part: failoverPart},
+	"TestPlanesOnReplacedNodes": {lane: laneAll, part: failoverPart},
+	"TestPlanesThatAreBad":      {lane: laneAll, part: failoverPart},
+	"TestRebootedClusters":      {lane: laneAll, part: failoverPart},
 }

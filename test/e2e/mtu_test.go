@@ -35,12 +35,8 @@ const streamTimeout = time.Minute
 // one of a node that is changed while it is used. TCP connections go on over all
 // that, of whatever segment size; packets that may not be fragmented pass up to
 // the MTU and not beyond; and nothing that fits is fragmented by anybody.
-func TestAllMTUs(t *testing.T) { mtus(t, true) }
-
-// TestMTU is a part of TestAllMTUs: other links, and a narrow one between the clusters.
-func TestMTU(t *testing.T) { mtus(t, false) }
-
-func mtus(t *testing.T, all bool) {
+// What guards every change is a part of it: other links, and a narrow one between the clusters.
+func TestMTU(t *testing.T) {
 	ctx := begin(t)
 	a, b := fx.gamma, fx.delta
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
@@ -49,12 +45,12 @@ func mtus(t *testing.T, all bool) {
 	w.expect("links of 9000 and 1400 bytes", 1400-tunnel.OverheadIPv4)
 	restore := w.setLinks(b, 9000)
 	w.expect("links of 9000 bytes", 9000-tunnel.OverheadIPv4)
-	if all {
+	if whole() {
 		w.otherWays()
 	}
 	restore()
 	w.expect("links of 9000 and 1400 bytes again", 1400-tunnel.OverheadIPv4)
-	if all {
+	if whole() {
 		w.narrowNode(b)
 	}
 	w.stop()

@@ -79,7 +79,7 @@ func TestNodesComeAndGo(t *testing.T) {
 		})
 		served(t, "")
 	})
-	step("drained", func(t *testing.T) {
+	drained := func(t *testing.T) {
 		at := a.gatewayNode(t)
 		// Without a gateway: nobody notices, then and when it is uncordoned.
 		bystander := 0
@@ -109,21 +109,21 @@ func TestNodesComeAndGo(t *testing.T) {
 		}
 		a.cordon(t, ctx, nil)
 		served(t, "")
-	})
-	step("rebooted", func(t *testing.T) {
+	}
+	rebooted := func(t *testing.T) {
 		a.moveGateway(t, ctx, func(node string) bool { return node != guest.Name })
 		served(t, "")
 		s.measure(t, ctx, func() (*lab.Node, error) { return guest, guest.Restart(ctx) })
 		served(t, "")
-	})
-	step("rebooted with the gateway", func(t *testing.T) {
+	}
+	rebootedWithGateway := func(t *testing.T) {
 		a.moveGateway(t, ctx, func(node string) bool { return node == guest.Name })
 		served(t, "")
 		s.measure(t, ctx, func() (*lab.Node, error) { return guest, guest.Restart(ctx) })
 		a.moveGateway(t, ctx, func(node string) bool { return node != guest.Name })
 		served(t, "")
-	})
-	step("renamed", func(t *testing.T) {
+	}
+	renamed := func(t *testing.T) {
 		former := guest.Name
 		mustLiqonet(t, ctx, "peer", a.Name, b.Name) // it notes which nodes know the overlay's key
 		s.measure(t, ctx, func() (*lab.Node, error) {
@@ -148,15 +148,30 @@ func TestNodesComeAndGo(t *testing.T) {
 			return renamed, err
 		})
 		served(t, "")
-	})
-	step("without a way to the API server", func(t *testing.T) {
+	}
+	withoutAPI := func(t *testing.T) {
 		s.withoutAPI(t, ctx, guest)
 		served(t, "")
-	})
-	step("former nodes", func(t *testing.T) {
+	}
+	formerNodes := func(t *testing.T) {
 		checkNewKey(t, ctx, a, b)
 		served(t, "")
-	})
+	}
+	parts := [][]struct {
+		name string
+		test func(*testing.T)
+	}{
+		{{"drained", drained}},
+		{{"rebooted", rebooted}},
+		{{"rebooted with the gateway", rebootedWithGateway}},
+		{{"renamed", renamed}, {"former nodes", formerNodes}},
+		{{"without a way to the API server", withoutAPI}},
+	}
+	for _, i := range sample(random(t), len(parts), 2) {
+		for _, part := range parts[i] {
+			step(part.name, part.test)
+		}
+	}
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	if traces := tracesOn(ctx, guest); traces != "" {
 		t.Errorf("on the node that came:\n%s", traces)

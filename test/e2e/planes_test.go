@@ -224,11 +224,7 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster, runs in
 	if !f.silent {
 		send()
 		tcp = converse(t, ctx, peer.pods[0], c, peer, c.pods[other])
-		for begun := time.Now(); time.Since(begun) < steady; time.Sleep(flow.Interval) {
-			for _, f := range fs {
-				answering(t, ctx, f, callTimeout)
-			}
-		}
+		fs.answeredFor(t, ctx, steady, callTimeout)
 	}
 	mend := f.do(t, ctx, c, gateway, c.nodes[at])
 	if f.silent {

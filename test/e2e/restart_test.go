@@ -41,7 +41,7 @@ func TestRestarts(t *testing.T) {
 			damage(t, ctx, c, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=" + kind}})
 		}
 	}
-	for _, step := range []struct {
+	steps := []struct {
 		name, kind string
 		do         func(t *testing.T)
 	}{
@@ -91,7 +91,9 @@ func TestRestarts(t *testing.T) {
 				}
 			}
 		}},
-	} {
+	}
+	for _, i := range sample(random(t), len(steps), 4) {
+		step := steps[i]
 		t.Run(step.name, func(t *testing.T) {
 			before := pidsOf(t, both)
 			fs := startFlows(t, ctx, a, b, 0, len(b.pods)-1)
@@ -113,6 +115,11 @@ func TestRestarts(t *testing.T) {
 	}
 	checkMended(t, ctx, a, b)
 
+	if !whole() {
+		mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+		checkNothingLeft(t, ctx)
+		return
+	}
 	t.Run("removed by force", func(t *testing.T) {
 		// They are asked to end and do not hear it, until they are killed.
 		kill(t, "node", syscall.SIGSTOP)

@@ -18,7 +18,8 @@ type partial struct {
 
 // Whatever was removed by hand, or died, before unpeer: it removes the rest.
 func TestUnpeerPartialState(t *testing.T) {
-	unpeerPartial(t, []partial{
+	a, b := fx.alpha, fx.beta
+	states := []partial{
 		{
 			"agents killed, Peering deleted",
 			[][]string{{"-n", "liqonet-system", "delete", "pods", "--all", "--force", "--grace-period=0", "--wait=false"}},
@@ -35,12 +36,6 @@ func TestUnpeerPartialState(t *testing.T) {
 				{"delete", "customresourcedefinitions", "-l", "app.kubernetes.io/managed-by=liqonet", "--wait=false"},
 			},
 		},
-	})
-}
-
-// TestUnpeerOtherPartialState is TestUnpeerPartialState with other things removed.
-func TestUnpeerOtherPartialState(t *testing.T) {
-	unpeerPartial(t, []partial{
 		{
 			"gateway deleted, node agents deleted",
 			[][]string{{"-n", "liqonet-system", "delete", "deployments,secrets", "-l", "app.kubernetes.io/managed-by=liqonet"}},
@@ -60,12 +55,9 @@ func TestUnpeerOtherPartialState(t *testing.T) {
 				{"delete", "clusternetworks", "--all"},
 			},
 		},
-	})
-}
-
-func unpeerPartial(t *testing.T, states []partial) {
-	a, b := fx.alpha, fx.beta
-	for _, test := range states {
+	}
+	for _, i := range sample(random(t), len(states), 1) {
+		test := states[i]
 		t.Run(test.name, func(t *testing.T) {
 			ctx := begin(t)
 			mustLiqonet(t, ctx, "peer", a.Name, b.Name)

@@ -26,7 +26,7 @@ func Mapping(real, mapped string) v1alpha1.CIDRMapping {
 func Full() bool { return os.Getenv("LIQONET_TEST_FULL") != "" }
 
 // NotShort leaves a test out of -short: what it plays takes minutes with the race
-// detector. Without it, make test-kernel makes a sample of the plays, and all with Full.
+// detector. Without it, make test-plays makes a sample, and all with Full.
 func NotShort(t testing.TB) {
 	t.Helper()
 	if testing.Short() {
@@ -35,10 +35,10 @@ func NotShort(t testing.TB) {
 }
 
 // Slow leaves a test out of `make test-unit`, which is for a minute: it plays commands from
-// their beginning to their end. `make test-kernel` has it, and `make test-long-race`.
+// their beginning to their end. `make test-plays` has it, and `make test-long-race`.
 func Slow(t testing.TB) {
 	t.Helper()
 	if testing.Short() && !race {
-		t.Skip("make test-kernel runs it")
+		t.Skip("make test-plays runs it")
 	}
 }
