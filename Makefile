@@ -114,7 +114,7 @@ test-kernel: packages ## tests of kernel code, in network namespaces and a virtu
 # Memory is cheaper than processors. A result is kept until the package changes.
 .PHONY: test-plays
 test-plays: ## all tests of packages that do not ask the kernel: plays of whole commands, hostile objects
-	GOGC=400 $(GOTEST) -- -timeout 20m ./test/schema $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
+	GOGC=400 $(GOTEST) -- -timeout 20m ./pkg/peering ./test/schema $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
 
 .PHONY: test-attack
 test-attack: lab-programs
@@ -164,7 +164,7 @@ test-long-vm: packages
 
 .PHONY: test-long-plays
 test-long-plays:
-	LIQONET_TEST_FULL=1 go run ./scripts/gotest -result plays -of pkg -- -count=1 -timeout 55m ./pkg/peering ./pkg/cli
+	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result plays -of pkg -- -count=1 -timeout 55m ./pkg/peering ./pkg/cli
 
 .PHONY: test-long-sizes
 test-long-sizes: packages

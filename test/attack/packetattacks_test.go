@@ -308,21 +308,8 @@ func (n *scene) becomesNeighbour(t *testing.T) bool {
 // switch off IPv6.
 func (n *scene) byIPv6(t *testing.T) bool {
 	t.Helper()
-	var to netip.Addr
-	n.A.Gateway.Do(t, func() error {
-		l, err := netlink.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
-		for _, a := range addrs {
-			to, _ = netip.AddrFromSlice(a.IP)
-		}
-		return err
-	})
-	if !to.IsValid() {
-		t.Fatal("the gateway has no IPv6")
-	}
+	linkLocal(t, n.A.Nodes[0].Pod.NS)
+	to := linkLocal(t, n.A.Gateway.NS)
 	return n.arrives(t, n.A.Gateway.NS, netip.Addr{}, func(port uint16) error {
 		return n.A.Nodes[0].Pod.Run(func() error {
 			l, err := netlink.LinkByName("eth0")
@@ -338,6 +325,34 @@ func (n *scene) byIPv6(t *testing.T) bool {
 			return errors.Join(err, c.Close())
 		})
 	})
+}
+
+// linkLocal returns the link-local address of a namespace when it may be used: duplicate address
+// detection takes a second or two.
+func linkLocal(t *testing.T, ns *netns.NS) (address netip.Addr) {
+	t.Helper()
+	ns.Do(t, func() error {
+		l, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		for end := time.Now().Add(10 * time.Second); !address.IsValid() && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			addrs, err := netlink.AddrList(l, netlink.FAMILY_V6)
+			if err != nil {
+				return err
+			}
+			for _, a := range addrs {
+				if a.Flags&unix.IFA_F_TENTATIVE == 0 {
+					address, _ = netip.AddrFromSlice(a.IP)
+				}
+			}
+		}
+		return nil
+	})
+	if !address.IsValid() {
+		t.Fatal("no address of IPv6 that may be used")
+	}
+	return address
 }
 
 // Packets between the clusters' data planes.
