@@ -33,6 +33,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // house is everything of ours that a cluster with one peering has.
@@ -213,13 +214,20 @@ func TestNodesClean(t *testing.T) {
 
 func TestEnsureKey(t *testing.T) {
 	cluster := newCluster(t, "a", interceptor.Funcs{})
-	g := manifests.Gateway{Peering: "b", Image: "image", KeyGeneration: 1}
-	public, isNew, err := cluster.ensureKey(t.Context(), g)
-	if err != nil || !isNew {
-		t.Fatal(isNew, err)
+	ensure := func(c *Cluster, g manifests.Gateway) (key plan.PlaneFacts, isNew bool, err error) {
+		s := newSide(c, 0)
+		s.facts.Planes = map[int32]plan.PlaneFacts{}
+		err = s.ensureKey(t.Context(), g)
+		return s.facts.Planes[g.Plane], len(s.changed) > 0, err
 	}
-	if again, isNew, err := cluster.ensureKey(t.Context(), g); err != nil || isNew || again != public {
-		t.Errorf("again: new %t, %v, keys %q, %q", isNew, err, public, again)
+	g := manifests.Gateway{Peering: "b", Image: "image", KeyGeneration: 1}
+	made, isNew, err := ensure(cluster, g)
+	if err != nil || !isNew || made.KeyGeneration != 1 {
+		t.Fatal(made, isNew, err)
+	}
+	public := made.PublicKey
+	if again, isNew, err := ensure(cluster, g); err != nil || isNew || again != made {
+		t.Errorf("again: new %t, %v, keys %+v, %+v", isNew, err, made, again)
 	}
 	secret := &corev1.Secret{}
 	if err := cluster.Client.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, secret); err != nil {
@@ -257,8 +265,8 @@ func TestEnsureKey(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range keys {
 			wg.Go(func() {
-				var err error
-				if keys[i], news[i], err = cluster.ensureKey(t.Context(), manifests.Gateway{Peering: "c"}); err != nil {
+				key, isNew, err := ensure(cluster, manifests.Gateway{Peering: "c", KeyGeneration: 1})
+				if keys[i], news[i] = key.PublicKey, isNew; err != nil {
 					t.Error(err)
 				}
 			})
@@ -282,8 +290,20 @@ func TestEnsureKey(t *testing.T) {
 		c := newCluster(t, "a", interceptor.Funcs{}, &corev1.Secret{
 			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, Data: map[string][]byte{v1alpha1.KeyFilePrivate: private},
 		})
-		if _, _, err := c.ensureKey(t.Context(), g); err == nil || strings.Contains(err.Error(), string(private)) {
+		if _, _, err := ensure(c, g); err == nil || strings.Contains(err.Error(), string(private)) {
 			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("a pod has the one before", func(t *testing.T) {
+		// A kubelet gives what was in a Secret to the next pod as well, while one has it.
+		_, deployment := g.Objects()
+		c := newCluster(t, "a", interceptor.Funcs{}, &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway"}, Spec: deployment.Spec.Template.Spec,
+		})
+		for _, isNew := range []bool{true, false} {
+			if key, made, err := ensure(c, g); err != nil || key.KeyGeneration != 2 || made != isNew {
+				t.Errorf("key %+v, new %t, %v", key, made, err)
+			}
 		}
 	})
 }

@@ -26,20 +26,55 @@ func publicOf(private []byte) string {
 	return wgtypes.Key(private).PublicKey().String()
 }
 
-// ensureKey makes the key of a gateway, if it has none, and returns its public half.
-func (c *Cluster) ensureKey(ctx context.Context, g manifests.Gateway) (public string, isNew bool, err error) {
-	key, isNew, err := c.ensureSecret(ctx, g.SecretName(), v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
-		key, err := wgtypes.GeneratePrivateKey()
-		if err != nil {
-			return nil, fmt.Errorf("make a WireGuard key: %w", err)
+// ensureKey makes the key of a gateway, if it has none, and notes its generation and its
+// public half.
+func (s *side) ensureKey(ctx context.Context, g manifests.Gateway) error {
+	for ; ; g.KeyGeneration++ {
+		key, isNew, err := s.ensureSecret(ctx, g.SecretName(), v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
+			if err := s.notMounted(ctx, g.SecretName()); err != nil {
+				return nil, err
+			}
+			key, err := wgtypes.GeneratePrivateKey()
+			if err != nil {
+				return nil, fmt.Errorf("make a WireGuard key: %w", err)
+			}
+			public := key.PublicKey()
+			return g.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: key[:], v1alpha1.KeyFilePublic: public[:]}), nil
+		})
+		if isNew {
+			s.hasChanged("WireGuard key")
 		}
-		public := key.PublicKey()
-		return g.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: key[:], v1alpha1.KeyFilePublic: public[:]}), nil
-	})
-	if err != nil {
-		return "", isNew, err
+		if errors.Is(err, errMounted) {
+			continue
+		}
+		if err == nil {
+			facts := s.facts.Planes[g.Plane]
+			facts.KeyGeneration, facts.PublicKey = g.KeyGeneration, publicOf(key)
+			s.facts.Planes[g.Plane] = facts
+		}
+		return err
 	}
-	return publicOf(key), isNew, nil
+}
+
+// errMounted says that another key needs another name.
+var errMounted = errors.New("a pod has the Secret that was of this name")
+
+// notMounted returns errMounted if a pod mounts a Secret of that name, which is not there: somebody
+// deleted it, or a command did that was interrupted. The kubelet would give what was in it to
+// the next pod as well, if that runs on the same node before this one has ended.
+func (c *Cluster) notMounted(ctx context.Context, secret string) error {
+	var pods corev1.PodList
+	if err := c.list(ctx, &pods, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		return err
+	}
+	for _, p := range pods.Items {
+		for _, v := range p.Spec.Volumes {
+			if v.Secret != nil && v.Secret.SecretName == secret {
+				return errMounted
+			}
+		}
+	}
+	return nil
 }
 
 // ensureOverlayKey makes the overlay's key of a generation, if there is none, and has all

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -46,6 +47,9 @@ func (s *side) ensurePresharedKey(ctx context.Context, plane int32, peer *side, 
 	g := manifests.Gateway{Peering: plan.Allocation(s.facts.Ledger, peer.ID).Name, Plane: plane, PresharedKey: wanted.Generation}
 	for {
 		got, isNew, err := s.ensureSecret(ctx, g.PresharedSecretName(), v1alpha1.KeyFilePreshared, func() (*corev1.Secret, error) {
+			if err := s.notMounted(ctx, g.PresharedSecretName()); err != nil {
+				return nil, err
+			}
 			made := key
 			if made == nil {
 				made = make([]byte, keyBytes)
@@ -55,15 +59,15 @@ func (s *side) ensurePresharedKey(ctx context.Context, plane int32, peer *side, 
 			}
 			return g.PresharedSecret(made), nil
 		})
-		if err != nil {
-			return nil, err
-		}
 		if isNew {
 			s.hasChanged("pre-shared key")
 		}
-		if key != nil && !bytes.Equal(got, key) {
+		if errors.Is(err, errMounted) || err == nil && key != nil && !bytes.Equal(got, key) {
 			g.PresharedKey++
 			continue
+		}
+		if err != nil {
+			return nil, err
 		}
 		facts := s.facts.Planes[plane]
 		facts.PresharedKey = v1alpha1.PresharedKey{Generation: g.PresharedKey, Fingerprint: plan.Fingerprint(got)}

@@ -95,16 +95,9 @@ func (p *run) makeKeys(ctx context.Context, s, peer *side) error {
 	}
 	for _, g := range p.planOf(s).Gateways {
 		g.Peering = name // the ledger may have given another one than was planned
-		public, isNew, err := s.ensureKey(ctx, g.Gateway)
-		if isNew {
-			s.hasChanged("WireGuard key")
-		}
-		if err != nil {
+		if err := s.ensureKey(ctx, g.Gateway); err != nil {
 			return err
 		}
-		facts := s.facts.Planes[g.Plane]
-		facts.PublicKey = public
-		s.facts.Planes[g.Plane] = facts
 	}
 	return nil
 }

@@ -61,6 +61,8 @@ type FactSheet struct {
 type PlaneFacts struct {
 	// PublicKey of the gateway, empty while it is not known.
 	PublicKey string
+	// KeyGeneration says which Secret has the gateway's key, 0 while that is not known.
+	KeyGeneration int32
 	// KeyUnreadable says that the user may not read Secrets.
 	KeyUnreadable bool
 	// PresharedKey is the one that the gateway has, the zero value if it has none, or if
@@ -139,6 +141,9 @@ func (f *FactSheet) PlaneIndexes() (out []int32) {
 
 // keyGeneration says which key the gateway of a plane has, or will have.
 func (f *FactSheet) keyGeneration(plane int32) int32 {
+	if g := f.Planes[plane].KeyGeneration; g > 0 {
+		return g
+	}
 	if f.Existing != nil {
 		if p := f.Existing.Plane(plane); p != nil && p.KeyGeneration > 0 {
 			return p.KeyGeneration
