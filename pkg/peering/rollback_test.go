@@ -58,7 +58,7 @@ func (w *site) contents(t *testing.T) map[string]any {
 // failEach lets each write fail, one in each run, first in a and then in b, until
 // a run has fewer writes than that. setup makes the clusters as they are before.
 func failEach(t *testing.T, o Options, setup func(t *testing.T) (a, b *site)) {
-	step := 5 // a sample: a run takes a second
+	step := 15 // a sample: a run takes a second
 	switch {
 	case kit.Full():
 		step = 1

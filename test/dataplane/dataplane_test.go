@@ -50,6 +50,16 @@ func pairs() []dataplane.Options {
 	return all[:1]
 }
 
+// anyPair is for what is the same with all backends. The virtual machine, which is slow, tries it in
+// test-long only.
+func anyPair(t *testing.T) dataplane.Options {
+	t.Helper()
+	if os.Getenv("LIQONET_TEST_BACKENDS") == "kernel" {
+		t.Skip("make test-long-vm tries it")
+	}
+	return pairs()[0]
+}
+
 func each(t *testing.T, f func(*testing.T, dataplane.Options)) {
 	for _, o := range pairs() {
 		t.Run(fmt.Sprintf("%s-%s", o.Overlay, o.Tunnel), func(t *testing.T) { f(t, o) })

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
@@ -23,7 +22,7 @@ import (
 // A gateway that was taken over sends to nodes in the name of its peer's pods, which it could
 // do anyway, and of nobody else. What it sends gets to the node's own pods and to exposed hosts.
 func TestSecurity_09_LocalGatewayTakenOver(t *testing.T) {
-	o := pairs()[0]
+	o := anyPair(t)
 	n := dataplane.New(t, o)
 	a, peer := n.A, n.B.Nodes[0].Pod.Mapped
 	hidden := netip.MustParseAddr("172.18.9.10") // a host that is not exposed
@@ -93,7 +92,7 @@ func TestSecurity_09_LocalGatewayTakenOver(t *testing.T) {
 // node asks is answered, from whatever port.
 func TestSecurity_05_GatewayIsABarrierToo(t *testing.T) {
 	const service = 9123
-	o := pairs()[0]
+	o := anyPair(t)
 	n := dataplane.New(t, o)
 	a, from, node := n.A, n.B.Nodes[1].Pod.NS, n.A.Nodes[0]
 	for _, c := range []*dataplane.Cluster{n.A, n.B} {
@@ -194,10 +193,7 @@ func TestSecurity_06_EndsOfTunnelsInAnothersRange(t *testing.T) {
 		"by another node":                            {1, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if os.Getenv("LIQONET_TEST_BACKENDS") == "kernel" && way.server == 0 {
-				t.Skip("make test-long-vm tries all ways")
-			}
-			o := pairs()[0]
+			o := anyPair(t)
 			o.NoMasquerade = way.noMasquerade
 			n := dataplane.New(t, o)
 			n.A.Config.Peer.Endpoint = netip.AddrPortFrom(n.B.Nodes[way.server].Host.Addr, dataplane.TunnelNodePort)
@@ -318,7 +314,7 @@ func arrivesFromAnywhere(t *testing.T, from *netns.NS, source netip.Addr, dst ne
 // A gateway takes nothing by IPv6 on the pod network but the tunnel, and what IPv6 itself and
 // the agent need. The tunnel over IPv6 comes up, so neighbours find each other.
 func TestSecurity_16_NothingByIPv6(t *testing.T) {
-	o := pairs()[0]
+	o := anyPair(t)
 	o.IPv6 = true
 	n := dataplane.New(t, o)
 	gateway := netip.MustParseAddr("fd00:1::10")
@@ -370,7 +366,7 @@ func TestSecurity_16_NothingByIPv6(t *testing.T) {
 
 // Who sends from the port of name servers reaches no more of a gateway than others.
 func TestSecurity_26_SourcePortOfNameServers(t *testing.T) {
-	n := dataplane.New(t, pairs()[0])
+	n := dataplane.New(t, anyPair(t))
 	pod, gateway := n.A.Nodes[0].Pod, n.A.Gateway
 	try := func(port uint16) bool {
 		packet := dataplane.Packet(netip.AddrPortFrom(pod.Addr, 53), netip.AddrPortFrom(gateway.Addr, port), []byte("answer"))

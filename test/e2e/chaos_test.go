@@ -27,7 +27,7 @@ import (
 	"github.com/liqonet/liqonet/test/workload"
 )
 
-var chaosTime = flag.Duration("chaos", time.Minute, "for how long TestChaos makes faults")
+var chaosTime = flag.Duration("chaos", 40*time.Second, "for how long TestChaos makes faults")
 
 const (
 	// A fault lasts for a time between these.

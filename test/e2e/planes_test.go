@@ -23,7 +23,9 @@ const (
 	// faultTime is how long a fault lasts that does not end a process.
 	faultTime = 3 * time.Second
 	// steady is how long nothing is lost before a fault is made.
-	steady = 3 * time.Second
+	steady = time.Second
+	// noticed is how long ago a plane failed of which gateways may not have said so yet.
+	noticed = 4 * time.Second
 	// returnTimeout is longer than a node mistrusts a plane that has failed three times.
 	returnTimeout = time.Minute
 	// lateLimit is how late the test itself may send a packet; tooLate is how many of 25 runs may be
@@ -217,7 +219,7 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster, runs in
 	gateway := inUse(t, ctx, c, peer, peer.nodes[0])
 	at := slices.IndexFunc(c.nodes, func(n node) bool { return n.Node.Name == gateway.node })
 	other := (at + 1) % len(c.nodes)
-	views := status(t, ctx, 0, c, peer)
+	views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", c.Name, peer.Name).stdout)
 	var fs flows
 	var tcp *flow.Conversation
 	send := func() { fs = flowsOf(t, ctx, views, c, peer, other, 0, f.size) }
@@ -339,19 +341,26 @@ func TestPlanesOnReplacedNodes(t *testing.T) {
 	mustLiqonet(t, ctx, "unpeer", server.Name, client.Name)
 }
 
-// checkBothPlanes waits until both planes of a peering work.
+// checkBothPlanes waits until both planes of a peering work, and have worked for longer than gateways
+// take to notice that one does not.
 func checkBothPlanes(t *testing.T, ctx context.Context, clusters ...*cluster) {
 	t.Helper()
-	eventually(t, ctx, returnTimeout, "both planes work", func() string {
+	since := time.Now()
+	eventually(t, ctx, returnTimeout, "both planes work", func() (problem string) {
 		for _, c := range clusters {
 			if ready := jsonPath(t, ctx, c, `{.items[*].status.planes[*].connected}`, "get", "peerings"); ready != "true true" {
-				return c.Name + ": planes that are connected: " + ready
-			}
-			if all := c.agents(t, "gateway"); len(all) != 2 {
-				return fmt.Sprint(all)
+				problem = c.Name + ": planes that are connected: " + ready
+			} else if all := c.agents(t, "gateway"); len(all) != 2 {
+				problem = fmt.Sprint(all)
 			}
 		}
-		return ""
+		switch {
+		case problem != "":
+			since = time.Now()
+		case time.Since(since) < noticed:
+			problem = "not for long enough"
+		}
+		return problem
 	})
 }
 
