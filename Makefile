@@ -144,7 +144,7 @@ chaos: lab-programs image ## faults at random in three peered clusters under loa
 
 # Parts of less than an hour each, which write docs/results/NAME.json.
 .PHONY: test-long
-test-long: test-long-networks test-long-failures test-long-damages test-long-failover test-long-chaos test-long-lab test-long-vm test-long-plays test-long-sizes test-long-race test-long-supply test-long-attack bench ## all that takes longer (root)
+test-long: test-long-networks test-long-failures test-long-damages test-long-failover test-long-chaos test-long-load test-long-lab test-long-vm test-long-plays test-long-sizes test-long-race test-long-supply test-long-attack test-long-hostile bench ## all that takes longer (root)
 
 .PHONY: test-long-networks test-long-failures test-long-damages test-long-failover
 test-long-networks test-long-failures test-long-damages test-long-failover: test-long-%: lab-programs image
@@ -153,6 +153,10 @@ test-long-networks test-long-failures test-long-damages test-long-failover: test
 .PHONY: test-long-chaos
 test-long-chaos: lab-programs image
 	go run ./scripts/gotest -v -result chaos -of agent,cmd,pkg,test/e2e,test/lab -- -count=1 -timeout 58m ./test/e2e -run '^TestChaos$$' -chaos 50m
+
+.PHONY: test-long-load
+test-long-load: lab-programs image
+	go run ./scripts/gotest -v -result load -of agent,pkg,test/e2e -- -count=1 -timeout 59m ./test/e2e -run '^TestPlanesThatAreBad$$/^full_load$$' -load 55m
 
 .PHONY: test-long-lab
 test-long-lab: lab-programs
@@ -178,10 +182,13 @@ test-long-race: packages
 test-long-supply:
 	go run ./scripts/gotest -v -result supply -of agent,cmd,pkg,scripts,Makefile,go.mod,go.sum -- -count=1 -timeout 55m ./test/supply
 
-.PHONY: test-long-attack
+.PHONY: test-long-attack test-long-hostile
 test-long-attack: lab-programs
 	LIQONET_TEST_FULL=1 go run ./scripts/gotest -result attack -of agent,pkg,test/attack,test/dataplane,test/schema -- \
-		-count=1 -timeout 55m -run '^Test(Attack|Hostile)' $(READERS) ./test/attack
+		-count=1 -timeout 55m -run '^Test(Attack|Hostile)' ./test/schema ./agent/node ./agent/gateway ./test/attack
+test-long-hostile:
+	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result hostile -of pkg,test/schema -- \
+		-count=1 -timeout 55m -run '^TestHostile' ./pkg/plan ./pkg/peering ./pkg/cli
 
 .PHONY: bench
 bench: lab-programs image ## speed, as ratios against a baseline of the same run

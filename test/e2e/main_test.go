@@ -39,7 +39,7 @@ const (
 )
 
 func specs() []lab.ClusterSpec {
-	return []lab.ClusterSpec{
+	all := []lab.ClusterSpec{
 		{Name: "alpha", ProxyMode: lab.ProxyIPTables},
 		{Name: "beta", ProxyMode: lab.ProxyNFTables},
 		{Name: "gamma", PodCIDR: netip.MustParsePrefix("10.10.0.0/16"), MTU: 9000, ProxyMode: lab.ProxyNFTables},
@@ -50,6 +50,12 @@ func specs() []lab.ClusterSpec {
 			NoNodeCIDRs: true,
 		},
 	}
+	if *part == failoverPart { // with a node that has no gateway
+		for i := range all {
+			all[i].Workers = 3
+		}
+	}
+	return all
 }
 
 func TestMain(m *testing.M) {

@@ -2,13 +2,17 @@ package e2e
 
 import (
 	"context"
+	"flag"
 	"os/exec"
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/liqonet/liqonet/test/flow"
 )
@@ -20,6 +24,8 @@ const (
 	// busy with the lab is given more.
 	backWithin = 2 * time.Second
 )
+
+var loadTime = flag.Duration("load", lossyFor, "for how long TestPlanesThatAreBad sends as much as passes")
 
 // What is bad without having failed makes nobody change the plane again and again, and what has failed wholly comes back
 // by itself.
@@ -46,6 +52,37 @@ func TestPlanesThatAreBad(t *testing.T) {
 			t.Logf("%s, late by %s", r, r.Late)
 		}
 		for name, n := range switches(t, t.Context(), begun, a, b) {
+			t.Errorf("%s has changed the plane %d times, and nothing has failed", name, n)
+		}
+	})
+	t.Run("full load", func(t *testing.T) {
+		views := status(t, ctx, 0, a, b)
+		begun := time.Now()
+		until := begun.Add(*loadTime)
+		var sent atomic.Int64
+		var group errgroup.Group
+		for _, direction := range [][2]*cluster{{a, b}, {b, a}} {
+			theirs := viewOf(t, views, direction[1], direction[0])
+			for i, p := range direction[0].pods {
+				to := theirs.seenAs(t, direction[1].pods[i].IP)
+				group.Go(func() error {
+					return p.do(func() error {
+						for time.Now().Before(until) {
+							if err := bulk(to, 8<<20); err != nil {
+								return err
+							}
+							sent.Add(8)
+						}
+						return nil
+					})
+				})
+			}
+		}
+		if err := group.Wait(); err != nil {
+			t.Error(err)
+		}
+		t.Logf("%d MiB there and back, at once between all pods, in %s", sent.Load(), time.Since(begun))
+		for name, n := range switches(t, ctx, begun, a, b) {
 			t.Errorf("%s has changed the plane %d times, and nothing has failed", name, n)
 		}
 	})
