@@ -110,7 +110,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(),
-		news:  notify.NewSignal(),
+		news: notify.NewSignal(), useBegins: notify.NewSignal(),
 		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKey: overlayKey, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
@@ -197,6 +197,8 @@ type agent struct {
 	responder     liveness.Responder
 	usedByNodes   use
 	usedByPeer    use
+	// useBegins signals that a node sends packets.
+	useBegins notify.Signal
 	// news signals that the tunnel has come up or gone down. leaving says that this gateway is about
 	// to end.
 	news    notify.Signal
@@ -466,7 +468,7 @@ func (a *agent) talk(ctx context.Context, want desired) {
 	a.peer.Store(new(want.remote))
 	var session *liveness.Session
 	if !want.alone {
-		session = liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), a.news)
+		session = liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.news)
 		go session.Run(ctx)
 	}
 	a.session.Store(session)

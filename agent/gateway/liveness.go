@@ -18,9 +18,13 @@ const (
 	// perNode is how much longer nodes wait between two questions for each node that there is. So a
 	// gateway gets 5,000 questions a second at most.
 	perNode = 200 * time.Microsecond
-	// useInterval is how often a gateway looks whether it is in use, inUse how long after the last
-	// question of somebody who sends packets it is.
+	// inUse is how long after the last question of somebody who sends packets a gateway is in use,
+	// useInterval how often it looks whether it still is.
 	useInterval, inUse = 100 * time.Millisecond, 300 * time.Millisecond
+	// idleQuestions is how many times as long the time between questions to the peer's gateway is while
+	// no node of this cluster sends packets. Nodes are told soon enough when packets are lost which
+	// they have not sent yet, and each question costs both gateways an encrypted packet.
+	idleQuestions = 2
 	// leaveTimeout is how long a gateway that ends waits for nodes to use another one. It is less than
 	// the kubelet waits. leaveLeast is for those who have just begun to send, and have not said so.
 	leaveTimeout, leaveLeast = 5 * time.Second, time.Second
@@ -83,6 +87,7 @@ func (a *agent) used(by netip.Addr) {
 		return
 	}
 	a.usedByNodes.note()
+	a.useBegins.Send()
 }
 
 // fullSize is the size of packets that nodes of this cluster send, 0 while they send none. Those of the peer's nodes
@@ -94,18 +99,22 @@ func (a *agent) fullSize() int {
 	return 0
 }
 
-// watchUse has the tunnel asked with packets of full size, too, while nodes send packets.
+// watchUse has the tunnel asked more often, and with packets of full size, too, while nodes send packets.
 func (a *agent) watchUse(ctx context.Context) {
-	ticker := time.NewTicker(useInterval)
-	defer ticker.Stop()
-	for {
+	for used := false; ; {
+		news, next := a.useBegins, (<-chan time.Time)(nil)
+		if used {
+			news, next = nil, time.After(useInterval)
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
+		case <-news:
+		case <-next:
 		}
-		if session := a.session.Load(); session != nil {
-			session.Use(true, a.fullSize())
+		size := a.fullSize()
+		if used = size > 0; a.session.Load() != nil {
+			a.session.Load().Use(used, size)
 		}
 	}
 }

@@ -11,6 +11,8 @@ const (
 	// useInterval is how often the kernel is asked whether packets are sent by a link, and inUse how
 	// long after the last one the plane counts as in use.
 	useInterval, inUse = 100 * time.Millisecond, 2 * time.Second
+	// idleQuestions is how many times as long the time between questions is while a plane is not in use.
+	idleQuestions = 10
 	// downInterval is how often a node looks for another plane while the one in use is down.
 	downInterval = 50 * time.Millisecond
 )
@@ -34,7 +36,9 @@ func (a *agent) choosePlanes() (changed, down bool) {
 	}
 	for _, p := range a.probers {
 		active, chosen := a.local.active[p.gateway.peering]
-		p.active.Store(chosen && active == p.gateway.plane)
+		if now := chosen && active == p.gateway.plane; !p.active.Swap(now) && now {
+			p.activated.Send()
+		}
 	}
 	return changed, down
 }
@@ -80,14 +84,17 @@ func (a *agent) watchUse(ctx context.Context, p *prober, link string) {
 	var sent, own uint64
 	var last time.Time
 	for {
+		next := ticker.C
+		if !p.active.Load() {
+			p.session.Use(false, 0)
+			next = nil
+		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-ticker.C:
-		}
-		if !p.active.Load() {
-			p.session.Use(false, 0)
+		case <-p.activated:
 			continue
+		case <-next:
 		}
 		// The agent's own packets by the link are none that somebody waits for.
 		ownBefore, sentBefore := own, sent

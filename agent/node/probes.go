@@ -8,6 +8,7 @@ import (
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/liveness"
+	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
@@ -30,10 +31,12 @@ type probeKey struct {
 type prober struct {
 	*tunnel.Prober
 	session *liveness.Session // nil where there is no other plane
-	// active says that the plane is in use, mtu what its packets may have, in bytes.
-	active atomic.Bool
-	mtu    atomic.Int64
-	stop   context.CancelFunc
+	// active says that the plane is in use, and activated that it is so again; mtu is what its packets
+	// may have, in bytes.
+	active    atomic.Bool
+	activated notify.Signal
+	mtu       atomic.Int64
+	stop      context.CancelFunc
 	// gateway is as it was last: when it changes, an answer is likely.
 	gateway gateway
 	// stats and ready are of the last look.
@@ -74,13 +77,13 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 			p = nil
 		}
 		if p == nil {
-			p = &prober{Prober: tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval)}
+			p = &prober{Prober: tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval), activated: notify.NewSignal()}
 			probing, stop := context.WithCancel(ctx)
 			p.stop = stop
 			a.probers[key] = p
 			go p.Run(probing)
 			if !g.alone {
-				p.session = liveness.New(a.local.address, netip.AddrPortFrom(g.address, liveness.Port), a.wake)
+				p.session = liveness.New(a.local.address, netip.AddrPortFrom(g.address, liveness.Port), idleQuestions, a.wake)
 				go p.session.Run(probing)
 				go a.watchUse(probing, p, g.link)
 			}

@@ -34,7 +34,7 @@ func newLink(t *testing.T) *link {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.session = liveness.New(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(conn.LocalAddr().String()), l.changed)
+	l.session = liveness.New(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(conn.LocalAddr().String()), 10, l.changed)
 	done := make(chan struct{}, 2)
 	go func() { _ = l.responder.Serve(ctx, lossy{conn, l}); done <- struct{}{} }()
 	go func() { l.session.Run(ctx); done <- struct{}{} }()

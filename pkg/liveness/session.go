@@ -31,6 +31,8 @@ type Session struct {
 	remote netip.AddrPort
 	nonce  [8]byte
 	start  time.Time
+	// idle is how many times as long the time between questions is while the way is not in use.
+	idle time.Duration
 	// changed signals that the way has come up or gone down.
 	changed notify.Signal
 	wake    [2]notify.Signal
@@ -58,10 +60,11 @@ const (
 	full
 )
 
-// New makes a session from a local address to a responder. Each change of up, down and leaving is
-// signalled. Nothing is sent before Run.
-func New(local netip.Addr, remote netip.AddrPort, changed notify.Signal) *Session {
-	s := &Session{local: local, remote: remote, start: time.Now(), changed: changed, wake: [2]notify.Signal{notify.NewSignal(), notify.NewSignal()}}
+// New makes a session from a local address to a responder. While the way is not in use, the time between
+// questions is idle times as long. Each change of up, down and leaving is signalled. Nothing is sent
+// before Run.
+func New(local netip.Addr, remote netip.AddrPort, idle int, changed notify.Signal) *Session {
+	s := &Session{local: local, remote: remote, start: time.Now(), idle: time.Duration(idle), changed: changed, wake: [2]notify.Signal{notify.NewSignal(), notify.NewSignal()}}
 	_, _ = rand.Read(s.nonce[:]) // never fails, see crypto/rand
 	return s
 }
@@ -204,7 +207,7 @@ func (s *Session) turn(i int, conn *net.UDPConn, asked *int) (due time.Time, isL
 	now := time.Now()
 	st := &s.streams[i]
 	base := s.base()
-	interval := idle * base
+	interval := s.idle * base
 	if s.often {
 		interval = base
 	}

@@ -4,8 +4,8 @@ import "time"
 
 const (
 	// usual is the least time between questions while the way is in use, if the responder does not
-	// ask for more. While it is not in use the time is idle times as long.
-	usual, idle = 100 * time.Millisecond, 10
+	// ask for more.
+	usual = 100 * time.Millisecond
 	// An answer is late after lateAfter and twice the usual round trip time. From then on the pauses
 	// between questions are a quarter as long, until one is answered, for hurryTime at most.
 	lateAfter, hurryTime = 50 * time.Millisecond, 5 * time.Second

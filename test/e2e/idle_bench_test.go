@@ -22,6 +22,8 @@ const (
 	// goalIdle is the part of a core that an agent may use with nothing to do, goalGateway that of a gateway where
 	// there are two planes.
 	goalIdle, goalGateway = 0.005, 0.01
+	// settled is how long a new peering is looked at more closely.
+	settled = 75 * time.Second
 	// idleFor contains a time at which agents compare everything.
 	idleFor = 40 * time.Second
 	// ticksPerSecond is the unit of times in proc(5): USER_HZ, 100 everywhere.
@@ -41,6 +43,7 @@ func idle(b *testing.B, planes string) {
 	x, y := fx.alpha, fx.beta
 	mustLiqonet(b, ctx, "peer", x.Name, y.Name, "--planes", planes)
 	checkOnePacket(b, ctx, x, y)
+	time.Sleep(settled)
 	for b.Loop() {
 		used := map[agentProcess]time.Duration{}
 		var agents []agentProcess
@@ -183,7 +186,7 @@ func captureQuestion(b *testing.B, ctx context.Context) []byte {
 	defer conn.Close()
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	go liveness.New(netip.MustParseAddr("127.0.0.1"), conn.LocalAddr().(*net.UDPAddr).AddrPort(), notify.NewSignal()).Run(ctx)
+	go liveness.New(netip.MustParseAddr("127.0.0.1"), conn.LocalAddr().(*net.UDPAddr).AddrPort(), 1, notify.NewSignal()).Run(ctx)
 	buf := make([]byte, 1500)
 	n, _, err := conn.ReadFrom(buf)
 	if err != nil {
