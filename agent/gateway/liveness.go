@@ -113,8 +113,9 @@ func (a *agent) watchUse(ctx context.Context) {
 		case <-next:
 		}
 		size := a.fullSize()
-		if used = size > 0; a.session.Load() != nil {
-			a.session.Load().Use(used, size)
+		used = size > 0
+		if session := a.session.Load(); session != nil {
+			session.Use(used, size)
 		}
 	}
 }
