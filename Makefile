@@ -23,7 +23,9 @@ RACE := ./agent/... ./pkg/tunnel ./pkg/liveness $(addprefix ./,$(wildcard pkg/ex
 # Packages whose tests ask the kernel. What they find is in no cache of results.
 KERNEL := ./test/vm ./test/dataplane ./test/agents ./agent/... $(addprefix ./pkg/,firewall link nat nft notify overlay tunnel)
 # Packages that read what others have written into custom resources.
-READERS := ./test/schema ./agent/node ./agent/gateway ./pkg/plan ./pkg/peering ./pkg/cli
+READERS := ./test/schema ./agent/node ./agent/gateway
+# What the commands are made of, which read them, too.
+COMMANDS := ./pkg/plan ./pkg/peering ./pkg/cli
 
 .PHONY: help
 help: ## list the targets
@@ -122,7 +124,7 @@ test-attack: lab-programs
 
 .PHONY: attack
 attack: lab-programs ## try what attackers could: a table, with each defence and without it; hostile objects (root)
-	LIQONET_TEST_FULL=1 $(GOTEST) -- -count=1 -timeout 55m -run '^TestHostile' $(READERS)
+	LIQONET_TEST_FULL=1 $(GOTEST) -- -count=1 -timeout 55m -run '^TestHostile' $(READERS) $(COMMANDS)
 	LIQONET_TEST_FULL=1 $(GOTEST) -- -count=1 -timeout 10m ./test/attack
 
 .PHONY: test-listed
@@ -185,10 +187,10 @@ test-long-supply:
 .PHONY: test-long-attack test-long-hostile
 test-long-attack: lab-programs
 	LIQONET_TEST_FULL=1 go run ./scripts/gotest -result attack -of agent,pkg,test/attack,test/dataplane,test/schema -- \
-		-count=1 -timeout 55m -run '^Test(Attack|Hostile)' ./test/schema ./agent/node ./agent/gateway ./test/attack
+		-count=1 -timeout 55m -run '^Test(Attack|Hostile)' $(READERS) ./test/attack
 test-long-hostile:
 	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result hostile -of pkg,test/schema -- \
-		-count=1 -timeout 55m -run '^TestHostile' ./pkg/plan ./pkg/peering ./pkg/cli
+		-count=1 -timeout 55m -run '^TestHostile' $(COMMANDS)
 
 .PHONY: bench
 bench: lab-programs image ## speed, as ratios against a baseline of the same run

@@ -22,8 +22,8 @@ const (
 	// useInterval how often it looks whether it still is.
 	useInterval, inUse = 100 * time.Millisecond, 300 * time.Millisecond
 	// idleQuestions is how many times as long the time between questions to the peer's gateway is while
-	// no node of this cluster sends packets. Nodes are told soon enough when packets are lost which
-	// they have not sent yet, and each question costs both gateways an encrypted packet.
+	// no node of this cluster sends packets. Each question costs both gateways an encrypted packet, and
+	// the first packet that a node sends brings the usual time back at once.
 	idleQuestions = 2
 	// leaveTimeout is how long a gateway that ends waits for nodes to use another one. It is less than
 	// the kubelet waits. leaveLeast is for those who have just begun to send, and have not said so.

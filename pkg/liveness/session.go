@@ -32,7 +32,7 @@ type Session struct {
 	nonce  [8]byte
 	start  time.Time
 	// idle is how many times as long the time between questions is while the way is not in use.
-	idle time.Duration
+	idle int
 	// changed signals that the way has come up or gone down.
 	changed notify.Signal
 	wake    [2]notify.Signal
@@ -64,7 +64,7 @@ const (
 // questions is idle times as long. Each change of up, down and leaving is signalled. Nothing is sent
 // before Run.
 func New(local netip.Addr, remote netip.AddrPort, idle int, changed notify.Signal) *Session {
-	s := &Session{local: local, remote: remote, start: time.Now(), idle: time.Duration(idle), changed: changed, wake: [2]notify.Signal{notify.NewSignal(), notify.NewSignal()}}
+	s := &Session{local: local, remote: remote, start: time.Now(), idle: idle, changed: changed, wake: [2]notify.Signal{notify.NewSignal(), notify.NewSignal()}}
 	_, _ = rand.Read(s.nonce[:]) // never fails, see crypto/rand
 	return s
 }
@@ -207,7 +207,7 @@ func (s *Session) turn(i int, conn *net.UDPConn, asked *int) (due time.Time, isL
 	now := time.Now()
 	st := &s.streams[i]
 	base := s.base()
-	interval := s.idle * base
+	interval := time.Duration(s.idle) * base
 	if s.often {
 		interval = base
 	}

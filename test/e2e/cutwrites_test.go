@@ -84,6 +84,7 @@ func TestKilledAfterEachWrite(t *testing.T) {
 		if made%2 == 0 {
 			mustLiqonet(t, ctx, peer...)
 			checkOnePacket(t, ctx, a, b)
+			checkBothPlanes(t, ctx, a, b)
 		}
 		mustLiqonet(t, ctx, unpeer...)
 		checkNothingLeft(t, ctx)
@@ -96,6 +97,7 @@ func TestKilledAfterEachWrite(t *testing.T) {
 		}
 		mustLiqonet(t, ctx, peer...)
 		checkOnePacket(t, ctx, a, b)
+		checkBothPlanes(t, ctx, a, b)
 	}
 	t.Logf("killed after each of %d writes of peer, and of %d of unpeer", made-1, removed-1)
 	if least := 20; made < least || removed < least {

@@ -23,7 +23,7 @@ const (
 	// faultTime is how long a fault lasts that does not end a process.
 	faultTime = 3 * time.Second
 	// steady is how long nothing is lost before a fault is made.
-	steady = time.Second
+	steady = 3 * time.Second
 	// noticed is how long ago a plane failed of which gateways may not have said so yet.
 	noticed = 4 * time.Second
 	// returnTimeout is longer than a node mistrusts a plane that has failed three times.
@@ -219,7 +219,7 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster, runs in
 	gateway := inUse(t, ctx, c, peer, peer.nodes[0])
 	at := slices.IndexFunc(c.nodes, func(n node) bool { return n.Node.Name == gateway.node })
 	other := (at + 1) % len(c.nodes)
-	views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", c.Name, peer.Name).stdout)
+	views := status(t, ctx, 0, c, peer)
 	var fs flows
 	var tcp *flow.Conversation
 	send := func() { fs = flowsOf(t, ctx, views, c, peer, other, 0, f.size) }
@@ -261,11 +261,20 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster, runs in
 	return outage, stall, late
 }
 
-// inUse is the gateway of a cluster in the plane by which a node of its peer sends packets, when both planes
-// work.
+// inUse is the gateway of a cluster in the plane by which a node of its peer sends packets, when both planes have
+// worked for longer than gateways take to notice that one does not.
 func inUse(t *testing.T, ctx context.Context, c, peer *cluster, n node) (found agentProcess) {
 	t.Helper()
-	checkBothPlanes(t, ctx, c, peer)
+	since := time.Now()
+	eventually(t, ctx, returnTimeout, "both planes work for "+noticed.String(), func() string {
+		problem := missingPlane(t, ctx, c, peer)
+		if problem != "" {
+			since = time.Now()
+		} else if time.Since(since) < noticed {
+			problem = "not for long enough"
+		}
+		return problem
+	})
 	eventually(t, ctx, returnTimeout, "the plane in use", func() string {
 		plane := jsonPath(t, ctx, peer, `{.items[?(@.spec.nodeName=="`+n.Node.Name+`")].status.gateways[?(@.active==true)].plane}`, "get", "nodenetworks")
 		gateways := slices.DeleteFunc(c.agents(t, "gateway"), func(p agentProcess) bool { return p.plane != plane })
@@ -341,27 +350,24 @@ func TestPlanesOnReplacedNodes(t *testing.T) {
 	mustLiqonet(t, ctx, "unpeer", server.Name, client.Name)
 }
 
-// checkBothPlanes waits until both planes of a peering work, and have worked for longer than gateways
-// take to notice that one does not.
+// checkBothPlanes waits until both planes of a peering work.
 func checkBothPlanes(t *testing.T, ctx context.Context, clusters ...*cluster) {
 	t.Helper()
-	since := time.Now()
-	eventually(t, ctx, returnTimeout, "both planes work", func() (problem string) {
-		for _, c := range clusters {
-			if ready := jsonPath(t, ctx, c, `{.items[*].status.planes[*].connected}`, "get", "peerings"); ready != "true true" {
-				problem = c.Name + ": planes that are connected: " + ready
-			} else if all := c.agents(t, "gateway"); len(all) != 2 {
-				problem = fmt.Sprint(all)
-			}
+	eventually(t, ctx, returnTimeout, "both planes work", func() string { return missingPlane(t, ctx, clusters...) })
+}
+
+// missingPlane says which of the two planes of a peering does not work.
+func missingPlane(t *testing.T, ctx context.Context, clusters ...*cluster) string {
+	t.Helper()
+	for _, c := range clusters {
+		if ready := jsonPath(t, ctx, c, `{.items[*].status.planes[*].connected}`, "get", "peerings"); ready != "true true" {
+			return c.Name + ": planes that are connected: " + ready
 		}
-		switch {
-		case problem != "":
-			since = time.Now()
-		case time.Since(since) < noticed:
-			problem = "not for long enough"
+		if all := c.agents(t, "gateway"); len(all) != 2 {
+			return fmt.Sprint(all)
 		}
-		return problem
-	})
+	}
+	return ""
 }
 
 // Whole clusters reboot, machine of the API server included: one, and both at once. The peering is back soon after the
