@@ -85,11 +85,11 @@ func TestLoadBalancerChangesItsAddress(t *testing.T) {
 	checkBothPlanes(t, ctx, a, b)
 	fs.interrupted(t, "the load balancer's address has changed", followLimit)
 
-	// Nobody is told where nothing passes any more: the client's nodes get nothing from the address before. Status says
-	// what to do.
+	// Nobody is told where nothing passes any more: the client's nodes get nothing from the addresses before. By entries
+	// for connections, even the first one still leads to the gateways. Status says what to do.
 	var mends []func()
 	for _, n := range b.nodes {
-		mends = append(mends, n.dropPackets(t, ctx, "in ip saddr "+at(205)+" drop"))
+		mends = append(mends, n.dropPackets(t, ctx, "in ip saddr { "+first+", "+at(205)+" } drop"))
 	}
 	move(at(207))
 	eventually(t, ctx, mendTimeout, "status says what to do", func() string {
