@@ -122,7 +122,7 @@ func Run(ctx context.Context, cfg Config) error {
 		a.leave()
 		end()
 	})()
-	a.responder.State, a.responder.Used = a.wayTo, a.used
+	a.responder.State, a.responder.Asked = a.wayTo, a.asked
 	go a.answer(ctx)
 	go a.answerLiveness(ctx)
 	go a.watchUse(ctx)
@@ -469,6 +469,10 @@ func (a *agent) talk(ctx context.Context, want desired) {
 	var session *liveness.Session
 	if !want.alone {
 		session = liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.news)
+		session.Received = func() (uint64, error) {
+			_, received, err := a.kernel.Packets(tunnel.InterfaceName)
+			return received, err
+		}
 		go session.Run(ctx)
 	}
 	a.session.Store(session)

@@ -80,14 +80,21 @@ func (u *use) within(d time.Duration) bool {
 	return at != nil && time.Since(*at) < d
 }
 
-// used notes who sends packets: a node, or the peer's gateway for its own nodes.
-func (a *agent) used(by netip.Addr) {
+// asked notes what those who ask say: a node, or the peer's gateway, which also speaks for its own nodes.
+func (a *agent) asked(by netip.Addr, q liveness.Question) {
 	if peer := a.peer.Load(); peer != nil && by == *peer {
-		a.usedByPeer.note()
+		if q.InUse {
+			a.usedByPeer.note()
+		}
+		if session := a.session.Load(); session != nil {
+			session.Told(q)
+		}
 		return
 	}
-	a.usedByNodes.note()
-	a.useBegins.Send()
+	if q.InUse {
+		a.usedByNodes.note()
+		a.useBegins.Send()
+	}
 }
 
 // fullSize is the size of packets that nodes of this cluster send, 0 while they send none. Those of the peer's nodes

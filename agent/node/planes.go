@@ -61,17 +61,25 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 		a.choices[peering] = &failover.Choice{}
 	}
 	active := a.choices[peering].Next(time.Now(), planes)
+	before, chosen := a.local.active[peering]
+	reason := "preferred"
 	for _, p := range planes {
 		down = down || p.Index == active && !p.Up
+		switch {
+		case p.Index != before:
+		case !p.Up:
+			reason = "down"
+		case p.Leaving:
+			reason = "leaving"
+		}
 	}
-	before, chosen := a.local.active[peering]
 	if chosen && active == before {
 		return false, down
 	}
 	if err := a.kernel.Switch(a.want.ways[way{peering, active}]); err != nil {
 		a.Log.Error("cannot change the plane", "peering", peering, "plane", active, "error", err)
 	} else if chosen {
-		a.Log.Info("packets are sent by another plane", "peering", peering, "plane", active, "before", before)
+		a.Log.Info("packets are sent by another plane", "peering", peering, "plane", active, "before", before, "reason", reason)
 	}
 	a.local.active[peering] = active
 	return true, down
@@ -98,7 +106,7 @@ func (a *agent) watchUse(ctx context.Context, p *prober, link string) {
 		}
 		// The agent's own packets by the link are none that somebody waits for.
 		ownBefore, sentBefore := own, sent
-		now, err := a.kernel.Sent(link)
+		now, _, err := a.kernel.Packets(link)
 		if err != nil {
 			continue // it will be there again
 		}

@@ -32,10 +32,12 @@ const (
 	maxLength = 65507
 )
 
-// Flags. In a question flagUp says that whoever asks sends packets by this way.
+// Flags. In a question flagUp says that whoever asks sends packets by this way, flagDeaf that nothing comes by it to
+// whoever asks.
 const (
 	flagUp      = 1
 	flagLeaving = 2
+	flagDeaf    = 4
 )
 
 // State is what is known of a way.
@@ -55,13 +57,18 @@ type Answer struct {
 	Interval time.Duration
 }
 
+// Question is what is said of a way by who asks.
+type Question struct {
+	// InUse says that packets are sent by it, Deaf that none come by it.
+	InUse, Deaf bool
+}
+
 // frame is a packet.
 type frame struct {
 	kind     byte
 	nonce    [8]byte
 	sequence uint32
-	// inUse is a question's, Answer an answer's.
-	inUse bool
+	Question
 	Answer
 }
 
@@ -70,11 +77,14 @@ func (f frame) encode(b []byte) {
 	clear(b)
 	copy(b, magic)
 	b[4], b[5] = version, f.kind
-	if f.inUse || f.Up {
+	if f.InUse || f.Up {
 		b[6] |= flagUp
 	}
 	if f.Leaving {
 		b[6] |= flagLeaving
+	}
+	if f.Deaf {
+		b[6] |= flagDeaf
 	}
 	copy(b[8:], f.nonce[:])
 	binary.BigEndian.PutUint32(b[16:], f.sequence)
@@ -91,7 +101,7 @@ func decode(b []byte) (f frame, ok bool) {
 	f.kind, f.nonce, f.sequence = b[5], [8]byte(b[8:16]), binary.BigEndian.Uint32(b[16:])
 	up := b[6]&flagUp != 0
 	if f.kind == question {
-		f.inUse = up
+		f.Question = Question{InUse: up, Deaf: b[6]&flagDeaf != 0}
 		return f, true
 	}
 	f.State = State{

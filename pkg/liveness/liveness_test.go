@@ -20,21 +20,38 @@ type link struct {
 	session   *liveness.Session
 	changed   notify.Signal
 	used      atomic.Bool
+	// deaf says that a question told that nothing comes.
+	deaf atomic.Bool
+	// others counts packets that are neither questions nor answers.
+	others atomic.Uint64
+	// delay is for how long answers wait in a queue, in nanoseconds.
+	delay atomic.Int64
 }
 
-func newLink(t *testing.T) *link {
+// newLink makes a link and its session, which counts other packets too if it is told to.
+func newLink(t *testing.T, counts bool) *link {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	l := &link{changed: notify.NewSignal()}
 	l.answer.Store(&liveness.Answer{State: liveness.State{Up: true, Clean: time.Hour}})
 	l.pass()
 	l.responder.State = func(netip.Addr) liveness.Answer { return *l.answer.Load() }
-	l.responder.Used = func(netip.Addr) { l.used.Store(true) }
+	l.responder.Asked = func(_ netip.Addr, q liveness.Question) {
+		if q.InUse {
+			l.used.Store(true)
+		}
+		if q.Deaf {
+			l.deaf.Store(true)
+		}
+	}
 	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.session = liveness.New(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(conn.LocalAddr().String()), 10, l.changed)
+	if counts {
+		l.session.Received = func() (uint64, error) { return l.others.Load(), nil }
+	}
 	done := make(chan struct{}, 2)
 	go func() { _ = l.responder.Serve(ctx, lossy{conn, l}); done <- struct{}{} }()
 	go func() { l.session.Run(ctx); done <- struct{}{} }()
@@ -46,7 +63,7 @@ func (l *link) pass() { l.drop.Store(new(func(int) bool { return false })) }
 
 func (l *link) cut(drop func(length int) bool) { l.drop.Store(&drop) }
 
-// lossy drops answers.
+// lossy drops answers, or delays them.
 type lossy struct {
 	net.PacketConn
 	l *link
@@ -54,6 +71,11 @@ type lossy struct {
 
 func (c lossy) WriteTo(b []byte, to net.Addr) (int, error) {
 	if (*c.l.drop.Load())(len(b)) {
+		return len(b), nil
+	}
+	c.l.others.Add(1)
+	if d := time.Duration(c.l.delay.Load()); d > 0 {
+		time.AfterFunc(d, func() { _, _ = c.PacketConn.WriteTo(b, to) }) // what is late may be lost, too
 		return len(b), nil
 	}
 	return c.PacketConn.WriteTo(b, to)
@@ -81,7 +103,7 @@ func isDown(s liveness.State) bool { return !s.Up }
 
 func TestSession(t *testing.T) {
 	t.Parallel()
-	l := newLink(t)
+	l := newLink(t, false)
 	l.await(t, "it works", isUp)
 	l.session.Use(true, 1400)
 	l.await(t, "packets of full size pass, too", func(s liveness.State) bool { return s.Up && l.used.Load() })
@@ -104,7 +126,7 @@ func TestSession(t *testing.T) {
 // until the next one.
 func TestLargePacketsStayLost(t *testing.T) {
 	t.Parallel()
-	l := newLink(t)
+	l := newLink(t, false)
 	l.await(t, "it works", isUp)
 	l.cut(func(n int) bool { return n > 1000 })
 	l.session.Use(true, 1400)
@@ -124,7 +146,7 @@ func TestLargePacketsStayLost(t *testing.T) {
 // A change behind the responder is told at once to those who ask rarely.
 func TestPush(t *testing.T) {
 	t.Parallel()
-	l := newLink(t)
+	l := newLink(t, false)
 	l.await(t, "it works", isUp)
 	l.answer.Store(&liveness.Answer{State: liveness.State{Up: true, Leaving: true}})
 	l.responder.Push()
@@ -138,7 +160,7 @@ func TestPush(t *testing.T) {
 // not clean.
 func TestSomeLoss(t *testing.T) {
 	t.Parallel()
-	l := newLink(t)
+	l := newLink(t, false)
 	l.await(t, "it works", isUp)
 	var n atomic.Int64
 	l.cut(func(int) bool { return n.Add(1)%20 < 4 })
@@ -148,5 +170,54 @@ func TestSomeLoss(t *testing.T) {
 			t.Fatalf("after %d packets: %+v", n.Load(), s)
 		}
 		time.Sleep(5 * time.Millisecond)
+	}
+}
+
+// Under load, answers wait behind other packets in a queue, all of a sudden. Nothing has failed.
+func TestQueue(t *testing.T) {
+	t.Parallel()
+	l := newLink(t, true)
+	l.session.Use(true, 1400)
+	l.await(t, "it works", isUp)
+	l.delay.Store(int64(700 * time.Millisecond))
+	for start := time.Now(); time.Since(start) < 2*time.Second; time.Sleep(5 * time.Millisecond) {
+		l.others.Add(1)
+		if s := l.session.State(); !s.Up {
+			t.Fatalf("after %s: %+v", time.Since(start), s)
+		}
+	}
+	if l.deaf.Load() {
+		t.Error("it has told that nothing comes")
+	}
+}
+
+// Other packets come, and answers do not for long: who asked is told by the other end, or believes it after a while.
+func TestDeaf(t *testing.T) {
+	t.Parallel()
+	l := newLink(t, true)
+	l.session.Use(true, 1400)
+	l.await(t, "it works", isUp)
+	count := func(s liveness.State) bool { l.others.Add(1); return isDown(s) }
+	l.cut(func(int) bool { return true })
+	if took := l.await(t, "answers do not come", count); took < 2*time.Second {
+		t.Errorf("it has believed that after %s, and other packets came", took)
+	}
+	l.pass()
+	l.await(t, "answers come", isUp)
+	l.session.Told(liveness.Question{Deaf: true})
+	if l.session.State().Up {
+		t.Error("the other end hears nothing, and the way is up")
+	}
+	l.session.Told(liveness.Question{})
+	if !l.session.State().Up {
+		t.Error("the other end hears again, and the way is down")
+	}
+	l.cut(func(int) bool { return true })
+	took := l.await(t, "nothing comes", isDown)
+	t.Logf("noticed after %s", took.Round(time.Millisecond))
+	for start := time.Now(); !l.deaf.Load(); time.Sleep(5 * time.Millisecond) {
+		if time.Since(start) > 20*time.Second {
+			t.Fatal("it does not tell that nothing comes")
+		}
 	}
 }

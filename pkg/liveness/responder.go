@@ -20,9 +20,9 @@ const (
 
 // Responder answers questions. Its methods may be called at once from several goroutines.
 type Responder struct {
-	// State says what is answered to an address. Used is told who asks and sends packets by this responder.
+	// State says what is answered to an address. Asked is told who asks, and what that says of the way.
 	State func(to netip.Addr) Answer
-	Used  func(by netip.Addr)
+	Asked func(by netip.Addr, q Question)
 
 	mu     sync.Mutex
 	conn   net.PacketConn
@@ -58,9 +58,7 @@ func (r *Responder) Serve(ctx context.Context, conn net.PacketConn) error {
 func (r *Responder) answer(f frame, from netip.AddrPort, b []byte) {
 	from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 	now := time.Now()
-	if f.inUse {
-		r.Used(from.Addr())
-	}
+	r.Asked(from.Addr(), f.Question)
 	r.mu.Lock()
 	if _, known := r.askers[from]; known || len(r.askers) < maxAskers {
 		r.askers[from] = asker{now, f.nonce, f.sequence}
@@ -68,7 +66,7 @@ func (r *Responder) answer(f frame, from netip.AddrPort, b []byte) {
 		r.forget(now)
 	}
 	r.mu.Unlock()
-	f.kind, f.inUse, f.Answer = answer, false, r.State(from.Addr())
+	f.kind, f.Question, f.Answer = answer, Question{}, r.State(from.Addr())
 	f.encode(b)
 	_, _ = r.conn.WriteTo(b, net.UDPAddrFromAddrPort(from)) // lost like any packet if it cannot be sent
 }

@@ -23,10 +23,17 @@ const (
 	flowLength = 16
 	// headers is how many bytes IPv4's and UDP's have.
 	headers = 28
+	// deafLife is for how long it is believed that nothing comes to the other end, after it has said so.
+	deafLife = time.Second
 )
 
 // Session asks one responder. Its methods may be called at once from several goroutines.
 type Session struct {
+	// Received counts the packets that come by this way, of whatever kind. With it, answers that wait behind
+	// others in a queue are not taken for lost. Then the other end has to tell what comes to it: see Told.
+	// It may be nil, and is set before Run.
+	Received func() (uint64, error)
+
 	local  netip.Addr
 	remote netip.AddrPort
 	nonce  [8]byte
@@ -50,6 +57,12 @@ type Session struct {
 	told   Answer
 	toldAt time.Time
 	was    State
+	// received was counted at counted. While an answer is late, heard is when something has come since.
+	received       uint64
+	counted, heard time.Time
+	// deaf is since when nothing comes to the other end, deafAt when it last said so. Both are zero if it
+	// has not.
+	deaf, deafAt time.Time
 	// asked is how many questions were sent.
 	asked uint64
 }
@@ -79,7 +92,7 @@ func (s *Session) Use(often bool, size int) {
 		return
 	}
 	s.often, s.size = often, size
-	if big := &s.streams[full]; size > 0 && size != s.asking || size == 0 && !big.missing(time.Now(), s.base()) {
+	if big := &s.streams[full]; size > 0 && size != s.asking || size == 0 && !big.missing(time.Now(), s.streams[small].passed, s.base()) {
 		*big, s.asking = stream{}, size
 	}
 	s.wake[small].Send()
@@ -109,10 +122,16 @@ func (s *Session) state(now time.Time) State {
 	if out.Up = s.told.Up; !out.Up {
 		out.Down = s.told.Down + now.Sub(s.toldAt)
 	}
-	for i := range s.streams {
-		if st := &s.streams[i]; st.missing(now, s.base()) {
-			out.Up, out.Down = false, max(out.Down, now.Sub(st.first))
-		}
+	missing := func(since time.Time) { out.Up, out.Down = false, max(out.Down, now.Sub(since)) }
+	if s.isDeaf(now) {
+		missing(s.streams[small].first)
+	}
+	// One that a later small question has overtaken is lost. The others may be in a queue with it.
+	if big := &s.streams[full]; big.missing(now, s.streams[small].passed, s.base()) {
+		missing(big.first)
+	}
+	if now.Sub(s.deafAt) < deafLife {
+		missing(s.deaf)
 	}
 	if out.Up {
 		out.Clean = min(now.Sub(s.start), s.told.Clean+now.Sub(s.toldAt))
@@ -121,6 +140,47 @@ func (s *Session) state(now time.Time) State {
 		out.Clean = min(out.Clean, now.Sub(s.lost))
 	}
 	return out
+}
+
+// isDeaf says that nothing comes by this way: neither answers, nor other packets.
+func (s *Session) isDeaf(now time.Time) bool {
+	st := &s.streams[small]
+	waits := now.Sub(s.heard) < 2*s.base() && now.Sub(st.first) < heardMost
+	return st.missing(now, now, s.base()) && !waits
+}
+
+// Told is what the other end says of this way in its own questions.
+func (s *Session) Told(q Question) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	switch {
+	case !q.Deaf:
+		s.deaf, s.deafAt = time.Time{}, time.Time{}
+	case s.deafAt.IsZero():
+		s.deaf, s.deafAt = now, now
+	default:
+		s.deafAt = now
+	}
+	s.check(now)
+}
+
+// hear notes whether something has come since the question before this one.
+func (s *Session) hear(now time.Time) {
+	if s.Received == nil {
+		return
+	}
+	n, err := s.Received()
+	if err != nil {
+		return // there is no interface now, so nothing comes
+	}
+	if st := &s.streams[small]; n != s.received && st.sequence != st.newest {
+		s.heard = s.counted // or later
+		if d := now.Add(-lateAfter); d.After(s.heard) {
+			s.heard = d
+		}
+	}
+	s.received, s.counted = n, now
 }
 
 // base is the time between questions while the way is in use.
@@ -156,7 +216,7 @@ func (s *Session) runStream(ctx context.Context, i int) {
 		}
 		// The address may come and go. What cannot be asked is not answered.
 		s.mu.Lock()
-		s.streams[i].ask(time.Now())
+		s.streams[i].ask(time.Now(), true)
 		s.check(time.Now())
 		s.mu.Unlock()
 		select {
@@ -214,6 +274,9 @@ func (s *Session) turn(i int, conn *net.UDPConn, asked *int) (due time.Time, isL
 	if i == full && s.asking <= headerLength {
 		return now.Add(time.Hour), false
 	}
+	if i == small && s.streams[full].late(now) {
+		interval = base / 4 // these tell whether it is the size
+	}
 	if due = st.due(interval, base); now.Before(due) {
 		s.check(now)
 		return due, false
@@ -227,12 +290,18 @@ func (s *Session) turn(i int, conn *net.UDPConn, asked *int) (due time.Time, isL
 		length = max(s.asking, length)
 	}
 	b := make([]byte, length)
-	frame{kind: question, nonce: s.nonce, sequence: st.ask(now), inUse: s.size > 0}.encode(b)
+	if i == small {
+		s.hear(now)
+	}
+	frame{kind: question, nonce: s.nonce, sequence: st.ask(now, !s.was.Up), Question: Question{InUse: s.size > 0, Deaf: s.isDeaf(now)}}.encode(b)
 	s.asked++
 	if _, err := conn.WriteToUDPAddrPort(b, s.remote); errors.Is(err, unix.EMSGSIZE) {
 		st.forgive() // the size is of before the interface has got a smaller one
 	}
 	s.check(now)
+	if i == full && st.late(now) {
+		s.wake[small].Send()
+	}
 	*asked++
 	return st.due(interval, base), i == full && *asked > flowLength && st.sequence == st.newest
 }

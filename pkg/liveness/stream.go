@@ -1,6 +1,9 @@
 package liveness
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 const (
 	// usual is the least time between questions while the way is in use, if the responder does not
@@ -10,31 +13,40 @@ const (
 	// between questions are a quarter as long, until one is answered, for hurryTime at most.
 	lateAfter, hurryTime = 50 * time.Millisecond, 5 * time.Second
 	// A way is down if minLost questions in a row were not answered, and the first of them is older than
-	// twice the usual time. If answers take longer, so does this, but no longer than downMost.
-	minLost  = 4
-	downMost = time.Second
+	// twice the usual time. If an answer took more than half of that lately, it is twice as long as that one
+	// took, but no longer than downMost. While other packets come, answers may wait for longer: heardMost.
+	minLost             = 4
+	downMost, heardMost = time.Second, 3 * time.Second
+	// The longest time that an answer took counts for half as much after peakHalf.
+	peakHalf = 30 * time.Second
 )
 
 // stream are questions of one size. Times are of this machine's monotonic clock.
 type stream struct {
 	// sequence is that of the last question, newest that of the newest one with an answer.
 	sequence, newest uint32
-	// sent are the times of the last questions, first is that of the oldest one without an answer.
-	sent  [64]time.Time
-	first time.Time
-	// rtt and deviation are smoothed, as in RFC 6298.
-	rtt, deviation time.Duration
-	// answered is when there was last an answer.
-	answered time.Time
+	// sent are the times of the last questions, and down are those that were sent while the way was down.
+	sent [64]time.Time
+	down [64]bool
+	// first is the time of the oldest question without an answer, enough that of the one by which minLost
+	// have none.
+	first, enough time.Time
+	// rtt is the smoothed round trip time, as in RFC 6298. peak is the longest one lately.
+	rtt, peak time.Duration
+	// answered is when there was last an answer, passed when its question was sent.
+	answered, passed time.Time
 }
 
-// ask notes a question, and returns its sequence number.
-func (s *stream) ask(now time.Time) uint32 {
+// ask notes a question by a way that is down, or is not. It returns its sequence number.
+func (s *stream) ask(now time.Time, down bool) uint32 {
 	if s.sequence == s.newest {
 		s.first = now
 	}
-	s.sequence++
-	s.sent[s.sequence%uint32(len(s.sent))] = now
+	if s.sequence++; s.sequence-s.newest == minLost {
+		s.enough = now
+	}
+	i := s.sequence % uint32(len(s.sent))
+	s.sent[i], s.down[i] = now, down
 	return s.sequence
 }
 
@@ -45,36 +57,54 @@ func (s *stream) answer(sequence uint32, now time.Time) (isNew, lost bool) {
 		return false, false // of another stream, a second one, or very late
 	}
 	lost = sequence-s.newest > 2 && !s.answered.IsZero()
-	rtt := now.Sub(s.sent[sequence%uint32(len(s.sent))])
+	i := sequence % uint32(len(s.sent))
+	s.passed = s.sent[i]
+	rtt := now.Sub(s.passed)
 	if s.answered.IsZero() {
-		s.rtt, s.deviation = rtt, rtt/2
+		s.rtt = rtt
 	} else {
-		s.deviation += ((rtt - s.rtt).Abs() - s.deviation) / 4
 		s.rtt += (rtt - s.rtt) / 8
+		s.peak = time.Duration(float64(s.peak) * math.Exp2(-now.Sub(s.answered).Seconds()/peakHalf.Seconds()))
+	}
+	// A tunnel keeps packets for some time until it is up, and a process that was stopped reads them later.
+	if !s.down[i] && rtt < downMost {
+		s.peak = max(s.peak, rtt)
 	}
 	s.newest, s.answered = sequence, now
 	s.first = s.sent[(sequence+1)%uint32(len(s.sent))]
+	s.enough = s.sent[(sequence+minLost)%uint32(len(s.sent))] // if there are as many
 	return true, lost
 }
 
 // forgive takes questions without an answer for answered: it was not the way's fault.
 func (s *stream) forgive() { s.newest = s.sequence }
 
-// missing says that answers are missing: the way does not carry packets of this size. base is the time
-// between questions while the way is in use.
-func (s *stream) missing(now time.Time, base time.Duration) bool {
-	return s.sequence-s.newest >= minLost && now.Sub(s.first) >= max(2*base, min(s.rtt+4*s.deviation+lateAfter, downMost))
+// late says that an answer is late, and that it is not yet time to stop asking more often.
+func (s *stream) late(now time.Time) bool {
+	return s.sequence != s.newest && now.Sub(s.first) >= s.lateAfter() && s.asked().Sub(s.first) <= hurryTime
+}
+
+func (s *stream) lateAfter() time.Duration { return lateAfter + 2*s.rtt }
+
+// asked is when the last question was sent.
+func (s *stream) asked() time.Time { return s.sent[s.sequence%uint32(len(s.sent))] }
+
+// missing says that answers are missing to questions that were sent before a time. base is the time between
+// questions while the way is in use.
+func (s *stream) missing(now, before time.Time, base time.Duration) bool {
+	return s.sequence-s.newest >= minLost && !s.enough.After(before) &&
+		now.Sub(s.first) >= max(2*base, min(2*s.peak, downMost))
 }
 
 // due is when the next question is, if they follow each other in an interval, and in base while the
 // way is in use.
 func (s *stream) due(interval, base time.Duration) time.Time {
-	last := s.sent[s.sequence%uint32(len(s.sent))]
+	last := s.asked()
 	next := last.Add(interval)
 	if s.sequence == s.newest || last.Sub(s.first) > hurryTime {
 		return next
 	}
-	late := s.first.Add(lateAfter + 2*s.rtt)
+	late := s.first.Add(s.lateAfter())
 	if hurried := last.Add(base / 4); hurried.After(late) {
 		late = hurried
 	}

@@ -161,9 +161,13 @@ func (g Gateway) input() []rule {
 		tunnel[1],
 		{"overlay", concat(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes), accept())},
 	}, g.agentInput())
-	fromGateway := concat(iifGroup(g.TunnelGroup), match(nft.IPHeader(sourceAt, addressLength), netip.PrefixFrom(g.PeerGateway, g.PeerGateway.BitLen())))
+	isGateway := func() []expr.Any {
+		return match(nft.IPHeader(sourceAt, addressLength), netip.PrefixFrom(g.PeerGateway, g.PeerGateway.BitLen()))
+	}
+	fromGateway := concat(iifGroup(g.TunnelGroup), isGateway())
 	rules = append(
 		rules,
+		rule{"no node is the peer's gateway", concat(iifGroup(g.OverlayGroup), isGateway(), drop())},
 		rule{"the peer's gateway calls", concat(fromGateway, tcpDport(g.ExchangePort), accept())},
 		rule{"the peer's gateway answers", concat(fromGateway, tcpSport(g.ExchangePort), not(tcpFlags(tcpSYN|tcpACK, tcpSYN)), accept())},
 	)

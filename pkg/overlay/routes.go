@@ -202,13 +202,14 @@ func (k *Kernel) Switch(routes []Route) error {
 	return nil
 }
 
-// Sent is how many packets were sent by a link of ours.
-func (k *Kernel) Sent(name string) (uint64, error) {
+// Packets is how many packets were sent and received by a link of ours.
+func (k *Kernel) Packets(name string) (sent, received uint64, err error) {
 	dev, err := k.conn.Handle.LinkByName(name)
 	if err != nil {
-		return 0, fmt.Errorf("find interface %s: %w", name, err)
+		return 0, 0, fmt.Errorf("find interface %s: %w", name, err)
 	}
-	return dev.Attrs().Statistics.TxPackets, nil
+	stats := dev.Attrs().Statistics
+	return stats.TxPackets, stats.RxPackets, nil
 }
 
 func (a *applier) removeRoutes() error {

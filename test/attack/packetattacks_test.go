@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
@@ -27,6 +28,7 @@ const (
 	rawPod        = "pod with NET_RAW"
 	plainPod      = "pod"
 	lanHost       = "host of the LAN"
+	aNode         = "node"
 )
 
 func (n *scene) attacks() []attack {
@@ -225,6 +227,12 @@ func (n *scene) fromBeside() []attack {
 			return n.arrives(t, far.NS, source, func(port uint16) error {
 				inner := dataplane.Packet6(netip.AddrPortFrom(source, 1234), netip.AddrPortFrom(addr("ff02::1"), port), []byte("forged"))
 				return n.sendTo(t, near.Pod.NS, toNode(1), overlay.MAC{0x33, 0x33, 0, 0, 0, 1}, unix.ETH_P_IPV6, inner)
+			})
+		}},
+		{aNode, "tells the gateway how the tunnel is, in the name of the peer's gateway", n.gatewayRule(gateway, "input", "no node is the peer's gateway"), func(t *testing.T) bool {
+			p := toGateway(t, 1)
+			return dataplane.Receives(t, gateway.Gateway.NS, liveness.Port, n.B.Overlay.Mapped, func() error {
+				return n.sendTo(t, far.NS, p, a.Key.MAC(a.VNI(t, p.node), p.to), unix.ETH_P_IP, packet(n.B.Overlay.Mapped, gateway.Overlay.Addr, liveness.Port))
 			})
 		}},
 		{rawPod, "fills a node's neighbour table by ARP in the overlay", n.noARP(), n.becomesNeighbour},
