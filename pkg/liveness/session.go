@@ -157,7 +157,7 @@ func (s *Session) Told(q Question) {
 	switch {
 	case !q.Deaf:
 		s.deaf, s.deafAt = time.Time{}, time.Time{}
-	case s.deafAt.IsZero():
+	case now.Sub(s.deafAt) >= deafLife:
 		s.deaf, s.deafAt = now, now
 	default:
 		s.deafAt = now

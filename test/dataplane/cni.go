@@ -12,18 +12,19 @@ import (
 	"github.com/liqonet/liqonet/test/netns"
 )
 
-// service is a translation of destinations such as kube-proxy makes.
-type service struct {
-	proto byte
-	// ip is a ClusterIP; the zero value means any address of the node.
-	ip     netip.Addr
-	port   uint16
-	to     netip.Addr
-	toPort uint16
+// Service is a translation of destinations such as kube-proxy makes.
+type Service struct {
+	// Proto is an IP protocol's number.
+	Proto byte
+	// IP is a ClusterIP; the zero value means any address of the node.
+	IP     netip.Addr
+	Port   uint16
+	To     netip.Addr
+	ToPort uint16
 }
 
-// cni gives a node what CNIs and kube-proxy do to packets. Not all masquerade.
-func cni(t testing.TB, ns *netns.NS, pods netip.Prefix, services []service, masquerade bool) {
+// CNI gives a node what CNIs and kube-proxy do to packets. Not all masquerade.
+func CNI(t testing.TB, ns *netns.NS, pods netip.Prefix, services []Service, masquerade bool) {
 	t.Helper()
 	ns.Do(t, func() error {
 		c, err := nftables.New()
@@ -94,21 +95,21 @@ func Masquerade(t testing.TB, ns *netns.NS, sources netip.Prefix) {
 	})
 }
 
-func (s service) exprs() []expr.Any {
+func (s Service) exprs() []expr.Any {
 	destination := []expr.Any{
 		&expr.Fib{Register: 1, FlagDADDR: true, ResultADDRTYPE: true},
 		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: native32(unix.RTN_LOCAL)},
 	}
-	if s.ip.IsValid() {
-		destination = inPrefix(16, netip.PrefixFrom(s.ip, 32), expr.CmpOpEq)
+	if s.IP.IsValid() {
+		destination = inPrefix(16, netip.PrefixFrom(s.IP, 32), expr.CmpOpEq)
 	}
 	return join(destination, []expr.Any{
 		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{s.proto}},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{s.Proto}},
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: 2, Len: 2},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.BigEndian.AppendUint16(nil, s.port)},
-		&expr.Immediate{Register: 1, Data: s.to.AsSlice()},
-		&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, s.toPort)},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: binary.BigEndian.AppendUint16(nil, s.Port)},
+		&expr.Immediate{Register: 1, Data: s.To.AsSlice()},
+		&expr.Immediate{Register: 2, Data: binary.BigEndian.AppendUint16(nil, s.ToPort)},
 		&expr.NAT{Type: expr.NATTypeDestNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: 1, RegProtoMin: 2, Specified: true},
 	})
 }

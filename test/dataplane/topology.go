@@ -262,11 +262,11 @@ func (n *Topology) cluster(t testing.TB, name string, number int, r ranges, o Op
 	first.Route(t, netip.MustParsePrefix("10.244.2.0/24"), second.Addr)
 	second.Route(t, netip.MustParsePrefix("10.244.1.0/24"), first.Addr)
 	for i := range c.Nodes {
-		cni(t, c.Nodes[i].NS, Ranges().Pods, []service{
-			{proto: unix.IPPROTO_UDP, port: TunnelNodePort, to: c.Gateway.Addr, toPort: tunnel.ListenPort},
-			{proto: unix.IPPROTO_TCP, port: WebNodePort, to: first.Pod.Addr, toPort: WebPort},
-			{proto: unix.IPPROTO_TCP, ip: Ranges().ClusterIP, port: 80, to: first.Pod.Addr, toPort: WebPort},
-			{proto: unix.IPPROTO_UDP, port: RemoteNodePort, to: first.Pod.Mapped, toPort: RemotePort},
+		CNI(t, c.Nodes[i].NS, Ranges().Pods, []Service{
+			{Proto: unix.IPPROTO_UDP, Port: TunnelNodePort, To: c.Gateway.Addr, ToPort: tunnel.ListenPort},
+			{Proto: unix.IPPROTO_TCP, Port: WebNodePort, To: first.Pod.Addr, ToPort: WebPort},
+			{Proto: unix.IPPROTO_TCP, IP: Ranges().ClusterIP, Port: 80, To: first.Pod.Addr, ToPort: WebPort},
+			{Proto: unix.IPPROTO_UDP, Port: RemoteNodePort, To: first.Pod.Mapped, ToPort: RemotePort},
 		}, !o.NoMasquerade)
 	}
 	return c

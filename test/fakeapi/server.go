@@ -29,7 +29,9 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -40,10 +42,15 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/client-go/applyconfigurations"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/kube-openapi/pkg/validation/spec"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
 // Server is one cluster's API.
@@ -115,11 +122,41 @@ func New(objs ...client.Object) (*Server, error) {
 		resource, _ := meta.UnsafeGuessKindToResource(gvk)
 		s.kinds[resource] = gvk
 	}
+	converter, err := ownTypes()
+	if err != nil {
+		return nil, err
+	}
 	s.Client = s.counting(fake.NewClientBuilder().WithScheme(scheme).WithObjects(objs...).
+		WithTypeConverters(converter, applyconfigurations.NewTypeConverter(clientgoscheme.Scheme), managedfields.NewDeducedTypeConverter()).
 		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().Build())
 	s.Server = httptest.NewServer(s)
 	return s, nil
 }
+
+// ownTypes knows which lists of our kinds are merged, and by which keys: what each of several gateways applies stays.
+var ownTypes = sync.OnceValues(func() (managedfields.TypeConverter, error) {
+	crds, err := manifests.CRDs()
+	if err != nil {
+		return nil, err
+	}
+	schemas := map[string]*spec.Schema{}
+	for _, crd := range crds {
+		props := &apiextensions.JSONSchemaProps{}
+		if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(crd.Spec.Versions[0].Schema.OpenAPIV3Schema, props, nil); err != nil {
+			return nil, err
+		}
+		structural, err := structuralschema.NewStructural(props)
+		if err != nil {
+			return nil, fmt.Errorf("definition %s: %w", crd.Name, err)
+		}
+		s := structural.ToKubeOpenAPI()
+		s.AddExtension("x-kubernetes-group-version-kind", []any{map[string]any{
+			"group": crd.Spec.Group, "version": crd.Spec.Versions[0].Name, "kind": crd.Spec.Names.Kind,
+		}})
+		schemas[crd.Name] = s
+	}
+	return managedfields.NewTypeConverter(schemas, true)
+})
 
 // request is a path of the API, taken apart.
 type request struct {

@@ -157,12 +157,12 @@ func iptables(s string) (string, error) {
 	return strings.Join(out, "\n"), nil
 }
 
-// nftables sorts the chains, sets and maps of each table, and keeps the order
-// inside of them, but for kube-proxy's. Of these it leaves out the chains without
+// nftables sorts tables, and the chains, sets and maps of each, and keeps the order
+// inside of these, but for kube-proxy's. Of these it leaves out the chains without
 // rules: kube-proxy deletes those of a Service that is gone only when the next
 // Service changes.
 func nftables(s string) (string, error) {
-	var out, blocks []string
+	var tables, blocks []string
 	var table, block string
 	for _, line := range strings.Split(WithoutCounters(s), "\n") {
 		switch {
@@ -177,13 +177,16 @@ func nftables(s string) (string, error) {
 				}
 				block = ""
 			}
-		case strings.TrimSpace(line) != "":
+		case line == "}":
 			slices.Sort(blocks)
-			out = append(append(out, blocks...), line)
-			blocks, table = nil, line
+			tables = append(tables, table+"\n"+strings.Join(blocks, "")+line)
+			blocks = nil
+		case strings.TrimSpace(line) != "":
+			table = line
 		}
 	}
-	return strings.Join(out, "\n"), nil
+	slices.Sort(tables)
+	return strings.Join(tables, "\n"), nil
 }
 
 // configured keeps the entries of bridges that somebody configured. Those that a
