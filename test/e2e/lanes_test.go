@@ -198,8 +198,10 @@ func (t *turn) begin() {
 const (
 	// networks: clusters as clouds and distributions make them.
 	networksPart = "networks"
-	// failures: commands that fail or die, at each write and at many moments.
+	// failures: commands that fail or die at many moments.
 	failuresPart = "failures"
+	// writes: commands that die after each of their writes.
+	writesPart = "writes"
 	// damages: all that happens to agents, nodes and links, and all ways to an MTU.
 	damagesPart  = "damages"
 	failoverPart = "failover"
@@ -255,7 +257,7 @@ var places = map[string]place{
 	"TestDefect1_05_ClocksOfNodes":                 {lane: laneEqual, part: failuresPart},
 	"TestDefect1_07_GatewayCutOff":                 {lane: laneOther, part: failuresPart},
 	"TestFailedPeerOtherwise":                      {lane: laneEqual, part: failuresPart},
-	"TestKilledAfterEachWrite":                     {lane: laneEqual, part: failuresPart},
+	"TestKilledAfterEachWrite":                     {lane: laneEqual, part: writesPart},
 	"TestPlaneCutOffFromAPI":                       {lane: laneOther, part: failuresPart},
 	"TestRollback":                                 {lane: laneEqual, part: failuresPart},
 	"TestRollbackOfSecond":                         {lane: laneAll, part: failuresPart},
