@@ -469,10 +469,7 @@ func (a *agent) talk(ctx context.Context, want desired) {
 	var session *liveness.Session
 	if !want.alone {
 		session = liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.news)
-		session.Received = func() (uint64, error) {
-			_, received, err := a.kernel.Packets(tunnel.InterfaceName)
-			return received, err
-		}
+		session.Received = func() (uint64, error) { return a.kernel.Received(tunnel.InterfaceName) }
 		go session.Run(ctx)
 	}
 	a.session.Store(session)

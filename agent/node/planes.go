@@ -62,16 +62,8 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	}
 	active := a.choices[peering].Next(time.Now(), planes)
 	before, chosen := a.local.active[peering]
-	reason := "preferred"
 	for _, p := range planes {
 		down = down || p.Index == active && !p.Up
-		switch {
-		case p.Index != before:
-		case !p.Up:
-			reason = "down"
-		case p.Leaving:
-			reason = "leaving"
-		}
 	}
 	if chosen && active == before {
 		return false, down
@@ -79,10 +71,24 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	if err := a.kernel.Switch(a.want.ways[way{peering, active}]); err != nil {
 		a.Log.Error("cannot change the plane", "peering", peering, "plane", active, "error", err)
 	} else if chosen {
-		a.Log.Info("packets are sent by another plane", "peering", peering, "plane", active, "before", before, "reason", reason)
+		a.Log.Info("packets are sent by another plane", "peering", peering, "plane", active, "before", before, "reason", whyLeft(before, planes))
 	}
 	a.local.active[peering] = active
 	return true, down
+}
+
+// whyLeft says why packets are not sent by a plane any more: it is down, it is leaving, or another one is preferred.
+func whyLeft(left int32, planes []failover.Plane) string {
+	for _, p := range planes {
+		switch {
+		case p.Index != left:
+		case !p.Up:
+			return "down"
+		case p.Leaving:
+			return "leaving"
+		}
+	}
+	return "preferred"
 }
 
 // watchUse tells the session of a plane whether packets are sent by it, until ctx ends.
@@ -106,7 +112,7 @@ func (a *agent) watchUse(ctx context.Context, p *prober, link string) {
 		}
 		// The agent's own packets by the link are none that somebody waits for.
 		ownBefore, sentBefore := own, sent
-		now, _, err := a.kernel.Packets(link)
+		now, err := a.kernel.Sent(link)
 		if err != nil {
 			continue // it will be there again
 		}

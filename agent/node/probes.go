@@ -84,10 +84,7 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 			go p.Run(probing)
 			if !g.alone {
 				p.session = liveness.New(a.local.address, netip.AddrPortFrom(g.address, liveness.Port), idleQuestions, a.wake)
-				p.session.Received = func() (uint64, error) {
-					_, received, err := a.kernel.Packets(g.link)
-					return received, err
-				}
+				p.session.Received = func() (uint64, error) { return a.kernel.Received(g.link) }
 				go p.session.Run(probing)
 				go a.watchUse(probing, p, g.link)
 			}

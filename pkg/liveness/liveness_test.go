@@ -1,6 +1,7 @@
 package liveness_test
 
 import (
+	"bytes"
 	"context"
 	"net"
 	"net/netip"
@@ -75,7 +76,8 @@ func (c lossy) WriteTo(b []byte, to net.Addr) (int, error) {
 	}
 	c.l.others.Add(1)
 	if d := time.Duration(c.l.delay.Load()); d > 0 {
-		time.AfterFunc(d, func() { _, _ = c.PacketConn.WriteTo(b, to) }) // what is late may be lost, too
+		late := bytes.Clone(b) // whoever sends uses its memory again
+		time.AfterFunc(d, func() { _, _ = c.PacketConn.WriteTo(late, to) }) // what is late may be lost, too
 		return len(b), nil
 	}
 	return c.PacketConn.WriteTo(b, to)
@@ -180,12 +182,14 @@ func TestQueue(t *testing.T) {
 	l.session.Use(true, 1400)
 	l.await(t, "it works", isUp)
 	l.delay.Store(int64(700 * time.Millisecond))
-	for start := time.Now(); time.Since(start) < 2*time.Second; time.Sleep(5 * time.Millisecond) {
+	start := time.Now()
+	l.await(t, "it works for 2 s", func(s liveness.State) bool {
 		l.others.Add(1)
-		if s := l.session.State(); !s.Up {
+		if !s.Up {
 			t.Fatalf("after %s: %+v", time.Since(start), s)
 		}
-	}
+		return time.Since(start) >= 2*time.Second
+	})
 	if l.deaf.Load() {
 		t.Error("it has told that nothing comes")
 	}
@@ -215,9 +219,5 @@ func TestDeaf(t *testing.T) {
 	l.cut(func(int) bool { return true })
 	took := l.await(t, "nothing comes", isDown)
 	t.Logf("noticed after %s", took.Round(time.Millisecond))
-	for start := time.Now(); !l.deaf.Load(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(start) > 20*time.Second {
-			t.Fatal("it does not tell that nothing comes")
-		}
-	}
+	l.await(t, "it tells that nothing comes", func(liveness.State) bool { return l.deaf.Load() })
 }

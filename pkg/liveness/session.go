@@ -274,7 +274,7 @@ func (s *Session) turn(i int, conn *net.UDPConn, asked *int) (due time.Time, isL
 	if i == full && s.asking <= headerLength {
 		return now.Add(time.Hour), false
 	}
-	if i == small && s.streams[full].late(now) {
+	if i == small && s.streams[full].hurries(now) {
 		interval = base / 4 // these tell whether it is the size
 	}
 	if due = st.due(interval, base); now.Before(due) {
@@ -299,7 +299,7 @@ func (s *Session) turn(i int, conn *net.UDPConn, asked *int) (due time.Time, isL
 		st.forgive() // the size is of before the interface has got a smaller one
 	}
 	s.check(now)
-	if i == full && st.late(now) {
+	if i == full && st.hurries(now) {
 		s.wake[small].Send()
 	}
 	*asked++

@@ -79,12 +79,16 @@ func (s *stream) answer(sequence uint32, now time.Time) (isNew, lost bool) {
 // forgive takes questions without an answer for answered: it was not the way's fault.
 func (s *stream) forgive() { s.newest = s.sequence }
 
-// late says that an answer is late, and that it is not yet time to stop asking more often.
-func (s *stream) late(now time.Time) bool {
-	return s.sequence != s.newest && now.Sub(s.first) >= s.lateAfter() && s.asked().Sub(s.first) <= hurryTime
+// waits says that a question waits for its answer, and not yet for so long that asking more often tells nothing.
+func (s *stream) waits() bool {
+	return s.sequence != s.newest && s.asked().Sub(s.first) <= hurryTime
 }
 
-func (s *stream) lateAfter() time.Duration { return lateAfter + 2*s.rtt }
+// late is when the answer to the oldest question that waits is late.
+func (s *stream) late() time.Time { return s.first.Add(lateAfter + 2*s.rtt) }
+
+// hurries says that questions follow each other faster, because an answer is late.
+func (s *stream) hurries(now time.Time) bool { return s.waits() && !now.Before(s.late()) }
 
 // asked is when the last question was sent.
 func (s *stream) asked() time.Time { return s.sent[s.sequence%uint32(len(s.sent))] }
@@ -101,10 +105,10 @@ func (s *stream) missing(now, before time.Time, base time.Duration) bool {
 func (s *stream) due(interval, base time.Duration) time.Time {
 	last := s.asked()
 	next := last.Add(interval)
-	if s.sequence == s.newest || last.Sub(s.first) > hurryTime {
+	if !s.waits() {
 		return next
 	}
-	late := s.first.Add(s.lateAfter())
+	late := s.late()
 	if hurried := last.Add(base / 4); hurried.After(late) {
 		late = hurried
 	}

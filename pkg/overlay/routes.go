@@ -202,14 +202,24 @@ func (k *Kernel) Switch(routes []Route) error {
 	return nil
 }
 
-// Packets is how many packets were sent and received by a link of ours.
-func (k *Kernel) Packets(name string) (sent, received uint64, err error) {
+// Sent is how many packets were sent by a link of ours.
+func (k *Kernel) Sent(name string) (uint64, error) {
+	stats, err := k.statistics(name)
+	return stats.TxPackets, err
+}
+
+// Received is how many packets have come by a link of ours.
+func (k *Kernel) Received(name string) (uint64, error) {
+	stats, err := k.statistics(name)
+	return stats.RxPackets, err
+}
+
+func (k *Kernel) statistics(name string) (netlink.LinkStatistics, error) {
 	dev, err := k.conn.Handle.LinkByName(name)
 	if err != nil {
-		return 0, 0, fmt.Errorf("find interface %s: %w", name, err)
+		return netlink.LinkStatistics{}, fmt.Errorf("find interface %s: %w", name, err)
 	}
-	stats := dev.Attrs().Statistics
-	return stats.TxPackets, stats.RxPackets, nil
+	return *dev.Attrs().Statistics, nil
 }
 
 func (a *applier) removeRoutes() error {

@@ -3,7 +3,7 @@
 // an update of an outdated object as a real one does. What agents and controllers
 // would do in such a cluster is played.
 //
-// Out of scope: admission, schemas, and everything that runs.
+// It merges what is applied as our schemas say. Out of scope: admission, validation, and everything that runs.
 package fakeapi
 
 import (
@@ -29,9 +29,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	"k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	structuralschema "k8s.io/apiextensions-apiserver/pkg/apiserver/schema"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -51,6 +49,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	ownschema "github.com/liqonet/liqonet/test/schema"
 )
 
 // Server is one cluster's API.
@@ -141,11 +140,7 @@ var ownTypes = sync.OnceValues(func() (managedfields.TypeConverter, error) {
 	}
 	schemas := map[string]*spec.Schema{}
 	for _, crd := range crds {
-		props := &apiextensions.JSONSchemaProps{}
-		if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(crd.Spec.Versions[0].Schema.OpenAPIV3Schema, props, nil); err != nil {
-			return nil, err
-		}
-		structural, err := structuralschema.NewStructural(props)
+		_, structural, err := ownschema.Structural(crd)
 		if err != nil {
 			return nil, fmt.Errorf("definition %s: %w", crd.Name, err)
 		}

@@ -63,11 +63,7 @@ func newKind(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition)
 	if errs := definitions.ValidateCustomResourceDefinition(ctx, internal); len(errs) > 0 {
 		return nil, errs.ToAggregate()
 	}
-	props := &apiextensions.JSONSchemaProps{}
-	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(crd.Spec.Versions[0].Schema.OpenAPIV3Schema, props, nil); err != nil {
-		return nil, err
-	}
-	structural, err := structuralschema.NewStructural(props)
+	props, structural, err := Structural(crd)
 	if err != nil {
 		return nil, err
 	}
@@ -78,6 +74,16 @@ func newKind(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition)
 	return &Kind{
 		Name: crd.Spec.Names.Kind, structural: structural, schema: validator, rules: cel.NewValidator(structural, true, celconfig.PerCallLimit),
 	}, nil
+}
+
+// Structural returns the schema of a definition's first version, and its structural form.
+func Structural(crd *apiextensionsv1.CustomResourceDefinition) (*apiextensions.JSONSchemaProps, *structuralschema.Structural, error) {
+	props := &apiextensions.JSONSchemaProps{}
+	if err := apiextensionsv1.Convert_v1_JSONSchemaProps_To_apiextensions_JSONSchemaProps(crd.Spec.Versions[0].Schema.OpenAPIV3Schema, props, nil); err != nil {
+		return nil, nil, err
+	}
+	structural, err := structuralschema.NewStructural(props)
+	return props, structural, err
 }
 
 // Store returns an object as it is stored by an API server that is sent it as JSON, or the error
