@@ -21,7 +21,7 @@ GOTEST := go run ./scripts/gotest $(if $(TIMES),-times $(TIMES))
 # Packages whose goroutines share memory for as long as they live.
 RACE := ./agent/... ./pkg/tunnel ./pkg/liveness $(addprefix ./,$(wildcard pkg/exchange))
 # Packages whose tests ask the kernel. What they find is in no cache of results.
-KERNEL := ./test/vm ./test/dataplane ./test/planes ./test/agents ./agent/... $(addprefix ./pkg/,firewall link nat nft notify overlay tunnel)
+KERNEL := ./test/vm ./test/dataplane ./test/agents ./agent/... $(addprefix ./pkg/,firewall link nat nft notify overlay tunnel)
 # Packages that read what others have written into custom resources.
 READERS := ./test/schema ./agent/node ./agent/gateway
 # What the commands are made of, which read them, too.
@@ -174,7 +174,7 @@ test-long-plays:
 
 .PHONY: test-long-sizes
 test-long-sizes: packages
-	LIQONET_TEST_FULL=1 go run ./scripts/gotest -v -result sizes -of agent,pkg,test/agents,test/planes -- -p 1 -count=1 -timeout 55m -run "TestSecurity_21|TestFailover" ./test/agents ./test/planes
+	LIQONET_TEST_FULL=1 go run ./scripts/gotest -v -result sizes -of agent,pkg,test/agents -- -count=1 -timeout 55m -run "TestSecurity_21|TestFailover" ./test/agents
 
 .PHONY: test-long-race
 test-long-race: packages

@@ -244,7 +244,7 @@ func confine(t *testing.T, pid int, limit int64) (peak func() int64) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		_ = syscall.Kill(pid, syscall.SIGKILL) // before start's cleanup waits for it: none else has its number
+		_ = syscall.Kill(pid, syscall.SIGKILL) // before newProcess's cleanup waits for it: none else has its number
 		for start := time.Now(); os.Remove(dir) != nil; time.Sleep(20 * time.Millisecond) {
 			if time.Since(start) > turnTimeout {
 				t.Errorf("%s is still in use", dir)
@@ -302,7 +302,7 @@ func processor(t *testing.T, pid int) time.Duration {
 // than its limit of memory is killed.
 func (n *node) await(t *testing.T, what string, limit int64, applied func() string, route string) {
 	t.Helper()
-	pid := n.agent.Process.Pid
+	pid := n.agent.cmd.Process.Pid
 	peak := confine(t, pid, limit)
 	start, before := time.Now(), time.Duration(0)
 	for _, phase := range []struct {
@@ -317,7 +317,7 @@ func (n *node) await(t *testing.T, what string, limit int64, applied func() stri
 			return ""
 		}},
 	} {
-		n.eventually(t, fullTimeout, phase.name, phase.done)
+		eventually(t, fullTimeout, phase.name, phase.done)
 		used, most := processor(t, pid), mostOf(t, pid)
 		t.Logf("%s, %s: %.1f s, %.1f s of a processor, %d MiB at most, %d MiB with the kernel's, limit %d MiB", what, phase.name,
 			time.Since(start).Seconds(), (used - before).Seconds(), most>>20, peak()>>20, limit>>20)
@@ -346,7 +346,7 @@ func each(t *testing.T, test func(t *testing.T, streams bool)) {
 func TestSecurity_21_GatewayOfManyNodes(t *testing.T) {
 	each(t, func(t *testing.T, streams bool) {
 		s, name := sizes(), peeringName(0)
-		n := &node{NS: netns.New(t, "gateway"), log: &bytes.Buffer{}}
+		n := &node{NS: netns.New(t, "gateway")}
 		n.shell(t, `set -e
 			ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up
 			ip addr add 10.255.0.1/15 dev eth0; ip route add default via 10.255.0.2`)
@@ -361,7 +361,7 @@ func TestSecurity_21_GatewayOfManyNodes(t *testing.T) {
 		_, deployment := manifests.Gateway{Peering: name, WireGuard: "userspace"}.Objects()
 		env, limit := resources(deployment.Spec.Template.Spec.Containers[0])
 		api := &crowd{Handler: n.api, kind: "NodeNetwork", resource: "nodenetworks", streams: streams, count: s.nodes, object: report(s)}
-		n.agent = start(t, n.NS, api, n.log, append(env, "POD_IPS=10.255.0.1", "POD_NAME=gateway", "NODE_NAME=node-0"),
+		n.run(t, api, append(env, "POD_IPS=10.255.0.1", "POD_NAME=gateway", "NODE_NAME=node-0"),
 			map[string][]byte{v1alpha1.KeyFilePrivate: bytes.Repeat([]byte{8}, 32)}, "gateway", "--peering="+name, "--plane=0", "--key-dir=DIR")
 		n.await(t, fmt.Sprintf("gateway, %d nodes with %d addresses each", s.nodes, s.addresses), limit, func() string {
 			if err := n.api.Client.Get(context.Background(), types.NamespacedName{Name: name}, p); err != nil {
@@ -382,7 +382,7 @@ func TestSecurity_21_GatewayOfManyNodes(t *testing.T) {
 func TestSecurity_21_NodeOfLargePeerings(t *testing.T) {
 	each(t, func(t *testing.T, streams bool) {
 		s := sizes()
-		n := &node{NS: netns.New(t, "node"), log: &bytes.Buffer{}}
+		n := &node{NS: netns.New(t, "node")}
 		n.shell(t, `set -e
 			ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up
 			ip addr add 172.18.1.11/24 dev eth0; ip route add default via 172.18.1.1`)
@@ -409,7 +409,7 @@ func TestSecurity_21_NodeOfLargePeerings(t *testing.T) {
 			out, _ := json.Marshal(largest(i))
 			return out
 		}}
-		n.agent = start(t, n.NS, api, n.log, append(env, "NODE_NAME=n1", "POD_NAME=agent-1"), nil, "node")
+		n.run(t, api, append(env, "NODE_NAME=n1", "POD_NAME=agent-1"), nil, "node")
 		var list v1alpha1.NodeNetworkList
 		n.await(t, fmt.Sprintf("node agent, %d Peerings", s.peerings), limit, func() string {
 			if err := n.api.Client.List(context.Background(), &list); err != nil || len(list.Items) == 0 || len(list.Items[0].Status.Gateways) < 4*s.peerings {

@@ -1,19 +1,10 @@
 package agents
 
 import (
-	"bytes"
 	"context"
-	"crypto/x509"
-	"encoding/pem"
-	"io"
-	"maps"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/netip"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -25,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
@@ -58,17 +48,16 @@ func TestNodeRepairs(t *testing.T) {
 type node struct {
 	*netns.NS
 	api   *fakeapi.Server
-	agent *exec.Cmd
+	agent *process
 	// gateway is the overlay address of the gateway of its only peering.
 	gateway netip.Addr
-	log     *bytes.Buffer
 }
 
 // startNode runs the agent of a node of a cluster with one peering, until its kernel
 // holds all that it wants.
 func startNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{NS: netns.New(t, "node"), log: &bytes.Buffer{}}
+	n := &node{NS: netns.New(t, "node")}
 	n.shell(t, `set -e
 		ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up
 		ip addr add 172.18.1.11/24 dev eth0; ip route add default via 172.18.1.1
@@ -105,9 +94,9 @@ func startNode(t *testing.T) *node {
 	}
 	n.api.Unplayed = true
 	t.Cleanup(n.api.Close)
-	n.startAgent(t)
+	n.run(t, n.api, []string{"NODE_NAME=n1", "POD_NAME=agent-1"}, nil, "node")
 	n.gateway = netip.MustParseAddr("10.80.31.250")
-	n.eventually(t, startTimeout, "a route to the peer", func() string {
+	eventually(t, startTimeout, "a route to the peer", func() string {
 		if routes := n.try("ip route show table 27761"); !strings.Contains(routes, "10.30.0.0/16 via "+n.gateway.String()) {
 			return routes
 		}
@@ -116,70 +105,12 @@ func startNode(t *testing.T) *node {
 	return n
 }
 
-// startAgent runs the node's agent.
-func (n *node) startAgent(t *testing.T) {
+// run runs the node's agent.
+func (n *node) run(t *testing.T, api http.Handler, env []string, files map[string][]byte, args ...string) {
 	t.Helper()
-	n.agent = start(t, n.NS, n.api, n.log, []string{"NODE_NAME=n1", "POD_NAME=agent-1"}, nil, "node")
+	n.agent = newProcess(t, n.NS, api, env, files, args...)
+	n.agent.start(t)
 }
-
-// start runs the agents' program as in its pod: the API server is where the environment
-// and the files of its service account say. files are there beside the overlay's key, in the
-// directory that DIR stands for in the arguments.
-func start(t *testing.T, ns *netns.NS, api http.Handler, log io.Writer, env []string, files map[string][]byte, args ...string) *exec.Cmd {
-	t.Helper()
-	var listener net.Listener
-	ns.Do(t, func() (err error) {
-		listener, err = net.Listen("tcp", "127.0.0.1:0")
-		return err
-	})
-	server := httptest.NewUnstartedServer(api)
-	server.Listener.Close()
-	server.Listener = listener
-	server.StartTLS()
-	t.Cleanup(func() {
-		server.CloseClientConnections()
-		server.Close()
-	})
-	dir := t.TempDir()
-	all := map[string][]byte{
-		"token": []byte("token"), "ca.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate(server).Raw}),
-		"key": bytes.Repeat([]byte{7}, overlay.KeyBytes),
-	}
-	maps.Copy(all, files)
-	for name, content := range all {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	program := filepath.Join(dir, "liqonet-agent")
-	if out, err := exec.Command("go", "build", "-o", program, "../../agent").CombinedOutput(); err != nil {
-		t.Fatalf("build the agents: %v: %s", err, out)
-	}
-	const account = "/run/secrets/kubernetes.io/serviceaccount"
-	command := strings.ReplaceAll(program+" "+strings.Join(args, " "), "DIR", dir)
-	agent := exec.Command("unshare", "--mount", "sh", "-ec",
-		"mkdir -p "+dir+"/run; mount -t tmpfs none /run; mkdir -p "+account+"; mount --bind "+dir+" "+account+"; exec "+command+" --overlay-key="+dir+"/key")
-	host, port, err := net.SplitHostPort(listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	agent.Env = slices.Concat(os.Environ(), []string{"KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port}, env)
-	agent.Stdout, agent.Stderr = log, log
-	if err := ns.Start(agent); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = agent.Process.Signal(syscall.SIGCONT)
-		_ = agent.Process.Kill()
-		_ = agent.Wait()
-		if t.Failed() {
-			t.Logf("the agent:\n%s", log)
-		}
-	})
-	return agent
-}
-
-func certificate(s *httptest.Server) *x509.Certificate { return s.Certificate() }
 
 // try runs a script on the node, and returns all that it prints.
 func (n *node) try(script string) string {
@@ -208,10 +139,10 @@ func (n *node) ours(t *testing.T) string {
 // waits until all is as wanted.
 func (n *node) repairs(t *testing.T, what, want string) {
 	t.Helper()
-	n.signal(t, syscall.SIGSTOP)
+	n.agent.signal(t, syscall.SIGSTOP)
 	n.shell(t, "set -e\n"+what)
 	damaged := sabotage.Normal(n.try(sabotage.Ours))
-	n.signal(t, syscall.SIGCONT)
+	n.agent.signal(t, syscall.SIGCONT)
 	if damaged == want {
 		t.Error("this did no damage")
 	}
@@ -227,15 +158,8 @@ func (n *node) repairs(t *testing.T, what, want string) {
 	}
 }
 
-func (n *node) signal(t *testing.T, s syscall.Signal) {
-	t.Helper()
-	if err := n.agent.Process.Signal(s); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // eventually waits until a condition gives no reason against it any more.
-func (n *node) eventually(t *testing.T, within time.Duration, what string, reason func() string) {
+func eventually(t *testing.T, within time.Duration, what string, reason func() string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), within)
 	defer cancel()

@@ -1,4 +1,4 @@
-package planes
+package agents
 
 import (
 	"errors"
@@ -13,6 +13,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -26,17 +27,12 @@ import (
 const (
 	echoPort = 7777
 	// faultTime is how long a fault lasts. Packets have to pass before it ends.
-	faultTime = 4 * time.Second
+	faultTime = 2 * time.Second
 	// settleTimeout is how long agents may take until both planes work.
 	settleTimeout = 90 * time.Second
 	// largeSize is more than large, with all headers, and less than the MTU of the path.
 	largeSize, large = 1200, 1100
 )
-
-// backends need nothing special of the kernel.
-func backends() dataplane.Options {
-	return dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace}
-}
 
 // fault ends what a gateway does, in one way. size is that of the packets that are sent meanwhile.
 type fault struct {
@@ -78,7 +74,7 @@ func faults() []fault {
 
 // Whatever happens to one gateway, packets soon pass by the other plane.
 func TestFailover(t *testing.T) {
-	o := backends()
+	o := dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace}
 	clusters := newClusters(t, o)
 	settled(t, clusters)
 	for side, c := range clusters {
@@ -100,12 +96,13 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 	}
 	there, back := send(t, c, peer, f.size), send(t, peer, c, f.size)
 	for _, fl := range []*flow.Flow{there, back} {
-		within(t, flow.Patience, "packets pass", func() string { return fl.Unanswered(50, flow.Patience) })
+		eventually(t, flow.Patience, "packets pass", func() string { return fl.Unanswered(50, flow.Patience) })
 	}
 	mend := f.do(t, c.gateways[c.nodes[0].plane(t)])
-	time.Sleep(faultTime)
+	time.Sleep(faultTime) // it lasts so long
+	results := flow.End(there, back)
 	mend()
-	for _, r := range flow.End(there, back) {
+	for _, r := range results {
 		t.Logf("%s; packets were sent %s late", r, r.Late.Round(time.Millisecond))
 		if r.Gap >= faultTime {
 			t.Errorf("%s: packets did not pass while the fault lasted, %s", r, faultTime)
@@ -117,9 +114,9 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 func settled(t *testing.T, clusters [2]*cluster) {
 	t.Helper()
 	for _, c := range clusters {
-		within(t, settleTimeout, "both planes of "+c.name+" work", func() string {
+		eventually(t, settleTimeout, "both planes of "+c.name+" work", func() string {
 			var p v1alpha1.Peering
-			if err := c.api.Client.Get(t.Context(), named(c.peer()), &p); err != nil {
+			if err := c.api.Client.Get(t.Context(), types.NamespacedName{Name: c.peer()}, &p); err != nil {
 				return err.Error()
 			}
 			for i := range c.gateways {
@@ -251,24 +248,5 @@ func dropPackets(t *testing.T, ns *netns.NS, in, out bool, above uint32) (mend f
 			c.DelTable(table)
 			return c.Flush()
 		})
-	}
-}
-
-// within waits until nothing is missing any more.
-func within(t *testing.T, timeout time.Duration, what string, missing func() string) {
-	t.Helper()
-	for deadline := time.Now().Add(timeout); ; {
-		problem := missing()
-		if problem == "" {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s: %s", timeout, what, problem)
-		}
-		select {
-		case <-t.Context().Done():
-			t.Fatal(t.Context().Err())
-		case <-time.After(50 * time.Millisecond):
-		}
 	}
 }

@@ -1,23 +1,10 @@
-package planes
+package agents
 
 import (
-	"bytes"
-	"context"
 	"crypto/rand"
-	"encoding/json"
-	"encoding/pem"
 	"fmt"
-	"log/slog"
-	"net"
-	"net/http/httptest"
 	"net/netip"
-	"os"
-	"os/exec"
-	"os/signal"
-	"path/filepath"
 	"slices"
-	"sync"
-	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -27,8 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/liqonet/liqonet/agent/gateway"
-	"github.com/liqonet/liqonet/agent/node"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -42,173 +27,11 @@ import (
 
 const (
 	// Both clusters have the same ranges, and each knows the other one's by the mapped ones.
-	pods, mappedPods        = "10.244.0.0/16", "10.61.0.0/16"
-	internal, mappedNodes   = "10.80.0.0/19", "10.62.0.0/18"
-	peeringIndex, nodePorts = 1, 30840
-	planes                  = 2
-	// account is where a pod has the files of its service account.
-	account = "/var/run/secrets/kubernetes.io/serviceaccount"
-	// agentVariable in the environment makes a test binary an agent.
-	agentVariable = "LIQONET_TEST_AGENT"
+	pods, mappedPods              = "10.244.0.0/16", "10.61.0.0/16"
+	clustersInternal, mappedNodes = "10.80.0.0/19", "10.62.0.0/18"
+	peeringIndex, nodePorts       = 1, 30840
+	planes                        = 2
 )
-
-func TestMain(m *testing.M) {
-	if raw, ok := os.LookupEnv(agentVariable); ok {
-		if err := agentMain(raw); err != nil {
-			fmt.Fprintln(os.Stderr, "Error:", err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
-
-// pod is what an agent's process is told.
-type pod struct {
-	Name, Node string
-	// Host and Port are those of the API server, CA is its certificate.
-	Host, Port string
-	CA         []byte
-	// Dir has the agent's keys.
-	Dir string
-	// IP and Peering are a gateway's.
-	IP      netip.Addr
-	Peering string
-	Plane   int
-}
-
-// agentMain is an agent in a mount namespace of its own, which starts the process.
-func agentMain(raw string) error {
-	var p pod
-	if err := json.Unmarshal([]byte(raw), &p); err != nil {
-		return err
-	}
-	const run = "/var/run"
-	if err := os.MkdirAll(run, 0o755); err != nil {
-		return err
-	}
-	if err := unix.Mount("tmpfs", run, "tmpfs", 0, ""); err != nil {
-		return fmt.Errorf("mount %s: %w", run, err)
-	}
-	if err := os.MkdirAll(account, 0o755); err != nil {
-		return err
-	}
-	for name, content := range map[string][]byte{
-		filepath.Join(account, "token"): []byte("token"), filepath.Join(account, "ca.crt"): p.CA,
-	} {
-		if err := os.WriteFile(name, content, 0o600); err != nil {
-			return err
-		}
-	}
-	for name, value := range map[string]string{"KUBERNETES_SERVICE_HOST": p.Host, "KUBERNETES_SERVICE_PORT": p.Port} {
-		if err := os.Setenv(name, value); err != nil {
-			return err
-		}
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	log, key := slog.New(slog.NewTextHandler(os.Stderr, nil)), filepath.Join(p.Dir, "overlay")
-	if p.Peering == "" {
-		return node.Run(ctx, node.Config{NodeName: p.Node, PodName: p.Name, OverlayKey: key, Log: log})
-	}
-	return gateway.Run(ctx, gateway.Config{
-		Peering: p.Peering, Plane: p.Plane, KeyDir: p.Dir, OverlayKey: key, PodIPs: []netip.Addr{p.IP}, PodName: p.Name, NodeName: p.Node, Log: log,
-	})
-}
-
-// process is an agent that can be ended and started anew.
-type process struct {
-	*netns.NS
-	pod pod
-	log lines
-	cmd *exec.Cmd
-}
-
-// lines are an agent's log.
-type lines struct {
-	mu  sync.Mutex
-	all bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.all.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.all.String()
-}
-
-// newProcess makes a process in a namespace, from where the cluster's API server can be reached.
-func (c *cluster) newProcess(t *testing.T, ns *netns.NS, p pod, key wgtypes.Key) *process {
-	t.Helper()
-	var listener net.Listener
-	ns.Do(t, func() (err error) {
-		listener, err = net.Listen("tcp", "127.0.0.1:0")
-		return err
-	})
-	server := httptest.NewUnstartedServer(c.api)
-	_ = server.Listener.Close() // its own, of another namespace
-	server.Listener = listener
-	server.StartTLS()
-	t.Cleanup(func() {
-		server.CloseClientConnections()
-		server.Close()
-	})
-	var err error
-	if p.Host, p.Port, err = net.SplitHostPort(listener.Addr().String()); err != nil {
-		t.Fatal(err)
-	}
-	p.CA = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	p.Dir = t.TempDir()
-	for name, content := range map[string][]byte{"overlay": c.key[:], v1alpha1.KeyFilePrivate: key[:]} {
-		if err := os.WriteFile(filepath.Join(p.Dir, name), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	out := &process{NS: ns, pod: p}
-	t.Cleanup(func() {
-		out.kill()
-		if t.Failed() {
-			t.Logf("%s:\n%s", p.Name, out.log.String())
-		}
-	})
-	return out
-}
-
-func (p *process) start(t *testing.T) {
-	t.Helper()
-	raw, err := json.Marshal(p.pod)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.cmd = exec.Command("/proc/self/exe")
-	p.cmd.Env = append(os.Environ(), agentVariable+"="+string(raw))
-	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
-	if err := p.Start(p.cmd); err != nil {
-		t.Fatalf("start %s: %v", p.pod.Name, err)
-	}
-}
-
-func (p *process) signal(t *testing.T, s syscall.Signal) {
-	t.Helper()
-	if err := p.cmd.Process.Signal(s); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// kill ends it without a chance to clean up.
-func (p *process) kill() {
-	if p.cmd != nil {
-		_ = p.cmd.Process.Kill()
-		_ = p.cmd.Wait() // it was killed
-		p.cmd = nil
-	}
-}
 
 // cluster is one of the two.
 type cluster struct {
@@ -229,8 +52,8 @@ type machine struct {
 	addr      netip.Addr
 	pod       *netns.NS
 	podAddr   netip.Addr
+	gateway   *netns.NS
 	gatewayIP netip.Addr
-	agent     *process
 }
 
 // newClusters makes two peered clusters, and starts their agents. The first one is the server.
@@ -257,11 +80,13 @@ func newClusters(t *testing.T, o dataplane.Options) [2]*cluster {
 	for _, c := range out {
 		for i := range c.nodes {
 			n := &c.nodes[i]
-			n.agent = c.newProcess(t, n.NS, pod{Name: "node-" + n.name, Node: n.name}, wgtypes.Key{})
-			n.agent.start(t)
+			newProcess(t, n.NS, c.api, []string{"NODE_NAME=" + n.name, "POD_NAME=node-" + n.name}, map[string][]byte{"key": c.key[:]}, "node").start(t)
 		}
 		for i := range c.gateways {
-			c.gateways[i].pod.Peering = c.peer()
+			n := &c.nodes[i]
+			env := []string{"POD_IPS=" + n.gatewayIP.String(), "NODE_NAME=" + n.name, "POD_NAME=gateway-" + n.name}
+			files := map[string][]byte{"key": c.key[:], v1alpha1.KeyFilePrivate: c.keys[i][:]}
+			c.gateways[i] = newProcess(t, n.gateway, c.api, env, files, "gateway", "--peering="+c.peer(), fmt.Sprintf("--plane=%d", i), "--key-dir=DIR")
 			c.gateways[i].start(t)
 		}
 	}
@@ -301,8 +126,7 @@ func (c *cluster) addNodes(t *testing.T, underlay *netns.NS) {
 		}
 		n.pod = attach("pod", n.podAddr)
 		echo(t, n.pod)
-		// The process of the gateway is made when there is an API server.
-		c.gateways[i] = &process{NS: attach("gateway", n.gatewayIP)}
+		n.gateway = attach("gateway", n.gatewayIP)
 	}
 	for i := range c.nodes {
 		other := c.nodes[1-i]
@@ -326,7 +150,7 @@ func (c *cluster) serve(t *testing.T, o dataplane.Options, peer *cluster, isServ
 	p := &v1alpha1.Peering{ObjectMeta: meta("", c.peer()), Spec: v1alpha1.PeeringSpec{
 		Index: peeringIndex, Overlay: v1alpha1.OverlayKind(o.Overlay),
 		Local: v1alpha1.LocalNetwork{
-			Pods: []v1alpha1.CIDRMapping{kit.Mapping(pods, mappedPods)}, InternalCIDR: kit.CIDR(internal), ExternalCIDR: kit.CIDR(mappedNodes),
+			Pods: []v1alpha1.CIDRMapping{kit.Mapping(pods, mappedPods)}, InternalCIDR: kit.CIDR(clustersInternal), ExternalCIDR: kit.CIDR(mappedNodes),
 		},
 		Remote: v1alpha1.RemoteNetwork{
 			ClusterID: "id-of-" + peer.name, Name: peer.name, Pods: []v1alpha1.CIDRMapping{kit.Mapping(pods, mappedPods)}, ExternalCIDR: kit.CIDR(mappedNodes),
@@ -360,7 +184,7 @@ func (c *cluster) serve(t *testing.T, o dataplane.Options, peer *cluster, isServ
 	objects = append(
 		objects, fakeapi.Objects("", c.nodes[1].name, c.nodes[1].addr.String(), pods)[0], p,
 		&corev1.Namespace{ObjectMeta: meta("", v1alpha1.Namespace)}, &appsv1.DaemonSet{ObjectMeta: meta(v1alpha1.Namespace, v1alpha1.NodeAgentName)},
-		&v1alpha1.ClusterNetwork{ObjectMeta: meta("", v1alpha1.ClusterNetworkName), Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR(internal)}},
+		&v1alpha1.ClusterNetwork{ObjectMeta: meta("", v1alpha1.ClusterNetworkName), Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR(clustersInternal)}},
 	)
 	if isServer {
 		svc := manifests.GatewayService(peer.name, corev1.ServiceTypeNodePort, tunnel.ListenPort, indexes)
@@ -381,11 +205,4 @@ func (c *cluster) serve(t *testing.T, o dataplane.Options, peer *cluster, isServ
 	}
 	c.api.Unplayed = true
 	t.Cleanup(c.api.Close)
-	for i := range c.gateways {
-		n := &c.nodes[i]
-		c.gateways[i] = c.newProcess(t, c.gateways[i].NS, pod{Name: fmt.Sprintf("gateway-%s-%d", c.name, i), Node: n.name, IP: n.gatewayIP, Plane: i}, c.keys[i])
-	}
 }
-
-// named is the key of a cluster-wide object.
-func named(name string) types.NamespacedName { return types.NamespacedName{Name: name} }

@@ -1,0 +1,127 @@
+package agents
+
+import (
+	"bytes"
+	"encoding/pem"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// program is where the agents' program is, built once.
+var program string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "agents")
+	if err != nil {
+		panic(err)
+	}
+	program = filepath.Join(dir, "liqonet-agent")
+	out, err := exec.Command("go", "build", "-o", program, "../../agent").CombinedOutput()
+	code := 1
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "build the agents: %v: %s\n", err, out)
+	} else {
+		code = m.Run()
+	}
+	_ = os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+// process is an agent that can be ended and started anew.
+type process struct {
+	*netns.NS
+	script string
+	env    []string
+	log    bytes.Buffer
+	cmd    *exec.Cmd
+}
+
+// newProcess returns an agent of a namespace, which runs as in its pod as soon as it is started. The API server is
+// where the environment and the files of its service account say. files are there beside the overlay's key, in the
+// directory that DIR stands for in the arguments.
+func newProcess(t *testing.T, ns *netns.NS, api http.Handler, env []string, files map[string][]byte, args ...string) *process {
+	t.Helper()
+	var listener net.Listener
+	ns.Do(t, func() (err error) {
+		listener, err = net.Listen("tcp", "127.0.0.1:0")
+		return err
+	})
+	server := httptest.NewUnstartedServer(api)
+	_ = server.Listener.Close() // its own, of another namespace
+	server.Listener = listener
+	server.StartTLS()
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	dir := t.TempDir()
+	all := map[string][]byte{
+		"token": []byte("token"), "ca.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+		"key": bytes.Repeat([]byte{7}, overlay.KeyBytes),
+	}
+	maps.Copy(all, files)
+	for name, content := range all {
+		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	host, port, err := net.SplitHostPort(listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const account = "/run/secrets/kubernetes.io/serviceaccount"
+	command := strings.ReplaceAll(program+" "+strings.Join(args, " "), "DIR", dir)
+	p := &process{
+		NS:     ns,
+		script: "mount -t tmpfs none /run; mkdir -p " + account + "; mount --bind " + dir + " " + account + "; exec " + command + " --overlay-key=" + dir + "/key",
+		env:    slices.Concat(os.Environ(), []string{"KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port}, env),
+	}
+	t.Cleanup(func() {
+		p.kill()
+		if t.Failed() {
+			t.Logf("%s:\n%s", strings.Join(args, " "), &p.log)
+		}
+	})
+	return p
+}
+
+// start runs it.
+func (p *process) start(t *testing.T) {
+	t.Helper()
+	p.cmd = exec.Command("unshare", "--mount", "sh", "-ec", p.script)
+	p.cmd.Env = p.env
+	p.cmd.Stdout, p.cmd.Stderr = &p.log, &p.log
+	if err := p.Start(p.cmd); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *process) signal(t *testing.T, s syscall.Signal) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// kill ends it, if it runs, without a chance to clean up.
+func (p *process) kill() {
+	if p.cmd == nil {
+		return
+	}
+	_ = p.cmd.Process.Kill()
+	_ = p.cmd.Wait() // it was killed
+	p.cmd = nil
+}
