@@ -10,7 +10,7 @@ import (
 const (
 	// useInterval is how often the kernel is asked whether packets are sent by a link, and inUse how
 	// long after the last one the plane counts as in use.
-	useInterval, inUse = 125 * time.Millisecond, 2 * time.Second
+	useInterval, inUse = 160 * time.Millisecond, 2 * time.Second
 	// idleQuestions is how many times as long the time between questions is while a plane is not in use.
 	idleQuestions = 10
 	// downInterval is how often a node looks for another plane while the one in use is down.

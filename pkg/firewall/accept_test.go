@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/liqonet/liqonet/pkg/firewall"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -281,9 +282,7 @@ func TestOwnedTable(t *testing.T) {
 		"add chain inet fw i { type filter hook input priority 10; policy drop; }\n")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the table is there", func() bool {
-		return strings.Contains(ruleset(t, ns), "chain i {")
-	})
+	awaitRules(t, ns, "the table is there", func(rules string) bool { return strings.Contains(rules, "chain i {") })
 	owned := ns.Output(t, "nft", "list table inet fw")
 	ns.Output(t, "iptables-nft", "-P", "FORWARD", "DROP")
 	wantOwned := func(changes bool) {
@@ -309,17 +308,19 @@ func TestOwnedTable(t *testing.T) {
 
 	// With its owner the table goes, and nothing is in the way.
 	end()
-	eventually(t, "the table is gone", func() bool { return !strings.Contains(ruleset(t, ns), "inet fw") })
+	awaitRules(t, ns, "the table is gone", func(rules string) bool { return !strings.Contains(rules, "inet fw") })
 	expect(t, ns, true, "ensure without the owner", ensure)
 }
 
-func eventually(t *testing.T, what string, done func() bool) {
+// awaitRules waits until the rules of a namespace are as wanted.
+func awaitRules(t *testing.T, ns *netns.NS, what string, done func(rules string) bool) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); !done(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within time: %s", what)
+	kit.Within(t, 5*time.Second, what, func() string {
+		if rules := ruleset(t, ns); !done(rules) {
+			return rules
 		}
-	}
+		return ""
+	})
 }
 
 // checkPlace wants all our rules, in order, where they belong.

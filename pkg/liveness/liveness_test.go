@@ -76,7 +76,7 @@ func (c lossy) WriteTo(b []byte, to net.Addr) (int, error) {
 	}
 	c.l.others.Add(1)
 	if d := time.Duration(c.l.delay.Load()); d > 0 {
-		late := bytes.Clone(b) // whoever sends uses its memory again
+		late := bytes.Clone(b)                                              // whoever sends uses its memory again
 		time.AfterFunc(d, func() { _, _ = c.PacketConn.WriteTo(late, to) }) // what is late may be lost, too
 		return len(b), nil
 	}

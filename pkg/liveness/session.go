@@ -57,7 +57,8 @@ type Session struct {
 	told   Answer
 	toldAt time.Time
 	was    State
-	// received was counted at counted. While an answer is late, heard is when something has come since.
+	// received was counted at counted, which is zero unless an answer is late. heard is when something has come
+	// since.
 	received       uint64
 	counted, heard time.Time
 	// deaf is since when nothing comes to the other end, deafAt when it last said so. Both are zero if it
@@ -165,16 +166,21 @@ func (s *Session) Told(q Question) {
 	s.check(now)
 }
 
-// hear notes whether something has come since the question before this one.
+// hear notes whether something has come since the question before this one. It counts only while an answer is
+// late: most of the time none is.
 func (s *Session) hear(now time.Time) {
 	if s.Received == nil {
+		return
+	}
+	if st := &s.streams[small]; st.sequence == st.newest {
+		s.counted = time.Time{}
 		return
 	}
 	n, err := s.Received()
 	if err != nil {
 		return // there is no interface now, so nothing comes
 	}
-	if st := &s.streams[small]; n != s.received && st.sequence != st.newest {
+	if !s.counted.IsZero() && n != s.received {
 		s.heard = s.counted // or later
 		if d := now.Add(-lateAfter); d.After(s.heard) {
 			s.heard = d

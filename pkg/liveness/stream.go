@@ -18,7 +18,7 @@ const (
 	minLost             = 4
 	downMost, heardMost = time.Second, 3 * time.Second
 	// The longest time that an answer took counts for half as much after peakHalf.
-	peakHalf = 30 * time.Second
+	peakHalf = 5 * time.Second
 )
 
 // stream are questions of one size. Times are of this machine's monotonic clock.

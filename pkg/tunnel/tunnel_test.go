@@ -21,7 +21,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	dataplane.TunnelMain()
+	dataplane.ChildMain()
 	flag.Parse()
 	os.Exit(m.Run())
 }

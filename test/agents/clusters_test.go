@@ -125,7 +125,7 @@ func (c *cluster) addNodes(t *testing.T, underlay *netns.NS) {
 			return ns
 		}
 		n.pod = attach("pod", n.podAddr)
-		echo(t, n.pod)
+		dataplane.ServeUDP(t, n.pod, echoPort)
 		n.gateway = attach("gateway", n.gatewayIP)
 	}
 	for i := range c.nodes {

@@ -317,7 +317,7 @@ func (n *node) await(t *testing.T, what string, limit int64, applied func() stri
 			return ""
 		}},
 	} {
-		eventually(t, fullTimeout, phase.name, phase.done)
+		kit.Within(t, fullTimeout, phase.name, phase.done)
 		used, most := processor(t, pid), mostOf(t, pid)
 		t.Logf("%s, %s: %.1f s, %.1f s of a processor, %d MiB at most, %d MiB with the kernel's, limit %d MiB", what, phase.name,
 			time.Since(start).Seconds(), (used - before).Seconds(), most>>20, peak()>>20, limit>>20)

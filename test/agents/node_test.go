@@ -1,7 +1,6 @@
 package agents
 
 import (
-	"context"
 	"net/http"
 	"net/netip"
 	"os/exec"
@@ -96,7 +95,7 @@ func startNode(t *testing.T) *node {
 	t.Cleanup(n.api.Close)
 	n.run(t, n.api, []string{"NODE_NAME=n1", "POD_NAME=agent-1"}, nil, "node")
 	n.gateway = netip.MustParseAddr("10.80.31.250")
-	eventually(t, startTimeout, "a route to the peer", func() string {
+	kit.Within(t, startTimeout, "a route to the peer", func() string {
 		if routes := n.try("ip route show table 27761"); !strings.Contains(routes, "10.30.0.0/16 via "+n.gateway.String()) {
 			return routes
 		}
@@ -154,24 +153,6 @@ func (n *node) repairs(t *testing.T, what, want string) {
 		}
 		if time.Since(start) > repairTimeout && looks > repairLooks {
 			t.Fatalf("not repaired after %s:\n%s", time.Since(start), workload.Snapshot{"ours": want}.Diff(workload.Snapshot{"ours": now}))
-		}
-	}
-}
-
-// eventually waits until a condition gives no reason against it any more.
-func eventually(t *testing.T, within time.Duration, what string, reason func() string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), within)
-	defer cancel()
-	for {
-		r := reason()
-		if r == "" {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: not within %s: %s", what, within, r)
-		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }

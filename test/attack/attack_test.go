@@ -151,7 +151,7 @@ func each(t *testing.T, d *defence, rows []*row) {
 }
 
 func TestMain(m *testing.M) {
-	dataplane.TunnelMain()
+	dataplane.ChildMain()
 	flag.Parse()
 	// Attempts wait for what does not come, and not for the processor.
 	if err := flag.Set("test.parallel", "64"); err != nil {

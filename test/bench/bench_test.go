@@ -41,7 +41,7 @@ const (
 )
 
 func TestMain(m *testing.M) {
-	dataplane.TunnelMain() // the tunnels by hand are processes of this program
+	dataplane.ChildMain() // the tunnels by hand are processes of this program
 	flag.Parse()
 	os.Exit(m.Run())
 }

@@ -27,7 +27,7 @@ import (
 const echoPort = 7777
 
 func TestMain(m *testing.M) {
-	dataplane.TunnelMain()
+	dataplane.ChildMain()
 	flag.Parse()
 	os.Exit(m.Run())
 }

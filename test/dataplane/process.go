@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"strings"
@@ -14,29 +15,54 @@ import (
 	"github.com/liqonet/liqonet/pkg/tunnel"
 )
 
-// childVariable in the environment makes a test binary a tunnel process.
-const childVariable = "LIQONET_TEST_TUNNEL"
+// childVariable in the environment makes a test binary a process of a namespace: a tunnel, of a backend
+// and with a name, or a node that chooses a plane.
+const childVariable = "LIQONET_TEST_CHILD"
 
-// TunnelMain must be the first call of TestMain: in a process started by
-// StartTunnel it serves and does not return.
+// ChildMain must be the first call of TestMain: in a process started by
+// StartTunnel or StartChooser it serves and does not return.
 //
 // A tunnel needs a process, not only a thread, because wireguard-go opens its
 // sockets on any.
-func TunnelMain() {
+func ChildMain() {
 	wanted, ok := os.LookupEnv(childVariable)
 	if !ok {
 		return
 	}
-	backend, name, _ := strings.Cut(wanted, " ")
-	if err := serveTunnel(tunnel.Backend(backend), name, os.Stdin, os.Stdout); err != nil {
+	backend, name, isTunnel := strings.Cut(wanted, " ")
+	err := error(nil)
+	if isTunnel {
+		err = serveTunnel(tunnel.Backend(backend), name)
+	} else {
+		err = serveChooser()
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 	os.Exit(0)
 }
 
+// serve answers requests until there are no more.
+func serve[Q, A any](answer func(Q) A) error {
+	decoder, encoder := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
+	for {
+		var req Q
+		if err := decoder.Decode(&req); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+		if err := encoder.Encode(answer(req)); err != nil {
+			return err
+		}
+	}
+}
+
+// request is for a tunnel. An empty one asks for its statistics.
 type request struct {
 	Configure *tunnel.Config
+	Watch     *watched
 	Reset     bool
 }
 
@@ -46,23 +72,18 @@ type response struct {
 	Error   string
 }
 
-func serveTunnel(backend tunnel.Backend, name string, in io.Reader, out io.Writer) error {
+func serveTunnel(backend tunnel.Backend, name string) error {
 	device, err := tunnel.Open(backend, name, func(err error) { fmt.Fprintln(os.Stderr, err) })
 	if err != nil {
 		return err
 	}
-	decoder, encoder := json.NewDecoder(in), json.NewEncoder(out)
-	for {
-		var req request
-		if err := decoder.Decode(&req); errors.Is(err, io.EOF) {
-			return device.Close()
-		} else if err != nil {
-			return err
-		}
-		var res response
+	err = serve(func(req request) (res response) {
+		var err error
 		switch {
 		case req.Configure != nil:
 			res.Changed, err = device.Configure(*req.Configure)
+		case req.Watch != nil:
+			err = req.Watch.run()
 		case req.Reset:
 			err = device.Reset()
 		default:
@@ -71,14 +92,13 @@ func serveTunnel(backend tunnel.Backend, name string, in io.Reader, out io.Write
 		if err != nil {
 			res.Error = err.Error()
 		}
-		if err := encoder.Encode(res); err != nil {
-			return err
-		}
-	}
+		return res
+	})
+	return errors.Join(err, device.Close())
 }
 
-// Tunnel is a process in a namespace that holds a tunnel device.
-type Tunnel struct {
+// child is a process in a namespace that answers requests.
+type child struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *json.Decoder
@@ -90,12 +110,11 @@ type Namespace interface {
 	Start(cmd *exec.Cmd) error
 }
 
-// StartTunnel starts a process that holds a tunnel device of a name. It lasts
-// until the end of the test.
-func StartTunnel(t testing.TB, ns Namespace, backend tunnel.Backend, name string) *Tunnel {
+// startChild starts one, which lasts until the end of the test.
+func startChild(t testing.TB, ns Namespace, what string) *child {
 	t.Helper()
-	p := &Tunnel{cmd: exec.Command("/proc/self/exe")}
-	p.cmd.Env = append(os.Environ(), childVariable+"="+string(backend)+" "+name)
+	p := &child{cmd: exec.Command("/proc/self/exe")}
+	p.cmd.Env = append(os.Environ(), childVariable+"="+what)
 	p.cmd.Stderr = os.Stderr
 	in, err := p.cmd.StdinPipe()
 	if err != nil {
@@ -107,37 +126,50 @@ func StartTunnel(t testing.TB, ns Namespace, backend tunnel.Backend, name string
 	}
 	p.in, p.out = in, json.NewDecoder(bufio.NewReader(out))
 	if err := ns.Start(p.cmd); err != nil {
-		t.Fatalf("start tunnel in %s: %v", ns, err)
+		t.Fatalf("start %s in %s: %v", what, ns, err)
 	}
 	t.Cleanup(p.Stop)
 	return p
 }
 
 // PID is the process's number.
-func (p *Tunnel) PID() int { return p.cmd.Process.Pid }
+func (p *child) PID() int { return p.cmd.Process.Pid }
 
 // Stop ends the process; a second call does nothing.
-func (p *Tunnel) Stop() {
+func (p *child) Stop() {
 	_ = p.in.Close()
 	_ = p.cmd.Wait()
 }
 
 // Kill ends the process without a chance to clean up.
-func (p *Tunnel) Kill() {
+func (p *child) Kill() {
 	_ = p.cmd.Process.Kill()
 	_ = p.cmd.Wait()
 }
 
-func (p *Tunnel) call(t testing.TB, req request) response {
+func (p *child) call(t testing.TB, req, res any) {
 	t.Helper()
 	if err := json.NewEncoder(p.in).Encode(req); err != nil {
-		t.Fatalf("ask tunnel process: %v", err)
+		t.Fatalf("ask process %d: %v", p.PID(), err)
 	}
-	var res response
-	if err := p.out.Decode(&res); err != nil {
-		t.Fatalf("ask tunnel process: %v", err)
+	if err := p.out.Decode(res); err != nil {
+		t.Fatalf("ask process %d: %v", p.PID(), err)
 	}
-	if res.Error != "" {
+}
+
+// Tunnel is a process in a namespace that holds a tunnel device.
+type Tunnel struct{ *child }
+
+// StartTunnel starts a process that holds a tunnel device of a name. It lasts
+// until the end of the test.
+func StartTunnel(t testing.TB, ns Namespace, backend tunnel.Backend, name string) *Tunnel {
+	t.Helper()
+	return &Tunnel{startChild(t, ns, string(backend)+" "+name)}
+}
+
+func (p *Tunnel) ask(t testing.TB, req request) (res response) {
+	t.Helper()
+	if p.call(t, req, &res); res.Error != "" {
 		t.Fatalf("tunnel: %s", res.Error)
 	}
 	return res
@@ -146,17 +178,23 @@ func (p *Tunnel) call(t testing.TB, req request) response {
 // Configure calls tunnel.Device.Configure.
 func (p *Tunnel) Configure(t testing.TB, c tunnel.Config) (changed bool) {
 	t.Helper()
-	return p.call(t, request{Configure: &c}).Changed
+	return p.ask(t, request{Configure: &c}).Changed
 }
 
 // Reset calls tunnel.Device.Reset.
 func (p *Tunnel) Reset(t testing.TB) {
 	t.Helper()
-	p.call(t, request{Reset: true})
+	p.ask(t, request{Reset: true})
 }
 
 // Stats calls tunnel.Device.Stats.
 func (p *Tunnel) Stats(t testing.TB) tunnel.Stats {
 	t.Helper()
-	return p.call(t, request{}).Stats
+	return p.ask(t, request{}).Stats
+}
+
+// watch has the process ask the peer's gateway whether the tunnel works, and answer its nodes and that one.
+func (p *Tunnel) watch(t testing.TB, local, peer netip.Addr, mtu int) {
+	t.Helper()
+	p.ask(t, request{Watch: &watched{local, peer, mtu}})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -63,14 +64,15 @@ func replaceAddress(t *testing.T, ns *netns.NS, from, to string) {
 	})
 }
 
+// eventually waits until there is no error any more.
 func eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
-	err := f()
-	for deadline := time.Now().Add(20 * time.Second); err != nil; err = f() {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within time: %s: %v", what, err)
+	kit.Within(t, 20*time.Second, what, func() string {
+		if err := f(); err != nil {
+			return err.Error()
 		}
-	}
+		return ""
+	})
 }
 
 // router is a node with three pods, and a host outside that answers each packet with

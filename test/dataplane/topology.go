@@ -21,6 +21,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -42,6 +43,9 @@ const (
 	RemotePort     = 7777
 
 	unreachable = 4000
+
+	// startTimeout is how long a tunnel may take to start.
+	startTimeout = 20 * time.Second
 )
 
 // Options choose the backends, and what the links below them are like.
@@ -56,6 +60,8 @@ type Options struct {
 	NoMasquerade bool
 	// Third has A peered with a third cluster, too.
 	Third bool
+	// SecondPlane has A and B another gateway each, on the same node.
+	SecondPlane bool
 }
 
 func (o Options) underlayMTU() int {
@@ -115,7 +121,7 @@ type Cluster struct {
 	Nodes [2]Node
 	// Side is that of the only peering, or of A's with B.
 	Side
-	// Others are those of more peerings.
+	// Others are those of more peerings, or of a second plane.
 	Others []*Side
 	// Exposed are hosts outside that the peer may reach, B of A.
 	Exposed []Host
@@ -187,7 +193,11 @@ func New(t testing.TB, o Options) *Topology {
 	topology.A, topology.B = topology.cluster(t, "a", 1, Ranges(), o), topology.cluster(t, "b", 2, Ranges(), o)
 	if o.Third {
 		topology.C = topology.cluster(t, "c", 3, thirdRanges(), o)
-		topology.A.Others = []*Side{{Gateway: topology.A.addGateway(t, "a-g2", "10.244.1.11"), number: 1, ranges: thirdRanges()}}
+		topology.A.addSide(t, thirdRanges())
+	}
+	if o.SecondPlane {
+		topology.A.addSide(t, Ranges())
+		topology.B.addSide(t, Ranges())
 	}
 	topology.setLinks(t, o)
 	for _, c := range topology.Clusters() {
@@ -204,7 +214,12 @@ func New(t testing.TB, o Options) *Topology {
 	topology.tunnel(t, o)
 	if o.NoMasquerade {
 		// The tunnel is tracked before the nodes have their tables, and has no answer.
-		within(t, "a handshake is tried", func() bool { return topology.A.Tunnel.Stats(t).TxBytes > 0 })
+		kit.Within(t, startTimeout, "a handshake is tried", func() string {
+			if topology.A.Tunnel.Stats(t).TxBytes == 0 {
+				return "nothing was sent"
+			}
+			return ""
+		})
 	} else {
 		topology.AwaitHandshake(t)
 	}
@@ -264,6 +279,7 @@ func (n *Topology) cluster(t testing.TB, name string, number int, r ranges, o Op
 	for i := range c.Nodes {
 		CNI(t, c.Nodes[i].NS, Ranges().Pods, []Service{
 			{Proto: unix.IPPROTO_UDP, Port: TunnelNodePort, To: c.Gateway.Addr, ToPort: tunnel.ListenPort},
+			{Proto: unix.IPPROTO_UDP, Port: TunnelNodePort + 1, To: c.Gateway.Addr.Next(), ToPort: tunnel.ListenPort},
 			{Proto: unix.IPPROTO_TCP, Port: WebNodePort, To: first.Pod.Addr, ToPort: WebPort},
 			{Proto: unix.IPPROTO_TCP, IP: Ranges().ClusterIP, Port: 80, To: first.Pod.Addr, ToPort: WebPort},
 			{Proto: unix.IPPROTO_UDP, Port: RemoteNodePort, To: first.Pod.Mapped, ToPort: RemotePort},
@@ -288,6 +304,12 @@ func (c *Cluster) addGateway(t testing.TB, name, address string) Host {
 	p.Sysctl(t, "ipv4/conf/default/rp_filter", "1")
 	c.attachPod(t, p)
 	return p
+}
+
+// addSide adds a second gateway.
+func (c *Cluster) addSide(t testing.TB, r ranges) {
+	t.Helper()
+	c.Others = []*Side{{Gateway: c.addGateway(t, c.Name+"-g2", c.Gateway.Addr.Next().String()), number: 1, ranges: r}}
 }
 
 // attachPod connects a pod to the first node's bridge.
@@ -396,7 +418,11 @@ func (c *Cluster) NodeTable(i int) nat.Node {
 			n.Pods, remote = append(n.Pods, p.Own), append(remote, p.Peer)
 			n.OwnPods = append(n.OwnPods, netip.PrefixFrom(translate(c.Nodes[i].Pod.Addr, p.Own), 32))
 		}
-		n.Remote = append(n.Remote, remote...)
+		for _, p := range remote {
+			if !slices.Contains(n.Remote, p) { // planes have the same
+				n.Remote = append(n.Remote, p)
+			}
+		}
 		n.Gateways = append(n.Gateways, nat.NodeGateway{
 			Pod: s.Gateway.Addr, Overlay: s.Overlay.Addr, Local: i == 0, Calls: c.Name == "a", Link: s.Link(), Remote: remote,
 		})
@@ -547,7 +573,7 @@ func (c *Cluster) NodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 	t.Helper()
 	local := c.Nodes[i].Overlay.Addr
 	s := overlay.State{Rules: []overlay.Rule{{Table: overlay.Table}}}
-	for _, side := range c.Sides() {
+	for plane, side := range c.Sides() {
 		vni, gateway, name := side.VNI(t, i), side.Overlay.Addr, side.Link()
 		s.Links = append(s.Links, overlay.Link{
 			Name: name, Kind: kind, VNI: vni, Local: local, LocalMAC: c.Key.MAC(vni, local), Peer: gateway,
@@ -557,9 +583,11 @@ func (c *Cluster) NodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 		for _, p := range side.Remote() {
 			s.Routes = append(
 				s.Routes,
-				overlay.Route{Table: overlay.Table, Dst: p, Dev: name, Via: gateway, Src: local, MTU: c.options.MTU()},
-				overlay.Route{Table: overlay.Table, Dst: p, Unreachable: true, Metric: unreachable},
+				overlay.Route{Table: overlay.Table, Dst: p, Dev: name, Via: gateway, Src: local, MTU: c.options.MTU(), Metric: plane},
 			)
+			if nowhere := (overlay.Route{Table: overlay.Table, Dst: p, Unreachable: true, Metric: unreachable}); !slices.Contains(s.Routes, nowhere) {
+				s.Routes = append(s.Routes, nowhere)
+			}
 		}
 	}
 	return s
@@ -568,14 +596,17 @@ func (c *Cluster) NodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 // tunnel starts the tunnels. A calls.
 func (n *Topology) tunnel(t testing.TB, o Options) {
 	t.Helper()
-	n.connect(t, o, &n.A.Side, n.B)
-	if n.C != nil {
-		n.connect(t, o, n.A.Others[0], n.C)
+	n.connect(t, o, &n.A.Side, &n.B.Side, netip.AddrPortFrom(n.B.Nodes[0].Addr, TunnelNodePort))
+	if o.Third {
+		n.connect(t, o, n.A.Others[0], &n.C.Side, netip.AddrPortFrom(n.C.Nodes[0].Addr, TunnelNodePort))
+	}
+	if o.SecondPlane {
+		n.connect(t, o, n.A.Others[0], n.B.Others[0], netip.AddrPortFrom(n.B.Nodes[0].Addr, TunnelNodePort+1))
 	}
 }
 
-// connect starts the tunnel from a gateway of A to that of another cluster.
-func (n *Topology) connect(t testing.TB, o Options, client *Side, server *Cluster) {
+// connect starts the tunnel from a gateway of A to one of another cluster, which has an endpoint.
+func (n *Topology) connect(t testing.TB, o Options, client, server *Side, endpoint netip.AddrPort) {
 	t.Helper()
 	keyA, keyB := must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey()), must[wgtypes.Key](t)(wgtypes.GeneratePrivateKey())
 	config := func(s *Side, own, peer wgtypes.Key) tunnel.Config {
@@ -586,14 +617,14 @@ func (n *Topology) connect(t testing.TB, o Options, client *Side, server *Cluste
 		}
 	}
 	client.peerGateway, server.peerGateway = server.Overlay.Mapped, client.Overlay.Mapped
-	client.Config, server.Config = config(client, keyA, keyB), config(&server.Side, keyB, keyA)
-	client.Config.Peer.Endpoint = netip.AddrPortFrom(server.Nodes[0].Addr, TunnelNodePort)
+	client.Config, server.Config = config(client, keyA, keyB), config(server, keyB, keyA)
+	client.Config.Peer.Endpoint = endpoint
 	if o.IPv6 {
 		client.Config.Peer.Endpoint = netip.AddrPortFrom(ipv6Gateway(2), tunnel.ListenPort)
 	}
 	client.Config.Peer.Keepalive = 5 * time.Second
 	// The server first: an initiation that comes too early costs 5 s.
-	for _, s := range []*Side{&server.Side, client} {
+	for _, s := range []*Side{server, client} {
 		s.Tunnel = StartTunnel(t, s.Gateway.NS, o.Tunnel, tunnel.InterfaceName)
 		if !s.Tunnel.Configure(t, s.Config) {
 			t.Error("configuring a new tunnel changed nothing")
@@ -608,16 +639,11 @@ func (n *Topology) connect(t testing.TB, o Options, client *Side, server *Cluste
 func (n *Topology) AwaitHandshake(t testing.TB) {
 	t.Helper()
 	for _, s := range n.A.Sides() {
-		within(t, "a handshake", func() bool { return !s.Tunnel.Stats(t).LastHandshake.IsZero() })
-	}
-}
-
-func within(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	const longest = 20 * time.Second
-	for deadline := time.Now().Add(longest); !done(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %s: %s", longest, what)
-		}
+		kit.Within(t, startTimeout, "a handshake", func() string {
+			if s.Tunnel.Stats(t).LastHandshake.IsZero() {
+				return "there was none"
+			}
+			return ""
+		})
 	}
 }

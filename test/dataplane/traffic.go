@@ -54,7 +54,7 @@ func ServeTCP(t testing.TB, ns *netns.NS, port uint16) {
 	}()
 }
 
-// ServeUDP answers each packet with the address it comes from and itself.
+// ServeUDP answers each packet with the address it comes from, a line of 16 bytes, and itself.
 func ServeUDP(t testing.TB, ns *netns.NS, port uint16) {
 	t.Helper()
 	var c net.PacketConn
@@ -75,6 +75,7 @@ func ServeUDP(t testing.TB, ns *netns.NS, port uint16) {
 			}
 			copy(buf, make([]byte, 16))
 			copy(buf, addrOf(from).String())
+			buf[15] = '\n'
 			_, _ = c.WriteTo(buf[:16+n], from)
 		}
 	}()
@@ -161,7 +162,7 @@ func exchange(c net.Conn, size int) (netip.Addr, error) {
 	if n != 16+size || !bytes.Equal(buf[16:n], payload) {
 		return netip.Addr{}, fmt.Errorf("%d bytes were answered by other %d", size, n-16)
 	}
-	return netip.ParseAddr(string(bytes.TrimRight(buf[:16], "\x00")))
+	return netip.ParseAddr(string(bytes.TrimRight(buf[:16], "\x00\n")))
 }
 
 func pattern(size int) []byte {

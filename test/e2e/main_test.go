@@ -59,7 +59,7 @@ func specs() []lab.ClusterSpec {
 }
 
 func TestMain(m *testing.M) {
-	dataplane.TunnelMain()
+	dataplane.ChildMain()
 	flag.Parse()
 	os.Exit(run(m))
 }

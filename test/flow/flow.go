@@ -94,6 +94,8 @@ type Result struct {
 	// were not, or from the first packet to the first one that was. Since is when it began.
 	Gap   time.Duration
 	Since time.Time
+	// Newest is when the newest packet was sent that was answered.
+	Newest time.Time
 	// Late is how late a packet was sent shortly before the gap, in it, or after it.
 	Late time.Duration
 }
@@ -125,7 +127,7 @@ func (f *Flow) Count() Result {
 		if last < i-1 {
 			gap(max(last, 0), i)
 		}
-		last = i
+		last, r.Newest = i, f.sent[i]
 	}
 	if last < len(f.sent)-1 && last >= 0 {
 		gap(last, len(f.sent)-1)

@@ -2,9 +2,11 @@
 package kit
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"testing"
+	"time"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
@@ -40,5 +42,39 @@ func Slow(t testing.TB) {
 	t.Helper()
 	if testing.Short() && !race {
 		t.Skip("make test-plays runs it")
+	}
+}
+
+// WithinFor waits until nothing has been missing for some time.
+func WithinFor(t testing.TB, timeout, some time.Duration, what string, missing func() string) {
+	t.Helper()
+	since := time.Now()
+	Within(t, timeout, fmt.Sprintf("%s for %s", what, some), func() string {
+		reason := missing()
+		if reason != "" {
+			since = time.Now()
+		} else if time.Since(since) < some {
+			reason = "not for long enough"
+		}
+		return reason
+	})
+}
+
+// Within waits until nothing is missing any more, and ends the test if that takes longer than a time.
+func Within(t testing.TB, timeout time.Duration, what string, missing func() string) {
+	t.Helper()
+	for deadline := time.Now().Add(timeout); ; {
+		reason := missing()
+		if reason == "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %s: %s: %s", timeout, what, reason)
+		}
+		select {
+		case <-t.Context().Done():
+			t.Fatal(t.Context().Err())
+		case <-time.After(20 * time.Millisecond):
+		}
 	}
 }

@@ -1,0 +1,184 @@
+package dataplane
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/failover"
+	"github.com/liqonet/liqonet/pkg/liveness"
+	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+)
+
+const (
+	// lookInterval is how often a node that chooses looks at its planes at least.
+	lookInterval = 50 * time.Millisecond
+	// idleQuestions is how many times as long the time between questions is while a plane is not in use.
+	idleQuestions = 5
+)
+
+// watched is a tunnel whose gateway asks the peer's one.
+type watched struct {
+	Local, Peer netip.Addr
+	MTU         int
+}
+
+// run begins to ask and to answer, until the process ends.
+func (w watched) run() error {
+	kernel, err := overlay.New()
+	if err != nil {
+		return err
+	}
+	conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: liveness.Port})
+	if err != nil {
+		return err
+	}
+	news := notify.NewSignal()
+	session := liveness.New(w.Local, netip.AddrPortFrom(w.Peer, liveness.Port), idleQuestions, news)
+	session.Received = func() (uint64, error) { return kernel.Received(tunnel.InterfaceName) }
+	responder := &liveness.Responder{
+		State: func(to netip.Addr) liveness.Answer {
+			if to == w.Peer {
+				return liveness.Answer{State: liveness.State{Up: true, Clean: time.Hour}}
+			}
+			return liveness.Answer{State: session.State()}
+		},
+		Asked: func(by netip.Addr, q liveness.Question) {
+			if by == w.Peer {
+				session.Told(q)
+			} else if q.InUse {
+				session.Use(true, w.MTU)
+			}
+		},
+	}
+	go session.Run(context.Background())
+	go func() {
+		for range news {
+			responder.Push()
+		}
+	}()
+	go func() { fmt.Fprintln(os.Stderr, responder.Serve(context.Background(), conn)) }()
+	return nil
+}
+
+// Chooser is a process on a node that sends packets by one of several planes.
+type Chooser struct{ *child }
+
+// wayOf is a node's way to the gateway of a plane.
+type wayOf struct {
+	Local, Gateway netip.Addr
+	Routes         []overlay.Route
+	MTU            int
+}
+
+// Choice is what a node has chosen: the plane in use, and which ones work.
+type Choice struct {
+	Active int32
+	Up     []bool
+}
+
+// chooser is what the process knows.
+type chooser struct {
+	ways     []wayOf
+	sessions []*liveness.Session
+	active   atomic.Int32
+}
+
+func serveChooser() error {
+	c := &chooser{}
+	return serve(func(ways []wayOf) (out Choice) {
+		if c.sessions == nil {
+			c.run(ways)
+		}
+		out.Active = c.active.Load()
+		for _, s := range c.sessions {
+			out.Up = append(out.Up, s.State().Up)
+		}
+		return out
+	})
+}
+
+// run begins to ask, and to choose.
+func (c *chooser) run(ways []wayOf) {
+	kernel, err := overlay.New()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	wake := notify.NewSignal()
+	c.ways = ways
+	for _, w := range ways {
+		s := liveness.New(w.Local, netip.AddrPortFrom(w.Gateway, liveness.Port), idleQuestions, wake)
+		s.Received = func() (uint64, error) { return kernel.Received(w.Routes[0].Dev) }
+		c.sessions = append(c.sessions, s)
+		go s.Run(context.Background())
+	}
+	go func() {
+		var choice failover.Choice
+		for ; ; c.choose(kernel, &choice) {
+			select {
+			case <-wake:
+			case <-time.After(lookInterval):
+			}
+		}
+	}()
+}
+
+func (c *chooser) choose(kernel *overlay.Kernel, choice *failover.Choice) {
+	var planes []failover.Plane
+	for i, session := range c.sessions {
+		s := session.State()
+		planes = append(planes, failover.Plane{Index: int32(i), Up: s.Up, Leaving: s.Leaving, Down: s.Down, Clean: s.Clean})
+	}
+	active := choice.Next(time.Now(), planes)
+	for i, session := range c.sessions {
+		if int32(i) == active {
+			session.Use(true, c.ways[i].MTU)
+		} else {
+			session.Use(false, 0)
+		}
+	}
+	if active == c.active.Load() {
+		return
+	}
+	if err := kernel.Switch(c.ways[active].Routes); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return
+	}
+	c.active.Store(active)
+}
+
+// StartChoosers has the first nodes of A and B send packets by the plane that works. It needs Options.SecondPlane.
+func (n *Topology) StartChoosers(t testing.TB) (out map[*Cluster]*Chooser) {
+	t.Helper()
+	out = map[*Cluster]*Chooser{}
+	for _, c := range []*Cluster{n.A, n.B} {
+		local, mtu := c.Nodes[0].Overlay.Addr, c.options.MTU()
+		var ways []wayOf
+		for _, s := range c.Sides() {
+			s.Tunnel.watch(t, s.Overlay.Addr, s.peerGateway, mtu)
+			w := wayOf{Local: local, Gateway: s.Overlay.Addr, MTU: mtu}
+			for _, p := range s.Remote() {
+				w.Routes = append(w.Routes, overlay.Route{Table: overlay.Table, Dst: p, Dev: s.Link(), Via: s.Overlay.Addr, Src: local, MTU: mtu})
+			}
+			ways = append(ways, w)
+		}
+		out[c] = &Chooser{startChild(t, c.Nodes[0].NS, "chooser")}
+		out[c].call(t, ways, &Choice{})
+	}
+	return out
+}
+
+// Ask says what the node has chosen.
+func (c *Chooser) Ask(t testing.TB) (out Choice) {
+	t.Helper()
+	c.call(t, []wayOf{}, &out)
+	return out
+}

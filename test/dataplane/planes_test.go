@@ -1,0 +1,132 @@
+package dataplane_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/flow"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+const (
+	// settleTimeout is how long it may take until both planes work, or one after a fault: the virtual machine is slow.
+	settleTimeout = 2 * time.Minute
+	// settledFor is longer than nodes mistrust a plane that has lost packets.
+	settledFor = 3 * time.Second
+	// largeSize is more than large, with all headers, and less than the MTU of the path.
+	largeSize, large = 1200, 1100
+)
+
+// fault ends what a gateway does, in one way. size is that of the packets that are sent meanwhile.
+type fault struct {
+	name string
+	size int
+	do   func(*testing.T, *dataplane.Side) (mend func())
+}
+
+// faults are all of them in make test-long, and otherwise one.
+func faults() []fault {
+	drop := func(in, out bool, above uint32) func(*testing.T, *dataplane.Side) func() {
+		return func(t *testing.T, s *dataplane.Side) func() {
+			t.Helper()
+			return s.Gateway.Drop(t, "eth0", in, out, above)
+		}
+	}
+	all := []fault{
+		{"link cut", 8, drop(true, true, 0)},
+		{"cut in one direction, out", 8, drop(false, true, 0)},
+		{"cut in one direction, in", 8, drop(true, false, 0)},
+		{"large packets dropped", largeSize, drop(true, true, large)},
+		{"SIGSTOP", 8, func(t *testing.T, s *dataplane.Side) func() {
+			t.Helper()
+			signal(t, s, syscall.SIGSTOP)
+			return func() { signal(t, s, syscall.SIGCONT) }
+		}},
+	}
+	if os.Getenv("LIQONET_TEST_BACKENDS") != "all" && !kit.Full() {
+		all = all[rand.IntN(len(all)):][:1]
+	}
+	return all
+}
+
+// Whatever happens to a gateway, packets soon pass by the other plane, with any backends.
+func TestPlanes(t *testing.T) {
+	each(t, func(t *testing.T, o dataplane.Options) {
+		o.SecondPlane = true
+		n := dataplane.New(t, o)
+		choosers := n.StartChoosers(t)
+		dataplane.ServeUDP(t, n.B.Nodes[0].Pod.NS, echoPort)
+		for side, c := range []*dataplane.Cluster{n.A, n.B} {
+			for _, f := range faults() {
+				t.Run(fmt.Sprintf("%s at the %s", f.name, []string{"client", "server"}[side]), func(t *testing.T) {
+					f.try(t, n, choosers, c)
+				})
+			}
+		}
+	})
+}
+
+// try makes the fault at the gateway by which a cluster's first node sends.
+func (f fault) try(t *testing.T, n *dataplane.Topology, choosers map[*dataplane.Cluster]*dataplane.Chooser, c *dataplane.Cluster) {
+	t.Helper()
+	settled(t, choosers)
+	// Packets take one plane, and their answers that of the other cluster's choice.
+	packets := send(t, n.A.Nodes[0].Pod.NS, n.B.Nodes[0].Pod.Mapped, "a to b", f.size)
+	kit.Within(t, settleTimeout, "packets pass", func() string { return packets.Unanswered(20, flow.Patience) })
+	mend := f.do(t, c.Sides()[choosers[c].Ask(t).Active])
+	defer mend()
+	begun := time.Now()
+	kit.Within(t, settleTimeout, "packets pass by the other plane", func() string {
+		r := packets.Count()
+		if r.Newest.Sub(begun) < time.Second {
+			return r.String()
+		}
+		return ""
+	})
+	r := flow.End(packets)[0]
+	t.Logf("%s; packets were sent %s late", r, r.Late.Round(time.Millisecond))
+}
+
+// settled waits until both planes work for all nodes.
+func settled(t *testing.T, choosers map[*dataplane.Cluster]*dataplane.Chooser) {
+	t.Helper()
+	kit.WithinFor(t, settleTimeout, settledFor, "both planes work", func() string {
+		for c, chooser := range choosers {
+			if choice := chooser.Ask(t); slices.Contains(choice.Up, false) {
+				return fmt.Sprintf("%s: %+v", c.Name, choice)
+			}
+		}
+		return ""
+	})
+}
+
+func signal(t *testing.T, s *dataplane.Side, sig syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(s.Tunnel.PID(), sig); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func send(t *testing.T, from *netns.NS, to netip.Addr, name string, size int) *flow.Flow {
+	t.Helper()
+	var conn *net.UDPConn
+	from.Do(t, func() (err error) {
+		conn, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, echoPort)))
+		return err
+	})
+	t.Cleanup(func() { _ = conn.Close() })
+	f, err := flow.Start(t.Context(), conn, name, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
