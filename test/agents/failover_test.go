@@ -35,6 +35,8 @@ type fault struct {
 	name string
 	size int
 	do   func(t *testing.T, gateway *process) (mend func())
+	// lossless says that nobody must notice.
+	lossless bool
 }
 
 // faults are all of them, with every change one.
@@ -50,16 +52,24 @@ func faults() []fault {
 			t.Helper()
 			gateway.kill()
 			return func() { gateway.start(t) }
-		}},
+		}, false},
+		{"ended", 8, func(t *testing.T, gateway *process) func() {
+			t.Helper()
+			gateway.signal(t, syscall.SIGTERM)
+			if err := gateway.cmd.Wait(); err != nil {
+				t.Error(err)
+			}
+			return func() { gateway.start(t) }
+		}, true},
 		{"SIGSTOP", 8, func(t *testing.T, gateway *process) func() {
 			t.Helper()
 			gateway.signal(t, syscall.SIGSTOP)
 			return func() { gateway.signal(t, syscall.SIGCONT) }
-		}},
-		{"link cut", 8, drop(true, true, 0)},
-		{"cut in one direction, out", 8, drop(false, true, 0)},
-		{"cut in one direction, in", 8, drop(true, false, 0)},
-		{"large packets dropped", largeSize, drop(true, true, large)},
+		}, false},
+		{"link cut", 8, drop(true, true, 0), false},
+		{"cut in one direction, out", 8, drop(false, true, 0), false},
+		{"cut in one direction, in", 8, drop(true, false, 0), false},
+		{"large packets dropped", largeSize, drop(true, true, large), false},
 	}
 	if !kit.Full() {
 		rand.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
@@ -107,6 +117,9 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 	}
 	for _, r := range flow.End(there, back) {
 		t.Logf("%s; packets were sent %s late", r, r.Late.Round(time.Millisecond))
+		if f.lossless && r.Lost > 0 {
+			t.Error("none was to be lost")
+		}
 	}
 }
 
