@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/kit"
@@ -61,6 +62,9 @@ func faults() []fault {
 // Whatever happens to a gateway, packets soon pass by the other plane, with any backends.
 func TestPlanes(t *testing.T) {
 	each(t, func(t *testing.T, o dataplane.Options) {
+		if backends := os.Getenv("LIQONET_TEST_BACKENDS"); backends == "kernel" || backends == "all" && o.Tunnel == tunnel.Userspace {
+			t.Skip("an emulated processor is too slow for it beside other tests, and with wireguard-go: make test-long-vm tries it with WireGuard in the kernel")
+		}
 		o.SecondPlane = true
 		n := dataplane.New(t, o)
 		choosers := n.StartChoosers(t)
@@ -81,7 +85,12 @@ func (f fault) try(t *testing.T, n *dataplane.Topology, choosers map[*dataplane.
 	settled(t, choosers)
 	// Packets take one plane, and their answers that of the other cluster's choice.
 	packets := send(t, n.A.Nodes[0].Pod.NS, n.B.Nodes[0].Pod.Mapped, "a to b", f.size)
-	kit.Within(t, settleTimeout, "packets pass", func() string { return packets.Unanswered(20, flow.Patience) })
+	kit.Within(t, settleTimeout, "packets pass", func() string {
+		if r := packets.Count(); time.Since(r.Newest) > flow.Patience {
+			return r.String()
+		}
+		return ""
+	})
 	mend := f.do(t, c.Sides()[choosers[c].Ask(t).Active])
 	defer mend()
 	begun := time.Now()
