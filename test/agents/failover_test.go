@@ -3,7 +3,6 @@ package agents
 import (
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/netip"
 	"syscall"
 	"testing"
@@ -22,6 +21,8 @@ import (
 
 const (
 	echoPort = 7777
+	// outageLimit is how long packets may be lost on a machine that is busy with other tests.
+	outageLimit = 4 * time.Second
 	// settleTimeout is how long agents may take until both planes work.
 	settleTimeout = 90 * time.Second
 	// settledFor is longer than nodes mistrust a plane that has lost packets.
@@ -106,19 +107,14 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 	}
 	mend := f.do(t, c.gateways[c.nodes[0].plane(t)])
 	defer mend()
-	begun := time.Now()
+	moved := time.Now().Add(time.Second)
 	for _, fl := range []*flow.Flow{there, back} {
-		kit.Within(t, settleTimeout, "packets pass by the other plane", func() string {
-			if r := fl.Count(); r.Newest.Sub(begun) < time.Second {
-				return r.String()
-			}
-			return ""
-		})
+		kit.Within(t, outageLimit, "packets pass by the other plane", func() string { return fl.NoneSince(moved) })
 	}
 	for _, r := range flow.End(there, back) {
 		t.Logf("%s; packets were sent %s late", r, r.Late.Round(time.Millisecond))
-		if f.lossless && r.Lost > 0 {
-			t.Error("none was to be lost")
+		if f.lossless && r.Lost > 0 || r.Gap >= outageLimit {
+			t.Errorf("%s; limit %s, and none where a gateway ends", r, outageLimit)
 		}
 	}
 }
@@ -189,15 +185,5 @@ func send(t *testing.T, from, to *cluster, size int) *flow.Flow {
 	t.Helper()
 	addr, base := to.nodes[1].podAddr.As4(), netip.MustParsePrefix(mappedPods).Addr().As4()
 	copy(addr[:2], base[:2])
-	var conn *net.UDPConn
-	from.nodes[0].pod.Do(t, func() (err error) {
-		conn, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.AddrFrom4(addr), echoPort)))
-		return err
-	})
-	t.Cleanup(func() { _ = conn.Close() })
-	f, err := flow.Start(t.Context(), conn, from.name+" to "+to.name, size)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
+	return dataplane.Send(t, from.nodes[0].pod, netip.AddrFrom4(addr), echoPort, from.name+" to "+to.name, size)
 }

@@ -3,6 +3,7 @@ package agents
 import (
 	"bytes"
 	"encoding/pem"
+	"flag"
 	"fmt"
 	"maps"
 	"net"
@@ -24,6 +25,10 @@ import (
 var program string
 
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if testing.Short() {
+		os.Exit(m.Run()) // nothing runs it
+	}
 	dir, err := os.MkdirTemp("", "agents")
 	if err != nil {
 		panic(err)
@@ -36,7 +41,10 @@ func TestMain(m *testing.M) {
 	} else {
 		code = m.Run()
 	}
-	_ = os.RemoveAll(dir)
+	if err := os.RemoveAll(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
 	os.Exit(code)
 }
 

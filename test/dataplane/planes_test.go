@@ -3,8 +3,6 @@ package dataplane_test
 import (
 	"fmt"
 	"math/rand/v2"
-	"net"
-	"net/netip"
 	"os"
 	"slices"
 	"syscall"
@@ -15,7 +13,6 @@ import (
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/kit"
-	"github.com/liqonet/liqonet/test/netns"
 )
 
 const (
@@ -84,23 +81,13 @@ func (f fault) try(t *testing.T, n *dataplane.Topology, choosers map[*dataplane.
 	t.Helper()
 	settled(t, choosers)
 	// Packets take one plane, and their answers that of the other cluster's choice.
-	packets := send(t, n.A.Nodes[0].Pod.NS, n.B.Nodes[0].Pod.Mapped, "a to b", f.size)
-	kit.Within(t, settleTimeout, "packets pass", func() string {
-		if r := packets.Count(); time.Since(r.Newest) > flow.Patience {
-			return r.String()
-		}
-		return ""
-	})
+	packets := dataplane.Send(t, n.A.Nodes[0].Pod.NS, n.B.Nodes[0].Pod.Mapped, echoPort, "a to b", f.size)
+	begun := time.Now()
+	kit.Within(t, settleTimeout, "packets pass", func() string { return packets.NoneSince(begun) })
 	mend := f.do(t, c.Sides()[choosers[c].Ask(t).Active])
 	defer mend()
-	begun := time.Now()
-	kit.Within(t, settleTimeout, "packets pass by the other plane", func() string {
-		r := packets.Count()
-		if r.Newest.Sub(begun) < time.Second {
-			return r.String()
-		}
-		return ""
-	})
+	moved := time.Now().Add(time.Second)
+	kit.Within(t, settleTimeout, "packets pass by the other plane", func() string { return packets.NoneSince(moved) })
 	r := flow.End(packets)[0]
 	t.Logf("%s; packets were sent %s late", r, r.Late.Round(time.Millisecond))
 }
@@ -123,19 +110,4 @@ func signal(t *testing.T, s *dataplane.Side, sig syscall.Signal) {
 	if err := syscall.Kill(s.Tunnel.PID(), sig); err != nil {
 		t.Fatal(err)
 	}
-}
-
-func send(t *testing.T, from *netns.NS, to netip.Addr, name string, size int) *flow.Flow {
-	t.Helper()
-	var conn *net.UDPConn
-	from.Do(t, func() (err error) {
-		conn, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, echoPort)))
-		return err
-	})
-	t.Cleanup(func() { _ = conn.Close() })
-	f, err := flow.Start(t.Context(), conn, name, size)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return f
 }

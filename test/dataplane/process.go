@@ -20,7 +20,7 @@ import (
 const childVariable = "LIQONET_TEST_CHILD"
 
 // ChildMain must be the first call of TestMain: in a process started by
-// StartTunnel or StartChooser it serves and does not return.
+// StartTunnel or StartChoosers it serves and does not return.
 //
 // A tunnel needs a process, not only a thread, because wireguard-go opens its
 // sockets on any.

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/ipv4"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -79,6 +80,22 @@ func ServeUDP(t testing.TB, ns *netns.NS, port uint16) {
 			_, _ = c.WriteTo(buf[:16+n], from)
 		}
 	}()
+}
+
+// Send sends packets of so many bytes to a port that ServeUDP serves.
+func Send(t testing.TB, from *netns.NS, to netip.Addr, port uint16, name string, size int) *flow.Flow {
+	t.Helper()
+	var conn *net.UDPConn
+	from.Do(t, func() (err error) {
+		conn, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, port)))
+		return err
+	})
+	t.Cleanup(func() { _ = conn.Close() })
+	f, err := flow.Start(t.Context(), conn, name, size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
 }
 
 func addrOf(a net.Addr) netip.Addr {

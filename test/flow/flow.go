@@ -94,8 +94,6 @@ type Result struct {
 	// were not, or from the first packet to the first one that was. Since is when it began.
 	Gap   time.Duration
 	Since time.Time
-	// Newest is when the newest packet was sent that was answered.
-	Newest time.Time
 	// Late is how late a packet was sent shortly before the gap, in it, or after it.
 	Late time.Duration
 }
@@ -127,7 +125,7 @@ func (f *Flow) Count() Result {
 		if last < i-1 {
 			gap(max(last, 0), i)
 		}
-		last, r.Newest = i, f.sent[i]
+		last = i
 	}
 	if last < len(f.sent)-1 && last >= 0 {
 		gap(last, len(f.sent)-1)
@@ -139,6 +137,18 @@ func (f *Flow) Count() Result {
 		}
 	}
 	return r
+}
+
+// NoneSince says what is missing until a packet is answered that was sent after a time.
+func (f *Flow) NoneSince(at time.Time) string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for i := len(f.answered) - 1; i >= 0 && f.sent[i].After(at); i-- {
+		if f.answered[i] {
+			return ""
+		}
+	}
+	return fmt.Sprintf("of %d packets, none that was sent after %s has an answer", len(f.answered), at.UTC().Format("15:04:05.000"))
 }
 
 // Unanswered says what is missing until so many packets in a row are answered, the newest ones. An answer may
