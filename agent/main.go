@@ -84,7 +84,7 @@ func newGateway(log *slog.Logger) *cobra.Command {
 	cmd.Flags().IntVar(&cfg.Plane, "plane", 0, "index of the plane")
 	cmd.Flags().StringVar(&cfg.KeyDir, "key-dir", "", "directory with the private key")
 	cmd.Flags().StringVar(&cfg.PresharedKey, "preshared-key", "", "file with the tunnel's pre-shared key; none if it has none")
-	cmd.Flags().StringVar(&cfg.OverlayKey, "overlay-key", "", "file with the key of the cluster's overlay")
+	cmd.Flags().StringVar(&cfg.OverlayKeys, "overlay-keys", "", "directory with the keys of the cluster's overlay, by their generations")
 	return cmd
 }
 
@@ -100,7 +100,7 @@ func newNode(log *slog.Logger) *cobra.Command {
 			return node.Run(cmd.Context(), cfg)
 		},
 	}
-	cmd.Flags().StringVar(&cfg.OverlayKey, "overlay-key", "", "file with the key of the cluster's overlay")
+	cmd.Flags().StringVar(&cfg.OverlayKeys, "overlay-keys", "", "directory with the keys of the cluster's overlay, by their generations")
 	return cmd
 }
 

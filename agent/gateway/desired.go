@@ -33,8 +33,8 @@ type local struct {
 	key   wgtypes.Key
 	// preshared is the tunnel's pre-shared key, the zero value if it has none.
 	preshared wgtypes.Key
-	// overlayKey is the cluster's.
-	overlayKey overlay.Key
+	// overlayKeys are the cluster's.
+	overlayKeys overlay.Keys
 	// node is the name of the one that it runs on.
 	node string
 	// underlay is the pod's own interface, underlayMTU how large packets may be
@@ -136,7 +136,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		errs = append(errs, fmt.Errorf("%d addresses and ranges of pods are left out, as the nodes report more than %d: the peer does not reach them", omitted, maxPods))
 	}
 	for _, n := range links {
-		if err := d.addNode(l.overlayKey, p, number, n); err != nil {
+		if err := d.addNode(l.overlayKeys.Of(plane.OverlayKey), p, number, n); err != nil {
 			errs = append(errs, fmt.Errorf("node %s: %w", n.name, err))
 			continue
 		}

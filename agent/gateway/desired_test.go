@@ -68,7 +68,7 @@ func node(name, address, source string, mtu int32, pods ...string) v1alpha1.Node
 
 func TestDesire(t *testing.T) {
 	own, remote := newKey(t), newKey(t)
-	me := local{key: own, overlayKey: overlay.Key{1, 2}, node: "n1", underlay: "eth0", underlayMTU: 1450}
+	me := local{key: own, overlayKeys: overlay.Keys{3: {1, 2}}, node: "n1", underlay: "eth0", underlayMTU: 1450}
 	me.endpoint = netip.MustParseAddrPort("192.0.2.9:30001")
 	self := addr("10.80.31.246")
 	n1, n2 := node("n1", "10.80.0.1", "172.18.0.2", 1400, "10.244.0.0/24"), node("n2", "10.80.0.2", "172.18.0.3", 0)
@@ -123,8 +123,8 @@ func TestDesire(t *testing.T) {
 				for i, n := range []struct{ name, peer, remote, pods string }{{"lqn1", "10.80.0.1", "172.18.0.2", "10.244.0.0/24"}, {"lqn2", "10.80.0.2", "172.18.0.3", "10.244.77.7/32"}} {
 					vni := uint32(8<<13 | i + 1)
 					d.overlay.Links = append(d.overlay.Links, overlay.Link{
-						Name: n.name, Kind: "geneve", VNI: vni, Local: self, LocalMAC: me.overlayKey.MAC(vni, self), Peer: addr(n.peer),
-						PeerMAC: me.overlayKey.MAC(vni, addr(n.peer)), Remote: addr(n.remote), Port: overlay.Port, MTU: 1390,
+						Name: n.name, Kind: "geneve", VNI: vni, Local: self, LocalMAC: me.overlayKeys[3].MAC(vni, self), Peer: addr(n.peer),
+						PeerMAC: me.overlayKeys[3].MAC(vni, addr(n.peer)), Remote: addr(n.remote), Port: overlay.Port, MTU: 1390,
 					})
 					d.overlay.Routes = append(
 						d.overlay.Routes, overlay.Route{Table: overlay.Table, Dst: prefix(n.peer + "/32"), Dev: n.name, Src: self},

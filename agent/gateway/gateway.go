@@ -53,8 +53,8 @@ type Config struct {
 	KeyDir string
 	// PresharedKey is a file with the tunnel's pre-shared key, empty if it has none.
 	PresharedKey string
-	// OverlayKey is a file with the key of the cluster's overlay.
-	OverlayKey string
+	// OverlayKeys is a directory with keys of the cluster's overlay.
+	OverlayKeys string
 	// PodIPs, PodName and NodeName say where it runs. A pod has an address of each
 	// family that its cluster has.
 	PodIPs            []netip.Addr
@@ -79,7 +79,7 @@ func Run(ctx context.Context, cfg Config) error {
 			return err
 		}
 	}
-	overlayKey, err := overlay.ReadKey(cfg.OverlayKey)
+	overlayKeys, err := overlay.ReadKeys(cfg.OverlayKeys)
 	if err != nil {
 		return err
 	}
@@ -111,7 +111,7 @@ func Run(ctx context.Context, cfg Config) error {
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(),
 		news: notify.NewSignal(), useBegins: notify.NewSignal(),
-		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKey: overlayKey, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
+		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKeys: overlayKeys, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
 	// Packets pass until nobody sends any by this gateway.

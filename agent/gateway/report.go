@@ -128,11 +128,31 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus) []metav1.Condition {
 		conditions = conditions[:2]
 		meta.RemoveStatusCondition(&a.conditions, v1alpha1.ConditionRedundant)
 	}
+	conditions = append(conditions, keysFresh(a.peering, time.Now()))
 	for _, c := range conditions {
 		c.ObservedGeneration = a.applied
 		meta.SetStatusCondition(&a.conditions, c)
 	}
 	return slices.Clone(a.conditions)
+}
+
+// keysFresh says how old the gateways' keys are. Their times are by the API server's clock, which may be some
+// seconds or minutes off: that does not matter for months.
+func keysFresh(p *v1alpha1.Peering, now time.Time) metav1.Condition {
+	c := metav1.Condition{Type: v1alpha1.ConditionKeysFresh, Status: metav1.ConditionTrue, Reason: "Young", Message: "no key is older than 90 days"}
+	var old []string
+	for _, plane := range p.Spec.Planes {
+		if plane.KeyTime == nil {
+			c.Status, c.Reason, c.Message = metav1.ConditionUnknown, "NoTime", "a version that did not note it made a key"
+		} else if now.Sub(plane.KeyTime.Time) > v1alpha1.MaxKeyAge {
+			old = append(old, fmt.Sprintf("%d (%s)", plane.Index, plane.KeyTime.UTC().Format(time.DateOnly)))
+		}
+	}
+	if len(old) > 0 {
+		c.Status, c.Reason = metav1.ConditionFalse, "Old"
+		c.Message = "keys are older than 90 days: of " + plural("plane", old) + "; `kubectl liqonet rotate-keys` makes new ones"
+	}
+	return c
 }
 
 // plural names several things of a kind.

@@ -30,8 +30,8 @@ type local struct {
 	// name is the Node's, address its overlay address.
 	name    string
 	address netip.Addr
-	// key is the overlay's.
-	key overlay.Key
+	// keys are the overlay's.
+	keys overlay.Keys
 	// pods are the ranges and single addresses of the node's own pods.
 	pods []netip.Prefix
 	// uplinks are the interfaces to other machines, nodeIPs the node's own addresses there.
@@ -338,9 +338,10 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 			return fmt.Errorf("its gateway has the address %s, which is in none of the ranges of pods that the peering carries: if it is a pod's, name its range by --pod-cidr", status.PodIP)
 		}
 		g.pod, g.mtu, g.peer, g.connected = status.PodIP.Addr, int(status.MTU), tunnelTarget(l, status), status.Connected
+		secret := l.keys.Of(plane.OverlayKey)
 		d.overlay.Links = append(d.overlay.Links, overlay.Link{
 			Name: g.link, Kind: overlay.Kind(p.Spec.Overlay), VNI: vni,
-			Local: l.address, LocalMAC: l.key.MAC(vni, l.address), Peer: gatewayAddr, PeerMAC: l.key.MAC(vni, gatewayAddr),
+			Local: l.address, LocalMAC: secret.MAC(vni, l.address), Peer: gatewayAddr, PeerMAC: secret.MAC(vni, gatewayAddr),
 			Remote: g.pod, Port: overlay.Port, MTU: g.mtu,
 		})
 		d.overlay.Routes = append(d.overlay.Routes, overlay.Route{

@@ -51,7 +51,7 @@ func peering(name string, index int32, local, remote v1alpha1.CIDRMapping, exter
 
 func TestDesire(t *testing.T) {
 	me := local{
-		name: "n2", address: addr("10.80.0.7"), key: overlay.Key{1, 2}, pods: []netip.Prefix{prefix("10.244.2.0/24")}, uplinks: []string{"eth0"},
+		name: "n2", address: addr("10.80.0.7"), keys: overlay.Keys{3: {1, 2}, 4: {5}}, pods: []netip.Prefix{prefix("10.244.2.0/24")}, uplinks: []string{"eth0"},
 	}
 	equal := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
 	disjoint := peering("c", 1, mapping("10.244.0.0/16", "10.244.0.0/16"), mapping("10.245.0.0/16", "10.245.0.0/16"), "10.71.0.0/18")
@@ -83,7 +83,7 @@ func TestDesire(t *testing.T) {
 	}
 	link := func(name string, vni uint32, gw netip.Addr, remote string, mtu int) overlay.Link {
 		return overlay.Link{
-			Name: name, Kind: "geneve", VNI: vni, Local: me.address, LocalMAC: me.key.MAC(vni, me.address), Peer: gw, PeerMAC: me.key.MAC(vni, gw),
+			Name: name, Kind: "geneve", VNI: vni, Local: me.address, LocalMAC: me.keys[3].MAC(vni, me.address), Peer: gw, PeerMAC: me.keys[3].MAC(vni, gw),
 			Remote: addr(remote), Port: 6094, MTU: mtu,
 		}
 	}

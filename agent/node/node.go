@@ -44,15 +44,15 @@ import (
 type Config struct {
 	// NodeName and PodName say where it runs, and as what.
 	NodeName, PodName string
-	// OverlayKey is a file with the key of the cluster's overlay.
-	OverlayKey string
+	// OverlayKeys is a directory with the keys of the cluster's overlay.
+	OverlayKeys string
 	Log        *slog.Logger
 }
 
 // Run is the agent. It returns when ctx ends, or with an error that starting
 // anew may mend.
 func Run(ctx context.Context, cfg Config) error {
-	key, err := overlay.ReadKey(cfg.OverlayKey)
+	keys, err := overlay.ReadKeys(cfg.OverlayKeys)
 	if err != nil {
 		return err
 	}
@@ -62,15 +62,15 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	health := &loop.Health{}
 	go health.Serve(ctx, cfg.Log, fmt.Sprintf("127.0.0.1:%d", v1alpha1.HealthPort))
-	return run(ctx, cfg, key, c, rest, health)
+	return run(ctx, cfg, keys, c, rest, health)
 }
 
-// run is the agent with its key and its client.
-func run(ctx context.Context, cfg Config, key overlay.Key, c client.Client, cfgRest *rest.Config, health *loop.Health) error {
+// run is the agent with its keys and its client.
+func run(ctx context.Context, cfg Config, keys overlay.Keys, c client.Client, cfgRest *rest.Config, health *loop.Health) error {
 	var last lastView
 	defer func() { cleanupIfUninstalled(c, last, cfg.Log) }()
 	return loop.Retry(ctx, cfg.Log, func(ctx context.Context) error {
-		err := runWithAddress(ctx, cfg, key, c, cfgRest, health, &last)
+		err := runWithAddress(ctx, cfg, keys, c, cfgRest, health, &last)
 		if apierrors.IsNotFound(err) {
 			// Our definitions may be gone. It does not end: nobody could clean the kernel while
 			// it is started anew.
@@ -81,7 +81,7 @@ func run(ctx context.Context, cfg Config, key overlay.Key, c client.Client, cfgR
 }
 
 // runWithAddress is the agent while the node has one address. What it sees stays in last.
-func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.Client, cfgRest *rest.Config, health *loop.Health, last *lastView) error {
+func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client.Client, cfgRest *rest.Config, health *loop.Health, last *lastView) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	node := &corev1.Node{}
@@ -105,7 +105,7 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 	defer kernel.Close()
 	a := &agent{
 		Config: cfg, kernel: kernel, own: own, node: node, manager: manager(node), kept: own.Status.Gateways, view: &watch.View{Client: c},
-		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, key: key, active: map[string]int32{}}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
+		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys, active: map[string]int32{}}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 		choices: map[string]*failover.Choice{}, wake: notify.NewSignal(),
 	}
 	if err := a.readKernel(); err != nil {

@@ -125,7 +125,7 @@ func TestDefect1_10_AgentOutlivesRefusals(t *testing.T) {
 			}
 			return err
 		}})
-		if err := run(ctx, Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler)}, overlay.Key{}, c, nil, nil); err != nil || asked < 2*len(refusals) {
+		if err := run(ctx, Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler)}, overlay.Keys{}, c, nil, nil); err != nil || asked < 2*len(refusals) {
 			t.Errorf("after %d attempts it ended: %v", asked, err)
 		}
 	})

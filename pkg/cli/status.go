@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/peering"
@@ -157,19 +158,22 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 	for _, v := range views {
 		pods, as := listMappings(v.LocalPods)
 		for _, p := range v.Planes {
-			rtt, loss, handshake, mtu := "-", "-", "-", "-"
+			rtt, loss, handshake, mtu, key := "-", "-", "-", "-", "-"
 			if p.RTT != nil {
 				rtt, loss = fmt.Sprintf("%.2f ms", *p.RTT), fmt.Sprintf("%d%%", p.LossPercent)
 			}
 			if p.HandshakeAge != nil {
 				handshake = fmt.Sprintf("%s ago", time.Duration(*p.HandshakeAge)*time.Second)
 			}
+			if p.KeyAge != nil {
+				key = duration.HumanDuration(time.Duration(*p.KeyAge) * time.Second)
+			}
 			if p.MTU > 0 {
 				mtu = strconv.Itoa(p.MTU)
 			}
 			rows = append(rows, []any{
 				v.Cluster, v.Peer, v.State, pods, as, rtt, loss, handshake, fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal),
-				mtu, v.Overlay + ", " + p.Backend + " wireguard", p.Index, p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"),
+				mtu, v.Overlay + ", " + p.Backend + " wireguard", p.Index, p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), key,
 			})
 		}
 	}
@@ -179,7 +183,7 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 	}
 	head := []string{
 		"cluster", "peer", "state", "pods", "seen there as", "rtt", "loss", "handshake", "nodes", "mtu", "via",
-		plane, "+role", "+gateway node", "+endpoint",
+		plane, "+role", "+gateway node", "+endpoint", "+key age",
 	}
 	o.printTable(w, head, rows)
 	sorted := slices.SortedStableFunc(slices.Values(views), func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })

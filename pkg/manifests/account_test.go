@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -12,7 +13,7 @@ import (
 // Agents have these files and no others: their keys, and what they need to call their API
 // server. The token lasts a day, is for the API server only, and nobody gets one unasked.
 func TestSecurity_22_TokensAndMounts(t *testing.T) {
-	overlay := "Secret " + OverlaySecretName(1)
+	overlay := "overlay [1]"
 	want := map[string]map[string]string{
 		v1alpha1.NodeAgentName: {accountDir: "account", OverlayDir: overlay},
 		"gateway-b-0":          {accountDir: "account", OverlayDir: overlay, KeyDir: "Secret gateway-b-0-0"},
@@ -29,6 +30,13 @@ func TestSecurity_22_TokensAndMounts(t *testing.T) {
 				sources[v.Name] = "Secret " + v.Secret.SecretName
 			case v.HostPath != nil:
 				sources[v.Name] = "host " + v.HostPath.Path
+			case v.Name == "overlay":
+				sources[v.Name] = fmt.Sprint("overlay ", OverlayKeys(&p.Spec))
+				for _, source := range v.Projected.Sources {
+					if source.Secret == nil || len(source.Secret.Items) != 1 {
+						t.Errorf("%s: the overlay's keys are mounted with %v", p.name, source)
+					}
+				}
 			case v.Projected != nil:
 				sources[v.Name] = "account"
 				if diff := cmp.Diff([]corev1.VolumeProjection{

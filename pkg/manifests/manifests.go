@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"maps"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -41,8 +42,10 @@ const (
 	// API server may be away, or a node's clock behind, for that long.
 	tokenSeconds = 24 * 60 * 60
 
-	// volumeOverlay is the volume of pods that has the overlay's key.
-	volumeOverlay = "overlay"
+	// Volumes of pods with keys: of the overlay, of a gateway, and of its tunnel.
+	volumeOverlay   = "overlay"
+	volumeKeys      = "keys"
+	volumePreshared = "preshared"
 	// overlayPrefix is what the names of Secrets with such keys begin with.
 	overlayPrefix = "liqonet-overlay-"
 
@@ -166,14 +169,44 @@ func Journal(name, peering string) *corev1.ConfigMap {
 	}
 }
 
-// mountOverlayKey puts the overlay's key into an agent's pod.
-func mountOverlayKey(pod *corev1.PodSpec, generation int32) {
+// mountOverlayKeys puts keys of the overlay into an agent's pod, each as a file with the name of its
+// generation.
+func mountOverlayKeys(pod *corev1.PodSpec, generations ...int32) {
 	c := &pod.Containers[0]
-	c.Args = append(c.Args, "--overlay-key="+path.Join(OverlayDir, v1alpha1.OverlayKeyFile))
+	c.Args = append(c.Args, "--overlay-keys="+OverlayDir)
 	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volumeOverlay, MountPath: OverlayDir, ReadOnly: true})
 	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volumeOverlay, VolumeSource: corev1.VolumeSource{
-		Secret: &corev1.SecretVolumeSource{SecretName: OverlaySecretName(generation), DefaultMode: new(int32(0o400))},
+		Projected: &corev1.ProjectedVolumeSource{DefaultMode: new(int32(0o400)), Sources: overlaySources(generations)},
 	}})
+}
+
+func overlaySources(generations []int32) (out []corev1.VolumeProjection) {
+	for _, g := range generations {
+		out = append(out, corev1.VolumeProjection{Secret: &corev1.SecretProjection{
+			LocalObjectReference: corev1.LocalObjectReference{Name: OverlaySecretName(g)},
+			Items:                []corev1.KeyToPath{{Key: v1alpha1.OverlayKeyFile, Path: strconv.Itoa(int(g))}},
+		}})
+	}
+	return out
+}
+
+// OverlayKeys are the generations of the overlay's keys that an agent's pods are given, in their order.
+func OverlayKeys(pod *corev1.PodSpec) (out []int32) {
+	for _, v := range pod.Volumes {
+		switch {
+		case v.Name != volumeOverlay:
+		case v.Secret != nil: // by a version that gave each agent one key
+			out = append(out, OverlayGeneration(v.Secret.SecretName))
+		case v.Projected != nil:
+			for _, s := range v.Projected.Sources {
+				if s.Secret != nil {
+					out = append(out, OverlayGeneration(s.Secret.Name))
+				}
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // mountAccount puts into an agent's pod what it needs to call its API server. What
@@ -197,20 +230,32 @@ func mountAccount(pod *corev1.PodSpec) {
 	}})
 }
 
-// ChangeOverlayKey gives the pods of an agent the key of a generation, and so has them start
-// anew. It says false where they have it, or a later one.
-func ChangeOverlayKey(pod *corev1.PodSpec, generation int32) (changed bool) {
+// RetireOverlayKeys takes from the pods of an agent the keys of earlier generations than that one, and so
+// has them start anew. It gives them the one of that generation where none is left. It says false where they have no earlier one.
+func RetireOverlayKeys(pod *corev1.PodSpec, generation int32) (changed bool) {
+	before := OverlayKeys(pod)
+	after := slices.DeleteFunc(slices.Clone(before), func(g int32) bool { return g < generation })
+	if len(after) == len(before) {
+		return false
+	}
+	if len(after) == 0 {
+		after = []int32{generation}
+	}
 	for _, v := range pod.Volumes {
-		if v.Name == volumeOverlay && v.Secret != nil && OverlayGeneration(v.Secret.SecretName) < generation {
-			v.Secret.SecretName, changed = OverlaySecretName(generation), true
+		switch {
+		case v.Name != volumeOverlay:
+		case v.Secret != nil:
+			v.Secret.SecretName = OverlaySecretName(after[0])
+		default:
+			v.Projected.Sources = overlaySources(after)
 		}
 	}
-	return changed
+	return true
 }
 
 // NodeAgent returns the account of the node agents with its permissions, and
-// their DaemonSet, which needs it. key is the generation of the overlay's key.
-func NodeAgent(image string, key int32) (account []Object, daemonSet *appsv1.DaemonSet) {
+// their DaemonSet, which needs it. keys are the generations of the overlay's keys.
+func NodeAgent(image string, keys []int32) (account []Object, daemonSet *appsv1.DaemonSet) {
 	labels := componentLabels("node")
 	account = accountFor(v1alpha1.NodeAgentName, v1alpha1.NodeAgentName, labels,
 		[]rbacv1.PolicyRule{
@@ -255,7 +300,7 @@ func NodeAgent(image string, key int32) (account []Object, daemonSet *appsv1.Dae
 		},
 	}
 	mountAccount(&daemonSet.Spec.Template.Spec)
-	mountOverlayKey(&daemonSet.Spec.Template.Spec, key)
+	mountOverlayKeys(&daemonSet.Spec.Template.Spec, keys...)
 	return account, daemonSet
 }
 
@@ -266,7 +311,7 @@ type Gateway struct {
 	Plane   int32
 	Image   string
 	Role    v1alpha1.Role
-	// OverlayKey is the generation of the key of the cluster's overlay.
+	// OverlayKey is the generation of the overlay's key that its links have.
 	OverlayKey int32
 	// WireGuard decides whether the pod gets /dev/net/tun.
 	WireGuard v1alpha1.WireGuardBackend
@@ -275,6 +320,9 @@ type Gateway struct {
 	// PresharedKey says which Secret has the tunnel's pre-shared key, from 1; 0 if there is
 	// none.
 	PresharedKey int32
+	// Temporary is a gateway that takes the place of another one while that is replaced. It may run on
+	// the same node.
+	Temporary bool
 	// Port is the UDP port of the tunnel in the pod.
 	Port uint16
 	// Planes is how many planes the peering has.
@@ -308,6 +356,21 @@ func (g Gateway) PresharedSecret(key []byte) *corev1.Secret {
 	return g.secret(g.PresharedSecretName(), data)
 }
 
+// MountedBy says whether a pod of the gateway has the keys that it is to have.
+func (g Gateway) MountedBy(pod *corev1.Pod) bool {
+	mounted := map[string]string{}
+	for _, v := range pod.Spec.Volumes {
+		if v.Secret != nil {
+			mounted[v.Name] = v.Secret.SecretName
+		}
+	}
+	preshared := ""
+	if g.PresharedKey > 0 {
+		preshared = g.PresharedSecretName()
+	}
+	return mounted[volumeKeys] == g.SecretName() && mounted[volumePreshared] == preshared
+}
+
 func (g Gateway) secret(name string, data map[string][]byte) *corev1.Secret {
 	return &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
@@ -325,8 +388,8 @@ func (g Gateway) mountPresharedKey(pod *corev1.PodSpec) {
 	}
 	c := &pod.Containers[0]
 	c.Args = append(c.Args, "--preshared-key="+path.Join(PresharedDir, v1alpha1.KeyFilePreshared))
-	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "preshared", MountPath: PresharedDir, ReadOnly: true})
-	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "preshared", VolumeSource: corev1.VolumeSource{
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volumePreshared, MountPath: PresharedDir, ReadOnly: true})
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volumePreshared, VolumeSource: corev1.VolumeSource{
 		Secret: &corev1.SecretVolumeSource{SecretName: g.PresharedSecretName(), DefaultMode: new(int32(0o400))},
 	}})
 }
@@ -409,12 +472,15 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 }
 
 func (g Gateway) deployment() *appsv1.Deployment {
-	labels := g.Labels()
+	labels, podLabels := g.Labels(), g.Labels()
+	if g.Temporary {
+		podLabels[v1alpha1.LabelTemporary] = ""
+	}
 	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+strconv.Itoa(int(g.Plane)), "--key-dir="+KeyDir)
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
 	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}}
-	container.VolumeMounts = []corev1.VolumeMount{{Name: "keys", MountPath: KeyDir, ReadOnly: true}}
-	volumes := []corev1.Volume{{Name: "keys", VolumeSource: corev1.VolumeSource{
+	container.VolumeMounts = []corev1.VolumeMount{{Name: volumeKeys, MountPath: KeyDir, ReadOnly: true}}
+	volumes := []corev1.Volume{{Name: volumeKeys, VolumeSource: corev1.VolumeSource{
 		Secret: &corev1.SecretVolumeSource{SecretName: g.SecretName(), DefaultMode: new(int32(0o400))},
 	}}}
 	if g.WireGuard == "userspace" {
@@ -437,7 +503,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 				RollingUpdate: &appsv1.RollingUpdateDeployment{MaxSurge: new(intstr.FromInt32(0)), MaxUnavailable: new(intstr.FromInt32(1))},
 			},
 			Template: corev1.PodTemplateSpec{
-				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				ObjectMeta: metav1.ObjectMeta{Labels: podLabels},
 				Spec: corev1.PodSpec{
 					ServiceAccountName: g.Name(),
 					PriorityClassName:  clusterCritical,
@@ -452,7 +518,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 		},
 	}
 	mountAccount(&deployment.Spec.Template.Spec)
-	mountOverlayKey(&deployment.Spec.Template.Spec, g.OverlayKey)
+	mountOverlayKeys(&deployment.Spec.Template.Spec, g.OverlayKey)
 	g.mountPresharedKey(&deployment.Spec.Template.Spec)
 	return deployment
 }
@@ -569,16 +635,23 @@ func (g Gateway) affinity() *corev1.Affinity {
 			{Key: controlPlane, Operator: corev1.NodeSelectorOpDoesNotExist},
 		}},
 	}}
-	// Those of the same plane are left out: one that is ending must not keep the next one off its node.
+	// Those of the same plane are left out: one that is ending must not keep the next one off its node. So
+	// are temporary ones.
 	others := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
 		{Key: v1alpha1.LabelPeering, Operator: metav1.LabelSelectorOpIn, Values: []string{g.Peering}},
 		{Key: v1alpha1.LabelPlane, Operator: metav1.LabelSelectorOpNotIn, Values: []string{strconv.Itoa(int(g.Plane))}},
+		{Key: v1alpha1.LabelTemporary, Operator: metav1.LabelSelectorOpDoesNotExist},
 	}}
+	elsewhere := func(weight int32, topology string) corev1.WeightedPodAffinityTerm {
+		return corev1.WeightedPodAffinityTerm{Weight: weight, PodAffinityTerm: corev1.PodAffinityTerm{LabelSelector: others, TopologyKey: topology}}
+	}
 	a.PodAntiAffinity = &corev1.PodAntiAffinity{
-		RequiredDuringSchedulingIgnoredDuringExecution: []corev1.PodAffinityTerm{{LabelSelector: others, TopologyKey: corev1.LabelHostname}},
-		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{{
-			Weight: 50, PodAffinityTerm: corev1.PodAffinityTerm{LabelSelector: others, TopologyKey: corev1.LabelTopologyZone},
-		}},
+		PreferredDuringSchedulingIgnoredDuringExecution: []corev1.WeightedPodAffinityTerm{elsewhere(50, corev1.LabelTopologyZone)},
+	}
+	if p := a.PodAntiAffinity; g.Temporary {
+		p.PreferredDuringSchedulingIgnoredDuringExecution = append(p.PreferredDuringSchedulingIgnoredDuringExecution, elsewhere(100, corev1.LabelHostname))
+	} else {
+		p.RequiredDuringSchedulingIgnoredDuringExecution = []corev1.PodAffinityTerm{{LabelSelector: others, TopologyKey: corev1.LabelHostname}}
 	}
 	return a
 }

@@ -53,7 +53,7 @@ func all(t *testing.T) []Object {
 	for _, crd := range crds {
 		out = append(out, crd)
 	}
-	account, daemonSet := NodeAgent("registry/image:1", 1)
+	account, daemonSet := NodeAgent("registry/image:1", []int32{1})
 	out = append(append(out, account...), daemonSet)
 	for _, g := range gateways() {
 		account, deployment := g.Objects()
@@ -372,7 +372,7 @@ func TestDefect1_28_Priority(t *testing.T) {
 
 // Agents have a limit of memory, which Go's runtime knows of before it is reached.
 func TestSecurity_21_LimitOfMemory(t *testing.T) {
-	_, daemonSet := NodeAgent("image", 1)
+	_, daemonSet := NodeAgent("image", []int32{1})
 	_, deployment := Gateway{Peering: "b"}.Objects()
 	for _, c := range []corev1.Container{daemonSet.Spec.Template.Spec.Containers[0], deployment.Spec.Template.Spec.Containers[0]} {
 		limit, request := c.Resources.Limits.Memory().Value(), c.Resources.Requests.Memory().Value()

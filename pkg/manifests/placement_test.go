@@ -44,7 +44,7 @@ func TestSecurity_08_GatewaysOnNodesOfTheirOwn(t *testing.T) {
 	if diff := cmp.Diff(required(anywhere), required(pod(&v1alpha1.GatewayPlacement{}))); diff != "" {
 		t.Errorf("nothing chosen:\n%s", diff)
 	}
-	_, agents := manifests.NodeAgent("image", 1)
+	_, agents := manifests.NodeAgent("image", []int32{1})
 	if diff := cmp.Diff([]corev1.Toleration{{Operator: corev1.TolerationOpExists}}, agents.Spec.Template.Spec.Tolerations); diff != "" {
 		t.Errorf("node agents do not run on all nodes of gateways:\n%s", diff)
 	}
@@ -53,26 +53,45 @@ func TestSecurity_08_GatewaysOnNodesOfTheirOwn(t *testing.T) {
 // Another key of the overlay is in another Secret: a kubelet goes on with an immutable one
 // while a pod has it.
 func TestSecurity_08_AnotherKeyIsAnotherSecret(t *testing.T) {
-	_, agents := manifests.NodeAgent("image", 7)
+	_, agents := manifests.NodeAgent("image", []int32{7})
 	_, gateway := manifests.Gateway{Peering: "b", OverlayKey: 7, PresharedKey: 1}.Objects()
 	for name, pod := range map[string]*corev1.PodSpec{"node agents": &agents.Spec.Template.Spec, "gateway": &gateway.Spec.Template.Spec} {
-		secrets := func() (out []string) {
-			for _, v := range pod.Volumes {
-				if v.Secret != nil && manifests.OverlayGeneration(v.Secret.SecretName) > 0 {
-					out = append(out, v.Secret.SecretName)
-				}
-			}
-			return out
-		}
-		if got := secrets(); len(got) != 1 || got[0] != manifests.OverlaySecret(7, nil).Name {
-			t.Errorf("%s have %v", name, got)
+		if diff := cmp.Diff([]int32{7}, manifests.OverlayKeys(pod)); diff != "" {
+			t.Errorf("%s: %s", name, diff)
 		}
 		volumes := len(pod.Volumes)
-		if manifests.ChangeOverlayKey(pod, 7) || manifests.ChangeOverlayKey(pod, 6) || !manifests.ChangeOverlayKey(pod, 8) || len(pod.Volumes) != volumes {
+		if manifests.RetireOverlayKeys(pod, 7) || manifests.RetireOverlayKeys(pod, 6) || !manifests.RetireOverlayKeys(pod, 8) || len(pod.Volumes) != volumes {
 			t.Errorf("%s are not changed, or in vain", name)
 		}
-		if got := secrets(); len(got) != 1 || got[0] != manifests.OverlaySecret(8, nil).Name {
-			t.Errorf("%s have %v after the change", name, got)
+		if diff := cmp.Diff([]int32{8}, manifests.OverlayKeys(pod)); diff != "" {
+			t.Errorf("%s after the change: %s", name, diff)
+		}
+	}
+}
+
+// An agent may have several keys, of which the earlier ones are taken away. Those of a version that knew
+// one file only get the next one in the same place.
+func TestRetireOverlayKeys(t *testing.T) {
+	_, several := manifests.NodeAgent("image", []int32{3, 5, 6})
+	former := &corev1.PodSpec{Volumes: []corev1.Volume{
+		{Name: "overlay", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "liqonet-overlay-3"}}},
+	}}
+	for _, tt := range []struct {
+		pod   *corev1.PodSpec
+		least int32
+		want  []int32
+	}{
+		{&several.Spec.Template.Spec, 3, []int32{3, 5, 6}},
+		{&several.Spec.Template.Spec, 4, []int32{5, 6}},
+		{&several.Spec.Template.Spec, 7, []int32{7}},
+		{former, 3, []int32{3}},
+		{former, 4, []int32{4}},
+	} {
+		before := len(manifests.OverlayKeys(tt.pod))
+		changed := manifests.RetireOverlayKeys(tt.pod, tt.least)
+		got := manifests.OverlayKeys(tt.pod)
+		if diff := cmp.Diff(tt.want, got); diff != "" || changed != (tt.least != 3) || before == 0 {
+			t.Errorf("at least %d: changed %t\n%s", tt.least, changed, diff)
 		}
 	}
 }

@@ -5,8 +5,11 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"net/netip"
 	"os"
+	"path/filepath"
+	"strconv"
 )
 
 // KeyBytes is the length of a Key.
@@ -18,16 +21,49 @@ const KeyBytes = 32
 // which anybody on the nodes' network may forge, let nobody in.
 type Key [KeyBytes]byte
 
-// ReadKey reads it from a file.
-func ReadKey(file string) (Key, error) {
-	b, err := os.ReadFile(file)
+// Keys are those that an agent knows, by their generations. Links change their keys one after the
+// other, so an agent may need several.
+type Keys map[int32]Key
+
+// ReadKeys reads the keys in a directory, of which each file has the name of a generation. It
+// returns an error if there is none, or one that is no key.
+func ReadKeys(dir string) (Keys, error) {
+	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return Key{}, fmt.Errorf("read the overlay's key: %w", err)
+		return nil, fmt.Errorf("read the overlay's keys: %w", err)
 	}
-	if len(b) != KeyBytes {
-		return Key{}, fmt.Errorf("read the overlay's key: %s has %d bytes instead of %d", file, len(b), KeyBytes)
+	keys := Keys{}
+	for _, e := range entries {
+		generation, err := strconv.ParseInt(e.Name(), 10, 32)
+		if err != nil {
+			continue // a kubelet's own directories
+		}
+		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			return nil, fmt.Errorf("read the overlay's key: %w", err)
+		}
+		if len(b) != KeyBytes {
+			return nil, fmt.Errorf("read the overlay's key: %s has %d bytes instead of %d", e.Name(), len(b), KeyBytes)
+		}
+		keys[int32(generation)] = Key(b)
 	}
-	return Key(b), nil
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("read the overlay's keys: there is none in %s", dir)
+	}
+	return keys, nil
+}
+
+// Of is the key of a generation. Where that is not known, it is the oldest one: both ends of a link
+// whose key nobody has chosen have it, whatever newer ones other links have.
+func (k Keys) Of(generation int32) Key {
+	if key, ok := k[generation]; ok {
+		return key
+	}
+	oldest := int32(math.MaxInt32)
+	for g := range k {
+		oldest = min(oldest, g)
+	}
+	return k[oldest]
 }
 
 // MAC is an Ethernet address.

@@ -1,6 +1,7 @@
 package overlay_test
 
 import (
+	"bytes"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -29,17 +30,36 @@ func TestMAC(t *testing.T) {
 	}
 }
 
-func TestReadKey(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "key")
-	if _, err := overlay.ReadKey(file); err == nil {
-		t.Error("no error without a file")
-	}
-	for length, ok := range map[int]bool{0: false, 31: false, 32: true, 33: false} {
-		if err := os.WriteFile(file, make([]byte, length), 0o600); err != nil {
+func TestReadKeys(t *testing.T) {
+	dir := t.TempDir()
+	write := func(name string, length int) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, name), bytes.Repeat([]byte{byte(length + len(name))}, length), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := overlay.ReadKey(file); (err == nil) != ok {
+	}
+	if _, err := overlay.ReadKeys(filepath.Join(dir, "missing")); err == nil {
+		t.Error("no error without a directory")
+	}
+	write("..data", 3)
+	if _, err := overlay.ReadKeys(dir); err == nil {
+		t.Error("no error without a key")
+	}
+	for length, ok := range map[int]bool{0: false, 31: false, 32: true, 33: false} {
+		write("7", length)
+		if _, err := overlay.ReadKeys(dir); (err == nil) != ok {
 			t.Errorf("%d bytes: %v", length, err)
+		}
+	}
+	write("7", 32)
+	write("10", 32)
+	keys, err := overlay.ReadKeys(dir)
+	if err != nil || len(keys) != 2 || keys[7] == keys[10] {
+		t.Fatal(keys, err)
+	}
+	for generation, want := range map[int32]int32{7: 7, 10: 10, 0: 7, 8: 7, 11: 7} {
+		if keys.Of(generation) != keys[want] {
+			t.Errorf("of generation %d it is not the key of %d", generation, want)
 		}
 	}
 }

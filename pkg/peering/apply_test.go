@@ -47,7 +47,7 @@ func house(t *testing.T, peers ...string) []client.Object {
 	for _, crd := range crds {
 		objs = append(objs, crd)
 	}
-	account, daemonSet := manifests.NodeAgent("image", 1)
+	account, daemonSet := manifests.NodeAgent("image", []int32{1})
 	objs = append(objs, ledgerOf(peers...), manifests.Namespace(), daemonSet, node("n1", true))
 	for _, o := range account {
 		objs = append(objs, o)
@@ -471,7 +471,7 @@ func TestPermissionsToGive(t *testing.T) {
 		p.namespace = ""
 		have[p] = true
 	}
-	node, _ := manifests.NodeAgent("image", 1)
+	node, _ := manifests.NodeAgent("image", []int32{1})
 	gateway, _ := manifests.Gateway{Peering: "b", Image: "image"}.Objects()
 	for _, obj := range append(node, gateway...) {
 		role, ok := obj.(*rbacv1.ClusterRole)
@@ -531,14 +531,14 @@ func TestDefect1_21_RestartKeepsAnnotationsOfOthers(t *testing.T) {
 	_, deployment := manifests.Gateway{Peering: "b", Image: "image", KeyGeneration: 1, OverlayKey: 1}.Objects()
 	deployment.Spec.Template.Annotations = map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
 	c := newCluster(t, "a", interceptor.Funcs{}, deployment)
-	if err := c.changeOverlayKey(t.Context(), 2); err != nil {
+	if err := c.retireOverlayKeys(t.Context(), 2); err != nil {
 		t.Fatal(err)
 	}
 	live := &appsv1.Deployment{}
 	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(deployment), live); err != nil {
 		t.Fatal(err)
 	}
-	if manifests.ChangeOverlayKey(&live.Spec.Template.Spec, 2) || live.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] == "" {
+	if manifests.RetireOverlayKeys(&live.Spec.Template.Spec, 2) || live.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] == "" {
 		t.Errorf("the pods are %+v", live.Spec.Template)
 	}
 }

@@ -137,7 +137,7 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 	})
 	// Nobody is given a new key before the ledger says who knows the one before.
 	if s.facts.InstalledImage == "" && key.Generation == plan.OverlayKey(s.facts.Ledger) {
-		g.Go(func() error { return s.applyAgents(gctx, planned.Image, key.Generation, false) })
+		g.Go(func() error { return s.applyAgents(gctx, planned.Image, planned.OverlayKeys, key.Generation, false) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
@@ -146,18 +146,18 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 	if err := s.journal.start(ctx, entry.Name, claim); err != nil {
 		return err
 	}
-	if err := s.applyAgents(ctx, planned.Image, generation, s.agentsWork()); err != nil {
+	if err := s.applyAgents(ctx, planned.Image, planned.OverlayKeys, generation, s.agentsWork()); err != nil {
 		return err
 	}
 	s.facts.HasOverlayKey = true
-	return s.retireOverlayKeys(ctx, key, generation)
+	return s.forgetOverlayKeys(ctx, key, generation)
 }
 
 // applyAgents applies the objects of the node agents. The namespace comes first;
 // and without its account the controller's first attempt to make pods fails, and
-// it waits before the second. key is the generation of the overlay's key. Where agents do
-// their work, their DaemonSet is left for later.
-func (s *side) applyAgents(ctx context.Context, image string, key int32, working bool) error {
+// it waits before the second. They are given these keys of the overlay, but none before the generation
+// that is the least. Where agents do their work, their DaemonSet is left for later.
+func (s *side) applyAgents(ctx context.Context, image string, keys []int32, least int32, working bool) error {
 	if err := s.checkNamespace(ctx); err != nil {
 		return err
 	}
@@ -166,10 +166,16 @@ func (s *side) applyAgents(ctx context.Context, image string, key int32, working
 			return uninstallingIfTerminating(err)
 		}
 	}
-	if err := s.ensureOverlayKey(ctx, key); err != nil {
-		return uninstallingIfTerminating(err)
+	account, daemonSet := manifests.NodeAgent(image, keys)
+	manifests.RetireOverlayKeys(&daemonSet.Spec.Template.Spec, least)
+	for _, generation := range manifests.OverlayKeys(&daemonSet.Spec.Template.Spec) {
+		if err := s.ensureOverlayKey(ctx, generation); err != nil {
+			return uninstallingIfTerminating(err)
+		}
 	}
-	account, daemonSet := manifests.NodeAgent(image, key)
+	if err := s.retireOverlayKeys(ctx, least); err != nil {
+		return err
+	}
 	if err := s.apply(ctx, account...); err != nil {
 		return uninstallingIfTerminating(err)
 	}

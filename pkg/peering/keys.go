@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -49,7 +50,7 @@ func (s *side) ensureKey(ctx context.Context, g manifests.Gateway) error {
 		}
 		if err == nil {
 			facts := s.facts.Planes[g.Plane]
-			facts.KeyGeneration, facts.PublicKey = g.KeyGeneration, publicOf(key)
+			facts.KeyGeneration, facts.PublicKey, facts.KeyTime = g.KeyGeneration, publicOf(key.value), key.made
 			s.facts.Planes[g.Plane] = facts
 		}
 		return err
@@ -77,8 +78,7 @@ func (c *Cluster) notMounted(ctx context.Context, secret string) error {
 	return nil
 }
 
-// ensureOverlayKey makes the overlay's key of a generation, if there is none, and has all
-// agents that are there take it.
+// ensureOverlayKey makes the overlay's key of a generation, if there is none.
 func (s *side) ensureOverlayKey(ctx context.Context, generation int32) error {
 	_, isNew, err := s.ensureSecret(ctx, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile, func() (*corev1.Secret, error) {
 		key := make([]byte, keyBytes)
@@ -88,16 +88,12 @@ func (s *side) ensureOverlayKey(ctx context.Context, generation int32) error {
 	if isNew {
 		s.hasChanged("key of the overlay")
 	}
-	if err != nil {
-		return err
-	}
-	return s.changeOverlayKey(ctx, generation)
+	return err
 }
 
-// changeOverlayKey has all agents that are there, of all peerings, take the overlay's key of a
-// generation, unless they have it, or that of a command that came later. It is not put back if
-// the command fails: who has left must not know the key.
-func (c *Cluster) changeOverlayKey(ctx context.Context, generation int32) error {
+// retireOverlayKeys takes the overlay's keys before a generation from all agents that are there, of all peerings. It
+// is not put back if the command fails: who has left must not know the key.
+func (c *Cluster) retireOverlayKeys(ctx context.Context, generation int32) error {
 	return retryOnConflict(func() error {
 		for _, list := range []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}} {
 			objs, err := c.ours(ctx, list, nil)
@@ -106,7 +102,7 @@ func (c *Cluster) changeOverlayKey(ctx context.Context, generation int32) error 
 			}
 			for _, obj := range objs {
 				before, pod := obj.DeepCopyObject().(client.Object), podOf(obj)
-				if !manifests.ChangeOverlayKey(pod, generation) {
+				if !manifests.RetireOverlayKeys(pod, generation) {
 					continue
 				}
 				patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
@@ -119,12 +115,12 @@ func (c *Cluster) changeOverlayKey(ctx context.Context, generation int32) error 
 	})
 }
 
-// takeCurrentKey has a pod that is about to be applied take the overlay's key that the ledger
+// takeCurrentKey has a pod that is about to be applied take no key of the overlay before the one that the ledger
 // names now: another command may have made a new one since the plan.
 func (c *Cluster) takeCurrentKey(ctx context.Context, pod *corev1.PodSpec) error {
 	cn, err := c.ledger(ctx)
 	if cn != nil {
-		manifests.ChangeOverlayKey(pod, plan.OverlayKey(cn))
+		manifests.RetireOverlayKeys(pod, plan.OverlayKey(cn))
 	}
 	return err
 }
@@ -137,9 +133,9 @@ func podOf(obj client.Object) *corev1.PodSpec {
 	return &obj.(*appsv1.Deployment).Spec.Template.Spec
 }
 
-// retireOverlayKeys deletes the overlay's keys before the planned one, if it is new, and
+// forgetOverlayKeys deletes the overlay's keys before the planned one, if it is new, and
 // notes that the nodes which have left know none any more.
-func (s *side) retireOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKey, generation int32) error {
+func (s *side) forgetOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKey, generation int32) error {
 	if planned.Generation == plan.OverlayKey(s.facts.Ledger) {
 		return nil
 	}
@@ -163,9 +159,15 @@ func (s *side) retireOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKe
 	return err
 }
 
+// secretKey is a key in a Secret of ours, and when that was made, by the clock of the API server.
+type secretKey struct {
+	value []byte
+	made  metav1.Time
+}
+
 // ensureSecret reads the key in a Secret of ours, or makes it. It is created and never
 // applied: whoever comes second reads the first one's.
-func (c *Cluster) ensureSecret(ctx context.Context, name, file string, generate func() (*corev1.Secret, error)) (key []byte, isNew bool, err error) {
+func (c *Cluster) ensureSecret(ctx context.Context, name, file string, generate func() (*corev1.Secret, error)) (key *secretKey, isNew bool, err error) {
 	for {
 		key, err = c.key(ctx, name, file)
 		if key != nil || err != nil {
@@ -175,10 +177,9 @@ func (c *Cluster) ensureSecret(ctx context.Context, name, file string, generate 
 		if err != nil {
 			return nil, false, err
 		}
-		key = secret.Data[file]
 		err = c.Client.Create(ctx, secret, client.FieldOwner(v1alpha1.FieldManager))
 		if !apierrors.IsAlreadyExists(err) {
-			return key, true, c.fail("create Secret "+name, err)
+			return &secretKey{secret.Data[file], secret.CreationTimestamp}, true, c.fail("create Secret "+name, err)
 		}
 	}
 }
@@ -186,7 +187,7 @@ func (c *Cluster) ensureSecret(ctx context.Context, name, file string, generate 
 // key reads the key in a Secret of ours, nil if there is none. Somebody else may have
 // made a Secret of that name before, and know what is in it. So it is refused if it is not
 // as we make it.
-func (c *Cluster) key(ctx context.Context, name, file string) ([]byte, error) {
+func (c *Cluster) key(ctx context.Context, name, file string) (*secretKey, error) {
 	secret, err := get[corev1.Secret](ctx, c, v1alpha1.Namespace, name)
 	if secret == nil {
 		return nil, err
@@ -198,7 +199,7 @@ func (c *Cluster) key(ctx context.Context, name, file string) ([]byte, error) {
 			Hint: fmt.Sprintf("find out who made it; then delete it, and run the command again, which makes a new one: %s -n %s delete secret %s", c.Kubectl, v1alpha1.Namespace, name),
 		}
 	}
-	return key, nil
+	return &secretKey{key, secret.CreationTimestamp}, nil
 }
 
 // keyIn is the key in a Secret, if it is one of ours.

@@ -91,16 +91,22 @@ func (c *Cluster) readAgents(ctx context.Context, f *plan.FactSheet) error {
 		for _, container := range ds.Spec.Template.Spec.Containers {
 			f.InstalledImage = container.Image // there is one
 		}
+		f.OverlayKeys = manifests.OverlayKeys(&ds.Spec.Template.Spec)
 	} else if gateways, err := c.ours(ctx, &appsv1.DeploymentList{}, nil); err != nil || len(gateways) == 0 {
 		return err // there need not be a key yet
 	}
-	generation := plan.OverlayKey(f.Ledger)
-	switch key, err := c.key(ctx, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile); {
-	case apierrors.IsForbidden(err):
-	case err != nil:
-		return err
-	case key == nil:
-		f.LostOverlayKey = generation
+	generations := f.OverlayKeys
+	if len(generations) == 0 {
+		generations = []int32{plan.OverlayKey(f.Ledger)}
+	}
+	for _, generation := range generations {
+		switch key, err := c.key(ctx, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile); {
+		case apierrors.IsForbidden(err):
+		case err != nil:
+			return err
+		case key == nil:
+			f.LostOverlayKey = generation
+		}
 	}
 	return nil
 }
@@ -126,7 +132,15 @@ func (c *Cluster) readPeering(ctx context.Context, name string, f *plan.FactShee
 	if f.Service, err = get[corev1.Service](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayService(name)); err != nil {
 		return err
 	}
-	for _, index := range f.PlaneIndexes() {
+	indexes := f.PlaneIndexes()
+	if f.Existing != nil {
+		for _, p := range f.Existing.Spec.Planes {
+			if p.Temporary {
+				indexes = append(indexes, p.Index)
+			}
+		}
+	}
+	for _, index := range indexes {
 		var plane plan.PlaneFacts
 		g := f.Gateway(name, index)
 		key, err := c.key(ctx, g.SecretName(), v1alpha1.KeyFilePrivate)
@@ -134,7 +148,7 @@ func (c *Cluster) readPeering(ctx context.Context, name string, f *plan.FactShee
 			return err
 		}
 		if key != nil {
-			plane.PublicKey = publicOf(key)
+			plane.PublicKey, plane.KeyTime = publicOf(key.value), key.made
 		}
 		named, _ := f.NamedPresharedKey(index)
 		if plane.PresharedKey, err = c.presharedKey(ctx, g, named); err != nil {

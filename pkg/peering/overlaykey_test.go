@@ -54,8 +54,8 @@ func (w *site) overlayKey(t *testing.T, name string) []byte {
 		}
 		for _, obj := range objs {
 			agents++
-			if !slices.ContainsFunc(podOf(obj).Volumes, func(v corev1.Volume) bool { return v.Secret != nil && v.Secret.SecretName == name }) {
-				t.Errorf("%s of %s does not mount %s", describe(obj), w.Name, name)
+			if keys := manifests.OverlayKeys(podOf(obj)); len(keys) != 1 || manifests.OverlaySecretName(keys[0]) != name {
+				t.Errorf("%s of %s mounts the keys %v, want %s", describe(obj), w.Name, keys, name)
 			}
 		}
 	}

@@ -62,7 +62,7 @@ func (s *side) ensurePresharedKey(ctx context.Context, plane int32, peer *side, 
 		if isNew {
 			s.hasChanged("pre-shared key")
 		}
-		if errors.Is(err, errMounted) || err == nil && key != nil && !bytes.Equal(got, key) {
+		if errors.Is(err, errMounted) || err == nil && key != nil && !bytes.Equal(got.value, key) {
 			g.PresharedKey++
 			continue
 		}
@@ -70,9 +70,9 @@ func (s *side) ensurePresharedKey(ctx context.Context, plane int32, peer *side, 
 			return nil, err
 		}
 		facts := s.facts.Planes[plane]
-		facts.PresharedKey = v1alpha1.PresharedKey{Generation: g.PresharedKey, Fingerprint: plan.Fingerprint(got)}
+		facts.PresharedKey = v1alpha1.PresharedKey{Generation: g.PresharedKey, Fingerprint: plan.Fingerprint(got.value)}
 		s.facts.Planes[plane] = facts
-		return got, nil
+		return got.value, nil
 	}
 }
 
@@ -88,7 +88,7 @@ func (c *Cluster) presharedKey(ctx context.Context, g manifests.Gateway, named v
 		return named, nil
 	case err != nil:
 		return named, err
-	case key == nil || plan.Fingerprint(key) != named.Fingerprint:
+	case key == nil || plan.Fingerprint(key.value) != named.Fingerprint:
 		return v1alpha1.PresharedKey{}, nil
 	}
 	return named, nil

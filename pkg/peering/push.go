@@ -52,6 +52,11 @@ func (p *run) push(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return p.pushPeerings(ctx)
+}
+
+// pushPeerings applies both Peerings, when it is known where the server's gateways are called.
+func (p *run) pushPeerings(ctx context.Context) error {
 	server := p.sides[p.plan.Server()]
 	endpoints, err := server.gatewayEndpoints(ctx, p.planOf(server))
 	if err != nil {

@@ -46,6 +46,8 @@ type site struct {
 	late, holder string
 	// writes counts the command's writes; the one with the number failing fails.
 	writes, failing int
+	// deadFrom is the write from which on all fail, 0 if none does.
+	deadFrom int
 	// readOnly refuses every write.
 	readOnly  bool
 	nodePorts map[string]int32
@@ -102,7 +104,7 @@ func (w *site) write(what string) error {
 		return apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource("things").GroupResource(), what, errors.New("read only"))
 	}
 	w.writes++
-	if w.writes == w.failing {
+	if w.writes == w.failing || w.deadFrom > 0 && w.writes >= w.deadFrom {
 		return fmt.Errorf("%s: %w", what, errInjected)
 	}
 	return nil

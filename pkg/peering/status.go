@@ -79,6 +79,8 @@ type PlaneView struct {
 	// PublicKey is that of the gateway, of the key generation that it uses.
 	PublicKey     string `json:"publicKey,omitempty"`
 	KeyGeneration int32  `json:"keyGeneration,omitempty"`
+	// KeyAge is how old the gateway's key is, in seconds. Nil if that is not known.
+	KeyAge *int64 `json:"keyAgeSeconds,omitempty"`
 	// Service exposes the gateway; empty on a client.
 	Service string `json:"service,omitempty"`
 	// Endpoints are where the peer's gateway is called; empty on a server.
@@ -233,7 +235,7 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 	}
 	var messages, problems, partly, conflicts []string
 	for i := range p.Spec.Planes {
-		plane, state := planeView(p, &p.Spec.Planes[i], beats)
+		plane, state := planeView(p, &p.Spec.Planes[i], beats, c.Now())
 		v.Planes = append(v.Planes, plane)
 		if state == Connected || state == Disconnected && v.State == Unknown {
 			v.State = state
@@ -304,10 +306,13 @@ func firstOf(most int, all []string) string {
 
 // planeView is what is configured for one gateway, what it measures, and what state its
 // tunnel is in by that.
-func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats) (v PlaneView, state State) {
+func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats, now time.Time) (v PlaneView, state State) {
 	v = PlaneView{
 		Index: plane.Index, Role: string(plane.Role), Backend: string(plane.WireGuard), KeyGeneration: plane.KeyGeneration,
 		Service: plane.Service, Endpoints: plane.Endpoints,
+	}
+	if plane.KeyTime != nil {
+		v.KeyAge = new(int64(now.Sub(plane.KeyTime.Time).Seconds()))
 	}
 	s := p.PlaneStatus(plane.Index)
 	if s == nil {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -36,7 +37,9 @@ type FactSheet struct {
 	Existing *v1alpha1.Peering
 	// OtherPeerings are the Peerings with other peers.
 	OtherPeerings []v1alpha1.Peering
-	// LostOverlayKey is the generation of the overlay's key if its Secret is gone, 0 if not.
+	// OverlayKeys are the generations of the overlay's keys that node agents are given, LostOverlayKey one
+	// whose Secret is gone, 0 if there is none.
+	OverlayKeys    []int32
 	LostOverlayKey int32
 	// HasOverlayKey says that the agents have been given the key that the ledger names.
 	HasOverlayKey bool
@@ -53,6 +56,8 @@ type FactSheet struct {
 	// PodsConcluded says that, and from what, PodCIDRs were concluded; empty where an
 	// object of the cluster names them, or the user.
 	PodsConcluded string
+	// AddTemporary asks for a plane that packets take while the gateways of another one are replaced.
+	AddTemporary bool
 	// Overrides are what the user overrules.
 	Overrides Overrides
 }
@@ -65,9 +70,15 @@ type PlaneFacts struct {
 	KeyGeneration int32
 	// KeyUnreadable says that the user may not read Secrets.
 	KeyUnreadable bool
+	// KeyTime is when the gateway's key was made, by the clock of its API server.
+	KeyTime metav1.Time
 	// PresharedKey is the one that the gateway has, the zero value if it has none, or if
 	// the one that the Peering names is not there.
 	PresharedKey v1alpha1.PresharedKey
+	// OverlayKey is the generation of the overlay's key that the gateway's links are to have, 0 to decide.
+	OverlayKey int32
+	// RenewPresharedKey asks for another pre-shared key.
+	RenewPresharedKey bool
 }
 
 // Overrides are what the user may overrule for one cluster.
@@ -125,12 +136,14 @@ func (f *FactSheet) GivenEndpoints() []string {
 	return nil
 }
 
-// PlaneIndexes are the indexes of the planes that the cluster has gateways for: one, with
-// the index 0, while there is none.
+// PlaneIndexes are the indexes of the planes that the cluster has gateways for, without temporary ones: one,
+// with the index 0, while there is none.
 func (f *FactSheet) PlaneIndexes() (out []int32) {
 	if f.Existing != nil {
 		for _, p := range f.Existing.Spec.Planes {
-			out = append(out, p.Index)
+			if !p.Temporary {
+				out = append(out, p.Index)
+			}
 		}
 	}
 	if len(out) == 0 {

@@ -10,8 +10,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// OverlayKey is the generation of the key that a cluster's overlay has: the first one where
-// no ledger says.
+// OverlayKey is the generation of the key that a cluster's overlay has at least: the first one where
+// no ledger says. Links may have later ones.
 func OverlayKey(cn *v1alpha1.ClusterNetwork) int32 {
 	if cn == nil {
 		return 1
@@ -69,18 +69,63 @@ func (f *FactSheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 		}
 	}
 	gone := Departed(cn, there)
+	next := max(key.Generation, slices.Max(append([]int32{0}, f.OverlayKeys...))) + 1
 	switch {
 	case len(gone) > 0:
-		key.Generation++
+		key.Generation = next
 		reason = fmt.Sprintf("a new one: nodes that know the one before have left, %d in number", len(gone))
-	case f.LostOverlayKey == key.Generation:
-		key.Generation++
+	case f.LostOverlayKey > 0:
+		key.Generation = next
 		reason = "a new one: the Secret with the one before is gone"
 	case f.InstalledImage == "":
 		reason = "made during the run, and never shown"
 	}
 	key.Nodes = union(without(key.Nodes, gone), agents)
 	return key, reason
+}
+
+// givenOverlayKeys are those that node agents have and keep, the oldest one first: a new key of the ledger's takes the
+// place of all before it.
+func (f *FactSheet) givenOverlayKeys(least int32) []int32 {
+	out := slices.DeleteFunc(slices.Clone(f.OverlayKeys), func(g int32) bool { return g < least })
+	if len(out) == 0 {
+		return []int32{least}
+	}
+	return out
+}
+
+// linkKey is the generation of the overlay's key that the links of a plane's gateway have: as before, as
+// long as the ledger does not ask for a later one.
+func (f *FactSheet) linkKey(plane, least int32) int32 {
+	given := f.givenOverlayKeys(least)
+	if wanted := f.Planes[plane].OverlayKey; wanted > 0 {
+		return max(wanted, least)
+	}
+	if f.Existing == nil || f.Existing.Plane(plane) == nil {
+		return given[len(given)-1]
+	}
+	if named := f.Existing.Plane(plane).OverlayKey; slices.Contains(given, named) {
+		return named
+	}
+	return given[0] // as agents do
+}
+
+// overlayKeys are the generations that node agents are given: those that they have, and those of the links
+// of this peering and of others.
+func (c *ClusterPlan) overlayKeys(own *FactSheet) []int32 {
+	least := OverlayKey(c.Ledger)
+	keys := sets.New(own.givenOverlayKeys(least)...)
+	for _, g := range c.Gateways {
+		keys.Insert(g.OverlayKey)
+	}
+	for _, p := range own.OtherPeerings {
+		for _, plane := range p.Spec.Planes {
+			if plane.OverlayKey > least {
+				keys.Insert(plane.OverlayKey)
+			}
+		}
+	}
+	return sets.List(keys)
 }
 
 // planOverlayKey writes the key into the ledger as it will be.
@@ -107,11 +152,13 @@ func (c *ClusterPlan) planOldOverlayKey(own *FactSheet) {
 			})
 		}
 	}
-	if own.LostOverlayKey != before {
-		c.Objects = append(c.Objects, ObjectPlan{
-			Action: Delete, APIVersion: "v1", Kind: "Secret", Namespace: v1alpha1.Namespace, Name: manifests.OverlaySecretName(before),
-			Reason: "a node that has left knows the key",
-		})
+	for _, g := range own.givenOverlayKeys(before) {
+		if g != own.LostOverlayKey {
+			c.Objects = append(c.Objects, ObjectPlan{
+				Action: Delete, APIVersion: "v1", Kind: "Secret", Namespace: v1alpha1.Namespace, Name: manifests.OverlaySecretName(g),
+				Reason: "a node that has left knows the key",
+			})
+		}
 	}
 }
 

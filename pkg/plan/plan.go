@@ -56,6 +56,8 @@ type ClusterPlan struct {
 	Ledger *v1alpha1.ClusterNetwork `json:"-"`
 	// Gateways are in the order of their planes.
 	Gateways []GatewayPlan `json:"-"`
+	// OverlayKeys are the generations of the overlay's keys that node agents are given.
+	OverlayKeys []int32 `json:"-"`
 	// Service exposes the gateways of a server, nil for clients.
 	Service *corev1.Service `json:"-"`
 	// StaleService is one of an earlier role that is to be deleted.
@@ -272,8 +274,12 @@ func (c *ClusterPlan) planLedger(own, peer *FactSheet) error {
 func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 	entry := Allocation(own.Ledger, peer.ClusterID)
 	c.Choices = append(append(c.Choices, d.role, d.planesBy, d.overlay, d.wireguard, own.image()), d.placed...)
+	planes := d.planes
+	if temporary, is := d.temporary(own); is {
+		planes = append(slices.Clone(planes), temporary)
+	}
 	if c.Role == v1alpha1.Server {
-		c.Service = manifests.GatewayService(entry.Name, corev1.ServiceType(d.serviceType.Value), gatewayPort, d.planes)
+		c.Service = manifests.GatewayService(entry.Name, corev1.ServiceType(d.serviceType.Value), gatewayPort, planes)
 		c.Service.Spec.Ports[0].NodePort = own.Overrides.NodePort
 		c.Service.Annotations[AnnotationEndpoints] = strings.Join(own.GivenEndpoints(), ",")
 	} else {
@@ -282,10 +288,10 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 	if len(d.planes) > 1 {
 		c.Budget = manifests.GatewayBudget(entry.Name)
 	}
-	for _, plane := range d.planes {
+	for _, plane := range planes {
 		g := GatewayPlan{Gateway: manifests.Gateway{
-			Peering: entry.Name, Plane: plane, Image: c.Image, Role: c.Role, OverlayKey: OverlayKey(own.Ledger), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value),
-			KeyGeneration: own.keyGeneration(plane), Port: gatewayPort, Planes: len(d.planes), Placement: d.placement,
+			Peering: entry.Name, Plane: plane, Image: c.Image, Role: c.Role, OverlayKey: own.linkKey(plane, OverlayKey(own.Ledger)), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value),
+			KeyGeneration: own.keyGeneration(plane), Port: gatewayPort, Planes: len(d.planes), Placement: d.placement, Temporary: !slices.Contains(d.planes, plane),
 		}}
 		address, _ := gatewayAddress(own.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
 		c.Choices = append(c.Choices, Statement{What: "overlay address of the gateway", Value: address.String(), Reason: "by the index, from the end of the overlay's range"})
@@ -300,6 +306,7 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 		}
 		c.Gateways = append(c.Gateways, g)
 	}
+	c.OverlayKeys = c.overlayKeys(own)
 	c.Choices = append(c.Choices,
 		Statement{What: "address and node of the gateway's pod", Value: "<given by the cluster>", Reason: "the pod is not there before the run", DuringRun: true},
 		Statement{What: "MTU", Value: "<agreed by the gateways>", Reason: "they measure what both clusters can carry", DuringRun: true},
@@ -333,11 +340,12 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 	for _, crd := range crds {
 		add("the API in which is written what was decided", crd)
 	}
-	key := OverlayKey(c.Ledger)
-	account, daemonSet := manifests.NodeAgent(c.Image, key)
+	account, daemonSet := manifests.NodeAgent(c.Image, c.OverlayKeys)
 	add("for the agents", manifests.Namespace())
 	add("lets the agents have the priority of what a node cannot do without", manifests.CriticalPods())
-	add("the key that keeps others out of the overlay; made once, and never shown", manifests.OverlaySecret(key, nil))
+	for _, key := range c.OverlayKeys {
+		add("the key that keeps others out of the overlay; made once, and never shown", manifests.OverlaySecret(key, nil))
+	}
 	add("account and permissions of the node agents", account...)
 	add("a node agent on every Linux node", daemonSet)
 	add(fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), manifests.ClusterNetwork(c.Ledger.Spec))
@@ -370,9 +378,11 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 		add("the gateway to "+c.Peer, deployment)
 	}
 	add("what the gateways and the nodes of this cluster do", c.Peering)
-	for _, plane := range own.PlaneIndexes() {
-		if own.Existing != nil && c.Peering.Plane(plane) == nil {
-			remove("apps/v1", "Deployment", own.Gateway(c.Peering.Name, plane).Name(), "there is no such plane any more; its account, keys and Lease go with it")
+	if own.Existing != nil {
+		for _, plane := range own.Existing.Spec.Planes {
+			if c.Peering.Plane(plane.Index) == nil {
+				remove("apps/v1", "Deployment", own.Gateway(c.Peering.Name, plane.Index).Name(), "there is no such plane any more; its account, keys and Lease go with it")
+			}
 		}
 	}
 	c.planOldOverlayKey(own)

@@ -25,7 +25,7 @@ func choosePlanes(clusters [2]*FactSheet, placements [2]*v1alpha1.GatewayPlaceme
 	for i, f := range clusters {
 		carriers[i] = f.carriers(placements[i])
 	}
-	n, single := 1, oneEndpoint(clusters)
+	n, single := 1, OneEndpoint(clusters[0], clusters[1])
 	for _, f := range clusters {
 		if f.Existing != nil {
 			planes = append(planes, f.PlaneIndexes()...)
@@ -82,9 +82,9 @@ func checkPlanes(n int, clusters [2]*FactSheet, carriers [2][]string, single str
 	return nil
 }
 
-// oneEndpoint says why there can be one gateway only: the user names where it is called.
-func oneEndpoint(clusters [2]*FactSheet) string {
-	for _, f := range clusters {
+// OneEndpoint says why there can be one gateway only: the user names where it is called. Otherwise it is empty.
+func OneEndpoint(a, b *FactSheet) string {
+	for _, f := range []*FactSheet{a, b} {
 		if len(f.GivenEndpoints()) > 0 {
 			return "--endpoint names where one gateway of " + f.Name + " is called"
 		}
@@ -105,4 +105,16 @@ func (f *FactSheet) carriers(p *v1alpha1.GatewayPlacement) (out []string) {
 		}
 	}
 	return out
+}
+
+// temporary is the index of a plane that packets take while the gateways of others are replaced, if
+// there is to be one: the lowest that is free.
+func (d *decisions) temporary(own *FactSheet) (plane int32, is bool) {
+	if !own.AddTemporary {
+		return 0, false
+	}
+	for slices.Contains(d.planes, plane) {
+		plane++
+	}
+	return plane, plane < ipam.Planes
 }

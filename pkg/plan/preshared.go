@@ -19,12 +19,13 @@ func Fingerprint(key []byte) string {
 // are zero for a peering that works without: both gateways would have to start anew.
 func PresharedKeys(own, peer *FactSheet, plane int32) (ofOwn, ofPeer v1alpha1.PresharedKey) {
 	ofOwn, ofPeer = own.Planes[plane].PresharedKey, peer.Planes[plane].PresharedKey
-	if ofOwn.Fingerprint == ofPeer.Fingerprint && ofOwn.Fingerprint != "" {
+	renew := own.Planes[plane].RenewPresharedKey
+	if ofOwn.Fingerprint == ofPeer.Fingerprint && ofOwn.Fingerprint != "" && !renew {
 		return ofOwn, ofPeer
 	}
 	ownNamed, ownHas := own.NamedPresharedKey(plane)
 	peerNamed, peerHas := peer.NamedPresharedKey(plane)
-	if ownHas && peerHas && ownNamed.Generation == 0 && peerNamed.Generation == 0 {
+	if !renew && ownHas && peerHas && ownNamed.Generation == 0 && peerNamed.Generation == 0 {
 		return v1alpha1.PresharedKey{}, v1alpha1.PresharedKey{}
 	}
 	// A cluster that has lost its Peering may have the Secret of an earlier key still.
@@ -52,7 +53,7 @@ func (c *ClusterPlan) planPresharedKey(own, peer *FactSheet, g *GatewayPlan) Sta
 	s := Statement{What: "pre-shared key of the tunnel", Value: "Secret " + v1alpha1.Namespace + "/" + g.PresharedSecretName(), Reason: "as before"}
 	switch {
 	case g.PresharedKey == 0:
-		s.Value, s.Reason = "none", "the peering works without one; unpeer and peer gives it one"
+		s.Value, s.Reason = "none", "the peering works without one; rotate-keys gives it one"
 	case g.Preshared.Fingerprint == "":
 		s.Reason, s.DuringRun = "made during the run for both clusters, and never shown", true
 	}

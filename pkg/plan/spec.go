@@ -43,11 +43,14 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 		}
 		address, _ = nodes.Translate(address)
 		plane := v1alpha1.Plane{
-			Index: g.Plane, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration, RemoteAddress: v1alpha1.IP{Addr: address},
-			RemotePublicKey: fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, remote.SecretName(), peer.Name),
+			Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration, RemoteAddress: v1alpha1.IP{Addr: address},
+			OverlayKey: g.OverlayKey, RemotePublicKey: fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, remote.SecretName(), peer.Name),
 		}
 		if plane.PresharedKey = g.Preshared; g.PresharedKey > 0 && g.Preshared.Fingerprint == "" {
 			plane.PresharedKey.Fingerprint = fmt.Sprintf("<of the key in Secret %s/%s>", v1alpha1.Namespace, g.PresharedSecretName())
+		}
+		if made := own.Planes[g.Plane].KeyTime; !made.IsZero() {
+			plane.KeyTime = &made
 		}
 		if c.Service != nil {
 			plane.Service = c.Service.Name

@@ -78,7 +78,7 @@ func newProcess(t *testing.T, ns *netns.NS, api http.Handler, env []string, file
 	dir := t.TempDir()
 	all := map[string][]byte{
 		"token": []byte("token"), "ca.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
-		"key": bytes.Repeat([]byte{7}, overlay.KeyBytes),
+		"1": bytes.Repeat([]byte{7}, overlay.KeyBytes), // the overlay's
 	}
 	maps.Copy(all, files)
 	for name, content := range all {
@@ -94,7 +94,7 @@ func newProcess(t *testing.T, ns *netns.NS, api http.Handler, env []string, file
 	command := strings.ReplaceAll(program+" "+strings.Join(args, " "), "DIR", dir)
 	p := &process{
 		NS:     ns,
-		script: "mount -t tmpfs none /run; mkdir -p " + account + "; mount --bind " + dir + " " + account + "; exec " + command + " --overlay-key=" + dir + "/key",
+		script: "mount -t tmpfs none /run; mkdir -p " + account + "; mount --bind " + dir + " " + account + "; exec " + command + " --overlay-keys=" + dir,
 		env:    slices.Concat(os.Environ(), []string{"KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port}, env),
 	}
 	t.Cleanup(func() {

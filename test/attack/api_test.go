@@ -76,7 +76,7 @@ func newCluster(t *testing.T) *cluster {
 	for _, d := range definitions {
 		create(d)
 	}
-	account, _ := manifests.NodeAgent("image", 1)
+	account, _ := manifests.NodeAgent("image", []int32{1})
 	for _, peering := range []string{firstPeering, secondPeering} {
 		of, _ := manifests.Gateway{Peering: peering, Role: v1alpha1.Client, KeyGeneration: 1}.Objects()
 		account = append(account, of...)
@@ -157,7 +157,7 @@ func got(t *testing.T, err error) bool {
 // policy lets node agents write what is their own.
 func (c *cluster) policy() *defence {
 	binding := func() *admissionv1.ValidatingAdmissionPolicyBinding {
-		account, _ := manifests.NodeAgent("image", 1)
+		account, _ := manifests.NodeAgent("image", []int32{1})
 		return account[len(account)-1].(*admissionv1.ValidatingAdmissionPolicyBinding)
 	}
 	return &defence{

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -41,6 +42,9 @@ func RollOut(ctx context.Context, c client.Client, started metav1.Time, late str
 	if err := c.List(ctx, &deployments, client.InNamespace(v1alpha1.Namespace)); err != nil {
 		return err
 	}
+	if err := endGateways(ctx, c, deployments.Items); err != nil {
+		return err
+	}
 	for i := range deployments.Items {
 		d := &deployments.Items[i]
 		if d.Name == late {
@@ -58,6 +62,24 @@ func RollOut(ctx context.Context, c client.Client, started metav1.Time, late str
 			}
 		}
 		if err := runPod(ctx, c, d.Name+"-pod", "", d, &d.Spec.Template, started); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// endGateways deletes the pods of gateways whose Deployment is gone.
+func endGateways(ctx context.Context, c client.Client, deployments []appsv1.Deployment) error {
+	var pods corev1.PodList
+	if err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.HasLabels{v1alpha1.LabelPlane, labelName}); err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if slices.ContainsFunc(deployments, func(d appsv1.Deployment) bool { return d.Name+"-pod" == pod.Labels[labelName] }) {
+			continue
+		}
+		if err := ignored(c.Delete(ctx, pod)); err != nil {
 			return err
 		}
 	}

@@ -1,6 +1,10 @@
 package v1alpha1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // Peering is the relation to one remote cluster.
 //
@@ -211,6 +215,10 @@ type Plane struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=3
 	Index int32 `json:"index"`
+	// Temporary is a plane that packets take while the gateways of another one are replaced. The next command
+	// removes it.
+	// +optional
+	Temporary bool `json:"temporary,omitempty"`
 	// Role of this cluster's gateway.
 	Role Role `json:"role"`
 	// WireGuard is the backend of this cluster's gateway.
@@ -225,6 +233,16 @@ type Plane struct {
 	// peering was made by a version without.
 	// +optional
 	PresharedKey PresharedKey `json:"presharedKey,omitzero"`
+	// KeyTime is when this gateway's key was made, by the clock of its API server.
+	// +kubebuilder:validation:XValidation:rule="self < timestamp('9999-01-01T00:00:00Z')",message="a time must be as in 2026-01-01T00:00:00Z"
+	// +optional
+	KeyTime *metav1.Time `json:"keyTime,omitempty"`
+	// OverlayKey says which key of the overlay the links between this gateway and the nodes have: that of
+	// the Secret liqonet-overlay-GENERATION. 0 is the oldest one that agents have.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000000
+	// +optional
+	OverlayKey int32 `json:"overlayKey,omitempty"`
 	// Service is the name of the Service that exposes this cluster's gateway. Empty
 	// on a client.
 	// +kubebuilder:validation:MaxLength=63
@@ -271,7 +289,7 @@ type PeeringStatus struct {
 	// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() && self == oldSelf.value()",optionalOldSelf=true,message="spec.translation has it"
 	// +optional
 	Translation *Translation `json:"translation,omitempty"`
-	// Conditions are Connected, Degraded, and with several planes Redundant. The gateway of the plane
+	// Conditions are Connected, Degraded, KeysFresh, and with several planes Redundant. The gateway of the plane
 	// with the lowest index by which packets pass writes them.
 	// +listType=map
 	// +listMapKey=type
@@ -300,6 +318,9 @@ const (
 	// ConditionRedundant of a Peering with several planes is True while packets pass by more than
 	// one. Where it is False, the next failure ends all connections.
 	ConditionRedundant = "Redundant"
+	// ConditionKeysFresh of a Peering is True while no gateway of this cluster has a key that is older than
+	// MaxKeyAge.
+	ConditionKeysFresh = "KeysFresh"
 	// ConditionReady of a NodeNetwork is True while the node's kernel holds all that
 	// the Peerings ask for.
 	ConditionReady = "Ready"
@@ -320,6 +341,9 @@ type Translation struct {
 	// +optional
 	Remote []CIDRMapping `json:"remote,omitempty"`
 }
+
+// MaxKeyAge is how old gateways' keys may be until it is time for new ones.
+const MaxKeyAge = 90 * 24 * time.Hour
 
 // MaxMessage is how many characters a message in a status may have. It is part of what all
 // nodes are sent.

@@ -37,8 +37,7 @@ const (
 	// file where it is mounted.
 	KeyFilePreshared = "presharedkey"
 
-	// OverlayKeyFile is the name of the overlay's key in its Secret, and of the file where it is
-	// mounted.
+	// OverlayKeyFile is the name of the overlay's key in its Secret.
 	OverlayKeyFile = "key"
 
 	// LabelManagedBy with the value FieldManager is on every object of ours.
@@ -47,6 +46,8 @@ const (
 	LabelPeering = "liqonet.io/peering"
 	// LabelPlane has the plane's number on what belongs to one.
 	LabelPlane = "liqonet.io/plane"
+	// LabelTemporary is on the pods of gateways that are there while others are replaced.
+	LabelTemporary = "liqonet.io/temporary"
 	// AnnotationVersion has the version of the CLI that applied an object, and on a
 	// Lease the version of the agent that renews it.
 	AnnotationVersion = "liqonet.io/version"

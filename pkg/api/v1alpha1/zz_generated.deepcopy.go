@@ -612,6 +612,10 @@ func (in *PeeringStatus) DeepCopy() *PeeringStatus {
 func (in *Plane) DeepCopyInto(out *Plane) {
 	*out = *in
 	out.PresharedKey = in.PresharedKey
+	if in.KeyTime != nil {
+		in, out := &in.KeyTime, &out.KeyTime
+		*out = (*in).DeepCopy()
+	}
 	in.RemoteAddress.DeepCopyInto(&out.RemoteAddress)
 	if in.Endpoints != nil {
 		in, out := &in.Endpoints, &out.Endpoints

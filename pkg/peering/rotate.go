@@ -1,0 +1,414 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// Rotation says which keys of a peering are replaced.
+type Rotation struct {
+	// PresharedOnly leaves the gateways' own keys and those of the overlay as they are.
+	PresharedOnly bool
+}
+
+// rotation is one command that replaces keys.
+type rotation struct {
+	*run
+	Rotation
+	// peerings are the names of the Peerings, overlay the generations of the overlay's new keys, by the
+	// index of the side.
+	peerings [2]string
+	overlay  [2]int32
+}
+
+// Rotate gives a peering that works new keys, one plane after the other. Nodes are told to use another plane
+// before the gateways of one are replaced. Where there is one plane, another one is added meanwhile, unless the user
+// has named where the one gateway is called: then packets are lost until that runs again. A plane that
+// does not work with its new keys gets those before back. The former keys are deleted in the end.
+func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result, error) {
+	p := newRun(a, b, Options{}, r)
+	p.ticket = newTickets(1)[0]
+	for i, s := range p.sides {
+		entry, err := s.entry(ctx, p.sides[1-i].ID)
+		if err != nil {
+			return Result{}, err
+		}
+		if entry == nil || !entry.Established {
+			return Result{}, &Error{
+				Kind: Usage, Cluster: s.Name, Doing: "replace keys", Err: fmt.Errorf("it has no peering with %s that has ever worked", p.sides[1-i].Name),
+				Hint: fmt.Sprintf("kubectl liqonet peer %s %s", a.Name, b.Name),
+			}
+		}
+	}
+	// What is amiss is mended first: nodes need another plane that works.
+	if _, err := p.peer(ctx); err != nil {
+		return p.result, err
+	}
+	rot := &rotation{run: p, Rotation: o}
+	err := ended(ctx, rot.all(ctx))
+	p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
+	return p.result, err
+}
+
+// all replaces the keys of all planes. What was added for that is removed also if it fails.
+func (r *rotation) all(ctx context.Context) (err error) {
+	var planes []int32
+	for _, g := range r.plan.Clusters[0].Gateways {
+		planes = append(planes, g.Plane)
+	}
+	for i, s := range r.sides {
+		r.peerings[i] = r.planOf(s).Peering.Name
+	}
+	finally := func(step string, do func(context.Context) error) {
+		if err != nil {
+			var cancel context.CancelFunc
+			ctx, cancel = withTime(ctx)
+			defer cancel()
+		}
+		err = errors.Join(err, r.reporter.Step(ctx, step, do))
+	}
+	if !r.PresharedOnly {
+		defer finally("Deleting the former keys of the overlay", r.deleteOverlayKeys)
+		if err := r.reporter.Step(ctx, "Giving the nodes another key of the overlay", r.addOverlayKeys); err != nil {
+			return err
+		}
+	}
+	if single := plan.OneEndpoint(&r.sides[0].facts, &r.sides[1].facts); len(planes) == 1 && single != "" {
+		r.result.Notes = append(r.result.Notes, "packets were lost while the gateways started: "+single)
+	} else if len(planes) == 1 {
+		defer finally("Removing the temporary plane", r.removeTemporary)
+		if err := r.reporter.Step(ctx, "Adding a temporary plane", r.addTemporary); err != nil {
+			return err
+		}
+	}
+	for _, plane := range planes {
+		step := fmt.Sprintf("Replacing the keys of plane %d", plane)
+		if err := r.reporter.Step(ctx, step, func(ctx context.Context) error { return r.replaceKeys(ctx, plane) }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// withTime is a context for what has to be put back, also where the command's own time is over.
+func withTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.WithoutCancel(ctx), rollbackTimeout, fmt.Errorf("not done after %s", rollbackTimeout))
+}
+
+// read reads both Peerings as they are now.
+func (r *rotation) read(ctx context.Context) error {
+	return r.both(ctx, func(ctx context.Context, s, _ *side) error {
+		return s.readPeering(ctx, r.peerings[s.index], &s.facts)
+	})
+}
+
+// addOverlayKeys gives node agents the key that the links are going to have, beside those that they have.
+func (r *rotation) addOverlayKeys(ctx context.Context) error {
+	err := r.both(ctx, func(ctx context.Context, s, _ *side) error {
+		if err := s.readAgents(ctx, &s.facts); err != nil {
+			return err
+		}
+		next := max(plan.OverlayKey(s.facts.Ledger), slices.Max(append([]int32{0}, s.facts.OverlayKeys...))) + 1
+		if err := s.ensureOverlayKey(ctx, next); err != nil {
+			return err
+		}
+		r.overlay[s.index] = next
+		s.facts.OverlayKeys = append(s.facts.OverlayKeys, next)
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return r.updateAgents(ctx)
+}
+
+// updateAgents applies the node agents with the overlay's keys that the facts name, and waits until packets
+// pass by them.
+func (r *rotation) updateAgents(ctx context.Context) error {
+	if err := r.makePlan(); err != nil {
+		return err
+	}
+	for _, s := range r.sides {
+		c := r.planOf(s)
+		_, s.later = manifests.NodeAgent(c.Image, c.OverlayKeys)
+	}
+	return r.both(ctx, r.waitForPackets)
+}
+
+// addTemporary adds a plane that packets take meanwhile.
+func (r *rotation) addTemporary(ctx context.Context) error {
+	if err := r.setTemporary(ctx, true); err != nil {
+		return err
+	}
+	return r.push(ctx, func(g plan.GatewayPlan) bool { return g.Temporary })
+}
+
+// removeTemporary has nodes leave the temporary plane, and removes it.
+func (r *rotation) removeTemporary(ctx context.Context) error {
+	if err := r.read(ctx); err != nil {
+		return err
+	}
+	err := r.both(ctx, func(ctx context.Context, s, _ *side) error {
+		if s.facts.Existing == nil {
+			return errUnpeered
+		}
+		for _, plane := range s.facts.Existing.Spec.Planes {
+			if !plane.Temporary {
+				continue
+			}
+			if err := s.endGateway(ctx, manifests.Gateway{Peering: r.peerings[s.index], Plane: plane.Index}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := r.setTemporary(ctx, false); err != nil {
+		return err
+	}
+	if err := r.push(ctx, func(plan.GatewayPlan) bool { return false }); err != nil {
+		return err
+	}
+	return r.both(ctx, func(ctx context.Context, s, peer *side) error {
+		s.clear(ctx, peer, r.planOf(s))
+		return nil
+	})
+}
+
+func (r *rotation) setTemporary(ctx context.Context, wanted bool) error {
+	if err := r.read(ctx); err != nil {
+		return err
+	}
+	for _, s := range r.sides {
+		s.facts.AddTemporary = wanted
+	}
+	return r.makePlan()
+}
+
+// endGateway deletes a gateway's Deployment, and waits until its pod has ended: it goes on until nobody sends
+// packets by it.
+func (s *side) endGateway(ctx context.Context, g manifests.Gateway) error {
+	_, deployment := g.Objects()
+	_, live, err := s.read(ctx, deployment)
+	if err != nil {
+		return err
+	}
+	if live.GetResourceVersion() != "" {
+		if err := s.delete(ctx, live); err != nil {
+			return err
+		}
+	}
+	return s.awaitPods(ctx, g, func(*corev1.Pod) bool { return false })
+}
+
+// awaitPods waits until there are no other pods of a gateway than those that may stay. Those on nodes
+// that are not ready are not waited for.
+func (s *side) awaitPods(ctx context.Context, g manifests.Gateway, stays func(*corev1.Pod) bool) error {
+	kinds := []client.ObjectList{&corev1.PodList{}, &corev1.NodeList{}}
+	labels := g.Labels()
+	return s.await(ctx, "wait until the former gateway has ended", s.podsHint(), kinds, func(_ context.Context, o objects) (string, error) {
+		_, notReady := nodesByReadiness(of[*corev1.Node](o))
+		for _, pod := range of[*corev1.Pod](o) {
+			if pod.Labels[v1alpha1.LabelPeering] == g.Peering && pod.Labels[v1alpha1.LabelPlane] == labels[v1alpha1.LabelPlane] &&
+				!slices.Contains(notReady, pod.Spec.NodeName) && !stays(pod) {
+				return fmt.Sprintf("pod %s waits until nobody sends packets by it", pod.Name), nil
+			}
+		}
+		return "", nil
+	})
+}
+
+// replaceKeys gives the gateways of a plane new keys. If the plane does not work with them, it gets
+// those before back.
+func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
+	if err := r.read(ctx); err != nil {
+		return err
+	}
+	var before [2]plan.PlaneFacts
+	for i, s := range r.sides {
+		before[i] = s.facts.Planes[plane]
+		before[i].KeyGeneration = s.facts.Gateway(r.peerings[i], plane).KeyGeneration
+		before[i].OverlayKey = s.facts.Existing.Plane(plane).OverlayKey
+	}
+	ofPlane := func(g plan.GatewayPlan) bool { return g.Plane == plane }
+	clear := func(ctx context.Context, s, _ *side) error { return s.deleteOtherKeys(ctx, r.planOf(s), plane) }
+	err := r.makeNewKeys(ctx, plane)
+	if err == nil {
+		if err = r.push(ctx, ofPlane); err == nil {
+			return r.both(ctx, clear)
+		}
+	}
+	undo, cancel := withTime(ctx)
+	defer cancel()
+	for i, s := range r.sides {
+		s.facts.Planes[plane] = before[i]
+	}
+	undone := r.makePlan()
+	if undone == nil {
+		undone = r.push(undo, ofPlane)
+	}
+	if undone != nil {
+		a, b := r.sides[0].Name, r.sides[1].Name
+		return errors.Join(err, fmt.Errorf("plane %d could not get its former keys back: %w; run: kubectl liqonet peer %s %s", plane, undone, a, b))
+	}
+	return errors.Join(err, r.both(undo, clear))
+}
+
+// makeNewKeys makes the keys that a plane is going to have, and plans with them.
+func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
+	err := r.both(ctx, func(ctx context.Context, s, _ *side) error {
+		g := s.facts.Gateway(r.peerings[s.index], plane)
+		f := s.facts.Planes[plane]
+		f.RenewPresharedKey = true
+		if f.OverlayKey = r.overlay[s.index]; r.PresharedOnly {
+			f.OverlayKey = 0 // as it is
+		}
+		s.facts.Planes[plane] = f
+		if r.PresharedOnly {
+			return nil
+		}
+		g.KeyGeneration++
+		return s.ensureKey(ctx, g)
+	})
+	if err == nil {
+		err = r.makePresharedKeys(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	for _, s := range r.sides {
+		f := s.facts.Planes[plane]
+		f.RenewPresharedKey = false
+		s.facts.Planes[plane] = f
+	}
+	return r.makePlan()
+}
+
+// push replaces some gateways as they are planned. When those before have ended, it applies the Peerings, and
+// waits until packets pass by all planes.
+func (r *rotation) push(ctx context.Context, replaced func(plan.GatewayPlan) bool) error {
+	err := r.both(ctx, func(ctx context.Context, s, _ *side) error {
+		c := r.planOf(s)
+		if c.Service != nil {
+			if err := s.apply(ctx, c.Service); err != nil {
+				return err
+			}
+		}
+		for _, g := range c.Gateways {
+			if !replaced(g) {
+				continue
+			}
+			if err := s.applyGateway(ctx, g); err != nil {
+				return err
+			}
+			if err := s.awaitPods(ctx, g.Gateway, g.MountedBy); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if err := r.pushPeerings(ctx); err != nil {
+		return err
+	}
+	return r.both(ctx, r.waitForPackets)
+}
+
+// deleteOverlayKeys takes from nodes the overlay's keys that no link has any more, and deletes them.
+func (r *rotation) deleteOverlayKeys(ctx context.Context) error {
+	err := r.both(ctx, func(ctx context.Context, s, _ *side) (err error) {
+		s.facts.OverlayKeys, err = s.overlayKeysInUse(ctx, s.facts.OverlayKeys)
+		return err
+	})
+	if err == nil {
+		err = r.updateAgents(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	return r.both(ctx, func(ctx context.Context, s, _ *side) error {
+		return s.deleteOverlayKeys(ctx, s.facts.OverlayKeys, r.overlay[s.index])
+	})
+}
+
+// overlayKeysInUse are the generations, of those that agents have, which links of some peering have.
+func (c *Cluster) overlayKeysInUse(ctx context.Context, given []int32) ([]int32, error) {
+	var peerings v1alpha1.PeeringList
+	if err := c.list(ctx, &peerings); err != nil {
+		return nil, err
+	}
+	used := sets.New[int32]()
+	for _, p := range peerings.Items {
+		for _, plane := range p.Spec.Planes {
+			if slices.Contains(given, plane.OverlayKey) {
+				used.Insert(plane.OverlayKey)
+			} else {
+				used.Insert(slices.Min(given))
+			}
+		}
+	}
+	return sets.List(used), nil
+}
+
+// deleteOverlayKeys deletes the overlay's keys but those in use, up to the one that this command has made: later ones
+// are another command's. The ledger notes which one is the first.
+func (s *side) deleteOverlayKeys(ctx context.Context, used []int32, made int32) error {
+	_, err := s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+		if plan.OverlayKey(cn) >= slices.Min(used) {
+			return errUnchanged
+		}
+		cn.Spec.OverlayKey.Generation = slices.Min(used)
+		return nil
+	})
+	if err != nil {
+		return s.fail("write to the ledger which key the overlay has", err)
+	}
+	secrets, err := s.ours(ctx, secretNames(), nil)
+	if err != nil {
+		return err
+	}
+	for _, secret := range secrets {
+		if g := manifests.OverlayGeneration(secret.GetName()); g > 0 && g <= made && !slices.Contains(used, g) {
+			if err := s.delete(ctx, secret); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// deleteOtherKeys deletes the keys of a plane's gateway but those that it has.
+func (s *side) deleteOtherKeys(ctx context.Context, c *plan.ClusterPlan, plane int32) error {
+	for _, g := range c.Gateways {
+		if g.Plane != plane {
+			continue
+		}
+		secrets, err := s.ours(ctx, secretNames(), client.MatchingLabels(g.Labels()))
+		if err != nil {
+			return err
+		}
+		for _, secret := range secrets {
+			if name := secret.GetName(); name == g.SecretName() || g.PresharedKey > 0 && name == g.PresharedSecretName() {
+				continue
+			}
+			if err := s.delete(ctx, secret); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

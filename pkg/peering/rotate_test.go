@@ -1,0 +1,226 @@
+package peering
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// planesTo are the planes of the Peering with a cluster.
+func (w *site) planesTo(t *testing.T, peer *site) []v1alpha1.Plane {
+	t.Helper()
+	for _, p := range list[v1alpha1.PeeringList](t, w).Items {
+		if p.Spec.Remote.ClusterID == peer.ID {
+			return p.Spec.Planes
+		}
+	}
+	return nil
+}
+
+// changesOf are the objects that a plan would change.
+func changesOf(p *plan.Plan) (out []string) {
+	for _, c := range p.Clusters {
+		for _, o := range c.Objects {
+			if o.Action != plan.Keep {
+				out = append(out, fmt.Sprint(c.Cluster, ": ", o.Action, " ", o.Kind, " ", o.Name))
+			}
+		}
+	}
+	return out
+}
+
+// keysOf are all that tells the keys of a cluster's planes.
+func (w *site) keysOf(t *testing.T) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, p := range w.planesTo(t, w.peer) {
+		out[fmt.Sprint("key ", p.Index)] = p.RemotePublicKey
+		out[fmt.Sprint("pre-shared ", p.Index)] = p.PresharedKey.Fingerprint
+		out[fmt.Sprint("overlay ", p.Index)] = fmt.Sprint(p.OverlayKey)
+	}
+	return out
+}
+
+// withoutGenerations are the names of all objects, those of keys without generations.
+func (w *site) withoutGenerations(t *testing.T) (out []string) {
+	t.Helper()
+	for name := range w.contents(t) {
+		if strings.HasPrefix(name, "Secret ") {
+			name = strings.TrimRight(name, "0123456789")
+		}
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return out
+}
+
+// rotated fails the test unless exactly these keys are others than before.
+func rotated(t *testing.T, before, after map[string]string, kinds ...string) {
+	t.Helper()
+	if got, want := slices.Sorted(maps.Keys(after)), slices.Sorted(maps.Keys(before)); !slices.Equal(got, want) {
+		t.Errorf("there are keys %v, before %v", got, want)
+	}
+	for name := range before {
+		kind, _, _ := strings.Cut(name, " ")
+		if (before[name] != after[name]) != slices.Contains(kinds, kind) {
+			t.Errorf("%s was %s, and is %s", name, before[name], after[name])
+		}
+	}
+}
+
+func pairOf(t *testing.T, nodes int) (a, b *site) {
+	t.Helper()
+	a, b = twoSites(t)
+	for i, w := range []*site{a, b} {
+		for n := 1; n < nodes; n++ {
+			if err := w.raw.Create(t.Context(), node(fmt.Sprintf("%s-%d", w.Name, n+1), true, fmt.Sprintf("172.%d.1.%d", 18+i, 11+n))); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	mustPeer(t, a, b, Options{})
+	return a, b
+}
+
+// All keys are other ones afterwards, those before are gone, and nothing else has changed: neither with
+// two planes nor with one, which gets a temporary one meanwhile.
+func TestRotate(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	for planes := 1; planes <= 2; planes++ {
+		for _, o := range []Rotation{{}, {PresharedOnly: true}} {
+			t.Run(fmt.Sprintf("%d planes, %+v", planes, o), func(t *testing.T) {
+				t.Parallel()
+				a, b := pairOf(t, planes)
+				var keys [2]map[string]string
+				var names [2][]string
+				for i, w := range []*site{a, b} {
+					keys[i], names[i] = w.keysOf(t), w.withoutGenerations(t)
+				}
+				if len(keys[0]) != 3*planes {
+					t.Fatal(keys)
+				}
+				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, o, Silent{}); err != nil {
+					t.Fatal(err)
+				}
+				kinds := []string{"key", "pre-shared", "overlay"}
+				if o.PresharedOnly {
+					kinds = kinds[1:2]
+				}
+				for i, w := range []*site{a, b} {
+					rotated(t, keys[i], w.keysOf(t), kinds...)
+					if diff := cmp.Diff(names[i], w.withoutGenerations(t)); diff != "" {
+						t.Errorf("objects of %s: %s", w.Name, diff)
+					}
+				}
+				if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+					t.Errorf("the next peer would change: %v", changesOf(plan))
+				}
+			})
+		}
+	}
+}
+
+// A third cluster's links keep the key that they have, until its own peering is given new ones.
+func TestRotateBesideAnother(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := pairOf(t, 1)
+	c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+	a.peer, c.peer = c, a
+	mustPeer(t, a, c, Options{})
+	a.peer, b.peer = b, a
+	overlays := func() (out []string) {
+		for name := range a.contents(t) {
+			if _, generation, is := strings.Cut(name, "liqonet-overlay-"); is {
+				out = append(out, generation)
+			}
+		}
+		slices.Sort(out)
+		return out
+	}
+	for _, step := range []struct {
+		with *site
+		want []string
+	}{{b, []string{"1", "2"}}, {b, []string{"1", "3"}}, {c, []string{"3", "4"}}, {b, []string{"4", "5"}}} {
+		a.peer, step.with.peer = step.with, a
+		if _, err := Rotate(t.Context(), a.Cluster, step.with.Cluster, Rotation{}, Silent{}); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(step.want, overlays()); diff != "" {
+			t.Errorf("after %s: %s", step.with.Name, diff)
+		}
+		for _, w := range []*site{b, c} {
+			a.peer, w.peer = w, a
+			if plan := dryRun(t, a, w, Options{}); plan.Changes() > 0 {
+				t.Errorf("after %s, the next peer with %s would change: %v", step.with.Name, w.Name, changesOf(plan))
+			}
+		}
+	}
+}
+
+// With keys that do not work, the plane gets those before back, and nothing of the others stays.
+func TestRotateFails(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := pairOf(t, 2)
+	before := []map[string]string{a.keysOf(t), b.keysOf(t)}
+	names := [][]string{a.withoutGenerations(t), b.withoutGenerations(t)}
+	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{PresharedOnly: true}, steps{"Replacing the keys of plane 1": func() { a.failing = a.writes + 8 }})
+	if !errors.Is(err, errInjected) {
+		t.Fatal(err)
+	}
+	for i, w := range []*site{a, b} {
+		for name, key := range w.keysOf(t) {
+			if (key == before[i][name]) != !strings.HasPrefix(name, "pre-shared 0") {
+				t.Errorf("%s: %s", w.Name, name)
+			}
+		}
+		if diff := cmp.Diff(names[i], w.withoutGenerations(t)); diff != "" {
+			t.Errorf("objects of %s: %s", w.Name, diff)
+		}
+	}
+}
+
+// Whichever write is the last one before the command is killed, the next one completes it.
+func TestRotateKilled(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	step := 12
+	if kit.Full() {
+		step = 1
+	}
+	for first := 1; ; first += step {
+		a, b := pairOf(t, 1)
+		before := []map[string]string{a.keysOf(t), b.keysOf(t)}
+		for _, w := range []*site{a, b} {
+			w.writes, w.deadFrom = 0, first
+		}
+		_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
+		if err == nil {
+			if first < 20 {
+				t.Errorf("%d writes are none that could fail", first)
+			}
+			return
+		}
+		a.deadFrom, b.deadFrom = 0, 0
+		if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+			t.Fatalf("after a command that was killed at write %d: %v", first, err)
+		}
+		for i, w := range []*site{a, b} {
+			rotated(t, before[i], w.keysOf(t), "key", "pre-shared", "overlay")
+		}
+		if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+			t.Errorf("killed at write %d: the next peer would change %v", first, changesOf(plan))
+		}
+	}
+}
