@@ -20,7 +20,7 @@ func TestConditions(t *testing.T) {
 		check := func(when, connected, degraded, message string) {
 			t.Helper()
 			s, ok := a.Status("")
-			if !ok || len(s.conditions) != 1+min(len(a.peering.Spec.Planes), 2) {
+			if !ok || len(s.conditions) != 2+min(len(a.peering.Spec.Planes), 2) {
 				t.Fatalf("%s: %t, conditions %v", when, ok, s.conditions)
 			}
 			c, d := meta.FindStatusCondition(s.conditions, v1alpha1.ConditionConnected), meta.FindStatusCondition(s.conditions, v1alpha1.ConditionDegraded)
@@ -84,6 +84,30 @@ func TestConditions(t *testing.T) {
 		p.Spec.Planes = p.Spec.Planes[:1]
 		check("one plane again", "True", "False", "")
 	})
+}
+
+func TestKeysFresh(t *testing.T) {
+	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	made := func(days int) *metav1.Time { return new(metav1.NewTime(now.Add(-time.Duration(days) * 24 * time.Hour))) }
+	p := &v1alpha1.Peering{}
+	for _, tt := range []struct {
+		times           []*metav1.Time
+		status, message string
+	}{
+		{[]*metav1.Time{made(1), made(90)}, "True", "no key is older than 90 days"},
+		{[]*metav1.Time{made(-1)}, "True", "no key is older"}, // by a clock that is behind
+		{[]*metav1.Time{made(1), nil}, "Unknown", "did not note it"},
+		{[]*metav1.Time{nil, made(91)}, "False", "of plane 1 (2026-08-24); `kubectl liqonet rotate-keys`"},
+		{[]*metav1.Time{made(100), made(91)}, "False", "of planes 0 (2026-08-15), 1 (2026-08-24)"},
+	} {
+		p.Spec.Planes = nil
+		for i, at := range tt.times {
+			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: int32(i), KeyTime: at})
+		}
+		if c := keysFresh(p, now); string(c.Status) != tt.status || !strings.Contains(c.Message, tt.message) {
+			t.Errorf("%v: %+v", tt.times, c)
+		}
+	}
 }
 
 func TestDegraded(t *testing.T) {

@@ -74,7 +74,7 @@ func (f *FactSheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 	case len(gone) > 0:
 		key.Generation = next
 		reason = fmt.Sprintf("a new one: nodes that know the one before have left, %d in number", len(gone))
-	case f.LostOverlayKey > 0:
+	case f.LostOverlayKey >= key.Generation:
 		key.Generation = next
 		reason = "a new one: the Secret with the one before is gone"
 	case f.InstalledImage == "":
