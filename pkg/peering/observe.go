@@ -49,6 +49,7 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 	if err := s.readAgents(ctx, &f); err != nil {
 		return err
 	}
+	f.HasOverlayKey = o.keepOverlayKey && len(f.OverlayKeys) > 0 && f.LostOverlayKey == 0
 	var reports v1alpha1.NodeNetworkList
 	if err := s.list(ctx, &reports); err != nil {
 		return err

@@ -30,6 +30,8 @@ type Options struct {
 	// Patience is how long one gateway calls the other in vain before it is tried
 	// the other way round, where nobody has said who calls. 0 for the default.
 	Patience time.Duration
+	// keepOverlayKey leaves the overlay's key as it is, also where nodes that know it have left: it is replaced later.
+	keepOverlayKey bool
 	// Replace lets a cluster take the place of one that was peered, without a key of it.
 	Replace bool
 	// AdoptNamespace takes over a namespace liqonet-system that somebody else has made.

@@ -144,7 +144,7 @@ func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 	}
 	slices.Sort(would)
 	want := []string{
-		"change ClusterNetwork cluster", "change DaemonSet liqonet-node", "change Deployment gateway-b-0",
+		"change ClusterNetwork cluster", "change DaemonSet liqonet-node", "change Deployment gateway-b-0", "change Peering b",
 		"create Secret liqonet-overlay-2", "delete Secret liqonet-overlay-1",
 	}
 	if diff := cmp.Diff(want, would); diff != "" {
@@ -323,7 +323,7 @@ func TestSecurity_08_AgentsInstalledAnewHaveTheKey(t *testing.T) {
 	c := newCluster(t, "a", interceptor.Funcs{
 		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
 			raw, err := json.Marshal(obj)
-			if secret := regexp.MustCompile(`"secretName":"([^"]*)"`).FindSubmatch(raw); secret != nil {
+			if secret := regexp.MustCompile(`"name":"(liqonet-overlay-[^"]*)"`).FindSubmatch(raw); secret != nil {
 				secrets = append(secrets, string(secret[1]))
 				cancel()
 			}

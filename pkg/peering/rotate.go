@@ -36,7 +36,7 @@ type rotation struct {
 // has named where the one gateway is called: then packets are lost until that runs again. A plane that
 // does not work with its new keys gets those before back. The former keys are deleted in the end.
 func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result, error) {
-	p := newRun(a, b, Options{}, r)
+	p := newRun(a, b, Options{keepOverlayKey: !o.PresharedOnly}, r)
 	p.ticket = newTickets(1)[0]
 	for i, s := range p.sides {
 		entry, err := s.entry(ctx, p.sides[1-i].ID)
@@ -365,13 +365,17 @@ func (c *Cluster) overlayKeysInUse(ctx context.Context, given []int32) ([]int32,
 }
 
 // deleteOverlayKeys deletes the overlay's keys but those in use, up to the one that this command has made: later ones
-// are another command's. The ledger notes which one is the first.
+// are another command's. The ledger notes which one is the first, and forgets nodes that had left before it was made.
 func (s *side) deleteOverlayKeys(ctx context.Context, used []int32, made int32) error {
 	_, err := s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-		if plan.OverlayKey(cn) >= slices.Min(used) {
+		least := slices.Min(used)
+		if plan.OverlayKey(cn) >= least {
 			return errUnchanged
 		}
-		cn.Spec.OverlayKey.Generation = slices.Min(used)
+		cn.Spec.OverlayKey.Generation = least
+		if least == made {
+			plan.ForgetNodes(cn, plan.Departed(cn, s.facts.NodeUIDs()))
+		}
 		return nil
 	})
 	if err != nil {

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -222,5 +223,26 @@ func TestRotateKilled(t *testing.T) {
 		if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
 			t.Errorf("killed at write %d: the next peer would change %v", first, changesOf(plan))
 		}
+	}
+}
+
+// A node that has left does not know the next key. It is forgotten then, and the next command makes none.
+func TestRotateForgetsNodes(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := withGuest(t)
+	first := a.overlayKey(t, "liqonet-overlay-1")
+	a.leave(t, "guest")
+	if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+		t.Fatal(err)
+	}
+	if second := a.overlayKey(t, "liqonet-overlay-2"); bytes.Equal(first, second) {
+		t.Error("it knows the key still")
+	}
+	if says := a.says(t); says != "" {
+		t.Errorf("status says %q", says)
+	}
+	if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+		t.Errorf("the next peer would change %v", changesOf(plan))
 	}
 }

@@ -50,6 +50,14 @@ func ForgetNodes(cn *v1alpha1.ClusterNetwork, gone []string) (changed bool) {
 	return len(key.Nodes) < before
 }
 
+// NodeUIDs are those of all Nodes that are there.
+func (f *FactSheet) NodeUIDs() (out []string) {
+	for _, n := range f.Nodes {
+		out = append(out, n.UID)
+	}
+	return out
+}
+
 // overlayKey is what the ledger will say of the overlay's key, and why. There is a new one
 // where a node has left that knows the one before.
 func (f *FactSheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
@@ -61,14 +69,13 @@ func (f *FactSheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 	if f.HasOverlayKey {
 		return key, reason
 	}
-	var there, agents []string
+	var agents []string
 	for _, n := range f.Nodes {
-		there = append(there, n.UID)
 		if n.RunsAgents {
 			agents = append(agents, n.UID)
 		}
 	}
-	gone := Departed(cn, there)
+	gone := Departed(cn, f.NodeUIDs())
 	next := max(key.Generation, slices.Max(append([]int32{0}, f.OverlayKeys...))) + 1
 	switch {
 	case len(gone) > 0:

@@ -217,6 +217,7 @@ var places = map[string]place{
 	"TestKilled":               {lane: laneEqual, whole: failuresPart},
 	"TestPlanes":               {lane: laneEqual},
 	"TestPeering":              {lane: laneEqual},
+	"TestRotateKeys":           {lane: laneEqual},
 	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart},
 	"TestUnpeerWithoutPeering": {lane: laneEqual},
 
