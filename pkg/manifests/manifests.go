@@ -42,10 +42,8 @@ const (
 	// API server may be away, or a node's clock behind, for that long.
 	tokenSeconds = 24 * 60 * 60
 
-	// Volumes of pods with keys: of the overlay, of a gateway, and of its tunnel.
-	volumeOverlay   = "overlay"
-	volumeKeys      = "keys"
-	volumePreshared = "preshared"
+	// volumeOverlay is the volume of pods that has the overlay's keys.
+	volumeOverlay = "overlay"
 	// overlayPrefix is what the names of Secrets with such keys begin with.
 	overlayPrefix = "liqonet-overlay-"
 
@@ -356,21 +354,6 @@ func (g Gateway) PresharedSecret(key []byte) *corev1.Secret {
 	return g.secret(g.PresharedSecretName(), data)
 }
 
-// MountedBy says whether a pod of the gateway has the keys that it is to have.
-func (g Gateway) MountedBy(pod *corev1.Pod) bool {
-	mounted := map[string]string{}
-	for _, v := range pod.Spec.Volumes {
-		if v.Secret != nil {
-			mounted[v.Name] = v.Secret.SecretName
-		}
-	}
-	preshared := ""
-	if g.PresharedKey > 0 {
-		preshared = g.PresharedSecretName()
-	}
-	return mounted[volumeKeys] == g.SecretName() && mounted[volumePreshared] == preshared
-}
-
 func (g Gateway) secret(name string, data map[string][]byte) *corev1.Secret {
 	return &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
@@ -388,8 +371,8 @@ func (g Gateway) mountPresharedKey(pod *corev1.PodSpec) {
 	}
 	c := &pod.Containers[0]
 	c.Args = append(c.Args, "--preshared-key="+path.Join(PresharedDir, v1alpha1.KeyFilePreshared))
-	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volumePreshared, MountPath: PresharedDir, ReadOnly: true})
-	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volumePreshared, VolumeSource: corev1.VolumeSource{
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "preshared", MountPath: PresharedDir, ReadOnly: true})
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "preshared", VolumeSource: corev1.VolumeSource{
 		Secret: &corev1.SecretVolumeSource{SecretName: g.PresharedSecretName(), DefaultMode: new(int32(0o400))},
 	}})
 }
@@ -479,8 +462,8 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+strconv.Itoa(int(g.Plane)), "--key-dir="+KeyDir)
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
 	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}}
-	container.VolumeMounts = []corev1.VolumeMount{{Name: volumeKeys, MountPath: KeyDir, ReadOnly: true}}
-	volumes := []corev1.Volume{{Name: volumeKeys, VolumeSource: corev1.VolumeSource{
+	container.VolumeMounts = []corev1.VolumeMount{{Name: "keys", MountPath: KeyDir, ReadOnly: true}}
+	volumes := []corev1.Volume{{Name: "keys", VolumeSource: corev1.VolumeSource{
 		Secret: &corev1.SecretVolumeSource{SecretName: g.SecretName(), DefaultMode: new(int32(0o400))},
 	}}}
 	if g.WireGuard == "userspace" {

@@ -115,8 +115,8 @@ func (c *Cluster) retireOverlayKeys(ctx context.Context, generation int32) error
 	})
 }
 
-// takeCurrentKey has a pod that is about to be applied take no key of the overlay before the one that the ledger
-// names now: another command may have made a new one since the plan.
+// takeCurrentKey takes from a pod that is about to be applied the overlay's keys before the one that the ledger
+// names now. Another command may have made a new one since the plan.
 func (c *Cluster) takeCurrentKey(ctx context.Context, pod *corev1.PodSpec) error {
 	cn, err := c.ledger(ctx)
 	if cn != nil {

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -38,25 +40,116 @@ func (p *run) push(ctx context.Context) error {
 			}
 		}
 		if c.Budget != nil {
-			if err := s.apply(ctx, c.Budget); err != nil {
-				return err
-			}
-		}
-		for _, g := range c.Gateways {
-			if err := s.applyGateway(ctx, g); err != nil {
-				return err
-			}
+			return s.apply(ctx, c.Budget)
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	return p.pushPeerings(ctx)
+	turns, err := p.turns(ctx)
+	if err != nil {
+		return err
+	}
+	for i, planes := range turns {
+		if i > 0 {
+			if err := p.both(ctx, p.waitForPackets); err != nil {
+				return err
+			}
+		}
+		if err := p.pushGateways(ctx, planes, len(turns) > 1); err != nil {
+			return err
+		}
+		if err := p.pushPeerings(ctx, slices.Concat(turns[i+1:]...)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// pushPeerings applies both Peerings, when it is known where the server's gateways are called.
-func (p *run) pushPeerings(ctx context.Context) error {
+// turns are the planes in the order in which their gateways are applied. Where packets pass by all of several planes, those
+// whose gateways are replaced have a turn each, so that nodes can use another one meanwhile. All others come first.
+func (p *run) turns(ctx context.Context) ([][]int32, error) {
+	replaced, live := map[int32]bool{}, 0
+	for _, s := range p.sides {
+		live = 0
+		for _, g := range p.planOf(s).Gateways {
+			_, deployment := g.Objects()
+			if err := s.takeCurrentKey(ctx, &deployment.Spec.Template.Spec); err != nil {
+				return nil, err
+			}
+			want, there, err := s.read(ctx, deployment)
+			if err != nil {
+				return nil, err
+			}
+			if there.GetResourceVersion() == "" {
+				continue
+			}
+			live++
+			template := []string{"spec", "template"}
+			before, _, _ := unstructured.NestedFieldNoCopy(there.Object, template...)
+			after, _, _ := unstructured.NestedFieldNoCopy(want.Object, template...)
+			replaced[g.Plane] = replaced[g.Plane] || !contains(before, after)
+		}
+	}
+	inTurn := live > 1 && slices.Contains(slices.Collect(maps.Values(replaced)), true)
+	if inTurn {
+		// What does not work is replaced at once.
+		works, err := p.works(ctx)
+		if err != nil {
+			return nil, err
+		}
+		inTurn = works
+	}
+	turns := make([][]int32, 1)
+	for _, g := range p.plan.Clusters[0].Gateways {
+		if inTurn && replaced[g.Plane] {
+			turns = append(turns, []int32{g.Plane})
+		} else {
+			turns[0] = append(turns[0], g.Plane)
+		}
+	}
+	if len(turns[0]) == 0 {
+		turns = turns[1:]
+	}
+	return turns, nil
+}
+
+// works says whether packets pass by all planes, from all nodes that are ready.
+func (p *run) works(ctx context.Context) (all bool, err error) {
+	var works [2]bool
+	err = p.both(ctx, func(ctx context.Context, s, peer *side) error {
+		views, err := s.Views(ctx)
+		works[s.index] = slices.ContainsFunc(views, func(v View) bool { return v.PeerID == peer.ID && v.State == Connected })
+		return err
+	})
+	return works == [2]bool{true, true}, err
+}
+
+// pushGateways applies the gateways of planes in both clusters, and waits until those before them have ended.
+func (p *run) pushGateways(ctx context.Context, planes []int32, waits bool) error {
+	return p.both(ctx, func(ctx context.Context, s, _ *side) error {
+		for _, g := range p.planOf(s).Gateways {
+			if !slices.Contains(planes, g.Plane) {
+				continue
+			}
+			if err := s.applyGateway(ctx, g); err != nil {
+				return err
+			}
+			if !waits {
+				continue
+			}
+			if err := s.awaitEnd(ctx, g.Gateway); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// pushPeerings applies both Peerings, when it is known where the server's gateways are called. Planes whose turn is later
+// stay as they are.
+func (p *run) pushPeerings(ctx context.Context, later []int32) error {
 	server := p.sides[p.plan.Server()]
 	endpoints, err := server.gatewayEndpoints(ctx, p.planOf(server))
 	if err != nil {
@@ -71,7 +164,7 @@ func (p *run) pushPeerings(ctx context.Context) error {
 				plane.Endpoints = endpoints[plane.Index]
 			}
 		}
-		return s.applyPeering(ctx, c, peer)
+		return s.applyPeering(ctx, c, peer, later)
 	})
 }
 
@@ -119,19 +212,25 @@ func (s *side) applyGateway(ctx context.Context, g plan.GatewayPlan) error {
 	return s.apply(ctx, deployment)
 }
 
-// applyPeering applies the Peering as it is planned, with the hosts that are exposed now.
-func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side) error {
+// applyPeering applies the Peering as it is planned, with the hosts that are exposed now, and with some planes as they were.
+func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side, later []int32) error {
+	wanted := c.Peering.DeepCopy()
+	for i, plane := range wanted.Spec.Planes {
+		if slices.Contains(later, plane.Index) && s.facts.Existing != nil && s.facts.Existing.Plane(plane.Index) != nil {
+			wanted.Spec.Planes[i] = *s.facts.Existing.Plane(plane.Index)
+		}
+	}
 	return retryOnConflict(func() error {
-		_, live, err := s.read(ctx, c.Peering)
+		_, live, err := s.read(ctx, wanted)
 		if err != nil {
 			return err
 		}
 		// In this order: a host that is exposed after the Peering was read is a conflict.
-		if c.Peering.Spec.Local.Hosts, err = s.currentHosts(ctx, peer.Cluster, c.Peering.Spec.Local.ExternalCIDR.Prefix); err != nil {
+		if wanted.Spec.Local.Hosts, err = s.currentHosts(ctx, peer.Cluster, wanted.Spec.Local.ExternalCIDR.Prefix); err != nil {
 			return err
 		}
-		c.Peering.ResourceVersion = live.GetResourceVersion()
-		return s.apply(ctx, c.Peering)
+		wanted.ResourceVersion = live.GetResourceVersion()
+		return s.apply(ctx, wanted)
 	})
 }
 

@@ -1,7 +1,9 @@
 package peering
 
 import (
+	"context"
 	"fmt"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -70,4 +72,27 @@ func isRolledOut(d *appsv1.Deployment) bool {
 // isRunning says that the agent of a pod runs, and goes on to.
 func isRunning(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp.IsZero() && len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].State.Running != nil
+}
+
+// awaitEnd waits until the gateway that ran before what was applied has ended: it goes on until nobody sends
+// packets by it. Where nothing is applied, that is the last one. One on a node that is not ready is not waited for.
+func (c *Cluster) awaitEnd(ctx context.Context, g manifests.Gateway) error {
+	kinds := []client.ObjectList{&appsv1.DeploymentList{}, &corev1.PodList{}, &corev1.NodeList{}}
+	labels := g.Labels()
+	return c.await(ctx, "wait until the former gateway has ended", c.podsHint(), kinds, func(_ context.Context, o objects) (string, error) {
+		d := byName[*appsv1.Deployment](o, g.Name())
+		if d != nil && (d.Status.ObservedGeneration < d.Generation || d.Status.UpdatedReplicas < 1 || d.Status.Replicas > d.Status.UpdatedReplicas) {
+			return "the gateway is being replaced", nil
+		}
+		_, notReady := nodesByReadiness(of[*corev1.Node](o))
+		for _, pod := range of[*corev1.Pod](o) {
+			if pod.Labels[v1alpha1.LabelPeering] != g.Peering || pod.Labels[v1alpha1.LabelPlane] != labels[v1alpha1.LabelPlane] || slices.Contains(notReady, pod.Spec.NodeName) {
+				continue
+			}
+			if d == nil || !pod.DeletionTimestamp.IsZero() {
+				return fmt.Sprintf("pod %s goes on until nobody sends packets by it", pod.Name), nil
+			}
+		}
+		return "", nil
+	})
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -150,7 +149,7 @@ func (r *rotation) addTemporary(ctx context.Context) error {
 	if err := r.setTemporary(ctx, true); err != nil {
 		return err
 	}
-	return r.push(ctx, func(g plan.GatewayPlan) bool { return g.Temporary })
+	return r.push(ctx, r.temporary())
 }
 
 // removeTemporary has nodes leave the temporary plane, and removes it.
@@ -178,13 +177,23 @@ func (r *rotation) removeTemporary(ctx context.Context) error {
 	if err := r.setTemporary(ctx, false); err != nil {
 		return err
 	}
-	if err := r.push(ctx, func(plan.GatewayPlan) bool { return false }); err != nil {
+	if err := r.push(ctx); err != nil {
 		return err
 	}
 	return r.both(ctx, func(ctx context.Context, s, peer *side) error {
 		s.clear(ctx, peer, r.planOf(s))
 		return nil
 	})
+}
+
+// temporary is the index of the temporary plane.
+func (r *rotation) temporary() (plane int32) {
+	for _, g := range r.plan.Clusters[0].Gateways {
+		if g.Temporary {
+			plane = g.Plane
+		}
+	}
+	return plane
 }
 
 func (r *rotation) setTemporary(ctx context.Context, wanted bool) error {
@@ -210,24 +219,7 @@ func (s *side) endGateway(ctx context.Context, g manifests.Gateway) error {
 			return err
 		}
 	}
-	return s.awaitPods(ctx, g, func(*corev1.Pod) bool { return false })
-}
-
-// awaitPods waits until there are no other pods of a gateway than those that may stay. Those on nodes
-// that are not ready are not waited for.
-func (s *side) awaitPods(ctx context.Context, g manifests.Gateway, stays func(*corev1.Pod) bool) error {
-	kinds := []client.ObjectList{&corev1.PodList{}, &corev1.NodeList{}}
-	labels := g.Labels()
-	return s.await(ctx, "wait until the former gateway has ended", s.podsHint(), kinds, func(_ context.Context, o objects) (string, error) {
-		_, notReady := nodesByReadiness(of[*corev1.Node](o))
-		for _, pod := range of[*corev1.Pod](o) {
-			if pod.Labels[v1alpha1.LabelPeering] == g.Peering && pod.Labels[v1alpha1.LabelPlane] == labels[v1alpha1.LabelPlane] &&
-				!slices.Contains(notReady, pod.Spec.NodeName) && !stays(pod) {
-				return fmt.Sprintf("pod %s waits until nobody sends packets by it", pod.Name), nil
-			}
-		}
-		return "", nil
-	})
+	return s.awaitEnd(ctx, g)
 }
 
 // replaceKeys gives the gateways of a plane new keys. If the plane does not work with them, it gets
@@ -242,11 +234,10 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 		before[i].KeyGeneration = s.facts.Gateway(r.peerings[i], plane).KeyGeneration
 		before[i].OverlayKey = s.facts.Existing.Plane(plane).OverlayKey
 	}
-	ofPlane := func(g plan.GatewayPlan) bool { return g.Plane == plane }
 	clear := func(ctx context.Context, s, _ *side) error { return s.deleteOtherKeys(ctx, r.planOf(s), plane) }
 	err := r.makeNewKeys(ctx, plane)
 	if err == nil {
-		if err = r.push(ctx, ofPlane); err == nil {
+		if err = r.push(ctx, plane); err == nil {
 			return r.both(ctx, clear)
 		}
 	}
@@ -257,7 +248,7 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	}
 	undone := r.makePlan()
 	if undone == nil {
-		undone = r.push(undo, ofPlane)
+		undone = r.push(undo, plane)
 	}
 	if undone != nil {
 		a, b := r.sides[0].Name, r.sides[1].Name
@@ -296,33 +287,22 @@ func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 	return r.makePlan()
 }
 
-// push replaces some gateways as they are planned. When those before have ended, it applies the Peerings, and
+// push replaces the gateways of planes as they are planned. When those before have ended, it applies the Peerings, and
 // waits until packets pass by all planes.
-func (r *rotation) push(ctx context.Context, replaced func(plan.GatewayPlan) bool) error {
+func (r *rotation) push(ctx context.Context, planes ...int32) error {
 	err := r.both(ctx, func(ctx context.Context, s, _ *side) error {
-		c := r.planOf(s)
-		if c.Service != nil {
-			if err := s.apply(ctx, c.Service); err != nil {
-				return err
-			}
-		}
-		for _, g := range c.Gateways {
-			if !replaced(g) {
-				continue
-			}
-			if err := s.applyGateway(ctx, g); err != nil {
-				return err
-			}
-			if err := s.awaitPods(ctx, g.Gateway, g.MountedBy); err != nil {
-				return err
-			}
+		if service := r.planOf(s).Service; service != nil {
+			return s.apply(ctx, service)
 		}
 		return nil
 	})
-	if err != nil {
-		return err
+	if err == nil {
+		err = r.pushGateways(ctx, planes, true)
 	}
-	if err := r.pushPeerings(ctx); err != nil {
+	if err == nil {
+		err = r.pushPeerings(ctx, nil)
+	}
+	if err != nil {
 		return err
 	}
 	return r.both(ctx, r.waitForPackets)

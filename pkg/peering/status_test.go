@@ -92,7 +92,7 @@ func (w *world) addPlane() {
 
 func (w *world) view(t *testing.T) View {
 	t.Helper()
-	v, err := view(&Cluster{Name: "a"}, w.peering, w.nodes, w.ready, w.notReady, w.beats)
+	v, err := view(&Cluster{Name: "a", Now: time.Now}, w.peering, w.nodes, w.ready, w.notReady, w.beats)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -385,7 +385,7 @@ func TestViewErrors(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld()
 			change(w)
-			if _, err := view(&Cluster{Name: "a"}, w.peering, w.nodes, w.ready, w.notReady, w.beats); err == nil {
+			if _, err := view(&Cluster{Name: "a", Now: time.Now}, w.peering, w.nodes, w.ready, w.notReady, w.beats); err == nil {
 				t.Error("no error")
 			}
 		})

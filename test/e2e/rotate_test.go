@@ -1,0 +1,92 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// TestRotateKeys gives a peering new keys while packets are sent, and loses none: with two planes, with the
+// pre-shared keys only, and with one plane, which gets a temporary one meanwhile.
+func TestRotateKeys(t *testing.T) {
+	a, b := fx.alpha, fx.beta
+	begin(t)
+	ctx := t.Context()
+	for _, tt := range []struct {
+		planes string
+		flags  []string
+		kinds  []string
+	}{
+		{"2", nil, []string{"gateway", "psk", "overlay"}},
+		{"2", []string{"--psk-only"}, []string{"psk"}},
+		{"1", nil, []string{"gateway", "psk", "overlay"}},
+	} {
+		what := fmt.Sprintf("%s planes, %v", tt.planes, tt.flags)
+		mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", tt.planes)
+		before, service := keyHashes(t, ctx, a, b), peered(t, ctx, a, b)
+		fs := append(startFlows(t, ctx, a, b, 0, 1), startFlows(t, ctx, a, b, 1, 0)...)
+		for _, f := range fs {
+			answering(t, ctx, f, callTimeout)
+		}
+		r := mustLiqonet(t, ctx, append([]string{"rotate-keys", a.Name, b.Name}, tt.flags...)...)
+		t.Logf("%s: %s\n%s", what, r.took, r.stderr)
+		checkPair(t, ctx, a, b)
+		fs.lossless(t, what)
+		after := keyHashes(t, ctx, a, b)
+		if got, want := slices.Sorted(maps.Keys(after)), slices.Sorted(maps.Keys(before)); !slices.Equal(got, want) {
+			t.Errorf("%s: there are keys %v, before %v", what, got, want)
+		}
+		for name := range before {
+			kind := strings.Fields(name)[1]
+			if (before[name] != after[name]) != slices.Contains(tt.kinds, kind) {
+				t.Errorf("%s: %s was %s, and is %s", what, name, before[name], after[name])
+			}
+		}
+		if names := slices.Sorted(maps.Keys(peered(t, ctx, a, b))); len(names) != len(service) {
+			t.Errorf("%s: there are %v, before %v", what, names, slices.Sorted(maps.Keys(service)))
+		}
+		if r := mustLiqonet(t, ctx, "peer", a.Name, b.Name); !strings.Contains(r.stdout, "nothing was changed") {
+			t.Errorf("%s: the next peer says %s", what, r.stdout)
+		}
+	}
+	if r := mustLiqonet(t, ctx, "status", "-o", "wide", a.Name, b.Name); !strings.Contains(r.stdout, "KEY AGE") {
+		t.Errorf("status says\n%s", r.stdout)
+	}
+	for _, c := range []*cluster{a, b} {
+		if got := jsonPath(t, ctx, c, `{.items[*].status.conditions[?(@.type=="KeysFresh")].status}`, "get", "peerings"); got != "True" {
+			t.Errorf("%s: keys are fresh: %s", c.Name, got)
+		}
+	}
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	if r := liqonet(t, ctx, "", "rotate-keys", a.Name, b.Name); r.code != 2 || !strings.Contains(r.stderr, "kubectl liqonet peer") {
+		t.Errorf("without a peering: exit code %d, %s", r.code, r.stderr)
+	}
+}
+
+// keyHashes are the keys of both clusters, by cluster, kind and plane, without generations.
+func keyHashes(t *testing.T, ctx context.Context, clusters ...*cluster) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, c := range clusters {
+		names := strings.Fields(jsonPath(t, ctx, c, `{.items[*].metadata.name}`, "-n", "liqonet-system", "get", "secrets"))
+		for _, name := range names {
+			key := jsonPath(t, ctx, c, `{.data.privatekey}{.data.presharedkey}{.data.key}`, "-n", "liqonet-system", "get", "secret", name)
+			kind := "gateway"
+			switch {
+			case strings.HasPrefix(name, "liqonet-overlay-"):
+				kind = "overlay"
+			case strings.Contains(name, "-psk-"):
+				kind = "psk"
+			}
+			id := strings.TrimRight(name, "0123456789")
+			if out[c.Name+" "+kind+" "+id] != "" {
+				t.Errorf("%s has several keys %s", c.Name, id)
+			}
+			out[c.Name+" "+kind+" "+id] = key[:8]
+		}
+	}
+	return out
+}
