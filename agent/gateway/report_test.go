@@ -88,7 +88,9 @@ func TestConditions(t *testing.T) {
 
 func TestKeysFresh(t *testing.T) {
 	now := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
-	made := func(days int) *metav1.Time { return new(metav1.NewTime(now.Add(-time.Duration(days) * 24 * time.Hour))) }
+	made := func(days int) *metav1.Time {
+		return new(metav1.NewTime(now.Add(-time.Duration(days) * 24 * time.Hour)))
+	}
 	p := &v1alpha1.Peering{}
 	for _, tt := range []struct {
 		times           []*metav1.Time

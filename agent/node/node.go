@@ -46,7 +46,7 @@ type Config struct {
 	NodeName, PodName string
 	// OverlayKeys is a directory with the keys of the cluster's overlay.
 	OverlayKeys string
-	Log        *slog.Logger
+	Log         *slog.Logger
 }
 
 // Run is the agent. It returns when ctx ends, or with an error that starting
