@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -110,15 +111,21 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(),
-		news: notify.NewSignal(), useBegins: notify.NewSignal(),
+		news: notify.NewSignal(), measured: notify.NewSignal(), useBegins: notify.NewSignal(),
 		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKey: overlayKey, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
 	// Packets pass until nobody sends any by this gateway.
 	signalled := ctx
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
+	a.noted.peering, a.noted.index, a.noted.record = cfg.Peering, int32(cfg.Plane), history.New(&history.Record{
+		Client: c, Log: cfg.Log, Name: v1alpha1.GatewayHistory(cfg.Peering, int32(cfg.Plane)), Manager: a.manager(),
+		Interval: v1alpha1.ReportInterval, Pod: cfg.PodName, Node: cfg.NodeName,
+	})
+	defer a.noted.record.Start(ctx)()
 	defer end()
 	defer context.AfterFunc(signalled, func() {
+		a.noted.leave()
 		a.leave()
 		end()
 	})()
@@ -134,7 +141,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: a.manager()}
 	l := loop.Loop[status]{
-		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Health: health,
+		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health,
 		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: lease.Renew},
 	}
 	return l.Run(ctx)
@@ -199,10 +206,12 @@ type agent struct {
 	usedByPeer    use
 	// useBegins signals that a node sends packets.
 	useBegins notify.Signal
-	// news signals that the tunnel has come up or gone down. leaving says that this gateway is about
-	// to end.
-	news    notify.Signal
-	leaving atomic.Bool
+	// news signals that the tunnel has come up or gone down, and measured the same to the loop. leaving
+	// says that this gateway is about to end.
+	news, measured notify.Signal
+	leaving        atomic.Bool
+	// noted is what the history knows.
+	noted noted
 
 	// prober probes the peer's gateway, session asks it often whether the tunnel works, and channel is
 	// to it. They last until stop.

@@ -60,6 +60,18 @@ const (
 // name, so that a policy can tell whose it is.
 func NodeLease(nodeName string) string { return "node-" + nodeName }
 
+// HistoryPrefix is what the names of ConfigMaps begin with in which agents note changes of state.
+const HistoryPrefix = "history-"
+
+// NodeHistory is the name of the ConfigMap in which the agent of a node notes changes of state.
+// It has the node's name, so that a policy can tell whose it is.
+func NodeHistory(nodeName string) string { return HistoryPrefix + NodeLease(nodeName) }
+
+// GatewayHistory is the same for the gateway of a plane.
+func GatewayHistory(peering string, plane int32) string {
+	return fmt.Sprintf("%s%s-%d", HistoryPrefix, GatewayService(peering), plane)
+}
+
 // GatewayService names the Service that exposes the gateways of a peering.
 func GatewayService(peering string) string { return "gateway-" + peering }
 
