@@ -62,6 +62,9 @@ func (n *noted) see(uid types.UID, s v1alpha1.PlaneStatus, state, why string) {
 		n.uid, n.begun, n.plane, n.mtu, n.endpoint = uid, time.Now(), "", 0, ""
 		n.setPlane(planeStarting, "the gateway runs on node "+s.NodeName)
 	}
+	if n.plane == planeDown && state == planeLeaving {
+		return // the peer's gateway has said so before, and is gone by now
+	}
 	if n.plane != planeStarting || state != planeDown || time.Since(n.begun) >= startGrace {
 		n.setPlane(state, why)
 	}

@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/history"
+	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -36,6 +37,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 const (
@@ -61,6 +63,8 @@ type Config struct {
 	PodIPs            []netip.Addr
 	PodName, NodeName string
 	Log               *slog.Logger
+	// Level is that of Log, nil if it does not change.
+	Level *logs.Level
 }
 
 // objectName is that of the gateway's own objects in its namespace.
@@ -69,6 +73,7 @@ func (c Config) objectName() string { return fmt.Sprintf("gateway-%s-%d", c.Peer
 // Run is the agent. It returns when ctx ends, or with an error that starting
 // anew may mend.
 func Run(ctx context.Context, cfg Config) error {
+	cfg.Log.Info("this gateway starts", "version", version.String(), "peering", cfg.Peering, "plane", cfg.Plane, "node", cfg.NodeName, "pod", cfg.PodName)
 	askByTCP(net.DefaultResolver)
 	key, err := readKey(filepath.Join(cfg.KeyDir, v1alpha1.KeyFilePrivate))
 	if err != nil {
@@ -293,7 +298,7 @@ func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 	if !preferred.IsValid() {
 		return again
 	}
-	a.Log.Info("calling the node of the peer's gateway", "endpoint", preferred, "before", a.tunnel.Endpoint)
+	a.Log.Debug("calling the node of the peer's gateway", "endpoint", preferred, "before", a.tunnel.Endpoint)
 	if err := a.device.Call(preferred); err != nil {
 		a.Log.Error("cannot change the endpoint", "error", err)
 	}
@@ -305,7 +310,7 @@ func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 // redial starts the handshake anew.
 func (a *agent) redial(ctx context.Context) {
 	if !a.probes.LastReply.IsZero() {
-		a.Log.Info("probes are not answered: starting the handshake anew",
+		a.Log.Debug("probes are not answered: starting the handshake anew",
 			"for", time.Since(a.probes.LastReply).Round(time.Millisecond), "probes", a.probes.Unanswered)
 	}
 	// The first time there is nothing to start anew.
@@ -337,6 +342,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		return true, nil // not yet, or not any more
 	}
 	a.peering = p
+	a.Level.Follow(a.Log, p.Annotations)
 	if err := p.Check(); err != nil {
 		return false, err
 	}

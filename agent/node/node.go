@@ -30,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/history"
+	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -40,6 +41,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // Config is what the pod tells its agent.
@@ -49,6 +51,8 @@ type Config struct {
 	// OverlayKey is a file with the key of the cluster's overlay.
 	OverlayKey string
 	Log        *slog.Logger
+	// Level is that of Log, nil if it does not change.
+	Level *logs.Level
 }
 
 // historyInterval is the least time between two writes of the history. All nodes may change their plane again and
@@ -58,6 +62,7 @@ const historyInterval = 10 * time.Second
 // Run is the agent. It returns when ctx ends, or with an error that starting
 // anew may mend.
 func Run(ctx context.Context, cfg Config) error {
+	cfg.Log.Info("this node's agent starts", "version", version.String(), "node", cfg.NodeName, "pod", cfg.PodName)
 	key, err := overlay.ReadKey(cfg.OverlayKey)
 	if err != nil {
 		return err
@@ -100,6 +105,7 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 	if err != nil {
 		return err
 	}
+	cfg.Log.Info("this node has an address in the overlay", "address", own.Name)
 	address, err := netip.ParseAddr(own.Name)
 	if err != nil {
 		return err
@@ -334,6 +340,12 @@ func (a *agent) readObjects(ctx context.Context) error {
 		return fmt.Errorf("list the pods of node %s: %w", a.NodeName, err)
 	}
 	a.node, a.pods = node, pods.Items
+	if a.Level != nil {
+		_, namespace := agents()
+		if err := a.view.Get(ctx, client.ObjectKeyFromObject(namespace), namespace); err == nil { // it may be gone
+			a.Level.Follow(a.Log, namespace.GetAnnotations())
+		}
+	}
 	a.local.nodeIPs = nodes.Addresses(node, corev1.NodeInternalIP)
 	ranges := podCIDRs(node)
 	a.local.pods = v1alpha1.Prefixes(ranges)
