@@ -11,6 +11,7 @@
 package history
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -134,7 +135,7 @@ func (r *Record) newEvent(c Change) *corev1.Event {
 			Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager, v1alpha1.LabelPeering: c.Peering},
 		},
 		InvolvedObject: corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering", Name: c.Peering, UID: c.About},
-		Type:           kind, Reason: c.Event, Message: loop.Short(fmt.Sprintf("%s: %s → %s: %s", about, c.From, c.To, c.Reason)),
+		Type:           kind, Reason: c.Event, Message: loop.Short(fmt.Sprintf("%s: %s → %s: %s", about, cmp.Or(c.From, "-"), c.To, c.Reason)),
 		FirstTimestamp: at, LastTimestamp: at, Count: 1,
 		Source: corev1.EventSource{Component: component, Host: r.Node}, ReportingController: component, ReportingInstance: r.Pod,
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -94,6 +95,15 @@ func TestUnpeerForgets(t *testing.T) {
 		if err := a.raw.Create(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
+	}
+	// The next command does not take a history for what an interrupted one has written down.
+	own := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "history-gateway-b-0"}}
+	if err := a.raw.Patch(t.Context(), own, client.RawPatch(types.MergePatchType, []byte(`{"data":{"clock":"x"}}`))); err != nil {
+		t.Fatal(err)
+	}
+	mustPeer(t, a, b, Options{})
+	if err := a.raw.Get(t.Context(), client.ObjectKeyFromObject(own), own); err != nil || own.Data[history.ClockKey] != "x" {
+		t.Errorf("peering again has changed the history: %v, %v", own.Data, err)
 	}
 	if err := a.forget(t.Context(), "b"); err != nil {
 		t.Fatal(err)
