@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -55,11 +56,14 @@ func TestNoSecretIsTold(t *testing.T) {
 	isolate(t)
 	hub, spokes, file := hubAndSpokes(t, 1)
 	const token = "planted-token-of-an-administrator"
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
+	dead := kubeconfig(t, filepath.Join(t.TempDir(), "dead"), "dead") // by HTTPS: a token is used there only
+	for _, f := range []string{file, dead} {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, f, strings.ReplaceAll(string(text), "token: t}", "token: "+token+"}"))
 	}
-	write(t, file, strings.ReplaceAll(string(text), "token: t}", "token: "+token+"}"))
 	told := map[string]string{}
 	tell := func(want int, line string) {
 		t.Helper()
@@ -101,6 +105,7 @@ func TestNoSecretIsTold(t *testing.T) {
 	}
 	spokes[0].Close() // an error tells of the request
 	tell(ExitUnreachable, "peer hub spoke-1 --timeout 5s")
+	tell(ExitUnreachable, "status "+dead+"#dead")
 	tell(ExitPartial, "unpeer hub spoke-1")
 	for where, text := range told {
 		for name, secret := range secrets {
