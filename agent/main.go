@@ -21,7 +21,9 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/liqonet/liqonet/agent/gateway"
+	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/agent/node"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
@@ -30,13 +32,15 @@ const terminationLog = "/dev/termination-log"
 
 func main() {
 	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	level := &logs.Level{}
+	log := logs.New(os.Stderr, level)
+	slog.SetDefault(log) // that of libraries, such as HTTP's server
 	klog.SetLogger(logr.FromSlogHandler(log.Handler()))
 	ctrllog.SetLogger(logr.FromSlogHandler(log.Handler()))
-	err := newRoot(log).ExecuteContext(ctx)
+	err := newRoot(log, level).ExecuteContext(ctx)
 	cancel()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "Error:", err)
+		log.Error("the agent ends", "error", err)
 		// Where this is not a container there is no such file, and nobody reads it.
 		if f, openErr := os.OpenFile(terminationLog, os.O_WRONLY, 0); openErr == nil {
 			fmt.Fprintln(f, err)
@@ -46,12 +50,13 @@ func main() {
 	}
 }
 
-func newRoot(log *slog.Logger) *cobra.Command {
+func newRoot(log *slog.Logger, level *logs.Level) *cobra.Command {
 	root := &cobra.Command{
 		Use: "liqonet-agent", Short: "The agents of liqonet", SilenceErrors: true, SilenceUsage: true,
 		Version: version.String(), PersistentPreRun: func(*cobra.Command, []string) { leaveProcessors() },
 	}
-	root.AddCommand(newGateway(log), newNode(log), newPurge())
+	root.PersistentFlags().Var(level, "log-level", "from which level on lines are logged: "+strings.Join(v1alpha1.LogLevels(), ", "))
+	root.AddCommand(newGateway(log, level), newNode(log, level), newPurge())
 	return root
 }
 
@@ -64,8 +69,8 @@ func leaveProcessors() {
 	}
 }
 
-func newGateway(log *slog.Logger) *cobra.Command {
-	cfg := gateway.Config{Log: log}
+func newGateway(log *slog.Logger, level *logs.Level) *cobra.Command {
+	cfg := gateway.Config{Log: log, Level: level}
 	cmd := &cobra.Command{
 		Use: "gateway", Short: "Be one end of the tunnel of a peering", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -88,8 +93,8 @@ func newGateway(log *slog.Logger) *cobra.Command {
 	return cmd
 }
 
-func newNode(log *slog.Logger) *cobra.Command {
-	cfg := node.Config{Log: log}
+func newNode(log *slog.Logger, level *logs.Level) *cobra.Command {
+	cfg := node.Config{Log: log, Level: level}
 	cmd := &cobra.Command{
 		Use: "node", Short: "Connect this node to the gateways", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

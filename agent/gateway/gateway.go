@@ -26,6 +26,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/history"
+	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -35,6 +37,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 const (
@@ -60,6 +63,8 @@ type Config struct {
 	PodIPs            []netip.Addr
 	PodName, NodeName string
 	Log               *slog.Logger
+	// Level is that of Log, nil if it does not change.
+	Level *logs.Level
 }
 
 // objectName is that of the gateway's own objects in its namespace.
@@ -68,6 +73,7 @@ func (c Config) objectName() string { return fmt.Sprintf("gateway-%s-%d", c.Peer
 // Run is the agent. It returns when ctx ends, or with an error that starting
 // anew may mend.
 func Run(ctx context.Context, cfg Config) error {
+	cfg.Log.Info("this gateway starts", "version", version.String(), "peering", cfg.Peering, "plane", cfg.Plane, "node", cfg.NodeName, "pod", cfg.PodName)
 	askByTCP(net.DefaultResolver)
 	key, err := readKey(filepath.Join(cfg.KeyDir, v1alpha1.KeyFilePrivate))
 	if err != nil {
@@ -110,15 +116,21 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(),
-		news: notify.NewSignal(), useBegins: notify.NewSignal(),
+		news: notify.NewSignal(), measured: notify.NewSignal(), useBegins: notify.NewSignal(),
 		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKeys: overlayKeys, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
 	// Packets pass until nobody sends any by this gateway.
 	signalled := ctx
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
+	a.noted.peering, a.noted.index, a.noted.record = cfg.Peering, int32(cfg.Plane), history.New(&history.Record{
+		Client: c, Log: cfg.Log, Name: v1alpha1.GatewayHistory(cfg.Peering, int32(cfg.Plane)), Manager: a.manager(),
+		Interval: v1alpha1.ReportInterval, Pod: cfg.PodName, Node: cfg.NodeName,
+	})
+	defer a.noted.record.Start(ctx)()
 	defer end()
 	defer context.AfterFunc(signalled, func() {
+		a.noted.leave()
 		a.leave()
 		end()
 	})()
@@ -134,7 +146,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: a.manager()}
 	l := loop.Loop[status]{
-		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Health: health,
+		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health,
 		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: lease.Renew},
 	}
 	return l.Run(ctx)
@@ -199,10 +211,12 @@ type agent struct {
 	usedByPeer    use
 	// useBegins signals that a node sends packets.
 	useBegins notify.Signal
-	// news signals that the tunnel has come up or gone down. leaving says that this gateway is about
-	// to end.
-	news    notify.Signal
-	leaving atomic.Bool
+	// news signals that the tunnel has come up or gone down, and measured the same to the loop. leaving
+	// says that this gateway is about to end.
+	news, measured notify.Signal
+	leaving        atomic.Bool
+	// noted is what the history knows.
+	noted noted
 
 	// prober probes the peer's gateway, session asks it often whether the tunnel works, and channel is
 	// to it. They last until stop.
@@ -284,7 +298,7 @@ func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 	if !preferred.IsValid() {
 		return again
 	}
-	a.Log.Info("calling the node of the peer's gateway", "endpoint", preferred, "before", a.tunnel.Endpoint)
+	a.Log.Debug("calling the node of the peer's gateway", "endpoint", preferred, "before", a.tunnel.Endpoint)
 	if err := a.device.Call(preferred); err != nil {
 		a.Log.Error("cannot change the endpoint", "error", err)
 	}
@@ -296,7 +310,7 @@ func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 // redial starts the handshake anew.
 func (a *agent) redial(ctx context.Context) {
 	if !a.probes.LastReply.IsZero() {
-		a.Log.Info("probes are not answered: starting the handshake anew",
+		a.Log.Debug("probes are not answered: starting the handshake anew",
 			"for", time.Since(a.probes.LastReply).Round(time.Millisecond), "probes", a.probes.Unanswered)
 	}
 	// The first time there is nothing to start anew.
@@ -328,6 +342,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		return true, nil // not yet, or not any more
 	}
 	a.peering = p
+	a.Level.Follow(a.Log, p.Annotations)
 	if err := p.Check(); err != nil {
 		return false, err
 	}

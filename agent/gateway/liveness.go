@@ -58,6 +58,7 @@ func (a *agent) answerLiveness(ctx context.Context) {
 				return
 			case <-a.news:
 				a.responder.Push()
+				a.measured.Send()
 			}
 		}
 	}()

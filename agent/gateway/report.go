@@ -43,11 +43,17 @@ func (a *agent) Status(problem string) (status, bool) {
 		return status{}, false
 	}
 	s := status{peering: a.peering.UID, plane: a.planeStatus(problem)}
+	if a.device != nil {
+		state, why := a.planeState(s.plane)
+		a.noted.see(s.peering, s.plane, state, why)
+	}
 	// The lowest plane that packets pass by writes them, or else the lowest one.
 	alive := a.planesAlive(s.plane)
 	planes := a.peering.Spec.Planes
 	if i := slices.IndexFunc(planes, func(p v1alpha1.Plane) bool { return len(alive) == 0 || alive[p.Index] }); i >= 0 && planes[i].Index == s.plane.Index {
 		s.conditions = a.currentConditions(s.plane)
+	} else {
+		a.conditions = nil // they are another gateway's by now
 	}
 	return s, true
 }
@@ -131,6 +137,7 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus) []metav1.Condition {
 	conditions = append(conditions, keysFresh(a.peering, time.Now()))
 	for _, c := range conditions {
 		c.ObservedGeneration = a.applied
+		a.noted.noteCondition(meta.FindStatusCondition(a.conditions, c.Type), c)
 		meta.SetStatusCondition(&a.conditions, c)
 	}
 	return slices.Clone(a.conditions)

@@ -22,12 +22,15 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	applymeta "k8s.io/client-go/applyconfigurations/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/history"
+	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -38,6 +41,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // Config is what the pod tells its agent.
@@ -47,11 +51,18 @@ type Config struct {
 	// OverlayKeys is a directory with the keys of the cluster's overlay.
 	OverlayKeys string
 	Log         *slog.Logger
+	// Level is that of Log, nil if it does not change.
+	Level *logs.Level
 }
+
+// historyInterval is the least time between two writes of the history. All nodes may change their plane again and
+// again at once.
+const historyInterval = 10 * time.Second
 
 // Run is the agent. It returns when ctx ends, or with an error that starting
 // anew may mend.
 func Run(ctx context.Context, cfg Config) error {
+	cfg.Log.Info("this node's agent starts", "version", version.String(), "node", cfg.NodeName, "pod", cfg.PodName)
 	keys, err := overlay.ReadKeys(cfg.OverlayKeys)
 	if err != nil {
 		return err
@@ -94,6 +105,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	if err != nil {
 		return err
 	}
+	cfg.Log.Info("this node has an address in the overlay", "address", own.Name)
 	address, err := netip.ParseAddr(own.Name)
 	if err != nil {
 		return err
@@ -132,6 +144,15 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	if err != nil {
 		return err
 	}
+	a.history = history.New(&history.Record{
+		Client: c, Log: cfg.Log, Name: v1alpha1.NodeHistory(cfg.NodeName), Manager: a.manager, Interval: historyInterval,
+		Owner: &metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID},
+	})
+	ended := a.history.Start(ctx)
+	defer func() {
+		cancel()
+		ended()
+	}()
 	lease := loop.Lease{
 		Client: c, Name: v1alpha1.NodeLease(cfg.NodeName), Holder: cfg.PodName, Manager: a.manager,
 		Owner: applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID),
@@ -196,6 +217,9 @@ type agent struct {
 	// gone down.
 	choices map[string]*failover.Choice
 	wake    notify.Signal
+	// history is the record of changes, reached says which peers this node reached at the last look.
+	history *history.Record
+	reached map[string]bool
 	// paths are how packets get to gateways, asked of the kernel when it has changed.
 	paths map[pathKey]pathInfo
 }
@@ -230,6 +254,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 			return false, err
 		}
 	}
+	a.history.Keep(names(peerings.Items))
 	want, bad := desire(a.local, peerings.Items)
 	if compare || !reflect.DeepEqual(want, a.want) {
 		clear(a.paths)
@@ -237,6 +262,13 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		a.inSync, a.err = a.apply(ctx, want)
 	}
 	return a.inSync, errors.Join(bad, a.err)
+}
+
+func names(peerings []v1alpha1.Peering) (out []string) {
+	for i := range peerings {
+		out = append(out, peerings[i].Name)
+	}
+	return out
 }
 
 // apply makes the kernel hold what is wanted.
@@ -308,6 +340,12 @@ func (a *agent) readObjects(ctx context.Context) error {
 		return fmt.Errorf("list the pods of node %s: %w", a.NodeName, err)
 	}
 	a.node, a.pods = node, pods.Items
+	if a.Level != nil {
+		_, namespace := agents()
+		if err := a.view.Get(ctx, client.ObjectKeyFromObject(namespace), namespace); err == nil { // it may be gone
+			a.Level.Follow(a.Log, namespace.GetAnnotations())
+		}
+	}
 	a.local.nodeIPs = nodes.Addresses(node, corev1.NodeInternalIP)
 	ranges := podCIDRs(node)
 	a.local.pods = v1alpha1.Prefixes(ranges)

@@ -2,9 +2,12 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"time"
 
+	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/pkg/failover"
+	form "github.com/liqonet/liqonet/pkg/history"
 )
 
 const (
@@ -71,7 +74,9 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	if err := a.kernel.Switch(a.want.ways[way{peering, active}]); err != nil {
 		a.Log.Error("cannot change the plane", "peering", peering, "plane", active, "error", err)
 	} else if chosen {
-		a.Log.Info("packets are sent by another plane", "peering", peering, "plane", active, "before", before, "reason", whyLeft(before, planes))
+		a.history.Note(history.Change{Entry: form.Entry{
+			Peering: peering, Plane: &active, What: "plane in use", From: fmt.Sprint(before), To: fmt.Sprint(active), Reason: whyLeft(before, planes),
+		}})
 	}
 	a.local.active[peering] = active
 	return true, down
@@ -83,12 +88,12 @@ func whyLeft(left int32, planes []failover.Plane) string {
 		switch {
 		case p.Index != left:
 		case !p.Up:
-			return "down"
+			return fmt.Sprintf("plane %d is down: no answer for %.1f s", left, p.Down.Seconds())
 		case p.Leaving:
-			return "leaving"
+			return fmt.Sprintf("the gateway of plane %d is leaving", left)
 		}
 	}
-	return "preferred"
+	return "this plane is preferred, and works again"
 }
 
 // watchUse tells the session of a plane whether packets are sent by it, until ctx ends.
@@ -126,4 +131,25 @@ func (a *agent) watchUse(ctx context.Context, p *prober, link string) {
 			p.session.Use(false, 0)
 		}
 	}
+}
+
+// noteReached notes whether this node reaches its peers, by any plane.
+func (a *agent) noteReached() {
+	reached := map[string]bool{}
+	for _, p := range a.probers {
+		reached[p.gateway.peering] = reached[p.gateway.peering] || p.ready
+	}
+	for peering, now := range reached {
+		before, known := a.reached[peering]
+		c := history.Change{Bad: !now, Entry: form.Entry{
+			Peering: peering, What: "peer", From: "not reached", To: "reached", Reason: "probes are answered by the peer's gateway",
+		}}
+		if !now {
+			c.From, c.To, c.Reason = c.To, c.From, fmt.Sprintf("no answer by the peer's gateways for %s", silence)
+		}
+		if now != before && (known || now) {
+			a.history.Note(c)
+		}
+	}
+	a.reached = reached
 }

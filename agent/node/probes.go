@@ -55,6 +55,7 @@ func (a *agent) Look(context.Context) (changed bool, next time.Duration) {
 		}
 		next = min(next, p.stats.Pause*2/3)
 	}
+	a.noteReached()
 	changed, down := a.choosePlanes()
 	if down {
 		next = min(next, downInterval)

@@ -22,6 +22,7 @@ import (
 
 func newStatus(g *globals) *cobra.Command {
 	var out *output
+	var history bool
 	cmd := &cobra.Command{
 		Use:   "status [CLUSTER…]",
 		Short: "Show the peerings of clusters, measured by packets",
@@ -30,14 +31,19 @@ and, where the kubeconfig has a context of the peer's name, the peer's side of i
 
 Latency and loss are those of probes that the gateways send through the tunnel,
 and each node to the peer's gateway. The exit code is 7 if a peering is not
-connected from every node.`,
+connected from every node.
+
+With --history it shows instead what has changed, when and why, as the agents of
+these clusters have noted it: on one time line, whatever their clocks say.`,
 		Example: `  kubectl liqonet status
-  kubectl liqonet status cluster-a cluster-b -o json`,
+  kubectl liqonet status cluster-a cluster-b -o json
+  kubectl liqonet status cluster-a cluster-b --history`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		Args:              cobra.ArbitraryArgs,
-		RunE:              func(cmd *cobra.Command, args []string) error { return g.status(cmd.Context(), args, out) },
+		RunE:              func(cmd *cobra.Command, args []string) error { return g.status(cmd.Context(), args, history, out) },
 	}
 	out = addOutput(cmd.Flags())
+	cmd.Flags().BoolVar(&history, "history", false, "show what has changed, when and why")
 	addTimeout(cmd, 15*time.Second)
 	return cmd
 }
@@ -60,7 +66,7 @@ func peeringNames(views []peering.View) (out []string) {
 	return out
 }
 
-func (g *globals) status(ctx context.Context, refs []string, out *output) error {
+func (g *globals) status(ctx context.Context, refs []string, history bool, out *output) error {
 	_, raw, err := loadKubeconfig(g.kubeconfig)
 	if err != nil {
 		return err
@@ -85,6 +91,10 @@ func (g *globals) status(ctx context.Context, refs []string, out *output) error 
 		asked = append(asked, c.ID)
 	}
 	var unshown []error
+	sides := make([]historySide, len(clusters))
+	for i, c := range clusters {
+		sides[i].cluster = c
+	}
 	doc := &statusDocument{TypeMeta: documentType("Status"), Peerings: append([]peering.View{}, slices.Concat(views...)...)}
 	if implicit {
 		others, errs := inParallel(doc.Peerings, func(v peering.View) (otherSide, error) {
@@ -95,18 +105,22 @@ func (g *globals) status(ctx context.Context, refs []string, out *output) error 
 		})
 		for i, o := range others {
 			doc.Peerings, asked = append(doc.Peerings, o.views...), append(asked, o.asked...)
+			if o.cluster != nil {
+				sides = append(sides, historySide{o.cluster, peeringsOf(o.views)})
+			}
 			if errs[i] != nil {
 				doc.Errors, unshown = append(doc.Errors, string(explain(errs[i], "  "))), append(unshown, errs[i])
 			}
 		}
 	}
+	if history {
+		return g.printHistory(ctx, sides, unshown, out)
+	}
 	peering.MarkOrphans(doc.Peerings, asked)
 	if err := out.printStatus(g.streams.Out, doc, clusters); err != nil {
 		return err
 	}
-	for _, err := range unshown {
-		g.err().printf("Warning: a peer's side is not shown: %s\n", explain(err, "  "))
-	}
+	g.warnUnshown(unshown)
 	for _, v := range doc.Peerings {
 		if v.State != peering.Connected {
 			return errUnhealthy
@@ -115,10 +129,17 @@ func (g *globals) status(ctx context.Context, refs []string, out *output) error 
 	return nil
 }
 
-// otherSide is the peer's view of a peering, and the peer's ID if it was asked.
+func (g *globals) warnUnshown(errs []error) {
+	for _, err := range errs {
+		g.err().printf("Warning: a peer's side is not shown: %s\n", explain(err, "  "))
+	}
+}
+
+// otherSide is the peer's view of a peering, and the peer with its ID if it was asked.
 type otherSide struct {
-	views []peering.View
-	asked []string
+	views   []peering.View
+	asked   []string
+	cluster *peering.Cluster
 }
 
 // otherSide asks the cluster that a context of the peer's name leads to. Nothing is asked
@@ -132,7 +153,7 @@ func (g *globals) otherSide(ctx context.Context, v peering.View, own *peering.Cl
 		return o, err
 	}
 	o.views = slices.DeleteFunc(o.views, func(t peering.View) bool { return t.PeerID != own.ID })
-	o.asked = []string{v.PeerID}
+	o.asked, o.cluster = []string{v.PeerID}, peers[0]
 	return o, nil
 }
 

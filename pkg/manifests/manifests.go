@@ -267,8 +267,10 @@ func NodeAgent(image string, keys []int32) (account []Object, daemonSet *appsv1.
 		},
 		[]rbacv1.PolicyRule{
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create", "patch"}},
+			// Its history.
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "patch"}},
 		})
-	account = append(account, nodePolicy(labels)...)
+	account = slices.Concat(account, gatewayPolicy(labels), nodePolicy(labels))
 	daemonSet = &appsv1.DaemonSet{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
 		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.NodeAgentName, labels),
@@ -333,6 +335,9 @@ type Gateway struct {
 func (g Gateway) Name() string {
 	return fmt.Sprintf("gateway-%s-%d", g.Peering, g.Plane)
 }
+
+// HistoryName is that of the ConfigMap in which the gateway notes changes of state.
+func (g Gateway) HistoryName() string { return v1alpha1.GatewayHistory(g.Peering, g.Plane) }
 
 // SecretName is that of the Secret with the gateway's key.
 func (g Gateway) SecretName() string { return fmt.Sprintf("%s-%d", g.Name(), g.KeyGeneration) }
@@ -445,12 +450,19 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 		},
 		[]rbacv1.PolicyRule{
 			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{g.Name()}, Verbs: []string{"patch"}},
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{g.HistoryName()}, Verbs: []string{"patch"}},
 			// Which endpoints it has is told to the peer.
 			{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{v1alpha1.GatewayService(g.Peering)}, Verbs: []string{"list", "watch"}},
 		})
+	account = append(account, roleFor(g.Name(), metav1.NamespaceDefault, g.ClusterName(), labels, []rbacv1.PolicyRule{
+		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}},
+	})...)
 	return append(account, &coordinationv1.Lease{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: labels}, // its annotation is the agent's
+	}, &corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.HistoryName(), Labels: labels}, // the agent fills it
 	}), g.deployment()
 }
 
@@ -529,8 +541,7 @@ func componentLabels(component string) map[string]string {
 // others.
 func accountFor(name, clusterName string, labels map[string]string, inCluster, inNamespace []rbacv1.PolicyRule) []Object {
 	rbac := rbacv1.SchemeGroupVersion.String()
-	subjects := []rbacv1.Subject{{Kind: "ServiceAccount", Name: name, Namespace: v1alpha1.Namespace}}
-	return []Object{
+	return append([]Object{
 		&corev1.ServiceAccount{
 			TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ServiceAccount"},
 			ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
@@ -546,18 +557,25 @@ func accountFor(name, clusterName string, labels map[string]string, inCluster, i
 			TypeMeta:   metav1.TypeMeta{APIVersion: rbac, Kind: "ClusterRoleBinding"},
 			ObjectMeta: objectMeta("", clusterName, labels),
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterName},
-			Subjects:   subjects,
+			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Name: name, Namespace: v1alpha1.Namespace}},
 		},
+	}, roleFor(name, v1alpha1.Namespace, name, labels, inNamespace)...)
+}
+
+// roleFor lets the account of an agent do something in a namespace.
+func roleFor(account, namespace, name string, labels map[string]string, rules []rbacv1.PolicyRule) []Object {
+	rbac := rbacv1.SchemeGroupVersion.String()
+	return []Object{
 		&rbacv1.Role{
 			TypeMeta:   metav1.TypeMeta{APIVersion: rbac, Kind: "Role"},
-			ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
-			Rules:      inNamespace,
+			ObjectMeta: objectMeta(namespace, name, labels),
+			Rules:      rules,
 		},
 		&rbacv1.RoleBinding{
 			TypeMeta:   metav1.TypeMeta{APIVersion: rbac, Kind: "RoleBinding"},
-			ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
+			ObjectMeta: objectMeta(namespace, name, labels),
 			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name},
-			Subjects:   subjects,
+			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Name: account, Namespace: v1alpha1.Namespace}},
 		},
 	}
 }

@@ -14,12 +14,6 @@ import (
 // and the API server knows on which node that pod is (KEP-4193, since Kubernetes 1.30). A
 // token without that knowledge may write nothing.
 func nodePolicy(labels map[string]string) []Object {
-	rule := func(group, resource string, operations ...admissionv1.OperationType) admissionv1.NamedRuleWithOperations {
-		return admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
-			Operations: operations,
-			Rule:       admissionv1.Rule{APIGroups: []string{group}, APIVersions: []string{"*"}, Resources: []string{resource}, Scope: new(admissionv1.AllScopes)},
-		}}
-	}
 	const create, update, remove = admissionv1.Create, admissionv1.Update, admissionv1.Delete
 	agent := fmt.Sprintf("system:serviceaccount:%s:%s", v1alpha1.Namespace, v1alpha1.NodeAgentName)
 	return []Object{
@@ -34,6 +28,7 @@ func nodePolicy(labels map[string]string) []Object {
 						rule(v1alpha1.GroupVersion.Group, "nodenetworks", create, update, remove),
 						rule(v1alpha1.GroupVersion.Group, "nodenetworks/status", update),
 						rule("coordination.k8s.io", "leases", create, update, remove),
+						rule("", "configmaps", create, update, remove),
 					},
 				},
 				MatchConditions: []admissionv1.MatchCondition{{Name: "node-agents", Expression: fmt.Sprintf("request.userInfo.username == '%s'", agent)}},
@@ -43,18 +38,61 @@ func nodePolicy(labels map[string]string) []Object {
 				},
 				Validations: []admissionv1.Validation{{
 					Expression: fmt.Sprintf("variables.node != '' && variables.objects.all(o, "+
-						"request.resource.resource == 'leases' ? o.metadata.name == '%s' + variables.node : o.spec.nodeName == variables.node)", v1alpha1.NodeLease("")),
+						"request.resource.resource == 'leases' ? o.metadata.name == '%s' + variables.node : "+
+						"request.resource.resource == 'configmaps' ? o.metadata.name == '%s' + variables.node : "+
+						"o.spec.nodeName == variables.node)", v1alpha1.NodeLease(""), v1alpha1.NodeHistory("")),
 					MessageExpression: "'the node agent of \"' + variables.node + '\" may write what belongs to its own node only'",
 					Reason:            new(metav1.StatusReasonForbidden),
 				}},
 			},
 		},
-		&admissionv1.ValidatingAdmissionPolicyBinding{
-			TypeMeta:   metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "ValidatingAdmissionPolicyBinding"},
-			ObjectMeta: objectMeta("", v1alpha1.NodeAgentName, labels),
-			Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
-				PolicyName: v1alpha1.NodeAgentName, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+		policyBinding(v1alpha1.NodeAgentName, labels),
+	}
+}
+
+// gatewayPolicy lets a gateway send Events about its own Peering only. They are in a namespace of others, and a role
+// cannot tell what they are about.
+func gatewayPolicy(labels map[string]string) []Object {
+	const name = "liqonet-gateway"
+	account := fmt.Sprintf("system:serviceaccount:%s:%s", v1alpha1.Namespace, v1alpha1.GatewayService(""))
+	return []Object{
+		&admissionv1.ValidatingAdmissionPolicy{
+			TypeMeta:   metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "ValidatingAdmissionPolicy"},
+			ObjectMeta: objectMeta("", name, labels),
+			Spec: admissionv1.ValidatingAdmissionPolicySpec{
+				FailurePolicy: new(admissionv1.Fail),
+				MatchConstraints: &admissionv1.MatchResources{
+					NamespaceSelector: &metav1.LabelSelector{}, ObjectSelector: &metav1.LabelSelector{}, MatchPolicy: new(admissionv1.Equivalent),
+					ResourceRules: []admissionv1.NamedRuleWithOperations{rule("", "events", admissionv1.Create, admissionv1.Update)},
+				},
+				MatchConditions: []admissionv1.MatchCondition{{Name: "gateways", Expression: fmt.Sprintf("request.userInfo.username.startsWith('%s')", account)}},
+				Validations: []admissionv1.Validation{{
+					Expression: fmt.Sprintf("object.involvedObject.kind == 'Peering' && object.involvedObject.apiVersion == '%s' && "+
+						"object.source.component == '%s' && object.reportingComponent == '%s' && "+
+						"request.userInfo.username in ['0', '1', '2', '3'].map(plane, '%s' + object.involvedObject.name + '-' + plane)", v1alpha1.GroupVersion, name, name, account),
+					Message: "a gateway may send Events about its own Peering only",
+					Reason:  new(metav1.StatusReasonForbidden),
+				}},
 			},
+		},
+		policyBinding(name, labels),
+	}
+}
+
+func rule(group, resource string, operations ...admissionv1.OperationType) admissionv1.NamedRuleWithOperations {
+	return admissionv1.NamedRuleWithOperations{RuleWithOperations: admissionv1.RuleWithOperations{
+		Operations: operations,
+		Rule:       admissionv1.Rule{APIGroups: []string{group}, APIVersions: []string{"*"}, Resources: []string{resource}, Scope: new(admissionv1.AllScopes)},
+	}}
+}
+
+// policyBinding has a policy deny what it does not allow.
+func policyBinding(name string, labels map[string]string) Object {
+	return &admissionv1.ValidatingAdmissionPolicyBinding{
+		TypeMeta:   metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "ValidatingAdmissionPolicyBinding"},
+		ObjectMeta: objectMeta("", name, labels),
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
 		},
 	}
 }

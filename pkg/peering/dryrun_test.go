@@ -24,7 +24,7 @@ func (w *site) ours(t *testing.T) []string {
 	var out []string
 	for name := range w.versions(t) {
 		kind, rest, _ := strings.Cut(name, " ")
-		if kind == "Node" || rest == "kube-system" || rest == "default/kubernetes" {
+		if kind == "Node" || rest == "kube-system" || rest == "default/kubernetes" || strings.HasPrefix(rest, "kube-system/") {
 			continue
 		}
 		if !strings.Contains(rest, "/") {

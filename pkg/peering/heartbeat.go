@@ -4,6 +4,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -51,9 +52,9 @@ func (h heartbeats) note(leases []*coordinationv1.Lease, serverNow time.Time) {
 	}
 }
 
-// stampOf is when an agent last wrote its Lease, by the API server's clock.
-func stampOf(l *coordinationv1.Lease) (latest time.Time) {
-	for _, f := range l.ManagedFields {
+// stampOf is when an agent last wrote its Lease, or its history, by the API server's clock.
+func stampOf(l client.Object) (latest time.Time) {
+	for _, f := range l.GetManagedFields() {
 		if f.Manager != v1alpha1.FieldManager && f.Time != nil && f.Time.After(latest) {
 			latest = f.Time.Time
 		}

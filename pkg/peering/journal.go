@@ -238,7 +238,10 @@ func (c *Cluster) undoInterrupted(ctx context.Context, peerID, peering string, s
 func (c *Cluster) journals(ctx context.Context, peering string) (working, dead []corev1.ConfigMap, err error) {
 	var first, again corev1.ConfigMapList
 	list := func(into *corev1.ConfigMapList) error {
-		return c.list(ctx, into, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelPeering: peering})
+		err := c.list(ctx, into, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelPeering: peering})
+		// The histories of gateways have the same labels.
+		into.Items = slices.DeleteFunc(into.Items, func(m corev1.ConfigMap) bool { return m.Annotations[annotationClaim] == "" })
+		return err
 	}
 	if err := list(&first); err != nil || len(first.Items) == 0 {
 		return nil, nil, err

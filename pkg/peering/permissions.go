@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -45,11 +46,14 @@ func toRemove() []permission {
 		permissions("apiextensions.k8s.io", "", "get list patch delete", "customresourcedefinitions"),
 		permissions(rbac, "", "list delete", "clusterroles clusterrolebindings"),
 		permissions(rbac, ns, "list delete", "roles rolebindings"),
+		permissions(rbac, metav1.NamespaceDefault, "list delete", "roles rolebindings"),
+		permissions("", metav1.NamespaceDefault, "deletecollection", "events"),
 		permissions(admission, "", "list delete", admissionPolicies),
 		permissions(leases, ns, "list delete", "leases"),
 		permissions("apps", ns, "list delete", "deployments"),
 		permissions("apps", ns, "list watch delete", "daemonsets replicasets"),
 		permissions("policy", ns, "list delete", "poddisruptionbudgets"),
+		permissions("", ns, "patch", "configmaps"),
 		permissions("", ns, "list delete", "configmaps resourcequotas secrets serviceaccounts services"),
 		permissions("", ns, "list watch delete", "pods"),
 		permissions("liqonet.io", "", "get create patch update delete", "clusternetworks"),
@@ -68,18 +72,20 @@ func toInstall() []permission {
 		permissions("apiextensions.k8s.io", "", "create", "customresourcedefinitions"),
 		permissions(rbac, "", "get create patch", "clusterroles clusterrolebindings"),
 		permissions(rbac, ns, "get create patch", "roles rolebindings"),
+		permissions(rbac, metav1.NamespaceDefault, "get create patch", "roles rolebindings"),
 		permissions(admission, "", "get create patch", admissionPolicies),
 		permissions(leases, ns, "get watch create patch", "leases"),
 		permissions("apps", ns, "get create patch", "daemonsets"),
 		permissions("apps", ns, "get watch create patch", "deployments"),
 		permissions("apps", ns, "list watch", "controllerrevisions"),
 		permissions("", ns, "get create", "secrets"),
-		permissions("", ns, "create patch", "configmaps"),
+		permissions("", ns, "create", "configmaps"),
 		permissions("", ns, "get create patch", "resourcequotas serviceaccounts"),
 		permissions("policy", ns, "get create patch", "poddisruptionbudgets"),
 		permissions("", ns, "get watch create patch", "services"),
 		permissions("liqonet.io", "", "get create patch", "peerings"),
 		// Nobody may give to the agents what they do not have themselves.
+		permissions("", metav1.NamespaceDefault, "create", "events"),
 		permissions("apps", "", "get list watch", "daemonsets"),
 		permissions("", "", "list watch", "namespaces"),
 		permissions("", "", "get watch", "nodes pods"),

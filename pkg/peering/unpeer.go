@@ -218,7 +218,10 @@ func (c *Cluster) removePeering(ctx context.Context, name string) (skipped []str
 		skipped, err = c.nodesClean(gctx, name)
 		return err
 	})
-	return skipped, g.Wait()
+	if err := g.Wait(); err != nil {
+		return skipped, err
+	}
+	return skipped, c.forget(ctx, name)
 }
 
 // nodesClean waits until no node's agent reports a gateway of the peering, or
@@ -343,13 +346,25 @@ func (c *Cluster) deletePods(ctx context.Context, labels client.MatchingLabels) 
 	})
 }
 
-// ours lists objects that we manage.
-func (c *Cluster) ours(ctx context.Context, list client.ObjectList, labels client.MatchingLabels) ([]client.Object, error) {
-	err := c.list(ctx, list, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}, labels, inOurNamespace(list))
-	if err != nil {
-		return nil, err
+// ours lists objects that we manage. Some roles are where Events about Peerings are.
+func (c *Cluster) ours(ctx context.Context, list client.ObjectList, labels client.MatchingLabels) (out []client.Object, err error) {
+	namespaces := []client.ListOption{inOurNamespace(list)}
+	switch list.(type) {
+	case *rbacv1.RoleList, *rbacv1.RoleBindingList:
+		namespaces = append(namespaces, client.InNamespace(metav1.NamespaceDefault))
 	}
-	return items(list)
+	for _, namespace := range namespaces {
+		found := list.DeepCopyObject().(client.ObjectList)
+		if err := c.list(ctx, found, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}, labels, namespace); err != nil {
+			return nil, err
+		}
+		objs, err := items(found)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, objs...)
+	}
+	return out, nil
 }
 
 // installed says whether anything of ours is in the cluster.
@@ -384,6 +399,9 @@ func (c *Cluster) uninstall(ctx context.Context) error {
 		return err
 	}
 	if err := c.deleteAll(ctx, nil); err != nil {
+		return err
+	}
+	if err := c.deleteEvents(ctx, ""); err != nil {
 		return err
 	}
 	if err := c.removeNamespace(ctx); err != nil {

@@ -1,6 +1,7 @@
 package agents
 
 import (
+	"bytes"
 	"crypto/rand"
 	"fmt"
 	"net/netip"
@@ -43,7 +44,12 @@ type cluster struct {
 	// gateways are by plane, one on each node, and keys theirs.
 	gateways [planes]*process
 	keys     [planes]wgtypes.Key
+	// agents are all, gateways included.
+	agents []*process
 }
+
+// presharedKey is that of all planes.
+var presharedKey = wgtypes.Key(bytes.Repeat([]byte{0xa5, 0x3c}, 16))
 
 // machine is a node with a pod.
 type machine struct {
@@ -80,13 +86,15 @@ func newClusters(t *testing.T, o dataplane.Options) [2]*cluster {
 	for _, c := range out {
 		for i := range c.nodes {
 			n := &c.nodes[i]
-			newProcess(t, n.NS, c.api, []string{"NODE_NAME=" + n.name, "POD_NAME=node-" + n.name}, map[string][]byte{"key": c.key[:]}, "node").start(t)
+			c.agents = append(c.agents, newProcess(t, n.NS, c.api, []string{"NODE_NAME=" + n.name, "POD_NAME=node-" + n.name}, map[string][]byte{"1": c.key[:]}, "node"))
+			c.agents[i].start(t)
 		}
 		for i := range c.gateways {
 			n := &c.nodes[i]
 			env := []string{"POD_IPS=" + n.gatewayIP.String(), "NODE_NAME=" + n.name, "POD_NAME=gateway-" + n.name}
-			files := map[string][]byte{"key": c.key[:], v1alpha1.KeyFilePrivate: c.keys[i][:]}
-			c.gateways[i] = newProcess(t, n.gateway, c.api, env, files, "gateway", "--peering="+c.peer(), fmt.Sprintf("--plane=%d", i), "--key-dir=DIR")
+			files := map[string][]byte{"1": c.key[:], v1alpha1.KeyFilePrivate: c.keys[i][:], v1alpha1.KeyFilePreshared: presharedKey[:]}
+			c.gateways[i] = newProcess(t, n.gateway, c.api, env, files, "gateway", "--peering="+c.peer(), fmt.Sprintf("--plane=%d", i), "--key-dir=DIR", "--preshared-key=DIR/"+v1alpha1.KeyFilePreshared)
+			c.agents = append(c.agents, c.gateways[i])
 			c.gateways[i].start(t)
 		}
 	}
@@ -192,6 +200,9 @@ func (c *cluster) serve(t *testing.T, o dataplane.Options, peer *cluster, isServ
 			svc.Spec.Ports[i].NodePort = nodePorts + int32(i)
 		}
 		objects = append(objects, svc)
+	}
+	for i := range planes {
+		objects = append(objects, &corev1.ConfigMap{ObjectMeta: meta(v1alpha1.Namespace, v1alpha1.GatewayHistory(c.peer(), int32(i)))})
 	}
 	for _, obj := range objects {
 		if n, ok := obj.(*corev1.Node); ok {

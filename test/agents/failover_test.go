@@ -91,6 +91,11 @@ func TestFailover(t *testing.T) {
 			})
 		}
 	}
+	for _, c := range clusters {
+		c.checkHistory(t)
+		c.checkLogLevel(t)
+	}
+	checkNoSecret(t, clusters)
 }
 
 // try makes the fault at the gateway by which a cluster's first node sends.

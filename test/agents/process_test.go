@@ -14,12 +14,16 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/test/netns"
 )
+
+// plantedToken is that of all agents: nobody looks at it, and none may tell it.
+const plantedToken = "eyJ-planted-token-of-an-agent"
 
 // program is where the agents' program is, built once.
 var program string
@@ -51,10 +55,31 @@ func TestMain(m *testing.M) {
 // process is an agent that can be ended and started anew.
 type process struct {
 	*netns.NS
+	args   []string
 	script string
 	env    []string
-	log    bytes.Buffer
+	log    output
 	cmd    *exec.Cmd
+}
+
+// output is what a process has said until now.
+type output struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+// Write adds to it.
+func (o *output) Write(b []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(b)
+}
+
+// String is all of it.
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
 }
 
 // newProcess returns an agent of a namespace, which runs as in its pod as soon as it is started. The API server is
@@ -77,7 +102,7 @@ func newProcess(t *testing.T, ns *netns.NS, api http.Handler, env []string, file
 	})
 	dir := t.TempDir()
 	all := map[string][]byte{
-		"token": []byte("token"), "ca.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+		"token": []byte(plantedToken), "ca.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
 		"1": bytes.Repeat([]byte{7}, overlay.KeyBytes), // the overlay's
 	}
 	maps.Copy(all, files)
@@ -94,6 +119,7 @@ func newProcess(t *testing.T, ns *netns.NS, api http.Handler, env []string, file
 	command := strings.ReplaceAll(program+" "+strings.Join(args, " "), "DIR", dir)
 	p := &process{
 		NS:     ns,
+		args:   args,
 		script: "mount -t tmpfs none /run; mkdir -p " + account + "; mount --bind " + dir + " " + account + "; exec " + command + " --overlay-keys=" + dir,
 		env:    slices.Concat(os.Environ(), []string{"KUBERNETES_SERVICE_HOST=" + host, "KUBERNETES_SERVICE_PORT=" + port}, env),
 	}

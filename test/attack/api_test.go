@@ -91,6 +91,7 @@ func newCluster(t *testing.T) *cluster {
 			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
 			&v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.NodeNetworkSpec{NodeName: node}},
 			&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLease(node)}},
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeHistory(node)}},
 		)
 	}
 	for i, name := range []string{firstPeering, secondPeering} {
@@ -107,6 +108,12 @@ func newCluster(t *testing.T) *cluster {
 		return status(t, c.gateway, newPeering(firstPeering, 0), `{"planes":[{"index":0,"connected":true}]}`)
 	})
 	c.policy().restore(t)
+	wait(t, "a gateway sends an Event", func() error { return c.gateway.Create(t.Context(), event(firstPeering, "Peering")) })
+	c.eventPolicy().restore(t)
+	wait(t, "a node agent writes its history", func() error {
+		own := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeHistory("node-1")}}
+		return c.node.Patch(t.Context(), own, merged("%s", `{"data":{"001":"x"}}`))
+	})
 	return c
 }
 
@@ -178,6 +185,44 @@ func (c *cluster) policy() *defence {
 	}
 }
 
+// eventPolicy lets gateways send Events about their own Peering.
+func (c *cluster) eventPolicy() *defence {
+	binding := func() *admissionv1.ValidatingAdmissionPolicyBinding {
+		account, _ := manifests.NodeAgent("image", []int32{1})
+		i := slices.IndexFunc(account, func(o manifests.Object) bool {
+			b, isOne := o.(*admissionv1.ValidatingAdmissionPolicyBinding)
+			return isOne && b.Name == "liqonet-gateway"
+		})
+		return account[i].(*admissionv1.ValidatingAdmissionPolicyBinding)
+	}
+	return &defence{
+		name: "ValidatingAdmissionPolicy of gateways",
+		remove: func(t *testing.T) {
+			if err := c.admin.Delete(t.Context(), binding()); err != nil {
+				t.Fatal(err)
+			}
+		},
+		restore: func(t *testing.T) {
+			if err := client.IgnoreAlreadyExists(c.admin.Create(t.Context(), binding())); err != nil {
+				t.Fatal(err)
+			}
+			wait(t, "the policy is in force", func() error {
+				return granted(got(t, c.gateway.Create(t.Context(), event(secondPeering, "Peering"), client.DryRunAll)))
+			})
+		},
+	}
+}
+
+// event is one of a gateway, about an object.
+func event(about, kind string) *corev1.Event {
+	const component = "liqonet-gateway"
+	return &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, GenerateName: "event."},
+		InvolvedObject: corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: kind, Name: about},
+		Source:         corev1.EventSource{Component: component}, ReportingController: component, Reason: "PlaneDown", Type: corev1.EventTypeWarning,
+	}
+}
+
 // granted is an error if something was.
 func granted(yes bool) error {
 	if yes {
@@ -244,7 +289,18 @@ func (c *cluster) permissions(account string) *defence {
 }
 
 func (c *cluster) attacks() []attack {
-	policy, schemas := c.policy(), c.schemas()
+	policy, eventPolicy, schemas := c.policy(), c.eventPolicy(), c.schemas()
+	sends := func(e *corev1.Event) func(*testing.T) bool {
+		return func(t *testing.T) bool { return got(t, c.gateway.Create(t.Context(), e.DeepCopy(), client.DryRunAll)) }
+	}
+	disguised := event(firstPeering, "Peering")
+	disguised.Source.Component, disguised.ReportingController = "kubelet", "kubelet"
+	record := func(name string) func() client.Object {
+		return func() client.Object {
+			return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name}}
+		}
+	}
+	ofGateway0 := record(manifests.Gateway{Peering: firstPeering}.HistoryName())
 	ofNode, ofGateway := c.permissions(v1alpha1.NodeAgentName), c.permissions(manifests.Gateway{Peering: firstPeering}.Name())
 	readsSecrets := func(by client.Client) func(*testing.T) bool {
 		return func(t *testing.T) bool {
@@ -273,6 +329,15 @@ func (c *cluster) attacks() []attack {
 		}},
 		{nodeAgent, "renews another node's heartbeat", policy, patches(c.node, func() client.Object { return lease(v1alpha1.NodeLease("node-2")) }, `{"spec":{"holderIdentity":"x"}}`)},
 		{nodeAgent, "renews a gateway's heartbeat", policy, patches(c.node, func() client.Object { return lease(manifests.Gateway{Peering: firstPeering}.Name()) }, `{"spec":{"holderIdentity":"x"}}`)},
+		{nodeAgent, "writes another node's history", policy, patches(c.node, record(v1alpha1.NodeHistory("node-2")), `{"data":{"001":"x"}}`)},
+		{nodeAgent, "writes a gateway's history", policy, patches(c.node, ofGateway0, `{"data":{"001":"x"}}`)},
+		{nodeAgent, "makes a ConfigMap of a command", policy, func(t *testing.T) bool {
+			return got(t, c.node.Create(t.Context(), record("journal-b-1")(), client.DryRunAll))
+		}},
+		{gatewayAgent, "sends an Event about another Peering", eventPolicy, sends(event(secondPeering, "Peering"))},
+		{gatewayAgent, "sends an Event about a Node", eventPolicy, sends(event("node-1", "Node"))},
+		{gatewayAgent, "sends an Event as a kubelet", eventPolicy, sends(disguised)},
+		{gatewayAgent, "writes a node's history", ofGateway, patches(c.gateway, record(v1alpha1.NodeHistory("node-1")), `{"data":{"001":"x"}}`)},
 		{nodeAgent, "writes a report with a token of no pod", policy, writes(c.unbound, own, `{"message":"x"}`)},
 		{nodeAgent, "stores what no agent can read", schemas, writes(c.node, own, `{"podIPs":["1.2.3.4.5"]}`)},
 		{nodeAgent, "stores a megabyte", schemas, writes(c.node, own, `{"message":"`+strings.Repeat("a", 1<<20)+`"}`)},

@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
 // selection says which objects are looked for.
@@ -134,6 +136,11 @@ func fixed(u *unstructured.Unstructured) string {
 	u = u.DeepCopy()
 	if u.GetKind() == "Lease" { // its agent renews it
 		unstructured.RemoveNestedField(u.Object, "spec")
+		unstructured.RemoveNestedField(u.Object, "metadata", "resourceVersion")
+		u.SetManagedFields(nil)
+	}
+	if strings.HasPrefix(u.GetName(), v1alpha1.HistoryPrefix) { // its agent fills it
+		unstructured.RemoveNestedField(u.Object, "data")
 		unstructured.RemoveNestedField(u.Object, "metadata", "resourceVersion")
 		u.SetManagedFields(nil)
 	}

@@ -35,6 +35,7 @@ func statusTellsTheTruth(t *testing.T, ctx context.Context, a, b *cluster, said 
 	checkTable(t, ctx, a, b)
 
 	t.Run("cut and mended", func(t *testing.T) {
+		begun := time.Now()
 		mend := cut(t, ctx, a, b)
 		defer mend()
 		eventually(t, ctx, noticeTimeout, "status of a tunnel that is cut", func() string {
@@ -58,6 +59,7 @@ func statusTellsTheTruth(t *testing.T, ctx context.Context, a, b *cluster, said 
 		status(t, ctx, 7, a)
 		mend()
 		checkMended(t, ctx, a, b)
+		checkNoted(t, ctx, begun, a, b)
 	})
 	t.Run("gateways are deleted", func(t *testing.T) {
 		for _, c := range []*cluster{a, b} {
@@ -210,6 +212,8 @@ func checkSecrets(t *testing.T, ctx context.Context, said result, a, b *cluster)
 		r := mustLiqonet(t, ctx, "status", a.Name, b.Name, "-o", format)
 		where["status -o "+format] = r.stdout + r.stderr
 	}
+	history := mustLiqonet(t, ctx, "status", a.Name, b.Name, "--history", "-o", "wide")
+	where["status --history"] = history.stdout + history.stderr
 	keys := map[string][]byte{}
 	for _, c := range []*cluster{a, b} {
 		objs, err := c.objects(ctx, mentioned)

@@ -299,7 +299,7 @@ func (s *Server) serve(r request, req *http.Request) (any, error) {
 		}
 	case http.MethodPatch:
 		if req.Header.Get("Content-Type") == "application/merge-patch+json" {
-			return obj, s.Client.Patch(ctx, obj, client.RawPatch(types.MergePatchType, body))
+			return obj, s.Client.Patch(ctx, obj, client.RawPatch(types.MergePatchType, body), client.FieldOwner(query.Get("fieldManager")))
 		}
 		if err := json.Unmarshal(body, &obj.Object); err != nil || req.Header.Get("Content-Type") != "application/apply-patch+yaml" {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("%s: %v", req.Header.Get("Content-Type"), err))
@@ -315,7 +315,7 @@ func (s *Server) serve(r request, req *http.Request) (any, error) {
 		return obj, s.Client.Apply(ctx, apply, owner)
 	case http.MethodDelete:
 		if r.name == "" {
-			return success(), s.Client.DeleteAllOf(ctx, obj, client.InNamespace(r.namespace))
+			return success(), s.deleteAll(ctx, r, req)
 		}
 		o := &metav1.DeleteOptions{}
 		if len(body) > 0 {
@@ -333,6 +333,20 @@ func (s *Server) serve(r request, req *http.Request) (any, error) {
 	default:
 		return nil, apierrors.NewMethodNotSupported(schema.GroupResource{Resource: r.kind.Kind}, req.Method)
 	}
+}
+
+// deleteAll deletes all objects that a request selects. The fake client knows no fields.
+func (s *Server) deleteAll(ctx context.Context, r request, req *http.Request) error {
+	list, err := s.objects(ctx, r, req)
+	if err != nil {
+		return err
+	}
+	for i := range list.Items {
+		if err := s.Client.Delete(ctx, &list.Items[i]); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func success() *metav1.Status {

@@ -52,6 +52,10 @@ const (
 	// Lease the version of the agent that renews it.
 	AnnotationVersion = "liqonet.io/version"
 
+	// AnnotationLogLevel is from which level on agents log, one of LogLevels: on the Namespace for node
+	// agents, on a Peering for its gateways.
+	AnnotationLogLevel = "liqonet.io/log-level"
+
 	// HealthPort is the TCP port on which an agent answers /healthz: node
 	// agents on 127.0.0.1, gateways on their pod's address.
 	HealthPort = 6097
@@ -60,6 +64,21 @@ const (
 // NodeLease is the name of the Lease that the agent of a node renews. It has the node's
 // name, so that a policy can tell whose it is.
 func NodeLease(nodeName string) string { return "node-" + nodeName }
+
+// LogLevels are the levels of agents' logs, the most talkative first.
+func LogLevels() []string { return []string{"debug", "info", "warn", "error"} }
+
+// HistoryPrefix is what the names of ConfigMaps begin with in which agents note changes of state.
+const HistoryPrefix = "history-"
+
+// NodeHistory is the name of the ConfigMap in which the agent of a node notes changes of state.
+// It has the node's name, so that a policy can tell whose it is.
+func NodeHistory(nodeName string) string { return HistoryPrefix + NodeLease(nodeName) }
+
+// GatewayHistory is the same for the gateway of a plane.
+func GatewayHistory(peering string, plane int32) string {
+	return fmt.Sprintf("%s%s-%d", HistoryPrefix, GatewayService(peering), plane)
+}
 
 // GatewayService names the Service that exposes the gateways of a peering.
 func GatewayService(peering string) string { return "gateway-" + peering }

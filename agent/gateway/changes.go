@@ -1,0 +1,143 @@
+package gateway
+
+import (
+	"cmp"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/liqonet/liqonet/agent/history"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	form "github.com/liqonet/liqonet/pkg/history"
+)
+
+// startGrace is how long a gateway that has started may take until packets pass, before its plane
+// counts as down.
+const startGrace = 10 * time.Second
+
+// The states of a plane.
+const (
+	planeStarting = "starting"
+	planeUp       = "up"
+	planeDown     = "down"
+	planeLeaving  = "leaving"
+)
+
+// noted is what the history was told last of this gateway's plane.
+type noted struct {
+	record *history.Record
+	// peering and plane are whose it is. uid is the Peering's: one that was made anew has no past.
+	peering string
+	index   int32
+
+	mu       sync.Mutex
+	uid      types.UID
+	begun    time.Time
+	plane    string
+	mtu      int32
+	endpoint string
+}
+
+// note notes one change. event is what an Event calls it, and bad says that it is one for the worse.
+func (n *noted) note(what, from, to, reason, event string, bad, ofPlane bool) {
+	c := history.Change{
+		Entry: form.Entry{Peering: n.peering, What: what, From: from, To: to, Reason: reason}, Bad: bad, Event: event, About: n.uid,
+	}
+	if ofPlane {
+		c.Plane = &n.index
+	}
+	n.record.Note(c)
+}
+
+// see notes what has changed of the plane since the last time.
+func (n *noted) see(uid types.UID, s v1alpha1.PlaneStatus, state, why string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.uid != uid {
+		n.uid, n.begun, n.plane, n.mtu, n.endpoint = uid, time.Now(), "", 0, ""
+		n.setPlane(planeStarting, "the gateway runs on node "+s.NodeName)
+	}
+	if n.plane == planeDown && state == planeLeaving {
+		return // the peer's gateway has said so before, and is gone by now
+	}
+	if n.plane != planeStarting || state != planeDown || time.Since(n.begun) >= startGrace {
+		n.setPlane(state, why)
+	}
+	if s.MTU > 0 && s.MTU != n.mtu {
+		if n.mtu > 0 {
+			n.note("MTU", strconv.Itoa(int(n.mtu)), strconv.Itoa(int(s.MTU)), "the largest packet that both sides can carry is another one", "MTUChanged", false, true)
+		}
+		n.mtu = s.MTU
+	}
+	if s.Endpoint != "" && s.Endpoint != n.endpoint {
+		if n.endpoint != "" {
+			n.note("endpoint", n.endpoint, s.Endpoint, "WireGuard sends to another address of the peer", "EndpointChanged", false, true)
+		}
+		n.endpoint = s.Endpoint
+	}
+}
+
+func (n *noted) setPlane(state, why string) {
+	if n.plane == state {
+		return
+	}
+	bad := state == planeDown || state == planeLeaving
+	n.note("plane", n.plane, state, why, "Plane"+strings.ToUpper(state[:1])+state[1:], bad, true)
+	n.plane = state
+}
+
+// leave notes that this gateway ends.
+func (n *noted) leave() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.uid != "" {
+		n.setPlane(planeLeaving, "this gateway ends")
+	}
+}
+
+// planeState is whether packets pass by this gateway, and why.
+func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
+	session := a.session.Load()
+	switch {
+	case a.leaving.Load():
+		return planeLeaving, "this gateway ends"
+	case session == nil && s.Connected:
+		return planeUp, "probes through the tunnel are answered"
+	case session == nil:
+		return planeDown, s.Message
+	}
+	// It is faster than probes.
+	switch now := session.State(); {
+	case !now.Up && now.Down >= startGrace:
+		return planeDown, cmp.Or(s.Message, "no answer by the tunnel")
+	case !now.Up:
+		return planeDown, fmt.Sprintf("no answer for %.1f s", now.Down.Seconds())
+	case now.Leaving:
+		return planeLeaving, "the peer's gateway ends"
+	}
+	return planeUp, "the peer's gateway answers"
+}
+
+// noteCondition notes a condition of the peering whose status is another one than before. before is nil if
+// there was none: that the peering was fine then is no news.
+func (n *noted) noteCondition(before *metav1.Condition, now metav1.Condition) {
+	bad := (now.Type == v1alpha1.ConditionDegraded) == (now.Status == metav1.ConditionTrue)
+	from, event := "", now.Type
+	switch {
+	case before == nil && now.Status != metav1.ConditionTrue, before != nil && before.Status == now.Status:
+		return
+	case before != nil:
+		from = string(before.Status)
+	}
+	if now.Status != metav1.ConditionTrue {
+		event = "Not" + event
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.note(now.Type, from, string(now.Status), now.Message, event, bad, false)
+}

@@ -1,0 +1,102 @@
+package gateway
+
+import (
+	"bytes"
+	"log/slog"
+	"regexp"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/agent/history"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// notes are what a record was told, from its log.
+func notes(log *bytes.Buffer) (out []string) {
+	line := regexp.MustCompile(`msg="(.*) has changed" .*from=(\S*) to=(\S*) reason="?(.*?)"?$`)
+	for text := range strings.Lines(log.String()) {
+		if m := line.FindStringSubmatch(strings.TrimSpace(text)); m != nil {
+			out = append(out, strings.Join(m[1:], ","))
+		}
+	}
+	log.Reset()
+	return out
+}
+
+// Changes are noted, each once and with its reason.
+func TestChangesAreNoted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		log := &bytes.Buffer{}
+		n := &noted{peering: "b", index: 1, record: history.New(&history.Record{Log: slog.New(slog.NewTextHandler(log, nil))})}
+		s := v1alpha1.PlaneStatus{NodeName: "w1"}
+		for _, step := range []struct {
+			state, why, endpoint string
+			mtu                  int32
+			after                time.Duration
+			want                 []string
+		}{
+			{planeDown, "early", "", 0, 0, []string{`plane,"",starting,the gateway runs on node w1`}},
+			{planeDown, "early", "", 0, startGrace / 2, nil},
+			{planeUp, "answers", "192.0.2.1:1", 1440, time.Second, []string{"plane,starting,up,answers"}},
+			{planeUp, "answers", "192.0.2.1:1", 1440, time.Hour, nil},
+			{planeDown, "no answer for 0.3 s", "192.0.2.1:1", 1440, 0, []string{"plane,up,down,no answer for 0.3 s"}},
+			{planeDown, "no answer for 0.9 s", "192.0.2.1:1", 1440, 0, nil},
+			{planeLeaving, "the peer's gateway ends", "192.0.2.1:1", 1440, 0, nil},
+			{planeUp, "answers", "192.0.2.2:1", 1400, 0, []string{
+				"plane,down,up,answers", "MTU,1440,1400,the largest packet that both sides can carry is another one",
+				"endpoint,192.0.2.1:1,192.0.2.2:1,WireGuard sends to another address of the peer",
+			}},
+		} {
+			time.Sleep(step.after)
+			s.Endpoint, s.MTU = step.endpoint, step.mtu
+			n.see("uid", s, step.state, step.why)
+			if diff := cmp.Diff(step.want, notes(log)); diff != "" {
+				t.Errorf("%s, %s:\n%s", step.state, step.why, diff)
+			}
+		}
+		n.see("another", s, planeDown, "never")
+		time.Sleep(startGrace)
+		n.see("another", s, planeDown, "never")
+		n.leave()
+		n.leave()
+		want := []string{`plane,"",starting,the gateway runs on node w1`, "plane,starting,down,never", "plane,down,leaving,this gateway ends"}
+		if diff := cmp.Diff(want, notes(log)); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// A condition is noted when its status has changed, and at first if it is not what every peering begins with.
+func TestConditionsAreNoted(t *testing.T) {
+	log := &bytes.Buffer{}
+	n := &noted{peering: "b", record: history.New(&history.Record{Log: slog.New(slog.NewTextHandler(log, nil))})}
+	for _, tt := range []struct {
+		kind          string
+		before, after metav1.ConditionStatus
+		want          []string
+		bad           bool
+	}{
+		{v1alpha1.ConditionConnected, "", "True", []string{`Connected,"",True,why`}, false},
+		{v1alpha1.ConditionConnected, "", "False", nil, false},
+		{v1alpha1.ConditionConnected, "True", "True", nil, false},
+		{v1alpha1.ConditionConnected, "True", "False", []string{"Connected,True,False,why"}, true},
+		{v1alpha1.ConditionDegraded, "False", "True", []string{"Degraded,False,True,why"}, true},
+		{v1alpha1.ConditionDegraded, "True", "False", []string{"Degraded,True,False,why"}, false},
+		{v1alpha1.ConditionRedundant, "True", "False", []string{"Redundant,True,False,why"}, true},
+	} {
+		var before *metav1.Condition
+		if tt.before != "" {
+			before = &metav1.Condition{Type: tt.kind, Status: tt.before}
+		}
+		n.noteCondition(before, metav1.Condition{Type: tt.kind, Status: tt.after, Message: "why"})
+		warned := strings.Contains(log.String(), "level=WARN")
+		if diff := cmp.Diff(tt.want, notes(log)); diff != "" || warned != tt.bad {
+			t.Errorf("%s from %q to %s: warned %t, %s", tt.kind, tt.before, tt.after, warned, diff)
+		}
+	}
+}

@@ -1,0 +1,151 @@
+// Package logs is how agents log: structured lines with levels, of which none is repeated, and a level that can be
+// changed while the agent runs.
+//
+// Out of scope: what is worth a line, and where it goes.
+package logs
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/utils/lru"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+const (
+	// quiet is how long a line is not repeated.
+	quiet = 10 * time.Minute
+	// remembered is how many lines are known, each by its hash.
+	remembered = 1024
+	// timeFormat is that of slog.TextHandler.
+	timeFormat = "2006-01-02T15:04:05.000Z07:00"
+)
+
+// New returns a logger that writes lines as slog.TextHandler does. A line that is equal to one of the last ten
+// minutes, but for its time, is left out. The next one says by "repeated" how many were.
+func New(out io.Writer, level slog.Leveler) *slog.Logger {
+	s := &lines{out: out, seed: maphash.MakeSeed(), known: lru.New(remembered)}
+	return slog.New(handler{slog.NewTextHandler(&s.line, &slog.HandlerOptions{Level: level}), s})
+}
+
+// handler formats records without their time into the line that all handlers of a logger share.
+type handler struct {
+	slog.Handler
+	lines *lines
+}
+
+type lines struct {
+	mu    sync.Mutex
+	out   io.Writer
+	line  bytes.Buffer
+	seed  maphash.Seed
+	known *lru.Cache
+}
+
+// known is when a line was written, and how often it was left out since.
+type known struct {
+	at       time.Time
+	repeated int
+}
+
+// Handle writes the record, unless it is a repetition.
+func (h handler) Handle(ctx context.Context, r slog.Record) error {
+	l := h.lines
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := time.Now()
+	r.Time = time.Time{}
+	l.line.Reset()
+	if err := h.Handler.Handle(ctx, r); err != nil {
+		return err
+	}
+	key, more := maphash.Bytes(l.seed, l.line.Bytes()), ""
+	if before, ok := l.known.Get(key); ok {
+		before := before.(*known)
+		if now.Sub(before.at) < quiet {
+			before.repeated++
+			return nil
+		}
+		if before.repeated > 0 {
+			more = fmt.Sprintf(" repeated=%d", before.repeated)
+		}
+	}
+	l.known.Add(key, &known{at: now})
+	_, err := fmt.Fprintf(l.out, "time=%s %s%s\n", now.UTC().Format(timeFormat), bytes.TrimSuffix(l.line.Bytes(), []byte("\n")), more)
+	return err
+}
+
+// WithAttrs returns a handler with more attributes.
+func (h handler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return handler{h.Handler.WithAttrs(attrs), h.lines}
+}
+
+// WithGroup returns a handler whose attributes are in a group.
+func (h handler) WithGroup(name string) slog.Handler {
+	return handler{h.Handler.WithGroup(name), h.lines}
+}
+
+// Level is from which level on an agent logs: that of its flag, or else of the annotation of an object that it
+// watches. It is a flag of the command line, and its zero value is info.
+type Level struct {
+	slog.LevelVar
+	flag slog.Level
+	// annotation is the one that was seen last.
+	annotation string
+}
+
+// String is the level.
+func (l *Level) String() string { return strings.ToLower(l.Level().String()) }
+
+// Type is what --help shows.
+func (l *Level) Type() string { return "level" }
+
+// Set takes the flag.
+func (l *Level) Set(name string) error {
+	level, err := parse(name)
+	if err == nil {
+		l.flag = level
+		l.LevelVar.Set(level)
+	}
+	return err
+}
+
+// Follow takes the annotation, or the flag's level where it is empty. A level that is none changes nothing, and is said
+// once. Without a level it does nothing. It is not for several goroutines at once.
+func (l *Level) Follow(log *slog.Logger, annotations map[string]string) {
+	if l == nil {
+		return
+	}
+	name := annotations[v1alpha1.AnnotationLogLevel]
+	if name == l.annotation {
+		return
+	}
+	l.annotation = name
+	level, err := l.flag, error(nil)
+	if name != "" {
+		level, err = parse(name)
+	}
+	if err != nil {
+		log.Warn("the annotation "+v1alpha1.AnnotationLogLevel+" changes nothing", "error", err)
+		return
+	}
+	l.LevelVar.Set(level)
+	log.Log(context.Background(), level, "lines are logged from this level on")
+}
+
+func parse(name string) (level slog.Level, err error) {
+	if !slices.Contains(v1alpha1.LogLevels(), name) {
+		return level, fmt.Errorf("%.32q is none of %s", name, strings.Join(v1alpha1.LogLevels(), ", "))
+	}
+	err = level.UnmarshalText([]byte(name))
+	return level, err
+}

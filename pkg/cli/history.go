@@ -1,0 +1,90 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"io"
+	"slices"
+	"strconv"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/peering"
+)
+
+// historyDocument is what status --history prints for programs.
+type historyDocument struct {
+	metav1.TypeMeta `json:",inline"`
+	// Entries are sorted by time, by the clock of the first cluster's API server.
+	Entries []peering.HistoryEntry `json:"entries"`
+	// Errors say which other sides could not be read, and what can be done.
+	Errors []string `json:"errors,omitempty"`
+}
+
+// DeepCopyObject returns the same document: nobody changes it.
+func (d *historyDocument) DeepCopyObject() runtime.Object { return d }
+
+// historySide is a cluster whose history is shown, of all peerings or of these only.
+type historySide struct {
+	cluster  *peering.Cluster
+	peerings []string
+}
+
+func peeringsOf(views []peering.View) []string {
+	out := []string{}
+	for _, v := range views {
+		out = append(out, v.Name)
+	}
+	return out
+}
+
+// printHistory prints what has changed in the clusters. unshown is why others are not read.
+func (g *globals) printHistory(ctx context.Context, sides []historySide, unshown []error, out *output) error {
+	all, errs := inParallel(sides, func(s historySide) ([]peering.HistoryEntry, error) {
+		entries, err := s.cluster.History(ctx, sides[0].cluster)
+		return slices.DeleteFunc(entries, func(e peering.HistoryEntry) bool { return s.peerings != nil && !slices.Contains(s.peerings, e.Peering) }), err
+	})
+	if err := cmp.Or(errs...); err != nil {
+		return err
+	}
+	doc := &historyDocument{TypeMeta: documentType("History"), Entries: append([]peering.HistoryEntry{}, slices.Concat(all...)...)}
+	for _, err := range unshown {
+		doc.Errors = append(doc.Errors, string(explain(err, "  ")))
+	}
+	peering.SortHistory(doc.Entries)
+	if err := out.printEntries(g.streams.Out, doc); err != nil {
+		return err
+	}
+	g.warnUnshown(unshown)
+	return nil
+}
+
+func (o *output) printEntries(w io.Writer, doc *historyDocument) error {
+	if !o.forPeople() {
+		var names []string
+		for _, e := range doc.Entries {
+			names = append(names, "peering."+v1alpha1.GroupVersion.Group+"/"+e.Peering)
+		}
+		slices.Sort(names)
+		return o.print(w, doc, slices.Compact(names))
+	}
+	if len(doc.Entries) == 0 {
+		text{w}.printf("Nothing has changed yet.\n")
+		return nil
+	}
+	var rows [][]any
+	for _, e := range doc.Entries {
+		plane := "-"
+		if e.Plane != nil {
+			plane = strconv.Itoa(int(*e.Plane))
+		}
+		const layout = "2006-01-02 15:04:05.000Z"
+		rows = append(rows, []any{
+			e.Time.Format(layout), e.Cluster, e.Agent, e.Peering, plane, e.What, cmp.Or(e.From, "-") + " → " + e.To, e.Reason, e.AgentTime.Format(layout),
+		})
+	}
+	o.printTable(w, []string{"time", "cluster", "agent", "peering", "plane", "what", "change", "reason", "+by its own clock"}, rows)
+	return nil
+}

@@ -1,0 +1,36 @@
+package cli
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/peering"
+)
+
+func TestPrintHistory(t *testing.T) {
+	at := time.Date(2026, 11, 23, 12, 0, 0, 123e6, time.UTC)
+	doc := &historyDocument{TypeMeta: documentType("History"), Entries: []peering.HistoryEntry{
+		{
+			Time: at, AgentTime: at.Add(-time.Hour), Cluster: "cluster-a", ClusterID: "id-a", Agent: "gateway 1", Peering: "cluster-b", Plane: new(int32(1)),
+			What: "plane", From: "up", To: "down", Reason: "no answer for 0.3 s",
+		},
+		{
+			Time: at.Add(time.Second), AgentTime: at.Add(time.Second), Cluster: "cluster-b", ClusterID: "id-b", Agent: "node w1", Peering: "cluster-a",
+			What: "peer", To: "reached", Reason: "two\nlines \x1b[31m",
+		},
+	}}
+	for format, file := range map[string]string{"json": "history.json", "table": "history.txt", "wide": "history-wide.txt", "name": "history-name.txt"} {
+		t.Run(format, func(t *testing.T) {
+			var out bytes.Buffer
+			if err := (&output{format}).printEntries(&out, doc); err != nil {
+				t.Fatal(err)
+			}
+			golden(t, file, out.String())
+		})
+	}
+	var out bytes.Buffer
+	if err := (&output{"table"}).printEntries(&out, &historyDocument{}); err != nil || out.String() != "Nothing has changed yet.\n" {
+		t.Errorf("got %q, %v", out.String(), err)
+	}
+}

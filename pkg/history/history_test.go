@@ -1,0 +1,73 @@
+package history
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Of more entries than there is room for, the last ones are kept, whatever is written beside them.
+func TestRecord(t *testing.T) {
+	at := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	data := map[string]string{ClockKey: "x", "000": "no entry", "007": `{"number":9,"to":"of another key"}`, "999": `{"number":-1}`, "big": strings.Repeat("x", maxValue+1)}
+	const noted = 3*Size + 5
+	size := 0
+	for i := range noted {
+		e := Entry{Number: int64(i + 1), Time: at, Peering: strings.Repeat("p", 63), Plane: new(int32(3)), What: strings.Repeat("w", 1000), From: strings.Repeat("f", 1000), To: fmt.Sprint(i + 1), Reason: strings.Repeat("ü", 1000)}
+		value, err := Encode(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data[Key(e.Number)] = value
+		size = max(size, len(value))
+	}
+	got := Decode(data)
+	if len(got) != Size || got[0].To != fmt.Sprint(noted-Size+1) || got[Size-1].To != fmt.Sprint(noted) {
+		t.Fatalf("%d entries, the first %v", len(got), got[0])
+	}
+	if size > maxValue || Size*maxValue > 1<<19 {
+		t.Errorf("an entry has %d bytes", size)
+	}
+}
+
+// JSON writes some characters in two or six bytes: what an agent encodes is what is decoded all the same.
+func TestLongestEntryIsRead(t *testing.T) {
+	for _, char := range []string{"<", "\x00", "\"", "\\", "\u2028", "\xff"} {
+		long := strings.Repeat(char, 1000)
+		value, err := Encode(Entry{Number: 1, Peering: strings.Repeat("p", 63), What: long, From: long, To: long, Reason: long})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := Decode(map[string]string{Key(1): value}); len(got) != 1 {
+			t.Errorf("%d bytes of %q are not read", len(value), char)
+		}
+	}
+}
+
+func TestCorrection(t *testing.T) {
+	at := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	for _, tt := range []struct{ ahead, delay, want time.Duration }{
+		{0, 0, 0},
+		{0, time.Second, 0},
+		{500 * time.Millisecond, 0, 0},
+		{time.Hour, 0, -time.Hour},
+		{-time.Hour, 0, time.Hour},
+		{-3 * time.Second, 0, 3 * time.Second},
+	} {
+		for _, part := range []time.Duration{0, 400 * time.Millisecond, 999 * time.Millisecond} {
+			server := at.Add(part)
+			got := Correction(server.Add(tt.ahead-tt.delay), server.Truncate(time.Second))
+			if (got-tt.want).Abs() > time.Second || tt.want == 0 && got != 0 && tt.ahead == 0 {
+				t.Errorf("a clock %s ahead, a request of %s, %s after the second: %s, want %s", tt.ahead, tt.delay, part, got, tt.want)
+			}
+		}
+	}
+	for ahead, want := range map[time.Duration]time.Duration{0: 0, time.Second: 0, -time.Second: 0, time.Minute: time.Minute, -time.Minute: -time.Minute} {
+		if diff := cmp.Diff(want, Between(at, at.Add(ahead))); diff != "" {
+			t.Error(diff)
+		}
+	}
+}

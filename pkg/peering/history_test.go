@@ -1,0 +1,129 @@
+package peering
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/history"
+)
+
+// record is one of an agent, whose clock says clock when the API server's says stamp.
+func record(t *testing.T, name string, labels map[string]string, clock, stamp time.Time, entries ...history.Entry) *corev1.ConfigMap {
+	t.Helper()
+	data := map[string]string{history.ClockKey: clock.Format(time.RFC3339Nano)}
+	for i, e := range entries {
+		e.Number = int64(i + 1)
+		value, err := history.Encode(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data[history.Key(e.Number)] = value
+	}
+	all := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
+	for k, v := range labels {
+		all[k] = v
+	}
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: v1alpha1.Namespace, Name: name, Labels: all,
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "agent", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte("{}")}, Time: new(metav1.NewTime(stamp))}},
+		},
+		Data: data,
+	}
+}
+
+// What agents of two clusters note with five wrong clocks comes onto one time line.
+func TestHistory(t *testing.T) {
+	at := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	entry := func(when time.Time, to string) history.Entry {
+		return history.Entry{Time: when, Peering: "p", Plane: new(int32(0)), What: "plane", From: "x", To: to, Reason: "r"}
+	}
+	gateway := map[string]string{v1alpha1.LabelPlane: "0"}
+	// Agents are an hour behind, right, and 90 s ahead of their API servers; b's API server is a minute ahead of a's.
+	behind, ahead, minute := -time.Hour, 90*time.Second, time.Minute
+	a := newCluster(t, "a", interceptor.Funcs{}, record(t, "history-gateway-p-0", gateway, at.Add(behind), at.Truncate(time.Second), entry(at.Add(behind-40*time.Second), "1"), entry(at.Add(behind-20*time.Second), "3")),
+		record(t, "history-node-w1", nil, at.Add(400*time.Millisecond), at, entry(at.Add(-30*time.Second), "2")),
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "history-foreign"}, Data: map[string]string{"001": `{"number":1,"to":"no"}`}})
+	b := newCluster(t, "b", interceptor.Funcs{}, record(t, "history-gateway-p-0", gateway, at.Add(minute+ahead), at.Add(minute), entry(at.Add(minute+ahead-10*time.Second), "4")))
+	a.Now = func() time.Time { return at }
+	b.Now = func() time.Time { return at.Add(minute) }
+	var all []HistoryEntry
+	for _, c := range []*Cluster{b, a} {
+		entries, err := c.History(t.Context(), a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, entries...)
+	}
+	SortHistory(all)
+	var got []string
+	for i, e := range all {
+		got = append(got, e.Cluster+" "+e.Agent+" "+e.To)
+		if want := at.Add(time.Duration(i-4) * 10 * time.Second); e.Time.Sub(want).Abs() > time.Second {
+			t.Errorf("%s was at %s, want %s", got[i], e.Time, want)
+		}
+	}
+	if diff := cmp.Diff([]string{"a gateway 0 1", "a node w1 2", "a gateway 0 3", "b gateway 0 4"}, got); diff != "" {
+		t.Error(diff)
+	}
+	if want := at.Add(-30 * time.Second); !all[1].Time.Equal(want) {
+		t.Errorf("a clock that is right was corrected: %s, want %s", all[1].Time, want)
+	}
+}
+
+// A peering that is removed leaves no Event, and nothing in the records of agents that stay.
+func TestUnpeerForgets(t *testing.T) {
+	now := time.Now()
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	event := func(name, kind, about string) *corev1.Event {
+		return &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: name},
+			InvolvedObject: corev1.ObjectReference{APIVersion: v1alpha1.GroupVersion.String(), Kind: kind, Name: about},
+		}
+	}
+	nodes := record(t, "history-node-a-1", nil, now, now, history.Entry{Peering: "b", To: "1"}, history.Entry{Peering: "c", To: "2"}, history.Entry{Peering: "b", To: "3"})
+	for _, o := range []client.Object{event("1", "Peering", "b"), event("2", "Peering", "c"), nodes} {
+		if err := a.raw.Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The next command does not take a history for what an interrupted one has written down.
+	own := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "history-gateway-b-0"}}
+	if err := a.raw.Patch(t.Context(), own, client.RawPatch(types.MergePatchType, []byte(`{"data":{"clock":"x"}}`))); err != nil {
+		t.Fatal(err)
+	}
+	mustPeer(t, a, b, Options{})
+	if err := a.raw.Get(t.Context(), client.ObjectKeyFromObject(own), own); err != nil || own.Data[history.ClockKey] != "x" {
+		t.Errorf("peering again has changed the history: %v, %v", own.Data, err)
+	}
+	if err := a.forget(t.Context(), "b"); err != nil {
+		t.Fatal(err)
+	}
+	entries, err := a.History(t.Context(), a.Cluster)
+	if err != nil || len(entries) != 1 || entries[0].To != "2" {
+		t.Errorf("it keeps %v: %v", entries, err)
+	}
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+		t.Fatal(err)
+	}
+	var events corev1.EventList
+	var records corev1.ConfigMapList
+	if err := a.raw.List(t.Context(), &events); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.raw.List(t.Context(), &records, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		t.Fatal(err)
+	}
+	if len(events.Items)+len(records.Items) > 0 {
+		t.Errorf("it leaves %v and %v", events.Items, records.Items)
+	}
+}

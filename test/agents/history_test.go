@@ -1,0 +1,124 @@
+package agents
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/history"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// historyTimeout is longer than agents wait until they write what has changed.
+const historyTimeout = 30 * time.Second
+
+// checkHistory looks whether agents have noted that a gateway has failed, and told it by Events.
+func (c *cluster) checkHistory(t *testing.T) {
+	t.Helper()
+	kit.Within(t, historyTimeout, "agents of "+c.name+" note what has changed", func() string {
+		var records corev1.ConfigMapList
+		var events corev1.EventList
+		for _, list := range []client.ObjectList{&records, &events} {
+			if err := c.api.Client.List(t.Context(), list); err != nil {
+				return err.Error()
+			}
+		}
+		var noted, told []string
+		for _, r := range records.Items {
+			for _, e := range history.Decode(r.Data) {
+				noted = append(noted, e.What+" "+e.To)
+				if e.Reason == "" || e.Peering != c.peer() {
+					return fmt.Sprintf("%s: %+v", r.Name, e)
+				}
+			}
+		}
+		for _, e := range events.Items {
+			told = append(told, e.Reason)
+		}
+		for _, want := range []string{"plane starting", "plane up", "plane in use 0", "plane in use 1", "peer reached", "Connected True"} {
+			if !slices.Contains(noted, want) {
+				return fmt.Sprintf("nobody has noted %q: %q", want, noted)
+			}
+		}
+		if !slices.ContainsFunc(noted, func(n string) bool { return n == "plane down" || n == "plane leaving" }) {
+			return fmt.Sprintf("no plane has failed: %q", noted)
+		}
+		for _, want := range []string{"PlaneUp", "Connected"} {
+			if !slices.Contains(told, want) {
+				return fmt.Sprintf("no Event %s: %q", want, told)
+			}
+		}
+		return ""
+	})
+}
+
+// checkLogLevel changes from which level on agents log while they run, by what node agents and gateways watch.
+func (c *cluster) checkLogLevel(t *testing.T) {
+	t.Helper()
+	for _, obj := range []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace}}, &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: c.peer()}},
+	} {
+		if err := c.api.Client.Patch(t.Context(), obj, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"`+v1alpha1.AnnotationLogLevel+`":"debug"}}}`))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kit.Within(t, historyTimeout, "agents of "+c.name+" log more", func() string {
+		for _, p := range c.agents {
+			if !strings.Contains(p.log.String(), `level=DEBUG msg="lines are logged from this level on"`) {
+				return strings.Join(p.args, " ") + " does not"
+			}
+		}
+		return ""
+	})
+}
+
+// checkNoSecret looks for all that is secret in all that agents have said and written.
+func checkNoSecret(t *testing.T, clusters [2]*cluster) {
+	t.Helper()
+	secrets, said := map[string][]byte{"token": []byte(plantedToken), "pre-shared key": presharedKey[:]}, map[string]string{}
+	for _, c := range clusters {
+		secrets["overlay key of "+c.name] = c.key[:]
+		for i := range c.keys {
+			secrets[fmt.Sprintf("key of gateway %d of %s", i, c.name)] = c.keys[i][:]
+		}
+		for _, p := range c.agents {
+			said[strings.Join(p.args, " ")+" of "+c.name] = p.log.String()
+		}
+		for _, list := range []client.ObjectList{&v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}, &corev1.ConfigMapList{}, &corev1.EventList{}} {
+			if err := c.api.Client.List(t.Context(), list); err != nil {
+				t.Fatal(err)
+			}
+			raw, err := json.Marshal(list)
+			if err != nil {
+				t.Fatal(err)
+			}
+			said[fmt.Sprintf("%T of %s", list, c.name)] = string(raw)
+		}
+	}
+	for where, text := range said {
+		if text == "" {
+			t.Errorf("%s is empty", where)
+		}
+		for name, secret := range secrets {
+			for _, form := range []string{
+				string(secret), base64.StdEncoding.EncodeToString(secret), base64.URLEncoding.EncodeToString(secret), hex.EncodeToString(secret),
+				strings.ToUpper(hex.EncodeToString(secret)), fmt.Sprint(secret),
+			} {
+				if strings.Contains(text, form) {
+					t.Errorf("%s tells the %s", where, name)
+				}
+			}
+		}
+	}
+}
