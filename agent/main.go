@@ -101,6 +101,7 @@ func newNode(log *slog.Logger) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&cfg.OverlayKey, "overlay-key", "", "file with the key of the cluster's overlay")
+	cmd.Flags().TextVar(&cfg.MetricsAddress, "metrics-address", netip.MustParseAddr("127.0.0.1"), "address of the node at which metrics are shown")
 	return cmd
 }
 

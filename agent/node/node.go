@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,11 +34,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failover"
 	"github.com/liqonet/liqonet/pkg/firewall"
+	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // Config is what the pod tells its agent.
@@ -46,7 +49,11 @@ type Config struct {
 	NodeName, PodName string
 	// OverlayKey is a file with the key of the cluster's overlay.
 	OverlayKey string
-	Log        *slog.Logger
+	// MetricsAddress is the node's address at which metrics are shown.
+	MetricsAddress netip.Addr
+	Log            *slog.Logger
+
+	metrics *metrics.Agent
 }
 
 // Run is the agent. It returns when ctx ends, or with an error that starting
@@ -61,7 +68,9 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	health := &loop.Health{}
-	go health.Serve(ctx, cfg.Log, fmt.Sprintf("127.0.0.1:%d", v1alpha1.HealthPort))
+	go loop.Serve(ctx, cfg.Log, "answer health checks", fmt.Sprintf("127.0.0.1:%d", v1alpha1.HealthPort), health)
+	cfg.metrics = metrics.New(metrics.Node, version.String())
+	go loop.Serve(ctx, cfg.Log, "show metrics", netip.AddrPortFrom(cfg.MetricsAddress, v1alpha1.MetricsPort).String(), cfg.metrics.Handler())
 	return run(ctx, cfg, key, c, rest, health)
 }
 
@@ -108,6 +117,8 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, key: key, active: map[string]int32{}}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 		choices: map[string]*failover.Choice{}, wake: notify.NewSignal(),
 	}
+	cfg.metrics.Read(a.readMetrics)
+	defer cfg.metrics.Read(nil)
 	if err := a.readKernel(); err != nil {
 		return err
 	}
@@ -137,7 +148,7 @@ func runWithAddress(ctx context.Context, cfg Config, key overlay.Key, c client.C
 		Owner: applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID),
 	}
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
-		Agent: a, Log: cfg.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.wake, Health: health,
+		Agent: a, Log: cfg.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.wake, Health: health, Reconciled: cfg.metrics.Reconciled,
 		Report: loop.Reporter[v1alpha1.NodeNetworkStatus]{
 			Interval: v1alpha1.NodeReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: lease.Renew,
 		},
@@ -196,6 +207,8 @@ type agent struct {
 	// gone down.
 	choices map[string]*failover.Choice
 	wake    notify.Signal
+	// shown is what of the last look is for metrics.
+	shown atomic.Pointer[[]shownPlane]
 	// paths are how packets get to gateways, asked of the kernel when it has changed.
 	paths map[pathKey]pathInfo
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/failover"
+	"github.com/liqonet/liqonet/pkg/metrics"
 )
 
 const (
@@ -31,6 +32,7 @@ func (a *agent) choosePlanes() (changed, down bool) {
 	for peering := range a.choices {
 		if !several[peering] {
 			delete(a.choices, peering)
+			a.metrics.ForgetPlanes(peering)
 			delete(a.local.active, peering)
 		}
 	}
@@ -59,6 +61,7 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	}
 	if a.choices[peering] == nil {
 		a.choices[peering] = &failover.Choice{}
+		a.metrics.Planes(peering)
 	}
 	active := a.choices[peering].Next(time.Now(), planes)
 	before, chosen := a.local.active[peering]
@@ -71,7 +74,9 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	if err := a.kernel.Switch(a.want.ways[way{peering, active}]); err != nil {
 		a.Log.Error("cannot change the plane", "peering", peering, "plane", active, "error", err)
 	} else if chosen {
-		a.Log.Info("packets are sent by another plane", "peering", peering, "plane", active, "before", before, "reason", whyLeft(before, planes))
+		reason := whyLeft(before, planes)
+		a.metrics.Switched(peering, reason)
+		a.Log.Info("packets are sent by another plane", "peering", peering, "plane", active, "before", before, "reason", reason)
 	}
 	a.local.active[peering] = active
 	return true, down
@@ -83,12 +88,12 @@ func whyLeft(left int32, planes []failover.Plane) string {
 		switch {
 		case p.Index != left:
 		case !p.Up:
-			return "down"
+			return metrics.Down
 		case p.Leaving:
-			return "leaving"
+			return metrics.Leaving
 		}
 	}
-	return "preferred"
+	return metrics.Preferred
 }
 
 // watchUse tells the session of a plane whether packets are sent by it, until ctx ends.
