@@ -137,7 +137,7 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 	})
 	// Nobody is given a new key before the ledger says who knows the one before.
 	if s.facts.InstalledImage == "" && key.Generation == plan.OverlayKey(s.facts.Ledger) {
-		g.Go(func() error { return s.applyAgents(gctx, planned.Image, key.Generation, false) })
+		g.Go(func() error { return s.applyAgents(gctx, planned, key.Generation, false) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
@@ -146,7 +146,7 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 	if err := s.journal.start(ctx, entry.Name, claim); err != nil {
 		return err
 	}
-	if err := s.applyAgents(ctx, planned.Image, generation, s.agentsWork()); err != nil {
+	if err := s.applyAgents(ctx, planned, generation, s.agentsWork()); err != nil {
 		return err
 	}
 	s.facts.HasOverlayKey = true
@@ -157,7 +157,7 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 // and without its account the controller's first attempt to make pods fails, and
 // it waits before the second. key is the generation of the overlay's key. Where agents do
 // their work, their DaemonSet is left for later.
-func (s *side) applyAgents(ctx context.Context, image string, key int32, working bool) error {
+func (s *side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, key int32, working bool) error {
 	if err := s.checkNamespace(ctx); err != nil {
 		return err
 	}
@@ -169,7 +169,10 @@ func (s *side) applyAgents(ctx context.Context, image string, key int32, working
 	if err := s.ensureOverlayKey(ctx, key); err != nil {
 		return uninstallingIfTerminating(err)
 	}
-	account, daemonSet := manifests.NodeAgent(image, key)
+	account, daemonSet := manifests.NodeAgent(planned.Image, key)
+	if planned.NodeMetrics {
+		manifests.ShowNodeMetrics(daemonSet)
+	}
 	if err := s.apply(ctx, account...); err != nil {
 		return uninstallingIfTerminating(err)
 	}

@@ -91,6 +91,7 @@ func (c *Cluster) readAgents(ctx context.Context, f *plan.FactSheet) error {
 		for _, container := range ds.Spec.Template.Spec.Containers {
 			f.InstalledImage = container.Image // there is one
 		}
+		f.NodeMetrics = manifests.ShowsNodeMetrics(ds)
 	} else if gateways, err := c.ours(ctx, &appsv1.DeploymentList{}, nil); err != nil || len(gateways) == 0 {
 		return err // there need not be a key yet
 	}

@@ -246,7 +246,7 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 		if byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
 			cn, err := c.ledger(ctx)
 			if err == nil {
-				err = newSide(c, 0).applyAgents(ctx, c.DefaultImage, plan.OverlayKey(cn), false)
+				err = newSide(c, 0).applyAgents(ctx, &plan.ClusterPlan{Image: c.DefaultImage}, plan.OverlayKey(cn), false)
 			}
 			if errors.Is(err, errUninstalling) {
 				return "namespace " + v1alpha1.Namespace + " is being deleted", nil

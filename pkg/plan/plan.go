@@ -50,6 +50,8 @@ type ClusterPlan struct {
 
 	// Image of the agents.
 	Image string `json:"-"`
+	// NodeMetrics says that node agents show their metrics at their nodes' own addresses.
+	NodeMetrics bool `json:"-"`
 	// Role of the cluster's gateways.
 	Role v1alpha1.Role `json:"-"`
 	// Ledger as it will be.
@@ -178,7 +180,7 @@ func choose(a, b FactSheet) (*Plan, error) {
 	}
 	for i, f := range clusters {
 		p.Clusters[i] = ClusterPlan{
-			Cluster: f.Name, ClusterID: f.ClusterID, Peer: clusters[1-i].Name, Image: f.image().Value, Role: v1alpha1.Role(d[i].role.Value),
+			Cluster: f.Name, ClusterID: f.ClusterID, Peer: clusters[1-i].Name, Image: f.image().Value, NodeMetrics: f.nodeMetrics(), Role: v1alpha1.Role(d[i].role.Value),
 			Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
 		}
 		if f.PodsConcluded != "" {
@@ -308,6 +310,16 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 		c.Choices = append(c.Choices, d.serviceType)
 	}
 	c.Choices = append(c.Choices, own.limitStatements()...)
+	if c.NodeMetrics || own.NodeMetrics {
+		s := Statement{What: "metrics of node agents", Value: "at 127.0.0.1", Reason: "as before"}
+		if c.NodeMetrics {
+			s.Value = "at the nodes' own addresses"
+		}
+		if own.Overrides.NodeMetrics != "" {
+			s.Reason = "given by --node-metrics"
+		}
+		c.Choices = append(c.Choices, s)
+	}
 }
 
 // planObjects lists every object, in the order in which they are made.
@@ -335,6 +347,9 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 	}
 	key := OverlayKey(c.Ledger)
 	account, daemonSet := manifests.NodeAgent(c.Image, key)
+	if c.NodeMetrics {
+		manifests.ShowNodeMetrics(daemonSet)
+	}
 	add("for the agents", manifests.Namespace())
 	add("lets the agents have the priority of what a node cannot do without", manifests.CriticalPods())
 	add("the key that keeps others out of the overlay; made once, and never shown", manifests.OverlaySecret(key, nil))
