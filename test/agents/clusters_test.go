@@ -80,7 +80,11 @@ func newClusters(t *testing.T, o dataplane.Options) [2]*cluster {
 	for _, c := range out {
 		for i := range c.nodes {
 			n := &c.nodes[i]
-			newProcess(t, n.NS, c.api, []string{"NODE_NAME=" + n.name, "POD_NAME=node-" + n.name}, map[string][]byte{"key": c.key[:]}, "node").start(t)
+			args := []string{"node"}
+			if c == out[1] {
+				args = append(args, "--metrics-address="+n.addr.String()) // the others show metrics on loopback only
+			}
+			newProcess(t, n.NS, c.api, []string{"NODE_NAME=" + n.name, "POD_NAME=node-" + n.name}, map[string][]byte{"key": c.key[:]}, args...).start(t)
 		}
 		for i := range c.gateways {
 			n := &c.nodes[i]
