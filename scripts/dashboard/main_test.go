@@ -74,8 +74,15 @@ func TestFormat(t *testing.T) {
 		value      float64
 		unit, want string
 	}{
-		{0, "s", "0"}, {0.0025, "s", "2.5 ms"}, {90, "s", "90 s"}, {864000, "s", "10 d"}, {0.05, "percentunit", "5 %"},
-		{2e9, "bps", "2 Gbit/s"}, {1500, "pps", "1.5 k/s"}, {1440, "bytes", "1440 B"}, {3, "short", "3"},
+		{0, "s", "0"},
+		{0.0025, "s", "2.5 ms"},
+		{90, "s", "90 s"},
+		{864000, "s", "10 d"},
+		{0.05, "percentunit", "5 %"},
+		{2e9, "bps", "2 Gbit/s"},
+		{1500, "pps", "1.5 k/s"},
+		{1440, "bytes", "1440 B"},
+		{3, "short", "3"},
 	} {
 		if got := format(tt.value, tt.unit); got != tt.want {
 			t.Errorf("%v %s: %q, want %q", tt.value, tt.unit, got, tt.want)
