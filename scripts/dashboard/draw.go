@@ -14,7 +14,7 @@ const (
 	// unitX and unitY are the size of a cell of Grafana's grid, in pixels; gap is between panels.
 	unitX, unitY, gap = 50, 26, 8
 	// Around the lines of a panel there is room for its title, its scale and its legend.
-	left, right, top, bottom = 58, 10, 32, 62
+	left, right, top, bottom = 64, 10, 32, 62
 	// legendLines is how many lines the legend has, legendWidth how many characters one has.
 	legendLines, legendWidth = 3, 62
 )
