@@ -115,8 +115,8 @@ test-kernel: packages ## tests of kernel code, in network namespaces and a virtu
 
 # Memory is cheaper than processors. A result is kept until the package changes.
 .PHONY: test-plays
-test-plays: ## all tests of packages that do not ask the kernel: plays of whole commands, hostile objects
-	GOGC=400 $(GOTEST) -- -timeout 20m ./pkg/peering ./test/schema $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
+test-plays: packages ## all tests of packages that do not ask the kernel: plays of whole commands, hostile objects, alerts
+	GOGC=400 $(GOTEST) -- -timeout 20m ./pkg/peering ./test/schema ./test/monitoring $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
 
 .PHONY: test-attack
 test-attack: lab-programs

@@ -106,6 +106,7 @@ func newNode(log *slog.Logger, level *logs.Level) *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&cfg.OverlayKeys, "overlay-keys", "", "directory with the keys of the cluster's overlay, by their generations")
+	cmd.Flags().TextVar(&cfg.MetricsAddress, "metrics-address", netip.MustParseAddr("127.0.0.1"), "address of the node at which metrics are shown")
 	return cmd
 }
 

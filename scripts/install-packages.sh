@@ -23,6 +23,7 @@ packages=(
   mount                       # the kubelet mounts volumes with it
   nftables                    # kube-proxy in nftables mode
   procps                      # pgrep, sysctl, to look at nodes
+  prometheus                  # promtool, which tests alerts; the server, for the dashboard
   runc                        # starts containers
   qemu-system-x86             # the virtual machine of test/vm
   util-linux                  # nsenter
@@ -54,12 +55,21 @@ if ((EUID != 0)); then
   as_root=(sudo)
 fi
 "${as_root[@]}" apt-get update -qq
-# firewalld is for the lab's nodes. Its package would have systemd start it on this
-# very machine, now and whenever it boots; of a unit that is masked it does neither.
-if [[ " ${missing[*]} " == *" firewalld "* ]]; then
-  "${as_root[@]}" mkdir -p /etc/systemd/system
-  "${as_root[@]}" ln -sfn /dev/null /etc/systemd/system/firewalld.service
-  echo "firewalld is masked: it does not run on this machine unless you say 'systemctl unmask firewalld'" >&2
+# firewalld is for the lab's nodes, and prometheus for tests. Their packages would have systemd
+# start them on this very machine, now and whenever it boots; of a unit that is masked it does neither.
+for service in firewalld prometheus; do
+  if [[ " ${missing[*]} " == *" $service "* ]]; then
+    "${as_root[@]}" mkdir -p /etc/systemd/system
+    "${as_root[@]}" ln -sfn /dev/null "/etc/systemd/system/$service.service"
+    echo "$service is masked: it does not run on this machine unless you say 'systemctl unmask $service'" >&2
+  fi
+done
+# Where there is no systemd, packages start their services by themselves, unless this file forbids it.
+policy=/usr/sbin/policy-rc.d
+if [[ ! -e $policy ]]; then
+  printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
+  trap '"${as_root[@]}" rm -f "$policy"' EXIT
+  "${as_root[@]}" chmod 755 "$policy"
 fi
 "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
   apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2

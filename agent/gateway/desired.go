@@ -103,7 +103,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		Underlay: l.underlay, TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
 		Local: podMappings(p), Internal: nat.Mapping(internalMapping), Address: d.address, Remote: remote,
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort, LivenessPort: liveness.Port,
-		HealthPort: v1alpha1.HealthPort, PeerGateway: d.remote, ExchangePort: exchange.Port,
+		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: ownPods(p), PeerGateway: d.remote, ExchangePort: exchange.Port,
 		LimitRate: uint64(p.Spec.Limits.BitsPerSecond) / 8 / uint64(len(p.Spec.Planes)),
 	}
 	d.tunnel = tunnel.Config{
@@ -297,6 +297,14 @@ func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode)
 			Table: overlay.InboundTable, Dst: real, Via: by.address, Dev: linkName(by.number), Src: d.address,
 		})
 	}
+}
+
+// ownPods are the ranges of this cluster's pods, by their real addresses.
+func ownPods(p *v1alpha1.Peering) (out []netip.Prefix) {
+	for _, m := range podMappings(p) {
+		out = append(out, m.Real)
+	}
+	return out
 }
 
 // podMappings are the translations of the own pods' ranges.

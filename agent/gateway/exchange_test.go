@@ -163,7 +163,7 @@ func TestNodesHaveAnOrder(t *testing.T) {
 	a := &agent{view: &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(objs...).WithInterceptorFuncs(shuffling).Build()}}
 	var first exchange.Announcement
 	for i := range 10 {
-		nodes, err := a.nodes(t.Context())
+		nodes, err := a.listNodes(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -33,6 +33,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/exchange"
 	"github.com/liqonet/liqonet/pkg/liveness"
+	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -94,7 +95,9 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	health := &loop.Health{}
-	go health.Serve(ctx, cfg.Log, netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort).String())
+	go loop.Serve(ctx, cfg.Log, "answer health checks", netip.AddrPortFrom(cfg.PodIPs[0], v1alpha1.HealthPort).String(), health)
+	shown := metrics.New(metrics.Gateway, version.String())
+	go loop.Serve(ctx, cfg.Log, "show metrics", netip.AddrPortFrom(metricsIP(cfg.PodIPs), v1alpha1.MetricsPort).String(), shown.Handler())
 	view, err := watch.Start(ctx, c, rest, map[client.Object]fields.Selector{
 		&v1alpha1.Peering{}: watch.Named(cfg.Peering), &v1alpha1.NodeNetwork{}: watch.All(),
 		&corev1.Service{}: watch.Named(v1alpha1.GatewayService(cfg.Peering)),
@@ -115,11 +118,13 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	a := &agent{
-		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(),
+		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(), metrics: shown,
 		news: notify.NewSignal(), measured: notify.NewSignal(), useBegins: notify.NewSignal(),
 		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKeys: overlayKeys, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
+	shown.Read(a.readMetrics)
+	defer shown.Read(nil)
 	// Packets pass until nobody sends any by this gateway.
 	signalled := ctx
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
@@ -146,7 +151,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: a.manager()}
 	l := loop.Loop[status]{
-		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health,
+		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health, Reconciled: shown.Reconciled,
 		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: lease.Renew},
 	}
 	return l.Run(ctx)
@@ -245,6 +250,11 @@ type agent struct {
 	degraded   string
 	// alive are the planes by which some node reaches the peer.
 	alive map[int32]bool
+
+	metrics *metrics.Agent
+	// shown is what of the last look is for metrics, nodes what nodes do with this gateway.
+	shown atomic.Pointer[metrics.Plane]
+	nodes map[string]int
 }
 
 // Look measures the tunnel, more often than it is probed while it does not work, and repairs it.
@@ -349,11 +359,11 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if a.podIP, err = podIP(a.PodIPs, p); err != nil {
 		return false, err
 	}
-	nodes, err := a.nodes(ctx)
+	nodes, err := a.listNodes(ctx)
 	if err != nil {
 		return false, err
 	}
-	a.degraded, a.alive = degraded(p, nodes), reached(p, nodes)
+	a.degraded, a.alive, a.nodes = degraded(p, nodes), reached(p, nodes), countNodes(p, a.local.plane, nodes)
 	plane := p.Plane(a.local.plane)
 	if plane == nil {
 		return false, fmt.Errorf("peering %s has no plane %d", p.Name, a.local.plane)
@@ -398,9 +408,9 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	return a.err == nil, errors.Join(want.leftOut, a.err)
 }
 
-// nodes are the reports of all nodes, by address. The cache has no order, and another one
+// listNodes returns the reports of all nodes, by address. The cache has no order, and another one
 // would be news for the peer and in messages.
-func (a *agent) nodes(ctx context.Context) ([]v1alpha1.NodeNetwork, error) {
+func (a *agent) listNodes(ctx context.Context) ([]v1alpha1.NodeNetwork, error) {
 	var list v1alpha1.NodeNetworkList
 	err := a.view.List(ctx, &list, watch.Shared)
 	slices.SortFunc(list.Items, func(a, b v1alpha1.NodeNetwork) int { return strings.Compare(a.Name, b.Name) })
@@ -489,6 +499,7 @@ func (a *agent) talk(ctx context.Context, want desired) {
 	}
 	a.session.Store(session)
 	a.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
+	a.prober.Answered, a.prober.Lost = a.metrics.Probes(a.Peering, int32(a.Plane))
 	go a.prober.Run(ctx)
 	a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
 	go loop.Keep(ctx, a.Log, a.channel.Connect)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/netns"
@@ -33,7 +34,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	a := &agent{
 		Config: Config{Peering: p.Name, PodIPs: []netip.Addr{addr("10.244.1.9")}, Log: slog.New(slog.DiscardHandler)},
 		view:   &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p, &one, &two).Build()},
-		local:  local{key: newKey(t), underlay: "eth0", underlayMTU: 1500},
+		local:  local{key: newKey(t), underlay: "eth0", underlayMTU: 1500}, metrics: metrics.New(metrics.Gateway, ""),
 	}
 	t.Cleanup(a.close)
 	var (
@@ -56,6 +57,18 @@ func TestReconcileDespiteFailure(t *testing.T) {
 		t.Errorf("generation %d was applied, MTU %d, prober %v", a.applied, a.desired.mtu, a.prober)
 	}
 	ns.Output(t, "ip", "link", "show", "lqn1")
+	a.Status("")
+	ns.Do(t, func() error {
+		s, err := a.readMetrics()
+		if len(s.Planes) != 1 || s.Planes[0].Traffic == nil || s.Planes[0].MTU != a.desired.mtu || len(s.Drops) == 0 || s.Drops[0].Peering != p.Name {
+			t.Errorf("metrics: %+v", s)
+		}
+		return err
+	})
+	a.peering = nil
+	if a.Status(""); a.shown.Load() != nil {
+		t.Error("metrics of a Peering that is gone")
+	}
 }
 
 // A device whose interface cannot be removed is closed once: its file descriptors may

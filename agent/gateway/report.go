@@ -40,6 +40,7 @@ func (a *agent) writeStatus(ctx context.Context, s status) error {
 // Status is what there is to report.
 func (a *agent) Status(problem string) (status, bool) {
 	if a.peering == nil {
+		a.shown.Store(nil)
 		return status{}, false
 	}
 	s := status{peering: a.peering.UID, plane: a.planeStatus(problem)}
@@ -47,6 +48,7 @@ func (a *agent) Status(problem string) (status, bool) {
 		state, why := a.planeState(s.plane)
 		a.noted.see(s.peering, s.plane, state, why)
 	}
+	a.show(s.plane)
 	// The lowest plane that packets pass by writes them, or else the lowest one.
 	alive := a.planesAlive(s.plane)
 	planes := a.peering.Spec.Planes

@@ -28,12 +28,12 @@ func (h *Health) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 	_, _ = w.Write([]byte("ok\n"))
 }
 
-// Serve answers at an address until ctx ends. One that cannot be used is tried again: a
-// host's other programs may have it for a while.
-func (h *Health) Serve(ctx context.Context, log *slog.Logger, address string) {
+// Serve answers by a handler at an address until ctx ends. One that cannot be used is tried again: a
+// host's other programs may have it for a while. what is said of an error.
+func Serve(ctx context.Context, log *slog.Logger, what, address string, handler http.Handler) {
 	Keep(ctx, log, func(ctx context.Context) error {
-		server := &http.Server{Addr: address, Handler: h, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, MaxHeaderBytes: 8 << 10}
+		server := &http.Server{Addr: address, Handler: handler, ReadTimeout: 5 * time.Second, WriteTimeout: 5 * time.Second, MaxHeaderBytes: 8 << 10}
 		defer context.AfterFunc(ctx, func() { _ = server.Close() })()
-		return fmt.Errorf("answer health checks: %w", server.ListenAndServe())
+		return fmt.Errorf("%s: %w", what, server.ListenAndServe())
 	})
 }

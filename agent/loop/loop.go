@@ -68,6 +68,8 @@ type Loop[T any] struct {
 	Objects, Kernel, Measured <-chan struct{}
 	Report                    Reporter[T]
 	Health                    *Health
+	// Reconciled is told how long each call of Reconcile took, and its error.
+	Reconciled func(took time.Duration, err error)
 }
 
 // retries are the pauses between attempts to do what has failed.
@@ -162,6 +164,7 @@ func (l *Loop[T]) reconcile(ctx context.Context, s *state) error {
 		return stop
 	}
 	now := time.Now()
+	l.Reconciled(now.Sub(start), err)
 	if compare {
 		s.compared, s.took, s.compareAt = now, now.Sub(start), now.Add(Resync)
 	}

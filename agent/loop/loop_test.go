@@ -29,6 +29,17 @@ type fake struct {
 	compared   []time.Duration
 	status     int
 	block      time.Duration
+	// took is what was said of the last reconciliation, failures how many errors were.
+	took     time.Duration
+	failures int
+}
+
+func (f *fake) measured(took time.Duration, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.took = took; err != nil {
+		f.failures++
+	}
 }
 
 func (f *fake) Reconcile(_ context.Context, compare bool) (bool, error) {
@@ -99,7 +110,7 @@ func begin(t *testing.T, f *fake) *run {
 	r := &run{fake: f, writes: &writes{mu: &f.mu}, log: &bytes.Buffer{}, objects: make(chan struct{}), kernel: make(chan struct{}), result: make(chan error, 1)}
 	r.Loop = &Loop[int]{
 		Agent: f, Log: slog.New(slog.NewTextHandler(r.log, nil)), Objects: r.objects, Kernel: r.kernel,
-		Report: r.writes.reporter(f.start), Health: &Health{},
+		Report: r.writes.reporter(f.start), Health: &Health{}, Reconciled: f.measured,
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)
@@ -142,6 +153,24 @@ func TestDefect1_15_FailureIsRetriedWithBackoff(t *testing.T) {
 		r.sleep(3 * time.Second)
 		if !strings.Contains(r.log.String(), "applied again") {
 			t.Error("it is not tried at once when the kernel has changed")
+		}
+	})
+}
+
+// Each reconciliation is measured, and each failure counted, also one that is logged no more.
+func TestReconciliationsAreMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fake{block: 300 * time.Millisecond}
+		r := begin(t, f)
+		r.sleep(time.Second)
+		if f.took != f.block || f.failures != 0 {
+			t.Errorf("it took %v, want %v; %d failures", f.took, f.block, f.failures)
+		}
+		good := len(f.reconciled)
+		f.err = errors.New("a foreign route is in the way")
+		r.sleep(time.Hour)
+		if bad := len(f.reconciled) - good; f.failures != bad || bad < 2 {
+			t.Errorf("%d failures were counted, want %d", f.failures, bad)
 		}
 	})
 }

@@ -17,6 +17,7 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -36,6 +37,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failover"
 	"github.com/liqonet/liqonet/pkg/firewall"
+	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/notify"
@@ -50,9 +52,13 @@ type Config struct {
 	NodeName, PodName string
 	// OverlayKeys is a directory with the keys of the cluster's overlay.
 	OverlayKeys string
-	Log         *slog.Logger
+	// MetricsAddress is the node's address at which metrics are shown.
+	MetricsAddress netip.Addr
+	Log            *slog.Logger
 	// Level is that of Log, nil if it does not change.
 	Level *logs.Level
+
+	metrics *metrics.Agent
 }
 
 // historyInterval is the least time between two writes of the history. All nodes may change their plane again and
@@ -72,7 +78,9 @@ func Run(ctx context.Context, cfg Config) error {
 		return err
 	}
 	health := &loop.Health{}
-	go health.Serve(ctx, cfg.Log, fmt.Sprintf("127.0.0.1:%d", v1alpha1.HealthPort))
+	go loop.Serve(ctx, cfg.Log, "answer health checks", fmt.Sprintf("127.0.0.1:%d", v1alpha1.HealthPort), health)
+	cfg.metrics = metrics.New(metrics.Node, version.String())
+	go loop.Serve(ctx, cfg.Log, "show metrics", netip.AddrPortFrom(cfg.MetricsAddress, v1alpha1.MetricsPort).String(), cfg.metrics.Handler())
 	return run(ctx, cfg, keys, c, rest, health)
 }
 
@@ -120,6 +128,8 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys, active: map[string]int32{}}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 		choices: map[string]*failover.Choice{}, wake: notify.NewSignal(),
 	}
+	cfg.metrics.Read(a.readMetrics)
+	defer cfg.metrics.Read(nil)
 	if err := a.readKernel(); err != nil {
 		return err
 	}
@@ -158,7 +168,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 		Owner: applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID),
 	}
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
-		Agent: a, Log: cfg.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.wake, Health: health,
+		Agent: a, Log: cfg.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.wake, Health: health, Reconciled: cfg.metrics.Reconciled,
 		Report: loop.Reporter[v1alpha1.NodeNetworkStatus]{
 			Interval: v1alpha1.NodeReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: lease.Renew,
 		},
@@ -220,6 +230,8 @@ type agent struct {
 	// history is the record of changes, reached says which peers this node reached at the last look.
 	history *history.Record
 	reached map[string]bool
+	// shown is what of the last look is for metrics.
+	shown atomic.Pointer[[]shownPlane]
 	// paths are how packets get to gateways, asked of the kernel when it has changed.
 	paths map[pathKey]pathInfo
 }

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
+	dto "github.com/prometheus/client_model/go"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -39,7 +41,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	node := newNode("n1", "1")
 	objects := newClient(t, interceptor.Funcs{}, own, node, &b, &c)
 	a := &agent{
-		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler)},
+		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")},
 		view:   &watch.View{Reader: objects, Client: objects},
 		local:  local{name: "n1", address: netip.MustParseAddr(own.Name)}, own: own, node: node, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 	}
@@ -78,6 +80,25 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	if a.probers[probeKey{remote: b.Spec.Planes[0].RemoteAddress.Addr}] == nil || len(a.probers) != 1 {
 		t.Errorf("%d probers, want that of b", len(a.probers))
 	}
+	shown := func() (planes int) {
+		ns.Do(t, func() error {
+			s, err := a.readMetrics()
+			for _, p := range s.Planes {
+				if p.Peering != "b" || p.State != metrics.Down || !p.Active || p.Traffic == nil {
+					t.Errorf("metrics: %+v", p)
+				}
+			}
+			if len(s.Drops) == 0 {
+				t.Error("metrics: there are no counters of drops")
+			}
+			planes = len(s.Planes)
+			return err
+		})
+		return planes
+	}
+	if n := shown(); n != 1 {
+		t.Errorf("metrics are of %d planes, want that of b", n)
+	}
 	if err := objects.Delete(t.Context(), &b); err != nil {
 		t.Fatal(err)
 	}
@@ -86,6 +107,12 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	}
 	if len(a.probers) != 0 {
 		t.Errorf("%d probers, want none", len(a.probers))
+	}
+	if n := shown(); n != 0 {
+		t.Errorf("metrics are of %d planes, want none", n)
+	}
+	if families, err := a.metrics.Gatherer().Gather(); err != nil || slices.ContainsFunc(families, func(f *dto.MetricFamily) bool { return f.GetName() == "liqonet_node_rtt_seconds" }) {
+		t.Errorf("metrics of probes that have ended: %v", err)
 	}
 }
 

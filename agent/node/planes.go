@@ -8,6 +8,7 @@ import (
 	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/pkg/failover"
 	form "github.com/liqonet/liqonet/pkg/history"
+	"github.com/liqonet/liqonet/pkg/metrics"
 )
 
 const (
@@ -34,6 +35,7 @@ func (a *agent) choosePlanes() (changed, down bool) {
 	for peering := range a.choices {
 		if !several[peering] {
 			delete(a.choices, peering)
+			a.metrics.ForgetPlanes(peering)
 			delete(a.local.active, peering)
 		}
 	}
@@ -62,6 +64,7 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	}
 	if a.choices[peering] == nil {
 		a.choices[peering] = &failover.Choice{}
+		a.metrics.Planes(peering)
 	}
 	active := a.choices[peering].Next(time.Now(), planes)
 	before, chosen := a.local.active[peering]
@@ -74,26 +77,29 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	if err := a.kernel.Switch(a.want.ways[way{peering, active}]); err != nil {
 		a.Log.Error("cannot change the plane", "peering", peering, "plane", active, "error", err)
 	} else if chosen {
+		reason, why := whyLeft(before, planes)
+		a.metrics.Switched(peering, reason)
 		a.history.Note(history.Change{Entry: form.Entry{
-			Peering: peering, Plane: &active, What: "plane in use", From: fmt.Sprint(before), To: fmt.Sprint(active), Reason: whyLeft(before, planes),
+			Peering: peering, Plane: &active, What: "plane in use", From: fmt.Sprint(before), To: fmt.Sprint(active), Reason: why,
 		}})
 	}
 	a.local.active[peering] = active
 	return true, down
 }
 
-// whyLeft says why packets are not sent by a plane any more: it is down, it is leaving, or another one is preferred.
-func whyLeft(left int32, planes []failover.Plane) string {
+// whyLeft says why packets are not sent by a plane any more, as metrics call it and as a person reads it: it is down, it
+// is leaving, or another one is preferred.
+func whyLeft(left int32, planes []failover.Plane) (reason, why string) {
 	for _, p := range planes {
 		switch {
 		case p.Index != left:
 		case !p.Up:
-			return fmt.Sprintf("plane %d is down: no answer for %.1f s", left, p.Down.Seconds())
+			return metrics.Down, fmt.Sprintf("plane %d is down: no answer for %.1f s", left, p.Down.Seconds())
 		case p.Leaving:
-			return fmt.Sprintf("the gateway of plane %d is leaving", left)
+			return metrics.Leaving, fmt.Sprintf("the gateway of plane %d is leaving", left)
 		}
 	}
-	return "this plane is preferred, and works again"
+	return metrics.Preferred, "this plane is preferred, and works again"
 }
 
 // watchUse tells the session of a plane whether packets are sent by it, until ctx ends.

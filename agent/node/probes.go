@@ -82,6 +82,7 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 			probing, stop := context.WithCancel(ctx)
 			p.stop = stop
 			a.probers[key] = p
+			p.Answered, p.Lost = a.metrics.Probes(g.peering, g.plane)
 			go p.Run(probing)
 			if !g.alone {
 				p.session = liveness.New(a.local.address, netip.AddrPortFrom(g.address, liveness.Port), idleQuestions, a.wake)
@@ -100,6 +101,7 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 		if !wanted[key] {
 			p.stop()
 			delete(a.probers, key)
+			a.forget(p.gateway)
 		}
 	}
 }

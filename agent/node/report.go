@@ -82,6 +82,7 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 		entry.Ready, entry.Active = false, false // what was measured says nothing of now
 		s.Gateways = append(s.Gateways, entry)
 	}
+	a.show(s.Gateways)
 	s.Message = loop.Short(strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; "))
 	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Applied", Message: "the kernel holds all that the Peerings ask for"}
 	switch {

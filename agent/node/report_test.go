@@ -16,6 +16,7 @@ import (
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/metrics"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/netns"
@@ -26,7 +27,7 @@ func newAgent(t *testing.T) *agent {
 	own := &v1alpha1.NodeNetwork{}
 	own.Name = "10.80.0.1"
 	return &agent{
-		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler)}, view: &watch.View{Reader: newClient(t, interceptor.Funcs{})},
+		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")}, view: &watch.View{Reader: newClient(t, interceptor.Funcs{})},
 		local: local{name: "n1", address: addr("10.80.0.1")}, own: own, node: newNode("n1", "1"),
 		probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{}, reconciled: true,
 	}

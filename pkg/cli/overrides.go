@@ -19,6 +19,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
@@ -34,6 +35,7 @@ func addOverrides(f *pflag.FlagSet) {
 	f.Int("planes", 0, "pairs of gateways of a peering, 1 to 4, each on nodes of their own: when one fails, the others go on (default: as before; else 2, or 1 where a cluster has one node for gateways)")
 	f.StringArray("gateway-node-selector", nil, "[CLUSTER=]KEY=VALUE[,KEY=VALUE]: gateways run on nodes with these labels only; kept by later commands, an empty value takes it back")
 	f.StringArray("gateway-toleration", nil, "[CLUSTER=]KEY[=VALUE][:EFFECT][,…]: gateways tolerate such taints; kept by later commands, an empty value takes it back")
+	f.StringArray("node-metrics", nil, "[CLUSTER=]loopback or node: where node agents show metrics, on 127.0.0.1 or at their nodes' own addresses, where all who reach these can read them; kept by later commands")
 	f.StringArray("pod-cidr", nil, "CLUSTER=CIDR[,CIDR]: the pod ranges of a cluster, if they cannot be found out")
 	f.StringArray("service-cidr", nil, "CLUSTER=CIDR[,CIDR]: the service ranges of a cluster, if they cannot be found out")
 	f.StringArray("node-cidr", nil, "CLUSTER=CIDR[,CIDR]: the subnets of the nodes of a cluster, if they cannot be found out")
@@ -79,6 +81,7 @@ func overrides() []option {
 		{"service-type", addServiceType, true, false},
 		{"gateway-node-selector", addNodeLabel, true, true},
 		{"gateway-toleration", addToleration, true, true},
+		{"node-metrics", setNodeMetrics, true, false},
 		{"pod-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.PodCIDRs }), false, false},
 		{"service-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.ServiceCIDRs }), false, false},
 		{"node-cidr", prefixes(func(o *override) *[]netip.Prefix { return &o.facts.NodeCIDRs }), false, false},
@@ -140,7 +143,7 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (
 	if all.NodePort != 0 {
 		return o, fmt.Errorf("--service-type: a port is one cluster's: CLUSTER=%s:%d", all.ServiceType, all.NodePort)
 	}
-	o.Overlay, o.WireGuard, o.ServiceType, o.Gateways = all.Overlay, all.WireGuard, all.ServiceType, all.Gateways
+	o.Overlay, o.WireGuard, o.ServiceType, o.Gateways, o.NodeMetrics = all.Overlay, all.WireGuard, all.ServiceType, all.Gateways, all.NodeMetrics
 	o.Facts, o.Clusters = map[string]discovery.Overrides{}, map[string]peering.ClusterOptions{}
 	for k, c := range clusters {
 		each[k].LimitNew, each[k].LimitRate = cmp.Or(each[k].LimitNew, all.LimitNew), cmp.Or(each[k].LimitRate, all.LimitRate)
@@ -271,6 +274,15 @@ func addEndpoint(o *override, item string) error {
 		return fmt.Errorf("no gateway of another cluster can call %s", addr)
 	}
 	o.Endpoints = append(o.Endpoints, net.JoinHostPort(host, strconv.Itoa(int(port))))
+	return nil
+}
+
+// setNodeMetrics parses loopback or node.
+func setNodeMetrics(o *override, item string) error {
+	if item != plan.MetricsLoopback && item != plan.MetricsNode {
+		return fmt.Errorf("%q must be one of %s, %s", item, plan.MetricsLoopback, plan.MetricsNode)
+	}
+	o.NodeMetrics = item
 	return nil
 }
 

@@ -97,6 +97,33 @@ func TestOverridesOfOneCluster(t *testing.T) {
 	}
 }
 
+func TestNodeMetricsFlag(t *testing.T) {
+	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
+	for args, want := range map[string]string{
+		"":                    "all , a , b ",
+		"--node-metrics node": "all node, a , b ",
+		"--node-metrics node --node-metrics a=loopback": "all node, a loopback, b ",
+		"--node-metrics everywhere":                     `"everywhere" must be one of loopback, node`,
+		"--node-metrics b=":                             `"" must be one of`,
+	} {
+		t.Run(args, func(t *testing.T) {
+			isolate(t)
+			f, err := parse(t, "peer", append([]string{"a", "b"}, strings.Fields(args)...)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			o, err := peerOptions(f, []string{"a", "b"}, clusters)
+			got := fmt.Sprintf("all %s, a %s, b %s", o.NodeMetrics, o.Clusters["1"].NodeMetrics, o.Clusters["2"].NodeMetrics)
+			if err != nil {
+				got = err.Error()
+			}
+			if !strings.Contains(got, want) {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		})
+	}
+}
+
 // A limit is one cluster's, or that of all which have none of their own.
 func TestSecurity_20_LimitFlags(t *testing.T) {
 	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}

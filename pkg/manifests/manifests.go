@@ -304,6 +304,25 @@ func NodeAgent(image string, keys []int32) (account []Object, daemonSet *appsv1.
 	return account, daemonSet
 }
 
+// metricsOnNode has a node agent show its metrics at its node's own address.
+const metricsOnNode = "--metrics-address=$(HOST_IP)"
+
+// ShowNodeMetrics has node agents show their metrics at their nodes' own addresses, and not on 127.0.0.1.
+func ShowNodeMetrics(daemonSet *appsv1.DaemonSet) {
+	c := &daemonSet.Spec.Template.Spec.Containers[0]
+	c.Args, c.Env, c.Ports = append(c.Args, metricsOnNode), append(c.Env, fieldEnv("HOST_IP", "status.hostIP")), append(c.Ports, metricsPort())
+}
+
+// metricsPort is how a PodMonitor finds what it scrapes.
+func metricsPort() corev1.ContainerPort {
+	return corev1.ContainerPort{Name: "metrics", ContainerPort: v1alpha1.MetricsPort, Protocol: corev1.ProtocolTCP}
+}
+
+// ShowsNodeMetrics says whether they do.
+func ShowsNodeMetrics(daemonSet *appsv1.DaemonSet) bool {
+	return slices.ContainsFunc(daemonSet.Spec.Template.Spec.Containers, func(c corev1.Container) bool { return slices.Contains(c.Args, metricsOnNode) })
+}
+
 // Gateway is what the objects of one gateway depend on.
 type Gateway struct {
 	// Peering is the Peering's name, Plane the plane's index.
@@ -473,7 +492,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	}
 	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+strconv.Itoa(int(g.Plane)), "--key-dir="+KeyDir)
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
-	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}}
+	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}, metricsPort()}
 	container.VolumeMounts = []corev1.VolumeMount{{Name: "keys", MountPath: KeyDir, ReadOnly: true}}
 	volumes := []corev1.Volume{{Name: "keys", VolumeSource: corev1.VolumeSource{
 		Secret: &corev1.SecretVolumeSource{SecretName: g.SecretName(), DefaultMode: new(int32(0o400))},

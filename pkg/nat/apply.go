@@ -125,6 +125,9 @@ func apply(ctx context.Context, want table) (changed bool, err error) {
 	} else {
 		err = want.replace(c, have.table != nil)
 	}
+	if errors.Is(err, unix.ENOENT) && len(want.counters()) > 0 {
+		return apply(ctx, want.uncounted()) // this kernel may have no counters with names
+	}
 	if err != nil {
 		return false, fmt.Errorf("replace nftables table %q: %w", TableName, err)
 	}
@@ -234,10 +237,15 @@ func without(a, b map[string][]nftables.SetElement) (out []nftables.SetElement) 
 }
 
 // replace writes the whole table. Deleting and adding it in one transaction
-// leaves no moment without it.
+// leaves no moment without it. Counters go on from where they are.
 func (t table) replace(c *nftables.Conn, exists bool) error {
 	k := &nftables.Table{Name: TableName, Family: t.family}
+	counted := map[string]nftables.CounterObj{}
 	if exists {
+		var err error
+		if counted, err = counters(c, t.family); err != nil {
+			return err
+		}
 		c.DelTable(k)
 	}
 	c.AddTable(k)
@@ -250,8 +258,8 @@ func (t table) replace(c *nftables.Conn, exists bool) error {
 			return err
 		}
 	}
-	for _, name := range t.counters {
-		c.AddObj(&nftables.CounterObj{Table: k, Name: name})
+	for _, name := range t.counters() {
+		c.AddObj(&nftables.CounterObj{Table: k, Name: name, Bytes: counted[name].Bytes, Packets: counted[name].Packets})
 	}
 	for _, ch := range t.chains {
 		ch.Table = k

@@ -32,7 +32,7 @@ func gateway() nat.Gateway {
 		Remote:      []netip.Prefix{prefix("10.63.0.0/16"), prefix("10.64.0.0/18")},
 		Nodes:       []netip.Addr{addr("192.0.2.2"), addr("192.0.2.1")},
 		OverlayPort: 6094, TunnelPort: 51840, ProbePort: 6095, LivenessPort: 6098,
-		HealthPort: 6097, PeerGateway: addr("10.64.0.1"), ExchangePort: 6096,
+		HealthPort: 6097, MetricsPort: 6099, Pods: []netip.Prefix{prefix("10.244.0.0/15")}, PeerGateway: addr("10.64.0.1"), ExchangePort: 6096,
 	}
 }
 
@@ -374,24 +374,24 @@ func TestInvalid(t *testing.T) {
 func TestSecurity_20_ChangedLimits(t *testing.T) {
 	ctx := context.Background()
 	spaces := map[string]*netns.NS{"gateway": netns.New(t, "gateway"), "node": netns.New(t, "node")}
-	limit := regexp.MustCompile(`limit rate over .*? counter name "?[a-z0-9-]+"? drop`)
+	limit := regexp.MustCompile(`limit rate over .*? counter name "?[a-z0-9/-]+"? drop`)
 	for _, step := range []struct {
 		rate uint64
 		new  uint32
 		want map[string]string
 	}{
 		{1e6, 100, map[string]string{
-			"gateway": `limit rate over 1000000 bytes/second counter name "over-limit-rate" drop`,
-			"node":    `limit rate over 100/second burst 100 packets counter name "over-limit-new-lq1-0" drop`,
+			"gateway": `limit rate over 1000000 bytes/second counter name "forward/over-limit-rate" drop`,
+			"node":    `limit rate over 100/second burst 100 packets counter name "forward/over-limit-new/lq1-0" drop`,
 		}},
 		{2e6, 101, map[string]string{
-			"gateway": `limit rate over 2000000 bytes/second counter name "over-limit-rate" drop`,
-			"node":    `limit rate over 101/second burst 101 packets counter name "over-limit-new-lq1-0" drop`,
+			"gateway": `limit rate over 2000000 bytes/second counter name "forward/over-limit-rate" drop`,
+			"node":    `limit rate over 101/second burst 101 packets counter name "forward/over-limit-new/lq1-0" drop`,
 		}},
 		{0, 0, map[string]string{"gateway": "", "node": ""}},
 		{125e8, 1e6, map[string]string{
-			"gateway": `limit rate over 12500000000 bytes/second counter name "over-limit-rate" drop`,
-			"node":    `limit rate over 1000000/second burst 1000000 packets counter name "over-limit-new-lq1-0" drop`,
+			"gateway": `limit rate over 12500000000 bytes/second counter name "forward/over-limit-rate" drop`,
+			"node":    `limit rate over 1000000/second burst 1000000 packets counter name "forward/over-limit-new/lq1-0" drop`,
 		}},
 	} {
 		g, n := gateway(), node()

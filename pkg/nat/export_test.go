@@ -1,6 +1,8 @@
 package nat
 
 import (
+	"context"
+
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 )
@@ -13,4 +15,20 @@ func ReceiveUnknown(underlay string) error {
 	})
 	receive.Device = underlay
 	return table{family: nftables.TableFamilyNetdev, chains: []chain{receive}}.replaceNetdev(true)
+}
+
+// ApplyUncountable is ApplyGateway's for a kernel that refuses counters as one without nft_objref does,
+// with ENOENT.
+func ApplyUncountable(ctx context.Context, g Gateway) (changed bool, err error) {
+	t := g.table()
+	for _, c := range t.chains {
+		for _, r := range c.rules {
+			for _, e := range r.exprs {
+				if o, ok := e.(*expr.Objref); ok {
+					o.Type = int(nftables.ObjTypeQuota) // there is none of that name
+				}
+			}
+		}
+	}
+	return apply(ctx, t)
 }

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -205,16 +206,17 @@ func bytesOver(perSecond uint64) []expr.Any {
 	return []expr.Any{&expr.Limit{Type: expr.LimitTypePktBytes, Rate: perSecond, Unit: expr.LimitTimeSecond, Over: true}}
 }
 
-// countedDrop: `counter name "over-rate" drop`.
-func countedDrop(counter string) []expr.Any {
-	return concat([]expr.Any{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: counter}}, drop())
-}
-
 func verdict(k expr.VerdictKind) []expr.Any { return []expr.Any{&expr.Verdict{Kind: k}} }
 
 func accept() []expr.Any        { return verdict(expr.VerdictAccept) }
 func returnVerdict() []expr.Any { return verdict(expr.VerdictReturn) }
-func drop() []expr.Any          { return verdict(expr.VerdictDrop) }
+
+// drop: `counter name "forward/transit" drop`. All rules that drop at a hook for one reason have one
+// counter, but for those that are about a link.
+func drop(hook, reason string, link ...string) []expr.Any {
+	name := strings.Join(append([]string{hook, reason}, link...), counterSeparator)
+	return concat([]expr.Any{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: name}}, verdict(expr.VerdictDrop))
+}
 
 // jump: `jump from-peer`.
 func jump(chain string) []expr.Any {

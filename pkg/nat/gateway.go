@@ -29,10 +29,9 @@ func (g Gateway) mappings() []Mapping { return append(slices.Clone(g.Local), g.I
 // docs/design-notes.md for why each rule is there.
 func (g Gateway) table() table {
 	translateIn, translateOut, innerIn, innerOut := g.translation()
-	limit, counters := g.limit()
 	return table{
 		family: nftables.TableFamilyIPv4,
-		sets:   []set{prefixSet(setRemote, g.Remote), addrSet(setNodes, g.Nodes)}, counters: counters,
+		sets:   []set{prefixSet(setRemote, g.Remote), addrSet(setNodes, g.Nodes), prefixSet(setPods, g.Pods)},
 		chains: []chain{
 			regular("errors-in", append(foreignErrors(func() []expr.Any { return innerInSet(destinationAt, setRemote) }), innerIn...)),
 			regular("errors-out", innerOut),
@@ -41,12 +40,12 @@ func (g Gateway) table() table {
 				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))},
 			}, translateIn...)),
 			base("prerouting", nftables.ChainHookPrerouting, *nftables.ChainPriorityRaw, []rule{
-				{"frames for this very link only", concat(iifGroup(g.OverlayGroup), not(forUs()), drop())},
+				{"frames for this very link only", concat(iifGroup(g.OverlayGroup), not(forUs()), drop(hookPrerouting, "foreign-frame"))},
 				{"from the peer", concat(iifGroup(g.TunnelGroup), jump("from-peer"))},
 			}),
-			closed(base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, g.input())),
-			closed(base("forward", nftables.ChainHookForward, *nftables.ChainPriorityFilter, append(
-				limit,
+			closed(hookInput, base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, g.input())),
+			closed(hookForward, base("forward", nftables.ChainHookForward, *nftables.ChainPriorityFilter, append(
+				g.limit(),
 				rule{"tunnel to overlay", concat(iifGroup(g.TunnelGroup), oifGroup(g.OverlayGroup), accept())},
 				rule{"overlay to tunnel", concat(iifGroup(g.OverlayGroup), oifGroup(g.TunnelGroup), accept())},
 			))),
@@ -58,14 +57,13 @@ func (g Gateway) table() table {
 	}
 }
 
-// limit drops what the peer sends beyond its rate, with the counter of it. The hook is forward:
-// what the gateway itself gets, such as probes, says whether the tunnel works.
-func (g Gateway) limit() ([]rule, []string) {
+// limit drops what the peer sends beyond its rate. The hook is forward: what the gateway itself
+// gets, such as probes, says whether the tunnel works.
+func (g Gateway) limit() []rule {
 	if g.LimitRate == 0 {
-		return nil, nil
+		return nil
 	}
-	const counter = "over-limit-rate"
-	return []rule{{"no more than the peer's rate", concat(iifGroup(g.TunnelGroup), bytesOver(g.LimitRate), countedDrop(counter))}}, []string{counter}
+	return []rule{{"no more than the peer's rate", concat(iifGroup(g.TunnelGroup), bytesOver(g.LimitRate), drop(hookForward, "over-limit-rate"))}}
 }
 
 // foreignErrors drops ICMP errors about packets that did not go to the peer: toPeer is what
@@ -78,14 +76,14 @@ func foreignErrors(toPeer func() []expr.Any) []rule {
 	// Some kernels take what is in a later fragment for a header.
 	rules := []rule{{"later fragments are no errors", concat(not(notFragment()), returnVerdict())}}
 	for _, t := range icmpLocal() {
-		rules = append(rules, rule{fmt.Sprintf("icmp %d: nobody passes it on", t), concat(icmpType(t), drop())})
+		rules = append(rules, rule{fmt.Sprintf("icmp %d: nobody passes it on", t), concat(icmpType(t), drop(hookPrerouting, icmpError))})
 	}
 	for _, t := range icmpErrors() {
 		rules = append(rules, rule{
-			fmt.Sprintf("icmp error %d: in one piece only", t), concat(icmpType(t), firstFragment(), drop()),
+			fmt.Sprintf("icmp error %d: in one piece only", t), concat(icmpType(t), firstFragment(), drop(hookPrerouting, icmpError)),
 		}, rule{
 			fmt.Sprintf("icmp error %d: about packets to the peer only", t),
-			concat(icmpType(t), notFragment(), not(toPeer()), drop()),
+			concat(icmpType(t), notFragment(), not(toPeer()), drop(hookPrerouting, icmpError)),
 		})
 	}
 	return rules
@@ -126,7 +124,7 @@ func (g Gateway) translation() (in, out, innerIn, innerOut []rule) {
 			concat(translateOuter(sourceAt, m.Real, m.Mapped), accept()),
 		})
 	}
-	return append(in, rule{"the peer reaches nothing else", drop()}), out, innerIn, innerOut
+	return append(in, rule{"the peer reaches nothing else", drop(hookPrerouting, "not-reachable")}), out, innerIn, innerOut
 }
 
 // toNodes is a second barrier between the peer and this cluster's nodes, behind which their
@@ -140,12 +138,12 @@ func (g Gateway) toNodes() []rule {
 		{"the gateway's own, see input", concat(match(nft.IPHeader(destinationAt, addressLength), netip.PrefixFrom(g.Address, g.Address.BitLen())), accept())},
 		// Kernels differ in whether they take what is in them for a header.
 		{"later fragments, of no use without the first", concat(not(notFragment()), accept())},
-		{"no new connection: TCP", concat(tcpFlags(tcpSYN|tcpACK, tcpSYN), drop())},
-		{"no new connection: UDP", concat(udpDportBeyond(firstPort, lastPort), drop())},
+		{"no new connection: TCP", concat(tcpFlags(tcpSYN|tcpACK, tcpSYN), drop(hookPrerouting, "new-connection"))},
+		{"no new connection: UDP", concat(udpDportBeyond(firstPort, lastPort), drop(hookPrerouting, "new-connection"))},
 		{"answers by SCTP", concat(not(sctpChunk(sctpInit)), accept())},
-		{"no new connection: SCTP", concat(proto(unix.IPPROTO_SCTP), drop())},
-		{"no ping", concat(icmpType(echoRequest), drop())},
-		{"no request for the time", concat(icmpType(timestampRequest), drop())},
+		{"no new connection: SCTP", concat(proto(unix.IPPROTO_SCTP), drop(hookPrerouting, "new-connection"))},
+		{"no ping", concat(icmpType(echoRequest), drop(hookPrerouting, "new-connection"))},
+		{"no request for the time", concat(icmpType(timestampRequest), drop(hookPrerouting, "new-connection"))},
 		{"answers", accept()},
 	}
 }
@@ -167,7 +165,7 @@ func (g Gateway) input() []rule {
 	fromGateway := concat(iifGroup(g.TunnelGroup), isGateway())
 	rules = append(
 		rules,
-		rule{"no node is the peer's gateway", concat(iifGroup(g.OverlayGroup), isGateway(), drop())},
+		rule{"no node is the peer's gateway", concat(iifGroup(g.OverlayGroup), isGateway(), drop(hookInput, reasonForged))},
 		rule{"the peer's gateway calls", concat(fromGateway, tcpDport(g.ExchangePort), accept())},
 		rule{"the peer's gateway answers", concat(fromGateway, tcpSport(g.ExchangePort), not(tcpFlags(tcpSYN|tcpACK, tcpSYN)), accept())},
 	)
@@ -186,8 +184,8 @@ func (g Gateway) input() []rule {
 	for _, from := range inside {
 		rules = append(
 			rules,
-			rule{"no overlay in the overlay: " + from.name, concat(from.matches, udpDport(g.OverlayPort), drop())},
-			rule{"no tunnel in the tunnel: " + from.name, concat(from.matches, udpDport(g.TunnelPort), drop())},
+			rule{"no overlay in the overlay: " + from.name, concat(from.matches, udpDport(g.OverlayPort), drop(hookInput, "nested"))},
+			rule{"no tunnel in the tunnel: " + from.name, concat(from.matches, udpDport(g.TunnelPort), drop(hookInput, "nested"))},
 			rule{"probes: " + from.name, concat(from.matches, udpDport(g.ProbePort), accept())},
 			rule{"answers to probes: " + from.name, concat(from.matches, udpSport(g.ProbePort), accept())},
 		)
@@ -199,7 +197,10 @@ func (g Gateway) input() []rule {
 			})
 		}
 	}
-	return rules
+	// Nodes have addresses among those of pods, and some network plugins give them to whatever comes from
+	// elsewhere. Peers do not come by this interface (see Node.isolate).
+	return append(rules, rule{"metrics, for this cluster's pods", concat(
+		iif(g.Underlay), tcpDport(g.MetricsPort), inSet(sourceAt, setPods), not(inSet(sourceAt, setNodes)), accept())})
 }
 
 // tunnelInput is about the tunnel's packets, over IPv4 and IPv6.
@@ -229,6 +230,6 @@ func (g Gateway) tableIPv6() table {
 	for _, typ := range icmp6Input() {
 		rules = append(rules, rule{fmt.Sprintf("icmpv6 %d", typ), concat(iif(g.Underlay), icmp6Type(typ), accept())})
 	}
-	t.chains = append(t.chains, closed(base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, rules)))
+	t.chains = append(t.chains, closed(hookInput, base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, rules)))
 	return t
 }

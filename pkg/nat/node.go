@@ -43,10 +43,10 @@ func (n Node) table() table {
 			// Gateways have these rules too, but one may have been taken over.
 			regular("errors-in", foreignErrors(func() []expr.Any { return innerReceiverInSet(setSenders) })),
 			regular("from-overlay", []rule{
-				{"frames for this very link only", concat(not(forUs()), drop())},
+				{"frames for this very link only", concat(not(forUs()), drop(hookPrerouting, "foreign-frame"))},
 				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))},
 				{"what the link's peer and gateway may send", concat(senderInSet(setSenders), accept())},
-				{"a gateway sends nothing in the name of others", drop()},
+				{"a gateway sends nothing in the name of others", drop(hookPrerouting, reasonForged)},
 			}),
 			regular("overlay-packets", n.overlayPackets()),
 			regular("gateway-errors", n.gatewayErrors()),
@@ -90,7 +90,7 @@ func (n Node) table() table {
 // outside is what happens to packets with a peer's source that come by another interface.
 func (n Node) outside() []expr.Any {
 	if len(n.Endpoints) == 0 {
-		return drop()
+		return drop(hookPrerouting, outsideOverlay)
 	}
 	return jump("tunnel-ends")
 }
@@ -105,27 +105,29 @@ func (n Node) outside() []expr.Any {
 func (n Node) letTunnelsPass(t *table) {
 	from := func(rest ...[]expr.Any) []expr.Any { return concat(inSet(sourceAt, setEndpoints), concat(rest...)) }
 	t.sets = append(t.sets, addrSet(setEndpoints, n.Endpoints))
-	tunnels := []rule{
-		{"tunnels", from(inSet(destinationAt, setGateways), udpDport(n.TunnelPort), accept())},
-		{"ends of tunnels reach nothing else", from(drop())},
+	tunnels := func(hook string) []rule {
+		return []rule{
+			{"tunnels", from(inSet(destinationAt, setGateways), udpDport(n.TunnelPort), accept())},
+			{"ends of tunnels reach nothing else", from(drop(hook, tunnelEnd))},
+		}
 	}
 	for i, c := range t.chains {
 		if c.Name == "forward" {
-			t.chains[i].rules = append(c.rules, tunnels...)
+			t.chains[i].rules = append(c.rules, tunnels(hookForward)...)
 		}
 	}
 	t.chains = slices.Concat([]chain{
 		regular("tunnel-ends", []rule{
 			{"maybe a tunnel", from(proto(unix.IPPROTO_UDP), accept())},
-			{"peers come by the overlay only", drop()},
+			{"peers come by the overlay only", drop(hookPrerouting, outsideOverlay)},
 		}),
 		base("tunnel-ends-input", nftables.ChainHookInput, priorityLate, []rule{
-			{"no tunnel ends at the node", concat(not(iifGroup(n.OverlayGroup)), from(drop()))},
+			{"no tunnel ends at the node", concat(not(iifGroup(n.OverlayGroup)), from(drop(hookInput, tunnelEnd)))},
 		}),
 		// Here are also the packets that IPVS sends on.
 		base("tunnel-ends-output", nftables.ChainHookOutput, *nftables.ChainPriorityFilter, append([]rule{
-			{"nothing leaves in plain", concat(inSet(destinationAt, setRemote), not(oifGroup(n.OverlayGroup)), drop())},
-		}, tunnels...)),
+			{"nothing leaves in plain", concat(inSet(destinationAt, setRemote), not(oifGroup(n.OverlayGroup)), drop(hookOutput, "in-plain"))},
+		}, tunnels(hookOutput)...)),
 	}, t.chains)
 }
 
@@ -137,7 +139,7 @@ func (n Node) overlayPackets() []rule {
 	return []rule{
 		{"to a gateway on this node", concat(inSet(destinationAt, setLocalGateways), notrack(), accept())},
 		{"from a gateway on this node", concat(inSet(sourceAt, setLocalGateways), notrack(), accept())},
-		{"they come from gateways only", concat(not(inSet(sourceAt, setGateways)), not(toUnicast()), drop())},
+		{"they come from gateways only", concat(not(inSet(sourceAt, setGateways)), not(toUnicast()), drop(hookPrerouting, forgedOverlay))},
 	}
 }
 
@@ -161,9 +163,9 @@ func (n Node) isolate() []rule {
 	return []rule{
 		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
 		{"answers", concat(answers(), accept())},
-		{"peers reach no gateway by the pod network", concat(inSet(destinationAt, setGateways), drop())},
+		{"peers reach no gateway by the pod network", concat(inSet(destinationAt, setGateways), drop(hookPrerouting, "to-gateway"))},
 		{"pings of gateways", concat(inSet(sourceAt, setOverlay), icmpType(echoRequest), accept())},
-		{"peers reach nothing of the node", concat(not(toUnicast()), drop())},
+		{"peers reach nothing of the node", concat(not(toUnicast()), drop(hookPrerouting, toNode))},
 	}
 }
 
@@ -171,11 +173,11 @@ func (n Node) isolate() []rule {
 // those chains.
 func (n Node) input() []rule {
 	return []rule{
-		{"overlay packets come from gateways only", concat(udpDport(n.OverlayPort), not(inSet(sourceAt, setGateways)), drop())},
+		{"overlay packets come from gateways only", concat(udpDport(n.OverlayPort), not(inSet(sourceAt, setGateways)), drop(hookInput, forgedOverlay))},
 		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
 		{"answers", concat(answers(), accept())},
 		{"pings of gateways", concat(inSet(sourceAt, setOverlay), icmpType(echoRequest), accept())},
-		{"peers reach nothing of the node", drop()},
+		{"peers reach nothing of the node", drop(hookInput, toNode)},
 	}
 }
 
@@ -186,10 +188,10 @@ func (n Node) fromPeers() []rule {
 	return []rule{
 		{"segment size", clampMSS()},
 		{"this node's pods", concat(inSet(destinationAt, setOwnPods), accept())},
-		{"no transit between peers", concat(oifGroup(n.OverlayGroup), drop())},
+		{"no transit between peers", concat(oifGroup(n.OverlayGroup), drop(hookForward, "transit"))},
 		{"answers", concat(answers(), accept())},
 		{"exposed hosts", concat(inSet(destinationAt, setHosts), accept())},
-		{"peers reach nothing else", drop()},
+		{"peers reach nothing else", drop(hookForward, "not-reachable")},
 	}
 }
 
@@ -200,9 +202,7 @@ func (n Node) limit(t *table) {
 	var rules []rule
 	for _, g := range n.Gateways {
 		if g.LimitNew > 0 {
-			counter := "over-limit-new-" + g.Link
-			t.counters = append(t.counters, counter)
-			rules = append(rules, rule{"no more new connections by " + g.Link, concat(iif(g.Link), packetsOver(g.LimitNew), countedDrop(counter))})
+			rules = append(rules, rule{"no more new connections by " + g.Link, concat(iif(g.Link), packetsOver(g.LimitNew), drop(hookForward, "over-limit-new", g.Link))})
 		}
 	}
 	if len(rules) == 0 {
@@ -221,15 +221,15 @@ func (n Node) toPeers() []rule {
 		{"segment size", clampMSS()},
 		{"answers of pods", concat(answers(), accept())},
 		{"services with remote endpoints", concat(destinationTranslated(), accept())},
-		{"only pods reach peers through this node", concat(not(inSet(sourceAt, setPods)), drop())},
+		{"only pods reach peers through this node", concat(not(inSet(sourceAt, setPods)), drop(hookForward, "not-a-pod"))},
 	}
 	// Some plugins, such as OVN-Kubernetes, have one interface for everything: then this
 	// node's own pods come by an uplink too, and the way back to them is the same.
 	for _, u := range n.Uplinks {
 		rules = append(
 			rules,
-			rule{"only this node's pods, from " + u, concat(iif(u), not(inSet(sourceAt, setOwnPods)), drop())},
-			rule{"no forged source, from " + u, concat(iif(u), forgedSource(), drop())},
+			rule{"only this node's pods, from " + u, concat(iif(u), not(inSet(sourceAt, setOwnPods)), drop(hookForward, reasonForged))},
+			rule{"no forged source, from " + u, concat(iif(u), forgedSource(), drop(hookForward, reasonForged))},
 		)
 	}
 	return rules

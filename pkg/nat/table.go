@@ -18,8 +18,6 @@ type table struct {
 	family nftables.TableFamily
 	chains []chain
 	sets   []set
-	// counters are the names of counters that rules refer to.
-	counters []string
 	// forward is the interface to which all rules send packets, in the family netdev.
 	forward uint32
 }
@@ -88,9 +86,10 @@ func base(name string, hook *nftables.ChainHook, priority nftables.ChainPriority
 	}, rules}
 }
 
-// closed makes a base chain drop what no rule decides.
-func closed(c chain) chain {
+// closed makes a base chain drop what no rule decides. The last rule does so, too, and counts it.
+func closed(hook string, c chain) chain {
 	*c.Policy = nftables.ChainPolicyDrop
+	c.rules = append(c.rules, rule{"nothing else", drop(hook, "not-allowed")})
 	return c
 }
 
@@ -100,7 +99,7 @@ func closed(c chain) chain {
 func blockIPv6(groups ...uint32) table {
 	var rules []rule
 	for _, g := range groups {
-		rules = append(rules, rule{fmt.Sprintf("no IPv6 by interfaces of group %d", g), concat(iifGroup(g), drop())})
+		rules = append(rules, rule{fmt.Sprintf("no IPv6 by interfaces of group %d", g), concat(iifGroup(g), drop(hookPrerouting, "ipv6"))})
 	}
 	return table{
 		family: nftables.TableFamilyIPv6,

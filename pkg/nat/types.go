@@ -43,6 +43,10 @@ type Gateway struct {
 	// HealthPort is a TCP port on Underlay for the kubelet. From where it calls is the
 	// network plugin's choice, so whoever reaches the pod by Underlay reaches that port.
 	HealthPort uint16
+	// MetricsPort is a TCP port on Underlay for Pods but Nodes: this cluster's own pods, by their real
+	// addresses. Nobody else gets there.
+	MetricsPort uint16
+	Pods        []netip.Prefix
 	// PeerGateway is the address by which this cluster knows the peer's gateway. Through
 	// the tunnel only that one reaches the TCP port ExchangePort, and answers from it.
 	PeerGateway  netip.Addr

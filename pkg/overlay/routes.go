@@ -214,6 +214,15 @@ func (k *Kernel) Received(name string) (uint64, error) {
 	return stats.RxPackets, err
 }
 
+// Traffic is what has passed a link of ours since it was made, in bytes and packets.
+type Traffic struct{ RxBytes, TxBytes, RxPackets, TxPackets uint64 }
+
+// Traffic returns that of a link.
+func (k *Kernel) Traffic(name string) (Traffic, error) {
+	s, err := k.statistics(name)
+	return Traffic{RxBytes: s.RxBytes, TxBytes: s.TxBytes, RxPackets: s.RxPackets, TxPackets: s.TxPackets}, err
+}
+
 func (k *Kernel) statistics(name string) (netlink.LinkStatistics, error) {
 	dev, err := k.conn.Handle.LinkByName(name)
 	if err != nil {

@@ -137,7 +137,7 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 	})
 	// Nobody is given a new key before the ledger says who knows the one before.
 	if s.facts.InstalledImage == "" && key.Generation == plan.OverlayKey(s.facts.Ledger) {
-		g.Go(func() error { return s.applyAgents(gctx, planned.Image, planned.OverlayKeys, key.Generation, false) })
+		g.Go(func() error { return s.applyAgents(gctx, planned, key.Generation, false) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
@@ -146,7 +146,7 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 	if err := s.journal.start(ctx, entry.Name, claim); err != nil {
 		return err
 	}
-	if err := s.applyAgents(ctx, planned.Image, planned.OverlayKeys, generation, s.agentsWork()); err != nil {
+	if err := s.applyAgents(ctx, planned, generation, s.agentsWork()); err != nil {
 		return err
 	}
 	s.facts.HasOverlayKey = true
@@ -155,9 +155,9 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 
 // applyAgents applies the objects of the node agents. The namespace comes first;
 // and without its account the controller's first attempt to make pods fails, and
-// it waits before the second. They are given these keys of the overlay, but none before the generation
+// it waits before the second. They are given the planned keys of the overlay, but none before the generation
 // that is the least. Where agents do their work, their DaemonSet is left for later.
-func (s *side) applyAgents(ctx context.Context, image string, keys []int32, least int32, working bool) error {
+func (s *side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least int32, working bool) error {
 	if err := s.checkNamespace(ctx); err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func (s *side) applyAgents(ctx context.Context, image string, keys []int32, leas
 			return uninstallingIfTerminating(err)
 		}
 	}
-	account, daemonSet := manifests.NodeAgent(image, keys)
+	account, daemonSet := planned.NodeAgents()
 	manifests.RetireOverlayKeys(&daemonSet.Spec.Template.Spec, least)
 	for _, generation := range manifests.OverlayKeys(&daemonSet.Spec.Template.Spec) {
 		if err := s.ensureOverlayKey(ctx, generation); err != nil {

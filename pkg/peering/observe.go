@@ -93,6 +93,7 @@ func (c *Cluster) readAgents(ctx context.Context, f *plan.FactSheet) error {
 			f.InstalledImage = container.Image // there is one
 		}
 		f.OverlayKeys = manifests.OverlayKeys(&ds.Spec.Template.Spec)
+		f.NodeMetrics = manifests.ShowsNodeMetrics(ds)
 	} else if gateways, err := c.ours(ctx, &appsv1.DeploymentList{}, nil); err != nil || len(gateways) == 0 {
 		return err // there need not be a key yet
 	}

@@ -22,6 +22,8 @@ type Options struct {
 	ServiceType string
 	// Gateways are the nodes that gateways run on, where Clusters does not say.
 	Gateways v1alpha1.GatewayPlacement
+	// NodeMetrics is where node agents show their metrics, where Clusters does not say.
+	NodeMetrics string
 	// Planes is how many pairs of gateways a peering has, 0 to decide.
 	Planes int
 	// Server is the ID of the cluster whose gateway is called by the other's. Empty
@@ -52,6 +54,7 @@ func (o Options) of(id string) plan.Overrides {
 	c.Overlay = cmp.Or(c.Overlay, o.Overlay)
 	c.WireGuard = cmp.Or(c.WireGuard, o.WireGuard)
 	c.ServiceType = cmp.Or(c.ServiceType, o.ServiceType)
+	c.NodeMetrics = cmp.Or(c.NodeMetrics, o.NodeMetrics)
 	if c.Gateways.NodeSelector == nil {
 		c.Gateways.NodeSelector = o.Gateways.NodeSelector
 	}

@@ -138,8 +138,7 @@ func (r *rotation) updateAgents(ctx context.Context) error {
 		return err
 	}
 	for _, s := range r.sides {
-		c := r.planOf(s)
-		_, s.later = manifests.NodeAgent(c.Image, c.OverlayKeys)
+		_, s.later = r.planOf(s).NodeAgents()
 	}
 	return r.both(ctx, r.waitForPackets)
 }

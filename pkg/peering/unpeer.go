@@ -250,7 +250,7 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 			cn, err := c.ledger(ctx)
 			if err == nil {
 				key := plan.OverlayKey(cn)
-				err = newSide(c, 0).applyAgents(ctx, c.DefaultImage, []int32{key}, key, false)
+				err = newSide(c, 0).applyAgents(ctx, &plan.ClusterPlan{Image: c.DefaultImage, OverlayKeys: []int32{key}}, key, false)
 			}
 			if errors.Is(err, errUninstalling) {
 				return "namespace " + v1alpha1.Namespace + " is being deleted", nil

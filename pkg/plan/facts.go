@@ -45,6 +45,8 @@ type FactSheet struct {
 	HasOverlayKey bool
 	// InstalledImage is that of the node agents that run, empty if there are none.
 	InstalledImage string
+	// NodeMetrics says that these show their metrics at their nodes' own addresses.
+	NodeMetrics bool
 	// InstalledVersion is that of the command that installed them, empty if not known.
 	InstalledVersion string
 	// Version is that of this command, DefaultImage the agents' image of that version.
@@ -115,6 +117,19 @@ type Overrides struct {
 	// Gateways says on which nodes the gateways run. A list that is nil keeps what was chosen
 	// before, an empty one takes it back.
 	Gateways v1alpha1.GatewayPlacement
+	// NodeMetrics is where node agents show their metrics, MetricsLoopback or MetricsNode. Empty keeps it.
+	NodeMetrics string
+}
+
+// MetricsLoopback has node agents show their metrics on 127.0.0.1, MetricsNode at their nodes' own addresses.
+const (
+	MetricsLoopback = "loopback"
+	MetricsNode     = "node"
+)
+
+// nodeMetrics says whether node agents are to show their metrics at their nodes' own addresses.
+func (f *FactSheet) nodeMetrics() bool {
+	return f.Overrides.NodeMetrics == MetricsNode || f.Overrides.NodeMetrics == "" && f.NodeMetrics
 }
 
 // automatic says that the planner is to decide.

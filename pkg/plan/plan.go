@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 
@@ -50,6 +51,8 @@ type ClusterPlan struct {
 
 	// Image of the agents.
 	Image string `json:"-"`
+	// NodeMetrics says that node agents show their metrics at their nodes' own addresses.
+	NodeMetrics bool `json:"-"`
 	// Role of the cluster's gateways.
 	Role v1alpha1.Role `json:"-"`
 	// Ledger as it will be.
@@ -180,7 +183,7 @@ func choose(a, b FactSheet) (*Plan, error) {
 	}
 	for i, f := range clusters {
 		p.Clusters[i] = ClusterPlan{
-			Cluster: f.Name, ClusterID: f.ClusterID, Peer: clusters[1-i].Name, Image: f.image().Value, Role: v1alpha1.Role(d[i].role.Value),
+			Cluster: f.Name, ClusterID: f.ClusterID, Peer: clusters[1-i].Name, Image: f.image().Value, NodeMetrics: f.nodeMetrics(), Role: v1alpha1.Role(d[i].role.Value),
 			Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
 		}
 		if f.PodsConcluded != "" {
@@ -315,6 +318,25 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 		c.Choices = append(c.Choices, d.serviceType)
 	}
 	c.Choices = append(c.Choices, own.limitStatements()...)
+	if c.NodeMetrics || own.NodeMetrics {
+		s := Statement{What: "metrics of node agents", Value: "at 127.0.0.1", Reason: "as before"}
+		if c.NodeMetrics {
+			s.Value = "at the nodes' own addresses"
+		}
+		if own.Overrides.NodeMetrics != "" {
+			s.Reason = "given by --node-metrics"
+		}
+		c.Choices = append(c.Choices, s)
+	}
+}
+
+// NodeAgents are the account of the node agents with its permissions, and their DaemonSet.
+func (c *ClusterPlan) NodeAgents() (account []manifests.Object, daemonSet *appsv1.DaemonSet) {
+	account, daemonSet = manifests.NodeAgent(c.Image, c.OverlayKeys)
+	if c.NodeMetrics {
+		manifests.ShowNodeMetrics(daemonSet)
+	}
+	return account, daemonSet
 }
 
 // planObjects lists every object, in the order in which they are made.
@@ -340,7 +362,7 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 	for _, crd := range crds {
 		add("the API in which is written what was decided", crd)
 	}
-	account, daemonSet := manifests.NodeAgent(c.Image, c.OverlayKeys)
+	account, daemonSet := c.NodeAgents()
 	add("for the agents", manifests.Namespace())
 	add("lets the agents have the priority of what a node cannot do without", manifests.CriticalPods())
 	for _, key := range c.OverlayKeys {

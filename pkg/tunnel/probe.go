@@ -104,6 +104,12 @@ type ProbeStats struct {
 // Prober sends probes to one echo responder. Its methods may be called at once
 // from several goroutines.
 type Prober struct {
+	// Answered is called for each probe that was answered within ProbeTimeout, with its round trip time,
+	// and Lost for each other one. Probes that ProbeStats leaves out are left out. Both may be nil, are
+	// set before Run, and must not call the Prober.
+	Answered func(rtt time.Duration)
+	Lost     func()
+
 	local  netip.Addr
 	remote netip.AddrPort
 	nonce  [8]byte
@@ -119,6 +125,8 @@ type Prober struct {
 	retime   notify.Signal
 	wanted   bool
 	sequence uint64
+	// settled is the newest probe of which, and of all before it, it is known whether it was lost.
+	settled uint64
 	// newest is the answered probe that was sent last.
 	newest    uint64
 	last      time.Duration
@@ -266,11 +274,29 @@ func (p *Prober) send(conn *net.UDPConn) {
 func (p *Prober) mark(now time.Time) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.settle(now)
 	p.wanted = false
 	p.sequence++
 	p.window[p.sequence%uint64(len(p.window))] = probe{sequence: p.sequence, sent: now}
 	return p.sequence
 }
+
+// settle tells of the probes that are lost by now.
+func (p *Prober) settle(now time.Time) {
+	for p.settled < p.sequence {
+		e := p.window[(p.settled+1)%uint64(len(p.window))]
+		if !e.answered && now.Sub(e.sent) < ProbeTimeout {
+			return
+		}
+		p.settled++
+		if p.Lost != nil && p.counts(p.settled) && (!e.answered || e.rtt >= ProbeTimeout) {
+			p.Lost()
+		}
+	}
+}
+
+// counts says that a probe was sent after the path has worked.
+func (p *Prober) counts(sequence uint64) bool { return !p.lastReply.IsZero() && sequence >= p.first }
 
 func (p *Prober) receive(conn *net.UDPConn) {
 	udp.Receive(conn, probeLength, p.remote, func(b []byte) {
@@ -291,6 +317,9 @@ func (p *Prober) answered(sequence uint64, now time.Time, mtu uint16) {
 	if p.lastReply.IsZero() {
 		p.first = p.sequence + 1
 	}
+	if p.Answered != nil && p.counts(sequence) && e.rtt < ProbeTimeout {
+		p.Answered(e.rtt)
+	}
 	p.newest = max(p.newest, sequence)
 	p.last, p.lastReply, p.likely, p.remoteMTU = e.rtt, now, now, mtu
 	p.retime.Send()
@@ -304,6 +333,7 @@ func (p *Prober) Snapshot() ProbeStats {
 func (p *Prober) snapshot(now time.Time) ProbeStats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.settle(now)
 	s := ProbeStats{LastReply: p.lastReply, Unanswered: p.sequence - p.newest, RemoteMTU: p.remoteMTU, Pause: p.pause()}
 	var rtts []time.Duration
 	lost := 0

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // A peer that does not answer any more is asked often for a minute, and then less and less,
@@ -62,6 +64,45 @@ func TestProbeAtOnce(t *testing.T) {
 				t.Errorf("wanted: %v, due: %v", wanted, due)
 			}
 			p.answered(p.mark(time.Now()), time.Now(), 0)
+		}
+	})
+}
+
+// Each probe is either answered or lost, and counted once, when a second has passed. Those before the path
+// has worked do not count.
+func TestProbesAreCounted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := NewProber(netip.Addr{}, netip.MustParseAddrPort("192.0.2.1:6095"), 5*time.Second)
+		var answered []time.Duration
+		lost := 0
+		p.Answered = func(d time.Duration) { answered = append(answered, d) }
+		p.Lost = func() { lost++ }
+		answer := func(sequence uint64, after time.Duration) {
+			time.Sleep(after)
+			p.answered(sequence, time.Now(), 0)
+		}
+		for range 2 * len(p.window) { // nobody is there
+			p.mark(time.Now())
+			time.Sleep(ProbeTimeout)
+		}
+		answer(p.mark(time.Now()), time.Millisecond) // the first answer, which may have waited for a handshake
+		answer(p.mark(time.Now()), 20*time.Millisecond)
+		p.mark(time.Now()) // lost
+		overtaken := p.mark(time.Now())
+		answer(p.mark(time.Now()), 30*time.Millisecond)
+		answer(overtaken, 10*time.Millisecond)
+		late := p.mark(time.Now())
+		answer(late, ProbeTimeout)
+		answer(late, 0) // once more
+		p.mark(time.Now())
+		p.Snapshot() // that one is on its way
+		want := []time.Duration{20 * time.Millisecond, 30 * time.Millisecond, 40 * time.Millisecond}
+		if diff := cmp.Diff(want, answered); diff != "" || lost != 2 {
+			t.Errorf("%d probes were lost, want 2; answered: %s", lost, diff)
+		}
+		time.Sleep(ProbeTimeout)
+		if p.Snapshot(); lost != 3 {
+			t.Errorf("%d probes were lost in the end, want 3", lost)
 		}
 	})
 }

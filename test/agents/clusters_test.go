@@ -86,7 +86,11 @@ func newClusters(t *testing.T, o dataplane.Options) [2]*cluster {
 	for _, c := range out {
 		for i := range c.nodes {
 			n := &c.nodes[i]
-			c.agents = append(c.agents, newProcess(t, n.NS, c.api, []string{"NODE_NAME=" + n.name, "POD_NAME=node-" + n.name}, map[string][]byte{"1": c.key[:]}, "node"))
+			args := []string{"node"}
+			if c == out[1] {
+				args = append(args, "--metrics-address="+n.addr.String()) // the others show metrics on loopback only
+			}
+			c.agents = append(c.agents, newProcess(t, n.NS, c.api, []string{"NODE_NAME=" + n.name, "POD_NAME=node-" + n.name}, map[string][]byte{"1": c.key[:]}, args...))
 			c.agents[i].start(t)
 		}
 		for i := range c.gateways {

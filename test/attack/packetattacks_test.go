@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -81,6 +82,9 @@ func (n *scene) fromPeers() []attack {
 		}},
 		{remoteGateway, "to a UDP port of the gateway", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), func(t *testing.T) bool {
 			return n.arrives(t, gateway.Gateway.NS, source, n.byTunnel(source, gateway.Overlay.Mapped))
+		}},
+		{peersPod, "reads the gateway's metrics", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), func(*testing.T) bool {
+			return dataplane.Reaches(n.B.Nodes[1].Pod.NS, netip.Addr{}, gateway.Overlay.Mapped, v1alpha1.MetricsPort)
 		}},
 		{remoteGateway, "breaks a connection between two pods by an ICMP error", all(n.gatewayRule(gateway, "errors-in", aboutOthers), n.nodeRule("errors-in", aboutOthers)), func(t *testing.T) bool {
 			return n.broken(t, func(cause []byte) error {
@@ -208,6 +212,9 @@ func (n *scene) fromBeside() []attack {
 	}
 	toNode, toGateway := n.toNode, n.toGateway
 	return []attack{
+		{lanHost, "reads a gateway's metrics", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), func(*testing.T) bool {
+			return dataplane.Reaches(n.LAN.NS, netip.Addr{}, gateway.Gateway.Addr, v1alpha1.MetricsPort)
+		}},
 		{lanHost, "to a pod in the overlay, as the gateway", n.secret(), forgedNode(n.LAN.NS, 1)},
 		{rawPod, "to a pod in the overlay, as the gateway", n.secret(), forgedNode(near.Pod.NS, 0)},
 		{rawPod, "to a peer's pod in the overlay, as a node", n.secret(), func(t *testing.T) bool {

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/nft"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -65,6 +66,7 @@ func newScene(t *testing.T, kind overlay.Kind) *scene {
 		dataplane.ServeTCP(t, c.Nodes[0].Pod.NS, dataplane.WebPort)
 		dataplane.ServeUDP(t, c.Nodes[1].Pod.NS, echoPort)
 	}
+	dataplane.ServeTCP(t, n.A.Gateway.NS, v1alpha1.MetricsPort)
 	for i := range n.A.Nodes {
 		n.A.Nodes[i].Do(t, dataplane.AcceptForward)
 		// A service that leads to a pod of the second node.
@@ -172,6 +174,7 @@ func (n *scene) closedInput(s *dataplane.Side, family nftables.TableFamily, name
 				})
 				return c.Flush()
 			})
+			removeRules(t, s.Gateway.NS, family, "input", "nothing else")
 		},
 		restore: func(t *testing.T) { n.applyGateway(t, s) },
 	}

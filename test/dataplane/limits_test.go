@@ -206,7 +206,7 @@ func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 	// a second.
 	var passed, dropped int
 	for deadline := time.Now().Add(10 * time.Second); passed+dropped < 2*tries && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		passed, dropped = r.tracked(t, peer.Addr)-before, r.dropped(t, "over-limit-new-lq0-0")
+		passed, dropped = r.tracked(t, peer.Addr)-before, r.dropped(t, "forward/over-limit-new/lq0-0")
 	}
 	most := limit + int(time.Since(start).Seconds()*limit) + 1
 	if passed < limit-2 || passed > most || dropped < 2*tries-passed {
@@ -286,7 +286,7 @@ func TestSecurity_20_RatePerPeer(t *testing.T) {
 	if total := bytes + below*size; total < limit-size || total > most {
 		t.Errorf("%d bytes passed, want %d to %d", total, limit-size, most)
 	}
-	if dropped := r.dropped(t, "over-limit-rate"); dropped != tries-n {
+	if dropped := r.dropped(t, "forward/over-limit-rate"); dropped != tries-n {
 		t.Errorf("%d dropped packets were counted, and %d did not arrive", dropped, tries-n)
 	}
 	send(pod, peer, tries)

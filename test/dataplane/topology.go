@@ -504,7 +504,7 @@ func (c *Cluster) TableOf(t testing.TB, s *Side) nat.Gateway {
 		Remote:      r.Remote(),
 		Nodes:       []netip.Addr{c.Outer(t, 0), c.Outer(t, 1)},
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort, LivenessPort: liveness.Port,
-		HealthPort: v1alpha1.HealthPort, PeerGateway: s.peerGateway, ExchangePort: gatewaychannel.Port,
+		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: []netip.Prefix{r.Pods}, PeerGateway: s.peerGateway, ExchangePort: gatewaychannel.Port,
 	}
 	for _, h := range c.exposedTo(s) {
 		g.Local = append(g.Local, nat.Mapping{Real: netip.PrefixFrom(h.Addr, 32), Mapped: netip.PrefixFrom(h.Mapped, 32)})

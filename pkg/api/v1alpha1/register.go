@@ -59,6 +59,9 @@ const (
 	// HealthPort is the TCP port on which an agent answers /healthz: node
 	// agents on 127.0.0.1, gateways on their pod's address.
 	HealthPort = 6097
+	// MetricsPort is the TCP port on which an agent answers /metrics: gateways on their pod's address,
+	// node agents on 127.0.0.1 unless told otherwise.
+	MetricsPort = 6099
 )
 
 // NodeLease is the name of the Lease that the agent of a node renews. It has the node's

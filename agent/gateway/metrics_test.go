@@ -1,0 +1,70 @@
+package gateway
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/liveness"
+	"github.com/liqonet/liqonet/pkg/metrics"
+	"github.com/liqonet/liqonet/pkg/notify"
+)
+
+func TestPlaneState(t *testing.T) {
+	silent := liveness.New(netip.Addr{}, netip.AddrPort{}, 1, notify.NewSignal())
+	for _, tt := range []struct {
+		name                      string
+		connected, works, leaving bool
+		session                   *liveness.Session
+		want                      string
+	}{
+		{"one plane", true, true, false, nil, metrics.Up},
+		{"probes are not answered", false, true, false, nil, metrics.Down},
+		{"the kernel lacks something", true, false, false, nil, metrics.Down},
+		{"nobody answers whether it works", true, true, false, silent, metrics.Down},
+		{"about to end", true, true, true, nil, metrics.Leaving},
+	} {
+		a := &agent{}
+		a.works.Store(tt.works)
+		a.leaving.Store(tt.leaving)
+		a.session.Store(tt.session)
+		if got := a.state(tt.connected); got != tt.want {
+			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestCountNodes(t *testing.T) {
+	p := peering(t, v1alpha1.Client, newKey(t))
+	does := func(address string, entries ...v1alpha1.NodeGateway) v1alpha1.NodeNetwork {
+		n := node("n", address, "172.18.0.2", 1450)
+		n.Status.Gateways = entries
+		return n
+	}
+	mine := v1alpha1.NodeGateway{Peering: p.Name, Ready: true, Active: true}
+	spare, other, unready := mine, mine, mine
+	spare.Active, other.Plane, unready.Ready = false, 1, false
+	going := does("10.80.0.9", mine)
+	going.DeletionTimestamp = new(metav1.Now())
+	got := countNodes(p, 0, []v1alpha1.NodeNetwork{
+		does("10.80.0.1", mine), does("10.80.0.2", spare), does("10.80.0.3", other), does("10.80.0.4", unready), does("10.80.0.5"),
+		going, does("10.99.0.1", mine), does("nonsense", mine),
+	})
+	if diff := cmp.Diff(map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 2, metrics.NodesActive: 2}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Metrics are at the address that the table lets in to.
+func TestMetricsIP(t *testing.T) {
+	for want, addrs := range map[string][]netip.Addr{
+		"10.244.1.9": {addr("fd00::9"), addr("10.244.1.9")}, "10.244.1.8": {addr("10.244.1.8"), addr("fd00::8")}, "fd00::7": {addr("fd00::7")},
+	} {
+		if got := metricsIP(addrs); got.String() != want {
+			t.Errorf("of %v it is %s, want %s", addrs, got, want)
+		}
+	}
+}

@@ -1,0 +1,59 @@
+package manifests
+
+import (
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/yaml"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// The PodMonitor has gateways scraped, and node agents where they can be reached.
+func TestPodMonitor(t *testing.T) {
+	var monitor struct {
+		metav1.TypeMeta   `json:",inline"`
+		metav1.ObjectMeta `json:"metadata"`
+		Spec              struct {
+			Selector            metav1.LabelSelector
+			PodMetricsEndpoints []struct{ Port, Path, Interval string }
+		}
+	}
+	raw, err := os.ReadFile("../../docs/monitoring/podmonitor.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.UnmarshalStrict(raw, &monitor); err != nil {
+		t.Fatal(err)
+	}
+	selector, err := metav1.LabelSelectorAsSelector(&monitor.Spec.Selector)
+	if err != nil || len(monitor.Spec.PodMetricsEndpoints) != 1 || monitor.Namespace != v1alpha1.Namespace {
+		t.Fatalf("%+v: %v", monitor, err)
+	}
+	port := func(pod corev1.PodTemplateSpec) (at int32) {
+		for _, p := range pod.Spec.Containers[0].Ports {
+			if p.Name == monitor.Spec.PodMetricsEndpoints[0].Port && selector.Matches(labels.Set(pod.Labels)) {
+				at = p.ContainerPort
+			}
+		}
+		return at
+	}
+	_, gateway := Gateway{Peering: "b", Port: 51840}.Objects()
+	_, hidden := NodeAgent("image", []int32{1})
+	_, shown := NodeAgent("image", []int32{1})
+	ShowNodeMetrics(shown)
+	got := map[string]int32{"gateway": port(gateway.Spec.Template), "node agent": port(hidden.Spec.Template), "shown": port(shown.Spec.Template)}
+	if diff := cmp.Diff(map[string]int32{"gateway": v1alpha1.MetricsPort, "node agent": 0, "shown": v1alpha1.MetricsPort}, got); diff != "" {
+		t.Error(diff)
+	}
+	for ds, want := range map[*appsv1.DaemonSet]bool{hidden: false, shown: true} {
+		if ShowsNodeMetrics(ds) != want {
+			t.Errorf("metrics are shown: %v, want %v", !want, want)
+		}
+	}
+}

@@ -1,0 +1,91 @@
+package metrics_test
+
+import (
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/pkg/metrics"
+)
+
+// described is a metric as its row in the documentation has it.
+type described struct{ Type, Labels string }
+
+// page is the documentation.
+func page(t *testing.T) string {
+	t.Helper()
+	raw, err := os.ReadFile("../../docs/monitoring.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(raw)
+}
+
+// shown are the metrics that both agents have.
+func shown(t *testing.T) map[string]described {
+	t.Helper()
+	out := map[string]described{}
+	for _, c := range []metrics.Component{metrics.Gateway, metrics.Node} {
+		families, err := filled(c).Gatherer().Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if !strings.HasPrefix(f.GetName(), "liqonet_") {
+				continue
+			}
+			var labels []string
+			for _, l := range f.GetMetric()[0].GetLabel() {
+				labels = append(labels, l.GetName())
+			}
+			out[f.GetName()] = described{strings.ToLower(f.GetType().String()), strings.Join(labels, ", ")}
+		}
+	}
+	return out
+}
+
+var code = regexp.MustCompile("`([^`]+)`")
+
+func TestDocumentedMetrics(t *testing.T) {
+	got := map[string]described{}
+	for line := range strings.Lines(page(t)) {
+		cells := strings.Split(line, " |")
+		if !strings.HasPrefix(line, "| `liqonet_") || len(cells) < 4 {
+			continue
+		}
+		for _, name := range code.FindAllStringSubmatch(cells[0], -1) {
+			got[name[1]] = described{strings.TrimSpace(cells[1]), strings.TrimSpace(cells[2])}
+		}
+	}
+	if diff := cmp.Diff(shown(t), got); diff != "" {
+		t.Errorf("docs/monitoring.md says something else than agents show (-shown +said):\n%s", diff)
+	}
+}
+
+// Each reason for which a table drops is explained.
+func TestDocumentedReasons(t *testing.T) {
+	said := map[string]bool{}
+	_, table, _ := strings.Cut(page(t), "## Reasons of drops")
+	table, _, _ = strings.Cut(table, "\nA few")
+	for line := range strings.Lines(table) {
+		for _, name := range code.FindAllStringSubmatch(strings.Split(line, " |")[0], -1) {
+			said[name[1]] = true
+		}
+	}
+	inCode := map[string]bool{}
+	for _, file := range []string{"gateway.go", "node.go", "table.go", "drops.go"} {
+		raw, err := os.ReadFile("../nat/" + file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`drop\(\w+, "([a-z0-9-]+)"|(?:icmpError|reasonForged|forgedOverlay|outsideOverlay|toNode|tunnelEnd) += "([a-z-]+)"`).FindAllStringSubmatch(string(raw), -1) {
+			inCode[m[1]+m[2]] = true
+		}
+	}
+	if diff := cmp.Diff(inCode, said); diff != "" || len(said) < 10 {
+		t.Error(diff)
+	}
+}

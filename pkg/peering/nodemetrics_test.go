@@ -1,0 +1,55 @@
+package peering
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// Where a cluster's node agents show their metrics is the same for all of its peerings, and stays until a
+// command says something else.
+func TestNodeMetricsAreKept(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := twoSites(t)
+	for _, step := range []struct {
+		name, flag string
+		want       bool
+		choices    []string
+		changes    bool
+	}{
+		{"by default", "", false, nil, true},
+		{"given", plan.MetricsNode, true, []string{"at the nodes' own addresses: given by --node-metrics"}, true},
+		{"not given", "", true, []string{"at the nodes' own addresses: as before"}, false},
+		{"taken back", plan.MetricsLoopback, false, []string{"at 127.0.0.1: given by --node-metrics"}, true},
+		{"not given again", "", false, nil, false},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			o := wishFor("id-of-a", ClusterOptions{NodeMetrics: step.flag})
+			var choices []string
+			for _, c := range dryRun(t, a, b, o).Clusters[0].Choices {
+				if c.What == "metrics of node agents" {
+					choices = append(choices, c.Value+": "+c.Reason)
+				}
+			}
+			if !slices.Equal(choices, step.choices) {
+				t.Errorf("the plan says %q, want %q", choices, step.choices)
+			}
+			if r := mustPeer(t, a, b, o); len(r.Changed) > 0 != step.changes {
+				t.Errorf("changed: %v", r.Changed)
+			}
+			for i, s := range []*site{a, b} {
+				ds, err := s.nodeAgents(t.Context())
+				if err != nil || ds == nil {
+					t.Fatal(ds, err)
+				}
+				if got := manifests.ShowsNodeMetrics(ds); got != (step.want && i == 0) {
+					t.Errorf("%s: %v, args %v", s.Name, got, ds.Spec.Template.Spec.Containers[0].Args)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,99 @@
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Each expression of the dashboard is asked for, and what comes is drawn.
+func TestRun(t *testing.T) {
+	asked := map[string]bool{}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		query := r.FormValue("query")
+		asked[query] = true
+		result := `{"metric":{"peering":"b","direction":"receive","pod":"<x>"},"values":[[1000,"1"],[1030,"NaN"],[1060,"3000"]]}`
+		if strings.Contains(query, "_mtu_bytes") {
+			result = ""
+		}
+		_, _ = io.WriteString(w, `{"status":"success","data":{"resultType":"matrix","result":[`+result+`]}}`)
+	}))
+	defer server.Close()
+	out := filepath.Join(t.TempDir(), "out.svg")
+	if err := run(server.URL, "../../docs/monitoring/dashboard.json", out, "1970-01-01T00:17:40Z", 60e9); err != nil {
+		t.Fatal(err)
+	}
+	raw, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	picture := string(raw)
+	for want, n := range map[string]int{"no data": 1, "b receive": 2, "3 kbit/s": 0, "4 kbit/s": 1, "&lt;x&gt;": 1, ">Traffic<": 1, "<x>": 0} {
+		if got := strings.Count(picture, want); got != n {
+			t.Errorf("%q is in the picture %d times, want %d", want, got, n)
+		}
+	}
+	if len(asked) < 15 {
+		t.Errorf("%d expressions were asked for", len(asked))
+	}
+	for query := range asked {
+		if strings.Contains(query, "$") {
+			t.Errorf("a variable is left in %s", query)
+		}
+	}
+	for d := xml.NewDecoder(strings.NewReader(picture)); ; {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Without an answer there is an error, and no picture.
+func TestNoAnswer(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	out := filepath.Join(t.TempDir(), "out.svg")
+	if err := run(server.URL, "../../docs/monitoring/dashboard.json", out, "", 60e9); err == nil || !strings.Contains(err.Error(), `panel "Traffic"`) {
+		t.Errorf("the error is %v", err)
+	}
+	if _, err := os.Stat(out); err == nil {
+		t.Error("there is a picture")
+	}
+}
+
+func TestFormat(t *testing.T) {
+	for _, tt := range []struct {
+		value      float64
+		unit, want string
+	}{
+		{0, "s", "0"},
+		{0.0025, "s", "2.5 ms"},
+		{90, "s", "90 s"},
+		{864000, "s", "10 d"},
+		{0.05, "percentunit", "5 %"},
+		{2e9, "bps", "2 Gbit/s"},
+		{1500, "pps", "1.5 k/s"},
+		{1440, "bytes", "1440 B"},
+		{3, "short", "3"},
+	} {
+		if got := format(tt.value, tt.unit); got != tt.want {
+			t.Errorf("%v %s: %q, want %q", tt.value, tt.unit, got, tt.want)
+		}
+	}
+}
+
+func TestNice(t *testing.T) {
+	for most, want := range map[float64]float64{0: 1, 0.9: 1, 1: 1, 3: 4, 3000: 4000, 0.0123: 0.02, 95: 100} {
+		if got := nice(most); got < want*0.999 || got > want*1.001 {
+			t.Errorf("for %v it is %v, want %v", most, got, want)
+		}
+	}
+}
