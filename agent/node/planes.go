@@ -87,8 +87,7 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	return true, down
 }
 
-// whyLeft says why packets are not sent by a plane any more, as metrics call it and as a person reads it: it is down, it
-// is leaving, or another one is preferred.
+// whyLeft says why packets are not sent by a plane any more, as metrics call it and as a person reads it.
 func whyLeft(left int32, planes []failover.Plane) (reason, why string) {
 	for _, p := range planes {
 		switch {
