@@ -661,3 +661,27 @@ func TestDefect1_29_ExchangeOfRolesKeepsGateways(t *testing.T) {
 		t.Errorf("the gateways' pods were %v, and are %v", before, after)
 	}
 }
+
+// An unpeer that was killed right after it had marked the ledger leaves agents that run. The next command completes the
+// removal and begins anew.
+func TestPeerAfterTheLedgerWasMarked(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	for _, peering := range list[v1alpha1.PeeringList](t, b).Items {
+		if err := b.raw.Delete(t.Context(), &peering); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := b.release(t.Context(), a.ID); err != nil {
+		t.Fatal(err)
+	}
+	if ledgers := list[v1alpha1.ClusterNetworkList](t, b).Items; len(ledgers) != 1 || ledgers[0].DeletionTimestamp.IsZero() {
+		t.Fatalf("the ledger is not marked: %v", ledgers)
+	}
+	mustPeer(t, a, b, Options{})
+	if n := dryRun(t, a, b, Options{}).Changes(); n > 0 {
+		t.Errorf("the next one would make %d changes", n)
+	}
+}

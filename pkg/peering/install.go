@@ -101,6 +101,8 @@ func (s *side) install(ctx context.Context, peer *Cluster, claim string, planned
 		if err := errors.Join(s.journal.end(ctx), s.uninstall(ctx)); err != nil {
 			return err
 		}
+		// There are no agents any more, and no namespace for the journal before these are applied.
+		s.facts.InstalledImage, s.facts.Ledger = "", nil
 		// Somebody may have deleted the namespace only.
 		ns, err := get[corev1.Namespace](ctx, s.Cluster, "", v1alpha1.Namespace)
 		if err != nil {

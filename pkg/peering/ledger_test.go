@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -372,4 +374,23 @@ func TestDefect1_24_ConflictsAreRetriedWithPauses(t *testing.T) {
 			t.Errorf("%d attempts, with pauses of %v", len(at), pauses)
 		}
 	})
+}
+
+// While the kind of the ledger is being deleted, nobody may make one: a removal is under way.
+func TestLedgerOfAKindThatGoes(t *testing.T) {
+	for _, going := range []bool{false, true} {
+		crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "clusternetworks.liqonet.io"}}
+		if going {
+			crd.DeletionTimestamp, crd.Finalizers = new(metav1.Now()), []string{"customresourcecleanup.apiextensions.k8s.io"}
+		}
+		c := newCluster(t, "a", interceptor.Funcs{
+			Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
+				return apierrors.NewForbidden(schema.GroupResource{Resource: "clusternetworks"}, "cluster", errors.New("create not allowed"))
+			},
+		}, crd)
+		err := c.createLedger(t.Context(), prefix("10.80.0.0/19"))
+		if errors.Is(err, errUninstalling) != going || going == apierrors.IsForbidden(err) {
+			t.Errorf("being deleted %t: %v", going, err)
+		}
+	}
 }

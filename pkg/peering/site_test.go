@@ -135,6 +135,11 @@ func (w *site) funcs() interceptor.Funcs {
 			if err := w.write("create " + describe(obj)); err != nil {
 				return err
 			}
+			if ns := obj.GetNamespace(); ns == v1alpha1.Namespace { // as an API server
+				if err := c.Get(ctx, types.NamespacedName{Name: ns}, &corev1.Namespace{}); err != nil {
+					return err
+				}
+			}
 			return c.Create(ctx, obj, opts...)
 		},
 		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {

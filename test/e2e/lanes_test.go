@@ -205,6 +205,8 @@ const (
 	// damages: all that happens to agents, nodes and links, and all ways to an MTU.
 	damagesPart  = "damages"
 	failoverPart = "failover"
+	// outages: nodes that are replaced, clusters that reboot, planes that are bad.
+	outagesPart = "outages"
 )
 
 // places says where tests run. One that is not here needs all clusters, and runs with
@@ -269,7 +271,7 @@ var places = map[string]place{
 	// Alone, so that nothing else delays what is measured.
 	"TestFailover":              {lane: laneAll, part: failoverPart},
 	"TestFailoverOfOtherRanges": {lane: laneAll, part: failoverPart},
-	"TestPlanesOnReplacedNodes": {lane: laneAll, part: failoverPart},
-	"TestPlanesThatAreBad":      {lane: laneAll, part: failoverPart},
-	"TestRebootedClusters":      {lane: laneAll, part: failoverPart},
+	"TestPlanesOnReplacedNodes": {lane: laneAll, part: outagesPart},
+	"TestPlanesThatAreBad":      {lane: laneAll, part: outagesPart},
+	"TestRebootedClusters":      {lane: laneAll, part: outagesPart},
 }

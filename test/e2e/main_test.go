@@ -50,7 +50,7 @@ func specs() []lab.ClusterSpec {
 			NoNodeCIDRs: true,
 		},
 	}
-	if *part == failoverPart { // with a node that has no gateway
+	if *part == failoverPart || *part == outagesPart { // with a node that has no gateway
 		for i := range all {
 			all[i].Workers = 3
 		}

@@ -328,7 +328,8 @@ func TestPlanesOnReplacedNodes(t *testing.T) {
 		nodes = nodes[1:]
 		// Of those that stay, the next one to go has most often a gateway.
 		stays, _ := server.podOn(t, ctx, nodes[0])
-		views := status(t, ctx, 0, server, client)
+		// Of whatever the agent of the new node has said by now.
+		views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", server.Name, client.Name).stdout)
 		calls := client.pods[0]
 		ours, theirs := viewOf(t, views, server, client), viewOf(t, views, client, server)
 		fs := flows{
