@@ -229,6 +229,9 @@ type agent struct {
 	session atomic.Pointer[liveness.Session]
 	channel *exchange.Channel
 	stop    context.CancelFunc
+	// talking lasts until stop, and the session until endSession, which is nil where there is none.
+	talking    context.Context
+	endSession context.CancelFunc
 	// announced is what of the peer's announcement may be used, elsewhere where it can be called by
 	// what the gateways of other planes have heard.
 	announced *v1alpha1.RemoteAnnouncement
@@ -483,26 +486,36 @@ func (a *agent) open(backend v1alpha1.WireGuardBackend) error {
 // talk probes the peer's gateway, and has a channel to it, as soon as the tunnel's address
 // is there.
 func (a *agent) talk(ctx context.Context, want desired) {
-	if a.stop != nil {
-		if a.desired.remote == want.remote && a.desired.address == want.address && a.desired.calls == want.calls && a.desired.alone == want.alone {
-			return
+	if a.stop == nil || a.desired.remote != want.remote || a.desired.address != want.address || a.desired.calls != want.calls {
+		if a.stop != nil {
+			a.stop()
 		}
-		a.stop()
+		ctx, a.stop = context.WithCancel(ctx)
+		a.endSession = nil
+		a.peer.Store(new(want.remote))
+		a.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
+		a.prober.Answered, a.prober.Lost = a.metrics.Probes(a.Peering, int32(a.Plane))
+		go a.prober.Run(ctx)
+		a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
+		go loop.Keep(ctx, a.Log, a.channel.Connect)
+		a.talking = ctx
 	}
-	ctx, a.stop = context.WithCancel(ctx)
-	a.peer.Store(new(want.remote))
-	var session *liveness.Session
-	if !want.alone {
-		session = liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.news)
+	// The peering gets other planes, or loses them, while packets pass by this one.
+	switch {
+	case want.alone && a.endSession != nil:
+		a.endSession()
+		a.endSession = nil
+	case !want.alone && a.endSession == nil:
+		session := liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.news)
 		session.Received = func() (uint64, error) { return a.kernel.Received(tunnel.InterfaceName) }
-		go session.Run(ctx)
+		asking, end := context.WithCancel(a.talking)
+		a.endSession = end
+		a.session.Store(session)
+		go session.Run(asking)
 	}
-	a.session.Store(session)
-	a.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
-	a.prober.Answered, a.prober.Lost = a.metrics.Probes(a.Peering, int32(a.Plane))
-	go a.prober.Run(ctx)
-	a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
-	go loop.Keep(ctx, a.Log, a.channel.Connect)
+	if want.alone {
+		a.session.Store(nil)
+	}
 }
 
 // answer answers probes until ctx ends, whatever happens to its socket. They come by IPv4,

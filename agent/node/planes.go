@@ -8,6 +8,7 @@ import (
 	"github.com/liqonet/liqonet/agent/history"
 	"github.com/liqonet/liqonet/pkg/failover"
 	form "github.com/liqonet/liqonet/pkg/history"
+	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/metrics"
 )
 
@@ -24,16 +25,22 @@ const (
 // choosePlanes has packets sent by another plane, where the one in use does not work. It says whether
 // some plane in use is down.
 func (a *agent) choosePlanes() (changed, down bool) {
-	several := map[string]bool{}
+	seen := map[string]bool{}
 	for _, g := range a.gateways {
-		if !g.alone && !several[g.peering] {
-			several[g.peering] = true
+		switch {
+		case seen[g.peering]:
+		case g.alone:
+			// Where planes are added later, packets go on by this one.
+			a.local.active[g.peering] = g.plane
+			delete(a.choices, g.peering)
+		default:
 			c, d := a.choosePlane(g.peering)
 			changed, down = changed || c, down || d
 		}
+		seen[g.peering] = true
 	}
-	for peering := range a.choices {
-		if !several[peering] {
+	for peering := range a.local.active {
+		if !seen[peering] {
 			delete(a.choices, peering)
 			a.metrics.ForgetPlanes(peering)
 			delete(a.local.active, peering)
@@ -102,7 +109,7 @@ func whyLeft(left int32, planes []failover.Plane) (reason, why string) {
 }
 
 // watchUse tells the session of a plane whether packets are sent by it, until ctx ends.
-func (a *agent) watchUse(ctx context.Context, p *prober, link string) {
+func (a *agent) watchUse(ctx context.Context, p *prober, session *liveness.Session, link string) {
 	ticker := time.NewTicker(useInterval)
 	defer ticker.Stop()
 	var sent, own uint64
@@ -110,7 +117,7 @@ func (a *agent) watchUse(ctx context.Context, p *prober, link string) {
 	for {
 		next := ticker.C
 		if !p.active.Load() {
-			p.session.Use(false, 0)
+			session.Use(false, 0)
 			next = nil
 		}
 		select {
@@ -126,14 +133,14 @@ func (a *agent) watchUse(ctx context.Context, p *prober, link string) {
 		if err != nil {
 			continue // it will be there again
 		}
-		sent, own = now, p.session.Asked()+p.Asked()
+		sent, own = now, session.Asked()+p.Asked()
 		if sent-sentBefore > own-ownBefore && sent > sentBefore && sentBefore > 0 {
 			last = time.Now()
 		}
 		if time.Since(last) < inUse {
-			p.session.Use(true, int(p.mtu.Load()))
+			session.Use(true, int(p.mtu.Load()))
 		} else {
-			p.session.Use(false, 0)
+			session.Use(false, 0)
 		}
 	}
 }

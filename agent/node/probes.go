@@ -30,7 +30,9 @@ type probeKey struct {
 // gateway often whether the plane works.
 type prober struct {
 	*tunnel.Prober
-	session *liveness.Session // nil where there is no other plane
+	// session lasts until endSession. It is nil where there is no other plane.
+	session    *liveness.Session
+	endSession context.CancelFunc
 	// active says that the plane is in use, and activated that it is so again; mtu is what its packets
 	// may have, in bytes.
 	active    atomic.Bool
@@ -73,10 +75,6 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 		}
 		wanted[key] = true
 		p := a.probers[key]
-		if p != nil && (p.session == nil) != g.alone {
-			p.stop() // the peering has got other planes, or has lost them
-			p = nil
-		}
 		if p == nil {
 			p = &prober{Prober: tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval), activated: notify.NewSignal()}
 			probing, stop := context.WithCancel(ctx)
@@ -84,12 +82,13 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 			a.probers[key] = p
 			p.Answered, p.Lost = a.metrics.Probes(g.peering, g.plane)
 			go p.Run(probing)
-			if !g.alone {
-				p.session = liveness.New(a.local.address, netip.AddrPortFrom(g.address, liveness.Port), idleQuestions, a.wake)
-				p.session.Received = func() (uint64, error) { return a.kernel.Received(g.link) }
-				go p.session.Run(probing)
-				go a.watchUse(probing, p, g.link)
-			}
+		}
+		switch {
+		case g.alone && p.session != nil: // the peering has lost its other planes
+			p.endSession()
+			p.session = nil
+		case !g.alone && p.session == nil:
+			a.ask(ctx, p, g)
 		}
 		p.mtu.Store(int64(g.mtu))
 		if p.gateway != g {
@@ -104,4 +103,18 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 			a.forget(p.gateway)
 		}
 	}
+}
+
+// ask has a node ask its own gateway often whether a plane works.
+func (a *agent) ask(ctx context.Context, p *prober, g gateway) {
+	ctx, p.endSession = context.WithCancel(ctx)
+	stop := p.stop
+	p.stop = func() {
+		stop()
+		p.endSession()
+	}
+	p.session = liveness.New(a.local.address, netip.AddrPortFrom(g.address, liveness.Port), idleQuestions, a.wake)
+	p.session.Received = func() (uint64, error) { return a.kernel.Received(g.link) }
+	go p.session.Run(ctx)
+	go a.watchUse(ctx, p, p.session, g.link)
 }

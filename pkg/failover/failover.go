@@ -59,6 +59,9 @@ func (r *record) hold() time.Duration {
 	return d + time.Duration(float64(d)*jitter*r.random)
 }
 
+// Begin says by which plane packets are sent already.
+func (c *Choice) Begin(plane int32) { c.active, c.chosen = plane, true }
+
 // Next says which of the planes is used from now on: they are in the order in which they are
 // preferred, at least one. It has to be called whenever one comes up or goes down, and often while the
 // one in use is down.

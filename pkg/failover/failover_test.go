@@ -116,3 +116,19 @@ func TestNextProperties(t *testing.T) {
 		}
 	}
 }
+
+// Packets go on by the plane by which they are sent already, although nobody knows yet that it works, and another one is preferred.
+func TestBegin(t *testing.T) {
+	var c Choice
+	c.Begin(1)
+	now := time.Now()
+	if got := c.Next(now, []Plane{{Index: 0}, {Index: 1}}); got != 1 {
+		t.Errorf("before anything is known, packets are sent by plane %d", got)
+	}
+	if got := c.Next(now, []Plane{{Index: 0}, {Index: 1, Up: true}}); got != 1 {
+		t.Errorf("when plane 1 works, they are sent by plane %d", got)
+	}
+	if got := c.Next(now, []Plane{{Index: 0, Up: true, Clean: time.Hour}, {Index: 1, Up: true}}); got != 0 {
+		t.Errorf("when plane 0 has worked for long, they are sent by plane %d", got)
+	}
+}

@@ -148,6 +148,15 @@ func (r *rotation) addTemporary(ctx context.Context) error {
 	if err := r.setTemporary(ctx, true); err != nil {
 		return err
 	}
+	if err := r.both(ctx, r.makeKeys); err != nil {
+		return err
+	}
+	if err := r.makePresharedKeys(ctx); err != nil {
+		return err
+	}
+	if err := r.makePlan(); err != nil {
+		return err
+	}
 	return r.push(ctx, r.temporary())
 }
 

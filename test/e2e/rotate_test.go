@@ -26,7 +26,7 @@ func TestRotateKeys(t *testing.T) {
 	} {
 		what := fmt.Sprintf("%s planes, %v", tt.planes, tt.flags)
 		mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", tt.planes)
-		before, service := keyHashes(t, ctx, a, b), peered(t, ctx, a, b)
+		before := keyHashes(t, ctx, a, b)
 		fs := append(startFlows(t, ctx, a, b, 0, 1), startFlows(t, ctx, a, b, 1, 0)...)
 		for _, f := range fs {
 			answering(t, ctx, f, callTimeout)
@@ -45,10 +45,7 @@ func TestRotateKeys(t *testing.T) {
 				t.Errorf("%s: %s was %s, and is %s", what, name, before[name], after[name])
 			}
 		}
-		if names := slices.Sorted(maps.Keys(peered(t, ctx, a, b))); len(names) != len(service) {
-			t.Errorf("%s: there are %v, before %v", what, names, slices.Sorted(maps.Keys(service)))
-		}
-		if r := mustLiqonet(t, ctx, "peer", a.Name, b.Name); !strings.Contains(r.stdout, "nothing was changed") {
+		if r := mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", tt.planes); !strings.Contains(r.stdout, "nothing was changed") {
 			t.Errorf("%s: the next peer says %s", what, r.stdout)
 		}
 	}
