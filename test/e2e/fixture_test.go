@@ -371,10 +371,12 @@ func (f *fixture) scrub(ctx context.Context) error {
 // diagnosis is what helps to understand a failure.
 func (f *fixture) diagnosis(ctx context.Context) string {
 	var b strings.Builder
+	history := []string{"status", "--history"}
 	for _, c := range f.clusters {
 		if ours, _ := f.objectsLeft(ctx, c); ours == "" {
 			continue
 		}
+		history = append(history, c.Name)
 		for _, args := range [][]string{
 			{"get", "pods", "-n", "liqonet-system", "-o", "wide"},
 			{"get", "events", "-n", "liqonet-system", "--field-selector=type!=Normal"},
@@ -386,6 +388,13 @@ func (f *fixture) diagnosis(ctx context.Context) string {
 			if err != nil {
 				fmt.Fprintln(&b, err)
 			}
+		}
+	}
+	if len(history) > 2 {
+		out, err := command(ctx, "", history...).Output()
+		fmt.Fprintf(&b, "--- history\n%s", out)
+		if err != nil {
+			fmt.Fprintln(&b, err)
 		}
 	}
 	return b.String()

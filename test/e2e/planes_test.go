@@ -344,7 +344,9 @@ func TestPlanesOnReplacedNodes(t *testing.T) {
 		fx.nodes = slices.DeleteFunc(fx.nodes, func(n *lab.Node) bool { return n.Name == victim.Name })
 		delete(fx.before, victim.Name)
 		checkBothPlanes(t, ctx, server, client)
-		fs.lossless(t, fmt.Sprintf("%d: %s was drained and removed", i, victim.Name))
+		if fs.lossless(t, fmt.Sprintf("%d: %s was drained and removed", i, victim.Name)); t.Failed() {
+			t.FailNow() // what happened is in the diagnosis
+		}
 		from.ns.Close()
 		stays.ns.Close()
 	}
