@@ -34,7 +34,9 @@ func TestRotateKeys(t *testing.T) {
 		r := mustLiqonet(t, ctx, append([]string{"rotate-keys", a.Name, b.Name}, tt.flags...)...)
 		t.Logf("%s: %s\n%s", what, r.took, r.stderr)
 		checkPair(t, ctx, a, b)
-		fs.lossless(t, what)
+		if fs.lossless(t, what); t.Failed() {
+			t.FailNow() // what happened is in the diagnosis
+		}
 		after := keyHashes(t, ctx, a, b)
 		if got, want := slices.Sorted(maps.Keys(after)), slices.Sorted(maps.Keys(before)); !slices.Equal(got, want) {
 			t.Errorf("%s: there are keys %v, before %v", what, got, want)
