@@ -145,11 +145,12 @@ chaos: lab-programs image ## faults at random in three peered clusters under loa
 	$(GOTEST) -v -- -count=1 -timeout 0 ./test/e2e -run '^TestChaos$$' -chaos $(or $(CHAOS),5m)
 
 # Parts of less than an hour each, which write docs/results/NAME.json.
+E2E_PARTS := $(addprefix test-long-,networks failures writes damages failover outages)
 .PHONY: test-long
-test-long: test-long-networks test-long-failures test-long-writes test-long-damages test-long-failover test-long-outages test-long-chaos test-long-load test-long-lab test-long-vm test-long-plays test-long-sizes test-long-race test-long-supply test-long-attack test-long-hostile bench ## all that takes longer (root)
+test-long: $(E2E_PARTS) test-long-chaos test-long-load test-long-lab test-long-vm test-long-plays test-long-sizes test-long-race test-long-supply test-long-attack test-long-hostile bench ## all that takes longer (root)
 
-.PHONY: test-long-networks test-long-failures test-long-writes test-long-damages test-long-failover test-long-outages
-test-long-networks test-long-failures test-long-writes test-long-damages test-long-failover test-long-outages: test-long-%: lab-programs image
+.PHONY: $(E2E_PARTS)
+$(E2E_PARTS): test-long-%: lab-programs image
 	go run ./scripts/gotest -v -result $* -of agent,cmd,pkg,test/e2e,test/lab -- -count=1 -timeout 55m ./test/e2e -part $*
 
 .PHONY: test-long-chaos

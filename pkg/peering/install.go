@@ -101,8 +101,6 @@ func (s *side) install(ctx context.Context, peer *Cluster, claim string, planned
 		if err := errors.Join(s.journal.end(ctx), s.uninstall(ctx)); err != nil {
 			return err
 		}
-		// There are no agents any more, and no namespace for the journal before these are applied.
-		s.facts.InstalledImage, s.facts.Ledger = "", nil
 		// Somebody may have deleted the namespace only.
 		ns, err := get[corev1.Namespace](ctx, s.Cluster, "", v1alpha1.Namespace)
 		if err != nil {
@@ -144,6 +142,10 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 	if err := g.Wait(); err != nil {
 		return err
 	}
+	// The journal is in our namespace, which may be gone although there were agents.
+	if err := s.applyNamespace(ctx); err != nil {
+		return err
+	}
 	s.journal.created = entry.Established
 	if err := s.journal.start(ctx, entry.Name, claim); err != nil {
 		return err
@@ -160,13 +162,11 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 // it waits before the second. They are given the planned keys of the overlay, but none before the generation
 // that is the least. Where agents do their work, their DaemonSet is left for later.
 func (s *side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least int32, working bool) error {
-	if err := s.checkNamespace(ctx); err != nil {
+	if err := s.applyNamespace(ctx); err != nil {
 		return err
 	}
-	for _, obj := range []manifests.Object{manifests.Namespace(), manifests.CriticalPods()} {
-		if err := s.apply(ctx, obj); err != nil {
-			return uninstallingIfTerminating(err)
-		}
+	if err := s.apply(ctx, manifests.CriticalPods()); err != nil {
+		return uninstallingIfTerminating(err)
 	}
 	account, daemonSet := planned.NodeAgents()
 	manifests.RetireOverlayKeys(&daemonSet.Spec.Template.Spec, least)
@@ -192,6 +192,14 @@ func (s *side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least
 		}
 	}
 	return uninstallingIfTerminating(s.apply(ctx, daemonSet))
+}
+
+// applyNamespace applies our namespace, unless it is somebody else's.
+func (s *side) applyNamespace(ctx context.Context) error {
+	if err := s.checkNamespace(ctx); err != nil {
+		return err
+	}
+	return uninstallingIfTerminating(s.apply(ctx, manifests.Namespace()))
 }
 
 // agentsWork says that the agents of all nodes that are ready have reported.

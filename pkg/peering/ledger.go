@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -115,9 +114,8 @@ func (c *Cluster) createLedger(ctx context.Context, internal netip.Prefix) error
 		return errUninstalling
 	case apierrors.IsForbidden(err):
 		// While the kind is being deleted, the API server says this as well.
-		crd, readErr := get[apiextensionsv1.CustomResourceDefinition](ctx, c, "", "clusternetworks."+v1alpha1.GroupVersion.Group)
-		if readErr == nil && (crd == nil || !crd.DeletionTimestamp.IsZero()) {
-			return errUninstalling
+		if going := c.checkDefinitions(ctx); errors.Is(going, errUninstalling) {
+			return going
 		}
 	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
 		// Somebody else made it meanwhile, with another range?

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -379,16 +379,23 @@ func TestDefect1_24_ConflictsAreRetriedWithPauses(t *testing.T) {
 // While the kind of the ledger is being deleted, nobody may make one: a removal is under way.
 func TestLedgerOfAKindThatGoes(t *testing.T) {
 	for _, going := range []bool{false, true} {
-		crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "clusternetworks.liqonet.io"}}
-		if going {
-			crd.DeletionTimestamp, crd.Finalizers = new(metav1.Now()), []string{"customresourcecleanup.apiextensions.k8s.io"}
+		crds, err := manifests.CRDs()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var definitions []client.Object
+		for _, crd := range crds {
+			if going {
+				crd.DeletionTimestamp, crd.Finalizers = new(metav1.Now()), []string{"customresourcecleanup.apiextensions.k8s.io"}
+			}
+			definitions = append(definitions, crd)
 		}
 		c := newCluster(t, "a", interceptor.Funcs{
 			Apply: func(context.Context, client.WithWatch, runtime.ApplyConfiguration, ...client.ApplyOption) error {
 				return apierrors.NewForbidden(schema.GroupResource{Resource: "clusternetworks"}, "cluster", errors.New("create not allowed"))
 			},
-		}, crd)
-		err := c.createLedger(t.Context(), prefix("10.80.0.0/19"))
+		}, definitions...)
+		err = c.createLedger(t.Context(), prefix("10.80.0.0/19"))
 		if errors.Is(err, errUninstalling) != going || going == apierrors.IsForbidden(err) {
 			t.Errorf("being deleted %t: %v", going, err)
 		}

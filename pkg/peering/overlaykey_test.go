@@ -438,3 +438,28 @@ func TestSecurity_08_PlacementOfOneCluster(t *testing.T) {
 		}
 	}
 }
+
+// Somebody has deleted the namespace with all that was in it, and a node has left. So the next command makes another
+// key of the overlay, which the ledger has to know before any agent is given it, and there is no place for its journal yet.
+func TestSecurity_08_NamespaceIsGone(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := withGuest(t)
+	a.leave(t, "guest")
+	for _, kind := range []client.Object{
+		&appsv1.DaemonSet{}, &appsv1.Deployment{}, &corev1.Pod{}, &corev1.Secret{}, &corev1.ConfigMap{}, &corev1.ServiceAccount{},
+	} {
+		if err := a.raw.DeleteAllOf(t.Context(), kind, client.InNamespace(v1alpha1.Namespace)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := a.raw.Delete(t.Context(), manifests.Namespace()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	if _, err := Peer(ctx, a.Cluster, b.Cluster, Options{Replace: true}, Silent{}); err != nil {
+		t.Fatal(err)
+	}
+	a.overlayKey(t, "liqonet-overlay-2")
+}

@@ -90,7 +90,11 @@ func Send(t testing.TB, from *netns.NS, to netip.Addr, port uint16, name string,
 		conn, err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, port)))
 		return err
 	})
-	t.Cleanup(func() { _ = conn.Close() })
+	t.Cleanup(func() {
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	f, err := flow.Start(t.Context(), conn, name, size)
 	if err != nil {
 		t.Fatal(err)

@@ -376,7 +376,7 @@ func (x *chaos) startLoad(t *testing.T, ctx context.Context, faults []disturbanc
 			from, to := direction[0], direction[1]
 			key := [2]string{from.Name, to.Name}
 			source, target := choose(from), choose(to)
-			views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", from.Name, to.Name).stdout)
+			views := anyStatus(t, ctx, from, to)
 			l.flows[key] = startFlow(t, ctx, source.vantage, viewOf(t, views, to, from).seenAs(t, target.IP), 8)
 			l.tcp[key] = converse(t, ctx, source, to, from, target)
 		}
@@ -429,7 +429,7 @@ func (x *chaos) quiet(t *testing.T, ctx context.Context) {
 		}
 	}
 	for _, pair := range x.pairs() {
-		views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", pair[0].Name, pair[1].Name).stdout)
+		views := anyStatus(t, ctx, pair[0], pair[1])
 		eventually(t, ctx, quietTimeout, "every pod reaches every pod", func() string { return unreached(t, views, pair[0], pair[1]) })
 	}
 }

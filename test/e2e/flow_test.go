@@ -58,8 +58,7 @@ func startFlows(t testing.TB, ctx context.Context, a, b *cluster, from, to int) 
 // startFlowsOf is the same with packets of so many bytes.
 func startFlowsOf(t testing.TB, ctx context.Context, a, b *cluster, from, to, size int) flows {
 	t.Helper()
-	// Addresses are told in whatever state the peering is.
-	return flowsOf(t, ctx, parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name).stdout), a, b, from, to, size)
+	return flowsOf(t, ctx, anyStatus(t, ctx, a, b), a, b, from, to, size)
 }
 
 // flowsOf is the same where it is known what status says.

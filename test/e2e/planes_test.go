@@ -290,7 +290,7 @@ func inUse(t *testing.T, ctx context.Context, c, peer *cluster, n node) (found a
 // converse asks a pod of another cluster by one TCP connection, all the time.
 func converse(t testing.TB, ctx context.Context, from pod, of, peer *cluster, to pod) *flow.Conversation {
 	t.Helper()
-	views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", of.Name, peer.Name).stdout)
+	views := anyStatus(t, ctx, of, peer)
 	var connection asker
 	if err := from.do(func() (err error) {
 		connection, err = lasting(viewOf(t, views, of, peer).seenAs(t, to.IP))()
@@ -328,8 +328,8 @@ func TestPlanesOnReplacedNodes(t *testing.T) {
 		nodes = nodes[1:]
 		// Of those that stay, the next one to go has most often a gateway.
 		stays, _ := server.podOn(t, ctx, nodes[0])
-		// Of whatever the agent of the new node has said by now.
-		views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", server.Name, client.Name).stdout)
+		// The agent of the new node may not have reported yet.
+		views := anyStatus(t, ctx, server, client)
 		calls := client.pods[0]
 		ours, theirs := viewOf(t, views, server, client), viewOf(t, views, client, server)
 		fs := flows{
@@ -451,6 +451,6 @@ func TestRebootedClusters(t *testing.T) {
 // checkReached waits until every pod reaches every pod of the other cluster.
 func checkReached(t *testing.T, ctx context.Context, a, b *cluster) {
 	t.Helper()
-	views := parseStatus(t, liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name).stdout)
+	views := anyStatus(t, ctx, a, b)
 	eventually(t, ctx, mendTimeout, "every pod reaches every pod", func() string { return unreached(t, views, a, b) })
 }
