@@ -486,7 +486,8 @@ func (a *agent) open(backend v1alpha1.WireGuardBackend) error {
 // talk probes the peer's gateway, and has a channel to it, as soon as the tunnel's address
 // is there.
 func (a *agent) talk(ctx context.Context, want desired) {
-	if a.stop == nil || a.desired.remote != want.remote || a.desired.address != want.address || a.desired.calls != want.calls {
+	begins := a.stop == nil || a.desired.remote != want.remote || a.desired.address != want.address || a.desired.calls != want.calls
+	if begins {
 		if a.stop != nil {
 			a.stop()
 		}
@@ -508,6 +509,7 @@ func (a *agent) talk(ctx context.Context, want desired) {
 	case !want.alone && a.endSession == nil:
 		session := liveness.New(want.address, netip.AddrPortFrom(want.remote, liveness.Port), idleQuestions, a.news)
 		session.Received = func() (uint64, error) { return a.kernel.Received(tunnel.InterfaceName) }
+		session.Assumed = !begins && a.connected()
 		asking, end := context.WithCancel(a.talking)
 		a.endSession = end
 		a.session.Store(session)

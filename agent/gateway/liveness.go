@@ -37,10 +37,12 @@ func (a *agent) wayTo(asker netip.Addr) liveness.Answer {
 	out := liveness.Answer{State: liveness.State{Leaving: leaving}, Interval: time.Duration(a.interval.Load())}
 	session := a.session.Load()
 	switch {
-	case session == nil || !a.works.Load():
+	case !a.works.Load():
 	case asker == *a.peer.Load():
 		// What each measures of the tunnel is not to come back to it by the other.
 		out.Up, out.Clean, out.Interval = true, time.Hour, 0
+	case session == nil:
+		out.Up = true // the node knows already that there is another plane, and has sent by this one until now
 	default:
 		out.State = session.State()
 		out.Leaving = out.Leaving || leaving

@@ -128,6 +128,11 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys, active: map[string]int32{}}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 		choices: map[string]*failover.Choice{}, wake: notify.NewSignal(),
 	}
+	for _, g := range own.Status.Gateways {
+		if g.Active {
+			a.local.active[g.Peering] = g.Plane // packets are sent by it now, and the preferred one may be down
+		}
+	}
 	cfg.metrics.Read(a.readMetrics)
 	defer cfg.metrics.Read(nil)
 	if err := a.readKernel(); err != nil {

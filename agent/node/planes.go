@@ -71,6 +71,9 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	}
 	if a.choices[peering] == nil {
 		a.choices[peering] = &failover.Choice{}
+		if plane, known := a.local.active[peering]; known {
+			a.choices[peering].Begin(plane)
+		}
 		a.metrics.Planes(peering)
 	}
 	active := a.choices[peering].Next(time.Now(), planes)

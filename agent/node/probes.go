@@ -114,6 +114,7 @@ func (a *agent) ask(ctx context.Context, p *prober, g gateway) {
 		p.endSession()
 	}
 	p.session = liveness.New(a.local.address, netip.AddrPortFrom(g.address, liveness.Port), idleQuestions, a.wake)
+	p.session.Assumed = p.ready
 	p.session.Received = func() (uint64, error) { return a.kernel.Received(g.link) }
 	go p.session.Run(ctx)
 	go a.watchUse(ctx, p, p.session, g.link)

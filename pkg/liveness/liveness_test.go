@@ -221,3 +221,31 @@ func TestDeaf(t *testing.T) {
 	t.Logf("noticed after %s", took.Round(time.Millisecond))
 	l.await(t, "it tells that nothing comes", func(liveness.State) bool { return l.deaf.Load() })
 }
+
+// A way by which packets have passed until now is up at once, and down when its questions have no answer.
+func TestAssumed(t *testing.T) {
+	t.Parallel()
+	conn, err := net.ListenPacket("udp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }() // nobody answers
+	changed := notify.NewSignal()
+	s := liveness.New(netip.MustParseAddr("127.0.0.1"), netip.MustParseAddrPort(conn.LocalAddr().String()), 2, changed)
+	s.Assumed = true
+	if got := s.State(); !got.Up {
+		t.Fatalf("before it runs: %+v", got)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() { s.Run(ctx); close(done) }()
+	defer func() { cancel(); <-done }()
+	select {
+	case <-changed:
+		if got := s.State(); got.Up || got.Down < 200*time.Millisecond {
+			t.Errorf("after questions without an answer: %+v", got)
+		}
+	case <-time.After(5 * time.Second):
+		t.Errorf("it does not go down: %+v", s.State())
+	}
+}

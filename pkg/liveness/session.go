@@ -33,6 +33,9 @@ type Session struct {
 	// others in a queue are not taken for lost. Then the other end has to tell what comes to it: see Told.
 	// It may be nil, and is set before Run.
 	Received func() (uint64, error)
+	// Assumed says that packets have passed by this way until now. Then it counts as up until questions have had no
+	// answer, and not as down until the first one has. It is set before Run.
+	Assumed bool
 
 	local  netip.Addr
 	remote netip.AddrPort
@@ -117,7 +120,9 @@ func (s *Session) State() State {
 func (s *Session) state(now time.Time) State {
 	out := State{Leaving: s.told.Leaving}
 	if s.streams[small].answered.IsZero() {
-		out.Down = now.Sub(s.start)
+		if out.Up = s.Assumed && !s.isDeaf(now); !out.Up {
+			out.Down = now.Sub(s.start)
+		}
 		return out
 	}
 	if out.Up = s.told.Up; !out.Up {
@@ -206,6 +211,9 @@ func (s *Session) check(now time.Time) {
 
 // Run asks until ctx ends.
 func (s *Session) Run(ctx context.Context) {
+	s.mu.Lock()
+	s.was.Up = s.Assumed
+	s.mu.Unlock()
 	var both sync.WaitGroup
 	for i := range s.streams {
 		both.Go(func() { s.runStream(ctx, i) })

@@ -353,6 +353,7 @@ func (f *fixture) scrub(ctx context.Context) error {
 			{"patch", "clusternetworks.liqonet.io", "cluster", "--type=merge", "-p", `{"metadata":{"finalizers":null}}`},
 			{"delete", "crd", "-l", "app.kubernetes.io/managed-by=liqonet", "--timeout=20s"},
 			{"delete", "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings", "-l", "app.kubernetes.io/managed-by=liqonet"},
+			{"delete", "events", "-n", "default", "--field-selector=involvedObject.kind=Peering"},
 		} {
 			_, _ = c.Run(ctx, "", args...) // what matters is looked at below
 		}

@@ -332,13 +332,18 @@ func TestPlanesOnReplacedNodes(t *testing.T) {
 		views := anyStatus(t, ctx, server, client)
 		calls := client.pods[0]
 		ours, theirs := viewOf(t, views, server, client), viewOf(t, views, client, server)
-		fs := flows{
-			startFlow(t, ctx, calls.vantage, ours.seenAs(t, stays.IP), 8), startFlow(t, ctx, client.nodes[0].vantage, ours.seenAs(t, from.IP), 8),
-			startFlow(t, ctx, stays.vantage, theirs.seenAs(t, calls.IP), 8), startFlow(t, ctx, from.vantage, theirs.seenAs(t, calls.IP), 8),
+		start := func() flows {
+			fs := flows{
+				startFlow(t, ctx, calls.vantage, ours.seenAs(t, stays.IP), 8), startFlow(t, ctx, client.nodes[0].vantage, ours.seenAs(t, from.IP), 8),
+				startFlow(t, ctx, stays.vantage, theirs.seenAs(t, calls.IP), 8), startFlow(t, ctx, from.vantage, theirs.seenAs(t, calls.IP), 8),
+			}
+			for _, f := range fs {
+				answering(t, ctx, f, callTimeout)
+			}
+			return fs
 		}
-		for _, f := range fs {
-			answering(t, ctx, f, callTimeout)
-		}
+		flow.End(start()...) // the first packets of the new node may be sent before the gateways know it
+		fs := start()
 		server.drain(t, ctx, victim.Name)
 		server.removeNode(t, ctx, victim)
 		fx.nodes = slices.DeleteFunc(fx.nodes, func(n *lab.Node) bool { return n.Name == victim.Name })
