@@ -138,17 +138,20 @@ func TestRecordOutlivesOutage(t *testing.T) {
 		r := a.record(nil)
 		r.Log = slog.New(slog.NewTextHandler(&log, nil))
 		defer start(t, r)()
+		synctest.Wait()
 		a.down = true
 		bad := change("b", "1")
 		bad.Event, bad.Bad, bad.About = "PlaneDown", true, types.UID("uid-of-b")
 		r.Note(bad)
 		time.Sleep(10 * time.Minute)
+		synctest.Wait()
 		if n := bytes.Count(log.Bytes(), []byte("cannot write")); n != 1 || a.writes > 200 {
 			t.Errorf("it tried %d times, and said so %d times", a.writes, n)
 		}
 		a.down = false
 		r.Note(change("b", "2"))
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if diff := cmp.Diff([]string{"b 1", "b 2"}, a.entries(t)); diff != "" {
 			t.Error(diff)
 		}
