@@ -31,10 +31,11 @@ type endpoints struct {
 	known map[string]netip.Addr
 	stale bool
 	// preferred is the one that packets are led to. It is empty if it does not matter. tryAt is when that is tried
-	// next, tryGap the last pause.
+	// next, tryGap the last pause, wanted since when it is.
 	preferred string
 	tryAt     time.Time
 	tryGap    time.Duration
+	wanted    time.Time
 	// lookup resolves a name.
 	lookup func(ctx context.Context, network, name string) ([]netip.Addr, error)
 }
@@ -63,6 +64,10 @@ func (e *endpoints) set(hosts []string) {
 // some seconds after it works again, so the first attempts are for free.
 const firstTryGap, lastTryGap = 100 * time.Millisecond, 10 * time.Minute
 
+// busyDelay is how long the preferred endpoint is not tried while nodes send packets: those that get no further are lost.
+// After that it is worth it, as the plane depends on one more node until then. busyGap is between two looks.
+const busyDelay, busyGap = time.Minute, time.Second
+
 // prefer says that the first one is the best, if it is an address.
 func (e *endpoints) prefer() {
 	if len(e.hosts) > 0 && e.hosts[0] != e.preferred {
@@ -72,15 +77,15 @@ func (e *endpoints) prefer() {
 }
 
 // recovered says that the tunnel works after it did not, or that there is another one to prefer: that is tried soon.
-func (e *endpoints) recovered() { e.tryAt, e.tryGap = time.Time{}, 0 }
+func (e *endpoints) recovered() { e.tryAt, e.tryGap, e.wanted = time.Time{}, 0, time.Time{} }
 
 // try returns the preferred endpoint if packets of a tunnel that works are sent to another one, less and less often;
-// otherwise none that is valid.
-// To send some there does no harm. Where they get no further, the peer goes on sending by the way before, and WireGuard
-// follows it back. It may do so without need, for packets that were on their way.
+// otherwise none that is valid. busy says that nodes send packets by the tunnel.
+// Where packets get no further, the peer goes on sending by the way before, and WireGuard follows it back. It may do so
+// without need, for packets that were on their way.
 //
 // again is how long to wait before the next look at it, 0 if there is nothing to look at.
-func (e *endpoints) try(now time.Time, used netip.AddrPort) (preferred netip.AddrPort, again time.Duration) {
+func (e *endpoints) try(now time.Time, used netip.AddrPort, busy bool) (preferred netip.AddrPort, again time.Duration) {
 	preferred, err := netip.ParseAddrPort(e.preferred)
 	switch {
 	case err != nil || !used.IsValid():
@@ -92,6 +97,15 @@ func (e *endpoints) try(now time.Time, used netip.AddrPort) (preferred netip.Add
 		return netip.AddrPort{}, 0
 	case now.Before(e.tryAt):
 		return netip.AddrPort{}, e.tryAt.Sub(now)
+	}
+	if e.wanted.IsZero() {
+		e.wanted = now
+	}
+	if busy && now.Sub(e.wanted) < busyDelay {
+		return netip.AddrPort{}, busyGap
+	}
+	if busy {
+		e.tryGap = max(e.tryGap, busyDelay)
 	}
 	e.tryGap = min(max(2*e.tryGap, firstTryGap), lastTryGap)
 	e.tryAt = now.Add(e.tryGap)

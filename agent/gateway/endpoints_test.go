@@ -53,7 +53,7 @@ func TestEndpointByName(t *testing.T) {
 // Packets are led to the preferred endpoint, less and less often, and as soon as the tunnel works after an outage. Which
 // one is tried first when nothing answers is the one that was used last.
 func TestPreferredEndpoint(t *testing.T) {
-	e, now := newEndpoints(), time.Now()
+	e, now, busy := newEndpoints(), time.Now(), false
 	first, other := netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("192.0.2.2:1")
 	current := func(when string, want netip.AddrPort) {
 		t.Helper()
@@ -63,7 +63,7 @@ func TestPreferredEndpoint(t *testing.T) {
 	}
 	try := func(when string, used netip.AddrPort, want bool) {
 		t.Helper()
-		if got, _ := e.try(now, used); got.IsValid() != want || want && got != first {
+		if got, _ := e.try(now, used, busy); got.IsValid() != want || want && got != first {
 			t.Errorf("%s: %v; want one: %v", when, got, want)
 		}
 	}
@@ -93,6 +93,15 @@ func TestPreferredEndpoint(t *testing.T) {
 	e.prefer()
 	first = netip.MustParseAddrPort("192.0.2.3:1")
 	try("another node", other, true)
+	e.recovered()
+	busy = true
+	try("nodes send packets", other, false)
+	now = now.Add(busyDelay)
+	try("and go on to", other, true)
+	now = now.Add(busyDelay)
+	try("a minute later", other, false)
+	now = now.Add(busyDelay)
+	try("two minutes later", other, true)
 	e.set([]string{"lb.example.test:51840"})
 	e.prefer()
 	try("a name", other, false)

@@ -307,7 +307,7 @@ func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 		// Nodes come back to this plane in some seconds.
 		a.endpoints.recovered()
 	}
-	preferred, again := a.endpoints.try(time.Now(), a.tunnel.Endpoint)
+	preferred, again := a.endpoints.try(time.Now(), a.tunnel.Endpoint, a.usedByNodes.within(inUse) || a.usedByPeer.within(inUse))
 	if !preferred.IsValid() {
 		return again
 	}

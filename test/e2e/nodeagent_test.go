@@ -124,12 +124,12 @@ func tokensOfAgents(t *testing.T, ctx context.Context, c *cluster) {
 			t.Fatalf("pods are:\n%s", pods)
 		}
 		out, err := c.nodes[i].Node.Command(ctx, "sh", "-ec",
-			"cd /var/lib/kubelet/pods/"+f[0]+"/volumes/kubernetes.io~projected; ls -d *; ls *; echo; cat */token").Output()
+			"cd /var/lib/kubelet/pods/"+f[0]+"/volumes/kubernetes.io~projected; ls -d *; ls account; echo; cat */token").Output()
 		if err != nil {
 			t.Fatalf("%s: %v", f[2], err)
 		}
 		files, token, _ := strings.Cut(string(out), "\n\n")
-		if got := strings.Fields(files); !slices.Equal(got, []string{"account", "ca.crt", "token"}) {
+		if got := strings.Fields(files); !slices.Equal(got, []string{"account", "overlay", "ca.crt", "token"}) {
 			t.Errorf("%s has the files %q", f[2], got)
 		}
 		var claims struct {
