@@ -162,7 +162,12 @@ func fixed(u *unstructured.Unstructured) string {
 	return string(raw)
 }
 
+// isRecord says that an object is a node's history, which is made when something has changed there.
+func isRecord(u *unstructured.Unstructured) bool {
+	return u.GetKind() == "ConfigMap" && strings.HasPrefix(u.GetName(), v1alpha1.NodeHistory(""))
+}
+
 // passing are objects that come and go by themselves.
 func passing(u *unstructured.Unstructured) bool {
-	return u.GetKind() == "Event" || u.GetKind() == "Node" || u.GetKind() == "Lease"
+	return u.GetKind() == "Event" || u.GetKind() == "Node" || u.GetKind() == "Lease" || isRecord(u)
 }

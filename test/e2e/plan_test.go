@@ -117,9 +117,12 @@ func dryRunWasRight(t *testing.T, ctx context.Context, reader string, plans map[
 		made, said := map[string]bool{}, map[string]bool{}
 		for name, u := range have {
 			switch u.GetKind() {
-			// Those of ours as Kubernetes goes on with them.
-			case "Pod", "ReplicaSet", "ControllerRevision", "EndpointSlice", "Endpoints":
+			// Those of ours as Kubernetes goes on with them, and what agents tell.
+			case "Pod", "ReplicaSet", "ControllerRevision", "EndpointSlice", "Endpoints", "Event":
 			default:
+				if isRecord(u) {
+					continue
+				}
 				made[name] = true
 				before[c.Name+name] = fixed(u)
 			}
