@@ -118,7 +118,7 @@ func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
 	case !now.Up:
 		return planeDown, fmt.Sprintf("no answer for %.1f s", now.Down.Seconds())
 	case now.Leaving:
-		return planeLeaving, "the peer's gateway ends"
+		return planeLeaving, "the peer's gateway ends, or its nodes do not know it yet"
 	}
 	return planeUp, "the peer's gateway answers"
 }

@@ -119,7 +119,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(), metrics: shown,
-		news: notify.NewSignal(), measured: notify.NewSignal(), useBegins: notify.NewSignal(),
+		news: notify.NewSignal(), measured: notify.NewSignal(), useBegins: notify.NewSignal(), started: time.Now(),
 		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKeys: overlayKeys, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
@@ -220,6 +220,9 @@ type agent struct {
 	// says that this gateway is about to end.
 	news, measured notify.Signal
 	leaving        atomic.Bool
+	// known says that all nodes send to this gateway, and no more to the one before it; started is when it began.
+	known   atomic.Bool
+	started time.Time
 	// noted is what the history knows.
 	noted noted
 
@@ -365,6 +368,9 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	nodes, err := a.listNodes(ctx)
 	if err != nil {
 		return false, err
+	}
+	if a.isKnown(nodes) && !a.known.Swap(true) {
+		a.news.Send()
 	}
 	a.degraded, a.alive, a.nodes = degraded(p, nodes), reached(p, nodes), countNodes(p, a.local.plane, nodes)
 	plane := p.Plane(a.local.plane)

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/liqonet/liqonet/agent/loop"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
 )
 
@@ -28,6 +29,9 @@ const (
 	// leaveTimeout is how long a gateway that ends waits for nodes to use another one. It is less than
 	// the kubelet waits. leaveLeast is for those who have just begun to send, and have not said so.
 	leaveTimeout, leaveLeast = 5 * time.Second, time.Second
+	// introduction is how long a gateway that starts waits for nodes to know it, before the peer's nodes may use
+	// it: they take no packets of its address before. A node that is gone never does.
+	introduction = 5 * time.Second
 )
 
 // wayTo is what is said of the way by this gateway to who asks: a node, or the peer's gateway, which
@@ -41,6 +45,7 @@ func (a *agent) wayTo(asker netip.Addr) liveness.Answer {
 	case asker == *a.peer.Load():
 		// What each measures of the tunnel is not to come back to it by the other.
 		out.Up, out.Clean, out.Interval = true, time.Hour, 0
+		out.Leaving = leaving || !a.known.Load() && time.Since(a.started) < introduction
 	case session == nil:
 		out.Up = true // the node knows already that there is another plane, and has sent by this one until now
 	default:
@@ -48,6 +53,16 @@ func (a *agent) wayTo(asker netip.Addr) liveness.Answer {
 		out.Leaving = out.Leaving || leaving
 	}
 	return out
+}
+
+// isKnown says that all nodes that have a link to this gateway's plane have it to this very pod.
+func (a *agent) isKnown(nodes []v1alpha1.NodeNetwork) bool {
+	for i := range nodes {
+		if g := nodes[i].Gateway(a.Peering, int32(a.Plane)); g == nil || g.GatewayIP.Addr != a.podIP {
+			return false
+		}
+	}
+	return true
 }
 
 // answerLiveness answers questions whether the way works until ctx ends, and tells who asked when that

@@ -3,7 +3,7 @@
 //
 //   - A plane that fails is left at once, for one that works.
 //   - It is returned to slowly: when nothing was lost on it for some time, which doubles with each failure.
-//   - One that says that it is leaving is left while it still works.
+//   - One that says that it is leaving is left while it still works. After that it is as one that has not worked.
 //   - If none works, nothing is changed. Packets go on by the one before, or by the first that answers.
 package failover
 
@@ -48,6 +48,9 @@ type record struct {
 	failures int
 	failed   time.Time
 	random   float64
+	// leaving says that it was, and stays when it was seen to be no more, zero if it never was.
+	leaving bool
+	stays   time.Time
 }
 
 // hold is for how long a plane has to be clean before it is returned to.
@@ -95,7 +98,7 @@ func (c *Choice) Next(now time.Time, planes []Plane) int32 {
 func (c *Choice) note(now time.Time, p Plane) {
 	r := c.records[p.Index]
 	if r == nil {
-		r = &record{up: p.Up}
+		r = &record{up: p.Up, leaving: p.Leaving}
 		c.records[p.Index] = r
 	}
 	if r.up && !p.Up {
@@ -104,7 +107,18 @@ func (c *Choice) note(now time.Time, p Plane) {
 		}
 		r.failures, r.failed, r.random = r.failures+1, now, rand.Float64()
 	}
-	r.up = p.Up
+	if r.leaving && !p.Leaving {
+		r.stays = now
+	}
+	r.up, r.leaving = p.Up, p.Leaving
+}
+
+// clean is for how long nothing was lost on a plane that stays.
+func (c *Choice) clean(now time.Time, p Plane) time.Duration {
+	if r := c.records[p.Index]; !r.stays.IsZero() {
+		return min(p.Clean, now.Sub(r.stays))
+	}
+	return p.Clean
 }
 
 // better is the plane to be used instead of the present one, or that one.
@@ -114,7 +128,7 @@ func (c *Choice) better(now time.Time, current Plane, planes []Plane) Plane {
 			if p.Index == current.Index {
 				return current
 			}
-			if p.usable() && p.Clean >= c.records[p.Index].hold() {
+			if p.usable() && c.clean(now, p) >= c.records[p.Index].hold() {
 				return p // it is preferred, and has worked for long
 			}
 		}

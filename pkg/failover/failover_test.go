@@ -128,7 +128,25 @@ func TestBegin(t *testing.T) {
 	if got := c.Next(now, []Plane{{Index: 0}, {Index: 1, Up: true}}); got != 1 {
 		t.Errorf("when plane 1 works, they are sent by plane %d", got)
 	}
-	if got := c.Next(now, []Plane{{Index: 0, Up: true, Clean: time.Hour}, {Index: 1, Up: true}}); got != 0 {
+	if got := c.Next(now.Add(time.Second), []Plane{{Index: 0, Up: true, Clean: time.Hour}, {Index: 1, Up: true}}); got != 0 {
 		t.Errorf("when plane 0 has worked for long, they are sent by plane %d", got)
+	}
+}
+
+// A plane that was leaving, and works again by another gateway, is returned to when that has worked for some time.
+func TestLeft(t *testing.T) {
+	var c Choice
+	now := time.Now()
+	usable := Plane{Up: true, Clean: time.Hour}
+	left, other := usable, usable
+	left.Leaving, other.Index = true, 1
+	for i, tt := range []struct {
+		after time.Duration
+		first Plane
+		want  int32
+	}{{0, usable, 0}, {time.Second, left, 1}, {5 * time.Second, usable, 1}, {6*time.Second - 1, usable, 1}, {6 * time.Second, usable, 0}} {
+		if got := c.Next(now.Add(tt.after), []Plane{tt.first, other}); got != tt.want {
+			t.Errorf("look %d: plane %d, want %d", i, got, tt.want)
+		}
 	}
 }
