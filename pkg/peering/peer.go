@@ -42,7 +42,9 @@ type run struct {
 	claim string
 	// plan as it was made last.
 	plan *plan.Plan
-	// touched says that something may have been changed.
+	// dropped are planes that are not planned any more, and by which packets pass until others have taken over.
+	dropped []int32
+	// touched says that something may have been changed that is put back if the command fails.
 	touched bool
 	roles   *roleExchange
 	// serverGiven says that the user decided who is called.

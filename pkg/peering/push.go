@@ -32,23 +32,11 @@ func (p *run) push(ctx context.Context) error {
 	if err := p.makePlan(); err != nil {
 		return err
 	}
-	err := p.both(ctx, func(ctx context.Context, s, _ *side) error {
-		c := p.planOf(s)
-		if c.Service != nil {
-			if err := s.apply(ctx, c.Service); err != nil {
-				return err
-			}
-		}
-		if c.Budget != nil {
-			return s.apply(ctx, c.Budget)
-		}
-		return nil
-	})
+	turns, err := p.turns(ctx)
 	if err != nil {
 		return err
 	}
-	turns, err := p.turns(ctx)
-	if err != nil {
+	if err := p.both(ctx, p.pushServices); err != nil {
 		return err
 	}
 	for i, planes := range turns {
@@ -57,22 +45,44 @@ func (p *run) push(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := p.pushGateways(ctx, planes, len(turns) > 1); err != nil {
+		if err := p.pushGateways(ctx, planes, len(turns) > 1 || len(p.dropped) > 0); err != nil {
 			return err
 		}
-		if err := p.pushPeerings(ctx, slices.Concat(turns[i+1:]...)); err != nil {
+		if err := p.pushPeerings(ctx, slices.Concat(append(turns[i+1:], p.dropped)...)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// pushServices is one side's part. Planes that are dropped later are called until then.
+func (p *run) pushServices(ctx context.Context, s, _ *side) error {
+	c := p.planOf(s)
+	if c.Service != nil {
+		service := c.Service.DeepCopy()
+		if s.facts.Service != nil {
+			for _, port := range s.facts.Service.Spec.Ports {
+				if slices.ContainsFunc(p.dropped, func(plane int32) bool { return port.Name == v1alpha1.PlanePort(plane) }) {
+					service.Spec.Ports = append(service.Spec.Ports, port)
+				}
+			}
+		}
+		if err := s.apply(ctx, service); err != nil {
+			return err
+		}
+	}
+	if c.Budget != nil {
+		return s.apply(ctx, c.Budget)
+	}
+	return nil
+}
+
 // turns are the planes in the order in which their gateways are applied. Where packets pass by all of several planes, those
-// whose gateways are replaced have a turn each, so that nodes can use another one meanwhile. All others come first.
+// whose gateways are replaced have a turn each, so that nodes can use another one meanwhile. All others come first. Planes
+// that are not planned any more are dropped in the end then, and at once where packets do not pass.
 func (p *run) turns(ctx context.Context) ([][]int32, error) {
-	replaced, live := map[int32]bool{}, 0
+	replaced, dropped, live := map[int32]bool{}, map[int32]bool{}, 0
 	for _, s := range p.sides {
-		live = 0
 		for _, g := range p.planOf(s).Gateways {
 			_, deployment := g.Objects()
 			if err := s.takeCurrentKey(ctx, &deployment.Spec.Template.Spec); err != nil {
@@ -89,10 +99,21 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 			template := []string{"spec", "template"}
 			before, _, _ := unstructured.NestedFieldNoCopy(there.Object, template...)
 			after, _, _ := unstructured.NestedFieldNoCopy(want.Object, template...)
-			replaced[g.Plane] = replaced[g.Plane] || !contains(before, after)
+			if !contains(before, after) {
+				replaced[g.Plane] = true
+			}
+		}
+		if s.facts.Existing == nil {
+			continue
+		}
+		for _, plane := range s.facts.Existing.Spec.Planes {
+			if p.planOf(s).Peering.Plane(plane.Index) == nil {
+				dropped[plane.Index] = true
+			}
 		}
 	}
-	inTurn := live > 1 && slices.Contains(slices.Collect(maps.Values(replaced)), true)
+	planes := p.plan.Clusters[0].Gateways
+	inTurn := live > 0 && (len(replaced) > 0 && len(planes) > 1 || len(dropped) > 0)
 	if inTurn {
 		// What does not work is replaced at once.
 		works, err := p.works(ctx)
@@ -101,8 +122,12 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 		}
 		inTurn = works
 	}
+	p.dropped = nil
+	if inTurn {
+		p.dropped = slices.Sorted(maps.Keys(dropped))
+	}
 	turns := make([][]int32, 1)
-	for _, g := range p.plan.Clusters[0].Gateways {
+	for _, g := range planes {
 		if inTurn && replaced[g.Plane] {
 			turns = append(turns, []int32{g.Plane})
 		} else {
@@ -213,12 +238,18 @@ func (s *side) applyGateway(ctx context.Context, g plan.GatewayPlan) error {
 }
 
 // applyPeering applies the Peering as it is planned, with the hosts that are exposed now, and with some planes as they were.
+// A plane among these that was not there yet is applied later.
 func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side, later []int32) error {
 	wanted := c.Peering.DeepCopy()
-	for i, plane := range wanted.Spec.Planes {
-		if slices.Contains(later, plane.Index) && s.facts.Existing != nil && s.facts.Existing.Plane(plane.Index) != nil {
-			wanted.Spec.Planes[i] = *s.facts.Existing.Plane(plane.Index)
+	if existing := s.facts.Existing; existing != nil {
+		isLater := func(plane v1alpha1.Plane) bool { return slices.Contains(later, plane.Index) }
+		wanted.Spec.Planes = slices.DeleteFunc(wanted.Spec.Planes, isLater)
+		for _, plane := range existing.Spec.Planes {
+			if isLater(plane) {
+				wanted.Spec.Planes = append(wanted.Spec.Planes, plane)
+			}
 		}
+		slices.SortFunc(wanted.Spec.Planes, func(a, b v1alpha1.Plane) int { return cmp.Compare(a.Index, b.Index) })
 	}
 	return retryOnConflict(func() error {
 		_, live, err := s.read(ctx, wanted)
@@ -277,10 +308,40 @@ func (p *run) wait(ctx context.Context) error {
 	if err := p.both(ctx, p.establish); err != nil {
 		return err
 	}
+	p.touched = false
+	if len(p.dropped) > 0 {
+		if err := p.dropPlanes(ctx); err != nil {
+			return err
+		}
+	}
 	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
 		s.clear(ctx, peer, p.planOf(s))
 		return nil
 	})
+}
+
+// dropPlanes removes planes by which packets pass, and which are not planned any more: first their gateways, which run
+// until nodes use others.
+func (p *run) dropPlanes(ctx context.Context) error {
+	err := p.both(ctx, func(ctx context.Context, s, _ *side) error {
+		for _, plane := range p.dropped {
+			if err := s.endGateway(ctx, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	p.dropped = nil
+	if err := p.both(ctx, p.pushServices); err != nil {
+		return err
+	}
+	if err := p.pushPeerings(ctx, nil); err != nil {
+		return err
+	}
+	return p.both(ctx, p.waitForPackets)
 }
 
 // establish notes in the ledger that the peering works.

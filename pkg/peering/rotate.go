@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -162,30 +163,22 @@ func (r *rotation) addTemporary(ctx context.Context) error {
 
 // removeTemporary has nodes leave the temporary plane, and removes it.
 func (r *rotation) removeTemporary(ctx context.Context) error {
-	if err := r.read(ctx); err != nil {
+	if err := r.setTemporary(ctx, false); err != nil {
 		return err
 	}
-	err := r.both(ctx, func(ctx context.Context, s, _ *side) error {
+	temporary := map[int32]bool{}
+	for _, s := range r.sides {
 		if s.facts.Existing == nil {
 			return errUnpeered
 		}
 		for _, plane := range s.facts.Existing.Spec.Planes {
-			if !plane.Temporary {
-				continue
-			}
-			if err := s.endGateway(ctx, manifests.Gateway{Peering: r.peerings[s.index], Plane: plane.Index}); err != nil {
-				return err
+			if plane.Temporary {
+				temporary[plane.Index] = true
 			}
 		}
-		return nil
-	})
-	if err != nil {
-		return err
 	}
-	if err := r.setTemporary(ctx, false); err != nil {
-		return err
-	}
-	if err := r.push(ctx); err != nil {
+	r.dropped = slices.Sorted(maps.Keys(temporary))
+	if err := r.dropPlanes(ctx); err != nil {
 		return err
 	}
 	return r.both(ctx, func(ctx context.Context, s, peer *side) error {
@@ -298,12 +291,7 @@ func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 // push replaces the gateways of planes as they are planned. When those before have ended, it applies the Peerings, and
 // waits until packets pass by all planes.
 func (r *rotation) push(ctx context.Context, planes ...int32) error {
-	err := r.both(ctx, func(ctx context.Context, s, _ *side) error {
-		if service := r.planOf(s).Service; service != nil {
-			return s.apply(ctx, service)
-		}
-		return nil
-	})
+	err := r.both(ctx, r.pushServices)
 	if err == nil {
 		err = r.pushGateways(ctx, planes, true)
 	}

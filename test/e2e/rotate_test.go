@@ -10,11 +10,30 @@ import (
 )
 
 // TestRotateKeys gives a peering new keys while packets are sent, and loses none: with two planes, with the
-// pre-shared keys only, and with one plane, which gets a temporary one meanwhile.
+// pre-shared keys only, and with one plane, which gets a temporary one meanwhile. Nor does it lose any when a plane is
+// removed, and added again.
 func TestRotateKeys(t *testing.T) {
 	a, b := fx.alpha, fx.beta
 	begin(t)
 	ctx := t.Context()
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
+	send := func() flows {
+		fs := append(startFlows(t, ctx, a, b, 0, 1), startFlows(t, ctx, a, b, 1, 0)...)
+		for _, f := range fs {
+			answering(t, ctx, f, callTimeout)
+		}
+		return fs
+	}
+	lossless := func(fs flows, what string) {
+		if fs.lossless(t, what); t.Failed() {
+			t.FailNow() // what happened is in the diagnosis
+		}
+	}
+	planes := func(n string) {
+		fs := send()
+		mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", n)
+		lossless(fs, "--planes "+n)
+	}
 	for _, tt := range []struct {
 		planes string
 		flags  []string
@@ -25,18 +44,13 @@ func TestRotateKeys(t *testing.T) {
 		{"1", nil, []string{"gateway", "psk", "overlay"}},
 	} {
 		what := fmt.Sprintf("%s planes, %v", tt.planes, tt.flags)
-		mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", tt.planes)
+		planes(tt.planes)
 		before := keyHashes(t, ctx, a, b)
-		fs := append(startFlows(t, ctx, a, b, 0, 1), startFlows(t, ctx, a, b, 1, 0)...)
-		for _, f := range fs {
-			answering(t, ctx, f, callTimeout)
-		}
+		fs := send()
 		r := mustLiqonet(t, ctx, append([]string{"rotate-keys", a.Name, b.Name}, tt.flags...)...)
 		t.Logf("%s: %s\n%s", what, r.took, r.stderr)
 		checkPair(t, ctx, a, b)
-		if fs.lossless(t, what); t.Failed() {
-			t.FailNow() // what happened is in the diagnosis
-		}
+		lossless(fs, what)
 		after := keyHashes(t, ctx, a, b)
 		if got, want := slices.Sorted(maps.Keys(after)), slices.Sorted(maps.Keys(before)); !slices.Equal(got, want) {
 			t.Errorf("%s: there are keys %v, before %v", what, got, want)
@@ -51,6 +65,7 @@ func TestRotateKeys(t *testing.T) {
 			t.Errorf("%s: the next peer says %s", what, r.stdout)
 		}
 	}
+	planes("2")
 	if r := mustLiqonet(t, ctx, "status", "-o", "wide", a.Name, b.Name); !strings.Contains(r.stdout, "KEY AGE") {
 		t.Errorf("status says\n%s", r.stdout)
 	}
