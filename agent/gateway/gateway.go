@@ -154,7 +154,9 @@ func Run(ctx context.Context, cfg Config) error {
 		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health, Reconciled: shown.Reconciled,
 		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: lease.Renew},
 	}
-	return l.Run(ctx)
+	err = l.Run(ctx)
+	a.close()
+	return errors.Join(err, a.hasLeft())
 }
 
 // strip keeps of a node's report what this gateway needs.
@@ -357,8 +359,11 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 		a.peering = nil
 		return true, nil // not yet, or not any more
 	}
-	a.peering = p
 	a.Level.Follow(a.Log, p.Annotations)
+	if a.device == nil && a.follows(p.PlaneStatus(a.local.plane)) {
+		return false, nil
+	}
+	a.peering = p
 	if err := p.Check(); err != nil {
 		return false, err
 	}

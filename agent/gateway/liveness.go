@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -153,8 +154,27 @@ func (a *agent) leave() {
 	}
 	a.leaving.Store(true)
 	a.responder.Push()
+	a.measured.Send()
 	begun := time.Now()
 	_ = wait.PollUntilContextTimeout(context.Background(), inUse/10, leaveTimeout, true, func(context.Context) (bool, error) {
 		return time.Since(begun) >= leaveLeast && !a.usedByNodes.within(inUse) && !a.usedByPeer.within(inUse), nil
 	}) // who sends for longer loses packets
+}
+
+// follows says that another pod of this plane is about to end. Two with the same key would take each other's packets.
+// One that was killed meanwhile never says that it has left.
+func (a *agent) follows(before *v1alpha1.PlaneStatus) bool {
+	return before != nil && before.Leaving && !slices.Contains(a.PodIPs, before.PodIP.Addr) && time.Since(a.started) < leaveTimeout+leaveLeast
+}
+
+// hasLeft tells the next gateway of this plane, which waits for it.
+func (a *agent) hasLeft() error {
+	s, ok := a.Status("")
+	if !s.plane.Leaving || !ok {
+		return nil
+	}
+	s.plane.Leaving = false
+	ctx, cancel := context.WithTimeout(context.Background(), leaveLeast)
+	defer cancel()
+	return a.writeStatus(ctx, s)
 }

@@ -64,6 +64,7 @@ func (a *agent) planeStatus(problem string) v1alpha1.PlaneStatus {
 	s := v1alpha1.PlaneStatus{
 		Index: a.local.plane, ObservedGeneration: a.applied, PodIP: v1alpha1.IP{Addr: a.podIP}, NodeName: a.NodeName,
 		PublicKey: a.local.key.PublicKey().String(), MTU: int32(a.desired.mtu), Connected: a.connected(), Message: loop.Short(problem),
+		Leaving:         a.leaving.Load(),
 		RTTMicroseconds: a.probes.Median.Microseconds(), LossPercent: int32(a.probes.Loss*100 + 0.5),
 		Remote: a.announced,
 	}
@@ -240,7 +241,7 @@ func someOf(what string, names []string) string {
 func compareStatus(now, written status) loop.Change {
 	a, b := now.plane, written.plane
 	if now.peering != written.peering || a.ObservedGeneration != b.ObservedGeneration || a.PodIP != b.PodIP || a.NodeName != b.NodeName ||
-		a.PublicKey != b.PublicKey || a.MTU != b.MTU || a.Connected != b.Connected || len(now.conditions) != len(written.conditions) ||
+		a.PublicKey != b.PublicKey || a.MTU != b.MTU || a.Connected != b.Connected || a.Leaving != b.Leaving || len(now.conditions) != len(written.conditions) ||
 		(a.Connected && (a.Message != b.Message || a.Endpoint != b.Endpoint)) || (a.RTTMicroseconds > 0) != (b.RTTMicroseconds > 0) {
 		return loop.Changed
 	}

@@ -379,6 +379,10 @@ type PlaneStatus struct {
 	MTU int32 `json:"mtu,omitempty"`
 	// Connected says that probes through the tunnel are answered.
 	Connected bool `json:"connected"`
+	// Leaving says that this gateway is about to end, and waits for nodes to use another plane. The next one of this
+	// plane has the same key, and waits for it.
+	// +optional
+	Leaving bool `json:"leaving,omitempty"`
 	// Message says what is wrong where Connected is false.
 	// +kubebuilder:validation:MaxLength=4096
 	// +optional
