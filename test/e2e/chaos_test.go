@@ -66,6 +66,8 @@ type disturbance struct {
 	name string
 	of   *cluster
 	node *node
+	// machine is where one of Kubernetes' programs is stopped.
+	machine string
 	// begin makes it, and returns what mends it, which may be nil.
 	begin func(t *testing.T, ctx context.Context) (mend func())
 }
@@ -203,7 +205,8 @@ func (x *chaos) round(t *testing.T, ctx context.Context) {
 	x.checkPlaces(t, ctx)
 }
 
-// choose returns some faults at random places: of the nodes of a cluster at most one is disturbed itself.
+// choose returns some faults at random places: of the nodes of a cluster at most one is disturbed itself, and nothing
+// else is stopped on it, which may be powered off.
 func (x *chaos) choose() (out []disturbance) {
 	kinds := []func(*cluster) disturbance{
 		x.agent("gateway killed", "gateway", syscall.SIGKILL), x.agent("gateway stopped", "gateway", syscall.SIGSTOP),
@@ -212,19 +215,27 @@ func (x *chaos) choose() (out []disturbance) {
 		x.cutNode("30 % lost", "in numgen random mod 100 < 30 drop"),
 		x.component("kubelet", false), x.component("kube-apiserver", true), x.powerOff,
 	}
-	disturbed := map[*cluster]bool{}
 	for range 1 + x.random.IntN(mostFaults) {
 		c := x.clusters[x.random.IntN(len(x.clusters))]
 		f := kinds[x.random.IntN(len(kinds))](c)
-		if f.node != nil {
-			if disturbed[c] {
-				continue
-			}
-			disturbed[c] = true
+		if !slices.ContainsFunc(out, f.excludes) {
+			out = append(out, f)
 		}
-		out = append(out, f)
 	}
 	return out
+}
+
+// excludes says whether two disturbances cannot be made at the same time.
+func (d disturbance) excludes(other disturbance) bool {
+	switch {
+	case d.node != nil && other.node != nil:
+		return d.of == other.of
+	case d.node != nil:
+		return d.node.Node.Name == other.machine
+	case other.node != nil:
+		return other.node.Node.Name == d.machine
+	}
+	return d.machine != "" && d.machine == other.machine
 }
 
 // agent is what happens to one of the agents of a kind.
@@ -261,7 +272,7 @@ func (x *chaos) agent(name, kind string, signal syscall.Signal) func(*cluster) d
 func (x *chaos) cutNode(name string, rules ...string) func(*cluster) disturbance {
 	return func(c *cluster) disturbance {
 		n := &c.nodes[x.random.IntN(len(c.nodes))]
-		return disturbance{name, c, n, func(t *testing.T, ctx context.Context) func() {
+		return disturbance{name: name, of: c, node: n, begin: func(t *testing.T, ctx context.Context) func() {
 			return n.dropPackets(t, ctx, rules...)
 		}}
 	}
@@ -274,7 +285,7 @@ func (x *chaos) component(program string, ofControlPlane bool) func(*cluster) di
 		if !ofControlPlane {
 			machine = c.nodes[x.random.IntN(len(c.nodes))].Node.Name
 		}
-		return disturbance{name: program + " stopped", of: c, begin: func(t *testing.T, _ context.Context) func() {
+		return disturbance{name: program + " stopped", of: c, machine: machine, begin: func(t *testing.T, _ context.Context) func() {
 			pid := processOf(t, machine, program)
 			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 				t.Error(err)
@@ -291,7 +302,7 @@ func (x *chaos) component(program string, ofControlPlane bool) func(*cluster) di
 // powerOff takes the power from a node. It starts again when that is mended.
 func (x *chaos) powerOff(c *cluster) disturbance {
 	n := &c.nodes[x.random.IntN(len(c.nodes))]
-	return disturbance{powerOff, c, n, func(t *testing.T, ctx context.Context) func() {
+	return disturbance{name: powerOff, of: c, node: n, begin: func(t *testing.T, ctx context.Context) func() {
 		machine := n.Node
 		if err := machine.Kill(ctx); err != nil {
 			t.Fatal(err)

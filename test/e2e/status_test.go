@@ -97,6 +97,12 @@ func statusTellsTheTruth(t *testing.T, ctx context.Context, a, b *cluster, said 
 // checkMended waits until packets pass and status says so.
 func checkMended(t *testing.T, ctx context.Context, a, b *cluster) {
 	t.Helper()
+	for _, c := range []*cluster{a, b} {
+		// Until then status can still tell of what died as if it lived.
+		if out, err := c.Run(ctx, "", "-n", "liqonet-system", "rollout", "status", "deployments", "-l", "app.kubernetes.io/name=liqonet", "--timeout", mendTimeout.String()); err != nil {
+			t.Errorf("%s: %v\n%s", c.Name, err, out)
+		}
+	}
 	eventually(t, ctx, mendTimeout, "mended", func() string {
 		r := liqonet(t, ctx, "", "status", "-o", "json", a.Name, b.Name)
 		views := parseStatus(t, r.stdout)
