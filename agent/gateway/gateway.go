@@ -244,6 +244,8 @@ type agent struct {
 
 	endpoints endpoints
 	redialer  redialer
+	// knock is the question to the preferred endpoint that waits for its answer, nil if there is none.
+	knock *knock
 
 	// tunnel and probes are what was measured at the last look, pathRead is when the
 	// kernel was last asked for the path to the peer's gateway.
@@ -305,24 +307,41 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	return a.measurePath(), next
 }
 
-// callPreferred has packets sent to the preferred endpoint. It returns how long to wait before it is to be called again,
-// 0 if that does not matter.
+// callPreferred has packets sent to the preferred endpoint, unless that refuses them. It returns how long to wait before
+// it is to be called again, 0 if that does not matter.
 func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 	if wasDown {
 		// Nodes come back to this plane in some seconds.
 		a.endpoints.recovered()
 	}
-	preferred, again := a.endpoints.try(time.Now(), a.tunnel.Endpoint, a.usedByNodes.within(inUse) || a.usedByPeer.within(inUse))
+	busy := a.usedByNodes.within(inUse) || a.usedByPeer.within(inUse)
+	if a.knock != nil {
+		if left := time.Until(a.knock.until); left > 0 {
+			return left
+		}
+		k := a.knock
+		a.knock = nil
+		if !k.refused() && (k.busy || !busy) {
+			a.Log.Debug("calling the node of the peer's gateway", "endpoint", k.to, "before", a.tunnel.Endpoint)
+			if err := a.device.Call(k.to); err != nil {
+				a.Log.Error("cannot change the endpoint", "error", err)
+			}
+			// The next packet decides: if it is one of the peer's, WireGuard goes back.
+			a.prober.Probe()
+		}
+		return firstTryGap
+	}
+	preferred, again := a.endpoints.try(time.Now(), a.tunnel.Endpoint, busy)
 	if !preferred.IsValid() {
 		return again
 	}
-	a.Log.Debug("calling the node of the peer's gateway", "endpoint", preferred, "before", a.tunnel.Endpoint)
-	if err := a.device.Call(preferred); err != nil {
-		a.Log.Error("cannot change the endpoint", "error", err)
+	k, err := newKnock(preferred, busy, a.probes.Median)
+	if err != nil {
+		a.Log.Debug("the node of the peer's gateway cannot be called", "error", err)
+		return again
 	}
-	// The next packet decides: if it is one of the peer's, WireGuard goes back.
-	a.prober.Probe()
-	return again
+	a.knock = k
+	return time.Until(k.until)
 }
 
 // redial starts the handshake anew.
