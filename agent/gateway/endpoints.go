@@ -79,8 +79,8 @@ func (e *endpoints) prefer() {
 // recovered says that the tunnel works after it did not, or that there is another one to prefer: that is tried soon.
 func (e *endpoints) recovered() { e.tryAt, e.tryGap, e.wanted = time.Time{}, 0, time.Time{} }
 
-// try returns the preferred endpoint if packets of a tunnel that works are sent to another one, less and less often;
-// otherwise none that is valid. busy says that nodes send packets by the tunnel.
+// try returns the preferred endpoint if packets of a tunnel that works are sent to another one. It does so less and less
+// often, and otherwise returns none that is valid. busy says that nodes send packets by the tunnel.
 // Where packets get no further, the peer goes on sending by the way before, and WireGuard follows it back. It may do so
 // without need, for packets that were on their way.
 //
