@@ -144,7 +144,7 @@ test-e2e: lab-programs image ## tests of the product on lab clusters (root)
 chaos: lab-programs image ## faults at random in three peered clusters under load, for CHAOS (5m); the seed is printed (root)
 	$(GOTEST) -v -- -count=1 -timeout 0 ./test/e2e -run '^TestChaos$$' -chaos $(or $(CHAOS),5m)
 
-# Parts of less than an hour each, which write docs/results/NAME.json.
+# Parts which write docs/results/NAME.json. Faults at random, and full load, last for an hour; the others take less.
 E2E_PARTS := $(addprefix test-long-,networks failures writes damages failover outages)
 .PHONY: test-long
 test-long: $(E2E_PARTS) test-long-chaos test-long-load test-long-lab test-long-vm test-long-plays test-long-sizes test-long-race test-long-supply test-long-attack test-long-hostile bench ## all that takes longer (root)
@@ -155,11 +155,11 @@ $(E2E_PARTS): test-long-%: lab-programs image
 
 .PHONY: test-long-chaos
 test-long-chaos: lab-programs image
-	go run ./scripts/gotest -v -result chaos -of agent,cmd,pkg,test/e2e,test/lab -- -count=1 -timeout 58m ./test/e2e -run '^TestChaos$$' -chaos 50m
+	go run ./scripts/gotest -v -result chaos -of agent,cmd,pkg,test/e2e,test/lab -- -count=1 -timeout 80m ./test/e2e -run '^TestChaos$$' -chaos 60m
 
 .PHONY: test-long-load
 test-long-load: lab-programs image
-	go run ./scripts/gotest -v -result load -of agent,pkg,test/e2e -- -count=1 -timeout 59m ./test/e2e -run '^TestPlanesThatAreBad$$/^full_load$$' -load 55m
+	go run ./scripts/gotest -v -result load -of agent,pkg,test/e2e -- -count=1 -timeout 70m ./test/e2e -run '^TestPlanesThatAreBad$$/^full_load$$' -load 60m
 
 .PHONY: test-long-lab
 test-long-lab: lab-programs

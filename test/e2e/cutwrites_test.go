@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -71,37 +72,66 @@ func (d *deadly) run(t *testing.T, ctx context.Context, after int, args ...strin
 	return d.last != ""
 }
 
-// A peering that is half made, or half removed, is completed by peer and removed by unpeer, whichever write of the two
-// API servers was the last one.
+// leastWrites is how many writes peer and unpeer have at least.
+const leastWrites = 20
+
+// A peering that is half made is completed by peer and removed by unpeer, whichever write of the two API servers was
+// the last one.
 func TestKilledAfterEachWrite(t *testing.T) {
 	begin(t)
-	ctx := t.Context() // there are many writes
 	a, b := fx.alpha, fx.beta
-	d := killAfterWrites(t, a, b)
-	peer, unpeer := []string{"peer", a.Name, b.Name, "--planes", "2"}, []string{"unpeer", a.Name, b.Name}
-	made := 1
-	for ; d.run(t, ctx, made, peer...) && !t.Failed(); made++ {
-		if made%2 == 0 {
+	peer, unpeer := peerAndUnpeer(a, b)
+	killedAfterEach(t, peer, func(ctx context.Context, after int) {
+		if after%2 == 0 {
 			mustLiqonet(t, ctx, peer...)
 			checkOnePacket(t, ctx, a, b)
 			checkBothPlanes(t, ctx, a, b)
 		}
 		mustLiqonet(t, ctx, unpeer...)
 		checkNothingLeft(t, ctx)
-	}
-	removed := 1
-	for ; d.run(t, ctx, removed, unpeer...) && !t.Failed(); removed++ {
-		if removed%2 == 0 {
-			mustLiqonet(t, ctx, unpeer...)
-			checkNothingLeft(t, ctx)
-		}
+	}, a, b)
+	mustLiqonet(t, t.Context(), unpeer...)
+	checkNothingLeft(t, t.Context())
+}
+
+// The same with one that is half removed.
+func TestKilledAfterEachWriteOfUnpeer(t *testing.T) {
+	begin(t)
+	a, b := fx.gamma, fx.delta
+	peer, unpeer := peerAndUnpeer(a, b)
+	established := func(ctx context.Context) {
 		mustLiqonet(t, ctx, peer...)
 		checkOnePacket(t, ctx, a, b)
 		checkBothPlanes(t, ctx, a, b)
 	}
-	t.Logf("killed after each of %d writes of peer, and of %d of unpeer", made-1, removed-1)
-	if least := 20; made < least || removed < least {
-		t.Errorf("these are not all writes")
+	established(t.Context())
+	killedAfterEach(t, unpeer, func(ctx context.Context, after int) {
+		if after%2 == 0 {
+			mustLiqonet(t, ctx, unpeer...)
+			checkNothingLeft(t, ctx)
+		}
+		established(ctx)
+	}, a, b)
+	checkNothingLeft(t, t.Context())
+}
+
+func peerAndUnpeer(a, b *cluster) (peer, unpeer []string) {
+	return []string{"peer", a.Name, b.Name, "--planes", "2"}, []string{"unpeer", a.Name, b.Name}
+}
+
+// killedAfterEach runs a command that is killed after its first write, then after its second one, until it has no more.
+// Each time, mend has to find what it left repairable.
+func killedAfterEach(t *testing.T, args []string, mend func(ctx context.Context, after int), clusters ...*cluster) {
+	t.Helper()
+	ctx := t.Context() // there are many writes
+	d := killAfterWrites(t, clusters...)
+	after := 1
+	for ; d.run(t, ctx, after, args...) && !t.Failed(); after++ {
+		mend(ctx, after)
 	}
-	checkNothingLeft(t, ctx)
+	// As benchmarks are printed, which are kept with the result.
+	fmt.Printf("BenchmarkKilledAfterEachWrite/%s 1 %d writes\n", args[0], after-1)
+	if after <= leastWrites {
+		t.Errorf("these are not all writes of %s", args[0])
+	}
 }

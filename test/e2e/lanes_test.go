@@ -261,6 +261,7 @@ var places = map[string]place{
 	"TestDefect1_07_GatewayCutOff":                 {lane: laneOther, part: failuresPart},
 	"TestFailedPeerOtherwise":                      {lane: laneEqual, part: failuresPart},
 	"TestKilledAfterEachWrite":                     {lane: laneEqual, part: writesPart},
+	"TestKilledAfterEachWriteOfUnpeer":             {lane: laneOther, part: writesPart},
 	"TestPlaneCutOffFromAPI":                       {lane: laneOther, part: failuresPart},
 	"TestRollback":                                 {lane: laneEqual, part: failuresPart},
 	"TestRollbackOfSecond":                         {lane: laneAll, part: failuresPart},
