@@ -5,6 +5,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,6 +28,10 @@ type link struct {
 	others atomic.Uint64
 	// delay is for how long answers wait in a queue, in nanoseconds.
 	delay atomic.Int64
+	// hold keeps answers, and held are those that it has kept.
+	hold atomic.Bool
+	mu   sync.Mutex
+	held []func(large bool)
 }
 
 // newLink makes a link and its session, which counts other packets too if it is told to.
@@ -75,6 +80,17 @@ func (c lossy) WriteTo(b []byte, to net.Addr) (int, error) {
 		return len(b), nil
 	}
 	c.l.others.Add(1)
+	if c.l.hold.Load() {
+		later := bytes.Clone(b) // whoever sends uses its memory again
+		c.l.mu.Lock()
+		defer c.l.mu.Unlock()
+		c.l.held = append(c.l.held, func(large bool) {
+			if large == (len(later) > 1000) {
+				_, _ = c.PacketConn.WriteTo(later, to) // what is late may be lost, too
+			}
+		})
+		return len(b), nil
+	}
 	if d := time.Duration(c.l.delay.Load()); d > 0 {
 		late := bytes.Clone(b)                                              // whoever sends uses its memory again
 		time.AfterFunc(d, func() { _, _ = c.PacketConn.WriteTo(late, to) }) // what is late may be lost, too
@@ -193,6 +209,38 @@ func TestQueue(t *testing.T) {
 	if l.deaf.Load() {
 		t.Error("it has told that nothing comes")
 	}
+}
+
+// Answers that were held up come at once, and those of full size are read last. Nothing has failed.
+func TestReadLast(t *testing.T) {
+	t.Parallel()
+	l := newLink(t, true)
+	l.session.Use(true, 1400)
+	l.await(t, "it works", isUp)
+	up := func(what string, least time.Duration) {
+		t.Helper()
+		start := time.Now()
+		l.await(t, what, func(s liveness.State) bool {
+			l.others.Add(1)
+			if !s.Up {
+				t.Fatalf("%s, after %s: %+v", what, time.Since(start), s)
+			}
+			return time.Since(start) >= least
+		})
+	}
+	up("it works", time.Second)
+	l.hold.Store(true)
+	up("answers are held up", 500*time.Millisecond)
+	l.hold.Store(false)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, large := range []bool{false, true} {
+		for _, send := range l.held {
+			send(large)
+		}
+		up("some are read", 5*time.Millisecond)
+	}
+	up("all are read", time.Second)
 }
 
 // Other packets come, and answers do not for long: who asked is told by the other end, or believes it after a while.

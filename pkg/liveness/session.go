@@ -56,6 +56,9 @@ type Session struct {
 	size, asking int
 	// lost is when a question was last seen to be lost.
 	lost time.Time
+	// overtaking is when the small question was sent that may have overtaken larger ones, next when that of the next
+	// turn was. Answers that come together are read in any order, so the newest ones do not count yet.
+	overtaking, next time.Time
 	// told is what the responder said last, toldAt when. was is the state that was signalled.
 	told   Answer
 	toldAt time.Time
@@ -96,7 +99,7 @@ func (s *Session) Use(often bool, size int) {
 		return
 	}
 	s.often, s.size = often, size
-	if big := &s.streams[full]; size > 0 && size != s.asking || size == 0 && !big.missing(time.Now(), s.streams[small].passed, s.base()) {
+	if big := &s.streams[full]; size > 0 && size != s.asking || size == 0 && !big.missing(time.Now(), s.overtaking, s.base()) {
 		*big, s.asking = stream{}, size
 	}
 	s.wake[small].Send()
@@ -133,7 +136,7 @@ func (s *Session) state(now time.Time) State {
 		missing(s.streams[small].first)
 	}
 	// One that a later small question has overtaken is lost. The others may be in a queue with it.
-	if big := &s.streams[full]; big.missing(now, s.streams[small].passed, s.base()) {
+	if big := &s.streams[full]; big.missing(now, s.overtaking, s.base()) {
 		missing(big.first)
 	}
 	if now.Sub(s.deafAt) < deafLife {
@@ -296,8 +299,12 @@ func (s *Session) turn(i int, conn *net.UDPConn, asked *int) (due time.Time, isL
 		return due, false
 	}
 	// Whoever comes late itself may not have been given time to read the answers.
-	if st.sequence > 0 && now.Sub(due) > max(usual, interval/2) {
-		st.forgive()
+	if st.sequence > 0 {
+		if late := now.Sub(due); late > max(usual, interval/2) {
+			st.forgive()
+		} else {
+			st.slow(2 * late)
+		}
 	}
 	length := headerLength
 	if i == full {
@@ -306,6 +313,7 @@ func (s *Session) turn(i int, conn *net.UDPConn, asked *int) (due time.Time, isL
 	b := make([]byte, length)
 	if i == small {
 		s.hear(now)
+		s.overtaking, s.next = s.next, st.passed
 	}
 	frame{kind: question, nonce: s.nonce, sequence: st.ask(now, !s.was.Up), Question: Question{InUse: s.size > 0, Deaf: s.isDeaf(now)}}.encode(b)
 	s.asked++

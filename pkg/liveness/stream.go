@@ -68,13 +68,16 @@ func (s *stream) answer(sequence uint32, now time.Time) (isNew, lost bool) {
 	}
 	// A tunnel keeps packets for some time until it is up, and a process that was stopped reads them later.
 	if !s.down[i] && rtt < downMost {
-		s.peak = max(s.peak, rtt)
+		s.slow(rtt)
 	}
 	s.newest, s.answered = sequence, now
 	s.first = s.sent[(sequence+1)%uint32(len(s.sent))]
 	s.enough = s.sent[(sequence+minLost)%uint32(len(s.sent))] // if there are as many
 	return true, lost
 }
+
+// slow notes how long an answer took, or would have taken.
+func (s *stream) slow(rtt time.Duration) { s.peak = max(s.peak, rtt) }
 
 // forgive takes questions without an answer for answered: it was not the way's fault.
 func (s *stream) forgive() { s.newest = s.sequence }
