@@ -13,12 +13,13 @@ const (
 	// between questions are a quarter as long, until one is answered, for hurryTime at most.
 	lateAfter, hurryTime = 50 * time.Millisecond, 5 * time.Second
 	// A way is down if minLost questions in a row were not answered, and the first of them is older than
-	// twice the usual time. If an answer took more than half of that lately, it is twice as long as that one
-	// took, but no longer than downMost. While other packets come, answers may wait for longer: heardMost.
-	minLost             = 4
+	// twice the usual time. On a busy machine, a slow answer announces others that take up to three times as long.
+	// So it is peaks times as long as the slowest one took lately, if that is more, but no longer than downMost.
+	// While other packets come, answers may wait for longer: heardMost.
+	minLost, peaks      = 4, 4
 	downMost, heardMost = time.Second, 3 * time.Second
 	// The longest time that an answer took counts for half as much after peakHalf.
-	peakHalf = 5 * time.Second
+	peakHalf = 10 * time.Second
 )
 
 // stream are questions of one size. Times are of this machine's monotonic clock.
@@ -100,7 +101,7 @@ func (s *stream) asked() time.Time { return s.sent[s.sequence%uint32(len(s.sent)
 // questions while the way is in use.
 func (s *stream) missing(now, before time.Time, base time.Duration) bool {
 	return s.sequence-s.newest >= minLost && !s.enough.After(before) &&
-		now.Sub(s.first) >= max(2*base, min(2*s.peak, downMost))
+		now.Sub(s.first) >= max(2*base, min(peaks*s.peak, downMost))
 }
 
 // due is when the next question is, if they follow each other in an interval, and in base while the
