@@ -59,6 +59,8 @@ type Session struct {
 	// overtaking is when the small question was sent that may have overtaken larger ones, next when that of the next
 	// turn was. Answers that come together are read in any order, so the newest ones do not count yet.
 	overtaking, next time.Time
+	// planned is when the next small question is looked at, zero if nobody knows.
+	planned time.Time
 	// told is what the responder said last, toldAt when. was is the state that was signalled.
 	told   Answer
 	toldAt time.Time
@@ -136,7 +138,7 @@ func (s *Session) state(now time.Time) State {
 		missing(s.streams[small].first)
 	}
 	// One that a later small question has overtaken is lost. The others may be in a queue with it.
-	if big := &s.streams[full]; big.missing(now, s.overtaking, s.base()) {
+	if big := &s.streams[full]; big.missing(s.awake(now), s.overtaking, s.base()) {
 		missing(big.first)
 	}
 	if now.Sub(s.deafAt) < deafLife {
@@ -154,8 +156,17 @@ func (s *Session) state(now time.Time) State {
 // isDeaf says that nothing comes by this way: neither answers, nor other packets.
 func (s *Session) isDeaf(now time.Time) bool {
 	st := &s.streams[small]
+	now = s.awake(now)
 	waits := now.Sub(s.heard) < 2*s.base() && now.Sub(st.first) < heardMost
 	return st.missing(now, now, s.base()) && !waits
+}
+
+// awake is now, or until when this process was awake, as far as that is known: answers wait for it to read them.
+func (s *Session) awake(now time.Time) time.Time {
+	if until := s.planned.Add(lateAfter); !s.planned.IsZero() && now.After(until) {
+		return until
+	}
+	return now
 }
 
 // Told is what the other end says of this way in its own questions.
@@ -233,6 +244,7 @@ func (s *Session) runStream(ctx context.Context, i int) {
 		}
 		// The address may come and go. What cannot be asked is not answered.
 		s.mu.Lock()
+		s.planned = time.Time{}
 		s.streams[i].ask(time.Now(), true)
 		s.check(time.Now())
 		s.mu.Unlock()
@@ -259,7 +271,9 @@ func (s *Session) converse(ctx context.Context, i int, conn *net.UDPConn) {
 	}()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+	var due time.Time
 	for asked := 0; ; {
+		var late time.Duration
 		select {
 		case <-ctx.Done():
 			return
@@ -267,22 +281,28 @@ func (s *Session) converse(ctx context.Context, i int, conn *net.UDPConn) {
 			return
 		case <-s.wake[i]:
 		case <-timer.C:
+			if !due.IsZero() {
+				late = time.Since(due)
+			}
 		}
-		due, isLast := s.turn(i, conn, &asked)
-		if isLast {
+		var isLast bool
+		if due, isLast = s.turn(i, conn, &asked, late); isLast {
 			return
 		}
 		timer.Reset(time.Until(due))
 	}
 }
 
-// turn asks if a question is due. It returns when the next one is, and whether it should be asked by
-// another socket.
-func (s *Session) turn(i int, conn *net.UDPConn, asked *int) (due time.Time, isLast bool) {
+// turn asks if a question is due; late is how late this turn comes. It returns when the next one is, and whether it
+// should be asked by another socket.
+func (s *Session) turn(i int, conn *net.UDPConn, asked *int, late time.Duration) (due time.Time, isLast bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	st := &s.streams[i]
+	if i == small {
+		defer func() { s.planned = due }()
+	}
 	base := s.base()
 	interval := time.Duration(s.idle) * base
 	if s.often {
@@ -299,12 +319,10 @@ func (s *Session) turn(i int, conn *net.UDPConn, asked *int) (due time.Time, isL
 		return due, false
 	}
 	// Whoever comes late itself may not have been given time to read the answers.
-	if st.sequence > 0 {
-		if late := now.Sub(due); late > max(usual, interval/2) {
-			st.forgive()
-		} else {
-			st.slow(2 * late)
-		}
+	if late <= max(usual, interval/2) {
+		st.slow(2 * late)
+	} else if now.Sub(st.answered) < heardMost {
+		st.forgive()
 	}
 	length := headerLength
 	if i == full {
