@@ -178,6 +178,7 @@ func (c *Cluster) undoOne(ctx context.Context, ch change) error {
 	}
 	back := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(ch.Before)}
 	back.SetResourceVersion(live.GetResourceVersion())
+	manifests.Lower(back, live)
 	if hosts, ok, _ := unstructured.NestedFieldCopy(live.Object, "spec", "local", "hosts"); ok {
 		if err := unstructured.SetNestedField(back.Object, hosts, "spec", "local", "hosts"); err != nil {
 			return err

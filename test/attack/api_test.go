@@ -76,7 +76,7 @@ func newCluster(t *testing.T) *cluster {
 	for _, d := range definitions {
 		create(d)
 	}
-	account, _ := manifests.NodeAgent("image", []int32{1})
+	account, _ := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 	for _, peering := range []string{firstPeering, secondPeering} {
 		of, _ := manifests.Gateway{Peering: peering, Role: v1alpha1.Client, KeyGeneration: 1}.Objects()
 		account = append(account, of...)
@@ -164,7 +164,7 @@ func got(t *testing.T, err error) bool {
 // policy lets node agents write what is their own.
 func (c *cluster) policy() *defence {
 	binding := func() *admissionv1.ValidatingAdmissionPolicyBinding {
-		account, _ := manifests.NodeAgent("image", []int32{1})
+		account, _ := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 		return account[len(account)-1].(*admissionv1.ValidatingAdmissionPolicyBinding)
 	}
 	return &defence{
@@ -188,7 +188,7 @@ func (c *cluster) policy() *defence {
 // eventPolicy lets gateways send Events about their own Peering.
 func (c *cluster) eventPolicy() *defence {
 	binding := func() *admissionv1.ValidatingAdmissionPolicyBinding {
-		account, _ := manifests.NodeAgent("image", []int32{1})
+		account, _ := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 		i := slices.IndexFunc(account, func(o manifests.Object) bool {
 			b, isOne := o.(*admissionv1.ValidatingAdmissionPolicyBinding)
 			return isOne && b.Name == "liqonet-gateway"
