@@ -168,6 +168,14 @@ func Journal(name, peering string) *corev1.ConfigMap {
 	}
 }
 
+// UpgradeMark is the object by which a command says that it upgrades the agents.
+func UpgradeMark() *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: objectMeta(v1alpha1.Namespace, "upgrade", componentLabels("upgrade")),
+	}
+}
+
 // mountOverlayKeys puts keys of the overlay into an agent's pod, each as a file with the name of its
 // generation. The agents of v0.1.0 know one key, and take the first one.
 func (a Agents) mountOverlayKeys(pod *corev1.PodSpec, generations ...int32) {

@@ -62,8 +62,8 @@ type site struct {
 	raw client.WithWatch
 	// did are what the command has applied and deleted, in its order: the kind and the name, and of Deployments how many pods.
 	did []string
-	// lossy is an image whose agents let no packet pass.
-	lossy string
+	// lossy is an image whose agents let no packet pass, fails what cannot be applied, once: a kind and a name.
+	lossy, fails string
 }
 
 // note adds to what the command did.
@@ -176,7 +176,12 @@ func (w *site) funcs() interceptor.Funcs {
 			if err := w.write("apply"); err != nil {
 				return err
 			}
-			if u, err := applied(obj); err == nil && u.GetKind() == "Deployment" {
+			u, err := applied(obj)
+			if err == nil && w.fails == u.GetKind()+" "+u.GetName() {
+				w.fails = ""
+				return errInjected
+			}
+			if err == nil && u.GetKind() == "Deployment" {
 				replicas, _, _ := unstructured.NestedFieldNoCopy(u.Object, "spec", "replicas")
 				w.note(fmt.Sprint("run ", replicas), u)
 			}

@@ -3,6 +3,7 @@ package peering
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
@@ -11,8 +12,10 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -65,7 +68,10 @@ type upgrade struct {
 	others others
 	// replaced are the gateways that were replaced, in groups.
 	replaced [][]plan.UpgradeGateway
-	err      error
+	// mark says that this command, which has the claim, upgrades the cluster.
+	mark  *journal
+	claim string
+	err   error
 }
 
 // UpgradeAll brings the agents of clusters to a version, while packets pass: those of nodes and gateways step by step. Probes are
@@ -74,40 +80,77 @@ type upgrade struct {
 //
 // The error is about all clusters. What is in Upgraded is about one.
 func UpgradeAll(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter) ([]Upgraded, error) {
-	all, temporary, err := readUpgrades(ctx, clusters, o, r, true)
+	u, err := readUpgrades(ctx, clusters, o, r, true)
+	before := u
+	if err == nil && len(u.atOnce) > 0 {
+		if err = u.peerAtOnce(ctx); err == nil {
+			u, err = readUpgrades(ctx, clusters, o, r, true)
+		}
+	}
 	if err != nil {
 		return nil, ended(ctx, err)
 	}
-	u := &upgrades{all: all, temporary: temporary, reporter: r}
 	u.run(ctx)
 	out := make([]Upgraded, len(clusters))
 	for i, c := range clusters {
-		u := u.of(c.ID)
-		out[i] = Upgraded{Cluster: c.Name, ClusterID: c.ID, From: u.From, To: u.To, Image: u.Agents.Image, Changed: append([]string{}, u.changed...), Notes: u.Notes, Err: ended(ctx, u.err)}
+		was, is := before.of(c.ID), u.of(c.ID)
+		out[i] = Upgraded{
+			Cluster: c.Name, ClusterID: c.ID, From: was.From, To: is.To, Image: is.Agents.Image,
+			Changed: sets.List(sets.New(slices.Concat(was.changed, is.changed)...)), Notes: sets.List(sets.New(slices.Concat(was.Notes, is.Notes)...)), Err: ended(ctx, is.err),
+		}
 	}
 	return out, nil
 }
 
+// peerAtOnce gives agents of this version to clusters with ones from before v0.1.0, and to their peers.
+func (u *upgrades) peerAtOnce(ctx context.Context) error {
+	o := Options{Clusters: map[string]ClusterOptions{}}
+	var pairs []Pair
+	for _, ids := range u.atOnce {
+		pairs = append(pairs, Pair{u.of(ids[0]).side.Cluster, u.of(ids[1]).side.Cluster})
+		for _, id := range ids {
+			if c := u.of(id); c.AtOnce {
+				o.Clusters[id] = ClusterOptions{Image: c.Agents.Image}
+			}
+		}
+	}
+	for _, out := range PeerAll(ctx, pairs, o, func(Pair) Reporter { return u.reporter }) {
+		if out.Err != nil {
+			return out.Err
+		}
+		for _, c := range out.Pair {
+			s := u.of(c.ID)
+			for _, what := range out.Result.Changed {
+				if what, isOf := strings.CutPrefix(what, c.Name+": "); isOf {
+					s.hasChanged(what)
+				}
+			}
+		}
+	}
+	return nil
+}
+
 // PlanUpgrades returns what UpgradeAll would do, and changes nothing.
 func PlanUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter) (*plan.Upgrades, error) {
-	all, temporary, err := readUpgrades(ctx, clusters, o, r, false)
+	u, err := readUpgrades(ctx, clusters, o, r, false)
 	if err != nil {
 		return nil, ended(ctx, err)
 	}
-	out := &plan.Upgrades{Temporary: temporary}
-	for _, u := range all {
-		out.Clusters = append(out.Clusters, u.Upgrade)
+	out := &plan.Upgrades{}
+	for _, c := range u.all {
+		out.Clusters = append(out.Clusters, c.Upgrade)
 	}
 	return out, nil
 }
 
 // readUpgrades reads the clusters, plans, and compares each object with what is there.
-func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter, toChange bool) (all []*upgrade, temporary [][2]string, err error) {
+func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter, toChange bool) (*upgrades, error) {
+	out := &upgrades{reporter: r}
 	step := "Reading the cluster"
 	if len(clusters) > 1 {
 		step = "Reading the clusters"
 	}
-	err = r.Step(ctx, step, func(ctx context.Context) error {
+	return out, r.Step(ctx, step, func(ctx context.Context) error {
 		facts := make([]*plan.UpgradeFacts, len(clusters))
 		g, gctx := failure.NewGroup(ctx)
 		for i, c := range clusters {
@@ -128,18 +171,17 @@ func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 		if err != nil {
 			return err
 		}
-		temporary = made.Temporary
+		out.temporary, out.atOnce = made.Temporary, made.AtOnce
 		g, gctx = failure.NewGroup(ctx)
 		for i, p := range made.Clusters {
 			c := clusters[slices.IndexFunc(clusters, func(c *Cluster) bool { return c.ID == p.ClusterID })]
-			u := &upgrade{side: newSide(c, i), Upgrade: p, options: o, reporter: r}
+			u := &upgrade{side: newSide(c, i), Upgrade: p, options: o, reporter: r, mark: &journal{cluster: c}, claim: strings.ToLower(rand.Text()[:10])}
 			u.lowers, u.journal.created = p.Lowers(), true
-			all = append(all, u)
+			out.all = append(out.all, u)
 			g.Go(func() error { return u.look(gctx) })
 		}
 		return g.Wait()
 	})
-	return all, temporary, err
 }
 
 // upgradeFacts reads what there is of the cluster's agents.
@@ -218,9 +260,11 @@ func (u *upgrade) compare(ctx context.Context, o *plan.ObjectPlan) error {
 
 // upgrades are the clusters of one command.
 type upgrades struct {
-	all       []*upgrade
-	temporary [][2]string
-	reporter  Reporter
+	// all are in the order in which gateways are replaced.
+	all []*upgrade
+	// temporary and atOnce are the IDs of clusters of peerings, as in the plan.
+	temporary, atOnce [][2]string
+	reporter          Reporter
 }
 
 func (u *upgrades) of(id string) *upgrade {
@@ -239,6 +283,8 @@ func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) 
 
 // run does all steps. In each cluster, the agents that know less are replaced last.
 func (u *upgrades) run(ctx context.Context) {
+	defer u.unlock(ctx)
+	u.each(ctx, (*upgrade).lock)
 	u.each(ctx, (*upgrade).prepare)
 	u.each(ctx, func(c *upgrade, ctx context.Context) error {
 		if c.Lowers() {
@@ -246,7 +292,9 @@ func (u *upgrades) run(ctx context.Context) {
 		}
 		return c.replaceNodes(ctx)
 	})
+	temporary := u.addTemporary(ctx)
 	u.each(ctx, (*upgrade).replaceGateways)
+	u.removeTemporary(ctx, temporary)
 	u.each(ctx, func(c *upgrade, ctx context.Context) error {
 		if !c.Lowers() {
 			return nil
@@ -261,8 +309,47 @@ func (u *upgrades) run(ctx context.Context) {
 	}
 }
 
+// lock keeps other commands from upgrading the cluster at the same time: two could replace the gateways of different planes at once. A
+// command that was killed keeps nobody off.
+func (u *upgrade) lock(ctx context.Context) error {
+	const doing = "look whether another command upgrades it"
+	for {
+		mark := manifests.UpgradeMark()
+		mark.Annotations[annotationClaim] = u.claim
+		err := u.mark.begin(ctx, mark)
+		if !apierrors.IsAlreadyExists(err) {
+			return u.fail(doing, err)
+		}
+		working, dead, err := u.journals(ctx, mark.Labels)
+		if err != nil {
+			return err
+		}
+		if len(working) > 0 {
+			return &Error{Kind: NotReady, Cluster: u.Name, Doing: doing, Err: errors.New("one does"), Hint: "wait until it has ended"}
+		}
+		for i := range dead {
+			if err := u.delete(ctx, &dead[i]); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (u *upgrades) unlock(ctx context.Context) {
+	ctx, cancel := withTime(ctx)
+	defer cancel()
+	for _, c := range u.all {
+		_ = c.mark.end(ctx) // one that stays is taken for that of a command that was killed
+	}
+}
+
 func (u *upgrade) step(ctx context.Context, name string, do func(context.Context) error) error {
 	return u.reporter.Step(ctx, u.Name+": "+name, do)
+}
+
+// isInterrupted says that somebody has ended the command. Time that is over is a failure.
+func isInterrupted(ctx context.Context) bool {
+	return ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded)
 }
 
 // interrupted says how to go on.
@@ -273,10 +360,10 @@ func (u *upgrade) interrupted(ctx context.Context) error {
 // failed notes an error, and has what was changed in the cluster go back. A command that somebody has interrupted leaves it: packets
 // pass, and the next one goes on from there.
 func (u *upgrade) failed(ctx context.Context, err error) {
-	if u.err = err; err == nil {
-		return
+	if u.err = err; err == nil || u.mark.object == nil {
+		return // nothing was changed
 	}
-	if ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
+	if isInterrupted(ctx) {
 		u.err = u.interrupted(ctx)
 		return
 	}
@@ -316,7 +403,7 @@ func (u *upgrade) replaceNodes(ctx context.Context) error {
 	u.others.keep(want)
 	if !contains(live.Object, want.Object) {
 		byHand := u.DaemonSet.DeepCopy()
-		byHand.Spec.UpdateStrategy = appsv1.DaemonSetUpdateStrategy{Type: appsv1.OnDeleteDaemonSetStrategyType}
+		byHand.Spec.UpdateStrategy.Type = appsv1.OnDeleteDaemonSetStrategyType
 		if err := u.applyWorkload(ctx, byHand); err != nil {
 			return err
 		}
@@ -435,7 +522,8 @@ func (u *upgrade) finish(ctx context.Context) error {
 			return err
 		}
 	}
-	return u.settle(ctx, slices.Concat(u.Nodes...), slices.Concat(u.Gateways...), 0)
+	gateways := slices.DeleteFunc(slices.Concat(u.Gateways...), func(g plan.UpgradeGateway) bool { return g.Temporary }) // it may be gone by now
+	return u.settle(ctx, slices.Concat(u.Nodes...), gateways, 0)
 }
 
 // finishPeering notes in a Peering which keys its planes have. What somebody else has changed since it was read stays.

@@ -1,7 +1,10 @@
 package peering
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -9,11 +12,15 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/version"
+	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -181,6 +188,9 @@ func checkSteps(t *testing.T, w *site, nodes, planes int) {
 		}
 	}
 	var want []string
+	if planes == 1 {
+		want = append(want, "run 1 Deployment "+gatewayLease(w.peer.Name, 1)) // the temporary one
+	}
 	for plane := range planes {
 		gateway := gatewayLease(w.peer.Name, int32(plane))
 		want = append(want, "run 0 Deployment "+gateway, "run 1 Deployment "+gateway)
@@ -192,4 +202,262 @@ func checkSteps(t *testing.T, w *site, nodes, planes int) {
 	if diff := cmp.Diff(want, runs); diff != "" {
 		t.Errorf("%s: gateways: %s", w.Name, diff)
 	}
+}
+
+// Where an agent does not start, or packets are lost, what was changed goes back. Definitions do not, nor what is done in other clusters.
+func TestUpgradeGoesBack(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		o    UpgradeOptions
+		make func(t *testing.T, a *site)
+		want string
+		kind Kind
+	}{
+		"the image is not there":        {newer(), nil, "cannot be pulled", NotReady},
+		"agents of nodes lose packets":  {newer(), func(_ *testing.T, a *site) { a.lossy = "image:2" }, "packets do not pass to b by plane 0 from a-1", NotReady},
+		"a write fails, among gateways": {newer(), func(_ *testing.T, a *site) { a.fails = "Deployment gateway-b-1" }, "injected", Unexpected},
+		"on the way back":               {older(), func(_ *testing.T, a *site) { a.fails = "Deployment gateway-b-1" }, "injected", Unexpected},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, b := oldPair(t, 2, 2)
+			if tt.want == "cannot be pulled" {
+				tt.o.Image = fakeapi.MissingImage
+			}
+			if tt.o.To != "" {
+				mustUpgrade(t, newer(), a, b)
+			}
+			before := a.contents(t)
+			if tt.make != nil {
+				tt.make(t, a)
+			}
+			err := upgradeThem(t, tt.o, a)[0].Err
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "not all went back") {
+				t.Fatalf("got %v, want %q", err, tt.want)
+			}
+			if e := (*Error)(nil); tt.kind != Unexpected && (!errors.As(err, &e) || e.Kind != tt.kind) {
+				t.Errorf("got %v", err)
+			}
+			after := a.contents(t)
+			for _, contents := range []map[string]any{before, after} {
+				maps.DeleteFunc(contents, func(name string, _ any) bool { return strings.HasPrefix(name, "CustomResourceDefinition") })
+			}
+			if diff := cmp.Diff(before, after, ignoreLowered); diff != "" {
+				t.Errorf("it is not as before:\n%s", diff)
+			}
+			a.lossy, a.fails = "", ""
+			o := tt.o
+			if o.Image == fakeapi.MissingImage {
+				o.Image = "image:2"
+			}
+			mustUpgrade(t, o, a, b)
+		})
+	}
+}
+
+// Whichever write is the last one before the command is killed, all that runs knows what it is told, and the next command goes on.
+func TestUpgradeKilled(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	step := 16
+	if kit.Full() {
+		step = 1
+	}
+	for _, back := range []bool{false, true} {
+		t.Run(map[bool]string{false: "to this version", true: "back"}[back], func(t *testing.T) {
+			t.Parallel()
+			for first := 1; ; first += step {
+				a, b := oldPair(t, 2, 1)
+				o, want := newer(), manifests.Agents{Image: "image:2", Version: version.String(), Level: version.Current}
+				if back {
+					mustUpgrade(t, o, a, b)
+					o, want = older(), v010
+				}
+				for _, w := range []*site{a, b} {
+					w.writes, w.deadFrom = 0, first
+				}
+				out, err := UpgradeAll(t.Context(), clustersOf([]*site{a, b}), o, Silent{})
+				a.deadFrom, b.deadFrom = 0, 0
+				if err == nil && out[0].Err == nil && out[1].Err == nil {
+					if first < 20 {
+						t.Errorf("%d writes are none that could fail", first)
+					}
+					return
+				}
+				if out, err := UpgradeAll(t.Context(), clustersOf([]*site{a, b}), o, Silent{}); err != nil || out[0].Err != nil || out[1].Err != nil {
+					t.Fatalf("after a command that was killed at write %d: %v %v", first, out, err)
+				}
+				for _, w := range []*site{a, b} {
+					w.checkAgents(t, 1, want)
+					for _, ds := range list[appsv1.DaemonSetList](t, w).Items {
+						if ds.Spec.UpdateStrategy.Type != appsv1.RollingUpdateDaemonSetStrategyType {
+							t.Errorf("killed at write %d: %s", first, ds.Spec.UpdateStrategy.Type)
+						}
+					}
+				}
+				if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+					t.Errorf("killed at write %d: the next peer would change %v", first, changesOf(plan))
+				}
+			}
+		})
+	}
+}
+
+// One of two clusters is upgraded: the other one is not touched, and both can be peered again. Whoever has agents of v0.1.0 keeps them,
+// and is told nothing that these do not know.
+func TestUpgradeOne(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := oldPair(t, 2, 2)
+	before := b.contents(t)
+	mustUpgrade(t, newer(), a)
+	if diff := cmp.Diff(before, b.contents(t)); diff != "" {
+		t.Errorf("the other cluster was changed:\n%s", diff)
+	}
+	limited := Options{Clusters: map[string]ClusterOptions{a.ID: {LimitNew: new(int64(100))}, b.ID: {LimitNew: new(int64(100))}}}
+	mustPeer(t, a, b, limited)
+	a.checkAgents(t, 2, manifests.Agents{Image: "image:2", Version: version.String(), Level: version.Current})
+	b.checkAgents(t, 2, v010)
+	for _, plane := range b.planesTo(t, a) {
+		if plane.OverlayKey != 0 || plane.KeyTime != nil {
+			t.Errorf("agents of v0.1.0 are told %+v", plane)
+		}
+	}
+	for _, plane := range a.planesTo(t, b) {
+		if plane.OverlayKey != 1 {
+			t.Errorf("agents of this version are told %+v", plane)
+		}
+	}
+	for what, do := range map[string]func() error{
+		"rotate-keys": func() error {
+			_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
+			return err
+		},
+		"--node-metrics": func() error {
+			_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{NodeMetrics: plan.MetricsNode}, Silent{})
+			return err
+		},
+	} {
+		err := do()
+		if e := (*Error)(nil); !errors.As(err, &e) || e.Kind != Usage || e.Cluster != "b" || !strings.Contains(e.Hint, "upgrade b") {
+			t.Errorf("%s: got %v", what, err)
+		}
+	}
+	// With one plane, and without its peer, packets stop. That is said.
+	c, d := oldPair(t, 1, 1)
+	plans, err := PlanUpgrades(t.Context(), clustersOf([]*site{c}), newer(), Silent{})
+	if err != nil || len(plans.Clusters[0].Notes) != 1 || !strings.Contains(plans.Clusters[0].Notes[0], "upgrade a b") {
+		t.Fatal(plans.Clusters[0].Notes, err)
+	}
+	c.did = nil
+	mustUpgrade(t, newer(), c)
+	if slices.Contains(c.did, "run 0 Deployment gateway-b-0") {
+		t.Errorf("%v: the next gateway has waited for the one before", c.did)
+	}
+	d.checkAgents(t, 1, v010)
+}
+
+// What an administrator has changed is kept, or named.
+func TestUpgradeKeepsWhatOthersHaveChanged(t *testing.T) {
+	kit.NotShort(t)
+	t.Parallel()
+	a, _ := oldPair(t, 2, 2)
+	edit := func(change func(*appsv1.DaemonSet)) {
+		ds := &appsv1.DaemonSet{}
+		key := client.ObjectKey{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}
+		if err := a.raw.Get(t.Context(), key, ds); err != nil {
+			t.Fatal(err)
+		}
+		change(ds)
+		if err := a.raw.Update(t.Context(), ds, client.FieldOwner("kubectl-edit")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit(func(ds *appsv1.DaemonSet) {
+		c := &ds.Spec.Template.Spec.Containers[0]
+		c.Resources.Limits[corev1.ResourceMemory] = resource.MustParse("3Gi")
+		c.ImagePullPolicy = corev1.PullAlways
+		ds.Spec.Template.Spec.Tolerations = []corev1.Toleration{{Key: "mine", Operator: corev1.TolerationOpExists}}
+		ds.Spec.Template.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "mirror"}}
+	})
+	before := a.contents(t)
+	plans, err := PlanUpgrades(t.Context(), clustersOf([]*site{a}), quick(UpgradeOptions{}), Silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
+		t.Errorf("a dry run has changed:\n%s", diff)
+	}
+	out := mustUpgrade(t, quick(UpgradeOptions{}), a)
+	if diff := cmp.Diff(plans.Clusters[0].Notes, out[0].Notes); diff != "" {
+		t.Errorf("the dry run has said something else: %s", diff)
+	}
+	said := strings.Join(out[0].Notes, "\n")
+	for _, want := range []string{`limits.memory was changed by "kubectl-edit", and is kept`, `tolerations was changed by "kubectl-edit", and is kept`, `imagePullPolicy was changed by "kubectl-edit", and is set`} {
+		if !strings.Contains(said, want) {
+			t.Errorf("it does not say %q, but\n%s", want, said)
+		}
+	}
+	for _, ds := range list[appsv1.DaemonSetList](t, a).Items {
+		pod := ds.Spec.Template.Spec
+		c := pod.Containers[0]
+		if c.Image != "mirror/agent:dev" || c.Resources.Limits.Memory().String() != "3Gi" || c.ImagePullPolicy != corev1.PullIfNotPresent || pod.Tolerations[0].Key != "mine" || len(pod.ImagePullSecrets) != 1 {
+			t.Errorf("the pods are %+v", pod)
+		}
+	}
+}
+
+// Two commands do not upgrade one cluster at the same time.
+func TestUpgradeBesideAnother(t *testing.T) {
+	kit.NotShort(t)
+	t.Parallel()
+	a, _ := oldPair(t, 1, 1)
+	begun := make(chan struct{})
+	done := make(chan error)
+	go func() {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		out, err := UpgradeAll(ctx, clustersOf([]*site{a}), newer(), steps{"a: definitions and permissions": func() {
+			close(begun)
+			time.Sleep(2 * beatSilence) // for which the other one looks
+		}})
+		if err == nil {
+			err = out[0].Err
+		}
+		done <- err
+	}()
+	<-begun
+	err := upgradeThem(t, newer(), a)[0].Err
+	if kindOf(t, err) != NotReady || !strings.Contains(err.Error(), "one does") {
+		t.Errorf("got %v", err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A Ctrl-C leaves what was done, and the next command goes on.
+func TestUpgradeInterrupted(t *testing.T) {
+	kit.NotShort(t)
+	t.Parallel()
+	a, b := oldPair(t, 2, 2)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	out, err := UpgradeAll(ctx, clustersOf([]*site{a, b}), newer(), steps{"b: gateways of plane 1 (a)": func() { cancel(errors.New("interrupted")) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range out {
+		if e := (*Error)(nil); !errors.As(u.Err, &e) || !strings.Contains(u.Err.Error(), "interrupted") || !strings.Contains(e.Hint, "again") {
+			t.Errorf("%s: %v", u.Cluster, u.Err)
+		}
+	}
+	for _, w := range []*site{a, b} {
+		for _, d := range list[appsv1.DeploymentList](t, w).Items {
+			if *d.Spec.Replicas != 1 {
+				t.Errorf("%s: %s has no gateway", w.Name, d.Name)
+			}
+		}
+	}
+	mustUpgrade(t, newer(), a, b)
 }

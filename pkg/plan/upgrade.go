@@ -70,6 +70,8 @@ type Upgrade struct {
 	Exposed  []manifests.Object  `json:"-"`
 	// Obsolete is what agents of that version do not have.
 	Obsolete []manifests.Object `json:"-"`
+	// AtOnce says that the agents are from before v0.1.0: those of both clusters of a peering are replaced at once.
+	AtOnce bool `json:"-"`
 }
 
 // UpgradeGateway is a gateway that is replaced.
@@ -83,8 +85,10 @@ type UpgradeGateway struct {
 type Upgrades struct {
 	// Clusters are in the order in which gateways are replaced.
 	Clusters []*Upgrade `json:"clusters"`
-	// Temporary are the IDs of clusters whose peering has one plane, and gets another one meanwhile.
+	// Temporary are the IDs of clusters whose peering has one plane, and gets another one meanwhile. AtOnce are those of which
+	// at least one has agents from before v0.1.0.
 	Temporary [][2]string `json:"-"`
+	AtOnce    [][2]string `json:"-"`
 }
 
 // Lowers says that the agents become older ones, which know less. Then gateways are replaced before nodes: agents of
@@ -105,8 +109,13 @@ func MakeUpgrades(facts []*UpgradeFacts) (*Upgrades, error) {
 	}
 	for i, f := range facts {
 		for _, peer := range facts[i+1:] {
-			if f.hasTemporary(peer) {
-				out.Temporary = append(out.Temporary, [2]string{f.ClusterID, peer.ClusterID})
+			pair := [2]string{f.ClusterID, peer.ClusterID}
+			switch {
+			case f.peeringWith(peer.ClusterID) == nil:
+			case min(f.Installed.Level, peer.Installed.Level) < version.First:
+				out.AtOnce = append(out.AtOnce, pair)
+			case f.hasTemporary(peer):
+				out.Temporary = append(out.Temporary, pair)
 			}
 		}
 	}
@@ -224,6 +233,9 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	}
 	u := &Upgrade{Cluster: f.Name, ClusterID: f.ClusterID, From: f.Installed.Version, To: agents.Version, Before: f.Installed, Agents: agents}
 	u.Choices = append(u.Choices, Statement{What: "version", Value: agents.Version, Reason: f.why()}, image)
+	if f.Installed.Level < version.First {
+		return u, u.atOnce(f, all)
+	}
 	crds, err := manifests.CRDs()
 	if err != nil {
 		return nil, err
@@ -246,6 +258,28 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	u.findObsolete(f)
 	u.addSteps(f)
 	return u, u.listObjects()
+}
+
+// atOnce plans for agents from before v0.1.0. Their links have no key of the overlay, so those of nodes and gateways are replaced at
+// once; and their definitions are others, so the Peerings of both clusters are written anew, as `peer` does.
+func (u *Upgrade) atOnce(f *UpgradeFacts, all []*UpgradeFacts) error {
+	u.AtOnce = true
+	if f.To != "" && f.To != f.Command.Version {
+		return f.refused(fmt.Errorf("its agents are from before v0.1.0: they become those of %s only", f.Command.Version), "leave out --to")
+	}
+	var missing []string
+	for _, p := range f.Peerings {
+		if among(all, p.Spec.Remote.ClusterID) == nil {
+			missing = append(missing, cmp.Or(p.Spec.Remote.Name, p.Name))
+		}
+	}
+	if len(missing) > 0 {
+		return f.refused(fmt.Errorf("its agents are from before v0.1.0, and nothing is compatible with them: its peers have to be upgraded with it, and are not named: %s", strings.Join(missing, ", ")),
+			fmt.Sprintf("kubectl liqonet upgrade %s %s", f.Name, strings.Join(missing, " ")))
+	}
+	u.Steps = []Statement{{What: "all agents", Value: "those of nodes and gateways, and of all peers", Reason: "at once, as peer does it: packets stop while gateways start"}}
+	u.Notes = append(u.Notes, "packets of "+f.Name+" stop while its gateways start: its agents are from before v0.1.0")
+	return nil
 }
 
 func (f *UpgradeFacts) why() string {
@@ -488,9 +522,12 @@ func (u *Upgrade) listObjects() error {
 	return err
 }
 
-// Changes counts the objects that are not kept.
+// Changes counts the objects that are not kept. Where all are made anew, nobody has counted them.
 func (u *Upgrade) Changes() int {
 	n := 0
+	if u.AtOnce {
+		n++
+	}
 	for _, o := range u.Objects {
 		if o.Action != Keep {
 			n++
