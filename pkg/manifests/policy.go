@@ -100,7 +100,7 @@ func policyBinding(name string, labels map[string]string) Object {
 // LevelPolicy is the name of the policy that refuses older commands.
 const LevelPolicy = "liqonet-level"
 
-// levelPolicy refuses commands of an older version, which would take from objects what they do not know: none may write one
+// levelPolicy refuses commands of an older version, which would take from objects what they do not know. None may write one
 // for agents of a lower compatibility level than it was, unless it says that it wants to. What removes a definition
 // marks it, and is let through.
 func levelPolicy(labels map[string]string) []Object {

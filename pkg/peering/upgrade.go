@@ -178,7 +178,7 @@ func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 			u := &upgrade{side: newSide(c, i), Upgrade: p, options: o, reporter: r, mark: &journal{cluster: c}, claim: strings.ToLower(rand.Text()[:10])}
 			u.lowers, u.journal.created = p.Lowers(), true
 			out.all = append(out.all, u)
-			g.Go(func() error { return u.look(gctx) })
+			g.Go(func() error { return u.look(gctx, toChange) })
 		}
 		return g.Wait()
 	})
@@ -220,18 +220,26 @@ func (c *Cluster) upgradeFacts(ctx context.Context, o UpgradeOptions) (*plan.Upg
 }
 
 // look compares the plan with what is there, and notes by which ways packets pass.
-func (u *upgrade) look(ctx context.Context) error {
+func (u *upgrade) look(ctx context.Context, toChange bool) error {
 	g, gctx := failure.NewGroup(ctx)
 	g.SetLimit(8)
 	for i := range u.Objects {
 		o := &u.Objects[i]
 		g.Go(func() error { return u.compare(gctx, o) })
 	}
+	missing := ""
 	g.Go(func() (err error) {
-		u.worked, err = u.waysNow(gctx)
+		patience := cmp.Or(u.options.patience, beginTimeout)
+		if !toChange || u.AtOnce {
+			patience = 0
+		}
+		u.worked, missing, err = u.waysBefore(gctx, patience)
 		return err
 	})
 	err := g.Wait()
+	if missing != "" {
+		u.Notes = append(u.Notes, fmt.Sprintf("%s: before anything was changed, %s", u.Name, missing))
+	}
 	u.Notes = append(u.Notes, u.others.notes(u.Name)...)
 	return err
 }
@@ -286,6 +294,7 @@ func (u *upgrades) run(ctx context.Context) {
 	defer u.unlock(ctx)
 	u.each(ctx, (*upgrade).lock)
 	u.each(ctx, (*upgrade).prepare)
+	u.each(ctx, (*upgrade).resume)
 	u.each(ctx, func(c *upgrade, ctx context.Context) error {
 		if c.Lowers() {
 			return nil
@@ -420,6 +429,33 @@ func (u *upgrade) replaceNodes(ctx context.Context) error {
 		return err
 	}
 	return u.settle(ctx, slices.Concat(u.Nodes...), nil, 0)
+}
+
+// resume has gateways run that a command which was interrupted has left without a pod.
+func (u *upgrade) resume(ctx context.Context) error {
+	var stopped []plan.UpgradeGateway
+	for _, g := range slices.Concat(u.Gateways...) {
+		d, err := get[appsv1.Deployment](ctx, u.side.Cluster, v1alpha1.Namespace, g.Name())
+		if err != nil {
+			return err
+		}
+		if d != nil && d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
+			stopped = append(stopped, g)
+			u.worked.expect(g)
+		}
+	}
+	if len(stopped) == 0 {
+		return nil
+	}
+	return u.step(ctx, "gateways that an interrupted command has stopped", func(ctx context.Context) error {
+		for _, g := range stopped {
+			account, deployment := g.Objects()
+			if err := cmp.Or(u.apply(ctx, account...), u.applyWorkload(ctx, deployment)); err != nil {
+				return err
+			}
+		}
+		return u.settle(ctx, nil, stopped, cmp.Or(u.options.calm, probeSilence))
+	})
 }
 
 // replaceGateways replaces the gateways, plane by plane.

@@ -260,7 +260,7 @@ func TestUpgradeGoesBack(t *testing.T) {
 func TestUpgradeKilled(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	step := 16
+	step := 40
 	if kit.Full() {
 		step = 1
 	}
@@ -460,4 +460,57 @@ func TestUpgradeInterrupted(t *testing.T) {
 		}
 	}
 	mustUpgrade(t, newer(), a, b)
+}
+
+// age has all that runs in the cluster be as commands before v0.1.0 made it: links have no key of the overlay.
+func (w *site) age(t *testing.T) {
+	t.Helper()
+	old := func(obj client.Object, template *corev1.PodTemplateSpec) {
+		obj.SetAnnotations(map[string]string{v1alpha1.AnnotationVersion: "v0.0.9"})
+		pod := &template.Spec
+		c := &pod.Containers[0]
+		c.Image = "mirror/agent:v0.0.9"
+		c.Args = slices.DeleteFunc(c.Args, func(arg string) bool { return strings.HasPrefix(arg, "--overlay-key") })
+		c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "overlay" })
+		pod.Volumes = slices.DeleteFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "overlay" })
+		if err := w.raw.Update(t.Context(), obj, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, ds := range list[appsv1.DaemonSetList](t, w).Items {
+		old(&ds, &ds.Spec.Template)
+	}
+	for _, d := range list[appsv1.DeploymentList](t, w).Items {
+		old(&d, &d.Spec.Template)
+	}
+	if err := w.raw.Delete(t.Context(), manifests.OverlaySecret(1, nil)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Agents from before v0.1.0 are replaced in both clusters at once, and nodes do not wait for gateways.
+func TestUpgradeFromBeforeReleases(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := oldPair(t, 2, 1)
+	a.age(t)
+	b.age(t)
+	if _, err := UpgradeAll(t.Context(), clustersOf([]*site{a}), newer(), Silent{}); kindOf(t, err) != Usage {
+		t.Errorf("one of them: %v", err)
+	}
+	plans, err := PlanUpgrades(t.Context(), clustersOf([]*site{a, b}), quick(UpgradeOptions{}), Silent{})
+	if err != nil || plans.Clusters[0].Changes() == 0 || plans.Clusters[0].Agents.Image != "mirror/agent:dev" {
+		t.Errorf("%+v, %v", plans, err)
+	}
+	a.did = nil
+	out := mustUpgrade(t, quick(UpgradeOptions{}), a, b)
+	for i, w := range []*site{a, b} {
+		w.checkAgents(t, 1, manifests.Agents{Image: "mirror/agent:dev", Version: version.String(), Level: version.Current})
+		if out[i].From != "v0.0.9" || out[i].To != version.String() || len(out[i].Changed) == 0 {
+			t.Errorf("%+v", out[i])
+		}
+	}
+	if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+		t.Errorf("the next peer would change: %v", changesOf(plan))
+	}
 }

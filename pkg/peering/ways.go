@@ -22,6 +22,8 @@ import (
 const (
 	// lostTimeout is how long packets may not pass by agents that run, before what was changed goes back.
 	lostTimeout = 30 * time.Second
+	// beginTimeout is how long all ways are waited for before anything is changed.
+	beginTimeout = 10 * time.Second
 	// probeSilence is how long a node believes the last answer to its probes. After a gateway was replaced, what nodes
 	// report says so much later that it works.
 	probeSilence = 7 * time.Second
@@ -71,22 +73,52 @@ func leadsTo(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, plane int32) bool {
 	return link == nil || s == nil || !link.GatewayIP.IsValid() || link.GatewayIP == s.PodIP
 }
 
-// waysNow reads them once.
-func (c *Cluster) waysNow(ctx context.Context) (out ways, err error) {
+// waysBefore reads them before anything is changed. Agents may just have started, so it waits for all ways for so long, and says which
+// are missing then.
+func (c *Cluster) waysBefore(ctx context.Context, patience time.Duration) (out ways, missing string, err error) {
+	begun, beats := time.Now(), heartbeats{}
 	err = c.await(ctx, "look at the probes", "", viewKinds(), func(_ context.Context, o objects) (string, error) {
-		out, err = c.waysOf(o, heartbeats{})
-		return "", err
+		beats.note(of[*coordinationv1.Lease](o), c.Now())
+		if out, err = c.waysOf(o, beats); err != nil {
+			return "", err
+		}
+		all := ways{}
+		ready, _ := nodesByReadiness(of[*corev1.Node](o))
+		for _, p := range of[*v1alpha1.Peering](o) {
+			for _, plane := range p.Spec.Planes {
+				for _, n := range ready {
+					all[way{p.Name, plane.Index, n}] = true
+				}
+			}
+		}
+		if missing = all.lost(out, o); time.Since(begun) < patience {
+			return missing, nil
+		}
+		return "", nil
 	})
-	return out, err
+	return out, missing, err
 }
 
-// lost names the ways that worked and do not any more; empty if there is none. A node that is gone, or not ready, lacks nothing.
-func (w ways) lost(now ways, ready []string) string {
+// expect adds the ways by a gateway that a command which was interrupted has left without a pod: from all nodes that have another way to
+// the peer.
+func (w ways) expect(g plan.UpgradeGateway) {
+	for x := range maps.Clone(w) {
+		if x.peering == g.Peering {
+			w[way{g.Peering, g.Plane, x.node}] = true
+		}
+	}
+}
+
+// lost names the ways that worked and do not any more; empty if there is none. A node that is gone or not ready lacks nothing, nor does
+// one whose plane was removed.
+func (w ways) lost(now ways, o objects) string {
+	ready, _ := nodesByReadiness(of[*corev1.Node](o))
 	byPeering := map[string][]string{}
 	for _, x := range slices.SortedFunc(maps.Keys(w), func(a, b way) int {
 		return strings.Compare(fmt.Sprint(a), fmt.Sprint(b))
 	}) {
-		if !now[x] && slices.Contains(ready, x.node) {
+		p := byName[*v1alpha1.Peering](o, x.peering)
+		if !now[x] && p != nil && p.Plane(x.plane) != nil && slices.Contains(ready, x.node) {
 			plane := fmt.Sprintf("%s by plane %d", x.peering, x.plane)
 			byPeering[plane] = append(byPeering[plane], x.node)
 		}
@@ -121,8 +153,7 @@ func (u *upgrade) settle(ctx context.Context, nodes []string, gateways []plan.Up
 		if err != nil {
 			return "", err
 		}
-		ready, _ := nodesByReadiness(of[*corev1.Node](o))
-		lost := u.worked.lost(now, ready)
+		lost := u.worked.lost(now, o)
 		losing, passing := begin(&loses, missing == "" && lost != ""), begin(&passes, missing == "" && lost == "")
 		switch {
 		case missing != "":

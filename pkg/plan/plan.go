@@ -187,6 +187,9 @@ func choose(a, b FactSheet) (*Plan, error) {
 			Cluster: f.Name, ClusterID: f.ClusterID, Peer: clusters[1-i].Name, Agents: agents, NodeMetrics: f.nodeMetrics(), Role: v1alpha1.Role(d[i].role.Value),
 			Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
 		}
+		if agents.Version != f.Version {
+			p.Clusters[i].Notes = append(p.Clusters[i].Notes, fmt.Sprintf("the agents of %s stay of version %s: kubectl liqonet upgrade %s brings them to %s", f.Name, agents.Version, f.Name, f.Version))
+		}
 		if f.PodsConcluded != "" {
 			p.Clusters[i].Notes = append(p.Clusters[i].Notes, f.PodsConcluded)
 		}

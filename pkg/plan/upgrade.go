@@ -124,7 +124,7 @@ func MakeUpgrades(facts []*UpgradeFacts) (*Upgrades, error) {
 }
 
 // order puts the clusters that call before those that are called. A gateway of v0.1.0 that calls leads packets to the node of a
-// gateway that was just replaced, also if that node refuses them for a moment; those after it do not. So where agents become
+// gateway that was just replaced, also if that node refuses them for a moment. Those after it do not. So where agents become
 // older, it is the other way round.
 func (u *Upgrades) order(facts []*UpgradeFacts) {
 	called := map[string]int{}
@@ -261,7 +261,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 }
 
 // atOnce plans for agents from before v0.1.0. Their links have no key of the overlay, so those of nodes and gateways are replaced at
-// once; and their definitions are others, so the Peerings of both clusters are written anew, as `peer` does.
+// once. Their definitions are others, so the Peerings of both clusters are written anew, as `peer` does.
 func (u *Upgrade) atOnce(f *UpgradeFacts, all []*UpgradeFacts) error {
 	u.AtOnce = true
 	if f.To != "" && f.To != f.Command.Version {
@@ -325,7 +325,9 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
 				KeyGeneration: max(plane.KeyGeneration, 1), PresharedKey: preshared, OverlayKey: f.sheet(p).linkKey(plane.Index, OverlayKey(f.Ledger)),
 				Temporary: plane.Temporary, Port: gatewayPort, Planes: len(planes), Placement: p.Spec.Gateways,
 			}
-			byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{g, alone})
+			if !plane.Temporary || peer == nil || !f.hasTemporary(peer) { // otherwise it is replaced, and removed, with the peer's
+				byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{g, alone})
+			}
 			plane.OverlayKey, plane.KeyTime = 0, nil
 			if made, known := f.Secrets[g.SecretName()]; u.Agents.Level > version.First {
 				plane.OverlayKey = g.OverlayKey
@@ -371,8 +373,8 @@ func (f *UpgradeFacts) whyAlone(p *v1alpha1.Peering, peer *UpgradeFacts) string 
 	return lost + "--endpoint names where it is called, so it can have no other one meanwhile"
 }
 
-// groups puts things into groups that are done one after the other: a quarter at a time, and a single one before if it is the
-// first time that something of the kind is done.
+// groups puts things into groups that are done one after the other: a quarter at a time. If it is the first time that something of
+// the kind is done, a single one comes before.
 func groups[T any](all []T, first bool) (out [][]T) {
 	quarter := (len(all) + 3) / 4
 	if first && len(all) > 0 {
