@@ -152,7 +152,12 @@ func Run(ctx context.Context, cfg Config) error {
 	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: a.manager()}
 	l := loop.Loop[status]{
 		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health, Reconciled: shown.Reconciled,
-		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: lease.Renew},
+		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: func(ctx context.Context) error {
+			if a.leaving.Load() {
+				return nil // it is the next gateway's, soon
+			}
+			return lease.Renew(ctx)
+		}},
 	}
 	err = l.Run(ctx)
 	a.close()

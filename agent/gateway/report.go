@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/loop"
@@ -34,7 +35,31 @@ func (a *agent) manager() string { return fmt.Sprintf("liqonet-gateway-%d", a.Pl
 func (a *agent) writeStatus(ctx context.Context, s status) error {
 	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: a.Peering, UID: s.peering}}
 	out := v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{s.plane}, Conditions: s.conditions}
-	return client.IgnoreNotFound(loop.ApplyStatus(ctx, a.view.Client, "Peering", p, out, a.manager()))
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		if a.leaving.Load() {
+			now, err := a.stillOwn(ctx)
+			if now == nil || err != nil {
+				return err
+			}
+			p.ResourceVersion = now.ResourceVersion
+		}
+		return loop.ApplyStatus(ctx, a.view.Client, "Peering", p, out, a.manager())
+	})
+	return client.IgnoreNotFound(err)
+}
+
+// stillOwn is the Peering as it is now, nil if the next gateway of this plane has reported already: nodes follow what is written
+// last. One of v0.1.0 does not wait until the one before has left.
+func (a *agent) stillOwn(ctx context.Context) (*v1alpha1.Peering, error) {
+	var list v1alpha1.PeeringList // by its name, which is all that may be read
+	if err := a.view.Client.List(ctx, &list, client.MatchingFields{"metadata.name": a.Peering}); err != nil || len(list.Items) == 0 {
+		return nil, err
+	}
+	s := list.Items[0].PlaneStatus(a.local.plane)
+	if s != nil && s.PodIP.IsValid() && !slices.Contains(a.PodIPs, s.PodIP.Addr) {
+		return nil, nil
+	}
+	return &list.Items[0], nil
 }
 
 // Status is what there is to report.

@@ -145,12 +145,14 @@ func Short(message string) string {
 	return message
 }
 
-// ApplyStatus applies the status of an object of ours of that kind, name and UID.
+// ApplyStatus applies the status of an object of ours of that kind, name and UID. With a resourceVersion it is a conflict if the object
+// is another one by now.
 func ApplyStatus(ctx context.Context, c client.Client, kind string, obj client.Object, status any, manager string) error {
-	raw, err := json.Marshal(map[string]any{
-		"apiVersion": v1alpha1.GroupVersion.String(), "kind": kind,
-		"metadata": map[string]any{"name": obj.GetName(), "uid": obj.GetUID()}, "status": status,
-	})
+	meta := map[string]any{"name": obj.GetName(), "uid": obj.GetUID()}
+	if version := obj.GetResourceVersion(); version != "" {
+		meta["resourceVersion"] = version
+	}
+	raw, err := json.Marshal(map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": kind, "metadata": meta, "status": status})
 	if err != nil {
 		return err
 	}

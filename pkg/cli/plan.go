@@ -26,12 +26,17 @@ func (d *planDocument) DeepCopyObject() runtime.Object { return d }
 func changedObjects(plans []*plan.Plan) (out []string) {
 	for _, p := range plans {
 		for _, c := range p.Clusters {
-			for _, o := range c.Objects {
-				if o.Action != plan.Keep {
-					gk := schema.FromAPIVersionAndKind(o.APIVersion, o.Kind).GroupKind()
-					out = append(out, strings.ToLower(gk.Kind)+strings.TrimSuffix("."+gk.Group, ".")+"/"+o.Name)
-				}
-			}
+			out = append(out, changedOf(c.Objects)...)
+		}
+	}
+	return out
+}
+
+func changedOf(objects []plan.ObjectPlan) (out []string) {
+	for _, o := range objects {
+		if o.Action != plan.Keep {
+			gk := schema.FromAPIVersionAndKind(o.APIVersion, o.Kind).GroupKind()
+			out = append(out, strings.ToLower(gk.Kind)+strings.TrimSuffix("."+gk.Group, ".")+"/"+o.Name)
 		}
 	}
 	return out
@@ -54,13 +59,7 @@ func (o *output) printPlan(w io.Writer, p *plan.Plan) {
 	text{w}.printf("Plan to peer %s and %s; nothing was changed.\n", a.Cluster, b.Cluster)
 	for _, c := range []*plan.ClusterPlan{a, b} {
 		text{w}.printf("\nCluster %s (%s)\n", c.Cluster, c.ClusterID)
-		statements := func(in []plan.Statement) (rows [][]any) {
-			for _, s := range in {
-				rows = append(rows, []any{s.What, s.Value, remark(s.Reason, s.Assumed, s.DuringRun)})
-			}
-			return rows
-		}
-		var ranges, objects [][]any
+		var ranges [][]any
 		for _, r := range c.Ranges {
 			real, mapped := r.Real.String(), r.Mapped.String()
 			if r.DuringRun {
@@ -68,29 +67,14 @@ func (o *output) printPlan(w io.Writer, p *plan.Plan) {
 			}
 			ranges = append(ranges, []any{r.What, real, mapped, remark(r.Reason, r.Assumed, r.DuringRun)})
 		}
-		for _, obj := range c.Objects {
-			reason := obj.Reason
-			if obj.MadeBy != "" {
-				reason += "; made by " + obj.MadeBy
-			}
-			objects = append(objects, []any{obj.Action, obj.Kind + " " + path.Join(obj.Namespace, obj.Name), reason})
-		}
-		for _, table := range []struct {
-			head []string
-			rows [][]any
-		}{
+		o.printTables(w, []planTable{
 			{[]string{"known", "value", "from"}, statements(c.Facts)},
 			{[]string{"chosen", "value", "because"}, statements(c.Choices)},
 			{[]string{"key", "value", "because"}, statements(c.Keys)},
 			{[]string{"called at", "value", "because"}, statements(c.Endpoints)},
 			{[]string{"range", "real", "here", "because"}, ranges},
-			{[]string{"action", "object", "what for"}, objects},
-		} {
-			if len(table.rows) > 0 {
-				text{w}.printf("\n")
-				o.printTable(w, table.head, table.rows)
-			}
-		}
+			{[]string{"action", "object", "what for"}, objectRows(c.Objects)},
+		})
 		for _, warning := range slices.Concat(c.Warnings, c.Notes) {
 			text{w}.printf("Note: %s\n", warning)
 		}
@@ -100,6 +84,40 @@ func (o *output) printPlan(w io.Writer, p *plan.Plan) {
 		return
 	}
 	text{w}.printf("\n%d objects would be made or changed: the same command without --dry-run does it.\n", p.Changes())
+}
+
+// planTable is a part of a plan.
+type planTable struct {
+	head []string
+	rows [][]any
+}
+
+// printTables prints those that have rows.
+func (o *output) printTables(w io.Writer, tables []planTable) {
+	for _, table := range tables {
+		if len(table.rows) > 0 {
+			text{w}.printf("\n")
+			o.printTable(w, table.head, table.rows)
+		}
+	}
+}
+
+func statements(in []plan.Statement) (rows [][]any) {
+	for _, s := range in {
+		rows = append(rows, []any{s.What, s.Value, remark(s.Reason, s.Assumed, s.DuringRun)})
+	}
+	return rows
+}
+
+func objectRows(objects []plan.ObjectPlan) (rows [][]any) {
+	for _, obj := range objects {
+		reason := obj.Reason
+		if obj.MadeBy != "" {
+			reason += "; made by " + obj.MadeBy
+		}
+		rows = append(rows, []any{obj.Action, obj.Kind + " " + path.Join(obj.Namespace, obj.Name), reason})
+	}
+	return rows
 }
 
 // remark is a reason, and how certain it is.

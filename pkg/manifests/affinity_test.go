@@ -19,7 +19,7 @@ func TestDefect1_04_AffinityIsTheDefinition(t *testing.T) {
 		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,
 		corev1.NodeSelectorOpExists: selection.Exists, corev1.NodeSelectorOpDoesNotExist: selection.DoesNotExist,
 	}
-	_, daemonSet := manifests.NodeAgent("image", []int32{1})
+	_, daemonSet := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 	_, gateway := manifests.Gateway{Peering: "b"}.Objects()
 	for name, affinity := range map[string]*corev1.Affinity{"node agents": daemonSet.Spec.Template.Spec.Affinity, "gateways": gateway.Spec.Template.Spec.Affinity} {
 		terms := affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms

@@ -95,6 +95,7 @@ var decodedCRDs = sync.OnceValues(func() ([]*apiextensionsv1.CustomResourceDefin
 		annotations := crd.Annotations
 		crd.ObjectMeta = objectMeta("", crd.Name, commonLabels())
 		maps.Copy(crd.Annotations, annotations)
+		SetLevel(crd, version.Current)
 		out[i] = crd
 	}
 	return out, nil
@@ -167,15 +168,27 @@ func Journal(name, peering string) *corev1.ConfigMap {
 	}
 }
 
+// UpgradeMark is the object by which a command says that it upgrades the agents.
+func UpgradeMark() *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+		ObjectMeta: objectMeta(v1alpha1.Namespace, "upgrade", componentLabels("upgrade")),
+	}
+}
+
 // mountOverlayKeys puts keys of the overlay into an agent's pod, each as a file with the name of its
-// generation.
-func mountOverlayKeys(pod *corev1.PodSpec, generations ...int32) {
+// generation. The agents of v0.1.0 know one key, and take the first one.
+func (a Agents) mountOverlayKeys(pod *corev1.PodSpec, generations ...int32) {
 	c := &pod.Containers[0]
-	c.Args = append(c.Args, "--overlay-keys="+OverlayDir)
 	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volumeOverlay, MountPath: OverlayDir, ReadOnly: true})
-	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volumeOverlay, VolumeSource: corev1.VolumeSource{
-		Projected: &corev1.ProjectedVolumeSource{DefaultMode: new(int32(0o400)), Sources: overlaySources(generations)},
-	}})
+	volume := corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{DefaultMode: new(int32(0o400)), Sources: overlaySources(generations)}}
+	if a.level() > version.First {
+		c.Args = append(c.Args, argOverlayKeys+OverlayDir)
+	} else {
+		c.Args = append(c.Args, "--overlay-key="+path.Join(OverlayDir, v1alpha1.OverlayKeyFile))
+		volume = corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: OverlaySecretName(generations[0]), DefaultMode: new(int32(0o400))}}
+	}
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volumeOverlay, VolumeSource: volume})
 }
 
 func overlaySources(generations []int32) (out []corev1.VolumeProjection) {
@@ -253,8 +266,13 @@ func RetireOverlayKeys(pod *corev1.PodSpec, generation int32) (changed bool) {
 
 // NodeAgent returns the account of the node agents with its permissions, and
 // their DaemonSet, which needs it. keys are the generations of the overlay's keys.
-func NodeAgent(image string, keys []int32) (account []Object, daemonSet *appsv1.DaemonSet) {
+func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.DaemonSet) {
 	labels := componentLabels("node")
+	inNamespace := []rbacv1.PolicyRule{{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create", "patch"}}}
+	if a.level() > version.First {
+		// Its history.
+		inNamespace = append(inNamespace, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "patch"}})
+	}
 	account = accountFor(v1alpha1.NodeAgentName, v1alpha1.NodeAgentName, labels,
 		[]rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
@@ -264,16 +282,14 @@ func NodeAgent(image string, keys []int32) (account []Object, daemonSet *appsv1.
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks/status"}, Verbs: []string{"patch"}},
-		},
-		[]rbacv1.PolicyRule{
-			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create", "patch"}},
-			// Its history.
-			{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "patch"}},
-		})
-	account = slices.Concat(account, gatewayPolicy(labels), nodePolicy(labels))
+		}, inNamespace)
+	if a.level() > version.First {
+		account = slices.Concat(account, gatewayPolicy(labels), levelPolicy(labels))
+	}
+	account = append(account, nodePolicy(labels)...)
 	daemonSet = &appsv1.DaemonSet{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
-		ObjectMeta: objectMeta(v1alpha1.Namespace, v1alpha1.NodeAgentName, labels),
+		ObjectMeta: a.meta(v1alpha1.NodeAgentName, labels),
 		Spec: appsv1.DaemonSetSpec{
 			Selector: &metav1.LabelSelector{MatchLabels: map[string]string{labelComponent: "node"}},
 			// All are replaced at once. Packets flow without agents, and a gateway that is
@@ -294,13 +310,13 @@ func NodeAgent(image string, keys []int32) (account []Object, daemonSet *appsv1.
 					// A node that is cordoned, tainted or not ready has pods all the same.
 					Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 					Affinity:    nodes.Affinity(),
-					Containers:  []corev1.Container{agent(image, "10m", nodeMemory, "127.0.0.1", "node")},
+					Containers:  []corev1.Container{agent(a.Image, "10m", nodeMemory, "127.0.0.1", "node")},
 				},
 			},
 		},
 	}
 	mountAccount(&daemonSet.Spec.Template.Spec)
-	mountOverlayKeys(&daemonSet.Spec.Template.Spec, keys...)
+	a.mountOverlayKeys(&daemonSet.Spec.Template.Spec, keys...)
 	return account, daemonSet
 }
 
@@ -328,8 +344,8 @@ type Gateway struct {
 	// Peering is the Peering's name, Plane the plane's index.
 	Peering string
 	Plane   int32
-	Image   string
-	Role    v1alpha1.Role
+	Agents
+	Role v1alpha1.Role
 	// OverlayKey is the generation of the overlay's key that its links have.
 	OverlayKey int32
 	// WireGuard decides whether the pod gets /dev/net/tun.
@@ -461,25 +477,31 @@ func GatewayBudget(peering string) *policyv1.PodDisruptionBudget {
 // Deployment, which needs it and the Secret.
 func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 	labels := g.Labels()
+	inNamespace := []rbacv1.PolicyRule{
+		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{g.Name()}, Verbs: []string{"patch"}},
+		// Which endpoints it has is told to the peer.
+		{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{v1alpha1.GatewayService(g.Peering)}, Verbs: []string{"list", "watch"}},
+	}
+	if g.level() > version.First {
+		inNamespace = append(inNamespace, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{g.HistoryName()}, Verbs: []string{"patch"}})
+	}
 	account = accountFor(g.Name(), g.ClusterName(), labels,
 		[]rbacv1.PolicyRule{
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings"}, ResourceNames: []string{g.Peering}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings/status"}, ResourceNames: []string{g.Peering}, Verbs: []string{"patch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"list", "watch"}},
-		},
-		[]rbacv1.PolicyRule{
-			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{g.Name()}, Verbs: []string{"patch"}},
-			{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{g.HistoryName()}, Verbs: []string{"patch"}},
-			// Which endpoints it has is told to the peer.
-			{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{v1alpha1.GatewayService(g.Peering)}, Verbs: []string{"list", "watch"}},
-		})
+		}, inNamespace)
+	account = append(account, &coordinationv1.Lease{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: labels}, // its annotation is the agent's
+	})
+	if g.level() == version.First {
+		return account, g.deployment()
+	}
 	account = append(account, roleFor(g.Name(), metav1.NamespaceDefault, g.ClusterName(), labels, []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}},
 	})...)
-	return append(account, &coordinationv1.Lease{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: labels}, // its annotation is the agent's
-	}, &corev1.ConfigMap{
+	return append(account, &corev1.ConfigMap{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.HistoryName(), Labels: labels}, // the agent fills it
 	}), g.deployment()
@@ -492,7 +514,10 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	}
 	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+strconv.Itoa(int(g.Plane)), "--key-dir="+KeyDir)
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
-	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}, metricsPort()}
+	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}}
+	if g.level() > version.First {
+		container.Ports = append(container.Ports, metricsPort())
+	}
 	container.VolumeMounts = []corev1.VolumeMount{{Name: "keys", MountPath: KeyDir, ReadOnly: true}}
 	volumes := []corev1.Volume{{Name: "keys", VolumeSource: corev1.VolumeSource{
 		Secret: &corev1.SecretVolumeSource{SecretName: g.SecretName(), DefaultMode: new(int32(0o400))},
@@ -505,7 +530,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	}
 	deployment := &appsv1.Deployment{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
-		ObjectMeta: objectMeta(v1alpha1.Namespace, g.Name(), labels),
+		ObjectMeta: g.meta(g.Name(), labels),
 		Spec: appsv1.DeploymentSpec{
 			Replicas: new(int32(1)),
 			Selector: &metav1.LabelSelector{MatchLabels: labels},
@@ -532,7 +557,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 		},
 	}
 	mountAccount(&deployment.Spec.Template.Spec)
-	mountOverlayKeys(&deployment.Spec.Template.Spec, g.OverlayKey)
+	g.mountOverlayKeys(&deployment.Spec.Template.Spec, g.OverlayKey)
 	g.mountPresharedKey(&deployment.Spec.Template.Spec)
 	return deployment
 }
@@ -660,8 +685,10 @@ func (g Gateway) affinity() *corev1.Affinity {
 	others := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
 		{Key: v1alpha1.LabelPeering, Operator: metav1.LabelSelectorOpIn, Values: []string{g.Peering}},
 		{Key: v1alpha1.LabelPlane, Operator: metav1.LabelSelectorOpNotIn, Values: []string{strconv.Itoa(int(g.Plane))}},
-		{Key: v1alpha1.LabelTemporary, Operator: metav1.LabelSelectorOpDoesNotExist},
 	}}
+	if g.level() > version.First {
+		others.MatchExpressions = append(others.MatchExpressions, metav1.LabelSelectorRequirement{Key: v1alpha1.LabelTemporary, Operator: metav1.LabelSelectorOpDoesNotExist})
+	}
 	elsewhere := func(weight int32, topology string) corev1.WeightedPodAffinityTerm {
 		return corev1.WeightedPodAffinityTerm{Weight: weight, PodAffinityTerm: corev1.PodAffinityTerm{LabelSelector: others, TopologyKey: topology}}
 	}

@@ -26,9 +26,9 @@ var update = flag.Bool("update", false, "write the golden files")
 // gateways are one of each kind.
 func gateways() []Gateway {
 	return []Gateway{
-		{Peering: "b", Image: "registry/image:1", Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, OverlayKey: 1, Planes: 1},
-		{Peering: "c", Plane: 3, Image: "registry/image:1", Role: v1alpha1.Client, WireGuard: "userspace", Port: 51840, OverlayKey: 1, Planes: 4},
-		{Peering: strings.Repeat("x", 40), Image: "registry/image:1", Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, OverlayKey: 1, Planes: 2},
+		{Peering: "b", Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, OverlayKey: 1, Planes: 1},
+		{Peering: "c", Plane: 3, Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Client, WireGuard: "userspace", Port: 51840, OverlayKey: 1, Planes: 4},
+		{Peering: strings.Repeat("x", 40), Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, OverlayKey: 1, Planes: 2},
 	}
 }
 
@@ -53,7 +53,7 @@ func all(t *testing.T) []Object {
 	for _, crd := range crds {
 		out = append(out, crd)
 	}
-	account, daemonSet := NodeAgent("registry/image:1", []int32{1})
+	account, daemonSet := NodeAgent(Agents{Image: "registry/image:1"}, []int32{1})
 	out = append(append(out, account...), daemonSet)
 	for _, g := range gateways() {
 		account, deployment := g.Objects()
@@ -378,7 +378,7 @@ func TestDefect1_28_Priority(t *testing.T) {
 
 // Agents have a limit of memory, which Go's runtime knows of before it is reached.
 func TestSecurity_21_LimitOfMemory(t *testing.T) {
-	_, daemonSet := NodeAgent("image", []int32{1})
+	_, daemonSet := NodeAgent(Agents{Image: "image"}, []int32{1})
 	_, deployment := Gateway{Peering: "b"}.Objects()
 	for _, c := range []corev1.Container{daemonSet.Spec.Template.Spec.Containers[0], deployment.Spec.Template.Spec.Containers[0]} {
 		limit, request := c.Resources.Limits.Memory().Value(), c.Resources.Requests.Memory().Value()

@@ -44,8 +44,8 @@ func TestPodMonitor(t *testing.T) {
 		return at
 	}
 	_, gateway := Gateway{Peering: "b", Port: 51840}.Objects()
-	_, hidden := NodeAgent("image", []int32{1})
-	_, shown := NodeAgent("image", []int32{1})
+	_, hidden := NodeAgent(Agents{Image: "image"}, []int32{1})
+	_, shown := NodeAgent(Agents{Image: "image"}, []int32{1})
 	ShowNodeMetrics(shown)
 	got := map[string]int32{"gateway": port(gateway.Spec.Template), "node agent": port(hidden.Spec.Template), "shown": port(shown.Spec.Template)}
 	if diff := cmp.Diff(map[string]int32{"gateway": v1alpha1.MetricsPort, "node agent": 0, "shown": v1alpha1.MetricsPort}, got); diff != "" {

@@ -44,7 +44,7 @@ func TestSecurity_08_GatewaysOnNodesOfTheirOwn(t *testing.T) {
 	if diff := cmp.Diff(required(anywhere), required(pod(&v1alpha1.GatewayPlacement{}))); diff != "" {
 		t.Errorf("nothing chosen:\n%s", diff)
 	}
-	_, agents := manifests.NodeAgent("image", []int32{1})
+	_, agents := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 	if diff := cmp.Diff([]corev1.Toleration{{Operator: corev1.TolerationOpExists}}, agents.Spec.Template.Spec.Tolerations); diff != "" {
 		t.Errorf("node agents do not run on all nodes of gateways:\n%s", diff)
 	}
@@ -53,7 +53,7 @@ func TestSecurity_08_GatewaysOnNodesOfTheirOwn(t *testing.T) {
 // Another key of the overlay is in another Secret: a kubelet goes on with an immutable one
 // while a pod has it.
 func TestSecurity_08_AnotherKeyIsAnotherSecret(t *testing.T) {
-	_, agents := manifests.NodeAgent("image", []int32{7})
+	_, agents := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{7})
 	_, gateway := manifests.Gateway{Peering: "b", OverlayKey: 7, PresharedKey: 1}.Objects()
 	for name, pod := range map[string]*corev1.PodSpec{"node agents": &agents.Spec.Template.Spec, "gateway": &gateway.Spec.Template.Spec} {
 		if diff := cmp.Diff([]int32{7}, manifests.OverlayKeys(pod)); diff != "" {
@@ -72,7 +72,7 @@ func TestSecurity_08_AnotherKeyIsAnotherSecret(t *testing.T) {
 // An agent may have several keys, of which the earlier ones are taken away. Those of a version that knew
 // one file only get the next one in the same place.
 func TestRetireOverlayKeys(t *testing.T) {
-	_, several := manifests.NodeAgent("image", []int32{3, 5, 6})
+	_, several := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{3, 5, 6})
 	former := &corev1.PodSpec{Volumes: []corev1.Volume{
 		{Name: "overlay", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "liqonet-overlay-3"}}},
 	}}

@@ -96,3 +96,55 @@ func policyBinding(name string, labels map[string]string) Object {
 		},
 	}
 }
+
+// LevelPolicy is the name of the policy that refuses older commands.
+const LevelPolicy = "liqonet-level"
+
+// levelPolicy refuses commands of an older version, which would take from objects what they do not know. None may write one
+// for agents of a lower compatibility level than it was, unless it says that it wants to. What removes a definition
+// marks it, and is let through.
+func levelPolicy(labels map[string]string) []Object {
+	const name = LevelPolicy
+	has := func(obj, annotation string) string {
+		return fmt.Sprintf("%s.metadata.?annotations[?'%s'].orValue('')", obj, annotation)
+	}
+	return []Object{
+		&admissionv1.ValidatingAdmissionPolicy{
+			TypeMeta:   metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "ValidatingAdmissionPolicy"},
+			ObjectMeta: objectMeta("", name, labels),
+			Spec: admissionv1.ValidatingAdmissionPolicySpec{
+				FailurePolicy: new(admissionv1.Fail),
+				MatchConstraints: &admissionv1.MatchResources{
+					NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": v1alpha1.Namespace}},
+					ObjectSelector:    &metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}},
+					MatchPolicy:       new(admissionv1.Equivalent),
+					ResourceRules: []admissionv1.NamedRuleWithOperations{
+						rule("apiextensions.k8s.io", "customresourcedefinitions", admissionv1.Update),
+						rule(v1alpha1.GroupVersion.Group, "peerings", admissionv1.Update),
+						rule("apps", "daemonsets", admissionv1.Update),
+						rule("apps", "deployments", admissionv1.Update),
+					},
+				},
+				MatchConditions: []admissionv1.MatchCondition{
+					{Name: "has-a-level", Expression: has("oldObject", v1alpha1.AnnotationLevel) + " != ''"},
+					{Name: "stays", Expression: has("object", v1alpha1.AnnotationVersion) + " != '" + BeingRemoved + "'"},
+				},
+				Variables: []admissionv1.Variable{
+					{Name: "before", Expression: has("oldObject", v1alpha1.AnnotationLevel)},
+					{Name: "after", Expression: has("object", v1alpha1.AnnotationLevel)},
+				},
+				Validations: []admissionv1.Validation{{
+					Expression: fmt.Sprintf("(variables.after != '' && int(variables.after) >= int(variables.before)) || %s == variables.before", has("object", v1alpha1.AnnotationLowered)),
+					MessageExpression: fmt.Sprintf("'this command is older than liqonet in the cluster, which is of version ' + %s + ': use the command of that version, or a newer one'",
+						has("oldObject", v1alpha1.AnnotationVersion)),
+					Reason: new(metav1.StatusReasonInvalid),
+				}},
+			},
+		},
+		policyBinding(name, labels),
+	}
+}
+
+// BeingRemoved is in place of the version on a definition that is about to be deleted.
+// Whoever applies the definition takes it away.
+const BeingRemoved = "being-removed"

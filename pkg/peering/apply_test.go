@@ -47,7 +47,7 @@ func house(t *testing.T, peers ...string) []client.Object {
 	for _, crd := range crds {
 		objs = append(objs, crd)
 	}
-	account, daemonSet := manifests.NodeAgent("image", []int32{1})
+	account, daemonSet := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 	objs = append(objs, ledgerOf(peers...), manifests.Namespace(), daemonSet, node("n1", true))
 	for _, o := range account {
 		objs = append(objs, o)
@@ -56,7 +56,7 @@ func house(t *testing.T, peers ...string) []client.Object {
 	n.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 	objs = append(objs, &n)
 	for _, p := range peers {
-		g := manifests.Gateway{Peering: p, Image: "image", Role: v1alpha1.Server, Port: 51840}
+		g := manifests.Gateway{Peering: p, Agents: manifests.Agents{Image: "image"}, Role: v1alpha1.Server, Port: 51840}
 		account, deployment := g.Objects()
 		for _, o := range account {
 			objs = append(objs, o)
@@ -220,7 +220,7 @@ func TestEnsureKey(t *testing.T) {
 		err = s.ensureKey(t.Context(), g)
 		return s.facts.Planes[g.Plane], len(s.changed) > 0, err
 	}
-	g := manifests.Gateway{Peering: "b", Image: "image", KeyGeneration: 1}
+	g := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}, KeyGeneration: 1}
 	made, isNew, err := ensure(cluster, g)
 	if err != nil || !isNew || made.KeyGeneration != 1 {
 		t.Fatal(made, isNew, err)
@@ -348,7 +348,7 @@ func TestApply(t *testing.T) {
 }
 
 func TestWanted(t *testing.T) {
-	_, deployment := manifests.Gateway{Peering: "b", Image: "image"}.Objects()
+	_, deployment := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}}.Objects()
 	deployment.ResourceVersion, deployment.Status.Replicas = "7", 3
 	u, err := manifests.ToApply(deployment)
 	if err != nil {
@@ -471,8 +471,8 @@ func TestPermissionsToGive(t *testing.T) {
 		p.namespace = ""
 		have[p] = true
 	}
-	node, _ := manifests.NodeAgent("image", []int32{1})
-	gateway, _ := manifests.Gateway{Peering: "b", Image: "image"}.Objects()
+	node, _ := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
+	gateway, _ := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}}.Objects()
 	for _, obj := range append(node, gateway...) {
 		role, ok := obj.(*rbacv1.ClusterRole)
 		if !ok {
@@ -528,7 +528,7 @@ func TestDeletePodsOfLostNodes(t *testing.T) {
 // A new key of the overlay restarts the agents, and leaves what others wrote to their pod
 // templates.
 func TestDefect1_21_RestartKeepsAnnotationsOfOthers(t *testing.T) {
-	_, deployment := manifests.Gateway{Peering: "b", Image: "image", KeyGeneration: 1, OverlayKey: 1}.Objects()
+	_, deployment := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}, KeyGeneration: 1, OverlayKey: 1}.Objects()
 	deployment.Spec.Template.Annotations = map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
 	c := newCluster(t, "a", interceptor.Funcs{}, deployment)
 	if err := c.retireOverlayKeys(t.Context(), 2); err != nil {

@@ -51,10 +51,10 @@ func (p *run) comparePlan(ctx context.Context) error {
 }
 
 // action compares an object with the one in the cluster. The Peering is compared with
-// the keys that are known, which the plan only names.
+// the keys that are known, which the plan only names, or as it is in the plan if that one is nil.
 func (s *side) action(ctx context.Context, o *plan.ObjectPlan, peering *v1alpha1.Peering) (plan.Action, error) {
 	manifest := maps.Clone(o.Manifest)
-	if o.Kind == "Peering" {
+	if o.Kind == "Peering" && peering != nil {
 		filled, err := manifests.ToApply(peering)
 		if err != nil {
 			return "", err

@@ -197,6 +197,7 @@ func (c *Cluster) applyHosts(ctx context.Context, p *v1alpha1.Peering, hosts []v
 	spec := *p.Spec.DeepCopy()
 	spec.Local.Hosts = hosts
 	obj := manifests.Peering(p.Name, spec)
+	manifests.SetLevel(obj, manifests.LevelOf(p))
 	obj.ResourceVersion = p.ResourceVersion
 	if err := newSide(c, 0).apply(ctx, obj); !apierrors.IsConflict(err) {
 		return err

@@ -83,7 +83,7 @@ func (c *Cluster) checkDefinitions(ctx context.Context) error {
 		return err
 	}
 	if len(live) < len(crds) || slices.ContainsFunc(live, func(crd client.Object) bool {
-		return crd.GetDeletionTimestamp() != nil || crd.GetAnnotations()[v1alpha1.AnnotationVersion] == beingRemoved
+		return crd.GetDeletionTimestamp() != nil || crd.GetAnnotations()[v1alpha1.AnnotationVersion] == manifests.BeingRemoved
 	}) {
 		return errUninstalling
 	}
@@ -136,7 +136,7 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 		return s.checkDefinitions(gctx) // again, as a command may have marked them since
 	})
 	// Nobody is given a new key before the ledger says who knows the one before.
-	if s.facts.InstalledImage == "" && key.Generation == plan.OverlayKey(s.facts.Ledger) {
+	if s.facts.Installed.Image == "" && key.Generation == plan.OverlayKey(s.facts.Ledger) {
 		g.Go(func() error { return s.applyAgents(gctx, planned, key.Generation, false) })
 	}
 	if err := g.Wait(); err != nil {
@@ -204,7 +204,7 @@ func (s *side) applyNamespace(ctx context.Context) error {
 
 // agentsWork says that the agents of all nodes that are ready have reported.
 func (s *side) agentsWork() bool {
-	return s.facts.InstalledImage != "" && len(s.facts.Unreported()) == 0
+	return s.facts.Installed.Image != "" && len(s.facts.Unreported()) == 0
 }
 
 // updateNodeAgents applies the DaemonSet that was left for later, when the gateways of

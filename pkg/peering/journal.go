@@ -63,8 +63,16 @@ func (j *journal) start(ctx context.Context, peering, claim string) error {
 	}
 	obj := manifests.Journal(fmt.Sprintf("journal-%s-%s", peering, claim), peering)
 	obj.Annotations[annotationClaim] = claim
-	if err := j.cluster.Client.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldManager)); err != nil && !apierrors.IsAlreadyExists(err) {
+	if err := j.begin(ctx, obj); err != nil && !apierrors.IsAlreadyExists(err) {
 		return j.cluster.fail("write down what is changed", uninstallingIfTerminating(err))
+	}
+	return nil
+}
+
+// begin creates a ConfigMap that a command changes for as long as it runs.
+func (j *journal) begin(ctx context.Context, obj *corev1.ConfigMap) error {
+	if err := j.cluster.Client.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+		return err
 	}
 	j.object = obj
 	ctx, j.stop = context.WithCancel(context.WithoutCancel(ctx))
@@ -137,6 +145,10 @@ func newChange(live, want *unstructured.Unstructured) change {
 	ch := change{After: runtime.DeepCopyJSON(want.Object)}
 	if live.GetResourceVersion() != "" {
 		ch.Before = runtime.DeepCopyJSON(reduce(live.Object, want.Object).(map[string]any))
+		// What is written for older agents has none, and takes it away.
+		if level := live.GetAnnotations()[v1alpha1.AnnotationLevel]; level != "" {
+			_ = unstructured.SetNestedField(ch.Before, level, "metadata", "annotations", v1alpha1.AnnotationLevel) // they are texts
+		}
 	}
 	// Hosts may be exposed, or hidden, meanwhile.
 	unstructured.RemoveNestedField(ch.Before, "spec", "local", "hosts")
@@ -178,6 +190,7 @@ func (c *Cluster) undoOne(ctx context.Context, ch change) error {
 	}
 	back := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(ch.Before)}
 	back.SetResourceVersion(live.GetResourceVersion())
+	manifests.Lower(back, live)
 	if hosts, ok, _ := unstructured.NestedFieldCopy(live.Object, "spec", "local", "hosts"); ok {
 		if err := unstructured.SetNestedField(back.Object, hosts, "spec", "local", "hosts"); err != nil {
 			return err
@@ -206,7 +219,7 @@ func (c *Cluster) undoRanges(ctx context.Context, peerID string) error {
 // undoInterrupted puts back what commands changed that work on this peering no
 // more. With sharedOnly it leaves out the peering's own objects.
 func (c *Cluster) undoInterrupted(ctx context.Context, peerID, peering string, sharedOnly bool) error {
-	_, dead, err := c.journals(ctx, peering)
+	_, dead, err := c.journals(ctx, ofPeering(peering))
 	if err != nil {
 		return err
 	}
@@ -232,13 +245,18 @@ func (c *Cluster) undoInterrupted(ctx context.Context, peerID, peering string, s
 	return nil
 }
 
-// journals are those of a peering, the oldest first: of commands that work on it, and of
+// ofPeering are the labels of a peering's journals.
+func ofPeering(peering string) client.MatchingLabels {
+	return client.MatchingLabels{v1alpha1.LabelPeering: peering}
+}
+
+// journals are those with the labels, the oldest first: of commands that work, and of
 // commands that were interrupted, whose journals do not change for a while. Only this
 // machine's clock is used.
-func (c *Cluster) journals(ctx context.Context, peering string) (working, dead []corev1.ConfigMap, err error) {
+func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels) (working, dead []corev1.ConfigMap, err error) {
 	var first, again corev1.ConfigMapList
 	list := func(into *corev1.ConfigMapList) error {
-		err := c.list(ctx, into, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelPeering: peering})
+		err := c.list(ctx, into, client.InNamespace(v1alpha1.Namespace), labels)
 		// The histories of gateways have the same labels.
 		into.Items = slices.DeleteFunc(into.Items, func(m corev1.ConfigMap) bool { return m.Annotations[annotationClaim] == "" })
 		return err
@@ -249,7 +267,7 @@ func (c *Cluster) journals(ctx context.Context, peering string) (working, dead [
 	select {
 	case <-time.After(beatSilence):
 	case <-ctx.Done():
-		return nil, nil, c.fail("look whether another command works on this peering", context.Cause(ctx))
+		return nil, nil, c.fail("look whether another command works on the same", context.Cause(ctx))
 	}
 	if err := list(&again); err != nil {
 		return nil, nil, err
@@ -267,7 +285,7 @@ func (c *Cluster) journals(ctx context.Context, peering string) (working, dead [
 
 // isWorking says that the command with this claim works on the peering.
 func (c *Cluster) isWorking(ctx context.Context, peering, claim string) (bool, error) {
-	working, _, err := c.journals(ctx, peering)
+	working, _, err := c.journals(ctx, ofPeering(peering))
 	return slices.ContainsFunc(working, func(j corev1.ConfigMap) bool { return j.Annotations[annotationClaim] == claim }), err
 }
 

@@ -88,10 +88,7 @@ func (c *Cluster) readAgents(ctx context.Context, f *plan.FactSheet) error {
 		return err
 	}
 	if ds != nil {
-		f.InstalledVersion = ds.Annotations[v1alpha1.AnnotationVersion]
-		for _, container := range ds.Spec.Template.Spec.Containers {
-			f.InstalledImage = container.Image // there is one
-		}
+		f.Installed = manifests.AgentsOf(ds, &ds.Spec.Template.Spec)
 		f.OverlayKeys = manifests.OverlayKeys(&ds.Spec.Template.Spec)
 		f.NodeMetrics = manifests.ShowsNodeMetrics(ds)
 	} else if gateways, err := c.ours(ctx, &appsv1.DeploymentList{}, nil); err != nil || len(gateways) == 0 {

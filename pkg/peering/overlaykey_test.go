@@ -121,7 +121,7 @@ func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := withGuest(t)
-	_, other := manifests.Gateway{Peering: "c", Image: "image:1", KeyGeneration: 1, OverlayKey: 1}.Objects() // of another peering
+	_, other := manifests.Gateway{Peering: "c", Agents: manifests.Agents{Image: "image:1"}, KeyGeneration: 1, OverlayKey: 1}.Objects() // of another peering
 	if err := a.raw.Create(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}

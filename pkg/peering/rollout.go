@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -27,41 +28,58 @@ func rolloutKinds() []client.ObjectList {
 // Nodes are looked at one by one, as the DaemonSet's own count includes those
 // that are not ready, for which nobody waits.
 func rolledOut(o objects, g manifests.Gateway, nodes []string, beats heartbeats) string {
-	ds, deployment := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), byName[*appsv1.Deployment](o, g.Name())
+	newest, missing := newestRevision(o)
+	return cmp.Or(missing, gatewayRolledOut(o, g, beats), nodesRolledOut(o, newest, nodes, beats))
+}
+
+// newestRevision is that of the node agents' DaemonSet, which its controller has to have seen.
+func newestRevision(o objects) (revision, missing string) {
+	ds := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
 	if ds == nil || ds.Status.ObservedGeneration < ds.Generation {
-		return "the node agents are being replaced"
+		return "", "the node agents are being replaced"
 	}
-	if deployment == nil || !isRolledOut(deployment) {
-		return "the gateway is being replaced"
-	}
-	// The controller has seen what was applied, so it is the newest revision.
 	newest := &appsv1.ControllerRevision{}
 	for _, r := range of[*appsv1.ControllerRevision](o) {
 		if metav1.IsControlledBy(r, ds) && r.Revision > newest.Revision {
 			newest = r
 		}
 	}
+	return newest.Labels[appsv1.ControllerRevisionHashLabelKey], ""
+}
+
+// gatewayRolledOut is for a gateway.
+func gatewayRolledOut(o objects, g manifests.Gateway, beats heartbeats) string {
+	deployment := byName[*appsv1.Deployment](o, g.Name())
+	if deployment == nil || !isRolledOut(deployment) {
+		return "the gateway is being replaced"
+	}
+	if runningPods(o)[beats.holder(g.Name())] == nil {
+		return "the gateway has not reported since it was replaced"
+	}
+	return ""
+}
+
+// nodesRolledOut is for node agents.
+func nodesRolledOut(o objects, revision string, nodes []string, beats heartbeats) string {
+	ds, running, reports := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), runningPods(o), plan.ReportsByNode(o.reports())
+	for _, n := range nodes {
+		pod := running[beats.holder(v1alpha1.NodeLease(n))]
+		if reports[n] == nil || pod == nil || !metav1.IsControlledBy(pod, ds) || pod.Labels[appsv1.ControllerRevisionHashLabelKey] != revision {
+			return fmt.Sprintf("the node agent of %s is being replaced", n)
+		}
+	}
+	return ""
+}
+
+// runningPods are those whose agents run, by name.
+func runningPods(o objects) map[string]*corev1.Pod {
 	running := map[string]*corev1.Pod{}
 	for _, pod := range of[*corev1.Pod](o) {
 		if isRunning(pod) {
 			running[pod.Name] = pod
 		}
 	}
-	if running[beats.holder(g.Name())] == nil {
-		return "the gateway has not reported since it was replaced"
-	}
-	const revision = appsv1.ControllerRevisionHashLabelKey
-	reports := plan.ReportsByNode(o.reports())
-	for _, n := range nodes {
-		if r := reports[n]; r != nil {
-			pod := running[beats.holder(v1alpha1.NodeLease(n))]
-			if pod != nil && metav1.IsControlledBy(pod, ds) && pod.Labels[revision] == newest.Labels[revision] {
-				continue
-			}
-		}
-		return fmt.Sprintf("the node agent of %s is being replaced", n)
-	}
-	return ""
+	return running
 }
 
 func isRolledOut(d *appsv1.Deployment) bool {
@@ -81,6 +99,9 @@ func (c *Cluster) awaitEnd(ctx context.Context, g manifests.Gateway) error {
 	labels := g.Labels()
 	return c.await(ctx, "wait until the former gateway has ended", c.podsHint(), kinds, func(_ context.Context, o objects) (string, error) {
 		d := byName[*appsv1.Deployment](o, g.Name())
+		if d != nil && d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
+			d = nil // none is to run
+		}
 		if d != nil && (d.Status.ObservedGeneration < d.Generation || d.Status.UpdatedReplicas < 1 || d.Status.Replicas > d.Status.UpdatedReplicas) {
 			return "the gateway is being replaced", nil
 		}

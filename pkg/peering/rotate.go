@@ -49,6 +49,13 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 				Hint: fmt.Sprintf("kubectl liqonet peer %s %s", a.Name, b.Name),
 			}
 		}
+		if err := s.readAgents(ctx, &s.facts); err != nil {
+			return Result{}, err
+		}
+		s.facts.Name = s.Name
+		if err := s.facts.CanRotate(); err != nil {
+			return Result{}, err
+		}
 	}
 	// What is amiss is mended first: nodes need another plane that works.
 	if _, err := p.peer(ctx); err != nil {

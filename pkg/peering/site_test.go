@@ -2,10 +2,12 @@ package peering
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -18,9 +20,11 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -56,6 +60,17 @@ type site struct {
 	playTook time.Duration
 	// raw is the API without the play.
 	raw client.WithWatch
+	// did are what the command has applied and deleted, in its order: the kind and the name, and of Deployments how many pods.
+	did []string
+	// lossy is an image whose agents let no packet pass, fails what cannot be applied, once: a kind and a name.
+	lossy, fails string
+}
+
+// note adds to what the command did.
+func (w *site) note(what string, obj client.Object) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.did = append(w.did, strings.TrimSpace(what+" "+kindName(obj)+" "+obj.GetName()))
 }
 
 var errInjected = errors.New("injected")
@@ -155,8 +170,20 @@ func (w *site) funcs() interceptor.Funcs {
 			return c.Patch(ctx, obj, patch, opts...)
 		},
 		Apply: func(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+			if o := (&client.ApplyOptions{}).ApplyOptions(opts); len(o.DryRun) > 0 {
+				return w.dryApply(ctx, c, obj, o)
+			}
 			if err := w.write("apply"); err != nil {
 				return err
+			}
+			u, err := applied(obj)
+			if err == nil && w.fails == u.GetKind()+" "+u.GetName() {
+				w.fails = ""
+				return errInjected
+			}
+			if err == nil && u.GetKind() == "Deployment" {
+				replicas, _, _ := unstructured.NestedFieldNoCopy(u.Object, "spec", "replicas")
+				w.note(fmt.Sprint("run ", replicas), u)
 			}
 			return c.Apply(ctx, obj, opts...)
 		},
@@ -164,6 +191,7 @@ func (w *site) funcs() interceptor.Funcs {
 			if err := w.write("delete " + describe(obj)); err != nil {
 				return err
 			}
+			w.note("delete", obj)
 			if ns, ok := obj.(*corev1.Namespace); ok { // what goes with it
 				for _, kind := range []client.Object{&corev1.ResourceQuota{}, &coordinationv1.Lease{}} {
 					if err := c.DeleteAllOf(ctx, kind, client.InNamespace(ns.Name)); err != nil {
@@ -202,6 +230,31 @@ func (w *site) funcs() interceptor.Funcs {
 			return c.SubResource(sub).Update(ctx, obj, opts...)
 		},
 	}
+}
+
+// dryApply tries it on a copy: the fake client's dry run does nothing at all.
+func (w *site) dryApply(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, o *client.ApplyOptions) error {
+	want, err := applied(obj)
+	if err != nil {
+		return err
+	}
+	live := &unstructured.Unstructured{}
+	live.SetGroupVersionKind(want.GroupVersionKind())
+	if err := c.Get(ctx, client.ObjectKeyFromObject(want), live); err != nil {
+		return err
+	}
+	copied := fake.NewClientBuilder().WithScheme(c.Scheme()).WithObjects(live).WithReturnManagedFields().Build()
+	return copied.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(o.FieldManager))
+}
+
+// applied is what is applied.
+func applied(obj runtime.ApplyConfiguration) (*unstructured.Unstructured, error) {
+	u := &unstructured.Unstructured{}
+	raw, err := json.Marshal(obj)
+	if err == nil {
+		err = json.Unmarshal(raw, &u.Object)
+	}
+	return u, err
 }
 
 // play does what agents and controllers would have done by now.
@@ -258,12 +311,13 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		if err := fakeapi.Beat(ctx, c, v1alpha1.NodeLease(n.Name), v1alpha1.NodeAgentName+"-"+n.Name, w.holder); err != nil {
 			return err
 		}
+		passes := !w.runs(ctx, c, v1alpha1.NodeLease(n.Name), w.lossy)
 		status := v1alpha1.NodeNetworkStatus{Kernel: &w.kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...)}
 		for i := range peerings.Items {
 			p := &peerings.Items[i]
 			for _, plane := range p.Spec.Planes {
 				status.Gateways = append(status.Gateways, v1alpha1.NodeGateway{
-					Peering: p.Name, Plane: plane.Index, ObservedGeneration: p.Generation, Ready: w.connected(p), RTTMicroseconds: 300,
+					Peering: p.Name, Plane: plane.Index, ObservedGeneration: p.Generation, Ready: w.connected(p) && passes, RTTMicroseconds: 300,
 				})
 			}
 		}
@@ -288,7 +342,7 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 				return err
 			}
 			planes = append(planes, v1alpha1.PlaneStatus{
-				Index: plane.Index, ObservedGeneration: p.Generation, Connected: w.connected(p), MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(fakeapi.GatewayIP)},
+				Index: plane.Index, ObservedGeneration: p.Generation, Connected: w.connected(p) && !w.runs(ctx, c, gateway, w.lossy), MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(fakeapi.GatewayIP)},
 			})
 		}
 		if cmp.Equal(p.Status.Planes, planes, compare) {
@@ -300,6 +354,16 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		}
 	}
 	return nil
+}
+
+// runs says that the agent that renews a Lease is of an image.
+func (w *site) runs(ctx context.Context, c client.WithWatch, lease, image string) bool {
+	l, pod := &coordinationv1.Lease{}, &corev1.Pod{}
+	if image == "" || c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: lease}, l) != nil || l.Spec.HolderIdentity == nil {
+		return false
+	}
+	err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: *l.Spec.HolderIdentity}, pod)
+	return err == nil && pod.Spec.Containers[0].Image == image
 }
 
 // connected says that the one that is called can be.

@@ -25,6 +25,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -250,7 +251,7 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 			cn, err := c.ledger(ctx)
 			if err == nil {
 				key := plan.OverlayKey(cn)
-				err = newSide(c, 0).applyAgents(ctx, &plan.ClusterPlan{Image: c.DefaultImage, OverlayKeys: []int32{key}}, key, false)
+				err = newSide(c, 0).applyAgents(ctx, &plan.ClusterPlan{Agents: manifests.Agents{Image: c.DefaultImage}, OverlayKeys: []int32{key}}, key, false)
 			}
 			if errors.Is(err, errUninstalling) {
 				return "namespace " + v1alpha1.Namespace + " is being deleted", nil
@@ -413,10 +414,6 @@ func (c *Cluster) uninstall(ctx context.Context) error {
 	return c.removeDefinitions(ctx, crds)
 }
 
-// beingRemoved is in place of the version on a definition that is about to be deleted.
-// Whoever applies the definition takes it away.
-const beingRemoved = "being-removed"
-
 // removeDefinitions lets the ledger end and deletes the definitions. Between the two another
 // command may claim an entry of a new ledger, which would be deleted with its kind. So
 // definitions are deleted only as they were marked before the ledger ended. A command that
@@ -427,7 +424,7 @@ func (c *Cluster) removeDefinitions(ctx context.Context, crds []client.Object) e
 	for _, crd := range crds {
 		g.Go(func() error {
 			marked := crd.DeepCopyObject().(client.Object)
-			marked.SetAnnotations(map[string]string{v1alpha1.AnnotationVersion: beingRemoved})
+			marked.SetAnnotations(map[string]string{v1alpha1.AnnotationVersion: manifests.BeingRemoved})
 			err := c.Client.Patch(gctx, marked, client.MergeFrom(crd))
 			if absent(err) {
 				return nil
@@ -476,7 +473,7 @@ func (c *Cluster) deleteMarked(ctx context.Context, name string) error {
 		if crd == nil || err != nil {
 			return err
 		}
-		if crd.DeletionTimestamp.IsZero() && crd.Annotations[v1alpha1.AnnotationVersion] != beingRemoved {
+		if crd.DeletionTimestamp.IsZero() && crd.Annotations[v1alpha1.AnnotationVersion] != manifests.BeingRemoved {
 			crd = nil
 			return nil
 		}

@@ -43,12 +43,10 @@ type FactSheet struct {
 	LostOverlayKey int32
 	// HasOverlayKey says that the agents have been given the key that the ledger names.
 	HasOverlayKey bool
-	// InstalledImage is that of the node agents that run, empty if there are none.
-	InstalledImage string
+	// Installed are the node agents that are there, without an image if there are none. Their version is empty if it is not known.
+	Installed manifests.Agents
 	// NodeMetrics says that these show their metrics at their nodes' own addresses.
 	NodeMetrics bool
-	// InstalledVersion is that of the command that installed them, empty if not known.
-	InstalledVersion string
 	// Version is that of this command, DefaultImage the agents' image of that version.
 	Version, DefaultImage string
 	// Service exposes the gateways to the peer, nil if there is none.
@@ -223,41 +221,63 @@ func (f *FactSheet) InternalCIDR() (netip.Prefix, string, error) {
 	return got[0].Prefix, got[0].Reason, nil
 }
 
-// image of the agents. Agents of one version get no objects of another one, so an image
-// is kept only if the version is the same.
-func (f *FactSheet) image() Statement {
-	s := Statement{What: "image of the agents", Value: f.DefaultImage, Reason: "the one of this version of the command"}
-	switch {
+// agents are those that run when the plan is carried out, and why. Agents that are there stay: `upgrade` replaces them. Those that
+// this command does not know are replaced, as are those for which another image is given.
+func (f *FactSheet) agents() (a manifests.Agents, s Statement) {
+	a = manifests.Agents{Image: f.DefaultImage, Version: f.Version, Level: version.Current}
+	s = Statement{What: "image of the agents", Reason: "the one of this version of the command"}
+	switch has := f.Installed; {
 	case f.Overrides.Image != "":
-		s.Value, s.Reason = f.Overrides.Image, "given by --agent-image"
-	case f.InstalledImage != "" && f.sameVersion():
-		s.Value, s.Reason = f.InstalledImage, "the one of the node agents that are there"
-	case f.InstalledImage != "":
-		s.Reason += "; the agents are of " + f.InstalledVersion
+		a.Image, s.Reason = f.Overrides.Image, "given by --agent-image"
+	case has.Image == "":
+	case f.sameVersion():
+		a.Image, a.Level, s.Reason = has.Image, max(has.Level, version.First), "the one of the node agents that are there"
+	case has.Level >= version.First:
+		a, s.Reason = has, fmt.Sprintf("the one of the node agents that are there, which are of version %s; upgrade brings them to %s", has.Version, f.Version)
+	default:
+		s.Reason += "; the agents are of " + has.Version
 	}
-	return s
+	s.Value = a.Image
+	return a, s
 }
 
 func (f *FactSheet) sameVersion() bool {
-	return f.InstalledVersion == "" || f.InstalledVersion == f.Version
+	return f.Installed.Version == "" || f.Installed.Version == f.Version
 }
 
-// checkVersion refuses what would mix versions: an older command than the one that
-// installed the agents, or agents of an image that is not of this command's version.
+// checkVersion refuses an older command than the one that installed the agents, and agents that this command does not know
+// where their image was chosen. It refuses what the agents do not know yet, too.
 func (f *FactSheet) checkVersion() error {
+	has := f.Installed
 	refused := func(err error, hint string) error {
 		return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: "compare versions", Err: err, Hint: hint}
 	}
-	given := f.InstalledImage != version.AgentImage(f.InstalledVersion)
-	switch {
-	case f.InstalledImage == "" || f.sameVersion():
-		return nil
-	case version.Older(f.Version, f.InstalledVersion):
-		return refused(fmt.Errorf("liqonet in the cluster is of version %s, and this command of the older %s", f.InstalledVersion, f.Version),
+	switch agents, _ := f.agents(); {
+	case has.Image == "":
+	case has.Level > version.Current, version.Older(f.Version, has.Version):
+		return refused(fmt.Errorf("liqonet in the cluster is of version %s, and this command of the older %s", has.Version, f.Version),
 			"use the command of that version, or a newer one")
-	case f.Overrides.Image == "" && given:
-		return refused(fmt.Errorf("its agents are of version %s, this command is of %s, and their image %q was chosen by --agent-image", f.InstalledVersion, f.Version, f.InstalledImage),
-			"give the image of version "+f.Version+" by --agent-image, which upgrades the agents, or use the command of version "+f.InstalledVersion)
+	case has.Level < version.First && !f.sameVersion() && f.Overrides.Image == "" && has.Image != version.AgentImage(has.Version):
+		return refused(fmt.Errorf("its agents are of version %s, this command is of %s, and their image %q was chosen by --agent-image", has.Version, f.Version, has.Image),
+			"give the image of version "+f.Version+" by --agent-image, which upgrades the agents, or use the command of version "+has.Version)
+	case agents.Level < version.Current && f.Overrides.NodeMetrics == MetricsNode:
+		return f.needsUpgrade("show metrics of its nodes")
+	}
+	return nil
+}
+
+// needsUpgrade is the error for what the cluster's agents do not know yet.
+func (f *FactSheet) needsUpgrade(doing string) error {
+	return &failure.Error{
+		Kind: failure.Usage, Cluster: f.Name, Doing: doing, Err: fmt.Errorf("its agents are of version %s, and cannot", f.Installed.Version),
+		Hint: "kubectl liqonet upgrade " + f.Name,
+	}
+}
+
+// CanRotate returns an error if the agents of a cluster have no way to get new keys without losing packets.
+func (f *FactSheet) CanRotate() error {
+	if f.Installed.Image != "" && f.Installed.Level < version.Current {
+		return f.needsUpgrade("replace keys")
 	}
 	return nil
 }

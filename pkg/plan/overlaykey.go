@@ -84,7 +84,7 @@ func (f *FactSheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 	case f.LostOverlayKey >= key.Generation:
 		key.Generation = next
 		reason = "a new one: the Secret with the one before is gone"
-	case f.InstalledImage == "":
+	case f.Installed.Image == "":
 		reason = "made during the run, and never shown"
 	}
 	key.Nodes = union(without(key.Nodes, gone), agents)
@@ -148,7 +148,7 @@ func (c *ClusterPlan) planOverlayKey(own *FactSheet, cn *v1alpha1.ClusterNetwork
 // peering: the gateways of others, and the Secret of the key before.
 func (c *ClusterPlan) planOldOverlayKey(own *FactSheet) {
 	before := OverlayKey(own.ledger())
-	if own.InstalledImage == "" || c.Ledger.Spec.OverlayKey.Generation == before {
+	if own.Installed.Image == "" || c.Ledger.Spec.OverlayKey.Generation == before {
 		return
 	}
 	for _, p := range own.OtherPeerings {

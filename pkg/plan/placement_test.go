@@ -130,7 +130,7 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 // withKey is a cluster with agents, whose nodes know the overlay's key of a generation.
 func withKey(generation int32, nodes ...string) *FactSheet {
 	f := newFacts("a", nil, "", "")
-	f.InstalledImage = "image"
+	f.Installed.Image = "image"
 	f.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: generation, Nodes: nodes}
 	return f
 }
@@ -217,7 +217,7 @@ func TestSecurity_08_LedgerOfNodes(t *testing.T) {
 func TestSecurity_08_PlanOfANewKey(t *testing.T) {
 	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.1.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.18.2.0/24")
 	for _, f := range []*FactSheet{a, b} {
-		f.Version, f.DefaultImage, f.InstalledImage = "v0.1.0", "image", "image"
+		f.Version, f.DefaultImage, f.Installed.Image = "v0.1.0", "image", "image"
 	}
 	a.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 3, Nodes: []string{"gone"}}
 	a.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{Overlay: "vxlan", Planes: []v1alpha1.Plane{{Index: 1}}}}}

@@ -49,8 +49,8 @@ type ClusterPlan struct {
 	// and not read, and what was left out.
 	Notes []string `json:"notes,omitempty"`
 
-	// Image of the agents.
-	Image string `json:"-"`
+	// Agents are those of the cluster.
+	Agents manifests.Agents `json:"-"`
 	// NodeMetrics says that node agents show their metrics at their nodes' own addresses.
 	NodeMetrics bool `json:"-"`
 	// Role of the cluster's gateways.
@@ -182,9 +182,13 @@ func choose(a, b FactSheet) (*Plan, error) {
 		return nil, err
 	}
 	for i, f := range clusters {
+		agents, _ := f.agents()
 		p.Clusters[i] = ClusterPlan{
-			Cluster: f.Name, ClusterID: f.ClusterID, Peer: clusters[1-i].Name, Image: f.image().Value, NodeMetrics: f.nodeMetrics(), Role: v1alpha1.Role(d[i].role.Value),
+			Cluster: f.Name, ClusterID: f.ClusterID, Peer: clusters[1-i].Name, Agents: agents, NodeMetrics: f.nodeMetrics(), Role: v1alpha1.Role(d[i].role.Value),
 			Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
+		}
+		if agents.Version != f.Version {
+			p.Clusters[i].Notes = append(p.Clusters[i].Notes, fmt.Sprintf("the agents of %s stay of version %s: kubectl liqonet upgrade %s brings them to %s", f.Name, agents.Version, f.Name, f.Version))
 		}
 		if f.PodsConcluded != "" {
 			p.Clusters[i].Notes = append(p.Clusters[i].Notes, f.PodsConcluded)
@@ -276,7 +280,8 @@ func (c *ClusterPlan) planLedger(own, peer *FactSheet) error {
 // planGateways are the cluster's gateways, and where the peer's ones call them.
 func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 	entry := Allocation(own.Ledger, peer.ClusterID)
-	c.Choices = append(append(c.Choices, d.role, d.planesBy, d.overlay, d.wireguard, own.image()), d.placed...)
+	_, image := own.agents()
+	c.Choices = append(append(c.Choices, d.role, d.planesBy, d.overlay, d.wireguard, image), d.placed...)
 	planes := d.planes
 	if temporary, is := d.temporary(own); is {
 		planes = append(slices.Clone(planes), temporary)
@@ -293,7 +298,7 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 	}
 	for _, plane := range planes {
 		g := GatewayPlan{Gateway: manifests.Gateway{
-			Peering: entry.Name, Plane: plane, Image: c.Image, Role: c.Role, OverlayKey: own.linkKey(plane, OverlayKey(own.Ledger)), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value),
+			Peering: entry.Name, Plane: plane, Agents: c.Agents, Role: c.Role, OverlayKey: own.linkKey(plane, OverlayKey(own.Ledger)), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value),
 			KeyGeneration: own.keyGeneration(plane), Port: gatewayPort, Planes: len(d.planes), Placement: d.placement, Temporary: !slices.Contains(d.planes, plane),
 		}}
 		address, _ := gatewayAddress(own.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
@@ -332,7 +337,7 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 
 // NodeAgents are the account of the node agents with its permissions, and their DaemonSet.
 func (c *ClusterPlan) NodeAgents() (account []manifests.Object, daemonSet *appsv1.DaemonSet) {
-	account, daemonSet = manifests.NodeAgent(c.Image, c.OverlayKeys)
+	account, daemonSet = manifests.NodeAgent(c.Agents, c.OverlayKeys)
 	if c.NodeMetrics {
 		manifests.ShowNodeMetrics(daemonSet)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // planPeering is the cluster's Peering, with names in the place of what comes about
@@ -44,13 +45,16 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 		address, _ = nodes.Translate(address)
 		plane := v1alpha1.Plane{
 			Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration, RemoteAddress: v1alpha1.IP{Addr: address},
-			OverlayKey: g.OverlayKey, RemotePublicKey: fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, remote.SecretName(), peer.Name),
+			RemotePublicKey: fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, remote.SecretName(), peer.Name),
 		}
 		if plane.PresharedKey = g.Preshared; g.PresharedKey > 0 && g.Preshared.Fingerprint == "" {
 			plane.PresharedKey.Fingerprint = fmt.Sprintf("<of the key in Secret %s/%s>", v1alpha1.Namespace, g.PresharedSecretName())
 		}
-		if made := own.Planes[g.Plane].KeyTime; !made.IsZero() {
-			plane.KeyTime = &made
+		if made := own.Planes[g.Plane].KeyTime; c.Agents.Level > version.First {
+			plane.OverlayKey = g.OverlayKey
+			if !made.IsZero() {
+				plane.KeyTime = &made
+			}
 		}
 		if c.Service != nil {
 			plane.Service = c.Service.Name
@@ -60,7 +64,9 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 		}
 		spec.Planes = append(spec.Planes, plane)
 	}
-	return manifests.Peering(given.Name, spec), nil
+	p := manifests.Peering(given.Name, spec)
+	manifests.SetLevel(p, c.Agents.Level)
+	return p, nil
 }
 
 // seenAs are by which ranges a peer knows a cluster: its pods, and its nodes and

@@ -403,7 +403,7 @@ func TestSecurity_21_NodeOfLargePeerings(t *testing.T) {
 		}
 		n.api.Unplayed = true
 		t.Cleanup(n.api.Close)
-		_, daemonSet := manifests.NodeAgent("image", []int32{1})
+		_, daemonSet := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 		env, limit := resources(daemonSet.Spec.Template.Spec.Containers[0])
 		api := &crowd{Handler: n.api, kind: "Peering", resource: "peerings", streams: streams, count: s.peerings, object: func(i int) []byte {
 			out, _ := json.Marshal(largest(i))

@@ -21,6 +21,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/version"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -44,6 +45,8 @@ func mapper(scheme *runtime.Scheme) meta.RESTMapper {
 const (
 	nodeAgent    = "node agent"
 	gatewayAgent = "gateway agent"
+	// olderCommand does no harm on purpose.
+	olderCommand = "older command"
 )
 
 // cluster is what the product has in a cluster with two nodes and two peerings.
@@ -76,7 +79,7 @@ func newCluster(t *testing.T) *cluster {
 	for _, d := range definitions {
 		create(d)
 	}
-	account, _ := manifests.NodeAgent("image", []int32{1})
+	account, _ := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 	for _, peering := range []string{firstPeering, secondPeering} {
 		of, _ := manifests.Gateway{Peering: peering, Role: v1alpha1.Client, KeyGeneration: 1}.Objects()
 		account = append(account, of...)
@@ -110,6 +113,7 @@ func newCluster(t *testing.T) *cluster {
 	c.policy().restore(t)
 	wait(t, "a gateway sends an Event", func() error { return c.gateway.Create(t.Context(), event(firstPeering, "Peering")) })
 	c.eventPolicy().restore(t)
+	c.levelPolicy().restore(t)
 	wait(t, "a node agent writes its history", func() error {
 		own := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeHistory("node-1")}}
 		return c.node.Patch(t.Context(), own, merged("%s", `{"data":{"001":"x"}}`))
@@ -119,7 +123,7 @@ func newCluster(t *testing.T) *cluster {
 
 func newPeering(name string, index int32) *v1alpha1.Peering {
 	mapped := fmt.Sprintf("10.%d.0.0/16", 30+index)
-	return manifests.Peering(name, v1alpha1.PeeringSpec{
+	p := manifests.Peering(name, v1alpha1.PeeringSpec{
 		Index: index, Overlay: "vxlan",
 		Local: v1alpha1.LocalNetwork{
 			Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.20.0.0/16")}, InternalCIDR: kit.CIDR("10.80.0.0/19"), ExternalCIDR: kit.CIDR("10.60.0.0/18"),
@@ -132,6 +136,8 @@ func newPeering(name string, index int32) *v1alpha1.Peering {
 			RemoteAddress: v1alpha1.IP{Addr: addr(fmt.Sprintf("10.%d.31.254", 70+index))},
 		}},
 	})
+	manifests.SetLevel(p, version.Current)
+	return p
 }
 
 func network(name string) *v1alpha1.NodeNetwork {
@@ -164,7 +170,7 @@ func got(t *testing.T, err error) bool {
 // policy lets node agents write what is their own.
 func (c *cluster) policy() *defence {
 	binding := func() *admissionv1.ValidatingAdmissionPolicyBinding {
-		account, _ := manifests.NodeAgent("image", []int32{1})
+		account, _ := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 		return account[len(account)-1].(*admissionv1.ValidatingAdmissionPolicyBinding)
 	}
 	return &defence{
@@ -185,18 +191,18 @@ func (c *cluster) policy() *defence {
 	}
 }
 
-// eventPolicy lets gateways send Events about their own Peering.
-func (c *cluster) eventPolicy() *defence {
+// policyNamed is a policy that everybody has beside the permissions. Where it is in force, an attempt is not granted.
+func (c *cluster) policyNamed(name, whose string, attempt func(t *testing.T) bool) *defence {
 	binding := func() *admissionv1.ValidatingAdmissionPolicyBinding {
-		account, _ := manifests.NodeAgent("image", []int32{1})
+		account, _ := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 		i := slices.IndexFunc(account, func(o manifests.Object) bool {
 			b, isOne := o.(*admissionv1.ValidatingAdmissionPolicyBinding)
-			return isOne && b.Name == "liqonet-gateway"
+			return isOne && b.Name == name
 		})
 		return account[i].(*admissionv1.ValidatingAdmissionPolicyBinding)
 	}
 	return &defence{
-		name: "ValidatingAdmissionPolicy of gateways",
+		name: "ValidatingAdmissionPolicy of " + whose,
 		remove: func(t *testing.T) {
 			if err := c.admin.Delete(t.Context(), binding()); err != nil {
 				t.Fatal(err)
@@ -206,11 +212,31 @@ func (c *cluster) eventPolicy() *defence {
 			if err := client.IgnoreAlreadyExists(c.admin.Create(t.Context(), binding())); err != nil {
 				t.Fatal(err)
 			}
-			wait(t, "the policy is in force", func() error {
-				return granted(got(t, c.gateway.Create(t.Context(), event(secondPeering, "Peering"), client.DryRunAll)))
-			})
+			wait(t, "the policy is in force", func() error { return granted(attempt(t)) })
 		},
 	}
+}
+
+// eventPolicy lets gateways send Events about their own Peering.
+func (c *cluster) eventPolicy() *defence {
+	return c.policyNamed("liqonet-gateway", "gateways", func(t *testing.T) bool {
+		return got(t, c.gateway.Create(t.Context(), event(secondPeering, "Peering"), client.DryRunAll))
+	})
+}
+
+// levelPolicy refuses commands that are older than what is there.
+func (c *cluster) levelPolicy() *defence {
+	return c.policyNamed(manifests.LevelPolicy, "versions", func(t *testing.T) bool { return c.forgets(t, definition()) })
+}
+
+// definition is one of the custom resources'.
+func definition() client.Object {
+	return &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "peerings." + v1alpha1.GroupVersion.Group}}
+}
+
+// forgets says that an administrator's command may take from an object what it does not know.
+func (c *cluster) forgets(t *testing.T, obj client.Object) bool {
+	return got(t, c.admin.Patch(t.Context(), obj, merged(`{"metadata":{"annotations":{"%s":null,"%s":"v0.1.0"}}}`, v1alpha1.AnnotationLevel, v1alpha1.AnnotationVersion), client.DryRunAll))
 }
 
 // event is one of a gateway, about an object.
@@ -289,7 +315,7 @@ func (c *cluster) permissions(account string) *defence {
 }
 
 func (c *cluster) attacks() []attack {
-	policy, eventPolicy, schemas := c.policy(), c.eventPolicy(), c.schemas()
+	policy, eventPolicy, levelPolicy, schemas := c.policy(), c.eventPolicy(), c.levelPolicy(), c.schemas()
 	sends := func(e *corev1.Event) func(*testing.T) bool {
 		return func(t *testing.T) bool { return got(t, c.gateway.Create(t.Context(), e.DeepCopy(), client.DryRunAll)) }
 	}
@@ -351,6 +377,8 @@ func (c *cluster) attacks() []attack {
 		{gatewayAgent, "reads the overlay's key", ofGateway, readsSecrets(c.gateway)},
 		{gatewayAgent, "tells others a translation of addresses", schemas, writes(c.gateway, ownPeering, `{"translation":{"local":[{"real":"10.244.0.0/16","mapped":"203.0.0.0/16"}],"remote":[]}}`)},
 		{gatewayAgent, "stores what no agent can read", schemas, writes(c.gateway, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"1.2.3.4.5"}]}`)},
+		{olderCommand, "takes fields from a definition", levelPolicy, func(t *testing.T) bool { return c.forgets(t, definition()) }},
+		{olderCommand, "takes fields from a Peering", levelPolicy, func(t *testing.T) bool { return c.forgets(t, ownPeering()) }},
 		{gatewayAgent, "stores 5000 planes", schemas, writes(c.gateway, ownPeering, `{"planes":[`+strings.TrimSuffix(strings.Repeat(`{"index":0,"connected":true},`, 5000), ",")+`]}`)},
 	}
 }

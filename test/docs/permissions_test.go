@@ -14,7 +14,7 @@ import (
 // The table of the agents' permissions has what the roles have.
 func TestPermissionsTable(t *testing.T) {
 	var want, got []string
-	node, _ := manifests.NodeAgent("image", []int32{1})
+	node, _ := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 	gateway, _ := manifests.Gateway{Peering: "b"}.Objects()
 	for agent, objs := range map[string][]manifests.Object{"node": node, "gateway": gateway} {
 		for _, o := range objs {

@@ -275,4 +275,9 @@ var places = map[string]place{
 	"TestPlanesOnReplacedNodes": {lane: laneAll, part: outagesPart},
 	"TestPlanesThatAreBad":      {lane: laneAll, part: outagesPart},
 	"TestRebootedClusters":      {lane: laneAll, part: outagesPart},
+
+	// With three nodes.
+	"TestUpgrade":                   {lane: laneEqual, part: outagesPart},
+	"TestUpgradeFromBeforeReleases": {lane: laneEqual, part: outagesPart},
+	"TestUpgradeUnpeerOfOlder":      {lane: laneEqual, part: outagesPart},
 }

@@ -58,7 +58,7 @@ func TestSecurity_13_PermissionsAreUsed(t *testing.T) {
 			}
 		}
 	}
-	node, _ := manifests.NodeAgent("image", []int32{1})
+	node, _ := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 	gateway, _ := manifests.Gateway{Peering: "beta"}.Objects()
 	for _, o := range slices.Concat(node, gateway) {
 		switch o := o.(type) {

@@ -11,8 +11,8 @@ import (
 	"github.com/liqonet/liqonet/test/lab/image"
 )
 
-// Versions are not mixed: a newer command brings the agents of both clusters to its own
-// version. An older one is refused and changes nothing, but may look, and unpeer.
+// Versions are not mixed: a newer command leaves agents as they are until they are upgraded. An older one is refused and
+// changes nothing, but may look, and unpeer.
 func TestDefect1_06_Versions(t *testing.T) {
 	ctx := begin(t)
 	a, b := fx.alpha, fx.gamma
@@ -49,7 +49,11 @@ func TestDefect1_06_Versions(t *testing.T) {
 	if r := mustLiqonet(t, ctx, "status", a.Name, b.Name); !strings.Contains(r.stdout, "Connected") {
 		t.Errorf("a newer command shows:\n%s", r.stdout)
 	}
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+	if r := mustLiqonet(t, ctx, "peer", a.Name, b.Name); !strings.Contains(r.stdout, "upgrade") {
+		t.Errorf("a newer command says\n%s", r.stdout)
+	}
+	checkVersion("v7.0.0")
+	mustLiqonet(t, ctx, "upgrade", a.Name, b.Name)
 	checkVersion("v7.1.0")
 	checkPair(t, ctx, a, b)
 

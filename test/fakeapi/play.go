@@ -2,7 +2,9 @@ package fakeapi
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -89,23 +91,34 @@ func (s *Server) play(ctx context.Context) error {
 		}
 	}
 	for i := range peerings.Items {
-		p := &peerings.Items[i]
-		gateway := "gateway-" + p.Name + "-0"
-		if err := Beat(ctx, s.Client, gateway, gateway+"-pod", ""); err != nil {
-			return err
-		}
-		if len(p.Status.Planes) > 0 && p.Status.Planes[0].ObservedGeneration == p.Generation {
-			continue
-		}
-		if s.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-" + p.Name + "-0"}, &appsv1.Deployment{}) != nil {
-			continue
-		}
-		p.Status.Planes = []v1alpha1.PlaneStatus{{ObservedGeneration: p.Generation, Connected: true, MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(GatewayIP)}}}
-		if err := ignored(s.Client.Status().Update(ctx, p)); err != nil {
+		if err := s.playGateways(ctx, &peerings.Items[i]); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// playGateways has those of all planes report that run.
+func (s *Server) playGateways(ctx context.Context, p *v1alpha1.Peering) error {
+	var planes []v1alpha1.PlaneStatus
+	for _, plane := range p.Spec.Planes {
+		gateway := fmt.Sprintf("gateway-%s-%d", p.Name, plane.Index)
+		if err := Beat(ctx, s.Client, gateway, gateway+"-pod", ""); err != nil {
+			return err
+		}
+		if s.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: gateway}, &appsv1.Deployment{}) == nil {
+			planes = append(planes, v1alpha1.PlaneStatus{
+				Index: plane.Index, ObservedGeneration: p.Generation, Connected: true, MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(GatewayIP)},
+			})
+		}
+	}
+	if slices.EqualFunc(planes, p.Status.Planes, func(a, b v1alpha1.PlaneStatus) bool {
+		return a.Index == b.Index && a.ObservedGeneration == b.ObservedGeneration
+	}) {
+		return nil
+	}
+	p.Status.Planes = planes
+	return ignored(s.Client.Status().Update(ctx, p))
 }
 
 func (s *Server) playNode(ctx context.Context, cn *v1alpha1.ClusterNetwork, n *corev1.Node, peerings []v1alpha1.Peering) error {
@@ -129,11 +142,13 @@ func (s *Server) playNode(ctx context.Context, cn *v1alpha1.ClusterNetwork, n *c
 	}
 	var gateways []v1alpha1.NodeGateway
 	for i := range peerings {
-		gateways = append(gateways, v1alpha1.NodeGateway{Peering: peerings[i].Name, ObservedGeneration: peerings[i].Generation, Ready: true})
+		for _, plane := range peerings[i].Spec.Planes {
+			gateways = append(gateways, v1alpha1.NodeGateway{Peering: peerings[i].Name, Plane: plane.Index, ObservedGeneration: peerings[i].Generation, Ready: true})
+		}
 	}
 	same := nn.Status.Kernel != nil && len(gateways) == len(nn.Status.Gateways)
 	for i := range gateways {
-		same = same && gateways[i].Peering == nn.Status.Gateways[i].Peering && gateways[i].ObservedGeneration == nn.Status.Gateways[i].ObservedGeneration
+		same = same && gateways[i].Peering == nn.Status.Gateways[i].Peering && gateways[i].Plane == nn.Status.Gateways[i].Plane && gateways[i].ObservedGeneration == nn.Status.Gateways[i].ObservedGeneration
 	}
 	if same {
 		return nil
@@ -158,14 +173,18 @@ func (s *Server) playServices(ctx context.Context) error {
 	}
 	for i := range services.Items {
 		svc := &services.Items[i]
-		if svc.Spec.Type != corev1.ServiceTypeNodePort || len(svc.Spec.Ports) == 0 || svc.Spec.Ports[0].NodePort != 0 {
+		if svc.Spec.Type != corev1.ServiceTypeNodePort || len(svc.Spec.Ports) == 0 || svc.Spec.Ports[len(svc.Spec.Ports)-1].NodePort != 0 {
 			continue
 		}
-		port := int32(30001)
-		for taken[port] {
-			port++
+		for k := range svc.Spec.Ports {
+			port := int32(30001)
+			for taken[port] {
+				port++
+			}
+			if p := &svc.Spec.Ports[k]; p.NodePort == 0 {
+				taken[port], p.NodePort = true, port
+			}
 		}
-		taken[port], svc.Spec.Ports[0].NodePort = true, port
 		if err := ignored(s.Client.Update(ctx, svc)); err != nil {
 			return err
 		}

@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
+	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
@@ -54,12 +56,16 @@ func RollOut(ctx context.Context, c client.Client, started metav1.Time, late str
 			}
 			continue
 		}
-		status := appsv1.DeploymentStatus{ObservedGeneration: d.Generation, Replicas: 1, UpdatedReplicas: 1, AvailableReplicas: 1}
-		if d.Status.ObservedGeneration != status.ObservedGeneration || d.Status.UpdatedReplicas != 1 {
+		n := ptr.Deref(d.Spec.Replicas, 1)
+		status := appsv1.DeploymentStatus{ObservedGeneration: d.Generation, Replicas: n, UpdatedReplicas: n, AvailableReplicas: n}
+		if d.Status.ObservedGeneration != status.ObservedGeneration || d.Status.UpdatedReplicas != n {
 			d.Status = status
 			if err := ignored(c.Status().Update(ctx, d)); err != nil {
 				return err
 			}
+		}
+		if n == 0 {
+			continue
 		}
 		if err := runPod(ctx, c, d.Name+"-pod", "", d, &d.Spec.Template, started); err != nil {
 			return err
@@ -68,7 +74,7 @@ func RollOut(ctx context.Context, c client.Client, started metav1.Time, late str
 	return nil
 }
 
-// endGateways deletes the pods of gateways whose Deployment is gone.
+// endGateways deletes the pods of gateways whose Deployment is gone, or wants none.
 func endGateways(ctx context.Context, c client.Client, deployments []appsv1.Deployment) error {
 	var pods corev1.PodList
 	if err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.HasLabels{v1alpha1.LabelPlane, labelName}); err != nil {
@@ -76,7 +82,9 @@ func endGateways(ctx context.Context, c client.Client, deployments []appsv1.Depl
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if slices.ContainsFunc(deployments, func(d appsv1.Deployment) bool { return d.Name+"-pod" == pod.Labels[labelName] }) {
+		if slices.ContainsFunc(deployments, func(d appsv1.Deployment) bool {
+			return d.Name+"-pod" == pod.Labels[labelName] && ptr.Deref(d.Spec.Replicas, 1) > 0
+		}) {
 			continue
 		}
 		if err := ignored(c.Delete(ctx, pod)); err != nil {
@@ -132,6 +140,15 @@ func rollOutNodeAgents(ctx context.Context, c client.Client, ds *appsv1.DaemonSe
 		if n.Name == late {
 			continue
 		}
+		if ds.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType {
+			var pods corev1.PodList
+			if err := c.List(ctx, &pods, client.InNamespace(ds.Namespace), client.MatchingLabels{labelName: ds.Name + "-" + n.Name}); err != nil {
+				return err
+			}
+			if len(pods.Items) > 0 {
+				continue // until somebody deletes it
+			}
+		}
 		if err := runPod(ctx, c, ds.Name+"-"+n.Name, n.Name, ds, &ds.Spec.Template, started); err != nil {
 			return err
 		}
@@ -157,7 +174,7 @@ func runPod(ctx context.Context, c client.Client, name, node string, owner clien
 		return err
 	}
 	// A list costs as much as there are pods. When this one was made, others were deleted.
-	if isThere, err := exists(ctx, c, name+"-"+hash); isThere || err != nil {
+	if err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name + "-" + hash}, &corev1.Pod{}); !apierrors.IsNotFound(err) {
 		return err
 	}
 	var pods corev1.PodList
@@ -183,16 +200,43 @@ func runPod(ctx context.Context, c client.Client, name, node string, owner clien
 		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(owner, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
 	}
 	pod.Spec.NodeName = node
-	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: GatewayIP, PodIPs: []corev1.PodIP{{IP: GatewayIP}}, ContainerStatuses: []corev1.ContainerStatus{{
-		State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: started}},
-	}}}
+	container := pod.Spec.Containers[0]
+	state := corev1.ContainerStatus{Image: container.Image, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: started}}}
+	if strings.HasPrefix(container.Image, MissingImage) {
+		state.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "not found"}}
+	} else if unknown := unknownTo(container); unknown != "" {
+		state.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+		state.RestartCount, state.LastTerminationState = 9, corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: "Error: unknown flag: " + unknown}}
+	}
+	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: GatewayIP, PodIPs: []corev1.PodIP{{IP: GatewayIP}}, ContainerStatuses: []corev1.ContainerStatus{state}}
 	return ignored(c.Create(ctx, pod))
 }
 
-// exists says whether there is a pod of our namespace.
+// MissingImage is what the names of images begin with that nobody can pull.
+const MissingImage = "missing"
+
+// unknownTo is an argument that the agents of a container's image do not know, empty if there is none. The tag of an image is
+// its version: those of v0.1.0 know the first key of the overlay only, and no others do.
+func unknownTo(c corev1.Container) string {
+	for _, arg := range c.Args {
+		flag, _, _ := strings.Cut(arg, "=")
+		isOld := strings.HasSuffix(c.Image, ":v0.1.0")
+		if isOld && (flag == "--overlay-keys" || flag == "--metrics-address") || !isOld && flag == "--overlay-key" {
+			return flag
+		}
+	}
+	return ""
+}
+
+// exists says whether there is a pod of our namespace whose agent runs.
 func exists(ctx context.Context, c client.Client, name string) (bool, error) {
-	err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name}, &corev1.Pod{})
-	return err == nil, client.IgnoreNotFound(err)
+	pod := &corev1.Pod{}
+	err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name}, pod)
+	return err == nil && isRunning(*pod), client.IgnoreNotFound(err)
+}
+
+func isRunning(p corev1.Pod) bool {
+	return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].State.Running != nil
 }
 
 // labelName has the name of a pod without the hash of its template.
@@ -223,6 +267,7 @@ func Beat(ctx context.Context, c client.Client, lease, pod, holder string) error
 		if err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{labelName: pod}); err != nil {
 			return err
 		}
+		pods.Items = slices.DeleteFunc(pods.Items, func(p corev1.Pod) bool { return !isRunning(p) })
 		if len(pods.Items) == 0 {
 			return nil
 		}

@@ -304,6 +304,9 @@ func (s *Server) serve(r request, req *http.Request) (any, error) {
 		if err := json.Unmarshal(body, &obj.Object); err != nil || req.Header.Get("Content-Type") != "application/apply-patch+yaml" {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("%s: %v", req.Header.Get("Content-Type"), err))
 		}
+		if query.Get("dryRun") != "" {
+			return obj, nil // nobody else has changed anything here
+		}
 		owner := client.FieldOwner(query.Get("fieldManager"))
 		apply := client.ApplyConfigurationFromUnstructured(obj)
 		if r.sub != "" {

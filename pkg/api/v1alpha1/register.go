@@ -48,9 +48,14 @@ const (
 	LabelPlane = "liqonet.io/plane"
 	// LabelTemporary is on the pods of gateways that are there while others are replaced.
 	LabelTemporary = "liqonet.io/temporary"
-	// AnnotationVersion has the version of the CLI that applied an object, and on a
-	// Lease the version of the agent that renews it.
+	// AnnotationVersion has the version of the CLI that applied an object. On a Lease it is that of the agent that
+	// renews it, and on what runs agents that of these.
 	AnnotationVersion = "liqonet.io/version"
+	// AnnotationLevel has the compatibility level of agents (see package version) on what runs them, on Peerings
+	// and on definitions. Without it, it is that of v0.1.0.
+	AnnotationLevel = "liqonet.io/compatibility"
+	// AnnotationLowered has the level before, where a command has lowered it on purpose. A policy refuses that of all others.
+	AnnotationLowered = "liqonet.io/compatibility-before"
 
 	// AnnotationLogLevel is from which level on agents log, one of LogLevels: on the Namespace for node
 	// agents, on a Peering for its gateways.

@@ -1,0 +1,84 @@
+package gateway
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/agent/watch"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// A gateway that leaves writes nothing over what the next one of its plane has reported: nodes would follow it to a pod that ends. One of
+// v0.1.0 reports while the one before is leaving.
+func TestLeaveToTheNext(t *testing.T) {
+	own, next := netip.MustParseAddr("10.244.0.7"), netip.MustParseAddr("10.244.1.9")
+	for name, tt := range map[string]struct {
+		leaving bool
+		there   netip.Addr
+		// meanwhile reports while this gateway looks.
+		meanwhile, want netip.Addr
+	}{
+		"it goes on":          {false, next, netip.Addr{}, own},
+		"its own":             {true, own, netip.Addr{}, own},
+		"nobody has reported": {true, netip.Addr{}, netip.Addr{}, own},
+		"the next one's":      {true, next, netip.Addr{}, next},
+		"the next one reports at this very moment": {true, own, next, next},
+	} {
+		t.Run(name, func(t *testing.T) {
+			scheme := runtime.NewScheme()
+			if err := v1alpha1.AddToScheme(scheme); err != nil {
+				t.Fatal(err)
+			}
+			p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "uid"}}
+			p.Spec.Overlay = "vxlan"
+			if tt.there.IsValid() {
+				p.Status.Planes = []v1alpha1.PlaneStatus{{PodIP: v1alpha1.IP{Addr: tt.there}}}
+			}
+			var api client.WithWatch
+			report := func(addr netip.Addr) {
+				now := &v1alpha1.Peering{}
+				if err := api.Get(t.Context(), types.NamespacedName{Name: "b"}, now); err != nil {
+					t.Fatal(err)
+				}
+				now.Status.Planes = []v1alpha1.PlaneStatus{{PodIP: v1alpha1.IP{Addr: addr}}}
+				if err := api.Status().Update(t.Context(), now); err != nil {
+					t.Fatal(err)
+				}
+			}
+			meanwhile := tt.meanwhile
+			api = fake.NewClientBuilder().WithScheme(scheme).WithObjects(p).WithStatusSubresource(p).
+				WithIndex(p, "metadata.name", func(o client.Object) []string { return []string{o.GetName()} }).
+				WithInterceptorFuncs(interceptor.Funcs{
+					// What is applied replaces the plane's status here.
+					SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+						if meanwhile.IsValid() {
+							addr := meanwhile
+							meanwhile = netip.Addr{}
+							report(addr)
+						}
+						return c.SubResource(sub).Patch(ctx, obj, patch, opts...)
+					},
+				}).Build()
+			a := &agent{Config: Config{Peering: "b", PodIPs: []netip.Addr{own}}, view: &watch.View{Client: api}}
+			a.leaving.Store(tt.leaving)
+			if err := a.writeStatus(t.Context(), status{peering: "uid", plane: v1alpha1.PlaneStatus{PodIP: v1alpha1.IP{Addr: own}}}); err != nil {
+				t.Fatal(err)
+			}
+			now := &v1alpha1.Peering{}
+			if err := api.Get(t.Context(), types.NamespacedName{Name: "b"}, now); err != nil {
+				t.Fatal(err)
+			}
+			if got := now.PlaneStatus(0); got == nil || got.PodIP.Addr != tt.want {
+				t.Errorf("the status is %+v, want that of %s", got, tt.want)
+			}
+		})
+	}
+}

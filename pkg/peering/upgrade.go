@@ -1,0 +1,623 @@
+package peering
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/version"
+)
+
+// upgradeBackTimeout is how long it may take to go back, beyond the command's own timeout: gateways go back as they came, one
+// plane after the other.
+const upgradeBackTimeout = 5 * time.Minute
+
+// UpgradeOptions say to which agents clusters are upgraded.
+type UpgradeOptions struct {
+	// To is the version, empty for this command's.
+	To string
+	// Image of the agents, empty to decide.
+	Image string
+	// calm is how long packets have to pass by gateways that were replaced, and patience how long they may not: 0 for
+	// probeSilence and lostTimeout.
+	calm, patience time.Duration
+}
+
+// Upgraded is what was done in one cluster.
+type Upgraded struct {
+	Cluster   string `json:"cluster"`
+	ClusterID string `json:"clusterID"`
+	// From and To are the versions of the agents, Image what they run now.
+	From  string `json:"from"`
+	To    string `json:"to"`
+	Image string `json:"image"`
+	// Changed lists what was changed, as "cluster: object".
+	Changed []string `json:"changed"`
+	// Notes are what the user has to know.
+	Notes []string `json:"notes,omitempty"`
+	// Err is why the cluster's agents are not of the version.
+	Err error `json:"-"`
+}
+
+// upgrade is one cluster during the command.
+type upgrade struct {
+	*side
+	*plan.Upgrade
+	options  UpgradeOptions
+	reporter Reporter
+	// worked are the ways by which packets passed before anything was changed.
+	worked ways
+	// others are the fields that somebody else has changed.
+	others others
+	// replaced are the gateways that were replaced, in groups.
+	replaced [][]plan.UpgradeGateway
+	// mark says that this command, which has the claim, upgrades the cluster.
+	mark  *journal
+	claim string
+	err   error
+}
+
+// UpgradeAll brings the agents of clusters to a version, while packets pass: those of nodes and gateways step by step. Probes are
+// looked at after each step. If packets are lost, what was changed in that cluster goes back, and the others go on. Only these clusters are
+// touched. A command that was interrupted is done again.
+//
+// The error is about all clusters. What is in Upgraded is about one.
+func UpgradeAll(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter) ([]Upgraded, error) {
+	u, err := readUpgrades(ctx, clusters, o, r, true)
+	before := u
+	if err == nil && len(u.atOnce) > 0 {
+		if err = u.peerAtOnce(ctx); err == nil {
+			u, err = readUpgrades(ctx, clusters, o, r, true)
+		}
+	}
+	if err != nil {
+		return nil, ended(ctx, err)
+	}
+	u.run(ctx)
+	out := make([]Upgraded, len(clusters))
+	for i, c := range clusters {
+		was, is := before.of(c.ID), u.of(c.ID)
+		out[i] = Upgraded{
+			Cluster: c.Name, ClusterID: c.ID, From: was.From, To: is.To, Image: is.Agents.Image,
+			Changed: sets.List(sets.New(slices.Concat(was.changed, is.changed)...)), Notes: sets.List(sets.New(slices.Concat(was.Notes, is.Notes)...)), Err: ended(ctx, is.err),
+		}
+	}
+	return out, nil
+}
+
+// peerAtOnce gives agents of this version to clusters with ones from before v0.1.0, and to their peers.
+func (u *upgrades) peerAtOnce(ctx context.Context) error {
+	o := Options{Clusters: map[string]ClusterOptions{}}
+	var pairs []Pair
+	for _, ids := range u.atOnce {
+		pairs = append(pairs, Pair{u.of(ids[0]).side.Cluster, u.of(ids[1]).side.Cluster})
+		for _, id := range ids {
+			if c := u.of(id); c.AtOnce {
+				o.Clusters[id] = ClusterOptions{Image: c.Agents.Image}
+			}
+		}
+	}
+	for _, out := range PeerAll(ctx, pairs, o, func(Pair) Reporter { return u.reporter }) {
+		if out.Err != nil {
+			return out.Err
+		}
+		for _, c := range out.Pair {
+			s := u.of(c.ID)
+			for _, what := range out.Result.Changed {
+				if what, isOf := strings.CutPrefix(what, c.Name+": "); isOf {
+					s.hasChanged(what)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// PlanUpgrades returns what UpgradeAll would do, and changes nothing.
+func PlanUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter) (*plan.Upgrades, error) {
+	u, err := readUpgrades(ctx, clusters, o, r, false)
+	if err != nil {
+		return nil, ended(ctx, err)
+	}
+	out := &plan.Upgrades{}
+	for _, c := range u.all {
+		out.Clusters = append(out.Clusters, c.Upgrade)
+	}
+	return out, nil
+}
+
+// readUpgrades reads the clusters, plans, and compares each object with what is there.
+func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter, toChange bool) (*upgrades, error) {
+	out := &upgrades{reporter: r}
+	step := "Reading the cluster"
+	if len(clusters) > 1 {
+		step = "Reading the clusters"
+	}
+	return out, r.Step(ctx, step, func(ctx context.Context) error {
+		facts := make([]*plan.UpgradeFacts, len(clusters))
+		g, gctx := failure.NewGroup(ctx)
+		for i, c := range clusters {
+			g.Go(func() (err error) {
+				if toChange {
+					if err := c.checkPermissions(gctx, toInstall()); err != nil {
+						return err
+					}
+				}
+				facts[i], err = c.upgradeFacts(gctx, o)
+				return err
+			})
+		}
+		if err := g.Wait(); err != nil {
+			return err
+		}
+		made, err := plan.MakeUpgrades(facts)
+		if err != nil {
+			return err
+		}
+		out.temporary, out.atOnce = made.Temporary, made.AtOnce
+		g, gctx = failure.NewGroup(ctx)
+		for i, p := range made.Clusters {
+			c := clusters[slices.IndexFunc(clusters, func(c *Cluster) bool { return c.ID == p.ClusterID })]
+			u := &upgrade{side: newSide(c, i), Upgrade: p, options: o, reporter: r, mark: &journal{cluster: c}, claim: strings.ToLower(rand.Text()[:10])}
+			u.lowers, u.journal.created = p.Lowers(), true
+			out.all = append(out.all, u)
+			g.Go(func() error { return u.look(gctx, toChange) })
+		}
+		return g.Wait()
+	})
+}
+
+// upgradeFacts reads what there is of the cluster's agents.
+func (c *Cluster) upgradeFacts(ctx context.Context, o UpgradeOptions) (*plan.UpgradeFacts, error) {
+	f := &plan.UpgradeFacts{
+		Name: c.Name, ClusterID: c.ID, To: o.To, Image: o.Image, Command: manifests.Agents{Image: c.DefaultImage, Version: version.String(), Level: version.Current},
+		Services: map[string]*corev1.Service{}, Secrets: map[string]metav1.Time{},
+	}
+	ds, err := c.nodeAgents(ctx)
+	if ds == nil || err != nil {
+		return f, err
+	}
+	f.Installed, f.NodeMetrics, f.OverlayKeys = manifests.AgentsOf(ds, &ds.Spec.Template.Spec), manifests.ShowsNodeMetrics(ds), manifests.OverlayKeys(&ds.Spec.Template.Spec)
+	if f.Ledger, err = c.ledger(ctx); err != nil {
+		return nil, err
+	}
+	var peerings v1alpha1.PeeringList
+	var services corev1.ServiceList
+	var nodes corev1.NodeList
+	secrets := secretNames().(*metav1.PartialObjectMetadataList)
+	for _, list := range []client.ObjectList{&peerings, &services, &nodes, secrets} {
+		if err := c.list(ctx, list, inOurNamespace(list)); err != nil {
+			return nil, err
+		}
+	}
+	f.Peerings = peerings.Items
+	f.Nodes, f.NotReady = nodesByReadiness(pointers(nodes.Items))
+	for i := range services.Items {
+		s := &services.Items[i]
+		f.Services[s.Labels[v1alpha1.LabelPeering]] = s
+	}
+	for _, s := range secrets.Items {
+		f.Secrets[s.Name] = s.CreationTimestamp
+	}
+	return f, nil
+}
+
+// look compares the plan with what is there, and notes by which ways packets pass.
+func (u *upgrade) look(ctx context.Context, toChange bool) error {
+	g, gctx := failure.NewGroup(ctx)
+	g.SetLimit(8)
+	for i := range u.Objects {
+		o := &u.Objects[i]
+		g.Go(func() error { return u.compare(gctx, o) })
+	}
+	missing := ""
+	g.Go(func() (err error) {
+		patience := cmp.Or(u.options.patience, beginTimeout)
+		if !toChange || u.AtOnce {
+			patience = 0
+		}
+		u.worked, missing, err = u.waysBefore(gctx, patience)
+		return err
+	})
+	err := g.Wait()
+	if missing != "" {
+		u.Notes = append(u.Notes, fmt.Sprintf("%s: before anything was changed, %s", u.Name, missing))
+	}
+	u.Notes = append(u.Notes, u.others.notes(u.Name)...)
+	return err
+}
+
+// compare says what is to be done with an object, and which of its fields somebody else has changed.
+func (u *upgrade) compare(ctx context.Context, o *plan.ObjectPlan) error {
+	obj := &unstructured.Unstructured{Object: o.Manifest}
+	if o.Action == plan.Delete {
+		obj = manifests.Reference(o.APIVersion, o.Kind, o.Namespace, o.Name)
+		_, live, err := u.read(ctx, obj)
+		if err == nil && live.GetResourceVersion() == "" {
+			o.Action = plan.Keep
+		}
+		return err
+	}
+	action, err := u.action(ctx, o, nil)
+	if o.Action = action; err != nil || action != plan.Change {
+		return err
+	}
+	_, live, err := u.read(ctx, obj)
+	if err != nil {
+		return err
+	}
+	return u.askOthers(ctx, obj, live)
+}
+
+// upgrades are the clusters of one command.
+type upgrades struct {
+	// all are in the order in which gateways are replaced.
+	all []*upgrade
+	// temporary and atOnce are the IDs of clusters of peerings, as in the plan.
+	temporary, atOnce [][2]string
+	reporter          Reporter
+}
+
+func (u *upgrades) of(id string) *upgrade {
+	return u.all[slices.IndexFunc(u.all, func(u *upgrade) bool { return u.ID == id })]
+}
+
+// each does something in all clusters, one after the other, but those in which something has failed: what was changed in these goes
+// back.
+func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) error) {
+	for _, c := range u.all {
+		if c.err == nil && ctx.Err() == nil {
+			c.failed(ctx, failure.Caught(func() error { return do(c, ctx) }))
+		}
+	}
+}
+
+// run does all steps. In each cluster, the agents that know less are replaced last.
+func (u *upgrades) run(ctx context.Context) {
+	defer u.unlock(ctx)
+	u.each(ctx, (*upgrade).lock)
+	u.each(ctx, (*upgrade).prepare)
+	u.each(ctx, (*upgrade).resume)
+	u.each(ctx, func(c *upgrade, ctx context.Context) error {
+		if c.Lowers() {
+			return nil
+		}
+		return c.replaceNodes(ctx)
+	})
+	temporary := u.addTemporary(ctx)
+	u.each(ctx, (*upgrade).replaceGateways)
+	u.removeTemporary(ctx, temporary)
+	u.each(ctx, func(c *upgrade, ctx context.Context) error {
+		if !c.Lowers() {
+			return nil
+		}
+		return c.replaceNodes(ctx)
+	})
+	u.each(ctx, (*upgrade).finish)
+	for _, c := range u.all {
+		if c.err == nil && ctx.Err() != nil {
+			c.err = c.interrupted(ctx)
+		}
+	}
+}
+
+// lock keeps other commands from upgrading the cluster at the same time: two could replace the gateways of different planes at once. A
+// command that was killed keeps nobody off.
+func (u *upgrade) lock(ctx context.Context) error {
+	const doing = "look whether another command upgrades it"
+	for {
+		mark := manifests.UpgradeMark()
+		mark.Annotations[annotationClaim] = u.claim
+		err := u.mark.begin(ctx, mark)
+		if !apierrors.IsAlreadyExists(err) {
+			return u.fail(doing, err)
+		}
+		working, dead, err := u.journals(ctx, mark.Labels)
+		if err != nil {
+			return err
+		}
+		if len(working) > 0 {
+			return &Error{Kind: NotReady, Cluster: u.Name, Doing: doing, Err: errors.New("one does"), Hint: "wait until it has ended"}
+		}
+		for i := range dead {
+			if err := u.delete(ctx, &dead[i]); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (u *upgrades) unlock(ctx context.Context) {
+	ctx, cancel := withTime(ctx)
+	defer cancel()
+	for _, c := range u.all {
+		_ = c.mark.end(ctx) // one that stays is taken for that of a command that was killed
+	}
+}
+
+func (u *upgrade) step(ctx context.Context, name string, do func(context.Context) error) error {
+	return u.reporter.Step(ctx, u.Name+": "+name, do)
+}
+
+// isInterrupted says that somebody has ended the command. Time that is over is a failure.
+func isInterrupted(ctx context.Context) bool {
+	return ctx.Err() != nil && !errors.Is(context.Cause(ctx), context.DeadlineExceeded)
+}
+
+// interrupted says how to go on.
+func (u *upgrade) interrupted(ctx context.Context) error {
+	return &Error{Kind: NotReady, Cluster: u.Name, Doing: "upgrade", Err: context.Cause(ctx), Hint: "run the command again: it goes on from here"}
+}
+
+// failed notes an error, and has what was changed in the cluster go back. A command that somebody has interrupted leaves it: packets
+// pass, and the next one goes on from there.
+func (u *upgrade) failed(ctx context.Context, err error) {
+	if u.err = err; err == nil || u.mark.object == nil {
+		return // nothing was changed
+	}
+	if isInterrupted(ctx) {
+		u.err = u.interrupted(ctx)
+		return
+	}
+	back, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), upgradeBackTimeout, fmt.Errorf("not done after %s", upgradeBackTimeout))
+	defer cancel()
+	if undone := u.step(back, "going back to "+u.From, u.goBack); undone != nil {
+		u.err = errors.Join(err, fmt.Errorf("not all went back: %w; see kubectl liqonet status %s, and run the command again", undone, u.Name))
+	}
+}
+
+// prepare applies what has to be there before new agents are: definitions, and permissions unless there will be fewer.
+func (u *upgrade) prepare(ctx context.Context) error {
+	return u.step(ctx, "definitions and permissions", func(ctx context.Context) error {
+		if err := u.installCRDs(ctx); err != nil || u.Lowers() {
+			return err
+		}
+		return u.apply(ctx, u.Account...)
+	})
+}
+
+// applyWorkload applies what runs agents, with what others have changed and is kept.
+func (u *upgrade) applyWorkload(ctx context.Context, obj manifests.Object) error {
+	m, err := manifests.ToApply(obj)
+	if err != nil {
+		return err
+	}
+	u.others.keep(m)
+	return u.apply(ctx, m)
+}
+
+// replaceNodes replaces the agents of nodes. Their DaemonSet replaces none by itself meanwhile, also if this command is killed.
+func (u *upgrade) replaceNodes(ctx context.Context) error {
+	want, live, err := u.read(ctx, u.DaemonSet)
+	if err != nil {
+		return err
+	}
+	u.others.keep(want)
+	if !contains(live.Object, want.Object) {
+		byHand := u.DaemonSet.DeepCopy()
+		byHand.Spec.UpdateStrategy.Type = appsv1.OnDeleteDaemonSetStrategyType
+		if err := u.applyWorkload(ctx, byHand); err != nil {
+			return err
+		}
+		done := 0
+		for _, group := range u.Nodes {
+			done += len(group)
+			name := fmt.Sprintf("node agents, %d of %d (%s)", done, len(slices.Concat(u.Nodes...)), firstOf(3, group))
+			if err := u.step(ctx, name, func(ctx context.Context) error { return u.settle(ctx, group, nil, 0) }); err != nil {
+				return err
+			}
+		}
+	}
+	if err := u.applyWorkload(ctx, u.DaemonSet); err != nil {
+		return err
+	}
+	return u.settle(ctx, slices.Concat(u.Nodes...), nil, 0)
+}
+
+// resume has gateways run that a command which was interrupted has left without a pod.
+func (u *upgrade) resume(ctx context.Context) error {
+	var stopped []plan.UpgradeGateway
+	for _, g := range slices.Concat(u.Gateways...) {
+		d, err := get[appsv1.Deployment](ctx, u.side.Cluster, v1alpha1.Namespace, g.Name())
+		if err != nil {
+			return err
+		}
+		if d != nil && d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
+			stopped = append(stopped, g)
+			u.worked.expect(g)
+		}
+	}
+	if len(stopped) == 0 {
+		return nil
+	}
+	return u.step(ctx, "gateways that an interrupted command has stopped", func(ctx context.Context) error {
+		for _, g := range stopped {
+			account, deployment := g.Objects()
+			if err := cmp.Or(u.apply(ctx, account...), u.applyWorkload(ctx, deployment)); err != nil {
+				return err
+			}
+		}
+		return u.settle(ctx, nil, stopped, cmp.Or(u.options.calm, probeSilence))
+	})
+}
+
+// replaceGateways replaces the gateways, plane by plane.
+func (u *upgrade) replaceGateways(ctx context.Context) error {
+	for _, group := range u.Gateways {
+		var changed []plan.UpgradeGateway
+		for _, g := range group {
+			account, deployment := g.Objects()
+			if !u.Lowers() {
+				if err := u.apply(ctx, account...); err != nil {
+					return err
+				}
+			}
+			want, live, err := u.read(ctx, deployment)
+			if err != nil {
+				return err
+			}
+			if u.others.keep(want); !contains(live.Object, want.Object) {
+				changed = append(changed, g)
+			}
+		}
+		if len(changed) == 0 {
+			continue
+		}
+		var names []string
+		for _, g := range changed {
+			names = append(names, g.Peering)
+		}
+		name := fmt.Sprintf("gateways of plane %d (%s)", changed[0].Plane, firstOf(3, names))
+		err := u.step(ctx, name, func(ctx context.Context) error {
+			u.replaced = append(u.replaced, changed)
+			return u.replaceGroup(ctx, changed, func(g plan.UpgradeGateway) (*unstructured.Unstructured, error) {
+				_, deployment := g.Objects()
+				want, err := manifests.ToApply(deployment)
+				if err == nil {
+					u.others.keep(want)
+				}
+				return want, err
+			})
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// replaceGroup replaces gateways by those that are wanted, and waits until packets pass by them. Two gateways with one key would take
+// each other's packets, and those of v0.1.0 do not wait for each other. So the next one does not start before the former one
+// has ended. Where packets have no other way, there is no time for that.
+func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway, want func(plan.UpgradeGateway) (*unstructured.Unstructured, error)) error {
+	g, gctx := failure.NewGroup(ctx)
+	for _, gateway := range group {
+		g.Go(func() error {
+			next, err := want(gateway)
+			if err != nil || gateway.Alone {
+				return cmp.Or(err, u.applyIf(gctx, next))
+			}
+			none := next.DeepCopy()
+			if err := unstructured.SetNestedField(none.Object, int64(0), "spec", "replicas"); err != nil {
+				return err
+			}
+			if err := u.apply(gctx, none); err != nil {
+				return err
+			}
+			ended := u.awaitEnd(gctx, gateway.Gateway)
+			if ended != nil { // whatever it waits for: one has to run again
+				var cancel context.CancelFunc
+				gctx, cancel = withTime(gctx)
+				defer cancel()
+			}
+			return cmp.Or(ended, u.apply(gctx, next))
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	return u.settle(ctx, nil, group, cmp.Or(u.options.calm, probeSilence))
+}
+
+func (u *upgrade) applyIf(ctx context.Context, obj *unstructured.Unstructured) error {
+	if obj == nil {
+		return nil
+	}
+	return u.apply(ctx, obj)
+}
+
+// finish applies what depends on all agents, and deletes what these do not have.
+func (u *upgrade) finish(ctx context.Context) error {
+	if err := u.apply(ctx, u.Exposed...); err != nil {
+		return err
+	}
+	for _, p := range u.Peerings {
+		if err := u.finishPeering(ctx, p); err != nil {
+			return err
+		}
+	}
+	if u.Lowers() {
+		if err := u.removeObsolete(ctx); err != nil {
+			return err
+		}
+	}
+	gateways := slices.DeleteFunc(slices.Concat(u.Gateways...), func(g plan.UpgradeGateway) bool { return g.Temporary }) // it may be gone by now
+	return u.settle(ctx, slices.Concat(u.Nodes...), gateways, 0)
+}
+
+// finishPeering notes in a Peering which keys its planes have. What somebody else has changed since it was read stays.
+func (u *upgrade) finishPeering(ctx context.Context, planned *v1alpha1.Peering) error {
+	return retryOnConflict(func() error {
+		now, err := get[v1alpha1.Peering](ctx, u.side.Cluster, "", planned.Name)
+		if now == nil || err != nil {
+			return err
+		}
+		want := planned.DeepCopy()
+		want.Spec, want.ResourceVersion = *now.Spec.DeepCopy(), now.ResourceVersion
+		for i := range want.Spec.Planes {
+			plane := &want.Spec.Planes[i]
+			if p := planned.Plane(plane.Index); p != nil && p.KeyGeneration == plane.KeyGeneration {
+				plane.OverlayKey, plane.KeyTime = p.OverlayKey, p.KeyTime
+			}
+		}
+		return u.apply(ctx, want)
+	})
+}
+
+// removeObsolete takes away permissions and objects that agents which know less do not have.
+func (u *upgrade) removeObsolete(ctx context.Context) error {
+	if err := u.apply(ctx, u.Account...); err != nil {
+		return err
+	}
+	for _, g := range slices.Concat(u.Gateways...) {
+		account, _ := g.Objects()
+		if err := u.apply(ctx, account...); err != nil {
+			return err
+		}
+	}
+	for _, obj := range u.Obsolete {
+		_, live, err := u.read(ctx, obj)
+		if err != nil {
+			return err
+		}
+		if live.GetResourceVersion() == "" {
+			continue
+		}
+		if err := u.delete(ctx, live); err != nil {
+			return err
+		}
+		u.hasChanged(describe(live))
+	}
+	if len(u.Obsolete) == 0 {
+		return nil
+	}
+	records, err := u.ours(ctx, &corev1.ConfigMapList{}, nil)
+	if err != nil {
+		return err
+	}
+	for _, m := range records {
+		if strings.HasPrefix(m.GetName(), v1alpha1.HistoryPrefix) {
+			if err := u.delete(ctx, m); err != nil {
+				return err
+			}
+		}
+	}
+	return u.deleteEvents(ctx, "")
+}

@@ -1,0 +1,516 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/version"
+	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// v010 are agents of v0.1.0, from a mirror.
+var v010 = manifests.Agents{Image: "mirror/agent:v0.1.0", Version: "v0.1.0", Level: version.First}
+
+// install gives a cluster node agents, as if a command had installed them.
+func (w *site) install(t *testing.T, a manifests.Agents) {
+	t.Helper()
+	_, daemonSet := manifests.NodeAgent(a, []int32{1})
+	for _, obj := range []manifests.Object{manifests.Namespace(), daemonSet} {
+		u, err := manifests.ToApply(obj)
+		if err == nil {
+			err = w.raw.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.raw.Create(t.Context(), manifests.OverlaySecret(1, make([]byte, keyBytes))); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// oldPair are two clusters with so many nodes, that are peered and have agents of v0.1.0.
+func oldPair(t *testing.T, nodes, planes int) (a, b *site) {
+	t.Helper()
+	a, b = twoSites(t)
+	for i, w := range []*site{a, b} {
+		for n := 1; n < nodes; n++ {
+			if err := w.raw.Create(t.Context(), node(fmt.Sprintf("%s-%d", w.Name, n+1), true, fmt.Sprintf("172.%d.1.%d", 18+i, 11+n))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.install(t, v010)
+	}
+	mustPeer(t, a, b, Options{Planes: planes})
+	return a, b
+}
+
+// quick are options with which nothing is waited for longer than a test may.
+func quick(o UpgradeOptions) UpgradeOptions {
+	o.calm, o.patience = time.Millisecond, time.Second
+	return o
+}
+
+// newer are options for the agents of this version.
+func newer() UpgradeOptions { return quick(UpgradeOptions{Image: "image:2"}) }
+
+// older are options for those of v0.1.0.
+func older() UpgradeOptions { return quick(UpgradeOptions{To: "v0.1.0", Image: v010.Image}) }
+
+func upgradeThem(t *testing.T, o UpgradeOptions, sites ...*site) []Upgraded {
+	t.Helper()
+	out, err := UpgradeAll(t.Context(), clustersOf(sites), o, Silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func clustersOf(sites []*site) (out []*Cluster) {
+	for _, w := range sites {
+		out = append(out, w.Cluster)
+	}
+	return out
+}
+
+// mustUpgrade fails the test if the agents of a cluster are not of the version.
+func mustUpgrade(t *testing.T, o UpgradeOptions, sites ...*site) []Upgraded {
+	t.Helper()
+	out := upgradeThem(t, o, sites...)
+	for _, u := range out {
+		if u.Err != nil {
+			t.Fatal(u.Err)
+		}
+	}
+	return out
+}
+
+// agents are those of all that runs in the cluster, by the object's name.
+func (w *site) agents(t *testing.T) map[string]manifests.Agents {
+	t.Helper()
+	out := map[string]manifests.Agents{}
+	for _, ds := range list[appsv1.DaemonSetList](t, w).Items {
+		out[ds.Name] = manifests.AgentsOf(&ds, &ds.Spec.Template.Spec)
+	}
+	for _, d := range list[appsv1.DeploymentList](t, w).Items {
+		out[d.Name] = manifests.AgentsOf(&d, &d.Spec.Template.Spec)
+	}
+	return out
+}
+
+// checkAgents fails the test unless all that runs in the cluster is of these.
+func (w *site) checkAgents(t *testing.T, planes int, want manifests.Agents) {
+	t.Helper()
+	got := w.agents(t)
+	if len(got) != planes+1 {
+		t.Errorf("%s runs %v", w.Name, got)
+	}
+	for name, a := range got {
+		if a != want {
+			t.Errorf("%s: %s runs %+v, want %+v", w.Name, name, a, want)
+		}
+	}
+}
+
+// Agents of v0.1.0 become those of this version, and go back. Nobody is told what it does not know: the played agents end then.
+func TestUpgrade(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	for planes := 1; planes <= 2; planes++ {
+		t.Run(fmt.Sprint(planes, " planes"), func(t *testing.T) {
+			t.Parallel()
+			a, b := oldPair(t, 3, planes)
+			for _, w := range []*site{a, b} {
+				w.checkAgents(t, planes, v010)
+				w.did = nil
+			}
+			before := []map[string]any{a.contents(t), b.contents(t)}
+			mustUpgrade(t, newer(), a, b)
+			for _, w := range []*site{a, b} {
+				w.checkAgents(t, planes, manifests.Agents{Image: "image:2", Version: version.String(), Level: version.Current})
+				checkSteps(t, w, 3, planes)
+			}
+			if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+				t.Errorf("the next peer would change: %v", changesOf(plan))
+			}
+			if out := mustUpgrade(t, newer(), a, b); len(out[0].Changed)+len(out[1].Changed) > 0 {
+				t.Errorf("again, it has changed %v", out)
+			}
+			mustUpgrade(t, older(), a, b)
+			for i, w := range []*site{a, b} {
+				w.checkAgents(t, planes, v010)
+				if diff := cmp.Diff(before[i], w.contents(t), ignoreLowered); diff != "" {
+					t.Errorf("%s is not as before:\n%s", w.Name, diff)
+				}
+			}
+			if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+				t.Errorf("the next peer would change: %v", changesOf(plan))
+			}
+		})
+	}
+}
+
+// ignoreLowered leaves out that an object was written for older agents on purpose.
+var ignoreLowered = cmp.FilterPath(func(p cmp.Path) bool {
+	return strings.Contains(p.GoString(), v1alpha1.AnnotationLowered)
+}, cmp.Ignore())
+
+// checkSteps looks at the order of what was done: one node, then a quarter at a time, then planes; and no gateway before the one of
+// the plane before runs again.
+func checkSteps(t *testing.T, w *site, nodes, planes int) {
+	t.Helper()
+	var pods, runs []string
+	for _, did := range w.did {
+		switch {
+		case strings.Contains(did, "Pod liqonet-node"):
+			pods = append(pods, did)
+			if len(runs) > 0 {
+				t.Errorf("%s: a node after a gateway: %v", w.Name, w.did)
+			}
+		case strings.HasPrefix(did, "run "):
+			runs = append(runs, did)
+		}
+	}
+	var want []string
+	if planes == 1 {
+		want = append(want, "run 1 Deployment "+gatewayLease(w.peer.Name, 1)) // the temporary one
+	}
+	for plane := range planes {
+		gateway := gatewayLease(w.peer.Name, int32(plane))
+		want = append(want, "run 0 Deployment "+gateway, "run 1 Deployment "+gateway)
+	}
+	// A pod may be seen, and deleted, twice.
+	if pods = slices.Compact(pods); len(pods) != nodes || len(slices.Compact(slices.Sorted(slices.Values(pods)))) != nodes {
+		t.Errorf("%s: pods of nodes: %v", w.Name, pods)
+	}
+	if diff := cmp.Diff(want, runs); diff != "" {
+		t.Errorf("%s: gateways: %s", w.Name, diff)
+	}
+}
+
+// Where an agent does not start, or packets are lost, what was changed goes back. Definitions do not, nor what is done in other clusters.
+func TestUpgradeGoesBack(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	for name, tt := range map[string]struct {
+		o    UpgradeOptions
+		make func(t *testing.T, a *site)
+		want string
+		kind Kind
+	}{
+		"the image is not there":        {newer(), nil, "cannot be pulled", NotReady},
+		"agents of nodes lose packets":  {newer(), func(_ *testing.T, a *site) { a.lossy = "image:2" }, "packets do not pass to b by plane 0 from a-1", NotReady},
+		"a write fails, among gateways": {newer(), func(_ *testing.T, a *site) { a.fails = "Deployment gateway-b-1" }, "injected", Unexpected},
+		"on the way back":               {older(), func(_ *testing.T, a *site) { a.fails = "Deployment gateway-b-1" }, "injected", Unexpected},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, b := oldPair(t, 2, 2)
+			if tt.want == "cannot be pulled" {
+				tt.o.Image = fakeapi.MissingImage
+			}
+			if tt.o.To != "" {
+				mustUpgrade(t, newer(), a, b)
+			}
+			before := a.contents(t)
+			if tt.make != nil {
+				tt.make(t, a)
+			}
+			err := upgradeThem(t, tt.o, a)[0].Err
+			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "not all went back") {
+				t.Fatalf("got %v, want %q", err, tt.want)
+			}
+			if e := (*Error)(nil); tt.kind != Unexpected && (!errors.As(err, &e) || e.Kind != tt.kind) {
+				t.Errorf("got %v", err)
+			}
+			after := a.contents(t)
+			for _, contents := range []map[string]any{before, after} {
+				maps.DeleteFunc(contents, func(name string, _ any) bool { return strings.HasPrefix(name, "CustomResourceDefinition") })
+			}
+			if diff := cmp.Diff(before, after, ignoreLowered); diff != "" {
+				t.Errorf("it is not as before:\n%s", diff)
+			}
+			a.lossy, a.fails = "", ""
+			o := tt.o
+			if o.Image == fakeapi.MissingImage {
+				o.Image = "image:2"
+			}
+			mustUpgrade(t, o, a, b)
+		})
+	}
+}
+
+// Whichever write is the last one before the command is killed, all that runs knows what it is told, and the next command goes on.
+func TestUpgradeKilled(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	step := 40
+	if kit.Full() {
+		step = 1
+	}
+	for _, back := range []bool{false, true} {
+		t.Run(map[bool]string{false: "to this version", true: "back"}[back], func(t *testing.T) {
+			t.Parallel()
+			for first := 1; ; first += step {
+				a, b := oldPair(t, 2, 1)
+				o, want := newer(), manifests.Agents{Image: "image:2", Version: version.String(), Level: version.Current}
+				if back {
+					mustUpgrade(t, o, a, b)
+					o, want = older(), v010
+				}
+				for _, w := range []*site{a, b} {
+					w.writes, w.deadFrom = 0, first
+				}
+				out, err := UpgradeAll(t.Context(), clustersOf([]*site{a, b}), o, Silent{})
+				a.deadFrom, b.deadFrom = 0, 0
+				if err == nil && out[0].Err == nil && out[1].Err == nil {
+					if first < 20 {
+						t.Errorf("%d writes are none that could fail", first)
+					}
+					return
+				}
+				if out, err := UpgradeAll(t.Context(), clustersOf([]*site{a, b}), o, Silent{}); err != nil || out[0].Err != nil || out[1].Err != nil {
+					t.Fatalf("after a command that was killed at write %d: %v %v", first, out, err)
+				}
+				for _, w := range []*site{a, b} {
+					w.checkAgents(t, 1, want)
+					for _, ds := range list[appsv1.DaemonSetList](t, w).Items {
+						if ds.Spec.UpdateStrategy.Type != appsv1.RollingUpdateDaemonSetStrategyType {
+							t.Errorf("killed at write %d: %s", first, ds.Spec.UpdateStrategy.Type)
+						}
+					}
+				}
+				if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+					t.Errorf("killed at write %d: the next peer would change %v", first, changesOf(plan))
+				}
+			}
+		})
+	}
+}
+
+// One of two clusters is upgraded: the other one is not touched, and both can be peered again. Whoever has agents of v0.1.0 keeps them,
+// and is told nothing that these do not know.
+func TestUpgradeOne(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := oldPair(t, 2, 2)
+	before := b.contents(t)
+	mustUpgrade(t, newer(), a)
+	if diff := cmp.Diff(before, b.contents(t)); diff != "" {
+		t.Errorf("the other cluster was changed:\n%s", diff)
+	}
+	limited := Options{Clusters: map[string]ClusterOptions{a.ID: {LimitNew: new(int64(100))}, b.ID: {LimitNew: new(int64(100))}}}
+	mustPeer(t, a, b, limited)
+	a.checkAgents(t, 2, manifests.Agents{Image: "image:2", Version: version.String(), Level: version.Current})
+	b.checkAgents(t, 2, v010)
+	for _, plane := range b.planesTo(t, a) {
+		if plane.OverlayKey != 0 || plane.KeyTime != nil {
+			t.Errorf("agents of v0.1.0 are told %+v", plane)
+		}
+	}
+	for _, plane := range a.planesTo(t, b) {
+		if plane.OverlayKey != 1 {
+			t.Errorf("agents of this version are told %+v", plane)
+		}
+	}
+	for what, do := range map[string]func() error{
+		"rotate-keys": func() error {
+			_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
+			return err
+		},
+		"--node-metrics": func() error {
+			_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{NodeMetrics: plan.MetricsNode}, Silent{})
+			return err
+		},
+	} {
+		err := do()
+		if e := (*Error)(nil); !errors.As(err, &e) || e.Kind != Usage || e.Cluster != "b" || !strings.Contains(e.Hint, "upgrade b") {
+			t.Errorf("%s: got %v", what, err)
+		}
+	}
+	// With one plane, and without its peer, packets stop. That is said.
+	c, d := oldPair(t, 1, 1)
+	plans, err := PlanUpgrades(t.Context(), clustersOf([]*site{c}), newer(), Silent{})
+	if err != nil || len(plans.Clusters[0].Notes) != 1 || !strings.Contains(plans.Clusters[0].Notes[0], "upgrade a b") {
+		t.Fatal(plans.Clusters[0].Notes, err)
+	}
+	c.did = nil
+	mustUpgrade(t, newer(), c)
+	if slices.Contains(c.did, "run 0 Deployment gateway-b-0") {
+		t.Errorf("%v: the next gateway has waited for the one before", c.did)
+	}
+	d.checkAgents(t, 1, v010)
+}
+
+// What an administrator has changed is kept, or named.
+func TestUpgradeKeepsWhatOthersHaveChanged(t *testing.T) {
+	kit.NotShort(t)
+	t.Parallel()
+	a, _ := oldPair(t, 2, 2)
+	edit := func(change func(*appsv1.DaemonSet)) {
+		ds := &appsv1.DaemonSet{}
+		key := client.ObjectKey{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}
+		if err := a.raw.Get(t.Context(), key, ds); err != nil {
+			t.Fatal(err)
+		}
+		change(ds)
+		if err := a.raw.Update(t.Context(), ds, client.FieldOwner("kubectl-edit")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	edit(func(ds *appsv1.DaemonSet) {
+		c := &ds.Spec.Template.Spec.Containers[0]
+		c.Resources.Limits[corev1.ResourceMemory] = resource.MustParse("3Gi")
+		c.ImagePullPolicy = corev1.PullAlways
+		ds.Spec.Template.Spec.Tolerations = []corev1.Toleration{{Key: "mine", Operator: corev1.TolerationOpExists}}
+		ds.Spec.Template.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "mirror"}}
+	})
+	before := a.contents(t)
+	plans, err := PlanUpgrades(t.Context(), clustersOf([]*site{a}), quick(UpgradeOptions{}), Silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
+		t.Errorf("a dry run has changed:\n%s", diff)
+	}
+	out := mustUpgrade(t, quick(UpgradeOptions{}), a)
+	if diff := cmp.Diff(plans.Clusters[0].Notes, out[0].Notes); diff != "" {
+		t.Errorf("the dry run has said something else: %s", diff)
+	}
+	said := strings.Join(out[0].Notes, "\n")
+	for _, want := range []string{`limits.memory was changed by "kubectl-edit", and is kept`, `tolerations was changed by "kubectl-edit", and is kept`, `imagePullPolicy was changed by "kubectl-edit", and is set`} {
+		if !strings.Contains(said, want) {
+			t.Errorf("it does not say %q, but\n%s", want, said)
+		}
+	}
+	for _, ds := range list[appsv1.DaemonSetList](t, a).Items {
+		pod := ds.Spec.Template.Spec
+		c := pod.Containers[0]
+		if c.Image != "mirror/agent:dev" || c.Resources.Limits.Memory().String() != "3Gi" || c.ImagePullPolicy != corev1.PullIfNotPresent || pod.Tolerations[0].Key != "mine" || len(pod.ImagePullSecrets) != 1 {
+			t.Errorf("the pods are %+v", pod)
+		}
+	}
+}
+
+// Two commands do not upgrade one cluster at the same time.
+func TestUpgradeBesideAnother(t *testing.T) {
+	kit.NotShort(t)
+	t.Parallel()
+	a, _ := oldPair(t, 1, 1)
+	begun := make(chan struct{})
+	done := make(chan error)
+	go func() {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		out, err := UpgradeAll(ctx, clustersOf([]*site{a}), newer(), steps{"a: definitions and permissions": func() {
+			close(begun)
+			time.Sleep(2 * beatSilence) // for which the other one looks
+		}})
+		if err == nil {
+			err = out[0].Err
+		}
+		done <- err
+	}()
+	<-begun
+	err := upgradeThem(t, newer(), a)[0].Err
+	if kindOf(t, err) != NotReady || !strings.Contains(err.Error(), "one does") {
+		t.Errorf("got %v", err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A Ctrl-C leaves what was done, and the next command goes on.
+func TestUpgradeInterrupted(t *testing.T) {
+	kit.NotShort(t)
+	t.Parallel()
+	a, b := oldPair(t, 2, 2)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	out, err := UpgradeAll(ctx, clustersOf([]*site{a, b}), newer(), steps{"b: gateways of plane 1 (a)": func() { cancel(errors.New("interrupted")) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, u := range out {
+		if e := (*Error)(nil); !errors.As(u.Err, &e) || !strings.Contains(u.Err.Error(), "interrupted") || !strings.Contains(e.Hint, "again") {
+			t.Errorf("%s: %v", u.Cluster, u.Err)
+		}
+	}
+	for _, w := range []*site{a, b} {
+		for _, d := range list[appsv1.DeploymentList](t, w).Items {
+			if *d.Spec.Replicas != 1 {
+				t.Errorf("%s: %s has no gateway", w.Name, d.Name)
+			}
+		}
+	}
+	mustUpgrade(t, newer(), a, b)
+}
+
+// age has all that runs in the cluster be as commands before v0.1.0 made it: links have no key of the overlay.
+func (w *site) age(t *testing.T) {
+	t.Helper()
+	old := func(obj client.Object, template *corev1.PodTemplateSpec) {
+		obj.SetAnnotations(map[string]string{v1alpha1.AnnotationVersion: "v0.0.9"})
+		pod := &template.Spec
+		c := &pod.Containers[0]
+		c.Image = "mirror/agent:v0.0.9"
+		c.Args = slices.DeleteFunc(c.Args, func(arg string) bool { return strings.HasPrefix(arg, "--overlay-key") })
+		c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool { return m.Name == "overlay" })
+		pod.Volumes = slices.DeleteFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == "overlay" })
+		if err := w.raw.Update(t.Context(), obj, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, ds := range list[appsv1.DaemonSetList](t, w).Items {
+		old(&ds, &ds.Spec.Template)
+	}
+	for _, d := range list[appsv1.DeploymentList](t, w).Items {
+		old(&d, &d.Spec.Template)
+	}
+	if err := w.raw.Delete(t.Context(), manifests.OverlaySecret(1, nil)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Agents from before v0.1.0 are replaced in both clusters at once, and nodes do not wait for gateways.
+func TestUpgradeFromBeforeReleases(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := oldPair(t, 2, 1)
+	a.age(t)
+	b.age(t)
+	if _, err := UpgradeAll(t.Context(), clustersOf([]*site{a}), newer(), Silent{}); kindOf(t, err) != Usage {
+		t.Errorf("one of them: %v", err)
+	}
+	plans, err := PlanUpgrades(t.Context(), clustersOf([]*site{a, b}), quick(UpgradeOptions{}), Silent{})
+	if err != nil || plans.Clusters[0].Changes() == 0 || plans.Clusters[0].Agents.Image != "mirror/agent:dev" {
+		t.Errorf("%+v, %v", plans, err)
+	}
+	a.did = nil
+	out := mustUpgrade(t, quick(UpgradeOptions{}), a, b)
+	for i, w := range []*site{a, b} {
+		w.checkAgents(t, 1, manifests.Agents{Image: "mirror/agent:dev", Version: version.String(), Level: version.Current})
+		if out[i].From != "v0.0.9" || out[i].To != version.String() || len(out[i].Changed) == 0 {
+			t.Errorf("%+v", out[i])
+		}
+	}
+	if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+		t.Errorf("the next peer would change: %v", changesOf(plan))
+	}
+}

@@ -1,0 +1,219 @@
+package peering
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+const (
+	// lostTimeout is how long packets may not pass by agents that run, before what was changed goes back.
+	lostTimeout = 30 * time.Second
+	// beginTimeout is how long all ways are waited for before anything is changed.
+	beginTimeout = 10 * time.Second
+	// probeSilence is how long a node believes the last answer to its probes. After a gateway was replaced, what nodes
+	// report says so much later that it works.
+	probeSilence = 7 * time.Second
+	// tolerableLoss is the part of a gateway's probes that may be lost, in percent.
+	tolerableLoss = 50
+)
+
+// way is one by which a node's packets get to a peer.
+type way struct {
+	peering string
+	plane   int32
+	node    string
+}
+
+// ways are those by which packets pass, by what the cluster's own agents measure.
+type ways map[way]bool
+
+// waysOf are those of all peerings now.
+func (c *Cluster) waysOf(o objects, beats heartbeats) (ways, error) {
+	out := ways{}
+	reports := plan.ReportsByNode(o.reports())
+	for _, p := range of[*v1alpha1.Peering](o) {
+		v, _, err := c.viewOf(p, o, beats)
+		if err != nil {
+			continue // nobody has waited for it before either
+		}
+		for _, plane := range v.Planes {
+			if !plane.Connected || plane.LossPercent > tolerableLoss {
+				continue
+			}
+			for _, n := range v.Nodes {
+				if slices.Contains(n.Planes, plane.Index) && leadsTo(reports[n.Name], p, plane.Index) {
+					out[way{p.Name, plane.Index, n.Name}] = true
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+// leadsTo says that a node's link leads to the gateway that reports now, and not to the one before it.
+func leadsTo(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, plane int32) bool {
+	if n == nil {
+		return false
+	}
+	link, s := n.Gateway(p.Name, plane), p.PlaneStatus(plane)
+	return link == nil || s == nil || !link.GatewayIP.IsValid() || link.GatewayIP == s.PodIP
+}
+
+// waysBefore reads them before anything is changed. Agents may just have started, so it waits for all ways for so long, and says which
+// are missing then.
+func (c *Cluster) waysBefore(ctx context.Context, patience time.Duration) (out ways, missing string, err error) {
+	begun, beats := time.Now(), heartbeats{}
+	err = c.await(ctx, "look at the probes", "", viewKinds(), func(_ context.Context, o objects) (string, error) {
+		beats.note(of[*coordinationv1.Lease](o), c.Now())
+		if out, err = c.waysOf(o, beats); err != nil {
+			return "", err
+		}
+		all := ways{}
+		ready, _ := nodesByReadiness(of[*corev1.Node](o))
+		for _, p := range of[*v1alpha1.Peering](o) {
+			for _, plane := range p.Spec.Planes {
+				for _, n := range ready {
+					all[way{p.Name, plane.Index, n}] = true
+				}
+			}
+		}
+		if missing = all.lost(out, o); time.Since(begun) < patience {
+			return missing, nil
+		}
+		return "", nil
+	})
+	return out, missing, err
+}
+
+// expect adds the ways by a gateway that a command which was interrupted has left without a pod: from all nodes that have another way to
+// the peer.
+func (w ways) expect(g plan.UpgradeGateway) {
+	for x := range maps.Clone(w) {
+		if x.peering == g.Peering {
+			w[way{g.Peering, g.Plane, x.node}] = true
+		}
+	}
+}
+
+// lost names the ways that worked and do not any more; empty if there is none. A node that is gone or not ready lacks nothing, nor does
+// one whose plane was removed.
+func (w ways) lost(now ways, o objects) string {
+	ready, _ := nodesByReadiness(of[*corev1.Node](o))
+	byPeering := map[string][]string{}
+	for _, x := range slices.SortedFunc(maps.Keys(w), func(a, b way) int {
+		return strings.Compare(fmt.Sprint(a), fmt.Sprint(b))
+	}) {
+		p := byName[*v1alpha1.Peering](o, x.peering)
+		if !now[x] && p != nil && p.Plane(x.plane) != nil && slices.Contains(ready, x.node) {
+			plane := fmt.Sprintf("%s by plane %d", x.peering, x.plane)
+			byPeering[plane] = append(byPeering[plane], x.node)
+		}
+	}
+	var out []string
+	for _, plane := range slices.Sorted(maps.Keys(byPeering)) {
+		out = append(out, fmt.Sprintf("packets do not pass to %s from %s", plane, firstOf(3, byPeering[plane])))
+	}
+	return strings.Join(out, "; ")
+}
+
+// settle replaces the agents of nodes that are not as their DaemonSet says, and waits until they have taken over, and the gateways.
+// Packets have to pass by all ways by which they did before, and do so for the time that is given. It returns an error if an agent cannot start, or if they
+// do not pass for lostTimeout.
+func (u *upgrade) settle(ctx context.Context, nodes []string, gateways []plan.UpgradeGateway, calm time.Duration) error {
+	beats := heartbeats{}
+	var loses, passes time.Time // since when
+	begin := func(t *time.Time, is bool) time.Duration {
+		if !is || t.IsZero() {
+			*t = time.Now()
+		}
+		return time.Since(*t)
+	}
+	patience := cmp.Or(u.options.patience, lostTimeout)
+	return u.await(ctx, "wait until packets pass", u.podsHint(), append(rolloutKinds(), viewKinds()...), func(ctx context.Context, o objects) (string, error) {
+		beats.note(of[*coordinationv1.Lease](o), u.Now())
+		missing, err := u.takenOver(ctx, o, nodes, gateways, beats)
+		if err != nil {
+			return "", err
+		}
+		now, err := u.waysOf(o, beats)
+		if err != nil {
+			return "", err
+		}
+		lost := u.worked.lost(now, o)
+		losing, passing := begin(&loses, missing == "" && lost != ""), begin(&passes, missing == "" && lost == "")
+		switch {
+		case missing != "":
+			return missing, nil
+		case losing > patience:
+			return "", &Error{Kind: NotReady, Cluster: u.Name, Doing: "look at the probes after a step", Err: fmt.Errorf("%s, for %s", lost, patience), Hint: u.podsHint()}
+		case lost != "":
+			return lost, nil
+		case passing < calm:
+			return "packets pass for less than " + calm.String(), nil
+		}
+		return "", nil
+	})
+}
+
+// takenOver says what is missing until the agents have taken over. Pods of nodes that are of an earlier revision are deleted.
+func (u *upgrade) takenOver(ctx context.Context, o objects, nodes []string, gateways []plan.UpgradeGateway, beats heartbeats) (missing string, err error) {
+	ready, _ := nodesByReadiness(of[*corev1.Node](o))
+	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return !slices.Contains(ready, n) })
+	peerings := map[string]bool{"": true}
+	for _, g := range gateways {
+		peerings[g.Peering] = true
+	}
+	for _, p := range slices.Sorted(maps.Keys(peerings)) {
+		crash, err := u.podProblem(o, nodes, p)
+		if crash != "" || err != nil {
+			return crash, err
+		}
+	}
+	if len(nodes) > 0 {
+		revision, missing := newestRevision(o)
+		if missing != "" {
+			return missing, nil
+		}
+		if err := u.deleteOutdated(ctx, o, nodes, revision); err != nil {
+			return "", err
+		}
+		if missing := nodesRolledOut(o, revision, nodes, beats); missing != "" {
+			return missing, nil
+		}
+	}
+	for _, g := range gateways {
+		if missing := gatewayRolledOut(o, g.Gateway, beats); missing != "" {
+			return missing, nil
+		}
+	}
+	return "", nil
+}
+
+// deleteOutdated deletes the agents' pods of these nodes that are of an earlier revision.
+func (u *upgrade) deleteOutdated(ctx context.Context, o objects, nodes []string, revision string) error {
+	ds := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
+	for _, pod := range of[*corev1.Pod](o) {
+		if !metav1.IsControlledBy(pod, ds) || !slices.Contains(nodes, pod.Spec.NodeName) || !pod.DeletionTimestamp.IsZero() ||
+			pod.Labels[appsv1.ControllerRevisionHashLabelKey] == revision {
+			continue
+		}
+		if err := u.delete(ctx, pod); client.IgnoreNotFound(err) != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,539 @@
+package plan
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/version"
+)
+
+// UpgradeFacts are what is known of a cluster whose agents are to be of another version.
+type UpgradeFacts struct {
+	Name, ClusterID string
+	// Command is the version of this command, with the image of that version.
+	Command manifests.Agents
+	// To is the version that is asked for, and Image the image; empty to decide.
+	To, Image string
+	// Installed are the node agents that are there, without an image if there are none.
+	Installed manifests.Agents
+	// NodeMetrics says that they show their metrics at their nodes' own addresses.
+	NodeMetrics bool
+	// OverlayKeys are the generations of the overlay's keys that they are given.
+	OverlayKeys []int32
+	Ledger      *v1alpha1.ClusterNetwork
+	Peerings    []v1alpha1.Peering
+	// Services are those of the gateways, by the name of the Peering.
+	Services map[string]*corev1.Service
+	// Secrets are the names of those with keys, and when these were made.
+	Secrets map[string]metav1.Time
+	// Nodes have agents, and are ready. NotReady are left out.
+	Nodes, NotReady []string
+}
+
+// Upgrade is what is done in one cluster to bring its agents to another version, and why. Nothing of it depends on what the
+// peers do, but for temporary planes.
+type Upgrade struct {
+	Cluster   string `json:"cluster"`
+	ClusterID string `json:"clusterID"`
+	// From and To are versions.
+	From string `json:"from"`
+	To   string `json:"to"`
+	// Choices are what was decided, Steps what is done, in this order.
+	Choices []Statement `json:"choices"`
+	Steps   []Statement `json:"steps"`
+	// Objects are those that are there afterwards, and those that go.
+	Objects []ObjectPlan `json:"objects"`
+	// Notes are what the user has to know.
+	Notes []string `json:"notes,omitempty"`
+
+	// Before are the agents that are there, Agents those that are wanted.
+	Before, Agents manifests.Agents `json:"-"`
+	// Definitions and Account are for all agents of the cluster, DaemonSet runs those of nodes.
+	Definitions, Account []manifests.Object `json:"-"`
+	DaemonSet            *appsv1.DaemonSet  `json:"-"`
+	// Nodes are in groups that are done one after the other. So are the gateways: no two planes of a peering are in
+	// one group.
+	Nodes    [][]string         `json:"-"`
+	Gateways [][]UpgradeGateway `json:"-"`
+	// Peerings and Exposed are what belongs to the gateways of all planes.
+	Peerings []*v1alpha1.Peering `json:"-"`
+	Exposed  []manifests.Object  `json:"-"`
+	// Obsolete is what agents of that version do not have.
+	Obsolete []manifests.Object `json:"-"`
+	// AtOnce says that the agents are from before v0.1.0: those of both clusters of a peering are replaced at once.
+	AtOnce bool `json:"-"`
+}
+
+// UpgradeGateway is a gateway that is replaced.
+type UpgradeGateway struct {
+	manifests.Gateway
+	// Alone says that packets have no other way.
+	Alone bool
+}
+
+// Upgrades are those of several clusters that are done together.
+type Upgrades struct {
+	// Clusters are in the order in which gateways are replaced.
+	Clusters []*Upgrade `json:"clusters"`
+	// Temporary are the IDs of clusters whose peering has one plane, and gets another one meanwhile. AtOnce are those of which
+	// at least one has agents from before v0.1.0.
+	Temporary [][2]string `json:"-"`
+	AtOnce    [][2]string `json:"-"`
+}
+
+// Lowers says that the agents become older ones, which know less. Then gateways are replaced before nodes: agents of
+// nodes know best when to leave a plane in the newer version.
+func (u *Upgrade) Lowers() bool {
+	return u.Agents.Level < u.Before.Level || version.Older(u.To, u.From)
+}
+
+// MakeUpgrades plans for clusters that are upgraded by one command.
+func MakeUpgrades(facts []*UpgradeFacts) (*Upgrades, error) {
+	out := &Upgrades{}
+	for _, f := range facts {
+		u, err := f.upgrade(facts)
+		if err != nil {
+			return nil, err
+		}
+		out.Clusters = append(out.Clusters, u)
+	}
+	for i, f := range facts {
+		for _, peer := range facts[i+1:] {
+			pair := [2]string{f.ClusterID, peer.ClusterID}
+			switch {
+			case f.peeringWith(peer.ClusterID) == nil:
+			case min(f.Installed.Level, peer.Installed.Level) < version.First:
+				out.AtOnce = append(out.AtOnce, pair)
+			case f.hasTemporary(peer):
+				out.Temporary = append(out.Temporary, pair)
+			}
+		}
+	}
+	out.order(facts)
+	return out, nil
+}
+
+// order puts the clusters that call before those that are called. A gateway of v0.1.0 that calls leads packets to the node of a
+// gateway that was just replaced, also if that node refuses them for a moment. Those after it do not. So where agents become
+// older, it is the other way round.
+func (u *Upgrades) order(facts []*UpgradeFacts) {
+	called := map[string]int{}
+	for _, f := range facts {
+		for _, p := range f.Peerings {
+			if len(p.Spec.Planes) > 0 && p.Spec.Planes[0].Role == v1alpha1.Server && among(facts, p.Spec.Remote.ClusterID) != nil {
+				called[f.ClusterID]++
+			}
+		}
+	}
+	slices.SortStableFunc(u.Clusters, func(a, b *Upgrade) int {
+		order := cmp.Compare(called[a.ClusterID], called[b.ClusterID])
+		if a.Lowers() {
+			return -order
+		}
+		return order
+	})
+}
+
+// among is the cluster with that ID, nil if it is not among those that are upgraded.
+func among(facts []*UpgradeFacts, id string) *UpgradeFacts {
+	if i := slices.IndexFunc(facts, func(f *UpgradeFacts) bool { return f.ClusterID == id }); i >= 0 {
+		return facts[i]
+	}
+	return nil
+}
+
+// peeringWith is the one with a cluster, nil if there is none.
+func (f *UpgradeFacts) peeringWith(id string) *v1alpha1.Peering {
+	if i := slices.IndexFunc(f.Peerings, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == id }); i >= 0 {
+		return &f.Peerings[i]
+	}
+	return nil
+}
+
+// oneEndpoint says that the user has named where the one gateway of a peering is called.
+func (f *UpgradeFacts) oneEndpoint(peering string) bool {
+	s := f.Services[peering]
+	return s != nil && s.Annotations[AnnotationEndpoints] != ""
+}
+
+// hasTemporary says that the peering of two clusters that are upgraded has one plane, and can have another one meanwhile.
+func (f *UpgradeFacts) hasTemporary(peer *UpgradeFacts) bool {
+	own, of := f.peeringWith(peer.ClusterID), peer.peeringWith(f.ClusterID)
+	return own != nil && of != nil && len(permanent(own)) == 1 && len(permanent(of)) == 1 && !f.oneEndpoint(own.Name) && !peer.oneEndpoint(of.Name)
+}
+
+// permanent are the planes of a peering but temporary ones.
+func permanent(p *v1alpha1.Peering) []v1alpha1.Plane {
+	return slices.DeleteFunc(slices.Clone(p.Spec.Planes), func(plane v1alpha1.Plane) bool { return plane.Temporary })
+}
+
+// refused is an error that has nothing to do with what the cluster is like at the moment.
+func (f *UpgradeFacts) refused(err error, hint string) error {
+	return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: "upgrade", Err: err, Hint: hint}
+}
+
+// target are the agents that are wanted, and why.
+func (f *UpgradeFacts) target() (a manifests.Agents, s Statement, err error) {
+	has, to := f.Installed, cmp.Or(f.To, f.Command.Version)
+	a = manifests.Agents{Version: to, Level: version.LevelOf(to)}
+	if to == f.Command.Version {
+		a.Level = version.Current
+	}
+	switch {
+	case has.Image == "":
+		return a, s, f.refused(errors.New("there are no agents: it is not peered"), "kubectl liqonet peer installs them, of version "+f.Command.Version)
+	case version.Older(f.Command.Version, to), has.Level > version.Current, f.To == "" && version.Older(f.Command.Version, has.Version):
+		return a, s, f.refused(fmt.Errorf("its agents are of version %s, and this command of the older %s", cmp.Or(f.To, has.Version), f.Command.Version), "use the command of that version, or a newer one; to go back, name the older one by --to")
+	case a.Level < version.First:
+		return a, s, f.refused(fmt.Errorf("%s is older than v0.1.0, and nothing is compatible with it", to), "name v0.1.0 or a later version by --to")
+	}
+	s = Statement{What: "image of the agents", Reason: "the published one of that version"}
+	switch kept := retag(has.Image, has.Version, to); {
+	case f.Image != "":
+		a.Image, s.Reason = f.Image, "given by --agent-image"
+	case has.Version == to:
+		a.Image, s.Reason = has.Image, "as before"
+	case has.Image == version.AgentImage(has.Version) && to == f.Command.Version:
+		a.Image = f.Command.Image
+	case has.Image == version.AgentImage(has.Version):
+		a.Image = version.AgentImage(to)
+	case kept != "":
+		a.Image, s.Reason = kept, "from where it is pulled now"
+	default:
+		return a, s, f.refused(fmt.Errorf("its image %q was chosen by --agent-image, and does not say which one is of version %s", has.Image, to), "give the image of that version by --agent-image")
+	}
+	s.Value = a.Image
+	return a, s, nil
+}
+
+// retag is the image of another version from the same place, empty if the image is not named after its version.
+func retag(image, from, to string) string {
+	name, isTagged := strings.CutSuffix(image, ":"+from)
+	if !isTagged || from == "" || strings.Contains(image, "@") {
+		return ""
+	}
+	return name + ":" + to
+}
+
+// upgrade plans for one of the clusters.
+func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
+	agents, image, err := f.target()
+	if err != nil {
+		return nil, err
+	}
+	u := &Upgrade{Cluster: f.Name, ClusterID: f.ClusterID, From: f.Installed.Version, To: agents.Version, Before: f.Installed, Agents: agents}
+	u.Choices = append(u.Choices, Statement{What: "version", Value: agents.Version, Reason: f.why()}, image)
+	if f.Installed.Level < version.First {
+		return u, u.atOnce(f, all)
+	}
+	crds, err := manifests.CRDs()
+	if err != nil {
+		return nil, err
+	}
+	for _, crd := range crds {
+		u.Definitions = append(u.Definitions, crd)
+	}
+	u.Account, u.DaemonSet = manifests.NodeAgent(agents, f.keys())
+	if f.NodeMetrics && agents.Level > version.First {
+		manifests.ShowNodeMetrics(u.DaemonSet)
+	}
+	u.Account = append([]manifests.Object{manifests.Namespace(), manifests.CriticalPods()}, u.Account...)
+	u.Nodes = groups(f.Nodes, true)
+	if err := u.addGateways(f, all); err != nil {
+		return nil, err
+	}
+	if err := f.check(u); err != nil {
+		return nil, err
+	}
+	u.findObsolete(f)
+	u.addSteps(f)
+	return u, u.listObjects()
+}
+
+// atOnce plans for agents from before v0.1.0. Their links have no key of the overlay, so those of nodes and gateways are replaced at
+// once. Their definitions are others, so the Peerings of both clusters are written anew, as `peer` does.
+func (u *Upgrade) atOnce(f *UpgradeFacts, all []*UpgradeFacts) error {
+	u.AtOnce = true
+	if f.To != "" && f.To != f.Command.Version {
+		return f.refused(fmt.Errorf("its agents are from before v0.1.0: they become those of %s only", f.Command.Version), "leave out --to")
+	}
+	var missing []string
+	for _, p := range f.Peerings {
+		if among(all, p.Spec.Remote.ClusterID) == nil {
+			missing = append(missing, cmp.Or(p.Spec.Remote.Name, p.Name))
+		}
+	}
+	if len(missing) > 0 {
+		return f.refused(fmt.Errorf("its agents are from before v0.1.0, and nothing is compatible with them: its peers have to be upgraded with it, and are not named: %s", strings.Join(missing, ", ")),
+			fmt.Sprintf("kubectl liqonet upgrade %s %s", f.Name, strings.Join(missing, " ")))
+	}
+	u.Steps = []Statement{{What: "all agents", Value: "those of nodes and gateways, and of all peers", Reason: "at once, as peer does it: packets stop while gateways start"}}
+	u.Notes = append(u.Notes, "packets of "+f.Name+" stop while its gateways start: its agents are from before v0.1.0")
+	return nil
+}
+
+func (f *UpgradeFacts) why() string {
+	switch {
+	case f.To != "":
+		return "given by --to"
+	case f.Installed.Version == f.Command.Version:
+		return "this command's; the agents are of it already"
+	}
+	return fmt.Sprintf("this command's; the agents are of %s", cmp.Or(f.Installed.Version, "one that is not known"))
+}
+
+// sheet has what the planner for two clusters needs to know of a peering's keys.
+func (f *UpgradeFacts) sheet(p *v1alpha1.Peering) *FactSheet {
+	return &FactSheet{Ledger: f.Ledger, OverlayKeys: f.OverlayKeys, Existing: p}
+}
+
+// keys are the overlay's keys that node agents have.
+func (f *UpgradeFacts) keys() []int32 { return f.sheet(nil).givenOverlayKeys(OverlayKey(f.Ledger)) }
+
+// addGateways adds the gateways of all peerings, and what belongs to them.
+func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
+	byPlane := map[int32][]UpgradeGateway{}
+	for i := range f.Peerings {
+		p := &f.Peerings[i]
+		planes := permanent(p)
+		if p.Unreadable() || len(planes) == 0 {
+			u.Notes = append(u.Notes, fmt.Sprintf("Peering %s cannot be read, and is left out: kubectl liqonet peer %s %s --replace", p.Name, f.Name, p.Name))
+			continue
+		}
+		peer := among(all, p.Spec.Remote.ClusterID)
+		alone := len(p.Spec.Planes) == 1 && (peer == nil || !f.hasTemporary(peer))
+		if alone {
+			u.Notes = append(u.Notes, f.whyAlone(p, peer))
+		}
+		written := manifests.Peering(p.Name, *p.Spec.DeepCopy())
+		manifests.SetLevel(written, u.Agents.Level)
+		for k := range written.Spec.Planes {
+			plane := &written.Spec.Planes[k]
+			preshared := plane.PresharedKey.Generation
+			g := manifests.Gateway{
+				Peering: p.Name, Plane: plane.Index, Agents: u.Agents, Role: plane.Role, WireGuard: plane.WireGuard,
+				KeyGeneration: max(plane.KeyGeneration, 1), PresharedKey: preshared, OverlayKey: f.sheet(p).linkKey(plane.Index, OverlayKey(f.Ledger)),
+				Temporary: plane.Temporary, Port: gatewayPort, Planes: len(planes), Placement: p.Spec.Gateways,
+			}
+			if !plane.Temporary || peer == nil || !f.hasTemporary(peer) { // otherwise it is replaced, and removed, with the peer's
+				byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{g, alone})
+			}
+			plane.OverlayKey, plane.KeyTime = 0, nil
+			if made, known := f.Secrets[g.SecretName()]; u.Agents.Level > version.First {
+				plane.OverlayKey = g.OverlayKey
+				if known && !made.IsZero() {
+					plane.KeyTime = &made
+				}
+			}
+		}
+		u.Peerings = append(u.Peerings, written)
+		if s := f.Services[p.Name]; s != nil && planes[0].Role == v1alpha1.Server {
+			u.Exposed = append(u.Exposed, exposedAgain(s, p))
+		}
+		if len(planes) > 1 {
+			u.Exposed = append(u.Exposed, manifests.GatewayBudget(p.Name))
+		}
+	}
+	first := true
+	for plane := range int32(4) {
+		u.Gateways = append(u.Gateways, groups(byPlane[plane], first)...)
+		first = first && len(byPlane[plane]) == 0
+	}
+	return nil
+}
+
+// exposedAgain is the Service of a peering's gateways as this version makes it.
+func exposedAgain(s *corev1.Service, p *v1alpha1.Peering) *corev1.Service {
+	var planes []int32
+	for _, plane := range p.Spec.Planes {
+		planes = append(planes, plane.Index)
+	}
+	out := manifests.GatewayService(p.Name, s.Spec.Type, gatewayPort, planes)
+	out.Annotations[AnnotationEndpoints] = s.Annotations[AnnotationEndpoints]
+	return out
+}
+
+// whyAlone says why packets of a peering stop while its gateway is replaced.
+func (f *UpgradeFacts) whyAlone(p *v1alpha1.Peering, peer *UpgradeFacts) string {
+	name := cmp.Or(p.Spec.Remote.Name, p.Name)
+	lost := fmt.Sprintf("the peering of %s and %s has one gateway in %s: no packets pass while the next one starts; ", f.Name, name, f.Name)
+	if peer == nil {
+		return lost + fmt.Sprintf("with both clusters (kubectl liqonet upgrade %s %s) it gets another one meanwhile", f.Name, name)
+	}
+	return lost + "--endpoint names where it is called, so it can have no other one meanwhile"
+}
+
+// groups puts things into groups that are done one after the other: a quarter at a time. If it is the first time that something of
+// the kind is done, a single one comes before.
+func groups[T any](all []T, first bool) (out [][]T) {
+	quarter := (len(all) + 3) / 4
+	if first && len(all) > 0 {
+		out, all = append(out, all[:1]), all[1:]
+	}
+	for len(all) > 0 {
+		n := min(quarter, len(all))
+		out, all = append(out, all[:n]), all[n:]
+	}
+	return out
+}
+
+// check refuses what would leave pods without something that they mount, or agents with what they do not know.
+func (f *UpgradeFacts) check(u *Upgrade) error {
+	var missing []string
+	need := func(name string) {
+		if _, isThere := f.Secrets[name]; !isThere {
+			missing = append(missing, name)
+		}
+	}
+	for _, key := range f.keys() {
+		need(manifests.OverlaySecretName(key))
+	}
+	temporary := false
+	for _, g := range slices.Concat(u.Gateways...) {
+		need(g.SecretName())
+		if g.PresharedKey > 0 {
+			need(g.PresharedSecretName())
+		}
+		temporary = temporary || g.Temporary
+	}
+	slices.Sort(missing)
+	missing = slices.Compact(missing)
+	keys := f.keys()
+	switch {
+	case len(missing) > 0:
+		return &failure.Error{
+			Kind: failure.NotReady, Cluster: f.Name, Doing: "upgrade", Err: fmt.Errorf("Secrets with keys are gone, without which agents do not start: %s", strings.Join(missing, ", ")),
+			Hint: "kubectl liqonet peer makes others",
+		}
+	case u.Agents.Level > version.First:
+		return nil
+	case temporary:
+		return f.refused(errors.New("a peering has a temporary plane, of a command that was interrupted"), "kubectl liqonet peer removes it")
+	case len(keys) > 1 || keys[0] != OverlayKey(f.Ledger):
+		return f.refused(fmt.Errorf("its links have several keys of the overlay, and agents of %s know one", u.To), "kubectl liqonet rotate-keys with each of its peers gives all of them the newest one")
+	}
+	return nil
+}
+
+// findObsolete finds what agents that know less do not have.
+func (u *Upgrade) findObsolete(f *UpgradeFacts) {
+	if u.Agents.Level >= u.Before.Level {
+		return
+	}
+	kept := map[string]bool{}
+	key := func(o manifests.Object) string {
+		return fmt.Sprint(o.GetObjectKind().GroupVersionKind().Kind, " ", o.GetNamespace(), "/", o.GetName())
+	}
+	of := func(a manifests.Agents) []manifests.Object {
+		objs, _ := manifests.NodeAgent(a, f.keys())
+		for _, g := range slices.Concat(u.Gateways...) {
+			g.Agents = a
+			account, _ := g.Objects()
+			objs = append(objs, account...)
+		}
+		return objs
+	}
+	for _, o := range of(u.Agents) {
+		kept[key(o)] = true
+	}
+	for _, o := range of(u.Before) {
+		if !kept[key(o)] {
+			u.Obsolete = append(u.Obsolete, o)
+		}
+	}
+}
+
+// addSteps says what is done, in its order.
+func (u *Upgrade) addSteps(f *UpgradeFacts) {
+	nodes := Statement{What: "node agents", Reason: "one first, then a quarter at a time; packets pass meanwhile"}
+	var names []string
+	for _, group := range u.Nodes {
+		names = append(names, strings.Join(group, ", "))
+	}
+	nodes.Value = strings.Join(names, "; ")
+	if len(f.NotReady) > 0 {
+		u.Notes = append(u.Notes, "not ready, and not waited for: "+strings.Join(f.NotReady, ", "))
+	}
+	var gateways []Statement
+	for _, group := range u.Gateways {
+		s := Statement{What: fmt.Sprintf("gateways of plane %d", group[0].Plane), Reason: "nodes use another plane meanwhile"}
+		var peers []string
+		for _, g := range group {
+			peers = append(peers, g.Peering)
+			if g.Alone {
+				s.Reason = "there is no other plane: packets stop meanwhile"
+			}
+		}
+		s.Value = strings.Join(peers, ", ")
+		gateways = append(gateways, s)
+	}
+	u.Steps = []Statement{{What: "definitions and permissions", Value: "those of this command", Reason: "definitions are changed by addition only, and never go back"}}
+	if u.Lowers() {
+		u.Steps = append(append(u.Steps, gateways...), nodes)
+	} else {
+		u.Steps = append(append(u.Steps, nodes), gateways...)
+	}
+	if len(u.Obsolete) > 0 {
+		u.Steps = append(u.Steps, Statement{What: "what these agents do not have", Value: "is deleted", Reason: u.To + " does not know it, and would leave it behind"})
+	}
+}
+
+// listObjects lists every object, in the order in which they are made.
+func (u *Upgrade) listObjects() error {
+	add := func(reason string, objs ...manifests.Object) error {
+		for _, obj := range objs {
+			m, err := manifests.ToApply(obj)
+			if err != nil {
+				return err
+			}
+			u.Objects = append(u.Objects, ObjectPlan{
+				APIVersion: m.GetAPIVersion(), Kind: m.GetKind(), Namespace: m.GetNamespace(), Name: m.GetName(), Reason: reason, Manifest: m.Object,
+			})
+		}
+		return nil
+	}
+	err := cmp.Or(
+		add("the API in which is written what was decided", u.Definitions...),
+		add("namespace, account and permissions of the node agents", u.Account...),
+		add("a node agent on every Linux node", u.DaemonSet),
+	)
+	for _, g := range slices.Concat(u.Gateways...) {
+		account, deployment := g.Objects()
+		err = cmp.Or(err, add("account and permissions of the gateway", account...), add("the gateway to "+g.Peering, deployment))
+	}
+	err = cmp.Or(err, add("what belongs to all gateways of a peering", u.Exposed...))
+	for _, p := range u.Peerings {
+		err = cmp.Or(err, add("what gateways and nodes do, and which keys they have", p))
+	}
+	for _, o := range u.Obsolete {
+		gvk := o.GetObjectKind().GroupVersionKind()
+		u.Objects = append(u.Objects, ObjectPlan{
+			Action: Delete, APIVersion: gvk.GroupVersion().String(), Kind: gvk.Kind, Namespace: o.GetNamespace(), Name: o.GetName(), Reason: u.To + " does not know it",
+		})
+	}
+	return err
+}
+
+// Changes counts the objects that are not kept. Where all are made anew, nobody has counted them.
+func (u *Upgrade) Changes() int {
+	n := 0
+	if u.AtOnce {
+		n++
+	}
+	for _, o := range u.Objects {
+		if o.Action != Keep {
+			n++
+		}
+	}
+	return n
+}

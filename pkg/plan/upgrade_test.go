@@ -1,0 +1,315 @@
+package plan
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/quick"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/version"
+)
+
+// upgradable is a cluster with agents of a version, and three nodes. It is peered with the ones named: it calls them, or is called by them if its name
+// is the lower one.
+func upgradable(name, installed string, planes int, peers ...string) *UpgradeFacts {
+	f := &UpgradeFacts{
+		Name: name, ClusterID: "id-of-" + name, Command: manifests.Agents{Image: version.AgentImage("v0.2.0"), Version: "v0.2.0", Level: version.Current},
+		Installed:   manifests.Agents{Image: version.AgentImage(installed), Version: installed, Level: version.LevelOf(installed)},
+		OverlayKeys: []int32{1}, Ledger: &v1alpha1.ClusterNetwork{}, Nodes: []string{name + "-1", name + "-2", name + "-3"},
+		Services: map[string]*corev1.Service{}, Secrets: map[string]metav1.Time{"liqonet-overlay-1": {}},
+	}
+	for i, peer := range peers {
+		p := v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: peer}}
+		p.Spec.Index, p.Spec.Overlay, p.Spec.Remote.ClusterID, p.Spec.Remote.Name = int32(i), "vxlan", "id-of-"+peer, peer
+		role := v1alpha1.Client
+		if name < peer {
+			role = v1alpha1.Server
+			f.Services[peer] = manifests.GatewayService(peer, corev1.ServiceTypeNodePort, gatewayPort, []int32{0})
+		}
+		for plane := range int32(planes) {
+			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: plane, Role: role, WireGuard: "kernel", KeyGeneration: 1})
+			f.Secrets[manifests.Gateway{Peering: peer, Plane: plane, KeyGeneration: 1}.SecretName()] = metav1.Now()
+		}
+		f.Peerings = append(f.Peerings, p)
+	}
+	return f
+}
+
+func makeUpgrades(t *testing.T, facts ...*UpgradeFacts) *Upgrades {
+	t.Helper()
+	out, err := MakeUpgrades(facts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestUpgradeTarget(t *testing.T) {
+	mirrored := "mirror.example:5000/agent"
+	for _, tt := range []struct {
+		name, installed, image, to, given string
+		want                              manifests.Agents
+		refused                           string
+	}{
+		{name: "the published image", installed: "v0.1.0", want: manifests.Agents{Image: version.AgentImage("v0.2.0"), Version: "v0.2.0", Level: version.Current}},
+		{name: "a mirror", installed: "v0.1.0", image: mirrored + ":v0.1.0", want: manifests.Agents{Image: mirrored + ":v0.2.0", Version: "v0.2.0", Level: version.Current}},
+		{name: "a tag that says nothing", installed: "v0.1.0", image: mirrored + ":stable", refused: "--agent-image"},
+		{name: "a port that is no tag", installed: "v0.1.0", image: mirrored, refused: "--agent-image"},
+		{name: "a digest", installed: "v0.1.0", image: mirrored + ":v0.1.0@sha256:00", refused: "--agent-image"},
+		{name: "a digest, and another one is given", installed: "v0.1.0", image: mirrored + "@sha256:00", given: "x@sha256:11", want: manifests.Agents{Image: "x@sha256:11", Version: "v0.2.0", Level: version.Current}},
+		{name: "the same version", installed: "v0.2.0", image: mirrored + "@sha256:00", want: manifests.Agents{Image: mirrored + "@sha256:00", Version: "v0.2.0", Level: version.Current}},
+		{name: "back", installed: "v0.2.0", to: "v0.1.0", want: manifests.Agents{Image: version.AgentImage("v0.1.0"), Version: "v0.1.0", Level: version.First}},
+		{name: "back to nothing", installed: "v0.2.0", to: "v0.0.1", refused: "older than v0.1.0"},
+		{name: "an older command", installed: "v0.3.0", refused: "the older v0.2.0"},
+		{name: "an older command, back", installed: "v0.3.0", to: "v0.1.0", want: manifests.Agents{Image: version.AgentImage("v0.1.0"), Version: "v0.1.0", Level: version.First}},
+		{name: "to what this command does not know", installed: "v0.1.0", to: "v0.3.0", refused: "the older v0.2.0"},
+		{name: "nothing is there", refused: "not peered"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := upgradable("a", tt.installed, 2, "b")
+			f.To, f.Image = tt.to, tt.given
+			if tt.image != "" {
+				f.Installed.Image = tt.image
+			}
+			if tt.installed == "" {
+				f.Installed = manifests.Agents{}
+			}
+			out, err := MakeUpgrades([]*UpgradeFacts{f})
+			if tt.refused != "" {
+				if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != failure.Usage || e.Hint == "" || !strings.Contains(err.Error()+e.Hint, tt.refused) {
+					t.Fatalf("got %v, want %q", err, tt.refused)
+				}
+				return
+			}
+			if err != nil || out.Clusters[0].Agents != tt.want {
+				t.Fatalf("got %v %v", out, err)
+			}
+		})
+	}
+	f := upgradable("a", "v0.2.0", 2, "b")
+	f.Installed.Level = version.Current + 1
+	if _, err := MakeUpgrades([]*UpgradeFacts{f}); kindOf(t, err) != failure.Usage {
+		t.Errorf("agents that know more: %v", err)
+	}
+}
+
+// One is first, then a quarter at a time. All are done once, in their order.
+func TestGroups(t *testing.T) {
+	for _, tt := range []struct {
+		n     int
+		first bool
+		want  []int
+	}{
+		{0, true, nil},
+		{1, true, []int{1}},
+		{2, false, []int{1, 1}},
+		{3, true, []int{1, 1, 1}},
+		{9, true, []int{1, 3, 3, 2}},
+		{8, false, []int{2, 2, 2, 2}},
+		{1000, true, []int{1, 250, 250, 250, 249}},
+	} {
+		var got []int
+		for _, g := range groups(make([]int, tt.n), tt.first) {
+			got = append(got, len(g))
+		}
+		if diff := cmp.Diff(tt.want, got); diff != "" {
+			t.Errorf("%d: %s", tt.n, diff)
+		}
+	}
+	if err := quick.Check(func(all []int, first bool) bool {
+		out := groups(all, first)
+		return slices.Equal(slices.Concat(out...), all) && len(out) <= 5 && (!first || len(all) == 0 || len(out[0]) == 1)
+	}, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// No group has two gateways of a peering, and no plane is begun before the one before it is done.
+func TestUpgradeOrder(t *testing.T) {
+	f := upgradable("a", "v0.1.0", 2, "b", "c", "d", "e", "f")
+	u := makeUpgrades(t, f).Clusters[0]
+	plane, done := int32(0), 0
+	for _, group := range u.Gateways {
+		seen := map[string]bool{}
+		for _, g := range group {
+			if seen[g.Peering] || g.Plane < plane || g.Alone {
+				t.Errorf("%+v", group)
+			}
+			seen[g.Peering], plane = true, g.Plane
+			done++
+		}
+	}
+	if done != 10 || len(u.Gateways[0]) != 1 {
+		t.Errorf("%d gateways", done)
+	}
+	what := func(u *Upgrade) (out []string) {
+		for _, s := range u.Steps {
+			out = append(out, s.What)
+		}
+		return slices.Compact(out)
+	}
+	if diff := cmp.Diff([]string{"definitions and permissions", "node agents", "gateways of plane 0", "gateways of plane 1"}, what(u)); diff != "" {
+		t.Error(diff)
+	}
+	f = upgradable("a", "v0.2.0", 2, "b")
+	f.To = "v0.1.0"
+	u = makeUpgrades(t, f).Clusters[0]
+	if diff := cmp.Diff([]string{"definitions and permissions", "gateways of plane 0", "gateways of plane 1", "node agents", "what these agents do not have"}, what(u)); diff != "" {
+		t.Error(diff)
+	}
+	var gone []string
+	for _, o := range u.Obsolete {
+		gone = append(gone, fmt.Sprintf("%T %s/%s", o, o.GetNamespace(), o.GetName()))
+	}
+	want := []string{
+		"*v1.ConfigMap liqonet-system/history-gateway-b-0", "*v1.ConfigMap liqonet-system/history-gateway-b-1",
+		"*v1.Role default/liqonet-gateway-b-0", "*v1.Role default/liqonet-gateway-b-1",
+		"*v1.RoleBinding default/liqonet-gateway-b-0", "*v1.RoleBinding default/liqonet-gateway-b-1",
+		"*v1.ValidatingAdmissionPolicy /liqonet-gateway", "*v1.ValidatingAdmissionPolicy /liqonet-level",
+		"*v1.ValidatingAdmissionPolicyBinding /liqonet-gateway", "*v1.ValidatingAdmissionPolicyBinding /liqonet-level",
+	}
+	slices.Sort(gone)
+	if diff := cmp.Diff(want, gone); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// Who calls is upgraded before who is called, and goes back after it.
+func TestUpgradeClusters(t *testing.T) {
+	for _, tt := range []struct{ to, want string }{{"", "c b a"}, {"v0.1.0", "a b c"}} {
+		installed := "v0.1.0"
+		if tt.to != "" {
+			installed = "v0.2.0"
+		}
+		a, b, c := upgradable("a", installed, 2, "b", "c"), upgradable("b", installed, 2, "a", "c"), upgradable("c", installed, 2, "a", "b")
+		for _, order := range [][]*UpgradeFacts{{a, b, c}, {c, b, a}, {b, c, a}} {
+			var got []string
+			for _, f := range order {
+				f.To = tt.to
+			}
+			for _, u := range makeUpgrades(t, order...).Clusters {
+				got = append(got, u.Cluster)
+			}
+			if strings.Join(got, " ") != tt.want {
+				t.Errorf("%v, want %s", got, tt.want)
+			}
+		}
+	}
+}
+
+// A peering with one plane gets another one if both clusters are upgraded, and the user has not said where its one gateway is.
+func TestUpgradeTemporary(t *testing.T) {
+	for name, tt := range map[string]struct {
+		change func(a, b *UpgradeFacts)
+		both   bool
+		// want says that there is a temporary plane, said what the user is told.
+		want bool
+		said string
+	}{
+		"both":                    {func(_, _ *UpgradeFacts) {}, true, true, ""},
+		"one of them":             {func(_, _ *UpgradeFacts) {}, false, false, "kubectl liqonet upgrade a b"},
+		"an endpoint is given":    {func(a, _ *UpgradeFacts) { a.Services["b"].Annotations[AnnotationEndpoints] = "192.0.2.1:51840" }, true, false, "--endpoint names"},
+		"one is left":             {func(a, b *UpgradeFacts) { a.withTemporary("b"); b.withTemporary("a") }, true, true, ""},
+		"one is left, one of two": {func(a, b *UpgradeFacts) { a.withTemporary("b"); b.withTemporary("a") }, false, false, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, b := upgradable("a", "v0.1.0", 1, "b"), upgradable("b", "v0.1.0", 1, "a")
+			tt.change(a, b)
+			facts := []*UpgradeFacts{a}
+			if tt.both {
+				facts = append(facts, b)
+			}
+			out := makeUpgrades(t, facts...)
+			if (len(out.Temporary) == 1) != tt.want {
+				t.Errorf("temporary planes: %v", out.Temporary)
+			}
+			for _, u := range out.Clusters {
+				if said := strings.Join(u.Notes, "\n"); u.Cluster == "a" && (said != "") != (tt.said != "") || u.Cluster == "a" && !strings.Contains(said, tt.said) {
+					t.Errorf("it says %q, want %q", said, tt.said)
+				}
+				for _, g := range slices.Concat(u.Gateways...) {
+					if g.Alone != (tt.said != "") || g.Temporary && tt.both {
+						t.Errorf("%+v", g)
+					}
+				}
+			}
+		})
+	}
+}
+
+func (f *UpgradeFacts) withTemporary(peer string) {
+	p := f.peeringWith("id-of-" + peer)
+	second := p.Spec.Planes[0]
+	second.Index, second.Temporary = 1, true
+	p.Spec.Planes = append(p.Spec.Planes, second)
+	f.Secrets[manifests.Gateway{Peering: peer, Plane: 1, KeyGeneration: 1}.SecretName()] = metav1.Now()
+}
+
+// What would leave agents without a key, or with what they do not know, is refused before anything is changed.
+func TestUpgradeRefused(t *testing.T) {
+	for name, tt := range map[string]struct {
+		to     string
+		change func(*UpgradeFacts)
+		kind   failure.Kind
+		want   string
+	}{
+		"a gateway's key is gone":                  {"", func(f *UpgradeFacts) { delete(f.Secrets, "gateway-b-0-1") }, failure.NotReady, "gateway-b-0-1"},
+		"the overlay's key is gone":                {"", func(f *UpgradeFacts) { clear(f.Secrets) }, failure.NotReady, "liqonet-overlay-1"},
+		"back with a temporary plane":              {"v0.1.0", func(f *UpgradeFacts) { f.withTemporary("b") }, failure.Usage, "kubectl liqonet peer"},
+		"back with two keys of the overlay":        {"v0.1.0", func(f *UpgradeFacts) { f.OverlayKeys, f.Secrets["liqonet-overlay-2"] = []int32{1, 2}, metav1.Time{} }, failure.Usage, "rotate-keys"},
+		"back with another key than the ledger's":  {"v0.1.0", func(f *UpgradeFacts) { f.OverlayKeys, f.Secrets["liqonet-overlay-2"] = []int32{2}, metav1.Time{} }, failure.Usage, "rotate-keys"},
+		"agents from before v0.1.0, alone":         {"", func(f *UpgradeFacts) { f.Installed.Level = version.Unreleased }, failure.Usage, "kubectl liqonet upgrade a b"},
+		"agents from before v0.1.0, to an old one": {"v0.1.0", func(f *UpgradeFacts) { f.Installed.Level = version.Unreleased }, failure.Usage, "leave out --to"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := upgradable("a", "v0.2.0", 1, "b")
+			f.To = tt.to
+			tt.change(f)
+			_, err := MakeUpgrades([]*UpgradeFacts{f})
+			if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != tt.kind || e.Hint == "" || !strings.Contains(err.Error()+e.Hint, tt.want) {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
+	// With its peer it is done at once.
+	a, b := upgradable("a", "v0.2.0", 1, "b"), upgradable("b", "v0.1.0", 1, "a")
+	a.Installed.Level = version.Unreleased
+	out := makeUpgrades(t, a, b)
+	if diff := cmp.Diff([][2]string{{"id-of-a", "id-of-b"}}, out.AtOnce); diff != "" || len(out.Temporary) > 0 {
+		t.Error(diff, out.Temporary)
+	}
+	for _, u := range out.Clusters {
+		if u.AtOnce != (u.Cluster == "a") || u.Cluster == "a" && (u.Changes() == 0 || len(u.Notes) != 1) {
+			t.Errorf("%+v", u)
+		}
+	}
+}
+
+// Agents of v0.1.0 are told of no key of the overlay, those of this version which one their links have.
+func TestUpgradePeerings(t *testing.T) {
+	f := upgradable("a", "v0.1.0", 2, "b")
+	f.OverlayKeys, f.Secrets["liqonet-overlay-3"] = []int32{3}, metav1.Time{}
+	f.Ledger.Spec.OverlayKey.Generation = 3
+	p := makeUpgrades(t, f).Clusters[0].Peerings[0]
+	for _, plane := range p.Spec.Planes {
+		if plane.OverlayKey != 3 || plane.KeyTime == nil {
+			t.Errorf("%+v", plane)
+		}
+	}
+	f.Installed, f.Peerings, f.To = f.Command, []v1alpha1.Peering{*p}, "v0.1.0"
+	p = makeUpgrades(t, f).Clusters[0].Peerings[0]
+	for _, plane := range p.Spec.Planes {
+		if plane.OverlayKey != 0 || plane.KeyTime != nil {
+			t.Errorf("%+v", plane)
+		}
+	}
+}
