@@ -22,6 +22,8 @@ import (
 type others struct {
 	mu     sync.Mutex
 	fields []othersField
+	// unasked says that the user may not ask.
+	unasked bool
 }
 
 // othersField is a field of one object.
@@ -48,7 +50,9 @@ func (u *upgrade) askOthers(ctx context.Context, want, live *unstructured.Unstru
 	status := apierrors.APIStatus(nil)
 	switch {
 	case apierrors.IsForbidden(err):
-		u.others.add(othersField{object: describe(want), field: "what others have changed: it may not be asked for"})
+		u.others.mu.Lock()
+		u.others.unasked = true
+		u.others.mu.Unlock()
 		return nil
 	case !apierrors.IsConflict(err) || !errors.As(err, &status) || status.Status().Details == nil:
 		return nil // it is applied later, and then it is an error
@@ -108,10 +112,11 @@ func removeAt(obj map[string]any, path []string) {
 
 // notes say what is kept, and what is not.
 func (o *others) notes(cluster string) (out []string) {
+	if o.unasked {
+		out = append(out, cluster+": the user may not ask which fields of our objects others have changed")
+	}
 	for _, f := range o.fields {
 		switch {
-		case f.manager == "":
-			out = append(out, fmt.Sprintf("%s: %s: %s", cluster, f.object, f.field))
 		case f.path != nil:
 			out = append(out, fmt.Sprintf("%s: %s: %s was changed by %q, and is kept", cluster, f.object, f.field, f.manager))
 		default:

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -29,7 +30,7 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
 				c.failed(ctx, fmt.Errorf("its peering with %s has one plane, and gets another one only if both are upgraded: %w", other.Name, other.err))
 			}
 		}
-		if a.err != nil || !a.replaces(b.ID) && !b.replaces(a.ID) {
+		if a.err != nil || !a.needsTemporary(b.ID) && !b.needsTemporary(a.ID) {
 			continue
 		}
 		err := u.reporter.Step(ctx, fmt.Sprintf("%s and %s: a temporary plane", a.Name, b.Name), func(ctx context.Context) error {
@@ -43,11 +44,14 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
 	return out
 }
 
-// replaces says that gateways to a peer are replaced.
-func (u *upgrade) replaces(peerID string) bool {
+// needsTemporary says that gateways to a peer are replaced, or that a command which was interrupted has left a temporary plane.
+func (u *upgrade) needsTemporary(peerID string) bool {
 	for _, p := range u.Peerings {
 		if p.Spec.Remote.ClusterID != peerID {
 			continue
+		}
+		if slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool { return plane.Temporary }) {
+			return true
 		}
 		for _, o := range u.Objects {
 			isOf := slices.ContainsFunc(slices.Concat(u.Gateways...), func(g plan.UpgradeGateway) bool { return g.Peering == p.Name && g.Name() == o.Name })

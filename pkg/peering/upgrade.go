@@ -71,7 +71,9 @@ type upgrade struct {
 	// mark says that this command, which has the claim, upgrades the cluster.
 	mark  *journal
 	claim string
-	err   error
+	// done says that there was nothing to do.
+	done bool
+	err  error
 }
 
 // UpgradeAll brings the agents of clusters to a version, while packets pass: those of nodes and gateways step by step. Probes are
@@ -203,7 +205,11 @@ func (c *Cluster) upgradeFacts(ctx context.Context, o UpgradeOptions) (*plan.Upg
 	var nodes corev1.NodeList
 	secrets := secretNames().(*metav1.PartialObjectMetadataList)
 	for _, list := range []client.ObjectList{&peerings, &services, &nodes, secrets} {
-		if err := c.list(ctx, list, inOurNamespace(list)); err != nil {
+		err := c.list(ctx, list, inOurNamespace(list))
+		if list == secrets && apierrors.IsForbidden(err) {
+			f.Secrets, err = nil, nil
+		}
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -214,7 +220,7 @@ func (c *Cluster) upgradeFacts(ctx context.Context, o UpgradeOptions) (*plan.Upg
 		f.Services[s.Labels[v1alpha1.LabelPeering]] = s
 	}
 	for _, s := range secrets.Items {
-		f.Secrets[s.Name] = s.CreationTimestamp
+		f.Secrets[s.Name] = s.CreationTimestamp // there are none where they may not be listed
 	}
 	return f, nil
 }
@@ -228,14 +234,12 @@ func (u *upgrade) look(ctx context.Context, toChange bool) error {
 		g.Go(func() error { return u.compare(gctx, o) })
 	}
 	missing := ""
-	g.Go(func() (err error) {
-		patience := cmp.Or(u.options.patience, beginTimeout)
-		if !toChange || u.AtOnce {
-			patience = 0
-		}
-		u.worked, missing, err = u.waysBefore(gctx, patience)
-		return err
-	})
+	if toChange && !u.AtOnce {
+		g.Go(func() (err error) {
+			u.worked, missing, err = u.waysBefore(gctx, cmp.Or(u.options.patience, beginTimeout))
+			return err
+		})
+	}
 	err := g.Wait()
 	if missing != "" {
 		u.Notes = append(u.Notes, fmt.Sprintf("%s: before anything was changed, %s", u.Name, missing))
@@ -283,7 +287,7 @@ func (u *upgrades) of(id string) *upgrade {
 // back.
 func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) error) {
 	for _, c := range u.all {
-		if c.err == nil && ctx.Err() == nil {
+		if c.err == nil && !c.done && ctx.Err() == nil {
 			c.failed(ctx, failure.Caught(func() error { return do(c, ctx) }))
 		}
 	}
@@ -291,6 +295,12 @@ func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) 
 
 // run does all steps. In each cluster, the agents that know less are replaced last.
 func (u *upgrades) run(ctx context.Context) {
+	for _, c := range u.all {
+		if c.Changes() == 0 {
+			c.done = true
+			c.err = c.settle(ctx, slices.Concat(c.Nodes...), c.lasting(), 0)
+		}
+	}
 	defer u.unlock(ctx)
 	u.each(ctx, (*upgrade).lock)
 	u.each(ctx, (*upgrade).prepare)
@@ -312,7 +322,7 @@ func (u *upgrades) run(ctx context.Context) {
 	})
 	u.each(ctx, (*upgrade).finish)
 	for _, c := range u.all {
-		if c.err == nil && ctx.Err() != nil {
+		if c.err == nil && !c.done && ctx.Err() != nil {
 			c.err = c.interrupted(ctx)
 		}
 	}
@@ -511,8 +521,11 @@ func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway,
 	for _, gateway := range group {
 		g.Go(func() error {
 			next, err := want(gateway)
-			if err != nil || gateway.Alone {
-				return cmp.Or(err, u.applyIf(gctx, next))
+			switch {
+			case err != nil, next == nil: // it was not replaced
+				return err
+			case gateway.Alone:
+				return u.apply(gctx, next)
 			}
 			none := next.DeepCopy()
 			if err := unstructured.SetNestedField(none.Object, int64(0), "spec", "replicas"); err != nil {
@@ -536,15 +549,17 @@ func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway,
 	return u.settle(ctx, nil, group, cmp.Or(u.options.calm, probeSilence))
 }
 
-func (u *upgrade) applyIf(ctx context.Context, obj *unstructured.Unstructured) error {
-	if obj == nil {
-		return nil
-	}
-	return u.apply(ctx, obj)
+// lasting are the gateways but temporary ones, which may be gone by now.
+func (u *upgrade) lasting() []plan.UpgradeGateway {
+	return slices.DeleteFunc(slices.Concat(u.Gateways...), func(g plan.UpgradeGateway) bool { return g.Temporary })
 }
 
 // finish applies what depends on all agents, and deletes what these do not have.
 func (u *upgrade) finish(ctx context.Context) error {
+	return u.step(ctx, "looking at all agents", u.finishAll)
+}
+
+func (u *upgrade) finishAll(ctx context.Context) error {
 	if err := u.apply(ctx, u.Exposed...); err != nil {
 		return err
 	}
@@ -558,8 +573,7 @@ func (u *upgrade) finish(ctx context.Context) error {
 			return err
 		}
 	}
-	gateways := slices.DeleteFunc(slices.Concat(u.Gateways...), func(g plan.UpgradeGateway) bool { return g.Temporary }) // it may be gone by now
-	return u.settle(ctx, slices.Concat(u.Nodes...), gateways, 0)
+	return u.settle(ctx, slices.Concat(u.Nodes...), u.lasting(), 0)
 }
 
 // finishPeering notes in a Peering which keys its planes have. What somebody else has changed since it was read stays.

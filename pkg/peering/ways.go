@@ -21,7 +21,9 @@ import (
 
 const (
 	// lostTimeout is how long packets may not pass by agents that run, before what was changed goes back.
-	lostTimeout = 30 * time.Second
+	lostTimeout = 20 * time.Second
+	// stepTimeout is how long a step may take: nodes may have to pull the image.
+	stepTimeout = 5 * time.Minute
 	// beginTimeout is how long all ways are waited for before anything is changed.
 	beginTimeout = 10 * time.Second
 	// probeSilence is how long a node believes the last answer to its probes. After a gateway was replaced, what nodes
@@ -132,7 +134,7 @@ func (w ways) lost(now ways, o objects) string {
 
 // settle replaces the agents of nodes that are not as their DaemonSet says, and waits until they have taken over, and the gateways.
 // Packets have to pass by all ways by which they did before, and do so for the time that is given. It returns an error if an agent cannot start, or if they
-// do not pass for lostTimeout.
+// do not pass for lostTimeout, or if it takes longer than stepTimeout.
 func (u *upgrade) settle(ctx context.Context, nodes []string, gateways []plan.UpgradeGateway, calm time.Duration) error {
 	beats := heartbeats{}
 	var loses, passes time.Time // since when
@@ -143,6 +145,8 @@ func (u *upgrade) settle(ctx context.Context, nodes []string, gateways []plan.Up
 		return time.Since(*t)
 	}
 	patience := cmp.Or(u.options.patience, lostTimeout)
+	ctx, cancel := context.WithTimeoutCause(ctx, stepTimeout, fmt.Errorf("not done after %s: %w", stepTimeout, context.DeadlineExceeded))
+	defer cancel()
 	return u.await(ctx, "wait until packets pass", u.podsHint(), append(rolloutKinds(), viewKinds()...), func(ctx context.Context, o objects) (string, error) {
 		beats.note(of[*coordinationv1.Lease](o), u.Now())
 		missing, err := u.takenOver(ctx, o, nodes, gateways, beats)

@@ -34,7 +34,7 @@ type UpgradeFacts struct {
 	Peerings    []v1alpha1.Peering
 	// Services are those of the gateways, by the name of the Peering.
 	Services map[string]*corev1.Service
-	// Secrets are the names of those with keys, and when these were made.
+	// Secrets are the names of those with keys, and when these were made; nil where the user may not list them.
 	Secrets map[string]metav1.Time
 	// Nodes have agents, and are ready. NotReady are left out.
 	Nodes, NotReady []string
@@ -328,12 +328,13 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
 			if !plane.Temporary || peer == nil || !f.hasTemporary(peer) { // otherwise it is replaced, and removed, with the peer's
 				byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{g, alone})
 			}
-			plane.OverlayKey, plane.KeyTime = 0, nil
-			if made, known := f.Secrets[g.SecretName()]; u.Agents.Level > version.First {
+			if u.Agents.Level > version.First {
 				plane.OverlayKey = g.OverlayKey
-				if known && !made.IsZero() {
+				if made := f.Secrets[g.SecretName()]; !made.IsZero() {
 					plane.KeyTime = &made
 				}
+			} else {
+				plane.OverlayKey, plane.KeyTime = 0, nil
 			}
 		}
 		u.Peerings = append(u.Peerings, written)
@@ -410,7 +411,7 @@ func (f *UpgradeFacts) check(u *Upgrade) error {
 	missing = slices.Compact(missing)
 	keys := f.keys()
 	switch {
-	case len(missing) > 0:
+	case len(missing) > 0 && f.Secrets != nil:
 		return &failure.Error{
 			Kind: failure.NotReady, Cluster: f.Name, Doing: "upgrade", Err: fmt.Errorf("Secrets with keys are gone, without which agents do not start: %s", strings.Join(missing, ", ")),
 			Hint: "kubectl liqonet peer makes others",
@@ -529,6 +530,9 @@ func (u *Upgrade) Changes() int {
 	n := 0
 	if u.AtOnce {
 		n++
+	}
+	for _, p := range u.Peerings {
+		n += len(p.Spec.Planes) - len(permanent(p)) // temporary planes go, if the peer is upgraded as well
 	}
 	for _, o := range u.Objects {
 		if o.Action != Keep {
