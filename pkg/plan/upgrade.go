@@ -339,7 +339,11 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
 		}
 		u.Peerings = append(u.Peerings, written)
 		if s := f.Services[p.Name]; s != nil && planes[0].Role == v1alpha1.Server {
-			u.Exposed = append(u.Exposed, exposedAgain(s, p))
+			stay := p.Spec.Planes
+			if peer != nil && f.hasTemporary(peer) {
+				stay = planes
+			}
+			u.Exposed = append(u.Exposed, exposedAgain(s, p.Name, stay))
 		}
 		if len(planes) > 1 {
 			u.Exposed = append(u.Exposed, manifests.GatewayBudget(p.Name))
@@ -354,12 +358,12 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
 }
 
 // exposedAgain is the Service of a peering's gateways as this version makes it.
-func exposedAgain(s *corev1.Service, p *v1alpha1.Peering) *corev1.Service {
-	var planes []int32
-	for _, plane := range p.Spec.Planes {
-		planes = append(planes, plane.Index)
+func exposedAgain(s *corev1.Service, peering string, planes []v1alpha1.Plane) *corev1.Service {
+	var indexes []int32
+	for _, plane := range planes {
+		indexes = append(indexes, plane.Index)
 	}
-	out := manifests.GatewayService(p.Name, s.Spec.Type, gatewayPort, planes)
+	out := manifests.GatewayService(peering, s.Spec.Type, gatewayPort, indexes)
 	out.Annotations[AnnotationEndpoints] = s.Annotations[AnnotationEndpoints]
 	return out
 }

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/test/flow"
-	"github.com/liqonet/liqonet/test/lab/image"
 )
 
 // The commits of releases and builds to upgrade from: a clone need not have tags.
@@ -24,14 +23,10 @@ const (
 	beforeReleases = "cb790be"
 )
 
-// agentImage is the published one of a version.
-func agentImage(version string) string { return "ghcr.io/liqonet/liqonet-agent:" + version }
-
 // buildCommit builds the command and the agents' image of a commit as a version, and returns their directory.
 func buildCommit(t *testing.T, ctx context.Context, commit, version string) (dir string) {
 	t.Helper()
-	dir = t.TempDir()
-	source := filepath.Join(dir, "source")
+	source := t.TempDir()
 	archive := exec.CommandContext(ctx, "git", "-C", filepath.Join("..", ".."), "archive", commit)
 	out, err := archive.StdoutPipe()
 	if err == nil {
@@ -44,18 +39,7 @@ func buildCommit(t *testing.T, ctx context.Context, commit, version string) (dir
 	if err := archive.Wait(); err != nil {
 		t.Fatalf("%v: %v: a whole clone is needed", archive.Args, err)
 	}
-	for name, pkg := range map[string]string{"kubectl-liqonet": "./cmd/liqonetctl", "liqonet-agent": "./agent"} {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath",
-			"-ldflags", "-s -w -X github.com/liqonet/liqonet/pkg/version.version="+version, "-o", filepath.Join(dir, name), pkg)
-		cmd.Dir, cmd.Env = source, append(os.Environ(), "CGO_ENABLED=0")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %v: %s", cmd.Args, err, out)
-		}
-	}
-	if _, err := image.Build(filepath.Join(dir, "liqonet-agent.tar"), agentImage(version), map[string]string{"/liqonet-agent": filepath.Join(dir, "liqonet-agent")}, []string{"/liqonet-agent"}); err != nil {
-		t.Fatal(err)
-	}
-	return dir
+	return build(t, ctx, source, version)
 }
 
 // unpack writes the files of an archive that git has made.

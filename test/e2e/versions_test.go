@@ -1,7 +1,7 @@
 package e2e
 
 import (
-	"fmt"
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -76,18 +76,26 @@ func TestDefect1_06_Versions(t *testing.T) {
 // directory.
 func release(t *testing.T, version string) (dir string) {
 	t.Helper()
+	return build(t, t.Context(), filepath.Join("..", ".."), version)
+}
+
+// build is the same for a directory with sources.
+func build(t *testing.T, ctx context.Context, source, version string) (dir string) {
+	t.Helper()
 	dir = t.TempDir()
-	for _, program := range []struct{ name, source string }{{"kubectl-liqonet", "../../cmd/liqonetctl"}, {"liqonet-agent", "../../agent"}} {
-		cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath",
-			"-ldflags", "-s -w -X github.com/liqonet/liqonet/pkg/version.version="+version, "-o", filepath.Join(dir, program.name), program.source)
-		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	for name, pkg := range map[string]string{"kubectl-liqonet": "./cmd/liqonetctl", "liqonet-agent": "./agent"} {
+		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath",
+			"-ldflags", "-s -w -X github.com/liqonet/liqonet/pkg/version.version="+version, "-o", filepath.Join(dir, name), pkg)
+		cmd.Dir, cmd.Env = source, append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v: %s", cmd.Args, err, out)
 		}
 	}
-	ref := fmt.Sprintf("ghcr.io/liqonet/liqonet-agent:%s", version)
-	if _, err := image.Build(filepath.Join(dir, "liqonet-agent.tar"), ref, map[string]string{"/liqonet-agent": filepath.Join(dir, "liqonet-agent")}, []string{"/liqonet-agent"}); err != nil {
+	if _, err := image.Build(filepath.Join(dir, "liqonet-agent.tar"), agentImage(version), map[string]string{"/liqonet-agent": filepath.Join(dir, "liqonet-agent")}, []string{"/liqonet-agent"}); err != nil {
 		t.Fatal(err)
 	}
 	return dir
 }
+
+// agentImage is the published one of a version.
+func agentImage(version string) string { return "ghcr.io/liqonet/liqonet-agent:" + version }
