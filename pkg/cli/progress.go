@@ -52,6 +52,6 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 	if err != nil {
 		mark = pterm.Red("✗")
 	}
-	text{s.w}.printf(" %s %s %s\n", lines(mark), name, lines(pterm.Gray(fmt.Sprintf("%.1f s", time.Since(start).Seconds()))))
+	text(s).printf(" %s %s %s\n", lines(mark), name, lines(pterm.Gray(fmt.Sprintf("%.1f s", time.Since(start).Seconds()))))
 	return err
 }

@@ -34,7 +34,7 @@ func record(t *testing.T, name string, labels map[string]string, clock, stamp ti
 	return &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: v1alpha1.Namespace, Name: name, Labels: all,
-			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "agent", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: []byte("{}")}, Time: new(metav1.NewTime(stamp))}},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "agent", Operation: metav1.ManagedFieldsOperationUpdate, APIVersion: "v1", FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1("{}"), Time: new(metav1.NewTime(stamp))}},
 		},
 		Data: data,
 	}

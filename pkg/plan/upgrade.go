@@ -417,7 +417,7 @@ func (f *UpgradeFacts) check(u *Upgrade) error {
 	switch {
 	case len(missing) > 0 && f.Secrets != nil:
 		return &failure.Error{
-			Kind: failure.NotReady, Cluster: f.Name, Doing: "upgrade", Err: fmt.Errorf("Secrets with keys are gone, without which agents do not start: %s", strings.Join(missing, ", ")),
+			Kind: failure.NotReady, Cluster: f.Name, Doing: "upgrade", Err: fmt.Errorf("keys are gone, without which agents do not start: Secrets %s", strings.Join(missing, ", ")),
 			Hint: "kubectl liqonet peer makes others",
 		}
 	case u.Agents.Level > version.First:
