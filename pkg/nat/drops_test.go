@@ -38,6 +38,11 @@ func dropped(t *testing.T, ns *netns.NS) map[string]uint64 {
 // counted, and the counter goes on when the table is replaced.
 func TestMetricsPort(t *testing.T) {
 	pod, others := netns.New(t, "gateway"), netns.New(t, "others")
+	// Kernels greet each other by IPv6 whenever they like, and that is dropped and counted.
+	for _, ns := range []*netns.NS{pod, others} {
+		ns.Sysctl(t, "ipv6/conf/all/disable_ipv6", "1")
+		ns.Sysctl(t, "ipv6/conf/default/disable_ipv6", "1")
+	}
 	own, node, among, peer := addr("10.245.0.2"), addr("192.0.2.2"), addr("10.245.0.1"), addr("10.63.0.2")
 	for i, name := range []string{"eth0", "lqn1", "wg0"} {
 		netns.Veth(t, pod, name, others, fmt.Sprintf("to%d", i))
