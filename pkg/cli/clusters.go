@@ -42,6 +42,9 @@ const identifyTimeout = 10 * time.Second
 // clusters connects to all clusters that were named, and identifies them.
 func (g *globals) clusters(ctx context.Context, refs ...string) ([]*peering.Cluster, error) {
 	out, errs, err := g.identify(ctx, refs)
+	if errors.Is(context.Cause(ctx), errInterrupted) { // not what the requests that were under way say of it
+		return nil, &failure.Error{Kind: failure.NotReady, Doing: "ask the clusters who they are", Err: errInterrupted, Hint: "run the command again"}
+	}
 	return out, cmp.Or(append(errs, err)...)
 }
 
