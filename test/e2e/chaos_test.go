@@ -27,7 +27,7 @@ import (
 	"github.com/liqonet/liqonet/test/workload"
 )
 
-var chaosTime = flag.Duration("chaos", 2*time.Minute, "for how long TestChaos makes faults")
+var chaosTime = flag.Duration("chaos", 40*time.Second, "for how long TestChaos makes faults")
 
 const (
 	// A fault lasts for a time between these.
@@ -345,8 +345,7 @@ func (x *chaos) command(t *testing.T) chaosCommand {
 		{"unpeer", a, b},
 		{"expose-host", a, b, host},
 		{"expose-host", a, b, host, "--remove"},
-		{"rotate-keys", a, b},
-	}[x.random.IntN(5)]
+	}[x.random.IntN(4)]
 	c.signal = []syscall.Signal{0, syscall.SIGKILL, syscall.SIGINT}[x.random.IntN(3)]
 	return c
 }
