@@ -1,0 +1,331 @@
+package rekey
+
+import (
+	"bytes"
+	"crypto/mlkem"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+)
+
+const (
+	// earliest is the part of the age after which a new key may be proposed. The rest is random, so that not all
+	// tunnels do so at once.
+	earliest = 0.75
+	// proposeAgain is how long the client waits after an answer that was wrong.
+	proposeAgain = 10 * time.Second
+	// inVain is how often the client has to call in vain before the server takes the base key. By then one that knows two
+	// keys has tried both.
+	inVain = 2
+	// Grace is how much older than its age a key may be until it is overdue: as long as WireGuard's sessions last.
+	Grace = 3 * time.Minute
+)
+
+// Machine is one gateway's side of a tunnel. Times have to be of one monotonic clock.
+type Machine struct {
+	tunnel Tunnel
+	// calls says that this is the client.
+	calls bool
+	age   time.Duration
+
+	// current is the key that is known to be in use, since when, and which one it is after the base key.
+	current Key
+	since   time.Time
+	epoch   uint64
+	// early is a random number from 0 to 1, notBefore when the client may propose.
+	early     float64
+	notBefore time.Time
+
+	// proposed is what the client's proposal belongs to, nil if none waits for its answer.
+	proposed *mlkem.DecapsulationKey768
+	// next is the key that was derived and is not known to be in use, nil if there is none. If taken is set, WireGuard
+	// has it. The server has derived it from offered, and answers by ciphertext. tooEarly is a
+	// proposal that came before it was told the age.
+	next                *derived
+	taken               bool
+	offered, ciphertext []byte
+	tooEarly            message
+
+	// searching says that the keys may be different. Then fallback says that WireGuard is to have the base key, as the peer may
+	// have no other. How often the client has called since is attempts, and how often the server was called in vain is failures.
+	searching, fallback bool
+	attempts, failures  int
+	// has is what WireGuard has, handshake when its last one was until then. before was the last one when the server's search
+	// began, latest the one that it saw last.
+	has                       Key
+	handshake, before, latest time.Time
+
+	// said is what the peer was told last, spoken that it knows what this is about.
+	said          []byte
+	spoken, renew bool
+}
+
+// New makes the machine of a gateway that starts, with the base key.
+func New(t Tunnel, calls bool, now time.Time) *Machine {
+	m := &Machine{tunnel: t, calls: calls}
+	m.reset(now)
+	return m
+}
+
+// SetAge says how old a key may become until another one is agreed on. With 0 none is any more: the present one stays
+// until a gateway starts anew. Both gateways need to be told.
+func (m *Machine) SetAge(age time.Duration) {
+	if m.age = age; age == 0 {
+		m.proposed = nil
+	} else if m.tooEarly.kind == offer {
+		_ = m.answer(m.tooEarly) // a malformed one is none
+	}
+}
+
+// Key is the one that WireGuard is to have.
+func (m *Machine) Key() Key {
+	if m.fallback {
+		return m.tunnel.Base
+	}
+	return m.right()
+}
+
+// right is the key that WireGuard has where the peer's has it, too.
+func (m *Machine) right() Key {
+	if m.taken {
+		return m.next.key
+	}
+	return m.current
+}
+
+// found ends a search: both have the right key.
+func (m *Machine) found() { m.searching, m.fallback, m.attempts, m.failures = false, false, 0, 0 }
+
+// reset goes back to the base key, which is all that the peer knows.
+func (m *Machine) reset(now time.Time) {
+	m.proposed, m.next, m.taken, m.offered, m.ciphertext, m.tooEarly = nil, nil, false, nil, nil, message{}
+	m.current, m.epoch, m.since, m.notBefore = m.tunnel.Base, 0, now, now
+	m.found()
+}
+
+// use notes that the next key is in use. The one before is forgotten.
+func (m *Machine) use(now time.Time) {
+	m.current, m.epoch, m.since, m.early = m.next.key, m.epoch+1, now, rand.Float64()
+	m.next, m.taken, m.offered, m.ciphertext = nil, false, nil, nil
+	m.found()
+}
+
+// take has WireGuard use the next key.
+func (m *Machine) take() {
+	m.taken, m.renew = true, m.calls && m.current == m.tunnel.Base
+	m.found()
+}
+
+// Applied says which key WireGuard has now, and when its last handshake was until then.
+func (m *Machine) Applied(k Key, handshake time.Time) { m.has, m.handshake = k, handshake }
+
+// Renew says that the session is to be replaced at once, and not when WireGuard does so by itself: it is one of the base
+// key. It says so once.
+func (m *Machine) Renew() bool {
+	renew := m.renew
+	m.renew = false
+	return renew
+}
+
+// Seen is what was seen of the tunnel.
+type Seen struct {
+	// Answered says that the peer's gateway has answered, and Received that anything has come from it, since the last look.
+	Answered, Received bool
+	// Missing says that answers are missing.
+	Missing bool
+	// Handshake is when WireGuard last agreed on a session, by any clock; the zero value if it has not.
+	Handshake time.Time
+}
+
+// Look takes what was seen.
+func (m *Machine) Look(now time.Time, s Seen) {
+	if !m.calls {
+		m.search(s)
+		return
+	}
+	// The client's WireGuard completes a handshake only with the key that it has at that moment.
+	if m.has == m.Key() && !s.Handshake.IsZero() && !s.Handshake.Equal(m.handshake) {
+		switch {
+		case m.taken && !m.fallback:
+			m.use(now)
+		case s.Answered && m.fallback:
+			m.reset(now)
+		case s.Answered && m.searching:
+			m.found()
+			m.said = nil // the server searches, too
+		}
+	}
+	m.propose(now)
+}
+
+// search takes the base key, which every client has, when the client calls in vain. Which key was right the client says.
+func (m *Machine) search(s Seen) {
+	isNew := !s.Handshake.Equal(m.latest)
+	m.latest = s.Handshake
+	switch {
+	case isNew: // answers are about to come
+		m.failures = 0
+	case s.Answered:
+		m.failures = 0
+		if m.searching && s.Handshake.Equal(m.before) {
+			m.found() // by the session before
+		}
+	case s.Received:
+		m.failures++
+	}
+	if m.failures >= inVain && s.Missing && !m.searching {
+		m.before, m.searching, m.fallback = s.Handshake, true, true
+	}
+}
+
+// Redial says that the client is about to start a handshake anew, as the tunnel does not work. It has the base key
+// first, as the server has most likely started anew, and then the right one. It returns whether that attempt should follow soon.
+func (m *Machine) Redial() (another bool) {
+	m.searching, m.fallback = true, m.attempts%2 == 0
+	m.attempts++
+	return m.fallback && m.right() != m.tunnel.Base
+}
+
+// propose makes a proposal when it is time.
+func (m *Machine) propose(now time.Time) {
+	if m.age == 0 || m.proposed != nil || m.next != nil || now.Before(m.notBefore) {
+		return
+	}
+	part := time.Duration(float64(m.age) * (earliest + (1-earliest)*m.early))
+	if m.current != m.tunnel.Base && now.Sub(m.since) < part {
+		return
+	}
+	// It fails only without random numbers, and those never fail (crypto/rand).
+	m.proposed, _ = mlkem.GenerateKey768()
+}
+
+// Hear takes what the peer has said. An error says why that is of no use. WireGuard's key is the same as before then.
+func (m *Machine) Hear(b []byte, now time.Time) error {
+	said, known, err := decode(b)
+	if err != nil || !known {
+		return err
+	}
+	m.spoken = true
+	if m.calls {
+		return m.hearAsClient(said, now)
+	}
+	return m.hearAsServer(said, now)
+}
+
+func (m *Machine) hearAsClient(said message, now time.Time) error {
+	switch is := m.names(said.name); {
+	case m.next != nil && !m.taken && is(m.next.key):
+		m.take()
+	case is(m.tunnel.Base) && m.right() != m.tunnel.Base:
+		m.reset(now) // the server has started anew
+	case said.kind == hello && m.next != nil && !m.taken:
+		m.next = nil // so has it, before it took the next key
+	}
+	if said.kind == answer && m.proposed != nil {
+		return m.hearAnswer(said, now)
+	}
+	return nil
+}
+
+func (m *Machine) hearAnswer(said message, now time.Time) error {
+	shared, err := m.proposed.Decapsulate(said.ciphertext)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errMalformed, err)
+	}
+	d := m.tunnel.derive(m.current, shared, m.epoch+1, m.proposed.EncapsulationKey().Bytes(), said.ciphertext)
+	m.proposed = nil
+	if subtle.ConstantTimeCompare(d.server[:], said.tag[:]) != 1 {
+		m.notBefore = now.Add(proposeAgain)
+		return errOtherKey
+	}
+	m.next = &d
+	return nil
+}
+
+func (m *Machine) hearAsServer(said message, now time.Time) error {
+	if said.kind == accept && m.next != nil && subtle.ConstantTimeCompare(m.next.client[:], said.tag[:]) == 1 {
+		if !m.taken {
+			m.take()
+		}
+		return nil
+	}
+	switch is := m.names(said.name); {
+	case m.taken && is(m.next.key):
+		m.use(now)
+	case is(m.tunnel.Base) && m.right() != m.tunnel.Base:
+		m.reset(now) // the client has started anew
+	case is(m.current):
+		m.found()
+	}
+	if said.kind != offer {
+		return nil
+	}
+	return m.answer(said)
+}
+
+// answer derives the key that follows from the client's proposal.
+func (m *Machine) answer(said message) error {
+	if m.tooEarly = (message{}); m.age == 0 {
+		m.tooEarly = said
+	}
+	if m.age == 0 || m.taken || bytes.Equal(said.encapsulation, m.offered) {
+		return nil
+	}
+	key, err := mlkem.NewEncapsulationKey768(said.encapsulation)
+	if err != nil {
+		return fmt.Errorf("%w: %w", errMalformed, err)
+	}
+	shared, ciphertext := key.Encapsulate()
+	d := m.tunnel.derive(m.current, shared, said.epoch, said.encapsulation, ciphertext)
+	m.next, m.offered, m.ciphertext = &d, bytes.Clone(said.encapsulation), ciphertext
+	return nil
+}
+
+// errOtherKey says that the peer has derived another key: its key before is another one.
+var errOtherKey = errors.New("the peer's gateway has agreed on another key")
+
+// names says whether a name is a key's.
+func (m *Machine) names(name tag) func(Key) bool {
+	return func(k Key) bool { return m.tunnel.name(k) == name }
+}
+
+// Say returns what the peer is to be told, nil if that is what it was told last.
+func (m *Machine) Say() []byte {
+	if m.age == 0 && !m.spoken {
+		return nil // it may be of a version that knows nothing of this
+	}
+	out := message{kind: hello, name: m.tunnel.name(m.right())}
+	switch {
+	case m.proposed != nil:
+		out.kind, out.epoch, out.encapsulation = offer, m.epoch+1, m.proposed.EncapsulationKey().Bytes()
+	case m.next != nil && m.calls: // also when it was taken: it is not known to be in use
+		out.kind, out.name, out.tag = accept, m.tunnel.name(m.current), m.next.client
+	case m.next != nil && !m.taken:
+		out.kind, out.ciphertext, out.tag = answer, m.ciphertext, m.next.server
+	}
+	b := out.encode()
+	if bytes.Equal(b, m.said) {
+		return nil
+	}
+	m.said = b
+	return b
+}
+
+// State is what is known of the key in use.
+type State struct {
+	// Agreed is since when it is in use, the zero value if it is the base key.
+	Agreed time.Time
+	// Overdue says that there should be another one by now.
+	Overdue bool
+}
+
+// State says how fresh the key is.
+func (m *Machine) State(now time.Time) (s State) {
+	if m.current != m.tunnel.Base && !m.searching {
+		s.Agreed = m.since
+	}
+	s.Overdue = m.age > 0 && now.Sub(m.since) > m.age+Grace
+	return s
+}
