@@ -532,7 +532,7 @@ func (a *agent) talk(ctx context.Context, want desired) {
 		a.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
 		a.prober.Answered, a.prober.Lost = a.metrics.Probes(a.Peering, int32(a.Plane))
 		go a.prober.Run(ctx)
-		a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
+		a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed, a.measured)
 		go loop.Keep(ctx, a.Log, a.channel.Connect)
 		a.talking = ctx
 	}

@@ -21,6 +21,9 @@ const (
 	// announceGap is the least time between two announcements, and framesPerGap how many
 	// frames a peer may send in it.
 	announceGap, framesPerGap = 2 * time.Second, 5
+	// keysGap is the least time between two messages about keys, of which keysBurst may follow each other. Both
+	// kinds together are less than a peer may send.
+	keysGap, keysBurst = time.Second, 3
 	// ioTimeout is how long a peer may take to read a frame, and how long it may be silent
 	// beyond announceInterval.
 	ioTimeout = 30 * time.Second
@@ -40,13 +43,22 @@ type Channel struct {
 	changed  notify.Signal
 	received *Announcement
 	news     notify.Signal
+
+	// said and heard are about keys, nil if there is nothing, and nothing new.
+	said, heard []byte
+	saidChanged notify.Signal
+	keysNews    notify.Signal
 }
 
 // New makes a channel between this gateway's overlay address, local, and the one by which
 // this cluster knows the peer's gateway. If call is set, this side makes the connection: one
-// of both does. It signals news when the peer has announced something else than before.
-func New(local, remote netip.Addr, call bool, news notify.Signal) *Channel {
-	return &Channel{local: local, remote: remote, call: call, changed: notify.NewSignal(), news: news}
+// of both does. It signals news when the peer has announced something else than before, and
+// keysNews when it has said something about keys.
+func New(local, remote netip.Addr, call bool, news, keysNews notify.Signal) *Channel {
+	return &Channel{
+		local: local, remote: remote, call: call,
+		changed: notify.NewSignal(), news: news, saidChanged: notify.NewSignal(), keysNews: keysNews,
+	}
 }
 
 // Announce has the peer told of it, now and later.
@@ -66,80 +78,158 @@ func (c *Channel) Received() *Announcement {
 	return c.received
 }
 
-// Connect makes one connection, or waits for one, and uses it until it ends. It returns
-// why that is.
+// SayOfKeys has the peer told this about keys, now and with each later connection. What that is package rekey knows.
+func (c *Channel) SayOfKeys(message []byte) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.said = message
+	c.saidChanged.Send()
+}
+
+// HeardOfKeys returns what the peer has said about keys since the last call, nil if nothing.
+func (c *Channel) HeardOfKeys() []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	message := c.heard
+	c.heard = nil
+	return message
+}
+
+// Connect makes one connection, or waits for one, and uses it until it ends. It returns why that is.
 func (c *Channel) Connect(ctx context.Context) error {
-	connect := c.accept
+	use := c.serve
 	if c.call {
-		connect = c.dial
+		use = c.dial
 	}
-	conn, err := connect(ctx)
+	if err := use(ctx); err != nil {
+		return fmt.Errorf("talk to the peer's gateway: %w", err)
+	}
+	return nil
+}
+
+func (c *Channel) dial(ctx context.Context) error {
+	d := net.Dialer{
+		Timeout: 5 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.local, 0)), KeepAliveConfig: keepAlive,
+	}
+	conn, err := d.DialContext(ctx, "tcp", netip.AddrPortFrom(c.remote, Port).String())
 	if err != nil {
-		return fmt.Errorf("connect to the peer's gateway: %w", err)
+		return err
 	}
 	return c.talk(ctx, conn)
 }
 
-func (c *Channel) dial(ctx context.Context) (net.Conn, error) {
-	d := net.Dialer{
-		Timeout: 5 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.local, 0)), KeepAliveConfig: keepAlive,
-	}
-	return d.DialContext(ctx, "tcp", netip.AddrPortFrom(c.remote, Port).String())
-}
-
-func (c *Channel) accept(ctx context.Context) (net.Conn, error) {
+// serve goes over to a later connection, where there is one: the peer's gateway has started anew, and it may take
+// seconds to notice that the former one is gone.
+func (c *Channel) serve(ctx context.Context) error {
 	l, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", netip.AddrPortFrom(c.local, Port).String())
 	if err != nil {
-		return nil, err
+		return err
 	}
-	defer l.Close()
+	conns := make(chan net.Conn)
+	both, ctx := errgroup.WithContext(ctx)
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
+	both.Go(func() error { return c.accept(ctx, l, conns) })
+	both.Go(func() error { return c.useLatest(ctx, conns) })
+	return both.Wait()
+}
+
+// accept passes on connections of the peer's gateway until it fails.
+func (c *Channel) accept(ctx context.Context, l net.Listener, conns chan<- net.Conn) error {
+	gap := rate.NewLimiter(rate.Every(announceGap/framesPerGap), framesPerGap)
 	for {
 		conn, err := l.Accept()
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if from, ok := conn.RemoteAddr().(*net.TCPAddr); ok && from.AddrPort().Addr().Unmap() == c.remote {
-			return conn, nil
+		if from, ok := conn.RemoteAddr().(*net.TCPAddr); ok && from.AddrPort().Addr().Unmap() == c.remote && gap.Allow() {
+			select {
+			case conns <- conn:
+				continue
+			case <-ctx.Done():
+			}
 		}
 		_ = conn.Close()
 	}
 }
 
-// talk sends announcements and reads those of the peer until the connection ends. It
-// returns why.
-func (c *Channel) talk(ctx context.Context, conn net.Conn) error {
-	both, ctx := errgroup.WithContext(ctx)
-	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	both.Go(func() error { return c.write(ctx, conn) })
-	both.Go(func() error { return c.read(conn) })
-	return both.Wait()
+// useLatest talks by the latest connection, until one ends by itself.
+func (c *Channel) useLatest(ctx context.Context, conns <-chan net.Conn) error {
+	var conn net.Conn
+	select {
+	case conn = <-conns:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	for {
+		talking, stop := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() { ended <- c.talk(talking, conn) }()
+		select {
+		case err := <-ended:
+			stop()
+			return err
+		case next := <-conns:
+			stop()
+			<-ended
+			conn = next
+		}
+	}
 }
 
-// write announces, until it fails or ctx ends.
-func (c *Channel) write(ctx context.Context, conn net.Conn) error {
-	gap := rate.NewLimiter(rate.Every(announceGap), 1)
+// talk says what there is to say, and reads what the peer says, until the connection ends. It
+// returns why.
+func (c *Channel) talk(ctx context.Context, conn net.Conn) error {
+	all, ctx := errgroup.WithContext(ctx)
+	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
+	all.Go(func() error {
+		return write(ctx, conn, rate.NewLimiter(rate.Every(announceGap), 1), c.changed, c.announcement)
+	})
+	all.Go(func() error {
+		return write(ctx, conn, rate.NewLimiter(rate.Every(keysGap), keysBurst), c.saidChanged, c.ofKeys)
+	})
+	all.Go(func() error { return c.read(conn) })
+	return all.Wait()
+}
+
+// announcement is the frame that the peer is sent.
+func (c *Channel) announcement() ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return encode(c.own)
+}
+
+// ofKeys is the same about keys, nil if there is none.
+func (c *Channel) ofKeys() ([]byte, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.said == nil {
+		return nil, nil
+	}
+	return frameOf(typeKeys, c.said), nil
+}
+
+// write sends a frame, when it has changed and every announceInterval, until it fails or ctx ends.
+func write(ctx context.Context, conn net.Conn, gap *rate.Limiter, changed notify.Signal, frame func() ([]byte, error)) error {
 	for {
 		if err := gap.Wait(ctx); err != nil {
 			return err
 		}
-		c.mu.Lock()
-		own := c.own
-		c.mu.Unlock()
-		frame, err := encode(own)
+		b, err := frame()
 		if err != nil {
 			return err
 		}
-		if err := conn.SetWriteDeadline(time.Now().Add(ioTimeout)); err != nil {
-			return err
-		}
-		if _, err := conn.Write(frame); err != nil {
-			return fmt.Errorf("tell the peer's gateway: %w", err)
+		if b != nil {
+			if err := conn.SetWriteDeadline(time.Now().Add(ioTimeout)); err != nil {
+				return err
+			}
+			if _, err := conn.Write(b); err != nil {
+				return fmt.Errorf("tell the peer's gateway: %w", err)
+			}
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-c.changed:
+		case <-changed:
 		case <-time.After(announceInterval):
 		}
 	}
@@ -148,7 +238,7 @@ func (c *Channel) write(ctx context.Context, conn net.Conn) error {
 // errTooMuch ends a connection.
 var errTooMuch = errors.New("the peer's gateway sends too much")
 
-// read takes what the peer announces, until it fails.
+// read takes what the peer says, until it fails.
 func (c *Channel) read(conn net.Conn) error {
 	frames := rate.NewLimiter(rate.Every(announceGap/framesPerGap), framesPerGap)
 	for {
@@ -156,25 +246,39 @@ func (c *Channel) read(conn net.Conn) error {
 			return err
 		}
 		frame, err := readFrame(conn)
-		if err != nil {
-			return fmt.Errorf("listen to the peer's gateway: %w", err)
-		}
-		if !frames.Allow() {
+		if err == nil && !frames.Allow() {
 			return errTooMuch
 		}
-		a, err := decode(frame)
+		if err == nil {
+			err = c.take(frame)
+		}
 		if err != nil {
 			return fmt.Errorf("listen to the peer's gateway: %w", err)
 		}
-		if a == nil {
-			continue
-		}
-		c.mu.Lock()
+	}
+}
+
+// take keeps what a frame says.
+func (c *Channel) take(frame []byte) error {
+	message, err := aboutKeys(frame)
+	if err != nil {
+		return err
+	}
+	a, err := decode(frame)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case message != nil:
+		c.heard = message
+		c.keysNews.Send()
+	case a != nil:
 		isNews := c.received == nil || !equal(*c.received, *a)
-		c.received = a
-		c.mu.Unlock()
-		if isNews {
+		if c.received = a; isNews {
 			c.news.Send()
 		}
 	}
+	return nil
 }

@@ -197,6 +197,28 @@ func (d *Device) Reset() error {
 	return nil
 }
 
+// Renew has WireGuard agree on a new session with the next packet that is sent. What comes by the present one is
+// taken until then, and what is to be sent waits, so nothing is lost. There is no request for that, but a
+// change of the private key ends the use of sessions. So it gets another one for a moment.
+func (d *Device) Renew() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.applied == nil {
+		return nil
+	}
+	other, err := wgtypes.GeneratePrivateKey()
+	if err == nil {
+		err = d.wg.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: &other})
+	}
+	if err == nil {
+		err = d.wg.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: &d.applied.PrivateKey})
+	}
+	if err != nil {
+		return fmt.Errorf("renew the session of tunnel %q: %w", d.name, err)
+	}
+	return nil
+}
+
 // Close releases what this process holds. The interface of the kernel's
 // backend stays and goes on forwarding, that of the userspace backend
 // vanishes.

@@ -64,6 +64,7 @@ type request struct {
 	Configure *tunnel.Config
 	Watch     *watched
 	Reset     bool
+	Renew     bool
 }
 
 type response struct {
@@ -86,6 +87,8 @@ func serveTunnel(backend tunnel.Backend, name string) error {
 			err = req.Watch.run()
 		case req.Reset:
 			err = device.Reset()
+		case req.Renew:
+			err = device.Renew()
 		default:
 			res.Stats, err = device.Stats()
 		}
@@ -185,6 +188,12 @@ func (p *Tunnel) Configure(t testing.TB, c tunnel.Config) (changed bool) {
 func (p *Tunnel) Reset(t testing.TB) {
 	t.Helper()
 	p.ask(t, request{Reset: true})
+}
+
+// Renew calls tunnel.Device.Renew.
+func (p *Tunnel) Renew(t testing.TB) {
+	t.Helper()
+	p.ask(t, request{Renew: true})
 }
 
 // Stats calls tunnel.Device.Stats.
