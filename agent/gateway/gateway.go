@@ -120,6 +120,7 @@ func Run(ctx context.Context, cfg Config) error {
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(), metrics: shown,
 		news: notify.NewSignal(), measured: notify.NewSignal(), useBegins: notify.NewSignal(), started: time.Now(),
+		base:  preshared,
 		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKeys: overlayKeys, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
@@ -191,9 +192,12 @@ func askByTCP(r *net.Resolver) {
 
 type agent struct {
 	Config
-	view    *watch.View
-	kernel  *overlay.Kernel
-	local   local
+	view   *watch.View
+	kernel *overlay.Kernel
+	local  local
+	// base is the pre-shared key of the Secret, keys what follows it.
+	base    wgtypes.Key
+	keys    keys
 	device  *tunnel.Device
 	backend v1alpha1.WireGuardBackend
 
@@ -284,6 +288,7 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	}
 	received := stats.RxBytes > a.tunnel.RxBytes
 	a.tunnel = stats
+	a.agreeOnKeys(received)
 	if !stats.AsConfigured {
 		// The kernel notifies nobody of what others take from WireGuard.
 		repaired, err := a.device.Configure(a.desired.tunnel)
@@ -305,7 +310,7 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 			if again := a.callPreferred(wasDown); again > 0 {
 				next = min(next, again)
 			}
-		case a.redialer.shouldRedial(a.probes):
+		case a.redialer.shouldRedial(a.probes, a.keys.another):
 			a.redial(ctx)
 		}
 	}
@@ -358,6 +363,7 @@ func (a *agent) redial(ctx context.Context) {
 	// The first time there is nothing to start anew.
 	if !a.redialer.redialed.IsZero() {
 		a.endpoints.next()
+		a.tryKeys()
 		if endpoint, err := a.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
 			a.local.endpoint = endpoint
 			a.desired.tunnel.Peer.Endpoint = endpoint
@@ -427,6 +433,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 			a.local.endpoint = endpoint
 		}
 	}
+	a.prepareKeys(p, plane)
 	if a.local.underlayMTU, err = a.kernel.EgressMTU(a.local.underlay); err != nil {
 		return false, err
 	}
@@ -533,6 +540,7 @@ func (a *agent) talk(ctx context.Context, want desired) {
 		a.prober.Answered, a.prober.Lost = a.metrics.Probes(a.Peering, int32(a.Plane))
 		go a.prober.Run(ctx)
 		a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed, a.measured)
+		a.channel.SayOfKeys(a.keys.said)
 		go loop.Keep(ctx, a.Log, a.channel.Connect)
 		a.talking = ctx
 	}

@@ -62,14 +62,17 @@ func (r *redialer) sessionDown(probes tunnel.ProbeStats) bool {
 // answer at any moment, so the first attempts follow each other fast. From far away an
 // answer takes longer: each attempt gets a third of the time that all have taken. Where
 // the peer has sent something since the last attempt, the handshake goes on: the
-// answers to probes come after it.
-func (r *redialer) shouldRedial(probes tunnel.ProbeStats) bool {
+// answers to probes come after it. If another is set, there is another key to try.
+func (r *redialer) shouldRedial(probes tunnel.ProbeStats, another bool) bool {
 	if r.downSince.IsZero() {
 		return false
 	}
 	since := time.Since(r.redialed)
 	if r.lastReceived.After(r.redialed) && time.Since(r.lastReceived) < redialMost && since < oneWayTimeout {
 		return false
+	}
+	if another && since >= max(redialFirst, 2*probes.Median) {
+		return true
 	}
 	least := redialLater
 	if probes.LastReply.IsZero() {

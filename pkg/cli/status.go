@@ -179,7 +179,7 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 	for _, v := range views {
 		pods, as := listMappings(v.LocalPods)
 		for _, p := range v.Planes {
-			rtt, loss, handshake, mtu, key := "-", "-", "-", "-", "-"
+			rtt, loss, handshake, mtu, key, psk := "-", "-", "-", "-", "-", "-"
 			if p.RTT != nil {
 				rtt, loss = fmt.Sprintf("%.2f ms", *p.RTT), fmt.Sprintf("%d%%", p.LossPercent)
 			}
@@ -189,12 +189,15 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 			if p.KeyAge != nil {
 				key = duration.HumanDuration(time.Duration(*p.KeyAge) * time.Second)
 			}
+			if p.PresharedKeyAge != nil {
+				psk = duration.HumanDuration(time.Duration(*p.PresharedKeyAge) * time.Second)
+			}
 			if p.MTU > 0 {
 				mtu = strconv.Itoa(p.MTU)
 			}
 			rows = append(rows, []any{
 				v.Cluster, v.Peer, v.State, pods, as, rtt, loss, handshake, fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal),
-				mtu, v.Overlay + ", " + p.Backend + " wireguard", p.Index, p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), key,
+				mtu, v.Overlay + ", " + p.Backend + " wireguard", p.Index, p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), key, psk,
 			})
 		}
 	}
@@ -204,7 +207,7 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 	}
 	head := []string{
 		"cluster", "peer", "state", "pods", "seen there as", "rtt", "loss", "handshake", "nodes", "mtu", "via",
-		plane, "+role", "+gateway node", "+endpoint", "+key age",
+		plane, "+role", "+gateway node", "+endpoint", "+key age", "+psk age",
 	}
 	o.printTable(w, head, rows)
 	sorted := slices.SortedStableFunc(slices.Values(views), func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })

@@ -162,17 +162,21 @@ func (c *Channel) useLatest(ctx context.Context, conns <-chan net.Conn) error {
 	}
 	for {
 		talking, stop := context.WithCancel(ctx)
-		ended := make(chan error, 1)
-		go func() { ended <- c.talk(talking, conn) }()
+		ended, why := make(chan struct{}), error(nil)
+		go func() {
+			defer close(ended)
+			why = c.talk(talking, conn)
+		}()
+		var next net.Conn
 		select {
-		case err := <-ended:
-			stop()
-			return err
-		case next := <-conns:
-			stop()
-			<-ended
-			conn = next
+		case <-ended:
+		case next = <-conns:
 		}
+		stop()
+		if <-ended; next == nil {
+			return why
+		}
+		conn = next
 	}
 }
 

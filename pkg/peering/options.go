@@ -26,6 +26,8 @@ type Options struct {
 	NodeMetrics string
 	// Planes is how many pairs of gateways a peering has, 0 to decide.
 	Planes int
+	// PresharedKeyAge is how old pre-shared keys may become, in seconds: see plan.Overrides.
+	PresharedKeyAge *int32
 	// Server is the ID of the cluster whose gateway is called by the other's. Empty
 	// to decide.
 	Server string
@@ -61,6 +63,6 @@ func (o Options) of(id string) plan.Overrides {
 	if c.Gateways.Tolerations == nil {
 		c.Gateways.Tolerations = o.Gateways.Tolerations
 	}
-	c.Server, c.Planes = o.Server == id, o.Planes
+	c.Server, c.Planes, c.PresharedKeyAge = o.Server == id, o.Planes, o.PresharedKeyAge
 	return c
 }

@@ -217,3 +217,57 @@ func TestSecurity_23_OneOfSeveralPresharedKeys(t *testing.T) {
 	}
 	samePreshared(t, a, b, 1, 1)
 }
+
+// Both clusters are told how old pre-shared keys may become. It stays until a command says something else, also if only one of them
+// was told.
+func TestPresharedKeyAge(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := twoSites(t)
+	const hours = ", then the gateways agree on others: given by --psk-age"
+	for _, step := range []struct {
+		name    string
+		age     *int32
+		want    int32
+		choice  string
+		changes bool
+	}{
+		{"never given", nil, 0, "", false},
+		{"given", new(int32(86400)), 86400, "at most 24h0m0s" + hours, true},
+		{"not given", nil, 86400, "at most 24h0m0s, then the gateways agree on others: as before", false},
+		{"another one", new(int32(3600)), 3600, "at most 1h0m0s" + hours, true},
+		{"none", new(int32), 0, "any: given by --psk-age", true},
+	} {
+		o := Options{PresharedKeyAge: step.age}
+		if step.name == "never given" {
+			mustPeer(t, a, b, o)
+		}
+		p := dryRun(t, a, b, o)
+		choice := ""
+		for _, c := range p.Clusters[0].Choices {
+			if c.What == "age of pre-shared keys" {
+				choice = c.Value + ": " + c.Reason
+			}
+		}
+		if choice != step.choice || p.Changes() > 0 != step.changes {
+			t.Errorf("%s: the plan says %q, and changes %d objects", step.name, choice, p.Changes())
+		}
+		if r := mustPeer(t, a, b, o); len(r.Changed) > 0 != step.changes {
+			t.Errorf("%s: changed %v", step.name, r.Changed)
+		}
+		for _, w := range []*site{a, b} {
+			if got := w.peering(t).Spec.PresharedKeyAgeSeconds; got != step.want {
+				t.Errorf("%s: %s has %d, want %d", step.name, w.Name, got, step.want)
+			}
+		}
+	}
+	mustPeer(t, a, b, Options{PresharedKeyAge: new(int32(3600))})
+	half := a.peering(t)
+	half.Spec.PresharedKeyAgeSeconds = 0
+	if err := a.raw.Update(t.Context(), half); err != nil {
+		t.Fatal(err)
+	}
+	if mustPeer(t, a, b, Options{}); a.peering(t).Spec.PresharedKeyAgeSeconds != 3600 {
+		t.Error("only one cluster was told, and the next command leaves it so")
+	}
+}

@@ -30,7 +30,7 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 			Pods: got.Pods, InternalCIDR: own.Ledger.Spec.InternalCIDR, ExternalCIDR: got.ExternalCIDR, Hosts: hosts,
 		},
 		Remote:  v1alpha1.RemoteNetwork{ClusterID: peer.ClusterID, Name: peer.Name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: nodeIPs(peer.Nodes)},
-		Overlay: overlay, Limits: own.limits(),
+		Overlay: overlay, Limits: own.limits(), PresharedKeyAgeSeconds: presharedKeyAge(own, peer),
 	}
 	if own.Existing != nil {
 		spec.Remote.Name = own.Existing.Spec.Remote.Name
