@@ -225,6 +225,7 @@ type agent struct {
 	responder     liveness.Responder
 	usedByNodes   use
 	usedByPeer    use
+	askedByPeer   use
 	// useBegins signals that a node sends packets.
 	useBegins notify.Signal
 	// news signals that the tunnel has come up or gone down, and measured the same to the loop. leaving
@@ -373,6 +374,9 @@ func (a *agent) redial(ctx context.Context) {
 		}
 		if err := a.device.Reset(); err != nil {
 			a.Log.Error("cannot start the handshake anew", "error", err)
+		}
+		if a.keys.said != nil {
+			a.channel.Interrupt() // what was said of keys may not be true by the next session
 		}
 	}
 	a.redialer.redialed = time.Now()

@@ -89,7 +89,7 @@ func (a *agent) answerLiveness(ctx context.Context) {
 	})
 }
 
-// use is when somebody last asked who sends packets by this gateway.
+// use is when somebody last asked, of those who send packets by this gateway, or of all.
 type use struct{ at atomic.Pointer[time.Time] }
 
 func (u *use) note() { u.at.Store(new(time.Now())) }
@@ -99,9 +99,15 @@ func (u *use) within(d time.Duration) bool {
 	return at != nil && time.Since(*at) < d
 }
 
+func (u *use) after(t time.Time) bool {
+	at := u.at.Load()
+	return at != nil && at.After(t)
+}
+
 // asked notes what those who ask say: a node, or the peer's gateway, which also speaks for its own nodes.
 func (a *agent) asked(by netip.Addr, q liveness.Question) {
 	if peer := a.peer.Load(); peer != nil && by == *peer {
+		a.askedByPeer.note()
 		if q.InUse {
 			a.usedByPeer.note()
 		}

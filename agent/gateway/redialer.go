@@ -28,6 +28,8 @@ type redialer struct {
 	downSince, redialed time.Time
 	// lastReceived is when something last came from the peer.
 	lastReceived time.Time
+	// rtt is the last round trip time that was known, 0 for none.
+	rtt time.Duration
 }
 
 // observe takes what was measured, and whether anything has come from the peer. It returns
@@ -35,6 +37,9 @@ type redialer struct {
 func (r *redialer) observe(probes tunnel.ProbeStats, received bool) bool {
 	if received {
 		r.lastReceived = time.Now()
+	}
+	if probes.Median > 0 {
+		r.rtt = probes.Median
 	}
 	switch {
 	case !r.sessionDown(probes):
@@ -71,7 +76,7 @@ func (r *redialer) shouldRedial(probes tunnel.ProbeStats, another bool) bool {
 	if r.lastReceived.After(r.redialed) && time.Since(r.lastReceived) < redialMost && since < oneWayTimeout {
 		return false
 	}
-	if another && since >= max(redialFirst, 2*probes.Median) {
+	if another && since >= max(redialFirst, 2*r.rtt) {
 		return true
 	}
 	least := redialLater

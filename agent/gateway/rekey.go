@@ -22,9 +22,10 @@ type keys struct {
 	// said is what the peer was told last, fresh that the key is one that was agreed on.
 	said  []byte
 	fresh bool
-	// replied is when the last answer came, another that a handshake with another key should follow soon.
-	replied time.Time
-	another bool
+	// replied is when the last answer came, looked when the machine was last told; another says that a handshake with another
+	// key should follow soon.
+	replied, looked time.Time
+	another         bool
 }
 
 // prepareKeys begins with the base key if the tunnel is another one than before, or the role.
@@ -57,11 +58,14 @@ func (a *agent) agreeOnKeys(received bool) {
 		}
 	}
 	m.Look(now, rekey.Seen{
-		Answered: a.probes.LastReply.After(a.keys.replied), Missing: a.probes.Unanswered >= missing, Received: received, Handshake: a.tunnel.LastHandshake,
+		Answered: a.probes.LastReply.After(a.keys.replied), Asked: a.askedByPeer.after(a.keys.looked), Received: received,
+		Missing: a.probes.Unanswered >= missing, RTT: a.redialer.rtt, Handshake: a.tunnel.LastHandshake,
 	})
-	a.keys.replied = a.probes.LastReply
-	a.useKey()
-	if m.Renew() {
+	a.keys.replied, a.keys.looked = a.probes.LastReply, now
+	if a.useKey(); !a.keys.applied {
+		return // the peer is told when WireGuard has it
+	}
+	if m.Renew(now) {
 		if err := a.device.Renew(); err != nil {
 			a.Log.Error("the session is replaced later", "error", err)
 		}

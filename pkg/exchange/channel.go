@@ -48,6 +48,8 @@ type Channel struct {
 	said, heard []byte
 	saidChanged notify.Signal
 	keysNews    notify.Signal
+	// interrupt ends the present connection, or the attempt at one, of the side that calls.
+	interrupt context.CancelCauseFunc
 }
 
 // New makes a channel between this gateway's overlay address, local, and the one by which
@@ -107,7 +109,33 @@ func (c *Channel) Connect(ctx context.Context) error {
 	return nil
 }
 
+// errInterrupted is why a connection has ended that is followed by another one at once.
+var errInterrupted = errors.New("interrupted")
+
+// Interrupt has the side that calls make another connection. Nothing that was said by the present one arrives any more, unless it has.
+func (c *Channel) Interrupt() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.interrupt != nil {
+		c.interrupt(errInterrupted)
+	}
+}
+
 func (c *Channel) dial(ctx context.Context) error {
+	for {
+		present, interrupt := context.WithCancelCause(ctx)
+		c.mu.Lock()
+		c.interrupt = interrupt
+		c.mu.Unlock()
+		err := c.dialOnce(present)
+		wasInterrupted := errors.Is(context.Cause(present), errInterrupted)
+		if interrupt(nil); !wasInterrupted {
+			return err
+		}
+	}
+}
+
+func (c *Channel) dialOnce(ctx context.Context) error {
 	d := net.Dialer{
 		Timeout: 5 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(c.local, 0)), KeepAliveConfig: keepAlive,
 	}
@@ -115,7 +143,16 @@ func (c *Channel) dial(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return c.talk(ctx, conn)
+	// The kernel forgets what it has not sent when the connection is closed.
+	if err := conn.(*net.TCPConn).SetLinger(0); err != nil {
+		return errors.Join(err, conn.Close())
+	}
+	return c.talk(ctx, conn, newFrameLimit())
+}
+
+// newFrameLimit is what a peer may send.
+func newFrameLimit() *rate.Limiter {
+	return rate.NewLimiter(rate.Every(announceGap/framesPerGap), framesPerGap)
 }
 
 // serve goes over to a later connection, where there is one: the peer's gateway has started anew, and it may take
@@ -152,8 +189,9 @@ func (c *Channel) accept(ctx context.Context, l net.Listener, conns chan<- net.C
 	}
 }
 
-// useLatest talks by the latest connection, until one ends by itself.
+// useLatest talks by the latest connection, until one ends by itself. All of them together have one limit.
 func (c *Channel) useLatest(ctx context.Context, conns <-chan net.Conn) error {
+	frames := newFrameLimit()
 	var conn net.Conn
 	select {
 	case conn = <-conns:
@@ -165,7 +203,7 @@ func (c *Channel) useLatest(ctx context.Context, conns <-chan net.Conn) error {
 		ended, why := make(chan struct{}), error(nil)
 		go func() {
 			defer close(ended)
-			why = c.talk(talking, conn)
+			why = c.talk(talking, conn, frames)
 		}()
 		var next net.Conn
 		select {
@@ -182,7 +220,7 @@ func (c *Channel) useLatest(ctx context.Context, conns <-chan net.Conn) error {
 
 // talk says what there is to say, and reads what the peer says, until the connection ends. It
 // returns why.
-func (c *Channel) talk(ctx context.Context, conn net.Conn) error {
+func (c *Channel) talk(ctx context.Context, conn net.Conn, frames *rate.Limiter) error {
 	all, ctx := errgroup.WithContext(ctx)
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	all.Go(func() error {
@@ -191,7 +229,7 @@ func (c *Channel) talk(ctx context.Context, conn net.Conn) error {
 	all.Go(func() error {
 		return write(ctx, conn, rate.NewLimiter(rate.Every(keysGap), keysBurst), c.saidChanged, c.ofKeys)
 	})
-	all.Go(func() error { return c.read(conn) })
+	all.Go(func() error { return c.read(conn, frames) })
 	return all.Wait()
 }
 
@@ -243,8 +281,7 @@ func write(ctx context.Context, conn net.Conn, gap *rate.Limiter, changed notify
 var errTooMuch = errors.New("the peer's gateway sends too much")
 
 // read takes what the peer says, until it fails.
-func (c *Channel) read(conn net.Conn) error {
-	frames := rate.NewLimiter(rate.Every(announceGap/framesPerGap), framesPerGap)
+func (c *Channel) read(conn net.Conn, frames *rate.Limiter) error {
 	for {
 		if err := conn.SetReadDeadline(time.Now().Add(announceInterval + ioTimeout)); err != nil {
 			return err

@@ -170,8 +170,8 @@ func TestChannel(t *testing.T) {
 		here, there := net.Pipe()
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 2)
-		go func() { ended <- server.talk(ctx, here) }()
-		go func() { ended <- client.talk(ctx, there) }()
+		go func() { ended <- server.talk(ctx, here, newFrameLimit()) }()
+		go func() { ended <- client.talk(ctx, there, newFrameLimit()) }()
 		defer func() {
 			cancel()
 			if a, b := <-ended, <-ended; a == nil || b == nil {
@@ -220,8 +220,8 @@ func TestKeys(t *testing.T) {
 			here, there := net.Pipe()
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan error, 2)
-			go func() { ended <- server.talk(ctx, here) }()
-			go func() { ended <- client.talk(ctx, there) }()
+			go func() { ended <- server.talk(ctx, here, newFrameLimit()) }()
+			go func() { ended <- client.talk(ctx, there, newFrameLimit()) }()
 			return func() {
 				cancel()
 				for range 2 {
@@ -316,7 +316,7 @@ func TestHostilePeer(t *testing.T) {
 				go func() { _, _ = io.Copy(io.Discard, there) }()
 				go send(there)
 				ended := make(chan error, 1)
-				go func() { ended <- c.talk(t.Context(), here) }()
+				go func() { ended <- c.talk(t.Context(), here, newFrameLimit()) }()
 				select {
 				case err := <-ended:
 					if err == nil || c.Received() != nil {

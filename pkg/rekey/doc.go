@@ -13,13 +13,13 @@
 //	  |  answer: ciphertext, tag             |
 //	  | <----------------------------------- |
 //	  |  accept: tag                         |
-//	  | -----------------------------------> |  WireGuard has the next key, the one before is forgotten
+//	  | -----------------------------------> |  WireGuard has the next key
 //	  |  hello: name of the next key         |
 //	  | <----------------------------------- |
 //	  |  WireGuard has the next key          |
 //	  |  ... a handshake ...                 |
 //	  |  hello: name of the next key         |
-//	  | -----------------------------------> |  it is known to be in use
+//	  | -----------------------------------> |  it is known to be in use, the one before is forgotten
 //
 // Each message says all that its sender wants said, so a lost one is said again and a second one changes nothing.
 // WireGuard uses a pre-shared key for handshakes only. A session goes on meanwhile, for up to three minutes.
@@ -28,8 +28,8 @@
 // was not in before does not get in by an agreement.
 //
 // Keys that were agreed on are in memory only: a gateway that starts has the base key. If the two have
-// different keys there is no handshake. Then the client tries both keys that it knows, the base key and the right
-// one, in turn. The server takes the base key after two attempts in vain. So they meet at one that both
+// different keys there is no handshake. Then the client tries all keys that it knows, the base key, the right one
+// and a next one, in turn. The server takes the base key after two attempts in vain, and then the right one, in turn. So they meet at one that both
 // have, and agree anew if that is the base key. If both go on, it is the right one.
 //
 // Out of scope: how messages get to the peer (package exchange), WireGuard (package tunnel), and what is done

@@ -19,8 +19,24 @@ const (
 	// inVain is how often the client has to call in vain before the server takes the base key. By then one that knows two
 	// keys has tried both.
 	inVain = 2
+	// turnTime is how long a server that is called in vain has one key, and then the other one: WireGuard calls again after 5 s.
+	turnTime = 10 * time.Second
+	// renewAgain is how long the client waits for a session that is to replace the present one, or three round trips if those
+	// take longer, until it asks for it again; renewals is how often it does.
+	renewAgain, renewals = 300 * time.Millisecond, 5
 	// Grace is how much older than its age a key may be until it is overdue: as long as WireGuard's sessions last.
 	Grace = 3 * time.Minute
+)
+
+// attempt is the key that is tried in a search.
+type attempt int
+
+const (
+	// theRight is the key that the peer has, too, unless one of both has started anew; theBase is the one that it has then; theNext is one that
+	// the server may have taken before it could say so.
+	theRight attempt = iota
+	theBase
+	theNext
 )
 
 // Machine is one gateway's side of a tunnel. Times have to be of one monotonic clock.
@@ -48,18 +64,25 @@ type Machine struct {
 	offered, ciphertext []byte
 	tooEarly            message
 
-	// searching says that the keys may be different. Then fallback says that WireGuard is to have the base key, as the peer may
-	// have no other. How often the client has called since is attempts, and how often the server was called in vain is failures.
-	searching, fallback bool
-	attempts, failures  int
+	// searching says that the keys may be different. Then tries is which one WireGuard is to have. The server has it since turned. How
+	// often the client has called since is attempts, and how often the server was called in vain is failures.
+	searching          bool
+	tries              attempt
+	turned             time.Time
+	attempts, failures int
 	// has is what WireGuard has, handshake when its last one was until then. before was the last one when the server's search
 	// began, latest the one that it saw last.
 	has                       Key
 	handshake, before, latest time.Time
 
 	// said is what the peer was told last, spoken that it knows what this is about.
-	said          []byte
-	spoken, renew bool
+	said   []byte
+	spoken bool
+	// renew says that the session is to be replaced, renewed when that was last asked for, and left how often it may be
+	// asked for again.
+	renew   bool
+	renewed time.Time
+	left    int
 }
 
 // New makes the machine of a gateway that starts, with the base key.
@@ -81,8 +104,11 @@ func (m *Machine) SetAge(age time.Duration) {
 
 // Key is the one that WireGuard is to have.
 func (m *Machine) Key() Key {
-	if m.fallback {
+	switch {
+	case m.tries == theBase:
 		return m.tunnel.Base
+	case m.tries == theNext && m.next != nil:
+		return m.next.key
 	}
 	return m.right()
 }
@@ -96,7 +122,7 @@ func (m *Machine) right() Key {
 }
 
 // found ends a search: both have the right key.
-func (m *Machine) found() { m.searching, m.fallback, m.attempts, m.failures = false, false, 0, 0 }
+func (m *Machine) found() { m.searching, m.tries, m.attempts, m.failures = false, theRight, 0, 0 }
 
 // reset goes back to the base key, which is all that the peer knows.
 func (m *Machine) reset(now time.Time) {
@@ -112,29 +138,36 @@ func (m *Machine) use(now time.Time) {
 	m.found()
 }
 
-// take has WireGuard use the next key.
+// take has WireGuard use the next key. A search goes on: the session may be one of another key.
 func (m *Machine) take() {
-	m.taken, m.renew = true, m.calls && m.current == m.tunnel.Base
-	m.found()
+	m.taken, m.tries, m.attempts, m.failures = true, theRight, 0, 0
+	if m.calls && m.current == m.tunnel.Base {
+		m.renew, m.left = true, renewals
+	}
 }
 
 // Applied says which key WireGuard has now, and when its last handshake was until then.
 func (m *Machine) Applied(k Key, handshake time.Time) { m.has, m.handshake = k, handshake }
 
 // Renew says that the session is to be replaced at once, and not when WireGuard does so by itself: it is one of the base
-// key. It says so once.
-func (m *Machine) Renew() bool {
+// key. It says so once, and again a little later if there is no other one.
+func (m *Machine) Renew(now time.Time) bool {
 	renew := m.renew
-	m.renew = false
+	if m.renew = false; renew {
+		m.renewed = now
+	}
 	return renew
 }
 
 // Seen is what was seen of the tunnel.
 type Seen struct {
-	// Answered says that the peer's gateway has answered, and Received that anything has come from it, since the last look.
-	Answered, Received bool
+	// Answered says that the peer's gateway has answered, Asked that it has asked for an answer, and Received that anything has
+	// come from it, since the last look. Only what Received is about may be without a session.
+	Answered, Asked, Received bool
 	// Missing says that answers are missing.
 	Missing bool
+	// RTT is how long answers take, 0 if that is not known.
+	RTT time.Duration
 	// Handshake is when WireGuard last agreed on a session, by any clock; the zero value if it has not.
 	Handshake time.Time
 }
@@ -142,50 +175,72 @@ type Seen struct {
 // Look takes what was seen.
 func (m *Machine) Look(now time.Time, s Seen) {
 	if !m.calls {
-		m.search(s)
+		m.search(now, s)
 		return
 	}
 	// The client's WireGuard completes a handshake only with the key that it has at that moment.
 	if m.has == m.Key() && !s.Handshake.IsZero() && !s.Handshake.Equal(m.handshake) {
 		switch {
-		case m.taken && !m.fallback:
+		case m.taken && m.tries == theRight, s.Answered && m.tries == theNext:
 			m.use(now)
-		case s.Answered && m.fallback:
+		case s.Answered && m.tries == theBase:
 			m.reset(now)
 		case s.Answered && m.searching:
 			m.found()
 			m.said = nil // the server searches, too
 		}
 	}
+	// WireGuard itself would ask for a session again after 5 s.
+	if m.taken && m.tries == theRight && m.left > 0 && !m.renewed.IsZero() && now.Sub(m.renewed) >= max(renewAgain, 3*s.RTT) {
+		m.renew, m.left = true, m.left-1
+	}
 	m.propose(now)
 }
 
-// search takes the base key, which every client has, when the client calls in vain. Which key was right the client says.
-func (m *Machine) search(s Seen) {
+// search takes the base key, which every client has, when the client calls in vain. If that does not help, the client may know no
+// key but the right one: its agent is away, and WireGuard goes on. So the server has both in turn until there is a session.
+// Which key was right the client says.
+func (m *Machine) search(now time.Time, s Seen) {
 	isNew := !s.Handshake.Equal(m.latest)
 	m.latest = s.Handshake
 	switch {
 	case isNew: // answers are about to come
 		m.failures = 0
-	case s.Answered:
+	case s.Answered, s.Asked:
 		m.failures = 0
-		if m.searching && s.Handshake.Equal(m.before) {
+		if m.searches() {
 			m.found() // by the session before
 		}
 	case s.Received:
 		m.failures++
 	}
-	if m.failures >= inVain && s.Missing && !m.searching {
-		m.before, m.searching, m.fallback = s.Handshake, true, true
+	switch {
+	case m.searches():
+		if now.Sub(m.turned) >= turnTime {
+			m.tries, m.turned = theBase-m.tries, now
+		}
+	case m.failures >= inVain && s.Missing && m.tries == theRight:
+		m.before, m.searching, m.tries, m.turned = s.Handshake, true, theBase, now
 	}
 }
 
+// searches says that the server has made no session since its search began: if there is one, it is the one before.
+func (m *Machine) searches() bool { return m.searching && m.latest.Equal(m.before) }
+
 // Redial says that the client is about to start a handshake anew, as the tunnel does not work. It has the base key
-// first, as the server has most likely started anew, and then the right one. It returns whether that attempt should follow soon.
+// first, as the server has most likely started anew, and then the others that it knows. It returns whether the next attempt should follow soon.
 func (m *Machine) Redial() (another bool) {
-	m.searching, m.fallback = true, m.attempts%2 == 0
+	keys := []attempt{theBase}
+	if m.right() != m.tunnel.Base {
+		keys = append(keys, theRight)
+	}
+	if m.next != nil && !m.taken {
+		keys = append(keys, theNext)
+	}
+	i := m.attempts % len(keys)
+	m.searching, m.tries = true, keys[i]
 	m.attempts++
-	return m.fallback && m.right() != m.tunnel.Base
+	return i+1 < len(keys)
 }
 
 // propose makes a proposal when it is time.
@@ -246,9 +301,7 @@ func (m *Machine) hearAnswer(said message, now time.Time) error {
 
 func (m *Machine) hearAsServer(said message, now time.Time) error {
 	if said.kind == accept && m.next != nil && subtle.ConstantTimeCompare(m.next.client[:], said.tag[:]) == 1 {
-		if !m.taken {
-			m.take()
-		}
+		m.take()
 		return nil
 	}
 	switch is := m.names(said.name); {
@@ -323,7 +376,7 @@ type State struct {
 
 // State says how fresh the key is.
 func (m *Machine) State(now time.Time) (s State) {
-	if m.current != m.tunnel.Base && !m.searching {
+	if m.current != m.tunnel.Base && (!m.searching || !m.calls && m.searches()) {
 		s.Agreed = m.since
 	}
 	s.Overdue = m.age > 0 && now.Sub(m.since) > m.age+Grace

@@ -202,10 +202,22 @@ func TestSearch(t *testing.T) {
 			}
 			s.Look(start, Seen{Received: true, Missing: true, Handshake: start})
 		}, false, true},
-		"called in vain twice":       {func(_, s *Machine) { inVainTwice(s) }, true, false},
-		"and twice again":            {func(_, s *Machine) { inVainTwice(s); inVainTwice(s) }, true, false},
-		"the session before goes on": {func(_, s *Machine) { inVainTwice(s); s.Look(start, Seen{Answered: true, Handshake: start}) }, false, true},
-		"a new session":              {func(_, s *Machine) { inVainTwice(s); s.Look(start, Seen{Answered: true, Handshake: start.Add(1)}) }, true, false},
+		"called in vain twice": {func(_, s *Machine) { inVainTwice(s) }, true, true},
+		"and twice again":      {func(_, s *Machine) { inVainTwice(s); inVainTwice(s) }, true, true},
+		"in vain for long":     {func(_, s *Machine) { inVainTwice(s); s.Look(start.Add(turnTime), Seen{Handshake: start}) }, false, true},
+		"and for longer": {func(_, s *Machine) {
+			inVainTwice(s)
+			s.Look(start.Add(turnTime), Seen{Handshake: start})
+			s.Look(start.Add(2*turnTime), Seen{Handshake: start})
+		}, true, true},
+		"the client asks, and gets no answer": {func(_, s *Machine) {
+			for range 9 {
+				s.Look(start, Seen{Asked: true, Received: true, Missing: true, Handshake: start})
+			}
+		}, false, true},
+		"the session before goes on, one way": {func(_, s *Machine) { inVainTwice(s); s.Look(start, Seen{Asked: true, Handshake: start}) }, false, true},
+		"the session before goes on":          {func(_, s *Machine) { inVainTwice(s); s.Look(start, Seen{Answered: true, Handshake: start}) }, false, true},
+		"a new session":                       {func(_, s *Machine) { inVainTwice(s); s.Look(start, Seen{Answered: true, Handshake: start.Add(1)}) }, true, false},
 		"a new session before": {func(_, s *Machine) {
 			s.Look(start, Seen{Received: true, Missing: true, Handshake: start})
 			s.Look(start, Seen{Received: true, Missing: true, Handshake: start.Add(1)})
@@ -294,8 +306,62 @@ func TestAgain(t *testing.T) {
 		}
 	}
 	hear(t, client, taken)
-	if !client.taken || !client.Renew() || client.Renew() {
+	if !client.taken || !client.Renew(start) || client.Renew(start) {
 		t.Error("the client does not take the key, or does not renew the session once")
+	}
+	client.Applied(client.Key(), start)
+	for _, tt := range []struct {
+		after, rtt time.Duration
+		again      bool
+	}{{renewAgain - 1, 0, false}, {renewAgain, time.Second, false}, {renewAgain, 0, true}, {renewAgain + 1, 0, false}} {
+		client.Look(start.Add(tt.after), Seen{RTT: tt.rtt, Handshake: start})
+		if again := client.Renew(start.Add(tt.after)); again != tt.again {
+			t.Errorf("%s later, it renews the session again: %t", tt.after, again)
+		}
+	}
+}
+
+// A server that has taken the next key takes the base key when it is called in vain. It has the next one again when the client shows once
+// more that it knows it, and does not say that the session is by a fresh one.
+func TestAcceptedAgain(t *testing.T) {
+	client, server := agreed(t)
+	server.Look(start, Seen{Answered: true, Handshake: start})
+	later := start.Add(time.Hour)
+	client.Look(later, Seen{})
+	for range 2 {
+		if err := server.Hear(client.Say(), later); err != nil {
+			t.Fatal(err)
+		}
+		if b := server.Say(); b != nil {
+			if err := client.Hear(b, later); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if server.taken {
+			break
+		}
+	}
+	accepted, _, err := decode(client.said)
+	if err != nil || accepted.kind != accept || !server.taken {
+		t.Fatalf("not taken: %v", err)
+	}
+	next := server.Key()
+	inVainTwice(server)
+	if server.Key() != testTunnel.Base {
+		t.Fatal("it does not take the base key")
+	}
+	server.Look(start, Seen{Answered: true, Handshake: start.Add(1)})
+	hear(t, server, accepted)
+	if state := server.State(start); server.Key() != next || !state.Agreed.IsZero() {
+		t.Errorf("the next key: %t; %+v", server.Key() == next, state)
+	}
+	server.Look(start, Seen{Handshake: start.Add(1)})
+	inVain := Seen{Received: true, Missing: true, Handshake: start.Add(1)}
+	for range 2 {
+		server.Look(start, inVain)
+	}
+	if server.Key() != testTunnel.Base {
+		t.Error("called in vain again, it does not take the base key")
 	}
 }
 

@@ -26,12 +26,12 @@ type gateway struct {
 	calls bool
 	key   Key
 	// handshake was the last one, answered the last answer to a probe. Both are zero for never.
-	handshake, answered, looked time.Time
-	received                    bool
-	redialed                    time.Time
-	another                     bool
-	// away is until when it does not run, dead until when its WireGuard does not, either.
-	away, dead time.Time
+	handshake, answered, asked, looked time.Time
+	received                           bool
+	redialed                           time.Time
+	another                            bool
+	// left is since when it does not run, away until when, and dead until when its WireGuard does not, either.
+	left, away, dead time.Time
 	// last is what it said last, inbox what is on the way to it.
 	last  []byte
 	inbox []delivery
@@ -55,13 +55,16 @@ type play struct {
 	session, tried time.Time
 	of             Key
 	cut            time.Time
+	// stuck says that the client's WireGuard sends nothing before there is another session.
+	stuck bool
 	// connected is when the channel was, zero if it is not. deaf is since when packets could pass and do not.
 	connected, deaf time.Time
 	// busy is when something last went on.
 	busy  time.Time
 	worst time.Duration
-	// lossy is the part of handshakes that fail.
-	lossy float64
+	// lossy is the part of handshakes that fail, anytime says that faults are made at any time.
+	lossy   float64
+	anytime bool
 	// messages counts all that were sent. hook is called before one is delivered: false loses it, with the connection.
 	messages int
 	hook     func(n int) bool
@@ -95,20 +98,27 @@ func (p *play) start(i int) {
 	s.Machine = New(testTunnel, s.calls, p.now)
 	s.SetAge(p.age)
 	s.key, s.last, s.inbox, s.redialed, s.received = s.Key(), nil, nil, time.Time{}, false
-	s.answered, s.looked = time.Time{}, p.now
+	s.answered, s.asked, s.looked = time.Time{}, time.Time{}, p.now
 	s.Applied(s.key, s.handshake)
 }
 
 // restart ends a gateway, which comes back later. With WireGuard in the kernel the session stays.
 func (p *play) restart(i int, away time.Duration, kernel bool) {
 	p.note("side %d starts anew after %s, kernel %t", i, away, kernel)
+	if p.runs(i) {
+		p.sides[i].left = p.now
+	}
 	p.sides[i].away = p.now.Add(away)
 	p.disconnect()
+	key := p.sides[i].key
 	if !kernel {
 		p.sides[i].dead = p.sides[i].away
 		p.session, p.sides[i].handshake = time.Time{}, time.Time{}
 	}
 	p.start(i)
+	if kernel {
+		p.sides[i].key = key // until the agent is back
+	}
 }
 
 func (p *play) disconnect() {
@@ -120,12 +130,23 @@ func (p *play) disconnect() {
 
 func (p *play) runs(i int) bool { return !p.now.Before(p.sides[i].away) }
 
+// apart says that the gateways may know different keys, and one of them is not there to change that: it left before they could
+// agree again, which takes any time where much is lost.
+func (p *play) apart() bool {
+	for i, s := range p.sides {
+		if other := p.sides[1-i]; !p.runs(i) && (p.anytime || !p.runs(1-i) || other.away.After(s.left.Add(-time.Minute))) {
+			return true
+		}
+	}
+	return false
+}
+
 func (p *play) reachable() bool {
 	return !p.now.Before(p.sides[0].dead) && !p.now.Before(p.sides[1].dead) && !p.now.Before(p.cut)
 }
 
 func (p *play) works() bool {
-	return p.reachable() && !p.session.IsZero() && p.now.Sub(p.session) < rejectAfter
+	return p.reachable() && !p.session.IsZero() && !p.stuck && p.now.Sub(p.session) < rejectAfter
 }
 
 // shake is a handshake that a side begins.
@@ -138,7 +159,7 @@ func (p *play) shake() {
 	if p.sides[0].key != p.sides[1].key || p.random.Float64() < p.lossy {
 		return
 	}
-	p.session, p.of = p.now, p.sides[0].key
+	p.session, p.of, p.stuck = p.now, p.sides[0].key, false
 	for _, s := range p.sides {
 		s.handshake = p.now
 	}
@@ -149,16 +170,19 @@ func (p *play) look(i int) {
 	s := p.sides[i]
 	silent := p.now.Sub(s.answered)
 	answered := !s.answered.IsZero() && silent < downAfter
-	for len(s.inbox) > 0 && !s.inbox[0].at.After(p.now) {
+	for len(s.inbox) > 0 && !s.inbox[0].at.After(p.now) && p.works() { // otherwise TCP sends it again later
 		if err := s.Hear(s.inbox[0].what, p.now); err != nil {
 			p.note("side %d: %v", i, err)
 		}
 		s.inbox = s.inbox[1:]
 	}
-	s.Look(p.now, Seen{Answered: s.answered.After(s.looked), Missing: silent > missingAfter, Received: s.received, Handshake: s.handshake})
+	s.Look(p.now, Seen{
+		Answered: s.answered.After(s.looked), Asked: s.asked.After(s.looked), Missing: silent > missingAfter, Received: s.received, Handshake: s.handshake,
+	})
 	s.received, s.looked = false, p.now
 	p.apply(s)
-	if s.Renew() && p.works() {
+	if s.Renew(p.now) && !p.session.IsZero() {
+		p.stuck = true
 		p.shake()
 	}
 	p.say(i)
@@ -170,6 +194,8 @@ func (p *play) look(i int) {
 		s.redialed = p.now
 		s.another = s.Redial()
 		p.session, s.handshake = time.Time{}, time.Time{}
+		p.stuck = false
+		p.disconnect()
 		p.apply(s)
 		s.Applied(s.key, s.handshake)
 		p.shake()
@@ -223,12 +249,14 @@ func (p *play) turn() {
 	if works {
 		for i, s := range p.sides {
 			if s.received = true; p.runs(1 - i) {
-				s.answered = p.now
+				s.answered, s.asked = p.now, p.now
 			}
 		}
 		if age := p.now.Sub(p.session); age >= rekeyAfter && p.now.Sub(p.tried) >= retryAfter {
 			p.shake()
 		}
+	} else if p.reachable() && p.now.Sub(p.tried) >= retryAfter {
+		p.shake() // there are packets to be sent
 	}
 	switch {
 	case !works && p.now.Sub(p.sides[0].answered) > 8*time.Second:
@@ -246,7 +274,7 @@ func (p *play) turn() {
 		}
 	}
 	p.honest()
-	if p.works() || !p.reachable() {
+	if p.works() || !p.reachable() || p.apart() {
 		p.deaf = p.now
 	}
 	p.worst = max(p.worst, p.now.Sub(p.deaf))
@@ -295,7 +323,7 @@ func (p *play) check(what string) {
 		if state := s.State(p.now); state.Agreed.IsZero() || state.Overdue {
 			problem += fmt.Sprintf(" side %d: %+v", i, state)
 		}
-		if p.age == time.Hour && (s.next != nil || s.fallback) {
+		if p.age == time.Hour && (s.next != nil || s.tries != theRight) {
 			problem += fmt.Sprintf(" side %d knows a key that is not in use", i)
 		}
 	}
@@ -363,6 +391,8 @@ func faults() (out []fault) {
 		add(side+" starts anew", false, func(p *play) bool { p.restart(i, 2*time.Second, false); return false })
 		add(side+" starts anew later", false, func(p *play) bool { p.restart(i, 20*time.Second, false); return false })
 		add(side+" starts anew, the kernel goes on", true, func(p *play) bool { p.restart(i, time.Second, true); return false })
+		// The server's agent has to answer, or the client starts sessions anew.
+		add(side+" starts anew much later, the kernel goes on", i == 0, func(p *play) bool { p.restart(i, 5*time.Minute, true); return false })
 	}
 	return out
 }
@@ -414,7 +444,7 @@ func TestAnyFaults(t *testing.T) {
 	worst := time.Duration(0)
 	for range map[bool]int{false: 20, true: 1000}[kit.Full()] {
 		p := newPlay(t, 5*time.Minute, rand.Uint64())
-		p.hook, p.lossy = func(int) bool { return p.random.Float64() < 0.8 }, 0.2
+		p.hook, p.lossy, p.anytime = func(int) bool { return p.random.Float64() < 0.8 }, 0.2, true
 		for range 10 {
 			p.run(time.Duration(p.random.Int64N(int64(2 * time.Minute))))
 			all := faults()

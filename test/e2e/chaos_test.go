@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -23,19 +24,21 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/lab/image"
 	"github.com/liqonet/liqonet/test/ledger"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
-var chaosTime = flag.Duration("chaos", 40*time.Second, "for how long TestChaos makes faults")
+var chaosTime = flag.Duration("chaos", 2*time.Minute, "for how long TestChaos makes faults")
 
 const (
 	// A fault lasts for a time between these.
 	shortestFault, longestFault = 300 * time.Millisecond, 4 * time.Second
 	// mostFaults and mostCommands are how many there are at once.
 	mostFaults, mostCommands = 3, 2
-	// commandTimeout is how long a command may take, whatever else happens.
-	commandTimeout = 3 * time.Minute
+	// commandTimeout is how long a command may take, whatever else happens, and upgradeTimeout the same for an upgrade, which
+	// has to go back where packets are lost.
+	commandTimeout, upgradeTimeout = 3 * time.Minute, 10 * time.Minute
 	// quietTimeout is how soon after the end of all faults every pod has to reach every pod.
 	quietTimeout = time.Minute
 	// powerOff is the fault that ends a whole node.
@@ -57,6 +60,8 @@ type chaos struct {
 	outages, stalls, returns map[string][]time.Duration
 	late                     int
 	commands                 map[string]int
+	// images are two of the agents, which differ by their names.
+	images [2]string
 	// rebooted are clusters whose nodes have other kernels now, and whose pods other addresses.
 	rebooted map[*cluster]bool
 }
@@ -86,6 +91,7 @@ func TestChaos(t *testing.T) {
 	for _, pair := range x.pairs() {
 		x.mustPeer(t, ctx, pair)
 	}
+	x.makeImages(t, ctx)
 	x.quiet(t, ctx)
 	x.names = x.objects(t, ctx)
 	for _, c := range x.clusters {
@@ -138,6 +144,29 @@ func (x *chaos) mustPeer(t *testing.T, ctx context.Context, pair [2]*cluster) {
 	}
 }
 
+// makeImages gives the nodes the agents' image by another name, too.
+func (x *chaos) makeImages(t *testing.T, ctx context.Context) {
+	t.Helper()
+	x.images = [2]string{
+		jsonPath(t, ctx, x.clusters[0], "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", v1alpha1.NodeAgentName), agentImage("the-same"),
+	}
+	archive := filepath.Join(t.TempDir(), "agent.tar")
+	if _, err := image.Build(archive, x.images[1], map[string]string{"/liqonet-agent": program("liqonet-agent")}, []string{"/liqonet-agent"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range x.clusters {
+		loadImage(t, ctx, c, archive)
+	}
+}
+
+// mustUpgrade does an upgrade again, which may have been interrupted or may have gone back.
+func (x *chaos) mustUpgrade(t *testing.T, ctx context.Context, c chaosCommand) {
+	t.Helper()
+	if r := liqonet(t, ctx, c.kubeconfig, c.args...); r.code != 0 {
+		t.Fatalf("%v: exit code %d\n%s", c.args, r.code, r.stderr)
+	}
+}
+
 // round makes some faults while packets are sent, and then looks whether all is well.
 func (x *chaos) round(t *testing.T, ctx context.Context) {
 	faults := x.choose()
@@ -185,13 +214,20 @@ func (x *chaos) round(t *testing.T, ctx context.Context) {
 	broken := map[[2]string]bool{} // pairs that are not peered any more, maybe
 	for _, c := range calls {
 		x.commands[c.args[0]]++
-		broken[[2]string{c.args[1], c.args[2]}], broken[[2]string{c.args[2], c.args[1]}] = c.args[0] == "unpeer", c.args[0] == "unpeer"
+		if c.args[0] == "unpeer" {
+			broken[[2]string{c.args[1], c.args[2]}], broken[[2]string{c.args[2], c.args[1]}] = true, true
+		}
 	}
 	if len(calls) > 0 {
 		mended = time.Now()
 		for _, pair := range x.pairs() {
 			if slices.ContainsFunc(calls, func(c chaosCommand) bool { return c.args[0] != "expose-host" && c.of(pair) }) {
 				x.mustPeer(t, ctx, pair)
+			}
+		}
+		for _, c := range calls {
+			if c.args[0] == "upgrade" {
+				x.mustUpgrade(t, ctx, c)
 			}
 		}
 	}
@@ -345,7 +381,9 @@ func (x *chaos) command(t *testing.T) chaosCommand {
 		{"unpeer", a, b},
 		{"expose-host", a, b, host},
 		{"expose-host", a, b, host, "--remove"},
-	}[x.random.IntN(4)]
+		{"rotate-keys", a, b},
+		{"upgrade", a, "--agent-image", x.images[x.random.IntN(2)]},
+	}[x.random.IntN(6)]
 	c.signal = []syscall.Signal{0, syscall.SIGKILL, syscall.SIGINT}[x.random.IntN(3)]
 	return c
 }
@@ -355,11 +393,15 @@ func (c chaosCommand) of(pair [2]*cluster) bool {
 }
 
 func (c chaosCommand) run(t *testing.T, ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	timeout := commandTimeout
+	if c.args[0] == "upgrade" {
+		timeout = upgradeTimeout
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	r := interrupted(t, ctx, c.kubeconfig, c.after, c.signal, c.args...)
 	if ctx.Err() != nil {
-		t.Errorf("%v did not end within %s:\n%s", c.args, commandTimeout, r.stderr)
+		t.Errorf("%v did not end within %s:\n%s", c.args, timeout, r.stderr)
 	}
 	if strings.Contains(r.stderr, "goroutine ") {
 		t.Errorf("%v:\n%s", c.args, r.stderr)

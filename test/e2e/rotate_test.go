@@ -7,6 +7,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
 // TestRotateKeys gives a peering new keys while packets are sent, and loses none: with two planes, with the
@@ -103,4 +106,95 @@ func keyHashes(t *testing.T, ctx context.Context, clusters ...*cluster) map[stri
 		}
 	}
 	return out
+}
+
+const (
+	// keyAge is the least that a command takes.
+	keyAge = 5 * time.Minute
+	// agreedTimeout is how soon gateways have agreed after they can talk, and it was noted.
+	agreedTimeout = 30 * time.Second
+	// aloneTimeout is how long packets are lost at most when the only gateway is replaced by another pod.
+	aloneTimeout = 10 * time.Second
+)
+
+// TestKeysAreAgreedOn has gateways agree on pre-shared keys while packets are sent, and lose none: at once, when a gateway of two is replaced,
+// and when the keys are as old as they may be. With one plane, packets are lost while a gateway that was deleted starts again.
+func TestKeysAreAgreedOn(t *testing.T) {
+	a, b := fx.alpha, fx.beta
+	begin(t)
+	ctx := t.Context()
+	send := func() flows {
+		fs := append(startFlows(t, ctx, a, b, 0, 1), startFlows(t, ctx, a, b, 1, 0)...)
+		for _, f := range fs {
+			answering(t, ctx, f, callTimeout)
+		}
+		return fs
+	}
+	var since [2][]string
+	// agreed waits until all planes have keys that were agreed on, so many of them other ones than before.
+	agreed := func(what string, planes, others int, within time.Duration) {
+		for i, c := range []*cluster{a, b} {
+			eventually(t, ctx, within, what+": "+c.Name+" says that keys are fresh", func() string {
+				out := jsonPath(t, ctx, c, `{.items[*].status.planes[*].presharedKeyTime} {.items[*].status.conditions[?(@.type=="KeysFresh")].status}`, "get", "peerings")
+				said := strings.Fields(out)
+				keys := said[:len(said)-1]
+				fresh := slices.DeleteFunc(slices.Clone(keys), func(time string) bool { return slices.Contains(since[i], time) })
+				if len(keys) == planes && said[planes] == "True" && len(fresh) >= others {
+					since[i] = keys
+					return ""
+				}
+				return fmt.Sprintf("%s, before %v", out, since[i])
+			})
+		}
+		if t.Failed() {
+			t.FailNow()
+		}
+	}
+	replace := func(c *cluster, plane string) {
+		if _, err := c.Run(ctx, "", "-n", "liqonet-system", "delete", "pods", "-l", v1alpha1.LabelPlane+"="+plane); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
+	fs := send()
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--psk-age", keyAge.String())
+	agreed("at once", 2, 2, agreedTimeout)
+	first := time.Now()
+	if r := mustLiqonet(t, ctx, "status", "-o", "wide", a.Name, b.Name); !strings.Contains(r.stdout, "PSK AGE") {
+		t.Errorf("status says\n%s", r.stdout)
+	}
+	fs.lossless(t, "gateways begin to agree")
+
+	fs = send()
+	agreed("the keys are old", 2, 2, keyAge-time.Since(first)+agreedTimeout)
+	t.Logf("other keys after %s", time.Since(first).Round(time.Second))
+	fs.lossless(t, "the keys are old")
+
+	for i, c := range []*cluster{a, b} {
+		fs = send()
+		replace(c, fmt.Sprint(i))
+		checkPair(t, ctx, a, b)
+		agreed("a gateway of "+c.Name+" is replaced", 2, 1, agreedTimeout)
+		fs.lossless(t, "a gateway of "+c.Name+" is replaced")
+	}
+	fs = send()
+	mustLiqonet(t, ctx, "rotate-keys", a.Name, b.Name)
+	agreed("new keys", 2, 2, agreedTimeout)
+	fs.lossless(t, "new keys")
+
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1")
+	agreed("one plane", 1, 0, agreedTimeout)
+	for _, c := range []*cluster{a, b} {
+		fs = send()
+		replace(c, "0")
+		for _, f := range fs {
+			answering(t, ctx, f, callTimeout)
+		}
+		agreed("the only gateway of "+c.Name+" is replaced", 1, 1, agreedTimeout)
+		fs.interrupted(t, "the only gateway of "+c.Name+" is replaced", aloneTimeout)
+	}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1", "--psk-age", "none")
+	eventually(t, ctx, agreedTimeout, "no key is too old", func() string {
+		return strings.ReplaceAll(jsonPath(t, ctx, a, `{.items[*].status.conditions[?(@.type=="KeysFresh")].status}`, "get", "peerings"), "True", "")
+	})
 }

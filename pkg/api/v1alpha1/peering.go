@@ -325,7 +325,7 @@ const (
 	// one. Where it is False, the next failure ends all connections.
 	ConditionRedundant = "Redundant"
 	// ConditionKeysFresh of a Peering is True while no gateway of this cluster has a key that is older than
-	// MaxKeyAge. All tunnels have pre-shared keys as fresh as the Peering asks for then.
+	// MaxKeyAge. All tunnels by which packets pass have pre-shared keys as fresh as the Peering asks for then.
 	ConditionKeysFresh = "KeysFresh"
 	// ConditionReady of a NodeNetwork is True while the node's kernel holds all that
 	// the Peerings ask for.
