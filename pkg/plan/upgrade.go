@@ -315,6 +315,10 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
 		if alone {
 			u.Notes = append(u.Notes, f.whyAlone(p, peer))
 		}
+		// A gateway of v0.1.0 that calls begins its session anew when its plane becomes one of two, or the only one.
+		if isOld := min(f.Installed.Level, u.Agents.Level) == version.First && f.Installed.Level != u.Agents.Level; isOld && !alone && len(planes) == 1 && planes[0].Role == v1alpha1.Client {
+			u.Notes = append(u.Notes, fmt.Sprintf("packets between %s and %s may be lost for 0.2 s: their peering has one plane, and gateways of v0.1.0 lose packets when that becomes two, or one again", f.Name, cmp.Or(p.Spec.Remote.Name, p.Name)))
+		}
 		written := manifests.Peering(p.Name, *p.Spec.DeepCopy())
 		manifests.SetLevel(written, u.Agents.Level)
 		for k := range written.Spec.Planes {

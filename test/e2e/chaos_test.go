@@ -9,7 +9,6 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -24,7 +23,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/lab"
-	"github.com/liqonet/liqonet/test/lab/image"
 	"github.com/liqonet/liqonet/test/ledger"
 	"github.com/liqonet/liqonet/test/workload"
 )
@@ -148,14 +146,7 @@ func (x *chaos) mustPeer(t *testing.T, ctx context.Context, pair [2]*cluster) {
 func (x *chaos) makeImages(t *testing.T, ctx context.Context) {
 	t.Helper()
 	x.images = [2]string{
-		jsonPath(t, ctx, x.clusters[0], "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", v1alpha1.NodeAgentName), agentImage("the-same"),
-	}
-	archive := filepath.Join(t.TempDir(), "agent.tar")
-	if _, err := image.Build(archive, x.images[1], map[string]string{"/liqonet-agent": program("liqonet-agent")}, []string{"/liqonet-agent"}); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range x.clusters {
-		loadImage(t, ctx, c, archive)
+		jsonPath(t, ctx, x.clusters[0], "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", v1alpha1.NodeAgentName), sameImage(t, ctx, x.clusters...),
 	}
 }
 

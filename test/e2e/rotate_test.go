@@ -173,8 +173,8 @@ func TestKeysAreAgreedOn(t *testing.T) {
 	for i, c := range []*cluster{a, b} {
 		fs = send()
 		replace(c, fmt.Sprint(i))
-		checkPair(t, ctx, a, b)
 		agreed("a gateway of "+c.Name+" is replaced", 2, 1, agreedTimeout)
+		checkPair(t, ctx, a, b)
 		fs.lossless(t, "a gateway of "+c.Name+" is replaced")
 	}
 	fs = send()

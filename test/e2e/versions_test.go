@@ -97,5 +97,18 @@ func build(t *testing.T, ctx context.Context, source, version string) (dir strin
 	return dir
 }
 
+// sameImage gives nodes the agents' image by another name, too, and returns that.
+func sameImage(t *testing.T, ctx context.Context, clusters ...*cluster) string {
+	t.Helper()
+	name, archive := agentImage("the-same"), filepath.Join(t.TempDir(), "agent.tar")
+	if _, err := image.Build(archive, name, map[string]string{"/liqonet-agent": program("liqonet-agent")}, []string{"/liqonet-agent"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range clusters {
+		loadImage(t, ctx, c, archive)
+	}
+	return name
+}
+
 // agentImage is the published one of a version.
 func agentImage(version string) string { return "ghcr.io/liqonet/liqonet-agent:" + version }
