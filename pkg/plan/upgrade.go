@@ -198,14 +198,16 @@ func (f *UpgradeFacts) target() (a manifests.Agents, s Statement, err error) {
 		return a, s, f.refused(fmt.Errorf("%s is older than v0.1.0, and nothing is compatible with it", to), "name v0.1.0 or a later version by --to")
 	}
 	s = Statement{What: "image of the agents", Reason: "the published one of that version"}
+	// Agents from before v0.1.0 do not say of which version they are.
+	isPublished := has.Image == version.AgentImage(has.Version) || has.Version == "" && version.IsPublished(has.Image)
 	switch kept := retag(has.Image, has.Version, to); {
 	case f.Image != "":
 		a.Image, s.Reason = f.Image, "given by --agent-image"
 	case has.Version == to:
 		a.Image, s.Reason = has.Image, "as before"
-	case has.Image == version.AgentImage(has.Version) && to == f.Command.Version:
+	case isPublished && to == f.Command.Version:
 		a.Image = f.Command.Image
-	case has.Image == version.AgentImage(has.Version):
+	case isPublished:
 		a.Image = version.AgentImage(to)
 	case kept != "":
 		a.Image, s.Reason = kept, "from where it is pulled now"
@@ -317,7 +319,7 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
 		}
 		// A gateway of v0.1.0 that calls begins its session anew when its plane becomes one of two, or the only one.
 		if isOld := min(f.Installed.Level, u.Agents.Level) == version.First && f.Installed.Level != u.Agents.Level; isOld && !alone && len(planes) == 1 && planes[0].Role == v1alpha1.Client {
-			u.Notes = append(u.Notes, fmt.Sprintf("packets between %s and %s may be lost for 0.2 s: their peering has one plane, and gateways of v0.1.0 lose packets when that becomes two, or one again", f.Name, cmp.Or(p.Spec.Remote.Name, p.Name)))
+			u.Notes = append(u.Notes, fmt.Sprintf("packets between %s and %s may be lost for a second at most: their peering has one plane, and gateways of v0.1.0 lose packets when that becomes two, or one again", f.Name, cmp.Or(p.Spec.Remote.Name, p.Name)))
 		}
 		written := manifests.Peering(p.Name, *p.Spec.DeepCopy())
 		manifests.SetLevel(written, u.Agents.Level)

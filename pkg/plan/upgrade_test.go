@@ -318,3 +318,26 @@ func TestUpgradePeerings(t *testing.T) {
 		}
 	}
 }
+
+// With gateways of v0.1.0 that call, packets are lost when a plane that was the only one becomes one of two. That is said.
+func TestUpgradeOfOneThatCalls(t *testing.T) {
+	for from, want := range map[string]string{"v0.1.0": "b", "v0.2.0": ""} { // a is called
+		for _, u := range makeUpgrades(t, upgradable("a", from, 1, "b"), upgradable("b", from, 1, "a")).Clusters {
+			if said := strings.Contains(strings.Join(u.Notes, "\n"), "may be lost for a second"); said != (u.Cluster == want) {
+				t.Errorf("from %s: %s: it is said: %t", from, u.Cluster, said)
+			}
+		}
+	}
+}
+
+// Agents from before v0.1.0 do not say of which version they are. Those of the published image get that of the command.
+func TestUpgradeImageOfUnknownVersion(t *testing.T) {
+	for image, want := range map[string]string{"ghcr.io/liqonet/liqonet-agent:v0.0.9": "", "registry.example/agent:v0.0.9": "--agent-image"} {
+		f := upgradable("a", "v0.1.0", 1, "b")
+		f.Installed = manifests.Agents{Image: image, Level: version.Unreleased}
+		agents, _, err := f.target()
+		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) || err == nil && agents.Image != f.Command.Image {
+			t.Errorf("%s: %q, %v", image, agents.Image, err)
+		}
+	}
+}

@@ -58,8 +58,9 @@ type chaos struct {
 	outages, stalls, returns map[string][]time.Duration
 	late                     int
 	commands                 map[string]int
-	// images are two of the agents, which differ by their names.
-	images [2]string
+	// images are two of the agents, which differ by their names. upgrades is how often a cluster was given one of them.
+	images   [2]string
+	upgrades map[string]int
 	// rebooted are clusters whose nodes have other kernels now, and whose pods other addresses.
 	rebooted map[*cluster]bool
 }
@@ -83,7 +84,7 @@ func TestChaos(t *testing.T) {
 	ctx := t.Context()
 	x := &chaos{
 		clusters: []*cluster{fx.alpha, fx.beta, fx.gamma}, random: random(t), links: map[string]string{},
-		outages: map[string][]time.Duration{}, stalls: map[string][]time.Duration{}, returns: map[string][]time.Duration{}, commands: map[string]int{}, rebooted: map[*cluster]bool{},
+		outages: map[string][]time.Duration{}, stalls: map[string][]time.Duration{}, returns: map[string][]time.Duration{}, commands: map[string]int{}, upgrades: map[string]int{}, rebooted: map[*cluster]bool{},
 	}
 	x.history = newHistory(rand.New(rand.NewPCG(x.random.Uint64(), 0)), false)
 	for _, pair := range x.pairs() {
@@ -136,7 +137,11 @@ func (x *chaos) pairs() [][2]*cluster {
 
 func (x *chaos) mustPeer(t *testing.T, ctx context.Context, pair [2]*cluster) {
 	t.Helper()
-	r := liqonet(t, ctx, x.history.kubeconfig(t, x.clusters...), "peer", pair[0].Name, pair[1].Name, "--planes", "2")
+	args := []string{"peer", pair[0].Name, pair[1].Name, "--planes", "2"}
+	if slices.Contains(pair[:], x.clusters[1]) { // one of the three is without
+		args = append(args, "--psk-age", keyAge.String())
+	}
+	r := liqonet(t, ctx, x.history.kubeconfig(t, x.clusters...), args...)
 	if r.code != 0 {
 		t.Fatalf("peer %s %s: exit code %d\n%s", pair[0].Name, pair[1].Name, r.code, r.stderr)
 	}
@@ -146,7 +151,7 @@ func (x *chaos) mustPeer(t *testing.T, ctx context.Context, pair [2]*cluster) {
 func (x *chaos) makeImages(t *testing.T, ctx context.Context) {
 	t.Helper()
 	x.images = [2]string{
-		jsonPath(t, ctx, x.clusters[0], "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", v1alpha1.NodeAgentName), sameImage(t, ctx, x.clusters...),
+		sameImage(t, ctx, x.clusters...), jsonPath(t, ctx, x.clusters[0], "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", v1alpha1.NodeAgentName),
 	}
 }
 
@@ -373,8 +378,11 @@ func (x *chaos) command(t *testing.T) chaosCommand {
 		{"expose-host", a, b, host},
 		{"expose-host", a, b, host, "--remove"},
 		{"rotate-keys", a, b},
-		{"upgrade", a, "--agent-image", x.images[x.random.IntN(2)]},
+		{"upgrade", a, "--agent-image", x.images[x.upgrades[a]%len(x.images)]},
 	}[x.random.IntN(6)]
+	if c.args[0] == "upgrade" {
+		x.upgrades[a]++
+	}
 	c.signal = []syscall.Signal{0, syscall.SIGKILL, syscall.SIGINT}[x.random.IntN(3)]
 	return c
 }

@@ -137,9 +137,10 @@ func TestKeysAreAgreedOn(t *testing.T) {
 			eventually(t, ctx, within, what+": "+c.Name+" says that keys are fresh", func() string {
 				out := jsonPath(t, ctx, c, `{.items[*].status.planes[*].presharedKeyTime} {.items[*].status.conditions[?(@.type=="KeysFresh")].status}`, "get", "peerings")
 				said := strings.Fields(out)
-				keys := said[:len(said)-1]
+				last := len(said) - 1
+				keys := said[:last] // there may be one of a plane that was removed
 				fresh := slices.DeleteFunc(slices.Clone(keys), func(time string) bool { return slices.Contains(since[i], time) })
-				if len(keys) == planes && said[planes] == "True" && len(fresh) >= others {
+				if len(keys) >= planes && said[last] == "True" && len(fresh) >= others {
 					since[i] = keys
 					return ""
 				}
