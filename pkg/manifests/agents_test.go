@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/version"
@@ -89,6 +90,15 @@ func TestAgentsOf(t *testing.T) {
 	}
 	if got := AgentsOf(&appsv1.DaemonSet{}, &daemonSet.Spec.Template.Spec).Level; got != version.Current {
 		t.Errorf("without annotations it is of level %d", got)
+	}
+	volumes := daemonSet.Spec.Template.Spec.Volumes
+	for i := range volumes {
+		if volumes[i].Name == volumeOverlay {
+			volumes[i].VolumeSource = corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "liqonet-overlay"}}
+		}
+	}
+	if got := AgentsOf(daemonSet, &daemonSet.Spec.Template.Spec).Level; got != version.Unreleased {
+		t.Errorf("with a key of the overlay that has no generation it is of level %d", got)
 	}
 	daemonSet.Spec.Template.Spec.Volumes = nil
 	if got := AgentsOf(daemonSet, &daemonSet.Spec.Template.Spec).Level; got != version.Unreleased {

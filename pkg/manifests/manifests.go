@@ -201,7 +201,8 @@ func overlaySources(generations []int32) (out []corev1.VolumeProjection) {
 	return out
 }
 
-// OverlayKeys are the generations of the overlay's keys that an agent's pods are given, in their order.
+// OverlayKeys are the generations of the overlay's keys that an agent's pods are given, in their order. Keys from before v0.1.0 have
+// none.
 func OverlayKeys(pod *corev1.PodSpec) (out []int32) {
 	for _, v := range pod.Volumes {
 		switch {
@@ -216,6 +217,7 @@ func OverlayKeys(pod *corev1.PodSpec) (out []int32) {
 			}
 		}
 	}
+	out = slices.DeleteFunc(out, func(generation int32) bool { return generation == 0 })
 	slices.Sort(out)
 	return out
 }

@@ -21,8 +21,8 @@ const (
 	inVain = 2
 	// turnTime is how long a server that is called in vain has one key, and then the other one: WireGuard calls again after 5 s.
 	turnTime = 10 * time.Second
-	// renewAgain is how long the client waits for a session that is to replace the present one, or three round trips if those
-	// take longer, until it asks for it again; renewals is how often it does.
+	// renewAgain is how long the client waits for a session that is to replace the present one, until it asks for it again. Three
+	// round trips may take longer. renewals is how often it asks again.
 	renewAgain, renewals = 300 * time.Millisecond, 5
 	// Grace is how much older than its age a key may be until it is overdue: as long as WireGuard's sessions last.
 	Grace = 3 * time.Minute
@@ -32,10 +32,11 @@ const (
 type attempt int
 
 const (
-	// theRight is the key that the peer has, too, unless one of both has started anew; theBase is the one that it has then; theNext is one that
-	// the server may have taken before it could say so.
+	// theRight is the key that the peer has, too, unless one of both has started anew.
 	theRight attempt = iota
+	// theBase is the one that both have then.
 	theBase
+	// theNext is one that the server may have taken before it could say so.
 	theNext
 )
 
