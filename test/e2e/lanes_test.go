@@ -219,7 +219,7 @@ var places = map[string]place{
 	"TestKilled":               {lane: laneEqual, whole: failuresPart},
 	"TestPlanes":               {lane: laneEqual},
 	"TestPeering":              {lane: laneEqual},
-	"TestRotateKeys":           {lane: laneEqual},
+	"TestRotateKeys":           {lane: laneEqual, whole: outagesPart},
 	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart},
 	"TestUnpeerWithoutPeering": {lane: laneEqual},
 

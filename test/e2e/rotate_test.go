@@ -37,7 +37,7 @@ func TestRotateKeys(t *testing.T) {
 		mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", n)
 		lossless(fs, "--planes "+n)
 	}
-	for _, tt := range []struct {
+	all := []struct {
 		planes string
 		flags  []string
 		kinds  []string
@@ -45,7 +45,9 @@ func TestRotateKeys(t *testing.T) {
 		{"2", nil, []string{"gateway", "psk", "overlay"}},
 		{"2", []string{"--psk-only"}, []string{"psk"}},
 		{"1", nil, []string{"gateway", "psk", "overlay"}},
-	} {
+	}
+	for _, i := range sample(random(t), len(all), 1) {
+		tt := all[i]
 		what := fmt.Sprintf("%s planes, %v", tt.planes, tt.flags)
 		planes(tt.planes)
 		before := keyHashes(t, ctx, a, b)
