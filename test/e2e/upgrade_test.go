@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/liqonet/liqonet/test/flow"
@@ -283,8 +284,8 @@ func TestUpgradeUnpeerOfOlder(t *testing.T) {
 	checkNothingLeft(t, ctx)
 }
 
-// TestUpgradeFromBeforeReleases brings clusters of a build from before v0.1.0 to this version. Packets are lost for about as long as one
-// gateway takes to start.
+// TestUpgradeFromBeforeReleases brings clusters of a build from before v0.1.0 to this version. Packets are lost for about as long as
+// gateways take to start beside all other agents.
 func TestUpgradeFromBeforeReleases(t *testing.T) {
 	begin(t)
 	ctx := t.Context()
@@ -303,8 +304,21 @@ func TestUpgradeFromBeforeReleases(t *testing.T) {
 		}
 		return gap
 	}
-	start := longest("a gateway starts", func() {
+	longest("a gateway starts", func() {
 		if _, err := a.Run(ctx, "", "delete", "pods", "-n", "liqonet-system", "-l", "app.kubernetes.io/component=gateway"); err != nil {
+			t.Fatal(err)
+		}
+	})
+	// All nodes are on one machine, whose processors are busy when eight pods start.
+	start := longest("all agents start", func() {
+		var g errgroup.Group
+		for _, c := range []*cluster{a, b} {
+			g.Go(func() error {
+				_, err := c.Run(ctx, "", "delete", "pods", "-n", "liqonet-system", "--all")
+				return err
+			})
+		}
+		if err := g.Wait(); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -315,9 +329,9 @@ func TestUpgradeFromBeforeReleases(t *testing.T) {
 		r := mustLiqonet(t, ctx, "upgrade", a.Name, b.Name)
 		t.Logf("%s\n%s%s", r.took, r.stderr, r.stdout)
 	})
-	t.Logf("a gateway's start: %s, the upgrade: %s", start, took)
+	t.Logf("the start of all agents: %s, the upgrade: %s", start, took)
 	if most := 2*start + time.Second; took > most {
-		t.Errorf("packets were lost for %s, at most %s", took, most)
+		t.Fatalf("packets were lost for %s, at most %s", took, most) // why is in the diagnosis
 	}
 	checkPair(t, ctx, a, b)
 	x.check(t, ctx, headVersion(t, ctx), a, b)
