@@ -89,7 +89,7 @@ func (a *agent) answerLiveness(ctx context.Context) {
 	})
 }
 
-// use is when somebody last asked, of those who send packets by this gateway, or of all.
+// use is when this gateway was last asked by somebody of a kind, as by those who send packets by it.
 type use struct{ at atomic.Pointer[time.Time] }
 
 func (u *use) note() { u.at.Store(new(time.Now())) }

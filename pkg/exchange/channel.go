@@ -172,7 +172,7 @@ func (c *Channel) serve(ctx context.Context) error {
 
 // accept passes on connections of the peer's gateway until it fails.
 func (c *Channel) accept(ctx context.Context, l net.Listener, conns chan<- net.Conn) error {
-	gap := rate.NewLimiter(rate.Every(announceGap/framesPerGap), framesPerGap)
+	gap := newFrameLimit() // each connection brings a frame
 	for {
 		conn, err := l.Accept()
 		if err != nil {

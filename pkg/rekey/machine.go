@@ -218,10 +218,21 @@ func (m *Machine) search(now time.Time, s Seen) {
 	switch {
 	case m.searches():
 		if now.Sub(m.turned) >= turnTime {
-			m.tries, m.turned = theBase-m.tries, now
+			m.turn(now)
 		}
 	case m.failures >= inVain && s.Missing && m.tries == theRight:
-		m.before, m.searching, m.tries, m.turned = s.Handshake, true, theBase, now
+		m.before, m.searching = s.Handshake, true
+		m.turn(now)
+	}
+}
+
+// turn has the server try the other one of its two keys.
+func (m *Machine) turn(now time.Time) {
+	m.turned = now
+	if m.tries == theBase {
+		m.tries = theRight
+	} else {
+		m.tries = theBase
 	}
 }
 

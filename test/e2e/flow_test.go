@@ -72,6 +72,16 @@ func flowsOf(t testing.TB, ctx context.Context, views map[[2]string]view, a, b *
 	}
 }
 
+// sendEightWays sends in eight flows, from two pods and two nodes of each cluster, and returns when all are answered.
+func sendEightWays(t testing.TB, ctx context.Context, a, b *cluster) flows {
+	t.Helper()
+	fs := append(startFlows(t, ctx, a, b, 0, 1), startFlows(t, ctx, a, b, 1, 0)...)
+	for _, f := range fs {
+		answering(t, ctx, f, callTimeout)
+	}
+	return fs
+}
+
 // answeredFor has flows be answered for some time; each outage in it has to end within a time.
 func (fs flows) answeredFor(t testing.TB, ctx context.Context, d, within time.Duration) {
 	t.Helper()

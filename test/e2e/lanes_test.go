@@ -277,9 +277,10 @@ var places = map[string]place{
 	"TestRebootedClusters":      {lane: laneAll, part: outagesPart},
 
 	// With three nodes.
-	"TestKeysAreAgreedOn":           {lane: laneEqual, part: outagesPart},
-	"TestUpgrade":                   {lane: laneEqual, part: outagesPart},
-	"TestUpgradeFromBeforeReleases": {lane: laneEqual, part: outagesPart},
-	"TestUpgradeUnpeerOfOlder":      {lane: laneEqual, part: outagesPart},
-	"TestUpgradeWithOnePlane":       {lane: laneEqual, part: outagesPart},
+	"TestKeysAreAgreedOn":             {lane: laneEqual, part: outagesPart},
+	"TestKeysAreAgreedOnWithOnePlane": {lane: laneEqual, part: outagesPart},
+	"TestUpgrade":                     {lane: laneEqual, part: outagesPart},
+	"TestUpgradeFromBeforeReleases":   {lane: laneEqual, part: outagesPart},
+	"TestUpgradeUnpeerOfOlder":        {lane: laneEqual, part: outagesPart},
+	"TestUpgradeWithOnePlane":         {lane: laneEqual, part: outagesPart},
 }

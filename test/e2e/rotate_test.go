@@ -20,20 +20,13 @@ func TestRotateKeys(t *testing.T) {
 	begin(t)
 	ctx := t.Context()
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
-	send := func() flows {
-		fs := append(startFlows(t, ctx, a, b, 0, 1), startFlows(t, ctx, a, b, 1, 0)...)
-		for _, f := range fs {
-			answering(t, ctx, f, callTimeout)
-		}
-		return fs
-	}
 	lossless := func(fs flows, what string) {
 		if fs.lossless(t, what); t.Failed() {
 			t.FailNow() // what happened is in the diagnosis
 		}
 	}
 	planes := func(n string) {
-		fs := send()
+		fs := sendEightWays(t, ctx, a, b)
 		mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", n)
 		lossless(fs, "--planes "+n)
 	}
@@ -51,7 +44,7 @@ func TestRotateKeys(t *testing.T) {
 		what := fmt.Sprintf("%s planes, %v", tt.planes, tt.flags)
 		planes(tt.planes)
 		before := keyHashes(t, ctx, a, b)
-		fs := send()
+		fs := sendEightWays(t, ctx, a, b)
 		r := mustLiqonet(t, ctx, append([]string{"rotate-keys", a.Name, b.Name}, tt.flags...)...)
 		t.Logf("%s: %s\n%s", what, r.took, r.stderr)
 		checkPair(t, ctx, a, b)
@@ -119,85 +112,106 @@ const (
 	aloneTimeout = 10 * time.Second
 )
 
+// agreement is what the clusters of a peering with one or more planes say of the keys that its gateways agree on.
+type agreement struct {
+	a, b *cluster
+	// since are the times of the keys that were seen last.
+	since [2][]string
+}
+
+// await waits until all planes have keys that were agreed on, so many of them other ones than before.
+func (x *agreement) await(t *testing.T, ctx context.Context, what string, planes, others int, within time.Duration) {
+	t.Helper()
+	for i, c := range []*cluster{x.a, x.b} {
+		eventually(t, ctx, within, what+": "+c.Name+" says that keys are fresh", func() string {
+			out := jsonPath(t, ctx, c, `{.items[*].status.planes[*].presharedKeyTime} {.items[*].status.conditions[?(@.type=="KeysFresh")].status}`, "get", "peerings")
+			said := strings.Fields(out)
+			last := len(said) - 1
+			keys := said[:last] // there may be one of a plane that was removed
+			fresh := slices.DeleteFunc(slices.Clone(keys), func(time string) bool { return slices.Contains(x.since[i], time) })
+			if len(keys) >= planes && said[last] == "True" && len(fresh) >= others {
+				x.since[i] = keys
+				return ""
+			}
+			return fmt.Sprintf("%s, before %v", out, x.since[i])
+		})
+	}
+	if t.Failed() {
+		t.FailNow()
+	}
+}
+
+// replaceGateway deletes the pod of the gateway of a plane.
+func replaceGateway(t *testing.T, ctx context.Context, c *cluster, plane int) {
+	t.Helper()
+	if _, err := c.Run(ctx, "", "-n", "liqonet-system", "delete", "pods", "-l", fmt.Sprintf("%s=%d", v1alpha1.LabelPlane, plane)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestKeysAreAgreedOn has gateways agree on pre-shared keys while packets are sent, and lose none: at once, when a gateway of two is replaced,
-// and when the keys are as old as they may be. With one plane, packets are lost while a gateway that was deleted starts again.
+// and when the keys are as old as they may be.
 func TestKeysAreAgreedOn(t *testing.T) {
 	a, b := fx.alpha, fx.beta
 	begin(t)
 	ctx := t.Context()
-	send := func() flows {
-		fs := append(startFlows(t, ctx, a, b, 0, 1), startFlows(t, ctx, a, b, 1, 0)...)
-		for _, f := range fs {
-			answering(t, ctx, f, callTimeout)
-		}
-		return fs
-	}
-	var since [2][]string
-	// agreed waits until all planes have keys that were agreed on, so many of them other ones than before.
-	agreed := func(what string, planes, others int, within time.Duration) {
-		for i, c := range []*cluster{a, b} {
-			eventually(t, ctx, within, what+": "+c.Name+" says that keys are fresh", func() string {
-				out := jsonPath(t, ctx, c, `{.items[*].status.planes[*].presharedKeyTime} {.items[*].status.conditions[?(@.type=="KeysFresh")].status}`, "get", "peerings")
-				said := strings.Fields(out)
-				last := len(said) - 1
-				keys := said[:last] // there may be one of a plane that was removed
-				fresh := slices.DeleteFunc(slices.Clone(keys), func(time string) bool { return slices.Contains(since[i], time) })
-				if len(keys) >= planes && said[last] == "True" && len(fresh) >= others {
-					since[i] = keys
-					return ""
-				}
-				return fmt.Sprintf("%s, before %v", out, since[i])
-			})
-		}
-		if t.Failed() {
-			t.FailNow()
-		}
-	}
-	replace := func(c *cluster, plane string) {
-		if _, err := c.Run(ctx, "", "-n", "liqonet-system", "delete", "pods", "-l", v1alpha1.LabelPlane+"="+plane); err != nil {
-			t.Fatal(err)
-		}
-	}
+	agreed := &agreement{a: a, b: b}
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
-	fs := send()
+	fs := sendEightWays(t, ctx, a, b)
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--psk-age", keyAge.String())
-	agreed("at once", 2, 2, agreedTimeout)
+	agreed.await(t, ctx, "at once", 2, 2, agreedTimeout)
 	first := time.Now()
 	if r := mustLiqonet(t, ctx, "status", "-o", "wide", a.Name, b.Name); !strings.Contains(r.stdout, "PSK AGE") {
 		t.Errorf("status says\n%s", r.stdout)
 	}
 	fs.lossless(t, "gateways begin to agree")
 
-	fs = send()
-	agreed("the keys are old", 2, 2, keyAge-time.Since(first)+agreedTimeout)
+	fs = sendEightWays(t, ctx, a, b)
+	agreed.await(t, ctx, "the keys are old", 2, 2, keyAge-time.Since(first)+agreedTimeout)
 	t.Logf("other keys after %s", time.Since(first).Round(time.Second))
 	fs.lossless(t, "the keys are old")
 
-	for i, c := range []*cluster{a, b} {
-		fs = send()
-		replace(c, fmt.Sprint(i))
-		agreed("a gateway of "+c.Name+" is replaced", 2, 1, agreedTimeout)
+	for plane, c := range []*cluster{a, b} {
+		what := "a gateway of " + c.Name + " is replaced"
+		fs = sendEightWays(t, ctx, a, b)
+		replaceGateway(t, ctx, c, plane)
+		agreed.await(t, ctx, what, 2, 1, agreedTimeout)
 		checkPair(t, ctx, a, b)
-		fs.lossless(t, "a gateway of "+c.Name+" is replaced")
+		fs.lossless(t, what)
 	}
-	fs = send()
+	fs = sendEightWays(t, ctx, a, b)
 	mustLiqonet(t, ctx, "rotate-keys", a.Name, b.Name)
-	agreed("new keys", 2, 2, agreedTimeout)
+	agreed.await(t, ctx, "new keys", 2, 2, agreedTimeout)
 	fs.lossless(t, "new keys")
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
 
+// TestKeysAreAgreedOnWithOnePlane does so with one plane: packets are lost while a gateway that was deleted starts again.
+func TestKeysAreAgreedOnWithOnePlane(t *testing.T) {
+	a, b := fx.alpha, fx.beta
+	begin(t)
+	ctx := t.Context()
+	agreed := &agreement{a: a, b: b}
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1")
-	agreed("one plane", 1, 0, agreedTimeout)
+	fs := sendEightWays(t, ctx, a, b)
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1", "--psk-age", keyAge.String())
+	agreed.await(t, ctx, "one plane", 1, 1, agreedTimeout)
+	fs.lossless(t, "gateways begin to agree")
 	for _, c := range []*cluster{a, b} {
-		fs = send()
-		replace(c, "0")
+		what := "the only gateway of " + c.Name + " is replaced"
+		fs = sendEightWays(t, ctx, a, b)
+		replaceGateway(t, ctx, c, 0)
 		for _, f := range fs {
 			answering(t, ctx, f, callTimeout)
 		}
-		agreed("the only gateway of "+c.Name+" is replaced", 1, 1, agreedTimeout)
-		fs.interrupted(t, "the only gateway of "+c.Name+" is replaced", aloneTimeout)
+		agreed.await(t, ctx, what, 1, 1, agreedTimeout)
+		fs.interrupted(t, what, aloneTimeout)
 	}
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1", "--psk-age", "none")
 	eventually(t, ctx, agreedTimeout, "no key is too old", func() string {
 		return strings.ReplaceAll(jsonPath(t, ctx, a, `{.items[*].status.conditions[?(@.type=="KeysFresh")].status}`, "get", "peerings"), "True", "")
 	})
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
 }

@@ -96,16 +96,6 @@ func (x *upgrades) with(dir string, do func()) {
 	do()
 }
 
-// send sends 100 packets a second in eight flows: from pods and nodes of both clusters.
-func (x *upgrades) send(t *testing.T, ctx context.Context) flows {
-	t.Helper()
-	fs := append(startFlows(t, ctx, x.a, x.b, 0, 1), startFlows(t, ctx, x.a, x.b, 1, 0)...)
-	for _, f := range fs {
-		answering(t, ctx, f, callTimeout)
-	}
-	return fs
-}
-
 // run runs an upgrade under load, which loses nothing. It returns what the command says.
 func (x *upgrades) run(t *testing.T, ctx context.Context, what string, args ...string) result {
 	t.Helper()
@@ -115,7 +105,7 @@ func (x *upgrades) run(t *testing.T, ctx context.Context, what string, args ...s
 // runAtMost runs one that may lose packets for some time.
 func (x *upgrades) runAtMost(t *testing.T, ctx context.Context, what string, lost time.Duration, args ...string) result {
 	t.Helper()
-	fs := x.send(t, ctx)
+	fs := sendEightWays(t, ctx, x.a, x.b)
 	r := mustLiqonet(t, ctx, append([]string{"upgrade"}, args...)...)
 	t.Logf("%s: %s\n%s%s", what, r.took, r.stderr, r.stdout)
 	checkPair(t, ctx, x.a, x.b)
@@ -176,7 +166,7 @@ func TestUpgrade(t *testing.T) {
 	x.peerOld(t, ctx, "2")
 
 	// What does not start goes back.
-	fs := x.send(t, ctx)
+	fs := sendEightWays(t, ctx, x.a, x.b)
 	r := liqonet(t, ctx, "", "upgrade", a.Name, b.Name, "--agent-image", agentImage("is-not-there"))
 	if r.code != exitNotReady || !strings.Contains(r.stderr, "cannot be pulled") {
 		t.Errorf("an image that is not there: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
@@ -194,7 +184,7 @@ func TestUpgrade(t *testing.T) {
 	x.check(t, ctx, head, a)
 	x.check(t, ctx, "v0.1.0", b)
 	// The next peer leaves both as they are, and agents of v0.1.0 are told nothing new.
-	fs = x.send(t, ctx)
+	fs = sendEightWays(t, ctx, x.a, x.b)
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--limit-new", "100000")
 	checkPair(t, ctx, a, b)
 	x.check(t, ctx, "v0.1.0", b)
@@ -238,7 +228,7 @@ func TestUpgradeWithOnePlane(t *testing.T) {
 	x := newUpgrades(t, ctx, commitOfV010, "v0.1.0")
 	a, b, head := x.a, x.b, headVersion(t, ctx)
 	x.peerOld(t, ctx, "1")
-	fs := x.send(t, ctx)
+	fs := sendEightWays(t, ctx, x.a, x.b)
 	random := random(t)
 	for range 3 {
 		interrupted(t, ctx, "", time.Duration(random.Int64N(int64(40*time.Second))), syscall.SIGKILL, "upgrade", a.Name, b.Name)
@@ -284,8 +274,8 @@ func TestUpgradeUnpeerOfOlder(t *testing.T) {
 	checkNothingLeft(t, ctx)
 }
 
-// TestUpgradeFromBeforeReleases brings clusters of a build from before v0.1.0 to this version. Packets are lost for about as long as
-// gateways take to start beside all other agents.
+// TestUpgradeFromBeforeReleases brings clusters of a build from before v0.1.0 to this version. Packets are lost for about as long as one
+// gateway takes to start.
 func TestUpgradeFromBeforeReleases(t *testing.T) {
 	begin(t)
 	ctx := t.Context()
@@ -293,7 +283,7 @@ func TestUpgradeFromBeforeReleases(t *testing.T) {
 	a, b := x.a, x.b
 	x.with(x.old, func() { mustLiqonet(t, ctx, "peer", a.Name, b.Name) })
 	longest := func(what string, do func()) (gap time.Duration) {
-		fs := x.send(t, ctx)
+		fs := sendEightWays(t, ctx, x.a, x.b)
 		do()
 		for _, f := range fs {
 			answering(t, ctx, f, callTimeout)
@@ -304,13 +294,13 @@ func TestUpgradeFromBeforeReleases(t *testing.T) {
 		}
 		return gap
 	}
-	longest("a gateway starts", func() {
+	start := longest("a gateway starts", func() {
 		if _, err := a.Run(ctx, "", "delete", "pods", "-n", "liqonet-system", "-l", "app.kubernetes.io/component=gateway"); err != nil {
 			t.Fatal(err)
 		}
 	})
-	// All nodes are on one machine, whose processors are busy when eight pods start.
-	start := longest("all agents start", func() {
+	// All nodes are on one machine, whose processors are busy when eight pods start. That says how much of it is the lab's.
+	all := longest("all agents start", func() {
 		var g errgroup.Group
 		for _, c := range []*cluster{a, b} {
 			g.Go(func() error {
@@ -329,9 +319,9 @@ func TestUpgradeFromBeforeReleases(t *testing.T) {
 		r := mustLiqonet(t, ctx, "upgrade", a.Name, b.Name)
 		t.Logf("%s\n%s%s", r.took, r.stderr, r.stdout)
 	})
-	t.Logf("the start of all agents: %s, the upgrade: %s", start, took)
+	t.Logf("a gateway's start: %s, that of all agents at once: %s, the upgrade: %s", start, all, took)
 	if most := 2*start + time.Second; took > most {
-		t.Fatalf("packets were lost for %s, at most %s", took, most) // why is in the diagnosis
+		t.Errorf("packets were lost for %s, at most %s", took, most)
 	}
 	checkPair(t, ctx, a, b)
 	x.check(t, ctx, headVersion(t, ctx), a, b)
