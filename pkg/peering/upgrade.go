@@ -15,9 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/util/csaupgrade"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -91,8 +89,12 @@ func UpgradeAll(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Re
 			u, err = readUpgrades(ctx, clusters, o, r, true)
 		}
 	}
+	// A command that was interrupted may have replaced agents from before v0.1.0.
 	for i := 0; err == nil && i < len(clusters); i++ {
-		err = clusters[i].takeOverReports(ctx)
+		var reports v1alpha1.NodeNetworkList
+		if err = clusters[i].list(ctx, &reports); err == nil {
+			err = clusters[i].takeOverReports(ctx, reports.Items)
+		}
 	}
 	if err != nil {
 		return nil, ended(ctx, err)
@@ -132,45 +134,6 @@ func (u *upgrades) peerAtOnce(ctx context.Context) error {
 					s.hasChanged(what)
 				}
 			}
-		}
-	}
-	return nil
-}
-
-// takeOverReports has node agents own what ones from before v0.1.0 have reported. These wrote it by an update, and an agent that
-// applies takes nothing back that an update has written as well.
-func (c *Cluster) takeOverReports(ctx context.Context) error {
-	var reports v1alpha1.NodeNetworkList
-	if err := c.list(ctx, &reports); err != nil {
-		return err
-	}
-	for _, n := range reports.Items {
-		err := retryOnConflict(func() error {
-			now, err := get[v1alpha1.NodeNetwork](ctx, c, "", n.Name)
-			if now == nil || err != nil {
-				return err
-			}
-			owner, former := "", sets.New[string]()
-			for _, m := range now.ManagedFields {
-				switch {
-				case m.Subresource != "status":
-				case m.Operation == metav1.ManagedFieldsOperationApply:
-					owner = m.Manager
-				default:
-					former.Insert(m.Manager)
-				}
-			}
-			if owner == "" || former.Len() == 0 {
-				return nil
-			}
-			patch, err := csaupgrade.UpgradeManagedFieldsPatch(now, former, owner, csaupgrade.Subresource("status"))
-			if err == nil && patch != nil {
-				err = c.Client.Patch(ctx, now, client.RawPatch(types.JSONPatchType, patch), client.FieldOwner(v1alpha1.FieldManager))
-			}
-			return c.fail("take over what agents from before v0.1.0 have reported, in NodeNetwork "+n.Name, err)
-		})
-		if err != nil {
-			return err
 		}
 	}
 	return nil
