@@ -69,7 +69,7 @@ type Config struct {
 }
 
 // objectName is that of the gateway's own objects in its namespace.
-func (c Config) objectName() string { return fmt.Sprintf("gateway-%s-%d", c.Peering, c.Plane) }
+func (c Config) objectName() string { return v1alpha1.GatewayName(c.Peering, int32(c.Plane)) }
 
 // Run is the agent. It returns when ctx ends, or with an error that starting
 // anew may mend.
@@ -150,7 +150,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: a.manager()}
+	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: a.manager(), Measured: a.measures.Load}
 	l := loop.Loop[status]{
 		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health, Reconciled: shown.Reconciled,
 		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: func(ctx context.Context) error {
@@ -274,7 +274,9 @@ type agent struct {
 	metrics *metrics.Agent
 	// shown is what of the last look is for metrics, nodes what nodes do with this gateway.
 	shown atomic.Pointer[metrics.Plane]
-	nodes map[string]int
+	// measures is what of it is measures with the Lease.
+	measures atomic.Pointer[v1alpha1.Measured]
+	nodes    map[string]int
 }
 
 // Look measures the tunnel, more often than it is probed while it does not work, and repairs it.

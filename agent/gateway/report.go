@@ -25,6 +25,8 @@ type status struct {
 	// peering is the object's UID: one that was made anew has no status yet.
 	peering types.UID
 	plane   v1alpha1.PlaneStatus
+	// disputed says that a node agent takes the gateways for dead. This one is not.
+	disputed bool
 	// conditions are empty if another plane's gateway writes them.
 	conditions []metav1.Condition
 }
@@ -74,11 +76,13 @@ func (a *agent) Status(problem string) (status, bool) {
 		a.noted.see(s.peering, s.plane, state, why)
 	}
 	a.show(s.plane)
+	a.measures.Store(&v1alpha1.Measured{JitterMicroseconds: a.probes.Jitter.Microseconds(), SentBytes: a.tunnel.TxBytes, ReceivedBytes: a.tunnel.RxBytes})
 	// The lowest plane that packets pass by writes them, or else the lowest one.
 	alive := a.planesAlive(s.plane)
 	planes := a.peering.Spec.Planes
 	if i := slices.IndexFunc(planes, func(p v1alpha1.Plane) bool { return len(alive) == 0 || alive[p.Index] }); i >= 0 && planes[i].Index == s.plane.Index {
 		s.conditions = a.currentConditions(s.plane)
+		s.disputed = slices.ContainsFunc(a.peering.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == v1alpha1.ReasonGatewaysSilent })
 	} else {
 		a.conditions = nil // they are another gateway's by now
 	}
@@ -298,7 +302,7 @@ func compareStatus(now, written status) loop.Change {
 			return loop.Measured
 		}
 	}
-	if loop.Moved(a.RTTMicroseconds, b.RTTMicroseconds) || a.LossPercent != b.LossPercent || a.Message != b.Message || a.Endpoint != b.Endpoint ||
+	if now.disputed || loop.Moved(a.RTTMicroseconds, b.RTTMicroseconds) || a.LossPercent != b.LossPercent || a.Message != b.Message || a.Endpoint != b.Endpoint ||
 		!a.LastHandshake.Equal(b.LastHandshake) || !a.PresharedKeyTime.Equal(b.PresharedKeyTime) || !reflect.DeepEqual(a.Remote, b.Remote) {
 		return loop.Measured
 	}

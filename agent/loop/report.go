@@ -118,14 +118,21 @@ type Lease struct {
 	Client client.Client
 	// Name is the object's, Holder that of the agent's pod, Manager the field manager.
 	Name, Holder, Manager string
+	// Measured is told with each renewal. It may be nil, and return nil.
+	Measured func() *v1alpha1.Measured
 	// Owner is whom the object goes with, nil where the CLI makes and removes it.
 	Owner *applymeta.OwnerReferenceApplyConfiguration
 }
 
 // Renew writes the Lease. The time is that of the agent's own clock.
 func (l Lease) Renew(ctx context.Context) error {
-	lease := coordination.Lease(l.Name, v1alpha1.Namespace).
-		WithAnnotations(map[string]string{v1alpha1.AnnotationVersion: version.String()}).
+	notes := map[string]string{v1alpha1.AnnotationVersion: version.String()}
+	if l.Measured != nil {
+		if m := l.Measured(); m != nil {
+			notes[v1alpha1.AnnotationMeasured] = m.String()
+		}
+	}
+	lease := coordination.Lease(l.Name, v1alpha1.Namespace).WithAnnotations(notes).
 		WithSpec(coordination.LeaseSpec().WithHolderIdentity(l.Holder).WithRenewTime(metav1.NewMicroTime(time.Now())))
 	if l.Owner != nil {
 		lease.WithOwnerReferences(l.Owner).WithLabels(map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})

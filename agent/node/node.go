@@ -126,7 +126,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	a := &agent{
 		Config: cfg, kernel: kernel, own: own, node: node, manager: manager(node), kept: own.Status.Gateways, view: &watch.View{Client: c},
 		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys, active: map[string]int32{}}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
-		choices: map[string]*failover.Choice{}, wake: notify.NewSignal(),
+		choices: map[string]*failover.Choice{}, wake: notify.NewSignal(), silent: silentGateways{client: c, lookAfter: gatewaySilence},
 	}
 	for _, g := range own.Status.Gateways {
 		if g.Active {
@@ -184,7 +184,10 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 // strip removes from a Peering the texts that are for people.
 func strip(obj client.Object) {
 	if p, ok := obj.(*v1alpha1.Peering); ok {
-		p.Spec.Translation, p.Status.Translation, p.Status.Conditions = nil, nil, nil
+		p.Spec.Translation, p.Status.Translation = nil, nil
+		for i := range p.Status.Conditions {
+			p.Status.Conditions[i].Message = ""
+		}
 		for i := range p.Status.Planes {
 			p.Status.Planes[i].Message = ""
 		}
@@ -235,6 +238,7 @@ type agent struct {
 	// history is the record of changes, reached says which peers this node reached at the last look.
 	history *history.Record
 	reached map[string]bool
+	silent  silentGateways
 	// shown is what of the last look is for metrics.
 	shown atomic.Pointer[[]shownPlane]
 	// paths are how packets get to gateways, asked of the kernel when it has changed.

@@ -47,7 +47,7 @@ type prober struct {
 }
 
 // Look measures, more often than probes are sent to whom does not answer.
-func (a *agent) Look(context.Context) (changed bool, next time.Duration) {
+func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	next = loop.LookInterval
 	for _, p := range a.probers {
 		before := p.ready
@@ -58,6 +58,7 @@ func (a *agent) Look(context.Context) (changed bool, next time.Duration) {
 		next = min(next, p.stats.Pause*2/3)
 	}
 	a.noteReached()
+	a.lookForSilence(ctx)
 	changed, down := a.choosePlanes()
 	if down {
 		next = min(next, downInterval)

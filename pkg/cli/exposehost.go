@@ -10,10 +10,10 @@ import (
 func newExposeHost(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "expose-host A B ADDRESS",
-		Short: "Let cluster B reach one host outside of cluster A, and print its address there",
-		Long: `Let the pods and nodes of cluster B reach one host that cluster A's nodes reach and
-that is in neither cluster. It prints the address by which B reaches it. The host
-sees a node of A and needs to know nothing of all this; it cannot reach B.`,
+		Short: "Let cluster B reach one host beside cluster A",
+		Long: `Let the pods and nodes of cluster B reach one host that cluster A's nodes reach
+and that is in neither cluster. It prints the address by which B reaches it. The
+host sees a node of A and needs to know nothing of all this; it cannot reach B.`,
 		Example: `  kubectl liqonet expose-host cluster-a cluster-b 192.168.1.50
   kubectl liqonet expose-host cluster-a cluster-b 192.168.1.50 --remove`,
 		Args:              cobra.ExactArgs(3),

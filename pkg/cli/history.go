@@ -26,6 +26,8 @@ type historyDocument struct {
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *historyDocument) DeepCopyObject() runtime.Object { return d }
 
+func (d *historyDocument) items() any { return d.Entries }
+
 // historySide is a cluster whose history is shown, of all peerings or of these only.
 type historySide struct {
 	cluster  *peering.Cluster
@@ -40,8 +42,8 @@ func peeringsOf(views []peering.View) []string {
 	return out
 }
 
-// printHistory prints what has changed in the clusters. unshown is why others are not read.
-func (g *globals) printHistory(ctx context.Context, sides []historySide, unshown []error, out *output) error {
+// printHistory prints what has changed in the clusters. unread says why others are not in it.
+func (g *globals) printHistory(ctx context.Context, sides []historySide, unread []string, out *output) error {
 	all, errs := inParallel(sides, func(s historySide) ([]peering.HistoryEntry, error) {
 		entries, err := s.cluster.History(ctx, sides[0].cluster)
 		return slices.DeleteFunc(entries, func(e peering.HistoryEntry) bool { return s.peerings != nil && !slices.Contains(s.peerings, e.Peering) }), err
@@ -49,16 +51,9 @@ func (g *globals) printHistory(ctx context.Context, sides []historySide, unshown
 	if err := cmp.Or(errs...); err != nil {
 		return err
 	}
-	doc := &historyDocument{TypeMeta: documentType("History"), Entries: append([]peering.HistoryEntry{}, slices.Concat(all...)...)}
-	for _, err := range unshown {
-		doc.Errors = append(doc.Errors, string(explain(err, "  ")))
-	}
+	doc := &historyDocument{TypeMeta: documentType("History"), Entries: append([]peering.HistoryEntry{}, slices.Concat(all...)...), Errors: unread}
 	peering.SortHistory(doc.Entries)
-	if err := out.printEntries(g.streams.Out, doc); err != nil {
-		return err
-	}
-	g.warnUnshown(unshown)
-	return nil
+	return out.printEntries(g.streams.Out, doc)
 }
 
 func (o *output) printEntries(w io.Writer, doc *historyDocument) error {

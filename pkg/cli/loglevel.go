@@ -19,8 +19,8 @@ func newLogLevel(g *globals) *cobra.Command {
 		Use:   "log-level CLUSTER [LEVEL]",
 		Short: "Show how much a cluster's agents log, or change it while they run",
 		Long: `Show from which level on the agents of a cluster log, or change it. They follow
-at once, and need not start anew. LEVEL is debug, info, warn or error. With default
-they log as they were started again, which is info.
+at once, and need not start anew. LEVEL is debug, info, warn or error. With
+default they log as they were started again, which is info.
 
 It is for the node agents and the gateways of all peerings that the cluster has.`,
 		Example: `  kubectl liqonet log-level cluster-a

@@ -9,8 +9,8 @@ import (
 func newMap(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "map A B NAMESPACE/POD|NAMESPACE/SERVICE|ADDRESS",
-		Short: "Print the address by which something of cluster A is known in cluster B",
-		Long: `Print the address by which a pod or an address of cluster A is known in cluster B.
+		Short: "Print by which address cluster B knows something of cluster A",
+		Long: `Print the address by which cluster B knows a pod or an address of cluster A.
 A service's own address is not known there: those of its endpoints are printed,
 with their ports, one in a line.
 

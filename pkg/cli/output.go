@@ -3,8 +3,10 @@ package cli
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
+	"text/tabwriter"
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,7 +20,7 @@ type output struct{ format string }
 
 func addOutput(f *pflag.FlagSet) *output {
 	o := &output{format: "table"}
-	f.VarP(o, "output", "o", "table, wide, name, json, yaml, jsonpath=… or go-template=…, as with kubectl")
+	f.VarP(o, "output", "o", "table, wide, name, json, yaml, jsonpath=…, go-template=… or custom-columns=…, as with kubectl")
 	return o
 }
 
@@ -34,9 +36,13 @@ func (o *output) Set(s string) error {
 	if o.forPeople() || s == "name" {
 		return nil
 	}
+	if spec, isColumns := strings.CutPrefix(s, customColumns); isColumns {
+		_, err := parseColumns(spec)
+		return err
+	}
 	_, err := o.printer()
 	if genericclioptions.IsNoCompatiblePrinterError(err) {
-		err = errors.New("it is none of table, wide, name, json, yaml, jsonpath=… and go-template=…")
+		err = errors.New("it is none of table, wide, name, json, yaml, jsonpath=…, go-template=… and custom-columns=…")
 	}
 	return err
 }
@@ -56,6 +62,9 @@ func (o *output) printer() (printers.ResourcePrinter, error) {
 // KIND.GROUP/NAME.
 func (o *output) print(w io.Writer, document runtime.Object, names []string) error {
 	var raw strings.Builder
+	if strings.HasPrefix(o.format, customColumns) {
+		return o.printColumns(w, document)
+	}
 	if o.format == "name" {
 		raw.WriteString(strings.Join(append(names, ""), "\n"))
 	} else {
@@ -82,20 +91,27 @@ func documentType(kind string) metav1.TypeMeta {
 // printTable prints rows under a head. Columns whose name begins with "+" are those of
 // -o wide.
 func (o *output) printTable(w io.Writer, head []string, rows [][]any) {
-	table := &metav1.Table{}
-	for _, name := range head {
+	var names []string
+	shown := make([][]string, len(rows))
+	for i, name := range head {
 		name, extra := strings.CutPrefix(name, "+")
-		column := metav1.TableColumnDefinition{Name: name, Type: "string"}
-		if extra {
-			column.Priority = 1
+		if extra && !o.wide() {
+			continue
 		}
-		table.ColumnDefinitions = append(table.ColumnDefinitions, column)
-	}
-	for _, cells := range rows {
-		for i := range cells {
-			cells[i] = printable(cells[i])
+		names = append(names, strings.ToUpper(name))
+		for k, cells := range rows {
+			shown[k] = append(shown[k], fmt.Sprint(printable(cells[i])))
 		}
-		table.Rows = append(table.Rows, metav1.TableRow{Cells: cells})
 	}
-	_ = printers.NewTablePrinter(printers.PrintOptions{Wide: o.wide()}).PrintObj(table, w) // an error is the writer's
+	if len(rows) == 0 {
+		return
+	}
+	if !o.wide() {
+		shown = fit(names, shown, columns(w))
+	}
+	t := tabwriter.NewWriter(w, 0, 0, gap, ' ', 0)
+	for _, cells := range append([][]string{names}, shown...) {
+		text{t}.printf("%s\n", lines(strings.Join(cells, "\t")))
+	}
+	_ = t.Flush() // an error is the writer's
 }

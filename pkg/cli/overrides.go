@@ -34,8 +34,8 @@ func addOverrides(f *pflag.FlagSet) {
 	f.Var(&choices{allowed: []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}, withPort: "NodePort"}, "service-type",
 		"[CLUSTER=]auto, NodePort, LoadBalancer or ClusterIP: how a gateway that is the server is exposed; auto takes a load balancer where the cluster is known to have one, otherwise a NodePort; CLUSTER=NodePort:PORT asks for a port")
 	f.Int("planes", 0, "pairs of gateways of a peering, 1 to 4, each on nodes of their own: when one fails, the others go on (default: as before; else 2, or 1 where a cluster has one node for gateways)")
-	f.StringArray("gateway-node-selector", nil, "[CLUSTER=]KEY=VALUE[,KEY=VALUE]: gateways run on nodes with these labels only; kept by later commands, an empty value takes it back")
-	f.StringArray("gateway-toleration", nil, "[CLUSTER=]KEY[=VALUE][:EFFECT][,…]: gateways tolerate such taints; kept by later commands, an empty value takes it back")
+	f.StringArray("gateway-node-selector", nil, "gateways run on nodes with these `labels` only, as [CLUSTER=]KEY=VALUE,…; kept by later commands, an empty value takes it back")
+	f.StringArray("gateway-toleration", nil, "gateways tolerate such `taints`, as [CLUSTER=]KEY[=VALUE][:EFFECT],…; kept by later commands, an empty value takes it back")
 	f.StringArray("node-metrics", nil, "[CLUSTER=]loopback or node: where node agents show metrics, on 127.0.0.1 or at their nodes' own addresses, where all who reach these can read them; kept by later commands")
 	f.StringArray("pod-cidr", nil, "CLUSTER=CIDR[,CIDR]: the pod ranges of a cluster, if they cannot be found out")
 	f.StringArray("service-cidr", nil, "CLUSTER=CIDR[,CIDR]: the service ranges of a cluster, if they cannot be found out")

@@ -4,14 +4,12 @@ import (
 	"errors"
 	"io"
 	"math"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
@@ -21,8 +19,8 @@ func newPeer(g *globals) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "peer CLUSTER CLUSTER",
 		Short: "Make the pods of two clusters reach each other",
-		Long: `Make the pods of two clusters reach each other: install the agents where they are
-missing, find address ranges without conflict, make WireGuard keys, push the
+		Long: `Make the pods of two clusters reach each other: install the agents where they
+are missing, find address ranges without conflict, make WireGuard keys, push the
 configuration, and wait until packets pass.
 
 It can be repeated at any time: what is as it should be is left alone. If it
@@ -66,6 +64,8 @@ type peerResult struct {
 
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *peerResult) DeepCopyObject() runtime.Object { return d }
+
+func (d *peerResult) items() any { return d.Peerings }
 
 func (g *globals) peer(cmd *cobra.Command, args []string, out *output, dryRun bool) error {
 	ctx, start := cmd.Context(), time.Now()
@@ -119,17 +119,9 @@ func (g *globals) peer(cmd *cobra.Command, args []string, out *output, dryRun bo
 func (o *output) printRanges(w io.Writer, views ...peering.View) {
 	var rows [][]any
 	for _, v := range views {
-		real, mapped := listMappings(v.LocalPods)
-		rows = append(rows, []any{v.Cluster, v.Peer, real, mapped, v.LocalNodes.Mapped})
+		for _, m := range v.LocalPods {
+			rows = append(rows, []any{v.Cluster, v.Peer, m.Real, m.Mapped, v.LocalNodes.Mapped})
+		}
 	}
 	o.printTable(w, []string{"cluster", "seen by", "pods", "as", "nodes as"}, rows)
-}
-
-// listMappings lists both sides of mappings.
-func listMappings(mappings ipam.Mappings) (real, mapped string) {
-	var reals, mappeds []string
-	for _, m := range mappings {
-		reals, mappeds = append(reals, m.Real.String()), append(mappeds, m.Mapped.String())
-	}
-	return strings.Join(reals, ","), strings.Join(mappeds, ",")
 }

@@ -8,16 +8,14 @@ import (
 	"time"
 
 	"github.com/pterm/pterm"
-	"golang.org/x/term"
 
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
 // newProgress shows steps as they happen: with a spinner on a terminal, as plain lines
-// elsewhere. Only this function asks whether it is a terminal.
+// elsewhere.
 func newProgress(w io.Writer) peering.Reporter {
-	f, ok := w.(*os.File)
-	if ok && term.IsTerminal(int(f.Fd())) && os.Getenv("TERM") != "dumb" {
+	if columns(w) > 0 && os.Getenv("TERM") != "dumb" {
 		return spinner{w}
 	}
 	return plain{w: w}

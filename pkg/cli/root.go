@@ -67,7 +67,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	klog.SetLogger(logr.Discard())
 	ctrllog.SetLogger(logr.Discard())
 
-	out := bufio.NewWriter(streams.Out) // it keeps the first error of all that is written
+	out := page{bufio.NewWriter(streams.Out), columns(streams.Out)} // it keeps the first error of all that is written
 	root := NewCommand(Streams{Out: out, Err: streams.Err})
 	root.SetArgs(args)
 	started := false
@@ -154,13 +154,14 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 		DisableSuggestions: true,
 		SilenceUsage:       true,
 	}
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", ".FlagUsagesWrapped 100"))
+	const widest = 100 // longer lines are hard to read
+	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages", fmt.Sprintf(".FlagUsagesWrapped %d", min(cmp.Or(columns(streams.Out), widest), widest))))
 	root.SetOut(streams.Out)
 	root.SetErr(streams.Err)
 	flags := root.PersistentFlags()
 	flags.StringVar(&g.kubeconfig, "kubeconfig", "", "kubeconfig file to use instead of $KUBECONFIG or ~/.kube/config")
 	flags.String("config", "", "file with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
-	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newMap(g), newExposeHost(g), newLogLevel(g), newVersion(g))
+	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newGraph(g), newMap(g), newExposeHost(g), newLogLevel(g), newVersion(g))
 	for _, cmd := range root.Commands() {
 		// The check of arguments needs all flags, so they are loaded before it.
 		check := cmd.Args
@@ -225,15 +226,25 @@ func setFlag(f *pflag.Flag, flags *pflag.FlagSet, config *viper.Viper) error {
 
 // addTimeout gives a command the --timeout flag, and ends it after that time.
 func addTimeout(cmd *cobra.Command, d time.Duration) {
-	timeout := cmd.Flags().Duration("timeout", d, "give up after this time")
-	run := cmd.RunE
+	timeout, run := timeoutFlag(cmd, d), cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if *timeout <= 0 {
-			return commandLineError(cmd, fmt.Errorf("--timeout %s is not a positive duration such as 90s or 2m", *timeout))
-		}
-		ctx, cancel := context.WithTimeoutCause(cmd.Context(), *timeout, fmt.Errorf("timed out after %s: %w", *timeout, context.DeadlineExceeded))
-		defer cancel()
-		cmd.SetContext(ctx)
-		return run(cmd, args)
+		return within(cmd, *timeout, func(ctx context.Context) error {
+			cmd.SetContext(ctx)
+			return run(cmd, args)
+		})
 	}
+}
+
+func timeoutFlag(cmd *cobra.Command, d time.Duration) *time.Duration {
+	return cmd.Flags().Duration("timeout", d, "give up after this time")
+}
+
+// within ends what a command does after a time that the user has given.
+func within(cmd *cobra.Command, timeout time.Duration, do func(context.Context) error) error {
+	if timeout <= 0 {
+		return commandLineError(cmd, fmt.Errorf("--timeout %s is not a positive duration such as 90s or 2m", timeout))
+	}
+	ctx, cancel := context.WithTimeoutCause(cmd.Context(), timeout, fmt.Errorf("timed out after %s: %w", timeout, context.DeadlineExceeded))
+	defer cancel()
+	return do(ctx)
 }

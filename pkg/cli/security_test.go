@@ -265,7 +265,7 @@ func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 		var out bytes.Buffer
 		o := &output{format}
 		o.printViews(&out, []peering.View{v})
-		check("status "+format, out.String(), 3)
+		check("status "+format, out.String(), map[string]int{"table": 2 + 3 + 2, "wide": 2 + 3 + 3 + 2}[format])
 		out.Reset()
 		o.printRanges(&out, v)
 		check("ranges "+format, out.String(), 2)

@@ -1,8 +1,11 @@
 package cli
 
 import (
+	"bufio"
+	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -15,36 +18,53 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
 func newStatus(g *globals) *cobra.Command {
 	var out *output
-	var history bool
+	var history, watch bool
+	var timeout *time.Duration
 	cmd := &cobra.Command{
 		Use:   "status [CLUSTER…]",
 		Short: "Show the peerings of clusters, measured by packets",
 		Long: `Show the peerings of the clusters that are named, or else of the current context
-and, where the kubeconfig has a context of the peer's name, the peer's side of it.
+and, where the kubeconfig has a context of the peer's name, the peer's side.
 
-Latency and loss are those of probes that the gateways send through the tunnel,
-and each node to the peer's gateway. The exit code is 7 if a peering is not
-connected from every node.
+There is a row for each plane. Latency and loss are those of probes that the
+gateways send through the tunnel. -o wide adds what else is known. The exit code
+is 7 if a peering is not connected from every node.
+
+With --watch it goes on: on a terminal the table is drawn again every 2 s,
+elsewhere it is printed again when a state has changed.
 
 With --history it shows instead what has changed, when and why, as the agents of
 these clusters have noted it: on one time line, whatever their clocks say.`,
 		Example: `  kubectl liqonet status
   kubectl liqonet status cluster-a cluster-b -o json
+  kubectl liqonet status cluster-a cluster-b --watch
   kubectl liqonet status cluster-a cluster-b --history`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		Args:              cobra.ArbitraryArgs,
-		RunE:              func(cmd *cobra.Command, args []string) error { return g.status(cmd.Context(), args, history, out) },
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case watch && history:
+				return commandLineError(cmd, errors.New("--watch and --history do not go together"))
+			case watch:
+				return g.watchStatus(cmd, args, *timeout, out)
+			}
+			return within(cmd, *timeout, func(ctx context.Context) error { return g.status(ctx, args, history, out) })
+		},
 	}
 	out = addOutput(cmd.Flags())
 	cmd.Flags().BoolVar(&history, "history", false, "show what has changed, when and why")
-	addTimeout(cmd, 15*time.Second)
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "show it again and again, until the command is interrupted; --timeout is that of each time")
+	timeout = timeoutFlag(cmd, 15*time.Second)
 	return cmd
 }
 
@@ -59,6 +79,8 @@ type statusDocument struct {
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *statusDocument) DeepCopyObject() runtime.Object { return d }
 
+func (d *statusDocument) items() any { return d.Peerings }
+
 func peeringNames(views []peering.View) (out []string) {
 	for _, v := range views {
 		out = append(out, "peering."+v1alpha1.GroupVersion.Group+"/"+v.Name)
@@ -66,73 +88,197 @@ func peeringNames(views []peering.View) (out []string) {
 	return out
 }
 
-func (g *globals) status(ctx context.Context, refs []string, history bool, out *output) error {
+// statusRead is what was read of clusters, and why others are not in it.
+type statusRead struct {
+	doc      *statusDocument
+	clusters []*peering.Cluster
+	sides    []historySide
+	// unshown are why peers' sides are not in it, unread why clusters are not that were named.
+	unshown, unread []error
+}
+
+// readStatus reads the clusters that are named, or else the current context's and its peers. It fails if none of the clusters answers: one
+// that does not hides nothing of the others.
+func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, error) {
 	_, raw, err := loadKubeconfig(g.kubeconfig)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	implicit := len(refs) == 0
 	if implicit {
 		if raw.CurrentContext == "" {
-			return usageError("name a cluster (kubectl liqonet status CLUSTER), or set one (kubectl config use-context NAME)", "the kubeconfig has no current context")
+			return nil, usageError("name a cluster (kubectl liqonet status CLUSTER), or set one (kubectl config use-context NAME)", "the kubeconfig has no current context")
 		}
 		refs = []string{raw.CurrentContext}
 	}
-	clusters, err := g.clusters(ctx, refs...)
+	clusters, _, err := g.identify(ctx, refs)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	views, errs := inParallel(clusters, func(c *peering.Cluster) ([]peering.View, error) { return c.Views(ctx) })
-	if err := cmp.Or(errs...); err != nil {
-		return err
-	}
+	views, errs := inParallel(clusters, func(c *peering.Cluster) ([]peering.View, error) {
+		if c.Unasked != nil {
+			return nil, c.Unasked
+		}
+		return c.Views(ctx)
+	})
+	s := &statusRead{doc: &statusDocument{TypeMeta: documentType("Status"), Peerings: []peering.View{}}}
 	var asked []string
-	for _, c := range clusters {
-		asked = append(asked, c.ID)
-	}
-	var unshown []error
-	sides := make([]historySide, len(clusters))
 	for i, c := range clusters {
-		sides[i].cluster = c
+		if errs[i] != nil {
+			s.unread = append(s.unread, errs[i])
+			continue
+		}
+		s.clusters, s.sides, asked = append(s.clusters, c), append(s.sides, historySide{cluster: c}), append(asked, c.ID)
+		s.doc.Peerings = append(s.doc.Peerings, views[i]...)
 	}
-	doc := &statusDocument{TypeMeta: documentType("Status"), Peerings: append([]peering.View{}, slices.Concat(views...)...)}
+	if len(s.clusters) == 0 {
+		if errors.Is(context.Cause(ctx), errInterrupted) { // not what the requests that were under way say of it
+			return nil, &failure.Error{Kind: failure.NotReady, Doing: "read the clusters", Err: errInterrupted, Hint: "run the command again"}
+		}
+		return nil, s.unread[0]
+	}
 	if implicit {
-		others, errs := inParallel(doc.Peerings, func(v peering.View) (otherSide, error) {
+		others, errs := inParallel(s.doc.Peerings, func(v peering.View) (otherSide, error) {
 			if raw.Contexts[v.Peer] == nil {
 				return otherSide{}, nil
 			}
 			return g.otherSide(ctx, v, clusters[0])
 		})
 		for i, o := range others {
-			doc.Peerings, asked = append(doc.Peerings, o.views...), append(asked, o.asked...)
+			s.doc.Peerings, asked = append(s.doc.Peerings, o.views...), append(asked, o.asked...)
 			if o.cluster != nil {
-				sides = append(sides, historySide{o.cluster, peeringsOf(o.views)})
+				s.sides = append(s.sides, historySide{o.cluster, peeringsOf(o.views)})
 			}
 			if errs[i] != nil {
-				doc.Errors, unshown = append(doc.Errors, string(explain(errs[i], "  "))), append(unshown, errs[i])
+				s.unshown = append(s.unshown, errs[i])
 			}
 		}
 	}
-	if history {
-		return g.printHistory(ctx, sides, unshown, out)
+	for _, err := range slices.Concat(s.unread, s.unshown) {
+		s.doc.Errors = append(s.doc.Errors, string(explain(err, "  ")))
 	}
-	peering.MarkOrphans(doc.Peerings, asked)
-	if err := out.printStatus(g.streams.Out, doc, clusters); err != nil {
+	peering.MarkOrphans(s.doc.Peerings, asked)
+	return s, nil
+}
+
+func (g *globals) status(ctx context.Context, refs []string, history bool, out *output) error {
+	if !history {
+		return g.read(ctx, refs, func(s *statusRead) error { return out.printStatus(g.streams.Out, s.doc, s.clusters) })
+	}
+	err := g.read(ctx, refs, func(s *statusRead) error { return g.printHistory(ctx, s.sides, s.doc.Errors, out) })
+	if errors.Is(err, errUnhealthy) {
+		err = nil
+	}
+	return err
+}
+
+// read reads the clusters as status does, and ends as status does after what was read is printed.
+func (g *globals) read(ctx context.Context, refs []string, printed func(*statusRead) error) error {
+	s, err := g.readStatus(ctx, refs)
+	if err != nil {
 		return err
 	}
-	g.warnUnshown(unshown)
-	for _, v := range doc.Peerings {
-		if v.State != peering.Connected {
-			return errUnhealthy
-		}
+	if err := printed(s); err != nil {
+		return err
+	}
+	if len(s.unread) > 0 {
+		s.warn(g.err(), s.unread[1:])
+		return s.unread[0]
+	}
+	s.warn(g.err(), nil)
+	if slices.ContainsFunc(s.doc.Peerings, func(v peering.View) bool { return v.State != peering.Connected }) {
+		return errUnhealthy
 	}
 	return nil
 }
 
-func (g *globals) warnUnshown(errs []error) {
-	for _, err := range errs {
-		g.err().printf("Warning: a peer's side is not shown: %s\n", explain(err, "  "))
+// warn says which clusters are not shown, and which peers' sides.
+func (s *statusRead) warn(t text, unread []error) {
+	for _, err := range unread {
+		t.printf("Warning: not shown: %s\n", explain(err, "  "))
 	}
+	for _, err := range s.unshown {
+		t.printf("Warning: a peer's side is not shown: %s\n", explain(err, "  "))
+	}
+}
+
+// watchPause is that between two looks.
+const watchPause = 2 * time.Second
+
+// watchStatus shows the status again and again, until it is interrupted. It fails if the first look does: later, a cluster that does not
+// answer may answer again.
+func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Duration, out *output) error {
+	width, before := columns(g.streams.Out), ""
+	for first := true; ; first = false {
+		var shown bytes.Buffer
+		w := page{bufio.NewWriter(&shown), width}
+		state := ""
+		err := within(cmd, timeout, func(ctx context.Context) error {
+			s, err := g.readStatus(ctx, refs)
+			if err != nil {
+				return err
+			}
+			state = s.state()
+			if out.forPeople() {
+				defer s.warn(text{w}, s.unread)
+			}
+			return out.printStatus(w, s.doc, s.clusters)
+		})
+		switch {
+		case cmd.Context().Err() != nil:
+			return nil
+		case err != nil && first:
+			return err
+		case err != nil:
+			state = err.Error()
+			if out.forPeople() {
+				text{w}.printf("Error: %s\n", explain(err, "  "))
+			}
+		}
+		_ = w.Flush() // to memory
+		err = nil
+		if width > 0 && out.forPeople() {
+			err = g.write(redrawn(shown.String()))
+		} else if state != before {
+			err = g.write(shown.String())
+		}
+		if err != nil {
+			return err
+		}
+		before = state
+		select {
+		case <-cmd.Context().Done():
+			return nil
+		case <-time.After(watchPause):
+		}
+	}
+}
+
+// write writes at once, and returns the error of the writer.
+func (g *globals) write(s string) error {
+	_, err := io.WriteString(g.streams.Out, s)
+	if f, isBuffered := g.streams.Out.(interface{ Flush() error }); isBuffered {
+		err = f.Flush()
+	}
+	return err
+}
+
+// redrawn is a text in the place of the one before: each line is written over, and what is below is cleared.
+func redrawn(s string) string {
+	const home, clearLine, clearBelow = "\x1b[H", "\x1b[K\n", "\x1b[J"
+	return home + strings.ReplaceAll(s, "\n", clearLine) + clearBelow
+}
+
+// state is what has to change until a watch is printed again where it is not drawn.
+func (s *statusRead) state() string {
+	var out []string
+	for _, v := range s.doc.Peerings {
+		out = append(out, v.Cluster, v.Peer, string(v.State), v.Message, fmt.Sprint(v.NodesReady, v.NodesTotal))
+		for _, p := range v.Planes {
+			out = append(out, fmt.Sprint(p.Index, p.Connected))
+		}
+	}
+	return strings.Join(append(out, s.doc.Errors...), "\n")
 }
 
 // otherSide is the peer's view of a peering, and the peer with its ID if it was asked.
@@ -173,47 +319,111 @@ func (o *output) printStatus(w io.Writer, doc *statusDocument, clusters []*peeri
 	return nil
 }
 
-// printViews prints a row for each gateway, and below the table the messages.
+// printViews prints a row for each gateway, the ranges that are translated, and then what is not well.
 func (o *output) printViews(w io.Writer, views []peering.View) {
-	var rows [][]any
+	var planes, tunnels, conditions [][]any
+	var translated []peering.View
 	for _, v := range views {
-		pods, as := listMappings(v.LocalPods)
 		for _, p := range v.Planes {
-			rtt, loss, handshake, mtu, key, psk := "-", "-", "-", "-", "-", "-"
+			plane := strconv.Itoa(int(p.Index))
+			if !p.Connected {
+				plane += " down"
+			}
+			loss := "-"
 			if p.RTT != nil {
-				rtt, loss = fmt.Sprintf("%.2f ms", *p.RTT), fmt.Sprintf("%d%%", p.LossPercent)
+				loss = fmt.Sprintf("%d%%", p.LossPercent)
 			}
-			if p.HandshakeAge != nil {
-				handshake = fmt.Sprintf("%s ago", time.Duration(*p.HandshakeAge)*time.Second)
-			}
-			if p.KeyAge != nil {
-				key = duration.HumanDuration(time.Duration(*p.KeyAge) * time.Second)
-			}
-			if p.PresharedKeyAge != nil {
-				psk = duration.HumanDuration(time.Duration(*p.PresharedKeyAge) * time.Second)
-			}
-			if p.MTU > 0 {
-				mtu = strconv.Itoa(p.MTU)
-			}
-			rows = append(rows, []any{
-				v.Cluster, v.Peer, v.State, pods, as, rtt, loss, handshake, fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal),
-				mtu, v.Overlay + ", " + p.Backend + " wireguard", p.Index, p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), key, psk,
+			planes = append(planes, []any{
+				v.Cluster, v.Peer, v.State, fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal), plane, inMilliseconds(p.RTT), loss,
+				inMilliseconds(p.Jitter), age(p.HandshakeAge), inBytes(p.SentBytes), inBytes(p.ReceivedBytes), number(p.MTU),
+			})
+			tunnels = append(tunnels, []any{
+				v.Cluster, v.Peer, p.Index, p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), v.Overlay + "/" + p.Backend, age(p.KeyAge), age(p.PresharedKeyAge),
+				cmp.Or(p.Version, "-"), cmp.Or(versionsOf(v.Nodes), "-"),
 			})
 		}
-	}
-	plane := "+plane"
-	if slices.ContainsFunc(views, func(v peering.View) bool { return len(v.Planes) > 1 }) {
-		plane = "plane"
-	}
-	head := []string{
-		"cluster", "peer", "state", "pods", "seen there as", "rtt", "loss", "handshake", "nodes", "mtu", "via",
-		plane, "+role", "+gateway node", "+endpoint", "+key age", "+psk age",
-	}
-	o.printTable(w, head, rows)
-	sorted := slices.SortedStableFunc(slices.Values(views), func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
-	for _, v := range sorted {
-		if v.Message != "" {
-			text{w}.printf("%s → %s: %s\n", v.Cluster, v.Peer, v.Message)
+		if len(v.Planes) == 0 {
+			planes = append(planes, []any{v.Cluster, v.Peer, v.State, "-", "-", "-", "-", "-", "-", "-", "-", "-"})
+		}
+		for _, c := range v.Conditions {
+			conditions = append(conditions, []any{v.Cluster, v.Peer, c.Type, c.Status, c.Reason, c.Message})
+		}
+		if slices.ContainsFunc(v.LocalPods, func(m ipam.Mapping) bool { return m.Real != m.Mapped }) {
+			translated = append(translated, v)
 		}
 	}
+	o.printTable(w, []string{"cluster", "peer", "state", "nodes", "plane", "rtt", "loss", "+jitter", "+handshake", "+sent", "+received", "+mtu"}, planes)
+	if o.wide() {
+		text{w}.printf("\n")
+		o.printTable(w, []string{"cluster", "peer", "plane", "role", "gateway node", "endpoint", "via", "key age", "psk age", "gateway agent", "node agents"}, tunnels)
+	}
+	if o.wide() && len(conditions) > 0 {
+		text{w}.printf("\n")
+		o.printTable(w, []string{"cluster", "peer", "condition", "status", "reason", "message"}, conditions)
+	}
+	if len(translated) > 0 {
+		text{w}.printf("\n")
+		o.printRanges(w, translated...)
+	}
+	sorted := slices.SortedStableFunc(slices.Values(views), func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
+	empty := "\n"
+	for _, v := range sorted {
+		amiss := slices.DeleteFunc(slices.Clone(v.Conditions), func(c peering.ConditionView) bool { return c.Hint == "" })
+		message := v.Message
+		if message == "" && len(amiss) > 0 {
+			message = amiss[0].Message
+		}
+		if message == "" {
+			continue
+		}
+		text{w}.printf("%s%s → %s: %s\n", lines(empty), v.Cluster, v.Peer, message)
+		empty = ""
+		for _, c := range amiss {
+			text{w}.printf("  %s: %s\n", c.Reason, c.Hint)
+		}
+	}
+}
+
+// versionsOf are the versions of the nodes' agents.
+func versionsOf(nodes []peering.NodeView) string {
+	versions := sets.New[string]()
+	for _, n := range nodes {
+		if n.Version != "" {
+			versions.Insert(n.Version)
+		}
+	}
+	return strings.Join(sets.List(versions), ",")
+}
+
+func inMilliseconds(ms *float64) string {
+	if ms == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f ms", *ms)
+}
+
+func age(seconds *int64) string {
+	if seconds == nil {
+		return "-"
+	}
+	return duration.HumanDuration(time.Duration(*seconds) * time.Second)
+}
+
+func inBytes(n *int64) string {
+	if n == nil {
+		return "-"
+	}
+	value, unit := float64(*n), 0
+	units := []string{"B", "kB", "MB", "GB", "TB", "PB"}
+	for ; value >= 999.5 && unit < len(units)-1; unit++ {
+		value /= 1000
+	}
+	return fmt.Sprintf("%.3g %s", value, units[unit])
+}
+
+func number(n int) string {
+	if n == 0 {
+		return "-"
+	}
+	return strconv.Itoa(n)
 }

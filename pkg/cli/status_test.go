@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
@@ -33,19 +34,23 @@ func views() []peering.View {
 			Name: "cluster-a", Cluster: "cluster-b", ClusterID: "id-b", Peer: "cluster-a", PeerID: "id-a", State: peering.Degraded, Message: "1 of 2 nodes reach the peer",
 			LocalPods: ipam.Mappings{mapping("10.244.0.0/16", "10.197.0.0/16"), mapping("10.245.0.0/16", "10.245.0.0/16")}, LocalNodes: mapping("10.80.0.0/19", "10.70.0.0/19"),
 			RemotePods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, Overlay: "geneve", NodesReady: 1, NodesTotal: 2,
+			Conditions: []peering.ConditionView{
+				{Type: "Connected", Status: "True", Reason: "ProbesAnswered", Message: "probes through the tunnel are answered"},
+				{Type: "Degraded", Status: "True", Reason: "PartlyReached", Message: "the peer is not reached from 1 nodes (b-2)", Hint: "kubectl --context cluster-b -n liqonet-system get pods -o wide"},
+			},
 			Planes: []peering.PlaneView{{
 				Role: "Server", Backend: "kernel", Endpoint: "192.0.2.1:51840", Node: "b-1", MTU: 1390, RTT: new(1.254), LossPercent: 3,
-				HandshakeAge: new(int64(83)), KeyAge: new(int64(3 * 24 * 3600)), PresharedKeyAge: new(int64(40 * 60)), Connected: true,
+				Jitter: new(0.04), SentBytes: new(int64(999)), ReceivedBytes: new(int64(1234567890)), Version: "v0.2.0", HandshakeAge: new(int64(83)), KeyAge: new(int64(3 * 24 * 3600)), PresharedKeyAge: new(int64(40 * 60)), Connected: true,
 			}},
 			Nodes: []peering.NodeView{
-				{Name: "b-1", Address: addr("10.80.0.1"), SeenAs: addr("10.70.0.1"), Ready: true, Planes: []int32{0}, RTT: new(0.5)},
+				{Name: "b-1", Address: addr("10.80.0.1"), SeenAs: addr("10.70.0.1"), Ready: true, Planes: []int32{0}, RTT: new(0.5), Version: "v0.2.0"},
 				{Name: "b-2", Address: addr("10.80.0.2"), SeenAs: addr("10.70.0.2"), Planes: []int32{}, LossPercent: 100},
 			},
 		},
 		{
 			Name: "cluster-b", Cluster: "cluster-a", ClusterID: "id-a", Peer: "cluster-b", PeerID: "id-b", State: peering.Unknown, Message: "the gateway has not reported yet",
 			LocalPods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, LocalNodes: mapping("10.80.0.0/19", "10.71.0.0/19"),
-			Overlay: "vxlan", Planes: []peering.PlaneView{{Role: "Client", Backend: "userspace", Endpoints: []string{"192.0.2.9:51840"}}}, Nodes: []peering.NodeView{},
+			Overlay: "vxlan", Conditions: []peering.ConditionView{}, Planes: []peering.PlaneView{{Role: "Client", Backend: "userspace", Endpoints: []string{"192.0.2.9:51840"}}}, Nodes: []peering.NodeView{},
 		},
 	}
 }
@@ -62,6 +67,7 @@ func TestPrintStatus(t *testing.T) {
 		{"wide", "status-wide.txt"},
 		{"name", "status-name.txt"},
 		{"jsonpath={.peerings[*].planes[0].backend}", "status-jsonpath.txt"},
+		{"custom-columns=PEER:.peer,MTU:.planes[0].mtu,MESSAGE:.message,NODE:{.nodes[*].name}", "status-columns.txt"},
 	} {
 		t.Run(tt.format, func(t *testing.T) {
 			var out bytes.Buffer
@@ -124,7 +130,7 @@ func TestTableNodes(t *testing.T) {
 	v := views()[:1]
 	v[0].Nodes, v[0].NodesReady, v[0].NodesTotal = v[0].Nodes[:1], 1, 2
 	var out bytes.Buffer
-	if (&output{"table"}).printViews(&out, v); !strings.Contains(out.String(), "1/2") {
+	if (&output{"table"}).printViews(&out, v); !strings.Contains(out.String(), " 1/2 ") {
 		t.Errorf("got %s", out.String())
 	}
 }
@@ -189,10 +195,118 @@ func TestDefect1_18_HandshakeAgeIsOfTheView(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 2 {
 			var out bytes.Buffer
-			if (&output{"table"}).printViews(&out, views()); !strings.Contains(out.String(), " 1m23s ago ") {
+			if (&output{"wide"}).printViews(&out, views()); !strings.Contains(out.String(), " 83s ") {
 				t.Errorf("got %s", out.String())
 			}
 			time.Sleep(48 * time.Hour)
 		}
 	})
+}
+
+// A cluster that is named and does not answer hides nothing of the others, and fails the command.
+func TestStatusOfUnreachableCluster(t *testing.T) {
+	s, err := fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), peeringWith("gone", "3"))...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	home := isolate(t)
+	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a="+s.URL, "gone=https://127.0.0.1:1", "too=https://127.0.0.1:1"))
+	code, stdout, stderr := run(t, "status", "a", "gone", "too")
+	if code != ExitUnreachable || !strings.Contains(stdout, "a         gone") || !strings.Contains(stderr, `Error: cluster "gone"`) || !strings.Contains(stderr, `Warning: not shown: cluster "too"`) {
+		t.Errorf("exit code %d\n%s%s", code, stdout, stderr)
+	}
+	code, stdout, stderr = run(t, "status", "a", "gone", "-o", "json")
+	var doc statusDocument
+	if err := json.Unmarshal([]byte(stdout), &doc); err != nil || code != ExitUnreachable || len(doc.Peerings) != 1 || len(doc.Errors) != 1 {
+		t.Errorf("exit code %d, %v\n%s%s", code, err, stdout, stderr)
+	}
+	if code, stdout, _ = run(t, "status", "gone", "too"); code != ExitUnreachable || stdout != "" {
+		t.Errorf("none answers: exit code %d\n%s", code, stdout)
+	}
+}
+
+// A watch prints again when a state has changed, and not before; it ends well when it is interrupted.
+func TestStatusIsWatched(t *testing.T) {
+	p := peeringWith("b", "id-of-b")
+	s, err := fakeapi.New(append(fakeapi.Objects("id-of-a", "a-1", "172.18.0.11", "10.244.0.0/16"), p)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	home := isolate(t)
+	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), "a="+s.URL))
+	ctx, interrupt := context.WithCancel(t.Context())
+	var out, errs lockedBuffer
+	ended := make(chan int)
+	go func() {
+		ended <- Run(ctx, []string{"status", "a", "--watch"}, Streams{Out: &out, Err: &errs})
+	}()
+	printed := func(n int) bool {
+		out.mu.Lock()
+		defer out.mu.Unlock()
+		return strings.Count(out.String(), "CLUSTER ") >= n
+	}
+	wait := func(what string, is func() bool) {
+		t.Helper()
+		for end := time.Now().Add(10 * time.Second); !is(); time.Sleep(20 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatalf("not within 10 s: %s", what)
+			}
+		}
+	}
+	wait("the first table", func() bool { return printed(1) })
+	if err := s.Client.Delete(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	wait("that there is no peering", func() bool {
+		out.mu.Lock()
+		defer out.mu.Unlock()
+		return strings.Contains(out.String(), "No peerings in a.")
+	})
+	interrupt()
+	if code := <-ended; code != ExitInterrupted && code != ExitOK || errs.Len() > 0 {
+		t.Errorf("exit code %d, %s", code, errs.String())
+	}
+	if printed(2) {
+		t.Errorf("it was printed again while nothing changed:\n%s", out.String())
+	}
+}
+
+// A drawn table takes the place of the one before.
+func TestRedrawn(t *testing.T) {
+	if got := shown(redrawn("one\ntwo, which is longer\nthree\n") + redrawn("1\n2\n")); got != "1\n2\n" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// What programs draw is made of what was read, and nothing in it can end a quotation.
+func TestGraph(t *testing.T) {
+	v := views()
+	v[1].Cluster = `a"]; x`
+	g := newGraphOf(v)
+	if len(g.clusters) != 2 || len(g.edges) != 1 || g.edges[0].view.State != peering.Unknown {
+		t.Errorf("got %+v", g)
+	}
+	var all strings.Builder
+	for _, format := range []graphFormat{"text", "dot", "mermaid", "svg"} {
+		all.WriteString(graphFormats[format](g))
+	}
+	golden(t, "graph.txt", all.String())
+}
+
+func TestColumns(t *testing.T) {
+	for _, format := range []string{"custom-columns=", "custom-columns=A", "custom-columns=A:", "custom-columns=A:.x[", "custom-columns=A:.x,"} {
+		if err := (&output{}).Set(format); err == nil {
+			t.Errorf("%s is taken", format)
+		}
+	}
+}
+
+func TestInBytes(t *testing.T) {
+	for n, want := range map[int64]string{0: "0 B", 999: "999 B", 1000: "1 kB", 999_499: "999 kB", 999_500: "1 MB", 123_456_789: "123 MB", 1 << 62: "4.61e+03 PB"} {
+		if got := inBytes(&n); got != want {
+			t.Errorf("%d: got %q, want %q", n, got, want)
+		}
+	}
 }

@@ -19,12 +19,12 @@ import (
 // None of them must control the reader's terminal, or write lines of their own.
 type text struct{ w io.Writer }
 
-// printf prints values in a format. Only the format begins lines.
+// printf prints values in a format, in lines that a terminal has room for. Only the format begins lines.
 func (t text) printf(format string, values ...any) {
 	for i, v := range values {
 		values[i] = printable(v)
 	}
-	fmt.Fprintf(t.w, format, values...)
+	_, _ = io.WriteString(t.w, wrap(fmt.Sprintf(format, values...), columns(t.w))) // an error is the writer's
 }
 
 // lines is a text whose values have been made printable already.

@@ -22,7 +22,7 @@ func newUpgrade(g *globals) *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "upgrade CLUSTER…",
-		Short: "Bring the agents of clusters to this command's version, without losing packets",
+		Short: "Bring the agents of clusters to this command's version",
 		Long: `Bring the agents of clusters to this command's version: first the definitions,
 then the agents of one node and of a quarter of the nodes at a time, then the
 gateways of one plane after the other. Packets take another plane meanwhile.
@@ -32,8 +32,8 @@ that cluster goes back, but for the definitions, which are changed by addition
 only. If the command is interrupted, run it again: it goes on.
 
 Only the clusters that are named are touched. Their peers may have the version
-before, or after. A peering with one plane gets a second one meanwhile if both of
-its clusters are named. Otherwise its packets stop while its gateway starts.
+before, or after. A peering with one plane gets a second one meanwhile if both
+of its clusters are named. Otherwise its packets stop while its gateway starts.
 
 --to goes back to an older version.`,
 		Example: `  kubectl liqonet upgrade cluster-a cluster-b --dry-run

@@ -271,12 +271,16 @@ func RetireOverlayKeys(pod *corev1.PodSpec, generation int32) (changed bool) {
 func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.DaemonSet) {
 	labels := componentLabels("node")
 	inNamespace := []rbacv1.PolicyRule{{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create", "patch"}}}
+	var ofPeerings []rbacv1.PolicyRule
 	if a.level() > version.First {
+		// To say of a Peering whose gateways are dead that it is not known to be connected: nodePolicy allows no more.
+		ofPeerings = []rbacv1.PolicyRule{{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings/status"}, Verbs: []string{"patch"}}}
+		inNamespace[0].Verbs = []string{"get", "create", "patch"}
 		// Its history.
 		inNamespace = append(inNamespace, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "patch"}})
 	}
 	account = accountFor(v1alpha1.NodeAgentName, v1alpha1.NodeAgentName, labels,
-		[]rbacv1.PolicyRule{
+		append([]rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"namespaces"}, ResourceNames: []string{v1alpha1.Namespace}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, ResourceNames: []string{v1alpha1.NodeAgentName}, Verbs: []string{"get", "list", "watch"}},
@@ -284,11 +288,11 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks/status"}, Verbs: []string{"patch"}},
-		}, inNamespace)
+		}, ofPeerings...), inNamespace)
 	if a.level() > version.First {
 		account = slices.Concat(account, gatewayPolicy(labels), levelPolicy(labels))
 	}
-	account = append(account, nodePolicy(labels)...)
+	account = append(account, nodePolicy(labels, a.level())...)
 	daemonSet = &appsv1.DaemonSet{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
 		ObjectMeta: a.meta(v1alpha1.NodeAgentName, labels),
@@ -370,7 +374,7 @@ type Gateway struct {
 
 // Name of all objects of the gateway but its Secret.
 func (g Gateway) Name() string {
-	return fmt.Sprintf("gateway-%s-%d", g.Peering, g.Plane)
+	return v1alpha1.GatewayName(g.Peering, g.Plane)
 }
 
 // HistoryName is that of the ConfigMap in which the gateway notes changes of state.

@@ -7,16 +7,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // nodePolicy lets a node agent write only what is its own node's. All node agents have one
 // account, whose permissions cannot tell nodes apart. The token can: it is bound to a pod,
 // and the API server knows on which node that pod is (KEP-4193, since Kubernetes 1.30). A
-// token without that knowledge may write nothing.
-func nodePolicy(labels map[string]string) []Object {
+// token without that knowledge may write nothing. Of Peerings they may say that the gateways are silent, and nothing else.
+func nodePolicy(labels map[string]string, level version.Level) []Object {
 	const create, update, remove = admissionv1.Create, admissionv1.Update, admissionv1.Delete
 	agent := fmt.Sprintf("system:serviceaccount:%s:%s", v1alpha1.Namespace, v1alpha1.NodeAgentName)
-	return []Object{
+	policies := []Object{
 		&admissionv1.ValidatingAdmissionPolicy{
 			TypeMeta:   metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "ValidatingAdmissionPolicy"},
 			ObjectMeta: objectMeta("", v1alpha1.NodeAgentName, labels),
@@ -48,7 +49,40 @@ func nodePolicy(labels map[string]string) []Object {
 		},
 		policyBinding(v1alpha1.NodeAgentName, labels),
 	}
+	if level == version.First {
+		return policies
+	}
+	return append(policies,
+		&admissionv1.ValidatingAdmissionPolicy{
+			TypeMeta:   metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "ValidatingAdmissionPolicy"},
+			ObjectMeta: objectMeta("", peeringsPolicy, labels),
+			Spec: admissionv1.ValidatingAdmissionPolicySpec{
+				FailurePolicy: new(admissionv1.Fail),
+				MatchConstraints: &admissionv1.MatchResources{
+					NamespaceSelector: &metav1.LabelSelector{}, ObjectSelector: &metav1.LabelSelector{}, MatchPolicy: new(admissionv1.Equivalent),
+					ResourceRules: []admissionv1.NamedRuleWithOperations{rule(v1alpha1.GroupVersion.Group, "peerings/status", update)},
+				},
+				MatchConditions: []admissionv1.MatchCondition{{Name: "node-agents", Expression: fmt.Sprintf("request.userInfo.username == '%s'", agent)}},
+				Variables: []admissionv1.Variable{
+					{Name: "before", Expression: "oldObject.?status.conditions.orValue([])"},
+					{Name: "after", Expression: "object.?status.conditions.orValue([])"},
+				},
+				Validations: []admissionv1.Validation{{
+					Expression: fmt.Sprintf("'authentication.kubernetes.io/node-name' in request.userInfo.extra && "+
+						"object.?status.planes == oldObject.?status.planes && object.?status.translation == oldObject.?status.translation && "+
+						"variables.after.size() == variables.before.size() && variables.after.all(c, c in variables.before || "+
+						"c.type == '%s' && c.status == 'Unknown' && c.reason == '%s' && c.message == '%s')",
+						v1alpha1.ConditionConnected, v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent),
+					Message: "a node agent may say of a Peering only that its gateways are silent",
+					Reason:  new(metav1.StatusReasonForbidden),
+				}},
+			},
+		},
+		policyBinding(peeringsPolicy, labels))
 }
+
+// peeringsPolicy is the name of the policy about what node agents say of Peerings.
+const peeringsPolicy = v1alpha1.NodeAgentName + "-peerings"
 
 // gatewayPolicy lets a gateway send Events about its own Peering only. They are in a namespace of others, and a role
 // cannot tell what they are about.

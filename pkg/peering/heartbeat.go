@@ -7,7 +7,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
 const (
@@ -16,11 +15,6 @@ const (
 	silence     = 3 * v1alpha1.ReportInterval
 	nodeSilence = 3 * v1alpha1.NodeReportInterval
 )
-
-// gatewayLease names the Lease of a gateway.
-func gatewayLease(peering string, plane int32) string {
-	return manifests.Gateway{Peering: peering, Plane: plane}.Name()
-}
 
 // heartbeats tell which agents are alive. A Lease has the time of its agent's clock,
 // which may be wrong by any amount. So what counts is when it was seen to change, by
@@ -82,6 +76,21 @@ func (h heartbeats) holder(name string) string {
 		return ""
 	}
 	return *l.Spec.HolderIdentity
+}
+
+// version is that of the agent that renews the Lease, and measured what it tells with it; empty and nil where that is not known.
+func (h heartbeats) version(name string) string {
+	if l := h[name].lease; l != nil {
+		return l.Annotations[v1alpha1.AnnotationVersion]
+	}
+	return ""
+}
+
+func (h heartbeats) measured(name string) *v1alpha1.Measured {
+	if l := h[name].lease; l != nil {
+		return v1alpha1.ParseMeasured(l.Annotations[v1alpha1.AnnotationMeasured])
+	}
+	return nil
 }
 
 // sinceOf is how long ago something was that the agent has told with its own clock,

@@ -334,7 +334,7 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		// Status().Update replaces all of it; the agents apply theirs.
 		var planes []v1alpha1.PlaneStatus
 		for _, plane := range p.Spec.Planes {
-			gateway := gatewayLease(p.Name, plane.Index)
+			gateway := v1alpha1.GatewayName(p.Name, plane.Index)
 			if c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: gateway}, &appsv1.Deployment{}) != nil {
 				continue
 			}

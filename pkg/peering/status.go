@@ -12,9 +12,11 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -46,6 +48,8 @@ type View struct {
 	PeerID    string `json:"peerID"`
 	State     State  `json:"state"`
 	Message   string `json:"message,omitempty"`
+	// Conditions are those of the Peering, by type.
+	Conditions []ConditionView `json:"conditions"`
 	// LocalPods are the cluster's own ranges and what the peer knows them by.
 	LocalPods ipam.Mappings `json:"localPods"`
 	// LocalNodes is the same for its nodes' overlay addresses.
@@ -67,6 +71,16 @@ type View struct {
 	// NodesNotReady are those that Kubernetes takes for not ready. They are left
 	// out of the above, and change no state.
 	NodesNotReady []string `json:"nodesNotReady,omitempty"`
+}
+
+// ConditionView is a condition of the Peering as its gateways have reported it. Where none of them reports any more, its status is Unknown.
+type ConditionView struct {
+	Type    string                 `json:"type"`
+	Status  metav1.ConditionStatus `json:"status"`
+	Reason  string                 `json:"reason"`
+	Message string                 `json:"message,omitempty"`
+	// Hint is the command that says more, or mends it. Empty where all is well.
+	Hint string `json:"hint,omitempty"`
 }
 
 // PlaneView is one gateway of this cluster, and its tunnel.
@@ -97,6 +111,13 @@ type PlaneView struct {
 	// RTT is gateway to gateway, the median of the last probes.
 	RTT         *float64 `json:"rttMilliseconds,omitempty"`
 	LossPercent int      `json:"lossPercent"`
+	// Jitter is the mean difference between the round trip times of two probes, one after the other.
+	Jitter *float64 `json:"jitterMilliseconds,omitempty"`
+	// SentBytes and ReceivedBytes are those of the tunnel, encrypted, since the gateway's pod has started.
+	SentBytes     *int64 `json:"sentBytes,omitempty"`
+	ReceivedBytes *int64 `json:"receivedBytes,omitempty"`
+	// Version is that of the gateway's agent.
+	Version string `json:"version,omitempty"`
 	// HandshakeAge is the time since WireGuard's last handshake, nil where there was
 	// none. No clock of the reader's machine is in it.
 	HandshakeAge *int64 `json:"handshakeAgeSeconds,omitempty"`
@@ -113,6 +134,8 @@ type NodeView struct {
 	// Both are missing where no agent has reported.
 	Address netip.Addr `json:"address,omitzero"`
 	SeenAs  netip.Addr `json:"seenAs,omitzero"`
+	// Version is that of the node's agent.
+	Version string `json:"version,omitempty"`
 	// Ready says that it reaches the peer, by any plane. Planes are those by which it does.
 	Ready  bool    `json:"ready"`
 	Planes []int32 `json:"planes"`
@@ -130,31 +153,33 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 		return nil, err
 	}
 	var reports v1alpha1.NodeNetworkList
-	if err := c.list(ctx, &reports); err != nil {
-		return nil, err
-	}
 	var nodes corev1.NodeList
-	if err := c.list(ctx, &nodes); err != nil {
+	var leases coordinationv1.LeaseList
+	var ledger *v1alpha1.ClusterNetwork
+	var images map[string][]string
+	g, gctx := failure.NewGroup(ctx)
+	for _, list := range []client.ObjectList{&reports, &nodes, &leases} {
+		g.Go(func() error { return c.list(gctx, list, inOurNamespace(list)) })
+	}
+	g.Go(func() (err error) {
+		if ledger, err = c.ledger(gctx); apierrors.IsForbidden(err) {
+			err = nil
+		}
+		return err
+	})
+	g.Go(func() (err error) {
+		images, err = c.imagesByPeering(gctx)
+		return err
+	})
+	if err := g.Wait(); err != nil {
 		return nil, err
 	}
 	ready, notReady := nodesByReadiness(pointers(nodes.Items))
-	ledger, err := c.ledger(ctx)
-	if err != nil && !apierrors.IsForbidden(err) {
-		return nil, err
-	}
 	var there []string
 	for _, n := range nodes.Items {
 		there = append(there, string(n.UID))
 	}
 	gone := len(plan.Departed(ledger, there))
-	var leases coordinationv1.LeaseList
-	if err := c.list(ctx, &leases, client.InNamespace(v1alpha1.Namespace)); err != nil {
-		return nil, err
-	}
-	images, err := c.imagesByPeering(ctx)
-	if err != nil {
-		return nil, err
-	}
 	beats := heartbeats{}
 	beats.note(pointers(leases.Items), c.Now())
 	views := make([]View, 0, len(peerings.Items))
@@ -164,7 +189,7 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 		if err != nil { // one that nothing can be made of hides no other
 			v = View{
 				Name: p.Name, Cluster: c.Name, ClusterID: c.ID, Peer: cmp.Or(p.Spec.Remote.Name, p.Name), PeerID: p.Spec.Remote.ClusterID,
-				State: Unknown, Nodes: []NodeView{}, Message: fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err),
+				State: Unknown, Conditions: []ConditionView{}, Nodes: []NodeView{}, Message: fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err),
 			}
 		}
 		v.Images = slices.Compact(slices.Sorted(slices.Values(slices.Concat(images[""], images[p.Name]))))
@@ -289,6 +314,7 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 		messages = append(messages, "not ready, and left out: "+firstOf(5, notReady))
 	}
 	messages = append(messages, remarks...)
+	v.Conditions = conditionsOf(c, p, v.State)
 	v.Message = strings.Join(slices.DeleteFunc(messages, func(m string) bool { return m == "" }), "; ")
 	return v, nil
 }
@@ -310,6 +336,32 @@ func firstOf(most int, all []string) string {
 	return out
 }
 
+// conditionsOf are the conditions, and what can be done about each that is not well.
+func conditionsOf(c *Cluster, p *v1alpha1.Peering, state State) []ConditionView {
+	out := []ConditionView{}
+	both := c.Name + " " + p.Spec.Remote.Name
+	gateways := fmt.Sprintf("%s -n %s get pods -o wide -l %s=%s", c.Kubectl, v1alpha1.Namespace, v1alpha1.LabelPeering, p.Name)
+	for _, now := range p.Status.Conditions {
+		v := ConditionView{Type: now.Type, Status: now.Status, Reason: now.Reason, Message: now.Message}
+		if state == Unknown {
+			v.Status, v.Reason, v.Message = metav1.ConditionUnknown, v1alpha1.ReasonGatewaysSilent, "no gateway of the peering reports"
+		}
+		switch {
+		case (v.Type == v1alpha1.ConditionDegraded) == (v.Status == metav1.ConditionFalse) && v.Status != metav1.ConditionUnknown:
+			// It is well.
+		case v.Type == v1alpha1.ConditionKeysFresh && state != Unknown:
+			v.Hint = "kubectl liqonet rotate-keys " + both
+		case v.Type == v1alpha1.ConditionDegraded && v.Status == metav1.ConditionTrue:
+			v.Hint = fmt.Sprintf("%s -n %s get pods -o wide", c.Kubectl, v1alpha1.Namespace)
+		default:
+			v.Hint = gateways
+		}
+		out = append(out, v)
+	}
+	slices.SortFunc(out, func(a, b ConditionView) int { return cmp.Compare(a.Type, b.Type) })
+	return out
+}
+
 // planeView is what is configured for one gateway, what it measures, and what state its
 // tunnel is in by that.
 func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats, now time.Time) (v PlaneView, state State) {
@@ -327,7 +379,8 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats, now
 	}
 	v.Endpoint, v.Node, v.MTU, v.Message = s.Endpoint, s.NodeName, int(s.MTU), s.Message
 	v.LossPercent, v.PublicKey = int(s.LossPercent), s.PublicKey
-	lease := gatewayLease(p.Name, plane.Index)
+	lease := v1alpha1.GatewayName(p.Name, plane.Index)
+	v.Version = beats.version(lease)
 	if s.LastHandshake != nil {
 		if age := beats.sinceOf(lease, s.LastHandshake.Time); age != nil {
 			v.HandshakeAge = new(int64(age.Seconds()))
@@ -347,6 +400,9 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats, now
 		return v, Unknown
 	}
 	v.RTT, v.Connected = milliseconds(s.RTTMicroseconds), s.Connected
+	if m := beats.measured(lease); m != nil {
+		v.Jitter, v.SentBytes, v.ReceivedBytes = milliseconds(m.JitterMicroseconds), &m.SentBytes, &m.ReceivedBytes
+	}
 	if !s.Connected {
 		v.Message = cmp.Or(s.Message, "the gateway does not say why")
 		return v, Disconnected
@@ -359,6 +415,7 @@ func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping,
 	v.Name, v.Planes = n.Spec.NodeName, []int32{}
 	v.Address, _ = netip.ParseAddr(n.Name)
 	v.SeenAs, _ = seenAs.Translate(v.Address)
+	v.Version = beats.version(v1alpha1.NodeLease(n.Spec.NodeName))
 	alive := beats.alive(v1alpha1.NodeLease(n.Spec.NodeName), nodeSilence)
 	for _, plane := range p.Spec.Planes {
 		g := n.Gateway(p.Name, plane.Index)

@@ -189,10 +189,10 @@ func checkSteps(t *testing.T, w *site, nodes, planes int) {
 	}
 	var want []string
 	if planes == 1 {
-		want = append(want, "run 1 Deployment "+gatewayLease(w.peer.Name, 1)) // the temporary one
+		want = append(want, "run 1 Deployment "+v1alpha1.GatewayName(w.peer.Name, 1)) // the temporary one
 	}
 	for plane := range planes {
-		gateway := gatewayLease(w.peer.Name, int32(plane))
+		gateway := v1alpha1.GatewayName(w.peer.Name, int32(plane))
 		want = append(want, "run 0 Deployment "+gateway, "run 1 Deployment "+gateway)
 	}
 	// A pod may be seen, and deleted, twice.

@@ -185,7 +185,7 @@ func TestSnapshot(t *testing.T) {
 	}
 	s := p.snapshot(at(100))
 	want := ProbeStats{
-		Window: 10, Loss: 0.3, Median: 8 * time.Millisecond, LastReply: at(11).Add(12 * time.Millisecond), RemoteMTU: 1440, Pause: s.Pause,
+		Window: 10, Loss: 0.3, Median: 8 * time.Millisecond, Jitter: 1500 * time.Microsecond, LastReply: at(11).Add(12 * time.Millisecond), RemoteMTU: 1440, Pause: s.Pause,
 	}
 	if s != want {
 		t.Errorf("got %+v", s)

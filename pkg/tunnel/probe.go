@@ -91,6 +91,9 @@ type ProbeStats struct {
 	Loss float64
 	// Median is that of the answered ones' round trip times, 0 where there is none.
 	Median time.Duration
+	// Jitter is the mean difference between the round trip times of two that were answered one after the other, 0 where there are
+	// fewer than two. It is not smoothed, as that of RFC 3550, section 6.4.1, is: ten probes are few.
+	Jitter time.Duration
 	// LastReply is when the last answer came, the zero time for never; Unanswered
 	// is how many probes were sent after the newest one that was answered.
 	LastReply  time.Time
@@ -359,7 +362,11 @@ func (p *Prober) snapshot(now time.Time) ProbeStats {
 	if s.Window > 0 {
 		s.Loss = float64(lost) / float64(s.Window)
 	}
+	for i := 1; i < len(rtts); i++ {
+		s.Jitter += (rtts[i] - rtts[i-1]).Abs()
+	}
 	if len(rtts) > 0 {
+		s.Jitter /= time.Duration(max(len(rtts)-1, 1))
 		slices.Sort(rtts)
 		s.Median = rtts[len(rtts)/2]
 	}

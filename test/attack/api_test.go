@@ -110,7 +110,17 @@ func newCluster(t *testing.T) *cluster {
 	wait(t, "a gateway reports", func() error {
 		return status(t, c.gateway, newPeering(firstPeering, 0), `{"planes":[{"index":0,"connected":true}]}`)
 	})
+	for _, name := range []string{firstPeering, secondPeering} {
+		of := newPeering(name, 0)
+		if err := c.admin.Status().Patch(t.Context(), of, merged(`{"status":%s}`, `{"conditions":[`+connected("False", "NoAnswer", "")+`]}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wait(t, "a node agent says that gateways are silent", func() error {
+		return status(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent)+`]}`)
+	})
 	c.policy().restore(t)
+	c.peeringsPolicy().restore(t)
 	wait(t, "a gateway sends an Event", func() error { return c.gateway.Create(t.Context(), event(firstPeering, "Peering")) })
 	c.eventPolicy().restore(t)
 	c.levelPolicy().restore(t)
@@ -119,6 +129,11 @@ func newCluster(t *testing.T) *cluster {
 		return c.node.Patch(t.Context(), own, merged("%s", `{"data":{"001":"x"}}`))
 	})
 	return c
+}
+
+// connected is the condition of that name.
+func connected(status, reason, message string) string {
+	return fmt.Sprintf(`{"type":%q,"status":%q,"reason":%q,"message":%q,"lastTransitionTime":"2026-01-01T00:00:00Z"}`, v1alpha1.ConditionConnected, status, reason, message)
 }
 
 func newPeering(name string, index int32) *v1alpha1.Peering {
@@ -169,26 +184,16 @@ func got(t *testing.T, err error) bool {
 
 // policy lets node agents write what is their own.
 func (c *cluster) policy() *defence {
-	binding := func() *admissionv1.ValidatingAdmissionPolicyBinding {
-		account, _ := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
-		return account[len(account)-1].(*admissionv1.ValidatingAdmissionPolicyBinding)
-	}
-	return &defence{
-		name: "ValidatingAdmissionPolicy of node agents",
-		remove: func(t *testing.T) {
-			if err := c.admin.Delete(t.Context(), binding()); err != nil {
-				t.Fatal(err)
-			}
-		},
-		restore: func(t *testing.T) {
-			if err := client.IgnoreAlreadyExists(c.admin.Create(t.Context(), binding())); err != nil {
-				t.Fatal(err)
-			}
-			wait(t, "the policy is in force", func() error {
-				return granted(got(t, status(t, c.node, network(secondNode), `{"message":"x"}`)))
-			})
-		},
-	}
+	return c.policyNamed(v1alpha1.NodeAgentName, "node agents", func(t *testing.T) bool {
+		return got(t, status(t, c.node, network(secondNode), `{"message":"x"}`))
+	})
+}
+
+// peeringsPolicy lets node agents say of a Peering that its gateways are silent.
+func (c *cluster) peeringsPolicy() *defence {
+	return c.policyNamed(v1alpha1.NodeAgentName+"-peerings", "what node agents say of Peerings", func(t *testing.T) bool {
+		return got(t, status(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("True", "ProbesAnswered", "")+`]}`))
+	})
 }
 
 // policyNamed is a policy that everybody has beside the permissions. Where it is in force, an attempt is not granted.
@@ -315,7 +320,7 @@ func (c *cluster) permissions(account string) *defence {
 }
 
 func (c *cluster) attacks() []attack {
-	policy, eventPolicy, levelPolicy, schemas := c.policy(), c.eventPolicy(), c.levelPolicy(), c.schemas()
+	policy, ofPeerings, eventPolicy, levelPolicy, schemas := c.policy(), c.peeringsPolicy(), c.eventPolicy(), c.levelPolicy(), c.schemas()
 	sends := func(e *corev1.Event) func(*testing.T) bool {
 		return func(t *testing.T) bool { return got(t, c.gateway.Create(t.Context(), e.DeepCopy(), client.DryRunAll)) }
 	}
@@ -369,7 +374,10 @@ func (c *cluster) attacks() []attack {
 		{nodeAgent, "stores a megabyte", schemas, writes(c.node, own, `{"message":"`+strings.Repeat("a", 1<<20)+`"}`)},
 		{nodeAgent, "reads the overlay's key", ofNode, readsSecrets(c.node)},
 		{nodeAgent, "leads a peering's packets elsewhere", ofNode, patches(c.node, ownPeering, `{"spec":{"remote":{"nodeIPs":["192.0.2.1"]}}}`)},
-		{nodeAgent, "writes a gateway's report", ofNode, writes(c.node, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},
+		{nodeAgent, "says that a peering is connected", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+connected("True", "ProbesAnswered", "")+`]}`)},
+		{nodeAgent, "says of a peering what it wants to", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, "call 555")+`]}`)},
+		{nodeAgent, "says that gateways are silent, with a token of no pod", ofPeerings, writes(c.unbound, otherPeering, `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent)+`]}`)},
+		{nodeAgent, "writes a gateway's report", ofPeerings, writes(c.node, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},
 		{gatewayAgent, "writes another gateway's report", ofGateway, writes(c.gateway, otherPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},
 		{gatewayAgent, "leads its peering's packets elsewhere", ofGateway, patches(c.gateway, ownPeering, `{"spec":{"remote":{"nodeIPs":["192.0.2.1"]}}}`)},
 		{gatewayAgent, "writes a node's report", ofGateway, writes(c.gateway, own, `{"message":"x"}`)},

@@ -260,6 +260,7 @@ var places = map[string]place{
 	"TestDefect1_05_ClocksOfNodes":                 {lane: laneEqual, part: failuresPart},
 	"TestDefect1_07_GatewayCutOff":                 {lane: laneOther, part: failuresPart},
 	"TestFailedPeerOtherwise":                      {lane: laneEqual, part: failuresPart},
+	"TestGatewaysAreDead":                          {lane: laneOther, part: failuresPart},
 	"TestKilledAfterEachWrite":                     {lane: laneEqual, part: writesPart},
 	"TestKilledAfterEachWriteOfUnpeer":             {lane: laneOther, part: writesPart},
 	"TestPlaneCutOffFromAPI":                       {lane: laneOther, part: failuresPart},

@@ -96,7 +96,37 @@ func nodeAgentWritesItsOwn(t *testing.T, ctx context.Context, c *cluster) {
 			return err
 		},
 	}
+	peerings := v1alpha1.GroupVersion.WithResource("peerings")
+	known, err := c.dynamic.Resource(peerings).List(ctx, metav1.ListOptions{})
+	if err != nil || len(known.Items) == 0 {
+		t.Fatalf("no Peering: %v", err)
+	}
+	// tell changes what a Peering says of itself.
+	tell := func(d dynamic.Interface, status, reason, message string) error {
+		patch := fmt.Sprintf(`[{"op":"replace","path":"/status/conditions/%%d/status","value":%q},{"op":"replace","path":"/status/conditions/%%[1]d/reason","value":%q},`+
+			`{"op":"replace","path":"/status/conditions/%%[1]d/message","value":%q}]`, status, reason, message)
+		conditions, _, _ := unstructured.NestedSlice(known.Items[0].Object, "status", "conditions")
+		at := slices.IndexFunc(conditions, func(c any) bool { return c.(map[string]any)["type"] == v1alpha1.ConditionConnected })
+		_, err := d.Resource(peerings).Patch(ctx, known.Items[0].GetName(), types.JSONPatchType, fmt.Appendf(nil, patch, at), metav1.PatchOptions{DryRun: dryRun}, "status")
+		return err
+	}
 	agent, unbound := client("--bound-object-kind=Pod", "--bound-object-name="+pod), client()
+	if err := tell(agent, "Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent); err != nil {
+		t.Errorf("say that gateways are silent: %v", err)
+	}
+	_, moved := agent.Resource(peerings).Patch(ctx, known.Items[0].GetName(), types.JSONPatchType,
+		[]byte(`[{"op":"replace","path":"/status/planes/0/podIP","value":"10.9.9.9"}]`), metav1.PatchOptions{DryRun: dryRun}, "status")
+	for what, err := range map[string]error{
+		"with a token of no pod": tell(unbound, "Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent),
+		"connected":              tell(agent, "True", "ProbesAnswered", "x"),
+		"not connected":          tell(agent, "False", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent),
+		"words of its own":       tell(agent, "Unknown", v1alpha1.ReasonGatewaysSilent, "call 555-0100"),
+		"another gateway":        moved,
+	} {
+		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "gateways are silent") {
+			t.Errorf("status of a Peering, %s: got %v", what, err)
+		}
+	}
 	for name, request := range requests {
 		if err := request(agent, own); err != nil {
 			t.Errorf("%s, its own node's: %v", name, err)

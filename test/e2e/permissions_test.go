@@ -25,6 +25,8 @@ var rarelyAsked = []string{
 	"node: get daemonsets.apps", "node: get namespaces", "node: get pods",
 	// Another node has claimed the same address of the overlay, or the node was made anew.
 	"node: get nodenetworks.liqonet.io", "node: delete nodenetworks.liqonet.io",
+	// All gateways of a peering are dead.
+	"node: get leases.coordination.k8s.io", "node: patch peerings.liqonet.io/status",
 }
 
 // Agents are granted what they ask for, and nothing else. What they have asked for since the

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -164,14 +165,19 @@ func checkTable(t *testing.T, ctx context.Context, a, b *cluster) {
 	views := status(t, ctx, 0, a, b)
 	table := mustLiqonet(t, ctx, "status", a.Name, b.Name).stdout
 	for _, v := range []view{viewOf(t, views, a, b), viewOf(t, views, b, a)} {
-		found := false
+		real, mapped := v.LocalPods[0].Real.String(), v.LocalPods[0].Mapped.String()
+		connected, ranges := false, real == mapped
 		for line := range strings.Lines(table) {
-			fields := strings.Fields(line)
-			found = found || len(fields) > 5 && fields[0] == v.Cluster && fields[1] == v.Peer && fields[2] == "Connected" &&
-				fields[3] == v.LocalPods[0].Real.String() && fields[4] == v.LocalPods[0].Mapped.String()
+			f := strings.Fields(line)
+			isOf := len(f) > 4 && f[0] == v.Cluster && f[1] == v.Peer
+			connected = connected || isOf && f[2] == "Connected"
+			ranges = ranges || isOf && f[2] == real && f[3] == mapped
+			if n := utf8.RuneCountInString(line); n > 81 {
+				t.Errorf("a line of %d characters: %s", n, line)
+			}
 		}
-		if !found {
-			t.Errorf("status has no line for %s and %s with its state and ranges:\n%s", v.Cluster, v.Peer, table)
+		if !connected || !ranges {
+			t.Errorf("status has no line for %s and %s with its state, or with its ranges:\n%s", v.Cluster, v.Peer, table)
 		}
 	}
 	// Named by one context, or by none: the current one is alpha's or another's.

@@ -317,6 +317,10 @@ const (
 	// ConditionConnected of a Peering is True while probes through the tunnel of at
 	// least one plane are answered.
 	ConditionConnected = "Connected"
+	// ReasonGatewaysSilent is why it is Unknown: a node agent has found that all gateways of this cluster are dead.
+	ReasonGatewaysSilent = "GatewaysSilent"
+	// MessageGatewaysSilent goes with that reason. Node agents may write no other words.
+	MessageGatewaysSilent = "no gateway of the peering renews its Lease, and a node does not reach the peer"
 	// ConditionDegraded of a Peering is True while packets pass, but not all that should.
 	// A node does not reach the peer, or a pod has an address outside of the ranges that
 	// the peering carries.

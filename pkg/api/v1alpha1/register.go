@@ -48,6 +48,8 @@ const (
 	LabelPlane = "liqonet.io/plane"
 	// LabelTemporary is on the pods of gateways that are there while others are replaced.
 	LabelTemporary = "liqonet.io/temporary"
+	// AnnotationMeasured of a gateway's Lease is a Measured, as JSON.
+	AnnotationMeasured = "liqonet.io/measured"
 	// AnnotationVersion has the version of the CLI that applied an object. On a Lease it is that of the agent that
 	// renews it, and on what runs agents that of these.
 	AnnotationVersion = "liqonet.io/version"
@@ -85,11 +87,16 @@ func NodeHistory(nodeName string) string { return HistoryPrefix + NodeLease(node
 
 // GatewayHistory is the same for the gateway of a plane.
 func GatewayHistory(peering string, plane int32) string {
-	return fmt.Sprintf("%s%s-%d", HistoryPrefix, GatewayService(peering), plane)
+	return HistoryPrefix + GatewayName(peering, plane)
 }
 
 // GatewayService names the Service that exposes the gateways of a peering.
 func GatewayService(peering string) string { return "gateway-" + peering }
+
+// GatewayName names the gateway of a plane: its Deployment, account and Lease.
+func GatewayName(peering string, plane int32) string {
+	return fmt.Sprintf("%s-%d", GatewayService(peering), plane)
+}
 
 // PlanePort names the port of a gateway in its pod, and the one of the Service that leads there.
 func PlanePort(plane int32) string { return fmt.Sprintf("plane-%d", plane) }

@@ -1,0 +1,139 @@
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/agent/watch"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// gatewaySilence is how long a gateway may not renew its Lease until it is taken for dead. Nodes begin to look
+// within as long, each at another time: the first one that finds out tells for all.
+const gatewaySilence = 3 * v1alpha1.ReportInterval
+
+// silentGateways sets a Peering's condition Connected to Unknown if all of its gateways are dead. They cannot do so themselves, and whoever
+// waits for the condition would believe what they have said last.
+type silentGateways struct {
+	client client.Client
+	// lookAfter is gatewaySilence, and something else in tests.
+	lookAfter time.Duration
+
+	mu    sync.Mutex
+	cases map[string]*silentCase
+}
+
+// silentCase is a peering that this node does not reach, while its condition says that it is connected.
+type silentCase struct {
+	due     time.Time
+	looking bool
+	// leases are the versions of the gateways' Leases, nil before the first look.
+	leases map[string]string
+}
+
+// see is told of all peerings, and which of them this node reaches. It does not wait for an API server.
+func (s *silentGateways) see(ctx context.Context, peerings []v1alpha1.Peering, reached map[string]bool, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	open := map[string]*silentCase{}
+	for i := range peerings {
+		p := &peerings[i]
+		isReached, known := reached[p.Name]
+		if !known || isReached || connectedAt(p) < 0 {
+			continue
+		}
+		c := s.cases[p.Name]
+		if c == nil {
+			c = &silentCase{due: now.Add(rand.N(s.lookAfter + 1))}
+		}
+		open[p.Name] = c
+		if !c.looking && !now.Before(c.due) {
+			c.looking = true
+			go s.look(ctx, p.DeepCopy(), c)
+		}
+	}
+	s.cases = open
+}
+
+// connectedAt is the place of the condition Connected in the list, -1 where it is missing or not True.
+func connectedAt(p *v1alpha1.Peering) int {
+	return slices.IndexFunc(p.Status.Conditions, func(c metav1.Condition) bool {
+		return c.Type == v1alpha1.ConditionConnected && c.Status == metav1.ConditionTrue
+	})
+}
+
+// look compares the Leases with those of the look before. An API server that cannot be asked is asked again.
+func (s *silentGateways) look(ctx context.Context, p *v1alpha1.Peering, c *silentCase) {
+	leases, err := s.readLeases(ctx, p)
+	s.mu.Lock()
+	before := c.leases
+	c.leases, c.looking, c.due = leases, false, time.Now().Add(s.lookAfter)
+	s.mu.Unlock()
+	if err != nil || before == nil {
+		return
+	}
+	for name, version := range leases {
+		if before[name] != version {
+			return // a gateway lives, and says what it sees
+		}
+	}
+	_ = s.tell(ctx, p) // the next look tries again
+}
+
+// readLeases returns the versions of the Leases of a Peering's gateways, empty for those that are not there.
+func (s *silentGateways) readLeases(ctx context.Context, p *v1alpha1.Peering) (map[string]string, error) {
+	out := map[string]string{}
+	for _, plane := range p.Spec.Planes {
+		name := v1alpha1.GatewayName(p.Name, plane.Index)
+		var lease coordinationv1.Lease
+		if err := s.client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name}, &lease); client.IgnoreNotFound(err) != nil {
+			return nil, err
+		}
+		out[name] = lease.ResourceVersion
+	}
+	return out, nil
+}
+
+// tell writes the condition if it is as it was seen. The agents' admission policy allows these words only.
+func (s *silentGateways) tell(ctx context.Context, p *v1alpha1.Peering) error {
+	type operation struct {
+		Op    string `json:"op"`
+		Path  string `json:"path"`
+		Value any    `json:"value"`
+	}
+	at := fmt.Sprintf("/status/conditions/%d/", connectedAt(p))
+	patch, err := json.Marshal([]operation{
+		{"test", at + "type", v1alpha1.ConditionConnected},
+		{"test", at + "status", metav1.ConditionTrue},
+		{"replace", at + "status", metav1.ConditionUnknown},
+		{"replace", at + "reason", v1alpha1.ReasonGatewaysSilent},
+		{"replace", at + "message", v1alpha1.MessageGatewaysSilent},
+		{"replace", at + "lastTransitionTime", metav1.Now()},
+	})
+	if err != nil {
+		return err
+	}
+	return s.client.Status().Patch(ctx, &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: p.Name}}, client.RawPatch(types.JSONPatchType, patch))
+}
+
+// lookForSilence looks at the peerings if there is one that this node does not reach.
+func (a *agent) lookForSilence(ctx context.Context) {
+	var peerings v1alpha1.PeeringList
+	for _, reached := range a.reached {
+		if !reached {
+			_ = a.view.List(ctx, &peerings, watch.Shared) // a cache that is not filled yet has none
+			break
+		}
+	}
+	a.silent.see(ctx, peerings.Items, a.reached, time.Now())
+}

@@ -1,0 +1,80 @@
+package node
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// A Peering whose gateways are all dead is not known to be connected, and nodes say so. They say nothing where a gateway lives, where
+// they reach the peer, and where the gateways have said it themselves.
+func TestGatewaysAreSilent(t *testing.T) {
+	for name, test := range map[string]struct {
+		lives, reached bool
+		before, want   metav1.ConditionStatus
+	}{
+		"both are dead":         {before: metav1.ConditionTrue, want: metav1.ConditionUnknown},
+		"one lives":             {lives: true, before: metav1.ConditionTrue, want: metav1.ConditionTrue},
+		"reached":               {reached: true, before: metav1.ConditionTrue, want: metav1.ConditionTrue},
+		"they have said it":     {before: metav1.ConditionFalse, want: metav1.ConditionFalse},
+		"nobody has said it":    {want: ""},
+		"said it, and it lives": {lives: true, before: metav1.ConditionFalse, want: metav1.ConditionFalse},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := runtime.NewScheme()
+				if err := v1alpha1.AddToScheme(s); err != nil {
+					t.Fatal(err)
+				}
+				if err := coordinationv1.AddToScheme(s); err != nil {
+					t.Fatal(err)
+				}
+				p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
+				p.Spec.Planes = []v1alpha1.Plane{{Index: 0}, {Index: 1}}
+				p.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionDegraded, Status: metav1.ConditionTrue, Reason: "PartlyReached"}}
+				if test.before != "" {
+					p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionConnected, Status: test.before, Reason: "ProbesAnswered"})
+				}
+				lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName("b", 1)}}
+				c := fake.NewClientBuilder().WithScheme(s).WithStatusSubresource(p).WithObjects(p, lease).Build()
+				now := func() (now v1alpha1.Peering) {
+					if err := c.Get(t.Context(), client.ObjectKeyFromObject(p), &now); err != nil {
+						t.Fatal(err)
+					}
+					return now
+				}
+				watch := silentGateways{client: c, lookAfter: gatewaySilence}
+				for begun := time.Now(); time.Since(begun) < 2*gatewaySilence+5*time.Second; time.Sleep(time.Second) {
+					watch.see(t.Context(), []v1alpha1.Peering{now()}, map[string]bool{"b": test.reached}, time.Now())
+					if test.lives {
+						lease.Spec.RenewTime = new(metav1.NowMicro())
+						if err := c.Update(t.Context(), lease); err != nil {
+							t.Fatal(err)
+						}
+					}
+					synctest.Wait()
+				}
+				var got metav1.Condition
+				for _, condition := range now().Status.Conditions {
+					if condition.Type == v1alpha1.ConditionConnected {
+						got = condition
+					}
+				}
+				if got.Status != test.want || (got.Status == metav1.ConditionUnknown) != (got.Reason == v1alpha1.ReasonGatewaysSilent) {
+					t.Errorf("got %+v", got)
+				}
+				if degraded := now().Status.Conditions[0]; degraded.Reason != "PartlyReached" {
+					t.Errorf("another condition was changed: %+v", degraded)
+				}
+			})
+		})
+	}
+}

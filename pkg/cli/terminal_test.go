@@ -1,0 +1,282 @@
+package cli
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// terminal runs a command line in a process of its own, on a terminal that is so wide, and returns what stands there in the end, and what was sent
+// to it. With 0 columns the output is no terminal.
+func terminal(t *testing.T, columns int, file string, env []string, args ...string) (code int, screen, raw string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
+	cmd.Env = append([]string{commandEnv + "=1", "HOME=" + t.TempDir(), "KUBECONFIG=" + file, "TERM=xterm-256color"}, env...)
+	var out bytes.Buffer
+	if columns == 0 {
+		cmd.Stdout, cmd.Stderr = &out, &out
+		err := cmd.Run()
+		return exitCode(t, err), out.String(), out.String()
+	}
+	master, slave := openTerminal(t, columns)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	_ = slave.Close() // so that reading ends when the process does
+	_, _ = io.Copy(&out, master)
+	code = exitCode(t, cmd.Wait())
+	return code, shown(out.String()), out.String()
+}
+
+func exitCode(t *testing.T, err error) int {
+	t.Helper()
+	if e := (*exec.ExitError)(nil); errors.As(err, &e) {
+		return e.ExitCode()
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	return 0
+}
+
+// openTerminal makes a terminal. See pty(7) and ptmx(4).
+func openTerminal(t *testing.T, columns int) (master, slave *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = master.Close() })
+	fd := int(master.Fd())
+	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	err = cmp.Or(err, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0), unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 50, Col: uint16(columns)}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	slave, err = os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return master, slave
+}
+
+// control is what moves the cursor, clears, or colours.
+var control = regexp.MustCompile(`^\x1b\[([0-9;?]*)([A-Za-z])`)
+
+// shown is what stands on a terminal after all that was sent to it.
+func shown(raw string) string {
+	lines, row, col := [][]rune{nil}, 0, 0
+	for len(raw) > 0 {
+		if m := control.FindStringSubmatch(raw); m != nil {
+			raw = raw[len(m[0]):]
+			n, _ := strconv.Atoi(m[1])
+			switch m[2] {
+			case "A":
+				row = max(row-max(n, 1), 0)
+			case "G":
+				col = max(n, 1) - 1
+			case "H":
+				row, col = 0, 0
+			case "K":
+				switch {
+				case n == 2:
+					lines[row] = nil
+				case col < len(lines[row]):
+					lines[row] = lines[row][:col]
+				}
+			case "J":
+				lines = lines[:row+1]
+				lines[row] = lines[row][:min(col, len(lines[row]))]
+			}
+			continue
+		}
+		r, size := utf8.DecodeRuneInString(raw)
+		raw = raw[size:]
+		switch r {
+		case '\r':
+			col = 0
+		case '\n':
+			if row++; row == len(lines) {
+				lines = append(lines, nil)
+			}
+			col = 0
+		default:
+			for len(lines[row]) <= col {
+				lines[row] = append(lines[row], ' ')
+			}
+			lines[row][col] = r
+			col++
+		}
+	}
+	var out []string
+	for _, l := range lines {
+		out = append(out, strings.TrimRight(string(l), " "))
+	}
+	return strings.TrimRight(strings.Join(out, "\n"), "\n") + "\n"
+}
+
+// Colours and cursors leave what a person sees.
+func TestShown(t *testing.T) {
+	for raw, want := range map[string]string{
+		"a\r\nb\r\n": "a\nb\n",
+		"⠋ wait\r\x1b[2K\x1b[32m✓\x1b[0m done\r\n": "✓ done\n",
+		"one\r\ntwo\r\n\x1b[Hx\x1b[K\r\n\x1b[J":    "x\n",
+	} {
+		if got := shown(raw); got != want {
+			t.Errorf("%q: got %q, want %q", raw, got, want)
+		}
+	}
+}
+
+// varies is what is different each time that a command runs.
+var varies = []struct {
+	what *regexp.Regexp
+	with string
+}{
+	{regexp.MustCompile(`\d+\.\d s\b`), "N.N s"},
+	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z`), "0000-00-00 00:00:00.000Z"},
+	{regexp.MustCompile(`127\.0\.0\.1:\d{4,5}`), "127.0.0.1:NNNNN"},
+	{regexp.MustCompile(`/\S*/kubeconfig`), "KUBECONFIG"},
+}
+
+// command is a line that can be copied as it is, and may be longer than a terminal is wide.
+var copied = regexp.MustCompile("^ *[^ ]*`?kubectl [^`]*`?[.;)]?$")
+
+// TestTerminal: no command prints longer lines than a terminal is wide, nor colours where the user wants none. What it
+// prints is in files, so that a change of it is seen.
+func TestTerminal(t *testing.T) {
+	kit.NotShort(t)
+	for _, mode := range []struct {
+		name    string
+		columns int
+		env     []string
+	}{{"80", 80, nil}, {"200", 200, nil}, {"80-no-color", 80, []string{"NO_COLOR=1"}}, {"piped", 0, nil}} {
+		t.Run(mode.name, func(t *testing.T) {
+			t.Parallel()
+			var contexts []string
+			for i, name := range []string{"cluster-a", "cluster-b"} {
+				s, err := fakeapi.New(fakeapi.Objects(fmt.Sprintf("%08d-id-of-%s", i, name), name+"-1", fmt.Sprintf("172.18.%d.11", i+1), "10.244.0.0/16")...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(s.Close)
+				contexts = append(contexts, name+"="+s.URL)
+			}
+			file := kubeconfig(t, filepath.Join(t.TempDir(), "kubeconfig"), append(contexts, "nobody=https://127.0.0.1:1")...)
+			var all strings.Builder
+			for _, line := range []struct {
+				command string
+				code    int
+			}{
+				{"--help", 0},
+				{"peer --help", 0},
+				{"unpeer --help", 0},
+				{"upgrade --help", 0},
+				{"rotate-keys --help", 0},
+				{"status --help", 0},
+				{"graph --help", 0},
+				{"map --help", 0},
+				{"expose-host --help", 0},
+				{"log-level --help", 0},
+				{"version --help", 0},
+				{"status cluster-a cluster-b", 0},
+				{"graph cluster-a", 0},
+				{"peer cluster-a cluster-b --dry-run", 0},
+				{"peer cluster-a cluster-b", 0},
+				{"peer cluster-a cluster-b", 0},
+				{"status cluster-a cluster-b", 0},
+				{"status cluster-a cluster-b -o wide", 0},
+				{"status cluster-a nobody", 3},
+				{"status cluster-a cluster-b --history", 0},
+				{"status cluster-a -o custom-columns=PEER:.peer,MTU:.planes[0].mtu", 0},
+				{"status cluster-a -o name", 0},
+				{"graph cluster-a cluster-b", 0},
+				{"graph cluster-a cluster-b -o dot", 0},
+				{"graph cluster-a cluster-b -o mermaid", 0},
+				{"map cluster-a cluster-b 10.244.1.7", 0},
+				{"upgrade cluster-a cluster-b --dry-run", 0},
+				{"peer cluster-a", 2},
+				{"peer cluster-a cluster-x", 2},
+				{"peer cluster-a nobody", 3},
+				{"status -o xml", 2},
+				{"unpeer cluster-a cluster-b", 0},
+				{"unpeer cluster-a cluster-b", 0},
+			} {
+				code, screen, raw := terminal(t, mode.columns, file, mode.env, strings.Fields(line.command)...)
+				if code != line.code {
+					t.Errorf("%s: exit code %d, not %d", line.command, code, line.code)
+				}
+				if strings.Contains(raw, "\x1b[") && mode.columns == 0 || regexp.MustCompile(`\x1b\[[0-9;]*m`).MatchString(strings.ReplaceAll(raw, "\x1b[0m", "")) && len(mode.env) > 0 {
+					t.Errorf("%s: colours: %q", line.command, raw)
+				}
+				for _, v := range varies {
+					screen = v.what.ReplaceAllString(screen, v.with)
+				}
+				for l := range strings.Lines(screen) {
+					l = strings.TrimSuffix(l, "\n")
+					wide := strings.Contains(line.command, "wide") && mode.columns == 80 // who asks for it has the room
+					if n := utf8.RuneCountInString(l); mode.columns > 0 && n > mode.columns && !wide && !copied.MatchString(l) {
+						t.Errorf("%s: a line of %d characters: %s", line.command, n, l)
+					}
+				}
+				fmt.Fprintf(&all, "$ kubectl liqonet %s\n%s\n", line.command, screen)
+			}
+			golden(t, "terminal-"+mode.name+".txt", all.String())
+		})
+	}
+}
+
+// Words that do not fit begin a line, but what can be copied stays in one.
+func TestWrap(t *testing.T) {
+	for _, tt := range []struct{ in, want string }{
+		{"short\n", "short\n"},
+		{"one two three four five six\n", "one two three four\n  five six\n"},
+		{"  one two three four five\n", "  one two three four\n    five\n"},
+		{"see (kubectl get pods -n liqonet-system), please\n", "see\n  (kubectl get pods -n liqonet-system),\n  please\n"},
+		{"no end of line, and long", "no end of line, and\n  long"},
+		{"averyveryverylongwordthatdoesnotfit\n", "averyveryverylongwordthatdoesnotfit\n"},
+	} {
+		if got := wrap(tt.in, 20); got != tt.want {
+			t.Errorf("%q: got %q, want %q", tt.in, got, tt.want)
+		}
+		if got := wrap(tt.in, 0); got != tt.in {
+			t.Errorf("not to a terminal: %q", got)
+		}
+	}
+}
+
+// The longest cells are shortened in their middle, sentences go on below, and no more than has to be.
+func TestFit(t *testing.T) {
+	head := []string{"CLUSTER", "STATE"}
+	const long = "arn:aws:eks:eu-central-1:123456789012:cluster/one"
+	for _, tt := range []struct {
+		columns int
+		rows    [][]string
+		want    string
+	}{
+		{32, [][]string{{long, "Connected"}, {"short", "Degraded"}}, "[[arn:aws:ek…uster/one Connected] [short Degraded]]"},
+		{0, [][]string{{long, "Connected"}}, "[[" + long + " Connected]]"},
+		{5, [][]string{{"cluster-a", "Connected"}}, "[[cluster-a Connected]]"},
+		{40, [][]string{{"cluster-a", "packets pass from all nodes by both planes"}}, "[[cluster-a packets pass from all nodes] [ by both planes]]"},
+		{40, [][]string{{"a-cluster-of-long-name", "packets pass from all nodes by both planes"}}, "[[a-cl…name packets pass from all nodes] [ by both planes]]"},
+	} {
+		if got := fmt.Sprint(fit(head, tt.rows, tt.columns)); got != tt.want {
+			t.Errorf("%d columns: got %s, want %s", tt.columns, got, tt.want)
+		}
+	}
+}

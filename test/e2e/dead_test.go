@@ -1,0 +1,69 @@
+package e2e
+
+import (
+	"errors"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// Where all gateways of a cluster are dead, neither `kubectl wait` nor status believes what they have said last. It is as before
+// when they are back.
+func TestGatewaysAreDead(t *testing.T) {
+	a, b := fx.gamma, fx.delta
+	ctx := begin(t)
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
+	wait := func(timeout string) error {
+		_, err := a.Run(ctx, "", "wait", "--for=condition=Connected", "peering/"+b.Name, "--timeout="+timeout)
+		return err
+	}
+	if err := wait("20s"); err != nil {
+		t.Fatal(err)
+	}
+	gateways := a.agents(t, "gateway")
+	if len(gateways) != 2 {
+		t.Fatalf("%s has gateways %v", a.Name, gateways)
+	}
+	signal := func(s syscall.Signal) (err error) {
+		for _, g := range gateways {
+			err = errors.Join(err, syscall.Kill(g.pid, s))
+		}
+		return err
+	}
+	defer func() { _ = signal(syscall.SIGCONT) }()
+	if err := signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stopped := time.Now()
+	eventually(t, ctx, 20*time.Second, "status of dead gateways", func() string {
+		r := liqonet(t, ctx, "", "status", a.Name)
+		if r.code != 7 || !strings.Contains(r.stdout, "Unknown") {
+			return r.stdout
+		}
+		return ""
+	})
+	t.Logf("status says so %.1f s after they were stopped", time.Since(stopped).Seconds())
+	eventually(t, ctx, 45*time.Second, "the condition Connected", func() string {
+		reason, err := a.Run(ctx, "", "get", "peering", b.Name, "-o", `jsonpath={.status.conditions[?(@.type=="Connected")].reason}`)
+		if err != nil || reason != v1alpha1.ReasonGatewaysSilent {
+			return reason
+		}
+		return ""
+	})
+	t.Logf("the condition says so %.1f s after they were stopped", time.Since(stopped).Seconds())
+	if err := wait("1s"); err == nil {
+		t.Error("kubectl wait takes dead gateways for connected")
+	}
+	if err := signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if err := wait("20s"); err != nil {
+		t.Error(err)
+	}
+	checkMended(t, ctx, a, b)
+	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+	checkNothingLeft(t, ctx)
+}
