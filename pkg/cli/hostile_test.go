@@ -48,10 +48,16 @@ func TestHostilePeeringsAreShown(t *testing.T) {
 				(&output{format}).printViews(&out, views)
 			})
 			schema.NoControl(t, format, out.String())
-			// A row for each gateway below the head, and at most a line for each message.
-			rows := 1 + 1 + len(bad.Spec.Planes)
-			if n := strings.Count(out.String(), "\n"); n < rows || n > rows+2 || !strings.Contains(out.String(), "good") {
-				t.Errorf("%d lines instead of %d, and 2 at most:\n%s", n, rows, out.String())
+			// A row for each gateway below the head. Then at most one for each range and condition, and a line for each message and hint,
+			// all with a head or an empty line. -o wide shows gateways twice, and conditions in a table of their own.
+			gateways, conditions := 1+max(len(bad.Spec.Planes), 1), len(bad.Status.Conditions)
+			least := 1 + gateways
+			most := least + 2 + len(bad.Spec.Local.Pods) + 1 + 2 + conditions
+			if format == "wide" {
+				most += 2 + gateways + 2 + conditions
+			}
+			if n := strings.Count(out.String(), "\n"); n < least || n > most || !strings.Contains(out.String(), "good") {
+				t.Errorf("%d lines instead of %d to %d:\n%s", n, least, most, out.String())
 			}
 		}
 		if err := client.IgnoreNotFound(api.Client.Delete(t.Context(), &bad)); err != nil {

@@ -174,8 +174,8 @@ func TestUpgradeOrder(t *testing.T) {
 		"*v1.ConfigMap liqonet-system/history-gateway-b-0", "*v1.ConfigMap liqonet-system/history-gateway-b-1",
 		"*v1.Role default/liqonet-gateway-b-0", "*v1.Role default/liqonet-gateway-b-1",
 		"*v1.RoleBinding default/liqonet-gateway-b-0", "*v1.RoleBinding default/liqonet-gateway-b-1",
-		"*v1.ValidatingAdmissionPolicy /liqonet-gateway", "*v1.ValidatingAdmissionPolicy /liqonet-level",
-		"*v1.ValidatingAdmissionPolicyBinding /liqonet-gateway", "*v1.ValidatingAdmissionPolicyBinding /liqonet-level",
+		"*v1.ValidatingAdmissionPolicy /liqonet-gateway", "*v1.ValidatingAdmissionPolicy /liqonet-level", "*v1.ValidatingAdmissionPolicy /liqonet-node-peerings",
+		"*v1.ValidatingAdmissionPolicyBinding /liqonet-gateway", "*v1.ValidatingAdmissionPolicyBinding /liqonet-level", "*v1.ValidatingAdmissionPolicyBinding /liqonet-node-peerings",
 	}
 	slices.Sort(gone)
 	if diff := cmp.Diff(want, gone); diff != "" {
