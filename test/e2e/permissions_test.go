@@ -26,7 +26,7 @@ var rarelyAsked = []string{
 	// Another node has claimed the same address of the overlay, or the node was made anew.
 	"node: get nodenetworks.liqonet.io", "node: delete nodenetworks.liqonet.io",
 	// All gateways of a peering are dead.
-	"node: get leases.coordination.k8s.io", "node: patch peerings.liqonet.io/status",
+	"node: get leases.coordination.k8s.io", "node: patch peerings/status.liqonet.io",
 }
 
 // Agents are granted what they ask for, and nothing else. What they have asked for since the
