@@ -126,7 +126,6 @@ func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
 // noteCondition notes a condition of the peering whose status is another one than before. before is nil if
 // there was none: that the peering was fine then is no news.
 func (n *noted) noteCondition(before *metav1.Condition, now metav1.Condition) {
-	bad := (now.Type == v1alpha1.ConditionDegraded) == (now.Status == metav1.ConditionTrue)
 	from, event := "", now.Type
 	switch {
 	case before == nil && now.Status != metav1.ConditionTrue, before != nil && before.Status == now.Status:
@@ -139,5 +138,5 @@ func (n *noted) noteCondition(before *metav1.Condition, now metav1.Condition) {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.note(now.Type, from, string(now.Status), now.Message, event, bad, false)
+	n.note(now.Type, from, string(now.Status), now.Message, event, !v1alpha1.Well(now), false)
 }

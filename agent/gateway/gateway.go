@@ -150,7 +150,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: a.manager(), Measured: a.measures.Load}
+	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: a.manager(), Measured: a.inLease.Load}
 	l := loop.Loop[status]{
 		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health, Reconciled: shown.Reconciled,
 		Report: loop.Reporter[status]{Interval: v1alpha1.ReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: func(ctx context.Context) error {
@@ -274,9 +274,9 @@ type agent struct {
 	metrics *metrics.Agent
 	// shown is what of the last look is for metrics, nodes what nodes do with this gateway.
 	shown atomic.Pointer[metrics.Plane]
-	// measures is what of it is measures with the Lease.
-	measures atomic.Pointer[v1alpha1.Measured]
-	nodes    map[string]int
+	nodes map[string]int
+	// inLease is what of the last look the Lease tells.
+	inLease atomic.Pointer[v1alpha1.Measured]
 }
 
 // Look measures the tunnel, more often than it is probed while it does not work, and repairs it.

@@ -76,7 +76,7 @@ func (a *agent) Status(problem string) (status, bool) {
 		a.noted.see(s.peering, s.plane, state, why)
 	}
 	a.show(s.plane)
-	a.measures.Store(&v1alpha1.Measured{JitterMicroseconds: a.probes.Jitter.Microseconds(), SentBytes: a.tunnel.TxBytes, ReceivedBytes: a.tunnel.RxBytes})
+	a.inLease.Store(&v1alpha1.Measured{JitterMicroseconds: a.probes.Jitter.Microseconds(), SentBytes: a.tunnel.TxBytes, ReceivedBytes: a.tunnel.RxBytes})
 	// The lowest plane that packets pass by writes them, or else the lowest one.
 	alive := a.planesAlive(s.plane)
 	planes := a.peering.Spec.Planes

@@ -126,7 +126,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	a := &agent{
 		Config: cfg, kernel: kernel, own: own, node: node, manager: manager(node), kept: own.Status.Gateways, view: &watch.View{Client: c},
 		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys, active: map[string]int32{}}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
-		choices: map[string]*failover.Choice{}, wake: notify.NewSignal(), silent: silentGateways{client: c, lookAfter: gatewaySilence},
+		choices: map[string]*failover.Choice{}, wake: notify.NewSignal(), silent: silentGateways{client: c, log: cfg.Log},
 	}
 	for _, g := range own.Status.Gateways {
 		if g.Active {

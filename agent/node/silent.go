@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -26,8 +28,7 @@ const gatewaySilence = 3 * v1alpha1.ReportInterval
 // waits for the condition would believe what they have said last.
 type silentGateways struct {
 	client client.Client
-	// lookAfter is gatewaySilence, and something else in tests.
-	lookAfter time.Duration
+	log    *slog.Logger
 
 	mu    sync.Mutex
 	cases map[string]*silentCase
@@ -42,10 +43,10 @@ type silentCase struct {
 }
 
 // see is told of all peerings, and which of them this node reaches. It does not wait for an API server.
-func (s *silentGateways) see(ctx context.Context, peerings []v1alpha1.Peering, reached map[string]bool, now time.Time) {
+func (s *silentGateways) see(ctx context.Context, peerings []v1alpha1.Peering, reached map[string]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	open := map[string]*silentCase{}
+	now, open := time.Now(), map[string]*silentCase{}
 	for i := range peerings {
 		p := &peerings[i]
 		isReached, known := reached[p.Name]
@@ -54,12 +55,16 @@ func (s *silentGateways) see(ctx context.Context, peerings []v1alpha1.Peering, r
 		}
 		c := s.cases[p.Name]
 		if c == nil {
-			c = &silentCase{due: now.Add(rand.N(s.lookAfter + 1))}
+			c = &silentCase{due: now.Add(rand.N(gatewaySilence))}
 		}
 		open[p.Name] = c
 		if !c.looking && !now.Before(c.due) {
 			c.looking = true
-			go s.look(ctx, p.DeepCopy(), c)
+			go func() {
+				if err := s.look(ctx, p.DeepCopy(), c); err != nil {
+					s.log.Debug("cannot find out whether gateways are dead", "peering", p.Name, "error", err)
+				}
+			}()
 		}
 	}
 	s.cases = open
@@ -72,22 +77,19 @@ func connectedAt(p *v1alpha1.Peering) int {
 	})
 }
 
-// look compares the Leases with those of the look before. An API server that cannot be asked is asked again.
-func (s *silentGateways) look(ctx context.Context, p *v1alpha1.Peering, c *silentCase) {
+// look compares the Leases with those of the look before, and tells if none has changed. The next look tries again what fails.
+func (s *silentGateways) look(ctx context.Context, p *v1alpha1.Peering, c *silentCase) error {
+	ctx, cancel := context.WithTimeout(ctx, gatewaySilence)
+	defer cancel()
 	leases, err := s.readLeases(ctx, p)
 	s.mu.Lock()
 	before := c.leases
-	c.leases, c.looking, c.due = leases, false, time.Now().Add(s.lookAfter)
+	c.leases, c.looking, c.due = leases, false, time.Now().Add(gatewaySilence)
 	s.mu.Unlock()
-	if err != nil || before == nil {
-		return
+	if err != nil || before == nil || !maps.Equal(before, leases) { // otherwise a gateway lives, and says what it sees
+		return err
 	}
-	for name, version := range leases {
-		if before[name] != version {
-			return // a gateway lives, and says what it sees
-		}
-	}
-	_ = s.tell(ctx, p) // the next look tries again
+	return s.tell(ctx, p)
 }
 
 // readLeases returns the versions of the Leases of a Peering's gateways, empty for those that are not there.
@@ -129,11 +131,10 @@ func (s *silentGateways) tell(ctx context.Context, p *v1alpha1.Peering) error {
 // lookForSilence looks at the peerings if there is one that this node does not reach.
 func (a *agent) lookForSilence(ctx context.Context) {
 	var peerings v1alpha1.PeeringList
-	for _, reached := range a.reached {
-		if !reached {
-			_ = a.view.List(ctx, &peerings, watch.Shared) // a cache that is not filled yet has none
-			break
+	if slices.Contains(slices.Collect(maps.Values(a.reached)), false) {
+		if err := a.view.List(ctx, &peerings, watch.Shared); err != nil {
+			return // Reconcile reads the same, and says so
 		}
 	}
-	a.silent.see(ctx, peerings.Items, a.reached, time.Now())
+	a.silent.see(ctx, peerings.Items, a.reached)
 }

@@ -42,10 +42,15 @@ const identifyTimeout = 10 * time.Second
 // clusters connects to all clusters that were named, and identifies them.
 func (g *globals) clusters(ctx context.Context, refs ...string) ([]*peering.Cluster, error) {
 	out, errs, err := g.identify(ctx, refs)
-	if errors.Is(context.Cause(ctx), errInterrupted) { // not what the requests that were under way say of it
-		return nil, &failure.Error{Kind: failure.NotReady, Doing: "ask the clusters who they are", Err: errInterrupted, Hint: "run the command again"}
+	return out, cmp.Or(append([]error{interrupted(ctx, "ask the clusters who they are")}, append(errs, err)...)...)
+}
+
+// interrupted says so where the user has interrupted a command, and not what the requests that were under way say of it.
+func interrupted(ctx context.Context, doing string) error {
+	if !errors.Is(context.Cause(ctx), errInterrupted) {
+		return nil
 	}
-	return out, cmp.Or(append(errs, err)...)
+	return &failure.Error{Kind: failure.NotReady, Doing: doing, Err: errInterrupted, Hint: "run the command again"}
 }
 
 // identify finds the kubeconfig entries of all clusters that were named, and asks the

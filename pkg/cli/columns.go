@@ -7,6 +7,7 @@ import (
 	"io"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/util/jsonpath"
 )
 
@@ -14,7 +15,10 @@ import (
 const customColumns = "custom-columns="
 
 // listing is a document that is a list: each of its items is a row.
-type listing interface{ items() any }
+type listing interface {
+	runtime.Object
+	items() any
+}
 
 // column is one of -o custom-columns.
 type column struct {
@@ -39,16 +43,12 @@ func parseColumns(spec string) (out []column, err error) {
 }
 
 // printColumns prints a row for each item of a document.
-func (o *output) printColumns(w io.Writer, document any) error {
+func (o *output) printColumns(w io.Writer, document listing) error {
 	cols, err := parseColumns(strings.TrimPrefix(o.format, customColumns))
 	if err != nil {
 		return err
 	}
-	var list any = []any{document}
-	if l, isListing := document.(listing); isListing {
-		list = l.items()
-	}
-	raw, err := json.Marshal(list)
+	raw, err := json.Marshal(document.items())
 	if err != nil {
 		return err
 	}

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
 )
@@ -60,11 +59,11 @@ func (o *output) printer() (printers.ResourcePrinter, error) {
 
 // print prints a document for programs, or the names of the objects that it is about, as
 // KIND.GROUP/NAME.
-func (o *output) print(w io.Writer, document runtime.Object, names []string) error {
-	var raw strings.Builder
+func (o *output) print(w io.Writer, document listing, names []string) error {
 	if strings.HasPrefix(o.format, customColumns) {
 		return o.printColumns(w, document)
 	}
+	var raw strings.Builder
 	if o.format == "name" {
 		raw.WriteString(strings.Join(append(names, ""), "\n"))
 	} else {
@@ -91,6 +90,9 @@ func documentType(kind string) metav1.TypeMeta {
 // printTable prints rows under a head. Columns whose name begins with "+" are those of
 // -o wide.
 func (o *output) printTable(w io.Writer, head []string, rows [][]any) {
+	if len(rows) == 0 {
+		return
+	}
 	var names []string
 	shown := make([][]string, len(rows))
 	for i, name := range head {
@@ -102,9 +104,6 @@ func (o *output) printTable(w io.Writer, head []string, rows [][]any) {
 		for k, cells := range rows {
 			shown[k] = append(shown[k], fmt.Sprint(printable(cells[i])))
 		}
-	}
-	if len(rows) == 0 {
-		return
 	}
 	if !o.wide() {
 		shown = fit(names, shown, columns(w))

@@ -22,6 +22,8 @@ type planDocument struct {
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *planDocument) DeepCopyObject() runtime.Object { return d }
 
+func (d *planDocument) items() any { return d.Plans }
+
 // changedObjects are the names of those that would be made, changed or deleted.
 func changedObjects(plans []*plan.Plan) (out []string) {
 	for _, p := range plans {

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bufio"
 	"cmp"
 	"context"
 	"errors"
@@ -67,7 +66,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	klog.SetLogger(logr.Discard())
 	ctrllog.SetLogger(logr.Discard())
 
-	out := page{bufio.NewWriter(streams.Out), columns(streams.Out)} // it keeps the first error of all that is written
+	out := newPage(streams.Out, streams.Out) // it keeps the first error of all that is written
 	root := NewCommand(Streams{Out: out, Err: streams.Err})
 	root.SetArgs(args)
 	started := false

@@ -1,28 +1,20 @@
 package cli
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/duration"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/failure"
-	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
@@ -132,10 +124,7 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 		s.doc.Peerings = append(s.doc.Peerings, views[i]...)
 	}
 	if len(s.clusters) == 0 {
-		if errors.Is(context.Cause(ctx), errInterrupted) { // not what the requests that were under way say of it
-			return nil, &failure.Error{Kind: failure.NotReady, Doing: "read the clusters", Err: errInterrupted, Hint: "run the command again"}
-		}
-		return nil, s.unread[0]
+		return nil, cmp.Or(interrupted(ctx, "read the clusters"), s.unread[0])
 	}
 	if implicit {
 		others, errs := inParallel(s.doc.Peerings, func(v peering.View) (otherSide, error) {
@@ -202,85 +191,6 @@ func (s *statusRead) warn(t text, unread []error) {
 	}
 }
 
-// watchPause is that between two looks.
-const watchPause = 2 * time.Second
-
-// watchStatus shows the status again and again, until it is interrupted. It fails if the first look does: later, a cluster that does not
-// answer may answer again.
-func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Duration, out *output) error {
-	width, before := columns(g.streams.Out), ""
-	for first := true; ; first = false {
-		var shown bytes.Buffer
-		w := page{bufio.NewWriter(&shown), width}
-		state := ""
-		err := within(cmd, timeout, func(ctx context.Context) error {
-			s, err := g.readStatus(ctx, refs)
-			if err != nil {
-				return err
-			}
-			state = s.state()
-			if out.forPeople() {
-				defer s.warn(text{w}, s.unread)
-			}
-			return out.printStatus(w, s.doc, s.clusters)
-		})
-		switch {
-		case cmd.Context().Err() != nil:
-			return nil
-		case err != nil && first:
-			return err
-		case err != nil:
-			state = err.Error()
-			if out.forPeople() {
-				text{w}.printf("Error: %s\n", explain(err, "  "))
-			}
-		}
-		_ = w.Flush() // to memory
-		err = nil
-		if width > 0 && out.forPeople() {
-			err = g.write(redrawn(shown.String()))
-		} else if state != before {
-			err = g.write(shown.String())
-		}
-		if err != nil {
-			return err
-		}
-		before = state
-		select {
-		case <-cmd.Context().Done():
-			return nil
-		case <-time.After(watchPause):
-		}
-	}
-}
-
-// write writes at once, and returns the error of the writer.
-func (g *globals) write(s string) error {
-	_, err := io.WriteString(g.streams.Out, s)
-	if f, isBuffered := g.streams.Out.(interface{ Flush() error }); isBuffered {
-		err = f.Flush()
-	}
-	return err
-}
-
-// redrawn is a text in the place of the one before: each line is written over, and what is below is cleared.
-func redrawn(s string) string {
-	const home, clearLine, clearBelow = "\x1b[H", "\x1b[K\n", "\x1b[J"
-	return home + strings.ReplaceAll(s, "\n", clearLine) + clearBelow
-}
-
-// state is what has to change until a watch is printed again where it is not drawn.
-func (s *statusRead) state() string {
-	var out []string
-	for _, v := range s.doc.Peerings {
-		out = append(out, v.Cluster, v.Peer, string(v.State), v.Message, fmt.Sprint(v.NodesReady, v.NodesTotal))
-		for _, p := range v.Planes {
-			out = append(out, fmt.Sprint(p.Index, p.Connected))
-		}
-	}
-	return strings.Join(append(out, s.doc.Errors...), "\n")
-}
-
 // otherSide is the peer's view of a peering, and the peer with its ID if it was asked.
 type otherSide struct {
 	views   []peering.View
@@ -317,113 +227,4 @@ func (o *output) printStatus(w io.Writer, doc *statusDocument, clusters []*peeri
 	}
 	o.printViews(w, doc.Peerings)
 	return nil
-}
-
-// printViews prints a row for each gateway, the ranges that are translated, and then what is not well.
-func (o *output) printViews(w io.Writer, views []peering.View) {
-	var planes, tunnels, conditions [][]any
-	var translated []peering.View
-	for _, v := range views {
-		for _, p := range v.Planes {
-			plane := strconv.Itoa(int(p.Index))
-			if !p.Connected {
-				plane += " down"
-			}
-			loss := "-"
-			if p.RTT != nil {
-				loss = fmt.Sprintf("%d%%", p.LossPercent)
-			}
-			planes = append(planes, []any{
-				v.Cluster, v.Peer, v.State, fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal), plane, inMilliseconds(p.RTT), loss,
-				inMilliseconds(p.Jitter), age(p.HandshakeAge), inBytes(p.SentBytes), inBytes(p.ReceivedBytes), number(p.MTU),
-			})
-			tunnels = append(tunnels, []any{
-				v.Cluster, v.Peer, p.Index, p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), v.Overlay + "/" + p.Backend, age(p.KeyAge), age(p.PresharedKeyAge),
-				cmp.Or(p.Version, "-"), cmp.Or(versionsOf(v.Nodes), "-"),
-			})
-		}
-		if len(v.Planes) == 0 {
-			planes = append(planes, []any{v.Cluster, v.Peer, v.State, "-", "-", "-", "-", "-", "-", "-", "-", "-"})
-		}
-		for _, c := range v.Conditions {
-			conditions = append(conditions, []any{v.Cluster, v.Peer, c.Type, c.Status, c.Reason, c.Message})
-		}
-		if slices.ContainsFunc(v.LocalPods, func(m ipam.Mapping) bool { return m.Real != m.Mapped }) {
-			translated = append(translated, v)
-		}
-	}
-	o.printTable(w, []string{"cluster", "peer", "state", "nodes", "plane", "rtt", "loss", "+jitter", "+handshake", "+sent", "+received", "+mtu"}, planes)
-	if o.wide() {
-		text{w}.printf("\n")
-		o.printTable(w, []string{"cluster", "peer", "plane", "role", "gateway node", "endpoint", "via", "key age", "psk age", "gateway agent", "node agents"}, tunnels)
-	}
-	if o.wide() && len(conditions) > 0 {
-		text{w}.printf("\n")
-		o.printTable(w, []string{"cluster", "peer", "condition", "status", "reason", "message"}, conditions)
-	}
-	if len(translated) > 0 {
-		text{w}.printf("\n")
-		o.printRanges(w, translated...)
-	}
-	sorted := slices.SortedStableFunc(slices.Values(views), func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
-	empty := "\n"
-	for _, v := range sorted {
-		amiss := slices.DeleteFunc(slices.Clone(v.Conditions), func(c peering.ConditionView) bool { return c.Hint == "" })
-		message := v.Message
-		if message == "" && len(amiss) > 0 {
-			message = amiss[0].Message
-		}
-		if message == "" {
-			continue
-		}
-		text{w}.printf("%s%s → %s: %s\n", lines(empty), v.Cluster, v.Peer, message)
-		empty = ""
-		for _, c := range amiss {
-			text{w}.printf("  %s: %s\n", c.Reason, c.Hint)
-		}
-	}
-}
-
-// versionsOf are the versions of the nodes' agents.
-func versionsOf(nodes []peering.NodeView) string {
-	versions := sets.New[string]()
-	for _, n := range nodes {
-		if n.Version != "" {
-			versions.Insert(n.Version)
-		}
-	}
-	return strings.Join(sets.List(versions), ",")
-}
-
-func inMilliseconds(ms *float64) string {
-	if ms == nil {
-		return "-"
-	}
-	return fmt.Sprintf("%.2f ms", *ms)
-}
-
-func age(seconds *int64) string {
-	if seconds == nil {
-		return "-"
-	}
-	return duration.HumanDuration(time.Duration(*seconds) * time.Second)
-}
-
-func inBytes(n *int64) string {
-	if n == nil {
-		return "-"
-	}
-	value, unit := float64(*n), 0
-	units := []string{"B", "kB", "MB", "GB", "TB", "PB"}
-	for ; value >= 999.5 && unit < len(units)-1; unit++ {
-		value /= 1000
-	}
-	return fmt.Sprintf("%.3g %s", value, units[unit])
-}
-
-func number(n int) string {
-	if n == 0 {
-		return "-"
-	}
-	return strconv.Itoa(n)
 }

@@ -275,8 +275,16 @@ func TestStatusIsWatched(t *testing.T) {
 
 // A drawn table takes the place of the one before.
 func TestRedrawn(t *testing.T) {
-	if got := shown(redrawn("one\ntwo, which is longer\nthree\n") + redrawn("1\n2\n")); got != "1\n2\n" {
+	draw := func(s string) string { return redrawn(s, 30, 5) }
+	if got := shown(draw("one\ntwo, which is longer\nthree\n") + draw("1\n2\n")); got != "1\n2\n" {
 		t.Errorf("got %q", got)
+	}
+	// With the line that the cursor is on, there are five.
+	if got := shown(draw("1\n2\n3\n4\n")); got != "1\n2\n3\n…\n" {
+		t.Errorf("got %q", got)
+	}
+	if got := shown(draw("1\n" + strings.Repeat("x", 61) + "\n")); got != "1\n…\n" {
+		t.Errorf("a line of three: got %q", got)
 	}
 }
 

@@ -12,24 +12,35 @@ import (
 	"golang.org/x/term"
 )
 
-// page is the output of a command, which is as wide as a terminal.
+// page is the output of a command, which is as wide and high as a terminal; 0 and 0 where it is none.
 type page struct {
 	*bufio.Writer
-	width int
+	width, height int
+}
+
+func newPage(w, to io.Writer) page {
+	width, height := size(to)
+	return page{bufio.NewWriter(w), width, height}
+}
+
+// size is how many characters a line has, and how many lines there are.
+func size(w io.Writer) (width, height int) {
+	switch w := w.(type) {
+	case page:
+		return w.width, w.height
+	case *os.File:
+		if width, height, err := term.GetSize(int(w.Fd())); err == nil {
+			return cmp.Or(width, 80), cmp.Or(height, 24) // some terminals do not say it
+		}
+	}
+	return 0, 0
 }
 
 // columns is how many characters a line of w may have, 0 where it is no terminal: then nothing is wrapped or shortened, since programs
 // read it.
 func columns(w io.Writer) int {
-	switch w := w.(type) {
-	case page:
-		return w.width
-	case *os.File:
-		if width, _, err := term.GetSize(int(w.Fd())); err == nil {
-			return cmp.Or(width, 80) // some terminals do not say it
-		}
-	}
-	return 0
+	width, _ := size(w)
+	return width
 }
 
 // word is what no line ends within: a command can be copied as it is, with what is around it.
@@ -42,35 +53,37 @@ func wrap(s string, columns int) string {
 	}
 	var out strings.Builder
 	for line := range strings.Lines(s) {
-		line, end := strings.CutSuffix(line, "\n")
-		out.WriteString(wrapped(line, columns, line[:len(line)-len(strings.TrimLeft(line, " "))]+"  "))
-		if end {
-			out.WriteByte('\n')
-		}
+		out.WriteString(wrapLine(line, columns, "  "))
 	}
 	return out.String()
 }
 
-// wrapped breaks one line. indent is what the lines that follow begin with.
-func wrapped(line string, columns int, indent string) string {
-	if utf8.RuneCountInString(line) <= columns {
-		return line
-	}
+// wrapLine breaks one line. Those that follow are indented as it is, and by hang.
+func wrapLine(line string, columns int, hang string) string {
+	line, end := strings.CutSuffix(line, "\n")
 	var out strings.Builder
-	out.WriteString(strings.TrimSuffix(indent, "  "))
-	at := utf8.RuneCountInString(strings.TrimSuffix(indent, "  "))
-	for i, w := range word.FindAllString(line, -1) {
-		length := utf8.RuneCountInString(w)
-		switch {
-		case i > 0 && at+1+length > columns:
-			out.WriteString("\n" + indent)
-			at = utf8.RuneCountInString(indent)
-		case i > 0:
-			out.WriteByte(' ')
-			at++
+	if utf8.RuneCountInString(line) <= columns {
+		out.WriteString(line)
+	} else {
+		indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
+		out.WriteString(indent)
+		at := len(indent)
+		for i, w := range word.FindAllString(line, -1) {
+			length := utf8.RuneCountInString(w)
+			switch {
+			case i > 0 && at+1+length > columns:
+				out.WriteString("\n" + indent + hang)
+				at = len(indent) + len(hang)
+			case i > 0:
+				out.WriteByte(' ')
+				at++
+			}
+			out.WriteString(w)
+			at += length
 		}
-		out.WriteString(w)
-		at += length
+	}
+	if end {
+		out.WriteByte('\n')
 	}
 	return out.String()
 }
@@ -125,7 +138,7 @@ func fit(head []string, rows [][]string, columns int) [][]string {
 			out = append(out, cells)
 			continue
 		}
-		for i, line := range strings.Split(wrapped(cells[last], widths[last], ""), "\n") {
+		for i, line := range strings.Split(wrapLine(cells[last], widths[last], ""), "\n") {
 			if i > 0 {
 				cells = make([]string, len(head))
 			}

@@ -62,6 +62,8 @@ type upgradeResult struct {
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *upgradeResult) DeepCopyObject() runtime.Object { return d }
 
+func (d *upgradeResult) items() any { return d.Clusters }
+
 // upgradePlan is what upgrade --dry-run prints for programs.
 type upgradePlan struct {
 	metav1.TypeMeta `json:",inline"`
@@ -70,6 +72,8 @@ type upgradePlan struct {
 
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *upgradePlan) DeepCopyObject() runtime.Object { return d }
+
+func (d *upgradePlan) items() any { return d.Clusters }
 
 func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun bool) error {
 	ctx, start := cmd.Context(), time.Now()

@@ -274,6 +274,7 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 			remarks = append(remarks, ofPlane(p, plane.Index)+stale)
 		}
 	}
+	v.Conditions = conditionsOf(c, p, v.State == Unknown)
 	byNode := plan.ReportsByNode(reports)
 	for _, name := range ready {
 		n := NodeView{Name: name, Planes: []int32{}}
@@ -314,7 +315,6 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 		messages = append(messages, "not ready, and left out: "+firstOf(5, notReady))
 	}
 	messages = append(messages, remarks...)
-	v.Conditions = conditionsOf(c, p, v.State)
 	v.Message = strings.Join(slices.DeleteFunc(messages, func(m string) bool { return m == "" }), "; ")
 	return v, nil
 }
@@ -336,25 +336,23 @@ func firstOf(most int, all []string) string {
 	return out
 }
 
-// conditionsOf are the conditions, and what can be done about each that is not well.
-func conditionsOf(c *Cluster, p *v1alpha1.Peering, state State) []ConditionView {
+// conditionsOf are the conditions, and what can be done about each that is not well. silent says that no gateway reports.
+func conditionsOf(c *Cluster, p *v1alpha1.Peering, silent bool) []ConditionView {
 	out := []ConditionView{}
-	both := c.Name + " " + p.Spec.Remote.Name
-	gateways := fmt.Sprintf("%s -n %s get pods -o wide -l %s=%s", c.Kubectl, v1alpha1.Namespace, v1alpha1.LabelPeering, p.Name)
+	pods := fmt.Sprintf("%s -n %s get pods -o wide", c.Kubectl, v1alpha1.Namespace)
 	for _, now := range p.Status.Conditions {
-		v := ConditionView{Type: now.Type, Status: now.Status, Reason: now.Reason, Message: now.Message}
-		if state == Unknown {
-			v.Status, v.Reason, v.Message = metav1.ConditionUnknown, v1alpha1.ReasonGatewaysSilent, "no gateway of the peering reports"
+		if silent {
+			now.Status, now.Reason, now.Message = metav1.ConditionUnknown, v1alpha1.ReasonGatewaysSilent, "no gateway of the peering reports"
 		}
+		v := ConditionView{Type: now.Type, Status: now.Status, Reason: now.Reason, Message: now.Message}
 		switch {
-		case (v.Type == v1alpha1.ConditionDegraded) == (v.Status == metav1.ConditionFalse) && v.Status != metav1.ConditionUnknown:
-			// It is well.
-		case v.Type == v1alpha1.ConditionKeysFresh && state != Unknown:
-			v.Hint = "kubectl liqonet rotate-keys " + both
-		case v.Type == v1alpha1.ConditionDegraded && v.Status == metav1.ConditionTrue:
-			v.Hint = fmt.Sprintf("%s -n %s get pods -o wide", c.Kubectl, v1alpha1.Namespace)
+		case v1alpha1.Well(now):
+		case now.Type == v1alpha1.ConditionKeysFresh && !silent:
+			v.Hint = fmt.Sprintf("kubectl liqonet rotate-keys %s %s", c.Name, p.Spec.Remote.Name)
+		case now.Type == v1alpha1.ConditionDegraded && !silent: // by nodes, too
+			v.Hint = pods
 		default:
-			v.Hint = gateways
+			v.Hint = fmt.Sprintf("%s -l %s=%s", pods, v1alpha1.LabelPeering, p.Name)
 		}
 		out = append(out, v)
 	}

@@ -406,6 +406,43 @@ func TestSecurity_13_NodeNetworkWithoutAnAddress(t *testing.T) {
 	}
 }
 
+// Conditions that are not well have a hint. What gateways have said counts while one of them reports, also where no node is ready.
+func TestViewOfConditions(t *testing.T) {
+	condition := func(what string, status metav1.ConditionStatus) metav1.Condition {
+		return metav1.Condition{Type: what, Status: status, Reason: "Said"}
+	}
+	hinted := func(w *world) (out []string) {
+		for _, c := range w.view(t).Conditions {
+			out = append(out, fmt.Sprint(c.Type, " ", c.Status, " ", c.Reason, " ", c.Hint != ""))
+		}
+		return out
+	}
+	for name, tt := range map[string]struct {
+		change func(*world)
+		want   []string
+	}{
+		"well":             {func(*world) {}, []string{"Connected True Said false", "Degraded False Said false", "KeysFresh False Said true"}},
+		"no node is ready": {func(w *world) { w.ready = nil }, []string{"Connected True Said false", "Degraded False Said false", "KeysFresh False Said true"}},
+		"degraded": {
+			func(w *world) { w.peering.Status.Conditions[1].Status = metav1.ConditionTrue },
+			[]string{"Connected True Said false", "Degraded True Said true", "KeysFresh False Said true"},
+		},
+		"no gateway reports": {
+			func(w *world) { w.beat("gateway-b-0", time.Hour) },
+			[]string{"Connected Unknown GatewaysSilent true", "Degraded Unknown GatewaysSilent true", "KeysFresh Unknown GatewaysSilent true"},
+		},
+	} {
+		w := newWorld()
+		w.peering.Status.Conditions = []metav1.Condition{
+			condition(v1alpha1.ConditionConnected, metav1.ConditionTrue), condition(v1alpha1.ConditionDegraded, metav1.ConditionFalse), condition(v1alpha1.ConditionKeysFresh, metav1.ConditionFalse),
+		}
+		tt.change(w)
+		if diff := cmp.Diff(tt.want, hinted(w)); diff != "" {
+			t.Errorf("%s:\n%s", name, diff)
+		}
+	}
+}
+
 func TestViewErrors(t *testing.T) {
 	for name, change := range map[string]func(*world){
 		"ranges that do not fit": func(w *world) { w.peering.Spec.Local.ExternalCIDR = cidr("10.70.0.0/24") },

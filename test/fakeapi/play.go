@@ -2,7 +2,6 @@ package fakeapi
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
 	"time"
@@ -102,7 +101,7 @@ func (s *Server) play(ctx context.Context) error {
 func (s *Server) playGateways(ctx context.Context, p *v1alpha1.Peering) error {
 	var planes []v1alpha1.PlaneStatus
 	for _, plane := range p.Spec.Planes {
-		gateway := fmt.Sprintf("gateway-%s-%d", p.Name, plane.Index)
+		gateway := v1alpha1.GatewayName(p.Name, plane.Index)
 		if err := Beat(ctx, s.Client, gateway, gateway+"-pod", ""); err != nil {
 			return err
 		}

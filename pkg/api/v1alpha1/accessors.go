@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
@@ -99,6 +100,14 @@ func (p *Peering) Check() error {
 		return fmt.Errorf("peering %s: an address or a range of its spec is missing or not valid; run peer again to write it anew", p.Name)
 	}
 	return nil
+}
+
+// Well says that a condition of a Peering is as it should be.
+func Well(c metav1.Condition) bool {
+	if c.Type == ConditionDegraded {
+		return c.Status == metav1.ConditionFalse
+	}
+	return c.Status == metav1.ConditionTrue
 }
 
 // StaleKey says in which way the pre-shared key of a plane is not as fresh as the Peering asks for. It returns "" where

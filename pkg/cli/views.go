@@ -1,0 +1,126 @@
+package cli
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/peering"
+)
+
+// printViews prints a row for each gateway, the ranges that are translated, and then what is not well.
+func (o *output) printViews(w io.Writer, views []peering.View) {
+	var planes, tunnels, conditions [][]any
+	var translated []peering.View
+	for _, v := range views {
+		for _, p := range v.Planes {
+			plane := strconv.Itoa(int(p.Index))
+			if !p.Connected {
+				plane += " down"
+			}
+			loss := "-"
+			if p.RTT != nil {
+				loss = fmt.Sprintf("%d%%", p.LossPercent)
+			}
+			planes = append(planes, []any{
+				v.Cluster, v.Peer, v.State, fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal), plane, inMilliseconds(p.RTT), loss,
+				inMilliseconds(p.Jitter), age(p.HandshakeAge), inBytes(p.SentBytes), inBytes(p.ReceivedBytes), number(p.MTU),
+			})
+			tunnels = append(tunnels, []any{
+				v.Cluster, v.Peer, p.Index, p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), v.Overlay + "/" + p.Backend, age(p.KeyAge), age(p.PresharedKeyAge),
+				cmp.Or(p.Version, "-"), cmp.Or(versionsOf(v.Nodes), "-"),
+			})
+		}
+		if len(v.Planes) == 0 {
+			planes = append(planes, []any{v.Cluster, v.Peer, v.State, "-", "-", "-", "-", "-", "-", "-", "-", "-"})
+		}
+		for _, c := range v.Conditions {
+			conditions = append(conditions, []any{v.Cluster, v.Peer, c.Type, c.Status, c.Reason, c.Message})
+		}
+		if slices.ContainsFunc(v.LocalPods, func(m ipam.Mapping) bool { return m.Real != m.Mapped }) {
+			translated = append(translated, v)
+		}
+	}
+	o.printTable(w, []string{"cluster", "peer", "state", "nodes", "plane", "rtt", "loss", "+jitter", "+handshake", "+sent", "+received", "+mtu"}, planes)
+	if o.wide() {
+		text{w}.printf("\n")
+		o.printTable(w, []string{"cluster", "peer", "plane", "role", "gateway node", "endpoint", "via", "key age", "psk age", "gateway agent", "node agents"}, tunnels)
+	}
+	if o.wide() && len(conditions) > 0 {
+		text{w}.printf("\n")
+		o.printTable(w, []string{"cluster", "peer", "condition", "status", "reason", "message"}, conditions)
+	}
+	if len(translated) > 0 {
+		text{w}.printf("\n")
+		o.printRanges(w, translated...)
+	}
+	sorted := slices.SortedStableFunc(slices.Values(views), func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
+	empty := "\n"
+	for _, v := range sorted {
+		amiss := slices.DeleteFunc(slices.Clone(v.Conditions), func(c peering.ConditionView) bool { return c.Hint == "" })
+		message := v.Message
+		if message == "" && len(amiss) > 0 {
+			message = amiss[0].Message
+		}
+		if message == "" {
+			continue
+		}
+		text{w}.printf("%s%s → %s: %s\n", lines(empty), v.Cluster, v.Peer, message)
+		empty = ""
+		for _, c := range amiss {
+			text{w}.printf("  %s: %s\n", c.Reason, c.Hint)
+		}
+	}
+}
+
+// versionsOf are the versions of the nodes' agents.
+func versionsOf(nodes []peering.NodeView) string {
+	versions := sets.New[string]()
+	for _, n := range nodes {
+		if n.Version != "" {
+			versions.Insert(n.Version)
+		}
+	}
+	return strings.Join(sets.List(versions), ",")
+}
+
+func inMilliseconds(ms *float64) string {
+	if ms == nil {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f ms", *ms)
+}
+
+func age(seconds *int64) string {
+	if seconds == nil {
+		return "-"
+	}
+	return duration.HumanDuration(time.Duration(*seconds) * time.Second)
+}
+
+func inBytes(n *int64) string {
+	if n == nil {
+		return "-"
+	}
+	value, unit := float64(*n), 0
+	units := []string{"B", "kB", "MB", "GB", "TB", "PB"}
+	for ; value >= 999.5 && unit < len(units)-1; unit++ {
+		value /= 1000
+	}
+	return fmt.Sprintf("%.3g %s", value, units[unit])
+}
+
+func number(n int) string {
+	if n == 0 {
+		return "-"
+	}
+	return strconv.Itoa(n)
+}
