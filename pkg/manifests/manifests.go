@@ -46,6 +46,8 @@ const (
 	volumeOverlay = "overlay"
 	// overlayPrefix is what the names of Secrets with such keys begin with.
 	overlayPrefix = "liqonet-overlay-"
+	// FormerOverlaySecret is the name of the Secret with the overlay's key of agents from before v0.1.0.
+	FormerOverlaySecret = "liqonet-overlay"
 
 	labelName      = "app.kubernetes.io/name"
 	labelComponent = "app.kubernetes.io/component"

@@ -15,7 +15,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
-	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // push makes the plan with what the agents have reported, and carries it out.
@@ -156,12 +155,6 @@ func (p *run) works(ctx context.Context) (all bool, err error) {
 // pushGateways applies the gateways of planes in both clusters, and waits until those before them have ended.
 func (p *run) pushGateways(ctx context.Context, planes []int32, waits bool) error {
 	return p.both(ctx, func(ctx context.Context, s, _ *side) error {
-		// Links of agents from before v0.1.0 have no key of the overlay, so nodes and gateways change at once.
-		if s.later != nil && s.facts.Installed.Level < version.First {
-			if err := s.apply(ctx, s.later); err != nil {
-				return err
-			}
-		}
 		for _, g := range p.planOf(s).Gateways {
 			if !slices.Contains(planes, g.Plane) {
 				continue

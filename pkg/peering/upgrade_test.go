@@ -462,7 +462,16 @@ func TestUpgradeInterrupted(t *testing.T) {
 	mustUpgrade(t, newer(), a, b)
 }
 
-// age has all that runs in the cluster be as commands before v0.1.0 made it: links have no key of the overlay.
+func (w *site) secret(t *testing.T, name string) *corev1.Secret {
+	t.Helper()
+	s := &corev1.Secret{}
+	if err := w.raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: name}, s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// age has all that runs in the cluster be as commands before v0.1.0 made it: the overlay's key has no generation.
 func (w *site) age(t *testing.T) {
 	t.Helper()
 	old := func(obj client.Object, template *corev1.PodTemplateSpec) {
@@ -483,12 +492,17 @@ func (w *site) age(t *testing.T) {
 	for _, d := range list[appsv1.DeploymentList](t, w).Items {
 		old(&d, &d.Spec.Template)
 	}
+	former := w.secret(t, manifests.OverlaySecretName(1)).DeepCopy()
+	former.Name, former.ResourceVersion, former.UID = manifests.FormerOverlaySecret, "", ""
+	if err := w.raw.Create(t.Context(), former); err != nil {
+		t.Fatal(err)
+	}
 	if err := w.raw.Delete(t.Context(), manifests.OverlaySecret(1, nil)); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Agents from before v0.1.0 are replaced in both clusters at once, and nodes do not wait for gateways.
+// Gateways from before v0.1.0 are replaced in both clusters at once. Links go on with the key that they have.
 func TestUpgradeFromBeforeReleases(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -502,8 +516,10 @@ func TestUpgradeFromBeforeReleases(t *testing.T) {
 	if err != nil || plans.Clusters[0].Changes() == 0 || plans.Clusters[0].Agents.Image != "mirror/agent:dev" {
 		t.Errorf("%+v, %v", plans, err)
 	}
-	a.did = nil
 	out := mustUpgrade(t, quick(UpgradeOptions{}), a, b)
+	if diff := cmp.Diff(a.secret(t, manifests.FormerOverlaySecret).Data, a.secret(t, manifests.OverlaySecretName(1)).Data); diff != "" {
+		t.Errorf("links have another key now:\n%s", diff)
+	}
 	for i, w := range []*site{a, b} {
 		w.checkAgents(t, 1, manifests.Agents{Image: "mirror/agent:dev", Version: version.String(), Level: version.Current})
 		if out[i].From != "v0.0.9" || out[i].To != version.String() || len(out[i].Changed) == 0 {

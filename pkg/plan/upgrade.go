@@ -262,7 +262,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	return u, u.listObjects()
 }
 
-// atOnce plans for agents from before v0.1.0. Their links have no key of the overlay, so those of nodes and gateways are replaced at
+// atOnce plans for agents from before v0.1.0. Their gateways cannot talk to later ones, so those of both clusters are replaced at
 // once. Their definitions are others, so the Peerings of both clusters are written anew, as `peer` does.
 func (u *Upgrade) atOnce(f *UpgradeFacts, all []*UpgradeFacts) error {
 	u.AtOnce = true
@@ -279,7 +279,7 @@ func (u *Upgrade) atOnce(f *UpgradeFacts, all []*UpgradeFacts) error {
 		return f.refused(fmt.Errorf("its agents are from before v0.1.0, and nothing is compatible with them: its peers have to be upgraded with it, and are not named: %s", strings.Join(missing, ", ")),
 			fmt.Sprintf("kubectl liqonet upgrade %s %s", f.Name, strings.Join(missing, " ")))
 	}
-	u.Steps = []Statement{{What: "all agents", Value: "those of nodes and gateways, and of all peers", Reason: "at once, as peer does it: packets stop while gateways start"}}
+	u.Steps = []Statement{{What: "all agents", Value: "gateways of all peers at once, then nodes", Reason: "as peer does it: packets stop while gateways start"}}
 	u.Notes = append(u.Notes, "packets of "+f.Name+" stop while its gateways start: its agents are from before v0.1.0")
 	return nil
 }
