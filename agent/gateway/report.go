@@ -267,7 +267,7 @@ func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
 	}
 	var out []string
 	if len(unreached) > 0 {
-		out = append(out, "the peer is not reached from "+someOf("nodes", unreached))
+		out = append(out, "the peer is not reached from "+someNodes(unreached))
 	}
 	if outside := p.PodOutside(nodes); outside != "" {
 		out = append(out, outside)
@@ -275,14 +275,17 @@ func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
 	return strings.Join(out, "; ")
 }
 
-// someOf lists the first of them in the order of their names, and says how many there are.
-func someOf(what string, names []string) string {
+// someNodes lists the first ones in the order of their names, and says how many there are.
+func someNodes(names []string) string {
+	if len(names) == 1 {
+		return "node " + names[0]
+	}
 	slices.Sort(names)
 	more := ""
 	if len(names) > maxNamed {
 		more = " and others"
 	}
-	return fmt.Sprintf("%d %s (%s%s)", len(names), what, strings.Join(names[:min(len(names), maxNamed)], ", "), more)
+	return fmt.Sprintf("%d nodes (%s%s)", len(names), strings.Join(names[:min(len(names), maxNamed)], ", "), more)
 }
 
 // compareStatus says what of a status is news. Measured values are written now and then, the

@@ -36,7 +36,7 @@ func views() []peering.View {
 			RemotePods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, Overlay: "geneve", NodesReady: 1, NodesTotal: 2,
 			Conditions: []peering.ConditionView{
 				{Type: "Connected", Status: "True", Reason: "ProbesAnswered", Message: "probes through the tunnel are answered"},
-				{Type: "Degraded", Status: "True", Reason: "PartlyReached", Message: "the peer is not reached from 1 nodes (b-2)", Hint: "kubectl --context cluster-b -n liqonet-system get pods -o wide"},
+				{Type: "Degraded", Status: "True", Reason: "PartlyReached", Message: "the peer is not reached from node b-2", Hint: "kubectl --context cluster-b -n liqonet-system get pods -o wide"},
 			},
 			Planes: []peering.PlaneView{{
 				Role: "Server", Backend: "kernel", Endpoint: "192.0.2.1:51840", Node: "b-1", MTU: 1390, RTT: new(1.254), LossPercent: 3,

@@ -316,6 +316,14 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 	}
 	messages = append(messages, remarks...)
 	v.Message = strings.Join(slices.DeleteFunc(messages, func(m string) bool { return m == "" }), "; ")
+	if v.State == Connected && len(notReady) == 0 {
+		// Nodes report sooner than a gateway writes its conditions.
+		for i := range v.Conditions {
+			if v.Conditions[i].Type == v1alpha1.ConditionDegraded {
+				v.Conditions[i].Hint = ""
+			}
+		}
+	}
 	return v, nil
 }
 

@@ -424,8 +424,15 @@ func TestViewOfConditions(t *testing.T) {
 		"well":             {func(*world) {}, []string{"Connected True Said false", "Degraded False Said false", "KeysFresh False Said true"}},
 		"no node is ready": {func(w *world) { w.ready = nil }, []string{"Connected True Said false", "Degraded False Said false", "KeysFresh False Said true"}},
 		"degraded": {
-			func(w *world) { w.peering.Status.Conditions[1].Status = metav1.ConditionTrue },
+			func(w *world) {
+				w.peering.Status.Conditions[1].Status = metav1.ConditionTrue
+				w.gateway(0).Ready = false
+			},
 			[]string{"Connected True Said false", "Degraded True Said true", "KeysFresh False Said true"},
+		},
+		"degraded, and nodes have reported since": {
+			func(w *world) { w.peering.Status.Conditions[1].Status = metav1.ConditionTrue },
+			[]string{"Connected True Said false", "Degraded True Said false", "KeysFresh False Said true"},
 		},
 		"no gateway reports": {
 			func(w *world) { w.beat("gateway-b-0", time.Hour) },
