@@ -75,6 +75,15 @@ lab-down: lab ## stop the lab's clusters without a trace
 lab-status: lab ## show the lab's clusters
 	$(LAB) status
 
+.PHONY: recordings
+recordings: lab image ## docs/images/peer.svg and others: what commands print, drawn from the real program
+	trap '$(LAB) --name recordings down' EXIT; \
+	$(LAB) --name recordings up --image bin/liqonet-agent.tar; \
+	export KUBECONFIG=$$($(LAB) --name recordings kubeconfig) PATH=$(CURDIR)/bin:$$PATH; \
+	record="go run ./scripts/record"; \
+	$$record -o docs/images/peer.svg 'kubectl-liqonet peer cluster-a cluster-b' 'kubectl-liqonet status'; \
+	$$record -o docs/images/unpeer.svg 'kubectl-liqonet unpeer cluster-a cluster-b' 'kubectl-liqonet status'
+
 .PHONY: demo
 demo: lab image ## two clusters with equal ranges, peered, shown, unpeered (KEEP=1 leaves them)
 	go run ./test/demo $(if $(KEEP),-keep)

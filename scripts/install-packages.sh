@@ -8,11 +8,13 @@ set -euo pipefail
 
 packages=(
   apt                         # fetches the kernel of test/vm
+  bash-completion             # tests complete commands in it, and in fish and zsh
   ca-certificates             # Go modules are fetched by https
   conntrack                   # to look at and delete connections in tests
   containernetworking-plugins # bridge, host-local, portmap, loopback
   dbus-daemon                 # firewalld needs one of its own
   ethtool                     # segmentation offload of nodes is switched off in tests
+  fish
   firewalld                   # a firewall on nodes of the lab, see below
   gcc                         # a part of flannel is written in C
   iproute2                    # ip, to look at nodes
@@ -26,8 +28,10 @@ packages=(
   prometheus                  # promtool, which tests alerts; the server, for the dashboard
   runc                        # starts containers
   qemu-system-x86             # the virtual machine of test/vm
+  tmux                        # the terminal of recordings
   util-linux                  # nsenter
   xz-utils                    # its kernel modules are compressed
+  zsh
 )
 
 if [[ ${1:-} == --list ]]; then

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/spf13/cobra"
 )
 
 // lister is a flag that can be repeated.
@@ -32,6 +34,8 @@ func (c *choices) Type() string { return "value" }
 
 // GetSlice returns the values, spelled as in the list.
 func (c *choices) GetSlice() []string { return c.values }
+
+func (c *choices) completions() []cobra.Completion { return c.allowed }
 
 // Set refuses what is not in the list.
 func (c *choices) Set(s string) error {

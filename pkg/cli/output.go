@@ -8,6 +8,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -28,6 +29,10 @@ func (o *output) String() string { return o.format }
 
 // Type is what --help shows.
 func (o *output) Type() string { return "format" }
+
+func (o *output) completions() []cobra.Completion {
+	return []cobra.Completion{"table", "wide", "name", "json", "yaml", "jsonpath=", "go-template=", customColumns}
+}
 
 // Set refuses what cannot be printed.
 func (o *output) Set(s string) error {

@@ -69,6 +69,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	out := newPage(streams.Out, streams.Out) // it keeps the first error of all that is written
 	root := NewCommand(Streams{Out: out, Err: streams.Err})
 	root.SetArgs(args)
+	root.Use = strings.TrimSuffix(filepath.Base(os.Args[0]), ".exe") // shells complete what is typed
 	started := false
 	root.PersistentPreRun = func(*cobra.Command, []string) { started = true }
 	// An error says that the command was interrupted, and not by which signal.
@@ -170,9 +171,17 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 			}
 			return check(cmd, args)
 		}
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if known, is := f.Value.(completer); is {
+				_ = cmd.RegisterFlagCompletionFunc(f.Name, cobra.FixedCompletions(known.completions(), cobra.ShellCompDirectiveNoFileComp)) // the flag is there
+			}
+		})
 	}
 	return root
 }
+
+// completer is a flag of which it is known what its values are, or what they begin with.
+type completer interface{ completions() []cobra.Completion }
 
 // loadFlags sets each flag that the command line does not set: from the environment, or
 // else from the configuration file.

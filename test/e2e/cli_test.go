@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -222,4 +223,38 @@ func mapped(t testing.TB, ctx context.Context, of, in *cluster, what string) net
 		t.Fatalf("map %s %s %s printed %q, not an address and nothing else", of.Name, in.Name, what, out)
 	}
 	return addr
+}
+
+// TestKubectlCompletes asks kubectl, as a shell does, how commands of the plugin go on.
+func TestKubectlCompletes(t *testing.T) {
+	ctx := begin(t)
+	kubectl, err := fx.lab.Kubectl()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script, err := filepath.Abs(filepath.Join("..", "..", "scripts", "kubectl_complete-liqonet"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	for name, of := range map[string]string{"kubectl": kubectl, "kubectl-liqonet": program("kubectl-liqonet"), "kubectl_complete-liqonet": script} {
+		if err := os.Symlink(of, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		typed []string
+		want  string
+	}{
+		{[]string{"liqo"}, "liqonet\t"},
+		{[]string{"liqonet", "stat"}, "status\t"},
+		{[]string{"liqonet", "peer", "al"}, "alpha\n"},
+		{[]string{"liqonet", "peer", "--overlay", "gen"}, "geneve\n"},
+	} {
+		cmd := exec.CommandContext(ctx, kubectl, append([]string{"__complete"}, tt.typed...)...)
+		cmd.Env = []string{"PATH=" + dir + ":" + os.Getenv("PATH"), "HOME=/nonexistent", "KUBECONFIG=" + fx.lab.Kubeconfig()}
+		if out, err := cmd.Output(); err != nil || !strings.Contains("\n"+string(out), "\n"+tt.want) {
+			t.Errorf("kubectl %s is completed by %q: %v", strings.Join(tt.typed, " "), out, err)
+		}
+	}
 }

@@ -217,6 +217,7 @@ var places = map[string]place{
 	"TestFailedPeer":           {lane: laneEqual},
 	"TestInterrupted":          {lane: laneEqual, whole: failuresPart},
 	"TestKilled":               {lane: laneEqual, whole: failuresPart},
+	"TestKubectlCompletes":     {lane: laneEqual},
 	"TestPlanes":               {lane: laneEqual},
 	"TestPeering":              {lane: laneEqual},
 	"TestRotateKeys":           {lane: laneEqual, whole: outagesPart},

@@ -1,0 +1,50 @@
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestDraw(t *testing.T) {
+	picture := string(draw([]frame{{0, "$ status\n"}, {time.Second, "$ status\n\x1b[1m\x1b[32ma & b\x1b[39m c\x1b[0m <d>\n"}}, 4))
+	for _, want := range []string{
+		`<text y="28" xml:space="preserve">$ status</text>`,
+		`<tspan fill="#56d364" font-weight="bold">a &amp; b</tspan><tspan font-weight="bold"> c</tspan> &lt;d&gt;`,
+		"16.67% { transform: translateX(-700px) }", "steps(1, end)",
+	} {
+		if !strings.Contains(picture, want) {
+			t.Errorf("no %s in\n%s", want, picture)
+		}
+	}
+	for d := xml.NewDecoder(strings.NewReader(picture)); ; {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestRecord(t *testing.T) {
+	if testing.Short() {
+		t.Skip("needs tmux")
+	}
+	if _, err := exec.LookPath("tmux"); err != nil {
+		t.Fatal("tmux is missing: make packages")
+	}
+	frames, err := record(t.Context(), 10, []string{`printf '\033[32mgreen\033[0m\n'`, "echo second"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if last := frames[len(frames)-1].screen; !strings.Contains(last, "\x1b[32m") || !strings.Contains(last, "second") || strings.Contains(last, "dead") {
+		t.Errorf("in the end there was %q", last)
+	}
+	if _, err := record(t.Context(), 10, []string{"echo why; false"}); err == nil || !strings.Contains(err.Error(), "why") {
+		t.Errorf("a command that fails: %v", err)
+	}
+}
