@@ -204,7 +204,7 @@ test-long-hostile:
 
 .PHONY: bench
 bench: lab-programs image ## speed, as ratios against a baseline of the same run
-	go run ./scripts/gotest -v -result bench -of agent,cmd,pkg,test/bench -- -p 1 -count=1 -timeout 55m -run '^$$' -bench . -benchtime 1x ./test/bench/... ./test/e2e/...
+	go run ./scripts/gotest -v -result bench -of agent,cmd,pkg,test/bench -- -p 1 -count=1 -timeout 55m -run '^$$' -bench . -benchtime 1x ./test/bench/... ./test/e2e/... ./pkg/cli
 
 .PHONY: lint
 lint: ## static analysis, formatting, comments of exported names, length of sentences

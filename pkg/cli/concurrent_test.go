@@ -36,7 +36,7 @@ func TestMain(m *testing.M) {
 
 // hubAndSpokes starts a hub and n spokes, all with the same pod range, and writes
 // a kubeconfig of them.
-func hubAndSpokes(t *testing.T, n int) (hub *fakeapi.Server, spokes []*fakeapi.Server, file string) {
+func hubAndSpokes(t testing.TB, n int) (hub *fakeapi.Server, spokes []*fakeapi.Server, file string) {
 	t.Helper()
 	var contexts []string
 	start := func(name string, number int) *fakeapi.Server {

@@ -34,7 +34,7 @@ func golden(t *testing.T, name, got string) {
 
 // isolate keeps the user's own kubeconfig and configuration from the test, and
 // returns its home.
-func isolate(t *testing.T) string {
+func isolate(t testing.TB) string {
 	t.Helper()
 	home := t.TempDir()
 	for _, e := range os.Environ() {
@@ -49,7 +49,7 @@ func isolate(t *testing.T) string {
 }
 
 // run runs a command line.
-func run(t *testing.T, args ...string) (code int, stdout, stderr string) {
+func run(t testing.TB, args ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	var out bytes.Buffer
 	var err lockedBuffer
@@ -71,7 +71,7 @@ func (b *lockedBuffer) Write(p []byte) (int, error) {
 
 // kubeconfig writes a file with contexts; the first one is the current one. Each
 // is written as name=server.
-func kubeconfig(t *testing.T, file string, contexts ...string) string {
+func kubeconfig(t testing.TB, file string, contexts ...string) string {
 	t.Helper()
 	var clusters, list, current string
 	for i, c := range contexts {
@@ -93,7 +93,7 @@ func kubeconfig(t *testing.T, file string, contexts ...string) string {
 	return file
 }
 
-func write(t *testing.T, file, text string) {
+func write(t testing.TB, file, text string) {
 	t.Helper()
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		t.Fatal(err)
