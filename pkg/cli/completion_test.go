@@ -37,7 +37,7 @@ func TestCompletion(t *testing.T) {
 			}
 			file := kubeconfig(t, filepath.Join(dir, "kubeconfig"), "first-cluster=https://127.0.0.1:1", "second-cluster=https://127.0.0.1:1")
 			cmd := exec.CommandContext(t.Context(), shell, append(tt.args, "-i")...)
-			cmd.Env = []string{commandEnv + "=1", "HOME=" + dir, "KUBECONFIG=" + file, "TERM=xterm", "PATH=" + dir + ":" + os.Getenv("PATH"), "LANG=C.UTF-8"}
+			cmd.Env = []string{commandEnv + "=1", "HOME=" + dir, "TMPDIR=" + dir, "XDG_RUNTIME_DIR=" + dir, "KUBECONFIG=" + file, "TERM=xterm", "PATH=" + dir + ":" + os.Getenv("PATH"), "LANG=C.UTF-8"}
 			cmd.Dir = dir // without files whose names could be meant
 			master, slave := openTerminal(t, 80)
 			cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
