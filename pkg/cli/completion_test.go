@@ -90,7 +90,8 @@ func TestCompletion(t *testing.T) {
 				{"kubectl-liqonet stat", "us"},
 				{"kubectl-liqonet peer fir", "st-cluster"},
 				{"kubectl-liqonet peer first-cluster sec", "ond-cluster"},
-				{"kubectl-liqonet peer --overlay gen", "eve"}, {"kubectl-liqonet status --output ya", "ml"},
+				{"kubectl-liqonet peer --overlay gen", "eve"},
+				{"kubectl-liqonet status --output ya", "ml"},
 			} {
 				write(line.typed)
 				expect(line.typed[len(line.typed)-3:])
