@@ -1,6 +1,6 @@
 // Command liqonet-agent is what runs in the clusters: `gateway` in a pod of its
 // own, one end of one tunnel; `node` on every node. `purge` cleans a node that
-// an agent has left.
+// an agent has left. `probe` is what a command runs in pods for some seconds.
 package main
 
 import (
@@ -25,7 +25,9 @@ import (
 	"github.com/liqonet/liqonet/agent/gateway"
 	"github.com/liqonet/liqonet/agent/logs"
 	"github.com/liqonet/liqonet/agent/node"
+	agentprobe "github.com/liqonet/liqonet/agent/probe"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
@@ -67,7 +69,7 @@ func newRoot(log *slog.Logger, level *logs.Level) *cobra.Command {
 		Version: version.String(), PersistentPreRun: func(*cobra.Command, []string) { leaveProcessors() },
 	}
 	root.PersistentFlags().Var(level, "log-level", "from which level on lines are logged: "+strings.Join(v1alpha1.LogLevels(), ", "))
-	root.AddCommand(newGateway(log, level), newNode(log, level), newPurge())
+	root.AddCommand(newGateway(log, level), newNode(log, level), newPurge(), newProbe())
 	return root
 }
 
@@ -145,6 +147,19 @@ func newPurge() *cobra.Command {
 		Use: "purge", Short: "Remove everything of liqonet from this machine's kernel", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return node.Purge(cmd.Context(), func(what string) { fmt.Println(what) })
+		},
+	}
+}
+
+func newProbe() *cobra.Command {
+	return &cobra.Command{
+		Use: "probe TASK", Short: "Do what verify and doctor ask of a short-lived pod", Args: cobra.ExactArgs(1), Hidden: true,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			task, err := probe.Parse(args[0])
+			if err != nil {
+				return fmt.Errorf("read the task: %w", err)
+			}
+			return agentprobe.Run(cmd.Context(), task, os.Stdout)
 		},
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/netip"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -23,6 +25,7 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/discovery/cached/memory"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	_ "k8s.io/client-go/plugin/pkg/client/auth" // credentials of all providers, as kubectl
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
@@ -198,7 +201,17 @@ func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcm
 	if err != nil {
 		return nil, fmt.Errorf("cluster %q: %w", name, err)
 	}
-	return &peering.Cluster{Name: name, Client: c, Server: serverAddress(cfg), Discovery: d, DefaultImage: version.AgentImage(version.String()), Kubectl: kubectl, Now: clock.now}, nil
+	core, err := corev1client.NewForConfig(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("cluster %q: %w", name, err)
+	}
+	logs := func(ctx context.Context, pod string) (io.ReadCloser, error) {
+		return core.Pods(v1alpha1.Namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
+	}
+	return &peering.Cluster{
+		Name: name, Client: c, Server: serverAddress(cfg), Discovery: d, Logs: logs,
+		DefaultImage: version.AgentImage(version.String()), Kubectl: kubectl, Now: clock.now,
+	}, nil
 }
 
 // serverAddress is the API server's address, invalid if it is named: a name leads

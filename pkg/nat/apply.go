@@ -75,7 +75,7 @@ func Purge(ctx context.Context) (changed bool, err error) {
 	}
 	for _, t := range tables {
 		if t.Name == TableName && (t.Family == nftables.TableFamilyIPv4 || t.Family == nftables.TableFamilyIPv6 ||
-			t.Family == nftables.TableFamilyNetdev) {
+			t.Family == nftables.TableFamilyNetdev) || isLeftWatcher(t) {
 			c.DelTable(t)
 			changed = true
 		}
@@ -243,12 +243,17 @@ func (t table) replace(c *nftables.Conn, exists bool) error {
 	counted := map[string]nftables.CounterObj{}
 	if exists {
 		var err error
-		if counted, err = counters(c, t.family); err != nil {
+		if counted, err = counters(c, k); err != nil {
 			return err
 		}
 		c.DelTable(k)
 	}
 	c.AddTable(k)
+	return t.fill(c, k, counted)
+}
+
+// fill writes what is in the table.
+func (t table) fill(c *nftables.Conn, k *nftables.Table, counted map[string]nftables.CounterObj) error {
 	for _, s := range t.sets {
 		s.Table = k
 		if err := c.AddSet(&s.Set, nil); err != nil {

@@ -50,7 +50,7 @@ func Drops(ctx context.Context) ([]Drop, error) {
 	sum := map[string]uint64{}
 	c := &nftables.Conn{}
 	for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
-		counted, err := counters(c, family)
+		counted, err := counters(c, &nftables.Table{Name: TableName, Family: family})
 		if err != nil {
 			return nil, err
 		}
@@ -66,11 +66,11 @@ func Drops(ctx context.Context) ([]Drop, error) {
 	return out, nil
 }
 
-// counters are those of our table of a family, by name.
-func counters(c *nftables.Conn, family nftables.TableFamily) (map[string]nftables.CounterObj, error) {
-	objects, err := c.GetObjects(&nftables.Table{Name: TableName, Family: family})
+// counters are those of a table, by name.
+func counters(c *nftables.Conn, t *nftables.Table) (map[string]nftables.CounterObj, error) {
+	objects, err := c.GetObjects(t)
 	if err != nil {
-		return nil, fmt.Errorf("list counters of nftables table %q: %w", TableName, err)
+		return nil, fmt.Errorf("list counters of nftables table %q: %w", t.Name, err)
 	}
 	out := map[string]nftables.CounterObj{}
 	for _, o := range objects {

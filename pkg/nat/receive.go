@@ -116,6 +116,11 @@ func send(batch []netlink.Message) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
+	return sendBy(conn, batch)
+}
+
+// sendBy is send by a socket that stays open.
+func sendBy(conn *netlink.Conn, batch []netlink.Message) error {
 	bracket := func(typ netlink.HeaderType) netlink.Message {
 		return netlink.Message{
 			Header: netlink.Header{Type: typ, Flags: netlink.Request},

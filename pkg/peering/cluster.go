@@ -3,6 +3,7 @@ package peering
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
 	"net/url"
@@ -36,6 +37,8 @@ type Cluster struct {
 	Kubectl string
 	// Now is the API server's clock.
 	Now func() time.Time
+	// Logs follows the log of a pod of our namespace until its container has ended. Whoever gets it closes it.
+	Logs func(ctx context.Context, pod string) (io.ReadCloser, error)
 	// Discovery lists the kinds of the cluster's API.
 	Discovery discovery.ServerResourcesInterface
 	// Unasked is why nothing is asked of the cluster, nil if it is: it does not say who

@@ -343,7 +343,7 @@ const maxRestarts = 4
 func (c *Cluster) podProblem(o objects, nodes []string, peering string) (reason string, err error) {
 	for _, p := range of[*corev1.Pod](o) {
 		isGateway := peering != "" && p.Labels[v1alpha1.LabelPeering] == peering
-		isAgent := p.Labels[v1alpha1.LabelPeering] == "" && slices.Contains(nodes, p.Spec.NodeName)
+		isAgent := p.Labels[v1alpha1.LabelPeering] == "" && p.Labels[v1alpha1.LabelProbe] == "" && slices.Contains(nodes, p.Spec.NodeName)
 		if !isGateway && !isAgent || !p.DeletionTimestamp.IsZero() {
 			continue
 		}
@@ -353,26 +353,22 @@ func (c *Cluster) podProblem(o objects, nodes []string, peering string) (reason 
 			}
 		}
 		for _, s := range p.Status.ContainerStatuses {
+			if err := c.cannotStart(p, s); err != nil {
+				return "", err
+			}
 			w := s.State.Waiting
 			if w == nil {
 				continue
 			}
-			e := &Error{Kind: NotReady, Cluster: c.Name, Doing: fmt.Sprintf("start pod %s/%s on node %s", p.Namespace, p.Name, p.Spec.NodeName), Hint: c.podsHint()}
 			switch w.Reason {
-			case "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull":
-				e.Err = fmt.Errorf("image %q cannot be pulled: %s", s.Image, strings.TrimSpace(w.Message))
-				e.Hint = "name an image that the nodes can pull with --agent-image, or load it into them (make image; kind load image-archive bin/liqonet-agent.tar)"
-				return "", e
-			case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
-				e.Err = fmt.Errorf("%s: %s", w.Reason, w.Message)
-				return "", e
 			case "CrashLoopBackOff":
 				why := "the agent ends again and again"
 				if t := s.LastTerminationState.Terminated; t != nil && t.Message != "" {
 					why = strings.TrimSpace(t.Message)
 				}
 				if s.RestartCount >= maxRestarts {
-					e.Err, e.Hint = errors.New(why), fmt.Sprintf("%s -n %s logs %s --previous", c.Kubectl, p.Namespace, p.Name)
+					e := c.startError(p, errors.New(why))
+					e.Hint = fmt.Sprintf("%s -n %s logs %s --previous", c.Kubectl, p.Namespace, p.Name)
 					return "", e
 				}
 				reason = fmt.Sprintf("pod %s on node %s: %s", p.Name, p.Spec.NodeName, why)
@@ -380,6 +376,27 @@ func (c *Cluster) podProblem(o objects, nodes []string, peering string) (reason 
 		}
 	}
 	return reason, nil
+}
+
+func (c *Cluster) startError(p *corev1.Pod, why error) *Error {
+	return &Error{Kind: NotReady, Cluster: c.Name, Doing: fmt.Sprintf("start pod %s/%s on node %s", p.Namespace, p.Name, p.Spec.NodeName), Err: why, Hint: c.podsHint()}
+}
+
+// cannotStart is why a container of a pod of ours does not start, where waiting does not mend that.
+func (c *Cluster) cannotStart(p *corev1.Pod, s corev1.ContainerStatus) error {
+	w := s.State.Waiting
+	if w == nil {
+		return nil
+	}
+	switch w.Reason {
+	case "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull":
+		e := c.startError(p, fmt.Errorf("image %q cannot be pulled: %s", s.Image, strings.TrimSpace(w.Message)))
+		e.Hint = "name an image that the nodes can pull with --agent-image, or load it into them (make image; kind load image-archive bin/liqonet-agent.tar)"
+		return e
+	case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
+		return c.startError(p, fmt.Errorf("%s: %s", w.Reason, w.Message))
+	}
+	return nil
 }
 
 func (c *Cluster) podsHint() string {

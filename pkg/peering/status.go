@@ -214,7 +214,7 @@ func (c *Cluster) imagesByPeering(ctx context.Context) (map[string][]string, err
 	images := map[string][]string{}
 	for _, p := range pods.Items {
 		for _, s := range p.Status.ContainerStatuses {
-			if s.State.Running != nil && s.ImageID != "" {
+			if s.State.Running != nil && s.ImageID != "" && p.Labels[v1alpha1.LabelProbe] == "" {
 				images[p.Labels[v1alpha1.LabelPeering]] = append(images[p.Labels[v1alpha1.LabelPeering]], s.ImageID)
 			}
 		}

@@ -23,6 +23,7 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -105,7 +106,7 @@ func (s *Server) isDown() bool {
 func Scheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
 	return s, errors.Join(
-		admissionv1.AddToScheme(s), coordinationv1.AddToScheme(s), corev1.AddToScheme(s), discoveryv1.AddToScheme(s), appsv1.AddToScheme(s), rbacv1.AddToScheme(s), networkingv1.AddToScheme(s), policyv1.AddToScheme(s),
+		admissionv1.AddToScheme(s), coordinationv1.AddToScheme(s), corev1.AddToScheme(s), discoveryv1.AddToScheme(s), appsv1.AddToScheme(s), batchv1.AddToScheme(s), rbacv1.AddToScheme(s), networkingv1.AddToScheme(s), policyv1.AddToScheme(s),
 		authorizationv1.AddToScheme(s), apiextensionsv1.AddToScheme(s), v1alpha1.AddToScheme(s), metav1.AddMetaToScheme(s),
 	)
 }

@@ -46,6 +46,8 @@ const (
 	LabelPeering = "liqonet.io/peering"
 	// LabelPlane has the plane's number on what belongs to one.
 	LabelPlane = "liqonet.io/plane"
+	// LabelProbe has the name of the run on pods that a command runs for some seconds, and on what belongs to them.
+	LabelProbe = "liqonet.io/probe"
 	// LabelTemporary is on the pods of gateways that are there while others are replaced.
 	LabelTemporary = "liqonet.io/temporary"
 	// AnnotationMeasured of a gateway's Lease is a Measured, as JSON.

@@ -1,0 +1,145 @@
+package probe
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/liqonet/liqonet/pkg/probe"
+)
+
+var loopback = netip.MustParseAddr("127.0.0.1")
+
+// freePort is one that nobody listens on by TCP.
+func freePort(t *testing.T) uint16 {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).AddrPort().Port()
+}
+
+// serving runs a probe that serves until the test ends.
+func serving(t *testing.T, token string) netip.AddrPort {
+	t.Helper()
+	at := netip.AddrPortFrom(loopback, freePort(t))
+	lines := start(t, probe.Task{Token: token, Serve: &probe.Serve{Name: "server", Port: at.Port()}})
+	if l := <-lines; !l.Ready {
+		t.Fatalf("it is not ready: %+v", l)
+	}
+	return at
+}
+
+// start runs a probe until the test ends, and returns what it says.
+func start(t *testing.T, task probe.Task) <-chan probe.Line {
+	t.Helper()
+	r, w := io.Pipe()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	lines := make(chan probe.Line, 16)
+	go func() { defer close(ended); defer w.Close(); _ = Run(ctx, task, w) }()
+	go func() {
+		defer close(lines)
+		for s := bufio.NewScanner(r); s.Scan(); {
+			var l probe.Line
+			if err := json.Unmarshal(s.Bytes(), &l); err != nil {
+				l.Error = err.Error()
+			}
+			lines <- l
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+	return lines
+}
+
+func TestCallsAreAnswered(t *testing.T) {
+	at := serving(t, "secret")
+	closed := netip.AddrPortFrom(loopback, freePort(t))
+	answered := probe.Answer{Answered: true, From: "server", Source: loopback, Local: loopback, Tries: 1}
+	tests := []struct {
+		name  string
+		token string
+		call  probe.Call
+		want  probe.Answer
+	}{
+		{"TCP", "secret", probe.Call{Protocol: probe.TCP, To: at}, answered},
+		{"TCP with much behind it", "secret", probe.Call{Protocol: probe.TCP, To: at, Size: 300_000}, answered},
+		{"UDP", "secret", probe.Call{Protocol: probe.UDP, To: at}, answered},
+		{"UDP in fragments", "secret", probe.Call{Protocol: probe.UDP, To: at, Size: 40_000}, answered},
+		{"a connection is enough", "", probe.Call{Protocol: probe.TCP, To: at, ConnectOnly: true}, probe.Answer{Answered: true, Local: loopback, Tries: 1}},
+		{"another run's UDP", "guessed", probe.Call{Protocol: probe.UDP, To: at}, probe.Answer{Local: loopback, Error: "no answer"}},
+		{"nobody listens", "secret", probe.Call{Protocol: probe.TCP, To: closed}, probe.Answer{Error: "connection refused"}},
+		{"nobody listens, UDP", "secret", probe.Call{Protocol: probe.UDP, To: closed}, probe.Answer{
+			Local: loopback, Error: "connection refused", Refusal: &probe.Refusal{Type: 3, Code: 3, From: loopback},
+		}},
+		{"an interface that is not there", "secret", probe.Call{Protocol: probe.UDP, To: at, Link: "lq9-9"}, probe.Answer{
+			Error: "interface lq9-9: route ip+net: no such network interface",
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			tt.call.Timeout = 700
+			got := callAll(t.Context(), tt.token, []probe.Call{tt.call})[0]
+			if tt.want.Answered != (got.Microseconds > 0) && tt.call.Protocol == probe.UDP {
+				t.Errorf("it took %d us", got.Microseconds)
+			}
+			ignored := cmp.Options{cmpopts.IgnoreFields(probe.Answer{}, "Microseconds"), cmpopts.EquateComparable(netip.Addr{})}
+			if !tt.want.Answered {
+				ignored = append(ignored, cmpopts.IgnoreFields(probe.Answer{}, "Tries"))
+			}
+			if diff := cmp.Diff(tt.want, got, ignored); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// Who does not know the token is told nothing by TCP either.
+func TestStrangersAreNotAnswered(t *testing.T) {
+	conn, err := net.Dial("tcp4", serving(t, "secret").String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write(question("guessed", modeAnswer, 0)); err != nil {
+		t.Fatal(err)
+	}
+	if said, err := io.ReadAll(conn); len(said) > 0 {
+		t.Errorf("a stranger was told %q, %v", said, err)
+	}
+}
+
+func TestTaskThatCannotBeDone(t *testing.T) {
+	at := serving(t, "secret")
+	lines := start(t, probe.Task{Token: "other", Serve: &probe.Serve{Port: at.Port()}})
+	if l := <-lines; l.Ready || !strings.Contains(l.Error, "address already in use") {
+		t.Errorf("it says %+v", l)
+	}
+}
+
+// A task that only calls ends by itself, and its result is in its last line.
+func TestCallingEnds(t *testing.T) {
+	at := serving(t, "secret")
+	task, err := probe.Parse(probe.Task{Token: "secret", Calls: []probe.Call{{ID: "one", Protocol: probe.UDP, To: at, Timeout: 2000}}}.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got probe.Result
+	for l := range start(t, task) {
+		got.Merge(l.Result)
+	}
+	if len(got.Answers) != 1 || got.Answers[0].ID != "one" || !got.Answers[0].Answered {
+		t.Errorf("it says %+v", got)
+	}
+}

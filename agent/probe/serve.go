@@ -1,0 +1,138 @@
+package probe
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/probe"
+)
+
+const (
+	// connections is how many are served at the same time.
+	connections = 256
+	// idle is for how long nothing may come by a connection.
+	idle = 20 * time.Second
+	// largest is the longest packet of UDP.
+	largest = 1<<16 - 1
+)
+
+// serve answers questions until what is returned is called.
+func serve(ctx context.Context, token string, s probe.Serve) (stop func(), err error) {
+	if len(token) == 0 || len(token) >= headerSize {
+		return nil, errors.New("the task has no token, or too long a one")
+	}
+	at := fmt.Sprintf("0.0.0.0:%d", s.Port)
+	tcp, err := (&net.ListenConfig{}).Listen(ctx, "tcp4", at)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	packets, err := (&net.ListenConfig{Control: wholeOrInFragments}).ListenPacket(ctx, "udp4", at)
+	if err != nil {
+		tcp.Close()
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	udp := ipv4.NewPacketConn(packets)
+	if err := udp.SetControlMessage(ipv4.FlagDst, true); err != nil {
+		tcp.Close()
+		packets.Close()
+		return nil, fmt.Errorf("ask for the addresses of packets: %w", err)
+	}
+	go serveTCP(tcp, token, s.Name)
+	go serveUDP(udp, token, s.Name)
+	return func() {
+		tcp.Close()
+		_ = udp.Close() // nobody could be told
+	}, nil
+}
+
+func serveTCP(l net.Listener, token, name string) {
+	free := make(chan struct{}, connections)
+	for {
+		conn, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			continue
+		}
+		free <- struct{}{}
+		go func() {
+			defer func() { <-free }()
+			defer conn.Close()
+			_ = serveConnection(conn, token, name) // the caller sees it
+		}()
+	}
+}
+
+func serveConnection(conn net.Conn, token, name string) error {
+	source := addressOf(conn.RemoteAddr())
+	q := make([]byte, headerSize)
+	for {
+		if err := conn.SetDeadline(time.Now().Add(idle)); err != nil {
+			return err
+		}
+		if _, err := io.ReadFull(conn, q); err != nil {
+			return err
+		}
+		mode, ok := asks(q, token)
+		if !ok {
+			return errors.New("not of this run")
+		}
+		if _, err := conn.Write(answer(q, reply{name, source})); err != nil {
+			return err
+		}
+		switch mode {
+		case modeEcho:
+			_, err := io.Copy(conn, conn)
+			return err
+		case modeSink:
+			n, err := io.Copy(io.Discard, conn)
+			if err == nil {
+				_, err = conn.Write(binary.BigEndian.AppendUint64(nil, uint64(n)))
+			}
+			return err
+		}
+	}
+}
+
+// serveUDP answers from the address that was asked: a node has several.
+func serveUDP(conn *ipv4.PacketConn, token, name string) {
+	buf := make([]byte, largest)
+	for {
+		n, cm, from, err := conn.ReadFrom(buf)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil || cm == nil {
+			continue
+		}
+		if _, ok := asks(buf[:n], token); ok {
+			_, _ = conn.WriteTo(answer(buf[:n], reply{name, addressOf(from)}), &ipv4.ControlMessage{Src: cm.Dst}, from) // the caller asks again
+		}
+	}
+}
+
+// wholeOrInFragments has a socket send packets without regard to what it knows of the way. They leave in fragments if they are larger
+// than its interface allows. Others may fragment the rest.
+func wholeOrInFragments(_, _ string, c rawConn) error {
+	return setOption(c, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
+}
+
+func addressOf(a net.Addr) netip.Addr {
+	switch a := a.(type) {
+	case *net.TCPAddr:
+		return a.AddrPort().Addr().Unmap()
+	case *net.UDPAddr:
+		return a.AddrPort().Addr().Unmap()
+	}
+	return netip.Addr{}
+}

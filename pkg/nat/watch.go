@@ -1,0 +1,150 @@
+package nat
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/nft"
+)
+
+// watcherPrefix is what the names of tables begin with that only count.
+const watcherPrefix = TableName + "-watch-"
+
+// tableOwner is NFT_TABLE_F_OWNER of linux/netfilter/nf_tables.h: the kernel removes the table with the socket that has made it.
+// Kernels have it since 5.12.
+const tableOwner = 0x2
+
+// Watch says what a Watcher counts on a node.
+type Watch struct {
+	// Run tells its table from those of other watchers.
+	Run string
+	// Remote are the ranges by which the node knows a peer.
+	Remote []netip.Prefix
+	// Gateways are the pods on this node that have an end of the tunnel.
+	Gateways []netip.Addr
+	// Uplinks are the interfaces that lead out of the node.
+	Uplinks []string
+	// OverlayGroup is the interface group of the overlay's interfaces, TunnelPort the UDP port of gateways.
+	OverlayGroup uint32
+	TunnelPort   uint16
+}
+
+// Counted is what a Watcher has seen since it began.
+type Counted struct {
+	// Plain are packets of a peer's ranges that have left the node by another interface than the overlay's. ToPeer and FromPeer
+	// are those by the overlay.
+	Plain, ToPeer, FromPeer uint64
+	// TunnelOut and TunnelIn are the bytes of encrypted packets of gateways on this node.
+	TunnelOut, TunnelIn uint64
+}
+
+// Watcher is a table that only counts. It is there as long as the process that has made it, whatever ends that.
+// Where the kernel cannot see to that, it is removed by Close, or by Purge.
+type Watcher struct {
+	conn  *nftables.Conn
+	table *nftables.Table
+}
+
+// The names of its counters.
+const (
+	countPlain     = "plain"
+	countToPeer    = "to-peer"
+	countFromPeer  = "from-peer"
+	countTunnelOut = "tunnel-out"
+	countTunnelIn  = "tunnel-in"
+)
+
+// rules of the watcher. They come after those of everybody else, where addresses are those that a packet leaves with.
+func (w Watch) rules() table {
+	const last, first nftables.ChainPriority = 310, -320
+	in, out := iifGroup(w.OverlayGroup), oifGroup(w.OverlayGroup)
+	leaving := []rule{
+		{"to the peer by the overlay", concat(out, inSet(destinationAt, setRemote), counter(countToPeer))},
+		{"to the peer in plain", concat(not(oifGroup(w.OverlayGroup)), inSet(destinationAt, setRemote), counter(countPlain))},
+	}
+	for _, uplink := range w.Uplinks {
+		leaving = append(leaving, rule{"from the peer, by " + uplink, concat(nft.Meta(expr.MetaKeyOIFNAME, ifname(uplink)...), inSet(sourceAt, setRemote), counter(countPlain))})
+	}
+	return table{
+		family: nftables.TableFamilyIPv4,
+		sets:   []set{prefixSet(setRemote, w.Remote), addrSet(setGateways, w.Gateways)},
+		chains: []chain{
+			base("leaving", nftables.ChainHookPostrouting, last, leaving),
+			base("coming", nftables.ChainHookPrerouting, first, []rule{
+				{"from the peer by the overlay", concat(in, inSet(sourceAt, setRemote), counter(countFromPeer))},
+			}),
+			base("tunnel", nftables.ChainHookForward, *nftables.ChainPriorityFilter, []rule{
+				{"the tunnel's", concat(inSet(sourceAt, setGateways), udpSport(w.TunnelPort), counter(countTunnelOut))},
+				{"the tunnel's", concat(inSet(destinationAt, setGateways), udpDport(w.TunnelPort), counter(countTunnelIn))},
+			}),
+		},
+	}
+}
+
+// counter: `counter name "plain"`.
+func counter(name string) []expr.Any {
+	return []expr.Any{&expr.Objref{Type: int(nftables.ObjTypeCounter), Name: name}}
+}
+
+// NewWatcher begins to count in the calling thread's network namespace.
+func NewWatcher(w Watch) (*Watcher, error) {
+	if err := onlyIPv4(w.Gateways, w.Remote); err != nil {
+		return nil, err
+	}
+	var socket *netlink.Conn
+	conn, err := nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *netlink.Conn) error {
+		socket = c // what the library makes of a table has no flags
+		return forTransactions(c)
+	}))
+	if err != nil {
+		return nil, fmt.Errorf("open nftables: %w", err)
+	}
+	out := &Watcher{conn: conn, table: &nftables.Table{Name: watcherPrefix + w.Run, Family: nftables.TableFamilyIPv4}}
+	create := func(flags uint32) error {
+		return sendBy(socket, []netlink.Message{message(unix.NFNL_SUBSYS_NFTABLES, unix.NFT_MSG_NEWTABLE, netlink.Acknowledge|netlink.Create|netlink.Excl,
+			byte(out.table.Family), text(unix.NFTA_TABLE_NAME, out.table.Name), number(unix.NFTA_TABLE_FLAGS, flags))})
+	}
+	err = create(tableOwner)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+		err = create(0)
+	}
+	if err == nil {
+		err = w.rules().fill(conn, out.table, nil)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("add nftables table %q: %w", out.table.Name, err), out.Close())
+	}
+	return out, nil
+}
+
+// Read returns what was counted by now.
+func (w *Watcher) Read() (out Counted, err error) {
+	counted, err := counters(w.conn, w.table)
+	return Counted{
+		Plain: counted[countPlain].Packets, ToPeer: counted[countToPeer].Packets, FromPeer: counted[countFromPeer].Packets,
+		TunnelOut: counted[countTunnelOut].Bytes, TunnelIn: counted[countTunnelIn].Bytes,
+	}, err
+}
+
+// Close removes the table.
+func (w *Watcher) Close() error {
+	w.conn.DelTable(w.table)
+	err := w.conn.Flush()
+	if errors.Is(err, unix.ENOENT) {
+		err = nil
+	}
+	return errors.Join(err, w.conn.CloseLasting())
+}
+
+// isLeftWatcher says that a table is a watcher's that has ended without removing it. Those that the kernel removes cannot be removed
+// by others.
+func isLeftWatcher(t *nftables.Table) bool {
+	return strings.HasPrefix(t.Name, watcherPrefix) && t.Flags&tableOwner == 0
+}

@@ -1,0 +1,129 @@
+package nat_test
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// watchingEnv has this test program watch until it is killed, instead of testing.
+const watchingEnv = "LIQONET_TEST_WATCHING"
+
+func watched() nat.Watch {
+	return nat.Watch{
+		Run: "test", Remote: []netip.Prefix{prefix("10.63.0.0/16"), prefix("10.64.0.0/17")}, Uplinks: []string{"eth0"},
+		Gateways: []netip.Addr{addr("10.245.0.7")}, OverlayGroup: 27761, TunnelPort: 51840,
+	}
+}
+
+// What goes by the overlay is told from what leaves in plain, of the peer's ranges only.
+func TestWatcherCounts(t *testing.T) {
+	node, others := netns.New(t, "node"), netns.New(t, "others")
+	for i, name := range []string{"eth0", "lq0-0"} {
+		netns.Veth(t, node, name, others, "to-"+name)
+		node.Addr(t, name, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(i), 1}), 24))
+		others.Addr(t, "to-"+name, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(i), 2}), 24))
+	}
+	node.Output(t, "ip", "link", "set", "lq0-0", "group", "27761")
+	send := func(to, by string) {
+		node.Output(t, "ip", "route", "replace", to, "via", "10.9."+map[string]string{"eth0": "0", "lq0-0": "1"}[by]+".2")
+		node.Do(t, func() error {
+			conn, err := net.Dial("udp4", to+":9")
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			_, err = conn.Write([]byte("x"))
+			return err
+		})
+	}
+	var w *nat.Watcher
+	node.Do(t, func() (err error) { w, err = nat.NewWatcher(watched()); return err })
+	count := func() nat.Counted {
+		got, err := w.Read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return got
+	}
+	steps := []struct {
+		to, by string
+		want   nat.Counted
+	}{
+		{"192.0.2.1", "eth0", nat.Counted{}},
+		{"10.64.128.1", "eth0", nat.Counted{}}, // beside the ranges
+		{"10.63.0.1", "lq0-0", nat.Counted{ToPeer: 1}},
+		{"10.63.0.1", "eth0", nat.Counted{ToPeer: 1, Plain: 1}},
+		{"10.64.127.255", "eth0", nat.Counted{ToPeer: 1, Plain: 2}},
+	}
+	for _, s := range steps {
+		send(s.to, s.by)
+		if diff := cmp.Diff(s.want, count()); diff != "" {
+			t.Errorf("to %s by %s: %s", s.to, s.by, diff)
+		}
+	}
+	if err := w.Close(); err != nil {
+		t.Error(err)
+	}
+	if left := node.Output(t, "nft", "list", "tables"); left != "" {
+		t.Errorf("left are %s", left)
+	}
+}
+
+// The kernel removes the table of a process that was killed.
+func TestWatcherThatIsKilled(t *testing.T) {
+	if os.Getenv(watchingEnv) != "" {
+		w, err := nat.NewWatcher(watched())
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-time.After(time.Minute)
+		runtime.KeepAlive(w)
+		return
+	}
+	ns := netns.New(t, "node")
+	cmd := exec.Command(os.Args[0], "-test.run=^TestWatcherThatIsKilled$")
+	cmd.Env = append(os.Environ(), watchingEnv+"=1")
+	if err := ns.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	awaitTables(t, ns, func(tables string) bool { return strings.Contains(tables, "liqonet-watch-test") })
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait() // it was killed
+	awaitTables(t, ns, func(tables string) bool { return tables == "" })
+}
+
+// A table that the kernel does not remove is removed by Purge, and another one's is left alone.
+func TestPurgeOfWatchers(t *testing.T) {
+	ns := netns.New(t, "node")
+	ns.Output(t, "nft", "add table ip liqonet-watch-old; add table ip liqonet-watched")
+	ns.Do(t, func() error { _, err := nat.Purge(t.Context()); return err })
+	if got := ns.Output(t, "nft", "list", "tables"); strings.TrimSpace(got) != "table ip liqonet-watched" {
+		t.Errorf("left are %s", got)
+	}
+}
+
+func awaitTables(t *testing.T, ns *netns.NS, is func(string) bool) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		tables := ns.Output(t, "nft", "list", "tables")
+		if is(tables) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the tables are %q", tables)
+		}
+	}
+}
