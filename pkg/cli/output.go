@@ -36,7 +36,7 @@ func (o *output) String() string { return o.format }
 func (o *output) Type() string { return "format" }
 
 func (o *output) completions() []cobra.Completion {
-	return []cobra.Completion{"table", "wide", "name", "json", "yaml", "jsonpath=", "go-template=", customColumns}
+	return append([]cobra.Completion{"table", "wide", "name", "json", "yaml", "jsonpath=", "go-template=", customColumns}, o.own...)
 }
 
 // Set refuses what cannot be printed.

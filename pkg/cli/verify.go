@@ -40,7 +40,6 @@ The exit code is 10 if a check fails.`,
 		RunE:              func(cmd *cobra.Command, args []string) error { return g.verify(cmd, args, bench, out) },
 	}
 	out = addOutput(cmd.Flags(), "junit")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"table", "wide", "json", "yaml", "junit"}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
 	cmd.Flags().BoolVar(&bench, "bench", false, "measure the speed, too: pod to pod, and beside it node to node without the tunnel")
 	addTimeout(cmd, 3*time.Minute)
 	return cmd
