@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -162,10 +163,17 @@ func callUDP(ctx context.Context, token string, c probe.Call, a *probe.Answer) e
 		}
 		how = (&ipv4.ControlMessage{IfIndex: link.Index}).Marshal()
 	}
-	return exchange(ctx, a, conn, func() error {
+	send := func() error {
 		_, _, err := conn.WriteMsgUDP(question(token, modeAnswer, c.Size-headers), how, nil)
 		return err
-	}, func(raw []byte) error { return understand(raw, a) })
+	}
+	receive := func(raw []byte) error { return understand(raw, a) }
+	err = exchange(ctx, a, conn, send, receive)
+	if r := a.Refusal; c.OrLess && r != nil && r.Type == 0 && r.MTU > headers && r.MTU < c.Size {
+		c.Size, a.Size, a.Refusal = r.MTU, r.MTU, nil
+		err = exchange(ctx, a, conn, send, receive)
+	}
+	return err
 }
 
 // socket is one by which packets are exchanged.
@@ -178,6 +186,7 @@ type socket interface {
 func exchange(ctx context.Context, a *probe.Answer, conn socket, send func() error, understand func([]byte) error) error {
 	until, _ := ctx.Deadline()
 	buf := make([]byte, largest)
+	var refused error // says more than silence
 	for {
 		a.Tries++
 		start := time.Now()
@@ -202,15 +211,18 @@ func exchange(ctx context.Context, a *probe.Answer, conn socket, send func() err
 				a.Refusal = r
 			}
 		}
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			refused = err
+		}
 		if a.Refusal != nil && a.Refusal.MTU > 0 || !time.Now().Before(until) {
-			return err
+			return cmp.Or(refused, err)
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			continue
 		}
 		select { // what is refused at once may be so for a moment only
 		case <-ctx.Done():
-			return err
+			return refused
 		case <-time.After(again / 4):
 		}
 	}

@@ -7,6 +7,7 @@ package probe
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"sync"
 
@@ -23,19 +24,40 @@ func Run(ctx context.Context, task probe.Task, out io.Writer) error {
 	return nil
 }
 
-func run(ctx context.Context, task probe.Task, say *speaker) error {
-	if task.Serve != nil {
-		serving, err := serve(ctx, task.Token, *task.Serve)
+func run(ctx context.Context, task probe.Task, say *speaker) (err error) {
+	if task.Watch != nil {
+		w, err := watch(ctx, *task.Watch)
 		if err != nil {
 			return err
 		}
-		defer serving()
+		defer func() {
+			watched, endErr := w.end()
+			say.line(probe.Line{Result: &probe.Result{Watched: watched}})
+			err = errors.Join(err, endErr)
+		}()
+	}
+	if task.Serve != nil {
+		stop, err := serve(ctx, task.Token, *task.Serve)
+		if err != nil {
+			return err
+		}
+		defer stop()
 	}
 	say.line(probe.Line{Ready: true})
 	if len(task.Calls) > 0 {
-		say.line(probe.Line{Result: &probe.Result{Answers: callAll(ctx, task.Token, task.Calls)}})
+		before := gatewayDrops(ctx, task.Gateways)
+		answers := callAll(ctx, task.Token, task.Calls)
+		after := gatewayDrops(ctx, task.Gateways)
+		say.line(probe.Line{Result: &probe.Result{Answers: answers, Gateways: grown(before, after)}})
 	}
-	if task.Serve != nil {
+	if task.Bench != nil {
+		speed, err := bench(ctx, task.Token, *task.Bench)
+		if err != nil {
+			return err
+		}
+		say.line(probe.Line{Result: &probe.Result{Speed: speed}})
+	}
+	if task.Serve != nil || task.Watch != nil {
 		<-ctx.Done()
 	}
 	return nil

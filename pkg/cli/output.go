@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 
@@ -15,11 +16,15 @@ import (
 )
 
 // output is the flag --output.
-type output struct{ format string }
+type output struct {
+	format string
+	// own are formats that only this command has.
+	own []string
+}
 
-func addOutput(f *pflag.FlagSet) *output {
-	o := &output{format: "table"}
-	f.VarP(o, "output", "o", "table, wide, name, json, yaml, jsonpath=…, go-template=… or custom-columns=…, as with kubectl")
+func addOutput(f *pflag.FlagSet, own ...string) *output {
+	o := &output{format: "table", own: own}
+	f.VarP(o, "output", "o", strings.Join(append([]string{"table", "wide", "name", "json", "yaml"}, own...), ", ")+", jsonpath=…, go-template=… or custom-columns=…, as with kubectl")
 	return o
 }
 
@@ -32,7 +37,7 @@ func (o *output) Type() string { return "format" }
 // Set refuses what cannot be printed.
 func (o *output) Set(s string) error {
 	o.format = cmp.Or(s, "table")
-	if o.forPeople() || s == "name" {
+	if o.forPeople() || s == "name" || slices.Contains(o.own, s) {
 		return nil
 	}
 	if spec, isColumns := strings.CutPrefix(s, customColumns); isColumns {

@@ -44,7 +44,9 @@ const (
 	// peering that was removed from one cluster only.
 	ExitPartial = 8
 	// ExitIdentity is for a cluster that says it is another one, and cannot prove it.
-	ExitIdentity    = 9
+	ExitIdentity = 9
+	// ExitChecks is for checks that could be made, and of which one has failed.
+	ExitChecks      = 10
 	ExitInterrupted = 130
 )
 
@@ -84,7 +86,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 		err = commandLineError(cmd, err)
 	}
 	err = cmp.Or(err, out.Flush())
-	if err != nil && !errors.Is(err, errUnhealthy) {
+	if err != nil && !errors.Is(err, errUnhealthy) && !errors.Is(err, errChecks) {
 		text{streams.Err}.printf("Error: %s\n", explain(err, "  "))
 	}
 	return ExitCode(ctx, err)
@@ -106,6 +108,9 @@ var errInterrupted = errors.New("interrupted")
 // errUnhealthy is returned by status after it has printed what is not well.
 var errUnhealthy = errors.New("not all peerings are connected")
 
+// errChecks is returned after a report has been printed, of which a check has failed.
+var errChecks = errors.New("a check has failed")
+
 // ExitCode maps an error to the exit code of the process.
 func ExitCode(ctx context.Context, err error) int {
 	if err == nil {
@@ -116,6 +121,9 @@ func ExitCode(ctx context.Context, err error) int {
 	}
 	if errors.Is(err, errUnhealthy) {
 		return ExitUnhealthy
+	}
+	if errors.Is(err, errChecks) {
+		return ExitChecks
 	}
 	if p := (*pairsError)(nil); errors.As(err, &p) && p.partial {
 		return ExitPartial
@@ -160,7 +168,7 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	flags := root.PersistentFlags()
 	flags.StringVar(&g.kubeconfig, "kubeconfig", "", "kubeconfig file to use instead of $KUBECONFIG or ~/.kube/config")
 	flags.String("config", "", "file with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
-	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newGraph(g), newMap(g), newExposeHost(g), newLogLevel(g), newVersion(g))
+	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newVerify(g), newGraph(g), newMap(g), newExposeHost(g), newLogLevel(g), newVersion(g))
 	for _, cmd := range root.Commands() {
 		// The check of arguments needs all flags, so they are loaded before it.
 		check := cmd.Args

@@ -71,7 +71,7 @@ func TestPrintStatus(t *testing.T) {
 	} {
 		t.Run(tt.format, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := (&output{tt.format}).printStatus(&out, status(views()...), nil); err != nil {
+			if err := (&output{format: tt.format}).printStatus(&out, status(views()...), nil); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, tt.file, out.String())
@@ -79,7 +79,7 @@ func TestPrintStatus(t *testing.T) {
 	}
 	t.Run("ranges", func(t *testing.T) {
 		var out bytes.Buffer
-		(&output{"table"}).printRanges(&out, views()...)
+		(&output{format: "table"}).printRanges(&out, views()...)
 		golden(t, "ranges.txt", out.String())
 	})
 }
@@ -90,7 +90,7 @@ func TestPrintStatusOfNothing(t *testing.T) {
 		"table": "No peerings in a, b.\n", "yaml": "apiVersion: cli.liqonet.io/v1alpha1\nkind: Status\npeerings: []\n", "name": "",
 	} {
 		var out bytes.Buffer
-		if err := (&output{format}).printStatus(&out, status(), clusters); err != nil || out.String() != want {
+		if err := (&output{format: format}).printStatus(&out, status(), clusters); err != nil || out.String() != want {
 			t.Errorf("%s: got %q, %v", format, out.String(), err)
 		}
 	}
@@ -130,7 +130,7 @@ func TestTableNodes(t *testing.T) {
 	v := views()[:1]
 	v[0].Nodes, v[0].NodesReady, v[0].NodesTotal = v[0].Nodes[:1], 1, 2
 	var out bytes.Buffer
-	if (&output{"table"}).printViews(&out, v); !strings.Contains(out.String(), " 1/2 ") {
+	if (&output{format: "table"}).printViews(&out, v); !strings.Contains(out.String(), " 1/2 ") {
 		t.Errorf("got %s", out.String())
 	}
 }
@@ -195,7 +195,7 @@ func TestDefect1_18_HandshakeAgeIsOfTheView(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for range 2 {
 			var out bytes.Buffer
-			if (&output{"wide"}).printViews(&out, views()); !strings.Contains(out.String(), " 83s ") {
+			if (&output{format: "wide"}).printViews(&out, views()); !strings.Contains(out.String(), " 83s ") {
 				t.Errorf("got %s", out.String())
 			}
 			time.Sleep(48 * time.Hour)

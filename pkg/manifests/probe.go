@@ -20,6 +20,9 @@ const (
 	probeKept = 10
 )
 
+// LabelProbeServes is on probe pods that answer others.
+const LabelProbeServes = "liqonet.io/probe-serves"
+
 // Probe is a pod that a command runs for some seconds, as a Job of its own: if the command is killed, Kubernetes
 // removes it.
 type Probe struct {
@@ -68,15 +71,18 @@ func (p Probe) Job() *batchv1.Job {
 		// The kernel then answers whether the peer is there to a socket that needs no capability.
 		SecurityContext: &corev1.PodSecurityContext{Sysctls: []corev1.Sysctl{{Name: "net.ipv4.ping_group_range", Value: "0 2147483647"}}},
 	}
+	labels := ProbeLabels(p.Run)
 	if p.Host {
 		pod.HostNetwork, pod.SecurityContext = true, nil
+	} else if p.Task.Serve != nil {
+		labels[LabelProbeServes] = ""
 	}
 	return &batchv1.Job{
 		TypeMeta:   metav1.TypeMeta{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job"},
 		ObjectMeta: ProbeMeta(p.Run, p.Name),
 		Spec: batchv1.JobSpec{
 			BackoffLimit: new(int32(0)), ActiveDeadlineSeconds: new(int64(ProbeSeconds)), TTLSecondsAfterFinished: new(int32(probeKept)),
-			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: ProbeLabels(p.Run)}, Spec: pod},
+			Template: corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: labels}, Spec: pod},
 		},
 	}
 }

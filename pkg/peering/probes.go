@@ -45,10 +45,12 @@ type Probe struct {
 	Host bool
 	Task probe.Task
 
-	// The following may be read when Ready or Ended is closed.
+	// The following may be read when Ended is closed, and when Ready is closed, whether there is an error.
 
 	// Ready is closed when the probe does what others depend on, or cannot.
 	Ready chan struct{}
+	// Answered is closed when its calls are made, or cannot be.
+	Answered chan struct{}
 	// Ended is closed when it says no more.
 	Ended chan struct{}
 	// Pod is its pod, nil where none was made.
@@ -68,15 +70,22 @@ type Probe struct {
 // fail says that it ends for a reason.
 func (p *Probe) fail(err error) {
 	p.Err = err
-	p.ready()
+	p.end()
+}
+
+// end says that there is nothing to be waited for any more.
+func (p *Probe) end() {
+	reached(p.Ready)
+	reached(p.Answered)
 	close(p.Ended)
 }
 
-func (p *Probe) ready() {
+// reached closes what only one goroutine closes, once.
+func reached(c chan struct{}) {
 	select {
-	case <-p.Ready:
+	case <-c:
 	default:
-		close(p.Ready)
+		close(c)
 	}
 }
 
@@ -108,7 +117,7 @@ func (c *Cluster) NewProbes(ctx context.Context, kind string) (*Probes, error) {
 	if err := c.lendNamespace(ctx); err != nil {
 		return nil, err
 	}
-	p.ctx, p.stop = context.WithCancel(ctx)
+	p.ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx)) // until Remove
 	p.beaten.Go(func() { p.beat(p.ctx) })
 	return p, nil
 }
@@ -123,11 +132,9 @@ func (p *Probes) Image() string { return p.image }
 func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 	g, gctx := failure.NewGroup(ctx)
 	for _, one := range probes {
-		one.Ready, one.Ended, one.begun = make(chan struct{}), make(chan struct{}), time.Now()
+		one.Ready, one.Answered, one.Ended, one.begun = make(chan struct{}), make(chan struct{}), make(chan struct{}), time.Now()
 		one.job = manifests.Probe{Run: p.run, Name: one.Name, Node: one.Node, Image: p.image, Task: one.Task, Host: one.Host}.Job()
-		g.Go(func() error {
-			return p.cluster.fail("create "+describe(one.job), p.cluster.Client.Create(gctx, one.job))
-		})
+		g.Go(func() error { return p.create(gctx, one.job) })
 	}
 	p.mu.Lock()
 	p.all = append(p.all, probes...)
@@ -155,9 +162,18 @@ func (p *Probes) Own(ctx context.Context, objs ...client.Object) error {
 	g, gctx := failure.NewGroup(ctx)
 	for _, obj := range objs {
 		obj.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: batchv1.SchemeGroupVersion.String(), Kind: "Job", Name: owner.Name, UID: owner.UID}})
-		g.Go(func() error { return p.cluster.fail("create "+describe(obj), p.cluster.Client.Create(gctx, obj)) })
+		g.Go(func() error { return p.create(gctx, obj) })
 	}
 	return g.Wait()
+}
+
+// create makes an object of the run. One that is there was made by the same request, to which no answer came.
+func (p *Probes) create(ctx context.Context, obj client.Object) error {
+	err := p.cluster.Client.Create(ctx, obj)
+	if apierrors.IsAlreadyExists(err) {
+		err = p.cluster.Client.Get(ctx, client.ObjectKeyFromObject(obj), obj)
+	}
+	return p.cluster.fail("create "+describe(obj), err)
 }
 
 // follow waits until each of the probes runs or cannot, and has what it says read.
@@ -177,7 +193,9 @@ func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 			case reason != "":
 				missing = append(missing, fmt.Sprintf("%s on node %s: %s", one.job.Name, one.Node, reason))
 			default:
+				p.mu.Lock()
 				one.Pod, one.reading = pod.DeepCopy(), true
+				p.mu.Unlock()
 				p.beaten.Go(func() { p.listen(ctx, one) })
 			}
 		}
@@ -246,8 +264,7 @@ func (p *Probe) refusedFor(isRefused bool, c *Cluster, reason string) error {
 
 // listen reads what a probe says until it ends.
 func (p *Probes) listen(ctx context.Context, one *Probe) {
-	defer close(one.Ended)
-	defer one.ready()
+	defer one.end()
 	said, err := p.cluster.Logs(ctx, one.Pod.Name)
 	if err != nil {
 		one.Err = p.cluster.fail("read the log of pod "+one.Pod.Name, err)
@@ -269,7 +286,10 @@ func (p *Probes) listen(ctx context.Context, one *Probe) {
 			one.Err = p.cluster.startError(one.Pod, errors.New(l.Error))
 		}
 		if l.Ready {
-			one.ready()
+			reached(one.Ready)
+		}
+		if l.Result != nil && l.Result.Answers != nil {
+			reached(one.Answered)
 		}
 	}
 	switch {
@@ -317,7 +337,7 @@ func (p *Probes) End(ctx context.Context, probes ...*Probe) error {
 	g, gctx := failure.NewGroup(ctx)
 	for _, one := range probes {
 		g.Go(func() error {
-			if err := p.remove(gctx, one); err != nil || one.Pod == nil {
+			if err := p.remove(gctx, one); err != nil || p.podOf(one) == nil {
 				return err
 			}
 			select {
@@ -339,10 +359,17 @@ func (p *Probes) remove(ctx context.Context, one *Probe) error {
 	if err := p.cluster.delete(ctx, one.job); err != nil {
 		return err
 	}
-	if one.Pod == nil {
-		return nil
+	if pod := p.podOf(one); pod != nil {
+		return p.cluster.delete(ctx, pod)
 	}
-	return p.cluster.delete(ctx, one.Pod)
+	return nil
+}
+
+// podOf is a probe's pod, also while it is being started.
+func (p *Probes) podOf(one *Probe) *corev1.Pod {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return one.Pod
 }
 
 // Remove removes all of the run, and waits until it is gone. The context of the command may have ended.
@@ -470,7 +497,7 @@ func toProbe() []permission {
 	return slices.Concat(
 		permissions("", "", "get", "namespaces"),
 		permissions("apps", ns, "get", "daemonsets"),
-		permissions("batch", ns, "create patch delete", "jobs"),
+		permissions("batch", ns, "get create patch delete", "jobs"),
 		permissions("", ns, "list watch delete", "pods"),
 		permissions("", ns, "get", "pods/log"),
 		permissions("", ns, "list watch", "events"),

@@ -4,10 +4,12 @@ import (
 	"context"
 	"io"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -25,11 +27,15 @@ import (
 func podsOfJobs(t *testing.T, says string, prepare func(*corev1.Pod) client.Object, objs ...client.Object) *Cluster {
 	t.Helper()
 	c := newCluster(t, "a", interceptor.Funcs{Create: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+		if review, isReview := obj.(*authorizationv1.SelfSubjectAccessReview); isReview {
+			review.Status.Allowed = true
+			return nil
+		}
+		obj.SetUID(types.UID("uid-of-" + obj.GetName()))
 		job, isJob := obj.(*batchv1.Job)
 		if !isJob {
 			return w.Create(ctx, obj, opts...)
 		}
-		job.UID = types.UID("uid-of-" + job.Name)
 		if err := w.Create(ctx, job, opts...); err != nil {
 			return err
 		}
@@ -265,5 +271,20 @@ func TestProbeIsRestricted(t *testing.T) {
 		if diff := cmp.Diff([]bool{false, host, false, true, !host, host, true, true}, got); diff != "" {
 			t.Errorf("host %t: %s", host, diff)
 		}
+	}
+}
+
+// A user who may not read logs is told so before anything is made.
+func TestVerifyNamesPermissions(t *testing.T) {
+	refuse := allowing(new(int), &sync.Mutex{}, func(r authorizationv1.ResourceAttributes) bool {
+		return r.Resource != "*" && r.Subresource != "log" && r.Resource != "jobs"
+	})
+	a, b := newCluster(t, "a", refuse), newCluster(t, "b", interceptor.Funcs{})
+	_, err := Verify(t.Context(), a, b, false, Silent{})
+	if kindOf(t, err) != Forbidden || !strings.Contains(err.Error(), "the user may not create jobs.batch, delete jobs.batch, get jobs.batch, get pods/log, patch jobs.batch") {
+		t.Errorf("the error is %v", err)
+	}
+	if left := everythingOf(t, a); len(left) > 0 {
+		t.Errorf("it has made %v", left)
 	}
 }

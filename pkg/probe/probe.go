@@ -5,15 +5,21 @@ import (
 	"net/netip"
 )
 
-// Task is what one probe does: all of it that is set. It begins to serve, says that it is
-// ready, and makes its calls. One that serves goes on until it is told to end.
+// Task is what one probe does: all of it that is set. It begins to watch and to serve, says that it is
+// ready, and makes its calls. One that watches or serves goes on until it is told to end.
 type Task struct {
 	// Token is in all that the probes of one run send each other. Nobody else is answered.
 	Token string `json:"token,omitempty"`
 	// Serve is set where calls of other probes are answered.
 	Serve *Serve `json:"serve,omitempty"`
+	// Watch is set where packets of the node are counted until the probe is told to end.
+	Watch *Watch `json:"watch,omitempty"`
 	// Calls are made at the same time.
 	Calls []Call `json:"calls,omitempty"`
+	// Gateways are where gateways of the cluster show their metrics, of which drops are read before and after the calls.
+	Gateways []netip.AddrPort `json:"gateways,omitempty"`
+	// Bench is set where the speed of the way to another probe is measured.
+	Bench *Bench `json:"bench,omitempty"`
 }
 
 // String is the argument of the agent's command.
@@ -33,6 +39,40 @@ type Serve struct {
 	// Name is in each answer.
 	Name string `json:"name"`
 	Port uint16 `json:"port"`
+}
+
+// Watch counts packets of a node, in its network.
+type Watch struct {
+	// Run tells its counters from those of others.
+	Run string `json:"run"`
+	// Remote are the ranges by which the node knows the peer.
+	Remote []netip.Prefix `json:"remote"`
+	// Gateways are the pods on the node that have an end of the tunnel.
+	Gateways []netip.Addr `json:"gateways,omitempty"`
+	// Addresses are the node's own: their interfaces lead out of it.
+	Addresses []netip.Addr `json:"addresses,omitempty"`
+}
+
+// Watched is what was counted.
+type Watched struct {
+	// Plain are packets of the peer's ranges that left the node by another interface than the overlay's. ToPeer and FromPeer are
+	// those by the overlay.
+	Plain    uint64 `json:"plain"`
+	ToPeer   uint64 `json:"toPeer"`
+	FromPeer uint64 `json:"fromPeer"`
+	// TunnelOut and TunnelIn are the bytes of encrypted packets of gateways on the node.
+	TunnelOut uint64 `json:"tunnelOut"`
+	TunnelIn  uint64 `json:"tunnelIn"`
+	// Dropped is by how much counters of what the node's rules drop have grown, by their names.
+	Dropped map[string]uint64 `json:"dropped,omitempty"`
+}
+
+// Gateway is what a gateway has dropped while calls were made.
+type Gateway struct {
+	// Dropped is by how much counters have grown, by their names.
+	Dropped map[string]uint64 `json:"dropped,omitempty"`
+	// Error is why that is not known.
+	Error string `json:"error,omitempty"`
 }
 
 // Protocol is by what a call is made.
@@ -56,6 +96,8 @@ type Call struct {
 	Size int `json:"size,omitempty"`
 	// DontFragment has packets sent as they are, or not at all. Otherwise large ones are sent in fragments.
 	DontFragment bool `json:"dontFragment,omitempty"`
+	// OrLess sends less where the interface by which packets leave allows no more.
+	OrLess bool `json:"orLess,omitempty"`
 	// Link is the interface by which packets leave, empty for the one that routes lead to. It is for UDP.
 	Link string `json:"link,omitempty"`
 	// ConnectOnly asks nothing: that a TCP connection is accepted is the answer.
@@ -74,6 +116,8 @@ type Answer struct {
 	Source netip.Addr `json:"source,omitzero"`
 	// Local is the address that the question was sent from.
 	Local netip.Addr `json:"local,omitzero"`
+	// Size is what was sent, where that is less than asked for.
+	Size int `json:"size,omitempty"`
 	// Microseconds is how long the answer took.
 	Microseconds int64 `json:"microseconds,omitempty"`
 	// Tries is how often the question was sent.
@@ -94,6 +138,25 @@ type Refusal struct {
 	From netip.Addr `json:"from,omitzero"`
 }
 
+// Bench measures one thing after the other.
+type Bench struct {
+	To netip.AddrPort `json:"to"`
+	// Milliseconds is how long each of the three takes.
+	Milliseconds int `json:"milliseconds"`
+}
+
+// Speed is what was measured.
+type Speed struct {
+	// BitsPerSecond is what several connections carry together.
+	BitsPerSecond float64 `json:"bitsPerSecond"`
+	// MedianMicroseconds and SlowMicroseconds are how long a small packet and its answer take: half of them, and 99 of 100, take
+	// no longer.
+	MedianMicroseconds float64 `json:"medianMicroseconds"`
+	SlowMicroseconds   float64 `json:"slowMicroseconds"`
+	// RequestsPerSecond is how many questions are answered by several connections together, on each one after the other.
+	RequestsPerSecond float64 `json:"requestsPerSecond"`
+}
+
 // Line is one line of a probe's output.
 type Line struct {
 	// Ready says that the probe serves.
@@ -107,6 +170,10 @@ type Line struct {
 // Result is what a probe has found out.
 type Result struct {
 	Answers []Answer `json:"answers,omitempty"`
+	Watched *Watched `json:"watched,omitempty"`
+	// Gateways are in the order of the task.
+	Gateways []Gateway `json:"gateways,omitempty"`
+	Speed    *Speed    `json:"speed,omitempty"`
 }
 
 // Merge adds what is in a later result.
@@ -116,5 +183,14 @@ func (r *Result) Merge(later *Result) {
 	}
 	if later.Answers != nil {
 		r.Answers = later.Answers
+	}
+	if later.Watched != nil {
+		r.Watched = later.Watched
+	}
+	if later.Gateways != nil {
+		r.Gateways = later.Gateways
+	}
+	if later.Speed != nil {
+		r.Speed = later.Speed
 	}
 }

@@ -19,6 +19,7 @@ func TestDayTwo(t *testing.T) {
 	ctx := begin(t)
 	a, d := fx.gamma, fx.delta
 	mustLiqonet(t, ctx, "peer", a.Name, d.Name)
+	t.Run("verify sees a fault", func(t *testing.T) { oneFault(t, ctx, a, d) })
 	before := viewOf(t, status(t, ctx, 0, a, d), d, a)
 
 	grown := netip.MustParsePrefix("10.96.0.0/17")

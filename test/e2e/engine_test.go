@@ -134,6 +134,7 @@ spec:
 	restart()
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
 	eventually(t, ctx, 2*engineTimeout, "after another start", connected)
+	checkVerified(t, ctx, a, b)
 	for _, f := range stop {
 		f()
 	}

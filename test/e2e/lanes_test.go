@@ -207,6 +207,8 @@ const (
 	failoverPart = "failover"
 	// outages: nodes that are replaced, clusters that reboot, planes that are bad.
 	outagesPart = "outages"
+	// checks: what commands that look for faults say of faults that were made.
+	checksPart = "checks"
 )
 
 // places says where tests run. One that is not here needs all clusters, and runs with
@@ -276,6 +278,12 @@ var places = map[string]place{
 	"TestPlanesOnReplacedNodes": {lane: laneAll, part: outagesPart},
 	"TestPlanesThatAreBad":      {lane: laneAll, part: outagesPart},
 	"TestRebootedClusters":      {lane: laneAll, part: outagesPart},
+
+	"TestVerifyFaults":     {lane: laneEqual, part: checksPart},
+	"TestVerifyKilled":     {lane: laneEqual, part: checksPart},
+	"TestVerifyNetworks":   {lane: laneAll, part: checksPart},
+	"TestVerifyRestricted": {lane: laneEqual, part: checksPart},
+	"TestVerifyTopologies": {lane: laneAll, part: checksPart},
 
 	// With three nodes.
 	"TestKeysAreAgreedOn":             {lane: laneEqual, part: outagesPart},

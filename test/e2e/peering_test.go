@@ -26,6 +26,7 @@ func TestPeering(t *testing.T) {
 		{"as the dry run said", func(t *testing.T) { dryRunWasRight(t, ctx, reader, plans, a, b) }},
 		{"again", func(t *testing.T) { peerAgain(t, ctx, a, b, fileA, fileB) }},
 		{"service with a remote endpoint", func(t *testing.T) { serviceWithRemoteEndpoint(t, ctx, a, b) }},
+		{"verify", func(t *testing.T) { checkVerified(t, ctx, a, b) }},
 		{"map of a service", func(t *testing.T) { mapService(t, ctx, a, b) }},
 		{"exposed host", func(t *testing.T) { exposeHost(t, ctx, a, b) }},
 		{"backends", func(t *testing.T) { backends(t, ctx, a, b) }},

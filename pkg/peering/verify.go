@@ -1,0 +1,564 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	utilrand "k8s.io/apimachinery/pkg/util/rand"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/pkg/verify"
+)
+
+// toVerify are the permissions that Verify needs.
+func toVerify() []permission {
+	ns := v1alpha1.Namespace
+	return slices.Concat(
+		toProbe(),
+		permissions("", "", "list", "nodes"),
+		permissions("liqonet.io", "", "list", "peerings nodenetworks"),
+		permissions("discovery.k8s.io", metav1.NamespaceDefault, "list", "endpointslices"),
+		permissions("", ns, "get create delete", "services"),
+		permissions("discovery.k8s.io", ns, "get create delete", "endpointslices"),
+		permissions("networking.k8s.io", ns, "get create delete", "networkpolicies"),
+	)
+}
+
+// verified is one of the two clusters, and its probes.
+type verified struct {
+	*Cluster
+	verify.Side
+	peering *v1alpha1.Peering
+	// addresses are those of all its nodes.
+	addresses []netip.Addr
+	// servers and hosts are the probes of each node, nil where it has none. Callers follow.
+	servers, hosts, callers []*Probe
+	probes                  *Probes
+	questions               []verify.Question
+	// mu is for what goroutines note.
+	mu sync.Mutex
+}
+
+// Verify tries with packets whether all that a peering promises is so. It leaves nothing in the clusters.
+func Verify(ctx context.Context, a, b *Cluster, bench bool, r Reporter) (report *verify.Report, err error) {
+	begin := time.Now()
+	if a.ID == b.ID {
+		return nil, sameCluster(a, b)
+	}
+	sides := [2]*verified{{Cluster: a}, {Cluster: b}}
+	sides[0].Letter, sides[1].Letter = "a", "b"
+	if err := r.Step(ctx, "Reading both clusters", func(ctx context.Context) error {
+		for _, s := range sides {
+			if err := s.checkPermissions(ctx, toVerify()); err != nil {
+				return err
+			}
+		}
+		for i, s := range sides { // one after the other: of two reasons the first one is told
+			if err := s.read(ctx, sides[1-i].Cluster); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	defer func() {
+		removing := r.Step(context.WithoutCancel(ctx), "Removing the probes", func(ctx context.Context) error {
+			return both(ctx, sides, func(ctx context.Context, s, _ *verified) error {
+				if s.probes == nil {
+					return nil
+				}
+				return s.probes.Remove(ctx)
+			})
+		})
+		if err = errors.Join(err, removing); err == nil {
+			report.Seconds = time.Since(begin).Seconds()
+		}
+	}()
+	token := utilrand.String(32)
+	if err := r.Step(ctx, "Starting probes that answer", func(ctx context.Context) error { return serveAll(ctx, sides, token) }); err != nil {
+		return nil, err
+	}
+	if err := r.Step(ctx, "Starting probes on nodes", func(ctx context.Context) error {
+		return both(ctx, sides, func(ctx context.Context, s, peer *verified) error { return s.startHosts(ctx, peer, token) })
+	}); err != nil {
+		return nil, err
+	}
+	if err := r.Step(ctx, "Sending packets", func(ctx context.Context) error {
+		return both(ctx, sides, func(ctx context.Context, s, _ *verified) error { return s.callAll(ctx, token) })
+	}); err != nil {
+		return nil, err
+	}
+	report = &verify.Report{Clusters: []string{a.Name, b.Name}}
+	if bench {
+		if err := r.Step(ctx, "Measuring the speed", func(ctx context.Context) error {
+			report.Bench, err = speeds(ctx, sides[0], sides[1], token)
+			return err
+		}); err != nil {
+			return nil, err
+		}
+	}
+	if err := r.Step(ctx, "Reading what nodes have counted", func(ctx context.Context) error {
+		return both(ctx, sides, func(ctx context.Context, s, _ *verified) error { return s.probes.End(ctx, s.hosts...) })
+	}); err != nil {
+		return nil, err
+	}
+	report.Checks = verify.Judge(&sides[0].Side, &sides[1].Side, sides[0].findings(), sides[1].findings())
+	report.Notes = slices.Concat(sides[0].Left, sides[1].Left)
+	report.Conclude()
+	return report, nil
+}
+
+// both does something in both clusters at the same time.
+func both(ctx context.Context, sides [2]*verified, do func(ctx context.Context, s, peer *verified) error) error {
+	g, ctx := failure.NewGroup(ctx)
+	for i, s := range sides {
+		g.Go(func() error { return do(ctx, s, sides[1-i]) })
+	}
+	return g.Wait()
+}
+
+// read reads what is known of a side.
+func (s *verified) read(ctx context.Context, peer *Cluster) error {
+	p, known, err := s.peeringWith(ctx, peer)
+	if err != nil {
+		return err
+	}
+	if err := p.Check(); err != nil {
+		return &Error{Kind: NotReady, Cluster: s.Cluster.Name, Doing: "read the peering", Err: err}
+	}
+	s.peering = p
+	s.Side = verify.Side{
+		Letter: s.Letter, Cluster: s.Cluster.Name, Peer: peer.Name, Peering: p.Name, Kubectl: s.Cluster.Kubectl,
+		Index: p.Spec.Index, Known: known, Remote: p.RemoteRanges(),
+	}
+	for _, plane := range p.Spec.Planes {
+		s.Planes = append(s.Planes, plane.Index)
+	}
+	if s.APIServers, err = s.endpoints(ctx, metav1.NamespaceDefault, "kubernetes"); err != nil {
+		return err
+	}
+	var all v1alpha1.PeeringList
+	if err := s.list(ctx, &all); err != nil {
+		return err
+	}
+	if s.Third, err = thirdClusters(all.Items, p); err != nil {
+		return err
+	}
+	return s.readNodes(ctx)
+}
+
+// thirdClusters are the other peers of a cluster, and where the gateways are that lead to them.
+func thirdClusters(all []v1alpha1.Peering, p *v1alpha1.Peering) (out []verify.Third, err error) {
+	for _, other := range all {
+		if other.Name == p.Name || other.Check() != nil {
+			continue
+		}
+		third := verify.Third{Name: other.Spec.Remote.Name}
+		for _, plane := range other.Spec.Planes {
+			number, err := ipam.GatewayNumber(int(other.Spec.Index), int(plane.Index))
+			if err != nil {
+				return nil, err
+			}
+			addr, err := ipam.GatewayAddr(p.Spec.Local.InternalCIDR.Prefix, number)
+			if err != nil {
+				return nil, err
+			}
+			third.Gateways = append(third.Gateways, addr)
+		}
+		out = append(out, third)
+	}
+	return out, nil
+}
+
+// readNodes chooses the nodes that get probes.
+func (s *verified) readNodes(ctx context.Context) error {
+	var list corev1.NodeList
+	var reports v1alpha1.NodeNetworkList
+	if err := errors.Join(s.list(ctx, &list), s.list(ctx, &reports)); err != nil {
+		return err
+	}
+	byNode := plan.ReportsByNode(reports.Items)
+	var candidates []verify.Candidate
+	known := map[string]verify.Node{}
+	for i := range list.Items {
+		n := &list.Items[i]
+		own := slices.DeleteFunc(nodes.Addresses(n, corev1.NodeInternalIP), func(a netip.Addr) bool { return !s.peering.Carries(a) })
+		s.addresses = append(s.addresses, own...)
+		report := byNode[n.Name]
+		if !nodes.RunsAgents(n) || !nodes.Ready(n) || report == nil {
+			if nodes.RunsAgents(n) {
+				s.Left = append(s.Left, fmt.Sprintf("%s: node %s is left out, as it is not ready, or has no agent", s.Cluster.Name, n.Name))
+			}
+			continue
+		}
+		one := verify.Node{Name: n.Name, Addresses: own, Gateways: s.gatewaysOn(n.Name), MTU: s.mtuOf(report)}
+		one.Overlay, _ = netip.ParseAddr(report.Name)
+		known[n.Name] = one
+		candidates = append(candidates, verify.Candidate{Name: n.Name, Gateways: one.Gateways})
+	}
+	if len(candidates) == 0 {
+		return &Error{
+			Kind: NotReady, Cluster: s.Cluster.Name, Doing: "choose nodes for the probes", Err: errors.New("no node is ready and has an agent that has reported"),
+			Hint: s.Cluster.Kubectl + " get nodes,nodenetworks",
+		}
+	}
+	pods, hosts := verify.Choose(candidates)
+	if len(pods) == 1 {
+		s.Left = append(s.Left, fmt.Sprintf("%s: there is one node only, so none without a gateway is tried", s.Cluster.Name))
+	}
+	for _, name := range hosts {
+		s.Nodes = append(s.Nodes, known[name])
+		s.servers, s.hosts = append(s.servers, nil), append(s.hosts, nil)
+		if slices.Contains(pods, name) {
+			s.servers[len(s.servers)-1] = &Probe{Name: fmt.Sprintf("serve-%d", len(s.servers)-1), Node: name}
+		}
+	}
+	return nil
+}
+
+// gatewaysOn are the planes whose gateways run on a node.
+func (s *verified) gatewaysOn(node string) (out []int32) {
+	for _, plane := range s.peering.Spec.Planes {
+		if status := s.peering.PlaneStatus(plane.Index); status != nil && status.NodeName == node {
+			out = append(out, plane.Index)
+		}
+	}
+	return out
+}
+
+// mtuOf is how many bytes packets of a node to the peer may have: those of the plane by which it sends.
+func (s *verified) mtuOf(report *v1alpha1.NodeNetwork) (mtu int) {
+	for _, plane := range s.peering.Spec.Planes {
+		status, own := s.peering.PlaneStatus(plane.Index), report.Gateway(s.peering.Name, plane.Index)
+		if status != nil && own != nil && (own.Active || mtu == 0) {
+			mtu = int(status.MTU)
+			if own.Active {
+				break
+			}
+		}
+	}
+	return mtu
+}
+
+// there are the probes of a list that are to run.
+func there(probes []*Probe) []*Probe {
+	return slices.DeleteFunc(slices.Clone(probes), func(p *Probe) bool { return p == nil })
+}
+
+// serveAll starts the probes in pods that answer, and what leads to them.
+func serveAll(ctx context.Context, sides [2]*verified, token string) error {
+	if err := both(ctx, sides, func(ctx context.Context, s, peer *verified) error { return s.startServers(ctx, peer, token) }); err != nil {
+		return err
+	}
+	return both(ctx, sides, func(ctx context.Context, s, peer *verified) error { return s.leadAbroad(ctx, peer) })
+}
+
+func (s *verified) startServers(ctx context.Context, peer *verified, token string) (err error) {
+	if s.probes, err = s.NewProbes(ctx, "verify"); err != nil {
+		return err
+	}
+	for i, p := range s.servers {
+		if p != nil {
+			p.Task = probe.Task{Token: token, Serve: &probe.Serve{Name: s.PodID(i), Port: verify.PodPort}}
+		}
+	}
+	servers := there(s.servers)
+	if err := s.probes.Start(ctx, servers...); err != nil {
+		return err
+	}
+	own, abroad := s.service("own", true), s.service("abroad", false)
+	g, gctx := failure.NewGroup(ctx)
+	g.Go(func() (err error) { s.Own, err = s.makeService(gctx, own); return err })
+	g.Go(func() (err error) { s.Abroad, err = s.makeService(gctx, abroad); return err })
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if err := s.awaitReady(ctx, servers); err != nil {
+		return err
+	}
+	var failed error
+	for i, p := range s.servers {
+		switch {
+		case p == nil:
+		case p.Err != nil:
+			failed, s.Nodes[i].PodError = p.Err, p.Err
+			s.Left = append(s.Left, fmt.Sprintf("%s: no pod of %s is tried: %v", s.Cluster.Name, p.Node, p.Err))
+		default:
+			addr := s.addressOf(p)
+			if _, ok := s.Known.Translate(addr); ok {
+				s.Nodes[i].Pod = addr
+				continue
+			}
+			failed = fmt.Errorf("its address %s is in no range that the peering carries", p.Pod.Status.PodIP)
+			s.Nodes[i].PodError = failed
+			s.Left = append(s.Left, fmt.Sprintf("%s: no pod of %s is tried: %v", s.Cluster.Name, p.Node, failed))
+		}
+	}
+	if !slices.ContainsFunc(s.Nodes, func(n verify.Node) bool { return n.Pod.IsValid() }) {
+		return &Error{Kind: NotReady, Cluster: s.Cluster.Name, Doing: "start a pod to try", Err: failed, Hint: s.podsHint()}
+	}
+	return nil
+}
+
+// addressOf is the address of a pod that the peering carries, invalid if it has none.
+func (s *verified) addressOf(p *Probe) netip.Addr {
+	if p.Pod == nil {
+		return netip.Addr{}
+	}
+	for _, ip := range p.Pod.Status.PodIPs {
+		if addr, err := netip.ParseAddr(ip.IP); err == nil && s.peering.Carries(addr) {
+			return addr
+		}
+	}
+	return netip.Addr{}
+}
+
+// awaitReady waits until probes serve, or cannot.
+func (s *verified) awaitReady(ctx context.Context, probes []*Probe) error {
+	for _, p := range probes {
+		select {
+		case <-p.Ready:
+		case <-ctx.Done():
+			return s.timedOut(ctx, "start probe "+p.Name+" on node "+p.Node, s.podsHint(), "")
+		}
+	}
+	return nil
+}
+
+// service is one for the probes of this cluster, or, without a selector, one that leads to the peer's.
+func (s *verified) service(name string, own bool) *corev1.Service {
+	svc := &corev1.Service{ObjectMeta: manifests.ProbeMeta(s.probes.Run(), name), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort}}
+	for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: portName(protocol), Protocol: protocol, Port: verify.PodPort, TargetPort: intstr.FromInt32(verify.PodPort)})
+	}
+	if own {
+		// So that the pods see who calls.
+		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+		svc.Spec.Selector = map[string]string{v1alpha1.LabelProbe: s.probes.Run(), manifests.LabelProbeServes: ""}
+	}
+	return svc
+}
+
+func portName(p corev1.Protocol) string {
+	if p == corev1.ProtocolTCP {
+		return "tcp"
+	}
+	return "udp"
+}
+
+// makeService makes a service, without NodePorts where these are not allowed.
+func (s *verified) makeService(ctx context.Context, svc *corev1.Service) (out verify.Service, err error) {
+	if err = s.probes.Own(ctx, svc); isRefused(err) {
+		s.note(fmt.Sprintf("%s: no NodePort is tried: %v", s.Cluster.Name, err))
+		svc.Spec.Type, svc.Spec.ExternalTrafficPolicy = corev1.ServiceTypeClusterIP, ""
+		err = s.probes.Own(ctx, svc)
+	}
+	if isRefused(err) {
+		return verify.Service{Error: err}, nil
+	}
+	if err != nil {
+		return out, err
+	}
+	for _, ip := range svc.Spec.ClusterIPs {
+		if addr, err := netip.ParseAddr(ip); err == nil && s.peering.Carries(addr) {
+			out.IP = addr
+		}
+	}
+	out.TCP, out.UDP = uint16(svc.Spec.Ports[0].NodePort), uint16(svc.Spec.Ports[1].NodePort)
+	return out, nil
+}
+
+// isRefused says that an API server does not want an object: others may do all the same.
+func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
+
+// note adds what is left out.
+func (s *verified) note(what string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.Left = append(s.Left, what)
+}
+
+// policy admits what the probes send, where other policies allow nothing.
+func (s *verified) policy(peer *verified) client.Object {
+	from := []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: manifests.ProbeLabels(s.probes.Run())}}}
+	block := func(p netip.Prefix) networkingv1.NetworkPolicyPeer {
+		return networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: p.String()}}
+	}
+	for _, r := range s.Remote {
+		from = append(from, block(r))
+	}
+	for _, a := range s.addresses { // by a NodePort
+		from = append(from, block(netip.PrefixFrom(a, a.BitLen())))
+	}
+	// What isolation asks must not be stopped by this policy.
+	to := slices.Clone(from)
+	for _, a := range slices.Concat(peer.addresses, []netip.Addr{s.Own.IP, s.Abroad.IP, peer.Own.IP}) {
+		if a.IsValid() {
+			to = append(to, block(netip.PrefixFrom(a, a.BitLen())))
+		}
+	}
+	return &networkingv1.NetworkPolicy{ObjectMeta: manifests.ProbeMeta(s.probes.Run(), "admits"), Spec: networkingv1.NetworkPolicySpec{
+		PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.LabelProbe: s.probes.Run()}},
+		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
+		Ingress:     []networkingv1.NetworkPolicyIngressRule{{From: from}},
+		Egress:      []networkingv1.NetworkPolicyEgressRule{{To: to}},
+	}}
+}
+
+// leadAbroad has a service of this cluster lead to the peer's pods.
+func (s *verified) leadAbroad(ctx context.Context, peer *verified) error {
+	objs := []client.Object{s.policy(peer)}
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: manifests.ProbeMeta(s.probes.Run(), "abroad"), AddressType: discoveryv1.AddressTypeIPv4}
+	slice.Labels[discoveryv1.LabelServiceName] = s.probes.Run() + "-abroad"
+	for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: new(portName(protocol)), Protocol: new(protocol), Port: new(int32(verify.PodPort))})
+	}
+	for _, n := range peer.Nodes {
+		if mapped, ok := peer.Known.Translate(n.Pod); ok && n.Pod.IsValid() {
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{mapped.String()}})
+		}
+	}
+	if len(slice.Endpoints) > 0 && s.Abroad.IP.IsValid() {
+		objs = append(objs, slice)
+	}
+	return s.probes.Own(ctx, objs...)
+}
+
+// startHosts starts the nodes' own probes. Where they are refused, all else is tried.
+func (s *verified) startHosts(ctx context.Context, peer *verified, token string) error {
+	s.questions = verify.Questions(&s.Side, &peer.Side)
+	for i, n := range s.Nodes {
+		w := probe.Watch{Run: s.probes.Run(), Remote: s.Remote, Addresses: n.Addresses}
+		for _, plane := range n.Gateways {
+			if pod := s.peering.PlaneStatus(plane).PodIP; pod.IsValid() {
+				w.Gateways = append(w.Gateways, pod.Addr)
+			}
+		}
+		s.hosts[i] = &Probe{Name: fmt.Sprintf("node-%d", i), Node: n.Name, Host: true, Task: probe.Task{
+			Token: token, Watch: &w, Serve: &probe.Serve{Name: s.HostID(i), Port: verify.NodePort}, Calls: verify.Calls(s.questions, s.HostID(i)),
+		}}
+	}
+	if err := s.probes.Start(ctx, s.hosts...); err != nil {
+		return err
+	}
+	if err := s.awaitReady(ctx, s.hosts); err != nil {
+		return err
+	}
+	for i, p := range s.hosts {
+		if p.Err != nil {
+			s.Nodes[i].HostError = p.Err
+			s.note(fmt.Sprintf("%s: nothing is tried from node %s itself: %v", s.Cluster.Name, p.Node, p.Err))
+		}
+	}
+	return nil
+}
+
+// callAll has probes in pods call, and waits for these and for the calls of the nodes' own.
+func (s *verified) callAll(ctx context.Context, token string) error {
+	for i, p := range s.servers {
+		if !s.Nodes[i].Pod.IsValid() {
+			continue
+		}
+		task := probe.Task{Token: token, Calls: verify.Calls(s.questions, s.PodID(i))}
+		if len(s.callers) == 0 {
+			task.Gateways = s.metrics()
+		}
+		s.callers = append(s.callers, &Probe{Name: fmt.Sprintf("call-%d", i), Node: p.Node, Task: task})
+	}
+	if err := s.probes.Start(ctx, s.callers...); err != nil {
+		return err
+	}
+	for _, p := range s.hosts {
+		select {
+		case <-p.Answered:
+		case <-ctx.Done():
+			return s.timedOut(ctx, "wait for the calls of node "+p.Node, s.podsHint(), "")
+		}
+	}
+	for _, p := range s.callers {
+		if err := s.awaitEnd(ctx, p); err != nil {
+			return err
+		}
+		if p.Err != nil {
+			s.note(fmt.Sprintf("%s: no pod of %s has called: %v", s.Cluster.Name, p.Node, p.Err))
+		}
+	}
+	return nil
+}
+
+// metrics are where the gateways show theirs, in the order of the planes; invalid of one that does not run.
+func (s *verified) metrics() (out []netip.AddrPort) {
+	for _, plane := range s.peering.Spec.Planes {
+		at := netip.AddrPort{}
+		if status := s.peering.PlaneStatus(plane.Index); status != nil && status.PodIP.IsValid() {
+			at = netip.AddrPortFrom(status.PodIP.Addr, v1alpha1.MetricsPort)
+		}
+		out = append(out, at)
+	}
+	return out
+}
+
+func (s *verified) awaitEnd(ctx context.Context, p *Probe) error {
+	select {
+	case <-p.Ended:
+		return nil
+	case <-ctx.Done():
+		return s.timedOut(ctx, "wait for probe "+p.Name+" on node "+p.Node, s.podsHint(), "")
+	}
+}
+
+// findings are what the probes of this side have said.
+func (s *verified) findings() verify.Findings {
+	f := verify.Findings{Questions: s.questions, Answers: map[string]probe.Answer{}, Askers: map[string]netip.Addr{}}
+	for _, p := range slices.Concat(s.hosts, s.callers) {
+		for _, a := range p.Result.Answers {
+			f.Answers[a.ID] = a
+		}
+	}
+	callers := s.callers
+	for i := range s.servers {
+		if s.Nodes[i].Pod.IsValid() {
+			f.Askers[s.PodID(i)] = s.addressOf(callers[0])
+			callers = callers[1:]
+		}
+	}
+	for i, p := range s.hosts {
+		w := verify.Watched{Node: p.Node, Gateway: len(s.Nodes[i].Gateways) > 0, Error: p.Err}
+		switch {
+		case p.Result.Watched != nil:
+			w.Watched = *p.Result.Watched
+		case w.Error == nil:
+			w.Error = errors.New("the probe has not said its last word")
+		}
+		f.Watched = append(f.Watched, w)
+	}
+	for _, p := range s.callers {
+		for i, g := range p.Result.Gateways {
+			w := verify.Watched{Plane: &s.Planes[i], Watched: probe.Watched{Dropped: g.Dropped}}
+			if g.Error != "" {
+				w.Error = errors.New(g.Error)
+			}
+			f.Watched = append(f.Watched, w)
+		}
+	}
+	return f
+}

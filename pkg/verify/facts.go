@@ -1,0 +1,135 @@
+package verify
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
+)
+
+// The ports on which probes are asked: of pods by TCP and UDP, and of nodes. A node's is one that Linux gives to nobody by itself, and
+// not one of NodePorts.
+const (
+	PodPort  = 5701
+	NodePort = 22761
+)
+
+// Side is what is known of one of the two clusters.
+type Side struct {
+	// Letter begins the names of its probes.
+	Letter string
+	// Cluster and Peer are what the user calls them, and Peering is the object's name.
+	Cluster, Peer, Peering string
+	// Kubectl is how the user reaches the cluster.
+	Kubectl string
+	// Index is that of the peering, Planes are its planes.
+	Index  int32
+	Planes []int32
+	// Known is by which addresses the peer knows this cluster. Remote are the ranges by which this cluster knows the peer.
+	Known  ipam.Translation
+	Remote []netip.Prefix
+	// Nodes are those that have probes.
+	Nodes []Node
+	// Left says why there are not two nodes, or what else is left out.
+	Left []string
+	// APIServers are the endpoints of the cluster's API.
+	APIServers []netip.AddrPort
+	// Third are the other peers of the cluster.
+	Third []Third
+	// Own is a service whose endpoints are the cluster's own probes, and Abroad one with those of the peer.
+	Own, Abroad Service
+}
+
+// Node is one that has probes.
+type Node struct {
+	Name string
+	// Addresses are its own, Overlay is that in the overlay.
+	Addresses []netip.Addr
+	Overlay   netip.Addr
+	// MTU is how many bytes its packets to the peer may have.
+	MTU int
+	// Gateways are the planes whose gateways run on it.
+	Gateways []int32
+	// Pod is the address of the probe pod on it, invalid if there is none.
+	Pod netip.Addr
+	// PodError and HostError are why the probe in a pod, or that of the node itself, does not run.
+	PodError, HostError error
+}
+
+// Third is another peer of a cluster, and the overlay addresses of the gateways that lead to it.
+type Third struct {
+	Name     string
+	Gateways []netip.Addr
+}
+
+// Service is one that was made for the probes.
+type Service struct {
+	IP netip.Addr
+	// TCP and UDP are its NodePorts, 0 if it has none.
+	TCP, UDP uint16
+	// Error is why there is none.
+	Error error
+}
+
+// PodID is the name of the probe in a pod on the node of that number, HostID that of the node's own.
+func (s *Side) PodID(node int) string { return s.Letter + strconv.Itoa(node) + "-pod" }
+
+// HostID is the name of the node's own probe.
+func (s *Side) HostID(node int) string { return s.Letter + strconv.Itoa(node) + "-node" }
+
+// whyNone is why a probe does not run, nil if that is not known.
+func (s *Side) whyNone(asker string) error {
+	for i, n := range s.Nodes {
+		switch asker {
+		case s.PodID(i):
+			return n.PodError
+		case s.HostID(i):
+			return n.HostError
+		}
+	}
+	return nil
+}
+
+// Leads says whether packets to an address are led to the peer.
+func (s *Side) Leads(a netip.Addr) bool {
+	return slices.ContainsFunc(s.Remote, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// knows says whether the peer takes an address for one of this cluster.
+func (s *Side) knows(a netip.Addr) bool {
+	_, ok := s.Known.Reverse(a)
+	return ok
+}
+
+// Candidate is a node that may be given probes.
+type Candidate struct {
+	Name string
+	// Gateways are the planes whose gateways run on it.
+	Gateways []int32
+}
+
+// Choose returns which nodes get probes in pods, and which of the node's own: a gateway's node, and another one, on which no gateway is
+// where there is one. All nodes with gateways are watched.
+func Choose(nodes []Candidate) (pods, hosts []string) {
+	nodes = slices.Clone(nodes)
+	// Without gateways last, the lowest planes first.
+	slices.SortStableFunc(nodes, func(a, b Candidate) int { return slices.Compare(orNone(a.Gateways), orNone(b.Gateways)) })
+	for i, n := range nodes {
+		isOther := i > 0 && i == len(nodes)-1
+		if i == 0 || isOther {
+			pods = append(pods, n.Name)
+		}
+		if i == 0 || isOther || len(n.Gateways) > 0 {
+			hosts = append(hosts, n.Name)
+		}
+	}
+	return pods, hosts
+}
+
+func orNone(planes []int32) []int32 {
+	if len(planes) == 0 {
+		return []int32{1 << 30}
+	}
+	return planes
+}

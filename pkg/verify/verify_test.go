@@ -1,0 +1,327 @@
+package verify
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/probe"
+)
+
+func ip(s string) netip.Addr     { return netip.MustParseAddr(s) }
+func cidr(s string) netip.Prefix { return netip.MustParsePrefix(s) }
+func at(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+func ips(s ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, one := range s {
+		out = append(out, ip(one))
+	}
+	return out
+}
+
+// pair are two clusters with equal ranges, of two nodes each.
+func pair() (a, b *Side) {
+	side := func(letter, name, peer string, number int, pods, nodes, remotePods, remoteNodes string) *Side {
+		s := &Side{
+			Letter: letter, Cluster: name, Peer: peer, Peering: peer, Kubectl: "kubectl --context " + name, Planes: []int32{0, 1},
+			Known: ipam.Translation{
+				Pods: ipam.Mappings{{Real: cidr("10.244.0.0/16"), Mapped: cidr(pods)}}, Nodes: ipam.Mapping{Real: cidr("10.80.0.0/19"), Mapped: cidr(nodes)},
+			},
+			Remote:     []netip.Prefix{cidr(remotePods), cidr(remoteNodes)},
+			APIServers: []netip.AddrPort{at(fmt.Sprintf("172.18.%d.10:6443", number))},
+			Own:        Service{IP: ip("10.96.0.5"), TCP: 30005, UDP: 30006}, Abroad: Service{IP: ip("10.96.0.6"), TCP: 30007, UDP: 30007},
+		}
+		for i := range 2 {
+			s.Nodes = append(s.Nodes, Node{
+				Name: fmt.Sprintf("%s-w%d", name, i+1), Addresses: ips(fmt.Sprintf("172.18.%d.%d", number, 11+i)), Overlay: ip(fmt.Sprintf("10.80.0.%d", i+1)),
+				MTU: 1440, Gateways: []int32{int32(i)}, Pod: ip(fmt.Sprintf("10.244.%d.9", i)),
+			})
+		}
+		return s
+	}
+	return side("a", "alpha", "beta", 1, "10.61.0.0/16", "10.71.0.0/19", "10.62.0.0/16", "10.72.0.0/18"),
+		side("b", "beta", "alpha", 2, "10.62.0.0/16", "10.72.0.0/19", "10.61.0.0/16", "10.71.0.0/18")
+}
+
+// asked are the questions of each check, as ASKER PROTOCOL ADDRESS.
+func asked(from, to *Side) map[Name][]string {
+	out := map[Name][]string{}
+	for _, q := range Questions(from, to) {
+		link := strings.TrimSpace(q.Asker + " " + string(q.Call.Protocol) + " " + q.Call.To.String() + " " + q.Call.Link)
+		out[q.Check] = append(out[q.Check], link)
+	}
+	return out
+}
+
+func TestQuestions(t *testing.T) {
+	got := asked(pair())
+	want := map[Name][]string{
+		PodsTCP:      {"a0-pod tcp 10.62.0.9:5701", "a0-pod tcp 10.62.1.9:5701", "a1-pod tcp 10.62.0.9:5701", "a1-pod tcp 10.62.1.9:5701"},
+		PodsICMP:     {"a0-pod icmp 10.62.0.9:5701", "a0-pod icmp 10.62.1.9:5701", "a1-pod icmp 10.62.0.9:5701", "a1-pod icmp 10.62.1.9:5701"},
+		PodsMTU:      {"a0-pod udp 10.62.0.9:5701", "a0-pod udp 10.62.1.9:5701", "a1-pod udp 10.62.0.9:5701", "a1-pod udp 10.62.1.9:5701"},
+		PodsTooLarge: {"a0-pod udp 10.62.0.9:5701", "a0-pod udp 10.62.1.9:5701", "a1-pod udp 10.62.0.9:5701", "a1-pod udp 10.62.1.9:5701"},
+		Planes: {
+			"a0-node udp 10.62.0.9:5701 lq0-0", "a0-node udp 10.62.0.9:5701 lq0-1", "a0-node udp 10.62.1.9:5701 lq0-0", "a0-node udp 10.62.1.9:5701 lq0-1",
+			"a1-node udp 10.62.0.9:5701 lq0-0", "a1-node udp 10.62.0.9:5701 lq0-1", "a1-node udp 10.62.1.9:5701 lq0-0", "a1-node udp 10.62.1.9:5701 lq0-1",
+		},
+		ServiceClusterIP: {"a0-pod tcp 10.96.0.6:5701", "a0-pod udp 10.96.0.6:5701", "a1-pod tcp 10.96.0.6:5701", "a1-pod udp 10.96.0.6:5701"},
+		IsolatedServices: {"a0-pod tcp 10.96.0.5:5701", "a1-pod tcp 10.96.0.5:5701"},
+		IsolatedAPI: {
+			"a0-pod tcp 10.72.0.1:6443", "a0-pod tcp 10.72.0.2:6443", "a1-pod tcp 10.72.0.1:6443", "a1-pod tcp 10.72.0.2:6443",
+		},
+	}
+	for check, questions := range want {
+		if diff := cmp.Diff(questions, got[check]); diff != "" {
+			t.Errorf("%s: %s", check, diff)
+		}
+	}
+	if n := len(got[IsolatedThird]); n != 0 {
+		t.Errorf("third clusters are asked %d times, and there is none", n)
+	}
+}
+
+// What is asked follows from what there is.
+func TestQuestionsOf(t *testing.T) {
+	tests := []struct {
+		name   string
+		change func(a, b *Side)
+		check  Name
+		want   []string
+	}{
+		{"one node", func(a, b *Side) { a.Nodes, b.Nodes = a.Nodes[:1], b.Nodes[:1] }, PodsTCP, []string{"a0-pod tcp 10.62.0.9:5701"}},
+		{"a pod that did not start", func(a, _ *Side) { a.Nodes[0].Pod = netip.Addr{} }, PodsTCP, []string{"a1-pod tcp 10.62.0.9:5701", "a1-pod tcp 10.62.1.9:5701"}},
+		{"a peer's pod that did not start", func(_, b *Side) { b.Nodes[0].Pod = netip.Addr{} }, PodsTCP, []string{"a0-pod tcp 10.62.1.9:5701", "a1-pod tcp 10.62.1.9:5701"}},
+		{"a node that is not asked", func(a, _ *Side) { a.Nodes[0].HostError = errors.New("refused") }, NodesToPods, []string{
+			"a1-node tcp 10.62.0.9:5701", "a1-node udp 10.62.0.9:5701", "a1-node tcp 10.62.1.9:5701", "a1-node udp 10.62.1.9:5701",
+		}},
+		{"no NodePorts", func(a, b *Side) { a.Abroad.TCP, a.Abroad.UDP, b.Own.TCP = 0, 0, 0 }, ServiceNodePort, nil},
+		{"no NodePorts of the peer", func(_, b *Side) { b.Own.TCP = 0 }, IsolatedNodePorts, nil},
+		{"no MTU is known", func(a, _ *Side) { a.Nodes[0].MTU, a.Nodes[1].MTU = 0, 0 }, PodsMTU, nil},
+		{"one plane", func(a, b *Side) { a.Planes, a.Nodes, b.Nodes = a.Planes[:1], a.Nodes[:1], b.Nodes[:1] }, Planes, []string{"a0-node udp 10.62.0.9:5701 lq0-0"}},
+		{"nodes among the pods (EKS)", func(a, b *Side) {
+			a.Nodes, b.Nodes = a.Nodes[:1], b.Nodes[:1]
+			b.Known.Pods = ipam.Mappings{{Real: cidr("172.18.0.0/16"), Mapped: cidr("172.18.0.0/16")}}
+			b.Nodes[0].Pod = ip("172.18.2.99")
+			a.Remote = []netip.Prefix{cidr("172.18.0.0/16")}
+		}, IsolatedAPI, []string{"a0-pod tcp 10.72.0.1:6443", "a0-pod tcp 172.18.2.10:6443"}},
+		{"addresses of nodes that mean somebody else", func(a, b *Side) {
+			a.Nodes, b.Nodes = a.Nodes[:1], b.Nodes[:1]
+			a.Remote = append(a.Remote, cidr("172.18.2.0/24"))
+		}, IsolatedNodePorts, []string{"a0-pod tcp 10.72.0.1:30005"}},
+		{"third clusters", func(a, b *Side) {
+			a.Nodes = a.Nodes[:1]
+			b.Third = []Third{{"gamma", ips("10.80.31.254")}}
+		}, IsolatedThird, []string{"a0-pod icmp 10.72.31.254:0", "a0-pod tcp 10.72.31.254:6096"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := pair()
+			tt.change(a, b)
+			if diff := cmp.Diff(tt.want, asked(a, b)[tt.check]); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// Nothing is sent to addresses of anybody else than the two clusters.
+func TestOnlyTheTwoClustersAreAsked(t *testing.T) {
+	a, b := pair()
+	b.Third = []Third{{"gamma", ips("10.80.31.254")}}
+	theirs := []netip.Prefix{cidr("10.62.0.0/16"), cidr("10.72.0.0/18"), cidr("172.18.1.0/24"), cidr("172.18.2.0/24"), cidr("10.96.0.0/16")}
+	for _, q := range Questions(a, b) {
+		if !slices.ContainsFunc(theirs, func(p netip.Prefix) bool { return p.Contains(q.Call.To.Addr()) }) {
+			t.Errorf("%s asks %s", q.Check, q.Call.To)
+		}
+	}
+}
+
+func TestChoose(t *testing.T) {
+	for _, tt := range []struct {
+		name        string
+		nodes       []Candidate
+		pods, hosts []string
+	}{
+		{"one node", []Candidate{{"n1", []int32{0}}}, []string{"n1"}, []string{"n1"}},
+		{"two planes on two nodes", []Candidate{{"n1", []int32{1}}, {"n2", []int32{0}}}, []string{"n2", "n1"}, []string{"n2", "n1"}},
+		{"a node without a gateway", []Candidate{{"n1", nil}, {"n2", []int32{1}}, {"n3", []int32{0}}}, []string{"n3", "n1"}, []string{"n3", "n2", "n1"}},
+		{"many nodes", []Candidate{{"n1", nil}, {"n2", nil}, {"n3", []int32{0}}, {"n4", nil}}, []string{"n3", "n4"}, []string{"n3", "n4"}},
+		{"no gateway runs", []Candidate{{"n1", nil}, {"n2", nil}}, []string{"n1", "n2"}, []string{"n1", "n2"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			pods, hosts := Choose(tt.nodes)
+			if diff := cmp.Diff([][]string{tt.pods, tt.hosts}, [][]string{pods, hosts}); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// findingsOf are answers as those of a peering that works.
+func findingsOf(from, to *Side) Findings {
+	f := Findings{Questions: Questions(from, to), Answers: map[string]probe.Answer{}, Askers: map[string]netip.Addr{}}
+	for i := range from.Nodes {
+		f.Askers[from.PodID(i)] = ip(fmt.Sprintf("10.244.%d.10", i))
+		f.Watched = append(f.Watched, Watched{Node: from.Nodes[i].Name, Gateway: true, Watched: probe.Watched{ToPeer: 9, FromPeer: 9, TunnelOut: 999, TunnelIn: 999}})
+	}
+	for _, q := range f.Questions {
+		a := probe.Answer{ID: q.Call.ID, Tries: 4, Error: "no answer"}
+		switch q.expect {
+		case answer:
+			a = probe.Answer{ID: q.Call.ID, Answered: true, Tries: 1}
+			if len(q.by) > 0 && q.Call.Protocol != probe.ICMP {
+				a.From = q.by[0]
+			}
+			if want, isPod := f.Askers[q.Asker]; isPod {
+				a.Source, _ = from.Known.Translate(want)
+			} else {
+				i := slices.IndexFunc(from.Nodes, func(n Node) bool { return n.Name == q.on })
+				a.Source, _ = from.Known.Translate(from.Nodes[i].Overlay)
+			}
+		case refusal:
+			a.Refusal = &probe.Refusal{Type: 3, Code: 4, MTU: q.mtu, From: ip("10.244.0.1")}
+		}
+		f.Answers[q.Call.ID] = a
+	}
+	return f
+}
+
+func TestJudge(t *testing.T) {
+	type change func(q Question, a *probe.Answer)
+	of := func(check Name, do func(*probe.Answer)) change {
+		return func(q Question, a *probe.Answer) {
+			if q.Check == check {
+				do(a)
+			}
+		}
+	}
+	lost := func(a *probe.Answer) { *a = probe.Answer{ID: a.ID, Tries: 7, Error: "no answer"} }
+	reached := func(source string) func(*probe.Answer) {
+		return func(a *probe.Answer) { a.Answered, a.Error, a.From, a.Source = true, "", "b0-node", ip(source) }
+	}
+	tests := []struct {
+		name   string
+		answer change
+		watch  func(*Watched)
+		// want is what alpha's checks of beta come to, but for those that pass.
+		want map[Name]Result
+		// got is part of what the first case of any of these says.
+		got string
+	}{
+		{"all is well", nil, nil, nil, ""},
+		{"no TCP", of(PodsTCP, lost), nil, map[Name]Result{PodsTCP: Failed}, "no answer, sent 7 times"},
+		{"no UDP", of(PodsUDP, lost), nil, map[Name]Result{PodsUDP: Failed, PodsSource: Skipped}, "no answer"},
+		{"the probe did not run", func(_ Question, a *probe.Answer) { a.ID = "" }, nil, nil, ""},
+		{"pings are not allowed", of(PodsICMP, func(a *probe.Answer) { a.Answered, a.Error = false, "this pod may not send pings (sysctl)" }), nil, map[Name]Result{PodsICMP: Skipped}, "may not send pings"},
+		{"another source", of(PodsUDP, func(a *probe.Answer) { a.Source = ip("10.71.0.1") }), nil, map[Name]Result{PodsSource: Failed}, "seen as 10.71.0.1, and should be as 10.61.0.10"},
+		{"another pod answers", of(PodsTCP, func(a *probe.Answer) { a.From = "a0-pod" }), nil, map[Name]Result{PodsTCP: Failed}, "an answer of the pod on alpha-w1"},
+		{"another MTU", of(PodsTooLarge, func(a *probe.Answer) { a.Refusal.MTU = 1400 }), nil, map[Name]Result{PodsTooLarge: Failed}, "MTU 1400, and not an ICMP error with the MTU 1440"},
+		{"no ICMP error", of(PodsTooLarge, lost), nil, map[Name]Result{PodsTooLarge: Failed}, "and not an ICMP error"},
+		{"pods with a small MTU", of(PodsTooLarge, func(a *probe.Answer) { a.Refusal = &probe.Refusal{MTU: 1400} }), nil, map[Name]Result{PodsTooLarge: Skipped}, "carries no more than 1400"},
+		{"a node is reached through the peering", of(IsolatedNodes, reached("10.61.0.10")), nil, map[Name]Result{IsolatedNodes: Failed}, "which has seen 10.61.0.10"},
+		{"an API server is reached", of(IsolatedAPI, func(a *probe.Answer) { a.Answered = true }), nil, map[Name]Result{IsolatedAPI: Failed}, "an answer"},
+		{"a NodePort is reached beside the peering", of(IsolatedNodePorts, reached("172.18.1.11")), nil, nil, ""},
+		{"a cluster IP is one of the own cluster", of(IsolatedServices, func(a *probe.Answer) { a.Answered, a.From = true, "a0-pod" }), nil, nil, ""},
+		{"in plain", nil, func(w *Watched) { w.Plain = 3 }, map[Name]Result{Encrypted: Failed}, "3 packets of the peer's ranges (10.62.0.0/16, 10.72.0.0/18) left it"},
+		{"nothing was seen", nil, func(w *Watched) { w.ToPeer = 0 }, map[Name]Result{Encrypted: Skipped}, "beside nftables"},
+		{"no tunnel was seen", nil, func(w *Watched) { w.TunnelOut, w.TunnelIn = 0, 0 }, map[Name]Result{Encrypted: Skipped}, "no packet of the tunnel"},
+		{"nothing was counted", nil, func(w *Watched) { w.Error = errors.New("violates PodSecurity") }, map[Name]Result{Encrypted: Skipped, Drops: Skipped}, "violates PodSecurity"},
+		{"drops of others", nil, func(w *Watched) { w.Dropped = map[string]uint64{"forward/not-a-pod": 4} }, nil, ""},
+		{"drops, and something was lost", of(PodsTCP, lost), func(w *Watched) {
+			w.Dropped = map[string]uint64{"forward/over-limit-new/lq0-0": 4, "prerouting/to-node": 2}
+		}, map[Name]Result{PodsTCP: Failed, Drops: Failed}, ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			a, b := pair()
+			ofA, ofB := findingsOf(a, b), findingsOf(b, a)
+			for _, q := range ofA.Questions {
+				if one := ofA.Answers[q.Call.ID]; tt.answer != nil {
+					tt.answer(q, &one)
+					ofA.Answers[q.Call.ID] = one
+				}
+			}
+			for i := range ofA.Watched {
+				if tt.watch != nil {
+					tt.watch(&ofA.Watched[i])
+				}
+			}
+			got, said := map[Name]Result{}, ""
+			for _, c := range Judge(a, b, ofA, ofB) {
+				if c.Name == IsolatedThird {
+					continue
+				}
+				if c.From != a.Cluster {
+					if c.Result != Passed {
+						t.Errorf("%s of beta: %s", c.Name, c.Result)
+					}
+					continue
+				}
+				if strings.HasPrefix(c.Hint, "kubectl ") != (c.Result == Failed) || strings.Contains(c.Hint, "{") {
+					t.Errorf("%s: %s, and the hint is %q", c.Name, c.Result, c.Hint)
+				}
+				if c.Result != Passed {
+					got[c.Name] = c.Result
+					for _, k := range c.Cases {
+						said += k.Got + "\n"
+					}
+				}
+			}
+			if want := tt.want; len(want)+len(got) > 0 {
+				if diff := cmp.Diff(want, got); diff != "" {
+					t.Error(diff)
+				}
+			}
+			if !strings.Contains(said, tt.got) {
+				t.Errorf("it says %q, not %q", said, tt.got)
+			}
+		})
+	}
+}
+
+// What cannot be reached from inside of a cluster either says nothing about isolation.
+func TestControls(t *testing.T) {
+	a, b := pair()
+	ofA, ofB := findingsOf(a, b), findingsOf(b, a)
+	for _, q := range ofB.Questions {
+		if q.Check == control {
+			ofB.Answers[q.Call.ID] = probe.Answer{ID: q.Call.ID, Error: "no answer"}
+		}
+	}
+	for _, c := range Judge(a, b, ofA, ofB) {
+		if c.From == a.Cluster && slices.Contains([]Name{IsolatedNodePorts, IsolatedServices}, c.Name) && c.Result != Skipped {
+			t.Errorf("%s: %s", c.Name, c.Result)
+		}
+	}
+}
+
+// A run in which no pod could ask is no proof of anything.
+func TestConclude(t *testing.T) {
+	for want, checks := range map[Result][]Check{
+		Passed:  {{Name: PodsTCP, Result: Passed}, {Name: Planes, Result: Skipped}},
+		Failed:  {{Name: PodsTCP, Result: Skipped}, {Name: Planes, Result: Failed}},
+		Skipped: {{Name: PodsTCP, Result: Passed}, {Name: PodsTCP, Result: Skipped}},
+	} {
+		r := Report{Checks: checks}
+		if r.Conclude(); r.Result != want {
+			t.Errorf("%v: %s, want %s", checks, r.Result, want)
+		}
+	}
+}
+
+func TestSpeeds(t *testing.T) {
+	fast, slow := &probe.Speed{BitsPerSecond: 2e9}, &probe.Speed{BitsPerSecond: 1e9}
+	got := Speeds("n1", "n2", slow, fast)[0]
+	if *got.Tunnel != 1000 || *got.Bare != 2000 || *got.Ratio != 0.5 {
+		t.Errorf("%v %v %v", *got.Tunnel, *got.Bare, *got.Ratio)
+	}
+	if got := Speeds("n1", "n2", slow, nil)[0]; got.Bare != nil || got.Ratio != nil || got.Tunnel == nil {
+		t.Errorf("%+v", got)
+	}
+}
