@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"time"
 
@@ -131,6 +132,9 @@ func (l Lease) Renew(ctx context.Context) error {
 		if m := l.Measured(); m != nil {
 			notes[v1alpha1.AnnotationMeasured] = m.String()
 		}
+	}
+	if percent := starved(); percent >= starvedLeast {
+		notes[v1alpha1.AnnotationStarved] = strconv.Itoa(percent)
 	}
 	lease := coordination.Lease(l.Name, v1alpha1.Namespace).WithAnnotations(notes).
 		WithSpec(coordination.LeaseSpec().WithHolderIdentity(l.Holder).WithRenewTime(metav1.NewMicroTime(time.Now())))

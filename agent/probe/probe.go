@@ -35,6 +35,9 @@ func run(ctx context.Context, task probe.Task, say *speaker) error {
 	if len(task.Calls) > 0 {
 		say.line(probe.Line{Result: &probe.Result{Answers: callAll(ctx, task.Token, task.Calls)}})
 	}
+	if task.Kernel != nil {
+		say.line(probe.Line{Result: &probe.Result{Kernel: readKernel(ctx, *task.Kernel)}})
+	}
 	if task.Serve != nil {
 		<-ctx.Done()
 	}

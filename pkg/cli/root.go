@@ -44,7 +44,11 @@ const (
 	// peering that was removed from one cluster only.
 	ExitPartial = 8
 	// ExitIdentity is for a cluster that says it is another one, and cannot prove it.
-	ExitIdentity    = 9
+	ExitIdentity = 9
+	// ExitFound is doctor's own: a check has failed.
+	ExitFound = 11
+	// ExitDiffers is that of peer --dry-run --exit-code, where something would be changed.
+	ExitDiffers     = 12
 	ExitInterrupted = 130
 )
 
@@ -84,7 +88,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 		err = commandLineError(cmd, err)
 	}
 	err = cmp.Or(err, out.Flush())
-	if err != nil && !errors.Is(err, errUnhealthy) {
+	if err != nil && !errors.Is(err, errUnhealthy) && !errors.Is(err, errFound) && !errors.Is(err, errDiffers) {
 		text{streams.Err}.printf("Error: %s\n", explain(err, "  "))
 	}
 	return ExitCode(ctx, err)
@@ -114,8 +118,13 @@ func ExitCode(ctx context.Context, err error) int {
 	if ctx.Err() != nil {
 		return ExitInterrupted
 	}
-	if errors.Is(err, errUnhealthy) {
+	switch {
+	case errors.Is(err, errUnhealthy):
 		return ExitUnhealthy
+	case errors.Is(err, errFound):
+		return ExitFound
+	case errors.Is(err, errDiffers):
+		return ExitDiffers
 	}
 	if p := (*pairsError)(nil); errors.As(err, &p) && p.partial {
 		return ExitPartial
@@ -160,7 +169,7 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	flags := root.PersistentFlags()
 	flags.StringVar(&g.kubeconfig, "kubeconfig", "", "kubeconfig file to use instead of $KUBECONFIG or ~/.kube/config")
 	flags.String("config", "", "file with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
-	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newGraph(g), newMap(g), newExposeHost(g), newLogLevel(g), newVersion(g))
+	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newDoctor(g), newGraph(g), newMap(g), newExposeHost(g), newLogLevel(g), newVersion(g))
 	for _, cmd := range root.Commands() {
 		// The check of arguments needs all flags, so they are loaded before it.
 		check := cmd.Args

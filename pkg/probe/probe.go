@@ -14,6 +14,8 @@ type Task struct {
 	Serve *Serve `json:"serve,omitempty"`
 	// Calls are made at the same time.
 	Calls []Call `json:"calls,omitempty"`
+	// Kernel is set where the node's kernel is read.
+	Kernel *KernelTask `json:"kernel,omitempty"`
 }
 
 // String is the argument of the agent's command.
@@ -107,6 +109,8 @@ type Line struct {
 // Result is what a probe has found out.
 type Result struct {
 	Answers []Answer `json:"answers,omitempty"`
+	// Kernel is what was read of the node.
+	Kernel *Kernel `json:"kernel,omitempty"`
 }
 
 // Merge adds what is in a later result.
@@ -116,5 +120,8 @@ func (r *Result) Merge(later *Result) {
 	}
 	if later.Answers != nil {
 		r.Answers = later.Answers
+	}
+	if later.Kernel != nil {
+		r.Kernel = later.Kernel
 	}
 }
