@@ -207,6 +207,9 @@ const (
 	failoverPart = "failover"
 	// outages: nodes that are replaced, clusters that reboot, planes that are bad.
 	outagesPart = "outages"
+	// faults: each of thirty is named by doctor. healthy: nothing is called broken that is not.
+	faultsPart  = "faults"
+	healthyPart = "healthy"
 )
 
 // places says where tests run. One that is not here needs all clusters, and runs with
@@ -276,6 +279,9 @@ var places = map[string]place{
 	"TestPlanesOnReplacedNodes": {lane: laneAll, part: outagesPart},
 	"TestPlanesThatAreBad":      {lane: laneAll, part: outagesPart},
 	"TestRebootedClusters":      {lane: laneAll, part: outagesPart},
+
+	"TestMaladies":        {lane: laneOther, part: faultsPart},
+	"TestHealthyNetworks": {lane: laneAll, part: healthyPart},
 
 	// With three nodes.
 	"TestKeysAreAgreedOn":             {lane: laneEqual, part: outagesPart},
