@@ -161,9 +161,6 @@ func (g *globals) patients(ctx context.Context, refs []string) ([]*peering.Clust
 // errFound is returned by doctor after it has printed what has failed.
 var errFound = errors.New("a check has failed")
 
-// resultWidth is that of the column with results.
-const resultWidth = 10
-
 // printDiagnosis shows the cause, and then each category: of those in which all is well a line, of others what is amiss.
 func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) {
 	t := text{w}
@@ -181,36 +178,77 @@ func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) {
 		if c.Result == doctor.Warning {
 			word = "Nothing is broken. Warning"
 		}
-		t.printf("%s: %s: %s [%s]\n", word, c.Cluster, c.What, c.Check)
+		t.printf("%s: %s: %s\n", word, c.Cluster, c.What)
 		o.printFinding(t, c, "  ")
 	}
-	category := ""
-	for i := range d.Checks {
-		check := &d.Checks[i]
-		if check.Category != category {
-			category = check.Category
-			in := slices.DeleteFunc(slices.Clone(d.Checks), func(c doctor.Check) bool { return c.Category != category })
-			passed := slices.DeleteFunc(slices.Clone(in), func(c doctor.Check) bool { return c.Result != doctor.OK })
-			t.printf("\n%s: %d of %d checks passed\n", category, len(passed), len(in))
+	t.printf("\n")
+	for checks := d.Checks; len(checks) > 0; {
+		n := slices.IndexFunc(checks, func(c doctor.Check) bool { return c.Category != checks[0].Category })
+		if n < 0 {
+			n = len(checks)
 		}
-		if check.Result == doctor.OK && !o.wide() {
-			continue
+		o.printCategory(t, checks[:n])
+		checks = checks[n:]
+	}
+}
+
+// printCategory shows which checks of a category have not passed; those that could not be seen by their reasons.
+func (o *output) printCategory(t text, checks []doctor.Check) {
+	passed := 0
+	var reasons []string
+	unseen, where := map[string]int{}, map[string][]string{}
+	for _, c := range checks {
+		if c.Result == doctor.OK {
+			passed++
 		}
-		t.printf("  %s [%s]\n", lines(fmt.Sprintf("%-*s%s", resultWidth, check.Result, check.About)), check.Name)
-		for k := range check.Findings {
-			f := &check.Findings[k]
-			follows := ""
-			if f.Follows != "" {
-				follows = " (follows from " + f.Follows + ")"
+		of := map[string]bool{}
+		for _, f := range c.Findings {
+			if f.Result != doctor.NotSeen {
+				continue
 			}
-			t.printf("    %s: %s%s\n", f.Cluster, f.What, follows)
-			if f.Follows == "" && f.Result != doctor.NotSeen {
-				o.printFinding(t, f, "      ")
+			if !of[f.What] {
+				unseen[f.What]++
+			}
+			of[f.What] = true
+			if !slices.Contains(reasons, f.What) {
+				reasons = append(reasons, f.What)
+			}
+			if !slices.Contains(where[f.What], f.Cluster) {
+				where[f.What] = append(where[f.What], f.Cluster)
 			}
 		}
-		if check.Result.Bad() {
-			t.printf("    see %s\n", check.Anchor)
+	}
+	t.printf("%s: %d of %d checks passed\n", checks[0].Category, passed, len(checks))
+	for i := range checks {
+		if c := &checks[i]; o.wide() || c.Result.Bad() {
+			o.printCheck(t, c)
 		}
+	}
+	for _, why := range reasons {
+		what := "checks"
+		if unseen[why] == 1 {
+			what = "check"
+		}
+		t.printf("  not seen: %d %s of %s: %s\n", unseen[why], what, strings.Join(where[why], ", "), why)
+	}
+}
+
+// printCheck shows one check. What follows from something else is told by a line.
+func (o *output) printCheck(t text, c *doctor.Check) {
+	t.printf("%s\n", lines(fmt.Sprintf("  %-9s%-23s%s", c.Result, c.Name, c.About)))
+	for k := range c.Findings {
+		f := &c.Findings[k]
+		switch {
+		case !f.Result.Bad():
+		case f.Follows != "":
+			t.printf("    %s: %s (follows from %s)\n", f.Cluster, f.What, f.Follows)
+		default:
+			t.printf("    %s: %s\n", f.Cluster, f.What)
+			o.printFinding(t, f, "      ")
+		}
+	}
+	if c.Result.Bad() {
+		t.printf("    see %s\n", c.Anchor)
 	}
 }
 

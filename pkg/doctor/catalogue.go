@@ -43,7 +43,7 @@ func Catalogue() []Check {
 			Cause: "Somebody has deleted a Secret with a key. A pod that starts cannot mount it.", Remedy: "Peer again: it makes another key.",
 		},
 		{
-			Name: "liqonet-clock-01", Category: categoryAPI, About: "clocks of API servers agree with this machine's", needs: []Part{}, look: serverClock,
+			Name: "liqonet-clock-01", Category: categoryAPI, About: "API servers' clocks agree with this machine's", needs: []Part{}, look: serverClock,
 			Cause: "A clock is wrong: that of the API server, or of this machine.", Remedy: "Set it, best by NTP. Tokens and certificates depend on it.",
 		},
 		{
@@ -109,11 +109,11 @@ func Catalogue() []Check {
 			Cause: "The disk of a node is full. Kubernetes evicts pods there and starts no others.", Remedy: "Make room on the node.",
 		},
 		{
-			Name: "liqonet-kernel-01", Category: categoryNodes, About: "kernels have nftables, an overlay and WireGuard", needs: []Part{Kernels}, look: kernels,
+			Name: "liqonet-kernel-01", Category: categoryNodes, About: "kernels have what nodes and gateways need", needs: []Part{Kernels}, look: kernels,
 			Cause: "The kernel lacks something, or a module is not loaded.", Remedy: "Load the module, or use another kernel.",
 		},
 		{
-			Name: "liqonet-firewall-01", Category: categoryNodes, About: "no chain of others drops what agents cannot accept", needs: []Part{Kernels}, look: firewalls,
+			Name: "liqonet-firewall-01", Category: categoryNodes, About: "no firewall drops what agents cannot let pass", needs: []Part{Kernels}, look: firewalls,
 			Cause: "A firewall drops what is forwarded, in a table that only its owner or iptables-legacy may change.", Remedy: "Have the firewall accept it, or tell it not to own its table.",
 		},
 		{
@@ -129,7 +129,7 @@ func Catalogue() []Check {
 			Cause: "Another tunnel or program has the port, so overlay packets do not get to our link.", Remedy: "Have it use another port.",
 		},
 		{
-			Name: "liqonet-rule-01", Category: categoryNodes, About: "nobody else uses routing table 27761 and priority 90", needs: []Part{Kernels}, look: foreignRules,
+			Name: "liqonet-rule-01", Category: categoryNodes, About: "nobody else uses our routing table or priority", needs: []Part{Kernels}, look: foreignRules,
 			Cause: "Rules or routes of somebody else are in the way of ours.", Remedy: "Move them to another table or priority.",
 		},
 		{
@@ -166,7 +166,7 @@ func Catalogue() []Check {
 			Cause: "Packets between the clusters get through in one direction only.", Remedy: "Look at firewalls and routes of the direction that fails.",
 		},
 		{
-			Name: "liqonet-udp-03", Category: categoryTunnel, About: "UDP would pass between clusters that are not peered", needs: []Part{}, look: ways,
+			Name: "liqonet-udp-03", Category: categoryTunnel, About: "UDP passes between clusters not peered yet", needs: []Part{}, look: ways,
 			Cause: "A firewall drops UDP between the nodes of the two clusters.", Remedy: "Let it pass, or expose the gateway by a load balancer.",
 		},
 		{
@@ -208,11 +208,11 @@ func Catalogue() []Check {
 			Cause: "A command was killed, or a peering was removed by hand.", Remedy: "`doctor --fix` or `unpeer` removes it.",
 		},
 		{
-			Name: "liqonet-leftover-02", Category: categoryLeft, About: "nothing of Liqo, Submariner or Kilo is in the way", needs: []Part{Leftovers}, look: others,
+			Name: "liqonet-leftover-02", Category: categoryLeft, About: "no Liqo, Submariner or Kilo is in the way", needs: []Part{Leftovers}, look: others,
 			Cause: "Another project that connects clusters is there, or was not removed. It may route the same ranges, or masquerade.", Remedy: "Remove it by its own command.",
 		},
 		{
-			Name: "liqonet-setting-01", Category: categorySetting, About: "no setting of a network plugin is known to hurt", needs: []Part{Settings}, look: settings,
+			Name: "liqonet-setting-01", Category: categorySetting, About: "no setting of a plugin is known to hurt", needs: []Part{Settings}, look: settings,
 			Cause: "The network plugin or the cloud is set in a way that is known to disturb packets of peers.", Remedy: "See the evidence.",
 		},
 	}

@@ -102,7 +102,7 @@ func (x *look) warned(node, what, evidence, hint string) *Finding {
 
 // unseen says what could not be seen.
 func (x *look) unseen(node, why string) {
-	x.say(Finding{Result: NotSeen, Node: node, What: "not seen: " + why})
+	x.say(Finding{Result: NotSeen, Node: node, What: why})
 }
 
 // kubectl is a command for the user, in our namespace.
@@ -110,8 +110,24 @@ func (x *look) kubectl(format string, args ...any) string {
 	return x.Kubectl + " -n liqonet-system " + fmt.Sprintf(format, args...)
 }
 
-// peers are the contexts of both clusters, for a command about a peering.
+// pairOf is both clusters of a peering, for a command.
 func (x *look) pairOf(peer string) string { return x.Cluster.Name + " " + peer }
+
+// again is the command that puts right what peer makes. Without a peering it is about the other cluster that was named.
+func (x *look) again() string {
+	for _, p := range x.Cluster.Peerings {
+		return "kubectl liqonet peer " + x.pairOf(p.Spec.Remote.Name)
+	}
+	if x.Ledger != nil && len(x.Ledger.Spec.Peers) > 0 {
+		return "kubectl liqonet peer " + x.pairOf(x.Ledger.Spec.Peers[0].Name)
+	}
+	for _, c := range x.Clusters {
+		if c != x.Cluster {
+			return "kubectl liqonet peer " + x.pairOf(c.Name)
+		}
+	}
+	return "kubectl liqonet peer --help"
+}
 
 // Examine looks at all facts.
 func Examine(f *Facts) *Report {

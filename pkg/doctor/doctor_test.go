@@ -446,3 +446,35 @@ func TestPolicies(t *testing.T) {
 		}
 	}
 }
+
+// A line of a check has 80 characters at most, with its result and its name.
+func TestWidth(t *testing.T) {
+	seen := map[string]bool{}
+	for _, c := range Catalogue() {
+		if n := len(c.About); n > 46 {
+			t.Errorf("%s: %d characters: %s", c.Name, n, c.About)
+		}
+		if len(c.Name) > 22 || seen[c.Name] || c.Cause == "" || c.Remedy == "" {
+			t.Errorf("%s: its name or its documentation", c.Name)
+		}
+		seen[c.Name] = true
+	}
+}
+
+// What eBPF data planes are known by.
+func TestSettingsOf(t *testing.T) {
+	for _, tt := range []struct {
+		of   Plugins
+		want int
+	}{
+		{Plugins{}, 0},
+		{Plugins{Cilium: map[string]string{"ipam": "cluster-pool"}}, 0},
+		{Plugins{Cilium: map[string]string{"enable-bpf-masquerade": "true", "enable-host-legacy-routing": "true"}}, 0},
+		{Plugins{Cilium: map[string]string{"enable-bpf-masquerade": "true"}}, 1},
+		{Plugins{CalicoBPF: true, DataplaneV2: true}, 2},
+	} {
+		if got := SettingsOf(tt.of); len(got) != tt.want {
+			t.Errorf("%+v: %v", tt.of, got)
+		}
+	}
+}

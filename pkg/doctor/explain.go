@@ -30,7 +30,7 @@ type explanation struct {
 func explanations() []explanation {
 	return []explanation{
 		{"liqonet-api-*", ofAll, "liqonet-agent-* liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-drift-* liqonet-plan-*"},
-		{"liqonet-definition-01", ofAll, "*"},
+		{"liqonet-definition-01", ofAll, "liqonet-agent-* liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-drift-* liqonet-pod-* liqonet-key-* liqonet-mtu-02 liqonet-permission-02 liqonet-clock-02 liqonet-rule-01 liqonet-link-01"},
 		{"liqonet-permission-02", ofCluster, "liqonet-agent-* liqonet-drift-* liqonet-pod-*"},
 		{"liqonet-permission-02", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-overlay-*"},
 		{"liqonet-token-01", ofCluster, "liqonet-agent-* liqonet-drift-* liqonet-clock-02"},

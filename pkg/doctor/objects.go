@@ -38,7 +38,7 @@ func definitions(x *look) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(x.Definitions)) {
 		if why := x.Definitions[name]; why != "" {
-			x.failed("", fmt.Sprintf("the definition %s %s", name, why), "nothing of this kind can be read or written", "kubectl liqonet peer "+x.pairOf("PEER"))
+			x.failed("", fmt.Sprintf("the definition %s %s", name, why), "nothing of this kind can be read or written", x.again())
 		}
 	}
 }
@@ -120,7 +120,7 @@ func secrets(x *look) {
 		if x.Cluster.Secrets[name] {
 			return nil
 		}
-		return x.failed("", fmt.Sprintf("the Secret %s is gone, with %s", name, what), "pods that have it go on; one that starts cannot mount it", "kubectl liqonet peer "+x.pairOf("PEER"))
+		return x.failed("", fmt.Sprintf("the Secret %s is gone, with %s", name, what), "pods that have it go on; one that starts cannot mount it", x.again())
 	}
 	if x.DaemonSet != nil {
 		for _, g := range manifests.OverlayKeys(&x.DaemonSet.Spec.Template.Spec) {
@@ -212,7 +212,7 @@ func settings(x *look) {
 
 func plans(x *look) {
 	if x.Plan != "" {
-		x.failed("", "a peering cannot be planned: "+x.Plan, "as peer --dry-run says", "kubectl liqonet peer --dry-run "+x.pairOf("PEER"))
+		x.failed("", "a peering cannot be planned: "+x.Plan, "as peer --dry-run says", x.again()+" --dry-run")
 	}
 }
 
@@ -231,7 +231,7 @@ func ways(x *look) {
 func ranges(x *look) {
 	for _, node := range slices.Sorted(maps.Keys(x.Conflicts)) {
 		for _, c := range x.Conflicts[node] {
-			f := x.failed(node, c, "reported by the node's agent", "kubectl liqonet peer "+x.pairOf("PEER"))
+			f := x.failed(node, c, "reported by the node's agent", x.again())
 			f.pairs = x.allPairs()
 		}
 	}

@@ -75,7 +75,7 @@ func readFacts(ctx context.Context, clusters []*Cluster, errs []error, o DoctorO
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	return f, ctx.Err()
+	return f, readPairs(ctx, f, all, o)
 }
 
 // unasked says why nothing is asked of a cluster.
@@ -112,7 +112,7 @@ func (x *examined) read(ctx context.Context, o DoctorOptions) error {
 	for part, do := range map[doctor.Part]func(context.Context) error{
 		doctor.Definitions: x.readDefinitions, doctor.Nodes: x.readNodes, doctor.Pods: x.readPods, doctor.Accounts: x.readAccounts,
 		doctor.Secrets: x.readSecrets, doctor.Policies: x.readPolicies, doctor.Peerings: x.readPeerings, doctor.Leases: x.readLeases,
-		doctor.Drifts: x.readDrift, "permissions": x.readPermissions,
+		doctor.Drifts: x.readDrift, doctor.Settings: x.readSettings, "permissions": x.readPermissions,
 	} {
 		g.Go(func() error { return x.unseen(gctx, part, do(gctx)) })
 	}
@@ -157,8 +157,8 @@ func (x *examined) readDefinitions(ctx context.Context) error {
 			x.to.Definitions[crd.Name] = "is gone"
 		case live.DeletionTimestamp != nil:
 			x.to.Definitions[crd.Name] = "is being deleted"
-		case !slices.ContainsFunc(live.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
-			return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionTrue
+		case slices.ContainsFunc(live.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+			return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionFalse
 		}):
 			x.to.Definitions[crd.Name] = "is not served"
 		default:

@@ -165,6 +165,12 @@ func maladies() []malady {
 			apply(t, ctx, x.a, submariner)
 			return func() { damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"delete", "crd", "gateways.submariner.io"}}) }
 		}},
+		{name: "setting of Cilium", check: "liqonet-setting-01", says: `Cilium routes pods' packets by eBPF`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			damage(t, ctx, x.a, [][]string{{"-n", "kube-system", "create", "configmap", "cilium-config", "--from-literal=enable-bpf-masquerade=true"}})
+			return func() {
+				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "kube-system", "delete", "configmap", "cilium-config"}})
+			}
+		}},
 	}
 }
 
