@@ -132,11 +132,15 @@ func (r *kernelReader) readLinks(k *overlay.Kernel) (out []*link.State) {
 		}
 	}
 	r.out.Routes, r.out.ForeignRules = in.Routes, in.InTheWay
-	r.out.PortTaken = strings.Join(append(in.PortOf, programsWith(overlay.Port)...), ", ")
+	taken := in.PortOf
+	if !slices.ContainsFunc(r.out.Links, func(l probe.Link) bool { return l.Ours }) { // or it is our links that have it
+		taken = append(taken, programsWith(overlay.Port)...)
+	}
+	r.out.PortTaken = strings.Join(taken, ", ")
 	return out
 }
 
-// programsWith are the sockets of programs with a UDP port. Those of the kernel's tunnels have no inode.
+// programsWith are the sockets with a UDP port, of programs or of the kernel's tunnels.
 func programsWith(port uint16) (out []string) {
 	raw, err := os.ReadFile(udpSockets)
 	if err != nil {
@@ -144,7 +148,7 @@ func programsWith(port uint16) (out []string) {
 	}
 	for line := range strings.Lines(string(raw)) {
 		words := strings.Fields(line)
-		if len(words) > 9 && strings.HasSuffix(words[1], fmt.Sprintf(":%04X", port)) && words[9] != "0" {
+		if len(words) > 7 && strings.HasSuffix(words[1], fmt.Sprintf(":%04X", port)) {
 			out = append(out, "a program of user "+words[7])
 		}
 	}

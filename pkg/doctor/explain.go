@@ -80,6 +80,22 @@ func explanations() []explanation {
 	}
 }
 
+// Explains names the checks whose findings may follow from that one's, as patterns.
+func Explains(check string) string {
+	var out []string
+	for _, e := range explanations() {
+		if !matches(check, e.cause) {
+			continue
+		}
+		for p := range strings.FieldsSeq(e.explains) {
+			if p = "`"+p+"`"; !slices.Contains(out, p) {
+				out = append(out, p)
+			}
+		}
+	}
+	return strings.Join(out, ", ")
+}
+
 // matches says whether a check has one of these names.
 func matches(check, patterns string) bool {
 	for p := range strings.FieldsSeq(patterns) {

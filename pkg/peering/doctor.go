@@ -318,7 +318,11 @@ func (g glance) traffic(second glance) map[string]doctor.Traffic {
 				if s.Endpoint != "" {
 					t.Endpoints = append(t.Endpoints, s.Endpoint)
 				}
-				if a, b := before.measured(name), after.measured(name); a != nil && b != nil {
+				switch a, b := before.measured(name), after.measured(name); {
+				case a == nil || b == nil:
+				case s.LastHandshake == nil: // each new attempt begins to count anew
+					t.Sent, t.Received = max(a.SentBytes, b.SentBytes), max(a.ReceivedBytes, b.ReceivedBytes)
+				default:
 					t.Sent, t.Received = max(b.SentBytes-a.SentBytes, 0), max(b.ReceivedBytes-a.ReceivedBytes, 0)
 				}
 				out[name] = t

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/nodes"
@@ -65,10 +66,26 @@ func (x *examined) readKernels(ctx context.Context) error {
 			x.to.Unread[p.Node] = "no pod has read it within " + kernelTimeout.String()
 		}
 	}
+	if reading.Err() != nil {
+		// Nobody says of a pod that it has ended where the kubelet is not heard of. By now that is known.
+		x.abandon(ctx, run)
+		if err := x.readNodes(ctx); err != nil {
+			return err
+		}
+	}
 	if removed := run.Remove(ctx); err == nil {
 		err = removed
 	}
 	return err
+}
+
+// abandon deletes the pods of a run without waiting for their nodes.
+func (x *examined) abandon(ctx context.Context, run *Probes) {
+	var pods corev1.PodList
+	_ = x.list(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelProbe: run.Run()})
+	for i := range pods.Items {
+		_ = x.delete(ctx, &pods.Items[i], client.GracePeriodSeconds(0)) // what is left goes with its node
+	}
 }
 
 // kernelTask is what a node's pod reads.
