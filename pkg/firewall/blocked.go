@@ -2,6 +2,7 @@ package firewall
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"slices"
 	"strings"
@@ -32,7 +33,7 @@ func Blocked(ctx context.Context, c Config) (advice []string, err error) {
 			return nil, err
 		}
 		for _, ch := range chains {
-			isOwned := slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == ch.Table.Name && t.Flags&flagOwner != 0 })
+			isOwned := slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == ch.Table.Name && flagsOf(t)&flagOwner != 0 })
 			if !isOwned || ch.Type != nftables.ChainTypeFilter || iptablesChains()[*ch.Hooknum] == "" {
 				continue
 			}
@@ -51,6 +52,11 @@ func Blocked(ctx context.Context, c Config) (advice []string, err error) {
 		advice = append(advice, ownedAdvice(owned))
 	}
 	return append(advice, legacy...), err
+}
+
+// flagsOf are those of a table: the kernel writes them in network byte order, and the library reads them in the machine's.
+func flagsOf(t *nftables.Table) uint32 {
+	return binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, t.Flags))
 }
 
 // dropsAll says that a chain drops what none of its rules accepts.

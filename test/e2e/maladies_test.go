@@ -98,7 +98,7 @@ func maladies() []malady {
 		}},
 		{name: "foreign link of our name", check: "liqonet-link-01", says: `node \S+ has an interface \S+ that is not ours`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			// In one go, or the agent is quicker.
-			return x.bystander.during(t, ctx, `printf 'link del lq0-0\nlink add lq0-0 type dummy\n' | ip -batch -`, "ip link del lq0-0")
+			return x.bystander.during(t, ctx, `printf 'link del lq0-0\nlink add lq0-0 type bridge\n' | ip -batch -`, "ip link del lq0-0")
 		}},
 		{name: "tokens no longer accepted", check: "liqonet-token-01", says: `tokens of agents are not accepted`, begin: renewAccount},
 		{name: "image gone", check: "liqonet-pod-01", says: `node \S+ cannot get the agents' image`, begin: loseImage},
@@ -498,15 +498,28 @@ func wrongKey(t *testing.T, ctx context.Context, x *patients) func() {
 // ownedTable drops what is forwarded, by a table that lives as long as the program that made it.
 func ownedTable(t *testing.T, _ context.Context, x *patients) func() {
 	t.Helper()
-	return background(t, x.bystander.Node, "sh", "-c",
-		"(echo 'add table inet e2e-fw { flags owner; }'; echo 'add chain inet e2e-fw forward { type filter hook forward priority 10; policy drop; }'; exec sleep 100000) | nft -i")
+	cmd := x.bystander.Node.NetCommand(context.Background(), "nft", "-i")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Write([]byte("add table inet e2e-fw { flags owner; }\nadd chain inet e2e-fw forward { type filter hook forward priority 10; policy drop; }\n")); err != nil {
+		t.Error(err)
+	}
+	return func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+	}
 }
 
 // fillConnections has a node remember as many connections as it may.
 func fillConnections(t *testing.T, ctx context.Context, x *patients) func() {
 	t.Helper()
 	n := x.bystander
-	end := n.during(t, ctx, "sysctl -qw net.netfilter.nf_conntrack_udp_timeout=600; ip link add e2e-flood type dummy; ip link set e2e-flood up; ip route add 198.51.100.0/24 dev e2e-flood",
+	end := n.during(t, ctx, "sysctl -qw net.netfilter.nf_conntrack_udp_timeout=600; ip link add e2e-flood type veth peer name e2e-sink; ip link set e2e-sink up; ip link set e2e-flood up arp off; ip route add 198.51.100.0/24 dev e2e-flood",
 		"ip link del e2e-flood; sysctl -qw net.netfilter.nf_conntrack_udp_timeout=30")
 	if err := n.do(func() error { return flood(ctx, netip.MustParsePrefix("198.51.100.0/24")) }); err != nil {
 		t.Error(err)
