@@ -6,7 +6,7 @@ import "testing"
 func TestParsePressure(t *testing.T) {
 	for text, want := range map[string]int{
 		"some avg10=99.00 avg60=61.50 avg300=20.00 total=1\nfull avg10=98.00 avg60=57.31 avg300=20.00 total=1\n": 57,
-		"some avg10=1.00 avg60=61.50 avg300=20.00 total=1\n":                                                   0,
+		"some avg10=1.00 avg60=61.50 avg300=20.00 total=1\n":                                                     0,
 		"": 0,
 	} {
 		if got := parsePressure(text); got != want {

@@ -279,7 +279,9 @@ func faults() []fault {
 			a.Traffic = map[string]Traffic{"gateway-beta-0": {Sent: 1480}}
 			b.Traffic = map[string]Traffic{"gateway-alpha-0": {Received: 1480, Sent: 920}}
 		}},
-		{"not peered", "liqonet-udp-03", "UDP from its nodes does not get to beta", func(f *Facts, a, b *Cluster) { f.Ways = []Way{{From: "alpha", To: "beta", Address: "172.18.2.11:30000"}} }},
+		{"not peered", "liqonet-udp-03", "UDP from its nodes does not get to beta", func(f *Facts, a, b *Cluster) {
+			f.Ways = []Way{{From: "alpha", To: "beta", Address: "172.18.2.11:30000"}}
+		}},
 		{"NAT", "liqonet-nat-01", "a NAT on the way to alpha forgets the tunnel", func(f *Facts, a, b *Cluster) {
 			b.Traffic = map[string]Traffic{"gateway-alpha-0": {Endpoints: []string{"192.0.2.1:1024", "192.0.2.1:1029"}}}
 		}},
@@ -301,14 +303,18 @@ func faults() []fault {
 				k.Pings[0].Answered = []int{100}
 			}
 		}},
-		{"range", "liqonet-range-01", "node alpha-2 has a route", func(f *Facts, a, b *Cluster) { a.Conflicts = map[string][]string{"alpha-2": {"node alpha-2 has a route to 10.1.0.0/24"}} }},
+		{"range", "liqonet-range-01", "node alpha-2 has a route", func(f *Facts, a, b *Cluster) {
+			a.Conflicts = map[string][]string{"alpha-2": {"node alpha-2 has a route to 10.1.0.0/24"}}
+		}},
 		{"pods outside", "liqonet-range-02", "pod 10.99.0.1 of node alpha-2 is outside of 10.244.0.0/16", func(f *Facts, a, b *Cluster) {
 			a.Peerings[0].Spec.Local.Pods = []v1alpha1.CIDRMapping{{Real: v1alpha1.CIDR{Prefix: netip.MustParsePrefix("10.244.0.0/16")}, Mapped: v1alpha1.CIDR{Prefix: netip.MustParsePrefix("10.244.0.0/16")}}}
 			a.Peerings[0].Spec.Local.InternalCIDR = v1alpha1.CIDR{Prefix: netip.MustParsePrefix("10.80.0.0/19")}
 			a.Reports["alpha-2"].Status.PodIPs = []v1alpha1.IP{addr("10.99.0.1")}
 		}},
 		{"plan", "liqonet-plan-01", "a peering cannot be planned: ranges overlap", func(f *Facts, a, b *Cluster) { a.Plan = "ranges overlap" }},
-		{"drift", "liqonet-drift-01", "Service gateway-beta is gone", func(f *Facts, a, b *Cluster) { a.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "Service", Name: "gateway-beta"}} }},
+		{"drift", "liqonet-drift-01", "Service gateway-beta is gone", func(f *Facts, a, b *Cluster) {
+			a.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "Service", Name: "gateway-beta"}}
+		}},
 		{"leftovers", "liqonet-leftover-01", "left over: Service gone", func(f *Facts, a, b *Cluster) { a.Leftovers = []string{"Service gone"} }},
 		{"others", "liqonet-leftover-02", "Kilo is there", func(f *Facts, a, b *Cluster) { a.Others = []string{"Kilo"} }},
 		{"setting", "liqonet-setting-01", "natOutgoing", func(f *Facts, a, b *Cluster) { a.Settings = []Setting{{What: "natOutgoing is off"}} }},
@@ -417,7 +423,9 @@ func TestNotSeen(t *testing.T) {
 // Policies are read as engines read them.
 func TestPolicies(t *testing.T) {
 	udp := corev1.ProtocolUDP
-	port := func(n int32) networkingv1.NetworkPolicyPort { return networkingv1.NetworkPolicyPort{Protocol: &udp, Port: new(intstr.FromInt32(n))} }
+	port := func(n int32) networkingv1.NetworkPolicyPort {
+		return networkingv1.NetworkPolicyPort{Protocol: &udp, Port: new(intstr.FromInt32(n))}
+	}
 	block := func(cidr string, except ...string) []networkingv1.NetworkPolicyPeer {
 		return []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: cidr, Except: except}}}
 	}

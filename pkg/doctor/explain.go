@@ -88,7 +88,7 @@ func Explains(check string) string {
 			continue
 		}
 		for p := range strings.FieldsSeq(e.explains) {
-			if p = "`"+p+"`"; !slices.Contains(out, p) {
+			if p = "`" + p + "`"; !slices.Contains(out, p) {
 				out = append(out, p)
 			}
 		}

@@ -63,7 +63,9 @@ func (x *look) gatewayPod(peering string, plane int32) *corev1.Pod {
 }
 
 func (x *look) nodePod(node string) *corev1.Pod {
-	return x.pod(func(p *corev1.Pod) bool { return p.Labels["app.kubernetes.io/component"] == "node" && nodeOfPod(p) == node })
+	return x.pod(func(p *corev1.Pod) bool {
+		return p.Labels["app.kubernetes.io/component"] == "node" && nodeOfPod(p) == node
+	})
 }
 
 // pod is one of those that are meant: one that runs, if there is any.

@@ -34,7 +34,9 @@ const secondLook = v1alpha1.ReportInterval + 2*time.Second
 type quiet struct{}
 
 // Step does the step.
-func (quiet) Step(ctx context.Context, _ string, do func(context.Context) error) error { return do(ctx) }
+func (quiet) Step(ctx context.Context, _ string, do func(context.Context) error) error {
+	return do(ctx)
+}
 
 // examined is a cluster that is read for the doctor.
 type examined struct {
@@ -179,7 +181,7 @@ func (x *examined) readNodes(ctx context.Context) error {
 	x.to.Nodes = list.Items
 	var leases coordinationv1.LeaseList
 	if err := x.list(ctx, &leases, client.InNamespace(kubeletLeases)); err != nil {
-		return client.IgnoreNotFound(nil) // whether nodes are ready says as much, later
+		return ctx.Err() // whether nodes are ready says as much, later
 	}
 	beats := heartbeats{}
 	beats.note(pointers(leases.Items), x.Now())

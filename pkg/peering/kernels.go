@@ -122,4 +122,3 @@ func (x *examined) kernelTask(node string) *probe.KernelTask {
 func isNodeAgent(p *corev1.Pod) bool {
 	return p.Labels["app.kubernetes.io/component"] == "node" && slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
 }
-

@@ -280,7 +280,8 @@ var places = map[string]place{
 	"TestPlanesThatAreBad":      {lane: laneAll, part: outagesPart},
 	"TestRebootedClusters":      {lane: laneAll, part: outagesPart},
 
-	"TestMaladies":        {lane: laneOther, part: faultsPart},
+	"TestMaladies":        {lane: laneOther, whole: faultsPart},
+	"TestDoctorBeforePeering": {lane: laneEqual, part: faultsPart},
 	"TestHealthyNetworks": {lane: laneAll, part: healthyPart},
 
 	// With three nodes.

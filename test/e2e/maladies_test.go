@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"regexp"
 	"strings"
 	"sync"
@@ -30,6 +31,8 @@ type malady struct {
 	says string
 	// planes the peering has, 1 if it is 0.
 	planes int
+	// cheap ones guard every change, one of them at a time.
+	cheap bool
 	// begin makes it, and returns what takes it away.
 	begin func(t *testing.T, ctx context.Context, x *patients) (cure func())
 }
@@ -49,7 +52,7 @@ var unnamed = map[string]string{
 
 func maladies() []malady {
 	return []malady{
-		{name: "stopped agent", check: "liqonet-agent-02", says: `the agent of node \S+ does nothing`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "stopped agent", cheap: true, check: "liqonet-agent-02", says: `the agent of node \S+ does nothing`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.stop(t, ctx, x.a.agentAt(t, "node", x.bystander))
 		}},
 		{name: "crashed gateway", check: "liqonet-pod-02", says: `the gateway to \S+ crashes again and again`, begin: crashGateway},
@@ -59,7 +62,7 @@ func maladies() []malady {
 		{name: "one-way link", check: "liqonet-udp-02", says: `UDP passes one way only`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.between(t, ctx, "in ip saddr %s meta l4proto udp drop")
 		}},
-		{name: "wrong key", check: "liqonet-key-01", says: `it knows a wrong key of \S+ gateway`, begin: wrongKey},
+		{name: "wrong key", cheap: true, check: "liqonet-key-01", says: `it knows a wrong key of \S+ gateway`, begin: wrongKey},
 		{name: "blocked UDP", check: "liqonet-udp-01", says: `UDP does not get to \S+ gateway at`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.between(t, ctx, "in ip saddr %s meta l4proto udp drop", "out ip daddr %s meta l4proto udp drop")
 		}},
@@ -70,25 +73,27 @@ func maladies() []malady {
 			return x.between(t, ctx, "in ip saddr %s udp length > 1300 drop", "out ip daddr %s udp length > 1300 drop")
 		}},
 		{name: "FORWARD drop by a table with an owner", check: "liqonet-firewall-01", says: `a firewall on node \S+ drops what gateways and peers send`, begin: ownedTable},
-		{name: "a route deleted again and again", check: "liqonet-route-01", says: `somebody deletes our routes on node`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "a route deleted again and again", cheap: true, check: "liqonet-route-01", says: `somebody deletes our routes on node`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return background(t, x.bystander.Node, "sh", "-c", "while :; do ip route flush table 27761 2>/dev/null; sleep 0.3; done")
 		}},
 		{name: "connection table full by load", check: "liqonet-conntrack-01", says: `the table of connections of node \S+ is full`, begin: fillConnections},
 		{name: "a clock off by an hour", check: "liqonet-clock-02", says: `the clock of .+ is (1h|59m)\S+ ahead of`, begin: shiftClock},
 		{name: "version skew", check: "liqonet-version-01", says: `agents are of version v0.1.0`, begin: skewVersions},
-		{name: "missing permission", check: "liqonet-permission-02", says: `the agents lack permissions: ClusterRoleBinding liqonet-node is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "missing permission", cheap: true, check: "liqonet-permission-02", says: `the agents lack permissions: ClusterRoleBinding liqonet-node is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			damage(t, ctx, x.a, [][]string{{"delete", "clusterrolebinding", "liqonet-node"}})
-			return x.peerAgain(t, ctx)
+			return x.fix(t, ctx)
 		}},
-		{name: "deny-all NetworkPolicy", check: "liqonet-policy-01", says: `NetworkPolicy deny does not let UDP`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "deny-all NetworkPolicy", cheap: true, check: "liqonet-policy-01", says: `NetworkPolicy deny does not let UDP`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			apply(t, ctx, x.a, denyAll)
-			return func() { damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "liqonet-system", "delete", "networkpolicy", "deny"}}) }
+			return func() {
+				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "liqonet-system", "delete", "networkpolicy", "deny"}})
+			}
 		}},
 		{name: "API server gone", check: "liqonet-api-01", says: `the API server does not answer`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return signalled(t, processOf(t, x.b.Name+"-cp", "kube-apiserver"))
 		}},
 		{name: "name of the endpoint gone", check: "liqonet-endpoint-01", says: `the endpoint's name \S+ leads nowhere`, begin: loseName},
-		{name: "wrong MTU", check: "liqonet-mtu-01", says: `the uplink of node \S+ has an MTU of 1300`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "wrong MTU", cheap: true, check: "liqonet-mtu-01", says: `the uplink of node \S+ has an MTU of 1300`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.setMTU(t, ctx, x.bystander, 1300)
 		}},
 		{name: "range in use since", check: "liqonet-range-01", says: `has a route to \S+, but \S+ is`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
@@ -104,7 +109,7 @@ func maladies() []malady {
 		{name: "image gone", check: "liqonet-pod-01", says: `node \S+ cannot get the agents' image`, begin: loseImage},
 		{name: "disk of a node full", check: "liqonet-disk-01", says: `the disk of node \S+ is full`, begin: fillDisk},
 		{name: "agent starved", check: "liqonet-starved-01", says: `the agent of node \S+ gets too little processor time`, begin: starve},
-		{name: "proxy ARP", check: "liqonet-arp-01", says: `node \S+ answers ARP for others`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "proxy ARP", cheap: true, check: "liqonet-arp-01", says: `node \S+ answers ARP for others`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			const set = "sysctl -qw net.ipv4.conf.eth0.proxy_arp="
 			return x.bystander.during(t, ctx, set+"1", set+"0")
 		}},
@@ -147,27 +152,27 @@ func maladies() []malady {
 		{name: "DaemonSet deleted", check: "liqonet-agent-01", says: `the DaemonSet of the node agents is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			// Pods stay, so that nothing is cleaned.
 			damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "daemonset", "liqonet-node", "--cascade=orphan"}})
-			return x.peerAgain(t, ctx)
+			return x.fix(t, ctx)
 		}},
 		{name: "port taken", check: "liqonet-port-01", says: `somebody else has UDP port 6094`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.bystander.during(t, ctx, "ip link add e2e-vx type vxlan id 77 dstport 6094 dev eth0 remote 192.0.2.1", "ip link del e2e-vx")
 		}},
-		{name: "table used by others", check: "liqonet-rule-01", says: `somebody else uses our routing table or priority`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "table used by others", cheap: true, check: "liqonet-rule-01", says: `somebody else uses our routing table or priority`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			return x.bystander.during(t, ctx, "ip route add blackhole 198.51.100.0/24 table 27761", "ip route del blackhole 198.51.100.0/24 table 27761")
 		}},
 		{name: "object deleted", check: "liqonet-drift-01", says: `DaemonSet liqonet-node was changed`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "patch", "daemonset", "liqonet-node", "--type=json", "-p", `[{"op":"replace","path":"/spec/updateStrategy","value":{"type":"OnDelete"}}]`}})
-			return x.peerAgain(t, ctx)
+			return x.fix(t, ctx)
 		}},
-		{name: "leftover", check: "liqonet-leftover-01", says: `things of ours are left over: Service liqonet-system/gateway-gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+		{name: "leftover", cheap: true, check: "liqonet-leftover-01", says: `things of ours are left over: Service liqonet-system/gateway-gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			apply(t, ctx, x.a, leftService)
-			return func() {
-				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "liqonet-system", "delete", "service", "gateway-gone", "--ignore-not-found"}})
-			}
+			return x.fix(t, ctx)
 		}},
 		{name: "Submariner", check: "liqonet-leftover-02", says: `Submariner is there`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			apply(t, ctx, x.a, submariner)
-			return func() { damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"delete", "crd", "gateways.submariner.io"}}) }
+			return func() {
+				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"delete", "crd", "gateways.submariner.io"}})
+			}
 		}},
 		{name: "setting of Cilium", check: "liqonet-setting-01", says: `Cilium routes pods' packets by eBPF`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			damage(t, ctx, x.a, [][]string{{"-n", "kube-system", "create", "configmap", "cilium-config", "--from-literal=enable-bpf-masquerade=true"}})
@@ -231,6 +236,11 @@ func TestMaladies(t *testing.T) {
 	ctx := t.Context()
 	x := &patients{a: fx.gamma, b: fx.delta}
 	all := maladies()
+	if !whole() {
+		cheap := slices.DeleteFunc(all, func(m malady) bool { return !m.cheap })
+		chosen := random(t).IntN(len(cheap))
+		all = cheap[chosen : chosen+1]
+	}
 	firsts, sayings := map[string]string{}, map[string]saying{}
 	for _, m := range all {
 		t.Run(m.name, func(t *testing.T) {
@@ -333,6 +343,9 @@ func confusion(t *testing.T, all []malady, firsts map[string]string) {
 		fmt.Printf("%-40s %s\n", m.name, row.String())
 	}
 	fmt.Printf("%d of %d faults are named\n", named, len(firsts))
+	for name, why := range unnamed {
+		fmt.Printf("not made: %s: %s\n", name, why)
+	}
 }
 
 // peer peers both clusters with so many planes, unless they are.
@@ -368,6 +381,15 @@ func (x *patients) recovered(t *testing.T, ctx context.Context) {
 	})
 	if t.Failed() {
 		x.peered = 0
+	}
+}
+
+// fix has doctor mend what is ours.
+func (x *patients) fix(t *testing.T, ctx context.Context) func() {
+	return func() {
+		if r := mustLiqonet(t, context.WithoutCancel(ctx), "doctor", x.a.Name, x.b.Name, "--fix"); !strings.Contains(r.stdout, "Fixed: "+x.a.Name+": ") {
+			t.Errorf("doctor --fix says\n%s", r.stdout)
+		}
 	}
 }
 

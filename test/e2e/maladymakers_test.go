@@ -55,7 +55,7 @@ func shiftClock(t *testing.T, ctx context.Context, x *patients) func() {
 	loadImage(t, ctx, x.a, shiftedAgents(t, time.Hour, ref))
 	before := jsonPath(t, ctx, x.a, "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", "liqonet-node")
 	set := func(ctx context.Context, image string) {
-		mustLiqonet(t, ctx, "peer", x.a.Name, x.b.Name, "--agent-image", x.a.Name+"="+image)
+		mustLiqonet(t, ctx, "upgrade", x.a.Name, "--agent-image", image)
 	}
 	set(ctx, ref)
 	return func() { set(context.WithoutCancel(ctx), before) }
