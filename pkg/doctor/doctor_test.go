@@ -258,7 +258,7 @@ func faults() []fault {
 		}},
 		{"MTU", "liqonet-mtu-01", "the uplink of node alpha-2 has an MTU of 1300, others have 1500", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[0].MTU = 1300 }},
 		{"name", "liqonet-endpoint-01", "gw.example.com leads nowhere", func(f *Facts, a, b *Cluster) {
-			down(a, `endpoint "gw.example.com:31000": lookup gw.example.com: no such host`)
+			down(a, `endpoint "gw.example.com": lookup gw.example.com: no such host`)
 			down(b, "")
 		}},
 		{"key", "liqonet-key-01", "it knows a wrong key of beta's gateway", func(f *Facts, a, b *Cluster) {

@@ -20,7 +20,7 @@ func names(x *look) {
 			if _, isAddr := netip.ParseAddr(host); err != nil || isAddr == nil || s == nil || s.Connected {
 				continue
 			}
-			if _, why, found := strings.Cut(s.Message, fmt.Sprintf("endpoint %q: ", e)); found {
+			if _, why, found := strings.Cut(s.Message, fmt.Sprintf("endpoint %q: ", host)); found {
 				x.of(p, plane.Index, x.failed("", fmt.Sprintf("the endpoint's name %s leads nowhere", host), why, "put the name into the DNS, or give another endpoint: kubectl liqonet peer "+x.pairOf(p.Spec.Remote.Name)+" --endpoint"))
 			}
 		}

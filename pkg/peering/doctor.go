@@ -121,7 +121,7 @@ func (x *examined) read(ctx context.Context, o DoctorOptions) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	x.to.ClockAhead = x.Now().Sub(time.Now())
+	x.to.ClockAhead = time.Until(x.Now())
 	x.conclude()
 	g, gctx = failure.NewGroup(ctx)
 	g.Go(func() error { return x.unseen(gctx, doctor.Leftovers, x.readLeftovers(gctx)) })
