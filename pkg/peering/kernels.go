@@ -73,8 +73,8 @@ func (x *examined) readKernels(ctx context.Context) error {
 			return err
 		}
 	}
-	if removed := run.Remove(ctx); err == nil {
-		err = removed
+	if removed := run.Remove(ctx); removed != nil {
+		x.abandon(ctx, run) // what was read is no less true
 	}
 	return err
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
-	"maps"
 	"net/netip"
 	"os"
 	"slices"
@@ -241,7 +240,7 @@ func TestMaladies(t *testing.T) {
 		chosen := random(t).IntN(len(cheap))
 		all = cheap[chosen : chosen+1]
 	}
-	firsts, sayings := map[string]string{}, map[string]saying{}
+	firsts := map[string]string{}
 	for _, m := range all {
 		t.Run(m.name, func(t *testing.T) {
 			x.peer(t, ctx, max(m.planes, 1))
@@ -264,7 +263,7 @@ func TestMaladies(t *testing.T) {
 				if says.MatchString(d.First) {
 					fmt.Printf("MALADY %s | %.0f s | %s\n", m.name, time.Since(begun).Seconds(), d.First)
 					output, _, _ := strings.Cut(d.stdout, "\n\n")
-					sayings[m.check] = saying{m.name, int(time.Since(begun).Seconds()), output}
+					record(t, m.check, saying{m.name, int(time.Since(begun).Seconds()), output})
 					break
 				}
 				if d.First != before {
@@ -281,7 +280,6 @@ func TestMaladies(t *testing.T) {
 		})
 	}
 	confusion(t, all, firsts)
-	record(t, sayings)
 	mustLiqonet(t, ctx, "unpeer", x.a.Name, x.b.Name)
 	checkNothingLeft(t, ctx)
 }
@@ -296,7 +294,7 @@ type saying struct {
 var recordTo = flag.String("record", "", "file in which TestMaladies notes what doctor has said of each fault")
 
 // record adds to the file what was said.
-func record(t *testing.T, sayings map[string]saying) {
+func record(t *testing.T, check string, s saying) {
 	t.Helper()
 	if *recordTo == "" {
 		return
@@ -307,7 +305,7 @@ func record(t *testing.T, sayings map[string]saying) {
 			t.Fatal(err)
 		}
 	}
-	maps.Copy(all, sayings)
+	all[check] = s
 	raw, err := json.MarshalIndent(all, "", "  ")
 	if err == nil {
 		err = os.WriteFile(*recordTo, append(raw, '\n'), 0o644)
@@ -470,7 +468,7 @@ func (n node) during(t *testing.T, ctx context.Context, begin, end string) func(
 
 func (x *patients) setMTU(t *testing.T, ctx context.Context, n node, mtu int) func() {
 	t.Helper()
-	before, err := n.shell(ctx, "cat /sys/class/net/eth0/mtu")
+	before, err := n.shell(ctx, `ip -o link show eth0 | sed 's/.* mtu \([0-9]*\) .*/\1/'`)
 	if err != nil {
 		t.Fatal(err)
 	}
