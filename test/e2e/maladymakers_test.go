@@ -222,20 +222,32 @@ func starve(t *testing.T, ctx context.Context, x *patients) func() {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, path, _ := strings.Cut(strings.TrimSpace(string(raw)), "::")
-	file := filepath.Join("/sys/fs/cgroup", filepath.Dir(path), "cpu.max")
-	before, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte("4000 1000000"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return func() {
-		if err := os.WriteFile(file, before, 0o600); err != nil && !os.IsNotExist(err) {
+	write := func(dir, name, value string) {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(value), 0o600); err != nil && !os.IsNotExist(err) {
 			t.Error(err)
 		}
 	}
+	for line := range strings.Lines(string(raw)) {
+		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		switch {
+		case fields[0] == "0" && fields[1] == "":
+			dir := filepath.Join("/sys/fs/cgroup", filepath.Dir(fields[2]))
+			if _, err := os.Stat(filepath.Join(dir, "cpu.max")); err == nil {
+				write(dir, "cpu.max", "4000 1000000")
+				return func() { write(dir, "cpu.max", "max 100000") }
+			}
+		case fields[1] == "cpu", fields[1] == "cpu,cpuacct":
+			dir := filepath.Join("/sys/fs/cgroup/cpu", filepath.Dir(fields[2]))
+			write(dir, "cpu.cfs_period_us", "1000000")
+			write(dir, "cpu.cfs_quota_us", "4000")
+			return func() {
+				write(dir, "cpu.cfs_quota_us", "-1")
+				write(dir, "cpu.cfs_period_us", "100000")
+			}
+		}
+	}
+	t.Fatalf("the agent has no cgroup for processors: %s", raw)
+	return nil
 }
 
 // duplicateAddress has another machine on the nodes' network with the address of one of them.
