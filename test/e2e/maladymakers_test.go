@@ -188,7 +188,7 @@ func fullDisk(t *testing.T, ctx context.Context, n *lab.Node) (end func()) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		full := strings.ReplaceAll(string(config), `nodefs.available: "0%"`, `nodefs.available: "100%"`)
+		full := strings.ReplaceAll(string(config), `nodefs.available: "0%"`, `nodefs.available: "99.99%"`)
 		if full == string(config) {
 			t.Fatalf("%s has no threshold: %s", file, config)
 		}
@@ -253,7 +253,7 @@ func starve(t *testing.T, ctx context.Context, x *patients) func() {
 // duplicateAddress has another machine on the nodes' network with the address of one of them.
 func duplicateAddress(t *testing.T, ctx context.Context, x *patients) func() {
 	t.Helper()
-	script := fmt.Sprintf(`unshare --net sh -c 'sleep 100000' & pid=$!
+	script := fmt.Sprintf(`unshare --net sleep 100000 >/dev/null 2>&1 & pid=$!
 		sleep 0.5
 		ip link add link eth0 name e2edup netns $pid type macvlan mode bridge
 		nsenter --net=/proc/$pid/ns/net ip addr add %s/24 dev e2edup
