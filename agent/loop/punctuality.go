@@ -13,9 +13,8 @@ const (
 	starvedLeast = 20
 )
 
-// Punctuality tells how late an agent is: how long it waits for a processor when its time has come. It does not matter whether that
-// is for a limit of its own, or because the machine is busy, and it needs no help of the kernel's, which not all kernels have. The zero value
-// is punctual.
+// Punctuality tells how late an agent is: how long it waits for a processor when its time has come. That may be for a limit
+// of its own, or because the machine is busy. It needs no help of the kernel's. The zero value is punctual.
 type Punctuality struct {
 	mu   sync.Mutex
 	late [beats]time.Duration

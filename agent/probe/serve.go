@@ -42,11 +42,16 @@ func serve(ctx context.Context, token string, s probe.Serve) (stop func(), err e
 	}
 	udp := ipv4.NewPacketConn(packets)
 	if err := udp.SetControlMessage(ipv4.FlagDst, true); err != nil {
+		tcp.Close()
+		packets.Close()
 		return nil, fmt.Errorf("ask for the addresses of packets: %w", err)
 	}
 	go serveTCP(tcp, token, s.Name)
 	go serveUDP(udp, token, s.Name)
-	return func() { tcp.Close(); udp.Close() }, nil
+	return func() {
+		tcp.Close()
+		_ = udp.Close() // nobody could be told
+	}, nil
 }
 
 func serveTCP(l net.Listener, token, name string) {
@@ -116,8 +121,8 @@ func serveUDP(conn *ipv4.PacketConn, token, name string) {
 	}
 }
 
-// wholeOrInFragments has a socket send packets without regard to what it knows of the way: in fragments where they are larger than its
-// interface allows, and else whole, so that others may fragment them.
+// wholeOrInFragments has a socket send packets without regard to what it knows of the way. They leave in fragments if they are larger
+// than its interface allows. Others may fragment the rest.
 func wholeOrInFragments(_, _ string, c rawConn) error {
 	return setOption(c, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
 }

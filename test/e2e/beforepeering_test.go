@@ -81,4 +81,3 @@ func withToken(t *testing.T, c *cluster, token string) string {
 	}
 	return file
 }
-

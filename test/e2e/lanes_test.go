@@ -280,9 +280,9 @@ var places = map[string]place{
 	"TestPlanesThatAreBad":      {lane: laneAll, part: outagesPart},
 	"TestRebootedClusters":      {lane: laneAll, part: outagesPart},
 
-	"TestMaladies":        {lane: laneOther, whole: faultsPart},
+	"TestMaladies":            {lane: laneOther, whole: faultsPart},
 	"TestDoctorBeforePeering": {lane: laneEqual, part: faultsPart},
-	"TestHealthyNetworks": {lane: laneAll, part: healthyPart},
+	"TestHealthyNetworks":     {lane: laneAll, part: healthyPart},
 
 	// With three nodes.
 	"TestKeysAreAgreedOn":             {lane: laneEqual, part: outagesPart},
