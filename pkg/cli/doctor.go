@@ -50,7 +50,7 @@ has changed are made again as peer does it.`,
 	out = addOutput(cmd.Flags())
 	cmd.Flags().BoolVar(&o.fix, "fix", false, "remove leftovers of ours, and make our objects again as peer does it")
 	cmd.Flags().BoolVar(&o.read.ObjectsOnly, "objects-only", false, "run no pods: what only kernels and packets tell is not seen")
-	timeout = timeoutFlag(cmd, time.Minute)
+	timeout = timeoutFlag(cmd, 2*time.Minute)
 	return cmd
 }
 

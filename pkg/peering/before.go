@@ -60,6 +60,8 @@ func readPair(ctx context.Context, f *doctor.Facts, a, b *examined, o DoctorOpti
 		way.Unseen = "--objects-only runs no pods"
 	case balanced:
 		way.Unseen = server.Name + " has load balancers, and none is made for a test"
+	case len(server.to.Kernels) == 0 || len(caller.to.Kernels) == 0:
+		way.Unseen = "no pod could look at a node"
 	default:
 		err := tryWay(ctx, &way, server, caller)
 		if ctx.Err() != nil {
@@ -80,6 +82,8 @@ func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined) erro
 			return err
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, kernelTimeout)
+	defer cancel()
 	at, from := server.anyNode(), caller.anyNode()
 	if at == nil || from == nil {
 		return errors.New("no node is ready")

@@ -27,7 +27,7 @@ const troubleshootingHead = generated + `# Troubleshooting
 
 Start with one command, and name both clusters:
 
-<!-- run -->
+<!-- not run: needs nodes that run pods -->
 ` + "```sh" + `
 kubectl liqonet doctor cluster-a cluster-b
 ` + "```" + `

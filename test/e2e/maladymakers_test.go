@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -222,32 +223,41 @@ func starve(t *testing.T, ctx context.Context, x *patients) func() {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write := func(dir, name, value string) {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(value), 0o600); err != nil && !os.IsNotExist(err) {
-			t.Error(err)
-		}
-	}
+	files := map[string][2]string{} // what starves, and what does not
 	for line := range strings.Lines(string(raw)) {
 		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		switch {
-		case fields[0] == "0" && fields[1] == "":
-			dir := filepath.Join("/sys/fs/cgroup", filepath.Dir(fields[2]))
-			if _, err := os.Stat(filepath.Join(dir, "cpu.max")); err == nil {
-				write(dir, "cpu.max", "4000 1000000")
-				return func() { write(dir, "cpu.max", "max 100000") }
-			}
-		case fields[1] == "cpu", fields[1] == "cpu,cpuacct":
-			dir := filepath.Join("/sys/fs/cgroup/cpu", filepath.Dir(fields[2]))
-			write(dir, "cpu.cfs_period_us", "1000000")
-			write(dir, "cpu.cfs_quota_us", "4000")
-			return func() {
-				write(dir, "cpu.cfs_quota_us", "-1")
-				write(dir, "cpu.cfs_period_us", "100000")
+		pod := filepath.Dir(fields[2])
+		files[filepath.Join("/sys/fs/cgroup", pod, "cpu.max")] = [2]string{"4000 1000000", "max 100000"}
+		files[filepath.Join("/sys/fs/cgroup/cpu", pod, "cpu.cfs_quota_us")] = [2]string{"1000", "-1"} // in a tenth of a second
+	}
+	write := func(which int) (written int) {
+		for file, values := range files {
+			if _, err := os.Stat(file); err == nil && os.WriteFile(file, []byte(values[which]), 0o600) == nil {
+				written++
 			}
 		}
+		return written
 	}
-	t.Fatalf("the agent has no cgroup for processors: %s", raw)
-	return nil
+	if write(0) == 0 {
+		t.Fatalf("the agent has no cgroup for processors: %s", raw)
+	}
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() { // the kubelet sets it back now and then
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(200 * time.Millisecond):
+				write(0)
+			}
+		}
+	})
+	return func() {
+		close(done)
+		wg.Wait()
+		write(1)
+	}
 }
 
 // duplicateAddress has another machine on the nodes' network with the address of one of them.
