@@ -41,13 +41,14 @@ func (p *Punctuality) note(late time.Duration) {
 	p.next = (p.next + 1) % beats
 }
 
-// Starved is for how many percent of the time of the last looks the agent had to wait.
+// Starved is how late the agent was at the last looks, in percent of the time between two. One that was held up once, for
+// however long, was late once.
 func (p *Punctuality) Starved() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var late time.Duration
 	for _, l := range p.late {
-		late += max(l, 0)
+		late += min(max(l, 0), beatEvery)
 	}
-	return int(100 * late / (late + beats*beatEvery))
+	return int(100 * late / (beats * beatEvery))
 }

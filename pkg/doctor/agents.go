@@ -214,13 +214,13 @@ func podsScheduled(x *look) {
 }
 
 func starved(x *look) {
-	const most = 33 // percent of the time in which it could not run
+	const most = 50 // percent of a second that it is late, each second
 	for _, lease := range slices.Sorted(maps.Keys(x.Beats)) {
 		percent := x.Beats[lease].Starved
 		if percent < most {
 			continue
 		}
-		f := x.failed(x.nodeOf(lease), fmt.Sprintf("%s gets too little processor time: it waits %d %% of the time", x.agent(lease), percent),
+		f := x.failed(x.nodeOf(lease), fmt.Sprintf("%s gets too little processor time: it is late by %d %% of each second", x.agent(lease), percent),
 			"it is so late when its time has come, as it tells with its Lease", x.kubectl("get daemonsets,deployments -o custom-columns=NAME:.metadata.name,CPU:.spec.template.spec.containers[0].resources.limits.cpu"))
 		f.pairs = x.pairsAt(f.Node)
 	}

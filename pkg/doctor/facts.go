@@ -103,7 +103,7 @@ type Beat struct {
 	Version string
 	// ClockAhead is how much the agent's clock is ahead of its API server's.
 	ClockAhead time.Duration
-	// Starved is for how many percent of the last minute the agent had work, and no processor.
+	// Starved is how late the agent is when its time has come, in percent of a second.
 	Starved int
 }
 

@@ -94,7 +94,7 @@ func (h heartbeats) measured(name string) *v1alpha1.Measured {
 	return nil
 }
 
-// starved is for how many percent of the last minute the agent had no processor; 0 where it does not say so.
+// starved is how late the agent is, in percent of a second; 0 where it does not say so.
 func (h heartbeats) starved(name string) int {
 	if l := h[name].lease; l != nil {
 		percent, _ := strconv.Atoi(l.Annotations[v1alpha1.AnnotationStarved])

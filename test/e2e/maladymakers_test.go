@@ -228,7 +228,8 @@ func starve(t *testing.T, ctx context.Context, x *patients) func() {
 		fields := strings.SplitN(strings.TrimSpace(line), ":", 3)
 		pod := filepath.Dir(fields[2])
 		files[filepath.Join("/sys/fs/cgroup", pod, "cpu.max")] = [2]string{"4000 1000000", "max 100000"}
-		files[filepath.Join("/sys/fs/cgroup/cpu", pod, "cpu.cfs_quota_us")] = [2]string{"1000", "-1"} // in a tenth of a second
+		files[filepath.Join("/sys/fs/cgroup/cpu", pod, "cpu.cfs_quota_us")] = [2]string{"3000", "-1"}
+		files[filepath.Join("/sys/fs/cgroup/cpu", pod, "cpu.cfs_period_us")] = [2]string{"1000000", "100000"}
 	}
 	write := func(which int) (written int) {
 		for file, values := range files {
