@@ -47,7 +47,8 @@ func TestDoctorBeforePeering(t *testing.T) {
 		api.ServeHTTP(shifted{w}, r)
 	}, a)
 	r = liqonet(t, ctx, late, "doctor", a.Name)
-	if r.code != 0 || !strings.Contains(r.stdout, "the API server's clock is 1h0m0s ahead of this machine's") && !strings.Contains(r.stdout, "clock is 59m") {
+	// Its other stamps are of the true time, as of another API server: by these, kubelets are silent.
+	if !strings.Contains(r.stdout, "the API server's clock is 1h0m0s ahead of this machine's") && !strings.Contains(r.stdout, "clock is 59m") {
 		t.Errorf("with a clock an hour ahead: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
 	}
 	checkNothingLeft(t, ctx)

@@ -140,13 +140,8 @@ func maladies() []malady {
 			return func() { x.a.cordon(t, context.WithoutCancel(ctx), nil) }
 		}},
 		{name: "too little memory", check: "liqonet-pod-04", says: `has too little memory on node`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
-			name := "deployment/gateway-" + x.b.Name + "-0"
-			before := jsonPath(t, ctx, x.a, "{.spec.template.spec.containers[0].resources.limits.memory}", "-n", "liqonet-system", "get", name)
-			set := func(ctx context.Context, limit string) {
-				damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "set", "resources", name, "--limits=memory=" + limit}})
-			}
-			set(ctx, "14Mi")
-			return func() { set(context.WithoutCancel(ctx), before) }
+			damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "set", "resources", "deployment/gateway-" + x.b.Name + "-0", "--requests=memory=10Mi", "--limits=memory=14Mi"}})
+			return x.peerAgain(t, ctx)
 		}},
 		{name: "DaemonSet deleted", check: "liqonet-agent-01", says: `the DaemonSet of the node agents is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			// Pods stay, so that nothing is cleaned.
