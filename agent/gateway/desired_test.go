@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -398,8 +400,14 @@ func TestCompareStatus(t *testing.T) {
 }
 
 func TestWhyNot(t *testing.T) {
-	server, client := &agent{}, &agent{}
+	server, client, named := &agent{}, &agent{}, &agent{}
 	client.endpoints.set([]string{"192.0.2.1:1"})
+	named.endpoints = newEndpoints()
+	named.endpoints.set([]string{"gw.example:1"})
+	named.endpoints.lookup = func(context.Context, string, string) ([]netip.Addr, error) { return nil, errors.New("no such host") }
+	if _, err := named.endpoints.current(t.Context()); err == nil {
+		t.Error("the name leads somewhere")
+	}
 	const called = " If the peer's address has changed, run `kubectl liqonet peer`. It is called at [192.0.2.1:1]"
 	shaken := v1alpha1.PlaneStatus{LastHandshake: new(metav1.Now())}
 	for _, tt := range []struct {
@@ -410,6 +418,7 @@ func TestWhyNot(t *testing.T) {
 	}{
 		{server, v1alpha1.PlaneStatus{}, time.Time{}, "the peer's gateway has not called yet"},
 		{client, v1alpha1.PlaneStatus{}, time.Time{}, "no handshake with the peer's gateway: is UDP let through?" + called},
+		{named, v1alpha1.PlaneStatus{}, time.Time{}, `endpoint "gw.example": no such host: it is called by a name that leads nowhere`},
 		{server, shaken, time.Time{}, "probes through the tunnel were never answered"},
 		{client, shaken, time.Time{}, "probes through the tunnel were never answered." + called},
 		{server, shaken, time.Unix(0, 0), "probes through the tunnel are not answered since 1970-01-01T00:00:00Z"},

@@ -36,6 +36,8 @@ type endpoints struct {
 	tryAt     time.Time
 	tryGap    time.Duration
 	wanted    time.Time
+	// unknown is why the name that was looked up last led nowhere, nil if it did not.
+	unknown error
 	// lookup resolves a name.
 	lookup func(ctx context.Context, network, name string) ([]netip.Addr, error)
 }
@@ -150,12 +152,13 @@ func (e *endpoints) resolve(ctx context.Context, name string) (netip.Addr, error
 	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
 	defer cancel()
 	addrs, err := e.lookup(ctx, "ip", name)
-	e.stale = false
+	e.stale, e.unknown = false, nil
 	if err != nil || len(addrs) == 0 {
-		if known {
+		err = cmp.Or(err, errors.New("it has no address"))
+		if e.unknown = fmt.Errorf("endpoint %q: %w", name, err); known {
 			return before, nil // better than none
 		}
-		return netip.Addr{}, cmp.Or(err, errors.New("it has no address"))
+		return netip.Addr{}, err
 	}
 	slices.SortFunc(addrs, netip.Addr.Compare)
 	addr := addrs[0]

@@ -130,6 +130,9 @@ func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	default:
 		why = fmt.Sprintf("probes through the tunnel are not answered since %s.", lastReply.UTC().Format(time.RFC3339))
 	}
+	if calls && a.endpoints.unknown != nil {
+		return fmt.Sprintf("%s: it is called by a name that leads nowhere", a.endpoints.unknown)
+	}
 	if calls {
 		return fmt.Sprintf("%s If the peer's address has changed, run `kubectl liqonet peer`. It is called at %v", why, a.endpoints.hosts)
 	}

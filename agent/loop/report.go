@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"time"
 
@@ -120,6 +121,8 @@ type Lease struct {
 	Name, Holder, Manager string
 	// Measured is told with each renewal. It may be nil, and return nil.
 	Measured func() *v1alpha1.Measured
+	// Punctuality says whether the agent gets a processor. It may be nil.
+	Punctuality *Punctuality
 	// Owner is whom the object goes with, nil where the CLI makes and removes it.
 	Owner *applymeta.OwnerReferenceApplyConfiguration
 }
@@ -130,6 +133,11 @@ func (l Lease) Renew(ctx context.Context) error {
 	if l.Measured != nil {
 		if m := l.Measured(); m != nil {
 			notes[v1alpha1.AnnotationMeasured] = m.String()
+		}
+	}
+	if l.Punctuality != nil {
+		if percent := l.Punctuality.Starved(); percent >= starvedLeast {
+			notes[v1alpha1.AnnotationStarved] = strconv.Itoa(percent)
 		}
 	}
 	lease := coordination.Lease(l.Name, v1alpha1.Namespace).WithAnnotations(notes).

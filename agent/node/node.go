@@ -170,8 +170,10 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	}()
 	lease := loop.Lease{
 		Client: c, Name: v1alpha1.NodeLease(cfg.NodeName), Holder: cfg.PodName, Manager: a.manager,
-		Owner: applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID),
+		Owner:       applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID),
+		Punctuality: &loop.Punctuality{},
 	}
+	go lease.Punctuality.Watch(ctx)
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
 		Agent: a, Log: cfg.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.wake, Health: health, Reconciled: cfg.metrics.Reconciled,
 		Report: loop.Reporter[v1alpha1.NodeNetworkStatus]{

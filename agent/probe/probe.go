@@ -57,6 +57,9 @@ func run(ctx context.Context, task probe.Task, say *speaker) (err error) {
 		}
 		say.line(probe.Line{Result: &probe.Result{Speed: speed}})
 	}
+	if task.Kernel != nil {
+		say.line(probe.Line{Result: &probe.Result{Kernel: readKernel(ctx, *task.Kernel)}})
+	}
 	if task.Serve != nil || task.Watch != nil {
 		<-ctx.Done()
 	}

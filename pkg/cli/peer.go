@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -11,11 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 func newPeer(g *globals) *cobra.Command {
 	var out *output
-	var dryRun bool
+	var dryRun, exitCode bool
 	cmd := &cobra.Command{
 		Use:   "peer CLUSTER CLUSTER",
 		Short: "Make the pods of two clusters reach each other",
@@ -28,7 +30,7 @@ fails, it takes back what it did.
 
 With --mesh every two of the clusters given are peered, with --spokes the one
 given with each of them. With --dry-run the plan is printed, and nothing is
-changed.`,
+changed; with --exit-code, too, the exit code is 12 if something would be.`,
 		Example: `  kubectl liqonet peer cluster-a cluster-b
   kubectl liqonet peer a.conf b.conf --dry-run
   kubectl liqonet peer a.conf#admin@one cluster-b --service-type LoadBalancer
@@ -39,7 +41,10 @@ changed.`,
 		Args:              pairArgs,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return g.peer(cmd, args, out, dryRun)
+			if exitCode && !dryRun {
+				return commandLineError(cmd, errors.New("--exit-code goes with --dry-run"))
+			}
+			return g.peer(cmd, args, out, dryRun, exitCode)
 		},
 	}
 	addTimeout(cmd, 2*time.Minute)
@@ -49,9 +54,13 @@ changed.`,
 	f.Bool("replace", false, "peer also with a cluster that has the ID of one that was peered, and none of its keys: one that has lost them, or was restored")
 	f.Bool("adopt-namespace", false, "use a namespace liqonet-system that somebody else has made: all who have rights in it are trusted")
 	f.BoolVar(&dryRun, "dry-run", false, "print what would be done, and why, and change nothing")
+	f.BoolVar(&exitCode, "exit-code", false, "with --dry-run: end with exit code 12 if something would be changed")
 	out = addOutput(f)
 	return cmd
 }
+
+// errDiffers is returned by peer --dry-run --exit-code after it has printed what would be changed.
+var errDiffers = errors.New("something would be changed")
 
 // peerResult is what peer prints for programs. Peerings are as status shows them.
 type peerResult struct {
@@ -67,7 +76,7 @@ func (d *peerResult) DeepCopyObject() runtime.Object { return d }
 
 func (d *peerResult) items() any { return d.Peerings }
 
-func (g *globals) peer(cmd *cobra.Command, args []string, out *output, dryRun bool) error {
+func (g *globals) peer(cmd *cobra.Command, args []string, out *output, dryRun, exitCode bool) error {
 	ctx, start := cmd.Context(), time.Now()
 	refs, hub := members(cmd.Flags(), args)
 	clusters, pairs, failed, err := g.connectPairs(ctx, refs, hub)
@@ -86,7 +95,11 @@ func (g *globals) peer(cmd *cobra.Command, args []string, out *output, dryRun bo
 		if err != nil {
 			return err
 		}
-		return out.printPlans(g.streams.Out, plans)
+		err = out.printPlans(g.streams.Out, plans)
+		if err == nil && exitCode && slices.ContainsFunc(plans, func(p *plan.Plan) bool { return p.Changes() > 0 }) {
+			err = errDiffers
+		}
+		return err
 	}
 	outcomes := append(peering.PeerAll(ctx, pairs, o, g.progress(pairs)), failed...)
 	result := &peerResult{TypeMeta: documentType("PeerResult"), Changed: []string{}, Peerings: []peering.View{}}

@@ -46,7 +46,11 @@ const (
 	// ExitIdentity is for a cluster that says it is another one, and cannot prove it.
 	ExitIdentity = 9
 	// ExitChecks is for checks that could be made, and of which one has failed.
-	ExitChecks      = 10
+	ExitChecks = 10
+	// ExitFound is doctor's own: a check has failed.
+	ExitFound = 11
+	// ExitDiffers is that of peer --dry-run --exit-code, where something would be changed.
+	ExitDiffers     = 12
 	ExitInterrupted = 130
 )
 
@@ -87,7 +91,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 		err = commandLineError(cmd, err)
 	}
 	err = cmp.Or(err, out.Flush())
-	if err != nil && !errors.Is(err, errUnhealthy) && !errors.Is(err, errChecks) {
+	if err != nil && !errors.Is(err, errUnhealthy) && !errors.Is(err, errChecks) && !errors.Is(err, errFound) && !errors.Is(err, errDiffers) {
 		text{streams.Err}.printf("Error: %s\n", explain(err, "  "))
 	}
 	return ExitCode(ctx, err)
@@ -120,11 +124,15 @@ func ExitCode(ctx context.Context, err error) int {
 	if ctx.Err() != nil {
 		return ExitInterrupted
 	}
-	if errors.Is(err, errUnhealthy) {
+	switch {
+	case errors.Is(err, errUnhealthy):
 		return ExitUnhealthy
-	}
-	if errors.Is(err, errChecks) {
+	case errors.Is(err, errChecks):
 		return ExitChecks
+	case errors.Is(err, errFound):
+		return ExitFound
+	case errors.Is(err, errDiffers):
+		return ExitDiffers
 	}
 	if p := (*pairsError)(nil); errors.As(err, &p) && p.partial {
 		return ExitPartial
@@ -169,7 +177,7 @@ LIQONET_AGENT_IMAGE) or in a configuration file (agent-image: …).`,
 	flags := root.PersistentFlags()
 	flags.StringVar(&g.kubeconfig, "kubeconfig", "", "kubeconfig file to use instead of $KUBECONFIG or ~/.kube/config")
 	flags.String("config", "", "file with values for flags (default $XDG_CONFIG_HOME/liqonet/config.yaml, if it exists)")
-	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newVerify(g), newGraph(g), newMap(g), newExposeHost(g), newLogLevel(g), newVersion(g))
+	root.AddCommand(newPeer(g), newUnpeer(g), newUpgrade(g), newRotateKeys(g), newStatus(g), newVerify(g), newDoctor(g), newGraph(g), newMap(g), newExposeHost(g), newLogLevel(g), newVersion(g))
 	for _, cmd := range root.Commands() {
 		// The check of arguments needs all flags, so they are loaded before it.
 		check := cmd.Args

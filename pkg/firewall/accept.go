@@ -59,9 +59,7 @@ func EnsureAcceptRules(ctx context.Context, c Config) (changed bool, err error) 
 		return changed, err
 	}
 	if len(owned) > 0 {
-		blocked = append(blocked, "nftables chain "+strings.Join(owned, ", ")+" drops packets of peers, and only its owner can change it:"+
-			" have that program accept interfaces lq*, and the UDP ports of overlay and tunnel between nodes and gateways;"+
-			" with firewalld: NftablesTableOwner=no in /etc/firewalld/firewalld.conf, and restart it")
+		blocked = append(blocked, ownedAdvice(owned))
 	}
 	if len(blocked) > 0 {
 		return changed, &BlockedError{blocked}

@@ -293,6 +293,10 @@ func TestOwnedTable(t *testing.T) {
 			if !errors.As(err, &e) || len(e.Advice) != 1 || !strings.HasPrefix(e.Advice[0], "nftables chain inet fw f, inet fw i drops") || changed != changes {
 				t.Errorf("changed is %v, %v", changed, err)
 			}
+			// By reading only, it is the same.
+			if advice, err := firewall.Blocked(t.Context(), node()); e == nil || err != nil || !slices.Equal(advice, e.Advice) {
+				t.Errorf("blocked is %q, %v", advice, err)
+			}
 			return nil
 		})
 	}

@@ -18,6 +18,7 @@ const (
 	iflaInet6AddrGenMode = 8
 
 	devconfForwarding = 1
+	devconfProxyARP   = 3
 	devconfRPFilter   = 8
 	devconfARPIgnore  = 19
 
@@ -38,6 +39,8 @@ type State struct {
 
 	// Forwarding, RPFilter and ARPIgnore are the interface's own settings for IPv4.
 	Forwarding, RPFilter, ARPIgnore int
+	// ProxyARP says that the machine answers for what it routes elsewhere.
+	ProxyARP bool
 	// HasIPv6 says that the interface has IPv6 at all.
 	HasIPv6     bool
 	AddrGenMode int
@@ -156,6 +159,7 @@ func (s *State) parseFamilies(b []byte) error {
 				s.Forwarding = devconf(a.Value, devconfForwarding)
 				s.RPFilter = devconf(a.Value, devconfRPFilter)
 				s.ARPIgnore = devconf(a.Value, devconfARPIgnore)
+				s.ProxyARP = devconf(a.Value, devconfProxyARP) != 0
 			case family == unix.AF_INET6 && typ == iflaInet6AddrGenMode && len(a.Value) > 0:
 				s.AddrGenMode = int(a.Value[0])
 			}

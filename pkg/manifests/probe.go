@@ -32,7 +32,7 @@ type Probe struct {
 	Node  string
 	Image string
 	Task  probe.Task
-	// Host gives it the network of the node, and NET_ADMIN. Otherwise the pod complies with the Pod Security
+	// Host gives it the network of the node, and NET_ADMIN; NET_RAW, too, where it reads the kernel. Otherwise the pod complies with the Pod Security
 	// Standard restricted.
 	Host bool
 }
@@ -105,6 +105,9 @@ func (p Probe) container() corev1.Container {
 	if p.Host { // Kubernetes gives capabilities to no other user
 		c.SecurityContext.RunAsNonRoot, c.SecurityContext.RunAsUser, c.SecurityContext.RunAsGroup = nil, new(int64(0)), nil
 		c.SecurityContext.Capabilities.Add = []corev1.Capability{"NET_ADMIN"}
+		if p.Task.Kernel != nil { // pings of full size, and ARP
+			c.SecurityContext.Capabilities.Add = append(c.SecurityContext.Capabilities.Add, "NET_RAW")
+		}
 	}
 	return c
 }

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"strconv"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -91,6 +92,15 @@ func (h heartbeats) measured(name string) *v1alpha1.Measured {
 		return v1alpha1.ParseMeasured(l.Annotations[v1alpha1.AnnotationMeasured])
 	}
 	return nil
+}
+
+// starved is how late the agent is, in percent of a second; 0 where it does not say so.
+func (h heartbeats) starved(name string) int {
+	if l := h[name].lease; l != nil {
+		percent, _ := strconv.Atoi(l.Annotations[v1alpha1.AnnotationStarved])
+		return percent
+	}
+	return 0
 }
 
 // sinceOf is how long ago something was that the agent has told with its own clock,

@@ -20,6 +20,8 @@ type Task struct {
 	Gateways []netip.AddrPort `json:"gateways,omitempty"`
 	// Bench is set where the speed of the way to another probe is measured.
 	Bench *Bench `json:"bench,omitempty"`
+	// Kernel is set where the node's kernel is read.
+	Kernel *KernelTask `json:"kernel,omitempty"`
 }
 
 // String is the argument of the agent's command.
@@ -174,6 +176,8 @@ type Result struct {
 	// Gateways are in the order of the task.
 	Gateways []Gateway `json:"gateways,omitempty"`
 	Speed    *Speed    `json:"speed,omitempty"`
+	// Kernel is what was read of the node.
+	Kernel *Kernel `json:"kernel,omitempty"`
 }
 
 // Merge adds what is in a later result.
@@ -192,5 +196,8 @@ func (r *Result) Merge(later *Result) {
 	}
 	if later.Speed != nil {
 		r.Speed = later.Speed
+	}
+	if later.Kernel != nil {
+		r.Kernel = later.Kernel
 	}
 }

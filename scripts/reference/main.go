@@ -1,5 +1,6 @@
 // Command reference writes the pages below docs/reference: the commands, from the program
-// itself, and the custom resources, from their definitions. `make generate` runs it.
+// itself, and the custom resources, from their definitions. It writes docs/troubleshooting.md, too, from the checks of
+// doctor and what they have said of faults. `make generate` runs it.
 package main
 
 import (
@@ -46,8 +47,11 @@ func run(root string) error {
 
 // pages are the texts by the file's name.
 func pages() (map[string]string, error) {
-	resources, err := resourcesPage()
-	return map[string]string{"docs/reference/commands.md": commandsPage(), "docs/reference/custom-resources.md": resources}, err
+	resources, resourcesErr := resourcesPage()
+	troubleshooting, err := troubleshootingPage()
+	return map[string]string{
+		"docs/reference/commands.md": commandsPage(), "docs/reference/custom-resources.md": resources, "docs/troubleshooting.md": troubleshooting,
+	}, errors.Join(resourcesErr, err)
 }
 
 func commandsPage() string {

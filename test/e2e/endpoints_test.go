@@ -160,38 +160,9 @@ func TestEndpointsNameChanges(t *testing.T) {
 	ctx := begin(t)
 	var leadsTo atomic.Pointer[netip.Addr]
 	leadsTo.Store(&a.nodes[0].addr)
-	serve := func(ctx context.Context) error {
-		// The lab has no name server. The one that the gateway asks is in its own network namespace.
-		eventually(t, ctx, podTimeout, "the client's gateway runs", func() string {
-			if found := b.agents(t, "gateway"); len(found) != 1 {
-				return fmt.Sprint(found)
-			}
-			return ""
-		})
-		found := b.agents(t, "gateway")
-		if len(found) != 1 {
-			return fmt.Errorf("the client's gateways: %v", found)
-		}
-		ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", found[0].pid))
-		if err != nil {
-			return err
-		}
-		defer ns.Close()
-		v := &vantage{name: "gateway", ns: ns}
-		conf, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/etc/resolv.conf", found[0].pid))
-		if err != nil {
-			return err
-		}
-		_, rest, _ := strings.Cut(string(conf), "nameserver ")
-		server, _, _ := strings.Cut(rest, "\n")
-		if _, err := v.shell(ctx, "ip addr add "+server+"/32 dev lo"); err != nil {
-			return err
-		}
-		return v.do(func() error { return nameServer(ctx, server, name, &leadsTo) })
-	}
 	serving := make(chan error, 1)
 	serveCtx, end := context.WithCancel(ctx)
-	go func() { serving <- serve(serveCtx) }()
+	go func() { serving <- serveNames(t, serveCtx, b, name, &leadsTo) }()
 	defer func() {
 		end()
 		if err := <-serving; err != nil {
@@ -213,6 +184,38 @@ func TestEndpointsNameChanges(t *testing.T) {
 	checkMended(t, ctx, a, b)
 	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	checkNothingLeft(t, ctx)
+}
+
+// serveNames answers for a name as the name server that the gateway of a client asks. The lab has none: it is in the gateway's own
+// network namespace.
+func serveNames(t *testing.T, ctx context.Context, of *cluster, name string, leadsTo *atomic.Pointer[netip.Addr]) error {
+	t.Helper()
+	eventually(t, ctx, podTimeout, "the client's gateway runs", func() string {
+		if found := of.agents(t, "gateway"); len(found) != 1 {
+			return fmt.Sprint(found)
+		}
+		return ""
+	})
+	found := of.agents(t, "gateway")
+	if len(found) != 1 {
+		return fmt.Errorf("the client's gateways: %v", found)
+	}
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", found[0].pid))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	v := &vantage{name: "gateway", ns: ns}
+	conf, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/etc/resolv.conf", found[0].pid))
+	if err != nil {
+		return err
+	}
+	_, rest, _ := strings.Cut(string(conf), "nameserver ")
+	server, _, _ := strings.Cut(rest, "\n")
+	if _, err := v.shell(ctx, "ip addr add "+server+"/32 dev lo"); err != nil {
+		return err
+	}
+	return v.do(func() error { return nameServer(ctx, server, name, leadsTo) })
 }
 
 // nameServer answers for one name in the network namespace of the thread, until ctx ends. Gateways ask by TCP, as their

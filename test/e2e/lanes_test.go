@@ -209,6 +209,9 @@ const (
 	outagesPart = "outages"
 	// checks: what commands that look for faults say of faults that were made.
 	checksPart = "checks"
+	// faults: each of thirty is named by doctor. healthy: nothing is called broken that is not.
+	faultsPart  = "faults"
+	healthyPart = "healthy"
 )
 
 // places says where tests run. One that is not here needs all clusters, and runs with
@@ -280,11 +283,14 @@ var places = map[string]place{
 	"TestPlanesThatAreBad":      {lane: laneAll, part: outagesPart},
 	"TestRebootedClusters":      {lane: laneAll, part: outagesPart},
 
-	"TestVerifyFaults":     {lane: laneEqual, part: checksPart},
-	"TestVerifyKilled":     {lane: laneEqual, part: checksPart},
-	"TestVerifyNetworks":   {lane: laneAll, part: checksPart},
-	"TestVerifyRestricted": {lane: laneEqual, part: checksPart},
-	"TestVerifyTopologies": {lane: laneAll, part: checksPart},
+	"TestVerifyFaults":        {lane: laneEqual, part: checksPart},
+	"TestVerifyKilled":        {lane: laneEqual, part: checksPart},
+	"TestVerifyNetworks":      {lane: laneAll, part: checksPart},
+	"TestVerifyRestricted":    {lane: laneEqual, part: checksPart},
+	"TestVerifyTopologies":    {lane: laneAll, part: checksPart},
+	"TestMaladies":            {lane: laneOther, whole: faultsPart},
+	"TestDoctorBeforePeering": {lane: laneEqual, part: faultsPart},
+	"TestHealthyNetworks":     {lane: laneAll, part: healthyPart},
 
 	// With three nodes.
 	"TestKeysAreAgreedOn":             {lane: laneEqual, part: outagesPart},

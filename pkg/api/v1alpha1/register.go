@@ -52,6 +52,9 @@ const (
 	LabelTemporary = "liqonet.io/temporary"
 	// AnnotationMeasured of a gateway's Lease is a Measured, as JSON.
 	AnnotationMeasured = "liqonet.io/measured"
+	// AnnotationStarved of an agent's Lease says how late it is when its time has come, in percent of a second. It is missing
+	// where that is little.
+	AnnotationStarved = "liqonet.io/starved"
 	// AnnotationVersion has the version of the CLI that applied an object. On a Lease it is that of the agent that
 	// renews it, and on what runs agents that of these.
 	AnnotationVersion = "liqonet.io/version"

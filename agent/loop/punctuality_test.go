@@ -1,0 +1,30 @@
+package loop
+
+import (
+	"testing"
+	"time"
+)
+
+// A second's delay each second is all of the time, and a long one is one. What is long ago is forgotten.
+func TestPunctuality(t *testing.T) {
+	p := &Punctuality{}
+	if got := p.Starved(); got != 0 {
+		t.Errorf("at first %d", got)
+	}
+	p.note(time.Minute)
+	if got := p.Starved(); got != 1 {
+		t.Errorf("after a minute's sleep %d", got)
+	}
+	for range beats {
+		p.note(time.Second)
+	}
+	if got := p.Starved(); got != 100 {
+		t.Errorf("with a second each second %d", got)
+	}
+	for range beats {
+		p.note(-time.Millisecond)
+	}
+	if got := p.Starved(); got != 0 {
+		t.Errorf("later %d", got)
+	}
+}

@@ -1,0 +1,130 @@
+package probe
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+// taskEnv makes this program a probe instead of its tests: what it reads is of the namespace that its process is in.
+const taskEnv = "PROBE_TEST_TASK"
+
+func TestMain(m *testing.M) {
+	if raw := os.Getenv(taskEnv); raw != "" {
+		task, err := probe.Parse(raw)
+		if err == nil {
+			err = Run(context.Background(), task, os.Stdout)
+		}
+		if err != nil {
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// kernelOf has a probe read the kernel of a namespace.
+func kernelOf(t *testing.T, ns *netns.NS, task probe.KernelTask, meanwhile func()) *probe.Kernel {
+	t.Helper()
+	task.For = time.Second
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), taskEnv+"="+probe.Task{Kernel: &task}.String())
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, os.Stderr
+	if err := ns.Start(cmd); err != nil {
+		t.Fatal(err)
+	}
+	meanwhile()
+	if err := cmd.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for line := range bytes.Lines(out.Bytes()) {
+		var l probe.Line
+		if err := json.Unmarshal(line, &l); err != nil {
+			t.Fatal(err)
+		}
+		if l.Result != nil && l.Result.Kernel != nil {
+			return l.Result.Kernel
+		}
+	}
+	t.Fatalf("it said %s", out.String())
+	return nil
+}
+
+// A node's kernel is read as it is: first with nothing amiss, and then with all that can be.
+func TestReadKernel(t *testing.T) {
+	node, lan := netns.New(t, "node"), netns.New(t, "lan")
+	netns.Veth(t, node, "eth0", lan, "eth0")
+	own, router := netip.MustParsePrefix("192.0.2.1/24"), netip.MustParsePrefix("192.0.2.9/24")
+	node.Addr(t, "eth0", own)
+	lan.Addr(t, "eth0", router)
+	node.Route(t, netip.MustParsePrefix("0.0.0.0/0"), router.Addr())
+	task := probe.KernelTask{
+		Nodes: []netip.Addr{router.Addr()}, Ping: []probe.Ping{{To: router.Addr(), Sizes: []int{100, 1500}}, {To: netip.MustParseAddr("192.0.2.77"), Sizes: []int{100}}},
+		Health: netip.MustParseAddrPort("127.0.0.1:1"),
+	}
+	k := kernelOf(t, node, task, func() {})
+	link := func(k *probe.Kernel, name string) probe.Link {
+		i := slices.IndexFunc(k.Links, func(l probe.Link) bool { return l.Name == name })
+		if i < 0 {
+			t.Fatalf("no link %s in %v", name, k.Links)
+		}
+		return k.Links[i]
+	}
+	if l := link(k, "eth0"); !l.Uplink || l.ProxyARP || l.MTU != 1500 || !slices.Contains(l.Addresses, own) {
+		t.Errorf("the uplink is %+v", l)
+	}
+	if !k.VXLAN || k.Nftables != "" || len(k.Failed)+len(k.Blocked)+len(k.ForeignRules)+len(k.Duplicates)+k.RouteChanges > 0 || k.PortTaken != "" {
+		t.Errorf("with nothing amiss: %+v", k)
+	}
+	if !slices.Equal(k.Pings[0].Answered, []int{100, 1500}) || len(k.Pings[1].Answered) > 0 {
+		t.Errorf("pings %v", k.Pings)
+	}
+	if k.Neighbors[router.Addr().String()] == "" || !strings.Contains(k.Unhealthy, "refused") || k.Tracked.Max == 0 {
+		t.Errorf("neighbours %v, health %q, connections %+v", k.Neighbors, k.Unhealthy, k.Tracked)
+	}
+
+	mend := lan.Drop(t, "eth0", true, false, 1000)
+	if k = kernelOf(t, node, task, func() {}); !slices.Equal(k.Pings[0].Answered, []int{100}) {
+		t.Errorf("pings %v", k.Pings)
+	}
+	mend()
+
+	lan.Addr(t, "eth0", netip.PrefixFrom(own.Addr(), 32)) // another machine has the node's address
+	node.Sysctl(t, "ipv4/conf/eth0/proxy_arp", "1")
+	for _, args := range []string{
+		"link add lq0-0 type bridge", "link add other type vxlan id 7 dstport 6094 dev eth0 remote 192.0.2.9",
+		"route add blackhole 198.51.100.0/24 table 27761", "rule add priority 50 lookup 27761",
+	} {
+		node.Output(t, "ip", strings.Fields(args)...)
+	}
+	k = kernelOf(t, node, task, func() {
+		for range 5 {
+			time.Sleep(200 * time.Millisecond) // it takes a moment until it looks
+			node.Output(t, "ip", "route", "replace", "blackhole", "203.0.113.0/24", "table", "27761")
+			node.Output(t, "ip", "route", "del", "blackhole", "203.0.113.0/24", "table", "27761")
+		}
+	})
+	if l := link(k, "lq0-0"); l.Ours || l.Kind != "bridge" {
+		t.Errorf("the foreign link is %+v", l)
+	}
+	if !link(k, "eth0").ProxyARP || !strings.Contains(k.PortTaken, "other (vxlan)") || len(k.ForeignRules) < 2 {
+		t.Errorf("proxy ARP, port %q, rules %v", k.PortTaken, k.ForeignRules)
+	}
+	if k.Duplicates[own.Addr().String()] == "" {
+		t.Errorf("duplicates: %v", k.Duplicates)
+	}
+	if k.RouteChanges < 2 || !slices.Contains(k.Changed, "203.0.113.0/24") {
+		t.Errorf("%d changes of routes: %v", k.RouteChanges, k.Changed)
+	}
+}

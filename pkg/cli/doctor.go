@@ -1,0 +1,262 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/liqonet/liqonet/pkg/doctor"
+	"github.com/liqonet/liqonet/pkg/peering"
+)
+
+func newDoctor(g *globals) *cobra.Command {
+	var out *output
+	var o doctorOptions
+	var timeout *time.Duration
+	cmd := &cobra.Command{
+		Use:   "doctor [CLUSTER…]",
+		Short: "Say what is wrong with clusters and their peerings, and what to do",
+		Long: `Say what is wrong with the clusters that are named, or else with that of the
+current context and its peers, before and after peering. The first line names
+the cause, and what to do about it. Below it is what was looked at.
+
+Pods look at the kernel of each node for some seconds. Otherwise nothing is
+changed. What you may not see is named, and is no failure.
+
+-o wide lists all checks. The exit code is 11 if one has failed.
+
+With --fix, leftovers of ours are removed, and objects of ours that somebody
+has changed are made again as peer does it.`,
+		Example: `  kubectl liqonet doctor
+  kubectl liqonet doctor cluster-a cluster-b
+  kubectl liqonet doctor cluster-a cluster-b -o wide
+  kubectl liqonet doctor cluster-a cluster-b --fix`,
+		ValidArgsFunction: g.completeContexts(math.MaxInt),
+		Args:              cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return within(cmd, *timeout, func(ctx context.Context) error { return g.doctor(ctx, args, o, out) })
+		},
+	}
+	out = addOutput(cmd.Flags())
+	cmd.Flags().BoolVar(&o.fix, "fix", false, "remove leftovers of ours, and make our objects again as peer does it")
+	cmd.Flags().BoolVar(&o.read.ObjectsOnly, "objects-only", false, "run no pods: what only kernels and packets tell is not seen")
+	timeout = timeoutFlag(cmd, 2*time.Minute)
+	return cmd
+}
+
+// doctorOptions are the flags of doctor.
+type doctorOptions struct {
+	fix  bool
+	read peering.DoctorOptions
+}
+
+// doctorDocument is what doctor prints for programs.
+type doctorDocument struct {
+	metav1.TypeMeta `json:",inline"`
+	*doctor.Report  `json:",inline"`
+	// Fixed lists what --fix has changed.
+	Fixed []string `json:"fixed,omitempty"`
+}
+
+// DeepCopyObject returns the same document: nobody changes it.
+func (d *doctorDocument) DeepCopyObject() runtime.Object { return d }
+
+func (d *doctorDocument) items() any { return d.Checks }
+
+// names are those of the checks that have failed.
+func (d *doctorDocument) names() (out []string) {
+	for _, c := range d.Checks {
+		if c.Result == doctor.Failed {
+			out = append(out, c.Name)
+		}
+	}
+	return out
+}
+
+func (g *globals) doctor(ctx context.Context, refs []string, o doctorOptions, out *output) error {
+	clusters, errs, err := g.patients(ctx, refs)
+	if err != nil {
+		return err
+	}
+	progress := newProgress(g.streams.Err)
+	facts, err := peering.ReadFacts(ctx, clusters, errs, o.read, progress)
+	if err != nil {
+		return cmp.Or(interrupted(ctx, "read the clusters"), err)
+	}
+	doc := &doctorDocument{TypeMeta: documentType("Diagnosis"), Report: doctor.Examine(facts)}
+	if o.fix {
+		if doc.Fixed, err = peering.Fix(ctx, clusters, facts, doc.Report, progress); err != nil {
+			return err
+		}
+		if len(doc.Fixed) > 0 {
+			if facts, err = peering.ReadFacts(ctx, clusters, errs, o.read, progress); err != nil {
+				return err
+			}
+			doc.Report = doctor.Examine(facts)
+		}
+	}
+	if out.forPeople() {
+		out.printDiagnosis(g.streams.Out, doc)
+	} else if err := out.print(g.streams.Out, doc, doc.names()); err != nil {
+		return err
+	}
+	if doc.Result == doctor.Failed {
+		return errFound
+	}
+	return nil
+}
+
+// patients are the clusters that are named, or else that of the current context and its peers where the kubeconfig has contexts of their
+// names. One that does not answer is among them.
+func (g *globals) patients(ctx context.Context, refs []string) ([]*peering.Cluster, []error, error) {
+	_, raw, err := loadKubeconfig(g.kubeconfig)
+	if err != nil {
+		return nil, nil, err
+	}
+	implicit := len(refs) == 0
+	if implicit {
+		if raw.CurrentContext == "" {
+			return nil, nil, usageError("name a cluster (kubectl liqonet doctor CLUSTER), or set one (kubectl config use-context NAME)", "the kubeconfig has no current context")
+		}
+		refs = []string{raw.CurrentContext}
+	}
+	clusters, errs, err := g.identify(ctx, refs)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := interrupted(ctx, "ask the clusters who they are"); err != nil {
+		return nil, nil, err
+	}
+	if implicit && errs[0] == nil {
+		names, _ := clusters[0].Peers(ctx) // those that cannot be read are not asked
+		names = slices.DeleteFunc(names, func(name string) bool { return raw.Contexts[name] == nil || name == refs[0] })
+		if len(names) > 0 {
+			others, why, err := g.identify(ctx, names)
+			if err != nil {
+				return nil, nil, err
+			}
+			clusters, errs = append(clusters, others...), append(errs, why...)
+		}
+	}
+	for i, a := range clusters {
+		for _, b := range clusters[i+1:] {
+			if a.ID != "" && a.ID == b.ID {
+				return nil, nil, usageError("name different clusters; see kubectl config get-contexts", "%q and %q are the same cluster", a.Name, b.Name)
+			}
+		}
+	}
+	return clusters, errs, nil
+}
+
+// errFound is returned by doctor after it has printed what has failed.
+var errFound = errors.New("a check has failed")
+
+// printDiagnosis shows the cause, and then each category: of those in which all is well a line, of others what is amiss.
+func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) {
+	t := text{w}
+	for _, fixed := range d.Fixed {
+		t.printf("Fixed: %s\n", fixed)
+	}
+	counts := d.Counts()
+	switch c := d.Cause; {
+	case c == nil && counts[doctor.NotSeen] > 0:
+		t.printf("Nothing found: %d checks passed, %d could not be seen\n", counts[doctor.OK], counts[doctor.NotSeen])
+	case c == nil:
+		t.printf("Nothing found: %d checks passed\n", counts[doctor.OK])
+	default:
+		word := "Cause"
+		if c.Result == doctor.Warning {
+			word = "Nothing is broken. Warning"
+		}
+		t.printf("%s: %s: %s\n", word, c.Cluster, c.What)
+		o.printFinding(t, c, "  ")
+	}
+	t.printf("\n")
+	for checks := d.Checks; len(checks) > 0; {
+		n := slices.IndexFunc(checks, func(c doctor.Check) bool { return c.Category != checks[0].Category })
+		if n < 0 {
+			n = len(checks)
+		}
+		o.printCategory(t, checks[:n])
+		checks = checks[n:]
+	}
+}
+
+// printCategory shows which checks of a category have not passed; those that could not be seen by their reasons.
+func (o *output) printCategory(t text, checks []doctor.Check) {
+	passed := 0
+	var reasons []string
+	unseen, where := map[string]int{}, map[string][]string{}
+	for _, c := range checks {
+		if c.Result == doctor.OK {
+			passed++
+		}
+		of := map[string]bool{}
+		for _, f := range c.Findings {
+			if f.Result != doctor.NotSeen {
+				continue
+			}
+			if !of[f.What] {
+				unseen[f.What]++
+			}
+			of[f.What] = true
+			if !slices.Contains(reasons, f.What) {
+				reasons = append(reasons, f.What)
+			}
+			if !slices.Contains(where[f.What], f.Cluster) {
+				where[f.What] = append(where[f.What], f.Cluster)
+			}
+		}
+	}
+	t.printf("%s: %d of %d checks passed\n", checks[0].Category, passed, len(checks))
+	for i := range checks {
+		if c := &checks[i]; o.wide() || c.Result.Bad() {
+			o.printCheck(t, c)
+		}
+	}
+	for _, why := range reasons {
+		what := "checks"
+		if unseen[why] == 1 {
+			what = "check"
+		}
+		t.printf("  not seen: %d %s of %s: %s\n", unseen[why], what, strings.Join(where[why], ", "), why)
+	}
+}
+
+// printCheck shows one check. What follows from something else is told by a line.
+func (o *output) printCheck(t text, c *doctor.Check) {
+	t.printf("%s\n", lines(fmt.Sprintf("  %-9s%-23s%s", c.Result, c.Name, c.About)))
+	for k := range c.Findings {
+		f := &c.Findings[k]
+		switch {
+		case !f.Result.Bad():
+		case f.Follows != "":
+			t.printf("    %s: %s (follows from %s)\n", f.Cluster, f.What, f.Follows)
+		default:
+			t.printf("    %s: %s\n", f.Cluster, f.What)
+			o.printFinding(t, f, "      ")
+		}
+	}
+	if c.Result.Bad() {
+		t.printf("    see %s\n", c.Anchor)
+	}
+}
+
+// printFinding shows what a finding is known by, and what to do.
+func (o *output) printFinding(t text, f *doctor.Finding, indent string) {
+	for _, line := range []string{f.Evidence, f.Hint} {
+		if line = strings.TrimSpace(line); line != "" {
+			t.printf("%s%s\n", lines(indent), line)
+		}
+	}
+}

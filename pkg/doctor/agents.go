@@ -1,0 +1,322 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/nodes"
+)
+
+const (
+	// gatewaySilence and nodeSilence are how long after its last heartbeat an agent is taken for dead.
+	gatewaySilence, nodeSilence = 3 * v1alpha1.ReportInterval, 3 * v1alpha1.NodeReportInterval
+	// newAgent is how long an agent may take to report for the first time.
+	newAgent = 30 * time.Second
+	// overlayPort is that of pkg/overlay, tunnelPort that of pkg/tunnel, which drive kernels.
+	overlayPort, tunnelPort = 6094, 51840
+)
+
+func nodesHaveAgents(x *look) {
+	if !x.Installed || x.DaemonSet == nil {
+		if x.Installed && len(x.Cluster.Peerings) > 0 {
+			x.failed("", "the DaemonSet of the node agents is gone", "no node has an agent that would be started again", "kubectl liqonet doctor "+x.Cluster.Name+" --fix")
+		}
+		return
+	}
+	for i := range x.Cluster.Nodes {
+		n := &x.Cluster.Nodes[i]
+		if nodes.RunsAgents(n) && x.nodePod(n.Name) == nil {
+			f := x.failed(n.Name, fmt.Sprintf("node %s has no agent", n.Name), "Kubernetes has made no pod for it", x.kubectl("describe daemonset liqonet-node"))
+			f.pairs = x.pairsAt(n.Name)
+		}
+	}
+}
+
+func nodeAgents(x *look) {
+	if x.DaemonSet == nil {
+		return
+	}
+	for i := range x.Cluster.Nodes {
+		n := &x.Cluster.Nodes[i]
+		pod := x.nodePod(n.Name)
+		if pod == nil || !nodes.RunsAgents(n) {
+			continue
+		}
+		hint := x.kubectl("delete pod %s", pod.Name)
+		what := fmt.Sprintf("the agent of node %s does nothing", n.Name)
+		switch k := x.Kernels[n.Name]; {
+		case k != nil && k.Unhealthy != "":
+			x.failed(n.Name, what, "its health check is not answered: "+k.Unhealthy, hint)
+		case x.silent(v1alpha1.NodeLease(n.Name)) && x.started(pod):
+			x.failed(n.Name, what, x.sinceBeat(v1alpha1.NodeLease(n.Name)), hint)
+		}
+	}
+}
+
+// started says that an agent had time to report.
+func (x *look) started(pod *corev1.Pod) bool {
+	for _, s := range pod.Status.ContainerStatuses {
+		if s.State.Running != nil {
+			return x.Now.Sub(s.State.Running.StartedAt.Time) > newAgent
+		}
+	}
+	return true
+}
+
+// sinceBeat is evidence of silence.
+func (x *look) sinceBeat(lease string) string {
+	if age := x.Beats[lease].Age; age != nil {
+		return fmt.Sprintf("it has not renewed its Lease for %s", age.Round(time.Second))
+	}
+	return "it does not renew its Lease"
+}
+
+func gateways(x *look) {
+	x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {
+		lease := v1alpha1.GatewayName(p.Name, plane.Index)
+		if !x.silent(lease) {
+			return
+		}
+		pod := x.gatewayPod(p.Name, plane.Index)
+		if pod == nil {
+			x.of(p, plane.Index, x.failed("", gatewayName(p, plane.Index)+" has no pod", x.sinceBeat(lease), x.kubectl("describe deployment %s", lease)))
+			return
+		}
+		what := fmt.Sprintf("%s does nothing, on node %s", gatewayName(p, plane.Index), cmp.Or(pod.Spec.NodeName, "-"))
+		x.of(p, plane.Index, x.failed("", what, x.sinceBeat(lease), x.kubectl("delete pod %s", pod.Name)))
+	})
+}
+
+func allGateways(x *look) {
+	for i := range x.Cluster.Peerings {
+		p := &x.Cluster.Peerings[i]
+		if len(p.Spec.Planes) < 2 || slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool { return !x.silent(v1alpha1.GatewayName(p.Name, plane.Index)) }) {
+			continue
+		}
+		f := x.failed("", fmt.Sprintf("all %d gateways to %s are dead", len(p.Spec.Planes), cmp.Or(p.Spec.Remote.Name, p.Name)), "none renews its Lease",
+			x.kubectl("get pods -o wide -l %s=%s", v1alpha1.LabelPeering, p.Name))
+		f.Peering, f.pairs = p.Name, []string{x.pair(p)}
+	}
+}
+
+// agentsSay has what agents themselves report as not done.
+func agentsSay(x *look) {
+	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
+		if m := x.Reports[node].Status.Message; m != "" && !x.silent(v1alpha1.NodeLease(node)) {
+			x.failed(node, fmt.Sprintf("the agent of node %s cannot do all that it should: %s", node, m), "message of its NodeNetwork", x.Kubectl+" get nodenetworks -o yaml")
+		}
+	}
+	x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {
+		if s != nil && s.Connected && s.Message != "" && !x.silent(v1alpha1.GatewayName(p.Name, plane.Index)) {
+			x.of(p, plane.Index, x.failed("", gatewayName(p, plane.Index)+" cannot do all that it should: "+s.Message, "message of its Peering", x.Kubectl+" describe peering "+p.Name))
+		}
+	})
+}
+
+// forPods calls do for each pod of an agent, and the state of its container.
+func (x *look) forPods(do func(p *corev1.Pod, s corev1.ContainerStatus)) {
+	for i := range x.Cluster.Pods {
+		p := &x.Cluster.Pods[i]
+		if !isAgent(p) || p.DeletionTimestamp != nil {
+			continue
+		}
+		var s corev1.ContainerStatus
+		if len(p.Status.ContainerStatuses) > 0 {
+			s = p.Status.ContainerStatuses[0]
+		}
+		do(p, s)
+	}
+}
+
+// ofPod is a finding about a pod.
+func (x *look) ofPod(p *corev1.Pod, what, evidence string) {
+	f := x.failed(nodeOfPod(p), what, evidence, x.kubectl("describe pod %s", p.Name))
+	if peering := p.Labels[v1alpha1.LabelPeering]; peering != "" {
+		f.Peering = peering
+		for i := range x.Cluster.Peerings {
+			if x.Cluster.Peerings[i].Name == peering {
+				f.pairs = []string{x.pair(&x.Cluster.Peerings[i])}
+			}
+		}
+	}
+}
+
+func podImages(x *look) {
+	x.forPods(func(p *corev1.Pod, s corev1.ContainerStatus) {
+		if w := s.State.Waiting; w != nil && slices.Contains([]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}, w.Reason) {
+			x.ofPod(p, fmt.Sprintf("node %s cannot get the agents' image %s", nodeOfPod(p), s.Image), "pod "+p.Name+": "+w.Reason+": "+w.Message)
+		}
+	})
+}
+
+// crashed says that a container has ended by itself more than once lately.
+func (x *look) crashed(s corev1.ContainerStatus) (*corev1.ContainerStateTerminated, bool) {
+	const lately, often = 5 * time.Minute, 2
+	t := cmp.Or(s.State.Terminated, s.LastTerminationState.Terminated)
+	if t == nil {
+		return nil, false
+	}
+	waits := s.State.Waiting != nil && s.State.Waiting.Reason == "CrashLoopBackOff"
+	return t, waits || s.RestartCount >= often && x.Now.Sub(t.FinishedAt.Time) < lately
+}
+
+const killedForMemory = "OOMKilled"
+
+func podCrashes(x *look) {
+	x.forPods(func(p *corev1.Pod, s corev1.ContainerStatus) {
+		if t, crashes := x.crashed(s); crashes && t.Reason != killedForMemory {
+			said := cmp.Or(strings.TrimSpace(t.Message), fmt.Sprintf("exit code %d", t.ExitCode))
+			x.ofPod(p, fmt.Sprintf("%s crashes again and again on node %s: %s", x.podName(p), nodeOfPod(p), said), fmt.Sprintf("pod %s was restarted %d times", p.Name, s.RestartCount))
+		}
+	})
+}
+
+func podMemory(x *look) {
+	x.forPods(func(p *corev1.Pod, s corev1.ContainerStatus) {
+		if t, crashes := x.crashed(s); crashes && t.Reason == killedForMemory {
+			limit := ""
+			for _, c := range p.Spec.Containers {
+				limit = c.Resources.Limits.Memory().String()
+			}
+			x.ofPod(p, fmt.Sprintf("%s has too little memory on node %s: its limit is %s", x.podName(p), nodeOfPod(p), limit), fmt.Sprintf("pod %s was ended %d times", p.Name, s.RestartCount))
+		}
+	})
+}
+
+// podName is what a pod is.
+func (x *look) podName(p *corev1.Pod) string {
+	if peering := p.Labels[v1alpha1.LabelPeering]; peering != "" {
+		return "the gateway to " + peering
+	}
+	return "the node agent"
+}
+
+func podsScheduled(x *look) {
+	x.forPods(func(p *corev1.Pod, _ corev1.ContainerStatus) {
+		for _, c := range p.Status.Conditions {
+			if p.Status.Phase == corev1.PodPending && c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+				x.ofPod(p, fmt.Sprintf("no node takes %s: %s", x.podName(p), c.Message), "pod "+p.Name+" is pending")
+			}
+		}
+	})
+}
+
+func starved(x *look) {
+	const most = 50 // percent of a second that it is late, each second
+	for _, lease := range slices.Sorted(maps.Keys(x.Beats)) {
+		percent := x.Beats[lease].Starved
+		if percent < most {
+			continue
+		}
+		f := x.failed(x.nodeOf(lease), fmt.Sprintf("%s gets too little processor time: it is late by %d %% of each second", x.agent(lease), percent),
+			"it is so late when its time has come, as it tells with its Lease", x.kubectl("get daemonsets,deployments -o custom-columns=NAME:.metadata.name,CPU:.spec.template.spec.containers[0].resources.limits.cpu"))
+		f.pairs = x.pairsAt(f.Node)
+	}
+}
+
+func policies(x *look) {
+	for i := range x.Cluster.Pods {
+		p := &x.Cluster.Pods[i]
+		if p.Labels["app.kubernetes.io/component"] != "gateway" || p.DeletionTimestamp != nil {
+			continue
+		}
+		for _, port := range []int32{overlayPort, tunnelPort} {
+			for _, direction := range []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress} {
+				if by := x.deniedBy(p, direction, port); by != "" {
+					verb := "to"
+					if direction == networkingv1.PolicyTypeEgress {
+						verb = "from"
+					}
+					x.ofPod(p, fmt.Sprintf("NetworkPolicy %s does not let UDP %s the gateways pass", by, verb), fmt.Sprintf("port %d, pod %s", port, p.Name))
+					x.found[len(x.found)-1].Hint = x.kubectl("delete networkpolicy %s", by)
+					return // once is enough
+				}
+			}
+		}
+	}
+}
+
+// deniedBy is the policy for which a pod may not have UDP of a port with nodes, empty if it may.
+func (x *look) deniedBy(pod *corev1.Pod, direction networkingv1.PolicyType, port int32) (by string) {
+	for i := range x.Cluster.Policies {
+		np := &x.Cluster.Policies[i]
+		selector, err := metav1.LabelSelectorAsSelector(&np.Spec.PodSelector)
+		if err != nil || !selector.Matches(labels.Set(pod.Labels)) || !isolates(np, direction) {
+			continue
+		}
+		if by = cmp.Or(by, np.Name); x.admits(np, direction, port) {
+			return ""
+		}
+	}
+	return by
+}
+
+// isolates says that a policy is about a direction.
+func isolates(np *networkingv1.NetworkPolicy, direction networkingv1.PolicyType) bool {
+	if len(np.Spec.PolicyTypes) == 0 {
+		return direction == networkingv1.PolicyTypeIngress || len(np.Spec.Egress) > 0
+	}
+	return slices.Contains(np.Spec.PolicyTypes, direction)
+}
+
+// admits says that a policy lets UDP of a port pass with every node. Selectors match no node.
+func (x *look) admits(np *networkingv1.NetworkPolicy, direction networkingv1.PolicyType, port int32) bool {
+	peers := func(of []networkingv1.NetworkPolicyPeer) bool {
+		return len(of) == 0 || slices.ContainsFunc(of, func(p networkingv1.NetworkPolicyPeer) bool {
+			return p.IPBlock != nil && x.hasNodes(p.IPBlock)
+		})
+	}
+	ports := func(of []networkingv1.NetworkPolicyPort) bool {
+		return len(of) == 0 || slices.ContainsFunc(of, func(p networkingv1.NetworkPolicyPort) bool {
+			return p.Protocol != nil && *p.Protocol == corev1.ProtocolUDP && admitsPort(p, port)
+		})
+	}
+	if direction == networkingv1.PolicyTypeIngress {
+		return slices.ContainsFunc(np.Spec.Ingress, func(r networkingv1.NetworkPolicyIngressRule) bool { return peers(r.From) && ports(r.Ports) })
+	}
+	return slices.ContainsFunc(np.Spec.Egress, func(r networkingv1.NetworkPolicyEgressRule) bool { return peers(r.To) && ports(r.Ports) })
+}
+
+func admitsPort(p networkingv1.NetworkPolicyPort, port int32) bool {
+	switch {
+	case p.Port == nil:
+		return true
+	case p.Port.Type == intstr.String:
+		return strings.HasPrefix(p.Port.StrVal, "plane-") && port == tunnelPort
+	case p.EndPort != nil:
+		return p.Port.IntVal <= port && port <= *p.EndPort
+	}
+	return p.Port.IntVal == port
+}
+
+// hasNodes says that a block has the addresses of all nodes.
+func (x *look) hasNodes(b *networkingv1.IPBlock) bool {
+	block, err := netip.ParsePrefix(b.CIDR)
+	if err != nil {
+		return false
+	}
+	for i := range x.Cluster.Nodes {
+		for _, a := range nodes.Addresses(&x.Cluster.Nodes[i], corev1.NodeInternalIP) {
+			in := block.Contains(a) && !slices.ContainsFunc(b.Except, func(e string) bool {
+				except, err := netip.ParsePrefix(e)
+				return err == nil && except.Contains(a)
+			})
+			if !in {
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -1,0 +1,195 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Result of a check, or of one finding.
+type Result string
+
+// The results, from the best to the worst.
+const (
+	OK Result = "ok"
+	// NotSeen is for what could not be read.
+	NotSeen Result = "not seen"
+	Warning Result = "warning"
+	Failed  Result = "failed"
+)
+
+func (r Result) rank() int { return slices.Index([]Result{OK, NotSeen, Warning, Failed}, r) }
+
+// Bad says that something is amiss.
+func (r Result) Bad() bool { return r.rank() >= Warning.rank() }
+
+// Finding is what is amiss in one place.
+type Finding struct {
+	// Check is the name of the one that found it.
+	Check  string `json:"check"`
+	Result Result `json:"result"`
+	// Cluster, and where it is known Node and Peering (the Peering's name), and Plane.
+	Cluster string `json:"cluster"`
+	Node    string `json:"node,omitempty"`
+	Peering string `json:"peering,omitempty"`
+	Plane   *int32 `json:"plane,omitempty"`
+	// What is amiss, as a sentence without an end, Evidence what shows it.
+	What     string `json:"what"`
+	Evidence string `json:"evidence,omitempty"`
+	// Hint is what to do. It ends in a command.
+	Hint string `json:"hint,omitempty"`
+	// Follows is the check with the finding from which this one follows, empty where there is none.
+	Follows string `json:"follows,omitempty"`
+
+	// pairs are the peerings that it is about, by both clusters' IDs.
+	pairs []string
+}
+
+// Check is one thing that is looked at.
+type Check struct {
+	// Name is stable: liqonet-SUBJECT-NUMBER.
+	Name     string `json:"name"`
+	Category string `json:"category"`
+	// About is what holds where all is well.
+	About  string `json:"about"`
+	Result Result `json:"result"`
+	// Findings are empty where all is well.
+	Findings []Finding `json:"findings,omitempty"`
+	// Anchor is the section of docs/troubleshooting.md.
+	Anchor string `json:"anchor"`
+
+	// Cause and Remedy are for the documentation.
+	Cause, Remedy string `json:"-"`
+	// needs are the parts of a cluster without which it says nothing, and peered says that it is about peerings.
+	needs []Part
+	look  func(x *look)
+}
+
+// Report is what was found.
+type Report struct {
+	// Cause is the finding that explains the others, nil where nothing is amiss.
+	Cause  *Finding `json:"cause,omitempty"`
+	Result Result   `json:"result"`
+	Checks []Check  `json:"checks"`
+}
+
+// look is one check of one cluster.
+type look struct {
+	*Facts
+	*Cluster
+	check *Check
+	found []Finding
+}
+
+// say adds a finding.
+func (x *look) say(f Finding) *Finding {
+	f.Check, f.Cluster = x.check.Name, x.Cluster.Name
+	f.Result = cmp.Or(f.Result, Failed)
+	x.found = append(x.found, f)
+	return &x.found[len(x.found)-1]
+}
+
+// failed adds one of a node, or of the whole cluster.
+func (x *look) failed(node, what, evidence, hint string) *Finding {
+	return x.say(Finding{Node: node, What: what, Evidence: evidence, Hint: hint})
+}
+
+// warned is the same of what does no harm yet.
+func (x *look) warned(node, what, evidence, hint string) *Finding {
+	return x.say(Finding{Result: Warning, Node: node, What: what, Evidence: evidence, Hint: hint})
+}
+
+// unseen says what could not be seen.
+func (x *look) unseen(node, why string) {
+	x.say(Finding{Result: NotSeen, Node: node, What: why})
+}
+
+// kubectl is a command for the user, in our namespace.
+func (x *look) kubectl(format string, args ...any) string {
+	return x.Kubectl + " -n liqonet-system " + fmt.Sprintf(format, args...)
+}
+
+// pairOf is both clusters of a peering, for a command.
+func (x *look) pairOf(peer string) string { return x.Cluster.Name + " " + peer }
+
+// again is the command that puts right what peer makes. Without a peering it is about the other cluster that was named.
+func (x *look) again() string {
+	for _, p := range x.Cluster.Peerings {
+		return "kubectl liqonet peer " + x.pairOf(p.Spec.Remote.Name)
+	}
+	if x.Ledger != nil && len(x.Ledger.Spec.Peers) > 0 {
+		return "kubectl liqonet peer " + x.pairOf(x.Ledger.Spec.Peers[0].Name)
+	}
+	for _, c := range x.Clusters {
+		if c != x.Cluster {
+			return "kubectl liqonet peer " + x.pairOf(c.Name)
+		}
+	}
+	return "kubectl liqonet peer --help"
+}
+
+// Examine looks at all facts.
+func Examine(f *Facts) *Report {
+	r := &Report{Result: OK, Checks: Catalogue()}
+	for i := range r.Checks {
+		check := &r.Checks[i]
+		for _, c := range f.Clusters {
+			x := &look{Facts: f, Cluster: c, check: check}
+			if why := x.missing(); why != "" {
+				x.unseen("", why)
+			} else {
+				check.look(x)
+			}
+			check.Findings = append(check.Findings, x.found...)
+		}
+		check.Result, check.Anchor = OK, Anchor(check.Name)
+		for _, found := range check.Findings {
+			if found.Result.rank() > check.Result.rank() {
+				check.Result = found.Result
+			}
+		}
+	}
+	r.explain()
+	return r
+}
+
+// Anchor is where docs/troubleshooting.md tells of a check.
+func Anchor(name string) string { return "docs/troubleshooting.md#" + name }
+
+// missing says why a check of a cluster says nothing.
+func (x *look) missing() string {
+	if x.check.needs == nil { // about the API server itself
+		return ""
+	}
+	if x.Unreachable != "" || x.Refused != "" {
+		return "the API server does not answer"
+	}
+	var why []string
+	for _, part := range x.check.needs {
+		if reason := x.Unseen[part]; reason != "" && !slices.Contains(why, reason) {
+			why = append(why, reason)
+		}
+	}
+	return strings.Join(why, "; ")
+}
+
+// Counts is how many checks had each result.
+func (r *Report) Counts() map[Result]int {
+	out := map[Result]int{}
+	for _, c := range r.Checks {
+		out[c.Result]++
+	}
+	return out
+}
+
+// listed names the first three, and counts the others.
+func listed(names []string) string {
+	const most = 3
+	slices.Sort(names)
+	names = slices.Compact(names)
+	if len(names) <= most {
+		return strings.Join(names, ", ")
+	}
+	return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), len(names)-most)
+}

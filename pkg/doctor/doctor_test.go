@@ -1,0 +1,488 @@
+package doctor
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/probe"
+)
+
+var now = time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
+
+const (
+	keyA = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
+	keyB = "BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBA="
+)
+
+func addr(s string) v1alpha1.IP { return v1alpha1.IP{Addr: netip.MustParseAddr(s)} }
+
+func pod(name, node, component, account string) corev1.Pod {
+	p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app.kubernetes.io/component": component}, CreationTimestamp: metav1.NewTime(now.Add(-time.Hour))}}
+	p.Spec.NodeName, p.Spec.ServiceAccountName, p.Status.Phase = node, account, corev1.PodRunning
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{
+		Image: "agent:v1", State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(now.Add(-time.Hour))}},
+	}}
+	if component == "gateway" {
+		p.Labels[v1alpha1.LabelPeering], p.Labels[v1alpha1.LabelPlane] = strings.Split(account, "-")[1], "0"
+	}
+	return p
+}
+
+func kernel(own, other string) *probe.Kernel {
+	return &probe.Kernel{
+		Release: "6.18.0", WireGuard: true, VXLAN: true, Geneve: true, Tracked: probe.Tracked{Count: 10, Max: 1000}, Routes: 5,
+		Links: []probe.Link{
+			{Name: "eth0", Kind: "veth", MTU: 1500, MAC: "02:00:00:00:00:0" + own, Uplink: true, Addresses: []netip.Prefix{netip.MustParsePrefix("172.18.1.1" + own + "/24")}},
+			{Name: "lq0-0", Kind: "vxlan", MTU: 1440, Ours: true},
+		},
+		Neighbors: map[string]string{"172.18.1.1" + other: "02:00:00:00:00:0" + other},
+		Pings:     []probe.Ping{{To: netip.MustParseAddr("10.9.31.254"), Sizes: []int{100, 1440}, Answered: []int{100, 1440}}},
+	}
+}
+
+// cluster is one of two that are peered, with nothing amiss.
+func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
+	second := time.Second
+	c := &Cluster{
+		Name: name, ID: "id-" + name, Kubectl: "kubectl --context " + name, Now: now, Installed: true, Unseen: map[Part]string{},
+		Definitions: map[string]string{"peerings.liqonet.io": "", "nodenetworks.liqonet.io": ""},
+		DaemonSet:   &appsv1.DaemonSet{}, Secrets: map[string]bool{"gateway-" + peer + "-0-1": true, "gateway-" + peer + "-0-psk-1": true, "liqonet-overlay-1": true},
+		Accounts: []corev1.ServiceAccount{
+			{ObjectMeta: metav1.ObjectMeta{Name: "liqonet-node", CreationTimestamp: metav1.NewTime(now.Add(-2 * time.Hour))}},
+			{ObjectMeta: metav1.ObjectMeta{Name: "gateway-" + peer + "-0", CreationTimestamp: metav1.NewTime(now.Add(-2 * time.Hour))}},
+		},
+		NodeSilence: map[string]time.Duration{name + "-1": second, name + "-2": second},
+		Reports:     map[string]*v1alpha1.NodeNetwork{}, Kernels: map[string]*probe.Kernel{},
+		Beats: map[string]Beat{"gateway-" + peer + "-0": {Age: &second, Version: "v1"}},
+		Pods:  []corev1.Pod{pod("gw", name+"-1", "gateway", "gateway-"+peer+"-0")},
+	}
+	c.DaemonSet.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "overlay", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "liqonet-overlay-1"}}}}
+	p := v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: peer, Generation: 3}}
+	p.Spec.Remote.ClusterID, p.Spec.Remote.Name, p.Spec.Overlay = "id-"+peer, peer, "vxlan"
+	p.Spec.Planes = []v1alpha1.Plane{{
+		Role: role, KeyGeneration: 1, PresharedKey: v1alpha1.PresharedKey{Generation: 1, Fingerprint: "f"}, RemotePublicKey: remoteKey, RemoteAddress: addr("10.9.31.254"),
+	}}
+	if role == v1alpha1.Client {
+		p.Spec.Planes[0].Endpoints = []string{"gw.example.com:31000", "203.0.113.1:31000"}
+	}
+	handshake := metav1.NewTime(now)
+	p.Status.Planes = []v1alpha1.PlaneStatus{{Connected: true, PublicKey: key, NodeName: name + "-1", PodIP: addr("10.244.0.9"), MTU: 1440, LastHandshake: &handshake}}
+	c.Peerings = []v1alpha1.Peering{p}
+	for i, n := range []string{name + "-1", name + "-2"} {
+		node := corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n, Labels: map[string]string{corev1.LabelOSStable: "linux"}}}
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.1" + string("12"[i])}}
+		c.Nodes = append(c.Nodes, node)
+		c.Pods = append(c.Pods, pod("agent-"+n, n, "node", "liqonet-node"))
+		c.Beats["node-"+n] = Beat{Age: &second, Version: "v1"}
+		r := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "10.80.0." + string("12"[i])}}
+		r.Spec.NodeName = n
+		r.Status.Gateways = []v1alpha1.NodeGateway{{Peering: peer, Ready: true, ObservedGeneration: 3}}
+		c.Reports[n] = r
+		c.Kernels[n] = kernel(string("12"[i]), string("21"[i]))
+	}
+	return c
+}
+
+// healthy are two clusters: alpha calls beta.
+func healthy() *Facts {
+	return &Facts{Version: "v1", Clusters: []*Cluster{
+		cluster("alpha", "beta", keyA, keyB, v1alpha1.Client), cluster("beta", "alpha", keyB, keyA, v1alpha1.Server),
+	}}
+}
+
+func TestHealthy(t *testing.T) {
+	r := Examine(healthy())
+	for _, c := range r.Checks {
+		if c.Result != OK {
+			t.Errorf("%s: %s %v", c.Name, c.Result, c.Findings)
+		}
+	}
+	if r.Cause != nil || r.Result != OK {
+		t.Errorf("%s, %v", r.Result, r.Cause)
+	}
+}
+
+// broken tunnels have no packet of any kind.
+func down(c *Cluster, message string) {
+	c.Peerings[0].Status.Planes[0].Connected, c.Peerings[0].Status.Planes[0].Message = false, message
+	for _, r := range c.Reports {
+		r.Status.Gateways[0].Ready = false
+	}
+	for _, k := range c.Kernels {
+		k.Pings[0].Answered = nil
+	}
+}
+
+func minutes(n int) *time.Duration { d := time.Duration(n) * time.Minute; return &d }
+
+// dead has no heartbeat.
+func dead(c *Cluster, lease string) {
+	b := c.Beats[lease]
+	b.Age = minutes(5)
+	c.Beats[lease] = b
+}
+
+// fault is a change of what is healthy, and what the first line has to say.
+type fault struct {
+	name, check, says string
+	make              func(f *Facts, a, b *Cluster)
+}
+
+func faults() []fault {
+	return []fault{
+		{"api", "liqonet-api-01", "the API server does not answer", func(f *Facts, a, b *Cluster) {
+			f.Clusters[1] = &Cluster{Name: "beta", Unreachable: "connection refused", Hint: "kubectl cluster-info"}
+		}},
+		{"credentials", "liqonet-api-02", "does not accept the credentials", func(f *Facts, a, b *Cluster) {
+			f.Clusters[1] = &Cluster{Name: "beta", Refused: "Unauthorized"}
+		}},
+		{"definition", "liqonet-definition-01", "nodenetworks.liqonet.io is gone", func(f *Facts, a, b *Cluster) {
+			a.Definitions["nodenetworks.liqonet.io"] = "is gone"
+			a.Reports = nil
+			dead(a, "node-alpha-1")
+			down(a, "")
+		}},
+		{"user", "liqonet-permission-01", "", func(f *Facts, a, b *Cluster) { a.MayNot = []string{"create pods"} }},
+		{"role", "liqonet-permission-02", "ClusterRole liqonet-node is gone", func(f *Facts, a, b *Cluster) {
+			a.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "ClusterRole", Name: "liqonet-node"}, {Action: plan.Change, Kind: "DaemonSet", Name: "liqonet-node"}}
+			dead(a, "node-alpha-1")
+		}},
+		{"token", "liqonet-token-01", "ServiceAccount liqonet-node was made anew", func(f *Facts, a, b *Cluster) {
+			a.Accounts[0].CreationTimestamp = metav1.NewTime(now.Add(-time.Minute))
+			dead(a, "node-alpha-1")
+		}},
+		{"secret", "liqonet-secret-01", "gateway-beta-0-1 is gone", func(f *Facts, a, b *Cluster) {
+			delete(a.Secrets, "gateway-beta-0-1")
+			dead(a, "gateway-beta-0")
+			down(b, "")
+		}},
+		{"server's clock", "liqonet-clock-01", "1h0m0s ahead of", func(f *Facts, a, b *Cluster) { a.ClockAhead = time.Hour }},
+		{"agents' clock", "liqonet-clock-02", "the agent of node alpha-2 is 1h0m0s behind", func(f *Facts, a, b *Cluster) {
+			a.Beats["node-alpha-2"] = Beat{Age: a.Beats["node-alpha-2"].Age, Version: "v1", ClockAhead: -time.Hour}
+		}},
+		{"version", "liqonet-version-01", "agents are of version v0.9", func(f *Facts, a, b *Cluster) {
+			a.Beats["node-alpha-2"] = Beat{Age: a.Beats["node-alpha-2"].Age, Version: "v0.9"}
+		}},
+		{"no agent", "liqonet-agent-01", "node alpha-2 has no agent", func(f *Facts, a, b *Cluster) {
+			a.Pods = a.Pods[:2]
+			dead(a, "node-alpha-2")
+		}},
+		{"agent", "liqonet-agent-02", "the agent of node alpha-2 does nothing", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Unhealthy = "no answer" }},
+		{"gateway", "liqonet-agent-03", "the gateway to beta does nothing, on node alpha-1", func(f *Facts, a, b *Cluster) {
+			dead(a, "gateway-beta-0")
+			down(b, "the peer's gateway has not called yet")
+		}},
+		{"all gateways", "liqonet-agent-04", "all 2 gateways to beta are dead", func(f *Facts, a, b *Cluster) {
+			a.Peerings[0].Spec.Planes = append(a.Peerings[0].Spec.Planes, v1alpha1.Plane{Index: 1, KeyGeneration: 1, RemotePublicKey: keyB})
+			a.Secrets["gateway-beta-1-1"] = true
+			dead(a, "gateway-beta-0")
+			down(b, "")
+		}},
+		{"message", "liqonet-agent-05", "cannot do all that it should: no room", func(f *Facts, a, b *Cluster) { a.Reports["alpha-2"].Status.Message = "no room" }},
+		{"image", "liqonet-pod-01", "node alpha-2 cannot get the agents' image agent:v1", func(f *Facts, a, b *Cluster) {
+			a.Pods[2].Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}
+			dead(a, "node-alpha-2")
+		}},
+		{"crash", "liqonet-pod-02", "the gateway to beta crashes again and again on node alpha-1: bad flag", func(f *Facts, a, b *Cluster) {
+			a.Pods[0].Status.ContainerStatuses[0] = corev1.ContainerStatus{
+				RestartCount: 4, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}},
+				LastTerminationState: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "Error", Message: "bad flag\n"}},
+			}
+			dead(a, "gateway-beta-0")
+			down(b, "")
+		}},
+		{"pending", "liqonet-pod-03", "no node takes the gateway to beta: 0/2 nodes", func(f *Facts, a, b *Cluster) {
+			a.Pods[0].Spec.NodeName, a.Pods[0].Status.Phase = "", corev1.PodPending
+			a.Pods[0].Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Message: "0/2 nodes"}}
+			dead(a, "gateway-beta-0")
+			down(b, "")
+		}},
+		{"memory", "liqonet-pod-04", "too little memory", func(f *Facts, a, b *Cluster) {
+			a.Pods[0].Status.ContainerStatuses[0].RestartCount = 3
+			a.Pods[0].Status.ContainerStatuses[0].LastTerminationState = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "OOMKilled", FinishedAt: metav1.NewTime(now)}}
+		}},
+		{"starved", "liqonet-starved-01", "the agent of node alpha-2 gets too little processor time", func(f *Facts, a, b *Cluster) {
+			a.Beats["node-alpha-2"] = Beat{Age: minutes(3), Version: "v1", Starved: 90}
+		}},
+		{"policy", "liqonet-policy-01", "NetworkPolicy deny does not let UDP to the gateways pass", func(f *Facts, a, b *Cluster) {
+			a.Policies = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "deny"}, Spec: networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Ingress"}}}}
+			down(a, "")
+		}},
+		{"node", "liqonet-node-01", "node alpha-1 is not ready", func(f *Facts, a, b *Cluster) {
+			a.Nodes[0].Status.Conditions[0].Status = corev1.ConditionUnknown
+			dead(a, "gateway-beta-0")
+			dead(a, "node-alpha-1")
+			down(b, "")
+		}},
+		{"disk", "liqonet-disk-01", "the disk of node alpha-2 is full", func(f *Facts, a, b *Cluster) {
+			a.Nodes[1].Status.Conditions = append(a.Nodes[1].Status.Conditions, corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue})
+			a.Pods = a.Pods[:2]
+			dead(a, "node-alpha-2")
+		}},
+		{"kernel", "liqonet-kernel-01", "has not the overlay that is needed", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].VXLAN = false }},
+		{"firewall", "liqonet-firewall-01", "a firewall on node alpha-2 drops", func(f *Facts, a, b *Cluster) {
+			a.Kernels["alpha-2"].Blocked = []string{"inet fw forward"}
+			a.Reports["alpha-2"].Status.Message = "inet fw forward"
+		}},
+		{"connections", "liqonet-conntrack-01", "the table of connections of node alpha-1 is full", func(f *Facts, a, b *Cluster) {
+			a.Kernels["alpha-1"].Tracked.Count = 990
+			down(a, "")
+			down(b, "")
+		}},
+		{"link", "liqonet-link-01", "an interface lq0-0 that is not ours", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[1].Ours = false }},
+		{"port", "liqonet-port-01", "somebody else has UDP port 6094", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].PortTaken = "vxlan0" }},
+		{"rule", "liqonet-rule-01", "somebody else uses our routing table", func(f *Facts, a, b *Cluster) {
+			a.Kernels["alpha-2"].ForeignRules = []string{"rule"}
+			a.Reports["alpha-2"].Status.Message = "foreign rule"
+		}},
+		{"routes", "liqonet-route-01", "somebody deletes our routes", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].RouteChanges = 9 }},
+		{"proxy ARP", "liqonet-arp-01", "node alpha-2 answers ARP for others", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[0].ProxyARP = true }},
+		{"duplicate, as its node knows", "liqonet-duplicate-01", "another machine has the address 172.18.1.12 of node alpha-2", func(f *Facts, a, b *Cluster) {
+			a.Kernels["alpha-2"].Duplicates = map[string]string{"172.18.1.12": "02:00:00:00:00:99"}
+		}},
+		{"duplicate, as others know", "liqonet-duplicate-01", "another machine has the address 172.18.1.12 of node alpha-2", func(f *Facts, a, b *Cluster) {
+			a.Kernels["alpha-1"].Neighbors["172.18.1.12"] = "02:00:00:00:00:99"
+		}},
+		{"MTU", "liqonet-mtu-01", "the uplink of node alpha-2 has an MTU of 1300, others have 1500", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[0].MTU = 1300 }},
+		{"name", "liqonet-endpoint-01", "gw.example.com leads nowhere", func(f *Facts, a, b *Cluster) {
+			down(a, `endpoint "gw.example.com": lookup gw.example.com: no such host`)
+			down(b, "")
+		}},
+		{"key", "liqonet-key-01", "it knows a wrong key of beta's gateway", func(f *Facts, a, b *Cluster) {
+			a.Peerings[0].Spec.Planes[0].RemotePublicKey = keyA
+			down(a, "")
+			down(b, "")
+		}},
+		{"pre-shared key", "liqonet-key-01", "different pre-shared keys", func(f *Facts, a, b *Cluster) { b.Peerings[0].Spec.Planes[0].PresharedKey.Fingerprint = "g" }},
+		{"UDP", "liqonet-udp-01", "UDP does not get to beta's gateway at", func(f *Facts, a, b *Cluster) {
+			down(a, "no handshake")
+			down(b, "has not called yet")
+			a.Traffic = map[string]Traffic{"gateway-beta-0": {Sent: 1480}}
+			b.Traffic = map[string]Traffic{"gateway-alpha-0": {}}
+		}},
+		{"one way", "liqonet-udp-02", "nothing of beta gets here", func(f *Facts, a, b *Cluster) {
+			down(a, "no handshake")
+			down(b, "not answered")
+			a.Traffic = map[string]Traffic{"gateway-beta-0": {Sent: 1480}}
+			b.Traffic = map[string]Traffic{"gateway-alpha-0": {Received: 1480, Sent: 920}}
+		}},
+		{"not peered", "liqonet-udp-03", "UDP from its nodes does not get to beta", func(f *Facts, a, b *Cluster) {
+			f.Ways = []Way{{From: "alpha", To: "beta", Address: "172.18.2.11:30000"}}
+		}},
+		{"NAT", "liqonet-nat-01", "a NAT on the way to alpha forgets the tunnel", func(f *Facts, a, b *Cluster) {
+			b.Traffic = map[string]Traffic{"gateway-alpha-0": {Endpoints: []string{"192.0.2.1:1024", "192.0.2.1:1029"}}}
+		}},
+		{"tunnel", "liqonet-tunnel-01", "no packet passes to beta", func(f *Facts, a, b *Cluster) {
+			down(a, "probes are not answered")
+			a.Traffic = map[string]Traffic{"gateway-beta-0": {Sent: 1480, Received: 1480}}
+			b.Traffic = map[string]Traffic{"gateway-alpha-0": {Received: 1480, Sent: 920}}
+		}},
+		{"overlay", "liqonet-overlay-01", "UDP 6094 does not pass between node alpha-2 and the gateway on alpha-1", func(f *Facts, a, b *Cluster) {
+			a.Reports["alpha-2"].Status.Gateways[0].Ready = false
+			a.Kernels["alpha-2"].Pings[0].Answered = nil
+		}},
+		{"pod network", "liqonet-overlay-01", "node alpha-2 does not reach pods on node alpha-1", func(f *Facts, a, b *Cluster) {
+			a.Reports["alpha-2"].Status.Gateways[0].Ready = false
+			a.Kernels["alpha-2"].Pings = append(a.Kernels["alpha-2"].Pings, probe.Ping{To: netip.MustParseAddr("10.244.0.9"), Sizes: []int{100}})
+		}},
+		{"full size", "liqonet-mtu-02", "large packets to beta get lost: 100 bytes pass, and 1440 do not", func(f *Facts, a, b *Cluster) {
+			for _, k := range a.Kernels {
+				k.Pings[0].Answered = []int{100}
+			}
+		}},
+		{"range", "liqonet-range-01", "node alpha-2 has a route", func(f *Facts, a, b *Cluster) {
+			a.Conflicts = map[string][]string{"alpha-2": {"node alpha-2 has a route to 10.1.0.0/24"}}
+		}},
+		{"pods outside", "liqonet-range-02", "pod 10.99.0.1 of node alpha-2 is outside of 10.244.0.0/16", func(f *Facts, a, b *Cluster) {
+			a.Peerings[0].Spec.Local.Pods = []v1alpha1.CIDRMapping{{Real: v1alpha1.CIDR{Prefix: netip.MustParsePrefix("10.244.0.0/16")}, Mapped: v1alpha1.CIDR{Prefix: netip.MustParsePrefix("10.244.0.0/16")}}}
+			a.Peerings[0].Spec.Local.InternalCIDR = v1alpha1.CIDR{Prefix: netip.MustParsePrefix("10.80.0.0/19")}
+			a.Reports["alpha-2"].Status.PodIPs = []v1alpha1.IP{addr("10.99.0.1")}
+		}},
+		{"plan", "liqonet-plan-01", "a peering cannot be planned: ranges overlap", func(f *Facts, a, b *Cluster) { a.Plan = "ranges overlap" }},
+		{"drift", "liqonet-drift-01", "Service gateway-beta is gone", func(f *Facts, a, b *Cluster) {
+			a.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "Service", Name: "gateway-beta"}}
+		}},
+		{"leftovers", "liqonet-leftover-01", "left over: Service gone", func(f *Facts, a, b *Cluster) { a.Leftovers = []string{"Service gone"} }},
+		{"others", "liqonet-leftover-02", "Kilo is there", func(f *Facts, a, b *Cluster) { a.Others = []string{"Kilo"} }},
+		{"setting", "liqonet-setting-01", "natOutgoing", func(f *Facts, a, b *Cluster) { a.Settings = []Setting{{What: "natOutgoing is off"}} }},
+	}
+}
+
+// Each check finds its fault, and that is the cause: what follows from it is not. No other fault is called so.
+func TestFaults(t *testing.T) {
+	var found []string
+	for _, tt := range faults() {
+		t.Run(tt.name, func(t *testing.T) {
+			f := healthy()
+			tt.make(f, f.Clusters[0], f.Clusters[1])
+			r := Examine(f)
+			i := slices.IndexFunc(r.Checks, func(c Check) bool { return c.Name == tt.check })
+			if i < 0 || len(r.Checks[i].Findings) == 0 {
+				t.Fatalf("%s has found nothing", tt.check)
+			}
+			found = append(found, tt.check)
+			if tt.says == "" {
+				if r.Cause != nil {
+					t.Errorf("%s is the cause", r.Cause.Check)
+				}
+				return
+			}
+			if r.Cause == nil || r.Cause.Check != tt.check || !strings.Contains(r.Cause.What, tt.says) {
+				t.Fatalf("the cause is %+v", r.Cause)
+			}
+			for _, c := range r.Checks {
+				for _, other := range c.Findings {
+					if other.Check != tt.check && other.Result.Bad() && other.Follows == "" {
+						t.Errorf("it does not explain %s: %s", other.Check, other.What)
+					}
+				}
+			}
+			for _, other := range faults() {
+				if other.says != "" && other.says != tt.says && strings.Contains(r.Cause.What, other.says) {
+					t.Errorf("%q is said of %s", other.says, tt.name)
+				}
+			}
+		})
+	}
+	var all []string
+	for _, c := range Catalogue() {
+		all = append(all, c.Name)
+	}
+	slices.Sort(all)
+	slices.Sort(found)
+	if diff := cmp.Diff(all, slices.Compact(found)); diff != "" {
+		t.Errorf("checks without a fault: %s", diff)
+	}
+}
+
+// What explains others is in the catalogue, and so is what it explains.
+func TestExplanations(t *testing.T) {
+	for _, e := range explanations() {
+		for _, pattern := range append([]string{e.cause}, strings.Fields(e.explains)...) {
+			if !slices.ContainsFunc(Catalogue(), func(c Check) bool { return matches(c.Name, pattern) }) {
+				t.Errorf("no check is called %s", pattern)
+			}
+		}
+	}
+}
+
+// A cause does not explain what is found elsewhere.
+func TestReach(t *testing.T) {
+	f := healthy()
+	f.Clusters[0].Kernels["alpha-1"].Unhealthy = "no answer"
+	f.Clusters[0].Reports["alpha-2"].Status.Message = "no room"
+	f.Clusters[1].Reports["beta-1"].Status.Message = "no room"
+	r := Examine(f)
+	for _, c := range r.Checks {
+		for _, found := range c.Findings {
+			if found.Follows != "" {
+				t.Errorf("%s of %s follows from %s", found.Check, found.Node, found.Follows)
+			}
+		}
+	}
+}
+
+// What cannot be seen is said, and is no failure.
+func TestNotSeen(t *testing.T) {
+	f := healthy()
+	for _, c := range f.Clusters {
+		for _, part := range []Part{Definitions, Nodes, Pods, Accounts, Secrets, Policies, Peerings, Leases, Drifts, Leftovers, Kernels, Settings} {
+			c.Unseen[part] = "you may not read " + string(part)
+		}
+	}
+	r := Examine(f)
+	if r.Result != OK || r.Cause != nil {
+		t.Errorf("%s, %v", r.Result, r.Cause)
+	}
+	seen := 0
+	for _, c := range r.Checks {
+		if c.Result == NotSeen && !strings.Contains(c.Findings[0].What, "you may not read") {
+			t.Errorf("%s: %v", c.Name, c.Findings)
+		} else if c.Result == OK {
+			seen++
+		}
+	}
+	if seen > 7 {
+		t.Errorf("%d checks have seen enough", seen)
+	}
+}
+
+// Policies are read as engines read them.
+func TestPolicies(t *testing.T) {
+	udp := corev1.ProtocolUDP
+	port := func(n int32) networkingv1.NetworkPolicyPort {
+		return networkingv1.NetworkPolicyPort{Protocol: &udp, Port: new(intstr.FromInt32(n))}
+	}
+	block := func(cidr string, except ...string) []networkingv1.NetworkPolicyPeer {
+		return []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: cidr, Except: except}}}
+	}
+	ingress := func(rules ...networkingv1.NetworkPolicyIngressRule) networkingv1.NetworkPolicySpec {
+		return networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Ingress"}, Ingress: rules}
+	}
+	for _, tt := range []struct {
+		name   string
+		spec   networkingv1.NetworkPolicySpec
+		denies bool
+	}{
+		{"nothing is let in", ingress(), true},
+		{"everything is", ingress(networkingv1.NetworkPolicyIngressRule{}), false},
+		{"from pods only", ingress(networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{}}}}), true},
+		{"both ports", ingress(networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{port(6094), port(51840)}}), false},
+		{"one of them", ingress(networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{port(51840)}}), true},
+		{"from the nodes", ingress(networkingv1.NetworkPolicyIngressRule{From: block("172.18.0.0/16")}), false},
+		{"but one", ingress(networkingv1.NetworkPolicyIngressRule{From: block("172.18.0.0/16", "172.18.1.12/32")}), true},
+		{"other pods", networkingv1.NetworkPolicySpec{PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"a": "b"}}}, false},
+		{"egress only", networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Egress"}}, true},
+	} {
+		f := healthy()
+		f.Clusters[0].Policies = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "p"}, Spec: tt.spec}}
+		if r := Examine(f); (r.Cause != nil) != tt.denies {
+			t.Errorf("%s: %v", tt.name, r.Cause)
+		}
+	}
+}
+
+// A line of a check has 80 characters at most, with its result and its name.
+func TestWidth(t *testing.T) {
+	seen := map[string]bool{}
+	for _, c := range Catalogue() {
+		if n := len(c.About); n > 46 {
+			t.Errorf("%s: %d characters: %s", c.Name, n, c.About)
+		}
+		if len(c.Name) > 22 || seen[c.Name] || c.Cause == "" || c.Remedy == "" {
+			t.Errorf("%s: its name or its documentation", c.Name)
+		}
+		seen[c.Name] = true
+	}
+}
+
+// What eBPF data planes are known by.
+func TestSettingsOf(t *testing.T) {
+	for _, tt := range []struct {
+		of   Plugins
+		want int
+	}{
+		{Plugins{}, 0},
+		{Plugins{Cilium: map[string]string{"ipam": "cluster-pool"}}, 0},
+		{Plugins{Cilium: map[string]string{"enable-bpf-masquerade": "true", "enable-host-legacy-routing": "true"}}, 0},
+		{Plugins{Cilium: map[string]string{"enable-bpf-masquerade": "true"}}, 1},
+		{Plugins{CalicoBPF: true, DataplaneV2: true}, 2},
+	} {
+		if got := SettingsOf(tt.of); len(got) != tt.want {
+			t.Errorf("%+v: %v", tt.of, got)
+		}
+	}
+}

@@ -1,0 +1,141 @@
+package doctor
+
+import (
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/probe"
+)
+
+// Facts are what was read of all clusters that were asked.
+type Facts struct {
+	// Version is that of this command.
+	Version  string
+	Clusters []*Cluster
+	// Ways are what packets did between clusters that are not peered.
+	Ways []Way
+}
+
+// Part is a kind of things that are read together. What of it could not be read is in Cluster.Unseen.
+type Part string
+
+// The parts.
+const (
+	Definitions Part = "definitions"
+	Nodes       Part = "nodes"
+	Pods        Part = "pods"
+	Accounts    Part = "accounts"
+	Secrets     Part = "secrets"
+	Policies    Part = "network policies"
+	Peerings    Part = "peerings"
+	Leases      Part = "leases"
+	Drifts      Part = "drift"
+	Leftovers   Part = "leftovers"
+	Kernels     Part = "kernels"
+	Settings    Part = "settings"
+)
+
+// Cluster is what was read of one.
+type Cluster struct {
+	Name, ID string
+	// Now is the time by its API server.
+	Now time.Time
+	// Kubectl is how the user reaches it, for hints.
+	Kubectl string
+	// Unreachable is why the API server was not asked, Refused why it did not accept the credentials. Hint is what can be done.
+	Unreachable, Refused, Hint string
+	// Unseen are the parts that could not be read, and why.
+	Unseen map[Part]string
+	// ClockAhead is how much the API server's clock is ahead of this machine's.
+	ClockAhead time.Duration
+	// MayNot are the permissions that peer needs, and the user lacks.
+	MayNot []string
+	// Installed says that something of ours is there.
+	Installed bool
+	// Definitions of ours, by name, and what is wrong with each. Empty where nothing is.
+	Definitions map[string]string
+
+	Nodes []corev1.Node
+	// NodeSilence is how long ago the kubelet of a node has renewed its Lease.
+	NodeSilence map[string]time.Duration
+	// Pods, and what follows, are those of our namespace.
+	Pods      []corev1.Pod
+	DaemonSet *appsv1.DaemonSet
+	Accounts  []corev1.ServiceAccount
+	// Secrets are names.
+	Secrets  map[string]bool
+	Services []corev1.Service
+	Policies []networkingv1.NetworkPolicy
+
+	Peerings []v1alpha1.Peering
+	Reports  map[string]*v1alpha1.NodeNetwork
+	Ledger   *v1alpha1.ClusterNetwork
+	// Beats are the agents' heartbeats, by the names of their Leases.
+	Beats map[string]Beat
+	// Traffic is what tunnels carried between two looks, by the names of their gateways' Leases.
+	Traffic map[string]Traffic
+	// Conflicts are routes of nodes that lead to addresses of a peering, by the names of nodes.
+	Conflicts map[string][]string
+	// Drift are our objects that are not as peer makes them.
+	Drift []plan.ObjectPlan
+	// Leftovers are objects of ours that belong to no peering, Others what other projects have left or run.
+	Leftovers, Others []string
+	// Settings are those of plugins and clouds that are known to hurt.
+	Settings []Setting
+	// Plan is why no peering with the other cluster can be planned, empty where it can.
+	Plan string
+
+	// Kernels are what was read of nodes' kernels, and Unread why there is none of a node.
+	Kernels map[string]*probe.Kernel
+	Unread  map[string]string
+}
+
+// Beat is an agent's heartbeat.
+type Beat struct {
+	// Age is how long ago the Lease was renewed, nil where that is not known.
+	Age *time.Duration
+	// Version is that of the agent.
+	Version string
+	// ClockAhead is how much the agent's clock is ahead of its API server's.
+	ClockAhead time.Duration
+	// Starved is how late the agent is when its time has come, in percent of a second.
+	Starved int
+}
+
+// Traffic is what a tunnel carried between two looks, in bytes.
+type Traffic struct {
+	Sent, Received int64
+	// Endpoints are the peer's addresses as they were seen.
+	Endpoints []string
+}
+
+// Setting is one of a network plugin or a cloud.
+type Setting struct {
+	// What is set, Why it hurts, and what to do.
+	What, Why, Hint string
+}
+
+// Way is what UDP did from a node of one cluster to one of another, before they are peered.
+type Way struct {
+	From, To string // names of clusters
+	// Address is where it was sent to.
+	Address string
+	// Answered says that an answer came back. Unseen is why that is not known.
+	Answered bool
+	Unseen   string
+}
+
+// of is the cluster with that ID, nil if it was not asked.
+func (f *Facts) of(id string) *Cluster {
+	for _, c := range f.Clusters {
+		if c.ID == id && id != "" {
+			return c
+		}
+	}
+	return nil
+}

@@ -1,0 +1,233 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/pkg/probe"
+)
+
+// kubeletSilence is how long a kubelet may be silent: it renews its Lease every 10 s.
+const kubeletSilence = 30 * time.Second
+
+func nodesReady(x *look) {
+	for i := range x.Cluster.Nodes {
+		n := &x.Cluster.Nodes[i]
+		silence, known := x.NodeSilence[n.Name]
+		what, evidence := "", ""
+		switch {
+		case !nodes.Ready(n):
+			what, evidence = fmt.Sprintf("node %s is not ready", n.Name), conditionOf(n, corev1.NodeReady)
+		case known && silence > kubeletSilence:
+			what, evidence = fmt.Sprintf("node %s is not heard of any more", n.Name), fmt.Sprintf("its kubelet has not renewed its Lease for %s", silence.Round(time.Second))
+		default:
+			continue
+		}
+		x.failed(n.Name, what, evidence, x.Kubectl+" describe node "+n.Name).pairs = x.pairsAt(n.Name)
+	}
+}
+
+func conditionOf(n *corev1.Node, kind corev1.NodeConditionType) string {
+	for _, c := range n.Status.Conditions {
+		if c.Type == kind {
+			return c.Reason + ": " + c.Message
+		}
+	}
+	return "it has no condition " + string(kind)
+}
+
+func disks(x *look) {
+	for i := range x.Cluster.Nodes {
+		n := &x.Cluster.Nodes[i]
+		if slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeDiskPressure && c.Status == corev1.ConditionTrue
+		}) {
+			x.failed(n.Name, fmt.Sprintf("the disk of node %s is full", n.Name), conditionOf(n, corev1.NodeDiskPressure), x.Kubectl+" describe node "+n.Name).pairs = x.allPairs()
+		}
+	}
+}
+
+// forKernels calls do for each node whose kernel was read, and says which were not.
+func (x *look) forKernels(do func(node string, k *probe.Kernel)) {
+	for _, node := range slices.Sorted(maps.Keys(x.Kernels)) {
+		do(node, x.Kernels[node])
+	}
+	var unread []string
+	why := ""
+	for _, node := range slices.Sorted(maps.Keys(x.Unread)) {
+		unread, why = append(unread, node), x.Unread[node]
+	}
+	if len(unread) > 0 {
+		x.unseen("", fmt.Sprintf("the kernel of %s: %s", listed(unread), why))
+	}
+}
+
+func kernels(x *look) {
+	overlays := map[v1alpha1.OverlayKind]bool{}
+	for _, p := range x.Cluster.Peerings {
+		overlays[p.Spec.Overlay] = true
+	}
+	x.forKernels(func(node string, k *probe.Kernel) {
+		hint := "load the module, or another kernel, on " + node + "; then: kubectl liqonet doctor " + x.Cluster.Name
+		switch {
+		case k.Nftables != "":
+			x.failed(node, "nftables does not work on node "+node, k.Nftables, hint)
+		case !k.VXLAN && !k.Geneve, overlays["vxlan"] && !k.VXLAN, overlays["geneve"] && !k.Geneve:
+			x.failed(node, "the kernel of node "+node+" has not the overlay that is needed", fmt.Sprintf("%s: VXLAN %t, Geneve %t", k.Release, k.VXLAN, k.Geneve), hint)
+		case !k.WireGuard && !k.TUN:
+			x.failed(node, "node "+node+" has neither WireGuard nor /dev/net/tun", k.Release, hint)
+		}
+	})
+}
+
+func firewalls(x *look) {
+	x.forKernels(func(node string, k *probe.Kernel) {
+		if len(k.Blocked) > 0 {
+			x.failed(node, fmt.Sprintf("a firewall on node %s drops what gateways and peers send", node), strings.Join(k.Blocked, "; "),
+				"have it accept what comes and goes by lq*; on the node: nft list ruleset").pairs = x.pairsAt(node)
+		}
+	})
+}
+
+func connections(x *look) {
+	const nearlyFull = 95 // percent
+	x.forKernels(func(node string, k *probe.Kernel) {
+		if t := k.Tracked; t.Max > 0 && (t.Count*100 >= t.Max*nearlyFull || t.Refused > 0) {
+			x.failed(node, fmt.Sprintf("the table of connections of node %s is full", node), fmt.Sprintf("%d of %d, and %d found no room meanwhile", t.Count, t.Max, t.Refused),
+				"see who opens them; on the node: conntrack -S").pairs = x.pairsAt(node)
+		}
+	})
+}
+
+func foreignLinks(x *look) {
+	x.forKernels(func(node string, k *probe.Kernel) {
+		for _, l := range k.Links {
+			if strings.HasPrefix(l.Name, "lq") && !l.Ours {
+				x.failed(node, fmt.Sprintf("node %s has an interface %s that is not ours", node, l.Name), "it is a "+l.Kind+" without our mark", "on the node: ip link delete "+l.Name)
+			}
+		}
+	})
+}
+
+func portTaken(x *look) {
+	x.forKernels(func(node string, k *probe.Kernel) {
+		if k.PortTaken != "" {
+			x.failed(node, fmt.Sprintf("somebody else has UDP port %d on node %s", overlayPort, node), k.PortTaken, fmt.Sprintf("on the node: ss -ulpn sport = :%d; ip -d link", overlayPort))
+		}
+	})
+}
+
+func foreignRules(x *look) {
+	x.forKernels(func(node string, k *probe.Kernel) {
+		if len(k.ForeignRules) > 0 {
+			x.failed(node, fmt.Sprintf("somebody else uses our routing table or priority on node %s", node), strings.Join(k.ForeignRules, "; "), "on the node: ip rule; ip route show table 27761")
+		}
+	})
+}
+
+func routesFlap(x *look) {
+	const often = 3
+	x.forKernels(func(node string, k *probe.Kernel) {
+		if k.RouteChanges >= often {
+			x.failed(node, fmt.Sprintf("somebody deletes our routes on node %s again and again", node), fmt.Sprintf("%d changes while it was looked at: %s", k.RouteChanges, listed(k.Changed)),
+				"find the program; on the node: ip monitor route")
+		}
+	})
+}
+
+func proxyARP(x *look) {
+	x.forKernels(func(node string, k *probe.Kernel) {
+		for _, l := range k.Links {
+			if l.Uplink && l.ProxyARP {
+				x.failed(node, fmt.Sprintf("node %s answers ARP for others", node), "proxy_arp is on at "+l.Name, fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.proxy_arp=0", l.Name)).pairs = x.pairsAt(node)
+			}
+		}
+	})
+}
+
+// duplicates compares what nodes know of each other with what each one has.
+func duplicates(x *look) {
+	said := map[string]bool{}
+	say := func(node, addr, mac, evidence string) {
+		if !said[addr] {
+			said[addr] = true
+			x.failed(node, fmt.Sprintf("another machine has the address %s of node %s", addr, node), evidence, "find the machine with "+mac+": arping -D "+addr).pairs = x.pairsAt(node)
+		}
+	}
+	x.forKernels(func(node string, k *probe.Kernel) {
+		for _, addr := range slices.Sorted(maps.Keys(k.Duplicates)) {
+			say(node, addr, k.Duplicates[addr], k.Duplicates[addr]+" answers for it")
+		}
+	})
+	owns := map[string]string{} // addresses and the nodes that have them
+	macs := map[string][]string{}
+	for node, k := range x.Kernels {
+		for _, l := range k.Links {
+			macs[node] = append(macs[node], l.MAC)
+		}
+	}
+	for i := range x.Cluster.Nodes {
+		for _, a := range nodes.Addresses(&x.Cluster.Nodes[i], corev1.NodeInternalIP) {
+			owns[a.String()] = x.Cluster.Nodes[i].Name
+		}
+	}
+	for _, seer := range slices.Sorted(maps.Keys(x.Kernels)) {
+		for _, addr := range slices.Sorted(maps.Keys(x.Kernels[seer].Neighbors)) {
+			mac, node := x.Kernels[seer].Neighbors[addr], owns[addr]
+			if node != "" && len(macs[node]) > 0 && !slices.Contains(macs[node], mac) {
+				say(node, addr, mac, fmt.Sprintf("node %s sends to %s, which is none of its", seer, mac))
+			}
+		}
+	}
+}
+
+// uplinkMTU compares nodes of one subnet.
+func uplinkMTU(x *look) {
+	type uplink struct {
+		node, link string
+		mtu        int
+	}
+	subnets := map[netip.Prefix][]uplink{}
+	x.forKernels(func(node string, k *probe.Kernel) {
+		for _, l := range k.Links {
+			if !l.Uplink {
+				continue
+			}
+			for _, a := range l.Addresses {
+				if a.Addr().Is4() && a.Bits() < a.Addr().BitLen() {
+					subnets[a.Masked()] = append(subnets[a.Masked()], uplink{node, l.Name, l.MTU})
+				}
+			}
+		}
+	})
+	for subnet, links := range subnets {
+		count := map[int]int{}
+		for _, l := range links {
+			count[l.mtu]++
+		}
+		if len(count) < 2 {
+			continue
+		}
+		// Most nodes are right, or else those with the larger one.
+		usual := slices.MaxFunc(slices.Collect(maps.Keys(count)), func(a, b int) int {
+			if count[a] != count[b] {
+				return count[a] - count[b]
+			}
+			return a - b
+		})
+		for _, l := range links {
+			if l.mtu != usual {
+				x.failed(l.node, fmt.Sprintf("the uplink of node %s has an MTU of %d, others have %d", l.node, l.mtu, usual), fmt.Sprintf("%s, in %s", l.link, subnet),
+					fmt.Sprintf("on the node: ip link set %s mtu %d", l.link, usual)).pairs = x.allPairs()
+			}
+		}
+	}
+}

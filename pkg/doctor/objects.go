@@ -1,0 +1,252 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+const (
+	// skewed is from when on clocks differ, and far when it does harm.
+	skewed, far = 30 * time.Second, 5 * time.Minute
+)
+
+func apiAnswers(x *look) {
+	if x.Unreachable != "" {
+		x.failed("", "the API server does not answer", x.Unreachable, x.Hint)
+	}
+}
+
+func apiAccepts(x *look) {
+	if x.Refused != "" {
+		x.failed("", "the API server does not accept the credentials", x.Refused, x.Hint)
+	}
+}
+
+func definitions(x *look) {
+	if !x.Installed {
+		return
+	}
+	for _, name := range slices.Sorted(maps.Keys(x.Definitions)) {
+		if why := x.Definitions[name]; why != "" {
+			x.failed("", fmt.Sprintf("the definition %s %s", name, why), "nothing of this kind can be read or written", x.again())
+		}
+	}
+}
+
+func userPermissions(x *look) {
+	if len(x.MayNot) > 0 {
+		x.say(Finding{
+			Result: NotSeen, What: "you may not " + listed(x.MayNot), Evidence: strings.Join(x.MayNot, ", "),
+			Hint: "peer and unpeer need another user: " + x.Kubectl + " auth can-i --list",
+		})
+	}
+}
+
+// isAccess says that an object is a permission of agents.
+func isAccess(o plan.ObjectPlan) bool {
+	return slices.Contains([]string{"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ServiceAccount"}, o.Kind)
+}
+
+// object names one of a plan.
+func object(o plan.ObjectPlan) string { return o.Kind + " " + o.Name }
+
+// state says what is amiss with it.
+func state(o plan.ObjectPlan) string {
+	if o.Action == plan.Create {
+		return "is gone"
+	}
+	return "was changed"
+}
+
+func agentPermissions(x *look) {
+	for _, o := range x.Drift {
+		if isAccess(o) {
+			f := x.failed("", fmt.Sprintf("the agents lack permissions: %s %s", object(o), state(o)), cmp.Or(o.Reason, "it is not as peer makes it"), "kubectl liqonet doctor "+x.Cluster.Name+" --fix")
+			f.pairs = x.allPairs()
+		}
+	}
+}
+
+func drift(x *look) {
+	for _, o := range x.Drift {
+		switch {
+		case isAccess(o), o.Kind == "Secret", o.Kind == "CustomResourceDefinition":
+		case o.Action == plan.Create:
+			x.failed("", object(o)+" is gone", o.Reason, "kubectl liqonet doctor "+x.Cluster.Name+" --fix")
+		default:
+			x.warned("", object(o)+" was changed", o.Reason, "kubectl liqonet doctor "+x.Cluster.Name+" --fix")
+		}
+	}
+}
+
+// tokens finds pods that were started with an account which has been replaced since: the API server does not accept their tokens.
+func tokens(x *look) {
+	made := map[string]time.Time{}
+	for _, a := range x.Cluster.Accounts {
+		made[a.Name] = a.CreationTimestamp.Time
+	}
+	late := map[string][]string{}
+	for _, p := range x.Cluster.Pods {
+		at, has := made[p.Spec.ServiceAccountName]
+		if has && isAgent(&p) && p.CreationTimestamp.Time.Before(at) {
+			late[p.Spec.ServiceAccountName] = append(late[p.Spec.ServiceAccountName], p.Name)
+		}
+	}
+	for _, account := range slices.Sorted(maps.Keys(late)) {
+		f := x.failed("", "tokens of agents are not accepted: ServiceAccount "+account+" was made anew",
+			fmt.Sprintf("it was made at %s, after the pods %s", made[account].UTC().Format(time.RFC3339), listed(late[account])),
+			x.kubectl("delete pods %s", strings.Join(late[account], " ")))
+		f.pairs = x.allPairs()
+	}
+}
+
+// isAgent says that a pod is one of ours that stays.
+func isAgent(p *corev1.Pod) bool {
+	return slices.Contains([]string{"node", "gateway"}, p.Labels["app.kubernetes.io/component"])
+}
+
+func secrets(x *look) {
+	missing := func(name, what string) *Finding {
+		if x.Cluster.Secrets[name] {
+			return nil
+		}
+		return x.failed("", fmt.Sprintf("the Secret %s is gone, with %s", name, what), "pods that have it go on; one that starts cannot mount it", x.again())
+	}
+	if x.DaemonSet != nil {
+		for _, g := range manifests.OverlayKeys(&x.DaemonSet.Spec.Template.Spec) {
+			missing(manifests.OverlaySecretName(g), "the overlay's key")
+		}
+	}
+	for i := range x.Cluster.Peerings {
+		p := &x.Cluster.Peerings[i]
+		for _, plane := range p.Spec.Planes {
+			g := manifests.Gateway{Peering: p.Name, Plane: plane.Index, KeyGeneration: plane.KeyGeneration, PresharedKey: plane.PresharedKey.Generation}
+			wanted := map[string]string{g.SecretName(): "the key of a gateway"}
+			if plane.PresharedKey.Generation > 0 {
+				wanted[g.PresharedSecretName()] = "a pre-shared key"
+			}
+			for _, name := range slices.Sorted(maps.Keys(wanted)) {
+				if f := missing(name, wanted[name]); f != nil {
+					x.of(p, plane.Index, f)
+					f.Hint = "kubectl liqonet peer " + x.pairOf(p.Spec.Remote.Name)
+				}
+			}
+		}
+	}
+}
+
+func serverClock(x *look) {
+	if off := x.ClockAhead.Abs(); off > skewed && x.Unreachable == "" {
+		x.warned("", fmt.Sprintf("the API server's clock is %s this machine's", ahead(x.ClockAhead, "ahead of", "behind")),
+			"compared by the date of its answers", "set the clock that is wrong: timedatectl")
+	}
+}
+
+func agentClocks(x *look) {
+	for _, name := range slices.Sorted(maps.Keys(x.Beats)) {
+		b := x.Beats[name]
+		if b.ClockAhead.Abs() <= skewed {
+			continue
+		}
+		f := Finding{
+			Node: x.nodeOf(name), What: fmt.Sprintf("the clock of %s is %s its API server's", x.agent(name), ahead(b.ClockAhead, "ahead of", "behind")),
+			Evidence: "Lease " + name + " has both times", Hint: "set the node's clock: timedatectl", Result: Warning,
+		}
+		if b.ClockAhead.Abs() > far {
+			f.Result = Failed
+		}
+		x.say(f)
+	}
+}
+
+// ahead is a difference of clocks in words.
+func ahead(d time.Duration, before, behind string) string {
+	if d < 0 {
+		return d.Abs().Round(time.Second).String() + " " + behind
+	}
+	return d.Round(time.Second).String() + " " + before
+}
+
+func versions(x *look) {
+	agents := map[string][]string{}
+	for name, b := range x.Beats {
+		if b.Version != "" && b.Age != nil && *b.Age < time.Hour {
+			agents[b.Version] = append(agents[b.Version], x.agent(name))
+		}
+	}
+	for _, v := range slices.Sorted(maps.Keys(agents)) {
+		if v == x.Version {
+			continue
+		}
+		x.warned("", fmt.Sprintf("agents are of version %s, and this command is of %s", v, x.Version), listed(agents[v]), "kubectl liqonet upgrade "+x.Cluster.Name)
+	}
+}
+
+func leftovers(x *look) {
+	if len(x.Cluster.Leftovers) > 0 {
+		x.warned("", "things of ours are left over: "+listed(x.Cluster.Leftovers), strings.Join(x.Cluster.Leftovers, ", "), "kubectl liqonet doctor "+x.Cluster.Name+" --fix")
+	}
+}
+
+func others(x *look) {
+	for _, o := range x.Others {
+		x.warned("", o+" is there", "it connects clusters, too, and may route or masquerade the same ranges", x.Kubectl+" get crds,namespaces")
+	}
+}
+
+func settings(x *look) {
+	for _, s := range x.Cluster.Settings {
+		x.warned("", s.What, s.Why, s.Hint)
+	}
+}
+
+func plans(x *look) {
+	if x.Plan != "" {
+		x.failed("", "a peering cannot be planned: "+x.Plan, "as peer --dry-run says", x.again()+" --dry-run")
+	}
+}
+
+func ways(x *look) {
+	for _, w := range x.Ways {
+		switch {
+		case w.From != x.Cluster.Name || w.Answered:
+		case w.Unseen != "":
+			x.unseen("", w.Unseen)
+		default:
+			x.failed("", fmt.Sprintf("UDP from its nodes does not get to %s", w.To), "no answer from "+w.Address, "let UDP pass to "+w.Address+"; then: kubectl liqonet doctor "+x.pairOf(w.To))
+		}
+	}
+}
+
+func ranges(x *look) {
+	for _, node := range slices.Sorted(maps.Keys(x.Conflicts)) {
+		for _, c := range x.Conflicts[node] {
+			f := x.failed(node, c, "reported by the node's agent", x.again())
+			f.pairs = x.allPairs()
+		}
+	}
+}
+
+func podsOutside(x *look) {
+	var reports []v1alpha1.NodeNetwork
+	for _, r := range x.Reports {
+		reports = append(reports, *r)
+	}
+	for i := range x.Cluster.Peerings {
+		p := &x.Cluster.Peerings[i]
+		if outside := p.PodOutside(reports); outside != "" {
+			f := x.failed("", strings.ReplaceAll(outside, "THIS-CLUSTER", x.Cluster.Name), "reported by the nodes' agents", "kubectl liqonet peer "+x.pairOf(p.Spec.Remote.Name))
+			f.Peering, f.pairs = p.Name, []string{x.pair(p)}
+		}
+	}
+}

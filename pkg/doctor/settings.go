@@ -1,0 +1,35 @@
+package doctor
+
+// Plugins is what was read of how network plugins are set.
+type Plugins struct {
+	// Cilium is what its ConfigMap has, nil where there is none.
+	Cilium map[string]string
+	// CalicoBPF says that Calico's FelixConfiguration turns its eBPF data plane on.
+	CalicoBPF bool
+	// DataplaneV2 says that GKE's agent of that name runs.
+	DataplaneV2 bool
+}
+
+// SettingsOf returns those that hurt. All of them let packets pass by the kernel's netfilter, so that our rules do not see them:
+// https://docs.cilium.io/en/stable/operations/performance/tuning/#ebpf-host-routing, https://docs.tigera.io/calico/latest/operations/ebpf/.
+func SettingsOf(p Plugins) (out []Setting) {
+	const why = "packets of pods pass by netfilter, and our rules do not see them: the plugin itself has to masquerade the gateways' packets"
+	if p.Cilium["enable-bpf-masquerade"] == "true" && p.Cilium["enable-host-legacy-routing"] != "true" {
+		out = append(out, Setting{
+			What: "Cilium routes pods' packets by eBPF", Why: "enable-host-legacy-routing is not true in ConfigMap kube-system/cilium-config: " + why,
+			Hint: "set it, and restart Cilium: kubectl -n kube-system edit configmap cilium-config",
+		})
+	}
+	if p.CalicoBPF {
+		out = append(out, Setting{
+			What: "Calico's data plane is eBPF", Why: "bpfEnabled is true in FelixConfiguration default: " + why,
+			Hint: "try packets before you rely on it: kubectl get felixconfigurations default -o yaml",
+		})
+	}
+	if p.DataplaneV2 {
+		out = append(out, Setting{
+			What: "GKE Dataplane V2 carries pods' packets", Why: "DaemonSet kube-system/anetd: " + why, Hint: "try packets before you rely on it: kubectl -n kube-system get daemonset anetd",
+		})
+	}
+	return out
+}

@@ -1,0 +1,93 @@
+package peering
+
+import (
+	"context"
+	"slices"
+
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/doctor"
+)
+
+// fixedByPeer are the checks whose findings peering again mends.
+var fixedByPeer = []string{
+	"liqonet-definition-01", "liqonet-permission-02", "liqonet-secret-01", "liqonet-agent-01", "liqonet-key-01",
+	"liqonet-range-01", "liqonet-range-02", "liqonet-drift-01",
+}
+
+// Fix removes leftovers of ours, and peers those pairs of clusters again whose objects are not as they should be. It
+// returns what it has changed.
+func Fix(ctx context.Context, clusters []*Cluster, facts *doctor.Facts, report *doctor.Report, r Reporter) (fixed []string, err error) {
+	for i, c := range clusters {
+		f := facts.Clusters[i]
+		if len(f.Leftovers) == 0 {
+			continue
+		}
+		err := r.Step(ctx, "Removing what is left in "+c.Name, func(ctx context.Context) error { return c.removeLeftovers(ctx, f) })
+		if err != nil {
+			return fixed, err
+		}
+		for _, what := range f.Leftovers {
+			fixed = append(fixed, c.Name+": removed "+what)
+		}
+	}
+	var pairs []Pair
+	for i, a := range clusters {
+		for k := i + 1; k < len(clusters); k++ {
+			b := clusters[k]
+			if peered(facts.Clusters[i], b.ID) && peered(facts.Clusters[k], a.ID) && (broken(report, a.Name) || broken(report, b.Name)) {
+				pairs = append(pairs, Pair{a, b})
+			}
+		}
+	}
+	for _, out := range PeerAll(ctx, pairs, Options{}, func(Pair) Reporter { return r }) {
+		if out.Err != nil {
+			return fixed, out.Err
+		}
+		fixed = append(fixed, out.Result.Changed...)
+	}
+	return fixed, nil
+}
+
+// peered says that the ledger knows the peer.
+func peered(c *doctor.Cluster, peerID string) bool {
+	return c.Ledger != nil && slices.ContainsFunc(c.Ledger.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID })
+}
+
+// broken says that something was found in the cluster that peering again mends.
+func broken(r *doctor.Report, cluster string) bool {
+	return slices.ContainsFunc(r.Checks, func(c doctor.Check) bool {
+		return slices.Contains(fixedByPeer, c.Name) && slices.ContainsFunc(c.Findings, func(f doctor.Finding) bool { return f.Cluster == cluster && f.Result.Bad() })
+	})
+}
+
+// removeLeftovers removes what belongs to no peering: all of ours, if there is none.
+func (c *Cluster) removeLeftovers(ctx context.Context, f *doctor.Cluster) error {
+	if f.Ledger == nil || len(f.Ledger.Spec.Peers) == 0 {
+		_, err := c.remove(ctx, "", "")
+		return err
+	}
+	known := map[string]bool{}
+	for _, p := range f.Ledger.Spec.Peers {
+		known[p.Name] = true
+	}
+	lost := map[string]bool{}
+	for _, list := range workloads() {
+		objs, err := c.ours(ctx, list, nil)
+		if err != nil {
+			return err
+		}
+		for _, o := range objs {
+			if name := o.GetLabels()[v1alpha1.LabelPeering]; name != "" && !known[name] {
+				lost[name] = true
+			}
+		}
+	}
+	for name := range lost {
+		if err := c.deleteAll(ctx, client.MatchingLabels{v1alpha1.LabelPeering: name}); err != nil {
+			return err
+		}
+	}
+	return nil
+}

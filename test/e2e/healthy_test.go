@@ -1,0 +1,41 @@
+package e2e
+
+import (
+	"fmt"
+	"testing"
+)
+
+// healthyRuns is how often clusters with nothing amiss are looked at.
+const healthyRuns = 50
+
+// Six clusters with different pod networks are peered, one with each of the others. Whoever looks at them, nothing is called broken.
+func TestHealthyNetworks(t *testing.T) {
+	added := useNetworks(t)
+	begin(t)
+	ctx := t.Context()
+	hub := fx.alpha
+	for _, c := range added {
+		mustLiqonet(t, ctx, "peer", hub.Name, c.Name, "--service-type=NodePort")
+	}
+	slowest, all := 0.0, 0.0
+	for i := range healthyRuns {
+		c := added[i%len(added)]
+		if r := liqonet(t, ctx, "", "status", hub.Name, c.Name); r.code != 0 {
+			t.Errorf("run %d: status: exit code %d\n%s%s", i, r.code, r.stdout, r.stderr)
+		}
+		d := diagnose(t, ctx, hub, c)
+		if d.code != 0 {
+			t.Errorf("run %d: doctor: exit code %d\n%s", i, d.code, d.stdout)
+		}
+		all += d.took.Seconds()
+		slowest = max(slowest, d.took.Seconds())
+		if i < len(added) {
+			t.Logf("%s: %s", c.Name, d.First)
+		}
+	}
+	fmt.Printf("BenchmarkHealthy %d %.1f mean-s %.1f slowest-s\n", healthyRuns, all/healthyRuns, slowest)
+	for _, c := range added {
+		mustLiqonet(t, ctx, "unpeer", hub.Name, c.Name)
+	}
+	checkNothingLeft(t, ctx)
+}

@@ -1,0 +1,548 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+)
+
+// namedTimeout is how long a fault may last until it is named: Kubernetes takes most of a minute to give a node up, and an agent
+// tells every half minute how it fares.
+const namedTimeout = 150 * time.Second
+
+// malady is a fault that is made, and what names it.
+type malady struct {
+	// name is the issue's, check is the one that finds it.
+	name, check string
+	// says is in the first line that names it, and in that of no other one.
+	says string
+	// planes the peering has, 1 if it is 0.
+	planes int
+	// cheap ones guard every change, one of them at a time.
+	cheap bool
+	// begin makes it, and returns what takes it away.
+	begin func(t *testing.T, ctx context.Context, x *patients) (cure func())
+}
+
+// patients are two clusters that are peered: those of a call those of b.
+type patients struct {
+	a, b *cluster
+	// bystander is a node of a without a gateway, carrier the one with it.
+	bystander, carrier node
+	peered             int
+}
+
+// unnamed are faults of the issue that no first line names, and why not.
+var unnamed = map[string]string{
+	"short NAT timeout": "gateways ask each other every 0.2 to 1.5 s, and every answer goes through the mapping that the question has just made: nothing is lost, so there is nothing to name",
+}
+
+func maladies() []malady {
+	return []malady{
+		{name: "stopped agent", cheap: true, check: "liqonet-agent-02", says: `the agent of node \S+ does nothing`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			return x.stop(t, ctx, x.a.agentAt(t, "node", x.bystander))
+		}},
+		{name: "crashed gateway", check: "liqonet-pod-02", says: `the gateway to \S+ crashes again and again`, begin: crashGateway},
+		{name: "cut node", check: "liqonet-node-01", says: `node \S+ is not (ready|heard of any more)`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			return x.bystander.dropPackets(t, ctx, "in drop", "out drop")
+		}},
+		{name: "one-way link", check: "liqonet-udp-02", says: `UDP passes one way only`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			return x.between(t, ctx, "in ip saddr %s meta l4proto udp drop")
+		}},
+		{name: "wrong key", cheap: true, check: "liqonet-key-01", says: `it knows a wrong key of \S+ gateway`, begin: wrongKey},
+		{name: "blocked UDP", check: "liqonet-udp-01", says: `UDP does not get to \S+ gateway at`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			return x.between(t, ctx, "in ip saddr %s meta l4proto udp drop", "out ip daddr %s meta l4proto udp drop")
+		}},
+		{name: "blocked overlay port", check: "liqonet-overlay-01", says: `UDP 6094 does not pass between node`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			return x.bystander.dropPackets(t, ctx, "in udp dport 6094 drop", "out udp dport 6094 drop")
+		}},
+		{name: "black hole above 1,300 bytes", check: "liqonet-mtu-02", says: `large packets to \S+ get lost`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			return x.between(t, ctx, "in ip saddr %s udp length > 1300 drop", "out ip daddr %s udp length > 1300 drop")
+		}},
+		{name: "FORWARD drop by a table with an owner", check: "liqonet-firewall-01", says: `a firewall on node \S+ drops what gateways and peers send`, begin: ownedTable},
+		{name: "a route deleted again and again", cheap: true, check: "liqonet-route-01", says: `somebody deletes our routes on node`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			return background(t, x.bystander.Node, "sh", "-c", "while :; do ip route flush table 27761 2>/dev/null; sleep 0.3; done")
+		}},
+		{name: "connection table full by load", check: "liqonet-conntrack-01", says: `the table of connections of node \S+ is full`, begin: fillConnections},
+		{name: "a clock off by an hour", check: "liqonet-clock-02", says: `the clock of .+ is (1h|59m)\S+ ahead of`, begin: shiftClock},
+		{name: "version skew", check: "liqonet-version-01", says: `agents are of version v0.1.0`, begin: skewVersions},
+		{name: "missing permission", cheap: true, check: "liqonet-permission-02", says: `the agents lack permissions: ClusterRoleBinding liqonet-node is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			damage(t, ctx, x.a, [][]string{{"delete", "clusterrolebinding", "liqonet-node"}})
+			return x.fix(t, ctx)
+		}},
+		{name: "deny-all NetworkPolicy", cheap: true, check: "liqonet-policy-01", says: `NetworkPolicy deny does not let UDP`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			apply(t, ctx, x.a, denyAll)
+			return func() {
+				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "liqonet-system", "delete", "networkpolicy", "deny"}})
+			}
+		}},
+		{name: "API server gone", check: "liqonet-api-01", says: `the API server does not answer`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			return signalled(t, processOf(t, x.b.Name+"-cp", "kube-apiserver"))
+		}},
+		{name: "name of the endpoint gone", check: "liqonet-endpoint-01", says: `the endpoint's name \S+ leads nowhere`, begin: loseName},
+		{name: "wrong MTU", cheap: true, check: "liqonet-mtu-01", says: `the uplink of node \S+ has an MTU of 1300`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			return x.setMTU(t, ctx, x.bystander, 1300)
+		}},
+		{name: "range in use since", check: "liqonet-range-01", says: `has a route to \S+, but \S+ is`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			v := viewOf(t, anyStatus(t, ctx, x.a, x.b), x.b, x.a)
+			part := netip.PrefixFrom(v.LocalPods[0].Mapped.Addr(), 28)
+			return x.bystander.during(t, ctx, "ip route add blackhole "+part.String(), "ip route del blackhole "+part.String())
+		}},
+		{name: "foreign link of our name", check: "liqonet-link-01", says: `node \S+ has an interface \S+ that is not ours`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			// In one go, or the agent is quicker.
+			return x.bystander.during(t, ctx, `printf 'link del lq0-0\nlink add lq0-0 type bridge\n' | ip -batch -`, "ip link del lq0-0")
+		}},
+		{name: "tokens no longer accepted", check: "liqonet-token-01", says: `tokens of agents are not accepted`, begin: renewAccount},
+		{name: "image gone", check: "liqonet-pod-01", says: `node \S+ cannot get the agents' image`, begin: loseImage},
+		{name: "disk of a node full", check: "liqonet-disk-01", says: `the disk of node \S+ is full`, begin: fillDisk},
+		{name: "agent starved", check: "liqonet-starved-01", says: `the agent of node \S+ gets too little processor time`, begin: starve},
+		{name: "proxy ARP", cheap: true, check: "liqonet-arp-01", says: `node \S+ answers ARP for others`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			const set = "sysctl -qw net.ipv4.conf.eth0.proxy_arp="
+			return x.bystander.during(t, ctx, set+"1", set+"0")
+		}},
+		{name: "duplicate node address", check: "liqonet-duplicate-01", says: `another machine has the address \S+ of node`, begin: duplicateAddress},
+		{name: "deleted definition", check: "liqonet-definition-01", says: `the definition nodenetworks.liqonet.io is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			damage(t, ctx, x.a, [][]string{{"delete", "crd", "nodenetworks.liqonet.io"}})
+			return x.peerAgain(t, ctx)
+		}},
+		{name: "deleted Secret", check: "liqonet-secret-01", says: `the Secret \S+ is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			damage(t, ctx, x.a, [][]string{
+				{"-n", "liqonet-system", "delete", "secret", "gateway-" + x.b.Name + "-0-1"},
+				{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--wait=false"},
+			})
+			return x.peerAgain(t, ctx)
+		}},
+		{name: "all planes dead", check: "liqonet-agent-04", says: `all 2 gateways to \S+ are dead`, planes: 2, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			return x.stop(t, ctx, x.a.agents(t, "gateway")...)
+		}},
+
+		// Not among the thirty of the issue. Each check has a fault.
+		{name: "one gateway stopped", check: "liqonet-agent-03", says: `the gateway to \S+ does nothing`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			return x.stop(t, ctx, x.a.gatewayAgent(t))
+		}},
+		{name: "no node for the gateway", check: "liqonet-pod-03", says: `no node takes the gateway to`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			for _, n := range x.a.nodes {
+				damage(t, ctx, x.a, [][]string{{"cordon", n.Node.Name}})
+			}
+			damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--wait=false"}})
+			return func() { x.a.cordon(t, context.WithoutCancel(ctx), nil) }
+		}},
+		{name: "too little memory", check: "liqonet-pod-04", says: `has too little memory on node`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "set", "resources", "deployment/gateway-" + x.b.Name + "-0", "--requests=memory=10Mi", "--limits=memory=14Mi"}})
+			return x.peerAgain(t, ctx)
+		}},
+		{name: "DaemonSet deleted", check: "liqonet-agent-01", says: `the DaemonSet of the node agents is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			// Pods stay, so that nothing is cleaned.
+			damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "daemonset", "liqonet-node", "--cascade=orphan"}})
+			return x.fix(t, ctx)
+		}},
+		{name: "port taken", check: "liqonet-port-01", says: `somebody else has UDP port 6094`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			return x.bystander.during(t, ctx, "ip link add e2e-vx type vxlan id 77 dstport 6094 dev eth0 remote 192.0.2.1", "ip link del e2e-vx")
+		}},
+		{name: "table used by others", cheap: true, check: "liqonet-rule-01", says: `somebody else uses our routing table or priority`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			return x.bystander.during(t, ctx, "ip route add blackhole 198.51.100.0/24 table 27761", "ip route del blackhole 198.51.100.0/24 table 27761")
+		}},
+		{name: "object deleted", check: "liqonet-drift-01", says: `DaemonSet liqonet-node was changed`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "patch", "daemonset", "liqonet-node", "--type=json", "-p", `[{"op":"replace","path":"/spec/updateStrategy","value":{"type":"OnDelete"}}]`}})
+			return x.fix(t, ctx)
+		}},
+		{name: "leftover", cheap: true, check: "liqonet-leftover-01", says: `things of ours are left over: Service liqonet-system/gateway-gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			apply(t, ctx, x.a, leftService)
+			return x.fix(t, ctx)
+		}},
+		{name: "Submariner", check: "liqonet-leftover-02", says: `Submariner is there`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			apply(t, ctx, x.a, submariner)
+			return func() {
+				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"delete", "crd", "gateways.submariner.io"}})
+			}
+		}},
+		{name: "setting of Cilium", check: "liqonet-setting-01", says: `Cilium routes pods' packets by eBPF`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			damage(t, ctx, x.a, [][]string{{"-n", "kube-system", "create", "configmap", "cilium-config", "--from-literal=enable-bpf-masquerade=true"}})
+			return func() {
+				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "kube-system", "delete", "configmap", "cilium-config"}})
+			}
+		}},
+	}
+}
+
+const denyAll = `
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata: {name: deny, namespace: liqonet-system}
+spec:
+  podSelector: {}
+  policyTypes: [Ingress, Egress]
+`
+
+const leftService = `
+apiVersion: v1
+kind: Service
+metadata: {name: gateway-gone, namespace: liqonet-system, labels: {app.kubernetes.io/managed-by: liqonet, liqonet.io/peering: gone}}
+spec: {ports: [{port: 51840, protocol: UDP}]}
+`
+
+const submariner = `
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: gateways.submariner.io}
+spec:
+  group: submariner.io
+  names: {kind: Gateway, plural: gateways}
+  scope: Namespaced
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]
+`
+
+// diagnosis is what doctor says of both clusters.
+type diagnosis struct {
+	// First is the first line.
+	First  string
+	code   int
+	stdout string
+	took   time.Duration
+}
+
+func diagnose(t testing.TB, ctx context.Context, clusters ...*cluster) diagnosis {
+	t.Helper()
+	args := []string{"doctor"}
+	for _, c := range clusters {
+		args = append(args, c.Name)
+	}
+	r := liqonet(t, ctx, "", args...)
+	first, _, _ := strings.Cut(r.stdout, "\n")
+	return diagnosis{First: first, code: r.code, stdout: r.stdout + r.stderr, took: r.took}
+}
+
+// Each fault of the issue is made, and named by the first line of doctor. What names one names no other one.
+func TestMaladies(t *testing.T) {
+	begin(t)
+	ctx := t.Context()
+	x := &patients{a: fx.gamma, b: fx.delta}
+	all := maladies()
+	if !whole() {
+		cheap := slices.DeleteFunc(all, func(m malady) bool { return !m.cheap })
+		chosen := random(t).IntN(len(cheap))
+		all = cheap[chosen : chosen+1]
+	}
+	firsts := map[string]string{}
+	for _, m := range all {
+		t.Run(m.name, func(t *testing.T) {
+			x.peer(t, ctx, max(m.planes, 1))
+			eventually(t, ctx, time.Minute, "nothing is found before the fault", func() string {
+				if d := diagnose(t, ctx, x.a, x.b); d.code != 0 {
+					return d.stdout
+				}
+				return ""
+			})
+			if t.Failed() {
+				t.FailNow()
+			}
+			begun := time.Now()
+			cure := sync.OnceFunc(m.begin(t, ctx, x))
+			defer cure()
+			says, before := regexp.MustCompile(m.says), ""
+			for {
+				d := diagnose(t, ctx, x.a, x.b)
+				firsts[m.name] = d.First
+				if says.MatchString(d.First) {
+					fmt.Printf("MALADY %s | %.0f s | %s\n", m.name, time.Since(begun).Seconds(), d.First)
+					output, _, _ := strings.Cut(d.stdout, "\n\n")
+					record(t, m.check, saying{m.name, int(time.Since(begun).Seconds()), output})
+					break
+				}
+				if d.First != before {
+					t.Logf("after %.0f s: %s", time.Since(begun).Seconds(), d.First)
+					before = d.First
+				}
+				if time.Since(begun) > namedTimeout {
+					t.Errorf("%s was not named:\n%s", m.name, d.stdout)
+					break
+				}
+			}
+			cure()
+			x.recovered(t, ctx)
+		})
+	}
+	confusion(t, all, firsts)
+	mustLiqonet(t, ctx, "unpeer", x.a.Name, x.b.Name)
+	checkNothingLeft(t, ctx)
+}
+
+// saying is what doctor has said of a fault, as scripts/reference reads it.
+type saying struct {
+	Fault   string `json:"fault"`
+	Seconds int    `json:"seconds"`
+	Output  string `json:"output"`
+}
+
+var recordTo = flag.String("record", "", "file in which TestMaladies notes what doctor has said of each fault")
+
+// record adds to the file what was said.
+func record(t *testing.T, check string, s saying) {
+	t.Helper()
+	if *recordTo == "" {
+		return
+	}
+	all := map[string]saying{}
+	if raw, err := os.ReadFile(*recordTo); err == nil {
+		if err := json.Unmarshal(raw, &all); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all[check] = s
+	raw, err := json.MarshalIndent(all, "", "  ")
+	if err == nil {
+		err = os.WriteFile(*recordTo, append(raw, '\n'), 0o644)
+	}
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// confusion prints which fault's words are in the first line of which fault.
+func confusion(t *testing.T, all []malady, firsts map[string]string) {
+	t.Helper()
+	named := 0
+	for i, m := range all {
+		first, made := firsts[m.name]
+		if !made {
+			continue
+		}
+		var row strings.Builder
+		for k, other := range all {
+			is := regexp.MustCompile(other.says).MatchString(first)
+			switch {
+			case is && i == k:
+				named++
+				row.WriteString("X")
+			case is:
+				row.WriteString("!")
+				t.Errorf("the words of %q name %q, too: %s", other.name, m.name, first)
+			default:
+				row.WriteString(".")
+			}
+		}
+		fmt.Printf("%-40s %s\n", m.name, row.String())
+	}
+	fmt.Printf("%d of %d faults are named\n", named, len(firsts))
+	for name, why := range unnamed {
+		fmt.Printf("not made: %s: %s\n", name, why)
+	}
+}
+
+// peer peers both clusters with so many planes, unless they are.
+func (x *patients) peer(t *testing.T, ctx context.Context, planes int) {
+	t.Helper()
+	if x.peered != planes {
+		mustLiqonet(t, ctx, "peer", x.a.Name, x.b.Name, "--server", x.b.Name, "--planes", fmt.Sprint(planes))
+		x.peered = planes
+	}
+	x.recovered(t, ctx)
+	at := map[string]bool{}
+	for _, p := range x.a.agents(t, "gateway") {
+		at[p.node] = true
+	}
+	for _, n := range x.a.nodes {
+		if at[n.Node.Name] {
+			x.carrier = n
+		} else {
+			x.bystander = n
+		}
+	}
+}
+
+// recovered waits until all is well again.
+func (x *patients) recovered(t *testing.T, ctx context.Context) {
+	t.Helper()
+	eventually(t, ctx, 2*time.Minute, "all is well", func() string {
+		r := liqonet(t, ctx, "", "status", x.a.Name, x.b.Name)
+		if r.code != 0 {
+			return r.stdout + r.stderr
+		}
+		return ""
+	})
+	if t.Failed() {
+		x.peered = 0
+	}
+}
+
+// fix has doctor mend what is ours.
+func (x *patients) fix(t *testing.T, ctx context.Context) func() {
+	return func() {
+		if r := mustLiqonet(t, context.WithoutCancel(ctx), "doctor", x.a.Name, x.b.Name, "--fix"); !strings.Contains(r.stdout, "Fixed: "+x.a.Name+": ") {
+			t.Errorf("doctor --fix says\n%s", r.stdout)
+		}
+	}
+}
+
+func (x *patients) peerAgain(t *testing.T, ctx context.Context) func() {
+	return func() { mustLiqonet(t, context.WithoutCancel(ctx), "peer", x.a.Name, x.b.Name) }
+}
+
+// agentAt is the agent of a kind on a node.
+func (c *cluster) agentAt(t *testing.T, kind string, at node) agentProcess {
+	t.Helper()
+	for _, p := range c.agents(t, kind) {
+		if p.node == at.Node.Name {
+			return p
+		}
+	}
+	t.Fatalf("%s has no agent %s", at.Node.Name, kind)
+	return agentProcess{}
+}
+
+func (x *patients) stop(t *testing.T, ctx context.Context, agents ...agentProcess) func() {
+	t.Helper()
+	for _, p := range agents {
+		p.holdUp(t, ctx)
+	}
+	return func() {
+		for _, p := range agents {
+			_ = syscall.Kill(p.pid, syscall.SIGCONT) // the kubelet may have ended it
+		}
+	}
+}
+
+// signalled stops a process.
+func signalled(t *testing.T, pid int) func() {
+	t.Helper()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// between applies rules on all nodes of a, of which %s are the addresses of b's nodes.
+func (x *patients) between(t *testing.T, ctx context.Context, rules ...string) func() {
+	t.Helper()
+	var addrs []string
+	for _, n := range labNodes(x.b) {
+		addrs = append(addrs, n.Address.String())
+	}
+	for i := range rules {
+		rules[i] = fmt.Sprintf(rules[i], "{ "+strings.Join(addrs, ", ")+" }")
+	}
+	var cures []func()
+	for _, n := range x.a.nodes {
+		cures = append(cures, n.dropPackets(t, ctx, rules...))
+	}
+	return func() {
+		for _, cure := range cures {
+			cure()
+		}
+	}
+}
+
+// during runs one script on a node now, and another one in the end.
+func (n node) during(t *testing.T, ctx context.Context, begin, end string) func() {
+	t.Helper()
+	if _, err := n.shell(ctx, begin); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if _, err := n.shell(context.WithoutCancel(ctx), end); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+func (x *patients) setMTU(t *testing.T, ctx context.Context, n node, mtu int) func() {
+	t.Helper()
+	before, err := n.shell(ctx, `ip -o link show eth0 | sed 's/.* mtu \([0-9]*\) .*/\1/'`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n.during(t, ctx, fmt.Sprintf("ip link set eth0 mtu %d", mtu), "ip link set eth0 mtu "+before)
+}
+
+func apply(t *testing.T, ctx context.Context, c *cluster, manifest string) {
+	t.Helper()
+	if _, err := c.Run(ctx, manifest, "apply", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// crashGateway ends the gateway's process whenever it runs.
+func crashGateway(t *testing.T, ctx context.Context, x *patients) func() {
+	t.Helper()
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			case <-time.After(300 * time.Millisecond):
+				for _, p := range x.a.agents(t, "gateway") {
+					_ = syscall.Kill(p.pid, syscall.SIGKILL) // it may have ended
+				}
+			}
+		}
+	})
+	return func() {
+		close(done)
+		wg.Wait()
+		// The kubelet waits longer and longer until it starts the container again. Another pod begins anew.
+		damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway", "--wait=false"}})
+	}
+}
+
+// wrongKey has a know another key of b's gateway.
+func wrongKey(t *testing.T, ctx context.Context, x *patients) func() {
+	t.Helper()
+	const other = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
+	damage(t, ctx, x.a, [][]string{{"patch", "peering", x.b.Name, "--type=json", "-p", `[{"op":"replace","path":"/spec/planes/0/remotePublicKey","value":"` + other + `"}]`}})
+	return x.peerAgain(t, ctx)
+}
+
+// ownedTable drops what is forwarded, by a table that lives as long as the program that made it.
+func ownedTable(t *testing.T, _ context.Context, x *patients) func() {
+	t.Helper()
+	cmd := x.bystander.Node.NetCommand(context.Background(), "nft", "-i")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Write([]byte("add table inet e2e-fw { flags owner; }\nadd chain inet e2e-fw forward { type filter hook forward priority 10; policy drop; }\n")); err != nil {
+		t.Error(err)
+	}
+	return func() {
+		_ = in.Close()
+		_ = cmd.Wait()
+	}
+}
+
+// fillConnections has a node remember as many connections as it may.
+func fillConnections(t *testing.T, ctx context.Context, x *patients) func() {
+	t.Helper()
+	n := x.bystander
+	end := n.during(t, ctx, "sysctl -qw net.netfilter.nf_conntrack_udp_timeout=600; ip link add e2e-flood type veth peer name e2e-sink; ip link set e2e-sink up; ip link set e2e-flood up arp off; ip route add 198.51.100.0/24 dev e2e-flood",
+		"ip link del e2e-flood; sysctl -qw net.netfilter.nf_conntrack_udp_timeout=30")
+	if err := n.do(func() error { return flood(ctx, netip.MustParsePrefix("198.51.100.0/24")) }); err != nil {
+		t.Error(err)
+	}
+	return func() {
+		end()
+		if err := n.do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }); err != nil {
+			t.Error(err)
+		}
+	}
+}

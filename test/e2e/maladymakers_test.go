@@ -1,0 +1,256 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/test/lab"
+)
+
+// flood makes the kernel of the calling thread's network remember connections until its table is nearly full: by packets to a subnet,
+// each to another address or port.
+func flood(ctx context.Context, to netip.Prefix) error {
+	read := func(name string) int {
+		raw, _ := os.ReadFile("/proc/thread-self/net/../../../sys/net/netfilter/nf_conntrack_" + name)
+		if raw == nil {
+			raw, _ = os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_" + name)
+		}
+		n, _ := strconv.Atoi(strings.TrimSpace(string(raw)))
+		return n
+	}
+	conn, err := net.ListenUDP("udp4", nil)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	most := read("max")
+	if most == 0 {
+		return fmt.Errorf("connections are not tracked")
+	}
+	for addr := to.Addr().Next(); to.Contains(addr); addr = addr.Next() {
+		for port := 1; port < 1<<16; port++ {
+			_, _ = conn.WriteToUDPAddrPort([]byte{0}, netip.AddrPortFrom(addr, uint16(port))) // the next one may get out
+		}
+		if read("count") >= most*98/100 || ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+	return fmt.Errorf("only %d of %d connections", read("count"), most)
+}
+
+// shiftClock gives a agents to which it is an hour later.
+func shiftClock(t *testing.T, ctx context.Context, x *patients) func() {
+	t.Helper()
+	const ref = "lab.local/liqonet-agent:doctor-shifted"
+	loadImage(t, ctx, x.a, shiftedAgents(t, time.Hour, ref))
+	before := jsonPath(t, ctx, x.a, "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", "liqonet-node")
+	set := func(ctx context.Context, image string) {
+		mustLiqonet(t, ctx, "upgrade", x.a.Name, "--agent-image", image)
+	}
+	set(ctx, ref)
+	return func() { set(context.WithoutCancel(ctx), before) }
+}
+
+// skewVersions has a's agents of the first release.
+func skewVersions(t *testing.T, ctx context.Context, x *patients) func() {
+	t.Helper()
+	loadImage(t, ctx, x.a, filepath.Join(buildCommit(t, ctx, commitOfV010, "v0.1.0"), "liqonet-agent.tar"))
+	mustLiqonet(t, ctx, "upgrade", x.a.Name, "--to", "v0.1.0")
+	return func() { mustLiqonet(t, context.WithoutCancel(ctx), "upgrade", x.a.Name) }
+}
+
+// loseName has the client call a name, of which the name server tells nothing any more.
+func loseName(t *testing.T, ctx context.Context, x *patients) func() {
+	t.Helper()
+	const port, name = "30998", "gateway.example.test."
+	mustLiqonet(t, ctx, "unpeer", x.a.Name, x.b.Name)
+	x.peered = 0
+	var leadsTo atomic.Pointer[netip.Addr]
+	leadsTo.Store(&x.b.nodes[0].addr)
+	serveCtx, end := context.WithCancel(ctx)
+	serving := make(chan error, 1)
+	go func() { serving <- serveNames(t, serveCtx, x.a, name, &leadsTo) }()
+	mustLiqonet(t, ctx, "peer", x.a.Name, x.b.Name, "--server", x.b.Name, "--planes", "1",
+		"--service-type", x.b.Name+"=NodePort:"+port, "--endpoint", x.b.Name+"="+strings.TrimSuffix(name, ".")+":"+port)
+	end()
+	if err := <-serving; err != nil {
+		t.Error(err)
+	}
+	// A gateway that starts knows no address of the name from before.
+	damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway"}})
+	return func() {
+		mustLiqonet(t, context.WithoutCancel(ctx), "unpeer", x.a.Name, x.b.Name)
+		x.peer(t, context.WithoutCancel(ctx), 1)
+	}
+}
+
+// renewAccount deletes the account of the node agents, and makes it anew as it was.
+func renewAccount(t *testing.T, ctx context.Context, x *patients) func() {
+	t.Helper()
+	out, err := x.a.Run(ctx, "", "-n", "liqonet-system", "get", "serviceaccount", "liqonet-node", "--show-managed-fields", "-o", "json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	account := map[string]any{}
+	if err := json.Unmarshal([]byte(out), &account); err != nil {
+		t.Fatal(err)
+	}
+	meta := account["metadata"].(map[string]any)
+	for _, field := range []string{"uid", "resourceVersion", "creationTimestamp", "managedFields"} {
+		delete(meta, field)
+	}
+	raw, err := json.Marshal(account)
+	if err != nil {
+		t.Fatal(err)
+	}
+	damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "serviceaccount", "liqonet-node"}})
+	if _, err := x.a.Run(ctx, string(raw), "create", "-f", "-"); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node"}})
+	}
+}
+
+// loseImage takes the agents' image from a node, where a pod is to start.
+func loseImage(t *testing.T, ctx context.Context, x *patients) func() {
+	t.Helper()
+	n := x.bystander.Node
+	out, err := n.Command(ctx, "/lab/bin/ctr", "--namespace", "k8s.io", "images", "ls", "-q").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	remove := []string{"--namespace", "k8s.io", "images", "rm", "--sync"}
+	for name := range strings.FieldsSeq(string(out)) {
+		if strings.Contains(name, "liqonet-agent") {
+			remove = append(remove, name)
+		}
+	}
+	// Those that others know by the digest, too.
+	if out, err := n.Command(ctx, "/lab/bin/ctr", remove...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	anew := func(ctx context.Context) {
+		damage(t, ctx, x.a, [][]string{{"-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=node", "--field-selector", "spec.nodeName=" + n.Name}})
+	}
+	anew(ctx)
+	return func() {
+		loadImage(t, context.WithoutCancel(ctx), x.a, program("liqonet-agent.tar"))
+		anew(context.WithoutCancel(ctx))
+	}
+}
+
+// fillDisk adds a node whose kubelet takes any disk for full.
+func fillDisk(t *testing.T, ctx context.Context, x *patients) func() {
+	t.Helper()
+	lc, err := fx.lab.Cluster(x.a.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	guest, err := lc.AddNode(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	end := fullDisk(t, ctx, guest)
+	return func() {
+		ctx := context.WithoutCancel(ctx)
+		end()
+		x.a.removeNode(t, ctx, guest)
+		damage(t, ctx, x.a, [][]string{{"delete", "node", guest.Name, "--ignore-not-found"}})
+	}
+}
+
+// fullDisk replaces the kubelet of a node by one that calls its disk full.
+func fullDisk(t *testing.T, ctx context.Context, n *lab.Node) (end func()) {
+	t.Helper()
+	pid := processOf(t, n.Name, "kubelet")
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	args := strings.Split(strings.TrimRight(string(raw), "\x00"), "\x00")
+	for i, arg := range args {
+		file, is := strings.CutPrefix(arg, "--config=")
+		if !is {
+			continue
+		}
+		config, err := os.ReadFile(fmt.Sprintf("/proc/%d/root%s", pid, file))
+		if err != nil {
+			t.Fatal(err)
+		}
+		full := strings.ReplaceAll(string(config), `nodefs.available: "0%"`, `nodefs.available: "99.99%"`)
+		if full == string(config) {
+			t.Fatalf("%s has no threshold: %s", file, config)
+		}
+		if err := os.WriteFile(fmt.Sprintf("/proc/%d/root%s.full", pid, file), []byte(full), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args[i] = arg + ".full"
+	}
+	process, err := os.FindProcess(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	cmd := n.Command(context.WithoutCancel(ctx), args[0], args[1:]...)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}
+}
+
+// starve lets the agent of a node run for a twentieth of the time only, as a machine does that others keep busy. It needs so little that no
+// limit of a cgroup is low enough.
+func starve(t *testing.T, _ context.Context, x *patients) func() {
+	t.Helper()
+	pid := x.a.agentAt(t, "node", x.bystander).pid
+	done := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			_ = syscall.Kill(pid, syscall.SIGSTOP) // it may have ended
+			select {
+			case <-done:
+				_ = syscall.Kill(pid, syscall.SIGCONT)
+				return
+			case <-time.After(950 * time.Millisecond):
+			}
+			_ = syscall.Kill(pid, syscall.SIGCONT)
+			time.Sleep(50 * time.Millisecond)
+		}
+	})
+	return func() {
+		close(done)
+		wg.Wait()
+	}
+}
+
+// duplicateAddress has another machine on the nodes' network with the address of one of them.
+func duplicateAddress(t *testing.T, ctx context.Context, x *patients) func() {
+	t.Helper()
+	script := fmt.Sprintf(`unshare --net sleep 100000 >/dev/null 2>&1 & pid=$!
+		sleep 0.5
+		ip link add link eth0 name e2edup netns $pid type macvlan mode bridge
+		nsenter --net=/proc/$pid/ns/net ip addr add %s/24 dev e2edup
+		nsenter --net=/proc/$pid/ns/net ip link set e2edup up
+		trap "kill $pid" TERM
+		wait`, x.bystander.Node.Address)
+	return background(t, x.carrier.Node, "sh", "-c", script)
+}
