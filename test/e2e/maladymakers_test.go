@@ -216,7 +216,7 @@ func fullDisk(t *testing.T, ctx context.Context, n *lab.Node) (end func()) {
 	}
 }
 
-// starve lets the agent of a node run for a twentieth of the time only, as a machine does that others keep busy. It needs so little that no
+// starve lets the agent of a node run for a short time in two seconds only, as a machine does that others keep busy. It needs so little that no
 // limit of a cgroup is low enough.
 func starve(t *testing.T, _ context.Context, x *patients) func() {
 	t.Helper()
@@ -230,7 +230,7 @@ func starve(t *testing.T, _ context.Context, x *patients) func() {
 			case <-done:
 				_ = syscall.Kill(pid, syscall.SIGCONT)
 				return
-			case <-time.After(950 * time.Millisecond):
+			case <-time.After(1850 * time.Millisecond): // other than the pace of what it does
 			}
 			_ = syscall.Kill(pid, syscall.SIGCONT)
 			time.Sleep(50 * time.Millisecond)
