@@ -35,7 +35,7 @@ func (r *kernelReader) ping(ctx context.Context) {
 		r.failed("pings", err)
 		return
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	if raw, err := conn.IPv4PacketConn().PacketConn.(*net.IPConn).SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {
 			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)

@@ -55,12 +55,13 @@ func shiftClock(t *testing.T, ctx context.Context, x *patients) func() {
 	t.Helper()
 	const ref = "lab.local/liqonet-agent:doctor-shifted"
 	loadImage(t, ctx, x.a, shiftedAgents(t, time.Hour, ref))
-	before := jsonPath(t, ctx, x.a, "{.spec.template.spec.containers[0].image}", "-n", "liqonet-system", "get", "daemonset", "liqonet-node")
-	set := func(ctx context.Context, image string) {
-		mustLiqonet(t, ctx, "upgrade", x.a.Name, "--agent-image", image)
+	mustLiqonet(t, ctx, "upgrade", x.a.Name, "--agent-image", ref)
+	// WireGuard takes no handshake of a gateway whose clock was put back, with the same key.
+	return func() {
+		mustLiqonet(t, context.WithoutCancel(ctx), "unpeer", x.a.Name, x.b.Name)
+		x.peered = 0
+		x.peer(t, context.WithoutCancel(ctx), 1)
 	}
-	set(ctx, ref)
-	return func() { set(context.WithoutCancel(ctx), before) }
 }
 
 // skewVersions has a's agents of the first release.
@@ -216,7 +217,7 @@ func fullDisk(t *testing.T, ctx context.Context, n *lab.Node) (end func()) {
 	}
 }
 
-// starve lets the agent of a node run for a twentieth of the time only, as a machine does that others keep busy. It needs so little that no
+// starve lets the agent of a node run for a short time in two seconds only, as a machine does that others keep busy. It needs so little that no
 // limit of a cgroup is low enough.
 func starve(t *testing.T, _ context.Context, x *patients) func() {
 	t.Helper()
@@ -230,7 +231,7 @@ func starve(t *testing.T, _ context.Context, x *patients) func() {
 			case <-done:
 				_ = syscall.Kill(pid, syscall.SIGCONT)
 				return
-			case <-time.After(950 * time.Millisecond):
+			case <-time.After(1850 * time.Millisecond): // other than the pace of what it does
 			}
 			_ = syscall.Kill(pid, syscall.SIGCONT)
 			time.Sleep(50 * time.Millisecond)
