@@ -25,9 +25,6 @@ import (
 // maxRoutes bounds the report of a node that is a router itself.
 const maxRoutes = 256
 
-// maxPodIPs is more pods than a node has.
-const maxPodIPs = 1024
-
 // maxNodeIPs is what the definition of NodeNetwork allows.
 const maxNodeIPs = 16
 
@@ -67,9 +64,9 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 		// The pods are not known yet: those of the agent before this one are served on.
 		s.PodIPs = a.own.Status.PodIPs
 	}
-	if n := len(s.PodIPs); n > maxPodIPs {
-		s.PodIPs = s.PodIPs[:maxPodIPs]
-		problems = append(problems, fmt.Sprintf("%d pods are not reported, as more than %d have an address outside of the node's ranges: the peer does not reach them", n-maxPodIPs, maxPodIPs))
+	if n := len(s.PodIPs); n > v1alpha1.MaxPodIPs {
+		s.PodIPs = s.PodIPs[:v1alpha1.MaxPodIPs]
+		problems = append(problems, fmt.Sprintf("%d pods are not reported, as more than %d have an address outside of the node's ranges: the peer does not reach them", n-v1alpha1.MaxPodIPs, v1alpha1.MaxPodIPs))
 	}
 	for _, g := range a.gateways {
 		entry, err := a.gatewayStatus(g)

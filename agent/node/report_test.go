@@ -39,7 +39,7 @@ func TestDefect1_22_WhatIsCutOffIsSaid(t *testing.T) {
 	if s, _ := a.Status(""); s.Message != "" || !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReady) {
 		t.Errorf("message %q, conditions %v", s.Message, s.Conditions)
 	}
-	for i := range maxPodIPs + 7 {
+	for i := range v1alpha1.MaxPodIPs + 7 {
 		a.pods = append(a.pods, corev1.Pod{Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: fmt.Sprintf("10.9.%d.%d", i>>8, i&255)}}}})
 	}
 	var routes []netip.Prefix
@@ -49,7 +49,7 @@ func TestDefect1_22_WhatIsCutOffIsSaid(t *testing.T) {
 	kept, omitted := summary(routes)
 	a.routes, a.omittedRoutes = v1alpha1.NewCIDRs(kept...), omitted
 	s, _ := a.Status("x")
-	if len(s.PodIPs) != maxPodIPs || len(s.Routes) != maxRoutes {
+	if len(s.PodIPs) != v1alpha1.MaxPodIPs || len(s.Routes) != maxRoutes {
 		t.Errorf("%d pods, %d routes", len(s.PodIPs), len(s.Routes))
 	}
 	for _, want := range []string{"x; ", "5 of this node's routes", "7 pods are not reported"} {

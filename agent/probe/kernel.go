@@ -121,6 +121,7 @@ func (r *kernelReader) readLinks(k *overlay.Kernel) (out []*link.State) {
 		r.out.Links = append(r.out.Links, probe.Link{
 			Name: name, Kind: l.Kind(), MTU: l.MTU, MAC: l.HardwareAddr.String(), Addresses: l.Addrs,
 			Ours: strings.HasPrefix(name, overlay.NamePrefix) && !slices.Contains(in.Foreign, name), Uplink: isUplink, ProxyARP: l.ProxyARP,
+			Forwarding: l.Forwarding == 1, RPFilter: int(l.RPFilter),
 		})
 		if isUplink {
 			out = append(out, l)

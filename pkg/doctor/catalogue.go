@@ -125,6 +125,10 @@ func Catalogue() []Check {
 			Cause: "An interface that somebody else has made has the name of an overlay link.", Remedy: "Delete or rename it: the agent makes its own then.",
 		},
 		{
+			Name: "liqonet-forward-01", Category: categoryNodes, About: "nodes forward packets", needs: []Part{Kernels}, look: forwarding,
+			Cause: "Somebody has set sysctls of interfaces. Then the kernel drops packets of others, or what comes by another way than it would go back.", Remedy: "Take the setting away. The agent sets its own interfaces right within 30 s.",
+		},
+		{
 			Name: "liqonet-port-01", Category: categoryNodes, About: "nobody else has UDP port 6094", needs: []Part{Kernels}, look: portTaken,
 			Cause: "Another tunnel or program has the port, so overlay packets do not get to our link.", Remedy: "Have it use another port.",
 		},
@@ -193,6 +197,10 @@ func Catalogue() []Check {
 		{
 			Name: "liqonet-range-02", Category: categoryRanges, About: "pods are in the ranges that peers know", needs: []Part{Peerings}, look: podsOutside,
 			Cause: "Pods have got addresses of a range that was added after the peering was made.", Remedy: "Peer again: it gives the new range to the peer.",
+		},
+		{
+			Name: "liqonet-range-03", Category: categoryRanges, About: "ranges and numbers have room", needs: []Part{Peerings}, look: room,
+			Cause: "A cluster has nearly as many peerings, nodes or single pod addresses as there can be.", Remedy: "Remove what is not needed. Give nodes ranges of pods, or larger ones, if there are too many single addresses.",
 		},
 		{
 			Name: "liqonet-plan-01", Category: categoryRanges, About: "a peering of the clusters can be planned", needs: []Part{}, look: plans,

@@ -44,8 +44,8 @@ func kernel(own, other string) *probe.Kernel {
 	return &probe.Kernel{
 		Release: "6.18.0", WireGuard: true, VXLAN: true, Geneve: true, Tracked: probe.Tracked{Count: 10, Max: 1000}, Routes: 5,
 		Links: []probe.Link{
-			{Name: "eth0", Kind: "veth", MTU: 1500, MAC: "02:00:00:00:00:0" + own, Uplink: true, Addresses: []netip.Prefix{netip.MustParsePrefix("172.18.1.1" + own + "/24")}},
-			{Name: "lq0-0", Kind: "vxlan", MTU: 1440, Ours: true},
+			{Name: "eth0", Kind: "veth", MTU: 1500, MAC: "02:00:00:00:00:0" + own, Uplink: true, Forwarding: true, RPFilter: 1, Addresses: []netip.Prefix{netip.MustParsePrefix("172.18.1.1" + own + "/24")}},
+			{Name: "lq0-0", Kind: "vxlan", MTU: 1440, Ours: true, Forwarding: true, RPFilter: 2},
 		},
 		Neighbors: map[string]string{"172.18.1.1" + other: "02:00:00:00:00:0" + other},
 		Pings:     []probe.Ping{{To: netip.MustParseAddr("10.9.31.254"), Sizes: []int{100, 1440}, Answered: []int{100, 1440}}},
@@ -243,6 +243,7 @@ func faults() []fault {
 			down(b, "")
 		}},
 		{"link", "liqonet-link-01", "an interface lq0-0 that is not ours", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[1].Ours = false }},
+		{"strict", "liqonet-forward-01", "node alpha-2 drops what comes from peers by lq0-0", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[1].RPFilter = 1 }},
 		{"port", "liqonet-port-01", "somebody else has UDP port 6094", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].PortTaken = "vxlan0" }},
 		{"rule", "liqonet-rule-01", "somebody else uses our routing table", func(f *Facts, a, b *Cluster) {
 			a.Kernels["alpha-2"].ForeignRules = []string{"rule"}
@@ -310,6 +311,9 @@ func faults() []fault {
 			a.Peerings[0].Spec.Local.Pods = []v1alpha1.CIDRMapping{{Real: v1alpha1.CIDR{Prefix: netip.MustParsePrefix("10.244.0.0/16")}, Mapped: v1alpha1.CIDR{Prefix: netip.MustParsePrefix("10.244.0.0/16")}}}
 			a.Peerings[0].Spec.Local.InternalCIDR = v1alpha1.CIDR{Prefix: netip.MustParsePrefix("10.80.0.0/19")}
 			a.Reports["alpha-2"].Status.PodIPs = []v1alpha1.IP{addr("10.99.0.1")}
+		}},
+		{"full", "liqonet-range-03", "there is room for few more pods outside of the ranges of node alpha-1", func(f *Facts, a, b *Cluster) {
+			a.Reports["alpha-1"].Status.PodIPs = make([]v1alpha1.IP, 1000)
 		}},
 		{"plan", "liqonet-plan-01", "a peering cannot be planned: ranges overlap", func(f *Facts, a, b *Cluster) { a.Plan = "ranges overlap" }},
 		{"drift", "liqonet-drift-01", "Service gateway-beta is gone", func(f *Facts, a, b *Cluster) {

@@ -57,6 +57,8 @@ func explanations() []explanation {
 		{"liqonet-conntrack-01", ofNode, "liqonet-agent-* liqonet-overlay-*"},
 		{"liqonet-conntrack-01", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-mtu-02"},
 		{"liqonet-link-01", ofNode, "liqonet-agent-* liqonet-overlay-* liqonet-port-*"},
+		{"liqonet-forward-01", ofNode, "liqonet-agent-* liqonet-overlay-*"},
+		{"liqonet-forward-01", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-mtu-02"},
 		{"liqonet-port-01", ofNode, "liqonet-agent-* liqonet-overlay-*"},
 		{"liqonet-rule-01", ofNode, "liqonet-agent-* liqonet-overlay-*"},
 		{"liqonet-route-01", ofNode, "liqonet-agent-* liqonet-overlay-* liqonet-rule-*"},

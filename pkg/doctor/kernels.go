@@ -18,6 +18,9 @@ import (
 // kubeletSilence is how long a kubelet may be silent: it renews its Lease every 10 s.
 const kubeletSilence = 30 * time.Second
 
+// strictRPFilter is the value of rp_filter by which the kernel drops what comes by another interface than the way back (RFC 3704).
+const strictRPFilter = 1
+
 func nodesReady(x *look) {
 	for i := range x.Cluster.Nodes {
 		n := &x.Cluster.Nodes[i]
@@ -113,6 +116,28 @@ func foreignLinks(x *look) {
 			if strings.HasPrefix(l.Name, "lq") && !l.Ours {
 				x.failed(node, fmt.Sprintf("node %s has an interface %s that is not ours", node, l.Name), "it is a "+l.Kind+" without our mark", "on the node: ip link delete "+l.Name)
 			}
+		}
+	})
+}
+
+// forwarding is about what somebody has set after the agent. Pods' own interfaces are the network plugin's matter.
+func forwarding(x *look) {
+	x.forKernels(func(node string, k *probe.Kernel) {
+		for _, l := range k.Links {
+			setting, what := "", ""
+			switch {
+			case l.Uplink && !l.Forwarding:
+				setting, what = "forwarding=1", "forwards nothing that comes by "+l.Name
+			case l.Ours && !l.Forwarding:
+				setting, what = "forwarding=1", "forwards nothing that comes from peers by "+l.Name
+			case l.Ours && l.RPFilter == strictRPFilter:
+				setting, what = "rp_filter=2", "drops what comes from peers by "+l.Name+", as its reverse path filter is strict"
+			default:
+				continue
+			}
+			name, value, _ := strings.Cut(setting, "=")
+			x.failed(node, "node "+node+" "+what, fmt.Sprintf("net.ipv4.conf.%s.%s is not %s", l.Name, name, value),
+				fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.%s", l.Name, setting)).pairs = x.pairsAt(node)
 		}
 	})
 }

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -248,5 +249,22 @@ func podsOutside(x *look) {
 			f := x.failed("", strings.ReplaceAll(outside, "THIS-CLUSTER", x.Cluster.Name), "reported by the nodes' agents", "kubectl liqonet peer "+x.pairOf(p.Spec.Remote.Name))
 			f.Peering, f.pairs = p.Name, []string{x.pair(p)}
 		}
+	}
+}
+
+// room warns before numbers run out.
+func room(x *look) {
+	const nearly = 90 // percent
+	check := func(node, what string, count, most int) {
+		if count*100 >= most*nearly {
+			x.warned(node, fmt.Sprintf("there is room for few more %s", what), fmt.Sprintf("%d of %d", count, most), x.Kubectl+" get clusternetworks,nodenetworks")
+		}
+	}
+	if x.Ledger != nil {
+		check("", "peerings", len(x.Ledger.Spec.Peers), ipam.MaxPeering+1)
+	}
+	check("", "nodes", len(x.Reports), ipam.MaxNode)
+	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
+		check(node, "pods outside of the ranges of node "+node, len(x.Reports[node].Status.PodIPs), v1alpha1.MaxPodIPs)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilrand "k8s.io/apimachinery/pkg/util/rand"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/doctor"
@@ -158,6 +159,15 @@ func (x *examined) readSettings(ctx context.Context) error {
 	}
 	if config != nil {
 		p.Cilium = config.Data
+	}
+	if config, err = get[corev1.ConfigMap](ctx, x.Cluster, "kube-system", "kube-proxy"); err != nil {
+		return err
+	}
+	if config != nil {
+		var proxy struct{ Mode string }
+		if err := yaml.Unmarshal([]byte(config.Data["config.conf"]), &proxy); err == nil { // what cannot be read says nothing
+			p.ProxyMode = proxy.Mode
+		}
 	}
 	anetd, err := get[appsv1.DaemonSet](ctx, x.Cluster, "kube-system", "anetd")
 	if err != nil {

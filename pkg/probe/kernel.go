@@ -77,6 +77,9 @@ type Link struct {
 	Uplink bool `json:"uplink,omitempty"`
 	// ProxyARP says that the machine answers for addresses of others.
 	ProxyARP bool `json:"proxyARP,omitempty"`
+	// Forwarding says that it forwards what comes in. RPFilter is rp_filter of the kernel's ip-sysctl: 0 none, 1 strict, 2 loose.
+	Forwarding bool `json:"forwarding,omitempty"`
+	RPFilter   int  `json:"rpFilter,omitempty"`
 }
 
 // Tracked is the table of connections.

@@ -108,6 +108,10 @@ func maladies() []malady {
 		{name: "image gone", check: "liqonet-pod-01", says: `node \S+ cannot get the agents' image`, begin: loseImage},
 		{name: "disk of a node full", check: "liqonet-disk-01", says: `the disk of node \S+ is full`, begin: fillDisk},
 		{name: "agent starved", check: "liqonet-starved-01", says: `the agent of node \S+ gets too little processor time`, begin: starve},
+		{name: "forwarding off", check: "liqonet-forward-01", says: `node \S+ forwards nothing that comes by eth0`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			const set = "sysctl -qw net.ipv4.conf.eth0.forwarding="
+			return x.bystander.during(t, ctx, set+"0", set+"1")
+		}},
 		{name: "proxy ARP", cheap: true, check: "liqonet-arp-01", says: `node \S+ answers ARP for others`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			const set = "sysctl -qw net.ipv4.conf.eth0.proxy_arp="
 			return x.bystander.during(t, ctx, set+"1", set+"0")

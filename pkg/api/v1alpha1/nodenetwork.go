@@ -46,6 +46,9 @@ type NodeNetworkSpec struct {
 	NodeName string `json:"nodeName"`
 }
 
+// MaxPodIPs is how many single addresses of pods a node reports at most: more pods than a node has.
+const MaxPodIPs = 1024
+
 // NodeNetworkStatus is what the node's agent found and did.
 type NodeNetworkStatus struct {
 	// Kernel is what the node's kernel can do.
