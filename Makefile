@@ -79,10 +79,13 @@ lab-status: lab ## show the lab's clusters
 recordings: lab image ## docs/images/peer.svg and others: what commands print, drawn from the real program
 	trap '$(LAB) --name recordings down' EXIT; \
 	$(LAB) --name recordings up --image bin/liqonet-agent.tar; \
-	export KUBECONFIG=$$($(LAB) --name recordings kubeconfig) PATH=$(CURDIR)/bin:$$PATH; \
-	record="go run ./scripts/record"; \
-	$$record -o docs/images/peer.svg 'kubectl-liqonet peer cluster-a cluster-b' 'kubectl-liqonet status'; \
-	$$record -o docs/images/unpeer.svg 'kubectl-liqonet unpeer cluster-a cluster-b' 'kubectl-liqonet status'
+	export KUBECONFIG=$$($(LAB) --name recordings kubeconfig) PATH=$(CURDIR)/bin:$$($(LAB) build):$$PATH; \
+	record() { go run ./scripts/record -o docs/images/$$1.svg "$${@:2}"; }; \
+	record peer 'kubectl liqonet peer cluster-a cluster-b' 'kubectl liqonet status'; \
+	record verify 'kubectl liqonet verify cluster-a cluster-b'; \
+	kubectl --context cluster-a delete clusterrolebinding liqonet-node; \
+	record doctor 'kubectl liqonet doctor cluster-a cluster-b' 'kubectl liqonet doctor cluster-a cluster-b --fix'; \
+	record unpeer 'kubectl liqonet unpeer cluster-a cluster-b' 'kubectl liqonet status'
 
 .PHONY: demo
 demo: lab image ## two clusters with equal ranges, peered, shown, unpeered (KEEP=1 leaves them)

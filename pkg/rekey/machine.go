@@ -38,6 +38,8 @@ const (
 	theBase
 	// theNext is one that the server may have taken before it could say so.
 	theNext
+	// theFormer is the one before it, which a client has that was not told.
+	theFormer
 )
 
 // Machine is one gateway's side of a tunnel. Times have to be of one monotonic clock.
@@ -69,6 +71,7 @@ type Machine struct {
 	// often the client has called since is attempts, and how often the server was called in vain is failures.
 	searching          bool
 	tries              attempt
+	formerly           bool // the last one but the base key was theFormer
 	turned             time.Time
 	attempts, failures int
 	// has is what WireGuard has, handshake when its last one was until then. before was the last one when the server's search
@@ -110,6 +113,8 @@ func (m *Machine) Key() Key {
 		return m.tunnel.Base
 	case m.tries == theNext && m.next != nil:
 		return m.next.key
+	case m.tries == theFormer:
+		return m.current
 	}
 	return m.right()
 }
@@ -199,8 +204,8 @@ func (m *Machine) Look(now time.Time, s Seen) {
 }
 
 // search takes the base key, which every client has, when the client calls in vain. If that does not help, the client may know no
-// key but the right one: its agent is away, and WireGuard goes on. So the server has both in turn until there is a session.
-// Which key was right the client says.
+// key but the right one, or the one before it: its agent is away, and WireGuard goes on. So the server has them in turn until there is
+// a session. Which key was right the client says.
 func (m *Machine) search(now time.Time, s Seen) {
 	isNew := !s.Handshake.Equal(m.latest)
 	m.latest = s.Handshake
@@ -220,19 +225,22 @@ func (m *Machine) search(now time.Time, s Seen) {
 		if now.Sub(m.turned) >= turnTime {
 			m.turn(now)
 		}
-	case m.failures >= inVain && s.Missing && m.tries == theRight:
+	case m.failures >= inVain && s.Missing && m.tries != theBase:
 		m.before, m.searching = s.Handshake, true
 		m.turn(now)
 	}
 }
 
-// turn has the server try the other one of its two keys.
+// turn has the server try another one of its keys.
 func (m *Machine) turn(now time.Time) {
 	m.turned = now
-	if m.tries == theBase {
-		m.tries = theRight
-	} else {
+	switch {
+	case m.tries != theBase:
 		m.tries = theBase
+	case m.taken && m.current != m.tunnel.Base && !m.formerly:
+		m.tries, m.formerly = theFormer, true
+	default:
+		m.tries, m.formerly = theRight, false
 	}
 }
 
