@@ -38,11 +38,18 @@ func draw(frames []frame, rows int) []byte {
 	// Who wants nothing to move sees the last one.
 	fmt.Fprintf(&b, "}\n@media (prefers-reduced-motion) { .frames { animation: none; transform: translateX(%.0fpx) } }\n</style>\n", -width*float64(len(frames)-1))
 	fmt.Fprintf(&b, `<rect width="%.0f" height="%d" rx="8" fill="#0d1117"/>`+"\n<g class=\"frames\">\n", width, height)
+	ids := map[string]int{} // a line that was drawn is not drawn again
 	for i, f := range frames {
 		fmt.Fprintf(&b, `<g transform="translate(%.0f 0)">`+"\n", width*float64(i)+margin)
 		for row, line := range strings.Split(strings.TrimRight(f.screen, "\n"), "\n") {
-			if graphics.ReplaceAllString(line, "") != "" {
-				fmt.Fprintf(&b, `<text y="%d" xml:space="preserve">%s</text>`+"\n", margin+lineHeight*row+14, spans(line))
+			id, known := ids[line]
+			switch y := margin + lineHeight*row + 14; {
+			case graphics.ReplaceAllString(line, "") == "":
+			case known:
+				fmt.Fprintf(&b, `<use href="#r%d" y="%d"/>`+"\n", id, y)
+			default:
+				ids[line] = len(ids)
+				fmt.Fprintf(&b, `<g transform="translate(0 %d)"><text id="r%d" xml:space="preserve">%s</text></g>`+"\n", y, ids[line], spans(line))
 			}
 		}
 		b.WriteString("</g>\n")

@@ -13,7 +13,7 @@ import (
 func TestDraw(t *testing.T) {
 	picture := string(draw([]frame{{0, "$ status\n"}, {time.Second, "$ status\n\x1b[1m\x1b[32ma & b\x1b[39m c\x1b[0m <d>\n"}}, 4))
 	for _, want := range []string{
-		`<text y="28" xml:space="preserve">$ status</text>`,
+		`<g transform="translate(0 28)"><text id="r0" xml:space="preserve">$ status</text></g>`, `<use href="#r0" y="28"/>`,
 		`<tspan fill="#56d364" font-weight="bold">a &amp; b</tspan><tspan font-weight="bold"> c</tspan> &lt;d&gt;`,
 		"16.67% { transform: translateX(-700px) }", "steps(1, end)",
 	} {
