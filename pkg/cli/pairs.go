@@ -72,9 +72,9 @@ func (g *globals) connectPairs(ctx context.Context, refs []string, hub bool) (cl
 func (g *globals) progress(pairs []peering.Pair) func(peering.Pair) peering.Reporter {
 	return func(p peering.Pair) peering.Reporter {
 		if len(pairs) == 1 {
-			return newProgress(g.streams.Err)
+			return timed{newProgress(g.streams.Err), p.String()}
 		}
-		return plain{g.streams.Err, p.String() + ": "}
+		return timed{plain{g.streams.Err, p.String() + ": "}, p.String()}
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 
 func newPeer(g *globals) *cobra.Command {
 	var out *output
-	var dryRun, exitCode bool
+	var dryRun, exitCode, verbose bool
 	cmd := &cobra.Command{
 		Use:   "peer CLUSTER CLUSTER",
 		Short: "Make the pods of two clusters reach each other",
@@ -44,6 +44,11 @@ changed; with --exit-code, too, the exit code is 12 if something would be.`,
 			if exitCode && !dryRun {
 				return commandLineError(cmd, errors.New("--exit-code goes with --dry-run"))
 			}
+			if verbose {
+				timeline, start := &peering.Timeline{}, time.Now()
+				cmd.SetContext(peering.WithTimeline(cmd.Context(), timeline))
+				defer func() { g.printTimeline(start, timeline.Waits()) }()
+			}
 			return g.peer(cmd, args, out, dryRun, exitCode)
 		},
 	}
@@ -55,6 +60,7 @@ changed; with --exit-code, too, the exit code is 12 if something would be.`,
 	f.Bool("adopt-namespace", false, "use a namespace liqonet-system that somebody else has made: all who have rights in it are trusted")
 	f.BoolVar(&dryRun, "dry-run", false, "print what would be done, and why, and change nothing")
 	f.BoolVar(&exitCode, "exit-code", false, "with --dry-run: end with exit code 12 if something would be changed")
+	f.BoolVarP(&verbose, "verbose", "v", false, "show on stderr, in the end, how long each step took, and what it waited for")
 	out = addOutput(f)
 	return cmd
 }

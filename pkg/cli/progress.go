@@ -53,3 +53,37 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 	text(s).printf(" %s %s %s\n", lines(mark), name, lines(pterm.Gray(fmt.Sprintf("%.1f s", time.Since(start).Seconds()))))
 	return err
 }
+
+// timed notes the steps of what is about some clusters, as they are done.
+type timed struct {
+	peering.Reporter
+	where string
+}
+
+func (t timed) Step(ctx context.Context, name string, do func(context.Context) error) error {
+	return t.Reporter.Step(ctx, name, func(ctx context.Context) error {
+		defer peering.Begin(ctx, t.where, name, "")()
+		return do(ctx)
+	})
+}
+
+// leastShown is how long something took that is part of a time line.
+const leastShown = 10 * time.Millisecond
+
+// printTimeline shows what waited for what, in seconds after the command.
+func (g *globals) printTimeline(start time.Time, waits []peering.Wait) {
+	var rows [][]any
+	for _, w := range waits {
+		if w.To.Sub(w.From) < leastShown {
+			continue
+		}
+		what := w.What
+		if w.Missing != "" {
+			what += ": " + w.Missing
+		}
+		rows = append(rows, []any{
+			fmt.Sprintf("%.2f s", w.From.Sub(start).Seconds()), fmt.Sprintf("%.2f s", w.To.Sub(start).Seconds()), w.Where, what,
+		})
+	}
+	(&output{}).printTable(g.streams.Err, []string{"from", "to", "where", "what"}, rows)
+}

@@ -40,6 +40,7 @@ func (c *Cluster) write(ctx context.Context, u *unstructured.Unstructured) error
 // apply applies objects that do not depend on each other, after it has written down how
 // they were. What agents write meanwhile is no change: only fields that are applied count.
 func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
+	defer Begin(ctx, s.Name, "apply "+describeAll(objs), "")()
 	wants, lives := make([]*unstructured.Unstructured, len(objs)), make([]*unstructured.Unstructured, len(objs))
 	reading, rctx := failure.NewGroup(ctx)
 	for i, obj := range objs {
@@ -90,6 +91,15 @@ func describe(obj client.Object) string {
 		return fmt.Sprintf("%s %s/%s", kind, ns, obj.GetName())
 	}
 	return fmt.Sprintf("%s %s", kind, obj.GetName())
+}
+
+// describeAll names the first one of several objects.
+func describeAll(objs []manifests.Object) string {
+	text := describe(objs[0])
+	if others := len(objs) - 1; others > 0 {
+		text += fmt.Sprintf(" and %d more", others)
+	}
+	return text
 }
 
 // delete removes the very object that was read, not one of the same name that

@@ -95,8 +95,14 @@ func (c *Cluster) await(ctx context.Context, doing, hint string, kinds []client.
 		}
 		return condition(ctx, stores)
 	}
+	noted, end := "", Begin(ctx, c.Name, doing, "")
+	defer func() { end() }()
 	for backoff := lookBackoff; ; {
 		reason, err := look()
+		if reason != noted && reason != "" {
+			end()
+			noted, end = reason, Begin(ctx, c.Name, doing, reason)
+		}
 		switch {
 		case err != nil && ctx.Err() == nil:
 			return c.fail(doing, err)

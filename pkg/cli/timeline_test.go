@@ -1,0 +1,50 @@
+package cli
+
+import (
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"testing"
+
+	"github.com/liqonet/liqonet/test/fakeapi"
+)
+
+// peer -v says how long each step took, and what it waited for.
+func TestTimeline(t *testing.T) {
+	home := isolate(t)
+	var contexts []string
+	for i, name := range []string{"a", "b"} {
+		s, err := fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", "172.18."+strconv.Itoa(i)+".11", "10.244.0.0/16")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(s.Close)
+		contexts = append(contexts, name+"="+s.URL)
+	}
+	t.Setenv("KUBECONFIG", kubeconfig(t, filepath.Join(home, "kubeconfig"), contexts...))
+	if code, _, stderr := run(t, "peer", "a", "b"); code != 0 || regexp.MustCompile(`FROM`).MatchString(stderr) {
+		t.Fatalf("without -v: exit code %d\n%s", code, stderr)
+	}
+	if code, _, stderr := run(t, "unpeer", "a", "b"); code != 0 {
+		t.Fatalf("exit code %d\n%s", code, stderr)
+	}
+	code, stdout, stderr := run(t, "peer", "a", "b", "-v")
+	if code != 0 {
+		t.Fatalf("exit code %d\n%s", code, stderr)
+	}
+	const times = `(?m)^\d+\.\d\d s +\d+\.\d\d s +`
+	for _, row := range []string{
+		`(?m)^FROM +TO +WHERE +WHAT$`,
+		times + `a - b +Reading both clusters$`,
+		times + `a +apply Namespace liqonet-system$`,
+		times + `a +wait for the node agents`,
+		times + `a - b +Waiting until packets pass$`,
+	} {
+		if !regexp.MustCompile(row).MatchString(stderr) {
+			t.Errorf("no row is like %s:\n%s", row, stderr)
+		}
+		if regexp.MustCompile(row).MatchString(stdout) {
+			t.Errorf("stdout has it:\n%s", stdout)
+		}
+	}
+}
