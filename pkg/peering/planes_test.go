@@ -65,6 +65,9 @@ func TestPlanes(t *testing.T) {
 		if budgets := list[policyv1.PodDisruptionBudgetList](t, w).Items; len(budgets) > 0 {
 			t.Errorf("%s: with one plane there is still %v", w.Name, budgets)
 		}
+		if reported := list[v1alpha1.PeeringList](t, w).Items[0].Status.Planes; len(reported) != 1 || reported[0].Index != 0 {
+			t.Errorf("%s: with one plane the status has %v", w.Name, reported)
+		}
 		if got, want := names(w.contents(t)), names(before[i]); !slices.Equal(got, want) {
 			t.Errorf("%s has\n%s\nwant\n%s", w.Name, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}

@@ -412,6 +412,25 @@ func (s *side) clearPlanes(ctx context.Context, c *plan.ClusterPlan) {
 			s.hasChanged("gateway of plane " + plane)
 		}
 	}
+	_ = s.forgetPlanes(ctx, c.Peering.Name)
+}
+
+// forgetPlanes takes what gateways have reported that are gone out of a Peering's status: others would go on to call
+// where such a gateway was told to.
+func (s *side) forgetPlanes(ctx context.Context, peering string) error {
+	return retryOnConflict(func() error {
+		live, err := get[v1alpha1.Peering](ctx, s.Cluster, "", peering)
+		if live == nil || err != nil {
+			return err
+		}
+		before := live.DeepCopy()
+		live.Status.Planes = slices.DeleteFunc(live.Status.Planes, func(reported v1alpha1.PlaneStatus) bool { return live.Plane(reported.Index) == nil })
+		if len(live.Status.Planes) == len(before.Status.Planes) {
+			return nil
+		}
+		patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+		return s.fail("take planes that are gone out of the status of Peering "+peering, s.Client.Status().Patch(ctx, live, patch, client.FieldOwner(v1alpha1.FieldManager)))
+	})
 }
 
 // waitForPackets is one side's part.

@@ -345,6 +345,11 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 				Index: plane.Index, ObservedGeneration: p.Generation, Connected: w.connected(p) && !w.runs(ctx, c, gateway, w.lossy), MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(fakeapi.GatewayIP)},
 			})
 		}
+		for _, reported := range p.Status.Planes { // of one that is gone, it stays
+			if !slices.ContainsFunc(planes, func(s v1alpha1.PlaneStatus) bool { return s.Index == reported.Index }) {
+				planes = append(planes, reported)
+			}
+		}
 		if cmp.Equal(p.Status.Planes, planes, compare) {
 			continue
 		}
