@@ -34,9 +34,12 @@ func choosePlanes(clusters [2]*FactSheet, placements [2]*v1alpha1.GatewayPlaceme
 	slices.Sort(planes)
 	planes = slices.Compact(planes)
 	given := max(clusters[0].Overrides.Planes, clusters[1].Overrides.Planes)
+	if given == len(planes) && single == "" {
+		given = 0 // it is so already, also while a node is down
+	}
 	switch {
 	case given > 0:
-		if err := checkPlanes(given, clusters, carriers, single); err != nil {
+		if err := checkPlanes(given, clusters, carriers, placements, single); err != nil {
 			return nil, s, err
 		}
 		n, s.Reason = given, "given by --planes"
@@ -63,7 +66,7 @@ func choosePlanes(clusters [2]*FactSheet, placements [2]*v1alpha1.GatewayPlaceme
 }
 
 // checkPlanes refuses a number of planes that there cannot be.
-func checkPlanes(n int, clusters [2]*FactSheet, carriers [2][]string, single string) error {
+func checkPlanes(n int, clusters [2]*FactSheet, carriers [2][]string, placements [2]*v1alpha1.GatewayPlacement, single string) error {
 	refused := func(cluster string, err error, hint string) error {
 		return &failure.Error{Kind: failure.Usage, Cluster: cluster, Doing: "choose the number of planes", Err: err, Hint: hint}
 	}
@@ -74,10 +77,18 @@ func checkPlanes(n int, clusters [2]*FactSheet, carriers [2][]string, single str
 		return refused("", fmt.Errorf("%s, and %d planes need as many endpoints", single, n), "leave out --planes, or the endpoint")
 	}
 	for i, f := range clusters {
-		if has := len(carriers[i]); has < n && n > 1 {
-			return refused(f.Name, fmt.Errorf("%d planes need as many nodes for gateways, and there are %d: %s", n, has, strings.Join(carriers[i], ", ")),
-				"give a smaller number by --planes; or have more nodes that are ready and that gateways tolerate, see --gateway-toleration and --gateway-node-selector")
+		has := len(carriers[i])
+		if has >= n || n == 1 {
+			continue
 		}
+		few := fmt.Errorf("%d planes need as many nodes for gateways, and there are %d: %s", n, has, strings.Join(carriers[i], ", "))
+		if absent := f.absentCarriers(placements[i]); has+len(absent) >= n {
+			return &failure.Error{
+				Kind: failure.NotReady, Cluster: f.Name, Doing: "choose the number of planes", Err: fmt.Errorf("%w; not ready: %s", few, strings.Join(absent, ", ")),
+				Hint: "wait until they are ready, or give a smaller number by --planes",
+			}
+		}
+		return refused(f.Name, few, "give a smaller number by --planes; or have more nodes that gateways tolerate, see --gateway-toleration and --gateway-node-selector")
 	}
 	return nil
 }
@@ -96,11 +107,24 @@ func OneEndpoint(a, b *FactSheet) string {
 }
 
 // carriers are the nodes that can carry a gateway now.
-func (f *FactSheet) carriers(p *v1alpha1.GatewayPlacement) (out []string) {
+func (f *FactSheet) carriers(p *v1alpha1.GatewayPlacement) []string {
 	// Kubernetes takes this taint from a node a moment after the node is ready.
-	tolerations := append(manifests.GatewayTolerations(p, 0), corev1.Toleration{Key: corev1.TaintNodeNotReady, Operator: corev1.TolerationOpExists})
+	return f.carriersThat(p, true, corev1.TaintNodeNotReady)
+}
+
+// absentCarriers are the nodes that could if they were ready.
+func (f *FactSheet) absentCarriers(p *v1alpha1.GatewayPlacement) []string {
+	return f.carriersThat(p, false, corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable)
+}
+
+// carriersThat are those that are ready or not, whatever these taints say.
+func (f *FactSheet) carriersThat(p *v1alpha1.GatewayPlacement, ready bool, taints ...string) (out []string) {
+	tolerations := manifests.GatewayTolerations(p, 0)
+	for _, taint := range taints {
+		tolerations = append(tolerations, corev1.Toleration{Key: taint, Operator: corev1.TolerationOpExists})
+	}
 	for _, n := range f.Nodes {
-		if n.Ready && n.RunsAgents && n.isChosen(p) && n.untolerated(tolerations) == nil {
+		if n.Ready == ready && n.RunsAgents && n.isChosen(p) && n.untolerated(tolerations) == nil {
 			out = append(out, n.Name)
 		}
 	}

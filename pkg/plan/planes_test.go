@@ -31,6 +31,8 @@ func TestChoosePlanes(t *testing.T) {
 	tainted[2].Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}}
 	fresh := nodes(2)
 	fresh[1].Taints = []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule}}
+	down := nodes(2)
+	down[1].Ready, down[1].Taints = false, []corev1.Taint{{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoSchedule}}
 	controlPlane := nodes(2)
 	controlPlane[0].Taints = []corev1.Taint{{Key: "node-role.kubernetes.io/control-plane", Effect: corev1.TaintEffectNoSchedule}}
 	service := &corev1.Service{}
@@ -44,6 +46,7 @@ func TestChoosePlanes(t *testing.T) {
 		options Overrides
 		want    string
 		refused string
+		waits   bool
 	}{
 		{name: "new", nodes: nodes(2), want: "[0 1]"},
 		{name: "one node", nodes: nodes(1), want: "[0]"},
@@ -56,6 +59,8 @@ func TestChoosePlanes(t *testing.T) {
 		{name: "given", nodes: nodes(3), given: 3, want: "[0 1 2]"},
 		{name: "one is given, on no node", given: 1, want: "[0]"},
 		{name: "as before", nodes: nodes(1), exists: with(0, 1), want: "[0 1]"},
+		{name: "given as before, while a node is down", nodes: down, exists: with(0, 1), given: 2, want: "[0 1]"},
+		{name: "given, while a node is down", nodes: down, given: 2, refused: "and there are 1: n0; not ready: n1", waits: true},
 		{name: "taken away", nodes: nodes(1), exists: with(0, 1), given: 1, want: "[0]"},
 		{name: "more than nodes", nodes: nodes(1), given: 2, refused: "2 planes need as many nodes for gateways, and there are 1: n0"},
 		{name: "nodes that gateways do not get", nodes: tainted, given: 2, refused: "and there are 1: n0"},
@@ -75,7 +80,7 @@ func TestChoosePlanes(t *testing.T) {
 			for _, both := range [][2]*FactSheet{{a, b}, {b, a}} {
 				got, s, err := choosePlanes(both, [2]*v1alpha1.GatewayPlacement{})
 				if tt.refused != "" {
-					if kindOf(t, err) != failure.Usage || !strings.Contains(err.Error(), tt.refused) {
+					if kind := kindOf(t, err); (kind == failure.NotReady) != tt.waits || (kind == failure.Usage) == tt.waits || !strings.Contains(err.Error(), tt.refused) {
 						t.Errorf("%v", err)
 					}
 					continue

@@ -216,6 +216,7 @@ func (x *chaos) round(t *testing.T, ctx context.Context) {
 	}
 	if len(calls) > 0 {
 		mended = time.Now()
+		x.ready(t, ctx) // a new peering with two planes is refused where a node is still starting
 		for _, pair := range x.pairs() {
 			if slices.ContainsFunc(calls, func(c chaosCommand) bool { return c.args[0] != "expose-host" && c.of(pair) }) {
 				x.mustPeer(t, ctx, pair)
@@ -475,14 +476,20 @@ func (l *load) end(t *testing.T, x *chaos, name string, broken map[[2]string]boo
 // quiet waits until every pod reaches every pod.
 func (x *chaos) quiet(t *testing.T, ctx context.Context) {
 	t.Helper()
+	x.ready(t, ctx)
+	for _, pair := range x.pairs() {
+		views := anyStatus(t, ctx, pair[0], pair[1])
+		eventually(t, ctx, quietTimeout, "every pod reaches every pod", func() string { return unreached(t, views, pair[0], pair[1]) })
+	}
+}
+
+// ready waits until all nodes are.
+func (x *chaos) ready(t *testing.T, ctx context.Context) {
+	t.Helper()
 	for _, c := range x.clusters {
 		if _, err := c.Run(ctx, "", "wait", "--for=condition=Ready", "nodes", "--all", "--timeout="+podTimeout.String()); err != nil {
 			t.Fatal(err)
 		}
-	}
-	for _, pair := range x.pairs() {
-		views := anyStatus(t, ctx, pair[0], pair[1])
-		eventually(t, ctx, quietTimeout, "every pod reaches every pod", func() string { return unreached(t, views, pair[0], pair[1]) })
 	}
 }
 
