@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -71,9 +72,10 @@ func (a Answer) Source() netip.Addr {
 	return ap.Addr().Unmap()
 }
 
-// Run runs kubectl and returns its standard output.
+// Run runs kubectl and returns its standard output. What kubectl keeps is beside the kubeconfig, and goes with the lab.
 func (c *Cluster) Run(ctx context.Context, stdin string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, c.Kubectl, append([]string{"--kubeconfig", c.Kubeconfig, "--context", c.Name}, args...)...)
+	cache := filepath.Join(filepath.Dir(c.Kubeconfig), "kubectl")
+	cmd := exec.CommandContext(ctx, c.Kubectl, append([]string{"--kubeconfig", c.Kubeconfig, "--context", c.Name, "--cache-dir", cache}, args...)...)
 	cmd.Stdin = strings.NewReader(stdin)
 	var out, errs bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errs
