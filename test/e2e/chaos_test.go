@@ -197,6 +197,8 @@ func (x *chaos) round(t *testing.T, ctx context.Context) {
 		case mend == nil:
 		case f.name == powerOff:
 			last = append(last, mend)
+		case f.machine != "":
+			mends = append([]func(){mend}, mends...) // others ask the API server
 		default:
 			mends = append(mends, mend)
 		}
