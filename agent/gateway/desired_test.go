@@ -366,8 +366,8 @@ func TestCompareStatus(t *testing.T) {
 		want   loop.Change
 	}{
 		"nothing":                         {func(*status) {}, loop.Same},
-		"round trip time":                 {func(s *status) { s.plane.RTTMicroseconds = 11 }, loop.Measured},
-		"round trip time, a little":       {func(s *status) { s.plane.RTTMicroseconds = 10 }, loop.Same},
+		"round trip time":                 {func(s *status) { s.plane.RTTMicroseconds = 1000 }, loop.Same},
+		"loss":                            {func(s *status) { s.plane.LossPercent = 50 }, loop.Same},
 		"handshake":                       {func(s *status) { s.plane.LastHandshake = new(metav1.Now()) }, loop.Measured},
 		"first round trip time":           {func(s *status) { s.plane.RTTMicroseconds = 0 }, loop.Changed},
 		"connected":                       {func(s *status) { s.plane.Connected = false }, loop.Changed},

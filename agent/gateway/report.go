@@ -76,7 +76,10 @@ func (a *agent) Status(problem string) (status, bool) {
 		a.noted.see(s.peering, s.plane, state, why)
 	}
 	a.show(s.plane)
-	a.inLease.Store(&v1alpha1.Measured{JitterMicroseconds: a.probes.Jitter.Microseconds(), SentBytes: a.tunnel.TxBytes, ReceivedBytes: a.tunnel.RxBytes})
+	a.inLease.Store(&v1alpha1.Measured{
+		JitterMicroseconds: a.probes.Jitter.Microseconds(), SentBytes: a.tunnel.TxBytes, ReceivedBytes: a.tunnel.RxBytes,
+		RTTMicroseconds: s.plane.RTTMicroseconds, LossPercent: &s.plane.LossPercent, LastHandshake: s.plane.LastHandshake,
+	})
 	// The lowest plane that packets pass by writes them, or else the lowest one.
 	alive := a.planesAlive(s.plane)
 	planes := a.peering.Spec.Planes
@@ -291,8 +294,8 @@ func someNodes(names []string) string {
 	return fmt.Sprintf("%d nodes (%s%s)", len(names), strings.Join(names[:min(len(names), maxNamed)], ", "), more)
 }
 
-// compareStatus says what of a status is news. Measured values are written now and then, the
-// first ones at once.
+// compareStatus says what of a status is news. Latency and loss are not, but for the first time, since each write is sent to
+// all nodes. The Lease tells them.
 func compareStatus(now, written status) loop.Change {
 	a, b := now.plane, written.plane
 	if now.peering != written.peering || a.ObservedGeneration != b.ObservedGeneration || a.PodIP != b.PodIP || a.NodeName != b.NodeName ||
@@ -308,8 +311,7 @@ func compareStatus(now, written status) loop.Change {
 			return loop.Measured
 		}
 	}
-	if now.disputed || loop.Moved(a.RTTMicroseconds, b.RTTMicroseconds) || a.LossPercent != b.LossPercent || a.Message != b.Message || a.Endpoint != b.Endpoint ||
-		!a.LastHandshake.Equal(b.LastHandshake) || !a.PresharedKeyTime.Equal(b.PresharedKeyTime) || !reflect.DeepEqual(a.Remote, b.Remote) {
+	if now.disputed || a.Message != b.Message || a.Endpoint != b.Endpoint || !a.LastHandshake.Equal(b.LastHandshake) || !a.PresharedKeyTime.Equal(b.PresharedKeyTime) || !reflect.DeepEqual(a.Remote, b.Remote) {
 		return loop.Measured
 	}
 	return loop.Same

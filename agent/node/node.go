@@ -183,7 +183,7 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	return l.Run(ctx)
 }
 
-// strip removes from a Peering the texts that are for people.
+// strip removes from a Peering the texts and measurements that are for people.
 func strip(obj client.Object) {
 	if p, ok := obj.(*v1alpha1.Peering); ok {
 		p.Spec.Translation, p.Status.Translation = nil, nil
@@ -191,7 +191,8 @@ func strip(obj client.Object) {
 			p.Status.Conditions[i].Message = ""
 		}
 		for i := range p.Status.Planes {
-			p.Status.Planes[i].Message = ""
+			s := &p.Status.Planes[i]
+			s.Message, s.RTTMicroseconds, s.LossPercent, s.LastHandshake = "", 0, 0, nil
 		}
 	}
 }

@@ -96,12 +96,16 @@ func TestSecurity_21_StrippedPeerings(t *testing.T) {
 		p := peering("b", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.0.0.0/15", "10.30.0.0/15"), "10.70.0.0/18")
 		p.Spec.Translation = &v1alpha1.Translation{Local: p.Spec.Local.Pods}
 		p.Status.Translation, p.Status.Conditions = p.Spec.Translation, []metav1.Condition{{Message: "long"}}
-		p.Status.Planes[0].Message = "long"
+		s := &p.Status.Planes[0]
+		s.Message, s.RTTMicroseconds, s.LossPercent, s.LastHandshake = "long", 500, 3, new(metav1.Unix(1e9, 0))
 		p.Status.Planes[0].Remote = &v1alpha1.RemoteAnnouncement{NodeIPs: []v1alpha1.IP{{Addr: addr("10.30.0.1")}}}
 		return p
 	}
 	stripped := full()
 	strip(&stripped)
+	if s := stripped.Status.Planes[0]; s.RTTMicroseconds+int64(s.LossPercent) > 0 || s.LastHandshake != nil {
+		t.Errorf("left: %+v", s)
+	}
 	if text := fmt.Sprintf("%+v", stripped); strings.Contains(text, "long") || strings.Contains(text, "Translation:0x") {
 		t.Errorf("left: %s", text)
 	}

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"reflect"
 	"syscall"
 	"time"
 
@@ -194,8 +195,12 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 			return nil, fmt.Errorf("watch %T: %w", obj, err)
 		}
 		if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { changed.Send() },
-			UpdateFunc: func(any, any) { changed.Send() },
+			AddFunc: func(any) { changed.Send() },
+			UpdateFunc: func(before, now any) {
+				if !same(before, now) {
+					changed.Send()
+				}
+			},
 			DeleteFunc: func(any) { changed.Send() },
 		}); err != nil {
 			return nil, fmt.Errorf("watch %T: %w", obj, err)
@@ -206,6 +211,24 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 		return nil, fmt.Errorf("fill the cache: %w", context.Cause(ctx))
 	}
 	return &View{Reader: store, Client: c, Changed: changed}, nil
+}
+
+// same says that of an object only its version has changed, as far as the agent keeps it. Nodes report what they measure as
+// often as every 30 s, and a gateway looks at all nodes for each change.
+func same(before, now any) bool {
+	b, n := reflect.ValueOf(before), reflect.ValueOf(now)
+	if b.Kind() != reflect.Pointer || b.Type() != n.Type() {
+		return false
+	}
+	shallow := reflect.New(b.Type().Elem())
+	shallow.Elem().Set(b.Elem())
+	o, ok := shallow.Interface().(client.Object)
+	newer, isObject := now.(client.Object)
+	if !ok || !isObject {
+		return false
+	}
+	o.SetResourceVersion(newer.GetResourceVersion())
+	return reflect.DeepEqual(shallow.Interface(), now)
 }
 
 // inPages has objects listed in pages. What an API server answers from its cache has no pages, so

@@ -378,14 +378,15 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats, now
 	if plane.KeyTime != nil {
 		v.KeyAge = new(int64(now.Sub(plane.KeyTime.Time).Seconds()))
 	}
-	s := p.PlaneStatus(plane.Index)
-	if s == nil {
+	reported := p.PlaneStatus(plane.Index)
+	if reported == nil {
 		v.Message = "the gateway has not reported yet"
 		return v, Unknown
 	}
+	lease := v1alpha1.GatewayName(p.Name, plane.Index)
+	s := beats.measured(lease).Newest(*reported)
 	v.Endpoint, v.Node, v.MTU, v.Message = s.Endpoint, s.NodeName, int(s.MTU), s.Message
 	v.LossPercent, v.PublicKey = int(s.LossPercent), s.PublicKey
-	lease := v1alpha1.GatewayName(p.Name, plane.Index)
 	v.Version = beats.version(lease)
 	if s.LastHandshake != nil {
 		if age := beats.sinceOf(lease, s.LastHandshake.Time); age != nil {

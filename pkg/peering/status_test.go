@@ -173,6 +173,24 @@ func TestViewNamesNodesThatAreNotReady(t *testing.T) {
 	}
 }
 
+// What a gateway's Lease tells is newer than what its status does. A Lease of an older version, or one that makes no sense,
+// changes nothing.
+func TestViewOfMeasured(t *testing.T) {
+	for told, want := range map[string]PlaneView{
+		`{"rttMicroseconds":2500,"lossPercent":0,"lastHandshake":"2026-11-21T11:59:50Z"}`: {RTT: new(2.5), LossPercent: 0, HandshakeAge: new(int64(10))},
+		`{"lossPercent":100}`: {LossPercent: 100},
+		`{"sentBytes":1}`:     {RTT: new(1.25), LossPercent: 1, HandshakeAge: new(int64(60))},
+		`{"lossPercent":101}`: {RTT: new(1.25), LossPercent: 1, HandshakeAge: new(int64(60))},
+	} {
+		w := newWorld()
+		w.beats["gateway-b-0"].lease.Annotations = map[string]string{v1alpha1.AnnotationMeasured: told}
+		p := w.view(t).Planes[0]
+		if diff := cmp.Diff(want, PlaneView{RTT: p.RTT, LossPercent: p.LossPercent, HandshakeAge: p.HandshakeAge}); diff != "" {
+			t.Errorf("%s: %s", told, diff)
+		}
+	}
+}
+
 // Routes into ranges of the peering are named, and change nothing else.
 func TestViewConflicts(t *testing.T) {
 	for _, tt := range []struct {

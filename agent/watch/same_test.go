@@ -1,0 +1,36 @@
+package watch
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// An object that was written anew, and says the same, is no reason to do anything. It is not changed by the comparison.
+func TestSame(t *testing.T) {
+	report := func(version, peering string) *v1alpha1.NodeNetwork {
+		return &v1alpha1.NodeNetwork{
+			ObjectMeta: metav1.ObjectMeta{Name: "10.80.0.1", ResourceVersion: version},
+			Status:     v1alpha1.NodeNetworkStatus{Gateways: []v1alpha1.NodeGateway{{Peering: peering}}},
+		}
+	}
+	before := report("1", "b")
+	for name, tt := range map[string]struct {
+		now  any
+		want bool
+	}{
+		"another version": {report("2", "b"), true},
+		"another content": {report("2", "c"), false},
+		"another kind":    {&v1alpha1.Peering{}, false},
+		"no object":       {"tombstone", false},
+	} {
+		if got := same(before, tt.now); got != tt.want {
+			t.Errorf("%s: %t, want %t", name, got, tt.want)
+		}
+	}
+	if before.ResourceVersion != "1" {
+		t.Errorf("the object that was cached has version %s now", before.ResourceVersion)
+	}
+}
