@@ -159,7 +159,7 @@ chaos: lab-programs image ## faults at random in three peered clusters under loa
 # Parts which write docs/results/NAME.json. Faults at random, and full load, last for an hour; the others take less.
 E2E_PARTS := $(addprefix test-long-,networks failures writes damages failover outages checks faults healthy)
 .PHONY: test-long
-test-long: $(E2E_PARTS) test-long-chaos test-long-load test-long-lab test-long-vm test-long-plays test-long-sizes test-long-race test-long-supply test-long-attack test-long-hostile bench ## all that takes longer (root)
+test-long: $(E2E_PARTS) test-long-chaos test-long-load test-long-lab test-long-vm test-long-plays test-long-sizes test-long-race test-long-supply test-long-attack test-long-hostile bench bench-scale ## all that takes longer (root)
 
 .PHONY: $(E2E_PARTS)
 $(E2E_PARTS): test-long-%: lab-programs image
@@ -208,6 +208,10 @@ test-long-hostile:
 .PHONY: bench
 bench: lab-programs image ## speed, as ratios against a baseline of the same run
 	go run ./scripts/gotest -v -result bench -of agent,cmd,pkg,test/bench -- -p 1 -count=1 -timeout 55m -run '^$$' -bench . -benchtime 1x ./test/bench/... ./test/e2e/... ./pkg/cli
+
+.PHONY: bench-scale
+bench-scale: packages ## what one agent costs with up to 5,000 nodes and 250 peerings, and how that grows (root)
+	go run ./scripts/gotest -v -result scale -of agent,pkg,test/agents -- -count=1 -timeout 55m -run '^$$' -bench Scale -benchtime 1x ./test/agents
 
 .PHONY: lint
 lint: ## static analysis, formatting, comments of exported names, length of sentences

@@ -28,6 +28,17 @@ const (
 	shortest, longest                       = 0.01, 100.0
 )
 
+// style is that of all pictures, for light and dark pages.
+const style = `  <style>
+    .bg{fill:#fff;stroke:#d0d7de} text{fill:#1f2328} .dim{fill:#57606a} .grid{stroke:#d0d7de} .other{stroke:#b8651b;stroke-dasharray:5 4} .ox{fill:#b8651b}
+    .p{stroke:#1a7f37;stroke-width:3;fill:none} .px{fill:#1a7f37} .c{stroke:#2f6fb5;stroke-width:3;fill:none} .cx{fill:#2f6fb5}
+    @media (prefers-color-scheme: dark) {
+    .bg{fill:#0d1117;stroke:#30363d} text{fill:#e6edf3} .dim{fill:#9198a1} .grid{stroke:#30363d} .other{stroke:#e0954a} .ox{fill:#e0954a}
+    .p{stroke:#3fb950} .px{fill:#3fb950} .c{stroke:#58a6ff} .cx{fill:#58a6ff}
+    }
+  </style>
+`
+
 // distribution draws the picture, empty where nothing was measured.
 func distribution(all []Result) string {
 	i := slices.IndexFunc(all, func(r Result) bool { return r.Name == "chaos" })
@@ -38,16 +49,8 @@ func distribution(all []Result) string {
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="Helvetica, Arial, 'DejaVu Sans', sans-serif" font-size="13" role="img" aria-labelledby="t d">
   <title id="t">How long was lost in a round of chaos</title>
   <desc id="d">Two curves, of packets and of a TCP connection: the part of all rounds against the longest time without an answer, from 0.01 to 100 s.</desc>
-  <style>
-    .bg{fill:#fff;stroke:#d0d7de} text{fill:#1f2328} .dim{fill:#57606a} .grid{stroke:#d0d7de} .other{stroke:#b8651b;stroke-dasharray:5 4} .ox{fill:#b8651b}
-    .p{stroke:#1a7f37;stroke-width:3;fill:none} .px{fill:#1a7f37} .c{stroke:#2f6fb5;stroke-width:3;fill:none} .cx{fill:#2f6fb5}
-    @media (prefers-color-scheme: dark) {
-    .bg{fill:#0d1117;stroke:#30363d} text{fill:#e6edf3} .dim{fill:#9198a1} .grid{stroke:#30363d} .other{stroke:#e0954a} .ox{fill:#e0954a}
-    .p{stroke:#3fb950} .px{fill:#3fb950} .c{stroke:#58a6ff} .cx{fill:#58a6ff}
-    }
-  </style>
-  <rect class="bg" x="1" y="1" width="%d" height="%d" rx="10"/>
-`, width, height, width-2, height-2)
+%s  <rect class="bg" x="1" y="1" width="%d" height="%d" rx="10"/>
+`, width, height, style, width-2, height-2)
 	for _, s := range []float64{0.01, 0.1, 1, 10, 100} {
 		fmt.Fprintf(&b, "  <path class=\"grid\" d=\"M%d %.1f H%d\"/><text class=\"dim\" x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g s</text>\n", left, atSeconds(s), right, left-8, atSeconds(s)+4, s)
 	}

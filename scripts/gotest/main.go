@@ -9,7 +9,7 @@
 // A result is a file docs/results/NAME.json: what was run, when, of which commit,
 // with which seed, and the outcome of each test. It also names the state of what
 // was tested (-of), by which -stale says which results are older than that. From all
-// results -table writes docs/results/README.md, and the tables and the picture of docs/reliability.md.
+// results -table writes docs/results/README.md, and the tables and pictures of docs/reliability.md and docs/limits.md.
 //
 // With -times the times of tests are added to a file; without arguments of go test,
 // all that are in it are shown, and the file is removed.
@@ -380,25 +380,33 @@ func writeTable() error {
 	if err != nil {
 		return err
 	}
-	page := filepath.Join(top, measuredPage)
-	text, err := os.ReadFile(page)
-	if err != nil {
-		return err
-	}
-	if image := distribution(all); image != "" {
-		if err := os.WriteFile(filepath.Join(top, distributionImage), []byte(image), 0o644); err != nil {
+	for _, name := range measuredPages {
+		page := filepath.Join(top, name)
+		text, err := os.ReadFile(page)
+		if err != nil {
+			return err
+		}
+		if err := os.WriteFile(page, []byte(fill(string(text), all)), 0o644); err != nil {
 			return err
 		}
 	}
-	return errors.Join(
-		os.WriteFile(page, []byte(fill(string(text), all)), 0o644),
-		os.WriteFile(filepath.Join(top, resultDir, "README.md"), []byte(markdown(all)), 0o644),
-	)
+	for name, draw := range images {
+		if image := draw(all); image != "" {
+			if err := os.WriteFile(filepath.Join(top, name), []byte(image), 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return os.WriteFile(filepath.Join(top, resultDir, "README.md"), []byte(markdown(all)), 0o644)
 }
 
-// measuredPage has tables of what benchmarks measured: one after each comment that names a result, the benchmark, and the
-// columns: parts of its name, by their number after a slash, and units, each with a title.
-const measuredPage = "docs/reliability.md"
+// measuredPages have tables of what benchmarks measured: one after each comment that names a result, the benchmark, and the
+// columns: parts of its name, by their number after a slash, and units, each with a title. Of a part such as nodes=100-2, where
+// the last number is that of processors, it is the value.
+var measuredPages = []string{"docs/reliability.md", "docs/limits.md"}
+
+// images are pictures of results, by file, and what draws them: nothing where there is no result.
+var images = map[string]func([]Result) string{distributionImage: distribution, growthImage: growth}
 
 var measured = regexp.MustCompile(`(?s)(<!-- results of (\w+), (Benchmark\w+): (.*?) -->\n).*?(<!-- end -->)`)
 
@@ -435,6 +443,9 @@ func (b Benchmark) row(name, columns []string) (out []string) {
 			value = ""
 			if n, err := strconv.Atoi(part); err == nil && n < len(name) {
 				value = name[n]
+			}
+			if _, number, ok := strings.Cut(value, "="); ok {
+				value, _, _ = strings.Cut(number, " ")
 			}
 		}
 		out = append(out, value)

@@ -57,6 +57,8 @@ type crowd struct {
 	streams        bool
 	count          int
 	object         func(i int) []byte
+	// events are sent to whoever watches that kind. It may be nil.
+	events chan []byte
 }
 
 func (c *crowd) ServeHTTP(w http.ResponseWriter, req *http.Request) {
@@ -77,8 +79,15 @@ func (c *crowd) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		fmt.Fprintf(w, `{"type":"BOOKMARK","object":{"apiVersion":%q,"kind":%q,"metadata":{"resourceVersion":"1","annotations":{%q:"true"}}}}`+"\n",
 			v1alpha1.GroupVersion, c.kind, metav1.InitialEventsAnnotationKey)
 	}
-	_ = http.NewResponseController(w).Flush()
-	<-req.Context().Done()
+	for {
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-req.Context().Done():
+			return
+		case e := <-c.events:
+			_, _ = w.Write(e)
+		}
+	}
 }
 
 // list answers a page. From their caches API servers answer all at once.
@@ -233,7 +242,7 @@ func resources(c corev1.Container) (env []string, limit int64) {
 // confine gives a process as much memory as its pod may have, in bytes. The kernel's own, for
 // its routes, links and sets, counts. Who wants more is killed. It returns what says how much the
 // process has had at most.
-func confine(t *testing.T, pid int, limit int64) (peak func() int64) {
+func confine(t testing.TB, pid int, limit int64) (peak func() int64) {
 	t.Helper()
 	root, files := "/sys/fs/cgroup", [2]string{"memory.max", "memory.peak"}
 	if _, err := os.Stat(root + "/memory"); err == nil { // version 1
@@ -269,7 +278,7 @@ func confine(t *testing.T, pid int, limit int64) (peak func() int64) {
 }
 
 // mostOf is how much memory a process has had at most without the kernel's, in bytes.
-func mostOf(t *testing.T, pid int) int64 {
+func mostOf(t testing.TB, pid int) int64 {
 	t.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -284,7 +293,7 @@ func mostOf(t *testing.T, pid int) int64 {
 }
 
 // processor is how long a process has used one.
-func processor(t *testing.T, pid int) time.Duration {
+func processor(t testing.TB, pid int) time.Duration {
 	t.Helper()
 	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

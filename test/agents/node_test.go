@@ -105,7 +105,7 @@ func startNode(t *testing.T) *node {
 }
 
 // run runs the node's agent.
-func (n *node) run(t *testing.T, api http.Handler, env []string, files map[string][]byte, args ...string) {
+func (n *node) run(t testing.TB, api http.Handler, env []string, files map[string][]byte, args ...string) {
 	t.Helper()
 	n.agent = newProcess(t, n.NS, api, env, files, args...)
 	n.agent.start(t)
@@ -124,7 +124,7 @@ func (n *node) try(script string) string {
 	return string(out)
 }
 
-func (n *node) shell(t *testing.T, script string) {
+func (n *node) shell(t testing.TB, script string) {
 	t.Helper()
 	n.Output(t, "sh", "-c", script)
 }

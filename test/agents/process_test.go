@@ -85,7 +85,7 @@ func (o *output) String() string {
 // newProcess returns an agent of a namespace, which runs as in its pod as soon as it is started. The API server is
 // where the environment and the files of its service account say. files are there beside the overlay's key, in the
 // directory that DIR stands for in the arguments.
-func newProcess(t *testing.T, ns *netns.NS, api http.Handler, env []string, files map[string][]byte, args ...string) *process {
+func newProcess(t testing.TB, ns *netns.NS, api http.Handler, env []string, files map[string][]byte, args ...string) *process {
 	t.Helper()
 	var listener net.Listener
 	ns.Do(t, func() (err error) {
@@ -133,7 +133,7 @@ func newProcess(t *testing.T, ns *netns.NS, api http.Handler, env []string, file
 }
 
 // start runs it.
-func (p *process) start(t *testing.T) {
+func (p *process) start(t testing.TB) {
 	t.Helper()
 	p.cmd = exec.Command("unshare", "--mount", "sh", "-ec", p.script)
 	p.cmd.Env = p.env
@@ -143,7 +143,7 @@ func (p *process) start(t *testing.T) {
 	}
 }
 
-func (p *process) signal(t *testing.T, s syscall.Signal) {
+func (p *process) signal(t testing.TB, s syscall.Signal) {
 	t.Helper()
 	if err := p.cmd.Process.Signal(s); err != nil {
 		t.Fatal(err)

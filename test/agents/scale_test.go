@@ -1,0 +1,409 @@
+package agents
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"math"
+	"net/http"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/vishvananda/netlink"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/netns"
+)
+
+const (
+	// podsOfNode is how many pods each node has, with addresses outside of its range: gateways know each by itself. So 5,000
+	// nodes have 100,000.
+	podsOfNode = 20
+	// quiet and busy are how long an agent is looked at. quiet contains the time at which it compares everything.
+	quiet, busy = 32 * time.Second, 10 * time.Second
+	// unansweredFor is how long a node agent asks often where nobody answers.
+	unansweredFor = 65 * time.Second
+	// steeper is how much more one more object may cost at the next step than at the last one. With these steps it is 1 if costs
+	// grow linearly, 1.3 if they grow by n log n, and 5 to 15 if they grow by the square.
+	steeper = 2.5
+)
+
+// counter counts what goes to an API server and comes from it.
+type counter struct {
+	http.Handler
+	requests, bytes atomic.Int64
+}
+
+func (c *counter) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	c.requests.Add(1)
+	req.Body = &countedBody{req.Body, c}
+	c.Handler.ServeHTTP(&countedWriter{w, c}, req)
+}
+
+type countedBody struct {
+	io.ReadCloser
+	c *counter
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.c.bytes.Add(int64(n))
+	return n, err
+}
+
+type countedWriter struct {
+	http.ResponseWriter
+	c *counter
+}
+
+func (w *countedWriter) Write(p []byte) (int, error) {
+	w.c.bytes.Add(int64(len(p)))
+	return w.ResponseWriter.Write(p)
+}
+
+// Unwrap is for http.ResponseController.
+func (w *countedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// scaled is a real agent in a namespace, whose API server is played.
+type scaled struct {
+	*node
+	counter *counter
+	crowd   *crowd
+	started time.Time
+	// measured has what is reported, by unit.
+	measured map[string]float64
+}
+
+// begin starts the agent, and measures until it has applied all.
+func (s *scaled) begin(b *testing.B, limit int64, env []string, files map[string][]byte, args []string, applied func() string) {
+	b.Helper()
+	s.measured = map[string]float64{}
+	s.counter = &counter{Handler: s.crowd}
+	s.started = time.Now()
+	s.run(b, s.counter, env, files, args...)
+	pid := s.agent.cmd.Process.Pid
+	confine(b, pid, limit)
+	kit.Within(b, fullTimeout, "all is applied", applied)
+	s.measured["s-to-apply"] = time.Since(s.started).Seconds()
+	s.measured["cpu-s-to-apply"] = processor(b, pid).Seconds()
+	s.measured["kB-to-apply"] = float64(s.counter.bytes.Load()) / 1000
+}
+
+// use measures the processor, and what passes to and from the API server, for a time in which something is done again and again.
+func (s *scaled) use(b *testing.B, what string, d time.Duration, perSecond float64, do func(i int)) {
+	b.Helper()
+	pid := s.agent.cmd.Process.Pid
+	used, requests, count, start, done := processor(b, pid), s.counter.requests.Load(), s.counter.bytes.Load(), time.Now(), 0
+	for tick := time.NewTicker(10 * time.Millisecond); time.Since(start) < d; <-tick.C {
+		for ; done < int(time.Since(start).Seconds()*perSecond); done++ {
+			do(done)
+		}
+	}
+	passed := time.Since(start)
+	s.measured["%core-"+what] = 100 * float64(processor(b, pid)-used) / float64(passed)
+	s.measured["requests/min-"+what] = float64(s.counter.requests.Load()-requests) / passed.Minutes()
+	s.measured["kB/min-"+what] = float64(s.counter.bytes.Load()-count) / 1000 / passed.Minutes()
+}
+
+// served measures how long the kernel is without a route after an object has changed, the mean of some changes.
+func (s *scaled) served(b *testing.B, what string, times int, change func(i int) (event []byte, route netip.Prefix)) {
+	b.Helper()
+	// Not before all is applied: the kernel ends a subscription when nobody has room for what it tells.
+	routes, done := make(chan netlink.RouteUpdate, 1<<10), make(chan struct{})
+	defer close(done)
+	s.Do(b, func() error { return netlink.RouteSubscribe(routes, done) })
+	var sum time.Duration
+	for i := range times {
+		event, route := change(i)
+		start := time.Now()
+		s.crowd.events <- event
+		for deadline := time.After(startTimeout); ; {
+			var u netlink.RouteUpdate
+			told := true
+			select {
+			case u, told = <-routes:
+			case <-deadline:
+				b.Fatalf("not within %s: a route to %s", startTimeout, route)
+			}
+			if !told {
+				b.Fatal("the kernel does not tell of routes any more")
+			}
+			if u.Dst != nil && u.Dst.String() == route.String() {
+				break
+			}
+		}
+		sum += time.Since(start)
+		time.Sleep(time.Second) // the next one is no burst
+	}
+	s.measured["ms-to-"+what] = float64(sum.Milliseconds()) / float64(times)
+}
+
+// end reports all.
+func (s *scaled) end(b *testing.B) map[string]float64 {
+	b.Helper()
+	const MiB = 1 << 20
+	most := mostOf(b, s.agent.cmd.Process.Pid)
+	s.measured["MiB"], s.measured["MiB-kernel"] = float64(most)/MiB, float64(kernelOf(b, s.agent.cmd.Process.Pid))/MiB
+	for unit, value := range s.measured {
+		b.ReportMetric(value, unit)
+	}
+	return s.measured
+}
+
+// kernelOf is how much memory of the kernel's a confined process uses, in bytes: for links, routes and sets, and for its sockets and
+// page tables.
+func kernelOf(b *testing.B, pid int) int64 {
+	b.Helper()
+	group := fmt.Sprintf("liqonet-test-%d", pid)
+	raw, err := os.ReadFile("/sys/fs/cgroup/memory/" + group + "/memory.kmem.usage_in_bytes") // version 1
+	if err != nil {
+		if raw, err = os.ReadFile("/sys/fs/cgroup/" + group + "/memory.stat"); err != nil {
+			b.Fatal(err)
+		}
+		_, after, _ := strings.Cut("\n"+string(raw), "\nkernel ")
+		raw = []byte(strings.SplitN(after, "\n", 2)[0])
+	}
+	bytes, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return bytes
+}
+
+// growth is what was measured at each step, and floor how much of a unit is noise.
+type growth struct {
+	steps    []int
+	measured []map[string]float64
+	floor    map[string]float64
+}
+
+// tooSteep says of what one more object costs much more where there are many than where there are few. What is there
+// without any object is so left out.
+func (g growth) tooSteep() (out []string) {
+	for _, unit := range slices.Sorted(maps.Keys(g.floor)) {
+		var each []float64
+		for i := 1; i < len(g.measured); i++ {
+			more := max(g.measured[i][unit]-g.measured[i-1][unit], g.floor[unit])
+			each = append(each, more/float64(g.steps[i]-g.steps[i-1]))
+		}
+		for i := 1; i < len(each); i++ {
+			if each[i] > steeper*each[i-1] {
+				out = append(out, fmt.Sprintf("%s grows faster than linearly: one more costs %.3g at %d, and %.3g at %d", unit, each[i-1], g.steps[i], each[i], g.steps[i+1]))
+			}
+		}
+	}
+	return out
+}
+
+func (g growth) check(b *testing.B) {
+	b.Helper()
+	if len(g.measured) < len(g.steps) {
+		return // some were not asked for
+	}
+	for _, unit := range g.tooSteep() {
+		b.Error(unit)
+	}
+}
+
+func TestTooSteep(t *testing.T) {
+	g := growth{steps: []int{100, 1000, 5000}, floor: map[string]float64{"linear": 1, "n log n": 1, "square": 1, "noise": 10}}
+	for _, n := range g.steps {
+		f := float64(n)
+		g.measured = append(g.measured, map[string]float64{"linear": 1e6 + f, "n log n": f * math.Log(f), "square": 1e6 + f*f, "noise": math.Mod(f, 7)})
+	}
+	want := []string{"square grows faster than linearly: one more costs 1.1e+03 at 1000, and 6e+03 at 5000"}
+	if diff := cmp.Diff(want, g.tooSteep()); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// ordinaryPeering is one of many, with one plane.
+func ordinaryPeering(i int, gateway netip.Addr, rtt int64) *v1alpha1.Peering {
+	return &v1alpha1.Peering{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
+		ObjectMeta: metav1.ObjectMeta{Name: peeringName(i), UID: types.UID(peeringName(i)), Generation: 1, ResourceVersion: strconv.FormatInt(rtt+1, 10)},
+		Spec: v1alpha1.PeeringSpec{
+			Index: int32(i), Overlay: "vxlan",
+			Local: v1alpha1.LocalNetwork{Pods: mappings(ranges("10.128.0.0", 9, 0, 1), ranges("10.0.0.0", 9, 0, 1)), InternalCIDR: kit.CIDR(internal), ExternalCIDR: kit.CIDR("172.30.0.0/18")},
+			Remote: v1alpha1.RemoteNetwork{
+				ClusterID: "id-" + strconv.Itoa(i), Name: "cluster-" + strconv.Itoa(i), Pods: mappings(ranges("10.244.0.0", 16, 0, 1), ranges("11.0.0.0", 16, i, 1)),
+				ExternalCIDR: ranges("100.64.0.0", 18, i, 1)[0], NodeIPs: ips("198.18.0.0", 16*i, 16),
+			},
+			Planes: []v1alpha1.Plane{{
+				Role: v1alpha1.Server, WireGuard: "userspace", KeyGeneration: 1, Service: "gateway-" + strconv.Itoa(i),
+				RemotePublicKey: base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{9}, 32)), RemoteAddress: v1alpha1.IP{Addr: at("100.64.0.0", i<<14+8190)},
+			}},
+		},
+		Status: v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
+			PodIP: v1alpha1.IP{Addr: gateway}, MTU: 1390, NodeName: "node-2", ObservedGeneration: 1, Connected: true, RTTMicroseconds: rtt,
+		}}},
+	}
+}
+
+// ordinaryReport is that of one of many nodes, with the addresses of its pods.
+func ordinaryReport(i, pods int, rtt int64) v1alpha1.NodeNetwork {
+	address, _ := ipam.NodeAddr(netip.MustParsePrefix(internal), i+1)
+	source := v1alpha1.IP{Addr: at("172.18.0.0", i+1)}
+	return v1alpha1.NodeNetwork{
+		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork"},
+		ObjectMeta: metav1.ObjectMeta{Name: address.String(), UID: types.UID(address.String()), ResourceVersion: strconv.FormatInt(rtt+1, 10)},
+		Spec:       v1alpha1.NodeNetworkSpec{NodeName: fmt.Sprintf("node-%d", i)},
+		Status: v1alpha1.NodeNetworkStatus{
+			Kernel: &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, UnderlayMTU: 1500, NodeIPs: []v1alpha1.IP{source},
+			PodIPs: ips("10.128.0.0", (podsOfNode+100)*i, pods), Routes: ranges("192.0.2.0", 32, 0, 8),
+			Gateways: []v1alpha1.NodeGateway{{
+				Peering: peeringName(0), ObservedGeneration: 1, GatewayIP: v1alpha1.IP{Addr: at("10.255.0.0", 1)}, Source: source, MTU: 1390, Ready: true, RTTMicroseconds: rtt,
+			}},
+		},
+	}
+}
+
+// changed is the event of an object as it is now.
+func changed(kind string, obj any) []byte {
+	raw, _ := json.Marshal(obj) // these have nothing that cannot be written
+	return fmt.Appendf(nil, `{"type":%q,"object":%s}`+"\n", kind, raw)
+}
+
+// BenchmarkScaleGateway measures a real gateway agent in clusters of more and more nodes, of which each has podsOfNode pods. The
+// nodes' agents are played: they are reports.
+func BenchmarkScaleGateway(b *testing.B) {
+	g := growth{steps: []int{100, 1000, 5000}, floor: map[string]float64{
+		"MiB": 4, "MiB-kernel": 4, "cpu-s-to-apply": 0.3, "kB-to-apply": 10, "%core-quiet": 0.5, "%core-reports": 2, "ms-to-pod": 100, "ms-to-node": 100, "kB/min-reports": 10,
+	}}
+	for _, nodes := range g.steps {
+		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) { g.measured = append(g.measured, scaleGateway(b, nodes)) })
+	}
+	g.check(b)
+}
+
+func scaleGateway(b *testing.B, nodes int) map[string]float64 {
+	s := &scaled{node: &node{NS: netns.New(b, "gateway")}}
+	s.shell(b, `set -e
+		ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up
+		ip addr add 10.255.0.1/15 dev eth0; ip route add default via 10.255.0.2`)
+	p := ordinaryPeering(0, netip.Addr{}, 0)
+	p.Status = v1alpha1.PeeringStatus{}
+	var err error
+	if s.api, err = fakeapi.New(p); err != nil {
+		b.Fatal(err)
+	}
+	s.api.Unplayed = true
+	b.Cleanup(s.api.Close)
+	key, err := wgtypes.GeneratePrivateKey()
+	if err != nil {
+		b.Fatal(err)
+	}
+	_, deployment := manifests.Gateway{Peering: p.Name, WireGuard: "userspace"}.Objects()
+	env, limit := resources(deployment.Spec.Template.Spec.Containers[0])
+	s.crowd = &crowd{Handler: s.api, kind: "NodeNetwork", resource: "nodenetworks", streams: true, count: nodes, events: make(chan []byte), object: func(i int) []byte {
+		raw, _ := json.Marshal(ordinaryReport(i, podsOfNode, 500))
+		return raw
+	}}
+	s.begin(b, limit, append(env, "POD_IPS=10.255.0.1", "POD_NAME=gateway", "NODE_NAME=node-0"), map[string][]byte{v1alpha1.KeyFilePrivate: key[:]},
+		[]string{"gateway", "--peering=" + p.Name, "--plane=0", "--key-dir=DIR"}, func() string {
+			if err := s.api.Client.Get(context.Background(), types.NamespacedName{Name: p.Name}, p); err != nil {
+				return err.Error()
+			}
+			if s := p.PlaneStatus(0); s == nil || s.ObservedGeneration != 1 {
+				return fmt.Sprintf("it says %+v", s)
+			}
+			return ""
+		})
+	rtt := int64(1000)
+	s.use(b, "reports", busy, float64(nodes)/v1alpha1.NodeReportInterval.Seconds(), func(i int) {
+		rtt++
+		s.crowd.events <- changed("MODIFIED", ordinaryReport(i%nodes, podsOfNode, rtt))
+	})
+	s.served(b, "pod", 3, func(i int) ([]byte, netip.Prefix) {
+		n := ordinaryReport(i, podsOfNode+1, rtt+1)
+		return changed("MODIFIED", n), netip.PrefixFrom(n.Status.PodIPs[podsOfNode].Addr, 32)
+	})
+	s.served(b, "node", 3, func(i int) ([]byte, netip.Prefix) {
+		n := ordinaryReport(nodes+i, podsOfNode, rtt)
+		return changed("ADDED", n), netip.PrefixFrom(n.Status.PodIPs[0].Addr, 32)
+	})
+	s.use(b, "quiet", quiet, 0, nil) // it asks the peer less often by now
+	return s.end(b)
+}
+
+// BenchmarkScaleNode measures a real node agent with more and more peerings. Their gateways are played: nobody answers its
+// probes, so it is measured when it asks no more often than when somebody does.
+func BenchmarkScaleNode(b *testing.B) {
+	g := growth{steps: []int{1, 16, 250}, floor: map[string]float64{
+		"MiB": 2, "MiB-kernel": 2, "cpu-s-to-apply": 0.2, "kB-to-apply": 10, "%core-quiet": 0.5, "%core-reports": 1, "ms-to-peering": 100, "kB/min-reports": 10,
+	}}
+	for _, peerings := range g.steps {
+		b.Run(fmt.Sprintf("peerings=%d", peerings), func(b *testing.B) { g.measured = append(g.measured, scaleNode(b, peerings)) })
+	}
+	g.check(b)
+}
+
+func scaleNode(b *testing.B, peerings int) map[string]float64 {
+	s := &scaled{node: &node{NS: netns.New(b, "node")}}
+	s.shell(b, `set -e
+		ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up
+		ip addr add 172.18.1.11/24 dev eth0; ip route add default via 172.18.1.1`)
+	objects := fakeapi.Objects("id-of-a", "n1", "172.18.1.11", "10.128.0.0/9")
+	objects[0].SetUID("uid-of-n1")
+	meta := func(namespace, name string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "uid-of-1", Generation: 1}
+	}
+	objects = append(
+		objects,
+		&corev1.Namespace{ObjectMeta: meta("", v1alpha1.Namespace)},
+		&appsv1.DaemonSet{ObjectMeta: meta(v1alpha1.Namespace, v1alpha1.NodeAgentName)},
+		&v1alpha1.ClusterNetwork{ObjectMeta: meta("", v1alpha1.ClusterNetworkName), Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR(internal)}},
+	)
+	var err error
+	if s.api, err = fakeapi.New(objects...); err != nil {
+		b.Fatal(err)
+	}
+	s.api.Unplayed = true
+	b.Cleanup(s.api.Close)
+	gateway := func(i int) netip.Addr { return at("10.255.0.0", i+1) }
+	s.crowd = &crowd{Handler: s.api, kind: "Peering", resource: "peerings", streams: true, count: peerings, events: make(chan []byte), object: func(i int) []byte {
+		raw, _ := json.Marshal(ordinaryPeering(i, gateway(i), 500))
+		return raw
+	}}
+	_, daemonSet := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
+	env, limit := resources(daemonSet.Spec.Template.Spec.Containers[0])
+	s.begin(b, limit, append(env, "NODE_NAME=n1", "POD_NAME=agent-1"), nil, []string{"node"}, func() string {
+		var list v1alpha1.NodeNetworkList
+		if err := s.api.Client.List(context.Background(), &list); err != nil || len(list.Items) == 0 || len(list.Items[0].Status.Gateways) < peerings {
+			return fmt.Sprint(len(list.Items), " reports: ", err)
+		}
+		return ""
+	})
+	time.Sleep(time.Until(s.started.Add(unansweredFor)))
+	s.use(b, "quiet", quiet, 0, nil)
+	rtt := int64(1000)
+	s.use(b, "reports", busy, float64(peerings)/v1alpha1.ReportInterval.Seconds(), func(i int) {
+		rtt++
+		s.crowd.events <- changed("MODIFIED", ordinaryPeering(i%peerings, gateway(i%peerings), rtt))
+	})
+	s.served(b, "peering", 3, func(i int) ([]byte, netip.Prefix) {
+		p := ordinaryPeering(peerings+i, gateway(peerings+i), rtt)
+		return changed("ADDED", p), p.Spec.Remote.Pods[0].Mapped.Prefix
+	})
+	return s.end(b)
+}
