@@ -214,6 +214,8 @@ func TestUpgrade(t *testing.T) {
 
 	x.run(t, ctx, "back", a.Name, b.Name, "--to", "v0.1.0")
 	x.check(t, ctx, "v0.1.0", a, b)
+	x.with(x.old, func() { mustLiqonet(t, ctx, "unpeer", a.Name, b.Name) })
+	checkNothingLeft(t, ctx)
 }
 
 // lostByV010 is how long packets may be lost when a peering with gateways of v0.1.0 gets a second plane, or has one again: the one that
