@@ -40,6 +40,9 @@ func (c *Cluster) write(ctx context.Context, u *unstructured.Unstructured) error
 // apply applies objects that do not depend on each other, after it has written down how
 // they were. What agents write meanwhile is no change: only fields that are applied count.
 func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
+	if len(objs) == 0 {
+		return nil
+	}
 	defer Begin(ctx, s.Name, "apply "+describeAll(objs), "")()
 	wants, lives := make([]*unstructured.Unstructured, len(objs)), make([]*unstructured.Unstructured, len(objs))
 	reading, rctx := failure.NewGroup(ctx)
