@@ -53,7 +53,8 @@ func newCluster(t *testing.T, name string, funcs interceptor.Funcs, objs ...clie
 		funcs.Create = everything.Create
 	}
 	base := fake.NewClientBuilder().WithScheme(scheme(t)).WithObjects(objs...).WithInterceptorFuncs(funcs).
-		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().Build()
+		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().
+		WithIndex(&corev1.Event{}, "involvedObject.kind", func(o client.Object) []string { return []string{o.(*corev1.Event).InvolvedObject.Kind} }).Build()
 	return &Cluster{
 		Name:      name,
 		ID:        "id-of-" + name,

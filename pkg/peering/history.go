@@ -138,3 +138,20 @@ func (c *Cluster) deleteEvents(ctx context.Context, peering string) error {
 	err := c.Client.DeleteAllOf(ctx, &corev1.Event{}, client.InNamespace(metav1.NamespaceDefault), about)
 	return c.fail(fmt.Sprintf("delete the Events about Peering %s", peering), client.IgnoreNotFound(err))
 }
+
+// deleteMisplaced deletes Events about Services of our namespace that are in the default one. The Endpoints controller of
+// Kubernetes names no namespace where it could not make Endpoints.
+func (c *Cluster) deleteMisplaced(ctx context.Context) error {
+	var events corev1.EventList
+	if err := c.list(ctx, &events, client.InNamespace(metav1.NamespaceDefault), client.MatchingFields{"involvedObject.kind": "Endpoints"}); err != nil {
+		return err
+	}
+	for i := range events.Items {
+		if e := &events.Items[i]; strings.Contains(e.Message, " "+v1alpha1.Namespace+"/") {
+			if err := c.delete(ctx, e); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

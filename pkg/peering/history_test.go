@@ -127,3 +127,31 @@ func TestUnpeerForgets(t *testing.T) {
 		t.Errorf("it leaves %v and %v", events.Items, records.Items)
 	}
 }
+
+// Kubernetes' Events about Endpoints of our Services are in the default namespace, beside those about others'.
+func TestMisplacedEvents(t *testing.T) {
+	event := func(kind, about, message string) *corev1.Event {
+		return &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: about},
+			InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: kind, Name: about}, Message: message,
+		}
+	}
+	c := newCluster(t, "a", interceptor.Funcs{},
+		event("Endpoints", "gateway-b", "Failed to create endpoint for service liqonet-system/gateway-b: it already exists"),
+		event("Endpoints", "web", "Failed to create endpoint for service default/web: it already exists"),
+		event("Pod", "client", "calls liqonet-system/gateway-b"))
+	if err := c.deleteMisplaced(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var left corev1.EventList
+	if err := c.Client.List(t.Context(), &left); err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, e := range left.Items {
+		names = append(names, e.Name)
+	}
+	if diff := cmp.Diff([]string{"client", "web"}, names); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -47,7 +47,7 @@ func toRemove() []permission {
 		permissions(rbac, "", "list delete", "clusterroles clusterrolebindings"),
 		permissions(rbac, ns, "list delete", "roles rolebindings"),
 		permissions(rbac, metav1.NamespaceDefault, "list delete", "roles rolebindings"),
-		permissions("", metav1.NamespaceDefault, "deletecollection", "events"),
+		permissions("", metav1.NamespaceDefault, "list delete deletecollection", "events"),
 		permissions(admission, "", "list delete", admissionPolicies),
 		permissions(leases, ns, "list delete", "leases"),
 		permissions("apps", ns, "list delete", "deployments"),

@@ -408,6 +408,9 @@ func (c *Cluster) uninstall(ctx context.Context) error {
 	if err := c.removeNamespace(ctx); err != nil {
 		return err
 	}
+	if err := c.deleteMisplaced(ctx); err != nil {
+		return err
+	}
 	if err := c.Client.DeleteAllOf(ctx, &v1alpha1.NodeNetwork{}); err != nil && !absent(err) {
 		return c.fail("delete all NodeNetworks", err)
 	}

@@ -354,6 +354,7 @@ func (f *fixture) scrub(ctx context.Context) error {
 			{"delete", "crd", "-l", "app.kubernetes.io/managed-by=liqonet", "--timeout=20s"},
 			{"delete", "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings", "-l", "app.kubernetes.io/managed-by=liqonet"},
 			{"delete", "events", "-n", "default", "--field-selector=involvedObject.kind=Peering"},
+			{"delete", "events", "-n", "default", "--field-selector=involvedObject.kind=Endpoints"},
 			{"delete", "roles,rolebindings", "-n", "default", "-l", "app.kubernetes.io/managed-by=liqonet"},
 		} {
 			_, _ = c.Run(ctx, "", args...) // what matters is looked at below

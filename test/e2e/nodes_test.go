@@ -557,15 +557,19 @@ func (c *cluster) moveGateway(t *testing.T, ctx context.Context, on func(node st
 	t.Helper()
 	c.cordon(t, ctx, on)
 	defer c.cordon(t, ctx, nil)
-	if found := c.agents(t, "gateway"); len(found) == 1 && on(found[0].node) {
-		return
-	}
-	if _, err := c.Run(ctx, "", "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway"); err != nil {
-		t.Fatal(err)
+	if found := c.agents(t, "gateway"); len(found) != 1 || !on(found[0].node) {
+		if _, err := c.Run(ctx, "", "-n", "liqonet-system", "delete", "pods", "-l", "app.kubernetes.io/component=gateway"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	eventually(t, ctx, podTimeout, "the gateway moves", func() string {
 		if found := c.agents(t, "gateway"); len(found) != 1 || !on(found[0].node) {
 			return fmt.Sprint(found)
+		}
+		// Until it reports, status says how the former one was.
+		r, err := c.Run(ctx, "", "get", "peerings", "-o", "jsonpath={.items[*].status.planes[*].nodeName}")
+		if err != nil || r == "" || !on(r) {
+			return fmt.Sprintf("the gateway on %s has reported: %v", r, err)
 		}
 		return ""
 	})

@@ -128,7 +128,8 @@ func New(objs ...client.Object) (*Server, error) {
 	}
 	s.Client = s.counting(fake.NewClientBuilder().WithScheme(scheme).WithObjects(objs...).
 		WithTypeConverters(converter, applyconfigurations.NewTypeConverter(clientgoscheme.Scheme), managedfields.NewDeducedTypeConverter()).
-		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().Build())
+		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().
+		WithIndex(&corev1.Event{}, "involvedObject.kind", func(o client.Object) []string { return []string{o.(*corev1.Event).InvolvedObject.Kind} }).Build())
 	s.Server = httptest.NewServer(s)
 	return s, nil
 }
