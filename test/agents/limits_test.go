@@ -391,27 +391,7 @@ func TestSecurity_21_GatewayOfManyNodes(t *testing.T) {
 func TestSecurity_21_NodeOfLargePeerings(t *testing.T) {
 	each(t, func(t *testing.T, streams bool) {
 		s := sizes()
-		n := &node{NS: netns.New(t, "node")}
-		n.shell(t, `set -e
-			ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up
-			ip addr add 172.18.1.11/24 dev eth0; ip route add default via 172.18.1.1`)
-		objects := fakeapi.Objects("id-of-a", "n1", "172.18.1.11", "10.128.0.0/9")
-		objects[0].SetUID("uid-of-n1")
-		meta := func(namespace, name string) metav1.ObjectMeta {
-			return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "uid-of-1", Generation: 1}
-		}
-		objects = append(
-			objects,
-			&corev1.Namespace{ObjectMeta: meta("", v1alpha1.Namespace)},
-			&appsv1.DaemonSet{ObjectMeta: meta(v1alpha1.Namespace, v1alpha1.NodeAgentName)},
-			&v1alpha1.ClusterNetwork{ObjectMeta: meta("", v1alpha1.ClusterNetworkName), Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR(internal)}},
-		)
-		var err error
-		if n.api, err = fakeapi.New(objects...); err != nil {
-			t.Fatal(err)
-		}
-		n.api.Unplayed = true
-		t.Cleanup(n.api.Close)
+		n := alone(t)
 		_, daemonSet := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
 		env, limit := resources(daemonSet.Spec.Template.Spec.Containers[0])
 		api := &crowd{Handler: n.api, kind: "Peering", resource: "peerings", streams: streams, count: s.peerings, object: func(i int) []byte {
@@ -430,4 +410,31 @@ func TestSecurity_21_NodeOfLargePeerings(t *testing.T) {
 			t.Errorf("it does not say that something is left out: %q", said)
 		}
 	})
+}
+
+// alone is a node, and the API server of its cluster with what a node's agent needs. The others are not played.
+func alone(t testing.TB) *node {
+	t.Helper()
+	n := &node{NS: netns.New(t, "node")}
+	n.shell(t, `set -e
+		ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up
+		ip addr add 172.18.1.11/24 dev eth0; ip route add default via 172.18.1.1`)
+	objects := fakeapi.Objects("id-of-a", "n1", "172.18.1.11", "10.128.0.0/9")
+	objects[0].SetUID("uid-of-n1")
+	meta := func(namespace, name string) metav1.ObjectMeta {
+		return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "uid-of-1", Generation: 1}
+	}
+	objects = append(
+		objects,
+		&corev1.Namespace{ObjectMeta: meta("", v1alpha1.Namespace)},
+		&appsv1.DaemonSet{ObjectMeta: meta(v1alpha1.Namespace, v1alpha1.NodeAgentName)},
+		&v1alpha1.ClusterNetwork{ObjectMeta: meta("", v1alpha1.ClusterNetworkName), Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR(internal)}},
+	)
+	var err error
+	if n.api, err = fakeapi.New(objects...); err != nil {
+		t.Fatal(err)
+	}
+	n.api.Unplayed = true
+	t.Cleanup(n.api.Close)
+	return n
 }

@@ -22,8 +22,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -359,27 +357,7 @@ func BenchmarkScaleNode(b *testing.B) {
 }
 
 func scaleNode(b *testing.B, peerings int) map[string]float64 {
-	s := &scaled{node: &node{NS: netns.New(b, "node")}}
-	s.shell(b, `set -e
-		ip link add eth0 type veth peer name outside; ip link set outside up; ip link set eth0 up
-		ip addr add 172.18.1.11/24 dev eth0; ip route add default via 172.18.1.1`)
-	objects := fakeapi.Objects("id-of-a", "n1", "172.18.1.11", "10.128.0.0/9")
-	objects[0].SetUID("uid-of-n1")
-	meta := func(namespace, name string) metav1.ObjectMeta {
-		return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "uid-of-1", Generation: 1}
-	}
-	objects = append(
-		objects,
-		&corev1.Namespace{ObjectMeta: meta("", v1alpha1.Namespace)},
-		&appsv1.DaemonSet{ObjectMeta: meta(v1alpha1.Namespace, v1alpha1.NodeAgentName)},
-		&v1alpha1.ClusterNetwork{ObjectMeta: meta("", v1alpha1.ClusterNetworkName), Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR(internal)}},
-	)
-	var err error
-	if s.api, err = fakeapi.New(objects...); err != nil {
-		b.Fatal(err)
-	}
-	s.api.Unplayed = true
-	b.Cleanup(s.api.Close)
+	s := &scaled{node: alone(b)}
 	gateway := func(i int) netip.Addr { return at("10.255.0.0", i+1) }
 	s.crowd = &crowd{Handler: s.api, kind: "Peering", resource: "peerings", streams: true, count: peerings, events: make(chan []byte), object: func(i int) []byte {
 		raw, _ := json.Marshal(ordinaryPeering(i, gateway(i), 500))
