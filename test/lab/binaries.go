@@ -51,7 +51,7 @@ type suite struct {
 }
 
 func suites() []suite {
-	return []suite{kubernetesSuite(), flannelSuite(), policySuite(), balancerSuite()}
+	return []suite{kubernetesSuite(), flannelSuite(), policySuite(), balancerSuite(), crowdSuite()}
 }
 
 // kubernetesSuite is what every cluster needs.
@@ -140,6 +140,16 @@ func balancerSuite() suite {
 		versions: "go.universe.tf/metallb",
 		programs: []string{"controller", "speaker"},
 		took:     "four minutes",
+	}}}
+}
+
+// crowdSuite is for tests of clusters with more nodes than one machine has room for.
+func crowdSuite() suite {
+	return suite{"crowd", "kwok", "five minutes", []module{{
+		name:     "kwok",
+		versions: "sigs.k8s.io/kwok",
+		programs: []string{"kwok"},
+		took:     "five minutes",
 	}}}
 }
 
@@ -237,6 +247,13 @@ func (l *Lab) Build(ctx context.Context, all bool) (binDir string, err error) {
 // NetworkPolicies admit, unless they are there, and returns their directory.
 func (l *Lab) BuildPolicies(ctx context.Context) (dir string, err error) {
 	return l.buildSuite(ctx, policySuite())
+}
+
+// BuildCrowd builds kwok, unless it is there, and returns its path. kwok does what the kubelets of Nodes and Pods would do that
+// are objects only.
+func (l *Lab) BuildCrowd(ctx context.Context) (kwok string, err error) {
+	dir, err := l.buildSuite(ctx, crowdSuite())
+	return filepath.Join(dir, "kwok"), err
 }
 
 // BuildBalancer builds MetalLB's controller and speaker, unless they are there, and returns their directory, and that
