@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -280,30 +279,21 @@ func confine(t testing.TB, pid int, limit int64) (peak func() int64) {
 // mostOf is how much memory a process has had at most without the kernel's, in bytes.
 func mostOf(t testing.TB, pid int) int64 {
 	t.Helper()
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	bytes, err := kit.Peak(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := regexp.MustCompile(`VmHWM:\s+(\d+) kB`).FindSubmatch(raw)
-	if found == nil {
-		t.Fatalf("%s", raw)
-	}
-	kB, _ := strconv.ParseInt(string(found[1]), 10, 64)
-	return kB << 10
+	return bytes
 }
 
 // processor is how long a process has used one.
 func processor(t testing.TB, pid int) time.Duration {
 	t.Helper()
-	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	used, err := kit.Processor(pid)
 	if err != nil {
 		t.Fatal(err)
 	}
-	fields := strings.Fields(string(raw[bytes.LastIndexByte(raw, ')'):])) // proc(5), from field 2
-	user, _ := strconv.Atoi(fields[12])
-	system, _ := strconv.Atoi(fields[13])
-	const perSecond = 100 // USER_HZ
-	return time.Duration(user+system) * time.Second / perSecond
+	return used
 }
 
 // await waits until the agent has applied all, and in make test-long until it has compared all

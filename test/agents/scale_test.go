@@ -7,19 +7,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"maps"
-	"math"
 	"net/http"
 	"net/netip"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -41,9 +37,6 @@ const (
 	quiet, busy = 32 * time.Second, 10 * time.Second
 	// unansweredFor is how long a node agent asks often where nobody answers.
 	unansweredFor = 65 * time.Second
-	// steeper is how much more one more object may cost at the next step than at the last one. With these steps it is 1 if costs
-	// grow linearly, 1.3 if they grow by n log n, and 5 to 15 if they grow by the square.
-	steeper = 2.5
 )
 
 // counter counts what goes to an API server and comes from it.
@@ -188,53 +181,6 @@ func kernelOf(b *testing.B, pid int) int64 {
 	return bytes
 }
 
-// growth is what was measured at each step, and floor how much of a unit is noise.
-type growth struct {
-	steps    []int
-	measured []map[string]float64
-	floor    map[string]float64
-}
-
-// tooSteep says of what one more object costs much more where there are many than where there are few. What is there
-// without any object is so left out.
-func (g growth) tooSteep() (out []string) {
-	for _, unit := range slices.Sorted(maps.Keys(g.floor)) {
-		var each []float64
-		for i := 1; i < len(g.measured); i++ {
-			more := max(g.measured[i][unit]-g.measured[i-1][unit], g.floor[unit])
-			each = append(each, more/float64(g.steps[i]-g.steps[i-1]))
-		}
-		for i := 1; i < len(each); i++ {
-			if each[i] > steeper*each[i-1] {
-				out = append(out, fmt.Sprintf("%s grows faster than linearly: one more costs %.3g at %d, and %.3g at %d", unit, each[i-1], g.steps[i], each[i], g.steps[i+1]))
-			}
-		}
-	}
-	return out
-}
-
-func (g growth) check(b *testing.B) {
-	b.Helper()
-	if len(g.measured) < len(g.steps) {
-		return // some were not asked for
-	}
-	for _, unit := range g.tooSteep() {
-		b.Error(unit)
-	}
-}
-
-func TestTooSteep(t *testing.T) {
-	g := growth{steps: []int{100, 1000, 5000}, floor: map[string]float64{"linear": 1, "n log n": 1, "square": 1, "noise": 10}}
-	for _, n := range g.steps {
-		f := float64(n)
-		g.measured = append(g.measured, map[string]float64{"linear": 1e6 + f, "n log n": f * math.Log(f), "square": 1e6 + f*f, "noise": math.Mod(f, 7)})
-	}
-	want := []string{"square grows faster than linearly: one more costs 1.1e+03 at 1000, and 6e+03 at 5000"}
-	if diff := cmp.Diff(want, g.tooSteep()); diff != "" {
-		t.Error(diff)
-	}
-}
-
 // ordinaryPeering is one of many, with one plane.
 func ordinaryPeering(i int, gateway netip.Addr, rtt int64) *v1alpha1.Peering {
 	return &v1alpha1.Peering{
@@ -285,13 +231,13 @@ func changed(kind string, obj any) []byte {
 // BenchmarkScaleGateway measures a real gateway agent in clusters of more and more nodes, of which each has podsOfNode pods. The
 // nodes' agents are played: they are reports.
 func BenchmarkScaleGateway(b *testing.B) {
-	g := growth{steps: []int{100, 1000, 5000}, floor: map[string]float64{
+	g := kit.Growth{Steps: []int{100, 1000, 5000}, Floor: map[string]float64{
 		"MiB": 4, "MiB-kernel": 4, "cpu-s-to-apply": 0.3, "kB-to-apply": 10, "%core-quiet": 0.5, "%core-reports": 2, "ms-to-pod": 100, "ms-to-node": 100, "kB/min-reports": 10,
 	}}
-	for _, nodes := range g.steps {
-		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) { g.measured = append(g.measured, scaleGateway(b, nodes)) })
+	for _, nodes := range g.Steps {
+		b.Run(fmt.Sprintf("nodes=%d", nodes), func(b *testing.B) { g.Measured = append(g.Measured, scaleGateway(b, nodes)) })
 	}
-	g.check(b)
+	g.Check(b)
 }
 
 func scaleGateway(b *testing.B, nodes int) map[string]float64 {
@@ -347,13 +293,13 @@ func scaleGateway(b *testing.B, nodes int) map[string]float64 {
 // BenchmarkScaleNode measures a real node agent with more and more peerings. Their gateways are played: nobody answers its
 // probes, so it is measured when it asks no more often than when somebody does.
 func BenchmarkScaleNode(b *testing.B) {
-	g := growth{steps: []int{1, 16, 250}, floor: map[string]float64{
+	g := kit.Growth{Steps: []int{1, 16, 250}, Floor: map[string]float64{
 		"MiB": 2, "MiB-kernel": 2, "cpu-s-to-apply": 0.2, "kB-to-apply": 10, "%core-quiet": 0.5, "%core-reports": 1, "ms-to-peering": 100, "kB/min-reports": 10,
 	}}
-	for _, peerings := range g.steps {
-		b.Run(fmt.Sprintf("peerings=%d", peerings), func(b *testing.B) { g.measured = append(g.measured, scaleNode(b, peerings)) })
+	for _, peerings := range g.Steps {
+		b.Run(fmt.Sprintf("peerings=%d", peerings), func(b *testing.B) { g.Measured = append(g.Measured, scaleNode(b, peerings)) })
 	}
-	g.check(b)
+	g.Check(b)
 }
 
 func scaleNode(b *testing.B, peerings int) map[string]float64 {

@@ -1,13 +1,11 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -16,6 +14,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 const (
@@ -26,8 +25,6 @@ const (
 	settled = 75 * time.Second
 	// idleFor contains a time at which agents compare everything.
 	idleFor = 40 * time.Second
-	// ticksPerSecond is the unit of times in proc(5): USER_HZ, 100 everywhere.
-	ticksPerSecond = 100
 )
 
 // BenchmarkIdle measures what the agents of a peering use of a core while
@@ -79,23 +76,11 @@ func idle(b *testing.B, planes string) {
 // cpuTime is what a process has used since its start.
 func cpuTime(b testing.TB, pid int) time.Duration {
 	b.Helper()
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	used, err := kit.Processor(pid)
 	if err != nil {
 		b.Fatal(err)
 	}
-	// After the name, which is in brackets, the 12th and 13th fields are the
-	// times in user and kernel mode.
-	_, rest, _ := bytes.Cut(stat, []byte(") "))
-	fields := strings.Fields(string(rest))
-	ticks := 0
-	for _, f := range fields[11:13] {
-		n, err := strconv.Atoi(f)
-		if err != nil {
-			b.Fatal(err)
-		}
-		ticks += n
-	}
-	return time.Duration(ticks) * time.Second / ticksPerSecond
+	return used
 }
 
 // BenchmarkAskers measures what a gateway uses of a core while as many nodes ask it as a cluster may have. They are sockets of
