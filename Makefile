@@ -210,8 +210,8 @@ bench: lab-programs image ## speed, as ratios against a baseline of the same run
 	go run ./scripts/gotest -v -result bench -of agent,cmd,pkg,test/bench -- -p 1 -count=1 -timeout 55m -run '^$$' -bench . -benchtime 1x ./test/bench/... ./test/e2e/... ./pkg/cli
 
 .PHONY: bench-scale
-bench-scale: packages ## what one agent costs with up to 5,000 nodes and 250 peerings, and how that grows (root)
-	go run ./scripts/gotest -v -result scale -of agent,pkg,test/agents -- -count=1 -timeout 55m -run '^$$' -bench Scale -benchtime 1x ./test/agents
+bench-scale: lab-programs image ## what agents and commands cost with up to 5,000 nodes, 100,000 pods and 250 peerings, and how that grows (root)
+	go run ./scripts/gotest -v -result scale -of agent,cmd,pkg,test/agents,test/scale -- -p 1 -count=1 -timeout 55m -run '^$$' -bench Scale -benchtime 1x ./test/agents ./test/scale
 
 .PHONY: lint
 lint: ## static analysis, formatting, comments of exported names, length of sentences

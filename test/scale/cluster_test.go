@@ -1,0 +1,376 @@
+package scale
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/vishvananda/netlink"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/lab"
+	"github.com/liqonet/liqonet/test/workload"
+)
+
+const (
+	// upTimeout includes building the lab's programs for the first time, and kwok.
+	upTimeout   = 25 * time.Minute
+	downTimeout = time.Minute
+	// big is the cluster with the crowd. Its real nodes have the gateways.
+	big = "big"
+)
+
+// fixture is a large cluster and its peers.
+type fixture struct {
+	lab   *lab.Lab
+	peers []string
+	api   client.WithWatch
+	raw   *kubernetes.Clientset
+	// crowd are the nodes that are objects only.
+	crowd []*corev1.Node
+}
+
+func peerName(i int) string { return fmt.Sprintf("small-%d", i+1) }
+
+// newFixture starts the lab and kwok.
+func newFixture(b *testing.B, peers int) *fixture {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(b.Context(), upTimeout)
+	defer cancel()
+	l, err := lab.New(lab.Options{Name: *labName, Images: []string{program("liqonet-agent.tar")}, Log: os.Stderr})
+	if err != nil {
+		b.Fatal(err)
+	}
+	f := &fixture{lab: l}
+	kwok, err := l.BuildCrowd(ctx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	down := func() {
+		ctx, cancel := context.WithTimeout(context.Background(), downTimeout)
+		defer cancel()
+		if err := l.Down(ctx); err != nil {
+			b.Error(err)
+		}
+	}
+	down() // what an earlier run may have left, killed by SIGKILL
+	specs := []lab.ClusterSpec{{Name: big, PodCIDR: podRange, NoNodeCIDRs: true}}
+	for i := range peers {
+		f.peers = append(f.peers, peerName(i))
+		specs = append(specs, lab.ClusterSpec{Name: peerName(i), Workers: 1})
+	}
+	b.Cleanup(down)
+	if err := l.Up(ctx, specs...); err != nil {
+		b.Fatal(err)
+	}
+	if err := f.connect(); err != nil {
+		b.Fatal(err)
+	}
+	if err := f.tellPodRange(ctx); err != nil {
+		b.Fatal(err)
+	}
+	f.startKwok(b, kwok)
+	return f
+}
+
+// connect makes clients of the large cluster.
+func (f *fixture) connect() error {
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
+		&clientcmd.ClientConfigLoadingRules{ExplicitPath: f.lab.Kubeconfig()}, &clientcmd.ConfigOverrides{CurrentContext: big}).ClientConfig()
+	if err != nil {
+		return err
+	}
+	cfg.QPS, cfg.WarningHandler = -1, rest.NoWarnings{}
+	scheme := runtime.NewScheme()
+	if err := errors.Join(corev1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		return err
+	}
+	if f.raw, err = kubernetes.NewForConfig(cfg); err != nil {
+		return err
+	}
+	// Its kinds are read when one is needed that is not known.
+	f.api, err = client.NewWithWatch(cfg, client.Options{Scheme: scheme})
+	return err
+}
+
+// tellPodRange says from where the real nodes' pods have their addresses, as kube-router does: no Node has a range.
+func (f *fixture) tellPodRange(ctx context.Context) error {
+	var list corev1.NodeList
+	if err := f.api.List(ctx, &list); err != nil {
+		return err
+	}
+	for i := range list.Items {
+		n := &list.Items[i]
+		before := client.MergeFrom(n.DeepCopy())
+		if n.Annotations == nil {
+			n.Annotations = map[string]string{}
+		}
+		n.Annotations["kube-router.io/pod-cidr"] = podRange.String()
+		if err := f.api.Patch(ctx, n, before); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// startKwok runs it until the benchmark ends.
+func (f *fixture) startKwok(b *testing.B, kwok string) {
+	b.Helper()
+	all, err := clientcmd.LoadFromFile(f.lab.Kubeconfig())
+	if err != nil {
+		b.Fatal(err)
+	}
+	all.CurrentContext = big
+	dir := b.TempDir()
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	if err := clientcmd.WriteToFile(*all, kubeconfig); err != nil {
+		b.Fatal(err)
+	}
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	cmd := exec.Command(kwok, "--kubeconfig", kubeconfig, "--config", filepath.Join("testdata", "kwok.yaml"), "-v", "WARN")
+	cmd.Stdout, cmd.Stderr = log, log
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = cmd.Wait()
+		if said, _ := os.ReadFile(log.Name()); b.Failed() {
+			b.Logf("kwok's last words:\n%s", said[max(0, len(said)-5000):])
+		}
+		_ = log.Close()
+	})
+}
+
+// grow makes the crowd as large as that, and waits until all pods run.
+func (f *fixture) grow(b *testing.B, size int) {
+	b.Helper()
+	ctx, start := b.Context(), time.Now()
+	added, err := create(ctx, f.api, len(f.crowd), size)
+	if err != nil {
+		b.Fatal(err)
+	}
+	f.crowd = append(f.crowd, added...)
+	created := time.Since(start)
+	kit.Within(b, 10*time.Minute, "all pods run", func() string {
+		// Of a list with a limit the API server says how many more there are. With this selector it has to look at all.
+		var pods corev1.PodList
+		if err := f.api.List(ctx, &pods, client.InNamespace("default"), client.MatchingFields{"status.phase": "Pending"}, client.Limit(1)); err != nil {
+			return err.Error()
+		}
+		if len(pods.Items) > 0 {
+			time.Sleep(time.Second) // it costs the API server much
+			return "pod " + pods.Items[0].Name + " does not"
+		}
+		return ""
+	})
+	b.Logf("%d nodes made in %.0f s, their pods run after %.0f s", len(added), created.Seconds(), time.Since(start).Seconds())
+}
+
+// usage is what the API server of the large cluster has been asked about the kinds of objects that agents read and write.
+type usage struct{ requests, bytes float64 }
+
+var agentsKinds = []string{"peerings", "nodenetworks", "clusternetworks", "leases", "configmaps"}
+
+func (f *fixture) usage(b *testing.B) (u usage) {
+	b.Helper()
+	raw, err := f.raw.RESTClient().Get().AbsPath("/metrics").DoRaw(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(raw))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, to := range map[string]*float64{"apiserver_request_total": &u.requests, "apiserver_response_sizes": &u.bytes, "apiserver_watch_events_sizes": &u.bytes} {
+		family := families[name]
+		if family == nil {
+			b.Fatalf("the API server has no metric %s", name)
+		}
+		for _, m := range family.Metric {
+			for _, label := range m.Label {
+				if label.GetName() == "resource" && slices.Contains(agentsKinds, label.GetValue()) {
+					*to += m.GetCounter().GetValue() + m.GetHistogram().GetSampleSum()
+				}
+			}
+		}
+	}
+	return u
+}
+
+// perMinute is what the API server is asked in a minute, while that is waited for.
+func (f *fixture) perMinute(b *testing.B, d time.Duration) usage {
+	b.Helper()
+	before, start := f.usage(b), time.Now()
+	time.Sleep(d)
+	now, minutes := f.usage(b), time.Since(start).Minutes()
+	return usage{(now.requests - before.requests) / minutes, (now.bytes - before.bytes) / minutes}
+}
+
+func program(name string) string {
+	abs, err := filepath.Abs(filepath.Join(*binDir, name))
+	if err != nil {
+		return filepath.Join(*binDir, name)
+	}
+	return abs
+}
+
+// ended is what a command has taken.
+type ended struct {
+	took time.Duration
+	peak int64 // bytes
+}
+
+// command runs the CLI to its end.
+func (f *fixture) command(b *testing.B, args ...string) (e ended) {
+	b.Helper()
+	cmd := exec.CommandContext(b.Context(), program("kubectl-liqonet"), args...)
+	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=/nonexistent", "KUBECONFIG=" + f.lab.Kubeconfig()}
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	start := time.Now()
+	if err := cmd.Start(); err != nil {
+		b.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	// What rusage has is of this program too, whose memory the command has until it is executed.
+	for tick := time.NewTicker(20 * time.Millisecond); ; {
+		select {
+		case err := <-done:
+			e.took = time.Since(start)
+			what := "kubectl liqonet " + strings.Join(args, " ")
+			if err != nil {
+				b.Fatalf("%s: %v after %.1f s\n%s%s", what, err, e.took.Seconds(), out.String(), errs.String())
+			}
+			b.Logf("%s: %.1f s, %d MiB\n%s", what, e.took.Seconds(), e.peak>>20, errs.String())
+			return e
+		case <-tick.C:
+			if peak, err := kit.Peak(cmd.Process.Pid); err == nil {
+				e.peak = peak
+			}
+		}
+	}
+}
+
+// process is the number of the one process of the agents' program on a real node of the large cluster, by its first argument.
+func (f *fixture) process(b *testing.B, kind string) int {
+	b.Helper()
+	found, err := filepath.Glob("/proc/[0-9]*")
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, proc := range found {
+		cmdline, _ := os.ReadFile(filepath.Join(proc, "cmdline")) // a process that ends meanwhile is none that is looked for
+		cgroup, _ := os.ReadFile(filepath.Join(proc, "cgroup"))
+		args := strings.Split(string(cmdline), "\x00")
+		if len(args) < 2 || filepath.Base(args[0]) != "liqonet-agent" || args[1] != kind || !bytes.Contains(cgroup, []byte("/liqonet-lab."+*labName+"/"+big+"-w")) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(proc)); err == nil {
+			return pid
+		}
+	}
+	b.Fatalf("%s has no %s", big, kind)
+	return 0
+}
+
+// routes tells when a kernel gets routes, by a process in its network namespace.
+type routes struct {
+	ns     *os.File
+	events chan route
+}
+
+type route struct {
+	to netip.Prefix
+	at time.Time
+}
+
+func openRoutes(b *testing.B, pid int) *routes {
+	b.Helper()
+	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { ns.Close() })
+	return &routes{ns: ns}
+}
+
+// count is how many there are to single addresses.
+func (r *routes) count(b *testing.B) (n int) {
+	b.Helper()
+	if err := workload.Inside(r.ns, func() error {
+		list, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{}, netlink.RT_FILTER_TABLE)
+		for _, r := range list {
+			if r.Dst != nil && podRange.Contains(toPrefix(r.Dst).Addr()) {
+				n++
+			}
+		}
+		return err
+	}); err != nil {
+		b.Fatal(err)
+	}
+	return n
+}
+
+// await returns when a route came, or ends the benchmark.
+func (r *routes) await(b *testing.B, to netip.Prefix) time.Time {
+	b.Helper()
+	for deadline := time.After(time.Minute); ; {
+		select {
+		case got, ok := <-r.events:
+			if !ok {
+				b.Fatal("the kernel does not tell of routes any more")
+			}
+			if got.to == to {
+				return got.at
+			}
+		case <-deadline:
+			b.Fatalf("no route to %s within a minute", to)
+		}
+	}
+}
+
+// follow has the kernel tell of routes until the benchmark ends.
+func (r *routes) follow(b *testing.B) {
+	b.Helper()
+	updates, done := make(chan netlink.RouteUpdate, 1<<10), make(chan struct{})
+	b.Cleanup(func() { close(done) })
+	if err := workload.Inside(r.ns, func() error { return netlink.RouteSubscribe(updates, done) }); err != nil {
+		b.Fatal(err)
+	}
+	r.events = make(chan route, 1<<16)
+	go func() {
+		defer close(r.events)
+		for u := range updates {
+			if u.Dst != nil {
+				r.events <- route{toPrefix(u.Dst), time.Now()}
+			}
+		}
+	}()
+}
