@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,7 +27,8 @@ func newClient(t *testing.T, funcs interceptor.Funcs, objs ...client.Object) cli
 	if err := errors.Join(corev1.AddToScheme(s), v1alpha1.AddToScheme(s)); err != nil {
 		t.Fatal(err)
 	}
-	return fake.NewClientBuilder().WithScheme(s).WithObjects(objs...).WithInterceptorFuncs(funcs).Build()
+	return fake.NewClientBuilder().WithScheme(s).WithObjects(objs...).WithInterceptorFuncs(funcs).
+		WithIndex(&v1alpha1.NodeNetwork{}, "spec.nodeName", func(o client.Object) []string { return []string{o.(*v1alpha1.NodeNetwork).Spec.NodeName} }).Build()
 }
 
 func clusterNetwork(internal string) *v1alpha1.ClusterNetwork {
@@ -102,16 +105,23 @@ func TestClaim(t *testing.T) {
 		t.Errorf("got %+v", first.ObjectMeta)
 	}
 	next := addr(first.Name).Next().String()
+	var many []netip.Addr // more than are tried blindly
+	for a := addr(first.Name); len(many) < 2*blindTries; a = a.Next() {
+		many = append(many, a)
+	}
 	tests := []struct {
 		name string
 		have []client.Object
-		uid  string
-		want string
+		// others are the addresses that another node has taken.
+		others []netip.Addr
+		uid    string
+		want   string
 		// gone are those that must not be there any more.
 		gone string
 	}{
 		{name: "its own", have: []client.Object{owned("10.80.0.99", "n1", "1")}, uid: "1", want: "10.80.0.99"},
-		{name: "taken by another one", have: []client.Object{owned(first.Name, "n2", "2")}, uid: "1", want: next},
+		{name: "taken by another one", others: many[:1], uid: "1", want: next},
+		{name: "taken by many", others: many, uid: "1", want: many[len(many)-1].Next().String()},
 		{name: "recreated with another UID", have: []client.Object{owned(first.Name, "n1", "1")}, uid: "9", want: first.Name},
 		{name: "recreated, elsewhere", have: []client.Object{owned("10.80.0.99", "n1", "1")}, uid: "9", want: first.Name, gone: "10.80.0.99"},
 		{name: "of another range", have: []client.Object{owned("10.99.0.1", "n1", "1")}, uid: "1", want: first.Name, gone: "10.99.0.1"},
@@ -120,6 +130,11 @@ func TestClaim(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			c := newClient(t, interceptor.Funcs{}, append(tt.have, clusterNetwork("10.80.0.0/19"))...)
+			for _, a := range tt.others {
+				if n, err := take(t.Context(), c, a, newNode("n2", "2")); n == nil || err != nil {
+					t.Fatal(n, err)
+				}
+			}
 			n, err := claim(t.Context(), c, newNode("n1", tt.uid), noPurge)
 			if err != nil || n.Name != tt.want {
 				t.Fatalf("want %s, got %v, %v", tt.want, n, err)
@@ -132,6 +147,41 @@ func TestClaim(t *testing.T) {
 				t.Errorf("%s is still there", tt.gone)
 			}
 		})
+	}
+}
+
+// An agent does not read what other nodes have reported, which it would do as often as there are nodes. Where it cannot
+// select its own, it does.
+func TestClaimReadsItsOwn(t *testing.T) {
+	for _, canSelect := range []bool{true, false} {
+		read := 0
+		c := newClient(t, interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			o := client.ListOptions{}
+			o.ApplyOptions(opts)
+			if o.FieldSelector != nil && !canSelect {
+				return apierrors.NewBadRequest("field label not supported: spec.nodeName")
+			}
+			err := c.List(ctx, list, opts...)
+			read += len(list.(*v1alpha1.NodeNetworkList).Items)
+			return err
+		}}, clusterNetwork("10.80.0.0/19"))
+		const others = 30
+		for i := range others {
+			if n, err := take(t.Context(), c, addr(fmt.Sprint("10.80.9.", i)), newNode(fmt.Sprint("o", i), fmt.Sprint(i))); n == nil || err != nil {
+				t.Fatal(n, err)
+			}
+		}
+		first, err := claim(t.Context(), c, newNode("n1", "1"), noPurge)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := claim(t.Context(), c, newNode("n1", "1"), noPurge)
+		if err != nil || again.UID != first.UID || again.Name != first.Name {
+			t.Errorf("got %s, and then %v, %v", first.Name, again, err)
+		}
+		if want := map[bool]int{true: 1, false: 2*others + 1}[canSelect]; read != want {
+			t.Errorf("can select %t: %d objects were read, want %d", canSelect, read, want)
+		}
 	}
 }
 

@@ -257,6 +257,9 @@ func (p *player) claim(ctx context.Context, a *agent) error {
 		internal, p.internal = cn.Spec.InternalCIDR.Prefix, cn.Spec.InternalCIDR.Prefix
 		p.mu.Unlock()
 	}
+	if err := p.api.List(ctx, &v1alpha1.NodeNetworkList{}, client.MatchingFields{"spec.nodeName": a.node.Name}); err != nil {
+		return err
+	}
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: a.node.Name, UID: a.node.UID}
 	for i := range ipam.MaxNode {
 		addr, err := ipam.NodeAddr(internal, ipam.NodeCandidate(a.node.Name, i))

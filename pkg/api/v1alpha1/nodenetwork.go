@@ -26,6 +26,7 @@ const (
 // +kubebuilder:printcolumn:name="Reached",type=string,priority=1,JSONPath=`.status.gateways[*].ready`
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`
 // +kubebuilder:validation:XValidation:rule="isIP(self.metadata.name)",message="the name must be the node's overlay address"
 type NodeNetwork struct {
 	metav1.TypeMeta   `json:",inline"`
