@@ -129,13 +129,21 @@ func TestClaim(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			c := newClient(t, interceptor.Funcs{}, append(tt.have, clusterNetwork("10.80.0.0/19"))...)
+			tries := 0
+			c := newClient(t, interceptor.Funcs{Apply: func(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+				tries++
+				return c.Apply(ctx, obj, opts...)
+			}}, append(tt.have, clusterNetwork("10.80.0.0/19"))...)
 			for _, a := range tt.others {
 				if n, err := take(t.Context(), c, a, newNode("n2", "2")); n == nil || err != nil {
 					t.Fatal(n, err)
 				}
 			}
+			tries = 0
 			n, err := claim(t.Context(), c, newNode("n1", tt.uid), noPurge)
+			if tries > blindTries+1 {
+				t.Errorf("%d addresses were tried", tries)
+			}
 			if err != nil || n.Name != tt.want {
 				t.Fatalf("want %s, got %v, %v", tt.want, n, err)
 			}
