@@ -310,7 +310,7 @@ func (c *Cluster) nodeReports(ctx context.Context) (reports []v1alpha1.NodeNetwo
 			return "", nil
 		}
 		crash, err := c.podProblem(o, missing, "")
-		return cmp.Or(crash, "no report of "+strings.Join(missing, ", ")), err
+		return cmp.Or(crash, "no report of "+firstOf(5, missing)), err
 	})
 	return reports, err
 }
@@ -332,6 +332,12 @@ func nodesByReadiness(all []*corev1.Node) (ready, notReady []string) {
 	return ready, notReady
 }
 
+// isAmong says that a name is one of those, which are sorted: there may be thousands.
+func isAmong(sorted []string, name string) bool {
+	_, found := slices.BinarySearch(sorted, name)
+	return found
+}
+
 // maxRestarts is how often an agent may end until that counts as final: it ends when
 // an API server refuses it for a while, too.
 const maxRestarts = 4
@@ -343,7 +349,7 @@ const maxRestarts = 4
 func (c *Cluster) podProblem(o objects, nodes []string, peering string) (reason string, err error) {
 	for _, p := range of[*corev1.Pod](o) {
 		isGateway := peering != "" && p.Labels[v1alpha1.LabelPeering] == peering
-		isAgent := p.Labels[v1alpha1.LabelPeering] == "" && p.Labels[v1alpha1.LabelProbe] == "" && slices.Contains(nodes, p.Spec.NodeName)
+		isAgent := p.Labels[v1alpha1.LabelPeering] == "" && p.Labels[v1alpha1.LabelProbe] == "" && isAmong(nodes, p.Spec.NodeName)
 		if !isGateway && !isAgent || !p.DeletionTimestamp.IsZero() {
 			continue
 		}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -107,7 +106,7 @@ func (c *Cluster) awaitEnd(ctx context.Context, g manifests.Gateway) error {
 		}
 		_, notReady := nodesByReadiness(of[*corev1.Node](o))
 		for _, pod := range of[*corev1.Pod](o) {
-			if pod.Labels[v1alpha1.LabelPeering] != g.Peering || pod.Labels[v1alpha1.LabelPlane] != labels[v1alpha1.LabelPlane] || slices.Contains(notReady, pod.Spec.NodeName) {
+			if pod.Labels[v1alpha1.LabelPeering] != g.Peering || pod.Labels[v1alpha1.LabelPlane] != labels[v1alpha1.LabelPlane] || isAmong(notReady, pod.Spec.NodeName) {
 				continue
 			}
 			if d == nil || !pod.DeletionTimestamp.IsZero() {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -237,7 +236,7 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 		for _, n := range of[*v1alpha1.NodeNetwork](o) {
 			switch {
 			case !slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.Peering == name }):
-			case slices.Contains(ready, n.Spec.NodeName):
+			case isAmong(ready, n.Spec.NodeName):
 				waiting = append(waiting, n.Spec.NodeName)
 			default:
 				skipped = append(skipped, n.Spec.NodeName)
@@ -259,7 +258,7 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 			return "the node agents were removed, and are installed again", err
 		}
 		slices.Sort(waiting)
-		return "still there on " + strings.Join(waiting, ", "), nil
+		return "still there on " + firstOf(5, waiting), nil
 	})
 	return skipped, err
 }
@@ -298,13 +297,21 @@ func (c *Cluster) deleteLists(ctx context.Context, labels client.MatchingLabels,
 			if err != nil {
 				return err
 			}
-			for _, obj := range objs {
-				if err := c.delete(ctx, obj); err != nil {
-					return err
-				}
-			}
-			return nil
+			return c.deleteEach(ctx, objs)
 		})
+	}
+	return g.Wait()
+}
+
+// deletesAtOnce is how many objects of a kind are deleted at the same time: each node has some.
+const deletesAtOnce = 16
+
+// deleteEach deletes objects.
+func (c *Cluster) deleteEach(ctx context.Context, objs []client.Object, opts ...client.DeleteOption) error {
+	g, ctx := failure.NewGroup(ctx)
+	g.SetLimit(deletesAtOnce)
+	for _, obj := range objs {
+		g.Go(func() error { return c.delete(ctx, obj, opts...) })
 	}
 	return g.Wait()
 }
@@ -327,23 +334,22 @@ func (c *Cluster) deletePods(ctx context.Context, labels client.MatchingLabels) 
 		}
 		ready, _ := nodesByReadiness(of[*corev1.Node](o))
 		reason := ""
+		var running, lost []client.Object
 		for _, p := range of[*corev1.Pod](o) {
 			if !selector.Matches(klabels.Set(p.Labels)) {
 				continue
 			}
 			reason = "pod " + p.Name + " is still there"
-			isLost := !slices.Contains(ready, p.Spec.NodeName)
-			var opts []client.DeleteOption
-			if isLost {
-				opts = append(opts, client.GracePeriodSeconds(0))
-			}
-			if isLost || p.DeletionTimestamp.IsZero() {
-				if err := c.delete(ctx, p, opts...); err != nil {
-					return "", err
-				}
+			if !isAmong(ready, p.Spec.NodeName) {
+				lost = append(lost, p)
+			} else if p.DeletionTimestamp.IsZero() {
+				running = append(running, p)
 			}
 		}
-		return reason, nil
+		if err := c.deleteEach(ctx, lost, client.GracePeriodSeconds(0)); err != nil {
+			return "", err
+		}
+		return reason, c.deleteEach(ctx, running)
 	})
 }
 

@@ -176,7 +176,7 @@ func (u *upgrade) settle(ctx context.Context, nodes []string, gateways []plan.Up
 // takenOver says what is missing until the agents have taken over. Pods of nodes that are of an earlier revision are deleted.
 func (u *upgrade) takenOver(ctx context.Context, o objects, nodes []string, gateways []plan.UpgradeGateway, beats heartbeats) (missing string, err error) {
 	ready, _ := nodesByReadiness(of[*corev1.Node](o))
-	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n string) bool { return !slices.Contains(ready, n) })
+	nodes = slices.DeleteFunc(slices.Sorted(slices.Values(nodes)), func(n string) bool { return !isAmong(ready, n) })
 	peerings := map[string]bool{"": true}
 	for _, g := range gateways {
 		peerings[g.Peering] = true
