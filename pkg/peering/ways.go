@@ -211,7 +211,7 @@ func (u *upgrade) takenOver(ctx context.Context, o objects, nodes []string, gate
 func (u *upgrade) deleteOutdated(ctx context.Context, o objects, nodes []string, revision string) error {
 	ds := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
 	for _, pod := range of[*corev1.Pod](o) {
-		if !metav1.IsControlledBy(pod, ds) || !slices.Contains(nodes, pod.Spec.NodeName) || !pod.DeletionTimestamp.IsZero() ||
+		if !metav1.IsControlledBy(pod, ds) || !isAmong(nodes, pod.Spec.NodeName) || !pod.DeletionTimestamp.IsZero() ||
 			pod.Labels[appsv1.ControllerRevisionHashLabelKey] == revision {
 			continue
 		}

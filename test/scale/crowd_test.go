@@ -5,13 +5,17 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sync/errgroup"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -103,6 +107,9 @@ func create(ctx context.Context, c client.Client, from, to int) ([]*corev1.Node,
 	if err := g.Wait(); err != nil {
 		return nil, fmt.Errorf("create nodes: %w", err)
 	}
+	if err := awaitKwok(ctx, c, nodes); err != nil {
+		return nil, err
+	}
 	g, ctx = errgroup.WithContext(ctx)
 	g.SetLimit(atOnce)
 	for i := range nodes {
@@ -119,6 +126,32 @@ func create(ctx context.Context, c client.Client, from, to int) ([]*corev1.Node,
 		return nil, fmt.Errorf("create pods: %w", err)
 	}
 	return nodes, nil
+}
+
+// awaitKwok waits until kwok has begun with all nodes, whose Leases it holds then.
+func awaitKwok(ctx context.Context, c client.Client, nodes []*corev1.Node) error {
+	err := wait.PollUntilContextTimeout(ctx, time.Second, 5*time.Minute, true, func(ctx context.Context) (bool, error) {
+		var leases coordinationv1.LeaseList
+		if err := c.List(ctx, &leases, client.InNamespace(corev1.NamespaceNodeLease)); err != nil {
+			return false, err
+		}
+		held := map[string]bool{}
+		for _, l := range leases.Items {
+			held[l.Name] = true
+		}
+		return !slices.ContainsFunc(nodes, func(n *corev1.Node) bool { return !held[n.Name] }), nil
+	})
+	if err != nil {
+		return fmt.Errorf("wait until kwok renews the nodes' Leases: %w", err)
+	}
+	return nil
+}
+
+// nudge has kwok look at a pod again: it may miss one that is made while it begins with its node.
+func nudge(ctx context.Context, c client.Client, pod *corev1.Pod) error {
+	now := pod.DeepCopy()
+	metav1.SetMetaDataAnnotation(&now.ObjectMeta, "crowd/nudged", time.Now().Format(time.RFC3339Nano))
+	return client.IgnoreNotFound(c.Patch(ctx, now, client.MergeFrom(pod)))
 }
 
 // No two nodes or pods have the same address, nor one of a real node's pods.

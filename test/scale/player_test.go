@@ -50,6 +50,8 @@ type player struct {
 	// agents are by the names of their nodes, and so is in which pod each runs.
 	agents map[string]*agent
 	pods   map[string]string
+	// pending are pods of agents that kwok has not begun with, by name.
+	pending map[string]*corev1.Pod
 	// failed is the last error that was not expected.
 	failed error
 }
@@ -73,7 +75,7 @@ type agent struct {
 }
 
 func newPlayer(api client.WithWatch) *player {
-	return &player{api: api, turn: make(chan struct{}, atOnce), agents: map[string]*agent{}, pods: map[string]string{}, peerings: map[string]*v1alpha1.Peering{}, changed: make(chan struct{})}
+	return &player{api: api, turn: make(chan struct{}, atOnce), agents: map[string]*agent{}, pods: map[string]string{}, pending: map[string]*corev1.Pod{}, peerings: map[string]*v1alpha1.Peering{}, changed: make(chan struct{})}
 }
 
 // start plays the agents of nodes until end is called.
@@ -84,6 +86,18 @@ func (p *player) start(ctx context.Context, nodes []*corev1.Node) {
 	}
 	p.ended.Go(func() { follow(ctx, p.api, &corev1.PodList{}, p.notePod, client.InNamespace(v1alpha1.Namespace)) })
 	p.ended.Go(func() { follow(ctx, p.api, &v1alpha1.PeeringList{}, p.notePeering) })
+	p.ended.Go(func() {
+		for loop.Sleep(ctx, patience) {
+			p.mu.Lock()
+			pending := maps.Clone(p.pending)
+			p.mu.Unlock()
+			for _, pod := range pending {
+				if time.Since(pod.CreationTimestamp.Time) > patience {
+					_ = nudge(ctx, p.api, pod) // the next time, otherwise
+				}
+			}
+		}
+	})
 }
 
 // add plays one more node's agent.
@@ -135,6 +149,7 @@ func (p *player) notePod(name string, obj client.Object) {
 	pod, ok := obj.(*corev1.Pod)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	delete(p.pending, name)
 	if !ok {
 		for node, running := range p.pods {
 			if running == name {
@@ -145,6 +160,9 @@ func (p *player) notePod(name string, obj client.Object) {
 	}
 	if !strings.HasPrefix(name, v1alpha1.NodeAgentName+"-") {
 		return
+	}
+	if pod.DeletionTimestamp.IsZero() && pod.Status.Phase == corev1.PodPending && p.agents[pod.Spec.NodeName] != nil {
+		p.pending[name] = pod
 	}
 	if pod.DeletionTimestamp.IsZero() && pod.Status.Phase == corev1.PodRunning {
 		p.runs(pod.Spec.NodeName, name)
