@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -136,7 +135,7 @@ func (f *fixture) tellPodRange(ctx context.Context) error {
 	return nil
 }
 
-// startKwok runs it until the benchmark ends.
+// startKwok runs it until the benchmark ends, or this process.
 func (f *fixture) startKwok(b *testing.B, kwok string) {
 	b.Helper()
 	all, err := clientcmd.LoadFromFile(f.lab.Kubeconfig())
@@ -153,13 +152,18 @@ func (f *fixture) startKwok(b *testing.B, kwok string) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	cmd := exec.Command(kwok, "--kubeconfig", kubeconfig, "--config", filepath.Join("testdata", "kwok.yaml"), "-v", "WARN")
+	cmd := exec.Command("sh", "-c", `"$0" "$@" </dev/null & read -r _; kill $!`, kwok,
+		"--kubeconfig", kubeconfig, "--config", filepath.Join("testdata", "kwok.yaml"), "-v", "WARN")
 	cmd.Stdout, cmd.Stderr = log, log
-	if err := cmd.Start(); err != nil {
+	alive, err := cmd.StdinPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+		_ = alive.Close()
 		_ = cmd.Wait()
 		if said, _ := os.ReadFile(log.Name()); b.Failed() {
 			b.Logf("kwok's last words:\n%s", said[max(0, len(said)-5000):])
