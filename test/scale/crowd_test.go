@@ -22,8 +22,6 @@ import (
 )
 
 const (
-	// podsOfNode is how many pods each node has, which gateways know one by one. So 5,000 nodes have 100,000.
-	podsOfNode = 20
 	// podsPerNode is the distance of two nodes in the range of the pods.
 	podsPerNode = 32
 	// atOnce is how many requests of the test's own the API server has to do with at the same time.
@@ -50,7 +48,7 @@ func after(base netip.Addr, n int) netip.Addr {
 func nodeName(i int) string { return fmt.Sprintf("crowd-%05d", i) }
 
 func podIPs(i int) (out []v1alpha1.IP) {
-	for k := range podsOfNode {
+	for k := range *podsOfNode {
 		out = append(out, v1alpha1.IP{Addr: after(crowdPods, podsPerNode*i+k)})
 	}
 	return out
@@ -114,7 +112,7 @@ func create(ctx context.Context, c client.Client, from, to int) ([]*corev1.Node,
 	g.SetLimit(atOnce)
 	for i := range nodes {
 		g.Go(func() error {
-			for k := range podsOfNode {
+			for k := range *podsOfNode {
 				if err := c.Create(ctx, newPod(from+i, k)); err != nil {
 					return err
 				}

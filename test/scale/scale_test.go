@@ -22,12 +22,13 @@ import (
 var (
 	binDir  = flag.String("bin", filepath.Join("..", "..", "bin"), "directory of what make image built")
 	labName = flag.String("lab", "scale", "name of the lab")
-	sizes   = flag.String("sizes", "100x1,100x3,1000x1,5000x1", "nodes of the large cluster, which only grows, and its peerings")
+	// With 20 pods on each, 5,000 nodes have 100,000.
+	podsOfNode = flag.Int("pods", 20, "pods of each node, at most 32, which gateways know one by one")
+	window     = flag.Duration("window", time.Minute, "how long the API server is looked at: by default twice as long as agents wait before they renew their Leases")
+	sizes      = flag.String("sizes", "100x1,100x3,1000x1,5000x1", "nodes of the large cluster, which only grows, and its peerings")
 )
 
 const (
-	// window is how long the API server is looked at: twice as long as agents wait before they renew their Leases.
-	window = 60 * time.Second
 	// commandTimeout is for a machine on which the API server, etcd, kwok and all that is played share two cores.
 	commandTimeout = "10m"
 	applyTimeout   = 10 * time.Minute
@@ -101,7 +102,7 @@ func (f *fixture) measure(b *testing.B, s size) map[string]float64 {
 	const MiB = 1 << 20
 	f.grow(b, s.nodes)
 	m := map[string]float64{}
-	alone := f.perMinute(b, window)
+	alone := f.perMinute(b, *window)
 
 	p := newPlayer(f.api)
 	p.start(b.Context(), f.crowd)
@@ -116,7 +117,7 @@ func (f *fixture) measure(b *testing.B, s size) map[string]float64 {
 	gateway, node := f.process(b, "gateway"), f.process(b, "node")
 	r := openRoutes(b, gateway)
 	kit.Within(b, applyTimeout, "the gateway knows all pods", func() string {
-		if n := r.count(b); n < s.nodes*podsOfNode {
+		if n := r.count(b); n < s.nodes**podsOfNode {
 			time.Sleep(time.Second) // it takes a while to list them
 			return fmt.Sprint(n, " routes")
 		}
@@ -135,7 +136,7 @@ func (f *fixture) measure(b *testing.B, s size) map[string]float64 {
 	}
 
 	usedByGateway, usedByNode, since := processor(b, gateway), processor(b, node), time.Now()
-	peered := f.perMinute(b, window)
+	peered := f.perMinute(b, *window)
 	passed := time.Since(since).Seconds()
 	m["requests/min"], m["kB/min"] = peered.requests-alone.requests, (peered.bytes-alone.bytes)/1000
 	m["requests/min-without"], m["kB/min-without"] = alone.requests, alone.bytes/1000
