@@ -72,8 +72,8 @@ func BenchmarkScaleCluster(b *testing.B) {
 		b.Fatal("it starts clusters: run it as root (sudo)")
 	}
 	all, err := parseSizes(*sizes)
-	if err != nil {
-		b.Fatal(err)
+	if err != nil || *podsOfNode > podsPerNode {
+		b.Fatalf("%d pods of a node: %v", *podsOfNode, err)
 	}
 	peers := 0
 	for _, s := range all {
@@ -117,7 +117,7 @@ func (f *fixture) measure(b *testing.B, s size) map[string]float64 {
 	gateway, node := f.process(b, "gateway"), f.process(b, "node")
 	r := openRoutes(b, gateway)
 	kit.Within(b, applyTimeout, "the gateway knows all pods", func() string {
-		if n := r.count(b); n < s.nodes**podsOfNode {
+		if n := r.count(b); n < *podsOfNode*s.nodes {
 			time.Sleep(time.Second) // it takes a while to list them
 			return fmt.Sprint(n, " routes")
 		}
