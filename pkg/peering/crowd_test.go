@@ -37,6 +37,8 @@ func TestDeletesAtOnce(t *testing.T) {
 		}
 		select {
 		case <-all:
+		case <-ctx.Done():
+			return ctx.Err()
 		case <-time.After(5 * time.Second):
 			return errors.New("nobody deletes another one")
 		}
