@@ -389,7 +389,7 @@ func newBuildCommand(a *app) *cobra.Command {
 			return err
 		},
 	}
-	cmd.Flags().BoolVar(&all, "all", false, "build what only some clusters and tests need too: flannel, kube-router")
+	cmd.Flags().BoolVar(&all, "all", false, "build what only some clusters and tests need too: flannel, kube-router, MetalLB, kwok")
 	return cmd
 }
 
