@@ -151,7 +151,7 @@ func (f *fixture) measure(b *testing.B, s size) map[string]float64 {
 	m["MiB-gateway"], m["MiB-node"] = float64(peak(b, gateway))/MiB, float64(peak(b, node))/MiB
 
 	for i := s.peerings - 1; i > 0; i-- {
-		m["s-unpeer-more"] += f.command(b, "unpeer", big, f.peers[i], "--timeout", commandTimeout, "-v").took.Seconds() / float64(s.peerings-1)
+		m["s-unpeer-more"] += f.command(b, "unpeer", big, f.peers[i], "--timeout", commandTimeout).took.Seconds() / float64(s.peerings-1)
 	}
 	unpeer := f.command(b, "unpeer", big, f.peers[0], "--timeout", commandTimeout)
 	m["s-unpeer"], m["MiB-unpeer"] = unpeer.took.Seconds(), float64(unpeer.peak)/MiB
@@ -164,7 +164,7 @@ func (f *fixture) measure(b *testing.B, s size) map[string]float64 {
 // peer peers the large cluster with one of the others, which is called: of the large one's nodes most cannot be.
 func (f *fixture) peer(b *testing.B, i int) ended {
 	b.Helper()
-	return f.command(b, "peer", big, f.peers[i], "--planes", "1", "--server", f.peers[i], "--timeout", commandTimeout, "-v")
+	return f.command(b, "peer", big, f.peers[i], "--planes", "1", "--server", f.peers[i], "--timeout", commandTimeout)
 }
 
 // newPodServed is how long the gateway has no route to a pod on a real node, from when the API server says that it has an address.
