@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -52,10 +53,11 @@ func byName[T client.Object](o objects, name string) (found T) {
 	return found
 }
 
-// reports are the NodeNetworks, by name.
+// reports are the NodeNetworks, by name. They share with the store what is in them, which nobody changes: to copy thousands at
+// each look would cost more than all else.
 func (o objects) reports() (out []v1alpha1.NodeNetwork) {
 	for _, n := range of[*v1alpha1.NodeNetwork](o) {
-		out = append(out, *n.DeepCopy())
+		out = append(out, *n)
 	}
 	slices.SortFunc(out, func(a, b v1alpha1.NodeNetwork) int { return cmp.Compare(a.Name, b.Name) })
 	return out
@@ -142,6 +144,9 @@ func (c *Cluster) newFollower(kind client.ObjectList, ring func()) (*follower, e
 	// A list and a watch: not every API server, nor every proxy, can stream a list.
 	informer := toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(lw, listsAndWatches{}), nil, 0, toolscache.Indexers{})
 	f := &follower{name: kindName(kind), informer: informer}
+	if err := informer.SetTransform(withoutManagers); err != nil {
+		return nil, err
+	}
 	_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { ring() }, UpdateFunc: func(any, any) { ring() }, DeleteFunc: func(any) { ring() },
 	})
@@ -151,6 +156,18 @@ func (c *Cluster) newFollower(kind client.ObjectList, ring func()) (*follower, e
 		f.mu.Unlock()
 		ring()
 	}))
+}
+
+// withoutManagers takes from what there is of each node who manages its fields, which is a large part of it. That of Leases and
+// reports is read.
+func withoutManagers(obj any) (any, error) {
+	switch o := obj.(type) {
+	case *corev1.Node:
+		o.ManagedFields = nil
+	case *corev1.Pod:
+		o.ManagedFields = nil
+	}
+	return obj, nil
 }
 
 type listsAndWatches struct{}
