@@ -71,7 +71,7 @@ func TestHops(t *testing.T) {
 	}
 	for command, want := range map[string]string{
 		"ip route change 10.61.0.0/16 table 27761 proto 108 src 10.80.0.1 mtu 1340 nexthop via 10.80.31.254 dev lq0-0 onlink weight 3 nexthop via 10.80.31.253 dev lq0-1 onlink": "replaced route " + both,
-		"ip route replace 10.61.0.0/16 table 27761 proto 108 src 10.80.0.1 mtu 1340 via 10.80.31.254 dev lq0-0 onlink":                                                          "replaced route " + both,
+		"ip route replace 10.61.0.0/16 table 27761 proto 108 src 10.80.0.1 mtu 1340 via 10.80.31.254 dev lq0-0 onlink":                                                           "replaced route " + both,
 		"ip route del 10.61.0.0/16 table 27761 metric 0": "added route " + both,
 		"ip link set lq0-1 down":                         "changed link lq0-1",
 		"ip link del lq0-1":                              "added route " + both,
