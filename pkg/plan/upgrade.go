@@ -323,6 +323,9 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
 		}
 		written := manifests.Peering(p.Name, *p.Spec.DeepCopy())
 		manifests.SetLevel(written, u.Agents.Level)
+		if written.Spec.PlanesMode = cmp.Or(written.Spec.PlanesMode, v1alpha1.PlanesOne); u.Agents.Level == version.First {
+			written.Spec.PlanesMode = ""
+		}
 		for k := range written.Spec.Planes {
 			plane := &written.Spec.Planes[k]
 			preshared := plane.PresharedKey.Generation
