@@ -34,7 +34,7 @@ func TestPlanesMode(t *testing.T) {
 		with := func(mode v1alpha1.PlanesMode) *v1alpha1.Peering {
 			return &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{PlanesMode: mode}}
 		}
-		own, peer := &FactSheet{Name: "a", Existing: with(tt.own), Overrides: Overrides{PlanesMode: tt.given}}, &FactSheet{Existing: with(tt.peer)}
+		own, peer := &FactSheet{Facts: Facts{Name: "a"}, Existing: with(tt.own), Overrides: Overrides{PlanesMode: tt.given}}, &FactSheet{Existing: with(tt.peer)}
 		agents := manifests.Agents{Level: version.Current}
 		if tt.old {
 			agents.Level = version.First

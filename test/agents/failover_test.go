@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -91,6 +92,7 @@ func TestFailover(t *testing.T) {
 			})
 		}
 	}
+	t.Run("spread", func(t *testing.T) { trySpread(t, clusters) })
 	for _, c := range clusters {
 		c.checkHistory(t)
 		c.checkLogLevel(t)
@@ -125,7 +127,7 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 }
 
 // settled waits until both planes work for all nodes.
-func settled(t *testing.T, clusters [2]*cluster) {
+func settled(t testing.TB, clusters [2]*cluster) {
 	t.Helper()
 	for _, c := range clusters {
 		kit.WithinFor(t, settleTimeout, settledFor, "both planes of "+c.name+" work", func() string {
@@ -159,7 +161,17 @@ func settled(t *testing.T, clusters [2]*cluster) {
 }
 
 // plane is the one by which the kernel of a node sends packets to the peer.
-func (m *machine) plane(t *testing.T) (plane int) {
+func (m *machine) plane(t testing.TB) int {
+	t.Helper()
+	planes := m.planes(t)
+	if len(planes) != 1 {
+		t.Fatalf("%s sends by the planes %d", m.name, planes)
+	}
+	return planes[0]
+}
+
+// planes are those by which the kernel of a node sends packets to the peer.
+func (m *machine) planes(t testing.TB) (planes []int) {
 	t.Helper()
 	m.Do(t, func() error {
 		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: overlay.Table}, netlink.RT_FILTER_TABLE)
@@ -168,27 +180,48 @@ func (m *machine) plane(t *testing.T) (plane int) {
 		}
 		best := -1
 		for i, r := range routes {
-			if r.Dst != nil && r.Dst.String() == mappedPods && r.LinkIndex > 0 && (best < 0 || r.Priority < routes[best].Priority) {
+			if r.Dst != nil && r.Dst.String() == mappedPods && r.Type == unix.RTN_UNICAST && (best < 0 || r.Priority < routes[best].Priority) {
 				best = i
 			}
 		}
 		if best < 0 {
 			return fmt.Errorf("no route to %s: %v", mappedPods, routes)
 		}
-		dev, err := netlink.LinkByIndex(routes[best].LinkIndex)
-		if err != nil {
-			return err
+		hops := routes[best].MultiPath
+		if len(hops) == 0 {
+			hops = []*netlink.NexthopInfo{{LinkIndex: routes[best].LinkIndex}}
 		}
-		_, err = fmt.Sscanf(dev.Attrs().Name, overlay.NamePrefix+"1-%d", &plane)
-		return err
+		for _, h := range hops {
+			plane, err := planeOf(h.LinkIndex)
+			if err != nil {
+				return err
+			}
+			planes = append(planes, plane)
+		}
+		return nil
 	})
-	return plane
+	return planes
+}
+
+// planeOf is the plane of a link, in the namespace of this thread.
+func planeOf(link int) (plane int, err error) {
+	dev, err := netlink.LinkByIndex(link)
+	if err != nil {
+		return 0, err
+	}
+	_, err = fmt.Sscanf(dev.Attrs().Name, overlay.NamePrefix+"1-%d", &plane)
+	return plane, err
 }
 
 // send sends packets from the first pod of a cluster to the second one of the other.
-func send(t *testing.T, from, to *cluster, size int) *flow.Flow {
+func send(t testing.TB, from, to *cluster, size int) *flow.Flow {
 	t.Helper()
-	addr, base := to.nodes[1].podAddr.As4(), netip.MustParsePrefix(mappedPods).Addr().As4()
+	return dataplane.Send(t, from.nodes[0].pod, mapped(to.nodes[1].podAddr), echoPort, from.name+" to "+to.name, size)
+}
+
+// mapped is how the peer knows a pod's address.
+func mapped(pod netip.Addr) netip.Addr {
+	addr, base := pod.As4(), netip.MustParsePrefix(mappedPods).Addr().As4()
 	copy(addr[:2], base[:2])
-	return dataplane.Send(t, from.nodes[0].pod, netip.AddrFrom4(addr), echoPort, from.name+" to "+to.name, size)
+	return netip.AddrFrom4(addr)
 }
