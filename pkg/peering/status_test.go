@@ -126,8 +126,11 @@ func TestViewNamesPlanesInUse(t *testing.T) {
 	w := newWorld()
 	w.addPlane()
 	w.peering.Spec.PlanesMode = v1alpha1.PlanesSpread
-	for _, use := range []struct{ node, gateway int }{{0, 0}, {0, 1}, {1, 1}} {
-		w.nodes[use.node].Status.Gateways[use.gateway].Active = true
+	for _, use := range []struct {
+		node  int
+		plane int32
+	}{{0, 0}, {0, 1}, {1, 1}} {
+		w.nodes[use.node].Gateway("b", use.plane).Active = true
 	}
 	v := w.view(t)
 	got := map[string][]int32{}
