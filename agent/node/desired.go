@@ -37,14 +37,14 @@ type local struct {
 	// uplinks are the interfaces to other machines, nodeIPs the node's own addresses there.
 	uplinks []string
 	nodeIPs []netip.Addr
-	// active are the planes in use, by the peering's name, where it has several. spread are all of them where packets
-	// are spread over planes: then the active one is of what cannot be.
+	// active are the planes in use, by the peering's name, where it has several. Where packets are spread over planes,
+	// spread are all that are in use. Then the active one is that of what cannot be spread.
 	active map[string]int32
 	spread map[string][]int32
 }
 
-// use says by which of a peering's planes packets are sent: all of them, sorted, and the one of what cannot be spread.
-// planes are those that there are links for, as this node prefers them, at least one.
+// use says by which planes of a peering packets are sent: all of them, sorted, and the one of what cannot be spread.
+// There are links for planes, at least one. They are in the order in which this node prefers them.
 func (l local) use(peering string, planes []gateway) (active int32, all []int32) {
 	active, chosen := l.active[peering]
 	if !chosen || !slices.ContainsFunc(planes, func(g gateway) bool { return g.plane == active }) {

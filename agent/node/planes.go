@@ -133,7 +133,9 @@ func (a *agent) noteSwitch(peering string, before, now []int32, planes []failove
 }
 
 // list is for people.
-func list(planes []int32) string { return strings.Trim(strings.ReplaceAll(fmt.Sprint(planes), " ", ", "), "[]") }
+func list(planes []int32) string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(planes), " ", ", "), "[]")
+}
 
 // whyLeft says why packets are not sent by a plane any more, as metrics call it and as a person reads it.
 func whyLeft(left int32, planes []failover.Plane) (reason, why string) {

@@ -137,7 +137,7 @@ func TestViewNamesPlanesInUse(t *testing.T) {
 	for _, n := range v.Nodes {
 		got[n.Name] = n.PlanesInUse
 	}
-	if diff := cmp.Diff(map[string][]int32{"n1": {0, 1}, "n2": {1}}, got); diff != "" || v.PlanesMode != "spread" {
+	if diff := cmp.Diff(map[string][]int32{"n1": {1}, "n2": {0, 1}}, got); diff != "" || v.PlanesMode != "spread" {
 		t.Errorf("mode %q, planes in use (-want +got):\n%s", v.PlanesMode, diff)
 	}
 }
