@@ -43,6 +43,23 @@ type local struct {
 	spread map[string][]int32
 }
 
+// resume goes on with the planes by which packets are sent now, as the agent before has reported. The preferred ones may be
+// down.
+func (l *local) resume(reported []v1alpha1.NodeGateway) {
+	l.active, l.spread = map[string]int32{}, map[string][]int32{}
+	for _, g := range reported {
+		if g.Active {
+			l.spread[g.Peering] = append(l.spread[g.Peering], g.Plane)
+		}
+	}
+	for peering, all := range l.spread {
+		if slices.Sort(all); len(all) == 1 {
+			l.active[peering] = all[0]
+			delete(l.spread, peering)
+		}
+	}
+}
+
 // use says by which planes of a peering packets are sent: all of them, sorted, and the one of what cannot be spread.
 // There are links for planes, at least one. They are in the order in which this node prefers them.
 func (l local) use(peering string, planes []gateway) (active int32, all []int32) {

@@ -33,8 +33,8 @@ const (
 	enough = 200
 )
 
-// With the planes mode spread, packets take both planes. Nothing is lost when the mode changes, or when a gateway ends. When one is
-// killed, packets soon pass by the other plane only.
+// With the planes mode spread, packets take both planes. Nothing is lost when the mode changes, when a node's agent starts anew, or when
+// a gateway ends. When one is killed, packets soon pass by the other plane only.
 func trySpread(t *testing.T, clusters [2]*cluster) {
 	t.Helper()
 	side := rand.IntN(2)
@@ -43,6 +43,8 @@ func trySpread(t *testing.T, clusters [2]*cluster) {
 	setMode(t, clusters, v1alpha1.PlanesSpread)
 	awaitPlanes(t, clusters, 0, 1)
 	flows = append(flows, sendByBoth(t, c, peer)...)
+	c.agents[0].kill() // of the node that sends
+	c.agents[0].start(t)
 	ended := rand.IntN(planes)
 	c.gateways[ended].signal(t, syscall.SIGTERM)
 	if err := c.gateways[ended].cmd.Wait(); err != nil {
@@ -55,7 +57,7 @@ func trySpread(t *testing.T, clusters [2]*cluster) {
 	awaitOne(t, clusters)
 	for _, r := range flow.End(flows...) {
 		if t.Log(r); r.Lost > 0 {
-			t.Error("a packet was lost when the mode was changed, or a gateway has ended")
+			t.Error("a packet was lost when the mode was changed, a node's agent was killed, or a gateway has ended")
 		}
 	}
 
