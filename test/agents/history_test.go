@@ -46,7 +46,7 @@ func (c *cluster) checkHistory(t *testing.T) {
 		for _, e := range events.Items {
 			told = append(told, e.Reason)
 		}
-		for _, want := range []string{"plane starting", "plane up", "plane in use 0", "plane in use 1", "plane in use 0, 1", "peer reached", "Connected True"} {
+		for _, want := range []string{"plane starting", "plane up", "plane in use 0", "plane in use 1", "peer reached", "Connected True"} {
 			if !slices.Contains(noted, want) {
 				return fmt.Sprintf("nobody has noted %q: %q", want, noted)
 			}
