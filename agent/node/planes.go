@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -47,9 +48,9 @@ func (a *agent) choosePlanes() (changed, down bool) {
 			delete(a.choices, peering)
 			a.metrics.ForgetPlanes(peering)
 			delete(a.local.active, peering)
-			delete(a.local.spread, peering)
 		}
 	}
+	maps.DeleteFunc(a.local.spread, func(peering string, _ []int32) bool { return !seen[peering] })
 	for _, p := range a.probers {
 		if now := a.local.sendsBy(p.gateway.peering, p.gateway.plane); !p.active.Swap(now) && now {
 			p.activated.Send()
@@ -73,17 +74,23 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	if len(planes) == 0 {
 		return false, false
 	}
-	before, beforeAll := a.local.use(peering, gateways)
-	_, chosen := a.local.active[peering]
+	before, chosen := a.local.active[peering]
+	beforeAll := a.local.spread[peering]
 	c := a.choices[peering]
 	if c == nil {
 		c = &failover.Choice{}
-		if chosen || len(a.local.spread[peering]) > 0 {
+		if chosen {
 			c.Begin(before)
-			c.BeginAll(a.local.spread[peering])
+		} else if len(beforeAll) > 0 {
+			one, _ := a.local.use(peering, gateways)
+			c.Begin(one)
 		}
+		c.BeginAll(beforeAll)
 		a.choices[peering] = c
 		a.metrics.Planes(peering)
+	}
+	if len(beforeAll) == 0 {
+		beforeAll = []int32{before}
 	}
 	var active int32
 	var all []int32
