@@ -205,9 +205,10 @@ test-long-hostile:
 	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result hostile -of pkg,test/schema -- \
 		-count=1 -timeout 55m -run '^TestHostile' $(COMMANDS)
 
+# All but BenchmarkScale, which bench-scale has.
 .PHONY: bench
 bench: lab-programs image ## speed, as ratios against a baseline of the same run
-	go run ./scripts/gotest -v -result bench -of agent,cmd,pkg,test/bench -- -p 1 -count=1 -timeout 55m -run '^$$' -bench . -benchtime 1x ./test/bench/... ./test/e2e/... ./pkg/cli
+	go run ./scripts/gotest -v -result bench -of agent,cmd,pkg,test/bench -- -p 1 -count=1 -timeout 55m -run '^$$' -bench '^Benchmark([^S]|S[^c])' -benchtime 1x ./test/bench/... ./test/e2e/... ./pkg/cli ./test/agents
 
 .PHONY: bench-scale
 bench-scale: lab-programs image ## what agents and commands cost with up to 5,000 nodes, 100,000 pods and 250 peerings, and how that grows (root)

@@ -16,7 +16,7 @@ import (
 )
 
 // Metrics of routes to peers:
-//   - routeMetric by the plane in use;
+//   - routeMetric by the plane in use, or by all that are;
 //   - spareMetric plus the plane's index by each of several planes, for when a link is gone;
 //   - lastMetric of the unreachable ones behind them, so that nothing leaks in plain.
 const (
@@ -37,8 +37,52 @@ type local struct {
 	// uplinks are the interfaces to other machines, nodeIPs the node's own addresses there.
 	uplinks []string
 	nodeIPs []netip.Addr
-	// active are the planes in use, by the peering's name, where it has several.
+	// active are the planes in use, by the peering's name, where it has several. Where packets are spread over planes,
+	// spread are all that are in use. Then the active one is that of what cannot be spread.
 	active map[string]int32
+	spread map[string][]int32
+}
+
+// resume goes on with the planes by which packets are sent now, as the agent before has reported. The preferred ones may be
+// down.
+func (l *local) resume(reported []v1alpha1.NodeGateway) {
+	l.active, l.spread = map[string]int32{}, map[string][]int32{}
+	for _, g := range reported {
+		if g.Active {
+			l.spread[g.Peering] = append(l.spread[g.Peering], g.Plane)
+		}
+	}
+	for peering, all := range l.spread {
+		if slices.Sort(all); len(all) == 1 {
+			l.active[peering] = all[0]
+			delete(l.spread, peering)
+		}
+	}
+}
+
+// use says by which planes of a peering packets are sent: all of them, sorted, and the one of what cannot be spread.
+// There are links for planes, at least one. They are in the order in which this node prefers them.
+func (l local) use(peering string, planes []gateway) (active int32, all []int32) {
+	active, chosen := l.active[peering]
+	if !chosen || !slices.ContainsFunc(planes, func(g gateway) bool { return g.plane == active }) {
+		active = planes[0].plane
+		if i := slices.IndexFunc(planes, func(g gateway) bool { return slices.Contains(l.spread[peering], g.plane) }); i > 0 {
+			active = planes[i].plane
+		}
+	}
+	if all = l.spread[peering]; len(all) == 0 {
+		all = []int32{active}
+	}
+	return active, all
+}
+
+// sendsBy says whether packets to a peer are sent by a plane.
+func (l local) sendsBy(peering string, plane int32) bool {
+	if all := l.spread[peering]; len(all) > 0 {
+		return slices.Contains(all, plane)
+	}
+	active, chosen := l.active[peering]
+	return chosen && active == plane
 }
 
 // gateway is one gateway that the node has a link to.
@@ -71,6 +115,9 @@ type desired struct {
 	gateways []gateway
 	// ways are the routes to a peer by each of its planes that there is a link for.
 	ways map[way][]overlay.Route
+	// spread are the peerings to which packets are sent by all planes that work, by name. Those to their exposed hosts,
+	// which have these ranges, are sent by one: the peer's nodes remember these connections, each its own.
+	spread map[string]netip.Prefix
 }
 
 // way is one plane of a peering.
@@ -86,7 +133,7 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 	if len(peerings) == 0 {
 		return desired{}, nil
 	}
-	d := desired{ways: map[way][]overlay.Route{}}
+	d := desired{ways: map[way][]overlay.Route{}, spread: map[string]netip.Prefix{}}
 	slices.SortFunc(peerings, byIndex)
 	admitted, errs := admit(peerings, l.address)
 	d.nat = &nat.Node{
@@ -115,6 +162,7 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 		for _, r := range ranges {
 			d.overlay.Routes = append(d.overlay.Routes, overlay.Route{Table: overlay.Table, Dst: r, Unreachable: true, Metric: lastMetric})
 		}
+		ranges = d.routed(p, ranges)
 		for _, plane := range p.Spec.Planes {
 			if err := d.addPlane(l, p, plane, ranges); err != nil {
 				errs = append(errs, fmt.Errorf("peering %s, plane %d: %w", p.Name, plane.Index, err))
@@ -373,17 +421,55 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 	return nil
 }
 
-// addRoutes adds the routes to a peer: by the plane in use, and behind them by all planes.
+// routed are the ranges that there are routes for by planes. The external one, which is the last, is two of them where
+// packets are spread: its upper half is that of exposed hosts.
+func (d *desired) routed(p v1alpha1.Peering, ranges []netip.Prefix) []netip.Prefix {
+	if p.Spec.PlanesMode != v1alpha1.PlanesSpread || len(p.Spec.Planes) < 2 {
+		return ranges
+	}
+	nodes, hosts, err := ipam.SplitExternal(p.Spec.Remote.ExternalCIDR.Prefix)
+	if err != nil {
+		return ranges // it is refused, see admissible
+	}
+	d.spread[p.Name] = hosts
+	return append(slices.Clone(ranges[:len(ranges)-1]), nodes, hosts)
+}
+
+// inUse are the routes to a peer by the planes in use. Packets may be as large as the narrowest of them lets pass.
+func (d *desired) inUse(peering string, active int32, all []int32) (out []overlay.Route) {
+	hosts, spread := d.spread[peering]
+	for i, r := range d.ways[way{peering, active}] {
+		var by []overlay.Route
+		for _, plane := range all {
+			if routes := d.ways[way{peering, plane}]; routes != nil {
+				by = append(by, routes[i])
+			}
+		}
+		switch {
+		case !spread || r.Dst == hosts || len(by) == 0:
+		case len(by) == 1:
+			r = by[0]
+		default:
+			r.Dev, r.Via = "", netip.Addr{}
+			r.MTU = by[0].MTU
+			for _, b := range by {
+				r.Hops = append(r.Hops, overlay.Hop{Dev: b.Dev, Via: b.Via})
+				r.MTU = min(r.MTU, b.MTU)
+			}
+		}
+		out = append(out, r)
+	}
+	return out
+}
+
+// addRoutes adds the routes to a peer: by the planes in use, and behind them by all planes.
 func (d *desired) addRoutes(l local, p v1alpha1.Peering) {
 	planes := d.planesOf(p.Name)
 	if len(planes) == 0 {
 		return
 	}
-	active, chosen := l.active[p.Name]
-	if !chosen || d.ways[way{p.Name, active}] == nil {
-		active = planes[0].plane
-	}
-	d.overlay.Routes = append(d.overlay.Routes, d.ways[way{p.Name, active}]...)
+	active, all := l.use(p.Name, planes)
+	d.overlay.Routes = append(d.overlay.Routes, d.inUse(p.Name, active, all)...)
 	for _, g := range planes {
 		for _, r := range d.ways[way{p.Name, g.plane}] {
 			if r.Metric = spareMetric + int(g.plane); !g.alone {

@@ -195,6 +195,80 @@ func TestDesire(t *testing.T) {
 	}
 }
 
+// With the planes mode spread, routes lead by all planes in use, but for exposed hosts. They let pass what the narrowest plane does.
+func TestDesireSpread(t *testing.T) {
+	me := local{name: "n2", address: addr("10.80.0.7")}
+	p := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+	p.Spec.PlanesMode = v1alpha1.PlanesSpread
+	for i, mtu := range []int32{1390, 1300, 1350, 0} { // plane 3 has no gateway yet
+		plane := v1alpha1.Plane{Index: int32(i), RemoteAddress: v1alpha1.IP{Addr: addr(fmt.Sprintf("10.70.0.%d", i+1))}}
+		status := v1alpha1.PlaneStatus{Index: int32(i), PodIP: v1alpha1.IP{Addr: addr(fmt.Sprintf("10.244.9.%d", i))}, MTU: mtu}
+		if i == 0 {
+			p.Spec.Planes, p.Status.Planes = []v1alpha1.Plane{plane}, []v1alpha1.PlaneStatus{status}
+		} else {
+			p.Spec.Planes, p.Status.Planes = append(p.Spec.Planes, plane), append(p.Status.Planes, status)
+		}
+	}
+	one := *p.DeepCopy()
+	one.Spec.Planes, one.Status.Planes = one.Spec.Planes[:1], one.Status.Planes[:1]
+	usual := *p.DeepCopy()
+	usual.Spec.PlanesMode = v1alpha1.PlanesOne
+	const pods, nodes, hosts, all = "10.30.0.0/16", "10.70.0.0/19", "10.70.32.0/19", "10.70.0.0/18"
+	for _, tt := range []struct {
+		name    string
+		peering v1alpha1.Peering
+		active  map[string]int32
+		spread  map[string][]int32
+		want    map[string]string
+	}{
+		{"before anything is known", p, nil, nil, map[string]string{pods: "[1] 1300", nodes: "[1] 1300", hosts: "[1] 1300"}}, // the node's number decides
+		{"all that have a link", p, map[string]int32{"b": 2}, map[string][]int32{"b": {0, 1, 2}}, map[string]string{pods: "[0 1 2] 1300", nodes: "[0 1 2] 1300", hosts: "[2] 1350"}},
+		{"one has failed", p, map[string]int32{"b": 0}, map[string][]int32{"b": {0, 2}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[0] 1390"}},
+		{"those before the agent has started", p, nil, map[string][]int32{"b": {0, 2}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[2] 1350"}},
+		{"one of them is gone", p, map[string]int32{"b": 3}, map[string][]int32{"b": {0, 3}}, map[string]string{pods: "[0] 1390", nodes: "[0] 1390", hosts: "[0] 1390"}},
+		{"all of them are gone", p, map[string]int32{"b": 3}, map[string][]int32{"b": {3}}, map[string]string{pods: "[1] 1300", nodes: "[1] 1300", hosts: "[1] 1300"}},
+		{"one plane", one, nil, nil, map[string]string{pods: "[0] 1390", all: "[0] 1390"}},
+		{"not any more", usual, map[string]int32{"b": 2}, map[string][]int32{"b": {0, 1, 2}}, map[string]string{pods: "[2] 1350", all: "[2] 1350"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			me := me
+			me.active, me.spread = tt.active, tt.spread
+			d, err := desire(me, []v1alpha1.Peering{tt.peering})
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := map[string]string{}
+			spares := map[string]int{}
+			for _, r := range d.overlay.Routes {
+				var by []int
+				for _, h := range append(slices.Clone(r.Hops), overlay.Hop{Dev: r.Dev}) {
+					var plane int
+					if n, _ := fmt.Sscanf(h.Dev, "lq2-%d", &plane); n > 0 {
+						by = append(by, plane)
+					}
+				}
+				switch {
+				case r.Metric == routeMetric:
+					got[r.Dst.String()] = fmt.Sprint(by, r.MTU)
+				case r.Metric >= spareMetric && r.Metric < lastMetric:
+					spares[r.Dst.String()]++
+				}
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("routes in use (-want +got):\n%s", diff)
+			}
+			for dst := range tt.want {
+				if len(tt.peering.Spec.Planes) > 1 && spares[dst] != 3 {
+					t.Errorf("%d spare routes to %s", spares[dst], dst)
+				}
+			}
+			if diff := cmp.Diff([]netip.Prefix{prefix(pods), prefix(all)}, d.nat.Remote, compare); diff != "" {
+				t.Errorf("ranges of the peer (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestDesireErrors(t *testing.T) {
 	p := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
 	if _, err := desire(local{address: addr("10.81.0.1")}, []v1alpha1.Peering{p}); err == nil {

@@ -125,14 +125,10 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	defer kernel.Close()
 	a := &agent{
 		Config: cfg, kernel: kernel, own: own, node: node, manager: manager(node), kept: own.Status.Gateways, view: &watch.View{Client: c},
-		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys, active: map[string]int32{}}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
+		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 		choices: map[string]*failover.Choice{}, wake: notify.NewSignal(), silent: silentGateways{client: c, log: cfg.Log},
 	}
-	for _, g := range own.Status.Gateways {
-		if g.Active {
-			a.local.active[g.Peering] = g.Plane // packets are sent by it now, and the preferred one may be down
-		}
-	}
+	a.local.resume(own.Status.Gateways)
 	cfg.metrics.Read(a.readMetrics)
 	defer cfg.metrics.Read(nil)
 	if err := a.readKernel(); err != nil {

@@ -3,6 +3,9 @@ package node
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/liqonet/liqonet/agent/history"
@@ -32,6 +35,7 @@ func (a *agent) choosePlanes() (changed, down bool) {
 		case g.alone:
 			// Where planes are added later, packets go on by this one.
 			a.local.active[g.peering] = g.plane
+			delete(a.local.spread, g.peering)
 			delete(a.choices, g.peering)
 		default:
 			c, d := a.choosePlane(g.peering)
@@ -46,9 +50,9 @@ func (a *agent) choosePlanes() (changed, down bool) {
 			delete(a.local.active, peering)
 		}
 	}
+	maps.DeleteFunc(a.local.spread, func(peering string, _ []int32) bool { return !seen[peering] })
 	for _, p := range a.probers {
-		active, chosen := a.local.active[p.gateway.peering]
-		if now := chosen && active == p.gateway.plane; !p.active.Swap(now) && now {
+		if now := a.local.sendsBy(p.gateway.peering, p.gateway.plane); !p.active.Swap(now) && now {
 			p.activated.Send()
 		}
 	}
@@ -58,7 +62,8 @@ func (a *agent) choosePlanes() (changed, down bool) {
 // choosePlane is the same for one peering.
 func (a *agent) choosePlane(peering string) (changed, down bool) {
 	var planes []failover.Plane
-	for _, g := range a.want.planesOf(peering) {
+	gateways := a.want.planesOf(peering)
+	for _, g := range gateways {
 		p := failover.Plane{Index: g.plane}
 		if prober := a.probers[probeKey{g.remote, g.plane}]; prober != nil && prober.session != nil {
 			s := prober.session.State()
@@ -69,32 +74,74 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	if len(planes) == 0 {
 		return false, false
 	}
-	if a.choices[peering] == nil {
-		a.choices[peering] = &failover.Choice{}
-		if plane, known := a.local.active[peering]; known {
-			a.choices[peering].Begin(plane)
+	before, chosen := a.local.active[peering]
+	beforeAll := a.local.spread[peering]
+	c := a.choices[peering]
+	if c == nil {
+		c = &failover.Choice{}
+		if chosen {
+			c.Begin(before)
+		} else if len(beforeAll) > 0 {
+			one, _ := a.local.use(peering, gateways)
+			c.Begin(one)
 		}
+		c.BeginAll(beforeAll)
+		a.choices[peering] = c
 		a.metrics.Planes(peering)
 	}
-	active := a.choices[peering].Next(time.Now(), planes)
-	before, chosen := a.local.active[peering]
-	for _, p := range planes {
-		down = down || p.Index == active && !p.Up
+	if len(beforeAll) == 0 {
+		beforeAll = []int32{before}
 	}
-	if chosen && active == before {
-		return false, down
-	}
-	if err := a.kernel.Switch(a.want.ways[way{peering, active}]); err != nil {
-		a.Log.Error("cannot change the plane", "peering", peering, "plane", active, "error", err)
-	} else if chosen {
-		reason, why := whyLeft(before, planes)
-		a.metrics.Switched(peering, reason)
-		a.history.Note(history.Change{Entry: form.Entry{
-			Peering: peering, Plane: &active, What: "plane in use", From: fmt.Sprint(before), To: fmt.Sprint(active), Reason: why,
-		}})
+	var active int32
+	var all []int32
+	if _, spread := a.want.spread[peering]; spread {
+		active, all = c.All(time.Now(), planes)
+		slices.Sort(all)
+		a.local.spread[peering] = all
+	} else {
+		active = c.Next(time.Now(), planes)
+		all = []int32{active}
+		c.BeginAll(nil)
+		delete(a.local.spread, peering)
 	}
 	a.local.active[peering] = active
+	for _, p := range planes {
+		down = down || slices.Contains(all, p.Index) && !p.Up
+	}
+	if chosen && active == before && slices.Equal(all, beforeAll) {
+		return false, down
+	}
+	if err := a.kernel.Switch(a.want.inUse(peering, active, all)); err != nil {
+		a.Log.Error("cannot change the plane", "peering", peering, "planes", all, "error", err)
+	} else if chosen && !slices.Equal(all, beforeAll) {
+		a.noteSwitch(peering, beforeAll, all, planes)
+	}
 	return true, down
+}
+
+// noteSwitch notes that packets are sent by other planes than before.
+func (a *agent) noteSwitch(peering string, before, now []int32, planes []failover.Plane) {
+	reason, why := metrics.Preferred, "packets are sent by all planes that work"
+	for _, left := range before {
+		if !slices.Contains(now, left) {
+			reason, why = whyLeft(left, planes)
+		}
+	}
+	e := form.Entry{Peering: peering, What: "plane in use", From: list(before), To: list(now)}
+	switch {
+	case len(now) == 1 && len(before) == 1:
+		e.Plane = &now[0]
+	case len(now) == 1 && reason == metrics.Preferred:
+		why = "packets are sent by one plane"
+	}
+	e.Reason = why
+	a.metrics.Switched(peering, reason)
+	a.history.Note(history.Change{Entry: e})
+}
+
+// list is for people.
+func list(planes []int32) string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(planes), " ", ", "), "[]")
 }
 
 // whyLeft says why packets are not sent by a plane any more, as metrics call it and as a person reads it.

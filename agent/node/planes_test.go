@@ -3,11 +3,46 @@ package node
 import (
 	"bytes"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/liqonet/liqonet/agent/history"
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
+
+// An agent that starts goes on with the planes that the one before it has used.
+func TestResume(t *testing.T) {
+	var l local
+	l.resume([]v1alpha1.NodeGateway{
+		{Peering: "one", Plane: 0},
+		{Peering: "one", Plane: 1, Active: true},
+		{Peering: "none"},
+		{Peering: "spread", Plane: 2, Active: true},
+		{Peering: "spread", Plane: 0, Active: true},
+		{Peering: "spread", Plane: 1},
+	})
+	want := local{active: map[string]int32{"one": 1}, spread: map[string][]int32{"spread": {0, 2}}}
+	if diff := cmp.Diff(want, l, compare, cmp.AllowUnexported(local{})); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	preferred := []gateway{{plane: 1}, {plane: 2}, {plane: 0}}
+	for peering, tt := range map[string]struct {
+		active int32
+		all    []int32
+	}{"one": {1, []int32{1}}, "spread": {2, []int32{0, 2}}, "none": {1, []int32{1}}} {
+		if active, all := l.use(peering, preferred); active != tt.active || !slices.Equal(all, tt.all) {
+			t.Errorf("%s: packets are sent by %d, of %d; want %d, of %d", peering, active, all, tt.active, tt.all)
+		}
+		for plane := range int32(3) {
+			if want := peering != "none" && slices.Contains(tt.all, plane); l.sendsBy(peering, plane) != want {
+				t.Errorf("%s: plane %d: %t", peering, plane, !want)
+			}
+		}
+	}
+}
 
 // A peer is reached while any plane is. That it is not reached at first is no news.
 func TestReachedIsNoted(t *testing.T) {

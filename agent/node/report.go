@@ -109,8 +109,7 @@ func (a *agent) gatewayStatus(g gateway) (entry v1alpha1.NodeGateway, err error)
 			}
 		}
 	}
-	active, chosen := a.local.active[g.peering]
-	entry.Active = g.pod.IsValid() && (g.alone || chosen && active == g.plane)
+	entry.Active = g.pod.IsValid() && (g.alone || a.local.sendsBy(g.peering, g.plane))
 	if p := a.probers[probeKey{g.remote, g.plane}]; p != nil {
 		entry.Ready = p.ready
 		entry.RTTMicroseconds, entry.LossPercent = p.stats.Median.Microseconds(), int32(p.stats.Loss*100+0.5)

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -34,6 +35,7 @@ func addOverrides(f *pflag.FlagSet) {
 	f.Var(&choices{allowed: []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}, withPort: "NodePort"}, "service-type",
 		"[CLUSTER=]auto, NodePort, LoadBalancer or ClusterIP: how a gateway that is the server is exposed; auto takes a load balancer where the cluster is known to have one, otherwise a NodePort; CLUSTER=NodePort:PORT asks for a port")
 	f.Int("planes", 0, "pairs of gateways of a peering, 1 to 4, each on nodes of their own: when one fails, the others go on (default: as before; else 2, or 1 where a cluster has one node for gateways)")
+	f.Var(new(planesMode), "planes-mode", "one or spread: by how many planes a node sends; one, and another one when that fails, or all that work, by pairs of addresses (default: as before; else one)")
 	f.StringArray("gateway-node-selector", nil, "gateways run on nodes with these `labels` only, as [CLUSTER=]KEY=VALUE,…; kept by later commands, an empty value takes it back")
 	f.StringArray("gateway-toleration", nil, "gateways tolerate such `taints`, as [CLUSTER=]KEY[=VALUE][:EFFECT],…; kept by later commands, an empty value takes it back")
 	f.StringArray("node-metrics", nil, "[CLUSTER=]loopback or node: where node agents show metrics, on 127.0.0.1 or at their nodes' own addresses, where all who reach these can read them; kept by later commands")
@@ -105,6 +107,7 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (
 	if o.Planes, _ = f.GetInt("planes"); f.Changed("planes") && (o.Planes < 1 || o.Planes > ipam.Planes) {
 		return o, fmt.Errorf("--planes: %d is not a number from 1 to %d", o.Planes, ipam.Planes)
 	}
+	o.PlanesMode = v1alpha1.PlanesMode(*f.Lookup("planes-mode").Value.(*planesMode))
 	if o.PresharedKeyAge, err = parseKeyAge(f.Lookup("psk-age").Value.String()); err != nil {
 		return o, fmt.Errorf("--psk-age: %w", err)
 	}
@@ -155,6 +158,28 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (
 		o.Facts[c.ID], o.Clusters[c.ID] = each[k].facts, each[k].ClusterOptions
 	}
 	return o, nil
+}
+
+// planesMode is the value of a flag.
+type planesMode v1alpha1.PlanesMode
+
+// String returns the mode, empty if none is given.
+func (m *planesMode) String() string { return string(*m) }
+
+// Type is what --help shows.
+func (m *planesMode) Type() string { return "mode" }
+
+func (m *planesMode) completions() []cobra.Completion {
+	return []cobra.Completion{string(v1alpha1.PlanesOne), string(v1alpha1.PlanesSpread)}
+}
+
+// Set refuses what is no mode.
+func (m *planesMode) Set(s string) error {
+	if s != "" && !slices.Contains(m.completions(), s) {
+		return fmt.Errorf("%q must be one of %s", s, strings.Join(m.completions(), ", "))
+	}
+	*m = planesMode(s)
+	return nil
 }
 
 // leastKeyAge is how old a key may become at least. WireGuard takes a fresh one with a session's end, after two to three minutes.

@@ -214,6 +214,29 @@ func TestKeyAgeFlag(t *testing.T) {
 	}
 }
 
+func TestPlanesModeFlag(t *testing.T) {
+	for args, want := range map[string]string{
+		"":                     "",
+		"--planes-mode spread": "spread",
+		"--planes-mode one":    "one",
+		"--planes-mode=":       "",
+		"--planes-mode all":    `"all" must be one of one, spread`,
+		"--planes-mode Spread": `"Spread" must be one of`,
+	} {
+		isolate(t)
+		f, err := parse(t, "peer", append([]string{"a", "b"}, strings.Fields(args)...)...)
+		if err != nil {
+			if want == "" || !strings.Contains(err.Error(), want) {
+				t.Errorf("%q: %v, want %q", args, err, want)
+			}
+			continue
+		}
+		if o, err := peerOptions(f, []string{"a", "b"}, nil); err != nil || string(o.PlanesMode) != want {
+			t.Errorf("%q: %q and error %v, want %q", args, o.PlanesMode, err, want)
+		}
+	}
+}
+
 func TestPairs(t *testing.T) {
 	tests := []struct {
 		args string

@@ -322,7 +322,7 @@ func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			values := map[string][2]string{ // by type: what is given, and what the flag has then
 				"bool": {"true", "true"}, "duration": {"7s", "7s"}, "string": {"v/w", "v/w"}, "format": {"json", "json"},
-				"int": {"2", "2"}, "stringArray": {"x=1 y=2", "[x=1,y=2]"}, "stringSlice": {"x y,z", "[x,y,z]"},
+				"mode": {"spread", "spread"}, "int": {"2", "2"}, "stringArray": {"x=1 y=2", "[x=1,y=2]"}, "stringSlice": {"x y,z", "[x,y,z]"},
 			}
 			value, ok := values[f.Value.Type()]
 			if c, isChoice := f.Value.(*choices); isChoice {

@@ -33,7 +33,7 @@ func views() []peering.View {
 		{
 			Name: "cluster-a", Cluster: "cluster-b", ClusterID: "id-b", Peer: "cluster-a", PeerID: "id-a", State: peering.Degraded, Message: "1 of 2 nodes reach the peer",
 			LocalPods: ipam.Mappings{mapping("10.244.0.0/16", "10.197.0.0/16"), mapping("10.245.0.0/16", "10.245.0.0/16")}, LocalNodes: mapping("10.80.0.0/19", "10.70.0.0/19"),
-			RemotePods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, Overlay: "geneve", NodesReady: 1, NodesTotal: 2,
+			RemotePods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, Overlay: "geneve", PlanesMode: "spread", NodesReady: 1, NodesTotal: 2,
 			Conditions: []peering.ConditionView{
 				{Type: "Connected", Status: "True", Reason: "ProbesAnswered", Message: "probes through the tunnel are answered"},
 				{Type: "Degraded", Status: "True", Reason: "PartlyReached", Message: "the peer is not reached from node b-2", Hint: "kubectl --context cluster-b -n liqonet-system get pods -o wide"},
@@ -43,14 +43,14 @@ func views() []peering.View {
 				Jitter: new(0.04), SentBytes: new(int64(999)), ReceivedBytes: new(int64(1234567890)), Version: "v0.2.0", HandshakeAge: new(int64(83)), KeyAge: new(int64(3 * 24 * 3600)), PresharedKeyAge: new(int64(40 * 60)), Connected: true,
 			}},
 			Nodes: []peering.NodeView{
-				{Name: "b-1", Address: addr("10.80.0.1"), SeenAs: addr("10.70.0.1"), Ready: true, Planes: []int32{0}, RTT: new(0.5), Version: "v0.2.0"},
-				{Name: "b-2", Address: addr("10.80.0.2"), SeenAs: addr("10.70.0.2"), Planes: []int32{}, LossPercent: 100},
+				{Name: "b-1", Address: addr("10.80.0.1"), SeenAs: addr("10.70.0.1"), Ready: true, Planes: []int32{0}, PlanesInUse: []int32{0}, RTT: new(0.5), Version: "v0.2.0"},
+				{Name: "b-2", Address: addr("10.80.0.2"), SeenAs: addr("10.70.0.2"), Planes: []int32{}, PlanesInUse: []int32{}, LossPercent: 100},
 			},
 		},
 		{
 			Name: "cluster-b", Cluster: "cluster-a", ClusterID: "id-a", Peer: "cluster-b", PeerID: "id-b", State: peering.Unknown, Message: "the gateway has not reported yet",
 			LocalPods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, LocalNodes: mapping("10.80.0.0/19", "10.71.0.0/19"),
-			Overlay: "vxlan", Conditions: []peering.ConditionView{}, Planes: []peering.PlaneView{{Role: "Client", Backend: "userspace", Endpoints: []string{"192.0.2.9:51840"}}}, Nodes: []peering.NodeView{},
+			Overlay: "vxlan", PlanesMode: "one", Conditions: []peering.ConditionView{}, Planes: []peering.PlaneView{{Role: "Client", Backend: "userspace", Endpoints: []string{"192.0.2.9:51840"}}}, Nodes: []peering.NodeView{},
 		},
 	}
 }

@@ -35,7 +35,7 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 				inMilliseconds(p.Jitter), age(p.HandshakeAge), inBytes(p.SentBytes), inBytes(p.ReceivedBytes), number(p.MTU),
 			})
 			tunnels = append(tunnels, []any{
-				v.Cluster, v.Peer, p.Index, p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), v.Overlay + "/" + p.Backend, age(p.KeyAge), age(p.PresharedKeyAge),
+				v.Cluster, v.Peer, p.Index, usedBy(v, p.Index), p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), v.Overlay + "/" + p.Backend, age(p.KeyAge), age(p.PresharedKeyAge),
 				cmp.Or(p.Version, "-"), cmp.Or(versionsOf(v.Nodes), "-"),
 			})
 		}
@@ -52,7 +52,7 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 	o.printTable(w, []string{"cluster", "peer", "state", "nodes", "plane", "rtt", "loss", "+jitter", "+handshake", "+sent", "+received", "+mtu"}, planes)
 	if o.wide() {
 		text{w}.printf("\n")
-		o.printTable(w, []string{"cluster", "peer", "plane", "role", "gateway node", "endpoint", "via", "key age", "psk age", "gateway agent", "node agents"}, tunnels)
+		o.printTable(w, []string{"cluster", "peer", "plane", "used by", "role", "gateway node", "endpoint", "via", "key age", "psk age", "gateway agent", "node agents"}, tunnels)
 	}
 	if o.wide() && len(conditions) > 0 {
 		text{w}.printf("\n")
@@ -79,6 +79,17 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 			text{w}.printf("  %s: %s\n", c.Reason, c.Hint)
 		}
 	}
+}
+
+// usedBy is how many nodes send by a plane, and whether each does by one plane or by all.
+func usedBy(v peering.View, plane int32) string {
+	nodes := 0
+	for _, n := range v.Nodes {
+		if slices.Contains(n.PlanesInUse, plane) {
+			nodes++
+		}
+	}
+	return fmt.Sprintf("%d/%d (%s)", nodes, len(v.Nodes), cmp.Or(v.PlanesMode, "-"))
 }
 
 // versionsOf are the versions of the nodes' agents.

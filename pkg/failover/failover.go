@@ -5,10 +5,13 @@
 //   - It is returned to slowly: when nothing was lost on it for some time, which doubles with each failure.
 //   - One that says that it is leaving is left while it still works. After that it is as one that has not worked.
 //   - If none works, nothing is changed. Packets go on by the one before, or by the first that answers.
+//
+// Packets may also be sent by all planes that work. Then each of them is left and returned to in the same way.
 package failover
 
 import (
 	"math/rand/v2"
+	"slices"
 	"time"
 )
 
@@ -35,10 +38,11 @@ type Plane struct {
 
 func (p Plane) usable() bool { return p.Up && !p.Leaving }
 
-// Choice is the plane in use. The zero value has not chosen yet.
+// Choice is the plane in use, or are all that are. The zero value has not chosen yet.
 type Choice struct {
 	chosen  bool
 	active  int32
+	all     []int32
 	records map[int32]*record
 }
 
@@ -64,6 +68,9 @@ func (r *record) hold() time.Duration {
 
 // Begin says by which plane packets are sent already.
 func (c *Choice) Begin(plane int32) { c.active, c.chosen = plane, true }
+
+// BeginAll is the same where packets are sent by several.
+func (c *Choice) BeginAll(planes []int32) { c.all = slices.Clone(planes) }
 
 // Next says which of the planes is used from now on: they are in the order in which they are
 // preferred, at least one. It has to be called whenever one comes up or goes down, and often while the
@@ -133,15 +140,49 @@ func (c *Choice) better(now time.Time, current Plane, planes []Plane) Plane {
 			}
 		}
 	}
-	best := current
+	if best, ok := c.other(now, current, planes); ok {
+		return best
+	}
+	return current
+}
+
+// other is the plane that takes the place of one that does not work, if there is such.
+func (c *Choice) other(now time.Time, current Plane, planes []Plane) (best Plane, ok bool) {
 	for _, p := range planes {
-		if p.Index != current.Index && p.usable() && (best.Index == current.Index || p.Clean > best.Clean) {
-			best = p
+		if p.Index != current.Index && p.usable() && (!ok || p.Clean > best.Clean) {
+			best, ok = p, true
 		}
 	}
-	if r := c.records[best.Index]; best.Index != current.Index && r.failures > 0 && now.Sub(r.failed) < lately &&
-		current.Down < hopeless && !current.Leaving && best.Clean < shaky {
-		return current
+	if !ok {
+		return best, false
 	}
-	return best
+	r := c.records[best.Index]
+	isNoBetter := r.failures > 0 && now.Sub(r.failed) < lately && best.Clean < shaky
+	return best, !isNoBetter || current.Leaving || current.Down >= hopeless
+}
+
+// All says which of the planes are used from now on where packets are sent by all that work. They are as in planes,
+// at least one. What cannot be sent by several of them is sent by one, which is that of Next. It is called instead of Next.
+func (c *Choice) All(now time.Time, planes []Plane) (one int32, all []int32) {
+	one = c.Next(now, planes)
+	if len(c.all) == 0 {
+		c.all = []int32{one}
+	}
+	for _, p := range planes {
+		isUsed := slices.Contains(c.all, p.Index)
+		stays := isUsed
+		if p.usable() {
+			stays = isUsed || c.clean(now, p) >= c.records[p.Index].hold()
+		} else if _, replaced := c.other(now, p, planes); replaced {
+			stays = false
+		}
+		if stays {
+			all = append(all, p.Index)
+		}
+	}
+	if len(all) == 0 {
+		all = []int32{one}
+	}
+	c.all = all
+	return one, all
 }

@@ -2,8 +2,11 @@ package failover
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 var start = time.Unix(1_700_000_000, 0)
@@ -80,6 +83,79 @@ func TestNext(t *testing.T) {
 	}
 }
 
+// Where packets are sent by all planes that work, each is left at once and returned to slowly.
+func TestAll(t *testing.T) {
+	type look struct {
+		at     time.Duration
+		planes []Plane
+		want   []int32
+	}
+	leaving := func(index int32) Plane {
+		p := up(index, time.Hour)
+		p.Leaving = true
+		return p
+	}
+	for name, looks := range map[string][]look{
+		"all that work, from the first look on": {{0, []Plane{up(1, time.Hour), up(0, time.Hour), down(2, time.Hour)}, []int32{1, 0}}},
+		"the first one, until others have worked for a second": {
+			{0, []Plane{down(0, 0), down(1, 0)}, []int32{0}},
+			{time.Second, []Plane{up(0, 0), up(1, 0)}, []int32{0}},
+			{2 * time.Second, []Plane{up(0, time.Second), up(1, time.Second)}, []int32{0, 1}},
+		},
+		"a failure, and back when it has worked for five seconds at least": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour), up(2, time.Hour)}, []int32{0, 1, 2}},
+			{time.Second, []Plane{up(0, time.Hour), down(1, 200*time.Millisecond), up(2, time.Hour)}, []int32{0, 2}},
+			{5 * time.Second, []Plane{up(0, time.Hour), up(1, 4*time.Second), up(2, time.Hour)}, []int32{0, 2}},
+			{9 * time.Second, []Plane{up(0, time.Hour), up(1, 8*time.Second), up(2, time.Hour)}, []int32{0, 1, 2}},
+		},
+		"one that leaves is left while it works": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, []int32{0, 1}},
+			{time.Second, []Plane{leaving(0), up(1, time.Hour)}, []int32{1}},
+			{2 * time.Second, []Plane{up(0, time.Hour), up(1, time.Hour)}, []int32{1}},
+			{3 * time.Second, []Plane{up(0, time.Hour), up(1, time.Hour)}, []int32{0, 1}},
+		},
+		"those that leave are kept if there is no other": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, []int32{0, 1}},
+			{time.Second, []Plane{leaving(0), leaving(1)}, []int32{0, 1}},
+		},
+		"none works: nothing changes, until one does": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, []int32{0, 1}},
+			{time.Second, []Plane{down(0, 200*time.Millisecond), down(1, 200*time.Millisecond)}, []int32{0, 1}},
+			{20 * time.Second, []Plane{down(0, 20*time.Second), down(1, 20*time.Second)}, []int32{0, 1}},
+			{21 * time.Second, []Plane{down(0, 20*time.Second), up(1, 0)}, []int32{1}},
+		},
+		"the only one in use fails before the other has worked for long": {
+			{0, []Plane{up(0, time.Hour), down(1, time.Hour)}, []int32{0}},
+			{time.Second, []Plane{down(0, 200*time.Millisecond), up(1, 0)}, []int32{1}},
+		},
+		"one that fails is kept while the other is no better": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, []int32{0, 1}},
+			{time.Second, []Plane{up(0, time.Hour), down(1, 200*time.Millisecond)}, []int32{0}},
+			{30 * time.Second, []Plane{up(0, time.Hour), up(1, time.Minute)}, []int32{0, 1}},
+			{40 * time.Second, []Plane{down(0, 300*time.Millisecond), up(1, time.Second)}, []int32{0, 1}},
+			{41 * time.Second, []Plane{down(0, 450*time.Millisecond), up(1, time.Second)}, []int32{1}},
+		},
+		"those in use are not there any more": {
+			{0, []Plane{up(0, time.Hour), up(1, time.Hour)}, []int32{0, 1}},
+			{time.Second, []Plane{down(2, 0), down(3, 0)}, []int32{2}},
+		},
+		"one plane": {{0, []Plane{down(0, time.Hour)}, []int32{0}}, {time.Second, []Plane{up(0, 0)}, []int32{0}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var c Choice
+			for _, l := range looks {
+				one, got := c.All(start.Add(l.at), l.planes)
+				if diff := cmp.Diff(l.want, got); diff != "" {
+					t.Errorf("after %s (-want +got):\n%s", l.at, diff)
+				}
+				if !slices.Contains(got, one) {
+					t.Errorf("after %s: %d is none of %d", l.at, one, got)
+				}
+			}
+		})
+	}
+}
+
 // Whatever planes do: the choice is one of them, and one that works where the one in use has not
 // for long.
 func TestNextProperties(t *testing.T) {
@@ -100,7 +176,7 @@ func TestNextProperties(t *testing.T) {
 				planes = append(planes, p)
 			}
 			r.Shuffle(len(planes), func(i, j int) { planes[i], planes[j] = planes[j], planes[i] })
-			got := c.Next(now, planes)
+			got, all := c.All(now, planes)
 			var chosen *Plane
 			for i := range planes {
 				if planes[i].Index == got {
@@ -112,6 +188,18 @@ func TestNextProperties(t *testing.T) {
 			}
 			if !chosen.Up && chosen.Down >= hopeless && len(working) > 0 {
 				t.Fatalf("%d does not work, of %+v", got, planes)
+			}
+			if len(all) == 0 {
+				t.Fatalf("none is used of %+v", planes)
+			}
+			for _, p := range planes {
+				if slices.Contains(all, p.Index) && !p.Up && p.Down >= hopeless && len(working) > 0 {
+					t.Fatalf("%d does not work, of %+v, and is among %d", p.Index, planes, all)
+				}
+				all = slices.DeleteFunc(slices.Clone(all), func(i int32) bool { return i == p.Index })
+			}
+			if len(all) > 0 {
+				t.Fatalf("%d are none of %+v", all, planes)
 			}
 		}
 	}
@@ -130,6 +218,16 @@ func TestBegin(t *testing.T) {
 	}
 	if got := c.Next(now.Add(time.Second), []Plane{{Index: 0, Up: true, Clean: time.Hour}, {Index: 1, Up: true}}); got != 0 {
 		t.Errorf("when plane 0 has worked for long, they are sent by plane %d", got)
+	}
+}
+
+// The same where they are sent by several.
+func TestBeginAll(t *testing.T) {
+	var c Choice
+	c.BeginAll([]int32{1, 2})
+	_, got := c.All(start, []Plane{{Index: 0}, {Index: 1}, {Index: 2}})
+	if diff := cmp.Diff([]int32{1, 2}, got); diff != "" {
+		t.Errorf("before anything is known (-want +got):\n%s", diff)
 	}
 }
 

@@ -176,7 +176,7 @@ func (a *applier) index() error {
 			return fmt.Errorf("route %s: the table is not ours", r)
 		}
 		if i, twice := a.wantedRoutes[r.key()]; twice {
-			if first := a.want.Routes[i]; first != r {
+			if first := a.want.Routes[i]; !first.equal(r) {
 				a.failLink(r.Dev, fmt.Errorf("route %s: there is %s already", r, first))
 			}
 			continue

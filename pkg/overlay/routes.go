@@ -127,9 +127,14 @@ func convert(raw netlink.Route, names map[int]string) kernelRoute {
 	if raw.Dst != nil {
 		r.Dst, _ = netipx.FromStdIPNet(raw.Dst)
 	}
-	other := raw.Tos != 0 || len(raw.MultiPath) > 0 || raw.Encap != nil || raw.AdvMSS != 0 || raw.MTULock ||
+	other := raw.Tos != 0 || raw.Encap != nil || raw.AdvMSS != 0 || raw.MTULock ||
 		(raw.Type != unix.RTN_UNICAST && raw.Type != unix.RTN_UNREACHABLE) ||
 		(r.Via.IsValid() && raw.Flags&unix.RTNH_F_ONLINK == 0)
+	for _, h := range raw.MultiPath {
+		r.Hops = append(r.Hops, Hop{names[h.LinkIndex], addrFrom(h.Gw)})
+		// A hop whose link was down is dead until it is up again, or until the route is replaced.
+		other = other || h.Hops != 0 || h.Encap != nil || h.Flags&(unix.RTNH_F_ONLINK|unix.RTNH_F_DEAD) != unix.RTNH_F_ONLINK
+	}
 	return kernelRoute{route: r, other: other}
 }
 
@@ -140,15 +145,14 @@ func (a *applier) addRoutes() error {
 			continue
 		}
 		var err error
-		if l := a.links[want.Dev]; l == nil && !want.Unreachable {
-			err = errors.New("there is no such device")
-		} else {
-			err = a.kernel.replace(want, l)
+		if len(want.Hops) > 0 {
+			err = a.replaceByAny(want)
+		} else if err = a.kernel.replace(want, a.indexOf); err != nil {
+			a.failLink(want.Dev, fmt.Errorf("set route %s: %w", want, err))
+			a.allFailed = a.allFailed || want.Unreachable
 		}
 		switch {
 		case err != nil:
-			a.failLink(want.Dev, fmt.Errorf("set route %s: %w", want, err))
-			a.allFailed = a.allFailed || want.Dev == ""
 		case ok:
 			a.changed("replaced route %s: was %s", want, have.route)
 		default:
@@ -158,44 +162,90 @@ func (a *applier) addRoutes() error {
 	return nil
 }
 
+// replaceByAny makes a route by several links. A kernel may refuse it, without CONFIG_IP_ROUTE_MULTIPATH or while a
+// link is missing. Then packets go by one of the links only.
+func (a *applier) replaceByAny(want Route) error {
+	err := a.kernel.replace(want, a.indexOf)
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("set route %s: %w", want, err)
+	for _, h := range want.Hops {
+		one := want
+		one.Hops, one.Dev, one.Via = nil, h.Dev, h.Via
+		if a.kernel.replace(one, a.indexOf) == nil {
+			a.fail("%w: by %s only", err, h.Dev)
+			return err
+		}
+	}
+	for _, h := range want.Hops {
+		a.failLink(h.Dev, err)
+	}
+	return err
+}
+
+// indexOf is the index of an interface.
+func (a *applier) indexOf(dev string) (int, error) {
+	if l := a.links[dev]; l != nil {
+		return l.Index, nil
+	}
+	return 0, errors.New("there is no such device")
+}
+
 // is compares but for the key.
 func (r kernelRoute) is(want Route) bool {
 	want.Metric = r.route.Metric
-	return !r.other && want == r.route
+	return !r.other && want.equal(r.route)
 }
 
-// replace makes a route by a link, nil for one that leads nowhere.
-func (k *Kernel) replace(r Route, l *link.State) error {
+// replace makes a route. index says which interface has a name.
+func (k *Kernel) replace(r Route, index func(dev string) (int, error)) error {
 	raw := &netlink.Route{
 		Table: r.Table, Protocol: Protocol, Priority: r.Metric, Type: unix.RTN_UNREACHABLE,
 		Dst: netipx.PrefixIPNet(r.Dst),
 	}
 	if !r.Unreachable {
-		raw.Type, raw.LinkIndex, raw.MTU = unix.RTN_UNICAST, l.Index, r.MTU
+		raw.Type, raw.MTU = unix.RTN_UNICAST, r.MTU
 		if r.Src.IsValid() {
 			raw.Src = r.Src.AsSlice()
 		}
-		if r.Via.IsValid() {
-			raw.Gw, raw.Flags = r.Via.AsSlice(), unix.RTNH_F_ONLINK
-		} else if r.Dst.Addr().Is4() {
-			raw.Scope = netlink.SCOPE_LINK
+		for _, h := range r.hops() {
+			link, err := index(h.Dev)
+			if err != nil {
+				return err
+			}
+			hop := &netlink.NexthopInfo{LinkIndex: link}
+			if h.Via.IsValid() {
+				hop.Gw, hop.Flags = h.Via.AsSlice(), unix.RTNH_F_ONLINK
+			} else if r.Dst.Addr().Is4() {
+				raw.Scope = netlink.SCOPE_LINK
+			}
+			raw.MultiPath = append(raw.MultiPath, hop)
+		}
+		if hop := raw.MultiPath[0]; len(raw.MultiPath) == 1 {
+			raw.LinkIndex, raw.Gw, raw.Flags, raw.MultiPath = hop.LinkIndex, hop.Gw, hop.Flags, nil
 		}
 	}
 	return k.conn.Handle.RouteReplace(raw)
 }
 
-// Switch puts routes, all by one link, in the place of those with the same prefixes and metrics. It
-// is faster than Apply, which has to see the same routes in what is wanted from then on.
+// Switch puts routes in the place of those with the same prefixes and metrics. It is faster than Apply,
+// which has to see the same routes in what is wanted from then on.
 func (k *Kernel) Switch(routes []Route) error {
-	if len(routes) == 0 {
-		return nil
-	}
-	dev, err := k.conn.Handle.LinkByName(routes[0].Dev)
-	if err != nil {
-		return fmt.Errorf("find interface %s: %w", routes[0].Dev, err)
-	}
+	indexes := map[string]int{}
 	for _, r := range routes {
-		if err := k.replace(r, &link.State{LinkAttrs: dev.Attrs()}); err != nil {
+		err := k.replace(r, func(name string) (int, error) {
+			if index, known := indexes[name]; known {
+				return index, nil
+			}
+			dev, err := k.conn.Handle.LinkByName(name)
+			if err != nil {
+				return 0, fmt.Errorf("find interface %s: %w", name, err)
+			}
+			indexes[name] = dev.Attrs().Index
+			return indexes[name], nil
+		})
+		if err != nil {
 			return fmt.Errorf("set route %s: %w", r, err)
 		}
 	}

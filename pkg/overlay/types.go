@@ -3,6 +3,7 @@ package overlay
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -80,19 +81,42 @@ type Link struct {
 type Route struct {
 	Table int
 	Dst   netip.Prefix
-	// Unreachable makes the route answer with an ICMP error; Dev, Via, Src
+	// Unreachable makes the route answer with an ICMP error; Dev, Via, Hops, Src
 	// and MTU are then empty.
 	Unreachable bool
 	Dev         string
 	// Via is the next hop, reachable on Dev without another route (onlink).
 	// The zero value means that Dst is on the link.
 	Via netip.Addr
+	// Hops are the next hops of a route by several links, which has no Dev and Via of its own. The
+	// kernel chooses one of them for each packet, by its hash (net.ipv4.fib_multipath_hash_policy).
+	Hops []Hop
 	// Src is the source that packets of this machine get.
 	Src netip.Addr
 	// MTU of the path in bytes, 0 for the device's.
 	MTU int
 	// Metric orders routes of the same Dst, lowest first.
 	Metric int
+}
+
+// Hop is one of several next hops, with equal shares. Both are as in Route.
+type Hop struct {
+	Dev string
+	Via netip.Addr
+}
+
+// hops are the next hops of a route that leads somewhere, one or several.
+func (r Route) hops() []Hop {
+	if len(r.Hops) > 0 {
+		return r.Hops
+	}
+	return []Hop{{r.Dev, r.Via}}
+}
+
+// equal says that two routes are the same.
+func (r Route) equal(other Route) bool {
+	return slices.Equal(r.Hops, other.Hops) && r.Table == other.Table && r.Dst == other.Dst && r.Unreachable == other.Unreachable &&
+		r.Dev == other.Dev && r.Via == other.Via && r.Src == other.Src && r.MTU == other.MTU && r.Metric == other.Metric
 }
 
 // String is close to what ip(8) prints.
@@ -107,6 +131,10 @@ func (r Route) String() string {
 	part(true, "%s", r.Dst)
 	part(r.Via.IsValid(), " via %s", r.Via)
 	part(r.Dev != "", " dev %s", r.Dev)
+	for _, h := range r.Hops {
+		part(true, " nexthop via %s", h.Via)
+		part(true, " dev %s", h.Dev)
+	}
 	part(true, " table %d", r.Table)
 	part(r.Src.IsValid(), " src %s", r.Src)
 	part(r.MTU != 0, " mtu %d", r.MTU)

@@ -26,6 +26,8 @@ type Options struct {
 	NodeMetrics string
 	// Planes is how many pairs of gateways a peering has, 0 to decide.
 	Planes int
+	// PlanesMode says by how many planes nodes send: see plan.Overrides.
+	PlanesMode v1alpha1.PlanesMode
 	// PresharedKeyAge is how old pre-shared keys may become, in seconds: see plan.Overrides.
 	PresharedKeyAge *int32
 	// Server is the ID of the cluster whose gateway is called by the other's. Empty
@@ -63,6 +65,6 @@ func (o Options) of(id string) plan.Overrides {
 	if c.Gateways.Tolerations == nil {
 		c.Gateways.Tolerations = o.Gateways.Tolerations
 	}
-	c.Server, c.Planes, c.PresharedKeyAge = o.Server == id, o.Planes, o.PresharedKeyAge
+	c.Server, c.Planes, c.PlanesMode, c.PresharedKeyAge = o.Server == id, o.Planes, o.PlanesMode, o.PresharedKeyAge
 	return c
 }

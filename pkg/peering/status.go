@@ -62,6 +62,8 @@ type View struct {
 	// Images are those that the node agents and the peering's gateways run, as the kubelets
 	// name them: by digest. Empty where the reader may not read pods.
 	Images []string `json:"images,omitempty"`
+	// PlanesMode says by how many planes a node sends: one or spread.
+	PlanesMode string `json:"planesMode"`
 	// Planes has an entry for each gateway of this cluster.
 	Planes []PlaneView `json:"planes"`
 	// NodesReady of NodesTotal nodes reach the peer: those that are ready.
@@ -136,9 +138,11 @@ type NodeView struct {
 	SeenAs  netip.Addr `json:"seenAs,omitzero"`
 	// Version is that of the node's agent.
 	Version string `json:"version,omitempty"`
-	// Ready says that it reaches the peer, by any plane. Planes are those by which it does.
-	Ready  bool    `json:"ready"`
-	Planes []int32 `json:"planes"`
+	// Ready says that it reaches the peer, by any plane. Planes are those by which it does, PlanesInUse those by which it
+	// sends.
+	Ready       bool    `json:"ready"`
+	Planes      []int32 `json:"planes"`
+	PlanesInUse []int32 `json:"planesInUse"`
 	// RTT is from the node to the peer's gateway.
 	RTT         *float64 `json:"rttMilliseconds,omitempty"`
 	LossPercent int      `json:"lossPercent"`
@@ -259,7 +263,7 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 	v := View{
 		Name: p.Name, Cluster: c.Name, ClusterID: c.ID, Peer: p.Spec.Remote.Name, PeerID: p.Spec.Remote.ClusterID, State: Unknown,
 		LocalPods: t.Pods, LocalNodes: t.Nodes, RemotePods: plan.Mappings(p.Spec.Remote.Pods),
-		Overlay: string(p.Spec.Overlay), Limits: p.Spec.Limits, Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
+		Overlay: string(p.Spec.Overlay), Limits: p.Spec.Limits, PlanesMode: string(cmp.Or(p.Spec.PlanesMode, v1alpha1.PlanesOne)), Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
 	}
 	var messages, problems, partly, conflicts, remarks []string
 	for i := range p.Spec.Planes {
@@ -277,7 +281,7 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 	v.Conditions = conditionsOf(c, p, v.State == Unknown)
 	byNode := plan.ReportsByNode(reports)
 	for _, name := range ready {
-		n := NodeView{Name: name, Planes: []int32{}}
+		n := NodeView{Name: name, Planes: []int32{}, PlanesInUse: []int32{}}
 		if report := byNode[name]; report != nil {
 			n = nodeView(report, p, t.Nodes, beats)
 			conflicts = append(conflicts, conflicting(report, &p.Spec)...)
@@ -419,7 +423,7 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats, now
 
 // nodeView is what the agent of a node reports.
 func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping, beats heartbeats) (v NodeView) {
-	v.Name, v.Planes = n.Spec.NodeName, []int32{}
+	v.Name, v.Planes, v.PlanesInUse = n.Spec.NodeName, []int32{}, []int32{}
 	v.Address, _ = netip.ParseAddr(n.Name)
 	v.SeenAs, _ = seenAs.Translate(v.Address)
 	v.Version = beats.version(v1alpha1.NodeLease(n.Spec.NodeName))
@@ -435,6 +439,9 @@ func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping,
 		}
 		if reaches {
 			v.Planes = append(v.Planes, plane.Index)
+		}
+		if g.Active {
+			v.PlanesInUse = append(v.PlanesInUse, plane.Index)
 		}
 	}
 	if !v.Ready {

@@ -106,7 +106,7 @@ func TestView(t *testing.T) {
 		LocalPods:  ipam.Mappings{{Real: prefix("10.244.0.0/16"), Mapped: prefix("10.20.0.0/16")}},
 		LocalNodes: ipam.Mapping{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.70.64.0/19")},
 		RemotePods: ipam.Mappings{{Real: prefix("10.245.0.0/16"), Mapped: prefix("10.245.0.0/16")}},
-		Overlay:    "geneve", NodesTotal: 2, NodesReady: 2,
+		Overlay:    "geneve", PlanesMode: "one", NodesTotal: 2, NodesReady: 2,
 		Planes: []PlaneView{{
 			Role: "Server", Backend: "kernel", Endpoint: "192.0.2.1:51840", Node: "n1", MTU: 1390,
 			RTT: new(1.25), LossPercent: 1, HandshakeAge: new(int64(60)), Connected: true,
@@ -118,6 +118,27 @@ func TestView(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, w.view(t), compare); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// It says by how many planes nodes send, and by which ones each does.
+func TestViewNamesPlanesInUse(t *testing.T) {
+	w := newWorld()
+	w.addPlane()
+	w.peering.Spec.PlanesMode = v1alpha1.PlanesSpread
+	for _, use := range []struct {
+		node  int
+		plane int32
+	}{{0, 0}, {0, 1}, {1, 1}} {
+		w.nodes[use.node].Gateway("b", use.plane).Active = true
+	}
+	v := w.view(t)
+	got := map[string][]int32{}
+	for _, n := range v.Nodes {
+		got[n.Name] = n.PlanesInUse
+	}
+	if diff := cmp.Diff(map[string][]int32{"n1": {1}, "n2": {0, 1}}, got); diff != "" || v.PlanesMode != "spread" {
+		t.Errorf("mode %q, planes in use (-want +got):\n%s", v.PlanesMode, diff)
 	}
 }
 

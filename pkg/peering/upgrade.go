@@ -583,7 +583,7 @@ func (u *upgrade) finishAll(ctx context.Context) error {
 	return u.settle(ctx, slices.Concat(u.Nodes...), u.lasting(), 0)
 }
 
-// finishPeering notes in a Peering which keys its planes have. What somebody else has changed since it was read stays.
+// finishPeering notes in a Peering which keys its planes have, and by how many planes nodes send. What somebody else has changed since it was read stays.
 func (u *upgrade) finishPeering(ctx context.Context, planned *v1alpha1.Peering) error {
 	return retryOnConflict(func() error {
 		now, err := get[v1alpha1.Peering](ctx, u.side.Cluster, "", planned.Name)
@@ -591,7 +591,11 @@ func (u *upgrade) finishPeering(ctx context.Context, planned *v1alpha1.Peering) 
 			return err
 		}
 		want := planned.DeepCopy()
+		mode := planned.Spec.PlanesMode
 		want.Spec, want.ResourceVersion = *now.Spec.DeepCopy(), now.ResourceVersion
+		if want.Spec.PlanesMode == "" || mode == "" { // older agents are not told
+			want.Spec.PlanesMode = mode
+		}
 		for i := range want.Spec.Planes {
 			plane := &want.Spec.Planes[i]
 			if p := planned.Plane(plane.Index); p != nil && p.KeyGeneration == plane.KeyGeneration {

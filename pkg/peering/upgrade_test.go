@@ -324,6 +324,9 @@ func TestUpgradeOne(t *testing.T) {
 			t.Errorf("agents of v0.1.0 are told %+v", plane)
 		}
 	}
+	if got := b.peering(t).Spec.PlanesMode; got != "" {
+		t.Errorf("agents of v0.1.0 are told to send by %s", got)
+	}
 	for _, plane := range a.planesTo(t, b) {
 		if plane.OverlayKey != 1 {
 			t.Errorf("agents of this version are told %+v", plane)
@@ -336,6 +339,10 @@ func TestUpgradeOne(t *testing.T) {
 		},
 		"--node-metrics": func() error {
 			_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{NodeMetrics: plan.MetricsNode}, Silent{})
+			return err
+		},
+		"--planes-mode": func() error {
+			_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{PlanesMode: v1alpha1.PlanesSpread}, Silent{})
 			return err
 		},
 	} {

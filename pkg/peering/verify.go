@@ -245,16 +245,18 @@ func (s *verified) gatewaysOn(node string) (out []int32) {
 	return out
 }
 
-// mtuOf is how many bytes packets of a node to the peer may have: those of the plane by which it sends.
+// mtuOf is how many bytes packets of a node to the peer may have: those of the narrowest plane by which it sends.
 func (s *verified) mtuOf(report *v1alpha1.NodeNetwork) (mtu int) {
+	isUsed := false
 	for _, plane := range s.peering.Spec.Planes {
 		status, own := s.peering.PlaneStatus(plane.Index), report.Gateway(s.peering.Name, plane.Index)
-		if status != nil && own != nil && (own.Active || mtu == 0) {
-			mtu = int(status.MTU)
-			if own.Active {
-				break
-			}
+		if status == nil || own == nil || isUsed && !own.Active {
+			continue
 		}
+		if mtu == 0 || own.Active && (!isUsed || int(status.MTU) < mtu) {
+			mtu = int(status.MTU)
+		}
+		isUsed = isUsed || own.Active
 	}
 	return mtu
 }

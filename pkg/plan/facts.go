@@ -115,6 +115,8 @@ type Overrides struct {
 	// PresharedKeyAge is how old pre-shared keys may become until the gateways agree on others, in seconds. Nil keeps what
 	// there is, 0 takes it back. It is the same for both clusters.
 	PresharedKeyAge *int32
+	// PlanesMode says by how many planes nodes send. Empty keeps what there is. It is the same for both clusters.
+	PlanesMode v1alpha1.PlanesMode
 	// Gateways says on which nodes the gateways run. A list that is nil keeps what was chosen
 	// before, an empty one takes it back.
 	Gateways v1alpha1.GatewayPlacement
@@ -265,6 +267,8 @@ func (f *FactSheet) checkVersion() error {
 			"give the image of version "+f.Version+" by --agent-image, which upgrades the agents, or use the command of version "+has.Version)
 	case agents.Level < version.Current && f.Overrides.NodeMetrics == MetricsNode:
 		return f.needsUpgrade("show metrics of its nodes")
+	case agents.Level < version.Current && f.Overrides.PlanesMode == v1alpha1.PlanesSpread:
+		return f.needsUpgrade("send packets by all planes")
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // defaultPlanes is how many planes a peering has where both clusters have nodes for as many: one may fail.
@@ -63,6 +64,37 @@ func choosePlanes(clusters [2]*FactSheet, placements [2]*v1alpha1.GatewayPlaceme
 	}
 	s.Value = strconv.Itoa(n)
 	return planes, s, nil
+}
+
+// planesMode says by how many planes nodes send. Both clusters have the same: a command that was interrupted may have told
+// one of them only.
+func planesMode(own, peer *FactSheet) v1alpha1.PlanesMode {
+	if given := own.Overrides.PlanesMode; given != "" {
+		return given
+	}
+	for _, f := range []*FactSheet{own, peer} {
+		if f.Existing != nil && f.Existing.Spec.PlanesMode == v1alpha1.PlanesSpread {
+			return v1alpha1.PlanesSpread
+		}
+	}
+	return v1alpha1.PlanesOne
+}
+
+// modeStatements say by how many planes nodes send, if that is said or is not the usual.
+func modeStatements(own, peer *FactSheet, agents manifests.Agents) []Statement {
+	s := Statement{What: "planes by which a node sends", Value: "one, another one if that fails", Reason: "as before"}
+	if own.Overrides.PlanesMode != "" {
+		s.Reason = "given by --planes-mode"
+	}
+	switch mode := planesMode(own, peer); {
+	case mode == v1alpha1.PlanesSpread && agents.Level < version.Current:
+		s.Reason = "its agents know no other way; upgrade " + own.Name
+	case mode == v1alpha1.PlanesSpread:
+		s.Value = "all that work, by pairs of addresses"
+	case own.Overrides.PlanesMode == "":
+		return nil
+	}
+	return []Statement{s}
 }
 
 // checkPlanes refuses a number of planes that there cannot be.

@@ -32,6 +32,9 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 		Remote:  v1alpha1.RemoteNetwork{ClusterID: peer.ClusterID, Name: peer.Name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: nodeIPs(peer.Nodes)},
 		Overlay: overlay, Limits: own.limits(), PresharedKeyAgeSeconds: presharedKeyAge(own, peer),
 	}
+	if c.Agents.Level > version.First {
+		spec.PlanesMode = planesMode(own, peer)
+	}
 	if own.Existing != nil {
 		spec.Remote.Name = own.Existing.Spec.Remote.Name
 	}

@@ -323,6 +323,12 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
 		}
 		written := manifests.Peering(p.Name, *p.Spec.DeepCopy())
 		manifests.SetLevel(written, u.Agents.Level)
+		if written.Spec.PlanesMode = cmp.Or(written.Spec.PlanesMode, v1alpha1.PlanesOne); u.Agents.Level == version.First {
+			if written.Spec.PlanesMode == v1alpha1.PlanesSpread {
+				u.Notes = append(u.Notes, fmt.Sprintf("nodes of %s send to %s by one plane each from then on: agents of %s know no other way", f.Name, cmp.Or(p.Spec.Remote.Name, p.Name), u.To))
+			}
+			written.Spec.PlanesMode = ""
+		}
 		for k := range written.Spec.Planes {
 			plane := &written.Spec.Planes[k]
 			preshared := plane.PresharedKey.Generation

@@ -310,8 +310,19 @@ func TestUpgradePeerings(t *testing.T) {
 			t.Errorf("%+v", plane)
 		}
 	}
-	f.Installed, f.Peerings, f.To = f.Command, []v1alpha1.Peering{*p}, "v0.1.0"
-	p = makeUpgrades(t, f).Clusters[0].Peerings[0]
+	if p.Spec.PlanesMode != v1alpha1.PlanesOne {
+		t.Errorf("the planes mode is %q", p.Spec.PlanesMode)
+	}
+	p.Spec.PlanesMode = v1alpha1.PlanesSpread
+	f.Installed, f.Peerings = f.Command, []v1alpha1.Peering{*p}
+	if p := makeUpgrades(t, f).Clusters[0].Peerings[0]; p.Spec.PlanesMode != v1alpha1.PlanesSpread {
+		t.Errorf("the planes mode becomes %q", p.Spec.PlanesMode)
+	}
+	f.To = "v0.1.0"
+	back := makeUpgrades(t, f).Clusters[0]
+	if p = back.Peerings[0]; p.Spec.PlanesMode != "" || !slices.ContainsFunc(back.Notes, func(n string) bool { return strings.Contains(n, "one plane each") }) {
+		t.Errorf("agents of v0.1.0 get the planes mode %q, notes %q", p.Spec.PlanesMode, back.Notes)
+	}
 	for _, plane := range p.Spec.Planes {
 		if plane.OverlayKey != 0 || plane.KeyTime != nil {
 			t.Errorf("%+v", plane)

@@ -63,7 +63,7 @@ type machine struct {
 }
 
 // newClusters makes two peered clusters, and starts their agents. The first one is the server.
-func newClusters(t *testing.T, o dataplane.Options) [2]*cluster {
+func newClusters(t testing.TB, o dataplane.Options) [2]*cluster {
 	t.Helper()
 	underlay := netns.New(t, "underlay")
 	underlay.Bridge(t, "br0")
@@ -109,7 +109,7 @@ func newClusters(t *testing.T, o dataplane.Options) [2]*cluster {
 func (c *cluster) peer() string { return map[string]string{"a": "b", "b": "a"}[c.name] }
 
 // addNodes makes the nodes, with a pod on each.
-func (c *cluster) addNodes(t *testing.T, underlay *netns.NS) {
+func (c *cluster) addNodes(t testing.TB, underlay *netns.NS) {
 	t.Helper()
 	for i := range c.nodes {
 		n := &c.nodes[i]
@@ -154,7 +154,7 @@ func (c *cluster) addNodes(t *testing.T, underlay *netns.NS) {
 }
 
 // serve starts the cluster's API server, with all that a command would have written.
-func (c *cluster) serve(t *testing.T, o dataplane.Options, peer *cluster, isServer bool) {
+func (c *cluster) serve(t testing.TB, o dataplane.Options, peer *cluster, isServer bool) {
 	t.Helper()
 	meta := func(namespace, name string) metav1.ObjectMeta {
 		return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-of-" + name), Generation: 1}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -95,10 +96,11 @@ func TestFailover(t *testing.T) {
 		c.checkHistory(t)
 		c.checkLogLevel(t)
 	}
+	t.Run("spread", func(t *testing.T) { trySpread(t, clusters) })
 	checkNoSecret(t, clusters)
 }
 
-// try makes the fault at the gateway by which a cluster's first node sends.
+// try makes the fault at a gateway by which a cluster's first node sends.
 func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 	t.Helper()
 	settled(t, clusters)
@@ -106,17 +108,21 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 	if peer == c {
 		peer = clusters[1]
 	}
-	there, back := send(t, c, peer, f.size), send(t, peer, c, f.size)
-	for _, fl := range []*flow.Flow{there, back} {
+	flows := []*flow.Flow{send(t, c, peer, f.size), send(t, peer, c, f.size)}
+	for _, fl := range flows {
 		kit.Within(t, flow.Patience, "packets pass", func() string { return fl.Unanswered(50, flow.Patience) })
 	}
-	mend := f.do(t, c.gateways[c.nodes[0].plane(t)])
+	inUse := c.nodes[0].planes(t)
+	if len(inUse) > 1 {
+		flows = append(flows, sendByBoth(t, c, peer, f.size)...)
+	}
+	mend := f.do(t, c.gateways[inUse[rand.IntN(len(inUse))]])
 	defer mend()
 	moved := time.Now().Add(time.Second)
-	for _, fl := range []*flow.Flow{there, back} {
+	for _, fl := range flows {
 		kit.Within(t, outageLimit, "packets pass by the other plane", func() string { return fl.NoneSince(moved) })
 	}
-	for _, r := range flow.End(there, back) {
+	for _, r := range flow.End(flows...) {
 		t.Logf("%s; packets were sent %s late", r, r.Late.Round(time.Millisecond))
 		if f.lossless && r.Lost > 0 || r.Gap >= outageLimit {
 			t.Errorf("%s; limit %s, and none where a gateway ends", r, outageLimit)
@@ -125,7 +131,7 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 }
 
 // settled waits until both planes work for all nodes.
-func settled(t *testing.T, clusters [2]*cluster) {
+func settled(t testing.TB, clusters [2]*cluster) {
 	t.Helper()
 	for _, c := range clusters {
 		kit.WithinFor(t, settleTimeout, settledFor, "both planes of "+c.name+" work", func() string {
@@ -159,7 +165,17 @@ func settled(t *testing.T, clusters [2]*cluster) {
 }
 
 // plane is the one by which the kernel of a node sends packets to the peer.
-func (m *machine) plane(t *testing.T) (plane int) {
+func (m *machine) plane(t testing.TB) int {
+	t.Helper()
+	planes := m.planes(t)
+	if len(planes) != 1 {
+		t.Fatalf("%s sends by the planes %d", m.name, planes)
+	}
+	return planes[0]
+}
+
+// planes are those by which the kernel of a node sends packets to the peer.
+func (m *machine) planes(t testing.TB) (planes []int) {
 	t.Helper()
 	m.Do(t, func() error {
 		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: overlay.Table}, netlink.RT_FILTER_TABLE)
@@ -168,27 +184,48 @@ func (m *machine) plane(t *testing.T) (plane int) {
 		}
 		best := -1
 		for i, r := range routes {
-			if r.Dst != nil && r.Dst.String() == mappedPods && r.LinkIndex > 0 && (best < 0 || r.Priority < routes[best].Priority) {
+			if r.Dst != nil && r.Dst.String() == mappedPods && r.Type == unix.RTN_UNICAST && (best < 0 || r.Priority < routes[best].Priority) {
 				best = i
 			}
 		}
 		if best < 0 {
 			return fmt.Errorf("no route to %s: %v", mappedPods, routes)
 		}
-		dev, err := netlink.LinkByIndex(routes[best].LinkIndex)
-		if err != nil {
-			return err
+		hops := routes[best].MultiPath
+		if len(hops) == 0 {
+			hops = []*netlink.NexthopInfo{{LinkIndex: routes[best].LinkIndex}}
 		}
-		_, err = fmt.Sscanf(dev.Attrs().Name, overlay.NamePrefix+"1-%d", &plane)
-		return err
+		for _, h := range hops {
+			plane, err := planeOf(h.LinkIndex)
+			if err != nil {
+				return err
+			}
+			planes = append(planes, plane)
+		}
+		return nil
 	})
-	return plane
+	return planes
+}
+
+// planeOf is the plane of a link, in the namespace of this thread.
+func planeOf(link int) (plane int, err error) {
+	dev, err := netlink.LinkByIndex(link)
+	if err != nil {
+		return 0, err
+	}
+	_, err = fmt.Sscanf(dev.Attrs().Name, overlay.NamePrefix+"1-%d", &plane)
+	return plane, err
 }
 
 // send sends packets from the first pod of a cluster to the second one of the other.
-func send(t *testing.T, from, to *cluster, size int) *flow.Flow {
+func send(t testing.TB, from, to *cluster, size int) *flow.Flow {
 	t.Helper()
-	addr, base := to.nodes[1].podAddr.As4(), netip.MustParsePrefix(mappedPods).Addr().As4()
+	return dataplane.Send(t, from.nodes[0].pod, mapped(to.nodes[1].podAddr), echoPort, from.name+" to "+to.name, size)
+}
+
+// mapped is how the peer knows a pod's address.
+func mapped(pod netip.Addr) netip.Addr {
+	addr, base := pod.As4(), netip.MustParsePrefix(mappedPods).Addr().As4()
 	copy(addr[:2], base[:2])
-	return dataplane.Send(t, from.nodes[0].pod, netip.AddrFrom4(addr), echoPort, from.name+" to "+to.name, size)
+	return netip.AddrFrom4(addr)
 }

@@ -585,8 +585,8 @@ func (c *Cluster) NodeState(t testing.TB, kind overlay.Kind, i int) overlay.Stat
 				s.Routes,
 				overlay.Route{Table: overlay.Table, Dst: p, Dev: name, Via: gateway, Src: local, MTU: c.options.MTU(), Metric: plane},
 			)
-			if nowhere := (overlay.Route{Table: overlay.Table, Dst: p, Unreachable: true, Metric: unreachable}); !slices.Contains(s.Routes, nowhere) {
-				s.Routes = append(s.Routes, nowhere)
+			if !slices.ContainsFunc(s.Routes, func(r overlay.Route) bool { return r.Unreachable && r.Dst == p }) {
+				s.Routes = append(s.Routes, overlay.Route{Table: overlay.Table, Dst: p, Unreachable: true, Metric: unreachable})
 			}
 		}
 	}

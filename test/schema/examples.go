@@ -27,7 +27,7 @@ func Examples() map[string]client.Object {
 		return []metav1.Condition{{Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: 3, LastTransitionTime: now, Reason: "ProbesAnswered", Message: "m"}}
 	}
 	peering := manifests.Peering("b", v1alpha1.PeeringSpec{
-		Index: 2, Overlay: "geneve", Limits: v1alpha1.Limits{NewConnections: 1000, BitsPerSecond: 5e8}, PresharedKeyAgeSeconds: 3600,
+		Index: 2, Overlay: "geneve", Limits: v1alpha1.Limits{NewConnections: 1000, BitsPerSecond: 5e8}, PresharedKeyAgeSeconds: 3600, PlanesMode: v1alpha1.PlanesSpread,
 		Local: v1alpha1.LocalNetwork{
 			Pods: pods, InternalCIDR: kit.CIDR("10.80.0.0/19"), ExternalCIDR: kit.CIDR("10.60.0.0/18"),
 			Hosts: []v1alpha1.AddressMapping{{Real: ip("192.168.1.50"), Mapped: ip("10.60.32.1")}},

@@ -317,14 +317,15 @@ func TestSecurity_17_Sizes(t *testing.T) {
 // A limit that the kernel cannot have, or that lets nothing pass, is refused.
 func TestSecurity_20_Limits(t *testing.T) {
 	refuseAll(t, "Peering", map[string]func(map[string]any) map[string]any{
-		"negative new connections": set("spec.limits.newConnectionsPerSecond", int64(-1)),
-		"too many new connections": set("spec.limits.newConnectionsPerSecond", int64(1000001)),
-		"less than a bundle":       set("spec.limits.bitsPerSecond", int64(999999)),
-		"a negative rate":          set("spec.limits.bitsPerSecond", int64(-1000000)),
-		"a rate that overflows":    set("spec.limits.bitsPerSecond", int64(100000000001)),
-		"a rate that is no number": set("spec.limits.bitsPerSecond", "500mbit"),
-		"a negative age of keys":   set("spec.presharedKeyAgeSeconds", int64(-1)),
-		"keys older than 90 days":  set("spec.presharedKeyAgeSeconds", int64(7776001)),
+		"negative new connections":  set("spec.limits.newConnectionsPerSecond", int64(-1)),
+		"too many new connections":  set("spec.limits.newConnectionsPerSecond", int64(1000001)),
+		"less than a bundle":        set("spec.limits.bitsPerSecond", int64(999999)),
+		"a negative rate":           set("spec.limits.bitsPerSecond", int64(-1000000)),
+		"a rate that overflows":     set("spec.limits.bitsPerSecond", int64(100000000001)),
+		"a rate that is no number":  set("spec.limits.bitsPerSecond", "500mbit"),
+		"a negative age of keys":    set("spec.presharedKeyAgeSeconds", int64(-1)),
+		"keys older than 90 days":   set("spec.presharedKeyAgeSeconds", int64(7776001)),
+		"an unknown mode of planes": set("spec.planesMode", "all"),
 	})
 }
 

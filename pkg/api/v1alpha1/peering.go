@@ -71,7 +71,23 @@ type PeeringSpec struct {
 	// +kubebuilder:validation:Maximum=7776000
 	// +optional
 	PresharedKeyAgeSeconds int32 `json:"presharedKeyAgeSeconds"`
+	// PlanesMode says by how many planes a node sends its packets to the peer. Empty is as one. Agents of v0.1.0 do not
+	// know it.
+	// +optional
+	PlanesMode PlanesMode `json:"planesMode,omitempty"`
 }
+
+// PlanesMode says by how many planes a node sends its packets.
+//
+// +kubebuilder:validation:Enum=one;spread
+type PlanesMode string
+
+const (
+	// PlanesOne has each node send by one plane. If that does not work, it sends by another one.
+	PlanesOne PlanesMode = "one"
+	// PlanesSpread has each node send by all planes that work. The kernel chooses one for each pair of addresses.
+	PlanesSpread PlanesMode = "spread"
+)
 
 // Limits are what a cluster takes from a peer at most. What is beyond is dropped. 0 is no limit, and
 // is written: a field that is left out would not be seen as taken back.

@@ -1,0 +1,63 @@
+package peering
+
+import (
+	"testing"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// Both clusters are told by how many planes nodes send. It stays until a command says something else, also if only one of
+// them was told.
+func TestPlanesModeIsKept(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := twoSites(t)
+	const one, spread = v1alpha1.PlanesOne, v1alpha1.PlanesSpread
+	for _, step := range []struct {
+		name       string
+		given      v1alpha1.PlanesMode
+		want       v1alpha1.PlanesMode
+		choice     string
+		isNew      bool
+		isWithdraw bool
+	}{
+		{name: "never given", want: one, isNew: true},
+		{name: "given", given: spread, want: spread, choice: "all that work, by pairs of addresses: given by --planes-mode"},
+		{name: "not given", want: spread, choice: "all that work, by pairs of addresses: as before"},
+		{name: "half", want: spread, choice: "all that work, by pairs of addresses: as before", isWithdraw: true},
+		{name: "taken back", given: one, want: one, choice: "one, another one if that fails: given by --planes-mode"},
+		{name: "not given again", want: one},
+	} {
+		o := Options{PlanesMode: step.given}
+		if step.isWithdraw {
+			half := a.peering(t)
+			half.Spec.PlanesMode = one
+			if err := a.raw.Update(t.Context(), half); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if step.isNew {
+			mustPeer(t, a, b, o)
+		}
+		p := dryRun(t, a, b, o)
+		choice := ""
+		for _, c := range p.Clusters[0].Choices {
+			if c.What == "planes by which a node sends" {
+				choice = c.Value + ": " + c.Reason
+			}
+		}
+		changes := step.given != "" || step.isWithdraw
+		if choice != step.choice || p.Changes() > 0 != changes {
+			t.Errorf("%s: the plan says %q, and changes %d objects", step.name, choice, p.Changes())
+		}
+		if r := mustPeer(t, a, b, o); len(r.Changed) > 0 != changes {
+			t.Errorf("%s: changed %v", step.name, r.Changed)
+		}
+		for _, w := range []*site{a, b} {
+			if got := w.peering(t).Spec.PlanesMode; got != step.want {
+				t.Errorf("%s: %s has %q, want %q", step.name, w.Name, got, step.want)
+			}
+		}
+	}
+}

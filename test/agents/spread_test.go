@@ -1,0 +1,278 @@
+package agents
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/flow"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/load"
+)
+
+const (
+	// candidates are how many addresses a pod gets, so that the kernel sends some of them by each plane.
+	candidates = 32
+	// enough is how many packets a plane has to carry until it counts as used: more than probes are.
+	enough = 200
+)
+
+// With the planes mode spread, packets take both planes, and when a gateway fails, the other one soon. Nothing is lost when the mode
+// changes, or when a node's agent starts anew.
+func trySpread(t *testing.T, clusters [2]*cluster) {
+	t.Helper()
+	side := rand.IntN(2)
+	c, peer := clusters[side], clusters[1-side]
+	unnoticed := func(what string, do func()) {
+		t.Helper()
+		flows := []*flow.Flow{send(t, c, peer, 8), send(t, peer, c, 8)}
+		do()
+		for _, r := range flow.End(flows...) {
+			if t.Logf("%s: %s", what, r); r.Lost > 0 {
+				t.Error("a packet was lost")
+			}
+		}
+	}
+	unnoticed("from one plane to all", func() {
+		setMode(t, clusters, v1alpha1.PlanesSpread)
+	})
+	for _, f := range faults() {
+		// Agents that start anew know of no failure, so the planes are used again at once.
+		unnoticed("nodes' agents are killed", func() { restartNodeAgents(t, clusters) })
+		t.Run(f.name, func(t *testing.T) { f.try(t, clusters, c) })
+	}
+	unnoticed("from all planes to one", func() {
+		setMode(t, clusters, v1alpha1.PlanesOne)
+		awaitOne(t, clusters)
+	})
+}
+
+// restartNodeAgents kills the agents of all nodes, and waits until the next ones send by all planes.
+func restartNodeAgents(t testing.TB, clusters [2]*cluster) {
+	t.Helper()
+	const started = "this node has an address in the overlay"
+	before := map[*process]int{}
+	for _, c := range clusters {
+		for _, agent := range c.agents[:len(c.nodes)] {
+			before[agent] = strings.Count(agent.log.String(), started)
+			agent.kill()
+			agent.start(t)
+		}
+	}
+	for agent, times := range before {
+		kit.Within(t, settleTimeout, "an agent runs again", func() string {
+			if strings.Count(agent.log.String(), started) == times {
+				return agent.log.String()
+			}
+			return ""
+		})
+	}
+	awaitPlanes(t, clusters, 0, 1)
+}
+
+// setMode says by how many planes nodes send, in both clusters.
+func setMode(t testing.TB, clusters [2]*cluster, mode v1alpha1.PlanesMode) {
+	t.Helper()
+	for _, c := range clusters {
+		p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: c.peer()}}
+		if err := c.api.Client.Patch(t.Context(), p, client.RawPatch(types.MergePatchType, []byte(`{"spec":{"planesMode":"`+string(mode)+`"}}`))); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// awaitPlanes waits until all nodes send by these planes.
+func awaitPlanes(t testing.TB, clusters [2]*cluster, want ...int) {
+	t.Helper()
+	kit.Within(t, settleTimeout, fmt.Sprintf("nodes send by the planes %d", want), func() string {
+		for _, c := range clusters {
+			for i := range c.nodes {
+				if got := c.nodes[i].planes(t); !slices.Equal(got, want) {
+					return fmt.Sprintf("%s sends by the planes %d", c.nodes[i].name, got)
+				}
+			}
+		}
+		return ""
+	})
+}
+
+// awaitOne waits until each node sends by one plane.
+func awaitOne(t testing.TB, clusters [2]*cluster) {
+	t.Helper()
+	kit.Within(t, settleTimeout, "nodes send by one plane", func() string {
+		for _, c := range clusters {
+			for i := range c.nodes {
+				if got := c.nodes[i].planes(t); len(got) != 1 {
+					return fmt.Sprintf("%s sends by the planes %d", c.nodes[i].name, got)
+				}
+			}
+		}
+		return ""
+	})
+}
+
+// sendByBoth sends packets from a node of a cluster to the other one, by each plane, and waits until both carry them.
+func sendByBoth(t *testing.T, c, peer *cluster, size int) (flows []*flow.Flow) {
+	t.Helper()
+	n, to := &c.nodes[0], mapped(peer.nodes[1].podAddr)
+	before := n.sent(t)
+	for plane, pairs := range n.pairs(t, n.addresses(t), []netip.Addr{to}) {
+		var conn *net.UDPConn
+		n.pod.Do(t, func() (err error) {
+			conn, err = net.DialUDP("udp4", net.UDPAddrFromAddrPort(netip.AddrPortFrom(pairs[0].from, 0)), net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, echoPort)))
+			return err
+		})
+		t.Cleanup(func() { _ = conn.Close() })
+		f, err := flow.Start(t.Context(), conn, fmt.Sprintf("%s to %s by plane %d", c.name, peer.name, plane), size)
+		if err != nil {
+			t.Fatal(err)
+		}
+		flows = append(flows, f)
+	}
+	kit.Within(t, settleTimeout, "both planes carry packets", func() string {
+		now := n.sent(t)
+		for plane := range now {
+			if now[plane] < before[plane]+enough {
+				return fmt.Sprintf("%d packets before, %d now", before, now)
+			}
+		}
+		return ""
+	})
+	return flows
+}
+
+// addresses gives the node's pod more addresses.
+func (m *machine) addresses(t testing.TB) (out []netip.Addr) {
+	t.Helper()
+	addr := m.podAddr.As4()
+	for i := range byte(candidates) {
+		addr[3] = 100 + i
+		out = append(out, netip.AddrFrom4(addr))
+	}
+	m.pod.Do(t, func() error {
+		dev, err := netlink.LinkByName("eth0")
+		if err != nil {
+			return err
+		}
+		for _, a := range out {
+			if err := netlink.AddrReplace(dev, &netlink.Addr{IPNet: netlink.NewIPNet(a.AsSlice())}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	return out
+}
+
+// pair is from where to where packets are sent.
+type pair struct{ from, to netip.Addr }
+
+// pairs are those of pods whose packets the node's kernel sends by each plane.
+func (m *machine) pairs(t testing.TB, from, to []netip.Addr) (out [planes][]pair) {
+	t.Helper()
+	m.Do(t, func() error {
+		for _, f := range from {
+			for _, to := range to {
+				routes, err := netlink.RouteGetWithOptions(to.AsSlice(), &netlink.RouteGetOptions{Iif: "cni0", SrcAddr: f.AsSlice()})
+				if err != nil {
+					return fmt.Errorf("route from %s to %s: %w", f, to, err)
+				}
+				plane, err := planeOf(routes[0].LinkIndex)
+				if err != nil {
+					return err
+				}
+				out[plane] = append(out[plane], pair{f, to})
+			}
+		}
+		return nil
+	})
+	for plane, pairs := range out {
+		if len(pairs) < len(from)*len(to)/8 {
+			t.Fatalf("%d of %d pairs of addresses are sent by plane %d", len(pairs), len(from)*len(to), plane)
+		}
+	}
+	return out
+}
+
+// sent counts the packets that the node has sent by each plane.
+func (m *machine) sent(t testing.TB) (out [planes]uint64) {
+	t.Helper()
+	m.Do(t, func() error {
+		for plane := range out {
+			dev, err := netlink.LinkByName(fmt.Sprintf("%s1-%d", overlay.NamePrefix, plane))
+			if err != nil {
+				return err
+			}
+			out[plane] = dev.Attrs().Statistics.TxPackets
+		}
+		return nil
+	})
+	return out
+}
+
+// BenchmarkSpread measures what passes between two pods' nodes when the link of each gateway is limited: by one plane, and by two.
+func BenchmarkSpread(b *testing.B) {
+	const rate, duration, streams = 40, 3 * time.Second, 4
+	clusters := newClusters(b, dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace})
+	settled(b, clusters)
+	from, to := &clusters[0].nodes[0], &clusters[1].nodes[1]
+	for _, c := range clusters {
+		for i := range c.nodes {
+			c.nodes[i].gateway.Output(b, "tc", strings.Fields(fmt.Sprintf("qdisc add dev eth0 root tbf rate %dmbit burst 128k latency 50ms", rate))...)
+		}
+	}
+	var listen, known []netip.Addr
+	for _, a := range to.addresses(b) {
+		listen, known = append(listen, a), append(known, mapped(a))
+	}
+	setMode(b, clusters, v1alpha1.PlanesSpread)
+	awaitPlanes(b, clusters, 0, 1)
+	var paths []load.Path
+	for _, pairs := range from.pairs(b, []netip.Addr{from.podAddr}, known) {
+		for _, p := range pairs[:streams] {
+			paths = append(paths, load.Path{From: from.pod.Run, To: to.pod.Run, Listen: listen[slices.Index(known, p.to)], Address: p.to})
+		}
+	}
+	throughput := func() (sum float64) {
+		var mu sync.Mutex
+		var all sync.WaitGroup
+		for _, p := range paths {
+			all.Go(func() {
+				bits, err := load.Throughput(b.Context(), p, 1, duration)
+				mu.Lock()
+				defer mu.Unlock()
+				if sum += bits; err != nil {
+					b.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		return sum / 1e6
+	}
+	for b.Loop() {
+		spread := throughput()
+		setMode(b, clusters, v1alpha1.PlanesOne)
+		awaitOne(b, clusters)
+		one := throughput()
+		setMode(b, clusters, v1alpha1.PlanesSpread)
+		awaitPlanes(b, clusters, 0, 1)
+		b.ReportMetric(one, "Mbit/s-one")
+		b.ReportMetric(spread, "Mbit/s-spread")
+		b.ReportMetric(spread/one, "spread-to-one")
+	}
+}
