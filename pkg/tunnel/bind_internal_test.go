@@ -18,7 +18,7 @@ import (
 func TestEndpointsOfBothFamilies(t *testing.T) {
 	ns := netns.New(t, "bind")
 	addresses := []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fd00:c::1")}
-	sender := &bind{Bind: conn.NewDefaultBind()}
+	sender := &bind{Bind: conn.NewDefaultBind(), out: newWindow(), in: newWindow()}
 	t.Cleanup(func() { _ = sender.Close() })
 	var receivers [2]*net.UDPConn
 	ns.Do(t, func() error {

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/load"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -139,6 +141,27 @@ func TestTunnel(t *testing.T) {
 				ping(t, client, 0)
 			}
 		})
+	}
+}
+
+// A process that holds a tunnel needs little memory under load. Without bounds on what is on its way it has several
+// times as much within seconds.
+func TestMemoryUnderLoad(t *testing.T) {
+	if !slices.Equal(backends(), []tunnel.Backend{tunnel.Userspace}) {
+		t.Skip("an emulated processor is too slow for a load")
+	}
+	t.Setenv("GOMAXPROCS", "1") // as agents have it on two processors
+	server, client := pair(t, tunnel.Userspace)
+	client.handshake(t, time.Time{})
+	way := load.Path{From: client.ns.Run, To: server.ns.Run, Listen: inner(0), Address: inner(0)}
+	if _, err := load.Throughput(t.Context(), way, 16, 2*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	const most = 90 << 10
+	for _, e := range []*end{server, client} {
+		if peak := dataplane.Memory(t, e.proc.PID(), "VmHWM"); peak > most {
+			t.Errorf("process %d had %d KiB, and may have %d", e.proc.PID(), peak, most)
+		}
 	}
 }
 

@@ -32,24 +32,48 @@ func newUserspace(name string, report func(error)) (*userspace, error) {
 			report(fmt.Errorf("tunnel %q: %w", name, fmt.Errorf(format, args...)))
 		},
 	}
-	return &userspace{device.NewDevice(t, &bind{Bind: conn.NewDefaultBind()}, logger)}, nil
+	out, in := newWindow(), newWindow()
+	u := &userspace{device.NewDevice(
+		&boundedTUN{Device: t, out: reader{window: out}, in: in}, &bind{Bind: conn.NewDefaultBind(), out: out, in: in}, logger,
+	)}
+	go releaseAfterLoad(u.device.Wait(), out, in)
+	return u, nil
 }
 
-// bind has wireguard-go's sockets. Those keep the memory of destination addresses, and after
-// one of IPv4 write only 4 bytes of the next IPv6 address: that packet is lost. So it is
-// sent twice. A peer drops what it has received before.
+// bind has wireguard-go's sockets, which give out as many packets as there is room for.
+//
+// Those sockets keep the memory of destination addresses, and after one of IPv4 write only 4 bytes of the next IPv6
+// address: that packet is lost. So it is sent twice. A peer drops what it has received before.
 type bind struct {
 	conn.Bind
+	out, in *window
 	wasIPv4 atomic.Bool
 }
 
+// Open implements conn.Bind.
+func (b *bind) Open(port uint16) ([]conn.ReceiveFunc, uint16, error) {
+	receive, port, err := b.Bind.Open(port)
+	for i, f := range receive {
+		r := reader{window: b.in}
+		receive[i] = func(buffers [][]byte, sizes []int, endpoints []conn.Endpoint) (int, error) {
+			return r.read(buffers, isData, func() (int, error) { return f(buffers, sizes, endpoints) })
+		}
+	}
+	return receive, port, err
+}
+
+// isData tells packets with data from handshakes, which take another way.
+func isData(packet []byte) bool { return packet[0] == device.MessageTransportType }
+
 // Send implements conn.Bind.
 func (b *bind) Send(packets [][]byte, to conn.Endpoint) error {
-	is4 := to.DstIP().Is4()
-	if b.wasIPv4.Swap(is4) && !is4 {
-		_ = b.Bind.Send(packets, to)
-	}
-	return b.Bind.Send(packets, to)
+	return b.out.leave(packets, func() error {
+		is4 := to.DstIP().Is4()
+		if b.wasIPv4.Swap(is4) && !is4 {
+			_ = b.Bind.Send(packets, to)
+		}
+		return b.Bind.Send(packets, to)
+	})
 }
 
 // Device returns what wireguard-go says of itself.

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"text/tabwriter"
@@ -37,7 +38,7 @@ const (
 	upTimeout   = 20 * time.Minute
 	downTimeout = time.Minute
 	// timeout is for all that comes between.
-	timeout = 6 * time.Minute
+	timeout = 8 * time.Minute
 )
 
 func TestMain(m *testing.M) {
@@ -161,6 +162,19 @@ func run(b *testing.B, l *lab.Lab) {
 	if err := t.Flush(); err != nil {
 		b.Error(err)
 	}
+	gateways := loaded{name: "gateways", path: paths[0].Path}
+	for _, s := range sides {
+		proc, err := gatewayProcess(s.gatewayNode)
+		if err != nil {
+			b.Fatal(err)
+		}
+		pid, err := strconv.Atoi(filepath.Base(proc))
+		if err != nil {
+			b.Fatal(err)
+		}
+		gateways.processes = append(gateways.processes, pid)
+	}
+	printMemory(b, ctx, []loaded{gateways})
 }
 
 // Names of paths.
@@ -189,6 +203,7 @@ type measure struct {
 var measures = []measure{
 	{"TCP, 1 stream", "Gbit/s", "tcp1", true, throughput(1)},
 	{"TCP, 4 streams", "Gbit/s", "tcp4", true, throughput(4)},
+	{"TCP, 16 streams", "Gbit/s", "tcp16", true, throughput(16)},
 	{"requests, 1 client", "1/s", "requests1", false, requests(1, load.Answers.Rate)},
 	{"requests, 16 clients", "1/s", "requests16", false, requests(16, load.Answers.Rate)},
 	{"99 % answered within, 1 client", "ms", "p99", false, requests(1, func(a load.Answers) float64 { return a.P99.Seconds() * 1000 })},

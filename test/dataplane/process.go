@@ -73,8 +73,24 @@ type response struct {
 	Error   string
 }
 
+// device are the methods of tunnel.Device that are asked for.
+type device interface {
+	Configure(tunnel.Config) (changed bool, err error)
+	Stats() (tunnel.Stats, error)
+	Reset() error
+	Renew() error
+	Close() error
+}
+
+func openTunnel(backend tunnel.Backend, name string) (device, error) {
+	if backend == Upstream {
+		return openUpstream(name)
+	}
+	return tunnel.Open(backend, name, func(err error) { fmt.Fprintln(os.Stderr, err) })
+}
+
 func serveTunnel(backend tunnel.Backend, name string) error {
-	device, err := tunnel.Open(backend, name, func(err error) { fmt.Fprintln(os.Stderr, err) })
+	device, err := openTunnel(backend, name)
 	if err != nil {
 		return err
 	}
@@ -113,11 +129,11 @@ type Namespace interface {
 	Start(cmd *exec.Cmd) error
 }
 
-// startChild starts one, which lasts until the end of the test.
-func startChild(t testing.TB, ns Namespace, what string) *child {
+// startChild starts one, with some more variables in its environment. It lasts until the end of the test.
+func startChild(t testing.TB, ns Namespace, what string, env ...string) *child {
 	t.Helper()
 	p := &child{cmd: exec.Command("/proc/self/exe")}
-	p.cmd.Env = append(os.Environ(), childVariable+"="+what)
+	p.cmd.Env = append(append(os.Environ(), env...), childVariable+"="+what)
 	p.cmd.Stderr = os.Stderr
 	in, err := p.cmd.StdinPipe()
 	if err != nil {
@@ -137,6 +153,21 @@ func startChild(t testing.TB, ns Namespace, what string) *child {
 
 // PID is the process's number.
 func (p *child) PID() int { return p.cmd.Process.Pid }
+
+// Memory is how much a process has, in KiB, by a field's name in proc_pid_status(5).
+func Memory(t testing.TB, pid int, field string) (kib int) {
+	t.Helper()
+	file := fmt.Sprintf("/proc/%d/status", pid)
+	status, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, value, _ := strings.Cut(string(status), "\n"+field+":")
+	if _, err := fmt.Sscanf(value, "%d kB", &kib); err != nil {
+		t.Fatalf("read %s of %s: %v", field, file, err)
+	}
+	return kib
+}
 
 // Stop ends the process; a second call does nothing.
 func (p *child) Stop() {
@@ -163,11 +194,11 @@ func (p *child) call(t testing.TB, req, res any) {
 // Tunnel is a process in a namespace that holds a tunnel device.
 type Tunnel struct{ *child }
 
-// StartTunnel starts a process that holds a tunnel device of a name. It lasts
-// until the end of the test.
-func StartTunnel(t testing.TB, ns Namespace, backend tunnel.Backend, name string) *Tunnel {
+// StartTunnel starts a process that holds a tunnel device of a name, with some more variables in its
+// environment. It lasts until the end of the test.
+func StartTunnel(t testing.TB, ns Namespace, backend tunnel.Backend, name string, env ...string) *Tunnel {
 	t.Helper()
-	return &Tunnel{startChild(t, ns, string(backend)+" "+name)}
+	return &Tunnel{startChild(t, ns, string(backend)+" "+name, env...)}
 }
 
 func (p *Tunnel) ask(t testing.TB, req request) (res response) {

@@ -1,0 +1,127 @@
+package tunnel
+
+import (
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// A reader waits while as many packets are on their way as there is room for.
+func TestWindow(t *testing.T) {
+	// Packets 0 to 3 are read by the first call, which may exceed the limit of 3 as bundles do. Then something happens
+	// to them. The second call reads when there is room, or when all count as dropped.
+	const dropped = dropSteps * dropStep
+	for name, tt := range map[string]struct {
+		left     []int
+		stay     []int // buffers that are still there by the second call
+		data     string
+		waits    time.Duration
+		onTheWay int // after the second call
+	}{
+		"nothing leaves":                           {waits: dropped, onTheWay: 1},
+		"the first one leaves":                     {left: []int{0}, waits: dropped, onTheWay: 1},
+		"the second one leaves":                    {left: []int{1}, onTheWay: 3},
+		"the last one leaves":                      {left: []int{3}, onTheWay: 1},
+		"they leave one by one":                    {left: []int{0, 1, 2, 3}, onTheWay: 1},
+		"a later one leaves first":                 {left: []int{3, 1}, onTheWay: 1},
+		"two were dropped at once":                 {stay: []int{0, 2}, onTheWay: 3},
+		"one was dropped at once":                  {stay: []int{2}, waits: dropped, onTheWay: 1},
+		"two are no data":                          {data: "d--d", onTheWay: 3},
+		"one is no data":                           {data: "dd-d", waits: dropped, onTheWay: 1},
+		"a message of WireGuard's own leaves":      {left: []int{99}, waits: dropped, onTheWay: 1},
+		"dropped at once, and the last one leaves": {stay: []int{0}, left: []int{3}, onTheWay: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &window{limit: 3, left: make(chan struct{}, 1)}
+				r := reader{window: w}
+				buffers := make([][]byte, 4)
+				for i := range buffers {
+					buffers[i] = []byte{'d'}
+					if tt.data != "" {
+						buffers[i][0] = tt.data[i]
+					}
+				}
+				first := slices.Clone(buffers)
+				read := func(n int) {
+					_, err := r.read(buffers, func(b []byte) bool { return b[0] == 'd' }, func() (int, error) { return n, nil })
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				read(4)
+				for i := range buffers {
+					if !slices.Contains(tt.stay, i) {
+						buffers[i] = []byte{'d'}
+					}
+				}
+				for _, i := range tt.left {
+					packet := make([]byte, 1)
+					if i < len(first) {
+						packet = first[i]
+					}
+					if err := w.leave([][]byte{make([]byte, 1), packet}, func() error { return nil }); err != nil {
+						t.Fatal(err)
+					}
+				}
+				start := time.Now()
+				read(1)
+				type outcome struct {
+					Waits    time.Duration
+					OnTheWay int
+				}
+				if diff := cmp.Diff(outcome{tt.waits, tt.onTheWay}, outcome{time.Since(start), len(w.on)}); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
+// Packets that take long to leave do not count as dropped.
+func TestWindowIsPatient(t *testing.T) {
+	for name, tt := range map[string]struct{ before, while time.Duration }{
+		"a pause before each":  {dropSteps*dropStep - dropStep/2, 0},
+		"each takes very long": {0, time.Minute},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := &window{limit: 1, left: make(chan struct{}, 1)}
+				packets := [][]byte{make([]byte, 1), make([]byte, 1), make([]byte, 1)}
+				for _, p := range packets {
+					w.enter([]*byte{&p[0]})
+				}
+				go func() {
+					for i := range packets {
+						time.Sleep(tt.before)
+						_ = w.leave(packets[i:i+1], func() error {
+							time.Sleep(tt.while)
+							return nil
+						})
+					}
+				}()
+				start := time.Now()
+				w.wait()
+				if got, want := time.Since(start), 3*(tt.before+tt.while); got != want {
+					t.Errorf("waited for %s, want %s", got, want)
+				}
+			})
+		})
+	}
+}
+
+func TestEndOfLoad(t *testing.T) {
+	var l loads
+	var got []bool
+	peaks := []int{0, 1, idlePeak, 0, idlePeak + 1, 200, 2, 0, 100, 100, 0}
+	for _, most := range peaks {
+		got = append(got, l.ended(most))
+	}
+	want := []bool{false, false, false, false, false, false, true, false, false, false, true}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("peaks of %v: %s", peaks, diff)
+	}
+}
