@@ -275,7 +275,9 @@ func (c *cluster) schemas() *defence {
 			for i := range list.Items {
 				d := &list.Items[i]
 				kept = append(kept, d.DeepCopy())
-				d.Spec.Versions[0].Schema.OpenAPIV3Schema = &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: new(true)}
+				v := &d.Spec.Versions[0]
+				v.Schema.OpenAPIV3Schema = &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: new(true)}
+				v.SelectableFields = nil // they have to be in the schema
 				if err := c.admin.Update(t.Context(), d); err != nil {
 					t.Fatal(err)
 				}
