@@ -85,7 +85,6 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 			one, _ := a.local.use(peering, gateways)
 			c.Begin(one)
 		}
-		c.BeginAll(beforeAll)
 		a.choices[peering] = c
 		a.metrics.Planes(peering)
 	}
@@ -95,13 +94,12 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	var active int32
 	var all []int32
 	if _, spread := a.want.spread[peering]; spread {
-		active, all = c.All(time.Now(), planes)
+		active, all = c.All(time.Now(), planes, a.local.spread[peering])
 		slices.Sort(all)
 		a.local.spread[peering] = all
 	} else {
 		active = c.Next(time.Now(), planes)
 		all = []int32{active}
-		c.BeginAll(nil)
 		delete(a.local.spread, peering)
 	}
 	a.local.active[peering] = active

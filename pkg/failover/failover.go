@@ -38,11 +38,10 @@ type Plane struct {
 
 func (p Plane) usable() bool { return p.Up && !p.Leaving }
 
-// Choice is the plane in use, or are all that are. The zero value has not chosen yet.
+// Choice is the plane in use. The zero value has not chosen yet.
 type Choice struct {
 	chosen  bool
 	active  int32
-	all     []int32
 	records map[int32]*record
 }
 
@@ -68,9 +67,6 @@ func (r *record) hold() time.Duration {
 
 // Begin says by which plane packets are sent already.
 func (c *Choice) Begin(plane int32) { c.active, c.chosen = plane, true }
-
-// BeginAll is the same where packets are sent by several.
-func (c *Choice) BeginAll(planes []int32) { c.all = slices.Clone(planes) }
 
 // Next says which of the planes is used from now on: they are in the order in which they are
 // preferred, at least one. It has to be called whenever one comes up or goes down, and often while the
@@ -161,15 +157,16 @@ func (c *Choice) other(now time.Time, current Plane, planes []Plane) (best Plane
 	return best, !isNoBetter || current.Leaving || current.Down >= hopeless
 }
 
-// All says which of the planes are used from now on where packets are sent by all that work. They are as in planes,
-// at least one. What cannot be sent by several of them is sent by one, which is that of Next. It is called instead of Next.
-func (c *Choice) All(now time.Time, planes []Plane) (one int32, all []int32) {
+// All says which of the planes are used from now on where packets are sent by all that work. Those used until now are none
+// where packets were sent by one. The result is as in planes, at least one. What cannot be sent by several of them is sent
+// by one, which is that of Next. It is called instead of Next.
+func (c *Choice) All(now time.Time, planes []Plane, used []int32) (one int32, all []int32) {
 	one = c.Next(now, planes)
-	if len(c.all) == 0 {
-		c.all = []int32{one}
+	if len(used) == 0 {
+		used = []int32{one}
 	}
 	for _, p := range planes {
-		isUsed := slices.Contains(c.all, p.Index)
+		isUsed := slices.Contains(used, p.Index)
 		stays := isUsed
 		if p.usable() {
 			stays = isUsed || c.clean(now, p) >= c.records[p.Index].hold()
@@ -183,6 +180,5 @@ func (c *Choice) All(now time.Time, planes []Plane) (one int32, all []int32) {
 	if len(all) == 0 {
 		all = []int32{one}
 	}
-	c.all = all
 	return one, all
 }

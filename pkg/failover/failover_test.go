@@ -143,8 +143,10 @@ func TestAll(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var c Choice
+			var used []int32
 			for _, l := range looks {
-				one, got := c.All(start.Add(l.at), l.planes)
+				one, got := c.All(start.Add(l.at), l.planes, used)
+				used = got
 				if diff := cmp.Diff(l.want, got); diff != "" {
 					t.Errorf("after %s (-want +got):\n%s", l.at, diff)
 				}
@@ -163,6 +165,7 @@ func TestNextProperties(t *testing.T) {
 	for range 200 {
 		var c Choice
 		now := start
+		var used []int32
 		for range 500 {
 			now = now.Add(time.Duration(r.IntN(int(2 * time.Second))))
 			var planes []Plane
@@ -176,7 +179,8 @@ func TestNextProperties(t *testing.T) {
 				planes = append(planes, p)
 			}
 			r.Shuffle(len(planes), func(i, j int) { planes[i], planes[j] = planes[j], planes[i] })
-			got, all := c.All(now, planes)
+			got, all := c.All(now, planes, used)
+			used = all
 			var chosen *Plane
 			for i := range planes {
 				if planes[i].Index == got {
@@ -222,10 +226,9 @@ func TestBegin(t *testing.T) {
 }
 
 // The same where they are sent by several.
-func TestBeginAll(t *testing.T) {
+func TestBeginWithSeveral(t *testing.T) {
 	var c Choice
-	c.BeginAll([]int32{1, 2})
-	_, got := c.All(start, []Plane{{Index: 0}, {Index: 1}, {Index: 2}})
+	_, got := c.All(start, []Plane{{Index: 0}, {Index: 1}, {Index: 2}}, []int32{1, 2})
 	if diff := cmp.Diff([]int32{1, 2}, got); diff != "" {
 		t.Errorf("before anything is known (-want +got):\n%s", diff)
 	}

@@ -315,7 +315,7 @@ func (c *Cluster) nodeReports(ctx context.Context) (reports []v1alpha1.NodeNetwo
 	return reports, err
 }
 
-// nodesByReadiness returns the names of the nodes that have agents: those that are
+// nodesByReadiness returns the names of the nodes that have agents, sorted: those that are
 // ready, and those that are not.
 func nodesByReadiness(all []*corev1.Node) (ready, notReady []string) {
 	for _, n := range all {
@@ -342,7 +342,7 @@ func isAmong(sorted []string, name string) bool {
 // an API server refuses it for a while, too.
 const maxRestarts = 4
 
-// podProblem looks at the node agents' pods on these nodes, and at those of the
+// podProblem looks at the node agents' pods on these nodes, which are sorted, and at those of the
 // peering's gateways. It returns an error if one cannot start for a reason that
 // waiting does not mend, and a reason if one starts again and again. Pods of other
 // peerings, and those on nodes that are not ready, are nobody's business.

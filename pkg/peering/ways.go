@@ -207,7 +207,7 @@ func (u *upgrade) takenOver(ctx context.Context, o objects, nodes []string, gate
 	return "", nil
 }
 
-// deleteOutdated deletes the agents' pods of these nodes that are of an earlier revision.
+// deleteOutdated deletes the agents' pods of these nodes, which are sorted, that are of an earlier revision.
 func (u *upgrade) deleteOutdated(ctx context.Context, o objects, nodes []string, revision string) error {
 	ds := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
 	for _, pod := range of[*corev1.Pod](o) {
