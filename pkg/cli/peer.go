@@ -18,6 +18,7 @@ import (
 func newPeer(g *globals) *cobra.Command {
 	var out *output
 	var dryRun, exitCode, verbose bool
+	var forNodes moreTime
 	cmd := &cobra.Command{
 		Use:   "peer CLUSTER CLUSTER",
 		Short: "Make the pods of two clusters reach each other",
@@ -49,10 +50,10 @@ changed; with --exit-code, too, the exit code is 12 if something would be.`,
 				cmd.SetContext(peering.WithTimeline(cmd.Context(), timeline))
 				defer func() { g.printTimeline(start, timeline.Waits()) }()
 			}
-			return g.peer(cmd, args, out, dryRun, exitCode)
+			return g.peer(cmd, args, forNodes, out, dryRun, exitCode)
 		},
 	}
-	addTimeout(cmd, 2*time.Minute)
+	forNodes = addTimeoutByNodes(cmd, 2*time.Minute)
 	f := cmd.Flags()
 	addPairs(f)
 	addOverrides(f)
@@ -82,7 +83,7 @@ func (d *peerResult) DeepCopyObject() runtime.Object { return d }
 
 func (d *peerResult) items() any { return d.Peerings }
 
-func (g *globals) peer(cmd *cobra.Command, args []string, out *output, dryRun, exitCode bool) error {
+func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out *output, dryRun, exitCode bool) error {
 	ctx, start := cmd.Context(), time.Now()
 	refs, hub := members(cmd.Flags(), args)
 	clusters, pairs, failed, err := g.connectPairs(ctx, refs, hub)
@@ -107,6 +108,8 @@ func (g *globals) peer(cmd *cobra.Command, args []string, out *output, dryRun, e
 		}
 		return err
 	}
+	ctx, cancel := forNodes(ctx, pairs)
+	defer cancel()
 	outcomes := append(peering.PeerAll(ctx, pairs, o, g.progress(pairs)), failed...)
 	result := &peerResult{TypeMeta: documentType("PeerResult"), Changed: []string{}, Peerings: []peering.View{}}
 	for _, outcome := range outcomes {

@@ -268,7 +268,40 @@ func within(cmd *cobra.Command, timeout time.Duration, do func(context.Context) 
 	if timeout <= 0 {
 		return commandLineError(cmd, fmt.Errorf("--timeout %s is not a positive duration such as 90s or 2m", timeout))
 	}
-	ctx, cancel := context.WithTimeoutCause(cmd.Context(), timeout, fmt.Errorf("timed out after %s: %w", timeout, context.DeadlineExceeded))
+	ctx, cancel := context.WithTimeoutCause(cmd.Context(), timeout, timedOut(timeout))
 	defer cancel()
 	return do(ctx)
+}
+
+func timedOut(after time.Duration) error {
+	return fmt.Errorf("timed out after %s: %w", after, context.DeadlineExceeded)
+}
+
+// perNode is how much later a command gives up for each node whose agent it installs or removes. Kubernetes makes,
+// places and ends some 20 pods a second, slow machines fewer.
+const perNode = 200 * time.Millisecond
+
+// moreTime gives what is done with pairs the time that agents on all nodes need, unless the user has said when to give up.
+type moreTime func(context.Context, []peering.Pair) (context.Context, context.CancelFunc)
+
+// addTimeoutByNodes is addTimeout for commands that wait for agents on all nodes.
+func addTimeoutByNodes(cmd *cobra.Command, d time.Duration) moreTime {
+	var parent context.Context
+	var start time.Time
+	addTimeout(cmd, d)
+	timeout, run := cmd.Flag("timeout"), cmd.RunE
+	timeout.Usage += fmt.Sprintf("; unless it is given, %s later for each node", perNode)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		parent, start = cmd.Context(), time.Now()
+		return run(cmd, args)
+	}
+	return func(ctx context.Context, pairs []peering.Pair) (context.Context, context.CancelFunc) {
+		if timeout.Changed {
+			return ctx, func() {}
+		}
+		after := d + perNode*time.Duration(peering.CountNodes(ctx, pairs))
+		longer, cancel := context.WithDeadlineCause(context.WithoutCancel(ctx), start.Add(after), timedOut(after))
+		stop := context.AfterFunc(parent, cancel) // an interrupt
+		return longer, func() { stop(); cancel() }
+	}
 }

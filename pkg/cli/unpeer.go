@@ -14,6 +14,7 @@ import (
 )
 
 func newUnpeer(g *globals) *cobra.Command {
+	var forNodes moreTime
 	cmd := &cobra.Command{
 		Use:   "unpeer CLUSTER CLUSTER",
 		Short: "Remove the peering of two clusters and leave nothing behind",
@@ -33,9 +34,9 @@ With --mesh the peerings of every two of the clusters given are removed, with
   kubectl liqonet unpeer hub --spokes cluster-a,cluster-b`,
 		Args:              unpeerArgs,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
-		RunE:              g.unpeer,
+		RunE:              func(cmd *cobra.Command, args []string) error { return g.unpeer(cmd, args, forNodes) },
 	}
-	addTimeout(cmd, 2*time.Minute)
+	forNodes = addTimeoutByNodes(cmd, 2*time.Minute)
 	f := cmd.Flags()
 	addPairs(f)
 	f.Bool("force", false, "do not ask the second cluster: remove the first one's side only")
@@ -60,13 +61,15 @@ func unpeerArgs(cmd *cobra.Command, args []string) error {
 	return cobra.ExactArgs(2)(cmd, args)
 }
 
-func (g *globals) unpeer(cmd *cobra.Command, args []string) error {
+func (g *globals) unpeer(cmd *cobra.Command, args []string, forNodes moreTime) error {
 	start := time.Now()
 	pairs, failed, err := g.pairsToRemove(cmd, args)
 	if err != nil {
 		return err
 	}
-	outcomes := append(peering.UnpeerAll(cmd.Context(), pairs, g.progress(pairs)), failed...)
+	ctx, cancel := forNodes(cmd.Context(), pairs)
+	defer cancel()
+	outcomes := append(peering.UnpeerAll(ctx, pairs, g.progress(pairs)), failed...)
 	for _, out := range outcomes {
 		if out.Err == nil || isOneSided(out.Err) {
 			g.printRemoved(out, start)

@@ -6,6 +6,9 @@ import (
 	"sync"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -141,4 +144,28 @@ func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*plan.
 		return nil
 	})
 	return plans, ended(ctx, err)
+}
+
+// CountNodes is how many nodes clusters of pairs have. It is for how long to wait, so those of a cluster that does not tell
+// do not count.
+func CountNodes(ctx context.Context, pairs []Pair) (nodes int64) {
+	counted := map[*Cluster]bool{}
+	for _, p := range pairs {
+		for _, c := range p {
+			if c.Unasked != nil || counted[c] {
+				continue
+			}
+			counted[c] = true
+			list := &metav1.PartialObjectMetadataList{}
+			list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
+			if err := c.Client.List(ctx, list, client.Limit(1)); err != nil {
+				continue
+			}
+			nodes += int64(len(list.Items))
+			if more := list.RemainingItemCount; more != nil {
+				nodes += *more
+			}
+		}
+	}
+	return nodes
 }

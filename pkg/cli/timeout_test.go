@@ -1,0 +1,60 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/liqonet/liqonet/pkg/peering"
+)
+
+func TestTimeoutByNodes(t *testing.T) {
+	cluster := func(nodes int) *peering.Cluster {
+		b := fake.NewClientBuilder()
+		for i := range nodes {
+			b.WithObjects(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i)}})
+		}
+		return &peering.Cluster{Client: b.Build()}
+	}
+	hub, silent := cluster(7), &peering.Cluster{Unasked: peering.ErrUnwanted}
+	pairs := []peering.Pair{{hub, cluster(3)}, {hub, silent}}
+	for args, want := range map[string]time.Duration{
+		"":              time.Minute + 10*perNode,
+		"--timeout=30s": 30 * time.Second,
+		"--timeout=1m":  time.Minute, // as the default, and meant so
+	} {
+		parent, interrupt := context.WithCancel(t.Context())
+		var forNodes moreTime
+		cmd := &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
+			start := time.Now()
+			ctx, cancel := forNodes(cmd.Context(), pairs)
+			defer cancel()
+			at, _ := ctx.Deadline()
+			if more := at.Sub(start); more > want || more < want-5*time.Second {
+				t.Errorf("%q: want it to end after %s, got %s", args, want, more)
+			}
+			interrupt()
+			<-ctx.Done()
+			if err := ctx.Err(); !errors.Is(err, context.Canceled) {
+				t.Errorf("%q: want it to be interrupted, got %v", args, err)
+			}
+			return nil
+		}}
+		forNodes = addTimeoutByNodes(cmd, time.Minute)
+		if args != "" {
+			cmd.SetArgs([]string{args})
+		} else {
+			cmd.SetArgs([]string{})
+		}
+		if err := cmd.ExecuteContext(parent); err != nil {
+			t.Error(err)
+		}
+	}
+}
