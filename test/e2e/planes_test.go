@@ -153,14 +153,16 @@ func TestPlanes(t *testing.T) { failover(t, fx.alpha, fx.beta, faults()[:1], 1) 
 // what a TCP connection felt.
 func TestFailover(t *testing.T) { failover(t, fx.alpha, fx.beta, faults(), *faultRuns) }
 
-// The same once, where ranges are different.
-func TestFailoverOfOtherRanges(t *testing.T) { failover(t, fx.gamma, fx.delta, faults(), 1) }
+// The same once, where ranges are different and nodes send by both planes.
+func TestFailoverOfOtherRanges(t *testing.T) {
+	failover(t, fx.gamma, fx.delta, faults(), 1, "--planes-mode", "spread")
+}
 
-func failover(t *testing.T, a, b *cluster, faults []fault, runs int) {
+func failover(t *testing.T, a, b *cluster, faults []fault, runs int, flags ...string) {
 	begin(t)
 	ctx := t.Context() // many runs take long
 	both := []*cluster{a, b}
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--server", a.Name)
+	mustLiqonet(t, ctx, append([]string{"peer", a.Name, b.Name, "--planes", "2", "--server", a.Name}, flags...)...)
 	checkPair(t, ctx, a, b)
 	for _, f := range faults {
 		for i, role := range []string{"server", "client"} {
@@ -172,7 +174,7 @@ func failover(t *testing.T, a, b *cluster, faults []fault, runs int) {
 		}
 	}
 	checkMended(t, ctx, a, b)
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1")
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1", "--planes-mode", "one")
 	checkPair(t, ctx, a, b)
 	for _, c := range both {
 		if budgets := jsonPath(t, ctx, c, "{.items[*].metadata.name}", "-n", "liqonet-system", "get", "poddisruptionbudgets"); budgets != "" {
@@ -261,8 +263,8 @@ func (f fault) once(t *testing.T, ctx context.Context, c, peer *cluster, runs in
 	return outage, stall, late
 }
 
-// inUse is the gateway of a cluster in the plane by which a node of its peer sends packets, when both planes have
-// worked for longer than gateways take to notice that one does not.
+// inUse is the gateway of a cluster in the plane by which a node of its peer sends packets, or in one of these planes, when
+// both have worked for longer than gateways take to notice that one does not.
 func inUse(t *testing.T, ctx context.Context, c, peer *cluster, n node) (found agentProcess) {
 	t.Helper()
 	since := time.Now()
@@ -277,11 +279,12 @@ func inUse(t *testing.T, ctx context.Context, c, peer *cluster, n node) (found a
 	})
 	eventually(t, ctx, returnTimeout, "the plane in use", func() string {
 		plane := jsonPath(t, ctx, peer, `{.items[?(@.spec.nodeName=="`+n.Node.Name+`")].status.gateways[?(@.active==true)].plane}`, "get", "nodenetworks")
-		gateways := slices.DeleteFunc(c.agents(t, "gateway"), func(p agentProcess) bool { return p.plane != plane })
-		if len(gateways) != 1 {
-			return fmt.Sprintf("plane %q: %v", plane, gateways)
+		used := strings.Fields(plane)
+		gateways := slices.DeleteFunc(c.agents(t, "gateway"), func(p agentProcess) bool { return !slices.Contains(used, p.plane) })
+		if len(gateways) != len(used) || len(used) == 0 {
+			return fmt.Sprintf("planes %q: %v", used, gateways)
 		}
-		found = gateways[0]
+		found = gateways[random(t).IntN(len(gateways))]
 		return ""
 	})
 	return found
