@@ -189,6 +189,7 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 		return nil, fmt.Errorf("make the cache: %w", err)
 	}
 	changed := notify.NewSignal()
+	var filled []toolscache.DoneChecker
 	for obj := range selected {
 		informer, err := store.GetInformer(ctx, obj, cache.BlockUntilSynced(false))
 		if err != nil {
@@ -205,9 +206,10 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 		}); err != nil {
 			return nil, fmt.Errorf("watch %T: %w", obj, err)
 		}
+		filled = append(filled, informer.HasSyncedChecker())
 	}
-	go func() { _ = store.Start(watching) }() // it ends with its context only
-	if !store.WaitForCacheSync(ctx) {
+	go func() { _ = store.Start(watching) }()    // it ends with its context only
+	if !toolscache.WaitFor(ctx, "", filled...) { // store.WaitForCacheSync looks every 0.1 s
 		return nil, fmt.Errorf("fill the cache: %w", context.Cause(ctx))
 	}
 	return &View{Reader: store, Client: c, Changed: changed}, nil

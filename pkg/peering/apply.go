@@ -3,6 +3,7 @@ package peering
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -69,6 +70,9 @@ func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
 	}
 	applying, actx := failure.NewGroup(ctx)
 	for i, want := range wants {
+		if isDefinition(want) && !slices.ContainsFunc(changes, func(ch change) bool { return ch.object().GetName() == want.GetName() }) {
+			continue // they are large, and cost an API server as much as a change; one that is being removed is marked, and so changed
+		}
 		applying.Go(func() error {
 			u := want.DeepCopy()                               // what is noted stays as it is
 			u.SetResourceVersion(objs[i].GetResourceVersion()) // a conflict if it is another one by now
@@ -86,6 +90,10 @@ func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
 		s.hasChanged(describe(ch.object()))
 	}
 	return nil
+}
+
+func isDefinition(u *unstructured.Unstructured) bool {
+	return u.GetKind() == "CustomResourceDefinition"
 }
 
 func describe(obj client.Object) string {

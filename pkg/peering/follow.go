@@ -26,7 +26,7 @@ const settleTime = 30 * time.Millisecond
 
 // lookBackoff is how often a condition is looked at where nothing changes: some depend on
 // the time, or on what is not followed.
-var lookBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 50, Cap: time.Second}
+var lookBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.1, Jitter: 0.2, Steps: 50, Cap: time.Second}
 
 // objects are the present ones of the kinds that a wait follows.
 type objects []toolscache.Store

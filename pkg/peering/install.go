@@ -166,21 +166,18 @@ func (s *side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least
 	if err := s.applyNamespace(ctx); err != nil {
 		return err
 	}
-	if err := s.apply(ctx, manifests.CriticalPods()); err != nil {
-		return uninstallingIfTerminating(err)
-	}
 	account, daemonSet := planned.NodeAgents()
 	manifests.RetireOverlayKeys(&daemonSet.Spec.Template.Spec, least)
+	g, gctx := failure.NewGroup(ctx)
+	g.Go(func() error { return s.apply(gctx, append(account, manifests.CriticalPods())...) })
 	for _, generation := range manifests.OverlayKeys(&daemonSet.Spec.Template.Spec) {
-		if err := s.ensureOverlayKey(ctx, generation); err != nil {
-			return uninstallingIfTerminating(err)
-		}
+		g.Go(func() error { return s.ensureOverlayKey(gctx, generation) })
+	}
+	if err := g.Wait(); err != nil {
+		return uninstallingIfTerminating(err)
 	}
 	if err := s.retireOverlayKeys(ctx, least); err != nil {
 		return err
-	}
-	if err := s.apply(ctx, account...); err != nil {
-		return uninstallingIfTerminating(err)
 	}
 	if working {
 		live, err := s.nodeAgents(ctx) // a command may have removed them since
@@ -289,14 +286,21 @@ func uninstallingIfTerminating(err error) error {
 	return err
 }
 
-// nodeReports waits until the agent of every node that is ready has reported
-// what its kernel can do.
-func (c *Cluster) nodeReports(ctx context.Context) (reports []v1alpha1.NodeNetwork, err error) {
+// takeReports waits until the agent of every node that is ready has reported what its kernel can do, or that of any one if one
+// is enough.
+func (s *side) takeReports(ctx context.Context, one bool) (err error) {
+	doing := "wait for the node agents"
+	if one {
+		if len(s.facts.Unreported()) == 0 {
+			return nil // as they were read
+		}
+		doing = "wait for the first node agent"
+	}
 	kinds := append(rolloutKinds(), &corev1.NodeList{}, &v1alpha1.NodeNetworkList{})
-	err = c.await(ctx, "wait for the node agents", c.podsHint(), kinds, func(_ context.Context, o objects) (string, error) {
+	return s.await(ctx, doing, s.podsHint(), kinds, func(_ context.Context, o objects) (string, error) {
 		nodes, _ := nodesByReadiness(of[*corev1.Node](o))
-		reports = o.reports()
-		byNode := plan.ReportsByNode(reports)
+		s.facts.Reports = o.reports()
+		byNode := plan.ReportsByNode(s.facts.Reports)
 		var missing []string
 		for _, n := range nodes {
 			if r := byNode[n]; r == nil || r.Status.Kernel == nil {
@@ -306,13 +310,12 @@ func (c *Cluster) nodeReports(ctx context.Context) (reports []v1alpha1.NodeNetwo
 		if len(nodes) == 0 {
 			return "no node is ready", nil
 		}
-		if len(missing) == 0 {
+		if len(missing) == 0 || one && len(missing) < len(nodes) {
 			return "", nil
 		}
-		crash, err := c.podProblem(o, missing, "")
+		crash, err := s.podProblem(o, missing, "")
 		return cmp.Or(crash, "no report of "+firstOf(5, missing)), err
 	})
-	return reports, err
 }
 
 // nodesByReadiness returns the names of the nodes that have agents, sorted: those that are

@@ -101,7 +101,7 @@ func (j *journal) note(ctx context.Context, changes ...change) error {
 	noted := len(j.changes)
 	for _, ch := range changes {
 		// Definitions are changed by addition only, and are large.
-		if (ch.Before != nil || j.created) && ch.object().GetKind() != "CustomResourceDefinition" {
+		if (ch.Before != nil || j.created) && !isDefinition(ch.object()) {
 			j.changes = append(j.changes, ch)
 		}
 	}

@@ -49,9 +49,9 @@ func (s *side) ensureKey(ctx context.Context, g manifests.Gateway) error {
 			continue
 		}
 		if err == nil {
-			facts := s.facts.Planes[g.Plane]
-			facts.KeyGeneration, facts.PublicKey, facts.KeyTime = g.KeyGeneration, publicOf(key.value), key.made
-			s.facts.Planes[g.Plane] = facts
+			s.notePlane(g.Plane, func(f *plan.PlaneFacts) {
+				f.KeyGeneration, f.PublicKey, f.KeyTime = g.KeyGeneration, publicOf(key.value), key.made
+			})
 		}
 		return err
 	}

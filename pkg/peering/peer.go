@@ -42,6 +42,8 @@ type run struct {
 	claim string
 	// plan as it was made last.
 	plan *plan.Plan
+	// started is the plan by which gateways were started before it was known whether it stays. push takes it.
+	started *plan.Plan
 	// dropped are planes that are not planned any more, and by which packets pass until others have taken over.
 	dropped []int32
 	// touched says that something may have been changed that is put back if the command fails.
@@ -71,7 +73,7 @@ func (p *run) reset(a, b *Cluster) {
 		s.adoptNamespace = p.options.AdoptNamespace
 	}
 	p.roles = &roleExchange{patience: p.options.Patience}
-	p.touched, p.result = false, Result{}
+	p.touched, p.result, p.started = false, Result{}, nil
 }
 
 // peer makes the pods of both clusters reach each other. It returns when packets
@@ -201,11 +203,27 @@ func (p *run) install(ctx context.Context) error {
 		return &Error{Kind: NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
 	}
 	p.touched = true
-	err := p.both(ctx, func(ctx context.Context, s, peer *side) (err error) {
-		if err := s.install(ctx, peer.Cluster, p.claim, p.planOf(s)); err != nil {
+	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
+		return s.install(ctx, peer.Cluster, p.claim, p.planOf(s))
+	})
+	if err != nil {
+		return err
+	}
+	start, err := p.prepareGateways(ctx)
+	if err != nil {
+		return err
+	}
+	if start {
+		err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.takeReports(ctx, true) })
+		if err != nil {
 			return err
 		}
-		if s.facts.Reports, err = s.nodeReports(ctx); err != nil {
+		if err := p.startGateways(ctx); err != nil {
+			return err
+		}
+	}
+	err = p.both(ctx, func(ctx context.Context, s, _ *side) error {
+		if err := s.takeReports(ctx, false); err != nil {
 			return err
 		}
 		return s.concludePods(ctx)

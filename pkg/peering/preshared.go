@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -24,20 +25,25 @@ func (p *run) makePresharedKeys(ctx context.Context) error {
 	if second.ID < first.ID {
 		first, second = second, first
 	}
+	group, ctx := failure.NewGroup(ctx)
+	var missing []func() error
 	for _, g := range p.planOf(first).Gateways {
 		ofFirst, ofSecond := plan.PresharedKeys(&first.facts, &second.facts, g.Plane)
 		if ofFirst.Generation == 0 || ofFirst.Fingerprint != "" {
 			continue
 		}
-		key, err := first.ensurePresharedKey(ctx, g.Plane, second, &ofFirst, nil)
-		if err == nil {
-			_, err = second.ensurePresharedKey(ctx, g.Plane, first, &ofSecond, key)
-		}
-		if err != nil {
+		missing = append(missing, func() error {
+			key, err := first.ensurePresharedKey(ctx, g.Plane, second, &ofFirst, nil)
+			if err == nil {
+				_, err = second.ensurePresharedKey(ctx, g.Plane, first, &ofSecond, key)
+			}
 			return err
-		}
+		})
 	}
-	return nil
+	for _, makeKey := range missing {
+		group.Go(makeKey)
+	}
+	return group.Wait()
 }
 
 // ensurePresharedKey sees to it that the gateway of a plane has the key, or any if it is
@@ -69,9 +75,9 @@ func (s *side) ensurePresharedKey(ctx context.Context, plane int32, peer *side, 
 		if err != nil {
 			return nil, err
 		}
-		facts := s.facts.Planes[plane]
-		facts.PresharedKey = v1alpha1.PresharedKey{Generation: g.PresharedKey, Fingerprint: plan.Fingerprint(got.value)}
-		s.facts.Planes[plane] = facts
+		s.notePlane(plane, func(f *plan.PlaneFacts) {
+			f.PresharedKey = v1alpha1.PresharedKey{Generation: g.PresharedKey, Fingerprint: plan.Fingerprint(got.value)}
+		})
 		return got.value, nil
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -22,16 +23,20 @@ func (p *run) push(ctx context.Context) error {
 	if err := p.both(ctx, p.allocate); err != nil {
 		return err
 	}
-	// Not before the other side has chosen ranges: it looks at this one's endpoints.
-	if err := p.both(ctx, p.makeKeys); err != nil {
-		return err
-	}
-	if err := p.makePresharedKeys(ctx); err != nil {
-		return err
+	started := p.started
+	p.started = nil
+	if started == nil {
+		// Not before the other side has chosen ranges: it looks at this one's endpoints.
+		if err := p.makeAllKeys(ctx); err != nil {
+			return err
+		}
 	}
 	p.ticket.release()
 	if err := p.makePlan(); err != nil {
 		return err
+	}
+	if started != nil && p.plan.SameGateways(started) {
+		return p.pushPeerings(ctx, nil)
 	}
 	turns, err := p.turns(ctx)
 	if err != nil {
@@ -56,9 +61,72 @@ func (p *run) push(ctx context.Context) error {
 	return nil
 }
 
+// makeAllKeys makes the keys that gateways lack.
+func (p *run) makeAllKeys(ctx context.Context) error {
+	if err := p.both(ctx, p.makeKeys); err != nil {
+		return err
+	}
+	return p.makePresharedKeys(ctx)
+}
+
+// prepareGateways applies all that the gateways of a new peering need to start, and tells of it that they are to be started.
+func (p *run) prepareGateways(ctx context.Context) (start bool, err error) {
+	if slices.ContainsFunc(p.sides[:], func(s *side) bool { return s.wasEstablished || s.facts.Existing != nil }) {
+		return false, nil
+	}
+	err = p.both(ctx, func(ctx context.Context, s, peer *side) (err error) {
+		if s.facts.Ledger, err = s.ledger(ctx); err != nil {
+			return err
+		}
+		cn := s.facts.Ledger
+		if cn == nil || plan.Allocation(cn, peer.ID) == nil || plan.Allocation(cn, peer.ID).Claim == claimGoing {
+			return s.fail("start the gateways", errUnpeered)
+		}
+		return nil
+	})
+	if err != nil {
+		return false, err
+	}
+	if err := p.makeAllKeys(ctx); err != nil {
+		return false, err
+	}
+	if err := p.makePlan(); err != nil {
+		return false, err
+	}
+	return true, p.both(ctx, func(ctx context.Context, s, peer *side) error {
+		g, ctx := failure.NewGroup(ctx)
+		g.Go(func() error { return p.pushServices(ctx, s, peer) })
+		for _, gateway := range p.planOf(s).Gateways {
+			g.Go(func() error {
+				account, _ := gateway.Objects()
+				return s.apply(ctx, account...)
+			})
+		}
+		return g.Wait()
+	})
+}
+
+// startGateways starts the gateways of a new peering before all node agents have reported: pods start meanwhile, and wait for
+// their Peering. All that follows from the reports is in that, but for the backend of WireGuard. One report tells it. Where
+// another node's kernel turns out to lack it, push replaces them.
+func (p *run) startGateways(ctx context.Context) error {
+	if err := p.makePlan(); err != nil {
+		return err
+	}
+	p.started = p.plan
+	return p.both(ctx, func(ctx context.Context, s, _ *side) error {
+		g, ctx := failure.NewGroup(ctx)
+		for _, gateway := range p.planOf(s).Gateways {
+			g.Go(func() error { return s.applyDeployment(ctx, gateway) })
+		}
+		return g.Wait()
+	})
+}
+
 // pushServices is one side's part. Planes that are dropped later are called until then.
 func (p *run) pushServices(ctx context.Context, s, _ *side) error {
 	c := p.planOf(s)
+	var objs []manifests.Object
 	if c.Service != nil {
 		service := c.Service.DeepCopy()
 		if s.facts.Service != nil {
@@ -68,14 +136,12 @@ func (p *run) pushServices(ctx context.Context, s, _ *side) error {
 				}
 			}
 		}
-		if err := s.apply(ctx, service); err != nil {
-			return err
-		}
+		objs = append(objs, service)
 	}
 	if c.Budget != nil {
-		return s.apply(ctx, c.Budget)
+		objs = append(objs, c.Budget)
 	}
-	return nil
+	return s.apply(ctx, objs...)
 }
 
 // turns are the planes in the order in which their gateways are applied. Where packets pass by all of several planes, those
@@ -217,21 +283,26 @@ func (p *run) makeKeys(ctx context.Context, s, peer *side) error {
 	if err := s.readPeering(ctx, name, &s.facts); err != nil {
 		return err
 	}
+	group, ctx := failure.NewGroup(ctx)
 	for _, g := range p.planOf(s).Gateways {
 		g.Peering = name // the ledger may have given another one than was planned
-		if err := s.ensureKey(ctx, g.Gateway); err != nil {
-			return err
-		}
+		group.Go(func() error { return s.ensureKey(ctx, g.Gateway) })
 	}
-	return nil
+	return group.Wait()
 }
 
 // applyGateway applies the objects of a gateway.
 func (s *side) applyGateway(ctx context.Context, g plan.GatewayPlan) error {
-	account, deployment := g.Objects()
+	account, _ := g.Objects()
 	if err := s.apply(ctx, account...); err != nil {
 		return err
 	}
+	return s.applyDeployment(ctx, g)
+}
+
+// applyDeployment applies what runs a gateway.
+func (s *side) applyDeployment(ctx context.Context, g plan.GatewayPlan) error {
+	_, deployment := g.Objects()
 	if err := s.takeCurrentKey(ctx, &deployment.Spec.Template.Spec); err != nil {
 		return err
 	}

@@ -45,6 +45,15 @@ func newSide(c *Cluster, index int) *side {
 	return &side{Cluster: c, index: index, journal: &journal{cluster: c}}
 }
 
+// notePlane notes what is known of the gateway of a plane. Those of several may be read at the same time.
+func (s *side) notePlane(plane int32, note func(*plan.PlaneFacts)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	facts := s.facts.Planes[plane]
+	note(&facts)
+	s.facts.Planes[plane] = facts
+}
+
 // hasChanged notes what the run has changed.
 func (s *side) hasChanged(what string) {
 	s.mu.Lock()

@@ -62,6 +62,9 @@ type site struct {
 	raw client.WithWatch
 	// did are what the command has applied and deleted, in its order: the kind and the name, and of Deployments how many pods.
 	did []string
+	// slow is a node whose agent reports only when a gateway has been started: slowKernel.
+	slow       string
+	slowKernel v1alpha1.KernelFacts
 	// lossy is an image whose agents let no packet pass, fails what cannot be applied, once: a kind and a name.
 	lossy, fails string
 }
@@ -296,6 +299,13 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		if !nodes.RunsAgents(&n) {
 			continue
 		}
+		kernel := &w.kernel
+		if n.Name == w.slow {
+			started := func(did string) bool { return strings.HasPrefix(did, "run 1 Deployment") }
+			if kernel = &w.slowKernel; !slices.ContainsFunc(w.did, started) {
+				continue
+			}
+		}
 		addr, err := ipam.NodeAddr(cn.Spec.InternalCIDR.Prefix, ipam.NodeCandidate(n.Name, 0))
 		if err != nil {
 			return err
@@ -312,7 +322,7 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 			return err
 		}
 		passes := !w.runs(ctx, c, v1alpha1.NodeLease(n.Name), w.lossy)
-		status := v1alpha1.NodeNetworkStatus{Kernel: &w.kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...)}
+		status := v1alpha1.NodeNetworkStatus{Kernel: kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...)}
 		for i := range peerings.Items {
 			p := &peerings.Items[i]
 			for _, plane := range p.Spec.Planes {

@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -151,6 +152,18 @@ func (p *Plan) Server() int {
 		return 0
 	}
 	return 1
+}
+
+// SameGateways says that both plans have the same gateways, exposed in the same way.
+func (p *Plan) SameGateways(other *Plan) bool {
+	for i := range p.Clusters {
+		c, o := &p.Clusters[i], &other.Clusters[i]
+		same := slices.EqualFunc(c.Gateways, o.Gateways, func(a, b GatewayPlan) bool { return reflect.DeepEqual(a.Gateway, b.Gateway) })
+		if !same || !reflect.DeepEqual(c.Service, o.Service) || !reflect.DeepEqual(c.Budget, o.Budget) {
+			return false
+		}
+	}
+	return true
 }
 
 // Make makes the plan for two clusters.

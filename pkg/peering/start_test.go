@@ -1,0 +1,86 @@
+package peering
+
+import (
+	"slices"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// The gateways of a new peering start while a node has not reported yet. When it has, they are replaced only if its kernel
+// lacks what they were started for.
+func TestGatewaysStartBeforeAllNodesHaveReported(t *testing.T) {
+	kit.Slow(t)
+	both := v1alpha1.KernelFacts{Release: "6.1", VXLAN: true, WireGuard: true}
+	for name, tc := range map[string]struct {
+		slow    v1alpha1.KernelFacts
+		starts  int
+		backend v1alpha1.WireGuardBackend
+	}{
+		"as the others":     {both, 1, "kernel"},
+		"without WireGuard": {v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, 2, "userspace"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			second := node("second", true, "172.18.9.12")
+			second.Labels = map[string]string{corev1.LabelOSStable: "linux"}
+			a, b := twoSites(t, second)
+			a.kernel, b.kernel = both, both
+			b.slow, b.slowKernel = "second", tc.slow
+			mustPeer(t, a, b, Options{})
+			starts := 0
+			for _, did := range b.did {
+				if did == "run 1 Deployment gateway-a-0" {
+					starts++
+				}
+			}
+			if starts != tc.starts {
+				t.Errorf("the gateway was applied %d times, want %d: %q", starts, tc.starts, b.did)
+			}
+			hasTUN := slices.ContainsFunc(gatewayOf(t, b).Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "tun" })
+			if got := b.peering(t).Spec.Planes[0].WireGuard; got != tc.backend || hasTUN != (tc.backend == "userspace") {
+				t.Errorf("WireGuard by %s, and a TUN device: %t; want it by %s", got, hasTUN, tc.backend)
+			}
+		})
+	}
+}
+
+func gatewayOf(t *testing.T, s *site) *appsv1.Deployment {
+	t.Helper()
+	d := &appsv1.Deployment{}
+	if err := s.raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-a-0"}, d); err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// A gateway is not left behind where the ranges turn out to be in the way of one that has not reported.
+func TestStartedGatewaysAreTakenBack(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	second := node("second", true, "172.18.9.12")
+	second.Labels = map[string]string{corev1.LabelOSStable: "linux"}
+	a, b := twoSites(t, second)
+	b.slow = "second" // without any backend of the overlay
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{}); kindOf(t, err) != Usage {
+		t.Errorf("got %v, want that the kernel lacks all", err)
+	}
+	for _, s := range []*site{a, b} {
+		if cn := readLedger(t, s.Cluster); cn != nil && len(cn.Spec.Peers) > 0 {
+			t.Errorf("%s: the ledger still has %+v", s.Name, plan.Allocation(cn, s.peer.ID))
+		}
+		var left appsv1.DeploymentList
+		if err := s.raw.List(t.Context(), &left); err != nil || len(left.Items) > 0 {
+			t.Errorf("%s: %d gateways are left, error %v", s.Name, len(left.Items), err)
+		}
+		if !slices.Contains(s.did, "delete Deployment gateway-"+s.peer.Name+"-0") {
+			t.Errorf("%s: no gateway was started and deleted: %q", s.Name, s.did)
+		}
+	}
+}
