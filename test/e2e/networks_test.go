@@ -169,6 +169,10 @@ func useClusters(t *testing.T, specs ...lab.ClusterSpec) (added []*cluster) {
 	if main.broken != "" {
 		t.Fatal(main.broken)
 	}
+	// This takes minutes once.
+	if err := main.lab.BuildFor(t.Context(), specs...); err != nil {
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	start := time.Now()

@@ -224,7 +224,7 @@ func (l *Lab) up(ctx context.Context, binDir string, specs []ClusterSpec) error 
 	if err != nil {
 		return err
 	}
-	if err := l.buildFor(ctx, specs); err != nil {
+	if err := l.BuildFor(ctx, specs...); err != nil {
 		return err
 	}
 	if err := prepareNetnsDir(); err != nil {
@@ -261,7 +261,7 @@ func (l *Lab) AddCluster(ctx context.Context, specs ...ClusterSpec) error {
 	if specs, err = complete(specs, have); err != nil {
 		return err
 	}
-	if err := l.buildFor(ctx, specs); err != nil {
+	if err := l.BuildFor(ctx, specs...); err != nil {
 		return err
 	}
 	if err := l.startClusters(ctx, specs); err != nil {

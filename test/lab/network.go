@@ -315,9 +315,9 @@ func (s ClusterSpec) eniAddress(node netip.Addr) netip.Addr {
 // flannelDir leads to flannel's programs.
 func (l *Lab) flannelDir() string { return filepath.Join(l.dir, "flannel") }
 
-// buildFor builds what clusters need beyond Kubernetes, and links it into the
+// BuildFor builds what clusters need beyond Kubernetes, unless it is there, and links it into the
 // lab's directory.
-func (l *Lab) buildFor(ctx context.Context, specs []ClusterSpec) error {
+func (l *Lab) BuildFor(ctx context.Context, specs ...ClusterSpec) error {
 	for _, s := range specs {
 		if s.Network != NetworkFlannel {
 			continue
