@@ -2,9 +2,11 @@ package gateway
 
 import (
 	"context"
+	"encoding/json"
 	"net/netip"
 	"testing"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -80,5 +82,43 @@ func TestLeaveToTheNext(t *testing.T) {
 				t.Errorf("the status is %+v, want that of %s", got, tt.want)
 			}
 		})
+	}
+}
+
+// A gateway that has written conditions, and no longer does, leaves them as they are while nobody else has written them. An API
+// server refuses what would be left without it.
+func TestConditionsStayUntilTheNextWriter(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	theirs := metav1.Condition{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionTrue, Reason: "ProbesAnswered"}
+	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "uid"}}
+	p.Status.Conditions = []metav1.Condition{theirs}
+	var applied []v1alpha1.Peering
+	api := fake.NewClientBuilder().WithScheme(scheme).WithObjects(p).WithStatusSubresource(p).
+		WithIndex(p, "metadata.name", func(o client.Object) []string { return []string{o.GetName()} }).
+		WithInterceptorFuncs(interceptor.Funcs{
+			SubResourcePatch: func(_ context.Context, _ client.Client, _ string, obj client.Object, patch client.Patch, _ ...client.SubResourcePatchOption) error {
+				raw, err := patch.Data(obj)
+				if err != nil {
+					return err
+				}
+				var got v1alpha1.Peering
+				if err := json.Unmarshal(raw, &got); err != nil {
+					return err
+				}
+				if applied = append(applied, got); len(got.Status.Conditions) == 0 {
+					return apierrors.NewInvalid(v1alpha1.GroupVersion.WithKind("Peering").GroupKind(), "b", nil)
+				}
+				return nil
+			},
+		}).Build()
+	a := &agent{Config: Config{Peering: "b"}, view: &watch.View{Client: api}}
+	if err := a.writeStatus(t.Context(), status{peering: "uid"}); err != nil {
+		t.Fatal(err)
+	}
+	if len(applied) != 2 || applied[1].ResourceVersion == "" || len(applied[1].Status.Conditions) != 1 || applied[1].Status.Conditions[0] != theirs {
+		t.Errorf("want the conditions as they were read, at that version, got %+v", applied)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -35,33 +36,49 @@ type status struct {
 func (a *agent) manager() string { return fmt.Sprintf("liqonet-gateway-%d", a.Plane) }
 
 func (a *agent) writeStatus(ctx context.Context, s status) error {
-	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: a.Peering, UID: s.peering}}
-	out := v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{s.plane}, Conditions: s.conditions}
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+		p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: a.Peering, UID: s.peering}}
 		if a.leaving.Load() {
-			now, err := a.stillOwn(ctx)
-			if now == nil || err != nil {
+			now, err := a.read(ctx)
+			if now == nil || err != nil || a.replaced(now) {
 				return err
 			}
 			p.ResourceVersion = now.ResourceVersion
 		}
-		return loop.ApplyStatus(ctx, a.view.Client, "Peering", p, out, a.manager())
+		apply := func(conditions []metav1.Condition) error {
+			out := v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{s.plane}, Conditions: conditions}
+			return loop.ApplyStatus(ctx, a.view.Client, "Peering", p, out, a.manager())
+		}
+		err := apply(s.conditions)
+		if len(s.conditions) > 0 || !apierrors.IsInvalid(err) {
+			return err
+		}
+		// This gateway has written conditions, and the next to do so has not yet. What this one no longer applies is removed,
+		// but for values that the other had written, too: a part of a condition would be left. So they stay.
+		now, readErr := a.read(ctx)
+		if now == nil || readErr != nil {
+			return readErr
+		}
+		p.ResourceVersion = now.ResourceVersion
+		return apply(now.Status.Conditions)
 	})
 	return client.IgnoreNotFound(err)
 }
 
-// stillOwn is the Peering as it is now, nil if the next gateway of this plane has reported already: nodes follow what is written
-// last. One of v0.1.0 does not wait until the one before has left.
-func (a *agent) stillOwn(ctx context.Context) (*v1alpha1.Peering, error) {
+// read returns the Peering as it is now, nil if it is gone.
+func (a *agent) read(ctx context.Context) (*v1alpha1.Peering, error) {
 	var list v1alpha1.PeeringList // by its name, which is all that may be read
 	if err := a.view.Client.List(ctx, &list, client.MatchingFields{"metadata.name": a.Peering}); err != nil || len(list.Items) == 0 {
 		return nil, err
 	}
-	s := list.Items[0].PlaneStatus(a.local.plane)
-	if s != nil && s.PodIP.IsValid() && !slices.Contains(a.PodIPs, s.PodIP.Addr) {
-		return nil, nil
-	}
 	return &list.Items[0], nil
+}
+
+// replaced says that the next gateway of this plane has reported already: nodes follow what is written last. One of v0.1.0 does
+// not wait until the one before has left.
+func (a *agent) replaced(now *v1alpha1.Peering) bool {
+	s := now.PlaneStatus(a.local.plane)
+	return s != nil && s.PodIP.IsValid() && !slices.Contains(a.PodIPs, s.PodIP.Addr)
 }
 
 // Status is what there is to report.
