@@ -171,7 +171,7 @@ func connect(b *testing.B, ctx context.Context, sides [2]*hand, mtu int) {
 	client.config.Peer.Endpoint = netip.AddrPortFrom(server.gatewayNode.Address, handTunnel)
 	client.config.Peer.Keepalive = 5 * time.Second
 	for _, h := range []*hand{server, client} {
-		h.tunnel = dataplane.StartTunnel(b, h.gateway, tunnel.Userspace, tunnel.InterfaceName)
+		h.tunnel = dataplane.StartTunnel(b, h.gateway, tunnel.Userspace, tunnel.InterfaceName, asGateways(b)...)
 		share(b, h.gatewayNode, h.tunnel.PID())
 		h.tunnel.Configure(b, h.config)
 		h.aggregate(b)

@@ -63,20 +63,25 @@ func BenchmarkTunnel(b *testing.B) {
 	b.Run("memory", func(b *testing.B) { compareTunnels(b, compareMemory) })
 }
 
+// asGateways is the environment that has a process use as many threads as a gateway does, and collect garbage as often.
+func asGateways(b *testing.B) []string {
+	b.Helper()
+	usable := processors(b)
+	return []string{"GOMAXPROCS=" + strconv.Itoa(max(1, usable.Count()/2)), "GOGC=25"}
+}
+
 func compareTunnels(b *testing.B, compare func(*testing.B, context.Context, []*pair)) {
 	ctx, cancel := context.WithTimeout(b.Context(), timeout)
 	defer cancel()
-	// As gateways have them.
-	usable := processors(b)
-	threads, garbage := "GOMAXPROCS="+strconv.Itoa(max(1, usable.Count()/2)), "GOGC=25"
+	ours := asGateways(b)
 	tunnels := []*pair{
-		newPair(b, "ours", tunnel.Userspace, threads, garbage),
+		newPair(b, "ours", tunnel.Userspace, ours...),
 		newPair(b, "upstream", dataplane.Upstream),
-		newPair(b, "upstream, half of the threads", dataplane.Upstream, threads),
+		newPair(b, "upstream, half of the threads", dataplane.Upstream, ours[0]),
 	}
 	for env := range strings.SplitSeq(*also, ",") {
 		if env != "" {
-			tunnels = append(tunnels, newPair(b, env, tunnel.Userspace, append([]string{threads, garbage}, strings.Split(env, "+")...)...))
+			tunnels = append(tunnels, newPair(b, env, tunnel.Userspace, append(slices.Clone(ours), strings.Split(env, "+")...)...))
 		}
 	}
 	for b.Loop() {
