@@ -17,6 +17,7 @@ packages=(
   fish
   firewalld                   # a firewall on nodes of the lab, see below
   gcc                         # a part of flannel is written in C
+  iperf3                      # measures beside the benchmark's own load
   iproute2                    # ip, to look at nodes
   ipset                       # kube-router, which enforces NetworkPolicies in tests
   iptables                    # kube-proxy, port mappings

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/liqonet/liqonet/test/lab"
 )
@@ -47,6 +48,32 @@ func gatewayProcess(n *lab.Node) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("found no gateway's process on node %s", n.Name)
+}
+
+func gatewayPID(b *testing.B, n *lab.Node) int {
+	b.Helper()
+	proc, err := gatewayProcess(n)
+	if err != nil {
+		b.Fatal(err)
+	}
+	pid, err := strconv.Atoi(filepath.Base(proc))
+	if err != nil {
+		b.Fatal(err)
+	}
+	return pid
+}
+
+// busy is the time that all processors have worked since they started, see proc_stat(5).
+func busy() time.Duration {
+	raw, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		panic(err) // there is always one
+	}
+	var user, nice, system, idle, wait, hard, soft int64 // in ticks of 10 ms
+	if _, err := fmt.Sscanf(string(raw), "cpu %d %d %d %d %d %d %d", &user, &nice, &system, &idle, &wait, &hard, &soft); err != nil {
+		panic(err)
+	}
+	return time.Duration(user+nice+system+hard+soft) * 10 * time.Millisecond
 }
 
 // cpuGroup returns the directory of a process's CPU group, in version 1 or 2 of

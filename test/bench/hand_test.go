@@ -24,8 +24,8 @@ import (
 // with disjoint ranges, plain routes, and no rule of nftables but the one that
 // leads to aggregation.
 const (
-	handVXLAN  = "hand0"
-	handVNI    = 77
+	handVXLAN  = "hand" // and the number of a place
+	handVNI    = 77     // and one more for each place
 	handPort   = 6093
 	handTunnel = 51999 // on the server's node
 	// handGateway is the last part of a gateway's address, in the pod range of its
@@ -35,19 +35,27 @@ const (
 
 // hand is one side of it.
 type hand struct {
-	number       int
-	gatewayNode  *lab.Node
-	podNode      *lab.Node
-	gateway, pod *netns.NS
-	// underlay is the gateway's address, overlay and far those of the VXLAN's ends
-	// at the gateway and at the pod's node.
-	underlay, overlay, far netip.Addr
-	tunnel                 *dataplane.Tunnel
-	config                 tunnel.Config
+	number      int
+	gatewayNode *lab.Node
+	gateway     *netns.NS
+	// underlay is the gateway's address.
+	underlay netip.Addr
+	ends     [places]handEnd
+	tunnel   *dataplane.Tunnel
+	config   tunnel.Config
 }
 
-func (h *hand) pods() netip.Prefix  { return netip.PrefixFrom(v4(10, 200+h.number, 0, 0), 16) }
-func (h *hand) podAddr() netip.Addr { return v4(10, 200+h.number, 1, 2) }
+// handEnd is a pod of it. overlay and far are the addresses of the VXLAN's ends at the gateway and at the pod's node.
+type handEnd struct {
+	node         *lab.Node
+	pod          *netns.NS
+	addr         netip.Addr
+	overlay, far netip.Addr
+}
+
+func (e handEnd) pods() netip.Prefix { return netip.PrefixFrom(e.addr, 24).Masked() }
+
+func (h *hand) pods() netip.Prefix { return netip.PrefixFrom(v4(10, 200+h.number, 0, 0), 16) }
 
 func v4(a, b, c, d int) netip.Addr {
 	return netip.AddrFrom4([4]byte{byte(a), byte(b), byte(c), byte(d)})
@@ -58,46 +66,49 @@ func byHand(b *testing.B, ctx context.Context, mtu int, sides [2]*side) [2]*hand
 	b.Helper()
 	var out [2]*hand
 	for i, s := range sides {
-		h := &hand{number: i + 1, gatewayNode: s.gatewayNode, podNode: s.podNode}
+		h := &hand{number: i + 1, gatewayNode: s.pods[onGateways].node}
 		out[i] = h
-		h.build(b, ctx, s, mtu)
+		h.build(b, s, mtu)
 	}
 	for i, h := range out {
-		h.route(b, out[1-i], mtu)
+		h.route(b, out[1-i])
 	}
 	connect(b, ctx, out, mtu)
 	return out
 }
 
-func (h *hand) build(b *testing.B, ctx context.Context, s *side, mtu int) {
+func (h *hand) build(b *testing.B, s *side, mtu int) {
 	b.Helper()
-	gatewayNode, podNode := node(b, h.gatewayNode), node(b, h.podNode)
+	gatewayNode := node(b, h.gatewayNode)
 	bridge := bridgeAddress(b, gatewayNode)
 	host := bridge.Addr().As4()
 	host[3] = handGateway
 	h.underlay = netip.AddrFrom4(host)
-	h.overlay, h.far = v4(10, 190+h.number, 0, 1), v4(10, 190+h.number, 0, 2)
-
 	h.gateway = netns.New(b, "gateway by hand")
 	plug(b, h.gateway, gatewayNode, netip.PrefixFrom(h.underlay, bridge.Bits()), bridge.Addr(), 0)
 	h.gateway.Sysctl(b, "ipv4/ip_forward", "1")
-
-	h.pod = netns.New(b, "pod by hand")
-	gate := netip.PrefixFrom(h.podAddr().Prev(), 24)
-	podNode.Addr(b, "cni0", gate)
-	b.Cleanup(func() { onNode(b, h.podNode, "ip", "addr", "del", gate.String(), "dev", "cni0") })
-	plug(b, h.pod, podNode, netip.PrefixFrom(h.podAddr(), 24), gate.Addr(), mtu)
-
-	vxlan(b, h.gateway, h.podNode.Address, netip.PrefixFrom(h.overlay, 24), mtu)
-	vxlan(b, podNode, h.underlay, netip.PrefixFrom(h.far, 24), mtu)
-	b.Cleanup(func() { onNode(b, h.podNode, "ip", "link", "del", handVXLAN) })
+	for i := range h.ends {
+		e := handEnd{
+			node: s.pods[i].node, pod: netns.New(b, "pod by hand"), addr: v4(10, 200+h.number, i, 2),
+			overlay: v4(10, 190+h.number, i, 1), far: v4(10, 190+h.number, i, 2),
+		}
+		h.ends[i] = e
+		podNode := node(b, e.node)
+		gate := netip.PrefixFrom(e.addr.Prev(), e.pods().Bits())
+		podNode.Addr(b, "cni0", gate)
+		b.Cleanup(func() { onNode(b, e.node, "ip", "addr", "del", gate.String(), "dev", "cni0") })
+		plug(b, e.pod, podNode, netip.PrefixFrom(e.addr, gate.Bits()), gate.Addr(), mtu)
+		vxlan(b, h.gateway, i, e.node.Address, netip.PrefixFrom(e.overlay, 24), mtu)
+		vxlan(b, podNode, i, h.underlay, netip.PrefixFrom(e.far, 24), mtu)
+		b.Cleanup(func() { onNode(b, e.node, "ip", "link", "del", fmt.Sprint(handVXLAN, i)) })
+	}
 }
 
 // plug makes a namespace a pod of a node.
 func plug(b *testing.B, pod, node *netns.NS, address netip.Prefix, via netip.Addr, mtu int) {
 	b.Helper()
 	node.Output(b, "ip", "neigh", "flush", "to", address.Addr().String()) // of an earlier run
-	outer := fmt.Sprintf("hand-%d", address.Addr().As4()[3])
+	outer := fmt.Sprintf("hand-%x", address.Addr().As4())
 	netns.Veth(b, pod, "eth0", node, outer)
 	node.Enslave(b, outer, "cni0")
 	pod.Addr(b, "eth0", address)
@@ -107,25 +118,28 @@ func plug(b *testing.B, pod, node *netns.NS, address netip.Prefix, via netip.Add
 	pod.Route(b, netip.PrefixFrom(v4(0, 0, 0, 0), 0), via)
 }
 
-func vxlan(b *testing.B, ns *netns.NS, remote netip.Addr, address netip.Prefix, mtu int) {
+func vxlan(b *testing.B, ns *netns.NS, place int, remote netip.Addr, address netip.Prefix, mtu int) {
 	b.Helper()
+	name := fmt.Sprint(handVXLAN, place)
 	ns.Do(b, func() error {
 		attrs := netlink.NewLinkAttrs()
-		attrs.Name, attrs.MTU = handVXLAN, mtu
+		attrs.Name, attrs.MTU = name, mtu
 		return netlink.LinkAdd(&netlink.Vxlan{
-			LinkAttrs: attrs, VxlanId: handVNI, Port: handPort, Group: net.IP(remote.AsSlice()), Learning: false,
+			LinkAttrs: attrs, VxlanId: handVNI + place, Port: handPort, Group: net.IP(remote.AsSlice()), Learning: false,
 		})
 	})
-	ns.Addr(b, handVXLAN, address)
-	ns.Up(b, handVXLAN)
+	ns.Addr(b, name, address)
+	ns.Up(b, name)
 }
 
 // route leads to the pods of both sides.
-func (h *hand) route(b *testing.B, peer *hand, mtu int) {
+func (h *hand) route(b *testing.B, peer *hand) {
 	b.Helper()
-	h.gateway.Route(b, h.pods(), h.far)
-	node(b, h.podNode).Route(b, peer.pods(), h.overlay)
-	b.Cleanup(func() { onNode(b, h.podNode, "ip", "route", "flush", peer.pods().String()) })
+	for _, e := range h.ends {
+		h.gateway.Route(b, e.pods(), e.far)
+		node(b, e.node).Route(b, peer.pods(), e.overlay)
+		b.Cleanup(func() { onNode(b, e.node, "ip", "route", "flush", peer.pods().String()) })
+	}
 }
 
 // connect starts the tunnels, the server's first, and waits for the handshake.
@@ -150,20 +164,17 @@ func connect(b *testing.B, ctx context.Context, sides [2]*hand, mtu int) {
 	for i, h := range sides {
 		peer := sides[1-i]
 		h.config = tunnel.Config{
-			PrivateKey: keys[i], ListenPort: tunnel.ListenPort, MTU: mtu, Address: h.overlay,
-			Underlay: "eth0",
-			Peer: tunnel.Peer{
-				PublicKey: keys[1-i].PublicKey(), AllowedIPs: []netip.Prefix{peer.pods(), netip.PrefixFrom(peer.overlay, 32)},
-			},
+			PrivateKey: keys[i], ListenPort: tunnel.ListenPort, MTU: mtu, Address: h.ends[0].overlay, Underlay: "eth0",
+			Peer: tunnel.Peer{PublicKey: keys[1-i].PublicKey(), AllowedIPs: []netip.Prefix{peer.pods()}},
 		}
 	}
 	client.config.Peer.Endpoint = netip.AddrPortFrom(server.gatewayNode.Address, handTunnel)
 	client.config.Peer.Keepalive = 5 * time.Second
 	for _, h := range []*hand{server, client} {
-		h.tunnel = dataplane.StartTunnel(b, h.gateway, tunnel.Userspace, tunnel.InterfaceName)
+		h.tunnel = dataplane.StartTunnel(b, h.gateway, tunnel.Userspace, tunnel.InterfaceName, asGateways(b)...)
 		share(b, h.gatewayNode, h.tunnel.PID())
 		h.tunnel.Configure(b, h.config)
-		h.aggregate(b, true)
+		h.aggregate(b)
 	}
 	for i, h := range sides {
 		peer := sides[1-i]
@@ -172,14 +183,10 @@ func connect(b *testing.B, ctx context.Context, sides [2]*hand, mtu int) {
 			if err != nil {
 				return err
 			}
-			for _, dst := range []netip.Prefix{peer.pods(), netip.PrefixFrom(peer.overlay, 32)} {
-				route := &netlink.Route{
-					LinkIndex: l.Attrs().Index, Scope: netlink.SCOPE_LINK, Src: h.overlay.AsSlice(),
-					Dst: &net.IPNet{IP: dst.Addr().AsSlice(), Mask: net.CIDRMask(dst.Bits(), 32)},
-				}
-				if err := netlink.RouteAdd(route); err != nil {
-					return fmt.Errorf("route to %s: %w", dst, err)
-				}
+			if err := netlink.RouteAdd(&netlink.Route{
+				LinkIndex: l.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: &net.IPNet{IP: peer.pods().Addr().AsSlice(), Mask: net.CIDRMask(peer.pods().Bits(), 32)},
+			}); err != nil {
+				return fmt.Errorf("route to %s: %w", peer.pods(), err)
 			}
 			return nil
 		})
@@ -193,28 +200,21 @@ func connect(b *testing.B, ctx context.Context, sides [2]*hand, mtu int) {
 	}
 }
 
-// aggregate switches the aggregation of what the tunnel receives.
-func (h *hand) aggregate(b *testing.B, on bool) {
+// aggregate has what the gateway receives aggregated.
+func (h *hand) aggregate(b *testing.B) {
 	b.Helper()
-	r := nat.Receive{Underlay: "eth0", Ports: []uint16{handPort, tunnel.ListenPort}}
-	if on {
-		r.Entry = tunnel.EntryInterface
-	}
 	h.gateway.Do(b, func() error {
-		_, err := nat.ApplyReceive(context.Background(), r)
+		_, err := nat.ApplyReceive(context.Background(), nat.Receive{
+			Underlay: "eth0", Ports: []uint16{handPort, tunnel.ListenPort}, Entry: tunnel.EntryInterface,
+		})
 		return err
 	})
 }
 
-// handPath leads from pod to pod, barePath from gateway to gateway.
-func handPath(sides [2]*hand) load.Path {
-	from, to := sides[0], sides[1]
-	return load.Path{From: from.pod.Run, To: to.pod.Run, Listen: to.podAddr(), Address: to.podAddr()}
-}
-
-func barePath(sides [2]*hand) load.Path {
-	from, to := sides[0], sides[1]
-	return load.Path{From: from.gateway.Run, To: to.gateway.Run, Listen: to.overlay, Address: to.overlay}
+// handPath leads from pod to pod.
+func handPath(sides [2]*hand, place int) load.Path {
+	from, to := sides[0].ends[place], sides[1].ends[place]
+	return load.Path{From: from.pod.Run, To: to.pod.Run, Listen: to.addr, Address: to.addr}
 }
 
 func node(b *testing.B, n *lab.Node) *netns.NS {

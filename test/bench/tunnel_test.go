@@ -2,12 +2,12 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
 	"github.com/liqonet/liqonet/pkg/nat"
@@ -41,31 +42,90 @@ const (
 // streams are numbers of TCP connections.
 var streams = []int{1, 4, 16}
 
+// settling is how much longer many streams are measured, which take a second to share the way.
+const settling = 4
+
+func lasting(streams int) time.Duration {
+	if streams > 4 {
+		return *duration * settling
+	}
+	return *duration
+}
+
 // BenchmarkTunnel compares a tunnel of package tunnel with wireguard-go as it is, each between two namespaces: by
 // throughput, time of the processors and latency, and by the memory of their processes.
 func BenchmarkTunnel(b *testing.B) {
 	b.Run("speed", func(b *testing.B) { compareTunnels(b, compareSpeed) })
+	b.Run("one-processor", func(b *testing.B) {
+		onProcessors(b, 1)
+		compareTunnels(b, compareSpeed)
+	})
 	b.Run("memory", func(b *testing.B) { compareTunnels(b, compareMemory) })
+}
+
+// asGateways is the environment that has a process use as many threads as a gateway does, and collect garbage as often.
+func asGateways(b *testing.B) []string {
+	b.Helper()
+	usable := processors(b)
+	return []string{"GOMAXPROCS=" + strconv.Itoa(max(1, usable.Count()/2)), "GOGC=25"}
 }
 
 func compareTunnels(b *testing.B, compare func(*testing.B, context.Context, []*pair)) {
 	ctx, cancel := context.WithTimeout(b.Context(), timeout)
 	defer cancel()
-	// As gateways have them.
-	threads, garbage := "GOMAXPROCS="+strconv.Itoa(max(1, runtime.GOMAXPROCS(0)/2)), "GOGC=25"
+	ours := asGateways(b)
 	tunnels := []*pair{
-		newPair(b, "ours", tunnel.Userspace, threads, garbage),
+		newPair(b, "ours", tunnel.Userspace, ours...),
 		newPair(b, "upstream", dataplane.Upstream),
-		newPair(b, "upstream, half of the threads", dataplane.Upstream, threads),
+		newPair(b, "upstream, half of the threads", dataplane.Upstream, ours[0]),
 	}
 	for env := range strings.SplitSeq(*also, ",") {
 		if env != "" {
-			tunnels = append(tunnels, newPair(b, env, tunnel.Userspace, append([]string{threads, garbage}, strings.Split(env, "+")...)...))
+			tunnels = append(tunnels, newPair(b, env, tunnel.Userspace, append(slices.Clone(ours), strings.Split(env, "+")...)...))
 		}
 	}
 	for b.Loop() {
 		compare(b, ctx, tunnels)
 	}
+}
+
+// processors are those that this process may use.
+func processors(b *testing.B) (set unix.CPUSet) {
+	b.Helper()
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		b.Fatal(err)
+	}
+	return set
+}
+
+// onProcessors has this process, and those that it starts, use only so many processors until the benchmark ends.
+func onProcessors(b *testing.B, n int) {
+	b.Helper()
+	all := processors(b)
+	var some unix.CPUSet
+	for cpu := 0; some.Count() < min(n, all.Count()); cpu++ {
+		if all.IsSet(cpu) {
+			some.Set(cpu)
+		}
+	}
+	set := func(to unix.CPUSet) {
+		threads, err := filepath.Glob("/proc/self/task/[0-9]*")
+		if err != nil {
+			b.Fatal(err)
+		}
+		for _, thread := range threads {
+			id, err := strconv.Atoi(filepath.Base(thread))
+			if err != nil {
+				b.Fatal(err)
+			}
+			// One that has ended meanwhile has none. New threads have those of the one that starts them.
+			if err := unix.SchedSetaffinity(id, &to); err != nil && !errors.Is(err, unix.ESRCH) {
+				b.Fatal(err)
+			}
+		}
+	}
+	set(some)
+	b.Cleanup(func() { set(all) })
 }
 
 func compareSpeed(b *testing.B, ctx context.Context, tunnels []*pair) {
@@ -92,9 +152,8 @@ func compareSpeed(b *testing.B, ctx context.Context, tunnels []*pair) {
 			}
 			for _, n := range streams {
 				for _, p := range turn {
-					// Longer than elsewhere, since 16 connections take a second to share the way.
 					had, received := p.cpu(b), p.received(b)
-					bits, err := load.Throughput(ctx, p.path(), n, 5**duration)
+					bits, err := load.Throughput(ctx, p.path(), n, lasting(n))
 					if err != nil {
 						b.Fatalf("%s: %v", p.name, err)
 					}
@@ -200,42 +259,56 @@ func (l loaded) memory(b *testing.B, field string) (most float64) {
 // pair is a tunnel between two namespaces.
 type pair struct {
 	name string
+	link string
+	port uint16
 	ends [2]*tunnelEnd
 }
 
 type tunnelEnd struct {
-	ns     *netns.NS
-	tunnel *dataplane.Tunnel
-	inner  netip.Addr
+	ns           *netns.NS
+	tunnel       *dataplane.Tunnel
+	outer, inner netip.Addr
 }
 
+// newPair makes a tunnel between two namespaces of its own.
 func newPair(b *testing.B, name string, backend tunnel.Backend, env ...string) *pair {
 	b.Helper()
-	p := &pair{name: name}
-	var keys [2]wgtypes.Key
+	p := &pair{name: name, link: tunnel.InterfaceName, port: tunnel.ListenPort}
 	for i := range p.ends {
-		p.ends[i] = &tunnelEnd{ns: netns.New(b, name), inner: v4(10, 80, 31, i+1)}
+		p.ends[i] = &tunnelEnd{ns: netns.New(b, name), outer: v4(192, 0, 2, i+1), inner: v4(10, 80, 31, i+1)}
+	}
+	netns.Veth(b, p.ends[0].ns, "eth0", p.ends[1].ns, "eth0")
+	for _, e := range p.ends {
+		e.ns.Addr(b, "eth0", netip.PrefixFrom(e.outer, 24))
+	}
+	p.start(b, backend, env...)
+	return p
+}
+
+// start starts the tunnel.
+func (p *pair) start(b *testing.B, backend tunnel.Backend, env ...string) {
+	b.Helper()
+	var keys [2]wgtypes.Key
+	for i := range keys {
 		var err error
 		if keys[i], err = wgtypes.GeneratePrivateKey(); err != nil {
 			b.Fatal(err)
 		}
 	}
-	netns.Veth(b, p.ends[0].ns, "eth0", p.ends[1].ns, "eth0")
 	for i, e := range p.ends {
-		e.ns.Addr(b, "eth0", netip.PrefixFrom(v4(192, 0, 2, i+1), 24))
 		c := tunnel.Config{
-			PrivateKey: keys[i], ListenPort: tunnel.ListenPort, MTU: dataplane.MTU, Address: e.inner, Underlay: "eth0",
+			PrivateKey: keys[i], ListenPort: p.port, MTU: dataplane.MTU, Address: e.inner, Underlay: "eth0",
 			Peer: tunnel.Peer{
 				PublicKey: keys[1-i].PublicKey(), AllowedIPs: []netip.Prefix{netip.PrefixFrom(p.ends[1-i].inner, 32)},
-				Endpoint: netip.AddrPortFrom(v4(192, 0, 2, 2-i), tunnel.ListenPort),
+				Endpoint: netip.AddrPortFrom(p.ends[1-i].outer, p.port),
 			},
 		}
-		e.tunnel = dataplane.StartTunnel(b, e.ns, backend, tunnel.InterfaceName, env...)
+		e.tunnel = dataplane.StartTunnel(b, e.ns, backend, p.link, env...)
 		e.tunnel.Configure(b, c)
 		if backend == dataplane.Upstream {
-			e.ns.MTU(b, tunnel.InterfaceName, c.MTU)
-			e.ns.Addr(b, tunnel.InterfaceName, netip.PrefixFrom(e.inner, 32))
-			e.ns.Up(b, tunnel.InterfaceName)
+			e.ns.MTU(b, p.link, c.MTU)
+			e.ns.Addr(b, p.link, netip.PrefixFrom(e.inner, 32))
+			e.ns.Up(b, p.link)
 		} else {
 			e.ns.Do(b, func() error {
 				_, err := nat.ApplyReceive(b.Context(), nat.Receive{Underlay: "eth0", Entry: tunnel.EntryInterface, Ports: []uint16{c.ListenPort}})
@@ -243,7 +316,7 @@ func newPair(b *testing.B, name string, backend tunnel.Backend, env ...string) *
 			})
 		}
 		e.ns.Do(b, func() error {
-			l, err := netlink.LinkByName(tunnel.InterfaceName)
+			l, err := netlink.LinkByName(p.link)
 			if err != nil {
 				return err
 			}
@@ -252,7 +325,6 @@ func newPair(b *testing.B, name string, backend tunnel.Backend, env ...string) *
 			})
 		})
 	}
-	return p
 }
 
 func (p *pair) path() load.Path {
@@ -287,7 +359,7 @@ func (p *pair) cpu(b *testing.B) (total time.Duration) {
 func (p *pair) received(b *testing.B) (bytes uint64) {
 	b.Helper()
 	p.ends[1].ns.Do(b, func() error {
-		l, err := netlink.LinkByName(tunnel.InterfaceName)
+		l, err := netlink.LinkByName(p.link)
 		if err == nil {
 			bytes = l.Attrs().Statistics.RxBytes
 		}

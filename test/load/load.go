@@ -1,6 +1,6 @@
 // Package load measures a path between two network namespaces: how many bytes
-// per second TCP carries over it, how many requests are answered, and how late
-// the slowest answers are.
+// per second TCP carries over it, how many requests are answered and connections
+// opened, and how late the slowest answers are.
 //
 // Both ends are goroutines of this process, whose sockets were opened inside of
 // the namespaces, so what is compared differs in nothing but the path. Figures
@@ -213,13 +213,66 @@ func Requests(ctx context.Context, p Path, clients int, duration time.Duration) 
 	}, nil
 }
 
+// Connections has some clients open a TCP connection, ask one question, wait for its answer and close it, again
+// and again for a duration. It returns how many there were in a second.
+func Connections(ctx context.Context, p Path, clients int, duration time.Duration) (float64, error) {
+	l, err := p.listen()
+	if err != nil {
+		return 0, err
+	}
+	var servers sync.WaitGroup
+	servers.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			servers.Go(func() {
+				_ = c.SetDeadline(time.Now().Add(patience))
+				answer(c)
+				_ = c.Close()
+			})
+		}
+	})
+	defer servers.Wait()
+	defer l.Close()
+	to := netip.AddrPortFrom(p.Address, l.Addr().(*net.TCPAddr).AddrPort().Port()).String()
+	var opened atomic.Int64
+	errs := make([]error, clients)
+	start := time.Now()
+	var wg sync.WaitGroup
+	for i := range clients {
+		wg.Go(func() {
+			// One thread in the namespace for all connections: making one takes longer than connecting.
+			errs[i] = p.From(func() error {
+				for time.Since(start) < duration && ctx.Err() == nil {
+					c, err := net.DialTimeout("tcp4", to, patience)
+					if err != nil {
+						return err
+					}
+					_, err = ask(ctx, c, time.Now())
+					_ = c.Close()
+					if err != nil {
+						return err
+					}
+					opened.Add(1)
+				}
+				return ctx.Err()
+			})
+		})
+	}
+	wg.Wait()
+	return float64(opened.Load()) / time.Since(start).Seconds(), errors.Join(errs...)
+}
+
+// ask asks once at least.
 func ask(ctx context.Context, c net.Conn, until time.Time) ([]time.Duration, error) {
 	if err := c.SetDeadline(until.Add(patience)); err != nil {
 		return nil, err
 	}
 	var out []time.Duration
 	buf := make([]byte, question)
-	for start := time.Now(); start.Before(until) && ctx.Err() == nil; {
+	for start := time.Now(); len(out) == 0 || start.Before(until) && ctx.Err() == nil; {
 		if _, err := c.Write(buf); err != nil {
 			return out, err
 		}
