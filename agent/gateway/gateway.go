@@ -426,9 +426,9 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	a.hear(p, nodes)
 	a.tell(ctx, plane, nodes)
 	a.endpoints.set(callable(plane, a.announced, a.elsewhere))
-	if len(p.Spec.Planes) > 1 && a.announced != nil {
-		// The first one is by the node of the peer's gateway. So a plane depends on that node only, and
-		// no node's failure ends all planes.
+	if a.announced != nil {
+		// The first one is by the node of the peer's gateway. Packets take no way by another node, so a plane depends on
+		// that node only, and no node's failure ends all planes.
 		a.endpoints.prefer()
 	}
 	if plane.Role == v1alpha1.Client {
