@@ -290,7 +290,7 @@ func addTimeoutByNodes(cmd *cobra.Command, d time.Duration) moreTime {
 	var start time.Time
 	addTimeout(cmd, d)
 	timeout, run := cmd.Flag("timeout"), cmd.RunE
-	timeout.Usage += fmt.Sprintf("; unless it is given, %s later for each node", perNode)
+	timeout.Usage += fmt.Sprintf("; unless this is given, %s more for each node", perNode)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		parent, start = cmd.Context(), time.Now()
 		return run(cmd, args)
