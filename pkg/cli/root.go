@@ -300,8 +300,9 @@ func addTimeoutByNodes(cmd *cobra.Command, d time.Duration) moreTime {
 			return ctx, func() {}
 		}
 		after := d + perNode*time.Duration(peering.CountNodes(ctx, pairs))
-		longer, cancel := context.WithDeadlineCause(context.WithoutCancel(ctx), start.Add(after), timedOut(after))
-		stop := context.AfterFunc(parent, cancel) // an interrupt
-		return longer, func() { stop(); cancel() }
+		longer, end := context.WithCancelCause(context.WithoutCancel(ctx))
+		stop := context.AfterFunc(parent, func() { end(context.Cause(parent)) }) // an interrupt
+		longer, cancel := context.WithDeadlineCause(longer, start.Add(after), timedOut(after))
+		return longer, func() { stop(); cancel(); end(nil) }
 	}
 }

@@ -30,7 +30,8 @@ func TestTimeoutByNodes(t *testing.T) {
 		"--timeout=30s": 30 * time.Second,
 		"--timeout=1m":  time.Minute, // as the default, and meant so
 	} {
-		parent, interrupt := context.WithCancel(t.Context())
+		parent, interrupt := context.WithCancelCause(t.Context())
+		defer interrupt(nil)
 		var forNodes moreTime
 		cmd := &cobra.Command{RunE: func(cmd *cobra.Command, _ []string) error {
 			start := time.Now()
@@ -40,9 +41,10 @@ func TestTimeoutByNodes(t *testing.T) {
 			if more := at.Sub(start); more > want || more < want-5*time.Second {
 				t.Errorf("%q: want it to end after %s, got %s", args, want, more)
 			}
-			interrupt()
+			why := errors.New("interrupted")
+			interrupt(why)
 			<-ctx.Done()
-			if err := ctx.Err(); !errors.Is(err, context.Canceled) {
+			if err := context.Cause(ctx); !errors.Is(err, why) {
 				t.Errorf("%q: want it to be interrupted, got %v", args, err)
 			}
 			return nil
