@@ -208,8 +208,9 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 		}
 		filled = append(filled, informer.HasSyncedChecker())
 	}
-	go func() { _ = store.Start(watching) }()    // it ends with its context only
-	if !toolscache.WaitFor(ctx, "", filled...) { // store.WaitForCacheSync looks every 0.1 s
+	go func() { _ = store.Start(watching) }() // it ends with its context only
+	// Not store.WaitForCacheSync, which looks every 0.1 s.
+	if !toolscache.WaitFor(ctx, "", filled...) {
 		return nil, fmt.Errorf("fill the cache: %w", context.Cause(ctx))
 	}
 	return &View{Reader: store, Client: c, Changed: changed}, nil

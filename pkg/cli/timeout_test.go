@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -50,11 +51,7 @@ func TestTimeoutByNodes(t *testing.T) {
 			return nil
 		}}
 		forNodes = addTimeoutByNodes(cmd, time.Minute)
-		if args != "" {
-			cmd.SetArgs([]string{args})
-		} else {
-			cmd.SetArgs([]string{})
-		}
+		cmd.SetArgs(strings.Fields(args))
 		if err := cmd.ExecuteContext(parent); err != nil {
 			t.Error(err)
 		}

@@ -26,7 +26,7 @@ func (p *run) makePresharedKeys(ctx context.Context) error {
 		first, second = second, first
 	}
 	group, ctx := failure.NewGroup(ctx)
-	var missing []func() error
+	var missing []func() error // begun when all are found: they change the facts
 	for _, g := range p.planOf(first).Gateways {
 		ofFirst, ofSecond := plan.PresharedKeys(&first.facts, &second.facts, g.Plane)
 		if ofFirst.Generation == 0 || ofFirst.Fingerprint != "" {

@@ -49,12 +49,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// places of pods
+// Places of pods.
 const (
 	onGateways = iota // on the nodes of the gateways
 	onOthers
 	places
 )
+
+var placeNames = [places]struct{ text, metric string }{{"gateways' nodes", "gateways"}, {"other nodes", "others"}}
 
 // side is a cluster with what is measured of it.
 type side struct {
@@ -121,15 +123,15 @@ func run(b *testing.B, l *lab.Lab) {
 		gateways.processes = append(gateways.processes, gatewayPID(b, s.pods[onGateways].node))
 	}
 	var paths []path
-	for place, name := range [places]string{"gateways' nodes", "other nodes"} {
+	for place, name := range placeNames {
 		mapped, err := sides[0].seen(sides[1].pods[place].addr)
 		if err != nil {
 			b.Fatal(err)
 		}
 		from, to := sides[0].pods[place], sides[1].pods[place]
 		p := load.Path{From: from.ns.Run, To: to.ns.Run, Listen: to.addr, Address: mapped}
-		paths = append(paths, path{name: product + name, Path: p}, path{name: handmade + name, Path: handPath(hands, place)})
-		gateways.path = p
+		paths = append(paths, path{name: product + name.text, Path: p}, path{name: handmade + name.text, Path: handPath(hands, place)})
+		gateways.path = p // the last one has all hops
 	}
 	for i, of := range []struct {
 		name string
@@ -272,9 +274,12 @@ func underLoad(streams int) func(context.Context, load.Path) (float64, error) {
 // processorTime is that of all processes and the kernel.
 func processorTime(streams int) func(context.Context, load.Path) (float64, error) {
 	return func(ctx context.Context, p load.Path) (float64, error) {
-		had, start := busy(), time.Now()
+		had, before := busy()
+		start := time.Now()
 		bits, err := load.Throughput(ctx, p, streams, *duration*settling)
-		return (busy() - had).Seconds() / time.Since(start).Seconds() / (bits / 1e9), err
+		took := time.Since(start)
+		has, after := busy()
+		return (has - had).Seconds() / took.Seconds() / (bits / 1e9), errors.Join(before, err, after)
 	}
 }
 
@@ -299,9 +304,9 @@ const (
 var goals = [places]float64{onGateways: 0.9, onOthers: 0.6}
 
 func (r results) print(b *testing.B, t *tabwriter.Writer, links, prefix string) {
-	for place, where := range [places]string{"gateways' nodes", "other nodes"} {
-		fmt.Fprintf(t, "%s; pods on %s\t\t\t\t\t\t\t\t\t\t\n", links, where)
-		product, handmade := product+where, handmade+where
+	for place, where := range placeNames {
+		fmt.Fprintf(t, "%s; pods on %s\t\t\t\t\t\t\t\t\t\t\n", links, where.text)
+		product, handmade := product+where.text, handmade+where.text
 		for _, m := range measures {
 			values := r[m.metric]
 			if len(values) == 0 {
@@ -310,7 +315,7 @@ func (r results) print(b *testing.B, t *tabwriter.Writer, links, prefix string) 
 			said := func(path string) string { return fmt.Sprintf(m.format, median(values[path])) }
 			ratio := func(of, to []float64, name string) float64 {
 				ratio := median(ratios(of, to))
-				b.ReportMetric(ratio, fmt.Sprintf("%s-%s-%s-to-%s", prefix, strings.Fields(where)[0], m.metric, name))
+				b.ReportMetric(ratio, fmt.Sprintf("%s-%s-%s-to-%s", prefix, where.metric, m.metric, name))
 				return ratio
 			}
 			hand, base := ratio(values[product], values[handmade], "hand"), ratio(values[product], values[baseline], "baseline")
@@ -339,7 +344,7 @@ func (r results) print(b *testing.B, t *tabwriter.Writer, links, prefix string) 
 
 // verdict is what is required, and whether it is met.
 func verdict(kind string, required float64, met bool) string {
-	return fmt.Sprintf("%s %.2f, %s", kind, required, map[bool]string{true: "met", false: "MISSED"}[met])
+	return fmt.Sprintf("%s %.4g, %s", kind, required, map[bool]string{true: "met", false: "MISSED"}[met])
 }
 
 // ratios pairs what was measured in the same round.

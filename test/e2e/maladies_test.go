@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -291,16 +292,19 @@ type saying struct {
 	Output  string `json:"output"`
 }
 
-var recordTo = flag.String("record", "", "file in which TestMaladies notes what doctor has said of each fault")
+var recordSayings = flag.Bool("record", false, "have TestMaladies note what doctor says of each fault, for docs/troubleshooting.md")
+
+// sayings is where scripts/reference finds it.
+var sayings = filepath.Join("..", "..", "scripts", "reference", "said.json")
 
 // record adds to the file what was said.
 func record(t *testing.T, check string, s saying) {
 	t.Helper()
-	if *recordTo == "" {
+	if !*recordSayings {
 		return
 	}
 	all := map[string]saying{}
-	if raw, err := os.ReadFile(*recordTo); err == nil {
+	if raw, err := os.ReadFile(sayings); err == nil {
 		if err := json.Unmarshal(raw, &all); err != nil {
 			t.Fatal(err)
 		}
@@ -308,7 +312,7 @@ func record(t *testing.T, check string, s saying) {
 	all[check] = s
 	raw, err := json.MarshalIndent(all, "", "  ")
 	if err == nil {
-		err = os.WriteFile(*recordTo, append(raw, '\n'), 0o644)
+		err = os.WriteFile(sayings, append(raw, '\n'), 0o644)
 	}
 	if err != nil {
 		t.Error(err)

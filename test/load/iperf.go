@@ -28,16 +28,22 @@ func IPerf(ctx context.Context, p Path, streams int) (float64, error) {
 	if err := p.To(server.Start); err != nil {
 		return 0, fmt.Errorf("start iperf3: %w", err)
 	}
-	defer func() {
-		cancel() // where the client failed it is still there
-		_ = server.Wait()
-	}()
-	lines := bufio.NewScanner(said)
-	for listens := false; !listens; {
-		if !lines.Scan() {
-			return 0, errors.New("server of iperf3 does not listen")
+	bits, err := iperfClient(ctx, p, streams, bufio.NewScanner(said))
+	if err != nil {
+		cancel() // the server may wait for a client for ever
+	}
+	if ended := server.Wait(); ended != nil {
+		err = errors.Join(err, fmt.Errorf("server of iperf3: %w", ended))
+	}
+	return bits, err
+}
+
+// iperfClient waits until the server says that it listens, and returns the bits per second that it received.
+func iperfClient(ctx context.Context, p Path, streams int, server *bufio.Scanner) (float64, error) {
+	for listens := false; !listens; listens = strings.HasPrefix(server.Text(), "Server listening") {
+		if !server.Scan() {
+			return 0, errors.New("iperf3 does not listen")
 		}
-		listens = strings.HasPrefix(lines.Text(), "Server listening")
 	}
 	var stdout bytes.Buffer
 	client := exec.CommandContext(ctx, "iperf3", "--client", p.Address.String(), "--port", iperfPort, "--json",

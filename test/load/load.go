@@ -228,9 +228,10 @@ func Connections(ctx context.Context, p Path, clients int, duration time.Duratio
 				return
 			}
 			servers.Go(func() {
-				_ = c.SetDeadline(time.Now().Add(patience))
-				answer(c)
-				_ = c.Close()
+				defer c.Close()
+				if err := c.SetDeadline(time.Now().Add(patience)); err == nil { // or the client gets no answer, and fails
+					answer(c)
+				}
 			})
 		}
 	})
@@ -251,8 +252,7 @@ func Connections(ctx context.Context, p Path, clients int, duration time.Duratio
 						return err
 					}
 					_, err = ask(ctx, c, time.Now())
-					_ = c.Close()
-					if err != nil {
+					if err := errors.Join(err, c.Close()); err != nil {
 						return err
 					}
 					opened.Add(1)
