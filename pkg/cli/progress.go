@@ -67,8 +67,8 @@ func (t timed) Step(ctx context.Context, name string, do func(context.Context) e
 	})
 }
 
-// leastShown is how long something took that is part of a time line.
-const leastShown = 10 * time.Millisecond
+// leastShown is how long something took that is part of a time line. Tests want to see all.
+var leastShown = 10 * time.Millisecond
 
 // printTimeline shows what waited for what, in seconds after the command.
 func (g *globals) printTimeline(start time.Time, waits []peering.Wait) {
