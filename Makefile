@@ -212,7 +212,8 @@ bench: lab-programs image ## speed, as ratios against a baseline of the same run
 
 .PHONY: bench-scale
 bench-scale: lab-programs image ## what agents and commands cost with up to 5,000 nodes, 100,000 pods and 250 peerings, and how that grows (root)
-	go run ./scripts/gotest -v -result scale -of agent,cmd,pkg,test/agents,test/scale -- -p 1 -count=1 -timeout 55m -run '^$$' -bench Scale -benchtime 1x ./test/agents ./test/scale
+	go run ./scripts/gotest -v -result scale -of agent,pkg,test/agents -- -count=1 -timeout 30m -run '^$$' -bench Scale -benchtime 1x ./test/agents
+	go run ./scripts/gotest -v -result scalelab -of agent,cmd,pkg,test/lab,test/scale -- -count=1 -timeout 80m -run '^$$' -bench Scale -benchtime 1x ./test/scale
 
 .PHONY: lint
 lint: ## static analysis, formatting, comments of exported names, length of sentences

@@ -12,8 +12,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// resubscribeDelay is the pause before a subscription that cannot be renewed is tried again.
-const resubscribeDelay = time.Second
+const (
+	// resubscribeDelay is the pause before a subscription that cannot be renewed is tried again.
+	resubscribeDelay = time.Second
+	// restFactor is how many times as long as looking at everything took nobody looks at it again. While thousands of
+	// links are made, a socket is full sooner than somebody has looked.
+	restFactor = 10
+)
 
 // Signal carries that something has changed, not how often: several changes are
 // one signal while nobody receives.
@@ -67,24 +72,31 @@ func (s *Subscription) Close() error { return s.conn.Close() }
 
 // Run passes on each notification until ctx ends; then the subscription is
 // closed. Where some were lost, since more happened than the socket could hold
-// or since it broke, the subscription is renewed. Then it says so.
+// or since it broke, the subscription is renewed. Then it says so: lost is to look at everything.
+// If that takes long, it is not called again soon.
 func (s *Subscription) Run(ctx context.Context, received func(netlink.Message), lost func()) {
+	var rest <-chan time.Time
 	for {
 		err := s.receive(ctx, received)
-		if errors.Is(err, unix.ENOBUFS) {
-			// Until it is empty, a socket that was full goes on to lose notifications, and
-			// does not say so again. A new one is empty.
-			err = s.dial()
+		again := rest
+		if !errors.Is(err, unix.ENOBUFS) {
+			again = time.After(resubscribeDelay)
 		}
+		// Until it is empty, a socket that was full goes on to lose notifications, and
+		// does not say so again. A new one is empty.
 		for err != nil {
-			select {
-			case <-ctx.Done():
-				return
-			case <-time.After(resubscribeDelay):
-				err = s.dial()
+			if again != nil {
+				select {
+				case <-ctx.Done():
+					return
+				case <-again:
+				}
 			}
+			err, again = s.dial(), time.After(resubscribeDelay)
 		}
+		start := time.Now()
 		lost()
+		rest = time.After(restFactor * time.Since(start))
 	}
 }
 

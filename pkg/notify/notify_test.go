@@ -3,6 +3,7 @@ package notify
 import (
 	"context"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -118,6 +119,61 @@ func TestLost(t *testing.T) {
 	await(t, "the loss", lost)
 	addAddresses(t, ns, 2, 1)
 	await(t, "a change after the loss", last)
+}
+
+// While more is lost again and again, and a look at everything takes long, most of the time is left for others.
+func TestLostAgain(t *testing.T) {
+	const look = 10 * time.Millisecond
+	ns := netns.New(t, "node")
+	s := subscribe(t, ns)
+	ctx, cancel := context.WithCancel(context.Background())
+	looks := make(chan time.Time)
+	var all sync.WaitGroup
+	defer all.Wait()
+	defer cancel()
+	all.Go(func() {
+		ns.Do(t, func() error {
+			s.Run(ctx, func(netlink.Message) { time.Sleep(look) }, func() {
+				select {
+				case looks <- time.Now():
+				case <-ctx.Done():
+				}
+				time.Sleep(look)
+			})
+			return nil
+		})
+	})
+	all.Go(func() {
+		for ctx.Err() == nil {
+			addAddresses(t, ns, 1, 100)
+			ns.Do(t, removeAddresses)
+		}
+	})
+	last := <-looks
+	for range 3 {
+		at := <-looks
+		if at.Sub(last) < restFactor*look {
+			t.Errorf("%s after the last one", at.Sub(last))
+		}
+		last = at
+	}
+}
+
+func removeAddresses() error {
+	lo, err := netlinks.LinkByName("lo")
+	if err != nil {
+		return err
+	}
+	addrs, err := netlinks.AddrList(lo, netlinks.FAMILY_V4)
+	if err != nil {
+		return err
+	}
+	for _, a := range addrs {
+		if err := netlinks.AddrDel(lo, &a); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // A subscription that breaks is renewed, and what happened meanwhile counts as lost.

@@ -12,7 +12,10 @@ import (
 // growthImage is a picture of what agents cost where there is more and more to do.
 const growthImage = "docs/images/scale.svg"
 
-// grown are what is drawn of the result "scale": the benchmark, the unit, its title, and whether it is of nodes agents.
+// growthResults have what is drawn: of agents with an API server that is played, and of a cluster of the lab.
+var growthResults = []string{"scale", "scalelab"}
+
+// grown are what is drawn of them: the benchmark, the unit, its title, and whether it is of nodes agents.
 var grown = []struct{ benchmark, unit, title, class string }{
 	{"BenchmarkScaleGateway", "MiB", "gateway: memory", "p"},
 	{"BenchmarkScaleGateway", "%core-reports", "gateway: processor", "p"},
@@ -36,8 +39,13 @@ var (
 
 // growth draws the picture, empty where nothing was measured.
 func growth(all []Result) string {
-	i := slices.IndexFunc(all, func(r Result) bool { return r.Name == "scale" })
-	if i < 0 {
+	var marks []Benchmark
+	for _, r := range all {
+		if slices.Contains(growthResults, r.Name) {
+			marks = append(marks, r.Benchmarks...)
+		}
+	}
+	if len(marks) == 0 {
 		return ""
 	}
 	x := func(f float64) float64 { return left + math.Log(f)/math.Log(mostGrowth)*(right-150-left) }
@@ -59,7 +67,7 @@ func growth(all []Result) string {
 		var points []string
 		var first Benchmark
 		var end, at float64
-		for _, m := range all[i].Benchmarks {
+		for _, m := range marks {
 			found := step.FindStringSubmatch(m.Name)
 			if !strings.HasPrefix(m.Name, g.benchmark+"/") || found == nil || otherwise.MatchString(m.Name) {
 				continue

@@ -394,33 +394,67 @@ func widen(b *testing.B, from *side) {
 // peer peers the clusters and finds out where everything runs.
 func peer(b *testing.B, ctx context.Context, l *lab.Lab) (sides [2]*side) {
 	b.Helper()
-	kubectl, err := l.Kubectl()
-	if err != nil {
-		b.Fatal(err)
-	}
-	cmd := exec.CommandContext(ctx, program("kubectl-liqonet"), "peer", "a", "b", "--planes", "1")
-	cmd.Env = append(os.Environ(), "KUBECONFIG="+l.Kubeconfig())
-	if out, err := cmd.CombinedOutput(); err != nil {
-		b.Fatalf("peer: %v: %s", err, out)
-	}
+	liqonet(b, ctx, l, "peer", "a", "b", "--planes", "1")
 	for i, name := range []string{"a", "b"} {
-		s := &side{Cluster: workload.Cluster{Name: name, Kubeconfig: l.Kubeconfig(), Kubectl: kubectl}}
-		sides[i] = s
-		if s.cluster, err = l.Cluster(name); err != nil {
-			b.Fatal(err)
-		}
-		if err := s.find(b, ctx); err != nil {
+		sides[i] = newSide(b, ctx, l, name)
+		if err := sides[i].find(b, ctx); err != nil {
 			b.Fatalf("cluster %s: %v", name, err)
 		}
 	}
 	return sides
 }
 
+// liqonet runs a command on the lab's clusters.
+func liqonet(b *testing.B, ctx context.Context, l *lab.Lab, args ...string) {
+	b.Helper()
+	cmd := exec.CommandContext(ctx, program("kubectl-liqonet"), args...)
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+l.Kubeconfig())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		b.Fatalf("%v: %v: %s", args, err, out)
+	}
+}
+
+// newSide returns a cluster of the lab in which test pods run.
+func newSide(b *testing.B, ctx context.Context, l *lab.Lab, name string) *side {
+	b.Helper()
+	kubectl, err := l.Kubectl()
+	if err != nil {
+		b.Fatal(err)
+	}
+	s := &side{Cluster: workload.Cluster{Name: name, Kubeconfig: l.Kubeconfig(), Kubectl: kubectl}}
+	if s.cluster, err = l.Cluster(name); err != nil {
+		b.Fatal(err)
+	}
+	if err := s.Deploy(ctx); err != nil {
+		b.Fatalf("cluster %s: %v", name, err)
+	}
+	return s
+}
+
+// ends returns the test pods.
+func (s *side) ends(b *testing.B, ctx context.Context) (out []end, err error) {
+	b.Helper()
+	pods, err := s.Pods(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range pods {
+		n, err := s.cluster.Node(p.Node)
+		if err != nil {
+			return nil, err
+		}
+		file, err := p.NetworkNamespace(*labName)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, end{node: n, addr: p.IP, ns: netns.Open(b, p.String(), file)})
+	}
+	return out, nil
+}
+
+// find finds out which pods are on which nodes.
 func (s *side) find(b *testing.B, ctx context.Context) error {
 	b.Helper()
-	if err := s.Deploy(ctx); err != nil {
-		return err
-	}
 	raw, err := s.Run(ctx, "", "get", "peerings.liqonet.io", "-o", "json")
 	if err != nil {
 		return err
@@ -433,28 +467,20 @@ func (s *side) find(b *testing.B, ctx context.Context) error {
 		return fmt.Errorf("there is no peering with a status: %s", raw)
 	}
 	s.peering = list.Items[0]
-	pods, err := s.Pods(ctx)
+	ends, err := s.ends(b, ctx)
 	if err != nil {
 		return err
 	}
-	for _, p := range pods {
+	for _, e := range ends {
 		place := onOthers
-		if p.Node == s.peering.PlaneStatus(0).NodeName {
+		if e.node.Name == s.peering.PlaneStatus(0).NodeName {
 			place = onGateways
 		}
-		n, err := s.cluster.Node(p.Node)
-		if err != nil {
-			return err
-		}
-		file, err := p.NetworkNamespace(*labName)
-		if err != nil {
-			return err
-		}
-		s.pods[place] = end{node: n, addr: p.IP, ns: netns.Open(b, p.String(), file)}
+		s.pods[place] = e
 	}
 	for _, p := range s.pods {
 		if p.ns == nil {
-			return fmt.Errorf("test pods are not both on the gateway's node and on another: %v", pods)
+			return fmt.Errorf("test pods are not both on the gateway's node and on another: %v", ends)
 		}
 	}
 	return nil

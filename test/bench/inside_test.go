@@ -2,48 +2,54 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"testing"
 	"text/tabwriter"
+	"time"
 
-	agent "github.com/liqonet/liqonet/agent/node"
-	"github.com/liqonet/liqonet/pkg/overlay"
-	"github.com/liqonet/liqonet/pkg/tunnel"
-	"github.com/liqonet/liqonet/test/dataplane"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/load"
 )
 
 // mustInside is what may be left of the throughput of others.
 const mustInside = 0.99
 
-// BenchmarkInside compares pod to pod of one cluster, on two nodes, with agents' tables, rules and links on these nodes
-// and without. As little as that makes needs many rounds to be seen.
+// BenchmarkInside compares pod to pod of one cluster, on two nodes, while the cluster is peered and while it is not. As
+// little as that makes needs many rounds to be seen.
 func BenchmarkInside(b *testing.B) {
 	ctx, cancel := context.WithTimeout(b.Context(), timeout)
 	defer cancel()
-	o := dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace}
-	c := dataplane.New(b, o).A
-	from, to := c.Nodes[0].Pod, c.Nodes[1].Pod
-	way := load.Path{From: from.Run, To: to.Run, Listen: to.Addr, Address: to.Addr}
+	l, err := lab.New(lab.Options{Name: *labName, Images: []string{program("liqonet-agent.tar")}, Log: os.Stderr})
+	if err != nil {
+		b.Fatal(err)
+	}
+	up(b, l)
+	ends, err := newSide(b, ctx, l, "a").ends(b, ctx)
+	if err != nil || len(ends) < 2 {
+		b.Fatalf("test pods: %v, %v", ends, err)
+	}
+	from, to := ends[0], ends[1]
+	way := load.Path{From: from.ns.Run, To: to.ns.Run, Listen: to.addr, Address: to.addr}
+	rounds := *rounds * 2
 	for b.Loop() {
 		t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-		fmt.Fprintf(t, "\nMEDIANS OF %d ROUNDS, INSIDE A CLUSTER\tWITH\tWITHOUT\tRATIO\tHALF OF THEM\tMUST\n", *rounds*5)
+		fmt.Fprintf(t, "\nMEDIANS OF %d ROUNDS, INSIDE A CLUSTER\tWITH\tWITHOUT\tRATIO\tHALF OF THEM\tMUST\n", rounds)
 		r := results{}
-		for round := range *rounds * 5 {
-			turns := []struct {
-				name    string
-				prepare func()
-			}{{"with", func() { c.Apply(b, o.Overlay) }}, {"without", func() { purge(b, ctx, c) }}}
+		for round := range rounds {
+			turns := [][]string{{"peer", "a", "b"}, {"unpeer", "a", "b"}}
 			if round%2 == 1 {
 				slices.Reverse(turns)
 			}
 			for _, turn := range turns {
-				turn.prepare()
+				liqonet(b, ctx, l, turn...)
+				idle(b)
 				for _, m := range measures {
 					if slices.Contains(ofRules, m.metric) {
-						r.add(m.metric, turn.name, must(b, ctx, m, way))
+						r.add(m.metric, turn[0], must(b, ctx, m, way))
 					}
 				}
 			}
@@ -53,14 +59,14 @@ func BenchmarkInside(b *testing.B) {
 			if len(values) == 0 {
 				continue
 			}
-			ratio, half := spread(ratios(values["with"], values["without"]))
+			ratio, half := spread(ratios(values["peer"], values["unpeer"]))
 			required, met := mustInside, ratio >= mustInside
 			if m.less {
 				required, met = 1/mustInside, ratio <= 1/mustInside
 			}
 			b.ReportMetric(ratio, "inside-"+m.metric)
 			fmt.Fprintf(t, "  %s, %s\t"+m.format+"\t"+m.format+"\t%.3f\t%s\t%s\n", m.name, m.unit,
-				median(values["with"]), median(values["without"]), ratio, half, verdict("must", required, met))
+				median(values["peer"]), median(values["unpeer"]), ratio, half, verdict("must", required, met))
 		}
 		if err := t.Flush(); err != nil {
 			b.Error(err)
@@ -68,10 +74,17 @@ func BenchmarkInside(b *testing.B) {
 	}
 }
 
-// purge takes all that is ours from the nodes.
-func purge(b *testing.B, ctx context.Context, c *dataplane.Cluster) {
+// idle waits until the machine has nothing else to do.
+func idle(b *testing.B) {
 	b.Helper()
-	for i := range c.Nodes {
-		c.Nodes[i].Do(b, func() error { return agent.Purge(ctx, func(string) {}) })
-	}
+	const patience, while, little = time.Minute, 500 * time.Millisecond, 100 * time.Millisecond
+	kit.Within(b, patience, "the processors are idle", func() string {
+		had, before := busy()
+		time.Sleep(while)
+		has, after := busy()
+		if err := errors.Join(before, after); err != nil || has-had > little {
+			return fmt.Sprint("in ", while, " they are busy for ", has-had, " ", err)
+		}
+		return ""
+	})
 }
