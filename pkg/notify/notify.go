@@ -75,28 +75,25 @@ func (s *Subscription) Close() error { return s.conn.Close() }
 // or since it broke, the subscription is renewed. Then it says so: lost is to look at everything.
 // If that takes long, it is not called again soon.
 func (s *Subscription) Run(ctx context.Context, received func(netlink.Message), lost func()) {
-	var rest <-chan time.Time
+	var next time.Time // not before it is everything looked at again
 	for {
-		err := s.receive(ctx, received)
-		again := rest
-		if !errors.Is(err, unix.ENOBUFS) {
-			again = time.After(resubscribeDelay)
+		err, pause := s.receive(ctx, received), resubscribeDelay
+		if errors.Is(err, unix.ENOBUFS) {
+			pause = time.Until(next)
 		}
 		// Until it is empty, a socket that was full goes on to lose notifications, and
 		// does not say so again. A new one is empty.
 		for err != nil {
-			if again != nil {
-				select {
-				case <-ctx.Done():
-					return
-				case <-again:
-				}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(pause):
+				err, pause = s.dial(), resubscribeDelay
 			}
-			err, again = s.dial(), time.After(resubscribeDelay)
 		}
 		start := time.Now()
 		lost()
-		rest = time.After(restFactor * time.Since(start))
+		next = time.Now().Add(restFactor * time.Since(start))
 	}
 }
 

@@ -123,7 +123,7 @@ func TestLost(t *testing.T) {
 
 // While more is lost again and again, and a look at everything takes long, most of the time is left for others.
 func TestLostAgain(t *testing.T) {
-	const look = 10 * time.Millisecond
+	const look = 10 * time.Millisecond // of work, for each notification as well: so the socket becomes full
 	ns := netns.New(t, "node")
 	s := subscribe(t, ns)
 	ctx, cancel := context.WithCancel(context.Background())

@@ -50,15 +50,14 @@ func TestSecurity_23_NoHandshakeWithoutThePresharedKey(t *testing.T) {
 	}
 }
 
-// renew has a new session agreed on, and asks again as the agent does if there is none.
+// renew has a new session agreed on, and asks as often and as soon again as package rekey does if there is none.
 func (e *end) renew(t *testing.T, last time.Time) time.Time {
 	t.Helper()
-	for range 5 {
+	const again, renewals = 300 * time.Millisecond, 5
+	for range renewals {
 		e.proc.Renew(t)
-		for deadline := time.Now().Add(300 * time.Millisecond); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-			if h := e.proc.Stats(t).LastHandshake; h.After(last) {
-				return h
-			}
+		if h, ok := e.handshakeWithin(t, again, last); ok {
+			return h
 		}
 	}
 	return e.handshake(t, last)

@@ -195,6 +195,7 @@ var (
 // read takes the events of go test, and prints what go test prints without -json.
 func (r *Result) read(events io.Reader, print io.Writer, verbose bool) error {
 	printed := map[string]string{} // of tests that have not ended
+	begun := map[string]string{}   // by package, the line that has not ended: a benchmark's name comes long before its values
 	lines := bufio.NewScanner(events)
 	lines.Buffer(nil, 1<<24)
 	for lines.Scan() {
@@ -209,8 +210,11 @@ func (r *Result) read(events io.Reader, print io.Writer, verbose bool) error {
 			if m := seedPrinted.FindStringSubmatch(e.Output); m != nil && r.Seed == "" {
 				r.Seed = m[1]
 			}
-			if m := benchmarked.FindStringSubmatch(strings.TrimSpace(e.Output)); m != nil {
-				r.Benchmarks = append(r.Benchmarks, Benchmark{m[1], metrics(m[2])})
+			if begun[e.Package] += e.Output; strings.HasSuffix(e.Output, "\n") {
+				if m := benchmarked.FindStringSubmatch(strings.TrimSpace(begun[e.Package])); m != nil {
+					r.Benchmarks = append(r.Benchmarks, Benchmark{m[1], metrics(m[2])})
+				}
+				delete(begun, e.Package)
 			}
 			printed[key] += e.Output
 			if verbose || e.Test == "" && e.Output != "PASS\n" && !strings.HasSuffix(e.Output, "[no test files]\n") {

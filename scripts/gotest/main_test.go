@@ -18,6 +18,9 @@ func TestRead(t *testing.T) {
 {"Action":"output","Package":"p","Test":"TestBad","Output":"    a_test.go:3: want more\n        than this\n"}
 {"Action":"fail","Package":"p","Test":"TestBad","Elapsed":0.2}
 {"Action":"output","Package":"p","Test":"BenchmarkX","Output":"BenchmarkX-2  \t 1\t 12 ns/op\t 0.91 ratio\n"}
+{"Action":"output","Package":"p","Test":"BenchmarkY","Output":"BenchmarkY-2  \t"}
+{"Action":"output","Package":"q","Test":"TestZ","Output":"=== RUN   TestZ\n"}
+{"Action":"output","Package":"p","Test":"BenchmarkY","Output":" 1\t 13 ns/op\n"}
 {"Action":"output","Package":"p","Test":"TestCut","Output":"cut off\n"}
 {"Action":"fail","Package":"p","Elapsed":2}
 not JSON
@@ -30,7 +33,7 @@ not JSON
 	want := Result{
 		Seed:       "42",
 		Tests:      []Test{{"p", "TestGood", "pass", 1.5, nil}, {"p", "TestBad", "fail", 0.2, []string{"a_test.go:3: want more"}}},
-		Benchmarks: []Benchmark{{"BenchmarkX-2", map[string]float64{"ns/op": 12, "ratio": 0.91}}},
+		Benchmarks: []Benchmark{{"BenchmarkX-2", map[string]float64{"ns/op": 12, "ratio": 0.91}}, {"BenchmarkY-2", map[string]float64{"ns/op": 13}}},
 	}
 	if diff := cmp.Diff(want, r); diff != "" {
 		t.Error(diff)

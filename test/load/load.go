@@ -80,8 +80,8 @@ func (p Path) connect(ctx context.Context, l net.Listener) (client, server net.C
 }
 
 // Throughput sends over some TCP connections at once for about a duration, and returns the bits per second that
-// arrived. As iperf3 does, it sends when all connections are made. TCP sends small bundles by a connection on which no packet
-// has been answered soon (see tcp_tso_rtt_log in the kernel's ip-sysctl), and the first ones are.
+// arrived. As iperf3 does, it sends when all connections are made: one that is made under load has seen long round trips only, and TCP
+// sends small bundles by it (tcp_tso_rtt_log in the kernel's ip-sysctl).
 func Throughput(ctx context.Context, p Path, streams int, duration time.Duration) (float64, error) {
 	l, err := p.listen()
 	if err != nil {

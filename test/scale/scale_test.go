@@ -22,8 +22,7 @@ import (
 var (
 	binDir  = flag.String("bin", filepath.Join("..", "..", "bin"), "directory of what make image built")
 	labName = flag.String("lab", "scale", "name of the lab")
-	// With 20, which 5,000 nodes of a usual cluster have, two cores are too few for the control plane itself: the API server
-	// closes the watch of kwok, which then has begun with no pod of a node agent after 10 minutes.
+	// With 20, 5,000 nodes have 100,000, which is too much for a control plane on two cores: see docs/limits.md.
 	podsOfNode = flag.Int("pods", 4, "pods of each node, at most 32, which gateways know one by one")
 	window     = flag.Duration("window", time.Minute, "how long the API server is looked at: by default twice as long as agents wait before they renew their Leases")
 	sizes      = flag.String("sizes", "100x1,100x3,1000x1,5000x1", "nodes of the large cluster, which only grows, and its peerings")
