@@ -3,6 +3,7 @@ package peering
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -299,6 +300,14 @@ func TestDefect1_02_PeerThatClaimsBeforeTheDefinitionsAreDeleted(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	// The other cluster is not what this is about: nothing of its peering is left when the command begins.
+	kit.Within(t, 10*time.Second, "liqonet is removed from b", func() string {
+		var crds apiextensionsv1.CustomResourceDefinitionList
+		if err := b.Client.List(t.Context(), &crds); err != nil || len(crds.Items) > 0 {
+			return fmt.Sprint(len(crds.Items), " definitions ", err)
+		}
+		return ""
+	})
 	claiming := *a.Cluster
 	var isServed atomic.Bool
 	var reads, claims sync.Once
@@ -332,6 +341,18 @@ func TestDefect1_02_PeerThatClaimsBeforeTheDefinitionsAreDeleted(t *testing.T) {
 	}
 	unpeer.Wait()
 	checkPeered(t, a, b)
+}
+
+// A command does not wait for node agents that another one has removed.
+func TestDefect1_02_AgentsAreRemovedMeanwhile(t *testing.T) {
+	t.Parallel()
+	a, _ := twoSites(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	s := side{Cluster: a.Cluster}
+	if err := s.takeReports(ctx, false); !errors.Is(err, errUnpeered) {
+		t.Errorf("got %v", err)
+	}
 }
 
 // A command fails, and while it begins to take back what it made, another one establishes

@@ -307,6 +307,9 @@ func (s *side) takeReports(ctx context.Context, one bool) (err error) {
 				missing = append(missing, n)
 			}
 		}
+		if byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
+			return "", errUnpeered // another command has removed what was there, or was applied
+		}
 		if len(nodes) == 0 {
 			return "no node is ready", nil
 		}
