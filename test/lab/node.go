@@ -54,7 +54,7 @@ func (c *Cluster) newNode(name string, address netip.Addr, pods netip.Prefix, pk
 		Cluster: s.Name, Node: name, ControlPlane: !pods.IsValid(),
 		Address: address, APIServer: c.controlPlaneAddress(),
 		PodCIDR: s.PodCIDR, NodeCIDRMaskSize: s.NodeCIDRMaskSize, ServiceCIDR: s.ServiceCIDR,
-		ServiceNodePortRange: s.ServiceNodePortRange, ProxyMode: string(s.ProxyMode),
+		ServiceNodePortRange: s.ServiceNodePortRange, NodeGrace: s.NodeGrace, ProxyMode: string(s.ProxyMode),
 		Dir: filepath.Join(c.nodesDir(), name), BinDir: r.BinDir, CNIDir: cni, ImageDir: c.lab.imageDir(),
 		Programs:   c.lab.opts.Programs,
 		CgroupPath: c.lab.cgroupPath() + "/" + name,

@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // ProxyMode is how kube-proxy implements Services.
@@ -41,6 +42,9 @@ type ClusterSpec struct {
 	// ServiceNodePortRange is the range of NodePorts, such as 30000-32767,
 	// which is the default.
 	ServiceNodePortRange string
+	// NodeGrace is for how long a node counts as ready whose Lease nobody renews. Default: that of
+	// Kubernetes.
+	NodeGrace time.Duration
 	// NodeSubnet holds the addresses of the nodes; no two clusters of a lab
 	// may overlap here. Its first address is the router's, its second the
 	// control plane's, workers begin at the 11th. Default: the first free of

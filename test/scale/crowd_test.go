@@ -128,7 +128,7 @@ func create(ctx context.Context, c client.Client, from, to int) ([]*corev1.Node,
 
 // awaitKwok waits until kwok has begun with all nodes, whose Leases it holds then.
 func awaitKwok(ctx context.Context, c client.Client, nodes []*corev1.Node) error {
-	err := wait.PollUntilContextTimeout(ctx, time.Second, 5*time.Minute, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, time.Second, 10*time.Minute, true, func(ctx context.Context) (bool, error) {
 		var leases coordinationv1.LeaseList
 		if err := c.List(ctx, &leases, client.InNamespace(corev1.NamespaceNodeLease)); err != nil {
 			return false, err

@@ -30,8 +30,8 @@ var (
 
 const (
 	// commandTimeout is for a machine on which the API server, etcd, kwok and all that is played share two cores.
-	commandTimeout = "10m"
-	applyTimeout   = 10 * time.Minute
+	commandTimeout = "20m"
+	applyTimeout   = 20 * time.Minute
 )
 
 type size struct{ nodes, peerings int }

@@ -106,6 +106,9 @@ func controllerManagerArgs(cfg Config) []string {
 		args = append(args, "--allocate-node-cidrs=true", "--cluster-cidr="+nodes.String(),
 			"--node-cidr-mask-size="+itoa(max(cfg.NodeCIDRMaskSize, nodes.Bits())))
 	}
+	if cfg.NodeGrace > 0 {
+		args = append(args, "--node-monitor-grace-period="+cfg.NodeGrace.String())
+	}
 	return args
 }
 

@@ -44,6 +44,7 @@ type Config struct {
 	// OwnPodCIDR is a worker's where Kubernetes gives Nodes no part of PodCIDR.
 	OwnPodCIDR           netip.Prefix
 	ServiceNodePortRange string
+	NodeGrace            time.Duration // 0: as Kubernetes has it
 	ProxyMode            string
 
 	Dir    string // the node's own directory

@@ -66,7 +66,7 @@ func TestArguments(t *testing.T) {
 	cfg := Config{
 		Cluster: "a", APIServer: netip.MustParseAddr("172.18.1.2"), PodCIDR: netip.MustParsePrefix("10.8.0.0/20"),
 		NodeCIDRMaskSize: 26, ServiceCIDR: netip.MustParsePrefix("10.9.0.0/24"), ServiceNodePortRange: "31000-31999",
-		Network: Network{NodeCIDR: netip.MustParsePrefix("10.8.0.0/20"), KubeletArgs: []string{"--provider-id=x"}},
+		NodeGrace: 20 * time.Minute, Network: Network{NodeCIDR: netip.MustParsePrefix("10.8.0.0/20"), KubeletArgs: []string{"--provider-id=x"}},
 	}
 	for _, tc := range []struct {
 		have []string
@@ -76,7 +76,7 @@ func TestArguments(t *testing.T) {
 			"--advertise-address=172.18.1.2", "--service-cluster-ip-range=10.9.0.0/24", "--service-node-port-range=31000-31999",
 		}},
 		{controllerManagerArgs(cfg), []string{
-			"--allocate-node-cidrs=true", "--cluster-cidr=10.8.0.0/20", "--node-cidr-mask-size=26", "--service-cluster-ip-range=10.9.0.0/24",
+			"--allocate-node-cidrs=true", "--cluster-cidr=10.8.0.0/20", "--node-cidr-mask-size=26", "--service-cluster-ip-range=10.9.0.0/24", "--node-monitor-grace-period=20m0s",
 		}},
 		{kubeletArgs(cfg), []string{"--provider-id=x"}},
 	} {
