@@ -67,7 +67,7 @@ func subjects() []subject {
 	withEnds.Endpoints = []netip.Addr{addr("10.63.1.1"), addr("10.65.1.1")}
 	otherEnds := withEnds
 	otherEnds.Endpoints = withEnds.Endpoints[:1]
-	n.Gateways[0].Remote = []netip.Prefix{prefix("10.65.0.0/17")}
+	n.Gateways[0].Remote, n.Gateways[0].Local = []netip.Prefix{prefix("10.65.0.0/17")}, true // rules for those on the node stay
 	limited, limitedNode := gateway(), node()
 	limited.LimitRate, limitedNode.Gateways[0].LimitNew = 1e6, 100
 	otherLimited, otherLimitedNode := limited, limitedNode

@@ -29,8 +29,6 @@ func (n Node) table() table {
 			local = append(local, g.Pod)
 		}
 	}
-	source := base("source", nftables.ChainHookPostrouting, priorityBefore, n.source())
-	source.Type = nftables.ChainTypeNAT
 	t := table{
 		family: nftables.TableFamilyIPv4,
 		sets: []set{
@@ -48,28 +46,22 @@ func (n Node) table() table {
 				{"what the link's peer and gateway may send", concat(senderInSet(setSenders), accept())},
 				{"a gateway sends nothing in the name of others", drop(hookPrerouting, reasonForged)},
 			}),
-			regular("overlay-packets", n.overlayPackets()),
-			regular("gateway-errors", n.gatewayErrors()),
 			regular("from-peers", n.fromPeers()),
 			regular("to-peers", n.toPeers()),
 			regular("as-node", []rule{
 				{"ports that no service has", concat(proto(unix.IPPROTO_UDP), snatToPorts(n.Address, firstPort, lastPort))},
 				{"as it is", snatTo(n.Address)},
 			}),
-			// It drops forged packets, and keeps the network plugin from masquerading
-			// overlay packets of gateways on this node.
 			base("guard", nftables.ChainHookPrerouting, priorityEarly, []rule{
 				{"from gateways", concat(iifGroup(n.OverlayGroup), jump("from-overlay"))},
-				{"overlay packets", concat(udpDport(n.OverlayPort), jump("overlay-packets"))},
 				{"peers come by the overlay only", concat(inSet(sourceAt, setRemote), n.outside())},
-				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("gateway-errors"))},
 			}),
 			// A packet to a service with remote endpoints bears kube-proxy's mark for
 			// masquerading. The overlay's packet around it inherits the mark.
 			base("notrack-own", nftables.ChainHookOutput, *nftables.ChainPriorityRaw, []rule{
 				{"to gateways: nobody else translates the overlay", concat(udpDport(n.OverlayPort), inSet(destinationAt, setGateways), notrack())},
 			}),
-			base("isolate", nftables.ChainHookPrerouting, *nftables.ChainPriorityMangle, n.isolate()),
+			translating(base("isolate", nftables.ChainHookPrerouting, priorityFirst, n.isolate())),
 			// A service may turn a packet into one to this node after the chains above,
 			// by an external address among those of pods or by an endpoint on the node.
 			base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, n.input()),
@@ -77,8 +69,11 @@ func (n Node) table() table {
 				{"from peers", concat(iifGroup(n.OverlayGroup), jump("from-peers"))},
 				{"to peers", concat(oifGroup(n.OverlayGroup), jump("to-peers"))},
 			}),
-			source,
+			translating(base("source", nftables.ChainHookPostrouting, priorityBefore, n.source())),
 		},
+	}
+	if len(local) > 0 {
+		n.exemptGateways(&t)
 	}
 	if len(n.Endpoints) > 0 {
 		n.letTunnelsPass(&t)
@@ -131,39 +126,46 @@ func (n Node) letTunnelsPass(t *table) {
 	}, t.chains)
 }
 
-// overlayPackets is about the outer packets of the overlay. The network plugin must not
-// change their source, because the other end checks it. Not only packets to an address of
-// this node are received here: broadcasts and multicasts are too, and any pod may send
-// them.
-func (n Node) overlayPackets() []rule {
-	return []rule{
-		{"to a gateway on this node", concat(inSet(destinationAt, setLocalGateways), notrack(), accept())},
-		{"from a gateway on this node", concat(inSet(sourceAt, setLocalGateways), notrack(), accept())},
-		{"they come from gateways only", concat(not(inSet(sourceAt, setGateways)), not(toUnicast()), drop(hookPrerouting, forgedOverlay))},
-	}
-}
-
-// gatewayErrors lets a gateway's own ICMP errors out to pods of other nodes. They leave
-// by the pod network, while the packets that caused them came by the overlay. So this node
-// knows no connection that they relate to, and kube-proxy drops invalid packets.
-func (n Node) gatewayErrors() []rule {
-	var rules []rule
-	for _, t := range icmpErrors() {
-		rules = append(rules, rule{
-			fmt.Sprintf("icmp error %d of a gateway on this node", t),
-			concat(icmpType(t), inSet(sourceAt, setLocalGateways), notrack()),
+// exemptGateways keeps some packets of gateways on this node out of connection tracking.
+//
+//   - Those of the overlay: the network plugin must not change their source, because the
+//     other end checks it.
+//   - A gateway's own ICMP errors to pods of other nodes. They leave by the pod network,
+//     while the packets that caused them came by the overlay. So this node knows no
+//     connection that they relate to, and kube-proxy drops invalid packets.
+func (n Node) exemptGateways(t *table) {
+	var errors []rule
+	for _, e := range icmpErrors() {
+		errors = append(errors, rule{
+			fmt.Sprintf("icmp error %d of a gateway on this node", e),
+			concat(icmpType(e), inSet(sourceAt, setLocalGateways), notrack()),
 		})
 	}
-	return rules
+	for i, c := range t.chains {
+		if c.Name == "guard" {
+			t.chains[i].rules = append(
+				c.rules,
+				rule{"overlay packets", concat(udpDport(n.OverlayPort), jump("overlay-packets"))},
+				rule{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("gateway-errors"))},
+			)
+		}
+	}
+	t.chains = append([]chain{
+		regular("overlay-packets", []rule{
+			{"to a gateway on this node", concat(inSet(destinationAt, setLocalGateways), notrack())},
+			{"from a gateway on this node", concat(inSet(sourceAt, setLocalGateways), notrack())},
+		}),
+		regular("gateway-errors", errors),
+	}, t.chains...)
 }
 
 // isolate lets new connections from the overlay reach pods only. It is in prerouting,
-// because NodePorts translate destinations before the hook input.
+// because NodePorts translate destinations before the hook input. Of each connection it sees
+// the first packet. What is not tracked is not translated either, and meets input or forward.
 func (n Node) isolate() []rule {
 	return []rule{
 		{"only what peers send is meant here", concat(not(iifGroup(n.OverlayGroup)), accept())},
 		{"answers", concat(answers(), accept())},
-		{"peers reach no gateway by the pod network", concat(inSet(destinationAt, setGateways), drop(hookPrerouting, "to-gateway"))},
 		{"pings of gateways", concat(inSet(sourceAt, setOverlay), icmpType(echoRequest), accept())},
 		{"peers reach nothing of the node", concat(not(toUnicast()), drop(hookPrerouting, toNode))},
 	}
@@ -187,6 +189,7 @@ func (n Node) input() []rule {
 func (n Node) fromPeers() []rule {
 	return []rule{
 		{"segment size", clampMSS()},
+		{"peers reach no gateway by the pod network", concat(inSet(destinationAt, setGateways), drop(hookForward, "to-gateway"))},
 		{"this node's pods", concat(inSet(destinationAt, setOwnPods), accept())},
 		{"no transit between peers", concat(oifGroup(n.OverlayGroup), drop(hookForward, "transit"))},
 		{"answers", concat(answers(), accept())},

@@ -47,6 +47,8 @@ const (
 	// priorityEarly is before everything that others do, and before
 	// connection tracking.
 	priorityEarly nftables.ChainPriority = -310
+	// priorityFirst is the first at which chains may translate destinations.
+	priorityFirst nftables.ChainPriority = -199
 	// priorityBefore precedes the masquerade of others.
 	priorityBefore nftables.ChainPriority = 99
 	// priorityLate is after kube-proxy's IPVS, which takes packets to services at the hook
@@ -84,6 +86,13 @@ func base(name string, hook *nftables.ChainHook, priority nftables.ChainPriority
 	return chain{nftables.Chain{
 		Name: name, Type: nftables.ChainTypeFilter, Hooknum: hook, Priority: &priority, Policy: &policy,
 	}, rules}
+}
+
+// translating makes a base chain one that sees only the first packet of each connection that is
+// tracked. The others cost nothing.
+func translating(c chain) chain {
+	c.Type = nftables.ChainTypeNAT
+	return c
 }
 
 // closed makes a base chain drop what no rule decides. The last rule does so, too, and counts it.

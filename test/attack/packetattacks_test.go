@@ -176,7 +176,7 @@ func (n *scene) fromLocalGateway() (out []attack) {
 		{localGateway, "to the third cluster's pod", n.transit(), func(t *testing.T) bool {
 			return n.arrives(t, n.C.Nodes[0].Pod.NS, netip.Addr{}, n.byLink(0, peer, n.C.Nodes[0].Pod.Mapped))
 		}},
-		{localGateway, "to the third cluster's gateway by the pod network", all(n.nodeRule("isolate", "peers reach no gateway"), n.closedInput(second, nftables.TableFamilyIPv4, "")), func(t *testing.T) bool {
+		{localGateway, "to the third cluster's gateway by the pod network", all(n.nodeRule("from-peers", "peers reach no gateway"), n.closedInput(second, nftables.TableFamilyIPv4, "")), func(t *testing.T) bool {
 			return n.arrives(t, second.Gateway.NS, netip.Addr{}, n.byLink(0, peer, second.Gateway.Addr))
 		}},
 		{localGateway, "breaks a connection between two pods by an ICMP error", n.nodeRule("errors-in", aboutOthers), func(t *testing.T) bool {
@@ -267,7 +267,7 @@ func (n *scene) fromBeside() []attack {
 			})
 		}},
 		{plainPod, "to a UDP port of the gateway by IPv6", n.closedInput(gateway, nftables.TableFamilyIPv6, ", IPv6"), n.byIPv6},
-		{plainPod, "that knows the secret, to a node in the overlay, with its own address", all(n.nodeRule("overlay-packets", "they come from gateways only"), n.nodeRule("input", "overlay packets come from gateways only")), func(t *testing.T) bool {
+		{plainPod, "that knows the secret, to a node in the overlay, with its own address", n.nodeRule("input", "overlay packets come from gateways only"), func(t *testing.T) bool {
 			p := toNode(0)
 			p.source = near.Pod.Addr
 			return n.arrives(t, near.Pod.NS, peer.Mapped, func(port uint16) error {

@@ -38,9 +38,9 @@ const (
 	downTimeout = time.Minute
 	// patience is how long kwok may take until it is told of a pod again.
 	patience = 5 * time.Second
-	// nodeLease is how often kwok renews the Leases of nodes: a quarter of what testdata/kwok.yaml says. Kubelets do so every
-	// 10 s, which leaves two cores no time for anything else.
-	nodeLease = 5 * time.Minute
+	// nodeLease is how long Leases of nodes are valid, as testdata/kwok.yaml has it. Kubelets renew theirs every 10 s, which would
+	// leave two cores no time for anything else.
+	nodeLease = 8 * time.Hour
 	// big is the cluster with the crowd. Its real nodes have the gateways.
 	big = "big"
 )
@@ -79,7 +79,7 @@ func newFixture(b *testing.B, peers int) *fixture {
 		}
 	}
 	down() // what an earlier run may have left, killed by SIGKILL
-	specs := []lab.ClusterSpec{{Name: big, PodCIDR: podRange, NoNodeCIDRs: true, NodeGrace: 4 * nodeLease}}
+	specs := []lab.ClusterSpec{{Name: big, PodCIDR: podRange, NoNodeCIDRs: true, NodeGrace: nodeLease}}
 	for i := range peers {
 		f.peers = append(f.peers, peerName(i))
 		specs = append(specs, lab.ClusterSpec{Name: peerName(i), Workers: 1})
