@@ -140,7 +140,7 @@ func run(b *testing.B, l *lab.Lab) {
 		p := &pair{name: of.name, link: fmt.Sprint("bench", i), port: uint16(handTunnel + 1 + i)}
 		for j, s := range sides {
 			n := s.pods[onGateways].node
-			p.ends[j] = &tunnelEnd{ns: node(b, n), outer: n.Address, inner: v4(10, 180, i, j+1)}
+			p.ends[j] = &tunnelEnd{ns: node(b, n), outer: n.Address, inner: v4(10, 39, i, j+1)}
 		}
 		p.start(b, dataplane.Upstream, of.env...)
 		for j, s := range sides {

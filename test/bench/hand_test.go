@@ -55,8 +55,9 @@ type handEnd struct {
 
 func (e handEnd) pods() netip.Prefix { return netip.PrefixFrom(e.addr, 24).Masked() }
 
-func (h *hand) pods() netip.Prefix { return netip.PrefixFrom(v4(10, 200+h.number, 0, 0), 16) }
+func (h *hand) pods() netip.Prefix { return netip.PrefixFrom(v4(10, 40+h.number, 0, 0), 16) }
 
+// v4 is an IPv4 address. Those in labs are in 10.32.0.0/12, from which no peer gets a range.
 func v4(a, b, c, d int) netip.Addr {
 	return netip.AddrFrom4([4]byte{byte(a), byte(b), byte(c), byte(d)})
 }
@@ -89,8 +90,8 @@ func (h *hand) build(b *testing.B, s *side, mtu int) {
 	h.gateway.Sysctl(b, "ipv4/ip_forward", "1")
 	for i := range h.ends {
 		e := handEnd{
-			node: s.pods[i].node, pod: netns.New(b, "pod by hand"), addr: v4(10, 200+h.number, i, 2),
-			overlay: v4(10, 190+h.number, i, 1), far: v4(10, 190+h.number, i, 2),
+			node: s.pods[i].node, pod: netns.New(b, "pod by hand"), addr: v4(10, 40+h.number, i, 2),
+			overlay: v4(10, 36+h.number, i, 1), far: v4(10, 36+h.number, i, 2),
 		}
 		h.ends[i] = e
 		podNode := node(b, e.node)
