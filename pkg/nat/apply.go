@@ -109,20 +109,20 @@ func apply(ctx context.Context, want table) (changed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if have.sameRules(want) {
-		writes, err := want.updateElements(c, have)
-		if err != nil || !writes {
-			return false, err
-		}
-		if c.Flush() == nil {
-			return true, nil
-		}
-		// Somebody may have changed a set since it was read. A new table does not depend
-		// on what there was.
-	}
 	if want.family == nftables.TableFamilyNetdev {
+		if have.sameRules(want) {
+			return false, nil
+		}
 		err = want.replaceNetdev(have.table != nil)
 	} else {
+		// A table with a flag is dormant: it does nothing.
+		if have.table != nil && have.table.Flags == 0 {
+			if changed, err := want.update(c, have); err == nil {
+				return changed, nil
+			}
+			// Somebody may have changed something since it was read. A new table does not depend
+			// on what there was.
+		}
 		err = want.replace(c, have.table != nil)
 	}
 	if errors.Is(err, unix.ENOENT) && len(want.counters()) > 0 {
@@ -137,7 +137,9 @@ func apply(ctx context.Context, want table) (changed bool, err error) {
 // content is our table as the kernel has it.
 type content struct {
 	// table is nil if there is none.
-	table *nftables.Table
+	table  *nftables.Table
+	chains []*nftables.Chain
+	sets   []*nftables.Set
 	// labels are the comments of rules by the description of their chain.
 	labels map[string][]string
 	// elements are those of sets by the description of the set.
@@ -171,13 +173,12 @@ func read(c *nftables.Conn, family nftables.TableFamily) (have content, err erro
 		for _, r := range rules {
 			labels = append(labels, nft.DecodeComment(r.UserData))
 		}
-		have.labels[describeChain(ch)] = labels
+		have.chains, have.labels[describeChain(ch)] = append(have.chains, ch), labels
 	}
-	sets, err := c.GetSets(have.table)
-	if err != nil {
+	if have.sets, err = c.GetSets(have.table); err != nil {
 		return have, fmt.Errorf("list nftables sets: %w", err)
 	}
-	for _, s := range sets {
+	for _, s := range have.sets {
 		if have.elements[describeSet(s)], err = c.GetSetElements(s); err != nil {
 			return have, fmt.Errorf("list elements of nftables set %q: %w", s.Name, err)
 		}
@@ -190,7 +191,6 @@ func (have content) sameRules(want table) bool {
 	if len(want.chains) == 0 {
 		return have.table == nil
 	}
-	// A table with a flag is dormant: it does nothing.
 	if have.table == nil || have.table.Flags != 0 || len(have.labels) != len(want.chains) || len(have.elements) != len(want.sets) {
 		return false
 	}
@@ -204,6 +204,63 @@ func (have content) sameRules(want table) bool {
 		_, there := have.elements[describeSet(&s.Set)]
 		return !there
 	})
+}
+
+// update makes the kernel's table the wanted one. Sets come first, in a transaction of their own.
+// The kernel lets rules begin before it has the elements of sets of several fields (nft_set_pipapo,
+// at least up to Linux 6.18). In a table that is replaced as a whole, rules found such a set empty
+// for a millisecond.
+func (t table) update(c *nftables.Conn, have content) (changed bool, err error) {
+	for _, s := range t.sets {
+		if _, there := have.elements[describeSet(&s.Set)]; there {
+			continue
+		}
+		s.Table, changed = have.table, true
+		if err := c.AddSet(&s.Set, nil); err != nil {
+			return false, fmt.Errorf("add set %q: %w", s.Name, err)
+		}
+	}
+	writes, err := t.updateElements(c, have)
+	if err != nil {
+		return false, err
+	}
+	if changed = changed || writes; changed {
+		if err := c.Flush(); err != nil {
+			return false, err
+		}
+	}
+	if have.sameRules(t) {
+		return changed, nil
+	}
+	return true, t.updateRules(c, have)
+}
+
+// updateRules replaces all chains, and removes sets and counters that no rule needs any more. Counters
+// of rules that stay go on from where they are.
+func (t table) updateRules(c *nftables.Conn, have content) error {
+	counted, err := counters(c, have.table)
+	if err != nil {
+		return err
+	}
+	for _, ch := range have.chains {
+		c.FlushChain(ch)
+	}
+	for _, ch := range have.chains {
+		c.DelChain(ch)
+	}
+	for _, s := range have.sets {
+		if !slices.ContainsFunc(t.sets, func(w set) bool { return describeSet(&w.Set) == describeSet(s) }) {
+			c.DelSet(s)
+		}
+	}
+	names := t.counters()
+	for name, counter := range counted {
+		if !slices.Contains(names, name) {
+			c.DeleteObject(&counter)
+		}
+	}
+	t.addChains(c, have.table, counted)
+	return c.Flush()
 }
 
 // updateElements queues what differs between the sets. What stays is not touched: kernels
@@ -237,23 +294,18 @@ func without(a, b map[string][]nftables.SetElement) (out []nftables.SetElement) 
 }
 
 // replace writes the whole table. Deleting and adding it in one transaction
-// leaves no moment without it. Counters go on from where they are.
+// leaves no moment without it.
 func (t table) replace(c *nftables.Conn, exists bool) error {
 	k := &nftables.Table{Name: TableName, Family: t.family}
-	counted := map[string]nftables.CounterObj{}
 	if exists {
-		var err error
-		if counted, err = counters(c, k); err != nil {
-			return err
-		}
 		c.DelTable(k)
 	}
 	c.AddTable(k)
-	return t.fill(c, k, counted)
+	return t.fill(c, k)
 }
 
-// fill writes what is in the table.
-func (t table) fill(c *nftables.Conn, k *nftables.Table, counted map[string]nftables.CounterObj) error {
+// fill writes what is in a new table.
+func (t table) fill(c *nftables.Conn, k *nftables.Table) error {
 	for _, s := range t.sets {
 		s.Table = k
 		if err := c.AddSet(&s.Set, nil); err != nil {
@@ -263,8 +315,16 @@ func (t table) fill(c *nftables.Conn, k *nftables.Table, counted map[string]nfta
 			return err
 		}
 	}
+	t.addChains(c, k, nil)
+	return c.Flush()
+}
+
+// addChains writes chains with their rules, and the counters that are not there yet.
+func (t table) addChains(c *nftables.Conn, k *nftables.Table, counted map[string]nftables.CounterObj) {
 	for _, name := range t.counters() {
-		c.AddObj(&nftables.CounterObj{Table: k, Name: name, Bytes: counted[name].Bytes, Packets: counted[name].Packets})
+		if _, there := counted[name]; !there {
+			c.AddObj(&nftables.CounterObj{Table: k, Name: name})
+		}
 	}
 	for _, ch := range t.chains {
 		ch.Table = k
@@ -274,7 +334,6 @@ func (t table) fill(c *nftables.Conn, k *nftables.Table, counted map[string]nfta
 			c.AddRule(&nftables.Rule{Table: k, Chain: &ch.Chain, Exprs: r.exprs, UserData: nft.EncodeComment(label)})
 		}
 	}
-	return c.Flush()
 }
 
 func addElements(c *nftables.Conn, s set, elements []nftables.SetElement) error {

@@ -67,7 +67,7 @@ func subjects() []subject {
 	withEnds.Endpoints = []netip.Addr{addr("10.63.1.1"), addr("10.65.1.1")}
 	otherEnds := withEnds
 	otherEnds.Endpoints = withEnds.Endpoints[:1]
-	n.Gateways[0].Remote, n.Gateways[0].Local = []netip.Prefix{prefix("10.65.0.0/17")}, true // rules for those on the node stay
+	n.Gateways[0].Remote = []netip.Prefix{prefix("10.65.0.0/17")}
 	limited, limitedNode := gateway(), node()
 	limited.LimitRate, limitedNode.Gateways[0].LimitNew = 1e6, 100
 	otherLimited, otherLimitedNode := limited, limitedNode
@@ -178,6 +178,36 @@ func TestApply(t *testing.T) {
 				t.Errorf("purging left or took something:\n%s", diff)
 			}
 		})
+	}
+}
+
+// Rules change while packets pass: sets stay, as the kernel lets rules begin before new sets have all elements.
+// What nothing needs any more goes.
+func TestOtherRules(t *testing.T) {
+	ctx := context.Background()
+	plain, other := node(), node()
+	other.Gateways[0].LimitNew, other.Endpoints = 100, []netip.Addr{addr("10.63.1.1")}
+	fresh, ns := netns.New(t, "fresh"), netns.New(t, "rules")
+	apply := func(n nat.Node) func() (bool, error) { return func() (bool, error) { return nat.ApplyNode(ctx, n) } }
+	expect(t, fresh, true, "plain, without anything before", apply(plain))
+	expect(t, ns, true, "plain", apply(plain))
+	made := regexp.MustCompile(`(?m)^\s*(set|counter) \S+ \{ # handle \d+$`)
+	before := made.FindAllString(handles(t, ns), -1)
+	expect(t, ns, true, "other rules", apply(other))
+	var gone []string
+	after := made.FindAllString(handles(t, ns), -1)
+	for _, line := range before {
+		if !slices.Contains(after, line) {
+			gone = append(gone, line)
+		}
+	}
+	if len(before) < 10 || len(gone) > 0 {
+		t.Errorf("of %d sets and counters these were made anew: %q", len(before), gone)
+	}
+	expect(t, ns, false, "other rules again", apply(other))
+	expect(t, ns, true, "plain again", apply(plain))
+	if diff := cmp.Diff(ruleset(t, fresh), ruleset(t, ns)); diff != "" {
+		t.Errorf("something of other rules is left:\n%s", diff)
 	}
 }
 

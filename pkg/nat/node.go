@@ -46,15 +46,25 @@ func (n Node) table() table {
 				{"what the link's peer and gateway may send", concat(senderInSet(setSenders), accept())},
 				{"a gateway sends nothing in the name of others", drop(hookPrerouting, reasonForged)},
 			}),
+			// The network plugin must not change their source, because the other end checks it.
+			regular("overlay-packets", []rule{
+				{"to a gateway on this node", concat(inSet(destinationAt, setLocalGateways), notrack(), accept())},
+				{"from a gateway on this node", concat(inSet(sourceAt, setLocalGateways), notrack(), accept())},
+			}),
+			regular("gateway-errors", n.gatewayErrors()),
 			regular("from-peers", n.fromPeers()),
 			regular("to-peers", n.toPeers()),
 			regular("as-node", []rule{
 				{"ports that no service has", concat(proto(unix.IPPROTO_UDP), snatToPorts(n.Address, firstPort, lastPort))},
 				{"as it is", snatTo(n.Address)},
 			}),
+			// It drops forged packets, and keeps the network plugin from masquerading
+			// overlay packets of gateways on this node.
 			base("guard", nftables.ChainHookPrerouting, priorityEarly, []rule{
 				{"from gateways", concat(iifGroup(n.OverlayGroup), jump("from-overlay"))},
+				{"overlay packets", concat(udpDport(n.OverlayPort), jump("overlay-packets"))},
 				{"peers come by the overlay only", concat(inSet(sourceAt, setRemote), n.outside())},
+				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("gateway-errors"))},
 			}),
 			// A packet to a service with remote endpoints bears kube-proxy's mark for
 			// masquerading. The overlay's packet around it inherits the mark.
@@ -71,9 +81,6 @@ func (n Node) table() table {
 			}),
 			translating(base("source", nftables.ChainHookPostrouting, priorityBefore, n.source())),
 		},
-	}
-	if len(local) > 0 {
-		n.exemptGateways(&t)
 	}
 	if len(n.Endpoints) > 0 {
 		n.letTunnelsPass(&t)
@@ -126,37 +133,18 @@ func (n Node) letTunnelsPass(t *table) {
 	}, t.chains)
 }
 
-// exemptGateways keeps some packets of gateways on this node out of connection tracking.
-//
-//   - Those of the overlay: the network plugin must not change their source, because the
-//     other end checks it.
-//   - A gateway's own ICMP errors to pods of other nodes. They leave by the pod network,
-//     while the packets that caused them came by the overlay. So this node knows no
-//     connection that they relate to, and kube-proxy drops invalid packets.
-func (n Node) exemptGateways(t *table) {
-	var errors []rule
-	for _, e := range icmpErrors() {
-		errors = append(errors, rule{
-			fmt.Sprintf("icmp error %d of a gateway on this node", e),
-			concat(icmpType(e), inSet(sourceAt, setLocalGateways), notrack()),
+// gatewayErrors lets a gateway's own ICMP errors out to pods of other nodes. They leave
+// by the pod network, while the packets that caused them came by the overlay. So this node
+// knows no connection that they relate to, and kube-proxy drops invalid packets.
+func (n Node) gatewayErrors() []rule {
+	var rules []rule
+	for _, t := range icmpErrors() {
+		rules = append(rules, rule{
+			fmt.Sprintf("icmp error %d of a gateway on this node", t),
+			concat(icmpType(t), inSet(sourceAt, setLocalGateways), notrack()),
 		})
 	}
-	for i, c := range t.chains {
-		if c.Name == "guard" {
-			t.chains[i].rules = append(
-				c.rules,
-				rule{"overlay packets", concat(udpDport(n.OverlayPort), jump("overlay-packets"))},
-				rule{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("gateway-errors"))},
-			)
-		}
-	}
-	t.chains = append([]chain{
-		regular("overlay-packets", []rule{
-			{"to a gateway on this node", concat(inSet(destinationAt, setLocalGateways), notrack())},
-			{"from a gateway on this node", concat(inSet(sourceAt, setLocalGateways), notrack())},
-		}),
-		regular("gateway-errors", errors),
-	}, t.chains...)
+	return rules
 }
 
 // isolate lets new connections from the overlay reach pods only. It is in prerouting,

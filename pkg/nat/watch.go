@@ -116,7 +116,7 @@ func NewWatcher(w Watch) (*Watcher, error) {
 		err = create(0)
 	}
 	if err == nil {
-		err = w.rules().fill(conn, out.table, nil)
+		err = w.rules().fill(conn, out.table)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("add nftables table %q: %w", out.table.Name, err), out.Close())
