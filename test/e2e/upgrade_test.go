@@ -212,10 +212,6 @@ func TestUpgrade(t *testing.T) {
 		t.Errorf("an older command has changed:\n%s", diff)
 	}
 
-	// By both planes at once, to another image and back to what knows no such mode.
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes-mode", "spread")
-	x.run(t, ctx, "while both planes are used", a.Name, b.Name, "--agent-image", sameImage(t, ctx, a, b))
-	x.check(t, ctx, head, a, b)
 	x.run(t, ctx, "back", a.Name, b.Name, "--to", "v0.1.0")
 	x.check(t, ctx, "v0.1.0", a, b)
 	x.with(x.old, func() { mustLiqonet(t, ctx, "unpeer", a.Name, b.Name) })
