@@ -22,7 +22,8 @@ unless --endpoint or NodePort:PORT named where its one gateway is called: then
 packets are lost until that runs again.
 
 A plane that does not work with its new keys gets those before back. If the
-command is interrupted, run it again: it begins anew.`,
+command is interrupted, run it again: it begins anew. Another one that replaces
+keys or agents of one of the clusters is waited for.`,
 		Example: `  kubectl liqonet rotate-keys cluster-a cluster-b
   kubectl liqonet rotate-keys cluster-a cluster-b --psk-only`,
 		Args:              cobra.ExactArgs(2),

@@ -170,8 +170,8 @@ func Journal(name, peering string) *corev1.ConfigMap {
 	}
 }
 
-// UpgradeMark is the object by which a command says that it upgrades the agents.
-func UpgradeMark() *corev1.ConfigMap {
+// ReplacingMark is the object by which a command says that it replaces agents or their keys.
+func ReplacingMark() *corev1.ConfigMap {
 	return &corev1.ConfigMap{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
 		ObjectMeta: objectMeta(v1alpha1.Namespace, "upgrade", componentLabels("upgrade")),

@@ -135,6 +135,11 @@ func (c *Cluster) newFollower(kind client.ObjectList, ring func()) (*follower, e
 	lw := &toolscache.ListWatch{
 		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 			l := list()
+			// What there is now, and not what a cache of the API server has, which informers ask for: that may lack what was
+			// applied a moment ago.
+			if o.ResourceVersion == "0" {
+				o.ResourceVersion = ""
+			}
 			return l, c.Client.List(ctx, l, inOurNamespace(kind), &client.ListOptions{Raw: &o})
 		},
 		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {

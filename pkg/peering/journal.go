@@ -86,6 +86,28 @@ func (j *journal) begin(ctx context.Context, obj *corev1.ConfigMap) error {
 	return nil
 }
 
+// lock says that the command with this claim replaces agents or their keys, unless another one does: then it returns false. A
+// command that was killed keeps nobody off.
+func (j *journal) lock(ctx context.Context, claim string) (bool, error) {
+	for {
+		mark := manifests.ReplacingMark()
+		mark.Annotations[annotationClaim] = claim
+		err := j.begin(ctx, mark)
+		if !apierrors.IsAlreadyExists(err) {
+			return err == nil, err
+		}
+		working, dead, err := j.cluster.journals(ctx, mark.Labels)
+		if err != nil || len(working) > 0 {
+			return false, err
+		}
+		for i := range dead {
+			if err := j.cluster.delete(ctx, &dead[i]); err != nil {
+				return false, err
+			}
+		}
+	}
+}
+
 // patch changes the ConfigMap where it is. It does not make it anew: if somebody
 // has deleted it, the peering is being removed.
 func (j *journal) patch(ctx context.Context, change func(*corev1.ConfigMap)) error {

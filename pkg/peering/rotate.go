@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -57,14 +58,55 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 			return Result{}, err
 		}
 	}
+	unlock, err := p.lock(ctx)
+	defer unlock()
+	if err != nil {
+		return Result{}, err
+	}
 	// What is amiss is mended first: nodes need another plane that works.
 	if _, err := p.peer(ctx); err != nil {
 		return p.result, err
 	}
 	rot := &rotation{run: p, Rotation: o}
-	err := ended(ctx, rot.all(ctx))
+	err = ended(ctx, rot.all(ctx))
 	p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
 	return p.result, err
+}
+
+// lock waits until no other command replaces keys or agents of the two clusters. That one would delete the key of the overlay
+// that this one makes, until a link has it.
+func (p *run) lock(ctx context.Context) (unlock func(), err error) {
+	const doing = "replace keys"
+	var locks []*journal
+	unlock = func() {
+		ctx, cancel := withTime(ctx)
+		defer cancel()
+		for _, lock := range locks {
+			_ = lock.end(ctx) // one that stays is taken for that of a command that was killed
+		}
+	}
+	// All commands begin with the lower ID, so no two wait for each other.
+	sides := slices.SortedFunc(slices.Values(p.sides[:]), func(a, b *side) int { return strings.Compare(a.ID, b.ID) })
+	for _, s := range sides {
+		lock := &journal{cluster: s.Cluster}
+		locks = append(locks, lock)
+		locked, err := lock.lock(ctx, p.claim)
+		if !locked && err == nil {
+			err = p.reporter.Step(ctx, "Waiting for another command that replaces keys or agents", func(ctx context.Context) error {
+				for err == nil && !locked && ctx.Err() == nil {
+					locked, err = lock.lock(ctx, p.claim)
+				}
+				if ctx.Err() != nil {
+					return s.timedOut(ctx, doing, "", "another command replaces keys or agents")
+				}
+				return err
+			})
+		}
+		if err != nil {
+			return unlock, s.fail(doing, err)
+		}
+	}
+	return unlock, nil
 }
 
 // all replaces the keys of all planes. What was added for that is removed also if it fails.

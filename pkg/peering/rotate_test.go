@@ -2,19 +2,50 @@ package peering
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
 )
+
+// checkMounts fails the test if pods of ours mount a Secret that is not there.
+func (w *site) checkMounts(t *testing.T) {
+	t.Helper()
+	there := sets.New[string]()
+	for _, s := range list[corev1.SecretList](t, w).Items {
+		there.Insert(s.Name)
+	}
+	var volumes []corev1.Volume
+	for _, d := range list[appsv1.DeploymentList](t, w).Items {
+		volumes = append(volumes, podOf(&d).Volumes...)
+	}
+	for _, d := range list[appsv1.DaemonSetList](t, w).Items {
+		volumes = append(volumes, podOf(&d).Volumes...)
+	}
+	for _, v := range volumes {
+		if v.Projected == nil {
+			continue
+		}
+		for _, source := range v.Projected.Sources {
+			if source.Secret != nil && !there.Has(source.Secret.Name) {
+				t.Errorf("%s: a pod mounts Secret %s, which is not there", w.Name, source.Secret.Name)
+			}
+		}
+	}
+}
 
 // planesTo are the planes of the Peering with a cluster.
 func (w *site) planesTo(t *testing.T, peer *site) []v1alpha1.Plane {
@@ -245,4 +276,41 @@ func TestRotateForgetsNodes(t *testing.T) {
 	if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
 		t.Errorf("the next peer would change %v", changesOf(plan))
 	}
+}
+
+// A command that replaces keys of a cluster waits for another one that does: it would delete the key of the overlay which that one
+// has made, and which no link has yet.
+func TestRotateTogether(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := pairOf(t, 2)
+	c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+	if err := c.raw.Create(t.Context(), node("c-2", true, "172.18.3.12")); err != nil {
+		t.Fatal(err)
+	}
+	a.peer, c.peer = c, a
+	mustPeer(t, a, c, Options{})
+	a.checkMounts(t)
+	second := make(chan error, 1)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), beatSilence+time.Second, errors.New("interrupted"))
+	defer cancel()
+	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, steps{
+		"Replacing the keys of plane 0": func() {
+			_, err := Rotate(ctx, c.Cluster, a.Cluster, Rotation{}, Silent{})
+			second <- err
+			a.checkMounts(t)
+		},
+		"Replacing the keys of plane 1": func() { a.checkMounts(t) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := <-second; err == nil || !strings.Contains(err.Error(), "another command") {
+		t.Errorf("the second one: %v", err)
+	}
+	a.checkMounts(t)
+	if _, err := Rotate(t.Context(), c.Cluster, a.Cluster, Rotation{}, Silent{}); err != nil {
+		t.Error(err)
+	}
+	a.checkMounts(t)
 }

@@ -335,30 +335,13 @@ func (u *upgrades) run(ctx context.Context) {
 	}
 }
 
-// lock keeps other commands from upgrading the cluster at the same time: two could replace the gateways of different planes at once. A
-// command that was killed keeps nobody off.
+// lock keeps other commands from upgrading the cluster at the same time: two could replace the gateways of different planes at once.
 func (u *upgrade) lock(ctx context.Context) error {
 	const doing = "look whether another command upgrades it"
-	for {
-		mark := manifests.UpgradeMark()
-		mark.Annotations[annotationClaim] = u.claim
-		err := u.mark.begin(ctx, mark)
-		if !apierrors.IsAlreadyExists(err) {
-			return u.fail(doing, err)
-		}
-		working, dead, err := u.journals(ctx, mark.Labels)
-		if err != nil {
-			return err
-		}
-		if len(working) > 0 {
-			return &Error{Kind: NotReady, Cluster: u.Name, Doing: doing, Err: errors.New("one does"), Hint: "wait until it has ended"}
-		}
-		for i := range dead {
-			if err := u.delete(ctx, &dead[i]); err != nil {
-				return err
-			}
-		}
+	if locked, err := u.mark.lock(ctx, u.claim); locked || err != nil {
+		return u.fail(doing, err)
 	}
+	return &Error{Kind: NotReady, Cluster: u.Name, Doing: doing, Err: errors.New("one does, or replaces keys"), Hint: "wait until it has ended"}
 }
 
 func (u *upgrades) unlock(ctx context.Context) {
