@@ -138,21 +138,16 @@ func OneEndpoint(a, b *FactSheet) string {
 	return ""
 }
 
-// carriers are the nodes that can carry a gateway now.
-func (f *FactSheet) carriers(p *v1alpha1.GatewayPlacement) []string {
-	// Kubernetes takes this taint from a node a moment after the node is ready.
-	return f.carriersThat(p, true, corev1.TaintNodeNotReady)
-}
-
-// absentCarriers are the nodes that could if they were ready.
+// carriers are the nodes that can carry a gateway now, absentCarriers those that could if they were ready.
+func (f *FactSheet) carriers(p *v1alpha1.GatewayPlacement) []string { return f.carriersThat(p, true) }
 func (f *FactSheet) absentCarriers(p *v1alpha1.GatewayPlacement) []string {
-	return f.carriersThat(p, false, corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable)
+	return f.carriersThat(p, false)
 }
 
-// carriersThat are those that are ready or not, whatever these taints say.
-func (f *FactSheet) carriersThat(p *v1alpha1.GatewayPlacement, ready bool, taints ...string) (out []string) {
+func (f *FactSheet) carriersThat(p *v1alpha1.GatewayPlacement, ready bool) (out []string) {
 	tolerations := manifests.GatewayTolerations(p, 0)
-	for _, taint := range taints {
+	// Kubernetes takes these from a node a moment after the node is ready.
+	for _, taint := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
 		tolerations = append(tolerations, corev1.Toleration{Key: taint, Operator: corev1.TolerationOpExists})
 	}
 	for _, n := range f.Nodes {

@@ -69,6 +69,8 @@ func TestChoosePlanes(t *testing.T) {
 	tainted[2].Taints = []corev1.Taint{{Key: corev1.TaintNodeUnschedulable, Effect: corev1.TaintEffectNoSchedule}}
 	fresh := nodes(2)
 	fresh[1].Taints = []corev1.Taint{{Key: corev1.TaintNodeNotReady, Effect: corev1.TaintEffectNoSchedule}}
+	back := nodes(2)
+	back[1].Taints = []corev1.Taint{{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoSchedule}}
 	down := nodes(2)
 	down[1].Ready, down[1].Taints = false, []corev1.Taint{{Key: corev1.TaintNodeUnreachable, Effect: corev1.TaintEffectNoSchedule}}
 	controlPlane := nodes(2)
@@ -91,6 +93,7 @@ func TestChoosePlanes(t *testing.T) {
 		{name: "more nodes", nodes: nodes(4), want: "[0 1]"},
 		{name: "one that gateways get", nodes: tainted, want: "[0]"},
 		{name: "one that has just become ready", nodes: fresh, want: "[0 1]"},
+		{name: "one that was away", nodes: back, given: 2, want: "[0 1]"},
 		{name: "one before", nodes: nodes(2), exists: with(0), want: "[0]"},
 		{name: "an endpoint by default", nodes: nodes(2), options: Overrides{Endpoints: []string{"192.0.2.1:1"}}, want: "[0]"},
 		{name: "no node", want: "[0]"},

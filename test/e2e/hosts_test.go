@@ -53,10 +53,14 @@ func exposeHost(t *testing.T, ctx context.Context, a, b *cluster) {
 			t.Errorf("%s pings the exposed host: %v", from, err)
 		}
 	}
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name)
-	if err := reach(callers[0], mapped, callTimeout); err != nil {
-		t.Errorf("after a second peer: %v", err)
+	// A second peer keeps it, and so does a second way for what its packets are answered with.
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--planes-mode", "spread")
+	for _, from := range callers {
+		if err := reach(from, mapped, callTimeout); err != nil {
+			t.Errorf("by both planes, %s calls the exposed host: %v", from, err)
+		}
 	}
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes-mode", "one")
 	for range 2 { // the second one says that there was nothing
 		mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String(), "--remove")
 	}

@@ -212,6 +212,8 @@ func TestUpgrade(t *testing.T) {
 		t.Errorf("an older command has changed:\n%s", diff)
 	}
 
+	// By both planes at once, back to what knows no such mode.
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes-mode", "spread")
 	x.run(t, ctx, "back", a.Name, b.Name, "--to", "v0.1.0")
 	x.check(t, ctx, "v0.1.0", a, b)
 	x.with(x.old, func() { mustLiqonet(t, ctx, "unpeer", a.Name, b.Name) })
