@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -87,16 +88,20 @@ func (j *journal) begin(ctx context.Context, obj *corev1.ConfigMap) error {
 }
 
 // lock says that the command with this claim replaces agents or their keys, unless another one does: then it returns false. A
-// command that was killed keeps nobody off.
-func (j *journal) lock(ctx context.Context, claim string) (bool, error) {
+// command that was killed keeps nobody off. The next one for the same peering, if that is named, removes what it has left.
+func (j *journal) lock(ctx context.Context, claim, peering string) (bool, error) {
 	for {
 		mark := manifests.ReplacingMark()
+		all := client.MatchingLabels(maps.Clone(mark.Labels))
 		mark.Annotations[annotationClaim] = claim
+		if peering != "" {
+			mark.Labels[v1alpha1.LabelPeering] = peering
+		}
 		err := j.begin(ctx, mark)
 		if !apierrors.IsAlreadyExists(err) {
 			return err == nil, err
 		}
-		working, dead, err := j.cluster.journals(ctx, mark.Labels)
+		working, dead, err := j.cluster.journals(ctx, all, "")
 		if err != nil || len(working) > 0 {
 			return false, err
 		}
@@ -146,7 +151,9 @@ func (j *journal) end(ctx context.Context) error {
 	if j.object == nil {
 		return nil
 	}
-	if err := j.cluster.Client.Delete(ctx, j.object); client.IgnoreNotFound(err) != nil {
+	// Another command may have taken this one for killed, and made its own.
+	err := j.cluster.Client.Delete(ctx, j.object, client.Preconditions{UID: &j.object.UID})
+	if client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
 		return j.cluster.fail("delete "+describe(j.object), err)
 	}
 	j.object = nil
@@ -238,10 +245,10 @@ func (c *Cluster) undoRanges(ctx context.Context, peerID string) error {
 	return err
 }
 
-// undoInterrupted puts back what commands changed that work on this peering no
+// undoInterrupted puts back what other commands than that with the claim changed, which work on this peering no
 // more. With sharedOnly it leaves out the peering's own objects.
-func (c *Cluster) undoInterrupted(ctx context.Context, peerID, peering string, sharedOnly bool) error {
-	_, dead, err := c.journals(ctx, ofPeering(peering))
+func (c *Cluster) undoInterrupted(ctx context.Context, peerID, peering, claim string, sharedOnly bool) error {
+	_, dead, err := c.journals(ctx, ofPeering(peering), claim)
 	if err != nil {
 		return err
 	}
@@ -272,15 +279,18 @@ func ofPeering(peering string) client.MatchingLabels {
 	return client.MatchingLabels{v1alpha1.LabelPeering: peering}
 }
 
-// journals are those with the labels, the oldest first: of commands that work, and of
+// journals are those with the labels but not with the claim, the oldest first: of commands that work, and of
 // commands that were interrupted, whose journals do not change for a while. Only this
 // machine's clock is used.
-func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels) (working, dead []corev1.ConfigMap, err error) {
+func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels, but string) (working, dead []corev1.ConfigMap, err error) {
 	var first, again corev1.ConfigMapList
 	list := func(into *corev1.ConfigMapList) error {
 		err := c.list(ctx, into, client.InNamespace(v1alpha1.Namespace), labels)
 		// The histories of gateways have the same labels.
-		into.Items = slices.DeleteFunc(into.Items, func(m corev1.ConfigMap) bool { return m.Annotations[annotationClaim] == "" })
+		into.Items = slices.DeleteFunc(into.Items, func(m corev1.ConfigMap) bool {
+			claim := m.Annotations[annotationClaim]
+			return claim == "" || claim == but
+		})
 		return err
 	}
 	if err := list(&first); err != nil || len(first.Items) == 0 {
@@ -307,7 +317,7 @@ func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels) (w
 
 // isWorking says that the command with this claim works on the peering.
 func (c *Cluster) isWorking(ctx context.Context, peering, claim string) (bool, error) {
-	working, _, err := c.journals(ctx, ofPeering(peering))
+	working, _, err := c.journals(ctx, ofPeering(peering), "")
 	return slices.ContainsFunc(working, func(j corev1.ConfigMap) bool { return j.Annotations[annotationClaim] == claim }), err
 }
 

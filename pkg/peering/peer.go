@@ -188,7 +188,7 @@ func (p *run) discover(ctx context.Context) error {
 		if entry == nil {
 			return err
 		}
-		return s.undoInterrupted(ctx, peer.ID, entry.Name, false)
+		return s.undoInterrupted(ctx, peer.ID, entry.Name, p.claim, false)
 	})
 	if err != nil {
 		return err

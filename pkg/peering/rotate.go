@@ -39,6 +39,7 @@ type rotation struct {
 func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result, error) {
 	p := newRun(a, b, Options{keepOverlayKey: !o.PresharedOnly}, r)
 	p.ticket = newTickets(1)[0]
+	rot := &rotation{run: p, Rotation: o}
 	for i, s := range p.sides {
 		entry, err := s.entry(ctx, p.sides[1-i].ID)
 		if err != nil {
@@ -50,6 +51,7 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 				Hint: fmt.Sprintf("kubectl liqonet peer %s %s", a.Name, b.Name),
 			}
 		}
+		rot.peerings[i] = entry.Name
 		if err := s.readAgents(ctx, &s.facts); err != nil {
 			return Result{}, err
 		}
@@ -58,7 +60,7 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 			return Result{}, err
 		}
 	}
-	unlock, err := p.lock(ctx)
+	unlock, err := rot.lock(ctx)
 	defer unlock()
 	if err != nil {
 		return Result{}, err
@@ -67,7 +69,6 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 	if _, err := p.peer(ctx); err != nil {
 		return p.result, err
 	}
-	rot := &rotation{run: p, Rotation: o}
 	err = ended(ctx, rot.all(ctx))
 	p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
 	return p.result, err
@@ -75,7 +76,7 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 
 // lock waits until no other command replaces keys or agents of the two clusters. That one would delete the key of the overlay
 // that this one makes, until a link has it.
-func (p *run) lock(ctx context.Context) (unlock func(), err error) {
+func (r *rotation) lock(ctx context.Context) (unlock func(), err error) {
 	const doing = "replace keys"
 	var locks []*journal
 	unlock = func() {
@@ -86,15 +87,15 @@ func (p *run) lock(ctx context.Context) (unlock func(), err error) {
 		}
 	}
 	// All commands begin with the lower ID, so no two wait for each other.
-	sides := slices.SortedFunc(slices.Values(p.sides[:]), func(a, b *side) int { return strings.Compare(a.ID, b.ID) })
+	sides := slices.SortedFunc(slices.Values(r.sides[:]), func(a, b *side) int { return strings.Compare(a.ID, b.ID) })
 	for _, s := range sides {
 		lock := &journal{cluster: s.Cluster}
 		locks = append(locks, lock)
-		locked, err := lock.lock(ctx, p.claim)
+		locked, err := lock.lock(ctx, r.claim, r.peerings[s.index])
 		if !locked && err == nil {
-			err = p.reporter.Step(ctx, "Waiting for another command that replaces keys or agents", func(ctx context.Context) error {
+			err = r.reporter.Step(ctx, "Waiting for another command that replaces keys or agents", func(ctx context.Context) error {
 				for err == nil && !locked && ctx.Err() == nil {
-					locked, err = lock.lock(ctx, p.claim)
+					locked, err = lock.lock(ctx, r.claim, r.peerings[s.index])
 				}
 				if ctx.Err() != nil {
 					return s.timedOut(ctx, doing, "", "another command replaces keys or agents")
@@ -114,9 +115,6 @@ func (r *rotation) all(ctx context.Context) (err error) {
 	var planes []int32
 	for _, g := range r.plan.Clusters[0].Gateways {
 		planes = append(planes, g.Plane)
-	}
-	for i, s := range r.sides {
-		r.peerings[i] = r.planOf(s).Peering.Name
 	}
 	finally := func(step string, do func(context.Context) error) {
 		if err != nil {

@@ -245,6 +245,14 @@ func TestRotateKilled(t *testing.T) {
 			return
 		}
 		a.deadFrom, b.deadFrom = 0, 0
+		mustPeer(t, a, b, Options{})
+		for _, w := range []*site{a, b} {
+			for _, left := range list[corev1.ConfigMapList](t, w).Items {
+				if left.Annotations[annotationClaim] != "" {
+					t.Errorf("%s: a command that was killed at write %d has left ConfigMap %s", w.Name, first, left.Name)
+				}
+			}
+		}
 		if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
 			t.Fatalf("after a command that was killed at write %d: %v", first, err)
 		}

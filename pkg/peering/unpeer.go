@@ -183,7 +183,7 @@ func (c *Cluster) remove(ctx context.Context, peerID, claim string) (r Removed, 
 			if mine, err := c.takeBack(ctx, peerID, claim); err != nil || !mine {
 				return r, err
 			}
-		} else if err := c.undoInterrupted(ctx, peerID, entry.Name, true); err != nil {
+		} else if err := c.undoInterrupted(ctx, peerID, entry.Name, "", true); err != nil {
 			return r, err
 		}
 		r.Peering = true

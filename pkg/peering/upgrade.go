@@ -338,7 +338,7 @@ func (u *upgrades) run(ctx context.Context) {
 // lock keeps other commands from upgrading the cluster at the same time: two could replace the gateways of different planes at once.
 func (u *upgrade) lock(ctx context.Context) error {
 	const doing = "look whether another command upgrades it"
-	if locked, err := u.mark.lock(ctx, u.claim); locked || err != nil {
+	if locked, err := u.mark.lock(ctx, u.claim, ""); locked || err != nil {
 		return u.fail(doing, err)
 	}
 	return &Error{Kind: NotReady, Cluster: u.Name, Doing: doing, Err: errors.New("one does, or replaces keys"), Hint: "wait until it has ended"}

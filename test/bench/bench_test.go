@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -32,6 +33,7 @@ var (
 	labName  = flag.String("lab", "bench", "name of the lab")
 	keep     = flag.Bool("keep", false, "use the lab if it is up, and leave it up and peered")
 	rounds   = flag.Int("rounds", 7, "how often each path is measured")
+	only     = flag.String("measures", "", "a regular expression: what is measured, by the names in the table")
 	duration = flag.Duration("duration", 400*time.Millisecond, "how long each measurement takes")
 )
 
@@ -164,7 +166,7 @@ func run(b *testing.B, l *lab.Lab) {
 			narrow(b, sides[0])
 		}
 		for round := range *rounds {
-			for _, m := range measures {
+			for _, m := range measures() {
 				if links.narrow && !m.gbits {
 					continue
 				}
@@ -218,7 +220,13 @@ type measure struct {
 
 const roundTrip = "rtt"
 
-var measures = []measure{
+// measures are those that were asked for.
+func measures() []measure {
+	asked := regexp.MustCompile(*only)
+	return slices.DeleteFunc(slices.Clone(allMeasures), func(m measure) bool { return !asked.MatchString(m.name) })
+}
+
+var allMeasures = []measure{
 	{name: "TCP, 1 stream", unit: "Gbit/s", metric: "tcp1", format: "%.2f", gbits: true, of: throughput(1)},
 	{name: "TCP, 4 streams", unit: "Gbit/s", metric: "tcp4", format: "%.2f", gbits: true, streams: true, of: throughput(4)},
 	{name: "TCP, 16 streams", unit: "Gbit/s", metric: "tcp16", format: "%.2f", gbits: true, streams: true, of: throughput(16)},
@@ -307,7 +315,7 @@ func (r results) print(b *testing.B, t *tabwriter.Writer, links, prefix string) 
 	for place, where := range placeNames {
 		fmt.Fprintf(t, "%s; pods on %s\t\t\t\t\t\t\t\t\t\t\n", links, where.text)
 		product, handmade := product+where.text, handmade+where.text
-		for _, m := range measures {
+		for _, m := range measures() {
 			values := r[m.metric]
 			if len(values) == 0 {
 				continue

@@ -53,7 +53,7 @@ func BenchmarkTranslation(b *testing.B) {
 			}
 			r := results{}
 			for round := range *rounds {
-				for _, m := range measures {
+				for _, m := range measures() {
 					if !slices.Contains(ofRules, m.metric) {
 						continue
 					}
@@ -79,7 +79,7 @@ func BenchmarkTranslation(b *testing.B) {
 				}
 			}
 			fmt.Fprintf(t, "%s\t\t\t\t\t\t\t\t\n", links.name)
-			for _, m := range measures {
+			for _, m := range measures() {
 				values := r[m.metric]
 				if len(values) == 0 {
 					continue

@@ -213,7 +213,7 @@ func TestUpgrade(t *testing.T) {
 	}
 
 	// By both planes at once, back to what knows no such mode.
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes-mode", "spread")
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2", "--planes-mode", "spread")
 	x.run(t, ctx, "back", a.Name, b.Name, "--to", "v0.1.0")
 	x.check(t, ctx, "v0.1.0", a, b)
 	x.with(x.old, func() { mustLiqonet(t, ctx, "unpeer", a.Name, b.Name) })
