@@ -279,9 +279,8 @@ func ofPeering(peering string) client.MatchingLabels {
 	return client.MatchingLabels{v1alpha1.LabelPeering: peering}
 }
 
-// journals are those with the labels but not with the claim, the oldest first: of commands that work, and of
-// commands that were interrupted, whose journals do not change for a while. Only this
-// machine's clock is used.
+// journals are those with the labels, the oldest first, without those with the claim. Those of commands that were interrupted do not
+// change for a while. Only this machine's clock is used.
 func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels, but string) (working, dead []corev1.ConfigMap, err error) {
 	var first, again corev1.ConfigMapList
 	list := func(into *corev1.ConfigMapList) error {
