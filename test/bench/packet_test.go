@@ -1,0 +1,144 @@
+package bench
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"text/tabwriter"
+	"time"
+
+	"golang.org/x/net/ipv4"
+	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/test/dataplane"
+)
+
+const (
+	// floods is how often each set of chains is measured, with so many packets. Short ones in turn have the same
+	// neighbours on a shared machine.
+	floods        = 100
+	floodPackets  = 32_000
+	packetsAtOnce = 64
+)
+
+// BenchmarkPacket tells the time of processors that a packet takes from pod to pod of one cluster, over two nodes: with the
+// rules of its node agents, with the same chains without a rule, and without any. Empty chains are the least that a filter of
+// each packet costs.
+func BenchmarkPacket(b *testing.B) {
+	o := dataplane.Options{Overlay: overlay.VXLAN, Tunnel: tunnel.Userspace}
+	c := dataplane.New(b, o).A
+	from, to := c.Nodes[0].Pod, c.Nodes[1].Pod
+	empty := withoutRules(b, c.Nodes[0].Host)
+	var sink net.PacketConn
+	to.Do(b, func() (err error) {
+		sink, err = net.ListenPacket("udp4", netip.AddrPortFrom(to.Addr, 0).String())
+		return err
+	})
+	b.Cleanup(func() { _ = sink.Close() })
+	clear := func() {
+		dropTables(b, c)
+	}
+	states := []struct {
+		name       string
+		begin, end func()
+	}{
+		{"all rules", func() { c.Apply(b, o.Overlay) }, clear},
+		{"the same chains, without a rule", func() { nft(b, c, empty) }, func() { nft(b, c, "delete table ip bench") }},
+		{"no chain", func() {}, func() {}},
+	}
+	clear()
+	b.Cleanup(func() { c.Apply(b, o.Overlay) })
+	for b.Loop() {
+		took := make([][]float64, len(states))
+		for round := range floods {
+			for i := range states {
+				if round%2 == 1 {
+					i = len(states) - 1 - i
+				}
+				states[i].begin()
+				flood(b, from, sink)
+				took[i] = append(took[i], flood(b, from, sink))
+				states[i].end()
+			}
+		}
+		t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+		fmt.Fprintf(t, "\nA PACKET INSIDE A CLUSTER, OVER TWO NODES, ns\tMEDIAN OF %d\tMORE\tLEAST\tMORE\n", floods)
+		none := took[len(states)-1]
+		for i, s := range states {
+			b.ReportMetric(median(took[i]), "packet-"+strings.ReplaceAll(s.name, " ", "-")+"-ns")
+			fmt.Fprintf(t, "  %s\t%.0f\t%+.0f\t%.0f\t%+.0f\n", s.name, median(took[i]), median(took[i])-median(none), slices.Min(took[i]), slices.Min(took[i])-slices.Min(none))
+		}
+		if err := t.Flush(); err != nil {
+			b.Error(err)
+		}
+	}
+}
+
+// flood sends packets to the sink, and returns how many ns of one processor each has taken. The kernel leads each to its end, over all
+// links, before the next one is sent.
+func flood(b *testing.B, from dataplane.Host, sink net.PacketConn) (ns float64) {
+	b.Helper()
+	from.Do(b, func() error {
+		var one unix.CPUSet
+		one.Set(runtime.NumCPU() - 1)
+		if err := unix.SchedSetaffinity(0, &one); err != nil { // the thread ends with this function
+			return err
+		}
+		conn, err := net.Dial("udp4", sink.LocalAddr().String())
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close() }()
+		batch, sender := make([]ipv4.Message, packetsAtOnce), ipv4.NewPacketConn(conn.(net.PacketConn))
+		for i := range batch {
+			batch[i].Buffers = [][]byte{make([]byte, packetsAtOnce)}
+		}
+		start := time.Now()
+		for sent := 0; sent < floodPackets; {
+			n, err := sender.WriteBatch(batch, 0)
+			if err != nil {
+				return err
+			}
+			sent += n
+		}
+		ns = float64(time.Since(start).Nanoseconds()) / floodPackets
+		return nil
+	})
+	// What does not fit into the sink's buffer is dropped there.
+	if err := sink.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+		b.Fatal(err)
+	}
+	if _, _, err := sink.ReadFrom(make([]byte, packetsAtOnce)); err != nil {
+		b.Fatalf("nothing arrives: %v", err)
+	}
+	return ns
+}
+
+// withoutRules is a table with the chains that the node's agent has at hooks, but without their rules.
+func withoutRules(b *testing.B, node dataplane.Host) string {
+	b.Helper()
+	ours := node.Output(b, "nft", "list", "table", "ip", "liqonet")
+	var table strings.Builder
+	for _, chain := range regexp.MustCompile(`chain \S+ \{\n\s*type .*\n`).FindAllString(ours, -1) {
+		fmt.Fprintf(&table, "%s}\n", chain)
+	}
+	if table.Len() == 0 {
+		b.Fatalf("no chain is at a hook:\n%s", ours)
+	}
+	return "table ip bench {\n" + table.String() + "}"
+}
+
+func nft(b *testing.B, c *dataplane.Cluster, commands string) {
+	b.Helper()
+	for _, n := range c.Nodes {
+		n.Output(b, "nft", commands)
+	}
+}
