@@ -398,7 +398,7 @@ func (c chaosCommand) of(pair [2]*cluster) bool {
 
 func (c chaosCommand) run(t *testing.T, ctx context.Context) {
 	timeout := commandTimeout
-	if c.args[0] == "upgrade" {
+	if c.args[0] == "upgrade" || c.args[0] == "rotate-keys" { // which waits for upgrades
 		timeout = upgradeTimeout
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
