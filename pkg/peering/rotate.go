@@ -40,29 +40,20 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 	p := newRun(a, b, Options{keepOverlayKey: !o.PresharedOnly}, r)
 	p.ticket = newTickets(1)[0]
 	rot := &rotation{run: p, Rotation: o}
-	for i, s := range p.sides {
-		entry, err := s.entry(ctx, p.sides[1-i].ID)
-		if err != nil {
-			return Result{}, err
-		}
-		if entry == nil || !entry.Established {
-			return Result{}, &Error{
-				Kind: Usage, Cluster: s.Name, Doing: "replace keys", Err: fmt.Errorf("it has no peering with %s that has ever worked", p.sides[1-i].Name),
-				Hint: fmt.Sprintf("kubectl liqonet peer %s %s", a.Name, b.Name),
-			}
-		}
-		rot.peerings[i] = entry.Name
-		if err := s.readAgents(ctx, &s.facts); err != nil {
-			return Result{}, err
-		}
-		s.facts.Name = s.Name
-		if err := s.facts.CanRotate(); err != nil {
-			return Result{}, err
-		}
+	if err := rot.check(ctx); err != nil {
+		return Result{}, err
+	}
+	// The lock needs a part of what peer is going to need.
+	if err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.checkPermissions(ctx, toInstall()) }); err != nil {
+		return Result{}, err
 	}
 	unlock, err := rot.lock(ctx)
 	defer unlock()
 	if err != nil {
+		return Result{}, err
+	}
+	// Others may have unpeered the clusters, or replaced agents, while they were waited for.
+	if err := rot.check(ctx); err != nil {
 		return Result{}, err
 	}
 	// What is amiss is mended first: nodes need another plane that works.
@@ -72,6 +63,32 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 	err = ended(ctx, rot.all(ctx))
 	p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
 	return p.result, err
+}
+
+// check refuses what cannot be done, and notes the names of the Peerings.
+func (r *rotation) check(ctx context.Context) error {
+	for i, s := range r.sides {
+		peer := r.sides[1-i]
+		entry, err := s.entry(ctx, peer.ID)
+		if err != nil {
+			return err
+		}
+		if entry == nil || !entry.Established {
+			return &Error{
+				Kind: Usage, Cluster: s.Name, Doing: "replace keys", Err: fmt.Errorf("it has no peering with %s that has ever worked", peer.Name),
+				Hint: fmt.Sprintf("kubectl liqonet peer %s %s", r.sides[0].Name, r.sides[1].Name),
+			}
+		}
+		r.peerings[i] = entry.Name
+		if err := s.readAgents(ctx, &s.facts); err != nil {
+			return err
+		}
+		s.facts.Name = s.Name
+		if err := s.facts.CanRotate(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // lock waits until no other command replaces keys or agents of the two clusters. That one would delete the key of the overlay
@@ -98,13 +115,13 @@ func (r *rotation) lock(ctx context.Context) (unlock func(), err error) {
 					locked, err = lock.lock(ctx, r.claim, r.peerings[s.index])
 				}
 				if ctx.Err() != nil {
-					return s.timedOut(ctx, doing, "", "another command replaces keys or agents")
+					return s.timedOut(ctx, doing, "run the command again when that one has ended", "another command replaces keys or agents")
 				}
 				return err
 			})
 		}
 		if err != nil {
-			return unlock, s.fail(doing, err)
+			return unlock, s.fail(doing, uninstallingIfTerminating(err))
 		}
 	}
 	return unlock, nil

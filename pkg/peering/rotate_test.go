@@ -227,7 +227,7 @@ func TestRotateFails(t *testing.T) {
 func TestRotateKilled(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	step := 12
+	step := 24
 	if kit.Full() {
 		step = 1
 	}
