@@ -115,6 +115,15 @@ func (j *journal) lock(ctx context.Context, claim, peering string) (bool, error)
 	}
 }
 
+// unlock takes locks away, also where ctx has ended. One that cannot be is taken for that of a command that was killed.
+func unlock(ctx context.Context, locks []*journal) {
+	ctx, cancel := withTime(ctx)
+	defer cancel()
+	for _, lock := range locks {
+		_ = lock.end(ctx) // the next command removes it
+	}
+}
+
 // patch changes the ConfigMap where it is. It does not make it anew: if somebody
 // has deleted it, the peering is being removed.
 func (j *journal) patch(ctx context.Context, change func(*corev1.ConfigMap)) error {
@@ -263,10 +272,12 @@ func (c *Cluster) undoInterrupted(ctx context.Context, peerID, peering, claim st
 		}
 		if sharedOnly {
 			changes = slices.DeleteFunc(changes, func(ch change) bool { return !ch.shared() })
-		} else if obj.Name == manifests.ReplacingMark().Name {
-			// A lock: no ranges were changed under it.
-		} else if err := c.undoRanges(ctx, peerID); err != nil {
-			return err
+		}
+		isLock := obj.Name == manifests.ReplacingMark().Name // no ranges were changed under one
+		if !sharedOnly && !isLock {
+			if err := c.undoRanges(ctx, peerID); err != nil {
+				return err
+			}
 		}
 		if err := c.undo(ctx, changes); err != nil {
 			return err

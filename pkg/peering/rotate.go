@@ -47,8 +47,8 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 	if err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.checkPermissions(ctx, toInstall()) }); err != nil {
 		return Result{}, err
 	}
-	unlock, err := rot.lock(ctx)
-	defer unlock()
+	locks, err := rot.lock(ctx)
+	defer func() { unlock(ctx, locks) }()
 	if err != nil {
 		return Result{}, err
 	}
@@ -92,17 +92,9 @@ func (r *rotation) check(ctx context.Context) error {
 }
 
 // lock waits until no other command replaces keys or agents of the two clusters. That one would delete the key of the overlay
-// that this one makes, until a link has it.
-func (r *rotation) lock(ctx context.Context) (unlock func(), err error) {
+// that this one makes, until a link has it. It returns what has to be unlocked, also with an error.
+func (r *rotation) lock(ctx context.Context) (locks []*journal, err error) {
 	const doing = "replace keys"
-	var locks []*journal
-	unlock = func() {
-		ctx, cancel := withTime(ctx)
-		defer cancel()
-		for _, lock := range locks {
-			_ = lock.end(ctx) // one that stays is taken for that of a command that was killed
-		}
-	}
 	// All commands begin with the lower ID, so no two wait for each other.
 	sides := slices.SortedFunc(slices.Values(r.sides[:]), func(a, b *side) int { return strings.Compare(a.ID, b.ID) })
 	for _, s := range sides {
@@ -121,10 +113,10 @@ func (r *rotation) lock(ctx context.Context) (unlock func(), err error) {
 			})
 		}
 		if err != nil {
-			return unlock, s.fail(doing, uninstallingIfTerminating(err))
+			return locks, s.fail(doing, uninstallingIfTerminating(err))
 		}
 	}
-	return unlock, nil
+	return locks, nil
 }
 
 // all replaces the keys of all planes. What was added for that is removed also if it fails.

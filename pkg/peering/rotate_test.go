@@ -227,7 +227,7 @@ func TestRotateFails(t *testing.T) {
 func TestRotateKilled(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	step := 24
+	step := 12
 	if kit.Full() {
 		step = 1
 	}

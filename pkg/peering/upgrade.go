@@ -345,11 +345,11 @@ func (u *upgrade) lock(ctx context.Context) error {
 }
 
 func (u *upgrades) unlock(ctx context.Context) {
-	ctx, cancel := withTime(ctx)
-	defer cancel()
+	var locks []*journal
 	for _, c := range u.all {
-		_ = c.mark.end(ctx) // one that stays is taken for that of a command that was killed
+		locks = append(locks, c.mark)
 	}
+	unlock(ctx, locks)
 }
 
 func (u *upgrade) step(ctx context.Context, name string, do func(context.Context) error) error {

@@ -24,7 +24,7 @@ func choosePlanes(clusters [2]*FactSheet, placements [2]*v1alpha1.GatewayPlaceme
 	s.What = "planes"
 	var carriers [2][]string
 	for i, f := range clusters {
-		carriers[i] = f.carriers(placements[i])
+		carriers[i] = f.carriers(placements[i], true)
 	}
 	n, single := 1, OneEndpoint(clusters[0], clusters[1])
 	for _, f := range clusters {
@@ -114,7 +114,7 @@ func checkPlanes(n int, clusters [2]*FactSheet, carriers [2][]string, placements
 			continue
 		}
 		few := fmt.Errorf("%d planes need as many nodes for gateways, and there are %d: %s", n, has, strings.Join(carriers[i], ", "))
-		if absent := f.absentCarriers(placements[i]); has+len(absent) >= n {
+		if absent := f.carriers(placements[i], false); has+len(absent) >= n {
 			return &failure.Error{
 				Kind: failure.NotReady, Cluster: f.Name, Doing: "choose the number of planes", Err: fmt.Errorf("%w; not ready: %s", few, strings.Join(absent, ", ")),
 				Hint: "wait until they are ready, or give a smaller number by --planes",
@@ -138,13 +138,8 @@ func OneEndpoint(a, b *FactSheet) string {
 	return ""
 }
 
-// carriers are the nodes that can carry a gateway now, absentCarriers those that could if they were ready.
-func (f *FactSheet) carriers(p *v1alpha1.GatewayPlacement) []string { return f.carriersThat(p, true) }
-func (f *FactSheet) absentCarriers(p *v1alpha1.GatewayPlacement) []string {
-	return f.carriersThat(p, false)
-}
-
-func (f *FactSheet) carriersThat(p *v1alpha1.GatewayPlacement, ready bool) (out []string) {
+// carriers are the nodes that can carry a gateway now, or those that could if they were ready.
+func (f *FactSheet) carriers(p *v1alpha1.GatewayPlacement, ready bool) (out []string) {
 	tolerations := manifests.GatewayTolerations(p, 0)
 	// Kubernetes takes these from a node a moment after the node is ready.
 	for _, taint := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {

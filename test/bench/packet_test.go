@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -42,19 +43,21 @@ func BenchmarkPacket(b *testing.B) {
 		sink, err = net.ListenPacket("udp4", netip.AddrPortFrom(to.Addr, 0).String())
 		return err
 	})
-	b.Cleanup(func() { _ = sink.Close() })
-	clear := func() {
-		dropTables(b, c)
-	}
+	b.Cleanup(func() {
+		if err := sink.Close(); err != nil {
+			b.Error(err)
+		}
+	})
+	drop := func() { dropTables(b, c) }
 	states := []struct {
 		name       string
 		begin, end func()
 	}{
-		{"all rules", func() { c.Apply(b, o.Overlay) }, clear},
-		{"the same chains, without a rule", func() { nft(b, c, empty) }, func() { nft(b, c, "delete table ip bench") }},
+		{"all rules", func() { c.Apply(b, o.Overlay) }, drop},
+		{"empty chains", func() { nft(b, c, empty) }, func() { nft(b, c, "delete table ip bench") }},
 		{"no chain", func() {}, func() {}},
 	}
-	clear()
+	drop()
 	b.Cleanup(func() { c.Apply(b, o.Overlay) })
 	for b.Loop() {
 		took := make([][]float64, len(states))
@@ -97,7 +100,7 @@ func flood(b *testing.B, from dataplane.Host, sink net.PacketConn) (ns float64) 
 		}
 	}
 	drain(time.Now().Add(time.Millisecond)) // of the former flood
-	from.Do(b, func() error {
+	from.Do(b, func() (err error) {
 		var one unix.CPUSet
 		one.Set(runtime.NumCPU() - 1)
 		if err := unix.SchedSetaffinity(0, &one); err != nil { // the thread ends with this function
@@ -107,7 +110,7 @@ func flood(b *testing.B, from dataplane.Host, sink net.PacketConn) (ns float64) 
 		if err != nil {
 			return err
 		}
-		defer func() { _ = conn.Close() }()
+		defer func() { err = errors.Join(err, conn.Close()) }()
 		batch, sender := make([]ipv4.Message, packetsAtOnce), ipv4.NewPacketConn(conn.(net.PacketConn))
 		for i := range batch {
 			batch[i].Buffers = [][]byte{make([]byte, packetsAtOnce)}
