@@ -74,8 +74,10 @@ func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
 			continue // they are large, and cost an API server as much as a change; one that is being removed is marked, and so changed
 		}
 		applying.Go(func() error {
-			u := want.DeepCopy()                               // what is noted stays as it is
-			u.SetResourceVersion(objs[i].GetResourceVersion()) // a conflict if it is another one by now
+			u := want.DeepCopy() // what is noted stays as it is
+			// A conflict if it is another one by now, or is gone.
+			u.SetResourceVersion(objs[i].GetResourceVersion())
+			u.SetUID(objs[i].GetUID())
 			err := s.write(actx, u)
 			if err == nil && u.GetDeletionTimestamp() != nil {
 				return s.fail("apply "+describe(u), errUninstalling)

@@ -198,7 +198,7 @@ func (c *Cluster) applyHosts(ctx context.Context, p *v1alpha1.Peering, hosts []v
 	spec.Local.Hosts = hosts
 	obj := manifests.Peering(p.Name, spec)
 	manifests.SetLevel(obj, manifests.LevelOf(p))
-	obj.ResourceVersion = p.ResourceVersion
+	obj.ResourceVersion, obj.UID = p.ResourceVersion, p.UID
 	if err := newSide(c, 0).apply(ctx, obj); !apierrors.IsConflict(err) {
 		return err
 	}

@@ -269,7 +269,7 @@ func (s *side) claimEntry(ctx context.Context, peer *Cluster, claim string, plan
 		return nil, err
 	}
 	entry := plan.Allocation(cn, peer.ID)
-	s.wasEstablished, s.joined = entry.Established, !entry.Established && entry.Claim != claim
+	s.claimed, s.wasEstablished, s.joined = entry.DeepCopy(), entry.Established, !entry.Established && entry.Claim != claim
 	if entry.Claim == claim {
 		s.hasChanged(fmt.Sprintf("entry %q of the ledger", entry.Name))
 	} else if noted {

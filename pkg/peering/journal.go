@@ -48,6 +48,8 @@ type journal struct {
 
 	beating sync.WaitGroup
 	stop    context.CancelFunc // nil before start
+	// holds ends with the reason when somebody has taken the ConfigMap away, or another command has its own there.
+	holds context.Context
 }
 
 // change is what was, or is going to be, done to one object. Without Before it was
@@ -77,14 +79,36 @@ func (j *journal) begin(ctx context.Context, obj *corev1.ConfigMap) error {
 	}
 	j.object = obj
 	ctx, j.stop = context.WithCancel(context.WithoutCancel(ctx))
+	holds, lose := context.WithCancelCause(ctx)
+	j.holds = holds
 	j.beating.Go(func() {
 		_ = wait.PollUntilContextCancel(ctx, beatInterval, false, func(ctx context.Context) (done bool, err error) {
-			// One that is not written is followed by others.
-			_ = j.patch(ctx, func(obj *corev1.ConfigMap) { obj.Annotations[annotationBeat] = time.Now().String() })
-			return false, nil
+			err = j.patch(ctx, func(obj *corev1.ConfigMap) { obj.Annotations[annotationBeat] = time.Now().String() })
+			if isLost(err) {
+				lose(err)
+				return true, nil
+			}
+			return false, nil // one that is not written is followed by others
 		})
 	})
 	return nil
+}
+
+// errTakenOver says that another command goes on as if this one had been killed.
+var errTakenOver = fmt.Errorf("another command has taken this one for killed, as its clusters heard nothing of it for %s", beatSilence)
+
+// isLost says that a command has lost what it works on to another one.
+func isLost(err error) bool { return errors.Is(err, errUnpeered) || errors.Is(err, errTakenOver) }
+
+// while returns a context that ends, with the reason, when a lock is lost.
+func while(ctx context.Context, locks ...*journal) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	for _, lock := range locks {
+		if lock.holds != nil {
+			context.AfterFunc(lock.holds, func() { cancel(context.Cause(lock.holds)) })
+		}
+	}
+	return ctx, func() { cancel(context.Canceled) }
 }
 
 // lock says that the command with this claim replaces agents or their keys, unless another one does: then it returns false. A
@@ -129,7 +153,14 @@ func unlock(ctx context.Context, locks []*journal) {
 func (j *journal) patch(ctx context.Context, change func(*corev1.ConfigMap)) error {
 	obj := j.object.DeepCopy()
 	change(obj)
-	return j.cluster.Client.Patch(ctx, obj, client.MergeFrom(j.object), client.FieldOwner(v1alpha1.FieldManager))
+	err := j.cluster.Client.Patch(ctx, obj, client.MergeFrom(j.object), client.FieldOwner(v1alpha1.FieldManager))
+	switch {
+	case apierrors.IsNotFound(err):
+		return errUnpeered
+	case err == nil && obj.UID != j.object.UID:
+		return errTakenOver
+	}
+	return err
 }
 
 // note writes down changes before they are made.
@@ -149,9 +180,6 @@ func (j *journal) note(ctx context.Context, changes ...change) error {
 	raw, err := json.Marshal(j.changes)
 	if err == nil {
 		err = j.patch(ctx, func(obj *corev1.ConfigMap) { obj.Data = map[string]string{journalKey: string(raw)} })
-	}
-	if apierrors.IsNotFound(err) {
-		err = errUnpeered
 	}
 	return j.cluster.fail("write down what is changed", err)
 }

@@ -357,5 +357,11 @@ func (s *side) rollBack(ctx context.Context, peer *side, claim string) error {
 			return err
 		}
 	}
-	return s.journal.end(ctx)
+	if err := s.journal.end(ctx); err != nil || s.claimed == nil {
+		return err
+	}
+	if err := s.clearUnpeered(ctx, *s.claimed); !errors.Is(err, errUninstalling) {
+		return err
+	}
+	return nil
 }

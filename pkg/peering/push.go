@@ -328,11 +328,14 @@ func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side
 		if err != nil {
 			return err
 		}
+		if s.facts.Existing != nil && live.GetResourceVersion() == "" {
+			return errUnpeered
+		}
 		// In this order: a host that is exposed after the Peering was read is a conflict.
 		if wanted.Spec.Local.Hosts, err = s.currentHosts(ctx, peer.Cluster, wanted.Spec.Local.ExternalCIDR.Prefix); err != nil {
 			return err
 		}
-		wanted.ResourceVersion = live.GetResourceVersion()
+		wanted.ResourceVersion, wanted.UID = live.GetResourceVersion(), live.GetUID()
 		return s.apply(ctx, wanted)
 	})
 }
@@ -353,10 +356,11 @@ func (s *side) gatewayEndpoints(ctx context.Context, c *plan.ClusterPlan) (out m
 	err = s.await(ctx, fmt.Sprintf("wait for an address of Service %s (%s)", c.Service.Name, c.Service.Spec.Type), hint,
 		[]client.ObjectList{&corev1.ServiceList{}}, func(_ context.Context, o objects) (string, error) {
 			svc := byName[*corev1.Service](o, c.Service.Name)
+			if svc == nil {
+				return "", errUnpeered
+			}
 			for plane := range out {
-				if svc != nil {
-					out[plane] = plan.ServiceEndpoints(svc, plane, s.facts.Nodes)
-				}
+				out[plane] = plan.ServiceEndpoints(svc, plane, s.facts.Nodes)
 				if len(out[plane]) == 0 {
 					return "it has none yet", nil
 				}

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,10 +9,13 @@ import (
 	"slices"
 	"strings"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -26,8 +30,9 @@ type Rotation struct {
 type rotation struct {
 	*run
 	Rotation
-	// peerings are the names of the Peerings, overlay the generations of the overlay's new keys, by the
+	// entries are those of the ledgers, peerings the names of the Peerings, overlay the generations of the overlay's new keys, by the
 	// index of the side.
+	entries  [2]v1alpha1.PeerAllocation
 	peerings [2]string
 	overlay  [2]int32
 }
@@ -56,13 +61,27 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 	if err := rot.check(ctx); err != nil {
 		return Result{}, err
 	}
+	ctx, cancel := while(ctx, locks...)
+	defer cancel()
 	// What is amiss is mended first: nodes need another plane that works.
-	if _, err := p.peer(ctx); err != nil {
-		return p.result, err
+	if _, err = p.peer(ctx); err == nil {
+		err = ended(ctx, failure.Caught(func() error { return rot.all(ctx) }))
+		p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
 	}
-	err = ended(ctx, rot.all(ctx))
-	p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
-	return p.result, err
+	return p.result, errors.Join(err, rot.clear(ctx))
+}
+
+// clear removes what was written of the peering if others have unpeered the clusters meanwhile.
+func (r *rotation) clear(ctx context.Context) error {
+	ctx, cancel := withTime(ctx)
+	defer cancel()
+	return r.both(ctx, func(ctx context.Context, s, _ *side) error {
+		err := s.clearUnpeered(ctx, r.entries[s.index])
+		if errors.Is(err, errUninstalling) {
+			err = nil // the command has failed by that
+		}
+		return err
+	})
 }
 
 // check refuses what cannot be done, and notes the names of the Peerings.
@@ -79,7 +98,7 @@ func (r *rotation) check(ctx context.Context) error {
 				Hint: fmt.Sprintf("kubectl liqonet peer %s %s", r.sides[0].Name, r.sides[1].Name),
 			}
 		}
-		r.peerings[i] = entry.Name
+		r.entries[i], r.peerings[i] = *entry, entry.Name
 		if err := s.readAgents(ctx, &s.facts); err != nil {
 			return err
 		}
@@ -126,6 +145,9 @@ func (r *rotation) all(ctx context.Context) (err error) {
 		planes = append(planes, g.Plane)
 	}
 	finally := func(step string, do func(context.Context) error) {
+		if errors.Is(context.Cause(ctx), errTakenOver) {
+			return // the other command completes it
+		}
 		if err != nil {
 			var cancel context.CancelFunc
 			ctx, cancel = withTime(ctx)
@@ -164,7 +186,11 @@ func withTime(ctx context.Context) (context.Context, context.CancelFunc) {
 // read reads both Peerings as they are now.
 func (r *rotation) read(ctx context.Context) error {
 	return r.both(ctx, func(ctx context.Context, s, _ *side) error {
-		return s.readPeering(ctx, r.peerings[s.index], &s.facts)
+		err := s.readPeering(ctx, r.peerings[s.index], &s.facts)
+		if err == nil && s.facts.Existing == nil {
+			err = s.fail("read the Peering", errUnpeered)
+		}
+		return err
 	})
 }
 
@@ -197,7 +223,33 @@ func (r *rotation) updateAgents(ctx context.Context) error {
 	for _, s := range r.sides {
 		_, s.later = r.planOf(s).NodeAgents()
 	}
-	return r.both(ctx, r.waitForPackets)
+	return r.both(ctx, func(ctx context.Context, s, peer *side) error {
+		p, err := get[v1alpha1.Peering](ctx, s.Cluster, "", r.peerings[s.index])
+		switch {
+		case err != nil:
+			return err
+		case p != nil:
+			return r.waitForPackets(ctx, s, peer)
+		}
+		return s.replaceNodeAgents(ctx)
+	})
+}
+
+// replaceNodeAgents applies the node agents for the other peerings, where somebody has removed this one.
+func (s *side) replaceNodeAgents(ctx context.Context) error {
+	if live, err := s.nodeAgents(ctx); live == nil || err != nil { // it was the last one
+		return err
+	}
+	if err := s.apply(ctx, s.later); err != nil {
+		return err
+	}
+	beats := heartbeats{}
+	return s.await(ctx, "wait for the node agents", s.podsHint(), append(rolloutKinds(), viewKinds()...), func(_ context.Context, o objects) (string, error) {
+		beats.note(of[*coordinationv1.Lease](o), s.Now())
+		ready, _ := nodesByReadiness(of[*corev1.Node](o))
+		newest, missing := newestRevision(o)
+		return cmp.Or(missing, nodesRolledOut(o, newest, ready, beats)), nil
+	})
 }
 
 // addTemporary adds a plane that packets take meanwhile.
@@ -224,9 +276,6 @@ func (r *rotation) removeTemporary(ctx context.Context) error {
 	}
 	temporary := map[int32]bool{}
 	for _, s := range r.sides {
-		if s.facts.Existing == nil {
-			return errUnpeered
-		}
 		for _, plane := range s.facts.Existing.Spec.Planes {
 			if plane.Temporary {
 				temporary[plane.Index] = true
@@ -297,6 +346,9 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 		if err = r.push(ctx, plane); err == nil {
 			return r.both(ctx, clear)
 		}
+	}
+	if isLost(err) || isLost(context.Cause(ctx)) {
+		return err
 	}
 	undo, cancel := withTime(ctx)
 	defer cancel()
@@ -410,6 +462,9 @@ func (s *side) deleteOverlayKeys(ctx context.Context, used []int32, made int32) 
 		}
 		return nil
 	})
+	if errors.Is(err, errUninstalling) {
+		return nil // all of them
+	}
 	if err != nil {
 		return s.fail("write to the ledger which key the overlay has", err)
 	}

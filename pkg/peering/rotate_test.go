@@ -15,8 +15,10 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
 )
@@ -109,7 +111,15 @@ func rotated(t *testing.T, before, after map[string]string, kinds ...string) {
 	}
 }
 
+// pairOf are two clusters with so many nodes, that are peered.
 func pairOf(t *testing.T, nodes int) (a, b *site) {
+	t.Helper()
+	a, b = unpeeredPair(t, nodes)
+	mustPeer(t, a, b, Options{})
+	return a, b
+}
+
+func unpeeredPair(t *testing.T, nodes int) (a, b *site) {
 	t.Helper()
 	a, b = twoSites(t)
 	for i, w := range []*site{a, b} {
@@ -119,7 +129,6 @@ func pairOf(t *testing.T, nodes int) (a, b *site) {
 			}
 		}
 	}
-	mustPeer(t, a, b, Options{})
 	return a, b
 }
 
@@ -321,4 +330,40 @@ func TestRotateTogether(t *testing.T) {
 		t.Error(err)
 	}
 	a.checkMounts(t)
+}
+
+// A command that was silent for so long that another one took it for killed ends, and leaves the keys to that one.
+func TestRotateTakenOver(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := pairOf(t, 2)
+	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, steps{"Replacing the keys of plane 0": func() {
+		mark := manifests.ReplacingMark()
+		if err := a.raw.Delete(t.Context(), mark); err != nil {
+			t.Error(err)
+		}
+		mark.UID, mark.Annotations[annotationClaim] = "another", "another"
+		if err := a.raw.Create(t.Context(), mark); err != nil {
+			t.Error(err)
+		}
+		kit.Within(t, 10*time.Second, "the command looks after its lock", func() string {
+			now := &corev1.ConfigMap{}
+			if err := a.raw.Get(t.Context(), client.ObjectKeyFromObject(mark), now); err != nil || now.Annotations[annotationBeat] == "" {
+				return "it has not"
+			}
+			return ""
+		})
+	}})
+	if !errors.Is(err, errTakenOver) {
+		t.Errorf("got %v", err)
+	}
+	if keys := list[corev1.SecretList](t, a).Items; !slices.ContainsFunc(keys, func(s corev1.Secret) bool { return s.Name == manifests.OverlaySecretName(2) }) {
+		t.Error("it has deleted the key that links have by now")
+	}
+	for _, left := range list[corev1.ConfigMapList](t, a).Items {
+		if left.Annotations[annotationClaim] == "another" {
+			return
+		}
+	}
+	t.Error("it has deleted the other command's lock")
 }

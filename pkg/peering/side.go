@@ -7,6 +7,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -17,6 +18,8 @@ type side struct {
 	index int
 	// facts are what was read of the cluster, and what the run has added since.
 	facts plan.FactSheet
+	// claimed is the ledger's entry as it was after this command had claimed it, nil before.
+	claimed *v1alpha1.PeerAllocation
 	// joined says that another command had claimed the ledger's entry before, and the
 	// peering did not work yet.
 	joined bool

@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -67,6 +68,9 @@ type site struct {
 	slowKernel v1alpha1.KernelFacts
 	// lossy is an image whose agents let no packet pass, fails what cannot be applied, once: a kind and a name.
 	lossy, fails string
+	// meanwhile is done once, just before the command's write with the number of meanwhileAt.
+	meanwhile   func()
+	meanwhileAt int
 }
 
 // note adds to what the command did.
@@ -118,6 +122,12 @@ func newSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Objec
 func (w *site) write(what string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if do := w.meanwhile; do != nil && w.writes+1 >= w.meanwhileAt {
+		w.meanwhile = nil
+		w.mu.Unlock()
+		do()
+		w.mu.Lock()
+	}
 	if w.readOnly {
 		return apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource("things").GroupResource(), what, errors.New("read only"))
 	}
@@ -153,11 +163,10 @@ func (w *site) funcs() interceptor.Funcs {
 			if err := w.write("create " + describe(obj)); err != nil {
 				return err
 			}
-			if ns := obj.GetNamespace(); ns == v1alpha1.Namespace { // as an API server
-				if err := c.Get(ctx, types.NamespacedName{Name: ns}, &corev1.Namespace{}); err != nil {
-					return err
-				}
+			if err := namespaceIsThere(ctx, c, obj.GetNamespace()); err != nil {
+				return err
 			}
+			obj.SetUID(uuid.NewUUID()) // as an API server
 			return c.Create(ctx, obj, opts...)
 		},
 		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
@@ -188,13 +197,33 @@ func (w *site) funcs() interceptor.Funcs {
 				replicas, _, _ := unstructured.NestedFieldNoCopy(u.Object, "spec", "replicas")
 				w.note(fmt.Sprint("run ", replicas), u)
 			}
-			return c.Apply(ctx, obj, opts...)
+			if err := namespaceIsThere(ctx, c, u.GetNamespace()); err != nil {
+				return err
+			}
+			if err := c.Apply(ctx, obj, opts...); err != nil || u.GetKind() != "Peering" {
+				return err
+			}
+			p := &v1alpha1.Peering{} // as an API server
+			if err := c.Get(ctx, client.ObjectKeyFromObject(u), p); err != nil || p.UID != "" {
+				return err
+			}
+			p.UID = uuid.NewUUID()
+			return c.Update(ctx, p)
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
 			if err := w.write("delete " + describe(obj)); err != nil {
 				return err
 			}
 			w.note("delete", obj)
+			if o := (&client.DeleteOptions{}).ApplyOptions(opts); o.Preconditions != nil && o.Preconditions.UID != nil { // as an API server
+				live := obj.DeepCopyObject().(client.Object)
+				if err := c.Get(ctx, client.ObjectKeyFromObject(obj), live); err != nil {
+					return err
+				}
+				if live.GetUID() != *o.Preconditions.UID {
+					return apierrors.NewConflict(corev1.Resource(kindName(obj)), obj.GetName(), errors.New("another UID"))
+				}
+			}
 			if ns, ok := obj.(*corev1.Namespace); ok { // what goes with it
 				for _, kind := range []client.Object{&corev1.ResourceQuota{}, &coordinationv1.Lease{}} {
 					if err := c.DeleteAllOf(ctx, kind, client.InNamespace(ns.Name)); err != nil {
@@ -233,6 +262,14 @@ func (w *site) funcs() interceptor.Funcs {
 			return c.SubResource(sub).Update(ctx, obj, opts...)
 		},
 	}
+}
+
+// namespaceIsThere is an error where ours is not, as an API server's.
+func namespaceIsThere(ctx context.Context, c client.WithWatch, ns string) error {
+	if ns != v1alpha1.Namespace {
+		return nil
+	}
+	return c.Get(ctx, types.NamespacedName{Name: ns}, &corev1.Namespace{})
 }
 
 // dryApply tries it on a copy: the fake client's dry run does nothing at all.

@@ -224,6 +224,35 @@ func (c *Cluster) removePeering(ctx context.Context, name string) (skipped []str
 	return skipped, c.forget(ctx, name)
 }
 
+// clearUnpeered removes what this command has written of peerings that others have unpeered since it read their entries of the ledger. Where
+// none is left it removes all of liqonet. Unpeer deletes the Peering before all else. So it also deletes what was written while there was a
+// Peering, and what was written later is deleted here.
+func (c *Cluster) clearUnpeered(ctx context.Context, known ...v1alpha1.PeerAllocation) error {
+	for _, was := range known {
+		p, err := get[v1alpha1.Peering](ctx, c, "", was.Name)
+		if err != nil {
+			return err
+		}
+		if p != nil {
+			continue
+		}
+		cn, err := c.ledger(ctx)
+		switch {
+		case err != nil:
+			return err
+		case cn == nil || !cn.DeletionTimestamp.IsZero():
+			return cmp.Or(c.uninstall(ctx), errUninstalling)
+		}
+		now := plan.Allocation(cn, was.ClusterID)
+		if now == nil || was.Established && !now.Established && now.Claim == was.Claim { // not a new peering
+			if err := c.deleteAll(ctx, ofPeering(was.Name)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // nodesClean waits until no node's agent reports a gateway of the peering, or
 // of any if name is empty. If somebody has removed the agents it installs them again:
 // nobody else can take away what they put into the kernels.

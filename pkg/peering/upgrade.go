@@ -68,6 +68,8 @@ type upgrade struct {
 	others others
 	// replaced are the gateways that were replaced, in groups.
 	replaced [][]plan.UpgradeGateway
+	// entries are those of the ledger when it was read.
+	entries []v1alpha1.PeerAllocation
 	// mark says that this command, which has the claim, upgrades the cluster.
 	mark  *journal
 	claim string
@@ -183,8 +185,12 @@ func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 		out.temporary, out.atOnce = made.Temporary, made.AtOnce
 		g, gctx = failure.NewGroup(ctx)
 		for i, p := range made.Clusters {
-			c := clusters[slices.IndexFunc(clusters, func(c *Cluster) bool { return c.ID == p.ClusterID })]
+			of := slices.IndexFunc(clusters, func(c *Cluster) bool { return c.ID == p.ClusterID })
+			c := clusters[of]
 			u := &upgrade{side: newSide(c, i), Upgrade: p, options: o, reporter: r, mark: &journal{cluster: c}, claim: strings.ToLower(rand.Text()[:10])}
+			if cn := facts[of].Ledger; cn != nil {
+				u.entries = cn.Spec.Peers
+			}
 			u.lowers, u.journal.created = p.Lowers(), true
 			out.all = append(out.all, u)
 			g.Go(func() error { return u.look(gctx, toChange) })
@@ -295,7 +301,9 @@ func (u *upgrades) of(id string) *upgrade {
 func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) error) {
 	for _, c := range u.all {
 		if c.err == nil && !c.done && ctx.Err() == nil {
-			c.failed(ctx, failure.Caught(func() error { return do(c, ctx) }))
+			locked, cancel := while(ctx, c.mark)
+			c.failed(locked, failure.Caught(func() error { return do(c, locked) }))
+			cancel()
 		}
 	}
 }
@@ -332,6 +340,21 @@ func (u *upgrades) run(ctx context.Context) {
 		if c.err == nil && !c.done && ctx.Err() != nil {
 			c.err = c.interrupted(ctx)
 		}
+		if c.mark.object != nil {
+			c.clear(ctx)
+		}
+	}
+}
+
+// clear removes what was written of peerings that others have unpeered meanwhile.
+func (u *upgrade) clear(ctx context.Context) {
+	ctx, cancel := withTime(ctx)
+	defer cancel()
+	switch err := u.clearUnpeered(ctx, u.entries...); {
+	case errors.Is(err, errUninstalling):
+		u.err = u.fail("upgrade", err)
+	case err != nil:
+		u.err = errors.Join(u.err, err)
 	}
 }
 
@@ -378,6 +401,8 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 	}
 	back, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), upgradeBackTimeout, fmt.Errorf("not done after %s", upgradeBackTimeout))
 	defer cancel()
+	back, stop := while(back, u.mark)
+	defer stop()
 	if undone := u.step(back, "going back to "+u.From, u.goBack); undone != nil {
 		u.err = errors.Join(err, fmt.Errorf("not all went back: %w; see kubectl liqonet status %s, and run the command again", undone, u.Name))
 	}
@@ -461,8 +486,12 @@ func (u *upgrade) resume(ctx context.Context) error {
 // replaceGateways replaces the gateways, plane by plane.
 func (u *upgrade) replaceGateways(ctx context.Context) error {
 	for _, group := range u.Gateways {
+		var peerings v1alpha1.PeeringList
+		if err := u.list(ctx, &peerings); err != nil {
+			return err
+		}
 		var changed []plan.UpgradeGateway
-		for _, g := range group {
+		for _, g := range stillPeered(group, pointers(peerings.Items)) {
 			account, deployment := g.Objects()
 			if !u.Lowers() {
 				if err := u.apply(ctx, account...); err != nil {
@@ -575,7 +604,7 @@ func (u *upgrade) finishPeering(ctx context.Context, planned *v1alpha1.Peering) 
 		}
 		want := planned.DeepCopy()
 		mode := planned.Spec.PlanesMode
-		want.Spec, want.ResourceVersion = *now.Spec.DeepCopy(), now.ResourceVersion
+		want.Spec, want.ResourceVersion, want.UID = *now.Spec.DeepCopy(), now.ResourceVersion, now.UID
 		if want.Spec.PlanesMode == "" || mode == "" { // older agents are not told
 			want.Spec.PlanesMode = mode
 		}

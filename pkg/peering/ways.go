@@ -176,6 +176,7 @@ func (u *upgrade) settle(ctx context.Context, nodes []string, gateways []plan.Up
 // takenOver says what is missing until the agents have taken over. Pods of nodes that are of an earlier revision are deleted.
 func (u *upgrade) takenOver(ctx context.Context, o objects, nodes []string, gateways []plan.UpgradeGateway, beats heartbeats) (missing string, err error) {
 	ready, _ := nodesByReadiness(of[*corev1.Node](o))
+	gateways = stillPeered(gateways, of[*v1alpha1.Peering](o))
 	nodes = slices.DeleteFunc(slices.Sorted(slices.Values(nodes)), func(n string) bool { return !isAmong(ready, n) })
 	peerings := map[string]bool{"": true}
 	for _, g := range gateways {
@@ -205,6 +206,16 @@ func (u *upgrade) takenOver(ctx context.Context, o objects, nodes []string, gate
 		}
 	}
 	return "", nil
+}
+
+// stillPeered leaves out the gateways of peerings that somebody has removed.
+func stillPeered(gateways []plan.UpgradeGateway, peerings []*v1alpha1.Peering) (out []plan.UpgradeGateway) {
+	for _, g := range gateways {
+		if slices.ContainsFunc(peerings, func(p *v1alpha1.Peering) bool { return p.Name == g.Peering }) {
+			out = append(out, g)
+		}
+	}
+	return out
 }
 
 // deleteOutdated deletes the agents' pods of these nodes, which are sorted, that are of an earlier revision.

@@ -1,0 +1,88 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// Whenever somebody unpeers the clusters while another command works on them, that ends soon, and nothing of the peering is left. Nor is
+// anything else where it was the last one.
+func TestUnpeerMeanwhile(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	step := 30
+	if kit.Full() {
+		step = 1
+	}
+	for name, do := range map[string]func(ctx context.Context, a, b *Cluster) error{
+		"upgrade": func(ctx context.Context, a, _ *Cluster) error {
+			out, err := UpgradeAll(ctx, []*Cluster{a}, newer(), Silent{})
+			if err == nil {
+				err = out[0].Err
+			}
+			return err
+		},
+		"rotate-keys": func(ctx context.Context, a, b *Cluster) error {
+			_, err := Rotate(ctx, a, b, Rotation{}, Silent{})
+			return err
+		},
+		"peer": func(ctx context.Context, a, b *Cluster) error {
+			_, err := Peer(ctx, a, b, Options{Image: "image:2"}, Silent{})
+			return err
+		},
+	} {
+		for _, last := range []bool{false, true} {
+			t.Run(fmt.Sprint(name, map[bool]string{false: " beside another peering", true: " of the last one"}[last]), func(t *testing.T) {
+				t.Parallel()
+				for at := 1; ; at += step {
+					a, b := unpeeredPair(t, 2)
+					if !last {
+						c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+						a.peer, c.peer = c, a
+						mustPeer(t, a, c, Options{})
+						a.peer = b
+					}
+					before := []map[string]string{a.versions(t), b.versions(t)}
+					mustPeer(t, a, b, Options{})
+					unpeered := false
+					a.writes, a.meanwhileAt, a.meanwhile = 0, at, func() {
+						unpeered = true
+						if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+							t.Errorf("at write %d: unpeer: %v", at, err)
+						}
+					}
+					begun := time.Now()
+					ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+					err := do(ctx, a.Cluster, b.Cluster)
+					cancel()
+					if !unpeered {
+						if at < 5 {
+							t.Errorf("%d writes are none", at)
+						}
+						return
+					}
+					if time.Since(begun) > 20*time.Second || errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("at write %d: after %s: %v", at, time.Since(begun), err)
+					}
+					t.Logf("at write %d after %s: %v", at, time.Since(begun), err)
+					for i, w := range []*site{a, b} {
+						for _, name := range slices.Sorted(maps.Keys(w.versions(t))) {
+							// Where the keys are all replaced, another peering need not have the first one.
+							isKey := err == nil && name == "Secret liqonet-system/liqonet-overlay-2"
+							if _, was := before[i][name]; !was && !isKey {
+								t.Errorf("at write %d: %s still has %s", at, w.Name, name)
+							}
+						}
+					}
+				}
+			})
+		}
+	}
+}
