@@ -67,7 +67,7 @@ func subjects() []subject {
 	withEnds.Endpoints = []netip.Addr{addr("10.63.1.1"), addr("10.65.1.1")}
 	otherEnds := withEnds
 	otherEnds.Endpoints = withEnds.Endpoints[:1]
-	n.Gateways[0].Remote = []netip.Prefix{prefix("10.65.0.0/17")}
+	n.Gateways[0].Local, n.Gateways[0].Remote = true, []netip.Prefix{prefix("10.65.0.0/17")}
 	limited, limitedNode := gateway(), node()
 	limited.LimitRate, limitedNode.Gateways[0].LimitNew = 1e6, 100
 	otherLimited, otherLimitedNode := limited, limitedNode
@@ -186,7 +186,7 @@ func TestApply(t *testing.T) {
 func TestOtherRules(t *testing.T) {
 	ctx := context.Background()
 	plain, other := node(), node()
-	other.Gateways[0].LimitNew, other.Endpoints = 100, []netip.Addr{addr("10.63.1.1")}
+	other.Gateways[0].Local, other.Gateways[0].LimitNew, other.Endpoints = false, 100, []netip.Addr{addr("10.63.1.1")}
 	fresh, ns := netns.New(t, "fresh"), netns.New(t, "rules")
 	apply := func(n nat.Node) func() (bool, error) { return func() (bool, error) { return nat.ApplyNode(ctx, n) } }
 	expect(t, fresh, true, "plain, without anything before", apply(plain))

@@ -52,6 +52,10 @@ func (n Node) table() table {
 				{"from a gateway on this node", concat(inSet(sourceAt, setLocalGateways), notrack(), accept())},
 			}),
 			regular("gateway-errors", n.gatewayErrors()),
+			regular("local-gateways", []rule{
+				{"overlay packets", concat(udpDport(n.OverlayPort), jump("overlay-packets"))},
+				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("gateway-errors"))},
+			}),
 			regular("from-peers", n.fromPeers()),
 			regular("to-peers", n.toPeers()),
 			regular("as-node", []rule{
@@ -60,12 +64,7 @@ func (n Node) table() table {
 			}),
 			// It drops forged packets, and keeps the network plugin from masquerading
 			// overlay packets of gateways on this node.
-			base("guard", nftables.ChainHookPrerouting, priorityEarly, []rule{
-				{"from gateways", concat(iifGroup(n.OverlayGroup), jump("from-overlay"))},
-				{"overlay packets", concat(udpDport(n.OverlayPort), jump("overlay-packets"))},
-				{"peers come by the overlay only", concat(inSet(sourceAt, setRemote), n.outside())},
-				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("gateway-errors"))},
-			}),
+			base("guard", nftables.ChainHookPrerouting, priorityEarly, n.guard(len(local) > 0)),
 			// A packet to a service with remote endpoints bears kube-proxy's mark for
 			// masquerading. The overlay's packet around it inherits the mark.
 			base("notrack-own", nftables.ChainHookOutput, *nftables.ChainPriorityRaw, []rule{
@@ -87,6 +86,15 @@ func (n Node) table() table {
 	}
 	n.limit(&t)
 	return t
+}
+
+// guard sees each packet, whoever sends it. So a node without a gateway has no rule for one, and TCP meets one less.
+func (n Node) guard(hasGateway bool) []rule {
+	rules := []rule{{"from gateways", concat(iifGroup(n.OverlayGroup), jump("from-overlay"))}}
+	if hasGateway {
+		rules = append(rules, rule{"all but TCP", concat(not(proto(unix.IPPROTO_TCP)), jump("local-gateways"))})
+	}
+	return append(rules, rule{"peers come by the overlay only", concat(inSet(sourceAt, setRemote), n.outside())})
 }
 
 // outside is what happens to packets with a peer's source that come by another interface.
