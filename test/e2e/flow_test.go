@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/test/flow"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/workload"
 )
 
@@ -222,14 +223,18 @@ func (p agentProcess) holdUp(t testing.TB, ctx context.Context) {
 	})
 }
 
-// gatewayAgent is the agent of the cluster's only gateway.
-func (c *cluster) gatewayAgent(t testing.TB) agentProcess {
+// gatewayAgent is the agent of the cluster's only gateway. The one before it may still be ending.
+func (c *cluster) gatewayAgent(t testing.TB) (only agentProcess) {
 	t.Helper()
-	found := c.agents(t, "gateway")
-	if len(found) != 1 {
-		t.Fatalf("cluster %s has %d gateways, want 1: %v", c.Name, len(found), found)
-	}
-	return found[0]
+	kit.Within(t, callTimeout, "cluster "+c.Name+" has one gateway", func() string {
+		found := c.agents(t, "gateway")
+		if len(found) != 1 {
+			return fmt.Sprint("it has ", found)
+		}
+		only = found[0]
+		return ""
+	})
+	return only
 }
 
 // gateway is the cluster's only gateway, as a place where commands run.
