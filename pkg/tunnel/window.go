@@ -58,7 +58,7 @@ func (w *window) wait() {
 func (w *window) full(dropped bool) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if dropped && w.leaving == 0 {
+	if dropped && w.leaving == 0 && len(w.left) == 0 { // nothing has left just now
 		w.on = w.on[:0]
 	}
 	return len(w.on) >= w.limit
