@@ -100,8 +100,8 @@ var errTakenOver = fmt.Errorf("another command has taken this one for killed, as
 // isLost says that a command has lost what it works on to another one.
 func isLost(err error) bool { return errors.Is(err, errUnpeered) || errors.Is(err, errTakenOver) }
 
-// while returns a context that ends, with the reason, when a lock is lost.
-func while(ctx context.Context, locks ...*journal) (context.Context, context.CancelFunc) {
+// whileLocked returns a context that ends, with the reason, when a lock is lost.
+func whileLocked(ctx context.Context, locks ...*journal) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	for _, lock := range locks {
 		if lock.holds != nil {

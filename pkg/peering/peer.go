@@ -357,11 +357,8 @@ func (s *side) rollBack(ctx context.Context, peer *side, claim string) error {
 			return err
 		}
 	}
-	if err := s.journal.end(ctx); err != nil || s.claimed == nil {
+	if err := s.journal.end(ctx); err != nil {
 		return err
 	}
-	if err := s.clearUnpeered(ctx, *s.claimed); !errors.Is(err, errUninstalling) {
-		return err
-	}
-	return nil
+	return s.clearClaimed(ctx)
 }

@@ -30,9 +30,8 @@ type Rotation struct {
 type rotation struct {
 	*run
 	Rotation
-	// entries are those of the ledgers, peerings the names of the Peerings, overlay the generations of the overlay's new keys, by the
+	// peerings are the names of the Peerings, overlay the generations of the overlay's new keys, by the
 	// index of the side.
-	entries  [2]v1alpha1.PeerAllocation
 	peerings [2]string
 	overlay  [2]int32
 }
@@ -61,27 +60,16 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 	if err := rot.check(ctx); err != nil {
 		return Result{}, err
 	}
-	ctx, cancel := while(ctx, locks...)
+	ctx, cancel := whileLocked(ctx, locks...)
 	defer cancel()
 	// What is amiss is mended first: nodes need another plane that works.
 	if _, err = p.peer(ctx); err == nil {
 		err = ended(ctx, failure.Caught(func() error { return rot.all(ctx) }))
 		p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
 	}
-	return p.result, errors.Join(err, rot.clear(ctx))
-}
-
-// clear removes what was written of the peering if others have unpeered the clusters meanwhile.
-func (r *rotation) clear(ctx context.Context) error {
-	ctx, cancel := withTime(ctx)
-	defer cancel()
-	return r.both(ctx, func(ctx context.Context, s, _ *side) error {
-		err := s.clearUnpeered(ctx, r.entries[s.index])
-		if errors.Is(err, errUninstalling) {
-			err = nil // the command has failed by that
-		}
-		return err
-	})
+	last, done := withTime(ctx)
+	defer done()
+	return p.result, errors.Join(err, p.both(last, func(ctx context.Context, s, _ *side) error { return s.clearClaimed(ctx) }))
 }
 
 // check refuses what cannot be done, and notes the names of the Peerings.
@@ -98,7 +86,7 @@ func (r *rotation) check(ctx context.Context) error {
 				Hint: fmt.Sprintf("kubectl liqonet peer %s %s", r.sides[0].Name, r.sides[1].Name),
 			}
 		}
-		r.entries[i], r.peerings[i] = *entry, entry.Name
+		r.peerings[i] = entry.Name
 		if err := s.readAgents(ctx, &s.facts); err != nil {
 			return err
 		}

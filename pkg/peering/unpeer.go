@@ -253,6 +253,19 @@ func (c *Cluster) clearUnpeered(ctx context.Context, known ...v1alpha1.PeerAlloc
 	return nil
 }
 
+// clearClaimed does so with the peering of which this command has claimed the entry. Where liqonet is being removed, the command has
+// failed by that.
+func (s *side) clearClaimed(ctx context.Context) error {
+	if s.claimed == nil {
+		return nil
+	}
+	err := s.clearUnpeered(ctx, *s.claimed)
+	if errors.Is(err, errUninstalling) {
+		return nil
+	}
+	return err
+}
+
 // nodesClean waits until no node's agent reports a gateway of the peering, or
 // of any if name is empty. If somebody has removed the agents it installs them again:
 // nobody else can take away what they put into the kernels.

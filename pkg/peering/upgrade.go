@@ -301,7 +301,7 @@ func (u *upgrades) of(id string) *upgrade {
 func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) error) {
 	for _, c := range u.all {
 		if c.err == nil && !c.done && ctx.Err() == nil {
-			locked, cancel := while(ctx, c.mark)
+			locked, cancel := whileLocked(ctx, c.mark)
 			c.failed(locked, failure.Caught(func() error { return do(c, locked) }))
 			cancel()
 		}
@@ -401,7 +401,7 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 	}
 	back, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), upgradeBackTimeout, fmt.Errorf("not done after %s", upgradeBackTimeout))
 	defer cancel()
-	back, stop := while(back, u.mark)
+	back, stop := whileLocked(back, u.mark)
 	defer stop()
 	if undone := u.step(back, "going back to "+u.From, u.goBack); undone != nil {
 		u.err = errors.Join(err, fmt.Errorf("not all went back: %w; see kubectl liqonet status %s, and run the command again", undone, u.Name))
