@@ -24,6 +24,7 @@ func ToApply(obj Object) (*unstructured.Unstructured, error) {
 	u := &unstructured.Unstructured{Object: content}
 	unstructured.RemoveNestedField(u.Object, "status")
 	unstructured.RemoveNestedField(u.Object, "metadata", "resourceVersion")
+	unstructured.RemoveNestedField(u.Object, "metadata", "uid")
 	return u, nil
 }
 

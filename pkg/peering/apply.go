@@ -35,7 +35,8 @@ func (c *Cluster) read(ctx context.Context, obj client.Object) (want, live *unst
 // write applies an object.
 func (c *Cluster) write(ctx context.Context, u *unstructured.Unstructured) error {
 	obj := client.ApplyConfigurationFromUnstructured(u)
-	return c.fail("apply "+describe(u), c.Client.Apply(ctx, obj, client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership))
+	err := c.Client.Apply(ctx, obj, client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
+	return c.fail("apply "+describe(u), uninstallingIfTerminating(err))
 }
 
 // apply applies objects that do not depend on each other, after it has written down how

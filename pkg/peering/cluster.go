@@ -114,7 +114,7 @@ func (c *Cluster) fail(doing string, err error) error {
 	case errors.As(err, &urlErr), errors.As(err, &netErr), errors.Is(err, syscall.ECONNREFUSED):
 		e.Kind = Unreachable
 		e.Hint = c.hintUnreachable()
-	case isLost(err), errors.Is(err, errUninstalling):
+	case isLost(err):
 		e.Kind, e.Hint = NotReady, "see kubectl liqonet status, and run the command again if it is still wanted"
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
 		e.Hint = "somebody else changes it at the same time: try again"

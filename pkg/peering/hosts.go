@@ -186,7 +186,7 @@ func (c *Cluster) currentHosts(ctx context.Context, peer *Cluster, external neti
 	case err != nil:
 		return nil, err
 	case entry == nil:
-		return nil, errUnpeered
+		return nil, c.fail("read which hosts are exposed", errUnpeered)
 	}
 	return plan.HostMappings(entry, external)
 }

@@ -189,7 +189,7 @@ func (s *side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least
 			return nil
 		}
 	}
-	return uninstallingIfTerminating(s.apply(ctx, daemonSet))
+	return s.apply(ctx, daemonSet)
 }
 
 // applyNamespace applies our namespace, unless it is somebody else's.
@@ -197,7 +197,7 @@ func (s *side) applyNamespace(ctx context.Context) error {
 	if err := s.checkNamespace(ctx); err != nil {
 		return err
 	}
-	return uninstallingIfTerminating(s.apply(ctx, manifests.Namespace()))
+	return s.apply(ctx, manifests.Namespace())
 }
 
 // agentsWork says that the agents of all nodes that are ready have reported.

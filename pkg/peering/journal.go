@@ -98,7 +98,9 @@ func (j *journal) begin(ctx context.Context, obj *corev1.ConfigMap) error {
 var errTakenOver = fmt.Errorf("another command has taken this one for killed, as its clusters heard nothing of it for %s", beatSilence)
 
 // isLost says that a command has lost what it works on to another one.
-func isLost(err error) bool { return errors.Is(err, errUnpeered) || errors.Is(err, errTakenOver) }
+func isLost(err error) bool {
+	return errors.Is(err, errUnpeered) || errors.Is(err, errUninstalling) || errors.Is(err, errTakenOver)
+}
 
 // whileLocked returns a context that ends, with the reason, when a lock is lost.
 func whileLocked(ctx context.Context, locks ...*journal) (context.Context, context.CancelFunc) {
@@ -130,13 +132,33 @@ func (j *journal) lock(ctx context.Context, claim, peering string) (bool, error)
 			return false, err
 		}
 		for i := range dead {
-			// Unless its command has changed it since: then it works.
-			is := client.Preconditions{UID: &dead[i].UID, ResourceVersion: &dead[i].ResourceVersion}
-			if err := j.cluster.Client.Delete(ctx, &dead[i], is); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+			if err := j.cluster.breakLock(ctx, &dead[i]); err != nil {
 				return false, err
 			}
 		}
+		if len(dead) > 0 {
+			continue
+		}
+		now, err := get[corev1.ConfigMap](ctx, j.cluster, mark.Namespace, mark.Name)
+		if err != nil {
+			return false, err
+		}
+		if now != nil && (!isOurs(now) || now.Annotations[annotationClaim] == "") {
+			return false, &Error{
+				Kind: Usage, Cluster: j.cluster.Name, Doing: "look whether another command replaces keys or agents", Err: fmt.Errorf("ConfigMap %s is there, and liqonet has not made it", mark.Name),
+				Hint: fmt.Sprintf("%s -n %s delete configmap %s", j.cluster.Kubectl, mark.Namespace, mark.Name),
+			}
+		}
 	}
+}
+
+// breakLock deletes the lock of a command that was killed, unless that has changed it since: then it works.
+func (c *Cluster) breakLock(ctx context.Context, lock *corev1.ConfigMap) error {
+	is := client.Preconditions{UID: &lock.UID, ResourceVersion: &lock.ResourceVersion}
+	if err := c.Client.Delete(ctx, lock, is); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
+		return c.fail("delete "+describe(lock), err)
+	}
+	return nil
 }
 
 // unlock takes locks away, also where ctx has ended. One that cannot be is taken for that of a command that was killed.
@@ -292,6 +314,12 @@ func (c *Cluster) undoInterrupted(ctx context.Context, peerID, peering, claim st
 		return err
 	}
 	for _, obj := range slices.Backward(dead) {
+		if obj.Name == manifests.ReplacingMark().Name { // nothing is noted in it
+			if err := c.breakLock(ctx, &obj); err != nil {
+				return err
+			}
+			continue
+		}
 		var changes []change
 		if raw := obj.Data[journalKey]; raw != "" {
 			if err := json.Unmarshal([]byte(raw), &changes); err != nil {
@@ -301,8 +329,7 @@ func (c *Cluster) undoInterrupted(ctx context.Context, peerID, peering, claim st
 		if sharedOnly {
 			changes = slices.DeleteFunc(changes, func(ch change) bool { return !ch.shared() })
 		}
-		isLock := obj.Name == manifests.ReplacingMark().Name // no ranges were changed under one
-		if !sharedOnly && !isLock {
+		if !sharedOnly {
 			if err := c.undoRanges(ctx, peerID); err != nil {
 				return err
 			}

@@ -93,8 +93,13 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 				p.result.Notes = append(p.result.Notes, c.Notes...)
 			}
 		}
-		if err == nil || !p.touched {
-			return p.result, err
+		switch {
+		case err == nil:
+			return p.result, nil
+		case !p.touched: // nothing yet, or what was changed is to stay
+			last, done := withTime(ctx)
+			defer done()
+			return p.result, errors.Join(err, p.both(last, func(ctx context.Context, s, _ *side) error { return s.clearClaimed(ctx) }))
 		}
 		undo, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), rollbackTimeout, fmt.Errorf("not done after %s", rollbackTimeout))
 		lost, undoErr := p.rollBack(undo)

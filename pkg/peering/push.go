@@ -329,7 +329,7 @@ func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side
 			return err
 		}
 		if s.facts.Existing != nil && live.GetResourceVersion() == "" {
-			return errUnpeered
+			return s.fail("apply Peering "+wanted.Name, errUnpeered)
 		}
 		// In this order: a host that is exposed after the Peering was read is a conflict.
 		if wanted.Spec.Local.Hosts, err = s.currentHosts(ctx, peer.Cluster, wanted.Spec.Local.ExternalCIDR.Prefix); err != nil {

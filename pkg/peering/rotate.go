@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -213,13 +214,13 @@ func (r *rotation) updateAgents(ctx context.Context) error {
 	}
 	return r.both(ctx, func(ctx context.Context, s, peer *side) error {
 		p, err := get[v1alpha1.Peering](ctx, s.Cluster, "", r.peerings[s.index])
-		switch {
-		case err != nil:
-			return err
-		case p != nil:
-			return r.waitForPackets(ctx, s, peer)
+		if err == nil && p != nil {
+			err = r.waitForPackets(ctx, s, peer)
 		}
-		return s.replaceNodeAgents(ctx)
+		if p == nil && err == nil || errors.Is(err, errUnpeered) {
+			return s.replaceNodeAgents(ctx)
+		}
+		return err
 	})
 }
 
@@ -228,11 +229,14 @@ func (s *side) replaceNodeAgents(ctx context.Context) error {
 	if live, err := s.nodeAgents(ctx); live == nil || err != nil { // it was the last one
 		return err
 	}
-	if err := s.apply(ctx, s.later); err != nil {
+	if err := s.updateNodeAgents(ctx, nil); err != nil {
 		return err
 	}
 	beats := heartbeats{}
 	return s.await(ctx, "wait for the node agents", s.podsHint(), append(rolloutKinds(), viewKinds()...), func(_ context.Context, o objects) (string, error) {
+		if byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
+			return "", nil // by now it was the last one
+		}
 		beats.note(of[*coordinationv1.Lease](o), s.Now())
 		ready, _ := nodesByReadiness(of[*corev1.Node](o))
 		newest, missing := newestRevision(o)
@@ -400,20 +404,34 @@ func (r *rotation) push(ctx context.Context, planes ...int32) error {
 	return r.both(ctx, r.waitForPackets)
 }
 
-// deleteOverlayKeys takes from nodes the overlay's keys that no link has any more, and deletes them.
+// deleteOverlayKeys takes from nodes the overlay's keys that no link has any more, and deletes them. Where no link has any, somebody
+// removes all of liqonet.
 func (r *rotation) deleteOverlayKeys(ctx context.Context) error {
-	err := r.both(ctx, func(ctx context.Context, s, _ *side) (err error) {
-		s.facts.OverlayKeys, err = s.overlayKeysInUse(ctx, s.facts.OverlayKeys)
-		return err
-	})
-	if err == nil {
-		err = r.updateAgents(ctx)
-	}
-	if err != nil {
-		return err
+	var used [2][]int32
+	for { // somebody may unpeer the clusters meanwhile
+		before := used
+		err := r.both(ctx, func(ctx context.Context, s, _ *side) (err error) {
+			used[s.index], err = s.overlayKeysInUse(ctx, s.facts.OverlayKeys)
+			if len(used[s.index]) > 0 {
+				s.facts.OverlayKeys = used[s.index]
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		if slices.Equal(used[0], before[0]) && slices.Equal(used[1], before[1]) {
+			break
+		}
+		if err := r.updateAgents(ctx); err != nil {
+			return err
+		}
 	}
 	return r.both(ctx, func(ctx context.Context, s, _ *side) error {
-		return s.deleteOverlayKeys(ctx, s.facts.OverlayKeys, r.overlay[s.index])
+		if len(used[s.index]) == 0 {
+			return nil
+		}
+		return s.deleteOverlayKeys(ctx, used[s.index], r.overlay[s.index])
 	})
 }
 

@@ -2,6 +2,7 @@ package peering
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -33,10 +34,12 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
 		if a.err != nil || !a.needsTemporary(b.ID) && !b.needsTemporary(a.ID) {
 			continue
 		}
-		err := u.reporter.Step(ctx, fmt.Sprintf("%s and %s: a temporary plane", a.Name, b.Name), func(ctx context.Context) error {
+		locked, cancel := whileLocked(ctx, a.mark, b.mark)
+		err := u.reporter.Step(locked, fmt.Sprintf("%s and %s: a temporary plane", a.Name, b.Name), func(ctx context.Context) error {
 			return failure.Caught(func() error { return s.add(ctx, u.reporter) })
 		})
-		if out = append(out, s); err != nil {
+		cancel()
+		if out = append(out, s); err != nil && !errors.Is(err, errUnpeered) { // the other peerings go on
 			a.failed(ctx, err)
 			b.failed(ctx, err)
 		}
@@ -93,7 +96,7 @@ func (u *upgrades) removeTemporary(ctx context.Context, all []*shared) {
 		cancel()
 		for i, c := range s.clusters {
 			c.changed = append(c.changed, s.sides[i].changed...)
-			if c.err == nil && err != nil {
+			if c.err == nil && err != nil && !errors.Is(err, errUnpeered) {
 				c.err = err // all else is done
 			}
 		}

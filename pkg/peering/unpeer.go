@@ -243,8 +243,11 @@ func (c *Cluster) clearUnpeered(ctx context.Context, known ...v1alpha1.PeerAlloc
 		case cn == nil || !cn.DeletionTimestamp.IsZero():
 			return cmp.Or(c.uninstall(ctx), errUninstalling)
 		}
-		now := plan.Allocation(cn, was.ClusterID)
-		if now == nil || was.Established && !now.Established && now.Claim == was.Claim { // not a new peering
+		isNew := slices.ContainsFunc(cn.Spec.Peers, func(now v1alpha1.PeerAllocation) bool {
+			isSame := now.ClusterID == was.ClusterID && was.Established && !now.Established && now.Claim == was.Claim
+			return now.Name == was.Name && !isSame
+		})
+		if !isNew {
 			if err := c.deleteAll(ctx, ofPeering(was.Name)); err != nil {
 				return err
 			}

@@ -362,7 +362,7 @@ func (u *upgrade) clear(ctx context.Context) {
 func (u *upgrade) lock(ctx context.Context) error {
 	const doing = "look whether another command upgrades it"
 	if locked, err := u.mark.lock(ctx, u.claim, ""); locked || err != nil {
-		return u.fail(doing, err)
+		return u.fail(doing, uninstallingIfTerminating(err))
 	}
 	return &Error{Kind: NotReady, Cluster: u.Name, Doing: doing, Err: errors.New("one does, or replaces keys"), Hint: "wait until it has ended"}
 }
