@@ -41,8 +41,8 @@ type Drop struct {
 }
 
 // Drops returns what our tables in the calling thread's network namespace have dropped, by hook,
-// reason and link. A counter goes on when its table is replaced. There are none where the kernel
-// has no counters with names.
+// reason and link. A counter goes on when rules change. It begins anew when an agent has to write the
+// whole table, after somebody else's change. There are none where the kernel has no counters with names.
 func Drops(ctx context.Context) ([]Drop, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -88,13 +88,17 @@ func (n Node) table() table {
 	return t
 }
 
-// guard sees each packet, whoever sends it. So a node without a gateway has no rule for one, and TCP meets one less.
+// guard sees each packet, whoever sends it. So a node without a gateway has no rule for one, and TCP meets one less. Overlay
+// packets are let pass last: no node and no gateway sends them with an address of a peer's range.
 func (n Node) guard(hasGateway bool) []rule {
-	rules := []rule{{"from gateways", concat(iifGroup(n.OverlayGroup), jump("from-overlay"))}}
+	rules := []rule{
+		{"from gateways", concat(iifGroup(n.OverlayGroup), jump("from-overlay"))},
+		{"peers come by the overlay only", concat(inSet(sourceAt, setRemote), n.outside())},
+	}
 	if hasGateway {
 		rules = append(rules, rule{"all but TCP", concat(not(proto(unix.IPPROTO_TCP)), jump("local-gateways"))})
 	}
-	return append(rules, rule{"peers come by the overlay only", concat(inSet(sourceAt, setRemote), n.outside())})
+	return rules
 }
 
 // outside is what happens to packets with a peer's source that come by another interface.

@@ -211,7 +211,17 @@ func (n *scene) fromBeside() []attack {
 		}
 	}
 	toNode, toGateway := n.toNode, n.toGateway
-	return []attack{
+	var asPeer []attack
+	if n.kind == overlay.VXLAN { // Geneve takes nothing from a source that it was not told
+		asPeer = []attack{{lanHost, "that knows the secret, to the gateway in the overlay, with the address of a peer's pod", all(n.nodeRule("guard", byOverlayOnly), n.closedInput(gateway, nftables.TableFamilyIPv4, "")), func(t *testing.T) bool {
+			p := toGateway(t, 1)
+			p.source = peer.Mapped
+			return n.arrives(t, gateway.Gateway.NS, p.from, func(port uint16) error {
+				return n.sendTo(t, n.LAN.NS, p, a.Key.MAC(a.VNI(t, p.node), p.to), unix.ETH_P_IP, packet(p.from, p.to, port))
+			})
+		}}}
+	}
+	return append(asPeer, []attack{
 		{lanHost, "reads a gateway's metrics", n.closedInput(gateway, nftables.TableFamilyIPv4, ""), func(*testing.T) bool {
 			return dataplane.Reaches(n.LAN.NS, netip.Addr{}, gateway.Gateway.Addr, v1alpha1.MetricsPort)
 		}},
@@ -274,7 +284,7 @@ func (n *scene) fromBeside() []attack {
 				return n.sendTo(t, near.Pod.NS, p, a.Key.MAC(a.VNI(t, p.node), p.to), unix.ETH_P_IP, packet(peer.Mapped, near.Pod.Addr, port))
 			})
 		}},
-	}
+	}...)
 }
 
 // noIPv6 is that nodes drop IPv6 by the overlay.
