@@ -66,15 +66,14 @@ func TestOtherRulesLoseNothing(t *testing.T) {
 		}
 		sent <- n
 	}()
-	changes := 0
-	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); changes++ {
-		apply(1e9 + uint64(1+changes%2))
+	const changes = 60
+	for i := range changes {
+		apply(1e9 + uint64(1+i%2))
 	}
 	cancel()
 	want := <-sent
 	got := arrived(want)
-	t.Logf("%d changes, %d packets", changes, want)
-	if changes < 100 || want < 10000 || got != want {
+	if want < changes || got != want {
 		t.Errorf("of %d packets %d arrived, during %d changes of rules", want, got, changes)
 	}
 }
