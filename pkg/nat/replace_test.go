@@ -2,14 +2,15 @@ package nat_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
-	"regexp"
-	"strconv"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/nat"
+	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
 
@@ -44,17 +45,24 @@ func TestOtherRulesLoseNothing(t *testing.T) {
 		c, err = net.Dial("udp4", "10.63.0.2:9")
 		return err
 	})
-	defer func() { _ = c.Close() }()
-	counter := regexp.MustCompile(`packets (\d+)`)
-	arrived := func(want int) (got int) {
-		for end := time.Now().Add(2 * time.Second); got < want && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-			got, _ = strconv.Atoi(counter.FindStringSubmatch(peer.Output(t, "nft", "list counter ip seen count"))[1])
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
 		}
-		return got
+	})
+	arrive := func(sent int) {
+		want := fmt.Sprintf("packets %d ", sent)
+		kit.Within(t, 2*time.Second, fmt.Sprintf("all %d packets arrive", sent), func() string {
+			if got := peer.Output(t, "nft", "list counter ip seen count"); !strings.Contains(got, want) {
+				return got
+			}
+			return ""
+		})
 	}
-	if _, err := c.Write([]byte("?")); err != nil || arrived(1) != 1 { // neighbours are known then
-		t.Fatalf("nothing arrives: %v", err)
+	if _, err := c.Write([]byte("?")); err != nil {
+		t.Fatal(err)
 	}
+	arrive(1) // neighbours are known then
 	ctx, cancel := context.WithCancel(context.Background())
 	sent := make(chan int)
 	go func() {
@@ -71,9 +79,9 @@ func TestOtherRulesLoseNothing(t *testing.T) {
 		apply(1e9 + uint64(1+i%2))
 	}
 	cancel()
-	want := <-sent
-	got := arrived(want)
-	if want < changes || got != want {
-		t.Errorf("of %d packets %d arrived, during %d changes of rules", want, got, changes)
+	n := <-sent
+	if n < changes {
+		t.Errorf("%d packets are too few for %d changes of rules", n, changes)
 	}
+	arrive(n)
 }

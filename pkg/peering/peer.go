@@ -97,11 +97,9 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 		case err == nil:
 			return p.result, nil
 		case !p.touched: // nothing yet, or what was changed is to stay
-			last, done := withTime(ctx)
-			defer done()
-			return p.result, errors.Join(err, p.both(last, func(ctx context.Context, s, _ *side) error { return s.clearClaimed(ctx) }))
+			return p.result, errors.Join(err, p.clearClaimed(ctx))
 		}
-		undo, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), rollbackTimeout, fmt.Errorf("not done after %s", rollbackTimeout))
+		undo, cancel := withTime(ctx)
 		lost, undoErr := p.rollBack(undo)
 		cancel()
 		if undoErr != nil {

@@ -68,9 +68,7 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 		err = ended(ctx, failure.Caught(func() error { return rot.all(ctx) }))
 		p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
 	}
-	last, done := withTime(ctx)
-	defer done()
-	return p.result, errors.Join(err, p.both(last, func(ctx context.Context, s, _ *side) error { return s.clearClaimed(ctx) }))
+	return p.result, errors.Join(err, p.clearClaimed(ctx))
 }
 
 // check refuses what cannot be done, and notes the names of the Peerings.
@@ -214,13 +212,15 @@ func (r *rotation) updateAgents(ctx context.Context) error {
 	}
 	return r.both(ctx, func(ctx context.Context, s, peer *side) error {
 		p, err := get[v1alpha1.Peering](ctx, s.Cluster, "", r.peerings[s.index])
-		if err == nil && p != nil {
-			err = r.waitForPackets(ctx, s, peer)
+		if err != nil {
+			return err
 		}
-		if p == nil && err == nil || errors.Is(err, errUnpeered) {
-			return s.replaceNodeAgents(ctx)
+		if p != nil {
+			if err := r.waitForPackets(ctx, s, peer); !errors.Is(err, errUnpeered) {
+				return err
+			}
 		}
-		return err
+		return s.replaceNodeAgents(ctx)
 	})
 }
 

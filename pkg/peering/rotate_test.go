@@ -367,3 +367,27 @@ func TestRotateTakenOver(t *testing.T) {
 	}
 	t.Error("it has deleted the other command's lock")
 }
+
+// A ConfigMap of the lock's name that is not ours is nobody's lock: no command waits for it, or takes it away.
+func TestForeignLock(t *testing.T) {
+	t.Parallel()
+	a, b := pairOf(t, 1)
+	foreign := manifests.ReplacingMark()
+	foreign.Labels, foreign.Annotations = nil, nil
+	if err := a.raw.Create(t.Context(), foreign); err != nil {
+		t.Fatal(err)
+	}
+	_, rotated := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
+	upgraded, err := UpgradeAll(t.Context(), []*Cluster{a.Cluster}, newer(), Silent{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, err := range map[string]error{"rotate-keys": rotated, "upgrade": upgraded[0].Err} {
+		if e := (*Error)(nil); !errors.As(err, &e) || e.Kind != Usage {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	if err := a.raw.Get(t.Context(), client.ObjectKeyFromObject(foreign), foreign); err != nil {
+		t.Error(err)
+	}
+}

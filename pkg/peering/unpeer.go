@@ -269,6 +269,13 @@ func (s *side) clearClaimed(ctx context.Context) error {
 	return err
 }
 
+// clearClaimed does so in both clusters, also where ctx has ended.
+func (p *run) clearClaimed(ctx context.Context) error {
+	ctx, cancel := withTime(ctx)
+	defer cancel()
+	return p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.clearClaimed(ctx) })
+}
+
 // nodesClean waits until no node's agent reports a gateway of the peering, or
 // of any if name is empty. If somebody has removed the agents it installs them again:
 // nobody else can take away what they put into the kernels.
