@@ -225,9 +225,9 @@ type agent struct {
 	peer          atomic.Pointer[netip.Addr]
 	works         atomic.Bool
 	responder     liveness.Responder
-	usedByNodes   use
-	usedByPeer    use
-	askedByPeer   use
+	usedByNodes   users
+	usedByPeer    users
+	askedByPeer   atomic.Pointer[time.Time]
 	// useBegins signals that a node sends packets.
 	useBegins notify.Signal
 	// news signals that the tunnel has come up or gone down, and measured the same to the loop. leaving

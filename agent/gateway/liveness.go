@@ -6,7 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -20,9 +20,12 @@ const (
 	// perNode is how much longer nodes wait between two questions for each node that there is. So a
 	// gateway gets 5,000 questions a second at most.
 	perNode = 200 * time.Microsecond
-	// inUse is how long after the last question of somebody who sends packets a gateway is in use,
-	// useInterval how often it looks whether it still is.
+	// inUse is for how long a gateway counts as in use when nobody sends packets by it any more: some are on the way.
+	// useInterval is how often it looks.
 	useInterval, inUse = 100 * time.Millisecond, 300 * time.Millisecond
+	// userGone is how long it takes until who has sent packets, and asks nothing more, counts as gone. Each of 5,000 nodes asks once in a
+	// second, and on a busy machine later.
+	userGone = 2 * time.Second
 	// idleQuestions is how many times as long the time between questions to the peer's gateway is while
 	// no node of this cluster sends packets. Each question costs both gateways an encrypted packet, and
 	// the first packet that a node sends brings the usual time back at once.
@@ -89,35 +92,58 @@ func (a *agent) answerLiveness(ctx context.Context) {
 	})
 }
 
-// use is when this gateway was last asked by somebody of a kind, as by those who send packets by it.
-type use struct{ at atomic.Pointer[time.Time] }
-
-func (u *use) note() { u.at.Store(new(time.Now())) }
-
-func (u *use) within(d time.Duration) bool {
-	at := u.at.Load()
-	return at != nil && time.Since(*at) < d
+// users are those who say that they send packets by this gateway.
+type users struct {
+	mu sync.Mutex
+	// by is when each last said it. Who takes it back is not there any more.
+	by map[netip.Addr]time.Time
+	// last is when somebody last said it, or took it back.
+	last time.Time
 }
 
-func (u *use) after(t time.Time) bool {
-	at := u.at.Load()
-	return at != nil && at.After(t)
+// note notes that somebody does, or does not.
+func (u *users) note(by netip.Addr, sends bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if _, did := u.by[by]; !did && !sends {
+		return
+	}
+	u.last = time.Now()
+	if !sends {
+		delete(u.by, by)
+		return
+	}
+	if u.by == nil {
+		u.by = map[netip.Addr]time.Time{}
+	}
+	u.by[by] = u.last
+}
+
+// within says whether somebody sends packets, or did within d.
+func (u *users) within(d time.Duration) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	for by, at := range u.by {
+		if time.Since(at) < userGone {
+			return true
+		}
+		delete(u.by, by)
+	}
+	return !u.last.IsZero() && time.Since(u.last) < d
 }
 
 // asked notes what those who ask say: a node, or the peer's gateway, which also speaks for its own nodes.
 func (a *agent) asked(by netip.Addr, q liveness.Question) {
 	if peer := a.peer.Load(); peer != nil && by == *peer {
-		a.askedByPeer.note()
-		if q.InUse {
-			a.usedByPeer.note()
-		}
+		a.askedByPeer.Store(new(time.Now()))
+		a.usedByPeer.note(by, q.InUse)
 		if session := a.session.Load(); session != nil {
 			session.Told(q)
 		}
 		return
 	}
+	a.usedByNodes.note(by, q.InUse)
 	if q.InUse {
-		a.usedByNodes.note()
 		a.useBegins.Send()
 	}
 }
@@ -125,7 +151,7 @@ func (a *agent) asked(by netip.Addr, q liveness.Question) {
 // fullSize is the size of packets that nodes of this cluster send, 0 while they send none. Those of the peer's nodes
 // do not count: it asks for them itself, and each would keep the other one asking for ever.
 func (a *agent) fullSize() int {
-	if a.usedByNodes.within(2 * inUse) {
+	if a.usedByNodes.within(inUse) {
 		return int(a.mtu.Load())
 	}
 	return 0

@@ -3,6 +3,8 @@ package gateway
 import (
 	"net/netip"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/liqonet/liqonet/pkg/liveness"
 )
@@ -27,4 +29,37 @@ func TestUseIsNotToldBack(t *testing.T) {
 	if a.fullSize() != 1400 {
 		t.Error("a node uses the gateway as well, and packets of full size are not tried")
 	}
+}
+
+// Who sends packets counts until it says that it does not, or is gone. Nodes ask late on a busy machine, and rarely in a large cluster.
+func TestUsers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var u users
+		node, other := netip.MustParseAddr("10.80.0.1"), netip.MustParseAddr("10.80.0.2")
+		expect := func(when string, want bool) {
+			t.Helper()
+			if got := u.within(inUse); got != want {
+				t.Errorf("%s: in use: %v, want %v", when, got, want)
+			}
+		}
+		expect("nobody has asked", false)
+		u.note(node, false)
+		expect("a node sends no packets", false)
+		u.note(node, true)
+		u.note(other, true)
+		time.Sleep(userGone - time.Millisecond)
+		expect("nodes are late", true)
+		u.note(node, true)
+		time.Sleep(inUse)
+		expect("one is gone", true)
+		u.note(other, false)
+		expect("one is gone, and has not taken back anything", true)
+		u.note(node, false)
+		expect("packets are on the way", true)
+		time.Sleep(inUse)
+		expect("the other one sends none any more", false)
+		u.note(node, true)
+		time.Sleep(userGone)
+		expect("the other one is gone, too", false)
+	})
 }

@@ -57,8 +57,9 @@ func (a *agent) agreeOnKeys(received bool) {
 			a.Log.Debug("no agreement on a pre-shared key", "error", err)
 		}
 	}
+	asked := a.askedByPeer.Load()
 	m.Look(now, rekey.Seen{
-		Answered: a.probes.LastReply.After(a.keys.replied), Asked: a.askedByPeer.after(a.keys.looked), Received: received,
+		Answered: a.probes.LastReply.After(a.keys.replied), Asked: asked != nil && asked.After(a.keys.looked), Received: received,
 		Missing: a.probes.Unanswered >= missing, RTT: a.redialer.rtt, Handshake: a.tunnel.LastHandshake,
 	})
 	a.keys.replied, a.keys.looked = a.probes.LastReply, now

@@ -3,6 +3,7 @@ package liveness_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/liveness"
 	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/test/kit"
 )
 
 // link is a responder behind a relay that drops what it is told to.
@@ -44,9 +46,7 @@ func newLink(t *testing.T, counts bool) *link {
 	l.pass()
 	l.responder.State = func(netip.Addr) liveness.Answer { return *l.answer.Load() }
 	l.responder.Asked = func(_ netip.Addr, q liveness.Question) {
-		if q.InUse {
-			l.used.Store(true)
-		}
+		l.used.Store(q.InUse)
 		if q.Deaf {
 			l.deaf.Store(true)
 		}
@@ -148,6 +148,23 @@ func TestSession(t *testing.T) {
 
 // Large packets do not pass. That is known while none are sent, too: otherwise the way would seem to work
 // until the next one.
+// Whoever is asked rarely is told at once when packets are sent, and when they no longer are: a gateway that ends waits for that.
+func TestUseIsToldAtOnce(t *testing.T) {
+	t.Parallel()
+	l := newLink(t, false)
+	l.answer.Store(&liveness.Answer{State: liveness.State{Up: true}, Interval: time.Minute})
+	l.await(t, "up", isUp)
+	for _, size := range []int{1400, 0, 1400, 0} {
+		l.session.Use(size > 0, size)
+		kit.Within(t, 10*time.Second, "the responder knows whether packets are sent", func() string {
+			if used := l.used.Load(); used != (size > 0) {
+				return fmt.Sprintf("in use: %v", used)
+			}
+			return ""
+		})
+	}
+}
+
 func TestLargePacketsStayLost(t *testing.T) {
 	t.Parallel()
 	l := newLink(t, false)

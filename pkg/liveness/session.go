@@ -54,6 +54,8 @@ type Session struct {
 	// size is that of packets, less their headers; 0 while none are sent. asking is that of the questions,
 	// which goes on until one is answered.
 	size, asking int
+	// news says that the other end is to be told at once whether packets are sent.
+	news bool
 	// lost is when a question was last seen to be lost.
 	lost time.Time
 	// overtaking is when the small question was sent that may have overtaken larger ones, next when that of the next
@@ -92,7 +94,8 @@ func New(local netip.Addr, remote netip.AddrPort, idle int, changed notify.Signa
 }
 
 // Use says whether to ask often. size is how many bytes the packets may have that are sent by this way, 0 if
-// none are. While they are, the other end is told so, and is asked with packets of that size too.
+// none are. While they are, the other end is told so, and is asked with packets of that size too. It is told at once when that begins
+// or ends.
 func (s *Session) Use(often bool, size int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,6 +103,7 @@ func (s *Session) Use(often bool, size int) {
 	if s.often == often && s.size == size {
 		return
 	}
+	s.news = s.news || (s.size > 0) != (size > 0)
 	s.often, s.size = often, size
 	if big := &s.streams[full]; size > 0 && size != s.asking || size == 0 && !big.missing(time.Now(), s.overtaking, s.base()) {
 		*big, s.asking = stream{}, size
@@ -314,7 +318,9 @@ func (s *Session) turn(i int, conn *net.UDPConn, asked *int, late time.Duration)
 	if i == small && s.streams[full].hurries(now) {
 		interval = base / 4 // these tell whether it is the size
 	}
-	if due = st.due(interval, base); now.Before(due) {
+	if i == small && s.news {
+		s.news = false
+	} else if due = st.due(interval, base); now.Before(due) {
 		s.check(now)
 		return due, false
 	}

@@ -28,6 +28,8 @@ const (
 	settleTimeout = 90 * time.Second
 	// settledFor is longer than nodes mistrust a plane that has lost packets.
 	settledFor = 3 * time.Second
+	// slow is for how long agents of nodes do nothing, as on a busy machine. A gateway that ends stays for a second at least.
+	slow = 1500 * time.Millisecond
 	// largeSize is more than large, with all headers, and less than the MTU of the path.
 	largeSize, large = 1200, 1100
 )
@@ -36,26 +38,26 @@ const (
 type fault struct {
 	name string
 	size int
-	do   func(t *testing.T, gateway *process) (mend func())
+	do   func(t *testing.T, c *cluster, gateway *process) (mend func())
 	// lossless says that nobody must notice.
 	lossless bool
 }
 
 // faults are all of them, with every change one.
 func faults() []fault {
-	drop := func(in, out bool, above uint32) func(t *testing.T, gateway *process) func() {
-		return func(t *testing.T, gateway *process) func() {
+	drop := func(in, out bool, above uint32) func(t *testing.T, _ *cluster, gateway *process) func() {
+		return func(t *testing.T, _ *cluster, gateway *process) func() {
 			t.Helper()
 			return gateway.Drop(t, "eth0", in, out, above)
 		}
 	}
 	all := []fault{
-		{"killed", 8, func(t *testing.T, gateway *process) func() {
+		{"killed", 8, func(t *testing.T, _ *cluster, gateway *process) func() {
 			t.Helper()
 			gateway.kill()
 			return func() { gateway.start(t) }
 		}, false},
-		{"ended", 8, func(t *testing.T, gateway *process) func() {
+		{"ended", 8, func(t *testing.T, _ *cluster, gateway *process) func() {
 			t.Helper()
 			gateway.signal(t, syscall.SIGTERM)
 			if err := gateway.cmd.Wait(); err != nil {
@@ -63,7 +65,23 @@ func faults() []fault {
 			}
 			return func() { gateway.start(t) }
 		}, true},
-		{"SIGSTOP", 8, func(t *testing.T, gateway *process) func() {
+		{"ended while nodes' agents are slow", 8, func(t *testing.T, c *cluster, gateway *process) func() {
+			t.Helper()
+			nodes := c.agents[:len(c.nodes)]
+			for _, n := range nodes {
+				n.signal(t, syscall.SIGSTOP)
+			}
+			gateway.signal(t, syscall.SIGTERM)
+			time.Sleep(slow)
+			for _, n := range nodes {
+				n.signal(t, syscall.SIGCONT)
+			}
+			if err := gateway.cmd.Wait(); err != nil {
+				t.Error(err)
+			}
+			return func() { gateway.start(t) }
+		}, true},
+		{"SIGSTOP", 8, func(t *testing.T, _ *cluster, gateway *process) func() {
 			t.Helper()
 			gateway.signal(t, syscall.SIGSTOP)
 			return func() { gateway.signal(t, syscall.SIGCONT) }
@@ -116,7 +134,7 @@ func (f fault) try(t *testing.T, clusters [2]*cluster, c *cluster) {
 	if len(inUse) > 1 {
 		flows = append(flows, sendByBoth(t, c, peer, f.size)...)
 	}
-	mend := f.do(t, c.gateways[inUse[rand.IntN(len(inUse))]])
+	mend := f.do(t, c, c.gateways[inUse[rand.IntN(len(inUse))]])
 	defer mend()
 	moved := time.Now().Add(time.Second)
 	for _, fl := range flows {
