@@ -39,6 +39,8 @@ const (
 	chunk = 256 << 10
 	// question is the size of a request and of its answer, in bytes.
 	question = 64
+	// exchanges are how many messages a connection carries before it is loaded.
+	exchanges = 20
 )
 
 // listen opens a server at the far end.
@@ -80,8 +82,9 @@ func (p Path) connect(ctx context.Context, l net.Listener) (client, server net.C
 }
 
 // Throughput sends over some TCP connections at once for about a duration, and returns the bits per second that
-// arrived. As iperf3 does, it sends when all connections are made: one that is made under load has seen long round trips only, and TCP
-// sends small bundles by it (tcp_tso_rtt_log in the kernel's ip-sysctl).
+// arrived. It sends when all connections are made, and have carried some small messages. TCP sizes the bundles of a connection by the
+// shortest round trip that it has seen (tcp_tso_rtt_log in the kernel's ip-sysctl). One that is made under load has seen long ones only.
+// One that has only been made has seen one, by chance a short or a long one.
 func Throughput(ctx context.Context, p Path, streams int, duration time.Duration) (float64, error) {
 	l, err := p.listen()
 	if err != nil {
@@ -106,6 +109,9 @@ func Throughput(ctx context.Context, p Path, streams int, duration time.Duration
 			if err := c.SetDeadline(time.Now().Add(warmUp + duration + patience)); err != nil {
 				return 0, err
 			}
+		}
+		if err := exchange(client, server); err != nil {
+			return 0, fmt.Errorf("exchange messages with %s: %w", p.Address, err)
 		}
 	}
 	for i := 0; i < len(all); i += 2 {
@@ -136,6 +142,22 @@ func Throughput(ctx context.Context, p Path, streams int, duration time.Duration
 		return 0, errors.Join(fmt.Errorf("nothing arrived at %s within %s", p.Address, took.Round(time.Millisecond)), ctx.Err())
 	}
 	return float64(bytes) * 8 / took.Seconds(), ctx.Err()
+}
+
+// exchange sends small messages there and back, one after the other.
+func exchange(client, server net.Conn) error {
+	buf := make([]byte, question)
+	for range exchanges {
+		for _, way := range [][2]net.Conn{{client, server}, {server, client}} {
+			if _, err := way[0].Write(buf); err != nil {
+				return err
+			}
+			if _, err := io.ReadFull(way[1], buf); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func send(c net.Conn) {
