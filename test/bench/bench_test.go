@@ -150,6 +150,11 @@ func run(b *testing.B, l *lab.Lab) {
 		}
 		paths = append(paths, path{name: of.name, Path: p.path()})
 	}
+	congestion, err := os.ReadFile("/proc/sys/net/ipv4/tcp_congestion_control")
+	if err != nil {
+		b.Fatal(err)
+	}
+	fmt.Printf("\nTCP's congestion control: %s", congestion)
 	t := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "\nMEDIANS OF %d ROUNDS\tPRODUCT\tBY HAND\tRATIO\tMUST\tTO 1 STREAM (BY HAND, BASELINE)\tMUST\tBASELINE\tRATIO\tGOAL\tITS 1 THREAD\n", *rounds)
 	for _, links := range []struct {

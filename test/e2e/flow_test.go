@@ -201,6 +201,52 @@ func (c *cluster) agents(t testing.TB, kind string) []agentProcess {
 	return out
 }
 
+// watchWaits looks how long threads of gateways wait for a processor. What it returns ends that, and returns the longest time of a thread
+// in one second.
+func watchWaits(t testing.TB, clusters ...*cluster) (longest func() time.Duration) {
+	ctx, stop := context.WithCancel(t.Context())
+	waited, most, done := map[string]time.Duration{}, time.Duration(0), make(chan struct{})
+	look := func() {
+		for _, c := range clusters {
+			for _, p := range c.agents(t, "gateway") {
+				threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", p.pid))
+				if err != nil {
+					t.Error(err)
+				}
+				for _, file := range threads {
+					// See sched-stats in the kernel's documents. One that ends meanwhile has none.
+					var ran, now time.Duration
+					if stat, err := os.ReadFile(file); err == nil {
+						if _, err := fmt.Sscan(string(stat), &ran, &now); err != nil {
+							t.Errorf("read %s: %v", file, err)
+						}
+					}
+					if before, ok := waited[file]; ok {
+						most = max(most, now-before)
+					}
+					waited[file] = now
+				}
+			}
+		}
+	}
+	go func() {
+		defer close(done)
+		for tick := time.Tick(time.Second); ; {
+			look()
+			select {
+			case <-ctx.Done():
+				return
+			case <-tick:
+			}
+		}
+	}()
+	return func() time.Duration {
+		stop()
+		<-done
+		return most
+	}
+}
+
 // holdUp stops an agent, and returns when no thread of it does anything any more.
 func (p agentProcess) holdUp(t testing.TB, ctx context.Context) {
 	t.Helper()
