@@ -51,6 +51,15 @@ func faults() []fault {
 			return gateway.Drop(t, "eth0", in, out, above)
 		}
 	}
+	end := func(t *testing.T, gateway *process, meanwhile func()) func() {
+		t.Helper()
+		gateway.signal(t, syscall.SIGTERM)
+		meanwhile()
+		if err := gateway.cmd.Wait(); err != nil {
+			t.Error(err)
+		}
+		return func() { gateway.start(t) }
+	}
 	all := []fault{
 		{"killed", 8, func(t *testing.T, _ *cluster, gateway *process) func() {
 			t.Helper()
@@ -59,11 +68,7 @@ func faults() []fault {
 		}, false},
 		{"ended", 8, func(t *testing.T, _ *cluster, gateway *process) func() {
 			t.Helper()
-			gateway.signal(t, syscall.SIGTERM)
-			if err := gateway.cmd.Wait(); err != nil {
-				t.Error(err)
-			}
-			return func() { gateway.start(t) }
+			return end(t, gateway, func() {})
 		}, true},
 		{"ended while nodes' agents are slow", 8, func(t *testing.T, c *cluster, gateway *process) func() {
 			t.Helper()
@@ -71,15 +76,12 @@ func faults() []fault {
 			for _, n := range nodes {
 				n.signal(t, syscall.SIGSTOP)
 			}
-			gateway.signal(t, syscall.SIGTERM)
-			time.Sleep(slow)
-			for _, n := range nodes {
-				n.signal(t, syscall.SIGCONT)
-			}
-			if err := gateway.cmd.Wait(); err != nil {
-				t.Error(err)
-			}
-			return func() { gateway.start(t) }
+			return end(t, gateway, func() {
+				time.Sleep(slow) // this is the fault
+				for _, n := range nodes {
+					n.signal(t, syscall.SIGCONT)
+				}
+			})
 		}, true},
 		{"SIGSTOP", 8, func(t *testing.T, _ *cluster, gateway *process) func() {
 			t.Helper()
