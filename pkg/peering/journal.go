@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +32,7 @@ const (
 	annotationBeat  = "liqonet.io/beat"
 	annotationClaim = "liqonet.io/claim"
 	journalKey      = "changes.json"
+	journalPrefix   = "journal-"
 )
 
 // journal has the objects as they were before a command changed them. It is kept in
@@ -64,7 +66,7 @@ func (j *journal) start(ctx context.Context, peering, claim string) error {
 	if j.object != nil {
 		return nil
 	}
-	obj := manifests.Journal(fmt.Sprintf("journal-%s-%s", peering, claim), peering)
+	obj := manifests.Journal(journalPrefix+peering+"-"+claim, peering)
 	obj.Annotations[annotationClaim] = claim
 	if err := j.begin(ctx, obj); err != nil && !apierrors.IsAlreadyExists(err) {
 		return j.cluster.fail("write down what is changed", uninstallingIfTerminating(err))
@@ -355,10 +357,11 @@ func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels, bu
 	var first, again corev1.ConfigMapList
 	list := func(into *corev1.ConfigMapList) error {
 		err := c.list(ctx, into, client.InNamespace(v1alpha1.Namespace), labels)
-		// The histories of gateways have the same labels.
+		// Agents write ConfigMaps, too, and choose what is in them. They cannot choose these names.
 		into.Items = slices.DeleteFunc(into.Items, func(m corev1.ConfigMap) bool {
+			isJournal := strings.HasPrefix(m.Name, journalPrefix) || m.Name == manifests.ReplacingMark().Name
 			claim := m.Annotations[annotationClaim]
-			return claim == "" || claim == but
+			return !isJournal || !isOurs(&m) || claim == "" || claim == but
 		})
 		return err
 	}

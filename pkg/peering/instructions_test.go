@@ -1,0 +1,134 @@
+package peering
+
+import (
+	"encoding/json"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// An agent that was taken over writes a journal into what its token lets it write: its own history, with any labels and
+// annotations. No command may do what is in there with the rights of its user.
+func TestAgentsGiveNoInstructions(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	gateway := manifests.Gateway{Peering: "b"}
+	commands := map[string]func(t *testing.T, a, b *site) error{
+		"peer": func(t *testing.T, a, b *site) error {
+			_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
+			return err
+		},
+		"unpeer": func(t *testing.T, a, b *site) error {
+			_, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{})
+			return err
+		},
+		"rotate-keys": func(t *testing.T, a, b *site) error {
+			_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
+			return err
+		},
+		"upgrade": func(t *testing.T, a, _ *site) error {
+			_, err := UpgradeAll(t.Context(), []*Cluster{a.Cluster}, newer(), Silent{})
+			return err
+		},
+	}
+	for _, planted := range []string{gateway.HistoryName(), v1alpha1.NodeHistory("a-1")} {
+		for name, run := range commands {
+			t.Run(name+" with "+planted, func(t *testing.T) {
+				t.Parallel()
+				foreign := []client.Object{
+					&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "payments", UID: "u1"}},
+					&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "payments", Name: "db", UID: "u2"}},
+					&rbacv1.ClusterRoleBinding{
+						ObjectMeta: metav1.ObjectMeta{Name: "cluster-admin", UID: "u3"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+						Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "Group", Name: "system:masters"}},
+					},
+					&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "of-somebody", UID: "u4"}},
+				}
+				a, b := twoSites(t, foreign...)
+				mustPeer(t, a, b, Options{})
+				plantJournal(t, a, planted)
+				if err := run(t, a, b); err != nil {
+					t.Error(err)
+				}
+				for _, was := range foreign {
+					is := was.DeepCopyObject().(client.Object)
+					if err := a.raw.Get(t.Context(), client.ObjectKeyFromObject(was), is); err != nil {
+						t.Errorf("%s is gone: %v", describe(was), err)
+					}
+					switch is := is.(type) {
+					case *rbacv1.ClusterRoleBinding:
+						if len(is.Subjects) != 1 {
+							t.Errorf("the binding cluster-admin has the subjects %v", is.Subjects)
+						}
+					case *rbacv1.ClusterRole:
+						if len(is.Rules) > 0 {
+							t.Errorf("a foreign role has the rules %v", is.Rules)
+						}
+					}
+				}
+				for _, role := range list[rbacv1.ClusterRoleList](t, a).Items {
+					if slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Verbs, "*") }) {
+						t.Errorf("ClusterRole %s allows %v", role.Name, role.Rules)
+					}
+				}
+			})
+		}
+	}
+}
+
+// plantJournal makes a journal of a ConfigMap of that name, which says that roles were wider before, and that foreign objects
+// were not there.
+func plantJournal(t *testing.T, w *site, name string) {
+	t.Helper()
+	role := func(name string, rules ...any) map[string]any {
+		return map[string]any{
+			"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": map[string]any{"name": name}, "rules": rules,
+		}
+	}
+	everything := map[string]any{"apiGroups": []any{"*"}, "resources": []any{"*"}, "verbs": []any{"*"}}
+	binding := map[string]any{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": map[string]any{"name": "cluster-admin"}}
+	widened := map[string]any{
+		"apiVersion": binding["apiVersion"], "kind": binding["kind"], "metadata": binding["metadata"],
+		"roleRef": map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+		"subjects": []any{
+			map[string]any{"apiGroup": "rbac.authorization.k8s.io", "kind": "Group", "name": "system:masters"},
+			map[string]any{"kind": "ServiceAccount", "namespace": v1alpha1.Namespace, "name": "gateway-b-0"},
+		},
+	}
+	own := manifests.Gateway{Peering: "b"}.ClusterName()
+	raw, err := json.Marshal([]change{
+		{Before: role(own, everything), After: map[string]any{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": map[string]any{"name": own}}},
+		{Before: role("of-somebody", everything), After: map[string]any{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": map[string]any{"name": "of-somebody"}}},
+		{Before: widened, After: binding},
+		{After: map[string]any{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{"name": "payments"}}},
+		{After: map[string]any{"apiVersion": "v1", "kind": "Secret", "metadata": map[string]any{"namespace": "payments", "name": "db"}}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
+		Namespace: v1alpha1.Namespace, Name: name,
+		Labels:      map[string]string{v1alpha1.LabelPeering: "b", v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
+		Annotations: map[string]string{annotationClaim: "x"},
+	}, Data: map[string]string{journalKey: string(raw)}}
+	err = w.raw.Create(t.Context(), cm)
+	if err == nil {
+		return
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": cm.Labels, "annotations": cm.Annotations}, "data": cm.Data})
+	if err == nil {
+		err = w.raw.Patch(t.Context(), cm, client.RawPatch(types.MergePatchType, patch))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
