@@ -27,6 +27,9 @@ func (c *Cluster) ExposeHost(ctx context.Context, peer *Cluster, host netip.Addr
 	if err != nil {
 		return netip.Addr{}, err
 	}
+	if err := c.checkPeer(ctx, peer); err != nil {
+		return netip.Addr{}, err
+	}
 	if err := c.canExpose(ctx, p, host); err != nil {
 		return netip.Addr{}, err
 	}

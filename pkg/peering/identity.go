@@ -15,10 +15,10 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// A cluster is its ID, which is what its API answers: whoever controls an API can answer
-// the ID of another cluster. So for a peering that has worked, a cluster has to have what
-// only the true peer has. That is the private key of one of its gateways, of any
-// generation, or the public key of one of ours, which nobody else was told.
+// A cluster is its ID, which is what its API answers: an API server can answer the ID of
+// another cluster. So for a peering that has worked, a cluster must have what only the true
+// peer has: the private key of one of its gateways, of any generation. Public keys prove
+// nothing. They are in custom resources that many may read, and each peer is told some.
 
 // evidence is what a cluster has of a peering.
 type evidence struct {
@@ -77,14 +77,7 @@ func (e evidence) recognises(other evidence) bool {
 	if e.entry == nil || !e.entry.Established || len(expected) == 0 {
 		return true
 	}
-	own := slices.Clone(e.keys)
-	for _, s := range e.peering.Status.Planes {
-		own = append(own, s.PublicKey)
-	}
-	isIn := func(keys []string) func(string) bool {
-		return func(key string) bool { return slices.Contains(keys, key) }
-	}
-	return slices.ContainsFunc(expected, isIn(other.keys)) || slices.ContainsFunc(other.remoteKeys(), isIn(own))
+	return slices.ContainsFunc(expected, func(key string) bool { return slices.Contains(other.keys, key) })
 }
 
 // recognises compares the evidence, and looks again whether it has to. Another command may
@@ -95,6 +88,22 @@ func (c *Cluster) recognises(ctx context.Context, peer *Cluster, own, other evid
 	}
 	entry, err := c.entry(ctx, peer.ID)
 	return err == nil && (entry == nil || !entry.Established), err
+}
+
+// checkPeer returns an error if the other cluster is not the one that this one was peered with, or does not show it.
+func (c *Cluster) checkPeer(ctx context.Context, peer *Cluster) error {
+	own, err := c.evidence(ctx, peer.ID)
+	if err != nil {
+		return err
+	}
+	other, err := peer.evidence(ctx, c.ID)
+	if err != nil {
+		return err
+	}
+	if isPeer, err := c.recognises(ctx, peer, own, other); isPeer || err != nil {
+		return err
+	}
+	return c.stranger(peer, own, other, fmt.Sprintf("nothing was changed; find out which cluster answers at the address that the kubeconfig has for %s", peer.Name))
 }
 
 // name is what the peer was called when it was peered.

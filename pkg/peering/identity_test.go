@@ -145,9 +145,6 @@ func TestSecurity_03_TruePeers(t *testing.T) {
 		}
 	}
 	for name, change := range map[string]func(t *testing.T, a, b *site){
-		"its Secrets are lost": func(t *testing.T, _, b *site) {
-			deleteAll(t, b, &corev1.Secret{}, client.InNamespace(v1alpha1.Namespace))
-		},
 		"its Peering and its ledger are lost": func(t *testing.T, _, b *site) {
 			deleteAll(t, b, &v1alpha1.Peering{})
 			cn := readLedger(t, b.Cluster)

@@ -1,0 +1,95 @@
+package peering
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// Public keys prove nothing. A cluster is peered with c and with m, and m says that it is c. It shows the public keys that it was
+// told for its own peering, or that anybody may have read in custom resources, at each place where a key could be.
+func TestPublicKeysProveNothing(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	m := newSite(t, "m", "10.50.0.0/16", "172.18.5.11")
+	a.peer, c.peer = c, a
+	mustPeer(t, a, c, Options{})
+	a.peer, m.peer = m, a
+	mustPeer(t, a, m, Options{})
+	template := m.peering(t).Spec
+	toC, err := get[v1alpha1.Peering](t.Context(), a.Cluster, "", "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := a.contents(t)
+	for name, known := range map[string]string{
+		"a's key for m":           m.peering(t).Spec.Planes[0].RemotePublicKey,
+		"a's key for c, from c":   c.peering(t).Spec.Planes[0].RemotePublicKey,
+		"c's own key, from a":     toC.Spec.Planes[0].RemotePublicKey,
+		"m's own key, as a knows": a.peeringNamed(t, "m").Spec.Planes[0].RemotePublicKey,
+	} {
+		t.Run(name, func(t *testing.T) {
+			hostile := manifests.Peering("a", template)
+			hostile.Spec.Remote.ClusterID = a.ID
+			for i := range hostile.Spec.Planes {
+				hostile.Spec.Planes[i].RemotePublicKey = known
+			}
+			hostile.Status.Planes = []v1alpha1.PlaneStatus{{PublicKey: known}}
+			public := []byte(known)[:keyBytes]
+			secret := manifests.Gateway{Peering: "a", KeyGeneration: 1}.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: public, v1alpha1.KeyFilePublic: []byte(known)})
+			b := impostor(t, a, hostile, secret)
+			_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
+			_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{})
+			_, rotateErr := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
+			_, hostErr := a.ExposeHost(t.Context(), b.Cluster, netip.MustParseAddr("192.168.7.7"))
+			for command, err := range map[string]error{"peer": peerErr, "unpeer": unpeerErr, "expose-host": hostErr} {
+				if kindOf(t, err) != Identity {
+					t.Errorf("%s: %v", command, err)
+				}
+			}
+			if rotateErr == nil {
+				t.Error("rotate-keys took it for c")
+			}
+			if diff := cmp.Diff(before, a.contents(t)); diff != "" {
+				t.Errorf("it changed a:\n%s", diff)
+			}
+		})
+	}
+}
+
+// peeringNamed is the Peering of that name.
+func (w *site) peeringNamed(t *testing.T, name string) *v1alpha1.Peering {
+	t.Helper()
+	p, err := get[v1alpha1.Peering](t.Context(), w.Cluster, "", name)
+	if p == nil || err != nil {
+		t.Fatalf("Peering %s: %v", name, err)
+	}
+	return p
+}
+
+// A peer that has lost all of its private keys is not recognised by itself, whatever else it has.
+func TestLostKeysNeedReplace(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	if err := b.raw.DeleteAllOf(t.Context(), &corev1.Secret{}, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{}); kindOf(t, err) != Identity {
+		t.Error(err)
+	}
+	mustPeer(t, a, b, Options{Replace: true})
+	if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
+		t.Errorf("something is left to do: %v", changes(p))
+	}
+}
