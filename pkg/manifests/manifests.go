@@ -256,16 +256,21 @@ func RetireOverlayKeys(pod *corev1.PodSpec, generation int32) (changed bool) {
 	if len(after) == 0 {
 		after = []int32{generation}
 	}
+	SetOverlayKeys(pod, after)
+	return true
+}
+
+// SetOverlayKeys gives the pods of an agent the keys of these generations, and so has them start again.
+func SetOverlayKeys(pod *corev1.PodSpec, generations []int32) {
 	for _, v := range pod.Volumes {
 		switch {
 		case v.Name != volumeOverlay:
 		case v.Secret != nil:
-			v.Secret.SecretName = OverlaySecretName(after[0])
+			v.Secret.SecretName = OverlaySecretName(generations[0])
 		default:
-			v.Projected.Sources = overlaySources(after)
+			v.Projected.Sources = overlaySources(generations)
 		}
 	}
-	return true
 }
 
 // NodeAgent returns the account of the node agents with its permissions, and

@@ -185,11 +185,53 @@ func (s *side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least
 			return err
 		}
 		if live != nil {
-			s.later = daemonSet
+			s.later = planned
 			return nil
 		}
 	}
-	return s.apply(ctx, daemonSet)
+	return s.applyNodeAgents(ctx, planned)
+}
+
+// currentNodeAgents returns the node agents' DaemonSet as planned. All peerings share it, and other commands may have
+// changed it since the plan was made. What the user has not chosen for this command stays as it is by now. So do the
+// overlay's keys that the links of any peering have.
+func (s *side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan) (*appsv1.DaemonSet, error) {
+	// The DaemonSet is read before all else: whatever another command adds later makes it a conflict.
+	live, err := s.nodeAgents(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f := s.facts
+	if f.Ledger, err = s.ledger(ctx); err != nil {
+		return nil, err
+	}
+	c := *planned
+	c.OverlayKeys = slices.DeleteFunc(slices.Clone(c.OverlayKeys), func(g int32) bool { return g < plan.OverlayKey(f.Ledger) })
+	if live != nil {
+		var peerings v1alpha1.PeeringList
+		if err := s.list(ctx, &peerings); err != nil {
+			return nil, err
+		}
+		f.OtherPeerings = peerings.Items
+		f.Installed, f.NodeMetrics, f.OverlayKeys = manifests.AgentsOf(live, &live.Spec.Template.Spec), manifests.ShowsNodeMetrics(live), manifests.OverlayKeys(&live.Spec.Template.Spec)
+		c = c.WithCurrent(&f)
+	}
+	_, daemonSet := c.NodeAgents()
+	if live != nil {
+		daemonSet.ResourceVersion, daemonSet.UID = live.ResourceVersion, live.UID
+	}
+	return daemonSet, nil
+}
+
+// applyNodeAgents applies the node agents' DaemonSet.
+func (s *side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan) error {
+	return retryOnConflict(func() error {
+		daemonSet, err := s.currentNodeAgents(ctx, planned)
+		if err != nil {
+			return err
+		}
+		return s.apply(ctx, daemonSet)
+	})
 }
 
 // applyNamespace applies our namespace, unless it is somebody else's.
@@ -212,10 +254,11 @@ func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan
 	if s.later == nil {
 		return nil
 	}
-	if err := s.takeCurrentKey(ctx, &s.later.Spec.Template.Spec); err != nil {
+	daemonSet, err := s.currentNodeAgents(ctx, s.later)
+	if err != nil {
 		return err
 	}
-	want, live, err := s.read(ctx, s.later)
+	want, live, err := s.read(ctx, daemonSet)
 	if err != nil {
 		return err
 	}
@@ -244,7 +287,7 @@ func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan
 			return err
 		}
 	}
-	return s.apply(ctx, s.later)
+	return s.applyNodeAgents(ctx, s.later)
 }
 
 // goingTimeout is how long a command that takes its entry back is waited for. After

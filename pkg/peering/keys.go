@@ -122,14 +122,20 @@ func (c *Cluster) retireOverlayKeys(ctx context.Context, generation int32) error
 				if !manifests.RetireOverlayKeys(pod, generation) {
 					continue
 				}
-				patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-				if err := c.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager)); client.IgnoreNotFound(err) != nil {
-					return c.fail("have "+describe(obj)+" take the new key of the overlay", err)
+				if err := c.patchAgents(ctx, before, obj); err != nil {
+					return err
 				}
 			}
 		}
 		return nil
 	})
+}
+
+// patchAgents gives agents other keys of the overlay, unless somebody has changed them since they were read.
+func (c *Cluster) patchAgents(ctx context.Context, before, after client.Object) error {
+	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	err := c.Client.Patch(ctx, after, patch, client.FieldOwner(v1alpha1.FieldManager))
+	return c.fail("change the overlay's keys of "+describe(after), client.IgnoreNotFound(err))
 }
 
 // takeCurrentKey takes from a pod that is about to be applied the overlay's keys before the one that the ledger

@@ -1,7 +1,6 @@
 package peering
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,13 +8,8 @@ import (
 	"slices"
 	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
-	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -53,22 +47,30 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 		return Result{}, err
 	}
 	locks, err := rot.lock(ctx)
-	defer func() { unlock(ctx, locks) }()
+	if err == nil { // others may have unpeered the clusters, or replaced agents, while they were waited for
+		err = rot.check(ctx)
+	}
 	if err != nil {
+		unlock(ctx, locks)
 		return Result{}, err
 	}
-	// Others may have unpeered the clusters, or replaced agents, while they were waited for.
-	if err := rot.check(ctx); err != nil {
-		return Result{}, err
-	}
-	ctx, cancel := whileLocked(ctx, locks...)
-	defer cancel()
-	// What is amiss is mended first: nodes need another plane that works.
-	if _, err = p.peer(ctx); err == nil {
-		err = ended(ctx, failure.Caught(func() error { return rot.all(ctx) }))
+	locked, cancel := whileLocked(ctx, locks...)
+	// What is broken is repaired first: nodes need another plane that works.
+	if _, err = p.peer(locked); err == nil {
+		err = ended(locked, failure.Caught(func() error { return rot.all(locked) }))
 		p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
 	}
-	return p.result, errors.Join(err, p.clearClaimed(ctx))
+	err = errors.Join(err, p.clearClaimed(locked))
+	cancel()
+	unlock(ctx, locks)
+	if o.PresharedOnly {
+		return p.result, err
+	}
+	return p.result, errors.Join(err, r.Step(ctx, "Deleting former keys of the overlay", func(ctx context.Context) error {
+		return p.both(ctx, func(ctx context.Context, s, _ *side) error {
+			return s.retireUnusedKeys(ctx, rot.overlay[s.index], s.facts.NodeUIDs())
+		})
+	}))
 }
 
 // check refuses what cannot be done, and notes the names of the Peerings.
@@ -143,7 +145,6 @@ func (r *rotation) all(ctx context.Context) (err error) {
 		err = errors.Join(err, r.reporter.Step(ctx, step, do))
 	}
 	if !r.PresharedOnly {
-		defer finally("Deleting the former keys of the overlay", r.deleteOverlayKeys)
 		if err := r.reporter.Step(ctx, "Giving the nodes another key of the overlay", r.addOverlayKeys); err != nil {
 			return err
 		}
@@ -208,40 +209,9 @@ func (r *rotation) updateAgents(ctx context.Context) error {
 		return err
 	}
 	for _, s := range r.sides {
-		_, s.later = r.planOf(s).NodeAgents()
+		s.later = r.planOf(s)
 	}
-	return r.both(ctx, func(ctx context.Context, s, peer *side) error {
-		p, err := get[v1alpha1.Peering](ctx, s.Cluster, "", r.peerings[s.index])
-		if err != nil {
-			return err
-		}
-		if p != nil {
-			if err := r.waitForPackets(ctx, s, peer); !errors.Is(err, errUnpeered) {
-				return err
-			}
-		}
-		return s.replaceNodeAgents(ctx)
-	})
-}
-
-// replaceNodeAgents applies the node agents for the other peerings, where somebody has removed this one.
-func (s *side) replaceNodeAgents(ctx context.Context) error {
-	if live, err := s.nodeAgents(ctx); live == nil || err != nil { // it was the last one
-		return err
-	}
-	if err := s.updateNodeAgents(ctx, nil); err != nil {
-		return err
-	}
-	beats := heartbeats{}
-	return s.await(ctx, "wait for the node agents", s.podsHint(), append(rolloutKinds(), viewKinds()...), func(_ context.Context, o objects) (string, error) {
-		if byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
-			return "", nil // by now it was the last one
-		}
-		beats.note(of[*coordinationv1.Lease](o), s.Now())
-		ready, _ := nodesByReadiness(of[*corev1.Node](o))
-		newest, missing := newestRevision(o)
-		return cmp.Or(missing, nodesRolledOut(o, newest, ready, beats)), nil
-	})
+	return r.both(ctx, r.waitForPackets)
 }
 
 // addTemporary adds a plane that packets take meanwhile.
@@ -402,90 +372,6 @@ func (r *rotation) push(ctx context.Context, planes ...int32) error {
 		return err
 	}
 	return r.both(ctx, r.waitForPackets)
-}
-
-// deleteOverlayKeys takes from nodes the overlay's keys that no link has any more, and deletes them. Where no link has any, somebody
-// removes all of liqonet.
-func (r *rotation) deleteOverlayKeys(ctx context.Context) error {
-	var used [2][]int32
-	for { // somebody may unpeer the clusters meanwhile
-		before := used
-		err := r.both(ctx, func(ctx context.Context, s, _ *side) (err error) {
-			used[s.index], err = s.overlayKeysInUse(ctx, s.facts.OverlayKeys)
-			if len(used[s.index]) > 0 {
-				s.facts.OverlayKeys = used[s.index]
-			}
-			return err
-		})
-		if err != nil {
-			return err
-		}
-		if slices.Equal(used[0], before[0]) && slices.Equal(used[1], before[1]) {
-			break
-		}
-		if err := r.updateAgents(ctx); err != nil {
-			return err
-		}
-	}
-	return r.both(ctx, func(ctx context.Context, s, _ *side) error {
-		if len(used[s.index]) == 0 {
-			return nil
-		}
-		return s.deleteOverlayKeys(ctx, used[s.index], r.overlay[s.index])
-	})
-}
-
-// overlayKeysInUse are the generations, of those that agents have, which links of some peering have.
-func (c *Cluster) overlayKeysInUse(ctx context.Context, given []int32) ([]int32, error) {
-	var peerings v1alpha1.PeeringList
-	if err := c.list(ctx, &peerings); err != nil {
-		return nil, err
-	}
-	used := sets.New[int32]()
-	for _, p := range peerings.Items {
-		for _, plane := range p.Spec.Planes {
-			if slices.Contains(given, plane.OverlayKey) {
-				used.Insert(plane.OverlayKey)
-			} else {
-				used.Insert(slices.Min(given))
-			}
-		}
-	}
-	return sets.List(used), nil
-}
-
-// deleteOverlayKeys deletes the overlay's keys but those in use, up to the one that this command has made: later ones
-// are another command's. The ledger notes which one is the first, and forgets nodes that had left before it was made.
-func (s *side) deleteOverlayKeys(ctx context.Context, used []int32, made int32) error {
-	_, err := s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-		least := slices.Min(used)
-		if plan.OverlayKey(cn) >= least {
-			return errUnchanged
-		}
-		cn.Spec.OverlayKey.Generation = least
-		if least == made {
-			plan.ForgetNodes(cn, plan.Departed(cn, s.facts.NodeUIDs()))
-		}
-		return nil
-	})
-	if errors.Is(err, errUninstalling) {
-		return nil // all of them
-	}
-	if err != nil {
-		return s.fail("write to the ledger which key the overlay has", err)
-	}
-	secrets, err := s.ours(ctx, secretNames(), nil)
-	if err != nil {
-		return err
-	}
-	for _, secret := range secrets {
-		if g := manifests.OverlayGeneration(secret.GetName()); g > 0 && g <= made && !slices.Contains(used, g) {
-			if err := s.delete(ctx, secret); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
 }
 
 // deleteOtherKeys deletes the keys of a plane's gateway but those that it has.

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"sync"
 
-	appsv1 "k8s.io/api/apps/v1"
-
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -28,8 +26,8 @@ type side struct {
 	wasEstablished, established bool
 	// rangesChanged says that this command gave the peer other ranges.
 	rangesChanged bool
-	// later is the node agents' DaemonSet where it waits until the gateways run.
-	later *appsv1.DaemonSet
+	// later is the plan with the node agents' DaemonSet where that waits until the gateways run.
+	later *plan.ClusterPlan
 	// adoptNamespace says that our namespace may be one that somebody else has made.
 	adoptNamespace bool
 	// foreign are ranges that its nodes have for something else than the overlay.

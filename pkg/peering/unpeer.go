@@ -192,8 +192,11 @@ func (c *Cluster) remove(ctx context.Context, peerID, claim string) (r Removed, 
 		}
 	}
 	last, err := c.release(ctx, peerID)
-	if err != nil || !last {
+	if err != nil {
 		return r, err
+	}
+	if !last {
+		return r, c.retireUnusedKeys(ctx, 0, nil)
 	}
 	// Also what a command left that was killed before it had claimed anything,
 	// or after the ledger was gone.

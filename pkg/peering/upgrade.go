@@ -105,6 +105,7 @@ func UpgradeAll(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Re
 	out := make([]Upgraded, len(clusters))
 	for i, c := range clusters {
 		was, is := before.of(c.ID), u.of(c.ID)
+		is.err = errors.Join(is.err, c.retireUnusedKeys(ctx, 0, nil))
 		out[i] = Upgraded{
 			Cluster: c.Name, ClusterID: c.ID, From: was.From, To: is.To, Image: is.Agents.Image,
 			Changed: sets.List(sets.New(slices.Concat(was.changed, is.changed)...)), Notes: sets.List(sets.New(slices.Concat(was.Notes, is.Notes)...)), Err: ended(ctx, is.err),

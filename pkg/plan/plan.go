@@ -11,6 +11,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -355,6 +356,15 @@ func (c *ClusterPlan) NodeAgents() (account []manifests.Object, daemonSet *appsv
 		manifests.ShowNodeMetrics(daemonSet)
 	}
 	return account, daemonSet
+}
+
+// WithCurrent returns the plan with node agents as they have to be by facts that were read since it was made. What the user
+// has not chosen is as it is by now. The agents have the planned keys of the overlay, and all that others have been given.
+func (c ClusterPlan) WithCurrent(f *FactSheet) ClusterPlan {
+	c.Agents, _ = f.agents()
+	c.NodeMetrics, c.Ledger = f.nodeMetrics(), f.Ledger
+	c.OverlayKeys = sets.List(sets.New(slices.Concat(c.OverlayKeys, c.overlayKeys(f))...))
+	return c
 }
 
 // planObjects lists every object, in the order in which they are made.

@@ -1,0 +1,185 @@
+package peering
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// retireUnusedKeys takes from node agents the overlay's keys that no link has any more, and deletes them. Any peering may
+// have been the last one to use a key, so each command does it at its end. Another command may be about to use a key that
+// no link has yet. So nothing is done while one works on the cluster: the last one to end does it.
+//
+// made is the key that this command has made, 0 for none, and nodes are the UIDs of the nodes that were there then.
+func (c *Cluster) retireUnusedKeys(ctx context.Context, made int32, nodes []string) error {
+	lock := &journal{cluster: c}
+	defer func() { unlock(ctx, []*journal{lock}) }()
+	for {
+		keys, err := c.overlayKeysUsed(ctx)
+		if err != nil || len(keys.unused) == 0 {
+			return err
+		}
+		if lock.object == nil {
+			if locked, err := lock.lock(ctx, "retire", ""); err != nil || !locked {
+				return uninstalledIs(err)
+			}
+			continue // a command may have ended, or begun, before the lock was held
+		}
+		err = c.retireKeys(ctx, keys, made, nodes)
+		if err != nil {
+			return uninstalledIs(err)
+		}
+	}
+}
+
+// uninstalledIs takes it for no error that another command removes all of liqonet, keys included.
+func uninstalledIs(err error) error {
+	if errors.Is(uninstallingIfTerminating(err), errUninstalling) {
+		return nil
+	}
+	return err
+}
+
+// overlayKeys are the generations of the overlay's keys that links have, and those that no link has.
+type overlayKeys struct{ used, unused []int32 }
+
+// overlayKeysUsed tells which keys of the overlay are in use. While another command works on the cluster, it says of none that
+// it is unused.
+func (c *Cluster) overlayKeysUsed(ctx context.Context) (keys overlayKeys, err error) {
+	// In this order: a command notes itself in the ledger or in a journal before it reads which keys there are.
+	secrets, err := c.ours(ctx, secretNames(), nil)
+	if err != nil {
+		return keys, err
+	}
+	ds, err := c.nodeAgents(ctx)
+	if ds == nil || err != nil {
+		return keys, err
+	}
+	given := manifests.OverlayKeys(&ds.Spec.Template.Spec)
+	var peerings v1alpha1.PeeringList
+	if err := c.list(ctx, &peerings); err != nil {
+		return keys, err
+	}
+	used := sets.New[int32]()
+	for _, p := range peerings.Items {
+		for _, plane := range p.Spec.Planes {
+			key := plane.OverlayKey
+			if !slices.Contains(given, key) && len(given) > 0 {
+				key = given[0] // as agents do
+			}
+			used.Insert(key)
+		}
+	}
+	if keys.used = sets.List(used); len(keys.used) == 0 {
+		return keys, nil
+	}
+	busy, err := c.isBusy(ctx)
+	if busy || err != nil {
+		return keys, err
+	}
+	for _, secret := range secrets {
+		if g := manifests.OverlayGeneration(secret.GetName()); g > 0 && !used.Has(g) {
+			keys.unused = append(keys.unused, g)
+		}
+	}
+	slices.Sort(keys.unused)
+	return keys, nil
+}
+
+// awaitNodeAgents waits until the node agents that were applied have taken over on all nodes that are ready.
+func (c *Cluster) awaitNodeAgents(ctx context.Context) error {
+	beats := heartbeats{}
+	return c.await(ctx, "wait for the node agents", c.podsHint(), append(rolloutKinds(), viewKinds()...), func(_ context.Context, o objects) (string, error) {
+		if byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
+			return "", errUninstalling
+		}
+		beats.note(of[*coordinationv1.Lease](o), c.Now())
+		ready, _ := nodesByReadiness(of[*corev1.Node](o))
+		newest, missing := newestRevision(o)
+		return cmp.Or(missing, nodesRolledOut(o, newest, ready, beats)), nil
+	})
+}
+
+// isBusy says that another command makes or changes a peering of the cluster, or has been killed while it did.
+func (c *Cluster) isBusy(ctx context.Context) (bool, error) {
+	cn, err := c.ledger(ctx)
+	if err != nil || cn == nil || !cn.DeletionTimestamp.IsZero() {
+		return true, err
+	}
+	if slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return !a.Established }) {
+		return true, nil
+	}
+	var maps corev1.ConfigMapList
+	err = c.list(ctx, &maps, client.InNamespace(v1alpha1.Namespace))
+	return slices.ContainsFunc(maps.Items, func(m corev1.ConfigMap) bool { return strings.HasPrefix(m.Name, journalPrefix) }), err
+}
+
+// retireKeys takes keys from node agents, and deletes them when these have taken over. One that is used again by then stays:
+// the next look finds out.
+func (c *Cluster) retireKeys(ctx context.Context, keys overlayKeys, made int32, nodes []string) error {
+	_, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+		least := slices.Min(keys.used)
+		if plan.OverlayKey(cn) >= least {
+			return errUnchanged
+		}
+		cn.Spec.OverlayKey.Generation = least
+		if least == made {
+			plan.ForgetNodes(cn, plan.Departed(cn, nodes))
+		}
+		return nil
+	})
+	if err != nil {
+		return c.fail("write to the ledger which key the overlay has", err)
+	}
+	err = retryOnConflict(func() error {
+		ds, err := c.nodeAgents(ctx)
+		if err != nil {
+			return err
+		}
+		if ds == nil {
+			return errUninstalling
+		}
+		pod := &ds.Spec.Template.Spec
+		kept := slices.DeleteFunc(manifests.OverlayKeys(pod), func(g int32) bool { return slices.Contains(keys.unused, g) })
+		if len(kept) == len(manifests.OverlayKeys(pod)) || len(kept) == 0 {
+			return nil
+		}
+		before := ds.DeepCopy()
+		manifests.SetOverlayKeys(pod, kept)
+		return c.patchAgents(ctx, before, ds)
+	})
+	if err == nil {
+		err = c.awaitNodeAgents(ctx)
+	}
+	if err != nil {
+		return err
+	}
+	now, err := c.overlayKeysUsed(ctx)
+	if err != nil {
+		return err
+	}
+	secrets, err := c.ours(ctx, secretNames(), nil)
+	if err != nil {
+		return err
+	}
+	for _, secret := range secrets {
+		if g := manifests.OverlayGeneration(secret.GetName()); slices.Contains(keys.unused, g) && slices.Contains(now.unused, g) {
+			if err := c.delete(ctx, secret); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

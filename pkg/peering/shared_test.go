@@ -1,0 +1,219 @@
+package peering
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// agentKeys are the generations of the overlay's keys that node agents have.
+func (w *site) agentKeys(t *testing.T) []int32 {
+	t.Helper()
+	ds := &appsv1.DaemonSet{}
+	if err := w.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
+		t.Fatal(err)
+	}
+	return manifests.OverlayKeys(&ds.Spec.Template.Spec)
+}
+
+// checkKeys fails the test unless the keys that Peerings name are among those that agents mount, and these are in Secrets.
+func (w *site) checkKeys(t *testing.T) {
+	t.Helper()
+	w.checkMounts(t)
+	given := w.agentKeys(t)
+	for _, p := range list[v1alpha1.PeeringList](t, w).Items {
+		for _, plane := range p.Spec.Planes {
+			if !slices.Contains(given, plane.OverlayKey) {
+				t.Errorf("%s: the links of Peering %s, plane %d, have key %d, and node agents have %v", w.Name, p.Name, plane.Index, plane.OverlayKey, given)
+			}
+		}
+	}
+}
+
+// Whatever another command does to the node agents that all peerings share, before any write of peer for another pair, stays.
+func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	step := 13
+	if kit.Full() {
+		step = 1
+	}
+	type command struct {
+		run   func(t *testing.T, a, b *site)
+		check func(t *testing.T, a *site)
+	}
+	for name, other := range map[string]command{
+		"rotate-keys": {
+			run: func(t *testing.T, a, b *site) {
+				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+					t.Error(err)
+				}
+			},
+			check: func(*testing.T, *site) {},
+		},
+		"upgrade": {
+			run: func(t *testing.T, a, _ *site) { mustUpgrade(t, newer(), a) },
+			check: func(t *testing.T, a *site) {
+				if image := a.agents(t)[v1alpha1.NodeAgentName].Image; image != "image:2" {
+					t.Errorf("the node agents have %s", image)
+				}
+			},
+		},
+		"peer --agent-image": {
+			run: func(t *testing.T, a, b *site) { mustPeer(t, a, b, Options{Image: "image:3"}) },
+			check: func(t *testing.T, a *site) {
+				if image := a.agents(t)[v1alpha1.NodeAgentName].Image; image != "image:3" {
+					t.Errorf("the node agents have %s", image)
+				}
+			},
+		},
+		"peer --node-metrics": {
+			run: func(t *testing.T, a, b *site) { mustPeer(t, a, b, Options{NodeMetrics: "node"}) },
+			check: func(t *testing.T, a *site) {
+				ds, err := a.nodeAgents(t.Context())
+				if err != nil || !manifests.ShowsNodeMetrics(ds) {
+					t.Errorf("metrics are not shown at the nodes' addresses: %v", err)
+				}
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for at := 1; ; at += step {
+				t.Logf("before write %d", at)
+				a, b := pairOf(t, 2)
+				d := newSite(t, "d", "10.244.0.0/16", "172.18.4.11") // uses the first key all the time
+				a.peer, d.peer = d, a
+				mustPeer(t, a, d, Options{})
+				c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+				a.peer, c.peer = c, a
+				done := false
+				a.writes, a.meanwhileAt, a.meanwhile = 0, at, func() {
+					a.peer, b.peer, done = b, a, true
+					other.run(t, a, b)
+					a.checkKeys(t)
+					a.peer = c
+				}
+				if _, err := Peer(t.Context(), a.Cluster, c.Cluster, Options{}, Silent{}); err != nil {
+					t.Error(err)
+				}
+				if !done {
+					if at < 5 {
+						t.Errorf("%d writes are none", at)
+					}
+					return
+				}
+				other.check(t, a)
+				a.checkKeys(t)
+				if t.Failed() {
+					return
+				}
+			}
+		})
+	}
+}
+
+// A key of the overlay goes with the last link that has it, whichever command takes that away.
+func TestUnusedOverlayKeysGo(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	keys := func(w *site) (out []int32) {
+		for _, s := range list[corev1.SecretList](t, w).Items {
+			if g := manifests.OverlayGeneration(s.Name); g > 0 {
+				out = append(out, g)
+			}
+		}
+		slices.Sort(out)
+		return out
+	}
+	a, b := pairOf(t, 2)
+	d := newSite(t, "d", "10.244.0.0/16", "172.18.4.11")
+	a.peer, d.peer = d, a
+	mustPeer(t, a, d, Options{})
+	want := func(after string, generations ...int32) {
+		t.Helper()
+		if got, given := keys(a), a.agentKeys(t); !slices.Equal(got, generations) || !slices.Equal(given, generations) {
+			t.Errorf("after %s there are the keys %v, agents have %v, want %v", after, got, given, generations)
+		}
+		a.checkKeys(t)
+	}
+	rotate := func(peer *site) {
+		t.Helper()
+		a.peer = peer
+		if _, err := Rotate(t.Context(), a.Cluster, peer.Cluster, Rotation{}, Silent{}); err != nil {
+			t.Error(err)
+		}
+	}
+	unpeer := func(peer *site) {
+		t.Helper()
+		a.peer = peer
+		if _, _, err := Unpeer(t.Context(), a.Cluster, peer.Cluster, Silent{}); err != nil {
+			t.Error(err)
+		}
+	}
+	want("peer", 1)
+	rotate(b)
+	want("rotate-keys a b", 1, 2)
+	unpeer(b)
+	want("unpeer a b", 1)
+	a.peer, b.peer = b, a
+	mustPeer(t, a, b, Options{})
+	rotate(b)
+	want("rotate-keys a b, again", 1, 2)
+	unpeer(d)
+	want("unpeer a d", 2)
+	rotate(b)
+	want("rotate-keys a b, with one peering", 3)
+}
+
+// Commands that end at the same moment leave no key behind: each of them leaves it to the other while that works.
+func TestUnusedOverlayKeysGoWhenCommandsEndTogether(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	for _, ends := range []int{1, 3, 5, 8} {
+		t.Run(fmt.Sprint(ends), func(t *testing.T) {
+			t.Parallel()
+			a, b := pairOf(t, 2)
+			d := newSite(t, "d", "10.244.0.0/16", "172.18.4.11")
+			a.peer, d.peer = d, a
+			mustPeer(t, a, d, Options{})
+			a.peer = b
+			if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+				t.Fatal(err)
+			}
+			// unpeer a d, in the midst of which unpeer a b runs from begin to end. Both leave a without peerings of a key.
+			c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+			a.peer, c.peer = c, a
+			mustPeer(t, a, c, Options{})
+			a.peer = b
+			a.writes, a.meanwhileAt, a.meanwhile = 0, ends, func() {
+				if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+					t.Error(err)
+				}
+			}
+			if _, _, err := Unpeer(t.Context(), a.Cluster, d.Cluster, Silent{}); err != nil {
+				t.Error(err)
+			}
+			used := map[int32]bool{}
+			for _, p := range list[v1alpha1.PeeringList](t, a).Items {
+				for _, plane := range p.Spec.Planes {
+					used[plane.OverlayKey] = true
+				}
+			}
+			for _, s := range list[corev1.SecretList](t, a).Items {
+				if g := manifests.OverlayGeneration(s.Name); g > 0 && !used[g] {
+					t.Errorf("key %d is still there; links have %v", g, used)
+				}
+			}
+			a.checkKeys(t)
+		})
+	}
+}
