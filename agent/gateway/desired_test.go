@@ -375,8 +375,6 @@ func TestCompareStatus(t *testing.T) {
 		"generation":                      {func(s *status) { s.plane.ObservedGeneration = 2 }, loop.Changed},
 		"MTU":                             {func(s *status) { s.plane.MTU = 2 }, loop.Changed},
 		"key":                             {func(s *status) { s.plane.PublicKey = "k" }, loop.Changed},
-		"agreed on a key":                 {func(s *status) { s.plane.PresharedKeyTime = new(metav1.Now()) }, loop.Changed},
-		"overdue":                         {func(s *status) { s.plane.PresharedKeyOverdue = true }, loop.Changed},
 		"pod":                             {func(s *status) { s.plane.PodIP = v1alpha1.IP{Addr: addr("10.0.0.1")} }, loop.Changed},
 		"message":                         {func(s *status) { s.plane.Message = "x" }, loop.Changed},
 		"endpoint":                        {func(s *status) { s.plane.Endpoint = "192.0.2.1:1" }, loop.Changed},

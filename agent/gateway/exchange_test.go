@@ -42,8 +42,8 @@ func TestDefect1_13_EndpointsFollowNodes(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	news := notify.NewSignal()
-	server := exchange.New(addr("127.41.8.1"), addr("127.41.8.2"), false, notify.NewSignal(), notify.NewSignal())
-	client := exchange.New(addr("127.41.8.2"), addr("127.41.8.1"), true, news, notify.NewSignal())
+	server := exchange.New(addr("127.41.8.1"), addr("127.41.8.2"), false, notify.NewSignal())
+	client := exchange.New(addr("127.41.8.2"), addr("127.41.8.1"), true, news)
 
 	old := []v1alpha1.NodeNetwork{withIPs(node("n1", "10.80.0.1", "172.18.9.9", 0), "172.18.0.11"), withIPs(node("n2", "10.80.0.2", "172.18.9.9", 0), "172.18.0.12")}
 	both := []v1alpha1.NodeNetwork{old[1], withIPs(node("n3", "10.80.0.3", "172.18.9.9", 0), "172.18.0.13")}

@@ -120,7 +120,6 @@ func Run(ctx context.Context, cfg Config) error {
 	a := &agent{
 		Config: cfg, view: view, kernel: kernel, endpoints: newEndpoints(), metrics: shown,
 		news: notify.NewSignal(), measured: notify.NewSignal(), useBegins: notify.NewSignal(), started: time.Now(),
-		base:  preshared,
 		local: local{plane: int32(cfg.Plane), key: key, preshared: preshared, overlayKeys: overlayKeys, node: cfg.NodeName, underlay: underlay, underlayMTU: mtu},
 	}
 	defer a.close()
@@ -194,12 +193,9 @@ func askByTCP(r *net.Resolver) {
 
 type agent struct {
 	Config
-	view   *watch.View
-	kernel *overlay.Kernel
-	local  local
-	// base is the pre-shared key of the Secret, keys what follows it.
-	base    wgtypes.Key
-	keys    keys
+	view    *watch.View
+	kernel  *overlay.Kernel
+	local   local
 	device  *tunnel.Device
 	backend v1alpha1.WireGuardBackend
 
@@ -227,7 +223,6 @@ type agent struct {
 	responder     liveness.Responder
 	usedByNodes   users
 	usedByPeer    users
-	askedByPeer   atomic.Pointer[time.Time]
 	// useBegins signals that a node sends packets.
 	useBegins notify.Signal
 	// news signals that the tunnel has come up or gone down, and measured the same to the loop. leaving
@@ -293,7 +288,6 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 	}
 	received := stats.RxBytes > a.tunnel.RxBytes
 	a.tunnel = stats
-	a.agreeOnKeys(received)
 	if !stats.AsConfigured {
 		// The kernel notifies nobody of what others take from WireGuard.
 		repaired, err := a.device.Configure(a.desired.tunnel)
@@ -315,7 +309,7 @@ func (a *agent) Look(ctx context.Context) (changed bool, next time.Duration) {
 			if again := a.callPreferred(wasDown); again > 0 {
 				next = min(next, again)
 			}
-		case a.redialer.shouldRedial(a.probes, a.keys.another):
+		case a.redialer.shouldRedial(a.probes):
 			a.redial(ctx)
 		}
 	}
@@ -368,7 +362,6 @@ func (a *agent) redial(ctx context.Context) {
 	// The first time there is nothing to start anew.
 	if !a.redialer.redialed.IsZero() {
 		a.endpoints.next()
-		a.tryKeys()
 		if endpoint, err := a.endpoints.current(ctx); err == nil && endpoint != a.local.endpoint {
 			a.local.endpoint = endpoint
 			a.desired.tunnel.Peer.Endpoint = endpoint
@@ -378,9 +371,6 @@ func (a *agent) redial(ctx context.Context) {
 		}
 		if err := a.device.Reset(); err != nil {
 			a.Log.Error("cannot start the handshake anew", "error", err)
-		}
-		if a.keys.said != nil {
-			a.channel.Interrupt() // what was said of keys may not be true by the next session
 		}
 	}
 	a.redialer.redialed = time.Now()
@@ -441,7 +431,6 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 			a.local.endpoint = endpoint
 		}
 	}
-	a.prepareKeys(p, plane)
 	if a.local.underlayMTU, err = a.kernel.EgressMTU(a.local.underlay); err != nil {
 		return false, err
 	}
@@ -547,8 +536,7 @@ func (a *agent) talk(ctx context.Context, want desired) {
 		a.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
 		a.prober.Answered, a.prober.Lost = a.metrics.Probes(a.Peering, int32(a.Plane))
 		go a.prober.Run(ctx)
-		a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed, a.measured)
-		a.channel.SayOfKeys(a.keys.said)
+		a.channel = exchange.New(want.address, want.remote, want.calls, a.view.Changed)
 		go loop.Keep(ctx, a.Log, a.channel.Connect)
 		a.talking = ctx
 	}

@@ -135,7 +135,6 @@ func (u *users) within(d time.Duration) bool {
 // asked notes what those who ask say: a node, or the peer's gateway, which also speaks for its own nodes.
 func (a *agent) asked(by netip.Addr, q liveness.Question) {
 	if peer := a.peer.Load(); peer != nil && by == *peer {
-		a.askedByPeer.Store(new(time.Now()))
 		a.usedByPeer.note(by, q.InUse)
 		if session := a.session.Load(); session != nil {
 			session.Told(q)

@@ -21,13 +21,9 @@ func metricsIP(addrs []netip.Addr) netip.Addr {
 
 // show has what was last seen shown to who scrapes.
 func (a *agent) show(s v1alpha1.PlaneStatus) {
-	var fresh *bool
-	if a.peering.Spec.PresharedKeyAgeSeconds > 0 && s.Connected {
-		fresh = new(a.peering.StaleKey(&s) == "")
-	}
 	a.shown.Store(&metrics.Plane{
 		Peering: a.Peering, Index: int32(a.Plane), State: a.state(s.Connected), MTU: int(s.MTU),
-		Handshake: a.tunnel.LastHandshake, Key: keyMade(a.peering.Plane(a.local.plane)), Nodes: a.nodes, FreshPresharedKey: fresh,
+		Handshake: a.tunnel.LastHandshake, Key: keyMade(a.peering.Plane(a.local.plane)), Nodes: a.nodes,
 	})
 }
 

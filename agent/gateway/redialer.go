@@ -28,8 +28,6 @@ type redialer struct {
 	downSince, redialed time.Time
 	// lastReceived is when something last came from the peer.
 	lastReceived time.Time
-	// rtt is the last round trip time that was known, 0 for none.
-	rtt time.Duration
 }
 
 // observe takes what was measured, and whether anything has come from the peer. It returns
@@ -37,9 +35,6 @@ type redialer struct {
 func (r *redialer) observe(probes tunnel.ProbeStats, received bool) bool {
 	if received {
 		r.lastReceived = time.Now()
-	}
-	if probes.Median > 0 {
-		r.rtt = probes.Median
 	}
 	switch {
 	case !r.sessionDown(probes):
@@ -67,17 +62,14 @@ func (r *redialer) sessionDown(probes tunnel.ProbeStats) bool {
 // answer at any moment, so the first attempts follow each other fast. From far away an
 // answer takes longer: each attempt gets a third of the time that all have taken. Where
 // the peer has sent something since the last attempt, the handshake goes on: the
-// answers to probes come after it. If another is set, there is another key to try.
-func (r *redialer) shouldRedial(probes tunnel.ProbeStats, another bool) bool {
+// answers to probes come after it.
+func (r *redialer) shouldRedial(probes tunnel.ProbeStats) bool {
 	if r.downSince.IsZero() {
 		return false
 	}
 	since := time.Since(r.redialed)
 	if r.lastReceived.After(r.redialed) && time.Since(r.lastReceived) < redialMost && since < oneWayTimeout {
 		return false
-	}
-	if another && since >= max(redialFirst, 2*r.rtt) {
-		return true
 	}
 	least := redialLater
 	if probes.LastReply.IsZero() {

@@ -46,7 +46,7 @@ func redials(r *redialer, d time.Duration, look func(at time.Duration) (tunnel.P
 		probes, received := look(time.Since(start))
 		r.observe(probes, received > before)
 		before = received
-		if r.shouldRedial(probes, false) {
+		if r.shouldRedial(probes) {
 			out = append(out, time.Since(start))
 			r.redialed = time.Now()
 		}

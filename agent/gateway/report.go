@@ -117,12 +117,6 @@ func (a *agent) planeStatus(problem string) v1alpha1.PlaneStatus {
 		RTTMicroseconds: a.probes.Median.Microseconds(), LossPercent: int32(a.probes.Loss*100 + 0.5),
 		Remote: a.announced,
 	}
-	if a.keys.machine != nil {
-		state := a.keys.machine.State(time.Now())
-		if s.PresharedKeyOverdue = state.Overdue; !state.Agreed.IsZero() {
-			s.PresharedKeyTime = new(metav1.NewTime(state.Agreed))
-		}
-	}
 	if a.tunnel.Endpoint.IsValid() {
 		// The zone of a link-local address says nothing outside of this pod.
 		s.Endpoint = netip.AddrPortFrom(a.tunnel.Endpoint.Addr().WithZone(""), a.tunnel.Endpoint.Port()).String()
@@ -195,7 +189,7 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus) []metav1.Condition {
 		conditions = conditions[:2]
 		meta.RemoveStatusCondition(&a.conditions, v1alpha1.ConditionRedundant)
 	}
-	conditions = append(conditions, keysFresh(a.peering, own, time.Now()))
+	conditions = append(conditions, keysFresh(a.peering, time.Now()))
 	for _, c := range conditions {
 		c.ObservedGeneration = a.applied
 		a.noted.noteCondition(meta.FindStatusCondition(a.conditions, c.Type), c)
@@ -205,9 +199,8 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus) []metav1.Condition {
 }
 
 // keysFresh says how old the gateways' keys are. Their times are by the API server's clock, which may be some
-// seconds or minutes off: that does not matter for months. Of pre-shared keys that were agreed on each gateway judges by
-// a clock of its own.
-func keysFresh(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, now time.Time) metav1.Condition {
+// seconds or minutes off: that does not matter for months.
+func keysFresh(p *v1alpha1.Peering, now time.Time) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionKeysFresh, Status: metav1.ConditionTrue, Reason: "Young", Message: "no key is older than 90 days"}
 	var old []string
 	for _, plane := range p.Spec.Planes {
@@ -217,20 +210,7 @@ func keysFresh(p *v1alpha1.Peering, own v1alpha1.PlaneStatus, now time.Time) met
 			old = append(old, fmt.Sprintf("%d (%s)", plane.Index, plane.KeyTime.UTC().Format(time.DateOnly)))
 		}
 	}
-	var stale []string
-	for _, plane := range p.Spec.Planes {
-		s := p.PlaneStatus(plane.Index)
-		if plane.Index == own.Index {
-			s = &own
-		}
-		if why := p.StaleKey(s); why != "" {
-			stale = append(stale, fmt.Sprintf("plane %d: %s", plane.Index, why))
-		}
-	}
-	switch {
-	case len(stale) > 0:
-		c.Status, c.Reason, c.Message = metav1.ConditionFalse, "NotAgreed", strings.Join(stale, "; ")
-	case len(old) > 0:
+	if len(old) > 0 {
 		c.Status, c.Reason = metav1.ConditionFalse, "Old"
 		c.Message = "keys are older than 90 days: of " + plural("plane", old) + "; `kubectl liqonet rotate-keys` makes new ones"
 	}
@@ -316,8 +296,8 @@ func someNodes(names []string) string {
 func compareStatus(now, written status) loop.Change {
 	a, b := now.plane, written.plane
 	if now.peering != written.peering || a.ObservedGeneration != b.ObservedGeneration || a.PodIP != b.PodIP || a.NodeName != b.NodeName ||
-		a.PublicKey != b.PublicKey || a.MTU != b.MTU || a.Connected != b.Connected || a.Leaving != b.Leaving || a.PresharedKeyOverdue != b.PresharedKeyOverdue ||
-		(a.PresharedKeyTime == nil) != (b.PresharedKeyTime == nil) || len(now.conditions) != len(written.conditions) ||
+		a.PublicKey != b.PublicKey || a.MTU != b.MTU || a.Connected != b.Connected || a.Leaving != b.Leaving ||
+		len(now.conditions) != len(written.conditions) ||
 		(a.Connected && (a.Message != b.Message || a.Endpoint != b.Endpoint)) || (a.RTTMicroseconds > 0) != (b.RTTMicroseconds > 0) {
 		return loop.Changed
 	}
@@ -328,7 +308,7 @@ func compareStatus(now, written status) loop.Change {
 			return loop.Measured
 		}
 	}
-	if now.disputed || a.Message != b.Message || a.Endpoint != b.Endpoint || !a.LastHandshake.Equal(b.LastHandshake) || !a.PresharedKeyTime.Equal(b.PresharedKeyTime) || !reflect.DeepEqual(a.Remote, b.Remote) {
+	if now.disputed || a.Message != b.Message || a.Endpoint != b.Endpoint || !a.LastHandshake.Equal(b.LastHandshake) || !reflect.DeepEqual(a.Remote, b.Remote) {
 		return loop.Measured
 	}
 	return loop.Same

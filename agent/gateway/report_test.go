@@ -106,43 +106,8 @@ func TestKeysFresh(t *testing.T) {
 		for i, at := range tt.times {
 			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: int32(i), KeyTime: at})
 		}
-		if c := keysFresh(p, v1alpha1.PlaneStatus{Index: 9}, now); string(c.Status) != tt.status || !strings.Contains(c.Message, tt.message) {
+		if c := keysFresh(p, now); string(c.Status) != tt.status || !strings.Contains(c.Message, tt.message) {
 			t.Errorf("%v: %+v", tt.times, c)
-		}
-	}
-}
-
-// Where gateways have to agree on keys, a tunnel by which packets pass with another key is named, whichever gateway
-// writes the condition.
-func TestKeysAgreedOn(t *testing.T) {
-	p := &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{PresharedKeyAgeSeconds: 3600}}
-	status := func(index int32, connected, agreed, overdue bool) v1alpha1.PlaneStatus {
-		s := v1alpha1.PlaneStatus{Index: index, Connected: connected, PresharedKeyOverdue: overdue}
-		if agreed {
-			s.PresharedKeyTime = new(metav1.Now())
-		}
-		return s
-	}
-	for name, tt := range map[string]struct {
-		own, other      v1alpha1.PlaneStatus
-		status, message string
-	}{
-		"both are fresh":          {status(0, true, true, false), status(1, true, true, false), "True", "no key is older"},
-		"the own key is not":      {status(0, true, false, false), status(1, true, true, false), "False", "plane 0: the tunnel has the pre-shared key of its Secret"},
-		"the other key is not":    {status(0, true, true, false), status(1, true, false, true), "False", "plane 1: the tunnel has the pre-shared key of its Secret"},
-		"the other one is old":    {status(0, true, true, false), status(1, true, true, true), "False", "plane 1: the gateways should have agreed"},
-		"no packets pass by it":   {status(0, true, true, false), status(1, false, false, true), "True", "no key is older"},
-		"both have the Secrets' ": {status(0, true, false, false), status(1, true, false, false), "False", "fresh one; plane 1"},
-	} {
-		p.Spec.Planes = []v1alpha1.Plane{{Index: 0, KeyTime: new(metav1.Now())}, {Index: 1, KeyTime: new(metav1.Now())}}
-		p.Status.Planes = []v1alpha1.PlaneStatus{status(0, true, false, true), tt.other}
-		if c := keysFresh(p, tt.own, time.Now()); string(c.Status) != tt.status || !strings.Contains(c.Message, tt.message) {
-			t.Errorf("%s: %+v", name, c)
-		}
-		off := *p
-		off.Spec.PresharedKeyAgeSeconds = 0
-		if c := keysFresh(&off, tt.own, time.Now()); c.Status != metav1.ConditionTrue {
-			t.Errorf("%s, and nobody asked: %+v", name, c)
 		}
 	}
 }

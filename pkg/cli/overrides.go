@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/spf13/cobra"
@@ -45,7 +44,6 @@ func addOverrides(f *pflag.FlagSet) {
 	f.StringArray("reserve", nil, "CLUSTER=CIDR[,CIDR]: ranges that a cluster keeps free of its peers")
 	f.StringArray("map", nil, "CLUSTER=[REAL=]MAPPED[,…]: the range by which the peer is to know the pods of a cluster; "+
 		"REAL can be left out if there is one pod range of that length; CLUSTER=nodes=MAPPED, a /18, for the nodes")
-	f.String("psk-age", "", "DURATION, 5m to 2160h: how old the tunnels' pre-shared keys may become; then the gateways agree on fresh ones, by ML-KEM, so that recorded packets stay closed to quantum computers; none takes it back (default: as before; else none)")
 	f.String("server", "", "CLUSTER whose gateway is called by the other's (default: the one that can be reached)")
 	f.StringArray("endpoint", nil, "CLUSTER=ADDRESS:PORT[,…]: where the gateway of a cluster is called, behind a NAT or a load balancer of your own; "+
 		"it makes that cluster the server; CLUSTER=auto takes it back")
@@ -108,9 +106,6 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (
 		return o, fmt.Errorf("--planes: %d is not a number from 1 to %d", o.Planes, ipam.Planes)
 	}
 	o.PlanesMode = v1alpha1.PlanesMode(*f.Lookup("planes-mode").Value.(*planesMode))
-	if o.PresharedKeyAge, err = parseKeyAge(f.Lookup("psk-age").Value.String()); err != nil {
-		return o, fmt.Errorf("--psk-age: %w", err)
-	}
 	o.Replace, _ = f.GetBool("replace")
 	o.AdoptNamespace, _ = f.GetBool("adopt-namespace")
 	if server := f.Lookup("server").Value.String(); server != "" {
@@ -180,24 +175,6 @@ func (m *planesMode) Set(s string) error {
 	}
 	*m = planesMode(s)
 	return nil
-}
-
-// leastKeyAge is how old a key may become at least. WireGuard takes a fresh one with a session's end, after two to three minutes.
-const leastKeyAge = 5 * time.Minute
-
-// parseKeyAge parses a duration, and none as 0. Nothing keeps what there is.
-func parseKeyAge(s string) (seconds *int32, err error) {
-	switch s {
-	case "":
-		return nil, nil
-	case "none", "0":
-		return new(int32), nil
-	}
-	d, err := time.ParseDuration(s)
-	if err != nil || d < leastKeyAge || d > v1alpha1.MaxKeyAge {
-		return nil, fmt.Errorf("%q is neither none nor a duration from %s to %s, as 24h", s, leastKeyAge, v1alpha1.MaxKeyAge)
-	}
-	return new(int32(d.Seconds())), nil
 }
 
 // clusterIndex says which cluster is meant by a name that the user wrote in this command

@@ -177,43 +177,6 @@ func TestSecurity_20_LimitFlags(t *testing.T) {
 	}
 }
 
-func TestKeyAgeFlag(t *testing.T) {
-	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
-	for args, want := range map[string]string{
-		"":                  "-",
-		"--psk-age 24h":     "86400",
-		"--psk-age 5m":      "300",
-		"--psk-age 2160h":   "7776000",
-		"--psk-age none":    "0",
-		"--psk-age 0":       "0",
-		"--psk-age 299s":    `--psk-age: "299s" is neither none nor a duration from 5m0s to 2160h0m0s`,
-		"--psk-age 2161h":   "neither none nor",
-		"--psk-age -24h":    "neither none nor",
-		"--psk-age 1d":      "neither none nor",
-		"--psk-age a=24h":   "neither none nor",
-		"--psk-age 1000000": "neither none nor",
-	} {
-		t.Run(args, func(t *testing.T) {
-			isolate(t)
-			f, err := parse(t, "peer", append([]string{"a", "b"}, strings.Fields(args)...)...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			o, err := peerOptions(f, []string{"a", "b"}, clusters)
-			got := "-"
-			if o.PresharedKeyAge != nil {
-				got = fmt.Sprint(*o.PresharedKeyAge)
-			}
-			if err != nil {
-				got = err.Error()
-			}
-			if got != want && (err == nil || !strings.Contains(got, want)) {
-				t.Errorf("%q, want %q", got, want)
-			}
-		})
-	}
-}
-
 func TestPlanesModeFlag(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                     "",

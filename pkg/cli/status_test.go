@@ -40,7 +40,7 @@ func views() []peering.View {
 			},
 			Planes: []peering.PlaneView{{
 				Role: "Server", Backend: "kernel", Endpoint: "192.0.2.1:51840", Node: "b-1", MTU: 1390, RTT: new(1.254), LossPercent: 3,
-				Jitter: new(0.04), SentBytes: new(int64(999)), ReceivedBytes: new(int64(1234567890)), Version: "v0.2.0", HandshakeAge: new(int64(83)), KeyAge: new(int64(3 * 24 * 3600)), PresharedKeyAge: new(int64(40 * 60)), Connected: true,
+				Jitter: new(0.04), SentBytes: new(int64(999)), ReceivedBytes: new(int64(1234567890)), Version: "v0.2.0", HandshakeAge: new(int64(83)), KeyAge: new(int64(3 * 24 * 3600)), Connected: true,
 			}},
 			Nodes: []peering.NodeView{
 				{Name: "b-1", Address: addr("10.80.0.1"), SeenAs: addr("10.70.0.1"), Ready: true, Planes: []int32{0}, PlanesInUse: []int32{0}, RTT: new(0.5), Version: "v0.2.0"},

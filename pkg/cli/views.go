@@ -35,7 +35,7 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 				inMilliseconds(p.Jitter), age(p.HandshakeAge), inBytes(p.SentBytes), inBytes(p.ReceivedBytes), number(p.MTU),
 			})
 			tunnels = append(tunnels, []any{
-				v.Cluster, v.Peer, p.Index, usedBy(v, p.Index), p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), v.Overlay + "/" + p.Backend, age(p.KeyAge), age(p.PresharedKeyAge),
+				v.Cluster, v.Peer, p.Index, usedBy(v, p.Index), p.Role, cmp.Or(p.Node, "-"), cmp.Or(p.Endpoint, "-"), v.Overlay + "/" + p.Backend, age(p.KeyAge),
 				cmp.Or(p.Version, "-"), cmp.Or(versionsOf(v.Nodes), "-"),
 			})
 		}
@@ -52,7 +52,7 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 	o.printTable(w, []string{"cluster", "peer", "state", "nodes", "plane", "rtt", "loss", "+jitter", "+handshake", "+sent", "+received", "+mtu"}, planes)
 	if o.wide() {
 		text{w}.printf("\n")
-		o.printTable(w, []string{"cluster", "peer", "plane", "used by", "role", "gateway node", "endpoint", "via", "key age", "psk age", "gateway agent", "node agents"}, tunnels)
+		o.printTable(w, []string{"cluster", "peer", "plane", "used by", "role", "gateway node", "endpoint", "via", "key age", "gateway agent", "node agents"}, tunnels)
 	}
 	if o.wide() && len(conditions) > 0 {
 		text{w}.printf("\n")

@@ -5,8 +5,6 @@
 // field by field, and an error ends no more than one connection. What the values may be
 // used for is decided by the caller (see Filter).
 //
-// By the same channel they agree on keys. What these messages are package rekey knows.
-//
 // The channel is one TCP connection, which the client makes. Each side sends frames:
 // the length of the rest (4 bytes, network byte order), the version of the frame (1
 // byte), its type (1 byte), and the content. Frames of another version or an unknown type are skipped,

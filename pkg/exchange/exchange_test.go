@@ -104,9 +104,6 @@ func FuzzDecode(f *testing.F) {
 			if err != nil {
 				return
 			}
-			if keys, err := aboutKeys(raw); err == nil && len(keys) > maxKeys {
-				t.Fatalf("%d bytes about keys", len(keys))
-			}
 			a, err := decode(raw)
 			if err != nil || a == nil {
 				continue
@@ -165,8 +162,8 @@ func TestFilter(t *testing.T) {
 
 func TestChannel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		server := New(addr("127.0.0.1"), addr("127.0.0.2"), false, notify.NewSignal(), notify.NewSignal())
-		client := New(addr("127.0.0.2"), addr("127.0.0.1"), true, notify.NewSignal(), notify.NewSignal())
+		server := New(addr("127.0.0.1"), addr("127.0.0.2"), false, notify.NewSignal())
+		client := New(addr("127.0.0.2"), addr("127.0.0.1"), true, notify.NewSignal())
 		here, there := net.Pipe()
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 2)
@@ -192,6 +189,11 @@ func TestChannel(t *testing.T) {
 		default:
 			t.Error("no signal")
 		}
+		// What one announces in haste is less than the other listens to.
+		for i := range 600 {
+			server.Announce(Announcement{Endpoints: []string{netip.AddrPortFrom(addr("192.0.2.2"), uint16(i+1)).String()}})
+			time.Sleep(100 * time.Millisecond)
+		}
 		for range 10 {
 			server.Announce(Announcement{Endpoints: []string{"192.0.2.2:2"}})
 			time.Sleep(time.Minute)
@@ -209,64 +211,17 @@ func TestChannel(t *testing.T) {
 	})
 }
 
-// What is said of keys gets to the peer soon, and again by another connection. All that one says in haste is less than the
-// other listens to.
-func TestKeys(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		news := notify.NewSignal()
-		server := New(addr("127.0.0.1"), addr("127.0.0.2"), false, notify.NewSignal(), news)
-		client := New(addr("127.0.0.2"), addr("127.0.0.1"), true, notify.NewSignal(), notify.NewSignal())
-		connect := func() (end func()) {
-			here, there := net.Pipe()
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan error, 2)
-			go func() { ended <- server.talk(ctx, here, newFrameLimit()) }()
-			go func() { ended <- client.talk(ctx, there, newFrameLimit()) }()
-			return func() {
-				cancel()
-				for range 2 {
-					if err := <-ended; errors.Is(err, errTooMuch) {
-						t.Error(err)
-					}
-				}
-			}
-		}
-		end := connect()
-		time.Sleep(time.Minute)
-		if server.HeardOfKeys() != nil {
-			t.Error("the server has heard what was not said")
-		}
-		for i := range 100 {
-			said := []byte{byte(i)}
-			client.SayOfKeys(said)
-			client.Announce(Announcement{Endpoints: []string{netip.AddrPortFrom(addr("192.0.2.1"), uint16(i+1)).String()}})
-			time.Sleep(time.Second)
-			if heard := server.HeardOfKeys(); i < keysBurst && !bytes.Equal(heard, said) || server.HeardOfKeys() != nil {
-				t.Errorf("the server has heard %v, %v was said", heard, said)
-			}
-		}
-		<-news
-		end()
-		end = connect()
-		defer end()
-		time.Sleep(time.Second)
-		if heard := server.HeardOfKeys(); !bytes.Equal(heard, []byte{99}) {
-			t.Errorf("by another connection the server has heard %v", heard)
-		}
-	})
-}
-
 // A gateway that has started anew is listened to at once, though nothing has told the server that the one before is gone.
 func TestLatestConnection(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	news := notify.NewSignal()
-	server := New(addr("127.41.9.1"), addr("127.41.9.2"), false, news, notify.NewSignal())
+	server := New(addr("127.41.9.1"), addr("127.41.9.2"), false, news)
 	var all sync.WaitGroup
 	defer all.Wait()
 	defer cancel()
 	all.Go(func() { _ = server.Connect(ctx) })
 	for _, node := range []string{"192.0.2.9", "192.0.2.10", "192.0.2.11"} {
-		client := New(addr("127.41.9.2"), addr("127.41.9.1"), true, notify.NewSignal(), notify.NewSignal())
+		client := New(addr("127.41.9.2"), addr("127.41.9.1"), true, notify.NewSignal())
 		client.Announce(Announcement{NodeIPs: []v1alpha1.IP{ip(node)}})
 		all.Go(func() {
 			for ctx.Err() == nil && client.Connect(ctx) != nil && server.Received() == nil {
@@ -290,9 +245,6 @@ func TestHostilePeer(t *testing.T) {
 	for name, send := range map[string]func(net.Conn){
 		"garbage": func(c net.Conn) { _, _ = c.Write(bytes.Repeat([]byte{0xff}, 64)) },
 		"silence": func(net.Conn) {},
-		"much about keys": func(c net.Conn) {
-			_, _ = c.Write(frame(frameVersion, typeKeys, strings.Repeat("x", maxKeys+1)))
-		},
 		"too much": func(c net.Conn) {
 			for {
 				if _, err := c.Write(frame(7, 7, "x")); err != nil {
@@ -311,7 +263,7 @@ func TestHostilePeer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				c := New(addr("127.0.0.1"), addr("127.0.0.2"), true, notify.NewSignal(), notify.NewSignal())
+				c := New(addr("127.0.0.1"), addr("127.0.0.2"), true, notify.NewSignal())
 				here, there := net.Pipe()
 				go func() { _, _ = io.Copy(io.Discard, there) }()
 				go send(there)
@@ -343,8 +295,8 @@ func TestStranger(t *testing.T) {
 		}
 	}
 	news := notify.NewSignal()
-	server := New(addr("127.41.7.1"), addr("127.41.7.2"), false, news, notify.NewSignal())
-	stranger := New(addr("127.41.7.3"), addr("127.41.7.1"), true, notify.NewSignal(), notify.NewSignal())
+	server := New(addr("127.41.7.1"), addr("127.41.7.2"), false, news)
+	stranger := New(addr("127.41.7.3"), addr("127.41.7.1"), true, notify.NewSignal())
 	stranger.Announce(Announcement{NodeIPs: []v1alpha1.IP{ip("192.0.2.66")}})
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -352,7 +304,7 @@ func TestStranger(t *testing.T) {
 	all.Go(func() { keep(server, ctx) })
 	all.Go(func() { keep(stranger, ctx) })
 	for _, node := range []string{"192.0.2.9", "192.0.2.10"} {
-		client := New(addr("127.41.7.2"), addr("127.41.7.1"), true, notify.NewSignal(), notify.NewSignal())
+		client := New(addr("127.41.7.2"), addr("127.41.7.1"), true, notify.NewSignal())
 		client.Announce(Announcement{NodeIPs: []v1alpha1.IP{ip(node)}})
 		gone, end := context.WithCancel(ctx)
 		all.Go(func() { keep(client, gone) })

@@ -24,12 +24,8 @@ const (
 	// Peering.
 	MaxEndpoints, MaxNodeIPs = 16, 4096
 
-	// maxKeys is what a message about keys may hold, bytes.
-	maxKeys = 2 << 10
-
 	frameVersion     = 1
 	typeAnnouncement = 1
-	typeKeys         = 2
 	headerLength     = 2
 )
 
@@ -52,12 +48,8 @@ func encode(a Announcement) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("encode an announcement: %w", err)
 	}
-	return frameOf(typeAnnouncement, content), nil
-}
-
-func frameOf(kind byte, content []byte) []byte {
 	frame := binary.BigEndian.AppendUint32(nil, uint32(headerLength+len(content)))
-	return append(append(frame, frameVersion, kind), content...)
+	return append(append(frame, frameVersion, typeAnnouncement), content...), nil
 }
 
 // readFrame reads one frame, without its length.
@@ -76,17 +68,6 @@ func readFrame(r io.Reader) ([]byte, error) {
 		return nil, err
 	}
 	return frame.Bytes(), nil
-}
-
-// aboutKeys returns what a frame says about keys, nil if it is no such frame.
-func aboutKeys(frame []byte) ([]byte, error) {
-	if frame[0] != frameVersion || frame[1] != typeKeys {
-		return nil, nil
-	}
-	if len(frame) > headerLength+maxKeys {
-		return nil, fmt.Errorf("%w: %d bytes about keys", errMalformed, len(frame))
-	}
-	return frame[headerLength:], nil
 }
 
 // decode reads what a frame holds. It returns nil if the frame is of another version or

@@ -27,8 +27,6 @@ type Plane struct {
 	Active bool
 	// Handshake is when WireGuard last made a session, Key when the gateway's key was made.
 	Handshake, Key time.Time
-	// FreshPresharedKey says that the tunnel's pre-shared key is as fresh as the Peering asks for, nil if it does not ask.
-	FreshPresharedKey *bool
 	// Nodes are how many nodes a gateway knows of, by what they do with it.
 	Nodes map[string]int
 }
@@ -56,7 +54,7 @@ type collector struct {
 	component                         Component
 	state, mtu, bytes, packets, drops *prometheus.Desc
 	active                            *prometheus.Desc
-	handshake, key, fresh, nodes      *prometheus.Desc
+	handshake, key, nodes             *prometheus.Desc
 }
 
 func newCollector(a *Agent, c Component, name func(string) string) *collector {
@@ -73,7 +71,6 @@ func newCollector(a *Agent, c Component, name func(string) string) *collector {
 		active:    desc("plane_active", "1 if the node sends packets by the plane, otherwise 0."),
 		handshake: desc("last_handshake_timestamp_seconds", "When WireGuard last agreed on a session with the peer's gateway."),
 		key:       desc("key_created_timestamp_seconds", "When the gateway's WireGuard key was made."),
-		fresh:     desc("preshared_key_fresh", "1 if the gateways have agreed on the tunnel's pre-shared key, and not too long ago; 0 if they should have."),
 		nodes:     desc("nodes", "Nodes of the cluster: all that are known, those that reach the peer by the plane, and those that send by it.", "state"),
 	}
 }
@@ -84,7 +81,7 @@ func (c *collector) all() []*prometheus.Desc {
 	if c.component == Node {
 		return append(both, c.active)
 	}
-	return append(both, c.handshake, c.key, c.fresh, c.nodes)
+	return append(both, c.handshake, c.key, c.nodes)
 }
 
 // Describe is prometheus.Collector's.
@@ -145,9 +142,6 @@ func (c *collector) plane(out chan<- prometheus.Metric, p Plane) {
 		if !when.at.IsZero() {
 			gauge(when.desc, float64(when.at.UnixNano())/1e9)
 		}
-	}
-	if p.FreshPresharedKey != nil {
-		flag(c.fresh, *p.FreshPresharedKey)
 	}
 	for state, n := range p.Nodes {
 		gauge(c.nodes, float64(n), state)

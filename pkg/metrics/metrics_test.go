@@ -27,9 +27,8 @@ func filled(c metrics.Component) *metrics.Agent {
 		return metrics.Snapshot{
 			Planes: []metrics.Plane{{
 				Peering: "b", State: metrics.Up, MTU: 1440, Active: true, Handshake: time.Unix(1000, 5e8), Key: time.Unix(500, 0),
-				Traffic:           &metrics.Traffic{ReceivedBytes: 10, SentBytes: 20, ReceivedPackets: 1, SentPackets: 2},
-				FreshPresharedKey: new(false),
-				Nodes:             map[string]int{metrics.NodesKnown: 3, metrics.NodesReady: 2, metrics.NodesActive: 1},
+				Traffic: &metrics.Traffic{ReceivedBytes: 10, SentBytes: 20, ReceivedPackets: 1, SentPackets: 2},
+				Nodes:   map[string]int{metrics.NodesKnown: 3, metrics.NodesReady: 2, metrics.NodesActive: 1},
 			}},
 			Drops: []metrics.Drop{{Peering: "b", Plane: "0", Hook: "input", Reason: "not-allowed", Packets: 7}},
 		}, nil
@@ -80,7 +79,6 @@ func TestScrape(t *testing.T) {
 			`liqonet_gateway_nodes{peering="b",plane="0",state="active"} 1`,
 			`liqonet_gateway_nodes{peering="b",plane="0",state="known"} 3`,
 			`liqonet_gateway_nodes{peering="b",plane="0",state="ready"} 2`,
-			`liqonet_gateway_preshared_key_fresh{peering="b",plane="0"} 0`,
 		},
 		metrics.Node: {
 			`liqonet_node_plane_active{peering="b",plane="0"} 1`,
@@ -125,7 +123,7 @@ func TestUnknown(t *testing.T) {
 	})
 	status, lines := scrape(t, a)
 	got := strings.Join(lines, "\n")
-	for name, want := range map[string]bool{"state=\"down\"} 1": true, "_rtt_": true, "_mtu_": false, "_timestamp_": false, "_bytes_total": false, "_drops_": false, "_fresh": false} {
+	for name, want := range map[string]bool{"state=\"down\"} 1": true, "_rtt_": true, "_mtu_": false, "_timestamp_": false, "_bytes_total": false, "_drops_": false} {
 		if strings.Contains(got, name) != want || status != http.StatusOK {
 			t.Errorf("status %d, %s is there: %v", status, name, !want)
 		}

@@ -28,8 +28,6 @@ type Options struct {
 	Planes int
 	// PlanesMode says by how many planes nodes send: see plan.Overrides.
 	PlanesMode v1alpha1.PlanesMode
-	// PresharedKeyAge is how old pre-shared keys may become, in seconds: see plan.Overrides.
-	PresharedKeyAge *int32
 	// Server is the ID of the cluster whose gateway is called by the other's. Empty
 	// to decide.
 	Server string
@@ -65,6 +63,6 @@ func (o Options) of(id string) plan.Overrides {
 	if c.Gateways.Tolerations == nil {
 		c.Gateways.Tolerations = o.Gateways.Tolerations
 	}
-	c.Server, c.Planes, c.PlanesMode, c.PresharedKeyAge = o.Server == id, o.Planes, o.PlanesMode, o.PresharedKeyAge
+	c.Server, c.Planes, c.PlanesMode = o.Server == id, o.Planes, o.PlanesMode
 	return c
 }

@@ -95,9 +95,6 @@ type PlaneView struct {
 	// PublicKey is that of the gateway, of the key generation that it uses.
 	PublicKey     string `json:"publicKey,omitempty"`
 	KeyGeneration int32  `json:"keyGeneration,omitempty"`
-	// PresharedKeyAge is how long ago the gateways have agreed on the tunnel's pre-shared key, in seconds. Nil where the
-	// tunnel has the one of the Secret.
-	PresharedKeyAge *int64 `json:"presharedKeyAgeSeconds,omitempty"`
 	// KeyAge is how old the gateway's key is, in seconds. Nil if that is not known.
 	KeyAge *int64 `json:"keyAgeSeconds,omitempty"`
 	// Service exposes the gateway; empty on a client.
@@ -265,7 +262,7 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 		LocalPods: t.Pods, LocalNodes: t.Nodes, RemotePods: plan.Mappings(p.Spec.Remote.Pods),
 		Overlay: string(p.Spec.Overlay), Limits: p.Spec.Limits, PlanesMode: string(cmp.Or(p.Spec.PlanesMode, v1alpha1.PlanesOne)), Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
 	}
-	var messages, problems, partly, conflicts, remarks []string
+	var messages, problems, partly, conflicts []string
 	for i := range p.Spec.Planes {
 		plane, state := planeView(p, &p.Spec.Planes[i], beats, c.Now())
 		v.Planes = append(v.Planes, plane)
@@ -274,8 +271,6 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 		}
 		if state != Connected {
 			messages = append(messages, ofPlane(p, plane.Index)+plane.Message)
-		} else if stale := p.StaleKey(p.PlaneStatus(plane.Index)); stale != "" {
-			remarks = append(remarks, ofPlane(p, plane.Index)+stale)
 		}
 	}
 	v.Conditions = conditionsOf(c, p, v.State == Unknown)
@@ -318,7 +313,6 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 	if len(notReady) > 0 {
 		messages = append(messages, "not ready, and left out: "+firstOf(5, notReady))
 	}
-	messages = append(messages, remarks...)
 	v.Message = strings.Join(slices.DeleteFunc(messages, func(m string) bool { return m == "" }), "; ")
 	if v.State == Connected && len(notReady) == 0 {
 		// Nodes report sooner than a gateway writes its conditions.
@@ -395,11 +389,6 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats, now
 	if s.LastHandshake != nil {
 		if age := beats.sinceOf(lease, s.LastHandshake.Time); age != nil {
 			v.HandshakeAge = new(int64(age.Seconds()))
-		}
-	}
-	if s.PresharedKeyTime != nil {
-		if age := beats.sinceOf(lease, s.PresharedKeyTime.Time); age != nil {
-			v.PresharedKeyAge = new(int64(age.Seconds()))
 		}
 	}
 	switch age, known := beats.age(lease); {

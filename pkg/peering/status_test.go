@@ -142,34 +142,6 @@ func TestViewNamesPlanesInUse(t *testing.T) {
 	}
 }
 
-// A tunnel whose pre-shared key is not as fresh as the Peering asks for is named, as long as packets pass by it.
-func TestViewNamesStaleKeys(t *testing.T) {
-	for name, tt := range map[string]struct {
-		change func(*world)
-		want   string
-		age    *int64
-	}{
-		"fresh":             {func(w *world) { w.plane().PresharedKeyTime = new(metav1.NewTime(agentsNow.Add(-40 * time.Minute))) }, "", new(int64(2400))},
-		"of the Secret":     {func(*world) {}, "the tunnel has the pre-shared key of its Secret", nil},
-		"of one of several": {func(w *world) { w.addPlane() }, "plane 1: the tunnel has the pre-shared key of its Secret", nil},
-		"overdue": {func(w *world) {
-			w.plane().PresharedKeyTime, w.plane().PresharedKeyOverdue = new(metav1.NewTime(agentsNow.Add(-time.Hour))), true
-		}, "should have agreed on another", new(int64(3600))},
-		"nobody has asked": {func(w *world) { w.peering.Spec.PresharedKeyAgeSeconds = 0 }, "", nil},
-	} {
-		w := newWorld()
-		w.peering.Spec.PresharedKeyAgeSeconds = 1800
-		tt.change(w)
-		v := w.view(t)
-		if !strings.Contains(v.Message, tt.want) || (tt.want == "") != (v.Message == "") || v.State != Connected {
-			t.Errorf("%s: %s, %q", name, v.State, v.Message)
-		}
-		if diff := cmp.Diff(tt.age, v.Planes[0].PresharedKeyAge); diff != "" {
-			t.Errorf("%s: age %s", name, diff)
-		}
-	}
-}
-
 // Nodes that are not ready are named, and change nothing else.
 func TestViewNamesNodesThatAreNotReady(t *testing.T) {
 	for _, tt := range []struct {

@@ -112,9 +112,6 @@ type Overrides struct {
 	// LimitNew and LimitRate are the cluster's limits for its peer (see v1alpha1.Limits). Nil
 	// keeps what there is, 0 takes it away.
 	LimitNew, LimitRate *int64
-	// PresharedKeyAge is how old pre-shared keys may become until the gateways agree on others, in seconds. Nil keeps what
-	// there is, 0 takes it back. It is the same for both clusters.
-	PresharedKeyAge *int32
 	// PlanesMode says by how many planes nodes send. Empty keeps what there is. It is the same for both clusters.
 	PlanesMode v1alpha1.PlanesMode
 	// Gateways says on which nodes the gateways run. A list that is nil keeps what was chosen

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
@@ -19,36 +18,6 @@ func (f *FactSheet) limits() (l v1alpha1.Limits) {
 		l.BitsPerSecond = *given
 	}
 	return l
-}
-
-// presharedKeyAge is how old pre-shared keys may become, in seconds. Both clusters have the same: a command that was
-// interrupted may have told one of them only.
-func presharedKeyAge(own, peer *FactSheet) (age int32) {
-	if given := own.Overrides.PresharedKeyAge; given != nil {
-		return *given
-	}
-	for _, f := range []*FactSheet{own, peer} {
-		if f.Existing != nil {
-			age = max(age, f.Existing.Spec.PresharedKeyAgeSeconds)
-		}
-	}
-	return age
-}
-
-// ageStatements say how old pre-shared keys may become, if that is said or was.
-func ageStatements(own, peer *FactSheet) []Statement {
-	age, given := presharedKeyAge(own, peer), own.Overrides.PresharedKeyAge != nil
-	s := Statement{What: "age of pre-shared keys", Value: "at most " + (time.Duration(age) * time.Second).String() + ", then the gateways agree on others", Reason: "as before"}
-	if given {
-		s.Reason = "given by --psk-age"
-	}
-	if age == 0 {
-		s.Value = "any"
-	}
-	if age == 0 && !given {
-		return nil
-	}
-	return []Statement{s}
 }
 
 // limitStatements say what is limited, or is not any more.

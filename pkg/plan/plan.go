@@ -336,7 +336,7 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 	if c.Role == v1alpha1.Server {
 		c.Choices = append(c.Choices, d.serviceType)
 	}
-	c.Choices = slices.Concat(c.Choices, own.limitStatements(), ageStatements(own, peer), modeStatements(own, peer, c.Agents))
+	c.Choices = slices.Concat(c.Choices, own.limitStatements(), modeStatements(own, peer, c.Agents))
 	if c.NodeMetrics || own.NodeMetrics {
 		s := Statement{What: "metrics of node agents", Value: "at 127.0.0.1", Reason: "as before"}
 		if c.NodeMetrics {

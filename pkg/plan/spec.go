@@ -30,7 +30,7 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 			Pods: got.Pods, InternalCIDR: own.Ledger.Spec.InternalCIDR, ExternalCIDR: got.ExternalCIDR, Hosts: hosts,
 		},
 		Remote:  v1alpha1.RemoteNetwork{ClusterID: peer.ClusterID, Name: peer.Name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: nodeIPs(peer.Nodes)},
-		Overlay: overlay, Limits: own.limits(), PresharedKeyAgeSeconds: presharedKeyAge(own, peer),
+		Overlay: overlay, Limits: own.limits(),
 	}
 	if c.Agents.Level > version.First {
 		spec.PlanesMode = planesMode(own, peer)

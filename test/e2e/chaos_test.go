@@ -138,9 +138,7 @@ func (x *chaos) pairs() [][2]*cluster {
 func (x *chaos) mustPeer(t *testing.T, ctx context.Context, pair [2]*cluster) {
 	t.Helper()
 	args := []string{"peer", pair[0].Name, pair[1].Name, "--planes", "2"}
-	if slices.Contains(pair[:], x.clusters[1]) { // one of the three is without
-		args = append(args, "--psk-age", keyAge.String())
-	} else {
+	if !slices.Contains(pair[:], x.clusters[1]) { // one of the three
 		args = append(args, "--planes-mode", "spread")
 	}
 	r := liqonet(t, ctx, x.history.kubeconfig(t, x.clusters...), args...)

@@ -293,10 +293,8 @@ var places = map[string]place{
 	"TestHealthyNetworks":     {lane: laneAll, part: healthyPart},
 
 	// With three nodes.
-	"TestKeysAreAgreedOn":             {lane: laneEqual, part: outagesPart},
-	"TestKeysAreAgreedOnWithOnePlane": {lane: laneEqual, part: outagesPart},
-	"TestUpgrade":                     {lane: laneEqual, part: outagesPart},
-	"TestUpgradeFromBeforeReleases":   {lane: laneEqual, part: outagesPart},
-	"TestUpgradeUnpeerOfOlder":        {lane: laneEqual, part: outagesPart},
-	"TestUpgradeWithOnePlane":         {lane: laneEqual, part: outagesPart},
+	"TestUpgrade":                   {lane: laneEqual, part: outagesPart},
+	"TestUpgradeFromBeforeReleases": {lane: laneEqual, part: outagesPart},
+	"TestUpgradeUnpeerOfOlder":      {lane: laneEqual, part: outagesPart},
+	"TestUpgradeWithOnePlane":       {lane: laneEqual, part: outagesPart},
 }

@@ -27,7 +27,7 @@ func Examples() map[string]client.Object {
 		return []metav1.Condition{{Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: 3, LastTransitionTime: now, Reason: "ProbesAnswered", Message: "m"}}
 	}
 	peering := manifests.Peering("b", v1alpha1.PeeringSpec{
-		Index: 2, Overlay: "geneve", Limits: v1alpha1.Limits{NewConnections: 1000, BitsPerSecond: 5e8}, PresharedKeyAgeSeconds: 3600, PlanesMode: v1alpha1.PlanesSpread,
+		Index: 2, Overlay: "geneve", Limits: v1alpha1.Limits{NewConnections: 1000, BitsPerSecond: 5e8}, PlanesMode: v1alpha1.PlanesSpread,
 		Local: v1alpha1.LocalNetwork{
 			Pods: pods, InternalCIDR: kit.CIDR("10.80.0.0/19"), ExternalCIDR: kit.CIDR("10.60.0.0/18"),
 			Hosts: []v1alpha1.AddressMapping{{Real: ip("192.168.1.50"), Mapped: ip("10.60.32.1")}},
@@ -50,8 +50,7 @@ func Examples() map[string]client.Object {
 		Planes: []v1alpha1.PlaneStatus{{
 			Index: 1, ObservedGeneration: 3, PodIP: ip("10.244.1.7"), NodeName: "node-1.example", PublicKey: Key, MTU: 1400, Connected: true, Message: "m",
 			Endpoint: "192.0.2.1:30001", LastHandshake: &now, RTTMicroseconds: 900, LossPercent: 1,
-			Remote:           &v1alpha1.RemoteAnnouncement{Endpoints: []string{"192.0.2.1:30001", "[2001:db8::1]:30001"}, NodeIPs: []v1alpha1.IP{ip("172.18.0.2")}},
-			PresharedKeyTime: &now, PresharedKeyOverdue: true,
+			Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"192.0.2.1:30001", "[2001:db8::1]:30001"}, NodeIPs: []v1alpha1.IP{ip("172.18.0.2")}},
 		}},
 	}
 	node := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "10.80.0.7"}, Spec: v1alpha1.NodeNetworkSpec{NodeName: "node-1.example"}}

@@ -323,8 +323,6 @@ func TestSecurity_20_Limits(t *testing.T) {
 		"a negative rate":           set("spec.limits.bitsPerSecond", int64(-1000000)),
 		"a rate that overflows":     set("spec.limits.bitsPerSecond", int64(100000000001)),
 		"a rate that is no number":  set("spec.limits.bitsPerSecond", "500mbit"),
-		"a negative age of keys":    set("spec.presharedKeyAgeSeconds", int64(-1)),
-		"keys older than 90 days":   set("spec.presharedKeyAgeSeconds", int64(7776001)),
 		"an unknown mode of planes": set("spec.planesMode", "all"),
 	})
 }

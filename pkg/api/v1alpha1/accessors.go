@@ -109,17 +109,3 @@ func Well(c metav1.Condition) bool {
 	}
 	return c.Status == metav1.ConditionTrue
 }
-
-// StaleKey says in which way the pre-shared key of a plane is not as fresh as the Peering asks for. It returns "" where
-// it is, and where no packets pass.
-func (p *Peering) StaleKey(s *PlaneStatus) string {
-	switch {
-	case p.Spec.PresharedKeyAgeSeconds == 0 || s == nil || !s.Connected:
-		return ""
-	case s.PresharedKeyTime == nil:
-		return "the tunnel has the pre-shared key of its Secret, as the gateways have not agreed on a fresh one"
-	case s.PresharedKeyOverdue:
-		return "the gateways should have agreed on another pre-shared key"
-	}
-	return ""
-}

@@ -65,12 +65,6 @@ type PeeringSpec struct {
 	// Limits are what this cluster takes from the peer at most.
 	// +optional
 	Limits Limits `json:"limits"`
-	// PresharedKeyAgeSeconds is how old the pre-shared keys of tunnels may become. Then the gateways agree on fresh
-	// ones, where both clusters have this. With 0 the tunnels have the keys of the Secrets, or the last ones that were agreed on.
-	// +kubebuilder:validation:Minimum=0
-	// +kubebuilder:validation:Maximum=7776000
-	// +optional
-	PresharedKeyAgeSeconds int32 `json:"presharedKeyAgeSeconds"`
 	// PlanesMode says by how many planes a node sends its packets to the peer. Empty is as one. Agents of v0.1.0 do not
 	// know it.
 	// +optional
@@ -345,7 +339,7 @@ const (
 	// one. Where it is False, the next failure ends all connections.
 	ConditionRedundant = "Redundant"
 	// ConditionKeysFresh of a Peering is True while no gateway of this cluster has a key that is older than
-	// MaxKeyAge. All tunnels by which packets pass have pre-shared keys as fresh as the Peering asks for then.
+	// MaxKeyAge.
 	ConditionKeysFresh = "KeysFresh"
 	// ConditionReady of a NodeNetwork is True while the node's kernel holds all that
 	// the Peerings ask for.
@@ -436,14 +430,6 @@ type PlaneStatus struct {
 	// Remote is what the peer's gateway says of its cluster, through the tunnel.
 	// +optional
 	Remote *RemoteAnnouncement `json:"remote,omitempty"`
-	// PresharedKeyTime is since when the tunnel has the pre-shared key that the gateways have agreed on, by the same
-	// clock as LastHandshake. It is missing where the tunnel has the key of the Secret.
-	// +kubebuilder:validation:XValidation:rule="self < timestamp('9999-01-01T00:00:00Z')",message="a time must be as in 2026-01-01T00:00:00Z"
-	// +optional
-	PresharedKeyTime *metav1.Time `json:"presharedKeyTime,omitempty"`
-	// PresharedKeyOverdue says that the gateways should have agreed on another one by now.
-	// +optional
-	PresharedKeyOverdue bool `json:"presharedKeyOverdue,omitempty"`
 }
 
 // RemoteAnnouncement is what the peer's gateway says of its cluster, through the
