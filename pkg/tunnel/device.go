@@ -197,33 +197,6 @@ func (d *Device) Reset() error {
 	return nil
 }
 
-// Renew has WireGuard agree on a new session with the next packet that is sent. What comes by the present one is
-// taken until then, and what is to be sent waits, so nothing is lost. The kernel has no request for that, but a
-// change of the private key ends the use of sessions. So it gets another one for a moment. If it begins a handshake
-// in this moment, the peer does not answer, and WireGuard begins the next one after 5 s, or when it is asked again.
-func (d *Device) Renew() error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.applied == nil {
-		return nil
-	}
-	if u, ok := d.wg.(*userspace); ok {
-		u.renew(d.applied.Peer.PublicKey)
-		return nil
-	}
-	other, err := wgtypes.GeneratePrivateKey()
-	if err == nil {
-		err = d.wg.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: &other})
-	}
-	if err == nil {
-		err = d.wg.ConfigureDevice(d.name, wgtypes.Config{PrivateKey: &d.applied.PrivateKey})
-	}
-	if err != nil {
-		return fmt.Errorf("renew the session of tunnel %q: %w", d.name, err)
-	}
-	return nil
-}
-
 // Close releases what this process holds. The interface of the kernel's
 // backend stays and goes on forwarding, that of the userspace backend
 // vanishes.

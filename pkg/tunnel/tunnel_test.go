@@ -97,21 +97,13 @@ func (e *end) start(t *testing.T, backend tunnel.Backend) {
 
 func (e *end) handshake(t *testing.T, after time.Time) time.Time {
 	t.Helper()
-	h, ok := e.handshakeWithin(t, 20*time.Second, after)
-	if !ok {
-		t.Fatal("no handshake")
-	}
-	return h
-}
-
-func (e *end) handshakeWithin(t *testing.T, timeout time.Duration, after time.Time) (h time.Time, ok bool) {
-	t.Helper()
-	for deadline := time.Now().Add(timeout); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		if h = e.proc.Stats(t).LastHandshake; h.After(after) {
-			return h, true
+	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if h := e.proc.Stats(t).LastHandshake; h.After(after) {
+			return h
 		}
 	}
-	return h, false
+	t.Fatal("no handshake")
+	return time.Time{}
 }
 
 func TestTunnel(t *testing.T) {

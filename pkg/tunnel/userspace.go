@@ -94,13 +94,6 @@ func (u *userspace) Close() error {
 	return nil
 }
 
-// renew ends the use of a peer's sessions for what is sent.
-func (u *userspace) renew(peer wgtypes.Key) {
-	if p := u.device.LookupPeer(device.NoisePublicKey(peer)); p != nil {
-		p.ExpireCurrentKeypairs()
-	}
-}
-
 // encode writes a configuration in the language of wireguard-go, see
 // https://www.wireguard.com/xplatform/#configuration-protocol.
 func encode(c wgtypes.Config) string {

@@ -64,7 +64,6 @@ type request struct {
 	Configure *tunnel.Config
 	Watch     *watched
 	Reset     bool
-	Renew     bool
 }
 
 type response struct {
@@ -78,7 +77,6 @@ type device interface {
 	Configure(tunnel.Config) (changed bool, err error)
 	Stats() (tunnel.Stats, error)
 	Reset() error
-	Renew() error
 	Close() error
 }
 
@@ -103,8 +101,6 @@ func serveTunnel(backend tunnel.Backend, name string) error {
 			err = req.Watch.run()
 		case req.Reset:
 			err = device.Reset()
-		case req.Renew:
-			err = device.Renew()
 		default:
 			res.Stats, err = device.Stats()
 		}
@@ -219,12 +215,6 @@ func (p *Tunnel) Configure(t testing.TB, c tunnel.Config) (changed bool) {
 func (p *Tunnel) Reset(t testing.TB) {
 	t.Helper()
 	p.ask(t, request{Reset: true})
-}
-
-// Renew calls tunnel.Device.Renew.
-func (p *Tunnel) Renew(t testing.TB) {
-	t.Helper()
-	p.ask(t, request{Renew: true})
 }
 
 // Stats calls tunnel.Device.Stats.

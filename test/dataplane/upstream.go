@@ -47,9 +47,6 @@ func (u upstream) Stats() (tunnel.Stats, error) { return tunnel.Stats{}, nil }
 // Reset does nothing.
 func (u upstream) Reset() error { return nil }
 
-// Renew does nothing.
-func (u upstream) Renew() error { return nil }
-
 // Close ends the device.
 func (u upstream) Close() error {
 	u.Device.Close()
