@@ -18,6 +18,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // keepalive keeps the way to a server behind NAT open, below the shortest
@@ -243,8 +244,6 @@ func podRanges(p *v1alpha1.Peering, said []netip.Prefix) (out []netip.Prefix) {
 	return out
 }
 
-func linkName(node int) string { return fmt.Sprintf("%sn%d", overlay.NamePrefix, node) }
-
 // addNode adds the overlay link to a node, and the routes to its pods.
 func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n linkedNode) error {
 	if !p.Carries(n.source) {
@@ -254,7 +253,7 @@ func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n l
 	if err != nil {
 		return err
 	}
-	name := linkName(n.number)
+	name := wire.GatewayLink(n.number)
 	d.overlay.Links = append(d.overlay.Links, overlay.Link{
 		Name: name, Kind: overlay.Kind(p.Spec.Overlay), VNI: vni,
 		Local: d.address, LocalMAC: key.MAC(vni, d.address), Peer: n.address, PeerMAC: key.MAC(vni, n.address),
@@ -294,7 +293,7 @@ func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode)
 		real := netip.PrefixFrom(h.Real.Addr, h.Real.BitLen())
 		d.nat.Local = append(d.nat.Local, nat.Mapping{Real: real, Mapped: netip.PrefixFrom(h.Mapped.Addr, h.Mapped.BitLen())})
 		d.overlay.Routes = append(d.overlay.Routes, overlay.Route{
-			Table: overlay.InboundTable, Dst: real, Via: by.address, Dev: linkName(by.number), Src: d.address,
+			Table: overlay.InboundTable, Dst: real, Via: by.address, Dev: wire.GatewayLink(by.number), Src: d.address,
 		})
 	}
 }

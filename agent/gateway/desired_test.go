@@ -23,6 +23,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, netip.AddrPort{}), cmpopts.EquateEmpty(), cmp.AllowUnexported(desired{})}
@@ -122,7 +123,7 @@ func TestDesire(t *testing.T) {
 		{
 			name: "two nodes", role: v1alpha1.Client, nodes: []v1alpha1.NodeNetwork{n1, n2},
 			change: func(d *desired) {
-				for i, n := range []struct{ name, peer, remote, pods string }{{"lqn1", "10.80.0.1", "172.18.0.2", "10.244.0.0/24"}, {"lqn2", "10.80.0.2", "172.18.0.3", "10.244.77.7/32"}} {
+				for i, n := range []struct{ name, peer, remote, pods string }{{"loqn1", "10.80.0.1", "172.18.0.2", "10.244.0.0/24"}, {"loqn2", "10.80.0.2", "172.18.0.3", "10.244.77.7/32"}} {
 					vni := uint32(8<<13 | i + 1)
 					d.overlay.Links = append(d.overlay.Links, overlay.Link{
 						Name: n.name, Kind: "geneve", VNI: vni, Local: self, LocalMAC: me.overlayKeys[3].MAC(vni, self), Peer: addr(n.peer),
@@ -165,9 +166,9 @@ func TestDesireHosts(t *testing.T) {
 		nodes []v1alpha1.NodeNetwork
 		dev   string
 	}{
-		{"n2", []v1alpha1.NodeNetwork{n1, n2}, "lqn2"},
-		{"n2", []v1alpha1.NodeNetwork{n2, n1}, "lqn2"},
-		{"n3", []v1alpha1.NodeNetwork{n2, n1}, "lqn1"},
+		{"n2", []v1alpha1.NodeNetwork{n1, n2}, "loqn2"},
+		{"n2", []v1alpha1.NodeNetwork{n2, n1}, "loqn2"},
+		{"n3", []v1alpha1.NodeNetwork{n2, n1}, "loqn1"},
 		{"n1", nil, ""},
 	} {
 		p := peering(t, v1alpha1.Server, newKey(t))
@@ -331,8 +332,8 @@ func TestDefect1_05_PodsOfTwoNodesGoByVersion(t *testing.T) {
 	never := node("never", "10.80.0.3", "172.18.0.4", 0, "10.244.5.0/24")
 	wrong := at(node("wrong", "10.80.31.254", "172.18.0.5", 0, "10.244.6.0/24"), "101")
 	want := map[string]string{
-		"10.244.0.0/24": "lqn2", "10.244.9.9/32": "lqn2", "10.244.5.0/24": "lqn1",
-		"10.80.0.1/32": "lqn1", "10.80.0.2/32": "lqn2", "10.80.0.3/32": "lqn3", "0.0.0.0/0": "",
+		"10.244.0.0/24": "loqn2", "10.244.9.9/32": "loqn2", "10.244.5.0/24": "loqn1",
+		"10.80.0.1/32": "loqn1", "10.80.0.2/32": "loqn2", "10.80.0.3/32": "loqn3", "0.0.0.0/0": "",
 	}
 	for _, nodes := range [][]v1alpha1.NodeNetwork{{old, renamed, never, wrong}, {wrong, never, renamed, old}} {
 		d, err := desire(local{underlayMTU: 1500}, peering(t, v1alpha1.Client, newKey(t)), nodes)
@@ -498,7 +499,7 @@ func TestSecurity_21_MoreThanAllPods(t *testing.T) {
 			routes[r.Dev]++
 		}
 	}
-	last := linkName(len(nodes))
+	last := wire.GatewayLink(len(nodes))
 	for _, l := range got.overlay.Links {
 		want := 1024
 		if l.Name == last {

@@ -23,7 +23,7 @@ import (
 func TestReconcileDespiteFailure(t *testing.T) {
 	ns := netns.New(t, "gateway")
 	ns.Output(t, "sh", "-ec", `ip link add eth0 type bridge; ip link set eth0 up; ip addr add 10.244.1.9/24 dev eth0
-		ip route add default via 10.244.1.1; ip link add lqn2 type bridge; ip link set lqn2 alias theirs`)
+		ip route add default via 10.244.1.1; ip link add loqn2 type bridge; ip link set loqn2 alias theirs`)
 	p := peering(t, v1alpha1.Server, newKey(t))
 	p.Spec.Overlay, p.Spec.Planes[0].WireGuard = "vxlan", v1alpha1.WireGuardBackend(tunnel.Userspace)
 	one, two := node("n1", "10.80.0.1", "192.0.2.1", 1450), node("n2", "10.80.0.2", "192.0.2.2", 1450)
@@ -50,13 +50,13 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	if a.kernel != nil {
 		defer a.kernel.Close()
 	}
-	if err == nil || !strings.Contains(err.Error(), "lqn2") || inSync {
+	if err == nil || !strings.Contains(err.Error(), "loqn2") || inSync {
 		t.Errorf("link of others: in sync %v, error %v", inSync, err)
 	}
 	if a.applied != p.Generation || a.prober == nil || a.desired.mtu == 0 {
 		t.Errorf("generation %d was applied, MTU %d, prober %v", a.applied, a.desired.mtu, a.prober)
 	}
-	ns.Output(t, "ip", "link", "show", "lqn1")
+	ns.Output(t, "ip", "link", "show", "loqn1")
 	a.Status("")
 	ns.Do(t, func() error {
 		s, err := a.readMetrics()

@@ -60,7 +60,7 @@ func TestHostileReports(t *testing.T) {
 		if d.leftOut != nil {
 			schema.NoControl(t, "what is left out", d.leftOut.Error())
 		}
-		if got, want := routesOf(d, "lqn1"), []string{"10.244.0.0/24", "192.0.2.7/32"}; !slices.Equal(got, want) {
+		if got, want := routesOf(d, "loqn1"), []string{"10.244.0.0/24", "192.0.2.7/32"}; !slices.Equal(got, want) {
 			t.Errorf("the other node has %v, want %v", got, want)
 		}
 		if len(d.overlay.Links) > 1 {

@@ -65,10 +65,10 @@ func TestSecurity_11_OneNodeNetworkStopsNoOther(t *testing.T) {
 				}
 				keys[key] = true
 			}
-			if got := routesOf(d, "lqn2"); !slices.Equal(got, tt.want) {
+			if got := routesOf(d, "loqn2"); !slices.Equal(got, tt.want) {
 				t.Errorf("the node has %v, want %v", got, tt.want)
 			}
-			if got, want := routesOf(d, "lqn1"), []string{"10.244.0.0/24", "192.0.2.7/32", "10.244.9.9/32"}; !slices.Equal(got, want) {
+			if got, want := routesOf(d, "loqn1"), []string{"10.244.0.0/24", "192.0.2.7/32", "10.244.9.9/32"}; !slices.Equal(got, want) {
 				t.Errorf("the other node has %v, want %v", got, want)
 			}
 		})
@@ -86,7 +86,7 @@ func TestSecurity_11_HostsByNodesThatAreLinked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := routesOf(d, "lqn2"); !slices.Equal(got, []string{"192.0.2.7/32"}) || d.leftOut == nil {
+	if got := routesOf(d, "loqn2"); !slices.Equal(got, []string{"192.0.2.7/32"}) || d.leftOut == nil {
 		t.Errorf("routes %v, left out: %v", got, d.leftOut)
 	}
 }

@@ -17,7 +17,7 @@ func served(d desired, p v1alpha1.Peering) bool {
 	for _, r := range p.RemoteRanges() {
 		found := false
 		for _, route := range d.overlay.Routes {
-			found = found || route.Dst == r && route.Via.IsValid() && strings.HasPrefix(route.Dev, fmt.Sprintf("lq%d-", p.Spec.Index))
+			found = found || route.Dst == r && route.Via.IsValid() && strings.HasPrefix(route.Dev, fmt.Sprintf("loq%d-", p.Spec.Index))
 		}
 		if !found || !slices.Contains(d.nat.Remote, r) {
 			return false

@@ -13,6 +13,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // Metrics of routes to peers:
@@ -176,7 +177,7 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 
 // firewallConfig is what the chains of others have to accept on a node with that table.
 func firewallConfig(n nat.Node) firewall.Config {
-	c := firewall.Config{OverlayPrefix: overlay.NamePrefix, OverlayPort: n.OverlayPort, TunnelPort: n.TunnelPort}
+	c := firewall.Config{OverlayPort: n.OverlayPort, TunnelPort: n.TunnelPort}
 	for _, g := range n.Gateways {
 		c.Gateways = append(c.Gateways, firewall.Gateway{Pod: g.Pod, Overlay: g.Overlay, Local: g.Local})
 	}
@@ -377,7 +378,7 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 	}
 	g := gateway{
 		peering: p.Name, plane: plane.Index, generation: p.Generation,
-		remote: plane.RemoteAddress.Addr, address: gatewayAddr, link: fmt.Sprintf("%s%d-%d", overlay.NamePrefix, p.Spec.Index, plane.Index),
+		remote: plane.RemoteAddress.Addr, address: gatewayAddr, link: wire.NodeLink(p.Spec.Index, plane.Index),
 		alone: len(p.Spec.Planes) == 1,
 	}
 	status := p.PlaneStatus(plane.Index)

@@ -87,7 +87,7 @@ func TestDesire(t *testing.T) {
 			Remote: addr(remote), Port: 6094, MTU: mtu,
 		}
 	}
-	linkB, linkC := link("lq2-0", 8<<13|7, gwB, "10.244.9.2", 1390), link("lq1-0", 4<<13|7, gwC, "10.244.9.1", 1390)
+	linkB, linkC := link("loq2-0", 8<<13|7, gwB, "10.244.9.2", 1390), link("loq1-0", 4<<13|7, gwC, "10.244.9.1", 1390)
 	natWith := func(remote []netip.Prefix, gateways ...nat.NodeGateway) *nat.Node {
 		return &nat.Node{
 			OverlayGroup: overlay.Group, Address: me.address, Pods: []netip.Prefix{prefix("10.244.0.0/16")}, OwnPods: me.pods, Uplinks: me.uplinks,
@@ -96,8 +96,8 @@ func TestDesire(t *testing.T) {
 	}
 	rangesB := []netip.Prefix{prefix("10.30.0.0/16"), prefix("10.70.0.0/18")}
 	rangesC := []netip.Prefix{prefix("10.245.0.0/16"), prefix("10.71.0.0/18")}
-	toB := nat.NodeGateway{Pod: addr("10.244.9.2"), Overlay: gwB, Link: "lq2-0", Remote: rangesB}
-	gatewayB := gateway{peering: "b", generation: 3, pod: addr("10.244.9.2"), mtu: 1390, remote: addr("10.70.0.1"), address: gwB, link: "lq2-0", alone: true}
+	toB := nat.NodeGateway{Pod: addr("10.244.9.2"), Overlay: gwB, Link: "loq2-0", Remote: rangesB}
+	gatewayB := gateway{peering: "b", generation: 3, pod: addr("10.244.9.2"), mtu: 1390, remote: addr("10.70.0.1"), address: gwB, link: "loq2-0", alone: true}
 	waiting := gatewayB
 	waiting.pod, waiting.mtu = netip.Addr{}, 0
 	rules := []overlay.Rule{{Table: overlay.Table}}
@@ -105,15 +105,15 @@ func TestDesire(t *testing.T) {
 		overlay: overlay.State{Rules: rules, Routes: unreachable("10.30.0.0/16", "10.70.0.0/18")}, nat: natWith(rangesB), gateways: []gateway{waiting},
 	}
 	gw3 := addr("10.80.31.243")
-	vxlanB, vxlan3 := linkB, link("lq2-3", 11<<13|7, gw3, "10.244.8.8", 1300)
+	vxlanB, vxlan3 := linkB, link("loq2-3", 11<<13|7, gw3, "10.244.8.8", 1300)
 	vxlanB.Kind, vxlan3.Kind = "vxlan", "vxlan"
 	// Each plane has a route to its own remote gateway. Behind the routes by the one in use are
 	// those by each.
 	twoPlanes := func(inUse []overlay.Route) desired {
 		routes := unreachable("10.30.0.0/16", "10.70.0.0/18")
 		for _, way := range [][]overlay.Route{
-			append(by("lq2-0", gwB, 1390, 0, "10.70.0.1/32"), by("lq2-3", gw3, 1300, 0, "10.70.0.9/32")...), inUse,
-			by("lq2-3", gw3, 1300, 203, "10.30.0.0/16", "10.70.0.0/18")[1:], by("lq2-0", gwB, 1390, 200, "10.30.0.0/16", "10.70.0.0/18")[1:],
+			append(by("loq2-0", gwB, 1390, 0, "10.70.0.1/32"), by("loq2-3", gw3, 1300, 0, "10.70.0.9/32")...), inUse,
+			by("loq2-3", gw3, 1300, 203, "10.30.0.0/16", "10.70.0.0/18")[1:], by("loq2-0", gwB, 1390, 200, "10.30.0.0/16", "10.70.0.0/18")[1:],
 		} {
 			routes = append(routes, way...)
 		}
@@ -121,10 +121,10 @@ func TestDesire(t *testing.T) {
 		first.alone, first.rank = false, 1
 		return desired{
 			overlay: overlay.State{Links: []overlay.Link{vxlanB, vxlan3}, Rules: rules, Routes: routes},
-			nat:     natWith(rangesB, toB, nat.NodeGateway{Pod: addr("10.244.8.8"), Overlay: gw3, Local: true, Calls: true, Link: "lq2-3", Remote: rangesB}),
+			nat:     natWith(rangesB, toB, nat.NodeGateway{Pod: addr("10.244.8.8"), Overlay: gw3, Local: true, Calls: true, Link: "loq2-3", Remote: rangesB}),
 			gateways: []gateway{first, {
 				peering: "b", plane: 3, generation: 3, pod: addr("10.244.8.8"), mtu: 1300, peer: addr("192.0.2.7"),
-				remote: addr("10.70.0.9"), address: gw3, link: "lq2-3", rank: -1,
+				remote: addr("10.70.0.9"), address: gw3, link: "loq2-3", rank: -1,
 			}},
 		}
 	}
@@ -140,7 +140,7 @@ func TestDesire(t *testing.T) {
 			want: desired{
 				overlay: overlay.State{
 					Links: []overlay.Link{linkB}, Rules: rules,
-					Routes: slices.Concat(unreachable("10.30.0.0/16", "10.70.0.0/18"), by("lq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18")),
+					Routes: slices.Concat(unreachable("10.30.0.0/16", "10.70.0.0/18"), by("loq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18")),
 				},
 				nat: natWith(rangesB, toB), gateways: []gateway{gatewayB},
 			},
@@ -151,12 +151,12 @@ func TestDesire(t *testing.T) {
 				overlay: overlay.State{
 					Links: []overlay.Link{linkC, linkB}, Rules: rules,
 					Routes: slices.Concat(
-						unreachable("10.245.0.0/16", "10.71.0.0/18"), by("lq1-0", gwC, 1390, 100, "10.245.0.0/16", "10.71.0.0/18"),
-						unreachable("10.30.0.0/16", "10.70.0.0/18"), by("lq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18"),
+						unreachable("10.245.0.0/16", "10.71.0.0/18"), by("loq1-0", gwC, 1390, 100, "10.245.0.0/16", "10.71.0.0/18"),
+						unreachable("10.30.0.0/16", "10.70.0.0/18"), by("loq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18"),
 					),
 				},
-				nat:      natWith(slices.Concat(rangesC, rangesB), nat.NodeGateway{Pod: addr("10.244.9.1"), Overlay: gwC, Link: "lq1-0", Remote: rangesC}, toB),
-				gateways: []gateway{{peering: "c", generation: 3, pod: addr("10.244.9.1"), mtu: 1390, remote: addr("10.71.0.1"), address: gwC, link: "lq1-0", alone: true}, gatewayB},
+				nat:      natWith(slices.Concat(rangesC, rangesB), nat.NodeGateway{Pod: addr("10.244.9.1"), Overlay: gwC, Link: "loq1-0", Remote: rangesC}, toB),
+				gateways: []gateway{{peering: "c", generation: 3, pod: addr("10.244.9.1"), mtu: 1390, remote: addr("10.71.0.1"), address: gwC, link: "loq1-0", alone: true}, gatewayB},
 			},
 		},
 		{name: "the gateway has not reported", peerings: []v1alpha1.Peering{silent}, want: nothingYet},
@@ -164,15 +164,15 @@ func TestDesire(t *testing.T) {
 		{name: "the gateway has no address", peerings: []v1alpha1.Peering{noPod}, want: nothingYet},
 		{
 			name: "two planes, one on this node", peerings: []v1alpha1.Peering{planes},
-			want: twoPlanes(by("lq2-3", gw3, 1300, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
+			want: twoPlanes(by("loq2-3", gw3, 1300, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 		{
 			name: "two planes, the other one in use", peerings: []v1alpha1.Peering{planes}, active: map[string]int32{"b": 0},
-			want: twoPlanes(by("lq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
+			want: twoPlanes(by("loq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 		{
 			name: "one in use that is not there any more", peerings: []v1alpha1.Peering{planes}, active: map[string]int32{"b": 2},
-			want: twoPlanes(by("lq2-3", gw3, 1300, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
+			want: twoPlanes(by("loq2-3", gw3, 1300, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 	}
 	for _, tt := range tests {
@@ -243,7 +243,7 @@ func TestDesireSpread(t *testing.T) {
 				var by []int
 				for _, h := range append(slices.Clone(r.Hops), overlay.Hop{Dev: r.Dev}) {
 					var plane int
-					if n, _ := fmt.Sscanf(h.Dev, "lq2-%d", &plane); n > 0 {
+					if n, _ := fmt.Sscanf(h.Dev, "loq2-%d", &plane); n > 0 {
 						by = append(by, plane)
 					}
 				}

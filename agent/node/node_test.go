@@ -29,7 +29,7 @@ import (
 func TestReconcileDespiteFailure(t *testing.T) {
 	ns := netns.New(t, "node")
 	ns.Output(t, "sh", "-ec", `ip link add eth0 type bridge; ip link set eth0 up; ip addr add 192.0.2.1/24 dev eth0
-		ip route add default via 192.0.2.254; ip link add lq2-0 type bridge; ip link set lq2-0 alias theirs`)
+		ip route add default via 192.0.2.254; ip link add loq2-0 type bridge; ip link set loq2-0 alias theirs`)
 	own := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "10.80.0.1", UID: "1"}}
 	// Of an agent before this one, on a kernel that could.
 	own.Status.Gateways = []v1alpha1.NodeGateway{{
@@ -117,7 +117,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 }
 
 func TestAfterPartialApply(t *testing.T) {
-	wanted := []gateway{{peering: "b", link: "lq1-0"}, {peering: "c", link: "lq2-0"}, {peering: "new", link: "lq3-0"}}
+	wanted := []gateway{{peering: "b", link: "loq1-0"}, {peering: "c", link: "loq2-0"}, {peering: "new", link: "loq3-0"}}
 	c, gone := v1alpha1.NodeGateway{Peering: "c", MTU: 1400}, v1alpha1.NodeGateway{Peering: "gone", Plane: 1}
 	own := &v1alpha1.NodeNetwork{Status: v1alpha1.NodeNetworkStatus{Gateways: []v1alpha1.NodeGateway{{Peering: "b"}, c, gone}}}
 	for name, test := range map[string]struct {
@@ -126,7 +126,7 @@ func TestAfterPartialApply(t *testing.T) {
 		kept    []v1alpha1.NodeGateway
 	}{
 		"nothing of ours": {linked: wanted},
-		"links":           {overlay.PartialError{Links: []string{"lq2-0", "lq3-0"}}, wanted[:1], []v1alpha1.NodeGateway{c, {Peering: "new"}}},
+		"links":           {overlay.PartialError{Links: []string{"loq2-0", "loq3-0"}}, wanted[:1], []v1alpha1.NodeGateway{c, {Peering: "new"}}},
 		"a removal":       {overlay.PartialError{RemovalFailed: true}, wanted, []v1alpha1.NodeGateway{gone}},
 	} {
 		linked, kept := afterPartialApply(&test.partial, wanted, own)

@@ -98,7 +98,7 @@ func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
 // While a peer is down, neither the kernel is asked each time nor the peer.
 func TestDefect1_08_DeadPeerCostsLittle(t *testing.T) {
 	a := newAgent(t)
-	g := gateway{peering: "b", pod: addr("10.244.9.1"), remote: addr("10.70.0.1"), link: "lq0-0", alone: true}
+	g := gateway{peering: "b", pod: addr("10.244.9.1"), remote: addr("10.70.0.1"), link: "loq0-0", alone: true}
 	// There is no kernel here that could be asked.
 	a.paths[pathKey{pod: g.pod}] = pathInfo{source: addr("192.0.2.1"), mtu: 1450}
 	a.gateways = []gateway{g}

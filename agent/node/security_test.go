@@ -55,7 +55,7 @@ func TestSecurity_20_LimitOfEachPeering(t *testing.T) {
 	for _, g := range got.nat.Gateways {
 		limits[g.Link] = g.LimitNew
 	}
-	if diff := cmp.Diff(map[string]uint32{"lq2-0": 1000, "lq1-0": 0}, limits); diff != "" {
+	if diff := cmp.Diff(map[string]uint32{"loq2-0": 1000, "loq1-0": 0}, limits); diff != "" {
 		t.Error(diff)
 	}
 }

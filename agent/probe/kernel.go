@@ -23,6 +23,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 const (
@@ -97,7 +98,7 @@ func (r *kernelReader) readAbilities(ctx context.Context, k *overlay.Kernel) {
 	}
 	_, err = os.Stat(tunDevice)
 	r.out.TUN = err == nil
-	if r.out.Blocked, err = firewall.Blocked(ctx, firewall.Config{OverlayPrefix: overlay.NamePrefix, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort}); err != nil {
+	if r.out.Blocked, err = firewall.Blocked(ctx, firewall.Config{OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort}); err != nil {
 		r.failed("firewalls", err)
 	}
 }
@@ -120,7 +121,7 @@ func (r *kernelReader) readLinks(k *overlay.Kernel) (out []*link.State) {
 		isUplink := slices.Contains(uplinks, name)
 		r.out.Links = append(r.out.Links, probe.Link{
 			Name: name, Kind: l.Kind(), MTU: l.MTU, MAC: l.HardwareAddr.String(), Addresses: l.Addrs,
-			Ours: strings.HasPrefix(name, overlay.NamePrefix) && !slices.Contains(in.Foreign, name), Uplink: isUplink, ProxyARP: l.ProxyARP,
+			Ours: strings.HasPrefix(name, wire.LinkPrefix) && !slices.Contains(in.Foreign, name), Uplink: isUplink, ProxyARP: l.ProxyARP,
 			Forwarding: l.Forwarding == 1, RPFilter: int(l.RPFilter),
 		})
 		if isUplink {

@@ -103,7 +103,7 @@ func TestReadKernel(t *testing.T) {
 	lan.Addr(t, "eth0", netip.PrefixFrom(own.Addr(), 32)) // another machine has the node's address
 	node.Sysctl(t, "ipv4/conf/eth0/proxy_arp", "1")
 	for _, args := range []string{
-		"link add lq0-0 type bridge", "link add other type vxlan id 7 dstport 6094 dev eth0 remote 192.0.2.9",
+		"link add loq0-0 type bridge", "link add other type vxlan id 7 dstport 6094 dev eth0 remote 192.0.2.9",
 		"route add blackhole 198.51.100.0/24 table 27761", "rule add priority 50 lookup 27761",
 	} {
 		node.Output(t, "ip", strings.Fields(args)...)
@@ -115,7 +115,7 @@ func TestReadKernel(t *testing.T) {
 			node.Output(t, "ip", "route", "del", "blackhole", "203.0.113.0/24", "table", "27761")
 		}
 	})
-	if l := link(k, "lq0-0"); l.Ours || l.Kind != "bridge" {
+	if l := link(k, "loq0-0"); l.Ours || l.Kind != "bridge" {
 		t.Errorf("the foreign link is %+v", l)
 	}
 	if !link(k, "eth0").ProxyARP || !strings.Contains(k.PortTaken, "other (vxlan)") || len(k.ForeignRules) < 2 {

@@ -82,8 +82,8 @@ func TestCallsAreAnswered(t *testing.T) {
 		{"nobody listens, UDP", "secret", probe.Call{Protocol: probe.UDP, To: closed}, probe.Answer{
 			Local: loopback, Error: "connection refused", Refusal: &probe.Refusal{Type: 3, Code: 3, From: loopback},
 		}},
-		{"an interface that is not there", "secret", probe.Call{Protocol: probe.UDP, To: at, Link: "lq9-9"}, probe.Answer{
-			Error: "interface lq9-9: route ip+net: no such network interface",
+		{"an interface that is not there", "secret", probe.Call{Protocol: probe.UDP, To: at, Link: "loq9-9"}, probe.Answer{
+			Error: "interface loq9-9: route ip+net: no such network interface",
 		}},
 	}
 	for _, tt := range tests {

@@ -45,7 +45,7 @@ func kernel(own, other string) *probe.Kernel {
 		Release: "6.18.0", WireGuard: true, VXLAN: true, Geneve: true, Tracked: probe.Tracked{Count: 10, Max: 1000}, Routes: 5,
 		Links: []probe.Link{
 			{Name: "eth0", Kind: "veth", MTU: 1500, MAC: "02:00:00:00:00:0" + own, Uplink: true, Forwarding: true, RPFilter: 1, Addresses: []netip.Prefix{netip.MustParsePrefix("172.18.1.1" + own + "/24")}},
-			{Name: "lq0-0", Kind: "vxlan", MTU: 1440, Ours: true, Forwarding: true, RPFilter: 2},
+			{Name: "loq0-0", Kind: "vxlan", MTU: 1440, Ours: true, Forwarding: true, RPFilter: 2},
 		},
 		Neighbors: map[string]string{"172.18.1.1" + other: "02:00:00:00:00:0" + other},
 		Pings:     []probe.Ping{{To: netip.MustParseAddr("10.9.31.254"), Sizes: []int{100, 1440}, Answered: []int{100, 1440}}},
@@ -242,8 +242,8 @@ func faults() []fault {
 			down(a, "")
 			down(b, "")
 		}},
-		{"link", "liqonet-link-01", "an interface lq0-0 that is not ours", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[1].Ours = false }},
-		{"strict", "liqonet-forward-01", "node alpha-2 drops what comes from peers by lq0-0", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[1].RPFilter = 1 }},
+		{"link", "liqonet-link-01", "an interface loq0-0 that is not ours", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[1].Ours = false }},
+		{"strict", "liqonet-forward-01", "node alpha-2 drops what comes from peers by loq0-0", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[1].RPFilter = 1 }},
 		{"port", "liqonet-port-01", "somebody else has UDP port 6094", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].PortTaken = "vxlan0" }},
 		{"rule", "liqonet-rule-01", "somebody else uses our routing table", func(f *Facts, a, b *Cluster) {
 			a.Kernels["alpha-2"].ForeignRules = []string{"rule"}

@@ -13,6 +13,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // kubeletSilence is how long a kubelet may be silent: it renews its Lease every 10 s.
@@ -95,7 +96,7 @@ func firewalls(x *look) {
 	x.forKernels(func(node string, k *probe.Kernel) {
 		if len(k.Blocked) > 0 {
 			x.failed(node, fmt.Sprintf("a firewall on node %s drops what gateways and peers send", node), strings.Join(k.Blocked, "; "),
-				"have it accept what comes and goes by lq*; on the node: nft list ruleset").pairs = x.pairsAt(node)
+				"have it accept what comes and goes by "+wire.LinkPrefix+"*; on the node: nft list ruleset").pairs = x.pairsAt(node)
 		}
 	})
 }
@@ -113,7 +114,7 @@ func connections(x *look) {
 func foreignLinks(x *look) {
 	x.forKernels(func(node string, k *probe.Kernel) {
 		for _, l := range k.Links {
-			if strings.HasPrefix(l.Name, "lq") && !l.Ours {
+			if strings.HasPrefix(l.Name, wire.LinkPrefix) && !l.Ours {
 				x.failed(node, fmt.Sprintf("node %s has an interface %s that is not ours", node, l.Name), "it is a "+l.Kind+" without our mark", "on the node: ip link delete "+l.Name)
 			}
 		}

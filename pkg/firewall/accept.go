@@ -10,6 +10,8 @@ import (
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // commentPrefix starts the comment of each rule that we put into chains of others.
@@ -17,8 +19,6 @@ const commentPrefix = "liqonet: "
 
 // Config is what the chains of others on a node have to accept.
 type Config struct {
-	// OverlayPrefix is how the names of the overlay's interfaces start.
-	OverlayPrefix string
 	// OverlayPort is the UDP port of the overlay, TunnelPort that of the gateways' tunnels.
 	OverlayPort, TunnelPort uint16
 	// Gateways are those with an overlay link to this node. Their addresses are of IPv4.
@@ -120,7 +120,7 @@ func (c Config) rules() map[nftables.ChainHook][]acceptRule {
 	var input, local, tunnels []acceptRule
 	for _, g := range c.Gateways {
 		from := acceptRule{what: fmt.Sprintf("overlay from %s:%d", g.Pod, c.OverlayPort), src: g.Pod, dport: c.OverlayPort}
-		input = append(input, from, acceptRule{what: fmt.Sprintf("ping from %s", g.Overlay), in: c.OverlayPrefix, src: g.Overlay, icmp: true})
+		input = append(input, from, acceptRule{what: fmt.Sprintf("ping from %s", g.Overlay), in: wire.LinkPrefix, src: g.Overlay, icmp: true})
 		if g.Local {
 			// Between the gateway and other nodes. Both directions have the same
 			// destination port.
@@ -134,6 +134,6 @@ func (c Config) rules() map[nftables.ChainHook][]acceptRule {
 			acceptRule{what: fmt.Sprintf("tunnel to %s:%d", g.Pod, c.TunnelPort), dst: g.Pod, dport: c.TunnelPort},
 		)
 	}
-	peers := []acceptRule{{what: "from peers", in: c.OverlayPrefix}, {what: "to peers", out: c.OverlayPrefix}}
+	peers := []acceptRule{{what: "from peers", in: wire.LinkPrefix}, {what: "to peers", out: wire.LinkPrefix}}
 	return map[nftables.ChainHook][]acceptRule{hookInput: input, hookForward: slices.Concat(peers, local, tunnels)}
 }

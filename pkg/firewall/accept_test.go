@@ -23,14 +23,14 @@ import (
 func accepted(chain string) []string {
 	rules := [][2]string{
 		{"-s 10.244.1.9/32 -p udp -m udp --dport 6094", "overlay from 10.244.1.9:6094"},
-		{"-s 10.80.31.254/32 -i lq+ -p icmp", "ping from 10.80.31.254"},
+		{"-s 10.80.31.254/32 -i loq+ -p icmp", "ping from 10.80.31.254"},
 		{"-s 10.244.2.9/32 -p udp -m udp --dport 6094", "overlay from 10.244.2.9:6094"},
-		{"-s 10.80.31.253/32 -i lq+ -p icmp", "ping from 10.80.31.253"},
+		{"-s 10.80.31.253/32 -i loq+ -p icmp", "ping from 10.80.31.253"},
 	}
 	if chain == "FORWARD" {
 		rules = [][2]string{
-			{"-i lq+", "from peers"},
-			{"-o lq+", "to peers"},
+			{"-i loq+", "from peers"},
+			{"-o loq+", "to peers"},
 			{"-s 10.244.1.9/32 -p udp -m udp --dport 6094", "overlay from 10.244.1.9:6094"},
 			{"-d 10.244.1.9/32 -p udp -m udp --dport 6094", "overlay to 10.244.1.9:6094"},
 			{"-s 10.244.1.9/32 -p udp -m udp --sport 51840", "tunnel from 10.244.1.9:51840"},
@@ -51,7 +51,7 @@ func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 // node has one gateway of its own, and one of another node.
 func node() firewall.Config {
 	return firewall.Config{
-		OverlayPrefix: "lq", OverlayPort: 6094, TunnelPort: 51840,
+		OverlayPort: 6094, TunnelPort: 51840,
 		Gateways: []firewall.Gateway{
 			{Pod: addr("10.244.1.9"), Overlay: addr("10.80.31.254"), Local: true},
 			{Pod: addr("10.244.2.9"), Overlay: addr("10.80.31.253")},

@@ -11,6 +11,7 @@ import (
 	"github.com/google/nftables/expr"
 
 	"github.com/liqonet/liqonet/pkg/nft"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // flagOwner of a table says that only the program that made it can change it (NFT_TABLE_F_OWNER).
@@ -76,6 +77,6 @@ func dropsAll(c *nftables.Conn, ch *nftables.Chain) (bool, error) {
 // ownedAdvice says what to do about chains that only their owner can change.
 func ownedAdvice(owned []string) string {
 	return "nftables chain " + strings.Join(owned, ", ") + " drops packets of peers, and only its owner can change it:" +
-		" have that program accept interfaces lq*, and the UDP ports of overlay and tunnel between nodes and gateways;" +
+		" have that program accept interfaces " + wire.LinkPrefix + "*, and the UDP ports of overlay and tunnel between nodes and gateways;" +
 		" with firewalld: NftablesTableOwner=no in /etc/firewalld/firewalld.conf, and restart it"
 }

@@ -12,6 +12,8 @@ import (
 
 	"github.com/google/nftables"
 	"golang.org/x/sys/unix"
+
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // iptables-legacy is out of reach of nftables: the kernel hands out and takes its
@@ -130,7 +132,7 @@ func readLegacy() (info legacyInfo, entries []byte, err error) {
 // interfaces or its port, and accepts, counts as there, whatever else it matches. Chains
 // that are jumped to are not looked at.
 func missingRules(c Config, h nftables.ChainHook, info legacyInfo, entries []byte) (missing []string) {
-	prefix := []byte(c.OverlayPrefix)
+	prefix := []byte(wire.LinkPrefix)
 	var in, other bool
 	// The last rule is the policy.
 	for at := info.First[h]; ; {
@@ -139,10 +141,10 @@ func missingRules(c Config, h nftables.ChainHook, info legacyInfo, entries []byt
 		switch {
 		case r.always && (r.target == "REJECT" || r.verdict == legacyDrop):
 			if !in {
-				missing = append(missing, "-i "+c.OverlayPrefix+"+ -j ACCEPT")
+				missing = append(missing, "-i "+wire.LinkPrefix+"+ -j ACCEPT")
 			}
 			if !other && h == hookForward {
-				missing = append(missing, "-o "+c.OverlayPrefix+"+ -j ACCEPT")
+				missing = append(missing, "-o "+wire.LinkPrefix+"+ -j ACCEPT")
 			}
 			if !other && h == hookInput {
 				missing = append(missing, fmt.Sprintf("-p udp --dport %d -j ACCEPT", c.OverlayPort))

@@ -83,7 +83,7 @@ func lacks(chain string, rules ...string) []string {
 		strings.Join(commands, "; ")}
 }
 
-const fromPeers, toPeers, overlayIn = "-i lq+ -j ACCEPT", "-o lq+ -j ACCEPT", "-p udp --dport 6094 -j ACCEPT"
+const fromPeers, toPeers, overlayIn = "-i loq+ -j ACCEPT", "-o loq+ -j ACCEPT", "-p udp --dport 6094 -j ACCEPT"
 
 // Chains of iptables-legacy that drop are reported with the rules that they lack, and
 // left as they are. With those rules nothing is reported.
@@ -111,15 +111,15 @@ func TestLegacy(t *testing.T) {
 		"input reject":           {"-A INPUT -j REJECT", input},
 		"both":                   {"-P INPUT DROP; -P FORWARD DROP", append(lacks("INPUT", fromPeers, overlayIn), forward...)},
 		"output":                 {"-P OUTPUT DROP", nil},
-		"one of two":             {"-P FORWARD DROP; -A FORWARD -o lq+ -j ACCEPT", lacks("FORWARD", fromPeers)},
-		"too late":               {"-A FORWARD -j DROP; -A FORWARD -o lq+ -j ACCEPT; -A FORWARD -i lq+ -j ACCEPT", forward},
-		"they drop":              {"-P FORWARD DROP; -A FORWARD -o lq+ -j DROP; -A FORWARD -i lq+ -j LOG", forward},
-		"of one interface":       {"-P FORWARD DROP; -A FORWARD -o lq0-0 -j ACCEPT; -A FORWARD -i lq0-0 -j ACCEPT", nil},
+		"one of two":             {"-P FORWARD DROP; -A FORWARD -o loq+ -j ACCEPT", lacks("FORWARD", fromPeers)},
+		"too late":               {"-A FORWARD -j DROP; -A FORWARD -o loq+ -j ACCEPT; -A FORWARD -i loq+ -j ACCEPT", forward},
+		"they drop":              {"-P FORWARD DROP; -A FORWARD -o loq+ -j DROP; -A FORWARD -i loq+ -j LOG", forward},
+		"of one interface":       {"-P FORWARD DROP; -A FORWARD -o loq0-0 -j ACCEPT; -A FORWARD -i loq0-0 -j ACCEPT", nil},
 		"other interfaces":       {"-P FORWARD DROP; -A FORWARD -o l+ -j ACCEPT; -A FORWARD -i l+ -j ACCEPT", forward},
-		"input, ports":           {"-P INPUT DROP; -A INPUT -i lq+ -j ACCEPT; -A INPUT -p udp --dport 6000:6100 -j ACCEPT", nil},
-		"input, from pods":       {"-P INPUT DROP; -A INPUT -i lq+ -j ACCEPT; -A INPUT -s 10.244.0.0/16 -p udp --dport 6094 -j ACCEPT", nil},
-		"input, another port":    {"-P INPUT DROP; -A INPUT -i lq+ -j ACCEPT; -A INPUT -p udp --dport 6095 -j ACCEPT", lacks("INPUT", overlayIn)},
-		"input, port of TCP":     {"-P INPUT DROP; -A INPUT -i lq+ -j ACCEPT; -A INPUT -p tcp --dport 6094 -j ACCEPT", lacks("INPUT", overlayIn)},
+		"input, ports":           {"-P INPUT DROP; -A INPUT -i loq+ -j ACCEPT; -A INPUT -p udp --dport 6000:6100 -j ACCEPT", nil},
+		"input, from pods":       {"-P INPUT DROP; -A INPUT -i loq+ -j ACCEPT; -A INPUT -s 10.244.0.0/16 -p udp --dport 6094 -j ACCEPT", nil},
+		"input, another port":    {"-P INPUT DROP; -A INPUT -i loq+ -j ACCEPT; -A INPUT -p udp --dport 6095 -j ACCEPT", lacks("INPUT", overlayIn)},
+		"input, port of TCP":     {"-P INPUT DROP; -A INPUT -i loq+ -j ACCEPT; -A INPUT -p tcp --dport 6094 -j ACCEPT", lacks("INPUT", overlayIn)},
 		"target without content": {"-A FORWARD -j DROP; -I FORWARD -p tcp -j LOG --log-prefix x", forward},
 	} {
 		t.Run(name, func(t *testing.T) {

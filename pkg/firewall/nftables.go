@@ -191,7 +191,7 @@ func (a acceptRule) exprs(ch *nftables.Chain) (e []expr.Any) {
 			e = append(e, parts...)
 		}
 	}
-	// To readers of somebody else's chain a name, `iifname "lq*"`, says more than an
+	// To readers of somebody else's chain a name, `iifname "loq*"`, says more than an
 	// interface group.
 	match(a.in != "", nft.Meta(expr.MetaKeyIIFNAME, []byte(a.in)...)...)
 	match(a.out != "", nft.Meta(expr.MetaKeyOIFNAME, []byte(a.out)...)...)

@@ -10,7 +10,7 @@ import (
 
 // probeName is not a valid interface name (dev_valid_name in the kernel
 // refuses the slash), so that a request with it never leaves an interface.
-const probeName = "lq/probe"
+const probeName = "loq/probe"
 
 // Supports says whether the kernel can make interfaces of this kind
 // ("vxlan", "geneve", "wireguard"). It asks for one with an invalid name:

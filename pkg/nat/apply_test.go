@@ -42,10 +42,10 @@ func node() nat.Node {
 		Pods: []netip.Prefix{prefix("10.244.0.0/16"), prefix("10.244.3.0/24"), prefix("255.0.0.0/8")},
 		Gateways: []nat.NodeGateway{
 			{
-				Pod: addr("10.244.1.9"), Overlay: addr("10.80.31.254"), Local: true, Link: "lq0-0",
+				Pod: addr("10.244.1.9"), Overlay: addr("10.80.31.254"), Local: true, Link: "loq0-0",
 				Remote: []netip.Prefix{prefix("10.63.0.0/16"), prefix("10.64.0.0/18")},
 			},
-			{Pod: addr("10.244.2.9"), Overlay: addr("10.80.31.253"), Link: "lq1-0", Remote: []netip.Prefix{prefix("10.65.0.0/16"), prefix("10.65.3.0/24")}},
+			{Pod: addr("10.244.2.9"), Overlay: addr("10.80.31.253"), Link: "loq1-0", Remote: []netip.Prefix{prefix("10.65.0.0/16"), prefix("10.65.3.0/24")}},
 		},
 		OverlayPort: 6094, TunnelPort: 51840,
 	}
@@ -251,8 +251,8 @@ func TestRepair(t *testing.T) {
 			"flush set ip liqonet pods",
 			"add element ip liqonet pods { 10.99.0.0/16 }",
 			"delete element ip liqonet gateways { 10.244.2.9 }",
-			"delete element ip liqonet senders { \"lq0-0\" . 10.63.0.0/16 }",
-			"add element ip liqonet senders { \"lq0-0\" . 10.99.0.0/16 }",
+			"delete element ip liqonet senders { \"loq0-0\" . 10.63.0.0/16 }",
+			"add element ip liqonet senders { \"loq0-0\" . 10.99.0.0/16 }",
 			"replace rule ip liqonet source handle N ip saddr 10.1.1.1 drop",
 			"delete rule ip liqonet source handle N",
 		},
@@ -412,16 +412,16 @@ func TestSecurity_20_ChangedLimits(t *testing.T) {
 	}{
 		{1e6, 100, map[string]string{
 			"gateway": `limit rate over 1000000 bytes/second counter name "forward/over-limit-rate" drop`,
-			"node":    `limit rate over 100/second burst 100 packets counter name "forward/over-limit-new/lq1-0" drop`,
+			"node":    `limit rate over 100/second burst 100 packets counter name "forward/over-limit-new/loq1-0" drop`,
 		}},
 		{2e6, 101, map[string]string{
 			"gateway": `limit rate over 2000000 bytes/second counter name "forward/over-limit-rate" drop`,
-			"node":    `limit rate over 101/second burst 101 packets counter name "forward/over-limit-new/lq1-0" drop`,
+			"node":    `limit rate over 101/second burst 101 packets counter name "forward/over-limit-new/loq1-0" drop`,
 		}},
 		{0, 0, map[string]string{"gateway": "", "node": ""}},
 		{125e8, 1e6, map[string]string{
 			"gateway": `limit rate over 12500000000 bytes/second counter name "forward/over-limit-rate" drop`,
-			"node":    `limit rate over 1000000/second burst 1000000 packets counter name "forward/over-limit-new/lq1-0" drop`,
+			"node":    `limit rate over 1000000/second burst 1000000 packets counter name "forward/over-limit-new/loq1-0" drop`,
 		}},
 	} {
 		g, n := gateway(), node()

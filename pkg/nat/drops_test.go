@@ -44,7 +44,7 @@ func TestMetricsPort(t *testing.T) {
 		ns.Sysctl(t, "ipv6/conf/default/disable_ipv6", "1")
 	}
 	own, node, among, peer := addr("10.245.0.2"), addr("192.0.2.2"), addr("10.245.0.1"), addr("10.63.0.2")
-	for i, name := range []string{"eth0", "lqn1", "wg0"} {
+	for i, name := range []string{"eth0", "loqn1", "wg0"} {
 		netns.Veth(t, pod, name, others, fmt.Sprintf("to%d", i))
 		pod.Addr(t, name, netip.PrefixFrom(addr(fmt.Sprintf("10.9.%d.1", i)), 24))
 		others.Addr(t, fmt.Sprintf("to%d", i), netip.PrefixFrom(addr(fmt.Sprintf("10.9.%d.2", i)), 24))
@@ -54,7 +54,7 @@ func TestMetricsPort(t *testing.T) {
 	for _, a := range []netip.Addr{own, node, among, peer} {
 		others.Addr(t, "lo", netip.PrefixFrom(a, 32))
 	}
-	pod.Output(t, "ip", "link", "set", "lqn1", "group", "1")
+	pod.Output(t, "ip", "link", "set", "loqn1", "group", "1")
 	pod.Output(t, "ip", "link", "set", "wg0", "group", "2")
 	pod.Do(t, func() error {
 		l, err := net.Listen("tcp4", ":6099")
@@ -70,7 +70,7 @@ func TestMetricsPort(t *testing.T) {
 		})
 	}
 	reaches := func(from netip.Addr, by int) bool {
-		pod.Output(t, "ip", "route", "replace", from.String(), "dev", []string{"eth0", "lqn1", "wg0"}[by], "via", fmt.Sprintf("10.9.%d.2", by))
+		pod.Output(t, "ip", "route", "replace", from.String(), "dev", []string{"eth0", "loqn1", "wg0"}[by], "via", fmt.Sprintf("10.9.%d.2", by))
 		var conn net.Conn
 		err := others.Run(func() (err error) {
 			d := net.Dialer{Timeout: 300 * time.Millisecond, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}

@@ -20,14 +20,14 @@ func TestOtherRulesLoseNothing(t *testing.T) {
 	for _, ns := range []*netns.NS{pod, gw, peer} {
 		ns.Sysctl(t, "ipv6/conf/all/disable_ipv6", "1")
 	}
-	netns.Veth(t, pod, "eth0", gw, "lqn1")
+	netns.Veth(t, pod, "eth0", gw, "loqn1")
 	netns.Veth(t, gw, "wg0", peer, "eth0")
 	pod.Addr(t, "eth0", netip.MustParsePrefix("10.244.0.2/24"))
-	gw.Addr(t, "lqn1", netip.MustParsePrefix("10.244.0.1/24"))
+	gw.Addr(t, "loqn1", netip.MustParsePrefix("10.244.0.1/24"))
 	gw.Addr(t, "wg0", netip.MustParsePrefix("10.63.0.1/24"))
 	peer.Addr(t, "eth0", netip.MustParsePrefix("10.63.0.2/24"))
 	gw.Sysctl(t, "ipv4/ip_forward", "1")
-	gw.Output(t, "ip", "link", "set", "lqn1", "group", "1")
+	gw.Output(t, "ip", "link", "set", "loqn1", "group", "1")
 	gw.Output(t, "ip", "link", "set", "wg0", "group", "2")
 	pod.Output(t, "ip", "route", "add", "10.63.0.0/16", "via", "10.244.0.1")
 	peer.Output(t, "nft", "add table ip seen; add counter ip seen count; add chain ip seen c { type filter hook prerouting priority 0; }; add rule ip seen c udp dport 9 counter name count drop")

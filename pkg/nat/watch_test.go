@@ -29,14 +29,14 @@ func watched() nat.Watch {
 // What goes by the overlay is told from what leaves in plain, of the peer's ranges only.
 func TestWatcherCounts(t *testing.T) {
 	node, others := netns.New(t, "node"), netns.New(t, "others")
-	for i, name := range []string{"eth0", "lq0-0"} {
+	for i, name := range []string{"eth0", "loq0-0"} {
 		netns.Veth(t, node, name, others, "to-"+name)
 		node.Addr(t, name, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(i), 1}), 24))
 		others.Addr(t, "to-"+name, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 9, byte(i), 2}), 24))
 	}
-	node.Output(t, "ip", "link", "set", "lq0-0", "group", "27761")
+	node.Output(t, "ip", "link", "set", "loq0-0", "group", "27761")
 	send := func(to, by string) {
-		node.Output(t, "ip", "route", "replace", to, "via", "10.9."+map[string]string{"eth0": "0", "lq0-0": "1"}[by]+".2")
+		node.Output(t, "ip", "route", "replace", to, "via", "10.9."+map[string]string{"eth0": "0", "loq0-0": "1"}[by]+".2")
 		node.Do(t, func() error {
 			conn, err := net.Dial("udp4", to+":9")
 			if err != nil {
@@ -62,7 +62,7 @@ func TestWatcherCounts(t *testing.T) {
 	}{
 		{"192.0.2.1", "eth0", nat.Counted{}},
 		{"10.64.128.1", "eth0", nat.Counted{}}, // beside the ranges
-		{"10.63.0.1", "lq0-0", nat.Counted{ToPeer: 1}},
+		{"10.63.0.1", "loq0-0", nat.Counted{ToPeer: 1}},
 		{"10.63.0.1", "eth0", nat.Counted{ToPeer: 1, Plain: 1}},
 		{"10.64.127.255", "eth0", nat.Counted{ToPeer: 1, Plain: 2}},
 	}

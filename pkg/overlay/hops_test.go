@@ -18,12 +18,12 @@ import (
 func spread() overlay.State {
 	w := wanted()
 	w.Links = append(w.Links, overlay.Link{
-		Name: "lq0-1", Kind: overlay.VXLAN, VNI: 8, Local: addr("10.80.0.1"), Peer: addr("10.80.31.253"),
+		Name: "loq0-1", Kind: overlay.VXLAN, VNI: 8, Local: addr("10.80.0.1"), Peer: addr("10.80.31.253"),
 		LocalMAC: overlay.MAC{2, 3}, PeerMAC: overlay.MAC{2, 4}, Remote: addr("192.0.2.4"), Port: overlay.Port, MTU: 1400,
 	})
 	both := w.Routes[1]
 	both.Dev, both.Via = "", netip.Addr{}
-	both.Hops = []overlay.Hop{{Dev: "lq0-0", Via: addr("10.80.31.254")}, {Dev: "lq0-1", Via: addr("10.80.31.253")}}
+	both.Hops = []overlay.Hop{{Dev: "loq0-0", Via: addr("10.80.31.254")}, {Dev: "loq0-1", Via: addr("10.80.31.253")}}
 	w.Routes[1] = both
 	for i, h := range both.Hops {
 		spare := both
@@ -55,8 +55,8 @@ func (f *fixture) devices() map[string]int {
 }
 
 func TestHops(t *testing.T) {
-	const both = "10.61.0.0/16 nexthop via 10.80.31.254 dev lq0-0 nexthop via 10.80.31.253 dev lq0-1 table 27761 src 10.80.0.1 mtu 1340"
-	const one = "10.61.0.0/16 via 10.80.31.254 dev lq0-0 table 27761 src 10.80.0.1 mtu 1340"
+	const both = "10.61.0.0/16 nexthop via 10.80.31.254 dev loq0-0 nexthop via 10.80.31.253 dev loq0-1 table 27761 src 10.80.0.1 mtu 1340"
+	const one = "10.61.0.0/16 via 10.80.31.254 dev loq0-0 table 27761 src 10.80.0.1 mtu 1340"
 	f := open(t)
 	before := f.all()
 	f.apply(wanted())
@@ -66,19 +66,19 @@ func TestHops(t *testing.T) {
 	if got := f.apply(spread()); got != nil {
 		t.Errorf("applied again, it changed %q", got)
 	}
-	if got := f.devices(); len(got) != 2 || min(got["lq0-0"], got["lq0-1"]) < 8 {
+	if got := f.devices(); len(got) != 2 || min(got["loq0-0"], got["loq0-1"]) < 8 {
 		t.Errorf("64 destinations are sent by %v", got)
 	}
 	for command, want := range map[string]string{
-		"ip route change 10.61.0.0/16 table 27761 proto 108 src 10.80.0.1 mtu 1340 nexthop via 10.80.31.254 dev lq0-0 onlink weight 3 nexthop via 10.80.31.253 dev lq0-1 onlink": "replaced route " + both,
-		"ip route replace 10.61.0.0/16 table 27761 proto 108 src 10.80.0.1 mtu 1340 via 10.80.31.254 dev lq0-0 onlink":                                                           "replaced route " + both,
+		"ip route change 10.61.0.0/16 table 27761 proto 108 src 10.80.0.1 mtu 1340 nexthop via 10.80.31.254 dev loq0-0 onlink weight 3 nexthop via 10.80.31.253 dev loq0-1 onlink": "replaced route " + both,
+		"ip route replace 10.61.0.0/16 table 27761 proto 108 src 10.80.0.1 mtu 1340 via 10.80.31.254 dev loq0-0 onlink":                                                            "replaced route " + both,
 		"ip route del 10.61.0.0/16 table 27761 metric 0": "added route " + both,
-		"ip link set lq0-1 down":                         "changed link lq0-1",
-		"ip link del lq0-1":                              "added route " + both,
+		"ip link set loq0-1 down":                        "changed link loq0-1",
+		"ip link del loq0-1":                             "added route " + both,
 	} {
 		f.run(command)
 		if strings.HasPrefix(command, "ip link") {
-			if got := f.devices(); got["lq0-0"] != 64 {
+			if got := f.devices(); got["loq0-0"] != 64 {
 				t.Errorf("%s: 64 destinations are sent by %v", command, got)
 			}
 		}
@@ -114,11 +114,11 @@ func TestHopsRefused(t *testing.T) {
 		w.Routes[1].Hops = slices.Clone(w.Routes[1].Hops)
 		w.Routes[1].Hops[i].Via = w.Links[0].Local // the kernel refuses an address of its own
 		_, err := f.kernel.Apply(context.Background(), w)
-		if want := fmt.Sprintf("by lq0-%d only", 1-i); err == nil || !strings.Contains(err.Error(), want) {
+		if want := fmt.Sprintf("by loq0-%d only", 1-i); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("hop %d is refused: %v, want %q", i, err, want)
 		}
 		expectPartial(t, err)
-		if got := f.devices(); got[fmt.Sprintf("lq0-%d", 1-i)] != 64 {
+		if got := f.devices(); got[fmt.Sprintf("loq0-%d", 1-i)] != 64 {
 			t.Errorf("hop %d is refused: 64 destinations are sent by %v", i, got)
 		}
 	}

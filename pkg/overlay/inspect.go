@@ -13,6 +13,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/link"
 	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // Inspection is what is ours in a node's kernel, and what is in the way of it.
@@ -37,7 +38,7 @@ func (k *Kernel) Inspect() (in Inspection, err error) {
 	}
 	a.links = in.Links
 	for name, l := range in.Links {
-		if strings.HasPrefix(name, NamePrefix) && !isOurs(l) {
+		if strings.HasPrefix(name, wire.LinkPrefix) && !isOurs(l) {
 			in.Foreign = append(in.Foreign, name)
 		} else if usesPort(l.Link) && !isOurs(l) {
 			in.PortOf = append(in.PortOf, fmt.Sprintf("interface %s (%s)", name, l.Kind()))

@@ -16,12 +16,12 @@ func TestIPv6(t *testing.T) {
 	self, gateway := addr("fd00:10:80::1"), addr("fd00:10:80::1ffe")
 	state := overlay.State{
 		Links: []overlay.Link{{
-			Name: "lq0-0", Kind: overlay.VXLAN, VNI: 7, Local: self, Peer: gateway,
+			Name: "loq0-0", Kind: overlay.VXLAN, VNI: 7, Local: self, Peer: gateway,
 			LocalMAC: overlay.MAC{2, 1}, PeerMAC: overlay.MAC{2, 2}, Remote: addr("2001:db8::2"), Port: overlay.Port, MTU: 1400,
 		}},
 		Routes: []overlay.Route{
-			{Table: overlay.Table, Dst: prefix("fd00:10:80::1ffe/128"), Dev: "lq0-0", Src: self},
-			{Table: overlay.Table, Dst: prefix("fd00:20::/48"), Dev: "lq0-0", Via: gateway, Src: self, MTU: 1340, Metric: 100},
+			{Table: overlay.Table, Dst: prefix("fd00:10:80::1ffe/128"), Dev: "loq0-0", Src: self},
+			{Table: overlay.Table, Dst: prefix("fd00:20::/48"), Dev: "loq0-0", Via: gateway, Src: self, MTU: 1340, Metric: 100},
 			{Table: overlay.Table, Dst: prefix("fd00:20::/48"), Unreachable: true, Metric: 4096},
 			{Table: overlay.InboundTable, Dst: prefix("::/0"), Unreachable: true, Metric: 4096},
 		},
@@ -36,13 +36,13 @@ func TestIPv6(t *testing.T) {
 	if rules := f.run("ip -6 rule"); strings.Count(rules, "90:") != 2 {
 		t.Errorf("rules:\n%s", rules)
 	}
-	if route := f.run("ip route get fd00:20::5"); !strings.Contains(route, "dev lq0-0") || !strings.Contains(route, "src fd00:10:80::1") {
+	if route := f.run("ip route get fd00:20::5"); !strings.Contains(route, "dev loq0-0") || !strings.Contains(route, "src fd00:10:80::1") {
 		t.Errorf("to the peer: %s", route)
 	}
 	if changes := f.apply(overlay.State{}); len(changes) == 0 {
 		t.Error("nothing was removed")
 	}
-	if left := f.run("ip -6 route show table all; ip -6 rule; ip link"); strings.Contains(left, "27761") || strings.Contains(left, "lq0-0") {
+	if left := f.run("ip -6 route show table all; ip -6 rule; ip link"); strings.Contains(left, "27761") || strings.Contains(left, "loq0-0") {
 		t.Errorf("left:\n%s", left)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/link"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // Kernel is the network namespace in which it was opened. Its methods may be
@@ -52,7 +53,7 @@ func (k *Kernel) Close() error {
 // interface with a wanted name, and routes or rules of another protocol in our tables. The
 // rest is applied all the same, also where the kernel refuses something. The error is a
 // [PartialError] if it concerns some links only. Apply returns the changes that it made in
-// any case, in words, as "changed link lq1-0: mtu 1400, up".
+// any case, in words, as "changed link loq1-0: mtu 1400, up".
 func (k *Kernel) Apply(ctx context.Context, want State) (changes []string, err error) {
 	a := &applier{kernel: k, want: want}
 	if err := a.index(); err != nil {
@@ -161,8 +162,8 @@ func (a *applier) index() error {
 	a.wantedLinks, a.wantedRoutes = make(map[string]Link, len(links)), make(map[routeKey]int, len(routes))
 	a.want.Links, a.want.Routes = nil, make([]Route, 0, len(routes))
 	for _, l := range links {
-		if !strings.HasPrefix(l.Name, NamePrefix) {
-			return fmt.Errorf("link name %q does not start with %q", l.Name, NamePrefix)
+		if !strings.HasPrefix(l.Name, wire.LinkPrefix) {
+			return fmt.Errorf("link name %q does not start with %q", l.Name, wire.LinkPrefix)
 		}
 		if _, twice := a.wantedLinks[l.Name]; twice {
 			a.failLink(l.Name, fmt.Errorf("link %s is wanted twice", l.Name))

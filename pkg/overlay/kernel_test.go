@@ -23,13 +23,13 @@ func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 func wanted() overlay.State {
 	return overlay.State{
 		Links: []overlay.Link{{
-			Name: "lq0-0", Kind: overlay.VXLAN, VNI: 7, Local: addr("10.80.0.1"), Peer: addr("10.80.31.254"),
+			Name: "loq0-0", Kind: overlay.VXLAN, VNI: 7, Local: addr("10.80.0.1"), Peer: addr("10.80.31.254"),
 			LocalMAC: overlay.MAC{2, 1}, PeerMAC: overlay.MAC{2, 2}, Remote: addr("192.0.2.2"), Port: overlay.Port, MTU: 1400,
 		}},
 		Routes: []overlay.Route{
-			{Table: overlay.Table, Dst: prefix("10.80.31.254/32"), Dev: "lq0-0", Src: addr("10.80.0.1")},
+			{Table: overlay.Table, Dst: prefix("10.80.31.254/32"), Dev: "loq0-0", Src: addr("10.80.0.1")},
 			{
-				Table: overlay.Table, Dst: prefix("10.61.0.0/16"), Dev: "lq0-0", Via: addr("10.80.31.254"),
+				Table: overlay.Table, Dst: prefix("10.61.0.0/16"), Dev: "loq0-0", Via: addr("10.80.31.254"),
 				Src: addr("10.80.0.1"), MTU: 1340,
 			},
 			{Table: overlay.Table, Dst: prefix("10.61.0.0/16"), Unreachable: true, Metric: 4000},
@@ -80,7 +80,7 @@ func (f *fixture) run(command string) string {
 
 // all prints everything that Apply could change.
 func (f *fixture) all() string {
-	return f.run("ip -d link; sysctl net.ipv4.conf.lq0-0.forwarding net.ipv4.conf.lq0-0.rp_filter 2>/dev/null || true; ip addr; ip neigh; bridge fdb show; ip route show table all; ip -6 route show table all; ip rule; ip -6 rule")
+	return f.run("ip -d link; sysctl net.ipv4.conf.loq0-0.forwarding net.ipv4.conf.loq0-0.rp_filter 2>/dev/null || true; ip addr; ip neigh; bridge fdb show; ip route show table all; ip -6 route show table all; ip rule; ip -6 rule")
 }
 
 func TestApply(t *testing.T) {
@@ -88,9 +88,9 @@ func TestApply(t *testing.T) {
 	before := f.all()
 	got := f.apply(wanted())
 	want := []string{
-		"added link lq0-0 (vxlan id 7 remote 192.0.2.2)",
-		"added route 10.80.31.254/32 dev lq0-0 table 27761 src 10.80.0.1",
-		"added route 10.61.0.0/16 via 10.80.31.254 dev lq0-0 table 27761 src 10.80.0.1 mtu 1340",
+		"added link loq0-0 (vxlan id 7 remote 192.0.2.2)",
+		"added route 10.80.31.254/32 dev loq0-0 table 27761 src 10.80.0.1",
+		"added route 10.61.0.0/16 via 10.80.31.254 dev loq0-0 table 27761 src 10.80.0.1 mtu 1340",
 		"added route unreachable 10.61.0.0/16 table 27761 metric 4000",
 		"added route unreachable 0.0.0.0/0 table 27762",
 		"added rule 91: nop",
@@ -105,16 +105,16 @@ func TestApply(t *testing.T) {
 	applied := f.all()
 	for _, part := range []string{
 		"alias liqonet", "nolearning", "02:01:00:00:00:00", "addrgenmode none", "inet 10.80.0.1/32",
-		"10.80.31.254 dev lq0-0 lladdr 02:02:00:00:00:00 PERMANENT",
+		"10.80.31.254 dev loq0-0 lladdr 02:02:00:00:00:00 PERMANENT",
 	} {
 		if !strings.Contains(applied, part) {
 			t.Errorf("the kernel lacks %q:\n%s", part, applied)
 		}
 	}
-	if strings.Contains(f.run("ip addr show lq0-0"), "inet6") {
+	if strings.Contains(f.run("ip addr show loq0-0"), "inet6") {
 		t.Error("the link has an IPv6 address")
 	}
-	if got := f.run("cat /proc/sys/net/ipv4/conf/lq0-0/forwarding /proc/sys/net/ipv4/conf/lq0-0/rp_filter"); got != "1\n2\n" {
+	if got := f.run("cat /proc/sys/net/ipv4/conf/loq0-0/forwarding /proc/sys/net/ipv4/conf/loq0-0/rp_filter"); got != "1\n2\n" {
 		t.Errorf("forwarding and rp_filter are %q", got)
 	}
 
@@ -150,7 +150,7 @@ func TestApplyAsksForNothing(t *testing.T) {
 	if changes, err := powerless(); err != nil || changes != nil {
 		t.Errorf("changes %v, %v", changes, err)
 	}
-	for _, damage := range []string{"ip link set lq0-0 mtu 1300", "ip rule del priority 90 lookup 27761", "ip route flush table 27762"} {
+	for _, damage := range []string{"ip link set loq0-0 mtu 1300", "ip rule del priority 90 lookup 27761", "ip route flush table 27762"} {
 		f.run(damage)
 		if _, err := powerless(); !errors.Is(err, unix.EPERM) {
 			t.Errorf("%s: want that the kernel refuses the repair, got %v", damage, err)
@@ -207,34 +207,34 @@ func TestRepair(t *testing.T) {
 	before := f.all()
 	signals := f.monitor()
 	for _, damage := range []string{
-		"ip link del lq0-0",
-		"ip link set lq0-0 down",
-		"ip link set lq0-0 mtu 1300",
-		"ip link set lq0-0 address 02:00:00:00:00:01",
-		"ip addr del 10.80.0.1/32 dev lq0-0",
-		"ip addr add 10.9.9.9/24 dev lq0-0",
-		"ip neigh del 10.80.31.254 dev lq0-0",
-		"ip neigh replace 10.80.31.254 lladdr 02:00:00:00:00:02 dev lq0-0 nud permanent",
-		"ip neigh replace 10.80.31.254 lladdr 02:00:00:00:00:02 dev lq0-0 nud reachable",
-		"ip neigh add 10.80.31.9 lladdr 02:00:00:00:00:02 dev lq0-0 nud permanent",
-		"ip link set lq0-0 type vxlan remote 192.0.2.9",
-		"ip link set lq0-0 type vxlan remote 192.0.2.9; bridge fdb del 00:00:00:00:00:00 dev lq0-0 dst 192.0.2.9",
-		"bridge fdb del 00:00:00:00:00:00 dev lq0-0 dst 192.0.2.2",
-		"bridge fdb append 00:00:00:00:00:00 dev lq0-0 dst 192.0.2.9",
-		"bridge fdb append 00:00:00:00:00:00 dev lq0-0 dst 192.0.2.9; bridge fdb del 00:00:00:00:00:00 dev lq0-0 dst 192.0.2.2",
-		"bridge fdb add 02:6c:0a:50:1f:fe dev lq0-0 dst 192.0.2.9",
-		"bridge fdb add 02:6c:0a:50:1f:fe dev lq0-0 dst 192.0.2.9 vni 9",
-		"ip link set lq0-0 down; ip link set lq0-0 name lqx; ip link set lqx up",
-		"ip link set lq0-0 down; ip link set lq0-0 name other0; ip link set other0 up",
-		"ip link set lq0-0 alias ''",
-		"ip link set lq0-0 group default",
-		"echo 0 > /proc/sys/net/ipv4/conf/lq0-0/forwarding",
-		"echo 1 > /proc/sys/net/ipv4/conf/lq0-0/rp_filter",
-		"ip link set lq0-0 addrgenmode eui64",
-		"ethtool -K lq0-0 gro off",
+		"ip link del loq0-0",
+		"ip link set loq0-0 down",
+		"ip link set loq0-0 mtu 1300",
+		"ip link set loq0-0 address 02:00:00:00:00:01",
+		"ip addr del 10.80.0.1/32 dev loq0-0",
+		"ip addr add 10.9.9.9/24 dev loq0-0",
+		"ip neigh del 10.80.31.254 dev loq0-0",
+		"ip neigh replace 10.80.31.254 lladdr 02:00:00:00:00:02 dev loq0-0 nud permanent",
+		"ip neigh replace 10.80.31.254 lladdr 02:00:00:00:00:02 dev loq0-0 nud reachable",
+		"ip neigh add 10.80.31.9 lladdr 02:00:00:00:00:02 dev loq0-0 nud permanent",
+		"ip link set loq0-0 type vxlan remote 192.0.2.9",
+		"ip link set loq0-0 type vxlan remote 192.0.2.9; bridge fdb del 00:00:00:00:00:00 dev loq0-0 dst 192.0.2.9",
+		"bridge fdb del 00:00:00:00:00:00 dev loq0-0 dst 192.0.2.2",
+		"bridge fdb append 00:00:00:00:00:00 dev loq0-0 dst 192.0.2.9",
+		"bridge fdb append 00:00:00:00:00:00 dev loq0-0 dst 192.0.2.9; bridge fdb del 00:00:00:00:00:00 dev loq0-0 dst 192.0.2.2",
+		"bridge fdb add 02:6c:0a:50:1f:fe dev loq0-0 dst 192.0.2.9",
+		"bridge fdb add 02:6c:0a:50:1f:fe dev loq0-0 dst 192.0.2.9 vni 9",
+		"ip link set loq0-0 down; ip link set loq0-0 name loqx; ip link set loqx up",
+		"ip link set loq0-0 down; ip link set loq0-0 name other0; ip link set other0 up",
+		"ip link set loq0-0 alias ''",
+		"ip link set loq0-0 group default",
+		"echo 0 > /proc/sys/net/ipv4/conf/loq0-0/forwarding",
+		"echo 1 > /proc/sys/net/ipv4/conf/loq0-0/rp_filter",
+		"ip link set loq0-0 addrgenmode eui64",
+		"ethtool -K loq0-0 gro off",
 		"ip route del 10.61.0.0/16 table 27761 metric 0",
 		"ip route flush table 27762",
-		"ip route replace 10.61.0.0/16 via 10.80.31.254 dev lq0-0 onlink table 27761 proto 108",
+		"ip route replace 10.61.0.0/16 via 10.80.31.254 dev loq0-0 onlink table 27761 proto 108",
 		"ip route append 10.61.0.0/16 dev eth0 table 27761 proto 108",
 		"ip route prepend 10.61.0.0/16 dev eth0 table 27761 proto 108",
 		"ip route add 10.99.0.0/16 dev eth0 table 27761 proto 108",
@@ -243,7 +243,7 @@ func TestRepair(t *testing.T) {
 		"ip rule del priority 91",
 		"ip rule add priority 89 from 10.244.1.8 goto 91 protocol 108",
 		"ip rule add priority 90 from 10.1.1.1 lookup 27761 protocol 108",
-		"ip link del lq0-0; ip link add lq0-0 type vxlan id 8 remote 192.0.2.2 dstport 6094; ip link set lq0-0 alias liqonet",
+		"ip link del loq0-0; ip link add loq0-0 type vxlan id 8 remote 192.0.2.2 dstport 6094; ip link set loq0-0 alias liqonet",
 	} {
 		t.Run(damage, func(t *testing.T) {
 			g := &fixture{t: t, ns: f.ns, kernel: f.kernel}
@@ -264,7 +264,7 @@ func TestRepair(t *testing.T) {
 		})
 	}
 	// A port of a bridge, as long as that is there.
-	f.run("ip link add br9 type bridge; ip link set lq0-0 master br9")
+	f.run("ip link add br9 type bridge; ip link set loq0-0 master br9")
 	expectSignal(t, signals, "a port of a bridge")
 	if got := f.apply(wanted()); len(got) != 1 || !strings.Contains(got[0], "no master") {
 		t.Errorf("a port of a bridge: repaired %q", got)
@@ -276,7 +276,7 @@ func TestRepair(t *testing.T) {
 func normalize(s string) string {
 	var out []string
 	for _, line := range strings.Split(s, "\n") {
-		if i := strings.Index(line, "lq0-0: <"); i >= 0 {
+		if i := strings.Index(line, "loq0-0: <"); i >= 0 {
 			line = line[i:]
 		}
 		out = append(out, line)
@@ -287,7 +287,7 @@ func normalize(s string) string {
 func TestForeign(t *testing.T) {
 	t.Run("things with our names are left alone", func(t *testing.T) {
 		f := open(t)
-		f.run(`ip link add lqfoo type bridge; ip link add lq0-0 type bridge; ip link set lq0-0 alias theirs
+		f.run(`ip link add loqfoo type bridge; ip link add loq0-0 type bridge; ip link set loq0-0 alias theirs
 			ip route add 10.61.0.0/16 dev eth0 table 27761; ip route add 10.62.0.0/16 dev eth0 table 100 proto 108
 			ip rule add priority 90 from 10.1.1.1 lookup 100; ip rule add priority 91 from 10.1.1.1 lookup 27761`)
 		before := f.all()
@@ -300,13 +300,13 @@ func TestForeign(t *testing.T) {
 		if diff := cmp.Diff(before, f.all()); diff != "" {
 			t.Errorf("purging changed foreign things (-before +after):\n%s", diff)
 		}
-		f.run("ip link set lq0-0 up; ip addr add 10.80.0.1/32 dev eth0")
+		f.run("ip link set loq0-0 up; ip addr add 10.80.0.1/32 dev eth0")
 		_, err = f.kernel.Apply(context.Background(), wanted())
-		if err == nil || !strings.Contains(err.Error(), `link "lq0-0": there is an interface of this name that is not ours`) {
+		if err == nil || !strings.Contains(err.Error(), `link "loq0-0": there is an interface of this name that is not ours`) {
 			t.Errorf("apply: %v", err)
 		}
-		expectPartial(t, err, "lq0-0")
-		if routes := f.run("ip route show table 27761"); strings.Contains(routes, "lq0-0") || !strings.Contains(routes, "unreachable 10.61.0.0/16") {
+		expectPartial(t, err, "loq0-0")
+		if routes := f.run("ip route show table 27761"); strings.Contains(routes, "loq0-0") || !strings.Contains(routes, "unreachable 10.61.0.0/16") {
 			t.Errorf("packets for the peer do not end here:\n%s", routes)
 		}
 	})
@@ -323,7 +323,7 @@ func TestForeign(t *testing.T) {
 		expectSilence(t, signals, "a rule of others")
 		f.run("ip link set br0 down") // the kernel tells of no route that goes with its link
 		expectSilence(t, signals, "a link of others")
-		f.run("ip link set lq0-0 down")
+		f.run("ip link set loq0-0 down")
 		expectSignal(t, signals, "a change of ours")
 	})
 	t.Run("neighbours of the node's own link are not signalled, its MTU is", func(t *testing.T) {
@@ -340,8 +340,8 @@ func TestForeign(t *testing.T) {
 		expectSilence(t, signals, "a neighbour of eth0")
 		f.run("ip link set eth0 mtu 1400")
 		expectSignal(t, signals, "the MTU of eth0")
-		f.run("ip neigh del 10.80.31.254 dev lq0-0")
-		expectSignal(t, signals, "a neighbour of lq0-0")
+		f.run("ip neigh del 10.80.31.254 dev loq0-0")
+		expectSignal(t, signals, "a neighbour of loq0-0")
 	})
 }
 
@@ -351,14 +351,14 @@ func TestSecurity_07_LearnedNeighborsAreNoNews(t *testing.T) {
 	f := open(t)
 	f.apply(wanted())
 	signals := f.monitor()
-	f.run(`ip neigh add 10.80.31.9 lladdr 02:00:00:00:00:09 dev lq0-0 nud stale; ip neigh change 10.80.31.9 lladdr 02:00:00:00:00:08 dev lq0-0 nud reachable
-		ip neigh del 10.80.31.9 dev lq0-0`)
+	f.run(`ip neigh add 10.80.31.9 lladdr 02:00:00:00:00:09 dev loq0-0 nud stale; ip neigh change 10.80.31.9 lladdr 02:00:00:00:00:08 dev loq0-0 nud reachable
+		ip neigh del 10.80.31.9 dev loq0-0`)
 	expectSilence(t, signals, "a neighbour that was learned")
-	f.run("ip neigh change 10.80.31.254 dev lq0-0 nud stale")
+	f.run("ip neigh change 10.80.31.254 dev loq0-0 nud stale")
 	expectSignal(t, signals, "a permanent neighbour that is none any more")
 	f.apply(wanted())
 	expectSignal(t, signals, "the repair")
-	f.run("ip neigh del 10.80.31.254 dev lq0-0")
+	f.run("ip neigh del 10.80.31.254 dev loq0-0")
 	expectSignal(t, signals, "a permanent neighbour that is gone")
 }
 
@@ -390,8 +390,8 @@ func TestPartial(t *testing.T) {
 	if err := powerless(overlay.State{}); !errors.As(err, &partial) || !partial.RemovalFailed || len(partial.Links) > 0 {
 		t.Errorf("want an error about what is left, got %v", err)
 	}
-	f.run("ip link del lq0-0")
-	expectPartial(t, powerless(wanted()), "lq0-0")
+	f.run("ip link del loq0-0")
+	expectPartial(t, powerless(wanted()), "loq0-0")
 	f.run("ip rule del priority 90 lookup 27761")
 	if err := powerless(wanted()); !errors.Is(err, unix.EPERM) || errors.As(err, &partial) {
 		t.Errorf("want an error about everything, got %v", err)
@@ -401,13 +401,13 @@ func TestPartial(t *testing.T) {
 func TestChange(t *testing.T) {
 	f := open(t)
 	f.apply(wanted())
-	index := f.run("cat /sys/class/net/lq0-0/ifindex 2>/dev/null || ip -o link show lq0-0 | cut -d: -f1")
+	index := f.run("cat /sys/class/net/loq0-0/ifindex 2>/dev/null || ip -o link show loq0-0 | cut -d: -f1")
 	w := wanted()
 	w.Links[0].Remote, w.Links[0].MTU = addr("192.0.2.3"), 1350
-	if diff := cmp.Diff([]string{"changed link lq0-0: remote 192.0.2.3, mtu 1350"}, f.apply(w)); diff != "" {
+	if diff := cmp.Diff([]string{"changed link loq0-0: remote 192.0.2.3, mtu 1350"}, f.apply(w)); diff != "" {
 		t.Errorf("changes (-want +got):\n%s", diff)
 	}
-	if got := f.run("cat /sys/class/net/lq0-0/ifindex 2>/dev/null || ip -o link show lq0-0 | cut -d: -f1"); got != index {
+	if got := f.run("cat /sys/class/net/loq0-0/ifindex 2>/dev/null || ip -o link show loq0-0 | cut -d: -f1"); got != index {
 		t.Error("the link was made anew")
 	}
 	if got := f.apply(w); got != nil {
@@ -415,15 +415,15 @@ func TestChange(t *testing.T) {
 	}
 	// A second plane: the route moves to it in one step.
 	w.Links = append(w.Links, overlay.Link{
-		Name: "lq0-1", Kind: overlay.VXLAN, VNI: 8, Local: addr("10.80.0.1"), Peer: addr("10.80.31.253"),
+		Name: "loq0-1", Kind: overlay.VXLAN, VNI: 8, Local: addr("10.80.0.1"), Peer: addr("10.80.31.253"),
 		LocalMAC: overlay.MAC{2, 3}, PeerMAC: overlay.MAC{2, 4}, Remote: addr("192.0.2.4"), Port: overlay.Port, MTU: 1400,
 	})
-	w.Routes[1].Dev, w.Routes[1].Via = "lq0-1", addr("10.80.31.253")
+	w.Routes[1].Dev, w.Routes[1].Via = "loq0-1", addr("10.80.31.253")
 	got := f.apply(w)
 	want := []string{
-		"added link lq0-1 (vxlan id 8 remote 192.0.2.4)",
-		"replaced route 10.61.0.0/16 via 10.80.31.253 dev lq0-1 table 27761 src 10.80.0.1 mtu 1340: " +
-			"was 10.61.0.0/16 via 10.80.31.254 dev lq0-0 table 27761 src 10.80.0.1 mtu 1340",
+		"added link loq0-1 (vxlan id 8 remote 192.0.2.4)",
+		"replaced route 10.61.0.0/16 via 10.80.31.253 dev loq0-1 table 27761 src 10.80.0.1 mtu 1340: " +
+			"was 10.61.0.0/16 via 10.80.31.254 dev loq0-0 table 27761 src 10.80.0.1 mtu 1340",
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("changes (-want +got):\n%s", diff)
@@ -440,14 +440,14 @@ func TestChange(t *testing.T) {
 // made anew.
 func TestForeignParameters(t *testing.T) {
 	for _, damage := range []string{
-		"ip link set lq0-0 type vxlan ttl 1",
-		"ip link del lq0-0; ip link add lq0-0 type vxlan id 7 remote 192.0.2.2 dstport 6094 nolearning local 198.51.100.1",
-		"ip link del lq0-0; ip link add lq0-0 type vxlan id 7 remote 192.0.2.2 dstport 6094 nolearning tos 4",
-		"ip link del lq0-0; ip link add lq0-0 type vxlan id 7 remote 192.0.2.2 dstport 6094 nolearning gbp",
+		"ip link set loq0-0 type vxlan ttl 1",
+		"ip link del loq0-0; ip link add loq0-0 type vxlan id 7 remote 192.0.2.2 dstport 6094 nolearning local 198.51.100.1",
+		"ip link del loq0-0; ip link add loq0-0 type vxlan id 7 remote 192.0.2.2 dstport 6094 nolearning tos 4",
+		"ip link del loq0-0; ip link add loq0-0 type vxlan id 7 remote 192.0.2.2 dstport 6094 nolearning gbp",
 	} {
 		f := open(t)
 		f.apply(wanted())
-		parameters := func() string { return f.run("ip -d -o link show lq0-0 | grep -o 'vxlan id.*'") }
+		parameters := func() string { return f.run("ip -d -o link show loq0-0 | grep -o 'vxlan id.*'") }
 		before := parameters()
 		f.run(damage)
 		if parameters() == before {
@@ -534,11 +534,11 @@ func TestSecurity_11_WhatIsWantedTwiceStopsNothing(t *testing.T) {
 	want.Links = append(want.Links, liar)
 	want.Routes = append(
 		want.Routes, want.Routes[1], // the same again is nothing to complain of
-		overlay.Route{Table: overlay.Table, Dst: prefix("10.80.31.254/32"), Via: addr("10.80.0.9"), Dev: "lq0-0", Src: addr("10.80.0.1")},
-		overlay.Route{Table: overlay.Table, Dst: prefix("10.62.0.0/16"), Dev: "lq0-0", Src: addr("10.80.0.1")},
+		overlay.Route{Table: overlay.Table, Dst: prefix("10.80.31.254/32"), Via: addr("10.80.0.9"), Dev: "loq0-0", Src: addr("10.80.0.1")},
+		overlay.Route{Table: overlay.Table, Dst: prefix("10.62.0.0/16"), Dev: "loq0-0", Src: addr("10.80.0.1")},
 	)
 	_, err := f.kernel.Apply(context.Background(), want)
-	expectPartial(t, err, "lq0-0")
+	expectPartial(t, err, "loq0-0")
 	if !strings.Contains(err.Error(), "10.80.31.254/32 via 10.80.0.9") || strings.Contains(err.Error(), "10.61.0.0") {
 		t.Errorf("the error is %v", err)
 	}

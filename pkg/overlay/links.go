@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/link"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 func (a *applier) readLinks() (err error) {
@@ -27,7 +28,7 @@ func isOurs(s *link.State) bool {
 	_, port, _ := parameters(s)
 	made := port == int(Port)
 	switch {
-	case !strings.HasPrefix(s.Name, NamePrefix):
+	case !strings.HasPrefix(s.Name, wire.LinkPrefix):
 		return made && s.Alias == link.Alias
 	case s.Alias != "":
 		return s.Alias == link.Alias

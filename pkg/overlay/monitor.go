@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/notify"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // The message about an interface's settings, see linux/netconf.h: one byte, and
@@ -26,9 +27,9 @@ const (
 // Monitor subscribes to the kernel's notifications and signals after changes that
 // concern us. These are changes of the following.
 //
-//   - Links whose name starts with NamePrefix or is one of others, such as the tunnel's,
+//   - Links whose name starts with wire.LinkPrefix or is one of others, such as the tunnel's,
 //     with their addresses and settings.
-//   - Permanent neighbours and forwarding entries of links whose name starts with NamePrefix.
+//   - Permanent neighbours and forwarding entries of links whose name starts with wire.LinkPrefix.
 //   - Routes and rules in our tables, and rules with our protocol.
 //   - Routes of others by a next hop (see Uplinks) or to a subnet (see Routes).
 //
@@ -85,7 +86,7 @@ func (m *monitor) list(k *Kernel) error {
 		if !m.isOurName(l.Name) {
 			continue
 		}
-		m.indices[uint32(l.Index)] = strings.HasPrefix(l.Name, NamePrefix)
+		m.indices[uint32(l.Index)] = strings.HasPrefix(l.Name, wire.LinkPrefix)
 		for addr := range l.Neighbors {
 			m.permanent[neighbor{uint32(l.Index), addr}] = true
 		}
@@ -94,7 +95,7 @@ func (m *monitor) list(k *Kernel) error {
 }
 
 func (m *monitor) isOurName(name string) bool {
-	return strings.HasPrefix(name, NamePrefix) || slices.Contains(m.others, name)
+	return strings.HasPrefix(name, wire.LinkPrefix) || slices.Contains(m.others, name)
 }
 
 func (m *monitor) concerns(msg netlink.Message) bool {
@@ -161,7 +162,7 @@ func (m *monitor) concernsLink(msg netlink.Message) bool {
 	name := strings.TrimRight(string(attribute(msg.Data, unix.SizeofIfInfomsg, unix.IFLA_IFNAME)), "\x00")
 	ours, known := m.isOurName(name), m.knows(i)
 	if ours && msg.Header.Type == unix.RTM_NEWLINK {
-		m.indices[i] = strings.HasPrefix(name, NamePrefix)
+		m.indices[i] = strings.HasPrefix(name, wire.LinkPrefix)
 	} else {
 		// Gone, or renamed to what is not ours.
 		delete(m.indices, i)

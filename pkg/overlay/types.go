@@ -23,9 +23,6 @@ const (
 	// network plugin is known to use (8472).
 	Port uint16 = 6094
 
-	// NamePrefix starts the name of every overlay interface.
-	NamePrefix = "lq"
-
 	// Group is the group of every overlay interface (IFLA_GROUP).
 	Group uint32 = 27761
 

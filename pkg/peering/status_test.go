@@ -309,7 +309,7 @@ func TestViewState(t *testing.T) {
 			change: func(w *world) {
 				w.gateway(1).Ready = false
 				w.nodes[1].Status.Kernel = &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}
-				w.nodes[1].Status.Message = "add link lq0-0: operation not supported"
+				w.nodes[1].Status.Message = "add link loq0-0: operation not supported"
 			},
 			state: Degraded, message: "1 of 2 nodes reach the peer; n1: its kernel (6.1) has no geneve; load the module, or peer again with --overlay auto", nodes: 1,
 		},

@@ -7,6 +7,7 @@ import (
 	"strconv"
 
 	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // Times, in milliseconds, and sizes in bytes.
@@ -272,7 +273,7 @@ func (a *asking) ofNode(i int) {
 			a.add(Question{Check: NodesToPods, Asker: asker, Call: probe.Call{Protocol: p, To: at}, on: n.Name, to: words[j], by: ids[j : j+1]})
 		}
 		for _, plane := range a.from.Planes {
-			link := fmt.Sprintf("lq%d-%d", a.from.Index, plane)
+			link := wire.NodeLink(a.from.Index, plane)
 			a.add(Question{
 				Check: Planes, Asker: asker, Call: probe.Call{Protocol: probe.UDP, To: at, Link: link},
 				on: n.Name, how: fmt.Sprintf(" by plane %d (%s)", plane, link), to: words[j], by: ids[j : j+1],

@@ -67,8 +67,8 @@ func TestQuestions(t *testing.T) {
 		PodsMTU:      {"a0-pod udp 10.62.0.9:5701", "a0-pod udp 10.62.1.9:5701", "a1-pod udp 10.62.0.9:5701", "a1-pod udp 10.62.1.9:5701"},
 		PodsTooLarge: {"a0-pod udp 10.62.0.9:5701", "a0-pod udp 10.62.1.9:5701", "a1-pod udp 10.62.0.9:5701", "a1-pod udp 10.62.1.9:5701"},
 		Planes: {
-			"a0-node udp 10.62.0.9:5701 lq0-0", "a0-node udp 10.62.0.9:5701 lq0-1", "a0-node udp 10.62.1.9:5701 lq0-0", "a0-node udp 10.62.1.9:5701 lq0-1",
-			"a1-node udp 10.62.0.9:5701 lq0-0", "a1-node udp 10.62.0.9:5701 lq0-1", "a1-node udp 10.62.1.9:5701 lq0-0", "a1-node udp 10.62.1.9:5701 lq0-1",
+			"a0-node udp 10.62.0.9:5701 loq0-0", "a0-node udp 10.62.0.9:5701 loq0-1", "a0-node udp 10.62.1.9:5701 loq0-0", "a0-node udp 10.62.1.9:5701 loq0-1",
+			"a1-node udp 10.62.0.9:5701 loq0-0", "a1-node udp 10.62.0.9:5701 loq0-1", "a1-node udp 10.62.1.9:5701 loq0-0", "a1-node udp 10.62.1.9:5701 loq0-1",
 		},
 		ServiceClusterIP: {"a0-pod tcp 10.96.0.6:5701", "a0-pod udp 10.96.0.6:5701", "a1-pod tcp 10.96.0.6:5701", "a1-pod udp 10.96.0.6:5701"},
 		IsolatedServices: {"a0-pod tcp 10.96.0.5:5701", "a1-pod tcp 10.96.0.5:5701"},
@@ -103,7 +103,7 @@ func TestQuestionsOf(t *testing.T) {
 		{"no NodePorts", func(a, b *Side) { a.Abroad.TCP, a.Abroad.UDP, b.Own.TCP = 0, 0, 0 }, ServiceNodePort, nil},
 		{"no NodePorts of the peer", func(_, b *Side) { b.Own.TCP = 0 }, IsolatedNodePorts, nil},
 		{"no MTU is known", func(a, _ *Side) { a.Nodes[0].MTU, a.Nodes[1].MTU = 0, 0 }, PodsMTU, nil},
-		{"one plane", func(a, b *Side) { a.Planes, a.Nodes, b.Nodes = a.Planes[:1], a.Nodes[:1], b.Nodes[:1] }, Planes, []string{"a0-node udp 10.62.0.9:5701 lq0-0"}},
+		{"one plane", func(a, b *Side) { a.Planes, a.Nodes, b.Nodes = a.Planes[:1], a.Nodes[:1], b.Nodes[:1] }, Planes, []string{"a0-node udp 10.62.0.9:5701 loq0-0"}},
 		{"nodes among the pods (EKS)", func(a, b *Side) {
 			a.Nodes, b.Nodes = a.Nodes[:1], b.Nodes[:1]
 			b.Known.Pods = ipam.Mappings{{Real: cidr("172.18.0.0/16"), Mapped: cidr("172.18.0.0/16")}}
@@ -234,7 +234,7 @@ func TestJudge(t *testing.T) {
 		{"nothing was counted", nil, func(w *Watched) { w.Error = errors.New("violates PodSecurity") }, map[Name]Result{Encrypted: Skipped, Drops: Skipped}, "violates PodSecurity"},
 		{"drops of others", nil, func(w *Watched) { w.Dropped = map[string]uint64{"forward/not-a-pod": 4} }, nil, ""},
 		{"drops, and something was lost", of(PodsTCP, lost), func(w *Watched) {
-			w.Dropped = map[string]uint64{"forward/over-limit-new/lq0-0": 4, "prerouting/to-node": 2}
+			w.Dropped = map[string]uint64{"forward/over-limit-new/loq0-0": 4, "prerouting/to-node": 2}
 		}, map[Name]Result{PodsTCP: Failed, Drops: Failed}, ""},
 	}
 	for _, tt := range tests {

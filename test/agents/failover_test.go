@@ -15,6 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/kit"
@@ -233,7 +234,7 @@ func planeOf(link int) (plane int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	_, err = fmt.Sscanf(dev.Attrs().Name, overlay.NamePrefix+"1-%d", &plane)
+	_, err = fmt.Sscanf(dev.Attrs().Name, wire.LinkPrefix+"1-%d", &plane)
 	return plane, err
 }
 

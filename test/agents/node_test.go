@@ -34,7 +34,7 @@ const (
 // Whatever somebody deletes or changes of what is on a node is back soon.
 func TestNodeRepairs(t *testing.T) {
 	n := startNode(t)
-	link := []string{"LINK", "lq1-0", "PEER", n.gateway.String(), "SET", "pods"}
+	link := []string{"LINK", "loq1-0", "PEER", n.gateway.String(), "SET", "pods"}
 	n.shell(t, "ip link add foreign0 type bridge")
 	want := n.ours(t)
 	for _, what := range slices.Concat(sabotage.Links, sabotage.Tables) {

@@ -19,6 +19,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/flow"
 	"github.com/liqonet/liqonet/test/kit"
@@ -214,7 +215,7 @@ func (m *machine) sent(t testing.TB) (out [planes]uint64) {
 	t.Helper()
 	m.Do(t, func() error {
 		for plane := range out {
-			dev, err := netlink.LinkByName(fmt.Sprintf("%s1-%d", overlay.NamePrefix, plane))
+			dev, err := netlink.LinkByName(wire.NodeLink(1, int32(plane)))
 			if err != nil {
 				return err
 			}

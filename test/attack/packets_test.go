@@ -21,6 +21,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nft"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -82,7 +83,7 @@ func newScene(t *testing.T, kind overlay.Kind) *scene {
 	removeRules(t, n.B.Gateway.NS, nftables.TableFamilyIPv4, "to-peer", "icmp") // it would change what errors are about
 	way(t, n.B.Gateway.NS, tableOut, &netlink.Route{Scope: netlink.SCOPE_LINK}, tunnel.InterfaceName)
 	for i := range n.A.Nodes {
-		way(t, n.A.Gateway.NS, tableOut+i, &netlink.Route{Gw: n.A.Nodes[i].Overlay.Addr.AsSlice(), Flags: unix.RTNH_F_ONLINK}, fmt.Sprintf("%s%d", overlay.NamePrefix, i+1))
+		way(t, n.A.Gateway.NS, tableOut+i, &netlink.Route{Gw: n.A.Nodes[i].Overlay.Addr.AsSlice(), Flags: unix.RTNH_F_ONLINK}, wire.GatewayLink(i+1))
 	}
 	if err := dataplane.Ping(n.B.Nodes[1].Pod.NS, n.A.Nodes[1].Pod.Mapped, 56, patience); err != nil {
 		t.Fatalf("the clusters are not connected: %v", err)
@@ -224,7 +225,7 @@ func (n *scene) inboundTable() *defence {
 	return &defence{
 		name: fmt.Sprintf("gateway's table %d: unreachable", overlay.InboundTable),
 		remove: func(t *testing.T) {
-			way(t, n.A.Gateway.NS, overlay.InboundTable, route(n.A.Nodes[0].Overlay.Addr), overlay.NamePrefix+"1")
+			way(t, n.A.Gateway.NS, overlay.InboundTable, route(n.A.Nodes[0].Overlay.Addr), wire.GatewayLink(1))
 		},
 		restore: func(t *testing.T) {
 			n.A.Gateway.Do(t, func() error {
@@ -260,7 +261,7 @@ func (n *scene) unreachable() *defence {
 
 // noARP is that overlay links answer no ARP.
 func (n *scene) noARP() *defence {
-	const setting = "ipv4/conf/lq0-0/arp_ignore"
+	const setting = "ipv4/conf/loq0-0/arp_ignore"
 	return &defence{
 		name:    "nodes' links: arp_ignore",
 		remove:  func(t *testing.T) { n.A.Nodes[1].Sysctl(t, setting, "0") },

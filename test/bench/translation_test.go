@@ -11,6 +11,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/load"
 )
@@ -153,11 +154,11 @@ func plainWay(b *testing.B, c *dataplane.Cluster, own, peer netip.Prefix) {
 	ip(node.Pod, "route", "add", peer.String(), "via", "10.244.2.1", "dev", "eth0", "src", addr, "mtu", mtu)
 	ip(node.Host, "route", "add", addr+"/32", "dev", "veth-pod")
 	ip(node.Host, "rule", "add", "priority", "10", "to", peer.String(), "lookup", plainTable)
-	ip(node.Host, "route", "add", peer.String(), "via", c.Overlay.Addr.String(), "dev", overlay.NamePrefix+"0-0", "onlink", "mtu", mtu, "table", plainTable)
+	ip(node.Host, "route", "add", peer.String(), "via", c.Overlay.Addr.String(), "dev", wire.NodeLink(0, 0), "onlink", "mtu", mtu, "table", plainTable)
 	for _, p := range []netip.Prefix{own, peer} {
 		ip(gateway, "rule", "add", "priority", "10", "to", p.String(), "lookup", plainTable)
 	}
-	ip(gateway, "route", "add", own.String(), "via", node.Overlay.Addr.String(), "dev", overlay.NamePrefix+"2", "onlink", "table", plainTable)
+	ip(gateway, "route", "add", own.String(), "via", node.Overlay.Addr.String(), "dev", wire.GatewayLink(2), "onlink", "table", plainTable)
 	ip(gateway, "route", "add", peer.String(), "dev", tunnel.InterfaceName, "table", plainTable)
 	// Without our rules the plugin would masquerade what goes to the gateway and from it.
 	for i := range c.Nodes {

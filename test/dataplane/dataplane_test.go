@@ -20,6 +20,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -116,7 +117,7 @@ func TestKernel(t *testing.T) {
 func changeInPlace(t *testing.T, k *overlay.Kernel, kind overlay.Kind) error {
 	t.Helper()
 	link := overlay.Link{
-		Name: "lq0-0", Kind: kind, VNI: 7, Local: mapped("10.80.0.1"), Peer: mapped("10.80.31.254"),
+		Name: "loq0-0", Kind: kind, VNI: 7, Local: mapped("10.80.0.1"), Peer: mapped("10.80.31.254"),
 		LocalMAC: overlay.MAC{2, 1}, PeerMAC: overlay.MAC{2, 2}, Remote: mapped("192.0.2.2"), Port: overlay.Port, MTU: 1400,
 	}
 	apply := func() (string, int, error) {
@@ -136,9 +137,9 @@ func changeInPlace(t *testing.T, k *overlay.Kernel, kind overlay.Kind) error {
 		want   string
 	}{
 		{func() {}, "[]"},
-		{func() { link.Remote = mapped("192.0.2.3") }, "[changed link lq0-0: remote 192.0.2.3]"},
+		{func() { link.Remote = mapped("192.0.2.3") }, "[changed link loq0-0: remote 192.0.2.3]"},
 		{func() {}, "[]"},
-		{func() { link.MTU = 1350 }, "[changed link lq0-0: mtu 1350]"},
+		{func() { link.MTU = 1350 }, "[changed link loq0-0: mtu 1350]"},
 		{func() {}, "[]"},
 	} {
 		step.change()
@@ -151,7 +152,7 @@ func changeInPlace(t *testing.T, k *overlay.Kernel, kind overlay.Kind) error {
 		}
 	}
 	for setting, want := range map[string]string{"forwarding": "1", "rp_filter": "2", "arp_ignore": "8"} {
-		got, err := os.ReadFile("/proc/sys/net/ipv4/conf/lq0-0/" + setting)
+		got, err := os.ReadFile("/proc/sys/net/ipv4/conf/loq0-0/" + setting)
 		if err != nil || strings.TrimSpace(string(got)) != want {
 			t.Errorf("%s is %q: %v", setting, got, err)
 		}
@@ -309,7 +310,7 @@ func testLinks(t *testing.T, n *dataplane.Topology) {
 			m.Do(t, func() error {
 				all, err := netlink.LinkList()
 				for _, l := range all {
-					if !strings.HasPrefix(l.Attrs().Name, overlay.NamePrefix) {
+					if !strings.HasPrefix(l.Attrs().Name, wire.LinkPrefix) {
 						continue
 					}
 					links++
@@ -544,7 +545,7 @@ func testPurge(t *testing.T, n *dataplane.Topology) {
 				}
 				links, err := netlink.LinkList()
 				for _, l := range links {
-					if strings.HasPrefix(l.Attrs().Name, overlay.NamePrefix) {
+					if strings.HasPrefix(l.Attrs().Name, wire.LinkPrefix) {
 						t.Errorf("%s: link %s is left", ns.Name, l.Attrs().Name)
 					}
 				}

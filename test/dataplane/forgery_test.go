@@ -12,6 +12,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/overlay"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -165,8 +166,8 @@ func testFrames(t *testing.T, n *dataplane.Topology, o dataplane.Options, port *
 		at                   *netns.NS
 		link                 string
 	}{
-		"to a node":      {a.Gateway.Addr, node.Host.Addr, node.Overlay.Addr, node.NS, "lq0-0"},
-		"to the gateway": {a.Outer(t, 1), a.Gateway.Addr, gateway, a.Gateway.NS, "lq2"},
+		"to a node":      {a.Gateway.Addr, node.Host.Addr, node.Overlay.Addr, node.NS, wire.NodeLink(0, 0)},
+		"to the gateway": {a.Outer(t, 1), a.Gateway.Addr, gateway, a.Gateway.NS, wire.GatewayLink(2)},
 	} {
 		send := func(dst overlay.MAC, etherType uint16, payload []byte) error {
 			return dataplane.SendRaw(n.LAN.NS, dataplane.Packet(netip.AddrPortFrom(attack.source, 40000), netip.AddrPortFrom(attack.target, overlay.Port),

@@ -139,9 +139,9 @@ func (r *limited) dropped(t *testing.T, counter string) (packets int) {
 func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 	const limit, tries = 20, 200
 	r := newLimited(t,
-		map[string]string{"lq0-0": "10.63.0.2", "lq1-0": "10.65.0.2", "lq2-0": "10.66.0.2", "pod": "10.244.0.2"},
-		map[string]uint32{"lq0-0": overlay.Group, "lq1-0": overlay.Group, "lq2-0": overlay.Group})
-	pod, peer, other, unlimited := r.hosts["pod"], r.hosts["lq0-0"], r.hosts["lq1-0"], r.hosts["lq2-0"]
+		map[string]string{"loq0-0": "10.63.0.2", "loq1-0": "10.65.0.2", "loq2-0": "10.66.0.2", "pod": "10.244.0.2"},
+		map[string]uint32{"loq0-0": overlay.Group, "loq1-0": overlay.Group, "loq2-0": overlay.Group})
+	pod, peer, other, unlimited := r.hosts["pod"], r.hosts["loq0-0"], r.hosts["loq1-0"], r.hosts["loq2-0"]
 	gateway := func(link, pod, remote string, limit uint32) nat.NodeGateway {
 		return nat.NodeGateway{
 			Pod: mapped(pod), Overlay: mapped("10.80.31.254"), Link: link, Remote: []netip.Prefix{netip.MustParsePrefix(remote)}, LimitNew: limit,
@@ -152,8 +152,8 @@ func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 		Pods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, OwnPods: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/24")},
 		Remote: []netip.Prefix{netip.MustParsePrefix("10.63.0.0/16"), netip.MustParsePrefix("10.65.0.0/16"), netip.MustParsePrefix("10.66.0.0/16")},
 		Gateways: []nat.NodeGateway{
-			gateway("lq0-0", "10.244.7.1", "10.63.0.0/16", limit), gateway("lq1-0", "10.244.7.2", "10.65.0.0/16", limit),
-			gateway("lq2-0", "10.244.7.3", "10.66.0.0/16", 0),
+			gateway("loq0-0", "10.244.7.1", "10.63.0.0/16", limit), gateway("loq1-0", "10.244.7.2", "10.65.0.0/16", limit),
+			gateway("loq2-0", "10.244.7.3", "10.66.0.0/16", 0),
 		},
 	}
 	r.Do(t, func() error {
@@ -206,7 +206,7 @@ func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 	// a second.
 	var passed, dropped int
 	for deadline := time.Now().Add(10 * time.Second); passed+dropped < 2*tries && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-		passed, dropped = r.tracked(t, peer.Addr)-before, r.dropped(t, "forward/over-limit-new/lq0-0")
+		passed, dropped = r.tracked(t, peer.Addr)-before, r.dropped(t, "forward/over-limit-new/loq0-0")
 	}
 	most := limit + int(time.Since(start).Seconds()*limit) + 1
 	if passed < limit-2 || passed > most || dropped < 2*tries-passed {
@@ -230,7 +230,7 @@ func TestSecurity_20_NewConnectionsPerPeer(t *testing.T) {
 // and the other direction.
 func TestSecurity_20_RatePerPeer(t *testing.T) {
 	const limit, size, tries = 125000, 1000, 1000
-	r := newLimited(t, map[string]string{"wg0": "10.63.0.2", "lqn1": "10.244.0.2"}, map[string]uint32{"wg0": tunnel.Group, "lqn1": overlay.Group})
+	r := newLimited(t, map[string]string{"wg0": "10.63.0.2", "loqn1": "10.244.0.2"}, map[string]uint32{"wg0": tunnel.Group, "loqn1": overlay.Group})
 	r.Addr(t, "lo", netip.MustParsePrefix("10.80.31.254/32"))
 	r.Do(t, func() error { // as with a gateway's routes to its peer
 		_, dst, _ := net.ParseCIDR("10.63.0.0/24")
@@ -253,7 +253,7 @@ func TestSecurity_20_RatePerPeer(t *testing.T) {
 	}
 	apply(limit)
 	dataplane.ServeUDP(t, r.NS, tunnel.ProbePort)
-	peer, pod := r.hosts["wg0"], r.hosts["lqn1"]
+	peer, pod := r.hosts["wg0"], r.hosts["loqn1"]
 	send := func(from, to dataplane.Host, packets int) {
 		t.Helper()
 		var c net.Conn

@@ -15,6 +15,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -35,7 +36,7 @@ func TestSecurity_09_LocalGatewayTakenOver(t *testing.T) {
 		// A third cluster is peered too, by a gateway elsewhere.
 		table := a.NodeTable(i)
 		table.Gateways = append(table.Gateways, nat.NodeGateway{
-			Pod: mapped("10.244.7.7"), Overlay: mapped("10.80.31.250"), Link: "lq1-0", Remote: []netip.Prefix{third},
+			Pod: mapped("10.244.7.7"), Overlay: mapped("10.80.31.250"), Link: "loq1-0", Remote: []netip.Prefix{third},
 		})
 		table.Remote = append(table.Remote, third)
 		dataplane.ApplyNode(t, a.Nodes[i].NS, table, a.NodeState(t, o.Overlay, i))
@@ -48,7 +49,7 @@ func TestSecurity_09_LocalGatewayTakenOver(t *testing.T) {
 		rule.Priority, rule.Table = 5, 200+by
 		rule.Dst = netlink.NewIPNet(dst.AsSlice())
 		a.Gateway.Do(t, func() error {
-			l, err := netlink.LinkByName(fmt.Sprintf("%s%d", overlay.NamePrefix, by+1))
+			l, err := netlink.LinkByName(wire.GatewayLink(by + 1))
 			if err != nil {
 				return err
 			}

@@ -21,6 +21,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -151,7 +152,7 @@ type Side struct {
 }
 
 // Link is the name of a node's link to the gateway.
-func (s *Side) Link() string { return fmt.Sprintf("%s%d-0", overlay.NamePrefix, s.number) }
+func (s *Side) Link() string { return wire.NodeLink(int32(s.number), 0) }
 
 // VNI is that of the link between the gateway and a node.
 func (s *Side) VNI(t testing.TB, node int) uint32 {
@@ -432,7 +433,7 @@ func (c *Cluster) NodeTable(i int) nat.Node {
 
 // firewallConfig is what the chains of others on a node have to accept.
 func (c *Cluster) firewallConfig(i int) firewall.Config {
-	config := firewall.Config{OverlayPrefix: overlay.NamePrefix, OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort}
+	config := firewall.Config{OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort}
 	for _, s := range c.Sides() {
 		config.Gateways = append(config.Gateways, firewall.Gateway{Pod: s.Gateway.Addr, Overlay: s.Overlay.Addr, Local: i == 0})
 	}
@@ -539,7 +540,7 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind, side *Side) over
 	}
 	for i := range c.Nodes {
 		node := c.Nodes[i].Overlay.Addr
-		name := fmt.Sprintf("%s%d", overlay.NamePrefix, i+1)
+		name := wire.GatewayLink(i + 1)
 		vni := side.VNI(t, i)
 		s.Links = append(s.Links, overlay.Link{
 			Name: name, Kind: kind, VNI: vni, Local: gateway, LocalMAC: c.Key.MAC(vni, gateway),
@@ -558,7 +559,7 @@ func (c *Cluster) gatewayState(t testing.TB, kind overlay.Kind, side *Side) over
 	}
 	for _, h := range c.exposedTo(side) {
 		s.Routes = append(s.Routes, overlay.Route{
-			Table: overlay.InboundTable, Dst: netip.PrefixFrom(h.Addr, 32), Dev: overlay.NamePrefix + "1", Via: c.Nodes[0].Overlay.Addr,
+			Table: overlay.InboundTable, Dst: netip.PrefixFrom(h.Addr, 32), Dev: wire.GatewayLink(1), Via: c.Nodes[0].Overlay.Addr,
 			Src: gateway,
 		})
 	}

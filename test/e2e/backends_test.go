@@ -108,7 +108,7 @@ func checkLinks(t *testing.T, ctx context.Context, c *cluster, v view) {
 	gateway := c.gateway(t)
 	own := map[string][]netip.Addr{}
 	if err := gateway.do(func() (err error) {
-		own, err = linkAddresses("lqn")
+		own, err = linkAddresses("loqn")
 		return err
 	}); err != nil {
 		t.Fatal(err)
@@ -127,14 +127,14 @@ func checkLinks(t *testing.T, ctx context.Context, c *cluster, v view) {
 	for i, n := range c.nodes {
 		var links map[string][]netip.Addr
 		if err := n.do(func() (err error) {
-			links, err = linkAddresses("lq")
+			links, err = linkAddresses("loq")
 			return err
 		}); err != nil {
 			t.Fatal(err)
 		}
 		want := v.Nodes[i].Address
-		if addrs := links["lq0-0"]; len(links) != 1 || len(addrs) != 1 || addrs[0] != want {
-			t.Errorf("node %s has links %v, want lq0-0 with %s", n.Node.Name, links, want)
+		if addrs := links["loq0-0"]; len(links) != 1 || len(addrs) != 1 || addrs[0] != want {
+			t.Errorf("node %s has links %v, want loq0-0 with %s", n.Node.Name, links, want)
 		}
 		if _, err := n.call("icmp", address, callTimeout); err != nil {
 			t.Errorf("to the gateway: %v", err)

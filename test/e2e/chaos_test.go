@@ -551,7 +551,7 @@ func withoutGeneration(u *unstructured.Unstructured) string {
 // links are how many interfaces of ours a node has.
 func (n node) links(t *testing.T, ctx context.Context) string {
 	t.Helper()
-	out, err := n.shell(ctx, "ip -o link show | grep -c ': lq' || true")
+	out, err := n.shell(ctx, "ip -o link show | grep -c ': loq' || true")
 	if err != nil {
 		t.Fatal(err)
 	}

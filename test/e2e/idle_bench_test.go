@@ -104,7 +104,7 @@ func BenchmarkAskers(b *testing.B) {
 		}
 	}
 	// The gateway's own address is the one that the link leads to without another one between.
-	out, err := node.shell(ctx, fmt.Sprintf("ip -4 route show table 27761 dev lq0-%d | awk '!/via/ {print $1; exit}'", plane))
+	out, err := node.shell(ctx, fmt.Sprintf("ip -4 route show table 27761 dev loq0-%d | awk '!/via/ {print $1; exit}'", plane))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
+	"github.com/liqonet/liqonet/pkg/wire"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/workload"
 )
@@ -378,7 +379,7 @@ func (e *intruder) ping(source, addr netip.Addr, timeout time.Duration) error {
 // the gateways.
 func (n node) bridge(t *testing.T) netip.Addr { return n.addressOf(t, "cni0") }
 
-func (n node) overlay(t *testing.T) netip.Addr { return n.addressOf(t, overlay.NamePrefix+"0-0") }
+func (n node) overlay(t *testing.T) netip.Addr { return n.addressOf(t, wire.NodeLink(0, 0)) }
 
 func (n node) addressOf(t *testing.T, device string) (addr netip.Addr) {
 	t.Helper()

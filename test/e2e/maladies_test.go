@@ -103,7 +103,7 @@ func maladies() []malady {
 		}},
 		{name: "foreign link of our name", check: "liqonet-link-01", says: `node \S+ has an interface \S+ that is not ours`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			// In one go, or the agent is quicker.
-			return x.bystander.during(t, ctx, `printf 'link del lq0-0\nlink add lq0-0 type bridge\n' | ip -batch -`, "ip link del lq0-0")
+			return x.bystander.during(t, ctx, `printf 'link del loq0-0\nlink add loq0-0 type bridge\n' | ip -batch -`, "ip link del loq0-0")
 		}},
 		{name: "tokens no longer accepted", check: "liqonet-token-01", says: `tokens of agents are not accepted`, begin: renewAccount},
 		{name: "image gone", check: "liqonet-pod-01", says: `node \S+ cannot get the agents' image`, begin: loseImage},

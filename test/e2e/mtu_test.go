@@ -273,7 +273,7 @@ func routesHave(mtu int) error {
 	}
 	checked := 0
 	for _, l := range links {
-		if !strings.HasPrefix(l.Attrs().Name, "lq") {
+		if !strings.HasPrefix(l.Attrs().Name, "loq") {
 			continue
 		}
 		if l.Attrs().MTU != mtu {

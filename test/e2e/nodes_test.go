@@ -339,7 +339,7 @@ func (s *service) withoutAPI(t *testing.T, ctx context.Context, n *lab.Node) {
 	if err := syscall.Kill(former.pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := v.shell(ctx, "ip link del lq0-0"); err != nil {
+	if _, err := v.shell(ctx, "ip link del loq0-0"); err != nil {
 		t.Fatal(err)
 	}
 	var fresh agentProcess

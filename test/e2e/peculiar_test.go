@@ -525,7 +525,7 @@ func (p *peculiar) addReportedRules(c *cluster) (takeBack func()) {
 			if err != nil {
 				return err.Error()
 			}
-			if commands = regexp.MustCompile(`iptables-legacy -w -I FORWARD -[io] lq\+ -j ACCEPT`).FindAllString(message, -1); len(commands) != 2 {
+			if commands = regexp.MustCompile(`iptables-legacy -w -I FORWARD -[io] loq\+ -j ACCEPT`).FindAllString(message, -1); len(commands) != 2 {
 				return fmt.Sprintf("its message is %q", message)
 			}
 			return ""

@@ -14,7 +14,7 @@ func TestSecurity_02_PublicAddressesStayWhereTheyAre(t *testing.T) {
 	const public, inside = "198.18.0.0/24", "198.18.0.1"
 	attracts := func() bool {
 		out, _ := a.nodes[0].shell(ctx, "ip route get "+inside) // fails where there is no default route
-		return strings.Contains(out, "dev lq")
+		return strings.Contains(out, "dev loq")
 	}
 	peer := []string{"peer", a.Name, b.Name, "--pod-cidr", fmt.Sprintf("%s=%s,%s", b.Name, b.spec.PodCIDR, public)}
 	if r := mustLiqonet(t, ctx, peer...); attracts() || !strings.Contains(r.stdout, public+" -> ") {

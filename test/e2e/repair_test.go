@@ -32,7 +32,7 @@ const (
 // names, priorities, numbers and addresses of our kind, and a FORWARD chain that
 // drops, as firewalls have.
 const foreign = `set -e
-ip link add lqforeign type bridge
+ip link add loqforeign type bridge
 ip link add foreign0 address 02:00:00:00:00:77 type bridge; ip link set foreign0 alias liqonet
 ip rule add priority 89 from 198.51.100.1 lookup 27760
 ip rule add priority 90 from 198.51.100.1 lookup 27760
@@ -50,12 +50,12 @@ nft 'add set ip liqonet2 pods { type ipv4_addr; elements = { 198.51.100.1 }; }'
 const dropping = `
 nft add table inet fw
 nft 'add chain inet fw through { type filter hook forward priority 10; policy drop; }'
-nft add rule inet fw through iifname != "lq*" oifname != "lq*" accept
+nft add rule inet fw through iifname != "loq*" oifname != "loq*" accept
 `
 
 // foreignThere fails unless all of that is there, and as it was.
 const foreignThere = `set -e
-ip -o link show lqforeign | grep -q bridge || ip -d -o link show lqforeign | grep -q bridge
+ip -o link show loqforeign | grep -q bridge || ip -d -o link show loqforeign | grep -q bridge
 ip -o link show foreign0 | grep -q 'link/ether 02:00:00:00:00:77.*alias liqonet'
 test "$(ip rule show priority 89)" = "89:	from 198.51.100.1 lookup 27760"
 ip rule show priority 90 | grep -qx "90:	from 198.51.100.1 lookup 27760"
@@ -67,7 +67,7 @@ nft list set ip liqonet2 pods | grep -q 'elements = { 198.51.100.1 }'
 `
 
 const removeForeign = `
-ip link del lqforeign; ip link del foreign0
+ip link del loqforeign; ip link del foreign0
 ip rule del priority 89; ip rule del priority 90 from 198.51.100.1; ip rule del priority 91
 ip route flush table 27760; ip route flush table 27763
 nft delete table inet liqonet; nft delete table ip liqonet2; nft delete table inet fw
@@ -140,7 +140,7 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 		node.repaired(t, ctx, choose(slices.Concat(sabotage.Links, sabotage.Tables, []string{
 			"ip route change $(ip route show table 27761 | grep 'metric 100' | head -1 | sed 's/mtu.*//') table 27761 mtu 1200",
 			"nft delete rule inet fw through handle $(nft -a list chain inet fw through | sed -n 's/.*liqonet: .* # handle //p' | head -1)",
-			"nft flush chain inet fw through; nft add rule inet fw through iifname != \"lq*\" oifname != \"lq*\" accept",
+			"nft flush chain inet fw through; nft add rule inet fw through iifname != \"loq*\" oifname != \"loq*\" accept",
 		})))
 	})
 	t.Run("foreign route in our table", func(t *testing.T) {
@@ -229,7 +229,7 @@ func watchQuiet(t *testing.T, ctx context.Context, c *cluster) func(t *testing.T
 // firstLink is an overlay link of the vantage, and the address that it leads to.
 func firstLink(t *testing.T, ctx context.Context, v *vantage) [2]string {
 	t.Helper()
-	out, err := v.shell(ctx, "ip -o neigh show nud permanent | grep ' dev lq'")
+	out, err := v.shell(ctx, "ip -o neigh show nud permanent | grep ' dev loq'")
 	fields := strings.Fields(out)
 	if err != nil || len(fields) < 3 {
 		t.Fatalf("%s has no overlay link: %q, %v", v, out, err)
@@ -310,7 +310,7 @@ func changeOf(ctx context.Context, v *vantage, want string) string {
 }
 
 // aboutOurs tells what the kernel says of ours from what it says of others.
-var aboutOurs = regexp.MustCompile(`\blq[0-9n]|\bwg0\b|2776[12]|proto 108|\bip6? liqonet\b|liqonet: `)
+var aboutOurs = regexp.MustCompile(`\bloq[0-9n]|\bwg0\b|2776[12]|proto 108|\bip6? liqonet\b|liqonet: `)
 
 // watchKernels looks at all that kernels tell of changes of ours, until the
 // function that it returns is called.

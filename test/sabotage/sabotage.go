@@ -13,7 +13,7 @@ import (
 // Ours is a script that prints all that the agents have put into a kernel, and forward
 // rules.
 const Ours = `set -e
-for l in $(ip -o link show | sed -n 's/^[0-9]*: \(lq[0-9n][^:@]*\|wg0\|gro0\|stolen0\)[:@].*/\1/p'); do
+for l in $(ip -o link show | sed -n 's/^[0-9]*: \(loq[0-9n][^:@]*\|wg0\|gro0\|stolen0\)[:@].*/\1/p'); do
   ip -d -o link show dev $l; ip -o addr show dev $l; ip neigh show dev $l nud permanent; bridge fdb show dev $l
   for s in forwarding rp_filter; do echo $l $s; cat /proc/sys/net/ipv4/conf/$l/$s; done
 done
