@@ -223,6 +223,11 @@ func jump(chain string) []expr.Any {
 	return []expr.Any{&expr.Verdict{Kind: expr.VerdictJump, Chain: chain}}
 }
 
+// clearMark: `meta mark set 0`.
+func clearMark() []expr.Any {
+	return []expr.Any{&expr.Immediate{Register: 1, Data: make([]byte, 4)}, &expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1}}
+}
+
 func notrack() []expr.Any    { return []expr.Any{&expr.Notrack{}} }
 func masquerade() []expr.Any { return []expr.Any{&expr.Masq{}} }
 

@@ -40,7 +40,10 @@ func (n Node) table() table {
 		chains: []chain{
 			// Gateways have these rules too, but one may have been taken over.
 			regular("errors-in", foreignErrors(func() []expr.Any { return innerReceiverInSet(setSenders) })),
+			// The kernel leaves a packet the mark of the one around. A network plugin may tell by marks who
+			// sends: Cilium's policies would take the peer's pods for the gateway, whose identity its packets bear.
 			regular("from-overlay", []rule{
+				{"no mark of the packet around", clearMark()},
 				{"frames for this very link only", concat(not(forUs()), drop(hookPrerouting, "foreign-frame"))},
 				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("errors-in"))},
 				{"what the link's peer and gateway may send", concat(senderInSet(setSenders), accept())},
@@ -65,10 +68,12 @@ func (n Node) table() table {
 			// It drops forged packets, and keeps the network plugin from masquerading
 			// overlay packets of gateways on this node.
 			base("guard", nftables.ChainHookPrerouting, priorityEarly, n.guard(len(local) > 0)),
-			// A packet to a service with remote endpoints bears kube-proxy's mark for
-			// masquerading. The overlay's packet around it inherits the mark.
-			base("notrack-own", nftables.ChainHookOutput, *nftables.ChainPriorityRaw, []rule{
-				{"to gateways: nobody else translates the overlay", concat(udpDport(n.OverlayPort), inSet(destinationAt, setGateways), notrack())},
+			// The kernel gives the packet around the mark of the one inside, too. Chains of others would go by it:
+			// kube-proxy's mark asks for masquerading, Calico's says that a policy has let the packet through, and
+			// Cilium's that a pod sends it. Chains that mark what a node sends come later.
+			base("own-overlay", nftables.ChainHookOutput, priorityEarly, []rule{
+				{"to gateways: no mark of the packet inside, and nobody else translates it", concat(
+					udpDport(n.OverlayPort), inSet(destinationAt, setGateways), clearMark(), notrack())},
 			}),
 			translating(base("isolate", nftables.ChainHookPrerouting, priorityFirst, n.isolate())),
 			// A service may turn a packet into one to this node after the chains above,

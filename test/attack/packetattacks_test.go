@@ -41,6 +41,7 @@ const (
 	peerReachesNothingElse = "the peer reaches nothing else"
 	nothingElse            = "peers reach nothing else"
 	nothingOfTheNode       = "peers reach nothing of the node"
+	markAround             = "no mark of the packet around"
 	noNameOfOthers         = "a gateway sends nothing in the name of others"
 	aboutOthers            = "icmp error 3: about packets to the peer only"
 	byOverlayOnly          = "peers come by the overlay only"
@@ -90,6 +91,9 @@ func (n *scene) fromPeers() []attack {
 			return n.broken(t, func(cause []byte) error {
 				return n.led(n.B.Gateway.NS, tableOut, dataplane.Unreachable(source, a.Nodes[0].Pod.Mapped, cause, 0)...)
 			})
+		}},
+		{peersPod, "to a pod that admits the gateway, by the mark of the gateway's packets", n.nodeRule("from-overlay", markAround), func(t *testing.T) bool {
+			return dataplane.Receives(t, pod.NS, policedPort, source, func() error { return send(pod.Mapped)(policedPort) })
 		}},
 		{peersPod, "to a UDP port of a node", all(onlyAnswers("new connection: UDP"), isolate, input), func(t *testing.T) bool {
 			return n.arrives(t, node.NS, source, send(node.Overlay.Mapped))

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -43,6 +44,10 @@ type scene struct {
 const (
 	// echoPort is answered by pods.
 	echoPort = 7777
+	// policedPort of pods is for pods of the same cluster only, as a network plugin knows them: by identity, the mark
+	// that it gives their packets. The plugin marks the gateway's too, which are around those of peers.
+	policedPort = 7778
+	identity    = 0x48060f00
 	// tableOut is where the namespaces of attackers have their own routes.
 	tableOut = 200
 )
@@ -73,6 +78,14 @@ func newScene(t *testing.T, kind overlay.Kind) *scene {
 		// A service that leads to a pod of the second node.
 		n.A.Nodes[i].Output(t, "nft", fmt.Sprintf("table ip service { chain prerouting { type nat hook prerouting priority -100; ip daddr %s meta l4proto udp dnat to %s; }; }", clusterIP, n.A.Nodes[1].Pod.Addr))
 		n.LAN.Route(t, netip.PrefixFrom(n.A.Nodes[i].Pod.Addr, 24).Masked(), n.A.Nodes[i].Host.Addr)
+		dataplane.Plugin(
+			t, n.A.Nodes[i].NS,
+			dataplane.PluginRule{Hook: nftables.ChainHookPrerouting, Priority: -400, Match: dataplane.ToUDP(overlay.Port), Do: dataplane.Mark(identity)},
+			dataplane.PluginRule{
+				Hook: nftables.ChainHookForward, Match: slices.Concat(dataplane.ToUDP(policedPort), dataplane.NotMarked(identity)),
+				Do: []expr.Any{&expr.Verdict{Kind: expr.VerdictDrop}},
+			},
+		)
 		n.applyNode(t, i)
 	}
 	// The gateway of B sends what it likes, to where it likes, but for one: it takes
