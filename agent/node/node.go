@@ -182,7 +182,6 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 // strip removes from a Peering the texts and measurements that are for people.
 func strip(obj client.Object) {
 	if p, ok := obj.(*v1alpha1.Peering); ok {
-		p.Spec.Translation, p.Status.Translation = nil, nil
 		for i := range p.Status.Conditions {
 			p.Status.Conditions[i].Message = ""
 		}

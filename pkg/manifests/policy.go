@@ -57,7 +57,7 @@ func nodePolicy(labels map[string]string, level version.Level) []Object {
 		},
 		Validations: []admissionv1.Validation{{
 			Expression: fmt.Sprintf("'authentication.kubernetes.io/node-name' in request.userInfo.extra && "+
-				"object.?status.planes == oldObject.?status.planes && object.?status.translation == oldObject.?status.translation && "+
+				"object.?status.planes == oldObject.?status.planes && "+
 				"variables.after.size() == variables.before.size() && variables.after.all(c, c in variables.before || "+
 				"c.type == '%s' && c.status == 'Unknown' && c.reason == '%s' && c.message == '%s')",
 				v1alpha1.ConditionConnected, v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent),

@@ -217,18 +217,11 @@ func choose(a, b FactSheet) (*Plan, error) {
 		c.planGateways(f, clusters[1-i], d[i])
 		c.Notes = append(c.Notes, f.leftOut(c.Service)...)
 	}
-	var known [2][]v1alpha1.CIDRMapping
 	for i, own := range clusters {
 		c := &p.Clusters[i]
 		if c.Peering, err = c.planPeering(own, clusters[1-i], v1alpha1.OverlayKind(d[i].overlay.Value), &p.Clusters[1-i]); err != nil {
 			return nil, err
 		}
-		if known[i], err = seenAs(c.Peering.Spec.Local); err != nil {
-			return nil, err
-		}
-	}
-	for i := range clusters {
-		p.Clusters[i].Peering.Spec.Translation = &v1alpha1.Translation{Local: known[i], Remote: known[1-i]}
 	}
 	return p, nil
 }

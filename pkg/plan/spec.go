@@ -3,7 +3,6 @@ package plan
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -70,13 +69,6 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 	p := manifests.Peering(given.Name, spec)
 	manifests.SetLevel(p, c.Agents.Level)
 	return p, nil
-}
-
-// seenAs are by which ranges a peer knows a cluster: its pods, and its nodes and
-// gateways.
-func seenAs(n v1alpha1.LocalNetwork) ([]v1alpha1.CIDRMapping, error) {
-	nodes, err := ipam.ExternalMapping(n.InternalCIDR.Prefix, n.ExternalCIDR.Prefix)
-	return append(slices.Clone(n.Pods), v1alpha1.CIDRMapping{Real: v1alpha1.CIDR{Prefix: nodes.Real}, Mapped: v1alpha1.CIDR{Prefix: nodes.Mapped}}), err
 }
 
 // gatewayAddress is the overlay address of a gateway.

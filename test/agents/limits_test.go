@@ -154,7 +154,6 @@ func largest(i int) *v1alpha1.Peering {
 	key := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{9}, 32))
 	local := mappings(ranges("10.128.0.0", 15, 0, 64), ranges("10.0.0.0", 15, 0, 64))
 	remote := mappings(ranges("10.0.0.0", 24, 0, 64), ranges("100.64.0.0", 24, 64*i, 64))
-	both := append(local, local[0])
 	p := &v1alpha1.Peering{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
 		ObjectMeta: metav1.ObjectMeta{Name: peeringName(i), UID: types.UID(peeringName(i)), Generation: 1, ResourceVersion: "1"},
@@ -165,8 +164,7 @@ func largest(i int) *v1alpha1.Peering {
 				ClusterID: strings.Repeat("i", 63), Name: strings.Repeat("n", 253), Pods: remote, ExternalCIDR: ranges("10.0.0.0", 18, i, 1)[0],
 				NodeIPs: ips("100.64.0.0", perPeering*i, 4096),
 			},
-			Translation: &v1alpha1.Translation{Local: both, Remote: both},
-			Limits:      v1alpha1.Limits{NewConnections: 1e6, BitsPerSecond: 1e11},
+			Limits: v1alpha1.Limits{NewConnections: 1e6, BitsPerSecond: 1e11},
 		},
 	}
 	for n := range 256 {

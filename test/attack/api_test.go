@@ -385,7 +385,6 @@ func (c *cluster) attacks() []attack {
 		{gatewayAgent, "writes a node's report", ofGateway, writes(c.gateway, own, `{"message":"x"}`)},
 		{gatewayAgent, "renews another gateway's heartbeat", ofGateway, patches(c.gateway, func() client.Object { return lease(manifests.Gateway{Peering: secondPeering}.Name()) }, `{"spec":{"holderIdentity":"x"}}`)},
 		{gatewayAgent, "reads the overlay's key", ofGateway, readsSecrets(c.gateway)},
-		{gatewayAgent, "tells others a translation of addresses", schemas, writes(c.gateway, ownPeering, `{"translation":{"local":[{"real":"10.244.0.0/16","mapped":"203.0.0.0/16"}],"remote":[]}}`)},
 		{gatewayAgent, "stores what no agent can read", schemas, writes(c.gateway, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"1.2.3.4.5"}]}`)},
 		{olderCommand, "takes fields from a definition", levelPolicy, func(t *testing.T) bool { return c.forgets(t, definition()) }},
 		{olderCommand, "takes fields from a Peering", levelPolicy, func(t *testing.T) bool { return c.forgets(t, ownPeering()) }},

@@ -309,17 +309,17 @@ func forward(t *testing.T, ctx context.Context, at *vantage, port uint16, to net
 // What reflects Services and EndpointSlices of one cluster in the other is told
 // where their endpoints are, by map and by the Peering, and these answer there.
 func mapService(t *testing.T, ctx context.Context, a, b *cluster) {
-	translation := translationOf(t, ctx, a, b)
+	remote := remotePods(t, ctx, a, b)
 	want := map[netip.AddrPort]string{}
 	for _, p := range b.pods {
-		for _, m := range translation.Remote {
+		for _, m := range remote {
 			if m.Real.Contains(p.IP) {
 				want[netip.AddrPortFrom(transfer(p.IP, m), workload.HTTPPort)] = p.Pod.Name
 			}
 		}
 	}
 	if len(want) != len(b.pods) {
-		t.Fatalf("the Peering translates %v", translation)
+		t.Fatalf("the Peering translates %v", remote)
 	}
 	for _, service := range []string{"default/tester", b.service.String()} {
 		lines := strings.Fields(mustLiqonet(t, ctx, "map", b.Name, a.Name, service).stdout)
@@ -341,10 +341,10 @@ func mapService(t *testing.T, ctx context.Context, a, b *cluster) {
 	}
 }
 
-// translationOf is the translation in a cluster's Peering.
-func translationOf(t *testing.T, ctx context.Context, c, peer *cluster) (out struct{ Local, Remote []mapping }) {
+// remotePods are the ranges by which a cluster's Peering says that it knows the peer's pods.
+func remotePods(t *testing.T, ctx context.Context, c, peer *cluster) (out []mapping) {
 	t.Helper()
-	raw, err := c.Run(ctx, "", "get", "peering", peer.Name, "-o", "jsonpath={.spec.translation}")
+	raw, err := c.Run(ctx, "", "get", "peering", peer.Name, "-o", "jsonpath={.spec.remote.pods}")
 	if err == nil {
 		err = json.Unmarshal([]byte(raw), &out)
 	}

@@ -43,10 +43,9 @@ func Examples() map[string]client.Object {
 			NodeSelector: []v1alpha1.NodeLabel{{Key: "node-role.kubernetes.io/gateway"}, {Key: "pool", Value: "gateways"}},
 			Tolerations:  []v1alpha1.Toleration{{Key: "example.com/dedicated", Value: "gateways", Effect: "NoSchedule"}},
 		},
-		Translation: &v1alpha1.Translation{Local: pods, Remote: remote},
 	})
 	peering.Status = v1alpha1.PeeringStatus{
-		Translation: peering.Spec.Translation, Conditions: condition(v1alpha1.ConditionConnected),
+		Conditions: condition(v1alpha1.ConditionConnected),
 		Planes: []v1alpha1.PlaneStatus{{
 			Index: 1, ObservedGeneration: 3, PodIP: ip("10.244.1.7"), NodeName: "node-1.example", PublicKey: Key, MTU: 1400, Connected: true, Message: "m",
 			Endpoint: "192.0.2.1:30001", LastHandshake: &now, RTTMicroseconds: 900, LossPercent: 1,

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/schema"
 )
@@ -327,22 +328,28 @@ func TestSecurity_20_Limits(t *testing.T) {
 	})
 }
 
-// Programs go by the translation. It is in the spec, and a gateway writes the status only.
-func TestSecurity_18_NoTranslationByGateways(t *testing.T) {
-	k := kinds(t)["Peering"]
-	p := schema.Examples()["Peering"].(*v1alpha1.Peering)
-	with := object(t, k, p)
-	other := set("status.translation.local.0.mapped", "10.99.0.0/16")(with)
-	if _, err := k.Store(t.Context(), encode(t, other), with); err == nil {
-		t.Error("a translation in the status can be changed")
+// kubectl prints the first value of a column only, so no column may have several.
+func TestColumnsHaveOneValue(t *testing.T) {
+	crds, err := manifests.CRDs()
+	if err != nil {
+		t.Fatal(err)
 	}
-	p.Status.Translation = nil
-	without := object(t, k, p)
-	if _, err := k.Store(t.Context(), encode(t, with), without); err == nil {
-		t.Error("a translation can be written into the status")
+	columns := 0
+	for _, crd := range crds {
+		for _, v := range crd.Spec.Versions {
+			for _, c := range v.AdditionalPrinterColumns {
+				columns++
+				if strings.Contains(c.JSONPath, "[*]") || strings.ContainsAny(c.JSONPath, "0123456789") || strings.Contains(c.JSONPath, "..") {
+					t.Errorf("%s: column %q is %s", crd.Name, c.Name, c.JSONPath)
+				}
+			}
+		}
+		if names := crd.Spec.Names; len(names.ShortNames) != 1 || len(names.Categories) != 1 {
+			t.Errorf("%s has the short names %v and the categories %v", crd.Name, names.ShortNames, names.Categories)
+		}
 	}
-	if _, err := k.Store(t.Context(), encode(t, without), with); err != nil {
-		t.Errorf("a translation cannot be removed from the status: %v", err)
+	if columns < 10 {
+		t.Errorf("there are %d columns", columns)
 	}
 }
 

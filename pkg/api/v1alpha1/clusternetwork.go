@@ -6,9 +6,8 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // what was given out to each peer.
 //
 // +kubebuilder:object:root=true
-// +kubebuilder:resource:scope=Cluster,path=clusternetworks,singular=clusternetwork
-// +kubebuilder:printcolumn:name="Internal",type=string,JSONPath=`.spec.internalCIDR`
-// +kubebuilder:printcolumn:name="Peers",type=string,JSONPath=`.spec.peers[*].name`
+// +kubebuilder:resource:scope=Cluster,path=clusternetworks,singular=clusternetwork,shortName=lncluster,categories=liqonet
+// +kubebuilder:printcolumn:name="Internal CIDR",type=string,JSONPath=`.spec.internalCIDR`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name == 'cluster'",message="there is one ClusterNetwork and its name is cluster"
 type ClusterNetwork struct {

@@ -18,12 +18,10 @@ const (
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:scope=Cluster,path=nodenetworks,singular=nodenetwork
+// +kubebuilder:resource:scope=Cluster,path=nodenetworks,singular=nodenetwork,shortName=lnnode,categories=liqonet
 // +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
-// +kubebuilder:printcolumn:name="Peerings",type=string,JSONPath=`.status.gateways[*].peering`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.conditions[?(@.type=="Ready")].lastTransitionTime`
-// +kubebuilder:printcolumn:name="Reached",type=string,priority=1,JSONPath=`.status.gateways[*].ready`
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`

@@ -10,17 +10,13 @@ import (
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
-// +kubebuilder:resource:scope=Cluster,path=peerings,singular=peering
+// +kubebuilder:resource:scope=Cluster,path=peerings,singular=peering,shortName=lnpeer,categories=liqonet
 // +kubebuilder:printcolumn:name="Peer",type=string,JSONPath=`.spec.remote.name`
-// +kubebuilder:printcolumn:name="Remote pods",type=string,JSONPath=`.spec.remote.pods[*].mapped`
-// +kubebuilder:printcolumn:name="Seen there as",type=string,JSONPath=`.spec.local.pods[*].mapped`
 // +kubebuilder:printcolumn:name="Connected",type=string,JSONPath=`.status.conditions[?(@.type=="Connected")].status`
 // +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.conditions[?(@.type=="Connected")].lastTransitionTime`
-// +kubebuilder:printcolumn:name="Handshake",type=date,description="age of WireGuard's last handshake; more than three minutes mean that the tunnel or its gateway is down",JSONPath=`.status.planes[0].lastHandshake`
-// +kubebuilder:printcolumn:name="Degraded",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Degraded")].status`
+// +kubebuilder:printcolumn:name="Degraded",type=string,JSONPath=`.status.conditions[?(@.type=="Degraded")].status`
+// +kubebuilder:printcolumn:name="Redundant",type=string,JSONPath=`.status.conditions[?(@.type=="Redundant")].status`
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Connected")].reason`
-// +kubebuilder:printcolumn:name="RTT us",type=string,priority=1,JSONPath=`.status.planes[*].rttMicroseconds`
-// +kubebuilder:printcolumn:name="Gateway",type=string,priority=1,JSONPath=`.status.planes[*].nodeName`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 40 && !self.metadata.name.contains('.')",message="the name must be that of the ledger's entry"
 type Peering struct {
@@ -58,10 +54,6 @@ type PeeringSpec struct {
 	// Agents do not read it: it keeps what the user chose for the next command.
 	// +optional
 	Gateways *GatewayPlacement `json:"gateways,omitempty"`
-	// Translation is for whoever writes addresses of one cluster for the other, such
-	// as those of pods and EndpointSlices.
-	// +optional
-	Translation *Translation `json:"translation,omitempty"`
 	// Limits are what this cluster takes from the peer at most.
 	// +optional
 	Limits Limits `json:"limits"`
@@ -300,11 +292,6 @@ type PresharedKey struct {
 
 // PeeringStatus is what the gateways did and measured.
 type PeeringStatus struct {
-	// Translation is what spec.translation is now. Gateways write the status, and this is not
-	// theirs to decide. So what is here can only stay as it is, or go, and nobody should read it.
-	// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() && self == oldSelf.value()",optionalOldSelf=true,message="spec.translation has it"
-	// +optional
-	Translation *Translation `json:"translation,omitempty"`
 	// Conditions are Connected, Degraded, KeysFresh, and with several planes Redundant. The gateway of the plane
 	// with the lowest index by which packets pass writes them.
 	// +listType=map
@@ -345,22 +332,6 @@ const (
 	// the Peerings ask for.
 	ConditionReady = "Ready"
 )
-
-// Translation is by which ranges both clusters know each other. An address keeps
-// its host bits.
-type Translation struct {
-	// Local maps this cluster's ranges to those by which the peer knows them: its
-	// pods', and the one of its nodes' and gateways' overlay addresses.
-	// +listType=atomic
-	// +kubebuilder:validation:MaxItems=65
-	// +optional
-	Local []CIDRMapping `json:"local,omitempty"`
-	// Remote maps the peer's ranges to those by which this cluster knows them.
-	// +listType=atomic
-	// +kubebuilder:validation:MaxItems=65
-	// +optional
-	Remote []CIDRMapping `json:"remote,omitempty"`
-}
 
 // MaxKeyAge is how old gateways' keys may be until it is time for new ones.
 const MaxKeyAge = 90 * 24 * time.Hour
