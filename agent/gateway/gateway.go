@@ -265,8 +265,11 @@ type agent struct {
 	// conditions are those that were reported, degraded is why not all packets pass.
 	conditions []metav1.Condition
 	degraded   string
-	// alive are the planes by which some node reaches the peer.
-	alive map[int32]bool
+	// askers are the nodes that ask this gateway. claims are the nodes that report to reach the peer, handshakes those that
+	// gateways have written, both by plane.
+	askers     askers
+	claims     map[int32][]claim
+	handshakes map[int32]handshake
 
 	metrics *metrics.Agent
 	// shown is what of the last look is for metrics, nodes what nodes do with this gateway.
@@ -405,7 +408,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	if a.isKnown(nodes) && !a.known.Swap(true) {
 		a.news.Send()
 	}
-	a.degraded, a.alive, a.nodes = degraded(p, nodes), reached(p, nodes), countNodes(p, a.local.plane, nodes)
+	a.readReports(p, nodes)
 	plane := p.Plane(a.local.plane)
 	if plane == nil {
 		return false, fmt.Errorf("peering %s has no plane %d", p.Name, a.local.plane)

@@ -141,6 +141,7 @@ func (a *agent) asked(by netip.Addr, q liveness.Question) {
 		}
 		return
 	}
+	a.askers.note(by)
 	a.usedByNodes.note(by, q.InUse)
 	if q.InUse {
 		a.useBegins.Send()

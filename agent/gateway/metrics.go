@@ -52,14 +52,18 @@ func keyMade(p *v1alpha1.Plane) time.Time {
 	return p.KeyTime.Time
 }
 
-// countNodes says what nodes do with the gateway of a plane.
-func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork) map[string]int {
+// countNodes says what nodes do with the gateway of a plane. Nodes that are gone do nothing, whatever they reported last.
+func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork, askers *askers) map[string]int {
 	out := map[string]int{metrics.NodesKnown: 0, metrics.NodesReady: 0, metrics.NodesActive: 0}
 	for _, n := range nodes {
-		if addr, err := netip.ParseAddr(n.Name); err != nil || !n.DeletionTimestamp.IsZero() || !p.Spec.Local.InternalCIDR.Contains(addr) {
+		addr, ok := nodeAddress(p, &n)
+		if !ok {
 			continue
 		}
 		out[metrics.NodesKnown]++
+		if _, gone := askers.look(addr); gone {
+			continue
+		}
 		g := n.Gateway(p.Name, plane)
 		if g != nil && g.Ready {
 			out[metrics.NodesReady]++

@@ -3,6 +3,8 @@ package gateway
 import (
 	"net/netip"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -49,13 +51,26 @@ func TestCountNodes(t *testing.T) {
 	spare.Active, other.Plane, unready.Ready = false, 1, false
 	going := does("10.80.0.9", mine)
 	going.DeletionTimestamp = new(metav1.Now())
-	got := countNodes(p, 0, []v1alpha1.NodeNetwork{
+	nodes := []v1alpha1.NodeNetwork{
 		does("10.80.0.1", mine), does("10.80.0.2", spare), does("10.80.0.3", other), does("10.80.0.4", unready), does("10.80.0.5"),
 		going, does("10.99.0.1", mine), does("nonsense", mine),
-	})
-	if diff := cmp.Diff(map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 2, metrics.NodesActive: 2}, got); diff != "" {
-		t.Error(diff)
 	}
+	synctest.Test(t, func(t *testing.T) {
+		var s askers
+		expect := func(when string, want map[string]int) {
+			t.Helper()
+			if diff := cmp.Diff(want, countNodes(p, 0, nodes, &s)); diff != "" {
+				t.Errorf("%s: %s", when, diff)
+			}
+		}
+		all := map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 2, metrics.NodesActive: 2}
+		s.know([]netip.Addr{addr("10.80.0.1"), addr("10.80.0.2"), addr("10.80.0.4")})
+		expect("nobody has asked yet", all)
+		time.Sleep(askLife)
+		expect("nobody asks", all)
+		s.note(addr("10.80.0.2"))
+		expect("all others are dead", map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 1, metrics.NodesActive: 0})
+	})
 }
 
 // Metrics are at the address that the table lets in to.

@@ -3,7 +3,6 @@ package gateway
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -26,7 +25,7 @@ type status struct {
 	// peering is the object's UID: one that was made anew has no status yet.
 	peering types.UID
 	plane   v1alpha1.PlaneStatus
-	// disputed says that a node agent takes the gateways for dead. This one is not.
+	// disputed says that somebody has overwritten the condition Connected.
 	disputed bool
 	// conditions are empty if another plane's gateway writes them.
 	conditions []metav1.Condition
@@ -97,12 +96,9 @@ func (a *agent) Status(problem string) (status, bool) {
 		JitterMicroseconds: a.probes.Jitter.Microseconds(), SentBytes: a.tunnel.TxBytes, ReceivedBytes: a.tunnel.RxBytes,
 		RTTMicroseconds: s.plane.RTTMicroseconds, LossPercent: &s.plane.LossPercent, LastHandshake: s.plane.LastHandshake,
 	})
-	// The lowest plane that packets pass by writes them, or else the lowest one.
-	alive := a.planesAlive(s.plane)
-	planes := a.peering.Spec.Planes
-	if i := slices.IndexFunc(planes, func(p v1alpha1.Plane) bool { return len(alive) == 0 || alive[p.Index] }); i >= 0 && planes[i].Index == s.plane.Index {
-		s.conditions = a.currentConditions(s.plane)
-		s.disputed = slices.ContainsFunc(a.peering.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == v1alpha1.ReasonGatewaysSilent })
+	if alive := a.planesAlive(s.plane); a.isWriter(alive) {
+		s.conditions = a.currentConditions(s.plane, alive)
+		s.disputed = a.disputes(alive, meta.FindStatusCondition(s.conditions, v1alpha1.ConditionConnected))
 	} else {
 		a.conditions = nil // they are another gateway's by now
 	}
@@ -153,15 +149,13 @@ func (a *agent) whyNot(s v1alpha1.PlaneStatus, lastReply time.Time) string {
 	return strings.TrimSuffix(why, ".")
 }
 
-// currentConditions are those of the peering: what this gateway sees of its own plane,
-// and what the others' gateways have reported.
-func (a *agent) currentConditions(own v1alpha1.PlaneStatus) []metav1.Condition {
+// currentConditions are those of the peering while packets pass by the planes that are alive.
+func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool) []metav1.Condition {
 	if a.conditions == nil {
 		a.conditions = slices.Clone(a.peering.Status.Conditions)
 	}
 	connected := metav1.Condition{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionFalse, Reason: "NoAnswer", Message: own.Message}
 	var lost []string
-	alive := a.planesAlive(own)
 	for _, p := range a.peering.Spec.Planes {
 		if alive[p.Index] {
 			connected.Status, connected.Reason, connected.Message = metav1.ConditionTrue, "ProbesAnswered", "probes through the tunnel are answered"
@@ -225,32 +219,6 @@ func plural(what string, names []string) string {
 	return what + " " + strings.Join(names, ", ")
 }
 
-// planesAlive has the planes that packets pass by: its own as it is, the others as nodes report.
-func (a *agent) planesAlive(own v1alpha1.PlaneStatus) map[int32]bool {
-	alive := maps.Clone(a.alive)
-	delete(alive, own.Index)
-	if own.Connected {
-		if alive == nil {
-			alive = map[int32]bool{}
-		}
-		alive[own.Index] = true
-	}
-	return alive
-}
-
-// reached says which planes some node reaches the peer by.
-func reached(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) map[int32]bool {
-	out := map[int32]bool{}
-	for _, n := range nodes {
-		for _, g := range n.Status.Gateways {
-			if g.Peering == p.Name && g.Ready && p.Plane(g.Plane) != nil {
-				out[g.Plane] = true
-			}
-		}
-	}
-	return out
-}
-
 // maxNamed is how many nodes a message names.
 const maxNamed = 3
 
@@ -258,7 +226,7 @@ const maxNamed = 3
 func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
 	var unreached []string
 	for _, n := range nodes {
-		if addr, err := netip.ParseAddr(n.Name); err != nil || !n.DeletionTimestamp.IsZero() || !p.Spec.Local.InternalCIDR.Contains(addr) {
+		if _, ok := nodeAddress(p, &n); !ok {
 			continue
 		}
 		if !slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool {

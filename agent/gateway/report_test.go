@@ -62,7 +62,8 @@ func TestConditions(t *testing.T) {
 		}
 		check("none of two planes is", "False", "False", "nothing passes")
 		// Its gateway writes, as this one's plane carries nothing.
-		a.alive = reached(p, reaches(1))
+		p.Status.Planes[0].LastHandshake = new(metav1.Now())
+		a.readReports(p, reaches(1))
 		if s, _ := a.Status(""); len(s.conditions) != 0 {
 			t.Errorf("the gateway of a plane that is down writes %v", s.conditions)
 		}
@@ -72,7 +73,8 @@ func TestConditions(t *testing.T) {
 		if got := redundant("one of two"); got != "False" {
 			t.Errorf("with one of two planes it is redundant: %s", got)
 		}
-		a.alive = reached(p, reaches(0, 1))
+		p.Status.Planes[0].Index = 0
+		a.readReports(p, reaches(0, 1))
 		if s, _ := a.Status(""); len(s.conditions) != 0 {
 			t.Errorf("the gateway of the higher plane writes %v", s.conditions)
 		}

@@ -159,6 +159,7 @@ func TestMetrics(t *testing.T) {
 		return ""
 	})
 	b.gateways[using].start(t)
+	t.Run("a node is powered off", func(t *testing.T) { tryPowerOff(t, clusters) })
 }
 
 // Prometheus looks at a cluster's agents while gateways fail, and the dashboard is drawn from what it has seen.

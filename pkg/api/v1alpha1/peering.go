@@ -293,7 +293,7 @@ type PresharedKey struct {
 // PeeringStatus is what the gateways did and measured.
 type PeeringStatus struct {
 	// Conditions are Connected, Degraded, KeysFresh, and with several planes Redundant. The gateway of the plane
-	// with the lowest index by which packets pass writes them.
+	// with the lowest index by which packets pass writes them, and where there is none, every gateway that lives.
 	// +listType=map
 	// +listMapKey=type
 	// +kubebuilder:validation:MaxItems=8

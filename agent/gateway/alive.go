@@ -1,0 +1,168 @@
+package gateway
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+const (
+	// askLife is how long a node counts as alive after a question to this gateway. A node asks the gateway of a plane that it
+	// does not use once a second, and once in 10 s in a cluster of 5,000 nodes.
+	askLife = 30 * time.Second
+	// handshakeLife is how long another gateway counts as alive after it has written a handshake. WireGuard passes no
+	// packets without a new one after 180 s (Reject-After-Time, section 6.1 of its paper), which is written within 5 s.
+	handshakeLife = 200 * time.Second
+)
+
+// askers are the cluster's nodes, and when each last asked this gateway a question (pkg/liveness). A node that dies
+// asks no more, while its last report stays in the API.
+type askers struct {
+	mu sync.Mutex
+	at map[netip.Addr]time.Time
+	// last is when any of them has asked.
+	last time.Time
+}
+
+// know sets which nodes there are. A new one counts as if it had asked, to give it time. Questions from other addresses are
+// ignored, so the number of nodes is a bound.
+func (s *askers) know(nodes []netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now, at := time.Now(), make(map[netip.Addr]time.Time, len(nodes))
+	for _, node := range nodes {
+		asked, known := s.at[node]
+		if !known {
+			asked = now
+		}
+		at[node] = asked
+	}
+	s.at = at
+}
+
+// note records a question.
+func (s *askers) note(by netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, known := s.at[by]; known {
+		s.last = time.Now()
+		s.at[by] = s.last
+	}
+}
+
+// look reports whether a node asks, and whether it is gone: others ask, and it does not. Both are false if no node asks, as
+// in a peering of one plane, or while the agents of all nodes restart.
+func (s *askers) look(node netip.Addr) (asks, gone bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	asks = time.Since(s.at[node]) < askLife
+	return asks, !asks && time.Since(s.last) < askLife
+}
+
+// claim is a node's report that it reaches the peer by a plane.
+type claim struct {
+	node netip.Addr
+	// own says that the node reports the same of this gateway's plane.
+	own bool
+}
+
+// handshake is the last one that a gateway has written, and when this gateway first saw it.
+type handshake struct {
+	at   *metav1.Time
+	seen time.Time
+}
+
+// readReports remembers what the status of the peering depends on, of all that nodes and gateways have written.
+func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
+	var known []netip.Addr
+	claims := map[int32][]claim{}
+	for i := range nodes {
+		addr, ok := nodeAddress(p, &nodes[i])
+		if !ok {
+			continue
+		}
+		known = append(known, addr)
+		reaches := func(plane int32) bool {
+			g := nodes[i].Gateway(p.Name, plane)
+			return g != nil && g.Ready
+		}
+		own := reaches(a.local.plane)
+		for _, plane := range p.Spec.Planes {
+			if reaches(plane.Index) {
+				claims[plane.Index] = append(claims[plane.Index], claim{addr, own})
+			}
+		}
+	}
+	a.askers.know(known)
+	handshakes := map[int32]handshake{}
+	for _, s := range p.Status.Planes {
+		h, known := a.handshakes[s.Index]
+		if !known || !h.at.Equal(s.LastHandshake) {
+			h = handshake{s.LastHandshake, time.Now()}
+		}
+		handshakes[s.Index] = h
+	}
+	a.claims, a.handshakes = claims, handshakes
+	a.degraded, a.nodes = degraded(p, nodes), countNodes(p, a.local.plane, nodes, &a.askers)
+}
+
+// nodeAddress is the node's address in the overlay. It has none if its report is being removed, or is left over from
+// another internal range.
+func nodeAddress(p *v1alpha1.Peering, n *v1alpha1.NodeNetwork) (addr netip.Addr, ok bool) {
+	addr, err := netip.ParseAddr(n.Name)
+	return addr, err == nil && n.DeletionTimestamp.IsZero() && p.Spec.Local.InternalCIDR.Contains(addr)
+}
+
+// planesAlive are the planes by which packets pass: its own as measured, the others as reported by nodes that are alive.
+func (a *agent) planesAlive(own v1alpha1.PlaneStatus) map[int32]bool {
+	alive := map[int32]bool{}
+	for _, plane := range a.peering.Spec.Planes {
+		alive[plane.Index] = slices.ContainsFunc(a.claims[plane.Index], func(c claim) bool { return a.believes(c, plane.Index) })
+	}
+	alive[own.Index] = own.Connected
+	return alive
+}
+
+// believes reports whether a claim is still true. If a node is silent, either it is dead or this gateway is cut off from it. The
+// second case must not look like the end of the peering. There the node reports that it does not reach the peer by this gateway, and
+// the other plane's gateway continues to write.
+func (a *agent) believes(c claim, plane int32) bool {
+	asks, gone := a.askers.look(c.node)
+	return asks || !(gone && c.own) && a.writes(plane)
+}
+
+// writes reports whether another plane's tunnel works and its gateway reaches the API server.
+func (a *agent) writes(plane int32) bool {
+	h := a.handshakes[plane]
+	return h.at != nil && time.Since(h.seen) < handshakeLife
+}
+
+// isWriter reports whether this gateway writes the conditions. The writer is the gateway of the lowest plane by which packets
+// pass, of those that can write. If there is none, every gateway that lives is a writer, since none knows which others live.
+// They write the same values.
+func (a *agent) isWriter(alive map[int32]bool) bool {
+	own := a.local.plane
+	for _, p := range a.peering.Spec.Planes {
+		if alive[p.Index] && (p.Index == own || a.writes(p.Index)) {
+			return p.Index == own
+		}
+	}
+	return true
+}
+
+// disputes reports whether to write Connected again, because a node agent or another gateway has overwritten it. It is not if that
+// gateway may be right: two gateways must not overwrite each other for ever.
+func (a *agent) disputes(alive map[int32]bool, mine *metav1.Condition) bool {
+	own, there := a.local.plane, metav1.ConditionUnknown
+	if c := meta.FindStatusCondition(a.peering.Status.Conditions, v1alpha1.ConditionConnected); c != nil {
+		there = c.Status
+	}
+	return there != mine.Status && (alive[own] || there == metav1.ConditionUnknown ||
+		!slices.ContainsFunc(a.peering.Spec.Planes, func(p v1alpha1.Plane) bool { return p.Index != own && a.writes(p.Index) }))
+}
