@@ -46,14 +46,16 @@ func (s *askers) know(nodes []netip.Addr) {
 	s.at = at
 }
 
-// note records a question.
-func (s *askers) note(by netip.Addr) {
+// note records a question, and reports whether it is from a node.
+func (s *askers) note(by netip.Addr) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, known := s.at[by]; known {
+	_, known := s.at[by]
+	if known {
 		s.last = time.Now()
 		s.at[by] = s.last
 	}
+	return known
 }
 
 // look reports whether a node asks, and whether it is gone: others ask, and it does not. Both are false if no node asks, as

@@ -141,7 +141,9 @@ func (a *agent) asked(by netip.Addr, q liveness.Question) {
 		}
 		return
 	}
-	a.askers.note(by)
+	if !a.askers.note(by) {
+		return // not from a node: there is no bound for such addresses
+	}
 	a.usedByNodes.note(by, q.InUse)
 	if q.InUse {
 		a.useBegins.Send()
