@@ -391,6 +391,7 @@ func TestRebootedClusters(t *testing.T) {
 	ctx := t.Context()
 	mustLiqonet(t, ctx, "peer", both[0].Name, both[1].Name, "--planes", "2")
 	checkPair(t, ctx, both[0], both[1])
+	t.Run("a node with a gateway", func(t *testing.T) { checkRedundant(t, ctx, both[0], both[1]) })
 	for _, rebooted := range [][]*cluster{both[:1], both[1:], both} {
 		var names []string
 		var nodes []*lab.Node
@@ -454,6 +455,32 @@ func TestRebootedClusters(t *testing.T) {
 		}
 	}
 	checkNothingLeft(t, ctx)
+}
+
+// checkRedundant powers off a node that has a gateway. The node's last report stays, and still the Peering says that one plane is left, until the
+// node is back.
+func checkRedundant(t *testing.T, ctx context.Context, c, peer *cluster) {
+	t.Helper()
+	await := func(status string) {
+		t.Helper()
+		if _, err := c.Run(ctx, "", "wait", "--for=condition=Redundant="+status, "peering/"+peer.Name, "--timeout="+(2*time.Minute).String()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	gateways, machines := c.agents(t, "gateway"), labNodes(c)
+	at := slices.IndexFunc(machines, func(n *lab.Node) bool {
+		return !n.ControlPlane && slices.ContainsFunc(gateways, func(p agentProcess) bool { return p.node == n.Name })
+	})
+	await("True")
+	if err := machines[at].Kill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	await("False")
+	if err := machines[at].Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	c.reconnect(t, ctx)
+	await("True")
 }
 
 // checkReached waits until every pod reaches every pod of the other cluster.
