@@ -161,19 +161,19 @@ func OverlaySecret(generation int32, key []byte) *corev1.Secret {
 }
 
 // Journal is the object in which a command writes down what it changes.
-func Journal(name, peering string) *corev1.ConfigMap {
+func Journal(name, peering string) *corev1.Secret {
 	labels := commonLabels()
 	labels[v1alpha1.LabelPeering] = peering
-	return &corev1.ConfigMap{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+	return &corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
 		ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
 	}
 }
 
 // ReplacingMark is the object by which a command says that it replaces agents or their keys.
-func ReplacingMark() *corev1.ConfigMap {
-	return &corev1.ConfigMap{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
+func ReplacingMark() *corev1.Secret {
+	return &corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
 		ObjectMeta: objectMeta(v1alpha1.Namespace, "upgrade", componentLabels("upgrade")),
 	}
 }

@@ -68,10 +68,6 @@ func (c *Cluster) removeLeftovers(ctx context.Context, f *doctor.Cluster) error 
 		_, err := c.remove(ctx, "", "")
 		return err
 	}
-	known := map[string]bool{}
-	for _, p := range f.Ledger.Spec.Peers {
-		known[p.Name] = true
-	}
 	lost := map[string]bool{}
 	for _, list := range workloads() {
 		objs, err := c.ours(ctx, list, nil)
@@ -79,10 +75,18 @@ func (c *Cluster) removeLeftovers(ctx context.Context, f *doctor.Cluster) error 
 			return err
 		}
 		for _, o := range objs {
-			if name := o.GetLabels()[v1alpha1.LabelPeering]; name != "" && !known[name] {
+			if name := o.GetLabels()[v1alpha1.LabelPeering]; name != "" {
 				lost[name] = true
 			}
 		}
+	}
+	// After the objects: a command claims its entry before it makes any, and others may have peered since the facts were read.
+	cn, err := c.ledger(ctx)
+	if cn == nil || err != nil {
+		return err
+	}
+	for _, p := range cn.Spec.Peers {
+		delete(lost, p.Name)
 	}
 	for name := range lost {
 		if err := c.deleteAll(ctx, client.MatchingLabels{v1alpha1.LabelPeering: name}); err != nil {

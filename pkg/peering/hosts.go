@@ -63,6 +63,9 @@ func (c *Cluster) HideHost(ctx context.Context, peer *Cluster, host netip.Addr) 
 	if _, _, err := c.peeringWith(ctx, peer); err != nil {
 		return false, err
 	}
+	if err := c.checkPeer(ctx, peer); err != nil {
+		return false, err
+	}
 	err = c.changeHosts(ctx, peer, func(a *v1alpha1.PeerAllocation) error {
 		before := len(a.Hosts)
 		a.Hosts = slices.DeleteFunc(a.Hosts, func(h v1alpha1.ExposedHost) bool { return h.Address.Addr == host })

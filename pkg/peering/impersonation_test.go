@@ -1,12 +1,16 @@
 package peering
 
 import (
+	"context"
+	"errors"
 	"net/netip"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -91,5 +95,105 @@ func TestLostKeysNeedReplace(t *testing.T) {
 	mustPeer(t, a, b, Options{Replace: true})
 	if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
 		t.Errorf("something is left to do: %v", changes(p))
+	}
+}
+
+// mute has a cluster refuse to list Secrets with what is in them. It reads single ones.
+func mute(w *site) *Cluster {
+	c := *w.Cluster
+	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
+		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			if _, ok := list.(*corev1.SecretList); ok {
+				return apierrors.NewForbidden(corev1.Resource("secrets"), "", errors.New("no"))
+			}
+			return api.List(ctx, list, opts...)
+		},
+	})
+	return &c
+}
+
+// replaceKeys gives all gateways other keys. A cluster with these is another one, which has copied the custom resources.
+func replaceKeys(t *testing.T, w *site) {
+	t.Helper()
+	for _, s := range list[corev1.SecretList](t, w).Items {
+		if s.Labels[v1alpha1.LabelPeering] == "" {
+			continue
+		}
+		if err := w.raw.Delete(t.Context(), s.DeepCopy()); err != nil {
+			t.Fatal(err)
+		}
+		next := s.DeepCopy()
+		next.ResourceVersion, next.UID = "", ""
+		for file := range next.Data {
+			key := newKey(t)
+			next.Data[file] = key[:]
+		}
+		if err := w.raw.Create(t.Context(), next); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A cluster that does not show its keys is not taken at its word by upgrade either, which adds a plane for both clusters.
+func TestUpgradeOfAnImpostor(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, c := twoSites(t)
+	mustPeer(t, a, c, Options{Planes: 1})
+	before := a.peering(t).Spec
+	replaceKeys(t, c)
+	out, err := UpgradeAll(t.Context(), []*Cluster{a.Cluster, mute(c)}, newer(), Silent{})
+	if err != nil || len(out) != 2 || kindOf(t, out[0].Err) != Forbidden {
+		t.Errorf("%+v, %v", out, err)
+	}
+	if diff := cmp.Diff(before.Planes, a.peering(t).Spec.Planes, compare); diff != "" {
+		t.Errorf("it changed the planes of a:\n%s", diff)
+	}
+}
+
+// A peer that says that it is another one does not take a host away from that one.
+func TestHideHostFromAnImpostor(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	m := newSite(t, "m", "10.50.0.0/16", "172.18.5.11")
+	host := netip.MustParseAddr("192.168.7.7")
+	for _, w := range []*site{c, m} {
+		a.peer, w.peer = w, a
+		mustPeer(t, a, w, Options{})
+		if _, err := a.ExposeHost(t.Context(), w.Cluster, host); err != nil {
+			t.Fatal(err)
+		}
+	}
+	liar := *m.Cluster
+	liar.ID = c.ID
+	if _, err := a.HideHost(t.Context(), &liar, host); kindOf(t, err) != Identity {
+		t.Error(err)
+	}
+	if hosts := a.peeringNamed(t, "c").Spec.Local.Hosts; len(hosts) != 1 {
+		t.Errorf("c reaches %v", hosts)
+	}
+}
+
+// The name that the user gives is another peer's, too. A mute peer that says that it is that one has nothing removed.
+func TestUnpeerByAnAmbiguousName(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	m := newSite(t, "m", "10.50.0.0/16", "172.18.5.11")
+	c.Name, m.Name = "admin@prod", "admin-prod" // Peerings admin-prod and admin-prod-2
+	for _, w := range []*site{c, m} {
+		a.peer, w.peer = w, a
+		mustPeer(t, a, w, Options{})
+	}
+	liar := mute(m)
+	liar.ID = c.ID
+	if _, _, err := Unpeer(t.Context(), a.Cluster, liar, Silent{}); kindOf(t, err) != Usage {
+		t.Error(err)
+	}
+	if peers := readLedger(t, a.Cluster).Spec.Peers; len(peers) != 2 {
+		t.Errorf("the peers are %v", peers)
 	}
 }

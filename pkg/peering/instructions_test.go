@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -130,5 +131,46 @@ func plantJournal(t *testing.T, w *site, name string) {
 	}
 	if err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A node agent labels its Lease with a peering that does not exist, so there is something to remove. What another command has peered
+// since the cluster was examined stays.
+func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	b := newSite(t, "b", "10.30.0.0/16", "172.18.3.11")
+	c := newSite(t, "c", "10.50.0.0/16", "172.18.5.11")
+	a.peer, b.peer = b, a
+	mustPeer(t, a, b, Options{})
+	lease := &coordinationv1.Lease{}
+	if err := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLease("a-1")}, lease); err != nil {
+		t.Fatal(err)
+	}
+	lease.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager, v1alpha1.LabelPeering: "x"}
+	if err := a.raw.Update(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	facts, err := ReadFacts(t.Context(), []*Cluster{a.Cluster}, []error{nil}, DoctorOptions{ObjectsOnly: true}, Silent{})
+	if err != nil || len(facts.Clusters[0].Leftovers) == 0 {
+		t.Fatal(facts, err)
+	}
+	a.peer, c.peer = c, a
+	mustPeer(t, a, c, Options{})
+	count := func() (n int) {
+		for _, s := range list[corev1.SecretList](t, a).Items {
+			if s.Labels[v1alpha1.LabelPeering] == "c" {
+				n++
+			}
+		}
+		return n
+	}
+	before := count()
+	if err := a.removeLeftovers(t.Context(), facts.Clusters[0]); err != nil {
+		t.Error(err)
+	}
+	if now := count(); now != before || before == 0 {
+		t.Errorf("of %d keys of the new peering there are %d", before, now)
 	}
 }

@@ -36,8 +36,9 @@ const (
 )
 
 // journal has the objects as they were before a command changed them. It is kept in
-// a ConfigMap, so that the next command can put back what an interrupted one
-// changed. No Secret is ever in it: these are created and never changed.
+// a Secret, so that the next command can put back what an interrupted one
+// changed. No other Secret is ever in it: these are created and never changed. Agents may
+// write ConfigMaps, but no Secrets: a command must not take instructions from them.
 type journal struct {
 	cluster *Cluster
 	// created says that objects which were not there before are noted too. They are
@@ -46,11 +47,11 @@ type journal struct {
 
 	mu      sync.Mutex
 	changes []change
-	object  *corev1.ConfigMap // nil before start
+	object  *corev1.Secret // nil before start
 
 	beating sync.WaitGroup
 	stop    context.CancelFunc // nil before start
-	// holds ends with the reason when somebody has taken the ConfigMap away, or another command has its own there.
+	// holds ends with the reason when somebody has taken the Secret away, or another command has its own there.
 	holds context.Context
 }
 
@@ -61,7 +62,7 @@ type change struct {
 	After  map[string]any `json:"after"`
 }
 
-// start creates the journal's ConfigMap, and keeps saying that its command runs.
+// start creates the journal's Secret, and keeps saying that its command runs.
 func (j *journal) start(ctx context.Context, peering, claim string) error {
 	if j.object != nil {
 		return nil
@@ -74,8 +75,8 @@ func (j *journal) start(ctx context.Context, peering, claim string) error {
 	return nil
 }
 
-// begin creates a ConfigMap that a command changes for as long as it runs.
-func (j *journal) begin(ctx context.Context, obj *corev1.ConfigMap) error {
+// begin creates a Secret that a command changes for as long as it runs.
+func (j *journal) begin(ctx context.Context, obj *corev1.Secret) error {
 	if err := j.cluster.Client.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
 		return err
 	}
@@ -85,7 +86,7 @@ func (j *journal) begin(ctx context.Context, obj *corev1.ConfigMap) error {
 	j.holds = holds
 	j.beating.Go(func() {
 		_ = wait.PollUntilContextCancel(ctx, beatInterval, false, func(ctx context.Context) (done bool, err error) {
-			err = j.patch(ctx, func(obj *corev1.ConfigMap) { obj.Annotations[annotationBeat] = time.Now().String() })
+			err = j.patch(ctx, func(obj *corev1.Secret) { obj.Annotations[annotationBeat] = time.Now().String() })
 			if isLost(err) {
 				lose(err)
 				return true, nil
@@ -141,21 +142,21 @@ func (j *journal) lock(ctx context.Context, claim, peering string) (bool, error)
 		if len(dead) > 0 {
 			continue
 		}
-		now, err := get[corev1.ConfigMap](ctx, j.cluster, mark.Namespace, mark.Name)
+		now, err := get[corev1.Secret](ctx, j.cluster, mark.Namespace, mark.Name)
 		if err != nil {
 			return false, err
 		}
 		if now != nil && (!isOurs(now) || now.Annotations[annotationClaim] == "") {
 			return false, &Error{
-				Kind: Usage, Cluster: j.cluster.Name, Doing: "look whether another command replaces keys or agents", Err: fmt.Errorf("ConfigMap %s is there, and liqonet has not made it", mark.Name),
-				Hint: fmt.Sprintf("%s -n %s delete configmap %s", j.cluster.Kubectl, mark.Namespace, mark.Name),
+				Kind: Usage, Cluster: j.cluster.Name, Doing: "look whether another command replaces keys or agents", Err: fmt.Errorf("Secret %s is there, and liqonet has not made it", mark.Name),
+				Hint: fmt.Sprintf("%s -n %s delete secret %s", j.cluster.Kubectl, mark.Namespace, mark.Name),
 			}
 		}
 	}
 }
 
 // breakLock deletes the lock of a command that was killed, unless that has changed it since: then it works.
-func (c *Cluster) breakLock(ctx context.Context, lock *corev1.ConfigMap) error {
+func (c *Cluster) breakLock(ctx context.Context, lock *corev1.Secret) error {
 	is := client.Preconditions{UID: &lock.UID, ResourceVersion: &lock.ResourceVersion}
 	if err := c.Client.Delete(ctx, lock, is); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
 		return c.fail("delete "+describe(lock), err)
@@ -172,9 +173,9 @@ func unlock(ctx context.Context, locks []*journal) {
 	}
 }
 
-// patch changes the ConfigMap where it is. It does not make it anew: if somebody
+// patch changes the Secret where it is. It does not make it anew: if somebody
 // has deleted it, the peering is being removed.
-func (j *journal) patch(ctx context.Context, change func(*corev1.ConfigMap)) error {
+func (j *journal) patch(ctx context.Context, change func(*corev1.Secret)) error {
 	obj := j.object.DeepCopy()
 	change(obj)
 	err := j.cluster.Client.Patch(ctx, obj, client.MergeFrom(j.object), client.FieldOwner(v1alpha1.FieldManager))
@@ -199,16 +200,16 @@ func (j *journal) note(ctx context.Context, changes ...change) error {
 		}
 	}
 	if len(j.changes) == noted || j.object == nil {
-		return nil // without the ConfigMap there is nothing yet that could be lost
+		return nil // without the Secret there is nothing yet that could be lost
 	}
 	raw, err := json.Marshal(j.changes)
 	if err == nil {
-		err = j.patch(ctx, func(obj *corev1.ConfigMap) { obj.Data = map[string]string{journalKey: string(raw)} })
+		err = j.patch(ctx, func(obj *corev1.Secret) { obj.Data = map[string][]byte{journalKey: raw} })
 	}
 	return j.cluster.fail("write down what is changed", err)
 }
 
-// end deletes the ConfigMap: what was changed is to stay, or is put back.
+// end deletes the Secret: what was changed is to stay, or is put back.
 func (j *journal) end(ctx context.Context) error {
 	j.silence()
 	if j.object == nil {
@@ -323,8 +324,8 @@ func (c *Cluster) undoInterrupted(ctx context.Context, peerID, peering, claim st
 			continue
 		}
 		var changes []change
-		if raw := obj.Data[journalKey]; raw != "" {
-			if err := json.Unmarshal([]byte(raw), &changes); err != nil {
+		if raw := obj.Data[journalKey]; len(raw) > 0 {
+			if err := json.Unmarshal(raw, &changes); err != nil {
 				return c.fail("read "+describe(&obj), err)
 			}
 		}
@@ -353,13 +354,12 @@ func ofPeering(peering string) client.MatchingLabels {
 
 // journals are those with the labels, the oldest first, without those with the claim. Those of commands that were interrupted do not
 // change for a while. Only this machine's clock is used.
-func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels, but string) (working, dead []corev1.ConfigMap, err error) {
-	var first, again corev1.ConfigMapList
-	list := func(into *corev1.ConfigMapList) error {
+func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels, but string) (working, dead []corev1.Secret, err error) {
+	var first, again corev1.SecretList
+	list := func(into *corev1.SecretList) error {
 		err := c.list(ctx, into, client.InNamespace(v1alpha1.Namespace), labels)
-		// Agents write ConfigMaps, too, and choose what is in them. They cannot choose these names.
-		into.Items = slices.DeleteFunc(into.Items, func(m corev1.ConfigMap) bool {
-			isJournal := strings.HasPrefix(m.Name, journalPrefix) || m.Name == manifests.ReplacingMark().Name
+		into.Items = slices.DeleteFunc(into.Items, func(m corev1.Secret) bool {
+			isJournal := strings.HasPrefix(m.Name, journalPrefix) || m.Name == manifests.ReplacingMark().Name // keys are Secrets, too
 			claim := m.Annotations[annotationClaim]
 			return !isJournal || !isOurs(&m) || claim == "" || claim == but
 		})
@@ -376,9 +376,9 @@ func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels, bu
 	if err := list(&again); err != nil {
 		return nil, nil, err
 	}
-	slices.SortStableFunc(again.Items, func(a, b corev1.ConfigMap) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	slices.SortStableFunc(again.Items, func(a, b corev1.Secret) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
 	for _, now := range again.Items {
-		if slices.ContainsFunc(first.Items, func(b corev1.ConfigMap) bool { return b.UID == now.UID && b.ResourceVersion == now.ResourceVersion }) {
+		if slices.ContainsFunc(first.Items, func(b corev1.Secret) bool { return b.UID == now.UID && b.ResourceVersion == now.ResourceVersion }) {
 			dead = append(dead, now)
 		} else {
 			working = append(working, now)
@@ -390,7 +390,7 @@ func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels, bu
 // isWorking says that the command with this claim works on the peering.
 func (c *Cluster) isWorking(ctx context.Context, peering, claim string) (bool, error) {
 	working, _, err := c.journals(ctx, ofPeering(peering), "")
-	return slices.ContainsFunc(working, func(j corev1.ConfigMap) bool { return j.Annotations[annotationClaim] == claim }), err
+	return slices.ContainsFunc(working, func(j corev1.Secret) bool { return j.Annotations[annotationClaim] == claim }), err
 }
 
 // reduce is have without the fields that like does not have. Lists are whole:

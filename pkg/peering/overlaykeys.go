@@ -121,9 +121,8 @@ func (c *Cluster) isBusy(ctx context.Context) (bool, error) {
 	if slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return !a.Established }) {
 		return true, nil
 	}
-	var maps corev1.ConfigMapList
-	err = c.list(ctx, &maps, client.InNamespace(v1alpha1.Namespace))
-	return slices.ContainsFunc(maps.Items, func(m corev1.ConfigMap) bool { return strings.HasPrefix(m.Name, journalPrefix) }), err
+	secrets, err := c.ours(ctx, secretNames(), nil)
+	return slices.ContainsFunc(secrets, func(s client.Object) bool { return strings.HasPrefix(s.GetName(), journalPrefix) }), err
 }
 
 // retireKeys takes keys from node agents, and deletes them when these have taken over. One that is used again by then stays:

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -71,7 +72,8 @@ func (s *shared) add(ctx context.Context, r Reporter) error {
 	p := newRun(s.clusters[0].side.Cluster, s.clusters[1].side.Cluster, Options{keepOverlayKey: true}, r)
 	p.ticket = newTickets(1)[0]
 	s.rotation = &rotation{run: p}
-	if _, err := p.recognise(ctx); err != nil {
+	unclear, err := p.recognise(ctx)
+	if err = cmp.Or(err, unclear); err != nil {
 		return err
 	}
 	if err := p.observe(ctx); err != nil {

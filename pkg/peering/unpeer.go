@@ -134,7 +134,15 @@ func (c *Cluster) prepareRemoval(ctx context.Context, peer *Cluster) (refused, e
 	if err != nil {
 		return nil, err
 	}
-	if !isPeer && !own.means(peer, other) {
+	means := !isPeer && own.means(peer, other)
+	if means {
+		id, _, err := c.peerCalled(ctx, peer.Name) // an error if another one is called so, too
+		if err != nil {
+			return nil, err
+		}
+		means = id == peer.ID
+	}
+	if !isPeer && !means {
 		return nil, c.stranger(peer, own, other, fmt.Sprintf("nothing was changed; to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.name(), c.Name, own.name()))
 	}
 	if refused == nil {
