@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -16,7 +17,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
-	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
@@ -149,7 +149,12 @@ func TestNamespaceDeletedMeanwhile(t *testing.T) {
 				once.Do(func() {
 					refused := apierrors.NewForbidden(corev1.Resource("resourcequotas"), "", errors.New("it is being terminated"))
 					refused.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
-					err = errors.Join(a.raw.DeleteAllOf(ctx, &corev1.ConfigMap{}, client.InNamespace(v1alpha1.Namespace)), refused)
+					err = refused
+					for _, s := range list[corev1.SecretList](t, a).Items {
+						if strings.HasPrefix(s.Name, journalPrefix) {
+							err = errors.Join(a.raw.Delete(ctx, &s), err)
+						}
+					}
 				})
 			}
 			if err != nil {

@@ -63,7 +63,7 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 	err = errors.Join(err, p.clearClaimed(locked))
 	cancel()
 	unlock(ctx, locks)
-	if o.PresharedOnly {
+	if o.PresharedOnly || errors.Is(err, errTakenOver) { // the command that took over does it at its end
 		return p.result, err
 	}
 	return p.result, errors.Join(err, r.Step(ctx, "Deleting former keys of the overlay", func(ctx context.Context) error {

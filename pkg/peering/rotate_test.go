@@ -347,7 +347,7 @@ func TestRotateTakenOver(t *testing.T) {
 			t.Error(err)
 		}
 		kit.Within(t, 10*time.Second, "the command looks after its lock", func() string {
-			now := &corev1.ConfigMap{}
+			now := &corev1.Secret{}
 			if err := a.raw.Get(t.Context(), client.ObjectKeyFromObject(mark), now); err != nil || now.Annotations[annotationBeat] == "" {
 				return "it has not"
 			}
@@ -360,7 +360,7 @@ func TestRotateTakenOver(t *testing.T) {
 	if keys := list[corev1.SecretList](t, a).Items; !slices.ContainsFunc(keys, func(s corev1.Secret) bool { return s.Name == manifests.OverlaySecretName(2) }) {
 		t.Error("it has deleted the key that links have by now")
 	}
-	for _, left := range list[corev1.ConfigMapList](t, a).Items {
+	for _, left := range list[corev1.SecretList](t, a).Items {
 		if left.Annotations[annotationClaim] == "another" {
 			return
 		}
@@ -368,7 +368,7 @@ func TestRotateTakenOver(t *testing.T) {
 	t.Error("it has deleted the other command's lock")
 }
 
-// A ConfigMap of the lock's name that is not ours is nobody's lock: no command waits for it, or takes it away.
+// A Secret of the lock's name that is not ours is nobody's lock: no command waits for it, or takes it away.
 func TestForeignLock(t *testing.T) {
 	t.Parallel()
 	a, b := pairOf(t, 1)
