@@ -71,9 +71,6 @@ func AgentsOf(obj metav1.Object, pod *corev1.PodSpec) (a Agents) {
 			a.Level = version.Current
 		}
 	}
-	if len(OverlayKeys(pod)) == 0 {
-		a.Level = version.Unreleased
-	}
 	return a
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/version"
@@ -82,7 +81,7 @@ func TestAgentsOf(t *testing.T) {
 			t.Errorf("got %+v, want %+v", got, want)
 		}
 	}
-	// A build from before there were levels, and one from before v0.1.0.
+	// A build from before there were levels.
 	_, daemonSet := NodeAgent(Agents{Image: "image"}, []int32{1})
 	delete(daemonSet.Annotations, v1alpha1.AnnotationLevel)
 	if got := AgentsOf(daemonSet, &daemonSet.Spec.Template.Spec).Level; got != version.Current {
@@ -90,18 +89,5 @@ func TestAgentsOf(t *testing.T) {
 	}
 	if got := AgentsOf(&appsv1.DaemonSet{}, &daemonSet.Spec.Template.Spec).Level; got != version.Current {
 		t.Errorf("without annotations it is of level %d", got)
-	}
-	volumes := daemonSet.Spec.Template.Spec.Volumes
-	for i := range volumes {
-		if volumes[i].Name == volumeOverlay {
-			volumes[i].VolumeSource = corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "liqonet-overlay"}}
-		}
-	}
-	if got := AgentsOf(daemonSet, &daemonSet.Spec.Template.Spec).Level; got != version.Unreleased {
-		t.Errorf("with a key of the overlay that has no generation it is of level %d", got)
-	}
-	daemonSet.Spec.Template.Spec.Volumes = nil
-	if got := AgentsOf(daemonSet, &daemonSet.Spec.Template.Spec).Level; got != version.Unreleased {
-		t.Errorf("without a key of the overlay it is of level %d", got)
 	}
 }

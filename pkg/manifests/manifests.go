@@ -46,8 +46,6 @@ const (
 	volumeOverlay = "overlay"
 	// overlayPrefix is what the names of Secrets with such keys begin with.
 	overlayPrefix = "liqonet-overlay-"
-	// FormerOverlaySecret is the name of the Secret with the overlay's key of agents from before v0.1.0.
-	FormerOverlaySecret = "liqonet-overlay"
 
 	labelName      = "app.kubernetes.io/name"
 	labelComponent = "app.kubernetes.io/component"
@@ -203,8 +201,7 @@ func overlaySources(generations []int32) (out []corev1.VolumeProjection) {
 	return out
 }
 
-// OverlayKeys are the generations of the overlay's keys that an agent's pods are given, in their order. Keys from before v0.1.0 have
-// none.
+// OverlayKeys are the generations of the overlay's keys that an agent's pods are given, in their order.
 func OverlayKeys(pod *corev1.PodSpec) (out []int32) {
 	for _, v := range pod.Volumes {
 		switch {

@@ -20,7 +20,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
-	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // lastWarning returns the newest warning event of our namespace: often the reason
@@ -265,8 +264,7 @@ func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan
 	if !contains(live.Object, want.Object) {
 		err := s.await(ctx, "wait for the gateway, before the node agents are replaced", s.podsHint(), append(rolloutKinds(), &v1alpha1.PeeringList{}), func(_ context.Context, o objects) (string, error) {
 			for _, g := range gateways {
-				p := byName[*v1alpha1.Peering](o, g.Peering)
-				if p == nil {
+				if byName[*v1alpha1.Peering](o, g.Peering) == nil {
 					return "", errUnpeered
 				}
 				if crash, err := s.podProblem(o, nil, g.Peering); crash != "" || err != nil {
@@ -274,11 +272,6 @@ func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan
 				}
 				if d := byName[*appsv1.Deployment](o, g.Name()); d == nil || !isRolledOut(d) {
 					return "the gateway is being replaced", nil
-				}
-				// Gateways from before v0.1.0 are replaced in both clusters at once. Until packets pass again, they shall have the
-				// processors of their nodes.
-				if own := p.PlaneStatus(g.Plane); s.facts.Installed.Level < version.First && (own == nil || own.ObservedGeneration != p.Generation || !own.Connected) {
-					return "no packets pass by the new gateway yet", nil
 				}
 			}
 			return "", nil

@@ -81,31 +81,14 @@ func (c *Cluster) notMounted(ctx context.Context, secret string) error {
 // ensureOverlayKey makes the overlay's key of a generation, if there is none.
 func (s *side) ensureOverlayKey(ctx context.Context, generation int32) error {
 	_, isNew, err := s.ensureSecret(ctx, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile, func() (*corev1.Secret, error) {
-		former, err := s.overlayKey(ctx, generation)
-		if err != nil {
-			return nil, err
-		}
-		if former != nil {
-			return manifests.OverlaySecret(generation, former.value), nil
-		}
 		key := make([]byte, keyBytes)
-		_, err = rand.Read(key)
+		_, err := rand.Read(key)
 		return manifests.OverlaySecret(generation, key), err
 	})
 	if isNew {
 		s.hasChanged("key of the overlay")
 	}
 	return err
-}
-
-// overlayKey reads the overlay's key of a generation, nil if there is none. The first one is the key that agents from before
-// v0.1.0 have, if there are any: so links between agents of both kinds work while they are replaced.
-func (c *Cluster) overlayKey(ctx context.Context, generation int32) (*secretKey, error) {
-	key, err := c.key(ctx, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile)
-	if key == nil && err == nil && generation == 1 {
-		return c.key(ctx, manifests.FormerOverlaySecret, v1alpha1.OverlayKeyFile)
-	}
-	return key, err
 }
 
 // retireOverlayKeys takes the overlay's keys before a generation from all agents that are there, of all peerings. It

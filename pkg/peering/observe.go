@@ -99,7 +99,7 @@ func (c *Cluster) readAgents(ctx context.Context, f *plan.FactSheet) error {
 		generations = []int32{plan.OverlayKey(f.Ledger)}
 	}
 	for _, generation := range generations {
-		switch key, err := c.overlayKey(ctx, generation); {
+		switch key, err := c.key(ctx, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile); {
 		case apierrors.IsForbidden(err):
 		case err != nil:
 			return err

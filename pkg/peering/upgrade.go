@@ -85,61 +85,20 @@ type upgrade struct {
 // The error is about all clusters. What is in Upgraded is about one.
 func UpgradeAll(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter) ([]Upgraded, error) {
 	u, err := readUpgrades(ctx, clusters, o, r, true)
-	before := u
-	if err == nil && len(u.atOnce) > 0 {
-		if err = u.peerAtOnce(ctx); err == nil {
-			u, err = readUpgrades(ctx, clusters, o, r, true)
-		}
-	}
-	// A command that was interrupted may have replaced agents from before v0.1.0.
-	for i := 0; err == nil && i < len(clusters); i++ {
-		var reports v1alpha1.NodeNetworkList
-		if err = clusters[i].list(ctx, &reports); err == nil {
-			err = clusters[i].takeOverReports(ctx, reports.Items)
-		}
-	}
 	if err != nil {
 		return nil, ended(ctx, err)
 	}
 	u.run(ctx)
 	out := make([]Upgraded, len(clusters))
 	for i, c := range clusters {
-		was, is := before.of(c.ID), u.of(c.ID)
+		is := u.of(c.ID)
 		is.err = errors.Join(is.err, c.retireUnusedKeys(ctx, 0, nil))
 		out[i] = Upgraded{
-			Cluster: c.Name, ClusterID: c.ID, From: was.From, To: is.To, Image: is.Agents.Image,
-			Changed: sets.List(sets.New(slices.Concat(was.changed, is.changed)...)), Notes: sets.List(sets.New(slices.Concat(was.Notes, is.Notes)...)), Err: ended(ctx, is.err),
+			Cluster: c.Name, ClusterID: c.ID, From: is.From, To: is.To, Image: is.Agents.Image,
+			Changed: sets.List(sets.New(is.changed...)), Notes: sets.List(sets.New(is.Notes...)), Err: ended(ctx, is.err),
 		}
 	}
 	return out, nil
-}
-
-// peerAtOnce gives agents of this version to clusters with ones from before v0.1.0, and to their peers.
-func (u *upgrades) peerAtOnce(ctx context.Context) error {
-	o := Options{Clusters: map[string]ClusterOptions{}}
-	var pairs []Pair
-	for _, ids := range u.atOnce {
-		pairs = append(pairs, Pair{u.of(ids[0]).side.Cluster, u.of(ids[1]).side.Cluster})
-		for _, id := range ids {
-			if c := u.of(id); c.AtOnce {
-				o.Clusters[id] = ClusterOptions{Image: c.Agents.Image}
-			}
-		}
-	}
-	for _, out := range PeerAll(ctx, pairs, o, func(Pair) Reporter { return u.reporter }) {
-		if out.Err != nil {
-			return out.Err
-		}
-		for _, c := range out.Pair {
-			s := u.of(c.ID)
-			for _, what := range out.Result.Changed {
-				if what, isOf := strings.CutPrefix(what, c.Name+": "); isOf {
-					s.hasChanged(what)
-				}
-			}
-		}
-	}
-	return nil
 }
 
 // PlanUpgrades returns what UpgradeAll would do, and changes nothing.
@@ -183,7 +142,7 @@ func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 		if err != nil {
 			return err
 		}
-		out.temporary, out.atOnce = made.Temporary, made.AtOnce
+		out.temporary = made.Temporary
 		g, gctx = failure.NewGroup(ctx)
 		for i, p := range made.Clusters {
 			of := slices.IndexFunc(clusters, func(c *Cluster) bool { return c.ID == p.ClusterID })
@@ -248,7 +207,7 @@ func (u *upgrade) look(ctx context.Context, toChange bool) error {
 		g.Go(func() error { return u.compare(gctx, o) })
 	}
 	missing := ""
-	if toChange && !u.AtOnce {
+	if toChange {
 		g.Go(func() (err error) {
 			u.worked, missing, err = u.waysBefore(gctx, cmp.Or(u.options.patience, beginTimeout))
 			return err
@@ -288,9 +247,9 @@ func (u *upgrade) compare(ctx context.Context, o *plan.ObjectPlan) error {
 type upgrades struct {
 	// all are in the order in which gateways are replaced.
 	all []*upgrade
-	// temporary and atOnce are the IDs of clusters of peerings, as in the plan.
-	temporary, atOnce [][2]string
-	reporter          Reporter
+	// temporary are the IDs of clusters of peerings, as in the plan.
+	temporary [][2]string
+	reporter  Reporter
 }
 
 func (u *upgrades) of(id string) *upgrade {

@@ -223,8 +223,8 @@ func (f *FactSheet) InternalCIDR() (netip.Prefix, string, error) {
 	return got[0].Prefix, got[0].Reason, nil
 }
 
-// agents are those that run when the plan is carried out, and why. Agents that are there stay: `upgrade` replaces them. Those that
-// this command does not know are replaced, as are those for which another image is given.
+// agents are those that run when the plan is carried out, and why. Agents that are there stay, unless another image is given:
+// `upgrade` replaces them.
 func (f *FactSheet) agents() (a manifests.Agents, s Statement) {
 	a = manifests.Agents{Image: f.DefaultImage, Version: f.Version, Level: version.Current}
 	s = Statement{What: "image of the agents", Reason: "the one of this version of the command"}
@@ -233,11 +233,9 @@ func (f *FactSheet) agents() (a manifests.Agents, s Statement) {
 		a.Image, s.Reason = f.Overrides.Image, "given by --agent-image"
 	case has.Image == "":
 	case f.sameVersion():
-		a.Image, a.Level, s.Reason = has.Image, max(has.Level, version.First), "the one of the node agents that are there"
-	case has.Level >= version.First:
-		a, s.Reason = has, fmt.Sprintf("the one of the node agents that are there, which are of version %s; upgrade brings them to %s", has.Version, f.Version)
+		a.Image, a.Level, s.Reason = has.Image, has.Level, "the one of the node agents that are there"
 	default:
-		s.Reason += "; the agents are of " + has.Version
+		a, s.Reason = has, fmt.Sprintf("the one of the node agents that are there, which are of version %s; upgrade brings them to %s", has.Version, f.Version)
 	}
 	s.Value = a.Image
 	return a, s
@@ -247,8 +245,7 @@ func (f *FactSheet) sameVersion() bool {
 	return f.Installed.Version == "" || f.Installed.Version == f.Version
 }
 
-// checkVersion refuses an older command than the one that installed the agents, and agents that this command does not know
-// where their image was chosen. It refuses what the agents do not know yet, too.
+// checkVersion refuses an older command than the one that installed the agents, and what the agents do not know yet.
 func (f *FactSheet) checkVersion() error {
 	has := f.Installed
 	refused := func(err error, hint string) error {
@@ -259,9 +256,6 @@ func (f *FactSheet) checkVersion() error {
 	case has.Level > version.Current, version.Older(f.Version, has.Version):
 		return refused(fmt.Errorf("liqonet in the cluster is of version %s, and this command of the older %s", has.Version, f.Version),
 			"use the command of that version, or a newer one")
-	case has.Level < version.First && !f.sameVersion() && f.Overrides.Image == "" && has.Image != version.AgentImage(has.Version):
-		return refused(fmt.Errorf("its agents are of version %s, this command is of %s, and their image %q was chosen by --agent-image", has.Version, f.Version, has.Image),
-			"give the image of version "+f.Version+" by --agent-image, which upgrades the agents, or use the command of version "+has.Version)
 	case agents.Level < version.Current && f.Overrides.NodeMetrics == MetricsNode:
 		return f.needsUpgrade("show metrics of its nodes")
 	case agents.Level < version.Current && f.Overrides.PlanesMode == v1alpha1.PlanesSpread:

@@ -70,8 +70,6 @@ type Upgrade struct {
 	Exposed  []manifests.Object  `json:"-"`
 	// Obsolete is what agents of that version do not have.
 	Obsolete []manifests.Object `json:"-"`
-	// AtOnce says that the agents are from before v0.1.0: those of both clusters of a peering are replaced at once.
-	AtOnce bool `json:"-"`
 }
 
 // UpgradeGateway is a gateway that is replaced.
@@ -85,10 +83,8 @@ type UpgradeGateway struct {
 type Upgrades struct {
 	// Clusters are in the order in which gateways are replaced.
 	Clusters []*Upgrade `json:"clusters"`
-	// Temporary are the IDs of clusters whose peering has one plane, and gets another one meanwhile. AtOnce are those of which
-	// at least one has agents from before v0.1.0.
+	// Temporary are the IDs of clusters whose peering has one plane, and gets another one while gateways are replaced.
 	Temporary [][2]string `json:"-"`
-	AtOnce    [][2]string `json:"-"`
 }
 
 // Lowers says that the agents become older ones, which know less. Then gateways are replaced before nodes: agents of
@@ -109,13 +105,8 @@ func MakeUpgrades(facts []*UpgradeFacts) (*Upgrades, error) {
 	}
 	for i, f := range facts {
 		for _, peer := range facts[i+1:] {
-			pair := [2]string{f.ClusterID, peer.ClusterID}
-			switch {
-			case f.peeringWith(peer.ClusterID) == nil:
-			case min(f.Installed.Level, peer.Installed.Level) < version.First:
-				out.AtOnce = append(out.AtOnce, pair)
-			case f.hasTemporary(peer):
-				out.Temporary = append(out.Temporary, pair)
+			if f.hasTemporary(peer) {
+				out.Temporary = append(out.Temporary, [2]string{f.ClusterID, peer.ClusterID})
 			}
 		}
 	}
@@ -194,12 +185,9 @@ func (f *UpgradeFacts) target() (a manifests.Agents, s Statement, err error) {
 		return a, s, f.refused(errors.New("there are no agents: it is not peered"), "kubectl liqonet peer installs them, of version "+f.Command.Version)
 	case version.Older(f.Command.Version, to), has.Level > version.Current, f.To == "" && version.Older(f.Command.Version, has.Version):
 		return a, s, f.refused(fmt.Errorf("its agents are of version %s, and this command of the older %s", cmp.Or(f.To, has.Version), f.Command.Version), "use the command of that version, or a newer one; to go back, name the older one by --to")
-	case a.Level < version.First:
-		return a, s, f.refused(fmt.Errorf("%s is older than v0.1.0, and nothing is compatible with it", to), "name v0.1.0 or a later version by --to")
 	}
 	s = Statement{What: "image of the agents", Reason: "the published one of that version"}
-	// Agents from before v0.1.0 do not say of which version they are.
-	isPublished := has.Image == version.AgentImage(has.Version) || has.Version == "" && version.IsPublished(has.Image)
+	isPublished := has.Image == version.AgentImage(has.Version)
 	switch kept := retag(has.Image, has.Version, to); {
 	case f.Image != "":
 		a.Image, s.Reason = f.Image, "given by --agent-image"
@@ -235,9 +223,6 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	}
 	u := &Upgrade{Cluster: f.Name, ClusterID: f.ClusterID, From: f.Installed.Version, To: agents.Version, Before: f.Installed, Agents: agents}
 	u.Choices = append(u.Choices, Statement{What: "version", Value: agents.Version, Reason: f.why()}, image)
-	if f.Installed.Level < version.First {
-		return u, u.atOnce(f, all)
-	}
 	crds, err := manifests.CRDs()
 	if err != nil {
 		return nil, err
@@ -260,28 +245,6 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	u.findObsolete(f)
 	u.addSteps(f)
 	return u, u.listObjects()
-}
-
-// atOnce plans for agents from before v0.1.0. Their gateways cannot talk to later ones, so those of both clusters are replaced at
-// once. Their definitions are others, so the Peerings of both clusters are written anew, as `peer` does.
-func (u *Upgrade) atOnce(f *UpgradeFacts, all []*UpgradeFacts) error {
-	u.AtOnce = true
-	if f.To != "" && f.To != f.Command.Version {
-		return f.refused(fmt.Errorf("its agents are from before v0.1.0: they become those of %s only", f.Command.Version), "leave out --to")
-	}
-	var missing []string
-	for _, p := range f.Peerings {
-		if among(all, p.Spec.Remote.ClusterID) == nil {
-			missing = append(missing, cmp.Or(p.Spec.Remote.Name, p.Name))
-		}
-	}
-	if len(missing) > 0 {
-		return f.refused(fmt.Errorf("its agents are from before v0.1.0, and nothing is compatible with them: its peers have to be upgraded with it, and are not named: %s", strings.Join(missing, ", ")),
-			fmt.Sprintf("kubectl liqonet upgrade %s %s", f.Name, strings.Join(missing, " ")))
-	}
-	u.Steps = []Statement{{What: "all agents", Value: "gateways of all peers at once, then nodes", Reason: "as peer does it: packets stop while gateways start"}}
-	u.Notes = append(u.Notes, "packets of "+f.Name+" stop while its gateways start: its agents are from before v0.1.0")
-	return nil
 }
 
 func (f *UpgradeFacts) why() string {
@@ -541,12 +504,9 @@ func (u *Upgrade) listObjects() error {
 	return err
 }
 
-// Changes counts the objects that are not kept. Where all are made anew, nobody has counted them.
+// Changes counts the objects that are not kept.
 func (u *Upgrade) Changes() int {
 	n := 0
-	if u.AtOnce {
-		n++
-	}
 	for _, p := range u.Peerings {
 		n += len(p.Spec.Planes) - len(permanent(p)) // temporary planes go, if the peer is upgraded as well
 	}

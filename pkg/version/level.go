@@ -5,19 +5,11 @@ package version
 type Level int
 
 const (
-	// Unreleased is the level of agents from before v0.1.0. No command can tell these what they know.
-	Unreleased Level = iota
 	// First is that of v0.1.0: an agent is given one key of the overlay, and nothing is noted.
-	First
+	First Level = iota + 1
 	// Current is that of this version: keys of the overlay by their generations, temporary planes, histories, Events and metrics.
 	Current
 )
-
-// released are the levels, and the first versions that have them.
-var released = []struct {
-	since string
-	level Level
-}{{"v0.2.0-0", Current}, {"v0.1.0", First}}
 
 // LevelOf is the level of the agents of a release. A build between two releases may have learned something already, and counts as
 // this version, as does one of which that is not known.
@@ -26,10 +18,8 @@ func LevelOf(version string) Level {
 	if v == nil || v[2] != "" {
 		return Current
 	}
-	for _, r := range released {
-		if !Older(version, r.since) {
-			return r.level
-		}
+	if Older(version, "v0.2.0-0") {
+		return First
 	}
-	return Unreleased
+	return Current
 }

@@ -4,7 +4,6 @@ package version
 import (
 	"regexp"
 	"strconv"
-	"strings"
 
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 )
@@ -20,9 +19,6 @@ func String() string { return version }
 
 // AgentImage returns the reference of the agents' image of a version.
 func AgentImage(version string) string { return imageRepository + ":" + version }
-
-// IsPublished says that an image is the published one of some version.
-func IsPublished(image string) bool { return strings.HasPrefix(image, imageRepository+":") }
 
 // described is what `git describe` prints: a tag, and the number of commits since.
 var described = regexp.MustCompile(`^(v.+?)(?:-([0-9]+)-g[0-9a-f]+)?(?:-dirty)?$`)

@@ -13,18 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-
-	"github.com/liqonet/liqonet/test/flow"
 )
 
-// The commits of releases and builds to upgrade from: a clone need not have tags.
-const (
-	commitOfV010 = "d92da4d"
-	// beforeReleases has agents whose links have a key of the overlay without a generation.
-	beforeReleases = "cb790be"
-)
+// commitOfV010 is the commit of the release to upgrade from: a clone need not have tags.
+const commitOfV010 = "d92da4d"
 
 // buildCommit builds the command and the agents' image of a commit as a version, and returns their directory.
 func buildCommit(t *testing.T, ctx context.Context, commit, version string) (dir string) {
@@ -275,64 +268,5 @@ func TestUpgradeUnpeerOfOlder(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	checkNothingLeft(t, ctx)
-}
-
-// TestUpgradeFromBeforeReleases brings clusters of a build from before v0.1.0 to this version. Packets are lost for about as long as one
-// gateway takes to start.
-func TestUpgradeFromBeforeReleases(t *testing.T) {
-	begin(t)
-	ctx := t.Context()
-	x := newUpgrades(t, ctx, beforeReleases, "v0.0.9")
-	a, b := x.a, x.b
-	x.with(x.old, func() { mustLiqonet(t, ctx, "peer", a.Name, b.Name) })
-	longest := func(what string, do func()) (gap time.Duration) {
-		fs := sendEightWays(t, ctx, x.a, x.b)
-		do()
-		for _, f := range fs {
-			answering(t, ctx, f, callTimeout)
-		}
-		for _, r := range flow.End(fs...) {
-			t.Logf("%s: %s", what, r)
-			gap = max(gap, r.Gap)
-		}
-		return gap
-	}
-	// A gateway that is called is found again later than one that calls.
-	var start time.Duration
-	for _, c := range []*cluster{a, b} {
-		start = max(start, longest("the gateway of "+c.Name+" starts", func() {
-			if _, err := c.Run(ctx, "", "delete", "pods", "-n", "liqonet-system", "-l", "app.kubernetes.io/component=gateway"); err != nil {
-				t.Fatal(err)
-			}
-		}))
-	}
-	// All nodes are on one machine, whose processors are busy when eight pods start. That says how much of it is the lab's.
-	all := longest("all agents start", func() {
-		var g errgroup.Group
-		for _, c := range []*cluster{a, b} {
-			g.Go(func() error {
-				_, err := c.Run(ctx, "", "delete", "pods", "-n", "liqonet-system", "--all")
-				return err
-			})
-		}
-		if err := g.Wait(); err != nil {
-			t.Fatal(err)
-		}
-	})
-	if r := liqonet(t, ctx, "", "upgrade", a.Name); r.code != exitUsage || !strings.Contains(r.stderr, "kubectl liqonet upgrade") {
-		t.Errorf("one of them alone: exit code %d\n%s", r.code, r.stderr)
-	}
-	took := longest("upgrade", func() {
-		r := mustLiqonet(t, ctx, "upgrade", a.Name, b.Name)
-		t.Logf("%s\n%s%s", r.took, r.stderr, r.stdout)
-	})
-	t.Logf("a gateway's start: %s, that of all agents at once: %s, the upgrade: %s", start, all, took)
-	if most := 2 * start; took > most {
-		t.Errorf("packets were lost for %s, at most %s", took, most)
-	}
-	checkPair(t, ctx, a, b)
-	x.check(t, ctx, headVersion(t, ctx), a, b)
-	mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
 	checkNothingLeft(t, ctx)
 }
