@@ -33,21 +33,17 @@ only. If the command is interrupted, run it again: it goes on.
 
 Only the clusters that are named are touched. Their peers may have the version
 before, or after. A peering with one plane gets a second one meanwhile if both
-of its clusters are named. Otherwise its packets stop while its gateway starts.
-
---to goes back to an older version.`,
+of its clusters are named. Otherwise its packets stop while its gateway starts.`,
 		Example: `  kubectl liqonet upgrade cluster-a cluster-b --dry-run
   kubectl liqonet upgrade cluster-a cluster-b
-  kubectl liqonet upgrade cluster-a --agent-image registry.example/liqonet-agent:v0.2.0
-  kubectl liqonet upgrade cluster-a cluster-b --to v0.1.0`,
+  kubectl liqonet upgrade cluster-a --agent-image registry.example/liqonet-agent:v0.2.0`,
 		Args:              cobra.MinimumNArgs(1),
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		RunE:              func(cmd *cobra.Command, args []string) error { return g.upgrade(cmd, args, out, dryRun) },
 	}
 	addTimeout(cmd, 15*time.Minute)
 	f := cmd.Flags()
-	f.String("to", "", "VERSION of the agents, such as v0.1.0, to go back to an older one (default: this command's)")
-	f.String("agent-image", "", "image of the agents of that version (default: from where it is pulled now)")
+	f.String("agent-image", "", "image of the agents of this command's version (default: the published one)")
 	f.BoolVar(&dryRun, "dry-run", false, "print what would be done, and why, and change nothing")
 	out = addOutput(f)
 	return cmd
@@ -78,7 +74,6 @@ func (d *upgradePlan) items() any { return d.Clusters }
 func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun bool) error {
 	ctx, start := cmd.Context(), time.Now()
 	var o peering.UpgradeOptions
-	o.To, _ = cmd.Flags().GetString("to")
 	if o.Image, _ = cmd.Flags().GetString("agent-image"); o.Image != "" {
 		if _, err := name.ParseReference(o.Image); err != nil {
 			return commandLineError(cmd, fmt.Errorf("--agent-image: %w", err))

@@ -44,8 +44,8 @@ func TestUpgrade(t *testing.T) {
 	if err := json.Unmarshal([]byte(stdout), &doc); code != ExitOK || err != nil || doc.Kind != "UpgradeResult" || len(doc.Clusters) != 2 || doc.Clusters[0].To != "dev" || len(doc.Clusters[0].Changed) != 0 {
 		t.Errorf("exit code %d, %v\n%s%s", code, err, stdout, stderr)
 	}
-	code, stdout, stderr = upgrade("a", "--to", "v0.1.0", "--dry-run")
-	for _, want := range []string{"Plan to upgrade a (id-of-a) from dev to v0.1.0; nothing was changed.", "gateways of plane 0", "there is no other plane", "Note: the peering of a and b has one gateway", "delete   ValidatingAdmissionPolicy", "the same command without --dry-run"} {
+	code, stdout, stderr = upgrade("a", "--agent-image", "image:2", "--dry-run")
+	for _, want := range []string{"Plan to upgrade a (id-of-a) from dev to dev; nothing was changed.", "image of the agents   image:2", "gateways of plane 0", "there is no other plane", "Note: the peering of a and b has one gateway", "the same command without --dry-run"} {
 		if code != ExitOK || !strings.Contains(stdout, want) {
 			t.Errorf("exit code %d, without %q:\n%s%s", code, want, stdout, stderr)
 		}

@@ -29,11 +29,9 @@ import (
 // plane after the other.
 const upgradeBackTimeout = 5 * time.Minute
 
-// UpgradeOptions say to which agents clusters are upgraded.
+// UpgradeOptions say how clusters are upgraded.
 type UpgradeOptions struct {
-	// To is the version, empty for this command's.
-	To string
-	// Image of the agents, empty to decide.
+	// Image of the agents, which is of this command's version; empty to decide.
 	Image string
 	// calm is how long packets have to pass by gateways that were replaced, and patience how long they may not: 0 for
 	// probeSilence and lostTimeout.
@@ -78,7 +76,7 @@ type upgrade struct {
 	err  error
 }
 
-// UpgradeAll brings the agents of clusters to a version, while packets pass: those of nodes and gateways step by step. Probes are
+// UpgradeAll brings the agents of clusters to this command's version, while packets pass: those of nodes and gateways step by step. Probes are
 // looked at after each step. If packets are lost, what was changed in that cluster goes back, and the others go on. Only these clusters are
 // touched. A command that was interrupted is done again.
 //
@@ -151,7 +149,7 @@ func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 			if cn := facts[of].Ledger; cn != nil {
 				u.entries = cn.Spec.Peers
 			}
-			u.lowers, u.journal.created = p.Lowers(), true
+			u.journal.created = true
 			out.all = append(out.all, u)
 			g.Go(func() error { return u.look(gctx, toChange) })
 		}
@@ -162,7 +160,7 @@ func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 // upgradeFacts reads what there is of the cluster's agents.
 func (c *Cluster) upgradeFacts(ctx context.Context, o UpgradeOptions) (*plan.UpgradeFacts, error) {
 	f := &plan.UpgradeFacts{
-		Name: c.Name, ClusterID: c.ID, To: o.To, Image: o.Image, Command: manifests.Agents{Image: c.DefaultImage, Version: version.String(), Level: version.Current},
+		Name: c.Name, ClusterID: c.ID, Image: o.Image, Command: manifests.Agents{Image: c.DefaultImage, Version: version.String(), Level: version.Current},
 		Services: map[string]*corev1.Service{}, Secrets: map[string]metav1.Time{},
 	}
 	ds, err := c.nodeAgents(ctx)
@@ -224,14 +222,6 @@ func (u *upgrade) look(ctx context.Context, toChange bool) error {
 // compare says what is to be done with an object, and which of its fields somebody else has changed.
 func (u *upgrade) compare(ctx context.Context, o *plan.ObjectPlan) error {
 	obj := &unstructured.Unstructured{Object: o.Manifest}
-	if o.Action == plan.Delete {
-		obj = manifests.Reference(o.APIVersion, o.Kind, o.Namespace, o.Name)
-		_, live, err := u.read(ctx, obj)
-		if err == nil && live.GetResourceVersion() == "" {
-			o.Action = plan.Keep
-		}
-		return err
-	}
 	action, err := u.action(ctx, o, nil)
 	if o.Action = action; err != nil || action != plan.Change {
 		return err
@@ -245,7 +235,6 @@ func (u *upgrade) compare(ctx context.Context, o *plan.ObjectPlan) error {
 
 // upgrades are the clusters of one command.
 type upgrades struct {
-	// all are in the order in which gateways are replaced.
 	all []*upgrade
 	// temporary are the IDs of clusters of peerings, as in the plan.
 	temporary [][2]string
@@ -268,7 +257,7 @@ func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) 
 	}
 }
 
-// run does all steps. In each cluster, the agents that know less are replaced last.
+// run does all steps.
 func (u *upgrades) run(ctx context.Context) {
 	for _, c := range u.all {
 		if c.Changes() == 0 {
@@ -280,21 +269,10 @@ func (u *upgrades) run(ctx context.Context) {
 	u.each(ctx, (*upgrade).lock)
 	u.each(ctx, (*upgrade).prepare)
 	u.each(ctx, (*upgrade).resume)
-	u.each(ctx, func(c *upgrade, ctx context.Context) error {
-		if c.Lowers() {
-			return nil
-		}
-		return c.replaceNodes(ctx)
-	})
+	u.each(ctx, (*upgrade).replaceNodes)
 	temporary := u.addTemporary(ctx)
 	u.each(ctx, (*upgrade).replaceGateways)
 	u.removeTemporary(ctx, temporary)
-	u.each(ctx, func(c *upgrade, ctx context.Context) error {
-		if !c.Lowers() {
-			return nil
-		}
-		return c.replaceNodes(ctx)
-	})
 	u.each(ctx, (*upgrade).finish)
 	for _, c := range u.all {
 		if c.err == nil && !c.done && ctx.Err() != nil {
@@ -368,10 +346,10 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 	}
 }
 
-// prepare applies what has to be there before new agents are: definitions, and permissions unless there will be fewer.
+// prepare applies what has to be there before new agents are: definitions and permissions.
 func (u *upgrade) prepare(ctx context.Context) error {
 	return u.step(ctx, "definitions and permissions", func(ctx context.Context) error {
-		if err := u.installCRDs(ctx); err != nil || u.Lowers() {
+		if err := u.installCRDs(ctx); err != nil {
 			return err
 		}
 		return u.apply(ctx, u.Account...)
@@ -453,10 +431,8 @@ func (u *upgrade) replaceGateways(ctx context.Context) error {
 		var changed []plan.UpgradeGateway
 		for _, g := range stillPeered(group, pointers(peerings.Items)) {
 			account, deployment := g.Objects()
-			if !u.Lowers() {
-				if err := u.apply(ctx, account...); err != nil {
-					return err
-				}
+			if err := u.apply(ctx, account...); err != nil {
+				return err
 			}
 			want, live, err := u.read(ctx, deployment)
 			if err != nil {
@@ -493,7 +469,7 @@ func (u *upgrade) replaceGateways(ctx context.Context) error {
 }
 
 // replaceGroup replaces gateways by those that are wanted, and waits until packets pass by them. Two gateways with one key would take
-// each other's packets, and those of v0.1.0 do not wait for each other. So the next one does not start before the former one
+// each other's packets, and one that starts waits only some seconds for the former one. So it does not start before that one
 // has ended. Where packets have no other way, there is no time for that.
 func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway, want func(plan.UpgradeGateway) (*unstructured.Unstructured, error)) error {
 	g, gctx := failure.NewGroup(ctx)
@@ -533,7 +509,7 @@ func (u *upgrade) lasting() []plan.UpgradeGateway {
 	return slices.DeleteFunc(slices.Concat(u.Gateways...), func(g plan.UpgradeGateway) bool { return g.Temporary })
 }
 
-// finish applies what depends on all agents, and deletes what these do not have.
+// finish applies what depends on all agents.
 func (u *upgrade) finish(ctx context.Context) error {
 	return u.step(ctx, "looking at all agents", u.finishAll)
 }
@@ -544,11 +520,6 @@ func (u *upgrade) finishAll(ctx context.Context) error {
 	}
 	for _, p := range u.Peerings {
 		if err := u.finishPeering(ctx, p); err != nil {
-			return err
-		}
-	}
-	if u.Lowers() {
-		if err := u.removeObsolete(ctx); err != nil {
 			return err
 		}
 	}
@@ -563,11 +534,8 @@ func (u *upgrade) finishPeering(ctx context.Context, planned *v1alpha1.Peering) 
 			return err
 		}
 		want := planned.DeepCopy()
-		mode := planned.Spec.PlanesMode
 		want.Spec, want.ResourceVersion, want.UID = *now.Spec.DeepCopy(), now.ResourceVersion, now.UID
-		if want.Spec.PlanesMode == "" || mode == "" { // older agents are not told
-			want.Spec.PlanesMode = mode
-		}
+		want.Spec.PlanesMode = cmp.Or(want.Spec.PlanesMode, planned.Spec.PlanesMode)
 		for i := range want.Spec.Planes {
 			plane := &want.Spec.Planes[i]
 			if p := planned.Plane(plane.Index); p != nil && p.KeyGeneration == plane.KeyGeneration {
@@ -576,45 +544,4 @@ func (u *upgrade) finishPeering(ctx context.Context, planned *v1alpha1.Peering) 
 		}
 		return u.apply(ctx, want)
 	})
-}
-
-// removeObsolete takes away permissions and objects that agents which know less do not have.
-func (u *upgrade) removeObsolete(ctx context.Context) error {
-	if err := u.apply(ctx, u.Account...); err != nil {
-		return err
-	}
-	for _, g := range slices.Concat(u.Gateways...) {
-		account, _ := g.Objects()
-		if err := u.apply(ctx, account...); err != nil {
-			return err
-		}
-	}
-	for _, obj := range u.Obsolete {
-		_, live, err := u.read(ctx, obj)
-		if err != nil {
-			return err
-		}
-		if live.GetResourceVersion() == "" {
-			continue
-		}
-		if err := u.delete(ctx, live); err != nil {
-			return err
-		}
-		u.hasChanged(describe(live))
-	}
-	if len(u.Obsolete) == 0 {
-		return nil
-	}
-	records, err := u.ours(ctx, &corev1.ConfigMapList{}, nil)
-	if err != nil {
-		return err
-	}
-	for _, m := range records {
-		if strings.HasPrefix(m.GetName(), v1alpha1.HistoryPrefix) {
-			if err := u.delete(ctx, m); err != nil {
-				return err
-			}
-		}
-	}
-	return u.deleteEvents(ctx, "")
 }

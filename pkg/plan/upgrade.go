@@ -22,8 +22,8 @@ type UpgradeFacts struct {
 	Name, ClusterID string
 	// Command is the version of this command, with the image of that version.
 	Command manifests.Agents
-	// To is the version that is asked for, and Image the image; empty to decide.
-	To, Image string
+	// Image is the one that is asked for, empty to decide.
+	Image string
 	// Installed are the node agents that are there, without an image if there are none.
 	Installed manifests.Agents
 	// NodeMetrics says that they show their metrics at their nodes' own addresses.
@@ -40,7 +40,7 @@ type UpgradeFacts struct {
 	Nodes, NotReady []string
 }
 
-// Upgrade is what is done in one cluster to bring its agents to another version, and why. Nothing of it depends on what the
+// Upgrade is what is done in one cluster to bring its agents to this command's version, and why. Nothing of it depends on what the
 // peers do, but for temporary planes.
 type Upgrade struct {
 	Cluster   string `json:"cluster"`
@@ -51,13 +51,13 @@ type Upgrade struct {
 	// Choices are what was decided, Steps what is done, in this order.
 	Choices []Statement `json:"choices"`
 	Steps   []Statement `json:"steps"`
-	// Objects are those that are there afterwards, and those that go.
+	// Objects are those that are there afterwards.
 	Objects []ObjectPlan `json:"objects"`
 	// Notes are what the user has to know.
 	Notes []string `json:"notes,omitempty"`
 
-	// Before are the agents that are there, Agents those that are wanted.
-	Before, Agents manifests.Agents `json:"-"`
+	// Agents are those that are wanted.
+	Agents manifests.Agents `json:"-"`
 	// Definitions and Account are for all agents of the cluster, DaemonSet runs those of nodes.
 	Definitions, Account []manifests.Object `json:"-"`
 	DaemonSet            *appsv1.DaemonSet  `json:"-"`
@@ -68,8 +68,6 @@ type Upgrade struct {
 	// Peerings and Exposed are what belongs to the gateways of all planes.
 	Peerings []*v1alpha1.Peering `json:"-"`
 	Exposed  []manifests.Object  `json:"-"`
-	// Obsolete is what agents of that version do not have.
-	Obsolete []manifests.Object `json:"-"`
 }
 
 // UpgradeGateway is a gateway that is replaced.
@@ -81,16 +79,9 @@ type UpgradeGateway struct {
 
 // Upgrades are those of several clusters that are done together.
 type Upgrades struct {
-	// Clusters are in the order in which gateways are replaced.
 	Clusters []*Upgrade `json:"clusters"`
 	// Temporary are the IDs of clusters whose peering has one plane, and gets another one while gateways are replaced.
 	Temporary [][2]string `json:"-"`
-}
-
-// Lowers says that the agents become older ones, which know less. Then gateways are replaced before nodes: agents of
-// nodes know best when to leave a plane in the newer version.
-func (u *Upgrade) Lowers() bool {
-	return u.Agents.Level < u.Before.Level || version.Older(u.To, u.From)
 }
 
 // MakeUpgrades plans for clusters that are upgraded by one command.
@@ -110,29 +101,7 @@ func MakeUpgrades(facts []*UpgradeFacts) (*Upgrades, error) {
 			}
 		}
 	}
-	out.order(facts)
 	return out, nil
-}
-
-// order puts the clusters that call before those that are called. A gateway of v0.1.0 that calls leads packets to the node of a
-// gateway that was just replaced, also if that node refuses them for a moment. Those after it do not. So where agents become
-// older, it is the other way round.
-func (u *Upgrades) order(facts []*UpgradeFacts) {
-	called := map[string]int{}
-	for _, f := range facts {
-		for _, p := range f.Peerings {
-			if len(p.Spec.Planes) > 0 && p.Spec.Planes[0].Role == v1alpha1.Server && among(facts, p.Spec.Remote.ClusterID) != nil {
-				called[f.ClusterID]++
-			}
-		}
-	}
-	slices.SortStableFunc(u.Clusters, func(a, b *Upgrade) int {
-		order := cmp.Compare(called[a.ClusterID], called[b.ClusterID])
-		if a.Lowers() {
-			return -order
-		}
-		return order
-	})
 }
 
 // among is the cluster with that ID, nil if it is not among those that are upgraded.
@@ -173,46 +142,24 @@ func (f *UpgradeFacts) refused(err error, hint string) error {
 	return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: "upgrade", Err: err, Hint: hint}
 }
 
-// target are the agents that are wanted, and why.
+// target are the agents that are wanted, and why: those of this command.
 func (f *UpgradeFacts) target() (a manifests.Agents, s Statement, err error) {
-	has, to := f.Installed, cmp.Or(f.To, f.Command.Version)
-	a = manifests.Agents{Version: to, Level: version.LevelOf(to)}
-	if to == f.Command.Version {
-		a.Level = version.Current
-	}
+	has, a := f.Installed, f.Command
+	s = Statement{What: "image of the agents", Reason: "the published one of this version"}
 	switch {
 	case has.Image == "":
-		return a, s, f.refused(errors.New("there are no agents: it is not peered"), "kubectl liqonet peer installs them, of version "+f.Command.Version)
-	case version.Older(f.Command.Version, to), has.Level > version.Current, f.To == "" && version.Older(f.Command.Version, has.Version):
-		return a, s, f.refused(fmt.Errorf("its agents are of version %s, and this command of the older %s", cmp.Or(f.To, has.Version), f.Command.Version), "use the command of that version, or a newer one; to go back, name the older one by --to")
-	}
-	s = Statement{What: "image of the agents", Reason: "the published one of that version"}
-	isPublished := has.Image == version.AgentImage(has.Version)
-	switch kept := retag(has.Image, has.Version, to); {
+		return a, s, f.refused(errors.New("there are no agents: it is not peered"), "kubectl liqonet peer installs them, of version "+a.Version)
+	case has.Level > version.Current, version.Older(a.Version, has.Version):
+		return a, s, f.refused(fmt.Errorf("its agents are of version %s, and this command of the older %s", has.Version, a.Version), "use the command of that version, or a newer one")
 	case f.Image != "":
 		a.Image, s.Reason = f.Image, "given by --agent-image"
-	case has.Version == to:
+	case has.Version == a.Version:
 		a.Image, s.Reason = has.Image, "as before"
-	case isPublished && to == f.Command.Version:
-		a.Image = f.Command.Image
-	case isPublished:
-		a.Image = version.AgentImage(to)
-	case kept != "":
-		a.Image, s.Reason = kept, "from where it is pulled now"
-	default:
-		return a, s, f.refused(fmt.Errorf("its image %q was chosen by --agent-image, and does not say which one is of version %s", has.Image, to), "give the image of that version by --agent-image")
+	case has.Image != version.AgentImage(has.Version):
+		return a, s, f.refused(fmt.Errorf("its image %q was chosen by --agent-image, and this command is of version %s", has.Image, a.Version), "give the image of that version by --agent-image")
 	}
 	s.Value = a.Image
 	return a, s, nil
-}
-
-// retag is the image of another version from the same place, empty if the image is not named after its version.
-func retag(image, from, to string) string {
-	name, isTagged := strings.CutSuffix(image, ":"+from)
-	if !isTagged || from == "" || strings.Contains(image, "@") {
-		return ""
-	}
-	return name + ":" + to
 }
 
 // upgrade plans for one of the clusters.
@@ -221,7 +168,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	if err != nil {
 		return nil, err
 	}
-	u := &Upgrade{Cluster: f.Name, ClusterID: f.ClusterID, From: f.Installed.Version, To: agents.Version, Before: f.Installed, Agents: agents}
+	u := &Upgrade{Cluster: f.Name, ClusterID: f.ClusterID, From: f.Installed.Version, To: agents.Version, Agents: agents}
 	u.Choices = append(u.Choices, Statement{What: "version", Value: agents.Version, Reason: f.why()}, image)
 	crds, err := manifests.CRDs()
 	if err != nil {
@@ -231,7 +178,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 		u.Definitions = append(u.Definitions, crd)
 	}
 	u.Account, u.DaemonSet = manifests.NodeAgent(agents, f.keys())
-	if f.NodeMetrics && agents.Level > version.First {
+	if f.NodeMetrics {
 		manifests.ShowNodeMetrics(u.DaemonSet)
 	}
 	u.Account = append([]manifests.Object{manifests.Namespace(), manifests.CriticalPods()}, u.Account...)
@@ -242,16 +189,12 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	if err := f.check(u); err != nil {
 		return nil, err
 	}
-	u.findObsolete(f)
 	u.addSteps(f)
 	return u, u.listObjects()
 }
 
 func (f *UpgradeFacts) why() string {
-	switch {
-	case f.To != "":
-		return "given by --to"
-	case f.Installed.Version == f.Command.Version:
+	if f.Installed.Version == f.Command.Version {
 		return "this command's; the agents are of it already"
 	}
 	return fmt.Sprintf("this command's; the agents are of %s", cmp.Or(f.Installed.Version, "one that is not known"))
@@ -281,17 +224,12 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
 			u.Notes = append(u.Notes, f.whyAlone(p, peer))
 		}
 		// A gateway of v0.1.0 that calls begins its session anew when its plane becomes one of two, or the only one.
-		if isOld := min(f.Installed.Level, u.Agents.Level) == version.First && f.Installed.Level != u.Agents.Level; isOld && !alone && len(planes) == 1 && planes[0].Role == v1alpha1.Client {
+		if f.Installed.Level == version.First && !alone && len(planes) == 1 && planes[0].Role == v1alpha1.Client {
 			u.Notes = append(u.Notes, fmt.Sprintf("packets between %s and %s may be lost for a second at most: their peering has one plane, and gateways of v0.1.0 lose packets when that becomes two, or one again", f.Name, cmp.Or(p.Spec.Remote.Name, p.Name)))
 		}
 		written := manifests.Peering(p.Name, *p.Spec.DeepCopy())
 		manifests.SetLevel(written, u.Agents.Level)
-		if written.Spec.PlanesMode = cmp.Or(written.Spec.PlanesMode, v1alpha1.PlanesOne); u.Agents.Level == version.First {
-			if written.Spec.PlanesMode == v1alpha1.PlanesSpread {
-				u.Notes = append(u.Notes, fmt.Sprintf("nodes of %s send to %s by one plane each from then on: agents of %s know no other way", f.Name, cmp.Or(p.Spec.Remote.Name, p.Name), u.To))
-			}
-			written.Spec.PlanesMode = ""
-		}
+		written.Spec.PlanesMode = cmp.Or(written.Spec.PlanesMode, v1alpha1.PlanesOne)
 		for k := range written.Spec.Planes {
 			plane := &written.Spec.Planes[k]
 			preshared := plane.PresharedKey.Generation
@@ -303,13 +241,9 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
 			if !plane.Temporary || peer == nil || !f.hasTemporary(peer) { // otherwise it is replaced, and removed, with the peer's
 				byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{g, alone})
 			}
-			if u.Agents.Level > version.First {
-				plane.OverlayKey = g.OverlayKey
-				if made := f.Secrets[g.SecretName()]; !made.IsZero() {
-					plane.KeyTime = &made
-				}
-			} else {
-				plane.OverlayKey, plane.KeyTime = 0, nil
+			plane.OverlayKey = g.OverlayKey
+			if made := f.Secrets[g.SecretName()]; !made.IsZero() {
+				plane.KeyTime = &made
 			}
 		}
 		u.Peerings = append(u.Peerings, written)
@@ -367,7 +301,7 @@ func groups[T any](all []T, first bool) (out [][]T) {
 	return out
 }
 
-// check refuses what would leave pods without something that they mount, or agents with what they do not know.
+// check refuses what would leave pods without something that they mount.
 func (f *UpgradeFacts) check(u *Upgrade) error {
 	var missing []string
 	need := func(name string) {
@@ -378,58 +312,19 @@ func (f *UpgradeFacts) check(u *Upgrade) error {
 	for _, key := range f.keys() {
 		need(manifests.OverlaySecretName(key))
 	}
-	temporary := false
 	for _, g := range slices.Concat(u.Gateways...) {
 		need(g.SecretName())
 		if g.PresharedKey > 0 {
 			need(g.PresharedSecretName())
 		}
-		temporary = temporary || g.Temporary
+	}
+	if len(missing) == 0 || f.Secrets == nil {
+		return nil
 	}
 	slices.Sort(missing)
-	missing = slices.Compact(missing)
-	keys := f.keys()
-	switch {
-	case len(missing) > 0 && f.Secrets != nil:
-		return &failure.Error{
-			Kind: failure.NotReady, Cluster: f.Name, Doing: "upgrade", Err: fmt.Errorf("keys are gone, without which agents do not start: Secrets %s", strings.Join(missing, ", ")),
-			Hint: "kubectl liqonet peer makes others",
-		}
-	case u.Agents.Level > version.First:
-		return nil
-	case temporary:
-		return f.refused(errors.New("a peering has a temporary plane, of a command that was interrupted"), "kubectl liqonet peer removes it")
-	case len(keys) > 1 || keys[0] != OverlayKey(f.Ledger):
-		return f.refused(fmt.Errorf("its links have several keys of the overlay, and agents of %s know one", u.To), "kubectl liqonet rotate-keys with each of its peers gives all of them the newest one")
-	}
-	return nil
-}
-
-// findObsolete finds what agents that know less do not have.
-func (u *Upgrade) findObsolete(f *UpgradeFacts) {
-	if u.Agents.Level >= u.Before.Level {
-		return
-	}
-	kept := map[string]bool{}
-	key := func(o manifests.Object) string {
-		return fmt.Sprint(o.GetObjectKind().GroupVersionKind().Kind, " ", o.GetNamespace(), "/", o.GetName())
-	}
-	of := func(a manifests.Agents) []manifests.Object {
-		objs, _ := manifests.NodeAgent(a, f.keys())
-		for _, g := range slices.Concat(u.Gateways...) {
-			g.Agents = a
-			account, _ := g.Objects()
-			objs = append(objs, account...)
-		}
-		return objs
-	}
-	for _, o := range of(u.Agents) {
-		kept[key(o)] = true
-	}
-	for _, o := range of(u.Before) {
-		if !kept[key(o)] {
-			u.Obsolete = append(u.Obsolete, o)
-		}
+	return &failure.Error{
+		Kind: failure.NotReady, Cluster: f.Name, Doing: "upgrade", Hint: "kubectl liqonet peer makes others",
+		Err: fmt.Errorf("keys are gone, without which agents do not start: Secrets %s", strings.Join(slices.Compact(missing), ", ")),
 	}
 }
 
@@ -458,14 +353,7 @@ func (u *Upgrade) addSteps(f *UpgradeFacts) {
 		gateways = append(gateways, s)
 	}
 	u.Steps = []Statement{{What: "definitions and permissions", Value: "those of this command", Reason: "definitions are changed by addition only, and never go back"}}
-	if u.Lowers() {
-		u.Steps = append(append(u.Steps, gateways...), nodes)
-	} else {
-		u.Steps = append(append(u.Steps, nodes), gateways...)
-	}
-	if len(u.Obsolete) > 0 {
-		u.Steps = append(u.Steps, Statement{What: "what these agents do not have", Value: "is deleted", Reason: u.To + " does not know it, and would leave it behind"})
-	}
+	u.Steps = append(append(u.Steps, nodes), gateways...)
 }
 
 // listObjects lists every object, in the order in which they are made.
@@ -494,12 +382,6 @@ func (u *Upgrade) listObjects() error {
 	err = cmp.Or(err, add("what belongs to all gateways of a peering", u.Exposed...))
 	for _, p := range u.Peerings {
 		err = cmp.Or(err, add("what gateways and nodes do, and which keys they have", p))
-	}
-	for _, o := range u.Obsolete {
-		gvk := o.GetObjectKind().GroupVersionKind()
-		u.Objects = append(u.Objects, ObjectPlan{
-			Action: Delete, APIVersion: gvk.GroupVersion().String(), Kind: gvk.Kind, Namespace: o.GetNamespace(), Name: o.GetName(), Reason: u.To + " does not know it",
-		})
 	}
 	return err
 }

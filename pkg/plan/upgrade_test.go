@@ -2,7 +2,6 @@ package plan
 
 import (
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -56,26 +55,22 @@ func makeUpgrades(t *testing.T, facts ...*UpgradeFacts) *Upgrades {
 func TestUpgradeTarget(t *testing.T) {
 	mirrored := "mirror.example:5000/agent"
 	for _, tt := range []struct {
-		name, installed, image, to, given string
-		want                              manifests.Agents
-		refused                           string
+		name, installed, image, given string
+		want                          manifests.Agents
+		refused                       string
 	}{
 		{name: "the published image", installed: "v0.1.0", want: manifests.Agents{Image: version.AgentImage("v0.2.0"), Version: "v0.2.0", Level: version.Current}},
-		{name: "a mirror", installed: "v0.1.0", image: mirrored + ":v0.1.0", want: manifests.Agents{Image: mirrored + ":v0.2.0", Version: "v0.2.0", Level: version.Current}},
-		{name: "a tag that says nothing", installed: "v0.1.0", image: mirrored + ":stable", refused: "--agent-image"},
-		{name: "a port that is no tag", installed: "v0.1.0", image: mirrored, refused: "--agent-image"},
-		{name: "a digest", installed: "v0.1.0", image: mirrored + ":v0.1.0@sha256:00", refused: "--agent-image"},
+		{name: "a mirror", installed: "v0.1.0", image: mirrored + ":v0.1.0", refused: "--agent-image"},
+		{name: "another image of the published version", installed: "v0.1.0", image: version.AgentImage("v0.1.1"), refused: "--agent-image"},
 		{name: "a digest, and another one is given", installed: "v0.1.0", image: mirrored + "@sha256:00", given: "x@sha256:11", want: manifests.Agents{Image: "x@sha256:11", Version: "v0.2.0", Level: version.Current}},
 		{name: "the same version", installed: "v0.2.0", image: mirrored + "@sha256:00", want: manifests.Agents{Image: mirrored + "@sha256:00", Version: "v0.2.0", Level: version.Current}},
-		{name: "back", installed: "v0.2.0", to: "v0.1.0", want: manifests.Agents{Image: version.AgentImage("v0.1.0"), Version: "v0.1.0", Level: version.First}},
 		{name: "an older command", installed: "v0.3.0", refused: "the older v0.2.0"},
-		{name: "an older command, back", installed: "v0.3.0", to: "v0.1.0", want: manifests.Agents{Image: version.AgentImage("v0.1.0"), Version: "v0.1.0", Level: version.First}},
-		{name: "to what this command does not know", installed: "v0.1.0", to: "v0.3.0", refused: "the older v0.2.0"},
+		{name: "an older command with an image", installed: "v0.3.0", given: "x", refused: "the older v0.2.0"},
 		{name: "nothing is there", refused: "not peered"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := upgradable("a", tt.installed, 2, "b")
-			f.To, f.Image = tt.to, tt.given
+			f.Image = tt.given
 			if tt.image != "" {
 				f.Installed.Image = tt.image
 			}
@@ -150,58 +145,12 @@ func TestUpgradeOrder(t *testing.T) {
 	if done != 10 || len(u.Gateways[0]) != 1 {
 		t.Errorf("%d gateways", done)
 	}
-	what := func(u *Upgrade) (out []string) {
-		for _, s := range u.Steps {
-			out = append(out, s.What)
-		}
-		return slices.Compact(out)
+	var what []string
+	for _, s := range u.Steps {
+		what = append(what, s.What)
 	}
-	if diff := cmp.Diff([]string{"definitions and permissions", "node agents", "gateways of plane 0", "gateways of plane 1"}, what(u)); diff != "" {
+	if diff := cmp.Diff([]string{"definitions and permissions", "node agents", "gateways of plane 0", "gateways of plane 1"}, slices.Compact(what)); diff != "" {
 		t.Error(diff)
-	}
-	f = upgradable("a", "v0.2.0", 2, "b")
-	f.To = "v0.1.0"
-	u = makeUpgrades(t, f).Clusters[0]
-	if diff := cmp.Diff([]string{"definitions and permissions", "gateways of plane 0", "gateways of plane 1", "node agents", "what these agents do not have"}, what(u)); diff != "" {
-		t.Error(diff)
-	}
-	var gone []string
-	for _, o := range u.Obsolete {
-		gone = append(gone, fmt.Sprintf("%T %s/%s", o, o.GetNamespace(), o.GetName()))
-	}
-	want := []string{
-		"*v1.ConfigMap liqonet-system/history-gateway-b-0", "*v1.ConfigMap liqonet-system/history-gateway-b-1",
-		"*v1.Role default/liqonet-gateway-b-0", "*v1.Role default/liqonet-gateway-b-1",
-		"*v1.RoleBinding default/liqonet-gateway-b-0", "*v1.RoleBinding default/liqonet-gateway-b-1",
-		"*v1.ValidatingAdmissionPolicy /liqonet-gateway", "*v1.ValidatingAdmissionPolicy /liqonet-level", "*v1.ValidatingAdmissionPolicy /liqonet-node-peerings",
-		"*v1.ValidatingAdmissionPolicyBinding /liqonet-gateway", "*v1.ValidatingAdmissionPolicyBinding /liqonet-level", "*v1.ValidatingAdmissionPolicyBinding /liqonet-node-peerings",
-	}
-	slices.Sort(gone)
-	if diff := cmp.Diff(want, gone); diff != "" {
-		t.Error(diff)
-	}
-}
-
-// Who calls is upgraded before who is called, and goes back after it.
-func TestUpgradeClusters(t *testing.T) {
-	for _, tt := range []struct{ to, want string }{{"", "c b a"}, {"v0.1.0", "a b c"}} {
-		installed := "v0.1.0"
-		if tt.to != "" {
-			installed = "v0.2.0"
-		}
-		a, b, c := upgradable("a", installed, 2, "b", "c"), upgradable("b", installed, 2, "a", "c"), upgradable("c", installed, 2, "a", "b")
-		for _, order := range [][]*UpgradeFacts{{a, b, c}, {c, b, a}, {b, c, a}} {
-			var got []string
-			for _, f := range order {
-				f.To = tt.to
-			}
-			for _, u := range makeUpgrades(t, order...).Clusters {
-				got = append(got, u.Cluster)
-			}
-			if strings.Join(got, " ") != tt.want {
-				t.Errorf("%v, want %s", got, tt.want)
-			}
-		}
 	}
 }
 
@@ -258,33 +207,22 @@ func (f *UpgradeFacts) withTemporary(peer string) {
 	f.Secrets[manifests.Gateway{Peering: peer, Plane: 1, KeyGeneration: 1}.SecretName()] = metav1.Now()
 }
 
-// What would leave agents without a key, or with what they do not know, is refused before anything is changed.
+// What would leave agents without a key is refused before anything is changed.
 func TestUpgradeRefused(t *testing.T) {
-	for name, tt := range map[string]struct {
-		to     string
-		change func(*UpgradeFacts)
-		kind   failure.Kind
-		want   string
-	}{
-		"a gateway's key is gone":                 {"", func(f *UpgradeFacts) { delete(f.Secrets, "gateway-b-0-1") }, failure.NotReady, "gateway-b-0-1"},
-		"the overlay's key is gone":               {"", func(f *UpgradeFacts) { clear(f.Secrets) }, failure.NotReady, "liqonet-overlay-1"},
-		"back with a temporary plane":             {"v0.1.0", func(f *UpgradeFacts) { f.withTemporary("b") }, failure.Usage, "kubectl liqonet peer"},
-		"back with two keys of the overlay":       {"v0.1.0", func(f *UpgradeFacts) { f.OverlayKeys, f.Secrets["liqonet-overlay-2"] = []int32{1, 2}, metav1.Time{} }, failure.Usage, "rotate-keys"},
-		"back with another key than the ledger's": {"v0.1.0", func(f *UpgradeFacts) { f.OverlayKeys, f.Secrets["liqonet-overlay-2"] = []int32{2}, metav1.Time{} }, failure.Usage, "rotate-keys"},
+	for want, remove := range map[string]func(*UpgradeFacts){
+		"gateway-b-0-1":     func(f *UpgradeFacts) { delete(f.Secrets, "gateway-b-0-1") },
+		"liqonet-overlay-1": func(f *UpgradeFacts) { clear(f.Secrets) },
 	} {
-		t.Run(name, func(t *testing.T) {
-			f := upgradable("a", "v0.2.0", 1, "b")
-			f.To = tt.to
-			tt.change(f)
-			_, err := MakeUpgrades([]*UpgradeFacts{f})
-			if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != tt.kind || e.Hint == "" || !strings.Contains(err.Error()+e.Hint, tt.want) {
-				t.Errorf("got %v", err)
-			}
-		})
+		f := upgradable("a", "v0.2.0", 1, "b")
+		remove(f)
+		_, err := MakeUpgrades([]*UpgradeFacts{f})
+		if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != failure.NotReady || e.Hint == "" || !strings.Contains(err.Error(), want) {
+			t.Errorf("without %s: %v", want, err)
+		}
 	}
 }
 
-// Agents of v0.1.0 are told of no key of the overlay, those of this version which one their links have.
+// Agents are told which key of the overlay their links have.
 func TestUpgradePeerings(t *testing.T) {
 	f := upgradable("a", "v0.1.0", 2, "b")
 	f.OverlayKeys, f.Secrets["liqonet-overlay-3"] = []int32{3}, metav1.Time{}
@@ -302,16 +240,6 @@ func TestUpgradePeerings(t *testing.T) {
 	f.Installed, f.Peerings = f.Command, []v1alpha1.Peering{*p}
 	if p := makeUpgrades(t, f).Clusters[0].Peerings[0]; p.Spec.PlanesMode != v1alpha1.PlanesSpread {
 		t.Errorf("the planes mode becomes %q", p.Spec.PlanesMode)
-	}
-	f.To = "v0.1.0"
-	back := makeUpgrades(t, f).Clusters[0]
-	if p = back.Peerings[0]; p.Spec.PlanesMode != "" || !slices.ContainsFunc(back.Notes, func(n string) bool { return strings.Contains(n, "one plane each") }) {
-		t.Errorf("agents of v0.1.0 get the planes mode %q, notes %q", p.Spec.PlanesMode, back.Notes)
-	}
-	for _, plane := range p.Spec.Planes {
-		if plane.OverlayKey != 0 || plane.KeyTime != nil {
-			t.Errorf("%+v", plane)
-		}
 	}
 }
 

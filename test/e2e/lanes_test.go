@@ -294,6 +294,5 @@ var places = map[string]place{
 
 	// With three nodes.
 	"TestUpgrade":                   {lane: laneEqual, part: outagesPart},
-	"TestUpgradeUnpeerOfOlder":      {lane: laneEqual, part: outagesPart},
 	"TestUpgradeWithOnePlane":       {lane: laneEqual, part: outagesPart},
 }

@@ -78,7 +78,7 @@ func maladies() []malady {
 		}},
 		{name: "connection table full by load", check: "liqonet-conntrack-01", says: `the table of connections of node \S+ is full`, begin: fillConnections},
 		{name: "a clock off by an hour", check: "liqonet-clock-02", says: `the clock of .+ is (1h|59m)\S+ ahead of`, begin: shiftClock},
-		{name: "version skew", check: "liqonet-version-01", says: `agents are of version v0.1.0`, begin: skewVersions},
+		{name: "version skew", check: "liqonet-version-01", says: `agents are of version v0.0.1`, begin: skewVersions},
 		{name: "missing permission", cheap: true, check: "liqonet-permission-02", says: `the agents lack permissions: ClusterRoleBinding liqonet-node is gone`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			damage(t, ctx, x.a, [][]string{{"delete", "clusterrolebinding", "liqonet-node"}})
 			return x.fix(t, ctx)

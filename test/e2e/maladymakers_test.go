@@ -64,11 +64,20 @@ func shiftClock(t *testing.T, ctx context.Context, x *patients) func() {
 	}
 }
 
-// skewVersions has a's agents of the first release.
+// skewVersions has a's agents of an older version: a command of that version peers the clusters again, and b is upgraded.
 func skewVersions(t *testing.T, ctx context.Context, x *patients) func() {
 	t.Helper()
-	loadImage(t, ctx, x.a, filepath.Join(buildCommit(t, ctx, commitOfV010, "v0.1.0"), "liqonet-agent.tar"))
-	mustLiqonet(t, ctx, "upgrade", x.a.Name, "--to", "v0.1.0")
+	head, old := *binDir, release(t, olderVersion)
+	for _, c := range []*cluster{x.a, x.b} {
+		loadImage(t, ctx, c, filepath.Join(old, "liqonet-agent.tar"))
+	}
+	mustLiqonet(t, ctx, "unpeer", x.a.Name, x.b.Name)
+	planes := x.peered
+	x.peered, *binDir = 0, old
+	t.Cleanup(func() { *binDir = head })
+	x.peer(t, ctx, planes)
+	*binDir = head
+	mustLiqonet(t, ctx, "upgrade", x.b.Name)
 	return func() { mustLiqonet(t, context.WithoutCancel(ctx), "upgrade", x.a.Name) }
 }
 

@@ -76,17 +76,11 @@ func TestDefect1_06_Versions(t *testing.T) {
 // directory.
 func release(t *testing.T, version string) (dir string) {
 	t.Helper()
-	return build(t, t.Context(), filepath.Join("..", ".."), version)
-}
-
-// build is the same for a directory with sources.
-func build(t *testing.T, ctx context.Context, source, version string) (dir string) {
-	t.Helper()
 	dir = t.TempDir()
 	for name, pkg := range map[string]string{"kubectl-liqonet": "./cmd/liqonetctl", "liqonet-agent": "./agent"} {
-		cmd := exec.CommandContext(ctx, "go", "build", "-trimpath",
+		cmd := exec.CommandContext(t.Context(), "go", "build", "-trimpath",
 			"-ldflags", "-s -w -X github.com/liqonet/liqonet/pkg/version.version="+version, "-o", filepath.Join(dir, name), pkg)
-		cmd.Dir, cmd.Env = source, append(os.Environ(), "CGO_ENABLED=0")
+		cmd.Dir, cmd.Env = filepath.Join("..", ".."), append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %v: %s", cmd.Args, err, out)
 		}
