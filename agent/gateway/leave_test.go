@@ -18,8 +18,8 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// A gateway that leaves writes nothing over what the next one of its plane has reported: nodes would follow it to a pod that ends. One of
-// v0.1.0 reports while the one before is leaving.
+// A gateway that leaves writes nothing over what the next one of its plane has reported: nodes would follow it to a pod that
+// ends.
 func TestLeaveToTheNext(t *testing.T) {
 	own, next := netip.MustParseAddr("10.244.0.7"), netip.MustParseAddr("10.244.1.9")
 	for name, tt := range map[string]struct {

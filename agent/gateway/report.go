@@ -73,8 +73,8 @@ func (a *agent) read(ctx context.Context) (*v1alpha1.Peering, error) {
 	return &list.Items[0], nil
 }
 
-// replaced says that the next gateway of this plane has reported already: nodes follow what is written last. One of v0.1.0 does
-// not wait until the one before has left.
+// replaced says that the next gateway of this plane has reported already: nodes follow what is written last. It waits until this one
+// has left, but for some seconds only.
 func (a *agent) replaced(now *v1alpha1.Peering) bool {
 	s := now.PlaneStatus(a.local.plane)
 	return s != nil && s.PodIP.IsValid() && !slices.Contains(a.PodIPs, s.PodIP.Addr)

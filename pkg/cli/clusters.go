@@ -210,7 +210,7 @@ func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcm
 	}
 	return &peering.Cluster{
 		Name: name, Client: c, Server: serverAddress(cfg), Discovery: d, Logs: logs,
-		DefaultImage: version.AgentImage(version.String()), Kubectl: kubectl, Now: clock.now,
+		DefaultImage: version.AgentImage(version.String()), Version: version.String(), Kubectl: kubectl, Now: clock.now,
 	}, nil
 }
 

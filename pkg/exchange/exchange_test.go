@@ -322,3 +322,30 @@ func TestStranger(t *testing.T) {
 		t.Errorf("the stranger has heard %v", h)
 	}
 }
+
+// What only a newer gateway says is ignored, and the connection goes on: frames of another version, topics and fields that are not
+// known.
+func TestNewerGateway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := New(addr("127.0.0.1"), addr("127.0.0.2"), false, notify.NewSignal())
+		here, there := net.Pipe()
+		ended := make(chan error, 1)
+		go func() { ended <- c.read(here, newFrameLimit()) }()
+		for _, f := range [][]byte{
+			frame(frameVersion+1, typeAnnouncement, `{"endpoints": ["192.0.2.9:9"]}`), frame(frameVersion, typeAnnouncement+1, `{"topic": true}`), frame(frameVersion, 255, ""),
+			frame(frameVersion, typeAnnouncement, `{"endpoints": ["192.0.2.1:1"], "field": {"of": ["a", "newer", "version"]}}`),
+		} {
+			if _, err := there.Write(f); err != nil {
+				t.Fatalf("%q: %v, %v", f, err, <-ended)
+			}
+		}
+		synctest.Wait()
+		if got := c.Received(); got == nil || !slices.Equal(got.Endpoints, []string{"192.0.2.1:1"}) {
+			t.Errorf("it has taken %v", got)
+		}
+		_ = there.Close()
+		if err := <-ended; !errors.Is(err, io.EOF) {
+			t.Errorf("it ended with %v", err)
+		}
+	})
+}

@@ -95,11 +95,14 @@ var decodedCRDs = sync.OnceValues(func() ([]*apiextensionsv1.CustomResourceDefin
 		annotations := crd.Annotations
 		crd.ObjectMeta = objectMeta("", crd.Name, commonLabels())
 		maps.Copy(crd.Annotations, annotations)
-		SetLevel(crd, version.Current)
 		out[i] = crd
 	}
 	return out, nil
 })
+
+// BeingRemoved is in place of the version on a definition that is about to be deleted.
+// Whoever applies the definition takes it away.
+const BeingRemoved = "being-removed"
 
 // Namespace is where the agents live. Node agents use the host's network and
 // gateways need NET_ADMIN, which the Pod Security Standards call privileged.
@@ -177,18 +180,14 @@ func ReplacingMark() *corev1.Secret {
 }
 
 // mountOverlayKeys puts keys of the overlay into an agent's pod, each as a file with the name of its
-// generation. The agents of v0.1.0 know one key, and take the first one.
-func (a Agents) mountOverlayKeys(pod *corev1.PodSpec, generations ...int32) {
+// generation.
+func mountOverlayKeys(pod *corev1.PodSpec, generations ...int32) {
 	c := &pod.Containers[0]
+	c.Args = append(c.Args, "--overlay-keys="+OverlayDir)
 	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volumeOverlay, MountPath: OverlayDir, ReadOnly: true})
-	volume := corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{DefaultMode: new(int32(0o400)), Sources: overlaySources(generations)}}
-	if a.level() > version.First {
-		c.Args = append(c.Args, argOverlayKeys+OverlayDir)
-	} else {
-		c.Args = append(c.Args, "--overlay-key="+path.Join(OverlayDir, v1alpha1.OverlayKeyFile))
-		volume = corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: OverlaySecretName(generations[0]), DefaultMode: new(int32(0o400))}}
-	}
-	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volumeOverlay, VolumeSource: volume})
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volumeOverlay, VolumeSource: corev1.VolumeSource{
+		Projected: &corev1.ProjectedVolumeSource{DefaultMode: new(int32(0o400)), Sources: overlaySources(generations)},
+	}})
 }
 
 func overlaySources(generations []int32) (out []corev1.VolumeProjection) {
@@ -204,15 +203,12 @@ func overlaySources(generations []int32) (out []corev1.VolumeProjection) {
 // OverlayKeys are the generations of the overlay's keys that an agent's pods are given, in their order.
 func OverlayKeys(pod *corev1.PodSpec) (out []int32) {
 	for _, v := range pod.Volumes {
-		switch {
-		case v.Name != volumeOverlay:
-		case v.Secret != nil: // by a version that gave each agent one key
-			out = append(out, OverlayGeneration(v.Secret.SecretName))
-		case v.Projected != nil:
-			for _, s := range v.Projected.Sources {
-				if s.Secret != nil {
-					out = append(out, OverlayGeneration(s.Secret.Name))
-				}
+		if v.Name != volumeOverlay || v.Projected == nil {
+			continue
+		}
+		for _, s := range v.Projected.Sources {
+			if s.Secret != nil {
+				out = append(out, OverlayGeneration(s.Secret.Name))
 			}
 		}
 	}
@@ -260,11 +256,7 @@ func RetireOverlayKeys(pod *corev1.PodSpec, generation int32) (changed bool) {
 // SetOverlayKeys gives the pods of an agent the keys of these generations, and so has them start again.
 func SetOverlayKeys(pod *corev1.PodSpec, generations []int32) {
 	for _, v := range pod.Volumes {
-		switch {
-		case v.Name != volumeOverlay:
-		case v.Secret != nil:
-			v.Secret.SecretName = OverlaySecretName(generations[0])
-		default:
+		if v.Name == volumeOverlay && v.Projected != nil {
 			v.Projected.Sources = overlaySources(generations)
 		}
 	}
@@ -274,17 +266,8 @@ func SetOverlayKeys(pod *corev1.PodSpec, generations []int32) {
 // their DaemonSet, which needs it. keys are the generations of the overlay's keys.
 func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.DaemonSet) {
 	labels := componentLabels("node")
-	inNamespace := []rbacv1.PolicyRule{{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"create", "patch"}}}
-	var ofPeerings []rbacv1.PolicyRule
-	if a.level() > version.First {
-		// To say of a Peering whose gateways are dead that it is not known to be connected: nodePolicy allows no more.
-		ofPeerings = []rbacv1.PolicyRule{{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings/status"}, Verbs: []string{"patch"}}}
-		inNamespace[0].Verbs = []string{"get", "create", "patch"}
-		// Its history.
-		inNamespace = append(inNamespace, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "patch"}})
-	}
 	account = accountFor(v1alpha1.NodeAgentName, v1alpha1.NodeAgentName, labels,
-		append([]rbacv1.PolicyRule{
+		[]rbacv1.PolicyRule{
 			{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{""}, Resources: []string{"namespaces"}, ResourceNames: []string{v1alpha1.Namespace}, Verbs: []string{"get", "list", "watch"}},
 			{APIGroups: []string{"apps"}, Resources: []string{"daemonsets"}, ResourceNames: []string{v1alpha1.NodeAgentName}, Verbs: []string{"get", "list", "watch"}},
@@ -292,11 +275,15 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings"}, Verbs: []string{"list", "watch"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks"}, Verbs: []string{"get", "list", "watch", "create", "patch", "delete"}},
 			{APIGroups: []string{"liqonet.io"}, Resources: []string{"nodenetworks/status"}, Verbs: []string{"patch"}},
-		}, ofPeerings...), inNamespace)
-	if a.level() > version.First {
-		account = slices.Concat(account, gatewayPolicy(labels), levelPolicy(labels))
-	}
-	account = append(account, nodePolicy(labels, a.level())...)
+			// To say of a Peering whose gateways are dead that it is not known to be connected: nodePolicy allows no more.
+			{APIGroups: []string{"liqonet.io"}, Resources: []string{"peerings/status"}, Verbs: []string{"patch"}},
+		},
+		[]rbacv1.PolicyRule{
+			{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get", "create", "patch"}},
+			// Its history.
+			{APIGroups: []string{""}, Resources: []string{"configmaps"}, Verbs: []string{"create", "patch"}},
+		})
+	account = slices.Concat(account, gatewayPolicy(labels), nodePolicy(labels))
 	daemonSet = &appsv1.DaemonSet{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "DaemonSet"},
 		ObjectMeta: a.meta(v1alpha1.NodeAgentName, labels),
@@ -326,7 +313,7 @@ func NodeAgent(a Agents, keys []int32) (account []Object, daemonSet *appsv1.Daem
 		},
 	}
 	mountAccount(&daemonSet.Spec.Template.Spec)
-	a.mountOverlayKeys(&daemonSet.Spec.Template.Spec, keys...)
+	mountOverlayKeys(&daemonSet.Spec.Template.Spec, keys...)
 	return account, daemonSet
 }
 
@@ -491,9 +478,7 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{g.Name()}, Verbs: []string{"patch"}},
 		// Which endpoints it has is told to the peer.
 		{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{v1alpha1.GatewayService(g.Peering)}, Verbs: []string{"list", "watch"}},
-	}
-	if g.level() > version.First {
-		inNamespace = append(inNamespace, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{g.HistoryName()}, Verbs: []string{"patch"}})
+		{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{g.HistoryName()}, Verbs: []string{"patch"}},
 	}
 	account = accountFor(g.Name(), g.ClusterName(), labels,
 		[]rbacv1.PolicyRule{
@@ -505,9 +490,6 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 		TypeMeta:   metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: labels}, // its annotation is the agent's
 	})
-	if g.level() == version.First {
-		return account, g.deployment()
-	}
 	account = append(account, roleFor(g.Name(), metav1.NamespaceDefault, g.ClusterName(), labels, []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}},
 	})...)
@@ -524,10 +506,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	}
 	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+strconv.Itoa(int(g.Plane)), "--key-dir="+KeyDir)
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
-	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}}
-	if g.level() > version.First {
-		container.Ports = append(container.Ports, metricsPort())
-	}
+	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}, metricsPort()}
 	container.VolumeMounts = []corev1.VolumeMount{{Name: "keys", MountPath: KeyDir, ReadOnly: true}}
 	volumes := []corev1.Volume{{Name: "keys", VolumeSource: corev1.VolumeSource{
 		Secret: &corev1.SecretVolumeSource{SecretName: g.SecretName(), DefaultMode: new(int32(0o400))},
@@ -567,7 +546,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 		},
 	}
 	mountAccount(&deployment.Spec.Template.Spec)
-	g.mountOverlayKeys(&deployment.Spec.Template.Spec, g.OverlayKey)
+	mountOverlayKeys(&deployment.Spec.Template.Spec, g.OverlayKey)
 	g.mountPresharedKey(&deployment.Spec.Template.Spec)
 	return deployment
 }
@@ -695,10 +674,8 @@ func (g Gateway) affinity() *corev1.Affinity {
 	others := &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
 		{Key: v1alpha1.LabelPeering, Operator: metav1.LabelSelectorOpIn, Values: []string{g.Peering}},
 		{Key: v1alpha1.LabelPlane, Operator: metav1.LabelSelectorOpNotIn, Values: []string{strconv.Itoa(int(g.Plane))}},
+		{Key: v1alpha1.LabelTemporary, Operator: metav1.LabelSelectorOpDoesNotExist},
 	}}
-	if g.level() > version.First {
-		others.MatchExpressions = append(others.MatchExpressions, metav1.LabelSelectorRequirement{Key: v1alpha1.LabelTemporary, Operator: metav1.LabelSelectorOpDoesNotExist})
-	}
 	elsewhere := func(weight int32, topology string) corev1.WeightedPodAffinityTerm {
 		return corev1.WeightedPodAffinityTerm{Weight: weight, PodAffinityTerm: corev1.PodAffinityTerm{LabelSelector: others, TopologyKey: topology}}
 	}

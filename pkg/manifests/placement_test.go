@@ -69,27 +69,20 @@ func TestSecurity_08_AnotherKeyIsAnotherSecret(t *testing.T) {
 	}
 }
 
-// An agent may have several keys, of which the earlier ones are taken away. Those of a version that knew
-// one file only get the next one in the same place.
+// An agent may have several keys, of which the earlier ones are taken away.
 func TestRetireOverlayKeys(t *testing.T) {
 	_, several := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{3, 5, 6})
-	former := &corev1.PodSpec{Volumes: []corev1.Volume{
-		{Name: "overlay", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "liqonet-overlay-3"}}},
-	}}
 	for _, tt := range []struct {
-		pod   *corev1.PodSpec
 		least int32
 		want  []int32
 	}{
-		{&several.Spec.Template.Spec, 3, []int32{3, 5, 6}},
-		{&several.Spec.Template.Spec, 4, []int32{5, 6}},
-		{&several.Spec.Template.Spec, 7, []int32{7}},
-		{former, 3, []int32{3}},
-		{former, 4, []int32{4}},
+		{3, []int32{3, 5, 6}},
+		{4, []int32{5, 6}},
+		{7, []int32{7}},
 	} {
-		before := len(manifests.OverlayKeys(tt.pod))
-		changed := manifests.RetireOverlayKeys(tt.pod, tt.least)
-		got := manifests.OverlayKeys(tt.pod)
+		before := len(manifests.OverlayKeys(&several.Spec.Template.Spec))
+		changed := manifests.RetireOverlayKeys(&several.Spec.Template.Spec, tt.least)
+		got := manifests.OverlayKeys(&several.Spec.Template.Spec)
 		if diff := cmp.Diff(tt.want, got); diff != "" || changed != (tt.least != 3) || before == 0 {
 			t.Errorf("at least %d: changed %t\n%s", tt.least, changed, diff)
 		}

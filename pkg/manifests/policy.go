@@ -1,21 +1,19 @@
 package manifests
 
 import (
-	"cmp"
 	"fmt"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // nodePolicy lets a node agent write only what is its own node's. All node agents have one
 // account, whose permissions cannot tell nodes apart. The token can: it is bound to a pod,
 // and the API server knows on which node that pod is (KEP-4193, since Kubernetes 1.30). A
 // token without that knowledge may write nothing. Of Peerings they may say that the gateways are silent, and nothing else.
-func nodePolicy(labels map[string]string, level version.Level) []Object {
+func nodePolicy(labels map[string]string) []Object {
 	const create, update, remove = admissionv1.Create, admissionv1.Update, admissionv1.Delete
 	agents := []admissionv1.MatchCondition{{
 		Name: "node-agents", Expression: fmt.Sprintf("request.userInfo.username == 'system:serviceaccount:%s:%s'", v1alpha1.Namespace, v1alpha1.NodeAgentName),
@@ -43,9 +41,6 @@ func nodePolicy(labels map[string]string, level version.Level) []Object {
 			Reason:            new(metav1.StatusReasonForbidden),
 		}},
 	})
-	if level == version.First {
-		return policies
-	}
 	return append(policies, policy(peeringsPolicy, labels, admissionv1.ValidatingAdmissionPolicySpec{
 		MatchConstraints: &admissionv1.MatchResources{
 			ResourceRules: []admissionv1.NamedRuleWithOperations{rule(v1alpha1.GroupVersion.Group, "peerings/status", update)},
@@ -97,14 +92,11 @@ func rule(group, resource string, operations ...admissionv1.OperationType) admis
 	}}
 }
 
-// policy is an admission policy that is in force, and denies what its validations do not allow. Where it says nothing of namespaces and
-// labels, it is for all objects of its kinds.
+// policy is an admission policy that is in force for all objects of its kinds, and denies what its validations do not allow.
 func policy(name string, labels map[string]string, spec admissionv1.ValidatingAdmissionPolicySpec) []Object {
 	spec.FailurePolicy = new(admissionv1.Fail)
 	match := spec.MatchConstraints
-	match.MatchPolicy = new(admissionv1.Equivalent)
-	match.NamespaceSelector = cmp.Or(match.NamespaceSelector, &metav1.LabelSelector{})
-	match.ObjectSelector = cmp.Or(match.ObjectSelector, &metav1.LabelSelector{})
+	match.MatchPolicy, match.NamespaceSelector, match.ObjectSelector = new(admissionv1.Equivalent), &metav1.LabelSelector{}, &metav1.LabelSelector{}
 	return []Object{
 		&admissionv1.ValidatingAdmissionPolicy{
 			TypeMeta:   metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "ValidatingAdmissionPolicy"},
@@ -120,45 +112,3 @@ func policy(name string, labels map[string]string, spec admissionv1.ValidatingAd
 		},
 	}
 }
-
-// LevelPolicy is the name of the policy that refuses older commands.
-const LevelPolicy = "liqonet-level"
-
-// levelPolicy refuses commands of an older version, which would take from objects what they do not know. None may write one
-// for agents of a lower compatibility level than it was, unless it says that it wants to. What removes a definition
-// marks it, and is let through.
-func levelPolicy(labels map[string]string) []Object {
-	has := func(obj, annotation string) string {
-		return fmt.Sprintf("%s.metadata.?annotations[?'%s'].orValue('')", obj, annotation)
-	}
-	return policy(LevelPolicy, labels, admissionv1.ValidatingAdmissionPolicySpec{
-		MatchConstraints: &admissionv1.MatchResources{
-			NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"kubernetes.io/metadata.name": v1alpha1.Namespace}},
-			ObjectSelector:    &metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}},
-			ResourceRules: []admissionv1.NamedRuleWithOperations{
-				rule("apiextensions.k8s.io", "customresourcedefinitions", admissionv1.Update),
-				rule(v1alpha1.GroupVersion.Group, "peerings", admissionv1.Update),
-				rule("apps", "daemonsets", admissionv1.Update),
-				rule("apps", "deployments", admissionv1.Update),
-			},
-		},
-		MatchConditions: []admissionv1.MatchCondition{
-			{Name: "has-a-level", Expression: has("oldObject", v1alpha1.AnnotationLevel) + " != ''"},
-			{Name: "stays", Expression: has("object", v1alpha1.AnnotationVersion) + " != '" + BeingRemoved + "'"},
-		},
-		Variables: []admissionv1.Variable{
-			{Name: "before", Expression: has("oldObject", v1alpha1.AnnotationLevel)},
-			{Name: "after", Expression: has("object", v1alpha1.AnnotationLevel)},
-		},
-		Validations: []admissionv1.Validation{{
-			Expression: fmt.Sprintf("(variables.after != '' && int(variables.after) >= int(variables.before)) || %s == variables.before", has("object", v1alpha1.AnnotationLowered)),
-			MessageExpression: fmt.Sprintf("'this command is older than liqonet in the cluster, which is of version ' + %s + ': use the command of that version, or a newer one'",
-				has("oldObject", v1alpha1.AnnotationVersion)),
-			Reason: new(metav1.StatusReasonInvalid),
-		}},
-	})
-}
-
-// BeingRemoved is in place of the version on a definition that is about to be deleted.
-// Whoever applies the definition takes it away.
-const BeingRemoved = "being-removed"

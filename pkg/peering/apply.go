@@ -59,9 +59,6 @@ func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
 	}
 	var changes []change
 	for i, want := range wants {
-		if s.lowers {
-			manifests.Lower(want, lives[i])
-		}
 		if !contains(lives[i].Object, want.Object) {
 			changes = append(changes, newChange(lives[i], want))
 		}

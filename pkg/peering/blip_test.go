@@ -11,6 +11,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/liqonet/liqonet/pkg/version"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
@@ -37,7 +38,7 @@ func served(t *testing.T, name, nodeAddress, pods string) (*Cluster, *fakeapi.Se
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Cluster{Name: name, ID: "id-of-" + name, Client: c, DefaultImage: "image:1", Now: time.Now, Discovery: newCluster(t, name, (&site{}).funcs()).Discovery}, server
+	return &Cluster{Name: name, ID: "id-of-" + name, Client: c, DefaultImage: "image:1", Version: version.String(), Now: time.Now, Discovery: newCluster(t, name, (&site{}).funcs()).Discovery}, server
 }
 
 // An API server that does not serve for some seconds fails no peer, at whatever step,

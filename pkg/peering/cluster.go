@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/failure"
-	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
 // Cluster is a connection to one of the two clusters.
@@ -33,6 +32,8 @@ type Cluster struct {
 	Server netip.Addr
 	// DefaultImage is that of agents which have to be installed.
 	DefaultImage string
+	// Version is this command's.
+	Version string
 	// Kubectl is how the user reaches it by kubectl, for hints.
 	Kubectl string
 	// Now is the API server's clock.
@@ -95,8 +96,6 @@ func (c *Cluster) fail(doing string, err error) error {
 	var urlErr *url.Error
 	var netErr net.Error
 	switch {
-	case strings.Contains(err.Error(), "'"+manifests.LevelPolicy+"'"):
-		e.Kind, e.Hint = Usage, "use the command of that version, or a newer one; `kubectl liqonet upgrade --to VERSION` of that one goes back to an older one"
 	case apierrors.IsForbidden(err):
 		e.Kind = Forbidden
 		e.Hint = "use a kubeconfig whose user may do this (cluster-admin can), or have an administrator run the command"

@@ -17,6 +17,9 @@ import (
 
 // dryRun makes a plan, and compares it with what is there.
 func (p *run) dryRun(ctx context.Context) error {
+	if err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.checkVersion(ctx) }); err != nil {
+		return err
+	}
 	unclear, err := p.recognise(ctx)
 	if err != nil {
 		return err

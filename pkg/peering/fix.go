@@ -64,6 +64,9 @@ func broken(r *doctor.Report, cluster string) bool {
 
 // removeLeftovers removes what belongs to no peering: all of ours, if there is none.
 func (c *Cluster) removeLeftovers(ctx context.Context, f *doctor.Cluster) error {
+	if err := c.checkVersion(ctx); err != nil {
+		return err
+	}
 	if f.Ledger == nil || len(f.Ledger.Spec.Peers) == 0 {
 		_, err := c.remove(ctx, "", "")
 		return err

@@ -14,7 +14,6 @@ import (
 // goBack puts back what was changed in the cluster: gateways as they came, a plane at a time and the last one first, and then all else.
 // Definitions stay. So does what somebody else has changed meanwhile. It goes on where something cannot be put back.
 func (u *upgrade) goBack(ctx context.Context) error {
-	u.lowers = true
 	changes := slices.Clone(u.journal.changes)
 	before := map[string]*unstructured.Unstructured{}
 	others := slices.DeleteFunc(slices.Clone(changes), func(c change) bool {

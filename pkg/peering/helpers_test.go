@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/version"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
@@ -59,6 +60,7 @@ func newCluster(t *testing.T, name string, funcs interceptor.Funcs, objs ...clie
 		Name:      name,
 		ID:        "id-of-" + name,
 		Client:    watching(base),
+		Version:   version.String(),
 		Now:       time.Now,
 		Discovery: &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{}},
 	}

@@ -154,6 +154,9 @@ func (c *Cluster) noService(ctx context.Context, host netip.Addr, refused func(f
 // changeHosts changes the hosts of the peer's entry in the ledger, has the Peering
 // say the same, and waits until gateway and nodes have applied it.
 func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v1alpha1.PeerAllocation) error) error {
+	if err := c.checkVersion(ctx); err != nil {
+		return err
+	}
 	cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 		a := plan.Allocation(cn, peer.ID)
 		if a == nil {
@@ -203,7 +206,6 @@ func (c *Cluster) applyHosts(ctx context.Context, p *v1alpha1.Peering, hosts []v
 	spec := *p.Spec.DeepCopy()
 	spec.Local.Hosts = hosts
 	obj := manifests.Peering(p.Name, spec)
-	manifests.SetLevel(obj, manifests.LevelOf(p))
 	obj.ResourceVersion, obj.UID = p.ResourceVersion, p.UID
 	if err := newSide(c, 0).apply(ctx, obj); !apierrors.IsConflict(err) {
 		return err

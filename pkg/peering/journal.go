@@ -238,10 +238,6 @@ func newChange(live, want *unstructured.Unstructured) change {
 	ch := change{After: runtime.DeepCopyJSON(want.Object)}
 	if live.GetResourceVersion() != "" {
 		ch.Before = runtime.DeepCopyJSON(reduce(live.Object, want.Object).(map[string]any))
-		// What is written for older agents has none, and takes it away.
-		if level := live.GetAnnotations()[v1alpha1.AnnotationLevel]; level != "" {
-			_ = unstructured.SetNestedField(ch.Before, level, "metadata", "annotations", v1alpha1.AnnotationLevel) // they are texts
-		}
 	}
 	// Hosts may be exposed, or hidden, meanwhile.
 	unstructured.RemoveNestedField(ch.Before, "spec", "local", "hosts")
@@ -283,7 +279,6 @@ func (c *Cluster) undoOne(ctx context.Context, ch change) error {
 	}
 	back := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(ch.Before)}
 	back.SetResourceVersion(live.GetResourceVersion())
-	manifests.Lower(back, live)
 	if hosts, ok, _ := unstructured.NestedFieldCopy(live.Object, "spec", "local", "hosts"); ok {
 		if err := unstructured.SetNestedField(back.Object, hosts, "spec", "local", "hosts"); err != nil {
 			return err

@@ -38,6 +38,9 @@ func (c *Cluster) SetLogLevel(ctx context.Context, level string) error {
 	if err != nil {
 		return err
 	}
+	if err := c.checkVersion(ctx); err != nil {
+		return err
+	}
 	for _, o := range objs {
 		changed := o.DeepCopyObject().(client.Object)
 		annotations := changed.GetAnnotations()

@@ -15,13 +15,12 @@ import (
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
-	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // observe reads all that a plan is made from. It changes nothing, and needs no
 // other permission than to read.
 func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error) {
-	f := plan.FactSheet{Kubeconfig: s.Server, Version: version.String(), DefaultImage: s.DefaultImage, Overrides: o.of(s.ID)}
+	f := plan.FactSheet{Kubeconfig: s.Server, Version: s.Version, DefaultImage: s.DefaultImage, Overrides: o.of(s.ID)}
 	defer func() { s.facts = f }()
 	overrides := o.Facts[s.ID]
 	overrides.Name = s.Name

@@ -178,7 +178,12 @@ func (p *run) makePlan() (err error) {
 // here, as far as it is known without agents. What an interrupted command changed is
 // put back first.
 func (p *run) discover(ctx context.Context) error {
-	err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.checkPermissions(ctx, toInstall()) })
+	err := p.both(ctx, func(ctx context.Context, s, _ *side) error {
+		if err := s.checkPermissions(ctx, toInstall()); err != nil {
+			return err
+		}
+		return s.checkVersion(ctx)
+	})
 	if err != nil {
 		return err
 	}

@@ -88,11 +88,7 @@ func (r *rotation) check(ctx context.Context) error {
 			}
 		}
 		r.peerings[i] = entry.Name
-		if err := s.readAgents(ctx, &s.facts); err != nil {
-			return err
-		}
-		s.facts.Name = s.Name
-		if err := s.facts.CanRotate(); err != nil {
+		if err := s.checkVersion(ctx); err != nil {
 			return err
 		}
 	}

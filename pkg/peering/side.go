@@ -32,8 +32,6 @@ type side struct {
 	adoptNamespace bool
 	// foreign are ranges that its nodes have for something else than the overlay.
 	foreign []netip.Prefix
-	// lowers says that objects may be written for agents which know less than those that are there.
-	lowers bool
 	// journal has how things were before they were changed.
 	journal *journal
 

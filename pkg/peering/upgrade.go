@@ -22,7 +22,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
-	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // upgradeBackTimeout is how long it may take to go back, beyond the command's own timeout: gateways go back as they came, one
@@ -129,6 +128,9 @@ func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 						return err
 					}
 				}
+				if err := c.checkVersion(gctx); err != nil {
+					return err
+				}
 				facts[i], err = c.upgradeFacts(gctx, o)
 				return err
 			})
@@ -160,8 +162,8 @@ func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 // upgradeFacts reads what there is of the cluster's agents.
 func (c *Cluster) upgradeFacts(ctx context.Context, o UpgradeOptions) (*plan.UpgradeFacts, error) {
 	f := &plan.UpgradeFacts{
-		Name: c.Name, ClusterID: c.ID, Image: o.Image, Command: manifests.Agents{Image: c.DefaultImage, Version: version.String(), Level: version.Current},
-		Services: map[string]*corev1.Service{}, Secrets: map[string]metav1.Time{},
+		Name: c.Name, ClusterID: c.ID, Image: o.Image, Command: manifests.Agents{Image: c.DefaultImage, Version: c.Version},
+		Services: map[string]*corev1.Service{}, Secrets: map[string]bool{},
 	}
 	ds, err := c.nodeAgents(ctx)
 	if ds == nil || err != nil {
@@ -191,7 +193,7 @@ func (c *Cluster) upgradeFacts(ctx context.Context, o UpgradeOptions) (*plan.Upg
 		f.Services[s.Labels[v1alpha1.LabelPeering]] = s
 	}
 	for _, s := range secrets.Items {
-		f.Secrets[s.Name] = s.CreationTimestamp // there are none where they may not be listed
+		f.Secrets[s.Name] = true // there are none where they may not be listed
 	}
 	return f, nil
 }
@@ -519,29 +521,22 @@ func (u *upgrade) finishAll(ctx context.Context) error {
 		return err
 	}
 	for _, p := range u.Peerings {
-		if err := u.finishPeering(ctx, p); err != nil {
+		if err := u.finishPeering(ctx, p.Name); err != nil {
 			return err
 		}
 	}
 	return u.settle(ctx, slices.Concat(u.Nodes...), u.lasting(), 0)
 }
 
-// finishPeering notes in a Peering which keys its planes have, and by how many planes nodes send. What somebody else has changed since it was read stays.
-func (u *upgrade) finishPeering(ctx context.Context, planned *v1alpha1.Peering) error {
+// finishPeering writes a Peering as this version does. What somebody else has changed since it was read stays.
+func (u *upgrade) finishPeering(ctx context.Context, name string) error {
 	return retryOnConflict(func() error {
-		now, err := get[v1alpha1.Peering](ctx, u.side.Cluster, "", planned.Name)
+		now, err := get[v1alpha1.Peering](ctx, u.side.Cluster, "", name)
 		if now == nil || err != nil {
 			return err
 		}
-		want := planned.DeepCopy()
-		want.Spec, want.ResourceVersion, want.UID = *now.Spec.DeepCopy(), now.ResourceVersion, now.UID
-		want.Spec.PlanesMode = cmp.Or(want.Spec.PlanesMode, planned.Spec.PlanesMode)
-		for i := range want.Spec.Planes {
-			plane := &want.Spec.Planes[i]
-			if p := planned.Plane(plane.Index); p != nil && p.KeyGeneration == plane.KeyGeneration {
-				plane.OverlayKey, plane.KeyTime = p.OverlayKey, p.KeyTime
-			}
-		}
+		want := manifests.Peering(name, *now.Spec.DeepCopy())
+		want.ResourceVersion, want.UID = now.ResourceVersion, now.UID
 		return u.apply(ctx, want)
 	})
 }

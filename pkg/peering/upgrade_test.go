@@ -18,14 +18,13 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/version"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// v010 are agents of v0.1.0, from a mirror.
-var v010 = manifests.Agents{Image: "mirror/agent:v0.1.0", Version: "v0.1.0", Level: version.First}
+// v010 are agents of an older version, from a mirror.
+var v010 = manifests.Agents{Image: "mirror/agent:v0.1.0", Version: "v0.1.0"}
 
 // install gives a cluster node agents, as if a command had installed them.
 func (w *site) install(t *testing.T, a manifests.Agents) {
@@ -45,7 +44,7 @@ func (w *site) install(t *testing.T, a manifests.Agents) {
 	}
 }
 
-// oldPair are two clusters with so many nodes, that are peered and have agents of v0.1.0.
+// oldPair are two clusters with so many nodes, that are peered and have agents of an older version.
 func oldPair(t *testing.T, nodes, planes int) (a, b *site) {
 	t.Helper()
 	a, b = twoSites(t)
@@ -125,7 +124,7 @@ func (w *site) checkAgents(t *testing.T, planes int, want manifests.Agents) {
 	}
 }
 
-// Agents of v0.1.0 become those of this version. Nobody is told what it does not know: the played agents end then.
+// Agents of an older version become those of this version.
 func TestUpgrade(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -139,7 +138,7 @@ func TestUpgrade(t *testing.T) {
 			}
 			mustUpgrade(t, newer(), a, b)
 			for _, w := range []*site{a, b} {
-				w.checkAgents(t, planes, manifests.Agents{Image: "image:2", Version: version.String(), Level: version.Current})
+				w.checkAgents(t, planes, manifests.Agents{Image: "image:2", Version: version.String()})
 				checkSteps(t, w, 3, planes)
 			}
 			if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
@@ -151,11 +150,6 @@ func TestUpgrade(t *testing.T) {
 		})
 	}
 }
-
-// ignoreLowered leaves out that an object was written for older agents on purpose.
-var ignoreLowered = cmp.FilterPath(func(p cmp.Path) bool {
-	return strings.Contains(p.GoString(), v1alpha1.AnnotationLowered)
-}, cmp.Ignore())
 
 // checkSteps looks at the order of what was done: one node, then a quarter at a time, then planes; and no gateway before the one of
 // the plane before runs again.
@@ -225,7 +219,7 @@ func TestUpgradeGoesBack(t *testing.T) {
 			for _, contents := range []map[string]any{before, after} {
 				maps.DeleteFunc(contents, func(name string, _ any) bool { return strings.HasPrefix(name, "CustomResourceDefinition") })
 			}
-			if diff := cmp.Diff(before, after, ignoreLowered); diff != "" {
+			if diff := cmp.Diff(before, after); diff != "" {
 				t.Errorf("it is not as before:\n%s", diff)
 			}
 			a.lossy, a.fails = "", ""
@@ -263,7 +257,7 @@ func TestUpgradeKilled(t *testing.T) {
 			t.Fatalf("after a command that was killed at write %d: %v %v", first, out, err)
 		}
 		for _, w := range []*site{a, b} {
-			w.checkAgents(t, 1, manifests.Agents{Image: "image:2", Version: version.String(), Level: version.Current})
+			w.checkAgents(t, 1, manifests.Agents{Image: "image:2", Version: version.String()})
 			for _, ds := range list[appsv1.DaemonSetList](t, w).Items {
 				if ds.Spec.UpdateStrategy.Type != appsv1.RollingUpdateDaemonSetStrategyType {
 					t.Errorf("killed at write %d: %s", first, ds.Spec.UpdateStrategy.Type)
@@ -276,8 +270,7 @@ func TestUpgradeKilled(t *testing.T) {
 	}
 }
 
-// One of two clusters is upgraded: the other one is not touched, and both can be peered again. Whoever has agents of v0.1.0 keeps them,
-// and is told nothing that these do not know.
+// One of two clusters is upgraded: the other one is not touched, and both can be peered again. The other one keeps its agents.
 func TestUpgradeOne(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
@@ -289,40 +282,8 @@ func TestUpgradeOne(t *testing.T) {
 	}
 	limited := Options{Clusters: map[string]ClusterOptions{a.ID: {LimitNew: new(int64(100))}, b.ID: {LimitNew: new(int64(100))}}}
 	mustPeer(t, a, b, limited)
-	a.checkAgents(t, 2, manifests.Agents{Image: "image:2", Version: version.String(), Level: version.Current})
+	a.checkAgents(t, 2, manifests.Agents{Image: "image:2", Version: version.String()})
 	b.checkAgents(t, 2, v010)
-	for _, plane := range b.planesTo(t, a) {
-		if plane.OverlayKey != 0 || plane.KeyTime != nil {
-			t.Errorf("agents of v0.1.0 are told %+v", plane)
-		}
-	}
-	if got := b.peering(t).Spec.PlanesMode; got != "" {
-		t.Errorf("agents of v0.1.0 are told to send by %s", got)
-	}
-	for _, plane := range a.planesTo(t, b) {
-		if plane.OverlayKey != 1 {
-			t.Errorf("agents of this version are told %+v", plane)
-		}
-	}
-	for what, do := range map[string]func() error{
-		"rotate-keys": func() error {
-			_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
-			return err
-		},
-		"--node-metrics": func() error {
-			_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{NodeMetrics: plan.MetricsNode}, Silent{})
-			return err
-		},
-		"--planes-mode": func() error {
-			_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{PlanesMode: v1alpha1.PlanesSpread}, Silent{})
-			return err
-		},
-	} {
-		err := do()
-		if e := (*Error)(nil); !errors.As(err, &e) || e.Kind != Usage || e.Cluster != "b" || !strings.Contains(e.Hint, "upgrade b") {
-			t.Errorf("%s: got %v", what, err)
-		}
-	}
 	// With one plane, and without its peer, packets stop. That is said.
 	c, d := oldPair(t, 1, 1)
 	plans, err := PlanUpgrades(t.Context(), clustersOf([]*site{c}), newer(), Silent{})

@@ -377,7 +377,7 @@ func TestPlanPeering(t *testing.T) {
 		Remote: v1alpha1.RemoteNetwork{
 			ClusterID: b.ClusterID, Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
 		},
-		Overlay: "vxlan",
+		Overlay: "vxlan", PlanesMode: v1alpha1.PlanesOne,
 		Planes: []v1alpha1.Plane{{
 			Role: v1alpha1.Client, WireGuard: "userspace", KeyGeneration: 1, RemotePublicKey: "<public key in Secret liqonet-system/" + of.Gateways[0].SecretName() + " of b>",
 			// b's gateway 2*4+0 from the end of 10.81.32.0/19 is 10.81.63.246.

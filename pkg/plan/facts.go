@@ -16,7 +16,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // FactSheet is all that a plan needs to know of one cluster. It is a value: whoever
@@ -226,58 +225,19 @@ func (f *FactSheet) InternalCIDR() (netip.Prefix, string, error) {
 // agents are those that run when the plan is carried out, and why. Agents that are there stay, unless another image is given:
 // `upgrade` replaces them.
 func (f *FactSheet) agents() (a manifests.Agents, s Statement) {
-	a = manifests.Agents{Image: f.DefaultImage, Version: f.Version, Level: version.Current}
+	a = manifests.Agents{Image: f.DefaultImage, Version: f.Version}
 	s = Statement{What: "image of the agents", Reason: "the one of this version of the command"}
 	switch has := f.Installed; {
 	case f.Overrides.Image != "":
 		a.Image, s.Reason = f.Overrides.Image, "given by --agent-image"
 	case has.Image == "":
-	case f.sameVersion():
-		a.Image, a.Level, s.Reason = has.Image, has.Level, "the one of the node agents that are there"
+	case has.Version == "", has.Version == f.Version:
+		a.Image, s.Reason = has.Image, "the one of the node agents that are there"
 	default:
 		a, s.Reason = has, fmt.Sprintf("the one of the node agents that are there, which are of version %s; upgrade brings them to %s", has.Version, f.Version)
 	}
 	s.Value = a.Image
 	return a, s
-}
-
-func (f *FactSheet) sameVersion() bool {
-	return f.Installed.Version == "" || f.Installed.Version == f.Version
-}
-
-// checkVersion refuses an older command than the one that installed the agents, and what the agents do not know yet.
-func (f *FactSheet) checkVersion() error {
-	has := f.Installed
-	refused := func(err error, hint string) error {
-		return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: "compare versions", Err: err, Hint: hint}
-	}
-	switch agents, _ := f.agents(); {
-	case has.Image == "":
-	case has.Level > version.Current, version.Older(f.Version, has.Version):
-		return refused(fmt.Errorf("liqonet in the cluster is of version %s, and this command of the older %s", has.Version, f.Version),
-			"use the command of that version, or a newer one")
-	case agents.Level < version.Current && f.Overrides.NodeMetrics == MetricsNode:
-		return f.needsUpgrade("show metrics of its nodes")
-	case agents.Level < version.Current && f.Overrides.PlanesMode == v1alpha1.PlanesSpread:
-		return f.needsUpgrade("send packets by all planes")
-	}
-	return nil
-}
-
-// needsUpgrade is the error for what the cluster's agents do not know yet.
-func (f *FactSheet) needsUpgrade(doing string) error {
-	return &failure.Error{
-		Kind: failure.Usage, Cluster: f.Name, Doing: doing, Err: fmt.Errorf("its agents are of version %s, and cannot", f.Installed.Version),
-		Hint: "kubectl liqonet upgrade " + f.Name,
-	}
-}
-
-// CanRotate returns an error if the agents of a cluster have no way to get new keys without losing packets.
-func (f *FactSheet) CanRotate() error {
-	if f.Installed.Image != "" && f.Installed.Level < version.Current {
-		return f.needsUpgrade("replace keys")
-	}
-	return nil
 }
 
 // ReportsByNode returns the agents' reports by the names of their nodes. Of two of

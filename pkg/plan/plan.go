@@ -186,11 +186,6 @@ func Make(a, b FactSheet) (*Plan, error) {
 func choose(a, b FactSheet) (*Plan, error) {
 	p := &Plan{}
 	clusters := [2]*FactSheet{&a, &b}
-	for _, f := range clusters {
-		if err := f.checkVersion(); err != nil {
-			return nil, err
-		}
-	}
 	d, err := decide(clusters)
 	if err != nil {
 		return nil, err
@@ -329,7 +324,7 @@ func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
 	if c.Role == v1alpha1.Server {
 		c.Choices = append(c.Choices, d.serviceType)
 	}
-	c.Choices = slices.Concat(c.Choices, own.limitStatements(), modeStatements(own, peer, c.Agents))
+	c.Choices = slices.Concat(c.Choices, own.limitStatements(), modeStatements(own, peer))
 	if c.NodeMetrics || own.NodeMetrics {
 		s := Statement{What: "metrics of node agents", Value: "at 127.0.0.1", Reason: "as before"}
 		if c.NodeMetrics {

@@ -12,7 +12,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // defaultPlanes is how many planes a peering has where both clusters have nodes for as many: one may fail.
@@ -81,14 +80,12 @@ func planesMode(own, peer *FactSheet) v1alpha1.PlanesMode {
 }
 
 // modeStatements say by how many planes nodes send, if that is said or is not the usual.
-func modeStatements(own, peer *FactSheet, agents manifests.Agents) []Statement {
+func modeStatements(own, peer *FactSheet) []Statement {
 	s := Statement{What: "planes by which a node sends", Value: "one, another one if that fails", Reason: "as before"}
 	if own.Overrides.PlanesMode != "" {
 		s.Reason = "given by --planes-mode"
 	}
 	switch mode := planesMode(own, peer); {
-	case mode == v1alpha1.PlanesSpread && agents.Level < version.Current:
-		s.Reason = "its agents know no other way; upgrade " + own.Name
 	case mode == v1alpha1.PlanesSpread:
 		s.Value = "all that work, by pairs of addresses"
 	case own.Overrides.PlanesMode == "":

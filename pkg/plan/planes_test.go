@@ -9,16 +9,13 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
-	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/version"
 )
 
-// Nodes send by as many planes as the user says, or as before, also if only one cluster was told. Agents of v0.1.0 are not.
+// Nodes send by as many planes as the user says, or as before, also if only one cluster was told.
 func TestPlanesMode(t *testing.T) {
 	const one, spread = v1alpha1.PlanesOne, v1alpha1.PlanesSpread
 	for _, tt := range []struct {
 		given, own, peer v1alpha1.PlanesMode
-		old              bool
 		want             v1alpha1.PlanesMode
 		said             string
 	}{
@@ -29,18 +26,13 @@ func TestPlanesMode(t *testing.T) {
 		{own: spread, peer: spread, want: spread, said: "all that work, by pairs of addresses: as before"},
 		{own: one, peer: spread, want: spread, said: "all that work, by pairs of addresses: as before"},
 		{given: one, own: spread, peer: spread, want: one, said: "one, another one if that fails: given by --planes-mode"},
-		{peer: spread, old: true, want: spread, said: "one, another one if that fails: its agents know no other way; upgrade a"},
 	} {
 		with := func(mode v1alpha1.PlanesMode) *v1alpha1.Peering {
 			return &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{PlanesMode: mode}}
 		}
 		own, peer := &FactSheet{Facts: Facts{Name: "a"}, Existing: with(tt.own), Overrides: Overrides{PlanesMode: tt.given}}, &FactSheet{Existing: with(tt.peer)}
-		agents := manifests.Agents{Level: version.Current}
-		if tt.old {
-			agents.Level = version.First
-		}
 		said := ""
-		for _, s := range modeStatements(own, peer, agents) {
+		for _, s := range modeStatements(own, peer) {
 			said = s.Value + ": " + s.Reason
 		}
 		if got := planesMode(own, peer); got != tt.want || said != tt.said {

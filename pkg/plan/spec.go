@@ -7,7 +7,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/version"
 )
 
 // planPeering is the cluster's Peering, with names in the place of what comes about
@@ -29,10 +28,7 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 			Pods: got.Pods, InternalCIDR: own.Ledger.Spec.InternalCIDR, ExternalCIDR: got.ExternalCIDR, Hosts: hosts,
 		},
 		Remote:  v1alpha1.RemoteNetwork{ClusterID: peer.ClusterID, Name: peer.Name, Pods: given.Pods, ExternalCIDR: given.ExternalCIDR, NodeIPs: nodeIPs(peer.Nodes)},
-		Overlay: overlay, Limits: own.limits(),
-	}
-	if c.Agents.Level > version.First {
-		spec.PlanesMode = planesMode(own, peer)
+		Overlay: overlay, Limits: own.limits(), PlanesMode: planesMode(own, peer),
 	}
 	if own.Existing != nil {
 		spec.Remote.Name = own.Existing.Spec.Remote.Name
@@ -46,17 +42,14 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 		}
 		address, _ = nodes.Translate(address)
 		plane := v1alpha1.Plane{
-			Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration, RemoteAddress: v1alpha1.IP{Addr: address},
+			Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration, OverlayKey: g.OverlayKey, RemoteAddress: v1alpha1.IP{Addr: address},
 			RemotePublicKey: fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, remote.SecretName(), peer.Name),
 		}
 		if plane.PresharedKey = g.Preshared; g.PresharedKey > 0 && g.Preshared.Fingerprint == "" {
 			plane.PresharedKey.Fingerprint = fmt.Sprintf("<of the key in Secret %s/%s>", v1alpha1.Namespace, g.PresharedSecretName())
 		}
-		if made := own.Planes[g.Plane].KeyTime; c.Agents.Level > version.First {
-			plane.OverlayKey = g.OverlayKey
-			if !made.IsZero() {
-				plane.KeyTime = &made
-			}
+		if made := own.Planes[g.Plane].KeyTime; !made.IsZero() {
+			plane.KeyTime = &made
 		}
 		if c.Service != nil {
 			plane.Service = c.Service.Name
@@ -66,9 +59,7 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 		}
 		spec.Planes = append(spec.Planes, plane)
 	}
-	p := manifests.Peering(given.Name, spec)
-	manifests.SetLevel(p, c.Agents.Level)
-	return p, nil
+	return manifests.Peering(given.Name, spec), nil
 }
 
 // gatewayAddress is the overlay address of a gateway.

@@ -9,7 +9,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -34,8 +33,8 @@ type UpgradeFacts struct {
 	Peerings    []v1alpha1.Peering
 	// Services are those of the gateways, by the name of the Peering.
 	Services map[string]*corev1.Service
-	// Secrets are the names of those with keys, and when these were made; nil where the user may not list them.
-	Secrets map[string]metav1.Time
+	// Secrets are the names of those with keys, nil where the user may not list them.
+	Secrets map[string]bool
 	// Nodes have agents, and are ready. NotReady are left out.
 	Nodes, NotReady []string
 }
@@ -149,8 +148,6 @@ func (f *UpgradeFacts) target() (a manifests.Agents, s Statement, err error) {
 	switch {
 	case has.Image == "":
 		return a, s, f.refused(errors.New("there are no agents: it is not peered"), "kubectl liqonet peer installs them, of version "+a.Version)
-	case has.Level > version.Current, version.Older(a.Version, has.Version):
-		return a, s, f.refused(fmt.Errorf("its agents are of version %s, and this command of the older %s", has.Version, a.Version), "use the command of that version, or a newer one")
 	case f.Image != "":
 		a.Image, s.Reason = f.Image, "given by --agent-image"
 	case has.Version == a.Version:
@@ -183,9 +180,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	}
 	u.Account = append([]manifests.Object{manifests.Namespace(), manifests.CriticalPods()}, u.Account...)
 	u.Nodes = groups(f.Nodes, true)
-	if err := u.addGateways(f, all); err != nil {
-		return nil, err
-	}
+	u.addGateways(f, all)
 	if err := f.check(u); err != nil {
 		return nil, err
 	}
@@ -209,7 +204,7 @@ func (f *UpgradeFacts) sheet(p *v1alpha1.Peering) *FactSheet {
 func (f *UpgradeFacts) keys() []int32 { return f.sheet(nil).givenOverlayKeys(OverlayKey(f.Ledger)) }
 
 // addGateways adds the gateways of all peerings, and what belongs to them.
-func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
+func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) {
 	byPlane := map[int32][]UpgradeGateway{}
 	for i := range f.Peerings {
 		p := &f.Peerings[i]
@@ -223,30 +218,17 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
 		if alone {
 			u.Notes = append(u.Notes, f.whyAlone(p, peer))
 		}
-		// A gateway of v0.1.0 that calls begins its session anew when its plane becomes one of two, or the only one.
-		if f.Installed.Level == version.First && !alone && len(planes) == 1 && planes[0].Role == v1alpha1.Client {
-			u.Notes = append(u.Notes, fmt.Sprintf("packets between %s and %s may be lost for a second at most: their peering has one plane, and gateways of v0.1.0 lose packets when that becomes two, or one again", f.Name, cmp.Or(p.Spec.Remote.Name, p.Name)))
-		}
-		written := manifests.Peering(p.Name, *p.Spec.DeepCopy())
-		manifests.SetLevel(written, u.Agents.Level)
-		written.Spec.PlanesMode = cmp.Or(written.Spec.PlanesMode, v1alpha1.PlanesOne)
-		for k := range written.Spec.Planes {
-			plane := &written.Spec.Planes[k]
-			preshared := plane.PresharedKey.Generation
+		for _, plane := range p.Spec.Planes {
 			g := manifests.Gateway{
 				Peering: p.Name, Plane: plane.Index, Agents: u.Agents, Role: plane.Role, WireGuard: plane.WireGuard,
-				KeyGeneration: max(plane.KeyGeneration, 1), PresharedKey: preshared, OverlayKey: f.sheet(p).linkKey(plane.Index, OverlayKey(f.Ledger)),
+				KeyGeneration: max(plane.KeyGeneration, 1), PresharedKey: plane.PresharedKey.Generation, OverlayKey: f.sheet(p).linkKey(plane.Index, OverlayKey(f.Ledger)),
 				Temporary: plane.Temporary, Port: gatewayPort, Planes: len(planes), Placement: p.Spec.Gateways,
 			}
 			if !plane.Temporary || peer == nil || !f.hasTemporary(peer) { // otherwise it is replaced, and removed, with the peer's
 				byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{g, alone})
 			}
-			plane.OverlayKey = g.OverlayKey
-			if made := f.Secrets[g.SecretName()]; !made.IsZero() {
-				plane.KeyTime = &made
-			}
 		}
-		u.Peerings = append(u.Peerings, written)
+		u.Peerings = append(u.Peerings, manifests.Peering(p.Name, *p.Spec.DeepCopy()))
 		if s := f.Services[p.Name]; s != nil && planes[0].Role == v1alpha1.Server {
 			stay := p.Spec.Planes
 			if peer != nil && f.hasTemporary(peer) {
@@ -263,7 +245,6 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) error {
 		u.Gateways = append(u.Gateways, groups(byPlane[plane], first)...)
 		first = first && len(byPlane[plane]) == 0
 	}
-	return nil
 }
 
 // exposedAgain is the Service of a peering's gateways as this version makes it.
@@ -305,7 +286,7 @@ func groups[T any](all []T, first bool) (out [][]T) {
 func (f *UpgradeFacts) check(u *Upgrade) error {
 	var missing []string
 	need := func(name string) {
-		if _, isThere := f.Secrets[name]; !isThere {
+		if !f.Secrets[name] {
 			missing = append(missing, name)
 		}
 	}
@@ -381,7 +362,7 @@ func (u *Upgrade) listObjects() error {
 	}
 	err = cmp.Or(err, add("what belongs to all gateways of a peering", u.Exposed...))
 	for _, p := range u.Peerings {
-		err = cmp.Or(err, add("what gateways and nodes do, and which keys they have", p))
+		err = cmp.Or(err, add("what gateways and nodes do", p))
 	}
 	return err
 }

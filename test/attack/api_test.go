@@ -21,7 +21,6 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/version"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -45,8 +44,6 @@ func mapper(scheme *runtime.Scheme) meta.RESTMapper {
 const (
 	nodeAgent    = "node agent"
 	gatewayAgent = "gateway agent"
-	// olderCommand does no harm on purpose.
-	olderCommand = "older command"
 )
 
 // cluster is what the product has in a cluster with two nodes and two peerings.
@@ -123,7 +120,6 @@ func newCluster(t *testing.T) *cluster {
 	c.peeringsPolicy().restore(t)
 	wait(t, "a gateway sends an Event", func() error { return c.gateway.Create(t.Context(), event(firstPeering, "Peering")) })
 	c.eventPolicy().restore(t)
-	c.levelPolicy().restore(t)
 	wait(t, "a node agent writes its history", func() error {
 		own := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeHistory("node-1")}}
 		return c.node.Patch(t.Context(), own, merged("%s", `{"data":{"001":"x"}}`))
@@ -151,7 +147,6 @@ func newPeering(name string, index int32) *v1alpha1.Peering {
 			RemoteAddress: v1alpha1.IP{Addr: addr(fmt.Sprintf("10.%d.31.254", 70+index))},
 		}},
 	})
-	manifests.SetLevel(p, version.Current)
 	return p
 }
 
@@ -227,21 +222,6 @@ func (c *cluster) eventPolicy() *defence {
 	return c.policyNamed("liqonet-gateway", "gateways", func(t *testing.T) bool {
 		return got(t, c.gateway.Create(t.Context(), event(secondPeering, "Peering"), client.DryRunAll))
 	})
-}
-
-// levelPolicy refuses commands that are older than what is there.
-func (c *cluster) levelPolicy() *defence {
-	return c.policyNamed(manifests.LevelPolicy, "versions", func(t *testing.T) bool { return c.forgets(t, definition()) })
-}
-
-// definition is one of the custom resources'.
-func definition() client.Object {
-	return &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "peerings." + v1alpha1.GroupVersion.Group}}
-}
-
-// forgets says that an administrator's command may take from an object what it does not know.
-func (c *cluster) forgets(t *testing.T, obj client.Object) bool {
-	return got(t, c.admin.Patch(t.Context(), obj, merged(`{"metadata":{"annotations":{"%s":null,"%s":"v0.1.0"}}}`, v1alpha1.AnnotationLevel, v1alpha1.AnnotationVersion), client.DryRunAll))
 }
 
 // event is one of a gateway, about an object.
@@ -322,7 +302,7 @@ func (c *cluster) permissions(account string) *defence {
 }
 
 func (c *cluster) attacks() []attack {
-	policy, ofPeerings, eventPolicy, levelPolicy, schemas := c.policy(), c.peeringsPolicy(), c.eventPolicy(), c.levelPolicy(), c.schemas()
+	policy, ofPeerings, eventPolicy, schemas := c.policy(), c.peeringsPolicy(), c.eventPolicy(), c.schemas()
 	sends := func(e *corev1.Event) func(*testing.T) bool {
 		return func(t *testing.T) bool { return got(t, c.gateway.Create(t.Context(), e.DeepCopy(), client.DryRunAll)) }
 	}
@@ -386,8 +366,6 @@ func (c *cluster) attacks() []attack {
 		{gatewayAgent, "renews another gateway's heartbeat", ofGateway, patches(c.gateway, func() client.Object { return lease(manifests.Gateway{Peering: secondPeering}.Name()) }, `{"spec":{"holderIdentity":"x"}}`)},
 		{gatewayAgent, "reads the overlay's key", ofGateway, readsSecrets(c.gateway)},
 		{gatewayAgent, "stores what no agent can read", schemas, writes(c.gateway, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"1.2.3.4.5"}]}`)},
-		{olderCommand, "takes fields from a definition", levelPolicy, func(t *testing.T) bool { return c.forgets(t, definition()) }},
-		{olderCommand, "takes fields from a Peering", levelPolicy, func(t *testing.T) bool { return c.forgets(t, ownPeering()) }},
 		{gatewayAgent, "stores 5000 planes", schemas, writes(c.gateway, ownPeering, `{"planes":[`+strings.TrimSuffix(strings.Repeat(`{"index":0,"connected":true},`, 5000), ",")+`]}`)},
 	}
 }

@@ -293,6 +293,6 @@ var places = map[string]place{
 	"TestHealthyNetworks":     {lane: laneAll, part: healthyPart},
 
 	// With three nodes.
-	"TestUpgrade":                   {lane: laneEqual, part: outagesPart},
-	"TestUpgradeWithOnePlane":       {lane: laneEqual, part: outagesPart},
+	"TestUpgrade":             {lane: laneEqual, part: outagesPart},
+	"TestUpgradeWithOnePlane": {lane: laneEqual, part: outagesPart},
 }

@@ -59,11 +59,15 @@ func TestDefect1_06_Versions(t *testing.T) {
 
 	before := texts(t, ctx, enduring, unrolled, a, b)
 	*binDir = use["v7.0.0"]
-	r := liqonet(t, ctx, "", "peer", a.Name, b.Name)
-	if r.code != exitUsage {
-		t.Errorf("an older command: exit code %d, want %d\n%s%s", r.code, exitUsage, r.stdout, r.stderr)
+	for _, args := range [][]string{
+		{"peer", a.Name, b.Name}, {"upgrade", a.Name}, {"rotate-keys", a.Name, b.Name}, {"expose-host", a.Name, b.Name, "192.0.2.7"}, {"log-level", a.Name, "debug"},
+	} {
+		r := liqonet(t, ctx, "", args...)
+		if r.code != exitUsage {
+			t.Errorf("%v of an older command: exit code %d, want %d\n%s%s", args, r.code, exitUsage, r.stdout, r.stderr)
+		}
+		checkMessage(t, r, "v7.1.0", "v7.0.0")
 	}
-	checkMessage(t, r, "v7.1.0", "v7.0.0")
 	if diff := difference(before, texts(t, ctx, enduring, unrolled, a, b)); diff != "" {
 		t.Errorf("an older command has changed:\n%s", diff)
 	}

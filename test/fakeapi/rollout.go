@@ -204,9 +204,6 @@ func runPod(ctx context.Context, c client.Client, name, node string, owner clien
 	state := corev1.ContainerStatus{Image: container.Image, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: started}}}
 	if strings.HasPrefix(container.Image, MissingImage) {
 		state.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff", Message: "not found"}}
-	} else if unknown := unknownTo(container); unknown != "" {
-		state.State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
-		state.RestartCount, state.LastTerminationState = 9, corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Message: "Error: unknown flag: " + unknown}}
 	}
 	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: GatewayIP, PodIPs: []corev1.PodIP{{IP: GatewayIP}}, ContainerStatuses: []corev1.ContainerStatus{state}}
 	return ignored(c.Create(ctx, pod))
@@ -214,19 +211,6 @@ func runPod(ctx context.Context, c client.Client, name, node string, owner clien
 
 // MissingImage is what the names of images begin with that nobody can pull.
 const MissingImage = "missing"
-
-// unknownTo is an argument that the agents of a container's image do not know, empty if there is none. The tag of an image is
-// its version: those of v0.1.0 know the first key of the overlay only, and no others do.
-func unknownTo(c corev1.Container) string {
-	for _, arg := range c.Args {
-		flag, _, _ := strings.Cut(arg, "=")
-		isOld := strings.HasSuffix(c.Image, ":v0.1.0")
-		if isOld && (flag == "--overlay-keys" || flag == "--metrics-address") || !isOld && flag == "--overlay-key" {
-			return flag
-		}
-	}
-	return ""
-}
 
 // exists says whether there is a pod of our namespace whose agent runs.
 func exists(ctx context.Context, c client.Client, name string) (bool, error) {

@@ -57,8 +57,7 @@ type PeeringSpec struct {
 	// Limits are what this cluster takes from the peer at most.
 	// +optional
 	Limits Limits `json:"limits"`
-	// PlanesMode says by how many planes a node sends its packets to the peer. Empty is as one. Agents of v0.1.0 do not
-	// know it.
+	// PlanesMode says by how many planes a node sends its packets to the peer. Empty is as one.
 	// +optional
 	PlanesMode PlanesMode `json:"planesMode,omitempty"`
 }

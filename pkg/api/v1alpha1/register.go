@@ -58,11 +58,6 @@ const (
 	// AnnotationVersion has the version of the CLI that applied an object. On a Lease it is that of the agent that
 	// renews it, and on what runs agents that of these.
 	AnnotationVersion = "liqonet.io/version"
-	// AnnotationLevel has the compatibility level of agents (see package version) on what runs them, on Peerings
-	// and on definitions. Without it, it is that of v0.1.0.
-	AnnotationLevel = "liqonet.io/compatibility"
-	// AnnotationLowered has the level before, where a command has lowered it on purpose. A policy refuses that of all others.
-	AnnotationLowered = "liqonet.io/compatibility-before"
 
 	// AnnotationLogLevel is from which level on agents log, one of LogLevels: on the Namespace for node
 	// agents, on a Peering for its gateways.

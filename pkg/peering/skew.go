@@ -1,0 +1,44 @@
+package peering
+
+import (
+	"context"
+	"fmt"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/version"
+)
+
+// checkVersion refuses a command that is older than the agents or the definitions of the cluster: it would take from objects what it
+// does not know. Every command that changes a cluster calls it before its first write, except Unpeer. A version that cannot be
+// compared, such as the commit of a development build, refuses nothing.
+func (c *Cluster) checkVersion(ctx context.Context) error {
+	definitions := &metav1.PartialObjectMetadataList{}
+	definitions.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinitionList"))
+	if err := c.list(ctx, definitions, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}); err != nil {
+		return err
+	}
+	var versions []string
+	for _, crd := range definitions.Items {
+		versions = append(versions, crd.Annotations[v1alpha1.AnnotationVersion])
+	}
+	daemonSet, err := c.nodeAgents(ctx)
+	if err != nil {
+		return err
+	}
+	if daemonSet != nil {
+		versions = append(versions, daemonSet.Annotations[v1alpha1.AnnotationVersion])
+	}
+	for _, there := range versions {
+		if version.Older(c.Version, there) {
+			return &Error{
+				Kind: Usage, Cluster: c.Name, Doing: "compare versions", Hint: "use the command of that version, or a newer one",
+				Err: fmt.Errorf("liqonet in the cluster is of version %s, and this command of the older %s", there, c.Version),
+			}
+		}
+	}
+	return nil
+}

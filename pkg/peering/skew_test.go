@@ -1,0 +1,120 @@
+package peering
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/doctor"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// A command that is older than the agents or the definitions of a cluster writes nothing, not even to undo what was interrupted, until it
+// unpeers. A command whose version cannot be compared is not refused.
+func TestVersionSkew(t *testing.T) {
+	kit.NotShort(t)
+	t.Parallel()
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	killed := steps{"Waiting until packets pass": func() { a.deadFrom, b.deadFrom = 1, 1 }}
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Image: "image:2"}, killed); err == nil {
+		t.Fatal("a command that cannot write has succeeded")
+	}
+	a.deadFrom, b.deadFrom = 0, 0
+	if !slices.ContainsFunc(list[corev1.ConfigMapList](t, b).Items, func(m corev1.ConfigMap) bool { return strings.HasPrefix(m.Name, "journal-") }) {
+		t.Fatal("there is nothing to undo")
+	}
+
+	agents := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}}
+	definition := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "peerings." + v1alpha1.GroupVersion.Group}}
+	ofVersion := func(obj client.Object, version string) {
+		t.Helper()
+		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationVersion, version)
+		if err := b.raw.Patch(t.Context(), obj, client.RawPatch(types.MergePatchType, patch)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	host := netip.MustParseAddr("192.0.2.12")
+	commands := map[string]func(ctx context.Context) error{
+		"peer": func(ctx context.Context) error {
+			_, err := Peer(ctx, a.Cluster, b.Cluster, Options{}, Silent{})
+			return err
+		},
+		"peer --dry-run": func(ctx context.Context) error {
+			_, err := PlanAll(ctx, []Pair{{a.Cluster, b.Cluster}}, Options{}, Silent{})
+			return err
+		},
+		"rotate-keys": func(ctx context.Context) error {
+			_, err := Rotate(ctx, a.Cluster, b.Cluster, Rotation{}, Silent{})
+			return err
+		},
+		"upgrade": func(ctx context.Context) error {
+			_, err := UpgradeAll(ctx, []*Cluster{b.Cluster}, newer(), Silent{})
+			return err
+		},
+		"upgrade --dry-run": func(ctx context.Context) error {
+			_, err := PlanUpgrades(ctx, []*Cluster{b.Cluster}, newer(), Silent{})
+			return err
+		},
+		"expose-host": func(ctx context.Context) error {
+			_, err := b.ExposeHost(ctx, a.Cluster, host)
+			return err
+		},
+		"expose-host --remove": func(ctx context.Context) error {
+			_, err := b.HideHost(ctx, a.Cluster, host)
+			return err
+		},
+		"log-level": func(ctx context.Context) error { return b.SetLogLevel(ctx, "debug") },
+		"doctor --fix": func(ctx context.Context) error {
+			facts := &doctor.Facts{Clusters: []*doctor.Cluster{{Leftovers: []string{"Deployment gateway-gone-0"}}}}
+			_, err := Fix(ctx, []*Cluster{b.Cluster}, facts, &doctor.Report{}, Silent{})
+			return err
+		},
+	}
+	a.Version, b.Version = "v0.2.0", "v0.2.0"
+	for what, obj := range map[string]client.Object{"agents": agents, "definitions": definition} {
+		ofVersion(obj, "v0.3.0")
+		a.writes, b.writes = 0, 0
+		for _, name := range slices.Sorted(maps.Keys(commands)) {
+			err := commands[name](t.Context())
+			if e := (*Error)(nil); !errors.As(err, &e) || e.Kind != Usage || e.Cluster != "b" || !strings.Contains(err.Error(), "of version v0.3.0, and this command of the older v0.2.0") {
+				t.Errorf("newer %s: %s: got %v", what, name, err)
+			}
+			if a.writes+b.writes > 0 {
+				t.Fatalf("newer %s: %s has written", what, name)
+			}
+		}
+		for _, development := range []string{"dev", "076aa63-dirty"} {
+			b.Version = development
+			if err := b.checkVersion(t.Context()); err != nil {
+				t.Errorf("newer %s: a command of version %s: %v", what, development, err)
+			}
+		}
+		b.Version = "v0.2.0"
+		ofVersion(obj, "v0.1.9") // the version before is not refused
+		if err := b.checkVersion(t.Context()); err != nil {
+			t.Errorf("older %s: %v", what, err)
+		}
+	}
+	ofVersion(agents, "v0.3.0")
+	ofVersion(definition, "v0.3.0")
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+		t.Fatal(err)
+	}
+	if left := b.ours(t); len(left) > 0 {
+		t.Errorf("unpeer of an older version has left %v", left)
+	}
+}
