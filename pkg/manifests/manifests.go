@@ -19,6 +19,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 
@@ -259,6 +260,21 @@ func SetOverlayKeys(pod *corev1.PodSpec, generations []int32) {
 		if v.Name == volumeOverlay && v.Projected != nil {
 			v.Projected.Sources = overlaySources(generations)
 		}
+	}
+}
+
+// KeepOverlayKeys has an agent that is about to be applied keep the keys that its pods have now.
+func KeepOverlayKeys(obj, live *unstructured.Unstructured) {
+	path := []string{"spec", "template", "spec", "volumes"}
+	overlay := func(volume any) bool {
+		m, _ := volume.(map[string]any)
+		return m["name"] == volumeOverlay
+	}
+	now, _, _ := unstructured.NestedSlice(live.Object, path...)
+	volumes, _, _ := unstructured.NestedSlice(obj.Object, path...)
+	if has, keeps := slices.IndexFunc(now, overlay), slices.IndexFunc(volumes, overlay); has >= 0 && keeps >= 0 {
+		volumes[keeps] = now[has]
+		_ = unstructured.SetNestedSlice(obj.Object, volumes, path...) // it was found there
 	}
 }
 

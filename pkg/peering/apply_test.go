@@ -389,7 +389,7 @@ func TestCheckPermissions(t *testing.T) {
 		{name: "an administrator", allowed: func(authorizationv1.ResourceAttributes) bool { return true }, reviews: 1},
 		{name: "just enough", allowed: func(a authorizationv1.ResourceAttributes) bool { return a.Verb != "*" }, reviews: 1 + len(toInstall())},
 		{
-			name: "not quite", reviews: 1 + len(toInstall()), missing: "the user may not create deployments.apps, create secrets, get deployments.apps, get secrets, patch deployments.apps, watch deployments.apps",
+			name: "not quite", reviews: 1 + len(toInstall()), missing: "the user may not create deployments.apps, create secrets, get deployments.apps, get secrets, patch deployments.apps, patch secrets, watch deployments.apps",
 			allowed: func(a authorizationv1.ResourceAttributes) bool {
 				return a.Verb != "*" && (a.Resource != "secrets" || a.Verb == "delete" || a.Verb == "list") && (a.Resource != "deployments" || a.Verb == "delete" || a.Verb == "list")
 			},

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -204,26 +205,52 @@ func (s *side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan)
 	if f.Ledger, err = s.ledger(ctx); err != nil {
 		return nil, err
 	}
+	var peerings v1alpha1.PeeringList
+	if err := s.list(ctx, &peerings); err != nil {
+		return nil, err
+	}
 	c := *planned
-	c.OverlayKeys = slices.DeleteFunc(slices.Clone(c.OverlayKeys), func(g int32) bool { return g < plan.OverlayKey(f.Ledger) })
+	f.OtherPeerings = peerings.Items
 	if live != nil {
-		var peerings v1alpha1.PeeringList
-		if err := s.list(ctx, &peerings); err != nil {
-			return nil, err
-		}
-		f.OtherPeerings = peerings.Items
 		f.Installed, f.NodeMetrics, f.OverlayKeys = manifests.AgentsOf(live, &live.Spec.Template.Spec), manifests.ShowsNodeMetrics(live), manifests.OverlayKeys(&live.Spec.Template.Spec)
 		c = c.WithCurrent(&f)
 	}
+	for _, p := range peerings.Items {
+		for _, plane := range p.Spec.Planes {
+			c.OverlayKeys = append(c.OverlayKeys, plane.OverlayKey)
+		}
+	}
+	c.OverlayKeys = sets.List(sets.New(c.OverlayKeys...).Delete(0))
 	_, daemonSet := c.NodeAgents()
+	// The plan may be from before the ledger asked for a later key.
+	manifests.RetireOverlayKeys(&daemonSet.Spec.Template.Spec, plan.OverlayKey(f.Ledger))
 	if live != nil {
 		daemonSet.ResourceVersion, daemonSet.UID = live.ResourceVersion, live.UID
 	}
 	return daemonSet, nil
 }
 
+// awaitUpgrade waits while another command replaces node agents one after the other. Their DaemonSet would replace all of
+// them at once if it was applied now, by agents that nobody has seen to work.
+func (s *side) awaitUpgrade(ctx context.Context) error {
+	return s.poll(ctx, "wait for a command that replaces the node agents", "", func(ctx context.Context) (string, error) {
+		live, err := s.nodeAgents(ctx)
+		if live == nil || err != nil || live.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
+			return "", err
+		}
+		working, _, err := s.journals(ctx, client.MatchingLabels(manifests.ReplacingMark().Labels), "")
+		if len(working) == 0 { // it was killed
+			return "", err
+		}
+		return "upgrade works on them", nil
+	})
+}
+
 // applyNodeAgents applies the node agents' DaemonSet.
 func (s *side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan) error {
+	if err := s.awaitUpgrade(ctx); err != nil {
+		return err
+	}
 	return retryOnConflict(func() error {
 		daemonSet, err := s.currentNodeAgents(ctx, planned)
 		if err != nil {

@@ -279,6 +279,9 @@ func (c *Cluster) undoOne(ctx context.Context, ch change) error {
 	}
 	back := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(ch.Before)}
 	back.SetResourceVersion(live.GetResourceVersion())
+	if back.GetKind() == "DaemonSet" {
+		manifests.KeepOverlayKeys(back, live) // others may use one that was added since
+	}
 	if hosts, ok, _ := unstructured.NestedFieldCopy(live.Object, "spec", "local", "hosts"); ok {
 		if err := unstructured.SetNestedField(back.Object, hosts, "spec", "local", "hosts"); err != nil {
 			return err

@@ -93,6 +93,13 @@ func (c *Cluster) readAgents(ctx context.Context, f *plan.FactSheet) error {
 	} else if gateways, err := c.ours(ctx, &appsv1.DeploymentList{}, nil); err != nil || len(gateways) == 0 {
 		return err // there need not be a key yet
 	}
+	secrets, err := c.ours(ctx, secretNames(), nil)
+	if err != nil && !apierrors.IsForbidden(err) {
+		return err
+	}
+	for _, secret := range secrets {
+		f.NewestOverlayKey = max(f.NewestOverlayKey, manifests.OverlayGeneration(secret.GetName()))
+	}
 	generations := f.OverlayKeys
 	if len(generations) == 0 {
 		generations = []int32{plan.OverlayKey(f.Ledger)}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -14,16 +15,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
+
+// retireTimeout is how long node agents may take to give up a key of the overlay that no link has. The key stays then, until
+// another command ends.
+const retireTimeout = time.Minute
 
 // retireUnusedKeys takes from node agents the overlay's keys that no link has any more, and deletes them. Any peering may
 // have been the last one to use a key, so each command does it at its end. Another command may be about to use a key that
 // no link has yet. So nothing is done while one works on the cluster: the last one to end does it.
 //
-// made is the key that this command has made, 0 for none, and nodes are the UIDs of the nodes that were there then.
-func (c *Cluster) retireUnusedKeys(ctx context.Context, made int32, nodes []string) error {
+// made is the key that this command has made, 0 for none, and departed are the UIDs of nodes that had left before.
+func (c *Cluster) retireUnusedKeys(ctx context.Context, made int32, departed []string) error {
 	lock := &journal{cluster: c}
 	defer func() { unlock(ctx, []*journal{lock}) }()
 	for {
@@ -37,11 +43,21 @@ func (c *Cluster) retireUnusedKeys(ctx context.Context, made int32, nodes []stri
 			}
 			continue // a command may have ended, or begun, before the lock was held
 		}
-		err = c.retireKeys(ctx, keys, made, nodes)
+		locked, cancel := whileLocked(ctx, lock)
+		err = c.retireKeys(locked, keys.unused, made, departed)
+		cancel()
 		if err != nil {
 			return uninstalledIs(err)
 		}
 	}
+}
+
+// retireIfPossible is retireUnusedKeys for a command whose own work is done: that does not fail, nor wait for long, for a key
+// that nothing uses.
+func (c *Cluster) retireIfPossible(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), retireTimeout)
+	defer cancel()
+	_ = failure.Caught(func() error { return c.retireUnusedKeys(ctx, 0, nil) }) // the next command tries again
 }
 
 // uninstalledIs takes it for no error that another command removes all of liqonet, keys included.
@@ -76,6 +92,9 @@ func (c *Cluster) overlayKeysUsed(ctx context.Context) (keys overlayKeys, err er
 	for _, p := range peerings.Items {
 		for _, plane := range p.Spec.Planes {
 			key := plane.OverlayKey
+			if key > 0 {
+				used.Insert(key) // also one that node agents lack: the next command gives it to them
+			}
 			if !slices.Contains(given, key) && len(given) > 0 {
 				key = given[0] // as agents do
 			}
@@ -89,12 +108,13 @@ func (c *Cluster) overlayKeysUsed(ctx context.Context) (keys overlayKeys, err er
 	if busy || err != nil {
 		return keys, err
 	}
+	unused := sets.New(given...)
 	for _, secret := range secrets {
-		if g := manifests.OverlayGeneration(secret.GetName()); g > 0 && !used.Has(g) {
-			keys.unused = append(keys.unused, g)
+		if g := manifests.OverlayGeneration(secret.GetName()); g > 0 && secret.GetDeletionTimestamp() == nil {
+			unused.Insert(g)
 		}
 	}
-	slices.Sort(keys.unused)
+	keys.unused = sets.List(unused.Difference(used))
 	return keys, nil
 }
 
@@ -107,6 +127,9 @@ func (c *Cluster) awaitNodeAgents(ctx context.Context) error {
 		}
 		beats.note(of[*coordinationv1.Lease](o), c.Now())
 		ready, _ := nodesByReadiness(of[*corev1.Node](o))
+		if crash, err := c.podProblem(o, ready, ""); crash != "" || err != nil {
+			return crash, err
+		}
 		newest, missing := newestRevision(o)
 		return cmp.Or(missing, nodesRolledOut(o, newest, ready, beats)), nil
 	})
@@ -127,22 +150,8 @@ func (c *Cluster) isBusy(ctx context.Context) (bool, error) {
 
 // retireKeys takes keys from node agents, and deletes them when these have taken over. One that is used again by then stays:
 // the next look finds out.
-func (c *Cluster) retireKeys(ctx context.Context, keys overlayKeys, made int32, nodes []string) error {
-	_, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-		least := slices.Min(keys.used)
-		if plan.OverlayKey(cn) >= least {
-			return errUnchanged
-		}
-		cn.Spec.OverlayKey.Generation = least
-		if least == made {
-			plan.ForgetNodes(cn, plan.Departed(cn, nodes))
-		}
-		return nil
-	})
-	if err != nil {
-		return c.fail("write to the ledger which key the overlay has", err)
-	}
-	err = retryOnConflict(func() error {
+func (c *Cluster) retireKeys(ctx context.Context, unused []int32, made int32, departed []string) error {
+	err := retryOnConflict(func() error {
 		ds, err := c.nodeAgents(ctx)
 		if err != nil {
 			return err
@@ -150,9 +159,14 @@ func (c *Cluster) retireKeys(ctx context.Context, keys overlayKeys, made int32, 
 		if ds == nil {
 			return errUninstalling
 		}
+		// Whoever gives node agents a key after they were read makes this a conflict.
+		now, err := c.overlayKeysUsed(ctx)
+		if err != nil || len(now.used) == 0 {
+			return err
+		}
 		pod := &ds.Spec.Template.Spec
-		kept := slices.DeleteFunc(manifests.OverlayKeys(pod), func(g int32) bool { return slices.Contains(keys.unused, g) })
-		if len(kept) == len(manifests.OverlayKeys(pod)) || len(kept) == 0 {
+		kept := slices.DeleteFunc(manifests.OverlayKeys(pod), func(g int32) bool { return slices.Contains(unused, g) && slices.Contains(now.unused, g) })
+		if len(kept) == 0 || len(kept) == len(manifests.OverlayKeys(pod)) {
 			return nil
 		}
 		before := ds.DeepCopy()
@@ -169,12 +183,28 @@ func (c *Cluster) retireKeys(ctx context.Context, keys overlayKeys, made int32, 
 	if err != nil {
 		return err
 	}
+	if len(now.unused) > 0 {
+		_, err = c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+			least := slices.Min(now.used)
+			if plan.OverlayKey(cn) >= least {
+				return errUnchanged
+			}
+			cn.Spec.OverlayKey.Generation = least
+			if least == made {
+				plan.ForgetNodes(cn, departed)
+			}
+			return nil
+		})
+		if err != nil {
+			return c.fail("write to the ledger which key the overlay has", err)
+		}
+	}
 	secrets, err := c.ours(ctx, secretNames(), nil)
 	if err != nil {
 		return err
 	}
 	for _, secret := range secrets {
-		if g := manifests.OverlayGeneration(secret.GetName()); slices.Contains(keys.unused, g) && slices.Contains(now.unused, g) {
+		if g := manifests.OverlayGeneration(secret.GetName()); slices.Contains(unused, g) && slices.Contains(now.unused, g) {
 			if err := c.delete(ctx, secret); err != nil {
 				return err
 			}

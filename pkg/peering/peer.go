@@ -95,7 +95,7 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 		}
 		switch {
 		case err == nil:
-			return p.result, p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.retireUnusedKeys(ctx, 0, nil) })
+			return p.result, nil
 		case !p.touched: // nothing yet, or what was changed is to stay
 			return p.result, errors.Join(err, p.clearClaimed(ctx))
 		}

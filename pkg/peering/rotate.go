@@ -29,6 +29,8 @@ type rotation struct {
 	// index of the side.
 	peerings [2]string
 	overlay  [2]int32
+	// departed are the UIDs of nodes that had left before these were made.
+	departed [2][]string
 }
 
 // Rotate gives a peering that works new keys, one plane after the other. Nodes are told to use another plane
@@ -63,12 +65,12 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 	err = errors.Join(err, p.clearClaimed(locked))
 	cancel()
 	unlock(ctx, locks)
-	if o.PresharedOnly || errors.Is(err, errTakenOver) { // the command that took over does it at its end
+	if errors.Is(err, errTakenOver) { // the command that took over does it at its end
 		return p.result, err
 	}
 	return p.result, errors.Join(err, r.Step(ctx, "Deleting former keys of the overlay", func(ctx context.Context) error {
 		return p.both(ctx, func(ctx context.Context, s, _ *side) error {
-			return s.retireUnusedKeys(ctx, rot.overlay[s.index], s.facts.NodeUIDs())
+			return s.retireUnusedKeys(ctx, rot.overlay[s.index], rot.departed[s.index])
 		})
 	}))
 }
@@ -184,11 +186,11 @@ func (r *rotation) addOverlayKeys(ctx context.Context) error {
 		if err := s.readAgents(ctx, &s.facts); err != nil {
 			return err
 		}
-		next := max(plan.OverlayKey(s.facts.Ledger), slices.Max(append([]int32{0}, s.facts.OverlayKeys...))) + 1
+		next := s.facts.NextOverlayKey()
 		if err := s.ensureOverlayKey(ctx, next); err != nil {
 			return err
 		}
-		r.overlay[s.index] = next
+		r.overlay[s.index], r.departed[s.index] = next, plan.Departed(s.facts.Ledger, s.facts.NodeUIDs())
 		s.facts.OverlayKeys = append(s.facts.OverlayKeys, next)
 		return nil
 	})

@@ -204,7 +204,8 @@ func (c *Cluster) remove(ctx context.Context, peerID, claim string) (r Removed, 
 		return r, err
 	}
 	if !last {
-		return r, c.retireUnusedKeys(ctx, 0, nil)
+		c.retireIfPossible(ctx)
+		return r, nil
 	}
 	// Also what a command left that was killed before it had claimed anything,
 	// or after the ledger was gone.

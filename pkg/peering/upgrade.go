@@ -89,7 +89,7 @@ func UpgradeAll(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Re
 	out := make([]Upgraded, len(clusters))
 	for i, c := range clusters {
 		is := u.of(c.ID)
-		is.err = errors.Join(is.err, c.retireUnusedKeys(ctx, 0, nil))
+		c.retireIfPossible(ctx)
 		out[i] = Upgraded{
 			Cluster: c.Name, ClusterID: c.ID, From: is.From, To: is.To, Image: is.Agents.Image,
 			Changed: sets.List(sets.New(is.changed...)), Notes: sets.List(sets.New(is.Notes...)), Err: ended(ctx, is.err),

@@ -40,6 +40,8 @@ type FactSheet struct {
 	// whose Secret is gone, 0 if there is none.
 	OverlayKeys    []int32
 	LostOverlayKey int32
+	// NewestOverlayKey is the latest generation of which there is a Secret, 0 if there is none. A number is not given to another key.
+	NewestOverlayKey int32
 	// HasOverlayKey says that the agents have been given the key that the ledger names.
 	HasOverlayKey bool
 	// Installed are the node agents that are there, without an image if there are none. Their version is empty if it is not known.

@@ -19,6 +19,11 @@ func OverlayKey(cn *v1alpha1.ClusterNetwork) int32 {
 	return max(cn.Spec.OverlayKey.Generation, 1)
 }
 
+// NextOverlayKey is the generation of the next key that the overlay may get.
+func (f *FactSheet) NextOverlayKey() int32 {
+	return max(OverlayKey(f.ledger()), f.NewestOverlayKey, slices.Max(append([]int32{0}, f.OverlayKeys...))) + 1
+}
+
 // Departed are those of the nodes that know the overlay's key which are gone. nodes are the
 // UIDs of all that are there.
 func Departed(cn *v1alpha1.ClusterNetwork, nodes []string) []string {
@@ -76,7 +81,7 @@ func (f *FactSheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 		}
 	}
 	gone := Departed(cn, f.NodeUIDs())
-	next := max(key.Generation, slices.Max(append([]int32{0}, f.OverlayKeys...))) + 1
+	next := f.NextOverlayKey()
 	switch {
 	case len(gone) > 0:
 		key.Generation = next
