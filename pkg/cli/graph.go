@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"encoding/xml"
 	"errors"
 	"fmt"
 	"math"
@@ -18,7 +17,7 @@ import (
 // graphFormat is the flag --output of graph.
 type graphFormat string
 
-var graphFormats = map[graphFormat]func(*graph) string{"text": (*graph).text, "dot": (*graph).dot, "mermaid": (*graph).mermaid, "svg": (*graph).svg}
+var graphFormats = map[graphFormat]func(*graph) string{"text": (*graph).text, "dot": (*graph).dot}
 
 // String returns the value.
 func (f *graphFormat) String() string { return string(*f) }
@@ -30,7 +29,7 @@ func (f *graphFormat) Type() string { return "format" }
 func (f *graphFormat) Set(s string) error {
 	*f = graphFormat(s)
 	if graphFormats[*f] == nil {
-		return errors.New("it is none of text, dot, mermaid and svg")
+		return errors.New("it is neither text nor dot")
 	}
 	return nil
 }
@@ -45,8 +44,7 @@ named, or else of the current context and its peers.
 
 The exit code is as that of status.`,
 		Example: `  kubectl liqonet graph cluster-a cluster-b
-  kubectl liqonet graph cluster-a -o svg > peerings.svg
-  kubectl liqonet graph cluster-a -o dot > peerings.dot`,
+  kubectl liqonet graph cluster-a -o dot | dot -Tsvg > peerings.svg`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		Args:              cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -56,8 +54,8 @@ The exit code is as that of status.`,
 			})
 		},
 	}
-	cmd.Flags().VarP(&format, "output", "o", "text, dot (of Graphviz), mermaid or svg")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"text", "dot", "mermaid", "svg"}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
+	cmd.Flags().VarP(&format, "output", "o", "text or dot (of Graphviz)")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"text", "dot"}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
 	addTimeout(cmd, 15*time.Second)
 	return cmd
 }
@@ -173,51 +171,4 @@ func (g *graph) dot() string {
 		text{&out}.printf("  c%d -- c%d [label=%s, color=%s];\n", e.a, e.b, quote(e.label), quote(colour(e.view.State)))
 	}
 	return out.String() + "}\n"
-}
-
-// mermaid is for Markdown.
-func (g *graph) mermaid() string {
-	quote := func(s string) string { return `"` + strings.NewReplacer(`"`, "#quot;", "#", "#35;").Replace(s) + `"` }
-	var out strings.Builder
-	out.WriteString("graph LR\n")
-	for i, c := range g.clusters {
-		text{&out}.printf("  c%d[%s]\n", i, quote(c))
-	}
-	for i, e := range g.edges {
-		text{&out}.printf("  c%d ---|%s| c%d\n  linkStyle %d stroke:%s\n", e.a, quote(e.label), e.b, i, colour(e.view.State))
-	}
-	return out.String()
-}
-
-// svg has the clusters on a circle.
-func (g *graph) svg() string {
-	escape := func(s string) string {
-		var out strings.Builder
-		_ = xml.EscapeText(&out, []byte(s)) // to memory
-		return out.String()
-	}
-	radius := max(140, 45*float64(len(g.clusters)))
-	width, height := 2*radius+320, 2*radius+80
-	at := func(i int) (x, y float64) {
-		angle := math.Pi + 2*math.Pi*float64(i)/float64(max(len(g.clusters), 1))
-		return width/2 + radius*math.Cos(angle), height/2 + radius*math.Sin(angle)
-	}
-	var out strings.Builder
-	text{&out}.printf(`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %.0f" font-family="sans-serif" font-size="13" text-anchor="middle">`+"\n", width, height)
-	out.WriteString(`<rect width="100%" height="100%" fill="white"/>` + "\n")
-	for _, e := range g.edges {
-		x1, y1 := at(e.a)
-		x2, y2 := at(e.b)
-		text{&out}.printf(`<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" stroke="%s" stroke-width="2"/>`+"\n", x1, y1, x2, y2, colour(e.view.State))
-		// Not in the middle, where lines cross.
-		x, y := x1+(x2-x1)*0.4, y1+(y2-y1)*0.4
-		text{&out}.printf(`<text x="%.1f" y="%.1f" fill="%s" stroke="white" stroke-width="4" paint-order="stroke">%s</text>`+"\n", x, y-6, colour(e.view.State), escape(e.label))
-	}
-	for i, c := range g.clusters {
-		x, y := at(i)
-		half := 4.5*float64(len([]rune(c))) + 14
-		text{&out}.printf(`<rect x="%.1f" y="%.1f" width="%.1f" height="30" rx="6" fill="#eceff1" stroke="#37474f"/>`+"\n", x-half, y-15, 2*half)
-		text{&out}.printf(`<text x="%.1f" y="%.1f">%s</text>`+"\n", x, y+5, escape(c))
-	}
-	return out.String() + "</svg>\n"
 }

@@ -215,7 +215,6 @@ func TestTerminal(t *testing.T) {
 				{"status cluster-a -o name", 0},
 				{"graph cluster-a cluster-b", 0},
 				{"graph cluster-a cluster-b -o dot", 0},
-				{"graph cluster-a cluster-b -o mermaid", 0},
 				{"map cluster-a cluster-b 10.244.1.7", 0},
 				{"upgrade cluster-a cluster-b --dry-run", 0},
 				{"peer cluster-a", 2},
