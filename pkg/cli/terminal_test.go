@@ -194,7 +194,6 @@ func TestTerminal(t *testing.T) {
 				{"graph --help", 0},
 				{"map --help", 0},
 				{"expose-host --help", 0},
-				{"log-level --help", 0},
 				{"version --help", 0},
 				{"status cluster-a cluster-b", 0},
 				{"graph cluster-a", 0},

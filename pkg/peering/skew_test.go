@@ -77,7 +77,6 @@ func TestVersionSkew(t *testing.T) {
 			_, err := b.HideHost(ctx, a.Cluster, host)
 			return err
 		},
-		"log-level": func(ctx context.Context) error { return b.SetLogLevel(ctx, "debug") },
 		"doctor --fix": func(ctx context.Context) error {
 			facts := &doctor.Facts{Clusters: []*doctor.Cluster{{Leftovers: []string{"Deployment gateway-gone-0"}}}}
 			_, err := Fix(ctx, []*Cluster{b.Cluster}, facts, &doctor.Report{}, Silent{})

@@ -10,42 +10,44 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-// The level is what both kinds of agents see, stays with the next peer, and goes as it came.
-func TestLogLevel(t *testing.T) {
+// A level of logs that somebody sets by kubectl annotate stays with the next peer.
+func TestLogLevelStays(t *testing.T) {
 	kit.Slow(t)
 	isolate(t)
-	_, _, file := hubAndSpokes(t, 1)
-	said := func(want int, line string) string {
+	hub, _, file := hubAndSpokes(t, 1)
+	peer := func(flags ...string) {
 		t.Helper()
-		code, out, errs := run(t, append(strings.Fields(line), "--kubeconfig", file)...)
-		if code != want {
-			t.Fatalf("%s: exit code %d\n%s%s", line, code, out, errs)
+		if code, out, errs := run(t, append([]string{"peer", "hub", "spoke-1", "--kubeconfig", file}, flags...)...); code != ExitOK {
+			t.Fatalf("exit code %d\n%s%s", code, out, errs)
 		}
-		return out
 	}
-	said(ExitUsage, "log-level hub")
-	said(ExitOK, "peer hub spoke-1")
-	const asIs, debug = "node agents: default\ngateways of spoke-1: default\n", "node agents: debug\ngateways of spoke-1: debug\n"
-	said(ExitUsage, "log-level hub loud")
-	for _, step := range []struct{ line, want string }{
-		{"log-level hub", asIs},
-		{"log-level hub debug", debug},
-		{"peer hub spoke-1 --limit-new hub=100", ""},
-		{"log-level hub", debug},
-		{"log-level hub default", asIs},
-		{"log-level hub", asIs},
-	} {
-		if got := said(ExitOK, step.line); step.want != "" && got != step.want {
-			t.Errorf("%s:\n%s", step.line, cmp.Diff(step.want, got))
+	peer()
+	annotated := []client.Object{
+		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace}}, &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "spoke-1"}},
+	}
+	for _, obj := range annotated {
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"`+v1alpha1.AnnotationLogLevel+`":"debug"}}}`))
+		if err := hub.Client.Patch(t.Context(), obj, patch, client.FieldOwner("kubectl-annotate")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	peer("--limit-new", "hub=100")
+	for _, obj := range annotated {
+		if err := hub.Client.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
+			t.Fatal(err)
+		}
+		if got := obj.GetAnnotations()[v1alpha1.AnnotationLogLevel]; got != "debug" {
+			t.Errorf("%T has the level %q", obj, got)
 		}
 	}
 }
@@ -73,7 +75,7 @@ func TestNoSecretIsTold(t *testing.T) {
 		}
 	}
 	tell(ExitOK, "peer hub spoke-1")
-	for _, line := range []string{"peer hub spoke-1", "peer hub spoke-1 --dry-run", "peer hub spoke-1 --dry-run -o json", "status hub spoke-1", "status hub spoke-1 -o yaml", "status hub spoke-1 --history", "status hub --history -o json", "log-level hub debug"} {
+	for _, line := range []string{"peer hub spoke-1", "peer hub spoke-1 --dry-run", "peer hub spoke-1 --dry-run -o json", "status hub spoke-1", "status hub spoke-1 -o yaml", "status hub spoke-1 --history", "status hub --history -o json"} {
 		tell(ExitOK, line)
 	}
 	secrets := map[string][]byte{"token": []byte(token)}
