@@ -195,6 +195,7 @@ func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcm
 		return nil, fmt.Errorf("cluster %q: %w", name, err)
 	}
 	cfg.Wrap(peering.Patient)
+	cfg.Wrap(peering.WatchKeyExchange)
 	c, err := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kinds{
 		known: knownKinds(scheme), RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)),
 	}})
@@ -209,7 +210,7 @@ func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcm
 		return core.Pods(v1alpha1.Namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
 	}
 	return &peering.Cluster{
-		Name: name, Client: c, Server: serverAddress(cfg), Discovery: d, Logs: logs,
+		Name: name, Client: c, URL: cfg.Host, Server: serverAddress(cfg), Discovery: d, Logs: logs,
 		DefaultImage: version.AgentImage(version.String()), Version: version.String(), Kubectl: kubectl, Now: clock.now,
 	}, nil
 }

@@ -2,9 +2,11 @@ package cli
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -128,6 +130,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 	}
 	if out.forPeople() {
 		out.printRanges(g.streams.Out, result.Peerings...)
+		g.out().printExchanges(clusters, result.Peerings)
 		for _, note := range result.Notes {
 			g.out().printf("Note: %s\n", note)
 		}
@@ -135,6 +138,28 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 		err = out.print(g.streams.Out, result, peeringNames(result.Peerings))
 	}
 	return errors.Join(err, failures(outcomes))
+}
+
+// printExchanges says how pre-shared keys reached the clusters of peerings.
+func (t text) printExchanges(clusters []*peering.Cluster, views []peering.View) {
+	for _, by := range []peering.KeyExchange{peering.Hybrid, peering.Classical, peering.UnknownKeyExchange} {
+		var reached []string
+		for _, c := range clusters {
+			if slices.ContainsFunc(views, func(v peering.View) bool { return v.ClusterID == c.ID && v.PresharedKeyExchange == by }) {
+				reached = append(reached, fmt.Sprintf("%s (%s)", c.Name, c.URL))
+			}
+		}
+		all := strings.Join(reached, ", ")
+		switch {
+		case all == "":
+		case by == peering.Hybrid:
+			t.printf("Pre-shared keys reached %s over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n", all)
+		case by == peering.Classical:
+			t.printf("Pre-shared keys reached %s over a classical key exchange: a quantum computer may open what was recorded of it.\n", all)
+		default:
+			t.printf("It is not known over which key exchange pre-shared keys reached %s.\n", all)
+		}
+	}
 }
 
 // printRanges shows how each cluster is seen by the other.

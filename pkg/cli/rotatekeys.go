@@ -57,6 +57,7 @@ func (g *globals) rotateKeys(cmd *cobra.Command, args []string, out *output) err
 		return out.print(g.streams.Out, doc, peeringNames(doc.Peerings))
 	}
 	g.out().printf("%s and %s have new keys, %.1f s after the command.\n", a.Name, b.Name, time.Since(start).Seconds())
+	g.out().printExchanges(clusters, result.Views[:])
 	for _, note := range result.Notes {
 		g.out().printf("Note: %s\n", note)
 	}

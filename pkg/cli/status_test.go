@@ -33,7 +33,7 @@ func views() []peering.View {
 		{
 			Name: "cluster-a", Cluster: "cluster-b", ClusterID: "id-b", Peer: "cluster-a", PeerID: "id-a", State: peering.Degraded, Message: "1 of 2 nodes reach the peer",
 			LocalPods: ipam.Mappings{mapping("10.244.0.0/16", "10.197.0.0/16"), mapping("10.245.0.0/16", "10.245.0.0/16")}, LocalNodes: mapping("10.80.0.0/19", "10.70.0.0/19"),
-			RemotePods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, Overlay: "geneve", PlanesMode: "spread", NodesReady: 1, NodesTotal: 2,
+			RemotePods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, Overlay: "geneve", PresharedKeyExchange: peering.Hybrid, PlanesMode: "spread", NodesReady: 1, NodesTotal: 2,
 			Conditions: []peering.ConditionView{
 				{Type: "Connected", Status: "True", Reason: "ProbesAnswered", Message: "probes through the tunnel are answered"},
 				{Type: "Degraded", Status: "True", Reason: "PartlyReached", Message: "the peer is not reached from node b-2", Hint: "kubectl --context cluster-b -n liqonet-system get pods -o wide"},

@@ -63,8 +63,9 @@ func read(ctx context.Context, r client.Reader) (*snapshot, error) {
 		g.list("services", required, &s.services)
 		g.list("daemonsets", optional, &s.daemonSets)
 		g.list("servicecidrs", optional, &s.serviceCIDRs)
-		g.configMap("kube-system/kubeadm-config")
-		g.configMap("kube-system/kube-proxy")
+		for _, name := range configMaps() {
+			g.configMap(name)
+		}
 	})
 	if err != nil {
 		return nil, err
@@ -88,6 +89,19 @@ func read(ctx context.Context, r client.Reader) (*snapshot, error) {
 			g.custom(kind)
 		}
 	})
+}
+
+// configMaps are those of every cluster.
+func configMaps() []string { return []string{"kube-system/kubeadm-config", "kube-system/kube-proxy"} }
+
+// OfPlugins returns the ConfigMaps, as namespace/name, and the foreign kinds that are read with one network plugin or another. With fewer of them,
+// other ranges may be found.
+func OfPlugins() (maps []string, kinds []schema.GroupVersionKind) {
+	maps, kinds = configMaps(), []schema.GroupVersionKind{kindOpenShiftNet}
+	for _, p := range plugins() {
+		maps, kinds = append(maps, p.configMaps...), append(kinds, p.kinds...)
+	}
+	return maps, kinds
 }
 
 func readPods(ctx context.Context, r client.Reader, all *corev1.PodList) error {

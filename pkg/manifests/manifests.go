@@ -1,7 +1,9 @@
 package manifests
 
 import (
+	"crypto/sha256"
 	"embed"
+	"encoding/base64"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -390,6 +392,13 @@ func (g Gateway) HistoryName() string { return v1alpha1.GatewayHistory(g.Peering
 // SecretName is that of the Secret with the gateway's key.
 func (g Gateway) SecretName() string { return fmt.Sprintf("%s-%d", g.Name(), g.KeyGeneration) }
 
+// IsGatewayKey says by its name and its labels that a Secret has the WireGuard key of a gateway.
+func IsGatewayKey(secret string, labels map[string]string) bool {
+	generation, ok := strings.CutPrefix(secret, v1alpha1.GatewayService(labels[v1alpha1.LabelPeering])+"-"+labels[v1alpha1.LabelPlane]+"-")
+	_, err := strconv.ParseInt(generation, 10, 32)
+	return ok && err == nil
+}
+
 // Secret holds the gateway's WireGuard key.
 func (g Gateway) Secret(data map[string][]byte) *corev1.Secret { return g.secret(g.SecretName(), data) }
 
@@ -398,13 +407,21 @@ func (g Gateway) PresharedSecretName() string {
 	return fmt.Sprintf("%s-psk-%d", g.Name(), g.PresharedKey)
 }
 
-// PresharedSecret holds the tunnel's pre-shared key. Without a key it has no data.
+// PresharedSecret holds the tunnel's pre-shared key, with its fingerprint. Without a key it has neither.
 func (g Gateway) PresharedSecret(key []byte) *corev1.Secret {
-	var data map[string][]byte
+	secret := g.secret(g.PresharedSecretName(), nil)
 	if key != nil {
-		data = map[string][]byte{v1alpha1.KeyFilePreshared: key}
+		secret.Data = map[string][]byte{v1alpha1.KeyFilePreshared: key}
+		secret.Annotations[v1alpha1.AnnotationFingerprint] = Fingerprint(key)
 	}
-	return g.secret(g.PresharedSecretName(), data)
+	return secret
+}
+
+// Fingerprint tells a pre-shared key from others. The key is random, so nobody
+// concludes it from a part of its hash.
+func Fingerprint(key []byte) string {
+	sum := sha256.Sum256(key)
+	return base64.StdEncoding.EncodeToString(sum[:16])
 }
 
 func (g Gateway) secret(name string, data map[string][]byte) *corev1.Secret {

@@ -38,8 +38,12 @@ func TestSecurity_23_PresharedKeyIsMounted(t *testing.T) {
 	if secret.Name != "gateway-b-0-psk-3" || !*secret.Immutable || secret.Labels[v1alpha1.LabelPeering] != "b" || string(secret.Data[v1alpha1.KeyFilePreshared]) != "key" {
 		t.Errorf("the Secret is %+v", secret)
 	}
-	if with.PresharedSecret(nil).Data != nil {
-		t.Error("a Secret without a key has data")
+	one, other := secret.Annotations[v1alpha1.AnnotationFingerprint], Fingerprint([]byte("other"))
+	if one != Fingerprint([]byte("key")) || len(one) != 24 || one == other {
+		t.Errorf("fingerprints are %q and %q", one, other)
+	}
+	if none := with.PresharedSecret(nil); none.Data != nil || none.Annotations[v1alpha1.AnnotationFingerprint] != "" {
+		t.Errorf("a Secret without a key is %+v", none)
 	}
 	// The schema refuses a key of generation 0.
 	u, err := ToApply(Peering("b", v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{}}}))

@@ -482,7 +482,7 @@ func TestPermissionsToGive(t *testing.T) {
 			for _, group := range rule.APIGroups {
 				for _, resource := range rule.Resources {
 					for _, verb := range rule.Verbs {
-						if !have[permission{group, resource, "", verb}] {
+						if !have[permission{group: group, resource: resource, verb: verb}] {
 							t.Errorf("%s: %s %s.%s is given and not asked for", role.Name, verb, resource, group)
 						}
 					}

@@ -28,6 +28,8 @@ type Cluster struct {
 	ID string
 	// Client reads and writes without a cache.
 	Client client.WithWatch
+	// URL is where the kubeconfig has the API server.
+	URL string
 	// Server is the API server's address in the kubeconfig, invalid where that is a name.
 	Server netip.Addr
 	// DefaultImage is that of agents which have to be installed.

@@ -56,6 +56,9 @@ func (p *run) comparePlan(ctx context.Context) error {
 // action compares an object with the one in the cluster. The Peering is compared with
 // the keys that are known, which the plan only names, or as it is in the plan if that one is nil.
 func (s *side) action(ctx context.Context, o *plan.ObjectPlan, peering *v1alpha1.Peering) (plan.Action, error) {
+	if o.Kind == "Secret" {
+		return s.actionOnSecret(ctx, o)
+	}
 	manifest := maps.Clone(o.Manifest)
 	if o.Kind == "Peering" && peering != nil {
 		filled, err := manifests.ToApply(peering)
@@ -66,17 +69,34 @@ func (s *side) action(ctx context.Context, o *plan.ObjectPlan, peering *v1alpha1
 	}
 	switch want, live, err := s.read(ctx, &unstructured.Unstructured{Object: manifest}); {
 	case apierrors.IsForbidden(err):
-		o.Reason += "; it may not be read"
+		o.Reason += unreadable
 		return plan.Unclear, nil
 	case err != nil:
 		return "", err
 	case live.GetResourceVersion() == "", live.GetDeletionTimestamp() != nil:
 		return plan.Create, nil
-	case o.Kind == "Secret", contains(live.Object, want.Object):
-		return plan.Keep, nil // a Secret is never changed
+	case contains(live.Object, want.Object):
+		return plan.Keep, nil
 	}
 	return plan.Change, nil
 }
+
+// actionOnSecret reads no key: what is in a Secret is never changed.
+func (s *side) actionOnSecret(ctx context.Context, o *plan.ObjectPlan) (plan.Action, error) {
+	switch live, err := s.readSecret(ctx, o.Name); {
+	case apierrors.IsForbidden(err):
+		o.Reason += unreadable
+		return plan.Unclear, nil
+	case err != nil:
+		return "", err
+	case live == nil || live.DeletionTimestamp != nil:
+		return plan.Create, nil
+	}
+	return plan.Keep, nil
+}
+
+// unreadable is added to the reason of what is unclear.
+const unreadable = "; it may not be read"
 
 // fillKeys puts the public keys of the peer's gateways into the Peering, as far as they
 // are known. If the user may not read them they are taken for unchanged.

@@ -9,9 +9,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -33,8 +36,12 @@ type evidence struct {
 
 // evidence reads what the cluster has of the peering with a peer.
 func (c *Cluster) evidence(ctx context.Context, peerID string) (e evidence, err error) {
-	if e.entry, err = c.entry(ctx, peerID); err != nil {
+	cn, err := c.ledger(ctx)
+	if err != nil {
 		return e, err
+	}
+	if cn != nil {
+		e.entry = plan.Allocation(cn, peerID)
 	}
 	var peerings v1alpha1.PeeringList
 	if err := c.list(ctx, &peerings); err != nil {
@@ -45,18 +52,57 @@ func (c *Cluster) evidence(ctx context.Context, peerID string) (e evidence, err 
 			e.peering = &peerings.Items[i]
 		}
 	}
-	// Somebody may have deleted the ledger, so the Secrets of all peerings count.
-	var secrets corev1.SecretList
-	err = c.list(ctx, &secrets, client.InNamespace(v1alpha1.Namespace), client.HasLabels{v1alpha1.LabelPeering})
+	e.keys, err = c.gatewayKeys(ctx, ofOthers(cn, peerings.Items, peerID))
 	if apierrors.IsForbidden(err) {
 		e.unreadable, err = err, nil
 	}
-	for i := range secrets.Items {
-		if key, err := keyIn(&secrets.Items[i], v1alpha1.KeyFilePrivate); err == nil {
-			e.keys = append(e.keys, publicOf(key))
+	return e, err
+}
+
+// ofOthers are the names of peerings that are known to be with other clusters.
+func ofOthers(cn *v1alpha1.ClusterNetwork, peerings []v1alpha1.Peering, peerID string) sets.Set[string] {
+	names, own := sets.New[string](), sets.New[string]()
+	note := func(name, id string) {
+		if id == peerID {
+			own.Insert(name)
+		} else {
+			names.Insert(name)
 		}
 	}
-	return e, err
+	for _, p := range peerings {
+		note(p.Name, p.Spec.Remote.ClusterID)
+	}
+	if cn != nil {
+		for _, entry := range cn.Spec.Peers {
+			note(entry.Name, entry.ClusterID)
+		}
+	}
+	return names.Difference(own)
+}
+
+// gatewayKeys are the public halves of gateways' private keys, but for those of some peerings. Somebody may have deleted the ledger, so
+// those of which nobody knows whose they are count. Secrets with pre-shared keys are not read.
+func (c *Cluster) gatewayKeys(ctx context.Context, but sets.Set[string]) (out []string, err error) {
+	list := secretNames().(*metav1.PartialObjectMetadataList)
+	if err := c.list(ctx, list, client.InNamespace(v1alpha1.Namespace), client.HasLabels{v1alpha1.LabelPeering}); err != nil {
+		return nil, err
+	}
+	for _, s := range list.Items {
+		if but.Has(s.Labels[v1alpha1.LabelPeering]) || !manifests.IsGatewayKey(s.Name, s.Labels) {
+			continue
+		}
+		secret, err := get[corev1.Secret](ctx, c, v1alpha1.Namespace, s.Name)
+		if err != nil {
+			return nil, err
+		}
+		if secret == nil {
+			continue
+		}
+		if key, err := keyIn(secret, v1alpha1.KeyFilePrivate); err == nil {
+			out = append(out, publicOf(key))
+		}
+	}
+	return out, nil
 }
 
 // remoteKeys are the public keys that the Peering has of the peer's gateways.

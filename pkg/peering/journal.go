@@ -37,7 +37,7 @@ const (
 
 // journal has the objects as they were before a command changed them. It is kept in
 // a Secret, so that the next command can put back what an interrupted one
-// changed. No other Secret is ever in it: these are created and never changed. Agents may
+// changed. No other Secret is ever in it: what is in these is never changed. Agents may
 // write ConfigMaps, but no Secrets: a command must not take instructions from them.
 type journal struct {
 	cluster *Cluster
@@ -135,7 +135,7 @@ func (j *journal) lock(ctx context.Context, claim, peering string) (bool, error)
 			return false, err
 		}
 		for i := range dead {
-			if err := j.cluster.breakLock(ctx, &dead[i]); err != nil {
+			if err := j.cluster.breakLock(ctx, dead[i]); err != nil {
 				return false, err
 			}
 		}
@@ -156,8 +156,9 @@ func (j *journal) lock(ctx context.Context, claim, peering string) (bool, error)
 }
 
 // breakLock deletes the lock of a command that was killed, unless that has changed it since: then it works.
-func (c *Cluster) breakLock(ctx context.Context, lock *corev1.Secret) error {
-	is := client.Preconditions{UID: &lock.UID, ResourceVersion: &lock.ResourceVersion}
+func (c *Cluster) breakLock(ctx context.Context, lock client.Object) error {
+	uid, version := lock.GetUID(), lock.GetResourceVersion()
+	is := client.Preconditions{UID: &uid, ResourceVersion: &version}
 	if err := c.Client.Delete(ctx, lock, is); client.IgnoreNotFound(err) != nil && !apierrors.IsConflict(err) {
 		return c.fail("delete "+describe(lock), err)
 	}
@@ -314,17 +315,24 @@ func (c *Cluster) undoInterrupted(ctx context.Context, peerID, peering, claim st
 	if err != nil {
 		return err
 	}
-	for _, obj := range slices.Backward(dead) {
-		if obj.Name == manifests.ReplacingMark().Name { // nothing is noted in it
-			if err := c.breakLock(ctx, &obj); err != nil {
+	for _, found := range slices.Backward(dead) {
+		if found.GetName() == manifests.ReplacingMark().Name { // nothing is noted in it
+			if err := c.breakLock(ctx, found); err != nil {
 				return err
 			}
 			continue
 		}
+		obj, err := get[corev1.Secret](ctx, c, v1alpha1.Namespace, found.GetName())
+		if err != nil {
+			return err
+		}
+		if obj == nil {
+			continue // another command has put it back
+		}
 		var changes []change
 		if raw := obj.Data[journalKey]; len(raw) > 0 {
 			if err := json.Unmarshal(raw, &changes); err != nil {
-				return c.fail("read "+describe(&obj), err)
+				return c.fail("read "+describe(obj), err)
 			}
 		}
 		if sharedOnly {
@@ -338,32 +346,31 @@ func (c *Cluster) undoInterrupted(ctx context.Context, peerID, peering, claim st
 		if err := c.undo(ctx, changes); err != nil {
 			return err
 		}
-		if err := c.delete(ctx, &obj); err != nil {
+		if err := c.delete(ctx, obj); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// ofPeering are the labels of a peering's journals.
+// ofPeering are the labels of a peering's objects, such as journals.
 func ofPeering(peering string) client.MatchingLabels {
 	return client.MatchingLabels{v1alpha1.LabelPeering: peering}
 }
 
 // journals are those with the labels, the oldest first, without those with the claim. Those of commands that were interrupted do not
-// change for a while. Only this machine's clock is used.
-func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels, but string) (working, dead []corev1.Secret, err error) {
-	var first, again corev1.SecretList
-	list := func(into *corev1.SecretList) error {
-		err := c.list(ctx, into, client.InNamespace(v1alpha1.Namespace), labels)
-		into.Items = slices.DeleteFunc(into.Items, func(m corev1.Secret) bool {
-			isJournal := strings.HasPrefix(m.Name, journalPrefix) || m.Name == manifests.ReplacingMark().Name // keys are Secrets, too
-			claim := m.Annotations[annotationClaim]
-			return !isJournal || !isOurs(&m) || claim == "" || claim == but
-		})
-		return err
+// change for a while. Only this machine's clock is used. What is in them is not read: keys are Secrets with these labels, too.
+func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels, but string) (working, dead []client.Object, err error) {
+	list := func() ([]client.Object, error) {
+		secrets, err := c.ours(ctx, secretNames(), labels)
+		return slices.DeleteFunc(secrets, func(m client.Object) bool {
+			isJournal := strings.HasPrefix(m.GetName(), journalPrefix) || m.GetName() == manifests.ReplacingMark().Name
+			claim := m.GetAnnotations()[annotationClaim]
+			return !isJournal || claim == "" || claim == but
+		}), err
 	}
-	if err := list(&first); err != nil || len(first.Items) == 0 {
+	first, err := list()
+	if err != nil || len(first) == 0 {
 		return nil, nil, err
 	}
 	select {
@@ -371,12 +378,13 @@ func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels, bu
 	case <-ctx.Done():
 		return nil, nil, c.fail("look whether another command works on the same", context.Cause(ctx))
 	}
-	if err := list(&again); err != nil {
+	again, err := list()
+	if err != nil {
 		return nil, nil, err
 	}
-	slices.SortStableFunc(again.Items, func(a, b corev1.Secret) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
-	for _, now := range again.Items {
-		if slices.ContainsFunc(first.Items, func(b corev1.Secret) bool { return b.UID == now.UID && b.ResourceVersion == now.ResourceVersion }) {
+	slices.SortStableFunc(again, func(a, b client.Object) int { return a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time) })
+	for _, now := range again {
+		if slices.ContainsFunc(first, func(b client.Object) bool { return b.GetUID() == now.GetUID() && b.GetResourceVersion() == now.GetResourceVersion() }) {
 			dead = append(dead, now)
 		} else {
 			working = append(working, now)
@@ -388,7 +396,7 @@ func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels, bu
 // isWorking says that the command with this claim works on the peering.
 func (c *Cluster) isWorking(ctx context.Context, peering, claim string) (bool, error) {
 	working, _, err := c.journals(ctx, ofPeering(peering), "")
-	return slices.ContainsFunc(working, func(j corev1.Secret) bool { return j.Annotations[annotationClaim] == claim }), err
+	return slices.ContainsFunc(working, func(j client.Object) bool { return j.GetAnnotations()[annotationClaim] == claim }), err
 }
 
 // reduce is have without the fields that like does not have. Lists are whole:

@@ -200,20 +200,27 @@ func (c *Cluster) key(ctx context.Context, name, file string) (*secretKey, error
 	}
 	key, err := keyIn(secret, file)
 	if err != nil {
-		return nil, &Error{
-			Kind: Usage, Cluster: c.Name, Doing: "read the key in Secret " + v1alpha1.Namespace + "/" + name, Err: err,
-			Hint: fmt.Sprintf("find out who made it; then delete it, and run the command again, which makes a new one: %s -n %s delete secret %s", c.Kubectl, v1alpha1.Namespace, name),
-		}
+		return nil, c.strange(name, err)
 	}
 	return &secretKey{key, secret.CreationTimestamp}, nil
 }
+
+// strange is the error for a Secret that has one of our names, and is not as we make it.
+func (c *Cluster) strange(secret string, why error) error {
+	return &Error{
+		Kind: Usage, Cluster: c.Name, Doing: "read the key in Secret " + v1alpha1.Namespace + "/" + secret, Err: why,
+		Hint: fmt.Sprintf("find out who made it; then delete it, and run the command again, which makes a new one: %s -n %s delete secret %s", c.Kubectl, v1alpha1.Namespace, secret),
+	}
+}
+
+var errUnlabelled = errors.New("it was not made by liqonet: it does not have its label")
 
 // keyIn is the key in a Secret, if it is one of ours.
 func keyIn(secret *corev1.Secret, file string) ([]byte, error) {
 	key := secret.Data[file]
 	switch {
-	case secret.Labels[v1alpha1.LabelManagedBy] != v1alpha1.FieldManager:
-		return nil, errors.New("it was not made by liqonet: it does not have its label")
+	case !isOurs(secret):
+		return nil, errUnlabelled
 	case secret.Immutable == nil || !*secret.Immutable:
 		return nil, errors.New("it was not made by liqonet: it can be changed")
 	case len(key) != keyBytes:

@@ -51,15 +51,19 @@ type run struct {
 	roles   *roleExchange
 	// serverGiven says that the user decided who is called.
 	serverGiven bool
-	ticket      ticket
+	// needs are the permissions that are asked for before anything is changed.
+	needs  func(*side) []permission
+	ticket ticket
 	// ledgers are those that earlier plans leave behind, by the cluster's ID.
 	ledgers map[string]*v1alpha1.ClusterNetwork
-	result  Result
+
+	mu     sync.Mutex
+	result Result
 }
 
 func newRun(a, b *Cluster, o Options, r Reporter) *run {
 	p := &run{
-		options: o, reporter: r, claim: strings.ToLower(rand.Text()[:10]),
+		options: o, reporter: r, claim: strings.ToLower(rand.Text()[:10]), needs: func(*side) []permission { return toInstall() },
 		serverGiven: o.Server != "" && (o.Server == a.ID || o.Server == b.ID),
 	}
 	p.reset(a, b)
@@ -92,6 +96,7 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 			for _, c := range p.plan.Clusters {
 				p.result.Notes = append(p.result.Notes, c.Notes...)
 			}
+			p.readExchanges(ctx)
 		}
 		switch {
 		case err == nil:
@@ -179,7 +184,7 @@ func (p *run) makePlan() (err error) {
 // put back first.
 func (p *run) discover(ctx context.Context) error {
 	err := p.both(ctx, func(ctx context.Context, s, _ *side) error {
-		if err := s.checkPermissions(ctx, toInstall()); err != nil {
+		if err := s.checkPermissions(ctx, p.needs(s)); err != nil {
 			return err
 		}
 		return s.checkVersion(ctx)

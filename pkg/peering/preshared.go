@@ -1,14 +1,15 @@
 package peering
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -33,9 +34,9 @@ func (p *run) makePresharedKeys(ctx context.Context) error {
 			continue
 		}
 		missing = append(missing, func() error {
-			key, err := first.ensurePresharedKey(ctx, g.Plane, second, &ofFirst, nil)
+			key, err := p.ensurePresharedKey(ctx, first, second, g.Plane, &ofFirst, nil)
 			if err == nil {
-				_, err = second.ensurePresharedKey(ctx, g.Plane, first, &ofSecond, key)
+				_, err = p.ensurePresharedKey(ctx, second, first, g.Plane, &ofSecond, key)
 			}
 			return err
 		})
@@ -46,40 +47,124 @@ func (p *run) makePresharedKeys(ctx context.Context) error {
 	return group.Wait()
 }
 
+// presharedKey is a pre-shared key that a cluster has. It is known by its fingerprint.
+type presharedKey struct {
+	fingerprint string
+	// value is nil unless this command has made it: all others are in the Secret only.
+	value  []byte
+	in     *side
+	secret string
+}
+
 // ensurePresharedKey sees to it that the gateway of a plane has the key, or any if it is
 // nil. A Secret with another one is what an interrupted command left: then it is the
 // next generation.
-func (s *side) ensurePresharedKey(ctx context.Context, plane int32, peer *side, wanted *v1alpha1.PresharedKey, key []byte) ([]byte, error) {
-	g := manifests.Gateway{Peering: plan.Allocation(s.facts.Ledger, peer.ID).Name, Plane: plane, PresharedKey: wanted.Generation}
+func (p *run) ensurePresharedKey(ctx context.Context, s, peer *side, plane int32, planned *v1alpha1.PresharedKey, wanted *presharedKey) (*presharedKey, error) {
+	g := manifests.Gateway{Peering: plan.Allocation(s.facts.Ledger, peer.ID).Name, Plane: plane, PresharedKey: planned.Generation}
+	key := &presharedKey{in: s}
+	if wanted != nil {
+		key.value = wanted.value
+	}
 	for {
-		got, isNew, err := s.ensureSecret(ctx, g.PresharedSecretName(), v1alpha1.KeyFilePreshared, func() (*corev1.Secret, error) {
-			if err := s.notMounted(ctx, g.PresharedSecretName()); err != nil {
-				return nil, err
-			}
-			made := key
-			if made == nil {
-				made = make([]byte, keyBytes)
-				if _, err := rand.Read(made); err != nil {
-					return nil, err
-				}
-			}
-			return g.PresharedSecret(made), nil
-		})
-		if isNew {
-			s.hasChanged("pre-shared key")
-		}
-		if errors.Is(err, errMounted) || err == nil && key != nil && !bytes.Equal(got.value, key) {
-			g.PresharedKey++
-			continue
-		}
+		key.secret = g.PresharedSecretName()
+		has, err := s.presharedFingerprint(ctx, key.secret)
 		if err != nil {
 			return nil, err
 		}
+		if has == "" {
+			switch err := s.notMounted(ctx, key.secret); {
+			case errors.Is(err, errMounted):
+				g.PresharedKey++
+				continue
+			case err != nil:
+				return nil, err
+			}
+			switch {
+			case key.value != nil:
+			case wanted != nil:
+				key.value, err = p.readPresharedKey(ctx, wanted, s)
+			default:
+				key.value = make([]byte, keyBytes)
+				_, err = rand.Read(key.value)
+			}
+			if err != nil {
+				return nil, err
+			}
+			if err := s.createPresharedKey(ctx, g.PresharedSecret(key.value)); apierrors.IsAlreadyExists(err) {
+				continue
+			} else if err != nil {
+				return nil, s.fail("create Secret "+key.secret, err)
+			}
+			s.hasChanged("pre-shared key")
+			has = manifests.Fingerprint(key.value)
+		}
+		if wanted != nil && has != wanted.fingerprint {
+			g.PresharedKey++
+			continue
+		}
+		if key.fingerprint = has; key.value != nil && manifests.Fingerprint(key.value) != has {
+			key.value = nil // another command was sooner
+		}
 		s.notePlane(plane, func(f *plan.PlaneFacts) {
-			f.PresharedKey = v1alpha1.PresharedKey{Generation: g.PresharedKey, Fingerprint: plan.Fingerprint(got.value)}
+			f.PresharedKey = v1alpha1.PresharedKey{Generation: g.PresharedKey, Fingerprint: has}
 		})
-		return got.value, nil
+		return key, nil
 	}
+}
+
+// createPresharedKey creates a Secret, and then annotates it with how the key reached the cluster. That stays unknown if the second
+// request fails, or if somebody ends this command before.
+func (c *Cluster) createPresharedKey(ctx context.Context, secret *corev1.Secret) error {
+	var by KeyExchange
+	if err := c.Client.Create(WithKeyExchange(ctx, &by), secret, client.FieldOwner(v1alpha1.FieldManager)); err != nil || by == UnknownKeyExchange {
+		return err
+	}
+	patch := fmt.Sprintf(`{"metadata":{"uid":%q,"annotations":{%q:%q}}}`, secret.UID, v1alpha1.AnnotationKeyExchange, by)
+	_ = c.Client.Patch(ctx, secretNamed(secret.Name), client.RawPatch(types.MergePatchType, []byte(patch)), client.FieldOwner(v1alpha1.FieldManager))
+	return nil
+}
+
+// readPresharedKey reads a key that an earlier command has made in one cluster, to copy it to the other one. No command reads one for
+// another reason. The result says so if the connection does not keep the key from a quantum computer.
+func (p *run) readPresharedKey(ctx context.Context, key *presharedKey, to *side) ([]byte, error) {
+	var by KeyExchange
+	in := key.in
+	got, err := in.key(WithKeyExchange(ctx, &by), key.secret, v1alpha1.KeyFilePreshared)
+	switch {
+	case err != nil:
+		return nil, err
+	case got == nil:
+		return nil, in.fail("read the key", apierrors.NewNotFound(corev1.Resource("secrets"), key.secret))
+	case manifests.Fingerprint(got.value) != key.fingerprint:
+		return nil, in.strange(key.secret, errors.New("its fingerprint is that of another key"))
+	}
+	if by != Hybrid {
+		p.note(fmt.Sprintf(
+			"the pre-shared key in Secret %s of %s was read over a connection with a key exchange that is %s, to copy it to %s: when the API server of %s can do X25519MLKEM768, run kubectl liqonet rotate-keys %s %s --psk-only",
+			key.secret, in.Name, by, to.Name, in.Name, in.Name, to.Name))
+	}
+	return got.value, nil
+}
+
+// note adds to what the result says.
+func (p *run) note(text string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.result.Notes = append(p.result.Notes, text)
+}
+
+// presharedFingerprint is that of the key in a Secret, empty if there is none. The key is not read.
+func (c *Cluster) presharedFingerprint(ctx context.Context, name string) (string, error) {
+	secret, err := c.readSecret(ctx, name)
+	switch {
+	case secret == nil || err != nil:
+		return "", err
+	case !isOurs(secret):
+		return "", c.strange(name, errUnlabelled)
+	case secret.Annotations[v1alpha1.AnnotationFingerprint] == "":
+		return "", c.strange(name, errors.New("it was not made by liqonet: it does not have the annotation "+v1alpha1.AnnotationFingerprint))
+	}
+	return secret.Annotations[v1alpha1.AnnotationFingerprint], nil
 }
 
 // presharedKey is the one that the Peering names, the zero value if it is gone or another
@@ -88,13 +173,13 @@ func (c *Cluster) presharedKey(ctx context.Context, g manifests.Gateway, named v
 	if named.Generation == 0 {
 		return named, nil
 	}
-	key, err := c.key(ctx, g.PresharedSecretName(), v1alpha1.KeyFilePreshared)
+	has, err := c.presharedFingerprint(ctx, g.PresharedSecretName())
 	switch {
 	case apierrors.IsForbidden(err):
 		return named, nil
 	case err != nil:
 		return named, err
-	case key == nil || plan.Fingerprint(key.value) != named.Fingerprint:
+	case has != named.Fingerprint:
 		return v1alpha1.PresharedKey{}, nil
 	}
 	return named, nil

@@ -58,7 +58,7 @@ func samePreshared(t *testing.T, a, b *site, ofA, ofB int32) []byte {
 			t.Fatalf("%s has %d pre-shared keys; of %s there are %d bytes", of.Name, len(all), name, len(key))
 		}
 		keys = append(keys, all[name])
-		if got, want := of.peering(t).Spec.Planes[0].PresharedKey, (v1alpha1.PresharedKey{Generation: of.generation, Fingerprint: plan.Fingerprint(all[name])}); got != want {
+		if got, want := of.peering(t).Spec.Planes[0].PresharedKey, (v1alpha1.PresharedKey{Generation: of.generation, Fingerprint: manifests.Fingerprint(all[name])}); got != want {
 			t.Errorf("the Peering of %s names %+v, want %+v", of.Name, got, want)
 		}
 		d := &appsv1.Deployment{}
@@ -170,7 +170,7 @@ func TestSecurity_23_DifferentPresharedKeysAreReplaced(t *testing.T) {
 		ofA, ofB int32
 	}{
 		"another fingerprint": {func(t *testing.T, _, b *site) error {
-			b.change(t, func(p *v1alpha1.Plane) { p.PresharedKey.Fingerprint = plan.Fingerprint([]byte("other")) })
+			b.change(t, func(p *v1alpha1.Plane) { p.PresharedKey.Fingerprint = manifests.Fingerprint([]byte("other")) })
 			return nil
 		}, 2, 2},
 		"none is named": {func(t *testing.T, a, _ *site) error {

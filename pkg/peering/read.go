@@ -60,6 +60,23 @@ func kindName(o runtime.Object) string {
 	return strings.TrimSuffix(name, "List")
 }
 
+// readSecret reads a Secret without what is in it, nil if there is none.
+func (c *Cluster) readSecret(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
+	secret := secretNamed(name)
+	err := c.Client.Get(ctx, client.ObjectKeyFromObject(secret), secret)
+	if absent(err) {
+		return nil, nil
+	}
+	return secret, c.fail("read Secret "+name, err)
+}
+
+// secretNamed is a Secret in requests for which nothing comes back of what is in it.
+func secretNamed(name string) *metav1.PartialObjectMetadata {
+	secret := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name}}
+	secret.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+	return secret
+}
+
 // secretNames lists Secrets without what is in them.
 func secretNames() client.ObjectList {
 	list := &metav1.PartialObjectMetadataList{}

@@ -44,8 +44,9 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 	if err := rot.check(ctx); err != nil {
 		return Result{}, err
 	}
+	p.needs = func(s *side) []permission { return toRotate(rot.peerings[s.index]) }
 	// The lock needs a part of what peer is going to need.
-	if err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.checkPermissions(ctx, toInstall()) }); err != nil {
+	if err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.checkPermissions(ctx, p.needs(s)) }); err != nil {
 		return Result{}, err
 	}
 	locks, err := rot.lock(ctx)
@@ -61,6 +62,9 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 	if _, err = p.peer(locked); err == nil {
 		err = ended(locked, failure.Caught(func() error { return rot.all(locked) }))
 		p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
+	}
+	if err == nil {
+		p.readExchanges(locked)
 	}
 	err = errors.Join(err, p.clearClaimed(locked))
 	cancel()

@@ -68,6 +68,10 @@ type site struct {
 	slowKernel v1alpha1.KernelFacts
 	// lossy is an image whose agents let no packet pass, fails what cannot be applied, once: a kind and a name.
 	lossy, fails string
+	// tls is how each connection to it is made, none by default. keys are the Secrets of which the command has read what is in them, by their
+	// names; all for a list of them.
+	tls  KeyExchange
+	keys []string
 	// meanwhile is done once, just before the command's write with the number of meanwhileAt.
 	meanwhile   func()
 	meanwhileAt int
@@ -78,6 +82,28 @@ func (w *site) note(what string, obj client.Object) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.did = append(w.did, strings.TrimSpace(what+" "+kindName(obj)+" "+obj.GetName()))
+}
+
+// noteKey notes that the command reads what is in a Secret.
+func (w *site) noteKey(ctx context.Context, obj runtime.Object, name string) {
+	_, isMetadata := obj.(*metav1.PartialObjectMetadata)
+	_, areMetadata := obj.(*metav1.PartialObjectMetadataList)
+	if kindName(obj) != "Secret" || isMetadata || areMetadata {
+		return
+	}
+	setExchange(ctx, w.tls)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.keys = append(w.keys, name)
+}
+
+// presharedRead are the Secrets with pre-shared keys that the command has read since the last time.
+func (w *site) presharedRead() []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	read := slices.DeleteFunc(w.keys, func(name string) bool { return name != "all" && !strings.Contains(name, "-psk-") })
+	w.keys = nil
+	return read
 }
 
 var errInjected = errors.New("injected")
@@ -147,12 +173,14 @@ func (w *site) funcs() interceptor.Funcs {
 					return err
 				}
 			}
+			w.noteKey(ctx, obj, key.Name)
 			return c.Get(ctx, key, obj, opts...)
 		},
 		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
 			if err := w.play(ctx, c); err != nil {
 				return err
 			}
+			w.noteKey(ctx, list, "all")
 			return c.List(ctx, list, opts...)
 		},
 		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
@@ -167,7 +195,11 @@ func (w *site) funcs() interceptor.Funcs {
 				return err
 			}
 			obj.SetUID(uuid.NewUUID()) // as an API server
-			return c.Create(ctx, obj, opts...)
+			if err := c.Create(ctx, obj, opts...); err != nil {
+				return err
+			}
+			setExchange(ctx, w.tls)
+			return nil
 		},
 		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
 			if err := w.write("update " + describe(obj)); err != nil {

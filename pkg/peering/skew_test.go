@@ -34,7 +34,7 @@ func TestVersionSkew(t *testing.T) {
 		t.Fatal("a command that cannot write has succeeded")
 	}
 	a.deadFrom, b.deadFrom = 0, 0
-	if !slices.ContainsFunc(list[corev1.ConfigMapList](t, b).Items, func(m corev1.ConfigMap) bool { return strings.HasPrefix(m.Name, "journal-") }) {
+	if !slices.ContainsFunc(list[corev1.SecretList](t, b).Items, func(m corev1.Secret) bool { return strings.HasPrefix(m.Name, "journal-") }) {
 		t.Fatal("there is nothing to undo")
 	}
 

@@ -62,6 +62,9 @@ type View struct {
 	// Images are those that the node agents and the peering's gateways run, as the kubelets
 	// name them: by digest. Empty where the reader may not read pods.
 	Images []string `json:"images,omitempty"`
+	// PresharedKeyExchange is how the pre-shared keys reached this cluster, as far as the address of its API server: of several the one that
+	// protects least. Empty where there are none.
+	PresharedKeyExchange KeyExchange `json:"presharedKeyExchange,omitempty"`
 	// PlanesMode says by how many planes a node sends: one or spread.
 	PlanesMode string `json:"planesMode"`
 	// Planes has an entry for each gateway of this cluster.
@@ -158,6 +161,7 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	var leases coordinationv1.LeaseList
 	var ledger *v1alpha1.ClusterNetwork
 	var images map[string][]string
+	var exchanges map[string]KeyExchange
 	g, gctx := failure.NewGroup(ctx)
 	for _, list := range []client.ObjectList{&reports, &nodes, &leases} {
 		g.Go(func() error { return c.list(gctx, list, inOurNamespace(list)) })
@@ -171,6 +175,10 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	g.Go(func() (err error) {
 		images, err = c.imagesByPeering(gctx)
 		return err
+	})
+	g.Go(func() error {
+		exchanges = c.exchanges(gctx, client.HasLabels{v1alpha1.LabelPeering})
+		return nil
 	})
 	if err := g.Wait(); err != nil {
 		return nil, err
@@ -193,6 +201,7 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 				State: Unknown, Conditions: []ConditionView{}, Nodes: []NodeView{}, Message: fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err),
 			}
 		}
+		v.PresharedKeyExchange = exchangeOfPeering(p, exchanges)
 		v.Images = slices.Compact(slices.Sorted(slices.Values(slices.Concat(images[""], images[p.Name]))))
 		if gone > 0 {
 			warning := fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s makes another one", gone, c.Name, v.Peer)

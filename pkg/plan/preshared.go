@@ -1,18 +1,6 @@
 package plan
 
-import (
-	"crypto/sha256"
-	"encoding/base64"
-
-	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-)
-
-// Fingerprint tells a pre-shared key from others. The key is random, so nobody
-// concludes it from a part of its hash.
-func Fingerprint(key []byte) string {
-	sum := sha256.Sum256(key)
-	return base64.StdEncoding.EncodeToString(sum[:16])
-}
+import "github.com/liqonet/liqonet/pkg/api/v1alpha1"
 
 // PresharedKeys are those that the two gateways of a plane are to have: one key, under
 // two generations. Where there is no fingerprint, a new key is to be made for both. They

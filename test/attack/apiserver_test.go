@@ -17,6 +17,7 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -28,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -41,7 +43,7 @@ type apiServer struct {
 
 // startAPIServer starts one in a network namespace, until the end of the test. The programs are
 // the lab's.
-func startAPIServer(t *testing.T) *apiServer {
+func startAPIServer(t *testing.T, flags ...string) *apiServer {
 	t.Helper()
 	l, err := lab.New(lab.Options{Log: os.Stdout})
 	if err != nil {
@@ -71,10 +73,10 @@ func startAPIServer(t *testing.T) *apiServer {
 	const token, etcd = "admin", "http://127.0.0.1:2379"
 	s.start(t, filepath.Join(programs, "etcd"), "--data-dir="+filepath.Join(dir, "etcd"), "--listen-client-urls="+etcd, "--advertise-client-urls="+etcd,
 		"--listen-peer-urls=http://127.0.0.1:2380", "--unsafe-no-fsync", "--log-level=error")
-	s.start(t, filepath.Join(programs, "kube-apiserver"), "--etcd-servers="+etcd, "--cert-dir="+filepath.Join(dir, "serving"), "--secure-port=6443",
+	s.start(t, filepath.Join(programs, "kube-apiserver"), append(flags, "--etcd-servers="+etcd, "--cert-dir="+filepath.Join(dir, "serving"), "--secure-port=6443",
 		"--bind-address=127.0.0.1", "--advertise-address=192.0.2.1", "--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=RBAC",
 		"--token-auth-file="+file("tokens", []byte(token+",admin,admin,system:masters\n")), "--service-account-issuer=https://attack",
-		"--service-account-key-file="+signing, "--service-account-signing-key-file="+signing, "--profiling=false")
+		"--service-account-key-file="+signing, "--service-account-signing-key-file="+signing, "--profiling=false")...)
 	s.admin = s.client(t, token)
 	wait(t, "the API server answers", func() error {
 		return s.admin.Get(t.Context(), client.ObjectKey{Name: "kube-system"}, &corev1.Namespace{})
@@ -103,12 +105,12 @@ func (s *apiServer) start(t *testing.T, program string, args ...string) {
 	})
 }
 
-// client is one with a token.
+// client is one with a token. It can tell the key exchange of a response.
 func (s *apiServer) client(t *testing.T, token string) client.Client {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := errors.Join(
-		admissionv1.AddToScheme(scheme), authenticationv1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), corev1.AddToScheme(scheme),
+		admissionv1.AddToScheme(scheme), appsv1.AddToScheme(scheme), authenticationv1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme), corev1.AddToScheme(scheme),
 		rbacv1.AddToScheme(scheme), apiextensionsv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme),
 	); err != nil {
 		t.Fatal(err)
@@ -123,6 +125,7 @@ func (s *apiServer) client(t *testing.T, token string) client.Client {
 			return c, err
 		},
 	}
+	config.Wrap(peering.WatchKeyExchange)
 	c, err := client.New(config, client.Options{Scheme: scheme, Mapper: mapper(scheme)})
 	if err != nil {
 		t.Fatal(err)

@@ -56,6 +56,9 @@ func TestRotateKeys(t *testing.T) {
 			fs, longest := sendEightWays(t, ctx, a, b), watchWaits(t, a, b)
 			r := mustLiqonet(t, ctx, append([]string{"rotate-keys", a.Name, b.Name}, tt.flags...)...)
 			t.Logf("%s: %s\n%s", what, r.took, r.stderr)
+			if !strings.Contains(r.stdout, "over TLS 1.3 with a hybrid (post-quantum) key exchange") {
+				t.Errorf("%s: of how keys reached the clusters it says\n%s", what, r.stdout)
+			}
 			checkPair(t, ctx, a, b)
 			waited := longest()
 			t.Logf("%s: a thread of a gateway waited for a processor for up to %s of a second", what, waited)

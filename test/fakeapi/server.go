@@ -301,7 +301,8 @@ func (s *Server) serve(r request, req *http.Request) (any, error) {
 		}
 	case http.MethodPatch:
 		if req.Header.Get("Content-Type") == "application/merge-patch+json" {
-			return obj, s.Client.Patch(ctx, obj, client.RawPatch(types.MergePatchType, body), client.FieldOwner(query.Get("fieldManager")))
+			err := s.Client.Patch(ctx, obj, client.RawPatch(types.MergePatchType, body), client.FieldOwner(query.Get("fieldManager")))
+			return reduced(obj, req), err
 		}
 		if err := json.Unmarshal(body, &obj.Object); err != nil || req.Header.Get("Content-Type") != "application/apply-patch+yaml" {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("%s: %v", req.Header.Get("Content-Type"), err))

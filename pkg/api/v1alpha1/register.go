@@ -63,6 +63,12 @@ const (
 	// agents, on a Peering for its gateways.
 	AnnotationLogLevel = "liqonet.io/log-level"
 
+	// AnnotationFingerprint has the fingerprint of the pre-shared key in a Secret, as Peerings have it. So nobody has to read the key to compare it.
+	AnnotationFingerprint = "liqonet.io/fingerprint"
+	// AnnotationKeyExchange is how the pre-shared key in a Secret reached the cluster: by a TLS connection with a hybrid or a classical key
+	// exchange. It is missing where that is not known.
+	AnnotationKeyExchange = "liqonet.io/key-exchange"
+
 	// HealthPort is the TCP port on which an agent answers /healthz: node
 	// agents on 127.0.0.1, gateways on their pod's address.
 	HealthPort = 6097

@@ -1,0 +1,95 @@
+package cli
+
+import (
+	"crypto/tls"
+	"encoding/json"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// overTLS is the address of a server that also serves an API, by TLS with some groups for the key exchange.
+func overTLS(t *testing.T, api *fakeapi.Server, groups ...tls.CurveID) string {
+	t.Helper()
+	s := httptest.NewUnstartedServer(api)
+	s.EnableHTTP2, s.TLS = true, &tls.Config{CurvePreferences: groups}
+	s.StartTLS()
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s.URL
+}
+
+// Each command that writes pre-shared keys says how they reached each cluster, and status knows it later.
+func TestKeyExchangeIsShown(t *testing.T) {
+	kit.Slow(t)
+	isolate(t)
+	hub, spokes, plain := hubAndSpokes(t, 1)
+	spoke := spokes[0]
+	file := func(ofHub, ofSpoke string) string {
+		f := kubeconfig(t, filepath.Join(t.TempDir(), "kubeconfig"), "hub="+ofHub, "spoke-1="+ofSpoke)
+		text, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		write(t, f, strings.ReplaceAll(string(text), "{server: https", "{insecure-skip-tls-verify: true, server: https"))
+		return f
+	}
+	hybrid, classical, better := overTLS(t, hub), overTLS(t, spoke, tls.X25519), overTLS(t, spoke)
+	by := file(hybrid, classical)
+	does := func(file, line string) string {
+		t.Helper()
+		code, out, errs := run(t, append(strings.Fields(line), "--kubeconfig", file)...)
+		if code != ExitOK {
+			t.Fatalf("%s: exit code %d\n%s%s", line, code, out, errs)
+		}
+		return out
+	}
+	shows := func(file, line string, ofHub, ofSpoke peering.KeyExchange) {
+		t.Helper()
+		var doc peerResult
+		if err := json.Unmarshal([]byte(does(file, line+" -o json")), &doc); err != nil {
+			t.Fatal(err)
+		}
+		got := map[string]peering.KeyExchange{}
+		for _, v := range doc.Peerings {
+			got[v.Cluster] = v.PresharedKeyExchange
+		}
+		if diff := cmp.Diff(map[string]peering.KeyExchange{"hub": ofHub, "spoke-1": ofSpoke}, got); diff != "" {
+			t.Errorf("%s:\n%s", line, diff)
+		}
+	}
+	const lineHybrid = "Pre-shared keys reached hub (HUB) over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n"
+	const lineClassical = "Pre-shared keys reached spoke-1 (SPOKE) over a classical key exchange: a quantum computer may open what was recorded of it.\n"
+	says := func(file, line string, want ...string) {
+		t.Helper()
+		out := strings.NewReplacer(hybrid, "HUB", classical, "SPOKE", better, "SPOKE", hub.URL, "HUB", spoke.URL, "SPOKE").Replace(does(file, line))
+		var got []string
+		for l := range strings.Lines(out) {
+			if strings.Contains(l, "re-shared key") {
+				got = append(got, l)
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s:\n%s", line, diff)
+		}
+	}
+	says(by, "peer hub spoke-1", lineHybrid, lineClassical)
+	says(by, "peer hub spoke-1", lineHybrid, lineClassical)
+	shows(by, "peer hub spoke-1", peering.Hybrid, peering.Classical)
+	shows(plain, "status hub spoke-1", peering.Hybrid, peering.Classical)
+	says(file(hybrid, better), "rotate-keys hub spoke-1 --psk-only", "Pre-shared keys reached hub (HUB), spoke-1 (SPOKE) over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n")
+	shows(plain, "status hub spoke-1", peering.Hybrid, peering.Hybrid)
+	says(plain, "rotate-keys hub spoke-1 --psk-only", "It is not known over which key exchange pre-shared keys reached hub (HUB), spoke-1 (SPOKE).\n")
+	shows(plain, "status hub spoke-1", peering.UnknownKeyExchange, peering.UnknownKeyExchange)
+	shows(by, "rotate-keys hub spoke-1 --psk-only", peering.Hybrid, peering.Classical)
+}

@@ -1,0 +1,305 @@
+package peering
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// rotateRole is what docs/cli.md has applied for a job that replaces keys. PEERING stands for the name of the Peering.
+const rotateRole = "../../docs/rotate-keys-role.yaml"
+
+var update = flag.Bool("update", false, "write "+rotateRole)
+
+// asRules are permissions of one namespace, or of all, as a role has them.
+func asRules(all []permission, namespace string) string {
+	type key struct{ group, resource, names string }
+	verbs := map[key][]string{} // by what they are for
+	var keys []key
+	names := map[key][]string{} // of objects, by resource and verbs
+	for _, p := range all {
+		if k := (key{p.group, p.resource, p.name}); p.namespace == namespace {
+			if verbs[k] == nil {
+				keys = append(keys, k)
+			}
+			if !slices.Contains(verbs[k], p.verb) {
+				verbs[k] = append(verbs[k], p.verb)
+			}
+		}
+	}
+	rule := func(k key) key { return key{k.group, k.resource, strings.Join(verbs[k], ", ")} }
+	for _, k := range keys {
+		if k.names != "" {
+			names[rule(k)] = append(names[rule(k)], k.names)
+		}
+	}
+	var lines, done []string
+	for _, k := range keys {
+		name := ""
+		if k.names != "" {
+			name = "resourceNames: [" + strings.Join(names[rule(k)], ", ") + "], "
+		}
+		if id := fmt.Sprint(rule(k), name); !slices.Contains(done, id) {
+			done = append(done, id)
+			lines = append(lines, fmt.Sprintf("- {apiGroups: [%q], resources: [%s], %sverbs: [%s]}\n", k.group, k.resource, name, rule(k).names))
+		}
+	}
+	return strings.Join(lines, "")
+}
+
+// Who has the role of the documentation may do what the command asks for, and no more.
+func TestRotateRole(t *testing.T) {
+	const head = `# What kubectl liqonet rotate-keys needs in one of its two clusters, of a Peering called PEERING, and no more.
+# TestRotateRole compares it with what the command asks for, TestRotateWithRole with what it does.
+apiVersion: v1
+kind: Namespace
+metadata: {name: liqonet-rotate-keys}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {namespace: liqonet-rotate-keys, name: rotate-keys}
+automountServiceAccountToken: false
+`
+	all := toRotate("PEERING")
+	want := head
+	for _, namespace := range []string{"", "default", v1alpha1.Namespace} {
+		kind, where := "ClusterRole", ""
+		if namespace != "" {
+			kind, where = "Role", "namespace: "+namespace+", "
+		}
+		want += fmt.Sprintf(`---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: %[1]s
+metadata: {%[2]sname: rotate-keys}
+rules:
+%[3]s---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: %[1]sBinding
+metadata: {%[2]sname: rotate-keys}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: %[1]s, name: rotate-keys}
+subjects:
+- {kind: ServiceAccount, namespace: liqonet-rotate-keys, name: rotate-keys}
+`, kind, where, asRules(all, namespace))
+	}
+	if *update {
+		if err := os.WriteFile(rotateRole, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(rotateRole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, string(got)); diff != "" {
+		t.Errorf("%s, which -update writes:\n%s", rotateRole, diff)
+	}
+	// Each permission counts: without it the command is refused before anything is changed.
+	rules := readRules(t, "b")
+	asked := toRotate("b")
+	check := func(rules map[string][]rbacv1.PolicyRule) error {
+		return newCluster(t, "a", allowing(new(int), &sync.Mutex{}, func(a authorizationv1.ResourceAttributes) bool {
+			return allows(rules, a.Namespace, a.Group, strings.Trim(a.Resource+"/"+a.Subresource, "/"), a.Name, a.Verb)
+		})).checkPermissions(t.Context(), asked)
+	}
+	if err := check(rules); err != nil {
+		t.Error(err)
+	}
+	for namespace, of := range rules {
+		for i := range of {
+			fewer := maps.Clone(rules)
+			fewer[namespace] = slices.Delete(slices.Clone(of), i, i+1)
+			if err := check(fewer); err == nil {
+				t.Errorf("nobody asks for %+v in %q", of[i], namespace)
+			}
+		}
+	}
+}
+
+// readRules are those of the roles, by their namespaces.
+func readRules(t *testing.T, peering string) map[string][]rbacv1.PolicyRule {
+	t.Helper()
+	text, err := os.ReadFile(rotateRole)
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := map[string][]rbacv1.PolicyRule{}
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(bytes.ReplaceAll(text, []byte("PEERING"), []byte(peering))), 4096)
+	for {
+		var role rbacv1.Role // a ClusterRole has the same fields
+		if err := decoder.Decode(&role); errors.Is(err, io.EOF) {
+			return rules
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if len(role.Rules) > 0 {
+			rules[role.Namespace] = append(rules[role.Namespace], role.Rules...)
+		}
+	}
+}
+
+// allows says what an API server with RBAC does.
+func allows(rules map[string][]rbacv1.PolicyRule, namespace, group, resource, name, verb string) bool {
+	of := rules[""]
+	if namespace != "" {
+		of = slices.Concat(of, rules[namespace])
+	}
+	return slices.ContainsFunc(of, func(r rbacv1.PolicyRule) bool {
+		return slices.Contains(r.APIGroups, group) && slices.Contains(r.Resources, resource) && slices.Contains(r.Verbs, verb) &&
+			(len(r.ResourceNames) == 0 || slices.Contains(r.ResourceNames, name))
+	})
+}
+
+// guarded is a cluster whose API server refuses all that the rules do not allow. It remembers what was done.
+func (w *site) guarded(rules map[string][]rbacv1.PolicyRule, done *sync.Map) *Cluster {
+	check := func(verb string, obj runtime.Object, sub, namespace, name string) error {
+		kind := obj.GetObjectKind().GroupVersionKind()
+		if kind.Empty() {
+			kinds, _, err := w.Client.Scheme().ObjectKinds(obj)
+			if err != nil {
+				return err
+			}
+			kind = kinds[0]
+		}
+		plural, _ := meta.UnsafeGuessKindToResource(schema.GroupVersionKind{Group: kind.Group, Kind: kindName(obj)})
+		resource := strings.Trim(plural.Resource+"/"+sub, "/")
+		if r, ok := obj.(*authorizationv1.SelfSubjectAccessReview); ok { // everybody may ask
+			a := r.Spec.ResourceAttributes
+			r.Status.Allowed = allows(rules, a.Namespace, a.Group, strings.Trim(a.Resource+"/"+a.Subresource, "/"), a.Name, a.Verb)
+			return nil
+		}
+		if !allows(rules, namespace, kind.Group, resource, name, verb) {
+			return apierrors.NewForbidden(schema.GroupResource{Group: kind.Group, Resource: resource}, namespace+"/"+name, fmt.Errorf("may not %s", verb))
+		}
+		done.Store(permission{kind.Group, resource, namespace, verb, name}, true)
+		return nil
+	}
+	in := func(opts []client.ListOption) string { return (&client.ListOptions{}).ApplyOptions(opts).Namespace }
+	c := *w.Cluster
+	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			return unless(check("get", obj, "", key.Namespace, key.Name), func() error { return api.Get(ctx, key, obj, opts...) })
+		},
+		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			return unless(check("list", list, "", in(opts), ""), func() error { return api.List(ctx, list, opts...) })
+		},
+		Watch: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
+			if err := check("watch", list, "", in(opts), ""); err != nil {
+				return nil, err
+			}
+			return api.Watch(ctx, list, opts...)
+		},
+		Create: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			if _, ok := obj.(*authorizationv1.SelfSubjectAccessReview); ok {
+				return check("create", obj, "", "", "")
+			}
+			return unless(check("create", obj, "", obj.GetNamespace(), ""), func() error { return api.Create(ctx, obj, opts...) })
+		},
+		Update: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			return unless(check("update", obj, "", obj.GetNamespace(), obj.GetName()), func() error { return api.Update(ctx, obj, opts...) })
+		},
+		Patch: func(ctx context.Context, api client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			return unless(check("patch", obj, "", obj.GetNamespace(), obj.GetName()), func() error { return api.Patch(ctx, obj, patch, opts...) })
+		},
+		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+			u, err := applied(obj)
+			if err != nil {
+				return err
+			}
+			live := &unstructured.Unstructured{}
+			live.SetGroupVersionKind(u.GroupVersionKind())
+			err = check("patch", u, "", u.GetNamespace(), u.GetName())
+			if err == nil && w.raw.Get(ctx, client.ObjectKeyFromObject(u), live) != nil {
+				err = check("create", u, "", u.GetNamespace(), u.GetName())
+			}
+			return unless(err, func() error { return api.Apply(ctx, obj, opts...) })
+		},
+		Delete: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			return unless(check("delete", obj, "", obj.GetNamespace(), obj.GetName()), func() error { return api.Delete(ctx, obj, opts...) })
+		},
+		DeleteAllOf: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
+			return unless(check("deletecollection", obj, "", "", ""), func() error { return api.DeleteAllOf(ctx, obj, opts...) })
+		},
+		SubResourceUpdate: func(ctx context.Context, api client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
+			return unless(check("update", obj, sub, obj.GetNamespace(), obj.GetName()), func() error { return api.SubResource(sub).Update(ctx, obj, opts...) })
+		},
+		SubResourcePatch: func(ctx context.Context, api client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+			return unless(check("patch", obj, sub, obj.GetNamespace(), obj.GetName()), func() error { return api.SubResource(sub).Patch(ctx, obj, patch, opts...) })
+		},
+	})
+	return &c
+}
+
+// unless does it if there is no error before.
+func unless(err error, do func() error) error {
+	if err != nil {
+		return err
+	}
+	return do()
+}
+
+// With the role alone the keys of a peering with one plane and with two are replaced, whoever is called.
+func TestRotateWithRole(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	done := &sync.Map{}
+	for _, planes := range []int{1, 2} {
+		a, b := twoSites(t, node("other", true, "172.18.9.11"))
+		mustPeer(t, a, b, Options{Planes: planes})
+		a.tls, b.tls = Hybrid, Hybrid
+		for _, presharedOnly := range []bool{true, false} {
+			r, err := Rotate(t.Context(), a.guarded(readRules(t, "b"), done), b.guarded(readRules(t, "a"), done), Rotation{PresharedOnly: presharedOnly}, Silent{})
+			if err != nil {
+				t.Fatalf("%d planes: %v", planes, err)
+			}
+			if len(r.Views[0].Planes) != planes || r.Views[0].PresharedKeyExchange != Hybrid || r.Views[1].PresharedKeyExchange != Hybrid {
+				t.Errorf("%d planes: got %+v", planes, r.Views)
+			}
+		}
+	}
+	// All is used, but for what depends on the network plugin, and what is only given.
+	_, kinds := discovery.OfPlugins()
+	var idle []string
+	for _, p := range append(toRotate("a"), toRotate("b")...) {
+		if slices.ContainsFunc(kinds, func(k schema.GroupVersionKind) bool { return k.Group == p.group }) {
+			continue
+		}
+		used := false
+		done.Range(func(k, _ any) bool {
+			d := k.(permission)
+			used = d.group == p.group && d.resource == p.resource && d.verb == p.verb && (p.namespace == "" || d.namespace == p.namespace)
+			return !used
+		})
+		if what := p.verb + " " + p.resource; !used && !slices.Contains(idle, what) {
+			idle = append(idle, what)
+		}
+	}
+	if diff := cmp.Diff([]string{"create events"}, idle); diff != "" {
+		t.Errorf("what is not used:\n%s", diff)
+	}
+}

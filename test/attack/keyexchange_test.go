@@ -1,0 +1,122 @@
+package attack_test
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// What a real API server negotiates: ML-KEM beside X25519 as it is, and X25519 alone where its flag says so.
+func TestKeyExchangeWithAPIServer(t *testing.T) {
+	kit.NotShort(t)
+	for name, tt := range map[string]struct {
+		flags []string
+		want  peering.KeyExchange
+	}{
+		"as it is":    {nil, peering.Hybrid},
+		"X25519 only": {[]string{"--tls-curve-preferences=29"}, peering.Classical},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := startAPIServer(t, tt.flags...)
+			if err := s.admin.Create(t.Context(), manifests.Namespace()); err != nil {
+				t.Fatal(err)
+			}
+			var written, read peering.KeyExchange
+			secret := manifests.Gateway{Peering: "b", PresharedKey: 1}.PresharedSecret(make([]byte, 32))
+			if err := s.admin.Create(peering.WithKeyExchange(t.Context(), &written), secret); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.admin.Get(peering.WithKeyExchange(t.Context(), &read), client.ObjectKeyFromObject(secret), secret); err != nil {
+				t.Fatal(err)
+			}
+			if written != tt.want || read != tt.want {
+				t.Errorf("a key is written by a key exchange that is %s, and read by one that is %s; want %s", written, read, tt.want)
+			}
+			if tt.flags == nil {
+				t.Run("role", s.tryRotateRole)
+			}
+		})
+	}
+}
+
+// tryRotateRole makes and removes, with the role of docs/rotate-keys-role.yaml, what the gateway of a temporary plane has. The API server takes no role
+// with more than its maker has, and none of another name.
+func (s *apiServer) tryRotateRole(t *testing.T) {
+	text, err := os.ReadFile("../../docs/rotate-keys-role.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(bytes.ReplaceAll(text, []byte("PEERING"), []byte("b"))), 4096)
+	for {
+		obj := &unstructured.Unstructured{}
+		if err := decoder.Decode(&obj.Object); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.admin.Create(t.Context(), obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "liqonet-rotate-keys", Name: "rotate-keys"}}
+	token := &authenticationv1.TokenRequest{}
+	if err := s.admin.SubResource("token").Create(t.Context(), account, token); err != nil {
+		t.Fatal(err)
+	}
+	job := s.client(t, token.Status.Token)
+	apply := func(obj manifests.Object) error {
+		u, err := manifests.ToApply(obj)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return job.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
+	}
+	own, deployment := manifests.Gateway{Peering: "b", Plane: 1, KeyGeneration: 1, Port: 51841, Agents: manifests.Agents{Image: "image"}}.Objects()
+	wait(t, "the role has come into force", func() error { return apply(own[0]) })
+	own = append(own, deployment)
+	for _, obj := range own {
+		if err := apply(obj); err != nil {
+			t.Errorf("apply %s %s: %v", obj.GetObjectKind().GroupVersionKind().Kind, obj.GetName(), err)
+		}
+	}
+	for _, obj := range own {
+		if err := job.Delete(t.Context(), obj.(client.Object)); err != nil {
+			t.Error(err)
+		}
+	}
+	others, _ := manifests.Gateway{Peering: "c"}.Objects()
+	tried := 0
+	for _, obj := range others {
+		if obj.GetNamespace() == v1alpha1.Namespace {
+			continue
+		}
+		tried++
+		if err := apply(obj); !apierrors.IsForbidden(err) {
+			t.Errorf("apply %s %s: %v", obj.GetObjectKind().GroupVersionKind().Kind, obj.GetName(), err)
+		}
+	}
+	more := own[1].(*rbacv1.ClusterRole)
+	more.Rules = append(more.Rules, rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get"}})
+	if err := apply(more); !apierrors.IsForbidden(err) || tried != 4 {
+		t.Errorf("a role with more: %v; %d others were tried", err, tried)
+	}
+	if err := job.List(t.Context(), &corev1.SecretList{}, client.InNamespace("kube-system")); !apierrors.IsForbidden(err) {
+		t.Errorf("it reads Secrets of others: %v", err)
+	}
+}
