@@ -384,7 +384,9 @@ func (c *Cluster) journals(ctx context.Context, labels client.MatchingLabels, bu
 	}
 	slices.SortStableFunc(again, func(a, b client.Object) int { return a.GetCreationTimestamp().Compare(b.GetCreationTimestamp().Time) })
 	for _, now := range again {
-		if slices.ContainsFunc(first, func(b client.Object) bool { return b.GetUID() == now.GetUID() && b.GetResourceVersion() == now.GetResourceVersion() }) {
+		if slices.ContainsFunc(first, func(b client.Object) bool {
+			return b.GetUID() == now.GetUID() && b.GetResourceVersion() == now.GetResourceVersion()
+		}) {
 			dead = append(dead, now)
 		} else {
 			working = append(working, now)

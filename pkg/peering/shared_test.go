@@ -11,6 +11,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -42,11 +43,13 @@ func (w *site) checkKeys(t *testing.T) {
 func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	step := 13
+	step := 29
 	if kit.Full() {
 		step = 1
 	}
 	type command struct {
+		// alone says that the cluster has no third peering, which uses the first key all the time.
+		alone bool
 		run   func(t *testing.T, a, b *site)
 		check func(t *testing.T, a *site)
 	}
@@ -56,6 +59,22 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
 					t.Error(err)
 				}
+			},
+			check: func(*testing.T, *site) {},
+		},
+		"rotate-keys of the only peering": {
+			alone: true,
+			run: func(t *testing.T, a, b *site) {
+				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+					t.Error(err)
+				}
+			},
+			check: func(*testing.T, *site) {},
+		},
+		"peer after a node has left": {
+			run: func(t *testing.T, a, b *site) {
+				a.leave(t, "a-2")
+				mustPeer(t, a, b, Options{})
 			},
 			check: func(*testing.T, *site) {},
 		},
@@ -90,16 +109,18 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 			for at := 1; ; at += step {
 				t.Logf("before write %d", at)
 				a, b := pairOf(t, 2)
-				d := newSite(t, "d", "10.244.0.0/16", "172.18.4.11") // uses the first key all the time
-				a.peer, d.peer = d, a
-				mustPeer(t, a, d, Options{})
+				if !other.alone {
+					d := newSite(t, "d", "10.244.0.0/16", "172.18.4.11")
+					a.peer, d.peer = d, a
+					mustPeer(t, a, d, Options{})
+				}
 				c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
 				a.peer, c.peer = c, a
 				done := false
 				a.writes, a.meanwhileAt, a.meanwhile = 0, at, func() {
 					a.peer, b.peer, done = b, a, true
 					other.run(t, a, b)
-					a.checkKeys(t)
+					a.checkMounts(t)
 					a.peer = c
 				}
 				if _, err := Peer(t.Context(), a.Cluster, c.Cluster, Options{}, Silent{}); err != nil {
@@ -112,7 +133,15 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 					return
 				}
 				other.check(t, a)
-				a.checkKeys(t)
+				a.checkMounts(t)
+				for _, p := range list[v1alpha1.PeeringList](t, a).Items {
+					for _, plane := range p.Spec.Planes {
+						// Links that have a retired key get the next one by peer of their pair.
+						if key := plane.OverlayKey; key >= plan.OverlayKey(readLedger(t, a.Cluster)) && !slices.Contains(a.agentKeys(t), key) {
+							t.Errorf("the links of Peering %s have key %d, and node agents have %v", p.Name, key, a.agentKeys(t))
+						}
+					}
+				}
 				if t.Failed() {
 					return
 				}
