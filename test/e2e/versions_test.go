@@ -60,7 +60,7 @@ func TestDefect1_06_Versions(t *testing.T) {
 	before := texts(t, ctx, enduring, unrolled, a, b)
 	*binDir = use["v7.0.0"]
 	for _, args := range [][]string{
-		{"peer", a.Name, b.Name}, {"upgrade", a.Name}, {"rotate-keys", a.Name, b.Name}, {"expose-host", a.Name, b.Name, "192.0.2.7"}, {"log-level", a.Name, "debug"},
+		{"peer", a.Name, b.Name}, {"upgrade", a.Name}, {"rotate-keys", a.Name, b.Name}, {"expose-host", a.Name, b.Name, "192.0.2.7"},
 	} {
 		r := liqonet(t, ctx, "", args...)
 		if r.code != exitUsage {
