@@ -148,7 +148,7 @@ func (j *journal) lock(ctx context.Context, claim, peering string) (bool, error)
 		}
 		if now != nil && (!isOurs(now) || now.Annotations[annotationClaim] == "") {
 			return false, &Error{
-				Kind: Usage, Cluster: j.cluster.Name, Doing: "look whether another command replaces keys or agents", Err: fmt.Errorf("Secret %s is there, and liqonet has not made it", mark.Name),
+				Kind: Usage, Cluster: j.cluster.Name, Doing: "look whether another command replaces keys or agents", Err: fmt.Errorf("a Secret %s is there, and liqonet has not made it", mark.Name),
 				Hint: fmt.Sprintf("%s -n %s delete secret %s", j.cluster.Kubectl, mark.Namespace, mark.Name),
 			}
 		}
