@@ -44,7 +44,7 @@ named, or else of the current context and its peers.
 
 The exit code is as that of status.`,
 		Example: `  kubectl liqonet graph cluster-a cluster-b
-  kubectl liqonet graph cluster-a -o dot | dot -Tsvg > peerings.svg`,
+  kubectl liqonet graph cluster-a -o dot > peerings.dot`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		Args:              cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
