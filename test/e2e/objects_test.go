@@ -134,8 +134,9 @@ func (f *fixture) objectsLeft(ctx context.Context, clusters ...*cluster) (ours, 
 // resourceVersion.
 func fixed(u *unstructured.Unstructured) string {
 	u = u.DeepCopy()
-	if u.GetKind() == "Lease" { // its agent renews it
+	if u.GetKind() == "Lease" { // its agent renews it, with what it measures
 		unstructured.RemoveNestedField(u.Object, "spec")
+		unstructured.RemoveNestedField(u.Object, "metadata", "annotations", v1alpha1.AnnotationMeasured)
 		unstructured.RemoveNestedField(u.Object, "metadata", "resourceVersion")
 		u.SetManagedFields(nil)
 	}
