@@ -20,7 +20,6 @@ func badStatusIsRefused(t *testing.T, ctx context.Context, c, peer *cluster) {
 		{"peering/" + peer.Name, `{"planes":[{"index":0,"connected":true,"observedGeneration":100000000000000000000}]}`},
 		{"peering/" + peer.Name, `{"planes":[{"index":0,"connected":true,"message":"` + strings.Repeat("a", 5000) + `"}]}`},
 		{"peering/" + peer.Name, `{"conditions":[{"type":"Connected","status":"True","reason":"R","message":"","lastTransitionTime":"2026-01-01T00:00:00ZTx"}]}`},
-		{"peering/" + peer.Name, `{"translation":{"local":[{"real":"10.244.0.0/16","mapped":"203.0.0.0/16"}]}}`},
 		{node, `{"podIPs":["..."]}`},
 		{node, `{"underlayMTU":3000000000}`},
 	} {
