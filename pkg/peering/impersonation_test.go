@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -98,15 +99,15 @@ func TestLostKeysNeedReplace(t *testing.T) {
 	}
 }
 
-// mute has a cluster refuse to list Secrets with what is in them. It reads single ones.
+// mute has a cluster refuse to show the keys of gateways. It lists the names of Secrets.
 func mute(w *site) *Cluster {
 	c := *w.Cluster
 	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
-		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			if _, ok := list.(*corev1.SecretList); ok {
-				return apierrors.NewForbidden(corev1.Resource("secrets"), "", errors.New("no"))
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			if _, ok := obj.(*corev1.Secret); ok && strings.HasPrefix(key.Name, "gateway-") {
+				return apierrors.NewForbidden(corev1.Resource("secrets"), key.Name, errors.New("no"))
 			}
-			return api.List(ctx, list, opts...)
+			return api.Get(ctx, key, obj, opts...)
 		},
 	})
 	return &c
