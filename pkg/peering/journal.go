@@ -174,7 +174,7 @@ func unlock(ctx context.Context, locks []*journal) {
 	}
 }
 
-// patch changes the Secret where it is. It does not make it anew: if somebody
+// patch changes the Secret where it is. It does not create it again: if somebody
 // has deleted it, the peering is being removed.
 func (j *journal) patch(ctx context.Context, change func(*corev1.Secret)) error {
 	obj := j.object.DeepCopy()

@@ -74,7 +74,10 @@ type overlayKeys struct{ used, unused []int32 }
 // overlayKeysUsed tells which keys of the overlay are in use. While another command works on the cluster, it says of none that
 // it is unused.
 func (c *Cluster) overlayKeysUsed(ctx context.Context) (keys overlayKeys, err error) {
-	// In this order: a command notes itself in the ledger or in a journal before it reads which keys there are.
+	// Asked before and after: of a command that ends in between, the Peering is seen, and one that begins is seen itself.
+	if busy, err := c.isBusy(ctx); busy || err != nil {
+		return keys, err
+	}
 	secrets, err := c.ours(ctx, secretNames(), nil)
 	if err != nil {
 		return keys, err
