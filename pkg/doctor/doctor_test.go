@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -322,6 +323,35 @@ func faults() []fault {
 		{"leftovers", "liqonet-leftover-01", "left over: Service gone", func(f *Facts, a, b *Cluster) { a.Leftovers = []string{"Service gone"} }},
 		{"others", "liqonet-leftover-02", "Kilo is there", func(f *Facts, a, b *Cluster) { a.Others = []string{"Kilo"} }},
 		{"setting", "liqonet-setting-01", "natOutgoing", func(f *Facts, a, b *Cluster) { a.Settings = []Setting{{What: "natOutgoing is off"}} }},
+	}
+}
+
+// Where a gateway has none of the peer's keys, peering again needs --replace: nothing shows that it is the same cluster.
+func TestRemedyOfWrongKey(t *testing.T) {
+	for wrong, want := range map[int]string{1: "kubectl liqonet peer alpha beta", 2: "kubectl liqonet peer alpha beta --replace"} {
+		f := healthy()
+		f.Clusters[0].Peerings[0].Spec.Planes = nil
+		for i := range int32(2) {
+			key := fmt.Sprint("key of plane ", i)
+			known := key
+			if int(i) < wrong {
+				known = "another key"
+			}
+			f.Clusters[0].Peerings[0].Spec.Planes = append(f.Clusters[0].Peerings[0].Spec.Planes, v1alpha1.Plane{Index: i, RemotePublicKey: known})
+			f.Clusters[1].Peerings[0].Status.Planes = append(f.Clusters[1].Peerings[0].Status.Planes[:i], v1alpha1.PlaneStatus{Index: i, PublicKey: key})
+			f.Clusters[0].Peerings[0].Status.Planes = append(f.Clusters[0].Peerings[0].Status.Planes[:i], v1alpha1.PlaneStatus{Index: i})
+		}
+		var hints []string
+		for _, c := range Examine(f).Checks {
+			for _, finding := range c.Findings {
+				if c.Name == "liqonet-key-01" && finding.Result.Bad() {
+					hints = append(hints, finding.Hint)
+				}
+			}
+		}
+		if len(hints) != wrong || !slices.Equal(slices.Compact(hints), []string{want}) {
+			t.Errorf("%d wrong keys of 2: %q, want %q", wrong, hints, want)
+		}
 	}
 }
 

@@ -38,11 +38,22 @@ func keys(x *look) {
 		hint := "kubectl liqonet peer " + x.pairOf(peer.Name)
 		switch {
 		case theirs != nil && theirs.PublicKey != "" && theirs.PublicKey != plane.RemotePublicKey:
+			if !knowsAnyKey(p, other) {
+				hint += " --replace" // peer cannot tell that it is the same cluster
+			}
 			x.of(p, plane.Index, x.failed("", fmt.Sprintf("it knows a wrong key of %s's gateway", peer.Name),
 				fmt.Sprintf("plane %d: Peering %s has %.8s…, the gateway has %.8s…", plane.Index, p.Name, plane.RemotePublicKey, theirs.PublicKey), hint))
 		case plan != nil && plan.PresharedKey.Fingerprint != plane.PresharedKey.Fingerprint && x.Cluster.ID < peer.ID:
 			x.of(p, plane.Index, x.failed("", fmt.Sprintf("it and %s have different pre-shared keys", peer.Name), fmt.Sprintf("fingerprints of plane %d differ", plane.Index), hint))
 		}
+	})
+}
+
+// knowsAnyKey says that a Peering has the key of at least one of the peer's gateways.
+func knowsAnyKey(p, other *v1alpha1.Peering) bool {
+	return slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool {
+		theirs := other.PlaneStatus(plane.Index)
+		return theirs != nil && theirs.PublicKey == plane.RemotePublicKey
 	})
 }
 

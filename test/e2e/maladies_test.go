@@ -516,7 +516,10 @@ func wrongKey(t *testing.T, ctx context.Context, x *patients) func() {
 	t.Helper()
 	const other = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
 	damage(t, ctx, x.a, [][]string{{"patch", "peering", x.b.Name, "--type=json", "-p", `[{"op":"replace","path":"/spec/planes/0/remotePublicKey","value":"` + other + `"}]`}})
-	return x.peerAgain(t, ctx)
+	// With none of the peer's keys left, peer has to be told that it is the same cluster.
+	return func() {
+		mustLiqonet(t, context.WithoutCancel(ctx), "peer", x.a.Name, x.b.Name, "--replace")
+	}
 }
 
 // ownedTable drops what is forwarded, by a table that lives as long as the program that made it.
