@@ -255,7 +255,7 @@ func (d *desired) addNode(key overlay.Key, p *v1alpha1.Peering, gateway int, n l
 	}
 	name := wire.GatewayLink(n.number)
 	d.overlay.Links = append(d.overlay.Links, overlay.Link{
-		Name: name, Kind: overlay.Kind(p.Spec.Overlay), VNI: vni,
+		Name: name, Kind: overlay.Kind(p.Spec.Overlay.LinkKind()), VNI: vni,
 		Local: d.address, LocalMAC: key.MAC(vni, d.address), Peer: n.address, PeerMAC: key.MAC(vni, n.address),
 		Remote: n.source, Port: overlay.Port, MTU: d.mtu,
 	})

@@ -49,7 +49,7 @@ func peering(t *testing.T, role v1alpha1.Role, remoteKey wgtypes.Key) *v1alpha1.
 	return &v1alpha1.Peering{
 		ObjectMeta: metav1.ObjectMeta{Name: "b", Generation: 3},
 		Spec: v1alpha1.PeeringSpec{
-			Index: 2, Overlay: "geneve",
+			Index: 2, Overlay: "Geneve",
 			Local: v1alpha1.LocalNetwork{
 				Pods:         []v1alpha1.CIDRMapping{{Real: cidr("10.244.0.0/16"), Mapped: cidr("10.20.0.0/16")}, {Real: cidr("10.245.0.0/24"), Mapped: cidr("10.245.0.0/24")}},
 				InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.60.0.0/18"),

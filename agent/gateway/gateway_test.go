@@ -25,7 +25,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	ns.Output(t, "sh", "-ec", `ip link add eth0 type bridge; ip link set eth0 up; ip addr add 10.244.1.9/24 dev eth0
 		ip route add default via 10.244.1.1; ip link add loqn2 type bridge; ip link set loqn2 alias theirs`)
 	p := peering(t, v1alpha1.Server, newKey(t))
-	p.Spec.Overlay, p.Spec.Planes[0].WireGuard = "vxlan", v1alpha1.WireGuardBackend(tunnel.Userspace)
+	p.Spec.Overlay, p.Spec.Planes[0].WireGuard = "VXLAN", v1alpha1.WireGuardBackend(tunnel.Userspace)
 	one, two := node("n1", "10.80.0.1", "192.0.2.1", 1450), node("n2", "10.80.0.2", "192.0.2.2", 1450)
 	s := runtime.NewScheme()
 	if err := v1alpha1.AddToScheme(s); err != nil {

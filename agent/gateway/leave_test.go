@@ -40,7 +40,7 @@ func TestLeaveToTheNext(t *testing.T) {
 				t.Fatal(err)
 			}
 			p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "b", UID: "uid"}}
-			p.Spec.Overlay = "vxlan"
+			p.Spec.Overlay = "VXLAN"
 			if tt.there.IsValid() {
 				p.Status.Planes = []v1alpha1.PlaneStatus{{PodIP: v1alpha1.IP{Addr: tt.there}}}
 			}

@@ -389,7 +389,7 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 		g.pod, g.mtu, g.peer, g.connected = status.PodIP.Addr, int(status.MTU), tunnelTarget(l, status), status.Connected
 		secret := l.keys.Of(plane.OverlayKey)
 		d.overlay.Links = append(d.overlay.Links, overlay.Link{
-			Name: g.link, Kind: overlay.Kind(p.Spec.Overlay), VNI: vni,
+			Name: g.link, Kind: overlay.Kind(p.Spec.Overlay.LinkKind()), VNI: vni,
 			Local: l.address, LocalMAC: secret.MAC(vni, l.address), Peer: gatewayAddr, PeerMAC: secret.MAC(vni, gatewayAddr),
 			Remote: g.pod, Port: overlay.Port, MTU: g.mtu,
 		})

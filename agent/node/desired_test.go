@@ -35,7 +35,7 @@ func peering(name string, index int32, local, remote v1alpha1.CIDRMapping, exter
 	return v1alpha1.Peering{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 3},
 		Spec: v1alpha1.PeeringSpec{
-			Index: index, Overlay: "geneve",
+			Index: index, Overlay: "Geneve",
 			Local: v1alpha1.LocalNetwork{
 				Pods: []v1alpha1.CIDRMapping{local}, InternalCIDR: v1alpha1.CIDR{Prefix: prefix("10.80.0.0/19")}, ExternalCIDR: v1alpha1.CIDR{Prefix: prefix("10.60.0.0/18")},
 			},
@@ -62,7 +62,7 @@ func TestDesire(t *testing.T) {
 	noPod := *equal.DeepCopy()
 	noPod.Status.Planes[0].PodIP = v1alpha1.IP{}
 	planes := *equal.DeepCopy()
-	planes.Spec.Overlay = "vxlan"
+	planes.Spec.Overlay = "VXLAN"
 	planes.Spec.Planes = append(planes.Spec.Planes, v1alpha1.Plane{Index: 3, Role: v1alpha1.Client, RemoteAddress: v1alpha1.IP{Addr: addr("10.70.0.9")}})
 	planes.Status.Planes = append(planes.Status.Planes, v1alpha1.PlaneStatus{Index: 3, PodIP: v1alpha1.IP{Addr: addr("10.244.8.8")}, MTU: 1300, NodeName: "n2", Endpoint: "[::ffff:192.0.2.7]:51840"})
 
@@ -212,7 +212,7 @@ func TestDesireSpread(t *testing.T) {
 	one := *p.DeepCopy()
 	one.Spec.Planes, one.Status.Planes = one.Spec.Planes[:1], one.Status.Planes[:1]
 	usual := *p.DeepCopy()
-	usual.Spec.PlanesMode = v1alpha1.PlanesOne
+	usual.Spec.PlanesMode = v1alpha1.PlanesSingle
 	const pods, nodes, hosts, all = "10.30.0.0/16", "10.70.0.0/19", "10.70.32.0/19", "10.70.0.0/18"
 	for _, tt := range []struct {
 		name    string

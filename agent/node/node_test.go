@@ -37,7 +37,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	}}
 	b := peering("b", 1, mapping("10.244.0.0/16", "10.61.0.0/16"), mapping("10.244.0.0/16", "10.62.0.0/16"), "10.70.0.0/18")
 	c := peering("c", 2, mapping("10.244.0.0/16", "10.61.0.0/16"), mapping("10.244.0.0/16", "10.63.0.0/16"), "10.71.0.0/18")
-	b.Spec.Overlay, c.Spec.Overlay = "vxlan", "vxlan"
+	b.Spec.Overlay, c.Spec.Overlay = "VXLAN", "VXLAN"
 	node := newNode("n1", "1")
 	objects := newClient(t, interceptor.Funcs{}, own, node, &b, &c)
 	a := &agent{

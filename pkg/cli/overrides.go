@@ -34,7 +34,7 @@ func addOverrides(f *pflag.FlagSet) {
 	f.Var(&choices{allowed: []string{"auto", "NodePort", "LoadBalancer", "ClusterIP"}, withPort: "NodePort"}, "service-type",
 		"[CLUSTER=]auto, NodePort, LoadBalancer or ClusterIP: how a gateway that is the server is exposed; auto takes a load balancer where the cluster is known to have one, otherwise a NodePort; CLUSTER=NodePort:PORT asks for a port")
 	f.Int("planes", 0, "pairs of gateways of a peering, 1 to 4, each on nodes of their own: when one fails, the others go on (default: as before; else 2, or 1 where a cluster has one node for gateways)")
-	f.Var(new(planesMode), "planes-mode", "one or spread: by how many planes a node sends; one, and another one when that fails, or all that work, by pairs of addresses (default: as before; else one)")
+	f.Var(new(planesMode), "planes-mode", "single or spread: by how many planes a node sends; one, and another one when that fails, or all that work, by pairs of addresses (default: as before; else single)")
 	f.StringArray("gateway-node-selector", nil, "gateways run on nodes with these `labels` only, as [CLUSTER=]KEY=VALUE,…; kept by later commands, an empty value takes it back")
 	f.StringArray("gateway-toleration", nil, "gateways tolerate such `taints`, as [CLUSTER=]KEY[=VALUE][:EFFECT],…; kept by later commands, an empty value takes it back")
 	f.StringArray("node-metrics", nil, "[CLUSTER=]loopback or node: where node agents show metrics, on 127.0.0.1 or at their nodes' own addresses, where all who reach these can read them; kept by later commands")
@@ -78,8 +78,8 @@ func overrides() []option {
 		}
 	}
 	return []option{
-		{"overlay", func(o *override, item string) error { o.Overlay = item; return nil }, true, false},
-		{"wireguard", func(o *override, item string) error { o.WireGuard = item; return nil }, true, false},
+		{"overlay", func(o *override, item string) error { o.Overlay = apiValue(item); return nil }, true, false},
+		{"wireguard", func(o *override, item string) error { o.WireGuard = apiValue(item); return nil }, true, false},
 		{"service-type", addServiceType, true, false},
 		{"gateway-node-selector", addNodeLabel, true, true},
 		{"gateway-toleration", addToleration, true, true},
@@ -105,7 +105,7 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (
 	if o.Planes, _ = f.GetInt("planes"); f.Changed("planes") && (o.Planes < 1 || o.Planes > ipam.Planes) {
 		return o, fmt.Errorf("--planes: %d is not a number from 1 to %d", o.Planes, ipam.Planes)
 	}
-	o.PlanesMode = v1alpha1.PlanesMode(*f.Lookup("planes-mode").Value.(*planesMode))
+	o.PlanesMode = v1alpha1.PlanesMode(apiValue(f.Lookup("planes-mode").Value.String()))
 	o.Replace, _ = f.GetBool("replace")
 	o.AdoptNamespace, _ = f.GetBool("adopt-namespace")
 	if server := f.Lookup("server").Value.String(); server != "" {
@@ -155,8 +155,21 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (
 	return o, nil
 }
 
+// apiValue is how the API spells the value of a flag, which is lower case there. What is not of the API, such as auto, stays.
+func apiValue(flag string) string {
+	for _, value := range []string{
+		string(v1alpha1.Geneve), string(v1alpha1.VXLAN), string(v1alpha1.KernelWireGuard), string(v1alpha1.UserSpaceWireGuard),
+		string(v1alpha1.PlanesSingle), string(v1alpha1.PlanesSpread),
+	} {
+		if strings.EqualFold(value, flag) {
+			return value
+		}
+	}
+	return flag
+}
+
 // planesMode is the value of a flag.
-type planesMode v1alpha1.PlanesMode
+type planesMode string
 
 // String returns the mode, empty if none is given.
 func (m *planesMode) String() string { return string(*m) }
@@ -165,7 +178,7 @@ func (m *planesMode) String() string { return string(*m) }
 func (m *planesMode) Type() string { return "mode" }
 
 func (m *planesMode) completions() []cobra.Completion {
-	return []cobra.Completion{string(v1alpha1.PlanesOne), string(v1alpha1.PlanesSpread)}
+	return []cobra.Completion{"single", "spread"}
 }
 
 // Set refuses what is no mode.

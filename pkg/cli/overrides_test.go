@@ -6,13 +6,17 @@ import (
 	"net/netip"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/spf13/cobra"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/test/fakeapi"
 )
@@ -64,7 +68,7 @@ func TestOverridesOfOneCluster(t *testing.T) {
 		{args: "--service-type a=NodePort:0", err: "not a port"},
 		{args: "--service-type a=LoadBalancer:80", err: "must be one of"},
 		{args: "--service-type c=NodePort", err: `"c" is none of the clusters`},
-		{args: "--overlay a=vxlan --wireguard b=kernel", want: map[string]peering.ClusterOptions{"1": {Overlay: "vxlan"}, "2": {WireGuard: "kernel"}}},
+		{args: "--overlay a=vxlan --wireguard b=kernel", want: map[string]peering.ClusterOptions{"1": {Overlay: "VXLAN"}, "2": {WireGuard: "Kernel"}}},
 		{args: "--overlay a=gre", err: "must be one of"},
 		{args: "--reserve a=10.0.0.1/8", err: "did you mean 10.0.0.0/8"},
 	}
@@ -180,10 +184,10 @@ func TestSecurity_20_LimitFlags(t *testing.T) {
 func TestPlanesModeFlag(t *testing.T) {
 	for args, want := range map[string]string{
 		"":                     "",
-		"--planes-mode spread": "spread",
-		"--planes-mode one":    "one",
+		"--planes-mode spread": "Spread",
+		"--planes-mode single": "Single",
 		"--planes-mode=":       "",
-		"--planes-mode all":    `"all" must be one of one, spread`,
+		"--planes-mode all":    `"all" must be one of single, spread`,
 		"--planes-mode Spread": `"Spread" must be one of`,
 	} {
 		isolate(t)
@@ -196,6 +200,36 @@ func TestPlanesModeFlag(t *testing.T) {
 		}
 		if o, err := peerOptions(f, []string{"a", "b"}, nil); err != nil || string(o.PlanesMode) != want {
 			t.Errorf("%q: %q and error %v, want %q", args, o.PlanesMode, err, want)
+		}
+	}
+}
+
+// Each value of these flags becomes one that the schema has, and the other way round.
+func TestFlagsHaveTheValuesOfTheSchema(t *testing.T) {
+	crds, err := manifests.CRDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := slices.IndexFunc(crds, func(c *apiextensionsv1.CustomResourceDefinition) bool { return c.Spec.Names.Kind == "Peering" })
+	spec := crds[at].Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["spec"].Properties
+	flags, err := parse(t, "peer", "a", "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for flag, field := range map[string]apiextensionsv1.JSONSchemaProps{
+		"overlay": spec["overlay"], "planes-mode": spec["planesMode"], "wireguard": spec["planes"].Items.Schema.Properties["wireguard"],
+	} {
+		var got, want []string
+		for _, value := range flags.Lookup(flag).Value.(interface{ completions() []cobra.Completion }).completions() {
+			if value != "auto" {
+				got = append(got, fmt.Sprintf("%q", apiValue(value)))
+			}
+		}
+		for _, value := range field.Enum {
+			want = append(want, string(value.Raw))
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("--%s: %s", flag, diff)
 		}
 	}
 }

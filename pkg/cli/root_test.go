@@ -422,7 +422,7 @@ func TestPeerOptions(t *testing.T) {
 		isolate(t)
 		t.Setenv("LIQONET_SERVICE_TYPE", "nodeport")
 		o, err := peerOptions(load(t, "--overlay", "VXLAN"), []string{"a", "b"}, clusters)
-		if err != nil || o.ServiceType != "NodePort" || o.Overlay != "vxlan" {
+		if err != nil || o.ServiceType != "NodePort" || o.Overlay != "VXLAN" {
 			t.Errorf("got %+v, %v", o, err)
 		}
 	})

@@ -33,13 +33,13 @@ func views() []peering.View {
 		{
 			Name: "cluster-a", Cluster: "cluster-b", ClusterID: "id-b", Peer: "cluster-a", PeerID: "id-a", State: peering.Degraded, Message: "1 of 2 nodes reach the peer",
 			LocalPods: ipam.Mappings{mapping("10.244.0.0/16", "10.197.0.0/16"), mapping("10.245.0.0/16", "10.245.0.0/16")}, LocalNodes: mapping("10.80.0.0/19", "10.70.0.0/19"),
-			RemotePods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, Overlay: "geneve", PresharedKeyExchange: peering.Hybrid, PlanesMode: "spread", NodesReady: 1, NodesTotal: 2,
+			RemotePods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, Overlay: "Geneve", PresharedKeyExchange: peering.Hybrid, PlanesMode: "Spread", NodesReady: 1, NodesTotal: 2,
 			Conditions: []peering.ConditionView{
 				{Type: "Connected", Status: "True", Reason: "ProbesAnswered", Message: "probes through the tunnel are answered"},
 				{Type: "Degraded", Status: "True", Reason: "PartlyReached", Message: "the peer is not reached from node b-2", Hint: "kubectl --context cluster-b -n liqonet-system get pods -o wide"},
 			},
 			Planes: []peering.PlaneView{{
-				Role: "Server", Backend: "kernel", Endpoint: "192.0.2.1:51840", Node: "b-1", MTU: 1390, RTT: new(1.254), LossPercent: 3,
+				Role: "Server", Backend: "Kernel", Endpoint: "192.0.2.1:51840", Node: "b-1", MTU: 1390, RTT: new(1.254), LossPercent: 3,
 				Jitter: new(0.04), SentBytes: new(int64(999)), ReceivedBytes: new(int64(1234567890)), Version: "v0.2.0", HandshakeAge: new(int64(83)), KeyAge: new(int64(3 * 24 * 3600)), Connected: true,
 			}},
 			Nodes: []peering.NodeView{
@@ -50,7 +50,7 @@ func views() []peering.View {
 		{
 			Name: "cluster-b", Cluster: "cluster-a", ClusterID: "id-a", Peer: "cluster-b", PeerID: "id-b", State: peering.Unknown, Message: "the gateway has not reported yet",
 			LocalPods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, LocalNodes: mapping("10.80.0.0/19", "10.71.0.0/19"),
-			Overlay: "vxlan", PlanesMode: "one", Conditions: []peering.ConditionView{}, Planes: []peering.PlaneView{{Role: "Client", Backend: "userspace", Endpoints: []string{"192.0.2.9:51840"}}}, Nodes: []peering.NodeView{},
+			Overlay: "VXLAN", PlanesMode: "Single", Conditions: []peering.ConditionView{}, Planes: []peering.PlaneView{{Role: "Client", Backend: "UserSpace", Endpoints: []string{"192.0.2.9:51840"}}}, Nodes: []peering.NodeView{},
 		},
 	}
 }
@@ -142,7 +142,7 @@ func peeringWith(name, id string) *v1alpha1.Peering {
 	p.Name = name
 	p.Spec.Local.InternalCIDR, p.Spec.Local.ExternalCIDR = cidr("10.80.0.0/19"), cidr("10.70.64.0/18")
 	p.Spec.Remote = v1alpha1.RemoteNetwork{ClusterID: id, Name: name, ExternalCIDR: cidr("10.71.0.0/18")}
-	p.Spec.Planes = []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "kernel", KeyGeneration: 1}}
+	p.Spec.Planes = []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "Kernel", KeyGeneration: 1}}
 	return p
 }
 

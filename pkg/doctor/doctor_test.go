@@ -71,7 +71,7 @@ func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
 	}
 	c.DaemonSet.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "overlay", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "liqonet-overlay-1"}}}}
 	p := v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: peer, Generation: 3}}
-	p.Spec.Remote.ClusterID, p.Spec.Remote.Name, p.Spec.Overlay = "id-"+peer, peer, "vxlan"
+	p.Spec.Remote.ClusterID, p.Spec.Remote.Name, p.Spec.Overlay = "id-"+peer, peer, "VXLAN"
 	p.Spec.Planes = []v1alpha1.Plane{{
 		Role: role, KeyGeneration: 1, PresharedKey: v1alpha1.PresharedKey{Generation: 1, Fingerprint: "f"}, RemotePublicKey: remoteKey, RemoteAddress: addr("10.9.31.254"),
 	}}

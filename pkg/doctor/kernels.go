@@ -84,7 +84,7 @@ func kernels(x *look) {
 		switch {
 		case k.Nftables != "":
 			x.failed(node, "nftables does not work on node "+node, k.Nftables, hint)
-		case !k.VXLAN && !k.Geneve, overlays["vxlan"] && !k.VXLAN, overlays["geneve"] && !k.Geneve:
+		case !k.VXLAN && !k.Geneve, overlays[v1alpha1.VXLAN] && !k.VXLAN, overlays[v1alpha1.Geneve] && !k.Geneve:
 			x.failed(node, "the kernel of node "+node+" has not the overlay that is needed", fmt.Sprintf("%s: VXLAN %t, Geneve %t", k.Release, k.VXLAN, k.Geneve), hint)
 		case !k.WireGuard && !k.TUN:
 			x.failed(node, "node "+node+" has neither WireGuard nor /dev/net/tun", k.Release, hint)

@@ -544,7 +544,7 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	volumes := []corev1.Volume{{Name: "keys", VolumeSource: corev1.VolumeSource{
 		Secret: &corev1.SecretVolumeSource{SecretName: g.SecretName(), DefaultMode: new(int32(0o400))},
 	}}}
-	if g.WireGuard == "userspace" {
+	if g.WireGuard == v1alpha1.UserSpaceWireGuard {
 		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: "tun", MountPath: "/dev/net/tun"})
 		volumes = append(volumes, corev1.Volume{Name: "tun", VolumeSource: corev1.VolumeSource{
 			HostPath: &corev1.HostPathVolumeSource{Path: "/dev/net/tun", Type: new(corev1.HostPathCharDev)},

@@ -26,9 +26,9 @@ var update = flag.Bool("update", false, "write the golden files")
 // gateways are one of each kind.
 func gateways() []Gateway {
 	return []Gateway{
-		{Peering: "b", Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, OverlayKey: 1, Planes: 1},
-		{Peering: "c", Plane: 3, Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Client, WireGuard: "userspace", Port: 51840, OverlayKey: 1, Planes: 4},
-		{Peering: strings.Repeat("x", 40), Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Server, WireGuard: "kernel", Port: 51840, OverlayKey: 1, Planes: 2},
+		{Peering: "b", Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Server, WireGuard: "Kernel", Port: 51840, OverlayKey: 1, Planes: 1},
+		{Peering: "c", Plane: 3, Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Client, WireGuard: "UserSpace", Port: 51840, OverlayKey: 1, Planes: 4},
+		{Peering: strings.Repeat("x", 40), Agents: Agents{Image: "registry/image:1"}, Role: v1alpha1.Server, WireGuard: "Kernel", Port: 51840, OverlayKey: 1, Planes: 2},
 	}
 }
 

@@ -52,7 +52,7 @@ func dryRun(t *testing.T, a, b *site, o Options) *plan.Plan {
 // A dry run changes nothing, and what peer then makes is what it has said.
 func TestDryRun(t *testing.T) {
 	a, b := twoSites(t)
-	made := dryRun(t, a, b, Options{Overlay: "vxlan", WireGuard: "userspace"})
+	made := dryRun(t, a, b, Options{Overlay: "VXLAN", WireGuard: "UserSpace"})
 	for i, w := range []*site{a, b} {
 		if left := w.ours(t); len(left) > 0 {
 			t.Fatalf("the dry run made %v", left)
@@ -63,7 +63,7 @@ func TestDryRun(t *testing.T) {
 			}
 		}
 	}
-	mustPeer(t, a, b, Options{Overlay: "vxlan", WireGuard: "userspace"})
+	mustPeer(t, a, b, Options{Overlay: "VXLAN", WireGuard: "UserSpace"})
 	for i, w := range []*site{a, b} {
 		if diff := cmp.Diff(planned(&made.Clusters[i]), w.ours(t)); diff != "" {
 			t.Errorf("objects of %s, planned and made:\n%s", w.Name, diff)

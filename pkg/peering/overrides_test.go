@@ -98,7 +98,7 @@ func TestRefusedBeforeAnythingIsChanged(t *testing.T) {
 		a, b := twoSites(t)
 		mustPeer(t, a, b, Options{})
 		a.writes, b.writes = 0, 0
-		for _, o := range []Options{{Overlay: "geneve"}, {WireGuard: "kernel"}, wishFor("id-of-b", ClusterOptions{WireGuard: "kernel"})} {
+		for _, o := range []Options{{Overlay: "Geneve"}, {WireGuard: "Kernel"}, wishFor("id-of-b", ClusterOptions{WireGuard: "Kernel"})} {
 			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, Silent{}); kindOf(t, err) != Usage || a.writes+b.writes > 0 {
 				t.Errorf("%+v: %d writes, %v", o, a.writes+b.writes, err)
 			}

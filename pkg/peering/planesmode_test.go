@@ -13,7 +13,7 @@ func TestPlanesModeIsKept(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
-	const one, spread = v1alpha1.PlanesOne, v1alpha1.PlanesSpread
+	const one, spread = v1alpha1.PlanesSingle, v1alpha1.PlanesSpread
 	for _, step := range []struct {
 		name       string
 		given      v1alpha1.PlanesMode

@@ -23,8 +23,8 @@ func TestGatewaysStartBeforeAllNodesHaveReported(t *testing.T) {
 		starts  int
 		backend v1alpha1.WireGuardBackend
 	}{
-		"as the others":     {both, 1, "kernel"},
-		"without WireGuard": {v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, 2, "userspace"},
+		"as the others":     {both, 1, "Kernel"},
+		"without WireGuard": {v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, 2, "UserSpace"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -44,7 +44,7 @@ func TestGatewaysStartBeforeAllNodesHaveReported(t *testing.T) {
 				t.Errorf("the gateway was applied %d times, want %d: %q", starts, tc.starts, b.did)
 			}
 			hasTUN := slices.ContainsFunc(gatewayOf(t, b).Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == "tun" })
-			if got := b.peering(t).Spec.Planes[0].WireGuard; got != tc.backend || hasTUN != (tc.backend == "userspace") {
+			if got := b.peering(t).Spec.Planes[0].WireGuard; got != tc.backend || hasTUN != (tc.backend == "UserSpace") {
 				t.Errorf("WireGuard by %s, and a TUN device: %t; want it by %s", got, hasTUN, tc.backend)
 			}
 		})

@@ -65,7 +65,7 @@ type View struct {
 	// PresharedKeyExchange is how the pre-shared keys reached this cluster, as far as the address of its API server: of several the one that
 	// protects least. Empty where there are none.
 	PresharedKeyExchange KeyExchange `json:"presharedKeyExchange,omitempty"`
-	// PlanesMode says by how many planes a node sends: one or spread.
+	// PlanesMode says by how many planes a node sends: Single or Spread.
 	PlanesMode string `json:"planesMode"`
 	// Planes has an entry for each gateway of this cluster.
 	Planes []PlaneView `json:"planes"`
@@ -269,7 +269,7 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 	v := View{
 		Name: p.Name, Cluster: c.Name, ClusterID: c.ID, Peer: p.Spec.Remote.Name, PeerID: p.Spec.Remote.ClusterID, State: Unknown,
 		LocalPods: t.Pods, LocalNodes: t.Nodes, RemotePods: plan.Mappings(p.Spec.Remote.Pods),
-		Overlay: string(p.Spec.Overlay), Limits: p.Spec.Limits, PlanesMode: string(cmp.Or(p.Spec.PlanesMode, v1alpha1.PlanesOne)), Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
+		Overlay: string(p.Spec.Overlay), Limits: p.Spec.Limits, PlanesMode: string(cmp.Or(p.Spec.PlanesMode, v1alpha1.PlanesSingle)), Nodes: []NodeView{}, NodesTotal: len(ready), NodesNotReady: notReady,
 	}
 	var messages, problems, partly, conflicts []string
 	for i := range p.Spec.Planes {
@@ -472,8 +472,8 @@ func conflicting(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string
 // not known.
 func whyNotReady(n *v1alpha1.NodeNetwork, kind v1alpha1.OverlayKind) string {
 	k := n.Status.Kernel
-	if k != nil && (kind == "geneve" && !k.Geneve || kind == "vxlan" && !k.VXLAN) {
-		return fmt.Sprintf("its kernel (%s) has no %s; load the module, or peer again with --overlay auto", k.Release, kind)
+	if k != nil && (kind == v1alpha1.Geneve && !k.Geneve || kind == v1alpha1.VXLAN && !k.VXLAN) {
+		return fmt.Sprintf("its kernel (%s) has no %s; load the module, or peer again with --overlay auto", k.Release, kind.LinkKind())
 	}
 	return n.Status.Message
 }

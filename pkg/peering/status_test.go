@@ -55,8 +55,8 @@ func newWorld() *world {
 				Remote: v1alpha1.RemoteNetwork{
 					ClusterID: "id-of-b", Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.245.0.0/16", "10.245.0.0/16")}, ExternalCIDR: cidr("10.70.0.0/18"),
 				},
-				Overlay: "geneve",
-				Planes:  []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "kernel"}},
+				Overlay: "Geneve",
+				Planes:  []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "Kernel"}},
 			},
 			Status: v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
 				ObservedGeneration: 4, NodeName: "n1", MTU: 1390, Connected: true, Endpoint: "192.0.2.1:51840", RTTMicroseconds: 1250, LossPercent: 1,
@@ -106,9 +106,9 @@ func TestView(t *testing.T) {
 		LocalPods:  ipam.Mappings{{Real: prefix("10.244.0.0/16"), Mapped: prefix("10.20.0.0/16")}},
 		LocalNodes: ipam.Mapping{Real: prefix("10.80.0.0/19"), Mapped: prefix("10.70.64.0/19")},
 		RemotePods: ipam.Mappings{{Real: prefix("10.245.0.0/16"), Mapped: prefix("10.245.0.0/16")}},
-		Overlay:    "geneve", PlanesMode: "one", NodesTotal: 2, NodesReady: 2,
+		Overlay:    "Geneve", PlanesMode: "Single", NodesTotal: 2, NodesReady: 2,
 		Planes: []PlaneView{{
-			Role: "Server", Backend: "kernel", Endpoint: "192.0.2.1:51840", Node: "n1", MTU: 1390,
+			Role: "Server", Backend: "Kernel", Endpoint: "192.0.2.1:51840", Node: "n1", MTU: 1390,
 			RTT: new(1.25), LossPercent: 1, HandshakeAge: new(int64(60)), Connected: true,
 		}},
 		Nodes: []NodeView{
@@ -137,7 +137,7 @@ func TestViewNamesPlanesInUse(t *testing.T) {
 	for _, n := range v.Nodes {
 		got[n.Name] = n.PlanesInUse
 	}
-	if diff := cmp.Diff(map[string][]int32{"n1": {1}, "n2": {0, 1}}, got); diff != "" || v.PlanesMode != "spread" {
+	if diff := cmp.Diff(map[string][]int32{"n1": {1}, "n2": {0, 1}}, got); diff != "" || v.PlanesMode != "Spread" {
 		t.Errorf("mode %q, planes in use (-want +got):\n%s", v.PlanesMode, diff)
 	}
 }

@@ -27,7 +27,7 @@ func played(t *testing.T, name, peer string, number int, pods, peerPods string, 
 	t.Helper()
 	overlay := fmt.Sprintf("10.8%d.0.1", number)
 	external, peerExternal := fmt.Sprintf("10.7%d.0.0/18", number), fmt.Sprintf("10.7%d.0.0/18", 3-number)
-	spec := v1alpha1.PeeringSpec{Overlay: "geneve", Planes: []v1alpha1.Plane{{RemoteAddress: v1alpha1.IP{Addr: netip.MustParseAddr(fmt.Sprintf("10.7%d.31.254", 3-number))}}}}
+	spec := v1alpha1.PeeringSpec{Overlay: "Geneve", Planes: []v1alpha1.Plane{{RemoteAddress: v1alpha1.IP{Addr: netip.MustParseAddr(fmt.Sprintf("10.7%d.31.254", 3-number))}}}}
 	spec.Local = v1alpha1.LocalNetwork{Pods: []v1alpha1.CIDRMapping{mapping(pods, pods)}, InternalCIDR: cidr(fmt.Sprintf("10.8%d.0.0/19", number)), ExternalCIDR: cidr(external)}
 	spec.Remote = v1alpha1.RemoteNetwork{ClusterID: "id-of-" + peer, Name: peer, Pods: []v1alpha1.CIDRMapping{mapping(peerPods, peerPods)}, ExternalCIDR: cidr(peerExternal)}
 	p := manifests.Peering(peer, spec)

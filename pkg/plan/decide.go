@@ -137,19 +137,19 @@ type candidate struct{ backend, reason string }
 // have one kind: both would need the same UDP port of the nodes.
 func chooseOverlay(f *FactSheet) (Statement, error) {
 	given := f.Overrides.Overlay
-	candidates, hint := []candidate{{"geneve", ""}, {"vxlan", ""}}, "load the kernel module geneve or vxlan on these nodes"
+	candidates, hint := []candidate{{string(v1alpha1.Geneve), ""}, {string(v1alpha1.VXLAN), ""}}, "load the kernel module geneve or vxlan on these nodes"
 	switch {
 	case len(f.OtherPeerings) > 0:
 		other, kind := f.OtherPeerings[0].Name, string(f.OtherPeerings[0].Spec.Overlay)
 		if !automatic(given) && given != kind {
 			return Statement{}, &failure.Error{
 				Kind: failure.Usage, Cluster: f.Name, Doing: "choose the overlay",
-				Err:  fmt.Errorf("its nodes have links of kind %s for the peering with %q, and cannot have links of kind %s as well", kind, other, given),
-				Hint: fmt.Sprintf("use --overlay auto or %s=%s, or first unpeer %s from all others", f.Name, kind, f.Name),
+				Err:  fmt.Errorf("its nodes have links of kind %s for the peering with %q, and cannot have links of kind %s as well", linkKind(kind), other, linkKind(given)),
+				Hint: fmt.Sprintf("use --overlay auto or %s=%s, or first unpeer %s from all others", f.Name, linkKind(kind), f.Name),
 			}
 		}
 		candidates = []candidate{{kind, fmt.Sprintf("as for the peering with %q", other)}}
-		hint = fmt.Sprintf("load the kernel module %s on these nodes, as the peering with %q needs it too, or first unpeer %s from all others", kind, other, f.Name)
+		hint = fmt.Sprintf("load the kernel module %s on these nodes, as the peering with %q needs it too, or first unpeer %s from all others", linkKind(kind), other, f.Name)
 	case !automatic(given):
 		candidates, hint = []candidate{{given, "given by --overlay"}}, "use --overlay auto"
 	case f.Existing != nil && len(f.nodesWithout(string(f.Existing.Spec.Overlay))) == 0:
@@ -160,7 +160,7 @@ func chooseOverlay(f *FactSheet) (Statement, error) {
 
 // chooseWireGuard keeps what is there, and prefers the kernel otherwise.
 func chooseWireGuard(f *FactSheet) (Statement, error) {
-	candidates, existing := []candidate{{"kernel", ""}, {"userspace", ""}}, ""
+	candidates, existing := []candidate{{string(v1alpha1.KernelWireGuard), ""}, {string(v1alpha1.UserSpaceWireGuard), ""}}, ""
 	if f.Existing != nil && len(f.Existing.Spec.Planes) > 0 {
 		existing = string(f.Existing.Spec.Planes[0].WireGuard)
 	}
@@ -196,13 +196,13 @@ func (f *FactSheet) firstPossible(what string, candidates []candidate, hint stri
 // linkKind is the kind of the kernel's links that a backend needs, empty if it needs
 // none.
 func linkKind(backend string) string {
-	switch backend {
-	case "kernel":
+	switch v1alpha1.WireGuardBackend(backend) {
+	case v1alpha1.KernelWireGuard:
 		return "wireguard"
-	case "userspace":
+	case v1alpha1.UserSpaceWireGuard:
 		return ""
 	}
-	return backend
+	return v1alpha1.OverlayKind(backend).LinkKind()
 }
 
 // nodesWithout returns the nodes whose kernels are known to lack what a backend needs.

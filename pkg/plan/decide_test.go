@@ -367,7 +367,7 @@ func TestPlanPeering(t *testing.T) {
 	*b.withEntry(a, 2) = v1alpha1.PeerAllocation{
 		ClusterID: a.ClusterID, Name: "a", Index: 2, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, ExternalCIDR: cidr("10.70.128.0/18"),
 	}
-	planned := &ClusterPlan{Gateways: []GatewayPlan{{Gateway: manifests.Gateway{Role: v1alpha1.Client, WireGuard: "userspace", KeyGeneration: 1}}}}
+	planned := &ClusterPlan{Gateways: []GatewayPlan{{Gateway: manifests.Gateway{Role: v1alpha1.Client, WireGuard: "UserSpace", KeyGeneration: 1}}}}
 	of := &ClusterPlan{Gateways: []GatewayPlan{{Gateway: manifests.Gateway{Peering: "a", KeyGeneration: 1}, endpoints: []Statement{{Value: "192.0.2.1:51840"}}}}}
 	want := v1alpha1.PeeringSpec{
 		Index: 7,
@@ -377,15 +377,15 @@ func TestPlanPeering(t *testing.T) {
 		Remote: v1alpha1.RemoteNetwork{
 			ClusterID: b.ClusterID, Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.2.0.0/16")}, ExternalCIDR: cidr("10.70.64.0/18"),
 		},
-		Overlay: "vxlan", PlanesMode: v1alpha1.PlanesOne,
+		Overlay: "VXLAN", PlanesMode: v1alpha1.PlanesSingle,
 		Planes: []v1alpha1.Plane{{
-			Role: v1alpha1.Client, WireGuard: "userspace", KeyGeneration: 1, RemotePublicKey: "<public key in Secret liqonet-system/" + of.Gateways[0].SecretName() + " of b>",
+			Role: v1alpha1.Client, WireGuard: "UserSpace", KeyGeneration: 1, RemotePublicKey: "<public key in Secret liqonet-system/" + of.Gateways[0].SecretName() + " of b>",
 			// b's gateway 2*4+0 from the end of 10.81.32.0/19 is 10.81.63.246.
 			RemoteAddress: v1alpha1.IP{Addr: netip.MustParseAddr("10.70.95.246")},
 			Endpoints:     []string{"192.0.2.1:51840"},
 		}},
 	}
-	got, err := planned.planPeering(a, b, "vxlan", of)
+	got, err := planned.planPeering(a, b, "VXLAN", of)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -395,7 +395,7 @@ func TestPlanPeering(t *testing.T) {
 	t.Run("the name is not changed by what the peer is called later", func(t *testing.T) {
 		a.Existing = &v1alpha1.Peering{Spec: want}
 		a.Existing.Spec.Remote.Name = "once"
-		got, err := planned.planPeering(a, b, "vxlan", of)
+		got, err := planned.planPeering(a, b, "VXLAN", of)
 		if err != nil || got.Spec.Remote.Name != "once" {
 			t.Errorf("got %q, %v", got.Spec.Remote.Name, err)
 		}
@@ -404,7 +404,7 @@ func TestPlanPeering(t *testing.T) {
 
 func TestDecideRoles(t *testing.T) {
 	as := func(r v1alpha1.Role) *v1alpha1.Peering {
-		return &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "vxlan", Planes: []v1alpha1.Plane{{Role: r, WireGuard: "kernel"}}}}
+		return &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{Role: r, WireGuard: "Kernel"}}}}
 	}
 	tests := []struct {
 		name                 string
@@ -474,7 +474,7 @@ func TestReachOfNodes(t *testing.T) {
 func TestDecideOrder(t *testing.T) {
 	roles := []v1alpha1.Role{"", v1alpha1.Server, v1alpha1.Client}
 	answers := []string{Yes, No, ""}
-	wishes := []Overrides{{}, {Overlay: "auto", WireGuard: "auto", ServiceType: "auto"}, {Overlay: "vxlan", WireGuard: "userspace", ServiceType: "ClusterIP"}}
+	wishes := []Overrides{{}, {Overlay: "auto", WireGuard: "auto", ServiceType: "auto"}, {Overlay: "VXLAN", WireGuard: "UserSpace", ServiceType: "ClusterIP"}}
 	check := func(t *testing.T, contradicting bool) {
 		for i := range 3 * 3 * 3 * 3 * 3 * 4 * 4 {
 			pick := func(n int) int {
@@ -488,7 +488,7 @@ func TestDecideOrder(t *testing.T) {
 				s.Overrides = wish
 				s.LoadBalancers.Value = answers[pick(3)]
 				if role := roles[pick(3)]; role != "" {
-					s.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "vxlan", Planes: []v1alpha1.Plane{{Role: role, WireGuard: "kernel"}}}}
+					s.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{Role: role, WireGuard: "Kernel"}}}}
 				}
 				kernel := pick(4)
 				s.Reports = []v1alpha1.NodeNetwork{report("n", "10.80.0.1", &v1alpha1.KernelFacts{Geneve: kernel&1 == 0, VXLAN: true, WireGuard: kernel&2 == 0})}
@@ -531,17 +531,17 @@ func TestChooseOverlay(t *testing.T) {
 		// nodes that errors name.
 		bad string
 	}{
-		{name: "no reports", auto: "geneve", geneve: "geneve", vxlan: "vxlan"},
-		{name: "all can do both", nodes: []kernel{both, both}, auto: "geneve", geneve: "geneve", vxlan: "vxlan"},
-		{name: "geneve only", nodes: []kernel{geneve}, auto: "geneve", geneve: "geneve", bad: "n1"},
-		{name: "vxlan only", nodes: []kernel{vxlan}, auto: "vxlan", vxlan: "vxlan", bad: "n1"},
-		{name: "one node cannot do geneve", nodes: []kernel{both, vxlan}, auto: "vxlan", vxlan: "vxlan", bad: "n2"},
-		{name: "one node cannot do vxlan", nodes: []kernel{geneve, both}, auto: "geneve", geneve: "geneve", bad: "n1"},
+		{name: "no reports", auto: "Geneve", geneve: "Geneve", vxlan: "VXLAN"},
+		{name: "all can do both", nodes: []kernel{both, both}, auto: "Geneve", geneve: "Geneve", vxlan: "VXLAN"},
+		{name: "geneve only", nodes: []kernel{geneve}, auto: "Geneve", geneve: "Geneve", bad: "n1"},
+		{name: "vxlan only", nodes: []kernel{vxlan}, auto: "VXLAN", vxlan: "VXLAN", bad: "n1"},
+		{name: "one node cannot do geneve", nodes: []kernel{both, vxlan}, auto: "VXLAN", vxlan: "VXLAN", bad: "n2"},
+		{name: "one node cannot do vxlan", nodes: []kernel{geneve, both}, auto: "Geneve", geneve: "Geneve", bad: "n1"},
 		{name: "nothing in common", nodes: []kernel{geneve, vxlan}, bad: ""},
 		{name: "none can do either", nodes: []kernel{none, none}, bad: "n1, n2"},
 	}
 	for _, tt := range tests {
-		for wish, want := range map[string]v1alpha1.OverlayKind{"auto": tt.auto, "geneve": tt.geneve, "vxlan": tt.vxlan} {
+		for wish, want := range map[string]v1alpha1.OverlayKind{"auto": tt.auto, "Geneve": tt.geneve, "VXLAN": tt.vxlan} {
 			t.Run(tt.name+"/"+wish, func(t *testing.T) {
 				s := newFacts("a", nil, "", "")
 				s.Reports = kernels(tt.nodes...)
@@ -556,7 +556,7 @@ func TestChooseOverlay(t *testing.T) {
 // Links of both kinds would need the same port of the nodes, so what the others have
 // decides.
 func TestChooseOverlayOfOthers(t *testing.T) {
-	geneve, vxlan := v1alpha1.OverlayKind("geneve"), v1alpha1.OverlayKind("vxlan")
+	geneve, vxlan := v1alpha1.OverlayKind("Geneve"), v1alpha1.OverlayKind("VXLAN")
 	both, old := v1alpha1.KernelFacts{Geneve: true, VXLAN: true}, v1alpha1.KernelFacts{VXLAN: true}
 	for _, tt := range []struct {
 		name, wish string
@@ -565,13 +565,13 @@ func TestChooseOverlayOfOthers(t *testing.T) {
 		others     v1alpha1.OverlayKind
 		want, bad  string
 	}{
-		{name: "not the preferred one", wish: "auto", nodes: kernels(both), others: vxlan, want: "vxlan"},
-		{name: "nothing reported", wish: "auto", others: vxlan, want: "vxlan"},
-		{name: "given alike", wish: "vxlan", nodes: kernels(both), others: vxlan, want: "vxlan"},
-		{name: "given otherwise", wish: "geneve", nodes: kernels(both), others: vxlan, bad: "other"},
-		{name: "of two, one given otherwise", wish: "vxlan", nodes: kernels(both), existing: geneve, others: geneve, bad: "other"},
+		{name: "not the preferred one", wish: "auto", nodes: kernels(both), others: vxlan, want: "VXLAN"},
+		{name: "nothing reported", wish: "auto", others: vxlan, want: "VXLAN"},
+		{name: "given alike", wish: "VXLAN", nodes: kernels(both), others: vxlan, want: "VXLAN"},
+		{name: "given otherwise", wish: "Geneve", nodes: kernels(both), others: vxlan, bad: "other"},
+		{name: "of two, one given otherwise", wish: "VXLAN", nodes: kernels(both), existing: geneve, others: geneve, bad: "other"},
 		{name: "a node that cannot do it", wish: "auto", nodes: kernels(both, old), others: geneve, bad: "n2"},
-		{name: "both peerings are there", wish: "auto", nodes: kernels(both), existing: geneve, others: geneve, want: "geneve"},
+		{name: "both peerings are there", wish: "auto", nodes: kernels(both), existing: geneve, others: geneve, want: "Geneve"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := newFacts("a", nil, "", "")
@@ -594,13 +594,13 @@ func TestChooseWireGuard(t *testing.T) {
 		nodes        []v1alpha1.KernelFacts
 		auto, kernel v1alpha1.WireGuardBackend
 	}{
-		{name: "no reports", auto: "kernel", kernel: "kernel"},
-		{name: "all", nodes: []v1alpha1.KernelFacts{yes, yes}, auto: "kernel", kernel: "kernel"},
-		{name: "one of two", nodes: []v1alpha1.KernelFacts{yes, no}, auto: "userspace"},
-		{name: "none", nodes: []v1alpha1.KernelFacts{no}, auto: "userspace"},
+		{name: "no reports", auto: "Kernel", kernel: "Kernel"},
+		{name: "all", nodes: []v1alpha1.KernelFacts{yes, yes}, auto: "Kernel", kernel: "Kernel"},
+		{name: "one of two", nodes: []v1alpha1.KernelFacts{yes, no}, auto: "UserSpace"},
+		{name: "none", nodes: []v1alpha1.KernelFacts{no}, auto: "UserSpace"},
 	}
 	for _, tt := range tests {
-		for wish, want := range map[string]v1alpha1.WireGuardBackend{"auto": tt.auto, "kernel": tt.kernel, "userspace": "userspace"} {
+		for wish, want := range map[string]v1alpha1.WireGuardBackend{"auto": tt.auto, "Kernel": tt.kernel, "UserSpace": "UserSpace"} {
 			t.Run(tt.name+"/"+wish, func(t *testing.T) {
 				s := newFacts("a", nil, "", "")
 				s.Reports = kernels(tt.nodes...)
@@ -640,15 +640,15 @@ func TestChooseAgain(t *testing.T) {
 	}{
 		{
 			name: "kept, though another would be chosen now", kernel: kernel{Geneve: true, VXLAN: true, WireGuard: true},
-			overlay: "vxlan", wireguard: "userspace", service: "ClusterIP", want: plainly{"Client", "vxlan", "userspace", "ClusterIP"},
+			overlay: "VXLAN", wireguard: "UserSpace", service: "ClusterIP", want: plainly{"Client", "VXLAN", "UserSpace", "ClusterIP"},
 		},
 		{
 			name: "not possible any more", kernel: kernel{Geneve: true},
-			overlay: "vxlan", wireguard: "kernel", service: "LoadBalancer", want: plainly{"Client", "geneve", "userspace", "LoadBalancer"},
+			overlay: "VXLAN", wireguard: "Kernel", service: "LoadBalancer", want: plainly{"Client", "Geneve", "UserSpace", "LoadBalancer"},
 		},
 		{
-			name: "overruled", kernel: kernel{Geneve: true, VXLAN: true, WireGuard: true}, overlay: "vxlan", wireguard: "userspace", service: "ClusterIP",
-			options: Overrides{Overlay: "geneve", WireGuard: "kernel", ServiceType: "NodePort"}, want: plainly{"Client", "geneve", "kernel", "NodePort"},
+			name: "overruled", kernel: kernel{Geneve: true, VXLAN: true, WireGuard: true}, overlay: "VXLAN", wireguard: "UserSpace", service: "ClusterIP",
+			options: Overrides{Overlay: "Geneve", WireGuard: "Kernel", ServiceType: "NodePort"}, want: plainly{"Client", "Geneve", "Kernel", "NodePort"},
 		},
 	}
 	for _, tt := range tests {
@@ -670,7 +670,7 @@ func TestChooseAgain(t *testing.T) {
 // so that it is clear where.
 func TestCheck(t *testing.T) {
 	can := v1alpha1.KernelFacts{Geneve: true, VXLAN: true, WireGuard: true}
-	for wish, o := range map[string]Overrides{"geneve": {Overlay: "geneve"}, "wireguard": {WireGuard: "kernel"}} {
+	for wish, o := range map[string]Overrides{"geneve": {Overlay: "Geneve"}, "wireguard": {WireGuard: "Kernel"}} {
 		for i, name := range []string{"a", "b"} {
 			both := [2]*FactSheet{newFacts("a", nil, "", ""), newFacts("b", nil, "", "")}
 			both[0].Overrides, both[1].Overrides = o, o

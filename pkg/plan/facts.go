@@ -87,9 +87,9 @@ type Overrides struct {
 	// Image of the agents. Empty: that of the agents which run, if they are of this
 	// version, or else the default.
 	Image string
-	// Overlay is "geneve", "vxlan", or "auto" or empty to decide.
+	// Overlay is "Geneve", "VXLAN", or "auto" or empty to decide.
 	Overlay string
-	// WireGuard is "kernel", "userspace", or "auto" or empty to decide.
+	// WireGuard is "Kernel", "UserSpace", or "auto" or empty to decide.
 	WireGuard string
 	// ServiceType is "NodePort", "LoadBalancer", "ClusterIP", or "auto" or empty to
 	// decide.

@@ -91,7 +91,7 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 			}
 			a.Overrides.Gateways = tt.given
 			if tt.before != nil {
-				a.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "vxlan", Gateways: tt.before, Planes: []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "kernel"}}}}
+				a.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Gateways: tt.before, Planes: []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "Kernel"}}}}
 			}
 			p, err := Make(*a, *b)
 			if tt.err != "" {
@@ -220,7 +220,7 @@ func TestSecurity_08_PlanOfANewKey(t *testing.T) {
 		f.Version, f.DefaultImage, f.Installed.Image = "v0.1.0", "image", "image"
 	}
 	a.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 3, Nodes: []string{"gone"}}
-	a.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{Overlay: "vxlan", Planes: []v1alpha1.Plane{{Index: 1}}}}}
+	a.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{Index: 1}}}}}
 	a.OtherPeerings[0].Name = "c"
 	p, err := Make(*a, *b)
 	if err != nil {

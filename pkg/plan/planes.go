@@ -76,7 +76,7 @@ func planesMode(own, peer *FactSheet) v1alpha1.PlanesMode {
 			return v1alpha1.PlanesSpread
 		}
 	}
-	return v1alpha1.PlanesOne
+	return v1alpha1.PlanesSingle
 }
 
 // modeStatements say by how many planes nodes send, if that is said or is not the usual.

@@ -13,7 +13,7 @@ import (
 
 // Nodes send by as many planes as the user says, or as before, also if only one cluster was told.
 func TestPlanesMode(t *testing.T) {
-	const one, spread = v1alpha1.PlanesOne, v1alpha1.PlanesSpread
+	const one, spread = v1alpha1.PlanesSingle, v1alpha1.PlanesSpread
 	for _, tt := range []struct {
 		given, own, peer v1alpha1.PlanesMode
 		want             v1alpha1.PlanesMode
@@ -52,7 +52,7 @@ func TestChoosePlanes(t *testing.T) {
 	with := func(indexes ...int32) *v1alpha1.Peering {
 		p := &v1alpha1.Peering{}
 		for _, i := range indexes {
-			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: i, Role: v1alpha1.Client, WireGuard: "kernel"})
+			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: i, Role: v1alpha1.Client, WireGuard: "Kernel"})
 		}
 		return p
 	}

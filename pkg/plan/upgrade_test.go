@@ -28,14 +28,14 @@ func upgradable(name, installed string, planes int, peers ...string) *UpgradeFac
 	}
 	for i, peer := range peers {
 		p := v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: peer}}
-		p.Spec.Index, p.Spec.Overlay, p.Spec.Remote.ClusterID, p.Spec.Remote.Name = int32(i), "vxlan", "id-of-"+peer, peer
+		p.Spec.Index, p.Spec.Overlay, p.Spec.Remote.ClusterID, p.Spec.Remote.Name = int32(i), "VXLAN", "id-of-"+peer, peer
 		role := v1alpha1.Client
 		if name < peer {
 			role = v1alpha1.Server
 			f.Services[peer] = manifests.GatewayService(peer, corev1.ServiceTypeNodePort, gatewayPort, []int32{0})
 		}
 		for plane := range int32(planes) {
-			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: plane, Role: role, WireGuard: "kernel", KeyGeneration: 1})
+			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: plane, Role: role, WireGuard: "Kernel", KeyGeneration: 1})
 			f.Secrets[manifests.Gateway{Peering: peer, Plane: plane, KeyGeneration: 1}.SecretName()] = true
 		}
 		f.Peerings = append(f.Peerings, p)

@@ -12,9 +12,9 @@ type Backend string
 
 const (
 	// Kernel is the kernel's own implementation.
-	Kernel Backend = "kernel"
+	Kernel Backend = "Kernel"
 	// Userspace is wireguard-go inside this process, over a TUN device.
-	Userspace Backend = "userspace"
+	Userspace Backend = "UserSpace"
 )
 
 const (

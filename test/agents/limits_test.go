@@ -158,7 +158,7 @@ func largest(i int) *v1alpha1.Peering {
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
 		ObjectMeta: metav1.ObjectMeta{Name: peeringName(i), UID: types.UID(peeringName(i)), Generation: 1, ResourceVersion: "1"},
 		Spec: v1alpha1.PeeringSpec{
-			Index: int32(i), Overlay: "vxlan",
+			Index: int32(i), Overlay: "VXLAN",
 			Local: v1alpha1.LocalNetwork{Pods: local, InternalCIDR: kit.CIDR(internal), ExternalCIDR: kit.CIDR("10.64.0.0/18")},
 			Remote: v1alpha1.RemoteNetwork{
 				ClusterID: strings.Repeat("i", 63), Name: strings.Repeat("n", 253), Pods: remote, ExternalCIDR: ranges("10.0.0.0", 18, i, 1)[0],
@@ -180,7 +180,7 @@ func largest(i int) *v1alpha1.Peering {
 	name := strings.Repeat(strings.Repeat("h", 50)+".", 4) + strings.Repeat("h", 49) + ":51840"
 	for n := range 4 {
 		plane := v1alpha1.Plane{
-			Index: int32(n), Role: v1alpha1.Server, WireGuard: "userspace", KeyGeneration: 1, Service: strings.Repeat("s", 63), RemotePublicKey: key,
+			Index: int32(n), Role: v1alpha1.Server, WireGuard: "UserSpace", KeyGeneration: 1, Service: strings.Repeat("s", 63), RemotePublicKey: key,
 			RemoteAddress: v1alpha1.IP{Addr: at("10.0.0.0", i<<14+n+1)},
 		}
 		said := &v1alpha1.RemoteAnnouncement{NodeIPs: ips("100.64.0.0", perPeering*i+4096*(n%3+1), 4096)}
@@ -355,7 +355,7 @@ func TestSecurity_21_GatewayOfManyNodes(t *testing.T) {
 		}
 		n.api.Unplayed = true
 		t.Cleanup(n.api.Close)
-		_, deployment := manifests.Gateway{Peering: name, WireGuard: "userspace"}.Objects()
+		_, deployment := manifests.Gateway{Peering: name, WireGuard: "UserSpace"}.Objects()
 		env, limit := resources(deployment.Spec.Template.Spec.Containers[0])
 		api := &crowd{Handler: n.api, kind: "NodeNetwork", resource: "nodenetworks", streams: streams, count: s.nodes, object: report(s)}
 		n.run(t, api, append(env, "POD_IPS=10.255.0.1", "POD_NAME=gateway", "NODE_NAME=node-0"),

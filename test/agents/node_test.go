@@ -75,7 +75,7 @@ func startNode(t *testing.T) *node {
 		&v1alpha1.Peering{
 			ObjectMeta: meta("", "b"),
 			Spec: v1alpha1.PeeringSpec{
-				Index: 1, Overlay: "vxlan",
+				Index: 1, Overlay: "VXLAN",
 				Local: v1alpha1.LocalNetwork{
 					Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.20.0.0/16")}, InternalCIDR: kit.CIDR("10.80.0.0/19"), ExternalCIDR: kit.CIDR("10.60.0.0/18"),
 				},

@@ -187,14 +187,14 @@ func ordinaryPeering(i int, gateway netip.Addr, rtt int64) *v1alpha1.Peering {
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
 		ObjectMeta: metav1.ObjectMeta{Name: peeringName(i), UID: types.UID(peeringName(i)), Generation: 1, ResourceVersion: strconv.FormatInt(rtt+1, 10)},
 		Spec: v1alpha1.PeeringSpec{
-			Index: int32(i), Overlay: "vxlan",
+			Index: int32(i), Overlay: "VXLAN",
 			Local: v1alpha1.LocalNetwork{Pods: mappings(ranges("10.128.0.0", 9, 0, 1), ranges("10.0.0.0", 9, 0, 1)), InternalCIDR: kit.CIDR(internal), ExternalCIDR: kit.CIDR("172.30.0.0/18")},
 			Remote: v1alpha1.RemoteNetwork{
 				ClusterID: "id-" + strconv.Itoa(i), Name: "cluster-" + strconv.Itoa(i), Pods: mappings(ranges("10.244.0.0", 16, 0, 1), ranges("11.0.0.0", 16, i, 1)),
 				ExternalCIDR: ranges("100.64.0.0", 18, i, 1)[0], NodeIPs: ips("198.18.0.0", 16*i, 16),
 			},
 			Planes: []v1alpha1.Plane{{
-				Role: v1alpha1.Server, WireGuard: "userspace", KeyGeneration: 1, Service: "gateway-" + strconv.Itoa(i),
+				Role: v1alpha1.Server, WireGuard: "UserSpace", KeyGeneration: 1, Service: "gateway-" + strconv.Itoa(i),
 				RemotePublicKey: base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{9}, 32)), RemoteAddress: v1alpha1.IP{Addr: at("100.64.0.0", i<<14+8190)},
 			}},
 		},
@@ -257,7 +257,7 @@ func scaleGateway(b *testing.B, nodes int) map[string]float64 {
 	if err != nil {
 		b.Fatal(err)
 	}
-	_, deployment := manifests.Gateway{Peering: p.Name, WireGuard: "userspace"}.Objects()
+	_, deployment := manifests.Gateway{Peering: p.Name, WireGuard: "UserSpace"}.Objects()
 	env, limit := resources(deployment.Spec.Template.Spec.Containers[0])
 	s.crowd = &crowd{Handler: s.api, kind: "NodeNetwork", resource: "nodenetworks", streams: true, count: nodes, events: make(chan []byte), object: func(i int) []byte {
 		raw, _ := json.Marshal(ordinaryReport(i, podsOfNode, 500))

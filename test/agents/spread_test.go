@@ -58,7 +58,7 @@ func trySpread(t *testing.T, clusters [2]*cluster) {
 		t.Run(f.name, func(t *testing.T) { f.try(t, clusters, c) })
 	}
 	unnoticed("from all planes to one", func() {
-		setMode(t, clusters, v1alpha1.PlanesOne)
+		setMode(t, clusters, v1alpha1.PlanesSingle)
 		awaitOne(t, clusters)
 	})
 }
@@ -267,7 +267,7 @@ func BenchmarkSpread(b *testing.B) {
 	}
 	for b.Loop() {
 		spread := throughput()
-		setMode(b, clusters, v1alpha1.PlanesOne)
+		setMode(b, clusters, v1alpha1.PlanesSingle)
 		awaitOne(b, clusters)
 		one := throughput()
 		setMode(b, clusters, v1alpha1.PlanesSpread)

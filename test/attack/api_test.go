@@ -135,7 +135,7 @@ func connected(status, reason, message string) string {
 func newPeering(name string, index int32) *v1alpha1.Peering {
 	mapped := fmt.Sprintf("10.%d.0.0/16", 30+index)
 	p := manifests.Peering(name, v1alpha1.PeeringSpec{
-		Index: index, Overlay: "vxlan",
+		Index: index, Overlay: "VXLAN",
 		Local: v1alpha1.LocalNetwork{
 			Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", "10.20.0.0/16")}, InternalCIDR: kit.CIDR("10.80.0.0/19"), ExternalCIDR: kit.CIDR("10.60.0.0/18"),
 		},
@@ -143,7 +143,7 @@ func newPeering(name string, index int32) *v1alpha1.Peering {
 			ClusterID: "id-of-" + name, Name: name, Pods: []v1alpha1.CIDRMapping{kit.Mapping("10.244.0.0/16", mapped)}, ExternalCIDR: kit.CIDR(fmt.Sprintf("10.%d.0.0/18", 70+index)),
 		},
 		Planes: []v1alpha1.Plane{{
-			Role: v1alpha1.Client, WireGuard: "userspace", KeyGeneration: 1, RemotePublicKey: strings.Repeat("A", 43) + "=",
+			Role: v1alpha1.Client, WireGuard: "UserSpace", KeyGeneration: 1, RemotePublicKey: strings.Repeat("A", 43) + "=",
 			RemoteAddress: v1alpha1.IP{Addr: addr(fmt.Sprintf("10.%d.31.254", 70+index))},
 		}},
 	})

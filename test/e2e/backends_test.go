@@ -55,20 +55,20 @@ func backends(t *testing.T, ctx context.Context, a, b *cluster) {
 	if diff := difference(before, peered(t, ctx, a, b)); diff != "" {
 		t.Errorf("objects changed:\n%s", diff)
 	}
-	checkBackends(t, ctx, a, b, "vxlan", "userspace")
+	checkBackends(t, ctx, a, b, "VXLAN", "UserSpace")
 	// What the kernel has is used, and left again.
 	if geneve {
 		mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--overlay=geneve", "--wireguard=userspace")
-		checkBackends(t, ctx, a, b, "geneve", "userspace")
+		checkBackends(t, ctx, a, b, "Geneve", "UserSpace")
 	} else {
 		t.Run("nodes without the overlay", func(t *testing.T) { lackOverlay(t, ctx, a, b) })
 	}
 	if wireguard {
 		mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--overlay=vxlan", "--wireguard=kernel")
-		checkBackends(t, ctx, a, b, "vxlan", "kernel")
+		checkBackends(t, ctx, a, b, "VXLAN", "Kernel")
 	}
 	mustLiqonet(t, ctx, append([]string{"peer", a.Name, b.Name}, now...)...)
-	checkBackends(t, ctx, a, b, "vxlan", "userspace")
+	checkBackends(t, ctx, a, b, "VXLAN", "UserSpace")
 }
 
 // checkBackends wants both clusters to use backends, and packets to pass by them.
@@ -85,7 +85,7 @@ func checkBackends(t *testing.T, ctx context.Context, a, b *cluster, overlay, wi
 // lackOverlay has a cluster use an overlay that its nodes' kernels do not have,
 // as if they were added to one whose nodes had it.
 func lackOverlay(t *testing.T, ctx context.Context, a, b *cluster) {
-	if _, err := a.Run(ctx, "", "patch", "peering", b.Name, "--type=merge", "-p", `{"spec":{"overlay":"geneve"}}`); err != nil {
+	if _, err := a.Run(ctx, "", "patch", "peering", b.Name, "--type=merge", "-p", `{"spec":{"overlay":"Geneve"}}`); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, ctx, mendTimeout, "status names the nodes and what they lack", func() string {
@@ -190,7 +190,7 @@ func checkPrivileges(t *testing.T, c *cluster, wireguard string) {
 		}
 	}
 	_, err = os.Stat(filepath.Join(proc, "root", "dev", "net", "tun"))
-	if has, want := err == nil, wireguard == "userspace"; has != want {
+	if has, want := err == nil, wireguard == "UserSpace"; has != want {
 		t.Errorf("the gateway in %s with %s WireGuard has /dev/net/tun: %v", c.Name, wireguard, has)
 	}
 }

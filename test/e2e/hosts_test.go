@@ -60,7 +60,7 @@ func exposeHost(t *testing.T, ctx context.Context, a, b *cluster) {
 			t.Errorf("by both planes, %s calls the exposed host: %v", from, err)
 		}
 	}
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes-mode", "one")
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes-mode", "single")
 	for range 2 { // the second one says that there was nothing
 		mustLiqonet(t, ctx, "expose-host", a.Name, b.Name, host.String(), "--remove")
 	}

@@ -174,7 +174,7 @@ func failover(t *testing.T, a, b *cluster, faults []fault, runs int, flags ...st
 		}
 	}
 	checkMended(t, ctx, a, b)
-	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1", "--planes-mode", "one")
+	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "1", "--planes-mode", "single")
 	checkPair(t, ctx, a, b)
 	for _, c := range both {
 		if budgets := jsonPath(t, ctx, c, "{.items[*].metadata.name}", "-n", "liqonet-system", "get", "poddisruptionbudgets"); budgets != "" {

@@ -27,7 +27,7 @@ func Examples() map[string]client.Object {
 		return []metav1.Condition{{Type: kind, Status: metav1.ConditionTrue, ObservedGeneration: 3, LastTransitionTime: now, Reason: "ProbesAnswered", Message: "m"}}
 	}
 	peering := manifests.Peering("b", v1alpha1.PeeringSpec{
-		Index: 2, Overlay: "geneve", Limits: v1alpha1.Limits{NewConnections: 1000, BitsPerSecond: 5e8}, PlanesMode: v1alpha1.PlanesSpread,
+		Index: 2, Overlay: "Geneve", Limits: v1alpha1.Limits{NewConnections: 1000, BitsPerSecond: 5e8}, PlanesMode: v1alpha1.PlanesSpread,
 		Local: v1alpha1.LocalNetwork{
 			Pods: pods, InternalCIDR: kit.CIDR("10.80.0.0/19"), ExternalCIDR: kit.CIDR("10.60.0.0/18"),
 			Hosts: []v1alpha1.AddressMapping{{Real: ip("192.168.1.50"), Mapped: ip("10.60.32.1")}},
@@ -36,7 +36,7 @@ func Examples() map[string]client.Object {
 			ClusterID: "5d3f6b0e-8f0a-4f0e-9b7c-0d8c1c0e5a11", Name: "user@kind-b", Pods: remote, ExternalCIDR: external, NodeIPs: []v1alpha1.IP{ip("172.18.0.2"), ip("fd00::2")},
 		},
 		Planes: []v1alpha1.Plane{{
-			Index: 1, Role: v1alpha1.Server, WireGuard: "kernel", KeyGeneration: 2, Service: "gateway-b-0", RemotePublicKey: Key, PresharedKey: v1alpha1.PresharedKey{Generation: 1, Fingerprint: Fingerprint}, RemoteAddress: ip("10.70.31.254"),
+			Index: 1, Role: v1alpha1.Server, WireGuard: "Kernel", KeyGeneration: 2, Service: "gateway-b-0", RemotePublicKey: Key, PresharedKey: v1alpha1.PresharedKey{Generation: 1, Fingerprint: Fingerprint}, RemoteAddress: ip("10.70.31.254"),
 			Endpoints: []string{"192.0.2.1:30001", "[2001:db8::1]:30001", "gateway.example:51840"},
 		}},
 		Gateways: &v1alpha1.GatewayPlacement{

@@ -102,7 +102,7 @@ func (f Field) Odd() []any {
 		"192.0.2.1:51840", "192.0.2.1:0", "192.0.2.1:99999", "192.0.2.1:051840", "192.0.2.1", "host.example:1", "ho_st:1", "a b:1", "[fd00::1]:1", "[FD00::1]:1", "fd00::1:1", "[fe80::1%eth0]:1",
 		"[fe80::1%x\nallowed_ip=0.0.0.0/0]:51840", "host:1\nallowed_ip=0.0.0.0/0", "[::ffff:192.0.2.1]:1", ":1",
 		"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAB=", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA", "????????????????????????????????????????????",
-		"geneve", "vxlan", "Server", "Client", "kernel", "userspace", "True", "arn:aws:eks:eu-west-1:1:cluster/x", "user@kind-a", "/home/u/my kubeconfig#kind-ü", "a\u2028b", "a\x00b", "a\nb", "a\tb", "\x1b[31mred", "a\u200bb", "\u202eb", "\ufffd",
+		"Geneve", "VXLAN", "Server", "Client", "Kernel", "UserSpace", "True", "arn:aws:eks:eu-west-1:1:cluster/x", "user@kind-a", "/home/u/my kubeconfig#kind-ü", "a\u2028b", "a\x00b", "a\nb", "a\tb", "\x1b[31mred", "a\u200bb", "\u202eb", "\ufffd",
 		"name.with.dots", "Name", "-a", "a-", "a/b", "../a",
 	} {
 		out = append(out, s)

@@ -86,9 +86,9 @@ func full() (*v1alpha1.ClusterNetwork, *v1alpha1.Peering, *v1alpha1.NodeNetwork)
 		ObjectMeta: metav1.ObjectMeta{Name: "b"},
 		Spec: v1alpha1.PeeringSpec{
 			Index: 3, Local: v1alpha1.LocalNetwork{Pods: mappings, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.60.0.0/18")},
-			Remote: v1alpha1.RemoteNetwork{ClusterID: "1", Name: "b", Pods: mappings, ExternalCIDR: cidr("10.70.0.0/18")}, Overlay: "geneve",
+			Remote: v1alpha1.RemoteNetwork{ClusterID: "1", Name: "b", Pods: mappings, ExternalCIDR: cidr("10.70.0.0/18")}, Overlay: "Geneve",
 			Planes: []v1alpha1.Plane{{
-				Index: 1, Role: v1alpha1.Client, WireGuard: "kernel", KeyGeneration: 2, Service: "s", RemotePublicKey: "key", RemoteAddress: ip("10.70.0.1"), Endpoints: []string{"192.0.2.1:1"},
+				Index: 1, Role: v1alpha1.Client, WireGuard: "Kernel", KeyGeneration: 2, Service: "s", RemotePublicKey: "key", RemoteAddress: ip("10.70.0.1"), Endpoints: []string{"192.0.2.1:1"},
 			}},
 		},
 		Status: v1alpha1.PeeringStatus{Conditions: []metav1.Condition{{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionTrue, LastTransitionTime: *when, Reason: "r", Message: "m"}}, Planes: []v1alpha1.PlaneStatus{{

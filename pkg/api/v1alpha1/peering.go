@@ -1,6 +1,7 @@
 package v1alpha1
 
 import (
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -57,21 +58,21 @@ type PeeringSpec struct {
 	// Limits are what this cluster takes from the peer at most.
 	// +optional
 	Limits Limits `json:"limits"`
-	// PlanesMode says by how many planes a node sends its packets to the peer. Empty is as one.
+	// PlanesMode says by how many planes a node sends its packets to the peer. Empty is as Single.
 	// +optional
 	PlanesMode PlanesMode `json:"planesMode,omitempty"`
 }
 
 // PlanesMode says by how many planes a node sends its packets.
 //
-// +kubebuilder:validation:Enum=one;spread
+// +kubebuilder:validation:Enum=Single;Spread
 type PlanesMode string
 
 const (
-	// PlanesOne has each node send by one plane. If that does not work, it sends by another one.
-	PlanesOne PlanesMode = "one"
+	// PlanesSingle has each node send by one plane. If that does not work, it sends by another one.
+	PlanesSingle PlanesMode = "Single"
 	// PlanesSpread has each node send by all planes that work. The kernel chooses one for each pair of addresses.
-	PlanesSpread PlanesMode = "spread"
+	PlanesSpread PlanesMode = "Spread"
 )
 
 // Limits are what a cluster takes from a peer at most. What is beyond is dropped. 0 is no limit, and
@@ -196,8 +197,18 @@ type Toleration struct {
 
 // OverlayKind is the encapsulation between nodes and gateways.
 //
-// +kubebuilder:validation:Enum=geneve;vxlan
+// +kubebuilder:validation:Enum=Geneve;VXLAN
 type OverlayKind string
+
+const (
+	// Geneve is that of RFC 8926.
+	Geneve OverlayKind = "Geneve"
+	// VXLAN is that of RFC 7348.
+	VXLAN OverlayKind = "VXLAN"
+)
+
+// LinkKind is what the kernel calls the links of this overlay.
+func (k OverlayKind) LinkKind() string { return strings.ToLower(string(k)) }
 
 // Role of a gateway.
 //
@@ -213,8 +224,15 @@ const (
 
 // WireGuardBackend says who does WireGuard's work in a gateway.
 //
-// +kubebuilder:validation:Enum=kernel;userspace
+// +kubebuilder:validation:Enum=Kernel;UserSpace
 type WireGuardBackend string
+
+const (
+	// KernelWireGuard is the kernel's own implementation.
+	KernelWireGuard WireGuardBackend = "Kernel"
+	// UserSpaceWireGuard is wireguard-go in the gateway's process, over a TUN device.
+	UserSpaceWireGuard WireGuardBackend = "UserSpace"
+)
 
 // Plane is one pair of gateways of the peering: this cluster's side of it.
 type Plane struct {
