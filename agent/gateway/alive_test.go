@@ -52,7 +52,7 @@ func (s situation) reports() (out []v1alpha1.NodeNetwork) {
 		n := node(fmt.Sprintf("n%d", i), nodeAt(i).String(), "172.18.0.2", 1450)
 		n.Status.Gateways = nil
 		for _, plane := range r.ready {
-			n.Status.Gateways = append(n.Status.Gateways, v1alpha1.NodeGateway{Peering: "b", Plane: plane, Ready: true, Active: true})
+			n.Status.Gateways = append(n.Status.Gateways, v1alpha1.NodeGateway{PeeringName: "b", Plane: plane, Ready: true, Active: true})
 		}
 		out = append(out, n)
 	}

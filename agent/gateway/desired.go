@@ -137,7 +137,7 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		errs = append(errs, fmt.Errorf("%d addresses and ranges of pods are left out, as the nodes report more than %d: the peer does not reach them", omitted, maxPods))
 	}
 	for _, n := range links {
-		if err := d.addNode(l.overlayKeys.Of(plane.OverlayKey), p, number, n); err != nil {
+		if err := d.addNode(l.overlayKeys.Of(plane.OverlayKeyGeneration), p, number, n); err != nil {
 			errs = append(errs, fmt.Errorf("node %s: %w", n.name, err))
 			continue
 		}

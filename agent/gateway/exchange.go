@@ -21,7 +21,7 @@ func (a *agent) tell(ctx context.Context, plane *v1alpha1.Plane, nodes []v1alpha
 	svc := &corev1.Service{}
 	if plane.Role == v1alpha1.Server {
 		// As long as it is not there it has no port.
-		_ = a.view.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: plane.Service}, svc)
+		_ = a.view.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: plane.ServiceName}, svc)
 	}
 	a.channel.Announce(announcement(a.NodeName, nodes, svc, plane.Index))
 }

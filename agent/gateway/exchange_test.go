@@ -217,7 +217,7 @@ func TestSecurity_21_StrippedReports(t *testing.T) {
 			n := withIPs(node(fmt.Sprint("n", i), fmt.Sprint("10.80.0.", i+1), fmt.Sprint("172.18.9.", i), 1400, fmt.Sprintf("10.244.%d.0/24", i)), fmt.Sprint("172.18.0.", i+1))
 			n.Status.UnderlayMTU, n.Status.PodIPs = int32(1450-i), []v1alpha1.IP{{Addr: addr(fmt.Sprint("10.244.9.", i))}, {Addr: addr(fmt.Sprint("192.0.2.", i))}}
 			n.Status.Gateways[1].Ready, n.Status.Gateways[1].RTTMicroseconds, n.Status.Gateways[1].LossPercent = i > 0, 500, 3
-			n.Status.Gateways = append(n.Status.Gateways, v1alpha1.NodeGateway{Peering: "b", Plane: 1, Ready: true})
+			n.Status.Gateways = append(n.Status.Gateways, v1alpha1.NodeGateway{PeeringName: "b", Plane: 1, Ready: true})
 			n.Status.Message, n.Status.Conditions = "long", []metav1.Condition{{Message: "long"}}
 			n.Status.Kernel, n.Status.Routes, n.Status.Resolvers = &v1alpha1.KernelFacts{}, []v1alpha1.CIDR{cidr("192.0.2.0/24")}, []v1alpha1.IP{{}}
 			nodes = append(nodes, n)

@@ -173,7 +173,7 @@ func (c Config) strip(obj client.Object) {
 	}
 	var own []v1alpha1.NodeGateway
 	for _, g := range n.Status.Gateways {
-		if g.Peering == c.Peering {
+		if g.PeeringName == c.Peering {
 			g.RTTMicroseconds, g.LossPercent = 0, 0 // they change all the time, and nothing follows from them
 			own = append(own, g)
 		}

@@ -46,7 +46,7 @@ func TestCountNodes(t *testing.T) {
 		n.Status.Gateways = entries
 		return n
 	}
-	mine := v1alpha1.NodeGateway{Peering: p.Name, Ready: true, Active: true}
+	mine := v1alpha1.NodeGateway{PeeringName: p.Name, Ready: true, Active: true}
 	spare, other, unready := mine, mine, mine
 	spare.Active, other.Plane, unready.Ready = false, 1, false
 	going := does("10.80.0.9", mine)

@@ -47,7 +47,7 @@ func TestConditions(t *testing.T) {
 			n := node("n1", "10.80.0.1", "172.18.0.2", 1450)
 			n.Status.Gateways = nil
 			for _, plane := range planes {
-				n.Status.Gateways = append(n.Status.Gateways, v1alpha1.NodeGateway{Peering: p.Name, Plane: plane, Ready: true})
+				n.Status.Gateways = append(n.Status.Gateways, v1alpha1.NodeGateway{PeeringName: p.Name, Plane: plane, Ready: true})
 			}
 			return []v1alpha1.NodeNetwork{n}
 		}

@@ -102,7 +102,7 @@ func TestSecurity_11_AnyReports(t *testing.T) {
 		var nodes []v1alpha1.NodeNetwork
 		for _, name := range []string{"10.80.0.1", "10.80.0.2", "10.80.0.0", "10.80.31.254", "x", ""} {
 			n := v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
-			n.Status.Gateways = []v1alpha1.NodeGateway{{Peering: "b", MTU: int32(r.IntN(3000) - 1000), Source: v1alpha1.IP{Addr: addr([]string{"172.18.0.2", "fd00::2", "255.255.255.255"}[r.IntN(3)])}}}
+			n.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: "b", MTU: int32(r.IntN(3000) - 1000), Source: v1alpha1.IP{Addr: addr([]string{"172.18.0.2", "fd00::2", "255.255.255.255"}[r.IntN(3)])}}}
 			for range r.IntN(5) {
 				c := prefix(prefixes[r.IntN(len(prefixes))])
 				n.Status.PodCIDRs = append(n.Status.PodCIDRs, v1alpha1.CIDR{Prefix: c}, v1alpha1.CIDR{})

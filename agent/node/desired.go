@@ -50,7 +50,7 @@ func (l *local) resume(reported []v1alpha1.NodeGateway) {
 	l.active, l.spread = map[string]int32{}, map[string][]int32{}
 	for _, g := range reported {
 		if g.Active {
-			l.spread[g.Peering] = append(l.spread[g.Peering], g.Plane)
+			l.spread[g.PeeringName] = append(l.spread[g.PeeringName], g.Plane)
 		}
 	}
 	for peering, all := range l.spread {
@@ -387,7 +387,7 @@ func (d *desired) addPlane(l local, p v1alpha1.Peering, plane v1alpha1.Plane, ra
 			return fmt.Errorf("its gateway has the address %s, which is in none of the ranges of pods that the peering carries: if it is a pod's, name its range by --pod-cidr", status.PodIP)
 		}
 		g.pod, g.mtu, g.peer, g.connected = status.PodIP.Addr, int(status.MTU), tunnelTarget(l, status), status.Connected
-		secret := l.keys.Of(plane.OverlayKey)
+		secret := l.keys.Of(plane.OverlayKeyGeneration)
 		d.overlay.Links = append(d.overlay.Links, overlay.Link{
 			Name: g.link, Kind: overlay.Kind(p.Spec.Overlay.LinkKind()), VNI: vni,
 			Local: l.address, LocalMAC: secret.MAC(vni, l.address), Peer: gatewayAddr, PeerMAC: secret.MAC(vni, gatewayAddr),

@@ -486,7 +486,7 @@ func TestCompareStatus(t *testing.T) {
 		return v1alpha1.NodeNetworkStatus{
 			Kernel: &v1alpha1.KernelFacts{}, PodCIDRs: v1alpha1.NewCIDRs(prefix("10.244.0.0/24")), PodIPs: []v1alpha1.IP{{Addr: addr("10.9.0.1")}},
 			Routes: v1alpha1.NewCIDRs(prefix("10.0.0.0/16")), UnderlayMTU: 1500,
-			Gateways: []v1alpha1.NodeGateway{{Peering: "b", Ready: true, MTU: 1450, RTTMicroseconds: 10}},
+			Gateways: []v1alpha1.NodeGateway{{PeeringName: "b", Ready: true, MTU: 1450, RTTMicroseconds: 10}},
 		}
 	}
 	tests := []struct {

@@ -336,11 +336,11 @@ func afterPartialApply(p *overlay.PartialError, wanted []gateway, own *v1alpha1.
 		case last != nil:
 			kept = append(kept, *last)
 		default:
-			kept = append(kept, v1alpha1.NodeGateway{Peering: g.peering, Plane: g.plane})
+			kept = append(kept, v1alpha1.NodeGateway{PeeringName: g.peering, Plane: g.plane})
 		}
 	}
 	for _, r := range own.Status.Gateways {
-		isWanted := slices.ContainsFunc(wanted, func(g gateway) bool { return g.peering == r.Peering && g.plane == r.Plane })
+		isWanted := slices.ContainsFunc(wanted, func(g gateway) bool { return g.peering == r.PeeringName && g.plane == r.Plane })
 		if p.RemovalFailed && !isWanted {
 			kept = append(kept, r)
 		}

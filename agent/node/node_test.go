@@ -33,7 +33,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	own := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "10.80.0.1", UID: "1"}}
 	// Of an agent before this one, on a kernel that could.
 	own.Status.Gateways = []v1alpha1.NodeGateway{{
-		Peering: "c", ObservedGeneration: 2, GatewayIP: v1alpha1.IP{Addr: addr("10.244.9.2")}, Source: v1alpha1.IP{Addr: addr("192.0.2.1")}, Ready: true,
+		PeeringName: "c", ObservedGeneration: 2, GatewayIP: v1alpha1.IP{Addr: addr("10.244.9.2")}, Source: v1alpha1.IP{Addr: addr("192.0.2.1")}, Ready: true,
 	}}
 	b := peering("b", 1, mapping("10.244.0.0/16", "10.61.0.0/16"), mapping("10.244.0.0/16", "10.62.0.0/16"), "10.70.0.0/18")
 	c := peering("c", 2, mapping("10.244.0.0/16", "10.61.0.0/16"), mapping("10.244.0.0/16", "10.63.0.0/16"), "10.71.0.0/18")
@@ -72,7 +72,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	failed := own.Status.Gateways[0]
 	failed.Ready = false
 	made := failed
-	made.Peering, made.ObservedGeneration, made.GatewayIP, made.Active = "b", 3, v1alpha1.IP{Addr: addr("10.244.9.1")}, true
+	made.PeeringName, made.ObservedGeneration, made.GatewayIP, made.Active = "b", 3, v1alpha1.IP{Addr: addr("10.244.9.1")}, true
 	equal := cmp.Comparer(func(a, b v1alpha1.NodeGateway) bool { return a == b })
 	if diff := cmp.Diff([]v1alpha1.NodeGateway{made, failed}, reported(), equal); diff != "" {
 		t.Errorf("with both peerings (-want +got):\n%s", diff)
@@ -118,15 +118,15 @@ func TestReconcileDespiteFailure(t *testing.T) {
 
 func TestAfterPartialApply(t *testing.T) {
 	wanted := []gateway{{peering: "b", link: "loq1-0"}, {peering: "c", link: "loq2-0"}, {peering: "new", link: "loq3-0"}}
-	c, gone := v1alpha1.NodeGateway{Peering: "c", MTU: 1400}, v1alpha1.NodeGateway{Peering: "gone", Plane: 1}
-	own := &v1alpha1.NodeNetwork{Status: v1alpha1.NodeNetworkStatus{Gateways: []v1alpha1.NodeGateway{{Peering: "b"}, c, gone}}}
+	c, gone := v1alpha1.NodeGateway{PeeringName: "c", MTU: 1400}, v1alpha1.NodeGateway{PeeringName: "gone", Plane: 1}
+	own := &v1alpha1.NodeNetwork{Status: v1alpha1.NodeNetworkStatus{Gateways: []v1alpha1.NodeGateway{{PeeringName: "b"}, c, gone}}}
 	for name, test := range map[string]struct {
 		partial overlay.PartialError
 		linked  []gateway
 		kept    []v1alpha1.NodeGateway
 	}{
 		"nothing of ours": {linked: wanted},
-		"links":           {overlay.PartialError{Links: []string{"loq2-0", "loq3-0"}}, wanted[:1], []v1alpha1.NodeGateway{c, {Peering: "new"}}},
+		"links":           {overlay.PartialError{Links: []string{"loq2-0", "loq3-0"}}, wanted[:1], []v1alpha1.NodeGateway{c, {PeeringName: "new"}}},
 		"a removal":       {overlay.PartialError{RemovalFailed: true}, wanted, []v1alpha1.NodeGateway{gone}},
 	} {
 		linked, kept := afterPartialApply(&test.partial, wanted, own)

@@ -17,12 +17,12 @@ import (
 func TestResume(t *testing.T) {
 	var l local
 	l.resume([]v1alpha1.NodeGateway{
-		{Peering: "one", Plane: 0},
-		{Peering: "one", Plane: 1, Active: true},
-		{Peering: "none"},
-		{Peering: "spread", Plane: 2, Active: true},
-		{Peering: "spread", Plane: 0, Active: true},
-		{Peering: "spread", Plane: 1},
+		{PeeringName: "one", Plane: 0},
+		{PeeringName: "one", Plane: 1, Active: true},
+		{PeeringName: "none"},
+		{PeeringName: "spread", Plane: 2, Active: true},
+		{PeeringName: "spread", Plane: 0, Active: true},
+		{PeeringName: "spread", Plane: 1},
 	})
 	want := local{active: map[string]int32{"one": 1}, spread: map[string][]int32{"spread": {0, 2}}}
 	if diff := cmp.Diff(want, l, compare, cmp.AllowUnexported(local{})); diff != "" {

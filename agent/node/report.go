@@ -96,7 +96,7 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 
 // gatewayStatus is the entry of one gateway, and why the path there is not known.
 func (a *agent) gatewayStatus(g gateway) (entry v1alpha1.NodeGateway, err error) {
-	entry = v1alpha1.NodeGateway{Peering: g.peering, Plane: g.plane, ObservedGeneration: g.generation}
+	entry = v1alpha1.NodeGateway{PeeringName: g.peering, Plane: g.plane, ObservedGeneration: g.generation}
 	if g.pod.IsValid() {
 		entry.GatewayIP = v1alpha1.IP{Addr: g.pod}
 		path := a.pathTo(g)

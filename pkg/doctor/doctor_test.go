@@ -90,7 +90,7 @@ func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
 		c.Beats["node-"+n] = Beat{Age: &second, Version: "v1"}
 		r := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "10.80.0." + string("12"[i])}}
 		r.Spec.NodeName = n
-		r.Status.Gateways = []v1alpha1.NodeGateway{{Peering: peer, Ready: true, ObservedGeneration: 3}}
+		r.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: peer, Ready: true, ObservedGeneration: 3}}
 		c.Reports[n] = r
 		c.Kernels[n] = kernel(string("12"[i]), string("21"[i]))
 	}

@@ -170,7 +170,7 @@ func TestSameCluster(t *testing.T) {
 func TestNodesClean(t *testing.T) {
 	dirty := func(name, address, peering string) *v1alpha1.NodeNetwork {
 		n := report(name, address, nil)
-		n.Status.Gateways = []v1alpha1.NodeGateway{{Peering: peering}}
+		n.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: peering}}
 		return &n
 	}
 	tests := []struct {

@@ -217,7 +217,7 @@ func (s *side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan)
 	}
 	for _, p := range peerings.Items {
 		for _, plane := range p.Spec.Planes {
-			c.OverlayKeys = append(c.OverlayKeys, plane.OverlayKey)
+			c.OverlayKeys = append(c.OverlayKeys, plane.OverlayKeyGeneration)
 		}
 	}
 	c.OverlayKeys = sets.List(sets.New(c.OverlayKeys...).Delete(0))

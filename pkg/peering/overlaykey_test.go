@@ -317,7 +317,7 @@ func TestSecurity_08_OneKeyOfSeveralCommands(t *testing.T) {
 func TestSecurity_08_AgentsInstalledAnewHaveTheKey(t *testing.T) {
 	ledger, left := ledgerOf("c"), report("n1", "10.80.0.1", nil)
 	ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 5, Nodes: []string{"gone"}}
-	left.Status.Gateways = []v1alpha1.NodeGateway{{Peering: "b"}}
+	left.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: "b"}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var secrets []string
 	c := newCluster(t, "a", interceptor.Funcs{

@@ -94,7 +94,7 @@ func (c *Cluster) overlayKeysUsed(ctx context.Context) (keys overlayKeys, err er
 	used := sets.New[int32]()
 	for _, p := range peerings.Items {
 		for _, plane := range p.Spec.Planes {
-			key := plane.OverlayKey
+			key := plane.OverlayKeyGeneration
 			if key > 0 {
 				used.Insert(key) // also one that node agents lack: the next command gives it to them
 			}

@@ -302,7 +302,7 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	for i, s := range r.sides {
 		before[i] = s.facts.Planes[plane]
 		before[i].KeyGeneration = s.facts.Gateway(r.peerings[i], plane).KeyGeneration
-		before[i].OverlayKey = s.facts.Existing.Plane(plane).OverlayKey
+		before[i].OverlayKey = s.facts.Existing.Plane(plane).OverlayKeyGeneration
 	}
 	clear := func(ctx context.Context, s, _ *side) error { return s.deleteOtherKeys(ctx, r.planOf(s), plane) }
 	err := r.makeNewKeys(ctx, plane)

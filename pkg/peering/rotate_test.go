@@ -79,7 +79,7 @@ func (w *site) keysOf(t *testing.T) map[string]string {
 	for _, p := range w.planesTo(t, w.peer) {
 		out[fmt.Sprint("key ", p.Index)] = p.RemotePublicKey
 		out[fmt.Sprint("pre-shared ", p.Index)] = p.PresharedKey.Fingerprint
-		out[fmt.Sprint("overlay ", p.Index)] = fmt.Sprint(p.OverlayKey)
+		out[fmt.Sprint("overlay ", p.Index)] = fmt.Sprint(p.OverlayKeyGeneration)
 	}
 	return out
 }

@@ -32,8 +32,8 @@ func (w *site) checkKeys(t *testing.T) {
 	given := w.agentKeys(t)
 	for _, p := range list[v1alpha1.PeeringList](t, w).Items {
 		for _, plane := range p.Spec.Planes {
-			if !slices.Contains(given, plane.OverlayKey) {
-				t.Errorf("%s: the links of Peering %s, plane %d, have key %d, and node agents have %v", w.Name, p.Name, plane.Index, plane.OverlayKey, given)
+			if !slices.Contains(given, plane.OverlayKeyGeneration) {
+				t.Errorf("%s: the links of Peering %s, plane %d, have key %d, and node agents have %v", w.Name, p.Name, plane.Index, plane.OverlayKeyGeneration, given)
 			}
 		}
 	}
@@ -133,7 +133,7 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 				for _, p := range list[v1alpha1.PeeringList](t, a).Items {
 					for _, plane := range p.Spec.Planes {
 						// Links that have a retired key get the next one by peer of their pair.
-						if key := plane.OverlayKey; key >= plan.OverlayKey(readLedger(t, a.Cluster)) && !slices.Contains(a.agentKeys(t), key) {
+						if key := plane.OverlayKeyGeneration; key >= plan.OverlayKey(readLedger(t, a.Cluster)) && !slices.Contains(a.agentKeys(t), key) {
 							t.Errorf("the links of Peering %s have key %d, and node agents have %v", p.Name, key, a.agentKeys(t))
 						}
 					}
@@ -234,7 +234,7 @@ func TestUnusedOverlayKeysGoWhenCommandsEndTogether(t *testing.T) {
 			used := map[int32]bool{}
 			for _, p := range list[v1alpha1.PeeringList](t, a).Items {
 				for _, plane := range p.Spec.Planes {
-					used[plane.OverlayKey] = true
+					used[plane.OverlayKeyGeneration] = true
 				}
 			}
 			for _, s := range list[corev1.SecretList](t, a).Items {

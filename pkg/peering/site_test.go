@@ -396,7 +396,7 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 			p := &peerings.Items[i]
 			for _, plane := range p.Spec.Planes {
 				status.Gateways = append(status.Gateways, v1alpha1.NodeGateway{
-					Peering: p.Name, Plane: plane.Index, ObservedGeneration: p.Generation, Ready: w.connected(p) && passes, RTTMicroseconds: 300,
+					PeeringName: p.Name, Plane: plane.Index, ObservedGeneration: p.Generation, Ready: w.connected(p) && passes, RTTMicroseconds: 300,
 				})
 			}
 		}

@@ -380,7 +380,7 @@ func conditionsOf(c *Cluster, p *v1alpha1.Peering, silent bool) []ConditionView 
 func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats, now time.Time) (v PlaneView, state State) {
 	v = PlaneView{
 		Index: plane.Index, Role: string(plane.Role), Backend: string(plane.WireGuard), KeyGeneration: plane.KeyGeneration,
-		Service: plane.Service, Endpoints: plane.Endpoints,
+		Service: plane.ServiceName, Endpoints: plane.Endpoints,
 	}
 	if plane.KeyTime != nil {
 		v.KeyAge = new(int64(now.Sub(plane.KeyTime.Time).Seconds()))

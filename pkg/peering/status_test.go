@@ -66,7 +66,7 @@ func newWorld() *world {
 	}
 	for _, n := range []v1alpha1.NodeNetwork{report("n2", "10.80.0.2", nil), report("n1", "10.80.0.1", nil)} {
 		w.beat(v1alpha1.NodeLease(n.Spec.NodeName), 0)
-		n.Status.Gateways = []v1alpha1.NodeGateway{{Peering: "other", Ready: false}, {Peering: "b", ObservedGeneration: 4, Ready: true, RTTMicroseconds: 500}}
+		n.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: "other", Ready: false}, {PeeringName: "b", ObservedGeneration: 4, Ready: true, RTTMicroseconds: 500}}
 		w.nodes = append(w.nodes, n)
 	}
 	w.beat("gateway-b-0", 0)

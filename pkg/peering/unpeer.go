@@ -299,7 +299,7 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 		var waiting []string
 		for _, n := range of[*v1alpha1.NodeNetwork](o) {
 			switch {
-			case !slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.Peering == name }):
+			case !slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.PeeringName == name }):
 			case isAmong(ready, n.Spec.NodeName):
 				waiting = append(waiting, n.Spec.NodeName)
 			default:

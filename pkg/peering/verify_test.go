@@ -33,7 +33,7 @@ func played(t *testing.T, name, peer string, number int, pods, peerPods string, 
 	p := manifests.Peering(peer, spec)
 	p.Status.Planes = []v1alpha1.PlaneStatus{{NodeName: name + "-1", MTU: 1440, Connected: true}}
 	r := report(name+"-1", overlay, nil)
-	r.Status.Gateways = []v1alpha1.NodeGateway{{Peering: peer, Ready: true, Active: true}}
+	r.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: peer, Ready: true, Active: true}}
 	base := netip.MustParsePrefix(pods).Addr().As4()
 	next := byte(1)
 	var mu sync.Mutex

@@ -116,7 +116,7 @@ func (f *FactSheet) linkKey(plane, least int32) int32 {
 	if f.Existing == nil || f.Existing.Plane(plane) == nil {
 		return given[len(given)-1]
 	}
-	if named := f.Existing.Plane(plane).OverlayKey; slices.Contains(given, named) {
+	if named := f.Existing.Plane(plane).OverlayKeyGeneration; slices.Contains(given, named) {
 		return named
 	}
 	return given[0] // as agents do
@@ -132,8 +132,8 @@ func (c *ClusterPlan) overlayKeys(own *FactSheet) []int32 {
 	}
 	for _, p := range own.OtherPeerings {
 		for _, plane := range p.Spec.Planes {
-			if plane.OverlayKey > least {
-				keys.Insert(plane.OverlayKey)
+			if plane.OverlayKeyGeneration > least {
+				keys.Insert(plane.OverlayKeyGeneration)
 			}
 		}
 	}

@@ -42,7 +42,7 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 		}
 		address, _ = nodes.Translate(address)
 		plane := v1alpha1.Plane{
-			Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration, OverlayKey: g.OverlayKey, RemoteAddress: v1alpha1.IP{Addr: address},
+			Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration, OverlayKeyGeneration: g.OverlayKey, RemoteAddress: v1alpha1.IP{Addr: address},
 			RemotePublicKey: fmt.Sprintf("<public key in Secret %s/%s of %s>", v1alpha1.Namespace, remote.SecretName(), peer.Name),
 		}
 		if plane.PresharedKey = g.Preshared; g.PresharedKey > 0 && g.Preshared.Fingerprint == "" {
@@ -52,7 +52,7 @@ func (c *ClusterPlan) planPeering(own, peer *FactSheet, overlay v1alpha1.Overlay
 			plane.KeyTime = &made
 		}
 		if c.Service != nil {
-			plane.Service = c.Service.Name
+			plane.ServiceName = c.Service.Name
 		}
 		for _, e := range remote.endpoints {
 			plane.Endpoints = append(plane.Endpoints, e.Value)

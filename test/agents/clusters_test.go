@@ -179,11 +179,11 @@ func (c *cluster) serve(t testing.TB, o dataplane.Options, peer *cluster, isServ
 			t.Fatal(err)
 		}
 		plane := v1alpha1.Plane{
-			Index: int32(i), Role: v1alpha1.Server, WireGuard: v1alpha1.WireGuardBackend(o.Tunnel), KeyGeneration: 1, Service: v1alpha1.GatewayService(peer.name),
+			Index: int32(i), Role: v1alpha1.Server, WireGuard: v1alpha1.WireGuardBackend(o.Tunnel), KeyGeneration: 1, ServiceName: v1alpha1.GatewayService(peer.name),
 			RemotePublicKey: peer.keys[i].PublicKey().String(), RemoteAddress: v1alpha1.IP{Addr: addr},
 		}
 		if !isServer {
-			plane.Role, plane.Service = v1alpha1.Client, ""
+			plane.Role, plane.ServiceName = v1alpha1.Client, ""
 			for j := range peer.nodes {
 				to := peer.nodes[(i+j)%len(peer.nodes)].addr
 				plane.Endpoints = append(plane.Endpoints, netip.AddrPortFrom(to, nodePorts+uint16(i)).String())

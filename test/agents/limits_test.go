@@ -180,7 +180,7 @@ func largest(i int) *v1alpha1.Peering {
 	name := strings.Repeat(strings.Repeat("h", 50)+".", 4) + strings.Repeat("h", 49) + ":51840"
 	for n := range 4 {
 		plane := v1alpha1.Plane{
-			Index: int32(n), Role: v1alpha1.Server, WireGuard: "UserSpace", KeyGeneration: 1, Service: strings.Repeat("s", 63), RemotePublicKey: key,
+			Index: int32(n), Role: v1alpha1.Server, WireGuard: "UserSpace", KeyGeneration: 1, ServiceName: strings.Repeat("s", 63), RemotePublicKey: key,
 			RemoteAddress: v1alpha1.IP{Addr: at("10.0.0.0", i<<14+n+1)},
 		}
 		said := &v1alpha1.RemoteAnnouncement{NodeIPs: ips("100.64.0.0", perPeering*i+4096*(n%3+1), 4096)}
@@ -202,7 +202,7 @@ func report(s size) func(i int) []byte {
 	var others []v1alpha1.NodeGateway
 	for i := range s.peerings {
 		others = append(others, v1alpha1.NodeGateway{
-			Peering: peeringName(i), ObservedGeneration: 1, GatewayIP: v1alpha1.IP{Addr: at("10.255.0.0", 4*i+1)}, MTU: 1390, Ready: true, RTTMicroseconds: 12345, LossPercent: 1,
+			PeeringName: peeringName(i), ObservedGeneration: 1, GatewayIP: v1alpha1.IP{Addr: at("10.255.0.0", 4*i+1)}, MTU: 1390, Ready: true, RTTMicroseconds: 12345, LossPercent: 1,
 		})
 	}
 	return func(i int) []byte {

@@ -194,7 +194,7 @@ func ordinaryPeering(i int, gateway netip.Addr, rtt int64) *v1alpha1.Peering {
 				ExternalCIDR: ranges("100.64.0.0", 18, i, 1)[0], NodeIPs: ips("198.18.0.0", 16*i, 16),
 			},
 			Planes: []v1alpha1.Plane{{
-				Role: v1alpha1.Server, WireGuard: "UserSpace", KeyGeneration: 1, Service: "gateway-" + strconv.Itoa(i),
+				Role: v1alpha1.Server, WireGuard: "UserSpace", KeyGeneration: 1, ServiceName: "gateway-" + strconv.Itoa(i),
 				RemotePublicKey: base64.StdEncoding.EncodeToString(bytes.Repeat([]byte{9}, 32)), RemoteAddress: v1alpha1.IP{Addr: at("100.64.0.0", i<<14+8190)},
 			}},
 		},
@@ -216,7 +216,7 @@ func ordinaryReport(i, pods int, rtt int64) v1alpha1.NodeNetwork {
 			Kernel: &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, UnderlayMTU: 1500, NodeIPs: []v1alpha1.IP{source},
 			PodIPs: ips("10.128.0.0", (podsOfNode+100)*i, pods), Routes: ranges("192.0.2.0", 32, 0, 8),
 			Gateways: []v1alpha1.NodeGateway{{
-				Peering: peeringName(0), ObservedGeneration: 1, GatewayIP: v1alpha1.IP{Addr: at("10.255.0.0", 1)}, Source: source, MTU: 1390, Ready: true, RTTMicroseconds: rtt,
+				PeeringName: peeringName(0), ObservedGeneration: 1, GatewayIP: v1alpha1.IP{Addr: at("10.255.0.0", 1)}, Source: source, MTU: 1390, Ready: true, RTTMicroseconds: rtt,
 			}},
 		},
 	}

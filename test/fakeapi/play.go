@@ -142,12 +142,12 @@ func (s *Server) playNode(ctx context.Context, cn *v1alpha1.ClusterNetwork, n *c
 	var gateways []v1alpha1.NodeGateway
 	for i := range peerings {
 		for _, plane := range peerings[i].Spec.Planes {
-			gateways = append(gateways, v1alpha1.NodeGateway{Peering: peerings[i].Name, Plane: plane.Index, ObservedGeneration: peerings[i].Generation, Ready: true})
+			gateways = append(gateways, v1alpha1.NodeGateway{PeeringName: peerings[i].Name, Plane: plane.Index, ObservedGeneration: peerings[i].Generation, Ready: true})
 		}
 	}
 	same := nn.Status.Kernel != nil && len(gateways) == len(nn.Status.Gateways)
 	for i := range gateways {
-		same = same && gateways[i].Peering == nn.Status.Gateways[i].Peering && gateways[i].Plane == nn.Status.Gateways[i].Plane && gateways[i].ObservedGeneration == nn.Status.Gateways[i].ObservedGeneration
+		same = same && gateways[i].PeeringName == nn.Status.Gateways[i].PeeringName && gateways[i].Plane == nn.Status.Gateways[i].Plane && gateways[i].ObservedGeneration == nn.Status.Gateways[i].ObservedGeneration
 	}
 	if same {
 		return nil

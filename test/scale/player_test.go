@@ -315,7 +315,7 @@ func (a *agent) note(gateways []v1alpha1.NodeGateway) {
 	reached := func(in []v1alpha1.NodeGateway) map[string]bool {
 		out := map[string]bool{}
 		for _, g := range in {
-			out[g.Peering] = out[g.Peering] || g.Ready
+			out[g.PeeringName] = out[g.PeeringName] || g.Ready
 		}
 		return out
 	}
@@ -336,7 +336,7 @@ func gatewaysOf(n *corev1.Node, peerings map[string]*v1alpha1.Peering) []v1alpha
 	for _, name := range slices.Sorted(maps.Keys(peerings)) {
 		p := peerings[name]
 		for _, plane := range p.Spec.Planes {
-			g := v1alpha1.NodeGateway{Peering: name, Plane: plane.Index, ObservedGeneration: p.Generation}
+			g := v1alpha1.NodeGateway{PeeringName: name, Plane: plane.Index, ObservedGeneration: p.Generation}
 			if s := p.PlaneStatus(plane.Index); s != nil && s.PodIP.IsValid() {
 				g.GatewayIP, g.Source, g.MTU = s.PodIP, v1alpha1.IP{Addr: addressOf(n)}, 1450
 				if g.Ready = s.Connected && s.ObservedGeneration == p.Generation; g.Ready {
@@ -373,7 +373,7 @@ func TestGatewaysOf(t *testing.T) {
 		p.Spec.Planes, p.Status.Planes = []v1alpha1.Plane{{}}, status
 		return map[string]*v1alpha1.Peering{"small": p}
 	}
-	told := v1alpha1.NodeGateway{Peering: "small", ObservedGeneration: 3}
+	told := v1alpha1.NodeGateway{PeeringName: "small", ObservedGeneration: 3}
 	there := told
 	there.GatewayIP, there.Source, there.MTU = address, v1alpha1.IP{Addr: netip.MustParseAddr("172.24.0.2")}, 1450
 	ready := there

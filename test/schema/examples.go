@@ -36,7 +36,7 @@ func Examples() map[string]client.Object {
 			ClusterID: "5d3f6b0e-8f0a-4f0e-9b7c-0d8c1c0e5a11", Name: "user@kind-b", Pods: remote, ExternalCIDR: external, NodeIPs: []v1alpha1.IP{ip("172.18.0.2"), ip("fd00::2")},
 		},
 		Planes: []v1alpha1.Plane{{
-			Index: 1, Role: v1alpha1.Server, WireGuard: "Kernel", KeyGeneration: 2, Service: "gateway-b-0", RemotePublicKey: Key, PresharedKey: v1alpha1.PresharedKey{Generation: 1, Fingerprint: Fingerprint}, RemoteAddress: ip("10.70.31.254"),
+			Index: 1, Role: v1alpha1.Server, WireGuard: "Kernel", KeyGeneration: 2, ServiceName: "gateway-b-0", RemotePublicKey: Key, PresharedKey: v1alpha1.PresharedKey{Generation: 1, Fingerprint: Fingerprint}, RemoteAddress: ip("10.70.31.254"),
 			Endpoints: []string{"192.0.2.1:30001", "[2001:db8::1]:30001", "gateway.example:51840"},
 		}},
 		Gateways: &v1alpha1.GatewayPlacement{
@@ -57,7 +57,7 @@ func Examples() map[string]client.Object {
 		Kernel: &v1alpha1.KernelFacts{Release: "6.1.0-13-amd64", Geneve: true, VXLAN: true, WireGuard: true}, UnderlayMTU: 1500, NodeIPs: []v1alpha1.IP{ip("172.18.0.2")},
 		PodCIDRs: []v1alpha1.CIDR{kit.CIDR("10.244.1.0/24"), kit.CIDR("fd00:10:244:1::/64")}, PodIPs: []v1alpha1.IP{ip("10.9.0.1")}, Routes: []v1alpha1.CIDR{kit.CIDR("10.0.0.0/24")}, Resolvers: []v1alpha1.IP{ip("192.168.1.1")},
 		Gateways: []v1alpha1.NodeGateway{{
-			Peering: "b", Plane: 1, ObservedGeneration: 3, GatewayIP: ip("10.244.1.7"), Source: ip("172.18.0.2"), MTU: 1400, Ready: true, RTTMicroseconds: 900, LossPercent: 1,
+			PeeringName: "b", Plane: 1, ObservedGeneration: 3, GatewayIP: ip("10.244.1.7"), Source: ip("172.18.0.2"), MTU: 1400, Ready: true, RTTMicroseconds: 900, LossPercent: 1,
 		}},
 		Conditions: condition(v1alpha1.ConditionReady), Message: "m",
 	}

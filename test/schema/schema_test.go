@@ -310,7 +310,7 @@ func TestSecurity_17_Sizes(t *testing.T) {
 		"2049 gateways": set("status.gateways", list(2049, func(i int) any {
 			return map[string]any{"peering": fmt.Sprint("p", i), "plane": int64(0), "ready": true}
 		})),
-		"a peering's name":                set("status.gateways.0.peering", long),
+		"a peering's name":                set("status.gateways.0.peeringName", long),
 		"a number too large for its type": set("status.gateways.0.mtu", int64(3000000000)),
 	})
 }

@@ -24,7 +24,7 @@ func (p *Peering) PlaneStatus(index int32) *PlaneStatus {
 
 // Gateway returns what the node reported of a gateway, nil if nothing.
 func (n *NodeNetwork) Gateway(peering string, plane int32) *NodeGateway {
-	return find(n.Status.Gateways, func(g NodeGateway) bool { return g.Peering == peering && g.Plane == plane })
+	return find(n.Status.Gateways, func(g NodeGateway) bool { return g.PeeringName == peering && g.Plane == plane })
 }
 
 func find[T any](in []T, is func(T) bool) *T {

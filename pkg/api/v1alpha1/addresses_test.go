@@ -88,7 +88,7 @@ func full() (*v1alpha1.ClusterNetwork, *v1alpha1.Peering, *v1alpha1.NodeNetwork)
 			Index: 3, Local: v1alpha1.LocalNetwork{Pods: mappings, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.60.0.0/18")},
 			Remote: v1alpha1.RemoteNetwork{ClusterID: "1", Name: "b", Pods: mappings, ExternalCIDR: cidr("10.70.0.0/18")}, Overlay: "Geneve",
 			Planes: []v1alpha1.Plane{{
-				Index: 1, Role: v1alpha1.Client, WireGuard: "Kernel", KeyGeneration: 2, Service: "s", RemotePublicKey: "key", RemoteAddress: ip("10.70.0.1"), Endpoints: []string{"192.0.2.1:1"},
+				Index: 1, Role: v1alpha1.Client, WireGuard: "Kernel", KeyGeneration: 2, ServiceName: "s", RemotePublicKey: "key", RemoteAddress: ip("10.70.0.1"), Endpoints: []string{"192.0.2.1:1"},
 			}},
 		},
 		Status: v1alpha1.PeeringStatus{Conditions: []metav1.Condition{{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionTrue, LastTransitionTime: *when, Reason: "r", Message: "m"}}, Planes: []v1alpha1.PlaneStatus{{
@@ -102,7 +102,7 @@ func full() (*v1alpha1.ClusterNetwork, *v1alpha1.Peering, *v1alpha1.NodeNetwork)
 		Status: v1alpha1.NodeNetworkStatus{
 			Kernel: &v1alpha1.KernelFacts{Release: "6.1", Geneve: true}, PodCIDRs: []v1alpha1.CIDR{cidr("10.244.0.0/24")}, PodIPs: []v1alpha1.IP{ip("10.9.0.1")},
 			Routes: []v1alpha1.CIDR{cidr("10.0.0.0/24")}, UnderlayMTU: 1500, Message: "m",
-			Gateways: []v1alpha1.NodeGateway{{Peering: "b", Plane: 1, ObservedGeneration: 2, GatewayIP: ip("10.244.0.1"), Source: ip("172.18.0.2"), MTU: 1400, Ready: true}},
+			Gateways: []v1alpha1.NodeGateway{{PeeringName: "b", Plane: 1, ObservedGeneration: 2, GatewayIP: ip("10.244.0.1"), Source: ip("172.18.0.2"), MTU: 1400, Ready: true}},
 		},
 	}
 	return cn, p, n

@@ -89,7 +89,7 @@ type NodeNetworkStatus struct {
 	// Gateways has an entry for each gateway that the kernel knows of; it is
 	// removed when the kernel is clean of it.
 	// +listType=map
-	// +listMapKey=peering
+	// +listMapKey=peeringName
 	// +listMapKey=plane
 	// +kubebuilder:validation:MaxItems=2048
 	// +optional
@@ -122,10 +122,10 @@ type KernelFacts struct {
 
 // NodeGateway is one gateway as the node sees it.
 type NodeGateway struct {
-	// Peering is the Peering's name.
+	// PeeringName is the Peering's name.
 	// +kubebuilder:validation:MaxLength=40
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
-	Peering string `json:"peering"`
+	PeeringName string `json:"peeringName"`
 	// Plane is the plane's index.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=3

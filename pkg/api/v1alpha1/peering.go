@@ -262,18 +262,18 @@ type Plane struct {
 	// +kubebuilder:validation:XValidation:rule="self < timestamp('9999-01-01T00:00:00Z')",message="a time must be as in 2026-01-01T00:00:00Z"
 	// +optional
 	KeyTime *metav1.Time `json:"keyTime,omitempty"`
-	// OverlayKey says which key of the overlay the links between this gateway and the nodes have: that of
+	// OverlayKeyGeneration says which key of the overlay the links between this gateway and the nodes have: that of
 	// the Secret liqonet-overlay-GENERATION. 0 is the oldest one that agents have.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000000
 	// +optional
-	OverlayKey int32 `json:"overlayKey,omitempty"`
-	// Service is the name of the Service that exposes this cluster's gateway. Empty
+	OverlayKeyGeneration int32 `json:"overlayKeyGeneration,omitempty"`
+	// ServiceName is that of the Service that exposes this cluster's gateway. Empty
 	// on a client.
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z]([-a-z0-9]*[a-z0-9])?$`
 	// +optional
-	Service string `json:"service,omitempty"`
+	ServiceName string `json:"serviceName,omitempty"`
 	// RemotePublicKey is that of the peer's gateway, base64.
 	// +kubebuilder:validation:MinLength=44
 	// +kubebuilder:validation:MaxLength=44
