@@ -127,6 +127,9 @@ func (a *agent) planeState(s v1alpha1.PlaneStatus) (state, why string) {
 // there was none: that the peering was fine then is no news.
 func (n *noted) noteCondition(before *metav1.Condition, now metav1.Condition) {
 	from, event := "", now.Type
+	if before != nil && before.Reason == v1alpha1.ReasonPending {
+		before = nil
+	}
 	switch {
 	case before == nil && now.Status != metav1.ConditionTrue, before != nil && before.Status == now.Status:
 		return

@@ -129,7 +129,7 @@ func Run(ctx context.Context, cfg Config) error {
 	signalled := ctx
 	ctx, end := context.WithCancel(context.WithoutCancel(ctx))
 	a.noted.peering, a.noted.index, a.noted.record = cfg.Peering, int32(cfg.Plane), history.New(&history.Record{
-		Client: c, Log: cfg.Log, Name: v1alpha1.GatewayHistory(cfg.Peering, int32(cfg.Plane)), Manager: a.manager(),
+		Client: c, Log: cfg.Log, Name: v1alpha1.GatewayHistory(cfg.Peering, int32(cfg.Plane)), Manager: v1alpha1.GatewayManager(a.Plane),
 		Interval: v1alpha1.ReportInterval, Pod: cfg.PodName, Node: cfg.NodeName,
 	})
 	defer a.noted.record.Start(ctx)()
@@ -149,7 +149,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: a.manager(), Measured: a.inLease.Load, Punctuality: &loop.Punctuality{}}
+	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: v1alpha1.GatewayManager(a.Plane), Measured: a.inLease.Load, Punctuality: &loop.Punctuality{}}
 	go lease.Punctuality.Watch(ctx)
 	l := loop.Loop[status]{
 		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health, Reconciled: shown.Reconciled,

@@ -31,9 +31,6 @@ type status struct {
 	conditions []metav1.Condition
 }
 
-// manager is the field manager: each plane's gateway owns its entry of the list.
-func (a *agent) manager() string { return fmt.Sprintf("liqonet-gateway-%d", a.Plane) }
-
 func (a *agent) writeStatus(ctx context.Context, s status) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: a.Peering, UID: s.peering}}
@@ -46,7 +43,10 @@ func (a *agent) writeStatus(ctx context.Context, s status) error {
 		}
 		apply := func(conditions []metav1.Condition) error {
 			out := v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{s.plane}, Conditions: conditions}
-			return loop.ApplyStatus(ctx, a.view.Client, "Peering", p, out, a.manager())
+			if len(conditions) > 0 {
+				out.ObservedGeneration = conditions[0].ObservedGeneration
+			}
+			return loop.ApplyStatus(ctx, a.view.Client, "Peering", p, out, v1alpha1.GatewayManager(a.Plane))
 		}
 		err := apply(s.conditions)
 		if len(s.conditions) > 0 || !apierrors.IsInvalid(err) {
@@ -189,6 +189,7 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool
 		a.noted.noteCondition(meta.FindStatusCondition(a.conditions, c.Type), c)
 		meta.SetStatusCondition(&a.conditions, c)
 	}
+	meta.SetStatusCondition(&a.conditions, v1alpha1.ReadyCondition(a.conditions))
 	return slices.Clone(a.conditions)
 }
 

@@ -20,12 +20,17 @@ func TestConditions(t *testing.T) {
 		check := func(when, connected, degraded, message string) {
 			t.Helper()
 			s, ok := a.Status("")
-			if !ok || len(s.conditions) != 2+min(len(a.peering.Spec.Planes), 2) {
+			if !ok || len(s.conditions) != 3+min(len(a.peering.Spec.Planes), 2) {
 				t.Fatalf("%s: %t, conditions %v", when, ok, s.conditions)
 			}
 			c, d := meta.FindStatusCondition(s.conditions, v1alpha1.ConditionConnected), meta.FindStatusCondition(s.conditions, v1alpha1.ConditionDegraded)
 			if string(c.Status) != connected || string(d.Status) != degraded || !strings.Contains(d.Message, message) {
 				t.Errorf("%s: %+v, %+v", when, c, d)
+			}
+			ready := meta.FindStatusCondition(s.conditions, v1alpha1.ConditionReady)
+			if decides := map[bool]*metav1.Condition{true: d, false: c}[connected == "True"]; (ready.Status == metav1.ConditionTrue) != (connected == "True" && degraded == "False") ||
+				ready.Reason != decides.Reason || ready.Message != decides.Message {
+				t.Errorf("%s: %+v does not sum up %+v and %+v", when, ready, c, d)
 			}
 		}
 		check("never connected", "False", "False", "nothing passes")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,7 +25,7 @@ import (
 // within as long, each at another time: the first one that finds out tells for all.
 const gatewaySilence = 3 * v1alpha1.ReportInterval
 
-// silentGateways sets a Peering's condition Connected to Unknown if all of its gateways are dead. They cannot do so themselves, and whoever
+// silentGateways sets a Peering's conditions Connected and Ready to Unknown if all of its gateways are dead. They cannot do so themselves, and whoever
 // waits for the condition would believe what they have said last.
 type silentGateways struct {
 	client client.Client
@@ -50,7 +51,7 @@ func (s *silentGateways) see(ctx context.Context, peerings []v1alpha1.Peering, r
 	for i := range peerings {
 		p := &peerings[i]
 		isReached, known := reached[p.Name]
-		if !known || isReached || connectedAt(p) < 0 {
+		if !known || isReached || !meta.IsStatusConditionTrue(p.Status.Conditions, v1alpha1.ConditionConnected) {
 			continue
 		}
 		c := s.cases[p.Name]
@@ -68,13 +69,6 @@ func (s *silentGateways) see(ctx context.Context, peerings []v1alpha1.Peering, r
 		}
 	}
 	s.cases = open
-}
-
-// connectedAt is the place of the condition Connected in the list, -1 where it is missing or not True.
-func connectedAt(p *v1alpha1.Peering) int {
-	return slices.IndexFunc(p.Status.Conditions, func(c metav1.Condition) bool {
-		return c.Type == v1alpha1.ConditionConnected && c.Status == metav1.ConditionTrue
-	})
 }
 
 // look compares the Leases with those of the look before, and tells if none has changed. The next look tries again what fails.
@@ -106,22 +100,24 @@ func (s *silentGateways) readLeases(ctx context.Context, p *v1alpha1.Peering) (m
 	return out, nil
 }
 
-// tell writes the condition if it is as it was seen. The agents' admission policy allows these words only.
+// tell writes the conditions if they are as they were seen. The agents' admission policy allows these words only.
 func (s *silentGateways) tell(ctx context.Context, p *v1alpha1.Peering) error {
 	type operation struct {
 		Op    string `json:"op"`
 		Path  string `json:"path"`
 		Value any    `json:"value"`
 	}
-	at := fmt.Sprintf("/status/conditions/%d/", connectedAt(p))
-	patch, err := json.Marshal([]operation{
-		{"test", at + "type", v1alpha1.ConditionConnected},
-		{"test", at + "status", metav1.ConditionTrue},
-		{"replace", at + "status", metav1.ConditionUnknown},
-		{"replace", at + "reason", v1alpha1.ReasonGatewaysSilent},
-		{"replace", at + "message", v1alpha1.MessageGatewaysSilent},
-		{"replace", at + "lastTransitionTime", metav1.Now()},
-	})
+	var operations []operation
+	for i, c := range p.Status.Conditions {
+		if c.Type != v1alpha1.ConditionConnected && c.Type != v1alpha1.ConditionReady {
+			continue
+		}
+		at := fmt.Sprintf("/status/conditions/%d/", i)
+		operations = append(operations, operation{"test", at + "type", c.Type}, operation{"test", at + "status", c.Status},
+			operation{"replace", at + "status", metav1.ConditionUnknown}, operation{"replace", at + "reason", v1alpha1.ReasonGatewaysSilent},
+			operation{"replace", at + "message", v1alpha1.MessageGatewaysSilent}, operation{"replace", at + "lastTransitionTime", metav1.Now()})
+	}
+	patch, err := json.Marshal(operations)
 	if err != nil {
 		return err
 	}

@@ -44,6 +44,8 @@ func TestGatewaysAreSilent(t *testing.T) {
 				if test.before != "" {
 					p.Status.Conditions = append(p.Status.Conditions, metav1.Condition{Type: v1alpha1.ConditionConnected, Status: test.before, Reason: "ProbesAnswered"})
 				}
+				p.Status.Conditions = append(p.Status.Conditions, v1alpha1.ReadyCondition(p.Status.Conditions))
+				readyBefore := p.Status.Conditions[len(p.Status.Conditions)-1]
 				lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName("b", 1)}}
 				c := fake.NewClientBuilder().WithScheme(s).WithStatusSubresource(p).WithObjects(p, lease).Build()
 				now := func() (now v1alpha1.Peering) {
@@ -71,6 +73,10 @@ func TestGatewaysAreSilent(t *testing.T) {
 				}
 				if got.Status != test.want || (got.Status == metav1.ConditionUnknown) != (got.Reason == v1alpha1.ReasonGatewaysSilent) {
 					t.Errorf("got %+v", got)
+				}
+				ready := now().Status.Conditions[len(p.Status.Conditions)-1]
+				if isTold := got.Reason == v1alpha1.ReasonGatewaysSilent; isTold && (ready.Status != got.Status || ready.Reason != got.Reason) || !isTold && ready != readyBefore {
+					t.Errorf("with %+v, got %+v", got, ready)
 				}
 				if degraded := now().Status.Conditions[0]; degraded.Reason != "PartlyReached" {
 					t.Errorf("another condition was changed: %+v", degraded)

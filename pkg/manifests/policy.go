@@ -49,13 +49,14 @@ func nodePolicy(labels map[string]string) []Object {
 		Variables: []admissionv1.Variable{
 			{Name: "before", Expression: "oldObject.?status.conditions.orValue([])"},
 			{Name: "after", Expression: "object.?status.conditions.orValue([])"},
+			{Name: "changed", Expression: "variables.after.filter(c, !(c in variables.before))"},
 		},
 		Validations: []admissionv1.Validation{{
 			Expression: fmt.Sprintf("'authentication.kubernetes.io/node-name' in request.userInfo.extra && "+
-				"object.?status.planes == oldObject.?status.planes && "+
-				"variables.after.size() == variables.before.size() && variables.after.all(c, c in variables.before || "+
-				"c.type == '%s' && c.status == 'Unknown' && c.reason == '%s' && c.message == '%s')",
-				v1alpha1.ConditionConnected, v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent),
+				"object.?status.planes == oldObject.?status.planes && object.?status.observedGeneration == oldObject.?status.observedGeneration && "+
+				"variables.after.size() == variables.before.size() && variables.changed.size() in [0, 2] && variables.changed.all(c, "+
+				"c.type in ['%s', '%s'] && c.status == 'Unknown' && c.reason == '%s' && c.message == '%s')",
+				v1alpha1.ConditionConnected, v1alpha1.ConditionReady, v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent),
 			Message: "a node agent may say of a Peering only that its gateways are silent",
 			Reason:  new(metav1.StatusReasonForbidden),
 		}},

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -336,8 +337,33 @@ func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side
 			return err
 		}
 		wanted.ResourceVersion, wanted.UID = live.GetResourceVersion(), live.GetUID()
-		return s.apply(ctx, wanted)
+		if err := s.apply(ctx, wanted); err != nil {
+			return err
+		}
+		if _, has, _ := unstructured.NestedSlice(live.Object, "status", "conditions"); has {
+			return nil
+		}
+		return s.writePending(ctx, wanted)
 	})
+}
+
+// writePending gives a new Peering its conditions. They are applied as the first gateway's: what that one does not apply later is removed,
+// and what another one applies becomes that one's.
+func (s *side) writePending(ctx context.Context, wanted *v1alpha1.Peering) error {
+	live, err := get[v1alpha1.Peering](ctx, s.Cluster, "", wanted.Name)
+	if live == nil || err != nil || len(live.Status.Conditions)+len(live.Status.Planes) > 0 {
+		return err
+	}
+	raw, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&v1alpha1.PeeringStatus{Conditions: live.PendingConditions()})
+	if err != nil {
+		return err
+	}
+	u := &unstructured.Unstructured{Object: map[string]any{"status": raw}}
+	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Peering"))
+	u.SetName(live.Name)
+	u.SetResourceVersion(live.ResourceVersion) // a conflict if a gateway has written at the same time
+	manager := client.FieldOwner(v1alpha1.GatewayManager(live.Spec.Planes[0].Index))
+	return s.fail("write the conditions of Peering "+live.Name, s.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), manager, client.ForceOwnership))
 }
 
 // gatewayEndpoints waits until the Service has an address. It returns where the gateway of each

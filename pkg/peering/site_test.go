@@ -410,6 +410,9 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 	}
 	for i := range peerings.Items {
 		p := &peerings.Items[i]
+		if len(p.Status.Conditions) == 0 {
+			continue // the command has not written them yet: gateways take longer to see the Peering
+		}
 		// Status().Update replaces all of it; the agents apply theirs.
 		var planes []v1alpha1.PlaneStatus
 		for _, plane := range p.Spec.Planes {

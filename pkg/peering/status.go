@@ -360,8 +360,9 @@ func conditionsOf(c *Cluster, p *v1alpha1.Peering, silent bool) []ConditionView 
 			now.Status, now.Reason, now.Message = metav1.ConditionUnknown, v1alpha1.ReasonGatewaysSilent, "no gateway of the peering reports"
 		}
 		v := ConditionView{Type: now.Type, Status: now.Status, Reason: now.Reason, Message: now.Message}
+		silent := silent || now.Reason == v1alpha1.ReasonPending
 		switch {
-		case v1alpha1.Well(now):
+		case v1alpha1.Well(now), now.Type == v1alpha1.ConditionReady: // what it sums up has the hint
 		case now.Type == v1alpha1.ConditionKeysFresh && !silent:
 			v.Hint = fmt.Sprintf("kubectl liqonet rotate-keys %s %s", c.Name, p.Spec.Remote.Name)
 		case now.Type == v1alpha1.ConditionDegraded && !silent: // by nodes, too

@@ -445,6 +445,10 @@ func TestViewOfConditions(t *testing.T) {
 			func(w *world) { w.peering.Status.Conditions[1].Status = metav1.ConditionTrue },
 			[]string{"Connected True Said false", "Degraded True Said false", "KeysFresh False Said true"},
 		},
+		"no gateway has reported": {
+			func(w *world) { w.peering.Status.Conditions = w.peering.PendingConditions()[:4] },
+			[]string{"Connected Unknown Pending true", "Degraded Unknown Pending false", "KeysFresh Unknown Pending true", "Ready Unknown Pending false"},
+		},
 		"no gateway reports": {
 			func(w *world) { w.beat("gateway-b-0", time.Hour) },
 			[]string{"Connected Unknown GatewaysSilent true", "Degraded Unknown GatewaysSilent true", "KeysFresh Unknown GatewaysSilent true"},

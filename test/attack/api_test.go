@@ -127,9 +127,13 @@ func newCluster(t *testing.T) *cluster {
 	return c
 }
 
-// connected is the condition of that name.
+// connected is the condition of that name, and Ready, which is as well.
 func connected(status, reason, message string) string {
-	return fmt.Sprintf(`{"type":%q,"status":%q,"reason":%q,"message":%q,"lastTransitionTime":"2026-01-01T00:00:00Z"}`, v1alpha1.ConditionConnected, status, reason, message)
+	return condition(v1alpha1.ConditionConnected, status, reason, message) + "," + condition(v1alpha1.ConditionReady, status, reason, message)
+}
+
+func condition(of, status, reason, message string) string {
+	return fmt.Sprintf(`{"type":%q,"status":%q,"reason":%q,"message":%q,"lastTransitionTime":"2026-01-01T00:00:00Z"}`, of, status, reason, message)
 }
 
 func newPeering(name string, index int32) *v1alpha1.Peering {
@@ -358,6 +362,8 @@ func (c *cluster) attacks() []attack {
 		{nodeAgent, "leads a peering's packets elsewhere", ofNode, patches(c.node, ownPeering, `{"spec":{"remote":{"nodeIPs":["192.0.2.1"]}}}`)},
 		{nodeAgent, "says that a peering is connected", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+connected("True", "ProbesAnswered", "")+`]}`)},
 		{nodeAgent, "says of a peering what it wants to", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, "call 555")+`]}`)},
+		{nodeAgent, "says that a peering is connected and not ready", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+
+			condition(v1alpha1.ConditionConnected, "False", "NoAnswer", "")+","+condition(v1alpha1.ConditionReady, "Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent)+`]}`)},
 		{nodeAgent, "says that gateways are silent, with a token of no pod", ofPeerings, writes(c.unbound, otherPeering, `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent)+`]}`)},
 		{nodeAgent, "writes a gateway's report", ofPeerings, writes(c.node, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},
 		{gatewayAgent, "writes another gateway's report", ofGateway, writes(c.gateway, otherPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},

@@ -17,8 +17,12 @@ func TestGatewaysAreDead(t *testing.T) {
 	ctx := begin(t)
 	mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
 	wait := func(timeout string) error {
-		_, err := a.Run(ctx, "", "wait", "--for=condition=Connected", "peering/"+b.Name, "--timeout="+timeout)
-		return err
+		_, connected := a.Run(ctx, "", "wait", "--for=condition=Connected", "peering/"+b.Name, "--timeout="+timeout)
+		_, ready := a.Run(ctx, "", "wait", "--for=condition=Ready", "peering/"+b.Name, "--timeout="+timeout)
+		if (connected == nil) != (ready == nil) {
+			t.Errorf("Connected: %v; Ready: %v", connected, ready)
+		}
+		return connected
 	}
 	if err := wait("20s"); err != nil {
 		t.Fatal(err)

@@ -103,11 +103,16 @@ func nodeAgentWritesItsOwn(t *testing.T, ctx context.Context, c *cluster) {
 	}
 	// tell changes what a Peering says of itself.
 	tell := func(d dynamic.Interface, status, reason, message string) error {
-		patch := fmt.Sprintf(`[{"op":"replace","path":"/status/conditions/%%d/status","value":%q},{"op":"replace","path":"/status/conditions/%%[1]d/reason","value":%q},`+
-			`{"op":"replace","path":"/status/conditions/%%[1]d/message","value":%q}]`, status, reason, message)
 		conditions, _, _ := unstructured.NestedSlice(known.Items[0].Object, "status", "conditions")
-		at := slices.IndexFunc(conditions, func(c any) bool { return c.(map[string]any)["type"] == v1alpha1.ConditionConnected })
-		_, err := d.Resource(peerings).Patch(ctx, known.Items[0].GetName(), types.JSONPatchType, fmt.Appendf(nil, patch, at), metav1.PatchOptions{DryRun: dryRun}, "status")
+		var patch []string
+		for i, c := range conditions {
+			if of := c.(map[string]any)["type"]; of == v1alpha1.ConditionConnected || of == v1alpha1.ConditionReady {
+				for field, value := range map[string]string{"status": status, "reason": reason, "message": message} {
+					patch = append(patch, fmt.Sprintf(`{"op":"replace","path":"/status/conditions/%d/%s","value":%q}`, i, field, value))
+				}
+			}
+		}
+		_, err := d.Resource(peerings).Patch(ctx, known.Items[0].GetName(), types.JSONPatchType, []byte("["+strings.Join(patch, ",")+"]"), metav1.PatchOptions{DryRun: dryRun}, "status")
 		return err
 	}
 	agent, unbound := client("--bound-object-kind=Pod", "--bound-object-name="+pod), client()

@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 )
@@ -100,6 +101,37 @@ func (p *Peering) Check() error {
 		return fmt.Errorf("peering %s: an address or a range of its spec is missing or not valid; run peer again to write it anew", p.Name)
 	}
 	return nil
+}
+
+// PendingConditions are those of a Peering of which no gateway has written any yet.
+func (p *Peering) PendingConditions() (out []metav1.Condition) {
+	types := []string{ConditionReady, ConditionConnected, ConditionDegraded, ConditionKeysFresh, ConditionRedundant}
+	if len(p.Spec.Planes) < 2 {
+		types = types[:4]
+	}
+	for _, of := range types {
+		out = append(out, metav1.Condition{Type: of, Status: metav1.ConditionUnknown, Reason: ReasonPending, Message: "no gateway of the peering has reported yet", LastTransitionTime: metav1.Now()})
+	}
+	return out
+}
+
+// ReadyCondition sums up the conditions of a Peering: it is Connected and not Degraded. The one that decides gives reason and message.
+func ReadyCondition(conditions []metav1.Condition) (ready metav1.Condition) {
+	for _, of := range []string{ConditionConnected, ConditionDegraded} {
+		if c := meta.FindStatusCondition(conditions, of); c != nil {
+			ready = metav1.Condition{Status: metav1.ConditionTrue, Reason: c.Reason, Message: c.Message, ObservedGeneration: c.ObservedGeneration}
+			if c.Status == metav1.ConditionUnknown {
+				ready.Status = metav1.ConditionUnknown
+			} else if !Well(*c) {
+				ready.Status = metav1.ConditionFalse
+			}
+		}
+		if ready.Status != metav1.ConditionTrue {
+			break
+		}
+	}
+	ready.Type = ConditionReady
+	return ready
 }
 
 // Well says that a condition of a Peering is as it should be.

@@ -309,7 +309,12 @@ type PresharedKey struct {
 
 // PeeringStatus is what the gateways did and measured.
 type PeeringStatus struct {
-	// Conditions are Connected, Degraded, KeysFresh, and with several planes Redundant. The gateway of the plane
+	// ObservedGeneration of the Peering that the conditions are about.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=1000000000000
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Conditions are Ready, Connected, Degraded, KeysFresh, and with several planes Redundant. They are Unknown until a gateway reports. The gateway of the plane
 	// with the lowest index by which packets pass writes them, and where there is none, every gateway that lives.
 	// +listType=map
 	// +listMapKey=type
@@ -331,6 +336,8 @@ const (
 	// ConditionConnected of a Peering is True while probes through the tunnel of at
 	// least one plane are answered.
 	ConditionConnected = "Connected"
+	// ReasonPending is why all conditions are Unknown until a gateway has written them.
+	ReasonPending = "Pending"
 	// ReasonGatewaysSilent is why it is Unknown: a node agent has found that all gateways of this cluster are dead.
 	ReasonGatewaysSilent = "GatewaysSilent"
 	// MessageGatewaysSilent goes with that reason. Node agents may write no other words.
@@ -345,8 +352,8 @@ const (
 	// ConditionKeysFresh of a Peering is True while no gateway of this cluster has a key that is older than
 	// MaxKeyAge.
 	ConditionKeysFresh = "KeysFresh"
-	// ConditionReady of a NodeNetwork is True while the node's kernel holds all that
-	// the Peerings ask for.
+	// ConditionReady of a Peering is True while it is Connected and not Degraded. Of a NodeNetwork it is True while
+	// the node's kernel holds all that the Peerings ask for.
 	ConditionReady = "Ready"
 )
 

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
@@ -39,6 +41,32 @@ func TestPodOutside(t *testing.T) {
 		}
 		if got != "" && (!strings.Contains(got, "kubectl liqonet peer THIS-CLUSTER b --pod-cidr THIS-CLUSTER=10.50.0.0/16,RANGE-OF-10.") || strings.Contains(got, "/32")) {
 			t.Errorf("%s: got %q", tt.name, got)
+		}
+	}
+}
+
+func TestReadyCondition(t *testing.T) {
+	const isTrue, isFalse, unknown = metav1.ConditionTrue, metav1.ConditionFalse, metav1.ConditionUnknown
+	for _, tt := range []struct{ connected, degraded, want metav1.ConditionStatus }{
+		{isTrue, isFalse, isTrue},
+		{isTrue, isTrue, isFalse},
+		{isTrue, unknown, unknown},
+		{isFalse, isFalse, isFalse},
+		{isFalse, unknown, isFalse},
+		{unknown, isFalse, unknown},
+		{unknown, isTrue, unknown},
+	} {
+		decides := v1alpha1.ConditionDegraded
+		if tt.connected != isTrue {
+			decides = v1alpha1.ConditionConnected
+		}
+		want := metav1.Condition{Type: v1alpha1.ConditionReady, Status: tt.want, Reason: "Of" + decides, Message: "m", ObservedGeneration: 3}
+		got := v1alpha1.ReadyCondition([]metav1.Condition{
+			{Type: v1alpha1.ConditionDegraded, Status: tt.degraded, Reason: "OfDegraded", Message: "m", ObservedGeneration: 3},
+			{Type: v1alpha1.ConditionConnected, Status: tt.connected, Reason: "OfConnected", Message: "m", ObservedGeneration: 3},
+		})
+		if got != want {
+			t.Errorf("Connected %s, Degraded %s: got %+v, want %+v", tt.connected, tt.degraded, got, want)
 		}
 	}
 }

@@ -104,6 +104,11 @@ func GatewayName(peering string, plane int32) string {
 	return fmt.Sprintf("%s-%d", GatewayService(peering), plane)
 }
 
+// GatewayManager is the field manager of the gateway of a plane.
+func GatewayManager[T int | int32](plane T) string {
+	return fmt.Sprintf("liqonet-gateway-%d", plane)
+}
+
 // PlanePort names the port of a gateway in its pod, and the one of the Service that leads there.
 func PlanePort(plane int32) string { return fmt.Sprintf("plane-%d", plane) }
 

@@ -1,0 +1,102 @@
+package schema_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apimachinery/pkg/util/managedfields/managedfieldstest"
+	"k8s.io/kube-openapi/pkg/validation/spec"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// Gateways get the conditions that a command has written without a conflict, whichever of them is the first, and what none of them
+// applies any more is gone: nobody else owns a part of it. The rules are an API server's own.
+func TestGatewaysTakeOverConditions(t *testing.T) {
+	crds, err := manifests.CRDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	crd := crds[slices.IndexFunc(crds, func(c *apiextensionsv1.CustomResourceDefinition) bool { return c.Spec.Names.Kind == "Peering" })]
+	raw, err := json.Marshal(crd.Spec.Versions[0].Schema.OpenAPIV3Schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var definition spec.Schema
+	if err := json.Unmarshal(raw, &definition); err != nil {
+		t.Fatal(err)
+	}
+	definition.AddExtension("x-kubernetes-group-version-kind", []any{map[string]any{"group": v1alpha1.GroupVersion.Group, "version": v1alpha1.GroupVersion.Version, "kind": "Peering"}})
+	converter, err := managedfields.NewTypeConverter(map[string]*spec.Schema{"Peering": &definition}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, planes := range []int32{1, 2} {
+		for first := range planes {
+			t.Run(fmt.Sprintf("%d planes, %d is first", planes, first), func(t *testing.T) {
+				fields := managedfieldstest.NewTestFieldManager(converter, v1alpha1.GroupVersion.WithKind("Peering"))
+				apply := func(manager string, status v1alpha1.PeeringStatus) {
+					t.Helper()
+					content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&status)
+					if err != nil {
+						t.Fatal(err)
+					}
+					u := &unstructured.Unstructured{Object: map[string]any{"status": content}}
+					u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Peering"))
+					if err := fields.Apply(u, manager, true); err != nil {
+						t.Fatal(err)
+					}
+				}
+				look := func() (types []string) {
+					t.Helper()
+					var p v1alpha1.Peering
+					raw, err := json.Marshal(fields.Live())
+					if err == nil {
+						err = json.Unmarshal(raw, &p)
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+					for _, c := range p.Status.Conditions {
+						if c.Status == "" || c.Reason == "" {
+							t.Errorf("a part of a condition is left: %+v", c)
+						}
+						types = append(types, c.Type)
+					}
+					return types
+				}
+				p := &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Planes: make([]v1alpha1.Plane, planes)}}
+				pending := p.PendingConditions()
+				apply(v1alpha1.GatewayManager(0), v1alpha1.PeeringStatus{Conditions: pending})
+				said := slices.Clone(pending)
+				for i := range said {
+					said[i].Status, said[i].Reason, said[i].Message, said[i].ObservedGeneration = metav1.ConditionTrue, "Said", "said", 1
+				}
+				apply(v1alpha1.GatewayManager(first), v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{Index: first}}, Conditions: said})
+				for plane := range planes {
+					if plane != first {
+						apply(v1alpha1.GatewayManager(plane), v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{Index: plane}}})
+					}
+				}
+				all := []string{"Ready", "Connected", "Degraded", "KeysFresh", "Redundant"}
+				if diff := cmp.Diff(all[:3+planes], look()); diff != "" {
+					t.Error(diff)
+				}
+				// As with one plane less.
+				apply(v1alpha1.GatewayManager(first), v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{Index: first}}, Conditions: said[:4]})
+				if diff := cmp.Diff(all[:4], look()); diff != "" {
+					t.Error(diff)
+				}
+			})
+		}
+	}
+}
