@@ -2,8 +2,8 @@ package v1alpha1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// ClusterNetwork has the ranges of the cluster that it is in, and the ledger of
-// what was given out to each peer.
+// ClusterNetwork has the address ranges of the cluster that it is in, and those by which it knows each other cluster that it is
+// connected with. `kubectl liqonet` writes it; do not edit it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,path=clusternetworks,singular=clusternetwork,shortName=lncluster,categories=liqonet
@@ -17,7 +17,8 @@ type ClusterNetwork struct {
 	Spec ClusterNetworkSpec `json:"spec"`
 }
 
-// ClusterNetworkSpec is written by the CLI only.
+// ClusterNetworkSpec is written by the CLI only. It has what a status could have, too, such as which peers are established.
+// So a command claims ranges and says so in one write, which fails if another command has written since.
 type ClusterNetworkSpec struct {
 	// InternalCIDR is the /19 of the overlay's addresses, local to this cluster.
 	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/115' : '/19')",message="must be a /19"
@@ -27,8 +28,8 @@ type ClusterNetworkSpec struct {
 	// +optional
 	OverlayKey OverlayKey `json:"overlayKey,omitzero"`
 
-	// Peers is the ledger: an entry is a claim from before anything is installed
-	// for the peer until everything is removed.
+	// Peers has an entry for each other cluster, from before anything is installed for it until everything is removed. What an
+	// entry has is given to no other one. The ranges are in its Peering too, which agents read; this is the claim to them.
 	// +listType=map
 	// +listMapKey=clusterID
 	// +kubebuilder:validation:MaxItems=511
