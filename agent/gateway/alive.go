@@ -117,8 +117,8 @@ func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 // nodeAddress is the node's address in the overlay. It has none if its report is being removed, or is left over from
 // another internal range.
 func nodeAddress(p *v1alpha1.Peering, n *v1alpha1.NodeNetwork) (addr netip.Addr, ok bool) {
-	addr, err := netip.ParseAddr(n.Name)
-	return addr, err == nil && n.DeletionTimestamp.IsZero() && p.Spec.Local.InternalCIDR.Contains(addr)
+	addr = n.Status.Address.Addr
+	return addr, n.DeletionTimestamp.IsZero() && p.Spec.Local.InternalCIDR.Contains(addr)
 }
 
 // planesAlive are the planes by which packets pass: its own as measured, the others as reported by nodes that are alive.

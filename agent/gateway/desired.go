@@ -180,12 +180,11 @@ const maxPods = 150000
 func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork) (out []linkedNode, omitted int) {
 	left := maxPods
 	for _, n := range nodes {
-		address, err := netip.ParseAddr(n.Name)
-		// One of another internal range is left over and not of this overlay.
-		if err != nil || !n.DeletionTimestamp.IsZero() || !p.Spec.Local.InternalCIDR.Contains(address) {
+		address, ok := nodeAddress(p, &n)
+		if !ok {
 			continue
 		}
-		// 0, which has no link, if no agent of ours gave that name.
+		// 0, which has no link, if no agent of ours has taken that address.
 		number, _ := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, address)
 		version, _ := strconv.ParseUint(n.ResourceVersion, 10, 64)
 		if g := n.Gateway(p.Name, plane); g != nil && g.Source.IsValid() {
@@ -193,7 +192,7 @@ func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork)
 			use := min(left, len(said))
 			left, omitted = left-use, omitted+len(said)-use
 			out = append(out, linkedNode{
-				name: n.Spec.NodeName, number: number, address: address, source: g.Source.Addr,
+				name: n.Name, number: number, address: address, source: g.Source.Addr,
 				pods: podRanges(p, said[:use]), mtu: int(g.MTU), version: version,
 			})
 		}

@@ -61,7 +61,8 @@ func peering(t *testing.T, role v1alpha1.Role, remoteKey wgtypes.Key) *v1alpha1.
 }
 
 func node(name, address, source string, mtu int32, pods ...string) v1alpha1.NodeNetwork {
-	n := v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: address}, Spec: v1alpha1.NodeNetworkSpec{NodeName: name}}
+	n := v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.Status.Address.Addr, _ = netip.ParseAddr(address)
 	n.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: "other", Source: v1alpha1.IP{Addr: addr("192.0.2.1")}}, {PeeringName: "b", Source: v1alpha1.IP{Addr: addr(source)}, MTU: mtu}}
 	for _, p := range pods {
 		n.Status.PodCIDRs = append(n.Status.PodCIDRs, cidr(p))

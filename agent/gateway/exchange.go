@@ -30,7 +30,7 @@ func (a *agent) tell(ctx context.Context, plane *v1alpha1.Plane, nodes []v1alpha
 // the Service leads to the gateway of this plane. The ways by its own node come first.
 func announcement(ownNode string, nodes []v1alpha1.NodeNetwork, svc *corev1.Service, plane int32) (out exchange.Announcement) {
 	nodes = slices.DeleteFunc(slices.Clone(nodes), func(n v1alpha1.NodeNetwork) bool { return !n.DeletionTimestamp.IsZero() })
-	if i := slices.IndexFunc(nodes, func(n v1alpha1.NodeNetwork) bool { return n.Spec.NodeName == ownNode }); i > 0 {
+	if i := slices.IndexFunc(nodes, func(n v1alpha1.NodeNetwork) bool { return n.Name == ownNode }); i > 0 {
 		nodes[0], nodes[i] = nodes[i], nodes[0]
 	}
 	for _, n := range nodes {

@@ -20,10 +20,12 @@ import (
 	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/history"
@@ -179,7 +181,7 @@ func (c Config) strip(obj client.Object) {
 		}
 	}
 	s := n.Status
-	n.Status = v1alpha1.NodeNetworkStatus{UnderlayMTU: s.UnderlayMTU, NodeIPs: s.NodeIPs, PodCIDRs: s.PodCIDRs, PodIPs: s.PodIPs, Gateways: own}
+	n.Status = v1alpha1.NodeNetworkStatus{Address: s.Address, UnderlayMTU: s.UnderlayMTU, NodeIPs: s.NodeIPs, PodCIDRs: s.PodCIDRs, PodIPs: s.PodIPs, Gateways: own}
 }
 
 // askByTCP has a resolver ask name servers by TCP. The answers to a UDP socket could only be
@@ -229,6 +231,8 @@ type agent struct {
 	// says that this gateway is about to end.
 	news, measured notify.Signal
 	leaving        atomic.Bool
+	// holders are the nodes that hold an address that several report, by the names of their Leases.
+	holders map[string]string
 	// known says that all nodes send to this gateway, and no more to the one before it; started is when it began.
 	known   atomic.Bool
 	started time.Time
@@ -453,13 +457,37 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	return a.err == nil, errors.Join(want.leftOut, a.err)
 }
 
-// listNodes returns the reports of all nodes, by address. The cache has no order, and another one
+// listNodes returns the reports of all nodes, by name. The cache has no order, and another one
 // would be news for the peer and in messages.
 func (a *agent) listNodes(ctx context.Context) ([]v1alpha1.NodeNetwork, error) {
 	var list v1alpha1.NodeNetworkList
 	err := a.view.List(ctx, &list, watch.Shared)
 	slices.SortFunc(list.Items, func(a, b v1alpha1.NodeNetwork) int { return strings.Compare(a.Name, b.Name) })
-	return list.Items, err
+	return a.withoutImpostors(ctx, list.Items), err
+}
+
+// withoutImpostors leaves out who reports an address that another node holds. Agents of ours take one before they report it. So the
+// Leases that say who holds it are read only where several nodes report the same; the last answer counts where there is none.
+func (a *agent) withoutImpostors(ctx context.Context, nodes []v1alpha1.NodeNetwork) []v1alpha1.NodeNetwork {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	count, holders := map[string]int{}, map[string]string{}
+	for i := range nodes {
+		lease := nodes[i].Lease()
+		if count[lease]++; lease == "" || count[lease] != 2 {
+			continue
+		}
+		var held coordinationv1.Lease
+		holders[lease] = a.holders[lease]
+		if err := a.view.Client.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: lease}, &held); client.IgnoreNotFound(err) == nil {
+			holders[lease] = ptr.Deref(held.Spec.HolderIdentity, "")
+		}
+	}
+	a.holders = holders
+	return slices.DeleteFunc(nodes, func(n v1alpha1.NodeNetwork) bool {
+		holder, asked := holders[n.Lease()]
+		return asked && holder != n.Name
+	})
 }
 
 // apply makes the kernel hold it. It returns false if something is missing that is not

@@ -68,7 +68,7 @@ func capacity(l local, role v1alpha1.Role, nodes []v1alpha1.NodeNetwork, links [
 	}
 	for _, n := range nodes {
 		// What a client sends leaves by its own node; a server is called by any.
-		passes := n.Spec.NodeName == l.node || role == v1alpha1.Server
+		passes := n.Name == l.node || role == v1alpha1.Server
 		if passes && n.DeletionTimestamp.IsZero() && n.Status.UnderlayMTU > 0 {
 			outer = min(outer, int(n.Status.UnderlayMTU))
 		}

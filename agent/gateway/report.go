@@ -234,7 +234,7 @@ func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
 			g := n.Gateway(p.Name, plane.Index)
 			return g != nil && g.Ready
 		}) {
-			unreached = append(unreached, n.Spec.NodeName)
+			unreached = append(unreached, n.Name)
 		}
 	}
 	var out []string

@@ -8,8 +8,14 @@ import (
 	"strings"
 	"testing"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/liqonet/liqonet/agent/watch"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/overlay"
 )
@@ -102,6 +108,7 @@ func TestSecurity_11_AnyReports(t *testing.T) {
 		var nodes []v1alpha1.NodeNetwork
 		for _, name := range []string{"10.80.0.1", "10.80.0.2", "10.80.0.0", "10.80.31.254", "x", ""} {
 			n := v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+			n.Status.Address.Addr, _ = netip.ParseAddr(name)
 			n.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: "b", MTU: int32(r.IntN(3000) - 1000), Source: v1alpha1.IP{Addr: addr([]string{"172.18.0.2", "fd00::2", "255.255.255.255"}[r.IntN(3)])}}}
 			for range r.IntN(5) {
 				c := prefix(prefixes[r.IntN(len(prefixes))])
@@ -171,6 +178,40 @@ func TestSecurity_17_MessagesFit(t *testing.T) {
 	for _, message := range []string{s.Message, a.currentConditions(s, map[int32]bool{0: true})[1].Message} {
 		if n := len([]rune(message)); n == 0 || n > v1alpha1.MaxMessage || !strings.HasSuffix(message, "ü…") {
 			t.Errorf("%d characters, …%q", n, message[max(0, len(message)-9):])
+		}
+	}
+}
+
+// A node that was taken over reports the address of another one. It does not get that one's packets, also while the API does not answer.
+func TestSecurity_11_NoNodeTakesAnAddressByItsReport(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := coordinationv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	victim := node("n2", "10.80.0.2", "172.18.0.3", 0)
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: victim.Lease()}, Spec: coordinationv1.LeaseSpec{HolderIdentity: new("n2")},
+	}
+	asked, silent := 0, false
+	a := &agent{view: &watch.View{Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(lease).WithInterceptorFuncs(interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			if asked++; silent {
+				return context.DeadlineExceeded
+			}
+			return c.Get(ctx, key, obj, opts...)
+		},
+	}).Build()}}
+	honest := []v1alpha1.NodeNetwork{node("n1", "10.80.0.1", "172.18.0.2", 0), victim, node("n3", "", "172.18.0.4", 0), node("n4", "", "172.18.0.5", 0)}
+	if got := a.withoutImpostors(t.Context(), slices.Clone(honest)); len(got) != 4 || asked > 0 {
+		t.Errorf("of four that are honest %d count, by %d questions", len(got), asked)
+	}
+	for _, hostile := range []string{"n0", "n9"} {
+		all := append(slices.Clone(honest), node(hostile, "10.80.0.2", "172.18.0.9", 0))
+		for _, silent = range []bool{false, true} {
+			got := a.withoutImpostors(t.Context(), slices.Clone(all))
+			if len(got) != 4 || slices.ContainsFunc(got, func(n v1alpha1.NodeNetwork) bool { return n.Name == hostile }) {
+				t.Errorf("%s, silent %t: %d nodes count", hostile, silent, len(got))
+			}
 		}
 	}
 }

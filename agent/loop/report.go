@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	coordination "k8s.io/client-go/applyconfigurations/coordination/v1"
 	applymeta "k8s.io/client-go/applyconfigurations/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -48,6 +49,8 @@ type Reporter[T any] struct {
 	// Write writes the status, Renew the Lease.
 	Write func(context.Context, T) error
 	Renew func(context.Context) error
+	// Renewed is when the Lease was made, zero if it was there.
+	Renewed time.Time
 }
 
 // run reports until ctx ends, or an error is a Stop. Errors are logged where they are
@@ -56,6 +59,11 @@ func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan 
 	// written is nil while it is not known what the object holds.
 	var written *T
 	var wroteAt, renewAt time.Time
+	// Agents that were started at once need not write at once.
+	next := func(last time.Time) time.Time { return last.Add(wait.Jitter(r.Interval*9/10, 0.2)) }
+	if !r.Renewed.IsZero() {
+		renewAt = next(r.Renewed)
+	}
 	retry, failed := retries(writeRetry, writeRetryMost), ""
 	for {
 		var status T
@@ -75,8 +83,7 @@ func (r Reporter[T]) run(ctx context.Context, log *slog.Logger, statuses <-chan 
 		}
 		if renew && err == nil {
 			if err = request(ctx, r.Renew); err == nil {
-				// Agents that were started at once need not write at once.
-				renewAt = time.Now().Add(wait.Jitter(r.Interval*9/10, 0.2))
+				renewAt = next(time.Now())
 			}
 		}
 		switch {
@@ -119,6 +126,10 @@ type Lease struct {
 	Client client.Client
 	// Name is the object's, Holder that of the agent's pod, Manager the field manager.
 	Name, Holder, Manager string
+	// UID is the object's that is renewed, and no other of that name. It is empty where the CLI makes the object.
+	UID types.UID
+	// Pod is that of the agent where Holder is its node.
+	Pod string
 	// Measured is told with each renewal. It may be nil, and return nil.
 	Measured func() *v1alpha1.Measured
 	// Punctuality says whether the agent gets a processor. It may be nil.
@@ -127,8 +138,19 @@ type Lease struct {
 	Owner *applymeta.OwnerReferenceApplyConfiguration
 }
 
-// Renew writes the Lease. The time is that of the agent's own clock.
+// Renew writes the Lease. It is a conflict if the one with the UID is gone, and not valid if there is another one.
 func (l Lease) Renew(ctx context.Context) error {
+	if _, err := l.apply(ctx, client.ForceOwnership); err != nil {
+		return fmt.Errorf("renew Lease %s/%s: %w", v1alpha1.Namespace, l.Name, err)
+	}
+	return nil
+}
+
+// Claim makes the Lease, or takes the one that the same holder has, and returns its UID. It is a conflict if there is another holder.
+func (l Lease) Claim(ctx context.Context) (types.UID, error) { return l.apply(ctx) }
+
+// apply writes the Lease. The time is that of the agent's own clock.
+func (l Lease) apply(ctx context.Context, opts ...client.ApplyOption) (types.UID, error) {
 	notes := map[string]string{v1alpha1.AnnotationVersion: version.String()}
 	if l.Measured != nil {
 		if m := l.Measured(); m != nil {
@@ -140,15 +162,21 @@ func (l Lease) Renew(ctx context.Context) error {
 			notes[v1alpha1.AnnotationStarved] = strconv.Itoa(percent)
 		}
 	}
+	if l.Pod != "" {
+		notes[v1alpha1.AnnotationPod] = l.Pod
+	}
 	lease := coordination.Lease(l.Name, v1alpha1.Namespace).WithAnnotations(notes).
 		WithSpec(coordination.LeaseSpec().WithHolderIdentity(l.Holder).WithRenewTime(metav1.NewMicroTime(time.Now())))
 	if l.Owner != nil {
 		lease.WithOwnerReferences(l.Owner).WithLabels(map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
 	}
-	if err := l.Client.Apply(ctx, lease, client.FieldOwner(l.Manager), client.ForceOwnership); err != nil {
-		return fmt.Errorf("renew Lease %s/%s: %w", v1alpha1.Namespace, l.Name, err)
+	if l.UID != "" {
+		lease.WithUID(l.UID)
 	}
-	return nil
+	if err := l.Client.Apply(ctx, lease, append(opts, client.FieldOwner(l.Manager))...); err != nil {
+		return "", err
+	}
+	return ptr.Deref(lease.UID, ""), nil
 }
 
 // Short cuts a message to what a status has room for.

@@ -2,124 +2,122 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"slices"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	applymeta "k8s.io/client-go/applyconfigurations/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 )
 
-// claim returns the node's NodeNetwork, whose name is its overlay address. A
-// node without one takes a free address by making the object: names are unique,
-// so no address is given out twice. Which one is tried first depends on
-// the node's name only, so that a node gets the same address again where it can.
+// claim gives the node its NodeNetwork, and an address in the overlay. It holds the address by a Lease that has the address for a
+// name and the node for a holder: names are unique, so no two nodes hold one address. Which one is tried first depends on the
+// node's name only, so that a node gets the same address again where it can. The Lease goes with the NodeNetwork, and this one with the Node.
+//
+// It completes the lease, and says whether it was made now.
 //
 // Where nothing of ours is in the cluster any more, nothing should be in the
 // kernel either: then purge is called, and it is waited for better times.
-func claim(ctx context.Context, c client.Client, node *corev1.Node, purge func(context.Context) error) (*v1alpha1.NodeNetwork, error) {
+func claim(ctx context.Context, node *corev1.Node, lease *loop.Lease, purge func(context.Context) error) (own *v1alpha1.NodeNetwork, isNew bool, err error) {
+	c := lease.Client
 	internal, err := internalCIDR(ctx, c, purge)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	before, err := ofNode(ctx, c, node.Name)
-	if err != nil {
-		return nil, err
+	if own, err = ownReport(ctx, c, node, internal); err != nil {
+		return nil, false, err
 	}
-	for i := range before {
-		n := &before[i]
-		if n.Spec.NodeName != node.Name || !n.DeletionTimestamp.IsZero() {
-			continue
+	lease.Owner = applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID)
+	if lease.Name = own.Lease(); lease.Name != "" {
+		var held coordinationv1.Lease
+		err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: lease.Name}, &held)
+		if client.IgnoreNotFound(err) != nil {
+			return nil, false, fmt.Errorf("read who holds this node's overlay address: %w", err)
 		}
-		owned := slices.ContainsFunc(n.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == node.UID })
-		if addr, err := netip.ParseAddr(n.Name); err == nil && internal.Contains(addr) && owned {
-			return n, nil
-		}
-		// Of a node of the same name that is gone, or of a range that is not used
-		// any more.
-		if err := c.Delete(ctx, n, client.Preconditions{UID: &n.UID}); client.IgnoreNotFound(err) != nil {
-			return nil, fmt.Errorf("delete the outdated address %s of this node: %w", n.Name, err)
+		if err == nil && held.Spec.HolderIdentity != nil && *held.Spec.HolderIdentity == lease.Holder {
+			lease.UID = held.UID
+			return own, false, nil
 		}
 	}
-	taken := map[string]bool{}
+	taken := map[netip.Addr]bool{}
 	for i := range ipam.MaxNode {
 		if i == blindTries {
 			var list v1alpha1.NodeNetworkList
 			if err := c.List(ctx, &list); err != nil {
-				return nil, fmt.Errorf("list the addresses that are taken: %w", err)
+				return nil, false, fmt.Errorf("list the addresses that are taken: %w", err)
 			}
 			for _, n := range list.Items {
-				taken[n.Name] = true
+				taken[n.Status.Address.Addr] = n.Name != node.Name
 			}
 		}
 		addr, err := ipam.NodeAddr(internal, ipam.NodeCandidate(node.Name, i))
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
-		if taken[addr.String()] {
+		if taken[addr] {
 			continue
 		}
-		n, err := take(ctx, c, addr, node)
-		if err != nil {
-			return nil, fmt.Errorf("claim overlay address %s: %w", addr, err)
-		}
-		if n != nil {
-			return n, nil
+		lease.Name = v1alpha1.NodeLease(addr)
+		switch lease.UID, err = lease.Claim(ctx); {
+		case err == nil:
+			own.Status.Address = v1alpha1.IP{Addr: addr}
+			return own, true, nil
+		case !apierrors.IsConflict(err):
+			return nil, false, fmt.Errorf("claim overlay address %s: %w", addr, err)
 		}
 	}
-	return nil, fmt.Errorf("all %d addresses of %s are taken", ipam.MaxNode, internal)
+	return nil, false, fmt.Errorf("all %d addresses of %s are taken", ipam.MaxNode, internal)
 }
 
 // blindTries is how many addresses a node tries to take before it asks which ones are taken. All nodes of a large cluster may start
 // at once, and all NodeNetworks of it are many megabytes. Of 5,000 nodes three in four need one try or two.
 const blindTries = 16
 
-// ofNode returns the NodeNetworks of a node, and maybe others.
-func ofNode(ctx context.Context, c client.Client, name string) ([]v1alpha1.NodeNetwork, error) {
-	var list v1alpha1.NodeNetworkList
-	err := c.List(ctx, &list, client.MatchingFields{"spec.nodeName": name})
-	if apierrors.IsBadRequest(err) {
-		// The definition is one from before they could be selected by their nodes.
-		err = c.List(ctx, &list)
+// ownReport returns the node's NodeNetwork, which it makes if it is not there. It is applied and not created: for two seconds after a
+// custom resource definition was established the API server holds up every create request.
+func ownReport(ctx context.Context, c client.Client, node *corev1.Node, internal netip.Prefix) (*v1alpha1.NodeNetwork, error) {
+	n := &v1alpha1.NodeNetwork{}
+	usable := func() bool {
+		owned := slices.ContainsFunc(n.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == node.UID })
+		addr := n.Status.Address
+		return owned && n.DeletionTimestamp.IsZero() && (!addr.IsValid() || internal.Contains(addr.Addr))
 	}
-	if err != nil {
-		return nil, fmt.Errorf("list the addresses of this node: %w", err)
+	err := c.Get(ctx, types.NamespacedName{Name: node.Name}, n)
+	if client.IgnoreNotFound(err) != nil || err == nil && usable() {
+		return n, err
 	}
-	return list.Items, nil
-}
-
-// take claims one address; nil if another node was faster. The object is applied
-// and not created: for two seconds after a custom resource definition was
-// established the API server holds up every create request. Each node applies by
-// a name of its own, so that the second one gets a conflict.
-func take(ctx context.Context, c client.Client, addr netip.Addr, node *corev1.Node) (*v1alpha1.NodeNetwork, error) {
-	u := &unstructured.Unstructured{Object: map[string]any{
-		"spec": map[string]any{"nodeName": node.Name},
-	}}
-	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("NodeNetwork"))
-	u.SetName(addr.String())
-	u.SetLabels(map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
-	// The address is free again when the node is gone.
-	u.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}})
-	err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(manager(node)))
-	if apierrors.IsConflict(err) || apierrors.IsInvalid(err) {
-		return nil, nil
+	if err == nil {
+		// Of a node of the same name that is gone, or with an address of a range that is not used any more.
+		if err := c.Delete(ctx, n, client.Preconditions{UID: &n.UID}); client.IgnoreNotFound(err) != nil {
+			return nil, fmt.Errorf("delete the outdated NodeNetwork of this node: %w", err)
+		}
 	}
+	raw, err := json.Marshal(map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetwork", "metadata": map[string]any{
+		"name": node.Name, "labels": map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
+		// It is of no use when the node is gone.
+		"ownerReferences": []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID}},
+	}})
 	if err != nil {
 		return nil, err
 	}
-	n := &v1alpha1.NodeNetwork{}
-	if err := c.Get(ctx, client.ObjectKeyFromObject(u), n); err != nil || n.Spec.NodeName != node.Name {
-		return nil, client.IgnoreNotFound(err)
+	n = &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: node.Name}}
+	if err := c.Patch(ctx, n, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner(manager(node))); err != nil {
+		return nil, fmt.Errorf("make this node's NodeNetwork: %w", err)
+	}
+	if !usable() {
+		return nil, fmt.Errorf("NodeNetwork %s is of another Node still", n.Name)
 	}
 	return n, nil
 }

@@ -26,7 +26,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
-	applymeta "k8s.io/client-go/applyconfigurations/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -107,24 +106,26 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 	if err := c.Get(ctx, types.NamespacedName{Name: cfg.NodeName}, node); err != nil {
 		return fmt.Errorf("read node %s: %w", cfg.NodeName, err)
 	}
-	own, err := claim(ctx, c, node, func(ctx context.Context) error {
+	lease := loop.Lease{Client: c, Holder: cfg.NodeName, Pod: cfg.PodName, Manager: manager(node), Punctuality: &loop.Punctuality{}}
+	own, isNew, err := claim(ctx, node, &lease, func(ctx context.Context) error {
 		return Purge(ctx, func(what string) { cfg.Log.Info(what) })
 	})
 	if err != nil {
 		return err
 	}
-	cfg.Log.Info("this node has an address in the overlay", "address", own.Name)
-	address, err := netip.ParseAddr(own.Name)
-	if err != nil {
-		return err
+	var renewed time.Time
+	if isNew {
+		renewed = time.Now()
 	}
+	address := own.Status.Address.Addr
+	cfg.Log.Info("this node has an address in the overlay", "address", address)
 	kernel, err := overlay.New()
 	if err != nil {
 		return err
 	}
 	defer kernel.Close()
 	a := &agent{
-		Config: cfg, kernel: kernel, own: own, node: node, manager: manager(node), kept: own.Status.Gateways, view: &watch.View{Client: c},
+		Config: cfg, kernel: kernel, own: own, node: node, manager: lease.Manager, kept: own.Status.Gateways, view: &watch.View{Client: c},
 		resolvers: readResolvers(resolvConf), local: local{name: cfg.NodeName, address: address, keys: keys}, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 		choices: map[string]*failover.Choice{}, wake: notify.NewSignal(), silent: silentGateways{client: c, log: cfg.Log},
 	}
@@ -164,16 +165,18 @@ func runWithAddress(ctx context.Context, cfg Config, keys overlay.Keys, c client
 		cancel()
 		ended()
 	}()
-	lease := loop.Lease{
-		Client: c, Name: v1alpha1.NodeLease(cfg.NodeName), Holder: cfg.PodName, Manager: a.manager,
-		Owner:       applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID),
-		Punctuality: &loop.Punctuality{},
-	}
 	go lease.Punctuality.Watch(ctx)
 	l := loop.Loop[v1alpha1.NodeNetworkStatus]{
 		Agent: a, Log: cfg.Log, Objects: a.view.Changed, Kernel: changes, Measured: a.wake, Health: health, Reconciled: cfg.metrics.Reconciled,
 		Report: loop.Reporter[v1alpha1.NodeNetworkStatus]{
-			Interval: v1alpha1.NodeReportInterval, Compare: compareStatus, Write: a.writeStatus, Renew: lease.Renew,
+			Interval: v1alpha1.NodeReportInterval, Compare: compareStatus, Write: a.writeStatus, Renewed: renewed,
+			Renew: func(ctx context.Context) error {
+				err := lease.Renew(ctx)
+				if apierrors.IsConflict(err) || apierrors.IsInvalid(err) { // the UID of an object cannot be changed
+					return errAddressLost
+				}
+				return err
+			},
 		},
 	}
 	return l.Run(ctx)
@@ -243,7 +246,7 @@ type agent struct {
 	paths map[pathKey]pathInfo
 }
 
-var errAddressLost error = loop.Stop{Reason: errors.New("this node's NodeNetwork is gone: it needs a new overlay address")}
+var errAddressLost error = loop.Stop{Reason: errors.New("this node's NodeNetwork is gone, or the Lease by which it holds its overlay address: it needs another one")}
 
 // Reconcile makes the kernel hold what the objects say. Where they say the same as at
 // the last attempt, the kernel is only asked if compare is set: objects change often by

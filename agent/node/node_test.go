@@ -30,7 +30,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	ns := netns.New(t, "node")
 	ns.Output(t, "sh", "-ec", `ip link add eth0 type bridge; ip link set eth0 up; ip addr add 192.0.2.1/24 dev eth0
 		ip route add default via 192.0.2.254; ip link add loq2-0 type bridge; ip link set loq2-0 alias theirs`)
-	own := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "10.80.0.1", UID: "1"}}
+	own := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "1"}}
 	// Of an agent before this one, on a kernel that could.
 	own.Status.Gateways = []v1alpha1.NodeGateway{{
 		PeeringName: "c", ObservedGeneration: 2, GatewayIP: v1alpha1.IP{Addr: addr("10.244.9.2")}, Source: v1alpha1.IP{Addr: addr("192.0.2.1")}, Ready: true,
@@ -43,7 +43,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	a := &agent{
 		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")},
 		view:   &watch.View{Reader: objects, Client: objects},
-		local:  local{name: "n1", address: netip.MustParseAddr(own.Name), active: map[string]int32{}}, own: own, node: node, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
+		local:  local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), active: map[string]int32{}}, own: own, node: node, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 	}
 	ns.Do(t, func() (err error) {
 		a.kernel, err = overlay.New()

@@ -47,7 +47,7 @@ func refusing(err error) answers {
 
 func TestRemoved(t *testing.T) {
 	const (
-		own, pod  = "10.80.0.1", "liqonet-node-x"
+		own, pod  = "n1", "liqonet-node-x"
 		set       = "DaemonSet " + v1alpha1.NodeAgentName
 		namespace = "Namespace " + v1alpha1.Namespace
 	)
@@ -98,7 +98,7 @@ func TestRemoved(t *testing.T) {
 // the same time. Whatever comes first, it leaves the kernel as it is.
 func TestPodSeenToGoLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		last := lastView{late{answers{}, time.Now().Add(lastWord / 2)}, "10.80.0.1", "liqonet-node-x"}
+		last := lastView{late{answers{}, time.Now().Add(lastWord / 2)}, "n1", "liqonet-node-x"}
 		if why := removed(t.Context(), refusing(errUnauthorized), last); why != "" {
 			t.Errorf("it cleans: %s", why)
 		}

@@ -54,7 +54,7 @@ func (a *agent) writeStatus(ctx context.Context, s v1alpha1.NodeNetworkStatus) e
 // Status is what there is to report.
 func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 	s := v1alpha1.NodeNetworkStatus{
-		Kernel: new(a.facts), UnderlayMTU: int32(a.underlayMTU), NodeIPs: nodeIPs(a.node), PodCIDRs: podCIDRs(a.node), Routes: a.routes, Resolvers: a.resolvers,
+		Address: v1alpha1.IP{Addr: a.local.address}, Kernel: new(a.facts), UnderlayMTU: int32(a.underlayMTU), NodeIPs: nodeIPs(a.node), PodCIDRs: podCIDRs(a.node), Routes: a.routes, Resolvers: a.resolvers,
 	}
 	problems := []string{problem}
 	if a.omittedRoutes > 0 {

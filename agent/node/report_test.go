@@ -25,7 +25,7 @@ import (
 func newAgent(t *testing.T) *agent {
 	t.Helper()
 	own := &v1alpha1.NodeNetwork{}
-	own.Name = "10.80.0.1"
+	own.Name = "n1"
 	return &agent{
 		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")}, view: &watch.View{Reader: newClient(t, interceptor.Funcs{})},
 		local: local{name: "n1", address: addr("10.80.0.1"), active: map[string]int32{}}, own: own, node: newNode("n1", "1"),

@@ -12,7 +12,7 @@ import (
 func TestSame(t *testing.T) {
 	report := func(version, peering string) *v1alpha1.NodeNetwork {
 		return &v1alpha1.NodeNetwork{
-			ObjectMeta: metav1.ObjectMeta{Name: "10.80.0.1", ResourceVersion: version},
+			ObjectMeta: metav1.ObjectMeta{Name: "n1", ResourceVersion: version},
 			Status:     v1alpha1.NodeNetworkStatus{Gateways: []v1alpha1.NodeGateway{{PeeringName: peering}}},
 		}
 	}

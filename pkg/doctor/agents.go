@@ -59,8 +59,8 @@ func nodeAgents(x *look) {
 		switch k := x.Kernels[n.Name]; {
 		case k != nil && k.Unhealthy != "":
 			x.failed(n.Name, what, "its health check is not answered: "+k.Unhealthy, hint)
-		case x.silent(v1alpha1.NodeLease(n.Name)) && x.started(pod):
-			x.failed(n.Name, what, x.sinceBeat(v1alpha1.NodeLease(n.Name)), hint)
+		case x.silent(x.Reports[n.Name].Lease()) && x.started(pod):
+			x.failed(n.Name, what, x.sinceBeat(x.Reports[n.Name].Lease()), hint)
 		}
 	}
 }
@@ -114,7 +114,7 @@ func allGateways(x *look) {
 // agentsSay has what agents themselves report as not done.
 func agentsSay(x *look) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
-		if m := x.Reports[node].Status.Message; m != "" && !x.silent(v1alpha1.NodeLease(node)) {
+		if m := x.Reports[node].Status.Message; m != "" && !x.silent(x.Reports[node].Lease()) {
 			x.failed(node, fmt.Sprintf("the agent of node %s cannot do all that it should: %s", node, m), "message of its NodeNetwork", x.Kubectl+" get nodenetworks -o yaml")
 		}
 	}

@@ -87,9 +87,9 @@ func cluster(name, peer, key, remoteKey string, role v1alpha1.Role) *Cluster {
 		node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "172.18.1.1" + string("12"[i])}}
 		c.Nodes = append(c.Nodes, node)
 		c.Pods = append(c.Pods, pod("agent-"+n, n, "node", "liqonet-node"))
-		c.Beats["node-"+n] = Beat{Age: &second, Version: "v1"}
-		r := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "10.80.0." + string("12"[i])}}
-		r.Spec.NodeName = n
+		r := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: n}}
+		r.Status.Address = addr("10.80.0." + string("12"[i]))
+		c.Beats[r.Lease()] = Beat{Age: &second, Version: "v1"}
 		r.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: peer, Ready: true, ObservedGeneration: 3}}
 		c.Reports[n] = r
 		c.Kernels[n] = kernel(string("12"[i]), string("21"[i]))
@@ -153,17 +153,17 @@ func faults() []fault {
 		{"definition", "liqonet-definition-01", "nodenetworks.liqonet.io is gone", func(f *Facts, a, b *Cluster) {
 			a.Definitions["nodenetworks.liqonet.io"] = "is gone"
 			a.Reports = nil
-			dead(a, "node-alpha-1")
+			dead(a, "node-10.80.0.1")
 			down(a, "")
 		}},
 		{"user", "liqonet-permission-01", "", func(f *Facts, a, b *Cluster) { a.MayNot = []string{"create pods"} }},
 		{"role", "liqonet-permission-02", "ClusterRole liqonet-node is gone", func(f *Facts, a, b *Cluster) {
 			a.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "ClusterRole", Name: "liqonet-node"}, {Action: plan.Change, Kind: "DaemonSet", Name: "liqonet-node"}}
-			dead(a, "node-alpha-1")
+			dead(a, "node-10.80.0.1")
 		}},
 		{"token", "liqonet-token-01", "ServiceAccount liqonet-node was made anew", func(f *Facts, a, b *Cluster) {
 			a.Accounts[0].CreationTimestamp = metav1.NewTime(now.Add(-time.Minute))
-			dead(a, "node-alpha-1")
+			dead(a, "node-10.80.0.1")
 		}},
 		{"secret", "liqonet-secret-01", "gateway-beta-0-1 is gone", func(f *Facts, a, b *Cluster) {
 			delete(a.Secrets, "gateway-beta-0-1")
@@ -172,14 +172,14 @@ func faults() []fault {
 		}},
 		{"server's clock", "liqonet-clock-01", "1h0m0s ahead of", func(f *Facts, a, b *Cluster) { a.ClockAhead = time.Hour }},
 		{"agents' clock", "liqonet-clock-02", "the agent of node alpha-2 is 1h0m0s behind", func(f *Facts, a, b *Cluster) {
-			a.Beats["node-alpha-2"] = Beat{Age: a.Beats["node-alpha-2"].Age, Version: "v1", ClockAhead: -time.Hour}
+			a.Beats["node-10.80.0.2"] = Beat{Age: a.Beats["node-10.80.0.2"].Age, Version: "v1", ClockAhead: -time.Hour}
 		}},
 		{"version", "liqonet-version-01", "agents are of version v0.9", func(f *Facts, a, b *Cluster) {
-			a.Beats["node-alpha-2"] = Beat{Age: a.Beats["node-alpha-2"].Age, Version: "v0.9"}
+			a.Beats["node-10.80.0.2"] = Beat{Age: a.Beats["node-10.80.0.2"].Age, Version: "v0.9"}
 		}},
 		{"no agent", "liqonet-agent-01", "node alpha-2 has no agent", func(f *Facts, a, b *Cluster) {
 			a.Pods = a.Pods[:2]
-			dead(a, "node-alpha-2")
+			dead(a, "node-10.80.0.2")
 		}},
 		{"agent", "liqonet-agent-02", "the agent of node alpha-2 does nothing", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Unhealthy = "no answer" }},
 		{"gateway", "liqonet-agent-03", "the gateway to beta does nothing, on node alpha-1", func(f *Facts, a, b *Cluster) {
@@ -195,7 +195,7 @@ func faults() []fault {
 		{"message", "liqonet-agent-05", "cannot do all that it should: no room", func(f *Facts, a, b *Cluster) { a.Reports["alpha-2"].Status.Message = "no room" }},
 		{"image", "liqonet-pod-01", "node alpha-2 cannot get the agents' image agent:v1", func(f *Facts, a, b *Cluster) {
 			a.Pods[2].Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}
-			dead(a, "node-alpha-2")
+			dead(a, "node-10.80.0.2")
 		}},
 		{"crash", "liqonet-pod-02", "the gateway to beta crashes again and again on node alpha-1: bad flag", func(f *Facts, a, b *Cluster) {
 			a.Pods[0].Status.ContainerStatuses[0] = corev1.ContainerStatus{
@@ -216,7 +216,7 @@ func faults() []fault {
 			a.Pods[0].Status.ContainerStatuses[0].LastTerminationState = corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{Reason: "OOMKilled", FinishedAt: metav1.NewTime(now)}}
 		}},
 		{"starved", "liqonet-starved-01", "the agent of node alpha-2 gets too little processor time", func(f *Facts, a, b *Cluster) {
-			a.Beats["node-alpha-2"] = Beat{Age: minutes(3), Version: "v1", Starved: 90}
+			a.Beats["node-10.80.0.2"] = Beat{Age: minutes(3), Version: "v1", Starved: 90}
 		}},
 		{"policy", "liqonet-policy-01", "NetworkPolicy deny does not let UDP to the gateways pass", func(f *Facts, a, b *Cluster) {
 			a.Policies = []networkingv1.NetworkPolicy{{ObjectMeta: metav1.ObjectMeta{Name: "deny"}, Spec: networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{"Ingress"}}}}
@@ -225,13 +225,13 @@ func faults() []fault {
 		{"node", "liqonet-node-01", "node alpha-1 is not ready", func(f *Facts, a, b *Cluster) {
 			a.Nodes[0].Status.Conditions[0].Status = corev1.ConditionUnknown
 			dead(a, "gateway-beta-0")
-			dead(a, "node-alpha-1")
+			dead(a, "node-10.80.0.1")
 			down(b, "")
 		}},
 		{"disk", "liqonet-disk-01", "the disk of node alpha-2 is full", func(f *Facts, a, b *Cluster) {
 			a.Nodes[1].Status.Conditions = append(a.Nodes[1].Status.Conditions, corev1.NodeCondition{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue})
 			a.Pods = a.Pods[:2]
-			dead(a, "node-alpha-2")
+			dead(a, "node-10.80.0.2")
 		}},
 		{"kernel", "liqonet-kernel-01", "has not the overlay that is needed", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].VXLAN = false }},
 		{"firewall", "liqonet-firewall-01", "a firewall on node alpha-2 drops", func(f *Facts, a, b *Cluster) {

@@ -97,7 +97,7 @@ func nodeOfPod(p *corev1.Pod) string {
 // agent names the agent that has a Lease.
 func (x *look) agent(lease string) string {
 	for _, n := range x.Cluster.Nodes {
-		if lease == v1alpha1.NodeLease(n.Name) {
+		if lease == x.Reports[n.Name].Lease() {
 			return "the agent of node " + n.Name
 		}
 	}
@@ -124,7 +124,7 @@ func gatewayName(p *v1alpha1.Peering, plane int32) string {
 // nodeOf is the node of the agent that has a Lease.
 func (x *look) nodeOf(lease string) string {
 	for _, n := range x.Cluster.Nodes {
-		if lease == v1alpha1.NodeLease(n.Name) {
+		if lease == x.Reports[n.Name].Lease() {
 			return n.Name
 		}
 	}

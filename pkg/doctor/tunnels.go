@@ -144,7 +144,7 @@ func tunnels(x *look) {
 func overlays(x *look) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 		r := x.Reports[node]
-		if x.silent(v1alpha1.NodeLease(node)) || !slices.ContainsFunc(x.Cluster.Nodes, func(n corev1.Node) bool { return n.Name == node }) {
+		if x.silent(r.Lease()) || !slices.ContainsFunc(x.Cluster.Nodes, func(n corev1.Node) bool { return n.Name == node }) {
 			continue
 		}
 		x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {

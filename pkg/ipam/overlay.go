@@ -94,16 +94,17 @@ func offset(internal netip.Prefix, n int) (netip.Addr, error) {
 	return addr, nil
 }
 
-// NodeCandidate is the number that a node tries as its i-th, from 0. The first
-// depends on the node's name only, so that it gets the same again where it can.
+// NodeCandidate is the number that a node tries as its i-th, from 0. Which ones these are
+// depends on the node's name only, so that it gets the same again where it can. The step from each to the next is another one for each
+// node. With one step for all, nodes of a large cluster would queue up behind others.
 func NodeCandidate(name string, i int) int {
-	return candidate([]byte(name), i, MaxNode)
+	h := hash([]byte(name))
+	step := 1 + h/MaxNode%(MaxNode-1) // MaxNode is a prime number, so all are tried
+	return (h+i*step)%MaxNode + 1
 }
 
-// candidate is the i-th number, 1 to highest, of who has a name. The first one depends on
-// the name only.
-func candidate(name []byte, i, highest int) int {
+func hash(name []byte) int {
 	h := fnv.New32a()
 	h.Write(name)
-	return (int(h.Sum32()%uint32(highest))+i)%highest + 1
+	return int(h.Sum32())
 }

@@ -134,7 +134,7 @@ func HostAddr(external netip.Prefix, n int) (netip.Addr, error) {
 // It returns an error if all are taken.
 func HostNumber(host netip.Addr, taken func(n int) bool) (int, error) {
 	for i := range MaxHost {
-		if n := candidate(host.AsSlice(), i, MaxHost); !taken(n) {
+		if n := (hash(host.AsSlice())+i)%MaxHost + 1; !taken(n) {
 			return n, nil
 		}
 	}

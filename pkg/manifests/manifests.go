@@ -508,6 +508,8 @@ func GatewayBudget(peering string) *policyv1.PodDisruptionBudget {
 func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 	labels := g.Labels()
 	inNamespace := []rbacv1.PolicyRule{
+		// Which node holds an address that several report.
+		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, Verbs: []string{"get"}},
 		{APIGroups: []string{"coordination.k8s.io"}, Resources: []string{"leases"}, ResourceNames: []string{g.Name()}, Verbs: []string{"patch"}},
 		// Which endpoints it has is told to the peer.
 		{APIGroups: []string{""}, Resources: []string{"services"}, ResourceNames: []string{v1alpha1.GatewayService(g.Peering)}, Verbs: []string{"list", "watch"}},

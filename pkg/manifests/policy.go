@@ -34,9 +34,9 @@ func nodePolicy(labels map[string]string) []Object {
 		},
 		Validations: []admissionv1.Validation{{
 			Expression: fmt.Sprintf("variables.node != '' && variables.objects.all(o, "+
-				"request.resource.resource == 'leases' ? o.metadata.name == '%s' + variables.node : "+
+				"request.resource.resource == 'leases' ? o.metadata.name.startsWith('%s') && o.?spec.?holderIdentity.orValue('') == variables.node : "+
 				"request.resource.resource == 'configmaps' ? o.metadata.name == '%s' + variables.node : "+
-				"o.spec.nodeName == variables.node)", v1alpha1.NodeLease(""), v1alpha1.NodeHistory("")),
+				"o.metadata.name == variables.node)", v1alpha1.NodeLeasePrefix, v1alpha1.NodeHistory("")),
 			MessageExpression: "'the node agent of \"' + variables.node + '\" may write what belongs to its own node only'",
 			Reason:            new(metav1.StatusReasonForbidden),
 		}},

@@ -22,7 +22,7 @@ func TestDeletesAtOnce(t *testing.T) {
 	ours := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 	var leases []client.Object
 	for i := range 3 * deletesAtOnce {
-		leases = append(leases, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLease(fmt.Sprint("n", i)), Labels: ours}})
+		leases = append(leases, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: fmt.Sprint(v1alpha1.NodeLeasePrefix, i), Labels: ours}})
 	}
 	var now, most atomic.Int32
 	all := make(chan struct{}) // closed when as many as may be are under way

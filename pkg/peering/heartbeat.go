@@ -1,10 +1,12 @@
 package peering
 
 import (
+	"cmp"
 	"strconv"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -70,13 +72,13 @@ func (h heartbeats) alive(name string, within time.Duration) bool {
 	return known && age <= within
 }
 
-// holder is the pod whose agent renews the Lease, empty if there is none.
-func (h heartbeats) holder(name string) string {
+// pod is the one whose agent renews the Lease, empty if there is none.
+func (h heartbeats) pod(name string) string {
 	l := h[name].lease
-	if l == nil || l.Spec.HolderIdentity == nil {
+	if l == nil {
 		return ""
 	}
-	return *l.Spec.HolderIdentity
+	return cmp.Or(l.Annotations[v1alpha1.AnnotationPod], ptr.Deref(l.Spec.HolderIdentity, ""))
 }
 
 // version is that of the agent that renews the Lease, and measured what it tells with it; empty and nil where that is not known.

@@ -107,9 +107,8 @@ func node(name string, ready bool, addresses ...string) *corev1.Node {
 
 func report(nodeName, address string, kernel *v1alpha1.KernelFacts) v1alpha1.NodeNetwork {
 	return v1alpha1.NodeNetwork{
-		ObjectMeta: metav1.ObjectMeta{Name: address},
-		Spec:       v1alpha1.NodeNetworkSpec{NodeName: nodeName},
-		Status:     v1alpha1.NodeNetworkStatus{Kernel: kernel},
+		ObjectMeta: metav1.ObjectMeta{Name: nodeName},
+		Status:     v1alpha1.NodeNetworkStatus{Address: v1alpha1.IP{Addr: netip.MustParseAddr(address)}, Kernel: kernel},
 	}
 }
 

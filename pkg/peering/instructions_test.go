@@ -148,7 +148,7 @@ func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 	a.peer, b.peer = b, a
 	mustPeer(t, a, b, Options{})
 	lease := &coordinationv1.Lease{}
-	if err := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLease("a-1")}, lease); err != nil {
+	if err := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: list[v1alpha1.NodeNetworkList](t, a).Items[0].Lease()}, lease); err != nil {
 		t.Fatal(err)
 	}
 	lease.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager, v1alpha1.LabelPeering: "x"}

@@ -201,9 +201,8 @@ func (c *Cluster) overlayAddresses(ctx context.Context) (map[netip.Addr]netip.Ad
 	}
 	out := map[netip.Addr]netip.Addr{}
 	for _, r := range plan.ReportsByNode(reports.Items) {
-		addr, _ := netip.ParseAddr(r.Name)
 		for _, own := range r.Status.NodeIPs {
-			out[own.Addr] = addr
+			out[own.Addr] = r.Status.Address.Addr
 		}
 	}
 	return out, nil

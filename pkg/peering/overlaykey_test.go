@@ -70,7 +70,7 @@ func (w *site) leave(t *testing.T, name string) {
 	t.Helper()
 	err := w.raw.Delete(t.Context(), node(name, true))
 	for _, n := range list[v1alpha1.NodeNetworkList](t, w).Items {
-		if n.Spec.NodeName == name {
+		if n.Name == name {
 			err = errors.Join(err, w.raw.Delete(t.Context(), &n))
 		}
 	}

@@ -270,7 +270,7 @@ func (p *run) checkInternal() error {
 				s.foreign = append(s.foreign, r.Prefix)
 				errs = append(errs, &Error{
 					Kind: Ranges, Cluster: s.Name, Doing: "find a range for the overlay",
-					Err:  fmt.Errorf("%s, which was chosen, has a part of %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Spec.NodeName),
+					Err:  fmt.Errorf("%s, which was chosen, has a part of %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Name),
 					Hint: fmt.Sprintf("try again with --reserve %s=%s", s.Name, r),
 				})
 			}

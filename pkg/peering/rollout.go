@@ -52,7 +52,7 @@ func gatewayRolledOut(o objects, g manifests.Gateway, beats heartbeats) string {
 	if deployment == nil || !isRolledOut(deployment) {
 		return "the gateway is being replaced"
 	}
-	if runningPods(o)[beats.holder(g.Name())] == nil {
+	if runningPods(o)[beats.pod(g.Name())] == nil {
 		return "the gateway has not reported since it was replaced"
 	}
 	return ""
@@ -62,7 +62,7 @@ func gatewayRolledOut(o objects, g manifests.Gateway, beats heartbeats) string {
 func nodesRolledOut(o objects, revision string, nodes []string, beats heartbeats) string {
 	ds, running, reports := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), runningPods(o), plan.ReportsByNode(o.reports())
 	for _, n := range nodes {
-		pod := running[beats.holder(v1alpha1.NodeLease(n))]
+		pod := running[beats.pod(reports[n].Lease())]
 		if reports[n] == nil || pod == nil || !metav1.IsControlledBy(pod, ds) || pod.Labels[appsv1.ControllerRevisionHashLabelKey] != revision {
 			return fmt.Sprintf("the node agent of %s is being replaced", n)
 		}

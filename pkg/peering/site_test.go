@@ -387,11 +387,11 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		if err := c.Get(ctx, client.ObjectKeyFromObject(&nn), &nn); err != nil {
 			return err
 		}
-		if err := fakeapi.Beat(ctx, c, v1alpha1.NodeLease(n.Name), v1alpha1.NodeAgentName+"-"+n.Name, w.holder); err != nil {
+		if err := fakeapi.Beat(ctx, c, v1alpha1.NodeLease(addr), v1alpha1.NodeAgentName+"-"+n.Name, w.holder); err != nil {
 			return err
 		}
-		passes := !w.runs(ctx, c, v1alpha1.NodeLease(n.Name), w.lossy)
-		status := v1alpha1.NodeNetworkStatus{Kernel: kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...)}
+		passes := !w.runs(ctx, c, v1alpha1.NodeLease(addr), w.lossy)
+		status := v1alpha1.NodeNetworkStatus{Address: v1alpha1.IP{Addr: addr}, Kernel: kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...)}
 		for i := range peerings.Items {
 			p := &peerings.Items[i]
 			for _, plane := range p.Spec.Planes {
@@ -446,10 +446,10 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 // runs says that the agent that renews a Lease is of an image.
 func (w *site) runs(ctx context.Context, c client.WithWatch, lease, image string) bool {
 	l, pod := &coordinationv1.Lease{}, &corev1.Pod{}
-	if image == "" || c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: lease}, l) != nil || l.Spec.HolderIdentity == nil {
+	if image == "" || c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: lease}, l) != nil {
 		return false
 	}
-	err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: *l.Spec.HolderIdentity}, pod)
+	err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: l.Annotations[v1alpha1.AnnotationPod]}, pod)
 	return err == nil && pod.Spec.Containers[0].Image == image
 }
 

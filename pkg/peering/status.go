@@ -422,11 +422,11 @@ func planeView(p *v1alpha1.Peering, plane *v1alpha1.Plane, beats heartbeats, now
 
 // nodeView is what the agent of a node reports.
 func nodeView(n *v1alpha1.NodeNetwork, p *v1alpha1.Peering, seenAs ipam.Mapping, beats heartbeats) (v NodeView) {
-	v.Name, v.Planes, v.PlanesInUse = n.Spec.NodeName, []int32{}, []int32{}
-	v.Address, _ = netip.ParseAddr(n.Name)
+	v.Name, v.Planes, v.PlanesInUse = n.Name, []int32{}, []int32{}
+	v.Address = n.Status.Address.Addr
 	v.SeenAs, _ = seenAs.Translate(v.Address)
-	v.Version = beats.version(v1alpha1.NodeLease(n.Spec.NodeName))
-	alive := beats.alive(v1alpha1.NodeLease(n.Spec.NodeName), nodeSilence)
+	v.Version = beats.version(n.Lease())
+	alive := beats.alive(n.Lease(), nodeSilence)
 	for _, plane := range p.Spec.Planes {
 		g := n.Gateway(p.Name, plane.Index)
 		if g == nil {
@@ -456,7 +456,7 @@ func conflicting(n *v1alpha1.NodeNetwork, s *v1alpha1.PeeringSpec) (out []string
 	check := func(used v1alpha1.CIDR, what, advice string) {
 		for _, r := range n.Status.Routes {
 			if r.Overlaps(used.Prefix) {
-				out = append(out, fmt.Sprintf("node %s has a route to %s, but %s is %s: %s", n.Spec.NodeName, r, used, what, advice))
+				out = append(out, fmt.Sprintf("node %s has a route to %s, but %s is %s: %s", n.Name, r, used, what, advice))
 			}
 		}
 	}

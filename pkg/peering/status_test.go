@@ -65,7 +65,7 @@ func newWorld() *world {
 		},
 	}
 	for _, n := range []v1alpha1.NodeNetwork{report("n2", "10.80.0.2", nil), report("n1", "10.80.0.1", nil)} {
-		w.beat(v1alpha1.NodeLease(n.Spec.NodeName), 0)
+		w.beat(n.Lease(), 0)
 		n.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: "other", Ready: false}, {PeeringName: "b", ObservedGeneration: 4, Ready: true, RTTMicroseconds: 500}}
 		w.nodes = append(w.nodes, n)
 	}
@@ -301,7 +301,7 @@ func TestViewState(t *testing.T) {
 		},
 		{
 			name:   "a node's agent is dead since an hour",
-			change: func(w *world) { w.beat(v1alpha1.NodeLease(w.nodes[0].Spec.NodeName), time.Hour) },
+			change: func(w *world) { w.beat(w.nodes[0].Lease(), time.Hour) },
 			state:  Degraded, message: "1 of 2 nodes", nodes: 1,
 		},
 		{
@@ -410,7 +410,7 @@ func TestSecurity_13_NodeNetworkWithoutAnAddress(t *testing.T) {
 	w := newWorld()
 	want := w.view(t)
 	other := w.nodes[0].DeepCopy()
-	other.Name, other.ResourceVersion, other.Status = "not-an-address", "999999", v1alpha1.NodeNetworkStatus{}
+	other.Name, other.Status.Address = "n3", v1alpha1.IP{}
 	w.nodes = append(w.nodes, *other)
 	if diff := cmp.Diff(want, w.view(t), compare); diff != "" {
 		t.Error(diff)
@@ -504,7 +504,7 @@ func TestViews(t *testing.T) {
 		w := newWorld()
 		c := newCluster(t, "a", interceptor.Funcs{}, w.peering, node("n1", true), node("n2", true), &w.nodes[0], &w.nodes[1])
 		c.Now = func() time.Time { return time.Now().Add(time.Hour) }
-		for _, name := range []string{"gateway-b-0", v1alpha1.NodeLease("n1"), v1alpha1.NodeLease("n2")} {
+		for _, name := range []string{"gateway-b-0", w.nodes[0].Lease(), w.nodes[1].Lease()} {
 			l := &coordinationv1.Lease{
 				ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name},
 				Spec:       coordinationv1.LeaseSpec{HolderIdentity: new("pod"), RenewTime: &metav1.MicroTime{Time: time.Now()}},

@@ -300,10 +300,10 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 		for _, n := range of[*v1alpha1.NodeNetwork](o) {
 			switch {
 			case !slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.PeeringName == name }):
-			case isAmong(ready, n.Spec.NodeName):
-				waiting = append(waiting, n.Spec.NodeName)
+			case isAmong(ready, n.Name):
+				waiting = append(waiting, n.Name)
 			default:
-				skipped = append(skipped, n.Spec.NodeName)
+				skipped = append(skipped, n.Name)
 			}
 		}
 		slices.Sort(skipped)

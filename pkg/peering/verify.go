@@ -211,7 +211,7 @@ func (s *verified) readNodes(ctx context.Context) error {
 			continue
 		}
 		one := verify.Node{Name: n.Name, Addresses: own, Gateways: s.gatewaysOn(n.Name), MTU: s.mtuOf(report)}
-		one.Overlay, _ = netip.ParseAddr(report.Name)
+		one.Overlay = report.Status.Address.Addr
 		known[n.Name] = one
 		candidates = append(candidates, verify.Candidate{Name: n.Name, Gateways: one.Gateways})
 	}

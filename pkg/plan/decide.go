@@ -210,7 +210,7 @@ func (f *FactSheet) nodesWithout(backend string) (out []string) {
 	for _, n := range f.Reports {
 		k := n.Status.Kernel
 		if k != nil && !map[string]bool{"": true, "geneve": k.Geneve, "vxlan": k.VXLAN, "wireguard": k.WireGuard}[linkKind(backend)] {
-			out = append(out, n.Spec.NodeName)
+			out = append(out, n.Name)
 		}
 	}
 	slices.Sort(out)

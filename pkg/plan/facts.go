@@ -10,7 +10,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -242,23 +241,15 @@ func (f *FactSheet) agents() (a manifests.Agents, s Statement) {
 	return a, s
 }
 
-// ReportsByNode returns the agents' reports by the names of their nodes. Of two of
-// one node it is the one that was written last: a Node that was deleted may have left one.
-// One whose name is no address was made by no agent, and does not count.
+// ReportsByNode returns the agents' reports by the names of their nodes. One without an
+// address was made by no agent, or has not been written yet, and does not count.
 func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetwork {
 	out := make(map[string]*v1alpha1.NodeNetwork, len(reports))
 	for i := range reports {
 		r := &reports[i]
-		if _, err := netip.ParseAddr(r.Name); err != nil {
-			continue
+		if r.Status.Address.IsValid() {
+			out[r.Name] = r
 		}
-		if other := out[r.Spec.NodeName]; other != nil {
-			order, err := resourceversion.CompareResourceVersion(r.ResourceVersion, other.ResourceVersion)
-			if err != nil || order < 0 {
-				continue
-			}
-		}
-		out[r.Spec.NodeName] = r
 	}
 	return out
 }
@@ -314,10 +305,10 @@ func (f *FactSheet) statements() []Statement {
 	routes, resolvers := map[netip.Prefix][]string{}, map[netip.Addr][]string{}
 	for _, n := range f.Reports {
 		for _, r := range n.Status.Routes {
-			routes[r.Prefix] = append(routes[r.Prefix], n.Spec.NodeName)
+			routes[r.Prefix] = append(routes[r.Prefix], n.Name)
 		}
 		for _, r := range n.Status.Resolvers {
-			resolvers[r.Addr] = append(resolvers[r.Addr], n.Spec.NodeName)
+			resolvers[r.Addr] = append(resolvers[r.Addr], n.Name)
 		}
 	}
 	return append(append(out, reported("route of nodes", routes)...), reported("name server of nodes", resolvers)...)

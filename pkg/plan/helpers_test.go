@@ -52,9 +52,8 @@ func (f *FactSheet) withEntry(peer *FactSheet, index int32) *v1alpha1.PeerAlloca
 
 func report(nodeName, address string, kernel *v1alpha1.KernelFacts) v1alpha1.NodeNetwork {
 	return v1alpha1.NodeNetwork{
-		ObjectMeta: metav1.ObjectMeta{Name: address},
-		Spec:       v1alpha1.NodeNetworkSpec{NodeName: nodeName},
-		Status:     v1alpha1.NodeNetworkStatus{Kernel: kernel},
+		ObjectMeta: metav1.ObjectMeta{Name: nodeName},
+		Status:     v1alpha1.NodeNetworkStatus{Address: v1alpha1.IP{Addr: netip.MustParseAddr(address)}, Kernel: kernel},
 	}
 }
 

@@ -427,35 +427,30 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 	return failed
 }
 
-// plannedNodes are the objects that node agents make: one with the overlay
-// address of each.
+// plannedNodes are the objects that node agents make: a report of each, and the
+// Lease that holds its overlay address.
 func (f *FactSheet) plannedNodes(internal netip.Prefix) []ObjectPlan {
-	taken := map[string]bool{}
-	for _, n := range f.Reports {
-		taken[n.Name] = true
-	}
+	taken := map[netip.Addr]bool{}
 	reports := ReportsByNode(f.Reports)
+	for _, r := range reports {
+		taken[r.Status.Address.Addr] = true
+	}
 	var out []ObjectPlan
 	for _, node := range f.agentNodes() {
 		o := ObjectPlan{
-			APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork", MadeBy: "the agent of node " + node,
-			Reason: "the node's overlay address, by its name: the first that is free",
+			APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork", Name: node, Action: Create, MadeBy: "the agent of node " + node, Reason: "the node's report",
 		}
+		var addr netip.Addr
 		if r := reports[node]; r != nil {
-			o.Name, o.Action = r.Name, Keep
-		} else {
-			for i := range ipam.MaxNode {
-				addr, err := ipam.NodeAddr(internal, ipam.NodeCandidate(node, i))
-				if err == nil && !taken[addr.String()] {
-					o.Name, o.Action = addr.String(), Create
-					break
-				}
-			}
-			taken[o.Name] = true
+			addr, o.Action = r.Status.Address.Addr, Keep
 		}
+		for i := 0; i < ipam.MaxNode && (!addr.IsValid() || o.Action == Create && taken[addr]); i++ {
+			addr, _ = ipam.NodeAddr(internal, ipam.NodeCandidate(node, i)) // both are in their range
+		}
+		taken[addr] = true
 		lease := ObjectPlan{
-			APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLease(node),
-			Action: o.Action, MadeBy: o.MadeBy, Reason: "the agent's heartbeat",
+			APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLease(addr),
+			Action: o.Action, MadeBy: o.MadeBy, Reason: "the node's overlay address, by its name: the first that is free",
 		}
 		out = append(out, o, lease)
 	}

@@ -26,6 +26,7 @@ func unknownPods(pods []string, r *v1alpha1.NodeNetworkStatus) *FactSheet {
 	if r != nil {
 		r.Kernel = &v1alpha1.KernelFacts{Geneve: true}
 		n := report("a-1", "10.80.0.1", nil)
+		r.Address = n.Status.Address
 		n.Status = *r
 		f.Reports = []v1alpha1.NodeNetwork{n}
 	}

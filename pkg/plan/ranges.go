@@ -110,7 +110,7 @@ func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Us
 			if !r.IsValid() {
 				continue // what an agent says is no reason to refuse a peering
 			}
-			used = append(used, ipam.Usage{Prefix: r.Prefix, Owner: "a route on node " + n.Spec.NodeName})
+			used = append(used, ipam.Usage{Prefix: r.Prefix, Owner: "a route on node " + n.Name})
 		}
 	}
 	// The tunnel's own packets go to the peer's nodes. If the route into the tunnel
@@ -158,7 +158,7 @@ func (f *FactSheet) called() (out []ipam.Usage) {
 	for _, n := range f.Reports {
 		for _, r := range n.Status.Resolvers {
 			if r.IsValid() {
-				out = append(out, single(r.Addr, "a name server of node "+n.Spec.NodeName))
+				out = append(out, single(r.Addr, "a name server of node "+n.Name))
 			}
 		}
 	}

@@ -209,10 +209,9 @@ func report(s size) func(i int) []byte {
 		address, _ := ipam.NodeAddr(netip.MustParsePrefix(internal), i+1)
 		n := v1alpha1.NodeNetwork{
 			TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork"},
-			ObjectMeta: metav1.ObjectMeta{Name: address.String(), UID: types.UID(address.String()), ResourceVersion: strconv.Itoa(i + 1)},
-			Spec:       v1alpha1.NodeNetworkSpec{NodeName: fmt.Sprintf("node-%d", i)},
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%d", i), UID: types.UID(address.String()), ResourceVersion: strconv.Itoa(i + 1)},
 			Status: v1alpha1.NodeNetworkStatus{
-				Kernel: &v1alpha1.KernelFacts{Release: "6.1"}, UnderlayMTU: 1500, NodeIPs: ips("172.18.0.0", 16*i, 16), PodIPs: ips("10.128.0.0", s.addresses*i, s.addresses),
+				Address: v1alpha1.IP{Addr: address}, Kernel: &v1alpha1.KernelFacts{Release: "6.1"}, UnderlayMTU: 1500, NodeIPs: ips("172.18.0.0", 16*i, 16), PodIPs: ips("10.128.0.0", s.addresses*i, s.addresses),
 				Routes: ranges("203.0.113.0", 32, 0, 256), Gateways: others, Message: strings.Repeat("m", v1alpha1.MaxMessage),
 			},
 		}

@@ -210,10 +210,9 @@ func ordinaryReport(i, pods int, rtt int64) v1alpha1.NodeNetwork {
 	source := v1alpha1.IP{Addr: at("172.18.0.0", i+1)}
 	return v1alpha1.NodeNetwork{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork"},
-		ObjectMeta: metav1.ObjectMeta{Name: address.String(), UID: types.UID(address.String()), ResourceVersion: strconv.FormatInt(rtt+1, 10)},
-		Spec:       v1alpha1.NodeNetworkSpec{NodeName: fmt.Sprintf("node-%d", i)},
+		ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%d", i), UID: types.UID(address.String()), ResourceVersion: strconv.FormatInt(rtt+1, 10)},
 		Status: v1alpha1.NodeNetworkStatus{
-			Kernel: &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, UnderlayMTU: 1500, NodeIPs: []v1alpha1.IP{source},
+			Address: v1alpha1.IP{Addr: address}, Kernel: &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, UnderlayMTU: 1500, NodeIPs: []v1alpha1.IP{source},
 			PodIPs: ips("10.128.0.0", (podsOfNode+100)*i, pods), Routes: ranges("192.0.2.0", 32, 0, 8),
 			Gateways: []v1alpha1.NodeGateway{{
 				PeeringName: peeringName(0), ObservedGeneration: 1, GatewayIP: v1alpha1.IP{Addr: at("10.255.0.0", 1)}, Source: source, MTU: 1390, Ready: true, RTTMicroseconds: rtt,

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/test/kit"
@@ -55,7 +56,8 @@ type cluster struct {
 }
 
 const (
-	firstNode, secondNode       = "10.80.0.1", "10.80.0.2"
+	firstNode, secondNode       = "node-1", "node-2"
+	firstAddress, secondAddress = "10.80.0.1", "10.80.0.2"
 	firstPeering, secondPeering = "b", "c"
 )
 
@@ -85,12 +87,9 @@ func newCluster(t *testing.T) *cluster {
 		create(obj.(client.Object))
 	}
 	create(manifests.OverlaySecret(1, []byte("secret")))
-	for i, name := range []string{firstNode, secondNode} {
-		node := fmt.Sprint("node-", i+1)
+	for node, address := range map[string]string{firstNode: firstAddress, secondNode: secondAddress} {
 		create(
-			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}},
-			&v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1alpha1.NodeNetworkSpec{NodeName: node}},
-			&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLease(node)}},
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}}, network(node), claim(address, node),
 			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeHistory(node)}},
 		)
 	}
@@ -115,6 +114,12 @@ func newCluster(t *testing.T) *cluster {
 	}
 	wait(t, "a node agent says that gateways are silent", func() error {
 		return status(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent)+`]}`)
+	})
+	wait(t, "a node agent claims its address", func() error {
+		_, err := loop.Lease{
+			Client: c.node, Name: v1alpha1.NodeLease(addr("10.80.0.7")), Holder: firstNode, Pod: "x", Manager: "node-1",
+		}.Claim(t.Context())
+		return err
 	})
 	c.policy().restore(t)
 	c.peeringsPolicy().restore(t)
@@ -156,6 +161,13 @@ func newPeering(name string, index int32) *v1alpha1.Peering {
 
 func network(name string) *v1alpha1.NodeNetwork {
 	return &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+// claim is the Lease by which a node holds an address.
+func claim(address, node string) *coordinationv1.Lease {
+	l := lease(v1alpha1.NodeLease(addr(address)))
+	l.Spec.HolderIdentity = &node
+	return l
 }
 
 func lease(name string) *coordinationv1.Lease {
@@ -340,11 +352,18 @@ func (c *cluster) attacks() []attack {
 		{nodeAgent, "writes another node's report", policy, writes(c.node, other, `{"podCIDRs":["10.244.7.0/24"]}`)},
 		{nodeAgent, "deletes another node's report", policy, func(t *testing.T) bool { return got(t, c.node.Delete(t.Context(), other(), client.DryRunAll)) }},
 		{nodeAgent, "claims an address for another node", policy, func(t *testing.T) bool {
-			n := network("10.80.0.9")
-			n.Spec.NodeName = "node-2"
-			return got(t, c.node.Create(t.Context(), n, client.DryRunAll))
+			return got(t, c.node.Create(t.Context(), claim("10.80.0.9", secondNode), client.DryRunAll))
 		}},
-		{nodeAgent, "renews another node's heartbeat", policy, patches(c.node, func() client.Object { return lease(v1alpha1.NodeLease("node-2")) }, `{"spec":{"holderIdentity":"x"}}`)},
+		{nodeAgent, "takes another node's address", policy, patches(c.node, func() client.Object { return claim(secondAddress, "") }, `{"spec":{"holderIdentity":"node-1"}}`)},
+		{nodeAgent, "renews another node's heartbeat", policy, patches(c.node, func() client.Object { return claim(secondAddress, "") }, `{"metadata":{"annotations":{"x":"y"}}}`)},
+		{nodeAgent, "makes a report of another node", policy, func(t *testing.T) bool {
+			return got(t, c.node.Create(t.Context(), network("node-3"), client.DryRunAll))
+		}},
+		{nodeAgent, "makes a Lease that is no claim", policy, func(t *testing.T) bool {
+			l := claim("10.80.0.9", firstNode)
+			l.Name = "x"
+			return got(t, c.node.Create(t.Context(), l, client.DryRunAll))
+		}},
 		{nodeAgent, "renews a gateway's heartbeat", policy, patches(c.node, func() client.Object { return lease(manifests.Gateway{Peering: firstPeering}.Name()) }, `{"spec":{"holderIdentity":"x"}}`)},
 		{nodeAgent, "writes another node's history", policy, patches(c.node, record(v1alpha1.NodeHistory("node-2")), `{"data":{"001":"x"}}`)},
 		{nodeAgent, "writes a gateway's history", policy, patches(c.node, ofGateway0, `{"data":{"001":"x"}}`)},

@@ -33,7 +33,7 @@ const (
 func (d *demo) failover(ctx context.Context) error {
 	a, b := d.clusters[0], d.clusters[1]
 	from := d.pods[a][0]
-	plane, err := a.Run(ctx, "", "get", "nodenetworks", "-o", `jsonpath={.items[?(@.spec.nodeName=="`+from.Node+`")].status.gateways[?(@.active==true)].plane}`)
+	plane, err := a.Run(ctx, "", "get", "nodenetworks", "-o", `jsonpath={.items[?(@.metadata.name=="`+from.Node+`")].status.gateways[?(@.active==true)].plane}`)
 	if err != nil {
 		return err
 	}

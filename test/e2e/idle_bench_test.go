@@ -92,7 +92,7 @@ func BenchmarkAskers(b *testing.B) {
 	mustLiqonet(b, ctx, "peer", x.Name, y.Name, "--planes", "2")
 	question := captureQuestion(b, ctx)
 	node := x.nodes[0]
-	raw := jsonPath(b, ctx, x, `{.items[?(@.spec.nodeName=="`+node.Node.Name+`")].status.gateways[0].plane}`, "get", "nodenetworks")
+	raw := jsonPath(b, ctx, x, `{.items[?(@.metadata.name=="`+node.Node.Name+`")].status.gateways[0].plane}`, "get", "nodenetworks")
 	plane, err := strconv.Atoi(raw)
 	if err != nil {
 		b.Fatal(err)

@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -40,12 +41,12 @@ func nodeAgentWritesItsOwn(t *testing.T, ctx context.Context, c *cluster) {
 	}
 	var own, other v1alpha1.NodeNetwork
 	for _, item := range list.Items {
-		name, _, _ := unstructured.NestedString(item.Object, "spec", "nodeName")
 		n := &other
-		if name == node {
+		if item.GetName() == node {
 			n = &own
 		}
-		n.Name, n.Spec.NodeName = item.GetName(), name
+		address, _, _ := unstructured.NestedString(item.Object, "status", "address")
+		n.Name, n.Status.Address.Addr = item.GetName(), netip.MustParseAddr(address)
 	}
 	if own.Name == "" || other.Name == "" {
 		t.Fatalf("nodes of %s: own %+v, other %+v", node, own, other)
@@ -84,15 +85,15 @@ func nodeAgentWritesItsOwn(t *testing.T, ctx context.Context, c *cluster) {
 		},
 		"claim of an address": func(d dynamic.Interface, n v1alpha1.NodeNetwork) error {
 			claim := &unstructured.Unstructured{Object: map[string]any{
-				"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetwork", "metadata": map[string]any{"name": "10.80.1.1"},
-				"spec": map[string]any{"nodeName": n.Spec.NodeName},
+				"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": map[string]any{"name": v1alpha1.NodeLease(netip.MustParseAddr("10.99.1.1"))},
+				"spec": map[string]any{"holderIdentity": n.Name},
 			}}
-			_, err := d.Resource(networks).Create(ctx, claim, metav1.CreateOptions{DryRun: dryRun})
+			_, err := d.Resource(leases).Namespace(v1alpha1.Namespace).Create(ctx, claim, metav1.CreateOptions{DryRun: dryRun})
 			return err
 		},
 		"heartbeat": func(d dynamic.Interface, n v1alpha1.NodeNetwork) error {
-			_, err := d.Resource(leases).Namespace(v1alpha1.Namespace).Patch(ctx, v1alpha1.NodeLease(n.Spec.NodeName), types.MergePatchType,
-				[]byte(`{"spec":{"holderIdentity":"x"}}`), metav1.PatchOptions{DryRun: dryRun})
+			_, err := d.Resource(leases).Namespace(v1alpha1.Namespace).Patch(ctx, n.Lease(), types.MergePatchType,
+				[]byte(`{"spec":{"holderIdentity":"`+node+`"}}`), metav1.PatchOptions{DryRun: dryRun})
 			return err
 		},
 	}

@@ -23,10 +23,12 @@ import (
 var rarelyAsked = []string{
 	// An agent whose watches have ended asks whether it was removed.
 	"node: get daemonsets.apps", "node: get namespaces", "node: get pods",
-	// Another node has claimed the same address of the overlay, or the node was made anew.
-	"node: get nodenetworks.liqonet.io", "node: delete nodenetworks.liqonet.io",
+	// The node was made again with the same name.
+	"node: delete nodenetworks.liqonet.io",
 	// All gateways of a peering are dead.
 	"node: get leases.coordination.k8s.io", "node: patch peerings/status.liqonet.io",
+	// Two nodes report one address of the overlay.
+	"gateway: get leases.coordination.k8s.io",
 }
 
 // Agents are granted what they ask for, and nothing else. What they have asked for since the

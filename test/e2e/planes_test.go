@@ -278,7 +278,7 @@ func inUse(t *testing.T, ctx context.Context, c, peer *cluster, n node) (found a
 		return problem
 	})
 	eventually(t, ctx, returnTimeout, "the plane in use", func() string {
-		plane := jsonPath(t, ctx, peer, `{.items[?(@.spec.nodeName=="`+n.Node.Name+`")].status.gateways[?(@.active==true)].plane}`, "get", "nodenetworks")
+		plane := jsonPath(t, ctx, peer, `{.items[?(@.metadata.name=="`+n.Node.Name+`")].status.gateways[?(@.active==true)].plane}`, "get", "nodenetworks")
 		used := strings.Fields(plane)
 		gateways := slices.DeleteFunc(c.agents(t, "gateway"), func(p agentProcess) bool { return !slices.Contains(used, p.plane) })
 		if len(gateways) != len(used) || len(used) == 0 {

@@ -126,8 +126,8 @@ func (s *Server) playNode(ctx context.Context, cn *v1alpha1.ClusterNetwork, n *c
 		return err
 	}
 	nn := &v1alpha1.NodeNetwork{}
-	if err := s.Client.Get(ctx, types.NamespacedName{Name: addr.String()}, nn); apierrors.IsNotFound(err) {
-		nn.Name, nn.Spec.NodeName = addr.String(), n.Name
+	if err := s.Client.Get(ctx, types.NamespacedName{Name: n.Name}, nn); apierrors.IsNotFound(err) {
+		nn.Name = n.Name
 		nn.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 		err = s.Client.Create(ctx, nn)
 		if err != nil {
@@ -136,7 +136,7 @@ func (s *Server) playNode(ctx context.Context, cn *v1alpha1.ClusterNetwork, n *c
 	} else if err != nil {
 		return err
 	}
-	if err := Beat(ctx, s.Client, v1alpha1.NodeLease(n.Name), v1alpha1.NodeAgentName+"-"+n.Name, ""); err != nil {
+	if err := Beat(ctx, s.Client, v1alpha1.NodeLease(addr), v1alpha1.NodeAgentName+"-"+n.Name, ""); err != nil {
 		return err
 	}
 	var gateways []v1alpha1.NodeGateway
@@ -153,7 +153,7 @@ func (s *Server) playNode(ctx context.Context, cn *v1alpha1.ClusterNetwork, n *c
 		return nil
 	}
 	nn.Status = v1alpha1.NodeNetworkStatus{
-		Kernel: &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, UnderlayMTU: 1500, Gateways: gateways,
+		Address: v1alpha1.IP{Addr: addr}, Kernel: &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, UnderlayMTU: 1500, Gateways: gateways,
 	}
 	return ignored(s.Client.Status().Update(ctx, nn))
 }

@@ -239,7 +239,7 @@ func Beat(ctx context.Context, c client.Client, lease, pod, holder string) error
 	if client.IgnoreNotFound(err) != nil {
 		return err
 	}
-	current := ptr.Deref(live.Spec.HolderIdentity, "")
+	current := live.Annotations[v1alpha1.AnnotationPod]
 	isThere, failed := exists(ctx, c, current)
 	switch {
 	case failed != nil:
@@ -260,7 +260,11 @@ func Beat(ctx context.Context, c client.Client, lease, pod, holder string) error
 	if holder == current && time.Since(live.Spec.RenewTime.Time) < renewInterval {
 		return nil
 	}
+	live.Annotations = map[string]string{v1alpha1.AnnotationPod: holder}
 	live.Spec.HolderIdentity, live.Spec.RenewTime = &holder, new(metav1.NowMicro())
+	if node, isNode := strings.CutPrefix(pod, v1alpha1.NodeAgentName+"-"); isNode {
+		live.Spec.HolderIdentity = &node
+	}
 	if err != nil {
 		return ignored(c.Create(ctx, live, client.FieldOwner("agent")))
 	}

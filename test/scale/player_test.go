@@ -2,6 +2,7 @@ package scale
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,7 +19,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	applymeta "k8s.io/client-go/applyconfigurations/meta/v1"
@@ -66,10 +66,11 @@ type agent struct {
 	// reported is when it has reported first.
 	reported atomic.Pointer[time.Time]
 
-	// own is nil until it has an address. written is what it has reported since, and renewed when it renewed its Lease for holder.
+	// own is nil until it has an address, which lease holds. written is what it has reported since, and renewed when it renewed its Lease for pod.
 	own     *v1alpha1.NodeNetwork
+	lease   loop.Lease
 	written []v1alpha1.NodeGateway
-	holder  string
+	pod     string
 	renewed time.Time
 	history *history.Record
 }
@@ -233,7 +234,7 @@ func (p *player) report(ctx context.Context, a *agent, pod string, gateways []v1
 	p.turn <- struct{}{}
 	defer func() { <-p.turn }()
 	if a.own == nil {
-		if err := p.claim(ctx, a); err != nil {
+		if err := p.claim(ctx, a, pod); err != nil {
 			return err
 		}
 	}
@@ -246,15 +247,13 @@ func (p *player) report(ctx context.Context, a *agent, pod string, gateways []v1
 		a.note(gateways)
 		a.written = gateways
 	}
-	if a.holder == pod && time.Since(a.renewed) < v1alpha1.NodeReportInterval {
+	if a.pod == pod && time.Since(a.renewed) < v1alpha1.NodeReportInterval {
 		return nil
 	}
-	err := loop.Lease{
-		Client: p.api, Name: v1alpha1.NodeLease(a.node.Name), Holder: pod, Manager: manager(a),
-		Owner: applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(a.own.Name).WithUID(a.own.UID),
-	}.Renew(ctx)
+	a.lease.Pod = pod
+	err := a.lease.Renew(ctx)
 	if err == nil {
-		a.holder, a.renewed = pod, time.Now()
+		a.pod, a.renewed = pod, time.Now()
 	}
 	return err
 }
@@ -262,7 +261,7 @@ func (p *player) report(ctx context.Context, a *agent, pod string, gateways []v1
 func manager(a *agent) string { return "liqonet-node-" + string(a.node.UID) }
 
 // claim takes an address of the overlay for the agent's node, as a node's agent does.
-func (p *player) claim(ctx context.Context, a *agent) error {
+func (p *player) claim(ctx context.Context, a *agent, pod string) error {
 	p.mu.Lock()
 	internal := p.internal
 	p.mu.Unlock()
@@ -275,32 +274,38 @@ func (p *player) claim(ctx context.Context, a *agent) error {
 		internal, p.internal = cn.Spec.InternalCIDR.Prefix, cn.Spec.InternalCIDR.Prefix
 		p.mu.Unlock()
 	}
-	if err := p.api.List(ctx, &v1alpha1.NodeNetworkList{}, client.MatchingFields{"spec.nodeName": a.node.Name}); err != nil {
+	own := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: a.node.Name}}
+	if err := p.api.Get(ctx, client.ObjectKeyFromObject(own), own); client.IgnoreNotFound(err) != nil {
 		return err
 	}
 	owner := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: a.node.Name, UID: a.node.UID}
+	raw, err := json.Marshal(map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": "NodeNetwork", "metadata": map[string]any{
+		"name": a.node.Name, "labels": map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}, "ownerReferences": []metav1.OwnerReference{owner},
+	}})
+	if err != nil {
+		return err
+	}
+	if err := p.api.Patch(ctx, own, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner(manager(a))); err != nil {
+		return err
+	}
+	a.lease = loop.Lease{
+		Client: p.api, Holder: a.node.Name, Pod: pod, Manager: manager(a),
+		Owner: applymeta.OwnerReference().WithAPIVersion(v1alpha1.GroupVersion.String()).WithKind("NodeNetwork").WithName(own.Name).WithUID(own.UID),
+	}
 	for i := range ipam.MaxNode {
 		addr, err := ipam.NodeAddr(internal, ipam.NodeCandidate(a.node.Name, i))
 		if err != nil {
 			return err
 		}
-		u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"nodeName": a.node.Name}}}
-		u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("NodeNetwork"))
-		u.SetName(addr.String())
-		u.SetLabels(map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
-		u.SetOwnerReferences([]metav1.OwnerReference{owner})
-		err = p.api.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(manager(a)))
-		if apierrors.IsConflict(err) || apierrors.IsInvalid(err) {
+		a.lease.Name = v1alpha1.NodeLease(addr)
+		if a.lease.UID, err = a.lease.Claim(ctx); apierrors.IsConflict(err) {
 			continue // of another node
 		}
 		if err != nil {
 			return err
 		}
-		own := &v1alpha1.NodeNetwork{}
-		if err := p.api.Get(ctx, types.NamespacedName{Name: addr.String()}, own); err != nil || own.Spec.NodeName != a.node.Name {
-			return err
-		}
-		a.own, a.written, a.holder = own, nil, ""
+		own.Status.Address = v1alpha1.IP{Addr: addr}
+		a.own, a.written, a.pod, a.renewed = own, nil, pod, time.Now()
 		a.history = history.New(&history.Record{
 			Client: p.api, Log: slog.New(slog.DiscardHandler), Name: v1alpha1.NodeHistory(a.node.Name), Manager: manager(a), Interval: 10 * time.Second, Owner: &owner,
 		})
@@ -355,7 +360,7 @@ func addressOf(n *corev1.Node) netip.Addr {
 
 func status(a *agent, gateways []v1alpha1.NodeGateway) v1alpha1.NodeNetworkStatus {
 	return v1alpha1.NodeNetworkStatus{
-		Kernel: &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, UnderlayMTU: 1500, NodeIPs: []v1alpha1.IP{{Addr: addressOf(a.node)}},
+		Address: a.own.Status.Address, Kernel: &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, UnderlayMTU: 1500, NodeIPs: []v1alpha1.IP{{Addr: addressOf(a.node)}},
 		PodIPs: podIPs(a.index), Gateways: gateways,
 		Conditions: []metav1.Condition{{
 			Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Applied", Message: "the kernel holds all that the Peerings ask for",

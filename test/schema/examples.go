@@ -52,9 +52,9 @@ func Examples() map[string]client.Object {
 			Remote: &v1alpha1.RemoteAnnouncement{Endpoints: []string{"192.0.2.1:30001", "[2001:db8::1]:30001"}, NodeIPs: []v1alpha1.IP{ip("172.18.0.2")}},
 		}},
 	}
-	node := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "10.80.0.7"}, Spec: v1alpha1.NodeNetworkSpec{NodeName: "node-1.example"}}
+	node := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: "node-1.example"}}
 	node.Status = v1alpha1.NodeNetworkStatus{
-		Kernel: &v1alpha1.KernelFacts{Release: "6.1.0-13-amd64", Geneve: true, VXLAN: true, WireGuard: true}, UnderlayMTU: 1500, NodeIPs: []v1alpha1.IP{ip("172.18.0.2")},
+		Address: ip("10.80.0.7"), Kernel: &v1alpha1.KernelFacts{Release: "6.1.0-13-amd64", Geneve: true, VXLAN: true, WireGuard: true}, UnderlayMTU: 1500, NodeIPs: []v1alpha1.IP{ip("172.18.0.2")},
 		PodCIDRs: []v1alpha1.CIDR{kit.CIDR("10.244.1.0/24"), kit.CIDR("fd00:10:244:1::/64")}, PodIPs: []v1alpha1.IP{ip("10.9.0.1")}, Routes: []v1alpha1.CIDR{kit.CIDR("10.0.0.0/24")}, Resolvers: []v1alpha1.IP{ip("192.168.1.1")},
 		Gateways: []v1alpha1.NodeGateway{{
 			PeeringName: "b", Plane: 1, ObservedGeneration: 3, GatewayIP: ip("10.244.1.7"), Source: ip("172.18.0.2"), MTU: 1400, Ready: true, RTTMicroseconds: 900, LossPercent: 1,

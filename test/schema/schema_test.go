@@ -274,12 +274,12 @@ func TestSecurity_11_BadPeeringsAreRefused(t *testing.T) {
 	})
 }
 
-// A name that is no address made commands fail.
-func TestSecurity_13_NodeNetworkIsNamedByAnAddress(t *testing.T) {
+// An address that is none made commands fail.
+func TestSecurity_13_NodeNetworkHasAnAddress(t *testing.T) {
 	refuseAll(t, "NodeNetwork", map[string]func(map[string]any) map[string]any{
-		"a name":               set("metadata.name", "not-an-address"),
-		"five numbers":         set("metadata.name", "10.80.0.0.7"),
-		"a number with a zero": set("metadata.name", "10.80.0.07"),
+		"a name":               set("status.address", "not-an-address"),
+		"five numbers":         set("status.address", "10.80.0.0.7"),
+		"a number with a zero": set("status.address", "10.80.0.07"),
 	})
 }
 

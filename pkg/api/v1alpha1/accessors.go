@@ -28,6 +28,14 @@ func (n *NodeNetwork) Gateway(peering string, plane int32) *NodeGateway {
 	return find(n.Status.Gateways, func(g NodeGateway) bool { return g.PeeringName == peering && g.Plane == plane })
 }
 
+// Lease is the name of the Lease by which the node holds its address; empty where it has none.
+func (n *NodeNetwork) Lease() string {
+	if n == nil || !n.Status.Address.IsValid() {
+		return ""
+	}
+	return NodeLease(n.Status.Address.Addr)
+}
+
 func find[T any](in []T, is func(T) bool) *T {
 	if i := slices.IndexFunc(in, is); i >= 0 {
 		return &in[i]

@@ -14,7 +14,7 @@ func (p *Peering) UnmarshalJSON(b []byte) error {
 
 // UnmarshalJSON reads a NodeNetwork as far as it can be read (see decode).
 func (n *NodeNetwork) UnmarshalJSON(b []byte) error {
-	return decode(b, &n.TypeMeta, &n.ObjectMeta, &n.Spec, &n.Status)
+	return decode(b, &n.TypeMeta, &n.ObjectMeta, &struct{}{}, &n.Status)
 }
 
 // decode reads an object of which one value, such as a time or a number, may be none that its

@@ -5,8 +5,8 @@
 //     optimistic concurrency, so that two CLIs never give out one range twice.
 //   - Peering, one per remote cluster: the spec is what the CLI decided, the
 //     status what the gateways measured.
-//   - NodeNetwork, one per node: named by the node's overlay address, so that its
-//     creation is the allocation. It is written by that node's agent only.
+//   - NodeNetwork, one per node and named by it: its address in the overlay, and
+//     what was found and done there. It is written by that node's agent only.
 //
 // Out of scope: anything that computes. The package is imported by the CLI and
 // the agents and imports neither.

@@ -13,36 +13,22 @@ const (
 	NodeReportInterval = 30 * time.Second
 )
 
-// NodeNetwork is a node's part in the overlay. Its name is the node's overlay
-// address: as names are unique, creating it is what allocates the address.
+// NodeNetwork is a node's part in the overlay, and has the Node's name.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster,path=nodenetworks,singular=nodenetwork,shortName=lnnode,categories=liqonet
-// +kubebuilder:printcolumn:name="Node",type=string,JSONPath=`.spec.nodeName`
+// +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.status.address`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.conditions[?(@.type=="Ready")].lastTransitionTime`
 // +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:selectablefield:JSONPath=`.spec.nodeName`
-// +kubebuilder:validation:XValidation:rule="isIP(self.metadata.name)",message="the name must be the node's overlay address"
 type NodeNetwork struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec NodeNetworkSpec `json:"spec"`
 	// +optional
 	Status NodeNetworkStatus `json:"status,omitempty"`
-}
-
-// NodeNetworkSpec is written once, by the node's agent.
-type NodeNetworkSpec struct {
-	// NodeName is the Node's name.
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the address belongs to one node"
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:Pattern=`^[0-9a-z.-]+$`
-	NodeName string `json:"nodeName"`
 }
 
 // MaxPodIPs is how many single addresses of pods a node reports at most: more pods than a node has.
@@ -50,6 +36,9 @@ const MaxPodIPs = 1024
 
 // NodeNetworkStatus is what the node's agent found and did.
 type NodeNetworkStatus struct {
+	// Address is the node's in the overlay. It is the node's if the node holds the Lease that is named by it (NodeLease).
+	// +optional
+	Address IP `json:"address,omitzero"`
 	// Kernel is what the node's kernel can do.
 	// +optional
 	Kernel *KernelFacts `json:"kernel,omitempty"`

@@ -28,12 +28,12 @@ func (p *Peering) PodOutside(nodes []NodeNetwork) string {
 	for _, n := range nodes {
 		for _, ip := range n.Status.PodIPs {
 			if outside(netip.PrefixFrom(ip.Addr, ip.BitLen())) {
-				return p.outside("pod", ip.String(), n.Spec.NodeName)
+				return p.outside("pod", ip.String(), n.Name)
 			}
 		}
 		for _, c := range n.Status.PodCIDRs {
 			if used && outside(c.Prefix) {
-				return p.outside("the range", c.String(), n.Spec.NodeName)
+				return p.outside("the range", c.String(), n.Name)
 			}
 		}
 	}

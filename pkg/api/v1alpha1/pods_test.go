@@ -16,7 +16,7 @@ func TestPodOutside(t *testing.T) {
 	p.Spec.Remote.Name = "b"
 	node := func(podCIDRs []v1alpha1.CIDR, podIPs ...v1alpha1.IP) v1alpha1.NodeNetwork {
 		n := v1alpha1.NodeNetwork{}
-		n.Spec.NodeName, n.Status.PodCIDRs, n.Status.PodIPs = "n1", podCIDRs, podIPs
+		n.Name, n.Status.PodCIDRs, n.Status.PodIPs = "n1", podCIDRs, podIPs
 		return n
 	}
 	for _, tt := range []struct {

@@ -2,6 +2,8 @@ package v1alpha1
 
 import (
 	"fmt"
+	"net/netip"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,6 +54,8 @@ const (
 	LabelTemporary = "liqonet.io/temporary"
 	// AnnotationMeasured of a gateway's Lease is a Measured, as JSON.
 	AnnotationMeasured = "liqonet.io/measured"
+	// AnnotationPod of a node agent's Lease is the pod of the agent that renews it. Of a gateway's Lease that is the holder.
+	AnnotationPod = "liqonet.io/pod"
 	// AnnotationStarved of an agent's Lease says how late it is when its time has come, in percent of a second. It is missing
 	// where that is little.
 	AnnotationStarved = "liqonet.io/starved"
@@ -77,9 +81,14 @@ const (
 	MetricsPort = 6099
 )
 
-// NodeLease is the name of the Lease that the agent of a node renews. It has the node's
-// name, so that a policy can tell whose it is.
-func NodeLease(nodeName string) string { return "node-" + nodeName }
+// NodeLeasePrefix is what the names of the node agents' Leases begin with.
+const NodeLeasePrefix = "node-"
+
+// NodeLease is the name of the Lease by which a node holds its address in the overlay, and which its agent renews. As names are
+// unique, no two nodes hold one address.
+func NodeLease(address netip.Addr) string {
+	return NodeLeasePrefix + strings.ReplaceAll(address.StringExpanded(), ":", "-")
+}
 
 // LogLevels are the levels of agents' logs, the most talkative first.
 func LogLevels() []string { return []string{"debug", "info", "warn", "error"} }
@@ -89,7 +98,7 @@ const HistoryPrefix = "history-"
 
 // NodeHistory is the name of the ConfigMap in which the agent of a node notes changes of state.
 // It has the node's name, so that a policy can tell whose it is.
-func NodeHistory(nodeName string) string { return HistoryPrefix + NodeLease(nodeName) }
+func NodeHistory(nodeName string) string { return HistoryPrefix + "node-" + nodeName }
 
 // GatewayHistory is the same for the gateway of a plane.
 func GatewayHistory(peering string, plane int32) string {
