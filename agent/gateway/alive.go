@@ -26,24 +26,26 @@ const (
 type askers struct {
 	mu sync.Mutex
 	at map[netip.Addr]time.Time
+	// heard are those that have asked at all.
+	heard map[netip.Addr]bool
 	// last is when any of them has asked.
 	last time.Time
 }
 
-// know sets which nodes there are. A new one counts as if it had asked, to give it time. Questions from other addresses are
+// know sets which nodes there are. A new one is given time. Questions from other addresses are
 // ignored, so the number of nodes is a bound.
 func (s *askers) know(nodes []netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, at := time.Now(), make(map[netip.Addr]time.Time, len(nodes))
+	now, at, heard := time.Now(), make(map[netip.Addr]time.Time, len(nodes)), make(map[netip.Addr]bool, len(nodes))
 	for _, node := range nodes {
 		asked, known := s.at[node]
 		if !known {
 			asked = now
 		}
-		at[node] = asked
+		at[node], heard[node] = asked, s.heard[node]
 	}
-	s.at = at
+	s.at, s.heard = at, heard
 }
 
 // note records a question, and reports whether it is from a node.
@@ -53,18 +55,30 @@ func (s *askers) note(by netip.Addr) bool {
 	_, known := s.at[by]
 	if known {
 		s.last = time.Now()
-		s.at[by] = s.last
+		s.at[by], s.heard[by] = s.last, true
 	}
 	return known
 }
 
-// look reports whether a node asks, and whether it is gone: others ask, and it does not. Both are false if no node asks, as
-// in a peering of one plane, or while the agents of all nodes restart.
+// look reports whether a node asks, and whether it is gone: others ask, and it does not. Both are false of a node that is new, or
+// if no node asks, as in a peering of one plane, or while the agents of all nodes restart.
 func (s *askers) look(node netip.Addr) (asks, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	asks = time.Since(s.at[node]) < askLife
-	return asks, !asks && time.Since(s.last) < askLife
+	recent := time.Since(s.at[node]) < askLife
+	return recent && s.heard[node], !recent && time.Since(s.last) < askLife
+}
+
+// count is how many nodes ask.
+func (s *askers) count() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for node, at := range s.at {
+		if s.heard[node] && time.Since(at) < askLife {
+			n++
+		}
+	}
+	return n
 }
 
 // claim is a node's report that it reaches the peer by a plane.
@@ -121,14 +135,44 @@ func nodeAddress(p *v1alpha1.Peering, n *v1alpha1.NodeNetwork) (addr netip.Addr,
 	return addr, n.DeletionTimestamp.IsZero() && p.Spec.Local.InternalCIDR.Contains(addr)
 }
 
-// planesAlive are the planes by which packets pass: its own as measured, the others as reported by nodes that are alive.
+// planesAlive are the planes by which packets pass: its own as measured, the others as reported by nodes that are alive. If these
+// reach the peer by others only, its own does not count either: the other gateways know no more than the nodes say.
 func (a *agent) planesAlive(own v1alpha1.PlaneStatus) map[int32]bool {
-	alive := map[int32]bool{}
-	for _, plane := range a.peering.Spec.Planes {
-		alive[plane.Index] = slices.ContainsFunc(a.claims[plane.Index], func(c claim) bool { return a.believes(c, plane.Index) })
+	alive, confirmed, asking := map[int32]bool{}, map[int32]int{}, a.askers.count()
+	others := 0
+	for plane, claims := range a.claims {
+		for _, c := range claims {
+			if asks, _ := a.askers.look(c.node); asks {
+				confirmed[plane]++
+			}
+		}
+		if plane != own.Index {
+			others += confirmed[plane]
+		}
 	}
-	alive[own.Index] = own.Connected
+	for _, plane := range a.peering.Spec.Planes {
+		if a.writes(plane.Index) && !a.starts() {
+			alive[plane.Index] = slices.ContainsFunc(a.claims[plane.Index], func(c claim) bool { return a.believes(c, plane.Index) })
+		} else {
+			// A node that does not reach the API server, or was taken over, does not take its report back.
+			alive[plane.Index] = 2*confirmed[plane.Index] > asking
+		}
+	}
+	alive[own.Index] = own.Connected && (confirmed[own.Index] > 0 || others == 0)
 	return alive
+}
+
+// starts reports whether this gateway listens for less time than nodes are given to ask.
+func (a *agent) starts() bool { return time.Since(a.started) < askLife }
+
+// isUnsure reports whether the conditions have to stay as they are: this gateway starts, and has not heard yet that packets pass by the
+// other planes. Where it knows better than what is said of the peering, they do not.
+func (a *agent) isUnsure(alive map[int32]bool) bool {
+	own := a.local.plane
+	if !a.starts() || alive[own] && !meta.IsStatusConditionTrue(a.peering.Status.Conditions, v1alpha1.ConditionConnected) {
+		return false
+	}
+	return slices.ContainsFunc(a.peering.Spec.Planes, func(p v1alpha1.Plane) bool { return p.Index != own && !alive[p.Index] })
 }
 
 // believes reports whether a claim is still true. If a node is silent, either it is dead or this gateway is cut off from it. The

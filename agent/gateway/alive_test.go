@@ -130,6 +130,9 @@ func TestConditionsAfterDeaths(t *testing.T) {
 		"this gateway is cut off from all nodes":                                 {situation{1, false, []reporter{{zero, false}, {zero, false}}, true}, late, notMine},
 		"this gateway is cut off from all nodes but its own":                     {situation{1, false, []reporter{{zero, false}, {none, true}}, true}, late, notMine},
 		"the same, and its tunnel works":                                         {situation{1, true, []reporter{{zero, false}, {one, true}}, true}, late, notMine},
+		"one node of three does not reach the API server, and plane 0 is dead":   {situation{1, true, []reporter{{both, true}, {one, true}, {one, true}}, false}, late, oneLeft},
+		"no node reaches the peer by this plane, whose tunnel works":             {situation{0, true, []reporter{{one, true}, {one, true}}, true}, late, notMine},
+		"the same, seen by the other gateway":                                    {situation{1, true, []reporter{{one, true}, {one, true}}, true}, late, oneLeft},
 		"a node is dead that has no gateway":                                     {situation{0, true, []reporter{{both, true}, {both, false}}, true}, late, allWell},
 		"no node reaches the peer by plane 1 but one that is dead":               {situation{0, true, []reporter{{zero, true}, {both, false}}, true}, soon, oneLeft},
 		"the node of plane 1's gateway is dead, and no other agent runs for now": {situation{0, true, []reporter{{zero, false}, {both, false}}, false}, late, oneLeft},
@@ -141,6 +144,44 @@ func TestConditionsAfterDeaths(t *testing.T) {
 				tt.pass(a, tt.after, &written)
 				if got := said(written.conditions); got != tt.want {
 					t.Errorf("Connected, Degraded, Redundant are %q, want %q", got, tt.want)
+				}
+			})
+		})
+	}
+}
+
+// A gateway that starts leaves the conditions as they are until it knows better. A node that died before is no witness.
+func TestConditionsOfAGatewayThatStarts(t *testing.T) {
+	both, zero := []int32{0, 1}, []int32{0}
+	const before, well, left = "True True", "True False True", "True True False"
+	for name, tt := range map[string]struct {
+		situation
+		there       metav1.ConditionStatus
+		early, late string
+	}{
+		"the other plane's gateway is dead":                 {situation{0, true, []reporter{{zero, true}, {both, false}}, false}, metav1.ConditionTrue, before, left},
+		"the same, and the conditions say nothing":          {situation{0, true, []reporter{{zero, true}, {both, false}}, false}, metav1.ConditionUnknown, left, left},
+		"its own tunnel does not work yet":                  {situation{0, false, []reporter{{zero, true}, {both, false}}, false}, metav1.ConditionTrue, before, "False False False"},
+		"the other plane works":                             {situation{0, true, []reporter{{both, true}, {both, true}}, true}, metav1.ConditionTrue, well, well},
+		"the other plane works, and this one is the second": {situation{1, true, []reporter{{both, true}, {both, true}}, true}, metav1.ConditionTrue, before, before},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := tt.begin(t)
+				a.started = time.Now()
+				a.peering.Status.Conditions[0].Status = tt.there
+				var written status
+				if tt.pass(a, 15*time.Second, &written); said(a.peering.Status.Conditions) != tt.early {
+					t.Errorf("early the conditions are %q, want %q", said(a.peering.Status.Conditions), tt.early)
+				}
+				if s, _ := a.Status(""); s.stay != (tt.early != well && tt.late != before) {
+					t.Errorf("early they stay: %v", s.stay)
+				}
+				if tt.pass(a, askLife, &written); said(a.peering.Status.Conditions) != tt.late {
+					t.Errorf("late the conditions are %q, want %q", said(a.peering.Status.Conditions), tt.late)
+				}
+				if s, _ := a.Status(""); s.stay {
+					t.Error("late they stay")
 				}
 			})
 		})

@@ -27,8 +27,9 @@ type status struct {
 	plane   v1alpha1.PlaneStatus
 	// disputed says that somebody has overwritten the condition Connected.
 	disputed bool
-	// conditions are empty if another plane's gateway writes them.
+	// conditions are empty if another plane's gateway writes them, or if they stay as they are.
 	conditions []metav1.Condition
+	stay       bool
 }
 
 func (a *agent) writeStatus(ctx context.Context, s status) error {
@@ -48,9 +49,10 @@ func (a *agent) writeStatus(ctx context.Context, s status) error {
 			}
 			return loop.ApplyStatus(ctx, a.view.Client, "Peering", p, out, v1alpha1.GatewayManager(a.Plane))
 		}
-		err := apply(s.conditions)
-		if len(s.conditions) > 0 || !apierrors.IsInvalid(err) {
-			return err
+		if !s.stay {
+			if err := apply(s.conditions); len(s.conditions) > 0 || !apierrors.IsInvalid(err) {
+				return err
+			}
 		}
 		// This gateway has written conditions, and the next to do so has not yet. What this one no longer applies is removed,
 		// but for values that the other had written, too: a part of a condition would be left. So they stay.
@@ -96,7 +98,8 @@ func (a *agent) Status(problem string) (status, bool) {
 		JitterMicroseconds: a.probes.Jitter.Microseconds(), SentBytes: a.tunnel.TxBytes, ReceivedBytes: a.tunnel.RxBytes,
 		RTTMicroseconds: s.plane.RTTMicroseconds, LossPercent: &s.plane.LossPercent, LastHandshake: s.plane.LastHandshake,
 	})
-	if alive := a.planesAlive(s.plane); a.isWriter(alive) {
+	alive := a.planesAlive(s.plane)
+	if s.stay = a.isUnsure(alive); !s.stay && a.isWriter(alive) {
 		s.conditions = a.currentConditions(s.plane, alive)
 		s.disputed = a.disputes(alive, meta.FindStatusCondition(s.conditions, v1alpha1.ConditionConnected))
 	} else {

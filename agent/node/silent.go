@@ -25,8 +25,8 @@ import (
 // within as long, each at another time: the first one that finds out tells for all.
 const gatewaySilence = 3 * v1alpha1.ReportInterval
 
-// silentGateways sets a Peering's conditions Connected and Ready to Unknown if all of its gateways are dead. They cannot do so themselves, and whoever
-// waits for the condition would believe what they have said last.
+// silentGateways sets a Peering's conditions to Unknown if all of its gateways are dead. They cannot do so themselves, and whoever
+// waits for one would believe what they have said last.
 type silentGateways struct {
 	client client.Client
 	log    *slog.Logger
@@ -109,13 +109,15 @@ func (s *silentGateways) tell(ctx context.Context, p *v1alpha1.Peering) error {
 	}
 	var operations []operation
 	for i, c := range p.Status.Conditions {
-		if c.Type != v1alpha1.ConditionConnected && c.Type != v1alpha1.ConditionReady {
-			continue
-		}
 		at := fmt.Sprintf("/status/conditions/%d/", i)
-		operations = append(operations, operation{"test", at + "type", c.Type}, operation{"test", at + "status", c.Status},
-			operation{"replace", at + "status", metav1.ConditionUnknown}, operation{"replace", at + "reason", v1alpha1.ReasonGatewaysSilent},
-			operation{"replace", at + "message", v1alpha1.MessageGatewaysSilent}, operation{"replace", at + "lastTransitionTime", metav1.Now()})
+		operations = append(operations,
+			operation{"test", at + "type", c.Type},
+			operation{"test", at + "status", c.Status},
+			operation{"replace", at + "status", metav1.ConditionUnknown},
+			operation{"replace", at + "reason", v1alpha1.ReasonGatewaysSilent},
+			operation{"replace", at + "message", v1alpha1.MessageGatewaysSilent},
+			operation{"replace", at + "lastTransitionTime", metav1.Now()},
+		)
 	}
 	patch, err := json.Marshal(operations)
 	if err != nil {

@@ -54,9 +54,10 @@ func nodePolicy(labels map[string]string) []Object {
 		Validations: []admissionv1.Validation{{
 			Expression: fmt.Sprintf("'authentication.kubernetes.io/node-name' in request.userInfo.extra && "+
 				"object.?status.planes == oldObject.?status.planes && object.?status.observedGeneration == oldObject.?status.observedGeneration && "+
-				"variables.after.size() == variables.before.size() && variables.changed.size() in [0, 2] && variables.changed.all(c, "+
-				"c.type in ['%s', '%s'] && c.status == 'Unknown' && c.reason == '%s' && c.message == '%s')",
-				v1alpha1.ConditionConnected, v1alpha1.ConditionReady, v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent),
+				"variables.after.size() == variables.before.size() && variables.changed.all(c, "+
+				"variables.before.exists(b, b.type == c.type) && c.status == 'Unknown' && c.reason == '%[1]s' && c.message == '%[2]s') && "+
+				"(variables.changed.size() == 0 || variables.after.all(c, !(c.type in ['%[3]s', '%[4]s']) || c.reason == '%[1]s'))",
+				v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent, v1alpha1.ConditionConnected, v1alpha1.ConditionReady),
 			Message: "a node agent may say of a Peering only that its gateways are silent",
 			Reason:  new(metav1.StatusReasonForbidden),
 		}},

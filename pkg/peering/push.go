@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -517,7 +518,7 @@ func (s *side) clearPlanes(ctx context.Context, c *plan.ClusterPlan) {
 }
 
 // forgetPlanes takes what gateways have reported that are gone out of a Peering's status: others would go on to call
-// where such a gateway was told to.
+// where such a gateway was told to. With one plane left, Redundant means nothing, and a gateway that is gone may own it.
 func (s *side) forgetPlanes(ctx context.Context, peering string) error {
 	return retryOnConflict(func() error {
 		live, err := get[v1alpha1.Peering](ctx, s.Cluster, "", peering)
@@ -526,7 +527,10 @@ func (s *side) forgetPlanes(ctx context.Context, peering string) error {
 		}
 		before := live.DeepCopy()
 		live.Status.Planes = slices.DeleteFunc(live.Status.Planes, func(reported v1alpha1.PlaneStatus) bool { return live.Plane(reported.Index) == nil })
-		if len(live.Status.Planes) == len(before.Status.Planes) {
+		if len(live.Spec.Planes) < 2 {
+			meta.RemoveStatusCondition(&live.Status.Conditions, v1alpha1.ConditionRedundant)
+		}
+		if len(live.Status.Planes) == len(before.Status.Planes) && len(live.Status.Conditions) == len(before.Status.Conditions) {
 			return nil
 		}
 		patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})

@@ -2,6 +2,7 @@ package peering
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -16,6 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -693,5 +695,35 @@ func TestDefect1_05_HeartbeatsNeedNoClock(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A gateway that is gone leaves no condition behind that nobody else writes.
+func TestForgetPlanes(t *testing.T) {
+	w := newWorld()
+	w.peering.ResourceVersion = ""
+	c := newCluster(t, "a", interceptor.Funcs{}, w.peering)
+	dead := map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": "Peering", "metadata": map[string]any{"name": "b"}, "status": map[string]any{
+		"planes": []any{map[string]any{"index": 1, "connected": true}}, "conditions": []any{
+			map[string]any{"type": v1alpha1.ConditionRedundant, "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+			map[string]any{"type": v1alpha1.ConditionConnected, "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+		},
+	}}
+	raw, err := json.Marshal(dead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
+	if err := c.Client.Status().Patch(t.Context(), p, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner("liqonet-gateway-1"), client.ForceOwnership); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&side{Cluster: c}).forgetPlanes(t.Context(), "b"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(p), p); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Status.Conditions) != 1 || p.Status.Conditions[0].Type != v1alpha1.ConditionConnected || p.PlaneStatus(1) != nil {
+		t.Errorf("got %+v", p.Status)
 	}
 }

@@ -108,12 +108,13 @@ func newCluster(t *testing.T) *cluster {
 	})
 	for _, name := range []string{firstPeering, secondPeering} {
 		of := newPeering(name, 0)
-		if err := c.admin.Status().Patch(t.Context(), of, merged(`{"status":%s}`, `{"conditions":[`+connected("False", "NoAnswer", "")+`]}`)); err != nil {
+		if err := c.admin.Status().Patch(t.Context(), of, merged(`{"status":%s}`, `{"conditions":[`+connected("False", "NoAnswer", "")+`,`+condition(v1alpha1.ConditionDegraded, "True", "PartlyReached", "")+`]}`)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	wait(t, "a node agent says that gateways are silent", func() error {
-		return status(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("Unknown", v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent)+`]}`)
+		const reason, message = v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent
+		return status(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("Unknown", reason, message)+","+condition(v1alpha1.ConditionDegraded, "Unknown", reason, message)+`]}`)
 	})
 	wait(t, "a node agent claims its address", func() error {
 		_, err := loop.Lease{
