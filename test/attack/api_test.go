@@ -13,33 +13,16 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/apiserver"
 	"github.com/liqonet/liqonet/test/kit"
 )
-
-// mapper knows which kinds are of the whole cluster.
-func mapper(scheme *runtime.Scheme) meta.RESTMapper {
-	m := meta.NewDefaultRESTMapper(nil)
-	for kind := range scheme.AllKnownTypes() {
-		scope := meta.RESTScopeNamespace
-		if slices.Contains([]string{
-			"Namespace", "Node", "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding",
-			"ClusterNetwork", "Peering", "NodeNetwork",
-		}, kind.Kind) {
-			scope = meta.RESTScopeRoot
-		}
-		m.Add(kind, scope)
-	}
-	return m
-}
 
 // Attackers with a token.
 const (
@@ -49,7 +32,7 @@ const (
 
 // cluster is what the product has in a cluster with two nodes and two peerings.
 type cluster struct {
-	*apiServer
+	*apiserver.Server
 	// node is the agent of the first node, unbound one with a token of the same account and of
 	// no pod. gateway is that of the first peering.
 	node, unbound, gateway client.Client
@@ -63,11 +46,11 @@ const (
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
-	c := &cluster{apiServer: startAPIServer(t)}
+	c := &cluster{Server: apiserver.Start(t)}
 	create := func(objs ...client.Object) {
 		t.Helper()
 		for _, obj := range objs {
-			wait(t, "create "+obj.GetName(), func() error { return client.IgnoreAlreadyExists(c.admin.Create(t.Context(), obj)) })
+			apiserver.Wait(t, "create "+obj.GetName(), func() error { return client.IgnoreAlreadyExists(c.Admin.Create(t.Context(), obj)) })
 		}
 	}
 	create(manifests.Namespace())
@@ -99,24 +82,24 @@ func newCluster(t *testing.T) *cluster {
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "node-1"}}
 	pod.Spec = corev1.PodSpec{NodeName: "node-1", ServiceAccountName: v1alpha1.NodeAgentName, Containers: []corev1.Container{{Name: "agent", Image: "image"}}}
 	create(pod)
-	c.node, c.unbound = c.agent(t, v1alpha1.NodeAgentName, pod), c.agent(t, v1alpha1.NodeAgentName, nil)
-	c.gateway = c.agent(t, manifests.Gateway{Peering: firstPeering}.Name(), nil)
+	c.node, c.unbound = c.Agent(t, v1alpha1.NodeAgentName, pod), c.Agent(t, v1alpha1.NodeAgentName, nil)
+	c.gateway = c.Agent(t, manifests.Gateway{Peering: firstPeering}.Name(), nil)
 	// The real ones may do what they have to. When others are refused, the policy has come into force.
-	wait(t, "a node agent reports", func() error { return status(t, c.node, network(firstNode), `{"message":"well"}`) })
-	wait(t, "a gateway reports", func() error {
+	apiserver.Wait(t, "a node agent reports", func() error { return status(t, c.node, network(firstNode), `{"message":"well"}`) })
+	apiserver.Wait(t, "a gateway reports", func() error {
 		return status(t, c.gateway, newPeering(firstPeering, 0), `{"planes":[{"index":0,"connected":true}]}`)
 	})
 	for _, name := range []string{firstPeering, secondPeering} {
 		of := newPeering(name, 0)
-		if err := c.admin.Status().Patch(t.Context(), of, merged(`{"status":%s}`, `{"conditions":[`+connected("False", "NoAnswer", "")+`,`+condition(v1alpha1.ConditionDegraded, "True", "PartlyReached", "")+`]}`)); err != nil {
+		if err := c.Admin.Status().Patch(t.Context(), of, merged(`{"status":%s}`, `{"conditions":[`+connected("False", "NoAnswer", "")+`,`+condition(v1alpha1.ConditionDegraded, "True", "PartlyReached", "")+`]}`)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	wait(t, "a node agent says that gateways are silent", func() error {
+	apiserver.Wait(t, "a node agent says that gateways are silent", func() error {
 		const reason, message = v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent
 		return status(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("Unknown", reason, message)+","+condition(v1alpha1.ConditionDegraded, "Unknown", reason, message)+`]}`)
 	})
-	wait(t, "a node agent claims its address", func() error {
+	apiserver.Wait(t, "a node agent claims its address", func() error {
 		_, err := loop.Lease{
 			Client: c.node, Name: v1alpha1.NodeLease(addr("10.80.0.7")), Holder: firstNode, Pod: "x", Manager: "node-1",
 		}.Claim(t.Context())
@@ -124,9 +107,9 @@ func newCluster(t *testing.T) *cluster {
 	})
 	c.policy().restore(t)
 	c.peeringsPolicy().restore(t)
-	wait(t, "a gateway sends an Event", func() error { return c.gateway.Create(t.Context(), event(firstPeering, "Peering")) })
+	apiserver.Wait(t, "a gateway sends an Event", func() error { return c.gateway.Create(t.Context(), event(firstPeering, "Peering")) })
 	c.eventPolicy().restore(t)
-	wait(t, "a node agent writes its history", func() error {
+	apiserver.Wait(t, "a node agent writes its history", func() error {
 		own := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeHistory("node-1")}}
 		return c.node.Patch(t.Context(), own, merged("%s", `{"data":{"001":"x"}}`))
 	})
@@ -221,15 +204,15 @@ func (c *cluster) policyNamed(name, whose string, attempt func(t *testing.T) boo
 	return &defence{
 		name: "ValidatingAdmissionPolicy of " + whose,
 		remove: func(t *testing.T) {
-			if err := c.admin.Delete(t.Context(), binding()); err != nil {
+			if err := c.Admin.Delete(t.Context(), binding()); err != nil {
 				t.Fatal(err)
 			}
 		},
 		restore: func(t *testing.T) {
-			if err := client.IgnoreAlreadyExists(c.admin.Create(t.Context(), binding())); err != nil {
+			if err := client.IgnoreAlreadyExists(c.Admin.Create(t.Context(), binding())); err != nil {
 				t.Fatal(err)
 			}
-			wait(t, "the policy is in force", func() error { return granted(attempt(t)) })
+			apiserver.Wait(t, "the policy is in force", func() error { return granted(attempt(t)) })
 		},
 	}
 }
@@ -266,7 +249,7 @@ func (c *cluster) schemas() *defence {
 		name: "schemas of the custom resources",
 		remove: func(t *testing.T) {
 			var list apiextensionsv1.CustomResourceDefinitionList
-			if err := c.admin.List(t.Context(), &list); err != nil {
+			if err := c.Admin.List(t.Context(), &list); err != nil {
 				t.Fatal(err)
 			}
 			for i := range list.Items {
@@ -275,7 +258,7 @@ func (c *cluster) schemas() *defence {
 				v := &d.Spec.Versions[0]
 				v.Schema.OpenAPIV3Schema = &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: new(true)}
 				v.SelectableFields = nil // they have to be in the schema
-				if err := c.admin.Update(t.Context(), d); err != nil {
+				if err := c.Admin.Update(t.Context(), d); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -283,11 +266,11 @@ func (c *cluster) schemas() *defence {
 		restore: func(t *testing.T) {
 			for _, d := range kept {
 				d.ResourceVersion = ""
-				if err := c.admin.Patch(t.Context(), d, client.Merge); err != nil {
+				if err := c.Admin.Patch(t.Context(), d, client.Merge); err != nil {
 					t.Fatal(err)
 				}
 			}
-			wait(t, "the schemas are in force", func() error {
+			apiserver.Wait(t, "the schemas are in force", func() error {
 				return granted(got(t, status(t, c.node, network(firstNode), `{"podIPs":["..."]}`)))
 			})
 		},
@@ -306,12 +289,12 @@ func (c *cluster) permissions(account string) *defence {
 	return &defence{
 		name: "the account's RBAC rules",
 		remove: func(t *testing.T) {
-			if err := c.admin.Create(t.Context(), more()); err != nil {
+			if err := c.Admin.Create(t.Context(), more()); err != nil {
 				t.Fatal(err)
 			}
 		},
 		restore: func(t *testing.T) {
-			if err := c.admin.Delete(t.Context(), more()); err != nil {
+			if err := c.Admin.Delete(t.Context(), more()); err != nil {
 				t.Fatal(err)
 			}
 		},

@@ -19,6 +19,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/test/apiserver"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -33,23 +34,23 @@ func TestKeyExchangeWithAPIServer(t *testing.T) {
 		"X25519 only": {[]string{"--tls-curve-preferences=29"}, peering.Classical},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := startAPIServer(t, tt.flags...)
-			if err := s.admin.Create(t.Context(), manifests.Namespace()); err != nil {
+			s := apiserver.Start(t, tt.flags...)
+			if err := s.Admin.Create(t.Context(), manifests.Namespace()); err != nil {
 				t.Fatal(err)
 			}
 			var written, read peering.KeyExchange
 			secret := manifests.Gateway{Peering: "b", PresharedKey: 1}.PresharedSecret(make([]byte, 32))
-			if err := s.admin.Create(peering.WithKeyExchange(t.Context(), &written), secret); err != nil {
+			if err := s.Admin.Create(peering.WithKeyExchange(t.Context(), &written), secret); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.admin.Get(peering.WithKeyExchange(t.Context(), &read), client.ObjectKeyFromObject(secret), secret); err != nil {
+			if err := s.Admin.Get(peering.WithKeyExchange(t.Context(), &read), client.ObjectKeyFromObject(secret), secret); err != nil {
 				t.Fatal(err)
 			}
 			if written != tt.want || read != tt.want {
 				t.Errorf("a key is written by a key exchange that is %s, and read by one that is %s; want %s", written, read, tt.want)
 			}
 			if tt.flags == nil {
-				t.Run("role", s.tryRotateRole)
+				t.Run("role", func(t *testing.T) { tryRotateRole(t, s) })
 			}
 		})
 	}
@@ -57,7 +58,7 @@ func TestKeyExchangeWithAPIServer(t *testing.T) {
 
 // tryRotateRole makes and removes, with the role of docs/rotate-keys-role.yaml, what the gateway of a temporary plane has. The API server takes no role
 // with more than its maker has, and none of another name.
-func (s *apiServer) tryRotateRole(t *testing.T) {
+func tryRotateRole(t *testing.T, s *apiserver.Server) {
 	text, err := os.ReadFile("../../docs/rotate-keys-role.yaml")
 	if err != nil {
 		t.Fatal(err)
@@ -70,16 +71,16 @@ func (s *apiServer) tryRotateRole(t *testing.T) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		if err := s.admin.Create(t.Context(), obj); err != nil {
+		if err := s.Admin.Create(t.Context(), obj); err != nil {
 			t.Fatal(err)
 		}
 	}
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "liqonet-rotate-keys", Name: "rotate-keys"}}
 	token := &authenticationv1.TokenRequest{}
-	if err := s.admin.SubResource("token").Create(t.Context(), account, token); err != nil {
+	if err := s.Admin.SubResource("token").Create(t.Context(), account, token); err != nil {
 		t.Fatal(err)
 	}
-	job := s.client(t, token.Status.Token)
+	job := s.Client(t, token.Status.Token)
 	apply := func(obj manifests.Object) error {
 		u, err := manifests.ToApply(obj)
 		if err != nil {
@@ -88,7 +89,7 @@ func (s *apiServer) tryRotateRole(t *testing.T) {
 		return job.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
 	}
 	own, deployment := manifests.Gateway{Peering: "b", Plane: 1, KeyGeneration: 1, Port: 51841, Agents: manifests.Agents{Image: "image"}}.Objects()
-	wait(t, "the role has come into force", func() error { return apply(own[0]) })
+	apiserver.Wait(t, "the role has come into force", func() error { return apply(own[0]) })
 	own = append(own, deployment)
 	for _, obj := range own {
 		if err := apply(obj); err != nil {
