@@ -100,7 +100,7 @@ test: packages ## all that guards a change; the time of each test in the end
 	@mkdir -p bin && rm -f bin/times
 	@status=0; \
 	run="$(MAKE) --no-print-directory TIMES=bin/times"; \
-	{ $$run test-others test-race && $$run -j3 test-kernel test-plays lab-programs && $$run test-attack test-e2e; } || status=$$?; \
+	{ $$run test-others test-race && $$run -j3 test-kernel test-plays lab-programs && $$run test-beliefs test-attack test-e2e; } || status=$$?; \
 	go run ./scripts/gotest -stale; \
 	go run ./scripts/gotest -times bin/times; \
 	exit $$status
@@ -129,6 +129,10 @@ test-kernel: packages ## tests of kernel code, in network namespaces and a virtu
 .PHONY: test-plays
 test-plays: packages ## all tests of packages that do not ask the kernel: plays of whole commands, hostile objects, alerts
 	GOGC=400 $(GOTEST) -- -timeout 20m ./pkg/peering ./test/schema ./test/monitoring $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
+
+.PHONY: test-beliefs
+test-beliefs: lab-programs ## what plays believe of an API server, compared with a real one (root)
+	$(GOTEST) -- -count=1 -timeout 5m ./test/beliefs
 
 .PHONY: test-attack
 test-attack: lab-programs

@@ -213,7 +213,7 @@ func TestNodesClean(t *testing.T) {
 }
 
 func TestEnsureKey(t *testing.T) {
-	cluster := newCluster(t, "a", interceptor.Funcs{})
+	cluster := newCluster(t, "a", interceptor.Funcs{}, manifests.Namespace())
 	ensure := func(c *Cluster, g manifests.Gateway) (key plan.PlaneFacts, isNew bool, err error) {
 		s := newSide(c, 0)
 		s.facts.Planes = map[int32]plan.PlaneFacts{}
@@ -297,7 +297,7 @@ func TestEnsureKey(t *testing.T) {
 	t.Run("a pod has the one before", func(t *testing.T) {
 		// A kubelet gives what was in a Secret to the next pod as well, while one has it.
 		_, deployment := g.Objects()
-		c := newCluster(t, "a", interceptor.Funcs{}, &corev1.Pod{
+		c := newCluster(t, "a", interceptor.Funcs{}, manifests.Namespace(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway"}, Spec: deployment.Spec.Template.Spec,
 		})
 		for _, isNew := range []bool{true, false} {
@@ -310,7 +310,7 @@ func TestEnsureKey(t *testing.T) {
 
 // What agents write meanwhile is no change of the command's.
 func TestApply(t *testing.T) {
-	s := newSide(newCluster(t, "a", interceptor.Funcs{}), 0)
+	s := newSide(newCluster(t, "a", interceptor.Funcs{}, manifests.Namespace()), 0)
 	if err := s.apply(t.Context(), manifests.Namespace(), node("n1", true)); err == nil || len(s.changed) > 0 {
 		t.Errorf("an object without a kind: %v, changed %v", err, s.changed)
 	}

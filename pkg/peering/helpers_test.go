@@ -16,12 +16,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 	fakediscovery "k8s.io/client-go/discovery/fake"
 	clienttesting "k8s.io/client-go/testing"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -53,40 +51,18 @@ func newCluster(t *testing.T, name string, funcs interceptor.Funcs, objs ...clie
 		everything := allowing(new(int), &sync.Mutex{}, func(authorizationv1.ResourceAttributes) bool { return true })
 		funcs.Create = everything.Create
 	}
-	base := fake.NewClientBuilder().WithScheme(scheme(t)).WithObjects(objs...).WithInterceptorFuncs(funcs).
-		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().
-		WithIndex(&corev1.Event{}, "involvedObject.kind", func(o client.Object) []string { return []string{o.(*corev1.Event).InvolvedObject.Kind} }).Build()
+	api, err := fakeapi.NewClient(objs...)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return &Cluster{
 		Name:      name,
 		ID:        "id-of-" + name,
-		Client:    watching(base),
+		Client:    fakeapi.Watching(interceptor.NewClient(api, funcs)),
 		Version:   version.String(),
 		Now:       time.Now,
 		Discovery: &fakediscovery.FakeDiscovery{Fake: &clienttesting.Fake{}},
 	}
-}
-
-// forWatch is in the context of a list that a watch makes.
-type forWatch struct{}
-
-// watching is the same client with watches that miss nothing since a list.
-func watching(base client.WithWatch) client.WithWatch {
-	watches := &fakeapi.Watches{}
-	return interceptor.NewClient(base, interceptor.Funcs{
-		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			if err := c.List(ctx, list, opts...); err != nil {
-				return err
-			}
-			return watches.Listed(list)
-		},
-		Watch: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
-			o := (&client.ListOptions{}).ApplyOptions(opts)
-			return watches.Watch(ctx, o.Raw.ResourceVersion, func(ctx context.Context) (client.ObjectList, error) {
-				now := list.DeepCopyObject().(client.ObjectList)
-				return now, c.List(context.WithValue(ctx, forWatch{}, true), now, opts...)
-			}), nil
-		},
-	})
 }
 
 // peerNamed is a peer of which only name and ID matter.

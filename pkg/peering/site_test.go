@@ -17,15 +17,12 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -191,10 +188,6 @@ func (w *site) funcs() interceptor.Funcs {
 			if err := w.write("create " + describe(obj)); err != nil {
 				return err
 			}
-			if err := namespaceIsThere(ctx, c, obj.GetNamespace()); err != nil {
-				return err
-			}
-			obj.SetUID(uuid.NewUUID()) // as an API server
 			if err := c.Create(ctx, obj, opts...); err != nil {
 				return err
 			}
@@ -215,7 +208,7 @@ func (w *site) funcs() interceptor.Funcs {
 		},
 		Apply: func(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
 			if o := (&client.ApplyOptions{}).ApplyOptions(opts); len(o.DryRun) > 0 {
-				return w.dryApply(ctx, c, obj, o)
+				return c.Apply(ctx, obj, opts...)
 			}
 			if err := w.write("apply"); err != nil {
 				return err
@@ -229,51 +222,14 @@ func (w *site) funcs() interceptor.Funcs {
 				replicas, _, _ := unstructured.NestedFieldNoCopy(u.Object, "spec", "replicas")
 				w.note(fmt.Sprint("run ", replicas), u)
 			}
-			if err := namespaceIsThere(ctx, c, u.GetNamespace()); err != nil {
-				return err
-			}
-			if err := c.Apply(ctx, obj, opts...); err != nil || u.GetKind() != "Peering" {
-				return err
-			}
-			p := &v1alpha1.Peering{} // as an API server
-			if err := c.Get(ctx, client.ObjectKeyFromObject(u), p); err != nil || p.UID != "" {
-				return err
-			}
-			p.UID = uuid.NewUUID()
-			return c.Update(ctx, p)
+			return c.Apply(ctx, obj, opts...)
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
 			if err := w.write("delete " + describe(obj)); err != nil {
 				return err
 			}
 			w.note("delete", obj)
-			if o := (&client.DeleteOptions{}).ApplyOptions(opts); o.Preconditions != nil && o.Preconditions.UID != nil { // as an API server
-				live := obj.DeepCopyObject().(client.Object)
-				if err := c.Get(ctx, client.ObjectKeyFromObject(obj), live); err != nil {
-					return err
-				}
-				if live.GetUID() != *o.Preconditions.UID {
-					return apierrors.NewConflict(corev1.Resource(kindName(obj)), obj.GetName(), errors.New("another UID"))
-				}
-			}
-			if ns, ok := obj.(*corev1.Namespace); ok { // what goes with it
-				for _, kind := range []client.Object{&corev1.ResourceQuota{}, &coordinationv1.Lease{}} {
-					if err := c.DeleteAllOf(ctx, kind, client.InNamespace(ns.Name)); err != nil {
-						return err
-					}
-				}
-			}
-			if err := c.Delete(ctx, obj, opts...); err != nil {
-				return err
-			}
-			if crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition); ok { // and all of its kind
-				kind, err := c.Scheme().New(v1alpha1.GroupVersion.WithKind(crd.Spec.Names.Kind))
-				if err != nil {
-					return err
-				}
-				return c.DeleteAllOf(ctx, kind.(client.Object))
-			}
-			return nil
+			return c.Delete(ctx, obj, opts...)
 		},
 		DeleteAllOf: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
 			if err := w.write("delete all " + describe(obj)); err != nil {
@@ -296,29 +252,6 @@ func (w *site) funcs() interceptor.Funcs {
 	}
 }
 
-// namespaceIsThere is an error where ours is not, as an API server's.
-func namespaceIsThere(ctx context.Context, c client.WithWatch, ns string) error {
-	if ns != v1alpha1.Namespace {
-		return nil
-	}
-	return c.Get(ctx, types.NamespacedName{Name: ns}, &corev1.Namespace{})
-}
-
-// dryApply tries it on a copy: the fake client's dry run does nothing at all.
-func (w *site) dryApply(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, o *client.ApplyOptions) error {
-	want, err := applied(obj)
-	if err != nil {
-		return err
-	}
-	live := &unstructured.Unstructured{}
-	live.SetGroupVersionKind(want.GroupVersionKind())
-	if err := c.Get(ctx, client.ObjectKeyFromObject(want), live); err != nil {
-		return err
-	}
-	copied := fake.NewClientBuilder().WithScheme(c.Scheme()).WithObjects(live).WithReturnManagedFields().Build()
-	return copied.Apply(ctx, client.ApplyConfigurationFromUnstructured(want), client.FieldOwner(o.FieldManager))
-}
-
 // applied is what is applied.
 func applied(obj runtime.ApplyConfiguration) (*unstructured.Unstructured, error) {
 	u := &unstructured.Unstructured{}
@@ -334,7 +267,7 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	// Many watches would do nothing else.
-	if ctx.Value(forWatch{}) != nil && time.Since(w.playedAt) < 2*w.playTook {
+	if ctx.Value(fakeapi.ForWatch{}) != nil && time.Since(w.playedAt) < 2*w.playTook {
 		return nil
 	}
 	w.playedAt = time.Now()

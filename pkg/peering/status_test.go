@@ -23,6 +23,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
 // world is what view looks at. It begins with two nodes that all is well on.
@@ -504,7 +505,7 @@ func TestViews(t *testing.T) {
 	})
 	t.Run("at once, whatever Leases say", func(t *testing.T) {
 		w := newWorld()
-		c := newCluster(t, "a", interceptor.Funcs{}, w.peering, node("n1", true), node("n2", true), &w.nodes[0], &w.nodes[1])
+		c := newCluster(t, "a", interceptor.Funcs{}, manifests.Namespace(), w.peering, node("n1", true), node("n2", true), &w.nodes[0], &w.nodes[1])
 		c.Now = func() time.Time { return time.Now().Add(time.Hour) }
 		for _, name := range []string{"gateway-b-0", w.nodes[0].Lease(), w.nodes[1].Lease()} {
 			l := &coordinationv1.Lease{

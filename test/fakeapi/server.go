@@ -1,9 +1,9 @@
 // Package fakeapi is a Kubernetes API server for tests of commands as processes:
-// over HTTP, with the fake client of controller-runtime behind it, which refuses
-// an update of an outdated object as a real one does. What agents and controllers
-// would do in such a cluster is played.
+// over HTTP, with the fake client of controller-runtime behind it, and what that one
+// does otherwise than a real API server. What agents and controllers would do in such
+// a cluster is played.
 //
-// It merges what is applied as our schemas say. Out of scope: admission, validation, and everything that runs.
+// It merges what is applied as our schemas say. Out of scope: defaults, admission, validation, and everything that runs.
 package fakeapi
 
 import (
@@ -42,11 +42,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/managedfields"
-	"k8s.io/client-go/applyconfigurations"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/kube-openapi/pkg/validation/spec"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -59,6 +56,7 @@ type Server struct {
 	// Client is behind it.
 	Client client.WithWatch
 
+	api    *API
 	scheme *runtime.Scheme
 	kinds  map[schema.GroupVersionResource]schema.GroupVersionKind
 	mu     sync.Mutex
@@ -85,6 +83,12 @@ func (s *Server) Fail(d time.Duration) {
 	s.down = time.Now().Add(d)
 	s.mu.Unlock()
 	s.CloseClientConnections()
+}
+
+// Collect does what the garbage collector does in the end.
+func (s *Server) Collect() error {
+	defer s.writes.Add(1)
+	return s.api.Collect()
 }
 
 // Requests is how many there were.
@@ -122,14 +126,10 @@ func New(objs ...client.Object) (*Server, error) {
 		resource, _ := meta.UnsafeGuessKindToResource(gvk)
 		s.kinds[resource] = gvk
 	}
-	converter, err := ownTypes()
-	if err != nil {
+	if s.api, err = newClient(scheme, objs...); err != nil {
 		return nil, err
 	}
-	s.Client = s.counting(fake.NewClientBuilder().WithScheme(scheme).WithObjects(objs...).
-		WithTypeConverters(converter, applyconfigurations.NewTypeConverter(clientgoscheme.Scheme), managedfields.NewDeducedTypeConverter()).
-		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().
-		WithIndex(&corev1.Event{}, "involvedObject.kind", func(o client.Object) []string { return []string{o.(*corev1.Event).InvolvedObject.Kind} }).Build())
+	s.Client = s.counting(s.api)
 	s.Server = httptest.NewServer(s)
 	return s, nil
 }
@@ -291,34 +291,34 @@ func (s *Server) serve(r request, req *http.Request) (any, error) {
 		if r.namespace != "" {
 			obj.SetNamespace(r.namespace)
 		}
+		owner := client.FieldOwner(query.Get("fieldManager"))
 		switch {
 		case req.Method == http.MethodPost:
-			return obj, s.Client.Create(ctx, obj)
+			return obj, s.Client.Create(ctx, obj, owner)
 		case r.sub != "":
-			return obj, s.Client.SubResource(r.sub).Update(ctx, obj)
+			return obj, s.Client.SubResource(r.sub).Update(ctx, obj, owner)
 		default:
-			return obj, s.Client.Update(ctx, obj)
+			return obj, s.Client.Update(ctx, obj, owner)
 		}
 	case http.MethodPatch:
-		if req.Header.Get("Content-Type") == "application/merge-patch+json" {
-			err := s.Client.Patch(ctx, obj, client.RawPatch(types.MergePatchType, body), client.FieldOwner(query.Get("fieldManager")))
+		if kind := types.PatchType(req.Header.Get("Content-Type")); kind == types.MergePatchType || kind == types.JSONPatchType {
+			patch, owner := client.RawPatch(kind, body), client.FieldOwner(query.Get("fieldManager"))
+			if r.sub != "" {
+				err := s.Client.SubResource(r.sub).Patch(ctx, obj, patch, owner)
+				return reduced(obj, req), err
+			}
+			err := s.Client.Patch(ctx, obj, patch, owner)
 			return reduced(obj, req), err
 		}
 		if err := json.Unmarshal(body, &obj.Object); err != nil || req.Header.Get("Content-Type") != "application/apply-patch+yaml" {
 			return nil, apierrors.NewBadRequest(fmt.Sprintf("%s: %v", req.Header.Get("Content-Type"), err))
 		}
-		if query.Get("dryRun") != "" {
-			return obj, nil // nobody else has changed anything here
-		}
-		owner := client.FieldOwner(query.Get("fieldManager"))
+		o := client.ApplyOptions{FieldManager: query.Get("fieldManager"), Force: new(query.Get("force") == "true"), DryRun: query["dryRun"]}
 		apply := client.ApplyConfigurationFromUnstructured(obj)
 		if r.sub != "" {
-			return obj, s.Client.SubResource(r.sub).Apply(ctx, apply, owner, client.ForceOwnership)
+			return obj, s.Client.SubResource(r.sub).Apply(ctx, apply, &client.SubResourceApplyOptions{ApplyOptions: o})
 		}
-		if query.Get("force") == "true" {
-			return obj, s.Client.Apply(ctx, apply, owner, client.ForceOwnership)
-		}
-		return obj, s.Client.Apply(ctx, apply, owner)
+		return obj, s.Client.Apply(ctx, apply, &o)
 	case http.MethodDelete:
 		if r.name == "" {
 			return success(), s.deleteAll(ctx, r, req)
@@ -334,6 +334,9 @@ func (s *Server) serve(r request, req *http.Request) (any, error) {
 		var opts []client.DeleteOption
 		if o.Preconditions != nil {
 			opts = append(opts, client.Preconditions(*o.Preconditions))
+		}
+		if o.PropagationPolicy != nil {
+			opts = append(opts, client.PropagationPolicy(*o.PropagationPolicy))
 		}
 		return success(), s.Client.Delete(ctx, obj, opts...)
 	default:

@@ -79,6 +79,29 @@ func (w *Watches) Watch(ctx context.Context, since string, list func(context.Con
 	return out
 }
 
+// ForWatch is a key in the context of a list that a watch makes.
+type ForWatch struct{}
+
+// Watching is the same client with watches that miss nothing since a list.
+func Watching(base client.WithWatch) client.WithWatch {
+	watches := &Watches{}
+	return interceptor.NewClient(base, interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			if err := c.List(ctx, list, opts...); err != nil {
+				return err
+			}
+			return watches.Listed(list)
+		},
+		Watch: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
+			o := (&client.ListOptions{}).ApplyOptions(opts)
+			return watches.Watch(ctx, o.Raw.ResourceVersion, func(ctx context.Context) (client.ObjectList, error) {
+				now := list.DeepCopyObject().(client.ObjectList)
+				return now, c.List(context.WithValue(ctx, ForWatch{}, true), now, opts...)
+			}), nil
+		},
+	})
+}
+
 func difference(before, now map[types.NamespacedName]client.Object) (events []watch.Event) {
 	for name, obj := range now {
 		switch old := before[name]; {

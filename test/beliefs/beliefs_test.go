@@ -1,0 +1,316 @@
+package beliefs_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/apiserver"
+	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/schema"
+)
+
+// row is what commands believe of an API server: a few requests, and what comes of them.
+type row struct {
+	name string
+	play func(r *run)
+	want string
+	// played is what the played API says instead, for the reason why.
+	played, why string
+}
+
+// run is a row that runs against an API, in a namespace of its own.
+type run struct {
+	*testing.T
+	client.WithWatch
+	ns   string
+	said []string
+}
+
+func TestBeliefs(t *testing.T) {
+	kit.NotShort(t)
+	log.SetLogger(logr.Discard())
+	t.Run("real", func(t *testing.T) {
+		server := apiserver.Start(t)
+		// Of a kind that is made while it runs the collector hears after half a minute only.
+		install(t, server.Admin)
+		server.StartControllers(t, "garbage-collector-controller,namespace-controller")
+		for i, b := range rows {
+			t.Run(b.name, func(t *testing.T) {
+				t.Parallel()
+				b.compare(t, server.Admin, i, b.want)
+			})
+		}
+	})
+	for i, b := range rows {
+		want := b.want
+		if b.why != "" {
+			want = b.played
+		}
+		t.Run("played/"+b.name, func(t *testing.T) {
+			t.Parallel()
+			api, err := fakeapi.NewClient()
+			if err != nil {
+				t.Fatal(err)
+			}
+			install(t, api)
+			collects(t, api.Collect)
+			b.compare(t, fakeapi.Watching(api), i, want)
+		})
+		t.Run("played over HTTP/"+b.name, func(t *testing.T) {
+			t.Parallel()
+			server, err := fakeapi.New()
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(server.Close)
+			server.Unplayed = true
+			c, err := client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1}, client.Options{Scheme: server.Client.Scheme(), Mapper: apiserver.Mapper(server.Client.Scheme())})
+			if err != nil {
+				t.Fatal(err)
+			}
+			install(t, c)
+			collects(t, server.Collect)
+			b.compare(t, c, i, want)
+		})
+	}
+}
+
+// collects lets a played collector look again and again until the test ends.
+func collects(t *testing.T, collect func() error) {
+	ctx, ended := t.Context(), make(chan error, 1)
+	go func() {
+		for ctx.Err() == nil {
+			if err := collect(); err != nil {
+				ended <- err
+				return
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+		ended <- nil
+	}()
+	t.Cleanup(func() {
+		if err := <-ended; err != nil {
+			t.Error("the collector:", err)
+		}
+	})
+}
+
+// install makes our kinds and waits until they are served.
+func install(t *testing.T, c client.Client) {
+	t.Helper()
+	definitions, err := manifests.CRDs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range definitions {
+		if err := c.Create(t.Context(), d); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for kind, example := range schema.Examples() {
+		apiserver.Wait(t, kind+" is served", func() error {
+			list := &unstructured.UnstructuredList{}
+			list.SetGroupVersionKind(example.GetObjectKind().GroupVersionKind())
+			return c.List(t.Context(), list)
+		})
+	}
+}
+
+func (b *row) compare(t *testing.T, c client.WithWatch, number int, want string) {
+	r := &run{T: t, WithWatch: c, ns: fmt.Sprint("belief-", number)}
+	r.must(c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: r.ns}}))
+	b.play(r)
+	said := strings.Join(r.said, "\n")
+	if diff := cmp.Diff(strings.TrimSpace(strings.NewReplacer("\t", "", "NAMESPACE", r.ns).Replace(want)), said); diff != "" {
+		t.Errorf("it answers otherwise (-believed +said):\n%s\nall of it:\n%s", diff, said)
+	}
+}
+
+func (r *run) must(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+// say keeps what a request has come to.
+func (r *run) say(what string, err error) { r.said = append(r.said, what+": "+answer(err)) }
+
+var conflictWith = regexp.MustCompile(`conflict with "([^"]*)"`)
+
+// answer is what a command can tell of an error.
+func answer(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	status := apierrors.APIStatus(nil)
+	if !errors.As(err, &status) {
+		return err.Error()
+	}
+	text := string(status.Status().Reason)
+	if status.Status().Details == nil {
+		return text
+	}
+	for _, cause := range status.Status().Details.Causes {
+		switch cause.Type {
+		case metav1.CauseTypeFieldManagerConflict:
+			text += fmt.Sprintf(", %s of %s", cause.Field, conflictWith.FindStringSubmatch(cause.Message)[1])
+		case corev1.NamespaceTerminatingCause:
+			text += ", " + string(cause.Type)
+		}
+	}
+	return text
+}
+
+// live reads an object, as far as there is one.
+func (r *run) live(obj client.Object) *unstructured.Unstructured {
+	r.Helper()
+	u := &unstructured.Unstructured{}
+	kind, err := apiutil.GVKForObject(obj, r.Scheme())
+	r.must(err)
+	u.SetGroupVersionKind(kind)
+	u.SetName("") // nothing is there yet
+	r.must(client.IgnoreNotFound(r.Get(r.Context(), client.ObjectKeyFromObject(obj), u)))
+	return u
+}
+
+// moves does something with an object, and says what has become of its numbers.
+func (r *run) moves(what string, obj client.Object, do func() error) {
+	r.Helper()
+	before := r.live(obj)
+	err := do()
+	after := r.live(obj)
+	if err == nil {
+		for _, number := range []struct {
+			name        string
+			before, now any
+		}{
+			{"UID", before.GetUID(), after.GetUID()}, {"version", before.GetResourceVersion(), after.GetResourceVersion()}, {"generation", before.GetGeneration(), after.GetGeneration()},
+		} {
+			if number.before != number.now {
+				what += ", " + number.name + " moves"
+			}
+		}
+	}
+	r.say(what, err)
+}
+
+// has says what is in a field of an object, or that there is none.
+func (r *run) has(obj client.Object, path ...string) {
+	r.Helper()
+	text := "nothing"
+	if value, ok, err := unstructured.NestedFieldNoCopy(r.live(obj).Object, path...); err != nil {
+		r.Fatal(err)
+	} else if ok {
+		raw, err := json.Marshal(value)
+		r.must(err)
+		text = string(raw)
+	}
+	r.said = append(r.said, strings.Join(path, ".")+" is "+text)
+}
+
+// isThere says whether objects are there, and whether they are being deleted.
+func (r *run) isThere(objs ...client.Object) {
+	r.Helper()
+	for _, obj := range objs {
+		switch u := r.live(obj); {
+		case u.GetName() == "":
+			r.said = append(r.said, obj.GetName()+" is gone")
+		case u.GetDeletionTimestamp() != nil:
+			r.said = append(r.said, obj.GetName()+" is going")
+		default:
+			r.said = append(r.said, obj.GetName()+" is there")
+		}
+	}
+}
+
+// until waits until something is as it has to become.
+func (r *run) until(what string, obj client.Object, is func(*unstructured.Unstructured) bool) {
+	r.Helper()
+	apiserver.Wait(r.T, what, func() error {
+		if u := r.live(obj); !is(u) {
+			return fmt.Errorf("%s is %v", obj.GetName(), u.Object)
+		}
+		return nil
+	})
+	r.said = append(r.said, what)
+}
+
+// goes waits until objects are gone.
+func (r *run) goes(objs ...client.Object) {
+	r.Helper()
+	for _, obj := range objs {
+		r.until(obj.GetName()+" goes", obj, func(u *unstructured.Unstructured) bool { return u.GetName() == "" })
+	}
+}
+
+// apply applies an object by a manager, with the UID and the resourceVersion that it has.
+func (r *run) apply(manager string, obj client.Object, opts ...client.ApplyOption) error {
+	r.Helper()
+	kind, err := apiutil.GVKForObject(obj, r.Scheme())
+	r.must(err)
+	obj.GetObjectKind().SetGroupVersionKind(kind)
+	u, err := manifests.ToApply(obj.(manifests.Object))
+	r.must(err)
+	u.SetUID(obj.GetUID())
+	u.SetResourceVersion(obj.GetResourceVersion())
+	unstructured.RemoveNestedField(u.Object, "metadata", "creationTimestamp")
+	return r.Apply(r.Context(), client.ApplyConfigurationFromUnstructured(u), append(opts, client.FieldOwner(manager))...)
+}
+
+func (r *run) create(objs ...client.Object) {
+	r.Helper()
+	for _, obj := range objs {
+		r.must(r.Create(r.Context(), obj))
+	}
+}
+
+// edit changes an object as it is.
+func edit[T client.Object](r *run, obj T, change func(T)) error {
+	r.must(r.Get(r.Context(), client.ObjectKeyFromObject(obj), obj))
+	change(obj)
+	return r.Update(r.Context(), obj, client.FieldOwner("editor"))
+}
+
+func (r *run) patch(obj client.Object, kind types.PatchType, text string) error {
+	return r.Patch(r.Context(), obj, client.RawPatch(kind, []byte(text)), client.FieldOwner("patcher"))
+}
+
+// events reads the next events of a watch, with the names of what they are about.
+func (r *run) events(ctx context.Context, from <-chan event, count int) {
+	var got []string
+	for range count {
+		select {
+		case e := <-from:
+			got = append(got, string(e.Type)+" "+e.Object.(client.Object).GetName())
+		case <-ctx.Done():
+			r.Fatal("no event: ", got)
+		}
+	}
+	slices.Sort(got)
+	r.said = append(r.said, strings.Join(got, ", "))
+}

@@ -1,0 +1,280 @@
+package fakeapi
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/managedfields"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/client-go/applyconfigurations"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/structured-merge-diff/v6/typed"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// API is the fake client with what a real API server does and the fake client does not, as far as commands
+// rely on it: test/beliefs compares them. What becomes of a namespace or a definition that is deleted
+// is done at once. The garbage collector looks only when Collect is called.
+type API struct {
+	client.WithWatch
+	store *store
+}
+
+// NewClient returns the API of a cluster that has the objects.
+func NewClient(objs ...client.Object) (*API, error) {
+	scheme, err := Scheme()
+	if err != nil {
+		return nil, err
+	}
+	return newClient(scheme, objs...)
+}
+
+func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
+	own, err := ownTypes()
+	if err != nil {
+		return nil, err
+	}
+	converter := converters{own, applyconfigurations.NewTypeConverter(clientgoscheme.Scheme), managedfields.NewDeducedTypeConverter()}
+	decoder := serializer.NewCodecFactory(scheme).UniversalDecoder()
+	s := &store{
+		ObjectTracker: testing.NewObjectTracker(scheme, decoder), scheme: scheme, objects: map[key]metav1.Object{}, ended: map[string]bool{}, version: firstVersion,
+		managed: func() testing.ObjectTracker { return testing.NewFieldManagedObjectTracker(scheme, decoder, converter) },
+	}
+	base := fake.NewClientBuilder().WithScheme(scheme).WithObjectTracker(s).WithObjects(objs...).
+		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().
+		WithIndex(&corev1.Event{}, "involvedObject.kind", func(o client.Object) []string { return []string{o.(*corev1.Event).InvolvedObject.Kind} }).Build()
+	var writing sync.Mutex // what was checked holds until what it was checked for is done
+	written := func(ctx context.Context, c client.Client, obj client.Object, uid types.UID, write func() error) error {
+		writing.Lock()
+		defer writing.Unlock()
+		if err := s.checkUID(c, obj, uid); err != nil {
+			return err
+		}
+		if err := write(); err != nil {
+			return err
+		}
+		if _, isUntyped := obj.(runtime.Unstructured); !isUntyped {
+			return nil // the store has filled it in
+		}
+		return client.IgnoreNotFound(c.Get(ctx, client.ObjectKeyFromObject(obj), obj)) // the last finalizer may have gone
+	}
+	return &API{store: s, WithWatch: interceptor.NewClient(base, interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			return written(ctx, c, obj, "", func() error { return c.Create(ctx, obj, opts...) })
+		},
+		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			return written(ctx, c, obj, obj.GetUID(), func() error { return s.update(ctx, c, obj, opts...) })
+		},
+		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
+			return written(ctx, c, obj, obj.GetUID(), func() error { return c.SubResource(sub).Update(ctx, obj, opts...) })
+		},
+		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			return failedTest(patch, c.Patch(ctx, obj, patch, opts...))
+		},
+		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+			if err := c.Get(ctx, client.ObjectKeyFromObject(obj), obj.DeepCopyObject().(client.Object)); err != nil {
+				return err // also where one is applied
+			}
+			return failedTest(patch, c.SubResource(sub).Patch(ctx, obj, patch, opts...))
+		},
+		Apply: func(ctx context.Context, c client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+			u, err := applied(obj)
+			if err != nil {
+				return err
+			}
+			o := (&client.ApplyOptions{}).ApplyOptions(opts)
+			if len(o.DryRun) > 0 {
+				return dryApply(ctx, c, obj, u, o)
+			}
+			if k := keyOf(u); len(u.GetFinalizers()) == 0 && s.isGoing(k) {
+				if err := s.applyGoing(k, u, o.AsPatchOptions()); err != nil {
+					return err
+				}
+				raw, err := json.Marshal(u)
+				if err != nil {
+					return err
+				}
+				return json.Unmarshal(raw, obj)
+			}
+			return c.Apply(ctx, obj, opts...)
+		},
+		SubResourceApply: func(ctx context.Context, c client.Client, sub string, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
+			u, err := applied(obj)
+			if err != nil {
+				return err
+			}
+			if k := keyOf(u); !s.has(k) {
+				return apierrors.NewNotFound(k.gvr.GroupResource(), k.name)
+			}
+			return c.SubResource(sub).Apply(ctx, obj, opts...)
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			writing.Lock()
+			defer writing.Unlock()
+			o := (&client.DeleteOptions{}).ApplyOptions(opts)
+			if p := o.Preconditions; p != nil && p.UID != nil {
+				if err := s.checkUID(c, obj, *p.UID); err != nil {
+					return err
+				}
+			}
+			if err := propagate(ctx, c, obj, o); err != nil {
+				return err
+			}
+			return c.Delete(ctx, obj, opts...)
+		},
+	})}, nil
+}
+
+// failedTest is what an API server says of a JSON patch that it cannot apply.
+func failedTest(patch client.Patch, err error) error {
+	if err == nil || patch.Type() != types.JSONPatchType || errors.As(err, new(apierrors.APIStatus)) {
+		return err
+	}
+	return apierrors.NewGenericServerResponse(http.StatusUnprocessableEntity, "patch", schema.GroupResource{}, "", err.Error(), 0, false)
+}
+
+// propagate says in an object that is about to be deleted how its dependents go.
+func propagate(ctx context.Context, c client.Client, obj client.Object, o *client.DeleteOptions) error {
+	finalizer := ""
+	switch policy := o.PropagationPolicy; {
+	case policy == nil:
+	case *policy == metav1.DeletePropagationForeground:
+		finalizer = metav1.FinalizerDeleteDependents
+	case *policy == metav1.DeletePropagationOrphan:
+		finalizer = metav1.FinalizerOrphanDependents
+	}
+	if finalizer == "" {
+		return nil
+	}
+	live := obj.DeepCopyObject().(client.Object)
+	if err := c.Get(ctx, client.ObjectKeyFromObject(obj), live); err != nil {
+		return err
+	}
+	if p := o.Preconditions; !live.GetDeletionTimestamp().IsZero() || p != nil && p.ResourceVersion != nil && *p.ResourceVersion != live.GetResourceVersion() {
+		return nil
+	}
+	live.SetFinalizers(append(live.GetFinalizers(), finalizer))
+	return c.Update(ctx, live)
+}
+
+// applied is what is applied.
+func applied(obj runtime.ApplyConfiguration) (*unstructured.Unstructured, error) {
+	u := &unstructured.Unstructured{}
+	raw, err := json.Marshal(obj)
+	if err == nil {
+		err = json.Unmarshal(raw, &u.Object)
+	}
+	return u, err
+}
+
+func keyOf(u *unstructured.Unstructured) key {
+	gvr, _ := meta.UnsafeGuessKindToResource(u.GroupVersionKind())
+	return key{gvr, u.GetNamespace(), u.GetName()}
+}
+
+// update replaces an object, or makes it where an API server would.
+func (s *store) update(ctx context.Context, c client.Client, obj client.Object, opts ...client.UpdateOption) error {
+	kind, err := c.GroupVersionKindFor(obj)
+	if err != nil {
+		return err
+	}
+	gvr, _ := meta.UnsafeGuessKindToResource(kind)
+	k, version := key{gvr, obj.GetNamespace(), obj.GetName()}, obj.GetResourceVersion()
+	if !s.has(k) && createdByUpdate[gvr.Resource] {
+		if obj.GetUID() != "" {
+			return anotherUID(k, obj.GetUID(), "")
+		}
+		obj.SetResourceVersion("")
+		return c.Create(ctx, obj, client.FieldOwner((&client.UpdateOptions{}).ApplyOptions(opts).FieldManager))
+	}
+	err = c.Update(ctx, obj, opts...)
+	if version == "" && apierrors.IsConflict(err) {
+		return invalid(k, field.Required(field.NewPath("metadata", "resourceVersion"), "must be specified for an update"))
+	}
+	return err
+}
+
+// dryApply tries it on a copy: the fake client's dry run does nothing at all.
+func dryApply(ctx context.Context, c client.Client, obj runtime.ApplyConfiguration, live *unstructured.Unstructured, o *client.ApplyOptions) error {
+	var there []client.Object
+	if err := c.Get(ctx, client.ObjectKeyFromObject(live), live); err == nil {
+		there = append(there, live)
+	} else if !apierrors.IsNotFound(err) {
+		return err
+	}
+	if ns := live.GetNamespace(); ns != "" {
+		there = append(there, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}})
+	}
+	copied, err := newClient(c.Scheme(), there...)
+	if err != nil {
+		return err
+	}
+	wet := *o
+	wet.DryRun = nil
+	return copied.Apply(ctx, obj, &wet)
+}
+
+// checkUID refuses a write to another object than the one that is meant; an empty UID means any.
+func (s *store) checkUID(c client.Client, obj client.Object, uid types.UID) error {
+	kind, err := c.GroupVersionKindFor(obj)
+	if err != nil || uid == "" {
+		return err
+	}
+	gvr, _ := meta.UnsafeGuessKindToResource(kind)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := key{gvr, obj.GetNamespace(), obj.GetName()}
+	if live := s.objects[k]; live != nil && live.GetUID() != uid {
+		return anotherUID(k, uid, live.GetUID())
+	}
+	return nil
+}
+
+func anotherUID(k key, want, have types.UID) error {
+	return apierrors.NewConflict(k.gvr.GroupResource(), k.name, fmt.Errorf("precondition failed: UID in precondition: %s, UID in object meta: %s", want, have))
+}
+
+// converters are tried in their order.
+type converters []managedfields.TypeConverter
+
+func (c converters) ObjectToTyped(obj runtime.Object, opts ...typed.ValidationOptions) (*typed.TypedValue, error) {
+	var errs []error
+	for _, one := range c {
+		v, err := one.ObjectToTyped(obj, opts...)
+		if err == nil {
+			return v, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, errors.Join(errs...)
+}
+
+func (c converters) TypedToObject(v *typed.TypedValue) (runtime.Object, error) {
+	var errs []error
+	for _, one := range c {
+		obj, err := one.TypedToObject(v)
+		if err == nil {
+			return obj, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, errors.Join(errs...)
+}
