@@ -106,7 +106,7 @@ func (o *output) printTables(w io.Writer, tables []planTable) {
 
 func statements(in []plan.Statement) (rows [][]any) {
 	for _, s := range in {
-		rows = append(rows, []any{s.What, s.Value, remark(s.Reason, s.Assumed, s.DuringRun)})
+		rows = append(rows, []any{s.What, s.Value.String(), remark(s.Reason, s.Assumed, s.DuringRun)})
 	}
 	return rows
 }

@@ -255,7 +255,7 @@ func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 	v.Planes = []peering.PlaneView{{Role: evil, Backend: evil, Node: evil, Endpoint: evil}}
 	p := &plan.Plan{}
 	for i := range p.Clusters {
-		s := []plan.Statement{{What: evil, Value: evil, Reason: evil}}
+		s := []plan.Statement{{What: evil, Value: plan.Known(evil), Reason: evil}}
 		p.Clusters[i] = plan.ClusterPlan{
 			Cluster: evil, ClusterID: evil, Facts: s, Choices: s, Keys: s, Endpoints: s, Warnings: []string{evil}, Notes: []string{evil},
 			Ranges: []plan.RangePlan{{What: evil, Reason: evil}}, Objects: []plan.ObjectPlan{{Action: plan.Action(evil), Kind: evil, Namespace: evil, Name: evil, Reason: evil}},

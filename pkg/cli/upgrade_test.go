@@ -84,8 +84,8 @@ func TestUpgradeFailures(t *testing.T) {
 func TestPrintUpgrades(t *testing.T) {
 	plans := &plan.Upgrades{Clusters: []*plan.Upgrade{{
 		Cluster: "cluster-a", ClusterID: "1d", From: "v0.1.0", To: "v0.2.0",
-		Choices: []plan.Statement{{What: "version", Value: "v0.2.0", Reason: "this command's"}},
-		Steps:   []plan.Statement{{What: "node agents", Value: "w1; w2", Reason: "one first"}},
+		Choices: []plan.Statement{{What: "version", Value: plan.Known("v0.2.0"), Reason: "this command's"}},
+		Steps:   []plan.Statement{{What: "node agents", Value: plan.Known("w1; w2"), Reason: "one first"}},
 		Objects: []plan.ObjectPlan{
 			{Action: plan.Keep, APIVersion: "v1", Kind: "Namespace", Name: "liqonet-system", Reason: "for the agents"},
 			{Action: plan.Change, APIVersion: "apps/v1", Kind: "DaemonSet", Namespace: "liqonet-system", Name: "liqonet-node", Reason: "a node agent"},

@@ -18,7 +18,7 @@ type holder struct {
 // check compares the ranges with the pods and services that run. Where the pods'
 // ranges were not given, and no object names one in which there are pods, they are
 // not known after all.
-func (s *snapshot) check(f *plan.Facts, given bool) error {
+func (s *snapshot) check(f *plan.Network, given bool) error {
 	pods := s.podAddrs()
 	if err := compare(f, "pods", f.PodCIDRs, pods, "--pod-cidr", "kubectl get pods -A -o wide"); err != nil {
 		named := slices.DeleteFunc(slices.Clone(f.PodCIDRs), func(r plan.Range) bool { return r.Assumed })
@@ -42,7 +42,7 @@ func (s *snapshot) check(f *plan.Facts, given bool) error {
 
 // compare returns an error if objects have addresses outside of the ranges found. Those of
 // a family without any range are not exchanged: a warning names the first one.
-func compare(f *plan.Facts, what string, found plan.Ranges, have []holder, flag, command string) error {
+func compare(f *plan.Network, what string, found plan.Ranges, have []holder, flag, command string) error {
 	var outside []holder
 	warned := len(found) == 0
 	for _, h := range have {

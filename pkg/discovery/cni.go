@@ -32,7 +32,7 @@ type plugin struct {
 	kinds      []schema.GroupVersionKind
 	// pods returns the pods' ranges that the plugin gives out addresses of. Nil and none
 	// mean that it uses the nodes' podCIDR.
-	pods func(*snapshot, *plan.Facts) plan.Ranges
+	pods func(*snapshot, *plan.Network) plan.Ranges
 }
 
 // plugins returns the network plugins, the more specific ones first: a cluster may

@@ -34,7 +34,7 @@ func TestSecurity_15_ServiceOfAnOddAddress(t *testing.T) {
 		s.services.Items = []corev1.Service{{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}, Spec: corev1.ServiceSpec{ClusterIPs: []string{ip}},
 		}}
-		if got := s.serviceEstimate(&plan.Facts{}, s.serviceAddrs()); len(got) != want {
+		if got := s.serviceEstimate(&plan.Network{}, s.serviceAddrs()); len(got) != want {
 			t.Errorf("%s: %v", ip, got)
 		}
 	}

@@ -45,7 +45,7 @@ type Overrides struct {
 //   - errors of the API, wrapped, so that apierrors.IsForbidden and the like work.
 //
 // Where node agents may tell the ranges of the pods, Facts.PodsUnknown has the error.
-func Discover(ctx context.Context, reader client.Reader, o Overrides) (plan.Facts, error) {
+func Discover(ctx context.Context, reader client.Reader, o Overrides) (plan.Network, error) {
 	f, err := o.facts()
 	if err != nil {
 		return f, err
@@ -58,8 +58,8 @@ func Discover(ctx context.Context, reader client.Reader, o Overrides) (plan.Fact
 }
 
 // facts are those that the user gives.
-func (o Overrides) facts() (plan.Facts, error) {
-	f := plan.Facts{Name: o.Name}
+func (o Overrides) facts() (plan.Network, error) {
+	f := plan.Network{Name: o.Name}
 	for _, of := range []struct {
 		flag   string
 		given  []netip.Prefix
@@ -82,7 +82,7 @@ func (o Overrides) facts() (plan.Facts, error) {
 }
 
 // complete adds what was read to what is given.
-func (s *snapshot) complete(f *plan.Facts) (err error) {
+func (s *snapshot) complete(f *plan.Network) (err error) {
 	given := len(f.PodCIDRs) > 0
 	f.ClusterID, f.Nodes, f.Provider = string(s.kubeSystem.UID), s.nodeFacts(), s.provider()
 	f.LoadBalancers = s.loadBalancers(f.Provider.Value)

@@ -39,7 +39,7 @@ func podWith(name, ip string, change func(*corev1.Pod)) *corev1.Pod {
 	return p
 }
 
-func discover(t *testing.T, o discovery.Overrides, row string, more ...client.Object) (plan.Facts, error) {
+func discover(t *testing.T, o discovery.Overrides, row string, more ...client.Object) (plan.Network, error) {
 	t.Helper()
 	o.Name = "a"
 	return discovery.Discover(context.Background(), cluster(t, append(load(t, row), more...), interceptor.Funcs{}), o)

@@ -18,7 +18,7 @@ import (
 
 // podRanges returns the ranges of the pods: what the network plugin says, since it
 // gives out the addresses, and otherwise what Kubernetes was configured with.
-func (s *snapshot) podRanges(f *plan.Facts) plan.Ranges {
+func (s *snapshot) podRanges(f *plan.Network) plan.Ranges {
 	if p, _ := s.plugin(f.Provider.Value); p.pods != nil {
 		if out := p.pods(s, f); len(out) > 0 {
 			return distinct(out)
@@ -27,7 +27,7 @@ func (s *snapshot) podRanges(f *plan.Facts) plan.Ranges {
 	return distinct(s.kubernetesPods(f))
 }
 
-func (s *snapshot) podsUnknown(f *plan.Facts) error {
+func (s *snapshot) podsUnknown(f *plan.Network) error {
 	unread := ""
 	if len(s.unread) > 0 {
 		unread = " (could not be read: " + strings.Join(s.unread, ", ") + ")"
@@ -47,7 +47,7 @@ func (s *snapshot) podsUnknown(f *plan.Facts) error {
 
 // kubernetesPods returns what Kubernetes' own IPAM was configured with. Each source
 // counts only if it has all of the nodes' ranges: otherwise it is an old one.
-func (s *snapshot) kubernetesPods(f *plan.Facts) plan.Ranges {
+func (s *snapshot) kubernetesPods(f *plan.Network) plan.Ranges {
 	nodes := s.nodePods()
 	sources := []plan.Ranges{
 		s.customRanges(kindOpenShiftNet, "status", "clusterNetwork", "cidr"),
@@ -74,7 +74,7 @@ func (s *snapshot) kubernetesPods(f *plan.Facts) plan.Ranges {
 }
 
 // others are what no range that is concluded for the pods should have.
-func others(f *plan.Facts) []netip.Prefix {
+func others(f *plan.Network) []netip.Prefix {
 	return slices.Concat(f.ServiceCIDRs, f.NodeCIDRs).Prefixes()
 }
 
@@ -90,7 +90,7 @@ func (s *snapshot) kubeProxy() plan.Ranges {
 }
 
 // flannelPods reads Flannel's net-conf.json, which Canal has as well.
-func (s *snapshot) flannelPods(*plan.Facts) plan.Ranges {
+func (s *snapshot) flannelPods(*plan.Network) plan.Ranges {
 	for _, name := range slices.Sorted(maps.Keys(s.configMaps)) {
 		var c struct{ Network, IPv6Network string }
 		if json.Unmarshal([]byte(s.configMap(name)["net-conf.json"]), &c) == nil {
@@ -101,7 +101,7 @@ func (s *snapshot) flannelPods(*plan.Facts) plan.Ranges {
 }
 
 // ovnPods reads OVN-Kubernetes' ConfigMap. OpenShift has none.
-func (s *snapshot) ovnPods(*plan.Facts) plan.Ranges { return s.ovnConfig("net_cidr") }
+func (s *snapshot) ovnPods(*plan.Network) plan.Ranges { return s.ovnConfig("net_cidr") }
 
 // ovnConfig reads a list of ranges, in which a cluster's range is followed by the length
 // of the nodes' ranges: 10.244.0.0/16/24.
@@ -115,7 +115,7 @@ func (s *snapshot) ovnConfig(key string) (out plan.Ranges) {
 
 // calicoPods returns Calico's IP pools. A pool that is disabled gives out no more
 // addresses and counts as long as pods have some of it.
-func (s *snapshot) calicoPods(*plan.Facts) (out plan.Ranges) {
+func (s *snapshot) calicoPods(*plan.Network) (out plan.Ranges) {
 	// With the IPAM host-local, addresses are from the nodes' podCIDR.
 	if strings.Contains(strings.ReplaceAll(s.configMap("kube-system/calico-config")["cni_network_config"], " ", ""), `"type":"host-local"`) {
 		return nil
@@ -145,7 +145,7 @@ func (s *snapshot) calicoPods(*plan.Facts) (out plan.Ranges) {
 
 // ciliumPods asks Cilium by the kind of its IPAM. Of other kinds than these, no object
 // tells the ranges.
-func (s *snapshot) ciliumPods(f *plan.Facts) (out plan.Ranges) {
+func (s *snapshot) ciliumPods(f *plan.Network) (out plan.Ranges) {
 	config := s.configMap("kube-system/cilium-config")
 	switch config["ipam"] {
 	case "multi-pool":
@@ -186,7 +186,7 @@ func (s *snapshot) ciliumPods(f *plan.Facts) (out plan.Ranges) {
 // subnets. The API does not tell the subnets. But no block of a VPC is larger than a
 // /16, so the /16 around an address contains the block that it is from.
 // (https://docs.aws.amazon.com/vpc/latest/userguide/vpc-cidr-blocks.html)
-func (s *snapshot) awsPods(f *plan.Facts) (out plan.Ranges) {
+func (s *snapshot) awsPods(f *plan.Network) (out plan.Ranges) {
 	addrs, of := s.livePods(), "pods' addresses"
 	// With custom networking pods are in other subnets than nodes are.
 	if !s.customNetworking() {
@@ -231,7 +231,7 @@ func (s *snapshot) customNetworking() bool {
 // NodeNetworkConfig for each node. With the nodes' subnet the API has the VNet, as what
 // must not be masqueraded: of that, ranges count that have pods, or nodes where no pod
 // runs yet.
-func (s *snapshot) azurePods(f *plan.Facts) plan.Ranges {
+func (s *snapshot) azurePods(f *plan.Network) plan.Ranges {
 	if out := s.customRanges(kindNodeNetwork, "status", "networkContainers", "subnetAddressSpace"); len(out) > 0 {
 		return out
 	}

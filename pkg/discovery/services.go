@@ -11,7 +11,7 @@ import (
 )
 
 // serviceRanges returns the ranges of the services' cluster IPs.
-func (s *snapshot) serviceRanges(f *plan.Facts) (plan.Ranges, error) {
+func (s *snapshot) serviceRanges(f *plan.Network) (plan.Ranges, error) {
 	var objects plan.Ranges
 	for _, sc := range s.serviceCIDRs.Items {
 		objects = append(objects, stated(strings.Join(sc.Spec.CIDRs, ","), "from ServiceCIDR object "+sc.Name)...)
@@ -65,7 +65,7 @@ func (s *snapshot) serviceAddrs() (out []holder) {
 
 // serviceEstimate concludes the range from the cluster IPs: the first address of the
 // range is the one of the service kubernetes.
-func (s *snapshot) serviceEstimate(f *plan.Facts, have []holder) (out plan.Ranges) {
+func (s *snapshot) serviceEstimate(f *plan.Network, have []holder) (out plan.Ranges) {
 	avoid := append(f.NodeCIDRs.Prefixes(), s.nodePods()...)
 	for _, h := range have {
 		if h.object != "service default/kubernetes" {

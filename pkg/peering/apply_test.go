@@ -216,9 +216,8 @@ func TestEnsureKey(t *testing.T) {
 	cluster := newCluster(t, "a", interceptor.Funcs{}, manifests.Namespace())
 	ensure := func(c *Cluster, g manifests.Gateway) (key plan.PlaneFacts, isNew bool, err error) {
 		s := newSide(c, 0)
-		s.facts.Planes = map[int32]plan.PlaneFacts{}
-		err = s.ensureKey(t.Context(), g)
-		return s.facts.Planes[g.Plane], len(s.changed) > 0, err
+		key, err = s.ensureKey(t.Context(), g)
+		return key, len(s.changed) > 0, err
 	}
 	g := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}, KeyGeneration: 1}
 	made, isNew, err := ensure(cluster, g)

@@ -3,15 +3,13 @@ package peering
 import (
 	"context"
 	"fmt"
-	"maps"
 	"reflect"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
-	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -27,24 +25,25 @@ func (p *run) dryRun(ctx context.Context) error {
 	if err := p.observe(ctx); err != nil {
 		return err
 	}
-	if unclear != nil {
+	if p.plan, err = p.compared(ctx); err == nil && unclear != nil {
 		c := &p.plan.Clusters[0]
-		c.Warnings = append(c.Warnings, fmt.Sprintf("whether both clusters are still those that were peered is not clear: %v", unclear))
+		c.Warnings = append(slices.Clone(c.Warnings), fmt.Sprintf("whether both clusters are still those that were peered is not clear: %v", unclear))
 	}
-	return p.comparePlan(ctx)
+	return err
 }
 
-// comparePlan says for each object what is to be done with it.
-func (p *run) comparePlan(ctx context.Context) error {
-	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		c := p.planOf(s)
-		s.fillKeys(c.Peering, peer)
+// compared returns the plan with what is to be done with each object.
+func (p *run) compared(ctx context.Context) (*plan.Plan, error) {
+	out := &plan.Plan{Clusters: p.plan.Clusters}
+	return out, p.both(ctx, func(ctx context.Context, s, _ *side) error {
+		c := &out.Clusters[s.index]
+		c.Objects = slices.Clone(c.Objects)
 		g, ctx := failure.NewGroup(ctx)
 		g.SetLimit(8)
 		for i := range c.Objects {
 			g.Go(func() (err error) {
 				if o := &c.Objects[i]; o.Action == "" {
-					o.Action, err = s.action(ctx, o, c.Peering)
+					o.Action, err = s.action(ctx, o)
 				}
 				return err
 			})
@@ -53,21 +52,12 @@ func (p *run) comparePlan(ctx context.Context) error {
 	})
 }
 
-// action compares an object with the one in the cluster. The Peering is compared with
-// the keys that are known, which the plan only names, or as it is in the plan if that one is nil.
-func (s *side) action(ctx context.Context, o *plan.ObjectPlan, peering *v1alpha1.Peering) (plan.Action, error) {
+// action compares an object with the one in the cluster. What is not known yet is another value.
+func (s *side) action(ctx context.Context, o *plan.ObjectPlan) (plan.Action, error) {
 	if o.Kind == "Secret" {
 		return s.actionOnSecret(ctx, o)
 	}
-	manifest := maps.Clone(o.Manifest)
-	if o.Kind == "Peering" && peering != nil {
-		filled, err := manifests.ToApply(peering)
-		if err != nil {
-			return "", err
-		}
-		manifest["spec"] = filled.Object["spec"]
-	}
-	switch want, live, err := s.read(ctx, &unstructured.Unstructured{Object: manifest}); {
+	switch want, live, err := s.read(ctx, &unstructured.Unstructured{Object: o.Manifest}); {
 	case apierrors.IsForbidden(err):
 		o.Reason += unreadable
 		return plan.Unclear, nil
@@ -97,20 +87,6 @@ func (s *side) actionOnSecret(ctx context.Context, o *plan.ObjectPlan) (plan.Act
 
 // unreadable is added to the reason of what is unclear.
 const unreadable = "; it may not be read"
-
-// fillKeys puts the public keys of the peer's gateways into the Peering, as far as they
-// are known. If the user may not read them they are taken for unchanged.
-func (s *side) fillKeys(p *v1alpha1.Peering, peer *side) {
-	for i := range p.Spec.Planes {
-		plane := &p.Spec.Planes[i]
-		facts := peer.facts.Planes[plane.Index]
-		if facts.PublicKey != "" {
-			plane.RemotePublicKey = facts.PublicKey
-		} else if facts.KeyUnreadable && s.facts.Existing != nil && s.facts.Existing.Plane(plane.Index) != nil {
-			plane.RemotePublicKey = s.facts.Existing.Plane(plane.Index).RemotePublicKey
-		}
-	}
-}
 
 // contains says whether an object is as wanted: fields that are not mentioned are
 // the API server's or somebody else's. Lists have to be equally long.

@@ -138,7 +138,7 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 	})
 	// Nobody is given a new key before the ledger says who knows the one before.
 	if s.facts.Installed.Image == "" && key.Generation == plan.OverlayKey(s.facts.Ledger) {
-		g.Go(func() error { return s.applyAgents(gctx, planned, key.Generation, false) })
+		g.Go(func() error { return s.applyAgents(gctx, planned, key.Generation) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
@@ -151,18 +151,18 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 	if err := s.journal.start(ctx, entry.Name, claim); err != nil {
 		return err
 	}
-	if err := s.applyAgents(ctx, planned, generation, s.agentsWork()); err != nil {
+	if err := s.applyAgents(ctx, planned, generation); err != nil {
 		return err
 	}
-	s.facts.HasOverlayKey = true
+	s.intent.KeepOverlayKey = true
 	return s.forgetOverlayKeys(ctx, key, generation)
 }
 
 // applyAgents applies the objects of the node agents. The namespace comes first;
 // and without its account the controller's first attempt to make pods fails, and
 // it waits before the second. They are given the planned keys of the overlay, but none before the generation
-// that is the least. Where agents do their work, their DaemonSet is left for later.
-func (s *side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least int32, working bool) error {
+// that is the least. Where agents do their work, their DaemonSet is left until the gateways run.
+func (s *side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least int32) error {
 	if err := s.applyNamespace(ctx); err != nil {
 		return err
 	}
@@ -179,14 +179,10 @@ func (s *side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least
 	if err := s.retireOverlayKeys(ctx, least); err != nil {
 		return err
 	}
-	if working {
+	if planned.AgentsWork {
 		live, err := s.nodeAgents(ctx) // a command may have removed them since
-		if err != nil {
+		if live != nil || err != nil {
 			return err
-		}
-		if live != nil {
-			s.later = planned
-			return nil
 		}
 	}
 	return s.applyNodeAgents(ctx, planned)
@@ -213,7 +209,7 @@ func (s *side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan)
 	f.OtherPeerings = peerings.Items
 	if live != nil {
 		f.Installed, f.NodeMetrics, f.OverlayKeys = manifests.AgentsOf(live, &live.Spec.Template.Spec), manifests.ShowsNodeMetrics(live), manifests.OverlayKeys(&live.Spec.Template.Spec)
-		c = c.WithCurrent(&f)
+		c = c.WithCurrent(f, s.intent)
 	}
 	for _, p := range peerings.Items {
 		for _, plane := range p.Spec.Planes {
@@ -268,19 +264,11 @@ func (s *side) applyNamespace(ctx context.Context) error {
 	return s.apply(ctx, manifests.Namespace())
 }
 
-// agentsWork says that the agents of all nodes that are ready have reported.
-func (s *side) agentsWork() bool {
-	return s.facts.Installed.Image != "" && len(s.facts.Unreported()) == 0
-}
-
-// updateNodeAgents applies the DaemonSet that was left for later, when the gateways of
+// updateNodeAgents applies the DaemonSet of agents that do their work, when the gateways of
 // this peering run: an image that cannot start stops here, where it harms no other
 // peering.
-func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan) error {
-	if s.later == nil {
-		return nil
-	}
-	daemonSet, err := s.currentNodeAgents(ctx, s.later)
+func (s *side) updateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) error {
+	daemonSet, err := s.currentNodeAgents(ctx, planned)
 	if err != nil {
 		return err
 	}
@@ -290,7 +278,7 @@ func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan
 	}
 	if !contains(live.Object, want.Object) {
 		err := s.await(ctx, "wait for the gateway, before the node agents are replaced", s.podsHint(), append(rolloutKinds(), &v1alpha1.PeeringList{}), func(_ context.Context, o objects) (string, error) {
-			for _, g := range gateways {
+			for _, g := range planned.Gateways {
 				if byName[*v1alpha1.Peering](o, g.Peering) == nil {
 					return "", errUnpeered
 				}
@@ -307,7 +295,7 @@ func (s *side) updateNodeAgents(ctx context.Context, gateways []plan.GatewayPlan
 			return err
 		}
 	}
-	return s.applyNodeAgents(ctx, s.later)
+	return s.applyNodeAgents(ctx, planned)
 }
 
 // goingTimeout is how long a command that takes its entry back is waited for. After
@@ -350,8 +338,10 @@ func uninstallingIfTerminating(err error) error {
 }
 
 // takeReports waits until the agent of every node that is ready has reported what its kernel can do, or that of any one if one
-// is enough.
+// is enough. The facts have the reports then.
 func (s *side) takeReports(ctx context.Context, one bool) (err error) {
+	reports := s.facts.Reports
+	defer func() { s.facts.Reports = reports }()
 	doing := "wait for the node agents"
 	if one {
 		if len(s.facts.Unreported()) == 0 {
@@ -362,8 +352,8 @@ func (s *side) takeReports(ctx context.Context, one bool) (err error) {
 	kinds := append(rolloutKinds(), &corev1.NodeList{}, &v1alpha1.NodeNetworkList{})
 	return s.await(ctx, doing, s.podsHint(), kinds, func(_ context.Context, o objects) (string, error) {
 		nodes, _ := nodesByReadiness(of[*corev1.Node](o))
-		s.facts.Reports = o.reports()
-		byNode := plan.ReportsByNode(s.facts.Reports)
+		reports = o.reports()
+		byNode := plan.ReportsByNode(reports)
 		var missing []string
 		for _, n := range nodes {
 			if r := byNode[n]; r == nil || r.Status.Kernel == nil {

@@ -27,9 +27,8 @@ func publicOf(private []byte) string {
 	return wgtypes.Key(private).PublicKey().String()
 }
 
-// ensureKey makes the key of a gateway, if it has none, and notes its generation and its
-// public half.
-func (s *side) ensureKey(ctx context.Context, g manifests.Gateway) error {
+// ensureKey makes the key of a gateway, if it has none. It returns what is known of the gateway with its generation and its public half.
+func (s *side) ensureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFacts, error) {
 	for ; ; g.KeyGeneration++ {
 		key, isNew, err := s.ensureSecret(ctx, g.SecretName(), v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
 			if err := s.notMounted(ctx, g.SecretName()); err != nil {
@@ -48,12 +47,11 @@ func (s *side) ensureKey(ctx context.Context, g manifests.Gateway) error {
 		if errors.Is(err, errMounted) {
 			continue
 		}
+		f := s.facts.Planes[g.Plane]
 		if err == nil {
-			s.notePlane(g.Plane, func(f *plan.PlaneFacts) {
-				f.KeyGeneration, f.PublicKey, f.KeyTime = g.KeyGeneration, publicOf(key.value), key.made
-			})
+			f.KeyGeneration, f.PublicKey, f.KeyTime = g.KeyGeneration, publicOf(key.value), key.made
 		}
-		return err
+		return f, err
 	}
 }
 

@@ -36,7 +36,7 @@ func TestSecurity_20_LimitsAreKept(t *testing.T) {
 			var choices []string
 			for _, c := range p.Clusters[0].Choices {
 				if slices.Contains([]string{"limit of new connections of the peer", "limit of the peer's rate"}, c.What) {
-					choices = append(choices, c.Value+": "+c.Reason)
+					choices = append(choices, c.Value.String()+": "+c.Reason)
 				}
 			}
 			if !slices.Equal(choices, step.choices) {

@@ -32,7 +32,7 @@ func TestNodeMetricsAreKept(t *testing.T) {
 			var choices []string
 			for _, c := range dryRun(t, a, b, o).Clusters[0].Choices {
 				if c.What == "metrics of node agents" {
-					choices = append(choices, c.Value+": "+c.Reason)
+					choices = append(choices, c.Value.String()+": "+c.Reason)
 				}
 			}
 			if !slices.Equal(choices, step.choices) {

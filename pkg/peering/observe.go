@@ -20,11 +20,11 @@ import (
 // observe reads all that a plan is made from. It changes nothing, and needs no
 // other permission than to read.
 func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error) {
-	f := plan.FactSheet{Kubeconfig: s.Server, Version: s.Version, DefaultImage: s.DefaultImage, Overrides: o.of(s.ID)}
+	f := plan.Facts{Kubeconfig: s.Server}
 	defer func() { s.facts = f }()
 	overrides := o.Facts[s.ID]
 	overrides.Name = s.Name
-	f.Facts, err = discovery.Discover(ctx, s.Client, overrides)
+	f.Network, err = discovery.Discover(ctx, s.Client, overrides)
 	switch {
 	case errors.Is(err, discovery.ErrOutside) && len(overrides.PodCIDRs)+len(overrides.ServiceCIDRs) > 0:
 		return &Error{Kind: Usage, Doing: "compare the ranges given with what runs", Err: err}
@@ -48,7 +48,10 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 	if err := s.readAgents(ctx, &f); err != nil {
 		return err
 	}
-	f.HasOverlayKey = o.keepOverlayKey && len(f.OverlayKeys) > 0 && f.LostOverlayKey == 0
+	s.intent = plan.Intent{
+		Version: s.Version, DefaultImage: s.DefaultImage, Overrides: o.of(s.ID),
+		KeepOverlayKey: o.keepOverlayKey && len(f.OverlayKeys) > 0 && f.LostOverlayKey == 0,
+	}
 	var reports v1alpha1.NodeNetworkList
 	if err := s.list(ctx, &reports); err != nil {
 		return err
@@ -68,20 +71,12 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 			return err
 		}
 	}
-	return f.ConcludePods()
-}
-
-// concludePods takes into account what the agents have reported since the facts were
-// read.
-func (s *side) concludePods(ctx context.Context) (err error) {
-	if s.facts.Ledger, err = s.ledger(ctx); err != nil {
-		return err
-	}
-	return s.facts.ConcludePods()
+	f, err = f.ConcludePods()
+	return err
 }
 
 // readAgents reads what there is of the node agents.
-func (c *Cluster) readAgents(ctx context.Context, f *plan.FactSheet) error {
+func (c *Cluster) readAgents(ctx context.Context, f *plan.Facts) error {
 	ds, err := c.nodeAgents(ctx)
 	if err != nil {
 		return err
@@ -126,7 +121,7 @@ func (c *Cluster) nodeAgents(ctx context.Context) (*appsv1.DaemonSet, error) {
 }
 
 // readPeering reads what there is of the peering already.
-func (c *Cluster) readPeering(ctx context.Context, name string, f *plan.FactSheet) (err error) {
+func (c *Cluster) readPeering(ctx context.Context, name string, f *plan.Facts) (err error) {
 	f.Planes = map[int32]plan.PlaneFacts{}
 	if f.Existing, err = get[v1alpha1.Peering](ctx, c, "", name); err != nil {
 		return err

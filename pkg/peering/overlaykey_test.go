@@ -166,7 +166,7 @@ func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 	if err := a.raw.Delete(t.Context(), manifests.OverlaySecret(2, nil)); err != nil {
 		t.Fatal(err)
 	}
-	if keys := dryRun(t, a, b, Options{}).Clusters[0].Keys; keys[0].Value != "Secret liqonet-system/liqonet-overlay-3" {
+	if keys := dryRun(t, a, b, Options{}).Clusters[0].Keys; keys[0].Value.String() != "Secret liqonet-system/liqonet-overlay-3" {
 		t.Errorf("without the Secret, the plan says %+v", keys)
 	}
 }

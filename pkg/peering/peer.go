@@ -42,15 +42,13 @@ type run struct {
 	claim string
 	// plan as it was made last.
 	plan *plan.Plan
-	// started is the plan by which gateways were started before it was known whether it stays. push takes it.
-	started *plan.Plan
 	// dropped are planes that are not planned any more, and by which packets pass until others have taken over.
 	dropped []int32
 	// touched says that something may have been changed that is put back if the command fails.
 	touched bool
 	roles   *roleExchange
-	// serverGiven says that the user decided who is called.
-	serverGiven bool
+	// leavesAgents says that node agents are replaced by another command.
+	leavesAgents bool
 	// needs are the permissions that are asked for before anything is changed.
 	needs  func(*side) []permission
 	ticket ticket
@@ -64,7 +62,6 @@ type run struct {
 func newRun(a, b *Cluster, o Options, r Reporter) *run {
 	p := &run{
 		options: o, reporter: r, claim: strings.ToLower(rand.Text()[:10]), needs: func(*side) []permission { return toInstall() },
-		serverGiven: o.Server != "" && (o.Server == a.ID || o.Server == b.ID),
 	}
 	p.reset(a, b)
 	return p
@@ -77,7 +74,7 @@ func (p *run) reset(a, b *Cluster) {
 		s.adoptNamespace = p.options.AdoptNamespace
 	}
 	p.roles = &roleExchange{patience: p.options.Patience}
-	p.touched, p.result, p.started = false, Result{}, nil
+	p.touched, p.result = false, Result{}
 }
 
 // peer makes the pods of both clusters reach each other. It returns when packets
@@ -128,21 +125,24 @@ func (p *run) attempt(ctx context.Context) error {
 	if err := p.reporter.Step(ctx, "Reading both clusters", p.discover); err != nil {
 		return err
 	}
-	if err := p.reporter.Step(ctx, "Installing the node agents", p.install); err != nil {
+	started := false
+	err := p.reporter.Step(ctx, "Installing the node agents", func(ctx context.Context) (err error) {
+		started, err = p.install(ctx)
+		return err
+	})
+	if err != nil {
 		return err
 	}
+	push := func(ctx context.Context) error { return p.push(ctx, started) }
 	for {
-		if err := p.reporter.Step(ctx, "Pushing ranges, keys and gateways", p.push); err != nil {
+		if err := p.reporter.Step(ctx, "Pushing ranges, keys and gateways", push); err != nil {
 			return err
 		}
 		err := p.reporter.Step(ctx, "Waiting until packets pass", p.wait)
 		if !errors.Is(err, errUnanswered) {
 			return p.roles.explain(err, p.plan)
 		}
-		p.options.Server = p.roles.exchange(p.plan)
-		for _, s := range p.sides {
-			s.facts.Overrides = p.options.of(s.ID)
-		}
+		p.plan, push = p.roles.next(p.plan), p.apply
 	}
 }
 
@@ -173,9 +173,15 @@ func (p *run) observe(ctx context.Context) error {
 	return p.makePlan()
 }
 
+// values are what is known of both clusters now, and wanted of them.
+func (p *run) values() ([2]plan.Facts, [2]plan.Intent) {
+	a, b := p.sides[0], p.sides[1]
+	return [2]plan.Facts{a.facts, b.facts}, [2]plan.Intent{a.intent, b.intent}
+}
+
 // makePlan plans with what is known now.
 func (p *run) makePlan() (err error) {
-	p.plan, err = plan.Make(p.sides[0].facts, p.sides[1].facts)
+	p.plan, err = plan.Both(p.values())
 	return err
 }
 
@@ -209,47 +215,48 @@ func (p *run) discover(ctx context.Context) error {
 	return p.observe(ctx)
 }
 
-func (p *run) install(ctx context.Context) error {
+// install installs the node agents. It says whether it has started the gateways of a new peering, as they are planned then.
+func (p *run) install(ctx context.Context) (started bool, err error) {
 	select {
 	case <-p.ticket.ready:
 	case <-ctx.Done():
-		return &Error{Kind: NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
+		return false, &Error{Kind: NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
 	}
 	p.touched = true
-	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
+	err = p.both(ctx, func(ctx context.Context, s, peer *side) error {
 		return s.install(ctx, peer.Cluster, p.claim, p.planOf(s))
 	})
 	if err != nil {
-		return err
+		return false, err
 	}
-	start, err := p.prepareGateways(ctx)
-	if err != nil {
-		return err
-	}
-	if start {
-		err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.takeReports(ctx, true) })
-		if err != nil {
-			return err
-		}
+	if started = !slices.ContainsFunc(p.sides[:], func(s *side) bool { return s.wasEstablished || s.facts.Existing != nil }); started {
 		if err := p.startGateways(ctx); err != nil {
-			return err
+			return false, err
 		}
 	}
-	err = p.both(ctx, func(ctx context.Context, s, _ *side) error {
+	err = p.both(ctx, func(ctx context.Context, s, _ *side) (err error) {
 		if err := s.takeReports(ctx, false); err != nil {
 			return err
 		}
-		return s.concludePods(ctx)
+		if s.facts.Ledger, err = s.ledger(ctx); err == nil {
+			s.facts, err = s.facts.ConcludePods()
+		}
+		return err
 	})
 	if err == nil {
 		err = p.checkInternal()
 	}
 	if err != nil {
-		return err
+		return false, err
 	}
 	// A backend that the user asks for, and that some kernel lacks, is refused before there
 	// is more than the agents.
-	return plan.Check(&p.sides[0].facts, &p.sides[1].facts)
+	own, intents := p.values()
+	offers, err := plan.Offers(own, intents)
+	for i := range own {
+		err = cmp.Or(err, plan.Check(own[i], intents[i], offers[1-i]))
+	}
+	return started, err
 }
 
 // checkInternal fails if the overlay of a cluster has addresses that one of its

@@ -44,7 +44,7 @@ func TestPlanesModeIsKept(t *testing.T) {
 		choice := ""
 		for _, c := range p.Clusters[0].Choices {
 			if c.What == "planes by which a node sends" {
-				choice = c.Value + ": " + c.Reason
+				choice = c.Value.String() + ": " + c.Reason
 			}
 		}
 		changes := step.given != "" || step.isWithdraw

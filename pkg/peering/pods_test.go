@@ -34,7 +34,7 @@ func TestRangeWithoutASource(t *testing.T) {
 		t.Errorf("the result says %q", r.Notes)
 	}
 	made = dryRun(t, a, b, Options{})
-	if s := made.Clusters[0].Facts[0]; s.Value != "10.244.0.0/16" || !s.Assumed || !strings.Contains(s.Reason, "--pod-cidr a=") {
+	if s := made.Clusters[0].Facts[0]; s.Value.String() != "10.244.0.0/16" || !s.Assumed || !strings.Contains(s.Reason, "--pod-cidr a=") {
 		t.Errorf("with agents, the first fact is %+v", s)
 	}
 	for _, c := range made.Clusters {

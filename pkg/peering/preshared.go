@@ -26,40 +26,54 @@ func (p *run) makePresharedKeys(ctx context.Context) error {
 	if second.ID < first.ID {
 		first, second = second, first
 	}
-	group, ctx := failure.NewGroup(ctx)
-	var missing []func() error // begun when all are found: they change the facts
-	for _, g := range p.planOf(first).Gateways {
-		ofFirst, ofSecond := plan.PresharedKeys(&first.facts, &second.facts, g.Plane)
+	offers, err := plan.Offers(p.values())
+	if err != nil {
+		return err
+	}
+	group, gctx := failure.NewGroup(ctx)
+	gateways := p.planOf(first).Gateways
+	made := make([][2]*presharedKey, len(gateways))
+	for i, g := range gateways {
+		ofFirst, ofSecond := plan.PresharedKeys(offers[first.index], offers[second.index], g.Plane)
 		if ofFirst.Generation == 0 || ofFirst.Fingerprint != "" {
 			continue
 		}
-		missing = append(missing, func() error {
-			key, err := p.ensurePresharedKey(ctx, first, second, g.Plane, &ofFirst, nil)
-			if err == nil {
-				_, err = p.ensurePresharedKey(ctx, second, first, g.Plane, &ofSecond, key)
+		group.Go(func() (err error) {
+			if made[i][0], err = p.ensurePresharedKey(gctx, first, second, g.Plane, ofFirst, nil); err == nil {
+				made[i][1], err = p.ensurePresharedKey(gctx, second, first, g.Plane, ofSecond, made[i][0])
 			}
 			return err
 		})
 	}
-	for _, makeKey := range missing {
-		group.Go(makeKey)
+	if err := group.Wait(); err != nil {
+		return err
 	}
-	return group.Wait()
+	for i, g := range gateways {
+		for k, s := range []*side{first, second} {
+			if key := made[i][k]; key != nil {
+				f := s.facts.Planes[g.Plane]
+				f.PresharedKey = v1alpha1.PresharedKey{Generation: key.generation, Fingerprint: key.fingerprint}
+				s.facts = s.facts.WithPlane(g.Plane, f)
+			}
+		}
+	}
+	return nil
 }
 
 // presharedKey is a pre-shared key that a cluster has. It is known by its fingerprint.
 type presharedKey struct {
 	fingerprint string
 	// value is nil unless this command has made it: all others are in the Secret only.
-	value  []byte
-	in     *side
-	secret string
+	value      []byte
+	in         *side
+	secret     string
+	generation int32
 }
 
 // ensurePresharedKey sees to it that the gateway of a plane has the key, or any if it is
 // nil. A Secret with another one is what an interrupted command left: then it is the
 // next generation.
-func (p *run) ensurePresharedKey(ctx context.Context, s, peer *side, plane int32, planned *v1alpha1.PresharedKey, wanted *presharedKey) (*presharedKey, error) {
+func (p *run) ensurePresharedKey(ctx context.Context, s, peer *side, plane int32, planned v1alpha1.PresharedKey, wanted *presharedKey) (*presharedKey, error) {
 	g := manifests.Gateway{Peering: plan.Allocation(s.facts.Ledger, peer.ID).Name, Plane: plane, PresharedKey: planned.Generation}
 	key := &presharedKey{in: s}
 	if wanted != nil {
@@ -105,9 +119,7 @@ func (p *run) ensurePresharedKey(ctx context.Context, s, peer *side, plane int32
 		if key.fingerprint = has; key.value != nil && manifests.Fingerprint(key.value) != has {
 			key.value = nil // another command was sooner
 		}
-		s.notePlane(plane, func(f *plan.PlaneFacts) {
-			f.PresharedKey = v1alpha1.PresharedKey{Generation: g.PresharedKey, Fingerprint: has}
-		})
+		key.generation = g.PresharedKey
 		return key, nil
 	}
 }

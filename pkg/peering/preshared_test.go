@@ -145,7 +145,9 @@ func TestSecurity_23_APeeringWithoutPresharedKeyIsLeftAlone(t *testing.T) {
 		t.Errorf("the next peer would make %d changes", p.Changes())
 	}
 	keys := p.Clusters[0].Keys
-	if !slices.ContainsFunc(keys, func(s plan.Statement) bool { return s.Value == "none" && strings.Contains(s.Reason, "rotate-keys") }) {
+	if !slices.ContainsFunc(keys, func(s plan.Statement) bool {
+		return s.Value.String() == "none" && strings.Contains(s.Reason, "rotate-keys")
+	}) {
 		t.Errorf("the plan says %v", keys)
 	}
 }

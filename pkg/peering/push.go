@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
@@ -20,26 +21,31 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// push makes the plan with what the agents have reported, and carries it out.
-func (p *run) push(ctx context.Context) error {
+// push makes the plan with what the agents have reported, and carries it out. Gateways that were started stay if they are planned still.
+func (p *run) push(ctx context.Context, started bool) error {
 	if err := p.both(ctx, p.allocate); err != nil {
 		return err
 	}
-	started := p.started
-	p.started = nil
-	if started == nil {
+	if !started {
 		// Not before the other side has chosen ranges: it looks at this one's endpoints.
 		if err := p.makeAllKeys(ctx); err != nil {
 			return err
 		}
 	}
 	p.ticket.release()
+	before := p.plan
 	if err := p.makePlan(); err != nil {
 		return err
 	}
-	if started != nil && p.plan.SameGateways(started) {
+	p.roles.candidates = p.plan.Candidates()
+	if started && p.plan.SameGateways(before) {
 		return p.pushPeerings(ctx, nil)
 	}
+	return p.apply(ctx)
+}
+
+// apply carries out the plan.
+func (p *run) apply(ctx context.Context) error {
 	turns, err := p.turns(ctx)
 	if err != nil {
 		return err
@@ -71,12 +77,11 @@ func (p *run) makeAllKeys(ctx context.Context) error {
 	return p.makePresharedKeys(ctx)
 }
 
-// prepareGateways applies all that the gateways of a new peering need to start, and tells of it that they are to be started.
-func (p *run) prepareGateways(ctx context.Context) (start bool, err error) {
-	if slices.ContainsFunc(p.sides[:], func(s *side) bool { return s.wasEstablished || s.facts.Existing != nil }) {
-		return false, nil
-	}
-	err = p.both(ctx, func(ctx context.Context, s, peer *side) (err error) {
+// startGateways starts the gateways of a new peering before all node agents have reported: pods start meanwhile, and wait for
+// their Peering. All that follows from the reports is in that, but for the backend of WireGuard. One report tells it. Where
+// another node's kernel turns out to lack it, push replaces them.
+func (p *run) startGateways(ctx context.Context) error {
+	err := p.both(ctx, func(ctx context.Context, s, peer *side) (err error) {
 		if s.facts.Ledger, err = s.ledger(ctx); err != nil {
 			return err
 		}
@@ -87,39 +92,22 @@ func (p *run) prepareGateways(ctx context.Context) (start bool, err error) {
 		return nil
 	})
 	if err != nil {
-		return false, err
+		return err
 	}
 	if err := p.makeAllKeys(ctx); err != nil {
-		return false, err
+		return err
 	}
-	if err := p.makePlan(); err != nil {
-		return false, err
+	if err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.takeReports(ctx, true) }); err != nil {
+		return err
 	}
-	return true, p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		g, ctx := failure.NewGroup(ctx)
-		g.Go(func() error { return p.pushServices(ctx, s, peer) })
-		for _, gateway := range p.planOf(s).Gateways {
-			g.Go(func() error {
-				account, _ := gateway.Objects()
-				return s.apply(ctx, account...)
-			})
-		}
-		return g.Wait()
-	})
-}
-
-// startGateways starts the gateways of a new peering before all node agents have reported: pods start meanwhile, and wait for
-// their Peering. All that follows from the reports is in that, but for the backend of WireGuard. One report tells it. Where
-// another node's kernel turns out to lack it, push replaces them.
-func (p *run) startGateways(ctx context.Context) error {
 	if err := p.makePlan(); err != nil {
 		return err
 	}
-	p.started = p.plan
-	return p.both(ctx, func(ctx context.Context, s, _ *side) error {
+	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
 		g, ctx := failure.NewGroup(ctx)
+		g.Go(func() error { return p.pushServices(ctx, s, peer) })
 		for _, gateway := range p.planOf(s).Gateways {
-			g.Go(func() error { return s.applyDeployment(ctx, gateway) })
+			g.Go(func() error { return s.applyGateway(ctx, gateway) })
 		}
 		return g.Wait()
 	})
@@ -249,24 +237,22 @@ func (p *run) pushPeerings(ctx context.Context, later []int32) error {
 	if err != nil {
 		return err
 	}
+	p.plan = p.plan.Resolve(endpoints)
 	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		c := p.planOf(s)
-		for i := range c.Peering.Spec.Planes {
-			plane := &c.Peering.Spec.Planes[i]
-			plane.RemotePublicKey = peer.facts.Planes[plane.Index].PublicKey
-			if s != server {
-				plane.Endpoints = endpoints[plane.Index]
-			}
-		}
-		return s.applyPeering(ctx, c, peer, later)
+		return s.applyPeering(ctx, p.planOf(s), peer, later)
 	})
 }
 
 // allocate writes into the ledger by which ranges the cluster knows the peer.
 func (p *run) allocate(ctx context.Context, s, peer *side) (err error) {
 	isNew := false
+	offer, err := plan.Introduce(peer.facts, peer.intent, s.ID)
+	if err != nil {
+		return err
+	}
+	own := s.facts
 	s.facts.Ledger, err = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) (err error) {
-		isNew, err = plan.Allocate(cn, &s.facts, &peer.facts)
+		isNew, err = plan.Allocate(cn, own, offer)
 		if err == nil && !isNew {
 			return errUnchanged
 		}
@@ -286,11 +272,20 @@ func (p *run) makeKeys(ctx context.Context, s, peer *side) error {
 		return err
 	}
 	group, ctx := failure.NewGroup(ctx)
-	for _, g := range p.planOf(s).Gateways {
+	gateways := p.planOf(s).Gateways
+	made := make([]plan.PlaneFacts, len(gateways))
+	for i, g := range gateways {
 		g.Peering = name // the ledger may have given another one than was planned
-		group.Go(func() error { return s.ensureKey(ctx, g.Gateway) })
+		group.Go(func() (err error) {
+			made[i], err = s.ensureKey(ctx, g.Gateway)
+			return err
+		})
 	}
-	return group.Wait()
+	err := group.Wait()
+	for i, g := range gateways {
+		s.facts = s.facts.WithPlane(g.Plane, made[i])
+	}
+	return err
 }
 
 // applyGateway applies the objects of a gateway.
@@ -314,6 +309,9 @@ func (s *side) applyDeployment(ctx context.Context, g plan.GatewayPlan) error {
 // applyPeering applies the Peering as it is planned, with the hosts that are exposed now, and with some planes as they were.
 // A plane among these that was not there yet is applied later.
 func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side, later []int32) error {
+	if unknown := c.Unknown(); len(unknown) > 0 {
+		return s.fail("apply Peering "+c.Peering.Name, fmt.Errorf("it is not known yet: %s", strings.Join(unknown, "; ")))
+	}
 	wanted := c.Peering.DeepCopy()
 	if existing := s.facts.Existing; existing != nil {
 		isLater := func(plane v1alpha1.Plane) bool { return slices.Contains(later, plane.Index) }
@@ -372,7 +370,7 @@ func (s *side) writePending(ctx context.Context, wanted *v1alpha1.Peering) error
 // it returns those.
 func (s *side) gatewayEndpoints(ctx context.Context, c *plan.ClusterPlan) (out map[int32][]string, err error) {
 	out = map[int32][]string{}
-	given := s.facts.GivenEndpoints()
+	given := c.GivenEndpoints()
 	for _, g := range c.Gateways {
 		out[g.Plane] = given
 	}
@@ -479,8 +477,11 @@ func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
 		entry.Previous = nil
 		return nil
 	})
-	if c.StaleService != nil && s.delete(ctx, c.StaleService) == nil {
-		s.hasChanged(describe(c.StaleService))
+	if c.Service == nil {
+		stale, _ := get[corev1.Service](ctx, s.Cluster, v1alpha1.Namespace, v1alpha1.GatewayService(c.Peering.Name))
+		if stale != nil && s.delete(ctx, stale) == nil {
+			s.hasChanged(describe(stale))
+		}
 	}
 	for _, g := range c.Gateways {
 		s.clearPresharedKeys(ctx, g.Gateway)
@@ -540,8 +541,10 @@ func (s *side) forgetPlanes(ctx context.Context, peering string) error {
 
 // waitForPackets is one side's part.
 func (p *run) waitForPackets(ctx context.Context, s, peer *side) error {
-	if err := s.updateNodeAgents(ctx, p.planOf(s).Gateways); err != nil {
-		return err
+	if c := p.planOf(s); c.AgentsWork && !p.leavesAgents {
+		if err := s.updateNodeAgents(ctx, c); err != nil {
+			return err
+		}
 	}
 	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.Kubectl, v1alpha1.Namespace)
 	beats := heartbeats{}
@@ -567,7 +570,7 @@ func (p *run) look(s, peer *side, o objects, beats heartbeats) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if p.roles.note(s.index, unanswered(live)) && p.canExchangeRoles() {
+	if p.roles.note(s.index, unanswered(live)) {
 		return "", errUnanswered
 	}
 	if reason := cmp.Or(crash, missing); reason != "" {
@@ -589,10 +592,4 @@ func unanswered(p *v1alpha1.Peering) bool {
 		s := p.PlaneStatus(plane.Index)
 		return s == nil || s.ObservedGeneration != p.Generation || s.Connected
 	})
-}
-
-// canExchangeRoles says that nobody has decided who is called: neither the user nor a
-// command that was successful.
-func (p *run) canExchangeRoles() bool {
-	return !p.serverGiven && !slices.ContainsFunc(p.sides[:], func(s *side) bool { return s.wasEstablished || len(s.facts.GivenEndpoints()) > 0 })
 }

@@ -11,8 +11,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// errUnanswered says that one gateway called the other in vain, and that the roles
-// may be exchanged.
+// errUnanswered says that one gateway called the other in vain, and that there is another candidate.
 var errUnanswered = errors.New("no answer")
 
 // defaultPatience is longer than a call of all endpoints takes, and the time that
@@ -32,10 +31,12 @@ type roleExchange struct {
 	since  time.Time
 	// tried are the calls that were in vain.
 	tried []string
+	// candidates are the plans that are tried one after the other.
+	candidates []*plan.Plan
 }
 
 // note takes what one side's gateway reports. It says whether both have got no
-// answer for so long that the roles should be exchanged.
+// answer for so long that the next candidate should be tried, if there is one.
 func (x *roleExchange) note(side int, silent bool) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -48,17 +49,16 @@ func (x *roleExchange) note(side int, silent bool) bool {
 		x.since = time.Now()
 	}
 	// Longer each time: on a slow machine the first way may have been right.
-	return time.Since(x.since) > cmp.Or(x.patience, defaultPatience)<<min(len(x.tried), 4)
+	return len(x.candidates) > 1 && time.Since(x.since) > cmp.Or(x.patience, defaultPatience)<<min(len(x.tried), 4)
 }
 
-// exchange notes that the call was in vain, and returns the ID of the cluster that
-// is to be called next.
-func (x *roleExchange) exchange(p *plan.Plan) (serverID string) {
+// next notes that the call was in vain, and returns the plan that is tried next: after the last one, the first one again.
+func (x *roleExchange) next(p *plan.Plan) *plan.Plan {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.tried = append(x.tried, x.call(p))
 	x.silent, x.since = [2]bool{}, time.Time{}
-	return p.Clusters[1-p.Server()].ClusterID
+	return x.candidates[len(x.tried)%len(x.candidates)]
 }
 
 // explain adds to the error of a wait who called whom, if nobody got an answer.

@@ -151,7 +151,7 @@ func (r *rotation) all(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if single := plan.OneEndpoint(&r.sides[0].facts, &r.sides[1].facts); len(planes) == 1 && single != "" {
+	if single := r.plan.Clusters[0].OneGateway; len(planes) == 1 && single != "" {
 		r.result.Notes = append(r.result.Notes, "packets were lost while the gateways started: "+single)
 	} else if len(planes) == 1 {
 		defer finally("Removing the temporary plane", r.removeTemporary)
@@ -176,6 +176,7 @@ func withTime(ctx context.Context) (context.Context, context.CancelFunc) {
 // read reads both Peerings as they are now.
 func (r *rotation) read(ctx context.Context) error {
 	return r.both(ctx, func(ctx context.Context, s, _ *side) error {
+		s.intent.Renew = nil
 		err := s.readPeering(ctx, r.peerings[s.index], &s.facts)
 		if err == nil && s.facts.Existing == nil {
 			err = s.fail("read the Peering", errUnpeered)
@@ -195,7 +196,7 @@ func (r *rotation) addOverlayKeys(ctx context.Context) error {
 			return err
 		}
 		r.overlay[s.index], r.departed[s.index] = next, plan.Departed(s.facts.Ledger, s.facts.NodeUIDs())
-		s.facts.OverlayKeys = append(s.facts.OverlayKeys, next)
+		s.facts.OverlayKeys = append(slices.Clone(s.facts.OverlayKeys), next)
 		return nil
 	})
 	if err != nil {
@@ -209,9 +210,6 @@ func (r *rotation) addOverlayKeys(ctx context.Context) error {
 func (r *rotation) updateAgents(ctx context.Context) error {
 	if err := r.makePlan(); err != nil {
 		return err
-	}
-	for _, s := range r.sides {
-		s.later = r.planOf(s)
 	}
 	return r.both(ctx, r.waitForPackets)
 }
@@ -271,7 +269,7 @@ func (r *rotation) setTemporary(ctx context.Context, wanted bool) error {
 		return err
 	}
 	for _, s := range r.sides {
-		s.facts.AddTemporary = wanted
+		s.intent.Temporary = wanted
 	}
 	return r.makePlan()
 }
@@ -298,12 +296,7 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	if err := r.read(ctx); err != nil {
 		return err
 	}
-	var before [2]plan.PlaneFacts
-	for i, s := range r.sides {
-		before[i] = s.facts.Planes[plane]
-		before[i].KeyGeneration = s.facts.Gateway(r.peerings[i], plane).KeyGeneration
-		before[i].OverlayKey = s.facts.Existing.Plane(plane).OverlayKeyGeneration
-	}
+	before, _ := r.values()
 	clear := func(ctx context.Context, s, _ *side) error { return s.deleteOtherKeys(ctx, r.planOf(s), plane) }
 	err := r.makeNewKeys(ctx, plane)
 	if err == nil {
@@ -317,7 +310,10 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	undo, cancel := withTime(ctx)
 	defer cancel()
 	for i, s := range r.sides {
-		s.facts.Planes[plane] = before[i]
+		was := before[i].Planes[plane]
+		was.KeyGeneration = before[i].Gateway(r.peerings[i], plane).KeyGeneration
+		s.facts = s.facts.WithPlane(plane, was)
+		s.intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: before[i].Existing.Plane(plane).OverlayKeyGeneration}}
 	}
 	undone := r.makePlan()
 	if undone == nil {
@@ -333,18 +329,19 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 // makeNewKeys makes the keys that a plane is going to have, and plans with them.
 func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 	err := r.both(ctx, func(ctx context.Context, s, _ *side) error {
-		g := s.facts.Gateway(r.peerings[s.index], plane)
-		f := s.facts.Planes[plane]
-		f.RenewPresharedKey = true
-		if f.OverlayKey = r.overlay[s.index]; r.PresharedOnly {
-			f.OverlayKey = 0 // as it is
+		renewal := plan.Renewal{OverlayKey: r.overlay[s.index], PresharedKey: true}
+		if r.PresharedOnly {
+			renewal.OverlayKey = 0 // as it is
 		}
-		s.facts.Planes[plane] = f
+		s.intent.Renew = map[int32]plan.Renewal{plane: renewal}
 		if r.PresharedOnly {
 			return nil
 		}
+		g := s.facts.Gateway(r.peerings[s.index], plane)
 		g.KeyGeneration++
-		return s.ensureKey(ctx, g)
+		made, err := s.ensureKey(ctx, g)
+		s.facts = s.facts.WithPlane(plane, made)
+		return err
 	})
 	if err == nil {
 		err = r.makePresharedKeys(ctx)
@@ -353,9 +350,7 @@ func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 		return err
 	}
 	for _, s := range r.sides {
-		f := s.facts.Planes[plane]
-		f.RenewPresharedKey = false
-		s.facts.Planes[plane] = f
+		s.intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: s.intent.Renew[plane].OverlayKey}} // the pre-shared key is made
 	}
 	return r.makePlan()
 }

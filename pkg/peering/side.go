@@ -14,8 +14,9 @@ type side struct {
 	*Cluster
 	// index is 0 or 1, as in the plan and in the result.
 	index int
-	// facts are what was read of the cluster, and what the run has added since.
-	facts plan.FactSheet
+	// facts are what was read of the cluster last, intent is what is wanted of it.
+	facts  plan.Facts
+	intent plan.Intent
 	// claimed is the ledger's entry as it was after this command had claimed it, nil before.
 	claimed *v1alpha1.PeerAllocation
 	// joined says that another command had claimed the ledger's entry before, and the
@@ -26,8 +27,6 @@ type side struct {
 	wasEstablished, established bool
 	// rangesChanged says that this command gave the peer other ranges.
 	rangesChanged bool
-	// later is the plan with the node agents' DaemonSet where that waits until the gateways run.
-	later *plan.ClusterPlan
 	// adoptNamespace says that our namespace may be one that somebody else has made.
 	adoptNamespace bool
 	// foreign are ranges that its nodes have for something else than the overlay.
@@ -42,15 +41,6 @@ type side struct {
 
 func newSide(c *Cluster, index int) *side {
 	return &side{Cluster: c, index: index, journal: &journal{cluster: c}}
-}
-
-// notePlane notes what is known of the gateway of a plane. Those of several may be read at the same time.
-func (s *side) notePlane(plane int32, note func(*plan.PlaneFacts)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	facts := s.facts.Planes[plane]
-	note(&facts)
-	s.facts.Planes[plane] = facts
 }
 
 // hasChanged notes what the run has changed.

@@ -70,7 +70,7 @@ func (u *upgrade) needsTemporary(peerID string) bool {
 // add reads both clusters as they are by now, and adds the plane.
 func (s *shared) add(ctx context.Context, r Reporter) error {
 	p := newRun(s.clusters[0].side.Cluster, s.clusters[1].side.Cluster, Options{keepOverlayKey: true}, r)
-	p.ticket = newTickets(1)[0]
+	p.ticket, p.leavesAgents = newTickets(1)[0], true
 	s.rotation = &rotation{run: p}
 	unclear, err := p.recognise(ctx)
 	if err = cmp.Or(err, unclear); err != nil {

@@ -314,7 +314,7 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 			cn, err := c.ledger(ctx)
 			if err == nil {
 				key := plan.OverlayKey(cn)
-				err = newSide(c, 0).applyAgents(ctx, &plan.ClusterPlan{Agents: manifests.Agents{Image: c.DefaultImage}, OverlayKeys: []int32{key}}, key, false)
+				err = newSide(c, 0).applyAgents(ctx, &plan.ClusterPlan{Agents: manifests.Agents{Image: c.DefaultImage}, OverlayKeys: []int32{key}}, key)
 			}
 			if errors.Is(err, errUninstalling) {
 				return "namespace " + v1alpha1.Namespace + " is being deleted", nil

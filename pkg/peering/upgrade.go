@@ -224,7 +224,7 @@ func (u *upgrade) look(ctx context.Context, toChange bool) error {
 // compare says what is to be done with an object, and which of its fields somebody else has changed.
 func (u *upgrade) compare(ctx context.Context, o *plan.ObjectPlan) error {
 	obj := &unstructured.Unstructured{Object: o.Manifest}
-	action, err := u.action(ctx, o, nil)
+	action, err := u.action(ctx, o)
 	if o.Action = action; err != nil || action != plan.Change {
 		return err
 	}

@@ -39,9 +39,9 @@ func (r Ranges) Contain(addr netip.Addr) bool {
 	return slices.ContainsFunc(r, func(f Range) bool { return f.Value.Contains(addr) })
 }
 
-// Facts are what a cluster's API tells of its ranges, nodes and load balancers. The
+// Network are what a cluster's API tells of its ranges, nodes and load balancers. The
 // order of all lists is the same as long as the cluster does not change.
-type Facts struct {
+type Network struct {
 	// ClusterID is the UID of the namespace kube-system.
 	ClusterID string
 	// Name is what the user calls the cluster.
@@ -71,7 +71,7 @@ type Facts struct {
 	Warnings []string
 }
 
-// What Facts.LoadBalancers says.
+// What Network.LoadBalancers says.
 const (
 	Yes = "yes"
 	No  = "no"

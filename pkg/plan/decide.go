@@ -15,110 +15,140 @@ import (
 
 // decisions are what is chosen for one cluster, for all planes alike.
 type decisions struct {
-	role, overlay, wireguard, serviceType, planesBy Statement
-	// planes are the indexes of the planes, the same in both clusters.
-	planes    []int32
-	placement *v1alpha1.GatewayPlacement
-	placed    []Statement
+	overlay, wireguard, serviceType, planesBy Statement
+	// roles are those that the gateway may have, in the order in which they are tried: one, if it was decided.
+	roles []Statement
+	// permanent are the indexes of the planes, the same in both clusters. planes are these, and that of the temporary one, if there is
+	// to be one.
+	permanent, planes []int32
+	placement         *v1alpha1.GatewayPlacement
+	placed            []Statement
+	mode              v1alpha1.PlanesMode
 }
 
 // Check returns an error if the clusters cannot be peered with what the user asks
 // for, as far as that is known.
-func Check(a, b *FactSheet) error {
-	_, err := decide([2]*FactSheet{a, b})
-	return err
+func Check(own Facts, intent Intent, peer Offer) error {
+	f := &sheet{own, intent}
+	d, err := f.decideAlone()
+	if err != nil {
+		return err
+	}
+	mine, err := f.offer(peer.ClusterID, &d)
+	if err != nil {
+		return err
+	}
+	return f.decide(&mine, &peer, &d)
 }
 
-// decide chooses roles and backends. It does not depend on which cluster was named
-// first.
-func decide(clusters [2]*FactSheet) (out [2]decisions, err error) {
-	for i, f := range clusters {
-		if f.PodsUnknown == nil && len(ipv4(f.PodCIDRs)) == 0 {
-			return out, &failure.Error{
-				Kind: failure.Usage, Cluster: f.Name, Doing: "find out the ranges",
-				Err:  errors.New("its pods have IPv6 addresses only, and liqonet carries IPv4 only"),
-				Hint: fmt.Sprintf("a dual-stack cluster can be peered by its IPv4 addresses; if there is an IPv4 range, name it: --pod-cidr %s=RANGE", f.Name),
-			}
-		}
-		if err := f.checkEndpoints(); err != nil {
-			return out, err
-		}
-		if out[i].overlay, err = chooseOverlay(f); err != nil {
-			return out, err
-		}
-		if out[i].wireguard, err = chooseWireGuard(f); err != nil {
-			return out, err
-		}
-		out[i].serviceType = chooseServiceType(f)
-		if out[i].placement, out[i].placed, err = choosePlacement(f); err != nil {
-			return out, err
+// decideAlone chooses all that the peer has no part in.
+func (f *sheet) decideAlone() (d decisions, err error) {
+	if f.PodsUnknown == nil && len(ipv4(f.PodCIDRs)) == 0 {
+		return d, &failure.Error{
+			Kind: failure.Usage, Cluster: f.Name, Doing: "find out the ranges",
+			Err:  errors.New("its pods have IPv6 addresses only, and liqonet carries IPv4 only"),
+			Hint: fmt.Sprintf("a dual-stack cluster can be peered by its IPv4 addresses; if there is an IPv4 range, name it: --pod-cidr %s=RANGE", f.Name),
 		}
 	}
-	planes, planesBy, err := choosePlanes(clusters, [2]*v1alpha1.GatewayPlacement{out[0].placement, out[1].placement})
+	if err := f.checkEndpoints(); err != nil {
+		return d, err
+	}
+	if d.overlay, err = chooseOverlay(f); err != nil {
+		return d, err
+	}
+	if d.wireguard, err = chooseWireGuard(f); err != nil {
+		return d, err
+	}
+	d.serviceType = chooseServiceType(f)
+	d.placement, d.placed, err = choosePlacement(f)
+	return d, err
+}
+
+// decide chooses what both clusters have to choose alike: each from both offers, in the order of their IDs.
+func (f *sheet) decide(mine, peer *Offer, d *decisions) (err error) {
+	both := [2]*Offer{mine, peer}
+	if peer.ClusterID < mine.ClusterID {
+		both = [2]*Offer{peer, mine}
+	}
+	if err := f.choosePlanes(both, d); err != nil {
+		return err
+	}
+	d.mode = planesMode(both)
+	server, reason, isFinal, err := chooseServer(both)
 	if err != nil {
-		return out, err
+		return err
 	}
-	server, reason, err := chooseServer(clusters)
-	for i := range out {
-		out[i].planes, out[i].planesBy = planes, planesBy
-		out[i].role = Statement{What: "role of the gateway", Value: string(v1alpha1.Client), Reason: reason}
+	role := func(server *Offer, reason string) Statement {
+		s := Statement{What: "role of the gateway", Value: Known(string(v1alpha1.Client)), Reason: reason}
+		if server == mine {
+			s.Value = Known(string(v1alpha1.Server))
+		}
+		return s
 	}
-	out[server].role.Value = string(v1alpha1.Server)
-	return out, err
+	d.roles = []Statement{role(both[server], reason)}
+	if !isFinal {
+		d.roles = append(d.roles, role(both[1-server], both[server].Name+" cannot be called"))
+	}
+	return nil
 }
 
 // chooseServer decides which gateway is called by the other: the one that can be
-// reached, as far as that is known. A role that was decided before is kept.
-func chooseServer(clusters [2]*FactSheet) (server int, reason string, err error) {
-	given := [2]bool{len(clusters[0].Overrides.Endpoints) > 0, len(clusters[1].Overrides.Endpoints) > 0}
+// reached, as far as that is known. A role that was decided before is kept. Where neither the user nor a peering that has worked
+// decides, it is not final.
+func chooseServer(clusters [2]*Offer) (server int, reason string, isFinal bool, err error) {
 	for i, f := range clusters {
 		switch peer := clusters[1-i]; {
-		case f.Overrides.Server && given[1-i] && !given[i]:
-			return 0, "", &failure.Error{
+		case f.Server && peer.EndpointsNow && !f.EndpointsNow:
+			return 0, "", true, &failure.Error{
 				Kind: failure.Usage, Cluster: peer.Name, Doing: "choose roles",
 				Err:  fmt.Errorf("--endpoint says where the gateway of %q can be called, but --server makes it the one that calls", peer.Name),
 				Hint: "give --endpoint for the cluster of --server",
 			}
-		case f.Overrides.Server:
-			return i, "given by --server", nil
+		case f.Server:
+			return i, "given by --server", true, nil
 		}
 	}
 	for i, f := range clusters {
-		if given[i] && !given[1-i] {
-			return i, fmt.Sprintf("--endpoint says where %s can be called", f.Name), nil
+		if f.EndpointsNow && !clusters[1-i].EndpointsNow {
+			return i, fmt.Sprintf("--endpoint says where %s can be called", f.Name), true, nil
 		}
+	}
+	for _, f := range clusters {
+		isFinal = isFinal || f.Established || len(f.Endpoints) > 0
 	}
 	for i, f := range clusters {
 		// Two equal roles contradict each other: as if there were none.
-		own, peer := f.role(), clusters[1-i].role()
+		own, peer := f.Role, clusters[1-i].Role
 		if own != peer && (own == v1alpha1.Server || peer == v1alpha1.Client) {
-			return i, "as before", nil
+			return i, "as before", isFinal, nil
 		}
 	}
-	if clusters[1].ClusterID < clusters[0].ClusterID {
-		server = 1
-	}
-	first, second := clusters[server], clusters[1-server]
-	firstReach, firstReason := reach(first, second)
-	secondReach, secondReason := reach(second, first)
+	first, second := clusters[0], clusters[1]
+	firstReach, firstReason := first.reach(second)
+	secondReach, secondReason := second.reach(first)
 	switch {
 	case firstReach > secondReach:
-		return server, first.Name + ": " + firstReason, nil
+		return 0, first.Name + ": " + firstReason, isFinal, nil
 	case secondReach > firstReach:
-		return 1 - server, second.Name + ": " + secondReason, nil
+		return 1, second.Name + ": " + secondReason, isFinal, nil
 	}
-	return server, fmt.Sprintf("nothing says that one can be reached better than the other, and %s has the lower ID; if it cannot be called the roles are exchanged", first.Name), nil
+	return 0, fmt.Sprintf("nothing says that one can be reached better than the other, and %s has the lower ID; if it cannot be called the roles are exchanged", first.Name), isFinal, nil
 }
 
 // reach says how likely a cluster can be called from outside, and why.
-func reach(f, peer *FactSheet) (int, string) {
-	const loadBalancer = string(corev1.ServiceTypeLoadBalancer)
+func (o *Offer) reach(peer *Offer) (int, string) {
 	switch {
-	case len(f.GivenEndpoints()) > 0:
+	case len(o.Endpoints) > 0:
 		return 3, "it has an endpoint that was given by --endpoint"
-	case f.Overrides.ServiceType == loadBalancer && peer.Overrides.ServiceType != loadBalancer:
+	case o.AsksLoadBalancer && !peer.AsksLoadBalancer:
 		return 2, "--service-type says that it has load balancers"
-	case f.LoadBalancers.Value == Yes:
+	}
+	return o.Reach, o.ReachReason
+}
+
+// reach says how likely the cluster can be called from outside by what was read of it, and why.
+func (f *Facts) reach() (int, string) {
+	if f.LoadBalancers.Value == Yes {
 		return 2, "it has load balancers, " + f.LoadBalancers.Source
 	}
 	for _, n := range f.Nodes {
@@ -135,7 +165,7 @@ type candidate struct{ backend, reason string }
 
 // chooseOverlay prefers what is there already, then Geneve. All peerings of a cluster
 // have one kind: both would need the same UDP port of the nodes.
-func chooseOverlay(f *FactSheet) (Statement, error) {
+func chooseOverlay(f *sheet) (Statement, error) {
 	given := f.Overrides.Overlay
 	candidates, hint := []candidate{{string(v1alpha1.Geneve), ""}, {string(v1alpha1.VXLAN), ""}}, "load the kernel module geneve or vxlan on these nodes"
 	switch {
@@ -159,7 +189,7 @@ func chooseOverlay(f *FactSheet) (Statement, error) {
 }
 
 // chooseWireGuard keeps what is there, and prefers the kernel otherwise.
-func chooseWireGuard(f *FactSheet) (Statement, error) {
+func chooseWireGuard(f *sheet) (Statement, error) {
 	candidates, existing := []candidate{{string(v1alpha1.KernelWireGuard), ""}, {string(v1alpha1.UserSpaceWireGuard), ""}}, ""
 	if f.Existing != nil && len(f.Existing.Spec.Planes) > 0 {
 		existing = string(f.Existing.Spec.Planes[0].WireGuard)
@@ -174,14 +204,14 @@ func chooseWireGuard(f *FactSheet) (Statement, error) {
 }
 
 // firstPossible takes the first candidate that no kernel is known to lack.
-func (f *FactSheet) firstPossible(what string, candidates []candidate, hint string) (Statement, error) {
+func (f *Facts) firstPossible(what string, candidates []candidate, hint string) (Statement, error) {
 	var lacking []string
 	for _, c := range candidates {
 		if nodes := f.nodesWithout(c.backend); len(nodes) > 0 {
 			lacking = append(lacking, fmt.Sprintf("no links of kind %s on nodes %s", linkKind(c.backend), strings.Join(nodes, ", ")))
 			continue
 		}
-		s := Statement{What: what, Value: c.backend, Reason: cmp.Or(c.reason, strings.Join(lacking, "; "), "the kernels of all nodes have it")}
+		s := Statement{What: what, Value: Known(c.backend), Reason: cmp.Or(c.reason, strings.Join(lacking, "; "), "the kernels of all nodes have it")}
 		if n := len(f.Unreported()); n > 0 && linkKind(c.backend) != "" {
 			s.Assumed = true
 			s.Reason += fmt.Sprintf("; %d of %d node agents have not reported yet", n, len(f.agentNodes()))
@@ -206,7 +236,7 @@ func linkKind(backend string) string {
 }
 
 // nodesWithout returns the nodes whose kernels are known to lack what a backend needs.
-func (f *FactSheet) nodesWithout(backend string) (out []string) {
+func (f *Facts) nodesWithout(backend string) (out []string) {
 	for _, n := range f.Reports {
 		k := n.Status.Kernel
 		if k != nil && !map[string]bool{"": true, "geneve": k.Geneve, "vxlan": k.VXLAN, "wireguard": k.WireGuard}[linkKind(backend)] {
@@ -218,16 +248,16 @@ func (f *FactSheet) nodesWithout(backend string) (out []string) {
 }
 
 // chooseServiceType keeps the type of a Service that is there.
-func chooseServiceType(f *FactSheet) Statement {
-	s := Statement{What: "exposed by a Service of type", Value: string(corev1.ServiceTypeNodePort), Reason: "it is not known to have load balancers: " + f.LoadBalancers.Source}
-	if f.LoadBalancers.Value == Yes && len(f.GivenEndpoints()) == 0 {
-		s.Value, s.Reason, s.Assumed = string(corev1.ServiceTypeLoadBalancer), f.LoadBalancers.Source, f.LoadBalancers.Assumed
+func chooseServiceType(f *sheet) Statement {
+	s := Statement{What: "exposed by a Service of type", Value: Known(string(corev1.ServiceTypeNodePort)), Reason: "it is not known to have load balancers: " + f.LoadBalancers.Source}
+	if f.LoadBalancers.Value == Yes && len(f.givenEndpoints()) == 0 {
+		s.Value, s.Reason, s.Assumed = Known(string(corev1.ServiceTypeLoadBalancer)), f.LoadBalancers.Source, f.LoadBalancers.Assumed
 	}
 	if f.Service != nil {
-		s.Value, s.Reason, s.Assumed = string(f.Service.Spec.Type), "as before", false
+		s.Value, s.Reason, s.Assumed = Known(string(f.Service.Spec.Type)), "as before", false
 	}
 	if given := f.Overrides.ServiceType; !automatic(given) {
-		s.Value, s.Reason, s.Assumed = given, "given by --service-type", false
+		s.Value, s.Reason, s.Assumed = Known(given), "given by --service-type", false
 	}
 	return s
 }

@@ -18,14 +18,13 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/ipam"
-	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
 var compare = cmp.Options{cmpopts.EquateComparable(netip.Prefix{}, netip.Addr{}, v1alpha1.CIDR{}, v1alpha1.IP{}), cmpopts.EquateEmpty()}
 
 // checkEntry says what is wrong with the ranges that a side gave out.
-func checkEntry(s, peer *FactSheet, e *v1alpha1.PeerAllocation) error {
-	used := s.used(s.Ledger, peer)
+func checkEntry(s, peer *sheet, e *v1alpha1.PeerAllocation) error {
+	used := s.used(s.Ledger, new(peer.offerTo(s)))
 	ms := Mappings(e.Pods)
 	for i, m := range ms {
 		if err := m.Validate(); err != nil {
@@ -73,7 +72,7 @@ func TestAllocate(t *testing.T) {
 		// pods and nodes of the peer.
 		pods  []string
 		nodes string
-		setup func(s, peer *FactSheet)
+		setup func(s, peer *sheet)
 		// want are the mapped ranges; "" for any that is free.
 		want     []string
 		external string
@@ -89,7 +88,7 @@ func TestAllocate(t *testing.T) {
 		{name: "the overlay's internal range", pods: []string{"10.80.16.0/20"}, want: []string{""}},
 		{
 			name: "another peer's pods", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *FactSheet) {
+			setup: func(s, _ *sheet) {
 				e := s.withEntry(newFacts("other", nil, "", ""), 9)
 				e.Pods = []v1alpha1.CIDRMapping{mapping("10.244.0.0/17", "10.20.128.0/17")}
 				e.ExternalCIDR = cidr("10.60.0.0/18")
@@ -97,17 +96,17 @@ func TestAllocate(t *testing.T) {
 		},
 		{
 			name: "another peer's nodes", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"},
-			setup: func(s, _ *FactSheet) {
+			setup: func(s, _ *sheet) {
 				s.withEntry(newFacts("other", nil, "", ""), 9).ExternalCIDR = cidr("10.70.0.0/18")
 			},
 		},
 		{
 			name: "another peer that has no ranges yet", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"},
-			setup: func(s, _ *FactSheet) { s.withEntry(newFacts("other", nil, "", ""), 9) },
+			setup: func(s, _ *sheet) { s.withEntry(newFacts("other", nil, "", ""), 9) },
 		},
 		{
 			name: "a node's route", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *FactSheet) {
+			setup: func(s, _ *sheet) {
 				n := report("n1", "10.80.0.1", nil)
 				n.Status.Routes = v1alpha1.NewCIDRs(prefix("10.20.30.0/24"), prefix("10.70.1.0/24"))
 				s.Reports = []v1alpha1.NodeNetwork{n}
@@ -116,17 +115,17 @@ func TestAllocate(t *testing.T) {
 		{name: "the peer's nodes have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, nodes: "10.20.0.0/24", want: []string{""}},
 		{
 			name: "the peer's nodes have external addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(_, peer *FactSheet) {
+			setup: func(_, peer *sheet) {
 				peer.Nodes = []Node{{Name: "n", ExternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}}}
 			},
 		},
 		{
 			name: "another peer's nodes have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *FactSheet) { s.OtherPeerings = withNodeIPs("10.20.3.4") },
+			setup: func(s, _ *sheet) { s.OtherPeerings = withNodeIPs("10.20.3.4") },
 		},
 		{
 			name: "another peer's nodes have come to have addresses in its pods' range", pods: []string{"10.20.0.0/16"}, want: []string{"10.20.0.0/16"}, external: "10.61.0.0/18",
-			setup: func(s, _ *FactSheet) {
+			setup: func(s, _ *sheet) {
 				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}
 				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 				s.OtherPeerings = withNodeIPs("10.20.3.4", "10.61.1.1")
@@ -134,20 +133,20 @@ func TestAllocate(t *testing.T) {
 		},
 		{
 			name: "an own node outside of all ranges", pods: []string{"10.20.0.0/16"}, want: []string{""},
-			setup: func(s, _ *FactSheet) {
+			setup: func(s, _ *sheet) {
 				s.Nodes = append(s.Nodes, Node{Name: "far", InternalIPs: []netip.Addr{netip.MustParseAddr("10.20.3.4")}})
 			},
 		},
 		{
 			name: "the previous one is kept, though it need not be mapped any more", pods: []string{"10.20.0.0/16"}, want: []string{"10.33.0.0/16"}, external: "10.61.0.0/18",
-			setup: func(s, _ *FactSheet) {
+			setup: func(s, _ *sheet) {
 				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
 				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 			},
 		},
 		{
 			name: "the previous one has become a conflict", pods: []string{"10.10.0.0/16"}, want: []string{""}, external: "10.61.0.0/18",
-			setup: func(s, _ *FactSheet) {
+			setup: func(s, _ *sheet) {
 				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.10.0.0/16", "10.33.0.0/16")}
 				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 				n := report("n1", "10.80.0.1", nil)
@@ -157,7 +156,7 @@ func TestAllocate(t *testing.T) {
 		},
 		{
 			name: "the peer has other pods than before", pods: []string{"10.25.0.0/16"}, want: []string{"10.25.0.0/16"}, external: "10.61.0.0/18",
-			setup: func(s, _ *FactSheet) {
+			setup: func(s, _ *sheet) {
 				s.Ledger.Spec.Peers[0].Pods = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.33.0.0/16")}
 				s.Ledger.Spec.Peers[0].ExternalCIDR = cidr("10.61.0.0/18")
 			},
@@ -171,7 +170,7 @@ func TestAllocate(t *testing.T) {
 				tt.setup(s, peer)
 			}
 			others := slices.Clone(s.Ledger.Spec.Peers[1:])
-			if _, err := Allocate(s.Ledger, s, peer); err != nil {
+			if _, err := allocate(s, peer); err != nil {
 				t.Fatal(err)
 			}
 			got := s.Ledger.Spec.Peers[0]
@@ -200,7 +199,7 @@ func TestAllocate(t *testing.T) {
 			}
 			// A second time it changes nothing.
 			before := s.Ledger.DeepCopy()
-			if changed, err := Allocate(s.Ledger, s, peer); changed || err != nil {
+			if changed, err := allocate(s, peer); changed || err != nil {
 				t.Errorf("the second time: changed %t, %v", changed, err)
 			}
 			if diff := cmp.Diff(before, s.Ledger, compare); diff != "" {
@@ -216,7 +215,7 @@ func TestAllocateErrors(t *testing.T) {
 		for range 20 {
 			s, peer := newFacts("a", []string{"10.0.0.0/8", "172.16.0.0/12"}, "192.168.0.0/16", "203.0.113.0/24"), newFacts("b", []string{"10.1.0.0/16"}, "", "")
 			s.withEntry(peer, 0)
-			_, err := Allocate(s.Ledger, s, peer)
+			_, err := allocate(s, peer)
 			if err == nil || kindOf(t, err) != failure.Ranges || !errors.Is(err, ipam.ErrExhausted) {
 				t.Fatalf("want an error of kind Ranges that is ErrExhausted, got %v", err)
 			}
@@ -231,14 +230,14 @@ func TestAllocateErrors(t *testing.T) {
 	})
 	t.Run("the entry is gone", func(t *testing.T) {
 		s, peer := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
-		if _, err := Allocate(s.Ledger, s, peer); err == nil {
+		if _, err := allocate(s, peer); err == nil {
 			t.Fatal("no error")
 		}
 	})
 }
 
 // randomFacts has random, often overlapping ranges.
-func randomFacts(r *rand.Rand, name string) *FactSheet {
+func randomFacts(r *rand.Rand, name string) *sheet {
 	random := func(minBits, maxBits int) string {
 		bits := minBits + r.IntN(maxBits-minBits+1)
 		p, _ := netip.AddrFrom4([4]byte{10, byte(r.IntN(24) * 8), byte(r.IntN(256)), 0}).Prefix(bits)
@@ -265,7 +264,7 @@ func randomFacts(r *rand.Rand, name string) *FactSheet {
 	for i := range r.IntN(4) {
 		o := newFacts(fmt.Sprint(name, "-other-", i), []string{random(16, 24)}, "", "")
 		s.withEntry(o, int32(i))
-		if _, err := Allocate(s.Ledger, s, o); err != nil {
+		if _, err := allocate(s, o); err != nil {
 			panic(err)
 		}
 	}
@@ -286,27 +285,27 @@ func TestPlanProperties(t *testing.T) {
 		a, b := randomFacts(r, "a"), randomFacts(r, "b")
 		a.withEntry(b, int32(r.IntN(MaxPeers)))
 		b.withEntry(a, int32(r.IntN(MaxPeers)))
-		for _, x := range [][2]*FactSheet{{a, b}, {b, a}} {
-			if _, err := Allocate(x[0].Ledger, x[0], x[1]); err != nil {
+		for _, x := range [][2]*sheet{{a, b}, {b, a}} {
+			if _, err := allocate(x[0], x[1]); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
 			if err := checkEntry(x[0], x[1], Allocation(x[0].Ledger, x[1].ClusterID)); err != nil {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
 		}
-		p, err := choose(*a, *b)
+		p, err := chooseBoth(a, b)
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		sa, sb := p.Clusters[0].Peering.Spec, p.Clusters[1].Peering.Spec
 		agree(t, seed, a, b, sa, sb)
 		agree(t, seed, b, a, sb, sa)
-		q, err := choose(*b, *a)
+		q, err := chooseBoth(b, a)
 		if err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		q.Clusters[0], q.Clusters[1] = q.Clusters[1], q.Clusters[0]
-		if diff := cmp.Diff(p, q, compare, cmpopts.IgnoreUnexported(GatewayPlan{})); diff != "" {
+		if diff := cmp.Diff(p, q, compare, cmp.AllowUnexported(ClusterPlan{}, unknown{}, Value{})); diff != "" {
 			t.Errorf("seed %d: the plan depends on which cluster is named first:\n%s", seed, diff)
 		}
 		if t.Failed() {
@@ -316,7 +315,7 @@ func TestPlanProperties(t *testing.T) {
 }
 
 // agree says whether a's Peering is what b's one expects.
-func agree(t *testing.T, seed int, a, b *FactSheet, sa, sb v1alpha1.PeeringSpec) {
+func agree(t *testing.T, seed int, a, b *sheet, sa, sb v1alpha1.PeeringSpec) {
 	t.Helper()
 	if diff := cmp.Diff(sa.Remote.Pods, sb.Local.Pods, compare); diff != "" {
 		t.Errorf("seed %d: what %s calls remote is not what %s calls local:\n%s", seed, a.Name, b.Name, diff)
@@ -330,7 +329,7 @@ func agree(t *testing.T, seed int, a, b *FactSheet, sa, sb v1alpha1.PeeringSpec)
 	if sa.Local.InternalCIDR != a.Ledger.Spec.InternalCIDR {
 		t.Errorf("seed %d: internal range is %s, want %s", seed, sa.Local.InternalCIDR, a.Ledger.Spec.InternalCIDR)
 	}
-	if len(sa.Planes) != 1 || sa.Planes[0].Index != 0 || !strings.Contains(sa.Planes[0].RemotePublicKey, "of "+b.Name) {
+	if len(sa.Planes) != 1 || sa.Planes[0].Index != 0 || sa.Planes[0].RemotePublicKey != "public key of "+b.Name {
 		t.Errorf("seed %d: plane is %+v", seed, sa.Planes)
 	}
 	if sa.Planes[0].Role == sb.Planes[0].Role {
@@ -367,8 +366,17 @@ func TestPlanPeering(t *testing.T) {
 	*b.withEntry(a, 2) = v1alpha1.PeerAllocation{
 		ClusterID: a.ClusterID, Name: "a", Index: 2, Pods: []v1alpha1.CIDRMapping{mapping("10.1.0.0/16", "10.3.0.0/16")}, ExternalCIDR: cidr("10.70.128.0/18"),
 	}
-	planned := &ClusterPlan{Gateways: []GatewayPlan{{Gateway: manifests.Gateway{Role: v1alpha1.Client, WireGuard: "UserSpace", KeyGeneration: 1}}}}
-	of := &ClusterPlan{Gateways: []GatewayPlan{{Gateway: manifests.Gateway{Peering: "a", KeyGeneration: 1}, endpoints: []Statement{{Value: "192.0.2.1:51840"}}}}}
+	a.Overrides.WireGuard, b.Overrides.Endpoints = "UserSpace", []string{"192.0.2.1:51840"}
+	a.Overrides.Overlay = "VXLAN"
+	a.Planes, b.Planes = nil, nil
+	plan := func() *ClusterPlan {
+		t.Helper()
+		p, err := chooseBoth(a, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return &p.Clusters[0]
+	}
 	want := v1alpha1.PeeringSpec{
 		Index: 7,
 		Local: v1alpha1.LocalNetwork{
@@ -379,25 +387,25 @@ func TestPlanPeering(t *testing.T) {
 		},
 		Overlay: "VXLAN", PlanesMode: v1alpha1.PlanesSingle,
 		Planes: []v1alpha1.Plane{{
-			Role: v1alpha1.Client, WireGuard: "UserSpace", KeyGeneration: 1, RemotePublicKey: "<public key in Secret liqonet-system/" + of.Gateways[0].SecretName() + " of b>",
+			Role: v1alpha1.Client, WireGuard: "UserSpace", KeyGeneration: 1, OverlayKeyGeneration: 1, PresharedKey: v1alpha1.PresharedKey{Generation: 1},
 			// b's gateway 2*4+0 from the end of 10.81.32.0/19 is 10.81.63.246.
 			RemoteAddress: v1alpha1.IP{Addr: netip.MustParseAddr("10.70.95.246")},
 			Endpoints:     []string{"192.0.2.1:51840"},
 		}},
 	}
-	got, err := planned.planPeering(a, b, "VXLAN", of)
-	if err != nil {
-		t.Fatal(err)
+	c := plan()
+	if diff := cmp.Diff(want, c.Peering.Spec, compare); diff != "" {
+		t.Error(diff)
 	}
-	if diff := cmp.Diff(want, got.Spec, compare); diff != "" {
+	keys := []string{"fingerprint of plane 0: [(of the key in Secret liqonet-system/gateway-b-0-psk-1)]", "remotePublicKey of plane 0: [(public key in Secret liqonet-system/gateway-a-0-1 of b)]"}
+	if diff := cmp.Diff(keys, c.Unknown()); diff != "" {
 		t.Error(diff)
 	}
 	t.Run("the name is not changed by what the peer is called later", func(t *testing.T) {
 		a.Existing = &v1alpha1.Peering{Spec: want}
 		a.Existing.Spec.Remote.Name = "once"
-		got, err := planned.planPeering(a, b, "VXLAN", of)
-		if err != nil || got.Spec.Remote.Name != "once" {
-			t.Errorf("got %q, %v", got.Spec.Remote.Name, err)
+		if got := plan().Peering.Spec.Remote.Name; got != "once" {
+			t.Errorf("got %q", got)
 		}
 	})
 }
@@ -427,12 +435,12 @@ func TestDecideRoles(t *testing.T) {
 			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
 			a.LoadBalancers.Value, b.LoadBalancers.Value = tt.lbA, tt.lbB
 			a.Existing, b.Existing = tt.existingA, tt.existingB
-			got, err := decide([2]*FactSheet{a, b})
+			got, err := decideBoth(a, b)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if is := got[0].role.Value == string(v1alpha1.Server); is != tt.aIsServer || got[0].role.Value == got[1].role.Value {
-				t.Errorf("a is %s, b is %s", got[0].role.Value, got[1].role.Value)
+			if is := got[0].roles[0].Value.String() == string(v1alpha1.Server); is != tt.aIsServer || got[0].roles[0].Value.String() == got[1].roles[0].Value.String() {
+				t.Errorf("a is %s, b is %s", got[0].roles[0].Value.String(), got[1].roles[0].Value.String())
 			}
 		})
 	}
@@ -464,7 +472,7 @@ func TestReachOfNodes(t *testing.T) {
 	} {
 		f := newFacts("a", nil, "", "")
 		f.Nodes = []Node{tt.node}
-		if score, reason := reach(f, newFacts("b", nil, "", "")); reason != tt.reason || (score > 0) != (reason != "") {
+		if score, reason := f.reach(); reason != tt.reason || (score > 0) != (reason != "") {
 			t.Errorf("%s: got %d, %q", tt.name, score, reason)
 		}
 	}
@@ -484,7 +492,7 @@ func TestDecideOrder(t *testing.T) {
 			}
 			a, b := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
 			wish := wishes[pick(3)]
-			for _, s := range []*FactSheet{a, b} {
+			for _, s := range []*sheet{a, b} {
 				s.Overrides = wish
 				s.LoadBalancers.Value = answers[pick(3)]
 				if role := roles[pick(3)]; role != "" {
@@ -496,8 +504,8 @@ func TestDecideOrder(t *testing.T) {
 			if a.Existing != nil && b.Existing != nil && (a.Existing.Spec.Planes[0].Role == b.Existing.Spec.Planes[0].Role) != contradicting {
 				continue
 			}
-			got, err := decide([2]*FactSheet{a, b})
-			again, err2 := decide([2]*FactSheet{b, a})
+			got, err := decideBoth(a, b)
+			again, err2 := decideBoth(b, a)
 			if err != nil || err2 != nil {
 				t.Fatal(err, err2)
 			}
@@ -547,7 +555,7 @@ func TestChooseOverlay(t *testing.T) {
 				s.Reports = kernels(tt.nodes...)
 				s.Overrides.Overlay = wish
 				got, err := chooseOverlay(s)
-				checkChoice(t, string(want), got.Value, err, tt.bad)
+				checkChoice(t, string(want), got.Value.String(), err, tt.bad)
 			})
 		}
 	}
@@ -582,7 +590,7 @@ func TestChooseOverlayOfOthers(t *testing.T) {
 			s.OtherPeerings = []v1alpha1.Peering{{ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: v1alpha1.PeeringSpec{Overlay: tt.others}}}
 			s.Overrides.Overlay = tt.wish
 			got, err := chooseOverlay(s)
-			checkChoice(t, tt.want, got.Value, err, tt.bad)
+			checkChoice(t, tt.want, got.Value.String(), err, tt.bad)
 		})
 	}
 }
@@ -606,7 +614,7 @@ func TestChooseWireGuard(t *testing.T) {
 				s.Reports = kernels(tt.nodes...)
 				s.Overrides.WireGuard = wish
 				got, err := chooseWireGuard(s)
-				checkChoice(t, string(want), got.Value, err, fmt.Sprint("n", len(tt.nodes)))
+				checkChoice(t, string(want), got.Value.String(), err, fmt.Sprint("n", len(tt.nodes)))
 			})
 		}
 	}
@@ -622,7 +630,7 @@ type plainly struct {
 
 func (d decisions) plainly() plainly {
 	return plainly{
-		v1alpha1.Role(d.role.Value), v1alpha1.OverlayKind(d.overlay.Value), v1alpha1.WireGuardBackend(d.wireguard.Value), corev1.ServiceType(d.serviceType.Value),
+		v1alpha1.Role(d.roles[0].Value.String()), v1alpha1.OverlayKind(d.overlay.Value.String()), v1alpha1.WireGuardBackend(d.wireguard.Value.String()), corev1.ServiceType(d.serviceType.Value.String()),
 	}
 }
 
@@ -658,7 +666,7 @@ func TestChooseAgain(t *testing.T) {
 			a.Service = &corev1.Service{Spec: corev1.ServiceSpec{Type: tt.service}}
 			b.Reports = kernels(kernel{Geneve: true, VXLAN: true, WireGuard: true})
 			a.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: tt.overlay, Planes: []v1alpha1.Plane{{Role: "Client", WireGuard: tt.wireguard}}}}
-			got, err := decide([2]*FactSheet{a, b})
+			got, err := decideBoth(a, b)
 			if err != nil || got[0].plainly() != tt.want {
 				t.Errorf("want %+v, got %+v, %v", tt.want, got, err)
 			}
@@ -672,23 +680,23 @@ func TestCheck(t *testing.T) {
 	can := v1alpha1.KernelFacts{Geneve: true, VXLAN: true, WireGuard: true}
 	for wish, o := range map[string]Overrides{"geneve": {Overlay: "Geneve"}, "wireguard": {WireGuard: "Kernel"}} {
 		for i, name := range []string{"a", "b"} {
-			both := [2]*FactSheet{newFacts("a", nil, "", ""), newFacts("b", nil, "", "")}
+			both := [2]*sheet{newFacts("a", nil, "", ""), newFacts("b", nil, "", "")}
 			both[0].Overrides, both[1].Overrides = o, o
-			if err := Check(both[0], both[1]); err != nil {
+			if err := check(both[0], both[1]); err != nil {
 				t.Errorf("%s is refused while nothing is known: %v", wish, err)
 			}
 			both[0].Reports, both[1].Reports = kernels(can, can), kernels(can, can)
-			if err := Check(both[0], both[1]); err != nil {
+			if err := check(both[0], both[1]); err != nil {
 				t.Errorf("%s is refused: %v", wish, err)
 			}
 			both[i].Reports[1].Status.Kernel = &v1alpha1.KernelFacts{VXLAN: true}
-			err := Check(both[0], both[1])
+			err := check(both[0], both[1])
 			e := (*failure.Error)(nil)
 			if !errors.As(err, &e) || e.Kind != failure.Usage || e.Cluster != name || !strings.Contains(err.Error(), wish+" on nodes n2") {
 				t.Errorf("%s that node n2 of %s has not: %v", wish, name, err)
 			}
 			both[0].Overrides, both[1].Overrides = Overrides{}, Overrides{}
-			if err := Check(both[0], both[1]); err != nil {
+			if err := check(both[0], both[1]); err != nil {
 				t.Errorf("auto is refused: %v", err)
 			}
 		}
@@ -726,7 +734,7 @@ func TestChooseServiceType(t *testing.T) {
 		s := newFacts("a", nil, "", "")
 		s.LoadBalancers = Fact[string]{Value: tt.lb, Source: "the test"}
 		s.Overrides.ServiceType = tt.wish
-		if got := chooseServiceType(s); got.Value != string(tt.want) || got.Reason == "" {
+		if got := chooseServiceType(s); got.Value.String() != string(tt.want) || got.Reason == "" {
 			t.Errorf("wish %q, load balancers %q: want %s, got %+v", tt.wish, tt.lb, tt.want, got)
 		}
 	}

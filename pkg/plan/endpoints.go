@@ -72,9 +72,9 @@ func checkEndpoint(endpoint string) error {
 }
 
 // checkEndpoints refuses what somebody else may have written into the annotation of a Service.
-func (f *FactSheet) checkEndpoints() error {
+func (f *sheet) checkEndpoints() error {
 	var errs []error
-	given := f.GivenEndpoints()
+	given := f.givenEndpoints()
 	if len(given) > maxEndpoints {
 		errs = append(errs, fmt.Errorf("there are %d, and a Peering has room for %d", len(given), maxEndpoints))
 	}
@@ -108,25 +108,24 @@ func nodeHosts(nodes []Node) (internal, external []string) {
 
 // leftOut says which endpoints and addresses of nodes a peer is not told of, because
 // a Peering has no room for them.
-func (f *FactSheet) leftOut(svc *corev1.Service) (notes []string) {
+func (f *sheet) leftOut(svc *corev1.Service) (notes []string) {
 	internal, external := nodeHosts(f.Nodes)
 	n := len(internal) + len(external)
-	if n > maxEndpoints && svc != nil && svc.Spec.Type == corev1.ServiceTypeNodePort && len(f.GivenEndpoints()) == 0 {
+	if n > maxEndpoints && svc != nil && svc.Spec.Type == corev1.ServiceTypeNodePort && len(f.givenEndpoints()) == 0 {
 		notes = append(notes, fmt.Sprintf("%d of %d endpoints of %s are left out, as a Peering has room for %d; give the best ones by --endpoint %s=ADDRESS:PORT,…",
 			n-maxEndpoints, n, f.Name, maxEndpoints, f.Name))
 	}
-	if n := len(allNodeIPs(f.Nodes)); n > maxNodeIPs {
+	if n := len(nodeIPs(f.nodeOffers())); n > maxNodeIPs {
 		notes = append(notes, fmt.Sprintf("%d of %d node addresses of %s are left out, as a Peering has room for %d: peers may take them for addresses of pods",
 			n-maxNodeIPs, n, f.Name, maxNodeIPs))
 	}
 	return notes
 }
 
-// plannedEndpoints are where the gateway of a plane will be called. Where the
-// Service has no address or port yet, that is named.
-func (f *FactSheet) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statement) {
-	for _, e := range f.GivenEndpoints() {
-		out = append(out, Statement{What: "endpoint", Value: e, Reason: "given by --endpoint"})
+// plannedEndpoints are where the gateway of a plane will be called.
+func (f *sheet) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statement) {
+	for _, e := range f.givenEndpoints() {
+		out = append(out, Statement{What: "endpoint", Value: Known(e), Reason: "given by --endpoint"})
 	}
 	if len(out) > 0 {
 		return out
@@ -144,30 +143,24 @@ func (f *FactSheet) plannedEndpoints(plane int32, svc *corev1.Service) (out []St
 		corev1.ServiceTypeClusterIP: "cluster IP of the Service",
 	}[svc.Spec.Type]
 	hosts, port := serviceHosts(want, plane, f.Nodes)
-	name := fmt.Sprintf("of Service %s/%s in %s>", svc.Namespace, svc.Name, f.Name)
-	portName := strconv.Itoa(int(port))
-	if port == 0 {
-		portName = fmt.Sprintf("<node port %s %s", v1alpha1.PlanePort(plane), name)
-	}
+	name := fmt.Sprintf("of Service %s/%s in %s", svc.Namespace, svc.Name, f.Name)
 	for _, host := range hosts {
-		out = append(out, Statement{What: "endpoint", Value: net.JoinHostPort(host, portName), Reason: reason, DuringRun: port == 0})
+		value := Known(net.JoinHostPort(host, strconv.Itoa(int(port))))
+		if port == 0 {
+			value = Later(fmt.Sprintf("%s, node port %s %s", host, v1alpha1.PlanePort(plane), name))
+		}
+		out = append(out, Statement{What: "endpoint", Value: value, Reason: reason, DuringRun: port == 0})
 	}
 	if len(out) == 0 && svc.Spec.Type != corev1.ServiceTypeNodePort {
-		out = append(out, Statement{What: "endpoint", Value: "<address " + name + ":" + portName, Reason: reason, DuringRun: true})
+		out = append(out, Statement{What: "endpoint", Value: Later("address " + name), Reason: reason, DuringRun: true})
 	}
 	return out
 }
 
-// nodeIPs are the addresses of nodes that a Peering has room for, sorted.
-func nodeIPs(nodes []Node) []v1alpha1.IP {
-	all := allNodeIPs(nodes)
-	return all[:min(len(all), maxNodeIPs)]
-}
-
-func allNodeIPs(nodes []Node) []v1alpha1.IP {
-	var out []v1alpha1.IP
+// nodeIPs are the addresses of nodes, sorted. A Peering has room for maxNodeIPs of them.
+func nodeIPs(nodes []NodeOffer) (out []v1alpha1.IP) {
 	for _, n := range nodes {
-		for _, a := range n.addresses() {
+		for _, a := range n.Addresses {
 			out = append(out, v1alpha1.IP{Addr: a})
 		}
 	}

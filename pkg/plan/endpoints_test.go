@@ -34,7 +34,7 @@ func TestSecurity_25_EndpointsOfAService(t *testing.T) {
 		a, b := newFacts("a", nil, "", "172.18.0.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.19.0.0/24")
 		b.Planes[0] = PlaneFacts{PublicKey: "k"}
 		b.Service = service(tt.endpoints)
-		err := Check(a, b)
+		err := check(a, b)
 		if (err != nil) != tt.bad || tt.bad && kindOf(t, err) != failure.Usage {
 			t.Errorf("%s: %v", tt.name, err)
 		}

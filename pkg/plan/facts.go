@@ -17,10 +17,9 @@ import (
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
-// FactSheet is all that a plan needs to know of one cluster. It is a value: whoever
-// needs another one changes a copy.
-type FactSheet struct {
-	Facts
+// Facts are what was read from one cluster. They are a value: what was read later makes another one.
+type Facts struct {
+	Network
 	// APIServer are the addresses of the cluster's API server, as its own pods reach it.
 	APIServer []netip.Addr
 	// Kubeconfig is the API server's address by which the user reaches it, invalid where
@@ -41,14 +40,10 @@ type FactSheet struct {
 	LostOverlayKey int32
 	// NewestOverlayKey is the latest generation of which there is a Secret, 0 if there is none. A number is not given to another key.
 	NewestOverlayKey int32
-	// HasOverlayKey says that the agents have been given the key that the ledger names.
-	HasOverlayKey bool
 	// Installed are the node agents that are there, without an image if there are none. Their version is empty if it is not known.
 	Installed manifests.Agents
 	// NodeMetrics says that these show their metrics at their nodes' own addresses.
 	NodeMetrics bool
-	// Version is that of this command, DefaultImage the agents' image of that version.
-	Version, DefaultImage string
 	// Service exposes the gateways to the peer, nil if there is none.
 	Service *corev1.Service
 	// Planes are what there is of the gateways to the peer, by the plane's index.
@@ -56,10 +51,34 @@ type FactSheet struct {
 	// PodsConcluded says that, and from what, PodCIDRs were concluded; empty where an
 	// object of the cluster names them, or the user.
 	PodsConcluded string
-	// AddTemporary asks for a plane that packets take while the gateways of another one are replaced.
-	AddTemporary bool
+}
+
+// Intent is what is wanted of one cluster in this run.
+type Intent struct {
+	// Version is that of this command, DefaultImage the agents' image of that version.
+	Version, DefaultImage string
 	// Overrides are what the user overrules.
 	Overrides Overrides
+	// Temporary asks for a plane that packets take while the gateways of another one are replaced.
+	Temporary bool
+	// KeepOverlayKey leaves the key that the ledger names: the agents have been given it, or it is replaced later.
+	KeepOverlayKey bool
+	// Renew are planes whose gateways get other keys.
+	Renew map[int32]Renewal
+}
+
+// Renewal is which other keys the gateway of a plane gets.
+type Renewal struct {
+	// OverlayKey is the generation of the overlay's key that its links are to have, 0 to decide.
+	OverlayKey int32
+	// PresharedKey asks for another pre-shared key.
+	PresharedKey bool
+}
+
+// sheet is a cluster with what is wanted of it.
+type sheet struct {
+	Facts
+	Intent
 }
 
 // PlaneFacts are what a cluster has for the gateway of one plane.
@@ -75,10 +94,6 @@ type PlaneFacts struct {
 	// PresharedKey is the one that the gateway has, the zero value if it has none, or if
 	// the one that the Peering names is not there.
 	PresharedKey v1alpha1.PresharedKey
-	// OverlayKey is the generation of the overlay's key that the gateway's links are to have, 0 to decide.
-	OverlayKey int32
-	// RenewPresharedKey asks for another pre-shared key.
-	RenewPresharedKey bool
 }
 
 // Overrides are what the user may overrule for one cluster.
@@ -128,7 +143,7 @@ const (
 )
 
 // nodeMetrics says whether node agents are to show their metrics at their nodes' own addresses.
-func (f *FactSheet) nodeMetrics() bool {
+func (f *sheet) nodeMetrics() bool {
 	return f.Overrides.NodeMetrics == MetricsNode || f.Overrides.NodeMetrics == "" && f.NodeMetrics
 }
 
@@ -139,9 +154,9 @@ func automatic(override string) bool { return override == "" || override == "aut
 // --endpoint.
 const AnnotationEndpoints = "liqonet.io/endpoints"
 
-// GivenEndpoints are those that the user gave for the gateway, now or in an earlier command. They
+// givenEndpoints are those that the user gave for the gateway, now or in an earlier command. They
 // are one gateway's, so there is one plane then.
-func (f *FactSheet) GivenEndpoints() []string {
+func (f *sheet) givenEndpoints() []string {
 	if len(f.Overrides.Endpoints) > 0 || f.Overrides.AutoEndpoints {
 		return f.Overrides.Endpoints
 	}
@@ -153,7 +168,7 @@ func (f *FactSheet) GivenEndpoints() []string {
 
 // PlaneIndexes are the indexes of the planes that the cluster has gateways for, without temporary ones: one,
 // with the index 0, while there is none.
-func (f *FactSheet) PlaneIndexes() (out []int32) {
+func (f *Facts) PlaneIndexes() (out []int32) {
 	if f.Existing != nil {
 		for _, p := range f.Existing.Spec.Planes {
 			if !p.Temporary {
@@ -168,26 +183,32 @@ func (f *FactSheet) PlaneIndexes() (out []int32) {
 }
 
 // keyGeneration says which key the gateway of a plane has, or will have.
-func (f *FactSheet) keyGeneration(plane int32) int32 {
+func (f *Facts) keyGeneration(plane int32) int32 {
 	if g := f.Planes[plane].KeyGeneration; g > 0 {
 		return g
 	}
-	if f.Existing != nil {
-		if p := f.Existing.Plane(plane); p != nil && p.KeyGeneration > 0 {
-			return p.KeyGeneration
-		}
+	if p := f.existingPlane(plane); p != nil && p.KeyGeneration > 0 {
+		return p.KeyGeneration
 	}
 	return 1
 }
 
+// existingPlane is the one of the Peering that is there, nil if there is none.
+func (f *Facts) existingPlane(plane int32) *v1alpha1.Plane {
+	if f.Existing == nil {
+		return nil
+	}
+	return f.Existing.Plane(plane)
+}
+
 // Gateway names what there is of the gateway of a plane.
-func (f *FactSheet) Gateway(peering string, plane int32) manifests.Gateway {
+func (f *Facts) Gateway(peering string, plane int32) manifests.Gateway {
 	preshared, _ := f.NamedPresharedKey(plane)
 	return manifests.Gateway{Peering: peering, Plane: plane, KeyGeneration: f.keyGeneration(plane), PresharedKey: preshared.Generation}
 }
 
 // role is what was decided before, empty if nothing was.
-func (f *FactSheet) role() v1alpha1.Role {
+func (f *Facts) role() v1alpha1.Role {
 	if f.Existing == nil || len(f.Existing.Spec.Planes) == 0 {
 		return ""
 	}
@@ -195,7 +216,7 @@ func (f *FactSheet) role() v1alpha1.Role {
 }
 
 // peerings are those with all peers.
-func (f *FactSheet) peerings() []v1alpha1.Peering {
+func (f *Facts) peerings() []v1alpha1.Peering {
 	if f.Existing == nil {
 		return f.OtherPeerings
 	}
@@ -203,7 +224,7 @@ func (f *FactSheet) peerings() []v1alpha1.Peering {
 }
 
 // ledger is the one that is there, nil if it is being removed.
-func (f *FactSheet) ledger() *v1alpha1.ClusterNetwork {
+func (f *Facts) ledger() *v1alpha1.ClusterNetwork {
 	if f.Ledger == nil || !f.Ledger.DeletionTimestamp.IsZero() {
 		return nil
 	}
@@ -212,7 +233,7 @@ func (f *FactSheet) ledger() *v1alpha1.ClusterNetwork {
 
 // InternalCIDR is the range of the overlay's addresses: the one that the cluster
 // has, or one that is free in it.
-func (f *FactSheet) InternalCIDR() (netip.Prefix, string, error) {
+func (f *Facts) InternalCIDR() (netip.Prefix, string, error) {
 	if cn := f.ledger(); cn != nil {
 		return cn.Spec.InternalCIDR.Prefix, "as before", nil
 	}
@@ -225,7 +246,7 @@ func (f *FactSheet) InternalCIDR() (netip.Prefix, string, error) {
 
 // agents are those that run when the plan is carried out, and why. Agents that are there stay, unless another image is given:
 // `upgrade` replaces them.
-func (f *FactSheet) agents() (a manifests.Agents, s Statement) {
+func (f *sheet) agents() (a manifests.Agents, s Statement) {
 	a = manifests.Agents{Image: f.DefaultImage, Version: f.Version}
 	s = Statement{What: "image of the agents", Reason: "the one of this version of the command"}
 	switch has := f.Installed; {
@@ -237,7 +258,7 @@ func (f *FactSheet) agents() (a manifests.Agents, s Statement) {
 	default:
 		a, s.Reason = has, fmt.Sprintf("the one of the node agents that are there, which are of version %s; upgrade brings them to %s", has.Version, f.Version)
 	}
-	s.Value = a.Image
+	s.Value = Known(a.Image)
 	return a, s
 }
 
@@ -255,7 +276,7 @@ func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetw
 }
 
 // agentNodes are the nodes that have agents now, sorted by name.
-func (f *FactSheet) agentNodes() (out []string) {
+func (f *Facts) agentNodes() (out []string) {
 	for _, n := range f.Nodes {
 		if n.Ready && n.RunsAgents {
 			out = append(out, n.Name)
@@ -266,7 +287,7 @@ func (f *FactSheet) agentNodes() (out []string) {
 }
 
 // Unreported are the nodes whose agents have not said what their kernels can do.
-func (f *FactSheet) Unreported() (out []string) {
+func (f *Facts) Unreported() (out []string) {
 	reports := ReportsByNode(f.Reports)
 	for _, name := range f.agentNodes() {
 		if r := reports[name]; r == nil || r.Status.Kernel == nil {
@@ -277,28 +298,28 @@ func (f *FactSheet) Unreported() (out []string) {
 }
 
 // statements are the facts as a plan shows them.
-func (f *FactSheet) statements() []Statement {
+func (f *Facts) statements() []Statement {
 	var out []Statement
 	if f.PodsUnknown != nil {
 		out = append(out, Statement{
-			What: "pod range", Value: "<concluded from what the node agents report>", DuringRun: true,
+			What: "pod range", Value: Later("concluded from what the node agents report"), DuringRun: true,
 			Reason: fmt.Sprintf("no object of the cluster names it; if the agents cannot tell either, the command fails, and takes back what it did: %v", f.PodsUnknown),
 		})
 	}
 	for _, of := range f.ranges() {
 		for _, r := range of.ranges {
-			out = append(out, Statement{What: of.what, Value: r.Value.String(), Reason: r.Source, Assumed: r.Assumed})
+			out = append(out, Statement{What: of.what, Value: Known(r.Value.String()), Reason: r.Source, Assumed: r.Assumed})
 		}
 	}
 	for _, of := range []struct {
 		what string
 		fact Fact[string]
 	}{{"network plugin", f.CNI}, {"provider", f.Provider}, {"load balancers", f.LoadBalancers}} {
-		out = append(out, Statement{What: of.what, Value: cmp.Or(of.fact.Value, "unknown"), Reason: of.fact.Source, Assumed: of.fact.Assumed})
+		out = append(out, Statement{What: of.what, Value: Known(cmp.Or(of.fact.Value, "unknown")), Reason: of.fact.Source, Assumed: of.fact.Assumed})
 	}
 	if missing := f.Unreported(); len(missing) > 0 {
 		return append(out, Statement{
-			What: "routes and kernels of nodes", Value: "nothing in the way", Assumed: true,
+			What: "routes and kernels of nodes", Value: Known("nothing in the way"), Assumed: true,
 			Reason: "only node agents know them, and those of " + strings.Join(missing, ", ") + " have not reported yet",
 		})
 	}
@@ -322,7 +343,7 @@ func reported[T interface {
 }](what string, nodes map[T][]string) (out []Statement) {
 	for _, value := range slices.SortedFunc(maps.Keys(nodes), T.Compare) {
 		slices.Sort(nodes[value])
-		out = append(out, Statement{What: what, Value: value.String(), Reason: "reported by the agents of " + strings.Join(slices.Compact(nodes[value]), ", ")})
+		out = append(out, Statement{What: what, Value: Known(value.String()), Reason: "reported by the agents of " + strings.Join(slices.Compact(nodes[value]), ", ")})
 	}
 	return out
 }
@@ -334,7 +355,7 @@ type rangesOf struct {
 }
 
 // ranges are all that the cluster is known to use.
-func (f *Facts) ranges() []rangesOf {
+func (f *Network) ranges() []rangesOf {
 	return []rangesOf{
 		{"pod range", "pods of", f.PodCIDRs},
 		{"service range", "services of", f.ServiceCIDRs},
@@ -344,6 +365,18 @@ func (f *Facts) ranges() []rangesOf {
 }
 
 // fail says what could not be decided for the cluster.
-func (f *FactSheet) fail(doing string, err error) error {
+func (f *Facts) fail(doing string, err error) error {
 	return &failure.Error{Cluster: f.Name, Doing: doing, Err: err}
+}
+
+// WithPlane returns the facts with what is known by now of the gateway of a plane.
+func (f Facts) WithPlane(plane int32, p PlaneFacts) Facts {
+	planes := map[int32]PlaneFacts{plane: p}
+	for index, before := range f.Planes {
+		if index != plane {
+			planes[index] = before
+		}
+	}
+	f.Planes = planes
+	return f
 }

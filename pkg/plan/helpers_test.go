@@ -27,11 +27,11 @@ func facts(prefixes ...string) Ranges {
 }
 
 // newFacts is a cluster with pods and services, and one node.
-func newFacts(name string, pods []string, services, nodes string) *FactSheet {
+func newFacts(name string, pods []string, services, nodes string) *sheet {
 	if len(pods) == 0 {
 		pods = []string{"10.1.0.0/16"}
 	}
-	f := Facts{ClusterID: "id-of-" + name, Name: name, PodCIDRs: facts(pods...)}
+	f := Network{ClusterID: "id-of-" + name, Name: name, PodCIDRs: facts(pods...)}
 	if services != "" {
 		f.ServiceCIDRs = facts(services)
 	}
@@ -39,13 +39,73 @@ func newFacts(name string, pods []string, services, nodes string) *FactSheet {
 		f.NodeCIDRs = facts(nodes)
 		f.Nodes = []Node{{Name: name + "-1", UID: "uid-of-" + name, InternalIPs: []netip.Addr{prefix(nodes).Addr().Next().Next()}, Ready: true, RunsAgents: true}}
 	}
-	return &FactSheet{
-		Facts: f, Planes: map[int32]PlaneFacts{0: {PublicKey: "public key of " + name}}, Ledger: NewLedger(ipam.DefaultInternal()),
+	return &sheet{Facts: Facts{
+		Network: f, Planes: map[int32]PlaneFacts{0: {PublicKey: "public key of " + name}}, Ledger: NewLedger(ipam.DefaultInternal()),
+	}}
+}
+
+// values are what both clusters are planned from.
+func values(a, b *sheet) ([2]Facts, [2]Intent) {
+	return [2]Facts{a.Facts, b.Facts}, [2]Intent{a.Intent, b.Intent}
+}
+
+// makeBoth plans for both clusters.
+func makeBoth(a, b *sheet) (*Plan, error) { return Both(values(a, b)) }
+
+// chooseBoth plans for both clusters without the lists of objects, which are large.
+func chooseBoth(a, b *sheet) (*Plan, error) {
+	p := &Plan{}
+	own, intents := values(a, b)
+	_, err := exchange(own, intents, func(i int, peer Offer) error {
+		c, err := choose(own[i], intents[i], peer)
+		if err == nil {
+			p.Clusters[i] = *c
+		}
+		return err
+	})
+	return p, err
+}
+
+// decideBoth decides for both clusters.
+func decideBoth(a, b *sheet) (out [2]decisions, err error) {
+	offers, err := Offers(values(a, b))
+	for i, f := range []*sheet{a, b} {
+		if err == nil {
+			out[i], err = f.decideAlone()
+		}
+		if err == nil {
+			err = f.decide(&offers[i], &offers[1-i], &out[i])
+		}
 	}
+	return out, err
+}
+
+// check says whether two clusters can be peered.
+func check(a, b *sheet) error {
+	_, err := decideBoth(a, b)
+	return err
+}
+
+// offerTo is what one cluster tells another one first. There is nothing in the way of it.
+func (f *sheet) offerTo(reader *sheet) Offer {
+	o, err := Introduce(f.Facts, f.Intent, reader.ClusterID)
+	if err != nil {
+		panic(err)
+	}
+	return o
+}
+
+// allocate gives out ranges to the peer.
+func allocate(own, peer *sheet) (changed bool, err error) {
+	offer, err := Introduce(peer.Facts, peer.Intent, own.ClusterID)
+	if err != nil {
+		return false, err
+	}
+	return Allocate(own.Ledger, own.Facts, offer)
 }
 
 // withEntry gives the cluster's ledger an entry for the peer.
-func (f *FactSheet) withEntry(peer *FactSheet, index int32) *v1alpha1.PeerAllocation {
+func (f *sheet) withEntry(peer *sheet, index int32) *v1alpha1.PeerAllocation {
 	f.Ledger.Spec.Peers = append(f.Ledger.Spec.Peers, v1alpha1.PeerAllocation{ClusterID: peer.ClusterID, Name: ObjectName(peer.Name), Index: index})
 	return &f.Ledger.Spec.Peers[len(f.Ledger.Spec.Peers)-1]
 }

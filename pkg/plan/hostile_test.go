@@ -58,11 +58,14 @@ func TestHostileObjects(t *testing.T) {
 				var p *Plan
 				bound.Of(obj, func() {
 					p = nil
-					if err := a.ConcludePods(); err != nil {
+					var err error
+					if a.Facts, err = a.ConcludePods(); err != nil {
 						return
 					}
 					// Without the objects that are the same in each plan.
-					p, _ = choose(*a, *b)
+					if p, err = chooseBoth(a, b); err != nil {
+						p = nil
+					}
 				})
 				if p == nil {
 					return

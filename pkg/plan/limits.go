@@ -7,7 +7,7 @@ import (
 )
 
 // limits are what the cluster takes from the peer at most, as it will be.
-func (f *FactSheet) limits() (l v1alpha1.Limits) {
+func (f *sheet) limits() (l v1alpha1.Limits) {
 	if f.Existing != nil {
 		l = f.Existing.Spec.Limits
 	}
@@ -21,14 +21,14 @@ func (f *FactSheet) limits() (l v1alpha1.Limits) {
 }
 
 // limitStatements say what is limited, or is not any more.
-func (f *FactSheet) limitStatements() (out []Statement) {
+func (f *sheet) limitStatements() (out []Statement) {
 	add := func(what, unit string, limit int64, flag string, given bool) {
-		s := Statement{What: what, Value: fmt.Sprintf("%d %s", limit, unit), Reason: "as before"}
+		s := Statement{What: what, Value: Known(fmt.Sprintf("%d %s", limit, unit)), Reason: "as before"}
 		if given {
 			s.Reason = "given by " + flag
 		}
 		if limit == 0 {
-			s.Value = "none"
+			s.Value = Known("none")
 		}
 		if limit > 0 || given {
 			out = append(out, s)

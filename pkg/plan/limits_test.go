@@ -14,7 +14,7 @@ import (
 )
 
 // withNodes gives the cluster n ready nodes.
-func (f *FactSheet) withNodes(n int) *FactSheet {
+func (f *sheet) withNodes(n int) *sheet {
 	f.Nodes = nil
 	for i := range n {
 		f.Nodes = append(f.Nodes, Node{
@@ -36,7 +36,7 @@ func TestDefect1_22_WhatIsLeftOutIsSaid(t *testing.T) {
 	} {
 		a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "").withNodes(tt.nodes), newFacts("b", []string{"10.2.0.0/16"}, "", "")
 		a.Overrides.Server = true
-		p, err := choose(*a, *b)
+		p, err := chooseBoth(a, b)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -57,18 +57,18 @@ func TestDefect1_22_WhatIsLeftOutIsSaid(t *testing.T) {
 func TestDefect1_23_IPv6Only(t *testing.T) {
 	for _, v6 := range []string{"a", "b"} {
 		a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
-		for _, f := range []*FactSheet{a, b} {
+		for _, f := range []*sheet{a, b} {
 			if f.Name == v6 {
 				f.PodCIDRs = facts("fd00:10:244::/56")
 			}
 		}
-		_, err := Make(*a, *b)
+		_, err := makeBoth(a, b)
 		if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != failure.Usage || e.Cluster != v6 || !strings.Contains(err.Error(), "IPv6 addresses only") {
 			t.Errorf("got %v", err)
 		}
 	}
 	dual, b := newFacts("a", []string{"10.1.0.0/16", "fd00:10:244::/56"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
-	if _, err := choose(*dual, *b); err != nil {
+	if _, err := chooseBoth(dual, b); err != nil {
 		t.Errorf("a dual-stack cluster is refused: %v", err)
 	}
 }
@@ -123,7 +123,7 @@ func TestDefect1_06_VersionsAreNotMixed(t *testing.T) {
 			a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.2.0.0/16"}, "", "")
 			b.Version, b.DefaultImage, b.Overrides.Image = tt.command, version.AgentImage(tt.command), tt.given
 			b.Installed = manifests.Agents{Image: tt.image, Version: tt.installed}
-			p, err := choose(*a, *b)
+			p, err := chooseBoth(a, b)
 			if err != nil || p.Clusters[1].Agents.Image != tt.want {
 				t.Fatalf("got image %v, %v", p, err)
 			}

@@ -20,7 +20,7 @@ func OverlayKey(cn *v1alpha1.ClusterNetwork) int32 {
 }
 
 // NextOverlayKey is the generation of the next key that the overlay may get.
-func (f *FactSheet) NextOverlayKey() int32 {
+func (f *Facts) NextOverlayKey() int32 {
 	return max(OverlayKey(f.ledger()), f.NewestOverlayKey, slices.Max(append([]int32{0}, f.OverlayKeys...))) + 1
 }
 
@@ -56,7 +56,7 @@ func ForgetNodes(cn *v1alpha1.ClusterNetwork, gone []string) (changed bool) {
 }
 
 // NodeUIDs are those of all Nodes that are there.
-func (f *FactSheet) NodeUIDs() (out []string) {
+func (f *Facts) NodeUIDs() (out []string) {
 	for _, n := range f.Nodes {
 		out = append(out, n.UID)
 	}
@@ -65,13 +65,13 @@ func (f *FactSheet) NodeUIDs() (out []string) {
 
 // overlayKey is what the ledger will say of the overlay's key, and why. There is a new one
 // where a node has left that knows the one before.
-func (f *FactSheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
+func (f *sheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 	cn, reason := f.ledger(), "as before"
 	if cn != nil {
 		key = cn.Spec.OverlayKey
 	}
 	key.Generation = OverlayKey(cn)
-	if f.HasOverlayKey {
+	if f.KeepOverlayKey {
 		return key, reason
 	}
 	var agents []string
@@ -98,7 +98,7 @@ func (f *FactSheet) overlayKey() (key v1alpha1.OverlayKey, reason string) {
 
 // givenOverlayKeys are those that node agents have and keep, the oldest one first: a new key of the ledger's takes the
 // place of all before it.
-func (f *FactSheet) givenOverlayKeys(least int32) []int32 {
+func (f *Facts) givenOverlayKeys(least int32) []int32 {
 	out := slices.DeleteFunc(slices.Clone(f.OverlayKeys), func(g int32) bool { return g < least })
 	if len(out) == 0 {
 		return []int32{least}
@@ -108,23 +108,24 @@ func (f *FactSheet) givenOverlayKeys(least int32) []int32 {
 
 // linkKey is the generation of the overlay's key that the links of a plane's gateway have: as before, as
 // long as the ledger does not ask for a later one.
-func (f *FactSheet) linkKey(plane, least int32) int32 {
+func (f *sheet) linkKey(plane, least int32) int32 {
 	given := f.givenOverlayKeys(least)
-	if wanted := f.Planes[plane].OverlayKey; wanted > 0 {
+	if wanted := f.Renew[plane].OverlayKey; wanted > 0 {
 		return max(wanted, least)
 	}
-	if f.Existing == nil || f.Existing.Plane(plane) == nil {
+	existing := f.existingPlane(plane)
+	if existing == nil {
 		return given[len(given)-1]
 	}
-	if named := f.Existing.Plane(plane).OverlayKeyGeneration; slices.Contains(given, named) {
-		return named
+	if slices.Contains(given, existing.OverlayKeyGeneration) {
+		return existing.OverlayKeyGeneration
 	}
 	return given[0] // as agents do
 }
 
 // overlayKeys are the generations that node agents are given: those that they have, and those of the links
 // of this peering and of others.
-func (c *ClusterPlan) overlayKeys(own *FactSheet) []int32 {
+func (c *ClusterPlan) overlayKeys(own *Facts) []int32 {
 	least := OverlayKey(c.Ledger)
 	keys := sets.New(own.givenOverlayKeys(least)...)
 	for _, g := range c.Gateways {
@@ -141,17 +142,17 @@ func (c *ClusterPlan) overlayKeys(own *FactSheet) []int32 {
 }
 
 // planOverlayKey writes the key into the ledger as it will be.
-func (c *ClusterPlan) planOverlayKey(own *FactSheet, cn *v1alpha1.ClusterNetwork) {
+func (c *ClusterPlan) planOverlayKey(own *sheet, cn *v1alpha1.ClusterNetwork) {
 	var s Statement
 	cn.Spec.OverlayKey, s.Reason = own.overlayKey()
-	s.What, s.Value = "key of the overlay", "Secret "+v1alpha1.Namespace+"/"+manifests.OverlaySecretName(cn.Spec.OverlayKey.Generation)
+	s.What, s.Value = "key of the overlay", Known("Secret "+v1alpha1.Namespace+"/"+manifests.OverlaySecretName(cn.Spec.OverlayKey.Generation))
 	s.DuringRun = s.Reason != "as before"
 	c.Keys = append(c.Keys, s)
 }
 
 // planOldOverlayKey lists what a new key of the overlay changes beside the objects of this
 // peering: the gateways of others, and the Secret of the key before.
-func (c *ClusterPlan) planOldOverlayKey(own *FactSheet) {
+func (c *ClusterPlan) planOldOverlayKey(own *Facts) {
 	before := OverlayKey(own.ledger())
 	if own.Installed.Image == "" || c.Ledger.Spec.OverlayKey.Generation == before {
 		return

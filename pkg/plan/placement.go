@@ -19,9 +19,9 @@ const maxPlacement = 16
 
 // choosePlacement decides on which nodes the cluster's gateways run: nil where nobody has
 // ever chosen. It keeps what was chosen before, and refuses what no node fulfils.
-func choosePlacement(f *FactSheet) (p *v1alpha1.GatewayPlacement, out []Statement, err error) {
+func choosePlacement(f *sheet) (p *v1alpha1.GatewayPlacement, out []Statement, err error) {
 	p = &v1alpha1.GatewayPlacement{}
-	nodes := Statement{What: "nodes of the gateway", Value: "any", Reason: "--gateway-node-selector chooses others"}
+	nodes := Statement{What: "nodes of the gateway", Value: Known("any"), Reason: "--gateway-node-selector chooses others"}
 	taints := Statement{What: "taint that the gateway tolerates", Reason: "as before"}
 	isKept := f.Existing != nil && f.Existing.Spec.Gateways != nil
 	if isKept {
@@ -36,11 +36,11 @@ func choosePlacement(f *FactSheet) (p *v1alpha1.GatewayPlacement, out []Statemen
 	// Lists are not nil: what is empty is written too.
 	p.NodeSelector, p.Tolerations = append([]v1alpha1.NodeLabel{}, p.NodeSelector...), append([]v1alpha1.Toleration{}, p.Tolerations...)
 	if len(p.NodeSelector) > 0 {
-		nodes.Value = selector(p)
+		nodes.Value = Known(selector(p))
 	}
 	out = append(out, nodes)
 	for _, t := range p.Tolerations {
-		taints.Value = taint(t.Key, t.Value, t.Effect)
+		taints.Value = Known(taint(t.Key, t.Value, t.Effect))
 		out = append(out, taints)
 	}
 	if len(p.NodeSelector)+len(p.Tolerations) == 0 && !isKept {
@@ -51,7 +51,7 @@ func choosePlacement(f *FactSheet) (p *v1alpha1.GatewayPlacement, out []Statemen
 
 // checkPlacement fails where no node that runs agents has the labels, or where all that have
 // them are kept free of gateways. The taints of Kubernetes itself come and go.
-func (f *FactSheet) checkPlacement(p *v1alpha1.GatewayPlacement) error {
+func (f *Facts) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 	refused := func(err error, hint string) error {
 		return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: "choose nodes for the gateway", Err: err, Hint: hint}
 	}

@@ -79,7 +79,7 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.1.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.18.2.0/24")
-			for _, f := range []*FactSheet{a, b} {
+			for _, f := range []*sheet{a, b} {
 				f.Version, f.DefaultImage = "v0.1.0", "image"
 			}
 			a.Nodes[0].Labels = map[string]string{"pool": "others"}
@@ -93,13 +93,13 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 			if tt.before != nil {
 				a.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Gateways: tt.before, Planes: []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "Kernel"}}}}
 			}
-			p, err := Make(*a, *b)
+			p, err := makeBoth(a, b)
 			if tt.err != "" {
 				e := (*failure.Error)(nil)
 				if !errors.As(err, &e) || e.Kind != failure.Usage || !strings.Contains(e.Error()+": "+e.Hint, tt.err) {
 					t.Errorf("want %q, got %v", tt.err, e)
 				}
-				if Check(a, b) == nil {
+				if check(a, b) == nil {
 					t.Error("it is not refused later either")
 				}
 				return
@@ -118,7 +118,7 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 			}
 			said := ""
 			for _, s := range p.Clusters[0].Choices {
-				said += s.What + ": " + s.Value + ", " + s.Reason + "\n"
+				said += s.What + ": " + s.Value.String() + ", " + s.Reason + "\n"
 			}
 			if !strings.Contains(said, tt.says) {
 				t.Errorf("the plan says\n%swant %q", said, tt.says)
@@ -128,14 +128,14 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 }
 
 // withKey is a cluster with agents, whose nodes know the overlay's key of a generation.
-func withKey(generation int32, nodes ...string) *FactSheet {
+func withKey(generation int32, nodes ...string) *sheet {
 	f := newFacts("a", nil, "", "")
 	f.Installed.Image = "image"
 	f.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: generation, Nodes: nodes}
 	return f
 }
 
-func (f *FactSheet) withUIDs(uids ...string) *FactSheet {
+func (f *sheet) withUIDs(uids ...string) *sheet {
 	for _, uid := range uids {
 		f.Nodes = append(f.Nodes, Node{Name: "node of " + uid, UID: uid, RunsAgents: !strings.HasPrefix(uid, "windows")})
 	}
@@ -145,12 +145,12 @@ func (f *FactSheet) withUIDs(uids ...string) *FactSheet {
 // A node that has left takes the overlay's key along, so the others get another one.
 func TestSecurity_08_KeyChangesWhenANodeLeaves(t *testing.T) {
 	lost, known, fresh := withKey(2, "1").withUIDs("1"), withKey(2, "1", "2").withUIDs("1"), newFacts("a", nil, "", "").withUIDs("2", "1")
-	lost.LostOverlayKey, known.HasOverlayKey, fresh.Ledger = 2, true, nil
+	lost.LostOverlayKey, known.KeepOverlayKey, fresh.Ledger = 2, true, nil
 	lostBefore := withKey(3, "1").withUIDs("1")
 	lostBefore.LostOverlayKey = 2
 	for _, tt := range []struct {
 		name       string
-		facts      *FactSheet
+		facts      *sheet
 		generation int32
 		nodes      string
 		reason     string
@@ -216,13 +216,13 @@ func TestSecurity_08_LedgerOfNodes(t *testing.T) {
 // The plan shows all that a new key changes, also of other peerings.
 func TestSecurity_08_PlanOfANewKey(t *testing.T) {
 	a, b := newFacts("a", []string{"10.1.0.0/16"}, "", "172.18.1.0/24"), newFacts("b", []string{"10.2.0.0/16"}, "", "172.18.2.0/24")
-	for _, f := range []*FactSheet{a, b} {
+	for _, f := range []*sheet{a, b} {
 		f.Version, f.DefaultImage, f.Installed.Image = "v0.1.0", "image", "image"
 	}
 	a.Ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 3, Nodes: []string{"gone"}}
 	a.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{Index: 1}}}}}
 	a.OtherPeerings[0].Name = "c"
-	p, err := Make(*a, *b)
+	p, err := makeBoth(a, b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -242,7 +242,7 @@ func TestSecurity_08_PlanOfANewKey(t *testing.T) {
 	if diff := cmp.Diff([]string{"Deployment gateway-a-0", "Secret liqonet-overlay-1"}, slices.Sorted(maps.Keys(of(p.Clusters[1])))); diff != "" {
 		t.Error(diff)
 	}
-	if k := p.Clusters[0].Keys[0]; k.Value != "Secret liqonet-system/liqonet-overlay-4" || !strings.Contains(k.Reason, "have left") {
+	if k := p.Clusters[0].Keys[0]; k.Value.String() != "Secret liqonet-system/liqonet-overlay-4" || !strings.Contains(k.Reason, "have left") {
 		t.Errorf("the plan says %+v", k)
 	}
 	for _, g := range p.Clusters[0].Gateways {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"reflect"
@@ -55,8 +56,12 @@ type ClusterPlan struct {
 	Agents manifests.Agents `json:"-"`
 	// NodeMetrics says that node agents show their metrics at their nodes' own addresses.
 	NodeMetrics bool `json:"-"`
+	// AgentsWork says that the agents of all nodes that are ready have reported. They are left as they are until the gateways run.
+	AgentsWork bool `json:"-"`
 	// Role of the cluster's gateways.
 	Role v1alpha1.Role `json:"-"`
+	// OneGateway says why there can be one plane only, empty if there can be more.
+	OneGateway string `json:"-"`
 	// Ledger as it will be.
 	Ledger *v1alpha1.ClusterNetwork `json:"-"`
 	// Gateways are in the order of their planes.
@@ -65,12 +70,14 @@ type ClusterPlan struct {
 	OverlayKeys []int32 `json:"-"`
 	// Service exposes the gateways of a server, nil for clients.
 	Service *corev1.Service `json:"-"`
-	// StaleService is one of an earlier role that is to be deleted.
-	StaleService *corev1.Service `json:"-"`
 	// Budget is of the gateways, nil where there is one plane.
 	Budget *policyv1.PodDisruptionBudget `json:"-"`
-	// Peering is the object to be applied, without what comes about during the run.
+	// Peering is the object to be applied, without what is unknown yet.
 	Peering *v1alpha1.Peering `json:"-"`
+	// unknown are the fields of the Peering's planes that come about during the run.
+	unknown []unknown
+	// next is what is done instead if no gateway gets an answer, nil if the roles were decided.
+	next *ClusterPlan
 }
 
 // GatewayPlan is the gateway of one plane.
@@ -78,14 +85,12 @@ type GatewayPlan struct {
 	manifests.Gateway
 	// Preshared is the pre-shared key, without a fingerprint if there is none yet.
 	Preshared v1alpha1.PresharedKey
-	// endpoints are where the peer's gateway calls it.
-	endpoints []Statement
 }
 
 // Statement is a value, and where it is from or why it is this one.
 type Statement struct {
 	What   string `json:"what"`
-	Value  string `json:"value"`
+	Value  Value  `json:"value"`
 	Reason string `json:"reason"`
 	// Assumed says that it was concluded and not read. What only the node agents
 	// know is assumed as long as they have not reported.
@@ -118,8 +123,7 @@ const (
 	Unclear Action = "unclear"
 )
 
-// ObjectPlan is an object as it will be. What comes about during the run is
-// named in angle brackets.
+// ObjectPlan is an object as it will be. What comes about during the run is a Value that is not known.
 type ObjectPlan struct {
 	Action     Action `json:"action"`
 	APIVersion string `json:"apiVersion"`
@@ -167,68 +171,141 @@ func (p *Plan) SameGateways(other *Plan) bool {
 	return true
 }
 
-// Make makes the plan for two clusters.
-func Make(a, b FactSheet) (*Plan, error) {
-	p, err := choose(a, b)
-	if err != nil {
-		return nil, err
+// GivenEndpoints are those that the user named for a server's gateway, nil if there are none.
+func (c *ClusterPlan) GivenEndpoints() []string {
+	if c.Service == nil || c.Service.Annotations[AnnotationEndpoints] == "" {
+		return nil
 	}
-	for i, f := range []*FactSheet{&a, &b} {
-		if err := p.Clusters[i].planObjects(f); err != nil {
-			return nil, err
-		}
-	}
-	return p, nil
+	return strings.Split(c.Service.Annotations[AnnotationEndpoints], ",")
 }
 
-// choose makes the plan without the list of objects. Its copies of the fact sheets get
-// the ledgers as they will be.
-func choose(a, b FactSheet) (*Plan, error) {
-	p := &Plan{}
-	clusters := [2]*FactSheet{&a, &b}
-	d, err := decide(clusters)
+// Candidates are the plans in the order in which they are tried: this one, and what is done where no gateway gets an answer.
+func (p *Plan) Candidates() []*Plan {
+	out := []*Plan{p}
+	if a, b := p.Clusters[0].next, p.Clusters[1].next; a != nil && b != nil {
+		out = append(out, &Plan{[2]ClusterPlan{*a, *b}})
+	}
+	return out
+}
+
+// Both makes the plans of two clusters: each from the other's offer.
+func Both(own [2]Facts, intents [2]Intent) (*Plan, error) {
+	var plans [2]*ClusterPlan
+	_, err := exchange(own, intents, func(i int, peer Offer) (err error) {
+		plans[i], err = Make(own[i], intents[i], peer)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	for i, f := range clusters {
-		agents, _ := f.agents()
-		p.Clusters[i] = ClusterPlan{
-			Cluster: f.Name, ClusterID: f.ClusterID, Peer: clusters[1-i].Name, Agents: agents, NodeMetrics: f.nodeMetrics(), Role: v1alpha1.Role(d[i].role.Value),
-			Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
+	return &Plan{[2]ClusterPlan{*plans[0], *plans[1]}}, nil
+}
+
+// Offers are the first ones of two clusters.
+func Offers(own [2]Facts, intents [2]Intent) (out [2]Offer, err error) {
+	for i := range own {
+		if out[i], err = Introduce(own[i], intents[i], own[1-i].ClusterID); err != nil {
+			return out, err
 		}
-		if agents.Version != f.Version {
-			p.Clusters[i].Notes = append(p.Clusters[i].Notes, fmt.Sprintf("the agents of %s stay of version %s: kubectl liqonet upgrade %s brings them to %s", f.Name, agents.Version, f.Name, f.Version))
+	}
+	return out, nil
+}
+
+// exchange has two clusters read each other's offers twice. Then each does something with the other's.
+func exchange(own [2]Facts, intents [2]Intent, do func(i int, peer Offer) error) (offers [2]Offer, err error) {
+	first, err := Offers(own, intents)
+	if err != nil {
+		return first, err
+	}
+	for i := range own {
+		if offers[i], err = Answer(own[i], intents[i], first[1-i]); err != nil {
+			return offers, err
 		}
-		if f.PodsConcluded != "" {
-			p.Clusters[i].Notes = append(p.Clusters[i].Notes, f.PodsConcluded)
+	}
+	for i := range own {
+		if err := do(i, offers[1-i]); err != nil {
+			return offers, err
 		}
-		if err := p.Clusters[i].planLedger(f, clusters[1-i]); err != nil {
+	}
+	return offers, nil
+}
+
+// Make makes the plan of one cluster. The peer's offer is its answer to one of this cluster.
+func Make(own Facts, intent Intent, peer Offer) (*ClusterPlan, error) {
+	out, err := choose(own, intent, peer)
+	if err != nil {
+		return nil, err
+	}
+	for c := out; c != nil; c = c.next {
+		if err := c.planObjects(&own); err != nil {
 			return nil, err
 		}
-		f.Ledger = p.Clusters[i].Ledger
 	}
-	for i, f := range clusters {
-		c := &p.Clusters[i]
-		c.planGateways(f, clusters[1-i], d[i])
-		c.Notes = append(c.Notes, f.leftOut(c.Service)...)
+	return out, nil
+}
+
+// choose makes the plan without the list of objects.
+func choose(own Facts, intent Intent, peer Offer) (*ClusterPlan, error) {
+	if peer.Reader == nil {
+		return nil, own.fail("plan", fmt.Errorf("the offer of %q does not say by which ranges it knows this cluster: it has to be made with an offer of this one", peer.Name))
 	}
-	for i, own := range clusters {
-		c := &p.Clusters[i]
-		if c.Peering, err = c.planPeering(own, clusters[1-i], v1alpha1.OverlayKind(d[i].overlay.Value), &p.Clusters[1-i]); err != nil {
+	d, err := begin(own, intent, &peer)
+	if err != nil {
+		return nil, err
+	}
+	var out *ClusterPlan
+	for i := range slices.Backward(d.roles) {
+		c, err := d.candidate(i)
+		if err != nil {
 			return nil, err
 		}
+		c.next, out = out, c
 	}
-	return p, nil
+	return out, nil
+}
+
+// draft is the plan of one cluster while it is made.
+type draft struct {
+	*sheet
+	decisions
+	mine Offer
+	peer *Offer
+	// plan has what does not depend on what the peer has decided.
+	plan ClusterPlan
+}
+
+// begin decides all that does not depend on what the peer has decided about this cluster.
+func begin(own Facts, intent Intent, peer *Offer) (d *draft, err error) {
+	f := &sheet{own, intent}
+	d = &draft{sheet: f, peer: peer}
+	if d.decisions, err = f.decideAlone(); err != nil {
+		return nil, err
+	}
+	if d.mine, err = f.offer(peer.ClusterID, &d.decisions); err != nil {
+		return nil, err
+	}
+	if err := f.decide(&d.mine, peer, &d.decisions); err != nil {
+		return nil, err
+	}
+	agents, _ := f.agents()
+	d.plan = ClusterPlan{
+		Cluster: f.Name, ClusterID: f.ClusterID, Peer: peer.Name, Agents: agents, NodeMetrics: f.nodeMetrics(), OneGateway: cmp.Or(d.mine.OneGateway, peer.OneGateway),
+		AgentsWork: f.Installed.Image != "" && len(f.Unreported()) == 0,
+		Facts:      f.statements(), Warnings: slices.Clone(f.Warnings),
+	}
+	if agents.Version != f.Version {
+		d.plan.Notes = append(d.plan.Notes, fmt.Sprintf("the agents of %s stay of version %s: kubectl liqonet upgrade %s brings them to %s", f.Name, agents.Version, f.Name, f.Version))
+	}
+	if f.PodsConcluded != "" {
+		d.plan.Notes = append(d.plan.Notes, f.PodsConcluded)
+	}
+	return d, d.plan.planLedger(f, peer)
 }
 
 // planLedger is the ledger as it will be: with an entry for the peer, and the
 // ranges by which this cluster knows it.
-func (c *ClusterPlan) planLedger(own, peer *FactSheet) error {
+func (c *ClusterPlan) planLedger(own *sheet, peer *Offer) error {
 	internal, internalReason, err := own.InternalCIDR()
-	if err != nil {
-		return err
-	}
-	peerInternal, _, err := peer.InternalCIDR()
 	if err != nil {
 		return err
 	}
@@ -255,7 +332,7 @@ func (c *ClusterPlan) planLedger(own, peer *FactSheet) error {
 	c.planOverlayKey(own, cn)
 	assumed := len(own.Unreported()) > 0
 	c.Ranges = append(c.Ranges, RangePlan{What: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason})
-	if peer.PodsUnknown != nil {
+	if peer.PodsUnknown != "" {
 		c.Ranges = append(c.Ranges, RangePlan{What: "pods of " + peer.Name, Reason: "the agents of " + peer.Name + " tell its pods' range", DuringRun: true})
 	}
 	var public []string
@@ -270,71 +347,70 @@ func (c *ClusterPlan) planLedger(own, peer *FactSheet) error {
 			own.Name, peer.Name, strings.Join(public, ", "), peer.Name))
 	}
 	c.Ranges = append(c.Ranges, RangePlan{
-		What: "nodes and single addresses of " + peer.Name, Real: peerInternal, Mapped: got.External, Reason: got.ExternalReason, Assumed: assumed,
+		What: "nodes and single addresses of " + peer.Name, Real: peer.InternalCIDR, Mapped: got.External, Reason: got.ExternalReason, Assumed: assumed,
 	})
 	c.Choices = append(c.Choices,
-		Statement{What: "name of the peering", Value: entry.Name, Reason: nameReason},
-		Statement{What: "index of the peering", Value: strconv.Itoa(int(entry.Index)), Reason: reason + "; interface names, VNIs and gateways' addresses derive from it"},
+		Statement{What: "name of the peering", Value: Known(entry.Name), Reason: nameReason},
+		Statement{What: "index of the peering", Value: Known(strconv.Itoa(int(entry.Index))), Reason: reason + "; interface names, VNIs and gateways' addresses derive from it"},
 	)
 	return nil
 }
 
-// planGateways are the cluster's gateways, and where the peer's ones call them.
-func (c *ClusterPlan) planGateways(own, peer *FactSheet, d decisions) {
-	entry := Allocation(own.Ledger, peer.ClusterID)
-	_, image := own.agents()
-	c.Choices = append(append(c.Choices, d.role, d.planesBy, d.overlay, d.wireguard, image), d.placed...)
-	planes := d.planes
-	if temporary, is := d.temporary(own); is {
-		planes = append(slices.Clone(planes), temporary)
-	}
+// candidate completes the plan with the gateways in one of the roles, and with the Peering.
+func (d *draft) candidate(role int) (*ClusterPlan, error) {
+	c := d.plan
+	c.Role = v1alpha1.Role(d.roles[role].Value.String())
+	c.Choices, c.Keys, c.Notes = slices.Clone(c.Choices), slices.Clone(c.Keys), slices.Clone(c.Notes)
+	entry := Allocation(c.Ledger, d.peer.ClusterID)
+	_, image := d.agents()
+	c.Choices = append(append(c.Choices, d.roles[role], d.planesBy, d.overlay, d.wireguard, image), d.placed...)
 	if c.Role == v1alpha1.Server {
-		c.Service = manifests.GatewayService(entry.Name, corev1.ServiceType(d.serviceType.Value), gatewayPort, planes)
-		c.Service.Spec.Ports[0].NodePort = own.Overrides.NodePort
-		c.Service.Annotations[AnnotationEndpoints] = strings.Join(own.GivenEndpoints(), ",")
-	} else {
-		c.StaleService = own.Service
+		c.Service = d.service(entry.Name)
+		c.Service.Annotations[AnnotationEndpoints] = strings.Join(d.givenEndpoints(), ",")
 	}
-	if len(d.planes) > 1 {
+	if len(d.permanent) > 1 {
 		c.Budget = manifests.GatewayBudget(entry.Name)
 	}
-	for _, plane := range planes {
+	for _, plane := range d.planes {
 		g := GatewayPlan{Gateway: manifests.Gateway{
-			Peering: entry.Name, Plane: plane, Agents: c.Agents, Role: c.Role, OverlayKey: own.linkKey(plane, OverlayKey(own.Ledger)), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value),
-			KeyGeneration: own.keyGeneration(plane), Port: gatewayPort, Planes: len(d.planes), Placement: d.placement, Temporary: !slices.Contains(d.planes, plane),
+			Peering: entry.Name, Plane: plane, Agents: c.Agents, Role: c.Role, OverlayKey: d.linkKey(plane, OverlayKey(c.Ledger)), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value.String()),
+			KeyGeneration: d.keyGeneration(plane), Port: gatewayPort, Planes: len(d.permanent), Placement: d.placement, Temporary: !slices.Contains(d.permanent, plane),
 		}}
-		address, _ := gatewayAddress(own.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
-		c.Choices = append(c.Choices, Statement{What: "overlay address of the gateway", Value: address.String(), Reason: "by the index, from the end of the overlay's range"})
-		key := Statement{What: "WireGuard key of the gateway", Value: "Secret " + v1alpha1.Namespace + "/" + g.SecretName(), Reason: "made during the run, and never shown", DuringRun: true}
-		if own.Planes[plane].PublicKey != "" {
+		g.Preshared, _ = PresharedKeys(d.mine, *d.peer, plane)
+		g.PresharedKey = g.Preshared.Generation
+		address, _ := gatewayAddress(c.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
+		c.Choices = append(c.Choices, Statement{What: "overlay address of the gateway", Value: Known(address.String()), Reason: "by the index, from the end of the overlay's range"})
+		key := Statement{What: "WireGuard key of the gateway", Value: Known("Secret " + v1alpha1.Namespace + "/" + g.SecretName()), Reason: "made during the run, and never shown", DuringRun: true}
+		if d.Planes[plane].PublicKey != "" {
 			key.Reason, key.DuringRun = "as before", false
 		}
-		c.Keys = append(c.Keys, key, c.planPresharedKey(own, peer, &g))
+		c.Keys = append(c.Keys, key, g.presharedKey())
 		if c.Service != nil {
-			g.endpoints = own.plannedEndpoints(plane, c.Service)
-			c.Endpoints = append(c.Endpoints, g.endpoints...)
+			c.Endpoints = append(c.Endpoints, d.plannedEndpoints(plane, c.Service)...)
 		}
 		c.Gateways = append(c.Gateways, g)
 	}
-	c.OverlayKeys = c.overlayKeys(own)
+	c.OverlayKeys = c.overlayKeys(&d.Facts)
 	c.Choices = append(c.Choices,
-		Statement{What: "address and node of the gateway's pod", Value: "<given by the cluster>", Reason: "the pod is not there before the run", DuringRun: true},
-		Statement{What: "MTU", Value: "<agreed by the gateways>", Reason: "they measure what both clusters can carry", DuringRun: true},
+		Statement{What: "address and node of the gateway's pod", Value: Later("given by the cluster"), Reason: "the pod is not there before the run", DuringRun: true},
+		Statement{What: "MTU", Value: Later("agreed by the gateways"), Reason: "they measure what both clusters can carry", DuringRun: true},
 	)
 	if c.Role == v1alpha1.Server {
 		c.Choices = append(c.Choices, d.serviceType)
 	}
-	c.Choices = slices.Concat(c.Choices, own.limitStatements(), modeStatements(own, peer))
-	if c.NodeMetrics || own.NodeMetrics {
-		s := Statement{What: "metrics of node agents", Value: "at 127.0.0.1", Reason: "as before"}
+	c.Choices = slices.Concat(c.Choices, d.limitStatements(), modeStatements(d.mode, d.Overrides.PlanesMode))
+	if c.NodeMetrics || d.NodeMetrics {
+		s := Statement{What: "metrics of node agents", Value: Known("at 127.0.0.1"), Reason: "as before"}
 		if c.NodeMetrics {
-			s.Value = "at the nodes' own addresses"
+			s.Value = Known("at the nodes' own addresses")
 		}
-		if own.Overrides.NodeMetrics != "" {
+		if d.Overrides.NodeMetrics != "" {
 			s.Reason = "given by --node-metrics"
 		}
 		c.Choices = append(c.Choices, s)
 	}
+	c.Notes = append(c.Notes, d.leftOut(c.Service)...)
+	return &c, d.planPeering(&c)
 }
 
 // NodeAgents are the account of the node agents with its permissions, and their DaemonSet.
@@ -348,15 +424,16 @@ func (c *ClusterPlan) NodeAgents() (account []manifests.Object, daemonSet *appsv
 
 // WithCurrent returns the plan with node agents as they have to be by facts that were read since it was made. What the user
 // has not chosen is as it is by now. The agents have the planned keys of the overlay, and all that others have been given.
-func (c ClusterPlan) WithCurrent(f *FactSheet) ClusterPlan {
+func (c ClusterPlan) WithCurrent(own Facts, intent Intent) ClusterPlan {
+	f := &sheet{own, intent}
 	c.Agents, _ = f.agents()
 	c.NodeMetrics, c.Ledger = f.nodeMetrics(), f.Ledger
-	c.OverlayKeys = sets.List(sets.New(slices.Concat(c.OverlayKeys, c.overlayKeys(f))...))
+	c.OverlayKeys = sets.List(sets.New(slices.Concat(c.OverlayKeys, c.overlayKeys(&own))...))
 	return c
 }
 
 // planObjects lists every object, in the order in which they are made.
-func (c *ClusterPlan) planObjects(own *FactSheet) error {
+func (c *ClusterPlan) planObjects(own *Facts) error {
 	var failed error
 	add := func(reason string, objs ...manifests.Object) {
 		for _, obj := range objs {
@@ -396,8 +473,8 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 			Action: Delete, APIVersion: apiVersion, Kind: kind, Namespace: v1alpha1.Namespace, Name: name, Reason: reason,
 		})
 	}
-	if c.StaleService != nil {
-		remove("v1", "Service", c.StaleService.Name, "the gateways are not called any more, they call")
+	if c.Service == nil && own.Service != nil {
+		remove("v1", "Service", own.Service.Name, "the gateways are not called any more, they call")
 	}
 	switch {
 	case c.Budget != nil:
@@ -416,6 +493,9 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 		add("the gateway to "+c.Peer, deployment)
 	}
 	add("what the gateways and the nodes of this cluster do", c.Peering)
+	if failed == nil {
+		c.showUnknown(c.Objects[len(c.Objects)-1].Manifest)
+	}
 	if own.Existing != nil {
 		for _, plane := range own.Existing.Spec.Planes {
 			if c.Peering.Plane(plane.Index) == nil {
@@ -429,7 +509,7 @@ func (c *ClusterPlan) planObjects(own *FactSheet) error {
 
 // plannedNodes are the objects that node agents make: a report of each, and the
 // Lease that holds its overlay address.
-func (f *FactSheet) plannedNodes(internal netip.Prefix) []ObjectPlan {
+func (f *Facts) plannedNodes(internal netip.Prefix) []ObjectPlan {
 	taken := map[netip.Addr]bool{}
 	reports := ReportsByNode(f.Reports)
 	for _, r := range reports {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -19,83 +20,88 @@ const defaultPlanes = 2
 
 // choosePlanes decides how many planes the peering has, by their indexes. Gateways of one peering run
 // on different nodes. What was decided before stays, whatever nodes there are now.
-func choosePlanes(clusters [2]*FactSheet, placements [2]*v1alpha1.GatewayPlacement) (planes []int32, s Statement, err error) {
-	s.What = "planes"
-	var carriers [2][]string
-	for i, f := range clusters {
-		carriers[i] = f.carriers(placements[i], true)
-	}
-	n, single := 1, OneEndpoint(clusters[0], clusters[1])
-	for _, f := range clusters {
-		if f.Existing != nil {
-			planes = append(planes, f.PlaneIndexes()...)
-		}
+func (f *sheet) choosePlanes(clusters [2]*Offer, d *decisions) error {
+	n, given, single, s := 1, 0, "", Statement{What: "planes"}
+	var planes []int32
+	for _, o := range clusters {
+		planes, given, single = append(planes, o.Planes...), max(given, o.AsksPlanes), cmp.Or(single, o.OneGateway)
 	}
 	slices.Sort(planes)
 	planes = slices.Compact(planes)
-	given := max(clusters[0].Overrides.Planes, clusters[1].Overrides.Planes)
 	if given == len(planes) && single == "" {
 		given = 0 // it is so already, also while a node is down
 	}
+	few := clusters[0]
+	if clusters[1].Carriers < few.Carriers {
+		few = clusters[1]
+	}
+	isKept := false
 	switch {
 	case given > 0:
-		if err := checkPlanes(given, clusters, carriers, placements, single); err != nil {
-			return nil, s, err
+		if err := f.checkPlanes(given, d.placement, single); err != nil {
+			return err
 		}
 		n, s.Reason = given, "given by --planes"
 	case len(planes) > 0 && (single == "" || len(planes) == 1):
-		s.Value, s.Reason = strconv.Itoa(len(planes)), "as before"
-		return planes, s, nil
+		n, s.Reason, isKept = len(planes), "as before", true
 	case single != "":
 		s.Reason = single
-	case min(len(carriers[0]), len(carriers[1])) < defaultPlanes:
-		few := clusters[0]
-		if len(carriers[1]) < len(carriers[0]) || len(carriers[1]) == len(carriers[0]) && clusters[1].ClusterID < few.ClusterID {
-			few = clusters[1]
-		}
+	case few.Carriers < defaultPlanes:
 		s.Reason = few.Name + " has fewer than two nodes that can carry a gateway; --planes 2 adds a plane when it has"
 	default:
 		n, s.Reason = defaultPlanes, "one may fail; --planes chooses another number"
 	}
-	planes = nil
-	for i := range n {
-		planes = append(planes, int32(i))
+	if !isKept {
+		planes = nil
+		for i := range n {
+			planes = append(planes, int32(i))
+		}
 	}
-	s.Value = strconv.Itoa(n)
-	return planes, s, nil
+	s.Value = Known(strconv.Itoa(n))
+	d.permanent, d.planes, d.planesBy = planes, slices.Clone(planes), s
+	if temporary := lowestFree(planes); (clusters[0].Temporary || clusters[1].Temporary) && temporary < ipam.Planes {
+		d.planes = append(d.planes, temporary)
+	}
+	return nil
+}
+
+// lowestFree is the lowest index that no plane has.
+func lowestFree(planes []int32) (plane int32) {
+	for slices.Contains(planes, plane) {
+		plane++
+	}
+	return plane
 }
 
 // planesMode says by how many planes nodes send. Both clusters have the same: a command that was interrupted may have told
 // one of them only.
-func planesMode(own, peer *FactSheet) v1alpha1.PlanesMode {
-	if given := own.Overrides.PlanesMode; given != "" {
+func planesMode(clusters [2]*Offer) v1alpha1.PlanesMode {
+	if given := cmp.Or(clusters[0].AsksPlanesMode, clusters[1].AsksPlanesMode); given != "" {
 		return given
 	}
-	for _, f := range []*FactSheet{own, peer} {
-		if f.Existing != nil && f.Existing.Spec.PlanesMode == v1alpha1.PlanesSpread {
-			return v1alpha1.PlanesSpread
-		}
+	if clusters[0].PlanesMode == v1alpha1.PlanesSpread || clusters[1].PlanesMode == v1alpha1.PlanesSpread {
+		return v1alpha1.PlanesSpread
 	}
 	return v1alpha1.PlanesSingle
 }
 
 // modeStatements say by how many planes nodes send, if that is said or is not the usual.
-func modeStatements(own, peer *FactSheet) []Statement {
-	s := Statement{What: "planes by which a node sends", Value: "one, another one if that fails", Reason: "as before"}
-	if own.Overrides.PlanesMode != "" {
+func modeStatements(mode, given v1alpha1.PlanesMode) []Statement {
+	s := Statement{What: "planes by which a node sends", Value: Known("one, another one if that fails"), Reason: "as before"}
+	if given != "" {
 		s.Reason = "given by --planes-mode"
 	}
-	switch mode := planesMode(own, peer); {
+	switch {
 	case mode == v1alpha1.PlanesSpread:
-		s.Value = "all that work, by pairs of addresses"
-	case own.Overrides.PlanesMode == "":
+		s.Value = Known("all that work, by pairs of addresses")
+	case given == "":
 		return nil
 	}
 	return []Statement{s}
 }
 
-// checkPlanes refuses a number of planes that there cannot be.
-func checkPlanes(n int, clusters [2]*FactSheet, carriers [2][]string, placements [2]*v1alpha1.GatewayPlacement, single string) error {
+// checkPlanes refuses a number of planes that there cannot be in this cluster.
+func (f *Facts) checkPlanes(n int, placement *v1alpha1.GatewayPlacement, single string) error {
 	refused := func(cluster string, err error, hint string) error {
 		return &failure.Error{Kind: failure.Usage, Cluster: cluster, Doing: "choose the number of planes", Err: err, Hint: hint}
 	}
@@ -105,38 +111,33 @@ func checkPlanes(n int, clusters [2]*FactSheet, carriers [2][]string, placements
 	if n > 1 && single != "" {
 		return refused("", fmt.Errorf("%s, and %d planes need as many endpoints", single, n), "leave out --planes, or the endpoint")
 	}
-	for i, f := range clusters {
-		has := len(carriers[i])
-		if has >= n || n == 1 {
-			continue
-		}
-		few := fmt.Errorf("%d planes need as many nodes for gateways, and there are %d: %s", n, has, strings.Join(carriers[i], ", "))
-		if absent := f.carriers(placements[i], false); has+len(absent) >= n {
-			return &failure.Error{
-				Kind: failure.NotReady, Cluster: f.Name, Doing: "choose the number of planes", Err: fmt.Errorf("%w; not ready: %s", few, strings.Join(absent, ", ")),
-				Hint: "wait until they are ready, or give a smaller number by --planes",
-			}
-		}
-		return refused(f.Name, few, "give a smaller number by --planes; or have more nodes that gateways tolerate, see --gateway-toleration and --gateway-node-selector")
+	has := f.carriers(placement, true)
+	if len(has) >= n || n == 1 {
+		return nil
 	}
-	return nil
+	few := fmt.Errorf("%d planes need as many nodes for gateways, and there are %d: %s", n, len(has), strings.Join(has, ", "))
+	if absent := f.carriers(placement, false); len(has)+len(absent) >= n {
+		return &failure.Error{
+			Kind: failure.NotReady, Cluster: f.Name, Doing: "choose the number of planes", Err: fmt.Errorf("%w; not ready: %s", few, strings.Join(absent, ", ")),
+			Hint: "wait until they are ready, or give a smaller number by --planes",
+		}
+	}
+	return refused(f.Name, few, "give a smaller number by --planes; or have more nodes that gateways tolerate, see --gateway-toleration and --gateway-node-selector")
 }
 
-// OneEndpoint says why there can be one gateway only: the user names where it is called. Otherwise it is empty.
-func OneEndpoint(a, b *FactSheet) string {
-	for _, f := range []*FactSheet{a, b} {
-		if len(f.GivenEndpoints()) > 0 {
-			return "--endpoint names where one gateway of " + f.Name + " is called"
-		}
-		if f.Overrides.NodePort > 0 {
-			return "--service-type names the port of one gateway of " + f.Name
-		}
+// oneGateway says why there can be one gateway only: the user names where it is called. Otherwise it is empty.
+func (f *sheet) oneGateway() string {
+	if len(f.givenEndpoints()) > 0 {
+		return "--endpoint names where one gateway of " + f.Name + " is called"
+	}
+	if f.Overrides.NodePort > 0 {
+		return "--service-type names the port of one gateway of " + f.Name
 	}
 	return ""
 }
 
 // carriers are the nodes that can carry a gateway now, or those that could if they were ready.
-func (f *FactSheet) carriers(p *v1alpha1.GatewayPlacement, ready bool) (out []string) {
+func (f *Facts) carriers(p *v1alpha1.GatewayPlacement, ready bool) (out []string) {
 	tolerations := manifests.GatewayTolerations(p, 0)
 	// Kubernetes takes these from a node a moment after the node is ready.
 	for _, taint := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
@@ -148,16 +149,4 @@ func (f *FactSheet) carriers(p *v1alpha1.GatewayPlacement, ready bool) (out []st
 		}
 	}
 	return out
-}
-
-// temporary is the index of a plane that packets take while the gateways of others are replaced, if
-// there is to be one: the lowest that is free.
-func (d *decisions) temporary(own *FactSheet) (plane int32, is bool) {
-	if !own.AddTemporary {
-		return 0, false
-	}
-	for slices.Contains(d.planes, plane) {
-		plane++
-	}
-	return plane, plane < ipam.Planes
 }

@@ -30,12 +30,17 @@ func TestPlanesMode(t *testing.T) {
 		with := func(mode v1alpha1.PlanesMode) *v1alpha1.Peering {
 			return &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{PlanesMode: mode}}
 		}
-		own, peer := &FactSheet{Facts: Facts{Name: "a"}, Existing: with(tt.own), Overrides: Overrides{PlanesMode: tt.given}}, &FactSheet{Existing: with(tt.peer)}
-		said := ""
-		for _, s := range modeStatements(own, peer) {
-			said = s.Value + ": " + s.Reason
+		own, peer := newFacts("a", nil, "", ""), newFacts("b", nil, "", "")
+		own.Existing, peer.Existing, own.Overrides.PlanesMode = with(tt.own), with(tt.peer), tt.given
+		d, err := decideBoth(own, peer)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if got := planesMode(own, peer); got != tt.want || said != tt.said {
+		said := ""
+		for _, s := range modeStatements(d[0].mode, tt.given) {
+			said = s.Value.String() + ": " + s.Reason
+		}
+		if got := d[0].mode; got != d[1].mode || got != tt.want || said != tt.said {
 			t.Errorf("given %q, as before %q and %q: %q, %q; want %q, %q", tt.given, tt.own, tt.peer, got, said, tt.want, tt.said)
 		}
 	}
@@ -110,16 +115,18 @@ func TestChoosePlanes(t *testing.T) {
 			a.Existing, b.Existing, a.Service = tt.exists, tt.exists, tt.service
 			a.Overrides = tt.options
 			a.Overrides.Planes, b.Overrides.Planes = tt.given, tt.given
-			for _, both := range [][2]*FactSheet{{a, b}, {b, a}} {
-				got, s, err := choosePlanes(both, [2]*v1alpha1.GatewayPlacement{})
+			for _, both := range [][2]*sheet{{a, b}, {b, a}} {
+				d, err := decideBoth(both[0], both[1])
 				if tt.refused != "" {
 					if kind := kindOf(t, err); (kind == failure.NotReady) != tt.waits || (kind == failure.Usage) == tt.waits || !strings.Contains(err.Error(), tt.refused) {
 						t.Errorf("%v", err)
 					}
 					continue
 				}
-				if err != nil || fmt.Sprint(got) != tt.want || s.Reason == "" {
-					t.Errorf("%v, %+v, %v", got, s, err)
+				for _, d := range d {
+					if err != nil || fmt.Sprint(d.planes) != tt.want || d.planesBy.Reason == "" {
+						t.Errorf("%+v, %v", d, err)
+					}
 				}
 			}
 		})

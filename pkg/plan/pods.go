@@ -21,17 +21,17 @@ const (
 )
 
 // ConcludePods concludes the ranges of the pods from what the node agents report,
-// where no object of the cluster names them. It changes nothing while agents have
-// not reported, and returns an error if their reports do not tell.
+// where no object of the cluster names them. It returns the facts with them: the same ones while
+// agents have not reported, and an error if their reports do not tell.
 //
 // What agents report holds every pod: the ranges of their nodes, the routes to
 // blocks of pods, and the addresses of pods outside of these. For each pod that
 // runs, the narrowest of them counts; together they are rounded up to a usual
 // length, as far as nothing else is in the way. Ranges that were concluded before
 // are kept while there are pods in them.
-func (f *FactSheet) ConcludePods() error {
+func (f Facts) ConcludePods() (Facts, error) {
 	if f.PodsUnknown == nil || len(f.agentNodes()) == 0 || len(f.Unreported()) > 0 {
-		return nil
+		return f, nil
 	}
 	refused := &failure.Error{Kind: failure.Ranges, Doing: "conclude the ranges of the pods from what the node agents report", Err: f.PodsUnknown}
 	previous, blocks := f.previousPods(), f.reportedBlocks()
@@ -42,7 +42,7 @@ func (f *FactSheet) ConcludePods() error {
 		}
 		i := slices.IndexFunc(blocks, func(b netip.Prefix) bool { return b.Contains(a) })
 		if i < 0 {
-			return refused
+			return f, refused
 		}
 		held = append(held, blocks[i])
 	}
@@ -55,7 +55,7 @@ func (f *FactSheet) ConcludePods() error {
 	}
 	ranges := ipam.Estimate(held, avoid)
 	if len(ranges) == 0 || slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Bits() > longestRange }) {
-		return refused
+		return f, refused
 	}
 	f.PodCIDRs, f.PodsUnknown = nil, nil
 	var names []string
@@ -66,13 +66,13 @@ func (f *FactSheet) ConcludePods() error {
 	}
 	f.PodsConcluded = fmt.Sprintf("the ranges of the pods of %s, %s, are concluded from what %d node agents report, as no object of the cluster names them; give --pod-cidr %s=RANGE[,RANGE] if they are others",
 		f.Name, strings.Join(names, ", "), len(f.agentNodes()), f.Name)
-	return nil
+	return f, nil
 }
 
 // reportedBlocks are the prefixes that agents report and that may be blocks of pods. The
 // one that tells most of a pod's block comes first: the longest. A single address tells of
 // no block.
-func (f *FactSheet) reportedBlocks() (out []netip.Prefix) {
+func (f *Facts) reportedBlocks() (out []netip.Prefix) {
 	for _, r := range f.Reports {
 		for _, p := range slices.Concat(r.Status.PodCIDRs, r.Status.Routes) {
 			if p.Bits() >= shortestBlock {
@@ -97,7 +97,7 @@ func (f *FactSheet) reportedBlocks() (out []netip.Prefix) {
 
 // previousPods are the ranges by which peers know this cluster already, and in which
 // there are pods.
-func (f *FactSheet) previousPods() (out []netip.Prefix) {
+func (f *Facts) previousPods() (out []netip.Prefix) {
 	for _, p := range f.peerings() {
 		for _, m := range p.Spec.Local.Pods {
 			if slices.ContainsFunc(f.PodAddrs, m.Real.Contains) {
@@ -109,7 +109,7 @@ func (f *FactSheet) previousPods() (out []netip.Prefix) {
 }
 
 // nearPods are what is around each pod while the ranges of the pods are not known.
-func (f *FactSheet) nearPods() (out []ipam.Usage) {
+func (f *Facts) nearPods() (out []ipam.Usage) {
 	if f.PodsUnknown == nil {
 		return nil
 	}

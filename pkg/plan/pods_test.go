@@ -17,7 +17,7 @@ var errUnknown = errors.New("the range of the pods is not known; give --pod-cidr
 
 // unknownPods is a cluster with a node, of whose pods' range no object tells. A nil
 // report is one that has not come.
-func unknownPods(pods []string, r *v1alpha1.NodeNetworkStatus) *FactSheet {
+func unknownPods(pods []string, r *v1alpha1.NodeNetworkStatus) *sheet {
 	f := newFacts("a", nil, "10.96.0.0/12", "172.18.0.0/24")
 	f.PodCIDRs, f.PodsUnknown = nil, errUnknown
 	for _, p := range pods {
@@ -54,7 +54,7 @@ func TestConcludePods(t *testing.T) {
 		name   string
 		pods   []string
 		report *status
-		setup  func(f *FactSheet)
+		setup  func(f *sheet)
 		// want is empty where it is refused, "unknown" where it is not known yet.
 		want string
 	}{
@@ -72,7 +72,7 @@ func TestConcludePods(t *testing.T) {
 		{name: "services near by", pods: []string{"10.97.3.7"}, report: &status{PodIPs: ips("10.97.3.7")}},
 		{
 			name: "a peer near by", pods: []string{"10.50.3.7"}, report: &status{Routes: cidrs("10.50.3.0/26")}, want: "10.50.0.0/17",
-			setup: func(f *FactSheet) {
+			setup: func(f *sheet) {
 				f.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
 					Local:  v1alpha1.LocalNetwork{InternalCIDR: cidr("10.80.0.0/19")},
 					Remote: v1alpha1.RemoteNetwork{Pods: []v1alpha1.CIDRMapping{mapping("10.9.0.0/17", "10.50.128.0/17")}, ExternalCIDR: cidr("10.61.0.0/18")},
@@ -81,7 +81,7 @@ func TestConcludePods(t *testing.T) {
 		},
 		{
 			name: "as peers know it, though fewer pods are left", pods: []string{"10.50.3.7"}, report: &status{Routes: cidrs("10.50.3.0/26")}, want: "10.48.0.0/14",
-			setup: func(f *FactSheet) {
+			setup: func(f *sheet) {
 				f.OtherPeerings = []v1alpha1.Peering{{Spec: v1alpha1.PeeringSpec{
 					Local: v1alpha1.LocalNetwork{
 						InternalCIDR: cidr("10.80.0.0/19"), Pods: []v1alpha1.CIDRMapping{mapping("10.48.0.0/14", "10.48.0.0/14"), mapping("10.200.0.0/16", "10.200.0.0/16")},
@@ -92,7 +92,7 @@ func TestConcludePods(t *testing.T) {
 		},
 		{
 			name: "one of two agents has not reported", pods: pods, report: &status{Routes: cidrs("10.50.0.0/16")}, want: "unknown",
-			setup: func(f *FactSheet) {
+			setup: func(f *sheet) {
 				f.Nodes = append(f.Nodes, Node{Name: "a-2", Ready: true, RunsAgents: true})
 			},
 		},
@@ -102,7 +102,8 @@ func TestConcludePods(t *testing.T) {
 			if tt.setup != nil {
 				tt.setup(f)
 			}
-			err := f.ConcludePods()
+			var err error
+			f.Facts, err = f.ConcludePods()
 			switch tt.want {
 			case "":
 				if e := (*failure.Error)(nil); !errors.As(err, &e) || e.Kind != failure.Ranges || !errors.Is(err, errUnknown) || !strings.Contains(err.Error(), "--pod-cidr a=") {
@@ -135,7 +136,7 @@ func TestPlanWithUnknownPods(t *testing.T) {
 	a, b := unknownPods([]string{"10.80.3.7"}, nil), newFacts("b", []string{"10.80.0.0/17"}, "", "")
 	a.Ledger, b.Ledger = nil, nil
 	a.Overrides.ServiceType = string(corev1.ServiceTypeNodePort)
-	p, err := Make(*a, *b)
+	p, err := makeBoth(a, b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +157,7 @@ func TestPlanWithUnknownPods(t *testing.T) {
 	// Nothing is decided for good without them.
 	a.Ledger = p.Clusters[0].Ledger
 
-	if _, err := Allocate(a.Ledger, a, b); !errors.Is(err, errUnknown) {
+	if _, err := allocate(a, b); !errors.Is(err, errUnknown) {
 		t.Errorf("ranges were given out: %v", err)
 	}
 }

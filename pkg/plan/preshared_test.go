@@ -38,14 +38,15 @@ func TestSecurity_23_PresharedKeys(t *testing.T) {
 		{"of an older version", without, without, key{}, key{}},
 		{"of an older version, and one Peering is gone", without, none, key{Generation: 1}, key{Generation: 1}},
 	} {
-		facts := func(s side) *FactSheet {
-			f := &FactSheet{Planes: map[int32]PlaneFacts{0: {PresharedKey: s.has}}}
+		offer := func(s side) Offer {
+			f := newFacts("a", nil, "", "")
+			f.Planes = map[int32]PlaneFacts{0: {PresharedKey: s.has}}
 			if s.named != nil {
-				f.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{PresharedKey: *s.named}}}}
+				f.Existing = &v1alpha1.Peering{Spec: v1alpha1.PeeringSpec{Overlay: "VXLAN", Planes: []v1alpha1.Plane{{WireGuard: "Kernel", PresharedKey: *s.named}}}}
 			}
-			return f
+			return f.offerTo(f)
 		}
-		a, b := facts(tt.a), facts(tt.b)
+		a, b := offer(tt.a), offer(tt.b)
 		if gotA, gotB := PresharedKeys(a, b, 0); gotA != tt.wantA || gotB != tt.wantB {
 			t.Errorf("%s: got %+v and %+v, want %+v and %+v", tt.name, gotA, gotB, tt.wantA, tt.wantB)
 		}

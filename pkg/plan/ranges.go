@@ -14,17 +14,19 @@ import (
 // Allocate decides by what ranges the cluster own knows the peer, and writes them
 // into the peer's entry of the ledger. What was decided before is kept while it is
 // free of conflicts.
-func Allocate(cn *v1alpha1.ClusterNetwork, own, peer *FactSheet) (changed bool, err error) {
+func Allocate(cn *v1alpha1.ClusterNetwork, own Facts, peer Offer) (changed bool, err error) {
 	entry := Allocation(cn, peer.ClusterID)
 	if entry == nil {
 		return false, own.fail("allocate ranges", errors.New("the ledger has no entry for the peer any more: the clusters are being unpeered"))
 	}
-	for _, f := range []*FactSheet{own, peer} {
-		if f.PodsUnknown != nil {
-			return false, &failure.Error{Kind: failure.Ranges, Doing: "find out the ranges", Err: f.PodsUnknown}
-		}
+	unknown := own.PodsUnknown
+	if unknown == nil && peer.PodsUnknown != "" {
+		unknown = errors.New(peer.PodsUnknown)
 	}
-	got, err := own.rangesFor(cn, entry, peer)
+	if unknown != nil {
+		return false, &failure.Error{Kind: failure.Ranges, Doing: "find out the ranges", Err: unknown}
+	}
+	got, err := own.rangesFor(cn, entry, &peer)
 	if err != nil {
 		return false, err
 	}
@@ -49,7 +51,7 @@ func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
 }
 
 // rangesFor chooses the ranges by which the cluster knows the peer.
-func (f *FactSheet) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAllocation, peer *FactSheet) (ipam.PeerRanges, error) {
+func (f *Facts) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAllocation, peer *Offer) (ipam.PeerRanges, error) {
 	previous := Mappings(entry.Pods)
 	if !entry.Established {
 		// What is not private is kept for who uses it. Otherwise it was given out by a
@@ -57,11 +59,11 @@ func (f *FactSheet) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerA
 		previous = slices.DeleteFunc(previous, func(m ipam.Mapping) bool { return !ipam.Private(m.Mapped) })
 	}
 	request := ipam.Peer{
-		ID: peer.ClusterID, Name: peer.Name, Pods: ipv4(peer.PodCIDRs),
+		ID: peer.ClusterID, Name: peer.Name, Pods: peer.Pods,
 		PreviousPods: previous, PreviousExternal: entry.ExternalCIDR.Prefix,
-		Map: peer.Overrides.Map, MapExternal: peer.Overrides.MapNodes,
+		Map: peer.Map, MapExternal: peer.MapNodes,
 	}
-	if peer.PodsUnknown != nil {
+	if peer.PodsUnknown != "" {
 		request.Map = nil // there is nothing yet to be mapped
 	}
 	got, err := ipam.AllocatePeer(f.used(cn, peer), request)
@@ -72,7 +74,7 @@ func (f *FactSheet) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerA
 		Kind: failure.Ranges, Cluster: f.Name, Doing: fmt.Sprintf("find ranges for the pods and nodes of %q", peer.Name), Err: err,
 		Hint: fmt.Sprintf("docs/ipam.md explains the choice; --map %s=… asks for a range, --pod-cidr %s=… says which pods there are", peer.Name, peer.Name),
 	}
-	if given := len(peer.Overrides.Map) > 0 || peer.Overrides.MapNodes.IsValid(); given && !errors.Is(err, ipam.ErrExhausted) && !errors.Is(err, ipam.ErrTooLarge) {
+	if given := len(peer.Map) > 0 || peer.MapNodes.IsValid(); given && !errors.Is(err, ipam.ErrExhausted) && !errors.Is(err, ipam.ErrTooLarge) {
 		e.Kind, e.Hint = failure.Usage, "give another range by --map, or none"
 	}
 	return got, e
@@ -85,7 +87,7 @@ func ipv4(r Ranges) []netip.Prefix {
 }
 
 // used is all that a range of the peer must not overlap with in this cluster.
-func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Usage {
+func (f *Facts) used(cn *v1alpha1.ClusterNetwork, peer *Offer) []ipam.Usage {
 	used := f.ownRanges()
 	used = append(used, ipam.Usage{Prefix: cn.Spec.InternalCIDR.Prefix, Owner: "the overlay's internal range"})
 	for _, a := range cn.Spec.Peers {
@@ -116,11 +118,11 @@ func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Us
 	// The tunnel's own packets go to the peer's nodes. If the route into the tunnel
 	// had an address of theirs, the packets would go in a circle.
 	for _, n := range peer.Nodes {
-		for _, a := range n.addresses() {
+		for _, a := range n.Addresses {
 			used = append(used, single(a, fmt.Sprintf("node %s of %s, where the tunnel leads to", n.Name, peer.Name)))
 		}
 	}
-	for _, e := range peer.GivenEndpoints() {
+	for _, e := range peer.Endpoints {
 		if a, err := netip.ParseAddrPort(e); err == nil {
 			used = append(used, single(a.Addr(), "the endpoint of "+peer.Name+", where the tunnel leads to"))
 		}
@@ -151,7 +153,7 @@ func (f *FactSheet) used(cn *v1alpha1.ClusterNetwork, peer *FactSheet) []ipam.Us
 
 // called are addresses outside of the cluster that its nodes call. A range of a peer
 // with one of them would lead these calls to the peer.
-func (f *FactSheet) called() (out []ipam.Usage) {
+func (f *Facts) called() (out []ipam.Usage) {
 	if f.Kubeconfig.IsValid() {
 		out = append(out, single(f.Kubeconfig, "the API server of "+f.Name+" in the kubeconfig"))
 	}
@@ -166,7 +168,7 @@ func (f *FactSheet) called() (out []ipam.Usage) {
 }
 
 // ownRanges are those that the cluster itself uses, as far as its API tells.
-func (f *FactSheet) ownRanges() []ipam.Usage {
+func (f *Facts) ownRanges() []ipam.Usage {
 	used := f.nearPods()
 	for _, of := range f.ranges() {
 		for _, r := range of.ranges {

@@ -25,7 +25,7 @@ func TestSecurity_02_PublicRangesAreMapped(t *testing.T) {
 		t.Fatalf("8.8.0.0/16 is not in %v", p.Clusters[0].Peering.Spec.Remote.Pods)
 		return netip.Prefix{}
 	}
-	p, err := choose(*a, *b)
+	p, err := chooseBoth(a, b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func TestSecurity_02_PublicRangesAreMapped(t *testing.T) {
 	}
 	// Who wants it nonetheless says so.
 	b.Overrides.Map = ipam.Mappings{{Real: prefix("8.8.0.0/16"), Mapped: prefix("8.8.0.0/16")}}
-	if p, err = choose(*a, *b); err != nil || mapped(p) != prefix("8.8.0.0/16") || len(p.Clusters[0].Notes) != 1 {
+	if p, err = chooseBoth(a, b); err != nil || mapped(p) != prefix("8.8.0.0/16") || len(p.Clusters[0].Notes) != 1 {
 		t.Errorf("with --map: %v, %v", p, err)
 	}
 	b.Overrides.Map = nil
@@ -52,7 +52,7 @@ func TestSecurity_02_PublicRangesAreMapped(t *testing.T) {
 		a.Ledger = NewLedger(ipam.DefaultInternal())
 		e := a.withEntry(b, 0)
 		e.Pods, e.ExternalCIDR, e.Established = []v1alpha1.CIDRMapping{mapping("8.8.0.0/16", "8.8.0.0/16")}, cidr("10.61.0.0/18"), established
-		if p, err = choose(*a, *b); err != nil || (mapped(p) == prefix("8.8.0.0/16")) != established {
+		if p, err = chooseBoth(a, b); err != nil || (mapped(p) == prefix("8.8.0.0/16")) != established {
 			t.Errorf("established %t: %s, %v", established, mapped(p), err)
 		}
 	}
@@ -60,7 +60,7 @@ func TestSecurity_02_PublicRangesAreMapped(t *testing.T) {
 
 func TestSecurity_02_APeerHasASlash8AtMost(t *testing.T) {
 	a, b := newFacts("a", []string{"192.168.0.0/16"}, "", ""), newFacts("b", []string{"10.0.0.0/8", "172.16.0.0/12"}, "", "")
-	_, err := choose(*a, *b)
+	_, err := chooseBoth(a, b)
 	e := (*failure.Error)(nil)
 	if !errors.As(err, &e) || e.Kind != failure.Ranges || e.Cluster != "a" {
 		t.Fatalf("got %v", err)
@@ -71,7 +71,7 @@ func TestSecurity_02_APeerHasASlash8AtMost(t *testing.T) {
 		}
 	}
 	b.Overrides.Map = ipam.Mappings{{Real: prefix("172.16.0.0/12"), Mapped: prefix("172.16.0.0/12")}}
-	if _, err := choose(*a, *b); !errors.As(err, &e) || e.Kind != failure.Ranges {
+	if _, err := chooseBoth(a, b); !errors.As(err, &e) || e.Kind != failure.Ranges {
 		t.Errorf("with --map: %v", err)
 	}
 }
@@ -80,11 +80,11 @@ func TestSecurity_02_APeerHasASlash8AtMost(t *testing.T) {
 // range already keeps it.
 func TestSecurity_02_WhatNodesCallIsInUse(t *testing.T) {
 	addr := netip.MustParseAddr("10.20.3.4")
-	for what, setup := range map[string]func(f *FactSheet){
-		"the API server":            func(f *FactSheet) { f.APIServer = []netip.Addr{addr} },
-		"the kubeconfig's server":   func(f *FactSheet) { f.Kubeconfig = addr },
-		"the same, written as IPv6": func(f *FactSheet) { f.Kubeconfig = netip.AddrFrom16(addr.As16()) },
-		"a name server": func(f *FactSheet) {
+	for what, setup := range map[string]func(f *sheet){
+		"the API server":            func(f *sheet) { f.APIServer = []netip.Addr{addr} },
+		"the kubeconfig's server":   func(f *sheet) { f.Kubeconfig = addr },
+		"the same, written as IPv6": func(f *sheet) { f.Kubeconfig = netip.AddrFrom16(addr.As16()) },
+		"a name server": func(f *sheet) {
 			n := report("n1", "10.80.0.1", nil)
 			n.Status.Resolvers = []v1alpha1.IP{{}, {Addr: netip.MustParseAddr("192.0.2.53")}, {Addr: addr}}
 			n.Status.Routes = []v1alpha1.CIDR{{}} // what could not be read
@@ -95,14 +95,14 @@ func TestSecurity_02_WhatNodesCallIsInUse(t *testing.T) {
 			a, b := newFacts("a", []string{"10.1.0.0/16"}, "", ""), newFacts("b", []string{"10.20.0.0/16"}, "", "")
 			setup(a)
 			e := a.withEntry(b, 0)
-			if _, err := Allocate(a.Ledger, a, b); err != nil || e.Pods[0].Mapped.Contains(addr) {
+			if _, err := allocate(a, b); err != nil || e.Pods[0].Mapped.Contains(addr) {
 				t.Errorf("b has %v, %v", e.Pods, err)
 			}
 			if what == "the API server" {
 				return // without it nobody could be told of anything
 			}
 			e.Pods, e.ExternalCIDR = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}, cidr("10.61.0.0/18")
-			if changed, err := Allocate(a.Ledger, a, b); changed || err != nil {
+			if changed, err := allocate(a, b); changed || err != nil {
 				t.Errorf("the range of a peer has moved to %v, %v", e.Pods, err)
 			}
 		})
@@ -122,11 +122,11 @@ func TestSecurity_24_ExposedHostsAreInUse(t *testing.T) {
 		a.withEntry(b, 0)
 		Allocation(a.Ledger, "id-of-"+exposedTo).Hosts = []v1alpha1.ExposedHost{host}
 		e := Allocation(a.Ledger, b.ClusterID)
-		if _, err := Allocate(a.Ledger, a, b); err != nil || e.Pods[0].Mapped.Contains(host.Address.Addr) {
+		if _, err := allocate(a, b); err != nil || e.Pods[0].Mapped.Contains(host.Address.Addr) {
 			t.Errorf("exposed to %s: b has %v, %v", exposedTo, e.Pods, err)
 		}
 		e.Pods, e.ExternalCIDR = []v1alpha1.CIDRMapping{mapping("10.20.0.0/16", "10.20.0.0/16")}, cidr("10.61.0.0/18")
-		if changed, err := Allocate(a.Ledger, a, b); changed || err != nil {
+		if changed, err := allocate(a, b); changed || err != nil {
 			t.Errorf("exposed to %s: the range of a peer has moved to %v, %v", exposedTo, e.Pods, err)
 		}
 	}

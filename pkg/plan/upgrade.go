@@ -155,7 +155,7 @@ func (f *UpgradeFacts) target() (a manifests.Agents, s Statement, err error) {
 	case has.Image != version.AgentImage(has.Version):
 		return a, s, f.refused(fmt.Errorf("its image %q was chosen by --agent-image, and this command is of version %s", has.Image, a.Version), "give the image of that version by --agent-image")
 	}
-	s.Value = a.Image
+	s.Value = Known(a.Image)
 	return a, s, nil
 }
 
@@ -166,7 +166,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 		return nil, err
 	}
 	u := &Upgrade{Cluster: f.Name, ClusterID: f.ClusterID, From: f.Installed.Version, To: agents.Version, Agents: agents}
-	u.Choices = append(u.Choices, Statement{What: "version", Value: agents.Version, Reason: f.why()}, image)
+	u.Choices = append(u.Choices, Statement{What: "version", Value: Known(agents.Version), Reason: f.why()}, image)
 	crds, err := manifests.CRDs()
 	if err != nil {
 		return nil, err
@@ -196,8 +196,8 @@ func (f *UpgradeFacts) why() string {
 }
 
 // sheet has what the planner for two clusters needs to know of a peering's keys.
-func (f *UpgradeFacts) sheet(p *v1alpha1.Peering) *FactSheet {
-	return &FactSheet{Ledger: f.Ledger, OverlayKeys: f.OverlayKeys, Existing: p}
+func (f *UpgradeFacts) sheet(p *v1alpha1.Peering) *sheet {
+	return &sheet{Facts: Facts{Ledger: f.Ledger, OverlayKeys: f.OverlayKeys, Existing: p}}
 }
 
 // keys are the overlay's keys that node agents have.
@@ -316,7 +316,7 @@ func (u *Upgrade) addSteps(f *UpgradeFacts) {
 	for _, group := range u.Nodes {
 		names = append(names, strings.Join(group, ", "))
 	}
-	nodes.Value = strings.Join(names, "; ")
+	nodes.Value = Known(strings.Join(names, "; "))
 	if len(f.NotReady) > 0 {
 		u.Notes = append(u.Notes, "not ready, and not waited for: "+strings.Join(f.NotReady, ", "))
 	}
@@ -330,10 +330,10 @@ func (u *Upgrade) addSteps(f *UpgradeFacts) {
 				s.Reason = "there is no other plane: packets stop meanwhile"
 			}
 		}
-		s.Value = strings.Join(peers, ", ")
+		s.Value = Known(strings.Join(peers, ", "))
 		gateways = append(gateways, s)
 	}
-	u.Steps = []Statement{{What: "definitions and permissions", Value: "those of this command", Reason: "definitions are changed by addition only, and never go back"}}
+	u.Steps = []Statement{{What: "definitions and permissions", Value: Known("those of this command"), Reason: "definitions are changed by addition only, and never go back"}}
 	u.Steps = append(append(u.Steps, nodes), gateways...)
 }
 

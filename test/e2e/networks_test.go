@@ -233,10 +233,10 @@ func (f *fixture) named(t *testing.T, name string) *cluster {
 }
 
 // facts are what the CLI finds out about the cluster.
-func (c *cluster) facts(ctx context.Context) (plan.Facts, error) {
+func (c *cluster) facts(ctx context.Context) (plan.Network, error) {
 	r, err := c.reader()
 	if err != nil {
-		return plan.Facts{}, err
+		return plan.Network{}, err
 	}
 	return discovery.Discover(ctx, r, discovery.Overrides{Name: c.Name})
 }

@@ -30,7 +30,7 @@ func TestRangesWithoutSource(t *testing.T) {
 	}
 
 	dry := mustLiqonet(t, ctx, "peer", c.Name, peer.Name, "--dry-run")
-	if !strings.Contains(dry.stdout, "<concluded from what the node agents report>") {
+	if !strings.Contains(dry.stdout, "(concluded from what the node agents report)") {
 		t.Errorf("the dry run does not say that the range is concluded during the run:\n%s", dry.stdout)
 	}
 	checkNothingLeft(t, ctx)

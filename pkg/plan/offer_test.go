@@ -1,0 +1,187 @@
+package plan
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// sent is an offer as it arrives at its reader.
+func sent(t *testing.T, o Offer) (out Offer, raw []byte) {
+	t.Helper()
+	raw, err := json.Marshal(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(raw, &out); err != nil {
+		t.Fatal(err)
+	}
+	return out, raw
+}
+
+// plannedApart has each cluster plan by itself, from two offers of the other that arrive as JSON.
+func plannedApart(t *testing.T, a, b *sheet) (*Plan, error) {
+	t.Helper()
+	clusters := [2]*sheet{a, b}
+	var first, second [2]Offer
+	for i, f := range clusters {
+		o, err := Introduce(f.Facts, f.Intent, clusters[1-i].ClusterID)
+		if err != nil {
+			return nil, err
+		}
+		first[i], _ = sent(t, o)
+	}
+	for i, f := range clusters {
+		o, err := Answer(f.Facts, f.Intent, first[1-i])
+		if err != nil {
+			return nil, err
+		}
+		second[i], _ = sent(t, o)
+	}
+	p := &Plan{}
+	for i, f := range clusters {
+		c, err := choose(f.Facts, f.Intent, second[1-i])
+		if err != nil {
+			return nil, err
+		}
+		p.Clusters[i] = *c
+	}
+	return p, nil
+}
+
+// Two clusters that are planned together, and two that know of each other what an offer says, come to the same, whoever is named first.
+func TestPlannedTogetherAndApart(t *testing.T) {
+	rounds := 2500
+	if testing.Short() {
+		rounds = 250
+	}
+	seen := map[string]int{}
+	exact := cmp.Options{compare, cmpopts.EquateErrors(), cmp.AllowUnexported(ClusterPlan{}, unknown{}, Value{})}
+	for seed := range rounds {
+		a, b := randomPair(rand.New(rand.NewPCG(uint64(seed), 7)))
+		together, err := chooseBoth(a, b)
+		apart, err2 := plannedApart(t, a, b)
+		if fmt.Sprint(err) != fmt.Sprint(err2) {
+			t.Fatalf("seed %d: together %v, apart %v", seed, err, err2)
+		}
+		if err != nil {
+			seen["refused"]++
+			continue
+		}
+		if !reflect.DeepEqual(together, apart) {
+			if diff := cmp.Diff(together, apart, exact); diff != "" {
+				t.Fatalf("seed %d: apart it is another plan:\n%s", seed, diff)
+			}
+		}
+		other, err := chooseBoth(b, a)
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices.Reverse(other.Clusters[:])
+		if !reflect.DeepEqual(together, other) {
+			if diff := cmp.Diff(together, other, exact); diff != "" {
+				t.Fatalf("seed %d: the plan depends on which cluster is named first:\n%s", seed, diff)
+			}
+		}
+		for _, p := range together.Candidates() {
+			x, y := p.Clusters[0].Peering.Spec, p.Clusters[1].Peering.Spec
+			if p.Clusters[0].Role == p.Clusters[1].Role || len(x.Planes) != len(y.Planes) || x.PlanesMode != y.PlanesMode {
+				t.Errorf("seed %d: %+v and %+v do not fit", seed, x, y)
+			}
+			for i, plane := range x.Planes {
+				if plane.PresharedKey.Fingerprint != y.Planes[i].PresharedKey.Fingerprint || plane.Index != y.Planes[i].Index {
+					t.Errorf("seed %d: plane %d differs: %+v, %+v", seed, i, plane, y.Planes[i])
+				}
+			}
+		}
+		// What the cases have to contain so that this proves something.
+		count := func(what string, is bool) {
+			if is {
+				seen[what]++
+			}
+		}
+		c := &together.Clusters[0]
+		count("several planes", len(c.Gateways) > 1)
+		count("spread", c.Peering.Spec.PlanesMode == v1alpha1.PlanesSpread)
+		count("a Peering that is there", a.Existing != nil)
+		count("a ledger that is not", a.Ledger == nil)
+		count("a conflict", slices.ContainsFunc(c.Peering.Spec.Remote.Pods, func(m v1alpha1.CIDRMapping) bool { return m.Real != m.Mapped }))
+		count("overruled ranges", len(b.Overrides.Map) > 0)
+		count("overruled endpoints", len(b.Overrides.Endpoints) > 0)
+		count("an unknown endpoint", slices.ContainsFunc(c.unknown, func(u unknown) bool { return u.field == "endpoints" }))
+		count("two candidates", len(together.Candidates()) > 1)
+	}
+	t.Logf("of %d pairs: %v", rounds, seen)
+	for _, what := range []string{"refused", "several planes", "spread", "a Peering that is there", "a ledger that is not", "a conflict", "overruled ranges", "overruled endpoints", "an unknown endpoint", "two candidates"} {
+		if seen[what] < rounds/100 {
+			t.Errorf("%s: %d of %d only", what, seen[what], rounds)
+		}
+	}
+}
+
+// An offer has nothing in it about clusters but the two that are peered.
+func TestOfferIsNotAboutOthers(t *testing.T) {
+	looked := 0
+	for seed := range 500 {
+		a, b := randomPair(rand.New(rand.NewPCG(uint64(seed), 7)))
+		if a.Ledger == nil {
+			continue
+		}
+		var private []string
+		for i := range a.Ledger.Spec.Peers {
+			p := &a.Ledger.Spec.Peers[i]
+			if p.ClusterID == b.ClusterID {
+				continue
+			}
+			private = append(private, p.ClusterID, p.Name, p.ExternalCIDR.String())
+			for _, m := range p.Pods {
+				private = append(private, m.Mapped.String())
+			}
+		}
+		for i := range a.OtherPeerings {
+			p := &a.OtherPeerings[i].Spec
+			private = append(private, p.Remote.ClusterID, p.Remote.Name)
+			for _, ip := range p.Remote.NodeIPs {
+				private = append(private, `"`+ip.String()+`"`)
+			}
+			for _, plane := range p.Planes {
+				private = append(private, plane.RemotePublicKey)
+				private = append(private, plane.Endpoints...)
+			}
+		}
+		first, err := Introduce(a.Facts, a.Intent, b.ClusterID)
+		reader, err2 := Introduce(b.Facts, b.Intent, a.ClusterID)
+		if err != nil || err2 != nil {
+			continue
+		}
+		second, err := Answer(a.Facts, a.Intent, reader)
+		if err != nil {
+			continue
+		}
+		// The reader may have the range by which the cluster knows another one.
+		_, its := sent(t, reader)
+		private = slices.DeleteFunc(private, func(of string) bool { return strings.Contains(string(its), of) })
+		for _, o := range []Offer{first, second} {
+			_, raw := sent(t, o)
+			for _, of := range private {
+				if !strings.Contains(string(raw), of) {
+					continue
+				}
+				t.Errorf("seed %d: %s of another cluster is in %s", seed, of, raw)
+			}
+			looked += len(private)
+		}
+	}
+	if looked < 1000 {
+		t.Errorf("%d things of other clusters were looked for only", looked)
+	}
+}

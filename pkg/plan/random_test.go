@@ -1,0 +1,125 @@
+package plan
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// randomPair are two clusters with random ranges, other peerings, wishes of the user, and what earlier commands have left.
+func randomPair(r *rand.Rand) (a, b *sheet) {
+	a, b = randomFacts(r, "a"), randomFacts(r, "b")
+	if r.IntN(2) == 0 {
+		a.ClusterID, b.ClusterID = b.ClusterID, a.ClusterID
+	}
+	planes := []int32{0}
+	if r.IntN(2) == 0 {
+		planes = append(planes, 1)
+	}
+	mode := []v1alpha1.PlanesMode{"", v1alpha1.PlanesSingle, v1alpha1.PlanesSpread}[r.IntN(3)]
+	server, existing := r.IntN(2), r.IntN(3) > 0
+	for i, x := range [][2]*sheet{{a, b}, {b, a}} {
+		own, peer := x[0], x[1]
+		own.Version, own.DefaultImage = "v0.1.0", "image"
+		own.randomNodes(r, i)
+		if r.IntN(8) == 0 {
+			own.Ledger = nil
+			continue
+		}
+		if !existing && r.IntN(2) == 0 {
+			continue
+		}
+		own.withEntry(peer, int32(8+r.IntN(16))).Established = r.IntN(2) == 0
+		if r.IntN(4) > 0 {
+			if _, err := allocate(own, peer); err != nil {
+				panic(err)
+			}
+		}
+		if !existing || r.IntN(6) == 0 {
+			continue
+		}
+		role := v1alpha1.Client
+		if server == i {
+			role = v1alpha1.Server
+		}
+		own.Existing = manifests.Peering(peer.Name, v1alpha1.PeeringSpec{Overlay: "VXLAN", PlanesMode: mode, Remote: v1alpha1.RemoteNetwork{ClusterID: peer.ClusterID, Name: peer.Name}})
+		for _, plane := range planes {
+			key := v1alpha1.PresharedKey{Generation: int32(r.IntN(3))}
+			if key.Generation > 0 {
+				key.Fingerprint = []string{"one", "other"}[r.IntN(2)]
+			}
+			own.Existing.Spec.Planes = append(own.Existing.Spec.Planes, v1alpha1.Plane{
+				Index: plane, Role: role, WireGuard: "Kernel", KeyGeneration: int32(1 + r.IntN(2)), OverlayKeyGeneration: 1, PresharedKey: key, RemotePublicKey: "public key of " + peer.Name,
+			})
+			f := PlaneFacts{PublicKey: "public key of " + own.Name, PresharedKey: key, KeyUnreadable: r.IntN(8) == 0}
+			if f.KeyUnreadable || r.IntN(6) == 0 {
+				f.PublicKey = ""
+			}
+			own.Planes[plane] = f
+		}
+		own.OverlayKeys, own.Installed = []int32{1}, manifests.Agents{Image: "image", Version: "v0.1.0"}
+		if role == v1alpha1.Server {
+			own.Service = manifests.GatewayService(own.Existing.Name, corev1.ServiceTypeNodePort, gatewayPort, planes)
+			for p := range own.Service.Spec.Ports {
+				if r.IntN(4) > 0 {
+					own.Service.Spec.Ports[p].NodePort = int32(30000 + p)
+				}
+			}
+		}
+	}
+	mode = []v1alpha1.PlanesMode{"", "", v1alpha1.PlanesSingle, v1alpha1.PlanesSpread}[r.IntN(4)]
+	wanted, asked := []int{0, 0, 0, 1, 2}[r.IntN(5)], r.IntN(6)
+	for i, s := range []*sheet{a, b} {
+		s.Overrides.Planes, s.Overrides.PlanesMode, s.Overrides.Server = wanted, mode, asked == i
+		s.randomWishes(r)
+	}
+	return a, b
+}
+
+// randomNodes gives the cluster some nodes.
+func (f *sheet) randomNodes(r *rand.Rand, cluster int) {
+	for i := range r.IntN(4) {
+		n := Node{Name: fmt.Sprint(f.Name, "-", i+2), UID: fmt.Sprint(f.Name, i), Ready: r.IntN(5) > 0, RunsAgents: true, Schedulable: true}
+		n.InternalIPs = []netip.Addr{netip.AddrFrom4([4]byte{172, 18, byte(cluster), byte(i + 2)})}
+		if r.IntN(4) == 0 {
+			n.ExternalIPs = []netip.Addr{netip.AddrFrom4([4]byte{203, 0, 113, byte(16*cluster + i)})}
+		}
+		f.Nodes = append(f.Nodes, n)
+	}
+	for _, a := range f.Ledger.Spec.Peers {
+		var p v1alpha1.Peering
+		p.Name, p.Spec.Overlay = a.Name, "VXLAN"
+		p.Spec.Remote = v1alpha1.RemoteNetwork{ClusterID: a.ClusterID, Name: a.Name, NodeIPs: []v1alpha1.IP{{Addr: netip.AddrFrom4([4]byte{198, 51, 100, byte(a.Index)})}}}
+		p.Spec.Planes = []v1alpha1.Plane{{Role: v1alpha1.Client, WireGuard: "Kernel", OverlayKeyGeneration: 1, RemotePublicKey: "public key of " + a.Name, Endpoints: []string{"198.51.100.99:51840"}}}
+		f.OtherPeerings = append(f.OtherPeerings, p)
+	}
+}
+
+// randomWishes are what the user overrules.
+func (f *sheet) randomWishes(r *rand.Rand) {
+	o := &f.Overrides
+	switch r.IntN(10) {
+	case 0:
+		o.Endpoints = []string{"192.0.2.7:51840"}
+	case 1:
+		o.ServiceType, o.NodePort = "NodePort", 30077
+	case 2:
+		o.ServiceType = "LoadBalancer"
+	case 3:
+		o.Overlay, o.WireGuard = "VXLAN", "UserSpace"
+	case 4:
+		o.MapNodes = prefix("10.222.64.0/18")
+	case 5:
+		o.Map = ipam.Mappings{{Real: f.PodCIDRs[0].Value, Mapped: netip.PrefixFrom(prefix("10.208.0.0/16").Addr(), max(f.PodCIDRs[0].Value.Bits(), 16))}}
+	case 6:
+		o.LimitNew = new(int64(7))
+	case 7:
+		f.KeepOverlayKey = len(f.OverlayKeys) > 0
+	}
+}
