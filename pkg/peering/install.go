@@ -46,16 +46,8 @@ func (c *Cluster) lastWarning() string {
 
 // installCRDs applies the custom resource definitions and waits until they are
 // served, which is about a second later than they are established.
-func (s *side) installCRDs(ctx context.Context) error {
-	crds, err := manifests.CRDs()
-	if err != nil {
-		return err
-	}
-	objs := make([]manifests.Object, 0, len(crds))
-	for _, crd := range crds {
-		objs = append(objs, crd)
-	}
-	if err := s.apply(ctx, objs...); err != nil {
+func (s *side) installCRDs(ctx context.Context, planned []plan.ObjectPlan) error {
+	if err := s.apply(ctx, plan.Staged(planned, plan.Definitions, "")...); err != nil {
 		return err
 	}
 	return s.poll(ctx, "wait for the custom resource definitions", "", func(ctx context.Context) (string, error) {
@@ -126,7 +118,7 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 	generation := key.Generation
 	g, gctx := failure.NewGroup(ctx)
 	g.Go(func() (err error) {
-		if err := s.installCRDs(gctx); err != nil {
+		if err := s.installCRDs(gctx, planned.Objects); err != nil {
 			return err
 		}
 		cn, err := s.claimEntry(gctx, peer, claim, planned.Ledger.Spec)

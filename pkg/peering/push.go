@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -107,7 +108,7 @@ func (p *run) startGateways(ctx context.Context) error {
 		g, ctx := failure.NewGroup(ctx)
 		g.Go(func() error { return p.pushServices(ctx, s, peer) })
 		for _, gateway := range p.planOf(s).Gateways {
-			g.Go(func() error { return s.applyGateway(ctx, gateway) })
+			g.Go(func() error { return s.applyGateway(ctx, p.planOf(s), gateway) })
 		}
 		return g.Wait()
 	})
@@ -115,21 +116,19 @@ func (p *run) startGateways(ctx context.Context) error {
 
 // pushServices is one side's part. Planes that are dropped later are called until then.
 func (p *run) pushServices(ctx context.Context, s, _ *side) error {
-	c := p.planOf(s)
-	var objs []manifests.Object
-	if c.Service != nil {
-		service := c.Service.DeepCopy()
-		if s.facts.Service != nil {
-			for _, port := range s.facts.Service.Spec.Ports {
-				if slices.ContainsFunc(p.dropped, func(plane int32) bool { return port.Name == v1alpha1.PlanePort(plane) }) {
-					service.Spec.Ports = append(service.Spec.Ports, port)
-				}
+	objs := plan.Staged(p.planOf(s).Objects, plan.Exposure, "")
+	for i, obj := range objs {
+		service, is := obj.(*corev1.Service)
+		if !is || s.facts.Service == nil {
+			continue
+		}
+		service = service.DeepCopy()
+		for _, port := range s.facts.Service.Spec.Ports {
+			if slices.ContainsFunc(p.dropped, func(plane int32) bool { return port.Name == v1alpha1.PlanePort(plane) }) {
+				service.Spec.Ports = append(service.Spec.Ports, port)
 			}
 		}
-		objs = append(objs, service)
-	}
-	if c.Budget != nil {
-		objs = append(objs, c.Budget)
+		objs[i] = service
 	}
 	return s.apply(ctx, objs...)
 }
@@ -215,7 +214,7 @@ func (p *run) pushGateways(ctx context.Context, planes []int32, waits bool) erro
 			if !slices.Contains(planes, g.Plane) {
 				continue
 			}
-			if err := s.applyGateway(ctx, g); err != nil {
+			if err := s.applyGateway(ctx, p.planOf(s), g); err != nil {
 				return err
 			}
 			if !waits {
@@ -288,18 +287,12 @@ func (p *run) makeKeys(ctx context.Context, s, peer *side) error {
 	return err
 }
 
-// applyGateway applies the objects of a gateway.
-func (s *side) applyGateway(ctx context.Context, g plan.GatewayPlan) error {
-	account, _ := g.Objects()
-	if err := s.apply(ctx, account...); err != nil {
+// applyGateway applies the objects of a gateway as they are planned.
+func (s *side) applyGateway(ctx context.Context, c *plan.ClusterPlan, g plan.GatewayPlan) error {
+	if err := s.apply(ctx, plan.Staged(c.Objects, plan.GatewayAccount, g.Name())...); err != nil {
 		return err
 	}
-	return s.applyDeployment(ctx, g)
-}
-
-// applyDeployment applies what runs a gateway.
-func (s *side) applyDeployment(ctx context.Context, g plan.GatewayPlan) error {
-	_, deployment := g.Objects()
+	deployment := plan.Staged(c.Objects, plan.GatewayWorkload, g.Name())[0].DeepCopyObject().(*appsv1.Deployment)
 	if err := s.takeCurrentKey(ctx, &deployment.Spec.Template.Spec); err != nil {
 		return err
 	}

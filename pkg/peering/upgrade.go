@@ -351,10 +351,10 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 // prepare applies what has to be there before new agents are: definitions and permissions.
 func (u *upgrade) prepare(ctx context.Context) error {
 	return u.step(ctx, "definitions and permissions", func(ctx context.Context) error {
-		if err := u.installCRDs(ctx); err != nil {
+		if err := u.installCRDs(ctx, u.Objects); err != nil {
 			return err
 		}
-		return u.apply(ctx, u.Account...)
+		return u.apply(ctx, plan.Staged(u.Objects, plan.Accounts, "")...)
 	})
 }
 
@@ -517,7 +517,7 @@ func (u *upgrade) finish(ctx context.Context) error {
 }
 
 func (u *upgrade) finishAll(ctx context.Context) error {
-	if err := u.apply(ctx, u.Exposed...); err != nil {
+	if err := u.apply(ctx, plan.Staged(u.Objects, plan.Exposure, "")...); err != nil {
 		return err
 	}
 	for _, p := range u.Peerings {

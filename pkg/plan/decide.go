@@ -26,21 +26,6 @@ type decisions struct {
 	mode              v1alpha1.PlanesMode
 }
 
-// Check returns an error if the clusters cannot be peered with what the user asks
-// for, as far as that is known.
-func Check(own Facts, intent Intent, peer Offer) error {
-	f := &sheet{own, intent}
-	d, err := f.decideAlone()
-	if err != nil {
-		return err
-	}
-	mine, err := f.offer(peer.ClusterID, &d)
-	if err != nil {
-		return err
-	}
-	return f.decide(&mine, &peer, &d)
-}
-
 // decideAlone chooses all that the peer has no part in.
 func (f *sheet) decideAlone() (d decisions, err error) {
 	if f.PodsUnknown == nil && len(ipv4(f.PodCIDRs)) == 0 {

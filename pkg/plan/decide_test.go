@@ -300,14 +300,6 @@ func TestPlanProperties(t *testing.T) {
 		sa, sb := p.Clusters[0].Peering.Spec, p.Clusters[1].Peering.Spec
 		agree(t, seed, a, b, sa, sb)
 		agree(t, seed, b, a, sb, sa)
-		q, err := chooseBoth(b, a)
-		if err != nil {
-			t.Fatalf("seed %d: %v", seed, err)
-		}
-		q.Clusters[0], q.Clusters[1] = q.Clusters[1], q.Clusters[0]
-		if diff := cmp.Diff(p, q, compare, cmp.AllowUnexported(ClusterPlan{}, unknown{}, Value{})); diff != "" {
-			t.Errorf("seed %d: the plan depends on which cluster is named first:\n%s", seed, diff)
-		}
 		if t.Failed() {
 			return
 		}

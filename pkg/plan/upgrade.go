@@ -57,16 +57,15 @@ type Upgrade struct {
 
 	// Agents are those that are wanted.
 	Agents manifests.Agents `json:"-"`
-	// Definitions and Account are for all agents of the cluster, DaemonSet runs those of nodes.
-	Definitions, Account []manifests.Object `json:"-"`
-	DaemonSet            *appsv1.DaemonSet  `json:"-"`
+	// DaemonSet runs the agents of nodes.
+	DaemonSet *appsv1.DaemonSet `json:"-"`
 	// Nodes are in groups that are done one after the other. So are the gateways: no two planes of a peering are in
 	// one group.
 	Nodes    [][]string         `json:"-"`
 	Gateways [][]UpgradeGateway `json:"-"`
-	// Peerings and Exposed are what belongs to the gateways of all planes.
+	// Peerings are those that can be read, exposed is what else belongs to the gateways of all planes.
 	Peerings []*v1alpha1.Peering `json:"-"`
-	Exposed  []manifests.Object  `json:"-"`
+	exposed  []manifests.Object
 }
 
 // UpgradeGateway is a gateway that is replaced.
@@ -167,25 +166,29 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	}
 	u := &Upgrade{Cluster: f.Name, ClusterID: f.ClusterID, From: f.Installed.Version, To: agents.Version, Agents: agents}
 	u.Choices = append(u.Choices, Statement{What: "version", Value: Known(agents.Version), Reason: f.why()}, image)
-	crds, err := manifests.CRDs()
-	if err != nil {
-		return nil, err
+	l := &list{}
+	l.addDefinitions()
+	account, daemonSet := manifests.NodeAgent(agents, f.keys())
+	if u.DaemonSet = daemonSet; f.NodeMetrics {
+		manifests.ShowNodeMetrics(daemonSet)
 	}
-	for _, crd := range crds {
-		u.Definitions = append(u.Definitions, crd)
-	}
-	u.Account, u.DaemonSet = manifests.NodeAgent(agents, f.keys())
-	if f.NodeMetrics {
-		manifests.ShowNodeMetrics(u.DaemonSet)
-	}
-	u.Account = append([]manifests.Object{manifests.Namespace(), manifests.CriticalPods()}, u.Account...)
+	l.add(Accounts, "", "namespace, account and permissions of the node agents", append([]manifests.Object{manifests.Namespace(), manifests.CriticalPods()}, account...)...)
+	l.add(Workload, "", "a node agent on every Linux node", daemonSet)
 	u.Nodes = groups(f.Nodes, true)
 	u.addGateways(f, all)
 	if err := f.check(u); err != nil {
 		return nil, err
 	}
 	u.addSteps(f)
-	return u, u.listObjects()
+	for _, g := range slices.Concat(u.Gateways...) {
+		l.addGateway(&g.Gateway, g.Peering)
+	}
+	l.add(Exposure, "", "what belongs to all gateways of a peering", u.exposed...)
+	for _, p := range u.Peerings {
+		l.add(Peerings, "", "what gateways and nodes do", p)
+	}
+	u.Objects = l.objects
+	return u, l.err
 }
 
 func (f *UpgradeFacts) why() string {
@@ -234,10 +237,10 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) {
 			if peer != nil && f.hasTemporary(peer) {
 				stay = planes
 			}
-			u.Exposed = append(u.Exposed, exposedAgain(s, p.Name, stay))
+			u.exposed = append(u.exposed, exposedAgain(s, p.Name, stay))
 		}
 		if len(planes) > 1 {
-			u.Exposed = append(u.Exposed, manifests.GatewayBudget(p.Name))
+			u.exposed = append(u.exposed, manifests.GatewayBudget(p.Name))
 		}
 	}
 	first := true
@@ -335,36 +338,6 @@ func (u *Upgrade) addSteps(f *UpgradeFacts) {
 	}
 	u.Steps = []Statement{{What: "definitions and permissions", Value: Known("those of this command"), Reason: "definitions are changed by addition only, and never go back"}}
 	u.Steps = append(append(u.Steps, nodes), gateways...)
-}
-
-// listObjects lists every object, in the order in which they are made.
-func (u *Upgrade) listObjects() error {
-	add := func(reason string, objs ...manifests.Object) error {
-		for _, obj := range objs {
-			m, err := manifests.ToApply(obj)
-			if err != nil {
-				return err
-			}
-			u.Objects = append(u.Objects, ObjectPlan{
-				APIVersion: m.GetAPIVersion(), Kind: m.GetKind(), Namespace: m.GetNamespace(), Name: m.GetName(), Reason: reason, Manifest: m.Object,
-			})
-		}
-		return nil
-	}
-	err := cmp.Or(
-		add("the API in which is written what was decided", u.Definitions...),
-		add("namespace, account and permissions of the node agents", u.Account...),
-		add("a node agent on every Linux node", u.DaemonSet),
-	)
-	for _, g := range slices.Concat(u.Gateways...) {
-		account, deployment := g.Objects()
-		err = cmp.Or(err, add("account and permissions of the gateway", account...), add("the gateway to "+g.Peering, deployment))
-	}
-	err = cmp.Or(err, add("what belongs to all gateways of a peering", u.Exposed...))
-	for _, p := range u.Peerings {
-		err = cmp.Or(err, add("what gateways and nodes do", p))
-	}
-	return err
 }
 
 // Changes counts the objects that are not kept.

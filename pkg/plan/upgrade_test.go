@@ -182,7 +182,7 @@ func TestUpgradeTemporary(t *testing.T) {
 						t.Errorf("%+v", g)
 					}
 				}
-				for _, o := range u.Exposed {
+				for _, o := range Staged(u.Objects, Exposure, "") {
 					if s, is := o.(*corev1.Service); is && (len(s.Spec.Ports) == 2) != (name == "one is left, one of two") {
 						t.Errorf("the Service has %v", s.Spec.Ports)
 					}

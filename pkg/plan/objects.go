@@ -1,0 +1,195 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// Action is what is done with an object.
+type Action string
+
+// The actions.
+const (
+	Create Action = "create"
+	Change Action = "change"
+	Keep   Action = "keep"
+	Delete Action = "delete"
+	// Unclear is for an object that the user may not read.
+	Unclear Action = "unclear"
+)
+
+// ObjectPlan is an object as it will be. What comes about during the run is a Value that is not known.
+type ObjectPlan struct {
+	Action     Action `json:"action"`
+	APIVersion string `json:"apiVersion"`
+	Kind       string `json:"kind"`
+	Namespace  string `json:"namespace,omitempty"`
+	Name       string `json:"name"`
+	// MadeBy is who makes it, if it is not the command itself.
+	MadeBy string `json:"madeBy,omitempty"`
+	Reason string `json:"reason"`
+	// Manifest is what is applied: fields that are left out are the API server's or
+	// somebody else's. A Secret has no data here.
+	Manifest map[string]any `json:"manifest,omitempty"`
+
+	// stage is when the object is applied, of is the name of the gateway that it belongs to.
+	stage  Stage
+	of     string
+	object manifests.Object
+}
+
+// Stage is a part of a run, in which objects are applied that do not depend on each other.
+type Stage int
+
+// The stages. What is listed without one is made in another way: keys are made once, the ledger is claimed, nodes' objects are
+// made by their agents.
+const (
+	noStage Stage = iota
+	Definitions
+	// Accounts and Workload are of the node agents. Their DaemonSet is shared by all peerings, so it is computed again when it
+	// is written.
+	Accounts
+	Workload
+	// Exposure is of all gateways of a peering, GatewayAccount and GatewayWorkload are of one.
+	Exposure
+	GatewayAccount
+	GatewayWorkload
+	// Peerings are applied one by one, with what is exposed then.
+	Peerings
+)
+
+// Staged are the objects of a list that are applied in a stage: those of one gateway, or with an empty name those of no gateway.
+func Staged(all []ObjectPlan, stage Stage, gateway string) (out []manifests.Object) {
+	for i := range all {
+		if o := &all[i]; o.stage == stage && o.of == gateway {
+			out = append(out, o.object)
+		}
+	}
+	return out
+}
+
+// list is a list of objects while it is made.
+type list struct {
+	objects []ObjectPlan
+	err     error
+}
+
+// add lists objects that are applied in a stage.
+func (l *list) add(stage Stage, gateway, reason string, objs ...manifests.Object) {
+	for _, obj := range objs {
+		u, err := manifests.ToApply(obj)
+		if err != nil {
+			l.err = cmp.Or(l.err, err)
+			return
+		}
+		l.objects = append(l.objects, ObjectPlan{
+			APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName(), Reason: reason, Manifest: u.Object,
+			stage: stage, of: gateway, object: obj,
+		})
+	}
+}
+
+// remove lists an object of our namespace that is deleted.
+func (l *list) remove(apiVersion, kind, name, reason string) {
+	l.objects = append(l.objects, ObjectPlan{Action: Delete, APIVersion: apiVersion, Kind: kind, Namespace: v1alpha1.Namespace, Name: name, Reason: reason})
+}
+
+// addDefinitions lists the custom resource definitions.
+func (l *list) addDefinitions() {
+	crds, err := manifests.CRDs()
+	l.err = cmp.Or(l.err, err)
+	for _, crd := range crds {
+		l.add(Definitions, "", "the API in which is written what was decided", crd)
+	}
+}
+
+// addGateway lists the objects that run a gateway.
+func (l *list) addGateway(g *manifests.Gateway, peer string) {
+	account, deployment := g.Objects()
+	l.add(GatewayAccount, g.Name(), "account and permissions of the gateway", account...)
+	l.add(GatewayWorkload, g.Name(), "the gateway to "+peer, deployment)
+}
+
+// planObjects lists every object, in the order in which they are made.
+func (c *ClusterPlan) planObjects(own *Facts) error {
+	l := &list{}
+	l.addDefinitions()
+	account, daemonSet := c.NodeAgents()
+	l.add(noStage, "", "for the agents", manifests.Namespace())
+	l.add(Accounts, "", "lets the agents have the priority of what a node cannot do without", manifests.CriticalPods())
+	for _, key := range c.OverlayKeys {
+		l.add(noStage, "", "the key that keeps others out of the overlay; made once, and never shown", manifests.OverlaySecret(key, nil))
+	}
+	l.add(Accounts, "", "account and permissions of the node agents", account...)
+	l.add(Workload, "", "a node agent on every Linux node", daemonSet)
+	l.add(noStage, "", fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), manifests.ClusterNetwork(c.Ledger.Spec))
+	l.objects = append(l.objects, own.plannedNodes(c.Ledger.Spec.InternalCIDR.Prefix)...)
+	if c.Service != nil {
+		l.add(Exposure, "", "by which the gateways of "+c.Peer+" call this cluster's", c.Service)
+	} else if own.Service != nil {
+		l.remove("v1", "Service", own.Service.Name, "the gateways are not called any more, they call")
+	}
+	switch {
+	case c.Budget != nil:
+		l.add(Exposure, "", "lets nodes be drained one after the other only, as far as they have gateways", c.Budget)
+	case own.Existing != nil && len(own.Existing.Spec.Planes) > 1:
+		stale := manifests.GatewayBudget(c.Peering.Name)
+		l.remove(stale.APIVersion, stale.Kind, stale.Name, "it is for several gateways")
+	}
+	for _, g := range c.Gateways {
+		l.add(noStage, "", "the gateway's WireGuard key; made once, and never shown", g.Secret(nil))
+		if g.PresharedKey > 0 {
+			l.add(noStage, "", "the tunnel's pre-shared key, the same in both clusters; made once, and never shown", g.PresharedSecret(nil))
+		}
+		l.addGateway(&g.Gateway, c.Peer)
+	}
+	if l.add(Peerings, "", "what the gateways and the nodes of this cluster do", c.Peering); l.err != nil {
+		return l.err
+	}
+	c.showUnknown(l.objects[len(l.objects)-1].Manifest)
+	if own.Existing != nil {
+		for _, plane := range own.Existing.Spec.Planes {
+			if c.Peering.Plane(plane.Index) == nil {
+				l.remove("apps/v1", "Deployment", own.Gateway(c.Peering.Name, plane.Index).Name(), "there is no such plane any more; its account, keys and Lease go with it")
+			}
+		}
+	}
+	c.Objects = l.objects
+	c.planOldOverlayKey(own)
+	return nil
+}
+
+// plannedNodes are the objects that node agents make: a report of each, and the
+// Lease that holds its overlay address.
+func (f *Facts) plannedNodes(internal netip.Prefix) []ObjectPlan {
+	taken := map[netip.Addr]bool{}
+	reports := ReportsByNode(f.Reports)
+	for _, r := range reports {
+		taken[r.Status.Address.Addr] = true
+	}
+	var out []ObjectPlan
+	for _, node := range f.agentNodes() {
+		o := ObjectPlan{
+			APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork", Name: node, Action: Create, MadeBy: "the agent of node " + node, Reason: "the node's report",
+		}
+		var addr netip.Addr
+		if r := reports[node]; r != nil {
+			addr, o.Action = r.Status.Address.Addr, Keep
+		}
+		for i := 0; i < ipam.MaxNode && (!addr.IsValid() || o.Action == Create && taken[addr]); i++ {
+			addr, _ = ipam.NodeAddr(internal, ipam.NodeCandidate(node, i)) // both are in their range
+		}
+		taken[addr] = true
+		lease := ObjectPlan{
+			APIVersion: "coordination.k8s.io/v1", Kind: "Lease", Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeLease(addr),
+			Action: o.Action, MadeBy: o.MadeBy, Reason: "the node's overlay address, by its name: the first that is free",
+		}
+		out = append(out, o, lease)
+	}
+	return out
+}
