@@ -15,6 +15,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/cel"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/defaulting"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/listtype"
+	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/objectmeta"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
 	"k8s.io/apimachinery/pkg/util/json"
@@ -91,6 +92,9 @@ func Structural(crd *apiextensionsv1.CustomResourceDefinition) (*apiextensions.J
 func (k *Kind) Store(ctx context.Context, raw []byte, old map[string]any) (map[string]any, error) {
 	var obj map[string]any
 	if err := json.Unmarshal(raw, &obj); err != nil {
+		return nil, err
+	}
+	if _, _, err := objectmeta.GetObjectMeta(obj, false); err != nil {
 		return nil, err
 	}
 	defaulting.PruneNonNullableNullsWithoutDefaults(obj, k.structural)
