@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -214,7 +215,7 @@ func addServiceType(o *override, item string) (err error) {
 // addNodeLabel parses KEY=VALUE. Nothing takes back what was chosen before.
 func addNodeLabel(o *override, item string) error {
 	if o.Gateways.NodeSelector == nil {
-		o.Gateways.NodeSelector = []v1alpha1.NodeLabel{}
+		o.Gateways.NodeSelector = map[string]string{}
 	}
 	if item == "" {
 		return nil
@@ -223,21 +224,28 @@ func addNodeLabel(o *override, item string) error {
 	if !ok {
 		return fmt.Errorf("%q is not KEY=VALUE", item)
 	}
-	o.Gateways.NodeSelector = append(o.Gateways.NodeSelector, v1alpha1.NodeLabel{Key: key, Value: value})
+	if before, ok := o.Gateways.NodeSelector[key]; ok && before != value {
+		return fmt.Errorf("no node has both %s=%s and %s=%s", key, before, key, value)
+	}
+	o.Gateways.NodeSelector[key] = value
 	return checkLabel(key, value)
 }
 
 // addToleration parses KEY[=VALUE][:EFFECT]. Nothing takes back what was chosen before.
 func addToleration(o *override, item string) error {
 	if o.Gateways.Tolerations == nil {
-		o.Gateways.Tolerations = []v1alpha1.Toleration{}
+		o.Gateways.Tolerations = []corev1.Toleration{}
 	}
 	if item == "" {
 		return nil
 	}
 	label, effect, _ := strings.Cut(item, ":")
 	key, value, _ := strings.Cut(label, "=")
-	o.Gateways.Tolerations = append(o.Gateways.Tolerations, v1alpha1.Toleration{Key: key, Value: value, Effect: effect})
+	operator := corev1.TolerationOpEqual
+	if value == "" {
+		operator = corev1.TolerationOpExists
+	}
+	o.Gateways.Tolerations = append(o.Gateways.Tolerations, corev1.Toleration{Key: key, Operator: operator, Value: value, Effect: corev1.TaintEffect(effect)})
 	if effects := []string{"", "NoSchedule", "PreferNoSchedule", "NoExecute"}; !slices.Contains(effects, effect) {
 		return fmt.Errorf("effect %q must be one of %s", effect, strings.Join(effects[1:], ", "))
 	}

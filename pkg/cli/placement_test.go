@@ -17,8 +17,8 @@ import (
 // choice back, which is another thing than no value.
 func TestSecurity_08_PlacementFlags(t *testing.T) {
 	type placement = v1alpha1.GatewayPlacement
-	type labels = []v1alpha1.NodeLabel
-	type tolerations = []v1alpha1.Toleration
+	type labels = map[string]string
+	type tolerations = []corev1.Toleration
 	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
 	for _, tt := range []struct {
 		args     []string
@@ -26,22 +26,23 @@ func TestSecurity_08_PlacementFlags(t *testing.T) {
 		err      string
 	}{
 		{},
-		{args: []string{"--gateway-node-selector", "pool=gateways"}, all: placement{NodeSelector: labels{{Key: "pool", Value: "gateways"}}}},
+		{args: []string{"--gateway-node-selector", "pool=gateways"}, all: placement{NodeSelector: labels{"pool": "gateways"}}},
 		{
 			args: []string{"--gateway-node-selector", "a=pool=gateways,topology.kubernetes.io/zone=z1"},
-			ofA:  placement{NodeSelector: labels{{Key: "pool", Value: "gateways"}, {Key: "topology.kubernetes.io/zone", Value: "z1"}}},
+			ofA:  placement{NodeSelector: labels{"pool": "gateways", "topology.kubernetes.io/zone": "z1"}},
 		},
-		{args: []string{"--gateway-node-selector", "node-role.kubernetes.io/gateway="}, all: placement{NodeSelector: labels{{Key: "node-role.kubernetes.io/gateway"}}}},
-		{args: []string{"--gateway-node-selector", "a.conf=role="}, ofA: placement{NodeSelector: labels{{Key: "role"}}}},
-		{args: []string{"--gateway-node-selector", "pool=x", "--gateway-node-selector", "a="}, all: placement{NodeSelector: labels{{Key: "pool", Value: "x"}}}, ofA: placement{NodeSelector: labels{}}},
+		{args: []string{"--gateway-node-selector", "node-role.kubernetes.io/gateway="}, all: placement{NodeSelector: labels{"node-role.kubernetes.io/gateway": ""}}},
+		{args: []string{"--gateway-node-selector", "a.conf=role="}, ofA: placement{NodeSelector: labels{"role": ""}}},
+		{args: []string{"--gateway-node-selector", "pool=x", "--gateway-node-selector", "a="}, all: placement{NodeSelector: labels{"pool": "x"}}, ofA: placement{NodeSelector: labels{}}},
 		{args: []string{"--gateway-node-selector", ""}, all: placement{NodeSelector: labels{}}},
 		{args: []string{"--gateway-toleration", ""}, all: placement{Tolerations: tolerations{}}},
 		{args: []string{"--gateway-toleration", "a="}, ofA: placement{Tolerations: tolerations{}}},
 		{
 			args: []string{"--gateway-toleration", "dedicated=gateways:NoSchedule", "--gateway-toleration", "spot", "--gateway-toleration", "a=example.com/k:NoExecute,x=y"},
-			all:  placement{Tolerations: tolerations{{Key: "dedicated", Value: "gateways", Effect: "NoSchedule"}, {Key: "spot"}}},
-			ofA:  placement{Tolerations: tolerations{{Key: "example.com/k", Effect: "NoExecute"}, {Key: "x", Value: "y"}}},
+			all:  placement{Tolerations: tolerations{{Key: "dedicated", Operator: "Equal", Value: "gateways", Effect: "NoSchedule"}, {Key: "spot", Operator: "Exists"}}},
+			ofA:  placement{Tolerations: tolerations{{Key: "example.com/k", Operator: "Exists", Effect: "NoExecute"}, {Key: "x", Operator: "Equal", Value: "y"}}},
 		},
+		{args: []string{"--gateway-node-selector", "pool=x,pool=y"}, err: "no node has both pool=x and pool=y"},
 		{args: []string{"--gateway-node-selector", "pool"}, err: `"pool" is not KEY=VALUE`},
 		{args: []string{"--gateway-node-selector", "a=pool"}, err: `"pool" is not KEY=VALUE`},
 		{args: []string{"--gateway-node-selector", "c=pool=x"}, err: "c=pool=x cannot be"},

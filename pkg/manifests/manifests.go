@@ -692,9 +692,9 @@ func (g Gateway) affinity() *corev1.Affinity {
 	a := nodes.Affinity()
 	if p := g.Placement; p != nil {
 		term := &a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0]
-		for _, l := range p.NodeSelector {
+		for _, key := range slices.Sorted(maps.Keys(p.NodeSelector)) {
 			term.MatchExpressions = append(term.MatchExpressions, corev1.NodeSelectorRequirement{
-				Key: l.Key, Operator: corev1.NodeSelectorOpIn, Values: []string{l.Value},
+				Key: key, Operator: corev1.NodeSelectorOpIn, Values: []string{p.NodeSelector[key]},
 			})
 		}
 	}
@@ -726,8 +726,7 @@ func (g Gateway) affinity() *corev1.Affinity {
 }
 
 // GatewayTolerations are those of a gateway's pod in a peering with so many planes: the chosen ones,
-// and those that each gateway has. One without an effect is written as one for each: a field that is
-// left out is no change of an item.
+// and those that each gateway has.
 func GatewayTolerations(p *v1alpha1.GatewayPlacement, planes int) []corev1.Toleration {
 	out := []corev1.Toleration{{Key: controlPlane, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
 	if planes == 1 {
@@ -737,20 +736,8 @@ func GatewayTolerations(p *v1alpha1.GatewayPlacement, planes int) []corev1.Toler
 			out = append(out, corev1.Toleration{Key: taint, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoExecute, TolerationSeconds: new(int64(5))})
 		}
 	}
-	if p == nil {
-		return out
-	}
-	for _, t := range p.Tolerations {
-		operator, effects := corev1.TolerationOpEqual, []corev1.TaintEffect{corev1.TaintEffect(t.Effect)}
-		if t.Value == "" {
-			operator = corev1.TolerationOpExists
-		}
-		if t.Effect == "" {
-			effects = []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute}
-		}
-		for _, effect := range effects {
-			out = append(out, corev1.Toleration{Key: t.Key, Operator: operator, Value: t.Value, Effect: effect})
-		}
+	if p != nil {
+		out = append(out, p.Tolerations...)
 	}
 	return out
 }

@@ -25,8 +25,8 @@ func TestSecurity_08_GatewaysOnNodesOfTheirOwn(t *testing.T) {
 		return terms[0].MatchExpressions
 	}
 	anywhere, chosen := pod(nil), pod(&v1alpha1.GatewayPlacement{
-		NodeSelector: []v1alpha1.NodeLabel{{Key: "pool", Value: "gateways"}, {Key: "role/gateway"}},
-		Tolerations:  []v1alpha1.Toleration{{Key: "dedicated", Value: "gateways", Effect: "NoSchedule"}, {Key: "spot"}},
+		NodeSelector: map[string]string{"pool": "gateways", "role/gateway": ""},
+		Tolerations:  []corev1.Toleration{{Key: "dedicated", Operator: "Equal", Value: "gateways", Effect: "NoSchedule"}, {Key: "spot", Operator: "Exists"}},
 	})
 	want := append(required(anywhere),
 		corev1.NodeSelectorRequirement{Key: "pool", Operator: corev1.NodeSelectorOpIn, Values: []string{"gateways"}},
@@ -34,10 +34,9 @@ func TestSecurity_08_GatewaysOnNodesOfTheirOwn(t *testing.T) {
 	if diff := cmp.Diff(want, required(chosen)); diff != "" {
 		t.Error(diff)
 	}
-	tolerated := append(anywhere.Tolerations, corev1.Toleration{Key: "dedicated", Operator: corev1.TolerationOpEqual, Value: "gateways", Effect: corev1.TaintEffectNoSchedule})
-	for _, effect := range []corev1.TaintEffect{corev1.TaintEffectNoSchedule, corev1.TaintEffectPreferNoSchedule, corev1.TaintEffectNoExecute} {
-		tolerated = append(tolerated, corev1.Toleration{Key: "spot", Operator: corev1.TolerationOpExists, Effect: effect})
-	}
+	tolerated := append(anywhere.Tolerations,
+		corev1.Toleration{Key: "dedicated", Operator: corev1.TolerationOpEqual, Value: "gateways", Effect: corev1.TaintEffectNoSchedule},
+		corev1.Toleration{Key: "spot", Operator: corev1.TolerationOpExists})
 	if diff := cmp.Diff(tolerated, chosen.Tolerations); diff != "" {
 		t.Error(diff)
 	}

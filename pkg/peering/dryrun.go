@@ -88,8 +88,11 @@ func (s *side) actionOnSecret(ctx context.Context, o *plan.ObjectPlan) (plan.Act
 // unreadable is added to the reason of what is unclear.
 const unreadable = "; it may not be read"
 
+// isWhole says that whoever applies a field applies all of it, so that what is left out of it is gone.
+func isWhole(field string) bool { return field == "nodeSelector" || field == "tolerations" }
+
 // contains says whether an object is as wanted: fields that are not mentioned are
-// the API server's or somebody else's. Lists have to be equally long.
+// the API server's or somebody else's. Lists have to be equally long, and what isWhole the same.
 func contains(have, want any) bool {
 	switch want := want.(type) {
 	case nil:
@@ -97,7 +100,7 @@ func contains(have, want any) bool {
 	case map[string]any:
 		got, _ := have.(map[string]any)
 		for k, v := range want {
-			if !contains(got[k], v) {
+			if !contains(got[k], v) || isWhole(k) && !contains(v, got[k]) {
 				return false
 			}
 		}

@@ -237,6 +237,11 @@ func TestContains(t *testing.T) {
 		{"numbers", m{"a": int64(3)}, m{"a": float64(3)}, true},
 		{"a longer list", m{"a": []any{"x", "y"}}, m{"a": []any{"x"}}, false},
 		{"a list", m{"a": []any{m{"x": "1", "y": "2"}}}, m{"a": []any{m{"x": "1"}}}, true},
+		{"a label more", m{"nodeSelector": m{"a": "x", "b": "y"}}, m{"nodeSelector": m{"a": "x"}}, false},
+		{"no label any more", m{"nodeSelector": m{"a": "x"}}, m{"nodeSelector": m{}}, false},
+		{"the same labels", m{"nodeSelector": m{"a": "x"}}, m{"nodeSelector": m{"a": "x"}}, true},
+		{"all effects", m{"tolerations": []any{m{"key": "a", "effect": "NoExecute"}}}, m{"tolerations": []any{m{"key": "a"}}}, false},
+		{"the same tolerations", m{"tolerations": []any{m{"key": "a", "tolerationSeconds": int64(5)}}}, m{"tolerations": []any{m{"key": "a", "tolerationSeconds": float64(5)}}}, true},
 		{"another kind", m{"a": "x"}, m{"a": m{"b": "c"}}, false},
 	}
 	for _, tt := range tests {

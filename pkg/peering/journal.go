@@ -412,7 +412,9 @@ func reduce(have, like any) any {
 	out := map[string]any{}
 	for k, v := range l {
 		if had, ok := h[k]; ok {
-			out[k] = reduce(had, v)
+			if out[k] = had; !isWhole(k) {
+				out[k] = reduce(had, v)
+			}
 		}
 	}
 	return out

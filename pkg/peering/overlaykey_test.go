@@ -381,11 +381,11 @@ func TestSecurity_08_PlacementStays(t *testing.T) {
 		}
 	}
 	chosen := v1alpha1.GatewayPlacement{
-		NodeSelector: []v1alpha1.NodeLabel{{Key: "pool", Value: "gateways"}},
-		Tolerations:  []v1alpha1.Toleration{{Key: "dedicated", Value: "gateways", Effect: "NoSchedule"}},
+		NodeSelector: map[string]string{"pool": "gateways"},
+		Tolerations:  []corev1.Toleration{{Key: "dedicated", Operator: "Equal", Value: "gateways", Effect: "NoSchedule"}},
 	}
 	before := []map[string]any{a.contents(t), b.contents(t)}
-	for _, wrong := range []v1alpha1.GatewayPlacement{{NodeSelector: []v1alpha1.NodeLabel{{Key: "pool", Value: "gateway"}}}, {NodeSelector: chosen.NodeSelector}} {
+	for _, wrong := range []v1alpha1.GatewayPlacement{{NodeSelector: map[string]string{"pool": "gateway"}}, {NodeSelector: chosen.NodeSelector}} {
 		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, wishFor("id-of-a", ClusterOptions{Gateways: wrong}), Silent{}); kindOf(t, err) != Usage {
 			t.Error(err)
 		}
@@ -408,8 +408,8 @@ func TestSecurity_08_PlacementStays(t *testing.T) {
 	if r := mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Gateways: v1alpha1.GatewayPlacement{Tolerations: chosen.Tolerations}})); !slices.Contains(r.Changed, "a: Deployment liqonet-system/gateway-b-0") {
 		t.Errorf("changed was %v", r.Changed)
 	}
-	check("somebody has deleted the gateway, and there is another toleration", "gateways", "gateways:NoSchedule gateways:PreferNoSchedule gateways:NoExecute")
-	none := v1alpha1.GatewayPlacement{NodeSelector: []v1alpha1.NodeLabel{}, Tolerations: []v1alpha1.Toleration{}}
+	check("somebody has deleted the gateway, and there is another toleration", "gateways", "gateways:")
+	none := v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}}
 	var would []string
 	for _, o := range dryRun(t, a, b, wishFor("id-of-a", ClusterOptions{Gateways: none})).Clusters[0].Objects {
 		if o.Action != plan.Keep {
@@ -429,8 +429,8 @@ func TestSecurity_08_PlacementStays(t *testing.T) {
 // What is said of one cluster comes before what is said of all, also where it is that nothing
 // is chosen.
 func TestSecurity_08_PlacementOfOneCluster(t *testing.T) {
-	all := v1alpha1.GatewayPlacement{NodeSelector: []v1alpha1.NodeLabel{{Key: "pool", Value: "gateways"}}, Tolerations: []v1alpha1.Toleration{{Key: "spot"}}}
-	none := v1alpha1.GatewayPlacement{NodeSelector: []v1alpha1.NodeLabel{}, Tolerations: []v1alpha1.Toleration{}}
+	all := v1alpha1.GatewayPlacement{NodeSelector: map[string]string{"pool": "gateways"}, Tolerations: []corev1.Toleration{{Key: "spot", Operator: "Exists"}}}
+	none := v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}}
 	o := Options{Gateways: all, Clusters: map[string]ClusterOptions{"none": {Gateways: none}, "other": {Image: "image"}}}
 	for id, want := range map[string]v1alpha1.GatewayPlacement{"none": none, "other": all, "unnamed": all} {
 		if diff := cmp.Diff(want, o.of(id).Gateways); diff != "" {

@@ -123,13 +123,13 @@ func TestRollback(t *testing.T) {
 			Image: "image:2", Server: "id-of-b",
 			Clusters: map[string]ClusterOptions{"id-of-a": {
 				Map:      ipam.Mappings{{Mapped: prefix("10.60.0.0/16")}},
-				Gateways: v1alpha1.GatewayPlacement{NodeSelector: []v1alpha1.NodeLabel{}, Tolerations: []v1alpha1.Toleration{{Key: "spot"}}},
+				Gateways: v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{{Key: "spot", Operator: "Exists"}}},
 			}},
 		}
 		failEach(t, o, func(t *testing.T) (a, b *site) {
 			a, b = twoSites(t)
 			mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Endpoints: []string{"203.0.113.5:31820"}, Gateways: v1alpha1.GatewayPlacement{
-				NodeSelector: []v1alpha1.NodeLabel{{Key: corev1.LabelOSStable, Value: "linux"}}, Tolerations: []v1alpha1.Toleration{{Key: "spot", Effect: "NoSchedule"}},
+				NodeSelector: map[string]string{corev1.LabelOSStable: "linux"}, Tolerations: []corev1.Toleration{{Key: "spot", Operator: "Exists", Effect: "NoSchedule"}},
 			}}))
 			return a, b
 		})

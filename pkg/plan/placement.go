@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/klog/v2"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -20,7 +21,7 @@ const maxPlacement = 16
 // choosePlacement decides on which nodes the cluster's gateways run: nil where nobody has
 // ever chosen. It keeps what was chosen before, and refuses what no node fulfils.
 func choosePlacement(f *sheet) (p *v1alpha1.GatewayPlacement, out []Statement, err error) {
-	p = &v1alpha1.GatewayPlacement{}
+	p = &v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}} // what is empty is written too
 	nodes := Statement{What: "nodes of the gateway", Value: Known("any"), Reason: "--gateway-node-selector chooses others"}
 	taints := Statement{What: "taint that the gateway tolerates", Reason: "as before"}
 	isKept := f.Existing != nil && f.Existing.Spec.Gateways != nil
@@ -33,8 +34,6 @@ func choosePlacement(f *sheet) (p *v1alpha1.GatewayPlacement, out []Statement, e
 	if given := f.Overrides.Gateways.Tolerations; given != nil {
 		p.Tolerations, taints.Reason = given, "given by --gateway-toleration"
 	}
-	// Lists are not nil: what is empty is written too.
-	p.NodeSelector, p.Tolerations = append([]v1alpha1.NodeLabel{}, p.NodeSelector...), append([]v1alpha1.Toleration{}, p.Tolerations...)
 	if len(p.NodeSelector) > 0 {
 		nodes.Value = Known(selector(p))
 	}
@@ -76,17 +75,14 @@ func (f *Facts) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 		return refused(fmt.Errorf("no node that runs agents has the labels %s", selector(p)),
 			fmt.Sprintf("kubectl label node NODE %s; or choose others by --gateway-node-selector %s=KEY=VALUE, or any by --gateway-node-selector %s=", strings.ReplaceAll(selector(p), ",", " "), f.Name, f.Name))
 	}
-	text := taint(kept.Key, kept.Value, string(kept.Effect))
+	text := taint(kept.Key, kept.Value, kept.Effect)
 	return refused(errors.New("all nodes with the labels "+selector(p)+" have taints that gateways do not tolerate, such as "+text),
 		fmt.Sprintf("--gateway-toleration %s=%s", f.Name, text))
 }
 
 // isChosen says whether the node has the labels that gateways need.
 func (n *Node) isChosen(p *v1alpha1.GatewayPlacement) bool {
-	return p == nil || !slices.ContainsFunc(p.NodeSelector, func(l v1alpha1.NodeLabel) bool {
-		value, has := n.Labels[l.Key]
-		return !has || value != l.Value
-	})
+	return p == nil || labels.SelectorFromSet(p.NodeSelector).Matches(labels.Set(n.Labels))
 }
 
 // untolerated is a taint that keeps gateways off the node, nil if there is none.
@@ -101,21 +97,15 @@ func (n *Node) untolerated(tolerations []corev1.Toleration) *corev1.Taint {
 }
 
 // selector is the labels as the user writes them.
-func selector(p *v1alpha1.GatewayPlacement) string {
-	var out []string
-	for _, l := range p.NodeSelector {
-		out = append(out, l.Key+"="+l.Value)
-	}
-	return strings.Join(out, ",")
-}
+func selector(p *v1alpha1.GatewayPlacement) string { return labels.Set(p.NodeSelector).String() }
 
 // taint is one as the user writes it.
-func taint(key, value, effect string) string {
+func taint(key, value string, effect corev1.TaintEffect) string {
 	if value != "" {
 		key += "=" + value
 	}
 	if effect != "" {
-		key += ":" + effect
+		key += ":" + string(effect)
 	}
 	return key
 }

@@ -17,18 +17,18 @@ import (
 // Gateways run where the user says, and later commands keep that. What no node takes is
 // refused by the plan, before there is anything.
 func TestSecurity_08_GatewayPlacement(t *testing.T) {
-	selected := func(labels ...string) []v1alpha1.NodeLabel {
-		out := []v1alpha1.NodeLabel{}
+	selected := func(labels ...string) map[string]string {
+		out := map[string]string{}
 		for _, l := range labels {
 			key, value, _ := strings.Cut(l, "=")
-			out = append(out, v1alpha1.NodeLabel{Key: key, Value: value})
+			out[key] = value
 		}
 		return out
 	}
-	gateways, none := selected("pool=gateways"), []v1alpha1.Toleration{}
-	dedicated := []v1alpha1.Toleration{{Key: "dedicated", Value: "gateways"}}
+	gateways, none := selected("pool=gateways"), []corev1.Toleration{}
+	dedicated := []corev1.Toleration{{Key: "dedicated", Operator: corev1.TolerationOpEqual, Value: "gateways"}}
 	type placement = v1alpha1.GatewayPlacement
-	with := func(s []v1alpha1.NodeLabel, t []v1alpha1.Toleration) *placement {
+	with := func(s map[string]string, t []corev1.Toleration) *placement {
 		return &placement{NodeSelector: s, Tolerations: t}
 	}
 	for _, tt := range []struct {
@@ -47,7 +47,7 @@ func TestSecurity_08_GatewayPlacement(t *testing.T) {
 		{name: "both taken back", given: placement{NodeSelector: selected(), Tolerations: none}, before: with(gateways, dedicated), want: with(selected(), none), says: "any"},
 		{name: "a role, which has no value", given: placement{NodeSelector: selected("role/gateway=")}, want: with(selected("role/gateway="), none), says: "role/gateway="},
 		{name: "a label that no node has", given: placement{NodeSelector: selected("pool=gateway")}, err: "no node that runs agents has the labels pool=gateway: "},
-		{name: "labels that no node has all of", given: placement{NodeSelector: selected("pool=gateways", "os=windows")}, err: "no node that runs agents has the labels pool=gateways,os=windows"},
+		{name: "labels that no node has all of", given: placement{NodeSelector: selected("pool=gateways", "os=windows")}, err: "no node that runs agents has the labels os=windows,pool=gateways"},
 		{name: "more than there is room for", given: placement{Tolerations: slices.Repeat(dedicated, 17)}, err: "room for 16 labels and 16 tolerations"},
 		{name: "a node without agents", given: placement{NodeSelector: selected("os=windows")}, err: "no node that runs agents"},
 		{name: "a role that is not there", given: placement{NodeSelector: selected("role/other=")}, err: "no node that runs agents"},

@@ -183,8 +183,8 @@ func limits(s apiextensionsv1.JSONSchemaProps, required bool) (out string) {
 	if s.Maximum != nil {
 		add("at most %.0f", *s.Maximum)
 	}
-	if s.MaxItems != nil {
-		add("up to %d", *s.MaxItems)
+	if most := cmp.Or(s.MaxItems, s.MaxProperties); most != nil {
+		add("up to %d", *most)
 	}
 	if s.Default != nil {
 		add("default `%s`", s.Default.Raw)

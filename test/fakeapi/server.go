@@ -134,8 +134,8 @@ func New(objs ...client.Object) (*Server, error) {
 	return s, nil
 }
 
-// ownTypes knows which lists of our kinds are merged, and by which keys: what each of several gateways applies stays.
-var ownTypes = sync.OnceValues(func() (managedfields.TypeConverter, error) {
+// OwnTypes knows which lists and maps of our kinds are merged, and by which keys: what each of several gateways applies stays.
+var OwnTypes = sync.OnceValues(func() (managedfields.TypeConverter, error) {
 	crds, err := manifests.CRDs()
 	if err != nil {
 		return nil, err

@@ -48,7 +48,7 @@ func NewClient(objs ...client.Object) (*API, error) {
 }
 
 func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
-	own, err := ownTypes()
+	own, err := OwnTypes()
 	if err != nil {
 		return nil, err
 	}

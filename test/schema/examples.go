@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -40,8 +41,8 @@ func Examples() map[string]client.Object {
 			Endpoints: []string{"192.0.2.1:30001", "[2001:db8::1]:30001", "gateway.example:51840"},
 		}},
 		Gateways: &v1alpha1.GatewayPlacement{
-			NodeSelector: []v1alpha1.NodeLabel{{Key: "node-role.kubernetes.io/gateway"}, {Key: "pool", Value: "gateways"}},
-			Tolerations:  []v1alpha1.Toleration{{Key: "example.com/dedicated", Value: "gateways", Effect: "NoSchedule"}},
+			NodeSelector: map[string]string{"node-role.kubernetes.io/gateway": "", "pool": "gateways"},
+			Tolerations:  []corev1.Toleration{{Key: "example.com/dedicated", Operator: "Equal", Value: "gateways", Effect: "NoSchedule"}},
 		},
 	})
 	peering.Status = v1alpha1.PeeringStatus{

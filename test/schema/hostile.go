@@ -10,6 +10,7 @@ import (
 	"regexp/syntax"
 	"runtime/metrics"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -243,6 +244,9 @@ func (m *maker) collect(v any) {
 func (m *maker) change(s *structuralschema.Structural, v any) any {
 	switch v := v.(type) {
 	case map[string]any:
+		if s.AdditionalProperties != nil {
+			return m.value(s)
+		}
 		name := pick(m.rand, slices.Sorted(maps.Keys(s.Properties)))
 		child := s.Properties[name]
 		switch m.rand.IntN(8) {
@@ -325,6 +329,11 @@ func (m *maker) value(s *structuralschema.Structural) any {
 		for _, name := range slices.Sorted(maps.Keys(s.Properties)) {
 			if child := s.Properties[name]; slices.Contains(check.Required, name) || m.rand.IntN(10) < 7 {
 				out[name] = m.value(&child)
+			}
+		}
+		if every := s.AdditionalProperties; every != nil {
+			for range pick(m.rand, []int64{0, 1, *check.MaxProperties}) {
+				out[m.text(every.Structural, &structuralschema.ValueValidation{MaxLength: new(int64(300))})+strconv.Itoa(len(out))] = m.value(every.Structural)
 			}
 		}
 		return out

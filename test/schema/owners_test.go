@@ -7,43 +7,34 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/managedfields/managedfieldstest"
-	"k8s.io/kube-openapi/pkg/validation/spec"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/test/fakeapi"
 )
+
+// peerings has one Peering, and notes who owns which part of it, as an API server does.
+func peerings(t *testing.T) managedfieldstest.TestFieldManager {
+	t.Helper()
+	converter, err := fakeapi.OwnTypes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return managedfieldstest.NewTestFieldManager(converter, v1alpha1.GroupVersion.WithKind("Peering"))
+}
 
 // Gateways get the conditions that a command has written without a conflict, whichever of them is the first, and what none of them
 // applies any more is gone: nobody else owns a part of it. The rules are an API server's own.
 func TestGatewaysTakeOverConditions(t *testing.T) {
-	crds, err := manifests.CRDs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	crd := crds[slices.IndexFunc(crds, func(c *apiextensionsv1.CustomResourceDefinition) bool { return c.Spec.Names.Kind == "Peering" })]
-	raw, err := json.Marshal(crd.Spec.Versions[0].Schema.OpenAPIV3Schema)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var definition spec.Schema
-	if err := json.Unmarshal(raw, &definition); err != nil {
-		t.Fatal(err)
-	}
-	definition.AddExtension("x-kubernetes-group-version-kind", []any{map[string]any{"group": v1alpha1.GroupVersion.Group, "version": v1alpha1.GroupVersion.Version, "kind": "Peering"}})
-	converter, err := managedfields.NewTypeConverter(map[string]*spec.Schema{"Peering": &definition}, false)
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, planes := range []int32{1, 2} {
 		for first := range planes {
 			t.Run(fmt.Sprintf("%d planes, %d is first", planes, first), func(t *testing.T) {
-				fields := managedfieldstest.NewTestFieldManager(converter, v1alpha1.GroupVersion.WithKind("Peering"))
+				fields := peerings(t)
 				apply := func(manager string, status v1alpha1.PeeringStatus) {
 					t.Helper()
 					content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&status)
@@ -97,6 +88,39 @@ func TestGatewaysTakeOverConditions(t *testing.T) {
 					t.Error(diff)
 				}
 			})
+		}
+	}
+}
+
+// A label or a toleration that a command applies no more is gone, also where somebody else had applied it too, and so is the last one.
+func TestPlacementIsTakenBack(t *testing.T) {
+	fields := peerings(t)
+	managers := []string{"somebody", v1alpha1.FieldManager}
+	for _, want := range []v1alpha1.GatewayPlacement{
+		{NodeSelector: map[string]string{"pool": "gateways", "zone": "a"}, Tolerations: []corev1.Toleration{{Key: "spot", Effect: "NoExecute"}, {Key: "dedicated"}}},
+		{NodeSelector: map[string]string{"pool": "gateways"}, Tolerations: []corev1.Toleration{{Key: "spot"}}},
+		{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}},
+	} {
+		u, err := manifests.ToApply(manifests.Peering("b", v1alpha1.PeeringSpec{Gateways: &want}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, manager := range managers {
+			if err := fields.Apply(u, manager, true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		var p v1alpha1.Peering
+		raw, err := json.Marshal(fields.Live())
+		if err == nil {
+			err = json.Unmarshal(raw, &p)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		managers = []string{v1alpha1.FieldManager}
+		if diff := cmp.Diff(&want, p.Spec.Gateways); diff != "" {
+			t.Error(diff)
 		}
 	}
 }

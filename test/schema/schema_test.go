@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -313,6 +315,38 @@ func TestSecurity_17_Sizes(t *testing.T) {
 		"a peering's name":                set("status.gateways.0.peeringName", long),
 		"a number too large for its type": set("status.gateways.0.mtu", int64(3000000000)),
 	})
+}
+
+// The nodes of gateways are chosen by a few labels and tolerations, as Nodes have them.
+func TestSecurity_17_SizesOfThePlacement(t *testing.T) {
+	const labels, tolerations = "spec.gateways.nodeSelector", "spec.gateways.tolerations"
+	many := map[string]any{}
+	for i := range 17 {
+		many[fmt.Sprint("key-", i)] = "x"
+	}
+	refuseAll(t, "Peering", map[string]func(map[string]any) map[string]any{
+		"17 labels":                         set(labels, many),
+		"a label without a key":             set(labels, map[string]any{"": "x"}),
+		"a label's key":                     set(labels, map[string]any{strings.Repeat("a", 318): "x"}),
+		"a label's value":                   set(labels, map[string]any{"pool": strings.Repeat("a", 64)}),
+		"a label that is a number":          set(labels, map[string]any{"pool": int64(1)}),
+		"17 tolerations":                    set(tolerations, slices.Repeat([]any{map[string]any{"key": "a"}}, 17)),
+		"a toleration of everything":        set(tolerations, []any{map[string]any{"operator": "Exists"}}),
+		"a toleration's key":                set(tolerations+".0.key", strings.Repeat("a", 318)),
+		"a toleration's value":              set(tolerations+".0.value", strings.Repeat("a", 64)),
+		"an effect that there is not":       set(tolerations+".0.effect", "Always"),
+		"an operator that there is not":     set(tolerations+".0.operator", "In"),
+		"a time that no toleration has":     set(tolerations+".0.tolerationSeconds", int64(1)),
+		"a time that is more than a number": set(tolerations+".0.tolerationSeconds", 1e20),
+	})
+	k, largest := kinds(t)["Peering"], schema.Examples()["Peering"].(*v1alpha1.Peering)
+	largest.Spec.Gateways = &v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}}
+	for i := range 16 {
+		key := fmt.Sprintf("%0317d", i)
+		largest.Spec.Gateways.NodeSelector[key] = strings.Repeat("a", 63)
+		largest.Spec.Gateways.Tolerations = append(largest.Spec.Gateways.Tolerations, corev1.Toleration{Key: key, Operator: corev1.TolerationOpEqual, Value: strings.Repeat("a", 63), Effect: corev1.TaintEffectPreferNoSchedule})
+	}
+	object(t, k, largest)
 }
 
 // A limit that the kernel cannot have, or that lets nothing pass, is refused.

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -162,40 +163,16 @@ type RemoteNetwork struct {
 // field out would change nothing.
 type GatewayPlacement struct {
 	// NodeSelector are labels, all of which the node has.
-	// +listType=atomic
-	// +kubebuilder:validation:MaxItems=16
-	NodeSelector []NodeLabel `json:"nodeSelector"`
+	// +mapType=atomic
+	// +kubebuilder:validation:MaxProperties=16
+	// +kubebuilder:validation:XValidation:rule="self.all(k, k.size() > 0 && k.size() <= 317 && self[k].size() <= 63)",message="a label has a key of 1 to 317 characters, and a value of 63 at most"
+	NodeSelector map[string]string `json:"nodeSelector"`
 	// Tolerations are for taints of these nodes, beside those that gateways have anyway.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16
-	Tolerations []Toleration `json:"tolerations"`
-}
-
-// NodeLabel is a label of a Node.
-type NodeLabel struct {
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=317
-	// +kubebuilder:validation:Pattern=`^([a-z0-9][-a-z0-9.]*/)?[0-9A-Za-z][-0-9A-Za-z_.]*$`
-	Key string `json:"key"`
-	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:Pattern=`^([0-9A-Za-z][-0-9A-Za-z_.]*)?$`
-	// +optional
-	Value string `json:"value"`
-}
-
-// Toleration is for taints with a key. Without a value or an effect, it is for all of them.
-type Toleration struct {
-	// +kubebuilder:validation:MinLength=1
-	// +kubebuilder:validation:MaxLength=317
-	// +kubebuilder:validation:Pattern=`^([a-z0-9][-a-z0-9.]*/)?[0-9A-Za-z][-0-9A-Za-z_.]*$`
-	Key string `json:"key"`
-	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:Pattern=`^([0-9A-Za-z][-0-9A-Za-z_.]*)?$`
-	// +optional
-	Value string `json:"value"`
-	// +kubebuilder:validation:Enum="";NoSchedule;PreferNoSchedule;NoExecute
-	// +optional
-	Effect string `json:"effect"`
+	// +kubebuilder:validation:XValidation:rule="self.all(t, has(t.key) && t.key.size() > 0 && t.key.size() <= 317 && (!has(t.value) || t.value.size() <= 63))",message="a toleration has a key of 1 to 317 characters, and a value of 63 at most"
+	// +kubebuilder:validation:XValidation:rule="self.all(t, (!has(t.operator) || t.operator in ['', 'Equal', 'Exists']) && (!has(t.effect) || t.effect in ['', 'NoSchedule', 'PreferNoSchedule', 'NoExecute']) && !has(t.tolerationSeconds))",message="a toleration has the operator Equal or Exists, the effect NoSchedule, PreferNoSchedule, NoExecute or none, and no time"
+	Tolerations []corev1.Toleration `json:"tolerations"`
 }
 
 // OverlayKind is the encapsulation between nodes and gateways.
