@@ -507,7 +507,7 @@ func TestCompareStatus(t *testing.T) {
 		{name: "MTU", change: func(s *v1alpha1.NodeNetworkStatus) { s.Gateways[0].MTU = 7 }, want: loop.Changed},
 		{name: "source", change: func(s *v1alpha1.NodeNetworkStatus) { s.Gateways[0].Source = v1alpha1.IP{Addr: addr("10.0.0.1")} }, want: loop.Changed},
 		{name: "no gateway", change: func(s *v1alpha1.NodeNetworkStatus) { s.Gateways = nil }, want: loop.Changed},
-		{name: "message", change: func(s *v1alpha1.NodeNetworkStatus) { s.Message = "x" }, want: loop.Changed},
+		{name: "message", change: func(s *v1alpha1.NodeNetworkStatus) { s.Conditions = []metav1.Condition{{Type: "Ready", Message: "x"}} }, want: loop.Changed},
 		{name: "routes", change: func(s *v1alpha1.NodeNetworkStatus) { s.Routes = nil }, want: loop.Changed},
 		{name: "pod ranges", change: func(s *v1alpha1.NodeNetworkStatus) { s.PodCIDRs = nil }, want: loop.Changed},
 		{name: "pods", change: func(s *v1alpha1.NodeNetworkStatus) { s.PodIPs = nil }, want: loop.Changed},

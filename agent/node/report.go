@@ -80,13 +80,15 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 		s.Gateways = append(s.Gateways, entry)
 	}
 	a.show(s.Gateways)
-	s.Message = loop.Short(strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; "))
-	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: "Applied", Message: "the kernel holds all that the Peerings ask for"}
+	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied, Message: "the kernel holds all that the Peerings ask for"}
+	said := loop.Short(strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; "))
 	switch {
 	case problem != "":
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "CannotApply", loop.Short(problem)
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "CannotApply", said
 	case !a.reconciled:
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "Starting", "the agent has not looked at the kernel yet"
+		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, v1alpha1.ReasonStarting, "the agent has not looked at the kernel yet"
+	case said != "":
+		ready.Reason, ready.Message = "AppliedWithProblems", said
 	}
 	s.Conditions = slices.Clone(a.own.Status.Conditions)
 	meta.SetStatusCondition(&s.Conditions, ready)

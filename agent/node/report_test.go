@@ -10,7 +10,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/agent/loop"
@@ -20,6 +19,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/netns"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func newAgent(t *testing.T) *agent {
@@ -36,9 +36,22 @@ func newAgent(t *testing.T) *agent {
 // What does not fit into the report is said.
 func TestDefect1_22_WhatIsCutOffIsSaid(t *testing.T) {
 	a := newAgent(t)
-	if s, _ := a.Status(""); s.Message != "" || !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionReady) {
-		t.Errorf("message %q, conditions %v", s.Message, s.Conditions)
+	status := func(problem string, status metav1.ConditionStatus, reason string) (s v1alpha1.NodeNetworkStatus, said string) {
+		t.Helper()
+		s, _ = a.Status(problem)
+		if c := s.Conditions[0]; c.Status != status || c.Reason != reason || c.Message == "" {
+			t.Errorf("it is %v", c)
+		}
+		return s, (&v1alpha1.NodeNetwork{Status: s}).Problem()
 	}
+	if _, said := status("", metav1.ConditionTrue, "Applied"); said != "" {
+		t.Errorf("of nothing it says %q", said)
+	}
+	a.reconciled = false
+	if _, said := status("", metav1.ConditionFalse, "Starting"); said != "" {
+		t.Errorf("an agent that starts says %q", said)
+	}
+	a.reconciled = true
 	for i := range v1alpha1.MaxPodIPs + 7 {
 		a.pods = append(a.pods, corev1.Pod{Status: corev1.PodStatus{PodIPs: []corev1.PodIP{{IP: fmt.Sprintf("10.9.%d.%d", i>>8, i&255)}}}})
 	}
@@ -48,13 +61,16 @@ func TestDefect1_22_WhatIsCutOffIsSaid(t *testing.T) {
 	}
 	kept, omitted := summary(routes)
 	a.routes, a.omittedRoutes = v1alpha1.NewCIDRs(kept...), omitted
-	s, _ := a.Status("x")
+	if _, said := status("", metav1.ConditionTrue, "AppliedWithProblems"); !strings.HasPrefix(said, "5 of this node's routes") {
+		t.Errorf("where all is applied it says %q", said)
+	}
+	s, said := status("x", metav1.ConditionFalse, "CannotApply")
 	if len(s.PodIPs) != v1alpha1.MaxPodIPs || len(s.Routes) != maxRoutes {
 		t.Errorf("%d pods, %d routes", len(s.PodIPs), len(s.Routes))
 	}
 	for _, want := range []string{"x; ", "5 of this node's routes", "7 pods are not reported"} {
-		if !strings.Contains(s.Message, want) {
-			t.Errorf("%q does not say %q", s.Message, want)
+		if !strings.Contains(said, want) {
+			t.Errorf("%q does not say %q", said, want)
 		}
 	}
 }

@@ -114,8 +114,8 @@ func allGateways(x *look) {
 // agentsSay has what agents themselves report as not done.
 func agentsSay(x *look) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
-		if m := x.Reports[node].Status.Message; m != "" && !x.silent(x.Reports[node].Lease()) {
-			x.failed(node, fmt.Sprintf("the agent of node %s cannot do all that it should: %s", node, m), "message of its NodeNetwork", x.Kubectl+" get nodenetworks -o yaml")
+		if m := x.Reports[node].Problem(); m != "" && !x.silent(x.Reports[node].Lease()) {
+			x.failed(node, fmt.Sprintf("the agent of node %s cannot do all that it should: %s", node, m), "condition Ready of its NodeNetwork", x.Kubectl+" describe nodenetwork "+node)
 		}
 	}
 	x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {

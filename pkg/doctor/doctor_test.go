@@ -192,7 +192,7 @@ func faults() []fault {
 			dead(a, "gateway-beta-0")
 			down(b, "")
 		}},
-		{"message", "liqonet-agent-05", "cannot do all that it should: no room", func(f *Facts, a, b *Cluster) { a.Reports["alpha-2"].Status.Message = "no room" }},
+		{"message", "liqonet-agent-05", "cannot do all that it should: no room", func(f *Facts, a, b *Cluster) { says(a.Reports["alpha-2"], "no room") }},
 		{"image", "liqonet-pod-01", "node alpha-2 cannot get the agents' image agent:v1", func(f *Facts, a, b *Cluster) {
 			a.Pods[2].Status.ContainerStatuses[0].State = corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}
 			dead(a, "node-10.80.0.2")
@@ -236,7 +236,7 @@ func faults() []fault {
 		{"kernel", "liqonet-kernel-01", "has not the overlay that is needed", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].VXLAN = false }},
 		{"firewall", "liqonet-firewall-01", "a firewall on node alpha-2 drops", func(f *Facts, a, b *Cluster) {
 			a.Kernels["alpha-2"].Blocked = []string{"inet fw forward"}
-			a.Reports["alpha-2"].Status.Message = "inet fw forward"
+			says(a.Reports["alpha-2"], "inet fw forward")
 		}},
 		{"connections", "liqonet-conntrack-01", "the table of connections of node alpha-1 is full", func(f *Facts, a, b *Cluster) {
 			a.Kernels["alpha-1"].Tracked.Count = 990
@@ -248,7 +248,7 @@ func faults() []fault {
 		{"port", "liqonet-port-01", "somebody else has UDP port 6094", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].PortTaken = "vxlan0" }},
 		{"rule", "liqonet-rule-01", "somebody else uses our routing table", func(f *Facts, a, b *Cluster) {
 			a.Kernels["alpha-2"].ForeignRules = []string{"rule"}
-			a.Reports["alpha-2"].Status.Message = "foreign rule"
+			says(a.Reports["alpha-2"], "foreign rule")
 		}},
 		{"routes", "liqonet-route-01", "somebody deletes our routes", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].RouteChanges = 9 }},
 		{"proxy ARP", "liqonet-arp-01", "node alpha-2 answers ARP for others", func(f *Facts, a, b *Cluster) { a.Kernels["alpha-2"].Links[0].ProxyARP = true }},
@@ -413,12 +413,17 @@ func TestExplanations(t *testing.T) {
 	}
 }
 
+// says has a node's agent report a problem.
+func says(n *v1alpha1.NodeNetwork, problem string) {
+	n.Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "CannotApply", Message: problem}}
+}
+
 // A cause does not explain what is found elsewhere.
 func TestReach(t *testing.T) {
 	f := healthy()
 	f.Clusters[0].Kernels["alpha-1"].Unhealthy = "no answer"
-	f.Clusters[0].Reports["alpha-2"].Status.Message = "no room"
-	f.Clusters[1].Reports["beta-1"].Status.Message = "no room"
+	says(f.Clusters[0].Reports["alpha-2"], "no room")
+	says(f.Clusters[1].Reports["beta-1"], "no room")
 	r := Examine(f)
 	for _, c := range r.Checks {
 		for _, found := range c.Findings {

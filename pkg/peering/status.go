@@ -476,7 +476,7 @@ func whyNotReady(n *v1alpha1.NodeNetwork, kind v1alpha1.OverlayKind) string {
 	if k != nil && (kind == v1alpha1.Geneve && !k.Geneve || kind == v1alpha1.VXLAN && !k.VXLAN) {
 		return fmt.Sprintf("its kernel (%s) has no %s; load the module, or peer again with --overlay auto", k.Release, kind.LinkKind())
 	}
-	return n.Status.Message
+	return n.Problem()
 }
 
 // settled says what is still missing until the Peering, as it is now, works.

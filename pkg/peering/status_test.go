@@ -78,6 +78,11 @@ func newWorld() *world {
 
 func (w *world) plane() *v1alpha1.PlaneStatus { return &w.peering.Status.Planes[0] }
 
+// says has a node's agent report a problem.
+func (w *world) says(node int, problem string) {
+	w.nodes[node].Status.Conditions = []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "CannotApply", Message: problem}}
+}
+
 func (w *world) gateway(node int) *v1alpha1.NodeGateway { return &w.nodes[node].Status.Gateways[1] }
 
 // addPlane adds a second pair of gateways that is like the first one.
@@ -280,7 +285,7 @@ func TestViewState(t *testing.T) {
 		},
 		{
 			name: "a node says why it does not reach the peer", state: Degraded, message: "1 of 2 nodes reach the peer; n2: apply: no", nodes: 1,
-			change: func(w *world) { w.gateway(0).Ready, w.nodes[0].Status.Message = false, "apply: no" },
+			change: func(w *world) { w.gateway(0).Ready = false; w.says(0, "apply: no") },
 		},
 		{
 			name: "a node has an older configuration", change: func(w *world) { w.gateway(0).ObservedGeneration = 3 },
@@ -312,14 +317,15 @@ func TestViewState(t *testing.T) {
 			change: func(w *world) {
 				w.gateway(1).Ready = false
 				w.nodes[1].Status.Kernel = &v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}
-				w.nodes[1].Status.Message = "add link loq0-0: operation not supported"
+				w.says(1, "add link loq0-0: operation not supported")
 			},
 			state: Degraded, message: "1 of 2 nodes reach the peer; n1: its kernel (6.1) has no geneve; load the module, or peer again with --overlay auto", nodes: 1,
 		},
 		{
 			name: "a node's agent says what is wrong",
 			change: func(w *world) {
-				w.gateway(0).Ready, w.nodes[0].Status.Message = false, "there is an interface of this name that is not ours"
+				w.gateway(0).Ready = false
+				w.says(0, "there is an interface of this name that is not ours")
 			},
 			state: Degraded, message: "1 of 2 nodes reach the peer; n2: there is an interface", nodes: 1,
 		},

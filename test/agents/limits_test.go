@@ -212,7 +212,8 @@ func report(s size) func(i int) []byte {
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%d", i), UID: types.UID(address.String()), ResourceVersion: strconv.Itoa(i + 1)},
 			Status: v1alpha1.NodeNetworkStatus{
 				Address: v1alpha1.IP{Addr: address}, Kernel: &v1alpha1.KernelFacts{Release: "6.1"}, UnderlayMTU: 1500, NodeIPs: ips("172.18.0.0", 16*i, 16), PodIPs: ips("10.128.0.0", s.addresses*i, s.addresses),
-				Routes: ranges("203.0.113.0", 32, 0, 256), Gateways: others, Message: strings.Repeat("m", v1alpha1.MaxMessage),
+				Routes: ranges("203.0.113.0", 32, 0, 256), Gateways: others,
+				Conditions: []metav1.Condition{{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "CannotApply", Message: strings.Repeat("m", v1alpha1.MaxMessage)}},
 			},
 		}
 		source := v1alpha1.IP{Addr: at("172.18.0.0", 16*i)}
@@ -393,7 +394,7 @@ func TestSecurity_21_NodeOfLargePeerings(t *testing.T) {
 			}
 			return ""
 		}, "100.64.0.0/24 table 27761 metric 100")
-		if said := list.Items[0].Status.Message; s.peerings*4096*4 > 1<<16 && !strings.Contains(said, "left out") {
+		if said := list.Items[0].Problem(); s.peerings*4096*4 > 1<<16 && !strings.Contains(said, "left out") {
 			t.Errorf("it does not say that something is left out: %q", said)
 		}
 	})

@@ -73,7 +73,7 @@ func nodeAgentWritesItsOwn(t *testing.T, ctx context.Context, c *cluster) {
 	leases := coordinationv1.SchemeGroupVersion.WithResource("leases")
 	requests := map[string]func(d dynamic.Interface, n v1alpha1.NodeNetwork) error{
 		"status": func(d dynamic.Interface, n v1alpha1.NodeNetwork) error {
-			_, err := d.Resource(networks).Patch(ctx, n.Name, types.MergePatchType, []byte(`{"status":{"message":"x"}}`), metav1.PatchOptions{DryRun: dryRun}, "status")
+			_, err := d.Resource(networks).Patch(ctx, n.Name, types.MergePatchType, []byte(`{"status":{"underlayMTU":1}}`), metav1.PatchOptions{DryRun: dryRun}, "status")
 			return err
 		},
 		"labels": func(d dynamic.Interface, n v1alpha1.NodeNetwork) error {

@@ -521,7 +521,7 @@ func (p *peculiar) addReportedRules(c *cluster) (takeBack func()) {
 	for _, n := range labNodes(c) {
 		var commands []string
 		eventually(p.t, p.ctx, callTimeout, "node "+n.Name+" reports what its iptables-legacy lacks", func() string {
-			message, err := c.Run(p.ctx, "", "get", "nodenetworks", "-o", `jsonpath={.items[?(@.metadata.name=="`+n.Name+`")].status.message}`)
+			message, err := c.Run(p.ctx, "", "get", "nodenetworks", "-o", `jsonpath={.items[?(@.metadata.name=="`+n.Name+`")].status.conditions[?(@.type=="Ready")].message}`)
 			if err != nil {
 				return err.Error()
 			}

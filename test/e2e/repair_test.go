@@ -149,7 +149,7 @@ func selfRepair(t *testing.T, ctx context.Context, a, b *cluster) {
 			t.Fatal(err)
 		}
 		said := func() string {
-			out, err := a.Run(ctx, "", "get", "nodenetworks", "-o", "jsonpath={.items[*].status.message}")
+			out, err := a.Run(ctx, "", "get", "nodenetworks", "-o", `jsonpath={.items[*].status.conditions[?(@.type=="Ready")].message}`)
 			if err != nil {
 				return err.Error()
 			}

@@ -60,7 +60,7 @@ func Examples() map[string]client.Object {
 		Gateways: []v1alpha1.NodeGateway{{
 			PeeringName: "b", Plane: 1, ObservedGeneration: 3, GatewayIP: ip("10.244.1.7"), Source: ip("172.18.0.2"), MTU: 1400, Ready: true, RTTMicroseconds: 900, LossPercent: 1,
 		}},
-		Conditions: condition(v1alpha1.ConditionReady), Message: "m",
+		Conditions: condition(v1alpha1.ConditionReady),
 	}
 	ledger := manifests.ClusterNetwork(v1alpha1.ClusterNetworkSpec{InternalCIDR: kit.CIDR("10.80.0.0/19"), OverlayKey: v1alpha1.OverlayKey{Generation: 2, Nodes: []string{"0a7c1f4e-1111-4222-8333-944445555666"}}, Peers: []v1alpha1.PeerAllocation{{
 		ClusterID: "1", Name: "b", Index: 3, Pods: remote, ExternalCIDR: external, Hosts: []v1alpha1.ExposedHost{{Address: ip("192.168.1.50"), Number: 5}},

@@ -307,7 +307,7 @@ func TestSecurity_17_Sizes(t *testing.T) {
 		"4097 addresses of nodes":     set("status.planes.0.remote.nodeIPs", list(4097, func(int) any { return "192.0.2.1" })),
 	})
 	refuseAll(t, "NodeNetwork", map[string]func(map[string]any) map[string]any{
-		"a message of 1 MB": set("status.message", long),
+		"a message of 1 MB": set("status.conditions.0.message", long),
 		"a kernel's name":   set("status.kernel.release", long),
 		"2049 gateways": set("status.gateways", list(2049, func(i int) any {
 			return map[string]any{"peering": fmt.Sprint("p", i), "plane": int64(0), "ready": true}

@@ -36,6 +36,15 @@ func (n *NodeNetwork) Lease() string {
 	return NodeLease(n.Status.Address.Addr)
 }
 
+// Problem is what the node's agent cannot do, "" if nothing, or if it has just started.
+func (n *NodeNetwork) Problem() string {
+	c := meta.FindStatusCondition(n.Status.Conditions, ConditionReady)
+	if c == nil || c.Reason == ReasonApplied || c.Reason == ReasonStarting {
+		return ""
+	}
+	return c.Message
+}
+
 func find[T any](in []T, is func(T) bool) *T {
 	if i := slices.IndexFunc(in, is); i >= 0 {
 		return &in[i]

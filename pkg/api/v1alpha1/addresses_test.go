@@ -101,7 +101,7 @@ func full() (*v1alpha1.ClusterNetwork, *v1alpha1.Peering, *v1alpha1.NodeNetwork)
 		ObjectMeta: metav1.ObjectMeta{Name: "n"},
 		Status: v1alpha1.NodeNetworkStatus{
 			Address: ip("10.80.0.1"), Kernel: &v1alpha1.KernelFacts{Release: "6.1", Geneve: true}, PodCIDRs: []v1alpha1.CIDR{cidr("10.244.0.0/24")}, PodIPs: []v1alpha1.IP{ip("10.9.0.1")},
-			Routes: []v1alpha1.CIDR{cidr("10.0.0.0/24")}, UnderlayMTU: 1500, Message: "m",
+			Routes: []v1alpha1.CIDR{cidr("10.0.0.0/24")}, UnderlayMTU: 1500,
 			Gateways: []v1alpha1.NodeGateway{{PeeringName: "b", Plane: 1, ObservedGeneration: 2, GatewayIP: ip("10.244.0.1"), Source: ip("172.18.0.2"), MTU: 1400, Ready: true}},
 		},
 	}

@@ -21,7 +21,7 @@ const (
 // +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.status.address`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Since",type=date,JSONPath=`.status.conditions[?(@.type=="Ready")].lastTransitionTime`
-// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.message`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Ready")].message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type NodeNetwork struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -92,10 +92,6 @@ type NodeNetworkStatus struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(c, !has(c.observedGeneration) || c.observedGeneration <= 1000000000000)",message="must be a generation"
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// Message says what the agent could not do.
-	// +kubebuilder:validation:MaxLength=4096
-	// +optional
-	Message string `json:"message,omitempty"`
 }
 
 // KernelFacts are what only the node's kernel knows.

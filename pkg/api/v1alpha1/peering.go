@@ -318,6 +318,10 @@ const (
 	ConditionConnected = "Connected"
 	// ReasonPending is why all conditions are Unknown until a gateway has written them.
 	ReasonPending = "Pending"
+	// ReasonApplied is why a NodeNetwork is Ready if there is nothing else to say.
+	ReasonApplied = "Applied"
+	// ReasonStarting is why it is not while its agent has not looked at the kernel yet.
+	ReasonStarting = "Starting"
 	// ReasonGatewaysSilent is why it is Unknown: a node agent has found that all gateways of this cluster are dead.
 	ReasonGatewaysSilent = "GatewaysSilent"
 	// MessageGatewaysSilent goes with that reason. Node agents may write no other words.
