@@ -20,11 +20,11 @@ type ClusterNetwork struct {
 // ClusterNetworkSpec is written by the CLI only. It has what a status could have, too, such as which peers are established.
 // So a command claims ranges and says so in one write, which fails if another command has written since.
 type ClusterNetworkSpec struct {
-	// InternalCIDR is the /19 of the overlay's addresses, local to this cluster.
+	// InternalCIDR is the range from which this cluster's nodes and gateways have addresses for the links between them, a /19.
 	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/115' : '/19')",message="must be a /19"
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="nodes bear addresses of it: unpeer all, then peer again"
 	InternalCIDR CIDR `json:"internalCIDR"`
-	// OverlayKey says which key the overlay has, and which nodes know it.
+	// OverlayKey says which key protects the links between nodes and gateways, and which nodes know it.
 	// +optional
 	OverlayKey OverlayKey `json:"overlayKey,omitzero"`
 
@@ -66,19 +66,17 @@ type PeerAllocation struct {
 	// +kubebuilder:validation:MaxLength=40
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	Name string `json:"name"`
-	// Index is unique in this cluster: interface names, VNIs and gateways'
-	// overlay addresses derive from it.
+	// Index is a number that no other entry has. Names of network interfaces and gateways' addresses are made from it.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=510
 	Index int32 `json:"index"`
-	// Pods maps the peer's pod ranges to those by which this cluster knows them.
+	// Pods has the peer's pod ranges: the real ones, and those by which this cluster reaches them.
 	// Empty while nothing was decided yet.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	// +optional
 	Pods []CIDRMapping `json:"pods,omitempty"`
-	// ExternalCIDR is the /18 by which this cluster knows the peer's nodes and
-	// external hosts.
+	// ExternalCIDR is the range by which this cluster reaches the peer's nodes and exposed hosts, a /18.
 	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/114' : '/18')",message="must be a /18"
 	// +optional
 	ExternalCIDR CIDR `json:"externalCIDR,omitzero"`
@@ -106,12 +104,12 @@ type PeerAllocation struct {
 
 // PeerRanges are those by which a cluster knows a peer.
 type PeerRanges struct {
-	// Pods maps the peer's pod ranges to those by which this cluster knows them.
+	// Pods has the peer's pod ranges: the real ones, and those by which this cluster reaches them.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	// +optional
 	Pods []CIDRMapping `json:"pods,omitempty"`
-	// ExternalCIDR is the /18 by which this cluster knows the peer's nodes.
+	// ExternalCIDR is the range by which this cluster reaches the peer's nodes and exposed hosts, a /18.
 	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/114' : '/18')",message="must be a /18"
 	// +optional
 	ExternalCIDR CIDR `json:"externalCIDR,omitzero"`

@@ -42,7 +42,7 @@ type NodeNetworkStatus struct {
 	// Kernel is what the node's kernel can do.
 	// +optional
 	Kernel *KernelFacts `json:"kernel,omitempty"`
-	// UnderlayMTU is that of the interface with the node's own address, in bytes.
+	// UnderlayMTU is how many bytes a packet may have on the interface with the node's own address.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000000
 	// +optional
@@ -63,8 +63,7 @@ type NodeNetworkStatus struct {
 	// +kubebuilder:validation:MaxItems=1024
 	// +optional
 	PodIPs []IP `json:"podIPs,omitempty"`
-	// Routes are the prefixes that the node's own routes lead to, ours excepted.
-	// No range of a peer may overlap with them.
+	// Routes are the ranges to which the node has routes, without those of liqonet. No range of a peer may overlap with them.
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=256
 	// +optional
@@ -75,8 +74,8 @@ type NodeNetworkStatus struct {
 	// +kubebuilder:validation:MaxItems=8
 	// +optional
 	Resolvers []IP `json:"resolvers,omitempty"`
-	// Gateways has an entry for each gateway that the kernel knows of; it is
-	// removed when the kernel is clean of it.
+	// Gateways has an entry for each gateway of this cluster to which the node's kernel has a link. It
+	// is removed when nothing of that gateway is left in the kernel.
 	// +listType=map
 	// +listMapKey=peeringName
 	// +listMapKey=plane
@@ -96,7 +95,7 @@ type NodeNetworkStatus struct {
 
 // KernelFacts are what only the node's kernel knows.
 type KernelFacts struct {
-	// Release is that of uname.
+	// Release is the kernel's version, as uname -r prints it.
 	// +kubebuilder:validation:MaxLength=64
 	Release string `json:"release"`
 	// Geneve, VXLAN and WireGuard say whether such a link can be made.
@@ -115,12 +114,12 @@ type NodeGateway struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=3
 	Plane int32 `json:"plane"`
-	// ObservedGeneration of the Peering that is in the kernel.
+	// ObservedGeneration is the generation of the Peering that the kernel holds.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000000000000
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// GatewayIP is the gateway pod's address that the overlay link leads to.
+	// GatewayIP is the address of the gateway's pod, to which the node's link leads.
 	// +optional
 	GatewayIP IP `json:"gatewayIP,omitzero"`
 	// Source is the address from which this node's packets reach that gateway:
@@ -136,7 +135,7 @@ type NodeGateway struct {
 	// Ready says that probes to the peer's gateway, through overlay and tunnel,
 	// are answered.
 	Ready bool `json:"ready"`
-	// Active says that this node sends its packets to the peer by this plane.
+	// Active says that this node sends packets to the peer by this gateway.
 	// +optional
 	Active bool `json:"active,omitempty"`
 	// RTTMicroseconds is the median of these probes.
@@ -144,7 +143,7 @@ type NodeGateway struct {
 	// +kubebuilder:validation:Maximum=3600000000
 	// +optional
 	RTTMicroseconds int64 `json:"rttMicroseconds,omitempty"`
-	// LossPercent of these probes.
+	// LossPercent is how many of these probes were not answered.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
 	// +optional

@@ -43,13 +43,13 @@ type PeeringSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=510
 	Index int32 `json:"index"`
-	// Local is this cluster as the peer knows it.
+	// Local has the addresses by which the peer's pods reach this cluster.
 	Local LocalNetwork `json:"local"`
-	// Remote is the peer as this cluster knows it.
+	// Remote has the name of the peer, and the addresses by which this cluster's pods reach it.
 	Remote RemoteNetwork `json:"remote"`
-	// Overlay is the encapsulation between nodes and gateways.
+	// Overlay is the encapsulation in which nodes of this cluster send packets to its gateways.
 	Overlay OverlayKind `json:"overlay"`
-	// Planes are the pairs of gateways.
+	// Planes are the pairs of gateways, one in each cluster, with a WireGuard tunnel between the two. With several of them, one may fail.
 	// +listType=map
 	// +listMapKey=index
 	// +kubebuilder:validation:MinItems=1
@@ -59,10 +59,10 @@ type PeeringSpec struct {
 	// Agents do not read it: it keeps what the user chose for the next command.
 	// +optional
 	Gateways *GatewayPlacement `json:"gateways,omitempty"`
-	// Limits are what this cluster takes from the peer at most.
+	// Limits are how much traffic this cluster accepts from the peer at most.
 	// +optional
 	Limits Limits `json:"limits"`
-	// PlanesMode says by how many planes a node sends its packets to the peer. Empty is as Single.
+	// PlanesMode says whether a node sends packets to the peer by one plane (Single, also if empty) or by all that work (Spread).
 	// +optional
 	PlanesMode PlanesMode `json:"planesMode,omitempty"`
 }
@@ -100,16 +100,15 @@ type Limits struct {
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.hosts) || self.hosts.all(h, isIP(h.mapped) && cidr(self.externalCIDR).containsIP(h.mapped))",message="a host's mapped address must be in the external range"
 type LocalNetwork struct {
-	// Pods maps this cluster's pod ranges to those by which the peer knows them.
+	// Pods has this cluster's pod ranges: the real ones, and those by which the peer reaches them.
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	Pods []CIDRMapping `json:"pods"`
-	// InternalCIDR is the /19 of this cluster's overlay.
+	// InternalCIDR is the range from which this cluster's nodes and gateways have addresses for the links between them, a /19.
 	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/115' : '/19')",message="must be a /19"
 	InternalCIDR CIDR `json:"internalCIDR"`
-	// ExternalCIDR is the /18 by which the peer knows this cluster's nodes: its
-	// lower half is InternalCIDR 1:1.
+	// ExternalCIDR is the range by which the peer reaches this cluster's nodes, in its lower half, and hosts, in its upper half. It is a /18.
 	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/114' : '/18')",message="must be a /18"
 	ExternalCIDR CIDR `json:"externalCIDR"`
 	// Hosts are single addresses outside of this cluster that the peer may reach.
@@ -126,7 +125,7 @@ type AddressMapping struct {
 	// Real is the address as this cluster's nodes reach it.
 	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).isGlobalUnicast()",message="must be no address of loopback, link-local or multicast"
 	Real IP `json:"real"`
-	// Mapped is of the upper half of the external CIDR.
+	// Mapped is the address by which the peer reaches it, in the upper half of the external range.
 	Mapped IP `json:"mapped"`
 }
 
@@ -142,12 +141,12 @@ type RemoteNetwork struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:Pattern=`^[^\pC\p{Zl}\p{Zp}]+$`
 	Name string `json:"name"`
-	// Pods maps the peer's pod ranges to those by which this cluster knows them.
+	// Pods has the peer's pod ranges: the real ones, and those by which this cluster reaches them.
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	Pods []CIDRMapping `json:"pods"`
-	// ExternalCIDR is the /18 by which this cluster knows the peer's nodes.
+	// ExternalCIDR is the range by which this cluster reaches the peer's nodes and exposed hosts, a /18.
 	// +kubebuilder:validation:XValidation:rule="self.endsWith(self.contains(':') ? '/114' : '/18')",message="must be a /18"
 	ExternalCIDR CIDR `json:"externalCIDR"`
 	// NodeIPs are the real addresses of the peer's nodes, as far as they were known
@@ -228,7 +227,7 @@ type Plane struct {
 	Role Role `json:"role"`
 	// WireGuard is the backend of this cluster's gateway.
 	WireGuard WireGuardBackend `json:"wireguard"`
-	// KeyGeneration says which key this cluster's gateway has: that of the Secret
+	// KeyGeneration says which WireGuard key this cluster's gateway has: that of the Secret
 	// gateway-PEERING-PLANE-GENERATION.
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000000
@@ -242,7 +241,7 @@ type Plane struct {
 	// +kubebuilder:validation:XValidation:rule="self < timestamp('9999-01-01T00:00:00Z')",message="a time must be as in 2026-01-01T00:00:00Z"
 	// +optional
 	KeyTime *metav1.Time `json:"keyTime,omitempty"`
-	// OverlayKeyGeneration says which key of the overlay the links between this gateway and the nodes have: that of
+	// OverlayKeyGeneration says which key protects the links between this gateway and the nodes of its cluster: that of
 	// the Secret liqonet-overlay-GENERATION. 0 is the oldest one that agents have.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000000
@@ -254,13 +253,12 @@ type Plane struct {
 	// +kubebuilder:validation:Pattern=`^[a-z]([-a-z0-9]*[a-z0-9])?$`
 	// +optional
 	ServiceName string `json:"serviceName,omitempty"`
-	// RemotePublicKey is that of the peer's gateway, base64.
+	// RemotePublicKey is the WireGuard key of the peer's gateway, base64.
 	// +kubebuilder:validation:MinLength=44
 	// +kubebuilder:validation:MaxLength=44
 	// +kubebuilder:validation:Pattern=`^[0-9A-Za-z+/]{42}[AEIMQUYcgkosw048]=$`
 	RemotePublicKey string `json:"remotePublicKey"`
-	// RemoteAddress is the peer's gateway's own address as this cluster knows it;
-	// it answers probes.
+	// RemoteAddress is the address by which this cluster reaches the peer's gateway itself, to ask whether it answers.
 	RemoteAddress IP `json:"remoteAddress"`
 	// Endpoints are where the peer's gateway can be reached from outside, as
 	// host:port, tried in turn. Empty on a server.
@@ -289,7 +287,7 @@ type PresharedKey struct {
 
 // PeeringStatus is what the gateways did and measured.
 type PeeringStatus struct {
-	// ObservedGeneration of the Peering that the conditions are about.
+	// ObservedGeneration is the generation of the Peering that the conditions are about.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000000000000
 	// +optional
@@ -350,10 +348,11 @@ const MaxMessage = 4096
 
 // PlaneStatus is written by the gateway of the plane.
 type PlaneStatus struct {
+	// Index is the number of the plane in the spec.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=3
 	Index int32 `json:"index"`
-	// ObservedGeneration of the Peering that the gateway has applied.
+	// ObservedGeneration is the generation of the Peering that the gateway has applied.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=1000000000000
 	// +optional
@@ -401,7 +400,7 @@ type PlaneStatus struct {
 	// +kubebuilder:validation:Maximum=3600000000
 	// +optional
 	RTTMicroseconds int64 `json:"rttMicroseconds,omitempty"`
-	// LossPercent of the last probes.
+	// LossPercent is how many of the last probes were not answered.
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=100
 	// +optional
