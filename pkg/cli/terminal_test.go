@@ -152,6 +152,7 @@ var varies = []struct {
 	{regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}Z`), "0000-00-00 00:00:00.000Z"},
 	{regexp.MustCompile(`127\.0\.0\.1:\d{4,5}`), "127.0.0.1:NNNNN"},
 	{regexp.MustCompile(`/\S*/kubeconfig`), "KUBECONFIG"},
+	{regexp.MustCompile(`\b(\ds {8}|\d\ds {7})`), "Ns        "}, // the age of a key, in its column
 }
 
 // command is a line that can be copied as it is, and may be longer than a terminal is wide.
