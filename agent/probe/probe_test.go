@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"github.com/liqonet/liqonet/pkg/probe"
 )
@@ -62,9 +63,27 @@ func start(t *testing.T, task probe.Task) <-chan probe.Line {
 	return lines
 }
 
+// closedPort is one that nobody listens at, and that nobody else gets while the test runs.
+func closedPort(t *testing.T) uint16 {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	if err := unix.Bind(fd, &unix.SockaddrInet4{Addr: loopback.As4()}); err != nil {
+		t.Fatal(err)
+	}
+	at, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uint16(at.(*unix.SockaddrInet4).Port)
+}
+
 func TestCallsAreAnswered(t *testing.T) {
 	at := serving(t, "secret")
-	closed := netip.AddrPortFrom(loopback, freePort(t))
+	closed := netip.AddrPortFrom(loopback, closedPort(t))
 	answered := probe.Answer{Answered: true, From: "server", Source: loopback, Local: loopback, Tries: 1}
 	tests := []struct {
 		name  string

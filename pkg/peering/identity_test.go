@@ -439,7 +439,7 @@ func TestSecurity_19_SecretsOfSomebodyElse(t *testing.T) {
 				if spoil != nil {
 					spoil(secret)
 				}
-				a, b := twoSites(t)
+				a, b := twoSites(t, manifests.Namespace())
 				if err := a.raw.Create(t.Context(), secret); err != nil {
 					t.Fatal(err)
 				}

@@ -264,7 +264,7 @@ func TestSecurity_23_PresharedKeyIsReadToBeCopied(t *testing.T) {
 	} {
 		t.Run(fmt.Sprintf("%s, in both: %t", tt.tls, tt.inBoth), func(t *testing.T) {
 			t.Parallel()
-			a, b := twoSites(t)
+			a, b := twoSites(t, manifests.Namespace())
 			a.tls, b.tls = tt.tls, Hybrid
 			a.left(t, key)
 			want, ofB := []string{"gateway-b-0-psk-1"}, Hybrid
