@@ -85,7 +85,7 @@ func newCluster(t *testing.T) *cluster {
 	c.node, c.unbound = c.Agent(t, v1alpha1.NodeAgentName, pod), c.Agent(t, v1alpha1.NodeAgentName, nil)
 	c.gateway = c.Agent(t, manifests.Gateway{Peering: firstPeering}.Name(), nil)
 	// The real ones may do what they have to. When others are refused, the policy has come into force.
-	apiserver.Wait(t, "a node agent reports", func() error { return status(t, c.node, network(firstNode), `{"message":"well"}`) })
+	apiserver.Wait(t, "a node agent reports", func() error { return status(t, c.node, network(firstNode), `{"underlayMTU":1400}`) })
 	apiserver.Wait(t, "a gateway reports", func() error {
 		return status(t, c.gateway, newPeering(firstPeering, 0), `{"planes":[{"index":0,"connected":true}]}`)
 	})
@@ -180,7 +180,7 @@ func got(t *testing.T, err error) bool {
 // policy lets node agents write what is their own.
 func (c *cluster) policy() *defence {
 	return c.policyNamed(v1alpha1.NodeAgentName, "node agents", func(t *testing.T) bool {
-		return got(t, status(t, c.node, network(secondNode), `{"message":"x"}`))
+		return got(t, status(t, c.node, network(secondNode), `{"underlayMTU":1500}`))
 	})
 }
 
@@ -358,9 +358,9 @@ func (c *cluster) attacks() []attack {
 		{gatewayAgent, "sends an Event about a Node", eventPolicy, sends(event("node-1", "Node"))},
 		{gatewayAgent, "sends an Event as a kubelet", eventPolicy, sends(disguised)},
 		{gatewayAgent, "writes a node's history", ofGateway, patches(c.gateway, record(v1alpha1.NodeHistory("node-1")), `{"data":{"001":"x"}}`)},
-		{nodeAgent, "writes a report with a token of no pod", policy, writes(c.unbound, own, `{"message":"x"}`)},
+		{nodeAgent, "writes a report with a token of no pod", policy, writes(c.unbound, own, `{"underlayMTU":1400}`)},
 		{nodeAgent, "stores what no agent can read", schemas, writes(c.node, own, `{"podIPs":["1.2.3.4.5"]}`)},
-		{nodeAgent, "stores a megabyte", schemas, writes(c.node, own, `{"message":"`+strings.Repeat("a", 1<<20)+`"}`)},
+		{nodeAgent, "stores a megabyte", schemas, writes(c.node, own, `{"conditions":[`+condition(v1alpha1.ConditionReady, "True", "Applied", strings.Repeat("a", 1<<20))+`]}`)},
 		{nodeAgent, "reads the overlay's key", ofNode, readsSecrets(c.node)},
 		{nodeAgent, "leads a peering's packets elsewhere", ofNode, patches(c.node, ownPeering, `{"spec":{"remote":{"nodeIPs":["192.0.2.1"]}}}`)},
 		{nodeAgent, "says that a peering is connected", ofPeerings, writes(c.node, ownPeering, `{"conditions":[`+connected("True", "ProbesAnswered", "")+`]}`)},
@@ -371,7 +371,7 @@ func (c *cluster) attacks() []attack {
 		{nodeAgent, "writes a gateway's report", ofPeerings, writes(c.node, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},
 		{gatewayAgent, "writes another gateway's report", ofGateway, writes(c.gateway, otherPeering, `{"planes":[{"index":0,"connected":true,"podIP":"10.244.0.66"}]}`)},
 		{gatewayAgent, "leads its peering's packets elsewhere", ofGateway, patches(c.gateway, ownPeering, `{"spec":{"remote":{"nodeIPs":["192.0.2.1"]}}}`)},
-		{gatewayAgent, "writes a node's report", ofGateway, writes(c.gateway, own, `{"message":"x"}`)},
+		{gatewayAgent, "writes a node's report", ofGateway, writes(c.gateway, own, `{"underlayMTU":1400}`)},
 		{gatewayAgent, "renews another gateway's heartbeat", ofGateway, patches(c.gateway, func() client.Object { return lease(manifests.Gateway{Peering: secondPeering}.Name()) }, `{"spec":{"holderIdentity":"x"}}`)},
 		{gatewayAgent, "reads the overlay's key", ofGateway, readsSecrets(c.gateway)},
 		{gatewayAgent, "stores what no agent can read", schemas, writes(c.gateway, ownPeering, `{"planes":[{"index":0,"connected":true,"podIP":"1.2.3.4.5"}]}`)},
