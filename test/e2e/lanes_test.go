@@ -225,7 +225,7 @@ var places = map[string]place{
 	"TestKubectlCompletes":     {lane: laneEqual},
 	"TestPlanes":               {lane: laneEqual},
 	"TestPeering":              {lane: laneEqual},
-	"TestRotateKeys":           {lane: laneEqual, whole: outagesPart},
+	"TestRotateKeys":           {lane: laneAll, whole: outagesPart},
 	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart},
 	"TestUnpeerWithoutPeering": {lane: laneEqual},
 
