@@ -24,38 +24,47 @@ const (
 // askers are the cluster's nodes, and when each last asked this gateway a question (pkg/liveness). A node that dies
 // asks no more, while its last report stays in the API.
 type askers struct {
-	mu sync.Mutex
-	at map[netip.Addr]time.Time
-	// heard are those that have asked at all.
-	heard map[netip.Addr]bool
+	mu    sync.Mutex
+	nodes map[netip.Addr]asker
 	// last is when any of them has asked.
 	last time.Time
 }
+
+// asker is when a node last asked, or since when it is known if it has not asked yet.
+type asker struct {
+	at       time.Time
+	hasAsked bool
+}
+
+// asks reports whether it has asked lately.
+func (n asker) asks() bool { return n.hasAsked && n.recent() }
+
+func (n asker) recent() bool { return time.Since(n.at) < askLife }
 
 // know sets which nodes there are. A new one is given time. Questions from other addresses are
 // ignored, so the number of nodes is a bound.
 func (s *askers) know(nodes []netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, at, heard := time.Now(), make(map[netip.Addr]time.Time, len(nodes)), make(map[netip.Addr]bool, len(nodes))
+	now, all := time.Now(), make(map[netip.Addr]asker, len(nodes))
 	for _, node := range nodes {
-		asked, known := s.at[node]
+		n, known := s.nodes[node]
 		if !known {
-			asked = now
+			n.at = now
 		}
-		at[node], heard[node] = asked, s.heard[node]
+		all[node] = n
 	}
-	s.at, s.heard = at, heard
+	s.nodes = all
 }
 
 // note records a question, and reports whether it is from a node.
 func (s *askers) note(by netip.Addr) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, known := s.at[by]
+	_, known := s.nodes[by]
 	if known {
 		s.last = time.Now()
-		s.at[by], s.heard[by] = s.last, true
+		s.nodes[by] = asker{s.last, true}
 	}
 	return known
 }
@@ -65,16 +74,16 @@ func (s *askers) note(by netip.Addr) bool {
 func (s *askers) look(node netip.Addr) (asks, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	recent := time.Since(s.at[node]) < askLife
-	return recent && s.heard[node], !recent && time.Since(s.last) < askLife
+	n := s.nodes[node]
+	return n.asks(), !n.recent() && time.Since(s.last) < askLife
 }
 
 // count is how many nodes ask.
 func (s *askers) count() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for node, at := range s.at {
-		if s.heard[node] && time.Since(at) < askLife {
+	for _, node := range s.nodes {
+		if node.asks() {
 			n++
 		}
 	}

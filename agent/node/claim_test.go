@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	coordination "k8s.io/client-go/applyconfigurations/coordination/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/agent/loop"
@@ -31,12 +30,11 @@ import (
 
 func newClient(t *testing.T, funcs interceptor.Funcs, objs ...client.Object) client.WithWatch {
 	t.Helper()
-	s := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(s), coordinationv1.AddToScheme(s), v1alpha1.AddToScheme(s)); err != nil {
+	api, err := fakeapi.NewClient(append(objs, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace}})...)
+	if err != nil {
 		t.Fatal(err)
 	}
-	api := fake.NewClientBuilder().WithScheme(s).WithObjects(objs...).WithStatusSubresource(&v1alpha1.NodeNetwork{}).Build()
-	return interceptor.NewClient(fakeapi.WithUIDs(api), funcs)
+	return interceptor.NewClient(api, funcs)
 }
 
 func clusterNetwork(internal string) *v1alpha1.ClusterNetwork {
@@ -54,7 +52,8 @@ func newNode(name, uid string) *corev1.Node {
 func claimFor(ctx context.Context, c client.Client, node *corev1.Node) (own *v1alpha1.NodeNetwork, lease loop.Lease, err error) {
 	lease = loop.Lease{Client: c, Holder: node.Name, Pod: "pod", Manager: manager(node)}
 	if own, _, err = claim(ctx, node, &lease, noPurge); err == nil {
-		err = loop.ApplyStatus(ctx, c, "NodeNetwork", own.DeepCopy(), v1alpha1.NodeNetworkStatus{Address: own.Status.Address}, lease.Manager)
+		n := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: own.Name, UID: own.UID}}
+		err = loop.ApplyStatus(ctx, c, "NodeNetwork", n, v1alpha1.NodeNetworkStatus{Address: own.Status.Address}, lease.Manager)
 	}
 	return own, lease, err
 }

@@ -41,7 +41,7 @@ func (a *agent) writeStatus(ctx context.Context, s v1alpha1.NodeNetworkStatus) e
 	n := &v1alpha1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: a.own.Name, UID: a.own.UID}}
 	err := loop.ApplyStatus(ctx, a.view.Client, "NodeNetwork", n, s, a.manager)
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
-		// It is gone, or another one has its name. What watches says so later, or never, if
+		// It is gone. What watches says so later, or never, if
 		// the definition is gone.
 		return errAddressLost
 	}

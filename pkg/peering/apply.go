@@ -73,7 +73,7 @@ func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
 		}
 		applying.Go(func() error {
 			u := want.DeepCopy() // what is noted stays as it is
-			// A conflict if it is another one by now, or is gone.
+			// With the resourceVersion, a conflict if it is another one by now, or is gone.
 			u.SetResourceVersion(objs[i].GetResourceVersion())
 			u.SetUID(objs[i].GetUID())
 			err := s.write(actx, u)

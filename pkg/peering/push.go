@@ -78,7 +78,7 @@ func (p *run) makeAllKeys(ctx context.Context) error {
 	return p.makePresharedKeys(ctx)
 }
 
-// startGateways starts the gateways of a new peering before all node agents have reported: pods start meanwhile, and wait for
+// startGateways starts the gateways of a new peering before all node agents have reported, so that pods start in that time, and wait for
 // their Peering. All that follows from the reports is in that, but for the backend of WireGuard. One report tells it. Where
 // another node's kernel turns out to lack it, push replaces them.
 func (p *run) startGateways(ctx context.Context) error {
