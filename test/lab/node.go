@@ -545,6 +545,16 @@ func (n *Node) connect(pid int) error {
 	if err := l.cgroups.Create(group); err != nil {
 		return err
 	}
+	// Real nodes have processors of their own. Here, API servers and the test
+	// itself would take them from what passes packets on.
+	if err := l.cgroups.Weigh(l.cgroupPath(), 64); err != nil {
+		return err
+	}
+	if !n.ControlPlane {
+		if err := l.cgroups.Weigh(n.config.CgroupPath, 16); err != nil {
+			return err
+		}
+	}
 	return l.cgroups.Enter(group, pid)
 }
 

@@ -117,6 +117,28 @@ func (h Host) Enter(path string, pid int) error {
 	return nil
 }
 
+// Weigh gives the cgroup at path, while processors are busy, that many times
+// the share of them that a cgroup has by default, 100 times at most: cpu.shares
+// and cpu.weight of the kernel's cgroup documents.
+func (h Host) Weigh(path string, times int) error {
+	hierarchies, err := h.Hierarchies()
+	if err != nil {
+		return err
+	}
+	for _, dir := range hierarchies {
+		for file, byDefault := range map[string]int{"cpu.shares": 1024, "cpu.weight": 100} {
+			file = filepath.Join(dir, path, file)
+			if _, err := os.Stat(file); err != nil {
+				continue // another hierarchy, or version
+			}
+			if err := os.WriteFile(file, []byte(strconv.Itoa(byDefault*times)), 0o644); err != nil {
+				return fmt.Errorf("set the share of processors: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
 // Remove removes the cgroup at path and all below it, in every hierarchy. It
 // waits until the context ends for processes that are about to be gone. A
 // cgroup that does not exist is no error.
