@@ -191,7 +191,7 @@ func Short(message string) string {
 // ApplyStatus applies the status of an object of ours of that kind and name. With a resourceVersion it is a conflict if the object has
 // changed since, or is another one. Without one, another object of that name gets the status: an API server does not compare the UID.
 func ApplyStatus(ctx context.Context, c client.Client, kind string, obj client.Object, status any, manager string) error {
-	meta := map[string]any{"name": obj.GetName(), "uid": obj.GetUID()}
+	meta := map[string]any{"name": obj.GetName()}
 	if version := obj.GetResourceVersion(); version != "" {
 		meta["resourceVersion"] = version
 	}
