@@ -21,10 +21,13 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
 // key is an object's place.
@@ -37,13 +40,18 @@ type key struct {
 type store struct {
 	testing.ObjectTracker
 	scheme *runtime.Scheme
-	// managed makes a tracker in which field managers work. It has the object only that is written, so that a
-	// write that would change nothing is none.
-	managed func() testing.ObjectTracker
+	// converter merges what is applied.
+	converter managedfields.TypeConverter
+	// kinds are schemes with one kind each.
+	kinds map[schema.GroupVersionKind]*runtime.Scheme
 
 	mu sync.Mutex
 	// objects are all of them; only their metadata is read.
-	objects map[key]metav1.Object
+	objects  map[key]metav1.Object
+	readings map[form]reading
+	// changes counts what was changed, changed has the number of the last change of each kind.
+	changes int64
+	changed map[schema.GroupVersionResource]int64
 	// ended are the names of definitions that were deleted.
 	ended map[string]bool
 	// version is the last one that was given.
@@ -52,6 +60,12 @@ type store struct {
 
 // firstVersion is what the fake client gives to objects that are there from the beginning.
 const firstVersion = 999
+
+// note counts a change of an object.
+func (s *store) note(k key) {
+	s.changes++
+	s.changed[k.gvr] = s.changes
+}
 
 func (s *store) nextVersion() string {
 	s.version++
@@ -80,7 +94,9 @@ func (s *store) Add(obj runtime.Object) error {
 	if err := s.ObjectTracker.Add(obj); err != nil {
 		return err
 	}
-	s.objects[key{gvr, m.GetNamespace(), m.GetName()}] = obj.DeepCopyObject().(metav1.Object)
+	k := key{gvr, m.GetNamespace(), m.GetName()}
+	s.objects[k] = obj.DeepCopyObject().(metav1.Object)
+	s.note(k)
 	return nil
 }
 
@@ -111,6 +127,26 @@ func (s *store) Delete(gvr schema.GroupVersionResource, ns, name string, _ ...me
 	return s.remove(key{gvr, ns, name})
 }
 
+// managed makes a tracker in which field managers work, for one object: a write that would change nothing is none.
+// Such a tracker looks at all kinds that it knows for each write.
+func (s *store) managed(obj runtime.Object) (testing.ObjectTracker, error) {
+	kind, err := apiutil.GVKForObject(obj, s.scheme)
+	if err != nil {
+		return nil, err
+	}
+	scheme := s.kinds[kind]
+	if scheme == nil {
+		empty, err := s.scheme.New(kind)
+		if err != nil {
+			return nil, err
+		}
+		scheme = runtime.NewScheme()
+		scheme.AddKnownTypeWithName(kind, empty)
+		s.kinds[kind] = scheme
+	}
+	return testing.NewFieldManagedObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder(), s.converter), nil
+}
+
 // write lets a tracker with nothing but that object do it, and keeps what has become of the object.
 func (s *store) write(gvr schema.GroupVersionResource, given runtime.Object, ns, verb string, do func(testing.ObjectTracker) error) error {
 	m, err := meta.Accessor(given)
@@ -119,7 +155,11 @@ func (s *store) write(gvr schema.GroupVersionResource, given runtime.Object, ns,
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k, scratch := key{gvr, ns, m.GetName()}, s.managed()
+	k := key{gvr, ns, m.GetName()}
+	scratch, err := s.managed(given)
+	if err != nil {
+		return err
+	}
 	before, err := s.ObjectTracker.Get(gvr, ns, k.name)
 	isNew := apierrors.IsNotFound(err)
 	if err != nil && !isNew {
@@ -242,6 +282,7 @@ func (s *store) create(k key, obj runtime.Object) error {
 		return err
 	}
 	s.objects[k] = m
+	s.note(k)
 	if k == definition(k.name) {
 		delete(s.ended, k.name)
 	}
@@ -290,6 +331,7 @@ func (s *store) put(k key, obj runtime.Object) error {
 		return err
 	}
 	s.objects[k] = m
+	s.note(k)
 	return nil
 }
 
@@ -389,6 +431,8 @@ func (s *store) remove(k key) error {
 		return err
 	}
 	delete(s.objects, k)
+	s.note(k)
+	maps.DeleteFunc(s.readings, func(f form, _ reading) bool { return f.key == k })
 	if k == definition(k.name) {
 		s.ended[k.name] = true
 	}

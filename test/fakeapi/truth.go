@@ -38,6 +38,13 @@ type API struct {
 	store *store
 }
 
+// Changes is how many changes there were of any object.
+func (a *API) Changes() int64 {
+	a.store.mu.Lock()
+	defer a.store.mu.Unlock()
+	return a.store.changes
+}
+
 // NewClient returns the API of a cluster that has the objects.
 func NewClient(objs ...client.Object) (*API, error) {
 	scheme, err := Scheme()
@@ -52,11 +59,10 @@ func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
 	if err != nil {
 		return nil, err
 	}
-	converter := converters{own, applyconfigurations.NewTypeConverter(clientgoscheme.Scheme), managedfields.NewDeducedTypeConverter()}
-	decoder := serializer.NewCodecFactory(scheme).UniversalDecoder()
 	s := &store{
-		ObjectTracker: testing.NewObjectTracker(scheme, decoder), scheme: scheme, objects: map[key]metav1.Object{}, ended: map[string]bool{}, version: firstVersion,
-		managed: func() testing.ObjectTracker { return testing.NewFieldManagedObjectTracker(scheme, decoder, converter) },
+		ObjectTracker: testing.NewObjectTracker(scheme, serializer.NewCodecFactory(scheme).UniversalDecoder()), scheme: scheme, version: firstVersion,
+		objects: map[key]metav1.Object{}, readings: map[form]reading{}, changed: map[schema.GroupVersionResource]int64{}, ended: map[string]bool{}, kinds: map[schema.GroupVersionKind]*runtime.Scheme{},
+		converter: converters{own, kubernetesTypes(), managedfields.NewDeducedTypeConverter()},
 	}
 	base := fake.NewClientBuilder().WithScheme(scheme).WithObjectTracker(s).WithObjects(objs...).
 		WithStatusSubresource(&v1alpha1.Peering{}, &v1alpha1.NodeNetwork{}).WithReturnManagedFields().
@@ -74,9 +80,15 @@ func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
 		if _, isUntyped := obj.(runtime.Unstructured); !isUntyped {
 			return nil // the store has filled it in
 		}
-		return client.IgnoreNotFound(c.Get(ctx, client.ObjectKeyFromObject(obj), obj)) // the last finalizer may have gone
+		return client.IgnoreNotFound(s.get(ctx, c, client.ObjectKeyFromObject(obj), obj)) // the last finalizer may have gone
 	}
 	return &API{store: s, WithWatch: interceptor.NewClient(base, interceptor.Funcs{
+		Get: func(ctx context.Context, c client.WithWatch, at client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			return s.get(ctx, c, at, obj, opts...)
+		},
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			return s.list(ctx, c, list, opts...)
+		},
 		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
 			return written(ctx, c, obj, "", func() error { return c.Create(ctx, obj, opts...) })
 		},
@@ -142,6 +154,9 @@ func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
 		},
 	})}, nil
 }
+
+// kubernetesTypes knows how Kubernetes' own kinds are merged. It is made of a schema of all of them.
+var kubernetesTypes = sync.OnceValue(func() managedfields.TypeConverter { return applyconfigurations.NewTypeConverter(clientgoscheme.Scheme) })
 
 // failedTest is what an API server says of a JSON patch that it cannot apply.
 func failedTest(patch client.Patch, err error) error {

@@ -79,7 +79,7 @@ func (w *Watches) Watch(ctx context.Context, since string, list func(context.Con
 	return out
 }
 
-// ForWatch is a key in the context of a list that a watch makes.
+// ForWatch is a key in the context of a list that a watch makes. It has the number of the last change that the watch has seen.
 type ForWatch struct{}
 
 // Watching is the same client with watches that miss nothing since a list.
@@ -94,9 +94,10 @@ func Watching(base client.WithWatch) client.WithWatch {
 		},
 		Watch: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
 			o := (&client.ListOptions{}).ApplyOptions(opts)
+			seen := int64(-1)
 			return watches.Watch(ctx, o.Raw.ResourceVersion, func(ctx context.Context) (client.ObjectList, error) {
 				now := list.DeepCopyObject().(client.ObjectList)
-				return now, c.List(context.WithValue(ctx, ForWatch{}, true), now, opts...)
+				return now, c.List(context.WithValue(ctx, ForWatch{}, &seen), now, opts...)
 			}), nil
 		},
 	})
