@@ -3,7 +3,9 @@ package peering
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"net/netip"
+	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -26,6 +28,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/version"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/schema"
 )
 
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
@@ -108,6 +111,38 @@ func podWith(addresses ...string) *corev1.Pod {
 		pod.Status.PodIPs = append(pod.Status.PodIPs, corev1.PodIP{IP: a})
 	}
 	return pod
+}
+
+// seed is what all choices of a run are made by.
+var seed = sync.OnceValue(func() uint64 {
+	if *schema.Seed == 0 {
+		return rand.Uint64()
+	}
+	return *schema.Seed
+})
+
+// some are a few of all, others each time.
+func some[T any](t *testing.T, all []T, few, full int) []T {
+	t.Helper()
+	if kit.Full() {
+		few = full
+	}
+	t.Logf("-seed %d: %d of %d", seed(), min(few, len(all)), len(all))
+	rand.New(rand.NewPCG(seed(), 0)).Shuffle(len(all), reflect.Swapper(all))
+	return all[:min(few, len(all))]
+}
+
+// moments are the numbers of a few writes, others each time, of all that a command makes; with Full, of all.
+func moments(t *testing.T, writes, few int) []int {
+	t.Helper()
+	if writes < 5 {
+		t.Errorf("%d writes are none", writes)
+	}
+	var all []int
+	for n := range writes {
+		all = append(all, n+1)
+	}
+	return some(t, all, few, len(all))
 }
 
 func crdList() client.ObjectList { return &apiextensionsv1.CustomResourceDefinitionList{} }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"reflect"
 	"slices"
 	"strings"
@@ -194,20 +193,6 @@ func (w *site) frozen() *site {
 	c := *w.Cluster
 	c.Client = w.raw
 	return &site{Cluster: &c, raw: w.raw}
-}
-
-// some are a few of all, others each time.
-func some(t *testing.T, all []hostile, few, full int) []hostile {
-	t.Helper()
-	if kit.Full() {
-		few = full
-	}
-	if *schema.Seed == 0 {
-		*schema.Seed = rand.Uint64()
-	}
-	t.Logf("-seed %d: %d of %d", *schema.Seed, few, len(all))
-	rand.New(rand.NewPCG(*schema.Seed, 0)).Shuffle(len(all), reflect.Swapper(all))
-	return all[:min(few, len(all))]
 }
 
 // No object of a cluster makes a command panic.

@@ -236,41 +236,45 @@ func TestRotateFails(t *testing.T) {
 func TestRotateKilled(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	step := 12
-	if kit.Full() {
-		step = 1
+	a, b := pairOf(t, 1)
+	a.writes, b.writes = 0, 0
+	if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+		t.Fatal(err)
 	}
-	for first := 1; ; first += step {
-		a, b := pairOf(t, 1)
-		before := []map[string]string{a.keysOf(t), b.keysOf(t)}
-		for _, w := range []*site{a, b} {
-			w.writes, w.deadFrom = 0, first
-		}
-		_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
-		if err == nil {
-			if first < 20 {
-				t.Errorf("%d writes are none that could fail", first)
+	for _, first := range moments(t, max(a.writes, b.writes), 3) {
+		t.Run(fmt.Sprint("at write ", first), func(t *testing.T) {
+			t.Parallel()
+			a, b := pairOf(t, 1)
+			before := []map[string]string{a.keysOf(t), b.keysOf(t)}
+			for _, w := range []*site{a, b} {
+				w.writes, w.deadFrom = 0, first
 			}
-			return
-		}
-		a.deadFrom, b.deadFrom = 0, 0
-		mustPeer(t, a, b, Options{})
-		for _, w := range []*site{a, b} {
-			for _, left := range list[corev1.ConfigMapList](t, w).Items {
-				if left.Annotations[annotationClaim] != "" {
-					t.Errorf("%s: a command that was killed at write %d has left ConfigMap %s", w.Name, first, left.Name)
+			_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
+			if err == nil {
+				if first < 20 { // how many there are is not always the same
+					t.Error("no write has failed")
+				}
+				return
+			}
+			a.deadFrom, b.deadFrom = 0, 0
+			mustPeer(t, a, b, Options{})
+			for _, w := range []*site{a, b} {
+				for _, left := range list[corev1.ConfigMapList](t, w).Items {
+					if left.Annotations[annotationClaim] != "" {
+						t.Errorf("%s: it has left ConfigMap %s", w.Name, left.Name)
+					}
 				}
 			}
-		}
-		if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
-			t.Fatalf("after a command that was killed at write %d: %v", first, err)
-		}
-		for i, w := range []*site{a, b} {
-			rotated(t, before[i], w.keysOf(t), "key", "pre-shared", "overlay")
-		}
-		if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
-			t.Errorf("killed at write %d: the next peer would change %v", first, changesOf(plan))
-		}
+			if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+				t.Fatal(err)
+			}
+			for i, w := range []*site{a, b} {
+				rotated(t, before[i], w.keysOf(t), "key", "pre-shared", "overlay")
+			}
+			if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+				t.Errorf("the next peer would change %v", changesOf(plan))
+			}
+		})
 	}
 }
 
