@@ -59,9 +59,7 @@ type Check struct {
 	// Anchor is the section of docs/troubleshooting.md.
 	Anchor string `json:"anchor"`
 
-	// Cause and Remedy are for the documentation.
-	Cause, Remedy string `json:"-"`
-	// needs are the parts of a cluster without which it says nothing, and peered says that it is about peerings.
+	// needs are the parts of a cluster without which it says nothing.
 	needs []Part
 	look  func(x *look)
 }
@@ -159,7 +157,7 @@ func Anchor(name string) string { return "docs/troubleshooting.md#" + name }
 
 // missing says why a check of a cluster says nothing.
 func (x *look) missing() string {
-	if x.check.needs == nil { // about the API server itself
+	if len(x.check.needs) == 0 { // about the API server itself
 		return ""
 	}
 	if x.Unreachable != "" || x.Refused != "" {

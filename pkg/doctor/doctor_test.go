@@ -501,8 +501,8 @@ func TestWidth(t *testing.T) {
 		if n := len(c.About); n > 46 {
 			t.Errorf("%s: %d characters: %s", c.Name, n, c.About)
 		}
-		if len(c.Name) > 22 || seen[c.Name] || c.Cause == "" || c.Remedy == "" {
-			t.Errorf("%s: its name or its documentation", c.Name)
+		if len(c.Name) > 22 || seen[c.Name] {
+			t.Errorf("%s: its name", c.Name)
 		}
 		seen[c.Name] = true
 	}

@@ -24,8 +24,9 @@ type Facts struct {
 // Part is a kind of things that are read together. What of it could not be read is in Cluster.Unseen.
 type Part string
 
-// The parts.
+// The parts. Answers is what needs no more than an API server that answers.
 const (
+	Answers     Part = "answers"
 	Definitions Part = "definitions"
 	Nodes       Part = "nodes"
 	Pods        Part = "pods"

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"strings"
 
+	"sigs.k8s.io/yaml"
+
 	"github.com/liqonet/liqonet/pkg/doctor"
 )
 
@@ -13,6 +15,14 @@ import (
 //
 //go:embed said.json
 var said []byte
+
+// remedies say of each check, by its name, what is wrong where it has failed.
+//
+//go:embed remedies.yaml
+var remedies []byte
+
+// remedy is the cause of what a check finds, and what to do about it.
+type remedy struct{ Cause, Remedy string }
 
 // saying is what was said of one fault.
 type saying struct {
@@ -53,6 +63,10 @@ func troubleshootingPage() (string, error) {
 	if err := json.Unmarshal(said, &sayings); err != nil {
 		return "", fmt.Errorf("said.json: %w", err)
 	}
+	texts := map[string]remedy{}
+	if err := yaml.UnmarshalStrict(remedies, &texts); err != nil {
+		return "", fmt.Errorf("remedies.yaml: %w", err)
+	}
 	var b, list strings.Builder
 	category := ""
 	for _, c := range doctor.Catalogue() {
@@ -65,7 +79,11 @@ func troubleshootingPage() (string, error) {
 		if s, made := sayings[c.Name]; made {
 			fmt.Fprintf(&b, "\nMade: %s. It was named after %d s:\n\n```console\n$ kubectl liqonet doctor gamma delta\n%s\n```\n", s.Fault, s.Seconds, strings.TrimSpace(s.Output))
 		}
-		fmt.Fprintf(&b, "\n- **Cause**: %s\n- **Remedy**: %s\n", c.Cause, c.Remedy)
+		text := texts[c.Name]
+		if text.Cause == "" || text.Remedy == "" {
+			return "", fmt.Errorf("remedies.yaml: %s has no cause or no remedy", c.Name)
+		}
+		fmt.Fprintf(&b, "\n- **Cause**: %s\n- **Remedy**: %s\n", text.Cause, text.Remedy)
 		if follows := doctor.Explains(c.Name); follows != "" {
 			fmt.Fprintf(&b, "- It explains what these find: %s\n", follows)
 		}
