@@ -31,15 +31,14 @@ const (
 func nodesHaveAgents(x *look) {
 	if !x.Installed || x.DaemonSet == nil {
 		if x.Installed && len(x.Cluster.Peerings) > 0 {
-			x.failed("", "the DaemonSet of the node agents is gone", "no node has an agent that would be started again", "kubectl liqonet doctor "+x.Cluster.Name+" --fix")
+			x.failed("", "the DaemonSet of the node agents is gone", "no node has an agent that would be started again", x.fix())
 		}
 		return
 	}
-	for i := range x.Cluster.Nodes {
-		n := &x.Cluster.Nodes[i]
+	for n := range each(x.Cluster.Nodes) {
 		if nodes.RunsAgents(n) && x.nodePod(n.Name) == nil {
-			f := x.failed(n.Name, fmt.Sprintf("node %s has no agent", n.Name), "Kubernetes has made no pod for it", x.kubectl("describe daemonset liqonet-node"))
-			f.pairs = x.pairsAt(n.Name)
+			x.failedAt(n.Name, fmt.Sprintf("node %s has no agent", n.Name), "Kubernetes has made no pod for it",
+				x.kubectl("describe daemonset liqonet-node"))
 		}
 	}
 }
@@ -48,8 +47,7 @@ func nodeAgents(x *look) {
 	if x.DaemonSet == nil {
 		return
 	}
-	for i := range x.Cluster.Nodes {
-		n := &x.Cluster.Nodes[i]
+	for n := range each(x.Cluster.Nodes) {
 		pod := x.nodePod(n.Name)
 		if pod == nil || !nodes.RunsAgents(n) {
 			continue
@@ -84,29 +82,27 @@ func (x *look) sinceBeat(lease string) string {
 }
 
 func gateways(x *look) {
-	x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {
-		lease := v1alpha1.GatewayName(p.Name, plane.Index)
-		if !x.silent(lease) {
-			return
+	for g := range x.gateways() {
+		if !g.silent() {
+			continue
 		}
-		pod := x.gatewayPod(p.Name, plane.Index)
-		if pod == nil {
-			x.of(p, plane.Index, x.failed("", gatewayName(p, plane.Index)+" has no pod", x.sinceBeat(lease), x.kubectl("describe deployment %s", lease)))
-			return
+		what, hint := g.name()+" has no pod", x.kubectl("describe deployment %s", g.lease())
+		if pod := x.gatewayPod(g.peering.Name, g.Index); pod != nil {
+			what = fmt.Sprintf("%s does nothing, on node %s", g.name(), cmp.Or(pod.Spec.NodeName, "-"))
+			hint = x.kubectl("delete pod %s", pod.Name)
 		}
-		what := fmt.Sprintf("%s does nothing, on node %s", gatewayName(p, plane.Index), cmp.Or(pod.Spec.NodeName, "-"))
-		x.of(p, plane.Index, x.failed("", what, x.sinceBeat(lease), x.kubectl("delete pod %s", pod.Name)))
-	})
+		g.failed(what, x.sinceBeat(g.lease()), hint)
+	}
 }
 
 func allGateways(x *look) {
-	for i := range x.Cluster.Peerings {
-		p := &x.Cluster.Peerings[i]
-		if len(p.Spec.Planes) < 2 || slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool { return !x.silent(v1alpha1.GatewayName(p.Name, plane.Index)) }) {
+	for p := range each(x.Cluster.Peerings) {
+		lives := func(plane v1alpha1.Plane) bool { return !x.silent(v1alpha1.GatewayName(p.Name, plane.Index)) }
+		if len(p.Spec.Planes) < 2 || slices.ContainsFunc(p.Spec.Planes, lives) {
 			continue
 		}
-		f := x.failed("", fmt.Sprintf("all %d gateways to %s are dead", len(p.Spec.Planes), cmp.Or(p.Spec.Remote.Name, p.Name)), "none renews its Lease",
-			x.kubectl("get pods -o wide -l %s=%s", v1alpha1.LabelPeering, p.Name))
+		what := fmt.Sprintf("all %d gateways to %s are dead", len(p.Spec.Planes), cmp.Or(p.Spec.Remote.Name, p.Name))
+		f := x.failed("", what, "none renews its Lease", x.kubectl("get pods -o wide -l %s=%s", v1alpha1.LabelPeering, p.Name))
 		f.Peering, f.pairs = p.Name, []string{x.pair(p)}
 	}
 }
@@ -115,20 +111,21 @@ func allGateways(x *look) {
 func agentsSay(x *look) {
 	for _, node := range slices.Sorted(maps.Keys(x.Reports)) {
 		if m := x.Reports[node].Problem(); m != "" && !x.silent(x.Reports[node].Lease()) {
-			x.failed(node, fmt.Sprintf("the agent of node %s cannot do all that it should: %s", node, m), "condition Ready of its NodeNetwork", x.Kubectl+" describe nodenetwork "+node)
+			x.failed(node, fmt.Sprintf("the agent of node %s cannot do all that it should: %s", node, m),
+				"condition Ready of its NodeNetwork", x.Kubectl+" describe nodenetwork "+node)
 		}
 	}
-	x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {
-		if s != nil && s.Connected && s.Message != "" && !x.silent(v1alpha1.GatewayName(p.Name, plane.Index)) {
-			x.of(p, plane.Index, x.failed("", gatewayName(p, plane.Index)+" cannot do all that it should: "+s.Message, "message of its Peering", x.Kubectl+" describe peering "+p.Name))
+	for g := range x.gateways() {
+		if s := g.status; s != nil && s.Connected && s.Message != "" && !g.silent() {
+			what := g.name() + " cannot do all that it should: " + s.Message
+			g.failed(what, "message of its Peering", x.Kubectl+" describe peering "+g.peering.Name)
 		}
-	})
+	}
 }
 
 // forPods calls do for each pod of an agent, and the state of its container.
 func (x *look) forPods(do func(p *corev1.Pod, s corev1.ContainerStatus)) {
-	for i := range x.Cluster.Pods {
-		p := &x.Cluster.Pods[i]
+	for p := range each(x.Cluster.Pods) {
 		if !isAgent(p) || p.DeletionTimestamp != nil {
 			continue
 		}
@@ -145,9 +142,9 @@ func (x *look) ofPod(p *corev1.Pod, what, evidence string) {
 	f := x.failed(nodeOfPod(p), what, evidence, x.kubectl("describe pod %s", p.Name))
 	if peering := p.Labels[v1alpha1.LabelPeering]; peering != "" {
 		f.Peering = peering
-		for i := range x.Cluster.Peerings {
-			if x.Cluster.Peerings[i].Name == peering {
-				f.pairs = []string{x.pair(&x.Cluster.Peerings[i])}
+		for p := range each(x.Cluster.Peerings) {
+			if p.Name == peering {
+				f.pairs = []string{x.pair(p)}
 			}
 		}
 	}
@@ -155,8 +152,10 @@ func (x *look) ofPod(p *corev1.Pod, what, evidence string) {
 
 func podImages(x *look) {
 	x.forPods(func(p *corev1.Pod, s corev1.ContainerStatus) {
-		if w := s.State.Waiting; w != nil && slices.Contains([]string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}, w.Reason) {
-			x.ofPod(p, fmt.Sprintf("node %s cannot get the agents' image %s", nodeOfPod(p), s.Image), "pod "+p.Name+": "+w.Reason+": "+w.Message)
+		failures := []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+		if w := s.State.Waiting; w != nil && slices.Contains(failures, w.Reason) {
+			what := fmt.Sprintf("node %s cannot get the agents' image %s", nodeOfPod(p), s.Image)
+			x.ofPod(p, what, "pod "+p.Name+": "+w.Reason+": "+w.Message)
 		}
 	})
 }
@@ -220,15 +219,14 @@ func starved(x *look) {
 		if percent < most {
 			continue
 		}
-		f := x.failed(x.nodeOf(lease), fmt.Sprintf("%s gets too little processor time: it is late by %d %% of each second", x.agent(lease), percent),
-			"it is so late when its time has come, as it tells with its Lease", x.kubectl("get daemonsets,deployments -o custom-columns=NAME:.metadata.name,CPU:.spec.template.spec.containers[0].resources.limits.cpu"))
-		f.pairs = x.pairsAt(f.Node)
+		x.failedAt(x.nodeOf(lease), fmt.Sprintf("%s gets too little processor time: it is late by %d %% of each second", x.agent(lease), percent),
+			"it is so late when its time has come, as it tells with its Lease",
+			x.kubectl("get daemonsets,deployments -o custom-columns=NAME:.metadata.name,CPU:.spec.template.spec.containers[0].resources.limits.cpu"))
 	}
 }
 
 func policies(x *look) {
-	for i := range x.Cluster.Pods {
-		p := &x.Cluster.Pods[i]
+	for p := range each(x.Cluster.Pods) {
 		if p.Labels["app.kubernetes.io/component"] != "gateway" || p.DeletionTimestamp != nil {
 			continue
 		}
@@ -250,8 +248,7 @@ func policies(x *look) {
 
 // deniedBy is the policy for which a pod may not have UDP of a port with nodes, empty if it may.
 func (x *look) deniedBy(pod *corev1.Pod, direction networkingv1.PolicyType, port int32) (by string) {
-	for i := range x.Cluster.Policies {
-		np := &x.Cluster.Policies[i]
+	for np := range each(x.Cluster.Policies) {
 		selector, err := metav1.LabelSelectorAsSelector(&np.Spec.PodSelector)
 		if err != nil || !selector.Matches(labels.Set(pod.Labels)) || !isolates(np, direction) {
 			continue
@@ -307,8 +304,8 @@ func (x *look) hasNodes(b *networkingv1.IPBlock) bool {
 	if err != nil {
 		return false
 	}
-	for i := range x.Cluster.Nodes {
-		for _, a := range nodes.Addresses(&x.Cluster.Nodes[i], corev1.NodeInternalIP) {
+	for n := range each(x.Cluster.Nodes) {
+		for _, a := range nodes.Addresses(n, corev1.NodeInternalIP) {
 			in := block.Contains(a) && !slices.ContainsFunc(b.Except, func(e string) bool {
 				except, err := netip.ParsePrefix(e)
 				return err == nil && except.Contains(a)

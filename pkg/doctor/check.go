@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 )
@@ -93,6 +94,11 @@ func (x *look) failed(node, what, evidence, hint string) *Finding {
 	return x.say(Finding{Node: node, What: what, Evidence: evidence, Hint: hint})
 }
 
+// failedAt is the same of a node that packets of the peerings with a gateway on it do not pass.
+func (x *look) failedAt(node, what, evidence, hint string) {
+	x.failed(node, what, evidence, hint).pairs = x.pairsAt(node)
+}
+
 // warned is the same of what does no harm yet.
 func (x *look) warned(node, what, evidence, hint string) *Finding {
 	return x.say(Finding{Result: Warning, Node: node, What: what, Evidence: evidence, Hint: hint})
@@ -108,20 +114,30 @@ func (x *look) kubectl(format string, args ...any) string {
 	return x.Kubectl + " -n liqonet-system " + fmt.Sprintf(format, args...)
 }
 
-// pairOf is both clusters of a peering, for a command.
-func (x *look) pairOf(peer string) string { return x.Cluster.Name + " " + peer }
+// peer is the command that puts right what peer makes, of a peering with another cluster.
+func (x *look) peer(other string) string {
+	return "kubectl liqonet peer " + x.Cluster.Name + " " + other
+}
+
+// status is the command that shows a peering with another cluster.
+func (x *look) status(other string) string {
+	return "kubectl liqonet status " + x.Cluster.Name + " " + other
+}
+
+// fix is the command that makes our objects again.
+func (x *look) fix() string { return "kubectl liqonet doctor " + x.Cluster.Name + " --fix" }
 
 // again is the command that puts right what peer makes. Without a peering it is about the other cluster that was named.
 func (x *look) again() string {
 	for _, p := range x.Cluster.Peerings {
-		return "kubectl liqonet peer " + x.pairOf(p.Spec.Remote.Name)
+		return x.peer(p.Spec.Remote.Name)
 	}
 	if x.Ledger != nil && len(x.Ledger.Spec.Peers) > 0 {
-		return "kubectl liqonet peer " + x.pairOf(x.Ledger.Spec.Peers[0].Name)
+		return x.peer(x.Ledger.Spec.Peers[0].Name)
 	}
 	for _, c := range x.Clusters {
 		if c != x.Cluster {
-			return "kubectl liqonet peer " + x.pairOf(c.Name)
+			return x.peer(c.Name)
 		}
 	}
 	return "kubectl liqonet peer --help"
@@ -179,6 +195,17 @@ func (r *Report) Counts() map[Result]int {
 		out[c.Result]++
 	}
 	return out
+}
+
+// each goes over elements where they are: they are large.
+func each[T any](of []T) iter.Seq[*T] {
+	return func(yield func(*T) bool) {
+		for i := range of {
+			if !yield(&of[i]) {
+				return
+			}
+		}
+	}
 }
 
 // listed names the first three, and counts the others.

@@ -19,66 +19,57 @@ const (
 	ofAll
 )
 
-// explanation says which findings follow from one of another check. Names may end with "*".
+// explanation says which findings follow from one of another check, by how far it explains them. Names go without what all begin with,
+// and may end with "*".
 type explanation struct {
 	cause    string
-	reach    reach
-	explains string
+	explains [ofAll + 1]string
 }
 
 // explanations are read from top to bottom: what is said first is nearer to the root. A cause may itself follow from one above.
 func explanations() []explanation {
+	type reaches = [ofAll + 1]string
 	return []explanation{
-		{"liqonet-api-*", ofAll, "liqonet-agent-* liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-drift-* liqonet-plan-*"},
-		{"liqonet-definition-01", ofAll, "liqonet-agent-* liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-drift-* liqonet-pod-* liqonet-key-* liqonet-mtu-02 liqonet-permission-02 liqonet-clock-02 liqonet-rule-01 liqonet-link-01"},
-		{"liqonet-permission-02", ofCluster, "liqonet-agent-* liqonet-drift-* liqonet-pod-*"},
-		{"liqonet-permission-02", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-overlay-*"},
-		{"liqonet-token-01", ofCluster, "liqonet-agent-* liqonet-drift-* liqonet-clock-02"},
-		{"liqonet-secret-01", ofCluster, "liqonet-pod-* liqonet-agent-* liqonet-drift-*"},
-		{"liqonet-secret-01", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-agent-* liqonet-key-*"},
+		{"api-*", reaches{ofAll: "agent-* tunnel-* udp-* overlay-* drift-* plan-*"}},
+		{"definition-01", reaches{ofAll: "agent-* tunnel-* udp-* overlay-* drift-* pod-* key-* mtu-02 permission-02 " +
+			"clock-02 rule-01 link-01"}},
+		{"permission-02", reaches{ofCluster: "agent-* drift-* pod-*", ofPeering: "tunnel-* udp-* overlay-*"}},
+		{"token-01", reaches{ofCluster: "agent-* drift-* clock-02"}},
+		{"secret-01", reaches{ofCluster: "pod-* agent-* drift-*", ofPeering: "tunnel-* udp-* overlay-* agent-* key-*"}},
 
-		{"liqonet-node-01", ofNode, "liqonet-pod-* liqonet-agent-* liqonet-overlay-* liqonet-node-* liqonet-disk-*"},
-		{"liqonet-node-01", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-mtu-02 liqonet-agent-*"},
-		{"liqonet-disk-01", ofCluster, "liqonet-pod-* liqonet-agent-* liqonet-node-*"},
-		{"liqonet-disk-01", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-mtu-02"},
-		{"liqonet-duplicate-01", ofCluster, "liqonet-node-* liqonet-overlay-* liqonet-agent-* liqonet-pod-*"},
-		{"liqonet-duplicate-01", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-mtu-02"},
+		{"node-01", reaches{ofNode: "pod-* agent-* overlay-* node-* disk-*", ofPeering: "tunnel-* udp-* overlay-* mtu-02 agent-*"}},
+		{"disk-01", reaches{ofCluster: "pod-* agent-* node-*", ofPeering: "tunnel-* udp-* overlay-* mtu-02"}},
+		{"duplicate-01", reaches{ofCluster: "node-* overlay-* agent-* pod-*", ofPeering: "tunnel-* udp-* mtu-02"}},
 
-		{"liqonet-pod-01", ofCluster, "liqonet-agent-* liqonet-drift-* liqonet-pod-*"},
-		{"liqonet-pod-*", ofNode, "liqonet-agent-*"},
-		{"liqonet-pod-*", ofPeering, "liqonet-agent-* liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-mtu-02"},
-		{"liqonet-starved-01", ofNode, "liqonet-agent-* liqonet-overlay-*"},
-		{"liqonet-starved-01", ofPeering, "liqonet-agent-* liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-mtu-02"},
+		{"pod-01", reaches{ofCluster: "agent-* drift-* pod-*"}},
+		{"pod-*", reaches{ofNode: "agent-*", ofPeering: "agent-* tunnel-* udp-* overlay-* mtu-02"}},
+		{"starved-01", reaches{ofNode: "agent-* overlay-*", ofPeering: "agent-* tunnel-* udp-* overlay-* mtu-02"}},
 
-		{"liqonet-policy-01", ofCluster, "liqonet-agent-* liqonet-overlay-*"},
-		{"liqonet-policy-01", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-endpoint-* liqonet-agent-* liqonet-mtu-02"},
-		{"liqonet-firewall-01", ofNode, "liqonet-agent-* liqonet-overlay-*"},
-		{"liqonet-firewall-01", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-mtu-02"},
-		{"liqonet-conntrack-01", ofNode, "liqonet-agent-* liqonet-overlay-*"},
-		{"liqonet-conntrack-01", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-mtu-02"},
-		{"liqonet-link-01", ofNode, "liqonet-agent-* liqonet-overlay-* liqonet-port-*"},
-		{"liqonet-forward-01", ofNode, "liqonet-agent-* liqonet-overlay-*"},
-		{"liqonet-forward-01", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-mtu-02"},
-		{"liqonet-port-01", ofNode, "liqonet-agent-* liqonet-overlay-*"},
-		{"liqonet-rule-01", ofNode, "liqonet-agent-* liqonet-overlay-*"},
-		{"liqonet-route-01", ofNode, "liqonet-agent-* liqonet-overlay-* liqonet-rule-*"},
-		{"liqonet-range-01", ofNode, "liqonet-agent-* liqonet-overlay-*"},
-		{"liqonet-kernel-01", ofNode, "liqonet-agent-* liqonet-overlay-* liqonet-pod-*"},
-		{"liqonet-arp-01", ofNode, "liqonet-agent-* liqonet-overlay-*"},
+		{"policy-01", reaches{ofCluster: "agent-* overlay-*", ofPeering: "tunnel-* udp-* overlay-* endpoint-* agent-* mtu-02"}},
+		{"firewall-01", reaches{ofNode: "agent-* overlay-*", ofPeering: "tunnel-* udp-* overlay-* mtu-02"}},
+		{"conntrack-01", reaches{ofNode: "agent-* overlay-*", ofPeering: "tunnel-* udp-* overlay-* mtu-02"}},
+		{"link-01", reaches{ofNode: "agent-* overlay-* port-*"}},
+		{"forward-01", reaches{ofNode: "agent-* overlay-*", ofPeering: "tunnel-* udp-* overlay-* mtu-02"}},
+		{"port-01", reaches{ofNode: "agent-* overlay-*"}},
+		{"rule-01", reaches{ofNode: "agent-* overlay-*"}},
+		{"route-01", reaches{ofNode: "agent-* overlay-* rule-*"}},
+		{"range-01", reaches{ofNode: "agent-* overlay-*"}},
+		{"kernel-01", reaches{ofNode: "agent-* overlay-* pod-*"}},
+		{"arp-01", reaches{ofNode: "agent-* overlay-*"}},
 
-		{"liqonet-endpoint-01", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-agent-03 liqonet-agent-05"},
-		{"liqonet-key-01", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-drift-*"},
+		{"endpoint-01", reaches{ofPeering: "tunnel-* udp-* agent-03 agent-05"}},
+		{"key-01", reaches{ofPeering: "tunnel-* udp-* overlay-* drift-*"}},
 
-		{"liqonet-agent-04", ofPeering, "liqonet-agent-* liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-mtu-02"},
-		{"liqonet-agent-03", ofPeering, "liqonet-agent-05 liqonet-tunnel-* liqonet-udp-* liqonet-overlay-* liqonet-mtu-02"},
-		{"liqonet-agent-01", ofNode, "liqonet-agent-* liqonet-overlay-*"},
-		{"liqonet-agent-02", ofNode, "liqonet-agent-05 liqonet-overlay-*"},
+		{"agent-04", reaches{ofPeering: "agent-* tunnel-* udp-* overlay-* mtu-02"}},
+		{"agent-03", reaches{ofPeering: "agent-05 tunnel-* udp-* overlay-* mtu-02"}},
+		{"agent-01", reaches{ofNode: "agent-* overlay-*"}},
+		{"agent-02", reaches{ofNode: "agent-05 overlay-*"}},
 
-		{"liqonet-nat-01", ofPeering, "liqonet-tunnel-* liqonet-udp-* liqonet-overlay-*"},
-		{"liqonet-udp-*", ofPeering, "liqonet-tunnel-* liqonet-overlay-* liqonet-mtu-02 liqonet-agent-05"},
-		{"liqonet-mtu-02", ofPeering, "liqonet-tunnel-* liqonet-overlay-*"},
-		{"liqonet-tunnel-01", ofPeering, "liqonet-overlay-* liqonet-mtu-02 liqonet-agent-05"},
-		{"liqonet-overlay-01", ofNode, "liqonet-agent-05 liqonet-mtu-02"},
+		{"nat-01", reaches{ofPeering: "tunnel-* udp-* overlay-*"}},
+		{"udp-*", reaches{ofPeering: "tunnel-* overlay-* mtu-02 agent-05"}},
+		{"mtu-02", reaches{ofPeering: "tunnel-* overlay-*"}},
+		{"tunnel-01", reaches{ofPeering: "overlay-* mtu-02 agent-05"}},
+		{"overlay-01", reaches{ofNode: "agent-05 mtu-02"}},
 	}
 }
 
@@ -89,8 +80,8 @@ func Explains(check string) string {
 		if !matches(check, e.cause) {
 			continue
 		}
-		for p := range strings.FieldsSeq(e.explains) {
-			if p = "`" + p + "`"; !slices.Contains(out, p) {
+		for _, p := range strings.Fields(strings.Join(e.explains[:], " ")) {
+			if p = "`" + prefix + p + "`"; !slices.Contains(out, p) {
 				out = append(out, p)
 			}
 		}
@@ -98,19 +89,20 @@ func Explains(check string) string {
 	return strings.Join(out, ", ")
 }
 
+// prefix is what the names of all checks begin with.
+const prefix = "liqonet-"
+
 // matches says whether a check has one of these names.
 func matches(check, patterns string) bool {
-	for p := range strings.FieldsSeq(patterns) {
-		if prefix, any := strings.CutSuffix(p, "*"); check == p || any && strings.HasPrefix(check, prefix) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(strings.Fields(patterns), func(p string) bool {
+		begin, any := strings.CutSuffix(prefix+p, "*")
+		return check == begin || any && strings.HasPrefix(check, begin)
+	})
 }
 
 // covers says whether a finding is near enough to explain another one.
-func (e explanation) covers(cause, other *Finding) bool {
-	switch e.reach {
+func (r reach) covers(cause, other *Finding) bool {
+	switch r {
 	case ofNode:
 		return cause.Cluster == other.Cluster && cause.Node != "" && cause.Node == other.Node
 	case ofCluster:
@@ -134,13 +126,15 @@ func (r *Report) explain() {
 	}
 	rules := explanations()
 	for _, e := range rules {
-		for _, cause := range amiss {
-			if !matches(cause.Check, e.cause) || cause.Follows != "" {
-				continue
-			}
-			for _, other := range amiss {
-				if other != cause && other.Follows == "" && other.Check != cause.Check && matches(other.Check, e.explains) && e.covers(cause, other) {
-					other.Follows = cause.Check
+		for far, explained := range e.explains {
+			for _, cause := range amiss {
+				if !matches(cause.Check, e.cause) || cause.Follows != "" {
+					continue
+				}
+				for _, other := range amiss {
+					if other.Check != cause.Check && other.Follows == "" && matches(other.Check, explained) && reach(far).covers(cause, other) {
+						other.Follows = cause.Check
+					}
 				}
 			}
 		}

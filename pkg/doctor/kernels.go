@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -23,19 +24,16 @@ const kubeletSilence = 30 * time.Second
 const strictRPFilter = 1
 
 func nodesReady(x *look) {
-	for i := range x.Cluster.Nodes {
-		n := &x.Cluster.Nodes[i]
+	for n := range each(x.Cluster.Nodes) {
 		silence, known := x.NodeSilence[n.Name]
-		what, evidence := "", ""
+		hint := x.Kubectl + " describe node " + n.Name
 		switch {
 		case !nodes.Ready(n):
-			what, evidence = fmt.Sprintf("node %s is not ready", n.Name), conditionOf(n, corev1.NodeReady)
+			x.failedAt(n.Name, fmt.Sprintf("node %s is not ready", n.Name), conditionOf(n, corev1.NodeReady), hint)
 		case known && silence > kubeletSilence:
-			what, evidence = fmt.Sprintf("node %s is not heard of any more", n.Name), fmt.Sprintf("its kubelet has not renewed its Lease for %s", silence.Round(time.Second))
-		default:
-			continue
+			evidence := fmt.Sprintf("its kubelet has not renewed its Lease for %s", silence.Round(time.Second))
+			x.failedAt(n.Name, fmt.Sprintf("node %s is not heard of any more", n.Name), evidence, hint)
 		}
-		x.failed(n.Name, what, evidence, x.Kubectl+" describe node "+n.Name).pairs = x.pairsAt(n.Name)
 	}
 }
 
@@ -49,12 +47,12 @@ func conditionOf(n *corev1.Node, kind corev1.NodeConditionType) string {
 }
 
 func disks(x *look) {
-	for i := range x.Cluster.Nodes {
-		n := &x.Cluster.Nodes[i]
+	for n := range each(x.Cluster.Nodes) {
 		if slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return c.Type == corev1.NodeDiskPressure && c.Status == corev1.ConditionTrue
 		}) {
-			x.failed(n.Name, fmt.Sprintf("the disk of node %s is full", n.Name), conditionOf(n, corev1.NodeDiskPressure), x.Kubectl+" describe node "+n.Name).pairs = x.allPairs()
+			evidence := conditionOf(n, corev1.NodeDiskPressure)
+			x.failed(n.Name, "the disk of node "+n.Name+" is full", evidence, x.Kubectl+" describe node "+n.Name).pairs = x.allPairs()
 		}
 	}
 }
@@ -95,8 +93,8 @@ func kernels(x *look) {
 func firewalls(x *look) {
 	x.forKernels(func(node string, k *probe.Kernel) {
 		if len(k.Blocked) > 0 {
-			x.failed(node, fmt.Sprintf("a firewall on node %s drops what gateways and peers send", node), strings.Join(k.Blocked, "; "),
-				"have it accept what comes and goes by "+wire.LinkPrefix+"*; on the node: nft list ruleset").pairs = x.pairsAt(node)
+			x.failedAt(node, fmt.Sprintf("a firewall on node %s drops what gateways and peers send", node), strings.Join(k.Blocked, "; "),
+				"have it accept what comes and goes by "+wire.LinkPrefix+"*; on the node: nft list ruleset")
 		}
 	})
 }
@@ -105,8 +103,8 @@ func connections(x *look) {
 	const nearlyFull = 95 // percent
 	x.forKernels(func(node string, k *probe.Kernel) {
 		if t := k.Tracked; t.Max > 0 && (t.Count*100 >= t.Max*nearlyFull || t.Refused > 0) {
-			x.failed(node, fmt.Sprintf("the table of connections of node %s is full", node), fmt.Sprintf("%d of %d, and %d found no room meanwhile", t.Count, t.Max, t.Refused),
-				"see who opens them; on the node: conntrack -S").pairs = x.pairsAt(node)
+			evidence := fmt.Sprintf("%d of %d, and %d found no room meanwhile", t.Count, t.Max, t.Refused)
+			x.failedAt(node, fmt.Sprintf("the table of connections of node %s is full", node), evidence, "see who opens them; on the node: conntrack -S")
 		}
 	})
 }
@@ -137,8 +135,8 @@ func forwarding(x *look) {
 				continue
 			}
 			name, value, _ := strings.Cut(setting, "=")
-			x.failed(node, "node "+node+" "+what, fmt.Sprintf("net.ipv4.conf.%s.%s is not %s", l.Name, name, value),
-				fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.%s", l.Name, setting)).pairs = x.pairsAt(node)
+			x.failedAt(node, "node "+node+" "+what, fmt.Sprintf("net.ipv4.conf.%s.%s is not %s", l.Name, name, value),
+				fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.%s", l.Name, setting))
 		}
 	})
 }
@@ -173,7 +171,8 @@ func proxyARP(x *look) {
 	x.forKernels(func(node string, k *probe.Kernel) {
 		for _, l := range k.Links {
 			if l.Uplink && l.ProxyARP {
-				x.failed(node, fmt.Sprintf("node %s answers ARP for others", node), "proxy_arp is on at "+l.Name, fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.proxy_arp=0", l.Name)).pairs = x.pairsAt(node)
+				x.failedAt(node, fmt.Sprintf("node %s answers ARP for others", node), "proxy_arp is on at "+l.Name,
+					fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.proxy_arp=0", l.Name))
 			}
 		}
 	})
@@ -185,7 +184,8 @@ func duplicates(x *look) {
 	say := func(node, addr, mac, evidence string) {
 		if !said[addr] {
 			said[addr] = true
-			x.failed(node, fmt.Sprintf("another machine has the address %s of node %s", addr, node), evidence, "find the machine with "+mac+": arping -D "+addr).pairs = x.pairsAt(node)
+			hint := "find the machine with " + mac + ": arping -D " + addr
+			x.failedAt(node, fmt.Sprintf("another machine has the address %s of node %s", addr, node), evidence, hint)
 		}
 	}
 	x.forKernels(func(node string, k *probe.Kernel) {
@@ -200,9 +200,9 @@ func duplicates(x *look) {
 			macs[node] = append(macs[node], l.MAC)
 		}
 	}
-	for i := range x.Cluster.Nodes {
-		for _, a := range nodes.Addresses(&x.Cluster.Nodes[i], corev1.NodeInternalIP) {
-			owns[a.String()] = x.Cluster.Nodes[i].Name
+	for n := range each(x.Cluster.Nodes) {
+		for _, a := range nodes.Addresses(n, corev1.NodeInternalIP) {
+			owns[a.String()] = n.Name
 		}
 	}
 	for _, seer := range slices.Sorted(maps.Keys(x.Kernels)) {
@@ -243,12 +243,7 @@ func uplinkMTU(x *look) {
 			continue
 		}
 		// Most nodes are right, or else those with the larger one.
-		usual := slices.MaxFunc(slices.Collect(maps.Keys(count)), func(a, b int) int {
-			if count[a] != count[b] {
-				return count[a] - count[b]
-			}
-			return a - b
-		})
+		usual := slices.MaxFunc(slices.Collect(maps.Keys(count)), func(a, b int) int { return cmp.Or(count[a]-count[b], a-b) })
 		for _, l := range links {
 			if l.mtu != usual {
 				x.failed(l.node, fmt.Sprintf("the uplink of node %s has an MTU of %d, others have %d", l.node, l.mtu, usual), fmt.Sprintf("%s, in %s", l.link, subnet),

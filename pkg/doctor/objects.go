@@ -72,8 +72,8 @@ func state(o plan.ObjectPlan) string {
 func agentPermissions(x *look) {
 	for _, o := range x.Drift {
 		if isAccess(o) {
-			f := x.failed("", fmt.Sprintf("the agents lack permissions: %s %s", object(o), state(o)), cmp.Or(o.Reason, "it is not as peer makes it"), "kubectl liqonet doctor "+x.Cluster.Name+" --fix")
-			f.pairs = x.allPairs()
+			what := fmt.Sprintf("the agents lack permissions: %s %s", object(o), state(o))
+			x.failed("", what, cmp.Or(o.Reason, "it is not as peer makes it"), x.fix()).pairs = x.allPairs()
 		}
 	}
 }
@@ -83,9 +83,9 @@ func drift(x *look) {
 		switch {
 		case isAccess(o), o.Kind == "Secret", o.Kind == "CustomResourceDefinition":
 		case o.Action == plan.Create:
-			x.failed("", object(o)+" is gone", o.Reason, "kubectl liqonet doctor "+x.Cluster.Name+" --fix")
+			x.failed("", object(o)+" is gone", o.Reason, x.fix())
 		default:
-			x.warned("", object(o)+" was changed", o.Reason, "kubectl liqonet doctor "+x.Cluster.Name+" --fix")
+			x.warned("", object(o)+" was changed", o.Reason, x.fix())
 		}
 	}
 }
@@ -128,19 +128,16 @@ func secrets(x *look) {
 			missing(manifests.OverlaySecretName(g), "the overlay's key")
 		}
 	}
-	for i := range x.Cluster.Peerings {
-		p := &x.Cluster.Peerings[i]
-		for _, plane := range p.Spec.Planes {
-			g := manifests.Gateway{Peering: p.Name, Plane: plane.Index, KeyGeneration: plane.KeyGeneration, PresharedKey: plane.PresharedKey.Generation}
-			wanted := map[string]string{g.SecretName(): "the key of a gateway"}
-			if plane.PresharedKey.Generation > 0 {
-				wanted[g.PresharedSecretName()] = "a pre-shared key"
-			}
-			for _, name := range slices.Sorted(maps.Keys(wanted)) {
-				if f := missing(name, wanted[name]); f != nil {
-					x.of(p, plane.Index, f)
-					f.Hint = "kubectl liqonet peer " + x.pairOf(p.Spec.Remote.Name)
-				}
+	for g := range x.gateways() {
+		m := manifests.Gateway{Peering: g.peering.Name, Plane: g.Index, KeyGeneration: g.KeyGeneration, PresharedKey: g.PresharedKey.Generation}
+		wanted := map[string]string{m.SecretName(): "the key of a gateway"}
+		if g.PresharedKey.Generation > 0 {
+			wanted[m.PresharedSecretName()] = "a pre-shared key"
+		}
+		for _, name := range slices.Sorted(maps.Keys(wanted)) {
+			if f := missing(name, wanted[name]); f != nil {
+				g.about(f)
+				f.Hint = x.peer(g.peer())
 			}
 		}
 	}
@@ -195,7 +192,7 @@ func versions(x *look) {
 
 func leftovers(x *look) {
 	if len(x.Cluster.Leftovers) > 0 {
-		x.warned("", "things of ours are left over: "+listed(x.Cluster.Leftovers), strings.Join(x.Cluster.Leftovers, ", "), "kubectl liqonet doctor "+x.Cluster.Name+" --fix")
+		x.warned("", "things of ours are left over: "+listed(x.Cluster.Leftovers), strings.Join(x.Cluster.Leftovers, ", "), x.fix())
 	}
 }
 
@@ -224,7 +221,8 @@ func ways(x *look) {
 		case w.Unseen != "":
 			x.unseen("", w.Unseen)
 		default:
-			x.failed("", fmt.Sprintf("UDP from its nodes does not get to %s", w.To), "no answer from "+w.Address, "let UDP pass to "+w.Address+"; then: kubectl liqonet doctor "+x.pairOf(w.To))
+			x.failed("", fmt.Sprintf("UDP from its nodes does not get to %s", w.To), "no answer from "+w.Address,
+				"let UDP pass to "+w.Address+"; then: kubectl liqonet doctor "+x.Cluster.Name+" "+w.To)
 		}
 	}
 }
@@ -232,8 +230,7 @@ func ways(x *look) {
 func ranges(x *look) {
 	for _, node := range slices.Sorted(maps.Keys(x.Conflicts)) {
 		for _, c := range x.Conflicts[node] {
-			f := x.failed(node, c, "reported by the node's agent", x.again())
-			f.pairs = x.allPairs()
+			x.failed(node, c, "reported by the node's agent", x.again()).pairs = x.allPairs()
 		}
 	}
 }
@@ -243,10 +240,9 @@ func podsOutside(x *look) {
 	for _, r := range x.Reports {
 		reports = append(reports, *r)
 	}
-	for i := range x.Cluster.Peerings {
-		p := &x.Cluster.Peerings[i]
+	for p := range each(x.Cluster.Peerings) {
 		if outside := p.PodOutside(reports); outside != "" {
-			f := x.failed("", strings.ReplaceAll(outside, "THIS-CLUSTER", x.Cluster.Name), "reported by the nodes' agents", "kubectl liqonet peer "+x.pairOf(p.Spec.Remote.Name))
+			f := x.failed("", strings.ReplaceAll(outside, "THIS-CLUSTER", x.Cluster.Name), "reported by the nodes' agents", x.peer(p.Spec.Remote.Name))
 			f.Peering, f.pairs = p.Name, []string{x.pair(p)}
 		}
 	}

@@ -3,6 +3,7 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,28 +22,20 @@ func (x *look) pair(p *v1alpha1.Peering) string {
 
 // allPairs are those of all peerings of the cluster.
 func (x *look) allPairs() (out []string) {
-	for i := range x.Cluster.Peerings {
-		out = append(out, x.pair(&x.Cluster.Peerings[i]))
+	for p := range each(x.Cluster.Peerings) {
+		out = append(out, x.pair(p))
 	}
 	return out
 }
 
 // pairsAt are those of the peerings with a gateway on a node.
 func (x *look) pairsAt(node string) (out []string) {
-	for i := range x.Cluster.Peerings {
-		p := &x.Cluster.Peerings[i]
+	for p := range each(x.Cluster.Peerings) {
 		if slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool { return x.gatewayNode(p, plane.Index) == node }) {
 			out = append(out, x.pair(p))
 		}
 	}
 	return out
-}
-
-// of says which gateway a finding is about.
-func (x *look) of(p *v1alpha1.Peering, plane int32, f *Finding) *Finding {
-	f.Peering, f.Plane, f.pairs = p.Name, &plane, []string{x.pair(p)}
-	f.Node = cmp.Or(f.Node, x.gatewayNode(p, plane))
-	return f
 }
 
 // gatewayNode is the node that a gateway runs on, as far as it is known.
@@ -70,8 +63,7 @@ func (x *look) nodePod(node string) *corev1.Pod {
 
 // pod is one of those that are meant: one that runs, if there is any.
 func (x *look) pod(meant func(*corev1.Pod) bool) (found *corev1.Pod) {
-	for i := range x.Cluster.Pods {
-		p := &x.Cluster.Pods[i]
+	for p := range each(x.Cluster.Pods) {
 		if meant(p) && (found == nil || p.Status.Phase == corev1.PodRunning) {
 			found = p
 		}
@@ -81,10 +73,11 @@ func (x *look) pod(meant func(*corev1.Pod) bool) (found *corev1.Pod) {
 
 // nodeOfPod is where a pod runs, or has to: those of a DaemonSet are for one node.
 func nodeOfPod(p *corev1.Pod) string {
-	if p.Spec.NodeName != "" || p.Spec.Affinity == nil || p.Spec.Affinity.NodeAffinity == nil || p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+	a := p.Spec.Affinity
+	if p.Spec.NodeName != "" || a == nil || a.NodeAffinity == nil || a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 		return p.Spec.NodeName
 	}
-	for _, term := range p.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+	for _, term := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
 		for _, field := range term.MatchFields {
 			if field.Key == "metadata.name" && len(field.Values) == 1 {
 				return field.Values[0]
@@ -101,24 +94,12 @@ func (x *look) agent(lease string) string {
 			return "the agent of node " + n.Name
 		}
 	}
-	for i := range x.Cluster.Peerings {
-		p := &x.Cluster.Peerings[i]
-		for _, plane := range p.Spec.Planes {
-			if lease == v1alpha1.GatewayName(p.Name, plane.Index) {
-				return gatewayName(p, plane.Index)
-			}
+	for g := range x.gateways() {
+		if lease == g.lease() {
+			return g.name()
 		}
 	}
 	return lease
-}
-
-// gatewayName is how a gateway is called: by its plane where there are several.
-func gatewayName(p *v1alpha1.Peering, plane int32) string {
-	name := "the gateway to " + cmp.Or(p.Spec.Remote.Name, p.Name)
-	if len(p.Spec.Planes) > 1 {
-		name += fmt.Sprintf(" of plane %d", plane)
-	}
-	return name
 }
 
 // nodeOf is the node of the agent that has a Lease.
@@ -128,26 +109,68 @@ func (x *look) nodeOf(lease string) string {
 			return n.Name
 		}
 	}
-	for i := range x.Cluster.Peerings {
-		p := &x.Cluster.Peerings[i]
-		for _, plane := range p.Spec.Planes {
-			if lease == v1alpha1.GatewayName(p.Name, plane.Index) {
-				return x.gatewayNode(p, plane.Index)
-			}
+	for g := range x.gateways() {
+		if lease == g.lease() {
+			return g.node()
 		}
 	}
 	return ""
 }
 
-// forGateways calls do for each gateway of the cluster.
-func (x *look) forGateways(do func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus)) {
-	for i := range x.Cluster.Peerings {
-		p := &x.Cluster.Peerings[i]
-		for k := range p.Spec.Planes {
-			do(p, &p.Spec.Planes[k], p.PlaneStatus(p.Spec.Planes[k].Index))
+// gateway is one of the cluster's.
+type gateway struct {
+	x       *look
+	peering *v1alpha1.Peering
+	*v1alpha1.Plane
+	// status is nil where it has reported nothing.
+	status *v1alpha1.PlaneStatus
+}
+
+// gateways are those of the cluster.
+func (x *look) gateways() iter.Seq[gateway] {
+	return func(yield func(gateway) bool) {
+		for p := range each(x.Cluster.Peerings) {
+			for plane := range each(p.Spec.Planes) {
+				if !yield(gateway{x, p, plane, p.PlaneStatus(plane.Index)}) {
+					return
+				}
+			}
 		}
 	}
 }
+
+// lease is the name of its Lease, and of its other objects.
+func (g gateway) lease() string { return v1alpha1.GatewayName(g.peering.Name, g.Index) }
+
+// name is how it is called: by its plane where there are several.
+func (g gateway) name() string {
+	name := "the gateway to " + cmp.Or(g.peering.Spec.Remote.Name, g.peering.Name)
+	if len(g.peering.Spec.Planes) > 1 {
+		name += fmt.Sprintf(" of plane %d", g.Index)
+	}
+	return name
+}
+
+// peer is the name of the other cluster.
+func (g gateway) peer() string { return g.peering.Spec.Remote.Name }
+
+// node is the one that it runs on, as far as it is known.
+func (g gateway) node() string { return g.x.gatewayNode(g.peering, g.Index) }
+
+// silent says that it is taken for dead.
+func (g gateway) silent() bool { return g.x.silent(g.lease()) }
+
+// down says that it lives, and no packet passes.
+func (g gateway) down() bool { return g.status != nil && !g.status.Connected && !g.silent() }
+
+// about says that a finding is about it.
+func (g gateway) about(f *Finding) {
+	f.Peering, f.Plane, f.pairs = g.peering.Name, &g.Index, []string{g.x.pair(g.peering)}
+	f.Node = cmp.Or(f.Node, g.node())
+}
+
+// failed adds a finding about it.
+func (g gateway) failed(what, evidence, hint string) { g.about(g.x.failed("", what, evidence, hint)) }
 
 // peerOf is the peer's cluster and its side of the peering, nil where it was not read.
 func (x *look) peerOf(p *v1alpha1.Peering) (*Cluster, *v1alpha1.Peering) {
@@ -155,8 +178,8 @@ func (x *look) peerOf(p *v1alpha1.Peering) (*Cluster, *v1alpha1.Peering) {
 	if peer == nil {
 		return nil, nil
 	}
-	for i := range peer.Peerings {
-		if other := &peer.Peerings[i]; other.Spec.Remote.ClusterID == x.ID {
+	for other := range each(peer.Peerings) {
+		if other.Spec.Remote.ClusterID == x.ID {
 			return peer, other
 		}
 	}

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -14,39 +15,40 @@ import (
 
 // names is about endpoints that are names, as the client's gateway says of them: only there is the name server that it asks.
 func names(x *look) {
-	x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {
-		for _, e := range plane.Endpoints {
+	for g := range x.gateways() {
+		for _, e := range g.Endpoints {
 			host, _, err := v1alpha1.SplitEndpoint(e)
-			if _, isAddr := netip.ParseAddr(host); err != nil || isAddr == nil || s == nil || s.Connected {
+			if _, isAddr := netip.ParseAddr(host); err != nil || isAddr == nil || g.status == nil || g.status.Connected {
 				continue
 			}
-			if _, why, found := strings.Cut(s.Message, fmt.Sprintf("endpoint %q: ", host)); found {
-				x.of(p, plane.Index, x.failed("", fmt.Sprintf("the endpoint's name %s leads nowhere", host), why, "put the name into the DNS, or give another endpoint: kubectl liqonet peer "+x.pairOf(p.Spec.Remote.Name)+" --endpoint"))
+			if _, why, found := strings.Cut(g.status.Message, fmt.Sprintf("endpoint %q: ", host)); found {
+				g.failed(fmt.Sprintf("the endpoint's name %s leads nowhere", host), why,
+					"put the name into the DNS, or give another endpoint: "+x.peer(g.peer())+" --endpoint")
 			}
 		}
-	})
+	}
 }
 
 // keys compares what each gateway has with what the peer was told.
 func keys(x *look) {
-	x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {
-		peer, other := x.peerOf(p)
+	for g := range x.gateways() {
+		peer, other := x.peerOf(g.peering)
 		if peer == nil {
-			return
+			continue
 		}
-		theirs, plan := other.PlaneStatus(plane.Index), other.Plane(plane.Index)
-		hint := "kubectl liqonet peer " + x.pairOf(peer.Name)
+		theirs, plan := other.PlaneStatus(g.Index), other.Plane(g.Index)
+		hint := x.peer(peer.Name)
 		switch {
-		case theirs != nil && theirs.PublicKey != "" && theirs.PublicKey != plane.RemotePublicKey:
-			if !knowsAnyKey(p, other) {
+		case theirs != nil && theirs.PublicKey != "" && theirs.PublicKey != g.RemotePublicKey:
+			if !knowsAnyKey(g.peering, other) {
 				hint += " --replace" // peer cannot tell that it is the same cluster
 			}
-			x.of(p, plane.Index, x.failed("", fmt.Sprintf("it knows a wrong key of %s's gateway", peer.Name),
-				fmt.Sprintf("plane %d: Peering %s has %.8s…, the gateway has %.8s…", plane.Index, p.Name, plane.RemotePublicKey, theirs.PublicKey), hint))
-		case plan != nil && plan.PresharedKey.Fingerprint != plane.PresharedKey.Fingerprint && x.Cluster.ID < peer.ID:
-			x.of(p, plane.Index, x.failed("", fmt.Sprintf("it and %s have different pre-shared keys", peer.Name), fmt.Sprintf("fingerprints of plane %d differ", plane.Index), hint))
+			g.failed(fmt.Sprintf("it knows a wrong key of %s's gateway", peer.Name), fmt.Sprintf("plane %d: Peering %s has %.8s…, the gateway has %.8s…",
+				g.Index, g.peering.Name, g.RemotePublicKey, theirs.PublicKey), hint)
+		case plan != nil && plan.PresharedKey.Fingerprint != g.PresharedKey.Fingerprint && x.Cluster.ID < peer.ID:
+			g.failed(fmt.Sprintf("it and %s have different pre-shared keys", peer.Name), fmt.Sprintf("fingerprints of plane %d differ", g.Index), hint)
 		}
-	})
+	}
 }
 
 // knowsAnyKey says that a Peering has the key of at least one of the peer's gateways.
@@ -57,40 +59,33 @@ func knowsAnyKey(p, other *v1alpha1.Peering) bool {
 	})
 }
 
-// down says that both ends of a plane live, and no packet passes.
-func (x *look) down(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) bool {
-	return s != nil && !s.Connected && !x.silent(v1alpha1.GatewayName(p.Name, plane.Index))
-}
-
 // carried is what this end and the other one have sent and received.
-func (x *look) carried(p *v1alpha1.Peering, plane int32) (own, other Traffic, both bool) {
-	own, has := x.Traffic[v1alpha1.GatewayName(p.Name, plane)]
-	peer, side := x.peerOf(p)
-	if !has || peer == nil || peer.silent(v1alpha1.GatewayName(side.Name, plane)) {
+func (g gateway) carried() (own, other Traffic, both bool) {
+	own, has := g.x.Traffic[g.lease()]
+	peer, side := g.x.peerOf(g.peering)
+	if !has || peer == nil || peer.silent(v1alpha1.GatewayName(side.Name, g.Index)) {
 		return own, other, false
 	}
-	other, both = peer.Traffic[v1alpha1.GatewayName(side.Name, plane)]
+	other, both = peer.Traffic[v1alpha1.GatewayName(side.Name, g.Index)]
 	return own, other, both
 }
 
 func udpBlocked(x *look) {
-	x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {
-		if plane.Role != v1alpha1.Client || !x.down(p, plane, s) {
-			return
+	for g := range x.gateways() {
+		if g.Role != v1alpha1.Client || !g.down() {
+			continue
 		}
-		own, other, both := x.carried(p, plane.Index)
-		at := strings.Join(plane.Endpoints, ", ")
-		if s.Endpoint != "" {
-			at = s.Endpoint
-		}
+		own, other, both := g.carried()
+		at := cmp.Or(g.status.Endpoint, strings.Join(g.Endpoints, ", "))
 		switch {
 		case both && (own.Received > 0 || other.Received > 0 || own.Sent == 0):
-		case !both && (s.LastHandshake != nil || own.Received > 0):
+		case !both && (g.status.LastHandshake != nil || own.Received > 0):
 		default:
-			x.of(p, plane.Index, x.failed("", fmt.Sprintf("UDP does not get to %s's gateway at %s", p.Spec.Remote.Name, at),
-				fmt.Sprintf("it has sent %d bytes, and neither gateway has received any", own.Sent), fmt.Sprintf("on node %s: tcpdump -ni any udp and host %s", x.gatewayNode(p, plane.Index), hostOf(at))))
+			g.failed(fmt.Sprintf("UDP does not get to %s's gateway at %s", g.peer(), at),
+				fmt.Sprintf("it has sent %d bytes, and neither gateway has received any", own.Sent),
+				fmt.Sprintf("on node %s: tcpdump -ni any udp and host %s", g.node(), hostOf(at)))
 		}
-	})
+	}
 }
 
 // hostOf is the host of an endpoint.
@@ -104,40 +99,36 @@ func hostOf(endpoint string) string {
 
 // udpOneWay is said by the end that receives nothing while the other one does.
 func udpOneWay(x *look) {
-	x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {
-		if !x.down(p, plane, s) {
-			return
+	for g := range x.gateways() {
+		if own, other, both := g.carried(); g.down() && both && own.Received == 0 && other.Received > 0 && other.Sent > 0 {
+			g.failed(fmt.Sprintf("UDP passes one way only: nothing of %s gets here", g.peer()),
+				fmt.Sprintf("%s has received %d bytes and sent %d, and none came", g.peer(), other.Received, other.Sent),
+				fmt.Sprintf("on node %s: tcpdump -ni any udp", g.node()))
 		}
-		own, other, both := x.carried(p, plane.Index)
-		if both && own.Received == 0 && other.Received > 0 && other.Sent > 0 {
-			x.of(p, plane.Index, x.failed("", fmt.Sprintf("UDP passes one way only: nothing of %s gets here", p.Spec.Remote.Name),
-				fmt.Sprintf("%s has received %d bytes and sent %d, and none came", p.Spec.Remote.Name, other.Received, other.Sent), fmt.Sprintf("on node %s: tcpdump -ni any udp", x.gatewayNode(p, plane.Index))))
-		}
-	})
+	}
 }
 
 func natForgets(x *look) {
 	const often = 2
-	x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {
-		t := x.Traffic[v1alpha1.GatewayName(p.Name, plane.Index)]
-		seen := slices.Compact(slices.Sorted(slices.Values(t.Endpoints)))
+	for g := range x.gateways() {
+		seen := slices.Compact(slices.Sorted(slices.Values(x.Traffic[g.lease()].Endpoints)))
 		hosts := map[string]bool{}
 		for _, e := range seen {
 			hosts[hostOf(e)] = true
 		}
-		if plane.Role == v1alpha1.Server && len(seen) >= often && len(hosts) == 1 {
-			x.of(p, plane.Index, x.failed("", fmt.Sprintf("a NAT on the way to %s forgets the tunnel", p.Spec.Remote.Name), "it calls from "+strings.Join(seen, ", "),
-				"have the NAT remember UDP for 30 s; see: kubectl liqonet status "+x.pairOf(p.Spec.Remote.Name)+" --history"))
+		if g.Role == v1alpha1.Server && len(seen) >= often && len(hosts) == 1 {
+			g.failed(fmt.Sprintf("a NAT on the way to %s forgets the tunnel", g.peer()), "it calls from "+strings.Join(seen, ", "),
+				"have the NAT remember UDP for 30 s; see: "+x.status(g.peer())+" --history")
 		}
-	})
+	}
 }
 
 func tunnels(x *look) {
-	x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {
-		if x.down(p, plane, s) {
-			x.of(p, plane.Index, x.failed("", fmt.Sprintf("no packet passes to %s", p.Spec.Remote.Name), s.Message, "kubectl liqonet status "+x.pairOf(p.Spec.Remote.Name)+" --history"))
+	for g := range x.gateways() {
+		if g.down() {
+			g.failed("no packet passes to "+g.peer(), g.status.Message, x.status(g.peer())+" --history")
 		}
-	})
+	}
 }
 
 // overlays is about nodes that do not reach the peer while the tunnel works.
@@ -147,26 +138,25 @@ func overlays(x *look) {
 		if x.silent(r.Lease()) || !slices.ContainsFunc(x.Cluster.Nodes, func(n corev1.Node) bool { return n.Name == node }) {
 			continue
 		}
-		x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {
-			if s == nil || !s.Connected || x.silent(v1alpha1.GatewayName(p.Name, plane.Index)) {
-				return
+		for g := range x.gateways() {
+			if g.status == nil || !g.status.Connected || g.silent() {
+				continue
 			}
-			if g := r.Gateway(p.Name, plane.Index); g != nil && g.Ready && g.ObservedGeneration == p.Generation {
-				return
+			if own := r.Gateway(g.peering.Name, g.Index); own != nil && own.Ready && own.ObservedGeneration == g.peering.Generation {
+				continue
 			}
-			at := x.gatewayNode(p, plane.Index)
-			what := fmt.Sprintf("UDP %d does not pass between node %s and the gateway on %s", overlayPort, node, at)
+			what := fmt.Sprintf("UDP %d does not pass between node %s and the gateway on %s", overlayPort, node, g.node())
 			evidence := "the tunnel works, and the node does not reach the peer"
 			if k := x.Kernels[node]; k != nil {
 				for _, ping := range k.Pings {
-					if ping.To == s.PodIP.Addr && len(ping.Answered) == 0 {
-						what, evidence = fmt.Sprintf("node %s does not reach pods on node %s", node, at), "the gateway's pod "+s.PodIP.String()+" answers no ping"
+					if ping.To == g.status.PodIP.Addr && len(ping.Answered) == 0 {
+						what = fmt.Sprintf("node %s does not reach pods on node %s", node, g.node())
+						evidence = "the gateway's pod " + g.status.PodIP.String() + " answers no ping"
 					}
 				}
 			}
-			f := x.of(p, plane.Index, x.failed(node, what, evidence, fmt.Sprintf("on node %s: tcpdump -ni any udp port %d", node, overlayPort)))
-			f.Node = node
-		})
+			g.about(x.failed(node, what, evidence, fmt.Sprintf("on node %s: tcpdump -ni any udp port %d", node, overlayPort)))
+		}
 	}
 }
 
@@ -177,15 +167,14 @@ func fullSize(x *look) {
 			if len(ping.Answered) == 0 || len(ping.Answered) == len(ping.Sizes) {
 				continue
 			}
-			x.forGateways(func(p *v1alpha1.Peering, plane *v1alpha1.Plane, s *v1alpha1.PlaneStatus) {
-				if plane.RemoteAddress.Addr != ping.To || len(x.found) > 0 {
-					return
+			for g := range x.gateways() {
+				if g.status == nil || g.RemoteAddress.Addr != ping.To || len(x.found) > 0 {
+					continue
 				}
-				most := slices.Max(ping.Answered)
-				f := x.of(p, plane.Index, x.failed(node, fmt.Sprintf("large packets to %s get lost: %d bytes pass, and %d do not", p.Spec.Remote.Name, most, slices.Max(ping.Sizes)),
-					fmt.Sprintf("from node %s to its gateway %s; the MTU is %d", node, ping.To, s.MTU), "have all hops send ICMP errors; see docs/troubleshooting.md, or: kubectl liqonet status "+x.pairOf(p.Spec.Remote.Name)+" -o wide"))
-				f.Node = node
-			})
+				what := fmt.Sprintf("large packets to %s get lost: %d bytes pass, and %d do not", g.peer(), slices.Max(ping.Answered), slices.Max(ping.Sizes))
+				g.about(x.failed(node, what, fmt.Sprintf("from node %s to its gateway %s; the MTU is %d", node, ping.To, g.status.MTU),
+					"have all hops send ICMP errors; see docs/troubleshooting.md, or: "+x.status(g.peer())+" -o wide"))
+			}
 		}
 	}
 }
