@@ -8,6 +8,29 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// oneOf is a flag whose value is one of a list, or empty if it is so from the beginning.
+type oneOf struct {
+	value   string
+	allowed []string
+}
+
+// String returns the value.
+func (o *oneOf) String() string { return o.value }
+
+// Type is what --help shows.
+func (o *oneOf) Type() string { return "value" }
+
+func (o *oneOf) completions() []cobra.Completion { return o.allowed }
+
+// Set refuses what is not in the list.
+func (o *oneOf) Set(s string) error {
+	if s != "" && !slices.Contains(o.allowed, s) {
+		return fmt.Errorf("%q must be one of %s", s, strings.Join(o.allowed, ", "))
+	}
+	o.value = s
+	return nil
+}
+
 // lister is a flag that can be repeated.
 type lister interface{ GetSlice() []string }
 

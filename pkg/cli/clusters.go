@@ -91,6 +91,31 @@ func inParallel[T, R any](in []T, do func(T) (R, error)) ([]R, []error) {
 	return results, errs
 }
 
+// named are the clusters of a command line. Where it names none, it is that of the current context, which is implicit.
+func (g *globals) named(command string, refs []string) (names []string, contexts map[string]*clientcmdapi.Context, implicit bool, err error) {
+	_, raw, err := loadKubeconfig(g.kubeconfig)
+	if err != nil || len(refs) > 0 {
+		return refs, nil, false, err
+	}
+	if raw.CurrentContext == "" {
+		hint := fmt.Sprintf("name a cluster (kubectl liqonet %s CLUSTER), or set one (kubectl config use-context NAME)", command)
+		return nil, nil, true, usageError(hint, "the kubeconfig has no current context")
+	}
+	return []string{raw.CurrentContext}, raw.Contexts, true, nil
+}
+
+// checkDistinct refuses two names of one cluster.
+func checkDistinct(clusters []*peering.Cluster) error {
+	for i, a := range clusters {
+		for _, b := range clusters[i+1:] {
+			if a.ID != "" && a.ID == b.ID {
+				return usageError("name different clusters; see kubectl config get-contexts", "%q and %q are the same cluster", a.Name, b.Name)
+			}
+		}
+	}
+	return nil
+}
+
 // distinguish gives clusters whose contexts have the same name, as those of two
 // kubeadm files have, the names that the user typed.
 func distinguish(clusters []*peering.Cluster, refs []string) {

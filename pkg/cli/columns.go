@@ -7,18 +7,11 @@ import (
 	"io"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/util/jsonpath"
 )
 
 // customColumns is -o custom-columns=NAME:PATH,…, as with kubectl.
 const customColumns = "custom-columns="
-
-// listing is a document that is a list: each of its items is a row.
-type listing interface {
-	runtime.Object
-	items() any
-}
 
 // column is one of -o custom-columns.
 type column struct {
@@ -42,13 +35,13 @@ func parseColumns(spec string) (out []column, err error) {
 	return out, nil
 }
 
-// printColumns prints a row for each item of a document.
-func (o *output) printColumns(w io.Writer, document listing) error {
+// printColumns prints a row for each item of a list.
+func (o *output) printColumns(w io.Writer, list any) error {
 	cols, err := parseColumns(strings.TrimPrefix(o.format, customColumns))
 	if err != nil {
 		return err
 	}
-	raw, err := json.Marshal(document.items())
+	raw, err := json.Marshal(list)
 	if err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package cli
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -71,8 +70,6 @@ type doctorDocument struct {
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *doctorDocument) DeepCopyObject() runtime.Object { return d }
 
-func (d *doctorDocument) items() any { return d.Checks }
-
 // names are those of the checks that have failed.
 func (d *doctorDocument) names() (out []string) {
 	for _, c := range d.Checks {
@@ -107,11 +104,11 @@ func (g *globals) doctor(ctx context.Context, refs []string, o doctorOptions, ou
 	}
 	if out.forPeople() {
 		out.printDiagnosis(g.streams.Out, doc)
-	} else if err := out.print(g.streams.Out, doc, doc.names()); err != nil {
+	} else if err := out.print(g.streams.Out, doc, doc.Checks, doc.names()); err != nil {
 		return err
 	}
 	if doc.Result == doctor.Failed {
-		return errFound
+		return ending{ExitFound, "a check has failed"}
 	}
 	return nil
 }
@@ -119,16 +116,9 @@ func (g *globals) doctor(ctx context.Context, refs []string, o doctorOptions, ou
 // patients are the clusters that are named, or else that of the current context and its peers where the kubeconfig has contexts of their
 // names. One that does not answer is among them.
 func (g *globals) patients(ctx context.Context, refs []string) ([]*peering.Cluster, []error, error) {
-	_, raw, err := loadKubeconfig(g.kubeconfig)
+	refs, contexts, implicit, err := g.named("doctor", refs)
 	if err != nil {
 		return nil, nil, err
-	}
-	implicit := len(refs) == 0
-	if implicit {
-		if raw.CurrentContext == "" {
-			return nil, nil, usageError("name a cluster (kubectl liqonet doctor CLUSTER), or set one (kubectl config use-context NAME)", "the kubeconfig has no current context")
-		}
-		refs = []string{raw.CurrentContext}
 	}
 	clusters, errs, err := g.identify(ctx, refs)
 	if err != nil {
@@ -139,7 +129,7 @@ func (g *globals) patients(ctx context.Context, refs []string) ([]*peering.Clust
 	}
 	if implicit && errs[0] == nil {
 		names, _ := clusters[0].Peers(ctx) // those that cannot be read are not asked
-		names = slices.DeleteFunc(names, func(name string) bool { return raw.Contexts[name] == nil || name == refs[0] })
+		names = slices.DeleteFunc(names, func(name string) bool { return contexts[name] == nil || name == refs[0] })
 		if len(names) > 0 {
 			others, why, err := g.identify(ctx, names)
 			if err != nil {
@@ -148,18 +138,8 @@ func (g *globals) patients(ctx context.Context, refs []string) ([]*peering.Clust
 			clusters, errs = append(clusters, others...), append(errs, why...)
 		}
 	}
-	for i, a := range clusters {
-		for _, b := range clusters[i+1:] {
-			if a.ID != "" && a.ID == b.ID {
-				return nil, nil, usageError("name different clusters; see kubectl config get-contexts", "%q and %q are the same cluster", a.Name, b.Name)
-			}
-		}
-	}
-	return clusters, errs, nil
+	return clusters, errs, checkDistinct(clusters)
 }
-
-// errFound is returned by doctor after it has printed what has failed.
-var errFound = errors.New("a check has failed")
 
 // printDiagnosis shows the cause, and then each category: of those in which all is well a line, of others what is amiss.
 func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) {

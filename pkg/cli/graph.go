@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -14,28 +13,11 @@ import (
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
-// graphFormat is the flag --output of graph.
-type graphFormat string
-
-var graphFormats = map[graphFormat]func(*graph) string{"text": (*graph).text, "dot": (*graph).dot}
-
-// String returns the value.
-func (f *graphFormat) String() string { return string(*f) }
-
-// Type is what --help shows.
-func (f *graphFormat) Type() string { return "format" }
-
-// Set refuses what graph does not print.
-func (f *graphFormat) Set(s string) error {
-	*f = graphFormat(s)
-	if graphFormats[*f] == nil {
-		return errors.New("it is neither text nor dot")
-	}
-	return nil
-}
+// graphFormats draw a graph, by the values of --output.
+var graphFormats = map[string]func(*graph) string{"text": (*graph).text, "dot": (*graph).dot}
 
 func newGraph(g *globals) *cobra.Command {
-	format := graphFormat("text")
+	format := &oneOf{"text", []string{"text", "dot"}}
 	cmd := &cobra.Command{
 		Use:   "graph [CLUSTER…]",
 		Short: "Draw clusters and their peerings",
@@ -49,13 +31,12 @@ The exit code is as that of status.`,
 		Args:              cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return g.read(cmd.Context(), args, func(s *statusRead) error {
-				text{g.streams.Out}.printf("%s", lines(graphFormats[format](newGraphOf(s.doc.Peerings))))
+				text{g.streams.Out}.printf("%s", lines(graphFormats[cmp.Or(format.value, "text")](newGraphOf(s.doc.Peerings))))
 				return nil
 			})
 		},
 	}
-	cmd.Flags().VarP(&format, "output", "o", "text or dot (of Graphviz)")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]cobra.Completion{"text", "dot"}, cobra.ShellCompDirectiveNoFileComp)) // the flag is there
+	cmd.Flags().VarP(format, "output", "o", "text or dot (of Graphviz)")
 	addTimeout(cmd, 15*time.Second)
 	return cmd
 }

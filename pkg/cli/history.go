@@ -26,8 +26,6 @@ type historyDocument struct {
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *historyDocument) DeepCopyObject() runtime.Object { return d }
 
-func (d *historyDocument) items() any { return d.Entries }
-
 // historySide is a cluster whose history is shown, of all peerings or of these only.
 type historySide struct {
 	cluster  *peering.Cluster
@@ -63,7 +61,7 @@ func (o *output) printEntries(w io.Writer, doc *historyDocument) error {
 			names = append(names, "peering."+v1alpha1.GroupVersion.Group+"/"+e.Peering)
 		}
 		slices.Sort(names)
-		return o.print(w, doc, slices.Compact(names))
+		return o.print(w, doc, doc.Entries, slices.Compact(names))
 	}
 	if len(doc.Entries) == 0 {
 		text{w}.printf("Nothing has changed yet.\n")

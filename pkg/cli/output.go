@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/printers"
 )
@@ -67,11 +68,10 @@ func (o *output) printer() (printers.ResourcePrinter, error) {
 	return flags.ToPrinter()
 }
 
-// print prints a document for programs, or the names of the objects that it is about, as
-// KIND.GROUP/NAME.
-func (o *output) print(w io.Writer, document listing, names []string) error {
+// print prints a document for programs, or rows for its items, or the names of the objects that it is about, as KIND.GROUP/NAME.
+func (o *output) print(w io.Writer, document runtime.Object, items any, names []string) error {
 	if strings.HasPrefix(o.format, customColumns) {
-		return o.printColumns(w, document)
+		return o.printColumns(w, items)
 	}
 	var raw strings.Builder
 	if o.format == "name" {

@@ -48,15 +48,12 @@ func members(f *pflag.FlagSet, args []string) (refs []string, hub bool) {
 // with a cluster that does not answer have failed already.
 func (g *globals) connectPairs(ctx context.Context, refs []string, hub bool) (clusters []*peering.Cluster, pairs []peering.Pair, failed []peering.Outcome, err error) {
 	clusters, errs, err := g.identify(ctx, refs)
+	if err = cmp.Or(err, checkDistinct(clusters)); err != nil {
+		return nil, nil, nil, err
+	}
 	for i := range clusters {
-		for k := i + 1; k < len(clusters); k++ {
+		for k := i + 1; k < len(clusters) && (i == 0 || !hub); k++ {
 			pair := peering.Pair{clusters[i], clusters[k]}
-			if id := pair[0].ID; id != "" && id == pair[1].ID {
-				return nil, nil, nil, usageError("name different clusters; see kubectl config get-contexts", "%q and %q are the same cluster", pair[0].Name, pair[1].Name)
-			}
-			if hub && i > 0 {
-				continue
-			}
 			if err := cmp.Or(errs[i], errs[k]); err != nil {
 				failed = append(failed, peering.Outcome{Pair: pair, Err: err})
 			} else {
@@ -91,23 +88,24 @@ func (e *pairsError) Error() string { return string(e.text) }
 
 func (e *pairsError) Unwrap() error { return e.first }
 
-// failures returns nil where no pair failed. Where there is one pair only, it returns that
-// pair's error.
+// failures are the errors of pairs, nil where none failed.
 func failures(outcomes []peering.Outcome) error {
-	if len(outcomes) == 1 {
-		return outcomes[0].Err
-	}
+	return failuresOf("pairs", outcomes, func(o peering.Outcome) (string, error) { return o.Pair.String(), o.Err })
+}
+
+// failuresOf are the errors of several things of a kind, by their names. Where there is one only, it is that one's error.
+func failuresOf[T any](kind string, all []T, of func(T) (name string, err error)) error {
 	var first error
 	var failed []string
-	for _, o := range outcomes {
-		if o.Err != nil {
-			first = cmp.Or(first, o.Err)
-			failed = append(failed, fmt.Sprintf("  %s: %s", oneLine(o.Pair.String()), explain(o.Err, "    ")))
+	for _, one := range all {
+		if name, err := of(one); err != nil {
+			first = cmp.Or(first, err)
+			failed = append(failed, fmt.Sprintf("  %s: %s", oneLine(name), explain(err, "    ")))
 		}
 	}
-	if first == nil {
-		return nil
+	if first == nil || len(all) == 1 {
+		return first
 	}
-	all := fmt.Sprintf("%d of %d pairs failed\n%s", len(failed), len(outcomes), strings.Join(failed, "\n"))
-	return &pairsError{lines(all), len(failed) < len(outcomes), first}
+	text := fmt.Sprintf("%d of %d %s failed\n%s", len(failed), len(all), kind, strings.Join(failed, "\n"))
+	return &pairsError{lines(text), len(failed) < len(all), first}
 }

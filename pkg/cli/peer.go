@@ -68,9 +68,6 @@ changed; with --exit-code, too, the exit code is 12 if something would be.`,
 	return cmd
 }
 
-// errDiffers is returned by peer --dry-run --exit-code after it has printed what would be changed.
-var errDiffers = errors.New("something would be changed")
-
 // peerResult is what peer prints for programs. Peerings are as status shows them.
 type peerResult struct {
 	metav1.TypeMeta `json:",inline"`
@@ -82,8 +79,6 @@ type peerResult struct {
 
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *peerResult) DeepCopyObject() runtime.Object { return d }
-
-func (d *peerResult) items() any { return d.Peerings }
 
 func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out *output, dryRun, exitCode bool) error {
 	ctx, start := cmd.Context(), time.Now()
@@ -106,7 +101,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 		}
 		err = out.printPlans(g.streams.Out, plans)
 		if err == nil && exitCode && slices.ContainsFunc(plans, func(p *plan.Plan) bool { return p.Changes() > 0 }) {
-			err = errDiffers
+			err = ending{ExitDiffers, "something would be changed"}
 		}
 		return err
 	}
@@ -131,11 +126,9 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 	if out.forPeople() {
 		out.printRanges(g.streams.Out, result.Peerings...)
 		g.out().printExchanges(clusters, result.Peerings)
-		for _, note := range result.Notes {
-			g.out().printf("Note: %s\n", note)
-		}
+		g.out().printNotes(result.Notes)
 	} else {
-		err = out.print(g.streams.Out, result, peeringNames(result.Peerings))
+		err = out.print(g.streams.Out, result, result.Peerings, peeringNames(result.Peerings))
 	}
 	return errors.Join(err, failures(outcomes))
 }

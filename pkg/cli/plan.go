@@ -22,8 +22,6 @@ type planDocument struct {
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *planDocument) DeepCopyObject() runtime.Object { return d }
 
-func (d *planDocument) items() any { return d.Plans }
-
 // changedObjects are the names of those that would be made, changed or deleted.
 func changedObjects(plans []*plan.Plan) (out []string) {
 	for _, p := range plans {
@@ -47,7 +45,7 @@ func changedOf(objects []plan.ObjectPlan) (out []string) {
 // printPlans prints all plans.
 func (o *output) printPlans(w io.Writer, plans []*plan.Plan) error {
 	if !o.forPeople() {
-		return o.print(w, &planDocument{documentType("Plan"), plans}, changedObjects(plans))
+		return o.print(w, &planDocument{documentType("Plan"), plans}, plans, changedObjects(plans))
 	}
 	for _, p := range plans {
 		o.printPlan(w, p)
@@ -77,9 +75,7 @@ func (o *output) printPlan(w io.Writer, p *plan.Plan) {
 			{[]string{"range", "real", "here", "because"}, ranges},
 			{[]string{"action", "object", "what for"}, objectRows(c.Objects)},
 		})
-		for _, warning := range slices.Concat(c.Warnings, c.Notes) {
-			text{w}.printf("Note: %s\n", warning)
-		}
+		text{w}.printNotes(slices.Concat(c.Warnings, c.Notes))
 	}
 	if p.Changes() == 0 {
 		text{w}.printf("\n%s and %s are peered just so: nothing would be changed.\n", a.Cluster, b.Cluster)

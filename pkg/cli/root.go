@@ -91,7 +91,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 		err = commandLineError(cmd, err)
 	}
 	err = cmp.Or(err, out.Flush())
-	if err != nil && !errors.Is(err, errUnhealthy) && !errors.Is(err, errChecks) && !errors.Is(err, errFound) && !errors.Is(err, errDiffers) {
+	if err != nil && !errors.As(err, new(ending)) {
 		text{streams.Err}.printf("Error: %s\n", explain(err, "  "))
 	}
 	return ExitCode(ctx, err)
@@ -110,11 +110,13 @@ func commandLineError(cmd *cobra.Command, err error) error {
 // errInterrupted is why a command ends that the user interrupts.
 var errInterrupted = errors.New("interrupted")
 
-// errUnhealthy is returned by status after it has printed what is not well.
-var errUnhealthy = errors.New("not all peerings are connected")
+// ending is returned by a command that has done its work, and has printed what its exit code is for.
+type ending struct {
+	code int
+	text string
+}
 
-// errChecks is returned after a report has been printed, of which a check has failed.
-var errChecks = errors.New("a check has failed")
+func (e ending) Error() string { return e.text }
 
 // ExitCode maps an error to the exit code of the process.
 func ExitCode(ctx context.Context, err error) int {
@@ -124,15 +126,8 @@ func ExitCode(ctx context.Context, err error) int {
 	if ctx.Err() != nil {
 		return ExitInterrupted
 	}
-	switch {
-	case errors.Is(err, errUnhealthy):
-		return ExitUnhealthy
-	case errors.Is(err, errChecks):
-		return ExitChecks
-	case errors.Is(err, errFound):
-		return ExitFound
-	case errors.Is(err, errDiffers):
-		return ExitDiffers
+	if e := (ending{}); errors.As(err, &e) {
+		return e.code
 	}
 	if p := (*pairsError)(nil); errors.As(err, &p) && p.partial {
 		return ExitPartial

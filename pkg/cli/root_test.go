@@ -322,11 +322,14 @@ func TestDefect1_17_EveryFlagByEnvironmentAndFile(t *testing.T) {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) {
 			values := map[string][2]string{ // by type: what is given, and what the flag has then
 				"bool": {"true", "true"}, "duration": {"7s", "7s"}, "string": {"v/w", "v/w"}, "format": {"json", "json"},
-				"mode": {"spread", "spread"}, "int": {"2", "2"}, "stringArray": {"x=1 y=2", "[x=1,y=2]"}, "stringSlice": {"x y,z", "[x,y,z]"},
+				"int": {"2", "2"}, "stringArray": {"x=1 y=2", "[x=1,y=2]"}, "stringSlice": {"x y,z", "[x,y,z]"},
 			}
 			value, ok := values[f.Value.Type()]
-			if c, isChoice := f.Value.(*choices); isChoice {
+			switch c := f.Value.(type) {
+			case *choices:
 				value, ok = [2]string{"a=" + c.allowed[1], "a=" + c.allowed[1]}, true
+			case *oneOf:
+				value, ok = [2]string{c.allowed[1], c.allowed[1]}, true
 			}
 			if !ok {
 				t.Fatalf("a flag of type %s: add a value here", f.Value.Type())

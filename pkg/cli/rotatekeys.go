@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -39,13 +40,10 @@ keys or agents of one of the clusters is waited for.`,
 func (g *globals) rotateKeys(cmd *cobra.Command, args []string, out *output) error {
 	ctx, start := cmd.Context(), time.Now()
 	clusters, err := g.clusters(ctx, args...)
-	if err != nil {
+	if err = cmp.Or(err, checkDistinct(clusters)); err != nil {
 		return err
 	}
 	a, b := clusters[0], clusters[1]
-	if a.ID == b.ID {
-		return usageError("name different clusters; see kubectl config get-contexts", "%q and %q are the same cluster", a.Name, b.Name)
-	}
 	var o peering.Rotation
 	o.PresharedOnly, _ = cmd.Flags().GetBool("psk-only")
 	result, err := peering.Rotate(ctx, a, b, o, newProgress(g.streams.Err))
@@ -54,12 +52,10 @@ func (g *globals) rotateKeys(cmd *cobra.Command, args []string, out *output) err
 	}
 	if !out.forPeople() {
 		doc := &peerResult{TypeMeta: documentType("RotateKeysResult"), Changed: result.Changed, Peerings: result.Views[:], Notes: result.Notes}
-		return out.print(g.streams.Out, doc, peeringNames(doc.Peerings))
+		return out.print(g.streams.Out, doc, doc.Peerings, peeringNames(doc.Peerings))
 	}
 	g.out().printf("%s and %s have new keys, %.1f s after the command.\n", a.Name, b.Name, time.Since(start).Seconds())
 	g.out().printExchanges(clusters, result.Views[:])
-	for _, note := range result.Notes {
-		g.out().printf("Note: %s\n", note)
-	}
+	g.out().printNotes(result.Notes)
 	return nil
 }

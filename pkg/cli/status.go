@@ -71,8 +71,6 @@ type statusDocument struct {
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *statusDocument) DeepCopyObject() runtime.Object { return d }
 
-func (d *statusDocument) items() any { return d.Peerings }
-
 func peeringNames(views []peering.View) (out []string) {
 	for _, v := range views {
 		out = append(out, "peering."+v1alpha1.GroupVersion.Group+"/"+v.Name)
@@ -92,16 +90,9 @@ type statusRead struct {
 // readStatus reads the clusters that are named, or else the current context's and its peers. It fails if none of the clusters answers: one
 // that does not hides nothing of the others.
 func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, error) {
-	_, raw, err := loadKubeconfig(g.kubeconfig)
+	refs, contexts, implicit, err := g.named("status", refs)
 	if err != nil {
 		return nil, err
-	}
-	implicit := len(refs) == 0
-	if implicit {
-		if raw.CurrentContext == "" {
-			return nil, usageError("name a cluster (kubectl liqonet status CLUSTER), or set one (kubectl config use-context NAME)", "the kubeconfig has no current context")
-		}
-		refs = []string{raw.CurrentContext}
 	}
 	clusters, _, err := g.identify(ctx, refs)
 	if err != nil {
@@ -128,7 +119,7 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 	}
 	if implicit {
 		others, errs := inParallel(s.doc.Peerings, func(v peering.View) (otherSide, error) {
-			if raw.Contexts[v.Peer] == nil {
+			if contexts[v.Peer] == nil {
 				return otherSide{}, nil
 			}
 			return g.otherSide(ctx, v, clusters[0])
@@ -149,6 +140,9 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 	peering.MarkOrphans(s.doc.Peerings, asked)
 	return s, nil
 }
+
+// errUnhealthy is returned by status after it has printed what is not well.
+var errUnhealthy = ending{ExitUnhealthy, "not all peerings are connected"}
 
 func (g *globals) status(ctx context.Context, refs []string, history bool, out *output) error {
 	if !history {
@@ -215,7 +209,7 @@ func (g *globals) otherSide(ctx context.Context, v peering.View, own *peering.Cl
 
 func (o *output) printStatus(w io.Writer, doc *statusDocument, clusters []*peering.Cluster) error {
 	if !o.forPeople() {
-		return o.print(w, doc, peeringNames(doc.Peerings))
+		return o.print(w, doc, doc.Peerings, peeringNames(doc.Peerings))
 	}
 	if len(doc.Peerings) == 0 {
 		var names []string

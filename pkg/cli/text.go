@@ -27,6 +27,13 @@ func (t text) printf(format string, values ...any) {
 	_, _ = io.WriteString(t.w, wrap(fmt.Sprintf(format, values...), columns(t.w))) // an error is the writer's
 }
 
+// printNotes prints what else is to be known.
+func (t text) printNotes(notes []string) {
+	for _, note := range notes {
+		t.printf("Note: %s\n", note)
+	}
+}
+
 // lines is a text whose values have been made printable already.
 type lines string
 

@@ -1,11 +1,11 @@
 package cli
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"math"
-	"strings"
 	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
@@ -58,8 +58,6 @@ type upgradeResult struct {
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *upgradeResult) DeepCopyObject() runtime.Object { return d }
 
-func (d *upgradeResult) items() any { return d.Clusters }
-
 // upgradePlan is what upgrade --dry-run prints for programs.
 type upgradePlan struct {
 	metav1.TypeMeta `json:",inline"`
@@ -68,8 +66,6 @@ type upgradePlan struct {
 
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *upgradePlan) DeepCopyObject() runtime.Object { return d }
-
-func (d *upgradePlan) items() any { return d.Clusters }
 
 func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun bool) error {
 	ctx, start := cmd.Context(), time.Now()
@@ -80,15 +76,8 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun
 		}
 	}
 	clusters, err := g.clusters(ctx, args...)
-	if err != nil {
+	if err = cmp.Or(err, checkDistinct(clusters)); err != nil {
 		return err
-	}
-	for i, a := range clusters {
-		for _, b := range clusters[i+1:] {
-			if a.ID == b.ID {
-				return usageError("name different clusters; see kubectl config get-contexts", "%q and %q are the same cluster", a.Name, b.Name)
-			}
-		}
 	}
 	if dryRun {
 		plans, err := peering.PlanUpgrades(ctx, clusters, o, newProgress(g.streams.Err))
@@ -118,32 +107,17 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun
 	}
 	if out.forPeople() {
 		for _, u := range doc.Clusters {
-			for _, note := range u.Notes {
-				g.out().printf("Note: %s\n", note)
-			}
+			g.out().printNotes(u.Notes)
 		}
 	} else {
-		err = out.print(g.streams.Out, doc, names)
+		err = out.print(g.streams.Out, doc, doc.Clusters, names)
 	}
 	return errors.Join(err, upgradeFailures(upgraded))
 }
 
-// upgradeFailures returns nil where no cluster failed. Where there is one cluster only, it returns that cluster's error.
+// upgradeFailures are the errors of clusters, nil where none failed.
 func upgradeFailures(upgraded []peering.Upgraded) error {
-	var failed []string
-	var first error
-	for _, u := range upgraded {
-		if u.Err != nil {
-			if first == nil {
-				first = u.Err
-			}
-			failed = append(failed, fmt.Sprintf("  %s: %s", oneLine(u.Cluster), explain(u.Err, "    ")))
-		}
-	}
-	if first == nil || len(upgraded) == 1 {
-		return first
-	}
-	return &pairsError{lines(fmt.Sprintf("%d of %d clusters failed\n%s", len(failed), len(upgraded), strings.Join(failed, "\n"))), len(failed) < len(upgraded), first}
+	return failuresOf("clusters", upgraded, func(u peering.Upgraded) (string, error) { return u.Cluster, u.Err })
 }
 
 // printUpgrades prints what upgrade would do.
@@ -155,7 +129,7 @@ func (o *output) printUpgrades(w io.Writer, plans *plan.Upgrades) error {
 		names = append(names, changedOf(u.Objects)...)
 	}
 	if !o.forPeople() {
-		return o.print(w, &upgradePlan{documentType("UpgradePlan"), plans}, names)
+		return o.print(w, &upgradePlan{documentType("UpgradePlan"), plans}, plans.Clusters, names)
 	}
 	for _, u := range plans.Clusters {
 		text{w}.printf("Plan to upgrade %s (%s) from %s to %s; nothing was changed.\n", u.Cluster, u.ClusterID, u.From, u.To)
@@ -164,9 +138,7 @@ func (o *output) printUpgrades(w io.Writer, plans *plan.Upgrades) error {
 			{[]string{"step", "what", "how"}, statements(u.Steps)},
 			{[]string{"action", "object", "what for"}, objectRows(u.Objects)},
 		})
-		for _, note := range u.Notes {
-			text{w}.printf("Note: %s\n", note)
-		}
+		text{w}.printNotes(u.Notes)
 		text{w}.printf("\n")
 	}
 	if changes == 0 {

@@ -60,7 +60,7 @@ func (g *globals) verify(cmd *cobra.Command, args []string, bench bool, out *out
 	}
 	switch report.Result {
 	case verify.Failed:
-		return errChecks
+		return ending{ExitChecks, "a check has failed"}
 	case verify.Skipped:
 		return &peering.Error{
 			Kind: peering.NotReady, Doing: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tried in both directions"),
@@ -79,8 +79,6 @@ type reportDocument struct {
 // DeepCopyObject returns the same document: nobody changes it.
 func (d *reportDocument) DeepCopyObject() runtime.Object { return d }
 
-func (d *reportDocument) items() any { return d.Checks }
-
 func (o *output) printReport(w io.Writer, r *verify.Report) error {
 	switch {
 	case o.format == "junit":
@@ -91,7 +89,7 @@ func (o *output) printReport(w io.Writer, r *verify.Report) error {
 			names = append(names, string(c.Name))
 		}
 		names = slices.Compact(names) // each has two directions
-		return o.print(w, &reportDocument{documentType("Verification"), r}, names)
+		return o.print(w, &reportDocument{documentType("Verification"), r}, r.Checks, names)
 	}
 	o.printChecks(w, r)
 	return nil
