@@ -46,11 +46,8 @@ func connect(ctx context.Context, token string, to netip.AddrPort, mode byte, la
 		return nil, fmt.Errorf("connect: %s", plainly(err))
 	}
 	conn := dialed.(*net.TCPConn)
-	q := question(token, mode, 0)
 	if err = conn.SetDeadline(time.Now().Add(lasts + 2*connecting)); err == nil {
-		if _, err = conn.Write(q); err == nil {
-			_, err = io.ReadFull(conn, q)
-		}
+		_, err = ask(conn, token, mode)
 	}
 	if err != nil {
 		conn.Close()
@@ -107,11 +104,7 @@ func requests(ctx context.Context, token string, to netip.AddrPort, lasts time.D
 	return together(ctx, token, to, askers, modeAnswer, lasts, func(conn *net.TCPConn) (float64, error) {
 		n, start := 0, time.Now()
 		for ; time.Since(start) < lasts; n++ {
-			q := question(token, modeAnswer, 0)
-			if _, err := conn.Write(q); err != nil {
-				return 0, err
-			}
-			if _, err := io.ReadFull(conn, q); err != nil {
+			if _, err := ask(conn, token, modeAnswer); err != nil {
 				return 0, err
 			}
 		}

@@ -3,6 +3,7 @@ package probe
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -110,24 +111,27 @@ func tryTCP(ctx context.Context, token string, c probe.Call, a *probe.Answer) er
 	if c.Size > 0 {
 		mode = modeEcho
 	}
-	q := question(token, mode, 0)
-	if _, err := conn.Write(q); err != nil {
-		return err
-	}
-	if _, err := io.ReadFull(conn, q); err != nil {
+	answer, err := ask(conn, token, mode)
+	if err != nil {
 		return fmt.Errorf("connected, and then: %s", plainly(err))
 	}
-	if err := understand(q, a); err != nil {
+	if err := understand(answer, a); err != nil || c.Size == 0 {
 		return err
-	}
-	if c.Size == 0 {
-		return nil
 	}
 	go func() { _, _ = conn.Write(make([]byte, c.Size)) }() // what fails does not come back
 	if n, err := io.CopyN(io.Discard, conn, int64(c.Size)); err != nil {
 		return fmt.Errorf("connected, and of %d bytes %d came back: %s", c.Size, n, plainly(err))
 	}
 	return nil
+}
+
+// ask asks once by a connection.
+func ask(conn net.Conn, token string, mode byte) (answer []byte, err error) {
+	q := question(token, mode, 0)
+	if _, err = conn.Write(q); err == nil {
+		_, err = io.ReadFull(conn, q)
+	}
+	return q, err
 }
 
 // understand notes who has answered.
@@ -286,4 +290,37 @@ func refusal(conn socket) (out *probe.Refusal) {
 		}
 	})
 	return out
+}
+
+// What struct sock_extended_err of linux/errqueue.h has, and the address behind it.
+const (
+	errorOrigin  = 4
+	errorType    = 5
+	errorCode    = 6
+	errorInfo    = 8
+	errorSize    = 16
+	offenderAt   = errorSize + 4
+	offenderSize = errorSize + 8
+)
+
+// parseRefusal is what the kernel tells of one error, nil if it is about something else.
+func parseRefusal(data []byte) *probe.Refusal {
+	if len(data) < errorSize {
+		return nil
+	}
+	r := &probe.Refusal{}
+	switch data[errorOrigin] {
+	case unix.SO_EE_ORIGIN_LOCAL:
+	case unix.SO_EE_ORIGIN_ICMP:
+		r.Type, r.Code = data[errorType], data[errorCode]
+		if len(data) >= offenderSize {
+			r.From, _ = netip.AddrFromSlice(data[offenderAt:offenderSize])
+		}
+	default:
+		return nil
+	}
+	if unix.Errno(binary.NativeEndian.Uint32(data)) == unix.EMSGSIZE {
+		r.MTU = int(binary.NativeEndian.Uint32(data[errorInfo:]))
+	}
+	return r
 }

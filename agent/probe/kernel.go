@@ -19,7 +19,6 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/link"
-	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/tunnel"
@@ -170,22 +169,13 @@ func (r *kernelReader) watchCounters(ctx context.Context) {
 	drops, refused := r.drops(), refusedConnections()
 	<-ctx.Done()
 	r.out.Tracked = probe.Tracked{Count: number("count"), Max: number("max"), Refused: refusedConnections() - refused}
-	r.out.Drops = map[string]uint64{}
-	for name, packets := range r.drops() {
-		if packets > drops[name] {
-			r.out.Drops[name] = packets - drops[name]
-		}
-	}
+	r.out.Drops = more(drops, r.drops())
 }
 
 func (r *kernelReader) drops() map[string]uint64 {
-	drops, err := nat.Drops(context.Background())
+	out, err := dropped(context.Background())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		r.failed("counters", err)
-	}
-	out := map[string]uint64{}
-	for _, d := range drops {
-		out[strings.Trim(d.Hook+"/"+d.Reason+"/"+d.Link, "/")] = d.Packets
 	}
 	return out
 }

@@ -37,9 +37,7 @@ func (r *kernelReader) ping(ctx context.Context) {
 	}
 	defer func() { _ = conn.Close() }()
 	if raw, err := conn.IPv4PacketConn().PacketConn.(*net.IPConn).SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) {
-			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE)
-		})
+		_ = setOption(raw, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_PROBE) // large ones are lost, then
 	}
 	id := os.Getpid() & 0xffff
 	out := make([]probe.Ping, len(r.task.Ping))

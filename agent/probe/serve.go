@@ -127,11 +127,9 @@ func wholeOrInFragments(_, _ string, c rawConn) error {
 	return setOption(c, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
 }
 
+// addressOf is that of TCP or UDP.
 func addressOf(a net.Addr) netip.Addr {
-	switch a := a.(type) {
-	case *net.TCPAddr:
-		return a.AddrPort().Addr().Unmap()
-	case *net.UDPAddr:
+	if a, ok := a.(interface{ AddrPort() netip.AddrPort }); ok {
 		return a.AddrPort().Addr().Unmap()
 	}
 	return netip.Addr{}
