@@ -404,8 +404,8 @@ func TestFaults(t *testing.T) {
 
 // What explains others is in the catalogue, and so is what it explains.
 func TestExplanations(t *testing.T) {
-	for _, e := range explanations() {
-		for _, pattern := range strings.Fields(e.cause + " " + strings.Join(e.explains[:], " ")) {
+	for _, e := range Explanations() {
+		for _, pattern := range strings.Fields(e.Cause + " " + strings.Join(e.Explains[:], " ")) {
 			if !slices.ContainsFunc(Catalogue(), func(c Check) bool { return matches(c.Name, pattern) }) {
 				t.Errorf("no check is called %s", pattern)
 			}

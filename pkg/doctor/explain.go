@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"path"
 	"slices"
 	"strings"
 )
@@ -19,17 +20,17 @@ const (
 	ofAll
 )
 
-// explanation says which findings follow from one of another check, by how far it explains them. Names go without what all begin with,
-// and may end with "*".
-type explanation struct {
-	cause    string
-	explains [ofAll + 1]string
+// Explanation says which findings follow from one of another check, by how far it explains them. Names go without Prefix, and may end
+// with "*".
+type Explanation struct {
+	Cause    string
+	Explains [ofAll + 1]string
 }
 
-// explanations are read from top to bottom: what is said first is nearer to the root. A cause may itself follow from one above.
-func explanations() []explanation {
+// Explanations are read from top to bottom: what is said first is nearer to the root. A cause may itself follow from one above.
+func Explanations() []Explanation {
 	type reaches = [ofAll + 1]string
-	return []explanation{
+	return []Explanation{
 		{"api-*", reaches{ofAll: "agent-* tunnel-* udp-* overlay-* drift-* plan-*"}},
 		{"definition-01", reaches{ofAll: "agent-* tunnel-* udp-* overlay-* drift-* pod-* key-* mtu-02 permission-02 " +
 			"clock-02 rule-01 link-01"}},
@@ -73,30 +74,14 @@ func explanations() []explanation {
 	}
 }
 
-// Explains names the checks whose findings may follow from that one's, as patterns.
-func Explains(check string) string {
-	var out []string
-	for _, e := range explanations() {
-		if !matches(check, e.cause) {
-			continue
-		}
-		for _, p := range strings.Fields(strings.Join(e.explains[:], " ")) {
-			if p = "`" + prefix + p + "`"; !slices.Contains(out, p) {
-				out = append(out, p)
-			}
-		}
-	}
-	return strings.Join(out, ", ")
-}
-
-// prefix is what the names of all checks begin with.
-const prefix = "liqonet-"
+// Prefix is what the names of all checks begin with.
+const Prefix = "liqonet-"
 
 // matches says whether a check has one of these names.
 func matches(check, patterns string) bool {
 	return slices.ContainsFunc(strings.Fields(patterns), func(p string) bool {
-		begin, any := strings.CutSuffix(prefix+p, "*")
-		return check == begin || any && strings.HasPrefix(check, begin)
+		is, _ := path.Match(Prefix+p, check) // an error is about the pattern, which a test tries
+		return is
 	})
 }
 
@@ -124,11 +109,11 @@ func (r *Report) explain() {
 			}
 		}
 	}
-	rules := explanations()
+	rules := Explanations()
 	for _, e := range rules {
-		for far, explained := range e.explains {
+		for far, explained := range e.Explains {
 			for _, cause := range amiss {
-				if !matches(cause.Check, e.cause) || cause.Follows != "" {
+				if !matches(cause.Check, e.Cause) || cause.Follows != "" {
 					continue
 				}
 				for _, other := range amiss {
@@ -146,7 +131,7 @@ func (r *Report) explain() {
 	}
 	// Those that explain others come first, in the order of the explanations.
 	order := func(f *Finding) int {
-		i := slices.IndexFunc(rules, func(e explanation) bool { return matches(f.Check, e.cause) })
+		i := slices.IndexFunc(rules, func(e Explanation) bool { return matches(f.Check, e.Cause) })
 		if i < 0 {
 			return len(rules)
 		}

@@ -31,16 +31,6 @@ func ToApply(obj Object) (*unstructured.Unstructured, error) {
 	return u, nil
 }
 
-// Reference is an object of which only the name is known.
-func Reference(apiVersion, kind, namespace, name string) *unstructured.Unstructured {
-	u := &unstructured.Unstructured{}
-	u.SetAPIVersion(apiVersion)
-	u.SetKind(kind)
-	u.SetNamespace(namespace)
-	u.SetName(name)
-	return u
-}
-
 // Agents are what runs in the pods of a cluster.
 type Agents struct {
 	Image string

@@ -37,9 +37,6 @@ type Probe struct {
 	Host bool
 }
 
-// JobName is that of its Job.
-func (p Probe) JobName() string { return p.Run + "-" + p.Name }
-
 // ProbeLabels are those of all that belongs to a run.
 func ProbeLabels(run string) map[string]string {
 	l := componentLabels("probe")

@@ -4,6 +4,8 @@ import (
 	_ "embed"
 	"encoding/json"
 	"fmt"
+	"path"
+	"slices"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -84,9 +86,24 @@ func troubleshootingPage() (string, error) {
 			return "", fmt.Errorf("remedies.yaml: %s has no cause or no remedy", c.Name)
 		}
 		fmt.Fprintf(&b, "\n- **Cause**: %s\n- **Remedy**: %s\n", text.Cause, text.Remedy)
-		if follows := doctor.Explains(c.Name); follows != "" {
-			fmt.Fprintf(&b, "- It explains what these find: %s\n", follows)
+		if follows := explainedBy(c.Name); len(follows) > 0 {
+			fmt.Fprintf(&b, "- It explains what these find: %s\n", strings.Join(follows, ", "))
 		}
 	}
 	return troubleshootingHead + strings.TrimSpace(list.String()) + "\n" + b.String(), nil
+}
+
+// explainedBy names the checks whose findings may follow from that one's, as patterns.
+func explainedBy(check string) (out []string) {
+	for _, e := range doctor.Explanations() {
+		if is, _ := path.Match(doctor.Prefix+e.Cause, check); !is {
+			continue
+		}
+		for _, p := range strings.Fields(strings.Join(e.Explains[:], " ")) {
+			if p = "`" + doctor.Prefix + p + "`"; !slices.Contains(out, p) {
+				out = append(out, p)
+			}
+		}
+	}
+	return out
 }
