@@ -3,7 +3,6 @@ package gateway
 import (
 	"cmp"
 	"fmt"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -70,7 +69,8 @@ func (n *noted) see(uid types.UID, s v1alpha1.PlaneStatus, state, why string) {
 	}
 	if s.MTU > 0 && s.MTU != n.mtu {
 		if n.mtu > 0 {
-			n.note("MTU", strconv.Itoa(int(n.mtu)), strconv.Itoa(int(s.MTU)), "the largest packet that both sides can carry is another one", "MTUChanged", false, true)
+			why := "the largest packet that both sides can carry is another one"
+			n.note("MTU", fmt.Sprint(n.mtu), fmt.Sprint(s.MTU), why, "MTUChanged", false, true)
 		}
 		n.mtu = s.MTU
 	}

@@ -58,8 +58,13 @@ func (e *endpoints) set(hosts []string) {
 	if len(before) == 0 {
 		return
 	}
-	if i := slices.Index(hosts, before[0]); i > 0 {
-		e.queue = slices.Insert(slices.Delete(e.queue, i, i+1), 0, before[0])
+	e.first(before[0])
+}
+
+// first has one that is in the queue tried before the others.
+func (e *endpoints) first(endpoint string) {
+	if i := slices.Index(e.queue, endpoint); i > 0 {
+		e.queue = slices.Insert(slices.Delete(e.queue, i, i+1), 0, endpoint)
 	}
 }
 
@@ -94,9 +99,7 @@ func (e *endpoints) try(now time.Time, used netip.AddrPort, busy bool) (preferre
 	case err != nil || !used.IsValid():
 		return netip.AddrPort{}, 0
 	case used == preferred:
-		if i := slices.Index(e.queue, e.preferred); i > 0 {
-			e.queue = slices.Insert(slices.Delete(e.queue, i, i+1), 0, e.preferred)
-		}
+		e.first(e.preferred)
 		return netip.AddrPort{}, 0
 	case now.Before(e.tryAt):
 		return netip.AddrPort{}, e.tryAt.Sub(now)

@@ -593,12 +593,19 @@ func (a *agent) talk(ctx context.Context, want desired) {
 // answer answers probes until ctx ends, whatever happens to its socket. They come by IPv4,
 // as overlay and tunnel have nothing else.
 func (a *agent) answer(ctx context.Context) {
-	loop.Keep(ctx, a.Log, func(ctx context.Context) error {
-		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(tunnel.ProbePort)})
-		if err != nil {
-			return fmt.Errorf("answer probes: %w", err)
-		}
+	a.serve(ctx, "answer probes", tunnel.ProbePort, func(ctx context.Context, conn net.PacketConn) error {
 		return tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(a.capacity.Load()) })
+	})
+}
+
+// serve serves a UDP port until ctx ends. what is said of an error.
+func (a *agent) serve(ctx context.Context, what string, port uint16, serve func(context.Context, net.PacketConn) error) {
+	loop.Keep(ctx, a.Log, func(ctx context.Context) error {
+		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
+		if err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		return serve(ctx, conn)
 	})
 }
 

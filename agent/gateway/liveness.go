@@ -2,8 +2,6 @@ package gateway
 
 import (
 	"context"
-	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -11,7 +9,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/liqonet/liqonet/agent/loop"
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/liveness"
 )
@@ -83,13 +80,7 @@ func (a *agent) answerLiveness(ctx context.Context) {
 			}
 		}
 	}()
-	loop.Keep(ctx, a.Log, func(ctx context.Context) error {
-		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: liveness.Port})
-		if err != nil {
-			return fmt.Errorf("answer whether the way works: %w", err)
-		}
-		return a.responder.Serve(ctx, conn)
-	})
+	a.serve(ctx, "answer whether the way works", liveness.Port, a.responder.Serve)
 }
 
 // users are those who say that they send packets by this gateway.

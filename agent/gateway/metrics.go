@@ -83,7 +83,7 @@ func (a *agent) readMetrics() (s metrics.Snapshot, err error) {
 	}
 	p := *plane
 	if t, err := a.kernel.Traffic(tunnel.InterfaceName); err == nil { // otherwise there is none now
-		p.Traffic = &metrics.Traffic{ReceivedBytes: t.RxBytes, SentBytes: t.TxBytes, ReceivedPackets: t.RxPackets, SentPackets: t.TxPackets}
+		p.Traffic = (*metrics.Traffic)(&t)
 	}
 	s.Planes = []metrics.Plane{p}
 	drops, err := nat.Drops(context.Background())

@@ -157,29 +157,31 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool
 	if a.conditions == nil {
 		a.conditions = slices.Clone(a.peering.Status.Conditions)
 	}
-	connected := metav1.Condition{Type: v1alpha1.ConditionConnected, Status: metav1.ConditionFalse, Reason: "NoAnswer", Message: own.Message}
+	const yes, no = metav1.ConditionTrue, metav1.ConditionFalse
+	connected := loop.Condition(v1alpha1.ConditionConnected, no, "NoAnswer", own.Message)
 	var lost []string
 	for _, p := range a.peering.Spec.Planes {
 		if alive[p.Index] {
-			connected.Status, connected.Reason, connected.Message = metav1.ConditionTrue, "ProbesAnswered", "probes through the tunnel are answered"
+			connected = loop.Condition(connected.Type, yes, "ProbesAnswered", "probes through the tunnel are answered")
 		} else {
 			lost = append(lost, fmt.Sprint(p.Index))
 		}
 	}
-	degraded := metav1.Condition{Type: v1alpha1.ConditionDegraded, Status: metav1.ConditionFalse, Reason: "AllReached", Message: "all nodes and pods that are known can use the peering"}
-	redundant := metav1.Condition{Type: v1alpha1.ConditionRedundant, Status: metav1.ConditionTrue, Reason: "SeveralPlanes", Message: "more than one plane carries packets"}
+	degraded := loop.Condition(v1alpha1.ConditionDegraded, no, "AllReached", "all nodes and pods that are known can use the peering")
+	redundant := loop.Condition(v1alpha1.ConditionRedundant, yes, "SeveralPlanes", "more than one plane carries packets")
 	planes, problem := len(a.peering.Spec.Planes), a.degraded
 	if len(lost) > 0 && planes > 1 {
 		problem = strings.TrimPrefix(problem+"; no packets pass by "+plural("plane", lost), "; ")
 	}
 	switch {
-	case connected.Status == metav1.ConditionFalse:
+	case connected.Status == no:
 		degraded.Reason, degraded.Message = "NotConnected", "nothing passes at all"
 	case problem != "":
-		degraded.Status, degraded.Reason, degraded.Message = metav1.ConditionTrue, "PartlyReached", loop.Short(problem)
+		degraded = loop.Condition(degraded.Type, yes, "PartlyReached", loop.Short(problem))
 	}
 	if planes-len(lost) < 2 {
-		redundant.Status, redundant.Reason, redundant.Message = metav1.ConditionFalse, "OnePlaneLeft", "no packets pass by "+plural("plane", lost)+": the next failure ends all connections"
+		message := "no packets pass by " + plural("plane", lost) + ": the next failure ends all connections"
+		redundant = loop.Condition(redundant.Type, no, "OnePlaneLeft", message)
 	}
 	conditions := []metav1.Condition{connected, degraded, redundant}
 	if planes < 2 {
@@ -199,7 +201,7 @@ func (a *agent) currentConditions(own v1alpha1.PlaneStatus, alive map[int32]bool
 // keysFresh says how old the gateways' keys are. Their times are by the API server's clock, which may be some
 // seconds or minutes off: that does not matter for months.
 func keysFresh(p *v1alpha1.Peering, now time.Time) metav1.Condition {
-	c := metav1.Condition{Type: v1alpha1.ConditionKeysFresh, Status: metav1.ConditionTrue, Reason: "Young", Message: "no key is older than 90 days"}
+	c := loop.Condition(v1alpha1.ConditionKeysFresh, metav1.ConditionTrue, "Young", "no key is older than 90 days")
 	var old []string
 	for _, plane := range p.Spec.Planes {
 		if plane.KeyTime == nil {

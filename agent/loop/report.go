@@ -180,6 +180,11 @@ func (l Lease) apply(ctx context.Context, opts ...client.ApplyOption) (types.UID
 	return ptr.Deref(lease.UID, ""), nil
 }
 
+// Condition is one of a status.
+func Condition(kind string, is metav1.ConditionStatus, reason, message string) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: is, Reason: reason, Message: message}
+}
+
 // Short cuts a message to what a status has room for.
 func Short(message string) string {
 	const end = "…"

@@ -55,7 +55,7 @@ func (a *agent) readMetrics() (s metrics.Snapshot, err error) {
 	if planes := a.shown.Load(); planes != nil {
 		for _, p := range *planes {
 			if t, err := a.kernel.Traffic(p.link); err == nil { // otherwise there is none now
-				p.Traffic = &metrics.Traffic{ReceivedBytes: t.RxBytes, SentBytes: t.TxBytes, ReceivedPackets: t.RxPackets, SentPackets: t.TxPackets}
+				p.Traffic = (*metrics.Traffic)(&t)
 			}
 			s.Planes, byLink[p.link] = append(s.Planes, p.Plane), p.Plane
 		}

@@ -80,13 +80,13 @@ func (a *agent) Status(problem string) (v1alpha1.NodeNetworkStatus, bool) {
 		s.Gateways = append(s.Gateways, entry)
 	}
 	a.show(s.Gateways)
-	ready := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1alpha1.ReasonApplied, Message: "the kernel holds all that the Peerings ask for"}
+	ready := loop.Condition(v1alpha1.ConditionReady, metav1.ConditionTrue, v1alpha1.ReasonApplied, "the kernel holds all that the Peerings ask for")
 	said := loop.Short(strings.Join(slices.DeleteFunc(problems, func(p string) bool { return p == "" }), "; "))
 	switch {
 	case problem != "":
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "CannotApply", said
+		ready = loop.Condition(ready.Type, metav1.ConditionFalse, "CannotApply", said)
 	case !a.reconciled:
-		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, v1alpha1.ReasonStarting, "the agent has not looked at the kernel yet"
+		ready = loop.Condition(ready.Type, metav1.ConditionFalse, v1alpha1.ReasonStarting, "the agent has not looked at the kernel yet")
 	case said != "":
 		ready.Reason, ready.Message = "AppliedWithProblems", said
 	}

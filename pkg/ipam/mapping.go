@@ -53,19 +53,18 @@ type Mappings []Mapping
 // Translate turns a real address into the mapped one, false if none of the real
 // prefixes has it.
 func (ms Mappings) Translate(addr netip.Addr) (netip.Addr, bool) {
-	for _, m := range ms {
-		if a, ok := m.Translate(addr); ok {
-			return a, true
-		}
-	}
-	return netip.Addr{}, false
+	return ms.first(addr, Mapping.Translate)
 }
 
 // Reverse turns a mapped address into the real one, false if none of the mapped
 // prefixes has it.
 func (ms Mappings) Reverse(addr netip.Addr) (netip.Addr, bool) {
+	return ms.first(addr, Mapping.Reverse)
+}
+
+func (ms Mappings) first(addr netip.Addr, by func(Mapping, netip.Addr) (netip.Addr, bool)) (netip.Addr, bool) {
 	for _, m := range ms {
-		if a, ok := m.Reverse(addr); ok {
+		if a, ok := by(m, addr); ok {
 			return a, true
 		}
 	}

@@ -265,12 +265,12 @@ func (k *Kernel) Received(name string) (uint64, error) {
 }
 
 // Traffic is what has passed a link of ours since it was made, in bytes and packets.
-type Traffic struct{ RxBytes, TxBytes, RxPackets, TxPackets uint64 }
+type Traffic struct{ ReceivedBytes, SentBytes, ReceivedPackets, SentPackets uint64 }
 
 // Traffic returns that of a link.
 func (k *Kernel) Traffic(name string) (Traffic, error) {
 	s, err := k.statistics(name)
-	return Traffic{RxBytes: s.RxBytes, TxBytes: s.TxBytes, RxPackets: s.RxPackets, TxPackets: s.TxPackets}, err
+	return Traffic{s.RxBytes, s.TxBytes, s.RxPackets, s.TxPackets}, err
 }
 
 func (k *Kernel) statistics(name string) (netlink.LinkStatistics, error) {
