@@ -176,25 +176,20 @@ func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) {
 func (o *output) printCategory(t text, checks []doctor.Check) {
 	passed := 0
 	var reasons []string
-	unseen, where := map[string]int{}, map[string][]string{}
+	unseen, where := map[string][]string{}, map[string][]string{} // the checks and the clusters, by the reason
+	add := func(to []string, name string) []string {
+		if slices.Contains(to, name) {
+			return to
+		}
+		return append(to, name)
+	}
 	for _, c := range checks {
 		if c.Result == doctor.OK {
 			passed++
 		}
-		of := map[string]bool{}
 		for _, f := range c.Findings {
-			if f.Result != doctor.NotSeen {
-				continue
-			}
-			if !of[f.What] {
-				unseen[f.What]++
-			}
-			of[f.What] = true
-			if !slices.Contains(reasons, f.What) {
-				reasons = append(reasons, f.What)
-			}
-			if !slices.Contains(where[f.What], f.Cluster) {
-				where[f.What] = append(where[f.What], f.Cluster)
+			if f.Result == doctor.NotSeen {
+				reasons, unseen[f.What], where[f.What] = add(reasons, f.What), add(unseen[f.What], c.Name), add(where[f.What], f.Cluster)
 			}
 		}
 	}
@@ -206,10 +201,10 @@ func (o *output) printCategory(t text, checks []doctor.Check) {
 	}
 	for _, why := range reasons {
 		what := "checks"
-		if unseen[why] == 1 {
+		if len(unseen[why]) == 1 {
 			what = "check"
 		}
-		t.printf("  not seen: %d %s of %s: %s\n", unseen[why], what, strings.Join(where[why], ", "), why)
+		t.printf("  not seen: %d %s of %s: %s\n", len(unseen[why]), what, strings.Join(where[why], ", "), why)
 	}
 }
 

@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -75,11 +76,7 @@ func newGraphOf(views []peering.View) *graph {
 	for _, v := range views { // its own name is the one that the user knows
 		names[v.ClusterID] = oneLine(v.Cluster)
 	}
-	var ids []string
-	for id := range names {
-		ids = append(ids, id)
-	}
-	slices.SortFunc(ids, func(a, b string) int { return cmp.Or(cmp.Compare(names[a], names[b]), cmp.Compare(a, b)) })
+	ids := slices.SortedFunc(maps.Keys(names), func(a, b string) int { return cmp.Or(cmp.Compare(names[a], names[b]), cmp.Compare(a, b)) })
 	for _, id := range ids {
 		g.clusters = append(g.clusters, names[id])
 	}
@@ -118,24 +115,16 @@ func (g *graph) text() string {
 		return "No peerings.\n"
 	}
 	var out strings.Builder
-	byCluster := map[string][]peering.View{}
-	var order []string
-	for _, v := range g.views {
-		if byCluster[v.Cluster] == nil {
-			order = append(order, v.Cluster)
+	views := sortedByCluster(g.views)
+	for i, v := range views {
+		if i == 0 || views[i-1].Cluster != v.Cluster {
+			text{&out}.printf("%s\n", v.Cluster)
 		}
-		byCluster[v.Cluster] = append(byCluster[v.Cluster], v)
-	}
-	slices.Sort(order)
-	for _, c := range order {
-		text{&out}.printf("%s\n", c)
-		for i, v := range byCluster[c] {
-			branch := "├──"
-			if i == len(byCluster[c])-1 {
-				branch = "└──"
-			}
-			text{&out}.printf("%s %s: %s\n", branch, oneLine(v.Peer), labelOf(v))
+		branch := "├──"
+		if i+1 == len(views) || views[i+1].Cluster != v.Cluster {
+			branch = "└──"
 		}
+		text{&out}.printf("%s %s: %s\n", branch, oneLine(v.Peer), labelOf(v))
 	}
 	return out.String()
 }

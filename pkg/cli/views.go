@@ -62,9 +62,8 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 		text{w}.printf("\n")
 		o.printRanges(w, translated...)
 	}
-	sorted := slices.SortedStableFunc(slices.Values(views), func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
 	empty := "\n"
-	for _, v := range sorted {
+	for _, v := range sortedByCluster(views) {
 		amiss := slices.DeleteFunc(slices.Clone(v.Conditions), func(c peering.ConditionView) bool { return c.Hint == "" })
 		message := v.Message
 		if message == "" && len(amiss) > 0 {
@@ -79,6 +78,11 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 			text{w}.printf("  %s: %s\n", c.Reason, c.Hint)
 		}
 	}
+}
+
+// sortedByCluster keeps the order of views of one cluster.
+func sortedByCluster(views []peering.View) []peering.View {
+	return slices.SortedStableFunc(slices.Values(views), func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
 }
 
 // usedBy is how many nodes send by a plane, and whether each does by one plane or by all.
