@@ -39,7 +39,12 @@ type place struct {
 	// whole is the part that runs a test with all of its cases, where some of them, other
 	// ones in each run, guard every change.
 	whole string
+	// byTurns says that a few tests of the lane that have it guard every change, others in each run.
+	byTurns bool
 }
+
+// turns is how many tests by turns of a lane guard every change.
+const turns = 2
 
 // in says if a test belongs to a part.
 func (p place) in(part string) bool { return p.part == part || p.whole != "" && p.whole == part }
@@ -139,6 +144,9 @@ func selectTests(ctx context.Context) (map[lane][]string, error) {
 		}
 	}
 	for l, names := range byLane {
+		if pattern == "" && *part == everyChange {
+			names = takeTurns(rand.New(rand.NewPCG(*seed, 0)), names)
+		}
 		out[l] = append(out[l], "-test.run=^("+strings.Join(names, "|")+")$"+rest)
 	}
 	if len(out)+len(byLane) == 0 {
@@ -148,6 +156,20 @@ func selectTests(ctx context.Context) (map[lane][]string, error) {
 		out[laneAll] = append(out[laneAll], "-test.run=^$")
 	}
 	return out, nil
+}
+
+// takeTurns leaves out most of the tests that run by turns.
+func takeTurns(r *rand.Rand, names []string) []string {
+	var waiting []string
+	for _, name := range names {
+		if places[name].byTurns {
+			waiting = append(waiting, name)
+		}
+	}
+	for _, i := range r.Perm(len(waiting))[:min(turns, len(waiting))] {
+		waiting[i] = ""
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(waiting, name) })
 }
 
 // child runs this program again, with tests of a lane.
@@ -196,13 +218,13 @@ func (t *turn) begin() {
 
 // Parts of `make test-long`, each of less than an hour.
 const (
-	// networks: clusters as clouds and distributions make them.
+	// networks: clusters as clouds and distributions make them; all that users see of a peering.
 	networksPart = "networks"
 	// failures: commands that fail or die at many moments.
 	failuresPart = "failures"
 	// writes: commands that die after each of their writes.
 	writesPart = "writes"
-	// damages: all that happens to agents, nodes and links, and all ways to an MTU.
+	// damages: all that happens to agents, nodes and links, ranges that are added, and all ways to an MTU.
 	damagesPart  = "damages"
 	failoverPart = "failover"
 	// outages: nodes that are replaced, clusters that reboot, planes that are bad.
@@ -218,27 +240,27 @@ const (
 // every change.
 var places = map[string]place{
 	"TestBadInput":             {lane: laneEqual},
-	"TestBehindNAT":            {lane: laneEqual},
-	"TestFailedPeer":           {lane: laneEqual},
-	"TestInterrupted":          {lane: laneEqual, whole: failuresPart},
-	"TestKilled":               {lane: laneEqual, whole: failuresPart},
+	"TestBehindNAT":            {lane: laneEqual, whole: networksPart, byTurns: true},
+	"TestFailedPeer":           {lane: laneEqual, whole: failuresPart, byTurns: true},
+	"TestInterrupted":          {lane: laneEqual, whole: failuresPart, byTurns: true},
+	"TestKilled":               {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestKubectlCompletes":     {lane: laneEqual},
 	"TestPlanes":               {lane: laneEqual},
-	"TestPeering":              {lane: laneEqual},
+	"TestPeering":              {lane: laneEqual, whole: networksPart},
 	"TestRotateKeys":           {lane: laneAll, whole: outagesPart},
-	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart},
+	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestUnpeerWithoutPeering": {lane: laneEqual},
 
-	"TestDayTwo":         {lane: laneOther},
-	"TestMTU":            {lane: laneOther, whole: damagesPart},
-	"TestNodesComeAndGo": {lane: laneOther, whole: damagesPart},
-	"TestRestarts":       {lane: laneOther, whole: damagesPart},
-	"TestTroubles":       {lane: laneOther, whole: damagesPart},
+	"TestDayTwo":         {lane: laneOther, whole: damagesPart, byTurns: true},
+	"TestMTU":            {lane: laneOther, whole: damagesPart, byTurns: true},
+	"TestNodesComeAndGo": {lane: laneOther, whole: damagesPart, byTurns: true},
+	"TestRestarts":       {lane: laneOther, whole: damagesPart, byTurns: true},
+	"TestTroubles":       {lane: laneOther, whole: damagesPart, byTurns: true},
 
 	"TestChaos":                          {lane: laneAll},
 	"TestNetworkPolicy":                  {lane: laneAll},
 	"TestSecurity_13_PermissionsAreUsed": {lane: laneAll},
-	"TestTopologies":                     {lane: laneAll},
+	"TestTopologies":                     {lane: laneAll, whole: networksPart},
 
 	"TestAskedBeforePeering":                          {lane: laneAll, part: networksPart},
 	"TestDefaultDeny":                                 {lane: laneEqual, part: networksPart},
