@@ -21,7 +21,7 @@ GOTEST := go run ./scripts/gotest $(if $(TIMES),-times $(TIMES))
 # Packages whose goroutines share memory for as long as they live.
 RACE := ./agent/... ./pkg/tunnel ./pkg/liveness $(addprefix ./,$(wildcard pkg/exchange))
 # Packages whose tests ask the kernel. What they find is in no cache of results.
-KERNEL := ./test/vm ./test/dataplane ./test/agents ./agent/... $(addprefix ./pkg/,firewall link nat nft notify overlay tunnel)
+KERNEL := ./test/dataplane ./test/agents ./agent/... $(addprefix ./pkg/,firewall link nat nft notify overlay tunnel)
 # Packages that read what others have written into custom resources.
 READERS := ./test/schema ./agent/node ./agent/gateway
 # What the commands are made of, which read them, too.
@@ -100,7 +100,7 @@ test: packages ## all that guards a change; the time of each test in the end
 	@mkdir -p bin && rm -f bin/times
 	@status=0; \
 	run="$(MAKE) --no-print-directory TIMES=bin/times"; \
-	{ $$run test-others test-race && $$run -j3 test-kernel test-plays lab-programs && $$run test-beliefs test-attack test-e2e; } || status=$$?; \
+	{ $$run -j2 test-vm test-without-kernel && $$run -j3 test-namespaces test-plays lab-programs && $$run test-beliefs test-attack test-e2e; } || status=$$?; \
 	go run ./scripts/gotest -stale; \
 	go run ./scripts/gotest -times bin/times; \
 	exit $$status
@@ -120,15 +120,28 @@ test-others:
 test-race: packages ## the same, of agents and tunnels, with the race detector
 	CGO_ENABLED=1 $(GOTEST) -- -short -race $(RACE)
 
+# One after the other: what they compile takes both processors.
+.PHONY: test-without-kernel
+test-without-kernel:
+	$(MAKE) --no-print-directory test-others
+	$(MAKE) --no-print-directory test-race
+
 .PHONY: test-kernel
-test-kernel: packages ## tests of kernel code, in network namespaces and a virtual machine (root)
-	# The virtual machine waits most of its time: the others pass meanwhile.
+test-kernel: test-vm test-namespaces ## tests of kernel code, in network namespaces and a virtual machine (root)
+
+# It waits most of its time, and measures nothing that a busy machine makes worse.
+.PHONY: test-vm
+test-vm: packages
+	$(GOTEST) -- -count=1 -timeout 20m ./test/vm
+
+.PHONY: test-namespaces
+test-namespaces: packages
 	$(GOTEST) -- -count=1 -timeout 20m $(KERNEL)
 
-# Memory is cheaper than processors. A result is kept until the package changes.
+# Memory is cheaper than processors, and plays mostly wait: four at a time. A result is kept until the package changes.
 .PHONY: test-plays
 test-plays: packages ## all tests of packages that do not ask the kernel: plays of whole commands, hostile objects, alerts
-	GOGC=400 $(GOTEST) -- -timeout 20m ./pkg/peering ./test/schema ./test/monitoring $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
+	GOGC=400 $(GOTEST) -- -timeout 20m -parallel 4 ./pkg/peering ./test/schema ./test/monitoring $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
 
 .PHONY: test-beliefs
 test-beliefs: lab-programs ## what plays believe of an API server, compared with a real one (root)

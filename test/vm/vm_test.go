@@ -4,16 +4,49 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"flag"
+	"maps"
+	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/liqonet/liqonet/test/vm"
 )
 
-// TestBackends runs the data plane's tests with Geneve and WireGuard in the
-// kernel, or with all pairs of backends if LIQONET_TEST_BACKENDS is "all".
+var seed = flag.Uint64("seed", 0, "which tests run in the virtual machine; 0 for others each time")
+
+// always are the tests that ask most of the kernel.
+var always = []string{"TestDataPlane", "TestKernel", "TestTunnel"}
+
+// some is an expression for the tests that always run and a third of all others.
+func some(t *testing.T, ctx context.Context, programs ...string) string {
+	t.Helper()
+	var others []string
+	for _, program := range programs {
+		out, err := exec.CommandContext(ctx, program, "-test.list", "^Test").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		others = append(others, slices.DeleteFunc(strings.Fields(string(out)), func(name string) bool { return slices.Contains(always, name) })...)
+	}
+	if *seed == 0 {
+		*seed = rand.Uint64()
+	}
+	slices.Sort(others)
+	rand.New(rand.NewPCG(*seed, 0)).Shuffle(len(others), reflect.Swapper(others))
+	chosen := append(others[:len(others)/3], always...)
+	t.Logf("-seed %d: %d of %d tests: %v", *seed, len(chosen), len(others)+len(always), chosen)
+	return "^(" + strings.Join(chosen, "|") + ")$"
+}
+
+// TestBackends runs tests of the data plane with Geneve and WireGuard in the kernel: some, others each time.
+// If LIQONET_TEST_BACKENDS is "all", it runs all of them with all pairs of backends.
 func TestBackends(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts a virtual machine")
@@ -28,8 +61,12 @@ func TestBackends(t *testing.T) {
 		}
 		tests[filepath.Base(name)] = path
 	}
+	backends, chosen := cmp.Or(os.Getenv("LIQONET_TEST_BACKENDS"), "kernel"), "."
+	if backends == "kernel" {
+		chosen = some(t, ctx, slices.Collect(maps.Values(tests))...)
+	}
 	var console bytes.Buffer
-	results, err := vm.Run(ctx, &console, tests, "LIQONET_TEST_BACKENDS="+cmp.Or(os.Getenv("LIQONET_TEST_BACKENDS"), "kernel"))
+	results, err := vm.Run(ctx, &console, tests, "LIQONET_TEST_BACKENDS="+backends, "LIQONET_TEST_RUN="+chosen)
 	for _, r := range results {
 		t.Run(r.Name, func(t *testing.T) {
 			if r.Skipped {

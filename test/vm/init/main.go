@@ -57,13 +57,19 @@ func run() error {
 	if err != nil {
 		return err
 	}
+	for _, variable := range strings.Fields(string(env)) {
+		name, value, _ := strings.Cut(variable, "=")
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
+	}
 	tests, err := filepath.Glob("/tests/*")
 	if err != nil {
 		return err
 	}
 	var failed []string
 	for _, t := range tests {
-		cmd := exec.Command(t, "-test.v", "-test.timeout=14m")
+		cmd := exec.Command(t, "-test.v", "-test.timeout=14m", "-test.run="+os.Getenv("LIQONET_TEST_RUN"))
 		cmd.Dir, cmd.Stdout, cmd.Stderr = "/tmp", os.Stdout, os.Stdout
 		cmd.Env = append(strings.Fields(string(env)), "TMPDIR=/tmp", "PATH=/")
 		if err := cmd.Run(); err != nil {
