@@ -1,0 +1,505 @@
+package lock
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"os/user"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+const (
+	// Renewal is how often a holder renews its Leases.
+	Renewal = 2 * time.Second
+	// Expiry is how long a Lease has to stay unchanged until others take it.
+	Expiry = 6 * time.Second
+
+	// fresh is how long after a renewal a write may begin without a look at the Lease. It ends before the Lease does.
+	fresh = 4 * time.Second
+	// interval is how often somebody who waits looks.
+	interval = 500 * time.Millisecond
+
+	clusterName   = "liqonet-cluster"
+	peeringPrefix = "liqonet-peering-"
+	// annotationGiveUp names who has asked the holder to give up, annotationRunning says how long the holder has worked.
+	annotationGiveUp  = "liqonet.io/give-up"
+	annotationRunning = "liqonet.io/running"
+)
+
+// Cluster says what is locked in one cluster.
+type Cluster struct {
+	API client.Client
+	// ID gives the order in which clusters are locked, Name is for messages.
+	ID, Name string
+	// Peer is the ID of the cluster with which the peering is that is locked. Empty for none.
+	Peer string
+	// Exclusive locks the cluster against commands on any peering.
+	Exclusive bool
+	// Overrules has who works on the peering give up, unless that does the same.
+	Overrules bool
+	// Within is how long this cluster's locks may take, 0 as long as the context lasts.
+	Within time.Duration
+}
+
+// ErrOvertaken is why a command ends whose lock another one has taken.
+var ErrOvertaken = errors.New("overtaken")
+
+// Busy is the error of a lock that was not free in time.
+type Busy struct {
+	// Cluster is the name of the cluster, By who works there. Empty if the cluster has not told.
+	Cluster, By string
+	Err         error
+}
+
+func (b *Busy) Error() string {
+	if b.By == "" {
+		return fmt.Sprintf("the lock could not be taken: %v", b.Err)
+	}
+	return fmt.Sprintf("%s works on it (%v)", b.By, b.Err)
+}
+
+// Unwrap returns why there was no more time.
+func (b *Busy) Unwrap() error { return b.Err }
+
+// Wait calls until, and tells the user for whom it waits.
+type Wait func(ctx context.Context, reason string, until func(context.Context) error) error
+
+// Held are locks that one command holds.
+type Held struct {
+	verb, holder string
+	began        time.Time
+	// lost ends with the reason when a lock is lost, or when the locks are released.
+	lost     context.Context
+	lose     context.CancelCauseFunc
+	renewing sync.WaitGroup
+	leases   []*lease
+}
+
+// lease is one that is held.
+type lease struct {
+	in *observer
+	// given ends when the Lease is given back.
+	given context.Context
+	give  context.CancelFunc
+
+	// turn is taken by whoever reads or writes what follows, also while a request is under way.
+	turn      chan struct{}
+	object    *coordinationv1.Lease
+	confirmed time.Time
+	// overtook says that somebody else held it who may not know yet.
+	overtook bool
+}
+
+type heldKey struct{}
+
+// Take takes locks in all of the clusters, or in none. The context that it returns ends when one of them is lost, with
+// ErrOvertaken. The locks have to be released, with any outcome of what is done under them.
+func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (context.Context, *Held, error) {
+	h := &Held{verb: verb, holder: fmt.Sprintf("%s of %s (%s)", verb, whoami(), strings.ToLower(rand.Text()[:8])), began: time.Now()}
+	h.lost, h.lose = context.WithCancelCause(context.WithoutCancel(ctx))
+	clusters = slices.SortedFunc(slices.Values(clusters), func(a, b Cluster) int { return cmp.Compare(a.ID, b.ID) })
+	observers := make([]*observer, len(clusters))
+	for i, c := range clusters {
+		observers[i] = &observer{Cluster: c, seen: map[string]seen{}, asked: map[string]time.Time{}}
+	}
+	// The others are watched while one is waited for, so that Leases that nobody renews expire at the same time.
+	watching, stop := context.WithCancel(ctx)
+	defer stop()
+	watch := sync.OnceFunc(func() {
+		for _, o := range observers {
+			go o.watch(watching)
+		}
+	})
+	for _, o := range observers {
+		if err := h.take(ctx, o, wait, watch); err != nil {
+			h.Release(ctx)
+			return ctx, h, fmt.Errorf("cluster %q: %w", o.Name, err)
+		}
+	}
+	ctx, end := context.WithCancelCause(context.WithValue(ctx, heldKey{}, h))
+	context.AfterFunc(h.lost, func() { end(context.Cause(h.lost)) })
+	return ctx, h, nil
+}
+
+// take takes the locks in one cluster.
+func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) error {
+	if o.Within > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, o.Within, fmt.Errorf("not free within %s: %w", o.Within, context.DeadlineExceeded))
+		defer cancel()
+	}
+	for {
+		by, err := h.attempt(ctx, o)
+		if err == nil && by != nil {
+			watch()
+			err = wait(ctx, fmt.Sprintf("%s: waiting for %s", o.Name, describe(by)), func(ctx context.Context) error {
+				for holder := holderOf(by); err == nil && by != nil && holderOf(by) == holder; by, err = h.attempt(ctx, o) {
+					select {
+					case <-time.After(interval):
+					case <-ctx.Done():
+						return context.Cause(ctx)
+					}
+				}
+				return err
+			})
+		}
+		switch {
+		case ctx.Err() != nil:
+			busy := &Busy{Cluster: o.Name, Err: context.Cause(ctx)}
+			if by != nil {
+				busy.By = describe(by)
+			}
+			return busy
+		case err != nil || by == nil:
+			return err
+		}
+	}
+}
+
+// attempt takes what is free, and returns whose lock is in the way.
+func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lease, err error) {
+	peering := peeringPrefix + o.Peer
+	if o.Exclusive {
+		if by, err := h.acquire(ctx, o, clusterName); by != nil || err != nil {
+			return by, err
+		}
+	}
+	leases, err := o.look(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if l := leases[peering]; o.Overrules && l != nil && !strings.HasPrefix(holderOf(l), h.verb+" ") {
+		if err := o.overrule(ctx, l, h.holder); err != nil {
+			return nil, err
+		}
+	}
+	for name, l := range leases {
+		// Of the peering that is locked, too, the holder may be overruled.
+		inTheWay := name == clusterName
+		if o.Exclusive {
+			inTheWay = name != clusterName && name != peering
+		}
+		if !inTheWay {
+			continue
+		}
+		if by, err := o.free(ctx, l); by != nil || err != nil {
+			return by, err
+		}
+	}
+	if o.Peer == "" {
+		return nil, h.check(ctx)
+	}
+	if by, err := h.acquire(ctx, o, peering); by != nil || err != nil {
+		return by, err
+	}
+	if !o.Exclusive {
+		if leases, err = o.look(ctx); err == nil {
+			by, err = o.free(ctx, leases[clusterName])
+		}
+		if by != nil || err != nil { // whoever wants the cluster's waits for this one
+			last := len(h.leases) - 1
+			h.giveBack(ctx, h.leases[last])
+			h.leases = h.leases[:last]
+			return by, err
+		}
+	}
+	return nil, h.check(ctx) // it may have taken longer than the Lease lasts
+}
+
+// acquire creates a Lease. It returns that of another holder.
+func (h *Held) acquire(ctx context.Context, o *observer, name string) (by *coordinationv1.Lease, err error) {
+	if slices.ContainsFunc(h.leases, func(l *lease) bool { return l.in == o && l.object.Name == name }) {
+		return nil, nil
+	}
+	for {
+		leases, err := o.look(ctx)
+		if err != nil {
+			return nil, err
+		}
+		there := leases[name]
+		if by, err := o.free(ctx, there); err != nil || by != nil {
+			return by, err
+		}
+		began := time.Now()
+		object := &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: metav1.NamespaceSystem, Name: name, Labels: map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
+				Annotations: map[string]string{annotationRunning: h.running()},
+			},
+			Spec: coordinationv1.LeaseSpec{HolderIdentity: &h.holder, RenewTime: &metav1.MicroTime{Time: began}, LeaseDurationSeconds: new(int32(Expiry / time.Second))},
+		}
+		err = o.API.Create(ctx, object, client.FieldOwner(v1alpha1.FieldManager))
+		if apierrors.IsAlreadyExists(err) {
+			continue // somebody was faster
+		}
+		if err != nil {
+			return nil, err
+		}
+		l := &lease{in: o, turn: make(chan struct{}, 1), object: object, confirmed: began, overtook: there != nil && holderOf(there) != ""}
+		l.given, l.give = context.WithCancel(h.lost)
+		h.leases = append(h.leases, l)
+		h.renewing.Go(func() { h.renew(l) })
+		return nil, nil
+	}
+}
+
+// renew renews a Lease until the locks are released, or one of them is lost.
+func (h *Held) renew(l *lease) {
+	for {
+		select {
+		case <-time.After(Renewal):
+		case <-l.given.Done():
+			return
+		}
+		// One that is not renewed, since its API server does not answer, is not lost. Nobody else can take it there.
+		_ = h.confirm(l.given, l, Renewal/2)
+	}
+}
+
+// confirm renews a Lease that was not renewed for some time. It fails with ErrOvertaken if it is another one's.
+func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error {
+	select {
+	case l.turn <- struct{}{}:
+		defer func() { <-l.turn }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	switch {
+	case h.lost.Err() != nil:
+		return context.Cause(h.lost)
+	case since(l.confirmed) < after, l.given.Err() != nil:
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithValue(ctx, heldKey{}, nil), Expiry/2)
+	defer cancel()
+	for {
+		began, next := time.Now(), l.object.DeepCopy()
+		next.Spec.RenewTime = &metav1.MicroTime{Time: began}
+		next.Annotations[annotationRunning] = h.running()
+		err := l.in.API.Update(ctx, next, client.FieldOwner(v1alpha1.FieldManager))
+		if err == nil {
+			l.object, l.confirmed = next, began
+			return nil
+		}
+		if !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) {
+			return err
+		}
+		now := &coordinationv1.Lease{}
+		err = l.in.API.Get(ctx, client.ObjectKeyFromObject(l.object), now)
+		by := now.Annotations[annotationGiveUp]
+		switch {
+		case apierrors.IsNotFound(err):
+			by = "a command that has ended by now"
+		case err != nil:
+			return err
+		case now.UID != l.object.UID:
+			by = cmp.Or(holderOf(now), by, "another command")
+		}
+		if by != "" {
+			err := fmt.Errorf("%w by %s", ErrOvertaken, by)
+			h.lose(err)
+			return err
+		}
+		l.object = now // such as a renewal without an answer
+	}
+}
+
+// check fails if a lock is lost, or if that is not certain.
+func (h *Held) check(ctx context.Context) error {
+	if h.lost.Err() != nil {
+		return context.Cause(h.lost)
+	}
+	for _, l := range h.leases {
+		if err := h.confirm(ctx, l, fresh); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Check fails if what is done in this context is done under a lock that is lost. Each write has to be preceded by it.
+func Check(ctx context.Context) error {
+	h, _ := ctx.Value(heldKey{}).(*Held)
+	if h == nil {
+		return nil
+	}
+	return h.check(ctx)
+}
+
+// Release gives the locks back, also where ctx has ended. One that cannot be expires.
+func (h *Held) Release(ctx context.Context) {
+	h.lose(context.Canceled)
+	h.renewing.Wait()
+	for _, l := range slices.Backward(h.leases) {
+		h.giveBack(ctx, l)
+	}
+}
+
+// giveBack gives one Lease back. Where it was another one's before, its name stays, so that this one learns by whom it was overtaken.
+func (h *Held) giveBack(ctx context.Context, l *lease) {
+	ctx, cancel := context.WithTimeout(context.WithValue(context.WithoutCancel(ctx), heldKey{}, nil), Expiry/2)
+	defer cancel()
+	l.give()
+	l.turn <- struct{}{}
+	defer func() { <-l.turn }()
+	if l.overtook && h.verb != Unpeer {
+		l.object.Annotations = map[string]string{annotationGiveUp: h.holder}
+		l.object.Spec.HolderIdentity = nil
+		if l.in.API.Update(ctx, l.object, client.FieldOwner(v1alpha1.FieldManager)) == nil {
+			return
+		}
+	}
+	_ = l.in.API.Delete(ctx, l.object, client.Preconditions{UID: &l.object.UID}) // it expires
+}
+
+// Unpeer is the verb that leaves no Lease behind.
+const Unpeer = "unpeer"
+
+// observer knows since when the Leases of one cluster are as they are.
+type observer struct {
+	Cluster
+	mu   sync.Mutex
+	seen map[string]seen
+	// asked is when holders were asked to give up, by the UID of the Lease.
+	asked map[string]time.Time
+}
+
+type seen struct {
+	version string
+	at      time.Time
+	expired bool
+}
+
+// watch looks until ctx ends.
+func (o *observer) watch(ctx context.Context) {
+	for ctx.Err() == nil {
+		_, _ = o.look(ctx) // whoever takes the lock looks, too
+		select {
+		case <-time.After(interval):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// look lists the Leases, by their names.
+func (o *observer) look(ctx context.Context) (map[string]*coordinationv1.Lease, error) {
+	var list coordinationv1.LeaseList
+	asked := time.Now()
+	err := o.API.List(ctx, &list, client.InNamespace(metav1.NamespaceSystem), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager})
+	if err != nil {
+		return nil, err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out, now := map[string]*coordinationv1.Lease{}, map[string]seen{}
+	for i := range list.Items {
+		l := &list.Items[i]
+		if l.Name != clusterName && !strings.HasPrefix(l.Name, peeringPrefix) {
+			continue
+		}
+		s, version := o.seen[l.Name], string(l.UID)+"/"+l.ResourceVersion
+		if s.version != version {
+			s = seen{version: version, at: time.Now()}
+		}
+		// Only time of this process counts, and none while it was stopped: both answers are from within it.
+		s.expired = s.expired || asked.Sub(s.at) >= Expiry
+		out[l.Name], now[l.Name] = l, s
+	}
+	o.seen = now
+	return out, nil
+}
+
+// free deletes a Lease that nobody holds any more. It returns one that somebody does.
+func (o *observer) free(ctx context.Context, l *coordinationv1.Lease) (by *coordinationv1.Lease, err error) {
+	if l == nil {
+		return nil, nil
+	}
+	o.mu.Lock()
+	s, asked := o.seen[l.Name], o.asked[string(l.UID)]
+	o.mu.Unlock()
+	is := client.Preconditions{UID: &l.UID, ResourceVersion: &l.ResourceVersion}
+	switch {
+	case !asked.IsZero() && time.Since(asked) >= Expiry:
+		is.ResourceVersion = nil // whatever it says, its time is over
+	case holderOf(l) != "" && !s.expired:
+		return l, nil
+	}
+	err = o.API.Delete(ctx, l, is)
+	if apierrors.IsConflict(err) {
+		return l, nil // its holder is alive
+	}
+	return nil, client.IgnoreNotFound(err)
+}
+
+// overrule asks who holds a Lease to give up, once.
+func (o *observer) overrule(ctx context.Context, l *coordinationv1.Lease, by string) error {
+	o.mu.Lock()
+	_, asked := o.asked[string(l.UID)]
+	o.mu.Unlock()
+	if asked {
+		return nil
+	}
+	before := l.DeepCopy()
+	if l.Annotations == nil {
+		l.Annotations = map[string]string{}
+	}
+	l.Annotations[annotationGiveUp] = by
+	err := o.API.Patch(ctx, l, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), client.FieldOwner(v1alpha1.FieldManager))
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return nil // the next look tells
+	}
+	if err == nil {
+		o.mu.Lock()
+		o.asked[string(l.UID)] = time.Now()
+		o.mu.Unlock()
+	}
+	return err
+}
+
+func holderOf(l *coordinationv1.Lease) string {
+	if l.Spec.HolderIdentity == nil {
+		return ""
+	}
+	return short(*l.Spec.HolderIdentity)
+}
+
+// describe says who holds a Lease, and for how long they have worked, by their own clock.
+func describe(l *coordinationv1.Lease) string {
+	return holderOf(l) + ", which has run for " + short(cmp.Or(l.Annotations[annotationRunning], "an unknown time"))
+}
+
+// short bounds what others may have written.
+func short(s string) string { return s[:min(len(s), 128)] }
+
+func (h *Held) running() string { return since(h.began).Round(time.Second).String() }
+
+// since counts time while the machine was suspended, too: the monotonic clock need not. A wall clock that was set back does not count.
+func since(t time.Time) time.Duration {
+	now := time.Now()
+	return max(now.Sub(t), now.Round(0).Sub(t.Round(0)))
+}
+
+// whoami is the user and the machine.
+func whoami() string {
+	name, machine := "somebody", "an unknown machine"
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	if host, err := os.Hostname(); err == nil {
+		machine = host
+	}
+	return name + "@" + machine
+}

@@ -1,0 +1,432 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+var resource = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
+
+// newAPI is an API server's Leases: with UIDs, and with what is asked of these when one is deleted or updated.
+func newAPI(t *testing.T) client.Client {
+	t.Helper()
+	s := runtime.NewScheme()
+	if err := coordinationv1.AddToScheme(s); err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	is := func(ctx context.Context, c client.Client, obj client.Object, uid types.UID) error {
+		live := &coordinationv1.Lease{}
+		if err := c.Get(ctx, client.ObjectKeyFromObject(obj), live); err != nil {
+			return err
+		}
+		if live.UID != uid {
+			return apierrors.NewConflict(resource, obj.GetName(), errors.New("another UID"))
+		}
+		return nil
+	}
+	return fake.NewClientBuilder().WithScheme(s).WithInterceptorFuncs(interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			obj.SetUID(uuid.NewUUID())
+			return c.Create(ctx, obj, opts...)
+		},
+		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if err := is(ctx, c, obj, obj.GetUID()); err != nil {
+				return err
+			}
+			return c.Update(ctx, obj, opts...)
+		},
+		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			mu.Lock()
+			defer mu.Unlock()
+			if p := (&client.DeleteOptions{}).ApplyOptions(opts).Preconditions; p != nil && p.UID != nil {
+				if err := is(ctx, c, obj, *p.UID); err != nil {
+					return err
+				}
+			}
+			return c.Delete(ctx, obj, opts...)
+		},
+	}).Build()
+}
+
+// stopped is the API as a process sees it that may be stopped: it reaches nothing until it goes on.
+type stopped struct {
+	client.Client
+	is atomic.Bool
+}
+
+func (s *stopped) here() client.Client {
+	wait := func() {
+		for s.is.Load() {
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
+	return interceptor.NewClient(s.Client.(client.WithWatch), interceptor.Funcs{
+		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			wait()
+			return c.Create(ctx, obj, opts...)
+		},
+		Update: func(_ context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			wait()
+			return c.Update(context.Background(), obj, opts...)
+		},
+	})
+}
+
+func peering(api client.Client, peer string) lock.Cluster {
+	return lock.Cluster{API: api, ID: "a", Name: "a", Peer: peer}
+}
+
+func silently(ctx context.Context, _ string, until func(context.Context) error) error {
+	return until(ctx)
+}
+
+func take(t *testing.T, verb string, clusters ...lock.Cluster) (context.Context, *lock.Held) {
+	t.Helper()
+	ctx, held, err := lock.Take(t.Context(), verb, silently, clusters...)
+	if err != nil {
+		t.Fatalf("%s: %v", verb, err)
+	}
+	return ctx, held
+}
+
+func leases(t *testing.T, api client.Client) (out []coordinationv1.Lease) {
+	t.Helper()
+	var list coordinationv1.LeaseList
+	if err := api.List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	return list.Items
+}
+
+// Who may work beside whom, and how long the other one waits.
+func TestWhoWaits(t *testing.T) {
+	exclusive := func(api client.Client, peer string) lock.Cluster {
+		c := peering(api, peer)
+		c.Exclusive = true
+		return c
+	}
+	for name, tc := range map[string]struct {
+		first, second func(api client.Client, peer string) lock.Cluster
+		peers         [2]string
+		waits         bool
+	}{
+		"the same peering":                     {peering, peering, [2]string{"b", "b"}, true},
+		"two peerings":                         {peering, peering, [2]string{"b", "c"}, false},
+		"a peering, then the cluster":          {peering, exclusive, [2]string{"b", ""}, true},
+		"the cluster, then a peering":          {exclusive, peering, [2]string{"", "b"}, true},
+		"the cluster twice":                    {exclusive, exclusive, [2]string{"", ""}, true},
+		"the cluster with two peerings of it":  {exclusive, exclusive, [2]string{"b", "c"}, true},
+		"a peering, then the cluster and this": {peering, exclusive, [2]string{"b", "b"}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := newAPI(t)
+				_, first := take(t, "first", tc.first(api, tc.peers[0]))
+				go func() {
+					time.Sleep(time.Minute)
+					first.Release(t.Context())
+				}()
+				begun, said := time.Now(), ""
+				_, second, err := lock.Take(t.Context(), "second", func(ctx context.Context, reason string, until func(context.Context) error) error {
+					said = reason
+					return until(ctx)
+				}, tc.second(api, tc.peers[1]))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(begun); tc.waits != (took >= time.Minute) || tc.waits != (took > 0) || took > time.Minute+time.Second {
+					t.Errorf("it took %s", took)
+				}
+				if tc.waits != strings.HasPrefix(said, "a: waiting for first of ") {
+					t.Errorf("it said %q", said)
+				}
+				second.Release(t.Context())
+				time.Sleep(2 * time.Minute)
+				if left := leases(t, api); len(left) > 0 {
+					t.Errorf("%d Leases are left: %v", len(left), left)
+				}
+			})
+		})
+	}
+}
+
+// A lock that is held by a command that was killed is free after 6 s, whatever its machine's clock says.
+func TestKilled(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here := &stopped{Client: newAPI(t)}
+		ctx, first := take(t, "peer", peering(here.here(), "b"))
+		here.is.Store(true)
+		l := leases(t, here.Client)[0]
+		l.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(time.Hour)}
+		if err := here.Client.Update(t.Context(), &l); err != nil {
+			t.Fatal(err)
+		}
+		begun := time.Now()
+		_, second := take(t, "rotate-keys", peering(here.Client, "b"))
+		if took := time.Since(begun); took < lock.Expiry || took > lock.Expiry+2*time.Second {
+			t.Errorf("it took %s", took)
+		}
+		// The first one was stopped only. It learns by whom it was overtaken, also when that one has ended.
+		second.Release(t.Context())
+		time.Sleep(time.Minute)
+		here.is.Store(false)
+		if err := lock.Check(ctx); !errors.Is(err, lock.ErrOvertaken) || !strings.Contains(err.Error(), "overtaken by rotate-keys of ") {
+			t.Errorf("got %v", err)
+		}
+		<-ctx.Done()
+		if !errors.Is(context.Cause(ctx), lock.ErrOvertaken) {
+			t.Errorf("it ended with %v", context.Cause(ctx))
+		}
+		first.Release(t.Context())
+		_, third := take(t, "peer", peering(here.Client, "b"))
+		third.Release(t.Context())
+		if left := leases(t, here.Client); len(left) > 0 {
+			t.Errorf("%d Leases are left", len(left))
+		}
+	})
+}
+
+// A command that was stopped, and whose lock nobody has taken, goes on.
+func TestStoppedAndGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		here := &stopped{Client: newAPI(t)}
+		ctx, held := take(t, "peer", peering(here.here(), "b"))
+		here.is.Store(true)
+		time.Sleep(time.Hour)
+		here.is.Store(false)
+		if err := lock.Check(ctx); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Hour) // it is renewed again
+		if err := lock.Check(ctx); err != nil || ctx.Err() != nil {
+			t.Error(err, ctx.Err())
+		}
+		held.Release(t.Context())
+	})
+}
+
+// unpeer has others give up, whether they live or not, and waits for another unpeer.
+func TestOverrules(t *testing.T) {
+	for name, tc := range map[string]struct {
+		verb        string
+		stop, all   bool
+		least, most time.Duration
+	}{
+		"a command that gives up":    {"peer", false, false, 1, lock.Renewal + time.Second},
+		"one that does not":          {"peer", true, false, lock.Expiry, lock.Expiry + time.Second},
+		"one that has the cluster":   {"rotate-keys", false, true, 1, lock.Renewal + time.Second},
+		"the same, and does not":     {"rotate-keys", true, true, lock.Expiry, lock.Expiry + 2*time.Second},
+		"another unpeer, that lives": {lock.Unpeer, false, false, time.Minute, time.Minute + time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				here := &stopped{Client: newAPI(t)}
+				held := peering(here.here(), "b")
+				held.Exclusive = tc.all
+				ctx, first := take(t, tc.verb, held)
+				here.is.Store(tc.stop)
+				go func() {
+					select {
+					case <-ctx.Done():
+					case <-time.After(time.Minute):
+					}
+					first.Release(t.Context())
+				}()
+				begun := time.Now()
+				c := peering(here.Client, "b")
+				c.Overrules = true
+				_, second := take(t, lock.Unpeer, c)
+				if took := time.Since(begun); took < tc.least || took > tc.most {
+					t.Errorf("it took %s", took)
+				}
+				if tc.verb != lock.Unpeer && !tc.stop && !strings.Contains(context.Cause(ctx).Error(), "overtaken by unpeer of ") {
+					t.Errorf("the first one has ended with %v", context.Cause(ctx))
+				}
+				second.Release(t.Context())
+				here.is.Store(false)
+				<-ctx.Done()
+				time.Sleep(time.Minute)
+				if left := leases(t, here.Client); len(left) > 0 {
+					t.Errorf("%d Leases are left", len(left))
+				}
+			})
+		})
+	}
+}
+
+// A cluster whose lock is held, or that does not answer, is waited for as long as was said, and nothing is held afterwards.
+func TestBusy(t *testing.T) {
+	for name, hangs := range map[string]bool{"held": false, "does not answer": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				own, other := newAPI(t), newAPI(t)
+				_, first := take(t, "upgrade", lock.Cluster{API: other, ID: "b", Name: "b", Exclusive: true})
+				api := other
+				if hangs {
+					api = interceptor.NewClient(other.(client.WithWatch), interceptor.Funcs{List: func(ctx context.Context, _ client.WithWatch, _ client.ObjectList, _ ...client.ListOption) error {
+						<-ctx.Done()
+						return ctx.Err()
+					}})
+				}
+				begun := time.Now()
+				_, _, err := lock.Take(t.Context(), "peer", silently, peering(own, "b"), lock.Cluster{API: api, ID: "b", Name: "b", Peer: "a", Within: 20 * time.Second})
+				busy := (*lock.Busy)(nil)
+				if took := time.Since(begun); !errors.As(err, &busy) || busy.Cluster != "b" || took != 20*time.Second || strings.HasPrefix(busy.By, "upgrade of ") == hangs {
+					t.Errorf("after %s: %v", took, err)
+				}
+				if left := leases(t, own); len(left) > 0 {
+					t.Errorf("%d Leases are left", len(left))
+				}
+				first.Release(t.Context())
+			})
+		})
+	}
+}
+
+// An API server that does not answer for a while takes no lock away.
+func TestOutage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := newAPI(t)
+		var down atomic.Bool
+		flaky := interceptor.NewClient(api.(client.WithWatch), interceptor.Funcs{Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			err := c.Update(ctx, obj, opts...) // it is carried out, and the answer is lost
+			if down.Load() {
+				return errors.New("no answer")
+			}
+			return err
+		}})
+		ctx, held := take(t, "upgrade", peering(flaky, "b"))
+		down.Store(true)
+		time.Sleep(time.Minute)
+		if err := lock.Check(ctx); err == nil || errors.Is(err, lock.ErrOvertaken) {
+			t.Errorf("it writes, though it does not know: %v", err)
+		}
+		down.Store(false)
+		if err := lock.Check(ctx); err != nil {
+			t.Error(err)
+		}
+		held.Release(t.Context())
+	})
+}
+
+// Commands at random, some of which are stopped at times: no two believe that they hold a lock when they write, but within
+// the moment between the look and the write.
+func TestNoTwoHolders(t *testing.T) {
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	runs := 3
+	if kit.Full() {
+		runs = 100
+	}
+	for run := range runs {
+		synctest.Test(t, func(t *testing.T) {
+			apis := []client.Client{newAPI(t), newAPI(t)}
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+			defer cancel()
+			var mu sync.Mutex
+			writing := map[string]string{} // by what is locked
+			var writes, overtaken int
+			var all sync.WaitGroup
+			for i := range 6 {
+				r := rand.New(rand.NewPCG(seed, uint64(100*run+i)))
+				all.Go(func() {
+					for ctx.Err() == nil {
+						here := []*stopped{{Client: apis[0]}, {Client: apis[1]}}
+						peer, isExclusive := fmt.Sprint("p", r.IntN(2)), r.IntN(4) == 0
+						var clusters []lock.Cluster
+						for k, h := range here {
+							c := lock.Cluster{API: h.here(), ID: fmt.Sprint(k), Name: fmt.Sprint(k), Peer: peer, Exclusive: isExclusive}
+							clusters = append(clusters, c)
+						}
+						verb := []string{"peer", "unpeer"}[r.IntN(2)]
+						for k := range clusters {
+							clusters[k].Overrules = verb == "unpeer" && !isExclusive
+						}
+						locked, held, err := lock.Take(ctx, verb, silently, clusters...)
+						if err != nil {
+							continue
+						}
+						stop := r.IntN(3) == 0
+						for range 5 {
+							time.Sleep(time.Duration(r.IntN(2000)) * time.Millisecond)
+							if stop {
+								here[0].is.Store(true)
+								here[1].is.Store(true)
+								time.Sleep(time.Duration(r.IntN(20)) * time.Second)
+								here[0].is.Store(false)
+								here[1].is.Store(false)
+							}
+							if err := lock.Check(locked); err != nil {
+								overtakenNow := errors.Is(err, lock.ErrOvertaken)
+								mu.Lock()
+								if overtakenNow {
+									overtaken++
+								}
+								mu.Unlock()
+								break
+							}
+							me := fmt.Sprint(verb, i)
+							mu.Lock()
+							writes++
+							for what, by := range writing {
+								if what == peer || isExclusive || strings.HasPrefix(what, "all ") {
+									t.Errorf("%s writes to %s (exclusive %t) while %s writes to %s", me, peer, isExclusive, by, what)
+								}
+							}
+							what := peer
+							if isExclusive {
+								what = "all " + peer
+							}
+							writing[what] = me
+							mu.Unlock()
+							time.Sleep(time.Duration(r.IntN(1500)) * time.Millisecond) // less than a Lease outlasts what counts as fresh
+							mu.Lock()
+							delete(writing, what)
+							mu.Unlock()
+						}
+						held.Release(ctx)
+					}
+				})
+			}
+			all.Wait()
+			if writes == 0 {
+				t.Error("nobody has written")
+			}
+			if run == 0 {
+				t.Logf("%d writes, %d were overtaken", writes, overtaken)
+			}
+			for _, api := range apis {
+				for _, l := range leases(t, api) {
+					if l.Spec.HolderIdentity != nil {
+						t.Errorf("%s is held by %s", l.Name, *l.Spec.HolderIdentity)
+					}
+				}
+			}
+		})
+	}
+}

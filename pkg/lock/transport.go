@@ -1,0 +1,21 @@
+package lock
+
+import "net/http"
+
+// Guard has each request that writes preceded by [Check], also when it is repeated.
+func Guard(next http.RoundTripper) http.RoundTripper { return guard{next} }
+
+type guard struct{ next http.RoundTripper }
+
+// RoundTrip implements http.RoundTripper.
+func (g guard) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Method != http.MethodGet {
+		if err := Check(req.Context()); err != nil {
+			if req.Body != nil {
+				_ = req.Body.Close()
+			}
+			return nil, err
+		}
+	}
+	return g.next.RoundTrip(req)
+}
