@@ -37,6 +37,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/version"
 )
@@ -221,6 +222,7 @@ func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcm
 	if err != nil {
 		return nil, fmt.Errorf("cluster %q: %w", name, err)
 	}
+	cfg.Wrap(lock.Guard) // within what repeats requests
 	cfg.Wrap(peering.Patient)
 	cfg.Wrap(peering.WatchKeyExchange)
 	c, err := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kinds{

@@ -50,7 +50,9 @@ const (
 	// ExitFound is doctor's own: a check has failed.
 	ExitFound = 11
 	// ExitDiffers is that of peer --dry-run --exit-code, where something would be changed.
-	ExitDiffers     = 12
+	ExitDiffers = 12
+	// ExitBusy is for a cluster in which another command works.
+	ExitBusy        = 13
 	ExitInterrupted = 130
 )
 
@@ -136,6 +138,7 @@ func ExitCode(ctx context.Context, err error) int {
 		return cmp.Or(map[peering.Kind]int{
 			peering.Usage: ExitUsage, peering.Unreachable: ExitUnreachable, peering.Forbidden: ExitForbidden,
 			peering.NotReady: ExitNotReady, peering.Ranges: ExitRanges, peering.Identity: ExitIdentity, peering.OneSided: ExitPartial,
+			peering.Busy: ExitBusy,
 		}[e.Kind], ExitUnexpected)
 	}
 	return ExitUnexpected

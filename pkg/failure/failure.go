@@ -25,6 +25,8 @@ const (
 	Identity
 	// OneSided is a peering that was removed from one of its clusters only.
 	OneSided
+	// Busy is a cluster in which another command works, or one that has overtaken this command.
+	Busy
 )
 
 // Error is a failure in one cluster: what was being done there, why it failed,

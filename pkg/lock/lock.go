@@ -339,6 +339,14 @@ func Check(ctx context.Context) error {
 	return h.check(ctx)
 }
 
+// Lost is why the lock is lost under which something is done in this context, nil if nobody has taken it as far as is known.
+func Lost(ctx context.Context) error {
+	if h, _ := ctx.Value(heldKey{}).(*Held); h != nil && h.lost.Err() != nil {
+		return context.Cause(h.lost)
+	}
+	return nil
+}
+
 // Release gives the locks back, also where ctx has ended. One that cannot be expires.
 func (h *Held) Release(ctx context.Context) {
 	h.lose(context.Canceled)

@@ -103,10 +103,6 @@ var decodedCRDs = sync.OnceValues(func() ([]*apiextensionsv1.CustomResourceDefin
 	return out, nil
 })
 
-// BeingRemoved is in place of the version on a definition that is about to be deleted.
-// Whoever applies the definition takes it away.
-const BeingRemoved = "being-removed"
-
 // Namespace is where the agents live. Node agents use the host's network and
 // gateways need NET_ADMIN, which the Pod Security Standards call privileged.
 func Namespace() *corev1.Namespace {
@@ -171,14 +167,6 @@ func Journal(name, peering string) *corev1.Secret {
 	return &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
 		ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
-	}
-}
-
-// ReplacingMark is the object by which a command says that it replaces agents or their keys.
-func ReplacingMark() *corev1.Secret {
-	return &corev1.Secret{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-		ObjectMeta: objectMeta(v1alpha1.Namespace, "upgrade", componentLabels("upgrade")),
 	}
 }
 

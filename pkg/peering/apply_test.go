@@ -145,8 +145,8 @@ func TestUnpeerKeepsOtherPeerings(t *testing.T) {
 func TestUninstallWhileInUse(t *testing.T) {
 	c := newCluster(t, "a", interceptor.Funcs{}, append(house(t, "b"), foreign()...)...)
 	before, ledger := inventory(t, c), readLedger(t, c)
-	if err := c.uninstall(t.Context()); err != nil {
-		t.Fatal(err)
+	if was, err := c.removeUnused(t.Context(), Silent{}); was || err != nil {
+		t.Fatal(was, err)
 	}
 	if diff := cmp.Diff(before, inventory(t, c)); diff != "" {
 		t.Error(diff)
@@ -452,7 +452,7 @@ func TestPermissionsToRemove(t *testing.T) {
 			return c.DeleteAllOf(ctx, obj, opts...)
 		},
 	}, house(t, "b")...)
-	if _, err := c.unpeer(t.Context(), "id-of-b", ""); err != nil {
+	if _, err := c.remove(t.Context(), "id-of-b", 0, Silent{}, func() {}); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range toRemove() {

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/lock"
 )
 
 // Cluster is a connection to one of the two clusters.
@@ -84,6 +85,7 @@ const (
 	Ranges      = failure.Ranges
 	Identity    = failure.Identity
 	OneSided    = failure.OneSided
+	Busy        = failure.Busy
 )
 
 // fail wraps err with what was being done to this cluster and classifies it.
@@ -115,6 +117,8 @@ func (c *Cluster) fail(doing string, err error) error {
 	case errors.As(err, &urlErr), errors.As(err, &netErr), errors.Is(err, syscall.ECONNREFUSED):
 		e.Kind = Unreachable
 		e.Hint = c.hintUnreachable()
+	case errors.Is(err, lock.ErrOvertaken):
+		e.Kind = Busy
 	case isLost(err):
 		e.Kind, e.Hint = NotReady, "see kubectl liqonet status, and run the command again if it is still wanted"
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):

@@ -151,7 +151,7 @@ func TestNamespaceDeletedMeanwhile(t *testing.T) {
 					refused.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
 					err = refused
 					for _, s := range list[corev1.SecretList](t, a).Items {
-						if strings.HasPrefix(s.Name, journalPrefix) {
+						if strings.HasPrefix(s.Name, journalOf("").Name) {
 							err = errors.Join(a.raw.Delete(ctx, &s), err)
 						}
 					}

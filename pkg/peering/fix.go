@@ -8,6 +8,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/doctor"
+	"github.com/liqonet/liqonet/pkg/lock"
 )
 
 // fixedByPeer are the checks whose findings peering again mends.
@@ -24,7 +25,7 @@ func Fix(ctx context.Context, clusters []*Cluster, facts *doctor.Facts, report *
 		if len(f.Leftovers) == 0 {
 			continue
 		}
-		err := r.Step(ctx, "Removing what is left in "+c.Name, func(ctx context.Context) error { return c.removeLeftovers(ctx, f) })
+		err := r.Step(ctx, "Removing what is left in "+c.Name, func(ctx context.Context) error { return c.removeLeftovers(ctx, f, r) })
 		if err != nil {
 			return fixed, err
 		}
@@ -63,14 +64,21 @@ func broken(r *doctor.Report, cluster string) bool {
 }
 
 // removeLeftovers removes what belongs to no peering: all of ours, if there is none.
-func (c *Cluster) removeLeftovers(ctx context.Context, f *doctor.Cluster) error {
+func (c *Cluster) removeLeftovers(ctx context.Context, f *doctor.Cluster, r Reporter) error {
 	if err := c.checkVersion(ctx); err != nil {
 		return err
 	}
 	if f.Ledger == nil || len(f.Ledger.Spec.Peers) == 0 {
-		_, err := c.remove(ctx, "", "")
+		_, err := c.removeUnused(ctx, r)
 		return err
 	}
+	all := c.lock("")
+	all.Exclusive = true
+	return underLocks(ctx, "doctor --fix", r.Step, []lock.Cluster{all}, c.removeLost)
+}
+
+// removeLost removes what belongs to no peering, under the cluster's lock.
+func (c *Cluster) removeLost(ctx context.Context) error {
 	lost := map[string]bool{}
 	for _, list := range workloads() {
 		objs, err := c.ours(ctx, list, nil)
@@ -83,7 +91,6 @@ func (c *Cluster) removeLeftovers(ctx context.Context, f *doctor.Cluster) error 
 			}
 		}
 	}
-	// After the objects: a command claims its entry before it makes any, and others may have peered since the facts were read.
 	cn, err := c.ledger(ctx)
 	if cn == nil || err != nil {
 		return err

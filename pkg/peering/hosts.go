@@ -13,6 +13,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -157,6 +158,12 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v
 	if err := c.checkVersion(ctx); err != nil {
 		return err
 	}
+	return underLocks(ctx, "expose-host", quietly, []lock.Cluster{c.lock(peer.ID)}, func(ctx context.Context) error {
+		return c.changeHostsAlone(ctx, peer, change)
+	})
+}
+
+func (c *Cluster) changeHostsAlone(ctx context.Context, peer *Cluster, change func(*v1alpha1.PeerAllocation) error) error {
 	cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 		a := plan.Allocation(cn, peer.ID)
 		if a == nil {

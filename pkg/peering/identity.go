@@ -120,7 +120,7 @@ func (e evidence) remoteKeys() (out []string) {
 // evidence of both. A peering that has never worked, or is being removed, asks for none.
 func (e evidence) recognises(other evidence) bool {
 	expected := e.remoteKeys()
-	if e.entry == nil || !e.entry.Established || len(expected) == 0 {
+	if e.entry == nil || !e.entry.Active() || len(expected) == 0 {
 		return true
 	}
 	return slices.ContainsFunc(expected, func(key string) bool { return slices.Contains(other.keys, key) })
@@ -133,7 +133,7 @@ func (c *Cluster) recognises(ctx context.Context, peer *Cluster, own, other evid
 		return true, nil
 	}
 	entry, err := c.entry(ctx, peer.ID)
-	return err == nil && (entry == nil || !entry.Established), err
+	return err == nil && (entry == nil || !entry.Active()), err
 }
 
 // checkPeer returns an error if the other cluster is not the one that this one was peered with, or does not show it.
@@ -248,10 +248,10 @@ func (c *Cluster) peerCalled(ctx context.Context, name string) (peerID string, o
 func (c *Cluster) unestablish(ctx context.Context, peerID string) error {
 	_, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peerID)
-		if entry == nil || !entry.Established {
+		if entry == nil || !entry.Active() {
 			return errUnchanged
 		}
-		entry.Established = false
+		entry.Phase = v1alpha1.PeerReserved
 		return nil
 	})
 	if errors.Is(err, errUninstalling) {

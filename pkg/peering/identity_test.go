@@ -169,7 +169,7 @@ func TestSecurity_03_TruePeers(t *testing.T) {
 		"a peering that never worked": func(t *testing.T, a, b *site) {
 			for _, w := range []*site{a, b} {
 				cn := readLedger(t, w.Cluster)
-				cn.Spec.Peers[0].Established = false
+				cn.Spec.Peers[0].Phase = v1alpha1.PeerReserved
 				if err := w.raw.Update(t.Context(), cn); err != nil {
 					t.Fatal(err)
 				}

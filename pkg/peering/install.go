@@ -11,7 +11,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -51,9 +50,6 @@ func (s *side) installCRDs(ctx context.Context, planned []plan.ObjectPlan) error
 		return err
 	}
 	return s.poll(ctx, "wait for the custom resource definitions", "", func(ctx context.Context) (string, error) {
-		if err := s.checkDefinitions(ctx); err != nil {
-			return "", err
-		}
 		for _, list := range []client.ObjectList{&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}} {
 			if err := s.Client.List(ctx, list, client.Limit(1)); absent(err) {
 				return fmt.Sprintf("%T is not served yet", list), nil
@@ -65,54 +61,10 @@ func (s *side) installCRDs(ctx context.Context, planned []plan.ObjectPlan) error
 	})
 }
 
-// checkDefinitions fails if another command removes the custom resource definitions.
-func (c *Cluster) checkDefinitions(ctx context.Context) error {
-	crds, err := manifests.CRDs()
-	if err != nil {
-		return err
-	}
-	live, err := c.ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
-	if err != nil {
-		return err
-	}
-	if len(live) < len(crds) || slices.ContainsFunc(live, func(crd client.Object) bool {
-		return crd.GetDeletionTimestamp() != nil || crd.GetAnnotations()[v1alpha1.AnnotationVersion] == manifests.BeingRemoved
-	}) {
-		return errUninstalling
-	}
-	return nil
-}
-
-// install claims an entry for the peer and installs the node agents. When a
-// removal is under way it is completed first.
-func (s *side) install(ctx context.Context, peer *Cluster, claim string, planned *plan.ClusterPlan) error {
-	for {
-		err := s.installOnce(ctx, peer, claim, planned)
-		if !errors.Is(err, errUninstalling) || ctx.Err() != nil {
-			return err
-		}
-		if err := errors.Join(s.journal.end(ctx), s.uninstall(ctx)); err != nil {
-			return err
-		}
-		// Somebody may have deleted the namespace only.
-		ns, err := get[corev1.Namespace](ctx, s.Cluster, "", v1alpha1.Namespace)
-		if err != nil {
-			return err
-		}
-		if ns != nil && ns.DeletionTimestamp != nil {
-			if err := s.gone(ctx, ns); err != nil {
-				return err
-			}
-		}
-	}
-}
-
-// installOnce claims the entry, and applies the objects of the node agents. Where there are
+// install claims the entry, and applies the objects of the node agents. Where there are
 // no agents yet, both begin at the same time: it takes a second until the API server serves
-// the ledger. Where there are, others depend on them, so the journal comes first. Only
-// after the claim is it certain that nobody removes the agents, so they are applied then
-// in any case.
-func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, planned *plan.ClusterPlan) error {
+// the ledger. Where there are, others depend on them, so the journal comes first.
+func (s *side) install(ctx context.Context, peer *Cluster, planned *plan.ClusterPlan) error {
 	var entry v1alpha1.PeerAllocation
 	key := planned.Ledger.Spec.OverlayKey
 	generation := key.Generation
@@ -121,12 +73,15 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 		if err := s.installCRDs(gctx, planned.Objects); err != nil {
 			return err
 		}
-		cn, err := s.claimEntry(gctx, peer, claim, planned.Ledger.Spec)
+		cn, noted, err := s.claim(gctx, peer, planned.Ledger.Spec)
 		if err != nil {
 			return err
 		}
 		entry, generation = *plan.Allocation(cn, peer.ID), plan.OverlayKey(cn)
-		return s.checkDefinitions(gctx) // again, as a command may have marked them since
+		if noted {
+			s.hasChanged("the ledger")
+		}
+		return nil
 	})
 	// Nobody is given a new key before the ledger says who knows the one before.
 	if s.facts.Installed.Image == "" && key.Generation == plan.OverlayKey(s.facts.Ledger) {
@@ -139,8 +94,8 @@ func (s *side) installOnce(ctx context.Context, peer *Cluster, claim string, pla
 	if err := s.applyNamespace(ctx); err != nil {
 		return err
 	}
-	s.journal.created = entry.Established
-	if err := s.journal.start(ctx, entry.Name, claim); err != nil {
+	s.journal.created = entry.Active()
+	if err := s.journal.start(ctx, entry.Name); err != nil {
 		return err
 	}
 	if err := s.applyAgents(ctx, planned, generation); err != nil {
@@ -218,27 +173,8 @@ func (s *side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan)
 	return daemonSet, nil
 }
 
-// awaitUpgrade waits while another command replaces node agents one after the other. Their DaemonSet would replace all of
-// them at once if it was applied now, by agents that nobody has seen to work.
-func (s *side) awaitUpgrade(ctx context.Context) error {
-	return s.poll(ctx, "wait for a command that replaces the node agents", "", func(ctx context.Context) (string, error) {
-		live, err := s.nodeAgents(ctx)
-		if live == nil || err != nil || live.Spec.UpdateStrategy.Type != appsv1.OnDeleteDaemonSetStrategyType {
-			return "", err
-		}
-		working, _, err := s.journals(ctx, client.MatchingLabels(manifests.ReplacingMark().Labels), "")
-		if len(working) == 0 { // it was killed
-			return "", err
-		}
-		return "upgrade works on them", nil
-	})
-}
-
 // applyNodeAgents applies the node agents' DaemonSet.
 func (s *side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan) error {
-	if err := s.awaitUpgrade(ctx); err != nil {
-		return err
-	}
 	return retryOnConflict(func() error {
 		daemonSet, err := s.currentNodeAgents(ctx, planned)
 		if err != nil {
@@ -288,37 +224,6 @@ func (s *side) updateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 		}
 	}
 	return s.applyNodeAgents(ctx, planned)
-}
-
-// goingTimeout is how long a command that takes its entry back is waited for. After
-// that it was interrupted.
-const goingTimeout = rollbackTimeout
-
-// claimEntry claims the entry for the peer. One that is being taken back is waited
-// for.
-func (s *side) claimEntry(ctx context.Context, peer *Cluster, claim string, planned v1alpha1.ClusterNetworkSpec) (cn *v1alpha1.ClusterNetwork, err error) {
-	start := time.Now()
-	noted := false
-	err = s.poll(ctx, "claim an entry of the ledger", "", func(ctx context.Context) (string, error) {
-		var isNoted bool
-		cn, isNoted, err = s.claim(ctx, peer, claim, planned)
-		noted = noted || isNoted
-		if err == nil && plan.Allocation(cn, peer.ID).Claim == claimGoing && time.Since(start) < goingTimeout {
-			return "another command that failed is taking it back", nil
-		}
-		return "", err
-	})
-	if err != nil {
-		return nil, err
-	}
-	entry := plan.Allocation(cn, peer.ID)
-	s.claimed, s.wasEstablished, s.joined = entry.DeepCopy(), entry.Established, !entry.Established && entry.Claim != claim
-	if entry.Claim == claim {
-		s.hasChanged(fmt.Sprintf("entry %q of the ledger", entry.Name))
-	} else if noted {
-		s.hasChanged("nodes of the ledger")
-	}
-	return cn, nil
 }
 
 // uninstallingIfTerminating recognizes that the namespace is being deleted.

@@ -121,14 +121,13 @@ func plantJournal(t *testing.T, w *site, name string) {
 	}
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 		Namespace: v1alpha1.Namespace, Name: name,
-		Labels:      map[string]string{v1alpha1.LabelPeering: "b", v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
-		Annotations: map[string]string{annotationClaim: "x"},
+		Labels: map[string]string{v1alpha1.LabelPeering: "b", v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
 	}, Data: map[string]string{journalKey: string(raw)}}
 	err = w.raw.Create(t.Context(), cm)
 	if err == nil {
 		return
 	}
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": cm.Labels, "annotations": cm.Annotations}, "data": cm.Data})
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": cm.Labels}, "data": cm.Data})
 	if err == nil {
 		err = w.raw.Patch(t.Context(), cm, client.RawPatch(types.MergePatchType, patch))
 	}
@@ -170,7 +169,7 @@ func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 		return n
 	}
 	before := count()
-	if err := a.removeLeftovers(t.Context(), facts.Clusters[0]); err != nil {
+	if err := a.removeLeftovers(t.Context(), facts.Clusters[0], Silent{}); err != nil {
 		t.Error(err)
 	}
 	if now := count(); now != before || before == 0 {

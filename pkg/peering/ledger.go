@@ -65,16 +65,12 @@ func (c *Cluster) updateLedger(ctx context.Context, change func(*v1alpha1.Cluste
 // errUnpeered says that the ledger's entry of the peer is gone, or is going.
 var errUnpeered = errors.New("the clusters are being unpeered by another command")
 
-// claimGoing is the claim of an entry whose command takes it back.
-const claimGoing = "going"
-
 var errUnchanged = errors.New("unchanged")
 
 // claim makes sure that the ledger exists and has an entry for the peer, and that it says
-// which nodes will know the overlay's key. An entry that is made bears the claim, the ID of
-// the command. The custom resource definitions have to be there. noted says that the nodes
-// were not all in the ledger.
-func (c *Cluster) claim(ctx context.Context, peer *Cluster, claim string, planned v1alpha1.ClusterNetworkSpec) (cn *v1alpha1.ClusterNetwork, noted bool, err error) {
+// which nodes will know the overlay's key. The custom resource definitions have to be there.
+// noted says that the ledger was changed.
+func (c *Cluster) claim(ctx context.Context, peer *Cluster, planned v1alpha1.ClusterNetworkSpec) (cn *v1alpha1.ClusterNetwork, noted bool, err error) {
 	if cn, err = c.ledger(ctx); cn == nil && err == nil {
 		err = c.createLedger(ctx, planned.InternalCIDR.Prefix)
 	}
@@ -93,8 +89,7 @@ func (c *Cluster) claim(ctx context.Context, peer *Cluster, claim string, planne
 		if err != nil {
 			return c.fail("claim an entry of the ledger", err)
 		}
-		a.Claim = claim
-		cn.Spec.Peers = append(cn.Spec.Peers, a)
+		cn.Spec.Peers, noted = append(cn.Spec.Peers, a), true
 		return nil
 	})
 	return cn, noted, err
@@ -112,11 +107,6 @@ func (c *Cluster) createLedger(ctx context.Context, internal netip.Prefix) error
 	switch {
 	case absent(err):
 		return errUninstalling
-	case apierrors.IsForbidden(err):
-		// While the kind is being deleted, the API server says this as well.
-		if going := c.checkDefinitions(ctx); errors.Is(going, errUninstalling) {
-			return going
-		}
 	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
 		// Somebody else made it meanwhile, with another range?
 		if cn, readErr := c.ledger(ctx); cn != nil || readErr != nil {
@@ -126,49 +116,22 @@ func (c *Cluster) createLedger(ctx context.Context, internal netip.Prefix) error
 	return c.fail("create ClusterNetwork "+v1alpha1.ClusterNetworkName, err)
 }
 
-// takeBack marks an entry that the command with this claim has made as going. It
-// says false if the entry is another one's by now, or the peering works.
-func (c *Cluster) takeBack(ctx context.Context, peerID, claim string) (bool, error) {
-	mine := true
+// release takes the peer's entry out of the ledger.
+func (c *Cluster) release(ctx context.Context, peerID string) error {
 	_, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-		entry := plan.Allocation(cn, peerID)
-		mine = entry == nil || entry.Claim == claimGoing || entry.Claim == claim && !entry.Established
-		if entry == nil || entry.Claim == claimGoing || !mine {
+		if plan.Allocation(cn, peerID) == nil {
 			return errUnchanged
 		}
-		entry.Claim = claimGoing
+		cn.Spec.Peers = slices.DeleteFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID })
 		return nil
 	})
 	if errors.Is(err, errUninstalling) {
-		return true, nil
+		return nil
 	}
-	return mine, err
+	return err
 }
 
-// release takes the peer's entry out of the ledger. Where it was the last one
-// it marks the ledger as being removed, in a way that fails if somebody claimed
-// an entry meanwhile, and says so.
-func (c *Cluster) release(ctx context.Context, peerID string) (last bool, err error) {
-	err = retryOnConflict(func() error {
-		cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-			if plan.Allocation(cn, peerID) == nil {
-				return errUnchanged
-			}
-			cn.Spec.Peers = slices.DeleteFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID })
-			return nil
-		})
-		if errors.Is(err, errUninstalling) {
-			last = true
-			return nil
-		}
-		if last = err == nil && len(cn.Spec.Peers) == 0; !last {
-			return err
-		}
-		err = c.Client.Delete(ctx, cn, client.Preconditions{UID: &cn.UID, ResourceVersion: &cn.ResourceVersion})
-		if absent(err) {
-			return nil
-		}
-		return c.fail("delete ClusterNetwork "+cn.Name, err)
-	})
-	return last, err
+// isLost says that what a command works on is not there any more.
+func isLost(err error) bool {
+	return errors.Is(err, errUnpeered) || errors.Is(err, errUninstalling)
 }

@@ -44,9 +44,6 @@ func PeerAll(ctx context.Context, pairs []Pair, o Options, reporter func(Pair) R
 		p.ticket = tickets[i]
 		defer p.ticket.release()
 		out.Result, out.Err = p.peer(ctx)
-		for _, c := range out.Pair {
-			c.retireIfPossible(ctx)
-		}
 	})
 }
 

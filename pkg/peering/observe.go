@@ -66,7 +66,7 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 	}
 	f.OtherPeerings = slices.DeleteFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID || p.Unreadable() })
 	if entry := plan.Allocation(f.Ledger, peer.ID); entry != nil {
-		s.wasEstablished = entry.Established
+		s.wasActive = entry.Active()
 		if err := s.readPeering(ctx, entry.Name, &f); err != nil {
 			return err
 		}

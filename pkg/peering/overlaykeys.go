@@ -16,6 +16,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -24,40 +25,42 @@ import (
 // another command ends.
 const retireTimeout = time.Minute
 
-// retireUnusedKeys takes from node agents the overlay's keys that no link has any more, and deletes them. Any peering may
-// have been the last one to use a key, so each command does it at its end. Another command may be about to use a key that
-// no link has yet. So nothing is done while one works on the cluster: the last one to end does it.
+// retireUnusedKeys takes from node agents the overlay's keys that no link has any more, and deletes them. The cluster's lock is held: another
+// command may be about to use a key that no link has yet.
 //
 // made is the key that this command has made, 0 for none, and departed are the UIDs of nodes that had left before.
 func (c *Cluster) retireUnusedKeys(ctx context.Context, made int32, departed []string) error {
-	lock := &journal{cluster: c}
-	defer func() { unlock(ctx, []*journal{lock}) }()
 	for {
 		keys, err := c.overlayKeysUsed(ctx)
 		if err != nil || len(keys.unused) == 0 {
-			return err
+			return uninstalledIs(err)
 		}
-		if lock.object == nil {
-			if locked, err := lock.lock(ctx, "retire", ""); err != nil || !locked {
-				return uninstalledIs(err)
-			}
-			continue // a command may have ended, or begun, before the lock was held
-		}
-		locked, cancel := whileLocked(ctx, lock)
-		err = c.retireKeys(locked, keys.unused, made, departed)
-		cancel()
-		if err != nil {
+		if err := c.retireKeys(ctx, keys.unused, made, departed); err != nil {
 			return uninstalledIs(err)
 		}
 	}
 }
 
+// patience for the cluster's lock: two commands that end at the same time each find the other one's.
+const retirePatience = time.Second
+
 // retireIfPossible is retireUnusedKeys for a command whose own work is done: that does not fail, nor wait for long, for a key
-// that nothing uses.
+// that nothing uses. Any peering may have been the last one to use a key, so each command does it at its end. While others work,
+// the last one of them does.
 func (c *Cluster) retireIfPossible(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), retireTimeout)
 	defer cancel()
-	_ = failure.Caught(func() error { return c.retireUnusedKeys(ctx, 0, nil) }) // the next command tries again
+	_ = failure.Caught(func() error { // the next command tries again
+		keys, err := c.overlayKeysUsed(ctx)
+		if err != nil || len(keys.unused) == 0 {
+			return err
+		}
+		all := c.lock("")
+		all.Exclusive, all.Within = true, retirePatience
+		return underLocks(ctx, "retire keys", quietly, []lock.Cluster{all}, func(ctx context.Context) error {
+			return c.retireUnusedKeys(ctx, 0, nil)
+		})
+	})
 }
 
 // uninstalledIs takes it for no error that another command removes all of liqonet, keys included.
@@ -71,11 +74,10 @@ func uninstalledIs(err error) error {
 // overlayKeys are the generations of the overlay's keys that links have, and those that no link has.
 type overlayKeys struct{ used, unused []int32 }
 
-// overlayKeysUsed tells which keys of the overlay are in use. While another command works on the cluster, it says of none that
+// overlayKeysUsed tells which keys of the overlay are in use. Where a command has left a peering half done, it says of none that
 // it is unused.
 func (c *Cluster) overlayKeysUsed(ctx context.Context) (keys overlayKeys, err error) {
-	// Asked before and after: of a command that ends in between, the Peering is seen, and one that begins is seen itself.
-	if busy, err := c.isBusy(ctx); busy || err != nil {
+	if isHalfDone, err := c.isHalfDone(ctx); isHalfDone || err != nil {
 		return keys, err
 	}
 	secrets, err := c.ours(ctx, secretNames(), nil)
@@ -107,10 +109,6 @@ func (c *Cluster) overlayKeysUsed(ctx context.Context) (keys overlayKeys, err er
 	if keys.used = sets.List(used); len(keys.used) == 0 {
 		return keys, nil
 	}
-	busy, err := c.isBusy(ctx)
-	if busy || err != nil {
-		return keys, err
-	}
 	unused := sets.New(given...)
 	for _, secret := range secrets {
 		if g := manifests.OverlayGeneration(secret.GetName()); g > 0 && secret.GetDeletionTimestamp() == nil {
@@ -138,17 +136,17 @@ func (c *Cluster) awaitNodeAgents(ctx context.Context) error {
 	})
 }
 
-// isBusy says that another command makes or changes a peering of the cluster, or has been killed while it did.
-func (c *Cluster) isBusy(ctx context.Context) (bool, error) {
+// isHalfDone says that a command makes or changes a peering of the cluster, or has been killed while it did.
+func (c *Cluster) isHalfDone(ctx context.Context) (bool, error) {
 	cn, err := c.ledger(ctx)
 	if err != nil || cn == nil || !cn.DeletionTimestamp.IsZero() {
 		return true, err
 	}
-	if slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return !a.Established }) {
+	if slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return !a.Active() }) {
 		return true, nil
 	}
 	secrets, err := c.ours(ctx, secretNames(), nil)
-	return slices.ContainsFunc(secrets, func(s client.Object) bool { return strings.HasPrefix(s.GetName(), journalPrefix) }), err
+	return slices.ContainsFunc(secrets, func(s client.Object) bool { return strings.HasPrefix(s.GetName(), journalOf("").Name) }), err
 }
 
 // retireKeys takes keys from node agents, and deletes them when these have taken over. One that is used again by then stays:

@@ -3,18 +3,17 @@ package peering
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -38,8 +37,6 @@ type run struct {
 	sides    [2]*side
 	options  Options
 	reporter Reporter
-	// claim is the random ID of this command in both ledgers.
-	claim string
 	// plan as it was made last.
 	plan *plan.Plan
 	// dropped are planes that are not planned any more, and by which packets pass until others have taken over.
@@ -61,7 +58,7 @@ type run struct {
 
 func newRun(a, b *Cluster, o Options, r Reporter) *run {
 	p := &run{
-		options: o, reporter: r, claim: strings.ToLower(rand.Text()[:10]), needs: func(*side) []permission { return toInstall() },
+		options: o, reporter: r, needs: func(*side) []permission { return toInstall() },
 	}
 	p.reset(a, b)
 	return p
@@ -86,43 +83,67 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 	if a.ID == b.ID {
 		return Result{}, sameCluster(a, b)
 	}
+	// A plan that is refused leaves no trace, not even that of a lock.
+	if err := ended(ctx, failure.Caught(func() error { return p.reporter.Step(ctx, "Reading both clusters", p.discover) })); err != nil {
+		return Result{}, err
+	}
+	select {
+	case <-p.ticket.ready:
+	case <-ctx.Done():
+		return Result{}, &Error{Kind: NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
+	}
 	for retried := false; ; retried = true {
-		err := ended(ctx, failure.Caught(func() error { return p.attempt(ctx) }))
-		p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
-		if err == nil {
-			for _, c := range p.plan.Clusters {
-				p.result.Notes = append(p.result.Notes, c.Notes...)
+		for _, c := range []*Cluster{a, b} {
+			if err := c.completeRemoval(ctx, p.reporter); err != nil {
+				return Result{}, err
 			}
-			p.readExchanges(ctx)
 		}
-		switch {
-		case err == nil:
-			return p.result, nil
-		case !p.touched: // nothing yet, or what was changed is to stay
-			return p.result, errors.Join(err, p.clearClaimed(ctx))
-		}
-		undo, cancel := withTime(ctx)
-		lost, undoErr := p.rollBack(undo)
+		err := underLocks(ctx, "peer", p.reporter.Step, locks(a, b, false), p.alone)
+		again := err != nil && !retried && ctx.Err() == nil && (p.reserve() || errors.Is(err, errUninstalling))
+		// What a new peering leaves behind that has failed, or what nothing uses now.
+		left, cancel := withTime(ctx)
+		err = errors.Join(err, p.both(left, func(ctx context.Context, s, _ *side) error {
+			if s.removed {
+				_, err := s.removeUnused(ctx, p.reporter)
+				return err
+			}
+			s.retireIfPossible(ctx)
+			return nil
+		}))
 		cancel()
-		if undoErr != nil {
-			return p.result, errors.Join(err, fmt.Errorf("what was done could not be taken back: %w; run: kubectl liqonet peer %s %s, or kubectl liqonet unpeer %s %s", undoErr, a.Name, b.Name, a.Name, b.Name))
-		}
-		switch {
-		case ctx.Err() != nil:
-			return p.result, err
-		case lost:
-			// Another command for the same clusters took back what both worked on.
-		case !retried && p.reserve():
-		default:
+		if !again {
 			return p.result, err
 		}
 		p.reset(a, b)
 	}
 }
 
+// alone does what peer does, under the locks of both clusters.
+func (p *run) alone(ctx context.Context) error {
+	err := ended(ctx, failure.Caught(func() error { return p.attempt(ctx) }))
+	p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
+	switch {
+	case err == nil:
+		for _, c := range p.plan.Clusters {
+			p.result.Notes = append(p.result.Notes, c.Notes...)
+		}
+		p.readExchanges(ctx)
+		return nil
+	case !p.touched, lock.Lost(ctx) != nil: // nothing yet, or what was changed is to stay, or is another command's
+		return err
+	}
+	undo, cancel := withTime(ctx)
+	defer cancel()
+	if undoErr := p.rollBack(undo); undoErr != nil {
+		a, b := p.sides[0].Name, p.sides[1].Name
+		return errors.Join(err, fmt.Errorf("what was done could not be taken back: %w; run: kubectl liqonet peer %s %s, or kubectl liqonet unpeer %s %s", undoErr, a, b, a, b))
+	}
+	return err
+}
+
 // attempt does all steps once.
 func (p *run) attempt(ctx context.Context) error {
-	if err := p.reporter.Step(ctx, "Reading both clusters", p.discover); err != nil {
+	if err := p.begin(ctx); err != nil {
 		return err
 	}
 	started := false
@@ -186,8 +207,7 @@ func (p *run) makePlan() (err error) {
 }
 
 // discover makes a plan before anything is changed: what cannot work is refused
-// here, as far as it is known without agents. What an interrupted command changed is
-// put back first.
+// here, as far as it is known without agents.
 func (p *run) discover(ctx context.Context) error {
 	err := p.both(ctx, func(ctx context.Context, s, _ *side) error {
 		if err := s.checkPermissions(ctx, p.needs(s)); err != nil {
@@ -202,12 +222,20 @@ func (p *run) discover(ctx context.Context) error {
 	if err = cmp.Or(err, unclear); err != nil {
 		return err
 	}
-	err = p.both(ctx, func(ctx context.Context, s, peer *side) error {
+	return p.observe(ctx)
+}
+
+// begin makes the plan again, under the locks: others may have changed the clusters. What a command changed that was killed is put back first.
+func (p *run) begin(ctx context.Context) error {
+	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
+		if err := s.checkVersion(ctx); err != nil {
+			return err
+		}
 		entry, err := s.entry(ctx, peer.ID)
 		if entry == nil {
 			return err
 		}
-		return s.undoInterrupted(ctx, peer.ID, entry.Name, p.claim, false)
+		return s.undoInterrupted(ctx, peer.ID, entry.Name, false)
 	})
 	if err != nil {
 		return err
@@ -217,19 +245,14 @@ func (p *run) discover(ctx context.Context) error {
 
 // install installs the node agents. It says whether it has started the gateways of a new peering, as they are planned then.
 func (p *run) install(ctx context.Context) (started bool, err error) {
-	select {
-	case <-p.ticket.ready:
-	case <-ctx.Done():
-		return false, &Error{Kind: NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
-	}
 	p.touched = true
 	err = p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		return s.install(ctx, peer.Cluster, p.claim, p.planOf(s))
+		return s.install(ctx, peer.Cluster, p.planOf(s))
 	})
 	if err != nil {
 		return false, err
 	}
-	if started = !slices.ContainsFunc(p.sides[:], func(s *side) bool { return s.wasEstablished || s.facts.Existing != nil }); started {
+	if started = !slices.ContainsFunc(p.sides[:], func(s *side) bool { return s.wasActive || s.facts.Existing != nil }); started {
 		if err := p.startGateways(ctx); err != nil {
 			return false, err
 		}
@@ -262,7 +285,7 @@ func (p *run) checkInternal() error {
 	var errs []error
 	for _, s := range p.sides {
 		cn := s.facts.Ledger
-		if cn == nil || slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.Established }) {
+		if cn == nil || slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.Active() }) {
 			continue
 		}
 		for _, n := range s.facts.Reports {
@@ -297,49 +320,19 @@ func (p *run) reserve() (any bool) {
 	return any
 }
 
-// rollBack puts back what this command changed. What it made for a new peering is removed.
-// Nothing is removed of a peering that works by now, whoever made it. lost says that another
-// command removes, or has removed, what both worked on.
-func (p *run) rollBack(ctx context.Context) (lost bool, err error) {
-	var takeBack [2]string
-	works := false
-	for i, s := range p.sides {
-		entry, err := s.entry(ctx, p.sides[1-i].ID)
-		if err != nil {
-			return false, err
-		}
-		switch {
-		case entry == nil, entry.Claim == claimGoing:
-			lost = lost || s.joined
-			takeBack[i] = p.claim
-		case entry.Established && !s.established:
-			works = true
-		case entry.Claim == p.claim:
-			takeBack[i] = p.claim
-		default:
-			// Another command has claimed it. If that one was interrupted, this one cleans up.
-			working, err := s.isWorking(ctx, entry.Name, entry.Claim)
-			if err != nil {
-				return false, err
-			}
-			if !working {
-				takeBack[i] = entry.Claim
-			}
-		}
-	}
-	if works {
-		takeBack = [2]string{}
-	}
+// rollBack puts back what this command changed, in each cluster by what that has told itself: a peering that has not worked there
+// before is removed.
+func (p *run) rollBack(ctx context.Context) error {
 	step := "Putting back what was changed"
-	if takeBack != [2]string{} {
+	if slices.ContainsFunc(p.sides[:], func(s *side) bool { return !s.wasActive }) {
 		step = fmt.Sprintf("Removing the peering of %s and %s", p.sides[0].Name, p.sides[1].Name)
 	}
-	return lost, p.reporter.Step(ctx, step, func(ctx context.Context) error {
+	return p.reporter.Step(ctx, step, func(ctx context.Context) error {
 		var errs [2]error
 		var wg sync.WaitGroup
 		for i, s := range p.sides {
 			wg.Go(func() {
-				errs[i] = failure.Caught(func() error { return s.rollBack(ctx, p.sides[1-i], takeBack[i]) })
+				errs[i] = failure.Caught(func() error { return s.rollBack(ctx, p.sides[1-i]) })
 			})
 		}
 		wg.Wait() // one side goes on where the other cannot
@@ -347,12 +340,10 @@ func (p *run) rollBack(ctx context.Context) (lost bool, err error) {
 	})
 }
 
-// rollBack is one side's part. With a claim it removes the peering, after it has put
-// back what other peerings depend on.
-func (s *side) rollBack(ctx context.Context, peer *side, claim string) error {
-	s.journal.silence()
+// rollBack is one side's part. What other peerings depend on is put back first.
+func (s *side) rollBack(ctx context.Context, peer *side) error {
 	changes := slices.Clone(s.journal.changes)
-	if claim != "" {
+	if !s.wasActive {
 		changes = slices.DeleteFunc(changes, func(c change) bool { return !c.shared() })
 	} else if s.rangesChanged {
 		if err := s.undoRanges(ctx, peer.ID); err != nil {
@@ -362,19 +353,11 @@ func (s *side) rollBack(ctx context.Context, peer *side, claim string) error {
 	if err := s.undo(ctx, changes); err != nil {
 		return err
 	}
-	if s.established && claim != "" {
-		// The other side could not be established.
-		if err := s.unestablish(ctx, peer.ID); err != nil {
+	if !s.wasActive {
+		s.removed = true
+		if _, err := s.removePeer(ctx, peer.ID); err != nil {
 			return err
 		}
 	}
-	if claim != "" {
-		if _, err := s.unpeer(ctx, peer.ID, claim); err != nil {
-			return err
-		}
-	}
-	if err := s.journal.end(ctx); err != nil {
-		return err
-	}
-	return s.clearClaimed(ctx)
+	return s.journal.end(ctx)
 }

@@ -53,7 +53,8 @@ func toRemove() []permission {
 	return slices.Concat(
 		permissions("", "", "list watch", "nodes"),
 		permissions("", "", "get delete", "namespaces"),
-		permissions("apiextensions.k8s.io", "", "get list patch delete", "customresourcedefinitions"),
+		permissions("apiextensions.k8s.io", "", "get list delete", "customresourcedefinitions"),
+		permissions(leases, metav1.NamespaceSystem, "get list create update patch delete", "leases"), // the locks
 		permissions(rbac, "", "list delete", "clusterroles clusterrolebindings"),
 		permissions(rbac, ns, "list delete", "roles rolebindings"),
 		permissions(rbac, metav1.NamespaceDefault, "list delete", "roles rolebindings"),
@@ -82,7 +83,7 @@ func toInstall() []permission {
 		toRemove(),
 		permissions("", "", "list", "pods services"),
 		permissions("", "", "create patch", "namespaces"),
-		permissions("apiextensions.k8s.io", "", "create", "customresourcedefinitions"),
+		permissions("apiextensions.k8s.io", "", "create patch", "customresourcedefinitions"),
 		permissions(rbac, "", "get create patch", "clusterroles clusterrolebindings"),
 		permissions(rbac, ns, "get create patch", "roles rolebindings"),
 		permissions(rbac, metav1.NamespaceDefault, "get create patch", "roles rolebindings"),
@@ -123,6 +124,7 @@ func toRotate(peering string) []permission {
 		permissions(rbac, "", "list", "clusterroles clusterrolebindings"),
 		permissions(rbac, metav1.NamespaceDefault, "list", "roles rolebindings"),
 		permissions(rbac, ns, "get list create patch delete", "roles rolebindings"),
+		permissions(leases, metav1.NamespaceSystem, "get list create update delete", "leases"), // the locks
 		permissions(leases, ns, "get list watch create patch delete", "leases"),
 		permissions("apps", ns, "get watch patch", "daemonsets"),
 		permissions("apps", ns, "get list watch create patch delete", "deployments"),

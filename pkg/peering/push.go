@@ -87,7 +87,7 @@ func (p *run) startGateways(ctx context.Context) error {
 			return err
 		}
 		cn := s.facts.Ledger
-		if cn == nil || plan.Allocation(cn, peer.ID) == nil || plan.Allocation(cn, peer.ID).Claim == claimGoing {
+		if cn == nil || plan.Allocation(cn, peer.ID) == nil {
 			return s.fail("start the gateways", errUnpeered)
 		}
 		return nil
@@ -443,12 +443,12 @@ func (p *run) establish(ctx context.Context, s, peer *side) error {
 	_, err := s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
 		switch {
-		case entry == nil || entry.Claim == claimGoing:
+		case entry == nil:
 			return errUnpeered
-		case entry.Established:
+		case entry.Active():
 			return errUnchanged
 		}
-		entry.Established, s.established = true, true
+		entry.Phase = v1alpha1.PeerActive
 		return nil
 	})
 	return s.fail("write to the ledger that the peering works", err)
@@ -464,7 +464,7 @@ func (p *run) establish(ctx context.Context, s, peer *side) error {
 func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
 	_, _ = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
-		if entry == nil || !entry.Established || entry.Previous == nil {
+		if entry == nil || !entry.Active() || entry.Previous == nil {
 			return errUnchanged
 		}
 		entry.Previous = nil

@@ -2,10 +2,9 @@ package peering
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
@@ -144,25 +144,42 @@ func TestRollback(t *testing.T) {
 	})
 }
 
-// What is exposed while a command works that fails later stays exposed.
-func TestRollbackKeepsHosts(t *testing.T) {
+// turn is a Reporter that calls a function when packets are waited for, and lets that fail soon.
+type turn func()
+
+func (f turn) Step(ctx context.Context, name string, do func(context.Context) error) error {
+	if name == "Waiting until packets pass" {
+		f()
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, 500*time.Millisecond)
+		defer cancel()
+	}
+	return do(ctx)
+}
+
+// A peer cluster that says that the peering works keeps nobody from taking back what has failed.
+func TestFailedPeerIsTakenBackWhateverThePeerSays(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{Server: a.ID})
-	host := netip.MustParseAddr("192.0.2.7")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	_, err := Peer(ctx, a.Cluster, b.Cluster, Options{Server: b.ID}, steps{"Waiting until packets pass": func() {
-		if _, err := a.ExposeHost(t.Context(), b.Cluster, host); err != nil {
-			t.Error(err)
-		}
-		cancel(errors.New("interrupted"))
-	}})
-	if err == nil {
-		t.Fatal("it was not interrupted")
+	a.deaf, b.deaf = true, true
+	var lies atomic.Bool
+	hostile := *b.Cluster
+	hostile.Client = interceptor.NewClient(b.Client, interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			err := api.Get(ctx, key, obj, opts...)
+			if cn, ok := obj.(*v1alpha1.ClusterNetwork); ok && err == nil && lies.Load() {
+				for i := range cn.Spec.Peers {
+					cn.Spec.Peers[i].Phase = v1alpha1.PeerActive
+				}
+			}
+			return err
+		},
+	})
+	if _, err := Peer(t.Context(), a.Cluster, &hostile, Options{}, turn(func() { lies.Store(true) })); kindOf(t, err) != NotReady {
+		t.Error(err)
 	}
-	spec := a.peering(t).Spec
-	if spec.Planes[0].Role != v1alpha1.Server || len(spec.Local.Hosts) != 1 || spec.Local.Hosts[0].Real.Addr != host {
-		t.Errorf("the Peering has the role %s and the hosts %v", spec.Planes[0].Role, spec.Local.Hosts)
+	if left := a.ours(t); len(left) > 0 {
+		t.Errorf("it leaves %v", left)
 	}
 }

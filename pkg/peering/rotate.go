@@ -1,16 +1,17 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -49,32 +50,41 @@ func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result,
 	if err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.checkPermissions(ctx, p.needs(s)) }); err != nil {
 		return Result{}, err
 	}
-	locks, err := rot.lock(ctx)
-	if err == nil { // others may have unpeered the clusters, or replaced agents, while they were waited for
-		err = rot.check(ctx)
+	err := underLocks(ctx, "rotate-keys", r.Step, locks(a, b, !o.PresharedOnly), rot.alone)
+	if o.PresharedOnly {
+		for _, s := range p.sides {
+			s.retireIfPossible(ctx)
+		}
 	}
-	if err != nil {
-		unlock(ctx, locks)
-		return Result{}, err
+	return p.result, err
+}
+
+// alone replaces the keys, under the locks of both clusters. Another command would delete the key of the overlay that this one makes,
+// until a link has it.
+func (r *rotation) alone(ctx context.Context) error {
+	// Others may have unpeered the clusters, or replaced agents, while they were waited for.
+	if err := r.check(ctx); err != nil {
+		return err
 	}
-	locked, cancel := whileLocked(ctx, locks...)
+	unclear, err := r.recognise(ctx)
+	if err = cmp.Or(err, unclear); err != nil {
+		return err
+	}
 	// What is broken is repaired first: nodes need another plane that works.
-	if _, err = p.peer(locked); err == nil {
-		err = ended(locked, failure.Caught(func() error { return rot.all(locked) }))
-		p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
+	err = r.run.alone(ctx)
+	if err == nil {
+		err = ended(ctx, failure.Caught(func() error { return r.all(ctx) }))
+		r.result.Changed = append(r.sides[0].changed, r.sides[1].changed...)
 	}
 	if err == nil {
-		p.readExchanges(locked)
+		r.readExchanges(ctx)
 	}
-	err = errors.Join(err, p.clearClaimed(locked))
-	cancel()
-	unlock(ctx, locks)
-	if errors.Is(err, errTakenOver) { // the command that took over does it at its end
-		return p.result, err
+	if r.PresharedOnly || lock.Lost(ctx) != nil {
+		return err
 	}
-	return p.result, errors.Join(err, r.Step(ctx, "Deleting former keys of the overlay", func(ctx context.Context) error {
-		return p.both(ctx, func(ctx context.Context, s, _ *side) error {
-			return s.retireUnusedKeys(ctx, rot.overlay[s.index], rot.departed[s.index])
+	return errors.Join(err, r.reporter.Step(ctx, "Deleting former keys of the overlay", func(ctx context.Context) error {
+		return r.both(ctx, func(ctx context.Context, s, _ *side) error {
+			return s.retireUnusedKeys(ctx, r.overlay[s.index], r.departed[s.index])
 		})
 	}))
 }
@@ -87,7 +97,7 @@ func (r *rotation) check(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if entry == nil || !entry.Established {
+		if entry == nil || !entry.Active() {
 			return &Error{
 				Kind: Usage, Cluster: s.Name, Doing: "replace keys", Err: fmt.Errorf("it has no peering with %s that has ever worked", peer.Name),
 				Hint: fmt.Sprintf("kubectl liqonet peer %s %s", r.sides[0].Name, r.sides[1].Name),
@@ -101,34 +111,6 @@ func (r *rotation) check(ctx context.Context) error {
 	return nil
 }
 
-// lock waits until no other command replaces keys or agents of the two clusters. That one would delete the key of the overlay
-// that this one makes, until a link has it. It returns what has to be unlocked, also with an error.
-func (r *rotation) lock(ctx context.Context) (locks []*journal, err error) {
-	const doing = "replace keys"
-	// All commands begin with the lower ID, so no two wait for each other.
-	sides := slices.SortedFunc(slices.Values(r.sides[:]), func(a, b *side) int { return strings.Compare(a.ID, b.ID) })
-	for _, s := range sides {
-		lock := &journal{cluster: s.Cluster}
-		locks = append(locks, lock)
-		locked, err := lock.lock(ctx, r.claim, r.peerings[s.index])
-		if !locked && err == nil {
-			err = r.reporter.Step(ctx, "Waiting for another command that replaces keys or agents", func(ctx context.Context) error {
-				for err == nil && !locked && ctx.Err() == nil {
-					locked, err = lock.lock(ctx, r.claim, r.peerings[s.index])
-				}
-				if ctx.Err() != nil {
-					return s.timedOut(ctx, doing, "run the command again when that one has ended", "another command replaces keys or agents")
-				}
-				return err
-			})
-		}
-		if err != nil {
-			return locks, s.fail(doing, uninstallingIfTerminating(err))
-		}
-	}
-	return locks, nil
-}
-
 // all replaces the keys of all planes. What was added for that is removed also if it fails.
 func (r *rotation) all(ctx context.Context) (err error) {
 	var planes []int32
@@ -136,7 +118,7 @@ func (r *rotation) all(ctx context.Context) (err error) {
 		planes = append(planes, g.Plane)
 	}
 	finally := func(step string, do func(context.Context) error) {
-		if errors.Is(context.Cause(ctx), errTakenOver) {
+		if lock.Lost(ctx) != nil {
 			return // the other command completes it
 		}
 		if err != nil {
@@ -304,7 +286,7 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 			return r.both(ctx, clear)
 		}
 	}
-	if isLost(err) || isLost(context.Cause(ctx)) {
+	if isLost(err) || lock.Lost(ctx) != nil {
 		return err
 	}
 	undo, cancel := withTime(ctx)

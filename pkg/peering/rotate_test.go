@@ -15,10 +15,8 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
 )
@@ -259,9 +257,9 @@ func TestRotateKilled(t *testing.T) {
 			a.deadFrom, b.deadFrom = 0, 0
 			mustPeer(t, a, b, Options{})
 			for _, w := range []*site{a, b} {
-				for _, left := range list[corev1.ConfigMapList](t, w).Items {
-					if left.Annotations[annotationClaim] != "" {
-						t.Errorf("%s: it has left ConfigMap %s", w.Name, left.Name)
+				for _, left := range list[corev1.SecretList](t, w).Items {
+					if strings.HasPrefix(left.Name, journalOf("").Name) {
+						t.Errorf("%s: it has left Secret %s", w.Name, left.Name)
 					}
 				}
 			}
@@ -313,7 +311,7 @@ func TestRotateTogether(t *testing.T) {
 	mustPeer(t, a, c, Options{})
 	a.checkMounts(t)
 	second := make(chan error, 1)
-	ctx, cancel := context.WithTimeoutCause(t.Context(), beatSilence+time.Second, errors.New("interrupted"))
+	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("interrupted"))
 	defer cancel()
 	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, steps{
 		"Replacing the keys of plane 0": func() {
@@ -326,7 +324,7 @@ func TestRotateTogether(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := <-second; err == nil || !strings.Contains(err.Error(), "another command") {
+	if err := <-second; kindOf(t, err) != Busy || !strings.Contains(err.Error(), "rotate-keys of ") {
 		t.Errorf("the second one: %v", err)
 	}
 	a.checkMounts(t)
@@ -334,64 +332,4 @@ func TestRotateTogether(t *testing.T) {
 		t.Error(err)
 	}
 	a.checkMounts(t)
-}
-
-// A command that was silent for so long that another one took it for killed ends, and leaves the keys to that one.
-func TestRotateTakenOver(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
-	a, b := pairOf(t, 2)
-	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, steps{"Replacing the keys of plane 0": func() {
-		mark := manifests.ReplacingMark()
-		if err := a.raw.Delete(t.Context(), mark); err != nil {
-			t.Error(err)
-		}
-		mark.UID, mark.Annotations[annotationClaim] = "another", "another"
-		if err := a.raw.Create(t.Context(), mark); err != nil {
-			t.Error(err)
-		}
-		kit.Within(t, 10*time.Second, "the command looks after its lock", func() string {
-			now := &corev1.Secret{}
-			if err := a.raw.Get(t.Context(), client.ObjectKeyFromObject(mark), now); err != nil || now.Annotations[annotationBeat] == "" {
-				return "it has not"
-			}
-			return ""
-		})
-	}})
-	if !errors.Is(err, errTakenOver) {
-		t.Errorf("got %v", err)
-	}
-	if keys := list[corev1.SecretList](t, a).Items; !slices.ContainsFunc(keys, func(s corev1.Secret) bool { return s.Name == manifests.OverlaySecretName(2) }) {
-		t.Error("it has deleted the key that links have by now")
-	}
-	for _, left := range list[corev1.SecretList](t, a).Items {
-		if left.Annotations[annotationClaim] == "another" {
-			return
-		}
-	}
-	t.Error("it has deleted the other command's lock")
-}
-
-// A Secret of the lock's name that is not ours is nobody's lock: no command waits for it, or takes it away.
-func TestForeignLock(t *testing.T) {
-	t.Parallel()
-	a, b := pairOf(t, 1)
-	foreign := manifests.ReplacingMark()
-	foreign.Labels, foreign.Annotations = nil, nil
-	if err := a.raw.Create(t.Context(), foreign); err != nil {
-		t.Fatal(err)
-	}
-	_, rotated := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
-	upgraded, err := UpgradeAll(t.Context(), []*Cluster{a.Cluster}, newer(), Silent{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, err := range map[string]error{"rotate-keys": rotated, "upgrade": upgraded[0].Err} {
-		if e := (*Error)(nil); !errors.As(err, &e) || e.Kind != Usage {
-			t.Errorf("%s: got %v", name, err)
-		}
-	}
-	if err := a.raw.Get(t.Context(), client.ObjectKeyFromObject(foreign), foreign); err != nil {
-		t.Error(err)
-	}
 }

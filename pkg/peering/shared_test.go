@@ -1,10 +1,13 @@
 package peering
 
 import (
+	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -44,13 +47,15 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	type command struct {
-		// alone says that the cluster has no third peering, which uses the first key all the time.
-		alone bool
-		run   func(t *testing.T, a, b *site)
-		check func(t *testing.T, a *site)
+		// alone says that the cluster has no third peering, which uses the first key all the time; exclusive that the command
+		// waits for others, so it runs before the first one has its locks.
+		alone, exclusive bool
+		run              func(t *testing.T, a, b *site)
+		check            func(t *testing.T, a *site)
 	}
 	for name, other := range map[string]command{
 		"rotate-keys": {
+			exclusive: true,
 			run: func(t *testing.T, a, b *site) {
 				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
 					t.Error(err)
@@ -59,7 +64,7 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 			check: func(*testing.T, *site) {},
 		},
 		"rotate-keys of the only peering": {
-			alone: true,
+			alone: true, exclusive: true,
 			run: func(t *testing.T, a, b *site) {
 				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
 					t.Error(err)
@@ -75,7 +80,8 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 			check: func(*testing.T, *site) {},
 		},
 		"upgrade": {
-			run: func(t *testing.T, a, _ *site) { mustUpgrade(t, newer(), a) },
+			exclusive: true,
+			run:       func(t *testing.T, a, _ *site) { mustUpgrade(t, newer(), a) },
 			check: func(t *testing.T, a *site) {
 				if image := a.agents(t)[v1alpha1.NodeAgentName].Image; image != "image:2" {
 					t.Errorf("the node agents have %s", image)
@@ -113,13 +119,19 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 				c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
 				a.peer, c.peer = c, a
 				done := false
-				a.writes, a.meanwhileAt, a.meanwhile = 0, at, func() {
+				meanwhile := func() {
 					a.peer, b.peer, done = b, a, true
 					other.run(t, a, b)
 					a.checkMounts(t)
 					a.peer = c
 				}
-				if _, err := Peer(t.Context(), a.Cluster, c.Cluster, Options{}, Silent{}); err != nil {
+				r := Reporter(Silent{})
+				if other.exclusive {
+					r = then{"Reading both clusters": meanwhile}
+				} else {
+					a.writes, a.meanwhileAt, a.meanwhile = 0, at, meanwhile
+				}
+				if _, err := Peer(t.Context(), a.Cluster, c.Cluster, Options{}, r); err != nil {
 					t.Error(err)
 				}
 				if !done {
@@ -138,9 +150,56 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 						}
 					}
 				}
-				if t.Failed() {
+				if t.Failed() || other.exclusive {
 					return
 				}
+			}
+		})
+	}
+}
+
+// then calls a function after a step of that name.
+type then map[string]func()
+
+func (s then) Step(ctx context.Context, name string, do func(context.Context) error) error {
+	err := do(ctx)
+	if f := s[name]; f != nil {
+		f()
+	}
+	return err
+}
+
+// rotate-keys ends when another command has read the cluster, and has no lock yet. That one does not use what it has read.
+func TestWhatWasReadBeforeTheLockIsReadAgain(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	for name, do := range map[string]func(t *testing.T, a, b *site, rotate func()){
+		"upgrade": func(t *testing.T, a, _ *site, rotate func()) {
+			out, err := UpgradeAll(t.Context(), []*Cluster{a.Cluster}, newer(), then{"Reading the cluster": rotate})
+			if err != nil || out[0].Err != nil {
+				t.Error(out, err)
+			}
+		},
+		"peer": func(t *testing.T, a, b *site, rotate func()) {
+			if r, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, then{"Reading both clusters": rotate}); err != nil || len(r.Changed) > 0 {
+				t.Error(r.Changed, err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			a, b := pairOf(t, 2)
+			var after map[string]string
+			do(t, a, b, sync.OnceFunc(func() {
+				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+					t.Error(err)
+				}
+				after = a.keysOf(t)
+			}))
+			a.checkKeys(t)
+			b.checkKeys(t)
+			if diff := cmp.Diff(after, a.keysOf(t)); diff != "" {
+				t.Errorf("rotate-keys had given others:\n%s", diff)
 			}
 		})
 	}

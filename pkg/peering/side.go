@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -17,14 +16,8 @@ type side struct {
 	// facts are what was read of the cluster last, intent is what is wanted of it.
 	facts  plan.Facts
 	intent plan.Intent
-	// claimed is the ledger's entry as it was after this command had claimed it, nil before.
-	claimed *v1alpha1.PeerAllocation
-	// joined says that another command had claimed the ledger's entry before, and the
-	// peering did not work yet.
-	joined bool
-	// wasEstablished says that the peering worked before this command, established that
-	// this command has noted so.
-	wasEstablished, established bool
+	// wasActive says that the peering worked before this command, removed that it has failed and was removed.
+	wasActive, removed bool
 	// rangesChanged says that this command gave the peer other ranges.
 	rangesChanged bool
 	// adoptNamespace says that our namespace may be one that somebody else has made.

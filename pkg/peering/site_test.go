@@ -27,6 +27,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
@@ -143,7 +144,7 @@ func newSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Objec
 }
 
 // write notes a write of the command.
-func (w *site) write(what string) error {
+func (w *site) write(ctx context.Context, what string) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if do := w.meanwhile; do != nil && w.writes+1 >= w.meanwhileAt {
@@ -154,6 +155,9 @@ func (w *site) write(what string) error {
 	}
 	if w.readOnly {
 		return apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource("things").GroupResource(), what, errors.New("read only"))
+	}
+	if err := lock.Check(ctx); err != nil { // as each request of the product
+		return err
 	}
 	w.writes++
 	if w.writes == w.failing || w.deadFrom > 0 && w.writes >= w.deadFrom {
@@ -186,8 +190,10 @@ func (w *site) funcs() interceptor.Funcs {
 				r.Status.Allowed = true
 				return nil
 			}
-			if err := w.write("create " + describe(obj)); err != nil {
-				return err
+			if !isLock(obj) {
+				if err := w.write(ctx, "create "+describe(obj)); err != nil {
+					return err
+				}
 			}
 			if err := c.Create(ctx, obj, opts...); err != nil {
 				return err
@@ -196,14 +202,18 @@ func (w *site) funcs() interceptor.Funcs {
 			return nil
 		},
 		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			if err := w.write("update " + describe(obj)); err != nil {
-				return err
+			if !isLock(obj) {
+				if err := w.write(ctx, "update "+describe(obj)); err != nil {
+					return err
+				}
 			}
 			return c.Update(ctx, obj, opts...)
 		},
 		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
-			if err := w.write("patch " + describe(obj)); err != nil {
-				return err
+			if !isLock(obj) {
+				if err := w.write(ctx, "patch "+describe(obj)); err != nil {
+					return err
+				}
 			}
 			return c.Patch(ctx, obj, patch, opts...)
 		},
@@ -211,7 +221,7 @@ func (w *site) funcs() interceptor.Funcs {
 			if o := (&client.ApplyOptions{}).ApplyOptions(opts); len(o.DryRun) > 0 {
 				return c.Apply(ctx, obj, opts...)
 			}
-			if err := w.write("apply"); err != nil {
+			if err := w.write(ctx, "apply"); err != nil {
 				return err
 			}
 			u, err := applied(obj)
@@ -226,31 +236,38 @@ func (w *site) funcs() interceptor.Funcs {
 			return c.Apply(ctx, obj, opts...)
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-			if err := w.write("delete " + describe(obj)); err != nil {
-				return err
+			if !isLock(obj) {
+				if err := w.write(ctx, "delete "+describe(obj)); err != nil {
+					return err
+				}
+				w.note("delete", obj)
 			}
-			w.note("delete", obj)
 			return c.Delete(ctx, obj, opts...)
 		},
 		DeleteAllOf: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
-			if err := w.write("delete all " + describe(obj)); err != nil {
+			if err := w.write(ctx, "delete all "+describe(obj)); err != nil {
 				return err
 			}
 			return c.DeleteAllOf(ctx, obj, opts...)
 		},
 		SubResourceApply: func(ctx context.Context, c client.Client, sub string, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
-			if err := w.write("apply " + sub); err != nil {
+			if err := w.write(ctx, "apply "+sub); err != nil {
 				return err
 			}
 			return c.SubResource(sub).Apply(ctx, obj, opts...)
 		},
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
-			if err := w.write("update " + sub + " of " + describe(obj)); err != nil {
+			if err := w.write(ctx, "update "+sub+" of "+describe(obj)); err != nil {
 				return err
 			}
 			return c.SubResource(sub).Update(ctx, obj, opts...)
 		},
 	}
+}
+
+// isLock says that it is the lock of a command: its writes are not counted, as they come at any time.
+func isLock(obj client.Object) bool {
+	return kindName(obj) == "Lease" && obj.GetNamespace() == metav1.NamespaceSystem
 }
 
 // applied is what is applied.

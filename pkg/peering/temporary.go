@@ -35,11 +35,9 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
 		if a.err != nil || !a.needsTemporary(b.ID) && !b.needsTemporary(a.ID) {
 			continue
 		}
-		locked, cancel := whileLocked(ctx, a.mark, b.mark)
-		err := u.reporter.Step(locked, fmt.Sprintf("%s and %s: a temporary plane", a.Name, b.Name), func(ctx context.Context) error {
+		err := u.reporter.Step(ctx, fmt.Sprintf("%s and %s: a temporary plane", a.Name, b.Name), func(ctx context.Context) error {
 			return failure.Caught(func() error { return s.add(ctx, u.reporter) })
 		})
-		cancel()
 		if out = append(out, s); err != nil && !errors.Is(err, errUnpeered) { // the other peerings go on
 			a.failed(ctx, err)
 			b.failed(ctx, err)

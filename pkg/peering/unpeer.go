@@ -23,7 +23,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
-	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -57,7 +57,7 @@ func Unpeer(ctx context.Context, a, b *Cluster, r Reporter) (inA, inB Removed, e
 	}
 	err = r.Step(ctx, fmt.Sprintf("Removing the peering of %s and %s", a.Name, b.Name), func(ctx context.Context) (err error) {
 		if b.Unasked != nil {
-			inA, err = a.unpeerAlone(ctx, b)
+			inA, err = a.unpeerAlone(ctx, b, r)
 			return err
 		}
 		refused, err := a.prepareRemoval(ctx, b)
@@ -73,17 +73,12 @@ func Unpeer(ctx context.Context, a, b *Cluster, r Reporter) (inA, inB Removed, e
 			wg.Go(func() {
 				defer done()
 				refused = ended(ctx, failure.Caught(func() (err error) {
-					if err := b.unestablish(ctx, a.ID); err != nil {
-						return err
-					}
-					done()
-					inB, err = b.remove(ctx, a.ID, "")
+					inB, err = b.remove(ctx, a.ID, answerTimeout, r, done)
 					return err
 				}))
 			})
 		}
-		<-noted.Done() // the keys of a are what b knows it by
-		inA, err = a.remove(ctx, b.ID, "")
+		inA, err = a.remove(ctx, b.ID, 0, r, func() { <-noted.Done() }) // the keys of a are what b knows it by
 		wg.Wait()
 		return cmp.Or(err, a.oneSided(b, refused))
 	})
@@ -91,7 +86,7 @@ func Unpeer(ctx context.Context, a, b *Cluster, r Reporter) (inA, inB Removed, e
 }
 
 // unpeerAlone removes this side of the peering, without the other one.
-func (c *Cluster) unpeerAlone(ctx context.Context, peer *Cluster) (r Removed, err error) {
+func (c *Cluster) unpeerAlone(ctx context.Context, peer *Cluster, reporter Reporter) (r Removed, err error) {
 	if err := c.checkPermissions(ctx, toRemove()); err != nil {
 		return r, err
 	}
@@ -99,7 +94,7 @@ func (c *Cluster) unpeerAlone(ctx context.Context, peer *Cluster) (r Removed, er
 	if err != nil {
 		return r, err
 	}
-	if r, err = c.remove(ctx, id, ""); err == nil && !errors.Is(peer.Unasked, ErrUnwanted) {
+	if r, err = c.remove(ctx, id, 0, reporter, func() {}); err == nil && !errors.Is(peer.Unasked, ErrUnwanted) {
 		err = c.oneSided(peer, peer.Unasked)
 	}
 	r.Others = others
@@ -150,7 +145,7 @@ func (c *Cluster) prepareRemoval(ctx context.Context, peer *Cluster) (refused, e
 			refused = peer.stranger(c, other, own, "")
 		}
 	}
-	return ended(asking, refused), c.unestablish(ctx, peer.ID)
+	return ended(asking, refused), nil
 }
 
 // offer is what the cluster has of the peering, if it may be removed.
@@ -170,49 +165,113 @@ func (e evidence) means(peer *Cluster, other evidence) bool {
 	return isSilent && slices.Contains([]string{e.name(), e.entry.Name}, peer.Name)
 }
 
-// unpeer is one cluster's part of taking back what a command with that claim made. It does
-// nothing where the peering works by now.
-func (c *Cluster) unpeer(ctx context.Context, peerID, claim string) (r Removed, err error) {
-	if err := c.checkPermissions(ctx, toRemove()); err != nil {
-		return r, err
+// remove is one cluster's part. Whoever works on the peering there gives way. marked is called when the ledger says that the peering is
+// being removed. The lock may take so long, 0 for as long as ctx lasts.
+func (c *Cluster) remove(ctx context.Context, peerID string, within time.Duration, reporter Reporter, marked func()) (r Removed, err error) {
+	own := c.lock(peerID)
+	own.Overrules, own.Within = true, within
+	err = underLocks(ctx, lock.Unpeer, reporter.Step, []lock.Cluster{own}, func(ctx context.Context) (err error) {
+		if err := c.unestablish(ctx, peerID); err != nil {
+			return err
+		}
+		marked()
+		r, err = c.removePeer(ctx, peerID)
+		return err
+	})
+	if err == nil {
+		r.Agents, err = c.removeUnused(ctx, reporter)
 	}
-	return c.remove(ctx, peerID, claim)
+	return r, err
 }
 
-// remove is one cluster's part. With a claim it removes the peering only if the
-// command with that claim made it, and it does not work yet.
-func (c *Cluster) remove(ctx context.Context, peerID, claim string) (r Removed, err error) {
+// removePeer removes the peering, and its entry of the ledger, under its lock.
+func (c *Cluster) removePeer(ctx context.Context, peerID string) (r Removed, err error) {
 	entry, err := c.entry(ctx, peerID)
-	if err != nil {
+	if entry == nil || err != nil {
 		return r, err
 	}
-	if entry != nil {
-		if claim != "" {
-			if mine, err := c.takeBack(ctx, peerID, claim); err != nil || !mine {
-				return r, err
-			}
-		} else if err := c.undoInterrupted(ctx, peerID, entry.Name, "", true); err != nil {
-			return r, err
-		}
-		r.Peering = true
-		if r.Skipped, err = c.removePeering(ctx, entry.Name); err != nil {
-			return r, err
-		}
-	}
-	last, err := c.release(ctx, peerID)
-	if err != nil {
+	if err := cmp.Or(c.unestablish(ctx, peerID), c.undoInterrupted(ctx, peerID, entry.Name, true)); err != nil {
 		return r, err
 	}
-	if !last {
+	r.Peering = true
+	if r.Skipped, err = c.removePeering(ctx, entry.Name); err != nil {
+		return r, err
+	}
+	return r, c.release(ctx, peerID)
+}
+
+// removeUnused removes all of liqonet from a cluster without peerings, and says whether there was anything. From others it takes the keys
+// that no link has any more.
+func (c *Cluster) removeUnused(ctx context.Context, reporter Reporter) (was bool, err error) {
+	isUsed, err := c.isUsed(ctx)
+	if err != nil {
+		return false, err
+	}
+	if isUsed {
 		c.retireIfPossible(ctx)
-		return r, nil
+		return false, nil
 	}
-	// Also what a command left that was killed before it had claimed anything,
-	// or after the ledger was gone.
-	if r.Agents, err = c.installed(ctx); err != nil || !r.Agents {
-		return r, err
+	// Also what a command left that was killed before it had claimed anything.
+	if was, err = c.installed(ctx); err != nil || !was {
+		return false, err
 	}
-	return r, c.uninstall(ctx)
+	// A command that makes a peering meanwhile is not waited for.
+	waiting, needless := context.WithCancelCause(ctx)
+	defer needless(nil)
+	go func() {
+		_ = c.poll(waiting, "look whether there are peerings", "", func(ctx context.Context) (string, error) {
+			if isUsed, err := c.isUsed(ctx); err != nil || !isUsed {
+				return "there are none", nil
+			}
+			needless(errInUse)
+			return "", nil
+		})
+	}()
+	all := c.lock("")
+	all.Exclusive = true
+	err = underLocks(waiting, lock.Unpeer, reporter.Step, []lock.Cluster{all}, func(locked context.Context) error {
+		if isUsed, err := c.isUsed(locked); isUsed || err != nil {
+			return cmp.Or(err, errInUse)
+		}
+		return c.uninstall(locked)
+	})
+	if errors.Is(context.Cause(waiting), errInUse) || errors.Is(err, errInUse) {
+		return false, nil
+	}
+	return true, err
+}
+
+// errInUse says that a cluster has peerings.
+var errInUse = errors.New("the cluster has peerings")
+
+// isUsed says that the ledger has peers, and is not being removed.
+func (c *Cluster) isUsed(ctx context.Context) (bool, error) {
+	cn, err := c.ledger(ctx)
+	return cn != nil && cn.DeletionTimestamp.IsZero() && len(cn.Spec.Peers) > 0, err
+}
+
+// completeRemoval completes what a command has begun that was killed while it removed all of liqonet, or somebody with kubectl.
+func (c *Cluster) completeRemoval(ctx context.Context, r Reporter) error {
+	cn, err := c.ledger(ctx)
+	if err != nil {
+		return err
+	}
+	crds, err := c.ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
+	if err != nil {
+		return err
+	}
+	goes := func(o client.Object) bool { return !o.GetDeletionTimestamp().IsZero() }
+	if cn != nil && goes(cn) || slices.ContainsFunc(crds, goes) {
+		if _, err := c.removeUnused(ctx, r); err != nil {
+			return err
+		}
+	}
+	// Somebody may have deleted the namespace only.
+	ns, err := get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
+	if ns == nil || err != nil || !goes(ns) {
+		return err
+	}
+	return c.gone(ctx, ns)
 }
 
 // removePeering removes what belongs to one peering, and returns when the
@@ -234,58 +293,6 @@ func (c *Cluster) removePeering(ctx context.Context, name string) (skipped []str
 		return skipped, err
 	}
 	return skipped, c.forget(ctx, name)
-}
-
-// clearUnpeered removes what this command has written of peerings that others have unpeered since it read their entries of the ledger. Where
-// none is left it removes all of liqonet. Unpeer deletes the Peering before all else. So it also deletes what was written while there was a
-// Peering, and what was written later is deleted here.
-func (c *Cluster) clearUnpeered(ctx context.Context, known ...v1alpha1.PeerAllocation) error {
-	for _, was := range known {
-		p, err := get[v1alpha1.Peering](ctx, c, "", was.Name)
-		if err != nil {
-			return err
-		}
-		if p != nil {
-			continue
-		}
-		cn, err := c.ledger(ctx)
-		switch {
-		case err != nil:
-			return err
-		case cn == nil || !cn.DeletionTimestamp.IsZero():
-			return cmp.Or(c.uninstall(ctx), errUninstalling)
-		}
-		isNew := slices.ContainsFunc(cn.Spec.Peers, func(now v1alpha1.PeerAllocation) bool {
-			isSame := now.ClusterID == was.ClusterID && was.Established && !now.Established && now.Claim == was.Claim
-			return now.Name == was.Name && !isSame
-		})
-		if !isNew {
-			if err := c.deleteAll(ctx, ofPeering(was.Name)); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// clearClaimed does so with the peering of which this command has claimed the entry. Where liqonet is being removed, the command has
-// failed by that.
-func (s *side) clearClaimed(ctx context.Context) error {
-	if s.claimed == nil {
-		return nil
-	}
-	err := s.clearUnpeered(ctx, *s.claimed)
-	if errors.Is(err, errUninstalling) {
-		return nil
-	}
-	return err
-}
-
-// clearClaimed does so in both clusters, also where ctx has ended.
-func (p *run) clearClaimed(ctx context.Context) error {
-	ctx, cancel := withTime(ctx)
-	defer cancel()
-	return p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.clearClaimed(ctx) })
 }
 
 // nodesClean waits until no node's agent reports a gateway of the peering, or
@@ -448,20 +455,17 @@ func (c *Cluster) installed(ctx context.Context) (bool, error) {
 	return ns != nil && isOurs(ns), err
 }
 
-// uninstall removes everything of ours from a cluster whose ledger is marked as being
-// removed. Where there is no ledger it makes a marked one, so that nobody claims an entry
-// meanwhile. It does nothing if the ledger is in use.
+// uninstall removes everything of ours from a cluster, under its lock. The ledger says so first, and ends last. So the next command completes
+// the removal if this one is killed.
 func (c *Cluster) uninstall(ctx context.Context) error {
-	crds, err := c.ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
-	if err != nil {
-		return err
-	}
-	cn, err := c.markedLedger(ctx)
+	cn, err := c.ledger(ctx)
 	if err != nil {
 		return err
 	}
 	if cn != nil && cn.DeletionTimestamp.IsZero() {
-		return nil
+		if err := c.delete(ctx, cn); err != nil {
+			return err
+		}
 	}
 	if err := c.Client.DeleteAllOf(ctx, &v1alpha1.Peering{}); err != nil && !absent(err) {
 		return c.fail("delete all Peerings", err)
@@ -484,50 +488,26 @@ func (c *Cluster) uninstall(ctx context.Context) error {
 	if err := c.Client.DeleteAllOf(ctx, &v1alpha1.NodeNetwork{}); err != nil && !absent(err) {
 		return c.fail("delete all NodeNetworks", err)
 	}
-	return c.removeDefinitions(ctx, crds)
-}
-
-// removeDefinitions lets the ledger end and deletes the definitions. Between the two another
-// command may claim an entry of a new ledger, which would be deleted with its kind. So
-// definitions are deleted only as they were marked before the ledger ended. A command that
-// applies them later changes them. One that has applied them before sees the mark when it
-// has claimed its entry.
-func (c *Cluster) removeDefinitions(ctx context.Context, crds []client.Object) error {
+	if err := c.endLedger(ctx); err != nil {
+		return err
+	}
+	crds, err := c.ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
+	if err != nil {
+		return err
+	}
 	g, gctx := failure.NewGroup(ctx)
 	for _, crd := range crds {
-		g.Go(func() error {
-			marked := crd.DeepCopyObject().(client.Object)
-			marked.SetAnnotations(map[string]string{v1alpha1.AnnotationVersion: manifests.BeingRemoved})
-			err := c.Client.Patch(gctx, marked, client.MergeFrom(crd))
-			if absent(err) {
-				return nil
-			}
-			return c.fail("mark "+describe(crd)+" as being removed", err)
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return err
-	}
-	if inUse, err := c.endLedger(ctx); err != nil || inUse {
-		return err
-	}
-	g, gctx = failure.NewGroup(ctx)
-	for _, crd := range crds {
-		g.Go(func() error { return c.deleteMarked(gctx, crd.GetName()) })
+		g.Go(func() error { return cmp.Or(c.delete(gctx, crd), c.gone(gctx, crd)) })
 	}
 	return g.Wait()
 }
 
-// endLedger removes the finalizer of a ledger that is marked as being removed. It says
-// whether there is one that is not.
-func (c *Cluster) endLedger(ctx context.Context) (inUse bool, err error) {
-	return inUse, retryOnConflict(func() error {
+// endLedger removes the finalizer of the ledger.
+func (c *Cluster) endLedger(ctx context.Context) error {
+	return retryOnConflict(func() error {
 		cn, err := c.ledger(ctx)
 		if cn == nil || err != nil {
 			return err
-		}
-		if inUse = cn.DeletionTimestamp.IsZero(); inUse {
-			return nil
 		}
 		cn.Finalizers = slices.DeleteFunc(cn.Finalizers, func(f string) bool { return f == v1alpha1.UninstallFinalizer })
 		if err := c.Client.Update(ctx, cn); !absent(err) {
@@ -535,50 +515,6 @@ func (c *Cluster) endLedger(ctx context.Context) (inUse bool, err error) {
 		}
 		return nil
 	})
-}
-
-// deleteMarked deletes a custom resource definition and returns when it is gone. It does
-// nothing if somebody has applied it since it was marked.
-func (c *Cluster) deleteMarked(ctx context.Context, name string) error {
-	var crd *apiextensionsv1.CustomResourceDefinition
-	err := retryOnConflict(func() (err error) {
-		crd, err = get[apiextensionsv1.CustomResourceDefinition](ctx, c, "", name)
-		if crd == nil || err != nil {
-			return err
-		}
-		if crd.DeletionTimestamp.IsZero() && crd.Annotations[v1alpha1.AnnotationVersion] != manifests.BeingRemoved {
-			crd = nil
-			return nil
-		}
-		err = c.Client.Delete(ctx, crd, client.Preconditions{UID: &crd.UID, ResourceVersion: &crd.ResourceVersion})
-		if absent(err) {
-			return nil
-		}
-		return c.fail("delete "+describe(crd), err)
-	})
-	if crd == nil || err != nil {
-		return err
-	}
-	return c.gone(ctx, crd)
-}
-
-// markedLedger returns the ledger; where there is none it makes one that is
-// marked as being removed. Nil where the kind does not exist.
-func (c *Cluster) markedLedger(ctx context.Context) (*v1alpha1.ClusterNetwork, error) {
-	for {
-		cn, err := c.ledger(ctx)
-		if cn != nil || err != nil {
-			return cn, err
-		}
-		if err := c.createLedger(ctx, ipam.DefaultInternal()); errors.Is(err, errUninstalling) {
-			return nil, nil
-		} else if err != nil {
-			return nil, err
-		}
-		if _, err := c.release(ctx, ""); err != nil {
-			return nil, err
-		}
-	}
 }
 
 // gone waits until this very object is not there any more.

@@ -3,11 +3,9 @@ package peering
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -20,6 +18,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -65,11 +64,6 @@ type upgrade struct {
 	others others
 	// replaced are the gateways that were replaced, in groups.
 	replaced [][]plan.UpgradeGateway
-	// entries are those of the ledger when it was read.
-	entries []v1alpha1.PeerAllocation
-	// mark says that this command, which has the claim, upgrades the cluster.
-	mark  *journal
-	claim string
 	// done says that there was nothing to do.
 	done bool
 	err  error
@@ -81,11 +75,30 @@ type upgrade struct {
 //
 // The error is about all clusters. What is in Upgraded is about one.
 func UpgradeAll(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter) ([]Upgraded, error) {
-	u, err := readUpgrades(ctx, clusters, o, r, true)
+	// What is refused leaves no trace, not even that of a lock.
+	u, err := readUpgrades(ctx, clusters, o, r)
+	if err == nil {
+		g, gctx := failure.NewGroup(ctx)
+		var all []lock.Cluster
+		for _, c := range clusters {
+			g.Go(func() error { return c.checkPermissions(gctx, toInstall()) })
+			one := c.lock("")
+			one.Exclusive = true
+			all = append(all, one)
+		}
+		if err = g.Wait(); err == nil {
+			err = underLocks(ctx, "upgrade", r.Step, all, func(ctx context.Context) (err error) {
+				if u, err = planUpgrades(ctx, clusters, o, r, true); err != nil {
+					return err
+				}
+				u.run(ctx)
+				return lock.Lost(ctx)
+			})
+		}
+	}
 	if err != nil {
 		return nil, ended(ctx, err)
 	}
-	u.run(ctx)
 	out := make([]Upgraded, len(clusters))
 	for i, c := range clusters {
 		is := u.of(c.ID)
@@ -100,7 +113,7 @@ func UpgradeAll(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Re
 
 // PlanUpgrades returns what UpgradeAll would do, and changes nothing.
 func PlanUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter) (*plan.Upgrades, error) {
-	u, err := readUpgrades(ctx, clusters, o, r, false)
+	u, err := readUpgrades(ctx, clusters, o, r)
 	if err != nil {
 		return nil, ended(ctx, err)
 	}
@@ -112,51 +125,50 @@ func PlanUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 }
 
 // readUpgrades reads the clusters, plans, and compares each object with what is there.
-func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter, toChange bool) (*upgrades, error) {
-	out := &upgrades{reporter: r}
+func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter) (u *upgrades, err error) {
 	step := "Reading the cluster"
 	if len(clusters) > 1 {
 		step = "Reading the clusters"
 	}
-	return out, r.Step(ctx, step, func(ctx context.Context) error {
-		facts := make([]*plan.UpgradeFacts, len(clusters))
-		g, gctx := failure.NewGroup(ctx)
-		for i, c := range clusters {
-			g.Go(func() (err error) {
-				if toChange {
-					if err := c.checkPermissions(gctx, toInstall()); err != nil {
-						return err
-					}
-				}
-				if err := c.checkVersion(gctx); err != nil {
-					return err
-				}
-				facts[i], err = c.upgradeFacts(gctx, o)
-				return err
-			})
-		}
-		if err := g.Wait(); err != nil {
-			return err
-		}
-		made, err := plan.MakeUpgrades(facts)
-		if err != nil {
-			return err
-		}
-		out.temporary = made.Temporary
-		g, gctx = failure.NewGroup(ctx)
-		for i, p := range made.Clusters {
-			of := slices.IndexFunc(clusters, func(c *Cluster) bool { return c.ID == p.ClusterID })
-			c := clusters[of]
-			u := &upgrade{side: newSide(c, i), Upgrade: p, options: o, reporter: r, mark: &journal{cluster: c}, claim: strings.ToLower(rand.Text()[:10])}
-			if cn := facts[of].Ledger; cn != nil {
-				u.entries = cn.Spec.Peers
-			}
-			u.journal.created = true
-			out.all = append(out.all, u)
-			g.Go(func() error { return u.look(gctx, toChange) })
-		}
-		return g.Wait()
+	err = r.Step(ctx, step, func(ctx context.Context) error {
+		u, err = planUpgrades(ctx, clusters, o, r, false)
+		return err
 	})
+	return u, err
+}
+
+// planUpgrades does so without a word. If the clusters are going to be changed, it looks by which ways packets pass.
+func planUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter, toChange bool) (*upgrades, error) {
+	out := &upgrades{reporter: r}
+	facts := make([]*plan.UpgradeFacts, len(clusters))
+	g, gctx := failure.NewGroup(ctx)
+	for i, c := range clusters {
+		g.Go(func() (err error) {
+			if err := c.checkVersion(gctx); err != nil {
+				return err
+			}
+			facts[i], err = c.upgradeFacts(gctx, o)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	made, err := plan.MakeUpgrades(facts)
+	if err != nil {
+		return nil, err
+	}
+	out.temporary = made.Temporary
+	g, gctx = failure.NewGroup(ctx)
+	for i, p := range made.Clusters {
+		of := slices.IndexFunc(clusters, func(c *Cluster) bool { return c.ID == p.ClusterID })
+		c := clusters[of]
+		u := &upgrade{side: newSide(c, i), Upgrade: p, options: o, reporter: r}
+		u.journal.created = true
+		out.all = append(out.all, u)
+		g.Go(func() error { return u.look(gctx, toChange) })
+	}
+	return out, g.Wait()
 }
 
 // upgradeFacts reads what there is of the cluster's agents.
@@ -252,9 +264,7 @@ func (u *upgrades) of(id string) *upgrade {
 func (u *upgrades) each(ctx context.Context, do func(*upgrade, context.Context) error) {
 	for _, c := range u.all {
 		if c.err == nil && !c.done && ctx.Err() == nil {
-			locked, cancel := whileLocked(ctx, c.mark)
-			c.failed(locked, failure.Caught(func() error { return do(c, locked) }))
-			cancel()
+			c.failed(ctx, failure.Caught(func() error { return do(c, ctx) }))
 		}
 	}
 }
@@ -267,8 +277,6 @@ func (u *upgrades) run(ctx context.Context) {
 			c.err = c.settle(ctx, slices.Concat(c.Nodes...), c.lasting(), 0)
 		}
 	}
-	defer u.unlock(ctx)
-	u.each(ctx, (*upgrade).lock)
 	u.each(ctx, (*upgrade).prepare)
 	u.each(ctx, (*upgrade).resume)
 	u.each(ctx, (*upgrade).replaceNodes)
@@ -280,39 +288,7 @@ func (u *upgrades) run(ctx context.Context) {
 		if c.err == nil && !c.done && ctx.Err() != nil {
 			c.err = c.interrupted(ctx)
 		}
-		if c.mark.object != nil {
-			c.clear(ctx)
-		}
 	}
-}
-
-// clear removes what was written of peerings that others have unpeered meanwhile.
-func (u *upgrade) clear(ctx context.Context) {
-	ctx, cancel := withTime(ctx)
-	defer cancel()
-	switch err := u.clearUnpeered(ctx, u.entries...); {
-	case errors.Is(err, errUninstalling):
-		u.err = u.fail("upgrade", err)
-	case err != nil:
-		u.err = errors.Join(u.err, err)
-	}
-}
-
-// lock keeps other commands from upgrading the cluster at the same time: two could replace the gateways of different planes at once.
-func (u *upgrade) lock(ctx context.Context) error {
-	const doing = "look whether another command upgrades it"
-	if locked, err := u.mark.lock(ctx, u.claim, ""); locked || err != nil {
-		return u.fail(doing, uninstallingIfTerminating(err))
-	}
-	return &Error{Kind: NotReady, Cluster: u.Name, Doing: doing, Err: errors.New("one does, or replaces keys"), Hint: "wait until it has ended"}
-}
-
-func (u *upgrades) unlock(ctx context.Context) {
-	var locks []*journal
-	for _, c := range u.all {
-		locks = append(locks, c.mark)
-	}
-	unlock(ctx, locks)
 }
 
 func (u *upgrade) step(ctx context.Context, name string, do func(context.Context) error) error {
@@ -332,8 +308,8 @@ func (u *upgrade) interrupted(ctx context.Context) error {
 // failed notes an error, and has what was changed in the cluster go back. A command that somebody has interrupted leaves it: packets
 // pass, and the next one goes on from there.
 func (u *upgrade) failed(ctx context.Context, err error) {
-	if u.err = err; err == nil || u.mark.object == nil {
-		return // nothing was changed
+	if u.err = err; err == nil || lock.Lost(ctx) != nil {
+		return
 	}
 	if isInterrupted(ctx) {
 		u.err = u.interrupted(ctx)
@@ -341,8 +317,6 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 	}
 	back, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), upgradeBackTimeout, fmt.Errorf("not done after %s", upgradeBackTimeout))
 	defer cancel()
-	back, stop := whileLocked(back, u.mark)
-	defer stop()
 	if undone := u.step(back, "going back to "+u.From, u.goBack); undone != nil {
 		u.err = errors.Join(err, fmt.Errorf("not all went back: %w; see kubectl liqonet status %s, and run the command again", undone, u.Name))
 	}

@@ -350,31 +350,26 @@ func TestUpgradeKeepsWhatOthersHaveChanged(t *testing.T) {
 	}
 }
 
-// Two commands do not upgrade one cluster at the same time.
+// Two commands do not upgrade one cluster at the same time: the second one waits, and says for whom.
 func TestUpgradeBesideAnother(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
 	a, _ := oldPair(t, 1, 1)
-	begun := make(chan struct{})
-	done := make(chan error)
-	go func() {
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		out, err := UpgradeAll(ctx, clustersOf([]*site{a}), newer(), steps{"a: definitions and permissions": func() {
-			close(begun)
-			time.Sleep(2 * beatSilence) // for which the other one looks
-		}})
+	mustUpgradeWith := func(ctx context.Context, r Reporter) error {
+		out, err := UpgradeAll(ctx, clustersOf([]*site{a}), newer(), r)
 		if err == nil {
 			err = out[0].Err
 		}
-		done <- err
-	}()
-	<-begun
-	err := upgradeThem(t, newer(), a)[0].Err
-	if kindOf(t, err) != NotReady || !strings.Contains(err.Error(), "one does") {
-		t.Errorf("got %v", err)
+		return err
 	}
-	if err := <-done; err != nil {
+	err := mustUpgradeWith(t.Context(), steps{"a: definitions and permissions": func() {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := mustUpgradeWith(ctx, Silent{}); kindOf(t, err) != Busy || !strings.Contains(err.Error(), "upgrade of ") {
+			t.Errorf("got %v", err)
+		}
+	}})
+	if err != nil {
 		t.Error(err)
 	}
 }

@@ -50,7 +50,7 @@ func NewAllocation(cn *v1alpha1.ClusterNetwork, peerID, peerName string) (v1alph
 		suffix := fmt.Sprintf("-%d", i)
 		name = strings.TrimRight(base[:min(len(base), maxName-len(suffix))], "-") + suffix
 	}
-	return v1alpha1.PeerAllocation{ClusterID: peerID, Name: name, Index: index}, nil
+	return v1alpha1.PeerAllocation{ClusterID: peerID, Name: name, Index: index, Phase: v1alpha1.PeerReserved}, nil
 }
 
 // maxName leaves room in a Deployment's pods' names (63) for "gateway-", the

@@ -88,6 +88,7 @@ func TestNewAllocation(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			tt.want.Phase = v1alpha1.PeerReserved
 			if diff := cmp.Diff(tt.want, got, compare); diff != "" {
 				t.Error(diff)
 			}

@@ -163,7 +163,7 @@ func (f *sheet) offer(readerID string, d *decisions) (Offer, error) {
 	o.Reach, o.ReachReason = f.reach()
 	if cn := f.ledger(); cn != nil {
 		entry := Allocation(cn, readerID)
-		o.Established = entry != nil && entry.Established
+		o.Established = entry != nil && entry.Active()
 	}
 	if f.Existing != nil {
 		o.Planes, o.PlanesMode = f.PlaneIndexes(), f.Existing.Spec.PlanesMode

@@ -299,7 +299,7 @@ func (c *ClusterPlan) planLedger(own *sheet, peer *Offer) error {
 		return err
 	}
 	setRanges(entry, got)
-	entry.Established = true
+	entry.Phase = v1alpha1.PeerActive
 	c.Ledger = cn
 	c.planOverlayKey(own, cn)
 	assumed := len(own.Unreported()) > 0

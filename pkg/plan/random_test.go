@@ -35,7 +35,7 @@ func randomPair(r *rand.Rand) (a, b *sheet) {
 		if !existing && r.IntN(2) == 0 {
 			continue
 		}
-		own.withEntry(peer, int32(8+r.IntN(16))).Established = r.IntN(2) == 0
+		own.withEntry(peer, int32(8+r.IntN(16))).Phase = []v1alpha1.PeerPhase{v1alpha1.PeerReserved, v1alpha1.PeerActive}[r.IntN(2)]
 		if r.IntN(4) > 0 {
 			if _, err := allocate(own, peer); err != nil {
 				panic(err)

@@ -39,7 +39,7 @@ func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
 	if slices.Equal(r.Mappings(), Mappings(entry.Pods)) && r.External == entry.ExternalCIDR.Prefix {
 		return false
 	}
-	if entry.Established && entry.Previous == nil {
+	if entry.Active() && entry.Previous == nil {
 		entry.Previous = &v1alpha1.PeerRanges{Pods: entry.Pods, ExternalCIDR: entry.ExternalCIDR}
 	}
 	entry.Pods = nil
@@ -53,7 +53,7 @@ func setRanges(entry *v1alpha1.PeerAllocation, r ipam.PeerRanges) bool {
 // rangesFor chooses the ranges by which the cluster knows the peer.
 func (f *Facts) rangesFor(cn *v1alpha1.ClusterNetwork, entry *v1alpha1.PeerAllocation, peer *Offer) (ipam.PeerRanges, error) {
 	previous := Mappings(entry.Pods)
-	if !entry.Established {
+	if !entry.Active() {
 		// What is not private is kept for who uses it. Otherwise it was given out by a
 		// command that was interrupted, of a version that did so.
 		previous = slices.DeleteFunc(previous, func(m ipam.Mapping) bool { return !ipam.Private(m.Mapped) })

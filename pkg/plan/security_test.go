@@ -48,10 +48,10 @@ func TestSecurity_02_PublicRangesAreMapped(t *testing.T) {
 	b.Overrides.Map = nil
 	// A peering that works keeps what it has; what an older command left when it was
 	// interrupted is decided anew.
-	for _, established := range []bool{true, false} {
+	for established, phase := range map[bool]v1alpha1.PeerPhase{true: v1alpha1.PeerActive, false: v1alpha1.PeerReserved} {
 		a.Ledger = NewLedger(ipam.DefaultInternal())
 		e := a.withEntry(b, 0)
-		e.Pods, e.ExternalCIDR, e.Established = []v1alpha1.CIDRMapping{mapping("8.8.0.0/16", "8.8.0.0/16")}, cidr("10.61.0.0/18"), established
+		e.Pods, e.ExternalCIDR, e.Phase = []v1alpha1.CIDRMapping{mapping("8.8.0.0/16", "8.8.0.0/16")}, cidr("10.61.0.0/18"), phase
 		if p, err = chooseBoth(a, b); err != nil || (mapped(p) == prefix("8.8.0.0/16")) != established {
 			t.Errorf("established %t: %s, %v", established, mapped(p), err)
 		}

@@ -47,7 +47,7 @@ func Check(ctx context.Context, c client.Reader, peers int, used ...netip.Prefix
 		entries[e.Name] = e
 		once("name", e.Name)
 		once("index", e.Index)
-		if !e.Established || len(e.Pods) != 1 {
+		if !e.Active() || len(e.Pods) != 1 {
 			wrong("entry %+v", e)
 			continue
 		}

@@ -74,7 +74,7 @@ func TestOwnObjects(t *testing.T) {
 	empty.Status = v1alpha1.NodeNetworkStatus{}
 	object(t, kinds["NodeNetwork"], empty)
 	begun := schema.Examples()["ClusterNetwork"].(*v1alpha1.ClusterNetwork)
-	begun.Spec.Peers = []v1alpha1.PeerAllocation{{ClusterID: "1", Name: "b"}}
+	begun.Spec.Peers = []v1alpha1.PeerAllocation{{ClusterID: "1", Name: "b", Phase: v1alpha1.PeerReserved}}
 	object(t, kinds["ClusterNetwork"], begun)
 }
 

@@ -79,7 +79,7 @@ func full() (*v1alpha1.ClusterNetwork, *v1alpha1.Peering, *v1alpha1.NodeNetwork)
 	cn := &v1alpha1.ClusterNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: "cluster"},
 		Spec: v1alpha1.ClusterNetworkSpec{InternalCIDR: cidr("10.80.0.0/19"), Peers: []v1alpha1.PeerAllocation{{
-			ClusterID: "1", Name: "b", Index: 3, Pods: mappings, ExternalCIDR: cidr("10.70.0.0/18"), Established: true,
+			ClusterID: "1", Name: "b", Index: 3, Pods: mappings, ExternalCIDR: cidr("10.70.0.0/18"), Phase: v1alpha1.PeerActive,
 		}}},
 	}
 	p := &v1alpha1.Peering{

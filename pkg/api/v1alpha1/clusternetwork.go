@@ -86,21 +86,28 @@ type PeerAllocation struct {
 	// +kubebuilder:validation:MaxItems=256
 	// +optional
 	Hosts []ExposedHost `json:"hosts,omitempty"`
-	// Claim is the random ID of the command that made this entry. Until the peering is
-	// established, only that command takes the entry back.
-	// +kubebuilder:validation:MaxLength=63
-	// +kubebuilder:validation:Pattern=`^[!-~]*$`
-	// +optional
-	Claim string `json:"claim,omitempty"`
-	// Previous are the ranges that an established peering had before a command that has
+	// Phase says whether the peering works: it is reserved before it does, and while it is removed. Then a
+	// command that fails takes the entry back.
+	Phase PeerPhase `json:"phase"`
+	// Previous are the ranges that an active peering had before a command that has
 	// not ended yet. They stay reserved, so that they can be put back.
 	// +optional
 	Previous *PeerRanges `json:"previous,omitempty"`
-	// Established says that the peering once worked; before that a failed peer
-	// command takes the entry back.
-	// +optional
-	Established bool `json:"established,omitempty"`
 }
+
+// PeerPhase is what has become of an entry of the ledger.
+//
+// +kubebuilder:validation:Enum=Reserved;Active
+type PeerPhase string
+
+// The phases of an entry.
+const (
+	PeerReserved PeerPhase = "Reserved"
+	PeerActive   PeerPhase = "Active"
+)
+
+// Active says that the peering has worked, and is not being removed.
+func (a *PeerAllocation) Active() bool { return a.Phase == PeerActive }
 
 // PeerRanges are those by which a cluster knows a peer.
 type PeerRanges struct {
