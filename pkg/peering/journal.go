@@ -138,6 +138,7 @@ func (c *Cluster) undoOne(ctx context.Context, ch change) error {
 	}
 	back := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(ch.Before)}
 	back.SetResourceVersion(live.GetResourceVersion())
+	back.SetUID(live.GetUID()) // without it, one that is gone by then would be created
 	if back.GetKind() == "DaemonSet" {
 		manifests.KeepOverlayKeys(back, live) // others may use one that was added since
 	}
