@@ -86,6 +86,10 @@ type Held struct {
 	lose     context.CancelCauseFunc
 	renewing sync.WaitGroup
 	leases   []*lease
+	// mu has a write begin before lost has ended, or not at all. What has begun is waited for before the locks are given back.
+	mu       sync.Mutex
+	writing  sync.WaitGroup
+	released chan struct{}
 }
 
 // lease is one that is held.
@@ -108,8 +112,14 @@ type heldKey struct{}
 // Take takes locks in all of the clusters, or in none. The context that it returns ends when one of them is lost, with
 // ErrOvertaken. The locks have to be released, with any outcome of what is done under them.
 func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (context.Context, *Held, error) {
-	h := &Held{verb: verb, holder: fmt.Sprintf("%s of %s (%s)", verb, whoami(), strings.ToLower(rand.Text()[:8])), began: time.Now()}
-	h.lost, h.lose = context.WithCancelCause(context.WithoutCancel(ctx))
+	h := &Held{verb: verb, holder: fmt.Sprintf("%s of %s (%s)", verb, whoami(), strings.ToLower(rand.Text()[:8])), began: time.Now(), released: make(chan struct{})}
+	var cancel context.CancelCauseFunc
+	h.lost, cancel = context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), heldKey{}, nil))
+	h.lose = func(why error) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		cancel(why)
+	}
 	clusters = slices.SortedFunc(slices.Values(clusters), func(a, b Cluster) int { return cmp.Compare(a.ID, b.ID) })
 	observers := make([]*observer, len(clusters))
 	for i, c := range clusters {
@@ -123,15 +133,22 @@ func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (con
 			go o.watch(watching)
 		}
 	})
-	for _, o := range observers {
-		if err := h.take(ctx, o, wait, watch); err != nil {
-			h.Release(ctx)
-			return ctx, h, fmt.Errorf("cluster %q: %w", o.Name, err)
+	var err error
+	for i := 0; i < len(observers) && err == nil; i++ {
+		if err = h.take(ctx, observers[i], wait, watch); err != nil {
+			err = fmt.Errorf("cluster %q: %w", observers[i].Name, err)
 		}
 	}
-	ctx, end := context.WithCancelCause(context.WithValue(ctx, heldKey{}, h))
-	context.AfterFunc(h.lost, func() { end(context.Cause(h.lost)) })
-	return ctx, h, nil
+	locked, end := context.WithCancelCause(context.WithValue(ctx, heldKey{}, h))
+	context.AfterFunc(h.lost, func() {
+		end(context.Cause(h.lost))
+		h.giveAllBack() // now: who asks for the locks need not wait until all of the command has ended
+	})
+	if err != nil {
+		h.Release()
+		return ctx, h, err
+	}
+	return locked, h, nil
 }
 
 // take takes the locks in one cluster.
@@ -211,7 +228,7 @@ func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lea
 		}
 		if by != nil || err != nil { // whoever wants the cluster's waits for this one
 			last := len(h.leases) - 1
-			h.giveBack(ctx, h.leases[last])
+			h.giveBack(h.leases[last])
 			h.leases = h.leases[:last]
 			return by, err
 		}
@@ -330,13 +347,23 @@ func (h *Held) check(ctx context.Context) error {
 	return nil
 }
 
-// Check fails if what is done in this context is done under a lock that is lost. Each write has to be preceded by it.
-func Check(ctx context.Context) error {
+// Begin precedes each write. It fails if what is done in this context is done under a lock that is lost. Until end is called, the locks are
+// not given back.
+func Begin(ctx context.Context) (end func(), err error) {
 	h, _ := ctx.Value(heldKey{}).(*Held)
 	if h == nil {
-		return nil
+		return func() {}, nil
 	}
-	return h.check(ctx)
+	h.mu.Lock()
+	if h.lost.Err() == nil {
+		h.writing.Add(1)
+		end = h.writing.Done
+	}
+	h.mu.Unlock()
+	if err = h.check(ctx); err != nil && end != nil {
+		end()
+	}
+	return end, err
 }
 
 // Lost is why the lock is lost under which something is done in this context, nil if nobody has taken it as far as is known.
@@ -347,18 +374,25 @@ func Lost(ctx context.Context) error {
 	return nil
 }
 
-// Release gives the locks back, also where ctx has ended. One that cannot be expires.
-func (h *Held) Release(ctx context.Context) {
+// Release gives the locks back. One that cannot be expires.
+func (h *Held) Release() {
 	h.lose(context.Canceled)
+	<-h.released
+}
+
+// giveAllBack gives the locks back after they are lost, or not needed any more.
+func (h *Held) giveAllBack() {
+	defer close(h.released)
+	h.writing.Wait()
 	h.renewing.Wait()
 	for _, l := range slices.Backward(h.leases) {
-		h.giveBack(ctx, l)
+		h.giveBack(l)
 	}
 }
 
 // giveBack gives one Lease back. Where it was another one's before, its name stays, so that this one learns by whom it was overtaken.
-func (h *Held) giveBack(ctx context.Context, l *lease) {
-	ctx, cancel := context.WithTimeout(context.WithValue(context.WithoutCancel(ctx), heldKey{}, nil), Expiry/2)
+func (h *Held) giveBack(l *lease) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.lost), Expiry/2)
 	defer cancel()
 	l.give()
 	l.turn <- struct{}{}

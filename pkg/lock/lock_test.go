@@ -13,64 +13,23 @@ import (
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/uuid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
-var resource = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
-
-// newAPI is an API server's Leases: with UIDs, and with what is asked of these when one is deleted or updated.
+// newAPI is the API of a cluster, with what an API server asks of a Lease that is updated or deleted.
 func newAPI(t *testing.T) client.Client {
 	t.Helper()
-	s := runtime.NewScheme()
-	if err := coordinationv1.AddToScheme(s); err != nil {
+	api, err := fakeapi.NewClient()
+	if err != nil {
 		t.Fatal(err)
 	}
-	var mu sync.Mutex
-	is := func(ctx context.Context, c client.Client, obj client.Object, uid types.UID) error {
-		live := &coordinationv1.Lease{}
-		if err := c.Get(ctx, client.ObjectKeyFromObject(obj), live); err != nil {
-			return err
-		}
-		if live.UID != uid {
-			return apierrors.NewConflict(resource, obj.GetName(), errors.New("another UID"))
-		}
-		return nil
-	}
-	return fake.NewClientBuilder().WithScheme(s).WithInterceptorFuncs(interceptor.Funcs{
-		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-			obj.SetUID(uuid.NewUUID())
-			return c.Create(ctx, obj, opts...)
-		},
-		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			mu.Lock()
-			defer mu.Unlock()
-			if err := is(ctx, c, obj, obj.GetUID()); err != nil {
-				return err
-			}
-			return c.Update(ctx, obj, opts...)
-		},
-		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-			mu.Lock()
-			defer mu.Unlock()
-			if p := (&client.DeleteOptions{}).ApplyOptions(opts).Preconditions; p != nil && p.UID != nil {
-				if err := is(ctx, c, obj, *p.UID); err != nil {
-					return err
-				}
-			}
-			return c.Delete(ctx, obj, opts...)
-		},
-	}).Build()
+	return api
 }
 
 // stopped is the API as a process sees it that may be stopped: it reaches nothing until it goes on.
@@ -114,6 +73,15 @@ func take(t *testing.T, verb string, clusters ...lock.Cluster) (context.Context,
 	return ctx, held
 }
 
+// check says whether a write could begin.
+func check(ctx context.Context) error {
+	end, err := lock.Begin(ctx)
+	if err == nil {
+		end()
+	}
+	return err
+}
+
 func leases(t *testing.T, api client.Client) (out []coordinationv1.Lease) {
 	t.Helper()
 	var list coordinationv1.LeaseList
@@ -149,7 +117,7 @@ func TestWhoWaits(t *testing.T) {
 				_, first := take(t, "first", tc.first(api, tc.peers[0]))
 				go func() {
 					time.Sleep(time.Minute)
-					first.Release(t.Context())
+					first.Release()
 				}()
 				begun, said := time.Now(), ""
 				_, second, err := lock.Take(t.Context(), "second", func(ctx context.Context, reason string, until func(context.Context) error) error {
@@ -165,7 +133,7 @@ func TestWhoWaits(t *testing.T) {
 				if tc.waits != strings.HasPrefix(said, "a: waiting for first of ") {
 					t.Errorf("it said %q", said)
 				}
-				second.Release(t.Context())
+				second.Release()
 				time.Sleep(2 * time.Minute)
 				if left := leases(t, api); len(left) > 0 {
 					t.Errorf("%d Leases are left: %v", len(left), left)
@@ -192,19 +160,19 @@ func TestKilled(t *testing.T) {
 			t.Errorf("it took %s", took)
 		}
 		// The first one was stopped only. It learns by whom it was overtaken, also when that one has ended.
-		second.Release(t.Context())
+		second.Release()
 		time.Sleep(time.Minute)
 		here.is.Store(false)
-		if err := lock.Check(ctx); !errors.Is(err, lock.ErrOvertaken) || !strings.Contains(err.Error(), "overtaken by rotate-keys of ") {
+		if err := check(ctx); !errors.Is(err, lock.ErrOvertaken) || !strings.Contains(err.Error(), "overtaken by rotate-keys of ") {
 			t.Errorf("got %v", err)
 		}
 		<-ctx.Done()
 		if !errors.Is(context.Cause(ctx), lock.ErrOvertaken) {
 			t.Errorf("it ended with %v", context.Cause(ctx))
 		}
-		first.Release(t.Context())
+		first.Release()
 		_, third := take(t, "peer", peering(here.Client, "b"))
-		third.Release(t.Context())
+		third.Release()
 		if left := leases(t, here.Client); len(left) > 0 {
 			t.Errorf("%d Leases are left", len(left))
 		}
@@ -219,14 +187,14 @@ func TestStoppedAndGoesOn(t *testing.T) {
 		here.is.Store(true)
 		time.Sleep(time.Hour)
 		here.is.Store(false)
-		if err := lock.Check(ctx); err != nil {
+		if err := check(ctx); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(time.Hour) // it is renewed again
-		if err := lock.Check(ctx); err != nil || ctx.Err() != nil {
+		if err := check(ctx); err != nil || ctx.Err() != nil {
 			t.Error(err, ctx.Err())
 		}
-		held.Release(t.Context())
+		held.Release()
 	})
 }
 
@@ -235,13 +203,17 @@ func TestOverrules(t *testing.T) {
 	for name, tc := range map[string]struct {
 		verb        string
 		stop, all   bool
+		writes      time.Duration // how long its write takes, before it hangs for 20 s
 		least, most time.Duration
 	}{
-		"a command that gives up":    {"peer", false, false, 1, lock.Renewal + time.Second},
-		"one that does not":          {"peer", true, false, lock.Expiry, lock.Expiry + time.Second},
-		"one that has the cluster":   {"rotate-keys", false, true, 1, lock.Renewal + time.Second},
-		"the same, and does not":     {"rotate-keys", true, true, lock.Expiry, lock.Expiry + 2*time.Second},
-		"another unpeer, that lives": {lock.Unpeer, false, false, time.Minute, time.Minute + time.Second},
+		"a command that gives up":    {"peer", false, false, 0, 1, lock.Renewal + time.Second},
+		"one that does not":          {"peer", true, false, 0, lock.Expiry, lock.Expiry + time.Second},
+		"one that has the cluster":   {"rotate-keys", false, true, 0, 1, lock.Renewal + time.Second},
+		"the same, and does not":     {"rotate-keys", true, true, 0, lock.Expiry, lock.Expiry + 2*time.Second},
+		"one that hangs":             {"peer", false, false, time.Second, 1, lock.Renewal + time.Second},
+		"one that hangs in a write":  {"peer", false, false, 4 * time.Second, 4 * time.Second, 5 * time.Second},
+		"one that hangs for longer":  {"rotate-keys", false, true, 9 * time.Second, lock.Expiry, lock.Expiry + lock.Renewal + time.Second},
+		"another unpeer, that lives": {lock.Unpeer, false, false, 0, time.Minute, time.Minute + time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -251,12 +223,25 @@ func TestOverrules(t *testing.T) {
 				ctx, first := take(t, tc.verb, held)
 				here.is.Store(tc.stop)
 				go func() {
+					if tc.writes > 0 {
+						end, err := lock.Begin(ctx)
+						if err != nil {
+							t.Error(err)
+							return
+						}
+						time.Sleep(tc.writes)
+						end()
+						time.Sleep(20 * time.Second)
+						first.Release()
+						return
+					}
 					select {
 					case <-ctx.Done():
 					case <-time.After(time.Minute):
 					}
-					first.Release(t.Context())
+					first.Release()
 				}()
+				synctest.Wait()
 				begun := time.Now()
 				c := peering(here.Client, "b")
 				c.Overrules = true
@@ -267,7 +252,7 @@ func TestOverrules(t *testing.T) {
 				if tc.verb != lock.Unpeer && !tc.stop && !strings.Contains(context.Cause(ctx).Error(), "overtaken by unpeer of ") {
 					t.Errorf("the first one has ended with %v", context.Cause(ctx))
 				}
-				second.Release(t.Context())
+				second.Release()
 				here.is.Store(false)
 				<-ctx.Done()
 				time.Sleep(time.Minute)
@@ -302,7 +287,7 @@ func TestBusy(t *testing.T) {
 				if left := leases(t, own); len(left) > 0 {
 					t.Errorf("%d Leases are left", len(left))
 				}
-				first.Release(t.Context())
+				first.Release()
 			})
 		})
 	}
@@ -323,14 +308,14 @@ func TestOutage(t *testing.T) {
 		ctx, held := take(t, "upgrade", peering(flaky, "b"))
 		down.Store(true)
 		time.Sleep(time.Minute)
-		if err := lock.Check(ctx); err == nil || errors.Is(err, lock.ErrOvertaken) {
+		if err := check(ctx); err == nil || errors.Is(err, lock.ErrOvertaken) {
 			t.Errorf("it writes, though it does not know: %v", err)
 		}
 		down.Store(false)
-		if err := lock.Check(ctx); err != nil {
+		if err := check(ctx); err != nil {
 			t.Error(err)
 		}
-		held.Release(t.Context())
+		held.Release()
 	})
 }
 
@@ -381,7 +366,8 @@ func TestNoTwoHolders(t *testing.T) {
 								here[0].is.Store(false)
 								here[1].is.Store(false)
 							}
-							if err := lock.Check(locked); err != nil {
+							end, err := lock.Begin(locked)
+							if err != nil {
 								overtakenNow := errors.Is(err, lock.ErrOvertaken)
 								mu.Lock()
 								if overtakenNow {
@@ -408,8 +394,9 @@ func TestNoTwoHolders(t *testing.T) {
 							mu.Lock()
 							delete(writing, what)
 							mu.Unlock()
+							end()
 						}
-						held.Release(ctx)
+						held.Release()
 					}
 				})
 			}

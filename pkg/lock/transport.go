@@ -2,7 +2,7 @@ package lock
 
 import "net/http"
 
-// Guard has each request that writes preceded by [Check], also when it is repeated.
+// Guard has each request that writes preceded by [Begin], also when it is repeated.
 func Guard(next http.RoundTripper) http.RoundTripper { return guard{next} }
 
 type guard struct{ next http.RoundTripper }
@@ -10,12 +10,14 @@ type guard struct{ next http.RoundTripper }
 // RoundTrip implements http.RoundTripper.
 func (g guard) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Method != http.MethodGet {
-		if err := Check(req.Context()); err != nil {
+		end, err := Begin(req.Context())
+		if err != nil {
 			if req.Body != nil {
 				_ = req.Body.Close()
 			}
 			return nil, err
 		}
+		defer end()
 	}
 	return g.next.RoundTrip(req)
 }

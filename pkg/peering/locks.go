@@ -36,7 +36,7 @@ func underLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Clu
 	if err != nil {
 		return (&Cluster{}).fail("take the lock", err)
 	}
-	defer held.Release(ctx)
+	defer held.Release()
 	err = failure.Caught(func() error { return do(locked) })
 	if lost := lock.Lost(locked); err != nil && lost != nil {
 		return &Error{Kind: Busy, Doing: verb, Err: lost, Hint: "see kubectl liqonet status, and run the command again if it is still wanted"}

@@ -143,27 +143,33 @@ func newSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Objec
 	return w
 }
 
-// write notes a write of the command.
-func (w *site) write(ctx context.Context, what string) error {
+// write notes a write of the command, which lasts until end is called.
+func (w *site) write(ctx context.Context, what string) (end func(), err error) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	if do := w.meanwhile; do != nil && w.writes+1 >= w.meanwhileAt {
+	do := w.meanwhile
+	if do != nil && w.writes+1 >= w.meanwhileAt {
 		w.meanwhile = nil
 		w.mu.Unlock()
 		do()
 		w.mu.Lock()
 	}
-	if w.readOnly {
-		return apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource("things").GroupResource(), what, errors.New("read only"))
+	readOnly := w.readOnly
+	w.mu.Unlock()
+	if readOnly {
+		return nil, apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource("things").GroupResource(), what, errors.New("read only"))
 	}
-	if err := lock.Check(ctx); err != nil { // as each request of the product
-		return err
+	// As each request of the product. The lock may be read for it, which needs w.mu.
+	if end, err = lock.Begin(ctx); err != nil {
+		return nil, err
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.writes++
 	if w.writes == w.failing || w.deadFrom > 0 && w.writes >= w.deadFrom {
-		return fmt.Errorf("%s: %w", what, errInjected)
+		end()
+		return nil, fmt.Errorf("%s: %w", what, errInjected)
 	}
-	return nil
+	return end, nil
 }
 
 func (w *site) funcs() interceptor.Funcs {
@@ -191,9 +197,11 @@ func (w *site) funcs() interceptor.Funcs {
 				return nil
 			}
 			if !isLock(obj) {
-				if err := w.write(ctx, "create "+describe(obj)); err != nil {
+				end, err := w.write(ctx, "create "+describe(obj))
+				if err != nil {
 					return err
 				}
+				defer end()
 			}
 			if err := c.Create(ctx, obj, opts...); err != nil {
 				return err
@@ -203,17 +211,21 @@ func (w *site) funcs() interceptor.Funcs {
 		},
 		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
 			if !isLock(obj) {
-				if err := w.write(ctx, "update "+describe(obj)); err != nil {
+				end, err := w.write(ctx, "update "+describe(obj))
+				if err != nil {
 					return err
 				}
+				defer end()
 			}
 			return c.Update(ctx, obj, opts...)
 		},
 		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
 			if !isLock(obj) {
-				if err := w.write(ctx, "patch "+describe(obj)); err != nil {
+				end, err := w.write(ctx, "patch "+describe(obj))
+				if err != nil {
 					return err
 				}
+				defer end()
 			}
 			return c.Patch(ctx, obj, patch, opts...)
 		},
@@ -221,9 +233,11 @@ func (w *site) funcs() interceptor.Funcs {
 			if o := (&client.ApplyOptions{}).ApplyOptions(opts); len(o.DryRun) > 0 {
 				return c.Apply(ctx, obj, opts...)
 			}
-			if err := w.write(ctx, "apply"); err != nil {
+			end, err := w.write(ctx, "apply")
+			if err != nil {
 				return err
 			}
+			defer end()
 			u, err := applied(obj)
 			if err == nil && w.fails == u.GetKind()+" "+u.GetName() {
 				w.fails = ""
@@ -237,29 +251,37 @@ func (w *site) funcs() interceptor.Funcs {
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
 			if !isLock(obj) {
-				if err := w.write(ctx, "delete "+describe(obj)); err != nil {
+				end, err := w.write(ctx, "delete "+describe(obj))
+				if err != nil {
 					return err
 				}
+				defer end()
 				w.note("delete", obj)
 			}
 			return c.Delete(ctx, obj, opts...)
 		},
 		DeleteAllOf: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
-			if err := w.write(ctx, "delete all "+describe(obj)); err != nil {
+			end, err := w.write(ctx, "delete all "+describe(obj))
+			if err != nil {
 				return err
 			}
+			defer end()
 			return c.DeleteAllOf(ctx, obj, opts...)
 		},
 		SubResourceApply: func(ctx context.Context, c client.Client, sub string, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
-			if err := w.write(ctx, "apply "+sub); err != nil {
+			end, err := w.write(ctx, "apply "+sub)
+			if err != nil {
 				return err
 			}
+			defer end()
 			return c.SubResource(sub).Apply(ctx, obj, opts...)
 		},
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
-			if err := w.write(ctx, "update "+sub+" of "+describe(obj)); err != nil {
+			end, err := w.write(ctx, "update "+sub+" of "+describe(obj))
+			if err != nil {
 				return err
 			}
+			defer end()
 			return c.SubResource(sub).Update(ctx, obj, opts...)
 		},
 	}
