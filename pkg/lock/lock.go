@@ -153,6 +153,9 @@ func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (con
 
 // take takes the locks in one cluster.
 func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) error {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	defer context.AfterFunc(h.lost, func() { end(context.Cause(h.lost)) })()
 	if o.Within > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, o.Within, fmt.Errorf("not free within %s: %w", o.Within, context.DeadlineExceeded))
@@ -174,6 +177,8 @@ func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) e
 			})
 		}
 		switch {
+		case h.lost.Err() != nil:
+			return context.Cause(h.lost)
 		case ctx.Err() != nil:
 			busy := &Busy{Cluster: o.Name, Err: context.Cause(ctx)}
 			if by != nil {

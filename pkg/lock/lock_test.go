@@ -293,6 +293,32 @@ func TestBusy(t *testing.T) {
 	}
 }
 
+// A command that waits for its second cluster gives up, too, when it is asked to in the first one.
+func TestGivesUpWhileItWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		own, other := newAPI(t), newAPI(t)
+		_, upgrade := take(t, "upgrade", lock.Cluster{API: other, ID: "b", Name: "b", Exclusive: true})
+		var waiting sync.WaitGroup
+		waiting.Go(func() {
+			_, _, err := lock.Take(t.Context(), "peer", silently, peering(own, "b"), lock.Cluster{API: other, ID: "b", Name: "b", Peer: "a"})
+			if !errors.Is(err, lock.ErrOvertaken) {
+				t.Errorf("it ended with %v", err)
+			}
+		})
+		synctest.Wait()
+		begun := time.Now()
+		c := peering(own, "b")
+		c.Overrules = true
+		_, unpeer := take(t, lock.Unpeer, c)
+		if took := time.Since(begun); took == 0 || took > lock.Renewal+time.Second {
+			t.Errorf("it took %s", took)
+		}
+		waiting.Wait()
+		unpeer.Release()
+		upgrade.Release()
+	})
+}
+
 // An API server that does not answer for a while takes no lock away.
 func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

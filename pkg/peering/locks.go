@@ -33,12 +33,15 @@ func underLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Clu
 			Hint: "run the command again when that one has ended; the lock of one that was killed is free after " + lock.Expiry.String(),
 		}
 	}
-	if err != nil {
+	lost := err
+	if err == nil {
+		defer held.Release()
+		err = failure.Caught(func() error { return do(locked) })
+		lost = lock.Lost(locked)
+	} else if !errors.Is(err, lock.ErrOvertaken) {
 		return (&Cluster{}).fail("take the lock", err)
 	}
-	defer held.Release()
-	err = failure.Caught(func() error { return do(locked) })
-	if lost := lock.Lost(locked); err != nil && lost != nil {
+	if err != nil && lost != nil {
 		return &Error{Kind: Busy, Doing: verb, Err: lost, Hint: "see kubectl liqonet status, and run the command again if it is still wanted"}
 	}
 	return err
