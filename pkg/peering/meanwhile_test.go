@@ -58,10 +58,10 @@ func TestUnpeerMeanwhile(t *testing.T) {
 					}
 					before := []map[string]string{a.versions(t), b.versions(t)}
 					mustPeer(t, a, b, Options{})
-					unpeered := false
+					unpeered, begun := false, time.Now()
 					var unpeering sync.WaitGroup
 					a.writes, a.meanwhileAt, a.meanwhile = 0, at, func() {
-						unpeered = true
+						unpeered, begun = true, time.Now()
 						unpeering.Go(func() {
 							if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
 								t.Errorf("at write %d: unpeer: %v", at, err)
@@ -71,7 +71,6 @@ func TestUnpeerMeanwhile(t *testing.T) {
 							unpeering.Wait()
 						}
 					}
-					begun := time.Now()
 					ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 					err := do(ctx, a.Cluster, b.Cluster)
 					cancel()
