@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -48,59 +49,63 @@ func TestUnpeerMeanwhile(t *testing.T) {
 		for _, last := range []bool{false, true} {
 			t.Run(fmt.Sprint(name, map[bool]string{false: " beside another peering", true: " of the last one"}[last]), func(t *testing.T) {
 				t.Parallel()
-				for at := first; ; at += step {
-					a, b := unpeeredPair(t, 2)
-					if !last {
-						c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
-						a.peer, c.peer = c, a
-						mustPeer(t, a, c, Options{})
-						a.peer = b
-					}
-					before := []map[string]string{a.versions(t), b.versions(t)}
-					mustPeer(t, a, b, Options{})
-					unpeered, begun := false, time.Now()
-					var unpeering sync.WaitGroup
-					a.writes, a.meanwhileAt, a.meanwhile = 0, at, func() {
-						unpeered, begun = true, time.Now()
-						unpeering.Go(func() {
-							_, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{})
-							if e := (*failure.Error)(nil); name == "upgrade of both" && errors.As(err, &e) && e.Kind == failure.OneSided {
-								_, _, err = Unpeer(t.Context(), b.Cluster, a.Cluster, Silent{}) // as its hint says: it did not wait for the upgrade of b
-							}
-							if err != nil {
-								t.Errorf("at write %d: unpeer: %v", at, err)
-							}
-						})
-						if at%2 == 1 && !strings.HasPrefix(name, "upgrade") { // for which it waits
-							unpeering.Wait()
+				isDone := false
+				for at := first; !isDone; at += step {
+					synctest.Test(t, func(t *testing.T) { // the times are those that commands wait
+						a, b := unpeeredPair(t, 2)
+						if !last {
+							c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+							a.peer, c.peer = c, a
+							mustPeer(t, a, c, Options{})
+							a.peer = b
 						}
-					}
-					ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-					err := do(ctx, a.Cluster, b.Cluster)
-					cancel()
-					unpeering.Wait()
-					if !unpeered {
-						if at < 5 {
-							t.Errorf("%d writes are none", at)
-						}
-						return
-					}
-					if e := (*failure.Error)(nil); err != nil && (!errors.As(err, &e) || e.Kind == failure.Unexpected) {
-						t.Errorf("at write %d: %v", at, err)
-					}
-					if time.Since(begun) > 20*time.Second || errors.Is(err, context.DeadlineExceeded) {
-						t.Errorf("at write %d: after %s: %v", at, time.Since(begun), err)
-					}
-					t.Logf("at write %d after %s: %v", at, time.Since(begun), err)
-					for i, w := range []*site{a, b} {
-						for _, name := range slices.Sorted(maps.Keys(w.versions(t))) {
-							// Where the keys are all replaced, another peering need not have the first one.
-							isKey := err == nil && name == "Secret liqonet-system/liqonet-overlay-2"
-							if _, was := before[i][name]; !was && !isKey {
-								t.Errorf("at write %d: %s still has %s", at, w.Name, name)
+						before := []map[string]string{a.versions(t), b.versions(t)}
+						mustPeer(t, a, b, Options{})
+						unpeered, begun := false, time.Now()
+						var unpeering sync.WaitGroup
+						a.writes, a.meanwhileAt, a.meanwhile = 0, at, func() {
+							unpeered, begun = true, time.Now()
+							unpeering.Go(func() {
+								_, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{})
+								if e := (*failure.Error)(nil); name == "upgrade of both" && errors.As(err, &e) && e.Kind == failure.OneSided {
+									_, _, err = Unpeer(t.Context(), b.Cluster, a.Cluster, Silent{}) // as its hint says: it did not wait for the upgrade of b
+								}
+								if err != nil {
+									t.Errorf("at write %d: unpeer: %v", at, err)
+								}
+							})
+							if at%2 == 1 && !strings.HasPrefix(name, "upgrade") { // for which it waits
+								unpeering.Wait()
 							}
 						}
-					}
+						ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+						err := do(ctx, a.Cluster, b.Cluster)
+						cancel()
+						unpeering.Wait()
+						if !unpeered {
+							if at < 5 {
+								t.Errorf("%d writes are none", at)
+							}
+							isDone = true
+							return
+						}
+						if e := (*failure.Error)(nil); err != nil && (!errors.As(err, &e) || e.Kind == failure.Unexpected) {
+							t.Errorf("at write %d: %v", at, err)
+						}
+						if time.Since(begun) > 20*time.Second || errors.Is(err, context.DeadlineExceeded) {
+							t.Errorf("at write %d: after %s: %v", at, time.Since(begun), err)
+						}
+						t.Logf("at write %d after %s: %v", at, time.Since(begun), err)
+						for i, w := range []*site{a, b} {
+							for _, name := range slices.Sorted(maps.Keys(w.versions(t))) {
+								// Where the keys are all replaced, another peering need not have the first one.
+								isKey := err == nil && name == "Secret liqonet-system/liqonet-overlay-2"
+								if _, was := before[i][name]; !was && !isKey {
+									t.Errorf("at write %d: %s still has %s", at, w.Name, name)
+								}
+							}
+						}
+					})
 				}
 			})
 		}
