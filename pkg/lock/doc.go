@@ -8,8 +8,8 @@
 // Locks are taken in the order of cluster IDs, the cluster's before a peering's. Nobody waits for one that precedes one they hold.
 //
 // A Lease that nobody renews is free. Only the observer's clock tells: it has to stay unchanged for [Expiry]. A holder may
-// have been stopped for as long. So [Check] looks at the time since the last renewal before each write. If that is too long ago, it reads the
-// Lease again. What it does not exclude is a process that is stopped between that look and its write.
+// have been stopped for as long. So [Begin] looks at the time since the last renewal before each write. If that is too long ago, it reads the
+// Lease again. What it does not exclude is a process that is stopped between that look and its write. [Held.Overtook] tells where one may be.
 //
 // What is done under a lock, and for how long a command waits, is out of scope.
 package lock

@@ -82,10 +82,11 @@ type Held struct {
 	verb, holder string
 	began        time.Time
 	// lost ends with the reason when a lock is lost, or when the locks are released.
-	lost     context.Context
-	lose     context.CancelCauseFunc
-	renewing sync.WaitGroup
-	leases   []*lease
+	lost      context.Context
+	lose      context.CancelCauseFunc
+	renewing  sync.WaitGroup
+	leases    []*lease
+	observers []*observer
 	// mu has a write begin before lost has ended, or not at all. What has begun is waited for before the locks are given back.
 	mu       sync.Mutex
 	writing  sync.WaitGroup
@@ -103,8 +104,6 @@ type lease struct {
 	turn      chan struct{}
 	object    *coordinationv1.Lease
 	confirmed time.Time
-	// overtook says that somebody else held it who may not know yet.
-	overtook bool
 }
 
 type heldKey struct{}
@@ -114,29 +113,29 @@ type heldKey struct{}
 func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (context.Context, *Held, error) {
 	h := &Held{verb: verb, holder: fmt.Sprintf("%s of %s (%s)", verb, whoami(), strings.ToLower(rand.Text()[:8])), began: time.Now(), released: make(chan struct{})}
 	var cancel context.CancelCauseFunc
-	h.lost, cancel = context.WithCancelCause(context.WithValue(context.WithoutCancel(ctx), heldKey{}, nil))
+	h.lost, cancel = context.WithCancelCause(Outside(context.WithoutCancel(ctx)))
 	h.lose = func(why error) {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		cancel(why)
 	}
 	clusters = slices.SortedFunc(slices.Values(clusters), func(a, b Cluster) int { return cmp.Compare(a.ID, b.ID) })
-	observers := make([]*observer, len(clusters))
+	h.observers = make([]*observer, len(clusters))
 	for i, c := range clusters {
-		observers[i] = &observer{Cluster: c, seen: map[string]seen{}, asked: map[string]time.Time{}}
+		h.observers[i] = &observer{Cluster: c, seen: map[string]seen{}, asked: map[string]time.Time{}}
 	}
 	// The others are watched while one is waited for, so that Leases that nobody renews expire at the same time.
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	watch := sync.OnceFunc(func() {
-		for _, o := range observers {
+		for _, o := range h.observers {
 			go o.watch(watching)
 		}
 	})
 	var err error
-	for i := 0; i < len(observers) && err == nil; i++ {
-		if err = h.take(ctx, observers[i], wait, watch); err != nil {
-			err = fmt.Errorf("cluster %q: %w", observers[i].Name, err)
+	for i := 0; i < len(h.observers) && err == nil; i++ {
+		if err = h.take(ctx, h.observers[i], wait, watch); err != nil {
+			err = fmt.Errorf("cluster %q: %w", h.observers[i].Name, err)
 		}
 	}
 	locked, end := context.WithCancelCause(context.WithValue(ctx, heldKey{}, h))
@@ -203,7 +202,7 @@ func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lea
 	if err != nil {
 		return nil, err
 	}
-	if l := leases[peering]; o.Overrules && l != nil && !strings.HasPrefix(holderOf(l), h.verb+" ") {
+	if l := leases[peering]; o.Overrules && l != nil && holderOf(l) != "" && !strings.HasPrefix(holderOf(l), h.verb+" ") {
 		if err := o.overrule(ctx, l, h.holder); err != nil {
 			return nil, err
 		}
@@ -217,7 +216,7 @@ func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lea
 		if !inTheWay {
 			continue
 		}
-		if by, err := o.free(ctx, l); by != nil || err != nil {
+		if by, err := o.free(ctx, l, h.holder); by != nil || err != nil {
 			return by, err
 		}
 	}
@@ -229,7 +228,7 @@ func (h *Held) attempt(ctx context.Context, o *observer) (by *coordinationv1.Lea
 	}
 	if !o.Exclusive {
 		if leases, err = o.look(ctx); err == nil {
-			by, err = o.free(ctx, leases[clusterName])
+			by, err = o.free(ctx, leases[clusterName], h.holder)
 		}
 		if by != nil || err != nil { // whoever wants the cluster's waits for this one
 			last := len(h.leases) - 1
@@ -252,8 +251,13 @@ func (h *Held) acquire(ctx context.Context, o *observer, name string) (by *coord
 			return nil, err
 		}
 		there := leases[name]
-		if by, err := o.free(ctx, there); err != nil || by != nil {
+		if by, err := o.free(ctx, there, h.holder); err != nil || by != nil {
 			return by, err
+		}
+		if there != nil {
+			if err := client.IgnoreNotFound(o.API.Delete(ctx, there, client.Preconditions{UID: &there.UID})); err != nil && !apierrors.IsConflict(err) {
+				return nil, err
+			}
 		}
 		began := time.Now()
 		object := &coordinationv1.Lease{
@@ -270,7 +274,7 @@ func (h *Held) acquire(ctx context.Context, o *observer, name string) (by *coord
 		if err != nil {
 			return nil, err
 		}
-		l := &lease{in: o, turn: make(chan struct{}, 1), object: object, confirmed: began, overtook: there != nil && holderOf(there) != ""}
+		l := &lease{in: o, turn: make(chan struct{}, 1), object: object, confirmed: began}
 		l.given, l.give = context.WithCancel(h.lost)
 		h.leases = append(h.leases, l)
 		h.renewing.Go(func() { h.renew(l) })
@@ -305,7 +309,7 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 	case since(l.confirmed) < after, l.given.Err() != nil:
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.WithValue(ctx, heldKey{}, nil), Expiry/2)
+	ctx, cancel := context.WithTimeout(Outside(ctx), Expiry/2)
 	defer cancel()
 	for {
 		began, next := time.Now(), l.object.DeepCopy()
@@ -379,6 +383,19 @@ func Lost(ctx context.Context) error {
 	return nil
 }
 
+// Overtook are the clusters in which another command was overtaken. It may be about to write once more.
+func (h *Held) Overtook() (out []Cluster) {
+	for _, o := range h.observers {
+		if o.overtook {
+			out = append(out, o.Cluster)
+		}
+	}
+	return out
+}
+
+// Outside is a context in which no lock is held.
+func Outside(ctx context.Context) context.Context { return context.WithValue(ctx, heldKey{}, nil) }
+
 // Release gives the locks back. One that cannot be expires.
 func (h *Held) Release() {
 	h.lose(context.Canceled)
@@ -395,14 +412,14 @@ func (h *Held) giveAllBack() {
 	}
 }
 
-// giveBack gives one Lease back. Where it was another one's before, its name stays, so that this one learns by whom it was overtaken.
+// giveBack gives one Lease back. Where another command was overtaken its name stays, so that this one learns by whom.
 func (h *Held) giveBack(l *lease) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.lost), Expiry/2)
 	defer cancel()
 	l.give()
 	l.turn <- struct{}{}
 	defer func() { <-l.turn }()
-	if l.overtook && h.verb != Unpeer {
+	if l.in.overtook {
 		l.object.Annotations = map[string]string{annotationGiveUp: h.holder}
 		l.object.Spec.HolderIdentity = nil
 		if l.in.API.Update(ctx, l.object, client.FieldOwner(v1alpha1.FieldManager)) == nil {
@@ -412,7 +429,18 @@ func (h *Held) giveBack(l *lease) {
 	_ = l.in.API.Delete(ctx, l.object, client.Preconditions{UID: &l.object.UID}) // it expires
 }
 
-// Unpeer is the verb that leaves no Lease behind.
+// Forget deletes what tells in a cluster who was overtaken by whom.
+func Forget(ctx context.Context, api client.Client) error {
+	leases, err := (&observer{Cluster: Cluster{API: api}}).look(ctx)
+	for _, l := range leases {
+		if holderOf(l) == "" {
+			err = errors.Join(err, client.IgnoreNotFound(api.Delete(ctx, l, client.Preconditions{UID: &l.UID})))
+		}
+	}
+	return err
+}
+
+// Unpeer is the verb of those who overrule others.
 const Unpeer = "unpeer"
 
 // observer knows since when the Leases of one cluster are as they are.
@@ -422,6 +450,8 @@ type observer struct {
 	seen map[string]seen
 	// asked is when holders were asked to give up, by the UID of the Lease.
 	asked map[string]time.Time
+	// overtook says that a lock was taken from somebody who may live, and not know yet.
+	overtook bool
 }
 
 type seen struct {
@@ -469,26 +499,37 @@ func (o *observer) look(ctx context.Context) (map[string]*coordinationv1.Lease, 
 	return out, nil
 }
 
-// free deletes a Lease that nobody holds any more. It returns one that somebody does.
-func (o *observer) free(ctx context.Context, l *coordinationv1.Lease) (by *coordinationv1.Lease, err error) {
-	if l == nil {
+// free has a Lease say by whom it was taken if its holder does not live any more. It returns one whose holder does.
+func (o *observer) free(ctx context.Context, l *coordinationv1.Lease, by string) (holder *coordinationv1.Lease, err error) {
+	if l == nil || holderOf(l) == "" {
 		return nil, nil
 	}
 	o.mu.Lock()
 	s, asked := o.seen[l.Name], o.asked[string(l.UID)]
 	o.mu.Unlock()
-	is := client.Preconditions{UID: &l.UID, ResourceVersion: &l.ResourceVersion}
-	switch {
-	case !asked.IsZero() && time.Since(asked) >= Expiry:
-		is.ResourceVersion = nil // whatever it says, its time is over
-	case holderOf(l) != "" && !s.expired:
-		return l, nil
+	for {
+		isOver := !asked.IsZero() && time.Since(asked) >= Expiry // whatever it says, its time is over
+		if !isOver && !s.expired {
+			return l, nil
+		}
+		next := l.DeepCopy()
+		next.Spec.HolderIdentity, next.Annotations = nil, map[string]string{annotationGiveUp: by}
+		switch err = o.API.Update(ctx, next, client.FieldOwner(v1alpha1.FieldManager)); {
+		case err == nil:
+			o.overtook = true
+			return nil, nil
+		case apierrors.IsNotFound(err):
+			return nil, nil
+		case !apierrors.IsConflict(err):
+			return nil, err
+		case !isOver:
+			return l, nil // its holder is alive
+		}
+		uid := l.UID
+		if err = o.API.Get(ctx, client.ObjectKeyFromObject(l), l); err != nil || l.UID != uid || holderOf(l) == "" {
+			return nil, client.IgnoreNotFound(err)
+		}
 	}
-	err = o.API.Delete(ctx, l, is)
-	if apierrors.IsConflict(err) {
-		return l, nil // its holder is alive
-	}
-	return nil, client.IgnoreNotFound(err)
 }
 
 // overrule asks who holds a Lease to give up, once.

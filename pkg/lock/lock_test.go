@@ -256,6 +256,14 @@ func TestOverrules(t *testing.T) {
 				here.is.Store(false)
 				<-ctx.Done()
 				time.Sleep(time.Minute)
+				for _, note := range leases(t, here.Client) { // they tell who was overtaken by whom
+					if note.Spec.HolderIdentity != nil {
+						t.Errorf("%s still holds %s", *note.Spec.HolderIdentity, note.Name)
+					}
+				}
+				if err := lock.Forget(t.Context(), here.Client); err != nil {
+					t.Error(err)
+				}
 				if left := leases(t, here.Client); len(left) > 0 {
 					t.Errorf("%d Leases are left", len(left))
 				}

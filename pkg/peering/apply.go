@@ -1,7 +1,9 @@
 package peering
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -12,6 +14,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
@@ -72,15 +75,19 @@ func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
 			continue // they are large, and cost an API server as much as a change; one that is being removed is marked, and so changed
 		}
 		applying.Go(func() error {
-			u := want.DeepCopy() // what is noted stays as it is
-			// With the resourceVersion, a conflict if it is another one by now, or is gone.
-			u.SetResourceVersion(objs[i].GetResourceVersion())
-			u.SetUID(objs[i].GetUID())
-			err := s.write(actx, u)
-			if err == nil && u.GetDeletionTimestamp() != nil {
-				return s.fail("apply "+describe(u), errUninstalling)
+			if objs[i].GetResourceVersion() != "" { // whoever has read it decides again after a conflict
+				return s.applyAs(actx, want, objs[i])
 			}
-			return err
+			return retryOnConflict(func() error {
+				err := s.applyAs(actx, want, lives[i])
+				if apierrors.IsConflict(err) {
+					_, now, readErr := s.read(actx, want)
+					if lives[i] = now; readErr != nil {
+						return readErr
+					}
+				}
+				return err
+			})
 		})
 	}
 	if err := applying.Wait(); err != nil {
@@ -90,6 +97,50 @@ func (s *side) apply(ctx context.Context, objs ...manifests.Object) error {
 		s.hasChanged(describe(ch.object()))
 	}
 	return nil
+}
+
+// absentVersion is the resourceVersion of no object. What is applied with it is created, or is a conflict if it is there.
+const absentVersion = "1"
+
+// applyAs applies an object that is as it was read: all else is a conflict. A command may have slept since, and others have removed or made
+// the object.
+func (s *side) applyAs(ctx context.Context, want *unstructured.Unstructured, read client.Object) error {
+	u := want.DeepCopy() // what is noted stays as it is
+	u.SetUID(read.GetUID())
+	u.SetResourceVersion(cmp.Or(read.GetResourceVersion(), absentVersion))
+	if err := s.write(ctx, u); err != nil {
+		return err
+	}
+	if u.GetDeletionTimestamp() != nil {
+		return s.fail("apply "+describe(u), errUninstalling)
+	}
+	if read.GetResourceVersion() == "" {
+		return s.recheck(ctx, u)
+	}
+	return nil
+}
+
+// create creates an object of a peering.
+func (c *Cluster) create(ctx context.Context, obj client.Object) error {
+	if err := c.Client.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+		return err
+	}
+	return c.recheck(ctx, obj)
+}
+
+// recheck deletes an object of a peering that was just created, if the command had been overtaken by then. Nobody else would know it. What
+// several peerings share is used or removed by the next command.
+func (c *Cluster) recheck(ctx context.Context, created client.Object) error {
+	end, err := lock.Begin(ctx)
+	if err == nil {
+		end()
+	}
+	if lock.Lost(ctx) == nil || created.GetLabels()[v1alpha1.LabelPeering] == "" {
+		return err
+	}
+	ctx, cancel := withTime(lock.Outside(ctx))
+	defer cancel()
+	return errors.Join(err, c.delete(ctx, created))
 }
 
 func isDefinition(u *unstructured.Unstructured) bool {
@@ -114,11 +165,15 @@ func describeAll(objs []manifests.Object) string {
 }
 
 // delete removes the very object that was read, not one of the same name that
-// somebody else created since.
+// somebody else created since. It does so as it was read first: another command that has overtaken this one may rely on it by now. If that is a
+// conflict, the second request begins with a look at the lock.
 func (c *Cluster) delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
-	uid := obj.GetUID()
-	opts = append(opts, client.Preconditions{UID: &uid}, client.PropagationPolicy(metav1.DeletePropagationBackground))
-	err := c.Client.Delete(ctx, obj, opts...)
+	uid, version := obj.GetUID(), obj.GetResourceVersion()
+	opts = append(opts, client.PropagationPolicy(metav1.DeletePropagationBackground))
+	err := c.Client.Delete(ctx, obj, append(opts, client.Preconditions{UID: &uid, ResourceVersion: &version})...)
+	if apierrors.IsConflict(err) {
+		err = c.Client.Delete(ctx, obj, append(opts, client.Preconditions{UID: &uid})...)
+	}
 	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
 		return nil
 	}

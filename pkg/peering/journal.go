@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
-	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -34,7 +33,8 @@ type journal struct {
 	// where the peering has worked: otherwise all objects of the peering are removed.
 	created bool
 
-	mu      sync.Mutex
+	// turn is taken by whoever reads or writes what follows, also while a request is under way.
+	turn    chan struct{}
 	changes []change
 	object  *corev1.Secret // nil before start
 }
@@ -49,7 +49,7 @@ type change struct {
 // start creates the journal's Secret.
 func (j *journal) start(ctx context.Context, peering string) error {
 	obj := journalOf(peering)
-	if err := j.cluster.Client.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+	if err := j.cluster.create(ctx, obj); err != nil {
 		return j.cluster.fail("write down what is changed", uninstallingIfTerminating(err))
 	}
 	j.object = obj
@@ -58,8 +58,8 @@ func (j *journal) start(ctx context.Context, peering string) error {
 
 // note writes down changes before they are made.
 func (j *journal) note(ctx context.Context, changes ...change) error {
-	j.mu.Lock()
-	defer j.mu.Unlock()
+	j.turn <- struct{}{}
+	defer func() { <-j.turn }()
 	noted := len(j.changes)
 	for _, ch := range changes {
 		// Definitions are changed by addition only, and are large.

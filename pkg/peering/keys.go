@@ -181,7 +181,7 @@ func (c *Cluster) ensureSecret(ctx context.Context, name, file string, generate 
 		if err != nil {
 			return nil, false, err
 		}
-		err = c.Client.Create(ctx, secret, client.FieldOwner(v1alpha1.FieldManager))
+		err = c.create(ctx, secret)
 		if !apierrors.IsAlreadyExists(err) {
 			return &secretKey{secret.Data[file], secret.CreationTimestamp}, true, c.fail("create Secret "+name, err)
 		}

@@ -2,9 +2,17 @@ package peering
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
+	"fmt"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/lock"
 )
@@ -36,7 +44,19 @@ func underLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Clu
 	lost := err
 	if err == nil {
 		defer held.Release()
-		err = failure.Caught(func() error { return do(locked) })
+		err = failure.Caught(func() error {
+			if verb != lock.Unpeer {
+				for _, o := range held.Overtook() {
+					if err := (&Cluster{Client: o.API.(client.WithWatch), Name: o.Name}).touch(locked); err != nil {
+						return err
+					}
+				}
+			}
+			return do(locked)
+		})
+		if end, failed := lock.Begin(locked); failed == nil { // it may have slept, and not know yet
+			end()
+		}
 		lost = lock.Lost(locked)
 	} else if !errors.Is(err, lock.ErrOvertaken) {
 		return (&Cluster{}).fail("take the lock", err)
@@ -45,6 +65,26 @@ func underLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Clu
 		return &Error{Kind: Busy, Doing: verb, Err: lost, Hint: "see kubectl liqonet status, and run the command again if it is still wanted"}
 	}
 	return err
+}
+
+// touch changes all of ours in a cluster where another command was overtaken. That one may still be about to write, or to delete, what it
+// has read before. What somebody may not change stays.
+func (c *Cluster) touch(ctx context.Context) error {
+	patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"metadata":{"annotations":{"liqonet.io/touched":%q}}}`, rand.Text()))
+	g, ctx := failure.NewGroup(ctx)
+	for _, list := range append(append(workloads(), accounts()...), &v1alpha1.PeeringList{}, &v1alpha1.ClusterNetworkList{}, &apiextensionsv1.CustomResourceDefinitionList{}) {
+		g.Go(func() error {
+			objs, err := c.ours(ctx, list, nil)
+			for _, obj := range objs {
+				err = errors.Join(err, client.IgnoreNotFound(c.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager))))
+			}
+			if apierrors.IsForbidden(err) {
+				return nil
+			}
+			return c.fail("change what a command that was overtaken knows", err)
+		})
+	}
+	return g.Wait()
 }
 
 // quietly waits without a word. Where the time is over, the error says for whom.

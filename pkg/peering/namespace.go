@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,13 +76,13 @@ func (c *Cluster) emptyNamespace(ctx context.Context) error {
 
 // emptyKind deletes what a kind has in our namespace, where there is any.
 func (c *Cluster) emptyKind(ctx context.Context, kind schema.GroupVersionKind) error {
-	list, obj := &metav1.PartialObjectMetadataList{}, &metav1.PartialObjectMetadata{}
+	list := &metav1.PartialObjectMetadataList{}
 	list.SetGroupVersionKind(kind)
-	obj.SetGroupVersionKind(kind)
 	if err := c.list(ctx, list, client.InNamespace(v1alpha1.Namespace)); err != nil || len(list.Items) == 0 {
 		return err
 	}
-	if err := c.Client.DeleteAllOf(ctx, obj, client.InNamespace(v1alpha1.Namespace)); err != nil {
+	objs, err := items(list)
+	if err := cmp.Or(err, c.deleteEach(ctx, objs)); err != nil {
 		return err
 	}
 	if err := c.list(ctx, list, client.InNamespace(v1alpha1.Namespace)); err != nil || len(list.Items) == 0 {

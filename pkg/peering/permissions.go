@@ -71,8 +71,8 @@ func toRemove() []permission {
 		permissions("", ns, "list delete", "configmaps resourcequotas secrets serviceaccounts services"),
 		permissions("", ns, "list watch delete", "pods"),
 		permissions("liqonet.io", "", "get create patch update delete", "clusternetworks"),
-		permissions("liqonet.io", "", "list delete deletecollection", "peerings"),
-		permissions("liqonet.io", "", "list watch deletecollection", "nodenetworks"),
+		permissions("liqonet.io", "", "list delete", "peerings"),
+		permissions("liqonet.io", "", "list watch", "nodenetworks"),
 	)
 }
 

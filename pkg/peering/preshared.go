@@ -128,7 +128,7 @@ func (p *run) ensurePresharedKey(ctx context.Context, s, peer *side, plane int32
 // request fails, or if somebody ends this command before.
 func (c *Cluster) createPresharedKey(ctx context.Context, secret *corev1.Secret) error {
 	var by KeyExchange
-	if err := c.Client.Create(WithKeyExchange(ctx, &by), secret, client.FieldOwner(v1alpha1.FieldManager)); err != nil || by == UnknownKeyExchange {
+	if err := c.create(WithKeyExchange(ctx, &by), secret); err != nil || by == UnknownKeyExchange {
 		return err
 	}
 	patch := fmt.Sprintf(`{"metadata":{"uid":%q,"annotations":{%q:%q}}}`, secret.UID, v1alpha1.AnnotationKeyExchange, by)

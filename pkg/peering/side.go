@@ -33,7 +33,7 @@ type side struct {
 }
 
 func newSide(c *Cluster, index int) *side {
-	return &side{Cluster: c, index: index, journal: &journal{cluster: c}}
+	return &side{Cluster: c, index: index, journal: &journal{cluster: c, turn: make(chan struct{}, 1)}}
 }
 
 // hasChanged notes what the run has changed.

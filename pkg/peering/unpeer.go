@@ -213,12 +213,14 @@ func (c *Cluster) removeUnused(ctx context.Context, reporter Reporter) (was bool
 	}
 	// Also what a command left that was killed before it had claimed anything.
 	if was, err = c.installed(ctx); err != nil || !was {
-		return false, err
+		return false, cmp.Or(err, c.forgetLocks(ctx))
 	}
 	// A command that makes a peering meanwhile is not waited for.
+	var looking sync.WaitGroup
+	defer looking.Wait()
 	waiting, needless := context.WithCancelCause(ctx)
 	defer needless(nil)
-	go func() {
+	looking.Go(func() {
 		_ = c.poll(waiting, "look whether there are peerings", "", func(ctx context.Context) (string, error) {
 			if isUsed, err := c.isUsed(ctx); err != nil || !isUsed {
 				return "there are none", nil
@@ -226,7 +228,7 @@ func (c *Cluster) removeUnused(ctx context.Context, reporter Reporter) (was bool
 			needless(errInUse)
 			return "", nil
 		})
-	}()
+	})
 	all := c.lock("")
 	all.Exclusive = true
 	err = underLocks(waiting, lock.Unpeer, reporter.Step, []lock.Cluster{all}, func(locked context.Context) error {
@@ -238,7 +240,11 @@ func (c *Cluster) removeUnused(ctx context.Context, reporter Reporter) (was bool
 	if errors.Is(context.Cause(waiting), errInUse) || errors.Is(err, errInUse) {
 		return false, nil
 	}
-	return true, err
+	return true, cmp.Or(err, c.forgetLocks(ctx))
+}
+
+func (c *Cluster) forgetLocks(ctx context.Context) error {
+	return c.fail("delete what is left of locks", lock.Forget(ctx, c.Client))
 }
 
 // errInUse says that a cluster has peerings.
@@ -277,9 +283,8 @@ func (c *Cluster) completeRemoval(ctx context.Context, r Reporter) error {
 // removePeering removes what belongs to one peering, and returns when the
 // kernels of all nodes that are ready are clean of it.
 func (c *Cluster) removePeering(ctx context.Context, name string) (skipped []string, err error) {
-	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if err := c.Client.Delete(ctx, p); err != nil && !absent(err) {
-		return nil, c.fail("delete Peering "+name, err)
+	if err := c.deletePeerings(ctx, name); err != nil {
+		return nil, err
 	}
 	g, gctx := failure.NewGroup(ctx)
 	g.Go(func() error {
@@ -293,6 +298,21 @@ func (c *Cluster) removePeering(ctx context.Context, name string) (skipped []str
 		return skipped, err
 	}
 	return skipped, c.forget(ctx, name)
+}
+
+// deletePeerings deletes the Peering of that name, or all if it is empty.
+func (c *Cluster) deletePeerings(ctx context.Context, name string) error {
+	var list v1alpha1.PeeringList
+	if err := c.list(ctx, &list); err != nil {
+		return err
+	}
+	var objs []client.Object
+	for i := range list.Items {
+		if p := &list.Items[i]; name == "" || p.Name == name {
+			objs = append(objs, p)
+		}
+	}
+	return c.deleteEach(ctx, objs)
 }
 
 // nodesClean waits until no node's agent reports a gateway of the peering, or
@@ -467,8 +487,8 @@ func (c *Cluster) uninstall(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := c.Client.DeleteAllOf(ctx, &v1alpha1.Peering{}); err != nil && !absent(err) {
-		return c.fail("delete all Peerings", err)
+	if err := c.deletePeerings(ctx, ""); err != nil {
+		return err
 	}
 	if _, err := c.nodesClean(ctx, ""); err != nil {
 		return err
@@ -484,9 +504,6 @@ func (c *Cluster) uninstall(ctx context.Context) error {
 	}
 	if err := c.deleteMisplaced(ctx); err != nil {
 		return err
-	}
-	if err := c.Client.DeleteAllOf(ctx, &v1alpha1.NodeNetwork{}); err != nil && !absent(err) {
-		return c.fail("delete all NodeNetworks", err)
 	}
 	if err := c.endLedger(ctx); err != nil {
 		return err
