@@ -37,13 +37,13 @@ func (g *globals) exposeHost(cmd *cobra.Command, args []string) error {
 	}
 	a, b := clusters[0], clusters[1]
 	if remove, _ := cmd.Flags().GetBool("remove"); !remove {
-		mapped, err := a.ExposeHost(ctx, b, host)
+		mapped, err := a.ExposeHost(ctx, b, host, newProgress(g.streams.Err))
 		if err == nil {
 			g.out().printf("%s\n", mapped)
 		}
 		return err
 	}
-	was, err := a.HideHost(ctx, b, host)
+	was, err := a.HideHost(ctx, b, host, newProgress(g.streams.Err))
 	switch {
 	case err != nil:
 		return err

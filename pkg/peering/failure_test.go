@@ -363,7 +363,7 @@ func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
 				return api.Apply(ctx, obj, opts...)
 			},
 		})
-		if _, err := c.ExposeHost(t.Context(), b.Cluster, host); err != nil {
+		if _, err := c.ExposeHost(t.Context(), b.Cluster, host, Silent{}); err != nil {
 			t.Fatal(err)
 		}
 		if p := a.peering(t); !exposed(a) || len(p.Spec.Remote.NodeIPs) != 2 {

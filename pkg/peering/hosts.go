@@ -23,7 +23,7 @@ import (
 // cluster that this cluster's nodes reach. It returns the address by which the
 // peer knows it, when gateway and nodes have applied it. Doing so again changes
 // nothing.
-func (c *Cluster) ExposeHost(ctx context.Context, peer *Cluster, host netip.Addr) (netip.Addr, error) {
+func (c *Cluster) ExposeHost(ctx context.Context, peer *Cluster, host netip.Addr, r Reporter) (netip.Addr, error) {
 	p, _, err := c.peeringWith(ctx, peer)
 	if err != nil {
 		return netip.Addr{}, err
@@ -35,7 +35,7 @@ func (c *Cluster) ExposeHost(ctx context.Context, peer *Cluster, host netip.Addr
 		return netip.Addr{}, err
 	}
 	number := 0
-	err = c.changeHosts(ctx, peer, func(a *v1alpha1.PeerAllocation) error {
+	err = c.changeHosts(ctx, peer, r, func(a *v1alpha1.PeerAllocation) error {
 		used := map[int]bool{}
 		for _, h := range a.Hosts {
 			if h.Address.Addr == host {
@@ -60,14 +60,14 @@ func (c *Cluster) ExposeHost(ctx context.Context, peer *Cluster, host netip.Addr
 }
 
 // HideHost takes back what ExposeHost did, and says whether there was anything.
-func (c *Cluster) HideHost(ctx context.Context, peer *Cluster, host netip.Addr) (was bool, err error) {
+func (c *Cluster) HideHost(ctx context.Context, peer *Cluster, host netip.Addr, r Reporter) (was bool, err error) {
 	if _, _, err := c.peeringWith(ctx, peer); err != nil {
 		return false, err
 	}
 	if err := c.checkPeer(ctx, peer); err != nil {
 		return false, err
 	}
-	err = c.changeHosts(ctx, peer, func(a *v1alpha1.PeerAllocation) error {
+	err = c.changeHosts(ctx, peer, r, func(a *v1alpha1.PeerAllocation) error {
 		before := len(a.Hosts)
 		a.Hosts = slices.DeleteFunc(a.Hosts, func(h v1alpha1.ExposedHost) bool { return h.Address.Addr == host })
 		if len(a.Hosts) == before {
@@ -154,11 +154,11 @@ func (c *Cluster) noService(ctx context.Context, host netip.Addr, refused func(f
 
 // changeHosts changes the hosts of the peer's entry in the ledger, has the Peering
 // say the same, and waits until gateway and nodes have applied it.
-func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, change func(*v1alpha1.PeerAllocation) error) error {
+func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, r Reporter, change func(*v1alpha1.PeerAllocation) error) error {
 	if err := c.checkVersion(ctx); err != nil {
 		return err
 	}
-	return underLocks(ctx, "expose-host", quietly, []lock.Cluster{c.lock(peer.ID)}, func(ctx context.Context) error {
+	return underLocks(ctx, "expose-host", r.Step, []lock.Cluster{c.lock(peer.ID)}, func(ctx context.Context) error {
 		return c.changeHostsAlone(ctx, peer, change)
 	})
 }

@@ -55,7 +55,7 @@ func TestPublicKeysProveNothing(t *testing.T) {
 			_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
 			_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{})
 			_, rotateErr := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
-			_, hostErr := a.ExposeHost(t.Context(), b.Cluster, netip.MustParseAddr("192.168.7.7"))
+			_, hostErr := a.ExposeHost(t.Context(), b.Cluster, netip.MustParseAddr("192.168.7.7"), Silent{})
 			for command, err := range map[string]error{"peer": peerErr, "unpeer": unpeerErr, "expose-host": hostErr} {
 				if kindOf(t, err) != Identity {
 					t.Errorf("%s: %v", command, err)
@@ -163,13 +163,13 @@ func TestHideHostFromAnImpostor(t *testing.T) {
 	for _, w := range []*site{c, m} {
 		a.peer, w.peer = w, a
 		mustPeer(t, a, w, Options{})
-		if _, err := a.ExposeHost(t.Context(), w.Cluster, host); err != nil {
+		if _, err := a.ExposeHost(t.Context(), w.Cluster, host, Silent{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	liar := *m.Cluster
 	liar.ID = c.ID
-	if _, err := a.HideHost(t.Context(), &liar, host); kindOf(t, err) != Identity {
+	if _, err := a.HideHost(t.Context(), &liar, host, Silent{}); kindOf(t, err) != Identity {
 		t.Error(err)
 	}
 	if hosts := a.peeringNamed(t, "c").Spec.Local.Hosts; len(hosts) != 1 {

@@ -83,12 +83,12 @@ func TestSecurity_24_NoServiceAndNoAPIServerIsExposed(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		_, err := a.ExposeHost(t.Context(), b.Cluster, netip.MustParseAddr(tt.host))
+		_, err := a.ExposeHost(t.Context(), b.Cluster, netip.MustParseAddr(tt.host), Silent{})
 		if err == nil || kindOf(t, err) != Usage || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, want %q", tt.host, err, tt.want)
 		}
 	}
-	if _, err := a.ExposeHost(t.Context(), b.Cluster, netip.MustParseAddr("192.0.2.12")); err != nil {
+	if _, err := a.ExposeHost(t.Context(), b.Cluster, netip.MustParseAddr("192.0.2.12"), Silent{}); err != nil {
 		t.Errorf("a host outside cannot be exposed: %v", err)
 	}
 	if hosts := a.peering(t).Spec.Local.Hosts; len(hosts) != 1 || hosts[0].Real != (v1alpha1.IP{Addr: netip.MustParseAddr("192.0.2.12")}) {

@@ -70,11 +70,11 @@ func TestVersionSkew(t *testing.T) {
 			return err
 		},
 		"expose-host": func(ctx context.Context) error {
-			_, err := b.ExposeHost(ctx, a.Cluster, host)
+			_, err := b.ExposeHost(ctx, a.Cluster, host, Silent{})
 			return err
 		},
 		"expose-host --remove": func(ctx context.Context) error {
-			_, err := b.HideHost(ctx, a.Cluster, host)
+			_, err := b.HideHost(ctx, a.Cluster, host, Silent{})
 			return err
 		},
 		"doctor --fix": func(ctx context.Context) error {
