@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/user"
 	"slices"
@@ -328,7 +329,7 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 		by := now.Annotations[annotationGiveUp]
 		switch {
 		case apierrors.IsNotFound(err):
-			by = "a command that has ended by now"
+			by = cmp.Or(l.in.noted(ctx), "a command that has ended by now")
 		case err != nil:
 			return err
 		case now.UID != l.object.UID:
@@ -341,6 +342,17 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 		}
 		l.object = now // such as a renewal without an answer
 	}
+}
+
+// noted is by whom this command was overtaken, as far as its other Lease in a cluster tells.
+func (o *observer) noted(ctx context.Context) string {
+	leases, _ := o.look(ctx) // without an answer it is not known
+	for _, name := range []string{peeringPrefix + o.Peer, clusterName} {
+		if note := leases[name]; note != nil && note.Annotations[annotationGiveUp] != "" {
+			return short(note.Annotations[annotationGiveUp])
+		}
+	}
+	return ""
 }
 
 // check fails if a lock is lost, or if that is not certain.
@@ -438,6 +450,17 @@ func Forget(ctx context.Context, api client.Client) error {
 		}
 	}
 	return err
+}
+
+// Holders says of each lock of a cluster that somebody holds who that is, and which Lease it is. A holder may have been killed.
+func Holders(ctx context.Context, api client.Client) (out []string, err error) {
+	leases, err := (&observer{Cluster: Cluster{API: api}}).look(ctx)
+	for _, name := range slices.Sorted(maps.Keys(leases)) {
+		if l := leases[name]; holderOf(l) != "" {
+			out = append(out, fmt.Sprintf("%s (Lease %s/%s)", describe(l), l.Namespace, name))
+		}
+	}
+	return out, err
 }
 
 // Unpeer is the verb of those who overrule others.

@@ -467,9 +467,10 @@ func (c *Cluster) ours(ctx context.Context, list client.ObjectList, labels clien
 
 // installed says whether anything of ours is in the cluster.
 func (c *Cluster) installed(ctx context.Context) (bool, error) {
-	crds, err := c.ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
-	if err != nil || len(crds) > 0 {
-		return true, err
+	for _, list := range append(accounts(), &apiextensionsv1.CustomResourceDefinitionList{}) {
+		if objs, err := c.ours(ctx, list, nil); err != nil || len(objs) > 0 {
+			return true, err
+		}
 	}
 	ns, err := get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
 	return ns != nil && isOurs(ns), err
