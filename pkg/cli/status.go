@@ -64,6 +64,8 @@ these clusters have noted it: on one time line, whatever their clocks say.`,
 type statusDocument struct {
 	metav1.TypeMeta `json:",inline"`
 	Peerings        []peering.View `json:"peerings"`
+	// Locks say which commands work on the clusters, or have been killed while they did.
+	Locks []string `json:"locks,omitempty"`
 	// Errors say which other sides could not be read, and what can be done.
 	Errors []string `json:"errors,omitempty"`
 }
@@ -98,11 +100,18 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 	if err != nil {
 		return nil, err
 	}
-	views, errs := inParallel(clusters, func(c *peering.Cluster) ([]peering.View, error) {
+	type read struct {
+		views []peering.View
+		locks []string
+	}
+	all, errs := inParallel(clusters, func(c *peering.Cluster) (r read, err error) {
 		if c.Unasked != nil {
-			return nil, c.Unasked
+			return r, c.Unasked
 		}
-		return c.Views(ctx)
+		if r.locks, err = c.Locks(ctx); err == nil {
+			r.views, err = c.Views(ctx)
+		}
+		return r, err
 	})
 	s := &statusRead{doc: &statusDocument{TypeMeta: documentType("Status"), Peerings: []peering.View{}}}
 	var asked []string
@@ -112,7 +121,10 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 			continue
 		}
 		s.clusters, s.sides, asked = append(s.clusters, c), append(s.sides, historySide{cluster: c}), append(asked, c.ID)
-		s.doc.Peerings = append(s.doc.Peerings, views[i]...)
+		s.doc.Peerings = append(s.doc.Peerings, all[i].views...)
+		for _, held := range all[i].locks {
+			s.doc.Locks = append(s.doc.Locks, c.Name+": "+held)
+		}
 	}
 	if len(s.clusters) == 0 {
 		return nil, cmp.Or(interrupted(ctx, "read the clusters"), s.unread[0])
@@ -210,6 +222,9 @@ func (g *globals) otherSide(ctx context.Context, v peering.View, own *peering.Cl
 func (o *output) printStatus(w io.Writer, doc *statusDocument, clusters []*peering.Cluster) error {
 	if !o.forPeople() {
 		return o.print(w, doc, doc.Peerings, peeringNames(doc.Peerings))
+	}
+	for _, held := range doc.Locks {
+		text{w}.printf("At work in %s\n", held)
 	}
 	if len(doc.Peerings) == 0 {
 		var names []string

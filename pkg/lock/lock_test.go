@@ -272,6 +272,20 @@ func TestOverrules(t *testing.T) {
 	}
 }
 
+// Of what is held it is told by whom, and by which Lease.
+func TestHolders(t *testing.T) {
+	api := newAPI(t)
+	_, held := take(t, "peer", peering(api, "b"))
+	got, err := lock.Holders(t.Context(), api)
+	if err != nil || len(got) != 1 || !strings.HasPrefix(got[0], "peer of ") || !strings.HasSuffix(got[0], ", which has run for 0s (Lease kube-system/liqonet-peering-b)") {
+		t.Errorf("got %q, %v", got, err)
+	}
+	held.Release()
+	if got, err := lock.Holders(t.Context(), api); err != nil || len(got) > 0 {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
 // A cluster whose lock is held, or that does not answer, is waited for as long as was said, and nothing is held afterwards.
 func TestBusy(t *testing.T) {
 	for name, hangs := range map[string]bool{"held": false, "does not answer": true} {

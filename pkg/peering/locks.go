@@ -87,6 +87,15 @@ func (c *Cluster) touch(ctx context.Context) error {
 	return g.Wait()
 }
 
+// Locks says who holds a lock of the cluster. It is empty where the user may not read them.
+func (c *Cluster) Locks(ctx context.Context) ([]string, error) {
+	held, err := lock.Holders(ctx, c.Client)
+	if apierrors.IsForbidden(err) {
+		return nil, nil
+	}
+	return held, c.fail("read the locks", err)
+}
+
 // quietly waits without a word. Where the time is over, the error says for whom.
 func quietly(ctx context.Context, _ string, until func(context.Context) error) error {
 	return until(ctx)
