@@ -1,0 +1,323 @@
+package peering
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// process is a command that may be stopped, as by SIGSTOP.
+type process struct {
+	mu sync.Mutex
+	// writes counts its writes, before that with the number at it is stopped while others work. What is under way then goes out when it goes on.
+	writes, at int
+	others     func()
+	// goesOn ends the stop, nil if it is not stopped.
+	goesOn chan struct{}
+}
+
+// gate is where a request waits while the process is stopped.
+func (p *process) gate() {
+	p.mu.Lock()
+	goesOn := p.goesOn
+	p.mu.Unlock()
+	if goesOn != nil {
+		<-goesOn
+	}
+}
+
+// write does a write, of which the lock was looked at before the process was stopped.
+func (p *process) write(ctx context.Context, obj runtime.Object, do func() error) error {
+	if o, ok := obj.(client.Object); ok && isLock(o) {
+		p.gate()
+		return do()
+	}
+	p.gate()
+	end, err := lock.Begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	p.mu.Lock()
+	p.writes++
+	stops := p.writes == p.at
+	if stops {
+		p.goesOn = make(chan struct{})
+	}
+	p.mu.Unlock()
+	if stops {
+		p.others()
+		p.mu.Lock()
+		close(p.goesOn)
+		p.goesOn = nil
+		p.mu.Unlock()
+	}
+	p.gate()
+	return do()
+}
+
+// of is a cluster as the process reaches it.
+func (p *process) of(w *site) *Cluster {
+	c := *w.Cluster
+	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			p.gate()
+			return api.Get(ctx, key, obj, opts...)
+		},
+		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			p.gate()
+			return api.List(ctx, list, opts...)
+		},
+		Watch: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) (watch.Interface, error) {
+			p.gate()
+			return api.Watch(ctx, list, opts...)
+		},
+		Create: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+			if strings.HasSuffix(kindName(obj), "Review") {
+				return api.Create(ctx, obj, opts...)
+			}
+			return p.write(ctx, obj, func() error { return w.raw.Create(ctx, obj, opts...) })
+		},
+		Update: func(ctx context.Context, _ client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			return p.write(ctx, obj, func() error { return w.raw.Update(ctx, obj, opts...) })
+		},
+		Patch: func(ctx context.Context, _ client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			return p.write(ctx, obj, func() error { return w.raw.Patch(ctx, obj, patch, opts...) })
+		},
+		Apply: func(ctx context.Context, _ client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+			return p.write(ctx, nil, func() error { return w.raw.Apply(ctx, obj, opts...) })
+		},
+		Delete: func(ctx context.Context, _ client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			return p.write(ctx, obj, func() error { return w.raw.Delete(ctx, obj, opts...) })
+		},
+		DeleteAllOf: func(ctx context.Context, _ client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
+			return p.write(ctx, nil, func() error { return w.raw.DeleteAllOf(ctx, obj, opts...) })
+		},
+		SubResourceApply: func(ctx context.Context, _ client.Client, sub string, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
+			return p.write(ctx, nil, func() error { return w.raw.SubResource(sub).Apply(ctx, obj, opts...) })
+		},
+		SubResourceUpdate: func(ctx context.Context, _ client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
+			return p.write(ctx, nil, func() error { return w.raw.SubResource(sub).Update(ctx, obj, opts...) })
+		},
+		SubResourcePatch: func(ctx context.Context, _ client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+			return p.write(ctx, nil, func() error { return w.raw.SubResource(sub).Patch(ctx, obj, patch, opts...) })
+		},
+	})
+	return &c
+}
+
+// verbs are the commands that write, each with something that only it decides.
+var verbs = map[string]func(ctx context.Context, a, b *Cluster) error{
+	"peer": func(ctx context.Context, a, b *Cluster) error {
+		_, err := Peer(ctx, a, b, Options{Image: "image:3"}, Silent{})
+		return err
+	},
+	"unpeer": func(ctx context.Context, a, b *Cluster) error {
+		_, _, err := Unpeer(ctx, a, b, Silent{})
+		return err
+	},
+	"upgrade": func(ctx context.Context, a, b *Cluster) error {
+		out, err := UpgradeAll(ctx, []*Cluster{a, b}, newer(), Silent{})
+		for _, o := range out {
+			err = errors.Join(err, o.Err)
+		}
+		return err
+	},
+	"rotate-keys": func(ctx context.Context, a, b *Cluster) error {
+		_, err := Rotate(ctx, a, b, Rotation{}, Silent{})
+		return err
+	},
+	"expose-host": func(ctx context.Context, a, b *Cluster) error {
+		_, err := a.ExposeHost(ctx, b, netip.MustParseAddr("192.0.2.7"), Silent{})
+		return err
+	},
+}
+
+// couple are two clusters, and a third one with which the first is peered all the time unless they are alone.
+type couple struct{ a, b *site }
+
+func newCouple(t *testing.T, isPeered, isAlone bool) couple {
+	a, b := twoSites(t)
+	if !isAlone {
+		c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+		a.peer, c.peer = c, a
+		mustPeer(t, a, c, Options{})
+		a.peer = b
+	}
+	if isPeered {
+		mustPeer(t, a, b, Options{})
+	}
+	return couple{a, b}
+}
+
+func (w couple) do(t *testing.T, verb string) error {
+	return verbs[verb](t.Context(), w.a.Cluster, w.b.Cluster)
+}
+
+// generations are parts of names and fields that tell how often keys were replaced, and what follows from their bytes.
+var generations = regexp.MustCompile(`(liqonet-overlay-|gateway-[a-z]+-[0-9]+-(?:psk-)?|"(?:keyG|overlayKeyG|g)eneration":|"key","path":"|"(?:fingerprint|remotePublicKey|keyTime|liqonet.io/fingerprint)":"?)[^",}]+`)
+
+// state is what there is in both clusters: all objects that commands write, but for bytes and generations of keys. Of each kind of key there is as
+// many as there are.
+func (w couple) state(t *testing.T) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, s := range []*site{w.a, w.b} {
+		for _, name := range slices.Sorted(maps.Keys(s.contents(t))) {
+			content := s.contents(t)[name].(map[string]any)
+			if content["immutable"] == true {
+				delete(content, "data")
+			}
+			for _, a := range []string{"liqonet.io/touched", v1alpha1.AnnotationKeyExchange} {
+				unstructured.RemoveNestedField(content, "metadata", "annotations", a)
+			}
+			raw, err := json.Marshal(content)
+			if err != nil {
+				t.Fatal(err)
+			}
+			name, text := generations.ReplaceAllString(s.Name+": "+name, "${1}N"), generations.ReplaceAllString(string(raw), "${1}N")
+			for out[name] != "" {
+				name += " again"
+			}
+			out[name] = text
+		}
+	}
+	return out
+}
+
+// settle runs the next command of somebody who wants what is there, by the ledger of a.
+func (w couple) settle(t *testing.T) {
+	t.Helper()
+	entry, err := w.a.entry(t.Context(), w.b.ID)
+	if err == nil && entry != nil {
+		_, err = Peer(t.Context(), w.a.Cluster, w.b.Cluster, Options{}, Silent{})
+	} else if err == nil {
+		_, _, err = Unpeer(t.Context(), w.a.Cluster, w.b.Cluster, Silent{})
+	}
+	if err != nil {
+		t.Errorf("the next command: %v", err)
+	}
+}
+
+// serial has the states in the end where commands run one after the other.
+func serial(t *testing.T, isPeered, isAlone bool, order ...string) (end map[string]string) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newCouple(t, isPeered, isAlone)
+		for _, verb := range order {
+			_ = w.do(t, verb) // it may be refused
+		}
+		w.settle(t)
+		end = w.state(t)
+	})
+	return end
+}
+
+// A command that sleeps before any of its writes, while another one runs from its beginning to its end, changes nothing that this one has
+// decided. It says by whom it was overtaken. In the end the clusters are as if both had run one after the other, or one only. What is
+// compared is what there is after one more command. A command that was overtaken is run again, as it says, where it can be.
+func TestCommandsAreSerial(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	t.Logf("-seed %d", seed())
+	r := rand.New(rand.NewPCG(seed(), 0))
+	type play struct {
+		first, second     string
+		isPeered, isAlone bool
+	}
+	var plays []play
+	for _, second := range slices.Sorted(maps.Keys(verbs)) {
+		for _, first := range slices.Sorted(maps.Keys(verbs)) {
+			plays = append(plays, play{first, second, true, false}, play{first, second, true, true})
+		}
+		plays = append(plays, play{"peer", second, false, false}, play{"peer", second, false, true})
+	}
+	if !kit.Full() {
+		r.Shuffle(len(plays), func(i, j int) { plays[i], plays[j] = plays[j], plays[i] })
+		plays = plays[:1]
+	}
+	for _, p := range plays {
+		start := r.IntN(50) + 1
+		t.Run(fmt.Sprintf("%s beside %s, peered %t, alone %t", p.first, p.second, p.isPeered, p.isAlone), func(t *testing.T) {
+			first := serial(t, p.isPeered, p.isAlone, p.first, p.second)
+			ends := map[string]map[string]string{
+				"both": first, "the other order": serial(t, p.isPeered, p.isAlone, p.second, p.first), "the second": serial(t, p.isPeered, p.isAlone, p.second),
+				"the first": serial(t, p.isPeered, p.isAlone, p.first),
+			}
+			step, isDone := 29, false
+			if kit.Full() {
+				start, step = 1, 1
+			}
+			for at := start; !isDone && !t.Failed() && (kit.Full() || at <= start+step); at += step {
+				synctest.Test(t, func(t *testing.T) {
+					w := newCouple(t, p.isPeered, p.isAlone)
+					stopped := &process{at: at}
+					was, refused := false, false
+					stopped.others = func() {
+						was = true
+						err := w.do(t, p.second)
+						if refused = err != nil && doesNotFit(err); err != nil && !refused {
+							t.Errorf("before write %d: %s: %v", at, p.second, err)
+						}
+					}
+					err := verbs[p.first](t.Context(), stopped.of(w.a), stopped.of(w.b))
+					if isDone = !was; isDone {
+						return
+					}
+					t.Logf("before write %d: %v", at, err)
+					isLast := p.second == "unpeer" && err != nil && strings.Contains(err.Error(), "overtaken by a command that has ended by now")
+					if err != nil && !isLast && !strings.Contains(err.Error(), "overtaken by "+p.second+" of ") {
+						t.Errorf("before write %d: %s: %v", at, p.first, err)
+					}
+					if err != nil && p.first != "unpeer" && (p.second != "unpeer" || p.first == "upgrade") {
+						if err := w.do(t, p.first); err != nil && !doesNotFit(err) {
+							t.Errorf("before write %d: %s, again: %v", at, p.first, err)
+						}
+					}
+					w.settle(t)
+					end, least := w.state(t), ""
+					for name, want := range ends {
+						if name == "the first" && !refused {
+							continue
+						}
+						diff := gocmp.Diff(want, end)
+						if diff == "" {
+							return
+						}
+						if diff = name + ": " + diff; least == "" || len(diff) < len(least) {
+							least = diff
+						}
+					}
+					t.Errorf("before write %d: it ended with %v; as none of the orders leave it; the nearest is %s", at, err, cmp.Or(least, "none"))
+				})
+			}
+		})
+	}
+}
+
+// doesNotFit says that a command does not fit what is there.
+func doesNotFit(err error) bool {
+	e := (*Error)(nil)
+	return errors.As(err, &e) && (e.Kind == Usage || errors.Is(err, errUnpeered))
+}
