@@ -181,7 +181,7 @@ func TestSecurity_08_NodeThatCameLater(t *testing.T) {
 	if err := a.raw.Create(t.Context(), node("guest", true, "172.18.1.12")); err != nil {
 		t.Fatal(err)
 	}
-	if r := mustPeer(t, a, b, Options{}); !slices.Contains(r.Changed, "a: nodes of the ledger") || slices.Contains(r.Changed, "a: key of the overlay") || !bytes.Equal(first, a.overlayKey(t, "liqonet-overlay-1")) {
+	if r := mustPeer(t, a, b, Options{}); !slices.Contains(r.Changed, "a: the ledger") || slices.Contains(r.Changed, "a: key of the overlay") || !bytes.Equal(first, a.overlayKey(t, "liqonet-overlay-1")) {
 		t.Errorf("changed was %v", r.Changed)
 	}
 	// A command that fails for another reason leaves the new key in use: all agents have it.
