@@ -390,7 +390,7 @@ func (a *agent) Reconcile(ctx context.Context, compare bool) (inSync bool, err e
 	p := &v1alpha1.Peering{}
 	if err := a.view.Get(ctx, types.NamespacedName{Name: a.Peering}, p); client.IgnoreNotFound(err) != nil {
 		return false, err
-	} else if err != nil || !p.DeletionTimestamp.IsZero() {
+	} else if err != nil || !p.DeletionTimestamp.IsZero() || p.Incomplete() && p.Check() == nil {
 		a.peering = nil
 		return true, nil // not yet, or not any more
 	}

@@ -71,6 +71,22 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	}
 }
 
+// A gateway waits for a Peering that no command has completed, and opens nothing.
+func TestReconcileIncomplete(t *testing.T) {
+	p := peering(t, v1alpha1.Server, newKey(t))
+	p.Spec.Planes = nil
+	s := runtime.NewScheme()
+	if err := v1alpha1.AddToScheme(s); err != nil {
+		t.Fatal(err)
+	}
+	a := &agent{
+		Config: Config{Peering: p.Name, Log: slog.New(slog.DiscardHandler)}, view: &watch.View{Reader: fake.NewClientBuilder().WithScheme(s).WithObjects(p).Build()},
+	}
+	if inSync, err := a.Reconcile(t.Context(), true); !inSync || err != nil || a.peering != nil || a.device != nil {
+		t.Errorf("in sync %t, error %v, Peering %v, device %v", inSync, err, a.peering, a.device)
+	}
+}
+
 // A device whose interface cannot be removed is closed once: its file descriptors may
 // be of others afterwards.
 func TestDefect1_19_DeviceIsClosedOnce(t *testing.T) {

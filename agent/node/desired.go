@@ -131,6 +131,8 @@ type way struct {
 // empty without any. The error says which peerings, or planes, cannot be had;
 // what is returned holds for all others.
 func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
+	// One that could not be read is incomplete, too, and is told of.
+	peerings = slices.DeleteFunc(slices.Clone(peerings), func(p v1alpha1.Peering) bool { return p.Incomplete() && p.Check() == nil })
 	if len(peerings) == 0 {
 		return desired{}, nil
 	}

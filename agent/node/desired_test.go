@@ -280,6 +280,20 @@ func TestDesireErrors(t *testing.T) {
 	}
 }
 
+// Of a Peering that no command has completed a node takes nothing. One that cannot be read is told of.
+func TestDesireIncomplete(t *testing.T) {
+	p := peering("b", 2, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+	p.Spec.Planes = nil
+	d, err := desire(local{address: addr("10.80.0.1")}, []v1alpha1.Peering{p})
+	if err != nil || d.nat != nil || len(d.overlay.Routes) > 0 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	p.Spec = v1alpha1.PeeringSpec{}
+	if _, err := desire(local{address: addr("10.80.0.1")}, []v1alpha1.Peering{p}); err == nil {
+		t.Error("a Peering that cannot be read")
+	}
+}
+
 // A peering that cannot be had keeps no other one from working.
 func TestDesireDespiteErrors(t *testing.T) {
 	me := local{name: "n1", address: addr("10.80.0.7")}

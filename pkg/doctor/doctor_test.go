@@ -320,6 +320,9 @@ func faults() []fault {
 		{"drift", "liqonet-drift-01", "Service gateway-beta is gone", func(f *Facts, a, b *Cluster) {
 			a.Drift = []plan.ObjectPlan{{Action: plan.Create, Kind: "Service", Name: "gateway-beta"}}
 		}},
+		{"deleted by hand", "liqonet-drift-01", "Peering alpha was deleted by hand", func(f *Facts, a, b *Cluster) {
+			b.Peerings, b.Ledger = nil, &v1alpha1.ClusterNetwork{Spec: v1alpha1.ClusterNetworkSpec{Peers: []v1alpha1.PeerAllocation{{Name: "alpha", Phase: v1alpha1.PeerActive}}}}
+		}},
 		{"leftovers", "liqonet-leftover-01", "left over: Service gone", func(f *Facts, a, b *Cluster) { a.Leftovers = []string{"Service gone"} }},
 		{"others", "liqonet-leftover-02", "Kilo is there", func(f *Facts, a, b *Cluster) { a.Others = []string{"Kilo"} }},
 		{"setting", "liqonet-setting-01", "natOutgoing", func(f *Facts, a, b *Cluster) { a.Settings = []Setting{{What: "natOutgoing is off"}} }},

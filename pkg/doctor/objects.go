@@ -79,6 +79,10 @@ func agentPermissions(x *look) {
 }
 
 func drift(x *look) {
+	for _, entry := range x.Ledger.DeletedByHand(x.Cluster.Peerings) {
+		x.failed("", "Peering "+entry.Name+" was deleted by hand", "the ledger has its entry",
+			fmt.Sprintf("%s makes it again, kubectl liqonet unpeer %s --peer %s removes what is left", x.peer(entry.Name), x.Cluster.Name, entry.Name))
+	}
 	for _, o := range x.Drift {
 		switch {
 		case isAccess(o), o.Kind == "Secret", o.Kind == "CustomResourceDefinition":

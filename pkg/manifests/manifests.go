@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/yaml"
 
@@ -49,6 +50,9 @@ const (
 	volumeOverlay = "overlay"
 	// overlayPrefix is what the names of Secrets with such keys begin with.
 	overlayPrefix = "liqonet-overlay-"
+
+	// IdentityName is that of the Secret with the key by which peers know the cluster.
+	IdentityName = "liqonet-identity"
 
 	labelName      = "app.kubernetes.io/name"
 	labelComponent = "app.kubernetes.io/component"
@@ -148,16 +152,39 @@ func OverlayGeneration(secretName string) int32 {
 
 // OverlaySecret holds the key of a cluster's overlay. Without a key it has no data.
 func OverlaySecret(generation int32, key []byte) *corev1.Secret {
+	return sharedSecret(OverlaySecretName(generation), v1alpha1.OverlayKeyFile, key)
+}
+
+func sharedSecret(name, file string, key []byte) *corev1.Secret {
 	var data map[string][]byte
 	if key != nil {
-		data = map[string][]byte{v1alpha1.OverlayKeyFile: key}
+		data = map[string][]byte{file: key}
 	}
 	return &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-		ObjectMeta: objectMeta(v1alpha1.Namespace, OverlaySecretName(generation), commonLabels()),
+		ObjectMeta: objectMeta(v1alpha1.Namespace, name, commonLabels()),
 		Immutable:  new(true),
 		Data:       data,
 	}
+}
+
+// Identity is the Secret with the cluster's identity. It is no peering's, and no pod has it.
+func Identity(private []byte) *corev1.Secret {
+	return sharedSecret(IdentityName, v1alpha1.KeyFilePrivate, private)
+}
+
+// Owned has an object go with a Peering, by the hand of Kubernetes' garbage collector, whoever deletes that. It does nothing while
+// the UID is not known.
+func Owned[T metav1.Object](obj T, peering string, uid types.UID) T {
+	if uid != "" {
+		obj.SetOwnerReferences(Owner(peering, uid))
+	}
+	return obj
+}
+
+// Owner is the reference to a Peering that owns an object. It blocks nothing: a Peering goes at once.
+func Owner(peering string, uid types.UID) []metav1.OwnerReference {
+	return []metav1.OwnerReference{{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering", Name: peering, UID: uid}}
 }
 
 // Journal is the object in which a command writes down what it changes.
@@ -344,8 +371,9 @@ func ShowsNodeMetrics(daemonSet *appsv1.DaemonSet) bool {
 
 // Gateway is what the objects of one gateway depend on.
 type Gateway struct {
-	// Peering is the Peering's name, Plane the plane's index.
+	// Peering is the Peering's name, and Owner its UID, empty if that is not known yet. Plane is the plane's index.
 	Peering string
+	Owner   types.UID
 	Plane   int32
 	Agents
 	Role v1alpha1.Role
@@ -380,13 +408,6 @@ func (g Gateway) HistoryName() string { return v1alpha1.GatewayHistory(g.Peering
 // SecretName is that of the Secret with the gateway's key.
 func (g Gateway) SecretName() string { return fmt.Sprintf("%s-%d", g.Name(), g.KeyGeneration) }
 
-// IsGatewayKey says by its name and its labels that a Secret has the WireGuard key of a gateway.
-func IsGatewayKey(secret string, labels map[string]string) bool {
-	generation, ok := strings.CutPrefix(secret, v1alpha1.GatewayService(labels[v1alpha1.LabelPeering])+"-"+labels[v1alpha1.LabelPlane]+"-")
-	_, err := strconv.ParseInt(generation, 10, 32)
-	return ok && err == nil
-}
-
 // Secret holds the gateway's WireGuard key.
 func (g Gateway) Secret(data map[string][]byte) *corev1.Secret { return g.secret(g.SecretName(), data) }
 
@@ -413,12 +434,12 @@ func Fingerprint(key []byte) string {
 }
 
 func (g Gateway) secret(name string, data map[string][]byte) *corev1.Secret {
-	return &corev1.Secret{
+	return Owned(&corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
 		ObjectMeta: objectMeta(v1alpha1.Namespace, name, g.Labels()),
 		Immutable:  new(true),
 		Data:       data,
-	}
+	}, g.Peering, g.Owner)
 }
 
 // mountPresharedKey puts the tunnel's pre-shared key into the gateway's pod, if it has
@@ -516,10 +537,14 @@ func (g Gateway) Objects() (account []Object, deployment *appsv1.Deployment) {
 	account = append(account, roleFor(g.Name(), metav1.NamespaceDefault, g.ClusterName(), labels, []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create"}},
 	})...)
-	return append(account, &corev1.ConfigMap{
+	account = append(account, &corev1.ConfigMap{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.HistoryName(), Labels: labels}, // the agent fills it
-	}), g.deployment()
+	})
+	for _, obj := range account {
+		Owned(obj, g.Peering, g.Owner)
+	}
+	return account, Owned(g.deployment(), g.Peering, g.Owner)
 }
 
 func (g Gateway) deployment() *appsv1.Deployment {

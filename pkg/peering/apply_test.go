@@ -86,7 +86,7 @@ func inventory(t *testing.T, c *Cluster) []string {
 	t.Helper()
 	var out []string
 	for _, list := range append(
-		append(workloads(), accounts()...), &corev1.PodList{}, &appsv1.ReplicaSetList{}, &corev1.NamespaceList{}, &apiextensionsv1.CustomResourceDefinitionList{},
+		append(workloads(), accounts()...), &coordinationv1.LeaseList{}, &corev1.PodList{}, &appsv1.ReplicaSetList{}, &corev1.NamespaceList{}, &apiextensionsv1.CustomResourceDefinitionList{},
 		&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
 	) {
 		if err := c.Client.List(t.Context(), list); err != nil {

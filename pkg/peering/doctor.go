@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,7 +16,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -385,31 +385,16 @@ func (x *examined) readLeftovers(ctx context.Context) error {
 			x.to.Others = append(x.to.Others, other.name)
 		}
 	}
-	peers := map[string]bool{}
-	if x.to.Ledger != nil {
-		for _, p := range x.to.Ledger.Spec.Peers {
-			peers[p.Name] = true
-		}
-	}
-	if x.to.Installed && len(peers) == 0 && x.to.Unseen[doctor.Peerings] == "" && x.definitionsServed() {
+	cn := cmp.Or(x.to.Ledger, &v1alpha1.ClusterNetwork{})
+	if x.to.Installed && len(cn.Spec.Peers) == 0 && x.to.Unseen[doctor.Peerings] == "" && x.definitionsServed() {
 		x.to.Leftovers = append(x.to.Leftovers, "definitions and namespace of liqonet without a peering")
 		return nil
 	}
-	for _, list := range append(append(workloads(), accounts()...), &corev1.ConfigMapList{}) {
-		objs, err := x.ours(ctx, list, nil)
-		if meta.IsNoMatchError(err) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		for _, o := range objs {
-			if name := o.GetLabels()[v1alpha1.LabelPeering]; name != "" && !peers[name] {
-				x.to.Leftovers = append(x.to.Leftovers, describe(o))
-			}
-		}
+	lost, err := x.lost(ctx, cn)
+	for _, o := range lost {
+		x.to.Leftovers = append(x.to.Leftovers, describe(o))
 	}
-	return nil
+	return err
 }
 
 // definitionsServed says that no definition is missing.

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -71,7 +72,7 @@ func (s *side) action(ctx context.Context, o *plan.ObjectPlan) (plan.Action, err
 	return plan.Change, nil
 }
 
-// actionOnSecret reads no key: what is in a Secret is never changed.
+// actionOnSecret reads no key: what is in a Secret is never changed, but its owner.
 func (s *side) actionOnSecret(ctx context.Context, o *plan.ObjectPlan) (plan.Action, error) {
 	switch live, err := s.readSecret(ctx, o.Name); {
 	case apierrors.IsForbidden(err):
@@ -81,6 +82,8 @@ func (s *side) actionOnSecret(ctx context.Context, o *plan.ObjectPlan) (plan.Act
 		return "", err
 	case live == nil || live.DeletionTimestamp != nil:
 		return plan.Create, nil
+	case live.Labels[v1alpha1.LabelPlane] != "" && !owns(s.facts.Owner, live):
+		return plan.Change, nil
 	}
 	return plan.Keep, nil
 }

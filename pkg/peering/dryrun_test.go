@@ -128,9 +128,7 @@ func checkMade(t *testing.T, w *site, c *plan.ClusterPlan) {
 			continue
 		}
 		want := (&unstructured.Unstructured{Object: o.Manifest}).DeepCopy()
-		if o.Kind == "Peering" || o.Kind == "DaemonSet" || o.Kind == "Deployment" {
-			copyLater(want.Object, live.Object)
-		}
+		copyLater(want.Object, live.Object)
 		if !contains(live.Object, want.Object) {
 			t.Errorf("%s %s is not as planned:\n%s", o.Kind, o.Name, cmp.Diff(want.Object, live.Object))
 		}

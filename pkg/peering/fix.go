@@ -1,9 +1,11 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -79,29 +81,34 @@ func (c *Cluster) removeLeftovers(ctx context.Context, f *doctor.Cluster, r Repo
 
 // removeLost removes what belongs to no peering, under the cluster's lock.
 func (c *Cluster) removeLost(ctx context.Context) error {
-	lost := map[string]bool{}
-	for _, list := range workloads() {
-		objs, err := c.ours(ctx, list, nil)
-		if err != nil {
-			return err
-		}
-		for _, o := range objs {
-			if name := o.GetLabels()[v1alpha1.LabelPeering]; name != "" {
-				lost[name] = true
-			}
-		}
-	}
 	cn, err := c.ledger(ctx)
 	if cn == nil || err != nil {
 		return err
 	}
-	for _, p := range cn.Spec.Peers {
-		delete(lost, p.Name)
+	lost, err := c.lost(ctx, cn)
+	names := sets.New[string]()
+	for _, o := range lost {
+		names.Insert(o.GetLabels()[v1alpha1.LabelPeering])
 	}
-	for name := range lost {
-		if err := c.deleteAll(ctx, client.MatchingLabels{v1alpha1.LabelPeering: name}); err != nil {
-			return err
+	for name := range names {
+		err = cmp.Or(err, c.deleteAll(ctx, ofPeering(name)))
+	}
+	return err
+}
+
+// lost are objects of peerings that the ledger does not know. The collector takes what has had an owner.
+func (c *Cluster) lost(ctx context.Context, cn *v1alpha1.ClusterNetwork) (out []client.Object, err error) {
+	for _, list := range append(workloads(), accounts()...) {
+		objs, err := c.ours(ctx, list, nil)
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range objs {
+			name := o.GetLabels()[v1alpha1.LabelPeering]
+			if name != "" && !slices.ContainsFunc(cn.Spec.Peers, func(p v1alpha1.PeerAllocation) bool { return p.Name == name }) {
+				out = append(out, o)
+			}
 		}
 	}
-	return nil
+	return out, nil
 }

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -105,7 +106,7 @@ func spoiled(t *testing.T, w *site) (out []hostile) {
 	t.Helper()
 	known := map[string]bool{}
 	for _, list := range append(
-		append(workloads(), accounts()...), rolloutKinds()[2], &corev1.NamespaceList{}, &corev1.NodeList{}, &corev1.PodList{}, &corev1.ConfigMapList{},
+		append(workloads(), accounts()...), &coordinationv1.LeaseList{}, rolloutKinds()[2], &corev1.NamespaceList{}, &corev1.NodeList{}, &corev1.PodList{}, &corev1.ConfigMapList{},
 		&discoveryv1.EndpointSliceList{}, &v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
 	) {
 		if err := w.Client.List(t.Context(), list); err != nil {

@@ -9,9 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -20,17 +17,18 @@ import (
 
 // A cluster is its ID, which is what its API answers: an API server can answer the ID of
 // another cluster. So for a peering that has worked, a cluster must have what only the true
-// peer has: the private key of one of its gateways, of any generation. Public keys prove
-// nothing. They are in custom resources that many may read, and each peer is told some.
+// peer has: the private half of its identity. This side's ledger has the public one. Public keys prove
+// nothing. They are in custom resources that many may read, and each peer is told some. No gateway has the identity, and
+// it outlives the Peering: with that go its gateways' keys.
 
 // evidence is what a cluster has of a peering.
 type evidence struct {
 	// entry of the ledger, and Peering; nil if there is none.
 	entry   *v1alpha1.PeerAllocation
 	peering *v1alpha1.Peering
-	// keys are the public halves of its gateways' private keys, of all generations.
-	keys []string
-	// unreadable is why there are none, where the user may not read Secrets.
+	// identity is the public half of the cluster's own, empty if it has none.
+	identity string
+	// unreadable is why there is none, where the user may not read Secrets.
 	unreadable error
 }
 
@@ -52,78 +50,22 @@ func (c *Cluster) evidence(ctx context.Context, peerID string) (e evidence, err 
 			e.peering = &peerings.Items[i]
 		}
 	}
-	e.keys, err = c.gatewayKeys(ctx, ofOthers(cn, peerings.Items, peerID))
+	secret, err := get[corev1.Secret](ctx, c, v1alpha1.Namespace, manifests.IdentityName)
 	if apierrors.IsForbidden(err) {
 		e.unreadable, err = err, nil
 	}
-	return e, err
-}
-
-// ofOthers are the names of peerings that are known to be with other clusters.
-func ofOthers(cn *v1alpha1.ClusterNetwork, peerings []v1alpha1.Peering, peerID string) sets.Set[string] {
-	names, own := sets.New[string](), sets.New[string]()
-	note := func(name, id string) {
-		if id == peerID {
-			own.Insert(name)
-		} else {
-			names.Insert(name)
-		}
-	}
-	for _, p := range peerings {
-		note(p.Name, p.Spec.Remote.ClusterID)
-	}
-	if cn != nil {
-		for _, entry := range cn.Spec.Peers {
-			note(entry.Name, entry.ClusterID)
-		}
-	}
-	return names.Difference(own)
-}
-
-// gatewayKeys are the public halves of gateways' private keys, but for those of some peerings. Somebody may have deleted the ledger, so
-// those of which nobody knows whose they are count. Secrets with pre-shared keys are not read.
-func (c *Cluster) gatewayKeys(ctx context.Context, but sets.Set[string]) (out []string, err error) {
-	list := secretNames().(*metav1.PartialObjectMetadataList)
-	if err := c.list(ctx, list, client.InNamespace(v1alpha1.Namespace), client.HasLabels{v1alpha1.LabelPeering}); err != nil {
-		return nil, err
-	}
-	for _, s := range list.Items {
-		if but.Has(s.Labels[v1alpha1.LabelPeering]) || !manifests.IsGatewayKey(s.Name, s.Labels) {
-			continue
-		}
-		secret, err := get[corev1.Secret](ctx, c, v1alpha1.Namespace, s.Name)
-		if err != nil {
-			return nil, err
-		}
-		if secret == nil {
-			continue
-		}
+	if secret != nil {
 		if key, err := keyIn(secret, v1alpha1.KeyFilePrivate); err == nil {
-			out = append(out, publicOf(key))
+			e.identity = publicOf(key)
 		}
 	}
-	return out, nil
-}
-
-// remoteKeys are the public keys that the Peering has of the peer's gateways.
-func (e evidence) remoteKeys() (out []string) {
-	if e.peering == nil {
-		return nil
-	}
-	for _, plane := range e.peering.Spec.Planes {
-		out = append(out, plane.RemotePublicKey)
-	}
-	return slices.DeleteFunc(out, func(key string) bool { return key == "" })
+	return e, err
 }
 
 // recognises says that the other cluster is the one that this one was peered with, by the
 // evidence of both. A peering that has never worked, or is being removed, asks for none.
 func (e evidence) recognises(other evidence) bool {
-	expected := e.remoteKeys()
-	if e.entry == nil || !e.entry.Active() || len(expected) == 0 {
-		return true
-	}
-	return slices.ContainsFunc(expected, func(key string) bool { return slices.Contains(other.keys, key) })
+	return e.entry == nil || !e.entry.Active() || other.identity != "" && other.identity == e.entry.IdentityKey
 }
 
 // recognises compares the evidence, and looks again whether it has to. Another command may

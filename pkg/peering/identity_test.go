@@ -41,11 +41,6 @@ func newKey(t *testing.T) wgtypes.Key {
 	return key
 }
 
-// secretOf is the Secret of a gateway to a.
-func secretOf(private, public wgtypes.Key) *corev1.Secret {
-	return manifests.Gateway{Peering: "a", KeyGeneration: 1}.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: private[:], v1alpha1.KeyFilePublic: public[:]})
-}
-
 // planError is what a dry run ends with.
 func planError(t *testing.T, a, b *site) error {
 	t.Helper()
@@ -62,10 +57,15 @@ func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
 	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
 	a.peer, c.peer = c, a
 	mustPeer(t, a, c, Options{})
-	public, err := wgtypes.ParseKey(a.peering(t).Spec.Planes[0].RemotePublicKey)
+	public, err := wgtypes.ParseKey(readLedger(t, a.Cluster).Spec.Peers[0].IdentityKey)
 	if err != nil {
 		t.Fatal(err)
 	}
+	secret := &corev1.Secret{}
+	if err := c.raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-a-0-1"}, secret); err != nil {
+		t.Fatal(err)
+	}
+	gateway := secret.Data[v1alpha1.KeyFilePrivate] // a gateway that was taken over knows it
 	own := newKey(t)
 	hostile := manifests.Peering("a", c.peering(t).Spec)
 	hostile.Spec.Planes[0].RemotePublicKey = newKey(t).PublicKey().String()
@@ -75,9 +75,10 @@ func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
 		has  string
 	}{
 		"nothing":               {nil, "has no peering with it"},
-		"another key":           {[]client.Object{hostile, secretOf(own, own.PublicKey())}, "has another key"},
-		"the public key only":   {[]client.Object{hostile, secretOf(own, public)}, "has another key"},
-		"a key of wrong length": {[]client.Object{hostile, &corev1.Secret{ObjectMeta: secretOf(own, own).ObjectMeta, Immutable: new(true), Data: map[string][]byte{v1alpha1.KeyFilePrivate: public[:7]}}}, "has another key"},
+		"another key":           {[]client.Object{hostile, manifests.Identity(own[:])}, "has another key"},
+		"the public key only":   {[]client.Object{hostile, manifests.Identity(public[:])}, "has another key"},
+		"a key of wrong length": {[]client.Object{hostile, manifests.Identity(own[:7])}, "has another key"},
+		"a gateway's key":       {[]client.Object{hostile, manifests.Identity(gateway)}, "has another key"},
 	} {
 		b := impostor(t, a, tc.objs...)
 		_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
@@ -113,11 +114,11 @@ func TestSecurity_03_SilentAboutItsKeys(t *testing.T) {
 	before := a.contents(t)
 	b := impostor(t, a)
 	b.Client = interceptor.NewClient(b.Client, interceptor.Funcs{
-		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			if kindName(list) == "Secret" {
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			if kindName(obj) == "Secret" {
 				return apierrors.NewForbidden(corev1.Resource("secrets"), "", errors.New("no"))
 			}
-			return api.List(ctx, list, opts...)
+			return api.Get(ctx, key, obj, opts...)
 		},
 	})
 	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{}); kindOf(t, err) != Forbidden {
@@ -154,22 +155,14 @@ func TestSecurity_03_TruePeers(t *testing.T) {
 			}
 			deleteAll(t, b, &v1alpha1.ClusterNetwork{})
 		},
-		"keys were rotated, and its Peering is lost": func(t *testing.T, a, b *site) {
-			next, p := newKey(t), a.peering(t)
-			second := manifests.Gateway{Peering: "a", KeyGeneration: 2}.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: next[:]})
-			if err := b.raw.Create(t.Context(), second); err != nil {
-				t.Fatal(err)
-			}
-			p.Spec.Planes[0].RemotePublicKey = next.PublicKey().String()
-			if err := a.raw.Update(t.Context(), p); err != nil {
-				t.Fatal(err)
-			}
+		"its Peering is lost, and the keys of its gateways": func(t *testing.T, _, b *site) {
 			deleteAll(t, b, &v1alpha1.Peering{})
+			deleteAll(t, b, &corev1.Secret{}, client.InNamespace(v1alpha1.Namespace), client.HasLabels{v1alpha1.LabelPeering})
 		},
 		"a peering that never worked": func(t *testing.T, a, b *site) {
 			for _, w := range []*site{a, b} {
 				cn := readLedger(t, w.Cluster)
-				cn.Spec.Peers[0].Phase = v1alpha1.PeerReserved
+				cn.Spec.Peers[0].Phase, cn.Spec.Peers[0].IdentityKey = v1alpha1.PeerReserved, ""
 				if err := w.raw.Update(t.Context(), cn); err != nil {
 					t.Fatal(err)
 				}
@@ -201,9 +194,9 @@ func TestSecurity_03_UnpeerComesBetween(t *testing.T) {
 	wasRead := sync.OnceFunc(func() { close(read) })
 	first := *a.Cluster
 	first.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
-		List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			err := api.List(ctx, list, opts...)
-			if kindName(list) == "Secret" {
+		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+			err := api.Get(ctx, key, obj, opts...)
+			if key.Name == manifests.IdentityName {
 				wasRead()
 			}
 			return err
@@ -250,8 +243,8 @@ func TestSecurity_03_AfterHalfAnUnpeer(t *testing.T) {
 			if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); !errors.Is(err, errInjected) {
 				t.Fatal(err)
 			}
-			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{}); w == b && n == 1 {
-				// Nothing could be done in b, and a has nothing any more.
+			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{}); n == 1 {
+				// Nothing could be done in this one, and the other one has nothing any more.
 				if kindOf(t, err) != Identity {
 					t.Error(err)
 				}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -41,6 +41,8 @@ func TestPublicKeysProveNothing(t *testing.T) {
 		"a's key for c, from c":   c.peering(t).Spec.Planes[0].RemotePublicKey,
 		"c's own key, from a":     toC.Spec.Planes[0].RemotePublicKey,
 		"m's own key, as a knows": a.peeringNamed(t, "m").Spec.Planes[0].RemotePublicKey,
+		"c's identity, from a":    plan.Allocation(readLedger(t, a.Cluster), c.ID).IdentityKey,
+		"a's identity, from m":    readLedger(t, m.Cluster).Spec.Peers[0].IdentityKey,
 	} {
 		t.Run(name, func(t *testing.T) {
 			hostile := manifests.Peering("a", template)
@@ -51,7 +53,7 @@ func TestPublicKeysProveNothing(t *testing.T) {
 			hostile.Status.Planes = []v1alpha1.PlaneStatus{{PublicKey: known}}
 			public := []byte(known)[:keyBytes]
 			secret := manifests.Gateway{Peering: "a", KeyGeneration: 1}.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: public, v1alpha1.KeyFilePublic: []byte(known)})
-			b := impostor(t, a, hostile, secret)
+			b := impostor(t, a, hostile, secret, manifests.Identity(public))
 			_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
 			_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{})
 			_, rotateErr := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
@@ -99,12 +101,12 @@ func TestLostKeysNeedReplace(t *testing.T) {
 	}
 }
 
-// mute has a cluster refuse to show the keys of gateways. It lists the names of Secrets.
+// mute has a cluster refuse to show its identity. It lists the names of Secrets.
 func mute(w *site) *Cluster {
 	c := *w.Cluster
 	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
 		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			if _, ok := obj.(*corev1.Secret); ok && strings.HasPrefix(key.Name, "gateway-") {
+			if _, ok := obj.(*corev1.Secret); ok && key.Name == manifests.IdentityName {
 				return apierrors.NewForbidden(corev1.Resource("secrets"), key.Name, errors.New("no"))
 			}
 			return api.Get(ctx, key, obj, opts...)
@@ -117,7 +119,7 @@ func mute(w *site) *Cluster {
 func replaceKeys(t *testing.T, w *site) {
 	t.Helper()
 	for _, s := range list[corev1.SecretList](t, w).Items {
-		if s.Labels[v1alpha1.LabelPeering] == "" {
+		if s.Labels[v1alpha1.LabelPeering] == "" && s.Name != manifests.IdentityName {
 			continue
 		}
 		if err := w.raw.Delete(t.Context(), s.DeepCopy()); err != nil {

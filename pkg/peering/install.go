@@ -98,11 +98,30 @@ func (s *side) install(ctx context.Context, peer *Cluster, planned *plan.Cluster
 	if err := s.journal.start(ctx, entry.Name); err != nil {
 		return err
 	}
+	if err := s.announce(ctx, planned, &entry); err != nil {
+		return err
+	}
 	if err := s.applyAgents(ctx, planned, generation); err != nil {
 		return err
 	}
 	s.intent.KeepOverlayKey = true
 	return s.forgetOverlayKeys(ctx, key, generation)
+}
+
+// announce makes the Peering where there is none, so that all else can have it as its owner. It names no planes: agents wait for them.
+func (s *side) announce(ctx context.Context, planned *plan.ClusterPlan, entry *v1alpha1.PeerAllocation) error {
+	live, err := get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name)
+	if live != nil || err != nil {
+		return err
+	}
+	p := manifests.Peering(entry.Name, *planned.Peering.Spec.DeepCopy())
+	p.Spec.Index, p.Spec.Planes = entry.Index, []v1alpha1.Plane{}
+	p.Spec.Local.Pods, p.Spec.Remote.Pods = append([]v1alpha1.CIDRMapping{}, p.Spec.Local.Pods...), append([]v1alpha1.CIDRMapping{}, p.Spec.Remote.Pods...)
+	if err := s.apply(ctx, p); err != nil {
+		return err
+	}
+	p.Spec.Planes = planned.Peering.Spec.Planes
+	return s.writePending(ctx, p)
 }
 
 // applyAgents applies the objects of the node agents. The namespace comes first;
@@ -117,6 +136,7 @@ func (s *side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least
 	manifests.RetireOverlayKeys(&daemonSet.Spec.Template.Spec, least)
 	g, gctx := failure.NewGroup(ctx)
 	g.Go(func() error { return s.apply(gctx, append(account, manifests.CriticalPods())...) })
+	g.Go(func() error { return s.ensureIdentity(gctx) })
 	for _, generation := range manifests.OverlayKeys(&daemonSet.Spec.Template.Spec) {
 		g.Go(func() error { return s.ensureOverlayKey(gctx, generation) })
 	}

@@ -6,7 +6,6 @@ import (
 	"net/http"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -65,14 +64,10 @@ func exchangeOf(state *tls.ConnectionState) KeyExchange {
 	return Classical
 }
 
-// exchanges are how pre-shared keys reached the cluster, by the names of their Secrets. None is known where the Secrets cannot be listed.
-func (c *Cluster) exchanges(ctx context.Context, labels client.ListOption) map[string]KeyExchange {
-	list := secretNames().(*metav1.PartialObjectMetadataList)
+// exchanges are how pre-shared keys reached the cluster, by the names of their Secrets.
+func exchanges(secrets []metav1.PartialObjectMetadata) map[string]KeyExchange {
 	out := map[string]KeyExchange{}
-	if c.list(ctx, list, client.InNamespace(v1alpha1.Namespace), labels) != nil {
-		return out
-	}
-	for _, s := range list.Items {
+	for _, s := range secrets {
 		out[s.Name] = KeyExchange(s.Annotations[v1alpha1.AnnotationKeyExchange])
 	}
 	return out
@@ -100,7 +95,7 @@ func exchangeOfPeering(p *v1alpha1.Peering, exchanges map[string]KeyExchange) (l
 // readExchanges adds to the views how the pre-shared keys reached each cluster.
 func (p *run) readExchanges(ctx context.Context) {
 	_ = p.both(ctx, func(ctx context.Context, s, _ *side) error {
-		p.result.Views[s.index].PresharedKeyExchange = exchangeOfPeering(p.planOf(s).Peering, s.exchanges(ctx, ofPeering(p.planOf(s).Peering.Name)))
+		p.result.Views[s.index].PresharedKeyExchange = exchangeOfPeering(p.planOf(s).Peering, exchanges(s.secrets(ctx, ofPeering(p.planOf(s).Peering.Name))))
 		return nil
 	})
 }

@@ -5,12 +5,14 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"slices"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -89,6 +91,18 @@ func (s *side) ensureOverlayKey(ctx context.Context, generation int32) error {
 	return err
 }
 
+// ensureIdentity makes the cluster's identity, if it has none, and notes its public half.
+func (s *side) ensureIdentity(ctx context.Context) error {
+	key, _, err := s.ensureSecret(ctx, manifests.IdentityName, v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
+		key, err := wgtypes.GeneratePrivateKey()
+		return manifests.Identity(key[:]), err
+	})
+	if err == nil {
+		s.identity = publicOf(key.value)
+	}
+	return err
+}
+
 // retireOverlayKeys takes the overlay's keys before a generation from all agents that are there, of all peerings. It
 // is not put back if the command fails: who has left must not know the key.
 func (c *Cluster) retireOverlayKeys(ctx context.Context, generation int32) error {
@@ -161,6 +175,36 @@ func (s *side) forgetOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKe
 		return nil
 	})
 	return err
+}
+
+// ownKeys has the Secrets of gateways go with their Peering. They are never applied again, and a restored backup may have taken their owner.
+func (s *side) ownKeys(ctx context.Context, peering string) error {
+	for _, secret := range s.secrets(ctx, client.HasLabels{v1alpha1.LabelPlane}, ofPeering(peering)) {
+		if owns(s.facts.Owner, &secret) {
+			continue
+		}
+		owned := manifests.Owned(secret.DeepCopy(), peering, s.facts.Owner)
+		patch := client.MergeFromWithOptions(&secret, client.MergeFromWithOptimisticLock{})
+		if err := s.Client.Patch(ctx, owned, patch, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+			return s.fail("have "+describe(owned)+" go with its Peering", err)
+		}
+		s.hasChanged("owner of " + describe(owned))
+	}
+	return nil
+}
+
+// owns says that the object goes with the Peering that has the UID.
+func owns(owner types.UID, obj client.Object) bool {
+	return slices.ContainsFunc(obj.GetOwnerReferences(), func(o metav1.OwnerReference) bool { return o.UID == owner })
+}
+
+// secrets are the metadata of Secrets in our namespace, none where they may not be listed.
+func (c *Cluster) secrets(ctx context.Context, opts ...client.ListOption) []metav1.PartialObjectMetadata {
+	list := secretNames().(*metav1.PartialObjectMetadataList)
+	if c.list(ctx, list, append(opts, client.InNamespace(v1alpha1.Namespace))...) != nil {
+		return nil
+	}
+	return list.Items
 }
 
 // secretKey is a key in a Secret of ours, and when that was made, by the clock of the API server.

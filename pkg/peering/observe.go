@@ -64,7 +64,7 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 	if err := s.list(ctx, &peerings); err != nil {
 		return err
 	}
-	f.OtherPeerings = slices.DeleteFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID || p.Unreadable() })
+	f.OtherPeerings = slices.DeleteFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID || p.Incomplete() })
 	if entry := plan.Allocation(f.Ledger, peer.ID); entry != nil {
 		s.wasActive = entry.Active()
 		if err := s.readPeering(ctx, entry.Name, &f); err != nil {
@@ -126,8 +126,11 @@ func (c *Cluster) readPeering(ctx context.Context, name string, f *plan.Facts) (
 	if f.Existing, err = get[v1alpha1.Peering](ctx, c, "", name); err != nil {
 		return err
 	}
-	if f.Existing != nil && f.Existing.Unreadable() {
-		f.Existing = nil // it is written anew
+	if f.Owner = ""; f.Existing != nil {
+		f.Owner = f.Existing.UID
+		if f.Existing.Incomplete() {
+			f.Existing = nil // it is written again
+		}
 	}
 	if f.Service, err = get[corev1.Service](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayService(name)); err != nil {
 		return err

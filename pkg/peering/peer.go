@@ -232,10 +232,21 @@ func (p *run) begin(ctx context.Context) error {
 			return err
 		}
 		entry, err := s.entry(ctx, peer.ID)
-		if entry == nil {
+		switch {
+		case entry == nil:
+			return err
+		case entry.Leaving():
+			_, err := s.removePeer(ctx, peer.ID)
 			return err
 		}
-		return s.undoInterrupted(ctx, peer.ID, entry.Name, false)
+		if err := s.undoInterrupted(ctx, peer.ID, entry.Name, false); err != nil {
+			return err
+		}
+		// What a Peering has owned that somebody deleted is going, and cannot be used.
+		if live, err := get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name); live != nil || err != nil {
+			return err
+		}
+		return s.deleteAll(ctx, ofPeering(entry.Name))
 	})
 	if err != nil {
 		return err

@@ -74,7 +74,7 @@ type presharedKey struct {
 // nil. A Secret with another one is what an interrupted command left: then it is the
 // next generation.
 func (p *run) ensurePresharedKey(ctx context.Context, s, peer *side, plane int32, planned v1alpha1.PresharedKey, wanted *presharedKey) (*presharedKey, error) {
-	g := manifests.Gateway{Peering: plan.Allocation(s.facts.Ledger, peer.ID).Name, Plane: plane, PresharedKey: planned.Generation}
+	g := manifests.Gateway{Peering: plan.Allocation(s.facts.Ledger, peer.ID).Name, Owner: s.facts.Owner, Plane: plane, PresharedKey: planned.Generation}
 	key := &presharedKey{in: s}
 	if wanted != nil {
 		key.value = wanted.value

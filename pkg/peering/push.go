@@ -267,20 +267,27 @@ func (p *run) allocate(ctx context.Context, s, peer *side) (err error) {
 // makeKeys gives each gateway a key that has none.
 func (p *run) makeKeys(ctx context.Context, s, peer *side) error {
 	name := plan.Allocation(s.facts.Ledger, peer.ID).Name
-	if err := s.readPeering(ctx, name, &s.facts); err != nil {
+	err := s.readPeering(ctx, name, &s.facts)
+	if err == nil && s.facts.Owner == "" {
+		err = s.fail("make keys", errUnpeered)
+	}
+	if err == nil {
+		err = s.ownKeys(ctx, name)
+	}
+	if err != nil {
 		return err
 	}
 	group, ctx := failure.NewGroup(ctx)
 	gateways := p.planOf(s).Gateways
 	made := make([]plan.PlaneFacts, len(gateways))
 	for i, g := range gateways {
-		g.Peering = name // the ledger may have given another one than was planned
+		g.Peering, g.Owner = name, s.facts.Owner // the ledger may have given another one than was planned
 		group.Go(func() (err error) {
 			made[i], err = s.ensureKey(ctx, g.Gateway)
 			return err
 		})
 	}
-	err := group.Wait()
+	err = group.Wait()
 	for i, g := range gateways {
 		s.facts = s.facts.WithPlane(g.Plane, made[i])
 	}
@@ -321,7 +328,7 @@ func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side
 		if err != nil {
 			return err
 		}
-		if s.facts.Existing != nil && live.GetResourceVersion() == "" {
+		if live.GetUID() != s.facts.Owner {
 			return s.fail("apply Peering "+wanted.Name, errUnpeered)
 		}
 		// In this order: a host that is exposed after the Peering was read is a conflict.
@@ -346,7 +353,7 @@ func (s *side) writePending(ctx context.Context, wanted *v1alpha1.Peering) error
 	if live == nil || err != nil || len(live.Status.Conditions)+len(live.Status.Planes) > 0 {
 		return err
 	}
-	raw, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&v1alpha1.PeeringStatus{Conditions: live.PendingConditions()})
+	raw, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&v1alpha1.PeeringStatus{Conditions: wanted.PendingConditions()})
 	if err != nil {
 		return err
 	}
@@ -354,7 +361,7 @@ func (s *side) writePending(ctx context.Context, wanted *v1alpha1.Peering) error
 	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Peering"))
 	u.SetName(live.Name)
 	u.SetResourceVersion(live.ResourceVersion) // a conflict if a gateway has written at the same time
-	manager := client.FieldOwner(v1alpha1.GatewayManager(live.Spec.Planes[0].Index))
+	manager := client.FieldOwner(v1alpha1.GatewayManager(wanted.Spec.Planes[0].Index))
 	return s.fail("write the conditions of Peering "+live.Name, s.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), manager, client.ForceOwnership))
 }
 
@@ -438,17 +445,17 @@ func (p *run) dropPlanes(ctx context.Context) error {
 	return p.both(ctx, p.waitForPackets)
 }
 
-// establish notes in the ledger that the peering works.
+// establish notes in the ledger that the peering works, and how the peer is known from now on.
 func (p *run) establish(ctx context.Context, s, peer *side) error {
 	_, err := s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
 		switch {
 		case entry == nil:
 			return errUnpeered
-		case entry.Active():
+		case entry.Active() && entry.IdentityKey == peer.identity:
 			return errUnchanged
 		}
-		entry.Phase = v1alpha1.PeerActive
+		entry.Phase, entry.IdentityKey = v1alpha1.PeerActive, peer.identity
 		return nil
 	})
 	return s.fail("write to the ledger that the peering works", err)

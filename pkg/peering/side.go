@@ -20,6 +20,8 @@ type side struct {
 	wasActive, removed bool
 	// rangesChanged says that this command gave the peer other ranges.
 	rangesChanged bool
+	// identity is the public half of the cluster's, once it is installed.
+	identity string
 	// adoptNamespace says that our namespace may be one that somebody else has made.
 	adoptNamespace bool
 	// foreign are ranges that its nodes have for something else than the overlay.

@@ -512,7 +512,7 @@ func (w *site) versions(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for _, list := range append(
-		append(workloads(), accounts()...), &corev1.ConfigMapList{}, &corev1.NamespaceList{}, &corev1.NodeList{}, crdList(),
+		append(workloads(), accounts()...), &coordinationv1.LeaseList{}, &corev1.ConfigMapList{}, &corev1.NamespaceList{}, &corev1.NodeList{}, crdList(),
 		&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
 	) {
 		if err := w.raw.List(t.Context(), list); err != nil {

@@ -153,31 +153,36 @@ type NodeView struct {
 // Views returns the cluster's view of each of its peerings, by name.
 func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	var peerings v1alpha1.PeeringList
-	if err := c.list(ctx, &peerings); err != nil || len(peerings.Items) == 0 {
+	if err := c.list(ctx, &peerings); err != nil {
 		return nil, err
+	}
+	ledger, err := c.ledger(ctx)
+	if err != nil && !apierrors.IsForbidden(err) {
+		return nil, err
+	}
+	var views []View
+	for _, entry := range ledger.DeletedByHand(peerings.Items) {
+		views = append(views, c.blank(entry.Name, entry.Name, entry.ClusterID, Disconnected, fmt.Sprintf(
+			"Peering %s was deleted by hand: kubectl liqonet peer %s %s makes it again, kubectl liqonet unpeer %s --peer %s removes what is left", entry.Name, c.Name, entry.Name, c.Name, entry.Name)))
+	}
+	if len(peerings.Items) == 0 {
+		return views, nil
 	}
 	var reports v1alpha1.NodeNetworkList
 	var nodes corev1.NodeList
 	var leases coordinationv1.LeaseList
-	var ledger *v1alpha1.ClusterNetwork
 	var images map[string][]string
-	var exchanges map[string]KeyExchange
+	var secrets []metav1.PartialObjectMetadata
 	g, gctx := failure.NewGroup(ctx)
 	for _, list := range []client.ObjectList{&reports, &nodes, &leases} {
 		g.Go(func() error { return c.list(gctx, list, inOurNamespace(list)) })
 	}
 	g.Go(func() (err error) {
-		if ledger, err = c.ledger(gctx); apierrors.IsForbidden(err) {
-			err = nil
-		}
-		return err
-	})
-	g.Go(func() (err error) {
 		images, err = c.imagesByPeering(gctx)
 		return err
 	})
 	g.Go(func() error {
-		exchanges = c.exchanges(gctx, client.HasLabels{v1alpha1.LabelPeering})
+		secrets = c.secrets(gctx, client.HasLabels{v1alpha1.LabelPeering, v1alpha1.LabelPlane})
 		return nil
 	})
 	if err := g.Wait(); err != nil {
@@ -191,26 +196,47 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	gone := len(plan.Departed(ledger, there))
 	beats := heartbeats{}
 	beats.note(pointers(leases.Items), c.Now())
-	views := make([]View, 0, len(peerings.Items))
 	for i := range peerings.Items {
 		p := &peerings.Items[i]
 		v, err := view(c, p, reports.Items, ready, notReady, beats)
 		if err != nil { // one that nothing can be made of hides no other
-			v = View{
-				Name: p.Name, Cluster: c.Name, ClusterID: c.ID, Peer: cmp.Or(p.Spec.Remote.Name, p.Name), PeerID: p.Spec.Remote.ClusterID,
-				State: Unknown, Conditions: []ConditionView{}, Nodes: []NodeView{}, Message: fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err),
-			}
+			v = c.blank(p.Name, cmp.Or(p.Spec.Remote.Name, p.Name), p.Spec.Remote.ClusterID, Unknown, fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err))
 		}
-		v.PresharedKeyExchange = exchangeOfPeering(p, exchanges)
+		v.PresharedKeyExchange = exchangeOfPeering(p, exchanges(secrets))
 		v.Images = slices.Compact(slices.Sorted(slices.Values(slices.Concat(images[""], images[p.Name]))))
+		warn := func(warning string) { v.Message = strings.TrimPrefix(v.Message+"; "+warning, "; ") }
 		if gone > 0 {
-			warning := fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s makes another one", gone, c.Name, v.Peer)
-			v.Message = strings.TrimPrefix(v.Message+"; "+warning, "; ")
+			warn(fmt.Sprintf("nodes that have left know the overlay's key (%d): kubectl liqonet peer %s %s makes another one", gone, c.Name, v.Peer))
+		}
+		if lost := ownerless(p, secrets, leases.Items); len(lost) > 0 {
+			warn(fmt.Sprintf("without their owner, and so left over if the Peering is deleted: %s; kubectl liqonet peer %s %s sets it again", firstOf(2, lost), c.Name, v.Peer))
 		}
 		views = append(views, v)
 	}
 	slices.SortFunc(views, func(a, b View) int { return cmp.Compare(a.Peer, b.Peer) })
 	return views, nil
+}
+
+// blank is a view of which nothing is known but what the message says.
+func (c *Cluster) blank(name, peer, peerID string, s State, message string) View {
+	return View{Name: name, Cluster: c.Name, ClusterID: c.ID, Peer: peer, PeerID: peerID, State: s, Conditions: []ConditionView{}, Nodes: []NodeView{}, Message: message}
+}
+
+// ownerless are objects of gateways that do not go with the Peering, of the kinds that are read anyway. A backup that was restored
+// may have left them so.
+func ownerless(p *v1alpha1.Peering, secrets []metav1.PartialObjectMetadata, leases []coordinationv1.Lease) (out []string) {
+	look := func(obj client.Object) {
+		if obj.GetLabels()[v1alpha1.LabelPeering] == p.Name && !owns(p.UID, obj) {
+			out = append(out, kindName(obj)+" "+obj.GetName())
+		}
+	}
+	for i := range secrets {
+		look(&secrets[i])
+	}
+	for i := range leases {
+		look(&leases[i])
+	}
+	return out
 }
 
 // imagesByPeering are the images that gateways run, and those of node agents by an empty
@@ -303,6 +329,9 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 		}
 	}
 	outside := p.PodOutside(reports)
+	if p.Incomplete() {
+		messages = append(messages, fmt.Sprintf("it is not complete: kubectl liqonet peer %s %s completes it, if no other command does at the moment", c.Name, v.Peer))
+	}
 	switch {
 	case v.State != Connected:
 	case len(ready) == 0:

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"sync"
 	"time"
 
@@ -357,7 +358,7 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 // workloads are the kinds of what runs, accounts those of what it needs to end
 // in order: an agent that is being removed looks why, and cleans its node.
 func workloads() []client.ObjectList {
-	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, secretNames(), &coordinationv1.LeaseList{}, &corev1.ResourceQuotaList{}, &policyv1.PodDisruptionBudgetList{}}
+	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, secretNames(), &corev1.ResourceQuotaList{}, &policyv1.PodDisruptionBudgetList{}}
 }
 
 func accounts() []client.ObjectList {
@@ -368,15 +369,46 @@ func accounts() []client.ObjectList {
 }
 
 // deleteAll deletes all objects of ours that have the labels, custom resources
-// and what holds them excepted, and their pods, and returns when these are gone.
+// and what holds them excepted, and their pods, and returns when these are gone. What agents write may have any labels. Of a
+// peering it is deleted by its name, and of all with the namespace.
 func (c *Cluster) deleteAll(ctx context.Context, labels client.MatchingLabels) error {
-	if err := c.deleteLists(ctx, labels, append(workloads(), &corev1.ConfigMapList{})...); err != nil {
+	if err := c.deleteLists(ctx, labels, workloads()...); err != nil {
 		return err
 	}
 	if err := c.deletePods(ctx, labels); err != nil {
 		return err
 	}
+	if peering := labels[v1alpha1.LabelPeering]; peering != "" {
+		if err := c.deleteWritten(ctx, peering, labels[v1alpha1.LabelPlane]); err != nil {
+			return err
+		}
+	}
 	return c.deleteLists(ctx, labels, accounts()...)
+}
+
+// deleteWritten deletes what the gateway of a plane writes, or if none is given, those of all planes.
+func (c *Cluster) deleteWritten(ctx context.Context, peering, plane string) error {
+	g, ctx := failure.NewGroup(ctx)
+	for i := range int32(4) { // no Peering has more
+		if plane != "" && plane != strconv.Itoa(int(i)) {
+			continue
+		}
+		g.Go(func() error {
+			lease, err := get[coordinationv1.Lease](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayName(peering, i))
+			if lease == nil || err != nil {
+				return err
+			}
+			return c.delete(ctx, lease)
+		})
+		g.Go(func() error {
+			history, err := get[corev1.ConfigMap](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayHistory(peering, i))
+			if history == nil || err != nil {
+				return err
+			}
+			return c.delete(ctx, history)
+		})
+	}
+	return g.Wait()
 }
 
 // deleteLists deletes the objects of ours that have the labels.

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
@@ -30,8 +31,10 @@ type Facts struct {
 	// Ledger as it was read last, nil where liqonet is not installed.
 	Ledger *v1alpha1.ClusterNetwork
 	// Existing is the Peering with the peer as it is in the cluster, nil if there is
-	// none.
+	// none, or if it is not complete.
 	Existing *v1alpha1.Peering
+	// Owner is the UID of the Peering, complete or not, empty if there is none.
+	Owner types.UID
 	// OtherPeerings are the Peerings with other peers.
 	OtherPeerings []v1alpha1.Peering
 	// OverlayKeys are the generations of the overlay's keys that node agents are given, LostOverlayKey one
@@ -204,7 +207,7 @@ func (f *Facts) existingPlane(plane int32) *v1alpha1.Plane {
 // Gateway names what there is of the gateway of a plane.
 func (f *Facts) Gateway(peering string, plane int32) manifests.Gateway {
 	preshared, _ := f.NamedPresharedKey(plane)
-	return manifests.Gateway{Peering: peering, Plane: plane, KeyGeneration: f.keyGeneration(plane), PresharedKey: preshared.Generation}
+	return manifests.Gateway{Peering: peering, Owner: f.Owner, Plane: plane, KeyGeneration: f.keyGeneration(plane), PresharedKey: preshared.Generation}
 }
 
 // role is what was decided before, empty if nothing was.

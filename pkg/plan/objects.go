@@ -5,6 +5,9 @@ import (
 	"fmt"
 	"net/netip"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
@@ -87,6 +90,11 @@ func (l *list) add(stage Stage, gateway, reason string, objs ...manifests.Object
 			l.err = cmp.Or(l.err, err)
 			return
 		}
+		if peering := obj.GetLabels()[v1alpha1.LabelPeering]; peering != "" && u.GetKind() != "Peering" && obj.GetOwnerReferences() == nil {
+			owner, _ := runtime.DefaultUnstructuredConverter.ToUnstructured(&manifests.Owner(peering, "")[0])
+			owner["uid"] = Later("of Peering " + peering).plain()
+			l.err = cmp.Or(l.err, unstructured.SetNestedSlice(u.Object, []any{owner}, "metadata", "ownerReferences"))
+		}
 		l.objects = append(l.objects, ObjectPlan{
 			APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName(), Reason: reason, Manifest: u.Object,
 			stage: stage, of: gateway, object: obj,
@@ -125,6 +133,7 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 	for _, key := range c.OverlayKeys {
 		l.add(noStage, "", "the key that keeps others out of the overlay; made once, and never shown", manifests.OverlaySecret(key, nil))
 	}
+	l.add(noStage, "", "by which peers know the cluster; made once, and never shown", manifests.Identity(nil))
 	l.add(Accounts, "", "account and permissions of the node agents", account...)
 	l.add(Workload, "", "a node agent on every Linux node", daemonSet)
 	l.add(noStage, "", fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), manifests.ClusterNetwork(c.Ledger.Spec))

@@ -188,7 +188,7 @@ func (f *Facts) nodeOffers() (out []NodeOffer) {
 
 // service exposes the cluster's gateways where they are called.
 func (d *draft) service(peering string) *corev1.Service {
-	s := manifests.GatewayService(peering, corev1.ServiceType(d.serviceType.Value.String()), gatewayPort, d.planes)
+	s := manifests.Owned(manifests.GatewayService(peering, corev1.ServiceType(d.serviceType.Value.String()), gatewayPort, d.planes), peering, d.Owner)
 	s.Spec.Ports[0].NodePort = d.Overrides.NodePort
 	return s
 }

@@ -341,11 +341,11 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 		c.Service.Annotations[AnnotationEndpoints] = strings.Join(d.givenEndpoints(), ",")
 	}
 	if len(d.permanent) > 1 {
-		c.Budget = manifests.GatewayBudget(entry.Name)
+		c.Budget = manifests.Owned(manifests.GatewayBudget(entry.Name), entry.Name, d.Owner)
 	}
 	for _, plane := range d.planes {
 		g := GatewayPlan{Gateway: manifests.Gateway{
-			Peering: entry.Name, Plane: plane, Agents: c.Agents, Role: c.Role, OverlayKey: d.linkKey(plane, OverlayKey(c.Ledger)), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value.String()),
+			Peering: entry.Name, Owner: d.Owner, Plane: plane, Agents: c.Agents, Role: c.Role, OverlayKey: d.linkKey(plane, OverlayKey(c.Ledger)), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value.String()),
 			KeyGeneration: d.keyGeneration(plane), Port: gatewayPort, Planes: len(d.permanent), Placement: d.placement, Temporary: !slices.Contains(d.permanent, plane),
 		}}
 		g.Preshared, _ = PresharedKeys(d.mine, *d.peer, plane)

@@ -212,8 +212,8 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) {
 	for i := range f.Peerings {
 		p := &f.Peerings[i]
 		planes := permanent(p)
-		if p.Unreadable() || len(planes) == 0 {
-			u.Notes = append(u.Notes, fmt.Sprintf("Peering %s cannot be read, and is left out: kubectl liqonet peer %s %s --replace", p.Name, f.Name, p.Name))
+		if len(planes) == 0 {
+			u.Notes = append(u.Notes, fmt.Sprintf("Peering %s is not complete, or cannot be read, and is left out: kubectl liqonet peer %s %s", p.Name, f.Name, p.Name))
 			continue
 		}
 		peer := among(all, p.Spec.Remote.ClusterID)
@@ -223,7 +223,7 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) {
 		}
 		for _, plane := range p.Spec.Planes {
 			g := manifests.Gateway{
-				Peering: p.Name, Plane: plane.Index, Agents: u.Agents, Role: plane.Role, WireGuard: plane.WireGuard,
+				Peering: p.Name, Owner: p.UID, Plane: plane.Index, Agents: u.Agents, Role: plane.Role, WireGuard: plane.WireGuard,
 				KeyGeneration: max(plane.KeyGeneration, 1), PresharedKey: plane.PresharedKey.Generation, OverlayKey: f.sheet(p).linkKey(plane.Index, OverlayKey(f.Ledger)),
 				Temporary: plane.Temporary, Port: gatewayPort, Planes: len(planes), Placement: p.Spec.Gateways,
 			}
@@ -237,10 +237,10 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) {
 			if peer != nil && f.hasTemporary(peer) {
 				stay = planes
 			}
-			u.exposed = append(u.exposed, exposedAgain(s, p.Name, stay))
+			u.exposed = append(u.exposed, manifests.Owned(exposedAgain(s, p.Name, stay), p.Name, p.UID))
 		}
 		if len(planes) > 1 {
-			u.exposed = append(u.exposed, manifests.GatewayBudget(p.Name))
+			u.exposed = append(u.exposed, manifests.Owned(manifests.GatewayBudget(p.Name), p.Name, p.UID))
 		}
 	}
 	first := true

@@ -116,7 +116,7 @@ func (s *Server) playGateways(ctx context.Context, p *v1alpha1.Peering) error {
 	}) {
 		return nil
 	}
-	p.Status.Planes = planes
+	p.Status.Planes, p.Status.Conditions = planes, nil // what a command has written is of no gateway
 	return ignored(s.Client.Status().Update(ctx, p))
 }
 

@@ -95,9 +95,9 @@ func (p *Peering) Carries(a netip.Addr) bool {
 	return a.Is4() == p.Spec.Local.InternalCIDR.Addr().Is4()
 }
 
-// Unreadable says that the spec has something that could not be read, and so nothing at all is
-// known of it. The schema asks for an overlay.
-func (p *Peering) Unreadable() bool { return p.Spec.Overlay == "" }
+// Incomplete says that no command has completed the Peering, or that its spec has something that could not be read, and
+// so nothing at all is known of it.
+func (p *Peering) Incomplete() bool { return len(p.Spec.Planes) == 0 }
 
 // Check returns an error if an address or a range of the spec could not be read.
 // The schema refuses such a Peering; one that was written before the schema, or
@@ -118,6 +118,20 @@ func (p *Peering) Check() error {
 		return fmt.Errorf("peering %s: an address or a range of its spec is missing or not valid; run peer again to write it anew", p.Name)
 	}
 	return nil
+}
+
+// DeletedByHand are the entries of peerings that have worked, and whose Peering no command has deleted: it would have said so in
+// the ledger before. The ledger may be nil.
+func (cn *ClusterNetwork) DeletedByHand(peerings []Peering) (out []PeerAllocation) {
+	if cn == nil || !cn.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	for _, entry := range cn.Spec.Peers {
+		if entry.Active() && !slices.ContainsFunc(peerings, func(p Peering) bool { return p.Name == entry.Name }) {
+			out = append(out, entry)
+		}
+	}
+	return out
 }
 
 // PendingConditions are those of a Peering of which no gateway has written any yet.

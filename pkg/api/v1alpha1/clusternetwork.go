@@ -89,6 +89,13 @@ type PeerAllocation struct {
 	// Phase says whether the peering works: it is reserved before it does, and while it is removed. Then a
 	// command that fails takes the entry back.
 	Phase PeerPhase `json:"phase"`
+	// IdentityKey is the public half of the peer's identity, base64, since the peering has worked. The private half is in the
+	// peer's Secret liqonet-identity: a cluster without it is not taken for the peer.
+	// +kubebuilder:validation:MinLength=44
+	// +kubebuilder:validation:MaxLength=44
+	// +kubebuilder:validation:Pattern=`^[0-9A-Za-z+/]{42}[AEIMQUYcgkosw048]=$`
+	// +optional
+	IdentityKey string `json:"identityKey,omitempty"`
 	// Previous are the ranges that an active peering had before a command that has
 	// not ended yet. They stay reserved, so that they can be put back.
 	// +optional
@@ -108,6 +115,9 @@ const (
 
 // Active says that the peering has worked, and is not being removed.
 func (a *PeerAllocation) Active() bool { return a.Phase == PeerActive }
+
+// Leaving says that the peering has worked, and is being removed.
+func (a *PeerAllocation) Leaving() bool { return !a.Active() && a.IdentityKey != "" }
 
 // PeerRanges are those by which a cluster knows a peer.
 type PeerRanges struct {

@@ -35,7 +35,7 @@ type Peering struct {
 // PeeringSpec is written by the CLI only.
 //
 // +kubebuilder:validation:XValidation:rule="self.local.externalCIDR.contains(':') == self.local.internalCIDR.contains(':') && self.remote.externalCIDR.contains(':') == self.local.internalCIDR.contains(':')",message="internal and external ranges must be of one address family"
-// +kubebuilder:validation:XValidation:rule="self.local.pods.exists(m, m.real.contains(':') == self.local.internalCIDR.contains(':')) && self.remote.pods.exists(m, m.real.contains(':') == self.local.internalCIDR.contains(':'))",message="both clusters must have a pod range of the overlay's address family"
+// +kubebuilder:validation:XValidation:rule="self.planes.size() == 0 || self.local.pods.exists(m, m.real.contains(':') == self.local.internalCIDR.contains(':')) && self.remote.pods.exists(m, m.real.contains(':') == self.local.internalCIDR.contains(':'))",message="both clusters must have a pod range of the overlay's address family"
 // +kubebuilder:validation:XValidation:rule="self.planes.all(p, isIP(p.remoteAddress) && cidr(self.remote.externalCIDR).containsIP(p.remoteAddress))",message="the address of the peer's gateway must be in the peer's external range"
 type PeeringSpec struct {
 	// Index is the number of this peering in this cluster. It is the number of the entry in spec.peers of the ClusterNetwork, from which names of
@@ -50,9 +50,9 @@ type PeeringSpec struct {
 	// Overlay is the encapsulation in which nodes of this cluster send packets to its gateways.
 	Overlay OverlayKind `json:"overlay"`
 	// Planes are the pairs of gateways, one in each cluster, with a WireGuard tunnel between the two. With several of them, one may fail.
+	// There are none until all that the gateways need is there: agents wait for them, and the ranges may still change.
 	// +listType=map
 	// +listMapKey=index
-	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=4
 	Planes []Plane `json:"planes"`
 	// Gateways says on which nodes this cluster's gateways run. Without it, nobody has chosen.
@@ -102,7 +102,6 @@ type Limits struct {
 type LocalNetwork struct {
 	// Pods has this cluster's pod ranges: the real ones, and those by which the peer reaches them.
 	// +listType=atomic
-	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	Pods []CIDRMapping `json:"pods"`
 	// InternalCIDR is the range from which this cluster's nodes and gateways have addresses for the links between them, a /19.
@@ -143,7 +142,6 @@ type RemoteNetwork struct {
 	Name string `json:"name"`
 	// Pods has the peer's pod ranges: the real ones, and those by which this cluster reaches them.
 	// +listType=atomic
-	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	Pods []CIDRMapping `json:"pods"`
 	// ExternalCIDR is the range by which this cluster reaches the peer's nodes and exposed hosts, a /18.
