@@ -251,11 +251,12 @@ var places = map[string]place{
 	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestUnpeerWithoutPeering": {lane: laneEqual},
 
-	"TestDayTwo":         {lane: laneOther, whole: damagesPart, byTurns: true},
-	"TestMTU":            {lane: laneOther, whole: damagesPart, byTurns: true},
-	"TestNodesComeAndGo": {lane: laneOther, whole: damagesPart, byTurns: true},
-	"TestRestarts":       {lane: laneOther, whole: damagesPart, byTurns: true},
-	"TestTroubles":       {lane: laneOther, whole: damagesPart, byTurns: true},
+	"TestDayTwo":               {lane: laneOther, whole: damagesPart, byTurns: true},
+	"TestMTU":                  {lane: laneOther, whole: damagesPart, byTurns: true},
+	"TestNodesComeAndGo":       {lane: laneOther, whole: damagesPart, byTurns: true},
+	"TestPeeringDeletedByHand": {lane: laneOther, whole: failuresPart, byTurns: true},
+	"TestRestarts":             {lane: laneOther, whole: damagesPart, byTurns: true},
+	"TestTroubles":             {lane: laneOther, whole: damagesPart, byTurns: true},
 
 	"TestChaos":                          {lane: laneAll},
 	"TestNetworkPolicy":                  {lane: laneAll},

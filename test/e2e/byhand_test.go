@@ -1,0 +1,85 @@
+package e2e
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+const (
+	// collectedWithin is how long all that belongs to a Peering may stay when somebody has deleted that.
+	collectedWithin = time.Minute
+	// noticedWithin is how long the other side may call the tunnel connected.
+	noticedWithin = 30 * time.Second
+)
+
+// Somebody deletes a Peering with kubectl, while packets pass: as soon as the first peering of the cluster works, when the collector may not
+// have seen our kinds yet, or later. That side ends, and the next command uses what the ledger keeps, or releases it.
+func TestPeeringDeletedByHand(t *testing.T) {
+	a, b := fx.gamma, fx.delta
+	endings := []string{"peer", "unpeer", "doctor --fix"}
+	for _, i := range sample(random(t), 2*len(endings), 1) {
+		isKnown, ending := i%2 == 0, endings[i/2]
+		t.Run(fmt.Sprintf("the collector knows our kinds: %t, then %s", isKnown, ending), func(t *testing.T) {
+			ctx := begin(t)
+			mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
+			fs := sendEightWays(t, ctx, a, b)
+			if isKnown {
+				// It has, when it removes what names a Peering that there is not.
+				damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "create", "configmap", "orphan"}, {"-n", "liqonet-system", "patch", "configmap", "orphan", "--type=merge", "-p",
+					`{"metadata":{"ownerReferences":[{"apiVersion":"liqonet.io/v1alpha1","kind":"Peering","name":"none","uid":"00000000-0000-4000-8000-000000000000"}]}}`}})
+				eventually(t, ctx, collectedWithin, "the collector sees Peerings", func() string {
+					return jsonPath(t, ctx, a, `{.metadata.name}`, "-n", "liqonet-system", "get", "configmap", "orphan", "--ignore-not-found")
+				})
+			}
+			const kept = `{.spec.peers[*]['name', 'index', 'externalCIDR']}`
+			ledger := jsonPath(t, ctx, a, kept, "get", "clusternetwork", "cluster")
+			agents := jsonPath(t, ctx, a, `{.metadata.uid}`, "-n", "liqonet-system", "get", "daemonset", "liqonet-node")
+			damage(t, ctx, a, [][]string{{"delete", "peering", b.Name, "--wait=false"}})
+			begun := time.Now()
+			eventually(t, ctx, noticedWithin, b.Name+" calls the tunnel disconnected", func() string {
+				if now := jsonPath(t, ctx, b, `{.items[*].status.conditions[?(@.type=="Connected")].status}`, "get", "peerings"); now != "False" {
+					return "Connected is " + now
+				}
+				return ""
+			})
+			t.Logf("%s has noticed after %s", b.Name, time.Since(begun))
+			eventually(t, ctx, collectedWithin-time.Since(begun), "all of the peering goes", func() string {
+				left, err := a.Run(ctx, "", "get", "deployments,replicasets,pods,services,secrets,leases,configmaps,poddisruptionbudgets,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings",
+					"-A", "-l", "liqonet.io/peering="+b.Name, "-o", "name")
+				if err != nil {
+					return err.Error()
+				}
+				return left + jsonPath(t, ctx, a, `{.items[*].status.gateways[*].peeringName}`, "get", "nodenetworks")
+			})
+			t.Logf("all of it has gone after %s", time.Since(begun))
+			if now := jsonPath(t, ctx, a, kept, "get", "clusternetwork", "cluster"); now != ledger {
+				t.Errorf("the ledger has %s, want %s", now, ledger)
+			}
+			if now := jsonPath(t, ctx, a, `{.metadata.uid}`, "-n", "liqonet-system", "get", "daemonset", "liqonet-node"); now != agents {
+				t.Error("the node agents are others")
+			}
+			if r := liqonet(t, ctx, "", "status", a.Name); r.code != 7 || !strings.Contains(r.stdout, "Peering "+b.Name+" was deleted by hand") {
+				t.Errorf("status: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+			}
+			switch ending {
+			case "peer":
+				mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+			case "doctor --fix":
+				if r := liqonet(t, ctx, "", "doctor", a.Name, b.Name); r.code != 11 || !strings.Contains(r.stdout, "Peering "+b.Name+" was deleted by hand") {
+					t.Errorf("doctor: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+				}
+				mustLiqonet(t, ctx, "doctor", a.Name, b.Name, "--fix")
+			}
+			if ending != "unpeer" {
+				for _, f := range fs {
+					answering(t, ctx, f, callTimeout)
+				}
+				checkBothPlanes(t, ctx, a, b)
+			}
+			mustLiqonet(t, ctx, "unpeer", a.Name, b.Name)
+			checkNothingLeft(t, ctx)
+		})
+	}
+}
