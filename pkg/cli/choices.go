@@ -10,7 +10,9 @@ import (
 
 // oneOf is a flag whose value is one of a list, or empty if it is so from the beginning.
 type oneOf struct {
-	value   string
+	value string
+	// kind is what --help calls the value.
+	kind    string
 	allowed []string
 }
 
@@ -18,7 +20,7 @@ type oneOf struct {
 func (o *oneOf) String() string { return o.value }
 
 // Type is what --help shows.
-func (o *oneOf) Type() string { return "value" }
+func (o *oneOf) Type() string { return o.kind }
 
 func (o *oneOf) completions() []cobra.Completion { return o.allowed }
 

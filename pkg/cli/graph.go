@@ -18,7 +18,7 @@ import (
 var graphFormats = map[string]func(*graph) string{"text": (*graph).text, "dot": (*graph).dot}
 
 func newGraph(g *globals) *cobra.Command {
-	format := &oneOf{"text", []string{"text", "dot"}}
+	format := &oneOf{"text", "format", []string{"text", "dot"}}
 	cmd := &cobra.Command{
 		Use:   "graph [CLUSTER…]",
 		Short: "Draw clusters and their peerings",
