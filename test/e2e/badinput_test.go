@@ -22,6 +22,7 @@ const (
 	exitUnreachable = 3
 	exitForbidden   = 4
 	exitNotReady    = 5
+	exitBusy        = 13
 )
 
 // checkMessage wants one error on stderr that names what it is about and has

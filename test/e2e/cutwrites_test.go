@@ -10,15 +10,19 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 )
 
-// deadly stands between a command and the API servers, and kills it after one of its writes, which was done, before it
-// knows.
+// deadly stands between a command and the API servers, and sends it a signal after one of its writes, which was done, before
+// it knows.
 type deadly struct {
 	kubeconfig string
-	mu         sync.Mutex
-	command    *exec.Cmd
+	signal     syscall.Signal
+	// reached gets what the write was.
+	reached chan string
+	mu      sync.Mutex
+	command *exec.Cmd
 	// after is the number of the write, written how many there were, last what the last one was.
 	after, written int
 	last           string
@@ -26,9 +30,15 @@ type deadly struct {
 
 func killAfterWrites(t *testing.T, clusters ...*cluster) *deadly {
 	t.Helper()
-	d := &deadly{}
+	return signalAfterWrites(t, syscall.SIGKILL, clusters...)
+}
+
+func signalAfterWrites(t *testing.T, signal syscall.Signal, clusters ...*cluster) *deadly {
+	t.Helper()
+	d := &deadly{signal: signal, reached: make(chan string, 1)}
 	d.kubeconfig = between(t, func(c *cluster, w http.ResponseWriter, r *http.Request, api http.Handler) {
-		if r.Method == http.MethodGet || strings.HasSuffix(r.URL.Path, "reviews") { // questions about permissions
+		// Neither questions about permissions nor locks change what the command works on.
+		if r.Method == http.MethodGet || strings.HasSuffix(r.URL.Path, "reviews") || strings.Contains(r.URL.Path, "/namespaces/kube-system/leases") {
 			api.ServeHTTP(w, r)
 			return
 		}
@@ -37,7 +47,8 @@ func killAfterWrites(t *testing.T, clusters ...*cluster) *deadly {
 		d.mu.Lock()
 		if d.written++; d.written == d.after {
 			d.last = c.Name + " " + r.Method + " " + r.URL.Path
-			_ = d.command.Process.Kill()
+			_ = d.command.Process.Signal(d.signal)
+			d.reached <- d.last
 		}
 		d.mu.Unlock()
 		maps.Copy(w.Header(), answer.Header())
@@ -51,25 +62,35 @@ func killAfterWrites(t *testing.T, clusters ...*cluster) *deadly {
 // its end.
 func (d *deadly) run(t *testing.T, ctx context.Context, after int, args ...string) (killed bool) {
 	t.Helper()
-	cmd := command(ctx, d.kubeconfig, args...)
-	cmd.SysProcAttr = nil // this goroutine's thread may end before the command
-	var errs bytes.Buffer
-	cmd.Stderr = &errs
-	d.mu.Lock()
-	d.command, d.after, d.written, d.last = cmd, after, 0, ""
-	err := cmd.Start()
-	d.mu.Unlock()
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = cmd.Wait()
+	cmd, errs := d.start(t, ctx, after, args...)
+	err := cmd.Wait()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.last == "" && err != nil {
 		t.Fatalf("%v: %v\n%s", args, err, errs.String())
 	}
 	t.Logf("%v, killed after write %d: %s", args, after, d.last)
-	return d.last != ""
+	if d.last == "" {
+		return false
+	}
+	<-d.reached
+	return true
+}
+
+// start starts a command that gets the signal after so many writes.
+func (d *deadly) start(t *testing.T, ctx context.Context, after int, args ...string) (*exec.Cmd, *bytes.Buffer) {
+	t.Helper()
+	cmd := command(ctx, d.kubeconfig, args...)
+	cmd.SysProcAttr = nil // this goroutine's thread may end before the command
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.command, d.after, d.written, d.last = cmd, after, 0, ""
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return cmd, &errs
 }
 
 // leastWrites is how many writes peer and unpeer have at least.

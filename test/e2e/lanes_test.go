@@ -248,6 +248,7 @@ var places = map[string]place{
 	"TestPlanes":               {lane: laneEqual},
 	"TestPeering":              {lane: laneEqual, whole: networksPart},
 	"TestRotateKeys":           {lane: laneAll, whole: outagesPart},
+	"TestStopped":              {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestUnpeerWithoutPeering": {lane: laneEqual},
 
