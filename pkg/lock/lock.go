@@ -387,10 +387,15 @@ func Begin(ctx context.Context) (end func(), err error) {
 	return end, err
 }
 
-// Lost is why the lock is lost under which something is done in this context, nil if nobody has taken it as far as is known.
+// Lost is why the lock is lost under which something is done in this context, nil if nobody has taken it as far as is known. It
+// looks, unless the lock was renewed a moment ago: what was stopped for long fails with requests that were under way.
 func Lost(ctx context.Context) error {
-	if h, _ := ctx.Value(heldKey{}).(*Held); h != nil && h.lost.Err() != nil {
-		return context.Cause(h.lost)
+	h, _ := ctx.Value(heldKey{}).(*Held)
+	if h == nil {
+		return nil
+	}
+	if err := h.check(context.WithoutCancel(ctx)); errors.Is(err, ErrOvertaken) {
+		return err
 	}
 	return nil
 }

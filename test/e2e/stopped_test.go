@@ -3,6 +3,7 @@ package e2e
 import (
 	"errors"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -72,8 +73,9 @@ func TestStopped(t *testing.T) {
 			if tt.then[0] != "unpeer" {
 				checkPair(t, ctx, a, b)
 				checkBothPlanes(t, ctx, a, b)
+				would := mustLiqonet(t, ctx, append(slices.Clone(peer), "--dry-run")...)
 				if r := mustLiqonet(t, ctx, peer...); !strings.Contains(r.stdout, "nothing was changed") {
-					t.Errorf("the next peer says\n%s", r.stdout)
+					t.Errorf("the next peer says\n%s\nA dry run before said\n%s", r.stdout, would.stdout)
 				}
 				mustLiqonet(t, ctx, unpeer...)
 			}
