@@ -39,22 +39,27 @@ func (p *run) compared(ctx context.Context) (*plan.Plan, error) {
 	return out, p.both(ctx, func(ctx context.Context, s, _ *side) error {
 		c := &out.Clusters[s.index]
 		c.Objects = slices.Clone(c.Objects)
-		g, ctx := failure.NewGroup(ctx)
-		g.SetLimit(8)
-		for i := range c.Objects {
-			g.Go(func() (err error) {
-				if o := &c.Objects[i]; o.Action == "" {
-					o.Action, err = s.action(ctx, o)
-				}
-				return err
-			})
-		}
-		return g.Wait()
+		return s.compare(ctx, c.Objects, func(context.Context, *unstructured.Unstructured, *unstructured.Unstructured) error { return nil })
 	})
 }
 
+// compare says what is to be done with each object, and looks closer at those that are changed.
+func (s *side) compare(ctx context.Context, objects []plan.ObjectPlan, closer func(ctx context.Context, want, live *unstructured.Unstructured) error) error {
+	g, ctx := failure.NewGroup(ctx)
+	g.SetLimit(8)
+	for i := range objects {
+		g.Go(func() (err error) {
+			if o := &objects[i]; o.Action == "" {
+				o.Action, err = s.action(ctx, o, closer)
+			}
+			return err
+		})
+	}
+	return g.Wait()
+}
+
 // action compares an object with the one in the cluster. What is not known yet is another value.
-func (s *side) action(ctx context.Context, o *plan.ObjectPlan) (plan.Action, error) {
+func (s *side) action(ctx context.Context, o *plan.ObjectPlan, closer func(ctx context.Context, want, live *unstructured.Unstructured) error) (plan.Action, error) {
 	if o.Kind == "Secret" {
 		return s.actionOnSecret(ctx, o)
 	}
@@ -68,8 +73,9 @@ func (s *side) action(ctx context.Context, o *plan.ObjectPlan) (plan.Action, err
 		return plan.Create, nil
 	case contains(live.Object, want.Object):
 		return plan.Keep, nil
+	default:
+		return plan.Change, closer(ctx, want, live)
 	}
-	return plan.Change, nil
 }
 
 // actionOnSecret reads no key: what is in a Secret is never changed, but its owner.

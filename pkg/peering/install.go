@@ -175,7 +175,7 @@ func (s *side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan)
 	c := *planned
 	f.OtherPeerings = peerings.Items
 	if live != nil {
-		f.Installed, f.NodeMetrics, f.OverlayKeys = manifests.AgentsOf(live, &live.Spec.Template.Spec), manifests.ShowsNodeMetrics(live), manifests.OverlayKeys(&live.Spec.Template.Spec)
+		f = f.WithNodeAgents(live)
 		c = c.WithCurrent(f, s.intent)
 	}
 	for _, p := range peerings.Items {
@@ -225,19 +225,12 @@ func (s *side) updateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 		return err
 	}
 	if !contains(live.Object, want.Object) {
-		err := s.await(ctx, "wait for the gateway, before the node agents are replaced", s.podsHint(), append(rolloutKinds(), &v1alpha1.PeeringList{}), func(_ context.Context, o objects) (string, error) {
-			for _, g := range planned.Gateways {
-				if byName[*v1alpha1.Peering](o, g.Peering) == nil {
-					return "", errUnpeered
-				}
-				if crash, err := s.podProblem(o, nil, g.Peering); crash != "" || err != nil {
-					return crash, err
-				}
-				if d := byName[*appsv1.Deployment](o, g.Name()); d == nil || !isRolledOut(d) {
-					return "the gateway is being replaced", nil
-				}
+		a := agents{noNodes(), gatewaysOf(planned)}
+		err := s.awaitAgents(ctx, "wait for the gateway, before the node agents are replaced", s.podsHint(), a, func(o objects, _ heartbeats, missing string) (string, error) {
+			if byName[*v1alpha1.Peering](o, planned.Peering.Name) == nil {
+				return "", errUnpeered
 			}
-			return "", nil
+			return missing, nil
 		})
 		if err != nil {
 			return err
@@ -286,7 +279,7 @@ func (s *side) takeReports(ctx context.Context, one bool) (err error) {
 		if len(missing) == 0 || one && len(missing) < len(nodes) {
 			return "", nil
 		}
-		crash, err := s.podProblem(o, missing, "")
+		crash, err := s.podProblem(o, missing)
 		return cmp.Or(crash, "no report of "+firstOf(5, missing)), err
 	})
 }
@@ -319,12 +312,12 @@ func isAmong(sorted []string, name string) bool {
 const maxRestarts = 4
 
 // podProblem looks at the node agents' pods on these nodes, which are sorted, and at those of the
-// peering's gateways. It returns an error if one cannot start for a reason that
+// gateways of peerings. It returns an error if one cannot start for a reason that
 // waiting does not mend, and a reason if one starts again and again. Pods of other
 // peerings, and those on nodes that are not ready, are nobody's business.
-func (c *Cluster) podProblem(o objects, nodes []string, peering string) (reason string, err error) {
+func (c *Cluster) podProblem(o objects, nodes []string, peerings ...string) (reason string, err error) {
 	for _, p := range of[*corev1.Pod](o) {
-		isGateway := peering != "" && p.Labels[v1alpha1.LabelPeering] == peering
+		isGateway := slices.Contains(peerings, p.Labels[v1alpha1.LabelPeering])
 		isAgent := p.Labels[v1alpha1.LabelPeering] == "" && p.Labels[v1alpha1.LabelProbe] == "" && isAmong(nodes, p.Spec.NodeName)
 		if !isGateway && !isAgent || !p.DeletionTimestamp.IsZero() {
 			continue

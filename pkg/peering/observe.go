@@ -82,9 +82,7 @@ func (c *Cluster) readAgents(ctx context.Context, f *plan.Facts) error {
 		return err
 	}
 	if ds != nil {
-		f.Installed = manifests.AgentsOf(ds, &ds.Spec.Template.Spec)
-		f.OverlayKeys = manifests.OverlayKeys(&ds.Spec.Template.Spec)
-		f.NodeMetrics = manifests.ShowsNodeMetrics(ds)
+		*f = f.WithNodeAgents(ds)
 	} else if gateways, err := c.ours(ctx, &appsv1.DeploymentList{}, nil); err != nil || len(gateways) == 0 {
 		return err // there need not be a key yet
 	}

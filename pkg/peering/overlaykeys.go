@@ -1,7 +1,6 @@
 package peering
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -9,8 +8,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	coordinationv1 "k8s.io/api/coordination/v1"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -121,18 +118,11 @@ func (c *Cluster) overlayKeysUsed(ctx context.Context) (keys overlayKeys, err er
 
 // awaitNodeAgents waits until the node agents that were applied have taken over on all nodes that are ready.
 func (c *Cluster) awaitNodeAgents(ctx context.Context) error {
-	beats := heartbeats{}
-	return c.await(ctx, "wait for the node agents", c.podsHint(), append(rolloutKinds(), viewKinds()...), func(_ context.Context, o objects) (string, error) {
+	return c.awaitAgents(ctx, "wait for the node agents", c.podsHint(), agents{}, func(o objects, _ heartbeats, missing string) (string, error) {
 		if byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
 			return "", errUninstalling
 		}
-		beats.note(of[*coordinationv1.Lease](o), c.Now())
-		ready, _ := nodesByReadiness(of[*corev1.Node](o))
-		if crash, err := c.podProblem(o, ready, ""); crash != "" || err != nil {
-			return crash, err
-		}
-		newest, missing := newestRevision(o)
-		return cmp.Or(missing, nodesRolledOut(o, newest, ready, beats)), nil
+		return missing, nil
 	})
 }
 

@@ -21,6 +21,11 @@ import (
 // own timeout.
 const rollbackTimeout = 30 * time.Second
 
+// withTime is a context for what has to be put back, also where the command's own time is over.
+func withTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.WithoutCancel(ctx), rollbackTimeout, fmt.Errorf("not done after %s", rollbackTimeout))
+}
+
 // Result is what peering two clusters has changed, and what came of it.
 type Result struct {
 	// Changed lists what was changed, as "cluster: object". Empty if the clusters

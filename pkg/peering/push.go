@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -14,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -60,7 +60,7 @@ func (p *run) apply(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := p.pushGateways(ctx, planes, len(turns) > 1 || len(p.dropped) > 0); err != nil {
+		if err := p.pushGateways(ctx, planes, len(turns) == 1 && len(p.dropped) == 0); err != nil {
 			return err
 		}
 		if err := p.pushPeerings(ctx, slices.Concat(append(turns[i+1:], p.dropped)...)); err != nil {
@@ -68,6 +68,26 @@ func (p *run) apply(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// pushPlane replaces the gateways of a plane as they are planned. When those before have ended, it applies the Peerings, and
+// waits until packets pass by all planes.
+func (p *run) pushPlane(ctx context.Context, plane int32) error {
+	alone := len(p.plan.Clusters[0].Gateways) == 1
+	err := p.both(ctx, p.pushServices)
+	if err == nil {
+		err = p.pushGateways(ctx, []int32{plane}, alone)
+	}
+	if err == nil && alone {
+		err = p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.awaitEnd(ctx, p.planOf(s).Gateways[0].Gateway) })
+	}
+	if err == nil {
+		err = p.pushPeerings(ctx, nil)
+	}
+	if err != nil {
+		return err
+	}
+	return p.both(ctx, p.waitForPackets)
 }
 
 // makeAllKeys makes the keys that gateways lack.
@@ -108,7 +128,7 @@ func (p *run) startGateways(ctx context.Context) error {
 		g, ctx := failure.NewGroup(ctx)
 		g.Go(func() error { return p.pushServices(ctx, s, peer) })
 		for _, gateway := range p.planOf(s).Gateways {
-			g.Go(func() error { return s.applyGateway(ctx, p.planOf(s), gateway) })
+			g.Go(func() error { return s.applyGateway(ctx, p.planOf(s), gateway, true) })
 		}
 		return g.Wait()
 	})
@@ -137,7 +157,7 @@ func (p *run) pushServices(ctx context.Context, s, _ *side) error {
 // whose gateways are replaced have a turn each, so that nodes can use another one meanwhile. All others come first. Planes
 // that are not planned any more are dropped in the end then, and at once where packets do not pass.
 func (p *run) turns(ctx context.Context) ([][]int32, error) {
-	replaced, dropped, live := map[int32]bool{}, map[int32]bool{}, 0
+	replaced, live := map[int32]bool{}, 0
 	for _, s := range p.sides {
 		for _, g := range p.planOf(s).Gateways {
 			_, deployment := g.Objects()
@@ -152,22 +172,12 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 				continue
 			}
 			live++
-			template := []string{"spec", "template"}
-			before, _, _ := unstructured.NestedFieldNoCopy(there.Object, template...)
-			after, _, _ := unstructured.NestedFieldNoCopy(want.Object, template...)
-			if !contains(before, after) {
+			if !sameTemplate(there, want) {
 				replaced[g.Plane] = true
 			}
 		}
-		if s.facts.Existing == nil {
-			continue
-		}
-		for _, plane := range s.facts.Existing.Spec.Planes {
-			if p.planOf(s).Peering.Plane(plane.Index) == nil {
-				dropped[plane.Index] = true
-			}
-		}
 	}
+	dropped := p.notPlanned()
 	planes := p.plan.Clusters[0].Gateways
 	inTurn := live > 0 && (len(replaced) > 0 && len(planes) > 1 || len(dropped) > 0)
 	if inTurn {
@@ -180,7 +190,7 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 	}
 	p.dropped = nil
 	if inTurn {
-		p.dropped = slices.Sorted(maps.Keys(dropped))
+		p.dropped = dropped
 	}
 	turns := make([][]int32, 1)
 	for _, g := range planes {
@@ -196,6 +206,22 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 	return turns, nil
 }
 
+// notPlanned are planes that there are, and that are not planned any more.
+func (p *run) notPlanned() []int32 {
+	planes := sets.New[int32]()
+	for _, s := range p.sides {
+		if s.facts.Existing == nil {
+			continue
+		}
+		for _, plane := range s.facts.Existing.Spec.Planes {
+			if p.planOf(s).Peering.Plane(plane.Index) == nil {
+				planes.Insert(plane.Index)
+			}
+		}
+	}
+	return sets.List(planes)
+}
+
 // works says whether packets pass by all planes, from all nodes that are ready.
 func (p *run) works(ctx context.Context) (all bool, err error) {
 	var works [2]bool
@@ -207,20 +233,14 @@ func (p *run) works(ctx context.Context) (all bool, err error) {
 	return works == [2]bool{true, true}, err
 }
 
-// pushGateways applies the gateways of planes in both clusters, and waits until those before them have ended.
-func (p *run) pushGateways(ctx context.Context, planes []int32, waits bool) error {
+// pushGateways applies the gateways of planes in both clusters: if packets have another way, when those before them have ended.
+func (p *run) pushGateways(ctx context.Context, planes []int32, alone bool) error {
 	return p.both(ctx, func(ctx context.Context, s, _ *side) error {
 		for _, g := range p.planOf(s).Gateways {
 			if !slices.Contains(planes, g.Plane) {
 				continue
 			}
-			if err := s.applyGateway(ctx, p.planOf(s), g); err != nil {
-				return err
-			}
-			if !waits {
-				continue
-			}
-			if err := s.awaitEnd(ctx, g.Gateway); err != nil {
+			if err := s.applyGateway(ctx, p.planOf(s), g, alone); err != nil {
 				return err
 			}
 		}
@@ -295,7 +315,7 @@ func (p *run) makeKeys(ctx context.Context, s, peer *side) error {
 }
 
 // applyGateway applies the objects of a gateway as they are planned.
-func (s *side) applyGateway(ctx context.Context, c *plan.ClusterPlan, g plan.GatewayPlan) error {
+func (s *side) applyGateway(ctx context.Context, c *plan.ClusterPlan, g plan.GatewayPlan, alone bool) error {
 	if err := s.apply(ctx, plan.Staged(c.Objects, plan.GatewayAccount, g.Name())...); err != nil {
 		return err
 	}
@@ -303,7 +323,11 @@ func (s *side) applyGateway(ctx context.Context, c *plan.ClusterPlan, g plan.Gat
 	if err := s.takeCurrentKey(ctx, &deployment.Spec.Template.Spec); err != nil {
 		return err
 	}
-	return s.apply(ctx, deployment)
+	want, err := manifests.ToApply(deployment)
+	if err != nil {
+		return err
+	}
+	return s.replaceGateway(ctx, g.Gateway, want, alone)
 }
 
 // applyPeering applies the Peering as it is planned, with the hosts that are exposed now, and with some planes as they were.
@@ -547,15 +571,23 @@ func (p *run) waitForPackets(ctx context.Context, s, peer *side) error {
 		}
 	}
 	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.Kubectl, v1alpha1.Namespace)
-	beats := heartbeats{}
-	return s.await(ctx, fmt.Sprintf("wait until packets pass to %q", peer.Name), hint, append(rolloutKinds(), viewKinds()...), func(_ context.Context, o objects) (string, error) {
-		return p.look(s, peer, o, beats)
+	doing := fmt.Sprintf("wait until packets pass to %q", peer.Name)
+	return s.awaitAgents(ctx, doing, hint, agents{gateways: gatewaysOf(p.planOf(s))}, func(o objects, beats heartbeats, missing string) (string, error) {
+		return p.look(s, o, beats, missing)
 	})
 }
 
+// gatewaysOf are those of a plan.
+func gatewaysOf(c *plan.ClusterPlan) (out []manifests.Gateway) {
+	for _, g := range c.Gateways {
+		out = append(out, g.Gateway)
+	}
+	return out
+}
+
 // look takes the side's view of the peering into the result, and says what is
-// still missing.
-func (p *run) look(s, peer *side, o objects, beats heartbeats) (string, error) {
+// still missing beside agents: those before them may have reported that all is well.
+func (p *run) look(s *side, o objects, beats heartbeats, agents string) (string, error) {
 	live := byName[*v1alpha1.Peering](o, p.planOf(s).Peering.Name)
 	if live == nil {
 		return "", errUnpeered
@@ -565,24 +597,10 @@ func (p *run) look(s, peer *side, o objects, beats heartbeats) (string, error) {
 		return "", err
 	}
 	p.result.Views[s.index] = v
-	nodes, _ := nodesByReadiness(of[*corev1.Node](o))
-	crash, err := s.podProblem(o, nodes, live.Name)
-	if err != nil {
-		return "", err
-	}
 	if p.roles.note(s.index, unanswered(live)) {
 		return "", errUnanswered
 	}
-	if reason := cmp.Or(crash, missing); reason != "" {
-		return reason, nil
-	}
-	// Agents before those that were applied may have reported all of this.
-	for _, g := range p.planOf(s).Gateways {
-		if missing := rolledOut(o, g.Gateway, nodes, beats); missing != "" {
-			return missing, nil
-		}
-	}
-	return "", nil
+	return cmp.Or(agents, missing), nil
 }
 
 // unanswered says that all gateways have applied the Peering as it is now, and get no

@@ -4,10 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -15,20 +18,62 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
-// rolloutKinds are the kinds that rolledOut and podProblem look at.
+// rolloutKinds are the kinds that takenOver looks at, beside Peerings.
 func rolloutKinds() []client.ObjectList {
 	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &appsv1.ControllerRevisionList{}, &corev1.PodList{}}
 }
 
-// rolledOut says what is missing until the agents that were applied have taken over from
-// those before them, on each of the nodes and in the gateway. They have when they run and
+// agents are those that a wait is for: of some nodes, which are sorted, nil for all that are ready, and gateways.
+type agents struct {
+	nodes    []string
+	gateways []manifests.Gateway
+}
+
+// noNodes are none, where nil would be all.
+func noNodes() []string { return []string{} }
+
+// awaitAgents waits until agents that were applied have taken over from those before them, and packets pass. The function passes is told what is missing
+// until they have taken over, and says what is missing at all.
+func (c *Cluster) awaitAgents(ctx context.Context, doing, hint string, a agents, passes func(o objects, beats heartbeats, missing string) (string, error)) error {
+	beats := heartbeats{}
+	return c.await(ctx, doing, hint, append(rolloutKinds(), viewKinds()...), func(_ context.Context, o objects) (string, error) {
+		beats.note(of[*coordinationv1.Lease](o), c.Now())
+		missing, err := c.takenOver(o, a, beats)
+		if err != nil {
+			return "", err
+		}
+		return passes(o, beats, missing)
+	})
+}
+
+// takenOver says what is missing until agents have taken over: it is an error if one cannot start. They have when they run and
 // hold the Leases, which they take when they have reported; then it is empty.
 //
 // Nodes are looked at one by one, as the DaemonSet's own count includes those
-// that are not ready, for which nobody waits.
-func rolledOut(o objects, g manifests.Gateway, nodes []string, beats heartbeats) string {
+// that are not ready, for which nobody waits. Nor does anybody for gateways of a peering that was removed.
+func (c *Cluster) takenOver(o objects, a agents, beats heartbeats) (missing string, err error) {
+	nodes, _ := nodesByReadiness(of[*corev1.Node](o))
+	if a.nodes != nil {
+		nodes = slices.DeleteFunc(nodes, func(n string) bool { return !isAmong(a.nodes, n) })
+	}
+	gateways := slices.DeleteFunc(slices.Clone(a.gateways), func(g manifests.Gateway) bool { return byName[*v1alpha1.Peering](o, g.Peering) == nil })
+	var peerings []string
+	for _, g := range gateways {
+		peerings = append(peerings, g.Peering)
+	}
+	if crash, err := c.podProblem(o, nodes, peerings...); crash != "" || err != nil {
+		return crash, err
+	}
+	for _, g := range gateways {
+		if missing := gatewayRolledOut(o, g, beats); missing != "" {
+			return missing, nil
+		}
+	}
+	if len(nodes) == 0 {
+		return "", nil
+	}
 	newest, missing := newestRevision(o)
-	return cmp.Or(missing, gatewayRolledOut(o, g, beats), nodesRolledOut(o, newest, nodes, beats))
+	return cmp.Or(missing, nodesRolledOut(o, newest, nodes, beats)), nil
 }
 
 // newestRevision is that of the node agents' DaemonSet, which its controller has to have seen.
@@ -89,6 +134,65 @@ func isRolledOut(d *appsv1.Deployment) bool {
 // isRunning says that the agent of a pod runs, and goes on to.
 func isRunning(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp.IsZero() && len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].State.Running != nil
+}
+
+// replaceGateway applies a gateway's Deployment. Two gateways with one key would take each other's packets, and one that starts waits only some
+// seconds for the former one. So it does not start before that one has ended, for which nodes have to use another plane. Where packets have no other
+// way, there is no time for that.
+func (s *side) replaceGateway(ctx context.Context, g manifests.Gateway, next *unstructured.Unstructured, alone bool) error {
+	if !alone {
+		_, live, err := s.read(ctx, next)
+		if err != nil {
+			return err
+		}
+		alone = live.GetResourceVersion() == "" || sameTemplate(live, next) && !isStopped(live)
+	}
+	if alone {
+		return s.apply(ctx, next)
+	}
+	none := next.DeepCopy()
+	if err := unstructured.SetNestedField(none.Object, int64(0), "spec", "replicas"); err != nil {
+		return err
+	}
+	if err := s.apply(ctx, none); err != nil {
+		return err
+	}
+	ended := s.awaitEnd(ctx, g)
+	if ended != nil { // whatever it waits for: one has to run again
+		var cancel context.CancelFunc
+		ctx, cancel = withTime(ctx)
+		defer cancel()
+	}
+	return cmp.Or(ended, s.apply(ctx, next))
+}
+
+// isStopped says that a Deployment is to have no pod: a command that was interrupted has left it so.
+func isStopped(d *unstructured.Unstructured) bool {
+	n, found, _ := unstructured.NestedInt64(d.Object, "spec", "replicas")
+	return found && n == 0
+}
+
+// sameTemplate says that what is wanted makes no other pods.
+func sameTemplate(live, want *unstructured.Unstructured) bool {
+	before, _, _ := unstructured.NestedFieldNoCopy(live.Object, "spec", "template")
+	after, _, _ := unstructured.NestedFieldNoCopy(want.Object, "spec", "template")
+	return contains(before, after)
+}
+
+// endGateway deletes a gateway's Deployment, and waits until its pod has ended: it goes on until nobody sends
+// packets by it.
+func (s *side) endGateway(ctx context.Context, g manifests.Gateway) error {
+	_, deployment := g.Objects()
+	_, live, err := s.read(ctx, deployment)
+	if err != nil {
+		return err
+	}
+	if live.GetResourceVersion() != "" {
+		if err := s.delete(ctx, live); err != nil {
+			return err
+		}
+	}
+	return s.awaitEnd(ctx, g)
 }
 
 // awaitEnd waits until the gateway that ran before what was applied has ended: it goes on until nobody sends

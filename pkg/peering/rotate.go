@@ -5,14 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/lock"
-	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -150,23 +148,6 @@ func (r *rotation) all(ctx context.Context) (err error) {
 	return nil
 }
 
-// withTime is a context for what has to be put back, also where the command's own time is over.
-func withTime(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(context.WithoutCancel(ctx), rollbackTimeout, fmt.Errorf("not done after %s", rollbackTimeout))
-}
-
-// read reads both Peerings as they are now.
-func (r *rotation) read(ctx context.Context) error {
-	return r.both(ctx, func(ctx context.Context, s, _ *side) error {
-		s.intent.Renew = nil
-		err := s.readPeering(ctx, r.peerings[s.index], &s.facts)
-		if err == nil && s.facts.Existing == nil {
-			err = s.fail("read the Peering", errUnpeered)
-		}
-		return err
-	})
-}
-
 // addOverlayKeys gives node agents the key that the links are going to have, beside those that they have.
 func (r *rotation) addOverlayKeys(ctx context.Context) error {
 	err := r.both(ctx, func(ctx context.Context, s, _ *side) error {
@@ -196,112 +177,27 @@ func (r *rotation) updateAgents(ctx context.Context) error {
 	return r.both(ctx, r.waitForPackets)
 }
 
-// addTemporary adds a plane that packets take meanwhile.
-func (r *rotation) addTemporary(ctx context.Context) error {
-	if err := r.setTemporary(ctx, true); err != nil {
-		return err
-	}
-	if err := r.both(ctx, r.makeKeys); err != nil {
-		return err
-	}
-	if err := r.makePresharedKeys(ctx); err != nil {
-		return err
-	}
-	if err := r.makePlan(); err != nil {
-		return err
-	}
-	return r.push(ctx, r.temporary())
-}
-
-// removeTemporary has nodes leave the temporary plane, and removes it.
-func (r *rotation) removeTemporary(ctx context.Context) error {
-	if err := r.setTemporary(ctx, false); err != nil {
-		return err
-	}
-	temporary := map[int32]bool{}
-	for _, s := range r.sides {
-		for _, plane := range s.facts.Existing.Spec.Planes {
-			if plane.Temporary {
-				temporary[plane.Index] = true
-			}
-		}
-	}
-	r.dropped = slices.Sorted(maps.Keys(temporary))
-	if err := r.dropPlanes(ctx); err != nil {
-		return err
-	}
-	return r.both(ctx, func(ctx context.Context, s, peer *side) error {
-		s.clear(ctx, peer, r.planOf(s))
-		return nil
-	})
-}
-
-// temporary is the index of the temporary plane.
-func (r *rotation) temporary() (plane int32) {
-	for _, g := range r.plan.Clusters[0].Gateways {
-		if g.Temporary {
-			plane = g.Plane
-		}
-	}
-	return plane
-}
-
-func (r *rotation) setTemporary(ctx context.Context, wanted bool) error {
-	if err := r.read(ctx); err != nil {
-		return err
-	}
-	for _, s := range r.sides {
-		s.intent.Temporary = wanted
-	}
-	return r.makePlan()
-}
-
-// endGateway deletes a gateway's Deployment, and waits until its pod has ended: it goes on until nobody sends
-// packets by it.
-func (s *side) endGateway(ctx context.Context, g manifests.Gateway) error {
-	_, deployment := g.Objects()
-	_, live, err := s.read(ctx, deployment)
-	if err != nil {
-		return err
-	}
-	if live.GetResourceVersion() != "" {
-		if err := s.delete(ctx, live); err != nil {
-			return err
-		}
-	}
-	return s.awaitEnd(ctx, g)
-}
-
 // replaceKeys gives the gateways of a plane new keys. If the plane does not work with them, it gets
 // those before back.
 func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
-	if err := r.read(ctx); err != nil {
+	if err := r.readPeerings(ctx); err != nil {
 		return err
 	}
-	before, _ := r.values()
-	clear := func(ctx context.Context, s, _ *side) error { return s.deleteOtherKeys(ctx, r.planOf(s), plane) }
+	before, clear := r.plan, func(ctx context.Context, s, _ *side) error { return s.deleteOtherKeys(ctx, r.planOf(s), plane) }
 	err := r.makeNewKeys(ctx, plane)
 	if err == nil {
-		if err = r.push(ctx, plane); err == nil {
-			return r.both(ctx, clear)
-		}
+		err = r.pushPlane(ctx, plane)
+	}
+	if err == nil {
+		return r.both(ctx, clear)
 	}
 	if isLost(err) || lock.Lost(ctx) != nil {
 		return err
 	}
 	undo, cancel := withTime(ctx)
 	defer cancel()
-	for i, s := range r.sides {
-		was := before[i].Planes[plane]
-		was.KeyGeneration = before[i].Gateway(r.peerings[i], plane).KeyGeneration
-		s.facts = s.facts.WithPlane(plane, was)
-		s.intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: before[i].Existing.Plane(plane).OverlayKeyGeneration}}
-	}
-	undone := r.makePlan()
-	if undone == nil {
-		undone = r.push(undo, plane)
-	}
-	if undone != nil {
+	r.plan = before
+	if undone := r.pushPlane(undo, plane); undone != nil {
 		a, b := r.sides[0].Name, r.sides[1].Name
 		return errors.Join(err, fmt.Errorf("plane %d could not get its former keys back: %w; run: kubectl liqonet peer %s %s", plane, undone, a, b))
 	}
@@ -335,22 +231,6 @@ func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 		s.intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: s.intent.Renew[plane].OverlayKey}} // the pre-shared key is made
 	}
 	return r.makePlan()
-}
-
-// push replaces the gateways of planes as they are planned. When those before have ended, it applies the Peerings, and
-// waits until packets pass by all planes.
-func (r *rotation) push(ctx context.Context, planes ...int32) error {
-	err := r.both(ctx, r.pushServices)
-	if err == nil {
-		err = r.pushGateways(ctx, planes, true)
-	}
-	if err == nil {
-		err = r.pushPeerings(ctx, nil)
-	}
-	if err != nil {
-		return err
-	}
-	return r.both(ctx, r.waitForPackets)
 }
 
 // deleteOtherKeys deletes the keys of a plane's gateway but those that it has.

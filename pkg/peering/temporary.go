@@ -5,71 +5,100 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
-	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
-	"github.com/liqonet/liqonet/pkg/plan"
 )
 
+// addTemporary adds a plane that packets take while the gateways of another one are replaced.
+func (p *run) addTemporary(ctx context.Context) error {
+	if err := p.setTemporary(ctx, true); err != nil {
+		return err
+	}
+	if err := p.makeAllKeys(ctx); err != nil {
+		return err
+	}
+	if err := p.makePlan(); err != nil {
+		return err
+	}
+	gateways := p.plan.Clusters[0].Gateways
+	return p.pushPlane(ctx, gateways[len(gateways)-1].Plane)
+}
+
+// removeTemporary has nodes leave the temporary plane, and removes it.
+func (p *run) removeTemporary(ctx context.Context) error {
+	if err := p.setTemporary(ctx, false); err != nil {
+		return err
+	}
+	p.dropped = p.notPlanned()
+	if err := p.dropPlanes(ctx); err != nil {
+		return err
+	}
+	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
+		s.clear(ctx, peer, p.planOf(s))
+		return nil
+	})
+}
+
+func (p *run) setTemporary(ctx context.Context, wanted bool) error {
+	if err := p.readPeerings(ctx); err != nil {
+		return err
+	}
+	for _, s := range p.sides {
+		s.intent.Temporary = wanted
+	}
+	return p.makePlan()
+}
+
+// readPeerings reads both Peerings as they are now.
+func (p *run) readPeerings(ctx context.Context) error {
+	return p.both(ctx, func(ctx context.Context, s, _ *side) error {
+		s.intent.Renew = nil
+		err := s.readPeering(ctx, p.planOf(s).Peering.Name, &s.facts)
+		if err == nil && s.facts.Existing == nil {
+			err = s.fail("read the Peering", errUnpeered)
+		}
+		return err
+	})
+}
+
 // shared is a peering with one plane of two clusters that are upgraded, and the command for both that gives it another plane
-// meanwhile.
+// for that time.
 type shared struct {
-	*rotation
+	*run
 	clusters [2]*upgrade
 }
 
-// addTemporary gives peerings with one plane another one, as far as their gateways are replaced.
+// addTemporary gives peerings with one plane another one, where anything is changed.
 func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
 	for _, ids := range u.temporary {
-		s := &shared{clusters: [2]*upgrade{u.of(ids[0]), u.of(ids[1])}}
-		a, b := s.clusters[0], s.clusters[1]
-		if ctx.Err() != nil || a.err != nil && b.err != nil {
+		a, b := u.of(ids[0]), u.of(ids[1])
+		if ctx.Err() != nil || a.done && b.done {
 			continue
 		}
-		for i, c := range s.clusters {
-			if other := s.clusters[1-i]; c.err == nil && other.err != nil {
-				c.failed(ctx, fmt.Errorf("its peering with %s has one plane, and gets another one only if both are upgraded: %w", other.Name, other.err))
+		err := cmp.Or(a.err, b.err)
+		if err != nil {
+			err = fmt.Errorf("the peering of %s and %s has one plane, and gets another one only if both are upgraded: %w", a.Name, b.Name, err)
+		} else {
+			s := &shared{clusters: [2]*upgrade{a, b}}
+			out = append(out, s)
+			err = u.reporter.Step(ctx, fmt.Sprintf("%s and %s: a temporary plane", a.Name, b.Name), func(ctx context.Context) error {
+				return failure.Caught(func() error { return s.add(ctx, u.reporter) })
+			})
+		}
+		for _, c := range []*upgrade{a, b} {
+			if c.err == nil && !errors.Is(err, errUnpeered) { // the other peerings go on
+				c.failed(ctx, err)
 			}
-		}
-		if a.err != nil || !a.needsTemporary(b.ID) && !b.needsTemporary(a.ID) {
-			continue
-		}
-		err := u.reporter.Step(ctx, fmt.Sprintf("%s and %s: a temporary plane", a.Name, b.Name), func(ctx context.Context) error {
-			return failure.Caught(func() error { return s.add(ctx, u.reporter) })
-		})
-		if out = append(out, s); err != nil && !errors.Is(err, errUnpeered) { // the other peerings go on
-			a.failed(ctx, err)
-			b.failed(ctx, err)
 		}
 	}
 	return out
-}
-
-// needsTemporary says that gateways to a peer are replaced, or that a command which was interrupted has left a temporary plane.
-func (u *upgrade) needsTemporary(peerID string) bool {
-	for _, p := range u.Peerings {
-		if p.Spec.Remote.ClusterID != peerID {
-			continue
-		}
-		if slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool { return plane.Temporary }) {
-			return true
-		}
-		for _, o := range u.Objects {
-			isOf := slices.ContainsFunc(slices.Concat(u.Gateways...), func(g plan.UpgradeGateway) bool { return g.Peering == p.Name && g.Name() == o.Name })
-			if o.Kind == "Deployment" && o.Action != plan.Keep && isOf {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // add reads both clusters as they are by now, and adds the plane.
 func (s *shared) add(ctx context.Context, r Reporter) error {
 	p := newRun(s.clusters[0].side.Cluster, s.clusters[1].side.Cluster, Options{keepOverlayKey: true}, r)
 	p.ticket, p.leavesAgents = newTickets(1)[0], true
-	s.rotation = &rotation{run: p}
+	s.run = p
 	unclear, err := p.recognise(ctx)
 	if err = cmp.Or(err, unclear); err != nil {
 		return err
@@ -77,10 +106,7 @@ func (s *shared) add(ctx context.Context, r Reporter) error {
 	if err := p.observe(ctx); err != nil {
 		return err
 	}
-	for i, side := range p.sides {
-		s.peerings[i] = p.planOf(side).Peering.Name
-	}
-	return s.rotation.addTemporary(ctx)
+	return p.addTemporary(ctx)
 }
 
 // removeTemporary takes the planes away, also where something has failed. One that stays since the command was interrupted is taken
@@ -92,7 +118,7 @@ func (u *upgrades) removeTemporary(ctx context.Context, all []*shared) {
 			continue
 		}
 		ctx, cancel := withTime(ctx)
-		err := u.reporter.Step(ctx, fmt.Sprintf("%s and %s: removing the temporary plane", a.Name, b.Name), s.rotation.removeTemporary)
+		err := u.reporter.Step(ctx, fmt.Sprintf("%s and %s: removing the temporary plane", a.Name, b.Name), s.run.removeTemporary)
 		cancel()
 		for i, c := range s.clusters {
 			c.changed = append(c.changed, s.sides[i].changed...)

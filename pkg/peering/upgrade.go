@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -20,6 +21,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -76,25 +78,24 @@ type upgrade struct {
 // The error is about all clusters. What is in Upgraded is about one.
 func UpgradeAll(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter) ([]Upgraded, error) {
 	// What is refused leaves no trace, not even that of a lock.
-	u, err := readUpgrades(ctx, clusters, o, r)
+	u, err := planUpgrades(ctx, clusters, o, r, false)
+	var all []lock.Cluster
+	for _, c := range clusters {
+		if err == nil {
+			err = c.checkPermissions(ctx, toInstall())
+		}
+		one := c.lock("")
+		one.Exclusive = true
+		all = append(all, one)
+	}
 	if err == nil {
-		g, gctx := failure.NewGroup(ctx)
-		var all []lock.Cluster
-		for _, c := range clusters {
-			g.Go(func() error { return c.checkPermissions(gctx, toInstall()) })
-			one := c.lock("")
-			one.Exclusive = true
-			all = append(all, one)
-		}
-		if err = g.Wait(); err == nil {
-			err = underLocks(ctx, "upgrade", r.Step, all, func(ctx context.Context) (err error) {
-				if u, err = planUpgrades(ctx, clusters, o, r, true); err != nil {
-					return err
-				}
-				u.run(ctx)
-				return lock.Lost(ctx)
-			})
-		}
+		err = underLocks(ctx, "upgrade", r.Step, all, func(ctx context.Context) (err error) {
+			if u, err = planUpgrades(ctx, clusters, o, r, true); err != nil {
+				return err
+			}
+			u.run(ctx)
+			return lock.Lost(ctx)
+		})
 	}
 	if err != nil {
 		return nil, ended(ctx, err)
@@ -104,7 +105,7 @@ func UpgradeAll(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Re
 		is := u.of(c.ID)
 		c.retireIfPossible(ctx)
 		out[i] = Upgraded{
-			Cluster: c.Name, ClusterID: c.ID, From: is.From, To: is.To, Image: is.Agents.Image,
+			Cluster: c.Name, ClusterID: c.ID, From: is.From, To: is.To, Image: is.Agents.Agents.Image,
 			Changed: sets.List(sets.New(is.changed...)), Notes: sets.List(sets.New(is.Notes...)), Err: ended(ctx, is.err),
 		}
 	}
@@ -113,7 +114,7 @@ func UpgradeAll(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Re
 
 // PlanUpgrades returns what UpgradeAll would do, and changes nothing.
 func PlanUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter) (*plan.Upgrades, error) {
-	u, err := readUpgrades(ctx, clusters, o, r)
+	u, err := planUpgrades(ctx, clusters, o, r, false)
 	if err != nil {
 		return nil, ended(ctx, err)
 	}
@@ -124,72 +125,65 @@ func PlanUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 	return out, nil
 }
 
-// readUpgrades reads the clusters, plans, and compares each object with what is there.
-func readUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter) (u *upgrades, err error) {
-	step := "Reading the cluster"
-	if len(clusters) > 1 {
-		step = "Reading the clusters"
-	}
-	err = r.Step(ctx, step, func(ctx context.Context) error {
-		u, err = planUpgrades(ctx, clusters, o, r, false)
-		return err
-	})
-	return u, err
-}
-
-// planUpgrades does so without a word. If the clusters are going to be changed, it looks by which ways packets pass.
+// planUpgrades reads the clusters, plans, and compares each object with what is there. If the clusters are going to be changed, under their locks, it
+// says nothing, and looks by which ways packets pass.
 func planUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter, toChange bool) (*upgrades, error) {
-	out := &upgrades{reporter: r}
-	facts := make([]*plan.UpgradeFacts, len(clusters))
-	g, gctx := failure.NewGroup(ctx)
-	for i, c := range clusters {
-		g.Go(func() (err error) {
-			if err := c.checkVersion(gctx); err != nil {
+	out, name, step := &upgrades{reporter: r}, "Reading the cluster", r.Step
+	if len(clusters) > 1 {
+		name = "Reading the clusters"
+	}
+	if toChange {
+		step = quietly
+	}
+	return out, step(ctx, name, func(ctx context.Context) error {
+		facts := make([]*plan.UpgradeFacts, len(clusters))
+		g, gctx := failure.NewGroup(ctx)
+		for i, c := range clusters {
+			g.Go(func() (err error) {
+				if err := c.checkVersion(gctx); err != nil {
+					return err
+				}
+				facts[i], err = c.upgradeFacts(gctx, o)
 				return err
-			}
-			facts[i], err = c.upgradeFacts(gctx, o)
+			})
+		}
+		if err := g.Wait(); err != nil {
 			return err
-		})
-	}
-	if err := g.Wait(); err != nil {
-		return nil, err
-	}
-	made, err := plan.MakeUpgrades(facts)
-	if err != nil {
-		return nil, err
-	}
-	out.temporary = made.Temporary
-	g, gctx = failure.NewGroup(ctx)
-	for i, p := range made.Clusters {
-		of := slices.IndexFunc(clusters, func(c *Cluster) bool { return c.ID == p.ClusterID })
-		c := clusters[of]
-		u := &upgrade{side: newSide(c, i), Upgrade: p, options: o, reporter: r}
-		u.journal.created = true
-		out.all = append(out.all, u)
-		g.Go(func() error { return u.look(gctx, toChange) })
-	}
-	return out, g.Wait()
+		}
+		made, err := plan.MakeUpgrades(facts)
+		if err != nil {
+			return err
+		}
+		out.temporary = made.Temporary
+		g, gctx = failure.NewGroup(ctx)
+		for i, p := range made.Clusters {
+			u := &upgrade{side: newSide(clusters[i], i), Upgrade: p, options: o, reporter: r}
+			u.facts, u.intent, u.journal.created = facts[i].Facts, facts[i].Intent, true
+			out.all = append(out.all, u)
+			g.Go(func() error { return u.look(gctx, toChange) })
+		}
+		return g.Wait()
+	})
 }
 
 // upgradeFacts reads what there is of the cluster's agents.
 func (c *Cluster) upgradeFacts(ctx context.Context, o UpgradeOptions) (*plan.UpgradeFacts, error) {
-	f := &plan.UpgradeFacts{
-		Name: c.Name, ClusterID: c.ID, Image: o.Image, Command: manifests.Agents{Image: c.DefaultImage, Version: c.Version},
-		Services: map[string]*corev1.Service{}, Secrets: map[string]bool{},
-	}
+	f := &plan.UpgradeFacts{Services: map[string]*corev1.Service{}, Secrets: map[string]bool{}}
+	f.Name, f.ClusterID = c.Name, c.ID
+	f.Intent = plan.Intent{Version: c.Version, DefaultImage: c.DefaultImage, Overrides: plan.Overrides{Image: o.Image}, Upgrade: true}
 	ds, err := c.nodeAgents(ctx)
 	if ds == nil || err != nil {
 		return f, err
 	}
-	f.Installed, f.NodeMetrics, f.OverlayKeys = manifests.AgentsOf(ds, &ds.Spec.Template.Spec), manifests.ShowsNodeMetrics(ds), manifests.OverlayKeys(&ds.Spec.Template.Spec)
+	f.Facts = f.WithNodeAgents(ds)
 	if f.Ledger, err = c.ledger(ctx); err != nil {
 		return nil, err
 	}
 	var peerings v1alpha1.PeeringList
 	var services corev1.ServiceList
-	var nodes corev1.NodeList
+	var machines corev1.NodeList
 	secrets := secretNames().(*metav1.PartialObjectMetadataList)
-	for _, list := range []client.ObjectList{&peerings, &services, &nodes, secrets} {
+	for _, list := range []client.ObjectList{&peerings, &services, &machines, secrets} {
 		err := c.list(ctx, list, inOurNamespace(list))
 		if list == secrets && apierrors.IsForbidden(err) {
 			f.Secrets, err = nil, nil
@@ -198,8 +192,11 @@ func (c *Cluster) upgradeFacts(ctx context.Context, o UpgradeOptions) (*plan.Upg
 			return nil, err
 		}
 	}
-	f.Peerings = peerings.Items
-	f.Nodes, f.NotReady = nodesByReadiness(pointers(nodes.Items))
+	f.OtherPeerings = peerings.Items
+	for i := range machines.Items {
+		n := &machines.Items[i]
+		f.Nodes = append(f.Nodes, plan.Node{Name: n.Name, Ready: nodes.Ready(n), RunsAgents: nodes.RunsAgents(n)})
+	}
 	for i := range services.Items {
 		s := &services.Items[i]
 		f.Services[s.Labels[v1alpha1.LabelPeering]] = s
@@ -210,14 +207,10 @@ func (c *Cluster) upgradeFacts(ctx context.Context, o UpgradeOptions) (*plan.Upg
 	return f, nil
 }
 
-// look compares the plan with what is there, and notes by which ways packets pass.
+// look compares the plan with what is there, also with what somebody else has changed of it, and notes by which ways packets pass.
 func (u *upgrade) look(ctx context.Context, toChange bool) error {
 	g, gctx := failure.NewGroup(ctx)
-	g.SetLimit(8)
-	for i := range u.Objects {
-		o := &u.Objects[i]
-		g.Go(func() error { return u.compare(gctx, o) })
-	}
+	g.Go(func() error { return u.compare(gctx, u.Objects, u.askOthers) })
 	missing := ""
 	if toChange {
 		g.Go(func() (err error) {
@@ -231,20 +224,6 @@ func (u *upgrade) look(ctx context.Context, toChange bool) error {
 	}
 	u.Notes = append(u.Notes, u.others.notes(u.Name)...)
 	return err
-}
-
-// compare says what is to be done with an object, and which of its fields somebody else has changed.
-func (u *upgrade) compare(ctx context.Context, o *plan.ObjectPlan) error {
-	obj := &unstructured.Unstructured{Object: o.Manifest}
-	action, err := u.action(ctx, o)
-	if o.Action = action; err != nil || action != plan.Change {
-		return err
-	}
-	_, live, err := u.read(ctx, obj)
-	if err != nil {
-		return err
-	}
-	return u.askOthers(ctx, obj, live)
 }
 
 // upgrades are the clusters of one command.
@@ -274,14 +253,14 @@ func (u *upgrades) run(ctx context.Context) {
 	for _, c := range u.all {
 		if c.Changes() == 0 {
 			c.done = true
-			c.err = c.settle(ctx, slices.Concat(c.Nodes...), c.lasting(), 0)
+			c.err = c.settle(ctx, agents{gateways: c.lasting()}, 0)
 		}
 	}
 	u.each(ctx, (*upgrade).prepare)
-	u.each(ctx, (*upgrade).resume)
+	u.each(ctx, func(c *upgrade, ctx context.Context) error { return c.replaceGateways(ctx, true) })
 	u.each(ctx, (*upgrade).replaceNodes)
 	temporary := u.addTemporary(ctx)
-	u.each(ctx, (*upgrade).replaceGateways)
+	u.each(ctx, func(c *upgrade, ctx context.Context) error { return c.replaceGateways(ctx, false) })
 	u.removeTemporary(ctx, temporary)
 	u.each(ctx, (*upgrade).finish)
 	for _, c := range u.all {
@@ -332,110 +311,118 @@ func (u *upgrade) prepare(ctx context.Context) error {
 	})
 }
 
-// applyWorkload applies what runs agents, with what others have changed and is kept.
-func (u *upgrade) applyWorkload(ctx context.Context, obj manifests.Object) error {
-	m, err := manifests.ToApply(obj)
-	if err != nil {
-		return err
+// wanted is what runs agents, without what others have changed and is kept, and what there is of it.
+func (u *upgrade) wanted(ctx context.Context, obj manifests.Object) (want, live *unstructured.Unstructured, err error) {
+	if want, live, err = u.read(ctx, obj); err == nil {
+		u.others.keep(want)
 	}
-	u.others.keep(m)
-	return u.apply(ctx, m)
+	return want, live, err
 }
 
-// replaceNodes replaces the agents of nodes. Their DaemonSet replaces none by itself meanwhile, also if this command is killed.
+// replaceNodes replaces the agents of nodes. Their DaemonSet replaces none by itself at that time, also if this command is killed.
 func (u *upgrade) replaceNodes(ctx context.Context) error {
-	want, live, err := u.read(ctx, u.DaemonSet)
+	isDone, err := u.applyDaemonSet(ctx, true)
+	for done := 0; err == nil && !isDone && len(u.Nodes) > 0; u.Nodes = u.Nodes[1:] {
+		group := u.Nodes[0]
+		done += len(group)
+		name := fmt.Sprintf("node agents, %d of %d (%s)", done, done+len(slices.Concat(u.Nodes[1:]...)), firstOf(3, group))
+		err = u.step(ctx, name, func(ctx context.Context) error {
+			if err := u.deleteOutdated(ctx, group); err != nil {
+				return err
+			}
+			return u.settle(ctx, agents{nodes: group}, 0)
+		})
+	}
+	if err == nil {
+		_, err = u.applyDaemonSet(ctx, false)
+	}
 	if err != nil {
 		return err
 	}
-	u.others.keep(want)
-	if !contains(live.Object, want.Object) {
-		byHand := u.DaemonSet.DeepCopy()
-		byHand.Spec.UpdateStrategy.Type = appsv1.OnDeleteDaemonSetStrategyType
-		if err := u.applyWorkload(ctx, byHand); err != nil {
-			return err
-		}
-		done := 0
-		for _, group := range u.Nodes {
-			done += len(group)
-			name := fmt.Sprintf("node agents, %d of %d (%s)", done, len(slices.Concat(u.Nodes...)), firstOf(3, group))
-			if err := u.step(ctx, name, func(ctx context.Context) error { return u.settle(ctx, group, nil, 0) }); err != nil {
-				return err
-			}
-		}
-	}
-	if err := u.applyWorkload(ctx, u.DaemonSet); err != nil {
-		return err
-	}
-	return u.settle(ctx, slices.Concat(u.Nodes...), nil, 0)
+	return u.settle(ctx, agents{}, 0)
 }
 
-// resume has gateways run that a command which was interrupted has left without a pod.
-func (u *upgrade) resume(ctx context.Context) error {
-	var stopped []plan.UpgradeGateway
-	for _, g := range slices.Concat(u.Gateways...) {
-		d, err := get[appsv1.Deployment](ctx, u.side.Cluster, v1alpha1.Namespace, g.Name())
-		if err != nil {
-			return err
-		}
-		if d != nil && d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
-			stopped = append(stopped, g)
-			u.worked.expect(g)
+// applyDaemonSet applies that of the node agents, as it has to be by now. If pods are deleted by hand, and it is as it should be in the end,
+// nothing is done.
+func (u *upgrade) applyDaemonSet(ctx context.Context, byHand bool) (isDone bool, err error) {
+	daemonSet, err := u.currentNodeAgents(ctx, u.Agents)
+	if err != nil {
+		return false, err
+	}
+	want, live, err := u.wanted(ctx, daemonSet)
+	if err != nil {
+		return false, err
+	}
+	if isDone = contains(live.Object, want.Object); isDone && byHand {
+		return true, nil
+	}
+	if byHand {
+		strategy := string(appsv1.OnDeleteDaemonSetStrategyType)
+		if err := unstructured.SetNestedField(want.Object, strategy, "spec", "updateStrategy", "type"); err != nil {
+			return false, err
 		}
 	}
-	if len(stopped) == 0 {
-		return nil
-	}
-	return u.step(ctx, "gateways that an interrupted command has stopped", func(ctx context.Context) error {
-		for _, g := range stopped {
-			account, deployment := g.Objects()
-			if err := cmp.Or(u.apply(ctx, account...), u.applyWorkload(ctx, deployment)); err != nil {
-				return err
-			}
-		}
-		return u.settle(ctx, nil, stopped, cmp.Or(u.options.calm, probeSilence))
+	return isDone, u.apply(ctx, want)
+}
+
+// deleteOutdated deletes the agents' pods of these nodes, which are sorted, that are of an earlier revision.
+func (u *upgrade) deleteOutdated(ctx context.Context, nodes []string) error {
+	var outdated []*corev1.Pod
+	err := u.await(ctx, "look which node agents are replaced", u.podsHint(), rolloutKinds(), func(_ context.Context, o objects) (string, error) {
+		ds := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
+		revision, missing := newestRevision(o)
+		outdated = slices.DeleteFunc(of[*corev1.Pod](o), func(pod *corev1.Pod) bool {
+			return ds == nil || !metav1.IsControlledBy(pod, ds) || !isAmong(nodes, pod.Spec.NodeName) || pod.Labels[appsv1.ControllerRevisionHashLabelKey] == revision
+		})
+		return missing, nil
 	})
+	for _, pod := range outdated {
+		if err == nil {
+			err = u.delete(ctx, pod)
+		}
+	}
+	return err
 }
 
-// replaceGateways replaces the gateways, plane by plane.
-func (u *upgrade) replaceGateways(ctx context.Context) error {
+// replaceGateways replaces the gateways that are not as they should be, plane by plane: all, or those that a command which was interrupted has left
+// without a pod.
+func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 	for _, group := range u.Gateways {
-		var peerings v1alpha1.PeeringList
-		if err := u.list(ctx, &peerings); err != nil {
-			return err
-		}
 		var changed []plan.UpgradeGateway
-		for _, g := range stillPeered(group, pointers(peerings.Items)) {
+		var names []string
+		next := map[string]*unstructured.Unstructured{}
+		for _, g := range group {
 			account, deployment := g.Objects()
-			if err := u.apply(ctx, account...); err != nil {
-				return err
-			}
-			want, live, err := u.read(ctx, deployment)
+			want, live, err := u.wanted(ctx, deployment)
 			if err != nil {
 				return err
 			}
-			if u.others.keep(want); !contains(live.Object, want.Object) {
-				changed = append(changed, g)
+			p, err := get[v1alpha1.Peering](ctx, u.side.Cluster, "", g.Peering)
+			if err != nil {
+				return err
+			}
+			if p == nil || stopped && !isStopped(live) {
+				continue
+			}
+			if err := u.apply(ctx, account...); err != nil {
+				return err
+			}
+			if isStopped(live) {
+				u.worked.expect(g)
+			}
+			if !contains(live.Object, want.Object) {
+				changed, names, next[g.Name()] = append(changed, g), append(names, g.Peering), want
 			}
 		}
 		if len(changed) == 0 {
 			continue
 		}
-		var names []string
-		for _, g := range changed {
-			names = append(names, g.Peering)
-		}
 		name := fmt.Sprintf("gateways of plane %d (%s)", changed[0].Plane, firstOf(3, names))
 		err := u.step(ctx, name, func(ctx context.Context) error {
-			u.replaced = append(u.replaced, changed)
-			return u.replaceGroup(ctx, changed, func(g plan.UpgradeGateway) (*unstructured.Unstructured, error) {
-				_, deployment := g.Objects()
-				want, err := manifests.ToApply(deployment)
-				if err == nil {
-					u.others.keep(want)
-				}
-				return want, err
-			})
+			if !stopped {
+				u.replaced = append(u.replaced, changed)
+			}
+			return u.replaceGroup(ctx, changed, next)
 		})
 		if err != nil {
 			return err
@@ -444,45 +431,53 @@ func (u *upgrade) replaceGateways(ctx context.Context) error {
 	return nil
 }
 
-// replaceGroup replaces gateways by those that are wanted, and waits until packets pass by them. Two gateways with one key would take
-// each other's packets, and one that starts waits only some seconds for the former one. So it does not start before that one
-// has ended. Where packets have no other way, there is no time for that.
-func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway, want func(plan.UpgradeGateway) (*unstructured.Unstructured, error)) error {
+// replaceGroup replaces gateways at the same time, by their names, and waits until packets pass by them.
+func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway, next map[string]*unstructured.Unstructured) error {
 	g, gctx := failure.NewGroup(ctx)
+	wait := agents{nodes: noNodes()}
 	for _, gateway := range group {
-		g.Go(func() error {
-			next, err := want(gateway)
-			switch {
-			case err != nil, next == nil: // it was not replaced
-				return err
-			case gateway.Alone:
-				return u.apply(gctx, next)
-			}
-			none := next.DeepCopy()
-			if err := unstructured.SetNestedField(none.Object, int64(0), "spec", "replicas"); err != nil {
-				return err
-			}
-			if err := u.apply(gctx, none); err != nil {
-				return err
-			}
-			ended := u.awaitEnd(gctx, gateway.Gateway)
-			if ended != nil { // whatever it waits for: one has to run again
-				var cancel context.CancelFunc
-				gctx, cancel = withTime(gctx)
-				defer cancel()
-			}
-			return cmp.Or(ended, u.apply(gctx, next))
-		})
+		wait.gateways = append(wait.gateways, gateway.Gateway)
+		if deployment := next[gateway.Name()]; deployment != nil { // otherwise it was not replaced
+			g.Go(func() error { return u.replaceGateway(gctx, gateway.Gateway, deployment, gateway.Alone) })
+		}
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return u.settle(ctx, nil, group, cmp.Or(u.options.calm, probeSilence))
+	return u.settle(ctx, wait, cmp.Or(u.options.calm, probeSilence))
+}
+
+// goBack puts back what was changed in the cluster: gateways as they came, a plane at a time and the last one first, and then all else.
+// Definitions stay. So does what somebody else has changed since. It goes on where something cannot be put back.
+func (u *upgrade) goBack(ctx context.Context) error {
+	before, others := map[string]*unstructured.Unstructured{}, []change(nil)
+	for _, c := range u.journal.changes {
+		switch obj := c.object(); {
+		case obj.GetKind() != "Deployment" || c.Before == nil:
+			others = append(others, c)
+		case before[obj.GetName()] == nil:
+			before[obj.GetName()] = &unstructured.Unstructured{Object: runtime.DeepCopyJSON(c.Before)}
+		}
+	}
+	var errs []error
+	for _, group := range slices.Backward(u.replaced) {
+		errs = append(errs, u.replaceGroup(ctx, group, before))
+	}
+	errs = append(errs, u.undo(ctx, others))
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return u.settle(ctx, agents{}, 0)
 }
 
 // lasting are the gateways but temporary ones, which may be gone by now.
-func (u *upgrade) lasting() []plan.UpgradeGateway {
-	return slices.DeleteFunc(slices.Concat(u.Gateways...), func(g plan.UpgradeGateway) bool { return g.Temporary })
+func (u *upgrade) lasting() (out []manifests.Gateway) {
+	for _, g := range slices.Concat(u.Gateways...) {
+		if !g.Temporary {
+			out = append(out, g.Gateway)
+		}
+	}
+	return out
 }
 
 // finish applies what depends on all agents.
@@ -499,7 +494,7 @@ func (u *upgrade) finishAll(ctx context.Context) error {
 			return err
 		}
 	}
-	return u.settle(ctx, slices.Concat(u.Nodes...), u.lasting(), 0)
+	return u.settle(ctx, agents{gateways: u.lasting()}, 0)
 }
 
 // finishPeering writes a Peering as this version does. What somebody else has changed since it was read stays.

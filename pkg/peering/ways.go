@@ -9,11 +9,8 @@ import (
 	"strings"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -132,11 +129,9 @@ func (w ways) lost(now ways, o objects) string {
 	return strings.Join(out, "; ")
 }
 
-// settle replaces the agents of nodes that are not as their DaemonSet says, and waits until they have taken over, and the gateways.
-// Packets have to pass by all ways by which they did before, and do so for the time that is given. It returns an error if an agent cannot start, or if they
-// do not pass for lostTimeout, or if it takes longer than stepTimeout.
-func (u *upgrade) settle(ctx context.Context, nodes []string, gateways []plan.UpgradeGateway, calm time.Duration) error {
-	beats := heartbeats{}
+// settle waits until agents have taken over. Packets have to pass by all ways by which they did before, and do so for the time that is given. It returns an
+// error if an agent cannot start, or if they do not pass for lostTimeout, or if it takes longer than stepTimeout.
+func (u *upgrade) settle(ctx context.Context, a agents, calm time.Duration) error {
 	var loses, passes time.Time // since when
 	begin := func(t *time.Time, is bool) time.Duration {
 		if !is || t.IsZero() {
@@ -147,12 +142,7 @@ func (u *upgrade) settle(ctx context.Context, nodes []string, gateways []plan.Up
 	patience := cmp.Or(u.options.patience, lostTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, stepTimeout, fmt.Errorf("not done after %s: %w", stepTimeout, context.DeadlineExceeded))
 	defer cancel()
-	return u.await(ctx, "wait until packets pass", u.podsHint(), append(rolloutKinds(), viewKinds()...), func(ctx context.Context, o objects) (string, error) {
-		beats.note(of[*coordinationv1.Lease](o), u.Now())
-		missing, err := u.takenOver(ctx, o, nodes, gateways, beats)
-		if err != nil {
-			return "", err
-		}
+	return u.awaitAgents(ctx, "wait until packets pass", u.podsHint(), a, func(o objects, beats heartbeats, missing string) (string, error) {
 		now, err := u.waysOf(o, beats)
 		if err != nil {
 			return "", err
@@ -160,75 +150,11 @@ func (u *upgrade) settle(ctx context.Context, nodes []string, gateways []plan.Up
 		lost := u.worked.lost(now, o)
 		losing, passing := begin(&loses, missing == "" && lost != ""), begin(&passes, missing == "" && lost == "")
 		switch {
-		case missing != "":
-			return missing, nil
-		case losing > patience:
+		case missing == "" && losing > patience:
 			return "", &Error{Kind: NotReady, Cluster: u.Name, Doing: "look at the probes after a step", Err: fmt.Errorf("%s, for %s", lost, patience), Hint: u.podsHint()}
-		case lost != "":
-			return lost, nil
-		case passing < calm:
+		case missing == "" && lost == "" && passing < calm:
 			return "packets pass for less than " + calm.String(), nil
 		}
-		return "", nil
+		return cmp.Or(missing, lost), nil
 	})
-}
-
-// takenOver says what is missing until the agents have taken over. Pods of nodes that are of an earlier revision are deleted.
-func (u *upgrade) takenOver(ctx context.Context, o objects, nodes []string, gateways []plan.UpgradeGateway, beats heartbeats) (missing string, err error) {
-	ready, _ := nodesByReadiness(of[*corev1.Node](o))
-	gateways = stillPeered(gateways, of[*v1alpha1.Peering](o))
-	nodes = slices.DeleteFunc(slices.Sorted(slices.Values(nodes)), func(n string) bool { return !isAmong(ready, n) })
-	peerings := map[string]bool{"": true}
-	for _, g := range gateways {
-		peerings[g.Peering] = true
-	}
-	for _, p := range slices.Sorted(maps.Keys(peerings)) {
-		crash, err := u.podProblem(o, nodes, p)
-		if crash != "" || err != nil {
-			return crash, err
-		}
-	}
-	if len(nodes) > 0 {
-		revision, missing := newestRevision(o)
-		if missing != "" {
-			return missing, nil
-		}
-		if err := u.deleteOutdated(ctx, o, nodes, revision); err != nil {
-			return "", err
-		}
-		if missing := nodesRolledOut(o, revision, nodes, beats); missing != "" {
-			return missing, nil
-		}
-	}
-	for _, g := range gateways {
-		if missing := gatewayRolledOut(o, g.Gateway, beats); missing != "" {
-			return missing, nil
-		}
-	}
-	return "", nil
-}
-
-// stillPeered leaves out the gateways of peerings that somebody has removed.
-func stillPeered(gateways []plan.UpgradeGateway, peerings []*v1alpha1.Peering) (out []plan.UpgradeGateway) {
-	for _, g := range gateways {
-		if slices.ContainsFunc(peerings, func(p *v1alpha1.Peering) bool { return p.Name == g.Peering }) {
-			out = append(out, g)
-		}
-	}
-	return out
-}
-
-// deleteOutdated deletes the agents' pods of these nodes, which are sorted, that are of an earlier revision.
-func (u *upgrade) deleteOutdated(ctx context.Context, o objects, nodes []string, revision string) error {
-	ds := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
-	for _, pod := range of[*corev1.Pod](o) {
-		if !metav1.IsControlledBy(pod, ds) || !isAmong(nodes, pod.Spec.NodeName) || !pod.DeletionTimestamp.IsZero() ||
-			pod.Labels[appsv1.ControllerRevisionHashLabelKey] == revision {
-			continue
-		}
-		if err := u.delete(ctx, pod); client.IgnoreNotFound(err) != nil {
-			return err
-		}
-	}
-	return nil
 }

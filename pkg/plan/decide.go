@@ -199,7 +199,7 @@ func (f *Facts) firstPossible(what string, candidates []candidate, hint string) 
 		s := Statement{What: what, Value: Known(c.backend), Reason: cmp.Or(c.reason, strings.Join(lacking, "; "), "the kernels of all nodes have it")}
 		if n := len(f.Unreported()); n > 0 && linkKind(c.backend) != "" {
 			s.Assumed = true
-			s.Reason += fmt.Sprintf("; %d of %d node agents have not reported yet", n, len(f.agentNodes()))
+			s.Reason += fmt.Sprintf("; %d of %d node agents have not reported yet", n, len(f.agentNodes(true)))
 		}
 		return s, nil
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -66,6 +67,8 @@ type Intent struct {
 	Temporary bool
 	// KeepOverlayKey leaves the key that the ledger names: the agents have been given it, or it is replaced later.
 	KeepOverlayKey bool
+	// Upgrade replaces agents of another version.
+	Upgrade bool
 	// Renew are planes whose gateways get other keys.
 	Renew map[int32]Renewal
 }
@@ -255,7 +258,7 @@ func (f *sheet) agents() (a manifests.Agents, s Statement) {
 	switch has := f.Installed; {
 	case f.Overrides.Image != "":
 		a.Image, s.Reason = f.Overrides.Image, "given by --agent-image"
-	case has.Image == "":
+	case has.Image == "", f.Upgrade && has.Version != f.Version:
 	case has.Version == "", has.Version == f.Version:
 		a.Image, s.Reason = has.Image, "the one of the node agents that are there"
 	default:
@@ -278,10 +281,10 @@ func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetw
 	return out
 }
 
-// agentNodes are the nodes that have agents now, sorted by name.
-func (f *Facts) agentNodes() (out []string) {
+// agentNodes are the nodes that have agents, sorted by name: those that are ready, or those that are not.
+func (f *Facts) agentNodes(ready bool) (out []string) {
 	for _, n := range f.Nodes {
-		if n.Ready && n.RunsAgents {
+		if n.Ready == ready && n.RunsAgents {
 			out = append(out, n.Name)
 		}
 	}
@@ -292,7 +295,7 @@ func (f *Facts) agentNodes() (out []string) {
 // Unreported are the nodes whose agents have not said what their kernels can do.
 func (f *Facts) Unreported() (out []string) {
 	reports := ReportsByNode(f.Reports)
-	for _, name := range f.agentNodes() {
+	for _, name := range f.agentNodes(true) {
 		if r := reports[name]; r == nil || r.Status.Kernel == nil {
 			out = append(out, name)
 		}
@@ -370,6 +373,13 @@ func (f *Network) ranges() []rangesOf {
 // fail says what could not be decided for the cluster.
 func (f *Facts) fail(doing string, err error) error {
 	return &failure.Error{Cluster: f.Name, Doing: doing, Err: err}
+}
+
+// WithNodeAgents returns the facts with what there is of the node agents.
+func (f Facts) WithNodeAgents(ds *appsv1.DaemonSet) Facts {
+	pod := &ds.Spec.Template.Spec
+	f.Installed, f.NodeMetrics, f.OverlayKeys = manifests.AgentsOf(ds, pod), manifests.ShowsNodeMetrics(ds), manifests.OverlayKeys(pod)
+	return f
 }
 
 // WithPlane returns the facts with what is known by now of the gateway of a plane.

@@ -116,6 +116,14 @@ func (l *list) addDefinitions() {
 	}
 }
 
+// addNodeAgents lists the objects that run node agents, but for their namespace and keys.
+func (l *list) addNodeAgents(c *ClusterPlan, reason string) {
+	account, daemonSet := c.NodeAgents()
+	l.add(Accounts, "", "lets the agents have the priority of what a node cannot do without", manifests.CriticalPods())
+	l.add(Accounts, "", reason, account...)
+	l.add(Workload, "", "a node agent on every Linux node", daemonSet)
+}
+
 // addGateway lists the objects that run a gateway.
 func (l *list) addGateway(g *manifests.Gateway, peer string) {
 	account, deployment := g.Objects()
@@ -127,15 +135,12 @@ func (l *list) addGateway(g *manifests.Gateway, peer string) {
 func (c *ClusterPlan) planObjects(own *Facts) error {
 	l := &list{}
 	l.addDefinitions()
-	account, daemonSet := c.NodeAgents()
 	l.add(noStage, "", "for the agents", manifests.Namespace())
-	l.add(Accounts, "", "lets the agents have the priority of what a node cannot do without", manifests.CriticalPods())
 	for _, key := range c.OverlayKeys {
 		l.add(noStage, "", "the key that keeps others out of the overlay; made once, and never shown", manifests.OverlaySecret(key, nil))
 	}
 	l.add(noStage, "", "by which peers know the cluster; made once, and never shown", manifests.Identity(nil))
-	l.add(Accounts, "", "account and permissions of the node agents", account...)
-	l.add(Workload, "", "a node agent on every Linux node", daemonSet)
+	l.addNodeAgents(c, "account and permissions of the node agents")
 	l.add(noStage, "", fmt.Sprintf("the ledger: an entry for %s, and the ranges given out to it", c.Peer), manifests.ClusterNetwork(c.Ledger.Spec))
 	l.objects = append(l.objects, own.plannedNodes(c.Ledger.Spec.InternalCIDR.Prefix)...)
 	if c.Service != nil {
@@ -182,7 +187,7 @@ func (f *Facts) plannedNodes(internal netip.Prefix) []ObjectPlan {
 		taken[r.Status.Address.Addr] = true
 	}
 	var out []ObjectPlan
-	for _, node := range f.agentNodes() {
+	for _, node := range f.agentNodes(true) {
 		o := ObjectPlan{
 			APIVersion: v1alpha1.GroupVersion.String(), Kind: "NodeNetwork", Name: node, Action: Create, MadeBy: "the agent of node " + node, Reason: "the node's report",
 		}

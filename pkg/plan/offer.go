@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -129,7 +130,7 @@ func Answer(own Facts, intent Intent, peer Offer) (Offer, error) {
 	}
 	entry := Allocation(d.plan.Ledger, peer.ClusterID)
 	reader := &ReaderOffer{Index: entry.Index, Pods: entry.Pods, ExternalCIDR: entry.ExternalCIDR.Prefix}
-	service := d.service(entry.Name)
+	service := d.service(entry.Name, d.planes)
 	for _, plane := range d.planes {
 		has := own.Planes[plane]
 		g := GatewayOffer{Plane: plane, PublicKey: Known(has.PublicKey), KeyUnreadable: has.KeyUnreadable}
@@ -187,8 +188,9 @@ func (f *Facts) nodeOffers() (out []NodeOffer) {
 }
 
 // service exposes the cluster's gateways where they are called.
-func (d *draft) service(peering string) *corev1.Service {
-	s := manifests.Owned(manifests.GatewayService(peering, corev1.ServiceType(d.serviceType.Value.String()), gatewayPort, d.planes), peering, d.Owner)
-	s.Spec.Ports[0].NodePort = d.Overrides.NodePort
+func (f *sheet) service(peering string, planes []int32) *corev1.Service {
+	s := manifests.Owned(manifests.GatewayService(peering, corev1.ServiceType(chooseServiceType(f).Value.String()), gatewayPort, planes), peering, f.Owner)
+	s.Spec.Ports[0].NodePort = f.Overrides.NodePort
+	s.Annotations[AnnotationEndpoints] = strings.Join(f.givenEndpoints(), ",")
 	return s
 }

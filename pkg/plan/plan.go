@@ -112,12 +112,14 @@ type RangePlan struct {
 
 // Changes counts the objects that are not kept.
 func (p *Plan) Changes() int {
-	n := 0
-	for _, c := range p.Clusters {
-		for _, o := range c.Objects {
-			if o.Action != Keep {
-				n++
-			}
+	return changes(slices.Concat(p.Clusters[0].Objects, p.Clusters[1].Objects))
+}
+
+// changes counts objects that are not kept.
+func changes(objects []ObjectPlan) (n int) {
+	for _, o := range objects {
+		if o.Action != Keep {
+			n++
 		}
 	}
 	return n
@@ -337,8 +339,7 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 	_, image := d.agents()
 	c.Choices = append(append(c.Choices, d.roles[role], d.planesBy, d.overlay, d.wireguard, image), d.placed...)
 	if c.Role == v1alpha1.Server {
-		c.Service = d.service(entry.Name)
-		c.Service.Annotations[AnnotationEndpoints] = strings.Join(d.givenEndpoints(), ",")
+		c.Service = d.service(entry.Name, d.planes)
 	}
 	if len(d.permanent) > 1 {
 		c.Budget = manifests.Owned(manifests.GatewayBudget(entry.Name), entry.Name, d.Owner)

@@ -30,7 +30,7 @@ const (
 // length, as far as nothing else is in the way. Ranges that were concluded before
 // are kept while there are pods in them.
 func (f Facts) ConcludePods() (Facts, error) {
-	if f.PodsUnknown == nil || len(f.agentNodes()) == 0 || len(f.Unreported()) > 0 {
+	if f.PodsUnknown == nil || len(f.agentNodes(true)) == 0 || len(f.Unreported()) > 0 {
 		return f, nil
 	}
 	refused := &failure.Error{Kind: failure.Ranges, Doing: "conclude the ranges of the pods from what the node agents report", Err: f.PodsUnknown}
@@ -62,10 +62,10 @@ func (f Facts) ConcludePods() (Facts, error) {
 	for _, r := range ranges {
 		names = append(names, r.String())
 		f.PodCIDRs = append(f.PodCIDRs, Range{Value: r, Assumed: true, Source: fmt.Sprintf(
-			"concluded from blocks and routes that %d node agents report, rounded up; --pod-cidr %s=RANGE overrules it", len(f.agentNodes()), f.Name)})
+			"concluded from blocks and routes that %d node agents report, rounded up; --pod-cidr %s=RANGE overrules it", len(f.agentNodes(true)), f.Name)})
 	}
 	f.PodsConcluded = fmt.Sprintf("the ranges of the pods of %s, %s, are concluded from what %d node agents report, as no object of the cluster names them; give --pod-cidr %s=RANGE[,RANGE] if they are others",
-		f.Name, strings.Join(names, ", "), len(f.agentNodes()), f.Name)
+		f.Name, strings.Join(names, ", "), len(f.agentNodes(true)), f.Name)
 	return f, nil
 }
 

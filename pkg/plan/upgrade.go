@@ -7,36 +7,24 @@ import (
 	"slices"
 	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
-// UpgradeFacts are what is known of a cluster whose agents are to be of another version.
+// UpgradeFacts are what is known of a cluster whose agents are to be of this command's version, and what is wanted of it. All of its Peerings
+// are other ones.
 type UpgradeFacts struct {
-	Name, ClusterID string
-	// Command is the version of this command, with the image of that version.
-	Command manifests.Agents
-	// Image is the one that is asked for, empty to decide.
-	Image string
-	// Installed are the node agents that are there, without an image if there are none.
-	Installed manifests.Agents
-	// NodeMetrics says that they show their metrics at their nodes' own addresses.
-	NodeMetrics bool
-	// OverlayKeys are the generations of the overlay's keys that they are given.
-	OverlayKeys []int32
-	Ledger      *v1alpha1.ClusterNetwork
-	Peerings    []v1alpha1.Peering
+	Facts
+	Intent
 	// Services are those of the gateways, by the name of the Peering.
 	Services map[string]*corev1.Service
 	// Secrets are the names of those with keys, nil where the user may not list them.
 	Secrets map[string]bool
-	// Nodes have agents, and are ready. NotReady are left out.
-	Nodes, NotReady []string
 }
 
 // Upgrade is what is done in one cluster to bring its agents to this command's version, and why. Nothing of it depends on what the
@@ -55,17 +43,14 @@ type Upgrade struct {
 	// Notes are what the user has to know.
 	Notes []string `json:"notes,omitempty"`
 
-	// Agents are those that are wanted.
-	Agents manifests.Agents `json:"-"`
-	// DaemonSet runs the agents of nodes.
-	DaemonSet *appsv1.DaemonSet `json:"-"`
+	// Agents are those that are wanted, as in the plan of a peering.
+	Agents *ClusterPlan `json:"-"`
 	// Nodes are in groups that are done one after the other. So are the gateways: no two planes of a peering are in
 	// one group.
 	Nodes    [][]string         `json:"-"`
 	Gateways [][]UpgradeGateway `json:"-"`
-	// Peerings are those that can be read, exposed is what else belongs to the gateways of all planes.
+	// Peerings are those that can be read.
 	Peerings []*v1alpha1.Peering `json:"-"`
-	exposed  []manifests.Object
 }
 
 // UpgradeGateway is a gateway that is replaced.
@@ -85,14 +70,12 @@ type Upgrades struct {
 // MakeUpgrades plans for clusters that are upgraded by one command.
 func MakeUpgrades(facts []*UpgradeFacts) (*Upgrades, error) {
 	out := &Upgrades{}
-	for _, f := range facts {
+	for i, f := range facts {
 		u, err := f.upgrade(facts)
 		if err != nil {
 			return nil, err
 		}
 		out.Clusters = append(out.Clusters, u)
-	}
-	for i, f := range facts {
 		for _, peer := range facts[i+1:] {
 			if f.hasTemporary(peer) {
 				out.Temporary = append(out.Temporary, [2]string{f.ClusterID, peer.ClusterID})
@@ -102,173 +85,127 @@ func MakeUpgrades(facts []*UpgradeFacts) (*Upgrades, error) {
 	return out, nil
 }
 
-// among is the cluster with that ID, nil if it is not among those that are upgraded.
-func among(facts []*UpgradeFacts, id string) *UpgradeFacts {
-	if i := slices.IndexFunc(facts, func(f *UpgradeFacts) bool { return f.ClusterID == id }); i >= 0 {
-		return facts[i]
-	}
-	return nil
+// of is what the planner of a peering knows of the one of a Peering.
+func (f *UpgradeFacts) of(p *v1alpha1.Peering) *sheet {
+	own := &sheet{f.Facts, f.Intent}
+	own.Existing, own.Owner, own.Service = p, p.UID, f.Services[p.Name]
+	return own
 }
 
-// peeringWith is the one with a cluster, nil if there is none.
-func (f *UpgradeFacts) peeringWith(id string) *v1alpha1.Peering {
-	if i := slices.IndexFunc(f.Peerings, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == id }); i >= 0 {
-		return &f.Peerings[i]
-	}
-	return nil
-}
-
-// oneEndpoint says that the user has named where the one gateway of a peering is called.
-func (f *UpgradeFacts) oneEndpoint(peering string) bool {
-	s := f.Services[peering]
-	return s != nil && s.Annotations[AnnotationEndpoints] != ""
-}
-
-// hasTemporary says that the peering of two clusters that are upgraded has one plane, and can have another one meanwhile.
+// hasTemporary says that the peering with another cluster that is upgraded has one plane, and can have another one at that time.
 func (f *UpgradeFacts) hasTemporary(peer *UpgradeFacts) bool {
-	own, of := f.peeringWith(peer.ClusterID), peer.peeringWith(f.ClusterID)
-	return own != nil && of != nil && len(permanent(own)) == 1 && len(permanent(of)) == 1 && !f.oneEndpoint(own.Name) && !peer.oneEndpoint(of.Name)
+	return peer != nil && f.canHaveAnother(peer.ClusterID) && peer.canHaveAnother(f.ClusterID)
 }
 
-// permanent are the planes of a peering but temporary ones.
-func permanent(p *v1alpha1.Peering) []v1alpha1.Plane {
-	return slices.DeleteFunc(slices.Clone(p.Spec.Planes), func(plane v1alpha1.Plane) bool { return plane.Temporary })
-}
-
-// refused is an error that has nothing to do with what the cluster is like at the moment.
-func (f *UpgradeFacts) refused(err error, hint string) error {
-	return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: "upgrade", Err: err, Hint: hint}
-}
-
-// target are the agents that are wanted, and why: those of this command.
-func (f *UpgradeFacts) target() (a manifests.Agents, s Statement, err error) {
-	has, a := f.Installed, f.Command
-	s = Statement{What: "image of the agents", Reason: "the published one of this version"}
-	switch {
-	case has.Image == "":
-		return a, s, f.refused(errors.New("there are no agents: it is not peered"), "kubectl liqonet peer installs them, of version "+a.Version)
-	case f.Image != "":
-		a.Image, s.Reason = f.Image, "given by --agent-image"
-	case has.Version == a.Version:
-		a.Image, s.Reason = has.Image, "as before"
-	case has.Image != version.AgentImage(has.Version):
-		return a, s, f.refused(fmt.Errorf("its image %q was chosen by --agent-image, and this command is of version %s", has.Image, a.Version), "give the image of that version by --agent-image")
+func (f *UpgradeFacts) canHaveAnother(peerID string) bool {
+	i := slices.IndexFunc(f.OtherPeerings, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peerID })
+	if i < 0 {
+		return false
 	}
-	s.Value = Known(a.Image)
-	return a, s, nil
+	own := f.of(&f.OtherPeerings[i])
+	return len(own.PlaneIndexes()) == 1 && len(own.givenEndpoints()) == 0
+}
+
+// check refuses what has nothing to do with what the cluster is like at the moment.
+func (f *UpgradeFacts) check() error {
+	refused := &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: "upgrade"}
+	switch has := f.Installed; {
+	case has.Image == "":
+		refused.Err, refused.Hint = errors.New("there are no agents: it is not peered"), "kubectl liqonet peer installs them, of version "+f.Version
+	case f.Overrides.Image == "" && has.Version != f.Version && has.Image != version.AgentImage(has.Version):
+		refused.Err = fmt.Errorf("its image %q was chosen by --agent-image, and this command is of version %s", has.Image, f.Version)
+		refused.Hint = "give the image of that version by --agent-image"
+	default:
+		return nil
+	}
+	return refused
 }
 
 // upgrade plans for one of the clusters.
 func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
-	agents, image, err := f.target()
-	if err != nil {
+	if err := f.check(); err != nil {
 		return nil, err
 	}
-	u := &Upgrade{Cluster: f.Name, ClusterID: f.ClusterID, From: f.Installed.Version, To: agents.Version, Agents: agents}
-	u.Choices = append(u.Choices, Statement{What: "version", Value: Known(agents.Version), Reason: f.why()}, image)
+	agents, image := (&sheet{f.Facts, f.Intent}).agents()
+	u := &Upgrade{Cluster: f.Name, ClusterID: f.ClusterID, From: f.Installed.Version, To: agents.Version}
+	why := "this command's; the agents are of it already"
+	if u.From != u.To {
+		why = fmt.Sprintf("this command's; the agents are of %s", cmp.Or(u.From, "one that is not known"))
+	}
+	u.Choices = []Statement{{What: "version", Value: Known(u.To), Reason: why}, image}
+	u.Agents = &ClusterPlan{Agents: agents, NodeMetrics: f.NodeMetrics, Ledger: f.Ledger}
+	u.Agents.OverlayKeys = u.Agents.overlayKeys(&f.Facts)
+	u.Nodes = groups(f.agentNodes(true), true)
+	if notReady := f.agentNodes(false); len(notReady) > 0 {
+		u.Notes = append(u.Notes, "not ready, and not waited for: "+strings.Join(notReady, ", "))
+	}
 	l := &list{}
 	l.addDefinitions()
-	account, daemonSet := manifests.NodeAgent(agents, f.keys())
-	if u.DaemonSet = daemonSet; f.NodeMetrics {
-		manifests.ShowNodeMetrics(daemonSet)
+	const reason = "namespace, account and permissions of the node agents"
+	l.add(Accounts, "", reason, manifests.Namespace())
+	l.addNodeAgents(u.Agents, reason)
+	exposed := &list{}
+	byPlane := map[int32][]UpgradeGateway{}
+	for i := range f.OtherPeerings {
+		p := &f.OtherPeerings[i]
+		if p.Incomplete() {
+			u.Notes = append(u.Notes, fmt.Sprintf("Peering %s is not complete, or cannot be read, and is left out: kubectl liqonet peer %s %s", p.Name, f.Name, p.Name))
+			continue
+		}
+		u.Peerings = append(u.Peerings, manifests.Peering(p.Name, *p.Spec.DeepCopy()))
+		u.addGateways(f, p, all, byPlane, exposed)
 	}
-	l.add(Accounts, "", "namespace, account and permissions of the node agents", append([]manifests.Object{manifests.Namespace(), manifests.CriticalPods()}, account...)...)
-	l.add(Workload, "", "a node agent on every Linux node", daemonSet)
-	u.Nodes = groups(f.Nodes, true)
-	u.addGateways(f, all)
-	if err := f.check(u); err != nil {
-		return nil, err
+	for plane := range int32(ipam.Planes) {
+		u.Gateways = append(u.Gateways, groups(byPlane[plane], len(u.Gateways) == 0)...)
 	}
-	u.addSteps(f)
 	for _, g := range slices.Concat(u.Gateways...) {
 		l.addGateway(&g.Gateway, g.Peering)
 	}
-	l.add(Exposure, "", "what belongs to all gateways of a peering", u.exposed...)
+	l.objects = append(l.objects, exposed.objects...)
 	for _, p := range u.Peerings {
 		l.add(Peerings, "", "what gateways and nodes do", p)
 	}
 	u.Objects = l.objects
-	return u, l.err
+	u.addSteps()
+	return u, cmp.Or(l.err, exposed.err, u.checkKeys(f))
 }
 
-func (f *UpgradeFacts) why() string {
-	if f.Installed.Version == f.Command.Version {
-		return "this command's; the agents are of it already"
+// addGateways adds those of a peering, which are as its Peering says, and what belongs to all of them.
+func (u *Upgrade) addGateways(f *UpgradeFacts, p *v1alpha1.Peering, all []*UpgradeFacts, byPlane map[int32][]UpgradeGateway, exposed *list) {
+	var peer *UpgradeFacts
+	if i := slices.IndexFunc(all, func(other *UpgradeFacts) bool { return other.ClusterID == p.Spec.Remote.ClusterID }); i >= 0 {
+		peer = all[i]
 	}
-	return fmt.Sprintf("this command's; the agents are of %s", cmp.Or(f.Installed.Version, "one that is not known"))
-}
-
-// sheet has what the planner for two clusters needs to know of a peering's keys.
-func (f *UpgradeFacts) sheet(p *v1alpha1.Peering) *sheet {
-	return &sheet{Facts: Facts{Ledger: f.Ledger, OverlayKeys: f.OverlayKeys, Existing: p}}
-}
-
-// keys are the overlay's keys that node agents have.
-func (f *UpgradeFacts) keys() []int32 { return f.sheet(nil).givenOverlayKeys(OverlayKey(f.Ledger)) }
-
-// addGateways adds the gateways of all peerings, and what belongs to them.
-func (u *Upgrade) addGateways(f *UpgradeFacts, all []*UpgradeFacts) {
-	byPlane := map[int32][]UpgradeGateway{}
-	for i := range f.Peerings {
-		p := &f.Peerings[i]
-		planes := permanent(p)
-		if len(planes) == 0 {
-			u.Notes = append(u.Notes, fmt.Sprintf("Peering %s is not complete, or cannot be read, and is left out: kubectl liqonet peer %s %s", p.Name, f.Name, p.Name))
-			continue
+	own, hasTemporary := f.of(p), f.hasTemporary(peer)
+	permanent := own.PlaneIndexes()
+	alone := len(p.Spec.Planes) == 1 && !hasTemporary
+	if alone {
+		name := cmp.Or(p.Spec.Remote.Name, p.Name)
+		why := fmt.Sprintf("with both clusters (kubectl liqonet upgrade %s %s) it gets another one meanwhile", f.Name, name)
+		if peer != nil {
+			why = "--endpoint names where it is called, so it can have no other one meanwhile"
 		}
-		peer := among(all, p.Spec.Remote.ClusterID)
-		alone := len(p.Spec.Planes) == 1 && (peer == nil || !f.hasTemporary(peer))
-		if alone {
-			u.Notes = append(u.Notes, f.whyAlone(p, peer))
-		}
-		for _, plane := range p.Spec.Planes {
-			g := manifests.Gateway{
-				Peering: p.Name, Owner: p.UID, Plane: plane.Index, Agents: u.Agents, Role: plane.Role, WireGuard: plane.WireGuard,
-				KeyGeneration: max(plane.KeyGeneration, 1), PresharedKey: plane.PresharedKey.Generation, OverlayKey: f.sheet(p).linkKey(plane.Index, OverlayKey(f.Ledger)),
-				Temporary: plane.Temporary, Port: gatewayPort, Planes: len(planes), Placement: p.Spec.Gateways,
-			}
-			if !plane.Temporary || peer == nil || !f.hasTemporary(peer) { // otherwise it is replaced, and removed, with the peer's
-				byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{g, alone})
-			}
-		}
-		u.Peerings = append(u.Peerings, manifests.Peering(p.Name, *p.Spec.DeepCopy()))
-		if s := f.Services[p.Name]; s != nil && planes[0].Role == v1alpha1.Server {
-			stay := p.Spec.Planes
-			if peer != nil && f.hasTemporary(peer) {
-				stay = planes
-			}
-			u.exposed = append(u.exposed, manifests.Owned(exposedAgain(s, p.Name, stay), p.Name, p.UID))
-		}
-		if len(planes) > 1 {
-			u.exposed = append(u.exposed, manifests.Owned(manifests.GatewayBudget(p.Name), p.Name, p.UID))
-		}
+		u.Notes = append(u.Notes, fmt.Sprintf("the peering of %s and %s has one gateway in %s: no packets pass while the next one starts; %s", f.Name, name, f.Name, why))
 	}
-	first := true
-	for plane := range int32(4) {
-		u.Gateways = append(u.Gateways, groups(byPlane[plane], first)...)
-		first = first && len(byPlane[plane]) == 0
+	var planes []int32
+	for _, plane := range p.Spec.Planes {
+		if plane.Temporary && hasTemporary {
+			continue // it is replaced, and removed, with the peer's
+		}
+		planes = append(planes, plane.Index)
+		byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{Alone: alone, Gateway: manifests.Gateway{
+			Peering: p.Name, Owner: own.Owner, Plane: plane.Index, Agents: u.Agents.Agents, Role: plane.Role, WireGuard: plane.WireGuard,
+			KeyGeneration: own.keyGeneration(plane.Index), PresharedKey: plane.PresharedKey.Generation, OverlayKey: own.linkKey(plane.Index, OverlayKey(f.Ledger)),
+			Temporary: plane.Temporary, Port: gatewayPort, Planes: len(permanent), Placement: p.Spec.Gateways,
+		}})
 	}
-}
-
-// exposedAgain is the Service of a peering's gateways as this version makes it.
-func exposedAgain(s *corev1.Service, peering string, planes []v1alpha1.Plane) *corev1.Service {
-	var indexes []int32
-	for _, plane := range planes {
-		indexes = append(indexes, plane.Index)
+	const reason = "what belongs to all gateways of a peering"
+	if own.Service != nil && own.role() == v1alpha1.Server {
+		exposed.add(Exposure, "", reason, own.service(p.Name, planes))
 	}
-	out := manifests.GatewayService(peering, s.Spec.Type, gatewayPort, indexes)
-	out.Annotations[AnnotationEndpoints] = s.Annotations[AnnotationEndpoints]
-	return out
-}
-
-// whyAlone says why packets of a peering stop while its gateway is replaced.
-func (f *UpgradeFacts) whyAlone(p *v1alpha1.Peering, peer *UpgradeFacts) string {
-	name := cmp.Or(p.Spec.Remote.Name, p.Name)
-	lost := fmt.Sprintf("the peering of %s and %s has one gateway in %s: no packets pass while the next one starts; ", f.Name, name, f.Name)
-	if peer == nil {
-		return lost + fmt.Sprintf("with both clusters (kubectl liqonet upgrade %s %s) it gets another one meanwhile", f.Name, name)
+	if len(permanent) > 1 {
+		exposed.add(Exposure, "", reason, manifests.Owned(manifests.GatewayBudget(p.Name), p.Name, own.Owner))
 	}
-	return lost + "--endpoint names where it is called, so it can have no other one meanwhile"
 }
 
 // groups puts things into groups that are done one after the other: a quarter at a time. If it is the first time that something of
@@ -278,31 +215,23 @@ func groups[T any](all []T, first bool) (out [][]T) {
 	if first && len(all) > 0 {
 		out, all = append(out, all[:1]), all[1:]
 	}
-	for len(all) > 0 {
-		n := min(quarter, len(all))
-		out, all = append(out, all[:n]), all[n:]
-	}
-	return out
+	return slices.AppendSeq(out, slices.Chunk(all, max(quarter, 1)))
 }
 
-// check refuses what would leave pods without something that they mount.
-func (f *UpgradeFacts) check(u *Upgrade) error {
+// checkKeys refuses what would leave pods without something that they mount.
+func (u *Upgrade) checkKeys(f *UpgradeFacts) error {
 	var missing []string
-	need := func(name string) {
-		if !f.Secrets[name] {
-			missing = append(missing, name)
-		}
-	}
-	for _, key := range f.keys() {
-		need(manifests.OverlaySecretName(key))
+	for _, key := range u.Agents.OverlayKeys {
+		missing = append(missing, manifests.OverlaySecretName(key))
 	}
 	for _, g := range slices.Concat(u.Gateways...) {
-		need(g.SecretName())
+		missing = append(missing, g.SecretName())
 		if g.PresharedKey > 0 {
-			need(g.PresharedSecretName())
+			missing = append(missing, g.PresharedSecretName())
 		}
 	}
-	if len(missing) == 0 || f.Secrets == nil {
+	missing = slices.DeleteFunc(missing, func(name string) bool { return f.Secrets == nil || f.Secrets[name] })
+	if len(missing) == 0 {
 		return nil
 	}
 	slices.Sort(missing)
@@ -313,17 +242,15 @@ func (f *UpgradeFacts) check(u *Upgrade) error {
 }
 
 // addSteps says what is done, in its order.
-func (u *Upgrade) addSteps(f *UpgradeFacts) {
-	nodes := Statement{What: "node agents", Reason: "one first, then a quarter at a time; packets pass meanwhile"}
-	var names []string
+func (u *Upgrade) addSteps() {
+	var nodes []string
 	for _, group := range u.Nodes {
-		names = append(names, strings.Join(group, ", "))
+		nodes = append(nodes, strings.Join(group, ", "))
 	}
-	nodes.Value = Known(strings.Join(names, "; "))
-	if len(f.NotReady) > 0 {
-		u.Notes = append(u.Notes, "not ready, and not waited for: "+strings.Join(f.NotReady, ", "))
+	u.Steps = []Statement{
+		{What: "definitions and permissions", Value: Known("those of this command"), Reason: "definitions are changed by addition only, and never go back"},
+		{What: "node agents", Value: Known(strings.Join(nodes, "; ")), Reason: "one first, then a quarter at a time; packets pass meanwhile"},
 	}
-	var gateways []Statement
 	for _, group := range u.Gateways {
 		s := Statement{What: fmt.Sprintf("gateways of plane %d", group[0].Plane), Reason: "nodes use another plane meanwhile"}
 		var peers []string
@@ -334,22 +261,19 @@ func (u *Upgrade) addSteps(f *UpgradeFacts) {
 			}
 		}
 		s.Value = Known(strings.Join(peers, ", "))
-		gateways = append(gateways, s)
+		u.Steps = append(u.Steps, s)
 	}
-	u.Steps = []Statement{{What: "definitions and permissions", Value: Known("those of this command"), Reason: "definitions are changed by addition only, and never go back"}}
-	u.Steps = append(append(u.Steps, nodes), gateways...)
 }
 
 // Changes counts the objects that are not kept.
 func (u *Upgrade) Changes() int {
 	n := 0
 	for _, p := range u.Peerings {
-		n += len(p.Spec.Planes) - len(permanent(p)) // temporary planes go, if the peer is upgraded as well
-	}
-	for _, o := range u.Objects {
-		if o.Action != Keep {
-			n++
+		for _, plane := range p.Spec.Planes {
+			if plane.Temporary { // it goes, if the peer is upgraded as well
+				n++
+			}
 		}
 	}
-	return n
+	return n + changes(u.Objects)
 }

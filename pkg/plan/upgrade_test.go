@@ -2,6 +2,7 @@ package plan
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -21,10 +22,15 @@ import (
 // is the lower one.
 func upgradable(name, installed string, planes int, peers ...string) *UpgradeFacts {
 	f := &UpgradeFacts{
-		Name: name, ClusterID: "id-of-" + name, Command: manifests.Agents{Image: version.AgentImage("v0.2.0"), Version: "v0.2.0"},
-		Installed:   manifests.Agents{Image: version.AgentImage(installed), Version: installed},
-		OverlayKeys: []int32{1}, Ledger: &v1alpha1.ClusterNetwork{}, Nodes: []string{name + "-1", name + "-2", name + "-3"},
+		Facts: Facts{
+			Network:   Network{Name: name, ClusterID: "id-of-" + name},
+			Installed: manifests.Agents{Image: version.AgentImage(installed), Version: installed}, OverlayKeys: []int32{1}, Ledger: &v1alpha1.ClusterNetwork{},
+		},
+		Intent:   Intent{Version: "v0.2.0", DefaultImage: version.AgentImage("v0.2.0"), Upgrade: true},
 		Services: map[string]*corev1.Service{}, Secrets: map[string]bool{"liqonet-overlay-1": true},
+	}
+	for i := range 3 {
+		f.Nodes = append(f.Nodes, Node{Name: fmt.Sprint(name, "-", i+1), Ready: true, RunsAgents: true})
 	}
 	for i, peer := range peers {
 		p := v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: peer}}
@@ -38,7 +44,7 @@ func upgradable(name, installed string, planes int, peers ...string) *UpgradeFac
 			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: plane, Role: role, WireGuard: "Kernel", KeyGeneration: 1})
 			f.Secrets[manifests.Gateway{Peering: peer, Plane: plane, KeyGeneration: 1}.SecretName()] = true
 		}
-		f.Peerings = append(f.Peerings, p)
+		f.OtherPeerings = append(f.OtherPeerings, p)
 	}
 	return f
 }
@@ -68,7 +74,7 @@ func TestUpgradeTarget(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := upgradable("a", tt.installed, 2, "b")
-			f.Image = tt.given
+			f.Overrides.Image = tt.given
 			if tt.image != "" {
 				f.Installed.Image = tt.image
 			}
@@ -82,7 +88,7 @@ func TestUpgradeTarget(t *testing.T) {
 				}
 				return
 			}
-			if err != nil || out.Clusters[0].Agents != tt.want {
+			if err != nil || out.Clusters[0].Agents.Agents != tt.want {
 				t.Fatalf("got %v %v", out, err)
 			}
 		})
@@ -193,7 +199,7 @@ func TestUpgradeTemporary(t *testing.T) {
 }
 
 func (f *UpgradeFacts) withTemporary(peer string) {
-	p := f.peeringWith("id-of-" + peer)
+	p := &f.OtherPeerings[slices.IndexFunc(f.OtherPeerings, func(p v1alpha1.Peering) bool { return p.Name == peer })]
 	second := p.Spec.Planes[0]
 	second.Index, second.Temporary = 1, true
 	p.Spec.Planes = append(p.Spec.Planes, second)
