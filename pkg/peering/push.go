@@ -435,18 +435,13 @@ func (p *run) wait(ctx context.Context) error {
 	}
 	p.touched = false
 	if len(p.dropped) > 0 {
-		if err := p.dropPlanes(ctx); err != nil {
-			return err
-		}
+		return p.dropPlanes(ctx)
 	}
-	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		s.clear(ctx, peer, p.planOf(s))
-		return nil
-	})
+	return p.both(ctx, p.clear)
 }
 
 // dropPlanes removes planes by which packets pass, and which are not planned any more: first their gateways, which run
-// until nodes use others.
+// until nodes use others. Then it clears up.
 func (p *run) dropPlanes(ctx context.Context) error {
 	err := p.both(ctx, func(ctx context.Context, s, _ *side) error {
 		for _, plane := range p.dropped {
@@ -466,7 +461,10 @@ func (p *run) dropPlanes(ctx context.Context) error {
 	if err := p.pushPeerings(ctx, nil); err != nil {
 		return err
 	}
-	return p.both(ctx, p.waitForPackets)
+	if err := p.both(ctx, p.waitForPackets); err != nil {
+		return err
+	}
+	return p.both(ctx, p.clear)
 }
 
 // establish notes in the ledger that the peering works, and how the peer is known from now on.
@@ -492,7 +490,8 @@ func (p *run) establish(ctx context.Context, s, peer *side) error {
 //   - gateways of planes that are not any more, and the budget of several.
 //
 // What stays, since this fails, is removed by the next command.
-func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
+func (p *run) clear(ctx context.Context, s, peer *side) error {
+	c := p.planOf(s)
 	_, _ = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
 		if entry == nil || !entry.Active() || entry.Previous == nil {
@@ -511,6 +510,7 @@ func (s *side) clear(ctx context.Context, peer *side, c *plan.ClusterPlan) {
 		s.clearPresharedKeys(ctx, g.Gateway)
 	}
 	s.clearPlanes(ctx, c)
+	return nil
 }
 
 // clearPlanes removes gateways of planes that the peering does not have any more, and the budget if one is left.

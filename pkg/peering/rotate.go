@@ -24,7 +24,7 @@ type Rotation struct {
 type rotation struct {
 	*run
 	Rotation
-	// peerings are the names of the Peerings, overlay the generations of the overlay's new keys, by the
+	// peerings are the names of the Peerings, overlay the generations of the overlay's new keys, 0 if it keeps the one before, by the
 	// index of the side.
 	peerings [2]string
 	overlay  [2]int32
@@ -165,16 +165,10 @@ func (r *rotation) addOverlayKeys(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return r.updateAgents(ctx)
-}
-
-// updateAgents applies the node agents with the overlay's keys that the facts name, and waits until packets
-// pass by them.
-func (r *rotation) updateAgents(ctx context.Context) error {
 	if err := r.makePlan(); err != nil {
 		return err
 	}
-	return r.both(ctx, r.waitForPackets)
+	return r.both(ctx, r.waitForPackets) // it applies the node agents
 }
 
 // replaceKeys gives the gateways of a plane new keys. If the plane does not work with them, it gets
@@ -207,11 +201,7 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 // makeNewKeys makes the keys that a plane is going to have, and plans with them.
 func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 	err := r.both(ctx, func(ctx context.Context, s, _ *side) error {
-		renewal := plan.Renewal{OverlayKey: r.overlay[s.index], PresharedKey: true}
-		if r.PresharedOnly {
-			renewal.OverlayKey = 0 // as it is
-		}
-		s.intent.Renew = map[int32]plan.Renewal{plane: renewal}
+		s.intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.index], PresharedKey: true}}
 		if r.PresharedOnly {
 			return nil
 		}
@@ -228,7 +218,7 @@ func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 		return err
 	}
 	for _, s := range r.sides {
-		s.intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: s.intent.Renew[plane].OverlayKey}} // the pre-shared key is made
+		s.intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.index]}} // the pre-shared key is made
 	}
 	return r.makePlan()
 }

@@ -30,13 +30,7 @@ func (p *run) removeTemporary(ctx context.Context) error {
 		return err
 	}
 	p.dropped = p.notPlanned()
-	if err := p.dropPlanes(ctx); err != nil {
-		return err
-	}
-	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		s.clear(ctx, peer, p.planOf(s))
-		return nil
-	})
+	return p.dropPlanes(ctx)
 }
 
 func (p *run) setTemporary(ctx context.Context, wanted bool) error {
