@@ -65,7 +65,7 @@ func TestPeeringDeletedByHand(t *testing.T) {
 			}
 			switch ending {
 			case "peer":
-				mustLiqonet(t, ctx, "peer", a.Name, b.Name)
+				mustLiqonet(t, ctx, "peer", a.Name, b.Name, "--planes", "2")
 			case "doctor --fix":
 				if r := liqonet(t, ctx, "", "doctor", a.Name, b.Name); r.code != 11 || !strings.Contains(r.stdout, "Peering "+b.Name+" was deleted by hand") {
 					t.Errorf("doctor: exit code %d\n%s%s", r.code, r.stdout, r.stderr)

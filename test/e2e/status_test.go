@@ -254,8 +254,8 @@ func checkSecrets(t *testing.T, ctx context.Context, said result, a, b *cluster)
 		}
 		where[c.Name+": nodes"] = fmt.Sprint(nodes)
 	}
-	if len(keys) != 6 {
-		t.Errorf("%d Secrets with keys, want the gateway's, the tunnel's pre-shared and the overlay's in each cluster", len(keys))
+	if len(keys) != 8 {
+		t.Errorf("%d Secrets with keys, want the gateway's, the tunnel's pre-shared, the overlay's and the identity in each cluster", len(keys))
 	}
 	for name, key := range keys {
 		for place, text := range where {
