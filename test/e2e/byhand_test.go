@@ -27,8 +27,10 @@ func TestPeeringDeletedByHand(t *testing.T) {
 			fs := sendEightWays(t, ctx, a, b)
 			if isKnown {
 				// It has, when it removes what names a Peering that there is not.
-				damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "create", "configmap", "orphan"}, {"-n", "liqonet-system", "patch", "configmap", "orphan", "--type=merge", "-p",
-					`{"metadata":{"ownerReferences":[{"apiVersion":"liqonet.io/v1alpha1","kind":"Peering","name":"none","uid":"00000000-0000-4000-8000-000000000000"}]}}`}})
+				damage(t, ctx, a, [][]string{{"-n", "liqonet-system", "create", "configmap", "orphan"}, {
+					"-n", "liqonet-system", "patch", "configmap", "orphan", "--type=merge", "-p",
+					`{"metadata":{"ownerReferences":[{"apiVersion":"liqonet.io/v1alpha1","kind":"Peering","name":"none","uid":"00000000-0000-4000-8000-000000000000"}]}}`,
+				}})
 				eventually(t, ctx, collectedWithin, "the collector sees Peerings", func() string {
 					return jsonPath(t, ctx, a, `{.metadata.name}`, "-n", "liqonet-system", "get", "configmap", "orphan", "--ignore-not-found")
 				})
