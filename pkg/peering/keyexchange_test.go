@@ -209,7 +209,7 @@ func TestKeyExchangeIsUnknown(t *testing.T) {
 	t.Parallel()
 	for name, funcs := range map[string]interceptor.Funcs{
 		"it cannot be stored": {Patch: func(ctx context.Context, api client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
-			if kindName(obj) == "Secret" {
+			if strings.Contains(obj.GetName(), "-psk-") {
 				return errInjected
 			}
 			return api.Patch(ctx, obj, patch, opts...)
