@@ -546,6 +546,9 @@ func (x *chaos) objects(t *testing.T, ctx context.Context) map[string]string {
 			if slices.Contains([]string{"Pod", "PodMetrics", "ReplicaSet", "ControllerRevision", "EndpointSlice", "Endpoints", "Event"}, u.GetKind()) {
 				continue
 			}
+			if u.GetKind() == "Lease" && u.GetNamespace() == "kube-system" {
+				continue // a lock that tells a command that was killed by whom it was overtaken
+			}
 			out[c.Name+": "+u.GetKind()+" "+u.GetNamespace()+"/"+withoutGeneration(u)] = ""
 		}
 	}

@@ -81,9 +81,14 @@ func TestTopologies(t *testing.T) {
 	for _, i := range sample(random(t), len(neighbours), 2) {
 		n := neighbours[i]
 		step(n.ranges, func(t *testing.T) {
-			before := traffic(t)
+			var others *probing
+			if len(peers) > 0 {
+				others = traffic(t)
+			}
 			mustLiqonet(t, ctx, append([]string{"peer"}, n.args...)...)
-			before.stop(t)
+			if others != nil {
+				others.stop(t)
+			}
 			checkPair(t, ctx, a, n.cluster)
 			views := status(t, ctx, 0, a, n.cluster)
 			n.check(t, []view{viewOf(t, views, a, n.cluster), viewOf(t, views, n.cluster, a)})
