@@ -279,40 +279,6 @@ func TestSecurity_08_InterruptedChangeOfKeys(t *testing.T) {
 	}
 }
 
-// Of two commands that know of the same node one makes a key. A command that has begun before
-// another one makes a key goes on with that key.
-func TestSecurity_08_OneKeyOfSeveralCommands(t *testing.T) {
-	kit.Slow(t)
-	t.Parallel()
-	a, b := withGuest(t)
-	if err := a.raw.Create(t.Context(), node("another", true, "172.18.1.13")); err != nil {
-		t.Fatal(err)
-	}
-	a.leave(t, "guest")
-	var second []byte
-	_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Image: "image:2"}, steps{
-		"Installing the node agents": func() {
-			mustPeer(t, a, b, Options{})
-			second = a.overlayKey(t, "liqonet-overlay-2")
-		},
-		"Pushing ranges, keys and gateways": func() {
-			if !bytes.Equal(second, a.overlayKey(t, "liqonet-overlay-2")) {
-				t.Error("the second command has made a key of its own")
-			}
-			a.leave(t, "another")
-			mustPeer(t, a, b, Options{})
-			a.overlayKey(t, "liqonet-overlay-3")
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.overlayKey(t, "liqonet-overlay-3")
-	if says := a.says(t); says != "" || a.image(t) != "image:2" {
-		t.Errorf("the image is %s, and status says %q", a.image(t), says)
-	}
-}
-
 // Agents that unpeer installs anew, to clean the nodes, have the key of the others.
 func TestSecurity_08_AgentsInstalledAnewHaveTheKey(t *testing.T) {
 	ledger, left := ledgerOf("c"), report("n1", "10.80.0.1", nil)

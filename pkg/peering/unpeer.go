@@ -160,9 +160,9 @@ func (c *Cluster) offer(ctx context.Context, peerID string) (evidence, error) {
 }
 
 // means says that the user means the peering by the peer's name: the peer has nothing of it
-// any more, or does not tell.
+// any more, or has lost its identity, or does not tell.
 func (e evidence) means(peer *Cluster, other evidence) bool {
-	isSilent := other.unreadable != nil || other.entry == nil && other.peering == nil
+	isSilent := other.unreadable != nil || other.identity == "" || other.entry == nil && other.peering == nil
 	return isSilent && slices.Contains([]string{e.name(), e.entry.Name}, peer.Name)
 }
 
