@@ -329,7 +329,7 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 		by := now.Annotations[annotationGiveUp]
 		switch {
 		case apierrors.IsNotFound(err):
-			by = cmp.Or(l.in.noted(ctx), "a command that has ended by now")
+			by = cmp.Or(l.in.overtaker(ctx), "a command that has ended by now")
 		case err != nil:
 			return err
 		case now.UID != l.object.UID:
@@ -344,8 +344,8 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 	}
 }
 
-// noted is by whom this command was overtaken, as far as its other Lease in a cluster tells.
-func (o *observer) noted(ctx context.Context) string {
+// overtaker is by whom this command was overtaken, as far as its other Lease in a cluster tells.
+func (o *observer) overtaker(ctx context.Context) string {
 	leases, _ := o.look(ctx) // without an answer it is not known
 	for _, name := range []string{peeringPrefix + o.Peer, clusterName} {
 		if note := leases[name]; note != nil && note.Annotations[annotationGiveUp] != "" {
