@@ -43,7 +43,7 @@ type Removed struct {
 }
 
 // answerTimeout is how long a cluster may take to tell what it has of a peering, and again to
-// note that it is being removed. Then the other one waits for it no more.
+// write to its ledger that it is being removed. Then the other one waits for it no more.
 const answerTimeout = 10 * time.Second
 
 // Unpeer removes the peering of both clusters from both, and the agents where
@@ -66,11 +66,11 @@ func Unpeer(ctx context.Context, a, b *Cluster, r Reporter) (inA, inB Removed, e
 			return err
 		}
 		var wg sync.WaitGroup
-		noted, done := context.WithTimeout(ctx, answerTimeout)
-		defer done()
-		if refused != nil {
-			done()
-		} else {
+		inA, err = a.remove(ctx, b.ID, 0, r, func() {
+			if refused != nil {
+				return
+			}
+			marked, done := context.WithTimeout(ctx, answerTimeout)
 			wg.Go(func() {
 				defer done()
 				refused = ended(ctx, failure.Caught(func() (err error) {
@@ -78,8 +78,8 @@ func Unpeer(ctx context.Context, a, b *Cluster, r Reporter) (inA, inB Removed, e
 					return err
 				}))
 			})
-		}
-		inA, err = a.remove(ctx, b.ID, 0, r, func() { <-noted.Done() }) // the keys of a are what b knows it by
+			<-marked.Done() // what b knows a by is deleted after that
+		})
 		wg.Wait()
 		return cmp.Or(err, a.oneSided(b, refused))
 	})
