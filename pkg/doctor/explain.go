@@ -101,22 +101,22 @@ func (r reach) covers(cause, other *Finding) bool {
 
 // explain says of each failure from which it follows, and which one is the cause.
 func (r *Report) explain() {
-	var amiss []*Finding
+	var faulty []*Finding
 	for i := range r.Checks {
 		for k := range r.Checks[i].Findings {
 			if f := &r.Checks[i].Findings[k]; f.Result.Bad() {
-				amiss = append(amiss, f)
+				faulty = append(faulty, f)
 			}
 		}
 	}
 	rules := Explanations()
 	for _, e := range rules {
 		for far, explained := range e.Explains {
-			for _, cause := range amiss {
+			for _, cause := range faulty {
 				if !matches(cause.Check, e.Cause) || cause.Follows != "" {
 					continue
 				}
-				for _, other := range amiss {
+				for _, other := range faulty {
 					if other.Check != cause.Check && other.Follows == "" && matches(other.Check, explained) && reach(far).covers(cause, other) {
 						other.Follows = cause.Check
 					}
@@ -124,7 +124,7 @@ func (r *Report) explain() {
 			}
 		}
 	}
-	for _, f := range amiss {
+	for _, f := range faulty {
 		if f.Result.rank() > r.Result.rank() {
 			r.Result = f.Result
 		}
@@ -137,7 +137,7 @@ func (r *Report) explain() {
 		}
 		return i
 	}
-	for _, f := range amiss {
+	for _, f := range faulty {
 		if f.Follows != "" {
 			continue
 		}

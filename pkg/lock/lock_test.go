@@ -32,7 +32,7 @@ func newAPI(t *testing.T) client.Client {
 	return api
 }
 
-// stopped is the API as a process sees it that may be stopped: it reaches nothing until it goes on.
+// stopped is the API as a process sees it that may be stopped: it reaches nothing until it continues.
 type stopped struct {
 	client.Client
 	is atomic.Bool
@@ -179,7 +179,7 @@ func TestKilled(t *testing.T) {
 	})
 }
 
-// A command that was stopped, and whose lock nobody has taken, goes on.
+// A command that was stopped, and whose lock nobody has taken, continues.
 func TestStoppedAndGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here := &stopped{Client: newAPI(t)}

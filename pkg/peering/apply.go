@@ -105,7 +105,7 @@ const absentVersion = "1"
 // applyAs applies an object that is as it was read: all else is a conflict. A command may have slept since, and others have removed or made
 // the object.
 func (s *side) applyAs(ctx context.Context, want *unstructured.Unstructured, read client.Object) error {
-	u := want.DeepCopy() // what is noted stays as it is
+	u := want.DeepCopy() // the journal keeps what is wanted
 	u.SetUID(read.GetUID())
 	u.SetResourceVersion(cmp.Or(read.GetResourceVersion(), absentVersion))
 	if err := s.write(ctx, u); err != nil {

@@ -73,12 +73,12 @@ func (s *side) install(ctx context.Context, peer *Cluster, planned *plan.Cluster
 		if err := s.installCRDs(gctx, planned.Objects); err != nil {
 			return err
 		}
-		cn, noted, err := s.claim(gctx, peer, planned.Ledger.Spec)
+		cn, changed, err := s.claim(gctx, peer, planned.Ledger.Spec)
 		if err != nil {
 			return err
 		}
 		entry, generation = *plan.Allocation(cn, peer.ID), plan.OverlayKey(cn)
-		if noted {
+		if changed {
 			s.hasChanged("the ledger")
 		}
 		return nil

@@ -69,8 +69,8 @@ var errUnchanged = errors.New("unchanged")
 
 // claim makes sure that the ledger exists and has an entry for the peer, and that it says
 // which nodes will know the overlay's key. The custom resource definitions have to be there.
-// noted says that the ledger was changed.
-func (c *Cluster) claim(ctx context.Context, peer *Cluster, planned v1alpha1.ClusterNetworkSpec) (cn *v1alpha1.ClusterNetwork, noted bool, err error) {
+// changed says whether that was written now.
+func (c *Cluster) claim(ctx context.Context, peer *Cluster, planned v1alpha1.ClusterNetworkSpec) (cn *v1alpha1.ClusterNetwork, changed bool, err error) {
 	if cn, err = c.ledger(ctx); cn == nil && err == nil {
 		err = c.createLedger(ctx, planned.InternalCIDR.Prefix)
 	}
@@ -78,9 +78,9 @@ func (c *Cluster) claim(ctx context.Context, peer *Cluster, planned v1alpha1.Clu
 		return nil, false, err
 	}
 	cn, err = c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-		noted = plan.NoteOverlayKey(cn, planned.OverlayKey)
+		changed = plan.NoteOverlayKey(cn, planned.OverlayKey)
 		if plan.Allocation(cn, peer.ID) != nil {
-			if noted {
+			if changed {
 				return nil
 			}
 			return errUnchanged
@@ -89,10 +89,10 @@ func (c *Cluster) claim(ctx context.Context, peer *Cluster, planned v1alpha1.Clu
 		if err != nil {
 			return c.fail("claim an entry of the ledger", err)
 		}
-		cn.Spec.Peers, noted = append(cn.Spec.Peers, a), true
+		cn.Spec.Peers, changed = append(cn.Spec.Peers, a), true
 		return nil
 	})
-	return cn, noted, err
+	return cn, changed, err
 }
 
 // createLedger makes an empty ledger where there is none. It applies it instead

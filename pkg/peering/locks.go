@@ -54,9 +54,6 @@ func underLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Clu
 			}
 			return do(locked)
 		})
-		if end, failed := lock.Begin(locked); failed == nil { // it may have slept, and not know yet
-			end()
-		}
 		lost = lock.Lost(locked)
 	} else if !errors.Is(err, lock.ErrOvertaken) {
 		return (&Cluster{}).fail("take the lock", err)
