@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -84,15 +85,17 @@ func (s *side) install(ctx context.Context, peer *Cluster, planned *plan.Cluster
 		return nil
 	})
 	// Nobody is given a new key before the ledger says who knows the one before.
-	if s.facts.Installed.Image == "" && key.Generation == plan.OverlayKey(s.facts.Ledger) {
+	early := s.facts.Installed.Image == "" && key.Generation == plan.OverlayKey(s.facts.Ledger)
+	if early {
 		g.Go(func() error { return s.applyAgents(gctx, planned, key.Generation) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	// The journal is in our namespace, which may be gone although there were agents.
-	if err := s.applyNamespace(ctx); err != nil {
-		return err
+	if !early { // the journal is in our namespace, which may be gone although there were agents
+		if err := s.applyNamespace(ctx); err != nil {
+			return err
+		}
 	}
 	s.journal.created = entry.Active()
 	if err := s.journal.start(ctx, entry.Name); err != nil {
@@ -101,8 +104,10 @@ func (s *side) install(ctx context.Context, peer *Cluster, planned *plan.Cluster
 	if err := s.announce(ctx, planned, &entry); err != nil {
 		return err
 	}
-	if err := s.applyAgents(ctx, planned, generation); err != nil {
-		return err
+	if !early || generation != key.Generation { // another command may have given the overlay another key
+		if err := s.applyAgents(ctx, planned, generation); err != nil {
+			return err
+		}
 	}
 	s.intent.KeepOverlayKey = true
 	return s.forgetOverlayKeys(ctx, key, generation)
@@ -152,7 +157,8 @@ func (s *side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least
 			return err
 		}
 	}
-	return s.applyNodeAgents(ctx, planned)
+	_, err := s.applyNodeAgents(ctx, planned, false)
+	return err
 }
 
 // currentNodeAgents returns the node agents' DaemonSet as planned. All peerings share it, and other commands may have
@@ -193,14 +199,29 @@ func (s *side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan)
 	return daemonSet, nil
 }
 
-// applyNodeAgents applies the node agents' DaemonSet.
-func (s *side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan) error {
-	return retryOnConflict(func() error {
+// applyNodeAgents applies the node agents' DaemonSet as it has to be by now. If its pods are deleted one after the other, and it is as it should be
+// in the end, nothing is done.
+func (s *side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan, byHand bool) (isDone bool, err error) {
+	return isDone, retryOnConflict(func() error {
 		daemonSet, err := s.currentNodeAgents(ctx, planned)
 		if err != nil {
 			return err
 		}
-		return s.apply(ctx, daemonSet)
+		want, live, err := s.wanted(ctx, daemonSet)
+		if err != nil {
+			return err
+		}
+		isDone = contains(live.Object, want.Object)
+		if byHand && isDone {
+			return nil
+		}
+		if byHand {
+			strategy := string(appsv1.OnDeleteDaemonSetStrategyType)
+			if err := unstructured.SetNestedField(want.Object, strategy, "spec", "updateStrategy", "type"); err != nil {
+				return err
+			}
+		}
+		return s.apply(ctx, want)
 	})
 }
 
@@ -212,31 +233,31 @@ func (s *side) applyNamespace(ctx context.Context) error {
 	return s.apply(ctx, manifests.Namespace())
 }
 
-// updateNodeAgents applies the DaemonSet of agents that do their work, when the gateways of
-// this peering run: an image that cannot start stops here, where it harms no other
-// peering.
+// updateNodeAgents replaces agents that do their work, when the gateways of this peering run: an image that cannot start stops here, where it harms
+// no other peering.
 func (s *side) updateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) error {
 	daemonSet, err := s.currentNodeAgents(ctx, planned)
 	if err != nil {
 		return err
 	}
 	want, live, err := s.read(ctx, daemonSet)
+	if err != nil || contains(live.Object, want.Object) {
+		return err
+	}
+	a := agents{noNodes(), gatewaysOf(planned)}
+	err = s.awaitAgents(ctx, "wait for the gateway, before the node agents are replaced", s.podsHint(), a, func(o objects, _ heartbeats, missing string) (string, error) {
+		if byName[*v1alpha1.Peering](o, planned.Peering.Name) == nil {
+			return "", errUnpeered
+		}
+		return missing, nil
+	})
 	if err != nil {
 		return err
 	}
-	if !contains(live.Object, want.Object) {
-		a := agents{noNodes(), gatewaysOf(planned)}
-		err := s.awaitAgents(ctx, "wait for the gateway, before the node agents are replaced", s.podsHint(), a, func(o objects, _ heartbeats, missing string) (string, error) {
-			if byName[*v1alpha1.Peering](o, planned.Peering.Name) == nil {
-				return "", errUnpeered
-			}
-			return missing, nil
-		})
-		if err != nil {
-			return err
-		}
+	if s.worked, _, err = s.waysBefore(ctx, 0); err != nil {
+		return err
 	}
-	return s.applyNodeAgents(ctx, planned)
+	return s.rollOut(ctx, planned, quietly)
 }
 
 // uninstallingIfTerminating recognizes that the namespace is being deleted.

@@ -114,6 +114,12 @@ func (c change) shared() bool {
 	return obj.GetLabels()[v1alpha1.LabelPeering] == "" && obj.GetKind() != "Peering"
 }
 
+// putBack puts back what a command for one peering has changed, and writes none of that down. Packets pass when both clusters have done so: it does
+// not wait for them.
+func (c *Cluster) putBack(ctx context.Context, changes []change) error {
+	return newSide(c, 0).goBack(ctx, changes, func(context.Context, agents) error { return nil })
+}
+
 // undo puts back what was changed, the last first. An object that is not as it was
 // left by the change is somebody else's by now, and stays. It goes on where
 // something cannot be put back.
@@ -180,7 +186,7 @@ func (c *Cluster) undoInterrupted(ctx context.Context, peerID, peering string, s
 	} else if err := c.undoRanges(ctx, peerID); err != nil {
 		return err
 	}
-	if err := c.undo(ctx, changes); err != nil {
+	if err := c.putBack(ctx, changes); err != nil {
 		return err
 	}
 	return c.delete(ctx, obj)

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
 // others are the fields of our objects that somebody else has changed: the API server names them when it is asked to apply an object
@@ -40,19 +41,19 @@ var isKept = regexp.MustCompile(`^\.spec\.template\.spec\.(containers\[name="age
 var conflictWith = regexp.MustCompile(`conflict with "([^"]*)"`)
 
 // askOthers asks the API server which fields of an object somebody else has changed.
-func (u *upgrade) askOthers(ctx context.Context, want, live *unstructured.Unstructured) error {
+func (s *side) askOthers(ctx context.Context, want, live *unstructured.Unstructured) error {
 	obj := want.DeepCopy()
 	obj.SetAnnotations(live.GetAnnotations())
 	if contains(live.Object, obj.Object) {
 		return nil // nothing differs but who wrote it
 	}
-	err := u.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll)
+	err := s.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll)
 	status := apierrors.APIStatus(nil)
 	switch {
 	case apierrors.IsForbidden(err):
-		u.others.mu.Lock()
-		u.others.unasked = true
-		u.others.mu.Unlock()
+		s.others.mu.Lock()
+		s.others.unasked = true
+		s.others.mu.Unlock()
 		return nil
 	case !apierrors.IsConflict(err) || !errors.As(err, &status) || status.Status().Details == nil:
 		return nil // it is applied later, and then it is an error
@@ -68,9 +69,17 @@ func (u *upgrade) askOthers(ctx context.Context, want, live *unstructured.Unstru
 		if isKept.MatchString(f.field) {
 			f.path = strings.Split(strings.TrimPrefix(strings.ReplaceAll(f.field, `[name="agent"]`, ""), "."), ".")
 		}
-		u.others.add(f)
+		s.others.add(f)
 	}
 	return nil
+}
+
+// wanted is what runs agents, without what others have changed and is kept, and what there is of it.
+func (s *side) wanted(ctx context.Context, obj manifests.Object) (want, live *unstructured.Unstructured, err error) {
+	if want, live, err = s.read(ctx, obj); err == nil {
+		s.others.keep(want)
+	}
+	return want, live, err
 }
 
 func (o *others) add(f othersField) {

@@ -366,7 +366,7 @@ func (s *side) rollBack(ctx context.Context, peer *side) error {
 			return err
 		}
 	}
-	if err := s.undo(ctx, changes); err != nil {
+	if err := s.putBack(ctx, changes); err != nil {
 		return err
 	}
 	if !s.wasActive {

@@ -131,7 +131,7 @@ func toRotate(peering string) []permission {
 		permissions("apps", ns, "get list watch create patch delete", "deployments"),
 		permissions("apps", ns, "list watch", "replicasets controllerrevisions"),
 		permissions("policy", ns, "get list patch", "poddisruptionbudgets"),
-		permissions("", ns, "watch", "pods"),
+		permissions("", ns, "watch delete", "pods"),
 		permissions("", ns, "get create patch delete", "configmaps"),
 		permissions("", ns, "get list create patch delete", "secrets serviceaccounts"),
 		permissions("", ns, "get list patch", "resourcequotas"),

@@ -3,17 +3,23 @@ package peering
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 
+	"golang.org/x/sync/errgroup"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -134,6 +140,112 @@ func isRolledOut(d *appsv1.Deployment) bool {
 // isRunning says that the agent of a pod runs, and goes on to.
 func isRunning(pod *corev1.Pod) bool {
 	return pod.DeletionTimestamp.IsZero() && len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].State.Running != nil
+}
+
+// rollOut replaces the agents of nodes as planned, one node first and then a quarter at a time. It looks at the probes after each group. The
+// DaemonSet replaces none by itself at that time, also if this command is killed.
+func (s *side) rollOut(ctx context.Context, planned *plan.ClusterPlan, step lock.Wait) error {
+	isDone, err := s.applyNodeAgents(ctx, planned, true)
+	if isDone || err != nil {
+		return err
+	}
+	groups := s.facts.NodeGroups()
+	for i, group := range groups {
+		name := fmt.Sprintf("node agents, %d of %d (%s)", len(slices.Concat(groups[:i+1]...)), len(slices.Concat(groups...)), firstOf(3, group))
+		err := step(ctx, name, func(ctx context.Context) error {
+			if err := s.deleteOutdated(ctx, group); err != nil {
+				return err
+			}
+			return s.settle(ctx, agents{nodes: group}, 0)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	_, err = s.applyNodeAgents(ctx, planned, false)
+	return err
+}
+
+// deleteOutdated deletes the agents' pods of these nodes, which are sorted, that are of an earlier revision.
+func (s *side) deleteOutdated(ctx context.Context, nodes []string) error {
+	var outdated []client.Object
+	err := s.await(ctx, "look which node agents are replaced", s.podsHint(), rolloutKinds(), func(_ context.Context, o objects) (string, error) {
+		ds := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
+		revision, missing := newestRevision(o)
+		outdated = nil
+		for _, pod := range of[*corev1.Pod](o) {
+			if ds != nil && metav1.IsControlledBy(pod, ds) && isAmong(nodes, pod.Spec.NodeName) && pod.Labels[appsv1.ControllerRevisionHashLabelKey] != revision {
+				outdated = append(outdated, pod)
+			}
+		}
+		return missing, nil
+	})
+	if err != nil {
+		return err
+	}
+	return s.deleteEach(ctx, outdated)
+}
+
+// goBack puts back what was changed: gateways as they came, a plane at a time and the last one first, and then all else. What somebody else has
+// changed since stays. It goes on where something cannot be put back.
+func (s *side) goBack(ctx context.Context, changes []change, settle func(context.Context, agents) error) error {
+	var others, last []change
+	var planes []string
+	first := map[string]change{}
+	for _, c := range changes {
+		obj := c.object()
+		if obj.GetKind() != "Deployment" || c.Before == nil {
+			others = append(others, c)
+			continue
+		}
+		if plane := obj.GetLabels()[v1alpha1.LabelPlane]; !slices.Contains(planes, plane) {
+			planes = append(planes, plane)
+		}
+		if _, known := first[obj.GetName()]; !known {
+			first[obj.GetName()] = c
+		}
+		last = slices.DeleteFunc(last, func(l change) bool { return l.object().GetName() == obj.GetName() })
+		last = append(last, c)
+	}
+	var errs []error
+	for _, plane := range slices.Backward(planes) {
+		var g errgroup.Group // one goes on where another cannot
+		wait := agents{nodes: noNodes()}
+		for _, c := range last {
+			if obj := c.object(); obj.GetLabels()[v1alpha1.LabelPlane] == plane {
+				wait.gateways = append(wait.gateways, gatewayIn(obj))
+				g.Go(func() error {
+					return failure.Caught(func() error { return s.gatewayBack(ctx, change{first[obj.GetName()].Before, c.After}) })
+				})
+			}
+		}
+		err := g.Wait()
+		if err == nil {
+			err = settle(ctx, wait)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(append(errs, s.undo(ctx, others))...)
+}
+
+// gatewayBack puts one gateway back, if it is as this command has left it.
+func (s *side) gatewayBack(ctx context.Context, c change) error {
+	_, live, err := s.read(ctx, c.object())
+	if err != nil || !contains(live.Object, c.After) {
+		return err
+	}
+	g := gatewayIn(live)
+	p, err := get[v1alpha1.Peering](ctx, s.Cluster, "", g.Peering)
+	if p == nil || err != nil {
+		return err
+	}
+	return s.replaceGateway(ctx, g, &unstructured.Unstructured{Object: runtime.DeepCopyJSON(c.Before)}, len(p.Spec.Planes) == 1)
+}
+
+// gatewayIn is the gateway of a Deployment.
+func gatewayIn(d *unstructured.Unstructured) manifests.Gateway {
+	plane, _ := strconv.Atoi(d.GetLabels()[v1alpha1.LabelPlane]) // the label is ours
+	return manifests.Gateway{Peering: d.GetLabels()[v1alpha1.LabelPeering], Plane: int32(plane)}
 }
 
 // replaceGateway applies a gateway's Deployment. Two gateways with one key would take each other's packets, and one that starts waits only some

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -26,6 +27,11 @@ type side struct {
 	adoptNamespace bool
 	// foreign are ranges that its nodes have for something else than the overlay.
 	foreign []netip.Prefix
+	// worked are the ways by which packets passed before agents were replaced, patience is how long they may not since: 0 for lostTimeout.
+	worked   ways
+	patience time.Duration
+	// others are the fields that somebody else has changed.
+	others others
 	// journal has how things were before they were changed.
 	journal *journal
 

@@ -191,7 +191,10 @@ func (c *Cluster) removePeer(ctx context.Context, peerID string) (r Removed, err
 	if entry == nil || err != nil {
 		return r, err
 	}
-	if err := cmp.Or(c.unestablish(ctx, peerID), c.undoInterrupted(ctx, peerID, entry.Name, true)); err != nil {
+	if err := c.unestablish(ctx, peerID); err != nil {
+		return r, err
+	}
+	if err := c.undoInterrupted(ctx, peerID, entry.Name, true); err != nil {
 		return r, err
 	}
 	r.Peering = true
@@ -213,8 +216,11 @@ func (c *Cluster) removeUnused(ctx context.Context, reporter Reporter) (was bool
 		return false, nil
 	}
 	// Also what a command left that was killed before it had claimed anything.
-	if was, err = c.installed(ctx); err != nil || !was {
-		return false, cmp.Or(err, c.forgetLocks(ctx))
+	if was, err = c.installed(ctx); err != nil {
+		return false, err
+	}
+	if !was {
+		return false, c.forgetLocks(ctx)
 	}
 	// A command that makes a peering meanwhile is not waited for.
 	var looking sync.WaitGroup
@@ -241,7 +247,10 @@ func (c *Cluster) removeUnused(ctx context.Context, reporter Reporter) (was bool
 	if errors.Is(context.Cause(waiting), errInUse) || errors.Is(err, errInUse) {
 		return false, nil
 	}
-	return true, cmp.Or(err, c.forgetLocks(ctx))
+	if err != nil {
+		return true, err
+	}
+	return true, c.forgetLocks(ctx)
 }
 
 func (c *Cluster) forgetLocks(ctx context.Context) error {
@@ -547,7 +556,12 @@ func (c *Cluster) uninstall(ctx context.Context) error {
 	}
 	g, gctx := failure.NewGroup(ctx)
 	for _, crd := range crds {
-		g.Go(func() error { return cmp.Or(c.delete(gctx, crd), c.gone(gctx, crd)) })
+		g.Go(func() error {
+			if err := c.delete(gctx, crd); err != nil {
+				return err
+			}
+			return c.gone(gctx, crd)
+		})
 	}
 	return g.Wait()
 }

@@ -8,12 +8,10 @@ import (
 	"slices"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -60,12 +58,6 @@ type upgrade struct {
 	*plan.Upgrade
 	options  UpgradeOptions
 	reporter Reporter
-	// worked are the ways by which packets passed before anything was changed.
-	worked ways
-	// others are the fields that somebody else has changed.
-	others others
-	// replaced are the gateways that were replaced, in groups.
-	replaced [][]plan.UpgradeGateway
 	// done says that there was nothing to do.
 	done bool
 	err  error
@@ -158,7 +150,7 @@ func planUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 		g, gctx = failure.NewGroup(ctx)
 		for i, p := range made.Clusters {
 			u := &upgrade{side: newSide(clusters[i], i), Upgrade: p, options: o, reporter: r}
-			u.facts, u.intent, u.journal.created = facts[i].Facts, facts[i].Intent, true
+			u.facts, u.intent, u.journal.created, u.patience = facts[i].Facts, facts[i].Intent, true, o.patience
 			out.all = append(out.all, u)
 			g.Go(func() error { return u.look(gctx, toChange) })
 		}
@@ -296,7 +288,12 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 	}
 	back, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), upgradeBackTimeout, fmt.Errorf("not done after %s", upgradeBackTimeout))
 	defer cancel()
-	if undone := u.step(back, "going back to "+u.From, u.goBack); undone != nil {
+	if undone := u.step(back, "going back to "+u.From, func(ctx context.Context) error {
+		if err := u.goBack(ctx, u.journal.changes, u.settleGateways); err != nil {
+			return err
+		}
+		return u.settle(ctx, agents{}, 0)
+	}); undone != nil {
 		u.err = errors.Join(err, fmt.Errorf("not all went back: %w; see kubectl liqonet status %s, and run the command again", undone, u.Name))
 	}
 }
@@ -311,77 +308,12 @@ func (u *upgrade) prepare(ctx context.Context) error {
 	})
 }
 
-// wanted is what runs agents, without what others have changed and is kept, and what there is of it.
-func (u *upgrade) wanted(ctx context.Context, obj manifests.Object) (want, live *unstructured.Unstructured, err error) {
-	if want, live, err = u.read(ctx, obj); err == nil {
-		u.others.keep(want)
-	}
-	return want, live, err
-}
-
-// replaceNodes replaces the agents of nodes. Their DaemonSet replaces none by itself at that time, also if this command is killed.
+// replaceNodes replaces the agents of nodes.
 func (u *upgrade) replaceNodes(ctx context.Context) error {
-	isDone, err := u.applyDaemonSet(ctx, true)
-	for done := 0; err == nil && !isDone && len(u.Nodes) > 0; u.Nodes = u.Nodes[1:] {
-		group := u.Nodes[0]
-		done += len(group)
-		name := fmt.Sprintf("node agents, %d of %d (%s)", done, done+len(slices.Concat(u.Nodes[1:]...)), firstOf(3, group))
-		err = u.step(ctx, name, func(ctx context.Context) error {
-			if err := u.deleteOutdated(ctx, group); err != nil {
-				return err
-			}
-			return u.settle(ctx, agents{nodes: group}, 0)
-		})
-	}
-	if err == nil {
-		_, err = u.applyDaemonSet(ctx, false)
-	}
-	if err != nil {
+	if err := u.rollOut(ctx, u.Agents, u.step); err != nil {
 		return err
 	}
 	return u.settle(ctx, agents{}, 0)
-}
-
-// applyDaemonSet applies that of the node agents, as it has to be by now. If pods are deleted by hand, and it is as it should be in the end,
-// nothing is done.
-func (u *upgrade) applyDaemonSet(ctx context.Context, byHand bool) (isDone bool, err error) {
-	daemonSet, err := u.currentNodeAgents(ctx, u.Agents)
-	if err != nil {
-		return false, err
-	}
-	want, live, err := u.wanted(ctx, daemonSet)
-	if err != nil {
-		return false, err
-	}
-	if isDone = contains(live.Object, want.Object); isDone && byHand {
-		return true, nil
-	}
-	if byHand {
-		strategy := string(appsv1.OnDeleteDaemonSetStrategyType)
-		if err := unstructured.SetNestedField(want.Object, strategy, "spec", "updateStrategy", "type"); err != nil {
-			return false, err
-		}
-	}
-	return isDone, u.apply(ctx, want)
-}
-
-// deleteOutdated deletes the agents' pods of these nodes, which are sorted, that are of an earlier revision.
-func (u *upgrade) deleteOutdated(ctx context.Context, nodes []string) error {
-	var outdated []*corev1.Pod
-	err := u.await(ctx, "look which node agents are replaced", u.podsHint(), rolloutKinds(), func(_ context.Context, o objects) (string, error) {
-		ds := byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
-		revision, missing := newestRevision(o)
-		outdated = slices.DeleteFunc(of[*corev1.Pod](o), func(pod *corev1.Pod) bool {
-			return ds == nil || !metav1.IsControlledBy(pod, ds) || !isAmong(nodes, pod.Spec.NodeName) || pod.Labels[appsv1.ControllerRevisionHashLabelKey] == revision
-		})
-		return missing, nil
-	})
-	for _, pod := range outdated {
-		if err == nil {
-			err = u.delete(ctx, pod)
-		}
-	}
-	return err
 }
 
 // replaceGateways replaces the gateways that are not as they should be, plane by plane: all, or those that a command which was interrupted has left
@@ -419,9 +351,6 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 		}
 		name := fmt.Sprintf("gateways of plane %d (%s)", changed[0].Plane, firstOf(3, names))
 		err := u.step(ctx, name, func(ctx context.Context) error {
-			if !stopped {
-				u.replaced = append(u.replaced, changed)
-			}
 			return u.replaceGroup(ctx, changed, next)
 		})
 		if err != nil {
@@ -437,37 +366,17 @@ func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway,
 	wait := agents{nodes: noNodes()}
 	for _, gateway := range group {
 		wait.gateways = append(wait.gateways, gateway.Gateway)
-		if deployment := next[gateway.Name()]; deployment != nil { // otherwise it was not replaced
-			g.Go(func() error { return u.replaceGateway(gctx, gateway.Gateway, deployment, gateway.Alone) })
-		}
+		g.Go(func() error { return u.replaceGateway(gctx, gateway.Gateway, next[gateway.Name()], gateway.Alone) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return u.settle(ctx, wait, cmp.Or(u.options.calm, probeSilence))
+	return u.settleGateways(ctx, wait)
 }
 
-// goBack puts back what was changed in the cluster: gateways as they came, a plane at a time and the last one first, and then all else.
-// Definitions stay. So does what somebody else has changed since. It goes on where something cannot be put back.
-func (u *upgrade) goBack(ctx context.Context) error {
-	before, others := map[string]*unstructured.Unstructured{}, []change(nil)
-	for _, c := range u.journal.changes {
-		switch obj := c.object(); {
-		case obj.GetKind() != "Deployment" || c.Before == nil:
-			others = append(others, c)
-		case before[obj.GetName()] == nil:
-			before[obj.GetName()] = &unstructured.Unstructured{Object: runtime.DeepCopyJSON(c.Before)}
-		}
-	}
-	var errs []error
-	for _, group := range slices.Backward(u.replaced) {
-		errs = append(errs, u.replaceGroup(ctx, group, before))
-	}
-	errs = append(errs, u.undo(ctx, others))
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	return u.settle(ctx, agents{}, 0)
+// settleGateways waits until nodes would say that gateways which were replaced do not work.
+func (u *upgrade) settleGateways(ctx context.Context, a agents) error {
+	return u.settle(ctx, a, cmp.Or(u.options.calm, probeSilence))
 }
 
 // lasting are the gateways but temporary ones, which may be gone by now.

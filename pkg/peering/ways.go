@@ -131,7 +131,7 @@ func (w ways) lost(now ways, o objects) string {
 
 // settle waits until agents have taken over. Packets have to pass by all ways by which they did before, and do so for the time that is given. It returns an
 // error if an agent cannot start, or if they do not pass for lostTimeout, or if it takes longer than stepTimeout.
-func (u *upgrade) settle(ctx context.Context, a agents, calm time.Duration) error {
+func (s *side) settle(ctx context.Context, a agents, calm time.Duration) error {
 	var loses, passes time.Time // since when
 	begin := func(t *time.Time, is bool) time.Duration {
 		if !is || t.IsZero() {
@@ -139,19 +139,19 @@ func (u *upgrade) settle(ctx context.Context, a agents, calm time.Duration) erro
 		}
 		return time.Since(*t)
 	}
-	patience := cmp.Or(u.options.patience, lostTimeout)
+	patience := cmp.Or(s.patience, lostTimeout)
 	ctx, cancel := context.WithTimeoutCause(ctx, stepTimeout, fmt.Errorf("not done after %s: %w", stepTimeout, context.DeadlineExceeded))
 	defer cancel()
-	return u.awaitAgents(ctx, "wait until packets pass", u.podsHint(), a, func(o objects, beats heartbeats, missing string) (string, error) {
-		now, err := u.waysOf(o, beats)
+	return s.awaitAgents(ctx, "wait until packets pass", s.podsHint(), a, func(o objects, beats heartbeats, missing string) (string, error) {
+		now, err := s.waysOf(o, beats)
 		if err != nil {
 			return "", err
 		}
-		lost := u.worked.lost(now, o)
+		lost := s.worked.lost(now, o)
 		losing, passing := begin(&loses, missing == "" && lost != ""), begin(&passes, missing == "" && lost == "")
 		switch {
 		case missing == "" && losing > patience:
-			return "", &Error{Kind: NotReady, Cluster: u.Name, Doing: "look at the probes after a step", Err: fmt.Errorf("%s, for %s", lost, patience), Hint: u.podsHint()}
+			return "", &Error{Kind: NotReady, Cluster: s.Name, Doing: "look at the probes after a step", Err: fmt.Errorf("%s, for %s", lost, patience), Hint: s.podsHint()}
 		case missing == "" && lost == "" && passing < calm:
 			return "packets pass for less than " + calm.String(), nil
 		}

@@ -281,6 +281,9 @@ func ReportsByNode(reports []v1alpha1.NodeNetwork) map[string]*v1alpha1.NodeNetw
 	return out
 }
 
+// NodeGroups are the nodes that are ready and have agents, in groups whose agents are replaced one after the other.
+func (f *Facts) NodeGroups() [][]string { return groups(f.agentNodes(true), true) }
+
 // agentNodes are the nodes that have agents, sorted by name: those that are ready, or those that are not.
 func (f *Facts) agentNodes(ready bool) (out []string) {
 	for _, n := range f.Nodes {

@@ -135,7 +135,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	u.Choices = []Statement{{What: "version", Value: Known(u.To), Reason: why}, image}
 	u.Agents = &ClusterPlan{Agents: agents, NodeMetrics: f.NodeMetrics, Ledger: f.Ledger}
 	u.Agents.OverlayKeys = u.Agents.overlayKeys(&f.Facts)
-	u.Nodes = groups(f.agentNodes(true), true)
+	u.Nodes = f.NodeGroups()
 	if notReady := f.agentNodes(false); len(notReady) > 0 {
 		u.Notes = append(u.Notes, "not ready, and not waited for: "+strings.Join(notReady, ", "))
 	}
