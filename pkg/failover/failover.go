@@ -42,7 +42,7 @@ func (p Plane) usable() bool { return p.Up && !p.Leaving }
 type Choice struct {
 	chosen  bool
 	active  int32
-	records map[int32]*record
+	records map[int32]record
 }
 
 // record is what a plane has done.
@@ -57,7 +57,7 @@ type record struct {
 }
 
 // hold is for how long a plane has to be clean before it is returned to.
-func (r *record) hold() time.Duration {
+func (r record) hold() time.Duration {
 	if r.failures == 0 {
 		return time.Second
 	}
@@ -72,37 +72,25 @@ func (c *Choice) Begin(plane int32) { c.active, c.chosen = plane, true }
 // preferred, at least one. It has to be called whenever one comes up or goes down, and often while the
 // one in use is down.
 func (c *Choice) Next(now time.Time, planes []Plane) int32 {
-	if c.records == nil {
-		c.records = map[int32]*record{}
+	for _, p := range planes {
+		c.note(now, p)
 	}
-	var current *Plane
-	for i := range planes {
-		p := &planes[i]
-		c.note(now, *p)
-		if c.chosen && p.Index == c.active {
-			current = p
-		}
+	current := slices.IndexFunc(planes, func(p Plane) bool { return c.chosen && p.Index == c.active })
+	if current < 0 {
+		current = max(0, slices.IndexFunc(planes, Plane.usable))
 	}
-	if current == nil {
-		current = &planes[0]
-		for i := range planes {
-			if planes[i].usable() {
-				current = &planes[i]
-				break
-			}
-		}
-		c.chosen = true
-	}
-	c.active = c.better(now, *current, planes).Index
+	c.active, c.chosen = c.better(now, planes[current], planes).Index, true
 	return c.active
 }
 
 // note records failures.
 func (c *Choice) note(now time.Time, p Plane) {
-	r := c.records[p.Index]
-	if r == nil {
-		r = &record{up: p.Up, leaving: p.Leaving}
-		c.records[p.Index] = r
+	if c.records == nil {
+		c.records = map[int32]record{}
+	}
+	r, known := c.records[p.Index]
+	if !known {
+		r = record{up: p.Up, leaving: p.Leaving}
 	}
 	if r.up && !p.Up {
 		if now.Sub(r.failed) > calm {
@@ -114,6 +102,7 @@ func (c *Choice) note(now time.Time, p Plane) {
 		r.stays = now
 	}
 	r.up, r.leaving = p.Up, p.Leaving
+	c.records[p.Index] = r
 }
 
 // clean is for how long nothing was lost on a plane that stays.
