@@ -75,21 +75,8 @@ func newCollector(a *Agent, c Component, name func(string) string) *collector {
 	}
 }
 
-// all are the metrics of the component.
-func (c *collector) all() []*prometheus.Desc {
-	both := []*prometheus.Desc{c.state, c.mtu, c.bytes, c.packets, c.drops}
-	if c.component == Node {
-		return append(both, c.active)
-	}
-	return append(both, c.handshake, c.key, c.nodes)
-}
-
-// Describe is prometheus.Collector's.
-func (c *collector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range c.all() {
-		out <- d
-	}
-}
+// Describe is prometheus.Collector's. What is shown depends on what is known, so nothing is promised.
+func (c *collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect is prometheus.Collector's.
 func (c *collector) Collect(out chan<- prometheus.Metric) {
@@ -135,14 +122,13 @@ func (c *collector) plane(out chan<- prometheus.Metric, p Plane) {
 		flag(c.active, p.Active)
 		return
 	}
-	for _, when := range []struct {
-		desc *prometheus.Desc
-		at   time.Time
-	}{{c.handshake, p.Handshake}, {c.key, p.Key}} {
-		if !when.at.IsZero() {
-			gauge(when.desc, float64(when.at.UnixNano())/1e9)
+	moment := func(d *prometheus.Desc, at time.Time) {
+		if !at.IsZero() {
+			gauge(d, float64(at.UnixNano())/1e9)
 		}
 	}
+	moment(c.handshake, p.Handshake)
+	moment(c.key, p.Key)
 	for state, n := range p.Nodes {
 		gauge(c.nodes, float64(n), state)
 	}
