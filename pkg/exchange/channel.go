@@ -95,66 +95,43 @@ func newFrameLimit() *rate.Limiter {
 }
 
 // serve goes over to a later connection, where there is one: the peer's gateway has started anew, and it may take
-// seconds to notice that the former one is gone.
+// seconds to notice that the former one is gone. It ends when one ends by itself.
 func (c *Channel) serve(ctx context.Context) error {
 	l, err := (&net.ListenConfig{KeepAliveConfig: keepAlive}).Listen(ctx, "tcp", netip.AddrPortFrom(c.local, Port).String())
 	if err != nil {
 		return err
 	}
-	conns := make(chan net.Conn)
-	both, ctx := errgroup.WithContext(ctx)
+	all, ctx := errgroup.WithContext(ctx)
 	defer context.AfterFunc(ctx, func() { _ = l.Close() })()
-	both.Go(func() error { return c.accept(ctx, l, conns) })
-	both.Go(func() error { return c.useLatest(ctx, conns) })
-	return both.Wait()
-}
-
-// accept passes on connections of the peer's gateway until it fails.
-func (c *Channel) accept(ctx context.Context, l net.Listener, conns chan<- net.Conn) error {
-	gap := newFrameLimit() // each connection brings a frame
-	for {
-		conn, err := l.Accept()
-		if err != nil {
-			return err
-		}
-		if from, ok := conn.RemoteAddr().(*net.TCPAddr); ok && from.AddrPort().Addr().Unmap() == c.remote && gap.Allow() {
-			select {
-			case conns <- conn:
-				continue
-			case <-ctx.Done():
+	all.Go(func() error {
+		gap, frames := newFrameLimit(), newFrameLimit() // each connection brings a frame; all of them together have one limit
+		endLast := func() {}
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return err
 			}
+			if from, ok := conn.RemoteAddr().(*net.TCPAddr); !ok || from.AddrPort().Addr().Unmap() != c.remote || !gap.Allow() {
+				_ = conn.Close()
+				continue
+			}
+			endLast()
+			talking, stop := context.WithCancel(ctx)
+			ended := make(chan struct{})
+			endLast = func() {
+				stop()
+				<-ended
+			}
+			all.Go(func() error {
+				defer close(ended)
+				if err := c.talk(talking, conn, frames); talking.Err() == nil {
+					return err
+				}
+				return nil // it was ended
+			})
 		}
-		_ = conn.Close()
-	}
-}
-
-// useLatest talks by the latest connection, until one ends by itself. All of them together have one limit.
-func (c *Channel) useLatest(ctx context.Context, conns <-chan net.Conn) error {
-	frames := newFrameLimit()
-	var conn net.Conn
-	select {
-	case conn = <-conns:
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	for {
-		talking, stop := context.WithCancel(ctx)
-		ended, why := make(chan struct{}), error(nil)
-		go func() {
-			defer close(ended)
-			why = c.talk(talking, conn, frames)
-		}()
-		var next net.Conn
-		select {
-		case <-ended:
-		case next = <-conns:
-		}
-		stop()
-		if <-ended; next == nil {
-			return why
-		}
-		conn = next
-	}
+	})
+	return all.Wait()
 }
 
 // talk says what there is to say, and reads what the peer says, until the connection ends. It
