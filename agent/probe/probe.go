@@ -9,22 +9,22 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
-	"sync"
 
 	"github.com/liqonet/liqonet/pkg/probe"
 )
 
 // Run does a task. One that serves ends with the context.
 func Run(ctx context.Context, task probe.Task, out io.Writer) error {
-	say := &speaker{to: json.NewEncoder(out)}
+	lines := json.NewEncoder(out)
+	say := func(l probe.Line) { _ = lines.Encode(l) } // nobody else could be told
 	if err := run(ctx, task, say); err != nil {
-		say.line(probe.Line{Error: err.Error()})
+		say(probe.Line{Error: err.Error()})
 		return err
 	}
 	return nil
 }
 
-func run(ctx context.Context, task probe.Task, say *speaker) (err error) {
+func run(ctx context.Context, task probe.Task, say func(probe.Line)) (err error) {
 	if task.Watch != nil {
 		w, err := watch(ctx, *task.Watch)
 		if err != nil {
@@ -32,7 +32,7 @@ func run(ctx context.Context, task probe.Task, say *speaker) (err error) {
 		}
 		defer func() {
 			watched, endErr := w.end()
-			say.line(probe.Line{Result: &probe.Result{Watched: watched}})
+			say(probe.Line{Result: &probe.Result{Watched: watched}})
 			err = errors.Join(err, endErr)
 		}()
 	}
@@ -43,37 +43,25 @@ func run(ctx context.Context, task probe.Task, say *speaker) (err error) {
 		}
 		defer stop()
 	}
-	say.line(probe.Line{Ready: true})
+	say(probe.Line{Ready: true})
 	if len(task.Calls) > 0 {
 		before := gatewayDrops(ctx, task.Gateways)
 		answers := callAll(ctx, task.Token, task.Calls)
 		after := gatewayDrops(ctx, task.Gateways)
-		say.line(probe.Line{Result: &probe.Result{Answers: answers, Gateways: grown(before, after)}})
+		say(probe.Line{Result: &probe.Result{Answers: answers, Gateways: grown(before, after)}})
 	}
 	if task.Bench != nil {
 		speed, err := bench(ctx, task.Token, *task.Bench)
 		if err != nil {
 			return err
 		}
-		say.line(probe.Line{Result: &probe.Result{Speed: speed}})
+		say(probe.Line{Result: &probe.Result{Speed: speed}})
 	}
 	if task.Kernel != nil {
-		say.line(probe.Line{Result: &probe.Result{Kernel: readKernel(ctx, *task.Kernel)}})
+		say(probe.Line{Result: &probe.Result{Kernel: readKernel(ctx, *task.Kernel)}})
 	}
 	if task.Serve != nil || task.Watch != nil {
 		<-ctx.Done()
 	}
 	return nil
-}
-
-// speaker writes lines, of which no two are mixed.
-type speaker struct {
-	mu sync.Mutex
-	to *json.Encoder
-}
-
-func (s *speaker) line(l probe.Line) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_ = s.to.Encode(l) // nobody else could be told
 }
