@@ -2,6 +2,7 @@ package probe
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -19,17 +20,14 @@ const scrapeTimeout = 2 * time.Second
 // drop is a line of a gateway's metrics, see docs/monitoring.md.
 var drop = regexp.MustCompile(`^liqonet_gateway_drops_total\{.*hook="([^"]*)".*reason="([^"]*)".*\} ([0-9.e+]+)$`)
 
-// scraped are the counters of one gateway, or why they are not known.
-type scraped struct {
-	counters map[string]uint64
-	err      error
-}
-
-// gatewayDrops reads what gateways say that they have dropped.
-func gatewayDrops(ctx context.Context, gateways []netip.AddrPort) []scraped {
-	out := make([]scraped, len(gateways))
+// gatewayDrops reads what gateways say that they have dropped, or why that is not known.
+func gatewayDrops(ctx context.Context, gateways []netip.AddrPort) []probe.Gateway {
+	out := make([]probe.Gateway, len(gateways))
 	for i, at := range gateways {
-		out[i].counters, out[i].err = scrape(ctx, at)
+		var err error
+		if out[i].Dropped, err = scrape(ctx, at); err != nil {
+			out[i].Error = err.Error()
+		}
 	}
 	return out
 }
@@ -58,13 +56,11 @@ func scrape(ctx context.Context, at netip.AddrPort) (map[string]uint64, error) {
 }
 
 // grown is by how much the counters have grown.
-func grown(before, after []scraped) (out []probe.Gateway) {
+func grown(before, after []probe.Gateway) (out []probe.Gateway) {
 	for i := range after {
-		g := probe.Gateway{Dropped: more(before[i].counters, after[i].counters)}
-		for _, s := range []scraped{before[i], after[i]} {
-			if s.err != nil {
-				g = probe.Gateway{Error: s.err.Error()}
-			}
+		g := probe.Gateway{Error: cmp.Or(after[i].Error, before[i].Error)}
+		if g.Error == "" {
+			g.Dropped = more(before[i].Dropped, after[i].Dropped)
 		}
 		out = append(out, g)
 	}
