@@ -234,21 +234,15 @@ func exchange(ctx context.Context, a *probe.Answer, conn socket, send func() err
 
 // callICMP asks the kernel of whoever has the address, by a socket that needs no capability.
 func callICMP(ctx context.Context, c probe.Call, a *probe.Answer) error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.IPPROTO_ICMP)
+	pings, err := icmp.ListenPacket("udp4", "0.0.0.0")
 	if errors.Is(err, unix.EACCES) {
 		return errors.New("this pod may not send pings (sysctl net.ipv4.ping_group_range)")
 	}
 	if err != nil {
 		return fmt.Errorf("open a socket for pings: %w", err)
 	}
-	f := os.NewFile(uintptr(fd), "icmp")
-	packets, err := net.FilePacketConn(f)
-	f.Close()
-	if err != nil {
-		return err
-	}
-	conn := packets.(*net.UDPConn)
-	defer conn.Close()
+	defer func() { _ = pings.Close() }()
+	conn := pings.IPv4PacketConn().PacketConn.(*net.UDPConn)
 	sequence := 0
 	return exchange(ctx, a, conn, func() error {
 		sequence++
@@ -292,35 +286,28 @@ func refusal(conn socket) (out *probe.Refusal) {
 	return out
 }
 
-// What struct sock_extended_err of linux/errqueue.h has, and the address behind it.
-const (
-	errorOrigin  = 4
-	errorType    = 5
-	errorCode    = 6
-	errorInfo    = 8
-	errorSize    = 16
-	offenderAt   = errorSize + 4
-	offenderSize = errorSize + 8
-)
-
-// parseRefusal is what the kernel tells of one error, nil if it is about something else.
+// parseRefusal is what the kernel tells of one error, with the address behind it (see linux/errqueue.h); nil if it is about
+// something else.
 func parseRefusal(data []byte) *probe.Refusal {
-	if len(data) < errorSize {
+	var e unix.SockExtendedErr
+	n, err := binary.Decode(data, binary.NativeEndian, &e)
+	if err != nil {
 		return nil
 	}
 	r := &probe.Refusal{}
-	switch data[errorOrigin] {
+	switch e.Origin {
 	case unix.SO_EE_ORIGIN_LOCAL:
 	case unix.SO_EE_ORIGIN_ICMP:
-		r.Type, r.Code = data[errorType], data[errorCode]
-		if len(data) >= offenderSize {
-			r.From, _ = netip.AddrFromSlice(data[offenderAt:offenderSize])
+		r.Type, r.Code = e.Type, e.Code
+		var offender unix.RawSockaddrInet4
+		if _, err := binary.Decode(data[n:], binary.NativeEndian, &offender); err == nil {
+			r.From = netip.AddrFrom4(offender.Addr)
 		}
 	default:
 		return nil
 	}
-	if unix.Errno(binary.NativeEndian.Uint32(data)) == unix.EMSGSIZE {
-		r.MTU = int(binary.NativeEndian.Uint32(data[errorInfo:]))
+	if unix.Errno(e.Errno) == unix.EMSGSIZE {
+		r.MTU = int(e.Info)
 	}
 	return r
 }
