@@ -41,39 +41,46 @@ func (r *kernelReader) ping(ctx context.Context) {
 	}
 	id := os.Getpid() & 0xffff
 	out := make([]probe.Ping, len(r.task.Ping))
-	answered := map[int]bool{} // by sequence: the target's number and the size's
-	number := func(target, size int) int { return target*16 + size }
+	var echoes []echo // by sequence number
+	for i, p := range r.task.Ping {
+		out[i].To, out[i].Sizes = p.To, p.Sizes
+		for _, size := range p.Sizes {
+			echoes = append(echoes, echo{of: &out[i], size: size})
+		}
+	}
 	for range packetTries {
-		missing := 0
-		for i, p := range r.task.Ping {
-			out[i].To, out[i].Sizes = p.To, p.Sizes
-			for k, size := range p.Sizes {
-				if answered[number(i, k)] {
-					continue
-				}
-				missing++
-				raw, err := (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: id, Seq: number(i, k), Data: make([]byte, max(0, size-pingHeaders))}}).Marshal(nil)
-				if err == nil {
-					_, _ = conn.WriteTo(raw, &net.IPAddr{IP: p.To.AsSlice()})
-				}
+		missing := false
+		for seq, e := range echoes {
+			if e.answered {
+				continue
+			}
+			missing = true
+			body := &icmp.Echo{ID: id, Seq: seq, Data: make([]byte, max(0, e.size-pingHeaders))}
+			if raw, err := (&icmp.Message{Type: ipv4.ICMPTypeEcho, Body: body}).Marshal(nil); err == nil {
+				_, _ = conn.WriteTo(raw, &net.IPAddr{IP: e.of.To.AsSlice()})
 			}
 		}
-		if missing == 0 || ctx.Err() != nil {
+		if !missing || ctx.Err() != nil {
 			break
 		}
-		r.receivePings(conn, id, answered)
+		receivePings(conn, id, echoes)
 	}
-	for i, p := range r.task.Ping {
-		for k, size := range p.Sizes {
-			if answered[number(i, k)] {
-				out[i].Answered = append(out[i].Answered, size)
-			}
+	for _, e := range echoes {
+		if e.answered {
+			e.of.Answered = append(e.of.Answered, e.size)
 		}
 	}
 	r.out.Pings = out
 }
 
-func (r *kernelReader) receivePings(conn *icmp.PacketConn, id int, answered map[int]bool) {
+// echo is a request of one size, and whether it was answered.
+type echo struct {
+	of       *probe.Ping
+	size     int
+	answered bool
+}
+
+func receivePings(conn *icmp.PacketConn, id int, echoes []echo) {
 	_ = conn.SetReadDeadline(time.Now().Add(packetPause))
 	buf := make([]byte, 1<<16)
 	for {
@@ -85,8 +92,8 @@ func (r *kernelReader) receivePings(conn *icmp.PacketConn, id int, answered map[
 		if err != nil || m.Type != ipv4.ICMPTypeEchoReply {
 			continue
 		}
-		if echo, ok := m.Body.(*icmp.Echo); ok && echo.ID == id {
-			answered[echo.Seq] = true
+		if e, ok := m.Body.(*icmp.Echo); ok && e.ID == id && e.Seq < len(echoes) {
+			echoes[e.Seq].answered = true
 		}
 	}
 }
