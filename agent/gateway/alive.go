@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"iter"
 	"net/netip"
 	"slices"
 	"sync"
@@ -107,14 +108,10 @@ type handshake struct {
 func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 	var known []netip.Addr
 	claims := map[int32][]claim{}
-	for i := range nodes {
-		addr, ok := nodeAddress(p, &nodes[i])
-		if !ok {
-			continue
-		}
+	for addr, n := range members(p, nodes) {
 		known = append(known, addr)
 		reaches := func(plane int32) bool {
-			g := nodes[i].Gateway(p.Name, plane)
+			g := n.Gateway(p.Name, plane)
 			return g != nil && g.Ready
 		}
 		own := reaches(a.local.plane)
@@ -137,11 +134,18 @@ func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 	a.degraded, a.nodes = degraded(p, nodes), countNodes(p, a.local.plane, nodes, &a.askers)
 }
 
-// nodeAddress is the node's address in the overlay. It has none if its report is being removed, or is left over from
-// another internal range.
-func nodeAddress(p *v1alpha1.Peering, n *v1alpha1.NodeNetwork) (addr netip.Addr, ok bool) {
-	addr = n.Status.Address.Addr
-	return addr, n.DeletionTimestamp.IsZero() && p.Spec.Local.InternalCIDR.Contains(addr)
+// members are the nodes that have an address in the overlay, with it. One has none if its report is being removed, or is left
+// over from another internal range.
+func members(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) iter.Seq2[netip.Addr, *v1alpha1.NodeNetwork] {
+	return func(yield func(netip.Addr, *v1alpha1.NodeNetwork) bool) {
+		for i := range nodes {
+			addr := nodes[i].Status.Address.Addr
+			isMember := nodes[i].DeletionTimestamp.IsZero() && p.Spec.Local.InternalCIDR.Contains(addr)
+			if isMember && !yield(addr, &nodes[i]) {
+				return
+			}
+		}
+	}
 }
 
 // planesAlive are the planes by which packets pass: its own as measured, the others as reported by nodes that are alive. If these

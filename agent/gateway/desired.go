@@ -179,11 +179,7 @@ const maxPods = 150000
 // and another one has got its range, or when a pod's address is used again.
 func linkedNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork) (out []linkedNode, omitted int) {
 	left := maxPods
-	for _, n := range nodes {
-		address, ok := nodeAddress(p, &n)
-		if !ok {
-			continue
-		}
+	for address, n := range members(p, nodes) {
 		// 0, which has no link, if no agent of ours has taken that address.
 		number, _ := ipam.NodeNumber(p.Spec.Local.InternalCIDR.Prefix, address)
 		version, _ := strconv.ParseUint(n.ResourceVersion, 10, 64)

@@ -55,11 +55,7 @@ func keyMade(p *v1alpha1.Plane) time.Time {
 // countNodes says what nodes do with the gateway of a plane. Nodes that are gone do nothing, whatever they reported last.
 func countNodes(p *v1alpha1.Peering, plane int32, nodes []v1alpha1.NodeNetwork, askers *askers) map[string]int {
 	out := map[string]int{metrics.NodesKnown: 0, metrics.NodesReady: 0, metrics.NodesActive: 0}
-	for _, n := range nodes {
-		addr, ok := nodeAddress(p, &n)
-		if !ok {
-			continue
-		}
+	for addr, n := range members(p, nodes) {
 		out[metrics.NodesKnown]++
 		if _, gone := askers.look(addr); gone {
 			continue

@@ -231,10 +231,7 @@ const maxNamed = 3
 // degraded says why packets do not pass from all nodes or for all pods; "" if they do.
 func degraded(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) string {
 	var unreached []string
-	for _, n := range nodes {
-		if _, ok := nodeAddress(p, &n); !ok {
-			continue
-		}
+	for _, n := range members(p, nodes) {
 		if !slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool {
 			g := n.Gateway(p.Name, plane.Index)
 			return g != nil && g.Ready
