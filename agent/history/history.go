@@ -150,22 +150,16 @@ func (r *Record) Keep(peerings []string) {
 	defer r.mu.Unlock()
 	r.gone = func(peering string) bool { return !slices.Contains(peerings, peering) }
 	r.pending = slices.DeleteFunc(r.pending, func(e history.Entry) bool { return r.gone(e.Peering) })
-	for _, peering := range r.whose {
-		if r.gone(peering) {
-			r.news.Send()
-			return
-		}
+	if slices.ContainsFunc(slices.Collect(maps.Values(r.whose)), r.gone) {
+		r.news.Send()
 	}
 }
 
 // Start runs it until ctx ends. What it returns waits until it has ended.
 func (r *Record) Start(ctx context.Context) (wait func()) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		r.run(ctx)
-	}()
-	return func() { <-done }
+	var running sync.WaitGroup
+	running.Go(func() { r.run(ctx) })
+	return running.Wait
 }
 
 // run writes what is noted until ctx ends, and then what is left.
@@ -178,7 +172,9 @@ func (r *Record) run(ctx context.Context) {
 			loop.Sleep(ctx, wait.Jitter(settle, 1))
 		}
 		if ctx.Err() != nil {
-			r.last(ctx)
+			if err := r.write(context.WithoutCancel(ctx), lastTimeout); err != nil {
+				r.Log.Debug("cannot write the history", "error", err)
+			}
 			return
 		}
 		err := r.write(ctx, writeTimeout)
@@ -195,19 +191,6 @@ func (r *Record) run(ctx context.Context) {
 			r.news.Send()
 		}
 		loop.Sleep(ctx, pause)
-	}
-}
-
-// last writes what is left when the agent ends.
-func (r *Record) last(ctx context.Context) {
-	r.mu.Lock()
-	left := len(r.pending) + len(r.events)
-	r.mu.Unlock()
-	if left == 0 {
-		return
-	}
-	if err := r.write(context.WithoutCancel(ctx), lastTimeout); err != nil {
-		r.Log.Debug("cannot write the history", "error", err)
 	}
 }
 
