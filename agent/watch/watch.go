@@ -121,13 +121,12 @@ func kinds() (*runtime.Scheme, meta.RESTMapper, error) {
 	}
 	mapper := meta.NewDefaultRESTMapper(nil)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Node"), meta.RESTScopeRoot)
-	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
-	mapper.Add(corev1.SchemeGroupVersion.WithKind("Service"), meta.RESTScopeNamespace)
-	mapper.Add(corev1.SchemeGroupVersion.WithKind("ConfigMap"), meta.RESTScopeNamespace)
-	mapper.Add(corev1.SchemeGroupVersion.WithKind("Event"), meta.RESTScopeNamespace)
-	mapper.Add(coordinationv1.SchemeGroupVersion.WithKind("Lease"), meta.RESTScopeNamespace)
-	mapper.Add(DaemonSet, meta.RESTScopeNamespace)
 	mapper.Add(Namespace, meta.RESTScopeRoot)
+	mapper.Add(DaemonSet, meta.RESTScopeNamespace)
+	mapper.Add(coordinationv1.SchemeGroupVersion.WithKind("Lease"), meta.RESTScopeNamespace)
+	for _, kind := range []string{"Pod", "Service", "ConfigMap", "Event"} {
+		mapper.Add(corev1.SchemeGroupVersion.WithKind(kind), meta.RESTScopeNamespace)
+	}
 	for _, kind := range []string{"ClusterNetwork", "Peering", "NodeNetwork"} {
 		mapper.Add(v1alpha1.GroupVersion.WithKind(kind), meta.RESTScopeRoot)
 	}
@@ -219,19 +218,14 @@ func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[
 // same says that of an object only its version has changed, as far as the agent keeps it. Nodes report what they measure as
 // often as every 30 s, and a gateway looks at all nodes for each change.
 func same(before, now any) bool {
-	b, n := reflect.ValueOf(before), reflect.ValueOf(now)
-	if b.Kind() != reflect.Pointer || b.Type() != n.Type() {
-		return false
-	}
-	shallow := reflect.New(b.Type().Elem())
-	shallow.Elem().Set(b.Elem())
-	o, ok := shallow.Interface().(client.Object)
+	old, ok := before.(client.Object)
 	newer, isObject := now.(client.Object)
 	if !ok || !isObject {
 		return false
 	}
-	o.SetResourceVersion(newer.GetResourceVersion())
-	return reflect.DeepEqual(shallow.Interface(), now)
+	old = old.DeepCopyObject().(client.Object)
+	old.SetResourceVersion(newer.GetResourceVersion())
+	return reflect.DeepEqual(old, newer)
 }
 
 // inPages has objects listed in pages. What an API server answers from its cache has no pages, so
