@@ -19,13 +19,13 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metainternalversion "k8s.io/apimachinery/pkg/apis/meta/internalversion"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/pager"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -159,7 +159,7 @@ const pageSize = 50
 func Start(ctx context.Context, c client.Client, cfg *rest.Config, selected map[client.Object]fields.Selector, strip func(client.Object)) (*View, error) {
 	byObject := map[client.Object]cache.ByObject{}
 	keep := func(obj any) (any, error) {
-		obj = onlyNeeded(obj)
+		onlyNeeded(obj)
 		if o, ok := obj.(client.Object); ok {
 			strip(o)
 		}
@@ -232,43 +232,32 @@ func same(before, now any) bool {
 // that is not asked for.
 func inPages(lw toolscache.ListerWatcher, keep toolscache.TransformFunc) *toolscache.ListWatch {
 	whole := toolscache.ToListerWatcherWithContext(lw)
+	pages := pager.ListPager{PageFn: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
+		page, err := whole.ListWithContext(ctx, opts)
+		if err != nil {
+			return nil, err
+		}
+		return page, meta.EachListItem(page, func(obj runtime.Object) error {
+			_, err := keep(obj)
+			return err
+		})
+	}}
 	return &toolscache.ListWatch{
 		WatchFuncWithContext: whole.WatchWithContext,
 		ListWithContextFunc: func(ctx context.Context, opts metav1.ListOptions) (runtime.Object, error) {
-			all := &metainternalversion.List{}
 			opts.ResourceVersion, opts.ResourceVersionMatch, opts.Limit = "", "", pageSize
-			for {
-				page, err := whole.ListWithContext(ctx, opts)
-				if err != nil {
-					return nil, err
-				}
-				// Each is copied, or one that stays would keep its page.
-				if err := meta.EachListItemWithAlloc(page, func(obj runtime.Object) error {
-					kept, err := keep(obj)
-					all.Items = append(all.Items, kept.(runtime.Object))
-					return err
-				}); err != nil {
-					return nil, err
-				}
-				m, err := meta.ListAccessor(page)
-				if err != nil {
-					return nil, err
-				}
-				all.ResourceVersion, opts.Continue = m.GetResourceVersion(), m.GetContinue()
-				if opts.Continue == "" {
-					return all, nil
-				}
-			}
+			all, _, err := pages.ListWithAlloc(ctx, opts) // or one that stays would keep its page
+			return all, err
 		},
 	}
 }
 
 // onlyNeeded keeps of pods what agents look at, and strips what is large of the
 // others, so that the cache stays small.
-func onlyNeeded(obj any) any {
+func onlyNeeded(obj any) {
 	switch o := obj.(type) {
 	case *corev1.Pod:
-		return &corev1.Pod{
+		*o = corev1.Pod{
 			TypeMeta: o.TypeMeta,
 			ObjectMeta: metav1.ObjectMeta{
 				Namespace: o.Namespace, Name: o.Name, UID: o.UID, ResourceVersion: o.ResourceVersion, DeletionTimestamp: o.DeletionTimestamp,
@@ -281,5 +270,4 @@ func onlyNeeded(obj any) any {
 	case client.Object:
 		o.SetManagedFields(nil)
 	}
-	return obj
 }
