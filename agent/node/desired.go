@@ -38,52 +38,58 @@ type local struct {
 	// uplinks are the interfaces to other machines, nodeIPs the node's own addresses there.
 	uplinks []string
 	nodeIPs []netip.Addr
-	// active are the planes in use, by the peering's name, where it has several. Where packets are spread over planes,
-	// spread are all that are in use. Then the active one is that of what cannot be spread.
-	active map[string]int32
-	spread map[string][]int32
+	// used are the planes by which packets are sent, by the peering's name.
+	used map[string]planesInUse
 }
+
+// planesInUse are all planes by which packets to a peer are sent, sorted, and the one of what cannot be spread over several.
+type planesInUse struct {
+	one int32
+	all []int32
+}
+
+// noPlane is the one where that is not known.
+const noPlane = -1
 
 // resume goes on with the planes by which packets are sent now, as the agent before has reported. The preferred ones may be
 // down.
 func (l *local) resume(reported []v1alpha1.NodeGateway) {
-	l.active, l.spread = map[string]int32{}, map[string][]int32{}
+	l.used = map[string]planesInUse{}
 	for _, g := range reported {
-		if g.Active {
-			l.spread[g.PeeringName] = append(l.spread[g.PeeringName], g.Plane)
+		if !g.Active {
+			continue
 		}
-	}
-	for peering, all := range l.spread {
-		if slices.Sort(all); len(all) == 1 {
-			l.active[peering] = all[0]
-			delete(l.spread, peering)
+		used := planesInUse{g.Plane, append(l.used[g.PeeringName].all, g.Plane)}
+		if slices.Sort(used.all); len(used.all) > 1 {
+			used.one = noPlane
 		}
+		l.used[g.PeeringName] = used
 	}
 }
 
-// use says by which planes of a peering packets are sent: all of them, sorted, and the one of what cannot be spread.
-// There are links for planes, at least one. They are in the order in which this node prefers them.
-func (l local) use(peering string, planes []gateway) (active int32, all []int32) {
-	active, chosen := l.active[peering]
-	if !chosen || !slices.ContainsFunc(planes, func(g gateway) bool { return g.plane == active }) {
-		active = planes[0].plane
-		if i := slices.IndexFunc(planes, func(g gateway) bool { return slices.Contains(l.spread[peering], g.plane) }); i > 0 {
-			active = planes[i].plane
+// use says by which planes of a peering packets are sent. There are links for planes, at least one. They are in the order
+// in which this node prefers them.
+func (l local) use(peering string, planes []gateway) planesInUse {
+	before, known := l.used[peering]
+	now := planesInUse{one: planes[0].plane}
+	for _, g := range slices.Backward(planes) {
+		if slices.Contains(before.all, g.plane) {
+			now = planesInUse{g.plane, append(now.all, g.plane)}
 		}
 	}
-	if all = l.spread[peering]; len(all) == 0 {
-		all = []int32{active}
+	if known && slices.ContainsFunc(planes, func(g gateway) bool { return g.plane == before.one }) {
+		now.one = before.one
 	}
-	return active, all
+	if len(now.all) == 0 {
+		now.all = []int32{now.one}
+	}
+	slices.Sort(now.all)
+	return now
 }
 
 // sendsBy says whether packets to a peer are sent by a plane.
 func (l local) sendsBy(peering string, plane int32) bool {
-	if all := l.spread[peering]; len(all) > 0 {
-		return slices.Contains(all, plane)
-	}
-	active, chosen := l.active[peering]
-	return chosen && active == plane
+	return slices.Contains(l.used[peering].all, plane)
 }
 
 // gateway is one gateway that the node has a link to.
@@ -439,11 +445,11 @@ func (d *desired) routed(p v1alpha1.Peering, ranges []netip.Prefix) []netip.Pref
 }
 
 // inUse are the routes to a peer by the planes in use. Packets may be as large as the narrowest of them lets pass.
-func (d *desired) inUse(peering string, active int32, all []int32) (out []overlay.Route) {
+func (d *desired) inUse(peering string, used planesInUse) (out []overlay.Route) {
 	hosts, spread := d.spread[peering]
-	for i, r := range d.ways[way{peering, active}] {
+	for i, r := range d.ways[way{peering, used.one}] {
 		var by []overlay.Route
-		for _, plane := range all {
+		for _, plane := range used.all {
 			if routes := d.ways[way{peering, plane}]; routes != nil {
 				by = append(by, routes[i])
 			}
@@ -471,8 +477,7 @@ func (d *desired) addRoutes(l local, p v1alpha1.Peering) {
 	if len(planes) == 0 {
 		return
 	}
-	active, all := l.use(p.Name, planes)
-	d.overlay.Routes = append(d.overlay.Routes, d.inUse(p.Name, active, all)...)
+	d.overlay.Routes = append(d.overlay.Routes, d.inUse(p.Name, l.use(p.Name, planes))...)
 	for _, g := range planes {
 		for _, r := range d.ways[way{p.Name, g.plane}] {
 			if r.Metric = spareMetric + int(g.plane); !g.alone {

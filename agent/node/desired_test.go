@@ -131,7 +131,7 @@ func TestDesire(t *testing.T) {
 	tests := []struct {
 		name     string
 		peerings []v1alpha1.Peering
-		active   map[string]int32
+		used     map[string]planesInUse
 		want     desired
 	}{
 		{name: "none"},
@@ -167,18 +167,18 @@ func TestDesire(t *testing.T) {
 			want: twoPlanes(by("loq2-3", gw3, 1300, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 		{
-			name: "two planes, the other one in use", peerings: []v1alpha1.Peering{planes}, active: map[string]int32{"b": 0},
+			name: "two planes, the other one in use", peerings: []v1alpha1.Peering{planes}, used: map[string]planesInUse{"b": {0, []int32{0}}},
 			want: twoPlanes(by("loq2-0", gwB, 1390, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 		{
-			name: "one in use that is not there any more", peerings: []v1alpha1.Peering{planes}, active: map[string]int32{"b": 2},
+			name: "one in use that is not there any more", peerings: []v1alpha1.Peering{planes}, used: map[string]planesInUse{"b": {2, []int32{2}}},
 			want: twoPlanes(by("loq2-3", gw3, 1300, 100, "10.30.0.0/16", "10.70.0.0/18")[1:]),
 		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			me := me
-			me.active = tt.active
+			me.used = tt.used
 			got, err := desire(me, slices.Clone(tt.peerings))
 			if err != nil {
 				t.Fatal(err)
@@ -217,22 +217,21 @@ func TestDesireSpread(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		peering v1alpha1.Peering
-		active  map[string]int32
-		spread  map[string][]int32
+		used    map[string]planesInUse
 		want    map[string]string
 	}{
-		{"before anything is known", p, nil, nil, map[string]string{pods: "[1] 1300", nodes: "[1] 1300", hosts: "[1] 1300"}}, // the node's number decides
-		{"all that have a link", p, map[string]int32{"b": 2}, map[string][]int32{"b": {0, 1, 2}}, map[string]string{pods: "[0 1 2] 1300", nodes: "[0 1 2] 1300", hosts: "[2] 1350"}},
-		{"one has failed", p, map[string]int32{"b": 0}, map[string][]int32{"b": {0, 2}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[0] 1390"}},
-		{"those before the agent has started", p, nil, map[string][]int32{"b": {0, 2}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[2] 1350"}},
-		{"one of them is gone", p, map[string]int32{"b": 3}, map[string][]int32{"b": {0, 3}}, map[string]string{pods: "[0] 1390", nodes: "[0] 1390", hosts: "[0] 1390"}},
-		{"all of them are gone", p, map[string]int32{"b": 3}, map[string][]int32{"b": {3}}, map[string]string{pods: "[1] 1300", nodes: "[1] 1300", hosts: "[1] 1300"}},
-		{"one plane", one, nil, nil, map[string]string{pods: "[0] 1390", all: "[0] 1390"}},
-		{"not any more", usual, map[string]int32{"b": 2}, map[string][]int32{"b": {0, 1, 2}}, map[string]string{pods: "[2] 1350", all: "[2] 1350"}},
+		{"before anything is known", p, nil, map[string]string{pods: "[1] 1300", nodes: "[1] 1300", hosts: "[1] 1300"}}, // the node's number decides
+		{"all that have a link", p, map[string]planesInUse{"b": {2, []int32{0, 1, 2}}}, map[string]string{pods: "[0 1 2] 1300", nodes: "[0 1 2] 1300", hosts: "[2] 1350"}},
+		{"one has failed", p, map[string]planesInUse{"b": {0, []int32{0, 2}}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[0] 1390"}},
+		{"those before the agent has started", p, map[string]planesInUse{"b": {noPlane, []int32{0, 2}}}, map[string]string{pods: "[0 2] 1350", nodes: "[0 2] 1350", hosts: "[2] 1350"}},
+		{"one of them is gone", p, map[string]planesInUse{"b": {3, []int32{0, 3}}}, map[string]string{pods: "[0] 1390", nodes: "[0] 1390", hosts: "[0] 1390"}},
+		{"all of them are gone", p, map[string]planesInUse{"b": {3, []int32{3}}}, map[string]string{pods: "[1] 1300", nodes: "[1] 1300", hosts: "[1] 1300"}},
+		{"one plane", one, nil, map[string]string{pods: "[0] 1390", all: "[0] 1390"}},
+		{"not any more", usual, map[string]planesInUse{"b": {2, []int32{0, 1, 2}}}, map[string]string{pods: "[2] 1350", all: "[2] 1350"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			me := me
-			me.active, me.spread = tt.active, tt.spread
+			me.used = tt.used
 			d, err := desire(me, []v1alpha1.Peering{tt.peering})
 			if err != nil {
 				t.Fatal(err)

@@ -43,7 +43,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 	a := &agent{
 		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")},
 		view:   &watch.View{Reader: objects, Client: objects},
-		local:  local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), active: map[string]int32{}}, own: own, node: node, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
+		local:  local{name: "n1", address: netip.MustParseAddr("10.80.0.1"), used: map[string]planesInUse{}}, own: own, node: node, probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{},
 	}
 	ns.Do(t, func() (err error) {
 		a.kernel, err = overlay.New()

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -34,8 +33,7 @@ func (a *agent) choosePlanes() (changed, down bool) {
 		case seen[g.peering]:
 		case g.alone:
 			// Where planes are added later, packets go on by this one.
-			a.local.active[g.peering] = g.plane
-			delete(a.local.spread, g.peering)
+			a.local.used[g.peering] = planesInUse{g.plane, []int32{g.plane}}
 			delete(a.choices, g.peering)
 		default:
 			c, d := a.choosePlane(g.peering)
@@ -43,14 +41,13 @@ func (a *agent) choosePlanes() (changed, down bool) {
 		}
 		seen[g.peering] = true
 	}
-	for peering := range a.local.active {
+	for peering := range a.local.used {
 		if !seen[peering] {
 			delete(a.choices, peering)
 			a.metrics.ForgetPlanes(peering)
-			delete(a.local.active, peering)
+			delete(a.local.used, peering)
 		}
 	}
-	maps.DeleteFunc(a.local.spread, func(peering string, _ []int32) bool { return !seen[peering] })
 	for _, p := range a.probers {
 		if now := a.local.sendsBy(p.gateway.peering, p.gateway.plane); !p.active.Swap(now) && now {
 			p.activated.Send()
@@ -74,45 +71,36 @@ func (a *agent) choosePlane(peering string) (changed, down bool) {
 	if len(planes) == 0 {
 		return false, false
 	}
-	before, chosen := a.local.active[peering]
-	beforeAll := a.local.spread[peering]
+	before, known := a.local.used[peering]
 	c := a.choices[peering]
 	if c == nil {
 		c = &failover.Choice{}
-		if chosen {
-			c.Begin(before)
-		} else if len(beforeAll) > 0 {
-			one, _ := a.local.use(peering, gateways)
-			c.Begin(one)
+		if known {
+			c.Begin(a.local.use(peering, gateways).one)
 		}
 		a.choices[peering] = c
 		a.metrics.Planes(peering)
 	}
-	if len(beforeAll) == 0 {
-		beforeAll = []int32{before}
-	}
-	var active int32
-	var all []int32
+	var now planesInUse
 	if _, spread := a.want.spread[peering]; spread {
-		active, all = c.All(time.Now(), planes, a.local.spread[peering])
-		slices.Sort(all)
-		a.local.spread[peering] = all
+		now.one, now.all = c.All(time.Now(), planes, before.all)
+		slices.Sort(now.all)
 	} else {
-		active = c.Next(time.Now(), planes)
-		all = []int32{active}
-		delete(a.local.spread, peering)
+		now.one = c.Next(time.Now(), planes)
+		now.all = []int32{now.one}
 	}
-	a.local.active[peering] = active
+	a.local.used[peering] = now
 	for _, p := range planes {
-		down = down || slices.Contains(all, p.Index) && !p.Up
+		down = down || slices.Contains(now.all, p.Index) && !p.Up
 	}
-	if chosen && active == before && slices.Equal(all, beforeAll) {
+	same := slices.Equal(now.all, before.all)
+	if same && now.one == before.one {
 		return false, down
 	}
-	if err := a.kernel.Switch(a.want.inUse(peering, active, all)); err != nil {
-		a.Log.Error("cannot change the plane", "peering", peering, "planes", all, "error", err)
-	} else if chosen && !slices.Equal(all, beforeAll) {
-		a.noteSwitch(peering, beforeAll, all, planes)
+	if err := a.kernel.Switch(a.want.inUse(peering, now)); err != nil {
+		a.Log.Error("cannot change the plane", "peering", peering, "planes", now.all, "error", err)
+	} else if known && before.one != noPlane && !same {
+		a.noteSwitch(peering, before.all, now.all, planes)
 	}
 	return true, down
 }

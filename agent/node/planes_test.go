@@ -24,17 +24,14 @@ func TestResume(t *testing.T) {
 		{PeeringName: "spread", Plane: 0, Active: true},
 		{PeeringName: "spread", Plane: 1},
 	})
-	want := local{active: map[string]int32{"one": 1}, spread: map[string][]int32{"spread": {0, 2}}}
-	if diff := cmp.Diff(want, l, compare, cmp.AllowUnexported(local{})); diff != "" {
+	want := local{used: map[string]planesInUse{"one": {1, []int32{1}}, "spread": {noPlane, []int32{0, 2}}}}
+	if diff := cmp.Diff(want, l, compare, cmp.AllowUnexported(local{}, planesInUse{})); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	preferred := []gateway{{plane: 1}, {plane: 2}, {plane: 0}}
-	for peering, tt := range map[string]struct {
-		active int32
-		all    []int32
-	}{"one": {1, []int32{1}}, "spread": {2, []int32{0, 2}}, "none": {1, []int32{1}}} {
-		if active, all := l.use(peering, preferred); active != tt.active || !slices.Equal(all, tt.all) {
-			t.Errorf("%s: packets are sent by %d, of %d; want %d, of %d", peering, active, all, tt.active, tt.all)
+	for peering, tt := range map[string]planesInUse{"one": {1, []int32{1}}, "spread": {2, []int32{0, 2}}, "none": {1, []int32{1}}} {
+		if used := l.use(peering, preferred); used.one != tt.one || !slices.Equal(used.all, tt.all) {
+			t.Errorf("%s: packets are sent by %v, want %v", peering, used, tt)
 		}
 		for plane := range int32(3) {
 			if want := peering != "none" && slices.Contains(tt.all, plane); l.sendsBy(peering, plane) != want {

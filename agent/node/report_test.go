@@ -28,7 +28,7 @@ func newAgent(t *testing.T) *agent {
 	own.Name = "n1"
 	return &agent{
 		Config: Config{NodeName: "n1", Log: slog.New(slog.DiscardHandler), metrics: metrics.New(metrics.Node, "")}, view: &watch.View{Reader: newClient(t, interceptor.Funcs{})},
-		local: local{name: "n1", address: addr("10.80.0.1"), active: map[string]int32{}}, own: own, node: newNode("n1", "1"),
+		local: local{name: "n1", address: addr("10.80.0.1"), used: map[string]planesInUse{}}, own: own, node: newNode("n1", "1"),
 		probers: map[probeKey]*prober{}, paths: map[pathKey]pathInfo{}, reconciled: true,
 	}
 }
