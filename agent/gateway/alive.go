@@ -22,19 +22,21 @@ const (
 	handshakeLife = 200 * time.Second
 )
 
-// askers are the cluster's nodes, and when each last asked this gateway a question (pkg/liveness). A node that dies
-// asks no more, while its last report stays in the API.
+// askers are the cluster's nodes, or the peer's gateway, and when each last asked this gateway a question (pkg/liveness). A node
+// that dies asks no more, while its last report stays in the API.
 type askers struct {
 	mu    sync.Mutex
-	nodes map[netip.Addr]asker
-	// last is when any of them has asked.
-	last time.Time
+	known map[netip.Addr]asker
+	// last is when any of them has asked, used when one said that it sends packets by this gateway, or does so no more.
+	last, used time.Time
 }
 
-// asker is when a node last asked, or since when it is known if it has not asked yet.
+// asker is when one last asked, or since when it is known if it has not asked yet. sends is when it said that it sends packets,
+// zero if it said otherwise since.
 type asker struct {
 	at       time.Time
 	hasAsked bool
+	sends    time.Time
 }
 
 // asks reports whether it has asked lately.
@@ -42,32 +44,63 @@ func (n asker) asks() bool { return n.hasAsked && n.recent() }
 
 func (n asker) recent() bool { return time.Since(n.at) < askLife }
 
-// know sets which nodes there are. A new one is given time. Questions from other addresses are
-// ignored, so the number of nodes is a bound.
-func (s *askers) know(nodes []netip.Addr) {
+// isUser reports whether it sends packets by this gateway.
+func (n asker) isUser() bool { return time.Since(n.sends) < userGone }
+
+// know sets which there are. A new one is given time. Questions from other addresses are
+// ignored, so their number is a bound.
+func (s *askers) know(addrs ...netip.Addr) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, all := time.Now(), make(map[netip.Addr]asker, len(nodes))
-	for _, node := range nodes {
-		n, known := s.nodes[node]
+	now, all := time.Now(), make(map[netip.Addr]asker, len(addrs))
+	for _, addr := range addrs {
+		n, known := s.known[addr]
 		if !known {
 			n.at = now
 		}
-		all[node] = n
+		all[addr] = n
 	}
-	s.nodes = all
+	s.known = all
 }
 
-// note records a question, and reports whether it is from a node.
-func (s *askers) note(by netip.Addr) bool {
+// knows reports whether an address is of one of them.
+func (s *askers) knows(addr netip.Addr) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, known := s.nodes[by]
-	if known {
-		s.last = time.Now()
-		s.nodes[by] = asker{s.last, true}
-	}
+	_, known := s.known[addr]
 	return known
+}
+
+// note records a question, and reports whether it is from one of them.
+func (s *askers) note(by netip.Addr, sends bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n, known := s.known[by]
+	if !known {
+		return false
+	}
+	s.last = time.Now()
+	if sends || n.isUser() {
+		s.used = s.last
+	}
+	n = asker{at: s.last, hasAsked: true}
+	if sends {
+		n.sends = s.last
+	}
+	s.known[by] = n
+	return true
+}
+
+// inUse reports whether somebody sends packets by this gateway, or did a moment ago.
+func (s *askers) inUse() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, n := range s.known {
+		if n.isUser() {
+			return true
+		}
+	}
+	return time.Since(s.used) < inUse
 }
 
 // look reports whether a node asks, and whether it is gone: others ask, and it does not. Both are false of a node that is new, or
@@ -75,7 +108,7 @@ func (s *askers) note(by netip.Addr) bool {
 func (s *askers) look(node netip.Addr) (asks, gone bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := s.nodes[node]
+	n := s.known[node]
 	return n.asks(), !n.recent() && time.Since(s.last) < askLife
 }
 
@@ -83,7 +116,7 @@ func (s *askers) look(node netip.Addr) (asks, gone bool) {
 func (s *askers) count() (n int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, node := range s.nodes {
+	for _, node := range s.known {
 		if node.asks() {
 			n++
 		}
@@ -121,7 +154,7 @@ func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 			}
 		}
 	}
-	a.askers.know(known)
+	a.nodesAsk.know(known...)
 	handshakes := map[int32]handshake{}
 	for _, s := range p.Status.Planes {
 		h, known := a.handshakes[s.Index]
@@ -131,7 +164,7 @@ func (a *agent) readReports(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) {
 		handshakes[s.Index] = h
 	}
 	a.claims, a.handshakes = claims, handshakes
-	a.degraded, a.nodes = degraded(p, nodes), countNodes(p, a.local.plane, nodes, &a.askers)
+	a.degraded, a.nodes = degraded(p, nodes), countNodes(p, a.local.plane, nodes, &a.nodesAsk)
 }
 
 // members are the nodes that have an address in the overlay, with it. One has none if its report is being removed, or is left
@@ -151,11 +184,11 @@ func members(p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) iter.Seq2[netip.
 // planesAlive are the planes by which packets pass: its own as measured, the others as reported by nodes that are alive. If these
 // reach the peer by others only, its own does not count either: the other gateways know no more than the nodes say.
 func (a *agent) planesAlive(own v1alpha1.PlaneStatus) map[int32]bool {
-	alive, confirmed, asking := map[int32]bool{}, map[int32]int{}, a.askers.count()
+	alive, confirmed, asking := map[int32]bool{}, map[int32]int{}, a.nodesAsk.count()
 	others := 0
 	for plane, claims := range a.claims {
 		for _, c := range claims {
-			if asks, _ := a.askers.look(c.node); asks {
+			if asks, _ := a.nodesAsk.look(c.node); asks {
 				confirmed[plane]++
 			}
 		}
@@ -192,7 +225,7 @@ func (a *agent) isUnsure(alive map[int32]bool) bool {
 // second case must not look like the end of the peering. There the node reports that it does not reach the peer by this gateway, and
 // the other plane's gateway continues to write.
 func (a *agent) believes(c claim, plane int32) bool {
-	asks, gone := a.askers.look(c.node)
+	asks, gone := a.nodesAsk.look(c.node)
 	return asks || !(gone && c.own) && a.writes(plane)
 }
 

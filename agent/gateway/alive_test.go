@@ -2,7 +2,9 @@ package gateway
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -248,11 +250,12 @@ func TestStrangersAreForgotten(t *testing.T) {
 	for i := range 1000 {
 		a.asked(netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)}), liveness.Question{InUse: true})
 	}
-	if nodes, users := len(a.askers.nodes), len(a.usedByNodes.by); nodes != 2 || users != 2 {
-		t.Errorf("of 1000 who ask and two nodes, it knows %d, and %d use it", nodes, users)
+	users := slices.DeleteFunc(slices.Collect(maps.Values(a.nodesAsk.known)), func(n asker) bool { return !n.isUser() })
+	if nodes := len(a.nodesAsk.known); nodes != 2 || len(users) != 2 {
+		t.Errorf("of 1000 who ask and two nodes, it knows %d, and %d use it", nodes, len(users))
 	}
 	a.readReports(a.peering, nil)
-	if nodes := len(a.askers.nodes); nodes != 0 {
+	if nodes := len(a.nodesAsk.known); nodes != 0 {
 		t.Errorf("it knows %d nodes that are gone", nodes)
 	}
 }

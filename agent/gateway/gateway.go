@@ -216,15 +216,11 @@ type agent struct {
 	// known.
 	podIP netip.Addr
 
-	// capacity, mtu and interval are the desired ones, peer is the peer's gateway's address, and works
-	// is passable: for the goroutines that answer.
+	// capacity, mtu and interval are the desired ones, and works is passable: for the goroutines that answer.
 	capacity, mtu atomic.Uint32
 	interval      atomic.Int64
-	peer          atomic.Pointer[netip.Addr]
 	works         atomic.Bool
 	responder     liveness.Responder
-	usedByNodes   users
-	usedByPeer    users
 	// useBegins signals that a node sends packets.
 	useBegins notify.Signal
 	// news signals that the tunnel has come up or gone down, and measured the same to the loop. leaving
@@ -269,11 +265,12 @@ type agent struct {
 	// conditions are those that were reported, degraded is why not all packets pass.
 	conditions []metav1.Condition
 	degraded   string
-	// askers are the nodes that ask this gateway. claims are the nodes that report to reach the peer, handshakes those that
+	// nodesAsk are the nodes that ask this gateway, peerAsks has the peer's gateway, which speaks for its own nodes.
+	// claims are the nodes that report to reach the peer, handshakes those that
 	// gateways have written, both by plane.
-	askers     askers
-	claims     map[int32][]claim
-	handshakes map[int32]handshake
+	nodesAsk, peerAsks askers
+	claims             map[int32][]claim
+	handshakes         map[int32]handshake
 
 	metrics *metrics.Agent
 	// shown is what of the last look is for metrics, nodes what nodes do with this gateway.
@@ -330,7 +327,7 @@ func (a *agent) callPreferred(wasDown bool) (again time.Duration) {
 		// Nodes come back to this plane in some seconds.
 		a.endpoints.recovered()
 	}
-	busy := a.usedByNodes.within(inUse) || a.usedByPeer.within(inUse)
+	busy := a.nodesAsk.inUse() || a.peerAsks.inUse()
 	if a.knock != nil {
 		if left := time.Until(a.knock.until); left > 0 {
 			return left
@@ -563,7 +560,7 @@ func (a *agent) talk(ctx context.Context, want desired) {
 		}
 		ctx, a.stop = context.WithCancel(ctx)
 		a.endSession = nil
-		a.peer.Store(new(want.remote))
+		a.peerAsks.know(want.remote)
 		a.prober = tunnel.NewProber(want.address, netip.AddrPortFrom(want.remote, tunnel.ProbePort), probeInterval)
 		a.prober.Answered, a.prober.Lost = a.metrics.Probes(a.Peering, int32(a.Plane))
 		go a.prober.Run(ctx)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -43,7 +42,7 @@ func (a *agent) wayTo(asker netip.Addr) liveness.Answer {
 	session := a.session.Load()
 	switch {
 	case !a.works.Load():
-	case asker == *a.peer.Load():
+	case a.peerAsks.knows(asker):
 		// What each measures of the tunnel is not to come back to it by the other.
 		out.Up, out.Clean, out.Interval = true, time.Hour, 0
 		out.Leaving = leaving || !a.known.Load() && time.Since(a.started) < introduction
@@ -58,12 +57,10 @@ func (a *agent) wayTo(asker netip.Addr) liveness.Answer {
 
 // isKnown says that all nodes that have a link to this gateway's plane have it to this very pod.
 func (a *agent) isKnown(nodes []v1alpha1.NodeNetwork) bool {
-	for i := range nodes {
-		if g := nodes[i].Gateway(a.Peering, int32(a.Plane)); g == nil || g.GatewayIP.Addr != a.podIP {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(nodes, func(n v1alpha1.NodeNetwork) bool {
+		g := n.Gateway(a.Peering, int32(a.Plane))
+		return g == nil || g.GatewayIP.Addr != a.podIP
+	})
 }
 
 // answerLiveness answers questions whether the way works until ctx ends, and tells who asked when that
@@ -83,60 +80,15 @@ func (a *agent) answerLiveness(ctx context.Context) {
 	a.serve(ctx, "answer whether the way works", liveness.Port, a.responder.Serve)
 }
 
-// users are those who say that they send packets by this gateway.
-type users struct {
-	mu sync.Mutex
-	// by is when each last said it. Who takes it back is not there any more.
-	by map[netip.Addr]time.Time
-	// last is when somebody last said it, or took it back.
-	last time.Time
-}
-
-// note notes that somebody does, or does not.
-func (u *users) note(by netip.Addr, sends bool) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if _, did := u.by[by]; !did && !sends {
-		return
-	}
-	u.last = time.Now()
-	if !sends {
-		delete(u.by, by)
-		return
-	}
-	if u.by == nil {
-		u.by = map[netip.Addr]time.Time{}
-	}
-	u.by[by] = u.last
-}
-
-// within says whether somebody sends packets, or did within d.
-func (u *users) within(d time.Duration) bool {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for by, at := range u.by {
-		if time.Since(at) < userGone {
-			return true
-		}
-		delete(u.by, by)
-	}
-	return !u.last.IsZero() && time.Since(u.last) < d
-}
-
 // asked notes what those who ask say: a node, or the peer's gateway, which also speaks for its own nodes.
 func (a *agent) asked(by netip.Addr, q liveness.Question) {
-	if peer := a.peer.Load(); peer != nil && by == *peer {
-		a.usedByPeer.note(by, q.InUse)
-		if session := a.session.Load(); session != nil {
+	session := a.session.Load()
+	switch {
+	case a.peerAsks.note(by, q.InUse):
+		if session != nil {
 			session.Told(q)
 		}
-		return
-	}
-	if !a.askers.note(by) {
-		return // not from a node: there is no bound for such addresses
-	}
-	a.usedByNodes.note(by, q.InUse)
-	if q.InUse {
+	case a.nodesAsk.note(by, q.InUse) && q.InUse: // others are strangers: there is no bound for their addresses
 		a.useBegins.Send()
 	}
 }
@@ -144,7 +96,7 @@ func (a *agent) asked(by netip.Addr, q liveness.Question) {
 // fullSize is the size of packets that nodes of this cluster send, 0 while they send none. Those of the peer's nodes
 // do not count: it asks for them itself, and each would keep the other one asking for ever.
 func (a *agent) fullSize() int {
-	if a.usedByNodes.within(inUse) {
+	if a.nodesAsk.inUse() {
 		return int(a.mtu.Load())
 	}
 	return 0
@@ -182,7 +134,7 @@ func (a *agent) leave() {
 	a.measured.Send()
 	begun := time.Now()
 	_ = wait.PollUntilContextTimeout(context.Background(), inUse/10, leaveTimeout, true, func(context.Context) (bool, error) {
-		return time.Since(begun) >= leaveLeast && !a.usedByNodes.within(inUse) && !a.usedByPeer.within(inUse), nil
+		return time.Since(begun) >= leaveLeast && !a.nodesAsk.inUse() && !a.peerAsks.inUse(), nil
 	}) // who sends for longer loses packets
 }
 

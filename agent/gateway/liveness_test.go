@@ -13,16 +13,16 @@ import (
 func TestUseIsNotToldBack(t *testing.T) {
 	a, peer, node := &agent{}, netip.MustParseAddr("10.70.95.254"), netip.MustParseAddr("10.80.0.1")
 	a.mtu.Store(1400)
-	a.askers.know([]netip.Addr{node})
+	a.nodesAsk.know(node)
 	used := liveness.Question{InUse: true}
 	a.asked(peer, used) // before it is known, it is a stranger
 	if a.fullSize() != 0 {
 		t.Error("a stranger uses the gateway, and packets of full size are tried")
 	}
-	a.peer.Store(&peer)
+	a.peerAsks.know(peer)
 	a.asked(peer, used)
-	if a.fullSize() != 0 || !a.usedByPeer.within(inUse) {
-		t.Errorf("the peer's nodes use the gateway: size %d, want 0; noted: %v", a.fullSize(), a.usedByPeer.within(inUse))
+	if a.fullSize() != 0 || !a.peerAsks.inUse() {
+		t.Errorf("the peer's nodes use the gateway: size %d, want 0; noted: %v", a.fullSize(), a.peerAsks.inUse())
 	}
 	a.asked(node, used)
 	if a.fullSize() != 1400 {
@@ -33,11 +33,12 @@ func TestUseIsNotToldBack(t *testing.T) {
 // Who sends packets counts until it says that it does not, or is gone. Nodes ask late on a busy machine, and rarely in a large cluster.
 func TestUsers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var u users
+		var u askers
 		node, other := netip.MustParseAddr("10.80.0.1"), netip.MustParseAddr("10.80.0.2")
+		u.know(node, other)
 		expect := func(when string, want bool) {
 			t.Helper()
-			if got := u.within(inUse); got != want {
+			if got := u.inUse(); got != want {
 				t.Errorf("%s: in use: %v, want %v", when, got, want)
 			}
 		}

@@ -64,11 +64,11 @@ func TestCountNodes(t *testing.T) {
 			}
 		}
 		all := map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 2, metrics.NodesActive: 2}
-		s.know([]netip.Addr{addr("10.80.0.1"), addr("10.80.0.2"), addr("10.80.0.4")})
+		s.know(addr("10.80.0.1"), addr("10.80.0.2"), addr("10.80.0.4"))
 		expect("nobody has asked yet", all)
 		time.Sleep(askLife)
 		expect("nobody asks", all)
-		s.note(addr("10.80.0.2"))
+		s.note(addr("10.80.0.2"), false)
 		expect("all others are dead", map[string]int{metrics.NodesKnown: 5, metrics.NodesReady: 1, metrics.NodesActive: 0})
 	})
 }
