@@ -28,8 +28,6 @@ const (
 	headers = 28
 )
 
-type rawConn = syscall.RawConn
-
 // callAll makes all calls at the same time.
 func callAll(ctx context.Context, token string, calls []probe.Call) []probe.Answer {
 	out := make([]probe.Answer, len(calls))
@@ -150,7 +148,7 @@ func callUDP(ctx context.Context, token string, c probe.Call, a *probe.Answer) e
 	if c.DontFragment {
 		discover = unix.IP_PMTUDISC_PROBE // whatever the kernel knows of the way
 	}
-	dialer := net.Dialer{Control: func(_, _ string, raw rawConn) error {
+	dialer := net.Dialer{Control: func(_, _ string, raw syscall.RawConn) error {
 		return errors.Join(setOption(raw, unix.IP_RECVERR, 1), setOption(raw, unix.IP_MTU_DISCOVER, discover))
 	}}
 	dialed, err := dialer.DialContext(ctx, "udp4", c.To.String())
@@ -180,14 +178,8 @@ func callUDP(ctx context.Context, token string, c probe.Call, a *probe.Answer) e
 	return err
 }
 
-// socket is one by which packets are exchanged.
-type socket interface {
-	net.Conn
-	SyscallConn() (syscall.RawConn, error)
-}
-
 // exchange sends again and again until something understandable comes back.
-func exchange(ctx context.Context, a *probe.Answer, conn socket, send func() error, understand func([]byte) error) error {
+func exchange(ctx context.Context, a *probe.Answer, conn *net.UDPConn, send func() error, understand func([]byte) error) error {
 	until, _ := ctx.Deadline()
 	buf := make([]byte, largest)
 	var refused error // says more than silence
@@ -254,14 +246,14 @@ func callICMP(ctx context.Context, c probe.Call, a *probe.Answer) error {
 	}, func([]byte) error { return nil })
 }
 
-func setOption(c rawConn, option, value int) error {
+func setOption(c syscall.RawConn, option, value int) error {
 	var set error
 	err := c.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, option, value) })
 	return errors.Join(err, set)
 }
 
 // refusal is the last error that the kernel keeps for a socket with IP_RECVERR, see ip(7).
-func refusal(conn socket) (out *probe.Refusal) {
+func refusal(conn *net.UDPConn) (out *probe.Refusal) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
 		return nil

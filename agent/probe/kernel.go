@@ -1,7 +1,6 @@
 package probe
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -79,9 +78,8 @@ func (r *kernelReader) failed(what string, err error) {
 }
 
 func (r *kernelReader) readAbilities(ctx context.Context, k *overlay.Kernel) {
-	if raw, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
-		r.out.Release = strings.TrimSpace(string(raw))
-	}
+	release, _ := os.ReadFile("/proc/sys/kernel/osrelease")
+	r.out.Release = strings.TrimSpace(string(release))
 	if _, err := (&nftables.Conn{}).ListTables(); err != nil {
 		r.out.Nftables = err.Error()
 	}
@@ -141,12 +139,9 @@ func (r *kernelReader) readLinks(k *overlay.Kernel) (out []*link.State) {
 	return out
 }
 
-// programsWith are the sockets with a UDP port, of programs or of the kernel's tunnels.
+// programsWith are the sockets with a UDP port, of programs or of the kernel's tunnels. There are none where the kernel has no such file.
 func programsWith(port uint16) (out []string) {
-	raw, err := os.ReadFile(udpSockets)
-	if err != nil {
-		return nil
-	}
+	raw, _ := os.ReadFile(udpSockets)
 	for line := range strings.Lines(string(raw)) {
 		words := strings.Fields(line)
 		if len(words) > 7 && strings.HasSuffix(words[1], fmt.Sprintf(":%04X", port)) {
@@ -182,27 +177,20 @@ func (r *kernelReader) drops() map[string]uint64 {
 
 // number is one of connection tracking's sysctls, 0 if there is none.
 func number(name string) int {
-	raw, err := os.ReadFile(trackedFiles + name)
-	if err != nil {
-		return 0
-	}
+	raw, _ := os.ReadFile(trackedFiles + name)
 	n, _ := strconv.Atoi(strings.TrimSpace(string(raw)))
 	return n
 }
 
 // refusedConnections sums what found no room, over all processors: the columns drop and early_drop. Numbers are hexadecimal.
+// Without connection tracking there is no such file, and nothing is refused.
 func refusedConnections() (sum uint64) {
-	f, err := os.Open(trackedCounts)
-	if err != nil {
-		return 0
-	}
-	defer f.Close()
-	lines := bufio.NewScanner(f)
-	lines.Scan()
-	head := strings.Fields(lines.Text())
-	for lines.Scan() {
-		for i, word := range strings.Fields(lines.Text()) {
-			if i < len(head) && (head[i] == "drop" || head[i] == "early_drop") {
+	raw, _ := os.ReadFile(trackedCounts)
+	head, processors, _ := strings.Cut(string(raw), "\n")
+	columns := strings.Fields(head)
+	for line := range strings.Lines(processors) {
+		for i, word := range strings.Fields(line) {
+			if i < len(columns) && (columns[i] == "drop" || columns[i] == "early_drop") {
 				n, _ := strconv.ParseUint(word, 16, 64)
 				sum += n
 			}

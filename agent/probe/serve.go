@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"syscall"
 	"time"
 
 	"golang.org/x/net/ipv4"
@@ -126,7 +127,7 @@ func serveUDP(conn *ipv4.PacketConn, token, name string) {
 
 // wholeOrInFragments has a socket send packets without regard to what it knows of the way. They leave in fragments if they are larger
 // than its interface allows. Others may fragment the rest.
-func wholeOrInFragments(_, _ string, c rawConn) error {
+func wholeOrInFragments(_, _ string, c syscall.RawConn) error {
 	return setOption(c, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
 }
 
