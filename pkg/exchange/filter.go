@@ -31,7 +31,7 @@ type Filter struct {
 // Usable returns the endpoints that may be called, and what may be taken for the peer's
 // nodes, sorted.
 func (f Filter) Usable(in Announcement) (out Announcement) {
-	own := v1alpha1.SetOf(f.Own)
+	own, tunneled := v1alpha1.SetOf(f.Own), v1alpha1.SetOf(f.Tunneled)
 	allows := func(a netip.Addr, mayBePrivate bool) bool {
 		return usable(a) && !own.Contains(a) && (mayBePrivate || !ipam.PrivateAddr(a))
 	}
@@ -45,7 +45,7 @@ func (f Filter) Usable(in Announcement) (out Announcement) {
 	for _, s := range in.Endpoints {
 		e, err := netip.ParseAddrPort(s)
 		known := slices.ContainsFunc(called, func(c netip.AddrPort) bool { return c.Port() == e.Port() })
-		if err == nil && (known || e.Port() >= minPort) && allows(e.Addr(), isPrivate) && !contain(f.Tunneled, e.Addr()) && !slices.Contains(out.Endpoints, s) {
+		if err == nil && (known || e.Port() >= minPort) && allows(e.Addr(), isPrivate) && !tunneled.Contains(e.Addr()) && !slices.Contains(out.Endpoints, s) {
 			out.Endpoints = append(out.Endpoints, s)
 		}
 	}
@@ -60,8 +60,4 @@ func (f Filter) Usable(in Announcement) (out Announcement) {
 func usable(a netip.Addr) bool {
 	// A zone, loopback, link-local, multicast, broadcast, unspecified, reserved are not.
 	return a.Zone() == "" && a.IsGlobalUnicast() && (!a.Is4() || a.As4()[0] > 0 && a.As4()[0] < 240)
-}
-
-func contain(ranges []netip.Prefix, a netip.Addr) bool {
-	return slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(a) })
 }
