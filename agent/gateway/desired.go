@@ -99,12 +99,12 @@ func desire(l local, p *v1alpha1.Peering, nodes []v1alpha1.NodeNetwork) (d desir
 		d.mtu = min(d.mtu, l.path.agreed)
 	}
 	remote := p.RemoteRanges()
-
+	pods, podMappings := ownPods(p)
 	d.nat = nat.Gateway{
 		Underlay: l.underlay, TunnelGroup: tunnel.Group, OverlayGroup: overlay.Group, ReceiveGroup: tunnel.ReceiveGroup,
-		Local: podMappings(p), Internal: nat.Mapping(internalMapping), Address: d.address, Remote: remote,
+		Local: podMappings, Internal: nat.Mapping(internalMapping), Address: d.address, Remote: remote,
 		OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort, ProbePort: tunnel.ProbePort, LivenessPort: liveness.Port,
-		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: ownPods(p), PeerGateway: d.remote, ExchangePort: exchange.Port,
+		HealthPort: v1alpha1.HealthPort, MetricsPort: v1alpha1.MetricsPort, Pods: pods, PeerGateway: d.remote, ExchangePort: exchange.Port,
 		LimitRate: uint64(p.Spec.Limits.BitsPerSecond) / 8 / uint64(len(p.Spec.Planes)),
 	}
 	d.tunnel = tunnel.Config{
@@ -293,20 +293,13 @@ func (d *desired) addHosts(node string, p *v1alpha1.Peering, links []linkedNode)
 	}
 }
 
-// ownPods are the ranges of this cluster's pods, by their real addresses.
-func ownPods(p *v1alpha1.Peering) (out []netip.Prefix) {
-	for _, m := range podMappings(p) {
-		out = append(out, m.Real)
-	}
-	return out
-}
-
-// podMappings are the translations of the own pods' ranges.
-func podMappings(p *v1alpha1.Peering) (out []nat.Mapping) {
+// ownPods are the ranges of this cluster's pods, by their real addresses, and their translations.
+func ownPods(p *v1alpha1.Peering) (ranges []netip.Prefix, mappings []nat.Mapping) {
 	for _, m := range p.Spec.Local.Pods {
 		if p.Carries(m.Real.Addr()) {
-			out = append(out, nat.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix})
+			ranges = append(ranges, m.Real.Prefix)
+			mappings = append(mappings, nat.Mapping{Real: m.Real.Prefix, Mapped: m.Mapped.Prefix})
 		}
 	}
-	return out
+	return ranges, mappings
 }

@@ -70,9 +70,6 @@ type Config struct {
 	Level *logs.Level
 }
 
-// objectName is that of the gateway's own objects in its namespace.
-func (c Config) objectName() string { return v1alpha1.GatewayName(c.Peering, int32(c.Plane)) }
-
 // Run is the agent. It returns when ctx ends, or with an error that starting
 // anew may mend.
 func Run(ctx context.Context, cfg Config) error {
@@ -142,7 +139,10 @@ func Run(ctx context.Context, cfg Config) error {
 		end()
 	})()
 	a.responder.State, a.responder.Asked = a.wayTo, a.asked
-	go a.answer(ctx)
+	// They come by IPv4, as overlay and tunnel have nothing else.
+	go a.serve(ctx, "answer probes", tunnel.ProbePort, func(ctx context.Context, conn net.PacketConn) error {
+		return tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(a.capacity.Load()) })
+	})
 	go a.answerLiveness(ctx)
 	go a.watchUse(ctx)
 	changes, err := loop.Merge(ctx, func(ctx context.Context) (<-chan struct{}, error) {
@@ -151,7 +151,7 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
-	lease := loop.Lease{Client: c, Name: cfg.objectName(), Holder: cfg.PodName, Manager: v1alpha1.GatewayManager(a.Plane), Measured: a.inLease.Load, Punctuality: &loop.Punctuality{}}
+	lease := loop.Lease{Client: c, Name: v1alpha1.GatewayName(cfg.Peering, int32(cfg.Plane)), Holder: cfg.PodName, Manager: v1alpha1.GatewayManager(a.Plane), Measured: a.inLease.Load, Punctuality: &loop.Punctuality{}}
 	go lease.Punctuality.Watch(ctx)
 	l := loop.Loop[status]{
 		Agent: a, Log: cfg.Log, Objects: view.Changed, Kernel: changes, Measured: a.measured, Health: health, Reconciled: shown.Reconciled,
@@ -587,15 +587,7 @@ func (a *agent) talk(ctx context.Context, want desired) {
 	}
 }
 
-// answer answers probes until ctx ends, whatever happens to its socket. They come by IPv4,
-// as overlay and tunnel have nothing else.
-func (a *agent) answer(ctx context.Context) {
-	a.serve(ctx, "answer probes", tunnel.ProbePort, func(ctx context.Context, conn net.PacketConn) error {
-		return tunnel.ServeEcho(ctx, conn, func() uint16 { return uint16(a.capacity.Load()) })
-	})
-}
-
-// serve serves a UDP port until ctx ends. what is said of an error.
+// serve serves a UDP port until ctx ends, whatever happens to its socket. what is said of an error.
 func (a *agent) serve(ctx context.Context, what string, port uint16, serve func(context.Context, net.PacketConn) error) {
 	loop.Keep(ctx, a.Log, func(ctx context.Context) error {
 		conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: int(port)})
