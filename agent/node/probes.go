@@ -38,7 +38,9 @@ type prober struct {
 	active    atomic.Bool
 	activated notify.Signal
 	mtu       atomic.Int64
-	stop      context.CancelFunc
+	// probing lasts until stop.
+	probing context.Context
+	stop    context.CancelFunc
 	// gateway is as it was last: when it changes, an answer is likely.
 	gateway gateway
 	// stats and ready are of the last look.
@@ -78,18 +80,17 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 		p := a.probers[key]
 		if p == nil {
 			p = &prober{Prober: tunnel.NewProber(a.local.address, netip.AddrPortFrom(g.remote, tunnel.ProbePort), probeInterval), activated: notify.NewSignal()}
-			probing, stop := context.WithCancel(ctx)
-			p.stop = stop
+			p.probing, p.stop = context.WithCancel(ctx)
 			a.probers[key] = p
 			p.Answered, p.Lost = a.metrics.Probes(g.peering, g.plane)
-			go p.Run(probing)
+			go p.Run(p.probing)
 		}
 		switch {
 		case g.alone && p.session != nil: // the peering has lost its other planes
 			p.endSession()
 			p.session = nil
 		case !g.alone && p.session == nil:
-			a.ask(ctx, p, g)
+			a.ask(p, g)
 		}
 		p.mtu.Store(int64(g.mtu))
 		if p.gateway != g {
@@ -107,13 +108,9 @@ func (a *agent) probe(ctx context.Context, gateways []gateway) {
 }
 
 // ask has a node ask its own gateway often whether a plane works.
-func (a *agent) ask(ctx context.Context, p *prober, g gateway) {
-	ctx, p.endSession = context.WithCancel(ctx)
-	stop := p.stop
-	p.stop = func() {
-		stop()
-		p.endSession()
-	}
+func (a *agent) ask(p *prober, g gateway) {
+	var ctx context.Context
+	ctx, p.endSession = context.WithCancel(p.probing)
 	p.session = liveness.New(a.local.address, netip.AddrPortFrom(g.address, liveness.Port), idleQuestions, a.wake)
 	p.session.Assumed = p.ready
 	p.session.Received = func() (uint64, error) { return a.kernel.Received(g.link) }
