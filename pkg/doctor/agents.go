@@ -29,37 +29,29 @@ const (
 )
 
 func nodesHaveAgents(x *look) {
-	if !x.Installed || x.DaemonSet == nil {
-		if x.Installed && len(x.Cluster.Peerings) > 0 {
-			x.failed("", "the DaemonSet of the node agents is gone", "no node has an agent that would be started again", x.fix())
-		}
-		return
+	if x.Installed && x.DaemonSet == nil && len(x.Cluster.Peerings) > 0 {
+		x.failed("", "the DaemonSet of the node agents is gone", "no node has an agent that would be started again", x.fix())
 	}
 	for n := range each(x.Cluster.Nodes) {
-		if nodes.RunsAgents(n) && x.nodePod(n.Name) == nil {
+		if x.Installed && x.DaemonSet != nil && nodes.RunsAgents(n) && x.nodePod(n.Name) == nil {
 			x.failedAt(n.Name, fmt.Sprintf("node %s has no agent", n.Name), "Kubernetes has made no pod for it",
 				x.kubectl("describe daemonset liqonet-node"))
 		}
 	}
 }
 
-func nodeAgents(x *look) {
-	if x.DaemonSet == nil {
+func nodeAgents(x *look, n *corev1.Node) {
+	pod := x.nodePod(n.Name)
+	if x.DaemonSet == nil || pod == nil || !nodes.RunsAgents(n) {
 		return
 	}
-	for n := range each(x.Cluster.Nodes) {
-		pod := x.nodePod(n.Name)
-		if pod == nil || !nodes.RunsAgents(n) {
-			continue
-		}
-		hint := x.kubectl("delete pod %s", pod.Name)
-		what := fmt.Sprintf("the agent of node %s does nothing", n.Name)
-		switch k := x.Kernels[n.Name]; {
-		case k != nil && k.Unhealthy != "":
-			x.failed(n.Name, what, "its health check is not answered: "+k.Unhealthy, hint)
-		case x.silent(x.Reports[n.Name].Lease()) && x.started(pod):
-			x.failed(n.Name, what, x.sinceBeat(x.Reports[n.Name].Lease()), hint)
-		}
+	hint := x.kubectl("delete pod %s", pod.Name)
+	what := fmt.Sprintf("the agent of node %s does nothing", n.Name)
+	lease := x.Reports[n.Name].Lease()
+	if k := x.Kernels[n.Name]; k != nil && k.Unhealthy != "" {
+		x.failed(n.Name, what, "its health check is not answered: "+k.Unhealthy, hint)
+	} else if x.silent(lease) && x.started(pod) {
+		x.failed(n.Name, what, x.sinceBeat(lease), hint)
 	}
 }
 
@@ -81,18 +73,16 @@ func (x *look) sinceBeat(lease string) string {
 	return "it does not renew its Lease"
 }
 
-func gateways(x *look) {
-	for g := range x.gateways() {
-		if !g.silent() {
-			continue
-		}
-		what, hint := g.name()+" has no pod", x.kubectl("describe deployment %s", g.lease())
-		if pod := x.gatewayPod(g.peering.Name, g.Index); pod != nil {
-			what = fmt.Sprintf("%s does nothing, on node %s", g.name(), cmp.Or(pod.Spec.NodeName, "-"))
-			hint = x.kubectl("delete pod %s", pod.Name)
-		}
-		g.failed(what, x.sinceBeat(g.lease()), hint)
+func gateways(g gateway) {
+	if !g.silent() {
+		return
 	}
+	what, hint := g.name()+" has no pod", g.x.kubectl("describe deployment %s", g.lease())
+	if pod := g.x.gatewayPod(g.peering.Name, g.Index); pod != nil {
+		what = fmt.Sprintf("%s does nothing, on node %s", g.name(), cmp.Or(pod.Spec.NodeName, "-"))
+		hint = g.x.kubectl("delete pod %s", pod.Name)
+	}
+	g.failed(what, g.x.sinceBeat(g.lease()), hint)
 }
 
 func allGateways(x *look) {
@@ -102,8 +92,7 @@ func allGateways(x *look) {
 			continue
 		}
 		what := fmt.Sprintf("all %d gateways to %s are dead", len(p.Spec.Planes), cmp.Or(p.Spec.Remote.Name, p.Name))
-		f := x.failed("", what, "none renews its Lease", x.kubectl("get pods -o wide -l %s=%s", v1alpha1.LabelPeering, p.Name))
-		f.Peering, f.pairs = p.Name, []string{x.pair(p)}
+		x.failed("", what, "none renews its Lease", x.kubectl("get pods -o wide -l %s=%s", v1alpha1.LabelPeering, p.Name)).Peering = p.Name
 	}
 }
 
@@ -123,41 +112,35 @@ func agentsSay(x *look) {
 	}
 }
 
-// forPods calls do for each pod of an agent, and the state of its container.
-func (x *look) forPods(do func(p *corev1.Pod, s corev1.ContainerStatus)) {
-	for p := range each(x.Cluster.Pods) {
-		if !isAgent(p) || p.DeletionTimestamp != nil {
-			continue
+// ofPods looks at each pod of an agent, and at the state of its container.
+func ofPods(check func(*look, *corev1.Pod, corev1.ContainerStatus)) func(*look) {
+	return func(x *look) {
+		for p := range each(x.Cluster.Pods) {
+			if !isAgent(p) || p.DeletionTimestamp != nil {
+				continue
+			}
+			var s corev1.ContainerStatus
+			if len(p.Status.ContainerStatuses) > 0 {
+				s = p.Status.ContainerStatuses[0]
+			}
+			check(x, p, s)
 		}
-		var s corev1.ContainerStatus
-		if len(p.Status.ContainerStatuses) > 0 {
-			s = p.Status.ContainerStatuses[0]
-		}
-		do(p, s)
 	}
 }
 
 // ofPod is a finding about a pod.
-func (x *look) ofPod(p *corev1.Pod, what, evidence string) {
+func (x *look) ofPod(p *corev1.Pod, what, evidence string) *Finding {
 	f := x.failed(nodeOfPod(p), what, evidence, x.kubectl("describe pod %s", p.Name))
-	if peering := p.Labels[v1alpha1.LabelPeering]; peering != "" {
-		f.Peering = peering
-		for p := range each(x.Cluster.Peerings) {
-			if p.Name == peering {
-				f.pairs = []string{x.pair(p)}
-			}
-		}
-	}
+	f.Peering = p.Labels[v1alpha1.LabelPeering]
+	return f
 }
 
-func podImages(x *look) {
-	x.forPods(func(p *corev1.Pod, s corev1.ContainerStatus) {
-		failures := []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
-		if w := s.State.Waiting; w != nil && slices.Contains(failures, w.Reason) {
-			what := fmt.Sprintf("node %s cannot get the agents' image %s", nodeOfPod(p), s.Image)
-			x.ofPod(p, what, "pod "+p.Name+": "+w.Reason+": "+w.Message)
-		}
-	})
+func podImages(x *look, p *corev1.Pod, s corev1.ContainerStatus) {
+	failures := []string{"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+	if w := s.State.Waiting; w != nil && slices.Contains(failures, w.Reason) {
+		what := fmt.Sprintf("node %s cannot get the agents' image %s", nodeOfPod(p), s.Image)
+		x.ofPod(p, what, "pod "+p.Name+": "+w.Reason+": "+w.Message)
+	}
 }
 
 // crashed says that a container has ended by itself more than once lately.
@@ -173,43 +156,39 @@ func (x *look) crashed(s corev1.ContainerStatus) (*corev1.ContainerStateTerminat
 
 const killedForMemory = "OOMKilled"
 
-func podCrashes(x *look) {
-	x.forPods(func(p *corev1.Pod, s corev1.ContainerStatus) {
-		if t, crashes := x.crashed(s); crashes && t.Reason != killedForMemory {
-			said := cmp.Or(strings.TrimSpace(t.Message), fmt.Sprintf("exit code %d", t.ExitCode))
-			x.ofPod(p, fmt.Sprintf("%s crashes again and again on node %s: %s", x.podName(p), nodeOfPod(p), said), fmt.Sprintf("pod %s was restarted %d times", p.Name, s.RestartCount))
-		}
-	})
+func podCrashes(x *look, p *corev1.Pod, s corev1.ContainerStatus) {
+	if t, crashes := x.crashed(s); crashes && t.Reason != killedForMemory {
+		said := cmp.Or(strings.TrimSpace(t.Message), fmt.Sprintf("exit code %d", t.ExitCode))
+		what := fmt.Sprintf("%s crashes again and again on node %s: %s", podName(p), nodeOfPod(p), said)
+		x.ofPod(p, what, fmt.Sprintf("pod %s was restarted %d times", p.Name, s.RestartCount))
+	}
 }
 
-func podMemory(x *look) {
-	x.forPods(func(p *corev1.Pod, s corev1.ContainerStatus) {
-		if t, crashes := x.crashed(s); crashes && t.Reason == killedForMemory {
-			limit := ""
-			for _, c := range p.Spec.Containers {
-				limit = c.Resources.Limits.Memory().String()
-			}
-			x.ofPod(p, fmt.Sprintf("%s has too little memory on node %s: its limit is %s", x.podName(p), nodeOfPod(p), limit), fmt.Sprintf("pod %s was ended %d times", p.Name, s.RestartCount))
+func podMemory(x *look, p *corev1.Pod, s corev1.ContainerStatus) {
+	if t, crashes := x.crashed(s); crashes && t.Reason == killedForMemory {
+		limit := ""
+		for _, c := range p.Spec.Containers {
+			limit = c.Resources.Limits.Memory().String()
 		}
-	})
+		what := fmt.Sprintf("%s has too little memory on node %s: its limit is %s", podName(p), nodeOfPod(p), limit)
+		x.ofPod(p, what, fmt.Sprintf("pod %s was ended %d times", p.Name, s.RestartCount))
+	}
 }
 
 // podName is what a pod is.
-func (x *look) podName(p *corev1.Pod) string {
+func podName(p *corev1.Pod) string {
 	if peering := p.Labels[v1alpha1.LabelPeering]; peering != "" {
 		return "the gateway to " + peering
 	}
 	return "the node agent"
 }
 
-func podsScheduled(x *look) {
-	x.forPods(func(p *corev1.Pod, _ corev1.ContainerStatus) {
-		for _, c := range p.Status.Conditions {
-			if p.Status.Phase == corev1.PodPending && c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
-				x.ofPod(p, fmt.Sprintf("no node takes %s: %s", x.podName(p), c.Message), "pod "+p.Name+" is pending")
-			}
+func podsScheduled(x *look, p *corev1.Pod, _ corev1.ContainerStatus) {
+	for _, c := range p.Status.Conditions {
+		if p.Status.Phase == corev1.PodPending && c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse {
+			x.ofPod(p, fmt.Sprintf("no node takes %s: %s", podName(p), c.Message), "pod "+p.Name+" is pending")
 		}
-	})
+	}
 }
 
 func starved(x *look) {
@@ -219,28 +198,21 @@ func starved(x *look) {
 		if percent < most {
 			continue
 		}
-		x.failedAt(x.nodeOf(lease), fmt.Sprintf("%s gets too little processor time: it is late by %d %% of each second", x.agent(lease), percent),
+		agent, node := x.agent(lease)
+		x.failedAt(node, fmt.Sprintf("%s gets too little processor time: it is late by %d %% of each second", agent, percent),
 			"it is so late when its time has come, as it tells with its Lease",
 			x.kubectl("get daemonsets,deployments -o custom-columns=NAME:.metadata.name,CPU:.spec.template.spec.containers[0].resources.limits.cpu"))
 	}
 }
 
-func policies(x *look) {
-	for p := range each(x.Cluster.Pods) {
-		if p.Labels["app.kubernetes.io/component"] != "gateway" || p.DeletionTimestamp != nil {
-			continue
-		}
-		for _, port := range []int32{overlayPort, tunnelPort} {
-			for _, direction := range []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress} {
-				if by := x.deniedBy(p, direction, port); by != "" {
-					verb := "to"
-					if direction == networkingv1.PolicyTypeEgress {
-						verb = "from"
-					}
-					x.ofPod(p, fmt.Sprintf("NetworkPolicy %s does not let UDP %s the gateways pass", by, verb), fmt.Sprintf("port %d, pod %s", port, p.Name))
-					x.found[len(x.found)-1].Hint = x.kubectl("delete networkpolicy %s", by)
-					return // once is enough
-				}
+func policies(x *look, p *corev1.Pod, _ corev1.ContainerStatus) {
+	directions := map[networkingv1.PolicyType]string{networkingv1.PolicyTypeIngress: "to", networkingv1.PolicyTypeEgress: "from"}
+	for _, port := range []int32{overlayPort, tunnelPort} {
+		for _, direction := range []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress} {
+			by := x.deniedBy(p, direction, port)
+			if by != "" && component(p) == "gateway" && len(x.found) == 0 { // once is enough
+				what := fmt.Sprintf("NetworkPolicy %s does not let UDP %s the gateways pass", by, directions[direction])
+				x.ofPod(p, what, fmt.Sprintf("port %d, pod %s", port, p.Name)).Hint = x.kubectl("delete networkpolicy %s", by)
 			}
 		}
 	}
@@ -304,16 +276,13 @@ func (x *look) hasNodes(b *networkingv1.IPBlock) bool {
 	if err != nil {
 		return false
 	}
-	for n := range each(x.Cluster.Nodes) {
-		for _, a := range nodes.Addresses(n, corev1.NodeInternalIP) {
-			in := block.Contains(a) && !slices.ContainsFunc(b.Except, func(e string) bool {
-				except, err := netip.ParsePrefix(e)
-				return err == nil && except.Contains(a)
-			})
-			if !in {
-				return false
-			}
-		}
+	outside := func(a netip.Addr) bool {
+		return !block.Contains(a) || slices.ContainsFunc(b.Except, func(e string) bool {
+			except, err := netip.ParsePrefix(e)
+			return err == nil && except.Contains(a)
+		})
 	}
-	return true
+	return !slices.ContainsFunc(x.Cluster.Nodes, func(n corev1.Node) bool {
+		return slices.ContainsFunc(nodes.Addresses(&n, corev1.NodeInternalIP), outside)
+	})
 }

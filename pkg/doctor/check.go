@@ -1,11 +1,12 @@
 package doctor
 
 import (
-	"cmp"
 	"fmt"
 	"iter"
 	"slices"
 	"strings"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
 // Result of a check, or of one finding.
@@ -84,19 +85,20 @@ type look struct {
 // say adds a finding.
 func (x *look) say(f Finding) *Finding {
 	f.Check, f.Cluster = x.check.Name, x.Cluster.Name
-	f.Result = cmp.Or(f.Result, Failed)
 	x.found = append(x.found, f)
 	return &x.found[len(x.found)-1]
 }
 
 // failed adds one of a node, or of the whole cluster.
 func (x *look) failed(node, what, evidence, hint string) *Finding {
-	return x.say(Finding{Node: node, What: what, Evidence: evidence, Hint: hint})
+	return x.say(Finding{Result: Failed, Node: node, What: what, Evidence: evidence, Hint: hint})
 }
 
 // failedAt is the same of a node that packets of the peerings with a gateway on it do not pass.
 func (x *look) failedAt(node, what, evidence, hint string) {
-	x.failed(node, what, evidence, hint).pairs = x.pairsAt(node)
+	x.failed(node, what, evidence, hint).pairs = x.pairs(func(p *v1alpha1.Peering) bool {
+		return slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool { return x.gatewayNode(p, plane.Index) == node })
+	})
 }
 
 // warned is the same of what does no harm yet.
@@ -155,6 +157,9 @@ func Examine(f *Facts) *Report {
 			} else {
 				check.look(x)
 			}
+			for f := range each(x.found) {
+				f.pairs = append(f.pairs, x.pairs(func(p *v1alpha1.Peering) bool { return p.Name == f.Peering })...)
+			}
 			check.Findings = append(check.Findings, x.found...)
 		}
 		check.Result, check.Anchor = OK, Anchor(check.Name)
@@ -173,10 +178,7 @@ func Anchor(name string) string { return "docs/troubleshooting.md#" + name }
 
 // missing says why a check of a cluster says nothing.
 func (x *look) missing() string {
-	if len(x.check.needs) == 0 { // about the API server itself
-		return ""
-	}
-	if x.Unreachable != "" || x.Refused != "" {
+	if len(x.check.needs) > 0 && x.Unreachable+x.Refused != "" { // others are about the API server itself
 		return "the API server does not answer"
 	}
 	var why []string

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strings"
@@ -102,11 +103,14 @@ func (r reach) covers(cause, other *Finding) bool {
 // explain says of each failure from which it follows, and which one is the cause.
 func (r *Report) explain() {
 	var faulty []*Finding
-	for i := range r.Checks {
-		for k := range r.Checks[i].Findings {
-			if f := &r.Checks[i].Findings[k]; f.Result.Bad() {
+	for c := range each(r.Checks) {
+		for f := range each(c.Findings) {
+			if f.Result.Bad() {
 				faulty = append(faulty, f)
 			}
+		}
+		if c.Result.Bad() && c.Result.rank() > r.Result.rank() {
+			r.Result = c.Result
 		}
 	}
 	rules := Explanations()
@@ -124,25 +128,14 @@ func (r *Report) explain() {
 			}
 		}
 	}
-	for _, f := range faulty {
-		if f.Result.rank() > r.Result.rank() {
-			r.Result = f.Result
-		}
-	}
 	// Those that explain others come first, in the order of the explanations.
 	order := func(f *Finding) int {
-		i := slices.IndexFunc(rules, func(e Explanation) bool { return matches(f.Check, e.Cause) })
-		if i < 0 {
-			return len(rules)
+		if i := slices.IndexFunc(rules, func(e Explanation) bool { return matches(f.Check, e.Cause) }); i >= 0 {
+			return i
 		}
-		return i
+		return len(rules)
 	}
-	for _, f := range faulty {
-		if f.Follows != "" {
-			continue
-		}
-		if r.Cause == nil || f.Result.rank() > r.Cause.Result.rank() || f.Result == r.Cause.Result && order(f) < order(r.Cause) {
-			r.Cause = f
-		}
+	if roots := slices.DeleteFunc(faulty, func(f *Finding) bool { return f.Follows != "" }); len(roots) > 0 {
+		r.Cause = slices.MinFunc(roots, func(a, b *Finding) int { return cmp.Or(b.Result.rank()-a.Result.rank(), order(a)-order(b)) })
 	}
 }

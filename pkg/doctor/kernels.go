@@ -23,159 +23,141 @@ const kubeletSilence = 30 * time.Second
 // strictRPFilter is the value of rp_filter by which the kernel drops what comes by another interface than the way back (RFC 3704).
 const strictRPFilter = 1
 
-func nodesReady(x *look) {
-	for n := range each(x.Cluster.Nodes) {
-		silence, known := x.NodeSilence[n.Name]
-		hint := x.Kubectl + " describe node " + n.Name
-		switch {
-		case !nodes.Ready(n):
-			x.failedAt(n.Name, fmt.Sprintf("node %s is not ready", n.Name), conditionOf(n, corev1.NodeReady), hint)
-		case known && silence > kubeletSilence:
-			evidence := fmt.Sprintf("its kubelet has not renewed its Lease for %s", silence.Round(time.Second))
-			x.failedAt(n.Name, fmt.Sprintf("node %s is not heard of any more", n.Name), evidence, hint)
-		}
+func nodesReady(x *look, n *corev1.Node) {
+	silence, known := x.NodeSilence[n.Name]
+	hint := x.Kubectl + " describe node " + n.Name
+	if !nodes.Ready(n) {
+		_, said := conditionOf(n, corev1.NodeReady)
+		x.failedAt(n.Name, fmt.Sprintf("node %s is not ready", n.Name), said, hint)
+	} else if known && silence > kubeletSilence {
+		evidence := fmt.Sprintf("its kubelet has not renewed its Lease for %s", silence.Round(time.Second))
+		x.failedAt(n.Name, fmt.Sprintf("node %s is not heard of any more", n.Name), evidence, hint)
 	}
 }
 
-func conditionOf(n *corev1.Node, kind corev1.NodeConditionType) string {
+// conditionOf is the status of a condition, and what is said of it.
+func conditionOf(n *corev1.Node, kind corev1.NodeConditionType) (corev1.ConditionStatus, string) {
 	for _, c := range n.Status.Conditions {
 		if c.Type == kind {
-			return c.Reason + ": " + c.Message
+			return c.Status, c.Reason + ": " + c.Message
 		}
 	}
-	return "it has no condition " + string(kind)
+	return corev1.ConditionUnknown, "it has no condition " + string(kind)
 }
 
-func disks(x *look) {
-	for n := range each(x.Cluster.Nodes) {
-		if slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
-			return c.Type == corev1.NodeDiskPressure && c.Status == corev1.ConditionTrue
-		}) {
-			evidence := conditionOf(n, corev1.NodeDiskPressure)
-			x.failed(n.Name, "the disk of node "+n.Name+" is full", evidence, x.Kubectl+" describe node "+n.Name).pairs = x.allPairs()
+func disks(x *look, n *corev1.Node) {
+	if full, said := conditionOf(n, corev1.NodeDiskPressure); full == corev1.ConditionTrue {
+		x.failed(n.Name, "the disk of node "+n.Name+" is full", said, x.Kubectl+" describe node "+n.Name).pairs = x.allPairs()
+	}
+}
+
+// ofNodes looks at each node.
+func ofNodes(check func(*look, *corev1.Node)) func(*look) {
+	return func(x *look) {
+		for n := range each(x.Cluster.Nodes) {
+			check(x, n)
 		}
 	}
 }
 
-// forKernels calls do for each node whose kernel was read, and says which were not.
-func (x *look) forKernels(do func(node string, k *probe.Kernel)) {
-	for _, node := range slices.Sorted(maps.Keys(x.Kernels)) {
-		do(node, x.Kernels[node])
-	}
-	var unread []string
-	why := ""
-	for _, node := range slices.Sorted(maps.Keys(x.Unread)) {
-		unread, why = append(unread, node), x.Unread[node]
-	}
-	if len(unread) > 0 {
-		x.unseen("", fmt.Sprintf("the kernel of %s: %s", listed(unread), why))
-	}
-}
-
-func kernels(x *look) {
-	overlays := map[v1alpha1.OverlayKind]bool{}
-	for _, p := range x.Cluster.Peerings {
-		overlays[p.Spec.Overlay] = true
-	}
-	x.forKernels(func(node string, k *probe.Kernel) {
-		hint := "load the module, or another kernel, on " + node + "; then: kubectl liqonet doctor " + x.Cluster.Name
-		switch {
-		case k.Nftables != "":
-			x.failed(node, "nftables does not work on node "+node, k.Nftables, hint)
-		case !k.VXLAN && !k.Geneve, overlays[v1alpha1.VXLAN] && !k.VXLAN, overlays[v1alpha1.Geneve] && !k.Geneve:
-			x.failed(node, "the kernel of node "+node+" has not the overlay that is needed", fmt.Sprintf("%s: VXLAN %t, Geneve %t", k.Release, k.VXLAN, k.Geneve), hint)
-		case !k.WireGuard && !k.TUN:
-			x.failed(node, "node "+node+" has neither WireGuard nor /dev/net/tun", k.Release, hint)
+// ofKernels looks at each kernel that was read, and says which ones were not.
+func ofKernels(check func(x *look, node string, k *probe.Kernel)) func(*look) {
+	return func(x *look) {
+		for _, node := range slices.Sorted(maps.Keys(x.Kernels)) {
+			check(x, node, x.Kernels[node])
 		}
-	})
-}
-
-func firewalls(x *look) {
-	x.forKernels(func(node string, k *probe.Kernel) {
-		if len(k.Blocked) > 0 {
-			x.failedAt(node, fmt.Sprintf("a firewall on node %s drops what gateways and peers send", node), strings.Join(k.Blocked, "; "),
-				"have it accept what comes and goes by "+wire.LinkPrefix+"*; on the node: nft list ruleset")
+		if unread := slices.Sorted(maps.Keys(x.Unread)); len(unread) > 0 {
+			why := x.Unread[unread[len(unread)-1]]
+			x.unseen("", fmt.Sprintf("the kernel of %s: %s", listed(unread), why))
 		}
-	})
+	}
 }
 
-func connections(x *look) {
+func kernels(x *look, node string, k *probe.Kernel) {
+	needs := func(overlay v1alpha1.OverlayKind) bool {
+		return slices.ContainsFunc(x.Cluster.Peerings, func(p v1alpha1.Peering) bool { return p.Spec.Overlay == overlay })
+	}
+	hint := "load the module, or another kernel, on " + node + "; then: kubectl liqonet doctor " + x.Cluster.Name
+	switch {
+	case k.Nftables != "":
+		x.failed(node, "nftables does not work on node "+node, k.Nftables, hint)
+	case !k.VXLAN && !k.Geneve, !k.VXLAN && needs(v1alpha1.VXLAN), !k.Geneve && needs(v1alpha1.Geneve):
+		x.failed(node, "the kernel of node "+node+" has not the overlay that is needed", fmt.Sprintf("%s: VXLAN %t, Geneve %t", k.Release, k.VXLAN, k.Geneve), hint)
+	case !k.WireGuard && !k.TUN:
+		x.failed(node, "node "+node+" has neither WireGuard nor /dev/net/tun", k.Release, hint)
+	}
+}
+
+func firewalls(x *look, node string, k *probe.Kernel) {
+	if len(k.Blocked) > 0 {
+		x.failedAt(node, fmt.Sprintf("a firewall on node %s drops what gateways and peers send", node), strings.Join(k.Blocked, "; "),
+			"have it accept what comes and goes by "+wire.LinkPrefix+"*; on the node: nft list ruleset")
+	}
+}
+
+func connections(x *look, node string, k *probe.Kernel) {
 	const nearlyFull = 95 // percent
-	x.forKernels(func(node string, k *probe.Kernel) {
-		if t := k.Tracked; t.Max > 0 && (t.Count*100 >= t.Max*nearlyFull || t.Refused > 0) {
-			evidence := fmt.Sprintf("%d of %d, and %d found no room meanwhile", t.Count, t.Max, t.Refused)
-			x.failedAt(node, fmt.Sprintf("the table of connections of node %s is full", node), evidence, "see who opens them; on the node: conntrack -S")
-		}
-	})
+	if t := k.Tracked; t.Max > 0 && (t.Count*100 >= t.Max*nearlyFull || t.Refused > 0) {
+		evidence := fmt.Sprintf("%d of %d, and %d found no room meanwhile", t.Count, t.Max, t.Refused)
+		x.failedAt(node, fmt.Sprintf("the table of connections of node %s is full", node), evidence, "see who opens them; on the node: conntrack -S")
+	}
 }
 
-func foreignLinks(x *look) {
-	x.forKernels(func(node string, k *probe.Kernel) {
-		for _, l := range k.Links {
-			if strings.HasPrefix(l.Name, wire.LinkPrefix) && !l.Ours {
-				x.failed(node, fmt.Sprintf("node %s has an interface %s that is not ours", node, l.Name), "it is a "+l.Kind+" without our mark", "on the node: ip link delete "+l.Name)
-			}
+func foreignLinks(x *look, node string, k *probe.Kernel) {
+	for _, l := range k.Links {
+		if strings.HasPrefix(l.Name, wire.LinkPrefix) && !l.Ours {
+			x.failed(node, fmt.Sprintf("node %s has an interface %s that is not ours", node, l.Name), "it is a "+l.Kind+" without our mark", "on the node: ip link delete "+l.Name)
 		}
-	})
+	}
 }
 
 // forwarding is about what somebody has set after the agent. Pods' own interfaces are the network plugin's matter.
-func forwarding(x *look) {
-	x.forKernels(func(node string, k *probe.Kernel) {
-		for _, l := range k.Links {
-			setting, what := "", ""
-			switch {
-			case l.Uplink && !l.Forwarding:
-				setting, what = "forwarding=1", "forwards nothing that comes by "+l.Name
-			case l.Ours && !l.Forwarding:
-				setting, what = "forwarding=1", "forwards nothing that comes from peers by "+l.Name
-			case l.Ours && l.RPFilter == strictRPFilter:
-				setting, what = "rp_filter=2", "drops what comes from peers by "+l.Name+", as its reverse path filter is strict"
-			default:
-				continue
-			}
-			name, value, _ := strings.Cut(setting, "=")
-			x.failedAt(node, "node "+node+" "+what, fmt.Sprintf("net.ipv4.conf.%s.%s is not %s", l.Name, name, value),
-				fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.%s", l.Name, setting))
+func forwarding(x *look, node string, k *probe.Kernel) {
+	for _, l := range k.Links {
+		setting, what := "", ""
+		switch {
+		case l.Uplink && !l.Forwarding:
+			setting, what = "forwarding=1", "forwards nothing that comes by "+l.Name
+		case l.Ours && !l.Forwarding:
+			setting, what = "forwarding=1", "forwards nothing that comes from peers by "+l.Name
+		case l.Ours && l.RPFilter == strictRPFilter:
+			setting, what = "rp_filter=2", "drops what comes from peers by "+l.Name+", as its reverse path filter is strict"
+		default:
+			continue
 		}
-	})
+		name, value, _ := strings.Cut(setting, "=")
+		x.failedAt(node, "node "+node+" "+what, fmt.Sprintf("net.ipv4.conf.%s.%s is not %s", l.Name, name, value),
+			fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.%s", l.Name, setting))
+	}
 }
 
-func portTaken(x *look) {
-	x.forKernels(func(node string, k *probe.Kernel) {
-		if k.PortTaken != "" {
-			x.failed(node, fmt.Sprintf("somebody else has UDP port %d on node %s", overlayPort, node), k.PortTaken, fmt.Sprintf("on the node: ss -ulpn sport = :%d; ip -d link", overlayPort))
-		}
-	})
+func portTaken(x *look, node string, k *probe.Kernel) {
+	if k.PortTaken != "" {
+		x.failed(node, fmt.Sprintf("somebody else has UDP port %d on node %s", overlayPort, node), k.PortTaken, fmt.Sprintf("on the node: ss -ulpn sport = :%d; ip -d link", overlayPort))
+	}
 }
 
-func foreignRules(x *look) {
-	x.forKernels(func(node string, k *probe.Kernel) {
-		if len(k.ForeignRules) > 0 {
-			x.failed(node, fmt.Sprintf("somebody else uses our routing table or priority on node %s", node), strings.Join(k.ForeignRules, "; "), "on the node: ip rule; ip route show table 27761")
-		}
-	})
+func foreignRules(x *look, node string, k *probe.Kernel) {
+	if len(k.ForeignRules) > 0 {
+		x.failed(node, fmt.Sprintf("somebody else uses our routing table or priority on node %s", node), strings.Join(k.ForeignRules, "; "), "on the node: ip rule; ip route show table 27761")
+	}
 }
 
-func routesFlap(x *look) {
+func routesFlap(x *look, node string, k *probe.Kernel) {
 	const often = 3
-	x.forKernels(func(node string, k *probe.Kernel) {
-		if k.RouteChanges >= often {
-			x.failed(node, fmt.Sprintf("somebody deletes our routes on node %s again and again", node), fmt.Sprintf("%d changes while it was looked at: %s", k.RouteChanges, listed(k.Changed)),
-				"find the program; on the node: ip monitor route")
-		}
-	})
+	if k.RouteChanges >= often {
+		x.failed(node, fmt.Sprintf("somebody deletes our routes on node %s again and again", node), fmt.Sprintf("%d changes while it was looked at: %s", k.RouteChanges, listed(k.Changed)),
+			"find the program; on the node: ip monitor route")
+	}
 }
 
-func proxyARP(x *look) {
-	x.forKernels(func(node string, k *probe.Kernel) {
-		for _, l := range k.Links {
-			if l.Uplink && l.ProxyARP {
-				x.failedAt(node, fmt.Sprintf("node %s answers ARP for others", node), "proxy_arp is on at "+l.Name,
-					fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.proxy_arp=0", l.Name))
-			}
+func proxyARP(x *look, node string, k *probe.Kernel) {
+	for _, l := range k.Links {
+		if l.Uplink && l.ProxyARP {
+			x.failedAt(node, fmt.Sprintf("node %s answers ARP for others", node), "proxy_arp is on at "+l.Name,
+				fmt.Sprintf("on the node: sysctl net.ipv4.conf.%s.proxy_arp=0", l.Name))
 		}
-	})
+	}
 }
 
 // duplicates compares what nodes know of each other with what each one has.
@@ -188,11 +170,11 @@ func duplicates(x *look) {
 			x.failedAt(node, fmt.Sprintf("another machine has the address %s of node %s", addr, node), evidence, hint)
 		}
 	}
-	x.forKernels(func(node string, k *probe.Kernel) {
+	ofKernels(func(_ *look, node string, k *probe.Kernel) {
 		for _, addr := range slices.Sorted(maps.Keys(k.Duplicates)) {
 			say(node, addr, k.Duplicates[addr], k.Duplicates[addr]+" answers for it")
 		}
-	})
+	})(x)
 	owns := map[string]string{} // addresses and the nodes that have them
 	macs := map[string][]string{}
 	for node, k := range x.Kernels {
@@ -222,18 +204,15 @@ func uplinkMTU(x *look) {
 		mtu        int
 	}
 	subnets := map[netip.Prefix][]uplink{}
-	x.forKernels(func(node string, k *probe.Kernel) {
+	ofKernels(func(_ *look, node string, k *probe.Kernel) {
 		for _, l := range k.Links {
-			if !l.Uplink {
-				continue
-			}
 			for _, a := range l.Addresses {
-				if a.Addr().Is4() && a.Bits() < a.Addr().BitLen() {
+				if l.Uplink && a.Addr().Is4() && !a.IsSingleIP() {
 					subnets[a.Masked()] = append(subnets[a.Masked()], uplink{node, l.Name, l.MTU})
 				}
 			}
 		}
-	})
+	})(x)
 	for subnet, links := range subnets {
 		count := map[int]int{}
 		for _, l := range links {

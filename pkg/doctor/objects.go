@@ -101,55 +101,48 @@ func tokens(x *look) {
 		made[a.Name] = a.CreationTimestamp.Time
 	}
 	late := map[string][]string{}
-	for _, p := range x.Cluster.Pods {
-		at, has := made[p.Spec.ServiceAccountName]
-		if has && isAgent(&p) && p.CreationTimestamp.Time.Before(at) {
-			late[p.Spec.ServiceAccountName] = append(late[p.Spec.ServiceAccountName], p.Name)
+	for p := range each(x.Cluster.Pods) {
+		account := p.Spec.ServiceAccountName
+		if at, has := made[account]; has && isAgent(p) && p.CreationTimestamp.Time.Before(at) {
+			late[account] = append(late[account], p.Name)
 		}
 	}
 	for _, account := range slices.Sorted(maps.Keys(late)) {
-		f := x.failed("", "tokens of agents are not accepted: ServiceAccount "+account+" was made anew",
+		x.failed("", "tokens of agents are not accepted: ServiceAccount "+account+" was made anew",
 			fmt.Sprintf("it was made at %s, after the pods %s", made[account].UTC().Format(time.RFC3339), listed(late[account])),
-			x.kubectl("delete pods %s", strings.Join(late[account], " ")))
-		f.pairs = x.allPairs()
+			x.kubectl("delete pods %s", strings.Join(late[account], " "))).pairs = x.allPairs()
 	}
 }
 
 // isAgent says that a pod is one of ours that stays.
-func isAgent(p *corev1.Pod) bool {
-	return slices.Contains([]string{"node", "gateway"}, p.Labels["app.kubernetes.io/component"])
-}
+func isAgent(p *corev1.Pod) bool { return component(p) == "node" || component(p) == "gateway" }
+
+// component is what a pod of ours is.
+func component(p *corev1.Pod) string { return p.Labels["app.kubernetes.io/component"] }
 
 func secrets(x *look) {
-	missing := func(name, what string) *Finding {
-		if x.Cluster.Secrets[name] {
-			return nil
+	wanted := func(name, what, hint string, about func(*Finding)) {
+		if !x.Cluster.Secrets[name] {
+			about(x.failed("", fmt.Sprintf("the Secret %s is gone, with %s", name, what), "pods that have it go on; one that starts cannot mount it", hint))
 		}
-		return x.failed("", fmt.Sprintf("the Secret %s is gone, with %s", name, what), "pods that have it go on; one that starts cannot mount it", x.again())
 	}
 	if x.DaemonSet != nil {
 		for _, g := range manifests.OverlayKeys(&x.DaemonSet.Spec.Template.Spec) {
-			missing(manifests.OverlaySecretName(g), "the overlay's key")
+			wanted(manifests.OverlaySecretName(g), "the overlay's key", x.again(), func(*Finding) {})
 		}
 	}
 	for g := range x.gateways() {
 		m := manifests.Gateway{Peering: g.peering.Name, Plane: g.Index, KeyGeneration: g.KeyGeneration, PresharedKey: g.PresharedKey.Generation}
-		wanted := map[string]string{m.SecretName(): "the key of a gateway"}
-		if g.PresharedKey.Generation > 0 {
-			wanted[m.PresharedSecretName()] = "a pre-shared key"
-		}
-		for _, name := range slices.Sorted(maps.Keys(wanted)) {
-			if f := missing(name, wanted[name]); f != nil {
-				g.about(f)
-				f.Hint = x.peer(g.peer())
-			}
+		wanted(m.SecretName(), "the key of a gateway", x.peer(g.peer()), g.about)
+		if m.PresharedKey > 0 {
+			wanted(m.PresharedSecretName(), "a pre-shared key", x.peer(g.peer()), g.about)
 		}
 	}
 }
 
 func serverClock(x *look) {
 	if off := x.ClockAhead.Abs(); off > skewed && x.Unreachable == "" {
-		x.warned("", fmt.Sprintf("the API server's clock is %s this machine's", ahead(x.ClockAhead, "ahead of", "behind")),
+		x.warned("", fmt.Sprintf("the API server's clock is %s this machine's", ahead(x.ClockAhead)),
 			"compared by the date of its answers", "set the clock that is wrong: timedatectl")
 	}
 }
@@ -160,36 +153,32 @@ func agentClocks(x *look) {
 		if b.ClockAhead.Abs() <= skewed {
 			continue
 		}
-		f := Finding{
-			Node: x.nodeOf(name), What: fmt.Sprintf("the clock of %s is %s its API server's", x.agent(name), ahead(b.ClockAhead, "ahead of", "behind")),
-			Evidence: "Lease " + name + " has both times", Hint: "set the node's clock: timedatectl", Result: Warning,
-		}
+		agent, node := x.agent(name)
+		f := x.warned(node, fmt.Sprintf("the clock of %s is %s its API server's", agent, ahead(b.ClockAhead)),
+			"Lease "+name+" has both times", "set the node's clock: timedatectl")
 		if b.ClockAhead.Abs() > far {
 			f.Result = Failed
 		}
-		x.say(f)
 	}
 }
 
 // ahead is a difference of clocks in words.
-func ahead(d time.Duration, before, behind string) string {
+func ahead(d time.Duration) string {
 	if d < 0 {
-		return d.Abs().Round(time.Second).String() + " " + behind
+		return d.Abs().Round(time.Second).String() + " behind"
 	}
-	return d.Round(time.Second).String() + " " + before
+	return d.Round(time.Second).String() + " ahead of"
 }
 
 func versions(x *look) {
 	agents := map[string][]string{}
 	for name, b := range x.Beats {
-		if b.Version != "" && b.Age != nil && *b.Age < time.Hour {
-			agents[b.Version] = append(agents[b.Version], x.agent(name))
+		if b.Version != "" && b.Version != x.Version && b.Age != nil && *b.Age < time.Hour {
+			agent, _ := x.agent(name)
+			agents[b.Version] = append(agents[b.Version], agent)
 		}
 	}
 	for _, v := range slices.Sorted(maps.Keys(agents)) {
-		if v == x.Version {
-			continue
-		}
 		x.warned("", fmt.Sprintf("agents are of version %s, and this command is of %s", v, x.Version), listed(agents[v]), "kubectl liqonet upgrade "+x.Cluster.Name)
 	}
 }
@@ -246,8 +235,8 @@ func podsOutside(x *look) {
 	}
 	for p := range each(x.Cluster.Peerings) {
 		if outside := p.PodOutside(reports); outside != "" {
-			f := x.failed("", strings.ReplaceAll(outside, "THIS-CLUSTER", x.Cluster.Name), "reported by the nodes' agents", x.peer(p.Spec.Remote.Name))
-			f.Peering, f.pairs = p.Name, []string{x.pair(p)}
+			what := strings.ReplaceAll(outside, "THIS-CLUSTER", x.Cluster.Name)
+			x.failed("", what, "reported by the nodes' agents", x.peer(p.Spec.Remote.Name)).Peering = p.Name
 		}
 	}
 }

@@ -13,30 +13,20 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 )
 
-// pair names a peering in both clusters.
-func (x *look) pair(p *v1alpha1.Peering) string {
-	ids := []string{x.ID, p.Spec.Remote.ClusterID}
-	slices.Sort(ids)
-	return strings.Join(ids, " ")
-}
-
-// allPairs are those of all peerings of the cluster.
-func (x *look) allPairs() (out []string) {
+// pairs name the peerings that are meant, alike in both clusters.
+func (x *look) pairs(meant func(*v1alpha1.Peering) bool) (out []string) {
 	for p := range each(x.Cluster.Peerings) {
-		out = append(out, x.pair(p))
-	}
-	return out
-}
-
-// pairsAt are those of the peerings with a gateway on a node.
-func (x *look) pairsAt(node string) (out []string) {
-	for p := range each(x.Cluster.Peerings) {
-		if slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool { return x.gatewayNode(p, plane.Index) == node }) {
-			out = append(out, x.pair(p))
+		if meant(p) {
+			ids := []string{x.ID, p.Spec.Remote.ClusterID}
+			slices.Sort(ids)
+			out = append(out, strings.Join(ids, " "))
 		}
 	}
 	return out
 }
+
+// allPairs are those of all peerings of the cluster.
+func (x *look) allPairs() []string { return x.pairs(func(*v1alpha1.Peering) bool { return true }) }
 
 // gatewayNode is the node that a gateway runs on, as far as it is known.
 func (x *look) gatewayNode(p *v1alpha1.Peering, plane int32) string {
@@ -57,7 +47,7 @@ func (x *look) gatewayPod(peering string, plane int32) *corev1.Pod {
 
 func (x *look) nodePod(node string) *corev1.Pod {
 	return x.pod(func(p *corev1.Pod) bool {
-		return p.Labels["app.kubernetes.io/component"] == "node" && nodeOfPod(p) == node
+		return component(p) == "node" && nodeOfPod(p) == node
 	})
 }
 
@@ -87,34 +77,19 @@ func nodeOfPod(p *corev1.Pod) string {
 	return ""
 }
 
-// agent names the agent that has a Lease.
-func (x *look) agent(lease string) string {
+// agent names the agent that has a Lease, and its node.
+func (x *look) agent(lease string) (name, node string) {
 	for _, n := range x.Cluster.Nodes {
 		if lease == x.Reports[n.Name].Lease() {
-			return "the agent of node " + n.Name
+			return "the agent of node " + n.Name, n.Name
 		}
 	}
 	for g := range x.gateways() {
 		if lease == g.lease() {
-			return g.name()
+			return g.name(), g.node()
 		}
 	}
-	return lease
-}
-
-// nodeOf is the node of the agent that has a Lease.
-func (x *look) nodeOf(lease string) string {
-	for _, n := range x.Cluster.Nodes {
-		if lease == x.Reports[n.Name].Lease() {
-			return n.Name
-		}
-	}
-	for g := range x.gateways() {
-		if lease == g.lease() {
-			return g.node()
-		}
-	}
-	return ""
+	return lease, ""
 }
 
 // gateway is one of the cluster's.
@@ -165,8 +140,17 @@ func (g gateway) down() bool { return g.status != nil && !g.status.Connected && 
 
 // about says that a finding is about it.
 func (g gateway) about(f *Finding) {
-	f.Peering, f.Plane, f.pairs = g.peering.Name, &g.Index, []string{g.x.pair(g.peering)}
+	f.Peering, f.Plane = g.peering.Name, &g.Index
 	f.Node = cmp.Or(f.Node, g.node())
+}
+
+// ofGateways looks at each gateway.
+func ofGateways(check func(gateway)) func(*look) {
+	return func(x *look) {
+		for g := range x.gateways() {
+			check(g)
+		}
+	}
 }
 
 // failed adds a finding about it.

@@ -14,40 +14,36 @@ import (
 )
 
 // names is about endpoints that are names, as the client's gateway says of them: only there is the name server that it asks.
-func names(x *look) {
-	for g := range x.gateways() {
-		for _, e := range g.Endpoints {
-			host, _, err := v1alpha1.SplitEndpoint(e)
-			if _, isAddr := netip.ParseAddr(host); err != nil || isAddr == nil || g.status == nil || g.status.Connected {
-				continue
-			}
-			if _, why, found := strings.Cut(g.status.Message, fmt.Sprintf("endpoint %q: ", host)); found {
-				g.failed(fmt.Sprintf("the endpoint's name %s leads nowhere", host), why,
-					"put the name into the DNS, or give another endpoint: "+x.peer(g.peer())+" --endpoint")
-			}
+func names(g gateway) {
+	for _, e := range g.Endpoints {
+		host, _, err := v1alpha1.SplitEndpoint(e)
+		if _, isAddr := netip.ParseAddr(host); err != nil || isAddr == nil || g.status == nil || g.status.Connected {
+			continue
+		}
+		if _, why, found := strings.Cut(g.status.Message, fmt.Sprintf("endpoint %q: ", host)); found {
+			g.failed(fmt.Sprintf("the endpoint's name %s leads nowhere", host), why,
+				"put the name into the DNS, or give another endpoint: "+g.x.peer(g.peer())+" --endpoint")
 		}
 	}
 }
 
 // keys compares what each gateway has with what the peer was told.
-func keys(x *look) {
-	for g := range x.gateways() {
-		peer, other := x.peerOf(g.peering)
-		if peer == nil {
-			continue
+func keys(g gateway) {
+	peer, other := g.x.peerOf(g.peering)
+	if peer == nil {
+		return
+	}
+	theirs, plan := other.PlaneStatus(g.Index), other.Plane(g.Index)
+	hint := g.x.peer(peer.Name)
+	switch {
+	case theirs != nil && theirs.PublicKey != "" && theirs.PublicKey != g.RemotePublicKey:
+		if !knowsAnyKey(g.peering, other) {
+			hint += " --replace" // peer cannot tell that it is the same cluster
 		}
-		theirs, plan := other.PlaneStatus(g.Index), other.Plane(g.Index)
-		hint := x.peer(peer.Name)
-		switch {
-		case theirs != nil && theirs.PublicKey != "" && theirs.PublicKey != g.RemotePublicKey:
-			if !knowsAnyKey(g.peering, other) {
-				hint += " --replace" // peer cannot tell that it is the same cluster
-			}
-			g.failed(fmt.Sprintf("it knows a wrong key of %s's gateway", peer.Name), fmt.Sprintf("plane %d: Peering %s has %.8s…, the gateway has %.8s…",
-				g.Index, g.peering.Name, g.RemotePublicKey, theirs.PublicKey), hint)
-		case plan != nil && plan.PresharedKey.Fingerprint != g.PresharedKey.Fingerprint && x.Cluster.ID < peer.ID:
-			g.failed(fmt.Sprintf("it and %s have different pre-shared keys", peer.Name), fmt.Sprintf("fingerprints of plane %d differ", g.Index), hint)
-		}
+		g.failed(fmt.Sprintf("it knows a wrong key of %s's gateway", peer.Name), fmt.Sprintf("plane %d: Peering %s has %.8s…, the gateway has %.8s…",
+			g.Index, g.peering.Name, g.RemotePublicKey, theirs.PublicKey), hint)
+	case plan != nil && plan.PresharedKey.Fingerprint != g.PresharedKey.Fingerprint && g.x.Cluster.ID < peer.ID:
+		g.failed(fmt.Sprintf("it and %s have different pre-shared keys", peer.Name), fmt.Sprintf("fingerprints of plane %d differ", g.Index), hint)
 	}
 }
 
@@ -70,21 +66,19 @@ func (g gateway) carried() (own, other Traffic, both bool) {
 	return own, other, both
 }
 
-func udpBlocked(x *look) {
-	for g := range x.gateways() {
-		if g.Role != v1alpha1.Client || !g.down() {
-			continue
-		}
-		own, other, both := g.carried()
-		at := cmp.Or(g.status.Endpoint, strings.Join(g.Endpoints, ", "))
-		switch {
-		case both && (own.Received > 0 || other.Received > 0 || own.Sent == 0):
-		case !both && (g.status.LastHandshake != nil || own.Received > 0):
-		default:
-			g.failed(fmt.Sprintf("UDP does not get to %s's gateway at %s", g.peer(), at),
-				fmt.Sprintf("it has sent %d bytes, and neither gateway has received any", own.Sent),
-				fmt.Sprintf("on node %s: tcpdump -ni any udp and host %s", g.node(), hostOf(at)))
-		}
+func udpBlocked(g gateway) {
+	if g.Role != v1alpha1.Client || !g.down() {
+		return
+	}
+	own, other, both := g.carried()
+	at := cmp.Or(g.status.Endpoint, strings.Join(g.Endpoints, ", "))
+	switch {
+	case both && (own.Received > 0 || other.Received > 0 || own.Sent == 0):
+	case !both && (g.status.LastHandshake != nil || own.Received > 0):
+	default:
+		g.failed(fmt.Sprintf("UDP does not get to %s's gateway at %s", g.peer(), at),
+			fmt.Sprintf("it has sent %d bytes, and neither gateway has received any", own.Sent),
+			fmt.Sprintf("on node %s: tcpdump -ni any udp and host %s", g.node(), hostOf(at)))
 	}
 }
 
@@ -98,36 +92,30 @@ func hostOf(endpoint string) string {
 }
 
 // udpOneWay is said by the end that receives nothing while the other one does.
-func udpOneWay(x *look) {
-	for g := range x.gateways() {
-		if own, other, both := g.carried(); g.down() && both && own.Received == 0 && other.Received > 0 && other.Sent > 0 {
-			g.failed(fmt.Sprintf("UDP passes one way only: nothing of %s gets here", g.peer()),
-				fmt.Sprintf("%s has received %d bytes and sent %d, and none came", g.peer(), other.Received, other.Sent),
-				fmt.Sprintf("on node %s: tcpdump -ni any udp", g.node()))
-		}
+func udpOneWay(g gateway) {
+	if own, other, both := g.carried(); g.down() && both && own.Received == 0 && other.Received > 0 && other.Sent > 0 {
+		g.failed(fmt.Sprintf("UDP passes one way only: nothing of %s gets here", g.peer()),
+			fmt.Sprintf("%s has received %d bytes and sent %d, and none came", g.peer(), other.Received, other.Sent),
+			fmt.Sprintf("on node %s: tcpdump -ni any udp", g.node()))
 	}
 }
 
-func natForgets(x *look) {
+func natForgets(g gateway) {
 	const often = 2
-	for g := range x.gateways() {
-		seen := slices.Compact(slices.Sorted(slices.Values(x.Traffic[g.lease()].Endpoints)))
-		hosts := map[string]bool{}
-		for _, e := range seen {
-			hosts[hostOf(e)] = true
-		}
-		if g.Role == v1alpha1.Server && len(seen) >= often && len(hosts) == 1 {
-			g.failed(fmt.Sprintf("a NAT on the way to %s forgets the tunnel", g.peer()), "it calls from "+strings.Join(seen, ", "),
-				"have the NAT remember UDP for 30 s; see: "+x.status(g.peer())+" --history")
-		}
+	seen := slices.Compact(slices.Sorted(slices.Values(g.x.Traffic[g.lease()].Endpoints)))
+	hosts := map[string]bool{}
+	for _, e := range seen {
+		hosts[hostOf(e)] = true
+	}
+	if g.Role == v1alpha1.Server && len(seen) >= often && len(hosts) == 1 {
+		g.failed(fmt.Sprintf("a NAT on the way to %s forgets the tunnel", g.peer()), "it calls from "+strings.Join(seen, ", "),
+			"have the NAT remember UDP for 30 s; see: "+g.x.status(g.peer())+" --history")
 	}
 }
 
-func tunnels(x *look) {
-	for g := range x.gateways() {
-		if g.down() {
-			g.failed("no packet passes to "+g.peer(), g.status.Message, x.status(g.peer())+" --history")
-		}
+func tunnels(g gateway) {
+	if g.down() {
+		g.failed("no packet passes to "+g.peer(), g.status.Message, g.x.status(g.peer())+" --history")
 	}
 }
 
@@ -139,10 +127,9 @@ func overlays(x *look) {
 			continue
 		}
 		for g := range x.gateways() {
-			if g.status == nil || !g.status.Connected || g.silent() {
-				continue
-			}
-			if own := r.Gateway(g.peering.Name, g.Index); own != nil && own.Ready && own.ObservedGeneration == g.peering.Generation {
+			own := r.Gateway(g.peering.Name, g.Index)
+			reaches := own != nil && own.Ready && own.ObservedGeneration == g.peering.Generation
+			if reaches || g.status == nil || !g.status.Connected || g.silent() {
 				continue
 			}
 			what := fmt.Sprintf("UDP %d does not pass between node %s and the gateway on %s", overlayPort, node, g.node())
