@@ -152,25 +152,30 @@ func OverlayGeneration(secretName string) int32 {
 
 // OverlaySecret holds the key of a cluster's overlay. Without a key it has no data.
 func OverlaySecret(generation int32, key []byte) *corev1.Secret {
-	return sharedSecret(OverlaySecretName(generation), v1alpha1.OverlayKeyFile, key)
+	return immutable(OverlaySecretName(generation), commonLabels(), keyFile(v1alpha1.OverlayKeyFile, key))
 }
 
-func sharedSecret(name, file string, key []byte) *corev1.Secret {
-	var data map[string][]byte
-	if key != nil {
-		data = map[string][]byte{file: key}
-	}
+// Identity is the Secret with the cluster's identity. It is no peering's, and no pod has it.
+func Identity(private []byte) *corev1.Secret {
+	return immutable(IdentityName, commonLabels(), keyFile(v1alpha1.KeyFilePrivate, private))
+}
+
+// immutable is a Secret whose data never changes.
+func immutable(name string, labels map[string]string, data map[string][]byte) *corev1.Secret {
 	return &corev1.Secret{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-		ObjectMeta: objectMeta(v1alpha1.Namespace, name, commonLabels()),
+		ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
 		Immutable:  new(true),
 		Data:       data,
 	}
 }
 
-// Identity is the Secret with the cluster's identity. It is no peering's, and no pod has it.
-func Identity(private []byte) *corev1.Secret {
-	return sharedSecret(IdentityName, v1alpha1.KeyFilePrivate, private)
+// keyFile is the data of a Secret that has one file, none without a key.
+func keyFile(name string, key []byte) map[string][]byte {
+	if key == nil {
+		return nil
+	}
+	return map[string][]byte{name: key}
 }
 
 // Owned has an object go with a Peering, by the hand of Kubernetes' garbage collector, whoever deletes that. It does nothing while
@@ -189,23 +194,31 @@ func Owner(peering string, uid types.UID) []metav1.OwnerReference {
 
 // Journal is the object in which a command writes down what it changes.
 func Journal(name, peering string) *corev1.Secret {
-	labels := commonLabels()
-	labels[v1alpha1.LabelPeering] = peering
-	return &corev1.Secret{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-		ObjectMeta: objectMeta(v1alpha1.Namespace, name, labels),
-	}
+	journal := immutable(name, peeringLabels(peering), nil)
+	journal.Immutable = nil
+	return journal
 }
 
 // mountOverlayKeys puts keys of the overlay into an agent's pod, each as a file with the name of its
 // generation.
 func mountOverlayKeys(pod *corev1.PodSpec, generations ...int32) {
+	pod.Containers[0].Args = append(pod.Containers[0].Args, "--overlay-keys="+OverlayDir)
+	mount(pod, volumeOverlay, OverlayDir, projected(overlaySources(generations)...))
+}
+
+// mount gives the one container of an agent's pod files to read, or a device.
+func mount(pod *corev1.PodSpec, name, path string, source corev1.VolumeSource) {
 	c := &pod.Containers[0]
-	c.Args = append(c.Args, "--overlay-keys="+OverlayDir)
-	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: volumeOverlay, MountPath: OverlayDir, ReadOnly: true})
-	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: volumeOverlay, VolumeSource: corev1.VolumeSource{
-		Projected: &corev1.ProjectedVolumeSource{DefaultMode: new(int32(0o400)), Sources: overlaySources(generations)},
-	}})
+	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: name, MountPath: path, ReadOnly: source.HostPath == nil})
+	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: name, VolumeSource: source})
+}
+
+func projected(sources ...corev1.VolumeProjection) corev1.VolumeSource {
+	return corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{DefaultMode: new(int32(0o400)), Sources: sources}}
+}
+
+func fromSecret(name string) corev1.VolumeSource {
+	return corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: name, DefaultMode: new(int32(0o400))}}
 }
 
 func overlaySources(generations []int32) (out []corev1.VolumeProjection) {
@@ -243,17 +256,12 @@ func OverlayKeys(pod *corev1.PodSpec) (out []int32) {
 // tokens for others.
 func mountAccount(pod *corev1.PodSpec) {
 	pod.AutomountServiceAccountToken = new(false)
-	c := &pod.Containers[0]
-	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "account", MountPath: accountDir, ReadOnly: true})
-	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "account", VolumeSource: corev1.VolumeSource{
-		Projected: &corev1.ProjectedVolumeSource{DefaultMode: new(int32(0o400)), Sources: []corev1.VolumeProjection{
-			{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: corev1.ServiceAccountTokenKey, ExpirationSeconds: new(int64(tokenSeconds))}},
-			{ConfigMap: &corev1.ConfigMapProjection{
-				LocalObjectReference: corev1.LocalObjectReference{Name: "kube-root-ca.crt"}, // Kubernetes keeps it in each namespace
-				Items:                []corev1.KeyToPath{{Key: corev1.ServiceAccountRootCAKey, Path: corev1.ServiceAccountRootCAKey}},
-			}},
-		}},
-	}})
+	token := &corev1.ServiceAccountTokenProjection{Path: corev1.ServiceAccountTokenKey, ExpirationSeconds: new(int64(tokenSeconds))}
+	authority := &corev1.ConfigMapProjection{
+		LocalObjectReference: corev1.LocalObjectReference{Name: "kube-root-ca.crt"}, // Kubernetes keeps it in each namespace
+		Items:                []corev1.KeyToPath{{Key: corev1.ServiceAccountRootCAKey, Path: corev1.ServiceAccountRootCAKey}},
+	}
+	mount(pod, "account", accountDir, projected(corev1.VolumeProjection{ServiceAccountToken: token}, corev1.VolumeProjection{ConfigMap: authority}))
 }
 
 // RetireOverlayKeys takes from the pods of an agent the keys of earlier generations than that one, and so
@@ -418,9 +426,8 @@ func (g Gateway) PresharedSecretName() string {
 
 // PresharedSecret holds the tunnel's pre-shared key, with its fingerprint. Without a key it has neither.
 func (g Gateway) PresharedSecret(key []byte) *corev1.Secret {
-	secret := g.secret(g.PresharedSecretName(), nil)
+	secret := g.secret(g.PresharedSecretName(), keyFile(v1alpha1.KeyFilePreshared, key))
 	if key != nil {
-		secret.Data = map[string][]byte{v1alpha1.KeyFilePreshared: key}
 		secret.Annotations[v1alpha1.AnnotationFingerprint] = Fingerprint(key)
 	}
 	return secret
@@ -434,12 +441,7 @@ func Fingerprint(key []byte) string {
 }
 
 func (g Gateway) secret(name string, data map[string][]byte) *corev1.Secret {
-	return Owned(&corev1.Secret{
-		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
-		ObjectMeta: objectMeta(v1alpha1.Namespace, name, g.Labels()),
-		Immutable:  new(true),
-		Data:       data,
-	}, g.Peering, g.Owner)
+	return Owned(immutable(name, g.Labels(), data), g.Peering, g.Owner)
 }
 
 // mountPresharedKey puts the tunnel's pre-shared key into the gateway's pod, if it has
@@ -448,12 +450,8 @@ func (g Gateway) mountPresharedKey(pod *corev1.PodSpec) {
 	if g.PresharedKey == 0 {
 		return
 	}
-	c := &pod.Containers[0]
-	c.Args = append(c.Args, "--preshared-key="+path.Join(PresharedDir, v1alpha1.KeyFilePreshared))
-	c.VolumeMounts = append(c.VolumeMounts, corev1.VolumeMount{Name: "preshared", MountPath: PresharedDir, ReadOnly: true})
-	pod.Volumes = append(pod.Volumes, corev1.Volume{Name: "preshared", VolumeSource: corev1.VolumeSource{
-		Secret: &corev1.SecretVolumeSource{SecretName: g.PresharedSecretName(), DefaultMode: new(int32(0o400))},
-	}})
+	pod.Containers[0].Args = append(pod.Containers[0].Args, "--preshared-key="+path.Join(PresharedDir, v1alpha1.KeyFilePreshared))
+	mount(pod, "preshared", PresharedDir, fromSecret(g.PresharedSecretName()))
 }
 
 // ClusterName of those of its objects that are not in the namespace.
@@ -468,7 +466,14 @@ func (g Gateway) Labels() map[string]string {
 
 // gatewayLabels are those of all gateways of a peering.
 func gatewayLabels(peering string) map[string]string {
-	l := componentLabels("gateway")
+	l := peeringLabels(peering)
+	l[labelComponent] = "gateway"
+	return l
+}
+
+// peeringLabels are those of all objects of a peering.
+func peeringLabels(peering string) map[string]string {
+	l := commonLabels()
 	l[v1alpha1.LabelPeering] = peering
 	return l
 }
@@ -555,16 +560,6 @@ func (g Gateway) deployment() *appsv1.Deployment {
 	container := agent(g.Image, "50m", gatewayMemory, "", "gateway", "--peering="+g.Peering, "--plane="+strconv.Itoa(int(g.Plane)), "--key-dir="+KeyDir)
 	container.Env = append(container.Env, fieldEnv("POD_IPS", "status.podIPs"))
 	container.Ports = []corev1.ContainerPort{{Name: v1alpha1.PlanePort(g.Plane), ContainerPort: int32(g.Port), Protocol: corev1.ProtocolUDP}, metricsPort()}
-	container.VolumeMounts = []corev1.VolumeMount{{Name: "keys", MountPath: KeyDir, ReadOnly: true}}
-	volumes := []corev1.Volume{{Name: "keys", VolumeSource: corev1.VolumeSource{
-		Secret: &corev1.SecretVolumeSource{SecretName: g.SecretName(), DefaultMode: new(int32(0o400))},
-	}}}
-	if g.WireGuard == v1alpha1.UserSpaceWireGuard {
-		container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: "tun", MountPath: "/dev/net/tun"})
-		volumes = append(volumes, corev1.Volume{Name: "tun", VolumeSource: corev1.VolumeSource{
-			HostPath: &corev1.HostPathVolumeSource{Path: "/dev/net/tun", Type: new(corev1.HostPathCharDev)},
-		}})
-	}
 	deployment := &appsv1.Deployment{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"},
 		ObjectMeta: g.meta(g.Name(), labels),
@@ -588,14 +583,19 @@ func (g Gateway) deployment() *appsv1.Deployment {
 					Affinity:                      g.affinity(),
 					Tolerations:                   GatewayTolerations(g.Placement, g.Planes),
 					Containers:                    []corev1.Container{container},
-					Volumes:                       volumes,
 				},
 			},
 		},
 	}
-	mountAccount(&deployment.Spec.Template.Spec)
-	mountOverlayKeys(&deployment.Spec.Template.Spec, g.OverlayKey)
-	g.mountPresharedKey(&deployment.Spec.Template.Spec)
+	pod := &deployment.Spec.Template.Spec
+	mount(pod, "keys", KeyDir, fromSecret(g.SecretName()))
+	if g.WireGuard == v1alpha1.UserSpaceWireGuard {
+		const tun = "/dev/net/tun"
+		mount(pod, "tun", tun, corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: tun, Type: new(corev1.HostPathCharDev)}})
+	}
+	mountAccount(pod)
+	mountOverlayKeys(pod, g.OverlayKey)
+	g.mountPresharedKey(pod)
 	return deployment
 }
 
@@ -670,10 +670,7 @@ func agent(image, cpu string, memory int64, healthHost string, args ...string) c
 		Env: []corev1.EnvVar{
 			fieldEnv("NODE_NAME", "spec.nodeName"), fieldEnv("POD_NAME", "metadata.name"), {Name: "GOMEMLIMIT", Value: fmt.Sprint(memory / 4 * 3)},
 		},
-		Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("32Mi")},
-			Limits:   corev1.ResourceList{corev1.ResourceMemory: *resource.NewQuantity(memory, resource.BinarySI)},
-		},
+		Resources: resources(cpu, memory),
 		// The kubelet starts an agent anew whose loop is stuck, which the agent itself says.
 		LivenessProbe: &corev1.Probe{
 			ProbeHandler: corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{
@@ -683,13 +680,26 @@ func agent(image, cpu string, memory int64, healthHost string, args ...string) c
 		},
 		// The one capability is what netlink and nftables ask for. The user is root because
 		// Kubernetes cannot give capabilities to others.
-		SecurityContext: &corev1.SecurityContext{
-			RunAsUser:                new(int64(0)),
-			AllowPrivilegeEscalation: new(false),
-			ReadOnlyRootFilesystem:   new(true),
-			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: []corev1.Capability{"NET_ADMIN"}},
-			SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-		},
+		SecurityContext: confined(0, "NET_ADMIN"),
+	}
+}
+
+// resources are what a container is given at least, and how much memory at most.
+func resources(cpu string, memory int64) corev1.ResourceRequirements {
+	return corev1.ResourceRequirements{
+		Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse(cpu), corev1.ResourceMemory: resource.MustParse("32Mi")},
+		Limits:   corev1.ResourceList{corev1.ResourceMemory: *resource.NewQuantity(memory, resource.BinarySI)},
+	}
+}
+
+// confined is for a container that has no other capabilities than these.
+func confined(user int64, capabilities ...corev1.Capability) *corev1.SecurityContext {
+	return &corev1.SecurityContext{
+		RunAsUser:                new(user),
+		AllowPrivilegeEscalation: new(false),
+		ReadOnlyRootFilesystem:   new(true),
+		Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: capabilities},
+		SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
 	}
 }
 
@@ -757,11 +767,9 @@ func GatewayTolerations(p *v1alpha1.GatewayPlacement, planes int) []corev1.Toler
 
 // Peering is the custom resource of that name.
 func Peering(name string, spec v1alpha1.PeeringSpec) *v1alpha1.Peering {
-	labels := commonLabels()
-	labels[v1alpha1.LabelPeering] = name
 	return &v1alpha1.Peering{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.GroupVersion.String(), Kind: "Peering"},
-		ObjectMeta: objectMeta("", name, labels),
+		ObjectMeta: objectMeta("", name, peeringLabels(name)),
 		Spec:       spec,
 	}
 }

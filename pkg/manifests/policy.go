@@ -19,14 +19,12 @@ func nodePolicy(labels map[string]string) []Object {
 		Name: "node-agents", Expression: fmt.Sprintf("request.userInfo.username == 'system:serviceaccount:%s:%s'", v1alpha1.Namespace, v1alpha1.NodeAgentName),
 	}}
 	policies := policy(v1alpha1.NodeAgentName, labels, admissionv1.ValidatingAdmissionPolicySpec{
-		MatchConstraints: &admissionv1.MatchResources{
-			ResourceRules: []admissionv1.NamedRuleWithOperations{
-				rule(v1alpha1.GroupVersion.Group, "nodenetworks", create, update, remove),
-				rule(v1alpha1.GroupVersion.Group, "nodenetworks/status", update),
-				rule("coordination.k8s.io", "leases", create, update, remove),
-				rule("", "configmaps", create, update, remove),
-			},
-		},
+		MatchConstraints: resourcesOf(
+			rule(v1alpha1.GroupVersion.Group, "nodenetworks", create, update, remove),
+			rule(v1alpha1.GroupVersion.Group, "nodenetworks/status", update),
+			rule("coordination.k8s.io", "leases", create, update, remove),
+			rule("", "configmaps", create, update, remove),
+		),
 		MatchConditions: agents,
 		Variables: []admissionv1.Variable{
 			{Name: "node", Expression: "request.userInfo.extra[?'authentication.kubernetes.io/node-name'][0].orValue('')"},
@@ -38,14 +36,11 @@ func nodePolicy(labels map[string]string) []Object {
 				"request.resource.resource == 'configmaps' ? o.metadata.name == '%s' + variables.node : "+
 				"o.metadata.name == variables.node)", v1alpha1.NodeLeasePrefix, v1alpha1.NodeHistory("")),
 			MessageExpression: "'the node agent of \"' + variables.node + '\" may write what belongs to its own node only'",
-			Reason:            new(metav1.StatusReasonForbidden),
 		}},
 	})
 	return append(policies, policy(peeringsPolicy, labels, admissionv1.ValidatingAdmissionPolicySpec{
-		MatchConstraints: &admissionv1.MatchResources{
-			ResourceRules: []admissionv1.NamedRuleWithOperations{rule(v1alpha1.GroupVersion.Group, "peerings/status", update)},
-		},
-		MatchConditions: agents,
+		MatchConstraints: resourcesOf(rule(v1alpha1.GroupVersion.Group, "peerings/status", update)),
+		MatchConditions:  agents,
 		Variables: []admissionv1.Variable{
 			{Name: "before", Expression: "oldObject.?status.conditions.orValue([])"},
 			{Name: "after", Expression: "object.?status.conditions.orValue([])"},
@@ -59,7 +54,6 @@ func nodePolicy(labels map[string]string) []Object {
 				"(variables.changed.size() == 0 || variables.after.all(c, !(c.type in ['%[3]s', '%[4]s']) || c.reason == '%[1]s'))",
 				v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent, v1alpha1.ConditionConnected, v1alpha1.ConditionReady),
 			Message: "a node agent may say of a Peering only that its gateways are silent",
-			Reason:  new(metav1.StatusReasonForbidden),
 		}},
 	})...)
 }
@@ -73,16 +67,13 @@ func gatewayPolicy(labels map[string]string) []Object {
 	const name = "liqonet-gateway"
 	account := fmt.Sprintf("system:serviceaccount:%s:%s", v1alpha1.Namespace, v1alpha1.GatewayService(""))
 	return policy(name, labels, admissionv1.ValidatingAdmissionPolicySpec{
-		MatchConstraints: &admissionv1.MatchResources{
-			ResourceRules: []admissionv1.NamedRuleWithOperations{rule("", "events", admissionv1.Create, admissionv1.Update)},
-		},
-		MatchConditions: []admissionv1.MatchCondition{{Name: "gateways", Expression: fmt.Sprintf("request.userInfo.username.startsWith('%s')", account)}},
+		MatchConstraints: resourcesOf(rule("", "events", admissionv1.Create, admissionv1.Update)),
+		MatchConditions:  []admissionv1.MatchCondition{{Name: "gateways", Expression: fmt.Sprintf("request.userInfo.username.startsWith('%s')", account)}},
 		Validations: []admissionv1.Validation{{
 			Expression: fmt.Sprintf("object.involvedObject.kind == 'Peering' && object.involvedObject.apiVersion == '%s' && "+
 				"object.source.component == '%s' && object.reportingComponent == '%s' && "+
 				"request.userInfo.username in ['0', '1', '2', '3'].map(plane, '%s' + object.involvedObject.name + '-' + plane)", v1alpha1.GroupVersion, name, name, account),
 			Message: "a gateway may send Events about its own Peering only",
-			Reason:  new(metav1.StatusReasonForbidden),
 		}},
 	})
 }
@@ -94,11 +85,17 @@ func rule(group, resource string, operations ...admissionv1.OperationType) admis
 	}}
 }
 
-// policy is an admission policy that is in force for all objects of its kinds, and denies what its validations do not allow.
+// resourcesOf are all objects of the kinds that rules name.
+func resourcesOf(rules ...admissionv1.NamedRuleWithOperations) *admissionv1.MatchResources {
+	return &admissionv1.MatchResources{
+		ResourceRules: rules, MatchPolicy: new(admissionv1.Equivalent), NamespaceSelector: &metav1.LabelSelector{}, ObjectSelector: &metav1.LabelSelector{},
+	}
+}
+
+// policy is an admission policy that denies what its validation does not allow.
 func policy(name string, labels map[string]string, spec admissionv1.ValidatingAdmissionPolicySpec) []Object {
 	spec.FailurePolicy = new(admissionv1.Fail)
-	match := spec.MatchConstraints
-	match.MatchPolicy, match.NamespaceSelector, match.ObjectSelector = new(admissionv1.Equivalent), &metav1.LabelSelector{}, &metav1.LabelSelector{}
+	spec.Validations[0].Reason = new(metav1.StatusReasonForbidden)
 	return []Object{
 		&admissionv1.ValidatingAdmissionPolicy{
 			TypeMeta:   metav1.TypeMeta{APIVersion: admissionv1.SchemeGroupVersion.String(), Kind: "ValidatingAdmissionPolicy"},

@@ -3,7 +3,6 @@ package manifests
 import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -13,6 +12,8 @@ import (
 const (
 	// probeUser is a user that no machine has.
 	probeUser = 65532
+	// probeMemory is the limit of probe pods, in bytes.
+	probeMemory = 256 << 20
 	// ProbeSeconds is how long probe pods run when the command does not ask for more time, which it does
 	// as long as it lives.
 	ProbeSeconds = 30
@@ -87,24 +88,16 @@ func (p Probe) Job() *batchv1.Job {
 func (p Probe) container() corev1.Container {
 	c := corev1.Container{
 		Name: "agent", Image: p.Image, ImagePullPolicy: corev1.PullIfNotPresent, Args: []string{"probe", p.Task.String()},
-		Resources: corev1.ResourceRequirements{
-			Requests: corev1.ResourceList{corev1.ResourceCPU: resource.MustParse("10m"), corev1.ResourceMemory: resource.MustParse("32Mi")},
-			Limits:   corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("256Mi")},
-		},
-		SecurityContext: &corev1.SecurityContext{
-			RunAsNonRoot: new(true), RunAsUser: new(int64(probeUser)), RunAsGroup: new(int64(probeUser)),
-			AllowPrivilegeEscalation: new(false),
-			ReadOnlyRootFilesystem:   new(true),
-			Capabilities:             &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
-			SeccompProfile:           &corev1.SeccompProfile{Type: corev1.SeccompProfileTypeRuntimeDefault},
-		},
+		Resources: resources("10m", probeMemory),
 	}
-	if p.Host { // Kubernetes gives capabilities to no other user
-		c.SecurityContext.RunAsNonRoot, c.SecurityContext.RunAsUser, c.SecurityContext.RunAsGroup = nil, new(int64(0)), nil
-		c.SecurityContext.Capabilities.Add = []corev1.Capability{"NET_ADMIN"}
-		if p.Task.Kernel != nil { // pings of full size, and ARP
-			c.SecurityContext.Capabilities.Add = append(c.SecurityContext.Capabilities.Add, "NET_RAW")
-		}
+	switch {
+	case !p.Host:
+		c.SecurityContext = confined(probeUser)
+		c.SecurityContext.RunAsNonRoot, c.SecurityContext.RunAsGroup = new(true), new(int64(probeUser))
+	case p.Task.Kernel != nil: // pings of full size, and ARP
+		c.SecurityContext = confined(0, "NET_ADMIN", "NET_RAW")
+	default: // Kubernetes gives capabilities to no other user
+		c.SecurityContext = confined(0, "NET_ADMIN")
 	}
 	return c
 }
