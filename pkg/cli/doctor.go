@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/peering"
@@ -61,14 +59,10 @@ type doctorOptions struct {
 
 // doctorDocument is what doctor prints for programs.
 type doctorDocument struct {
-	metav1.TypeMeta `json:",inline"`
-	*doctor.Report  `json:",inline"`
+	*doctor.Report `json:",inline"`
 	// Fixed lists what --fix has changed.
 	Fixed []string `json:"fixed,omitempty"`
 }
-
-// DeepCopyObject returns the same document: nobody changes it.
-func (d *doctorDocument) DeepCopyObject() runtime.Object { return d }
 
 // names are those of the checks that have failed.
 func (d *doctorDocument) names() (out []string) {
@@ -90,7 +84,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, o doctorOptions, ou
 	if err != nil {
 		return cmp.Or(interrupted(ctx, "read the clusters"), err)
 	}
-	doc := &doctorDocument{TypeMeta: documentType("Diagnosis"), Report: doctor.Examine(facts)}
+	doc := &doctorDocument{Report: doctor.Examine(facts)}
 	if o.fix {
 		if doc.Fixed, err = peering.Fix(ctx, clusters, facts, doc.Report, progress); err != nil {
 			return err
@@ -104,7 +98,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, o doctorOptions, ou
 	}
 	if out.forPeople() {
 		out.printDiagnosis(g.streams.Out, doc)
-	} else if err := out.print(g.streams.Out, doc, doc.Checks, doc.names()); err != nil {
+	} else if err := out.print(g.streams.Out, "Diagnosis", doc, doc.Checks, doc.names()); err != nil {
 		return err
 	}
 	if doc.Result == doctor.Failed {

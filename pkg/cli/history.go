@@ -7,24 +7,17 @@ import (
 	"slices"
 	"strconv"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
 // historyDocument is what status --history prints for programs.
 type historyDocument struct {
-	metav1.TypeMeta `json:",inline"`
 	// Entries are sorted by time, by the clock of the first cluster's API server.
 	Entries []peering.HistoryEntry `json:"entries"`
 	// Errors say which other sides could not be read, and what can be done.
 	Errors []string `json:"errors,omitempty"`
 }
-
-// DeepCopyObject returns the same document: nobody changes it.
-func (d *historyDocument) DeepCopyObject() runtime.Object { return d }
 
 // historySide is a cluster whose history is shown, of all peerings or of these only.
 type historySide struct {
@@ -49,7 +42,7 @@ func (g *globals) printHistory(ctx context.Context, sides []historySide, unread 
 	if err := cmp.Or(errs...); err != nil {
 		return err
 	}
-	doc := &historyDocument{TypeMeta: documentType("History"), Entries: append([]peering.HistoryEntry{}, slices.Concat(all...)...), Errors: unread}
+	doc := &historyDocument{Entries: append([]peering.HistoryEntry{}, slices.Concat(all...)...), Errors: unread}
 	peering.SortHistory(doc.Entries)
 	return out.printEntries(g.streams.Out, doc)
 }
@@ -61,7 +54,7 @@ func (o *output) printEntries(w io.Writer, doc *historyDocument) error {
 			names = append(names, "peering."+v1alpha1.GroupVersion.Group+"/"+e.Peering)
 		}
 		slices.Sort(names)
-		return o.print(w, doc, doc.Entries, slices.Compact(names))
+		return o.print(w, "History", doc, doc.Entries, slices.Compact(names))
 	}
 	if len(doc.Entries) == 0 {
 		text{w}.printf("Nothing has changed yet.\n")

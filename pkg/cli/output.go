@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
@@ -70,8 +71,8 @@ func (o *output) printer() (printers.ResourcePrinter, error) {
 	return flags.ToPrinter()
 }
 
-// print prints a document for programs, or rows for its items, or the names of the objects that it is about, as KIND.GROUP/NAME.
-func (o *output) print(w io.Writer, document runtime.Object, items any, names []string) error {
+// print prints a document of a kind for programs, or rows for its items, or the names of the objects that it is about, as KIND.GROUP/NAME.
+func (o *output) print(w io.Writer, kind string, fields, items any, names []string) error {
 	if strings.HasPrefix(o.format, customColumns) {
 		return o.printColumns(w, items)
 	}
@@ -83,10 +84,11 @@ func (o *output) print(w io.Writer, document runtime.Object, items any, names []
 		if err != nil {
 			return err
 		}
+		doc := &document{metav1.TypeMeta{APIVersion: "cli.liqonet.io/v1alpha1", Kind: kind}, fields}
 		if o.format == "json" || o.format == "yaml" {
-			return p.PrintObj(document, w)
+			return p.PrintObj(doc, w)
 		}
-		if err := p.PrintObj(document, &raw); err != nil {
+		if err := p.PrintObj(doc, &raw); err != nil {
 			return err
 		}
 	}
@@ -94,9 +96,20 @@ func (o *output) print(w io.Writer, document runtime.Object, items any, names []
 	return err
 }
 
-// documentType names a document, and the version of its fields.
-func documentType(kind string) metav1.TypeMeta {
-	return metav1.TypeMeta{APIVersion: "cli.liqonet.io/v1alpha1", Kind: kind}
+// document is what programs read: its kind and the version of its fields, followed by these.
+type document struct {
+	metav1.TypeMeta
+	fields any
+}
+
+// DeepCopyObject returns the same document: nobody changes it.
+func (d *document) DeepCopyObject() runtime.Object { return d }
+
+// MarshalJSON writes the fields of both as those of one object.
+func (d *document) MarshalJSON() ([]byte, error) {
+	head, headErr := json.Marshal(d.TypeMeta)
+	fields, err := json.Marshal(d.fields)
+	return slices.Concat(bytes.TrimSuffix(head, []byte("}")), []byte(","), bytes.TrimPrefix(fields, []byte("{"))), cmp.Or(headErr, err)
 }
 
 // printTable prints rows under a head. Columns whose name begins with "+" are those of

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -70,15 +68,11 @@ changed; with --exit-code, too, the exit code is 12 if something would be.`,
 
 // peerResult is what peer prints for programs. Peerings are as status shows them.
 type peerResult struct {
-	metav1.TypeMeta `json:",inline"`
-	Changed         []string       `json:"changed"`
-	Peerings        []peering.View `json:"peerings"`
+	Changed  []string       `json:"changed"`
+	Peerings []peering.View `json:"peerings"`
 	// Notes are what was concluded and not read, and what was left out.
 	Notes []string `json:"notes,omitempty"`
 }
-
-// DeepCopyObject returns the same document: nobody changes it.
-func (d *peerResult) DeepCopyObject() runtime.Object { return d }
 
 func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out *output, dryRun, exitCode bool) error {
 	ctx, start := cmd.Context(), time.Now()
@@ -108,7 +102,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 	ctx, cancel := forNodes(ctx, pairs)
 	defer cancel()
 	outcomes := append(peering.PeerAll(ctx, pairs, o, g.progress(pairs)), failed...)
-	result := &peerResult{TypeMeta: documentType("PeerResult"), Changed: []string{}, Peerings: []peering.View{}}
+	result := &peerResult{Changed: []string{}, Peerings: []peering.View{}}
 	for _, outcome := range outcomes {
 		a, b := outcome.Result.Views[0], outcome.Result.Views[1]
 		result.Changed = append(result.Changed, outcome.Result.Changed...)
@@ -128,7 +122,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 		g.out().printExchanges(clusters, result.Peerings)
 		g.out().printNotes(result.Notes)
 	} else {
-		err = out.print(g.streams.Out, result, result.Peerings, peeringNames(result.Peerings))
+		err = out.print(g.streams.Out, "PeerResult", result, result.Peerings, peeringNames(result.Peerings))
 	}
 	return errors.Join(err, failures(outcomes))
 }

@@ -6,21 +6,10 @@ import (
 	"slices"
 	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/liqonet/liqonet/pkg/plan"
 )
-
-// planDocument is what peer --dry-run prints for programs.
-type planDocument struct {
-	metav1.TypeMeta `json:",inline"`
-	Plans           []*plan.Plan `json:"plans"`
-}
-
-// DeepCopyObject returns the same document: nobody changes it.
-func (d *planDocument) DeepCopyObject() runtime.Object { return d }
 
 // changedObjects are the names of those that would be made, changed or deleted.
 func changedObjects(plans []*plan.Plan) (out []string) {
@@ -45,7 +34,7 @@ func changedOf(objects []plan.ObjectPlan) (out []string) {
 // printPlans prints all plans.
 func (o *output) printPlans(w io.Writer, plans []*plan.Plan) error {
 	if !o.forPeople() {
-		return o.print(w, &planDocument{documentType("Plan"), plans}, plans, changedObjects(plans))
+		return o.print(w, "Plan", map[string]any{"plans": plans}, plans, changedObjects(plans))
 	}
 	for _, p := range plans {
 		o.printPlan(w, p)

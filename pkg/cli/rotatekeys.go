@@ -51,8 +51,8 @@ func (g *globals) rotateKeys(cmd *cobra.Command, args []string, out *output) err
 		return err
 	}
 	if !out.forPeople() {
-		doc := &peerResult{TypeMeta: documentType("RotateKeysResult"), Changed: result.Changed, Peerings: result.Views[:], Notes: result.Notes}
-		return out.print(g.streams.Out, doc, doc.Peerings, peeringNames(doc.Peerings))
+		doc := &peerResult{Changed: result.Changed, Peerings: result.Views[:], Notes: result.Notes}
+		return out.print(g.streams.Out, "RotateKeysResult", doc, doc.Peerings, peeringNames(doc.Peerings))
 	}
 	g.out().printf("%s and %s have new keys, %.1f s after the command.\n", a.Name, b.Name, time.Since(start).Seconds())
 	g.out().printExchanges(clusters, result.Views[:])

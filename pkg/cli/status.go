@@ -11,8 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/peering"
@@ -62,16 +60,12 @@ these clusters have noted it: on one time line, whatever their clocks say.`,
 
 // statusDocument is what status prints for programs.
 type statusDocument struct {
-	metav1.TypeMeta `json:",inline"`
-	Peerings        []peering.View `json:"peerings"`
+	Peerings []peering.View `json:"peerings"`
 	// Locks say which commands work on the clusters, or have been killed while they did.
 	Locks []string `json:"locks,omitempty"`
 	// Errors say which other sides could not be read, and what can be done.
 	Errors []string `json:"errors,omitempty"`
 }
-
-// DeepCopyObject returns the same document: nobody changes it.
-func (d *statusDocument) DeepCopyObject() runtime.Object { return d }
 
 func peeringNames(views []peering.View) (out []string) {
 	for _, v := range views {
@@ -113,7 +107,7 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 		}
 		return r, err
 	})
-	s := &statusRead{doc: &statusDocument{TypeMeta: documentType("Status"), Peerings: []peering.View{}}}
+	s := &statusRead{doc: &statusDocument{Peerings: []peering.View{}}}
 	var asked []string
 	for i, c := range clusters {
 		if errs[i] != nil {
@@ -221,7 +215,7 @@ func (g *globals) otherSide(ctx context.Context, v peering.View, own *peering.Cl
 
 func (o *output) printStatus(w io.Writer, doc *statusDocument, clusters []*peering.Cluster) error {
 	if !o.forPeople() {
-		return o.print(w, doc, doc.Peerings, peeringNames(doc.Peerings))
+		return o.print(w, "Status", doc, doc.Peerings, peeringNames(doc.Peerings))
 	}
 	for _, held := range doc.Locks {
 		text{w}.printf("At work in %s\n", held)

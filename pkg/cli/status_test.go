@@ -56,7 +56,7 @@ func views() []peering.View {
 }
 
 func status(views ...peering.View) *statusDocument {
-	return &statusDocument{TypeMeta: documentType("Status"), Peerings: append([]peering.View{}, views...)}
+	return &statusDocument{Peerings: append([]peering.View{}, views...)}
 }
 
 func TestPrintStatus(t *testing.T) {

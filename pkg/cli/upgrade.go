@@ -10,8 +10,6 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -51,21 +49,8 @@ of its clusters are named. Otherwise its packets stop while its gateway starts.`
 
 // upgradeResult is what upgrade prints for programs.
 type upgradeResult struct {
-	metav1.TypeMeta `json:",inline"`
-	Clusters        []peering.Upgraded `json:"clusters"`
+	Clusters []peering.Upgraded `json:"clusters"`
 }
-
-// DeepCopyObject returns the same document: nobody changes it.
-func (d *upgradeResult) DeepCopyObject() runtime.Object { return d }
-
-// upgradePlan is what upgrade --dry-run prints for programs.
-type upgradePlan struct {
-	metav1.TypeMeta `json:",inline"`
-	*plan.Upgrades  `json:",inline"`
-}
-
-// DeepCopyObject returns the same document: nobody changes it.
-func (d *upgradePlan) DeepCopyObject() runtime.Object { return d }
 
 func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun bool) error {
 	ctx, start := cmd.Context(), time.Now()
@@ -90,7 +75,7 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun
 	if err != nil {
 		return err
 	}
-	doc := &upgradeResult{TypeMeta: documentType("UpgradeResult"), Clusters: []peering.Upgraded{}}
+	doc := &upgradeResult{Clusters: []peering.Upgraded{}}
 	var names []string
 	for _, u := range upgraded {
 		if u.Err != nil {
@@ -110,7 +95,7 @@ func (g *globals) upgrade(cmd *cobra.Command, args []string, out *output, dryRun
 			g.out().printNotes(u.Notes)
 		}
 	} else {
-		err = out.print(g.streams.Out, doc, doc.Clusters, names)
+		err = out.print(g.streams.Out, "UpgradeResult", doc, doc.Clusters, names)
 	}
 	return errors.Join(err, upgradeFailures(upgraded))
 }
@@ -129,7 +114,7 @@ func (o *output) printUpgrades(w io.Writer, plans *plan.Upgrades) error {
 		names = append(names, changedOf(u.Objects)...)
 	}
 	if !o.forPeople() {
-		return o.print(w, &upgradePlan{documentType("UpgradePlan"), plans}, plans.Clusters, names)
+		return o.print(w, "UpgradePlan", plans, plans.Clusters, names)
 	}
 	for _, u := range plans.Clusters {
 		text{w}.printf("Plan to upgrade %s (%s) from %s to %s; nothing was changed.\n", u.Cluster, u.ClusterID, u.From, u.To)

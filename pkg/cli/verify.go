@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/verify"
@@ -70,15 +68,6 @@ func (g *globals) verify(cmd *cobra.Command, args []string, bench bool, out *out
 	return nil
 }
 
-// reportDocument is what verify prints for programs.
-type reportDocument struct {
-	metav1.TypeMeta `json:",inline"`
-	*verify.Report  `json:",inline"`
-}
-
-// DeepCopyObject returns the same document: nobody changes it.
-func (d *reportDocument) DeepCopyObject() runtime.Object { return d }
-
 func (o *output) printReport(w io.Writer, r *verify.Report) error {
 	switch {
 	case o.format == "junit":
@@ -89,7 +78,7 @@ func (o *output) printReport(w io.Writer, r *verify.Report) error {
 			names = append(names, string(c.Name))
 		}
 		names = slices.Compact(names) // each has two directions
-		return o.print(w, &reportDocument{documentType("Verification"), r}, r.Checks, names)
+		return o.print(w, "Verification", r, r.Checks, names)
 	}
 	o.printChecks(w, r)
 	return nil
