@@ -80,15 +80,11 @@ func (s *Side) HostID(node int) string { return s.Letter + strconv.Itoa(node) + 
 
 // whyNone is why a probe does not run, nil if that is not known.
 func (s *Side) whyNone(asker string) error {
+	why := map[string]error{}
 	for i, n := range s.Nodes {
-		switch asker {
-		case s.PodID(i):
-			return n.PodError
-		case s.HostID(i):
-			return n.HostError
-		}
+		why[s.PodID(i)], why[s.HostID(i)] = n.PodError, n.HostError
 	}
-	return nil
+	return why[asker]
 }
 
 // Leads says whether packets to an address are led to the peer.

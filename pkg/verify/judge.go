@@ -39,29 +39,20 @@ type Findings struct {
 // Judge says what the findings of both sides mean: of each check, first in the one direction and then in the other.
 func Judge(a, b *Side, ofA, ofB Findings) (out []Check) {
 	there, back := judge(a, b, ofA, ofB), judge(b, a, ofB, ofA)
-	lost := slices.ContainsFunc(slices.Concat(there, back), func(c Check) bool { return c.Result == Failed })
-	for i, k := range kinds() {
-		if k.name == Drops {
-			there[i].Cases, back[i].Cases = drops(ofA.Watched, lost), drops(ofB.Watched, lost)
-			conclude(&there[i], k, a, b)
-			conclude(&back[i], k, b, a)
+	for _, k := range kinds() {
+		if k.name == Drops { // it is the last one
+			lost := slices.ContainsFunc(out, func(c Check) bool { return c.Result == Failed })
+			there[Drops], back[Drops] = drops(ofA.Watched, lost), drops(ofB.Watched, lost)
 		}
-		out = append(out, there[i], back[i])
+		out = append(out, conclude(k, a, b, there[k.name]), conclude(k, b, a, back[k.name]))
 	}
 	return out
 }
 
-// judge says what the findings of one side mean. there are those of the other side, which say what is reached inside of it.
-func judge(from, to *Side, here, there Findings) []Check {
+// judge says what the findings of one side mean, by checks. there are those of the other side, which say what is reached inside of it.
+func judge(from, to *Side, here, there Findings) map[Name][]Case {
 	reached, names := controls(there), namesOf(from, to)
-	byName := map[Name]*Check{}
-	var out []Check
-	for _, k := range kinds() {
-		out = append(out, Check{Name: k.name, What: k.what, From: from.Cluster, To: to.Cluster, Cases: []Case{}})
-	}
-	for i := range out {
-		byName[out[i].Name] = &out[i]
-	}
+	out := map[Name][]Case{Encrypted: encrypted(from, here.Watched)}
 	for _, q := range here.Questions {
 		if q.Check == control {
 			continue
@@ -72,15 +63,9 @@ func judge(from, to *Side, here, there Findings) []Check {
 		if addr, isPod := here.Askers[q.Asker]; isPod {
 			c.From = fmt.Sprintf("pod %s on %s", addr, q.on)
 		}
-		byName[q.Check].Cases = append(byName[q.Check].Cases, c)
+		out[q.Check] = append(out[q.Check], c)
 		if check, want := q.source(from, here.Askers); check != "" {
-			byName[check].Cases = append(byName[check].Cases, judgeSource(a, c, want))
-		}
-	}
-	byName[Encrypted].Cases = encrypted(from, here.Watched)
-	for i, k := range kinds() {
-		if k.name != Drops { // which depends on the others
-			conclude(&out[i], k, from, to)
+			out[check] = append(out[check], judgeSource(a, c, want))
 		}
 	}
 	return out
@@ -184,20 +169,17 @@ func sent(c probe.Call, a probe.Answer) string {
 	if c.Protocol == probe.ICMP {
 		protocol, to = "a ping", c.To.Addr().String()
 	}
-	size := c.Size
-	if a.Size > 0 {
-		size = a.Size
-	}
+	size := cmp.Or(a.Size, c.Size)
 	what := protocol + " to " + to
 	switch {
-	case size > 0 && c.DontFragment:
-		what = fmt.Sprintf("%d bytes in one piece by %s", size, what)
-	case size > 0 && c.Protocol == probe.UDP:
-		what = fmt.Sprintf("%d bytes in fragments by %s", size, what)
-	case size > 0:
-		what = fmt.Sprintf("%d bytes by %s", size, what)
+	case size == 0:
+		return what
+	case c.DontFragment:
+		return fmt.Sprintf("%d bytes in one piece by %s", size, what)
+	case c.Protocol == probe.UDP:
+		return fmt.Sprintf("%d bytes in fragments by %s", size, what)
 	}
-	return what
+	return fmt.Sprintf("%d bytes by %s", size, what)
 }
 
 // got says in words what came back.
@@ -293,7 +275,8 @@ func drops(nodes []Watched, lost bool) (out []Case) {
 }
 
 // conclude says what all cases of a check come to.
-func conclude(c *Check, k kind, from, to *Side) {
+func conclude(k kind, from, to *Side, cases []Case) Check {
+	c := Check{Name: k.name, What: k.what, From: from.Cluster, To: to.Cluster, Cases: append([]Case{}, cases...)}
 	switch {
 	case c.Count(Failed) > 0:
 		c.Result = Failed
@@ -303,14 +286,12 @@ func conclude(c *Check, k kind, from, to *Side) {
 	default:
 		c.Result = Skipped
 	}
-	for _, one := range c.Cases {
-		if one.Result == Skipped && c.Message == "" {
-			c.Message = fmt.Sprintf("%s: %s", one.From, one.Got)
-		}
-	}
-	if len(c.Cases) == 0 {
+	if i := slices.IndexFunc(cases, func(one Case) bool { return one.Result == Skipped }); i >= 0 {
+		c.Message = fmt.Sprintf("%s: %s", cases[i].From, cases[i].Got)
+	} else if len(cases) == 0 {
 		c.Message = whyNone(c.Name, from, to)
 	}
+	return c
 }
 
 // whyNone says why there is nothing to try for a check.
@@ -325,11 +306,9 @@ func whyNone(name Name, from, to *Side) string {
 	case name == IsolatedAPI && len(to.APIServers) == 0:
 		return "its address is not known"
 	}
-	for _, s := range []*Side{from, to} {
-		for _, n := range s.Nodes {
-			if n.PodError != nil {
-				return n.PodError.Error()
-			}
+	for _, n := range slices.Concat(from.Nodes, to.Nodes) {
+		if n.PodError != nil {
+			return n.PodError.Error()
 		}
 	}
 	return "there is nothing to try"

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -84,12 +85,10 @@ func Calls(all []Question, asker string) (out []probe.Call) {
 // add asks. What is not set is what most have in common.
 func (a *asking) add(q Question) {
 	q.Call.ID = a.from.Letter + strconv.Itoa(len(a.out))
-	if q.Call.Timeout == 0 {
-		q.Call.Timeout = answerTime
-		if q.expect == nothing {
-			q.Call.Timeout = silence
-		}
+	if q.expect == nothing {
+		q.Call.Timeout = silence
 	}
+	q.Call.Timeout = cmp.Or(q.Call.Timeout, answerTime)
 	a.out = append(a.out, q)
 }
 
@@ -184,57 +183,57 @@ func (a *asking) services(asker, on string, ids []string) {
 }
 
 // isolation asks what must not answer. By addresses that the peering leads to it asks for anything; by others, which the networks around
-// may lead to, what tells from where it was asked.
+// may lead to, what tells from where it was asked. What no probe of the other cluster serves is only connected to.
 func (a *asking) isolation(asker, on string) {
-	silent := func(check Name, p probe.Protocol, to netip.AddrPort, what, control string, connectOnly bool) {
+	silent := func(check Name, p probe.Protocol, to netip.Addr, port uint16, what, control string) {
 		a.add(Question{
 			Check: check, Asker: asker, expect: nothing, on: on, to: what, peer: a.to.Letter, control: control,
-			Call: probe.Call{Protocol: p, To: to, ConnectOnly: connectOnly},
+			Call: probe.Call{Protocol: p, To: netip.AddrPortFrom(to, port), ConnectOnly: p == probe.TCP && control == ""},
 		})
 	}
 	for j, m := range a.to.Nodes {
-		if seen, ok := a.to.Known.Nodes.Translate(m.Overlay); ok {
-			what := knownAs(seen, m.Overlay, "node "+m.Name)
+		node := func(to, real netip.Addr) (what string) {
+			what = knownAs(to, real, "node "+m.Name)
 			if m.HostError == nil {
-				silent(IsolatedNodes, probe.TCP, netip.AddrPortFrom(seen, NodePort), what, ofHost(a.to, j), false)
-				silent(IsolatedNodes, probe.UDP, netip.AddrPortFrom(seen, NodePort), what, ofHost(a.to, j), false)
+				silent(IsolatedNodes, probe.TCP, to, NodePort, what, ofHost(a.to, j))
 			}
-			silent(IsolatedNodes, probe.ICMP, netip.AddrPortFrom(seen, 0), what, "", false)
 			if a.to.Own.TCP > 0 && m.Pod.IsValid() {
-				silent(IsolatedNodePorts, probe.TCP, netip.AddrPortFrom(seen, a.to.Own.TCP), what, ofNodePorts(a.to), false)
+				silent(IsolatedNodePorts, probe.TCP, to, a.to.Own.TCP, what, ofNodePorts(a.to))
 			}
+			return what
+		}
+		if seen, ok := a.to.Known.Nodes.Translate(m.Overlay); ok {
+			what := node(seen, m.Overlay)
+			if m.HostError == nil {
+				silent(IsolatedNodes, probe.UDP, seen, NodePort, what, ofHost(a.to, j))
+			}
+			silent(IsolatedNodes, probe.ICMP, seen, 0, what, "")
 			for _, port := range a.apiPorts() {
-				silent(IsolatedAPI, probe.TCP, netip.AddrPortFrom(seen, port), what, "", true)
+				silent(IsolatedAPI, probe.TCP, seen, port, what, "")
 			}
 		}
 		for _, addr := range m.Addresses {
 			for _, to := range a.waysTo(addr) {
-				what := knownAs(to, addr, "node "+m.Name)
-				if m.HostError == nil {
-					silent(IsolatedNodes, probe.TCP, netip.AddrPortFrom(to, NodePort), what, ofHost(a.to, j), false)
-				}
-				if a.to.Own.TCP > 0 && m.Pod.IsValid() {
-					silent(IsolatedNodePorts, probe.TCP, netip.AddrPortFrom(to, a.to.Own.TCP), what, ofNodePorts(a.to), false)
-				}
+				node(to, addr)
 			}
 		}
 	}
 	if a.to.Own.IP.IsValid() {
 		for _, to := range a.waysTo(a.to.Own.IP) {
-			silent(IsolatedServices, probe.TCP, netip.AddrPortFrom(to, PodPort), knownAs(to, a.to.Own.IP, "a cluster IP of "+a.to.Cluster), ofServices(a.to), false)
+			silent(IsolatedServices, probe.TCP, to, PodPort, knownAs(to, a.to.Own.IP, "a cluster IP of "+a.to.Cluster), ofServices(a.to))
 		}
 	}
 	for _, api := range a.to.APIServers {
 		if to, ok := a.to.Known.Pods.Translate(api.Addr()); ok {
-			silent(IsolatedAPI, probe.TCP, netip.AddrPortFrom(to, api.Port()), knownAs(to, api.Addr(), "an API server of "+a.to.Cluster), "", true)
+			silent(IsolatedAPI, probe.TCP, to, api.Port(), knownAs(to, api.Addr(), "an API server of "+a.to.Cluster), "")
 		}
 	}
 	for _, third := range a.to.Third {
 		for _, gateway := range third.Gateways {
 			if seen, ok := a.to.Known.Nodes.Translate(gateway); ok {
 				what := knownAs(seen, gateway, "the gateway to "+third.Name)
-				silent(IsolatedThird, probe.ICMP, netip.AddrPortFrom(seen, 0), what, "", false)
-				silent(IsolatedThird, probe.TCP, netip.AddrPortFrom(seen, exchangePort), what, "", true)
+				silent(IsolatedThird, probe.ICMP, seen, 0, what, "")
+				silent(IsolatedThird, probe.TCP, seen, exchangePort, what, "")
 			}
 		}
 	}
