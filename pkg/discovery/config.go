@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/util/jsonpath"
 	"sigs.k8s.io/yaml"
 
 	"github.com/liqonet/liqonet/pkg/plan"
@@ -108,30 +109,16 @@ func (s *snapshot) kubeadm(field string) plan.Ranges {
 	return stated(c.Networking[field], "from networking."+field+" of ConfigMap kube-system/kubeadm-config")
 }
 
-// customRanges are the ranges that objects of a foreign kind have in a field. The path to it
-// leads through all items of lists, and with a * through all values of a map.
-func (s *snapshot) customRanges(kind schema.GroupVersionKind, path ...string) (out plan.Ranges) {
+// customRanges are the ranges that objects of a foreign kind have in a field, by its JSONPath.
+func (s *snapshot) customRanges(kind schema.GroupVersionKind, path string) (out plan.Ranges) {
+	field := jsonpath.New(path).AllowMissingKeys(true)
+	if field.Parse("{."+path+"}") != nil {
+		return nil
+	}
 	for _, o := range s.objects(kind) {
-		source := "from " + strings.Join(path, ".") + " of " + kind.Kind + " " + o.GetName()
-		out = append(out, stated(strings.Join(textsAt(o.Object, path), ","), source)...)
+		var found strings.Builder
+		_ = field.Execute(&found, o.Object) // what is of another type than the field has no ranges
+		out = append(out, stated(found.String(), "from "+strings.ReplaceAll(path, "[*]", "")+" of "+kind.Kind+" "+o.GetName())...)
 	}
 	return distinct(out)
-}
-
-func textsAt(value any, path []string) (out []string) {
-	switch value := value.(type) {
-	case string:
-		return []string{value}
-	case []any:
-		for _, item := range value {
-			out = append(out, textsAt(item, path)...)
-		}
-	case map[string]any:
-		for key, item := range value {
-			if len(path) > 0 && (path[0] == key || path[0] == "*") {
-				out = append(out, textsAt(item, path[1:])...)
-			}
-		}
-	}
-	return out
 }

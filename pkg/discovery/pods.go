@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -32,15 +33,13 @@ func (s *snapshot) podsUnknown(f *plan.Network) error {
 	if len(s.unread) > 0 {
 		unread = " (could not be read: " + strings.Join(s.unread, ", ") + ")"
 	}
-	command := "look for --cluster-cidr among the arguments of kube-controller-manager, and compare with kubectl get pods -A -o wide"
-	switch f.Provider.Value {
-	case ProviderEKS:
-		command = "aws ec2 describe-subnets --query 'Subnets[].CidrBlock' --filters Name=vpc-id,Values=$(aws eks describe-cluster --name NAME --query cluster.resourcesVpcConfig.vpcId --output text)"
-	case ProviderAKS:
-		command = "az aks show -g GROUP -n NAME --query '[networkProfile.podCidrs, agentPoolProfiles[].[podSubnetId, vnetSubnetId]]', and for a subnet: az network vnet subnet show --ids ID --query addressPrefix"
-	case ProviderGKE:
-		command = "gcloud container clusters describe NAME --format='value(clusterIpv4Cidr, nodePools[].networkConfig.podIpv4CidrBlock)'"
-	}
+	command := cmp.Or(map[string]string{
+		ProviderEKS: "aws ec2 describe-subnets --query 'Subnets[].CidrBlock' --filters " +
+			"Name=vpc-id,Values=$(aws eks describe-cluster --name NAME --query cluster.resourcesVpcConfig.vpcId --output text)",
+		ProviderAKS: "az aks show -g GROUP -n NAME --query '[networkProfile.podCidrs, agentPoolProfiles[].[podSubnetId, vnetSubnetId]]', " +
+			"and for a subnet: az network vnet subnet show --ids ID --query addressPrefix",
+		ProviderGKE: "gcloud container clusters describe NAME --format='value(clusterIpv4Cidr, nodePools[].networkConfig.podIpv4CidrBlock)'",
+	}[f.Provider.Value], "look for --cluster-cidr among the arguments of kube-controller-manager, and compare with kubectl get pods -A -o wide")
 	return fmt.Errorf("cluster %q: the range of the pods is %w: no object names it, and the nodes have no podCIDR%s; give --pod-cidr %s=RANGE[,RANGE] (to find it: %s)",
 		f.Name, ErrUnknown, unread, f.Name, command)
 }
@@ -50,7 +49,7 @@ func (s *snapshot) podsUnknown(f *plan.Network) error {
 func (s *snapshot) kubernetesPods(f *plan.Network) plan.Ranges {
 	nodes := s.nodePods()
 	sources := []plan.Ranges{
-		s.customRanges(kindOpenShiftNet, "status", "clusterNetwork", "cidr"),
+		s.customRanges(kindOpenShiftNet, "status.clusterNetwork[*].cidr"),
 		s.podFlag("kube-controller-manager", "cluster-cidr"),
 		s.nodeArgs("cluster-cidr"),
 		s.kubeadm("podSubnet"),
@@ -149,10 +148,10 @@ func (s *snapshot) ciliumPods(f *plan.Network) (out plan.Ranges) {
 	config := s.configMap("kube-system/cilium-config")
 	switch config["ipam"] {
 	case "multi-pool":
-		return append(s.customRanges(kindCiliumPool, "spec", "ipv4", "cidrs"), s.customRanges(kindCiliumPool, "spec", "ipv6", "cidrs")...)
+		return append(s.customRanges(kindCiliumPool, "spec.ipv4.cidrs"), s.customRanges(kindCiliumPool, "spec.ipv6.cidrs")...)
 	case "eni":
-		out = append(s.customRanges(kindCiliumNode, "status", "eni", "enis", "*", "vpc", "cidrs"),
-			s.customRanges(kindCiliumNode, "status", "eni", "enis", "*", "vpc", "primary-cidr")...)
+		out = append(s.customRanges(kindCiliumNode, "status.eni.enis.*.vpc.cidrs"),
+			s.customRanges(kindCiliumNode, "status.eni.enis.*.vpc.primary-cidr")...)
 		if len(out) == 0 {
 			return s.awsPods(f)
 		}
@@ -161,7 +160,7 @@ func (s *snapshot) ciliumPods(f *plan.Network) (out plan.Ranges) {
 	default:
 		return nil
 	}
-	nodes := s.customRanges(kindCiliumNode, "spec", "ipam", "podCIDRs").Prefixes()
+	nodes := s.customRanges(kindCiliumNode, "spec.ipam.podCIDRs").Prefixes()
 	for _, pool := range stated(config["cluster-pool-ipv4-cidr"]+","+config["cluster-pool-ipv6-cidr"], "from cluster-pool-ipv4-cidr of ConfigMap kube-system/cilium-config") {
 		inside := slices.DeleteFunc(slices.Clone(nodes), func(n netip.Prefix) bool { return !contains(pool.Value, n) })
 		// Cilium's default is the whole of 10/8, in which services and nodes are,
@@ -232,7 +231,7 @@ func (s *snapshot) customNetworking() bool {
 // must not be masqueraded: of that, ranges count that have pods, or nodes where no pod
 // runs yet.
 func (s *snapshot) azurePods(f *plan.Network) plan.Ranges {
-	if out := s.customRanges(kindNodeNetwork, "status", "networkContainers", "subnetAddressSpace"); len(out) > 0 {
+	if out := s.customRanges(kindNodeNetwork, "status.networkContainers[*].subnetAddressSpace"); len(out) > 0 {
 		return out
 	}
 	seen := s.livePods()

@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -21,7 +22,7 @@ func (s *snapshot) serviceRanges(f *plan.Network) (plan.Ranges, error) {
 	}
 	have := s.serviceAddrs()
 	for _, found := range []plan.Ranges{
-		s.customRanges(kindOpenShiftNet, "status", "serviceNetwork"),
+		s.customRanges(kindOpenShiftNet, "status.serviceNetwork"),
 		s.podFlag("kube-apiserver", "service-cluster-ip-range"),
 		s.podFlag("kube-controller-manager", "service-cluster-ip-range"),
 		s.kubeadm("serviceSubnet"),
@@ -37,15 +38,11 @@ func (s *snapshot) serviceRanges(f *plan.Network) (plan.Ranges, error) {
 	if out := s.serviceEstimate(f, have); len(out) > 0 {
 		return distinct(out), nil
 	}
-	command := "kubectl get servicecidrs, or look for --service-cluster-ip-range among the arguments of kube-apiserver"
-	switch f.Provider.Value {
-	case ProviderEKS:
-		command = "aws eks describe-cluster --name NAME --query cluster.kubernetesNetworkConfig"
-	case ProviderAKS:
-		command = "az aks show -g GROUP -n NAME --query networkProfile.serviceCidrs"
-	case ProviderGKE:
-		command = "gcloud container clusters describe NAME --format='value(servicesIpv4Cidr)'"
-	}
+	command := cmp.Or(map[string]string{
+		ProviderEKS: "aws eks describe-cluster --name NAME --query cluster.kubernetesNetworkConfig",
+		ProviderAKS: "az aks show -g GROUP -n NAME --query networkProfile.serviceCidrs",
+		ProviderGKE: "gcloud container clusters describe NAME --format='value(servicesIpv4Cidr)'",
+	}[f.Provider.Value], "kubectl get servicecidrs, or look for --service-cluster-ip-range among the arguments of kube-apiserver")
 	return nil, fmt.Errorf("cluster %q: the range of the services is %w: no source names it and there is no service default/kubernetes; give --service-cidr %s=RANGE (to find it: %s)",
 		f.Name, ErrUnknown, f.Name, command)
 }
