@@ -211,28 +211,19 @@ func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcm
 	cfg.WarningHandler = rest.NoWarnings{}
 	clock := &serverClock{}
 	cfg.Wrap(clock.watch)
-	scheme, err := newScheme()
-	if err != nil {
-		return nil, err
-	}
+	scheme, schemeErr := newScheme()
 	// What asks for kinds does not know of contexts, so it gets a time of its own.
 	asking := rest.CopyConfig(cfg)
 	asking.Timeout = identifyTimeout
-	d, err := discovery.NewDiscoveryClientForConfig(asking)
-	if err != nil {
-		return nil, fmt.Errorf("cluster %q: %w", name, err)
-	}
+	d, discoveryErr := discovery.NewDiscoveryClientForConfig(asking)
 	cfg.Wrap(lock.Guard) // within what repeats requests
 	cfg.Wrap(peering.Patient)
 	cfg.Wrap(peering.WatchKeyExchange)
-	c, err := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kinds{
+	c, clientErr := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kinds{
 		known: knownKinds(scheme), RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)),
 	}})
-	if err != nil {
-		return nil, fmt.Errorf("cluster %q: %w", name, err)
-	}
-	core, err := corev1client.NewForConfig(cfg)
-	if err != nil {
+	core, coreErr := corev1client.NewForConfig(cfg)
+	if err := cmp.Or(schemeErr, discoveryErr, clientErr, coreErr); err != nil {
 		return nil, fmt.Errorf("cluster %q: %w", name, err)
 	}
 	logs := func(ctx context.Context, pod string) (io.ReadCloser, error) {
