@@ -196,14 +196,13 @@ func (o *output) printSpeeds(w io.Writer, speeds []verify.Speed) {
 }
 
 func speed(value *float64, unit string) string {
-	if value == nil {
-		return "-"
-	}
-	digits := 0
-	if *value < 100 {
-		digits = 2
-	}
-	return strings.TrimSpace(fmt.Sprintf("%.*f %s", digits, *value, unit))
+	return orDash(value, func(v float64) string {
+		digits := 0
+		if v < 100 {
+			digits = 2
+		}
+		return strings.TrimSpace(fmt.Sprintf("%.*f %s", digits, v, unit))
+	})
 }
 
 // The following is what programs for continuous integration read as JUnit's XML. Nobody has defined it: these are the elements

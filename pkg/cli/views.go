@@ -26,10 +26,7 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 			if !p.Connected {
 				plane += " down"
 			}
-			loss := "-"
-			if p.RTT != nil {
-				loss = fmt.Sprintf("%d%%", p.LossPercent)
-			}
+			loss := orDash(p.RTT, func(float64) string { return fmt.Sprintf("%d%%", p.LossPercent) })
 			planes = append(planes, []any{
 				v.Cluster, v.Peer, v.State, fmt.Sprintf("%d/%d", v.NodesReady, v.NodesTotal), plane, inMilliseconds(p.RTT), loss,
 				inMilliseconds(p.Jitter), age(p.HandshakeAge), inBytes(p.SentBytes), inBytes(p.ReceivedBytes), number(p.MTU),
@@ -107,30 +104,31 @@ func versionsOf(nodes []peering.NodeView) string {
 	return strings.Join(sets.List(versions), ",")
 }
 
-func inMilliseconds(ms *float64) string {
-	if ms == nil {
+// orDash is a value in words, or a dash where it is not known.
+func orDash[T any](value *T, inWords func(T) string) string {
+	if value == nil {
 		return "-"
 	}
-	return fmt.Sprintf("%.2f ms", *ms)
+	return inWords(*value)
+}
+
+func inMilliseconds(ms *float64) string {
+	return orDash(ms, func(ms float64) string { return fmt.Sprintf("%.2f ms", ms) })
 }
 
 func age(seconds *int64) string {
-	if seconds == nil {
-		return "-"
-	}
-	return duration.HumanDuration(time.Duration(*seconds) * time.Second)
+	return orDash(seconds, func(s int64) string { return duration.HumanDuration(time.Duration(s) * time.Second) })
 }
 
 func inBytes(n *int64) string {
-	if n == nil {
-		return "-"
-	}
-	value, unit := float64(*n), 0
-	units := []string{"B", "kB", "MB", "GB", "TB", "PB"}
-	for ; value >= 999.5 && unit < len(units)-1; unit++ {
-		value /= 1000
-	}
-	return fmt.Sprintf("%.3g %s", value, units[unit])
+	return orDash(n, func(n int64) string {
+		value, unit := float64(n), 0
+		units := []string{"B", "kB", "MB", "GB", "TB", "PB"}
+		for ; value >= 999.5 && unit < len(units)-1; unit++ {
+			value /= 1000
+		}
+		return fmt.Sprintf("%.3g %s", value, units[unit])
+	})
 }
 
 func number(n int) string {
