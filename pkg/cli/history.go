@@ -19,30 +19,18 @@ type historyDocument struct {
 	Errors []string `json:"errors,omitempty"`
 }
 
-// historySide is a cluster whose history is shown, of all peerings or of these only.
-type historySide struct {
-	cluster  *peering.Cluster
-	peerings []string
-}
-
-func peeringsOf(views []peering.View) []string {
-	out := []string{}
-	for _, v := range views {
-		out = append(out, v.Name)
-	}
-	return out
-}
-
-// printHistory prints what has changed in the clusters. unread says why others are not in it.
-func (g *globals) printHistory(ctx context.Context, sides []historySide, unread []string, out *output) error {
-	all, errs := inParallel(sides, func(s historySide) ([]peering.HistoryEntry, error) {
-		entries, err := s.cluster.History(ctx, sides[0].cluster)
-		return slices.DeleteFunc(entries, func(e peering.HistoryEntry) bool { return s.peerings != nil && !slices.Contains(s.peerings, e.Peering) }), err
+// printHistory prints what has changed in the clusters.
+func (g *globals) printHistory(ctx context.Context, read *statusRead, out *output) error {
+	all, errs := inParallel(read.sides, func(s *side) ([]peering.HistoryEntry, error) {
+		entries, err := s.History(ctx, read.sides[0].Cluster)
+		return slices.DeleteFunc(entries, func(e peering.HistoryEntry) bool {
+			return s.isPeer && !slices.ContainsFunc(s.views, func(v peering.View) bool { return v.Name == e.Peering })
+		}), err
 	})
 	if err := cmp.Or(errs...); err != nil {
 		return err
 	}
-	doc := &historyDocument{Entries: append([]peering.HistoryEntry{}, slices.Concat(all...)...), Errors: unread}
+	doc := &historyDocument{Entries: append([]peering.HistoryEntry{}, slices.Concat(all...)...), Errors: read.doc.Errors}
 	peering.SortHistory(doc.Entries)
 	return out.printEntries(g.streams.Out, doc)
 }
@@ -62,10 +50,7 @@ func (o *output) printEntries(w io.Writer, doc *historyDocument) error {
 	}
 	var rows [][]any
 	for _, e := range doc.Entries {
-		plane := "-"
-		if e.Plane != nil {
-			plane = strconv.Itoa(int(*e.Plane))
-		}
+		plane := orDash(e.Plane, func(plane int32) string { return strconv.Itoa(int(plane)) })
 		const layout = "2006-01-02 15:04:05.000Z"
 		rows = append(rows, []any{
 			e.Time.Format(layout), e.Cluster, e.Agent, e.Peering, plane, e.What, cmp.Or(e.From, "-") + " → " + e.To, e.Reason, e.AgentTime.Format(layout),

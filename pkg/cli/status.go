@@ -74,11 +74,19 @@ func peeringNames(views []peering.View) (out []string) {
 	return out
 }
 
+// side is what was read of one cluster.
+type side struct {
+	*peering.Cluster
+	views []peering.View
+	locks []string
+	// isPeer says that it is about the peerings of these views only.
+	isPeer bool
+}
+
 // statusRead is what was read of clusters, and why others are not in it.
 type statusRead struct {
-	doc      *statusDocument
-	clusters []*peering.Cluster
-	sides    []historySide
+	doc   *statusDocument
+	sides []*side
 	// unshown are why peers' sides are not in it, unread why clusters are not that were named.
 	unshown, unread []error
 }
@@ -94,69 +102,66 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 	if err != nil {
 		return nil, err
 	}
-	type read struct {
-		views []peering.View
-		locks []string
-	}
-	all, errs := inParallel(clusters, func(c *peering.Cluster) (r read, err error) {
-		if c.Unasked != nil {
-			return r, c.Unasked
-		}
-		if r.locks, err = c.Locks(ctx); err == nil {
-			r.views, err = c.Views(ctx)
-		}
-		return r, err
-	})
 	s := &statusRead{doc: &statusDocument{Peerings: []peering.View{}}}
-	var asked []string
-	for i, c := range clusters {
-		if errs[i] != nil {
-			s.unread = append(s.unread, errs[i])
-			continue
+	s.unread = s.add(inParallel(clusters, func(c *peering.Cluster) (_ *side, err error) {
+		own := &side{Cluster: c}
+		if err = c.Unasked; err == nil {
+			own.locks, err = c.Locks(ctx)
 		}
-		s.clusters, s.sides, asked = append(s.clusters, c), append(s.sides, historySide{cluster: c}), append(asked, c.ID)
-		s.doc.Peerings = append(s.doc.Peerings, all[i].views...)
-		for _, held := range all[i].locks {
-			s.doc.Locks = append(s.doc.Locks, c.Name+": "+held)
+		if err == nil {
+			own.views, err = c.Views(ctx)
 		}
-	}
-	if len(s.clusters) == 0 {
+		return own, err
+	}))
+	if len(s.sides) == 0 {
 		return nil, cmp.Or(interrupted(ctx, "read the clusters"), s.unread[0])
 	}
 	if implicit {
-		others, errs := inParallel(s.doc.Peerings, func(v peering.View) (otherSide, error) {
+		s.unshown = s.add(inParallel(s.doc.Peerings, func(v peering.View) (*side, error) {
 			if contexts[v.Peer] == nil {
-				return otherSide{}, nil
+				return nil, nil
 			}
 			return g.otherSide(ctx, v, clusters[0])
-		})
-		for i, o := range others {
-			s.doc.Peerings, asked = append(s.doc.Peerings, o.views...), append(asked, o.asked...)
-			if o.cluster != nil {
-				s.sides = append(s.sides, historySide{o.cluster, peeringsOf(o.views)})
-			}
-			if errs[i] != nil {
-				s.unshown = append(s.unshown, errs[i])
-			}
-		}
+		}))
 	}
 	for _, err := range slices.Concat(s.unread, s.unshown) {
 		s.doc.Errors = append(s.doc.Errors, string(explain(err, "  ")))
 	}
+	var asked []string
+	for _, side := range s.sides {
+		asked = append(asked, side.ID)
+	}
 	peering.MarkOrphans(s.doc.Peerings, asked)
 	return s, nil
+}
+
+// add adds clusters, but for those that could not be read, of which it returns the errors.
+func (s *statusRead) add(sides []*side, errs []error) (unread []error) {
+	for i, side := range sides {
+		if errs[i] != nil {
+			unread = append(unread, errs[i])
+		} else if side != nil {
+			s.sides, s.doc.Peerings = append(s.sides, side), append(s.doc.Peerings, side.views...)
+			for _, held := range side.locks {
+				s.doc.Locks = append(s.doc.Locks, side.Name+": "+held)
+			}
+		}
+	}
+	return unread
 }
 
 // errUnhealthy is returned by status after it has printed what is not well.
 var errUnhealthy = ending{ExitUnhealthy, "not all peerings are connected"}
 
 func (g *globals) status(ctx context.Context, refs []string, history bool, out *output) error {
-	if !history {
-		return g.read(ctx, refs, func(s *statusRead) error { return out.printStatus(g.streams.Out, s.doc, s.clusters) })
-	}
-	err := g.read(ctx, refs, func(s *statusRead) error { return g.printHistory(ctx, s.sides, s.doc.Errors, out) })
-	if errors.Is(err, errUnhealthy) {
-		err = nil
+	err := g.read(ctx, refs, func(s *statusRead) error {
+		if history {
+			return g.printHistory(ctx, s, out)
+		}
+		return out.printStatus(g.streams.Out, s)
+	})
+	if history && errors.Is(err, errUnhealthy) {
+		return nil
 	}
 	return err
 }
@@ -191,29 +196,20 @@ func (s *statusRead) warn(t text, unread []error) {
 	}
 }
 
-// otherSide is the peer's view of a peering, and the peer with its ID if it was asked.
-type otherSide struct {
-	views   []peering.View
-	asked   []string
-	cluster *peering.Cluster
-}
-
-// otherSide asks the cluster that a context of the peer's name leads to. Nothing is asked
+// otherSide is the peer's view of a peering, by the cluster that a context of the peer's name leads to. Nothing is asked
 // where that is another cluster.
-func (g *globals) otherSide(ctx context.Context, v peering.View, own *peering.Cluster) (o otherSide, err error) {
+func (g *globals) otherSide(ctx context.Context, v peering.View, own *peering.Cluster) (*side, error) {
 	peers, err := g.clusters(ctx, v.Peer)
 	if err != nil || peers[0].ID != v.PeerID {
-		return o, err
+		return nil, err
 	}
-	if o.views, err = peers[0].Views(ctx); err != nil {
-		return o, err
-	}
-	o.views = slices.DeleteFunc(o.views, func(t peering.View) bool { return t.PeerID != own.ID })
-	o.asked, o.cluster = []string{v.PeerID}, peers[0]
-	return o, nil
+	views, err := peers[0].Views(ctx)
+	views = slices.DeleteFunc(views, func(t peering.View) bool { return t.PeerID != own.ID })
+	return &side{Cluster: peers[0], views: views, isPeer: true}, err
 }
 
-func (o *output) printStatus(w io.Writer, doc *statusDocument, clusters []*peering.Cluster) error {
+func (o *output) printStatus(w io.Writer, s *statusRead) error {
+	doc := s.doc
 	if !o.forPeople() {
 		return o.print(w, "Status", doc, doc.Peerings, peeringNames(doc.Peerings))
 	}
@@ -222,8 +218,8 @@ func (o *output) printStatus(w io.Writer, doc *statusDocument, clusters []*peeri
 	}
 	if len(doc.Peerings) == 0 {
 		var names []string
-		for _, c := range clusters {
-			names = append(names, c.Name)
+		for _, side := range s.sides {
+			names = append(names, side.Name)
 		}
 		text{w}.printf("No peerings in %s.\n", strings.Join(names, ", "))
 		return nil

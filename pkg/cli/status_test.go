@@ -71,7 +71,7 @@ func TestPrintStatus(t *testing.T) {
 	} {
 		t.Run(tt.format, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := (&output{format: tt.format}).printStatus(&out, status(views()...), nil); err != nil {
+			if err := (&output{format: tt.format}).printStatus(&out, &statusRead{doc: status(views()...)}); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, tt.file, out.String())
@@ -85,12 +85,12 @@ func TestPrintStatus(t *testing.T) {
 }
 
 func TestPrintStatusOfNothing(t *testing.T) {
-	clusters := []*peering.Cluster{{Name: "a"}, {Name: "b"}}
+	nothing := &statusRead{doc: status(), sides: []*side{{Cluster: &peering.Cluster{Name: "a"}}, {Cluster: &peering.Cluster{Name: "b"}}}}
 	for format, want := range map[string]string{
 		"table": "No peerings in a, b.\n", "yaml": "apiVersion: cli.liqonet.io/v1alpha1\nkind: Status\npeerings: []\n", "name": "",
 	} {
 		var out bytes.Buffer
-		if err := (&output{format: format}).printStatus(&out, status(), clusters); err != nil || out.String() != want {
+		if err := (&output{format: format}).printStatus(&out, nothing); err != nil || out.String() != want {
 			t.Errorf("%s: got %q, %v", format, out.String(), err)
 		}
 	}

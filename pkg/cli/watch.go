@@ -32,7 +32,7 @@ func (g *globals) watchStatus(cmd *cobra.Command, refs []string, timeout time.Du
 			state = s.state()
 			s.warn(text{&amiss}, s.unread)
 			w := newPage(&shown, g.streams.Out)
-			return cmp.Or(out.printStatus(w, s.doc, s.clusters), w.Flush())
+			return cmp.Or(out.printStatus(w, s), w.Flush())
 		})
 		switch {
 		case cmd.Context().Err() != nil:
