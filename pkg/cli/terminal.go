@@ -60,32 +60,22 @@ func wrap(s string, columns int) string {
 
 // wrapLine breaks one line. Those that follow are indented as it is, and by hang.
 func wrapLine(line string, columns int, hang string) string {
-	line, end := strings.CutSuffix(line, "\n")
-	var out strings.Builder
-	if utf8.RuneCountInString(line) <= columns {
-		out.WriteString(line)
-	} else {
-		indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
-		out.WriteString(indent)
-		at := len(indent)
-		for i, w := range word.FindAllString(line, -1) {
-			length := utf8.RuneCountInString(w)
-			switch {
-			case i > 0 && at+1+length > columns:
-				out.WriteString("\n" + indent + hang)
-				at = len(indent) + len(hang)
-			case i > 0:
-				out.WriteByte(' ')
-				at++
-			}
-			out.WriteString(w)
-			at += length
+	whole := strings.TrimSuffix(line, "\n")
+	if utf8.RuneCountInString(whole) <= columns {
+		return line
+	}
+	indent := whole[:len(whole)-len(strings.TrimLeft(whole, " "))]
+	out, at, between := "", 0, indent
+	for _, w := range word.FindAllString(whole, -1) {
+		if length := utf8.RuneCountInString(between + w); out != "" && at+length > columns {
+			between = "\n" + indent + hang
+			at = -1 // the end of the line before has no column
 		}
+		out += between + w
+		at += utf8.RuneCountInString(between + w)
+		between = " "
 	}
-	if end {
-		out.WriteByte('\n')
-	}
-	return out.String()
+	return out + line[len(whole):]
 }
 
 // gap is what is between the columns of a table.
