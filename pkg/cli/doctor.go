@@ -18,8 +18,8 @@ import (
 
 func newDoctor(g *globals) *cobra.Command {
 	var out *output
-	var o doctorOptions
-	var timeout *time.Duration
+	var fix bool
+	var read peering.DoctorOptions
 	cmd := &cobra.Command{
 		Use:   "doctor [CLUSTER…]",
 		Short: "Say what is wrong with clusters and their peerings, and what to do",
@@ -40,21 +40,13 @@ has changed are made again as peer does it.`,
   kubectl liqonet doctor cluster-a cluster-b --fix`,
 		ValidArgsFunction: g.completeContexts(math.MaxInt),
 		Args:              cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return within(cmd, *timeout, func(ctx context.Context) error { return g.doctor(ctx, args, o, out) })
-		},
+		RunE:              func(cmd *cobra.Command, args []string) error { return g.doctor(cmd.Context(), args, fix, read, out) },
 	}
 	out = addOutput(cmd.Flags())
-	cmd.Flags().BoolVar(&o.fix, "fix", false, "remove leftovers of ours, and make our objects again as peer does it")
-	cmd.Flags().BoolVar(&o.read.ObjectsOnly, "objects-only", false, "run no pods: what only kernels and packets tell is not seen")
-	timeout = timeoutFlag(cmd, 2*time.Minute)
+	cmd.Flags().BoolVar(&fix, "fix", false, "remove leftovers of ours, and make our objects again as peer does it")
+	cmd.Flags().BoolVar(&read.ObjectsOnly, "objects-only", false, "run no pods: what only kernels and packets tell is not seen")
+	addTimeout(cmd, 2*time.Minute)
 	return cmd
-}
-
-// doctorOptions are the flags of doctor.
-type doctorOptions struct {
-	fix  bool
-	read peering.DoctorOptions
 }
 
 // doctorDocument is what doctor prints for programs.
@@ -74,23 +66,23 @@ func (d *doctorDocument) names() (out []string) {
 	return out
 }
 
-func (g *globals) doctor(ctx context.Context, refs []string, o doctorOptions, out *output) error {
+func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read peering.DoctorOptions, out *output) error {
 	clusters, errs, err := g.patients(ctx, refs)
 	if err != nil {
 		return err
 	}
 	progress := newProgress(g.streams.Err)
-	facts, err := peering.ReadFacts(ctx, clusters, errs, o.read, progress)
+	facts, err := peering.ReadFacts(ctx, clusters, errs, read, progress)
 	if err != nil {
 		return cmp.Or(interrupted(ctx, "read the clusters"), err)
 	}
 	doc := &doctorDocument{Report: doctor.Examine(facts)}
-	if o.fix {
+	if fix {
 		if doc.Fixed, err = peering.Fix(ctx, clusters, facts, doc.Report, progress); err != nil {
 			return err
 		}
 		if len(doc.Fixed) > 0 {
-			if facts, err = peering.ReadFacts(ctx, clusters, errs, o.read, progress); err != nil {
+			if facts, err = peering.ReadFacts(ctx, clusters, errs, read, progress); err != nil {
 				return err
 			}
 			doc.Report = doctor.Examine(facts)
@@ -115,10 +107,7 @@ func (g *globals) patients(ctx context.Context, refs []string) ([]*peering.Clust
 		return nil, nil, err
 	}
 	clusters, errs, err := g.identify(ctx, refs)
-	if err != nil {
-		return nil, nil, err
-	}
-	if err := interrupted(ctx, "ask the clusters who they are"); err != nil {
+	if err = cmp.Or(err, interrupted(ctx, "ask the clusters who they are")); err != nil {
 		return nil, nil, err
 	}
 	if implicit && errs[0] == nil {
