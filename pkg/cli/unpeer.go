@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"math"
 	"slices"
@@ -87,17 +86,19 @@ func isOneSided(err error) bool {
 // not answer the first one is cleaned all the same.
 func (g *globals) pairsToRemove(cmd *cobra.Command, args []string) (pairs []peering.Pair, failed []peering.Outcome, err error) {
 	ctx := cmd.Context()
-	if peer := cmd.Flag("peer").Value.String(); peer != "" {
-		pairs, err = g.withoutPeer(ctx, args[0], peer)
-		return pairs, nil, err
-	}
-	if force, _ := cmd.Flags().GetBool("force"); force {
-		name := args[1]
-		if c, err := g.resolve(name); err == nil {
-			name = c.Name
+	unasked := cmd.Flag("peer").Value.String()
+	if force, _ := cmd.Flags().GetBool("force"); force && unasked == "" {
+		unasked = args[1]
+		if c, err := g.resolve(unasked); err == nil {
+			unasked = c.Name
 		}
-		pairs, err = g.withoutPeer(ctx, args[0], name)
-		return pairs, nil, err
+	}
+	if unasked != "" {
+		clusters, err := g.clusters(ctx, args[0])
+		if err != nil {
+			return nil, nil, err
+		}
+		return []peering.Pair{{clusters[0], &peering.Cluster{Name: unasked, Unasked: peering.ErrUnwanted}}}, nil, nil
 	}
 	refs, hub := members(cmd.Flags(), args)
 	_, pairs, failed, err = g.connectPairs(ctx, refs, hub)
@@ -109,15 +110,6 @@ func (g *globals) pairsToRemove(cmd *cobra.Command, args []string) (pairs []peer
 		return answers
 	})
 	return pairs, failed, err
-}
-
-// withoutPeer is the pair of a cluster and a peer that is not asked.
-func (g *globals) withoutPeer(ctx context.Context, ref, peer string) ([]peering.Pair, error) {
-	clusters, err := g.clusters(ctx, ref)
-	if err != nil {
-		return nil, err
-	}
-	return []peering.Pair{{clusters[0], &peering.Cluster{Name: peer, Unasked: peering.ErrUnwanted}}}, nil
 }
 
 func (g *globals) printRemoved(out peering.Outcome, start time.Time) {
