@@ -129,22 +129,22 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 
 // printExchanges says how pre-shared keys reached the clusters of peerings.
 func (t text) printExchanges(clusters []*peering.Cluster, views []peering.View) {
-	for _, by := range []peering.KeyExchange{peering.Hybrid, peering.Classical, peering.UnknownKeyExchange} {
+	for _, by := range []struct {
+		exchange peering.KeyExchange
+		says     string
+	}{
+		{peering.Hybrid, "Pre-shared keys reached %s over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n"},
+		{peering.Classical, "Pre-shared keys reached %s over a classical key exchange: a quantum computer may open what was recorded of it.\n"},
+		{peering.UnknownKeyExchange, "It is not known over which key exchange pre-shared keys reached %s.\n"},
+	} {
 		var reached []string
 		for _, c := range clusters {
-			if slices.ContainsFunc(views, func(v peering.View) bool { return v.ClusterID == c.ID && v.PresharedKeyExchange == by }) {
+			if slices.ContainsFunc(views, func(v peering.View) bool { return v.ClusterID == c.ID && v.PresharedKeyExchange == by.exchange }) {
 				reached = append(reached, fmt.Sprintf("%s (%s)", c.Name, c.URL))
 			}
 		}
-		all := strings.Join(reached, ", ")
-		switch {
-		case all == "":
-		case by == peering.Hybrid:
-			t.printf("Pre-shared keys reached %s over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n", all)
-		case by == peering.Classical:
-			t.printf("Pre-shared keys reached %s over a classical key exchange: a quantum computer may open what was recorded of it.\n", all)
-		default:
-			t.printf("It is not known over which key exchange pre-shared keys reached %s.\n", all)
+		if len(reached) > 0 {
+			t.printf(by.says, strings.Join(reached, ", "))
 		}
 	}
 }
