@@ -31,10 +31,8 @@ func decode[S, T any](b []byte, kind *metav1.TypeMeta, meta *metav1.ObjectMeta, 
 	if err := json.Unmarshal(b, &o); err != nil {
 		return err
 	}
-	var (
-		whole S
-		part  T
-	)
+	var whole S
+	var part T
 	if json.Unmarshal(o.Spec, &whole) != nil {
 		whole = *new(S)
 	}
