@@ -8,7 +8,6 @@ import (
 	"slices"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/firewall"
 	"github.com/liqonet/liqonet/pkg/ipam"
 	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/overlay"
@@ -181,15 +180,6 @@ func desire(l local, peerings []v1alpha1.Peering) (desired, error) {
 	}
 	errs = append(errs, d.bypassTunnels(l, admitted)...)
 	return d, errors.Join(errs...)
-}
-
-// firewallConfig is what the chains of others have to accept on a node with that table.
-func firewallConfig(n nat.Node) firewall.Config {
-	c := firewall.Config{OverlayPort: n.OverlayPort, TunnelPort: n.TunnelPort}
-	for _, g := range n.Gateways {
-		c.Gateways = append(c.Gateways, firewall.Gateway{Pod: g.Pod, Overlay: g.Overlay, Local: g.Local})
-	}
-	return c
 }
 
 func sameFamily(a, b netip.Addr) bool { return a.BitLen() == b.BitLen() }

@@ -302,7 +302,7 @@ func (a *agent) apply(ctx context.Context, want desired) (inSync bool, err error
 			return false, err
 		}
 		// A chain of others that cannot be changed is no reason not to do the rest.
-		_, ruleErr = firewall.EnsureAcceptRules(ctx, firewallConfig(*want.nat))
+		_, ruleErr = firewall.EnsureAcceptRules(ctx, *want.nat)
 	}
 	changes, err := a.kernel.Apply(ctx, want.overlay)
 	loop.LogChanges(a.Log, changes)

@@ -95,7 +95,7 @@ func (r *kernelReader) readAbilities(ctx context.Context, k *overlay.Kernel) {
 	}
 	_, err = os.Stat(tunDevice)
 	r.out.TUN = err == nil
-	if r.out.Blocked, err = firewall.Blocked(ctx, firewall.Config{OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort}); err != nil {
+	if r.out.Blocked, err = firewall.Blocked(ctx, overlay.Port); err != nil {
 		r.failed("firewalls", err)
 	}
 }

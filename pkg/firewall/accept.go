@@ -10,33 +10,17 @@ import (
 	"strings"
 
 	"github.com/google/nftables"
-	"github.com/google/nftables/expr"
 	"golang.org/x/sys/unix"
 
-	"github.com/liqonet/liqonet/pkg/nft"
+	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/pkg/wire"
 )
 
 // commentPrefix starts the comment of each rule that we put into chains of others.
 const commentPrefix = "liqonet: "
 
-// Config is what the chains of others on a node have to accept.
-type Config struct {
-	// OverlayPort is the UDP port of the overlay, TunnelPort that of the gateways' tunnels.
-	OverlayPort, TunnelPort uint16
-	// Gateways are those with an overlay link to this node. Their addresses are of IPv4.
-	Gateways []Gateway
-}
-
-// Gateway is a gateway as seen from a node.
-type Gateway struct {
-	// Pod is the address of the gateway's pod, Overlay its address in the overlay.
-	Pod, Overlay netip.Addr
-	// Local says that the pod runs on this node.
-	Local bool
-}
-
-// EnsureAcceptRules makes the chains of others accept the packets of peers. These are:
+// EnsureAcceptRules makes the chains of others accept the packets of peers on a node whose own
+// table is known. These are:
 //
 //   - at the hook forward, what comes from peers and goes to peers;
 //   - at the hook forward, the overlay's packets of gateways on this node;
@@ -52,12 +36,12 @@ type Gateway struct {
 // It covers filter chains of the nftables families ip and inet, which includes
 // iptables-nft and firewalld. The error is a [BlockedError] if everything is done but
 // for chains that cannot be changed.
-func EnsureAcceptRules(ctx context.Context, c Config) (changed bool, err error) {
+func EnsureAcceptRules(ctx context.Context, n nat.Node) (changed bool, err error) {
 	if err := ctx.Err(); err != nil {
 		return false, err
 	}
-	changed, owned, nftErr := ensureRules(c.rules())
-	blocked, legacyErr := checkLegacy(c)
+	changed, owned, nftErr := ensureRules(acceptRules(n))
+	blocked, legacyErr := checkLegacy(n.OverlayPort)
 	if err := errors.Join(nftErr, legacyErr); err != nil {
 		return changed, err
 	}
@@ -118,23 +102,23 @@ type acceptRule struct {
 	icmp bool
 }
 
-// rules returns the accept rules for each hook. Rules that match most packets come first.
-func (c Config) rules() map[nftables.ChainHook][]acceptRule {
+// acceptRules are those for each hook. Rules that match most packets come first.
+func acceptRules(n nat.Node) map[nftables.ChainHook][]acceptRule {
 	var input, local, tunnels []acceptRule
-	for _, g := range c.Gateways {
-		from := acceptRule{what: fmt.Sprintf("overlay from %s:%d", g.Pod, c.OverlayPort), src: g.Pod, dport: c.OverlayPort}
+	for _, g := range n.Gateways {
+		from := acceptRule{what: fmt.Sprintf("overlay from %s:%d", g.Pod, n.OverlayPort), src: g.Pod, dport: n.OverlayPort}
 		input = append(input, from, acceptRule{what: fmt.Sprintf("ping from %s", g.Overlay), in: wire.LinkPrefix, src: g.Overlay, icmp: true})
 		if g.Local {
 			// Between the gateway and other nodes. Both directions have the same
 			// destination port.
-			to := acceptRule{what: fmt.Sprintf("overlay to %s:%d", g.Pod, c.OverlayPort), dst: g.Pod, dport: c.OverlayPort}
+			to := acceptRule{what: fmt.Sprintf("overlay to %s:%d", g.Pod, n.OverlayPort), dst: g.Pod, dport: n.OverlayPort}
 			local = append(local, from, to)
 		}
 		// On every node: a NodePort of any node leads to the gateway.
 		tunnels = append(
 			tunnels,
-			acceptRule{what: fmt.Sprintf("tunnel from %s:%d", g.Pod, c.TunnelPort), src: g.Pod, sport: c.TunnelPort},
-			acceptRule{what: fmt.Sprintf("tunnel to %s:%d", g.Pod, c.TunnelPort), dst: g.Pod, dport: c.TunnelPort},
+			acceptRule{what: fmt.Sprintf("tunnel from %s:%d", g.Pod, n.TunnelPort), src: g.Pod, sport: n.TunnelPort},
+			acceptRule{what: fmt.Sprintf("tunnel to %s:%d", g.Pod, n.TunnelPort), dst: g.Pod, dport: n.TunnelPort},
 		)
 	}
 	peers := []acceptRule{{what: "from peers", in: wire.LinkPrefix}, {what: "to peers", out: wire.LinkPrefix}}
@@ -145,36 +129,37 @@ func (c Config) rules() map[nftables.ChainHook][]acceptRule {
 const flagOwner = 0x2
 
 // Blocked returns the advice of a [BlockedError], by reading only: before there are agents, too.
-func Blocked(ctx context.Context, c Config) (advice []string, err error) {
+func Blocked(ctx context.Context, overlayPort uint16) (advice []string, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	var owned []string
-	conn := &nftables.Conn{}
-	for family, name := range map[nftables.TableFamily]string{nftables.TableFamilyIPv4: "ip", nftables.TableFamilyINet: "inet"} {
-		tables, err := conn.ListTablesOfFamily(family)
-		if err != nil {
-			return nil, fmt.Errorf("list nftables tables: %w", err)
-		}
-		chains, err := nft.ListChains(conn, family)
-		if err != nil {
-			return nil, err
-		}
-		for _, ch := range chains {
-			isOwned := slices.ContainsFunc(tables, func(t *nftables.Table) bool { return t.Name == ch.Table.Name && flagsOf(t)&flagOwner != 0 })
-			if !isOwned || ch.Type != nftables.ChainTypeFilter || iptablesChains()[*ch.Hooknum] == "" {
-				continue
-			}
-			drops, err := dropsAll(conn, ch)
-			if err != nil {
-				return nil, err
-			}
-			if drops {
-				owned = append(owned, fmt.Sprintf("%s %s %s", name, ch.Table.Name, ch.Name))
-			}
-		}
+	c := &nftables.Conn{}
+	tables, err := c.ListTables()
+	if err != nil {
+		return nil, fmt.Errorf("list nftables tables: %w", err)
 	}
-	legacy, err := checkLegacy(c)
+	var owned []string
+	err = eachChain(c, func(ch *nftables.Chain, name string) error {
+		isOwned := slices.ContainsFunc(tables, func(t *nftables.Table) bool {
+			return t.Name == ch.Table.Name && t.Family == ch.Table.Family && flagsOf(t)&flagOwner != 0
+		})
+		if !isOwned {
+			return nil
+		}
+		rules, err := rulesOf(c, ch.Table, ch.Name)
+		if err != nil {
+			return err
+		}
+		_, drops, err := dropsAt(c, ch, rules)
+		if drops {
+			owned = append(owned, name)
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	legacy, err := checkLegacy(overlayPort)
 	slices.Sort(owned)
 	if len(owned) > 0 {
 		advice = append(advice, ownedAdvice(owned))
@@ -185,20 +170,6 @@ func Blocked(ctx context.Context, c Config) (advice []string, err error) {
 // flagsOf are those of a table: the kernel writes them in network byte order, and the library reads them in the machine's.
 func flagsOf(t *nftables.Table) uint32 {
 	return binary.BigEndian.Uint32(binary.NativeEndian.AppendUint32(nil, t.Flags))
-}
-
-// dropsAll says that a chain drops what none of its rules accepts.
-func dropsAll(c *nftables.Conn, ch *nftables.Chain) (bool, error) {
-	rules, err := rulesOf(c, ch.Table, ch.Name)
-	if err != nil {
-		return false, err
-	}
-	policy := expr.VerdictAccept
-	if *ch.Policy == nftables.ChainPolicyDrop {
-		policy = expr.VerdictDrop
-	}
-	_, end, err := decide(rules, policy, func(chain string) ([]*nftables.Rule, error) { return rulesOf(c, ch.Table, chain) })
-	return end == expr.VerdictDrop, err
 }
 
 // ownedAdvice says what to do about chains that only their owner can change.

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/liqonet/liqonet/pkg/firewall"
+	"github.com/liqonet/liqonet/pkg/nat"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/netns"
 )
@@ -49,10 +50,10 @@ func accepted(chain string) []string {
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 // node has one gateway of its own, and one of another node.
-func node() firewall.Config {
-	return firewall.Config{
+func node() nat.Node {
+	return nat.Node{
 		OverlayPort: 6094, TunnelPort: 51840,
-		Gateways: []firewall.Gateway{
+		Gateways: []nat.NodeGateway{
 			{Pod: addr("10.244.1.9"), Overlay: addr("10.80.31.254"), Local: true},
 			{Pod: addr("10.244.2.9"), Overlay: addr("10.80.31.253")},
 		},
@@ -294,7 +295,7 @@ func TestOwnedTable(t *testing.T) {
 				t.Errorf("changed is %v, %v", changed, err)
 			}
 			// By reading only, it is the same.
-			if advice, err := firewall.Blocked(t.Context(), node()); e == nil || err != nil || !slices.Equal(advice, e.Advice) {
+			if advice, err := firewall.Blocked(t.Context(), node().OverlayPort); e == nil || err != nil || !slices.Equal(advice, e.Advice) {
 				t.Errorf("blocked is %q, %v", advice, err)
 			}
 			return nil

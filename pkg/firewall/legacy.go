@@ -68,7 +68,7 @@ type legacyEntry struct {
 
 // checkLegacy says which rules the chains of iptables-legacy lack that drop what no rule
 // accepts. Where iptables-legacy is not in use there are none.
-func checkLegacy(c Config) (advice []string, err error) {
+func checkLegacy(overlayPort uint16) (advice []string, err error) {
 	names, err := os.ReadFile(legacyNames)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil // the kernel's module is not loaded
@@ -86,7 +86,7 @@ func checkLegacy(c Config) (advice []string, err error) {
 	for _, h := range []nftables.ChainHook{hookInput, hookForward} {
 		chain := iptablesChains()[h]
 		var commands []string
-		for _, rule := range missingRules(c, h, info, entries) {
+		for _, rule := range missingRules(overlayPort, h, info, entries) {
 			commands = append(commands, "iptables-legacy -w -I "+chain+" "+rule)
 		}
 		if len(commands) > 0 {
@@ -131,7 +131,7 @@ func readLegacy() (info legacyInfo, entries []byte, err error) {
 // missingRules returns the rules that a chain lacks. A rule that names the overlay's
 // interfaces or its port, and accepts, counts as there, whatever else it matches. Chains
 // that are jumped to are not looked at.
-func missingRules(c Config, h nftables.ChainHook, info legacyInfo, entries []byte) (missing []string) {
+func missingRules(overlayPort uint16, h nftables.ChainHook, info legacyInfo, entries []byte) (missing []string) {
 	prefix := []byte(wire.LinkPrefix)
 	var in, other bool
 	// The last rule is the policy.
@@ -147,7 +147,7 @@ func missingRules(c Config, h nftables.ChainHook, info legacyInfo, entries []byt
 				missing = append(missing, "-o "+wire.LinkPrefix+"+ -j ACCEPT")
 			}
 			if !other && h == hookInput {
-				missing = append(missing, fmt.Sprintf("-p udp --dport %d -j ACCEPT", c.OverlayPort))
+				missing = append(missing, fmt.Sprintf("-p udp --dport %d -j ACCEPT", overlayPort))
 			}
 			return missing
 		case r.always && r.verdict == legacyAccept:
@@ -157,7 +157,7 @@ func missingRules(c Config, h nftables.ChainHook, info legacyInfo, entries []byt
 		case r.verdict == legacyAccept:
 			in = in || bytes.HasPrefix(r.In[:], prefix)
 			other = other || h == hookForward && bytes.HasPrefix(r.Out[:], prefix) ||
-				h == hookInput && r.firstPort <= c.OverlayPort && c.OverlayPort <= r.lastPort
+				h == hookInput && r.firstPort <= overlayPort && overlayPort <= r.lastPort
 		}
 	}
 }

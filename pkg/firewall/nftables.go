@@ -20,34 +20,44 @@ import (
 func ensureRules(want map[nftables.ChainHook][]acceptRule) (changed bool, owned []string, err error) {
 	// Not a lasting connection: answers to what the kernel refuses may stay in it.
 	c := &nftables.Conn{}
-	// IPv4 packets pass the chains of both families.
+	err = eachChain(c, func(ch *nftables.Chain, name string) error {
+		queued, err := ensureChain(c, ch, want[*ch.Hooknum])
+		if err != nil {
+			return err
+		}
+		// One by one: a chain that cannot be changed must not keep others as they are.
+		switch err := c.Flush(); {
+		case errors.Is(err, unix.EPERM): // the table has the flag owner
+			owned = append(owned, name)
+		case err != nil:
+			return fmt.Errorf("change nftables chain %q of table %q: %w", ch.Name, ch.Table.Name, err)
+		default:
+			changed = changed || queued
+		}
+		return nil
+	})
+	slices.Sort(owned)
+	return changed, owned, err
+}
+
+// eachChain passes on the chains of others at hooks with accept rules, and what users call them.
+// IPv4 packets pass the chains of both families.
+func eachChain(c *nftables.Conn, do func(ch *nftables.Chain, name string) error) error {
 	for family, name := range map[nftables.TableFamily]string{nftables.TableFamilyIPv4: "ip", nftables.TableFamilyINet: "inet"} {
 		chains, err := nft.ListChains(c, family)
 		if err != nil {
-			return changed, nil, err
+			return err
 		}
 		for _, ch := range chains {
 			if ch.Table.Name == nft.TableName || ch.Type != nftables.ChainTypeFilter || iptablesChains()[*ch.Hooknum] == "" {
 				continue
 			}
-			queued, err := ensureChain(c, ch, want[*ch.Hooknum])
-			if err != nil {
-				return changed, nil, err
+			if err := do(ch, fmt.Sprintf("%s %s %s", name, ch.Table.Name, ch.Name)); err != nil {
+				return err
 			}
-			// One by one: a chain that cannot be changed must not keep others as they are.
-			err = c.Flush()
-			if errors.Is(err, unix.EPERM) { // the table has the flag owner
-				owned = append(owned, fmt.Sprintf("%s %s %s", name, ch.Table.Name, ch.Name))
-				continue
-			}
-			if err != nil {
-				return changed, nil, fmt.Errorf("change nftables chain %q of table %q: %w", ch.Name, ch.Table.Name, err)
-			}
-			changed = changed || queued
 		}
 	}
-	slices.Sort(owned)
-	return changed, owned, nil
+	return nil
 }
 
 // ensureChain queues what makes one chain right.
@@ -67,15 +77,11 @@ func ensureChain(c *nftables.Conn, ch *nftables.Chain, accept []acceptRule) (que
 		}
 		have = append(have, comment)
 	}
-	policy := expr.VerdictAccept
-	if *ch.Policy == nftables.ChainPolicyDrop {
-		policy = expr.VerdictDrop
-	}
-	last, end, err := decide(others, policy, func(chain string) ([]*nftables.Rule, error) { return rulesOf(c, ch.Table, chain) })
+	last, drops, err := dropsAt(c, ch, others)
 	if err != nil {
 		return false, err
 	}
-	if end != expr.VerdictDrop {
+	if !drops {
 		accept = nil
 	}
 	var labels []string
@@ -111,6 +117,17 @@ func rulesOf(c *nftables.Conn, t *nftables.Table, chain string) ([]*nftables.Rul
 		return nil, fmt.Errorf("list rules of nftables chain %q of table %q: %w", chain, t.Name, err)
 	}
 	return rules, nil
+}
+
+// dropsAt returns the first rule of a chain that decides on every packet, or the number of
+// rules, and whether packets are dropped there.
+func dropsAt(c *nftables.Conn, ch *nftables.Chain, rules []*nftables.Rule) (at int, drops bool, err error) {
+	policy := expr.VerdictAccept
+	if *ch.Policy == nftables.ChainPolicyDrop {
+		policy = expr.VerdictDrop
+	}
+	at, end, err := decide(rules, policy, func(chain string) ([]*nftables.Rule, error) { return rulesOf(c, ch.Table, chain) })
+	return at, end == expr.VerdictDrop, err
 }
 
 // decide returns the first rule that accepts or drops every packet that reaches it,

@@ -206,7 +206,7 @@ func New(t testing.TB, o Options) *Topology {
 		for i := range c.Nodes {
 			// The tunnel's packets are dropped otherwise.
 			c.Nodes[i].Do(t, func() error {
-				_, err := firewall.EnsureAcceptRules(context.Background(), c.firewallConfig(i))
+				_, err := firewall.EnsureAcceptRules(context.Background(), c.NodeTable(i))
 				return err
 			})
 		}
@@ -390,7 +390,7 @@ func (c *Cluster) Apply(t testing.TB, kind overlay.Kind) {
 	for i := range c.Nodes {
 		apply(t, c.Nodes[i].NS, c.NodeState(t, kind, i), func() (bool, error) {
 			table, err := nat.ApplyNode(context.Background(), c.NodeTable(i))
-			forward, forwardErr := firewall.EnsureAcceptRules(context.Background(), c.firewallConfig(i))
+			forward, forwardErr := firewall.EnsureAcceptRules(context.Background(), c.NodeTable(i))
 			return table || forward, errors.Join(err, forwardErr)
 		})
 	}
@@ -431,15 +431,6 @@ func (c *Cluster) NodeTable(i int) nat.Node {
 	return n
 }
 
-// firewallConfig is what the chains of others on a node have to accept.
-func (c *Cluster) firewallConfig(i int) firewall.Config {
-	config := firewall.Config{OverlayPort: overlay.Port, TunnelPort: tunnel.ListenPort}
-	for _, s := range c.Sides() {
-		config.Gateways = append(config.Gateways, firewall.Gateway{Pod: s.Gateway.Addr, Overlay: s.Overlay.Addr, Local: i == 0})
-	}
-	return config
-}
-
 // podRange is that of a node's pods. The second node's have none: the gateway
 // knows single addresses.
 func (c *Cluster) podRange(i int) netip.Prefix {
@@ -456,7 +447,7 @@ func apply(t testing.TB, ns *netns.NS, state overlay.State, table func() (bool, 
 		if err != nil {
 			return err
 		}
-		defer func() { _ = k.Close() }()
+		defer k.Close()
 		if _, err := k.Apply(context.Background(), state); err != nil {
 			return err
 		}
@@ -481,7 +472,7 @@ func (c *Cluster) Outer(t testing.TB, i int) (src netip.Addr) {
 		if err != nil {
 			return err
 		}
-		defer func() { _ = k.Close() }()
+		defer k.Close()
 		src, _, err = k.SourceTo(c.Gateway.Addr)
 		return err
 	})
