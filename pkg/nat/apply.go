@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -126,7 +127,8 @@ func apply(ctx context.Context, want table) (changed bool, err error) {
 		err = want.replace(c, have.table != nil)
 	}
 	if errors.Is(err, unix.ENOENT) && len(want.counters()) > 0 {
-		return apply(ctx, want.uncounted()) // this kernel may have no counters with names
+		want.dropCounters() // this kernel may have none with names
+		return apply(ctx, want)
 	}
 	if err != nil {
 		return false, fmt.Errorf("replace nftables table %q: %w", TableName, err)
@@ -188,22 +190,16 @@ func read(c *nftables.Conn, family nftables.TableFamily) (have content, err erro
 
 // sameRules says that everything is as wanted, apart from elements of sets.
 func (have content) sameRules(want table) bool {
-	if len(want.chains) == 0 {
-		return have.table == nil
+	if len(want.chains) == 0 || have.table == nil {
+		return len(want.chains) == 0 && have.table == nil
 	}
-	if have.table == nil || have.table.Flags != 0 || len(have.labels) != len(want.chains) || len(have.elements) != len(want.sets) {
-		return false
-	}
-	for _, c := range want.chains {
-		labels, there := have.labels[describeChain(&c.Chain)]
-		if !there || !slices.Equal(labels, c.labels(want.family)) {
-			return false
-		}
-	}
-	return !slices.ContainsFunc(want.sets, func(s set) bool {
-		_, there := have.elements[describeSet(&s.Set)]
-		return !there
-	})
+	return have.table.Flags == 0 && maps.EqualFunc(have.labels, want.labels(), slices.Equal) &&
+		len(have.elements) == len(want.sets) && !slices.ContainsFunc(want.sets, func(s set) bool { return !have.hasSet(s) })
+}
+
+func (have content) hasSet(s set) bool {
+	_, there := have.elements[describeSet(&s.Set)]
+	return there
 }
 
 // update makes the kernel's table the wanted one. Sets come first, in a transaction of their own.
@@ -211,20 +207,10 @@ func (have content) sameRules(want table) bool {
 // at least up to Linux 6.18). In a table that is replaced as a whole, rules found such a set empty
 // for a millisecond.
 func (t table) update(c *nftables.Conn, have content) (changed bool, err error) {
-	for _, s := range t.sets {
-		if _, there := have.elements[describeSet(&s.Set)]; there {
-			continue
-		}
-		s.Table, changed = have.table, true
-		if err := c.AddSet(&s.Set, nil); err != nil {
-			return false, fmt.Errorf("add set %q: %w", s.Name, err)
-		}
-	}
-	writes, err := t.updateElements(c, have)
-	if err != nil {
+	if changed, err = t.updateSets(c, have); err != nil {
 		return false, err
 	}
-	if changed = changed || writes; changed {
+	if changed {
 		if err := c.Flush(); err != nil {
 			return false, err
 		}
@@ -263,11 +249,17 @@ func (t table) updateRules(c *nftables.Conn, have content) error {
 	return c.Flush()
 }
 
-// updateElements queues what differs between the sets. What stays is not touched: kernels
-// may miss a range while a transaction removes it and adds it again.
-func (t table) updateElements(c *nftables.Conn, have content) (writes bool, err error) {
+// updateSets queues what sets lack, and what differs between their elements. What stays is not
+// touched: kernels may miss a range while a transaction removes it and adds it again.
+func (t table) updateSets(c *nftables.Conn, have content) (writes bool, err error) {
 	for _, s := range t.sets {
 		s.Table = have.table
+		if !have.hasSet(s) {
+			writes = true
+			if err := c.AddSet(&s.Set, nil); err != nil {
+				return false, fmt.Errorf("add set %q: %w", s.Name, err)
+			}
+		}
 		wanted, present := s.members(s.elements), s.members(have.elements[describeSet(&s.Set)])
 		gone, missing := without(present, wanted), without(wanted, present)
 		writes = writes || len(gone) > 0 || len(missing) > 0
@@ -276,8 +268,10 @@ func (t table) updateElements(c *nftables.Conn, have content) (writes bool, err 
 				return false, fmt.Errorf("remove elements from nftables set %q: %w", s.Name, err)
 			}
 		}
-		if err := addElements(c, s, missing); err != nil {
-			return false, err
+		for part := range slices.Chunk(missing, elementsPerMessage) {
+			if err := c.SetAddElements(&s.Set, part); err != nil {
+				return false, fmt.Errorf("add elements to nftables set %q: %w", s.Name, err)
+			}
 		}
 	}
 	return writes, nil
@@ -306,14 +300,8 @@ func (t table) replace(c *nftables.Conn, exists bool) error {
 
 // fill writes what is in a new table.
 func (t table) fill(c *nftables.Conn, k *nftables.Table) error {
-	for _, s := range t.sets {
-		s.Table = k
-		if err := c.AddSet(&s.Set, nil); err != nil {
-			return fmt.Errorf("add set %q: %w", s.Name, err)
-		}
-		if err := addElements(c, s, s.elements); err != nil {
-			return err
-		}
+	if _, err := t.updateSets(c, content{table: k}); err != nil {
+		return err
 	}
 	t.addChains(c, k, nil)
 	return c.Flush()
@@ -334,13 +322,4 @@ func (t table) addChains(c *nftables.Conn, k *nftables.Table, counted map[string
 			c.AddRule(&nftables.Rule{Table: k, Chain: &ch.Chain, Exprs: r.exprs, UserData: nft.EncodeComment(label)})
 		}
 	}
-}
-
-func addElements(c *nftables.Conn, s set, elements []nftables.SetElement) error {
-	for part := range slices.Chunk(elements, elementsPerMessage) {
-		if err := c.SetAddElements(&s.Set, part); err != nil {
-			return fmt.Errorf("add elements to nftables set %q: %w", s.Name, err)
-		}
-	}
-	return nil
 }

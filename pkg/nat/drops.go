@@ -96,17 +96,14 @@ func (t table) counters() (names []string) {
 	return slices.Compact(names)
 }
 
-// uncounted is the same table without counters.
-func (t table) uncounted() table {
-	t.chains = slices.Clone(t.chains)
-	for i, c := range t.chains {
-		t.chains[i].rules = slices.Clone(c.rules)
-		for j, r := range c.rules {
-			t.chains[i].rules[j].exprs = slices.DeleteFunc(slices.Clone(r.exprs), func(e expr.Any) bool {
+// dropCounters leaves the rules without counters.
+func (t table) dropCounters() {
+	for _, c := range t.chains {
+		for i := range c.rules {
+			c.rules[i].exprs = slices.DeleteFunc(c.rules[i].exprs, func(e expr.Any) bool {
 				_, is := e.(*expr.Objref)
 				return is
 			})
 		}
 	}
-	return t
 }

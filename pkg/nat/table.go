@@ -162,11 +162,15 @@ func addrSet(name string, addrs []netip.Addr) set {
 	return s
 }
 
-// labels are the comments of the chain's rules in the kernel.
-func (c chain) labels(family nftables.TableFamily) []string {
-	var out []string
-	for _, r := range c.rules {
-		out = append(out, nft.Label(r.comment, family, r.exprs))
+// labels are the comments of rules in the kernel, by the description of their chain.
+func (t table) labels() map[string][]string {
+	out := map[string][]string{}
+	for _, c := range t.chains {
+		var labels []string
+		for _, r := range c.rules {
+			labels = append(labels, nft.Label(r.comment, t.family, r.exprs))
+		}
+		out[describeChain(&c.Chain)] = labels
 	}
 	return out
 }
