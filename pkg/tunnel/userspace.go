@@ -147,29 +147,24 @@ func decode(text string) (*wgtypes.Device, error) {
 }
 
 func decodeLine(out *wgtypes.Device, key, value string) (err error) {
+	if key == "public_key" { // the lines of a peer begin with it
+		out.Peers = append(out.Peers, wgtypes.Peer{})
+	}
+	p := &wgtypes.Peer{}
+	if n := len(out.Peers); n > 0 {
+		p = &out.Peers[n-1]
+	}
+	number := func() (n int64) {
+		n, err = strconv.ParseInt(value, 10, 64)
+		return n
+	}
 	switch key {
 	case "private_key":
 		out.PrivateKey, err = decodeKey(value)
-		return err
 	case "listen_port":
 		out.ListenPort, err = strconv.Atoi(value)
-		return err
 	case "public_key":
-		var peer wgtypes.Peer
-		peer.PublicKey, err = decodeKey(value)
-		out.Peers = append(out.Peers, peer)
-		return err
-	}
-	if len(out.Peers) == 0 {
-		return nil
-	}
-	p := &out.Peers[len(out.Peers)-1]
-	var number int64
-	switch key {
-	case "rx_bytes", "tx_bytes", "persistent_keepalive_interval", "last_handshake_time_sec", "last_handshake_time_nsec":
-		number, err = strconv.ParseInt(value, 10, 64)
-	}
-	switch key {
+		p.PublicKey, err = decodeKey(value)
 	case "preshared_key":
 		p.PresharedKey, err = decodeKey(value)
 	case "endpoint":
@@ -182,15 +177,15 @@ func decodeLine(out *wgtypes.Device, key, value string) (err error) {
 			p.AllowedIPs = append(p.AllowedIPs, *n)
 		}
 	case "rx_bytes":
-		p.ReceiveBytes = number
+		p.ReceiveBytes = number()
 	case "tx_bytes":
-		p.TransmitBytes = number
+		p.TransmitBytes = number()
 	case "persistent_keepalive_interval":
-		p.PersistentKeepaliveInterval = time.Duration(number) * time.Second
+		p.PersistentKeepaliveInterval = time.Duration(number()) * time.Second
 	case "last_handshake_time_sec":
-		p.LastHandshakeTime = time.Unix(number, 0)
+		p.LastHandshakeTime = time.Unix(number(), 0)
 	case "last_handshake_time_nsec":
-		p.LastHandshakeTime = p.LastHandshakeTime.Add(time.Duration(number))
+		p.LastHandshakeTime = p.LastHandshakeTime.Add(time.Duration(number()))
 	}
 	return err
 }
