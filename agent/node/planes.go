@@ -165,11 +165,11 @@ func (a *agent) watchUse(ctx context.Context, p *prober, session *liveness.Sessi
 		}
 		// The agent's own packets by the link are none that somebody waits for.
 		ownBefore, sentBefore := own, sent
-		now, err := a.kernel.Sent(link)
+		now, err := a.kernel.Traffic(link)
 		if err != nil {
 			continue // it will be there again
 		}
-		sent, own = now, session.Asked()+p.Asked()
+		sent, own = now.SentPackets, session.Asked()+p.Asked()
 		if sent-sentBefore > own-ownBefore && sent > sentBefore && sentBefore > 0 {
 			last = time.Now()
 		}

@@ -68,7 +68,7 @@ func (k *Kernel) LinkWith(addr netip.Addr) (name string, mtu int, err error) {
 func (k *Kernel) Routes() ([]netip.Prefix, error) {
 	types := []int{unix.RTN_UNICAST, unix.RTN_BLACKHOLE, unix.RTN_UNREACHABLE, unix.RTN_PROHIBIT}
 	out, err := listRoutes(k, netlink.Route{}, netlink.RT_FILTER_TABLE, func(r netlink.Route) (p netip.Prefix, ok bool) {
-		if isOurTable(r.Table) || r.Dst == nil || !slices.Contains(types, r.Type) {
+		if isOurTable(r.Table) || !slices.Contains(types, r.Type) {
 			return p, false
 		}
 		p, ok = netipx.FromStdIPNet(r.Dst)

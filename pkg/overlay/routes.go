@@ -120,13 +120,7 @@ func convert(raw netlink.Route, names map[int]string) kernelRoute {
 		// IPv6 reports the loopback device for unreachable routes.
 		r.Dev = names[raw.LinkIndex]
 	}
-	r.Dst = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	if raw.Family == netlink.FAMILY_V6 {
-		r.Dst = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	}
-	if raw.Dst != nil {
-		r.Dst, _ = netipx.FromStdIPNet(raw.Dst)
-	}
+	r.Dst, _ = netipx.FromStdIPNet(raw.Dst)
 	other := raw.Tos != 0 || raw.Encap != nil || raw.AdvMSS != 0 || raw.MTULock ||
 		(raw.Type != unix.RTN_UNICAST && raw.Type != unix.RTN_UNREACHABLE) ||
 		(r.Via.IsValid() && raw.Flags&unix.RTNH_F_ONLINK == 0)
@@ -252,33 +246,23 @@ func (k *Kernel) Switch(routes []Route) error {
 	return nil
 }
 
-// Sent is how many packets were sent by a link of ours.
-func (k *Kernel) Sent(name string) (uint64, error) {
-	stats, err := k.statistics(name)
-	return stats.TxPackets, err
-}
-
-// Received is how many packets have come by a link of ours.
-func (k *Kernel) Received(name string) (uint64, error) {
-	stats, err := k.statistics(name)
-	return stats.RxPackets, err
-}
-
 // Traffic is what has passed a link of ours since it was made, in bytes and packets.
 type Traffic struct{ ReceivedBytes, SentBytes, ReceivedPackets, SentPackets uint64 }
 
 // Traffic returns that of a link.
 func (k *Kernel) Traffic(name string) (Traffic, error) {
-	s, err := k.statistics(name)
-	return Traffic{s.RxBytes, s.TxBytes, s.RxPackets, s.TxPackets}, err
-}
-
-func (k *Kernel) statistics(name string) (netlink.LinkStatistics, error) {
 	dev, err := k.conn.Handle.LinkByName(name)
 	if err != nil {
-		return netlink.LinkStatistics{}, fmt.Errorf("find interface %s: %w", name, err)
+		return Traffic{}, fmt.Errorf("find interface %s: %w", name, err)
 	}
-	return *dev.Attrs().Statistics, nil
+	s := dev.Attrs().Statistics
+	return Traffic{s.RxBytes, s.TxBytes, s.RxPackets, s.TxPackets}, nil
+}
+
+// Received is how many packets have come by a link of ours.
+func (k *Kernel) Received(name string) (uint64, error) {
+	t, err := k.Traffic(name)
+	return t.ReceivedPackets, err
 }
 
 func (a *applier) removeRoutes() error {
