@@ -32,7 +32,7 @@ func newKernel(t *testing.T) *overlay.Kernel {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = k.Close() })
+	t.Cleanup(k.Close)
 	return k
 }
 

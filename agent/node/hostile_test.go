@@ -26,7 +26,7 @@ func TestHostilePeerings(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = kernel.Close() })
+	t.Cleanup(kernel.Close)
 	over, cancel := context.WithCancel(t.Context())
 	cancel() // what is wanted is checked before anything is changed
 	applied, bound := 0, schema.NewBound(t, "what is wanted")

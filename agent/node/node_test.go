@@ -49,11 +49,7 @@ func TestReconcileDespiteFailure(t *testing.T) {
 		a.kernel, err = overlay.New()
 		return err
 	})
-	t.Cleanup(func() {
-		if err := a.kernel.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(a.kernel.Close)
 	reported := func() (out []v1alpha1.NodeGateway) {
 		t.Helper()
 		ns.Do(t, func() error {
@@ -168,11 +164,7 @@ func TestDefect1_22_RoutesOfAKernel(t *testing.T) {
 		a.kernel, err = overlay.New()
 		return err
 	})
-	t.Cleanup(func() {
-		if err := a.kernel.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(a.kernel.Close)
 	if err := a.readRoutes(); err != nil || a.omittedRoutes > 0 {
 		t.Fatal(a.omittedRoutes, err)
 	}

@@ -83,11 +83,7 @@ func TestDefect1_11_KernelIsAskedAgain(t *testing.T) {
 		a.kernel, err = overlay.New()
 		return err
 	})
-	t.Cleanup(func() {
-		if err := a.kernel.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(a.kernel.Close)
 	ns.Do(t, a.askKernel)
 	has := a.facts
 	if !has.VXLAN {

@@ -17,10 +17,8 @@ const dumpAttempts = 5
 // opened. It is safe for concurrent use.
 type Conn struct {
 	// Handle does what needs no attribute unknown to the netlink library.
-	Handle  *netlink.Handle
-	sockets map[int]*nl.SocketHandle
-	// control is a socket of the namespace for ethtool, which sends nothing.
-	control int
+	Handle *netlink.Handle
+	socket *nl.SocketHandle
 }
 
 // Open connects to rtnetlink in the calling thread's network namespace.
@@ -38,35 +36,19 @@ func Open() (*Conn, error) {
 	// Extended errors say what the kernel disliked; kernels without them
 	// answer with the number alone.
 	_ = socket.SetExtAck(true)
-	control, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		handle.Close()
-		socket.Close()
-		return nil, fmt.Errorf("open a socket for ethtool: %w", err)
-	}
-	return &Conn{
-		Handle:  handle,
-		sockets: map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: socket}},
-		control: control,
-	}, nil
+	return &Conn{handle, &nl.SocketHandle{Socket: socket}}, nil
 }
 
 // Close releases the connection.
-func (c *Conn) Close() error {
+func (c *Conn) Close() {
 	c.Handle.Close()
-	for _, s := range c.sockets {
-		s.Close()
-	}
-	if err := unix.Close(c.control); err != nil {
-		return fmt.Errorf("close the socket for ethtool: %w", err)
-	}
-	return nil
+	c.socket.Close()
 }
 
 // NewRequest starts a request on this connection.
 func (c *Conn) NewRequest(proto, flags int) *nl.NetlinkRequest {
 	r := nl.NewNetlinkRequest(proto, flags)
-	r.Sockets = c.sockets
+	r.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: c.socket}
 	return r
 }
 

@@ -22,11 +22,7 @@ func open(t *testing.T, ns *netns.NS) *link.Conn {
 		c, err = link.Open()
 		return err
 	})
-	t.Cleanup(func() {
-		if err := c.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(c.Close)
 	return c
 }
 

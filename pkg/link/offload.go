@@ -51,7 +51,7 @@ func (c *Conn) ensureOffload(name string, o Offload, on bool) (changed bool, err
 }
 
 // ethtool sends a request with one value, which the kernel may replace (struct
-// ethtool_value and struct ifreq; see netdevice(7)).
+// ethtool_value and struct ifreq; see netdevice(7)). Any socket of the namespace will do.
 func (c *Conn) ethtool(name string, request, value uint32) (uint32, error) {
 	arg := struct{ request, value uint32 }{request, value}
 	ifreq := struct {
@@ -60,7 +60,7 @@ func (c *Conn) ethtool(name string, request, value uint32) (uint32, error) {
 		_    [16]byte // the rest of the union
 	}{data: unsafe.Pointer(&arg)}
 	copy(ifreq.name[:unix.IFNAMSIZ-1], name)
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(c.control), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&ifreq)))
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(c.socket.Socket.GetFd()), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&ifreq)))
 	runtime.KeepAlive(&arg)
 	if errno != 0 {
 		return 0, errno

@@ -32,7 +32,8 @@ func New() (*Kernel, error) {
 	}
 	routes, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open rtnetlink: %w", err), conn.Close())
+		conn.Close()
+		return nil, fmt.Errorf("open rtnetlink: %w", err)
 	}
 	// Without it (kernels before 4.20) the library filters.
 	_ = routes.SetStrictCheck(true)
@@ -40,9 +41,9 @@ func New() (*Kernel, error) {
 }
 
 // Close releases the connections to the kernel and changes nothing in it.
-func (k *Kernel) Close() error {
+func (k *Kernel) Close() {
 	k.routes.Close()
-	return k.conn.Close()
+	k.conn.Close()
 }
 
 // Apply makes the kernel hold want. First it adds and repairs links, then routes, then

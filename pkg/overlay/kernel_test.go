@@ -60,7 +60,7 @@ func open(t *testing.T) *fixture {
 		f.kernel, err = overlay.New()
 		return err
 	})
-	t.Cleanup(func() { _ = f.kernel.Close() })
+	t.Cleanup(f.kernel.Close)
 	return f
 }
 

@@ -52,7 +52,8 @@ func Open(backend Backend, name string, report func(error)) (*Device, error) {
 	}
 	d := &Device{name: name, backend: backend, report: report, conn: conn}
 	if err := d.ensureInterface(); err != nil {
-		return nil, fmt.Errorf("open tunnel %q: %w", name, errors.Join(err, conn.Close()))
+		conn.Close()
+		return nil, fmt.Errorf("open tunnel %q: %w", name, err)
 	}
 	return d, nil
 }
@@ -203,7 +204,8 @@ func (d *Device) Reset() error {
 func (d *Device) Close() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return errors.Join(d.wg.Close(), d.conn.Close())
+	d.conn.Close()
+	return d.wg.Close()
 }
 
 // Remove deletes the interface of a tunnel, if there is one of ours.
@@ -212,7 +214,8 @@ func Remove(name string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(remove(conn, name), conn.Close())
+	defer conn.Close()
+	return remove(conn, name)
 }
 
 func remove(conn *link.Conn, name string) error {
@@ -244,8 +247,8 @@ func Supports() (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	ok, err := conn.Supports(kindWireGuard)
-	return ok, errors.Join(err, conn.Close())
+	defer conn.Close()
+	return conn.Supports(kindWireGuard)
 }
 
 const kindWireGuard = "wireguard"

@@ -408,7 +408,7 @@ func supports(t *testing.T, kind overlay.Kind) (ok bool) {
 		if err != nil {
 			return err
 		}
-		defer func() { _ = k.Close() }()
+		defer k.Close()
 		ok, err = k.Supports(kind)
 		return err
 	})

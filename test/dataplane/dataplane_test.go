@@ -99,7 +99,7 @@ func TestKernel(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			defer func() { _ = k.Close() }()
+			defer k.Close()
 			ok, err := k.Supports(o.Overlay)
 			if err != nil || !ok {
 				t.Errorf("supports %s: %v, %v", o.Overlay, ok, err)
@@ -532,7 +532,7 @@ func testPurge(t *testing.T, n *dataplane.Topology) {
 				if err != nil {
 					return err
 				}
-				defer func() { _ = k.Close() }()
+				defer k.Close()
 				if _, err := k.Purge(context.Background()); err != nil {
 					return err
 				}

@@ -234,7 +234,7 @@ func monitor(t *testing.T, ns *netns.NS) (signals <-chan struct{}) {
 		if err != nil {
 			return err
 		}
-		t.Cleanup(func() { _ = k.Close() })
+		t.Cleanup(k.Close)
 		signals, err = k.Monitor(ctx)
 		return err
 	})
