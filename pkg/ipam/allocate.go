@@ -164,10 +164,6 @@ func (a *allocator) overlapping(ps ...netip.Prefix) string {
 	return strings.Join(parts, ", ")
 }
 
-func (a *allocator) taken(p netip.Prefix) bool {
-	return slices.ContainsFunc(a.used, func(u Usage) bool { return u.Prefix.Overlaps(p) })
-}
-
 // The steps return the zero Allocation where they do not apply.
 
 func (a *allocator) wish(r Request) (Allocation, error) {
@@ -181,14 +177,14 @@ func (a *allocator) wish(r Request) (Allocation, error) {
 }
 
 func (a *allocator) previous(r Request) (Allocation, error) {
-	if checkPrefix(r.Previous) != nil || sameShape(r.shape(), r.Previous) != nil || a.taken(r.Previous) {
+	if checkPrefix(r.Previous) != nil || sameShape(r.shape(), r.Previous) != nil || a.overlapping(r.Previous) != "" {
 		return Allocation{}, nil
 	}
 	return Allocation{r.Previous, "as before"}, nil
 }
 
 func (a *allocator) keep(r Request) (Allocation, error) {
-	if !r.Want.IsValid() || !Private(r.Want) || a.taken(r.Want) {
+	if !r.Want.IsValid() || !Private(r.Want) || a.overlapping(r.Want) != "" {
 		return Allocation{}, nil
 	}
 	return Allocation{r.Want, "free, so kept as it is"}, nil
@@ -265,10 +261,7 @@ func (a *allocator) free(avoid []netip.Prefix) []netip.Prefix {
 	for _, p := range avoid {
 		free.RemovePrefix(p)
 	}
-	set, err := free.IPSet()
-	if err != nil {
-		return nil // all prefixes were checked
-	}
+	set, _ := free.IPSet() // all prefixes were checked
 	return set.Prefixes()
 }
 

@@ -30,10 +30,8 @@ func usualLengths(is4 bool) []int {
 // all of them, does not depend on their order, and overlaps nothing of avoid unless
 // the nodes' ranges themselves do.
 func Estimate(nodes, avoid []netip.Prefix) []netip.Prefix {
-	sorted := slices.Clone(nodes)
-	slices.SortFunc(sorted, netip.Prefix.Compare)
 	var groups []netip.Prefix
-	for _, p := range sorted {
+	for _, p := range slices.SortedFunc(slices.Values(nodes), netip.Prefix.Compare) {
 		// What joins may be near the group before, then.
 		for n := len(groups); n > 0; n-- {
 			c, ok := join(groups[n-1], p, avoid)

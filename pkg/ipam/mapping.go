@@ -30,13 +30,23 @@ func (m Mapping) Validate() error {
 // Translate turns a real address into the mapped one. It reports false for an
 // address outside of Real, and for a mapping that is not valid.
 func (m Mapping) Translate(addr netip.Addr) (netip.Addr, bool) {
-	return translate(m.Real, m.Mapped, addr)
+	from, to := m.Real, m.Mapped
+	// Contains is false for addresses with a zone and for the other family,
+	// IPv4-mapped IPv6 addresses included.
+	if !from.Contains(addr) || !to.IsValid() || from.Bits() != to.Bits() || from.Addr().BitLen() != to.Addr().BitLen() {
+		return netip.Addr{}, false
+	}
+	network, out := to.Addr().AsSlice(), addr.AsSlice()
+	for i, mask := range net.CIDRMask(to.Bits(), addr.BitLen()) {
+		out[i] = network[i]&mask | out[i]&^mask
+	}
+	return netip.AddrFromSlice(out)
 }
 
 // Reverse turns a mapped address into the real one. It reports false for an
 // address outside of Mapped, and for a mapping that is not valid.
 func (m Mapping) Reverse(addr netip.Addr) (netip.Addr, bool) {
-	return translate(m.Mapped, m.Real, addr)
+	return Mapping{Real: m.Mapped, Mapped: m.Real}.Translate(addr)
 }
 
 // String returns "real" or "real -> mapped".
@@ -77,26 +87,6 @@ func (ms Mappings) Mapped() []netip.Prefix {
 	for _, m := range ms {
 		out = append(out, m.Mapped)
 	}
-	return out
-}
-
-func translate(from, to netip.Prefix, addr netip.Addr) (netip.Addr, bool) {
-	// Contains is false for addresses with a zone and for the other family,
-	// IPv4-mapped IPv6 addresses included.
-	if !from.Contains(addr) || !to.IsValid() || from.Bits() != to.Bits() || from.Addr().BitLen() != to.Addr().BitLen() {
-		return netip.Addr{}, false
-	}
-	return exchange(to, addr), true
-}
-
-// exchange returns addr with its first bits replaced by those of prefix. Both
-// have to be of one family.
-func exchange(prefix netip.Prefix, addr netip.Addr) netip.Addr {
-	p, a := prefix.Addr().AsSlice(), addr.AsSlice()
-	for i, m := range net.CIDRMask(prefix.Bits(), addr.BitLen()) {
-		a[i] = p[i]&m | a[i]&^m
-	}
-	out, _ := netip.AddrFromSlice(a)
 	return out
 }
 

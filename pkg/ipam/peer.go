@@ -169,10 +169,8 @@ func distinct(in []netip.Prefix) ([]netip.Prefix, error) {
 			return nil, err
 		}
 	}
-	sorted := slices.Clone(in)
-	slices.SortFunc(sorted, netip.Prefix.Compare)
 	var out []netip.Prefix
-	for _, p := range sorted {
+	for _, p := range slices.SortedFunc(slices.Values(in), netip.Prefix.Compare) {
 		if len(out) == 0 || !out[len(out)-1].Overlaps(p) {
 			out = append(out, p)
 		}
