@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/netip"
 )
@@ -188,16 +189,8 @@ func (r *Result) Merge(later *Result) {
 	if later.Answers != nil {
 		r.Answers = later.Answers
 	}
-	if later.Watched != nil {
-		r.Watched = later.Watched
-	}
 	if later.Gateways != nil {
 		r.Gateways = later.Gateways
 	}
-	if later.Speed != nil {
-		r.Speed = later.Speed
-	}
-	if later.Kernel != nil {
-		r.Kernel = later.Kernel
-	}
+	r.Watched, r.Speed, r.Kernel = cmp.Or(later.Watched, r.Watched), cmp.Or(later.Speed, r.Speed), cmp.Or(later.Kernel, r.Kernel)
 }
