@@ -29,11 +29,9 @@ type decisions struct {
 // decideAlone chooses all that the peer has no part in.
 func (f *sheet) decideAlone() (d decisions, err error) {
 	if f.PodsUnknown == nil && len(ipv4(f.PodCIDRs)) == 0 {
-		return d, &failure.Error{
-			Kind: failure.Usage, Cluster: f.Name, Doing: "find out the ranges",
-			Err:  errors.New("its pods have IPv6 addresses only, and liqonet carries IPv4 only"),
-			Hint: fmt.Sprintf("a dual-stack cluster can be peered by its IPv4 addresses; if there is an IPv4 range, name it: --pod-cidr %s=RANGE", f.Name),
-		}
+		return d, f.refuse("find out the ranges",
+			"a dual-stack cluster can be peered by its IPv4 addresses; if there is an IPv4 range, name it: --pod-cidr "+f.Name+"=RANGE",
+			errors.New("its pods have IPv6 addresses only, and liqonet carries IPv4 only"))
 	}
 	if err := f.checkEndpoints(); err != nil {
 		return d, err
@@ -64,11 +62,11 @@ func (f *sheet) decide(mine, peer *Offer, d *decisions) (err error) {
 		return err
 	}
 	role := func(server *Offer, reason string) Statement {
-		s := Statement{What: "role of the gateway", Value: Known(string(v1alpha1.Client)), Reason: reason}
+		own := v1alpha1.Client
 		if server == mine {
-			s.Value = Known(string(v1alpha1.Server))
+			own = v1alpha1.Server
 		}
-		return s
+		return known("role of the gateway", string(own), reason)
 	}
 	d.roles = []Statement{role(both[server], reason)}
 	if !isFinal {
@@ -157,11 +155,10 @@ func chooseOverlay(f *sheet) (Statement, error) {
 	case len(f.OtherPeerings) > 0:
 		other, kind := f.OtherPeerings[0].Name, string(f.OtherPeerings[0].Spec.Overlay)
 		if !automatic(given) && given != kind {
-			return Statement{}, &failure.Error{
-				Kind: failure.Usage, Cluster: f.Name, Doing: "choose the overlay",
-				Err:  fmt.Errorf("its nodes have links of kind %s for the peering with %q, and cannot have links of kind %s as well", linkKind(kind), other, linkKind(given)),
-				Hint: fmt.Sprintf("use --overlay auto or %s=%s, or first unpeer %s from all others", f.Name, linkKind(kind), f.Name),
-			}
+			hint = fmt.Sprintf("use --overlay auto or %s=%s, or first unpeer %s from all others", f.Name, linkKind(kind), f.Name)
+			return Statement{}, f.refuse("choose the overlay", hint, fmt.Errorf(
+				"its nodes have links of kind %s for the peering with %q, and cannot have links of kind %s as well",
+				linkKind(kind), other, linkKind(given)))
 		}
 		candidates = []candidate{{kind, fmt.Sprintf("as for the peering with %q", other)}}
 		hint = fmt.Sprintf("load the kernel module %s on these nodes, as the peering with %q needs it too, or first unpeer %s from all others", linkKind(kind), other, f.Name)
@@ -196,16 +193,14 @@ func (f *Facts) firstPossible(what string, candidates []candidate, hint string) 
 			lacking = append(lacking, fmt.Sprintf("no links of kind %s on nodes %s", linkKind(c.backend), strings.Join(nodes, ", ")))
 			continue
 		}
-		s := Statement{What: what, Value: Known(c.backend), Reason: cmp.Or(c.reason, strings.Join(lacking, "; "), "the kernels of all nodes have it")}
+		s := known(what, c.backend, cmp.Or(c.reason, strings.Join(lacking, "; "), "the kernels of all nodes have it"))
 		if n := len(f.Unreported()); n > 0 && linkKind(c.backend) != "" {
 			s.Assumed = true
 			s.Reason += fmt.Sprintf("; %d of %d node agents have not reported yet", n, len(f.agentNodes(true)))
 		}
 		return s, nil
 	}
-	return Statement{}, &failure.Error{
-		Kind: failure.Usage, Cluster: f.Name, Doing: "choose what the kernels can do", Err: errors.New(strings.Join(lacking, "; ")), Hint: hint,
-	}
+	return Statement{}, f.refuse("choose what the kernels can do", hint, errors.New(strings.Join(lacking, "; ")))
 }
 
 // linkKind is the kind of the kernel's links that a backend needs, empty if it needs
@@ -234,7 +229,7 @@ func (f *Facts) nodesWithout(backend string) (out []string) {
 
 // chooseServiceType keeps the type of a Service that is there.
 func chooseServiceType(f *sheet) Statement {
-	s := Statement{What: "exposed by a Service of type", Value: Known(string(corev1.ServiceTypeNodePort)), Reason: "it is not known to have load balancers: " + f.LoadBalancers.Source}
+	s := known("exposed by a Service of type", string(corev1.ServiceTypeNodePort), "it is not known to have load balancers: "+f.LoadBalancers.Source)
 	if f.LoadBalancers.Value == Yes && len(f.givenEndpoints()) == 0 {
 		s.Value, s.Reason, s.Assumed = Known(string(corev1.ServiceTypeLoadBalancer)), f.LoadBalancers.Source, f.LoadBalancers.Assumed
 	}

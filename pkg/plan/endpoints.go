@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/failure"
 )
 
 const (
@@ -82,10 +81,8 @@ func (f *sheet) checkEndpoints() error {
 		errs = append(errs, checkEndpoint(e))
 	}
 	if err := errors.Join(errs...); err != nil {
-		return &failure.Error{
-			Kind: failure.Usage, Cluster: f.Name, Doing: "read the endpoints of its gateways", Err: err,
-			Hint: fmt.Sprintf("give others by --endpoint %s=ADDRESS:PORT,…, or --endpoint %s=auto", f.Name, f.Name),
-		}
+		return f.refuse("read the endpoints of its gateways",
+			fmt.Sprintf("give others by --endpoint %s=ADDRESS:PORT,…, or --endpoint %s=auto", f.Name, f.Name), err)
 	}
 	return nil
 }
@@ -125,7 +122,7 @@ func (f *sheet) leftOut(svc *corev1.Service) (notes []string) {
 // plannedEndpoints are where the gateway of a plane will be called.
 func (f *sheet) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statement) {
 	for _, e := range f.givenEndpoints() {
-		out = append(out, Statement{What: "endpoint", Value: Known(e), Reason: "given by --endpoint"})
+		out = append(out, known("endpoint", e, "given by --endpoint"))
 	}
 	if len(out) > 0 {
 		return out
@@ -145,14 +142,14 @@ func (f *sheet) plannedEndpoints(plane int32, svc *corev1.Service) (out []Statem
 	hosts, port := serviceHosts(want, plane, f.Nodes)
 	name := fmt.Sprintf("of Service %s/%s in %s", svc.Namespace, svc.Name, f.Name)
 	for _, host := range hosts {
-		value := Known(net.JoinHostPort(host, strconv.Itoa(int(port))))
+		s := known("endpoint", net.JoinHostPort(host, strconv.Itoa(int(port))), reason)
 		if port == 0 {
-			value = Later(fmt.Sprintf("%s, node port %s %s", host, v1alpha1.PlanePort(plane), name))
+			s = later("endpoint", fmt.Sprintf("%s, node port %s %s", host, v1alpha1.PlanePort(plane), name), reason)
 		}
-		out = append(out, Statement{What: "endpoint", Value: value, Reason: reason, DuringRun: port == 0})
+		out = append(out, s)
 	}
 	if len(out) == 0 && svc.Spec.Type != corev1.ServiceTypeNodePort {
-		out = append(out, Statement{What: "endpoint", Value: Later("address " + name), Reason: reason, DuringRun: true})
+		out = append(out, later("endpoint", "address "+name, reason))
 	}
 	return out
 }

@@ -310,27 +310,20 @@ func (f *Facts) Unreported() (out []string) {
 func (f *Facts) statements() []Statement {
 	var out []Statement
 	if f.PodsUnknown != nil {
-		out = append(out, Statement{
-			What: "pod range", Value: Later("concluded from what the node agents report"), DuringRun: true,
-			Reason: fmt.Sprintf("no object of the cluster names it; if the agents cannot tell either, the command fails, and takes back what it did: %v", f.PodsUnknown),
-		})
+		out = append(out, later("pod range", "concluded from what the node agents report", fmt.Sprintf(
+			"no object of the cluster names it; if the agents cannot tell either, the command fails, and takes back what it did: %v", f.PodsUnknown)))
 	}
 	for _, of := range f.ranges() {
 		for _, r := range of.ranges {
-			out = append(out, Statement{What: of.what, Value: Known(r.Value.String()), Reason: r.Source, Assumed: r.Assumed})
+			out = append(out, stated(of.what, r))
 		}
 	}
-	for _, of := range []struct {
-		what string
-		fact Fact[string]
-	}{{"network plugin", f.CNI}, {"provider", f.Provider}, {"load balancers", f.LoadBalancers}} {
-		out = append(out, Statement{What: of.what, Value: Known(cmp.Or(of.fact.Value, "unknown")), Reason: of.fact.Source, Assumed: of.fact.Assumed})
-	}
+	out = append(out, stated("network plugin", f.CNI), stated("provider", f.Provider), stated("load balancers", f.LoadBalancers))
 	if missing := f.Unreported(); len(missing) > 0 {
-		return append(out, Statement{
-			What: "routes and kernels of nodes", Value: Known("nothing in the way"), Assumed: true,
-			Reason: "only node agents know them, and those of " + strings.Join(missing, ", ") + " have not reported yet",
-		})
+		s := known("routes and kernels of nodes", "nothing in the way",
+			"only node agents know them, and those of "+strings.Join(missing, ", ")+" have not reported yet")
+		s.Assumed = true
+		return append(out, s)
 	}
 	routes, resolvers := map[netip.Prefix][]string{}, map[netip.Addr][]string{}
 	for _, n := range f.Reports {
@@ -344,6 +337,11 @@ func (f *Facts) statements() []Statement {
 	return append(append(out, reported("route of nodes", routes)...), reported("name server of nodes", resolvers)...)
 }
 
+// stated is a fact as a plan shows it.
+func stated[T any](what string, f Fact[T]) Statement {
+	return Statement{What: what, Value: Known(cmp.Or(fmt.Sprint(f.Value), "unknown")), Reason: f.Source, Assumed: f.Assumed}
+}
+
 // reported are what the agents of nodes say, by value.
 func reported[T interface {
 	comparable
@@ -352,7 +350,7 @@ func reported[T interface {
 }](what string, nodes map[T][]string) (out []Statement) {
 	for _, value := range slices.SortedFunc(maps.Keys(nodes), T.Compare) {
 		slices.Sort(nodes[value])
-		out = append(out, Statement{What: what, Value: Known(value.String()), Reason: "reported by the agents of " + strings.Join(slices.Compact(nodes[value]), ", ")})
+		out = append(out, known(what, value.String(), "reported by the agents of "+strings.Join(slices.Compact(nodes[value]), ", ")))
 	}
 	return out
 }
@@ -378,6 +376,11 @@ func (f *Facts) fail(doing string, err error) error {
 	return &failure.Error{Cluster: f.Name, Doing: doing, Err: err}
 }
 
+// refuse says that what the user asks for cannot be done in the cluster, and what can.
+func (f *Facts) refuse(doing, hint string, err error) error {
+	return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: doing, Err: err, Hint: hint}
+}
+
 // WithNodeAgents returns the facts with what there is of the node agents.
 func (f Facts) WithNodeAgents(ds *appsv1.DaemonSet) Facts {
 	pod := &ds.Spec.Template.Spec
@@ -387,12 +390,9 @@ func (f Facts) WithNodeAgents(ds *appsv1.DaemonSet) Facts {
 
 // WithPlane returns the facts with what is known by now of the gateway of a plane.
 func (f Facts) WithPlane(plane int32, p PlaneFacts) Facts {
-	planes := map[int32]PlaneFacts{plane: p}
-	for index, before := range f.Planes {
-		if index != plane {
-			planes[index] = before
-		}
-	}
+	planes := map[int32]PlaneFacts{}
+	maps.Copy(planes, f.Planes)
+	planes[plane] = p
 	f.Planes = planes
 	return f
 }

@@ -23,7 +23,7 @@ func (f *sheet) limits() (l v1alpha1.Limits) {
 // limitStatements say what is limited, or is not any more.
 func (f *sheet) limitStatements() (out []Statement) {
 	add := func(what, unit string, limit int64, flag string, given bool) {
-		s := Statement{What: what, Value: Known(fmt.Sprintf("%d %s", limit, unit)), Reason: "as before"}
+		s := known(what, fmt.Sprintf("%d %s", limit, unit), "as before")
 		if given {
 			s.Reason = "given by " + flag
 		}

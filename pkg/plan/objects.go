@@ -102,9 +102,11 @@ func (l *list) add(stage Stage, gateway, reason string, objs ...manifests.Object
 	}
 }
 
-// remove lists an object of our namespace that is deleted.
-func (l *list) remove(apiVersion, kind, name, reason string) {
-	l.objects = append(l.objects, ObjectPlan{Action: Delete, APIVersion: apiVersion, Kind: kind, Namespace: v1alpha1.Namespace, Name: name, Reason: reason})
+// other lists an object of our namespace that is not applied, but deleted or changed.
+func (l *list) other(action Action, apiVersion, kind, name, reason string) {
+	l.objects = append(l.objects, ObjectPlan{
+		Action: action, APIVersion: apiVersion, Kind: kind, Namespace: v1alpha1.Namespace, Name: name, Reason: reason,
+	})
 }
 
 // addDefinitions lists the custom resource definitions.
@@ -146,14 +148,14 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 	if c.Service != nil {
 		l.add(Exposure, "", "by which the gateways of "+c.Peer+" call this cluster's", c.Service)
 	} else if own.Service != nil {
-		l.remove("v1", "Service", own.Service.Name, "the gateways are not called any more, they call")
+		l.other(Delete, "v1", "Service", own.Service.Name, "the gateways are not called any more, they call")
 	}
 	switch {
 	case c.Budget != nil:
 		l.add(Exposure, "", "lets nodes be drained one after the other only, as far as they have gateways", c.Budget)
 	case own.Existing != nil && len(own.Existing.Spec.Planes) > 1:
 		stale := manifests.GatewayBudget(c.Peering.Name)
-		l.remove(stale.APIVersion, stale.Kind, stale.Name, "it is for several gateways")
+		l.other(Delete, stale.APIVersion, stale.Kind, stale.Name, "it is for several gateways")
 	}
 	for _, g := range c.Gateways {
 		l.add(noStage, "", "the gateway's WireGuard key; made once, and never shown", g.Secret(nil))
@@ -169,12 +171,13 @@ func (c *ClusterPlan) planObjects(own *Facts) error {
 	if own.Existing != nil {
 		for _, plane := range own.Existing.Spec.Planes {
 			if c.Peering.Plane(plane.Index) == nil {
-				l.remove("apps/v1", "Deployment", own.Gateway(c.Peering.Name, plane.Index).Name(), "there is no such plane any more; its account, keys and Lease go with it")
+				l.other(Delete, "apps/v1", "Deployment", own.Gateway(c.Peering.Name, plane.Index).Name(),
+					"there is no such plane any more; its account, keys and Lease go with it")
 			}
 		}
 	}
+	l.addOldOverlayKey(c, own)
 	c.Objects = l.objects
-	c.planOldOverlayKey(own)
 	return nil
 }
 

@@ -135,7 +135,7 @@ func Answer(own Facts, intent Intent, peer Offer) (Offer, error) {
 		has := own.Planes[plane]
 		g := GatewayOffer{Plane: plane, PublicKey: Known(has.PublicKey), KeyUnreadable: has.KeyUnreadable}
 		if has.PublicKey == "" {
-			g.PublicKey = Later(fmt.Sprintf("public key in Secret %s/%s of %s", v1alpha1.Namespace, own.Gateway(entry.Name, plane).SecretName(), own.Name))
+			g.PublicKey = Later("public key in " + secret(own.Gateway(entry.Name, plane).SecretName()) + " of " + own.Name)
 		}
 		for _, e := range d.plannedEndpoints(plane, service) {
 			g.Endpoints = append(g.Endpoints, e.Value)

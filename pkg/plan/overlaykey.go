@@ -143,34 +143,29 @@ func (c *ClusterPlan) overlayKeys(own *Facts) []int32 {
 
 // planOverlayKey writes the key into the ledger as it will be.
 func (c *ClusterPlan) planOverlayKey(own *sheet, cn *v1alpha1.ClusterNetwork) {
-	var s Statement
-	cn.Spec.OverlayKey, s.Reason = own.overlayKey()
-	s.What, s.Value = "key of the overlay", Known("Secret "+v1alpha1.Namespace+"/"+manifests.OverlaySecretName(cn.Spec.OverlayKey.Generation))
-	s.DuringRun = s.Reason != "as before"
+	key, reason := own.overlayKey()
+	cn.Spec.OverlayKey = key
+	s := known("key of the overlay", secret(manifests.OverlaySecretName(key.Generation)), reason)
+	s.DuringRun = reason != "as before"
 	c.Keys = append(c.Keys, s)
 }
 
-// planOldOverlayKey lists what a new key of the overlay changes beside the objects of this
+// addOldOverlayKey lists what a new key of the overlay changes beside the objects of this
 // peering: the gateways of others, and the Secret of the key before.
-func (c *ClusterPlan) planOldOverlayKey(own *Facts) {
+func (l *list) addOldOverlayKey(c *ClusterPlan, own *Facts) {
 	before := OverlayKey(own.ledger())
 	if own.Installed.Image == "" || c.Ledger.Spec.OverlayKey.Generation == before {
 		return
 	}
 	for _, p := range own.OtherPeerings {
 		for _, plane := range p.Spec.Planes {
-			c.Objects = append(c.Objects, ObjectPlan{
-				Action: Change, APIVersion: "apps/v1", Kind: "Deployment", Namespace: v1alpha1.Namespace,
-				Name: manifests.Gateway{Peering: p.Name, Plane: plane.Index}.Name(), Reason: "it takes the new key of the overlay",
-			})
+			name := manifests.Gateway{Peering: p.Name, Plane: plane.Index}.Name()
+			l.other(Change, "apps/v1", "Deployment", name, "it takes the new key of the overlay")
 		}
 	}
 	for _, g := range own.givenOverlayKeys(before) {
 		if g != own.LostOverlayKey {
-			c.Objects = append(c.Objects, ObjectPlan{
-				Action: Delete, APIVersion: "v1", Kind: "Secret", Namespace: v1alpha1.Namespace, Name: manifests.OverlaySecretName(g),
-				Reason: "a node that has left knows the key",
-			})
+			l.other(Delete, "v1", "Secret", manifests.OverlaySecretName(g), "a node that has left knows the key")
 		}
 	}
 }

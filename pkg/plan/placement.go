@@ -11,7 +11,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/manifests"
 )
 
@@ -22,7 +21,7 @@ const maxPlacement = 16
 // ever chosen. It keeps what was chosen before, and refuses what no node fulfils.
 func choosePlacement(f *sheet) (p *v1alpha1.GatewayPlacement, out []Statement, err error) {
 	p = &v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}} // what is empty is written too
-	nodes := Statement{What: "nodes of the gateway", Value: Known("any"), Reason: "--gateway-node-selector chooses others"}
+	nodes := known("nodes of the gateway", "any", "--gateway-node-selector chooses others")
 	taints := Statement{What: "taint that the gateway tolerates", Reason: "as before"}
 	isKept := f.Existing != nil && f.Existing.Spec.Gateways != nil
 	if isKept {
@@ -51,12 +50,10 @@ func choosePlacement(f *sheet) (p *v1alpha1.GatewayPlacement, out []Statement, e
 // checkPlacement fails where no node that runs agents has the labels, or where all that have
 // them are kept free of gateways. The taints of Kubernetes itself come and go.
 func (f *Facts) checkPlacement(p *v1alpha1.GatewayPlacement) error {
-	refused := func(err error, hint string) error {
-		return &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: "choose nodes for the gateway", Err: err, Hint: hint}
-	}
+	const doing = "choose nodes for the gateway"
 	switch {
 	case max(len(p.NodeSelector), len(p.Tolerations)) > maxPlacement:
-		return refused(fmt.Errorf("a Peering has room for %d labels and %d tolerations", maxPlacement, maxPlacement), "give fewer")
+		return f.refuse(doing, "give fewer", fmt.Errorf("a Peering has room for %d labels and %d tolerations", maxPlacement, maxPlacement))
 	case len(p.NodeSelector) == 0:
 		return nil
 	}
@@ -72,12 +69,13 @@ func (f *Facts) checkPlacement(p *v1alpha1.GatewayPlacement) error {
 		}
 	}
 	if kept == nil {
-		return refused(fmt.Errorf("no node that runs agents has the labels %s", selector(p)),
-			fmt.Sprintf("kubectl label node NODE %s; or choose others by --gateway-node-selector %s=KEY=VALUE, or any by --gateway-node-selector %s=", strings.ReplaceAll(selector(p), ",", " "), f.Name, f.Name))
+		hint := fmt.Sprintf("kubectl label node NODE %s; or choose others by --gateway-node-selector %s=KEY=VALUE, or any by --gateway-node-selector %s=",
+			strings.ReplaceAll(selector(p), ",", " "), f.Name, f.Name)
+		return f.refuse(doing, hint, fmt.Errorf("no node that runs agents has the labels %s", selector(p)))
 	}
 	text := taint(kept.Key, kept.Value, kept.Effect)
-	return refused(errors.New("all nodes with the labels "+selector(p)+" have taints that gateways do not tolerate, such as "+text),
-		fmt.Sprintf("--gateway-toleration %s=%s", f.Name, text))
+	return f.refuse(doing, "--gateway-toleration "+f.Name+"="+text,
+		errors.New("all nodes with the labels "+selector(p)+" have taints that gateways do not tolerate, such as "+text))
 }
 
 // isChosen says whether the node has the labels that gateways need.

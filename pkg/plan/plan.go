@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"reflect"
 	"slices"
-	"strconv"
 	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -263,17 +262,21 @@ func begin(own Facts, intent Intent, peer *Offer) (d *draft, err error) {
 	}
 	agents, _ := f.agents()
 	d.plan = ClusterPlan{
-		Cluster: f.Name, ClusterID: f.ClusterID, Peer: peer.Name, Agents: agents, NodeMetrics: f.nodeMetrics(), OneGateway: cmp.Or(d.mine.OneGateway, peer.OneGateway),
-		AgentsWork: f.Installed.Image != "" && len(f.Unreported()) == 0,
-		Facts:      f.statements(), Warnings: slices.Clone(f.Warnings),
+		Cluster: f.Name, ClusterID: f.ClusterID, Peer: peer.Name, Agents: agents, NodeMetrics: f.nodeMetrics(),
+		OneGateway: cmp.Or(d.mine.OneGateway, peer.OneGateway), AgentsWork: f.Installed.Image != "" && len(f.Unreported()) == 0,
+		Facts: f.statements(), Warnings: slices.Clone(f.Warnings),
 	}
 	if agents.Version != f.Version {
-		d.plan.Notes = append(d.plan.Notes, fmt.Sprintf("the agents of %s stay of version %s: kubectl liqonet upgrade %s brings them to %s", f.Name, agents.Version, f.Name, f.Version))
+		d.plan.note("the agents of %s stay of version %s: kubectl liqonet upgrade %s brings them to %s", f.Name, agents.Version, f.Name, f.Version)
 	}
 	if f.PodsConcluded != "" {
-		d.plan.Notes = append(d.plan.Notes, f.PodsConcluded)
+		d.plan.note("%s", f.PodsConcluded)
 	}
 	return d, d.plan.planLedger(f, peer)
+}
+
+func (c *ClusterPlan) note(format string, args ...any) {
+	c.Notes = append(c.Notes, fmt.Sprintf(format, args...))
 }
 
 // planLedger is the ledger as it will be: with an entry for the peer, and the
@@ -305,27 +308,29 @@ func (c *ClusterPlan) planLedger(own *sheet, peer *Offer) error {
 	c.Ledger = cn
 	c.planOverlayKey(own, cn)
 	assumed := len(own.Unreported()) > 0
-	c.Ranges = append(c.Ranges, RangePlan{What: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason})
+	pods := "pods of " + peer.Name
+	c.Ranges = []RangePlan{{What: "overlay addresses of nodes and gateways", Real: internal, Mapped: internal, Reason: internalReason}}
 	if peer.PodsUnknown != "" {
-		c.Ranges = append(c.Ranges, RangePlan{What: "pods of " + peer.Name, Reason: "the agents of " + peer.Name + " tell its pods' range", DuringRun: true})
+		c.Ranges = append(c.Ranges, RangePlan{What: pods, Reason: "the agents of " + peer.Name + " tell its pods' range", DuringRun: true})
 	}
 	var public []string
 	for _, r := range got.Pods {
 		if !ipam.Private(r.Real) {
 			public = append(public, r.Mapping.String())
 		}
-		c.Ranges = append(c.Ranges, RangePlan{What: "pods of " + peer.Name, Real: r.Real, Mapped: r.Mapped, Reason: r.Reason, Assumed: assumed})
+		c.Ranges = append(c.Ranges, RangePlan{What: pods, Real: r.Real, Mapped: r.Mapped, Reason: r.Reason, Assumed: assumed})
 	}
 	if len(public) > 0 {
-		c.Notes = append(c.Notes, fmt.Sprintf("%s knows pods of %s whose addresses are not private (RFC 1918, RFC 6598) as: %s; such a range is mapped to a private one, unless --map %s=RANGE=RANGE says otherwise",
-			own.Name, peer.Name, strings.Join(public, ", "), peer.Name))
+		c.note("%s knows pods of %s whose addresses are not private (RFC 1918, RFC 6598) as: %s; "+
+			"such a range is mapped to a private one, unless --map %s=RANGE=RANGE says otherwise",
+			own.Name, peer.Name, strings.Join(public, ", "), peer.Name)
 	}
 	c.Ranges = append(c.Ranges, RangePlan{
 		What: "nodes and single addresses of " + peer.Name, Real: peer.InternalCIDR, Mapped: got.External, Reason: got.ExternalReason, Assumed: assumed,
 	})
 	c.Choices = append(c.Choices,
-		Statement{What: "name of the peering", Value: Known(entry.Name), Reason: nameReason},
-		Statement{What: "index of the peering", Value: Known(strconv.Itoa(int(entry.Index))), Reason: reason + "; interface names, VNIs and gateways' addresses derive from it"},
+		known("name of the peering", entry.Name, nameReason),
+		known("index of the peering", fmt.Sprint(entry.Index), reason+"; interface names, VNIs and gateways' addresses derive from it"),
 	)
 	return nil
 }
@@ -345,17 +350,17 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 		c.Budget = manifests.Owned(manifests.GatewayBudget(entry.Name), entry.Name, d.Owner)
 	}
 	for _, plane := range d.planes {
-		g := GatewayPlan{Gateway: manifests.Gateway{
-			Peering: entry.Name, Owner: d.Owner, Plane: plane, Agents: c.Agents, Role: c.Role, OverlayKey: d.linkKey(plane, OverlayKey(c.Ledger)), WireGuard: v1alpha1.WireGuardBackend(d.wireguard.Value.String()),
-			KeyGeneration: d.keyGeneration(plane), Port: gatewayPort, Planes: len(d.permanent), Placement: d.placement, Temporary: !slices.Contains(d.permanent, plane),
-		}}
+		g := GatewayPlan{Gateway: d.Gateway(entry.Name, plane)}
+		g.Agents, g.Role, g.WireGuard = c.Agents, c.Role, v1alpha1.WireGuardBackend(d.wireguard.Value.String())
+		g.OverlayKey, g.Port, g.Placement = d.linkKey(plane, OverlayKey(c.Ledger)), gatewayPort, d.placement
+		g.Planes, g.Temporary = len(d.permanent), !slices.Contains(d.permanent, plane)
 		g.Preshared, _ = PresharedKeys(d.mine, *d.peer, plane)
 		g.PresharedKey = g.Preshared.Generation
-		address, _ := gatewayAddress(c.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
-		c.Choices = append(c.Choices, Statement{What: "overlay address of the gateway", Value: Known(address.String()), Reason: "by the index, from the end of the overlay's range"})
-		key := Statement{What: "WireGuard key of the gateway", Value: Known("Secret " + v1alpha1.Namespace + "/" + g.SecretName()), Reason: "made during the run, and never shown", DuringRun: true}
-		if d.Planes[plane].PublicKey != "" {
-			key.Reason, key.DuringRun = "as before", false
+		addr, _ := gatewayAddress(c.Ledger.Spec.InternalCIDR.Prefix, entry.Index, plane)
+		c.Choices = append(c.Choices, known("overlay address of the gateway", addr.String(), "by the index, from the end of the overlay's range"))
+		key := known("WireGuard key of the gateway", secret(g.SecretName()), "as before")
+		if d.Planes[plane].PublicKey == "" {
+			key.Reason, key.DuringRun = "made during the run, and never shown", true
 		}
 		c.Keys = append(c.Keys, key, g.presharedKey())
 		if c.Service != nil {
@@ -365,15 +370,15 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 	}
 	c.OverlayKeys = c.overlayKeys(&d.Facts)
 	c.Choices = append(c.Choices,
-		Statement{What: "address and node of the gateway's pod", Value: Later("given by the cluster"), Reason: "the pod is not there before the run", DuringRun: true},
-		Statement{What: "MTU", Value: Later("agreed by the gateways"), Reason: "they measure what both clusters can carry", DuringRun: true},
+		later("address and node of the gateway's pod", "given by the cluster", "the pod is not there before the run"),
+		later("MTU", "agreed by the gateways", "they measure what both clusters can carry"),
 	)
 	if c.Role == v1alpha1.Server {
 		c.Choices = append(c.Choices, d.serviceType)
 	}
 	c.Choices = slices.Concat(c.Choices, d.limitStatements(), modeStatements(d.mode, d.Overrides.PlanesMode))
 	if c.NodeMetrics || d.NodeMetrics {
-		s := Statement{What: "metrics of node agents", Value: Known("at 127.0.0.1"), Reason: "as before"}
+		s := known("metrics of node agents", "at 127.0.0.1", "as before")
 		if c.NodeMetrics {
 			s.Value = Known("at the nodes' own addresses")
 		}

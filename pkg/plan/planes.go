@@ -87,7 +87,7 @@ func planesMode(clusters [2]*Offer) v1alpha1.PlanesMode {
 
 // modeStatements say by how many planes nodes send, if that is said or is not the usual.
 func modeStatements(mode, given v1alpha1.PlanesMode) []Statement {
-	s := Statement{What: "planes by which a node sends", Value: Known("one, another one if that fails"), Reason: "as before"}
+	s := known("planes by which a node sends", "one, another one if that fails", "as before")
 	if given != "" {
 		s.Reason = "given by --planes-mode"
 	}

@@ -31,7 +31,7 @@ func (f *Facts) NamedPresharedKey(plane int32) (key v1alpha1.PresharedKey, isThe
 
 // presharedKey is what a plan says of the pre-shared key of a gateway.
 func (g *GatewayPlan) presharedKey() Statement {
-	s := Statement{What: "pre-shared key of the tunnel", Value: Known("Secret " + v1alpha1.Namespace + "/" + g.PresharedSecretName()), Reason: "as before"}
+	s := known("pre-shared key of the tunnel", secret(g.PresharedSecretName()), "as before")
 	switch {
 	case g.PresharedKey == 0:
 		s.Value, s.Reason = Known("none"), "the peering works without one; rotate-keys gives it one"

@@ -48,7 +48,7 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 			PresharedKey: g.Preshared,
 		}
 		if g.PresharedKey > 0 && g.Preshared.Fingerprint == "" {
-			c.unknown = append(c.unknown, unknown{g.Plane, "fingerprint", []Value{Later(fmt.Sprintf("of the key in Secret %s/%s", v1alpha1.Namespace, g.PresharedSecretName()))}})
+			c.unknown = append(c.unknown, unknown{g.Plane, "fingerprint", []Value{Later("of the key in " + secret(g.PresharedSecretName()))}})
 		}
 		if made := d.Planes[g.Plane].KeyTime; !made.IsZero() {
 			plane.KeyTime = &made

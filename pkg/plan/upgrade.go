@@ -108,17 +108,15 @@ func (f *UpgradeFacts) canHaveAnother(peerID string) bool {
 
 // check refuses what has nothing to do with what the cluster is like at the moment.
 func (f *UpgradeFacts) check() error {
-	refused := &failure.Error{Kind: failure.Usage, Cluster: f.Name, Doing: "upgrade"}
 	switch has := f.Installed; {
 	case has.Image == "":
-		refused.Err, refused.Hint = errors.New("there are no agents: it is not peered"), "kubectl liqonet peer installs them, of version "+f.Version
+		return f.refuse("upgrade", "kubectl liqonet peer installs them, of version "+f.Version,
+			errors.New("there are no agents: it is not peered"))
 	case f.Overrides.Image == "" && has.Version != f.Version && has.Image != version.AgentImage(has.Version):
-		refused.Err = fmt.Errorf("its image %q was chosen by --agent-image, and this command is of version %s", has.Image, f.Version)
-		refused.Hint = "give the image of that version by --agent-image"
-	default:
-		return nil
+		return f.refuse("upgrade", "give the image of that version by --agent-image",
+			fmt.Errorf("its image %q was chosen by --agent-image, and this command is of version %s", has.Image, f.Version))
 	}
-	return refused
+	return nil
 }
 
 // upgrade plans for one of the clusters.
@@ -132,12 +130,12 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	if u.From != u.To {
 		why = fmt.Sprintf("this command's; the agents are of %s", cmp.Or(u.From, "one that is not known"))
 	}
-	u.Choices = []Statement{{What: "version", Value: Known(u.To), Reason: why}, image}
+	u.Choices = []Statement{known("version", u.To, why), image}
 	u.Agents = &ClusterPlan{Agents: agents, NodeMetrics: f.NodeMetrics, Ledger: f.Ledger}
 	u.Agents.OverlayKeys = u.Agents.overlayKeys(&f.Facts)
 	u.Nodes = f.NodeGroups()
 	if notReady := f.agentNodes(false); len(notReady) > 0 {
-		u.Notes = append(u.Notes, "not ready, and not waited for: "+strings.Join(notReady, ", "))
+		u.note("not ready, and not waited for: %s", strings.Join(notReady, ", "))
 	}
 	l := &list{}
 	l.addDefinitions()
@@ -149,7 +147,7 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	for i := range f.OtherPeerings {
 		p := &f.OtherPeerings[i]
 		if p.Incomplete() {
-			u.Notes = append(u.Notes, fmt.Sprintf("Peering %s is not complete, or cannot be read, and is left out: kubectl liqonet peer %s %s", p.Name, f.Name, p.Name))
+			u.note("Peering %s is not complete, or cannot be read, and is left out: kubectl liqonet peer %s %s", p.Name, f.Name, p.Name)
 			continue
 		}
 		u.Peerings = append(u.Peerings, manifests.Peering(p.Name, *p.Spec.DeepCopy()))
@@ -170,6 +168,10 @@ func (f *UpgradeFacts) upgrade(all []*UpgradeFacts) (*Upgrade, error) {
 	return u, cmp.Or(l.err, exposed.err, u.checkKeys(f))
 }
 
+func (u *Upgrade) note(format string, args ...any) {
+	u.Notes = append(u.Notes, fmt.Sprintf(format, args...))
+}
+
 // addGateways adds those of a peering, which are as its Peering says, and what belongs to all of them.
 func (u *Upgrade) addGateways(f *UpgradeFacts, p *v1alpha1.Peering, all []*UpgradeFacts, byPlane map[int32][]UpgradeGateway, exposed *list) {
 	var peer *UpgradeFacts
@@ -185,7 +187,7 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, p *v1alpha1.Peering, all []*Upgra
 		if peer != nil {
 			why = "--endpoint names where it is called, so it can have no other one meanwhile"
 		}
-		u.Notes = append(u.Notes, fmt.Sprintf("the peering of %s and %s has one gateway in %s: no packets pass while the next one starts; %s", f.Name, name, f.Name, why))
+		u.note("the peering of %s and %s has one gateway in %s: no packets pass while the next one starts; %s", f.Name, name, f.Name, why)
 	}
 	var planes []int32
 	for _, plane := range p.Spec.Planes {
@@ -193,11 +195,11 @@ func (u *Upgrade) addGateways(f *UpgradeFacts, p *v1alpha1.Peering, all []*Upgra
 			continue // it is replaced, and removed, with the peer's
 		}
 		planes = append(planes, plane.Index)
-		byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{Alone: alone, Gateway: manifests.Gateway{
-			Peering: p.Name, Owner: own.Owner, Plane: plane.Index, Agents: u.Agents.Agents, Role: plane.Role, WireGuard: plane.WireGuard,
-			KeyGeneration: own.keyGeneration(plane.Index), PresharedKey: plane.PresharedKey.Generation, OverlayKey: own.linkKey(plane.Index, OverlayKey(f.Ledger)),
-			Temporary: plane.Temporary, Port: gatewayPort, Planes: len(permanent), Placement: p.Spec.Gateways,
-		}})
+		g := own.Gateway(p.Name, plane.Index)
+		g.Agents, g.Role, g.WireGuard, g.Temporary = u.Agents.Agents, plane.Role, plane.WireGuard, plane.Temporary
+		g.OverlayKey, g.Port, g.Placement = own.linkKey(plane.Index, OverlayKey(f.Ledger)), gatewayPort, p.Spec.Gateways
+		g.Planes = len(permanent)
+		byPlane[plane.Index] = append(byPlane[plane.Index], UpgradeGateway{g, alone})
 	}
 	const reason = "what belongs to all gateways of a peering"
 	if own.Service != nil && own.role() == v1alpha1.Server {
@@ -248,8 +250,8 @@ func (u *Upgrade) addSteps() {
 		nodes = append(nodes, strings.Join(group, ", "))
 	}
 	u.Steps = []Statement{
-		{What: "definitions and permissions", Value: Known("those of this command"), Reason: "definitions are changed by addition only, and never go back"},
-		{What: "node agents", Value: Known(strings.Join(nodes, "; ")), Reason: "one first, then a quarter at a time; packets pass meanwhile"},
+		known("definitions and permissions", "those of this command", "definitions are changed by addition only, and never go back"),
+		known("node agents", strings.Join(nodes, "; "), "one first, then a quarter at a time; packets pass meanwhile"),
 	}
 	for _, group := range u.Gateways {
 		s := Statement{What: fmt.Sprintf("gateways of plane %d", group[0].Plane), Reason: "nodes use another plane meanwhile"}

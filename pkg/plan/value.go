@@ -1,6 +1,10 @@
 package plan
 
-import "encoding/json"
+import (
+	"encoding/json"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
 
 // Value is what a plan says of something: a text that is known, or what comes about when the plan is carried out.
 type Value struct{ known, later string }
@@ -21,6 +25,19 @@ func (v Value) String() string {
 	}
 	return "(" + v.later + ")"
 }
+
+// known is a statement of a value that is known.
+func known(what, value, reason string) Statement {
+	return Statement{What: what, Value: Known(value), Reason: reason}
+}
+
+// later is one of a value that comes about during the run.
+func later(what, value, reason string) Statement {
+	return Statement{What: what, Value: Later(value), Reason: reason, DuringRun: true}
+}
+
+// secret is how a plan names a Secret of ours.
+func secret(name string) string { return "Secret " + v1alpha1.Namespace + "/" + name }
 
 // plain is a text, or an object that says what the value will be.
 func (v Value) plain() any {
