@@ -166,10 +166,15 @@ func (f *sheet) givenEndpoints() []string {
 	if len(f.Overrides.Endpoints) > 0 || f.Overrides.AutoEndpoints {
 		return f.Overrides.Endpoints
 	}
-	if f.Service != nil && f.Service.Annotations[AnnotationEndpoints] != "" {
-		return strings.Split(f.Service.Annotations[AnnotationEndpoints], ",")
+	return endpointsOf(f.Service)
+}
+
+// endpointsOf are those in the annotation of a Service, nil if there are none.
+func endpointsOf(svc *corev1.Service) []string {
+	if svc == nil || svc.Annotations[AnnotationEndpoints] == "" {
+		return nil
 	}
-	return nil
+	return strings.Split(svc.Annotations[AnnotationEndpoints], ",")
 }
 
 // PlaneIndexes are the indexes of the planes that the cluster has gateways for, without temporary ones: one,

@@ -33,14 +33,11 @@ func Allocation(cn *v1alpha1.ClusterNetwork, peerID string) *v1alpha1.PeerAlloca
 // NewAllocation is an entry for a peer that has none: with the lowest index that is
 // free, and a name that nobody has.
 func NewAllocation(cn *v1alpha1.ClusterNetwork, peerID, peerName string) (v1alpha1.PeerAllocation, error) {
-	names, indexes := map[string]bool{}, map[int32]bool{}
+	names, indexes := map[string]bool{}, []int32(nil)
 	for _, a := range cn.Spec.Peers {
-		names[a.Name], indexes[a.Index] = true, true
+		names[a.Name], indexes = true, append(indexes, a.Index)
 	}
-	index := int32(0)
-	for indexes[index] {
-		index++
-	}
+	index := lowestFree(indexes)
 	if index >= MaxPeers {
 		return v1alpha1.PeerAllocation{}, fmt.Errorf("all %d entries are taken: unpeer another cluster first", MaxPeers)
 	}

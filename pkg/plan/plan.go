@@ -145,12 +145,7 @@ func (p *Plan) SameGateways(other *Plan) bool {
 }
 
 // GivenEndpoints are those that the user named for a server's gateway, nil if there are none.
-func (c *ClusterPlan) GivenEndpoints() []string {
-	if c.Service == nil || c.Service.Annotations[AnnotationEndpoints] == "" {
-		return nil
-	}
-	return strings.Split(c.Service.Annotations[AnnotationEndpoints], ",")
-}
+func (c *ClusterPlan) GivenEndpoints() []string { return endpointsOf(c.Service) }
 
 // Candidates are the plans in the order in which they are tried: this one, and what is done where no gateway gets an answer.
 func (p *Plan) Candidates() []*Plan {

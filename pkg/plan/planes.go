@@ -65,12 +65,12 @@ func (f *sheet) choosePlanes(clusters [2]*Offer, d *decisions) error {
 	return nil
 }
 
-// lowestFree is the lowest index that no plane has.
-func lowestFree(planes []int32) (plane int32) {
-	for slices.Contains(planes, plane) {
-		plane++
+// lowestFree is the lowest index that is not taken.
+func lowestFree(taken []int32) (index int32) {
+	for slices.Contains(taken, index) {
+		index++
 	}
-	return plane
+	return index
 }
 
 // planesMode says by how many planes nodes send. Both clusters have the same: a command that was interrupted may have told

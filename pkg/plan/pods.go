@@ -83,15 +83,13 @@ func (f *Facts) reportedBlocks() (out []netip.Prefix) {
 			out = append(out, netip.PrefixFrom(ip.Addr, ip.BitLen()))
 		}
 	}
-	slices.SortFunc(out, func(a, b netip.Prefix) int {
-		switch {
-		case a.IsSingleIP() == b.IsSingleIP():
-			return b.Bits() - a.Bits()
-		case a.IsSingleIP():
-			return 1
+	length := func(p netip.Prefix) int {
+		if p.IsSingleIP() {
+			return 0
 		}
-		return -1
-	})
+		return p.Bits()
+	}
+	slices.SortFunc(out, func(a, b netip.Prefix) int { return length(b) - length(a) })
 	return out
 }
 
