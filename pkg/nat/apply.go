@@ -55,10 +55,8 @@ func applyBoth(ctx context.Context, want, block table) (changed bool, err error)
 		return changed, err
 	}
 	changedBlock, err := apply(ctx, block)
-	for _, unsupported := range []error{unix.EAFNOSUPPORT, unix.EOPNOTSUPP, unix.ENOENT} {
-		if errors.Is(err, unsupported) {
-			return changed, nil
-		}
+	if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOENT) {
+		return changed, nil
 	}
 	return changed || changedBlock, err
 }

@@ -241,6 +241,11 @@ func match(address *expr.Payload, in netip.Prefix) []expr.Any {
 	}
 }
 
+// isAddress: `ip saddr 10.0.0.1`.
+func isAddress(offset uint32, a netip.Addr) []expr.Any {
+	return match(nft.IPHeader(offset, addressLength), netip.PrefixFrom(a, a.BitLen()))
+}
+
 // translate replaces the network part of an address in one prefix by that of another one:
 // `ip daddr 10.1.0.0/16 ip daddr set ip daddr & 0.0.255.255 | 10.0.0.0`. The checksum of
 // the address's IP header is corrected, and others by flags.

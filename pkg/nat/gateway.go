@@ -135,7 +135,7 @@ func (g Gateway) translation() (in, out, innerIn, innerOut []rule) {
 func (g Gateway) toNodes() []rule {
 	const sctpInit = 1
 	return []rule{
-		{"the gateway's own, see input", concat(match(nft.IPHeader(destinationAt, addressLength), netip.PrefixFrom(g.Address, g.Address.BitLen())), accept())},
+		{"the gateway's own, see input", concat(isAddress(destinationAt, g.Address), accept())},
 		// Kernels differ in whether they take what is in them for a header.
 		{"later fragments, of no use without the first", concat(not(notFragment()), accept())},
 		{"no new connection: TCP", concat(tcpFlags(tcpSYN|tcpACK, tcpSYN), drop(hookPrerouting, "new-connection"))},
@@ -159,9 +159,7 @@ func (g Gateway) input() []rule {
 		tunnel[1],
 		{"overlay", concat(iif(g.Underlay), udpDport(g.OverlayPort), forUs(), inSet(sourceAt, setNodes), accept())},
 	}, g.agentInput())
-	isGateway := func() []expr.Any {
-		return match(nft.IPHeader(sourceAt, addressLength), netip.PrefixFrom(g.PeerGateway, g.PeerGateway.BitLen()))
-	}
+	isGateway := func() []expr.Any { return isAddress(sourceAt, g.PeerGateway) }
 	fromGateway := concat(iifGroup(g.TunnelGroup), isGateway())
 	rules = append(
 		rules,
