@@ -153,7 +153,8 @@ type probe struct {
 // invalid local address leaves the choice to the kernel. The interval is that of probes
 // while they are answered, at least MinProbeInterval. Nothing is sent before Run.
 func NewProber(local netip.Addr, remote netip.AddrPort, interval time.Duration) *Prober {
-	p := &Prober{local: local, remote: remote, interval: max(interval, MinProbeInterval), start: time.Now(), likely: time.Now(), retime: notify.NewSignal()}
+	now := time.Now()
+	p := &Prober{local: local, remote: remote, interval: max(interval, MinProbeInterval), start: now, likely: now, retime: notify.NewSignal()}
 	// Never fails, see crypto/rand.
 	_, _ = rand.Read(p.nonce[:])
 	return p
@@ -205,7 +206,11 @@ func (p *Prober) run(ctx context.Context, conn *net.UDPConn) {
 	broken := make(chan struct{})
 	go func() {
 		defer close(broken)
-		p.receive(conn)
+		udp.Receive(conn, probeLength, p.remote, func(b []byte) {
+			if isProbe(b, probeReply) && [8]byte(b[8:16]) == p.nonce {
+				p.answered(binary.BigEndian.Uint64(b[16:]), time.Now(), binary.BigEndian.Uint16(b[6:]))
+			}
+		})
 	}()
 	defer func() {
 		_ = conn.Close()
@@ -301,14 +306,6 @@ func (p *Prober) settle(now time.Time) {
 // counts says that a probe was sent after the path has worked.
 func (p *Prober) counts(sequence uint64) bool { return !p.lastReply.IsZero() && sequence >= p.first }
 
-func (p *Prober) receive(conn *net.UDPConn) {
-	udp.Receive(conn, probeLength, p.remote, func(b []byte) {
-		if isProbe(b, probeReply) && [8]byte(b[8:16]) == p.nonce {
-			p.answered(binary.BigEndian.Uint64(b[16:]), time.Now(), binary.BigEndian.Uint16(b[6:]))
-		}
-	})
-}
-
 func (p *Prober) answered(sequence uint64, now time.Time, mtu uint16) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -340,10 +337,7 @@ func (p *Prober) snapshot(now time.Time) ProbeStats {
 	s := ProbeStats{LastReply: p.lastReply, Unanswered: p.sequence - p.newest, RemoteMTU: p.remoteMTU, Pause: p.pause()}
 	var rtts []time.Duration
 	lost := 0
-	oldest := uint64(0)
-	if n := uint64(len(p.window)); p.sequence > n {
-		oldest = p.sequence - n
-	}
+	oldest := p.sequence - min(p.sequence, uint64(len(p.window)))
 	for i := p.sequence; i > oldest && s.Window < ProbeWindow; i-- {
 		e := p.window[i%uint64(len(p.window))]
 		switch {
