@@ -21,13 +21,7 @@ const (
 )
 
 func (o Offload) String() string {
-	switch o {
-	case TSO:
-		return "tso"
-	case GRO:
-		return "gro"
-	}
-	return fmt.Sprintf("offload %#x", uint32(o))
+	return map[Offload]string{TSO: "tso", GRO: "gro"}[o]
 }
 
 // ensureOffload switches an offload unless it is as wanted. It takes no more
