@@ -40,24 +40,20 @@ func Monitor(ctx context.Context) (<-chan struct{}, error) {
 // (nf_tables), one step of firewalld's reload, fails if anything else in nftables
 // changes between its look and its transaction.
 func settle(ctx context.Context, changed <-chan struct{}, settled notify.Signal) {
+	var quiet, longest <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-changed:
-		}
-		longest := time.After(settleLongest)
-		for waiting := true; waiting; {
-			select {
-			case <-ctx.Done():
-				return
-			case <-changed:
-			case <-longest:
-				waiting = false
-			case <-time.After(settleTime):
-				waiting = false
+			if quiet = time.After(settleTime); longest == nil {
+				longest = time.After(settleLongest)
 			}
+			continue
+		case <-quiet:
+		case <-longest:
 		}
+		quiet, longest = nil, nil
 		settled.Send()
 	}
 }

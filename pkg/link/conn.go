@@ -53,14 +53,9 @@ func (c *Conn) NewRequest(proto, flags int) *nl.NetlinkRequest {
 }
 
 // Dump calls list again while the kernel says that a change interrupted it.
-func Dump[T any](list func() (T, error)) (T, error) {
-	var (
-		out T
-		err error
-	)
+func Dump[T any](list func() (T, error)) (out T, err error) {
 	for range dumpAttempts {
-		out, err = list()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+		if out, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
 			break
 		}
 	}

@@ -128,44 +128,27 @@ func parse(m []byte) (*State, error) {
 		return nil, err
 	}
 	s := &State{LinkAttrs: l.Attrs(), Link: l, Neighbors: map[netip.Addr]net.HardwareAddr{}}
-	attrs, err := nl.ParseRouteAttr(m[unix.SizeofIfInfomsg:])
-	if err != nil {
-		return nil, err
+	families := attributes(attributes(m[unix.SizeofIfInfomsg:])[unix.IFLA_AF_SPEC])
+	// An array that starts with the setting numbered 1.
+	settings := attributes(families[unix.AF_INET])[iflaInetConf]
+	s.Forwarding, s.RPFilter = devconf(settings, devconfForwarding), devconf(settings, devconfRPFilter)
+	s.ARPIgnore, s.ProxyARP = devconf(settings, devconfARPIgnore), devconf(settings, devconfProxyARP) != 0
+	inet6, hasIPv6 := families[unix.AF_INET6]
+	s.HasIPv6 = hasIPv6
+	if mode := attributes(inet6)[iflaInet6AddrGenMode]; len(mode) > 0 {
+		s.AddrGenMode = int(mode[0])
 	}
-	for _, attr := range attrs {
-		if attr.Attr.Type&nlaTypeMask == unix.IFLA_AF_SPEC {
-			err = s.parseFamilies(attr.Value)
-		}
-	}
-	return s, err
+	return s, nil
 }
 
-func (s *State) parseFamilies(b []byte) error {
-	families, err := nl.ParseRouteAttr(b)
-	if err != nil {
-		return err
+// attributes are those of a message of the kernel, or of an attribute, by their types.
+func attributes(b []byte) map[uint16][]byte {
+	attrs, _ := nl.ParseRouteAttr(b) // the kernel makes no others
+	out := make(map[uint16][]byte, len(attrs))
+	for _, a := range attrs {
+		out[a.Attr.Type&nlaTypeMask] = a.Value
 	}
-	for _, f := range families {
-		attrs, err := nl.ParseRouteAttr(f.Value)
-		if err != nil {
-			return err
-		}
-		family := int(f.Attr.Type & nlaTypeMask)
-		s.HasIPv6 = s.HasIPv6 || family == unix.AF_INET6
-		for _, a := range attrs {
-			switch typ := a.Attr.Type & nlaTypeMask; {
-			case family == unix.AF_INET && typ == iflaInetConf:
-				// An array that starts with the setting numbered 1.
-				s.Forwarding = devconf(a.Value, devconfForwarding)
-				s.RPFilter = devconf(a.Value, devconfRPFilter)
-				s.ARPIgnore = devconf(a.Value, devconfARPIgnore)
-				s.ProxyARP = devconf(a.Value, devconfProxyARP) != 0
-			case family == unix.AF_INET6 && typ == iflaInet6AddrGenMode && len(a.Value) > 0:
-				s.AddrGenMode = int(a.Value[0])
-			}
-		}
-	}
-	return nil
+	return out
 }
 
 func devconf(values []byte, number int) int {

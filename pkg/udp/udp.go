@@ -16,12 +16,9 @@ const maxReadErrors = 100
 // Serve hands each packet of at most size bytes to answer, until ctx ends or conn does not work any more. Then
 // it closes conn. Of a longer packet, answer gets one byte more than size. The end of ctx is no error.
 func Serve(ctx context.Context, conn net.PacketConn, size int, answer func(packet []byte, from net.Addr)) error {
-	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	defer func() {
-		if stop() {
-			_ = conn.Close()
-		}
-	}()
+	closed := func() { _ = conn.Close() }
+	defer closed()
+	defer context.AfterFunc(ctx, closed)()
 	buf := make([]byte, size+1)
 	for failed := 0; ; {
 		n, from, err := conn.ReadFrom(buf)
