@@ -29,6 +29,7 @@ func (n Node) table() table {
 			local = append(local, g.Pod)
 		}
 	}
+	limits := n.limits()
 	t := table{
 		family: nftables.TableFamilyIPv4,
 		sets: []set{
@@ -59,7 +60,7 @@ func (n Node) table() table {
 				{"overlay packets", concat(udpDport(n.OverlayPort), jump("overlay-packets"))},
 				{"icmp", concat(proto(unix.IPPROTO_ICMP), jump("gateway-errors"))},
 			}),
-			regular("from-peers", n.fromPeers()),
+			regular("from-peers", n.fromPeers(len(limits) > 0)),
 			regular("to-peers", n.toPeers()),
 			regular("as-node", []rule{
 				{"ports that no service has", concat(proto(unix.IPPROTO_UDP), snatToPorts(n.Address, firstPort, lastPort))},
@@ -79,17 +80,20 @@ func (n Node) table() table {
 			// A service may turn a packet into one to this node after the chains above,
 			// by an external address among those of pods or by an endpoint on the node.
 			base("input", nftables.ChainHookInput, *nftables.ChainPriorityFilter, n.input()),
-			base("forward", nftables.ChainHookForward, *nftables.ChainPriorityFilter, []rule{
+			base("forward", nftables.ChainHookForward, *nftables.ChainPriorityFilter, append([]rule{
 				{"from peers", concat(iifGroup(n.OverlayGroup), jump("from-peers"))},
 				{"to peers", concat(oifGroup(n.OverlayGroup), jump("to-peers"))},
-			}),
+			}, n.tunnels(hookForward)...)),
 			translating(base("source", nftables.ChainHookPostrouting, priorityBefore, n.source())),
 		},
 	}
 	if len(n.Endpoints) > 0 {
-		n.letTunnelsPass(&t)
+		t.sets = append(t.sets, addrSet(setEndpoints, n.Endpoints))
+		t.chains = append(n.tunnelEnds(), t.chains...)
 	}
-	n.limit(&t)
+	if len(limits) > 0 {
+		t.chains = append([]chain{regular("new-connections", limits)}, t.chains...)
+	}
 	return t
 }
 
@@ -114,40 +118,39 @@ func (n Node) outside() []expr.Any {
 	return jump("tunnel-ends")
 }
 
-// letTunnelsPass lets what ends of tunnels send in although a peer's range has their
+// tunnelEnds lets what ends of tunnels send in although a peer's range has their
 // address, as far as it gets to a gateway's tunnel. It is known where it gets to when services
 // have translated its destination, or a tunnel's answer was led back to its gateway. So guard
 // lets UDP pass, and the hooks after that stop all but the tunnel's.
 //
 // Then nothing that the node sends with its own address is led into tunnels (see
 // overlay.State.Bypass). To peers it must not leave in plain.
-func (n Node) letTunnelsPass(t *table) {
-	from := func(rest ...[]expr.Any) []expr.Any { return concat(inSet(sourceAt, setEndpoints), concat(rest...)) }
-	t.sets = append(t.sets, addrSet(setEndpoints, n.Endpoints))
-	tunnels := func(hook string) []rule {
-		return []rule{
-			{"tunnels", from(inSet(destinationAt, setGateways), udpDport(n.TunnelPort), accept())},
-			{"ends of tunnels reach nothing else", from(drop(hook, tunnelEnd))},
-		}
-	}
-	for i, c := range t.chains {
-		if c.Name == "forward" {
-			t.chains[i].rules = append(c.rules, tunnels(hookForward)...)
-		}
-	}
-	t.chains = slices.Concat([]chain{
+func (n Node) tunnelEnds() []chain {
+	return []chain{
 		regular("tunnel-ends", []rule{
-			{"maybe a tunnel", from(proto(unix.IPPROTO_UDP), accept())},
+			{"maybe a tunnel", concat(inSet(sourceAt, setEndpoints), proto(unix.IPPROTO_UDP), accept())},
 			{"peers come by the overlay only", drop(hookPrerouting, outsideOverlay)},
 		}),
 		base("tunnel-ends-input", nftables.ChainHookInput, priorityLate, []rule{
-			{"no tunnel ends at the node", concat(not(iifGroup(n.OverlayGroup)), from(drop(hookInput, tunnelEnd)))},
+			{"no tunnel ends at the node", concat(not(iifGroup(n.OverlayGroup)), inSet(sourceAt, setEndpoints), drop(hookInput, tunnelEnd))},
 		}),
 		// Here are also the packets that IPVS sends on.
 		base("tunnel-ends-output", nftables.ChainHookOutput, *nftables.ChainPriorityFilter, append([]rule{
 			{"nothing leaves in plain", concat(inSet(destinationAt, setRemote), not(oifGroup(n.OverlayGroup)), drop(hookOutput, "in-plain"))},
-		}, tunnels(hookOutput)...)),
-	}, t.chains)
+		}, n.tunnels(hookOutput)...)),
+	}
+}
+
+// tunnels lets the packets of tunnels pass a hook, and stops all else that their ends send.
+func (n Node) tunnels(hook string) []rule {
+	if len(n.Endpoints) == 0 {
+		return nil
+	}
+	from := inSet(sourceAt, setEndpoints)
+	return []rule{
+		{"tunnels", concat(from, inSet(destinationAt, setGateways), udpDport(n.TunnelPort), accept())},
+		{"ends of tunnels reach nothing else", concat(from, drop(hook, tunnelEnd))},
+	}
 }
 
 // gatewayErrors lets a gateway's own ICMP errors out to pods of other nodes. They leave
@@ -191,8 +194,8 @@ func (n Node) input() []rule {
 // fromPeers lets packets of peers reach this node's own pods and exposed hosts, whatever
 // services have made of their destination. Answers also reach those who called from
 // elsewhere by this node.
-func (n Node) fromPeers() []rule {
-	return []rule{
+func (n Node) fromPeers(isLimited bool) []rule {
+	rules := []rule{
 		{"segment size", clampMSS()},
 		{"peers reach no gateway by the pod network", concat(inSet(destinationAt, setGateways), drop(hookForward, "to-gateway"))},
 		{"this node's pods", concat(inSet(destinationAt, setOwnPods), accept())},
@@ -201,27 +204,23 @@ func (n Node) fromPeers() []rule {
 		{"exposed hosts", concat(inSet(destinationAt, setHosts), accept())},
 		{"peers reach nothing else", drop(hookForward, "not-reachable")},
 	}
+	if isLimited {
+		rules = slices.Insert(rules, 0, rule{"new connections", concat(notInTable(), jump("new-connections"))})
+	}
+	return rules
 }
 
-// limit drops the first packet of a connection that a peer begins beyond its limit, with a
+// limits drop the first packet of a connection that a peer begins beyond its limit, with a
 // counter for each peer. So the connection does not get into this node's table. Only nodes track
 // connections, and a gateway that was taken over does not keep them from it.
-func (n Node) limit(t *table) {
-	var rules []rule
+func (n Node) limits() (rules []rule) {
 	for _, g := range n.Gateways {
 		if g.LimitNew > 0 {
-			rules = append(rules, rule{"no more new connections by " + g.Link, concat(iif(g.Link), packetsOver(g.LimitNew), drop(hookForward, "over-limit-new", g.Link))})
+			over := concat(iif(g.Link), packetsOver(g.LimitNew), drop(hookForward, "over-limit-new", g.Link))
+			rules = append(rules, rule{"no more new connections by " + g.Link, over})
 		}
 	}
-	if len(rules) == 0 {
-		return
-	}
-	for i, c := range t.chains {
-		if c.Name == "from-peers" {
-			t.chains[i].rules = append([]rule{{"new connections", concat(notInTable(), jump("new-connections"))}}, c.rules...)
-		}
-	}
-	t.chains = append([]chain{regular("new-connections", rules)}, t.chains...)
+	return rules
 }
 
 func (n Node) toPeers() []rule {
