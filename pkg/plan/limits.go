@@ -23,15 +23,10 @@ func (f *sheet) limits() (l v1alpha1.Limits) {
 // limitStatements say what is limited, or is not any more.
 func (f *sheet) limitStatements() (out []Statement) {
 	add := func(what, unit string, limit int64, flag string, given bool) {
-		s := known(what, fmt.Sprintf("%d %s", limit, unit), "as before")
-		if given {
-			s.Reason = "given by " + flag
-		}
-		if limit == 0 {
-			s.Value = Known("none")
-		}
-		if limit > 0 || given {
-			out = append(out, s)
+		if limit > 0 {
+			out = append(out, known(what, fmt.Sprintf("%d %s", limit, unit), byFlag(given, flag)))
+		} else if given {
+			out = append(out, known(what, "none", byFlag(given, flag)))
 		}
 	}
 	l := f.limits()

@@ -373,14 +373,11 @@ func (d *draft) candidate(role int) (*ClusterPlan, error) {
 	}
 	c.Choices = slices.Concat(c.Choices, d.limitStatements(), modeStatements(d.mode, d.Overrides.PlanesMode))
 	if c.NodeMetrics || d.NodeMetrics {
-		s := known("metrics of node agents", "at 127.0.0.1", "as before")
+		where := "at 127.0.0.1"
 		if c.NodeMetrics {
-			s.Value = Known("at the nodes' own addresses")
+			where = "at the nodes' own addresses"
 		}
-		if d.Overrides.NodeMetrics != "" {
-			s.Reason = "given by --node-metrics"
-		}
-		c.Choices = append(c.Choices, s)
+		c.Choices = append(c.Choices, known("metrics of node agents", where, byFlag(d.Overrides.NodeMetrics != "", "--node-metrics")))
 	}
 	c.Notes = append(c.Notes, d.leftOut(c.Service)...)
 	return &c, d.planPeering(&c)

@@ -87,17 +87,13 @@ func planesMode(clusters [2]*Offer) v1alpha1.PlanesMode {
 
 // modeStatements say by how many planes nodes send, if that is said or is not the usual.
 func modeStatements(mode, given v1alpha1.PlanesMode) []Statement {
-	s := known("planes by which a node sends", "one, another one if that fails", "as before")
-	if given != "" {
-		s.Reason = "given by --planes-mode"
-	}
-	switch {
-	case mode == v1alpha1.PlanesSpread:
-		s.Value = Known("all that work, by pairs of addresses")
-	case given == "":
+	value := "one, another one if that fails"
+	if mode == v1alpha1.PlanesSpread {
+		value = "all that work, by pairs of addresses"
+	} else if given == "" {
 		return nil
 	}
-	return []Statement{s}
+	return []Statement{known("planes by which a node sends", value, byFlag(given != "", "--planes-mode"))}
 }
 
 // checkPlanes refuses a number of planes that there cannot be in this cluster.

@@ -36,6 +36,14 @@ func later(what, value, reason string) Statement {
 	return Statement{What: what, Value: Later(value), Reason: reason, DuringRun: true}
 }
 
+// byFlag is why something is as it is: a flag says so, or it was so before.
+func byFlag(given bool, flag string) string {
+	if given {
+		return "given by " + flag
+	}
+	return "as before"
+}
+
 // secret is how a plan names a Secret of ours.
 func secret(name string) string { return "Secret " + v1alpha1.Namespace + "/" + name }
 
