@@ -100,7 +100,7 @@ test: packages ## all that guards a change; the time of each test in the end
 	@mkdir -p bin && rm -f bin/times
 	@status=0; \
 	run="$(MAKE) --no-print-directory TIMES=bin/times"; \
-	{ $$run -j2 test-vm test-without-kernel && $$run -j3 test-namespaces test-plays lab-programs && $$run test-beliefs test-attack test-e2e; } || status=$$?; \
+	{ $$run -j2 test-vm test-without-kernel && $$run -j3 test-namespaces test-plays lab-programs && $$run -j2 test-beliefs test-attack && $$run test-e2e; } || status=$$?; \
 	go run ./scripts/gotest -stale; \
 	go run ./scripts/gotest -times bin/times; \
 	exit $$status

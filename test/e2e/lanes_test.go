@@ -39,12 +39,12 @@ type place struct {
 	// whole is the part that runs a test with all of its cases, where some of them, other
 	// ones in each run, guard every change.
 	whole string
-	// byTurns says that a few tests of the lane that have it guard every change, others in each run.
+	// byTurns says that one test of the lane that has it guards every change, another one in each run.
 	byTurns bool
 }
 
 // turns is how many tests by turns of a lane guard every change.
-const turns = 2
+const turns = 1
 
 // in says if a test belongs to a part.
 func (p place) in(part string) bool { return p.part == part || p.whole != "" && p.whole == part }
@@ -247,7 +247,6 @@ var places = map[string]place{
 	"TestKubectlCompletes":     {lane: laneEqual},
 	"TestPlanes":               {lane: laneEqual},
 	"TestPeering":              {lane: laneEqual, whole: networksPart},
-	"TestRotateKeys":           {lane: laneAll, whole: outagesPart},
 	"TestStopped":              {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestUnpeerWithoutPeering": {lane: laneEqual},
@@ -260,9 +259,10 @@ var places = map[string]place{
 	"TestTroubles":             {lane: laneOther, whole: damagesPart, byTurns: true},
 
 	"TestChaos":                          {lane: laneAll},
-	"TestNetworkPolicy":                  {lane: laneAll},
+	"TestNetworkPolicy":                  {lane: laneAll, whole: networksPart, byTurns: true},
+	"TestRotateKeys":                     {lane: laneAll, whole: outagesPart, byTurns: true},
 	"TestSecurity_13_PermissionsAreUsed": {lane: laneAll},
-	"TestTopologies":                     {lane: laneAll, whole: networksPart},
+	"TestTopologies":                     {lane: laneAll, whole: networksPart, byTurns: true},
 
 	"TestAskedBeforePeering":                          {lane: laneAll, part: networksPart},
 	"TestDefaultDeny":                                 {lane: laneEqual, part: networksPart},
