@@ -12,40 +12,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
 )
-
-// checkMounts fails the test if pods of ours mount a Secret that is not there.
-func (w *site) checkMounts(t *testing.T) {
-	t.Helper()
-	there := sets.New[string]()
-	for _, s := range list[corev1.SecretList](t, w).Items {
-		there.Insert(s.Name)
-	}
-	var volumes []corev1.Volume
-	for _, d := range list[appsv1.DeploymentList](t, w).Items {
-		volumes = append(volumes, podOf(&d).Volumes...)
-	}
-	for _, d := range list[appsv1.DaemonSetList](t, w).Items {
-		volumes = append(volumes, podOf(&d).Volumes...)
-	}
-	for _, v := range volumes {
-		if v.Projected == nil {
-			continue
-		}
-		for _, source := range v.Projected.Sources {
-			if source.Secret != nil && !there.Has(source.Secret.Name) {
-				t.Errorf("%s: a pod mounts Secret %s, which is not there", w.Name, source.Secret.Name)
-			}
-		}
-	}
-}
 
 // planesTo are the planes of the Peering with a cluster.
 func (w *site) planesTo(t *testing.T, peer *site) []v1alpha1.Plane {

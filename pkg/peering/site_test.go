@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -74,6 +75,9 @@ type site struct {
 	// meanwhile is done once, just before the command's write with the number of meanwhileAt.
 	meanwhile   func()
 	meanwhileAt int
+	// broken is what some write of a command has broken of the guarantee on keys, keyData what is in each Secret with a key.
+	broken  sets.Set[string]
+	keyData map[types.UID]string
 }
 
 // note adds to what the command did.
@@ -117,7 +121,14 @@ func twoSites(t *testing.T, setup ...client.Object) (a, b *site) {
 
 func newSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Object) *site {
 	t.Helper()
-	w := &site{kernel: v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}}
+	w := &site{kernel: v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, broken: sets.New[string](), keyData: map[types.UID]string{}}
+	t.Cleanup(func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, what := range sets.List(w.broken) {
+			t.Errorf("%s: %s", name, what)
+		}
+	})
 	n := node(name+"-1", true, nodeAddress)
 	n.Labels = map[string]string{corev1.LabelOSStable: "linux"}
 	n.Spec.PodCIDR = netip.PrefixFrom(prefix(pods).Addr(), 24).String()
@@ -169,7 +180,15 @@ func (w *site) write(ctx context.Context, what string) (end func(), err error) {
 		end()
 		return nil, fmt.Errorf("%s: %w", what, errInjected)
 	}
-	return end, nil
+	before, release := w.wrongKeys(false), end
+	return func() {
+		release()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for broken := range w.wrongKeys(false).Difference(before) { // what somebody else has broken is broken before
+			w.broken.Insert(broken + " after: " + what)
+		}
+	}, nil
 }
 
 func (w *site) funcs() interceptor.Funcs {

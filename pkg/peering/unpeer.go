@@ -365,15 +365,15 @@ func (c *Cluster) nodesClean(ctx context.Context, name string) (skipped []string
 }
 
 // workloads are the kinds of what runs, accounts those of what it needs to end
-// in order: an agent that is being removed looks why, and cleans its node.
+// in order: an agent that is being removed looks why, and cleans its node. One that starts again until then mounts its keys.
 func workloads() []client.ObjectList {
-	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, secretNames(), &corev1.ResourceQuotaList{}, &policyv1.PodDisruptionBudgetList{}}
+	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.ResourceQuotaList{}, &policyv1.PodDisruptionBudgetList{}}
 }
 
 func accounts() []client.ObjectList {
 	return []client.ObjectList{
 		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.RoleList{}, &corev1.ServiceAccountList{},
-		&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{},
+		&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{}, secretNames(),
 	}
 }
 

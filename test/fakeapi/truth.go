@@ -45,6 +45,15 @@ func (a *API) Changes() int64 {
 	return a.store.changes
 }
 
+// Each is called with all objects as they are at one moment. It must not change them.
+func (a *API) Each(do func(metav1.Object)) {
+	a.store.mu.Lock()
+	defer a.store.mu.Unlock()
+	for _, obj := range a.store.objects {
+		do(obj)
+	}
+}
+
 // NewClient returns the API of a cluster that has the objects.
 func NewClient(objs ...client.Object) (*API, error) {
 	scheme, err := Scheme()

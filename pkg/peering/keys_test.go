@@ -1,0 +1,139 @@
+package peering
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// wrongKeys says what does not hold now of these:
+//   - Node agents mount the overlay's keys that Peerings name. Those before the one that the ledger asks for are not in force any more.
+//   - The pre-shared keys that Peerings name exist. A gateway mounts one at a time: while it is replaced, that is the next one.
+//   - All Secrets that agents mount exist.
+//   - What is in a Secret with a key never changes.
+//
+// At rest, a gateway mounts the one that is named. The site is locked.
+func (w *site) wrongKeys(isAtRest bool) sets.Set[string] {
+	wrong, there, byAgent := sets.New[string](), sets.New[string](), map[string]sets.Set[string]{}
+	var peerings []*v1alpha1.Peering
+	least := int32(1)
+	w.raw.(*fakeapi.API).Each(func(obj metav1.Object) {
+		switch o := obj.(type) {
+		case *corev1.Secret:
+			if o.Namespace != v1alpha1.Namespace || strings.HasPrefix(o.Name, journalOf("").Name) {
+				return
+			}
+			there.Insert(o.Name)
+			if data, is := w.keyData[o.UID], fmt.Sprint(o.Data); data != "" && data != is {
+				wrong.Insert(fmt.Sprintf("Secret %s has another key", o.Name))
+			} else {
+				w.keyData[o.UID] = is
+			}
+		case *appsv1.DaemonSet:
+			if o.Namespace == v1alpha1.Namespace {
+				byAgent[o.Name] = mounted(&o.Spec.Template.Spec)
+			}
+		case *appsv1.Deployment:
+			if o.Namespace == v1alpha1.Namespace {
+				byAgent[o.Name] = mounted(&o.Spec.Template.Spec)
+			}
+		case *v1alpha1.ClusterNetwork:
+			least = plan.OverlayKey(o)
+		case *v1alpha1.Peering:
+			peerings = append(peerings, o)
+		}
+	})
+	for agent, secrets := range byAgent {
+		for _, missing := range sets.List(secrets.Difference(there)) {
+			wrong.Insert(fmt.Sprintf("%s mounts Secret %s, which is not there", agent, missing))
+		}
+	}
+	for _, p := range peerings {
+		for _, plane := range p.Spec.Planes {
+			if g := plane.OverlayKeyGeneration; g >= least && !byAgent[v1alpha1.NodeAgentName].Has(manifests.OverlaySecretName(g)) {
+				wrong.Insert(fmt.Sprintf("Peering %s names key %d of the overlay, which node agents do not mount", p.Name, g))
+			}
+			g := manifests.Gateway{Peering: p.Name, Plane: plane.Index, PresharedKey: plane.PresharedKey.Generation}
+			switch psk := g.PresharedSecretName(); {
+			case g.PresharedKey == 0:
+			case !there.Has(psk):
+				wrong.Insert(fmt.Sprintf("Peering %s names Secret %s, which is not there", p.Name, psk))
+			case isAtRest && !byAgent[g.Name()].Has(psk):
+				wrong.Insert(fmt.Sprintf("Peering %s names Secret %s, which its gateway does not mount", p.Name, psk))
+			}
+		}
+	}
+	return wrong
+}
+
+// mounted are the names of the Secrets that a pod mounts.
+func mounted(pod *corev1.PodSpec) sets.Set[string] {
+	out := sets.New[string]()
+	for _, v := range pod.Volumes {
+		if v.Secret != nil {
+			out.Insert(v.Secret.SecretName)
+		}
+		if v.Projected == nil {
+			continue
+		}
+		for _, source := range v.Projected.Sources {
+			if source.Secret != nil {
+				out.Insert(source.Secret.Name)
+			}
+		}
+	}
+	return out
+}
+
+// checkMounts fails the test if something is wrong with keys while no command replaces gateways.
+func (w *site) checkMounts(t *testing.T) {
+	t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, what := range sets.List(w.wrongKeys(true)) {
+		t.Errorf("%s: %s", w.Name, what)
+	}
+}
+
+// What is wrong with keys is found, whoever has done it.
+func TestWrongKeysAreFound(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	a.checkMounts(t)
+	for _, name := range []string{"gateway-b-0-1", "gateway-b-0-psk-1", "liqonet-overlay-1"} {
+		if err := a.raw.Delete(t.Context(), secretNamed(name)); err != nil {
+			t.Fatal(err)
+		}
+		a.mu.Lock()
+		if wrong := a.wrongKeys(false); !strings.Contains(fmt.Sprint(sets.List(wrong)), name+", which is not there") {
+			t.Errorf("without Secret %s it finds %v", name, wrong)
+		}
+		a.mu.Unlock()
+	}
+	ds := &appsv1.DaemonSet{}
+	if err := b.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
+		t.Fatal(err)
+	}
+	if err := b.raw.Delete(t.Context(), ds); err != nil {
+		t.Fatal(err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if wrong := b.wrongKeys(false); !wrong.Has("Peering a names key 1 of the overlay, which node agents do not mount") {
+		t.Errorf("without node agents it finds %v", wrong)
+	}
+}
