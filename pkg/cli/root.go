@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -84,6 +85,12 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	command, interrupt := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer interrupt(nil)
 	defer context.AfterFunc(ctx, func() { interrupt(errInterrupted) })()
+	var told sync.Map
+	command = peering.WithNotices(command, func(notice string) {
+		if _, before := told.LoadOrStore(notice, true); !before {
+			text{streams.Err}.printf("Note: %s\n", notice)
+		}
+	})
 	cmd := root
 	err := failure.Caught(func() (err error) {
 		cmd, err = root.ExecuteContextC(command)

@@ -35,10 +35,15 @@ func (c *Cluster) read(ctx context.Context, obj client.Object) (want, live *unst
 	return want, live, nil
 }
 
-// write applies an object.
+// write applies an object. What others have set otherwise is overwritten, and named: the API server is asked without force first.
 func (c *Cluster) write(ctx context.Context, u *unstructured.Unstructured) error {
-	obj := client.ApplyConfigurationFromUnstructured(u)
-	err := c.Client.Apply(ctx, obj, client.FieldOwner(v1alpha1.FieldManager), client.ForceOwnership)
+	obj, owner := client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager)
+	err := c.Client.Apply(ctx, obj, owner)
+	if fields, are := conflicts(u, err); are {
+		if err = c.Client.Apply(ctx, obj, owner, client.ForceOwnership); err == nil {
+			c.notice(ctx, fields, "is overwritten")
+		}
+	}
 	return c.fail("apply "+describe(u), uninstallingIfTerminating(err))
 }
 

@@ -121,7 +121,7 @@ func (c *Cluster) putBack(ctx context.Context, changes []change) error {
 }
 
 // undo puts back what was changed, the last first. An object that is not as it was
-// left by the change is somebody else's by now, and stays. It goes on where
+// left by the change is somebody else's by now, and stays. It is named. It goes on where
 // something cannot be put back.
 func (c *Cluster) undo(ctx context.Context, changes []change) error {
 	var errs []error
@@ -137,7 +137,13 @@ func (c *Cluster) undoOne(ctx context.Context, ch change) error {
 		return err
 	}
 	switch {
+	case live.GetResourceVersion() == "":
+		return nil
 	case !contains(live.Object, ch.After):
+		again := client.ApplyConfigurationFromUnstructured(ch.object().DeepCopy())
+		err := c.Client.Apply(ctx, again, client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll)
+		fields, _ := conflicts(live, err)
+		c.notice(ctx, fields, "the object stays as it is")
 		return nil
 	case ch.Before == nil:
 		return c.delete(ctx, live)

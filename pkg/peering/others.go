@@ -48,24 +48,13 @@ func (s *side) askOthers(ctx context.Context, want, live *unstructured.Unstructu
 		return nil // nothing differs but who wrote it
 	}
 	err := s.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll)
-	status := apierrors.APIStatus(nil)
-	switch {
-	case apierrors.IsForbidden(err):
+	if apierrors.IsForbidden(err) {
 		s.others.mu.Lock()
 		s.others.unasked = true
 		s.others.mu.Unlock()
-		return nil
-	case !apierrors.IsConflict(err) || !errors.As(err, &status) || status.Status().Details == nil:
-		return nil // it is applied later, and then it is an error
 	}
-	for _, cause := range status.Status().Details.Causes {
-		if cause.Type != metav1.CauseTypeFieldManagerConflict {
-			continue
-		}
-		f := othersField{object: describe(want), field: cause.Field, manager: "somebody"}
-		if m := conflictWith.FindStringSubmatch(cause.Message); m != nil {
-			f.manager = m[1]
-		}
+	fields, _ := conflicts(want, err) // any other error comes when it is applied
+	for _, f := range fields {
 		if isKept.MatchString(f.field) {
 			f.path = strings.Split(strings.TrimPrefix(strings.ReplaceAll(f.field, `[name="agent"]`, ""), "."), ".")
 		}
@@ -80,6 +69,46 @@ func (s *side) wanted(ctx context.Context, obj manifests.Object) (want, live *un
 		s.others.keep(want)
 	}
 	return want, live, err
+}
+
+// conflicts are the fields of an object that somebody else has set, as an API server says that was to apply it without force. are is also true
+// where there are only those that commands and agents have updated.
+func conflicts(obj client.Object, err error) (fields []othersField, are bool) {
+	status := apierrors.APIStatus(nil)
+	if !apierrors.IsConflict(err) || !errors.As(err, &status) || status.Status().Details == nil {
+		return nil, false
+	}
+	for _, cause := range status.Status().Details.Causes {
+		if cause.Type != metav1.CauseTypeFieldManagerConflict {
+			continue
+		}
+		are = true
+		f := othersField{object: describe(obj), field: cause.Field, manager: "somebody"}
+		if m := conflictWith.FindStringSubmatch(cause.Message); m != nil {
+			f.manager = m[1]
+		}
+		if !strings.HasPrefix(f.manager, v1alpha1.FieldManager) { // agents are no others
+			fields = append(fields, f)
+		}
+	}
+	return fields, are
+}
+
+type noticesKey struct{}
+
+// WithNotices has users told at once what a command does to what others have set, also if it fails later. Several goroutines tell.
+func WithNotices(ctx context.Context, tell func(string)) context.Context {
+	return context.WithValue(ctx, noticesKey{}, tell)
+}
+
+// notice tells what becomes of fields that others have set.
+func (c *Cluster) notice(ctx context.Context, fields []othersField, becomes string) {
+	tell, wanted := ctx.Value(noticesKey{}).(func(string))
+	for _, f := range fields {
+		if wanted {
+			tell(fmt.Sprintf("%s: %s: %s was set by %q, and %s", c.Name, f.object, f.field, f.manager, becomes))
+		}
+	}
 }
 
 func (o *others) add(f othersField) {

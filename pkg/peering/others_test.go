@@ -1,0 +1,100 @@
+package peering
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/test/kit"
+)
+
+// told are the notices of a command.
+type told struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (l *told) tell(notice string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.all = append(l.all, notice)
+}
+
+// edit changes a field of a workload as kubectl edit does.
+func (w *site) edit(t *testing.T, obj client.Object, name string) {
+	t.Helper()
+	if err := w.raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: name}, obj); err != nil {
+		t.Fatal(err)
+	}
+	podOf(obj).Containers[0].ImagePullPolicy = corev1.PullAlways
+	if err := w.raw.Update(t.Context(), obj, client.FieldOwner("kubectl-edit")); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What peer overwrites is named: the object, the field, and who has set it.
+func TestPeerNamesWhatItOverwrites(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	var notices told
+	ctx := WithNotices(t.Context(), notices.tell)
+	a, b := twoSites(t)
+	peer := func() (writes int) {
+		a.writes = 0
+		if _, err := Peer(ctx, a.Cluster, b.Cluster, Options{}, Silent{}); err != nil {
+			t.Fatal(err)
+		}
+		return a.writes
+	}
+	peer()
+	before := peer()
+	if len(notices.all) > 0 {
+		t.Errorf("where nobody has changed anything it says %q", notices.all)
+	}
+	a.edit(t, &appsv1.Deployment{}, "gateway-b-0")
+	after := peer()
+	want := `a: Deployment liqonet-system/gateway-b-0: .spec.template.spec.containers[name="agent"].imagePullPolicy was set by "kubectl-edit", and is overwritten`
+	if !slices.Equal(notices.all, []string{want}) {
+		t.Errorf("it says %q, want %q", notices.all, want)
+	}
+	d := &appsv1.Deployment{}
+	if err := a.raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, d); err != nil || d.Spec.Template.Spec.Containers[0].ImagePullPolicy != corev1.PullIfNotPresent {
+		t.Errorf("%v, %+v", err, d.Spec.Template.Spec.Containers)
+	}
+	if after <= before {
+		t.Errorf("it took %d requests to overwrite, and %d where there was no conflict", after, before)
+	}
+}
+
+// On the way back, what somebody else has set since stays, and is named.
+func TestRollbackNamesWhatStays(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	var notices told
+	a, b := twoSites(t)
+	mustPeer(t, a, b, Options{})
+	_, err := Peer(WithNotices(t.Context(), notices.tell), a.Cluster, b.Cluster, Options{Image: "image:2"}, steps{"Waiting until packets pass": func() {
+		a.edit(t, &appsv1.Deployment{}, "gateway-b-0")
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.failing = a.writes + 1
+	}})
+	if !errors.Is(err, errInjected) {
+		t.Fatal(err)
+	}
+	d := &appsv1.Deployment{}
+	if err := a.raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, d); err != nil || d.Spec.Template.Spec.Containers[0].ImagePullPolicy != corev1.PullAlways {
+		t.Errorf("%v, %+v", err, d.Spec.Template.Spec.Containers)
+	}
+	want := `imagePullPolicy was set by "kubectl-edit", and the object stays as it is`
+	if len(notices.all) != 1 || !strings.HasSuffix(notices.all[0], want) || !strings.HasPrefix(notices.all[0], "a: Deployment liqonet-system/gateway-b-0: ") {
+		t.Errorf("it says %q, want %q", notices.all, want)
+	}
+}
