@@ -189,7 +189,12 @@ func (c *Cluster) changeHostsAlone(ctx context.Context, peer *Cluster, change fu
 		if !slices.Equal(hosts, p.Spec.Local.Hosts) {
 			return "the Peering has just been changed", c.applyHosts(ctx, p, hosts)
 		}
-		_, missing, err := c.viewOf(p, o, beats)
+		v, missing, err := c.viewOf(p, o, beats)
+		// A plane that does not work, as where its gateway has no node, may stay so for long. Packets take the others.
+		v.Planes = slices.DeleteFunc(v.Planes, func(plane PlaneView) bool { return !plane.Connected })
+		if len(v.Planes) > 0 {
+			missing = settled(p, v)
+		}
 		return missing, err
 	})
 }

@@ -222,12 +222,17 @@ func (p *run) notPlanned() []int32 {
 	return sets.List(planes)
 }
 
-// works says whether packets pass by all planes, from all nodes that are ready.
+// works says whether packets pass by all planes, from all nodes from which they pass by any: what else is wrong is no reason to
+// replace all gateways at once.
 func (p *run) works(ctx context.Context) (all bool, err error) {
 	var works [2]bool
 	err = p.both(ctx, func(ctx context.Context, s, peer *side) error {
 		views, err := s.Views(ctx)
-		works[s.index] = slices.ContainsFunc(views, func(v View) bool { return v.PeerID == peer.ID && v.State == Connected })
+		works[s.index] = slices.ContainsFunc(views, func(v View) bool {
+			return v.PeerID == peer.ID && v.NodesReady > 0 &&
+				!slices.ContainsFunc(v.Planes, func(plane PlaneView) bool { return !plane.Connected }) &&
+				!slices.ContainsFunc(v.Nodes, func(n NodeView) bool { return n.Ready && len(n.Planes) < len(v.Planes) })
+		})
 		return err
 	})
 	return works == [2]bool{true, true}, err
