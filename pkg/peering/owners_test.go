@@ -88,11 +88,15 @@ func TestOwners(t *testing.T) {
 	}
 }
 
-// What was restored without owners, as Velero does, is named, and gets them again.
+// What was restored without owners, as Velero does, or with owners that are dead, is named, and gets them again.
 func TestOwnersAreSetAgain(t *testing.T) {
 	kit.Slow(t)
-	for _, o := range []Options{{}, {Replace: true}} {
-		t.Run(fmt.Sprint(o.Replace), func(t *testing.T) {
+	const dead = `[{"apiVersion":"liqonet.io/v1alpha1","kind":"Peering","name":"b","uid":"00000000-0000-0000-0000-000000000000"}]`
+	for _, tt := range []struct {
+		restored string
+		Options
+	}{{"null", Options{}}, {"null", Options{Replace: true}}, {dead, Options{Replace: true}}} {
+		t.Run(fmt.Sprint(tt.restored, tt.Replace), func(t *testing.T) {
 			t.Parallel()
 			a, b := twoSites(t)
 			mustPeer(t, a, b, Options{})
@@ -102,7 +106,7 @@ func TestOwnersAreSetAgain(t *testing.T) {
 				}
 				objs, _ := items(of)
 				for _, obj := range objs {
-					patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"ownerReferences":null}}`))
+					patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"ownerReferences":`+tt.restored+`}}`))
 					if err := a.raw.Patch(t.Context(), obj, patch); err != nil {
 						t.Fatal(err)
 					}
@@ -115,7 +119,8 @@ func TestOwnersAreSetAgain(t *testing.T) {
 			if got := changes(dryRun(t, a, b, Options{})); !slices.Contains(got, "a change Deployment gateway-b-0") || !slices.Contains(got, "a change Secret gateway-b-0-1") {
 				t.Errorf("a dry run shows %q", got)
 			}
-			mustPeer(t, a, b, o)
+			mustPeer(t, a, b, tt.Options)
+			a.collect(t) // owners that are dead go when there is one that lives
 			if all, ownerless := a.belongings(t); len(ownerless) > 0 || len(all) < 13 {
 				t.Errorf("of %q these have no owner: %q", all, ownerless)
 			}
