@@ -140,10 +140,7 @@ func (c *Cluster) undoOne(ctx context.Context, ch change) error {
 	case live.GetResourceVersion() == "":
 		return nil
 	case !contains(live.Object, ch.After):
-		again := client.ApplyConfigurationFromUnstructured(ch.object().DeepCopy())
-		err := c.Client.Apply(ctx, again, client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll)
-		fields, _ := conflicts(live, err)
-		c.notice(ctx, fields, "the object stays as it is")
+		c.tellWhoHas(ctx, ch)
 		return nil
 	case ch.Before == nil:
 		return c.delete(ctx, live)
@@ -155,6 +152,13 @@ func (c *Cluster) undoOne(ctx context.Context, ch change) error {
 		manifests.KeepOverlayKeys(back, live) // others may use one that was added since
 	}
 	return c.write(ctx, back)
+}
+
+// tellWhoHas names the fields that others have set since a change, which is not put back therefore.
+func (c *Cluster) tellWhoHas(ctx context.Context, ch change) {
+	again := client.ApplyConfigurationFromUnstructured(ch.object().DeepCopy())
+	fields, _ := conflicts(ch.object(), c.Client.Apply(ctx, again, client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll))
+	c.notice(ctx, fields, "the object stays as it is")
 }
 
 // undoRanges gives the peer the ranges back that it had before they were changed.

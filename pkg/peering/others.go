@@ -71,8 +71,8 @@ func (s *side) wanted(ctx context.Context, obj manifests.Object) (want, live *un
 	return want, live, err
 }
 
-// conflicts are the fields of an object that somebody else has set, as an API server says that was to apply it without force. are is also true
-// where there are only those that commands and agents have updated.
+// conflicts are the fields of an object that somebody else has set, by the error of applying it without force. are is also true where only
+// commands and agents have set them otherwise.
 func conflicts(obj client.Object, err error) (fields []othersField, are bool) {
 	status := apierrors.APIStatus(nil)
 	if !apierrors.IsConflict(err) || !errors.As(err, &status) || status.Status().Details == nil {

@@ -231,8 +231,12 @@ func (s *side) goBack(ctx context.Context, changes []change, settle func(context
 // gatewayBack puts one gateway back, if it is as this command has left it.
 func (s *side) gatewayBack(ctx context.Context, c change) error {
 	_, live, err := s.read(ctx, c.object())
-	if err != nil || !contains(live.Object, c.After) {
+	if err != nil || live.GetResourceVersion() == "" {
 		return err
+	}
+	if !contains(live.Object, c.After) {
+		s.tellWhoHas(ctx, c)
+		return nil
 	}
 	g := gatewayIn(live)
 	p, err := get[v1alpha1.Peering](ctx, s.Cluster, "", g.Peering)
