@@ -99,9 +99,9 @@ func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined) erro
 	if err := answering.Start(ctx, echo); err != nil {
 		return err
 	}
-	svc := &corev1.Service{ObjectMeta: manifests.ProbeMeta(answering.Run(), "udp")}
+	svc := &corev1.Service{ObjectMeta: manifests.ProbeMeta(answering.run, "udp")}
 	svc.Spec = corev1.ServiceSpec{
-		Type: corev1.ServiceTypeNodePort, Selector: manifests.ProbeLabels(answering.Run()), PublishNotReadyAddresses: true,
+		Type: corev1.ServiceTypeNodePort, Selector: manifests.ProbeLabels(answering.run), PublishNotReadyAddresses: true,
 		Ports: []corev1.ServicePort{{Protocol: corev1.ProtocolUDP, Port: wayPort}},
 	}
 	if err := answering.Own(ctx, svc); err != nil {

@@ -3,6 +3,7 @@ package peering
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -87,6 +88,11 @@ const (
 	OneSided    = failure.OneSided
 	Busy        = failure.Busy
 )
+
+// errorf is an error of a class in this cluster: what was being done, why it failed, and a hint.
+func (c *Cluster) errorf(kind Kind, doing, hint, why string, args ...any) *Error {
+	return &Error{Kind: kind, Cluster: c.Name, Doing: doing, Hint: hint, Err: fmt.Errorf(why, args...)}
+}
 
 // fail wraps err with what was being done to this cluster and classifies it.
 func (c *Cluster) fail(doing string, err error) error {

@@ -43,14 +43,19 @@ func of[T client.Object](o objects) (out []T) {
 	return out
 }
 
-// byName returns the one with that name, nil if there is none.
-func byName[T client.Object](o objects, name string) (found T) {
+// theOne returns the one of a kind that is meant, nil if there is none.
+func theOne[T client.Object](o objects, is func(T) bool) (found T) {
 	for _, obj := range of[T](o) {
-		if obj.GetName() == name {
-			found = obj
+		if is(obj) {
+			return obj
 		}
 	}
 	return found
+}
+
+// byName returns the one with that name, nil if there is none.
+func byName[T client.Object](o objects, name string) T {
+	return theOne(o, func(obj T) bool { return obj.GetName() == name })
 }
 
 // reports are the NodeNetworks, by name. They share with the store what is in them, which nobody changes: to copy thousands at

@@ -26,7 +26,7 @@ const (
 type heartbeats map[string]heartbeat
 
 type heartbeat struct {
-	lease *coordinationv1.Lease
+	lease coordinationv1.Lease
 	// changed is when it last changed, zero if that is not known.
 	changed time.Time
 }
@@ -38,13 +38,13 @@ func (h heartbeats) note(leases []*coordinationv1.Lease, serverNow time.Time) {
 		switch stamp := stampOf(l); {
 		case known && last.lease.ResourceVersion == l.ResourceVersion:
 		case known:
-			h[l.Name] = heartbeat{lease: l, changed: time.Now()}
+			h[l.Name] = heartbeat{lease: *l, changed: time.Now()}
 		// One of several API servers may be a little ahead. More than that is no stamp to
 		// go by.
 		case stamp.IsZero(), stamp.Sub(serverNow) > silence:
-			h[l.Name] = heartbeat{lease: l}
+			h[l.Name] = heartbeat{lease: *l}
 		default:
-			h[l.Name] = heartbeat{lease: l, changed: time.Now().Add(-max(serverNow.Sub(stamp), 0))}
+			h[l.Name] = heartbeat{lease: *l, changed: time.Now().Add(-max(serverNow.Sub(stamp), 0))}
 		}
 	}
 }
@@ -75,34 +75,21 @@ func (h heartbeats) alive(name string, within time.Duration) bool {
 // pod is the one whose agent renews the Lease, empty if there is none.
 func (h heartbeats) pod(name string) string {
 	l := h[name].lease
-	if l == nil {
-		return ""
-	}
 	return cmp.Or(l.Annotations[v1alpha1.AnnotationPod], ptr.Deref(l.Spec.HolderIdentity, ""))
 }
 
-// version is that of the agent that renews the Lease, and measured what it tells with it; empty and nil where that is not known.
-func (h heartbeats) version(name string) string {
-	if l := h[name].lease; l != nil {
-		return l.Annotations[v1alpha1.AnnotationVersion]
-	}
-	return ""
-}
+// version is that of the agent that renews the Lease, empty where that is not known.
+func (h heartbeats) version(name string) string { return h[name].lease.Annotations[v1alpha1.AnnotationVersion] }
 
+// measured is what the agent tells with its Lease, nil where that is not known.
 func (h heartbeats) measured(name string) *v1alpha1.Measured {
-	if l := h[name].lease; l != nil {
-		return v1alpha1.ParseMeasured(l.Annotations[v1alpha1.AnnotationMeasured])
-	}
-	return nil
+	return v1alpha1.ParseMeasured(h[name].lease.Annotations[v1alpha1.AnnotationMeasured])
 }
 
 // starved is how late the agent is, in percent of a second; 0 where it does not say so.
 func (h heartbeats) starved(name string) int {
-	if l := h[name].lease; l != nil {
-		percent, _ := strconv.Atoi(l.Annotations[v1alpha1.AnnotationStarved])
-		return percent
-	}
-	return 0
+	percent, _ := strconv.Atoi(h[name].lease.Annotations[v1alpha1.AnnotationStarved])
+	return percent
 }
 
 // sinceOf is how long ago something was that the agent has told with its own clock,

@@ -68,24 +68,15 @@ func (x *examined) readKernels(ctx context.Context) error {
 	}
 	if reading.Err() != nil {
 		// Nobody says of a pod that it has ended where the kubelet is not heard of. By now that is known.
-		x.abandon(ctx, run)
+		_ = run.deletePods(ctx, client.GracePeriodSeconds(0)) // what is left goes with its node
 		if err := x.readNodes(ctx); err != nil {
 			return err
 		}
 	}
 	if removed := run.Remove(ctx); removed != nil {
-		x.abandon(ctx, run) // what was read is no less true
+		_ = run.deletePods(ctx, client.GracePeriodSeconds(0)) // what was read is no less true
 	}
 	return err
-}
-
-// abandon deletes the pods of a run without waiting for their nodes.
-func (x *examined) abandon(ctx context.Context, run *Probes) {
-	var pods corev1.PodList
-	_ = x.list(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelProbe: run.Run()})
-	for i := range pods.Items {
-		_ = x.delete(ctx, &pods.Items[i], client.GracePeriodSeconds(0)) // what is left goes with its node
-	}
 }
 
 // kernelTask is what a node's pod reads.

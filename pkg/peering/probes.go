@@ -64,8 +64,10 @@ type Probe struct {
 	begun time.Time
 	// refused is since when there is a reason against its pod.
 	refused time.Time
-	reading bool
 }
+
+// String names it in errors.
+func (p *Probe) String() string { return fmt.Sprintf("probe %s on node %s", p.Name, p.Node) }
 
 // fail says that it ends for a reason.
 func (p *Probe) fail(err error) {
@@ -93,12 +95,13 @@ func reached(c chan struct{}) {
 // killed, Kubernetes does so within a minute.
 type Probes struct {
 	cluster *Cluster
-	run     string
-	image   string
+	// run is the name of the run, which the label LabelProbe has on all of it. image is what the probes run.
+	run, image string
 
-	mu     sync.Mutex
-	all    []*Probe
-	owned  []client.Object
+	mu  sync.Mutex
+	all []*Probe
+	// made are all objects of the run but for pods.
+	made   []client.Object
 	stop   context.CancelFunc
 	beaten sync.WaitGroup
 	ctx    context.Context
@@ -118,15 +121,13 @@ func (c *Cluster) NewProbes(ctx context.Context, kind string) (*Probes, error) {
 		return nil, err
 	}
 	p.ctx, p.stop = context.WithCancel(context.WithoutCancel(ctx)) // until Remove
-	p.beaten.Go(func() { p.beat(p.ctx) })
+	p.beaten.Go(func() {
+		for sleep(p.ctx, probeBeat) == nil {
+			p.prolong(p.ctx)
+		}
+	})
 	return p, nil
 }
-
-// Run is the name of the run, which the label LabelProbe has on all of it.
-func (p *Probes) Run() string { return p.run }
-
-// Image is what the probes run.
-func (p *Probes) Image() string { return p.image }
 
 // Start makes probes, and begins to read what they say. It returns before they run: each says by its channels how far it is.
 func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
@@ -136,16 +137,16 @@ func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 		one.job = manifests.Probe{Run: p.run, Name: one.Name, Node: one.Node, Image: p.image, Task: one.Task, Host: one.Host}.Job()
 		g.Go(func() error { return p.create(gctx, one.job) })
 	}
-	p.mu.Lock()
-	p.all = append(p.all, probes...)
-	p.mu.Unlock()
 	if err := g.Wait(); err != nil {
 		return err
 	}
+	p.mu.Lock()
+	p.all = append(p.all, probes...)
+	p.mu.Unlock()
 	p.beaten.Go(func() {
 		err := failure.Caught(func() error { return p.follow(p.ctx, probes) })
 		for _, one := range probes {
-			if err != nil && !one.reading && one.Err == nil {
+			if err != nil && one.Pod == nil && one.Err == nil {
 				one.fail(err)
 			}
 		}
@@ -157,7 +158,6 @@ func (p *Probes) Start(ctx context.Context, probes ...*Probe) error {
 func (p *Probes) Own(ctx context.Context, objs ...client.Object) error {
 	p.mu.Lock()
 	owner := p.all[0].job
-	p.owned = append(p.owned, objs...)
 	p.mu.Unlock()
 	g, gctx := failure.NewGroup(ctx)
 	for _, obj := range objs {
@@ -173,7 +173,13 @@ func (p *Probes) create(ctx context.Context, obj client.Object) error {
 	if apierrors.IsAlreadyExists(err) {
 		err = p.cluster.Client.Get(ctx, client.ObjectKeyFromObject(obj), obj)
 	}
-	return p.cluster.fail("create "+describe(obj), err)
+	if err != nil {
+		return p.cluster.fail("create "+describe(obj), err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.made = append(p.made, obj)
+	return nil
 }
 
 // follow waits until each of the probes runs or cannot, and has what it says read.
@@ -182,10 +188,10 @@ func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 	return c.await(ctx, "start the probe pods", c.podsHint(), []client.ObjectList{&corev1.PodList{}, &corev1.EventList{}}, func(ctx context.Context, o objects) (string, error) {
 		var missing []string
 		for _, one := range probes {
-			if one.reading || one.Err != nil {
+			if one.Pod != nil || one.Err != nil {
 				continue
 			}
-			pod := one.podIn(o)
+			pod := theOne(o, func(pod *corev1.Pod) bool { return metav1.IsControlledBy(pod, one.job) })
 			reason, err := c.whyNoProbe(o, one, pod)
 			switch {
 			case err != nil:
@@ -193,23 +199,12 @@ func (p *Probes) follow(ctx context.Context, probes []*Probe) error {
 			case reason != "":
 				missing = append(missing, fmt.Sprintf("%s on node %s: %s", one.job.Name, one.Node, reason))
 			default:
-				p.mu.Lock()
-				one.Pod, one.reading = pod.DeepCopy(), true
-				p.mu.Unlock()
+				one.Pod = pod
 				p.beaten.Go(func() { p.listen(ctx, one) })
 			}
 		}
 		return strings.Join(missing, "; "), nil
 	})
-}
-
-func (p *Probe) podIn(o objects) *corev1.Pod {
-	for _, pod := range of[*corev1.Pod](o) {
-		if metav1.IsControlledBy(pod, p.job) {
-			return pod
-		}
-	}
-	return nil
 }
 
 // whyNoProbe is why what a probe says cannot be read yet, and an error if that will not change.
@@ -246,20 +241,16 @@ func (c *Cluster) whyNoProbe(o objects, one *Probe, pod *corev1.Pod) (reason str
 
 // refusedFor is an error if there has been a reason against a pod for some time.
 func (p *Probe) refusedFor(isRefused bool, c *Cluster, reason string) error {
-	if !isRefused {
+	switch {
+	case !isRefused:
 		p.refused = time.Time{}
-		return nil
-	}
-	if p.refused.IsZero() {
+	case p.refused.IsZero():
 		p.refused = time.Now()
+	case time.Since(p.refused) >= probeRefusal:
+		hint := fmt.Sprintf("%s -n %s describe job %s", c.Kubectl, p.job.Namespace, p.job.Name)
+		return c.errorf(NotReady, fmt.Sprintf("start probe %s on node %s", p.job.Name, p.Node), hint, "%s", reason)
 	}
-	if time.Since(p.refused) < probeRefusal {
-		return nil
-	}
-	return &Error{
-		Kind: NotReady, Cluster: c.Name, Doing: fmt.Sprintf("start probe %s on node %s", p.job.Name, p.Node), Err: errors.New(reason),
-		Hint: fmt.Sprintf("%s -n %s describe job %s", c.Kubectl, p.job.Namespace, p.job.Name),
-	}
+	return nil
 }
 
 // listen reads what a probe says until it ends.
@@ -295,27 +286,15 @@ func (p *Probes) listen(ctx context.Context, one *Probe) {
 	switch {
 	case one.Err != nil:
 	case strings.Contains(last, "unknown command"):
-		one.Err = p.cluster.startError(one.Pod, fmt.Errorf("the agents' image %s is of a version without probes", p.image))
-		one.Err.(*Error).Hint = "kubectl liqonet upgrade " + p.cluster.Name
+		e := p.cluster.startError(one.Pod, fmt.Errorf("the agents' image %s is of a version without probes", p.image))
+		e.Hint = "kubectl liqonet upgrade " + p.cluster.Name
+		one.Err = e
 	case !spoken:
 		one.Err = p.cluster.startError(one.Pod, errors.New(cmp.Or(last, "it has said nothing")))
 	}
 }
 
-// beat gives the probes more time as long as the command lives.
-func (p *Probes) beat(ctx context.Context) {
-	ticker := time.NewTicker(probeBeat)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			p.prolong(ctx)
-		}
-	}
-}
-
+// prolong gives the probes more time as long as the command lives.
 func (p *Probes) prolong(ctx context.Context) {
 	p.mu.Lock()
 	all := slices.Clone(p.all)
@@ -332,44 +311,31 @@ func (p *Probes) prolong(ctx context.Context) {
 	}
 }
 
-// End tells probes to end, and waits until they have said their last word.
+// End tells probes to end that are ready, and waits until they have said their last word.
 func (p *Probes) End(ctx context.Context, probes ...*Probe) error {
 	g, gctx := failure.NewGroup(ctx)
 	for _, one := range probes {
+		if one.Pod == nil {
+			continue
+		}
 		g.Go(func() error {
-			if err := p.remove(gctx, one); err != nil || p.podOf(one) == nil {
+			if err := p.cluster.deleteEach(gctx, []client.Object{one.job, one.Pod}); err != nil {
 				return err
 			}
-			select {
-			case <-one.Ended:
-				return nil
-			case <-gctx.Done():
-				return p.cluster.timedOut(gctx, "wait for the last word of pod "+one.Pod.Name, p.cluster.podsHint(), "")
-			}
+			return p.cluster.awaitProbe(gctx, one.Ended, "wait for the last word of pod "+one.Pod.Name)
 		})
 	}
 	return g.Wait()
 }
 
-// remove deletes a probe's pod and its Job.
-func (p *Probes) remove(ctx context.Context, one *Probe) error {
-	if one.job == nil || one.job.UID == "" {
+// awaitProbe waits for a channel of a probe.
+func (c *Cluster) awaitProbe(ctx context.Context, is <-chan struct{}, doing string) error {
+	select {
+	case <-is:
 		return nil
+	case <-ctx.Done():
+		return c.timedOut(ctx, doing, c.podsHint(), "")
 	}
-	if err := p.cluster.delete(ctx, one.job); err != nil {
-		return err
-	}
-	if pod := p.podOf(one); pod != nil {
-		return p.cluster.delete(ctx, pod)
-	}
-	return nil
-}
-
-// podOf is a probe's pod, also while it is being started.
-func (p *Probes) podOf(one *Probe) *corev1.Pod {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return one.Pod
 }
 
 // Remove removes all of the run, and waits until it is gone. The context of the command may have ended.
@@ -377,44 +343,26 @@ func (p *Probes) Remove(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTimeout)
 	defer cancel()
 	p.mu.Lock()
-	all, owned := p.all, p.owned
+	c, made := p.cluster, p.made
 	p.mu.Unlock()
-	g, gctx := failure.NewGroup(ctx)
-	for _, one := range all {
-		g.Go(func() error { return p.remove(gctx, one) })
-	}
-	for _, obj := range owned {
-		if obj.GetUID() != "" {
-			g.Go(func() error { return p.cluster.delete(gctx, obj) })
-		}
-	}
-	err := errors.Join(g.Wait(), p.removePods(ctx))
+	err := errors.Join(c.deleteEach(ctx, made), p.deletePods(ctx))
 	p.stop()
 	p.beaten.Wait()
-	if err == nil && len(all) > 0 {
-		err = p.cluster.await(ctx, "wait until the probe pods are gone", p.cluster.podsHint(), []client.ObjectList{&corev1.PodList{}}, func(_ context.Context, o objects) (string, error) {
-			for _, pod := range of[*corev1.Pod](o) {
-				if pod.Labels[v1alpha1.LabelProbe] == p.run {
-					return "pod " + pod.Name + " is still there", nil
-				}
+	if err == nil && len(made) > 0 {
+		err = c.await(ctx, "wait until the probe pods are gone", c.podsHint(), []client.ObjectList{&corev1.PodList{}}, func(_ context.Context, o objects) (string, error) {
+			if pod := theOne(o, func(pod *corev1.Pod) bool { return pod.Labels[v1alpha1.LabelProbe] == p.run }); pod != nil {
+				return "pod " + pod.Name + " is still there", nil
 			}
 			return "", nil
 		})
 	}
-	return errors.Join(err, p.cluster.returnNamespace(ctx))
+	return errors.Join(err, c.returnNamespace(ctx))
 }
 
-// removePods deletes the pods of the run at once. Kubernetes does the same for those of Jobs that are gone, but later.
-func (p *Probes) removePods(ctx context.Context) error {
-	var pods corev1.PodList
-	if err := p.cluster.list(ctx, &pods, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelProbe: p.run}); err != nil {
-		return err
-	}
-	g, ctx := failure.NewGroup(ctx)
-	for i := range pods.Items {
-		g.Go(func() error { return p.cluster.delete(ctx, &pods.Items[i]) })
-	}
-	return g.Wait()
+// deletePods deletes the pods of the run at once. Kubernetes does the same for those of Jobs that are gone, but later.
+func (p *Probes) deletePods(ctx context.Context, opts ...client.DeleteOption) error {
+	pods, err := p.cluster.ours(ctx, &corev1.PodList{}, client.MatchingLabels{v1alpha1.LabelProbe: p.run})
+	return errors.Join(err, p.cluster.deleteEach(ctx, pods, opts...))
 }
 
 // RunProbes makes probes, waits until each has done its task or cannot, and removes all of it.
@@ -428,10 +376,8 @@ func (c *Cluster) RunProbes(ctx context.Context, kind string, probes ...*Probe) 
 		return err
 	}
 	for _, one := range probes {
-		select {
-		case <-one.Ended:
-		case <-ctx.Done():
-			return c.timedOut(ctx, "wait for probe "+one.Name+" on node "+one.Node, c.podsHint(), "")
+		if err := c.awaitProbe(ctx, one.Ended, "wait for "+one.String()); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -447,10 +393,8 @@ func (c *Cluster) lendNamespace(ctx context.Context) error {
 	case err != nil:
 		return err
 	case ns != nil && !isOurs(ns):
-		return &Error{
-			Kind: Usage, Cluster: c.Name, Doing: "run probes in namespace " + ns.Name, Err: errors.New("liqonet has not made it"),
-			Hint: fmt.Sprintf("delete it if nobody needs it (%s delete namespace %s)", c.Kubectl, ns.Name),
-		}
+		hint := fmt.Sprintf("delete it if nobody needs it (%s delete namespace %s)", c.Kubectl, ns.Name)
+		return c.errorf(Usage, "run probes in namespace "+ns.Name, hint, "liqonet has not made it")
 	case ns != nil && ns.DeletionTimestamp.IsZero():
 		return nil
 	case ns != nil:

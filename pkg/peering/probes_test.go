@@ -166,8 +166,8 @@ func TestImageOfProbes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if run.Image() != want {
-			t.Errorf("the image is %s, want %s", run.Image(), want)
+		if run.image != want {
+			t.Errorf("the image is %s, want %s", run.image, want)
 		}
 		if err := run.Remove(t.Context()); err != nil {
 			t.Error(err)

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
 )
 
 // get reads an object. It returns nil if there is none, or not even its kind.
@@ -41,6 +42,15 @@ func (c *Cluster) list(ctx context.Context, list client.ObjectList, opts ...clie
 		return c.fail(fmt.Sprintf("list %s objects", kindName(list)), err)
 	}
 	return nil
+}
+
+// lists reads the objects of several kinds at the same time, those in namespaces from ours.
+func (c *Cluster) lists(ctx context.Context, lists ...client.ObjectList) error {
+	g, ctx := failure.NewGroup(ctx)
+	for _, list := range lists {
+		g.Go(func() error { return c.list(ctx, list, inOurNamespace(list)) })
+	}
+	return g.Wait()
 }
 
 // inOurNamespace limits the list of a kind that is in namespaces to ours.

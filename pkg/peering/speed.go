@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/verify"
@@ -13,22 +14,22 @@ import (
 const benchTime = 1500
 
 // speeds measures both directions, one after the other: from pod to pod, and from node to node without the tunnel.
-func speeds(ctx context.Context, a, b *verified, token string) (out []verify.Speed, err error) {
+func speeds(ctx context.Context, a, b *verified) (out []verify.Speed, err error) {
 	for i, pair := range [][2]*verified{{a, b}, {b, a}} {
 		from, to := pair[0], pair[1]
 		source, target := from.benchNode(), to.benchNode()
 		if source == nil || target == nil {
-			from.note("no speed is measured: a pod to measure with is missing")
+			from.Left = append(from.Left, "no speed is measured: a pod to measure with is missing")
 			continue
 		}
 		known, _ := to.Known.Translate(target.Pod)
-		tunnel, err := from.measure(ctx, fmt.Sprintf("bench-pod-%d", i), source.Name, false, token, netip.AddrPortFrom(known, verify.PodPort))
+		tunnel, err := from.measure(ctx, fmt.Sprintf("bench-pod-%d", i), source.Name, false, netip.AddrPortFrom(known, verify.PodPort))
 		if err != nil {
 			return nil, err
 		}
 		var bare *probe.Speed
 		if at := to.bareAddress(target, from); at.IsValid() {
-			if bare, err = from.measure(ctx, fmt.Sprintf("bench-node-%d", i), source.Name, true, token, at); err != nil {
+			if bare, err = from.measure(ctx, fmt.Sprintf("bench-node-%d", i), source.Name, true, at); err != nil {
 				return nil, err
 			}
 		}
@@ -38,13 +39,13 @@ func speeds(ctx context.Context, a, b *verified, token string) (out []verify.Spe
 }
 
 // benchNode is the last of a side's nodes that has a pod which answers: one without a gateway, where there is one.
-func (s *verified) benchNode() (out *verify.Node) {
-	for i := range s.Nodes {
-		if s.Nodes[i].Pod.IsValid() {
-			out = &s.Nodes[i]
+func (s *verified) benchNode() *verify.Node {
+	for _, n := range slices.Backward(pointers(s.Nodes)) {
+		if n.Pod.IsValid() {
+			return n
 		}
 	}
-	return out
+	return nil
 }
 
 // bareAddress is where a node answers without the tunnel, invalid if it does not.
@@ -58,16 +59,16 @@ func (s *verified) bareAddress(n *verify.Node, from *verified) netip.AddrPort {
 }
 
 // measure runs one probe that measures, nil if it does not get there.
-func (s *verified) measure(ctx context.Context, name, node string, host bool, token string, to netip.AddrPort) (*probe.Speed, error) {
-	p := &Probe{Name: name, Node: node, Host: host, Task: probe.Task{Token: token, Bench: &probe.Bench{To: to, Milliseconds: benchTime}}}
+func (s *verified) measure(ctx context.Context, name, node string, host bool, to netip.AddrPort) (*probe.Speed, error) {
+	p := &Probe{Name: name, Node: node, Host: host, Task: probe.Task{Token: s.token, Bench: &probe.Bench{To: to, Milliseconds: benchTime}}}
 	if err := s.probes.Start(ctx, p); err != nil {
 		return nil, err
 	}
-	if err := s.awaitEnd(ctx, p); err != nil {
+	if err := s.awaitProbe(ctx, p.Ended, "wait for "+p.String()); err != nil {
 		return nil, err
 	}
 	if p.Err != nil {
-		s.note(fmt.Sprintf("%s: no speed is measured from node %s to %s: %v", s.Cluster.Name, node, to, p.Err))
+		s.note("no speed is measured from node %s to %s: %v", node, to, p.Err)
 	}
 	return p.Result.Speed, nil
 }

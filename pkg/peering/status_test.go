@@ -38,7 +38,7 @@ type world struct {
 // beat has the Lease of an agent renewed some time ago, by an agent whose clock is an
 // hour ahead.
 func (w *world) beat(name string, ago time.Duration) {
-	w.beats[name] = heartbeat{changed: time.Now().Add(-ago), lease: &coordinationv1.Lease{
+	w.beats[name] = heartbeat{changed: time.Now().Add(-ago), lease: coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: agentsNow}},
 	}}
 }
@@ -184,7 +184,9 @@ func TestViewOfMeasured(t *testing.T) {
 		`{"lossPercent":101}`: {RTT: new(1.25), LossPercent: 1, HandshakeAge: new(int64(60))},
 	} {
 		w := newWorld()
-		w.beats["gateway-b-0"].lease.Annotations = map[string]string{v1alpha1.AnnotationMeasured: told}
+		beat := w.beats["gateway-b-0"]
+		beat.lease.Annotations = map[string]string{v1alpha1.AnnotationMeasured: told}
+		w.beats["gateway-b-0"] = beat
 		p := w.view(t).Planes[0]
 		if diff := cmp.Diff(want, PlaneView{RTT: p.RTT, LossPercent: p.LossPercent, HandshakeAge: p.HandshakeAge}); diff != "" {
 			t.Errorf("%s: %s", told, diff)

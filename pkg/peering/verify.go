@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -46,10 +47,12 @@ func toVerify() []permission {
 type verified struct {
 	*Cluster
 	verify.Side
+	// token is what probes of both clusters know each other by.
+	token   string
 	peering *v1alpha1.Peering
 	// addresses are those of all its nodes.
 	addresses []netip.Addr
-	// servers and hosts are the probes of each node, nil where it has none. Callers follow.
+	// servers, hosts and callers are the probes of each node, nil where it has none.
 	servers, hosts, callers []*Probe
 	probes                  *Probes
 	questions               []verify.Question
@@ -63,7 +66,8 @@ func Verify(ctx context.Context, a, b *Cluster, bench bool, r Reporter) (report 
 	if a.ID == b.ID {
 		return nil, sameCluster(a, b)
 	}
-	sides := [2]*verified{{Cluster: a}, {Cluster: b}}
+	token := utilrand.String(32)
+	sides := [2]*verified{{Cluster: a, token: token}, {Cluster: b, token: token}}
 	sides[0].Letter, sides[1].Letter = "a", "b"
 	if err := r.Step(ctx, "Reading both clusters", func(ctx context.Context) error {
 		for _, s := range sides {
@@ -81,44 +85,28 @@ func Verify(ctx context.Context, a, b *Cluster, bench bool, r Reporter) (report 
 		return nil, err
 	}
 	defer func() {
-		removing := r.Step(context.WithoutCancel(ctx), "Removing the probes", func(ctx context.Context) error {
-			return both(ctx, sides, func(ctx context.Context, s, _ *verified) error {
-				if s.probes == nil {
-					return nil
-				}
-				return s.probes.Remove(ctx)
-			})
-		})
+		removing := r.Step(context.WithoutCancel(ctx), "Removing the probes", both(sides, (*verified).removeProbes))
 		if err = errors.Join(err, removing); err == nil {
 			report.Seconds = time.Since(begin).Seconds()
 		}
 	}()
-	token := utilrand.String(32)
-	if err := r.Step(ctx, "Starting probes that answer", func(ctx context.Context) error { return serveAll(ctx, sides, token) }); err != nil {
-		return nil, err
-	}
-	if err := r.Step(ctx, "Starting probes on nodes", func(ctx context.Context) error {
-		return both(ctx, sides, func(ctx context.Context, s, peer *verified) error { return s.startHosts(ctx, peer, token) })
-	}); err != nil {
-		return nil, err
-	}
-	if err := r.Step(ctx, "Sending packets", func(ctx context.Context) error {
-		return both(ctx, sides, func(ctx context.Context, s, _ *verified) error { return s.callAll(ctx, token) })
-	}); err != nil {
-		return nil, err
-	}
 	report = &verify.Report{Clusters: []string{a.Name, b.Name}}
-	if bench {
-		if err := r.Step(ctx, "Measuring the speed", func(ctx context.Context) error {
-			report.Bench, err = speeds(ctx, sides[0], sides[1], token)
-			return err
-		}); err != nil {
-			return nil, err
+	step := func(name string, do func(context.Context) error) {
+		if err == nil {
+			err = r.Step(ctx, name, do)
 		}
 	}
-	if err := r.Step(ctx, "Reading what nodes have counted", func(ctx context.Context) error {
-		return both(ctx, sides, func(ctx context.Context, s, _ *verified) error { return s.probes.End(ctx, s.hosts...) })
-	}); err != nil {
+	step("Starting probes that answer", both(sides, (*verified).startServers, (*verified).leadAbroad))
+	step("Starting probes on nodes", both(sides, (*verified).startHosts))
+	step("Sending packets", both(sides, (*verified).callAll))
+	if bench {
+		step("Measuring the speed", func(ctx context.Context) (err error) {
+			report.Bench, err = speeds(ctx, sides[0], sides[1])
+			return err
+		})
+	}
+	step("Reading what nodes have counted", both(sides, (*verified).endHosts))
+	if err != nil {
 		return nil, err
 	}
 	report.Checks = verify.Judge(&sides[0].Side, &sides[1].Side, sides[0].findings(), sides[1].findings())
@@ -127,13 +115,20 @@ func Verify(ctx context.Context, a, b *Cluster, bench bool, r Reporter) (report 
 	return report, nil
 }
 
-// both does something in both clusters at the same time.
-func both(ctx context.Context, sides [2]*verified, do func(ctx context.Context, s, peer *verified) error) error {
-	g, ctx := failure.NewGroup(ctx)
-	for i, s := range sides {
-		g.Go(func() error { return do(ctx, s, sides[1-i]) })
+// both does parts of a step one after the other, each of them in both clusters at the same time.
+func both(sides [2]*verified, parts ...func(s *verified, ctx context.Context, peer *verified) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for _, do := range parts {
+			g, gctx := failure.NewGroup(ctx)
+			for i, s := range sides {
+				g.Go(func() error { return do(s, gctx, sides[1-i]) })
+			}
+			if err := g.Wait(); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	return g.Wait()
 }
 
 // read reads what is known of a side.
@@ -143,11 +138,11 @@ func (s *verified) read(ctx context.Context, peer *Cluster) error {
 		return err
 	}
 	if err := p.Check(); err != nil {
-		return &Error{Kind: NotReady, Cluster: s.Cluster.Name, Doing: "read the peering", Err: err}
+		return s.errorf(NotReady, "read the peering", "", "%w", err)
 	}
 	s.peering = p
 	s.Side = verify.Side{
-		Letter: s.Letter, Cluster: s.Cluster.Name, Peer: peer.Name, Peering: p.Name, Kubectl: s.Cluster.Kubectl,
+		Letter: s.Letter, Cluster: s.Name, Peer: peer.Name, Peering: p.Name, Kubectl: s.Cluster.Kubectl,
 		Index: p.Spec.Index, Known: known, Remote: p.RemoteRanges(),
 	}
 	for _, plane := range p.Spec.Planes {
@@ -157,13 +152,15 @@ func (s *verified) read(ctx context.Context, peer *Cluster) error {
 		return err
 	}
 	var all v1alpha1.PeeringList
-	if err := s.list(ctx, &all); err != nil {
+	var list corev1.NodeList
+	var reports v1alpha1.NodeNetworkList
+	if err := s.lists(ctx, &all, &list, &reports); err != nil {
 		return err
 	}
 	if s.Third, err = thirdClusters(all.Items, p); err != nil {
 		return err
 	}
-	return s.readNodes(ctx)
+	return s.chooseNodes(list.Items, plan.ReportsByNode(reports.Items))
 }
 
 // thirdClusters are the other peers of a cluster, and where the gateways are that lead to them.
@@ -175,11 +172,8 @@ func thirdClusters(all []v1alpha1.Peering, p *v1alpha1.Peering) (out []verify.Th
 		third := verify.Third{Name: other.Spec.Remote.Name}
 		for _, plane := range other.Spec.Planes {
 			number, err := ipam.GatewayNumber(int(other.Spec.Index), int(plane.Index))
-			if err != nil {
-				return nil, err
-			}
-			addr, err := ipam.GatewayAddr(p.Spec.Local.InternalCIDR.Prefix, number)
-			if err != nil {
+			addr, addrErr := ipam.GatewayAddr(p.Spec.Local.InternalCIDR.Prefix, number)
+			if err := cmp.Or(err, addrErr); err != nil {
 				return nil, err
 			}
 			third.Gateways = append(third.Gateways, addr)
@@ -189,47 +183,39 @@ func thirdClusters(all []v1alpha1.Peering, p *v1alpha1.Peering) (out []verify.Th
 	return out, nil
 }
 
-// readNodes chooses the nodes that get probes.
-func (s *verified) readNodes(ctx context.Context) error {
-	var list corev1.NodeList
-	var reports v1alpha1.NodeNetworkList
-	if err := errors.Join(s.list(ctx, &list), s.list(ctx, &reports)); err != nil {
-		return err
-	}
-	byNode := plan.ReportsByNode(reports.Items)
+// chooseNodes chooses the nodes that get probes.
+func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.NodeNetwork) error {
 	var candidates []verify.Candidate
 	known := map[string]verify.Node{}
-	for i := range list.Items {
-		n := &list.Items[i]
+	for _, n := range pointers(all) {
 		own := slices.DeleteFunc(nodes.Addresses(n, corev1.NodeInternalIP), func(a netip.Addr) bool { return !s.peering.Carries(a) })
 		s.addresses = append(s.addresses, own...)
-		report := byNode[n.Name]
-		if !nodes.RunsAgents(n) || !nodes.Ready(n) || report == nil {
-			if nodes.RunsAgents(n) {
-				s.Left = append(s.Left, fmt.Sprintf("%s: node %s is left out, as it is not ready, or has no agent", s.Cluster.Name, n.Name))
+		switch report := reports[n.Name]; {
+		case !nodes.RunsAgents(n):
+		case !nodes.Ready(n), report == nil:
+			s.note("node %s is left out, as it is not ready, or has no agent", n.Name)
+		default:
+			gateways := s.gatewaysOn(n.Name)
+			known[n.Name] = verify.Node{
+				Name: n.Name, Addresses: own, Overlay: report.Status.Address.Addr, Gateways: gateways, MTU: s.mtuOf(report),
 			}
-			continue
+			candidates = append(candidates, verify.Candidate{Name: n.Name, Gateways: gateways})
 		}
-		one := verify.Node{Name: n.Name, Addresses: own, Gateways: s.gatewaysOn(n.Name), MTU: s.mtuOf(report)}
-		one.Overlay = report.Status.Address.Addr
-		known[n.Name] = one
-		candidates = append(candidates, verify.Candidate{Name: n.Name, Gateways: one.Gateways})
 	}
 	if len(candidates) == 0 {
-		return &Error{
-			Kind: NotReady, Cluster: s.Cluster.Name, Doing: "choose nodes for the probes", Err: errors.New("no node is ready and has an agent that has reported"),
-			Hint: s.Cluster.Kubectl + " get nodes,nodenetworks",
-		}
+		hint := s.Cluster.Kubectl + " get nodes,nodenetworks"
+		return s.errorf(NotReady, "choose nodes for the probes", hint, "no node is ready and has an agent that has reported")
 	}
 	pods, hosts := verify.Choose(candidates)
 	if len(pods) == 1 {
-		s.Left = append(s.Left, fmt.Sprintf("%s: there is one node only, so none without a gateway is tried", s.Cluster.Name))
+		s.note("there is one node only, so none without a gateway is tried")
 	}
-	for _, name := range hosts {
+	s.servers, s.hosts, s.callers = make([]*Probe, len(hosts)), make([]*Probe, len(hosts)), make([]*Probe, len(hosts))
+	for i, name := range hosts {
 		s.Nodes = append(s.Nodes, known[name])
-		s.servers, s.hosts = append(s.servers, nil), append(s.hosts, nil)
 		if slices.Contains(pods, name) {
-			s.servers[len(s.servers)-1] = &Probe{Name: fmt.Sprintf("serve-%d", len(s.servers)-1), Node: name}
+			task := probe.Task{Token: s.token, Serve: &probe.Serve{Name: s.PodID(i), Port: verify.PodPort}}
+			s.servers[i] = &Probe{Name: fmt.Sprintf("serve-%d", i), Node: name, Task: task}
 		}
 	}
 	return nil
@@ -266,22 +252,10 @@ func there(probes []*Probe) []*Probe {
 	return slices.DeleteFunc(slices.Clone(probes), func(p *Probe) bool { return p == nil })
 }
 
-// serveAll starts the probes in pods that answer, and what leads to them.
-func serveAll(ctx context.Context, sides [2]*verified, token string) error {
-	if err := both(ctx, sides, func(ctx context.Context, s, peer *verified) error { return s.startServers(ctx, peer, token) }); err != nil {
-		return err
-	}
-	return both(ctx, sides, func(ctx context.Context, s, peer *verified) error { return s.leadAbroad(ctx, peer) })
-}
-
-func (s *verified) startServers(ctx context.Context, peer *verified, token string) (err error) {
+// startServers starts the probes in pods that answer, and makes services.
+func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
 	if s.probes, err = s.NewProbes(ctx, "verify"); err != nil {
 		return err
-	}
-	for i, p := range s.servers {
-		if p != nil {
-			p.Task = probe.Task{Token: token, Serve: &probe.Serve{Name: s.PodID(i), Port: verify.PodPort}}
-		}
 	}
 	servers := there(s.servers)
 	if err := s.probes.Start(ctx, servers...); err != nil {
@@ -299,35 +273,53 @@ func (s *verified) startServers(ctx context.Context, peer *verified, token strin
 	}
 	var failed error
 	for i, p := range s.servers {
-		switch {
-		case p == nil:
-		case p.Err != nil:
-			failed, s.Nodes[i].PodError = p.Err, p.Err
-			s.Left = append(s.Left, fmt.Sprintf("%s: no pod of %s is tried: %v", s.Cluster.Name, p.Node, p.Err))
-		default:
+		if p == nil {
+			continue
+		}
+		n := &s.Nodes[i]
+		if n.PodError = p.Err; p.Err == nil {
 			addr := s.addressOf(p)
 			if _, ok := s.Known.Translate(addr); ok {
-				s.Nodes[i].Pod = addr
+				n.Pod = addr
 				continue
 			}
-			failed = fmt.Errorf("its address %s is in no range that the peering carries", p.Pod.Status.PodIP)
-			s.Nodes[i].PodError = failed
-			s.Left = append(s.Left, fmt.Sprintf("%s: no pod of %s is tried: %v", s.Cluster.Name, p.Node, failed))
+			n.PodError = fmt.Errorf("its address %s is in no range that the peering carries", p.Pod.Status.PodIP)
 		}
+		failed = n.PodError
+		s.note("no pod of %s is tried: %v", p.Node, failed)
 	}
 	if !slices.ContainsFunc(s.Nodes, func(n verify.Node) bool { return n.Pod.IsValid() }) {
-		return &Error{Kind: NotReady, Cluster: s.Cluster.Name, Doing: "start a pod to try", Err: failed, Hint: s.podsHint()}
+		return s.errorf(NotReady, "start a pod to try", s.podsHint(), "%w", failed)
 	}
 	return nil
 }
 
+// removeProbes removes what was made.
+func (s *verified) removeProbes(ctx context.Context, _ *verified) error {
+	if s.probes == nil {
+		return nil
+	}
+	return s.probes.Remove(ctx)
+}
+
+// endHosts ends the nodes' own probes, which then say what they have counted.
+func (s *verified) endHosts(ctx context.Context, _ *verified) error { return s.probes.End(ctx, s.hosts...) }
+
 // addressOf is the address of a pod that the peering carries, invalid if it has none.
 func (s *verified) addressOf(p *Probe) netip.Addr {
-	if p.Pod == nil {
-		return netip.Addr{}
+	var ips []string
+	if p.Pod != nil {
+		for _, ip := range p.Pod.Status.PodIPs {
+			ips = append(ips, ip.IP)
+		}
 	}
-	for _, ip := range p.Pod.Status.PodIPs {
-		if addr, err := netip.ParseAddr(ip.IP); err == nil && s.peering.Carries(addr) {
+	return s.carried(ips...)
+}
+
+// carried is the first address that the peering carries, invalid if there is none.
+func (s *verified) carried(ips ...string) netip.Addr {
+	for _, ip := range ips {
+		if addr, err := netip.ParseAddr(ip); err == nil && s.peering.Carries(addr) {
 			return addr
 		}
 	}
@@ -337,10 +329,8 @@ func (s *verified) addressOf(p *Probe) netip.Addr {
 // awaitReady waits until probes serve, or cannot.
 func (s *verified) awaitReady(ctx context.Context, probes []*Probe) error {
 	for _, p := range probes {
-		select {
-		case <-p.Ready:
-		case <-ctx.Done():
-			return s.timedOut(ctx, "start probe "+p.Name+" on node "+p.Node, s.podsHint(), "")
+		if err := s.awaitProbe(ctx, p.Ready, "start "+p.String()); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -348,29 +338,24 @@ func (s *verified) awaitReady(ctx context.Context, probes []*Probe) error {
 
 // service is one for the probes of this cluster, or, without a selector, one that leads to the peer's.
 func (s *verified) service(name string, own bool) *corev1.Service {
-	svc := &corev1.Service{ObjectMeta: manifests.ProbeMeta(s.probes.Run(), name), Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeNodePort}}
-	for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
-		svc.Spec.Ports = append(svc.Spec.Ports, corev1.ServicePort{Name: portName(protocol), Protocol: protocol, Port: verify.PodPort, TargetPort: intstr.FromInt32(verify.PodPort)})
+	port := func(name string, protocol corev1.Protocol) corev1.ServicePort {
+		return corev1.ServicePort{Name: name, Protocol: protocol, Port: verify.PodPort, TargetPort: intstr.FromInt32(verify.PodPort)}
 	}
+	svc := &corev1.Service{ObjectMeta: manifests.ProbeMeta(s.probes.run, name), Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{port("tcp", corev1.ProtocolTCP), port("udp", corev1.ProtocolUDP)},
+	}}
 	if own {
 		// So that the pods see who calls.
 		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
-		svc.Spec.Selector = map[string]string{v1alpha1.LabelProbe: s.probes.Run(), manifests.LabelProbeServes: ""}
+		svc.Spec.Selector = map[string]string{v1alpha1.LabelProbe: s.probes.run, manifests.LabelProbeServes: ""}
 	}
 	return svc
-}
-
-func portName(p corev1.Protocol) string {
-	if p == corev1.ProtocolTCP {
-		return "tcp"
-	}
-	return "udp"
 }
 
 // makeService makes a service, without NodePorts where these are not allowed.
 func (s *verified) makeService(ctx context.Context, svc *corev1.Service) (out verify.Service, err error) {
 	if err = s.probes.Own(ctx, svc); isRefused(err) {
-		s.note(fmt.Sprintf("%s: no NodePort is tried: %v", s.Cluster.Name, err))
+		s.note("no NodePort is tried: %v", err)
 		svc.Spec.Type, svc.Spec.ExternalTrafficPolicy = corev1.ServiceTypeClusterIP, ""
 		err = s.probes.Own(ctx, svc)
 	}
@@ -380,11 +365,7 @@ func (s *verified) makeService(ctx context.Context, svc *corev1.Service) (out ve
 	if err != nil {
 		return out, err
 	}
-	for _, ip := range svc.Spec.ClusterIPs {
-		if addr, err := netip.ParseAddr(ip); err == nil && s.peering.Carries(addr) {
-			out.IP = addr
-		}
-	}
+	out.IP = s.carried(svc.Spec.ClusterIPs...)
 	out.TCP, out.UDP = uint16(svc.Spec.Ports[0].NodePort), uint16(svc.Spec.Ports[1].NodePort)
 	return out, nil
 }
@@ -393,15 +374,15 @@ func (s *verified) makeService(ctx context.Context, svc *corev1.Service) (out ve
 func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
 
 // note adds what is left out.
-func (s *verified) note(what string) {
+func (s *verified) note(what string, args ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.Left = append(s.Left, what)
+	s.Left = append(s.Left, s.Name+": "+fmt.Sprintf(what, args...))
 }
 
 // policy admits what the probes send, where other policies allow nothing.
 func (s *verified) policy(peer *verified) client.Object {
-	from := []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: manifests.ProbeLabels(s.probes.Run())}}}
+	from := []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: manifests.ProbeLabels(s.probes.run)}}}
 	block := func(p netip.Prefix) networkingv1.NetworkPolicyPeer {
 		return networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: p.String()}}
 	}
@@ -418,8 +399,8 @@ func (s *verified) policy(peer *verified) client.Object {
 			to = append(to, block(netip.PrefixFrom(a, a.BitLen())))
 		}
 	}
-	return &networkingv1.NetworkPolicy{ObjectMeta: manifests.ProbeMeta(s.probes.Run(), "admits"), Spec: networkingv1.NetworkPolicySpec{
-		PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.LabelProbe: s.probes.Run()}},
+	return &networkingv1.NetworkPolicy{ObjectMeta: manifests.ProbeMeta(s.probes.run, "admits"), Spec: networkingv1.NetworkPolicySpec{
+		PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.LabelProbe: s.probes.run}},
 		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
 		Ingress:     []networkingv1.NetworkPolicyIngressRule{{From: from}},
 		Egress:      []networkingv1.NetworkPolicyEgressRule{{To: to}},
@@ -429,10 +410,10 @@ func (s *verified) policy(peer *verified) client.Object {
 // leadAbroad has a service of this cluster lead to the peer's pods.
 func (s *verified) leadAbroad(ctx context.Context, peer *verified) error {
 	objs := []client.Object{s.policy(peer)}
-	slice := &discoveryv1.EndpointSlice{ObjectMeta: manifests.ProbeMeta(s.probes.Run(), "abroad"), AddressType: discoveryv1.AddressTypeIPv4}
-	slice.Labels[discoveryv1.LabelServiceName] = s.probes.Run() + "-abroad"
-	for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
-		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: new(portName(protocol)), Protocol: new(protocol), Port: new(int32(verify.PodPort))})
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: manifests.ProbeMeta(s.probes.run, "abroad"), AddressType: discoveryv1.AddressTypeIPv4}
+	slice.Labels[discoveryv1.LabelServiceName] = s.probes.run + "-abroad"
+	for _, p := range s.service("abroad", false).Spec.Ports {
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &p.Port})
 	}
 	for _, n := range peer.Nodes {
 		if mapped, ok := peer.Known.Translate(n.Pod); ok && n.Pod.IsValid() {
@@ -446,17 +427,17 @@ func (s *verified) leadAbroad(ctx context.Context, peer *verified) error {
 }
 
 // startHosts starts the nodes' own probes. Where they are refused, all else is tried.
-func (s *verified) startHosts(ctx context.Context, peer *verified, token string) error {
+func (s *verified) startHosts(ctx context.Context, peer *verified) error {
 	s.questions = verify.Questions(&s.Side, &peer.Side)
 	for i, n := range s.Nodes {
-		w := probe.Watch{Run: s.probes.Run(), Remote: s.Remote, Addresses: n.Addresses}
+		w := probe.Watch{Run: s.probes.run, Remote: s.Remote, Addresses: n.Addresses}
 		for _, plane := range n.Gateways {
 			if pod := s.peering.PlaneStatus(plane).PodIP; pod.IsValid() {
 				w.Gateways = append(w.Gateways, pod.Addr)
 			}
 		}
 		s.hosts[i] = &Probe{Name: fmt.Sprintf("node-%d", i), Node: n.Name, Host: true, Task: probe.Task{
-			Token: token, Watch: &w, Serve: &probe.Serve{Name: s.HostID(i), Port: verify.NodePort}, Calls: verify.Calls(s.questions, s.HostID(i)),
+			Token: s.token, Watch: &w, Serve: &probe.Serve{Name: s.HostID(i), Port: verify.NodePort}, Calls: verify.Calls(s.questions, s.HostID(i)),
 		}}
 	}
 	if err := s.probes.Start(ctx, s.hosts...); err != nil {
@@ -468,40 +449,37 @@ func (s *verified) startHosts(ctx context.Context, peer *verified, token string)
 	for i, p := range s.hosts {
 		if p.Err != nil {
 			s.Nodes[i].HostError = p.Err
-			s.note(fmt.Sprintf("%s: nothing is tried from node %s itself: %v", s.Cluster.Name, p.Node, p.Err))
+			s.note("nothing is tried from node %s itself: %v", p.Node, p.Err)
 		}
 	}
 	return nil
 }
 
 // callAll has probes in pods call, and waits for these and for the calls of the nodes' own.
-func (s *verified) callAll(ctx context.Context, token string) error {
+func (s *verified) callAll(ctx context.Context, _ *verified) error {
+	gateways := s.metrics() // of the first one
 	for i, p := range s.servers {
-		if !s.Nodes[i].Pod.IsValid() {
-			continue
+		if s.Nodes[i].Pod.IsValid() {
+			task := probe.Task{Token: s.token, Calls: verify.Calls(s.questions, s.PodID(i)), Gateways: gateways}
+			s.callers[i] = &Probe{Name: fmt.Sprintf("call-%d", i), Node: p.Node, Task: task}
+			gateways = nil
 		}
-		task := probe.Task{Token: token, Calls: verify.Calls(s.questions, s.PodID(i))}
-		if len(s.callers) == 0 {
-			task.Gateways = s.metrics()
-		}
-		s.callers = append(s.callers, &Probe{Name: fmt.Sprintf("call-%d", i), Node: p.Node, Task: task})
 	}
-	if err := s.probes.Start(ctx, s.callers...); err != nil {
+	callers := there(s.callers)
+	if err := s.probes.Start(ctx, callers...); err != nil {
 		return err
 	}
 	for _, p := range s.hosts {
-		select {
-		case <-p.Answered:
-		case <-ctx.Done():
-			return s.timedOut(ctx, "wait for the calls of node "+p.Node, s.podsHint(), "")
+		if err := s.awaitProbe(ctx, p.Answered, "wait for the calls of node "+p.Node); err != nil {
+			return err
 		}
 	}
-	for _, p := range s.callers {
-		if err := s.awaitEnd(ctx, p); err != nil {
+	for _, p := range callers {
+		if err := s.awaitProbe(ctx, p.Ended, "wait for "+p.String()); err != nil {
 			return err
 		}
 		if p.Err != nil {
-			s.note(fmt.Sprintf("%s: no pod of %s has called: %v", s.Cluster.Name, p.Node, p.Err))
+			s.note("no pod of %s has called: %v", p.Node, p.Err)
 		}
 	}
 	return nil
@@ -519,28 +497,12 @@ func (s *verified) metrics() (out []netip.AddrPort) {
 	return out
 }
 
-func (s *verified) awaitEnd(ctx context.Context, p *Probe) error {
-	select {
-	case <-p.Ended:
-		return nil
-	case <-ctx.Done():
-		return s.timedOut(ctx, "wait for probe "+p.Name+" on node "+p.Node, s.podsHint(), "")
-	}
-}
-
 // findings are what the probes of this side have said.
 func (s *verified) findings() verify.Findings {
 	f := verify.Findings{Questions: s.questions, Answers: map[string]probe.Answer{}, Askers: map[string]netip.Addr{}}
-	for _, p := range slices.Concat(s.hosts, s.callers) {
+	for _, p := range there(slices.Concat(s.hosts, s.callers)) {
 		for _, a := range p.Result.Answers {
 			f.Answers[a.ID] = a
-		}
-	}
-	callers := s.callers
-	for i := range s.servers {
-		if s.Nodes[i].Pod.IsValid() {
-			f.Askers[s.PodID(i)] = s.addressOf(callers[0])
-			callers = callers[1:]
 		}
 	}
 	for i, p := range s.hosts {
@@ -553,7 +515,11 @@ func (s *verified) findings() verify.Findings {
 		}
 		f.Watched = append(f.Watched, w)
 	}
-	for _, p := range s.callers {
+	for i, p := range s.callers {
+		if p == nil {
+			continue
+		}
+		f.Askers[s.PodID(i)] = s.addressOf(p)
 		for i, g := range p.Result.Gateways {
 			w := verify.Watched{Plane: &s.Planes[i], Watched: probe.Watched{Dropped: g.Dropped}}
 			if g.Error != "" {
