@@ -79,7 +79,7 @@ func readPair(ctx context.Context, f *doctor.Facts, a, b *examined, o DoctorOpti
 // tryWay has a pod of the client's cluster call one of the server's by UDP, at a NodePort of its own, as a gateway would.
 func tryWay(ctx context.Context, way *doctor.Way, server, caller *examined) error {
 	for _, c := range []*examined{server, caller} {
-		if err := c.checkPermissions(ctx, slices.Concat(toProbe(), permissions("", v1alpha1.Namespace, "create delete", "services"))); err != nil {
+		if err := c.checkPermissions(ctx, slices.Concat(toProbe(), permissions(v1alpha1.Namespace, "create delete", "services"))); err != nil {
 			return err
 		}
 	}

@@ -79,7 +79,9 @@ func (h heartbeats) pod(name string) string {
 }
 
 // version is that of the agent that renews the Lease, empty where that is not known.
-func (h heartbeats) version(name string) string { return h[name].lease.Annotations[v1alpha1.AnnotationVersion] }
+func (h heartbeats) version(name string) string {
+	return h[name].lease.Annotations[v1alpha1.AnnotationVersion]
+}
 
 // measured is what the agent tells with its Lease, nil where that is not known.
 func (h heartbeats) measured(name string) *v1alpha1.Measured {

@@ -2,11 +2,9 @@ package peering
 
 import (
 	"context"
-	"errors"
 	"path"
 	"slices"
 	"strings"
-	"sync"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -22,13 +20,15 @@ import (
 // permission is a verb on a resource, in our namespace or in all, on one object or on all.
 type permission struct{ group, resource, namespace, verb, name string }
 
-// permissions are all of the verbs on each of the resources, and on all objects if none is named.
-func permissions(group, namespace, verbs, resources string, names ...string) []permission {
+// permissions are all of the verbs on each of the resources (as RESOURCE.GROUP) in a namespace, or in all if it is empty; on all objects if
+// none is named.
+func permissions(namespace, verbs, resources string, names ...string) []permission {
 	if len(names) == 0 {
 		names = []string{""}
 	}
 	var out []permission
-	for _, resource := range strings.Fields(resources) {
+	for _, of := range strings.Fields(resources) {
+		resource, group, _ := strings.Cut(of, ".")
 		for _, verb := range strings.Fields(verbs) {
 			for _, name := range names {
 				out = append(out, permission{group, resource, namespace, verb, name})
@@ -38,12 +38,13 @@ func permissions(group, namespace, verbs, resources string, names ...string) []p
 	return out
 }
 
+// What belongs together in the groups of Kubernetes that have long names.
 const (
-	rbac   = "rbac.authorization.k8s.io"
-	leases = "coordination.k8s.io"
-	// admission is the group of policies.
-	admission         = "admissionregistration.k8s.io"
-	admissionPolicies = "validatingadmissionpolicies validatingadmissionpolicybindings"
+	clusterRoles      = " clusterroles.rbac.authorization.k8s.io clusterrolebindings.rbac.authorization.k8s.io "
+	roles             = " roles.rbac.authorization.k8s.io rolebindings.rbac.authorization.k8s.io "
+	leases            = " leases.coordination.k8s.io "
+	definitions       = " customresourcedefinitions.apiextensions.k8s.io "
+	admissionPolicies = " validatingadmissionpolicies.admissionregistration.k8s.io validatingadmissionpolicybindings.admissionregistration.k8s.io "
 )
 
 // toRemove are the permissions without which Unpeer cannot do its work. To
@@ -51,29 +52,21 @@ const (
 func toRemove() []permission {
 	ns := v1alpha1.Namespace
 	return slices.Concat(
-		permissions("", "", "list watch", "nodes"),
-		permissions("", "", "get delete", "namespaces"),
-		permissions("apiextensions.k8s.io", "", "get list delete", "customresourcedefinitions"),
-		permissions(leases, metav1.NamespaceSystem, "get list create update patch delete", "leases"), // the locks
-		permissions(rbac, "", "list delete", "clusterroles clusterrolebindings"),
-		permissions(rbac, ns, "list delete", "roles rolebindings"),
-		permissions(rbac, metav1.NamespaceDefault, "list delete", "roles rolebindings"),
-		permissions("", metav1.NamespaceDefault, "list delete deletecollection", "events"),
-		permissions(admission, "", "list delete", admissionPolicies),
-		permissions(leases, ns, "get list watch delete", "leases"),
-		permissions("apps", ns, "list delete", "deployments"),
-		permissions("apps", ns, "list watch delete", "daemonsets replicasets"),
+		permissions("", "list watch", "nodes nodenetworks.liqonet.io"),
+		permissions("", "get delete", "namespaces"+definitions),
+		permissions("", "list delete", "peerings.liqonet.io"+definitions+clusterRoles+admissionPolicies),
+		permissions("", "get create patch update delete", "clusternetworks.liqonet.io"),
+		permissions(metav1.NamespaceSystem, "get list create update patch delete", leases), // the locks
+		permissions(metav1.NamespaceDefault, "list delete", "events"+roles),
+		permissions(metav1.NamespaceDefault, "deletecollection", "events"),
+		permissions(ns, "list delete", "configmaps resourcequotas secrets serviceaccounts services"+roles),
+		permissions(ns, "list delete", "deployments.apps poddisruptionbudgets.policy"),
+		permissions(ns, "list watch delete", "pods daemonsets.apps replicasets.apps"+leases),
 		// To retire keys of the overlay that only this peering used.
-		permissions("apps", ns, "get patch", "daemonsets"),
-		permissions("apps", ns, "list watch", "controllerrevisions"),
-		permissions("policy", ns, "list delete", "poddisruptionbudgets"),
-		permissions("", ns, "get create patch", "secrets"),
-		permissions("", ns, "get", "configmaps"),
-		permissions("", ns, "list delete", "configmaps resourcequotas secrets serviceaccounts services"),
-		permissions("", ns, "list watch delete", "pods"),
-		permissions("liqonet.io", "", "get create patch update delete", "clusternetworks"),
-		permissions("liqonet.io", "", "list delete", "peerings"),
-		permissions("liqonet.io", "", "list watch", "nodenetworks"),
+		permissions(ns, "get patch", "daemonsets.apps"),
+		permissions(ns, "list watch", "controllerrevisions.apps"),
+		permissions(ns, "get create patch", "secrets"),
+		permissions(ns, "get", "configmaps"+leases),
 	)
 }
 
@@ -82,30 +75,23 @@ func toInstall() []permission {
 	ns := v1alpha1.Namespace
 	return slices.Concat(
 		toRemove(),
-		permissions("", "", "list", "pods services"),
-		permissions("", "", "create patch", "namespaces"),
-		permissions("apiextensions.k8s.io", "", "create patch", "customresourcedefinitions"),
-		permissions(rbac, "", "get create patch", "clusterroles clusterrolebindings"),
-		permissions(rbac, ns, "get create patch", "roles rolebindings"),
-		permissions(rbac, metav1.NamespaceDefault, "get create patch", "roles rolebindings"),
-		permissions(admission, "", "get create patch", admissionPolicies),
-		permissions(leases, ns, "create patch", "leases"),
-		permissions("apps", ns, "create", "daemonsets"),
-		permissions("apps", ns, "get watch create patch", "deployments"),
-		permissions("", ns, "create patch", "configmaps"),
-		permissions("", ns, "get create patch", "resourcequotas serviceaccounts"),
-		permissions("policy", ns, "get create patch", "poddisruptionbudgets"),
-		permissions("", ns, "get watch create patch", "services"),
-		permissions("liqonet.io", "", "get create patch", "peerings"),
+		permissions("", "list", "pods services"),
+		permissions("", "create patch", "namespaces"+definitions),
+		permissions("", "get create patch", "peerings.liqonet.io"+clusterRoles+admissionPolicies),
+		permissions(metav1.NamespaceDefault, "get create patch", roles),
+		permissions(ns, "get create patch", "resourcequotas serviceaccounts poddisruptionbudgets.policy"+roles),
+		permissions(ns, "get watch create patch", "services deployments.apps"),
+		permissions(ns, "create patch", "configmaps"+leases),
+		permissions(ns, "create", "daemonsets.apps"),
 		// Nobody may give to the agents what they do not have themselves.
-		permissions("", metav1.NamespaceDefault, "create", "events"),
-		permissions("apps", "", "get list watch", "daemonsets"),
-		permissions("", "", "list watch", "namespaces"),
-		permissions("", "", "get watch", "nodes pods"),
-		permissions("liqonet.io", "", "list", "clusternetworks"),
-		permissions("liqonet.io", "", "watch", "peerings"),
-		permissions("liqonet.io", "", "patch", "peerings/status nodenetworks/status"),
-		permissions("liqonet.io", "", "get watch create patch delete", "nodenetworks"),
+		permissions(metav1.NamespaceDefault, "create", "events"),
+		permissions("", "get list watch", "daemonsets.apps"),
+		permissions("", "list watch", "namespaces"),
+		permissions("", "get watch", "nodes pods"),
+		permissions("", "list", "clusternetworks.liqonet.io"),
+		permissions("", "watch", "peerings.liqonet.io"),
+		permissions("", "patch", "peerings/status.liqonet.io nodenetworks/status.liqonet.io"),
+		permissions("", "get watch create patch delete", "nodenetworks.liqonet.io"),
 	)
 }
 
@@ -114,41 +100,32 @@ func toInstall() []permission {
 func toRotate(peering string) []permission {
 	ns := v1alpha1.Namespace
 	out := slices.Concat(
-		permissions("", "", "get", "namespaces", metav1.NamespaceSystem, ns),
-		permissions("", "", "patch", "namespaces", ns),
-		permissions("", "", "list watch", "nodes"),
-		permissions("", "", "list", "pods services"),
-		permissions("apps", "", "list", "daemonsets"),
-		permissions("networking.k8s.io", "", "list", "servicecidrs"),
-		permissions("discovery.k8s.io", metav1.NamespaceDefault, "list", "endpointslices"),
-		permissions("apiextensions.k8s.io", "", "get list", "customresourcedefinitions"),
-		permissions(rbac, "", "list", "clusterroles clusterrolebindings"),
-		permissions(rbac, metav1.NamespaceDefault, "list", "roles rolebindings"),
-		permissions(rbac, ns, "get list create patch delete", "roles rolebindings"),
-		permissions(leases, metav1.NamespaceSystem, "get list create update delete", "leases"), // the locks
-		permissions(leases, ns, "get list watch create patch delete", "leases"),
-		permissions("apps", ns, "get watch patch", "daemonsets"),
-		permissions("apps", ns, "get list watch create patch delete", "deployments"),
-		permissions("apps", ns, "list watch", "replicasets controllerrevisions"),
-		permissions("policy", ns, "get list patch", "poddisruptionbudgets"),
-		permissions("", ns, "watch delete", "pods"),
-		permissions("", ns, "get create patch delete", "configmaps"),
-		permissions("", ns, "get list create patch delete", "secrets serviceaccounts"),
-		permissions("", ns, "get list patch", "resourcequotas"),
-		permissions("", ns, "get watch patch", "services"),
-		permissions("liqonet.io", "", "get list update", "clusternetworks"),
-		permissions("liqonet.io", "", "get list watch patch", "peerings"),
-		permissions("liqonet.io", "", "list watch", "nodenetworks"),
-		permissions("liqonet.io", "", "patch", "peerings/status"),
+		permissions("", "get", "namespaces", metav1.NamespaceSystem, ns),
+		permissions("", "patch", "namespaces", ns),
+		permissions("", "list watch", "nodes nodenetworks.liqonet.io"),
+		permissions("", "list", "pods services daemonsets.apps servicecidrs.networking.k8s.io"+clusterRoles),
+		permissions("", "get list", definitions),
+		permissions("", "get list update", "clusternetworks.liqonet.io"),
+		permissions("", "get list watch patch", "peerings.liqonet.io"),
+		permissions("", "patch", "peerings/status.liqonet.io"),
+		permissions(metav1.NamespaceDefault, "list", "endpointslices.discovery.k8s.io"+roles),
+		permissions(metav1.NamespaceSystem, "get list create update delete", leases), // the locks
+		permissions(ns, "get list watch create patch delete", "deployments.apps"+leases),
+		permissions(ns, "get list create patch delete", "secrets serviceaccounts"+roles),
+		permissions(ns, "get create patch delete", "configmaps"),
+		permissions(ns, "get list patch", "resourcequotas poddisruptionbudgets.policy"),
+		permissions(ns, "get watch patch", "services daemonsets.apps"),
+		permissions(ns, "list watch", "replicasets.apps controllerrevisions.apps"),
+		permissions(ns, "watch delete", "pods"),
 		// Only to be given to the gateway of a temporary plane.
-		permissions("", metav1.NamespaceDefault, "create", "events"),
+		permissions(metav1.NamespaceDefault, "create", "events"),
 	)
 	maps, kinds := discovery.OfPlugins()
 	for _, name := range maps {
-		out = append(out, permissions("", "", "get", "configmaps", path.Base(name))...)
+		out = append(out, permissions("", "get", "configmaps", path.Base(name))...)
 	}
 	for _, kind := range kinds {
-		out = append(out, permissions(kind.Group, "", "list", resourceOf(kind))...)
+		out = append(out, permissions("", "list", resourceOf(kind))...)
 	}
 	agents, _ := manifests.NodeAgent(manifests.Agents{}, []int32{1})
 	out = append(out, outside(agents, "get patch")...)
@@ -161,15 +138,14 @@ func toRotate(peering string) []permission {
 
 func resourceOf(kind schema.GroupVersionKind) string {
 	resource, _ := meta.UnsafeGuessKindToResource(kind)
-	return resource.Resource
+	return resource.GroupResource().String()
 }
 
 // outside are permissions on those of the objects that are not in our namespace.
 func outside(objs []manifests.Object, verbs string) (out []permission) {
 	for _, o := range objs {
 		if o.GetNamespace() != v1alpha1.Namespace {
-			kind := o.GetObjectKind().GroupVersionKind()
-			out = append(out, permissions(kind.Group, o.GetNamespace(), verbs, resourceOf(kind), o.GetName())...)
+			out = append(out, permissions(o.GetNamespace(), verbs, resourceOf(o.GetObjectKind().GroupVersionKind()), o.GetName())...)
 		}
 	}
 	return out
@@ -181,30 +157,28 @@ func (c *Cluster) checkPermissions(ctx context.Context, all []permission) error 
 	if everything, err := c.allowed(ctx, permission{group: "*", resource: "*", verb: "*"}); err != nil || everything {
 		return err
 	}
-	var mu sync.Mutex
-	var missing []string
+	missing := make([]string, len(all))
 	g, ctx := failure.NewGroup(ctx)
 	g.SetLimit(8)
-	for _, p := range all {
+	for i, p := range all {
 		g.Go(func() error {
 			ok, err := c.allowed(ctx, p)
-			if err != nil || ok {
-				return err
+			if err == nil && !ok {
+				missing[i] = strings.TrimSpace(strings.TrimSuffix(p.verb+" "+p.resource+"."+p.group, ".") + " " + p.name)
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			missing = append(missing, strings.TrimSpace(strings.TrimSuffix(p.verb+" "+p.resource+"."+p.group, ".")+" "+p.name))
-			return nil
+			return err
 		})
 	}
-	if err := g.Wait(); err != nil || len(missing) == 0 {
+	if err := g.Wait(); err != nil {
 		return err
 	}
 	slices.Sort(missing)
-	return &Error{
-		Kind: Forbidden, Cluster: c.Name, Doing: "check permissions", Err: errors.New("the user may not " + strings.Join(slices.Compact(missing), ", ")),
-		Hint: "use a kubeconfig whose user may (cluster-admin can), or have an administrator run the command; nothing was changed",
+	missing = slices.DeleteFunc(slices.Compact(missing), func(m string) bool { return m == "" })
+	if len(missing) == 0 {
+		return nil
 	}
+	const hint = "use a kubeconfig whose user may (cluster-admin can), or have an administrator run the command; nothing was changed"
+	return c.errorf(Forbidden, "check permissions", hint, "the user may not %s", strings.Join(missing, ", "))
 }
 
 func (c *Cluster) allowed(ctx context.Context, p permission) (bool, error) {

@@ -439,11 +439,10 @@ func LentNamespace(ns *corev1.Namespace) bool {
 func toProbe() []permission {
 	ns := v1alpha1.Namespace
 	return slices.Concat(
-		permissions("", "", "get", "namespaces"),
-		permissions("apps", ns, "get", "daemonsets"),
-		permissions("batch", ns, "get create patch delete", "jobs"),
-		permissions("", ns, "list watch delete", "pods"),
-		permissions("", ns, "get", "pods/log"),
-		permissions("", ns, "list watch", "events"),
+		permissions("", "get", "namespaces"),
+		permissions(ns, "get", "daemonsets.apps pods/log"),
+		permissions(ns, "get create patch delete", "jobs.batch"),
+		permissions(ns, "list watch delete", "pods"),
+		permissions(ns, "list watch", "events"),
 	)
 }

@@ -31,15 +31,11 @@ import (
 
 // toVerify are the permissions that Verify needs.
 func toVerify() []permission {
-	ns := v1alpha1.Namespace
 	return slices.Concat(
 		toProbe(),
-		permissions("", "", "list", "nodes"),
-		permissions("liqonet.io", "", "list", "peerings nodenetworks"),
-		permissions("discovery.k8s.io", metav1.NamespaceDefault, "list", "endpointslices"),
-		permissions("", ns, "get create delete", "services"),
-		permissions("discovery.k8s.io", ns, "get create delete", "endpointslices"),
-		permissions("networking.k8s.io", ns, "get create delete", "networkpolicies"),
+		permissions("", "list", "nodes peerings.liqonet.io nodenetworks.liqonet.io"),
+		permissions(metav1.NamespaceDefault, "list", "endpointslices.discovery.k8s.io"),
+		permissions(v1alpha1.Namespace, "get create delete", "services endpointslices.discovery.k8s.io networkpolicies.networking.k8s.io"),
 	)
 }
 
@@ -303,7 +299,9 @@ func (s *verified) removeProbes(ctx context.Context, _ *verified) error {
 }
 
 // endHosts ends the nodes' own probes, which then say what they have counted.
-func (s *verified) endHosts(ctx context.Context, _ *verified) error { return s.probes.End(ctx, s.hosts...) }
+func (s *verified) endHosts(ctx context.Context, _ *verified) error {
+	return s.probes.End(ctx, s.hosts...)
+}
 
 // addressOf is the address of a pod that the peering carries, invalid if it has none.
 func (s *verified) addressOf(p *Probe) netip.Addr {
