@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
@@ -24,34 +26,29 @@ import (
 // peer knows it, when gateway and nodes have applied it. Doing so again changes
 // nothing.
 func (c *Cluster) ExposeHost(ctx context.Context, peer *Cluster, host netip.Addr, r Reporter) (netip.Addr, error) {
-	p, _, err := c.peeringWith(ctx, peer)
+	p, err := c.peeringToChange(ctx, peer)
 	if err != nil {
-		return netip.Addr{}, err
-	}
-	if err := c.checkPeer(ctx, peer); err != nil {
 		return netip.Addr{}, err
 	}
 	if err := c.canExpose(ctx, p, host); err != nil {
 		return netip.Addr{}, err
 	}
 	number := 0
-	err = c.changeHosts(ctx, peer, r, func(a *v1alpha1.PeerAllocation) error {
-		used := map[int]bool{}
+	err = c.changeHosts(ctx, peer, r, func(a *v1alpha1.PeerAllocation) (err error) {
+		used := sets.New[int]()
 		for _, h := range a.Hosts {
 			if h.Address.Addr == host {
 				number = int(h.Number)
 				return errUnchanged
 			}
-			used[int(h.Number)] = true
+			used.Insert(int(h.Number))
 		}
 		if len(a.Hosts) >= maxHosts {
 			return fmt.Errorf("%d hosts are exposed to %q already", maxHosts, peer.Name)
 		}
-		if number, err = ipam.HostNumber(host, func(n int) bool { return used[n] }); err != nil {
-			return err
-		}
+		number, err = ipam.HostNumber(host, used.Has)
 		a.Hosts = append(a.Hosts, v1alpha1.ExposedHost{Address: v1alpha1.IP{Addr: host}, Number: int32(number)})
-		return nil
+		return err
 	})
 	if err != nil {
 		return netip.Addr{}, err
@@ -61,10 +58,7 @@ func (c *Cluster) ExposeHost(ctx context.Context, peer *Cluster, host netip.Addr
 
 // HideHost takes back what ExposeHost did, and says whether there was anything.
 func (c *Cluster) HideHost(ctx context.Context, peer *Cluster, host netip.Addr, r Reporter) (was bool, err error) {
-	if _, _, err := c.peeringWith(ctx, peer); err != nil {
-		return false, err
-	}
-	if err := c.checkPeer(ctx, peer); err != nil {
+	if _, err := c.peeringToChange(ctx, peer); err != nil {
 		return false, err
 	}
 	err = c.changeHosts(ctx, peer, r, func(a *v1alpha1.PeerAllocation) error {
@@ -79,13 +73,22 @@ func (c *Cluster) HideHost(ctx context.Context, peer *Cluster, host netip.Addr, 
 	return was, err
 }
 
+// peeringToChange reads the Peering with a peer that has proven who it is.
+func (c *Cluster) peeringToChange(ctx context.Context, peer *Cluster) (*v1alpha1.Peering, error) {
+	p, _, err := c.peeringWith(ctx, peer)
+	if err != nil {
+		return nil, err
+	}
+	return p, c.checkPeer(ctx, peer)
+}
+
 // maxHosts is what a Peering has room for.
 const maxHosts = 256
 
 // canExpose fails if an address is none of a host outside.
 func (c *Cluster) canExpose(ctx context.Context, p *v1alpha1.Peering, host netip.Addr) error {
 	refused := func(format string, args ...any) error {
-		return &Error{Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("expose host %s to %q", host, p.Spec.Remote.Name), Err: fmt.Errorf(format, args...)}
+		return c.errorf(Usage, fmt.Sprintf("expose host %s to %q", host, p.Spec.Remote.Name), "", format, args...)
 	}
 	if !p.Carries(host) || host.IsLoopback() || host.IsMulticast() || host.IsUnspecified() || host.IsLinkLocalUnicast() {
 		return refused("it is not an IPv4 address that nodes send to")
@@ -99,7 +102,8 @@ func (c *Cluster) canExpose(ctx context.Context, p *v1alpha1.Peering, host netip
 		return refused("it is in the overlay's range %s", p.Spec.Local.InternalCIDR)
 	}
 	var peerings v1alpha1.PeeringList
-	if err := c.list(ctx, &peerings); err != nil {
+	var list corev1.NodeList
+	if err := c.lists(ctx, &peerings, &list); err != nil {
 		return err
 	}
 	for _, other := range peerings.Items {
@@ -109,13 +113,9 @@ func (c *Cluster) canExpose(ctx context.Context, p *v1alpha1.Peering, host netip
 			}
 		}
 	}
-	var list corev1.NodeList
-	if err := c.list(ctx, &list); err != nil {
-		return err
-	}
-	for i := range list.Items {
-		if nodes.HasAddress(&list.Items[i], host) {
-			return refused("it is node %s: nodes are not open to peers", list.Items[i].Name)
+	for _, n := range pointers(list.Items) {
+		if nodes.HasAddress(n, host) {
+			return refused("it is node %s: nodes are not open to peers", n.Name)
 		}
 	}
 	servers, err := c.apiServerAddresses(ctx)
@@ -159,68 +159,60 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, r Reporter, ch
 		return err
 	}
 	return underLocks(ctx, "expose-host", r.Step, []lock.Cluster{c.lock(peer.ID)}, func(ctx context.Context) error {
-		return c.changeHostsAlone(ctx, peer, change)
-	})
-}
-
-func (c *Cluster) changeHostsAlone(ctx context.Context, peer *Cluster, change func(*v1alpha1.PeerAllocation) error) error {
-	cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-		a := plan.Allocation(cn, peer.ID)
-		if a == nil {
-			return errUnpeered
-		}
-		return change(a)
-	})
-	if err != nil {
-		return c.fail("write the exposed hosts to the ledger", err)
-	}
-	name := plan.Allocation(cn, peer.ID).Name
-	beats := heartbeats{}
-	kinds := append(viewKinds(), &v1alpha1.ClusterNetworkList{})
-	return c.await(ctx, "wait until gateway and nodes have applied it", c.podsHint(), kinds, func(ctx context.Context, o objects) (string, error) {
-		p := byName[*v1alpha1.Peering](o, name)
-		if p == nil {
-			return "", errUnpeered
-		}
-		hosts, err := c.currentHosts(ctx, peer, p.Spec.Local.ExternalCIDR.Prefix)
+		cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+			a := plan.Allocation(cn, peer.ID)
+			if a == nil {
+				return errUnpeered
+			}
+			return change(a)
+		})
 		if err != nil {
-			return "", err
+			return c.fail("write the exposed hosts to the ledger", err)
 		}
-		if !slices.Equal(hosts, p.Spec.Local.Hosts) {
-			return "the Peering has just been changed", c.applyHosts(ctx, p, hosts)
-		}
-		v, missing, err := c.viewOf(p, o, beats)
-		// A plane that does not work, as where its gateway has no node, may stay so for long. Packets take the others.
-		v.Planes = slices.DeleteFunc(v.Planes, func(plane PlaneView) bool { return !plane.Connected })
-		if len(v.Planes) > 0 {
-			missing = settled(p, v)
-		}
-		return missing, err
+		name := plan.Allocation(cn, peer.ID).Name
+		beats := heartbeats{}
+		kinds := append(viewKinds(), &v1alpha1.ClusterNetworkList{})
+		return c.await(ctx, "wait until gateway and nodes have applied it", c.podsHint(), kinds, func(ctx context.Context, o objects) (string, error) {
+			p := byName[*v1alpha1.Peering](o, name)
+			if p == nil {
+				return "", errUnpeered
+			}
+			if changed, err := c.applyHosts(ctx, peer, p); changed || err != nil {
+				return "the Peering has just been changed", err
+			}
+			v, missing, err := c.viewOf(p, o, beats)
+			// A plane that does not work, as where its gateway has no node, may stay so for long. Packets take the others.
+			v.Planes = slices.DeleteFunc(v.Planes, func(plane PlaneView) bool { return !plane.Connected })
+			if len(v.Planes) > 0 {
+				missing = settled(p, v)
+			}
+			return missing, err
+		})
 	})
 }
 
-// currentHosts are the exposed hosts as the ledger has them now: others may change it
-// at the same time.
+// currentHosts are the exposed hosts as the ledger has them now: others may change it at the same time.
 func (c *Cluster) currentHosts(ctx context.Context, peer *Cluster, external netip.Prefix) ([]v1alpha1.AddressMapping, error) {
 	entry, err := c.entry(ctx, peer.ID)
-	switch {
-	case err != nil:
-		return nil, err
-	case entry == nil:
-		return nil, c.fail("read which hosts are exposed", errUnpeered)
+	if entry == nil {
+		return nil, c.fail("read which hosts are exposed", cmp.Or(err, errUnpeered))
 	}
 	return plan.HostMappings(entry, external)
 }
 
-// applyHosts changes the hosts of the Peering, if it still is as it was read: what
-// somebody else has changed meanwhile is not undone.
-func (c *Cluster) applyHosts(ctx context.Context, p *v1alpha1.Peering, hosts []v1alpha1.AddressMapping) error {
+// applyHosts changes the hosts of the Peering to those of the ledger, if it still is as it was read: what somebody else has
+// changed meanwhile is not undone.
+func (c *Cluster) applyHosts(ctx context.Context, peer *Cluster, p *v1alpha1.Peering) (changed bool, err error) {
+	hosts, err := c.currentHosts(ctx, peer, p.Spec.Local.ExternalCIDR.Prefix)
+	if err != nil || slices.Equal(hosts, p.Spec.Local.Hosts) {
+		return false, err
+	}
 	spec := *p.Spec.DeepCopy()
 	spec.Local.Hosts = hosts
 	obj := manifests.Peering(p.Name, spec)
 	obj.ResourceVersion, obj.UID = p.ResourceVersion, p.UID
-	if err := newSide(c, 0).apply(ctx, obj); !apierrors.IsConflict(err) {
-		return err
+	if err = newSide(c, 0).apply(ctx, obj); apierrors.IsConflict(err) {
+		err = nil // the next look is at the newer one
 	}
-	return nil
+	return true, err
 }
