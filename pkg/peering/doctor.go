@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -53,44 +54,37 @@ type DoctorOptions struct {
 
 // ReadFacts reads what the doctor looks at, in all clusters at the same time. What cannot be read is in the facts, too: it hides nothing
 // of the rest. It changes nothing but for pods that look at kernels for some seconds.
-func ReadFacts(ctx context.Context, clusters []*Cluster, errs []error, o DoctorOptions, r Reporter) (f *doctor.Facts, err error) {
-	err = r.Step(ctx, "Examining", func(ctx context.Context) (err error) {
-		f, err = readFacts(ctx, clusters, errs, o)
-		return err
+func ReadFacts(ctx context.Context, clusters []*Cluster, errs []error, o DoctorOptions, r Reporter) (*doctor.Facts, error) {
+	f := &doctor.Facts{Version: version.String()}
+	err := r.Step(ctx, "Examining", func(ctx context.Context) error {
+		var all []*examined
+		g, gctx := failure.NewGroup(ctx)
+		for i, c := range clusters {
+			x := &examined{Cluster: c, to: &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, Unseen: map[doctor.Part]string{}, Now: c.Now()}}
+			f.Clusters, all = append(f.Clusters, x.to), append(all, x)
+			if errs[i] != nil {
+				x.unasked(errs[i])
+				continue
+			}
+			g.Go(func() error { return x.read(gctx, o) })
+		}
+		if err := g.Wait(); err != nil {
+			return err
+		}
+		return readPairs(ctx, f, all, o)
 	})
 	return f, err
 }
 
-func readFacts(ctx context.Context, clusters []*Cluster, errs []error, o DoctorOptions) (*doctor.Facts, error) {
-	f := &doctor.Facts{Version: version.String()}
-	var all []*examined
-	g, gctx := failure.NewGroup(ctx)
-	for i, c := range clusters {
-		x := &examined{Cluster: c, to: &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, Unseen: map[doctor.Part]string{}, Now: c.Now()}}
-		f.Clusters, all = append(f.Clusters, x.to), append(all, x)
-		if errs[i] != nil {
-			x.unasked(errs[i])
-			continue
-		}
-		g.Go(func() error { return x.read(gctx, o) })
-	}
-	if err := g.Wait(); err != nil {
-		return nil, err
-	}
-	return f, readPairs(ctx, f, all, o)
-}
-
 // unasked says why nothing is asked of a cluster.
 func (x *examined) unasked(err error) {
-	e := (*Error)(nil)
-	if errors.As(err, &e) {
+	x.to.Unreachable = err.Error()
+	if e := (*Error)(nil); errors.As(err, &e) {
 		x.to.Hint = e.Hint
 		if e.Kind == Forbidden {
-			x.to.Refused = err.Error()
-			return
+			x.to.Refused, x.to.Unreachable = err.Error(), ""
 		}
 	}
-	x.to.Unreachable = err.Error()
 }
 
 // unseen notes why a part could not be read. It returns an error only where all of the command has to end.
@@ -110,10 +104,14 @@ func (x *examined) unseen(ctx context.Context, part doctor.Part, err error) erro
 
 // read reads all parts at the same time.
 func (x *examined) read(ctx context.Context, o DoctorOptions) error {
+	var accounts corev1.ServiceAccountList
+	var policies networkingv1.NetworkPolicyList
 	g, gctx := failure.NewGroup(ctx)
 	for part, do := range map[doctor.Part]func(context.Context) error{
-		doctor.Definitions: x.readDefinitions, doctor.Nodes: x.readNodes, doctor.Pods: x.readPods, doctor.Accounts: x.readAccounts,
-		doctor.Secrets: x.readSecrets, doctor.Policies: x.readPolicies, doctor.Peerings: x.readPeerings, doctor.Leases: x.readLeases,
+		doctor.Definitions: x.readDefinitions, doctor.Nodes: x.readNodes, doctor.Pods: x.readPods, doctor.Secrets: x.readSecrets,
+		doctor.Accounts: func(ctx context.Context) error { return x.lists(ctx, &accounts) },
+		doctor.Policies: func(ctx context.Context) error { return x.lists(ctx, &policies) },
+		doctor.Peerings: x.readPeerings, doctor.Leases: x.readLeases,
 		doctor.Drifts: x.readDrift, doctor.Settings: x.readSettings, "permissions": x.readPermissions,
 	} {
 		g.Go(func() error { return x.unseen(gctx, part, do(gctx)) })
@@ -121,8 +119,10 @@ func (x *examined) read(ctx context.Context, o DoctorOptions) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
+	x.to.Accounts, x.to.Policies = accounts.Items, policies.Items
 	x.to.ClockAhead = time.Until(x.Now())
-	x.conclude()
+	definitions := slices.Collect(maps.Values(x.to.Definitions))
+	x.to.Installed = slices.Contains(definitions, "") || x.to.DaemonSet != nil
 	g, gctx = failure.NewGroup(ctx)
 	g.Go(func() error { return x.unseen(gctx, doctor.Leftovers, x.readLeftovers(gctx)) })
 	g.Go(func() error {
@@ -196,18 +196,11 @@ func (x *examined) readNodes(ctx context.Context) error {
 
 func (x *examined) readPods(ctx context.Context) (err error) {
 	var list corev1.PodList
-	if err := x.list(ctx, &list, client.InNamespace(v1alpha1.Namespace)); err != nil {
+	if err := x.lists(ctx, &list); err != nil {
 		return err
 	}
 	x.to.Pods = list.Items
 	x.to.DaemonSet, err = get[appsv1.DaemonSet](ctx, x.Cluster, v1alpha1.Namespace, v1alpha1.NodeAgentName)
-	return err
-}
-
-func (x *examined) readAccounts(ctx context.Context) error {
-	var list corev1.ServiceAccountList
-	err := x.list(ctx, &list, client.InNamespace(v1alpha1.Namespace))
-	x.to.Accounts = list.Items
 	return err
 }
 
@@ -221,20 +214,10 @@ func (x *examined) readSecrets(ctx context.Context) error {
 	return err
 }
 
-func (x *examined) readPolicies(ctx context.Context) error {
-	var list networkingv1.NetworkPolicyList
-	err := x.list(ctx, &list, client.InNamespace(v1alpha1.Namespace))
-	x.to.Policies = list.Items
-	return err
-}
-
 func (x *examined) readPeerings(ctx context.Context) (err error) {
 	var peerings v1alpha1.PeeringList
 	var reports v1alpha1.NodeNetworkList
-	if err := x.list(ctx, &peerings); err != nil {
-		return err
-	}
-	if err := x.list(ctx, &reports); err != nil {
+	if err := x.lists(ctx, &peerings, &reports); err != nil {
 		return err
 	}
 	x.to.Peerings, x.to.Reports, x.to.Conflicts = peerings.Items, plan.ReportsByNode(reports.Items), map[string][]string{}
@@ -254,9 +237,8 @@ func (x *examined) readLeases(ctx context.Context) error {
 		return err
 	}
 	x.to.Beats = map[string]doctor.Beat{}
-	beats := heartbeats{}
-	beats.note(pointers(first.leases), x.Now())
-	for _, l := range first.leases {
+	beats := first.beats
+	for _, l := range first.leases.Items {
 		b := doctor.Beat{Version: beats.version(l.Name), Starved: beats.starved(l.Name)}
 		if age, known := beats.age(l.Name); known {
 			b.Age = &age
@@ -285,42 +267,37 @@ func (x *examined) readLeases(ctx context.Context) error {
 
 // glance is what gateways say at one time.
 type glance struct {
-	leases   []coordinationv1.Lease
-	peerings []v1alpha1.Peering
+	leases   coordinationv1.LeaseList
+	beats    heartbeats
+	peerings v1alpha1.PeeringList
 }
 
-func (x *examined) look(ctx context.Context) (g glance, err error) {
-	var leases coordinationv1.LeaseList
-	var peerings v1alpha1.PeeringList
-	if err := x.list(ctx, &leases, client.InNamespace(v1alpha1.Namespace)); err != nil {
-		return g, err
-	}
-	err = x.list(ctx, &peerings)
-	return glance{leases.Items, peerings.Items}, err
+func (x *examined) look(ctx context.Context) (*glance, error) {
+	g := &glance{beats: heartbeats{}}
+	err := x.lists(ctx, &g.leases, &g.peerings)
+	g.beats.note(pointers(g.leases.Items), x.Now())
+	return g, err
 }
 
 // down says that some gateway has no connection.
-func (g glance) down() bool {
-	return slices.ContainsFunc(g.peerings, func(p v1alpha1.Peering) bool {
+func (g *glance) down() bool {
+	return slices.ContainsFunc(g.peerings.Items, func(p v1alpha1.Peering) bool {
 		return slices.ContainsFunc(p.Status.Planes, func(s v1alpha1.PlaneStatus) bool { return !s.Connected })
 	})
 }
 
 // traffic is what tunnels carried until the second look. A gateway that has started anew counts from 0.
-func (g glance) traffic(second glance) map[string]doctor.Traffic {
+func (g *glance) traffic(second *glance) map[string]doctor.Traffic {
 	out := map[string]doctor.Traffic{}
-	before, after := heartbeats{}, heartbeats{}
-	before.note(pointers(g.leases), time.Now())
-	after.note(pointers(second.leases), time.Now())
-	for _, of := range []glance{g, second} {
-		for _, p := range of.peerings {
+	for _, of := range []*glance{g, second} {
+		for _, p := range of.peerings.Items {
 			for _, s := range p.Status.Planes {
 				name := v1alpha1.GatewayName(p.Name, s.Index)
 				t := out[name]
 				if s.Endpoint != "" {
 					t.Endpoints = append(t.Endpoints, s.Endpoint)
 				}
-				switch a, b := before.measured(name), after.measured(name); {
+				switch a, b := g.beats.measured(name), second.beats.measured(name); {
 				case a == nil || b == nil:
 				case s.LastHandshake == nil: // each new attempt begins to count anew
 					t.Sent, t.Received = max(a.SentBytes, b.SentBytes), max(a.ReceivedBytes, b.ReceivedBytes)
@@ -364,15 +341,6 @@ func (x *examined) readDrift(ctx context.Context) error {
 	return nil
 }
 
-// conclude says what follows from what was read.
-func (x *examined) conclude() {
-	there := false
-	for _, why := range x.to.Definitions {
-		there = there || why == ""
-	}
-	x.to.Installed = there || x.to.DaemonSet != nil
-}
-
 // readLeftovers finds what of ours belongs to no peering, and what others have left.
 func (x *examined) readLeftovers(ctx context.Context) error {
 	var crds metav1.PartialObjectMetadataList
@@ -386,7 +354,7 @@ func (x *examined) readLeftovers(ctx context.Context) error {
 		}
 	}
 	cn := cmp.Or(x.to.Ledger, &v1alpha1.ClusterNetwork{})
-	if x.to.Installed && len(cn.Spec.Peers) == 0 && x.to.Unseen[doctor.Peerings] == "" && x.definitionsServed() {
+	if x.to.Installed && len(cn.Spec.Peers) == 0 && x.to.Unseen[doctor.Peerings] == "" && !x.unserved() {
 		x.to.Leftovers = append(x.to.Leftovers, "definitions and namespace of liqonet without a peering")
 		return nil
 	}
@@ -397,14 +365,9 @@ func (x *examined) readLeftovers(ctx context.Context) error {
 	return err
 }
 
-// definitionsServed says that no definition is missing.
-func (x *examined) definitionsServed() bool {
-	for _, why := range x.to.Definitions {
-		if why != "" {
-			return false
-		}
-	}
-	return true
+// unserved says that a definition is missing.
+func (x *examined) unserved() bool {
+	return slices.ContainsFunc(slices.Collect(maps.Values(x.to.Definitions)), func(why string) bool { return why != "" })
 }
 
 // Peers are the names of those that the cluster is peered with.

@@ -11,6 +11,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // fixedByPeer are the checks whose findings peering again mends.
@@ -55,7 +56,7 @@ func Fix(ctx context.Context, clusters []*Cluster, facts *doctor.Facts, report *
 
 // peered says that the ledger knows the peer.
 func peered(c *doctor.Cluster, peerID string) bool {
-	return c.Ledger != nil && slices.ContainsFunc(c.Ledger.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID })
+	return c.Ledger != nil && plan.Allocation(c.Ledger, peerID) != nil
 }
 
 // broken says that something was found in the cluster that peering again mends.
