@@ -106,27 +106,22 @@ func (c *Cluster) forget(ctx context.Context, peering string) error {
 	}
 	g, ctx := failure.NewGroup(ctx)
 	g.SetLimit(16)
-	for i := range records {
+	for _, m := range pointers(records) {
 		values := map[string]any{}
-		for _, e := range history.Decode(records[i].Data) {
+		for _, e := range history.Decode(m.Data) {
 			if e.Peering == peering {
 				values[history.Key(e.Number)] = nil
 			}
 		}
 		if len(values) > 0 {
-			g.Go(func() error { return c.patchData(ctx, &records[i], values) })
+			raw, _ := json.Marshal(map[string]any{"data": values}) // names can always be written
+			g.Go(func() error {
+				err := c.Client.Patch(ctx, m, client.RawPatch(types.MergePatchType, raw), client.FieldOwner(v1alpha1.FieldManager))
+				return c.fail("write "+describe(m), client.IgnoreNotFound(err))
+			})
 		}
 	}
 	return g.Wait()
-}
-
-func (c *Cluster) patchData(ctx context.Context, m *corev1.ConfigMap, values map[string]any) error {
-	raw, err := json.Marshal(map[string]any{"data": values})
-	if err != nil {
-		return err
-	}
-	err = c.Client.Patch(ctx, m.DeepCopy(), client.RawPatch(types.MergePatchType, raw), client.FieldOwner(v1alpha1.FieldManager))
-	return c.fail("write "+describe(m), client.IgnoreNotFound(err))
 }
 
 // deleteEvents deletes the Events about a Peering, or about all if the name is empty.

@@ -39,11 +39,12 @@ const pairsAtOnce = 8
 // at the same time.
 func PeerAll(ctx context.Context, pairs []Pair, o Options, reporter func(Pair) Reporter) []Outcome {
 	tickets := newTickets(len(pairs))
-	return forPairs(pairs, func(i int, out *Outcome) {
+	return forPairs(pairs, func(i int, out *Outcome) (err error) {
 		p := newRun(out.Pair[0], out.Pair[1], o, reporter(out.Pair))
 		p.ticket = tickets[i]
 		defer p.ticket.release()
-		out.Result, out.Err = p.peer(ctx)
+		out.Result, err = p.peer(ctx)
+		return err
 	})
 }
 
@@ -74,26 +75,21 @@ func newTickets(n int) []ticket {
 // UnpeerAll removes the peerings of all pairs, as Unpeer does, and goes on where
 // one fails.
 func UnpeerAll(ctx context.Context, pairs []Pair, reporter func(Pair) Reporter) []Outcome {
-	return forPairs(pairs, func(_ int, out *Outcome) {
-		out.Removed[0], out.Removed[1], out.Err = Unpeer(ctx, out.Pair[0], out.Pair[1], reporter(out.Pair))
+	return forPairs(pairs, func(_ int, out *Outcome) (err error) {
+		out.Removed[0], out.Removed[1], err = Unpeer(ctx, out.Pair[0], out.Pair[1], reporter(out.Pair))
+		return err
 	})
 }
 
 // forPairs works on several pairs at once. They begin in their order.
-func forPairs(pairs []Pair, do func(i int, out *Outcome)) []Outcome {
+func forPairs(pairs []Pair, do func(i int, out *Outcome) error) []Outcome {
 	out := make([]Outcome, len(pairs))
 	var g errgroup.Group
 	g.SetLimit(pairsAtOnce)
 	for i, pair := range pairs {
 		out[i].Pair = pair
 		g.Go(func() error {
-			err := failure.Caught(func() error {
-				do(i, &out[i])
-				return nil
-			})
-			if err != nil {
-				out[i].Err = err
-			}
+			out[i].Err = failure.Caught(func() error { return do(i, &out[i]) })
 			return nil
 		})
 	}

@@ -3,7 +3,6 @@ package peering
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -60,10 +59,8 @@ func (c *Cluster) MapFor(ctx context.Context, peer *Cluster, what string) ([]str
 		mapped, ok := t.Translate(cmp.Or(overlay[a.Addr()], a.Addr()))
 		switch {
 		case !ok:
-			return nil, &Error{
-				Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("map %s for %q", a.Addr(), peer.Name),
-				Err: fmt.Errorf("it is neither a pod's address nor a node's, nor of a Service; pods have %s", join(t.Pods)),
-			}
+			return nil, c.errorf(Usage, fmt.Sprintf("map %s for %q", a.Addr(), peer.Name), "",
+				"it is neither a pod's address nor a node's, nor of a Service; pods have %s", join(t.Pods))
 		case a.Port() == 0:
 			out = append(out, mapped.String())
 		default:
@@ -85,10 +82,8 @@ func (c *Cluster) MapBack(ctx context.Context, peer *Cluster, addr string) (neti
 	}
 	real, ok := t.Reverse(mapped)
 	if !ok {
-		return netip.Addr{}, &Error{
-			Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("map %s back from %q", mapped, peer.Name),
-			Err: fmt.Errorf("it is not in the ranges by which this cluster is known there: %s", join(append(t.Pods.Mapped(), t.Nodes.Mapped))),
-		}
+		return netip.Addr{}, c.errorf(Usage, fmt.Sprintf("map %s back from %q", mapped, peer.Name), "",
+			"it is not in the ranges by which this cluster is known there: %s", join(append(t.Pods.Mapped(), t.Nodes.Mapped)))
 	}
 	return real, nil
 }
@@ -139,10 +134,7 @@ func (c *Cluster) addressesOf(ctx context.Context, what string) (out []netip.Add
 		if svc, _ := get[corev1.Service](ctx, c, namespace, name); svc != nil {
 			return c.readyEndpoints(ctx, namespace, name)
 		}
-		return nil, &Error{
-			Kind: Usage, Cluster: c.Name, Doing: "read pod or service " + what, Err: errors.New("there is none"),
-			Hint: c.Kubectl + " -n " + namespace + " get pods,services",
-		}
+		return nil, c.errorf(Usage, "read pod or service "+what, c.Kubectl+" -n "+namespace+" get pods,services", "there is none")
 	}
 	for _, ip := range pod.Status.PodIPs {
 		if addr, err := netip.ParseAddr(ip.IP); err == nil {
@@ -150,7 +142,7 @@ func (c *Cluster) addressesOf(ctx context.Context, what string) (out []netip.Add
 		}
 	}
 	if len(out) == 0 {
-		return nil, &Error{Kind: NotReady, Cluster: c.Name, Doing: "read pod " + what, Err: fmt.Errorf("it has no address, its phase is %s", pod.Status.Phase)}
+		return nil, c.errorf(NotReady, "read pod "+what, "", "it has no address, its phase is %s", pod.Status.Phase)
 	}
 	return out, nil
 }
@@ -159,7 +151,7 @@ func (c *Cluster) addressesOf(ctx context.Context, what string) (out []netip.Add
 func (c *Cluster) readyEndpoints(ctx context.Context, namespace, service string) ([]netip.AddrPort, error) {
 	out, err := c.endpoints(ctx, namespace, service)
 	if err == nil && len(out) == 0 {
-		err = &Error{Kind: NotReady, Cluster: c.Name, Doing: fmt.Sprintf("read the endpoints of service %s/%s", namespace, service), Err: errors.New("none is ready")}
+		err = c.errorf(NotReady, fmt.Sprintf("read the endpoints of service %s/%s", namespace, service), "", "none is ready")
 	}
 	return out, err
 }

@@ -53,16 +53,13 @@ func (s *side) observe(ctx context.Context, peer *Cluster, o Options) (err error
 		KeepOverlayKey: o.keepOverlayKey && len(f.OverlayKeys) > 0 && f.LostOverlayKey == 0,
 	}
 	var reports v1alpha1.NodeNetworkList
-	if err := s.list(ctx, &reports); err != nil {
+	var peerings v1alpha1.PeeringList
+	if err := s.lists(ctx, &reports, &peerings); err != nil {
 		return err
 	}
 	f.Reports = reports.Items
 	if f.Ledger == nil || !f.Ledger.DeletionTimestamp.IsZero() {
 		return nil
-	}
-	var peerings v1alpha1.PeeringList
-	if err := s.list(ctx, &peerings); err != nil {
-		return err
 	}
 	f.OtherPeerings = slices.DeleteFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID || p.Incomplete() })
 	if entry := plan.Allocation(f.Ledger, peer.ID); entry != nil {

@@ -2,7 +2,6 @@ package peering
 
 import (
 	"context"
-	"fmt"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -34,10 +33,8 @@ func (c *Cluster) checkVersion(ctx context.Context) error {
 	}
 	for _, there := range versions {
 		if version.Older(c.Version, there) {
-			return &Error{
-				Kind: Usage, Cluster: c.Name, Doing: "compare versions", Hint: "use the command of that version, or a newer one",
-				Err: fmt.Errorf("liqonet in the cluster is of version %s, and this command of the older %s", there, c.Version),
-			}
+			return c.errorf(Usage, "compare versions", "use the command of that version, or a newer one",
+				"liqonet in the cluster is of version %s, and this command of the older %s", there, c.Version)
 		}
 	}
 	return nil
