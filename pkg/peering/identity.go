@@ -179,10 +179,7 @@ func (c *Cluster) peerCalled(ctx context.Context, name string) (peerID string, o
 	for _, entry := range found {
 		ids = append(ids, fmt.Sprintf("%s (Peering %s)", entry.ClusterID, entry.Name))
 	}
-	return "", nil, &Error{
-		Kind: Usage, Cluster: c.Name, Doing: "find the peer " + name, Err: errors.New("several are called so"),
-		Hint: fmt.Sprintf("give --peer with the ID of one: %s", strings.Join(ids, ", ")),
-	}
+	return "", nil, c.errorf(Usage, "find the peer "+name, "give --peer with the ID of one: "+strings.Join(ids, ", "), "several are called so")
 }
 
 // unestablish notes in the ledger that the peering is being removed. Whatever comes between

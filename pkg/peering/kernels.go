@@ -31,8 +31,7 @@ func (x *examined) readKernels(ctx context.Context) error {
 	}
 	x.to.Kernels, x.to.Unread = map[string]*probe.Kernel{}, map[string]string{}
 	var probes []*Probe
-	for i := range x.to.Nodes {
-		n := &x.to.Nodes[i]
+	for i, n := range pointers(x.to.Nodes) {
 		switch {
 		case !nodes.RunsAgents(n):
 		case !nodes.Ready(n), x.to.NodeSilence[n.Name] > kernelTimeout:
@@ -50,11 +49,10 @@ func (x *examined) readKernels(ctx context.Context) error {
 	}
 	reading, cancel := context.WithTimeout(ctx, kernelTimeout)
 	defer cancel()
-	err = run.Start(reading, probes...)
+	if err = run.Start(reading, probes...); err != nil {
+		probes = nil // none of them ends
+	}
 	for _, p := range probes {
-		if err != nil {
-			break
-		}
 		select {
 		case <-p.Ended:
 			if p.Result.Kernel != nil {
@@ -82,16 +80,15 @@ func (x *examined) readKernels(ctx context.Context) error {
 // kernelTask is what a node's pod reads.
 func (x *examined) kernelTask(node string) *probe.KernelTask {
 	t := &probe.KernelTask{For: kernelWatch}
-	for i := range x.to.Nodes {
-		if n := &x.to.Nodes[i]; n.Name != node {
+	for _, n := range pointers(x.to.Nodes) {
+		if n.Name != node {
 			t.Nodes = append(t.Nodes, nodes.Addresses(n, corev1.NodeInternalIP)...)
 		}
 	}
 	for _, n := range t.Nodes {
 		t.Ping = append(t.Ping, probe.Ping{To: n, Sizes: []int{smallPing}})
 	}
-	for i := range x.to.Peerings {
-		p := &x.to.Peerings[i]
+	for _, p := range pointers(x.to.Peerings) {
 		for _, s := range p.Status.Planes {
 			plane := p.Plane(s.Index)
 			if plane == nil || !plane.RemoteAddress.IsValid() || s.MTU == 0 {

@@ -8,6 +8,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
@@ -123,11 +125,9 @@ func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*plan.
 			if err != nil {
 				return err
 			}
-			for i := range p.plan.Clusters {
-				c := &p.plan.Clusters[i]
+			for _, c := range pointers(p.plan.Clusters[:]) {
 				ledgers[c.ClusterID] = c.Ledger
-				for k := range c.Objects {
-					object := &c.Objects[k]
+				for _, object := range pointers(c.Objects) {
 					key := fmt.Sprint(c.ClusterID, object.Kind, object.Namespace, object.Name)
 					if made[key] && object.Kind != "ClusterNetwork" {
 						object.Action, object.Reason = plan.Keep, object.Reason+"; by an earlier one of these plans"
@@ -145,22 +145,15 @@ func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*plan.
 // CountNodes is how many nodes clusters of pairs have. It is for how long to wait, so those of a cluster that does not tell
 // do not count.
 func CountNodes(ctx context.Context, pairs []Pair) (nodes int64) {
-	counted := map[*Cluster]bool{}
+	clusters := sets.New[*Cluster]()
 	for _, p := range pairs {
-		for _, c := range p {
-			if c.Unasked != nil || counted[c] {
-				continue
-			}
-			counted[c] = true
-			list := &metav1.PartialObjectMetadataList{}
-			list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
-			if err := c.Client.List(ctx, list, client.Limit(1)); err != nil {
-				continue
-			}
-			nodes += int64(len(list.Items))
-			if more := list.RemainingItemCount; more != nil {
-				nodes += *more
-			}
+		clusters.Insert(p[:]...)
+	}
+	for c := range clusters {
+		list := &metav1.PartialObjectMetadataList{}
+		list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NodeList"))
+		if c.Unasked == nil && c.Client.List(ctx, list, client.Limit(1)) == nil {
+			nodes += int64(len(list.Items)) + ptr.Deref(list.RemainingItemCount, 0)
 		}
 	}
 	return nodes

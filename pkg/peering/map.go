@@ -94,16 +94,16 @@ func (c *Cluster) peeringWith(ctx context.Context, peer *Cluster) (p *v1alpha1.P
 	if err := c.list(ctx, &peerings); err != nil {
 		return nil, t, err
 	}
-	i := slices.IndexFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID })
-	if i < 0 {
-		return nil, t, &Error{
-			Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("it is not peered with %q", peer.Name),
-			Hint: fmt.Sprintf("kubectl liqonet peer %s %s", c.Name, peer.Name),
+	for _, p := range pointers(peerings.Items) {
+		if p.Spec.Remote.ClusterID == peer.ID {
+			t, err = TranslationOf(p)
+			return p, t, err
 		}
 	}
-	p = &peerings.Items[i]
-	t, err = TranslationOf(p)
-	return p, t, err
+	return nil, t, &Error{
+		Kind: Usage, Cluster: c.Name, Doing: fmt.Sprintf("it is not peered with %q", peer.Name),
+		Hint: fmt.Sprintf("kubectl liqonet peer %s %s", c.Name, peer.Name),
+	}
 }
 
 // addressesOf reads a pod's address, or those of a Service's endpoints with their ports,

@@ -28,11 +28,8 @@ func (s *side) checkNamespace(ctx context.Context) error {
 	if ns == nil || isOurs(ns) || s.adoptNamespace {
 		return err
 	}
-	return &Error{
-		Kind: Usage, Cluster: s.Name, Doing: "install into namespace " + ns.Name,
-		Err:  errors.New("it is there already, and liqonet has not made it: whoever has may read the keys in it"),
-		Hint: fmt.Sprintf("delete it if nobody needs it (%s delete namespace %s); if you trust all who have rights in it, give --adopt-namespace", s.Kubectl, ns.Name),
-	}
+	hint := fmt.Sprintf("delete it if nobody needs it (%s delete namespace %s); if you trust all who have rights in it, give --adopt-namespace", s.Kubectl, ns.Name)
+	return s.errorf(Usage, "install into namespace "+ns.Name, hint, "it is there already, and liqonet has not made it: whoever has may read the keys in it")
 }
 
 // removeNamespace deletes our namespace with all that is in it, and waits until it is gone.

@@ -174,9 +174,7 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	var images map[string][]string
 	var secrets []metav1.PartialObjectMetadata
 	g, gctx := failure.NewGroup(ctx)
-	for _, list := range []client.ObjectList{&reports, &nodes, &leases} {
-		g.Go(func() error { return c.list(gctx, list, inOurNamespace(list)) })
-	}
+	g.Go(func() error { return c.lists(gctx, &reports, &nodes, &leases) })
 	g.Go(func() (err error) {
 		images, err = c.imagesByPeering(gctx)
 		return err
@@ -196,8 +194,7 @@ func (c *Cluster) Views(ctx context.Context) ([]View, error) {
 	gone := len(plan.Departed(ledger, there))
 	beats := heartbeats{}
 	beats.note(pointers(leases.Items), c.Now())
-	for i := range peerings.Items {
-		p := &peerings.Items[i]
+	for _, p := range pointers(peerings.Items) {
 		v, err := view(c, p, reports.Items, ready, notReady, beats)
 		if err != nil { // one that nothing can be made of hides no other
 			v = c.blank(p.Name, cmp.Or(p.Spec.Remote.Name, p.Name), p.Spec.Remote.ClusterID, Unknown, fmt.Sprintf("Peering %s cannot be read: %v", p.Name, err))
@@ -308,7 +305,7 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 			messages = append(messages, ofPlane(p, plane.Index)+plane.Message)
 		}
 	}
-	v.Conditions = conditionsOf(c, p, v.State == Unknown)
+	isSilent := v.State == Unknown
 	byNode := plan.ReportsByNode(reports)
 	for _, name := range ready {
 		n := NodeView{Name: name, Planes: []int32{}, PlanesInUse: []int32{}}
@@ -352,14 +349,7 @@ func view(c *Cluster, p *v1alpha1.Peering, reports []v1alpha1.NodeNetwork, ready
 		messages = append(messages, "not ready, and left out: "+firstOf(5, notReady))
 	}
 	v.Message = strings.Join(slices.DeleteFunc(messages, func(m string) bool { return m == "" }), "; ")
-	if v.State == Connected && len(notReady) == 0 {
-		// Nodes report sooner than a gateway writes its conditions.
-		for i := range v.Conditions {
-			if v.Conditions[i].Type == v1alpha1.ConditionDegraded {
-				v.Conditions[i].Hint = ""
-			}
-		}
-	}
+	v.Conditions = conditionsOf(c, p, isSilent, v.State == Connected && len(notReady) == 0)
 	return v, nil
 }
 
@@ -380,8 +370,9 @@ func firstOf(most int, all []string) string {
 	return out
 }
 
-// conditionsOf are the conditions, and what can be done about each that is not well. silent says that no gateway reports.
-func conditionsOf(c *Cluster, p *v1alpha1.Peering, silent bool) []ConditionView {
+// conditionsOf are the conditions, and what can be done about each that is not well. silent says that no gateway reports, isWhole that
+// nothing is degraded by now: nodes report sooner than a gateway writes its conditions.
+func conditionsOf(c *Cluster, p *v1alpha1.Peering, silent, isWhole bool) []ConditionView {
 	out := []ConditionView{}
 	pods := fmt.Sprintf("%s -n %s get pods -o wide", c.Kubectl, v1alpha1.Namespace)
 	for _, now := range p.Status.Conditions {
@@ -392,6 +383,7 @@ func conditionsOf(c *Cluster, p *v1alpha1.Peering, silent bool) []ConditionView 
 		silent := silent || now.Reason == v1alpha1.ReasonPending
 		switch {
 		case v1alpha1.Well(now), now.Type == v1alpha1.ConditionReady: // what it sums up has the hint
+		case now.Type == v1alpha1.ConditionDegraded && isWhole:
 		case now.Type == v1alpha1.ConditionKeysFresh && !silent:
 			v.Hint = fmt.Sprintf("kubectl liqonet rotate-keys %s %s", c.Name, p.Spec.Remote.Name)
 		case now.Type == v1alpha1.ConditionDegraded && !silent: // by nodes, too
