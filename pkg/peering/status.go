@@ -370,9 +370,9 @@ func firstOf(most int, all []string) string {
 	return out
 }
 
-// conditionsOf are the conditions, and what can be done about each that is not well. silent says that no gateway reports, isWhole that
+// conditionsOf are the conditions, and what can be done about each that is not well. Where silent, no gateway reports. Where isWell,
 // nothing is degraded by now: nodes report sooner than a gateway writes its conditions.
-func conditionsOf(c *Cluster, p *v1alpha1.Peering, silent, isWhole bool) []ConditionView {
+func conditionsOf(c *Cluster, p *v1alpha1.Peering, silent, isWell bool) []ConditionView {
 	out := []ConditionView{}
 	pods := fmt.Sprintf("%s -n %s get pods -o wide", c.Kubectl, v1alpha1.Namespace)
 	for _, now := range p.Status.Conditions {
@@ -383,7 +383,7 @@ func conditionsOf(c *Cluster, p *v1alpha1.Peering, silent, isWhole bool) []Condi
 		silent := silent || now.Reason == v1alpha1.ReasonPending
 		switch {
 		case v1alpha1.Well(now), now.Type == v1alpha1.ConditionReady: // what it sums up has the hint
-		case now.Type == v1alpha1.ConditionDegraded && isWhole:
+		case now.Type == v1alpha1.ConditionDegraded && isWell:
 		case now.Type == v1alpha1.ConditionKeysFresh && !silent:
 			v.Hint = fmt.Sprintf("kubectl liqonet rotate-keys %s %s", c.Name, p.Spec.Remote.Name)
 		case now.Type == v1alpha1.ConditionDegraded && !silent: // by nodes, too

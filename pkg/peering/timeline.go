@@ -19,7 +19,7 @@ type Wait struct {
 // Timeline notes what a command has waited for. Several goroutines may write to it. The zero value is empty.
 type Timeline struct {
 	mu    sync.Mutex
-	waits []*Wait
+	waits []Wait
 }
 
 type timelineKey struct{}
@@ -36,14 +36,14 @@ func Begin(ctx context.Context, where, what, missing string) (end func()) {
 	if !wanted {
 		return func() {}
 	}
-	w := &Wait{Where: where, What: what, Missing: missing, From: time.Now()}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.waits = append(t.waits, w)
+	i := len(t.waits)
+	t.waits = append(t.waits, Wait{Where: where, What: what, Missing: missing, From: time.Now()})
 	return func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		w.To = time.Now()
+		t.waits[i].To = time.Now()
 	}
 }
 
@@ -51,12 +51,11 @@ func Begin(ctx context.Context, where, what, missing string) (end func()) {
 func (t *Timeline) Waits() []Wait {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	out := make([]Wait, len(t.waits))
-	for i, w := range t.waits {
-		if out[i] = *w; w.To.IsZero() {
+	out := slices.Clone(t.waits)
+	for i := range out {
+		if out[i].To.IsZero() {
 			out[i].To = time.Now()
 		}
 	}
-	slices.SortStableFunc(out, func(a, b Wait) int { return a.From.Compare(b.From) })
 	return out
 }
