@@ -96,8 +96,8 @@ func (l *list) add(stage Stage, gateway, reason string, objs ...manifests.Object
 			l.err = cmp.Or(l.err, unstructured.SetNestedSlice(u.Object, []any{owner}, "metadata", "ownerReferences"))
 		}
 		l.objects = append(l.objects, ObjectPlan{
-			APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName(), Reason: reason, Manifest: u.Object,
-			stage: stage, of: gateway, object: obj,
+			APIVersion: u.GetAPIVersion(), Kind: u.GetKind(), Namespace: u.GetNamespace(), Name: u.GetName(),
+			Reason: reason, Manifest: u.Object, stage: stage, of: gateway, object: obj,
 		})
 	}
 }

@@ -44,8 +44,8 @@ func (d *draft) planPeering(c *ClusterPlan) error {
 		}
 		address, _ = nodes.Translate(address)
 		plane := v1alpha1.Plane{
-			Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration, OverlayKeyGeneration: g.OverlayKey, RemoteAddress: v1alpha1.IP{Addr: address},
-			PresharedKey: g.Preshared,
+			Index: g.Plane, Temporary: g.Temporary, Role: g.Role, WireGuard: g.WireGuard, KeyGeneration: g.KeyGeneration,
+			OverlayKeyGeneration: g.OverlayKey, RemoteAddress: v1alpha1.IP{Addr: address}, PresharedKey: g.Preshared,
 		}
 		if g.PresharedKey > 0 && g.Preshared.Fingerprint == "" {
 			c.unknown = append(c.unknown, unknown{g.Plane, "fingerprint", []Value{Later("of the key in " + secret(g.PresharedSecretName()))}})
