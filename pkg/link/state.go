@@ -128,21 +128,21 @@ func parse(m []byte) (*State, error) {
 		return nil, err
 	}
 	s := &State{LinkAttrs: l.Attrs(), Link: l, Neighbors: map[netip.Addr]net.HardwareAddr{}}
-	families := attributes(attributes(m[unix.SizeofIfInfomsg:])[unix.IFLA_AF_SPEC])
+	families := Attributes(Attributes(m[unix.SizeofIfInfomsg:])[unix.IFLA_AF_SPEC])
 	// An array that starts with the setting numbered 1.
-	settings := attributes(families[unix.AF_INET])[iflaInetConf]
+	settings := Attributes(families[unix.AF_INET])[iflaInetConf]
 	s.Forwarding, s.RPFilter = devconf(settings, devconfForwarding), devconf(settings, devconfRPFilter)
 	s.ARPIgnore, s.ProxyARP = devconf(settings, devconfARPIgnore), devconf(settings, devconfProxyARP) != 0
 	inet6, hasIPv6 := families[unix.AF_INET6]
 	s.HasIPv6 = hasIPv6
-	if mode := attributes(inet6)[iflaInet6AddrGenMode]; len(mode) > 0 {
+	if mode := Attributes(inet6)[iflaInet6AddrGenMode]; len(mode) > 0 {
 		s.AddrGenMode = int(mode[0])
 	}
 	return s, nil
 }
 
-// attributes are those of a message of the kernel, or of an attribute, by their types.
-func attributes(b []byte) map[uint16][]byte {
+// Attributes are those of a message of the kernel, or of an attribute, by their types.
+func Attributes(b []byte) map[uint16][]byte {
 	attrs, _ := nl.ParseRouteAttr(b) // the kernel makes no others
 	out := make(map[uint16][]byte, len(attrs))
 	for _, a := range attrs {

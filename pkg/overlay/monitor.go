@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/liqonet/liqonet/pkg/link"
 	"github.com/liqonet/liqonet/pkg/notify"
 	"github.com/liqonet/liqonet/pkg/wire"
 )
@@ -187,14 +188,5 @@ func attribute(data []byte, header int, typ uint16) []byte {
 	if len(data) < header {
 		return nil
 	}
-	d, err := netlink.NewAttributeDecoder(data[header:])
-	if err != nil {
-		return nil
-	}
-	for d.Next() {
-		if d.Type() == typ {
-			return d.Bytes()
-		}
-	}
-	return nil
+	return link.Attributes(data[header:])[typ]
 }
