@@ -400,7 +400,7 @@ func (a *agent) askKernel() error {
 	f.Release = unix.ByteSliceToString(name.Release[:])
 	f.Geneve, errs[1] = a.kernel.Supports(overlay.Geneve)
 	f.VXLAN, errs[2] = a.kernel.Supports(overlay.VXLAN)
-	f.WireGuard, errs[3] = tunnel.Supports()
+	f.WireGuard, errs[3] = a.kernel.Supports(tunnel.LinkKind)
 	if err := errors.Join(errs[:]...); err != nil {
 		return fmt.Errorf("ask the kernel what it can do: %w", err)
 	}

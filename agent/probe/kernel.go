@@ -83,17 +83,15 @@ func (r *kernelReader) readAbilities(ctx context.Context, k *overlay.Kernel) {
 	if _, err := (&nftables.Conn{}).ListTables(); err != nil {
 		r.out.Nftables = err.Error()
 	}
-	for what, to := range map[overlay.Kind]*bool{overlay.VXLAN: &r.out.VXLAN, overlay.Geneve: &r.out.Geneve} {
+	for what, to := range map[overlay.Kind]*bool{
+		overlay.VXLAN: &r.out.VXLAN, overlay.Geneve: &r.out.Geneve, tunnel.LinkKind: &r.out.WireGuard,
+	} {
 		can, err := k.Supports(what)
 		if *to = can; err != nil {
 			r.failed(string(what), err)
 		}
 	}
-	can, err := tunnel.Supports()
-	if r.out.WireGuard = can; err != nil {
-		r.failed("wireguard", err)
-	}
-	_, err = os.Stat(tunDevice)
+	_, err := os.Stat(tunDevice)
 	r.out.TUN = err == nil
 	if r.out.Blocked, err = firewall.Blocked(ctx, overlay.Port); err != nil {
 		r.failed("firewalls", err)

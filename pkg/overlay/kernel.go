@@ -96,8 +96,8 @@ func (k *Kernel) Purge(ctx context.Context) (changes []string, err error) {
 	return k.Apply(ctx, State{})
 }
 
-// Supports says whether this kernel can make links of a kind. It may load the
-// kernel's module for it.
+// Supports says whether this kernel can make links of a kind, also of one that is not the
+// overlay's. It may load the kernel's module for it.
 func (k *Kernel) Supports(kind Kind) (bool, error) {
 	return k.conn.Supports(string(kind))
 }

@@ -75,7 +75,7 @@ func (d *Device) ensureInterface() error {
 		if err := d.conn.Handle.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs}); err != nil {
 			return err
 		}
-	case have.Kind() != kindWireGuard || (have.Alias != "" && have.Alias != link.Alias):
+	case have.Kind() != LinkKind || (have.Alias != "" && have.Alias != link.Alias):
 		return fmt.Errorf("there is an interface that is not ours (kind %q, alias %q)", have.Kind(), have.Alias)
 	}
 	if d.wg == nil {
@@ -99,7 +99,7 @@ func (d *Device) ensureTUN(have *link.State) error {
 	}
 	// What the kernel's backend left is in the way; a TUN device vanishes with
 	// its process, so one that is there belongs to somebody.
-	if have != nil && have.Kind() == kindWireGuard {
+	if have != nil && have.Kind() == LinkKind {
 		if err := remove(d.conn, d.name); err != nil {
 			return err
 		}
@@ -231,7 +231,7 @@ func remove(conn *link.Conn, name string) error {
 		return nil
 	}
 	// One without an alias is an interface of ours that was just made.
-	if l.Alias != link.Alias && (l.Alias != "" || l.Kind() != kindWireGuard) {
+	if l.Alias != link.Alias && (l.Alias != "" || l.Kind() != LinkKind) {
 		return fmt.Errorf("remove tunnel %q: the interface is not ours (kind %q, alias %q)", name, l.Kind(), l.Alias)
 	}
 	if err := conn.Handle.LinkDel(l.Link); err != nil {
@@ -239,19 +239,6 @@ func remove(conn *link.Conn, name string) error {
 	}
 	return nil
 }
-
-// Supports says whether the kernel's backend can be used here. It may load the
-// kernel's module.
-func Supports() (bool, error) {
-	conn, err := link.Open()
-	if err != nil {
-		return false, err
-	}
-	defer conn.Close()
-	return conn.Supports(kindWireGuard)
-}
-
-const kindWireGuard = "wireguard"
 
 // String leaves the keys out that are secret.
 func (c Config) String() string {
@@ -314,8 +301,7 @@ func difference(have *wgtypes.Device, want Config, applied *Config) *wgtypes.Con
 func peerDifference(have *wgtypes.Peer, config Config, applied *Config) *wgtypes.PeerConfig {
 	want := config.Peer
 	if have == nil {
-		p := wholePeer(config, want.Endpoint)
-		return &p
+		return wholePeer(config, want.Endpoint)
 	}
 	p := wgtypes.PeerConfig{PublicKey: want.PublicKey, UpdateOnly: true}
 	changed := false
@@ -340,9 +326,9 @@ func peerDifference(have *wgtypes.Peer, config Config, applied *Config) *wgtypes
 }
 
 // wholePeer describes a peer that is not there yet.
-func wholePeer(config Config, endpoint netip.AddrPort) wgtypes.PeerConfig {
+func wholePeer(config Config, endpoint netip.AddrPort) *wgtypes.PeerConfig {
 	want := config.Peer
-	p := wgtypes.PeerConfig{
+	p := &wgtypes.PeerConfig{
 		PublicKey: want.PublicKey, PresharedKey: &config.PresharedKey, ReplaceAllowedIPs: true, AllowedIPs: ipNets(want.AllowedIPs),
 		PersistentKeepaliveInterval: &want.Keepalive,
 	}
@@ -363,7 +349,7 @@ func resetPeer(have *wgtypes.Device, want Config) wgtypes.Config {
 	}
 	return wgtypes.Config{Peers: []wgtypes.PeerConfig{
 		{PublicKey: want.Peer.PublicKey, Remove: true},
-		wholePeer(want, endpoint),
+		*wholePeer(want, endpoint),
 	}}
 }
 

@@ -16,6 +16,7 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
+	"github.com/liqonet/liqonet/pkg/link"
 	"github.com/liqonet/liqonet/pkg/tunnel"
 	"github.com/liqonet/liqonet/test/dataplane"
 	"github.com/liqonet/liqonet/test/load"
@@ -252,7 +253,12 @@ func repairPeer(t *testing.T, e *end) {
 func TestSupports(t *testing.T) {
 	ns := netns.New(t, "gateway")
 	ns.Do(t, func() error {
-		ok, err := tunnel.Supports()
+		conn, err := link.Open()
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		ok, err := conn.Supports(tunnel.LinkKind)
 		if want := len(backends()) > 1; want && !ok {
 			t.Error("WireGuard is not supported")
 		}

@@ -25,6 +25,8 @@ const (
 	// OverheadIPv6 is the same over IPv6, whose header has 40 bytes.
 	OverheadIPv6 = 80
 
+	// LinkKind is the kind of interfaces of the kernel's backend.
+	LinkKind = "wireguard"
 	// InterfaceName of the tunnel inside a gateway's network namespace.
 	InterfaceName = "wg0"
 	// ListenPort of a gateway, UDP.

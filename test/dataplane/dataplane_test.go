@@ -105,7 +105,7 @@ func TestKernel(t *testing.T) {
 				t.Errorf("supports %s: %v, %v", o.Overlay, ok, err)
 			}
 			if o.Tunnel == tunnel.Kernel {
-				if ok, err := tunnel.Supports(); err != nil || !ok {
+				if ok, err := k.Supports(tunnel.LinkKind); err != nil || !ok {
 					t.Errorf("supports WireGuard: %v, %v", ok, err)
 				}
 			}
