@@ -31,12 +31,12 @@ type askers struct {
 	last, used time.Time
 }
 
-// asker is when one last asked, or since when it is known if it has not asked yet. sends is when it said that it sends packets,
-// zero if it said otherwise since.
+// asker is when one last asked, or since when it is known if it has not asked yet.
 type asker struct {
 	at       time.Time
 	hasAsked bool
-	sends    time.Time
+	// sends is when it said that it sends packets, zero if it said otherwise since.
+	sends time.Time
 }
 
 // asks reports whether it has asked lately.

@@ -265,12 +265,11 @@ type agent struct {
 	// conditions are those that were reported, degraded is why not all packets pass.
 	conditions []metav1.Condition
 	degraded   string
-	// nodesAsk are the nodes that ask this gateway, peerAsks has the peer's gateway, which speaks for its own nodes.
-	// claims are the nodes that report to reach the peer, handshakes those that
-	// gateways have written, both by plane.
+	// The nodes ask this gateway, and so does the peer's gateway, which speaks for its own nodes.
 	nodesAsk, peerAsks askers
-	claims             map[int32][]claim
-	handshakes         map[int32]handshake
+	// claims are the nodes that report to reach the peer, handshakes those that gateways have written, both by plane.
+	claims     map[int32][]claim
+	handshakes map[int32]handshake
 
 	metrics *metrics.Agent
 	// shown is what of the last look is for metrics, nodes what nodes do with this gateway.
