@@ -71,8 +71,8 @@ func (s *side) wanted(ctx context.Context, obj manifests.Object) (want, live *un
 	return want, live, err
 }
 
-// conflicts are the fields of an object that somebody else has set, by the error of applying it without force. are is also true where only
-// commands and agents have set them otherwise.
+// conflicts are the fields of an object that somebody else has set, by the error of applying it without force. Those of commands and agents
+// are left out, but are is true for them, too.
 func conflicts(obj client.Object, err error) (fields []othersField, are bool) {
 	status := apierrors.APIStatus(nil)
 	if !apierrors.IsConflict(err) || !errors.As(err, &status) || status.Status().Details == nil {
