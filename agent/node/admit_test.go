@@ -73,6 +73,22 @@ func TestSecurity_11_OnePeeringStopsNoOther(t *testing.T) {
 	}
 }
 
+// An older Peering that is refused keeps nothing from a newer one.
+func TestRefusedTakesNothing(t *testing.T) {
+	me := local{name: "n2", address: addr("10.80.0.7")}
+	good := peering("good", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+	bad := peering("bad", 1, mapping("10.244.0.0/16", "10.20.0.0/16"), mapping("10.244.0.0/16", "10.30.0.0/16"), "10.70.0.0/18")
+	bad.CreationTimestamp, good.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
+	bad.Spec.Remote.Pods = append(bad.Spec.Remote.Pods, mapping("10.80.0.0/24", "10.80.0.0/24"))
+	d, err := desire(me, []v1alpha1.Peering{bad, good})
+	if err == nil || !strings.HasPrefix(err.Error(), "peering bad") || strings.Contains(err.Error(), "good") {
+		t.Errorf("the error is %v", err)
+	}
+	if !served(d, good) {
+		t.Errorf("routes %v, ranges %v", d.overlay.Routes, d.nat.Remote)
+	}
+}
+
 // Two that have nothing of each other's are both served, however close.
 func TestSecurity_11_NeighboursAreServed(t *testing.T) {
 	me := local{name: "n2", address: addr("10.80.0.7")}

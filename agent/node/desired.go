@@ -273,14 +273,16 @@ func admit(peerings []v1alpha1.Peering, self netip.Addr) (admitted []v1alpha1.Pe
 	slices.SortStableFunc(byAge, func(a, b v1alpha1.Peering) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
 	taken := claims{indexes: map[int32]string{}, ranges: map[netip.Prefix]ownedRange{}, around: map[netip.Prefix]ownedRange{}}
 	for _, p := range byAge {
-		err := p.Check()
-		if err == nil {
-			if err = cmp.Or(admissible(p, self), taken.add(p)); err != nil {
-				err = fmt.Errorf("peering %s: %w", p.Name, err)
-			}
+		if err := p.Check(); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		err := admissible(p, self)
+		if err == nil { // one that cannot be had takes nothing from others
+			err = taken.add(p)
 		}
 		if err != nil {
-			errs = append(errs, err)
+			errs = append(errs, fmt.Errorf("peering %s: %w", p.Name, err))
 			continue
 		}
 		admitted = append(admitted, p)
