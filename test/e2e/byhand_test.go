@@ -3,6 +3,8 @@ package e2e
 import (
 	"fmt"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -18,7 +20,7 @@ const (
 // have seen our kinds yet, or later. That side ends, and the next command uses what the ledger keeps, or releases it.
 func TestPeeringDeletedByHand(t *testing.T) {
 	a, b := fx.gamma, fx.delta
-	endings := []string{"peer", "unpeer", "doctor --fix"}
+	endings := []string{"peer", "unpeer", "doctor --fix", "unpeer, with the peer dead"}
 	for _, i := range sample(random(t), 2*len(endings), 1) {
 		isKnown, ending := i%2 == 0, endings[i/2]
 		t.Run(fmt.Sprintf("the collector knows our kinds: %t, then %s", isKnown, ending), func(t *testing.T) {
@@ -38,15 +40,34 @@ func TestPeeringDeletedByHand(t *testing.T) {
 			const kept = `{.spec.peers[*]['name', 'index', 'externalCIDR']}`
 			ledger := jsonPath(t, ctx, a, kept, "get", "clusternetwork", "cluster")
 			agents := jsonPath(t, ctx, a, `{.metadata.uid}`, "-n", "liqonet-system", "get", "daemonset", "liqonet-node")
+			signal := func(syscall.Signal) {}
+			if ending == "unpeer, with the peer dead" {
+				all := []int{processOf(t, b.Name+"-cp", "kube-apiserver")}
+				for _, agent := range append(b.agents(t, "gateway"), b.agents(t, "node")...) {
+					all = append(all, agent.pid)
+				}
+				signal = func(s syscall.Signal) {
+					for _, pid := range all {
+						if err := syscall.Kill(pid, s); err != nil {
+							t.Error(err)
+						}
+					}
+				}
+				signal(syscall.SIGSTOP)
+			}
+			revive := sync.OnceFunc(func() { signal(syscall.SIGCONT) })
+			t.Cleanup(revive)
 			damage(t, ctx, a, [][]string{{"delete", "peering", b.Name, "--wait=false"}})
 			begun := time.Now()
-			eventually(t, ctx, noticedWithin, b.Name+" calls the tunnel disconnected", func() string {
-				if now := jsonPath(t, ctx, b, `{.items[*].status.conditions[?(@.type=="Connected")].status}`, "get", "peerings"); now != "False" {
-					return "Connected is " + now
-				}
-				return ""
-			})
-			t.Logf("%s has noticed after %s", b.Name, time.Since(begun))
+			if ending != "unpeer, with the peer dead" {
+				eventually(t, ctx, noticedWithin, b.Name+" calls the tunnel disconnected", func() string {
+					if now := jsonPath(t, ctx, b, `{.items[*].status.conditions[?(@.type=="Connected")].status}`, "get", "peerings"); now != "False" {
+						return "Connected is " + now
+					}
+					return ""
+				})
+				t.Logf("%s has noticed after %s", b.Name, time.Since(begun))
+			}
 			eventually(t, ctx, collectedWithin-time.Since(begun), "all of the peering goes", func() string {
 				left, err := a.Run(ctx, "", "get", "deployments,replicasets,pods,services,secrets,leases,configmaps,poddisruptionbudgets,serviceaccounts,roles,rolebindings,clusterroles,clusterrolebindings",
 					"-A", "-l", "liqonet.io/peering="+b.Name, "-o", "name")
@@ -74,7 +95,14 @@ func TestPeeringDeletedByHand(t *testing.T) {
 				}
 				mustLiqonet(t, ctx, "doctor", a.Name, b.Name, "--fix")
 			}
-			if ending != "unpeer" {
+			switch ending {
+			case "unpeer":
+			case "unpeer, with the peer dead":
+				if r := liqonet(t, ctx, "", "unpeer", a.Name, b.Name); r.code != 8 {
+					t.Errorf("unpeer without the peer: exit code %d\n%s%s", r.code, r.stdout, r.stderr)
+				}
+				revive()
+			default:
 				for _, f := range fs {
 					answering(t, ctx, f, callTimeout)
 				}
