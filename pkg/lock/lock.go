@@ -329,7 +329,7 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 		by := now.Annotations[annotationGiveUp]
 		switch {
 		case apierrors.IsNotFound(err):
-			by = cmp.Or(l.in.overtaker(ctx), "a command that has ended by now")
+			by = cmp.Or(l.in.overtaker(ctx), "unpeer of the last peering, or somebody has deleted the lock")
 		case err != nil:
 			return err
 		case now.UID != l.object.UID:

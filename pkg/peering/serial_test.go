@@ -300,7 +300,7 @@ func TestCommandsAreSerial(t *testing.T) {
 						return
 					}
 					t.Logf("before write %d: %v", at, err)
-					isLast := p.second == "unpeer" && err != nil && strings.Contains(err.Error(), "overtaken by a command that has ended by now")
+					isLast := p.second == "unpeer" && err != nil && strings.Contains(err.Error(), "overtaken by unpeer of the last peering")
 					if err != nil && !isLast && !strings.Contains(err.Error(), "overtaken by "+p.second+" of ") {
 						t.Errorf("before write %d: %s: %v", at, p.first, err)
 					}
