@@ -37,8 +37,8 @@ func signalAfterWrites(t *testing.T, signal syscall.Signal, clusters ...*cluster
 	t.Helper()
 	d := &deadly{signal: signal, reached: make(chan string, 1)}
 	d.kubeconfig = between(t, func(c *cluster, w http.ResponseWriter, r *http.Request, api http.Handler) {
-		// Neither questions about permissions nor locks change what the command works on.
-		if r.Method == http.MethodGet || strings.HasSuffix(r.URL.Path, "reviews") || strings.Contains(r.URL.Path, "/namespaces/kube-system/leases") {
+		// Neither dry runs, nor questions about permissions, nor locks change what the command works on.
+		if r.Method == http.MethodGet || r.URL.Query().Has("dryRun") || strings.HasSuffix(r.URL.Path, "reviews") || strings.Contains(r.URL.Path, "/namespaces/kube-system/leases") {
 			api.ServeHTTP(w, r)
 			return
 		}
