@@ -278,6 +278,7 @@ var places = map[string]place{
 	"TestNetworks":                                    {lane: laneAll, part: networksPart},
 	"TestNoMasquerade":                                {lane: laneAll, part: networksPart},
 	"TestNodesInAnothersRange":                        {lane: laneAll, part: networksPart},
+	"TestPairsDoNotWaitForEachOther":                  {lane: laneAll, part: networksPart},
 	"TestPeculiarNodes":                               {lane: laneAll, part: networksPart},
 	"TestRangesWithoutSource":                         {lane: laneAll, part: networksPart},
 	"TestSecurity_02_PublicAddressesStayWhereTheyAre": {lane: laneOther, part: networksPart},
