@@ -54,6 +54,8 @@ type doctorDocument struct {
 	*doctor.Report `json:",inline"`
 	// Fixed lists what --fix has changed.
 	Fixed []string `json:"fixed,omitempty"`
+	// Locks say which command works on which cluster.
+	Locks []string `json:"locks,omitempty"`
 }
 
 // names are those of the checks that have failed.
@@ -86,6 +88,11 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read peer
 				return err
 			}
 			doc.Report = doctor.Examine(facts)
+		}
+	}
+	for _, c := range facts.Clusters {
+		for _, held := range c.Locks {
+			doc.Locks = append(doc.Locks, c.Name+": "+held)
 		}
 	}
 	if out.forPeople() {
@@ -143,6 +150,9 @@ func (o *output) printDiagnosis(w io.Writer, d *doctorDocument) {
 		}
 		t.printf("%s: %s: %s\n", word, c.Cluster, c.What)
 		o.printFinding(t, c, "  ")
+	}
+	for _, held := range d.Locks {
+		t.printf("At work in %s\n", held)
 	}
 	t.printf("\n")
 	for checks := d.Checks; len(checks) > 0; {

@@ -8,7 +8,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/lock"
 )
 
-// Status names who holds a lock, and the Lease that would have to be deleted. Whoever waits for it does so, too.
+// Status and doctor name who holds a lock, and the Lease that would have to be deleted. Whoever waits for it does so, too.
 func TestWhoHoldsTheLock(t *testing.T) {
 	a, _, _ := twoAPIs(t)
 	_, held, err := lock.Take(t.Context(), "upgrade", func(ctx context.Context, _ string, until func(context.Context) error) error { return until(ctx) },
@@ -21,6 +21,12 @@ func TestWhoHoldsTheLock(t *testing.T) {
 	}
 	if code, stdout, _ := run(t, "status", "a", "-o", "jsonpath={.locks[0]}"); !strings.HasPrefix(stdout, "a: upgrade of ") {
 		t.Errorf("exit code %d\n%s", code, stdout)
+	}
+	if code, stdout, _ := run(t, "doctor", "a", "--objects-only"); code != 0 || !strings.Contains(stdout, "\nAt work in a: upgrade of ") || !strings.Contains(stdout, "Leftovers and drift: 4 of 4 ") {
+		t.Errorf("doctor: exit code %d\n%s", code, stdout)
+	}
+	if code, stdout, _ := run(t, "doctor", "a", "--objects-only", "-o", "jsonpath={.locks[0]}"); code != 0 || !strings.HasPrefix(stdout, "a: upgrade of ") {
+		t.Errorf("doctor: exit code %d\n%s", code, stdout)
 	}
 	for name, args := range map[string][]string{
 		"the own cluster's":   {"expose-host", "a", "b", "192.0.2.7", "--timeout", "2s"},

@@ -72,6 +72,7 @@ func Catalogue() []Check {
 			check("liqonet-drift-01", "objects of ours are as `peer` makes them", drift, Drifts),
 			check("liqonet-leftover-01", "nothing of ours is left over", leftovers, Leftovers),
 			check("liqonet-leftover-02", "no Liqo, Submariner or Kilo is in the way", others, Leftovers),
+			check("liqonet-lock-01", "commands that hold locks renew them", locks, Locks),
 		),
 		category(
 			"Settings of others",

@@ -325,6 +325,9 @@ func faults() []fault {
 		}},
 		{"leftovers", "liqonet-leftover-01", "left over: Service gone", func(f *Facts, a, b *Cluster) { a.Leftovers = []string{"Service gone"} }},
 		{"others", "liqonet-leftover-02", "Kilo is there", func(f *Facts, a, b *Cluster) { a.Others = []string{"Kilo"} }},
+		{"lock", "liqonet-lock-01", "peer of u@m (1), which has run for 3s, does not renew its lock", func(f *Facts, a, b *Cluster) {
+			a.Expired = []Expired{{By: "peer of u@m (1), which has run for 3s", Lease: "liqonet-cluster", Age: time.Minute}}
+		}},
 		{"setting", "liqonet-setting-01", "natOutgoing", func(f *Facts, a, b *Cluster) { a.Settings = []Setting{{What: "natOutgoing is off"}} }},
 	}
 }

@@ -39,6 +39,7 @@ const (
 	Leftovers   Part = "leftovers"
 	Kernels     Part = "kernels"
 	Settings    Part = "settings"
+	Locks       Part = "locks"
 )
 
 // Cluster is what was read of one.
@@ -86,6 +87,9 @@ type Cluster struct {
 	Drift []plan.ObjectPlan
 	// Leftovers are objects of ours that belong to no peering, Others what other projects have left or run.
 	Leftovers, Others []string
+	// Locks say who holds a lock and renews it, Expired are locks that nobody renews.
+	Locks   []string
+	Expired []Expired
 	// Settings are those of plugins and clouds that are known to hurt.
 	Settings []Setting
 	// Plan is why no peering with the other cluster can be planned, empty where it can.
@@ -113,6 +117,14 @@ type Traffic struct {
 	Sent, Received int64
 	// Endpoints are the peer's addresses as they were seen.
 	Endpoints []string
+}
+
+// Expired is a lock that its holder does not renew.
+type Expired struct {
+	// By says who holds it, and for how long they have worked, by their own clock. Lease is its name.
+	By, Lease string
+	// Age is how long ago it was taken, by the API server's clock.
+	Age time.Duration
 }
 
 // Setting is one of a network plugin or a cloud.

@@ -189,6 +189,13 @@ func leftovers(x *look) {
 	}
 }
 
+func locks(x *look) {
+	for _, l := range x.Expired {
+		x.warned("", l.By+", does not renew its lock", fmt.Sprintf("Lease kube-system/%s was made %s ago", l.Lease, l.Age.Round(time.Second)),
+			fmt.Sprintf("the next command takes it over; to delete it: %s -n kube-system delete lease %s", x.Kubectl, l.Lease))
+	}
+}
+
 func others(x *look) {
 	for _, o := range x.Others {
 		x.warned("", o+" is there", "it connects clusters, too, and may route or masquerade the same ranges", x.Kubectl+" get crds,namespaces")

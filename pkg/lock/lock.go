@@ -457,15 +457,51 @@ func Forget(ctx context.Context, api client.Client) error {
 	return err
 }
 
-// Holders says of each lock of a cluster that somebody holds who that is, and which Lease it is. A holder may have been killed.
-func Holders(ctx context.Context, api client.Client) (out []string, err error) {
-	leases, err := (&observer{Cluster: Cluster{API: api}}).look(ctx)
-	for _, name := range slices.Sorted(maps.Keys(leases)) {
-		if l := leases[name]; holderOf(l) != "" {
-			out = append(out, fmt.Sprintf("%s (Lease %s/%s)", describe(l), l.Namespace, name))
+// Holding is a lock that somebody holds. It may be a command that was killed.
+type Holding struct {
+	Lease *coordinationv1.Lease
+	// By says who holds it, and for how long they have worked, by their own clock.
+	By string
+	// IsExpired says that it was looked at for [Expiry], and not renewed.
+	IsExpired bool
+}
+
+func (h Holding) String() string {
+	return fmt.Sprintf("%s (Lease %s/%s)", h.By, h.Lease.Namespace, h.Lease.Name)
+}
+
+// Holders are the locks of a cluster that somebody holds. To be sure takes until each was renewed, or has expired.
+func Holders(ctx context.Context, api client.Client, beSure bool) ([]Holding, error) {
+	o := &observer{Cluster: Cluster{API: api}}
+	var first map[string]*coordinationv1.Lease
+	for {
+		leases, err := o.look(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if first == nil {
+			first = leases
+		}
+		var out []Holding
+		isSure := true
+		for _, name := range slices.Sorted(maps.Keys(leases)) {
+			l, isExpired := leases[name], o.seen[name].expired
+			if holderOf(l) == "" {
+				continue
+			}
+			out = append(out, Holding{l, describe(l), isExpired})
+			before := first[name]
+			isSure = isSure && (isExpired || before == nil || before.ResourceVersion != l.ResourceVersion)
+		}
+		if isSure || !beSure {
+			return out, nil
+		}
+		select {
+		case <-time.After(interval):
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
 		}
 	}
-	return out, err
 }
 
 // Unpeer is the verb of those who overrule others.

@@ -276,13 +276,13 @@ func TestOverrules(t *testing.T) {
 func TestHolders(t *testing.T) {
 	api := newAPI(t)
 	_, held := take(t, "peer", peering(api, "b"))
-	got, err := lock.Holders(t.Context(), api)
-	if err != nil || len(got) != 1 || !strings.HasPrefix(got[0], "peer of ") || !strings.HasSuffix(got[0], ", which has run for 0s (Lease kube-system/liqonet-peering-b)") {
-		t.Errorf("got %q, %v", got, err)
+	got, err := lock.Holders(t.Context(), api, false)
+	if err != nil || len(got) != 1 || !strings.HasPrefix(got[0].String(), "peer of ") || !strings.HasSuffix(got[0].String(), ", which has run for 0s (Lease kube-system/liqonet-peering-b)") {
+		t.Errorf("got %v, %v", got, err)
 	}
 	held.Release()
-	if got, err := lock.Holders(t.Context(), api); err != nil || len(got) > 0 {
-		t.Errorf("got %q, %v", got, err)
+	if got, err := lock.Holders(t.Context(), api, false); err != nil || len(got) > 0 {
+		t.Errorf("got %v, %v", got, err)
 	}
 }
 
@@ -464,4 +464,41 @@ func TestNoTwoHolders(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Whether a holder renews its lock is told after a look at the next renewal, or when the lock has expired.
+func TestHoldersThatRenewNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := newAPI(t)
+		holders := func(beSure bool) (took time.Duration, all []lock.Holding) {
+			t.Helper()
+			begun := time.Now()
+			all, err := lock.Holders(t.Context(), api, beSure)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return time.Since(begun), all
+		}
+		if took, all := holders(true); took > 0 || len(all) > 0 {
+			t.Errorf("after %s: %v", took, all)
+		}
+		here := &stopped{Client: api}
+		_, first := take(t, "peer", peering(here.here(), "b"))
+		_, second := take(t, "unpeer", peering(api, "c"))
+		if took, all := holders(true); took > lock.Renewal+time.Second || len(all) != 2 || all[0].IsExpired || all[1].IsExpired {
+			t.Errorf("after %s: %v", took, all)
+		}
+		here.is.Store(true)
+		time.Sleep(time.Hour)
+		if took, all := holders(false); took > 0 || len(all) != 2 || all[0].IsExpired || all[1].IsExpired {
+			t.Errorf("at once: after %s: %v", took, all)
+		}
+		took, all := holders(true)
+		if took < lock.Expiry || took > lock.Expiry+time.Second || len(all) != 2 || !all[0].IsExpired || all[1].IsExpired {
+			t.Fatalf("one was killed: after %s: %v", took, all)
+		}
+		here.is.Store(false)
+		first.Release()
+		second.Release()
+	})
 }

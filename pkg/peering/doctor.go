@@ -111,7 +111,7 @@ func (x *examined) read(ctx context.Context, o DoctorOptions) error {
 		doctor.Definitions: x.readDefinitions, doctor.Nodes: x.readNodes, doctor.Pods: x.readPods, doctor.Secrets: x.readSecrets,
 		doctor.Accounts: func(ctx context.Context) error { return x.lists(ctx, &accounts) },
 		doctor.Policies: func(ctx context.Context) error { return x.lists(ctx, &policies) },
-		doctor.Peerings: x.readPeerings, doctor.Leases: x.readLeases,
+		doctor.Peerings: x.readPeerings, doctor.Leases: x.readLeases, doctor.Locks: x.readLocks,
 		doctor.Drifts: x.readDrift, doctor.Settings: x.readSettings, "permissions": x.readPermissions,
 	} {
 		g.Go(func() error { return x.unseen(gctx, part, do(gctx)) })

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/doctor"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/lock"
 )
@@ -85,12 +86,29 @@ func (c *Cluster) touch(ctx context.Context) error {
 }
 
 // Locks says who holds a lock of the cluster. It is empty where the user may not read them.
-func (c *Cluster) Locks(ctx context.Context) ([]string, error) {
-	held, err := lock.Holders(ctx, c.Client)
+func (c *Cluster) Locks(ctx context.Context) (out []string, err error) {
+	held, err := lock.Holders(ctx, c.Client, false)
 	if apierrors.IsForbidden(err) {
 		return nil, nil
 	}
-	return held, c.fail("read the locks", err)
+	for _, h := range held {
+		out = append(out, h.String())
+	}
+	return out, c.fail("read the locks", err)
+}
+
+// readLocks reads who holds locks, and looks until it is known whether they renew them.
+func (x *examined) readLocks(ctx context.Context) error {
+	held, err := lock.Holders(ctx, x.Client, true)
+	for _, h := range held {
+		if h.IsExpired {
+			age := x.Now().Sub(h.Lease.CreationTimestamp.Time)
+			x.to.Expired = append(x.to.Expired, doctor.Expired{By: h.By, Lease: h.Lease.Name, Age: age})
+		} else {
+			x.to.Locks = append(x.to.Locks, h.String())
+		}
+	}
+	return err
 }
 
 // quietly waits without a word. Where the time is over, the error says for whom.

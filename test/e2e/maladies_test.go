@@ -173,6 +173,12 @@ func maladies() []malady {
 				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"delete", "crd", "gateways.submariner.io"}})
 			}
 		}},
+		{name: "lock left behind", cheap: true, check: "liqonet-lock-01", says: `upgrade of .+ does not renew its lock`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
+			apply(t, ctx, x.a, abandonedLock)
+			return func() {
+				damage(t, context.WithoutCancel(ctx), x.a, [][]string{{"-n", "kube-system", "delete", "lease", "liqonet-cluster"}})
+			}
+		}},
 		{name: "setting of Cilium", check: "liqonet-setting-01", says: `Cilium routes pods' packets by eBPF`, begin: func(t *testing.T, ctx context.Context, x *patients) func() {
 			damage(t, ctx, x.a, [][]string{{"-n", "kube-system", "create", "configmap", "cilium-config", "--from-literal=enable-bpf-masquerade=true"}})
 			return func() {
