@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -71,5 +72,120 @@ func TestExposeHostWhileOnePlaneIsDown(t *testing.T) {
 	p := &v1alpha1.Peering{}
 	if err := a.raw.Get(t.Context(), client.ObjectKey{Name: "b"}, p); err != nil || len(p.Spec.Local.Hosts) != 1 || p.PlaneStatus(0).ObservedGeneration != p.Generation {
 		t.Errorf("%+v, %v", p, err)
+	}
+}
+
+// damages are what a command cannot change.
+func damages() map[string]func(a *site) {
+	return map[string]func(*site){
+		"a gateway has no node":          func(a *site) { a.unplaced = 1 },
+		"a node is silent":               func(a *site) { a.silent = "a-2" },
+		"a pod is outside of the ranges": func(a *site) { a.outside = netip.MustParseAddr("10.99.0.7") },
+	}
+}
+
+// What did not work before, and cannot because of something that no command changes, keeps nobody from changing the peering. The result
+// says so.
+func TestChangeDegradedPeering(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	for name, damage := range damages() {
+		for what, change := range map[string]func(ctx context.Context, a, b *site) (Result, error){
+			"a limit": func(ctx context.Context, a, b *site) (Result, error) {
+				return Peer(ctx, a.Cluster, b.Cluster, Options{Clusters: map[string]ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, Silent{})
+			},
+			"an image": func(ctx context.Context, a, b *site) (Result, error) {
+				return Peer(ctx, a.Cluster, b.Cluster, Options{Image: "image:2"}, Silent{})
+			},
+			"keys": func(ctx context.Context, a, b *site) (Result, error) {
+				return Rotate(ctx, a.Cluster, b.Cluster, Rotation{}, Silent{})
+			},
+		} {
+			t.Run(name+", "+what, func(t *testing.T) {
+				t.Parallel()
+				a, b := pairOf(t, 2)
+				a.mu.Lock()
+				damage(a)
+				a.mu.Unlock()
+				keys := a.keysOf(t)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				r, err := change(ctx, a, b)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if r.Views[0].State != Degraded || a.outside.IsValid() == slices.ContainsFunc(r.Notes, func(n string) bool { return strings.Contains(n, "as before") }) {
+					t.Errorf("%s, notes %q", r.Views[0].State, r.Notes)
+				}
+				switch p := a.peering(t); what {
+				case "a limit":
+					if p.Spec.Limits.NewConnections != 7 {
+						t.Errorf("limits %+v", p.Spec.Limits)
+					}
+				case "keys":
+					rotated(t, keys, a.keysOf(t), "key", "pre-shared", "overlay")
+				}
+			})
+		}
+	}
+}
+
+// What worked before has to work afterwards, also if nothing but its place is lost.
+func TestPlaneThatWorkedIsWaitedFor(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	a, b := pairOf(t, 2)
+	a.meanwhileAt, a.meanwhile = 1, func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.unplaced = 1
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	_, err := Peer(ctx, a.Cluster, b.Cluster, Options{Clusters: map[string]ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, Silent{})
+	if err == nil { // either cluster may say first what it waits for
+		t.Error("it does not wait for a plane that worked")
+	}
+	if p := a.peering(t); p.Spec.Limits.NewConnections != 0 {
+		t.Errorf("it was not put back: %+v", p.Spec.Limits)
+	}
+}
+
+// Gateways are replaced in turns where each node that has a way to the peer has another one meanwhile, and at once where some node has not.
+func TestPassesByAll(t *testing.T) {
+	up, down := PlaneView{Connected: true}, PlaneView{}
+	for name, tt := range map[string]struct {
+		planes []PlaneView
+		nodes  [][]int32 // by which planes each reaches the peer
+		want   bool
+	}{
+		"all is well":                                {[]PlaneView{up, up}, [][]int32{{0, 1}, {0, 1}}, true},
+		"one plane":                                  {[]PlaneView{up}, [][]int32{{0}}, true},
+		"a node reaches nobody":                      {[]PlaneView{up, up}, [][]int32{{0, 1}, nil}, true},
+		"no node reaches anybody":                    {[]PlaneView{up, up}, [][]int32{nil, nil}, false},
+		"there is no node":                           {[]PlaneView{up, up}, nil, false},
+		"a plane is down":                            {[]PlaneView{up, down}, [][]int32{{0}, {0}}, false},
+		"a plane is down, and reports are older":     {[]PlaneView{up, down}, [][]int32{{0, 1}, {0, 1}}, false},
+		"both are down":                              {[]PlaneView{down, down}, [][]int32{nil, nil}, false},
+		"a plane is reached by no node":              {[]PlaneView{up, up}, [][]int32{{1}, {1}}, false},
+		"one node of two has one plane":              {[]PlaneView{up, up}, [][]int32{{0, 1}, {0}}, false},
+		"each plane is reached by some nodes only":   {[]PlaneView{up, up}, [][]int32{{0}, {1}}, false},
+		"the same, and a node reaches nobody":        {[]PlaneView{up, up}, [][]int32{{0}, {1}, nil}, false},
+		"as many planes, but one is no longer there": {[]PlaneView{up, up}, [][]int32{{0, 2}}, false},
+	} {
+		v := View{State: Degraded} // whatever else is wrong
+		for i, plane := range tt.planes {
+			plane.Index = int32(i)
+			v.Planes = append(v.Planes, plane)
+		}
+		for _, planes := range tt.nodes {
+			v.Nodes = append(v.Nodes, NodeView{Ready: len(planes) > 0, Planes: planes})
+			if len(planes) > 0 {
+				v.NodesReady++
+			}
+		}
+		if got := passesByAll(v); got != tt.want {
+			t.Errorf("%s: %t", name, got)
+		}
 	}
 }

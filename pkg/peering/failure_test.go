@@ -156,7 +156,7 @@ func TestDefect1_03_OnlyOwnPodsFailPeer(t *testing.T) {
 		"a gateway of another peering": {pod: pod("p", "n1", waiting("CrashLoopBackOff", 9), "c")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			reason, err := newCluster(t, "a", (&site{}).funcs()).podProblem(objectsOf(tc.pod), []string{"n1"}, "b")
+			reason, err := newCluster(t, "a", (&site{}).funcs()).podProblem(objectsOf(tc.pod), []string{"n1"}, v1alpha1.GatewayName("b", 0))
 			if (err != nil) != tc.err || !strings.Contains(reason, tc.reason) || (reason != "") != (tc.reason != "") {
 				t.Errorf("got %q, %v", reason, err)
 			}

@@ -180,13 +180,9 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, r Reporter, ch
 			if changed, err := c.applyHosts(ctx, peer, p); changed || err != nil {
 				return "the Peering has just been changed", err
 			}
-			v, missing, err := c.viewOf(p, o, beats)
+			v, _, err := c.viewOf(p, o, beats)
 			// A plane that does not work, as where its gateway has no node, may stay so for long. Packets take the others.
-			v.Planes = slices.DeleteFunc(v.Planes, func(plane PlaneView) bool { return !plane.Connected })
-			if len(v.Planes) > 0 {
-				missing = settled(p, v)
-			}
-			return missing, err
+			return settledBut(p, v, func(plane PlaneView) bool { return !plane.Connected }, nil), err
 		})
 	})
 }

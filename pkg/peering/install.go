@@ -244,7 +244,7 @@ func (s *side) updateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 	if err != nil || contains(live.Object, want.Object) {
 		return err
 	}
-	a := agents{noNodes(), gatewaysOf(planned)}
+	a := agents{noNodes(), gatewaysOf(planned), s.idle}
 	err = s.awaitAgents(ctx, "wait for the gateway, before the node agents are replaced", s.podsHint(), a, func(o objects, _ heartbeats, missing string) (string, error) {
 		if byName[*v1alpha1.Peering](o, planned.Peering.Name) == nil {
 			return "", errUnpeered
@@ -332,21 +332,19 @@ func isAmong(sorted []string, name string) bool {
 // an API server refuses it for a while, too.
 const maxRestarts = 4
 
-// podProblem looks at the node agents' pods on these nodes, which are sorted, and at those of the
-// gateways of peerings. It returns an error if one cannot start for a reason that
+// podProblem looks at the node agents' pods on these nodes, which are sorted, and at those of these
+// gateways. It returns an error if one cannot start for a reason that
 // waiting does not mend, and a reason if one starts again and again. Pods of other
-// peerings, and those on nodes that are not ready, are nobody's business.
-func (c *Cluster) podProblem(o objects, nodes []string, peerings ...string) (reason string, err error) {
+// gateways, and those on nodes that are not ready, are nobody's business.
+func (c *Cluster) podProblem(o objects, nodes []string, gateways ...string) (reason string, err error) {
 	for _, p := range of[*corev1.Pod](o) {
-		isGateway := slices.Contains(peerings, p.Labels[v1alpha1.LabelPeering])
+		isGateway := slices.Contains(gateways, gatewayIn(p).Name())
 		isAgent := p.Labels[v1alpha1.LabelPeering] == "" && p.Labels[v1alpha1.LabelProbe] == "" && isAmong(nodes, p.Spec.NodeName)
 		if !isGateway && !isAgent || !p.DeletionTimestamp.IsZero() {
 			continue
 		}
-		for _, cond := range p.Status.Conditions {
-			if cond.Type == corev1.PodScheduled && cond.Reason == corev1.PodReasonUnschedulable {
-				reason = fmt.Sprintf("pod %s has no node (each gateway of a peering needs one of its own, see --planes): %s", p.Name, cond.Message)
-			}
+		if cond := unschedulable(p); cond != nil {
+			reason = fmt.Sprintf("pod %s has no node (each gateway of a peering needs one of its own, see --planes): %s", p.Name, cond.Message)
 		}
 		for _, s := range p.Status.ContainerStatuses {
 			if err := c.cannotStart(p, s); err != nil {
@@ -372,6 +370,16 @@ func (c *Cluster) podProblem(o objects, nodes []string, peerings ...string) (rea
 		}
 	}
 	return reason, nil
+}
+
+// unschedulable is the condition that says why a pod has no node, nil if there is none.
+func unschedulable(p *corev1.Pod) *corev1.PodCondition {
+	for i, cond := range p.Status.Conditions {
+		if cond.Type == corev1.PodScheduled && cond.Reason == corev1.PodReasonUnschedulable {
+			return &p.Status.Conditions[i]
+		}
+	}
+	return nil
 }
 
 func (c *Cluster) startError(p *corev1.Pod, why error) *Error {

@@ -26,13 +26,13 @@ const retireTimeout = time.Minute
 // command may be about to use a key that no link has yet.
 //
 // made is the key that this command has made, 0 for none, and departed are the UIDs of nodes that had left before.
-func (c *Cluster) retireUnusedKeys(ctx context.Context, made int32, departed []string) error {
+func (c *Cluster) retireUnusedKeys(ctx context.Context, made int32, departed []string, idle idle) error {
 	for {
 		keys, err := c.overlayKeysUsed(ctx)
 		if err != nil || len(keys.unused) == 0 {
 			return uninstalledIs(err)
 		}
-		if err := c.retireKeys(ctx, keys.unused, made, departed); err != nil {
+		if err := c.retireKeys(ctx, keys.unused, made, departed, idle); err != nil {
 			return uninstalledIs(err)
 		}
 	}
@@ -55,7 +55,7 @@ func (c *Cluster) retireIfPossible(ctx context.Context) {
 		all := c.lock("")
 		all.Exclusive, all.Within = true, retirePatience
 		return underLocks(ctx, "retire keys", quietly, []lock.Cluster{all}, func(ctx context.Context) error {
-			return c.retireUnusedKeys(ctx, 0, nil)
+			return c.retireUnusedKeys(ctx, 0, nil, idle{})
 		})
 	})
 }
@@ -117,8 +117,8 @@ func (c *Cluster) overlayKeysUsed(ctx context.Context) (keys overlayKeys, err er
 }
 
 // awaitNodeAgents waits until the node agents that were applied have taken over on all nodes that are ready.
-func (c *Cluster) awaitNodeAgents(ctx context.Context) error {
-	return c.awaitAgents(ctx, "wait for the node agents", c.podsHint(), agents{}, func(o objects, _ heartbeats, missing string) (string, error) {
+func (c *Cluster) awaitNodeAgents(ctx context.Context, idle idle) error {
+	return c.awaitAgents(ctx, "wait for the node agents", c.podsHint(), agents{idle: idle}, func(o objects, _ heartbeats, missing string) (string, error) {
 		if byName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
 			return "", errUninstalling
 		}
@@ -141,7 +141,7 @@ func (c *Cluster) isHalfDone(ctx context.Context) (bool, error) {
 
 // retireKeys takes keys from node agents, and deletes them when these have taken over. One that is used again by then stays:
 // the next look finds out.
-func (c *Cluster) retireKeys(ctx context.Context, unused []int32, made int32, departed []string) error {
+func (c *Cluster) retireKeys(ctx context.Context, unused []int32, made int32, departed []string, idle idle) error {
 	err := retryOnConflict(func() error {
 		ds, err := c.nodeAgents(ctx)
 		if err != nil {
@@ -165,7 +165,7 @@ func (c *Cluster) retireKeys(ctx context.Context, unused []int32, made int32, de
 		return c.patchAgents(ctx, before, ds)
 	})
 	if err == nil {
-		err = c.awaitNodeAgents(ctx)
+		err = c.awaitNodeAgents(ctx, idle)
 	}
 	if err != nil {
 		return err

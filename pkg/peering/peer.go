@@ -59,6 +59,8 @@ type run struct {
 
 	mu     sync.Mutex
 	result Result
+	// skipped is what was idle when each side looked last, and is not waited for.
+	skipped [2]idle
 }
 
 func newRun(a, b *Cluster, o Options, r Reporter) *run {
@@ -132,6 +134,7 @@ func (p *run) alone(ctx context.Context) error {
 		for _, c := range p.plan.Clusters {
 			p.result.Notes = append(p.result.Notes, c.Notes...)
 		}
+		p.result.Notes = append(p.result.Notes, p.notesOfSkipped()...)
 		p.readExchanges(ctx)
 		return nil
 	case !p.touched, lock.Lost(ctx) != nil: // nothing yet, or what was changed is to stay, or is another command's
@@ -256,7 +259,42 @@ func (p *run) begin(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return p.observe(ctx)
+	if err := p.observe(ctx); err != nil {
+		return err
+	}
+	return p.noteIdle(ctx)
+}
+
+// noteIdle notes what does not work of a peering that has worked.
+func (p *run) noteIdle(ctx context.Context) error {
+	var planes [2][]int32
+	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
+		if !s.wasActive {
+			return nil
+		}
+		views, err := s.Views(ctx)
+		for _, v := range views {
+			if v.PeerID != peer.ID {
+				continue
+			}
+			s.idle.peering = v.Name
+			for _, plane := range v.Planes {
+				if !plane.Connected {
+					planes[s.index] = append(planes[s.index], plane.Index)
+				}
+			}
+			for _, n := range v.Nodes {
+				if !n.Ready {
+					s.idle.nodes = append(s.idle.nodes, n.Name)
+				}
+			}
+		}
+		return err
+	})
+	for _, s := range p.sides {
+		s.idle.planes = slices.Concat(planes[:]...)
+	}
+	return err
 }
 
 // install installs the node agents. It says whether it has started the gateways of a new peering, as they are planned then.

@@ -73,13 +73,15 @@ func (p *run) apply(ctx context.Context) error {
 // pushPlane replaces the gateways of a plane as they are planned. When those before have ended, it applies the Peerings, and
 // waits until packets pass by all planes.
 func (p *run) pushPlane(ctx context.Context, plane int32) error {
-	alone := len(p.plan.Clusters[0].Gateways) == 1
+	alone := !slices.ContainsFunc(p.plan.Clusters[0].Gateways, func(g plan.GatewayPlan) bool { return g.Plane != plane && !p.isSkipped(g.Plane) })
 	err := p.both(ctx, p.pushServices)
 	if err == nil {
 		err = p.pushGateways(ctx, []int32{plane}, alone)
 	}
 	if err == nil && alone {
-		err = p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.awaitEnd(ctx, p.planOf(s).Gateways[0].Gateway) })
+		err = p.both(ctx, func(ctx context.Context, s, _ *side) error {
+			return s.awaitEnd(ctx, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane})
+		})
 	}
 	if err == nil {
 		err = p.pushPeerings(ctx, nil)
@@ -222,20 +224,22 @@ func (p *run) notPlanned() []int32 {
 	return sets.List(planes)
 }
 
-// works says whether packets pass by all planes, from all nodes from which they pass by any: what else is wrong is no reason to
-// replace all gateways at once.
+// works says whether packets pass by all planes in both clusters.
 func (p *run) works(ctx context.Context) (all bool, err error) {
 	var works [2]bool
 	err = p.both(ctx, func(ctx context.Context, s, peer *side) error {
 		views, err := s.Views(ctx)
-		works[s.index] = slices.ContainsFunc(views, func(v View) bool {
-			return v.PeerID == peer.ID && v.NodesReady > 0 &&
-				!slices.ContainsFunc(v.Planes, func(plane PlaneView) bool { return !plane.Connected }) &&
-				!slices.ContainsFunc(v.Nodes, func(n NodeView) bool { return n.Ready && len(n.Planes) < len(v.Planes) })
-		})
+		works[s.index] = slices.ContainsFunc(views, func(v View) bool { return v.PeerID == peer.ID && passesByAll(v) })
 		return err
 	})
 	return works == [2]bool{true, true}, err
+}
+
+// passesByAll says whether packets pass by all planes, from all nodes from which they pass by any: what else is wrong is no reason to
+// replace all gateways at once. A plane that lacks a node is repaired at once, as gateways that have a turn each wait for all planes.
+func passesByAll(v View) bool {
+	return v.NodesReady > 0 && !slices.ContainsFunc(v.Planes, func(plane PlaneView) bool { return !plane.Connected }) &&
+		!slices.ContainsFunc(v.Nodes, func(n NodeView) bool { return n.Ready && !reachesByAll(n, v.Planes) })
 }
 
 // pushGateways applies the gateways of planes in both clusters: if packets have another way, when those before them have ended.
@@ -577,7 +581,7 @@ func (p *run) waitForPackets(ctx context.Context, s, peer *side) error {
 	}
 	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.Kubectl, v1alpha1.Namespace)
 	doing := fmt.Sprintf("wait until packets pass to %q", peer.Name)
-	return s.awaitAgents(ctx, doing, hint, agents{gateways: gatewaysOf(p.planOf(s))}, func(o objects, beats heartbeats, missing string) (string, error) {
+	return s.awaitAgents(ctx, doing, hint, agents{gateways: gatewaysOf(p.planOf(s)), idle: s.idle}, func(o objects, beats heartbeats, missing string) (string, error) {
 		return p.look(s, o, beats, missing)
 	})
 }
@@ -597,15 +601,38 @@ func (p *run) look(s *side, o objects, beats heartbeats, agents string) (string,
 	if live == nil {
 		return "", errUnpeered
 	}
-	v, missing, err := s.viewOf(live, o, beats)
+	v, _, err := s.viewOf(live, o, beats)
 	if err != nil {
 		return "", err
 	}
 	p.result.Views[s.index] = v
+	still := s.idle.still(o, beats)
+	p.mu.Lock()
+	p.skipped[s.index] = still
+	missing := settledBut(live, v, func(plane PlaneView) bool { return p.isSkipped(plane.Index) }, still.nodes)
+	p.mu.Unlock()
 	if p.roles.note(s.index, unanswered(live)) {
 		return "", errUnanswered
 	}
 	return cmp.Or(agents, missing), nil
+}
+
+// isSkipped says that a plane is not waited for, in both clusters.
+func (p *run) isSkipped(plane int32) bool {
+	return slices.Contains(p.skipped[0].planes, plane) || slices.Contains(p.skipped[1].planes, plane)
+}
+
+// notesOfSkipped say what was not waited for, and why.
+func (p *run) notesOfSkipped() (notes []string) {
+	for i, s := range p.sides {
+		for _, plane := range p.skipped[i].planes {
+			notes = append(notes, fmt.Sprintf("plane %d does not work, as before: its gateway in %s has no node", plane, s.Name))
+		}
+		if silent := p.skipped[i].nodes; len(silent) > 0 {
+			notes = append(notes, fmt.Sprintf("%s: as before, no agent reports from %s", s.Name, firstOf(3, silent)))
+		}
+	}
+	return notes
 }
 
 // unanswered says that all gateways have applied the Peering as it is now, and get no

@@ -29,10 +29,41 @@ func rolloutKinds() []client.ObjectList {
 	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &appsv1.ControllerRevisionList{}, &corev1.PodList{}}
 }
 
-// agents are those that a wait is for: of some nodes, which are sorted, nil for all that are ready, and gateways.
+// agents are those that a wait is for: of some nodes, which are sorted, nil for all that are ready, and gateways. What is idle still is left out.
 type agents struct {
 	nodes    []string
 	gateways []manifests.Gateway
+	idle     idle
+}
+
+// idle is what did not work of a peering before a command: planes by which no packet passed, and nodes from which none did, sorted. Nobody waits for
+// it while the reason is none that the command removes.
+type idle struct {
+	peering string
+	planes  []int32
+	nodes   []string
+}
+
+// still is what has such a reason now: gateways without a node, and nodes whose agents have reported once and are silent since.
+func (i idle) still(o objects, beats heartbeats) idle {
+	out := idle{peering: i.peering}
+	for _, pod := range of[*corev1.Pod](o) {
+		g := gatewayIn(pod)
+		isOurs := g.Peering == i.peering && slices.Contains(i.planes, g.Plane) && pod.DeletionTimestamp.IsZero()
+		if isOurs && unschedulable(pod) != nil {
+			out.planes = append(out.planes, g.Plane)
+		}
+	}
+	if len(i.nodes) == 0 {
+		return out
+	}
+	reports := plan.ReportsByNode(o.reports())
+	for _, n := range i.nodes {
+		if reports[n] != nil && !beats.alive(reports[n].Lease(), nodeSilence) {
+			out.nodes = append(out.nodes, n)
+		}
+	}
+	return out
 }
 
 // noNodes are none, where nil would be all.
@@ -59,15 +90,16 @@ func (c *Cluster) awaitAgents(ctx context.Context, doing, hint string, a agents,
 // that are not ready, for which nobody waits. Nor does anybody for gateways of a peering that was removed.
 func (c *Cluster) takenOver(o objects, a agents, beats heartbeats) (missing string, err error) {
 	nodes, _ := nodesByReadiness(of[*corev1.Node](o))
-	if a.nodes != nil {
-		nodes = slices.DeleteFunc(nodes, func(n string) bool { return !isAmong(a.nodes, n) })
-	}
-	gateways := slices.DeleteFunc(slices.Clone(a.gateways), func(g manifests.Gateway) bool { return byName[*v1alpha1.Peering](o, g.Peering) == nil })
-	var peerings []string
+	still := a.idle.still(o, beats)
+	nodes = slices.DeleteFunc(nodes, func(n string) bool { return a.nodes != nil && !isAmong(a.nodes, n) || isAmong(still.nodes, n) })
+	gateways := slices.DeleteFunc(slices.Clone(a.gateways), func(g manifests.Gateway) bool {
+		return byName[*v1alpha1.Peering](o, g.Peering) == nil || g.Peering == still.peering && slices.Contains(still.planes, g.Plane)
+	})
+	var names []string
 	for _, g := range gateways {
-		peerings = append(peerings, g.Peering)
+		names = append(names, g.Name())
 	}
-	if crash, err := c.podProblem(o, nodes, peerings...); crash != "" || err != nil {
+	if crash, err := c.podProblem(o, nodes, names...); crash != "" || err != nil {
 		return crash, err
 	}
 	for _, g := range gateways {
@@ -246,8 +278,8 @@ func (s *side) gatewayBack(ctx context.Context, c change) error {
 	return s.replaceGateway(ctx, g, &unstructured.Unstructured{Object: runtime.DeepCopyJSON(c.Before)}, len(p.Spec.Planes) == 1)
 }
 
-// gatewayIn is the gateway of a Deployment.
-func gatewayIn(d *unstructured.Unstructured) manifests.Gateway {
+// gatewayIn is the gateway of a Deployment or pod.
+func gatewayIn(d client.Object) manifests.Gateway {
 	plane, _ := strconv.Atoi(d.GetLabels()[v1alpha1.LabelPlane]) // the label is ours
 	return manifests.Gateway{Peering: d.GetLabels()[v1alpha1.LabelPeering], Plane: int32(plane)}
 }

@@ -82,7 +82,7 @@ func (r *rotation) alone(ctx context.Context) error {
 	}
 	return errors.Join(err, r.reporter.Step(ctx, "Deleting former keys of the overlay", func(ctx context.Context) error {
 		return r.both(ctx, func(ctx context.Context, s, _ *side) error {
-			return s.retireUnusedKeys(ctx, r.overlay[s.index], r.departed[s.index])
+			return s.retireUnusedKeys(ctx, r.overlay[s.index], r.departed[s.index], s.idle)
 		})
 	}))
 }

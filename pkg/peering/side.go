@@ -30,6 +30,8 @@ type side struct {
 	// worked are the ways by which packets passed before agents were replaced, patience is how long they may not since: 0 for lostTimeout.
 	worked   ways
 	patience time.Duration
+	// idle is what did not work before this command.
+	idle idle
 	// others are the fields that somebody else has changed.
 	others others
 	// journal has how things were before they were changed.

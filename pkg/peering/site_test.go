@@ -66,6 +66,11 @@ type site struct {
 	// slow is a node whose agent reports only when a gateway has been started: slowKernel.
 	slow       string
 	slowKernel v1alpha1.KernelFacts
+	// unplaced is the plane whose gateways have no node, 0 for none, silent a node whose agent reports and renews nothing.
+	unplaced int32
+	silent   string
+	// outside is a pod's address that all nodes report, none if it is not valid.
+	outside netip.Addr
 	// lossy is an image whose agents let no packet pass, fails what cannot be applied, once: a kind and a name.
 	lossy, fails string
 	// tls is how each connection to it is made, none by default. keys are the Secrets of which the command has read what is in them, by their
@@ -346,6 +351,9 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 	if err := fakeapi.RollOut(ctx, c, metav1.Time{}, w.late); err != nil {
 		return err
 	}
+	if err := w.playUnplaced(ctx, c); err != nil {
+		return err
+	}
 	ds := &appsv1.DaemonSet{}
 	if c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds) != nil {
 		return nil
@@ -376,6 +384,12 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		if err != nil {
 			return err
 		}
+		if n.Name == w.silent {
+			if err := w.playSilence(ctx, c, v1alpha1.NodeLease(addr)); err != nil {
+				return err
+			}
+			continue
+		}
 		nn := report(n.Name, addr.String(), nil)
 		if err := c.Get(ctx, client.ObjectKeyFromObject(&nn), &nn); apierrors.IsNotFound(err) {
 			nn.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
@@ -390,11 +404,14 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 		}
 		passes := !w.runs(ctx, c, v1alpha1.NodeLease(addr), w.lossy)
 		status := v1alpha1.NodeNetworkStatus{Address: v1alpha1.IP{Addr: addr}, Kernel: kernel, UnderlayMTU: 1500, Routes: v1alpha1.NewCIDRs(w.routes...)}
+		if w.outside.IsValid() {
+			status.PodIPs = []v1alpha1.IP{{Addr: w.outside}}
+		}
 		for i := range peerings.Items {
 			p := &peerings.Items[i]
 			for _, plane := range p.Spec.Planes {
 				status.Gateways = append(status.Gateways, v1alpha1.NodeGateway{
-					PeeringName: p.Name, Plane: plane.Index, ObservedGeneration: p.Generation, Ready: w.connected(p) && passes, RTTMicroseconds: 300,
+					PeeringName: p.Name, Plane: plane.Index, ObservedGeneration: p.Generation, Ready: w.connected(p) && passes && !w.lacksNode(plane.Index), RTTMicroseconds: 300,
 				})
 			}
 		}
@@ -418,11 +435,17 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 			if c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: gateway}, &appsv1.Deployment{}) != nil {
 				continue
 			}
+			if w.unplaced > 0 && plane.Index == w.unplaced {
+				if err := w.playSilence(ctx, c, gateway); err != nil {
+					return err
+				}
+				continue
+			}
 			if err := fakeapi.Beat(ctx, c, gateway, gateway+"-pod", w.holder); err != nil {
 				return err
 			}
 			planes = append(planes, v1alpha1.PlaneStatus{
-				Index: plane.Index, ObservedGeneration: p.Generation, Connected: w.connected(p) && !w.runs(ctx, c, gateway, w.lossy), MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(fakeapi.GatewayIP)},
+				Index: plane.Index, ObservedGeneration: p.Generation, Connected: w.connected(p) && !w.lacksNode(plane.Index) && !w.runs(ctx, c, gateway, w.lossy), MTU: 1440, PodIP: v1alpha1.IP{Addr: netip.MustParseAddr(fakeapi.GatewayIP)},
 			})
 		}
 		for _, reported := range p.Status.Planes { // of one that is gone, it stays
@@ -447,7 +470,7 @@ const playInterval = 250 * time.Millisecond
 // sees is all that the next play depends on.
 func (w *site) sees(c client.WithWatch) string {
 	return fmt.Sprint(
-		c.(*fakeapi.API).Changes(), w.kernel, w.routes, w.deaf, w.peer != nil && w.peer.deaf, w.late, w.holder, w.slow, w.slowKernel, w.hasStarted(), w.lossy,
+		c.(*fakeapi.API).Changes(), w.kernel, w.routes, w.deaf, w.peer != nil && w.peer.deaf, w.late, w.holder, w.slow, w.slowKernel, w.hasStarted(), w.lossy, w.silent, w.lacksNode(1), w.unplaced, w.outside,
 	)
 }
 
@@ -464,6 +487,56 @@ func (w *site) runs(ctx context.Context, c client.WithWatch, lease, image string
 	}
 	err := c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: l.Annotations[v1alpha1.AnnotationPod]}, pod)
 	return err == nil && pod.Spec.Containers[0].Image == image
+}
+
+// lacksNode says that a gateway of the plane has no node, in one of both clusters.
+func (w *site) lacksNode(plane int32) bool {
+	return plane > 0 && (w.unplaced == plane || w.peer != nil && w.peer.unplaced == plane)
+}
+
+// playSilence has nobody renew a Lease.
+func (w *site) playSilence(ctx context.Context, c client.WithWatch, lease string) error {
+	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: lease}}
+	return client.IgnoreNotFound(c.Delete(ctx, l))
+}
+
+// playUnplaced takes the node from pods that have none.
+func (w *site) playUnplaced(ctx context.Context, c client.WithWatch) error {
+	if w.unplaced == 0 {
+		return nil
+	}
+	plane := client.MatchingLabels{v1alpha1.LabelPlane: fmt.Sprint(w.unplaced)}
+	var pods corev1.PodList
+	var deployments appsv1.DeploymentList
+	if err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace), plane); err != nil {
+		return err
+	}
+	if err := c.List(ctx, &deployments, client.InNamespace(v1alpha1.Namespace), plane); err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		if unschedulable(pod) != nil {
+			continue
+		}
+		pod.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{
+			Type: corev1.PodScheduled, Status: corev1.ConditionFalse, Reason: corev1.PodReasonUnschedulable, Message: "0/1 nodes are available",
+		}}}
+		if err := c.Status().Update(ctx, pod); err != nil {
+			return err
+		}
+	}
+	for i := range deployments.Items {
+		d := &deployments.Items[i]
+		if d.Status.AvailableReplicas == 0 {
+			continue
+		}
+		d.Status.AvailableReplicas = 0
+		if err := c.Status().Update(ctx, d); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // connected says that the one that is called can be.

@@ -511,10 +511,26 @@ func settled(p *v1alpha1.Peering, v View) string {
 			return v.Message
 		}
 	}
-	if v.NodesTotal == 0 || slices.ContainsFunc(v.Nodes, func(n NodeView) bool { return !n.Ready || len(n.Planes) < len(v.Planes) }) {
+	if v.NodesTotal == 0 || slices.ContainsFunc(v.Nodes, func(n NodeView) bool { return !n.Ready || !reachesByAll(n, v.Planes) }) {
 		return v.Message
 	}
 	return "" // that pods are outside of the ranges is for the user to decide on
+}
+
+// settledBut is settled without planes and nodes that nobody waits for. If it were all, it is without none.
+func settledBut(p *v1alpha1.Peering, v View, planes func(PlaneView) bool, nodes []string) string {
+	rest := v
+	rest.Planes = slices.DeleteFunc(slices.Clone(v.Planes), planes)
+	rest.Nodes = slices.DeleteFunc(slices.Clone(v.Nodes), func(n NodeView) bool { return isAmong(nodes, n.Name) })
+	if len(rest.Planes) == 0 || len(rest.Nodes) == 0 {
+		rest = v
+	}
+	return settled(p, rest)
+}
+
+// reachesByAll says that the node reaches the peer by all of these planes.
+func reachesByAll(n NodeView, planes []PlaneView) bool {
+	return !slices.ContainsFunc(planes, func(plane PlaneView) bool { return !slices.Contains(n.Planes, plane.Index) })
 }
 
 func milliseconds(us int64) *float64 {

@@ -140,6 +140,7 @@ func (s *side) settle(ctx context.Context, a agents, calm time.Duration) error {
 		return time.Since(*t)
 	}
 	patience := cmp.Or(s.patience, lostTimeout)
+	a.idle = s.idle
 	ctx, cancel := context.WithTimeoutCause(ctx, stepTimeout, fmt.Errorf("not done after %s: %w", stepTimeout, context.DeadlineExceeded))
 	defer cancel()
 	return s.awaitAgents(ctx, "wait until packets pass", s.podsHint(), a, func(o objects, beats heartbeats, missing string) (string, error) {
