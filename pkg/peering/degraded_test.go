@@ -151,7 +151,7 @@ func TestPlaneThatWorkedIsWaitedFor(t *testing.T) {
 	}
 }
 
-// Gateways are replaced in turns where each node that has a way to the peer has another one meanwhile, and at once where some node has not.
+// Gateways are replaced in turns where each node that reaches the peer can use another plane at that time, and at once where some node cannot.
 func TestPassesByAll(t *testing.T) {
 	up, down := PlaneView{Connected: true}, PlaneView{}
 	for name, tt := range map[string]struct {
