@@ -2,6 +2,7 @@ package peering
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync/atomic"
@@ -9,6 +10,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
+
+	"github.com/liqonet/liqonet/pkg/lock"
 )
 
 // patience is how long a request is repeated while an API server does not serve.
@@ -25,7 +28,7 @@ func retryOnConflict(do func() error) error { return retry.RetryOnConflict(confl
 // Patient repeats requests that an API server, or the way to it, does not serve for a
 // while, because it restarts, is overloaded, or has lost its own storage. A request may
 // have been carried out without an answer, so whoever sends it has to stand repetition.
-// A server that has not answered before is not waited for.
+// A server that has not answered before is not waited for. A command that was overtaken repeats nothing.
 func Patient(next http.RoundTripper) http.RoundTripper { return &patient{next: next} }
 
 type patient struct {
@@ -44,7 +47,7 @@ func (p *patient) RoundTrip(req *http.Request) (*http.Response, error) {
 		if serves {
 			p.answered.Store(true)
 		}
-		if serves || isWatch || !p.answered.Load() || time.Since(start) > patience {
+		if serves || isWatch || !p.answered.Load() || errors.Is(err, lock.ErrOvertaken) || time.Since(start) > patience {
 			return resp, err
 		}
 		select {

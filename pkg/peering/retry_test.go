@@ -2,12 +2,15 @@ package peering
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/liqonet/liqonet/pkg/lock"
 )
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -16,7 +19,7 @@ func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { retur
 
 // A request outlasts a blip of a server that has answered before.
 func TestPatient(t *testing.T) {
-	const refused = 0
+	const refused, overtaken = 0, -1
 	for name, tc := range map[string]struct {
 		path string
 		// answers are those to one request after the other, the last one to all that follow.
@@ -33,6 +36,7 @@ func TestPatient(t *testing.T) {
 		"a permission is missing":                {answers: []int{200, 403, 200}, want: 403, attempts: 1},
 		"what it has not":                        {answers: []int{200, 501, 200}, want: 501, attempts: 1},
 		"a watch, which informers begin anew":    {path: "?watch=true", answers: []int{200, 500, 200}, want: 500, attempts: 1},
+		"the command was overtaken":              {answers: []int{200, overtaken, 200}, want: refused, attempts: 1},
 		"a server that does not come back":       {answers: []int{200, 500}, want: 500},
 		"a server that cannot be reached by now": {answers: []int{200, refused}, want: refused},
 	} {
@@ -45,8 +49,11 @@ func TestPatient(t *testing.T) {
 						t.Errorf("attempt %d has the body %q, %v", attempts, body, err)
 					}
 					code := tc.answers[min(attempts, len(tc.answers)-1)]
-					if attempts++; code == refused {
+					switch attempts++; code {
+					case refused:
 						return nil, errors.New("refused")
+					case overtaken:
+						return nil, fmt.Errorf("%w by somebody", lock.ErrOvertaken)
 					}
 					return &http.Response{StatusCode: code, Body: http.NoBody}, nil
 				}))}
