@@ -275,11 +275,11 @@ func (t table) updateSets(c *nftables.Conn, have content) (writes bool, err erro
 	return writes, nil
 }
 
-// without returns the elements of a that are not in b.
+// without returns the elements of a that are not in b, sorted: kernels list some sets as they were written.
 func without(a, b map[string][]nftables.SetElement) (out []nftables.SetElement) {
-	for key, m := range a {
+	for _, key := range slices.Sorted(maps.Keys(a)) {
 		if b[key] == nil {
-			out = append(out, m...)
+			out = append(out, a[key]...)
 		}
 	}
 	return out

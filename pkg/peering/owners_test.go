@@ -61,6 +61,9 @@ func (w *site) collect(t *testing.T) {
 // deleteByHand does what kubectl delete peering does, and says whether there was one.
 func (w *site) deleteByHand(t *testing.T) bool {
 	t.Helper()
+	w.mu.Lock()
+	w.isCollected = true
+	w.mu.Unlock()
 	err := w.raw.Delete(t.Context(), &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: w.peer.Name}})
 	if client.IgnoreNotFound(err) != nil && !absent(err) {
 		t.Fatal(err)
