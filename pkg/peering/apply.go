@@ -175,11 +175,18 @@ func describeAll(objs []manifests.Object) string {
 func (c *Cluster) delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
 	uid, version := obj.GetUID(), obj.GetResourceVersion()
 	opts = append(opts, client.PropagationPolicy(metav1.DeletePropagationBackground))
-	err := c.Client.Delete(ctx, obj, append(opts, client.Preconditions{UID: &uid, ResourceVersion: &version})...)
-	if apierrors.IsConflict(err) {
-		err = c.Client.Delete(ctx, obj, append(opts, client.Preconditions{UID: &uid})...)
-	}
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) {
+	err := retryOnConflict(func() error {
+		err := c.Client.Delete(ctx, obj, append(slices.Clone(opts), client.Preconditions{UID: &uid, ResourceVersion: &version})...)
+		if apierrors.IsConflict(err) {
+			now := obj.DeepCopyObject().(client.Object)
+			if readErr := c.Client.Get(ctx, client.ObjectKeyFromObject(obj), now); readErr != nil || now.GetUID() != uid {
+				return readErr
+			}
+			version = now.GetResourceVersion()
+		}
+		return err
+	})
+	if absent(err) {
 		return nil
 	}
 	return c.fail("delete "+describe(obj), err)

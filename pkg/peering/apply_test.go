@@ -452,7 +452,7 @@ func TestPermissionsToRemove(t *testing.T) {
 			return c.DeleteAllOf(ctx, obj, opts...)
 		},
 	}, house(t, "b")...)
-	if _, err := c.remove(t.Context(), "id-of-b", 0, Silent{}, func() {}); err != nil {
+	if _, err := c.remove(t.Context(), "id-of-b", 0, Silent{}, nil, func() {}); err != nil {
 		t.Fatal(err)
 	}
 	for _, p := range toRemove() {

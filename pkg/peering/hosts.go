@@ -159,6 +159,9 @@ func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, r Reporter, ch
 		return err
 	}
 	return underLocks(ctx, "expose-host", r.Step, []lock.Cluster{c.lock(peer.ID)}, func(ctx context.Context) error {
+		if err := c.checkPeer(ctx, peer); err != nil { // a peering may have been made since
+			return err
+		}
 		cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
 			a := plan.Allocation(cn, peer.ID)
 			if a == nil {

@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -132,6 +133,7 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 	}
 	for i, s := range p.sides {
 		peer, own, other := p.sides[1-i], has[i], has[1-i]
+		p.recognised[i] = own.entry
 		isPeer, err := s.recognises(ctx, peer.Cluster, own, other)
 		switch {
 		case err != nil:
@@ -145,6 +147,22 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 		}
 	}
 	return unclear, nil
+}
+
+// recogniseAgain compares the clusters again where a peering has been made since they were compared without locks.
+func (p *run) recogniseAgain(ctx context.Context) error {
+	var isNew [2]bool
+	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
+		now, err := s.entry(ctx, peer.ID)
+		before := p.recognised[s.index]
+		isNew[s.index] = now != nil && now.Active() && (before == nil || !before.Active() || before.IdentityKey != now.IdentityKey)
+		return err
+	})
+	if err != nil || isNew == [2]bool{} {
+		return err
+	}
+	unclear, err := p.recognise(ctx)
+	return cmp.Or(err, unclear)
 }
 
 // peerCalled finds the peer of that name: its Peering's, what the user called it, or its ID.

@@ -46,11 +46,9 @@ func underLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Clu
 	if err == nil {
 		defer held.Release()
 		err = failure.Caught(func() error {
-			if verb != lock.Unpeer {
-				for _, o := range held.Overtook() {
-					if err := (&Cluster{Client: o.API.(client.WithWatch), Name: o.Name}).touch(locked); err != nil {
-						return err
-					}
+			for _, o := range held.Overtook() {
+				if err := (&Cluster{Client: o.API.(client.WithWatch), Name: o.Name}).touch(locked); err != nil {
+					return err
 				}
 			}
 			return do(locked)

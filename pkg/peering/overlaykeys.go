@@ -103,6 +103,13 @@ func (c *Cluster) overlayKeysUsed(ctx context.Context) (keys overlayKeys, err er
 			used.Insert(key)
 		}
 	}
+	gateways, err := c.ours(ctx, &appsv1.DeploymentList{}, nil)
+	if err != nil {
+		return keys, err
+	}
+	for _, g := range gateways { // of a command that was killed, they may have one that no Peering names yet
+		used.Insert(manifests.OverlayKeys(podOf(g))...)
+	}
 	if keys.used = sets.List(used); len(keys.used) == 0 {
 		return keys, nil
 	}

@@ -49,6 +49,8 @@ type run struct {
 	// touched says that something may have been changed that is put back if the command fails.
 	touched bool
 	roles   *roleExchange
+	// recognised are the ledgers' entries by which each cluster has recognised the other one, by the index of the side.
+	recognised [2]*v1alpha1.PeerAllocation
 	// leavesAgents says that node agents are replaced by another command.
 	leavesAgents bool
 	// needs are the permissions that are asked for before anything is changed.
@@ -235,6 +237,9 @@ func (p *run) discover(ctx context.Context) error {
 
 // begin makes the plan again, under the locks: others may have changed the clusters. What a command changed that was killed is put back first.
 func (p *run) begin(ctx context.Context) error {
+	if err := p.recogniseAgain(ctx); err != nil {
+		return err
+	}
 	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
 		if err := s.checkVersion(ctx); err != nil {
 			return err

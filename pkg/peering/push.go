@@ -156,10 +156,11 @@ func (p *run) pushServices(ctx context.Context, s, _ *side) error {
 }
 
 // turns are the planes in the order in which their gateways are applied. Where packets pass by all of several planes, those
-// whose gateways are replaced have a turn each, so that nodes can use another one meanwhile. All others come first. Planes
+// whose gateways are replaced have a turn each, so that nodes can use another one at that time. All others come first, also one that a
+// command was killed at, whose gateway has no pod: each turn waits for all planes. Planes
 // that are not planned any more are dropped in the end then, and at once where packets do not pass.
 func (p *run) turns(ctx context.Context) ([][]int32, error) {
-	replaced, live := map[int32]bool{}, 0
+	replaced, stopped, live := map[int32]bool{}, map[int32]bool{}, 0
 	for _, s := range p.sides {
 		for _, g := range p.planOf(s).Gateways {
 			_, deployment := g.Objects()
@@ -174,6 +175,7 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 				continue
 			}
 			live++
+			stopped[g.Plane] = stopped[g.Plane] || isStopped(there)
 			if !sameTemplate(there, want) {
 				replaced[g.Plane] = true
 			}
@@ -196,7 +198,7 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 	}
 	turns := make([][]int32, 1)
 	for _, g := range planes {
-		if inTurn && replaced[g.Plane] {
+		if inTurn && replaced[g.Plane] && !stopped[g.Plane] {
 			turns = append(turns, []int32{g.Plane})
 		} else {
 			turns[0] = append(turns[0], g.Plane)

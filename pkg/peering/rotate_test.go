@@ -206,45 +206,51 @@ func TestRotateFails(t *testing.T) {
 func TestRotateKilled(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := pairOf(t, 1)
-	a.writes, b.writes = 0, 0
+	for _, planes := range []int{1, 2} {
+		a, b := pairOf(t, planes)
+		a.writes, b.writes = 0, 0
+		if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, first := range moments(t, max(a.writes, b.writes), 2) {
+			t.Run(fmt.Sprintf("%d planes, at write %d", planes, first), func(t *testing.T) {
+				t.Parallel()
+				rotateKilled(t, planes, first)
+			})
+		}
+	}
+}
+
+func rotateKilled(t *testing.T, planes, first int) {
+	a, b := pairOf(t, planes)
+	before := []map[string]string{a.keysOf(t), b.keysOf(t)}
+	for _, w := range []*site{a, b} {
+		w.writes, w.deadFrom = 0, first
+	}
+	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
+	if err == nil {
+		if first < 20 { // how many there are is not always the same
+			t.Error("no write has failed")
+		}
+		return
+	}
+	a.deadFrom, b.deadFrom = 0, 0
+	mustPeer(t, a, b, Options{})
+	for _, w := range []*site{a, b} {
+		for _, left := range list[corev1.SecretList](t, w).Items {
+			if strings.HasPrefix(left.Name, journalOf("").Name) {
+				t.Errorf("%s: it has left Secret %s", w.Name, left.Name)
+			}
+		}
+	}
 	if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
 		t.Fatal(err)
 	}
-	for _, first := range moments(t, max(a.writes, b.writes), 3) {
-		t.Run(fmt.Sprint("at write ", first), func(t *testing.T) {
-			t.Parallel()
-			a, b := pairOf(t, 1)
-			before := []map[string]string{a.keysOf(t), b.keysOf(t)}
-			for _, w := range []*site{a, b} {
-				w.writes, w.deadFrom = 0, first
-			}
-			_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
-			if err == nil {
-				if first < 20 { // how many there are is not always the same
-					t.Error("no write has failed")
-				}
-				return
-			}
-			a.deadFrom, b.deadFrom = 0, 0
-			mustPeer(t, a, b, Options{})
-			for _, w := range []*site{a, b} {
-				for _, left := range list[corev1.SecretList](t, w).Items {
-					if strings.HasPrefix(left.Name, journalOf("").Name) {
-						t.Errorf("%s: it has left Secret %s", w.Name, left.Name)
-					}
-				}
-			}
-			if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
-				t.Fatal(err)
-			}
-			for i, w := range []*site{a, b} {
-				rotated(t, before[i], w.keysOf(t), "key", "pre-shared", "overlay")
-			}
-			if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
-				t.Errorf("the next peer would change %v", changesOf(plan))
-			}
-		})
+	for i, w := range []*site{a, b} {
+		rotated(t, before[i], w.keysOf(t), "key", "pre-shared", "overlay")
+	}
+	if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+		t.Errorf("the next peer would change %v", changesOf(plan))
 	}
 }
 

@@ -61,12 +61,17 @@ func Unpeer(ctx context.Context, a, b *Cluster, r Reporter) (inA, inB Removed, e
 			inA, err = a.unpeerAlone(ctx, b, r)
 			return err
 		}
-		refused, err := a.prepareRemoval(ctx, b)
+		other, refused, err := a.prepareRemoval(ctx, b)
 		if err != nil {
 			return err
 		}
 		var wg sync.WaitGroup
-		inA, err = a.remove(ctx, b.ID, 0, r, func() {
+		// Another command may have made a peering since the clusters were compared.
+		isMeant := func(ctx context.Context) error {
+			_, err := a.checkMeant(ctx, b, other)
+			return err
+		}
+		inA, err = a.remove(ctx, b.ID, 0, r, isMeant, func() {
 			if refused != nil {
 				return
 			}
@@ -74,7 +79,7 @@ func Unpeer(ctx context.Context, a, b *Cluster, r Reporter) (inA, inB Removed, e
 			wg.Go(func() {
 				defer done()
 				refused = ended(ctx, failure.Caught(func() (err error) {
-					inB, err = b.remove(ctx, a.ID, answerTimeout, r, done)
+					inB, err = b.remove(ctx, a.ID, answerTimeout, r, nil, done)
 					return err
 				}))
 			})
@@ -95,7 +100,7 @@ func (c *Cluster) unpeerAlone(ctx context.Context, peer *Cluster, reporter Repor
 	if err != nil {
 		return r, err
 	}
-	if r, err = c.remove(ctx, id, 0, reporter, func() {}); err == nil && !errors.Is(peer.Unasked, ErrUnwanted) {
+	if r, err = c.remove(ctx, id, 0, reporter, nil, func() {}); err == nil && !errors.Is(peer.Unasked, ErrUnwanted) {
 		err = c.oneSided(peer, peer.Unasked)
 	}
 	r.Others = others
@@ -114,39 +119,49 @@ func (c *Cluster) oneSided(peer *Cluster, why error) error {
 }
 
 // prepareRemoval makes sure that it is the peer which is removed, before anything is. It
-// returns why nothing can be removed in the peer, and in err why nothing can be here.
-func (c *Cluster) prepareRemoval(ctx context.Context, peer *Cluster) (refused, err error) {
+// returns what the peer has of the peering, why nothing can be removed there, and in err why nothing can be here.
+func (c *Cluster) prepareRemoval(ctx context.Context, peer *Cluster) (other evidence, refused, err error) {
 	if err := c.checkPermissions(ctx, toRemove()); err != nil {
-		return nil, err
-	}
-	own, err := c.evidence(ctx, peer.ID)
-	if err != nil {
-		return nil, err
+		return other, nil, err
 	}
 	asking, cancel := context.WithTimeoutCause(ctx, answerTimeout, fmt.Errorf("no answer within %s: %w", answerTimeout, context.DeadlineExceeded))
 	defer cancel()
-	other, refused := peer.offer(asking, c.ID)
+	other, refused = peer.offer(asking, c.ID)
+	own, err := c.checkMeant(ctx, peer, other)
+	if err != nil {
+		return other, nil, err
+	}
+	if refused == nil {
+		var isPeer bool
+		if isPeer, refused = peer.recognises(asking, c, other, own); refused == nil && !isPeer && !other.means(c, own) {
+			refused = peer.stranger(c, other, own, "")
+		}
+	}
+	return other, ended(asking, refused), nil
+}
+
+// checkMeant returns what this cluster has of the peering, and an error if the peer is not the one that the user means. It shows that it is, or has
+// that name and does not tell.
+func (c *Cluster) checkMeant(ctx context.Context, peer *Cluster, other evidence) (own evidence, err error) {
+	if own, err = c.evidence(ctx, peer.ID); err != nil {
+		return own, err
+	}
 	isPeer, err := c.recognises(ctx, peer, own, other)
 	if err != nil {
-		return nil, err
+		return own, err
 	}
 	means := !isPeer && own.means(peer, other)
 	if means {
 		id, _, err := c.peerCalled(ctx, peer.Name) // an error if another one is called so, too
 		if err != nil {
-			return nil, err
+			return own, err
 		}
 		means = id == peer.ID
 	}
 	if !isPeer && !means {
-		return nil, c.stranger(peer, own, other, fmt.Sprintf("nothing was changed; to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.name(), c.Name, own.name()))
+		return own, c.stranger(peer, own, other, fmt.Sprintf("nothing was changed; to remove what %s has of %s: kubectl liqonet unpeer %s --peer %s", c.Name, own.name(), c.Name, own.name()))
 	}
-	if refused == nil {
-		if isPeer, refused = peer.recognises(asking, c, other, own); refused == nil && !isPeer && !other.means(c, own) {
-			refused = peer.stranger(c, other, own, "")
-		}
-	}
-	return ended(asking, refused), nil
+	return own, nil
 }
 
 // offer is what the cluster has of the peering, if it may be removed.
@@ -166,12 +181,17 @@ func (e evidence) means(peer *Cluster, other evidence) bool {
 	return isSilent && slices.Contains([]string{e.name(), e.entry.Name}, peer.Name)
 }
 
-// remove is one cluster's part. Whoever works on the peering there gives way. marked is called when the ledger says that the peering is
-// being removed. The lock may take so long, 0 for as long as ctx lasts.
-func (c *Cluster) remove(ctx context.Context, peerID string, within time.Duration, reporter Reporter, marked func()) (r Removed, err error) {
+// remove is one cluster's part. Other commands on the peering there give up. Under the lock, isMeant may refuse, unless it is nil. marked is called
+// when the ledger says that the peering is being removed. The lock may take so long, 0 for as long as ctx lasts.
+func (c *Cluster) remove(ctx context.Context, peerID string, within time.Duration, reporter Reporter, isMeant func(context.Context) error, marked func()) (r Removed, err error) {
 	own := c.lock(peerID)
 	own.Overrules, own.Within = true, within
 	err = underLocks(ctx, lock.Unpeer, reporter.Step, []lock.Cluster{own}, func(ctx context.Context) (err error) {
+		if isMeant != nil {
+			if err := isMeant(ctx); err != nil {
+				return err
+			}
+		}
 		if err := c.unestablish(ctx, peerID); err != nil {
 			return err
 		}
