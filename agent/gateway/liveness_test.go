@@ -22,7 +22,7 @@ func TestUseIsNotToldBack(t *testing.T) {
 	a.peerAsks.know(peer)
 	a.asked(peer, used)
 	if a.fullSize() != 0 || !a.peerAsks.inUse() {
-		t.Errorf("the peer's nodes use the gateway: size %d, want 0; noted: %v", a.fullSize(), a.peerAsks.inUse())
+		t.Errorf("the peer's nodes use the gateway: size %d, want 0; in use: %v", a.fullSize(), a.peerAsks.inUse())
 	}
 	a.asked(node, used)
 	if a.fullSize() != 1400 {

@@ -202,7 +202,7 @@ func (s *side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan)
 // applyNodeAgents applies the node agents' DaemonSet as it has to be by now. If its pods are deleted one after the other, and it is as it should be
 // in the end, nothing is done.
 func (s *side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan, byHand bool) (isDone bool, err error) {
-	return isDone, retryOnConflict(func() error {
+	err = retryOnConflict(func() error {
 		daemonSet, err := s.currentNodeAgents(ctx, planned)
 		if err != nil {
 			return err
@@ -223,6 +223,7 @@ func (s *side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan, b
 		}
 		return s.apply(ctx, want)
 	})
+	return isDone, err
 }
 
 // applyNamespace applies our namespace, unless it is somebody else's.
