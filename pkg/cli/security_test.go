@@ -277,7 +277,7 @@ func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 	}
 	for format, lines := range map[string]int{"jsonpath={.peerings[0].overlay}": 1, "go-template={{(index .peerings 0).overlay}}": 1} {
 		var out bytes.Buffer
-		if err := (&output{format: format}).print(&out, "Status", status(v), nil, nil); err != nil {
+		if err := (&output{format: format}).print(&out, "Status", documentOf(v), nil, nil); err != nil {
 			t.Fatal(err)
 		}
 		// A template prints what the user asks for, ends of lines included.

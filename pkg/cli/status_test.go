@@ -55,7 +55,7 @@ func views() []peering.View {
 	}
 }
 
-func status(views ...peering.View) *statusDocument {
+func documentOf(views ...peering.View) *statusDocument {
 	return &statusDocument{Peerings: append([]peering.View{}, views...)}
 }
 
@@ -71,7 +71,7 @@ func TestPrintStatus(t *testing.T) {
 	} {
 		t.Run(tt.format, func(t *testing.T) {
 			var out bytes.Buffer
-			if err := (&output{format: tt.format}).printStatus(&out, &statusRead{doc: status(views()...)}); err != nil {
+			if err := (&output{format: tt.format}).printStatus(&out, &statusRead{doc: documentOf(views()...)}); err != nil {
 				t.Fatal(err)
 			}
 			golden(t, tt.file, out.String())
@@ -85,7 +85,7 @@ func TestPrintStatus(t *testing.T) {
 }
 
 func TestPrintStatusOfNothing(t *testing.T) {
-	nothing := &statusRead{doc: status(), sides: []*side{{Cluster: &peering.Cluster{Name: "a"}}, {Cluster: &peering.Cluster{Name: "b"}}}}
+	nothing := &statusRead{doc: documentOf(), sides: []*side{{Cluster: &peering.Cluster{Name: "a"}}, {Cluster: &peering.Cluster{Name: "b"}}}}
 	for format, want := range map[string]string{
 		"table": "No peerings in a, b.\n", "yaml": "apiVersion: cli.liqonet.io/v1alpha1\nkind: Status\npeerings: []\n", "name": "",
 	} {
@@ -98,7 +98,7 @@ func TestPrintStatusOfNothing(t *testing.T) {
 
 // TestStatusFields: all of the document's keys are written in one way.
 func TestStatusFields(t *testing.T) {
-	raw, err := json.Marshal(status(views()...))
+	raw, err := json.Marshal(documentOf(views()...))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -255,11 +255,11 @@ func TestHostileStoredObjects(t *testing.T) {
 				t.Fatal(objs, err)
 			}
 			objs[0].GetObjectKind().SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kindName(list)))
-			planned, tried, status, dryRun := 0, 0, schema.NewBound(t, "status"), schema.NewBound(t, "dry run")
+			planned, tried, viewed, dryRun := 0, 0, schema.NewBound(t, "status"), schema.NewBound(t, "dry run")
 			schema.Hostile(t, 100, objs[0], func(obj map[string]any) {
 				h := hostile{kindName(list), "", objs[0].GetName(), "as generated", obj}
 				c := b.answering(h)
-				status.Of(obj, func() {
+				viewed.Of(obj, func() {
 					if _, err := c.Views(t.Context()); err != nil {
 						t.Errorf("status: %v", err)
 					}
