@@ -349,7 +349,8 @@ func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
 	t.Run("a change during expose-host", func(t *testing.T) {
 		a, b := twoSites(t)
 		mustPeer(t, a, b, Options{})
-		c, once := *a.Cluster, sync.Once{}
+		other, once := *a.Cluster, sync.Once{}
+		c := &other
 		c.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
 			Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) (err error) {
 				once.Do(func() {

@@ -85,9 +85,9 @@ func newCluster(t *testing.T) *cluster {
 	c.node, c.unbound = c.Agent(t, v1alpha1.NodeAgentName, pod), c.Agent(t, v1alpha1.NodeAgentName, nil)
 	c.gateway = c.Agent(t, manifests.Gateway{Peering: firstPeering}.Name(), nil)
 	// The real ones may do what they have to. When others are refused, the policy has come into force.
-	apiserver.Wait(t, "a node agent reports", func() error { return status(t, c.node, network(firstNode), `{"underlayMTU":1400}`) })
+	apiserver.Wait(t, "a node agent reports", func() error { return patchStatus(t, c.node, network(firstNode), `{"underlayMTU":1400}`) })
 	apiserver.Wait(t, "a gateway reports", func() error {
-		return status(t, c.gateway, newPeering(firstPeering, 0), `{"planes":[{"index":0,"connected":true}]}`)
+		return patchStatus(t, c.gateway, newPeering(firstPeering, 0), `{"planes":[{"index":0,"connected":true}]}`)
 	})
 	for _, name := range []string{firstPeering, secondPeering} {
 		of := newPeering(name, 0)
@@ -97,7 +97,7 @@ func newCluster(t *testing.T) *cluster {
 	}
 	apiserver.Wait(t, "a node agent says that gateways are silent", func() error {
 		const reason, message = v1alpha1.ReasonGatewaysSilent, v1alpha1.MessageGatewaysSilent
-		return status(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("Unknown", reason, message)+","+condition(v1alpha1.ConditionDegraded, "Unknown", reason, message)+`]}`)
+		return patchStatus(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("Unknown", reason, message)+","+condition(v1alpha1.ConditionDegraded, "Unknown", reason, message)+`]}`)
 	})
 	apiserver.Wait(t, "a node agent claims its address", func() error {
 		_, err := loop.Lease{
@@ -164,7 +164,7 @@ func merged(format string, values ...any) client.Patch {
 }
 
 // status writes a part of a status, as a dry run, which is admitted or refused as others are.
-func status(t *testing.T, by client.Client, of client.Object, part string) error {
+func patchStatus(t *testing.T, by client.Client, of client.Object, part string) error {
 	return by.Status().Patch(t.Context(), of, merged(`{"status":%s}`, part), client.DryRunAll)
 }
 
@@ -180,14 +180,14 @@ func got(t *testing.T, err error) bool {
 // policy lets node agents write what is their own.
 func (c *cluster) policy() *defence {
 	return c.policyNamed(v1alpha1.NodeAgentName, "node agents", func(t *testing.T) bool {
-		return got(t, status(t, c.node, network(secondNode), `{"underlayMTU":1500}`))
+		return got(t, patchStatus(t, c.node, network(secondNode), `{"underlayMTU":1500}`))
 	})
 }
 
 // peeringsPolicy lets node agents say of a Peering that its gateways are silent.
 func (c *cluster) peeringsPolicy() *defence {
 	return c.policyNamed(v1alpha1.NodeAgentName+"-peerings", "what node agents say of Peerings", func(t *testing.T) bool {
-		return got(t, status(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("True", "ProbesAnswered", "")+`]}`))
+		return got(t, patchStatus(t, c.node, newPeering(firstPeering, 0), `{"conditions":[`+connected("True", "ProbesAnswered", "")+`]}`))
 	})
 }
 
@@ -271,7 +271,7 @@ func (c *cluster) schemas() *defence {
 				}
 			}
 			apiserver.Wait(t, "the schemas are in force", func() error {
-				return granted(got(t, status(t, c.node, network(firstNode), `{"podIPs":["..."]}`)))
+				return granted(got(t, patchStatus(t, c.node, network(firstNode), `{"podIPs":["..."]}`)))
 			})
 		},
 	}
@@ -321,7 +321,7 @@ func (c *cluster) attacks() []attack {
 		}
 	}
 	writes := func(by client.Client, obj func() client.Object, part string) func(*testing.T) bool {
-		return func(t *testing.T) bool { return got(t, status(t, by, obj(), part)) }
+		return func(t *testing.T) bool { return got(t, patchStatus(t, by, obj(), part)) }
 	}
 	patches := func(by client.Client, obj func() client.Object, part string) func(*testing.T) bool {
 		return func(t *testing.T) bool {
