@@ -64,7 +64,7 @@ func house(t *testing.T, peers ...string) []client.Object {
 		meta := metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: g.Name(), Labels: g.Labels()}
 		objs = append(
 			objs, deployment, manifests.GatewayService(p, corev1.ServiceTypeNodePort, 51840, []int32{0}), &corev1.Secret{ObjectMeta: meta}, &corev1.Pod{ObjectMeta: meta}, &appsv1.ReplicaSet{ObjectMeta: meta},
-			&v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: p, Labels: g.Labels()}, Spec: newWorld().peering.Spec},
+			&v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: p, Labels: g.Labels()}, Spec: somePeering().Spec},
 		)
 	}
 	return objs
@@ -313,7 +313,7 @@ func TestApply(t *testing.T) {
 	if err := s.apply(t.Context(), manifests.Namespace(), node("n1", true)); err == nil || len(s.changed) > 0 {
 		t.Errorf("an object without a kind: %v, changed %v", err, s.changed)
 	}
-	peering, lease := manifests.Peering("b", newWorld().peering.Spec), &coordinationv1.Lease{}
+	peering, lease := manifests.Peering("b", somePeering().Spec), &coordinationv1.Lease{}
 	account, _ := manifests.Gateway{Peering: "b"}.Objects()
 	for _, obj := range account {
 		if l, ok := obj.(*coordinationv1.Lease); ok {

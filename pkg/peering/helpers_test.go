@@ -170,3 +170,20 @@ type Silent struct{}
 func (Silent) Step(ctx context.Context, _ string, do func(context.Context) error) error {
 	return do(ctx)
 }
+
+// somePeering is one that an API server could have.
+func somePeering() *v1alpha1.Peering {
+	return &v1alpha1.Peering{
+		ObjectMeta: metav1.ObjectMeta{Name: "b", Generation: 4},
+		Spec: v1alpha1.PeeringSpec{
+			Local: v1alpha1.LocalNetwork{
+				Pods: []v1alpha1.CIDRMapping{mapping("10.244.0.0/16", "10.20.0.0/16")}, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.70.64.0/18"),
+			},
+			Remote: v1alpha1.RemoteNetwork{
+				ClusterID: "id-of-b", Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.245.0.0/16", "10.245.0.0/16")}, ExternalCIDR: cidr("10.70.0.0/18"),
+			},
+			Overlay: "Geneve",
+			Planes:  []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "Kernel"}},
+		},
+	}
+}

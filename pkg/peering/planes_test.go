@@ -1,6 +1,7 @@
 package peering
 
 import (
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -8,6 +9,10 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/test/kit"
@@ -71,5 +76,33 @@ func TestPlanes(t *testing.T) {
 		if got, want := names(w.contents(t)), names(before[i]); !slices.Equal(got, want) {
 			t.Errorf("%s has\n%s\nwant\n%s", w.Name, strings.Join(got, "\n"), strings.Join(want, "\n"))
 		}
+	}
+}
+
+// A gateway that is gone leaves no condition behind that nobody else writes.
+func TestForgetPlanes(t *testing.T) {
+	c := newCluster(t, "a", interceptor.Funcs{}, somePeering())
+	dead := map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": "Peering", "metadata": map[string]any{"name": "b"}, "status": map[string]any{
+		"planes": []any{map[string]any{"index": 1, "connected": true}}, "conditions": []any{
+			map[string]any{"type": v1alpha1.ConditionRedundant, "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+			map[string]any{"type": v1alpha1.ConditionConnected, "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
+		},
+	}}
+	raw, err := json.Marshal(dead)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
+	if err := c.Client.Status().Patch(t.Context(), p, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner("liqonet-gateway-1"), client.ForceOwnership); err != nil {
+		t.Fatal(err)
+	}
+	if err := (&side{Cluster: c}).forgetPlanes(t.Context(), "b"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(p), p); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Status.Conditions) != 1 || p.Status.Conditions[0].Type != v1alpha1.ConditionConnected || p.PlaneStatus(1) != nil {
+		t.Errorf("got %+v", p.Status)
 	}
 }

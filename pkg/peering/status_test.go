@@ -2,7 +2,6 @@ package peering
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -17,7 +16,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -49,24 +47,12 @@ var agentsNow = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 func newWorld() *world {
 	w := &world{
 		ready: []string{"n1", "n2"}, beats: heartbeats{},
-		peering: &v1alpha1.Peering{
-			ObjectMeta: metav1.ObjectMeta{Name: "b", Generation: 4},
-			Spec: v1alpha1.PeeringSpec{
-				Local: v1alpha1.LocalNetwork{
-					Pods: []v1alpha1.CIDRMapping{mapping("10.244.0.0/16", "10.20.0.0/16")}, InternalCIDR: cidr("10.80.0.0/19"), ExternalCIDR: cidr("10.70.64.0/18"),
-				},
-				Remote: v1alpha1.RemoteNetwork{
-					ClusterID: "id-of-b", Name: "b", Pods: []v1alpha1.CIDRMapping{mapping("10.245.0.0/16", "10.245.0.0/16")}, ExternalCIDR: cidr("10.70.0.0/18"),
-				},
-				Overlay: "Geneve",
-				Planes:  []v1alpha1.Plane{{Role: v1alpha1.Server, WireGuard: "Kernel"}},
-			},
-			Status: v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
-				ObservedGeneration: 4, NodeName: "n1", MTU: 1390, Connected: true, Endpoint: "192.0.2.1:51840", RTTMicroseconds: 1250, LossPercent: 1,
-				LastHandshake: new(metav1.NewTime(agentsNow.Add(-time.Minute))),
-			}}},
-		},
+		peering: somePeering(),
 	}
+	w.peering.Status = v1alpha1.PeeringStatus{Planes: []v1alpha1.PlaneStatus{{
+		ObservedGeneration: 4, NodeName: "n1", MTU: 1390, Connected: true, Endpoint: "192.0.2.1:51840", RTTMicroseconds: 1250, LossPercent: 1,
+		LastHandshake: new(metav1.NewTime(agentsNow.Add(-time.Minute))),
+	}}}
 	for _, n := range []v1alpha1.NodeNetwork{report("n2", "10.80.0.2", nil), report("n1", "10.80.0.1", nil)} {
 		w.beat(n.Lease(), 0)
 		n.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: "other", Ready: false}, {PeeringName: "b", ObservedGeneration: 4, Ready: true, RTTMicroseconds: 500}}
@@ -704,35 +690,5 @@ func TestDefect1_05_HeartbeatsNeedNoClock(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-// A gateway that is gone leaves no condition behind that nobody else writes.
-func TestForgetPlanes(t *testing.T) {
-	w := newWorld()
-	w.peering.ResourceVersion = ""
-	c := newCluster(t, "a", interceptor.Funcs{}, w.peering)
-	dead := map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": "Peering", "metadata": map[string]any{"name": "b"}, "status": map[string]any{
-		"planes": []any{map[string]any{"index": 1, "connected": true}}, "conditions": []any{
-			map[string]any{"type": v1alpha1.ConditionRedundant, "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
-			map[string]any{"type": v1alpha1.ConditionConnected, "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
-		},
-	}}
-	raw, err := json.Marshal(dead)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := &v1alpha1.Peering{ObjectMeta: metav1.ObjectMeta{Name: "b"}}
-	if err := c.Client.Status().Patch(t.Context(), p, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner("liqonet-gateway-1"), client.ForceOwnership); err != nil {
-		t.Fatal(err)
-	}
-	if err := (&side{Cluster: c}).forgetPlanes(t.Context(), "b"); err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(p), p); err != nil {
-		t.Fatal(err)
-	}
-	if len(p.Status.Conditions) != 1 || p.Status.Conditions[0].Type != v1alpha1.ConditionConnected || p.PlaneStatus(1) != nil {
-		t.Errorf("got %+v", p.Status)
 	}
 }
