@@ -201,7 +201,7 @@ func (w *site) guarded(rules map[string][]rbacv1.PolicyRule, done *sync.Map) *Cl
 		if !allows(rules, namespace, kind.Group, resource, name, verb) {
 			return apierrors.NewForbidden(schema.GroupResource{Group: kind.Group, Resource: resource}, namespace+"/"+name, fmt.Errorf("may not %s", verb))
 		}
-		done.Store(permission{kind.Group, resource, namespace, verb, name}, true)
+		done.Store(permission{group: kind.Group, resource: resource, namespace: namespace, verb: verb, name: name}, true)
 		return nil
 	}
 	in := func(opts []client.ListOption) string { return (&client.ListOptions{}).ApplyOptions(opts).Namespace }
