@@ -37,8 +37,8 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
-	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/version"
 )
 
@@ -46,7 +46,7 @@ import (
 const identifyTimeout = 10 * time.Second
 
 // clusters connects to all clusters that were named, and identifies them.
-func (g *globals) clusters(ctx context.Context, refs ...string) ([]*peering.Cluster, error) {
+func (g *globals) clusters(ctx context.Context, refs ...string) ([]*kube.Cluster, error) {
 	out, errs, err := g.identify(ctx, refs)
 	return out, cmp.Or(append([]error{interrupted(ctx, "ask the clusters who they are")}, append(errs, err)...)...)
 }
@@ -61,7 +61,7 @@ func interrupted(ctx context.Context, doing string) error {
 
 // identify finds the kubeconfig entries of all clusters that were named, and asks the
 // clusters who they are. Of those that do not answer, it returns why.
-func (g *globals) identify(ctx context.Context, refs []string) (out []*peering.Cluster, errs []error, err error) {
+func (g *globals) identify(ctx context.Context, refs []string) (out []*kube.Cluster, errs []error, err error) {
 	for _, ref := range refs {
 		c, err := g.resolve(ref)
 		if err != nil {
@@ -72,7 +72,7 @@ func (g *globals) identify(ctx context.Context, refs []string) (out []*peering.C
 	distinguish(out, refs)
 	ctx, cancel := context.WithTimeoutCause(ctx, identifyTimeout, fmt.Errorf("no answer within %s: %w", identifyTimeout, context.DeadlineExceeded))
 	defer cancel()
-	_, errs = inParallel(out, func(c *peering.Cluster) (struct{}, error) {
+	_, errs = inParallel(out, func(c *kube.Cluster) (struct{}, error) {
 		if c.Unasked == nil {
 			c.Unasked = c.Identify(ctx)
 		}
@@ -108,7 +108,7 @@ func (g *globals) named(command string, refs []string) (names []string, contexts
 }
 
 // checkDistinct refuses two names of one cluster.
-func checkDistinct(clusters []*peering.Cluster) error {
+func checkDistinct(clusters []*kube.Cluster) error {
 	for i, a := range clusters {
 		for _, b := range clusters[i+1:] {
 			if a.ID != "" && a.ID == b.ID {
@@ -121,7 +121,7 @@ func checkDistinct(clusters []*peering.Cluster) error {
 
 // distinguish gives clusters whose contexts have the same name, as those of two
 // kubeadm files have, the names that the user typed.
-func distinguish(clusters []*peering.Cluster, refs []string) {
+func distinguish(clusters []*kube.Cluster, refs []string) {
 	count := map[string]int{}
 	for _, c := range clusters {
 		count[c.Name]++
@@ -134,7 +134,7 @@ func distinguish(clusters []*peering.Cluster, refs []string) {
 }
 
 // resolve finds the kubeconfig entry that a CLUSTER argument names.
-func (g *globals) resolve(ref string) (*peering.Cluster, error) {
+func (g *globals) resolve(ref string) (*kube.Cluster, error) {
 	rules, raw, err := loadKubeconfig(g.kubeconfig)
 	if err != nil {
 		return nil, err
@@ -195,7 +195,7 @@ func loadKubeconfig(file string) (*clientcmd.ClientConfigLoadingRules, *clientcm
 	return rules, raw, nil
 }
 
-func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcmd.ClientConfigLoadingRules) (*peering.Cluster, error) {
+func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcmd.ClientConfigLoadingRules) (*kube.Cluster, error) {
 	kubectl := "kubectl --context " + contextName
 	if rules.ExplicitPath != "" {
 		kubectl = fmt.Sprintf("kubectl --kubeconfig %s --context %s", rules.ExplicitPath, contextName)
@@ -217,8 +217,8 @@ func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcm
 	asking.Timeout = identifyTimeout
 	d, discoveryErr := discovery.NewDiscoveryClientForConfig(asking)
 	cfg.Wrap(lock.Guard) // within what repeats requests
-	cfg.Wrap(peering.Patient)
-	cfg.Wrap(peering.WatchKeyExchange)
+	cfg.Wrap(kube.Patient)
+	cfg.Wrap(kube.WatchKeyExchange)
 	c, clientErr := client.NewWithWatch(cfg, client.Options{Scheme: scheme, Mapper: kinds{
 		known: knownKinds(scheme), RESTMapper: restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d)),
 	}})
@@ -229,7 +229,7 @@ func connect(name, contextName string, raw *clientcmdapi.Config, rules *clientcm
 	logs := func(ctx context.Context, pod string) (io.ReadCloser, error) {
 		return core.Pods(v1alpha1.Namespace).GetLogs(pod, &corev1.PodLogOptions{Follow: true}).Stream(ctx)
 	}
-	return &peering.Cluster{
+	return &kube.Cluster{
 		Name: name, Client: c, URL: cfg.Host, Server: serverAddress(cfg), Discovery: d, Logs: logs,
 		DefaultImage: version.AgentImage(version.String()), Version: version.String(), Kubectl: kubectl, Now: clock.now,
 	}, nil

@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/test/fakeapi"
 )
 
@@ -68,8 +68,8 @@ func TestResolve(t *testing.T) {
 				}
 				return
 			}
-			e := (*peering.Error)(nil)
-			if !errors.As(err, &e) || e.Kind != peering.Usage {
+			e := (*kube.Error)(nil)
+			if !errors.As(err, &e) || e.Kind != kube.Usage {
 				t.Fatalf("want a usage error, got %v", err)
 			}
 			if !strings.Contains(err.Error(), tt.err) || !strings.Contains(e.Hint, tt.hint) || e.Hint == "" {
@@ -99,14 +99,14 @@ func TestResolve(t *testing.T) {
 			t.Error("a context of $KUBECONFIG was found")
 		}
 		_, err := (&globals{kubeconfig: filepath.Join(home, "missing")}).resolve("one")
-		if e := (*peering.Error)(nil); !errors.As(err, &e) || e.Kind != peering.Usage || !strings.Contains(err.Error(), "missing") {
+		if e := (*kube.Error)(nil); !errors.As(err, &e) || e.Kind != kube.Usage || !strings.Contains(err.Error(), "missing") {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("no kubeconfig at all", func(t *testing.T) {
 		t.Setenv("KUBECONFIG", filepath.Join(home, "missing"))
 		_, err := (&globals{}).resolve("one")
-		if e := (*peering.Error)(nil); !errors.As(err, &e) || !strings.Contains(e.Hint, "none in") || !strings.Contains(e.Hint, "missing") {
+		if e := (*kube.Error)(nil); !errors.As(err, &e) || !strings.Contains(e.Hint, "none in") || !strings.Contains(e.Hint, "missing") {
 			t.Errorf("got %#v", err)
 		}
 	})
@@ -124,9 +124,9 @@ func TestDistinguish(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var clusters []*peering.Cluster
+			var clusters []*kube.Cluster
 			for _, n := range tt.names {
-				clusters = append(clusters, &peering.Cluster{Name: n})
+				clusters = append(clusters, &kube.Cluster{Name: n})
 			}
 			distinguish(clusters, tt.refs)
 			var got []string

@@ -12,14 +12,15 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/liqonet/liqonet/pkg/diagnose"
 	"github.com/liqonet/liqonet/pkg/doctor"
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/kube"
 )
 
 func newDoctor(g *globals) *cobra.Command {
 	var out *output
 	var fix bool
-	var read peering.DoctorOptions
+	var read diagnose.DoctorOptions
 	cmd := &cobra.Command{
 		Use:   "doctor [CLUSTER…]",
 		Short: "Say what is wrong with clusters and their peerings, and what to do",
@@ -68,23 +69,23 @@ func (d *doctorDocument) names() (out []string) {
 	return out
 }
 
-func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read peering.DoctorOptions, out *output) error {
+func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read diagnose.DoctorOptions, out *output) error {
 	clusters, errs, err := g.patients(ctx, refs)
 	if err != nil {
 		return err
 	}
 	progress := newProgress(g.streams.Err)
-	facts, err := peering.ReadFacts(ctx, clusters, errs, read, progress)
+	facts, err := diagnose.ReadFacts(ctx, clusters, errs, read, progress)
 	if err != nil {
 		return cmp.Or(interrupted(ctx, "read the clusters"), err)
 	}
 	doc := &doctorDocument{Report: doctor.Examine(facts)}
 	if fix {
-		if doc.Fixed, err = peering.Fix(ctx, clusters, facts, doc.Report, progress); err != nil {
+		if doc.Fixed, err = diagnose.Fix(ctx, clusters, facts, doc.Report, progress); err != nil {
 			return err
 		}
 		if len(doc.Fixed) > 0 {
-			if facts, err = peering.ReadFacts(ctx, clusters, errs, read, progress); err != nil {
+			if facts, err = diagnose.ReadFacts(ctx, clusters, errs, read, progress); err != nil {
 				return err
 			}
 			doc.Report = doctor.Examine(facts)
@@ -108,7 +109,7 @@ func (g *globals) doctor(ctx context.Context, refs []string, fix bool, read peer
 
 // patients are the clusters that are named, or else that of the current context and its peers where the kubeconfig has contexts of their
 // names. One that does not answer is among them.
-func (g *globals) patients(ctx context.Context, refs []string) ([]*peering.Cluster, []error, error) {
+func (g *globals) patients(ctx context.Context, refs []string) ([]*kube.Cluster, []error, error) {
 	refs, contexts, implicit, err := g.named("doctor", refs)
 	if err != nil {
 		return nil, nil, err
@@ -118,7 +119,7 @@ func (g *globals) patients(ctx context.Context, refs []string) ([]*peering.Clust
 		return nil, nil, err
 	}
 	if implicit && errs[0] == nil {
-		names, _ := clusters[0].Peers(ctx) // those that cannot be read are not asked
+		names, _ := diagnose.Peers(ctx, clusters[0]) // those that cannot be read are not asked
 		names = slices.DeleteFunc(names, func(name string) bool { return contexts[name] == nil || name == refs[0] })
 		if len(names) > 0 {
 			others, why, err := g.identify(ctx, names)

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/liqonet/liqonet/pkg/peering"
 )
 
 func newExposeHost(g *globals) *cobra.Command {
@@ -37,13 +39,13 @@ func (g *globals) exposeHost(cmd *cobra.Command, args []string) error {
 	}
 	a, b := clusters[0], clusters[1]
 	if remove, _ := cmd.Flags().GetBool("remove"); !remove {
-		mapped, err := a.ExposeHost(ctx, b, host, newProgress(g.streams.Err))
+		mapped, err := peering.ExposeHost(ctx, a, b, host, newProgress(g.streams.Err))
 		if err == nil {
 			g.out().printf("%s\n", mapped)
 		}
 		return err
 	}
-	was, err := a.HideHost(ctx, b, host, newProgress(g.streams.Err))
+	was, err := peering.HideHost(ctx, a, b, host, newProgress(g.streams.Err))
 	switch {
 	case err != nil:
 		return err

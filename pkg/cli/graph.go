@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/status"
 )
 
 // graphFormats draw a graph, by the values of --output.
@@ -45,29 +45,29 @@ The exit code is as that of status.`,
 // graph has clusters as nodes and peerings as edges.
 type graph struct {
 	clusters []string // by name
-	views    []peering.View
+	views    []status.View
 	edges    []edge
 }
 
 // edge is a peering as both sides see it: the worse view counts.
 type edge struct {
 	a, b  int // of the clusters
-	view  peering.View
+	view  status.View
 	label string
 }
 
 // severity orders states: the worst is the highest.
-func severity(s peering.State) int {
-	return slices.Index([]peering.State{peering.Connected, peering.Degraded, peering.Unknown, peering.Disconnected, peering.Orphaned}, s)
+func severity(s status.State) int {
+	return slices.Index([]status.State{status.Connected, status.Degraded, status.Unknown, status.Disconnected, status.Orphaned}, s)
 }
 
 // colour is that of an edge in a picture.
-func colour(s peering.State) string {
+func colour(s status.State) string {
 	return []string{"#2e7d32", "#ef6c00", "#757575", "#c62828", "#c62828"}[max(severity(s), 0)]
 }
 
 // newGraphOf is pure. Clusters are told apart by their IDs.
-func newGraphOf(views []peering.View) *graph {
+func newGraphOf(views []status.View) *graph {
 	g := &graph{views: views}
 	names := map[string]string{}
 	for _, v := range views {
@@ -94,7 +94,7 @@ func newGraphOf(views []peering.View) *graph {
 }
 
 // labelOf is what is written at an edge.
-func labelOf(v peering.View) string {
+func labelOf(v status.View) string {
 	up, rtt := 0, (*float64)(nil)
 	for _, p := range v.Planes {
 		if p.Connected {

@@ -8,30 +8,30 @@ import (
 	"strconv"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/status"
 )
 
 // historyDocument is what status --history prints for programs.
 type historyDocument struct {
 	// Entries are sorted by time, by the clock of the first cluster's API server.
-	Entries []peering.HistoryEntry `json:"entries"`
+	Entries []status.HistoryEntry `json:"entries"`
 	// Errors say which other sides could not be read, and what can be done.
 	Errors []string `json:"errors,omitempty"`
 }
 
 // printHistory prints what has changed in the clusters.
 func (g *globals) printHistory(ctx context.Context, read *statusRead, out *output) error {
-	all, errs := inParallel(read.sides, func(s *side) ([]peering.HistoryEntry, error) {
-		entries, err := s.History(ctx, read.sides[0].Cluster)
-		return slices.DeleteFunc(entries, func(e peering.HistoryEntry) bool {
-			return s.isPeer && !slices.ContainsFunc(s.views, func(v peering.View) bool { return v.Name == e.Peering })
+	all, errs := inParallel(read.sides, func(s *side) ([]status.HistoryEntry, error) {
+		entries, err := status.History(ctx, s.Cluster, read.sides[0].Cluster)
+		return slices.DeleteFunc(entries, func(e status.HistoryEntry) bool {
+			return s.isPeer && !slices.ContainsFunc(s.views, func(v status.View) bool { return v.Name == e.Peering })
 		}), err
 	})
 	if err := cmp.Or(errs...); err != nil {
 		return err
 	}
-	doc := &historyDocument{Entries: append([]peering.HistoryEntry{}, slices.Concat(all...)...), Errors: read.doc.Errors}
-	peering.SortHistory(doc.Entries)
+	doc := &historyDocument{Entries: append([]status.HistoryEntry{}, slices.Concat(all...)...), Errors: read.doc.Errors}
+	status.SortHistory(doc.Entries)
 	return out.printEntries(g.streams.Out, doc)
 }
 

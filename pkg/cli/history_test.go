@@ -5,12 +5,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/status"
 )
 
 func TestPrintHistory(t *testing.T) {
 	at := time.Date(2026, 11, 23, 12, 0, 0, 123e6, time.UTC)
-	doc := &historyDocument{Entries: []peering.HistoryEntry{
+	doc := &historyDocument{Entries: []status.HistoryEntry{
 		{
 			Time: at, AgentTime: at.Add(-time.Hour), Cluster: "cluster-a", ClusterID: "id-a", Agent: "gateway 1", Peering: "cluster-b", Plane: new(int32(1)),
 			What: "plane", From: "up", To: "down", Reason: "no answer for 0.3 s",

@@ -9,7 +9,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 	"github.com/liqonet/liqonet/test/schema"
@@ -25,7 +26,7 @@ func TestHostilePeeringsAreShown(t *testing.T) {
 	}
 	t.Cleanup(api.Close)
 	bound := schema.NewBound(t, "status")
-	c := &peering.Cluster{Name: "hub", ID: "id-of-hub", Client: api.Client, Now: time.Now}
+	c := &kube.Cluster{Name: "hub", ID: "id-of-hub", Client: api.Client, Now: time.Now}
 	schema.Hostile(t, 100, schema.Examples()["Peering"], func(obj map[string]any) {
 		bad := schema.Into[v1alpha1.Peering](t, obj)
 		bad.ResourceVersion = ""
@@ -40,7 +41,7 @@ func TestHostilePeeringsAreShown(t *testing.T) {
 		for _, format := range []string{"table", "wide"} {
 			var out bytes.Buffer
 			bound.Of(obj, func() {
-				views, err := c.Views(t.Context())
+				views, err := status.Views(t.Context(), c)
 				if err != nil {
 					t.Fatal(err)
 				}

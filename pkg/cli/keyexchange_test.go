@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
@@ -54,17 +54,17 @@ func TestKeyExchangeIsShown(t *testing.T) {
 		}
 		return out
 	}
-	shows := func(file, line string, ofHub, ofSpoke peering.KeyExchange) {
+	shows := func(file, line string, ofHub, ofSpoke kube.KeyExchange) {
 		t.Helper()
 		var doc peerResult
 		if err := json.Unmarshal([]byte(does(file, line+" -o json")), &doc); err != nil {
 			t.Fatal(err)
 		}
-		got := map[string]peering.KeyExchange{}
+		got := map[string]kube.KeyExchange{}
 		for _, v := range doc.Peerings {
 			got[v.Cluster] = v.PresharedKeyExchange
 		}
-		if diff := cmp.Diff(map[string]peering.KeyExchange{"hub": ofHub, "spoke-1": ofSpoke}, got); diff != "" {
+		if diff := cmp.Diff(map[string]kube.KeyExchange{"hub": ofHub, "spoke-1": ofSpoke}, got); diff != "" {
 			t.Errorf("%s:\n%s", line, diff)
 		}
 	}
@@ -85,11 +85,11 @@ func TestKeyExchangeIsShown(t *testing.T) {
 	}
 	says(by, "peer hub spoke-1", lineHybrid, lineClassical)
 	says(by, "peer hub spoke-1", lineHybrid, lineClassical)
-	shows(by, "peer hub spoke-1", peering.Hybrid, peering.Classical)
-	shows(plain, "status hub spoke-1", peering.Hybrid, peering.Classical)
+	shows(by, "peer hub spoke-1", kube.Hybrid, kube.Classical)
+	shows(plain, "status hub spoke-1", kube.Hybrid, kube.Classical)
 	says(file(hybrid, better), "rotate-keys hub spoke-1 --psk-only", "Pre-shared keys reached hub (HUB), spoke-1 (SPOKE) over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n")
-	shows(plain, "status hub spoke-1", peering.Hybrid, peering.Hybrid)
+	shows(plain, "status hub spoke-1", kube.Hybrid, kube.Hybrid)
 	says(plain, "rotate-keys hub spoke-1 --psk-only", "It is not known over which key exchange pre-shared keys reached hub (HUB), spoke-1 (SPOKE).\n")
-	shows(plain, "status hub spoke-1", peering.UnknownKeyExchange, peering.UnknownKeyExchange)
-	shows(by, "rotate-keys hub spoke-1 --psk-only", peering.Hybrid, peering.Classical)
+	shows(plain, "status hub spoke-1", kube.UnknownKeyExchange, kube.UnknownKeyExchange)
+	shows(by, "rotate-keys hub spoke-1 --psk-only", kube.Hybrid, kube.Classical)
 }

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+
+	"github.com/liqonet/liqonet/pkg/status"
 )
 
 func newMap(g *globals) *cobra.Command {
@@ -36,13 +38,13 @@ func (g *globals) mapAddress(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	if reverse, _ := cmd.Flags().GetBool("reverse"); reverse {
-		addr, err := clusters[0].MapBack(ctx, clusters[1], what)
+		addr, err := status.MapBack(ctx, clusters[0], clusters[1], what)
 		if err == nil {
 			g.out().printf("%s\n", addr)
 		}
 		return err
 	}
-	addrs, err := clusters[0].MapFor(ctx, clusters[1], what)
+	addrs, err := status.MapFor(ctx, clusters[0], clusters[1], what)
 	for _, a := range addrs {
 		g.out().printf("%s\n", a)
 	}

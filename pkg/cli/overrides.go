@@ -18,8 +18,9 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/ipam"
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/version"
 )
@@ -53,7 +54,7 @@ func addOverrides(f *pflag.FlagSet) {
 
 // override is what the flags say of one cluster, or of all.
 type override struct {
-	peering.ClusterOptions
+	engine.ClusterOptions
 	facts discovery.Overrides
 }
 
@@ -96,7 +97,7 @@ func overrides() []option {
 }
 
 // peerOptions reads these flags for the clusters of a command line.
-func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (o peering.Options, err error) {
+func peerOptions(f *pflag.FlagSet, refs []string, clusters []*kube.Cluster) (o engine.Options, err error) {
 	if o.Image = f.Lookup("agent-image").Value.String(); o.Image != "" {
 		if _, err := name.ParseReference(o.Image); err != nil {
 			return o, fmt.Errorf("--agent-image: %w", err)
@@ -147,7 +148,7 @@ func peerOptions(f *pflag.FlagSet, refs []string, clusters []*peering.Cluster) (
 		return o, fmt.Errorf("--service-type: a port is one cluster's: CLUSTER=%s:%d", all.ServiceType, all.NodePort)
 	}
 	o.Overlay, o.WireGuard, o.ServiceType, o.Gateways, o.NodeMetrics = all.Overlay, all.WireGuard, all.ServiceType, all.Gateways, all.NodeMetrics
-	o.Facts, o.Clusters = map[string]discovery.Overrides{}, map[string]peering.ClusterOptions{}
+	o.Facts, o.Clusters = map[string]discovery.Overrides{}, map[string]engine.ClusterOptions{}
 	for k, c := range clusters {
 		each[k].LimitNew, each[k].LimitRate = cmp.Or(each[k].LimitNew, all.LimitNew), cmp.Or(each[k].LimitRate, all.LimitRate)
 		o.Facts[c.ID], o.Clusters[c.ID] = each[k].facts, each[k].ClusterOptions
@@ -170,7 +171,7 @@ func apiValue(flag string) string {
 
 // clusterIndex says which cluster is meant by a name that the user wrote in this command
 // line.
-func clusterIndex(name string, refs []string, clusters []*peering.Cluster) (int, error) {
+func clusterIndex(name string, refs []string, clusters []*kube.Cluster) (int, error) {
 	for k, c := range clusters {
 		if name == c.Name || name == refs[k] {
 			return k, nil

@@ -15,27 +15,29 @@ import (
 	"github.com/spf13/cobra"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/test/fakeapi"
 )
 
 func TestOverridesOfOneCluster(t *testing.T) {
-	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
+	clusters := []*kube.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
 	real, mapped, nodes := netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("10.60.0.0/16"), netip.MustParsePrefix("10.61.0.0/18")
 	tests := []struct {
 		args string
-		want map[string]peering.ClusterOptions
+		want map[string]engine.ClusterOptions
 		// server, and what is for all.
 		server, all string
 		err         string
 	}{
-		{args: "", want: map[string]peering.ClusterOptions{}},
-		{args: "--map a=10.60.0.0/16", want: map[string]peering.ClusterOptions{"1": {Map: ipam.Mappings{{Mapped: mapped}}}}},
+		{args: "", want: map[string]engine.ClusterOptions{}},
+		{args: "--map a=10.60.0.0/16", want: map[string]engine.ClusterOptions{"1": {Map: ipam.Mappings{{Mapped: mapped}}}}},
 		{
 			args: "--map a.conf=10.244.0.0/16=10.60.0.0/16,nodes=10.61.0.0/18",
-			want: map[string]peering.ClusterOptions{"1": {Map: ipam.Mappings{{Real: real, Mapped: mapped}}, MapNodes: nodes}},
+			want: map[string]engine.ClusterOptions{"1": {Map: ipam.Mappings{{Real: real, Mapped: mapped}}, MapNodes: nodes}},
 		},
 		{args: "--map 10.60.0.0/16", err: "CLUSTER=VALUE"},
 		{args: "--map c=10.60.0.0/16", err: `"c" is none of the clusters`},
@@ -48,9 +50,9 @@ func TestOverridesOfOneCluster(t *testing.T) {
 		{args: "--server c", err: `"c" is none of the clusters`},
 		{
 			args: "--endpoint a=203.0.113.5:31820,[2001:db8::1]:5000,nat.example.com:1",
-			want: map[string]peering.ClusterOptions{"1": {Endpoints: []string{"203.0.113.5:31820", "[2001:db8::1]:5000", "nat.example.com:1"}}},
+			want: map[string]engine.ClusterOptions{"1": {Endpoints: []string{"203.0.113.5:31820", "[2001:db8::1]:5000", "nat.example.com:1"}}},
 		},
-		{args: "--endpoint b=auto", want: map[string]peering.ClusterOptions{"2": {AutoEndpoints: true}}},
+		{args: "--endpoint b=auto", want: map[string]engine.ClusterOptions{"2": {AutoEndpoints: true}}},
 		{args: "--endpoint a=203.0.113.5", err: "is not ADDRESS:PORT"},
 		{args: "--endpoint a=203.0.113.5:0", err: "not a port"},
 		{args: "--endpoint a=203.0.113.5:70000", err: "not a port"},
@@ -62,13 +64,13 @@ func TestOverridesOfOneCluster(t *testing.T) {
 		{args: "--service-type LoadBalancer", all: "LoadBalancer"},
 		{
 			args: "--service-type loadbalancer --service-type b=NodePort:31820", all: "LoadBalancer",
-			want: map[string]peering.ClusterOptions{"2": {ServiceType: "NodePort", NodePort: 31820}},
+			want: map[string]engine.ClusterOptions{"2": {ServiceType: "NodePort", NodePort: 31820}},
 		},
 		{args: "--service-type NodePort:31820", err: "one cluster's"},
 		{args: "--service-type a=NodePort:0", err: "not a port"},
 		{args: "--service-type a=LoadBalancer:80", err: "must be one of"},
 		{args: "--service-type c=NodePort", err: `"c" is none of the clusters`},
-		{args: "--overlay a=vxlan --wireguard b=kernel", want: map[string]peering.ClusterOptions{"1": {Overlay: "VXLAN"}, "2": {WireGuard: "Kernel"}}},
+		{args: "--overlay a=vxlan --wireguard b=kernel", want: map[string]engine.ClusterOptions{"1": {Overlay: "VXLAN"}, "2": {WireGuard: "Kernel"}}},
 		{args: "--overlay a=gre", err: "must be one of"},
 		{args: "--reserve a=10.0.0.1/8", err: "did you mean 10.0.0.0/8"},
 	}
@@ -77,7 +79,7 @@ func TestOverridesOfOneCluster(t *testing.T) {
 			isolate(t)
 			// Wrong values are found by the flag, or with the names of the clusters.
 			f, err := parse(t, "peer", append([]string{"a", "b"}, strings.Fields(tt.args)...)...)
-			var o peering.Options
+			var o engine.Options
 			if err == nil {
 				o, err = peerOptions(f, []string{"a.conf", "b"}, clusters)
 			}
@@ -90,7 +92,7 @@ func TestOverridesOfOneCluster(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			maps.DeleteFunc(o.Clusters, func(_ string, c peering.ClusterOptions) bool { return reflect.ValueOf(c).IsZero() })
+			maps.DeleteFunc(o.Clusters, func(_ string, c engine.ClusterOptions) bool { return reflect.ValueOf(c).IsZero() })
 			if diff := cmp.Diff(tt.want, o.Clusters, cmpopts.EquateComparable(netip.Prefix{}), cmpopts.EquateEmpty()); diff != "" {
 				t.Error(diff)
 			}
@@ -102,7 +104,7 @@ func TestOverridesOfOneCluster(t *testing.T) {
 }
 
 func TestNodeMetricsFlag(t *testing.T) {
-	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
+	clusters := []*kube.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
 	for args, want := range map[string]string{
 		"":                    "all , a , b ",
 		"--node-metrics node": "all node, a , b ",
@@ -130,7 +132,7 @@ func TestNodeMetricsFlag(t *testing.T) {
 
 // A limit is one cluster's, or that of all which have none of their own.
 func TestSecurity_20_LimitFlags(t *testing.T) {
-	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
+	clusters := []*kube.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
 	for args, want := range map[string]string{
 		"":                                     "- - - -",
 		"--limit-new 1000":                     "1000 - 1000 -",
@@ -338,8 +340,8 @@ func TestUnreachablePairs(t *testing.T) {
 }
 
 func TestFailures(t *testing.T) {
-	a, b, c := &peering.Cluster{Name: "a"}, &peering.Cluster{Name: "b"}, &peering.Cluster{Name: "c"}
-	failed := &peering.Error{Kind: peering.NotReady, Cluster: "c", Doing: "wait", Hint: "look there"}
+	a, b, c := &kube.Cluster{Name: "a"}, &kube.Cluster{Name: "b"}, &kube.Cluster{Name: "c"}
+	failed := &kube.Error{Kind: kube.NotReady, Cluster: "c", Doing: "wait", Hint: "look there"}
 	outcomes := func(errs ...error) (out []peering.Outcome) {
 		pairs := []peering.Pair{{a, b}, {a, c}, {b, c}}
 		for i, err := range errs {
@@ -381,7 +383,7 @@ func TestSecurity_22_ImagesByDigest(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o, err := peerOptions(f, []string{"a", "b"}, []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}})
+		o, err := peerOptions(f, []string{"a", "b"}, []*kube.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}})
 		if (err == nil) != good || good && o.Image != image || !good && !strings.Contains(err.Error(), "--agent-image") {
 			t.Errorf("%s: got %q, %v", image, o.Image, err)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
@@ -46,7 +47,7 @@ func members(f *pflag.FlagSet, args []string) (refs []string, hub bool) {
 
 // connectPairs connects to all clusters, and returns the pairs that they make. The pairs
 // with a cluster that does not answer have failed already.
-func (g *globals) connectPairs(ctx context.Context, refs []string, hub bool) (clusters []*peering.Cluster, pairs []peering.Pair, failed []peering.Outcome, err error) {
+func (g *globals) connectPairs(ctx context.Context, refs []string, hub bool) (clusters []*kube.Cluster, pairs []peering.Pair, failed []peering.Outcome, err error) {
 	clusters, errs, err := g.identify(ctx, refs)
 	if err = cmp.Or(err, checkDistinct(clusters)); err != nil {
 		return nil, nil, nil, err
@@ -66,8 +67,8 @@ func (g *globals) connectPairs(ctx context.Context, refs []string, hub bool) (cl
 
 // progress shows the steps of all pairs. Where there are several, each line begins with
 // the pair's name.
-func (g *globals) progress(pairs []peering.Pair) func(peering.Pair) peering.Reporter {
-	return func(p peering.Pair) peering.Reporter {
+func (g *globals) progress(pairs []peering.Pair) func(peering.Pair) kube.Reporter {
+	return func(p peering.Pair) kube.Reporter {
 		if len(pairs) == 1 {
 			return timed{newProgress(g.streams.Err), p.String()}
 		}

@@ -11,8 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
 )
 
 func newPeer(g *globals) *cobra.Command {
@@ -46,8 +48,8 @@ changed; with --exit-code, too, the exit code is 12 if something would be.`,
 				return commandLineError(cmd, errors.New("--exit-code goes with --dry-run"))
 			}
 			if verbose {
-				timeline, start := &peering.Timeline{}, time.Now()
-				cmd.SetContext(peering.WithTimeline(cmd.Context(), timeline))
+				timeline, start := &kube.Timeline{}, time.Now()
+				cmd.SetContext(kube.WithTimeline(cmd.Context(), timeline))
 				defer func() { g.printTimeline(start, timeline.Waits()) }()
 			}
 			return g.peer(cmd, args, forNodes, out, dryRun, exitCode)
@@ -68,8 +70,8 @@ changed; with --exit-code, too, the exit code is 12 if something would be.`,
 
 // peerResult is what peer prints for programs. Peerings are as status shows them.
 type peerResult struct {
-	Changed  []string       `json:"changed"`
-	Peerings []peering.View `json:"peerings"`
+	Changed  []string      `json:"changed"`
+	Peerings []status.View `json:"peerings"`
 	// Notes are what was concluded and not read, and what was left out.
 	Notes []string `json:"notes,omitempty"`
 }
@@ -102,7 +104,7 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 	ctx, cancel := forNodes(ctx, pairs)
 	defer cancel()
 	outcomes := append(peering.PeerAll(ctx, pairs, o, g.progress(pairs)), failed...)
-	result := &peerResult{Changed: []string{}, Peerings: []peering.View{}}
+	result := &peerResult{Changed: []string{}, Peerings: []status.View{}}
 	for _, outcome := range outcomes {
 		a, b := outcome.Result.Views[0], outcome.Result.Views[1]
 		result.Changed = append(result.Changed, outcome.Result.Changed...)
@@ -128,18 +130,18 @@ func (g *globals) peer(cmd *cobra.Command, args []string, forNodes moreTime, out
 }
 
 // printExchanges says how pre-shared keys reached the clusters of peerings.
-func (t text) printExchanges(clusters []*peering.Cluster, views []peering.View) {
+func (t text) printExchanges(clusters []*kube.Cluster, views []status.View) {
 	for _, by := range []struct {
-		exchange peering.KeyExchange
+		exchange kube.KeyExchange
 		says     string
 	}{
-		{peering.Hybrid, "Pre-shared keys reached %s over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n"},
-		{peering.Classical, "Pre-shared keys reached %s over a classical key exchange: a quantum computer may open what was recorded of it.\n"},
-		{peering.UnknownKeyExchange, "It is not known over which key exchange pre-shared keys reached %s.\n"},
+		{kube.Hybrid, "Pre-shared keys reached %s over TLS 1.3 with a hybrid (post-quantum) key exchange, as far as each address.\n"},
+		{kube.Classical, "Pre-shared keys reached %s over a classical key exchange: a quantum computer may open what was recorded of it.\n"},
+		{kube.UnknownKeyExchange, "It is not known over which key exchange pre-shared keys reached %s.\n"},
 	} {
 		var reached []string
 		for _, c := range clusters {
-			if slices.ContainsFunc(views, func(v peering.View) bool { return v.ClusterID == c.ID && v.PresharedKeyExchange == by.exchange }) {
+			if slices.ContainsFunc(views, func(v status.View) bool { return v.ClusterID == c.ID && v.PresharedKeyExchange == by.exchange }) {
 				reached = append(reached, fmt.Sprintf("%s (%s)", c.Name, c.URL))
 			}
 		}
@@ -150,7 +152,7 @@ func (t text) printExchanges(clusters []*peering.Cluster, views []peering.View) 
 }
 
 // printRanges shows how each cluster is seen by the other.
-func (o *output) printRanges(w io.Writer, views ...peering.View) {
+func (o *output) printRanges(w io.Writer, views ...status.View) {
 	var rows [][]any
 	for _, v := range views {
 		for _, m := range v.LocalPods {

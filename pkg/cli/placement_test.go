@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/kube"
 )
 
 // The nodes of gateways are chosen for all clusters, or for one; an empty value takes a
@@ -19,7 +19,7 @@ func TestSecurity_08_PlacementFlags(t *testing.T) {
 	type placement = v1alpha1.GatewayPlacement
 	type labels = map[string]string
 	type tolerations = []corev1.Toleration
-	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
+	clusters := []*kube.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
 	for _, tt := range []struct {
 		args     []string
 		all, ofA placement

@@ -9,12 +9,12 @@ import (
 
 	"github.com/pterm/pterm"
 
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/kube"
 )
 
 // newProgress shows steps as they happen: with a spinner on a terminal, as plain lines
 // elsewhere.
-func newProgress(w io.Writer) peering.Reporter {
+func newProgress(w io.Writer) kube.Reporter {
 	if columns(w) > 0 && os.Getenv("TERM") != "dumb" {
 		return spinner{w}
 	}
@@ -56,13 +56,13 @@ func (s spinner) Step(ctx context.Context, name string, do func(context.Context)
 
 // timed notes the steps of what is about some clusters, as they are done.
 type timed struct {
-	peering.Reporter
+	kube.Reporter
 	where string
 }
 
 func (t timed) Step(ctx context.Context, name string, do func(context.Context) error) error {
 	return t.Reporter.Step(ctx, name, func(ctx context.Context) error {
-		defer peering.Begin(ctx, t.where, name, "")()
+		defer kube.Begin(ctx, t.where, name, "")()
 		return do(ctx)
 	})
 }
@@ -71,7 +71,7 @@ func (t timed) Step(ctx context.Context, name string, do func(context.Context) e
 var leastShown = 10 * time.Millisecond
 
 // printTimeline shows what waited for what, in seconds after the command.
-func (g *globals) printTimeline(start time.Time, waits []peering.Wait) {
+func (g *globals) printTimeline(start time.Time, waits []kube.Wait) {
 	var rows [][]any
 	for _, w := range waits {
 		if w.To.Sub(w.From) < leastShown {

@@ -22,6 +22,7 @@ import (
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
@@ -86,7 +87,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 	defer interrupt(nil)
 	defer context.AfterFunc(ctx, func() { interrupt(errInterrupted) })()
 	var told sync.Map
-	command = peering.WithNotices(command, func(notice string) {
+	command = kube.WithNotices(command, func(notice string) {
 		if _, before := told.LoadOrStore(notice, true); !before {
 			text{streams.Err}.printf("Note: %s\n", notice)
 		}
@@ -108,7 +109,7 @@ func Run(ctx context.Context, args []string, streams Streams) int {
 
 // usageError is wrong input. The hint says what to do about it.
 func usageError(hint, format string, args ...any) error {
-	return &peering.Error{Kind: peering.Usage, Doing: fmt.Sprintf(format, args...), Hint: hint}
+	return &kube.Error{Kind: kube.Usage, Doing: fmt.Sprintf(format, args...), Hint: hint}
 }
 
 // commandLineError is a wrong command line.
@@ -141,11 +142,11 @@ func ExitCode(ctx context.Context, err error) int {
 	if p := (*pairsError)(nil); errors.As(err, &p) && p.partial {
 		return ExitPartial
 	}
-	if e := (*peering.Error)(nil); errors.As(err, &e) {
-		return cmp.Or(map[peering.Kind]int{
-			peering.Usage: ExitUsage, peering.Unreachable: ExitUnreachable, peering.Forbidden: ExitForbidden,
-			peering.NotReady: ExitNotReady, peering.Ranges: ExitRanges, peering.Identity: ExitIdentity, peering.OneSided: ExitPartial,
-			peering.Busy: ExitBusy,
+	if e := (*kube.Error)(nil); errors.As(err, &e) {
+		return cmp.Or(map[kube.Kind]int{
+			kube.Usage: ExitUsage, kube.Unreachable: ExitUnreachable, kube.Forbidden: ExitForbidden,
+			kube.NotReady: ExitNotReady, kube.Ranges: ExitRanges, kube.Identity: ExitIdentity, kube.OneSided: ExitPartial,
+			kube.Busy: ExitBusy,
 		}[e.Kind], ExitUnexpected)
 	}
 	return ExitUnexpected

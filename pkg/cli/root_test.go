@@ -18,14 +18,14 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
 func TestExitCode(t *testing.T) {
 	interrupted, cancel := context.WithCancel(context.Background())
 	cancel()
-	kind := func(k peering.Kind) error { return &peering.Error{Kind: k, Doing: "x"} }
+	kind := func(k kube.Kind) error { return &kube.Error{Kind: k, Doing: "x"} }
 	tests := []struct {
 		name string
 		ctx  context.Context
@@ -34,17 +34,17 @@ func TestExitCode(t *testing.T) {
 	}{
 		{"no error", nil, nil, 0},
 		{"anything", nil, errors.New("x"), 1},
-		{"without a class", nil, kind(peering.Unexpected), 1},
+		{"without a class", nil, kind(kube.Unexpected), 1},
 		{"wrong input", nil, usageError("", "x"), 2},
 		{"wrong input, wrapped", nil, fmt.Errorf("y: %w", usageError("", "x")), 2},
-		{"unreachable", nil, kind(peering.Unreachable), 3},
-		{"forbidden", nil, kind(peering.Forbidden), 4},
-		{"not ready", nil, kind(peering.NotReady), 5},
-		{"ranges", nil, kind(peering.Ranges), 6},
+		{"unreachable", nil, kind(kube.Unreachable), 3},
+		{"forbidden", nil, kind(kube.Forbidden), 4},
+		{"not ready", nil, kind(kube.NotReady), 5},
+		{"ranges", nil, kind(kube.Ranges), 6},
 		{"unhealthy", nil, errUnhealthy, 7},
-		{"wrapped", nil, fmt.Errorf("y: %w", kind(peering.Ranges)), 6},
-		{"joined with a failed roll back", nil, errors.Join(kind(peering.NotReady), kind(peering.Unreachable)), 5},
-		{"interrupted", interrupted, kind(peering.NotReady), 130},
+		{"wrapped", nil, fmt.Errorf("y: %w", kind(kube.Ranges)), 6},
+		{"joined with a failed roll back", nil, errors.Join(kind(kube.NotReady), kind(kube.Unreachable)), 5},
+		{"interrupted", interrupted, kind(kube.NotReady), 130},
 		{"interrupted, and done all the same", interrupted, nil, 0},
 	}
 	for _, tt := range tests {
@@ -394,7 +394,7 @@ func TestDefect1_17_ArgumentsAreCheckedAfterAllFlags(t *testing.T) {
 }
 
 func TestPeerOptions(t *testing.T) {
-	clusters := []*peering.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
+	clusters := []*kube.Cluster{{Name: "a", ID: "1"}, {Name: "b", ID: "2"}}
 	t.Run("several ranges of several clusters", func(t *testing.T) {
 		isolate(t)
 		f := load(t, "--pod-cidr", "a=10.0.0.0/16,10.1.0.0/16", "--pod-cidr", "b=10.2.0.0/16", "--pod-cidr", "a=10.3.0.0/16", "--reserve", "b=10.4.0.0/16")
@@ -470,8 +470,8 @@ func TestExplain(t *testing.T) {
 	}{
 		{errors.New("x"), "x"},
 		{errors.Join(errors.New("x"), errors.New("y")), "x; y"},
-		{&peering.Error{Cluster: "a", Doing: "read", Hint: "try this"}, "cluster \"a\": read\n  try this"},
-		{fmt.Errorf("y: %w", &peering.Error{Doing: "read", Hint: "try this"}), "y: read\n  try this"},
+		{&kube.Error{Cluster: "a", Doing: "read", Hint: "try this"}, "cluster \"a\": read\n  try this"},
+		{fmt.Errorf("y: %w", &kube.Error{Doing: "read", Hint: "try this"}), "y: read\n  try this"},
 	}
 	for _, tt := range tests {
 		if diff := cmp.Diff(tt.want, string(explain(tt.err, "  "))); diff != "" {

@@ -20,8 +20,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
@@ -251,8 +253,8 @@ func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 		}
 	}
 	v := views()[1]
-	v.Name, v.Peer, v.Message, v.Overlay, v.State = evil, evil, evil, evil, peering.State(evil)
-	v.Planes = []peering.PlaneView{{Role: evil, Backend: evil, Node: evil, Endpoint: evil}}
+	v.Name, v.Peer, v.Message, v.Overlay, v.State = evil, evil, evil, evil, status.State(evil)
+	v.Planes = []status.PlaneView{{Role: evil, Backend: evil, Node: evil, Endpoint: evil}}
 	p := &plan.Plan{}
 	for i := range p.Clusters {
 		s := []plan.Statement{{What: evil, Value: plan.Known(evil), Reason: evil}}
@@ -264,7 +266,7 @@ func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 	for _, format := range []string{"table", "wide"} {
 		var out bytes.Buffer
 		o := &output{format: format}
-		o.printViews(&out, []peering.View{v})
+		o.printViews(&out, []status.View{v})
 		check("status "+format, out.String(), map[string]int{"table": 2 + 3 + 2, "wide": 2 + 3 + 3 + 2}[format])
 		out.Reset()
 		o.printRanges(&out, v)
@@ -290,10 +292,10 @@ func TestSecurity_14_NothingControlsTheTerminal(t *testing.T) {
 		lines int
 	}{
 		{errors.New(evil), 0},
-		{&peering.Error{Cluster: "b", Doing: evil, Err: errors.New(evil), Hint: evil}, 1},
-		{errors.Join(errors.New(evil), &peering.Error{Doing: evil, Hint: evil}), 1},
+		{&kube.Error{Cluster: "b", Doing: evil, Err: errors.New(evil), Hint: evil}, 1},
+		{errors.Join(errors.New(evil), &kube.Error{Doing: evil, Hint: evil}), 1},
 		{failures([]peering.Outcome{
-			{Pair: peering.Pair{{Name: evil}, {Name: evil}}, Err: &peering.Error{Doing: evil, Hint: evil}},
+			{Pair: peering.Pair{{Name: evil}, {Name: evil}}, Err: &kube.Error{Doing: evil, Hint: evil}},
 			{Pair: peering.Pair{{Name: "a"}, {Name: "b"}}, Err: errors.New(evil)},
 		}), 3},
 	} {

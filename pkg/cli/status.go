@@ -13,7 +13,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/status"
 )
 
 func newStatus(g *globals) *cobra.Command {
@@ -60,14 +62,14 @@ these clusters have noted it: on one time line, whatever their clocks say.`,
 
 // statusDocument is what status prints for programs.
 type statusDocument struct {
-	Peerings []peering.View `json:"peerings"`
+	Peerings []status.View `json:"peerings"`
 	// Locks say which commands work on the clusters, or have been killed while they did.
 	Locks []string `json:"locks,omitempty"`
 	// Errors say which other sides could not be read, and what can be done.
 	Errors []string `json:"errors,omitempty"`
 }
 
-func peeringNames(views []peering.View) (out []string) {
+func peeringNames(views []status.View) (out []string) {
 	for _, v := range views {
 		out = append(out, "peering."+v1alpha1.GroupVersion.Group+"/"+v.Name)
 	}
@@ -76,8 +78,8 @@ func peeringNames(views []peering.View) (out []string) {
 
 // side is what was read of one cluster.
 type side struct {
-	*peering.Cluster
-	views []peering.View
+	*kube.Cluster
+	views []status.View
 	locks []string
 	// isPeer says that it is about the peerings of these views only.
 	isPeer bool
@@ -102,14 +104,14 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 	if err != nil {
 		return nil, err
 	}
-	s := &statusRead{doc: &statusDocument{Peerings: []peering.View{}}}
-	s.unread = s.add(inParallel(clusters, func(c *peering.Cluster) (_ *side, err error) {
+	s := &statusRead{doc: &statusDocument{Peerings: []status.View{}}}
+	s.unread = s.add(inParallel(clusters, func(c *kube.Cluster) (_ *side, err error) {
 		own := &side{Cluster: c}
 		if err = c.Unasked; err == nil {
-			own.locks, err = c.Locks(ctx)
+			own.locks, err = engine.HeldLocks(ctx, c)
 		}
 		if err == nil {
-			own.views, err = c.Views(ctx)
+			own.views, err = status.Views(ctx, c)
 		}
 		return own, err
 	}))
@@ -117,7 +119,7 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 		return nil, cmp.Or(interrupted(ctx, "read the clusters"), s.unread[0])
 	}
 	if implicit {
-		s.unshown = s.add(inParallel(s.doc.Peerings, func(v peering.View) (*side, error) {
+		s.unshown = s.add(inParallel(s.doc.Peerings, func(v status.View) (*side, error) {
 			if contexts[v.Peer] == nil {
 				return nil, nil
 			}
@@ -131,7 +133,7 @@ func (g *globals) readStatus(ctx context.Context, refs []string) (*statusRead, e
 	for _, side := range s.sides {
 		asked = append(asked, side.ID)
 	}
-	peering.MarkOrphans(s.doc.Peerings, asked)
+	status.MarkOrphans(s.doc.Peerings, asked)
 	return s, nil
 }
 
@@ -180,7 +182,7 @@ func (g *globals) read(ctx context.Context, refs []string, printed func(*statusR
 		return s.unread[0]
 	}
 	s.warn(g.err(), nil)
-	if slices.ContainsFunc(s.doc.Peerings, func(v peering.View) bool { return v.State != peering.Connected }) {
+	if slices.ContainsFunc(s.doc.Peerings, func(v status.View) bool { return v.State != status.Connected }) {
 		return errUnhealthy
 	}
 	return nil
@@ -198,13 +200,13 @@ func (s *statusRead) warn(t text, unread []error) {
 
 // otherSide is the peer's view of a peering, by the cluster that a context of the peer's name leads to. Nothing is asked
 // where that is another cluster.
-func (g *globals) otherSide(ctx context.Context, v peering.View, own *peering.Cluster) (*side, error) {
+func (g *globals) otherSide(ctx context.Context, v status.View, own *kube.Cluster) (*side, error) {
 	peers, err := g.clusters(ctx, v.Peer)
 	if err != nil || peers[0].ID != v.PeerID {
 		return nil, err
 	}
-	views, err := peers[0].Views(ctx)
-	views = slices.DeleteFunc(views, func(t peering.View) bool { return t.PeerID != own.ID })
+	views, err := status.Views(ctx, peers[0])
+	views = slices.DeleteFunc(views, func(t status.View) bool { return t.PeerID != own.ID })
 	return &side{Cluster: peers[0], views: views, isPeer: true}, err
 }
 

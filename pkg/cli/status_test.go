@@ -19,7 +19,8 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/ipam"
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/fakeapi"
 )
 
@@ -27,36 +28,36 @@ func mapping(real, mapped string) ipam.Mapping {
 	return ipam.Mapping{Real: netip.MustParsePrefix(real), Mapped: netip.MustParsePrefix(mapped)}
 }
 
-func views() []peering.View {
+func views() []status.View {
 	addr := netip.MustParseAddr
-	return []peering.View{
+	return []status.View{
 		{
-			Name: "cluster-a", Cluster: "cluster-b", ClusterID: "id-b", Peer: "cluster-a", PeerID: "id-a", State: peering.Degraded, Message: "1 of 2 nodes reach the peer",
+			Name: "cluster-a", Cluster: "cluster-b", ClusterID: "id-b", Peer: "cluster-a", PeerID: "id-a", State: status.Degraded, Message: "1 of 2 nodes reach the peer",
 			LocalPods: ipam.Mappings{mapping("10.244.0.0/16", "10.197.0.0/16"), mapping("10.245.0.0/16", "10.245.0.0/16")}, LocalNodes: mapping("10.80.0.0/19", "10.70.0.0/19"),
-			RemotePods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, Overlay: "Geneve", PresharedKeyExchange: peering.Hybrid, PlanesMode: "Spread", NodesReady: 1, NodesTotal: 2,
-			Conditions: []peering.ConditionView{
+			RemotePods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, Overlay: "Geneve", PresharedKeyExchange: kube.Hybrid, PlanesMode: "Spread", NodesReady: 1, NodesTotal: 2,
+			Conditions: []status.ConditionView{
 				{Type: "Connected", Status: "True", Reason: "ProbesAnswered", Message: "probes through the tunnel are answered"},
 				{Type: "Degraded", Status: "True", Reason: "PartlyReached", Message: "the peer is not reached from node b-2", Hint: "kubectl --context cluster-b -n liqonet-system get pods -o wide"},
 			},
-			Planes: []peering.PlaneView{{
+			Planes: []status.PlaneView{{
 				Role: "Server", Backend: "Kernel", Endpoint: "192.0.2.1:51840", Node: "b-1", MTU: 1390, RTT: new(1.254), LossPercent: 3,
 				Jitter: new(0.04), SentBytes: new(int64(999)), ReceivedBytes: new(int64(1234567890)), Version: "v0.2.0", HandshakeAge: new(int64(83)), KeyAge: new(int64(3 * 24 * 3600)), Connected: true,
 			}},
-			Nodes: []peering.NodeView{
+			Nodes: []status.NodeView{
 				{Name: "b-1", Address: addr("10.80.0.1"), SeenAs: addr("10.70.0.1"), Ready: true, Planes: []int32{0}, PlanesInUse: []int32{0}, RTT: new(0.5), Version: "v0.2.0"},
 				{Name: "b-2", Address: addr("10.80.0.2"), SeenAs: addr("10.70.0.2"), Planes: []int32{}, PlanesInUse: []int32{}, LossPercent: 100},
 			},
 		},
 		{
-			Name: "cluster-b", Cluster: "cluster-a", ClusterID: "id-a", Peer: "cluster-b", PeerID: "id-b", State: peering.Unknown, Message: "the gateway has not reported yet",
+			Name: "cluster-b", Cluster: "cluster-a", ClusterID: "id-a", Peer: "cluster-b", PeerID: "id-b", State: status.Unknown, Message: "the gateway has not reported yet",
 			LocalPods: ipam.Mappings{mapping("10.244.0.0/16", "10.20.0.0/16")}, LocalNodes: mapping("10.80.0.0/19", "10.71.0.0/19"),
-			Overlay: "VXLAN", PlanesMode: "Single", Conditions: []peering.ConditionView{}, Planes: []peering.PlaneView{{Role: "Client", Backend: "UserSpace", Endpoints: []string{"192.0.2.9:51840"}}}, Nodes: []peering.NodeView{},
+			Overlay: "VXLAN", PlanesMode: "Single", Conditions: []status.ConditionView{}, Planes: []status.PlaneView{{Role: "Client", Backend: "UserSpace", Endpoints: []string{"192.0.2.9:51840"}}}, Nodes: []status.NodeView{},
 		},
 	}
 }
 
-func documentOf(views ...peering.View) *statusDocument {
-	return &statusDocument{Peerings: append([]peering.View{}, views...)}
+func documentOf(views ...status.View) *statusDocument {
+	return &statusDocument{Peerings: append([]status.View{}, views...)}
 }
 
 func TestPrintStatus(t *testing.T) {
@@ -85,7 +86,7 @@ func TestPrintStatus(t *testing.T) {
 }
 
 func TestPrintStatusOfNothing(t *testing.T) {
-	nothing := &statusRead{doc: documentOf(), sides: []*side{{Cluster: &peering.Cluster{Name: "a"}}, {Cluster: &peering.Cluster{Name: "b"}}}}
+	nothing := &statusRead{doc: documentOf(), sides: []*side{{Cluster: &kube.Cluster{Name: "a"}}, {Cluster: &kube.Cluster{Name: "b"}}}}
 	for format, want := range map[string]string{
 		"table": "No peerings in a, b.\n", "yaml": "apiVersion: cli.liqonet.io/v1alpha1\nkind: Status\npeerings: []\n", "name": "",
 	} {
@@ -293,7 +294,7 @@ func TestGraph(t *testing.T) {
 	v := views()
 	v[1].Cluster = `a"]; x`
 	g := newGraphOf(v)
-	if len(g.clusters) != 2 || len(g.edges) != 1 || g.edges[0].view.State != peering.Unknown {
+	if len(g.clusters) != 2 || len(g.edges) != 1 || g.edges[0].view.State != status.Unknown {
 		t.Errorf("got %+v", g)
 	}
 	var all strings.Builder

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"unicode"
 
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/kube"
 )
 
 // text is what people read: all that is printed goes through it, but json and yaml, which
@@ -75,7 +75,7 @@ func explain(err error, indent string) lines {
 		return p.text
 	}
 	text := oneLine(err.Error())
-	if e := (*peering.Error)(nil); errors.As(err, &e) && e.Hint != "" {
+	if e := (*kube.Error)(nil); errors.As(err, &e) && e.Hint != "" {
 		text += "\n" + indent + oneLine(e.Hint)
 	}
 	return lines(text)

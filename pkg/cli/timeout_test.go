@@ -13,18 +13,19 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
 func TestTimeoutByNodes(t *testing.T) {
-	cluster := func(nodes int) *peering.Cluster {
+	cluster := func(nodes int) *kube.Cluster {
 		b := fake.NewClientBuilder()
 		for i := range nodes {
 			b.WithObjects(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint(i)}})
 		}
-		return &peering.Cluster{Client: b.Build()}
+		return &kube.Cluster{Client: b.Build()}
 	}
-	hub, silent := cluster(7), &peering.Cluster{Unasked: peering.ErrUnwanted}
+	hub, silent := cluster(7), &kube.Cluster{Unasked: kube.ErrUnwanted}
 	pairs := []peering.Pair{{hub, cluster(3)}, {hub, silent}}
 	for args, want := range map[string]time.Duration{
 		"":              time.Minute + 10*perNode,

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
 )
 
@@ -78,8 +79,8 @@ func (g *globals) unpeer(cmd *cobra.Command, args []string, forNodes moreTime) e
 }
 
 func isOneSided(err error) bool {
-	e := (*peering.Error)(nil)
-	return errors.As(err, &e) && e.Kind == peering.OneSided
+	e := (*kube.Error)(nil)
+	return errors.As(err, &e) && e.Kind == kube.OneSided
 }
 
 // pairsToRemove are the pairs of a command line. Of a pair of which the second cluster does
@@ -98,7 +99,7 @@ func (g *globals) pairsToRemove(cmd *cobra.Command, args []string) (pairs []peer
 		if err != nil {
 			return nil, nil, err
 		}
-		return []peering.Pair{{clusters[0], &peering.Cluster{Name: unasked, Unasked: peering.ErrUnwanted}}}, nil, nil
+		return []peering.Pair{{clusters[0], &kube.Cluster{Name: unasked, Unasked: kube.ErrUnwanted}}}, nil, nil
 	}
 	refs, hub := members(cmd.Flags(), args)
 	_, pairs, failed, err = g.connectPairs(ctx, refs, hub)

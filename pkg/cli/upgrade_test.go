@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
@@ -66,7 +67,7 @@ func TestUpgrade(t *testing.T) {
 
 // Of several clusters, some may have failed.
 func TestUpgradeFailures(t *testing.T) {
-	bad := &peering.Error{Kind: peering.NotReady, Cluster: "a", Doing: "upgrade", Err: errors.New("no")}
+	bad := &kube.Error{Kind: kube.NotReady, Cluster: "a", Doing: "upgrade", Err: errors.New("no")}
 	for name, tt := range map[string]struct {
 		upgraded []peering.Upgraded
 		code     int

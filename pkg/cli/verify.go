@@ -11,7 +11,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/diagnose"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/verify"
 )
 
@@ -49,7 +50,7 @@ func (g *globals) verify(cmd *cobra.Command, args []string, bench bool, out *out
 	if err != nil {
 		return err
 	}
-	report, err := peering.Verify(ctx, clusters[0], clusters[1], bench, newProgress(g.streams.Err))
+	report, err := diagnose.Verify(ctx, clusters[0], clusters[1], bench, newProgress(g.streams.Err))
 	if err != nil {
 		return err
 	}
@@ -60,8 +61,8 @@ func (g *globals) verify(cmd *cobra.Command, args []string, bench bool, out *out
 	case verify.Failed:
 		return ending{ExitChecks, "a check has failed"}
 	case verify.Skipped:
-		return &peering.Error{
-			Kind: peering.NotReady, Doing: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tried in both directions"),
+		return &kube.Error{
+			Kind: kube.NotReady, Doing: "verify " + strings.Join(report.Clusters, " and "), Err: errors.New("pods could not be tried in both directions"),
 			Hint: clusters[0].Kubectl + " -n liqonet-system get events",
 		}
 	}

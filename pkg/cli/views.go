@@ -13,13 +13,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/ipam"
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/status"
 )
 
 // printViews prints a row for each gateway, the ranges that are translated, and then what is not well.
-func (o *output) printViews(w io.Writer, views []peering.View) {
+func (o *output) printViews(w io.Writer, views []status.View) {
 	var planes, tunnels, conditions [][]any
-	var translated []peering.View
+	var translated []status.View
 	for _, v := range views {
 		for _, p := range v.Planes {
 			plane := strconv.Itoa(int(p.Index))
@@ -61,7 +61,7 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 	}
 	empty := "\n"
 	for _, v := range sortedByCluster(views) {
-		amiss := slices.DeleteFunc(slices.Clone(v.Conditions), func(c peering.ConditionView) bool { return c.Hint == "" })
+		amiss := slices.DeleteFunc(slices.Clone(v.Conditions), func(c status.ConditionView) bool { return c.Hint == "" })
 		message := v.Message
 		if message == "" && len(amiss) > 0 {
 			message = amiss[0].Message
@@ -78,12 +78,12 @@ func (o *output) printViews(w io.Writer, views []peering.View) {
 }
 
 // sortedByCluster keeps the order of views of one cluster.
-func sortedByCluster(views []peering.View) []peering.View {
-	return slices.SortedStableFunc(slices.Values(views), func(a, b peering.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
+func sortedByCluster(views []status.View) []status.View {
+	return slices.SortedStableFunc(slices.Values(views), func(a, b status.View) int { return cmp.Compare(a.Cluster, b.Cluster) })
 }
 
 // usedBy is how many nodes send by a plane, and whether each does by one plane or by all.
-func usedBy(v peering.View, plane int32) string {
+func usedBy(v status.View, plane int32) string {
 	nodes := 0
 	for _, n := range v.Nodes {
 		if slices.Contains(n.PlanesInUse, plane) {
@@ -94,7 +94,7 @@ func usedBy(v peering.View, plane int32) string {
 }
 
 // versionsOf are the versions of the nodes' agents.
-func versionsOf(nodes []peering.NodeView) string {
+func versionsOf(nodes []status.NodeView) string {
 	versions := sets.New[string]()
 	for _, n := range nodes {
 		if n.Version != "" {

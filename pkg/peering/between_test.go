@@ -17,18 +17,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // stopAt has the process sleep just before the nth deletion of the object; what comes before each is done without the process.
-func (p *process) stopAt(w *site, kind, name string, nth int, before func(n int)) *Cluster {
+func (p *process) stopAt(w *Site, kind, name string, nth int, before func(n int)) *kube.Cluster {
 	c := p.of(w)
 	var mu sync.Mutex
 	n := 0
 	c.Client = interceptor.NewClient(c.Client, interceptor.Funcs{
 		Delete: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-			if kindName(obj) == kind && obj.GetName() == name {
+			if kube.KindName(obj) == kind && obj.GetName() == name {
 				mu.Lock()
 				n++
 				k := n
@@ -57,7 +60,7 @@ func TestSleepsBeforeASecondDeletion(t *testing.T) {
 		other := false
 		p.others = func() {
 			other = true
-			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Planes: 2}, Silent{}); err != nil {
+			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Planes: 2}, kubetest.Silent{}); err != nil {
 				t.Errorf("the other one: %v", err)
 			}
 		}
@@ -67,20 +70,20 @@ func TestSleepsBeforeASecondDeletion(t *testing.T) {
 			}
 			// As its controller does at any moment: the status changes, and so does the resourceVersion.
 			d := &appsv1.Deployment{}
-			if err := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name}, d); err != nil {
+			if err := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name}, d); err != nil {
 				t.Fatal(err)
 			}
 			d.Status.Conditions = append(d.Status.Conditions, appsv1.DeploymentCondition{Type: appsv1.DeploymentAvailable, Status: "True"})
-			if err := a.raw.Status().Update(t.Context(), d); err != nil {
+			if err := a.Raw.Status().Update(t.Context(), d); err != nil {
 				t.Fatal(err)
 			}
 		})
-		_, err := Peer(t.Context(), ca, p.of(b), Options{Planes: 1}, Silent{})
+		_, err := Peer(t.Context(), ca, p.of(b), engine.Options{Planes: 1}, kubetest.Silent{})
 		t.Logf("the one that slept: %v", err)
 		if !other {
 			t.Fatal("it never slept")
 		}
-		left := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name}, &appsv1.Deployment{})
+		left := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: name}, &appsv1.Deployment{})
 		planes := a.planesTo(t, b)
 		if left != nil && len(planes) == 2 {
 			t.Errorf("the other command has decided for 2 planes, the Peering names %d, and gateway %s: %v", len(planes), name, left)
@@ -93,18 +96,18 @@ func TestUnpeerChangesWhatTheOvertakenKnow(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		w := newCouple(t, true, false)
-		a, b := w.a, w.b
-		d := newSite(t, "d", "10.70.0.0/16", "172.18.7.11")
+		w := NewCouple(t, true, false)
+		a, b := w.A, w.b
+		d := NewSite(t, "d", "10.70.0.0/16", "172.18.7.11")
 		var roles rbacv1.ClusterRoleList
-		if err := a.raw.List(t.Context(), &roles); err != nil {
+		if err := a.Raw.List(t.Context(), &roles); err != nil {
 			t.Fatal(err)
 		}
 		name := ""
 		for _, r := range roles.Items {
 			if r.Labels[v1alpha1.LabelPeering] == "" && r.Labels[v1alpha1.LabelManagedBy] == v1alpha1.FieldManager && strings.Contains(r.Name, "node") {
 				name = r.Name
-				if err := a.raw.Delete(t.Context(), &r); err != nil { // the new version has one more
+				if err := a.Raw.Delete(t.Context(), &r); err != nil { // the new version has one more
 					t.Fatal(err)
 				}
 			}
@@ -116,35 +119,35 @@ func TestUnpeerChangesWhatTheOvertakenKnow(t *testing.T) {
 		p := &process{}
 		p.others = func() {
 			slept = true
-			if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+			if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
 				t.Errorf("unpeer: %v", err)
 			}
-			a.lossy, a.peer, d.peer = "", d, a
-			if _, err := Peer(t.Context(), a.Cluster, d.Cluster, Options{}, Silent{}); err != nil {
+			a.lossy, a.Peer, d.Peer = "", d, a
+			if _, err := Peer(t.Context(), a.Cluster, d.Cluster, engine.Options{}, kubetest.Silent{}); err != nil {
 				t.Errorf("peer: %v", err)
 			}
-			if err := a.raw.Get(t.Context(), types.NamespacedName{Name: name}, &rbacv1.ClusterRole{}); err != nil {
+			if err := a.Raw.Get(t.Context(), types.NamespacedName{Name: name}, &rbacv1.ClusterRole{}); err != nil {
 				t.Errorf("after peer: %v", err)
 			}
 		}
 		a.lossy = "image:2"
-		out, err := UpgradeAll(t.Context(), []*Cluster{p.stopAt(a, "ClusterRole", name, 1, func(int) {})}, newer(), Silent{})
+		out, err := UpgradeAll(t.Context(), []*kube.Cluster{p.stopAt(a, "ClusterRole", name, 1, func(int) {})}, Newer(), kubetest.Silent{})
 		t.Logf("the upgrade that slept: %v, %+v", err, out)
 		if !slept {
 			t.Fatal("it never slept")
 		}
-		if err := a.raw.Get(t.Context(), types.NamespacedName{Name: name}, &rbacv1.ClusterRole{}); err != nil {
+		if err := a.Raw.Get(t.Context(), types.NamespacedName{Name: name}, &rbacv1.ClusterRole{}); err != nil {
 			t.Errorf("%v", err)
 		}
 	})
 }
 
 // tardy is a cluster that does something once, before it tells its ledger, when wait has ended.
-func tardy(w *site, wait <-chan struct{}, do func()) *Cluster {
+func tardy(w *Site, wait <-chan struct{}, do func()) *kube.Cluster {
 	c, once := *w.Cluster, sync.Once{}
 	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
 		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			if kindName(obj) == "ClusterNetwork" {
+			if kube.KindName(obj) == "ClusterNetwork" {
 				once.Do(func() {
 					<-wait
 					do()
@@ -160,11 +163,11 @@ func tardy(w *site, wait <-chan struct{}, do func()) *Cluster {
 func TestPeerComparesIdentitiesUnderTheLock(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
-	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-	m := newSite(t, "c", "10.40.0.0/16", "172.18.4.11")
+	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	m := NewSite(t, "c", "10.40.0.0/16", "172.18.4.11")
 	m.Name = "m"
-	a.peer, c.peer, m.peer = c, a, a
+	a.Peer, c.Peer, m.Peer = c, a, a
 	read := make(chan struct{})
 	wasRead := sync.OnceFunc(func() { close(read) })
 	first := *a.Cluster
@@ -180,10 +183,10 @@ func TestPeerComparesIdentitiesUnderTheLock(t *testing.T) {
 	var before *v1alpha1.Peering
 	identity := ""
 	liar := tardy(m, read, func() {
-		mustPeer(t, a, c, Options{})
-		before, identity = a.peeringNamed(t, "c"), readLedger(t, a.Cluster).Spec.Peers[0].IdentityKey
+		MustPeer(t, a, c, engine.Options{})
+		before, identity = a.peeringNamed(t, "c"), kubetest.ReadLedger(t, a.Cluster).Spec.Peers[0].IdentityKey
 	})
-	_, err := Peer(t.Context(), &first, liar, Options{}, Silent{})
+	_, err := Peer(t.Context(), &first, liar, engine.Options{}, kubetest.Silent{})
 	if err == nil {
 		t.Error("m was taken for c")
 	}
@@ -191,9 +194,9 @@ func TestPeerComparesIdentitiesUnderTheLock(t *testing.T) {
 	if before == nil {
 		t.Fatal("c was not peered")
 	}
-	if cmp.Diff(before.Spec, after.Spec, compare) != "" || readLedger(t, a.Cluster).Spec.Peers[0].IdentityKey != identity {
+	if cmp.Diff(before.Spec, after.Spec, kubetest.Compare) != "" || kubetest.ReadLedger(t, a.Cluster).Spec.Peers[0].IdentityKey != identity {
 		t.Errorf("key of c's gateway %s, now %s; c's pods %v, now %v; identity in the ledger %s, now %s",
-			before.Spec.Planes[0].RemotePublicKey, after.Spec.Planes[0].RemotePublicKey, before.Spec.Remote.Pods, after.Spec.Remote.Pods, identity, readLedger(t, a.Cluster).Spec.Peers[0].IdentityKey)
+			before.Spec.Planes[0].RemotePublicKey, after.Spec.Planes[0].RemotePublicKey, before.Spec.Remote.Pods, after.Spec.Remote.Pods, identity, kubetest.ReadLedger(t, a.Cluster).Spec.Peers[0].IdentityKey)
 	}
 }
 
@@ -201,23 +204,23 @@ func TestPeerComparesIdentitiesUnderTheLock(t *testing.T) {
 func TestUnpeerComparesIdentitiesUnderTheLock(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
-	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-	m := newSite(t, "c", "10.40.0.0/16", "172.18.4.11")
+	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	m := NewSite(t, "c", "10.40.0.0/16", "172.18.4.11")
 	m.Name = "m"
-	a.peer, c.peer, m.peer = c, a, a
+	a.Peer, c.Peer, m.Peer = c, a, a
 	wait := make(chan struct{})
 	close(wait)
 	was := false
 	liar := tardy(m, wait, func() {
-		mustPeer(t, a, c, Options{})
+		MustPeer(t, a, c, engine.Options{})
 		was = true
 	})
-	_, _, err := Unpeer(t.Context(), a.Cluster, liar, Silent{})
+	_, _, err := Unpeer(t.Context(), a.Cluster, liar, kubetest.Silent{})
 	if err == nil {
 		t.Error("m was taken for c")
 	}
-	if cn, readErr := a.ledger(t.Context()); !was || readErr != nil || cn == nil || len(cn.Spec.Peers) == 0 {
+	if cn, readErr := a.Ledger(t.Context()); !was || readErr != nil || cn == nil || len(cn.Spec.Peers) == 0 {
 		t.Errorf("the peering of a and c is gone (%v)", err)
 	}
 }
@@ -227,19 +230,19 @@ func TestExposeHostComparesIdentitiesUnderTheLock(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
-		c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
-		m := newSite(t, "c", "10.244.0.0/16", "172.18.4.11")
+		a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+		c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+		m := NewSite(t, "c", "10.244.0.0/16", "172.18.4.11")
 		m.Name = "m"
-		a.peer, c.peer, m.peer = c, a, a
+		a.Peer, c.Peer, m.Peer = c, a, a
 		var exposed error
 		done := make(chan struct{})
-		_, err := Peer(t.Context(), a.Cluster, c.Cluster, Options{}, steps{"Waiting until packets pass": func() {
+		_, err := Peer(t.Context(), a.Cluster, c.Cluster, engine.Options{}, Steps{"Waiting until packets pass": func() {
 			go func() {
 				defer close(done)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
-				_, exposed = a.ExposeHost(ctx, m.Cluster, netip.MustParseAddr("192.0.2.7"), Silent{})
+				_, exposed = ExposeHost(ctx, a.Cluster, m.Cluster, netip.MustParseAddr("192.0.2.7"), kubetest.Silent{})
 			}()
 			synctest.Wait()
 		}})

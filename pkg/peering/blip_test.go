@@ -11,20 +11,24 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/pkg/version"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // served is a cluster behind an API server that can fail.
-func served(t *testing.T, name, nodeAddress, pods string) (*Cluster, *fakeapi.Server) {
+func served(t *testing.T, name, nodeAddress, pods string) (*kube.Cluster, *fakeapi.Server) {
 	t.Helper()
 	server, err := fakeapi.New(fakeapi.Objects("id-of-"+name, name+"-1", nodeAddress, pods)...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(server.Close)
-	s := scheme(t)
+	s := kubetest.Scheme(t)
 	mapper := meta.NewDefaultRESTMapper(nil)
 	for gvk := range s.AllKnownTypes() {
 		switch gvk.Kind {
@@ -34,11 +38,11 @@ func served(t *testing.T, name, nodeAddress, pods string) (*Cluster, *fakeapi.Se
 			mapper.Add(gvk, meta.RESTScopeNamespace)
 		}
 	}
-	c, err := client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1, WrapTransport: Patient}, client.Options{Scheme: s, Mapper: mapper})
+	c, err := client.NewWithWatch(&rest.Config{Host: server.URL, QPS: -1, WrapTransport: kube.Patient}, client.Options{Scheme: s, Mapper: mapper})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Cluster{Name: name, ID: "id-of-" + name, Client: c, DefaultImage: "image:1", Version: version.String(), Now: time.Now, Discovery: newCluster(t, name, (&site{}).funcs()).Discovery}, server
+	return &kube.Cluster{Name: name, ID: "id-of-" + name, Client: c, DefaultImage: "image:1", Version: version.String(), Now: time.Now, Discovery: kubetest.NewCluster(t, name, (&Site{}).funcs()).Discovery}, server
 }
 
 // An API server that does not serve for some seconds fails no peer, at whatever step,
@@ -50,7 +54,7 @@ func TestDefect1_09_BlipOfAPIServerFailsNoPeer(t *testing.T) {
 	b, serverB := served(t, "b", "172.18.2.11", "10.244.0.0/16")
 	const blip = 3 * time.Second
 	// While a step begins, and in the middle of one.
-	o := steps{
+	o := Steps{
 		"Installing the node agents":        func() { serverA.Fail(blip) },
 		"Pushing ranges, keys and gateways": func() { serverB.Fail(blip) },
 		"Waiting until packets pass":        func() { time.AfterFunc(10*time.Millisecond, func() { serverA.Fail(blip) }) },
@@ -58,7 +62,7 @@ func TestDefect1_09_BlipOfAPIServerFailsNoPeer(t *testing.T) {
 		"Putting back what was changed":     func() { t.Error("it was put back") },
 	}
 	start := time.Now()
-	if _, err := Peer(t.Context(), a, b, Options{}, o); err != nil {
+	if _, err := Peer(t.Context(), a, b, engine.Options{}, o); err != nil {
 		t.Fatal(err)
 	}
 	took := time.Since(start)
@@ -80,14 +84,14 @@ func TestDefect1_09_WaitingDoesNotPoll(t *testing.T) {
 	t.Run("watched", func(t *testing.T) {
 		t.Parallel()
 		c, server := served(t, "a", "172.18.1.11", "10.244.0.0/16")
-		kinds := append(rolloutKinds(), viewKinds()...)
+		kinds := append(engine.RolloutKinds(), status.ViewKinds()...)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		looks := 0
-		if err := c.await(ctx, "wait", "", kinds, func(context.Context, objects) (string, error) {
+		if err := c.Await(ctx, "wait", "", kinds, func(context.Context, kube.Objects) (string, error) {
 			looks++
 			return "never", nil
-		}); kindOf(t, err) != NotReady || looks < 4 {
+		}); kubetest.KindOf(t, err) != kube.NotReady || looks < 4 {
 			t.Errorf("after %d looks: %v", looks, err)
 		}
 		if n := server.Requests(); n > 3*len(kinds) {
@@ -100,10 +104,10 @@ func TestDefect1_09_WaitingDoesNotPoll(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			looks := 0
-			if err := newCluster(t, "a", interceptor.Funcs{}).poll(ctx, "wait", "", func(context.Context) (string, error) {
+			if err := kubetest.NewCluster(t, "a", interceptor.Funcs{}).Poll(ctx, "wait", "", func(context.Context) (string, error) {
 				looks++
 				return "never", nil
-			}); kindOf(t, err) != NotReady || looks < 50 || looks > 90 {
+			}); kubetest.KindOf(t, err) != kube.NotReady || looks < 50 || looks > 90 {
 				t.Errorf("after %d looks: %v", looks, err)
 			}
 		})

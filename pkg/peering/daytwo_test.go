@@ -18,12 +18,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// changes are what a dry run would do, as "cluster action kind name".
-func changes(p *plan.Plan) (out []string) {
+// Changes are what a dry run would do, as "cluster action kind name".
+func Changes(p *plan.Plan) (out []string) {
 	for _, c := range p.Clusters {
 		for _, o := range c.Objects {
 			if o.Action != plan.Keep {
@@ -37,8 +39,8 @@ func changes(p *plan.Plan) (out []string) {
 // A pod range that a cluster gets later is added, and what was there stays.
 func TestPodRangeAdded(t *testing.T) {
 	kit.NotShort(t)
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
 	specB := b.peering(t).Spec
 	workloads := func() map[string]any {
 		out := a.contents(t)
@@ -54,57 +56,57 @@ func TestPodRangeAdded(t *testing.T) {
 		return out
 	}
 	before := workloads()
-	grown := Options{Facts: map[string]discovery.Overrides{"id-of-a": {PodCIDRs: ipv4Prefixes("10.244.0.0/16", "10.99.0.0/16", "10.30.0.0/16")}}}
+	grown := engine.Options{Facts: map[string]discovery.Overrides{"id-of-a": {PodCIDRs: kubetest.Ipv4Prefixes("10.244.0.0/16", "10.99.0.0/16", "10.30.0.0/16")}}}
 	want := []string{"a change Peering b", "b change ClusterNetwork cluster", "b change Peering a"}
-	if diff := cmp.Diff(want, changes(dryRun(t, a, b, grown))); diff != "" {
+	if diff := cmp.Diff(want, Changes(DryRun(t, a, b, grown))); diff != "" {
 		t.Errorf("dry run:\n%s", diff)
 	}
-	mustPeer(t, a, b, grown)
+	MustPeer(t, a, b, grown)
 	got := b.peering(t).Spec
 	if len(got.Remote.Pods) != 3 || !slices.Contains(got.Remote.Pods, specB.Remote.Pods[0]) || got.Remote.ExternalCIDR != specB.Remote.ExternalCIDR {
 		t.Errorf("before %+v, after %+v", specB.Remote, got.Remote)
 	}
-	if !slices.Contains(got.Remote.Pods, mapping("10.30.0.0/16", "10.30.0.0/16")) { // free in b
+	if !slices.Contains(got.Remote.Pods, kubetest.Mapping("10.30.0.0/16", "10.30.0.0/16")) { // free in b
 		t.Errorf("got %+v", got.Remote.Pods)
 	}
 	got.Remote.Pods = specB.Remote.Pods
-	if diff := cmp.Diff(specB, got, compare); diff != "" {
+	if diff := cmp.Diff(specB, got, kubetest.Compare); diff != "" {
 		t.Errorf("more than the ranges was changed:\n%s", diff)
 	}
 	if diff := cmp.Diff(before, workloads()); diff != "" {
 		t.Errorf("other objects were changed:\n%s", diff)
 	}
-	if p := dryRun(t, a, b, grown); p.Changes() > 0 {
-		t.Errorf("again: %v", changes(p))
+	if p := DryRun(t, a, b, grown); p.Changes() > 0 {
+		t.Errorf("again: %v", Changes(p))
 	}
 }
 
 // A subnet that a node gets later moves only the range that it is in the way of.
 func TestNodeSubnetAdded(t *testing.T) {
 	kit.NotShort(t)
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
 	was := b.peering(t).Spec
-	free, inTheWay := prefix("192.0.2.0/24"), netip.PrefixFrom(was.Remote.Pods[0].Mapped.Addr(), 24)
-	b.mu.Lock()
+	free, inTheWay := kubetest.Prefix("192.0.2.0/24"), netip.PrefixFrom(was.Remote.Pods[0].Mapped.Addr(), 24)
+	b.Mu.Lock()
 	b.routes = []netip.Prefix{free}
-	b.mu.Unlock()
-	if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
-		t.Errorf("a subnet that nothing has: %v", changes(p))
+	b.Mu.Unlock()
+	if p := DryRun(t, a, b, engine.Options{}); p.Changes() > 0 {
+		t.Errorf("a subnet that nothing has: %v", Changes(p))
 	}
-	b.mu.Lock()
+	b.Mu.Lock()
 	b.routes = append(b.routes, inTheWay)
-	b.mu.Unlock()
+	b.Mu.Unlock()
 	want := []string{"a change Peering b", "b change ClusterNetwork cluster", "b change Peering a"}
-	if diff := cmp.Diff(want, changes(dryRun(t, a, b, Options{}))); diff != "" {
+	if diff := cmp.Diff(want, Changes(DryRun(t, a, b, engine.Options{}))); diff != "" {
 		t.Errorf("a subnet in the peer's range:\n%s", diff)
 	}
-	mustPeer(t, a, b, Options{})
+	MustPeer(t, a, b, engine.Options{})
 	now := b.peering(t).Spec
 	if now.Remote.Pods[0].Mapped.Overlaps(inTheWay) || now.Remote.ExternalCIDR != was.Remote.ExternalCIDR {
 		t.Errorf("before %+v, after %+v", was.Remote, now.Remote)
 	}
-	if diff := cmp.Diff(was.Local, now.Local, compare); diff != "" {
+	if diff := cmp.Diff(was.Local, now.Local, kubetest.Compare); diff != "" {
 		t.Errorf("the other direction was changed:\n%s", diff)
 	}
 }
@@ -113,25 +115,25 @@ func TestNodeSubnetAdded(t *testing.T) {
 // would get. It gets another one.
 func TestInternalRangeTaken(t *testing.T) {
 	kit.NotShort(t)
-	a, b := twoSites(t)
-	made := dryRun(t, a, b, Options{})
+	a, b := TwoSites(t)
+	made := DryRun(t, a, b, engine.Options{})
 	chosen := made.Clusters[1].Ranges[0].Real
-	b.mu.Lock()
+	b.Mu.Lock()
 	b.routes = []netip.Prefix{netip.PrefixFrom(chosen.Addr(), 24)}
-	b.mu.Unlock()
-	mustPeer(t, a, b, Options{})
+	b.Mu.Unlock()
+	MustPeer(t, a, b, engine.Options{})
 	got := b.peering(t).Spec.Local.InternalCIDR.Prefix
 	if got.Overlaps(chosen) {
 		t.Errorf("the overlay has %s, though a node has a route to %s", got, b.routes)
 	}
-	if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
-		t.Errorf("again: %v", changes(p))
+	if p := DryRun(t, a, b, engine.Options{}); p.Changes() > 0 {
+		t.Errorf("again: %v", Changes(p))
 	}
 	// Too late for another one: everything stays as it is.
-	b.mu.Lock()
+	b.Mu.Lock()
 	b.routes = []netip.Prefix{netip.PrefixFrom(got.Addr(), 24)}
-	b.mu.Unlock()
-	mustPeer(t, a, b, Options{})
+	b.Mu.Unlock()
+	MustPeer(t, a, b, engine.Options{})
 	if now := b.peering(t).Spec.Local.InternalCIDR.Prefix; now != got {
 		t.Errorf("the overlay's range %s has become %s", got, now)
 	}
@@ -140,8 +142,8 @@ func TestInternalRangeTaken(t *testing.T) {
 // Somebody deletes the namespace, and so the journal, while peer works: it begins anew.
 func TestNamespaceDeletedMeanwhile(t *testing.T) {
 	kit.Slow(t)
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
 	c, once := *a.Cluster, sync.Once{}
 	c.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
 		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) (err error) {
@@ -150,9 +152,9 @@ func TestNamespaceDeletedMeanwhile(t *testing.T) {
 					refused := apierrors.NewForbidden(corev1.Resource("resourcequotas"), "", errors.New("it is being terminated"))
 					refused.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause}}
 					err = refused
-					for _, s := range list[corev1.SecretList](t, a).Items {
-						if strings.HasPrefix(s.Name, journalOf("").Name) {
-							err = errors.Join(a.raw.Delete(ctx, &s), err)
+					for _, s := range List[corev1.SecretList](t, a).Items {
+						if strings.HasPrefix(s.Name, engine.JournalOf("").Name) {
+							err = errors.Join(a.Raw.Delete(ctx, &s), err)
 						}
 					}
 				})
@@ -163,7 +165,7 @@ func TestNamespaceDeletedMeanwhile(t *testing.T) {
 			return api.Apply(ctx, obj, opts...)
 		},
 	})
-	if _, err := Peer(t.Context(), &c, b.Cluster, Options{Image: "image:2"}, Silent{}); err != nil {
+	if _, err := Peer(t.Context(), &c, b.Cluster, engine.Options{Image: "image:2"}, kubetest.Silent{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := a.image(t); got != "image:2" {

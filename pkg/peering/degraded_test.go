@@ -13,7 +13,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // A node from which no packet passes at all, and a pod outside of the ranges, do not have the gateways of all planes replaced at once.
@@ -21,21 +24,21 @@ func TestDegradedPeeringIsReplacedPlaneByPlane(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := pairOf(t, 2)
-	run := newRun(a.Cluster, b.Cluster, Options{Image: "image:2"}, Silent{})
+	run := newRun(a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, kubetest.Silent{})
 	run.ticket = newTickets(1)[0]
 	if err := run.observe(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	silent := node("a-9", true, "172.18.1.99") // no agent reports of it
-	if err := a.raw.Create(t.Context(), silent); err != nil {
+	silent := kubetest.Node("a-9", true, "172.18.1.99") // no agent reports of it
+	if err := a.Raw.Create(t.Context(), silent); err != nil {
 		t.Fatal(err)
 	}
-	a.mu.Lock()
+	a.Mu.Lock()
 	a.slow = silent.Name
 	a.did = nil
-	a.mu.Unlock()
-	views, err := a.Views(t.Context())
-	if err != nil || views[0].State != Degraded {
+	a.Mu.Unlock()
+	views, err := status.Views(t.Context(), a.Cluster)
+	if err != nil || views[0].State != status.Degraded {
 		t.Fatalf("%+v, %v", views, err)
 	}
 	if turns, err := run.turns(t.Context()); err != nil || !slices.EqualFunc(turns, [][]int32{{0}, {1}}, slices.Equal) {
@@ -50,37 +53,37 @@ func TestExposeHostWhileOnePlaneIsDown(t *testing.T) {
 	a, b := pairOf(t, 2)
 	d := &appsv1.Deployment{}
 	name := types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayName("b", 1)}
-	if err := a.raw.Get(t.Context(), name, d); err != nil {
+	if err := a.Raw.Get(t.Context(), name, d); err != nil {
 		t.Fatal(err)
 	}
-	a.mu.Lock()
+	a.Mu.Lock()
 	a.lossy = "dead:1"
-	a.mu.Unlock()
+	a.Mu.Unlock()
 	d.Spec.Template.Spec.Containers[0].Image = "dead:1"
-	if err := a.raw.Update(t.Context(), d); err != nil {
+	if err := a.Raw.Update(t.Context(), d); err != nil {
 		t.Fatal(err)
 	}
-	views, err := a.Views(t.Context())
-	if err != nil || !slices.ContainsFunc(views[0].Planes, func(p PlaneView) bool { return !p.Connected }) {
+	views, err := status.Views(t.Context(), a.Cluster)
+	if err != nil || !slices.ContainsFunc(views[0].Planes, func(p status.PlaneView) bool { return !p.Connected }) {
 		t.Fatalf("%+v, %v", views, err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if addr, err := a.ExposeHost(ctx, b.Cluster, netip.MustParseAddr("192.168.1.50"), Silent{}); err != nil || !addr.IsValid() {
+	if addr, err := ExposeHost(ctx, a.Cluster, b.Cluster, netip.MustParseAddr("192.168.1.50"), kubetest.Silent{}); err != nil || !addr.IsValid() {
 		t.Errorf("%v, %v", addr, err)
 	}
 	p := &v1alpha1.Peering{}
-	if err := a.raw.Get(t.Context(), client.ObjectKey{Name: "b"}, p); err != nil || len(p.Spec.Local.Hosts) != 1 || p.PlaneStatus(0).ObservedGeneration != p.Generation {
+	if err := a.Raw.Get(t.Context(), client.ObjectKey{Name: "b"}, p); err != nil || len(p.Spec.Local.Hosts) != 1 || p.PlaneStatus(0).ObservedGeneration != p.Generation {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
 
 // damages are what a command cannot change.
-func damages() map[string]func(a *site) {
-	return map[string]func(*site){
-		"a gateway has no node":          func(a *site) { a.unplaced = 1 },
-		"a node is silent":               func(a *site) { a.silent = "a-2" },
-		"a pod is outside of the ranges": func(a *site) { a.outside = netip.MustParseAddr("10.99.0.7") },
+func damages() map[string]func(a *Site) {
+	return map[string]func(*Site){
+		"a gateway has no node":          func(a *Site) { a.unplaced = 1 },
+		"a node is silent":               func(a *Site) { a.silent = "a-2" },
+		"a pod is outside of the ranges": func(a *Site) { a.outside = netip.MustParseAddr("10.99.0.7") },
 	}
 }
 
@@ -90,23 +93,23 @@ func TestChangeDegradedPeering(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	for name, damage := range damages() {
-		for what, change := range map[string]func(ctx context.Context, a, b *site) (Result, error){
-			"a limit": func(ctx context.Context, a, b *site) (Result, error) {
-				return Peer(ctx, a.Cluster, b.Cluster, Options{Clusters: map[string]ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, Silent{})
+		for what, change := range map[string]func(ctx context.Context, a, b *Site) (Result, error){
+			"a limit": func(ctx context.Context, a, b *Site) (Result, error) {
+				return Peer(ctx, a.Cluster, b.Cluster, engine.Options{Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, kubetest.Silent{})
 			},
-			"an image": func(ctx context.Context, a, b *site) (Result, error) {
-				return Peer(ctx, a.Cluster, b.Cluster, Options{Image: "image:2"}, Silent{})
+			"an image": func(ctx context.Context, a, b *Site) (Result, error) {
+				return Peer(ctx, a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, kubetest.Silent{})
 			},
-			"keys": func(ctx context.Context, a, b *site) (Result, error) {
-				return Rotate(ctx, a.Cluster, b.Cluster, Rotation{}, Silent{})
+			"keys": func(ctx context.Context, a, b *Site) (Result, error) {
+				return Rotate(ctx, a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{})
 			},
 		} {
 			t.Run(name+", "+what, func(t *testing.T) {
 				t.Parallel()
 				a, b := pairOf(t, 2)
-				a.mu.Lock()
+				a.Mu.Lock()
 				damage(a)
-				a.mu.Unlock()
+				a.Mu.Unlock()
 				keys := a.keysOf(t)
 				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 				defer cancel()
@@ -114,7 +117,7 @@ func TestChangeDegradedPeering(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if r.Views[0].State != Degraded || a.outside.IsValid() == slices.ContainsFunc(r.Notes, func(n string) bool { return strings.Contains(n, "as before") }) {
+				if r.Views[0].State != status.Degraded || a.outside.IsValid() == slices.ContainsFunc(r.Notes, func(n string) bool { return strings.Contains(n, "as before") }) {
 					t.Errorf("%s, notes %q", r.Views[0].State, r.Notes)
 				}
 				switch p := a.peering(t); what {
@@ -135,14 +138,14 @@ func TestPlaneThatWorkedIsWaitedFor(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := pairOf(t, 2)
-	a.meanwhileAt, a.meanwhile = 1, func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
+	a.MeanwhileAt, a.Meanwhile = 1, func() {
+		a.Mu.Lock()
+		defer a.Mu.Unlock()
 		a.unplaced = 1
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
-	_, err := Peer(ctx, a.Cluster, b.Cluster, Options{Clusters: map[string]ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, Silent{})
+	_, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(7))}}}, kubetest.Silent{})
 	if err == nil { // either cluster may say first what it waits for
 		t.Error("it does not wait for a plane that worked")
 	}
@@ -153,33 +156,33 @@ func TestPlaneThatWorkedIsWaitedFor(t *testing.T) {
 
 // Gateways are replaced in turns where each node that reaches the peer can use another plane at that time, and at once where some node cannot.
 func TestPassesByAll(t *testing.T) {
-	up, down := PlaneView{Connected: true}, PlaneView{}
+	up, down := status.PlaneView{Connected: true}, status.PlaneView{}
 	for name, tt := range map[string]struct {
-		planes []PlaneView
+		planes []status.PlaneView
 		nodes  [][]int32 // by which planes each reaches the peer
 		want   bool
 	}{
-		"all is well":                                {[]PlaneView{up, up}, [][]int32{{0, 1}, {0, 1}}, true},
-		"one plane":                                  {[]PlaneView{up}, [][]int32{{0}}, true},
-		"a node reaches nobody":                      {[]PlaneView{up, up}, [][]int32{{0, 1}, nil}, true},
-		"no node reaches anybody":                    {[]PlaneView{up, up}, [][]int32{nil, nil}, false},
-		"there is no node":                           {[]PlaneView{up, up}, nil, false},
-		"a plane is down":                            {[]PlaneView{up, down}, [][]int32{{0}, {0}}, false},
-		"a plane is down, and reports are older":     {[]PlaneView{up, down}, [][]int32{{0, 1}, {0, 1}}, false},
-		"both are down":                              {[]PlaneView{down, down}, [][]int32{nil, nil}, false},
-		"a plane is reached by no node":              {[]PlaneView{up, up}, [][]int32{{1}, {1}}, false},
-		"one node of two has one plane":              {[]PlaneView{up, up}, [][]int32{{0, 1}, {0}}, false},
-		"each plane is reached by some nodes only":   {[]PlaneView{up, up}, [][]int32{{0}, {1}}, false},
-		"the same, and a node reaches nobody":        {[]PlaneView{up, up}, [][]int32{{0}, {1}, nil}, false},
-		"as many planes, but one is no longer there": {[]PlaneView{up, up}, [][]int32{{0, 2}}, false},
+		"all is well":                                {[]status.PlaneView{up, up}, [][]int32{{0, 1}, {0, 1}}, true},
+		"one plane":                                  {[]status.PlaneView{up}, [][]int32{{0}}, true},
+		"a node reaches nobody":                      {[]status.PlaneView{up, up}, [][]int32{{0, 1}, nil}, true},
+		"no node reaches anybody":                    {[]status.PlaneView{up, up}, [][]int32{nil, nil}, false},
+		"there is no node":                           {[]status.PlaneView{up, up}, nil, false},
+		"a plane is down":                            {[]status.PlaneView{up, down}, [][]int32{{0}, {0}}, false},
+		"a plane is down, and reports are older":     {[]status.PlaneView{up, down}, [][]int32{{0, 1}, {0, 1}}, false},
+		"both are down":                              {[]status.PlaneView{down, down}, [][]int32{nil, nil}, false},
+		"a plane is reached by no node":              {[]status.PlaneView{up, up}, [][]int32{{1}, {1}}, false},
+		"one node of two has one plane":              {[]status.PlaneView{up, up}, [][]int32{{0, 1}, {0}}, false},
+		"each plane is reached by some nodes only":   {[]status.PlaneView{up, up}, [][]int32{{0}, {1}}, false},
+		"the same, and a node reaches nobody":        {[]status.PlaneView{up, up}, [][]int32{{0}, {1}, nil}, false},
+		"as many planes, but one is no longer there": {[]status.PlaneView{up, up}, [][]int32{{0, 2}}, false},
 	} {
-		v := View{State: Degraded} // whatever else is wrong
+		v := status.View{State: status.Degraded} // whatever else is wrong
 		for i, plane := range tt.planes {
 			plane.Index = int32(i)
 			v.Planes = append(v.Planes, plane)
 		}
 		for _, planes := range tt.nodes {
-			v.Nodes = append(v.Nodes, NodeView{Ready: len(planes) > 0, Planes: planes})
+			v.Nodes = append(v.Nodes, status.NodeView{Ready: len(planes) > 0, Planes: planes})
 			if len(planes) > 0 {
 				v.NodesReady++
 			}

@@ -14,12 +14,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// ours are the objects of ours in a cluster, as a plan lists them.
-func (w *site) ours(t *testing.T) []string {
+// Ours are the objects of ours in a cluster, as a plan lists them.
+func (w *Site) Ours(t *testing.T) []string {
 	t.Helper()
 	var out []string
 	for name := range w.versions(t) {
@@ -36,13 +39,13 @@ func (w *site) ours(t *testing.T) []string {
 	return out
 }
 
-func dryRun(t *testing.T, a, b *site, o Options) *plan.Plan {
+func DryRun(t *testing.T, a, b *Site, o engine.Options) *plan.Plan {
 	t.Helper()
-	for _, w := range []*site{a, b} {
+	for _, w := range []*Site{a, b} {
 		w.readOnly = true
 		defer func() { w.readOnly = false }()
 	}
-	plans, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, o, Silent{})
+	plans, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, o, kubetest.Silent{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,10 +54,10 @@ func dryRun(t *testing.T, a, b *site, o Options) *plan.Plan {
 
 // A dry run changes nothing, and what peer then makes is what it has said.
 func TestDryRun(t *testing.T) {
-	a, b := twoSites(t)
-	made := dryRun(t, a, b, Options{Overlay: "VXLAN", WireGuard: "UserSpace"})
-	for i, w := range []*site{a, b} {
-		if left := w.ours(t); len(left) > 0 {
+	a, b := TwoSites(t)
+	made := DryRun(t, a, b, engine.Options{Overlay: "VXLAN", WireGuard: "UserSpace"})
+	for i, w := range []*Site{a, b} {
+		if left := w.Ours(t); len(left) > 0 {
 			t.Fatalf("the dry run made %v", left)
 		}
 		for _, o := range made.Clusters[i].Objects {
@@ -63,9 +66,9 @@ func TestDryRun(t *testing.T) {
 			}
 		}
 	}
-	mustPeer(t, a, b, Options{Overlay: "VXLAN", WireGuard: "UserSpace"})
-	for i, w := range []*site{a, b} {
-		if diff := cmp.Diff(planned(&made.Clusters[i]), w.ours(t)); diff != "" {
+	MustPeer(t, a, b, engine.Options{Overlay: "VXLAN", WireGuard: "UserSpace"})
+	for i, w := range []*Site{a, b} {
+		if diff := cmp.Diff(planned(&made.Clusters[i]), w.Ours(t)); diff != "" {
 			t.Errorf("objects of %s, planned and made:\n%s", w.Name, diff)
 		}
 		checkMade(t, w, &made.Clusters[i])
@@ -73,7 +76,7 @@ func TestDryRun(t *testing.T) {
 
 	t.Run("again", func(t *testing.T) {
 		before := []map[string]string{a.versions(t), b.versions(t)}
-		made := dryRun(t, a, b, Options{})
+		made := DryRun(t, a, b, engine.Options{})
 		if n := made.Changes(); n != 0 {
 			t.Errorf("%d changes of what is there already:", n)
 			for _, c := range made.Clusters {
@@ -84,7 +87,7 @@ func TestDryRun(t *testing.T) {
 				}
 			}
 		}
-		for i, w := range []*site{a, b} {
+		for i, w := range []*Site{a, b} {
 			after := w.versions(t)
 			// What agents write they write all the time.
 			for _, m := range []map[string]string{before[i], after} {
@@ -98,7 +101,7 @@ func TestDryRun(t *testing.T) {
 		}
 	})
 	t.Run("a change", func(t *testing.T) {
-		made := dryRun(t, a, b, Options{Clusters: map[string]ClusterOptions{"id-of-a": {ServiceType: "LoadBalancer"}}})
+		made := DryRun(t, a, b, engine.Options{Clusters: map[string]engine.ClusterOptions{"id-of-a": {ServiceType: "LoadBalancer"}}})
 		var got []string
 		for _, c := range made.Clusters {
 			for _, o := range c.Objects {
@@ -115,7 +118,7 @@ func TestDryRun(t *testing.T) {
 
 // checkMade compares the manifests of a plan with what is in the cluster, but for what
 // the plan could not know.
-func checkMade(t *testing.T, w *site, c *plan.ClusterPlan) {
+func checkMade(t *testing.T, w *Site, c *plan.ClusterPlan) {
 	t.Helper()
 	for _, o := range c.Objects {
 		if o.Kind == "NodeNetwork" || o.Kind == "Secret" {
@@ -123,13 +126,13 @@ func checkMade(t *testing.T, w *site, c *plan.ClusterPlan) {
 		}
 		live := &unstructured.Unstructured{}
 		live.SetGroupVersionKind(schema.FromAPIVersionAndKind(o.APIVersion, o.Kind))
-		if err := w.raw.Get(t.Context(), types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, live); err != nil {
+		if err := w.Raw.Get(t.Context(), types.NamespacedName{Namespace: o.Namespace, Name: o.Name}, live); err != nil {
 			t.Errorf("%s %s: %v", o.Kind, o.Name, err)
 			continue
 		}
 		want := (&unstructured.Unstructured{Object: o.Manifest}).DeepCopy()
 		copyLater(want.Object, live.Object)
-		if !contains(live.Object, want.Object) {
+		if !kube.Contains(live.Object, want.Object) {
 			t.Errorf("%s %s is not as planned:\n%s", o.Kind, o.Name, cmp.Diff(want.Object, live.Object))
 		}
 	}
@@ -168,13 +171,13 @@ func copyLater(want, live any) {
 
 // No key is in a plan, not even of a peering that is there, but the public ones in Peerings.
 func TestPlanHasNoKey(t *testing.T) {
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
 	secret := &corev1.Secret{}
-	if err := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, secret); err != nil {
+	if err := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, secret); err != nil {
 		t.Fatal(err)
 	}
-	raw, err := json.Marshal(dryRun(t, a, b, Options{}))
+	raw, err := json.Marshal(DryRun(t, a, b, engine.Options{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,7 +200,7 @@ func TestPlanHasNoKey(t *testing.T) {
 // none.
 func TestAssumedWithoutAgents(t *testing.T) {
 	kit.Slow(t)
-	a, b := twoSites(t)
+	a, b := TwoSites(t)
 	assumed := func(p *plan.Plan) (out []string) {
 		for _, s := range append(p.Clusters[0].Facts, p.Clusters[0].Choices...) {
 			if s.Assumed {
@@ -212,11 +215,11 @@ func TestAssumedWithoutAgents(t *testing.T) {
 		return out
 	}
 	want := []string{"node range", "routes and kernels of nodes", "overlay", "WireGuard by", "pods of b", "nodes and single addresses of b"}
-	if diff := cmp.Diff(want, assumed(dryRun(t, a, b, Options{}))); diff != "" {
+	if diff := cmp.Diff(want, assumed(DryRun(t, a, b, engine.Options{}))); diff != "" {
 		t.Error(diff)
 	}
-	mustPeer(t, a, b, Options{})
-	if diff := cmp.Diff([]string{"node range"}, assumed(dryRun(t, a, b, Options{}))); diff != "" {
+	MustPeer(t, a, b, engine.Options{})
+	if diff := cmp.Diff([]string{"node range"}, assumed(DryRun(t, a, b, engine.Options{}))); diff != "" {
 		t.Errorf("with agents:\n%s", diff)
 	}
 }
@@ -243,7 +246,7 @@ func TestContains(t *testing.T) {
 		{"another kind", m{"a": "x"}, m{"a": m{"b": "c"}}, false},
 	}
 	for _, tt := range tests {
-		if got := contains(tt.have, tt.want); got != tt.ok {
+		if got := kube.Contains(tt.have, tt.want); got != tt.ok {
 			t.Errorf("%s: got %t", tt.name, got)
 		}
 	}

@@ -21,27 +21,30 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // threeSites are a and c, which are peered, and b.
-func threeSites(t *testing.T) (a, b, c *site) {
+func threeSites(t *testing.T) (a, b, c *Site) {
 	t.Helper()
-	a, b = twoSites(t)
-	c = newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-	a.peer, c.peer = c, a
-	mustPeer(t, a, c, Options{})
-	a.peer, b.peer = b, a
+	a, b = TwoSites(t)
+	c = NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	a.Peer, c.Peer = c, a
+	MustPeer(t, a, c, engine.Options{})
+	a.Peer, b.Peer = b, a
 	return a, b, c
 }
 
 // image is that of the node agents.
-func (w *site) image(t *testing.T) string {
+func (w *Site) image(t *testing.T) string {
 	t.Helper()
 	ds := &appsv1.DaemonSet{}
-	if err := w.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
+	if err := w.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
 		t.Fatal(err)
 	}
 	return ds.Spec.Template.Spec.Containers[0].Image
@@ -54,14 +57,14 @@ func TestDefect1_01_FailedPeerKeepsImageOfOthers(t *testing.T) {
 	a, b, _ := threeSites(t)
 	before := []map[string]any{a.contents(t), b.contents(t)}
 	b.deaf, a.deaf = true, true
-	o := Options{Image: "example.invalid/none:1", Server: "id-of-b"}
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, &impatient{1, 500 * time.Millisecond}); kindOf(t, err) != NotReady {
+	o := engine.Options{Image: "example.invalid/none:1", Server: "id-of-b"}
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, &impatient{1, 500 * time.Millisecond}); kubetest.KindOf(t, err) != kube.NotReady {
 		t.Error(err)
 	}
 	if got := a.image(t); got != "image:1" {
 		t.Errorf("the node agents have the image %s", got)
 	}
-	for i, w := range []*site{a, b} {
+	for i, w := range []*Site{a, b} {
 		if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
 			t.Errorf("cluster %s is not as before:\n%s", w.Name, diff)
 		}
@@ -82,10 +85,10 @@ func TestDefect1_01_GatewayTriesTheImageFirst(t *testing.T) {
 		}
 		return api.Apply(ctx, obj, opts...)
 	}})
-	_, err := Peer(t.Context(), &c, b.Cluster, Options{Image: "image:2"}, steps{"Waiting until packets pass": func() {
+	_, err := Peer(t.Context(), &c, b.Cluster, engine.Options{Image: "image:2"}, Steps{"Waiting until packets pass": func() {
 		time.AfterFunc(300*time.Millisecond, func() {
-			a.mu.Lock()
-			defer a.mu.Unlock()
+			a.Mu.Lock()
+			defer a.Mu.Unlock()
 			runs.Store(true)
 			a.late = ""
 		})
@@ -98,10 +101,10 @@ func TestDefect1_01_GatewayTriesTheImageFirst(t *testing.T) {
 	}
 }
 
-// steps calls a function before a step of that name begins.
-type steps map[string]func()
+// Steps calls a function before a step of that name begins.
+type Steps map[string]func()
 
-func (s steps) Step(ctx context.Context, name string, do func(context.Context) error) error {
+func (s Steps) Step(ctx context.Context, name string, do func(context.Context) error) error {
 	if f := s[name]; f != nil {
 		f()
 	}
@@ -111,11 +114,11 @@ func (s steps) Step(ctx context.Context, name string, do func(context.Context) e
 // A command does not wait for node agents that another one has removed.
 func TestDefect1_02_AgentsAreRemovedMeanwhile(t *testing.T) {
 	t.Parallel()
-	a, _ := twoSites(t)
+	a, _ := TwoSites(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	s := side{Cluster: a.Cluster}
-	if err := s.takeReports(ctx, false); !errors.Is(err, errUnpeered) {
+	s := engine.Side{Cluster: a.Cluster}
+	if err := s.TakeReports(ctx, false); !errors.Is(err, kube.ErrUnpeered) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -136,12 +139,12 @@ func TestDefect1_03_OnlyOwnPodsFailPeer(t *testing.T) {
 		}
 		return p
 	}
-	a, b := twoSites(
-		t, node("x-2", false, "172.18.9.9"),
+	a, b := TwoSites(
+		t, kubetest.Node("x-2", false, "172.18.9.9"),
 		pod("gateway-of-another", "x-1", waiting("ImagePullBackOff", 0), "another"),
 		pod("agent-of-a-lost-node", "x-2", waiting("CrashLoopBackOff", 99), ""),
 	)
-	mustPeer(t, a, b, Options{})
+	MustPeer(t, a, b, engine.Options{})
 
 	for name, tc := range map[string]struct {
 		pod    *corev1.Pod
@@ -152,11 +155,11 @@ func TestDefect1_03_OnlyOwnPodsFailPeer(t *testing.T) {
 		"image on a node that counts":  {pod: pod("p", "n1", waiting("ErrImageNeverPull", 0), ""), err: true},
 		"image on another node":        {pod: pod("p", "n2", waiting("ErrImageNeverPull", 0), "")},
 		"an agent that ended once":     {pod: pod("p", "n1", waiting("CrashLoopBackOff", 1), ""), reason: "again and again"},
-		"one that ends all the time":   {pod: pod("p", "n1", waiting("CrashLoopBackOff", maxRestarts), ""), err: true},
+		"one that ends all the time":   {pod: pod("p", "n1", waiting("CrashLoopBackOff", engine.MaxRestarts), ""), err: true},
 		"a gateway of another peering": {pod: pod("p", "n1", waiting("CrashLoopBackOff", 9), "c")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			reason, err := newCluster(t, "a", (&site{}).funcs()).podProblem(objectsOf(tc.pod), []string{"n1"}, v1alpha1.GatewayName("b", 0))
+			reason, err := engine.PodProblem(kubetest.NewCluster(t, "a", (&Site{}).funcs()), kubetest.ObjectsOf(tc.pod), []string{"n1"}, v1alpha1.GatewayName("b", 0))
 			if (err != nil) != tc.err || !strings.Contains(reason, tc.reason) || (reason != "") != (tc.reason != "") {
 				t.Errorf("got %q, %v", reason, err)
 			}
@@ -168,18 +171,18 @@ func TestDefect1_03_OnlyOwnPodsFailPeer(t *testing.T) {
 func TestDefect1_16_RangesStayReservedUntilTheEnd(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	mustPeer(t, a, b, wishFor("id-of-b", mapped(ipam.Mapping{Mapped: prefix("10.61.0.0/16")})))
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, wishFor("id-of-b", mapped(ipam.Mapping{Mapped: kubetest.Prefix("10.61.0.0/16")})))
 	before := a.peering(t).Spec
-	c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+	c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	once := sync.Once{}
-	_, err := Peer(ctx, a.Cluster, b.Cluster, wishFor("id-of-b", mapped(ipam.Mapping{Mapped: prefix("10.62.0.0/16")})), steps{"Waiting until packets pass": func() {
+	_, err := Peer(ctx, a.Cluster, b.Cluster, wishFor("id-of-b", mapped(ipam.Mapping{Mapped: kubetest.Prefix("10.62.0.0/16")})), Steps{"Waiting until packets pass": func() {
 		once.Do(func() {
-			c.peer = a
+			c.Peer = a
 			// c wants the range that b has had.
-			_, err := Peer(t.Context(), a.Cluster, c.Cluster, wishFor("id-of-c", mapped(ipam.Mapping{Mapped: prefix("10.61.0.0/16")})), Silent{})
-			if kindOf(t, err) != Usage {
+			_, err := Peer(t.Context(), a.Cluster, c.Cluster, wishFor("id-of-c", mapped(ipam.Mapping{Mapped: kubetest.Prefix("10.61.0.0/16")})), kubetest.Silent{})
+			if kubetest.KindOf(t, err) != kube.Usage {
 				t.Errorf("c was given the range: %v", err)
 			}
 			cancel(errors.New("interrupted"))
@@ -188,11 +191,11 @@ func TestDefect1_16_RangesStayReservedUntilTheEnd(t *testing.T) {
 	if err == nil {
 		t.Fatal("it was not interrupted")
 	}
-	if diff := cmp.Diff(before, a.peering(t).Spec, compare); diff != "" {
+	if diff := cmp.Diff(before, a.peering(t).Spec, kubetest.Compare); diff != "" {
 		t.Errorf("the Peering is not as before:\n%s", diff)
 	}
-	entry := plan.Allocation(readLedger(t, a.Cluster), "id-of-b")
-	if entry == nil || entry.Pods[0].Mapped.Prefix != prefix("10.61.0.0/16") || entry.Previous != nil {
+	entry := plan.Allocation(kubetest.ReadLedger(t, a.Cluster), "id-of-b")
+	if entry == nil || entry.Pods[0].Mapped.Prefix != kubetest.Prefix("10.61.0.0/16") || entry.Previous != nil {
 		t.Errorf("the ledger has %+v", entry)
 	}
 }
@@ -236,7 +239,7 @@ func (a after) Step(ctx context.Context, name string, do func(context.Context) e
 }
 
 // kill runs a command up to a step, and leaves all as it is then.
-func kill(t *testing.T, a, b *site, o Options, r Reporter) {
+func kill(t *testing.T, a, b *Site, o engine.Options, r kube.Reporter) {
 	t.Helper()
 	p := newRun(a.Cluster, b.Cluster, o, r)
 	p.ticket = newTickets(1)[0]
@@ -250,15 +253,15 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 	t.Parallel()
 	t.Run("a peering that works", func(t *testing.T) {
 		t.Parallel()
-		a, b := twoSites(t)
-		mustPeer(t, a, b, Options{})
+		a, b := TwoSites(t)
+		MustPeer(t, a, b, engine.Options{})
 		before := []map[string]any{a.contents(t), b.contents(t)}
-		kill(t, a, b, Options{Image: "example.invalid/none:1", Server: "id-of-b"}, killed("Waiting until packets pass"))
+		kill(t, a, b, engine.Options{Image: "example.invalid/none:1", Server: "id-of-b"}, killed("Waiting until packets pass"))
 		if cmp.Equal(before[0], a.contents(t)) || cmp.Equal(before[1], b.contents(t)) {
 			t.Fatal("nothing was changed")
 		}
-		mustPeer(t, a, b, Options{})
-		for i, w := range []*site{a, b} {
+		MustPeer(t, a, b, engine.Options{})
+		for i, w := range []*Site{a, b} {
 			if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
 				t.Errorf("cluster %s is not as before:\n%s", w.Name, diff)
 			}
@@ -269,12 +272,12 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 		a, b, _ := threeSites(t)
 		before := []map[string]any{a.contents(t), b.contents(t)}
 		a.deaf, b.deaf = true, true
-		kill(t, a, b, Options{Image: "example.invalid/none:1"}, after{"Waiting until packets pass", func() bool { return a.image(t) != "image:1" }})
+		kill(t, a, b, engine.Options{Image: "example.invalid/none:1"}, after{"Waiting until packets pass", func() bool { return a.image(t) != "image:1" }})
 		a.deaf, b.deaf = false, false
-		if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+		if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
 			t.Fatal(err)
 		}
-		for i, w := range []*site{a, b} {
+		for i, w := range []*Site{a, b} {
 			if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
 				t.Errorf("cluster %s is not as before:\n%s", w.Name, diff)
 			}
@@ -282,13 +285,13 @@ func TestDefect1_01_JournalOutlivesItsProcess(t *testing.T) {
 	})
 	t.Run("a new one that fails again", func(t *testing.T) {
 		t.Parallel()
-		a, b := twoSites(t)
-		kill(t, a, b, Options{}, killed("Waiting until packets pass"))
+		a, b := TwoSites(t)
+		kill(t, a, b, engine.Options{}, killed("Waiting until packets pass"))
 		a.deaf, b.deaf = true, true
-		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, &impatient{1, 200 * time.Millisecond}); kindOf(t, err) != NotReady {
+		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, &impatient{1, 200 * time.Millisecond}); kubetest.KindOf(t, err) != kube.NotReady {
 			t.Error(err)
 		}
-		if left := append(a.ours(t), b.ours(t)...); len(left) > 0 {
+		if left := append(a.Ours(t), b.Ours(t)...); len(left) > 0 {
 			t.Errorf("it leaves %v", left)
 		}
 	})
@@ -313,10 +316,10 @@ func TestDefect1_20_TurnsKeepTheirOrder(t *testing.T) {
 func TestDefect1_20_PairsClaimInTheirOrder(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	a, b := TwoSites(t)
+	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
 	overtaken := make(chan struct{})
-	reporters := map[string]steps{
+	reporters := map[string]Steps{
 		"b": {"Installing the node agents": func() {
 			select {
 			case <-overtaken:
@@ -325,13 +328,13 @@ func TestDefect1_20_PairsClaimInTheirOrder(t *testing.T) {
 		}},
 		"c": {"Pushing ranges, keys and gateways": func() { close(overtaken) }},
 	}
-	for _, out := range PeerAll(t.Context(), []Pair{{a.Cluster, b.Cluster}, {a.Cluster, c.Cluster}}, Options{}, func(p Pair) Reporter { return reporters[p[1].Name] }) {
+	for _, out := range PeerAll(t.Context(), []Pair{{a.Cluster, b.Cluster}, {a.Cluster, c.Cluster}}, engine.Options{}, func(p Pair) kube.Reporter { return reporters[p[1].Name] }) {
 		if out.Err != nil {
 			t.Error(out.Err)
 		}
 	}
 	for i, id := range []string{"id-of-b", "id-of-c"} {
-		if entry := plan.Allocation(readLedger(t, a.Cluster), id); entry == nil || int(entry.Index) != i {
+		if entry := plan.Allocation(kubetest.ReadLedger(t, a.Cluster), id); entry == nil || int(entry.Index) != i {
 			t.Errorf("%s has the entry %+v, want index %d", id, entry, i)
 		}
 	}
@@ -343,12 +346,12 @@ func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	host := netip.MustParseAddr("192.0.2.7")
-	exposed := func(a *site) bool {
+	exposed := func(a *Site) bool {
 		return slices.ContainsFunc(a.peering(t).Spec.Local.Hosts, func(m v1alpha1.AddressMapping) bool { return m.Real.Addr == host })
 	}
 	t.Run("a change during expose-host", func(t *testing.T) {
-		a, b := twoSites(t)
-		mustPeer(t, a, b, Options{})
+		a, b := TwoSites(t)
+		MustPeer(t, a, b, engine.Options{})
 		other, once := *a.Cluster, sync.Once{}
 		c := &other
 		c.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
@@ -356,7 +359,7 @@ func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
 				once.Do(func() {
 					p := a.peering(t)
 					p.Spec.Remote.NodeIPs = append(p.Spec.Remote.NodeIPs, v1alpha1.IP{Addr: netip.MustParseAddr("172.18.2.99")})
-					err = a.raw.Update(ctx, p)
+					err = a.Raw.Update(ctx, p)
 				})
 				if err != nil {
 					return err
@@ -364,7 +367,7 @@ func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
 				return api.Apply(ctx, obj, opts...)
 			},
 		})
-		if _, err := c.ExposeHost(t.Context(), b.Cluster, host, Silent{}); err != nil {
+		if _, err := ExposeHost(t.Context(), c, b.Cluster, host, kubetest.Silent{}); err != nil {
 			t.Fatal(err)
 		}
 		if p := a.peering(t); !exposed(a) || len(p.Spec.Remote.NodeIPs) != 2 {
@@ -377,12 +380,12 @@ func TestDefect1_12_ExposedHostAndPeerDoNotUndoEachOther(t *testing.T) {
 func TestDefect1_29_ExchangeOfRolesKeepsGateways(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{Server: a.ID})
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{Server: a.ID})
 	pods := func() (uids []types.UID) {
-		for _, w := range []*site{a, b} {
+		for _, w := range []*Site{a, b} {
 			var list corev1.PodList
-			if err := w.raw.List(t.Context(), &list, client.HasLabels{v1alpha1.LabelPeering}); err != nil {
+			if err := w.Raw.List(t.Context(), &list, client.HasLabels{v1alpha1.LabelPeering}); err != nil {
 				t.Fatal(err)
 			}
 			for _, p := range list.Items {
@@ -392,7 +395,7 @@ func TestDefect1_29_ExchangeOfRolesKeepsGateways(t *testing.T) {
 		return uids
 	}
 	before := pods()
-	mustPeer(t, a, b, Options{Server: b.ID})
+	MustPeer(t, a, b, engine.Options{Server: b.ID})
 	if role := a.peering(t).Spec.Planes[0].Role; role != v1alpha1.Client {
 		t.Fatalf("the role of a is %s", role)
 	}
@@ -406,22 +409,22 @@ func TestDefect1_29_ExchangeOfRolesKeepsGateways(t *testing.T) {
 func TestPeerAfterTheLedgerWasMarked(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
-	for _, peering := range list[v1alpha1.PeeringList](t, b).Items {
-		if err := b.raw.Delete(t.Context(), &peering); err != nil {
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
+	for _, peering := range List[v1alpha1.PeeringList](t, b).Items {
+		if err := b.Raw.Delete(t.Context(), &peering); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := b.release(t.Context(), a.ID); err != nil {
+	if err := engine.Release(t.Context(), b.Cluster, a.ID); err != nil {
 		t.Fatal(err)
 	}
-	mark(t, b.Cluster)
-	if ledgers := list[v1alpha1.ClusterNetworkList](t, b).Items; len(ledgers) != 1 || ledgers[0].DeletionTimestamp.IsZero() {
+	kubetest.Mark(t, b.Cluster)
+	if ledgers := List[v1alpha1.ClusterNetworkList](t, b).Items; len(ledgers) != 1 || ledgers[0].DeletionTimestamp.IsZero() {
 		t.Fatalf("the ledger is not marked: %v", ledgers)
 	}
-	mustPeer(t, a, b, Options{})
-	if n := dryRun(t, a, b, Options{}).Changes(); n > 0 {
+	MustPeer(t, a, b, engine.Options{})
+	if n := DryRun(t, a, b, engine.Options{}).Changes(); n > 0 {
 		t.Errorf("the next one would make %d changes", n)
 	}
 }

@@ -12,7 +12,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/history"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/status"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // record is one of an agent, whose clock says clock when the API server's says stamp.
@@ -49,21 +53,21 @@ func TestHistory(t *testing.T) {
 	gateway := map[string]string{v1alpha1.LabelPlane: "0"}
 	// Agents are an hour behind, right, and 90 s ahead of their API servers; b's API server is a minute ahead of a's.
 	behind, ahead, minute := -time.Hour, 90*time.Second, time.Minute
-	a := newCluster(t, "a", interceptor.Funcs{}, record(t, "history-gateway-p-0", gateway, at.Add(behind), at.Truncate(time.Second), entry(at.Add(behind-40*time.Second), "1"), entry(at.Add(behind-20*time.Second), "3")),
+	a := kubetest.NewCluster(t, "a", interceptor.Funcs{}, record(t, "history-gateway-p-0", gateway, at.Add(behind), at.Truncate(time.Second), entry(at.Add(behind-40*time.Second), "1"), entry(at.Add(behind-20*time.Second), "3")),
 		record(t, "history-node-w1", nil, at.Add(400*time.Millisecond), at, entry(at.Add(-30*time.Second), "2")),
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "history-foreign"}, Data: map[string]string{"001": `{"number":1,"to":"no"}`}})
-	b := newCluster(t, "b", interceptor.Funcs{}, record(t, "history-gateway-p-0", gateway, at.Add(minute+ahead), at.Add(minute), entry(at.Add(minute+ahead-10*time.Second), "4")))
+	b := kubetest.NewCluster(t, "b", interceptor.Funcs{}, record(t, "history-gateway-p-0", gateway, at.Add(minute+ahead), at.Add(minute), entry(at.Add(minute+ahead-10*time.Second), "4")))
 	a.Now = func() time.Time { return at }
 	b.Now = func() time.Time { return at.Add(minute) }
-	var all []HistoryEntry
-	for _, c := range []*Cluster{b, a} {
-		entries, err := c.History(t.Context(), a)
+	var all []status.HistoryEntry
+	for _, c := range []*kube.Cluster{b, a} {
+		entries, err := status.History(t.Context(), c, a)
 		if err != nil {
 			t.Fatal(err)
 		}
 		all = append(all, entries...)
 	}
-	SortHistory(all)
+	status.SortHistory(all)
 	var got []string
 	for i, e := range all {
 		got = append(got, e.Cluster+" "+e.Agent+" "+e.To)
@@ -82,8 +86,8 @@ func TestHistory(t *testing.T) {
 // A peering that is removed leaves no Event, and nothing in the records of agents that stay.
 func TestUnpeerForgets(t *testing.T) {
 	now := time.Now()
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
 	event := func(name, kind, about string) *corev1.Event {
 		return &corev1.Event{
 			ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: name},
@@ -92,35 +96,35 @@ func TestUnpeerForgets(t *testing.T) {
 	}
 	nodes := record(t, "history-node-a-1", nil, now, now, history.Entry{Peering: "b", To: "1"}, history.Entry{Peering: "c", To: "2"}, history.Entry{Peering: "b", To: "3"})
 	for _, o := range []client.Object{event("1", "Peering", "b"), event("2", "Peering", "c"), nodes} {
-		if err := a.raw.Create(t.Context(), o); err != nil {
+		if err := a.Raw.Create(t.Context(), o); err != nil {
 			t.Fatal(err)
 		}
 	}
 	// The next command does not take a history for what an interrupted one has written down.
 	own := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "history-gateway-b-0"}}
-	if err := a.raw.Patch(t.Context(), own, client.RawPatch(types.MergePatchType, []byte(`{"data":{"clock":"x"}}`))); err != nil {
+	if err := a.Raw.Patch(t.Context(), own, client.RawPatch(types.MergePatchType, []byte(`{"data":{"clock":"x"}}`))); err != nil {
 		t.Fatal(err)
 	}
-	mustPeer(t, a, b, Options{})
-	if err := a.raw.Get(t.Context(), client.ObjectKeyFromObject(own), own); err != nil || own.Data[history.ClockKey] != "x" {
+	MustPeer(t, a, b, engine.Options{})
+	if err := a.Raw.Get(t.Context(), client.ObjectKeyFromObject(own), own); err != nil || own.Data[history.ClockKey] != "x" {
 		t.Errorf("peering again has changed the history: %v, %v", own.Data, err)
 	}
-	if err := a.forget(t.Context(), "b"); err != nil {
+	if err := engine.Forget(t.Context(), a.Cluster, "b"); err != nil {
 		t.Fatal(err)
 	}
-	entries, err := a.History(t.Context(), a.Cluster)
+	entries, err := status.History(t.Context(), a.Cluster, a.Cluster)
 	if err != nil || len(entries) != 1 || entries[0].To != "2" {
 		t.Errorf("it keeps %v: %v", entries, err)
 	}
-	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
 		t.Fatal(err)
 	}
 	var events corev1.EventList
 	var records corev1.ConfigMapList
-	if err := a.raw.List(t.Context(), &events); err != nil {
+	if err := a.Raw.List(t.Context(), &events); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.raw.List(t.Context(), &records, client.InNamespace(v1alpha1.Namespace)); err != nil {
+	if err := a.Raw.List(t.Context(), &records, client.InNamespace(v1alpha1.Namespace)); err != nil {
 		t.Fatal(err)
 	}
 	if len(events.Items)+len(records.Items) > 0 {
@@ -136,11 +140,11 @@ func TestMisplacedEvents(t *testing.T) {
 			InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: kind, Name: about}, Message: message,
 		}
 	}
-	c := newCluster(t, "a", interceptor.Funcs{},
+	c := kubetest.NewCluster(t, "a", interceptor.Funcs{},
 		event("Endpoints", "gateway-b", "Failed to create endpoint for service liqonet-system/gateway-b: it already exists"),
 		event("Endpoints", "web", "Failed to create endpoint for service default/web: it already exists"),
 		event("Pod", "client", "calls liqonet-system/gateway-b"))
-	if err := c.deleteMisplaced(t.Context()); err != nil {
+	if err := engine.DeleteMisplaced(t.Context(), c); err != nil {
 		t.Fatal(err)
 	}
 	var left corev1.EventList

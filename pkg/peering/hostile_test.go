@@ -22,7 +22,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 	"github.com/liqonet/liqonet/test/schema"
 )
 
@@ -40,7 +44,7 @@ func (h hostile) String() string {
 
 // replaces puts it in the place of what was read.
 func (h hostile) replaces(obj client.Object) error {
-	kind := kindName(obj)
+	kind := kube.KindName(obj)
 	u, isUnstructured := obj.(*unstructured.Unstructured)
 	if isUnstructured {
 		kind = u.GetKind()
@@ -63,11 +67,11 @@ func (h hostile) replaces(obj client.Object) error {
 
 // isBeside says that it is one more in a list of its kind, and takes no other's place.
 func (h hostile) isBeside(list client.ObjectList) bool {
-	return h.name == "beside" && kindName(list) == h.kind
+	return h.name == "beside" && kube.KindName(list) == h.kind
 }
 
 // answering is the same cluster, which answers with the hostile object.
-func (w *site) answering(h hostile) *Cluster {
+func (w *Site) answering(h hostile) *kube.Cluster {
 	c := *w.Cluster
 	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
 		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
@@ -102,17 +106,17 @@ func (w *site) answering(h hostile) *Cluster {
 
 // spoiled are all that one change makes of the objects of a cluster: a field is missing, a
 // list is empty, a number or a text is another one. Of the same field of one kind there is one.
-func spoiled(t *testing.T, w *site) (out []hostile) {
+func spoiled(t *testing.T, w *Site) (out []hostile) {
 	t.Helper()
 	known := map[string]bool{}
 	for _, list := range append(
-		append(workloads(), accounts()...), &coordinationv1.LeaseList{}, rolloutKinds()[2], &corev1.NamespaceList{}, &corev1.NodeList{}, &corev1.PodList{}, &corev1.ConfigMapList{},
+		append(engine.Workloads(), engine.Accounts()...), &coordinationv1.LeaseList{}, engine.RolloutKinds()[2], &corev1.NamespaceList{}, &corev1.NodeList{}, &corev1.PodList{}, &corev1.ConfigMapList{},
 		&discoveryv1.EndpointSliceList{}, &v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
 	) {
 		if err := w.Client.List(t.Context(), list); err != nil {
 			t.Fatal(err)
 		}
-		objs, err := items(list)
+		objs, err := kube.Items(list)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -129,7 +133,7 @@ func spoiled(t *testing.T, w *site) (out []hostile) {
 						fields = append(fields, name)
 					}
 				}
-				h := hostile{kindName(list), obj.GetNamespace(), obj.GetName(), strings.Join(fields, ".") + what, nil}
+				h := hostile{kube.KindName(list), obj.GetNamespace(), obj.GetName(), strings.Join(fields, ".") + what, nil}
 				if id := h.kind + h.what; !known[id] {
 					known[id] = true
 					h.object = replaced(runtime.DeepCopyJSON(content), path, value).(map[string]any)
@@ -190,41 +194,41 @@ func isPanic(err error) bool {
 }
 
 // frozen is the site without its play: nothing changes any more.
-func (w *site) frozen() *site {
+func (w *Site) frozen() *Site {
 	c := *w.Cluster
-	c.Client = w.raw
-	return &site{Cluster: &c, raw: w.raw}
+	c.Client = w.Raw
+	return &Site{Cluster: &c, Raw: w.Raw}
 }
 
 // No object of a cluster makes a command panic.
 func TestSecurity_15_HostileObjects(t *testing.T) {
 	kit.NotShort(t)
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
 	all := spoiled(t, b)
 	a, b = a.frozen(), b.frozen()
-	for _, h := range some(t, all, 100, 600) {
+	for _, h := range kubetest.Some(t, all, 100, 600) {
 		c := b.answering(h)
-		if _, err := c.Views(t.Context()); isPanic(err) {
+		if _, err := status.Views(t.Context(), c); isPanic(err) {
 			t.Errorf("status, %s: %v", h, err)
 		}
-		if _, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, Options{}, Silent{}); isPanic(err) {
+		if _, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kubetest.Silent{}); isPanic(err) {
 			t.Errorf("dry run, %s: %v", h, err)
 		}
 	}
-	for _, h := range some(t, all, 3, 40) {
+	for _, h := range kubetest.Some(t, all, 3, 40) {
 		synctest.Test(t, func(t *testing.T) {
-			a, b := twoSites(t)
-			mustPeer(t, a, b, Options{})
+			a, b := TwoSites(t)
+			MustPeer(t, a, b, engine.Options{})
 			c := b.answering(h)
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
-			if _, err := Peer(ctx, a.Cluster, c, Options{Image: "image:2"}, Silent{}); isPanic(err) {
+			if _, err := Peer(ctx, a.Cluster, c, engine.Options{Image: "image:2"}, kubetest.Silent{}); isPanic(err) {
 				t.Errorf("peer, %s: %v", h, err)
 			}
 			ctx, cancel = context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
-			if _, _, err := Unpeer(ctx, a.Cluster, c, Silent{}); isPanic(err) {
+			if _, _, err := Unpeer(ctx, a.Cluster, c, kubetest.Silent{}); isPanic(err) {
 				t.Errorf("unpeer, %s: %v", h, err)
 			}
 		})
@@ -235,39 +239,39 @@ func TestSecurity_15_HostileObjects(t *testing.T) {
 // hides another peering.
 func TestHostileStoredObjects(t *testing.T) {
 	kit.NotShort(t)
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
 	a, b = a.frozen(), b.frozen()
 	now := time.Now()
 	b.Now = func() time.Time { return now } // agents are alive
-	before, err := b.Views(t.Context())
-	if err != nil || len(before) != 1 || before[0].State != Connected {
+	before, err := status.Views(t.Context(), b.Cluster)
+	if err != nil || len(before) != 1 || before[0].State != status.Connected {
 		t.Fatal(before, err)
 	}
 	const oneOf = 10
 	for _, list := range []client.ObjectList{&v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}, &v1alpha1.ClusterNetworkList{}} {
-		t.Run(kindName(list), func(t *testing.T) {
+		t.Run(kube.KindName(list), func(t *testing.T) {
 			if err := b.Client.List(t.Context(), list); err != nil {
 				t.Fatal(err)
 			}
-			objs, err := items(list)
+			objs, err := kube.Items(list)
 			if err != nil || len(objs) != 1 {
 				t.Fatal(objs, err)
 			}
-			objs[0].GetObjectKind().SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kindName(list)))
+			objs[0].GetObjectKind().SetGroupVersionKind(v1alpha1.GroupVersion.WithKind(kube.KindName(list)))
 			planned, tried, viewed, dryRun := 0, 0, schema.NewBound(t, "status"), schema.NewBound(t, "dry run")
 			schema.Hostile(t, 100, objs[0], func(obj map[string]any) {
-				h := hostile{kindName(list), "", objs[0].GetName(), "as generated", obj}
+				h := hostile{kube.KindName(list), "", objs[0].GetName(), "as generated", obj}
 				c := b.answering(h)
 				viewed.Of(obj, func() {
-					if _, err := c.Views(t.Context()); err != nil {
+					if _, err := status.Views(t.Context(), c); err != nil {
 						t.Errorf("status: %v", err)
 					}
 				})
 				if beside := h; h.kind == "Peering" {
 					beside.name = "beside"
-					views, err := b.answering(beside).Views(t.Context())
-					if i := slices.IndexFunc(views, func(v View) bool { return v.Name == before[0].Name }); err != nil || i < 0 || views[i].State != Connected {
+					views, err := status.Views(t.Context(), b.answering(beside))
+					if i := slices.IndexFunc(views, func(v status.View) bool { return v.Name == before[0].Name }); err != nil || i < 0 || views[i].State != status.Connected {
 						t.Errorf("the other peering: %v, %+v", err, views)
 					}
 				}
@@ -275,7 +279,7 @@ func TestHostileStoredObjects(t *testing.T) {
 					return // a dry run takes long, nearly all of it for other objects
 				}
 				dryRun.Of(obj, func() {
-					_, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, Options{}, Silent{})
+					_, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kubetest.Silent{})
 					if isPanic(err) {
 						t.Errorf("dry run: %v", err)
 					} else if err == nil {
@@ -291,8 +295,8 @@ func TestHostileStoredObjects(t *testing.T) {
 // The objects with which the commands panicked once.
 func TestSecurity_15_ObjectsThatPanicked(t *testing.T) {
 	t.Parallel()
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{Server: b.ID})
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{Server: b.ID})
 	tried, all := map[string]bool{}, spoiled(t, b)
 	a, b = a.frozen(), b.frozen()
 	for _, h := range all {
@@ -300,10 +304,10 @@ func TestSecurity_15_ObjectsThatPanicked(t *testing.T) {
 		case "DaemonSet spec.template.spec.containers is missing", "Peering spec.planes is missing", "Service spec.ports is empty", "Peering spec.planes is empty":
 			tried[what] = true
 			c := b.answering(h)
-			if _, err := c.Views(t.Context()); err != nil {
+			if _, err := status.Views(t.Context(), c); err != nil {
 				t.Errorf("status, %s: %v", h, err)
 			}
-			if _, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, Options{}, Silent{}); isPanic(err) {
+			if _, err := PlanAll(t.Context(), []Pair{{a.Cluster, c}}, engine.Options{}, kubetest.Silent{}); isPanic(err) {
 				t.Errorf("dry run, %s: %v", h, err)
 			}
 		}
@@ -326,7 +330,7 @@ func TestSecurity_15_PanicRollsBack(t *testing.T) {
 	for _, n := range requests {
 		t.Run(fmt.Sprintf("request %d", n), func(t *testing.T) {
 			t.Parallel()
-			a, b := twoSites(t)
+			a, b := TwoSites(t)
 			var count atomic.Int64
 			c := *b.Cluster
 			c.Client = interceptor.NewClient(b.Client, interceptor.Funcs{
@@ -338,14 +342,14 @@ func TestSecurity_15_PanicRollsBack(t *testing.T) {
 					return api.Get(ctx, key, obj, opts...)
 				},
 			})
-			_, err := Peer(t.Context(), a.Cluster, &c, Options{}, Silent{})
+			_, err := Peer(t.Context(), a.Cluster, &c, engine.Options{}, kubetest.Silent{})
 			if count.Load() < n {
 				return
 			}
-			if e := (*Error)(nil); !isPanic(err) || !errors.As(err, &e) || e.Kind != Unexpected || !strings.Contains(err.Error(), "PanicRollsBack") {
+			if e := (*kube.Error)(nil); !isPanic(err) || !errors.As(err, &e) || e.Kind != kube.Unexpected || !strings.Contains(err.Error(), "PanicRollsBack") {
 				t.Errorf("got %v", err)
 			}
-			if left := append(a.ours(t), b.ours(t)...); len(left) > 0 {
+			if left := append(a.Ours(t), b.Ours(t)...); len(left) > 0 {
 				t.Errorf("it leaves %v", left)
 			}
 		})

@@ -14,32 +14,35 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
 )
 
 // ExposeHost lets the peer's pods and nodes reach an address outside of this
 // cluster that this cluster's nodes reach. It returns the address by which the
 // peer knows it, when gateway and nodes have applied it. Doing so again changes
 // nothing.
-func (c *Cluster) ExposeHost(ctx context.Context, peer *Cluster, host netip.Addr, r Reporter) (netip.Addr, error) {
-	p, err := c.peeringToChange(ctx, peer)
+func ExposeHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host netip.Addr, r kube.Reporter) (netip.Addr, error) {
+	p, err := peeringToChange(ctx, c, peer)
 	if err != nil {
 		return netip.Addr{}, err
 	}
-	if err := c.canExpose(ctx, p, host); err != nil {
+	if err := canExpose(ctx, c, p, host); err != nil {
 		return netip.Addr{}, err
 	}
 	number := 0
-	err = c.changeHosts(ctx, peer, r, func(a *v1alpha1.PeerAllocation) (err error) {
+	err = changeHosts(ctx, c, peer, r, func(a *v1alpha1.PeerAllocation) (err error) {
 		used := sets.New[int]()
 		for _, h := range a.Hosts {
 			if h.Address.Addr == host {
 				number = int(h.Number)
-				return errUnchanged
+				return kube.ErrUnchanged
 			}
 			used.Insert(int(h.Number))
 		}
@@ -57,15 +60,15 @@ func (c *Cluster) ExposeHost(ctx context.Context, peer *Cluster, host netip.Addr
 }
 
 // HideHost takes back what ExposeHost did, and says whether there was anything.
-func (c *Cluster) HideHost(ctx context.Context, peer *Cluster, host netip.Addr, r Reporter) (was bool, err error) {
-	if _, err := c.peeringToChange(ctx, peer); err != nil {
+func HideHost(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, host netip.Addr, r kube.Reporter) (was bool, err error) {
+	if _, err := peeringToChange(ctx, c, peer); err != nil {
 		return false, err
 	}
-	err = c.changeHosts(ctx, peer, r, func(a *v1alpha1.PeerAllocation) error {
+	err = changeHosts(ctx, c, peer, r, func(a *v1alpha1.PeerAllocation) error {
 		before := len(a.Hosts)
 		a.Hosts = slices.DeleteFunc(a.Hosts, func(h v1alpha1.ExposedHost) bool { return h.Address.Addr == host })
 		if len(a.Hosts) == before {
-			return errUnchanged
+			return kube.ErrUnchanged
 		}
 		was = true
 		return nil
@@ -74,21 +77,21 @@ func (c *Cluster) HideHost(ctx context.Context, peer *Cluster, host netip.Addr, 
 }
 
 // peeringToChange reads the Peering with a peer that has proven who it is.
-func (c *Cluster) peeringToChange(ctx context.Context, peer *Cluster) (*v1alpha1.Peering, error) {
-	p, _, err := c.peeringWith(ctx, peer)
+func peeringToChange(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (*v1alpha1.Peering, error) {
+	p, _, err := status.PeeringWith(ctx, c, peer)
 	if err != nil {
 		return nil, err
 	}
-	return p, c.checkPeer(ctx, peer)
+	return p, checkPeer(ctx, c, peer)
 }
 
 // maxHosts is what a Peering has room for.
 const maxHosts = 256
 
 // canExpose fails if an address is none of a host outside.
-func (c *Cluster) canExpose(ctx context.Context, p *v1alpha1.Peering, host netip.Addr) error {
+func canExpose(ctx context.Context, c *kube.Cluster, p *v1alpha1.Peering, host netip.Addr) error {
 	refused := func(format string, args ...any) error {
-		return c.errorf(Usage, fmt.Sprintf("expose host %s to %q", host, p.Spec.Remote.Name), "", format, args...)
+		return c.Errorf(kube.Usage, fmt.Sprintf("expose host %s to %q", host, p.Spec.Remote.Name), "", format, args...)
 	}
 	if !p.Carries(host) || host.IsLoopback() || host.IsMulticast() || host.IsUnspecified() || host.IsLinkLocalUnicast() {
 		return refused("it is not an IPv4 address that nodes send to")
@@ -103,7 +106,7 @@ func (c *Cluster) canExpose(ctx context.Context, p *v1alpha1.Peering, host netip
 	}
 	var peerings v1alpha1.PeeringList
 	var list corev1.NodeList
-	if err := c.lists(ctx, &peerings, &list); err != nil {
+	if err := c.Lists(ctx, &peerings, &list); err != nil {
 		return err
 	}
 	for _, other := range peerings.Items {
@@ -113,26 +116,26 @@ func (c *Cluster) canExpose(ctx context.Context, p *v1alpha1.Peering, host netip
 			}
 		}
 	}
-	for _, n := range pointers(list.Items) {
+	for _, n := range kube.Pointers(list.Items) {
 		if nodes.HasAddress(n, host) {
 			return refused("it is node %s: nodes are not open to peers", n.Name)
 		}
 	}
-	servers, err := c.apiServerAddresses(ctx)
+	servers, err := engine.ApiServerAddresses(ctx, c)
 	if err != nil {
 		return err
 	}
 	if slices.Contains(append(servers, c.Server), host) {
 		return refused("it is the API server of %s, which is not open to peers", c.Name)
 	}
-	return c.noService(ctx, host, refused)
+	return noService(ctx, c, host, refused)
 }
 
 // noService fails if an address is in a range of the cluster's services, or is of a
 // service. What contradicts the ranges is no reason: they were given by peer, then.
-func (c *Cluster) noService(ctx context.Context, host netip.Addr, refused func(format string, args ...any) error) error {
+func noService(ctx context.Context, c *kube.Cluster, host netip.Addr, refused func(format string, args ...any) error) error {
 	var services corev1.ServiceList
-	if err := c.list(ctx, &services); err != nil {
+	if err := c.List(ctx, &services); err != nil {
 		return err
 	}
 	for _, s := range services.Items {
@@ -142,7 +145,7 @@ func (c *Cluster) noService(ctx context.Context, host netip.Addr, refused func(f
 	}
 	facts, err := discovery.Discover(ctx, c.Client, discovery.Overrides{Name: c.Name})
 	if err != nil && !errors.Is(err, discovery.ErrOutside) && !errors.Is(err, discovery.ErrUnknown) {
-		return c.fail("find out its ranges", err)
+		return c.Fail("find out its ranges", err)
 	}
 	for _, r := range facts.ServiceCIDRs {
 		if r.Value.Contains(host) {
@@ -154,55 +157,55 @@ func (c *Cluster) noService(ctx context.Context, host netip.Addr, refused func(f
 
 // changeHosts changes the hosts of the peer's entry in the ledger, has the Peering
 // say the same, and waits until gateway and nodes have applied it.
-func (c *Cluster) changeHosts(ctx context.Context, peer *Cluster, r Reporter, change func(*v1alpha1.PeerAllocation) error) error {
-	if err := c.checkVersion(ctx); err != nil {
+func changeHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, r kube.Reporter, change func(*v1alpha1.PeerAllocation) error) error {
+	if err := engine.CheckVersion(ctx, c); err != nil {
 		return err
 	}
-	return underLocks(ctx, "expose-host", r.Step, []lock.Cluster{c.lock(peer.ID)}, func(ctx context.Context) error {
-		if err := c.checkPeer(ctx, peer); err != nil { // a peering may have been made since
+	return engine.UnderLocks(ctx, "expose-host", r.Step, []lock.Cluster{engine.LockOf(c, peer.ID)}, func(ctx context.Context) error {
+		if err := checkPeer(ctx, c, peer); err != nil { // a peering may have been made since
 			return err
 		}
-		cn, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+		cn, err := engine.UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
 			a := plan.Allocation(cn, peer.ID)
 			if a == nil {
-				return errUnpeered
+				return kube.ErrUnpeered
 			}
 			return change(a)
 		})
 		if err != nil {
-			return c.fail("write the exposed hosts to the ledger", err)
+			return c.Fail("write the exposed hosts to the ledger", err)
 		}
 		name := plan.Allocation(cn, peer.ID).Name
-		beats := heartbeats{}
-		kinds := append(viewKinds(), &v1alpha1.ClusterNetworkList{})
-		return c.await(ctx, "wait until gateway and nodes have applied it", c.podsHint(), kinds, func(ctx context.Context, o objects) (string, error) {
-			p := byName[*v1alpha1.Peering](o, name)
+		beats := status.Heartbeats{}
+		kinds := append(status.ViewKinds(), &v1alpha1.ClusterNetworkList{})
+		return c.Await(ctx, "wait until gateway and nodes have applied it", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
+			p := kube.ByName[*v1alpha1.Peering](o, name)
 			if p == nil {
-				return "", errUnpeered
+				return "", kube.ErrUnpeered
 			}
-			if changed, err := c.applyHosts(ctx, peer, p); changed || err != nil {
+			if changed, err := applyHosts(ctx, c, peer, p); changed || err != nil {
 				return "the Peering has just been changed", err
 			}
-			v, _, err := c.viewOf(p, o, beats)
+			v, _, err := status.ViewOf(c, p, o, beats)
 			// A plane that does not work, as where its gateway has no node, may stay so for long. Packets take the others.
-			return settledBut(p, v, func(plane PlaneView) bool { return !plane.Connected }, nil), err
+			return status.SettledBut(p, v, func(plane status.PlaneView) bool { return !plane.Connected }, nil), err
 		})
 	})
 }
 
 // currentHosts are the exposed hosts as the ledger has them now: others may change it at the same time.
-func (c *Cluster) currentHosts(ctx context.Context, peer *Cluster, external netip.Prefix) ([]v1alpha1.AddressMapping, error) {
-	entry, err := c.entry(ctx, peer.ID)
+func currentHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, external netip.Prefix) ([]v1alpha1.AddressMapping, error) {
+	entry, err := c.Entry(ctx, peer.ID)
 	if entry == nil {
-		return nil, c.fail("read which hosts are exposed", cmp.Or(err, errUnpeered))
+		return nil, c.Fail("read which hosts are exposed", cmp.Or(err, kube.ErrUnpeered))
 	}
 	return plan.HostMappings(entry, external)
 }
 
 // applyHosts changes the hosts of the Peering to those of the ledger, if it still is as it was read: what somebody else has
 // changed meanwhile is not undone.
-func (c *Cluster) applyHosts(ctx context.Context, peer *Cluster, p *v1alpha1.Peering) (changed bool, err error) {
-	hosts, err := c.currentHosts(ctx, peer, p.Spec.Local.ExternalCIDR.Prefix)
+func applyHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, p *v1alpha1.Peering) (changed bool, err error) {
+	hosts, err := currentHosts(ctx, c, peer, p.Spec.Local.ExternalCIDR.Prefix)
 	if err != nil || slices.Equal(hosts, p.Spec.Local.Hosts) {
 		return false, err
 	}
@@ -210,7 +213,7 @@ func (c *Cluster) applyHosts(ctx context.Context, peer *Cluster, p *v1alpha1.Pee
 	spec.Local.Hosts = hosts
 	obj := manifests.Peering(p.Name, spec)
 	obj.ResourceVersion, obj.UID = p.ResourceVersion, p.UID
-	if err = newSide(c, 0).apply(ctx, obj); apierrors.IsConflict(err) {
+	if err = engine.NewSide(c, 0).Apply(ctx, obj); apierrors.IsConflict(err) {
 		err = nil // the next look is at the newer one
 	}
 	return true, err

@@ -3,7 +3,6 @@ package peering
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,15 +11,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
-
-// A cluster is its ID, which is what its API answers: an API server can answer the ID of
-// another cluster. So for a peering that has worked, a cluster must have what only the true
-// peer has: the private half of its identity. This side's ledger has the public one. Public keys prove
-// nothing. They are in custom resources that many may read, and each peer is told some. No gateway has the identity, and
-// it outlives the Peering: with that go its gateways' keys.
 
 // evidence is what a cluster has of a peering.
 type evidence struct {
@@ -33,9 +28,9 @@ type evidence struct {
 	unreadable error
 }
 
-// evidence reads what the cluster has of the peering with a peer.
-func (c *Cluster) evidence(ctx context.Context, peerID string) (e evidence, err error) {
-	cn, err := c.ledger(ctx)
+// readEvidence reads what the cluster has of the peering with a peer.
+func readEvidence(ctx context.Context, c *kube.Cluster, peerID string) (e evidence, err error) {
+	cn, err := c.Ledger(ctx)
 	if err != nil {
 		return e, err
 	}
@@ -43,7 +38,7 @@ func (c *Cluster) evidence(ctx context.Context, peerID string) (e evidence, err 
 		e.entry = plan.Allocation(cn, peerID)
 	}
 	var peerings v1alpha1.PeeringList
-	if err := c.list(ctx, &peerings); err != nil {
+	if err := c.List(ctx, &peerings); err != nil {
 		return e, err
 	}
 	for i, p := range peerings.Items {
@@ -51,13 +46,13 @@ func (c *Cluster) evidence(ctx context.Context, peerID string) (e evidence, err 
 			e.peering = &peerings.Items[i]
 		}
 	}
-	secret, err := get[corev1.Secret](ctx, c, v1alpha1.Namespace, manifests.IdentityName)
+	secret, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, manifests.IdentityName)
 	if apierrors.IsForbidden(err) {
 		e.unreadable, err = err, nil
 	}
 	if secret != nil {
-		if key, err := keyIn(secret, v1alpha1.KeyFilePrivate); err == nil {
-			e.identity = publicOf(key)
+		if key, err := engine.KeyIn(secret, v1alpha1.KeyFilePrivate); err == nil {
+			e.identity = engine.PublicOf(key)
 		}
 	}
 	return e, err
@@ -71,28 +66,28 @@ func (e evidence) recognises(other evidence) bool {
 
 // recognises compares the evidence, and looks again whether it has to. Another command may
 // have removed the peering after this side's evidence was read.
-func (c *Cluster) recognises(ctx context.Context, peer *Cluster, own, other evidence) (bool, error) {
+func recognises(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, own, other evidence) (bool, error) {
 	if own.recognises(other) {
 		return true, nil
 	}
-	entry, err := c.entry(ctx, peer.ID)
+	entry, err := c.Entry(ctx, peer.ID)
 	return err == nil && (entry == nil || !entry.Active()), err
 }
 
 // checkPeer returns an error if the other cluster is not the one that this one was peered with, or does not show it.
-func (c *Cluster) checkPeer(ctx context.Context, peer *Cluster) error {
-	own, err := c.evidence(ctx, peer.ID)
+func checkPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) error {
+	own, err := readEvidence(ctx, c, peer.ID)
 	if err != nil {
 		return err
 	}
-	other, err := peer.evidence(ctx, c.ID)
+	other, err := readEvidence(ctx, peer, c.ID)
 	if err != nil {
 		return err
 	}
-	if isPeer, err := c.recognises(ctx, peer, own, other); isPeer || err != nil {
+	if isPeer, err := recognises(ctx, c, peer, own, other); isPeer || err != nil {
 		return err
 	}
-	return c.stranger(peer, own, other, fmt.Sprintf("nothing was changed; find out which cluster answers at the address that the kubeconfig has for %s", peer.Name))
+	return stranger(c, peer, own, other, fmt.Sprintf("nothing was changed; find out which cluster answers at the address that the kubeconfig has for %s", peer.Name))
 }
 
 // name is what the peer was called when it was peered.
@@ -104,7 +99,7 @@ func (e evidence) name() string {
 }
 
 // stranger is the error for a peer that is not recognised.
-func (c *Cluster) stranger(peer *Cluster, own, other evidence, hint string) error {
+func stranger(c *kube.Cluster, peer *kube.Cluster, own, other evidence, hint string) error {
 	has := "has another key"
 	switch {
 	case other.unreadable != nil:
@@ -112,8 +107,8 @@ func (c *Cluster) stranger(peer *Cluster, own, other evidence, hint string) erro
 	case other.entry == nil && other.peering == nil:
 		has = "has no peering with it"
 	}
-	return &Error{
-		Kind: Identity, Doing: fmt.Sprintf("%s says that it is the cluster that %s knows as %s, but %s", peer.Name, c.Name, own.name(), has), Err: other.unreadable, Hint: hint,
+	return &kube.Error{
+		Kind: kube.Identity, Doing: fmt.Sprintf("%s says that it is the cluster that %s knows as %s, but %s", peer.Name, c.Name, own.name(), has), Err: other.unreadable, Hint: hint,
 	}
 }
 
@@ -124,8 +119,8 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 		return nil, nil
 	}
 	var has [2]evidence
-	err = p.both(ctx, func(ctx context.Context, s, peer *side) (err error) {
-		has[s.index], err = s.evidence(ctx, peer.ID)
+	err = p.both(ctx, func(ctx context.Context, s, peer *engine.Side) (err error) {
+		has[s.Index], err = readEvidence(ctx, s.Cluster, peer.ID)
 		return err
 	})
 	if err != nil {
@@ -134,7 +129,7 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 	for i, s := range p.sides {
 		peer, own, other := p.sides[1-i], has[i], has[1-i]
 		p.recognised[i] = own.entry
-		isPeer, err := s.recognises(ctx, peer.Cluster, own, other)
+		isPeer, err := recognises(ctx, s.Cluster, peer.Cluster, own, other)
 		switch {
 		case err != nil:
 			return nil, err
@@ -142,7 +137,7 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 		case other.unreadable != nil:
 			unclear = other.unreadable
 		default:
-			return nil, s.stranger(peer.Cluster, own, other, fmt.Sprintf(
+			return nil, stranger(s.Cluster, peer.Cluster, own, other, fmt.Sprintf(
 				"nothing was changed; find out which cluster answers at the address that the kubeconfig has for %s; if it is the right one, and has lost its keys or was unpeered alone, give --replace", peer.Name))
 		}
 	}
@@ -152,10 +147,10 @@ func (p *run) recognise(ctx context.Context) (unclear, err error) {
 // recogniseAgain compares the clusters again where a peering has been made since they were compared without locks.
 func (p *run) recogniseAgain(ctx context.Context) error {
 	var isNew [2]bool
-	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		now, err := s.entry(ctx, peer.ID)
-		before := p.recognised[s.index]
-		isNew[s.index] = now != nil && now.Active() && (before == nil || !before.Active() || before.IdentityKey != now.IdentityKey)
+	err := p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+		now, err := s.Entry(ctx, peer.ID)
+		before := p.recognised[s.Index]
+		isNew[s.Index] = now != nil && now.Active() && (before == nil || !before.Active() || before.IdentityKey != now.IdentityKey)
 		return err
 	})
 	if err != nil || isNew == [2]bool{} {
@@ -167,13 +162,13 @@ func (p *run) recogniseAgain(ctx context.Context) error {
 
 // peerCalled finds the peer of that name: its Peering's, what the user called it, or its ID.
 // Where there is none, it returns the names of all peers.
-func (c *Cluster) peerCalled(ctx context.Context, name string) (peerID string, others []string, err error) {
-	cn, err := c.ledger(ctx)
+func peerCalled(ctx context.Context, c *kube.Cluster, name string) (peerID string, others []string, err error) {
+	cn, err := c.Ledger(ctx)
 	if cn == nil {
 		return "", nil, err
 	}
 	var peerings v1alpha1.PeeringList
-	if err := c.list(ctx, &peerings); err != nil {
+	if err := c.List(ctx, &peerings); err != nil {
 		return "", nil, err
 	}
 	names := map[string][]string{}
@@ -197,22 +192,5 @@ func (c *Cluster) peerCalled(ctx context.Context, name string) (peerID string, o
 	for _, entry := range found {
 		ids = append(ids, fmt.Sprintf("%s (Peering %s)", entry.ClusterID, entry.Name))
 	}
-	return "", nil, c.errorf(Usage, "find the peer "+name, "give --peer with the ID of one: "+strings.Join(ids, ", "), "several are called so")
-}
-
-// unestablish notes in the ledger that the peering is being removed. Whatever comes between
-// is then a peering that has never worked: the keys of its clusters are not compared.
-func (c *Cluster) unestablish(ctx context.Context, peerID string) error {
-	_, err := c.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
-		entry := plan.Allocation(cn, peerID)
-		if entry == nil || !entry.Active() {
-			return errUnchanged
-		}
-		entry.Phase = v1alpha1.PeerReserved
-		return nil
-	})
-	if errors.Is(err, errUninstalling) {
-		return nil
-	}
-	return c.fail("write to the ledger that the peering is being removed", err)
+	return "", nil, c.Errorf(kube.Usage, "find the peer "+name, "give --peer with the ID of one: "+strings.Join(ids, ", "), "several are called so")
 }

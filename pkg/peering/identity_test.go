@@ -20,16 +20,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// impostor is a cluster that the user calls b, and that says it is c.
-func impostor(t *testing.T, peer *site, objs ...client.Object) *site {
+// Impostor is a cluster that the user calls b, and that says it is c.
+func Impostor(t *testing.T, peer *Site, objs ...client.Object) *Site {
 	t.Helper()
-	b := newSite(t, "c", "10.40.0.0/16", "172.18.4.11", objs...)
-	b.Name, b.peer, peer.peer = "b", peer, b
+	b := NewSite(t, "c", "10.40.0.0/16", "172.18.4.11", objs...)
+	b.Name, b.Peer, peer.Peer = "b", peer, b
 	return b
 }
 
@@ -43,9 +46,9 @@ func newKey(t *testing.T) wgtypes.Key {
 }
 
 // planError is what a dry run ends with.
-func planError(t *testing.T, a, b *site) error {
+func planError(t *testing.T, a, b *Site) error {
 	t.Helper()
-	_, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, Options{}, Silent{})
+	_, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kubetest.Silent{})
 	return err
 }
 
@@ -54,16 +57,16 @@ func planError(t *testing.T, a, b *site) error {
 func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
-	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-	a.peer, c.peer = c, a
-	mustPeer(t, a, c, Options{})
-	public, err := wgtypes.ParseKey(readLedger(t, a.Cluster).Spec.Peers[0].IdentityKey)
+	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	a.Peer, c.Peer = c, a
+	MustPeer(t, a, c, engine.Options{})
+	public, err := wgtypes.ParseKey(kubetest.ReadLedger(t, a.Cluster).Spec.Peers[0].IdentityKey)
 	if err != nil {
 		t.Fatal(err)
 	}
 	secret := &corev1.Secret{}
-	if err := c.raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-a-0-1"}, secret); err != nil {
+	if err := c.Raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-a-0-1"}, secret); err != nil {
 		t.Fatal(err)
 	}
 	gateway := secret.Data[v1alpha1.KeyFilePrivate] // a gateway that was taken over knows it
@@ -81,12 +84,12 @@ func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
 		"a key of wrong length": {[]client.Object{hostile, manifests.Identity(own[:7])}, "has another key"},
 		"a gateway's key":       {[]client.Object{hostile, manifests.Identity(gateway)}, "has another key"},
 	} {
-		b := impostor(t, a, tc.objs...)
-		_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
-		_, otherErr := Peer(t.Context(), b.Cluster, a.Cluster, Options{}, Silent{})
-		_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{})
+		b := Impostor(t, a, tc.objs...)
+		_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
+		_, otherErr := Peer(t.Context(), b.Cluster, a.Cluster, engine.Options{}, kubetest.Silent{})
+		_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{})
 		for command, err := range map[string]error{"peer": peerErr, "peer, the other way round": otherErr, "dry run": planError(t, a, b), "unpeer": unpeerErr} {
-			if kindOf(t, err) != Identity || !strings.Contains(err.Error(), "b says that it is the cluster that a knows as c, but "+tc.has) {
+			if kubetest.KindOf(t, err) != kube.Identity || !strings.Contains(err.Error(), "b says that it is the cluster that a knows as c, but "+tc.has) {
 				t.Errorf("%s, %s: %v", name, command, err)
 			}
 		}
@@ -95,43 +98,43 @@ func TestSecurity_03_ClusterSaysThatItIsAnother(t *testing.T) {
 		}
 	}
 	// From its own side it removes its own only.
-	b := impostor(t, a, hostile)
-	if _, _, err := Unpeer(t.Context(), b.Cluster, a.Cluster, Silent{}); kindOf(t, err) != OneSided {
+	b := Impostor(t, a, hostile)
+	if _, _, err := Unpeer(t.Context(), b.Cluster, a.Cluster, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.OneSided {
 		t.Error(err)
 	}
 	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
 		t.Errorf("unpeer from the other side changed a:\n%s", diff)
 	}
-	mustPeer(t, a, impostor(t, a), Options{Replace: true})
+	MustPeer(t, a, Impostor(t, a), engine.Options{Replace: true})
 }
 
 // A cluster that does not tell its keys is not taken at its word.
 func TestSecurity_03_SilentAboutItsKeys(t *testing.T) {
 	t.Parallel()
-	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
-	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-	a.peer, c.peer = c, a
-	mustPeer(t, a, c, Options{})
+	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	a.Peer, c.Peer = c, a
+	MustPeer(t, a, c, engine.Options{})
 	before := a.contents(t)
-	b := impostor(t, a)
+	b := Impostor(t, a)
 	b.Client = interceptor.NewClient(b.Client, interceptor.Funcs{
 		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			if kindName(obj) == "Secret" {
+			if kube.KindName(obj) == "Secret" {
 				return apierrors.NewForbidden(corev1.Resource("secrets"), "", errors.New("no"))
 			}
 			return api.Get(ctx, key, obj, opts...)
 		},
 	})
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{}); kindOf(t, err) != Forbidden {
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Forbidden {
 		t.Error(err)
 	}
-	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); kindOf(t, err) != Identity {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Identity {
 		t.Error(err)
 	}
 	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
 		t.Errorf("it changed a:\n%s", diff)
 	}
-	plans, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, Options{}, Silent{})
+	plans, err := PlanAll(t.Context(), []Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kubetest.Silent{})
 	if err != nil || !slices.ContainsFunc(plans[0].Clusters[0].Warnings, func(w string) bool { return strings.Contains(w, "is not clear") }) {
 		t.Errorf("the plan does not say that it is not clear: %v", err)
 	}
@@ -140,31 +143,31 @@ func TestSecurity_03_SilentAboutItsKeys(t *testing.T) {
 // What a peer has lost, or got anew, does not make it another cluster.
 func TestSecurity_03_TruePeers(t *testing.T) {
 	t.Parallel()
-	deleteAll := func(t *testing.T, w *site, obj client.Object, opts ...client.DeleteAllOfOption) {
+	deleteAll := func(t *testing.T, w *Site, obj client.Object, opts ...client.DeleteAllOfOption) {
 		t.Helper()
-		if err := w.raw.DeleteAllOf(t.Context(), obj, opts...); err != nil {
+		if err := w.Raw.DeleteAllOf(t.Context(), obj, opts...); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for name, change := range map[string]func(t *testing.T, a, b *site){
-		"its Peering and its ledger are lost": func(t *testing.T, _, b *site) {
+	for name, change := range map[string]func(t *testing.T, a, b *Site){
+		"its Peering and its ledger are lost": func(t *testing.T, _, b *Site) {
 			deleteAll(t, b, &v1alpha1.Peering{})
-			cn := readLedger(t, b.Cluster)
+			cn := kubetest.ReadLedger(t, b.Cluster)
 			cn.Finalizers = nil
-			if err := b.raw.Update(t.Context(), cn); err != nil {
+			if err := b.Raw.Update(t.Context(), cn); err != nil {
 				t.Fatal(err)
 			}
 			deleteAll(t, b, &v1alpha1.ClusterNetwork{})
 		},
-		"its Peering is lost, and the keys of its gateways": func(t *testing.T, _, b *site) {
+		"its Peering is lost, and the keys of its gateways": func(t *testing.T, _, b *Site) {
 			deleteAll(t, b, &v1alpha1.Peering{})
 			deleteAll(t, b, &corev1.Secret{}, client.InNamespace(v1alpha1.Namespace), client.HasLabels{v1alpha1.LabelPeering})
 		},
-		"a peering that never worked": func(t *testing.T, a, b *site) {
-			for _, w := range []*site{a, b} {
-				cn := readLedger(t, w.Cluster)
+		"a peering that never worked": func(t *testing.T, a, b *Site) {
+			for _, w := range []*Site{a, b} {
+				cn := kubetest.ReadLedger(t, w.Cluster)
 				cn.Spec.Peers[0].Phase, cn.Spec.Peers[0].IdentityKey = v1alpha1.PeerReserved, ""
-				if err := w.raw.Update(t.Context(), cn); err != nil {
+				if err := w.Raw.Update(t.Context(), cn); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -174,12 +177,12 @@ func TestSecurity_03_TruePeers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a, b := twoSites(t)
-			mustPeer(t, a, b, Options{})
+			a, b := TwoSites(t)
+			MustPeer(t, a, b, engine.Options{})
 			change(t, a, b)
-			mustPeer(t, b, a, Options{})
-			if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
-				t.Errorf("something is left to do: %v", changes(p))
+			MustPeer(t, b, a, engine.Options{})
+			if p := DryRun(t, a, b, engine.Options{}); p.Changes() > 0 {
+				t.Errorf("something is left to do: %v", Changes(p))
 			}
 		})
 	}
@@ -189,8 +192,8 @@ func TestSecurity_03_TruePeers(t *testing.T) {
 func TestSecurity_03_UnpeerComesBetween(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
 	read := make(chan struct{}) // is closed when a's evidence was
 	wasRead := sync.OnceFunc(func() { close(read) })
 	first := *a.Cluster
@@ -209,7 +212,7 @@ func TestSecurity_03_UnpeerComesBetween(t *testing.T) {
 			if _, ok := obj.(*v1alpha1.ClusterNetwork); ok {
 				once.Do(func() {
 					<-read
-					if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+					if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
 						t.Error(err)
 					}
 				})
@@ -217,7 +220,7 @@ func TestSecurity_03_UnpeerComesBetween(t *testing.T) {
 			return api.Get(ctx, key, obj, opts...)
 		},
 	})
-	if _, err := Peer(t.Context(), &first, &c, Options{}, Silent{}); err != nil {
+	if _, err := Peer(t.Context(), &first, &c, engine.Options{}, kubetest.Silent{}); err != nil {
 		t.Error(err)
 	}
 }
@@ -235,27 +238,27 @@ func TestSecurity_03_AfterHalfAnUnpeer(t *testing.T) {
 		n, side := 1+i/2*11/(writes-1), i%2
 		t.Run(fmt.Sprintf("write %d in %c", n, "ab"[side]), func(t *testing.T) {
 			t.Parallel()
-			a, b := twoSites(t)
-			mustPeer(t, a, b, Options{})
-			w := []*site{a, b}[side]
-			w.mu.Lock()
-			w.writes, w.failing = 0, n
-			w.mu.Unlock()
-			if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); !errors.Is(err, errInjected) {
+			a, b := TwoSites(t)
+			MustPeer(t, a, b, engine.Options{})
+			w := []*Site{a, b}[side]
+			w.Mu.Lock()
+			w.Writes, w.failing = 0, n
+			w.Mu.Unlock()
+			if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); !errors.Is(err, ErrInjected) {
 				t.Fatal(err)
 			}
-			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{}); n == 1 && w == b {
+			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); n == 1 && w == b {
 				// Nothing could be done in this one, and the other one has nothing any more.
-				if kindOf(t, err) != Identity {
+				if kubetest.KindOf(t, err) != kube.Identity {
 					t.Error(err)
 				}
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			if _, _, err := Unpeer(t.Context(), b.Cluster, a.Cluster, Silent{}); err != nil {
+			if _, _, err := Unpeer(t.Context(), b.Cluster, a.Cluster, kubetest.Silent{}); err != nil {
 				t.Fatal(err)
 			}
-			if left := append(a.ours(t), b.ours(t)...); len(left) > 0 {
+			if left := append(a.Ours(t), b.Ours(t)...); len(left) > 0 {
 				t.Errorf("it leaves %v", left)
 			}
 		})
@@ -263,7 +266,7 @@ func TestSecurity_03_AfterHalfAnUnpeer(t *testing.T) {
 }
 
 // refusing is the same cluster, whose API answers nothing but who it is, or changes nothing.
-func (w *site) refusing(err error, changesOnly bool) *Cluster {
+func (w *Site) refusing(err error, changesOnly bool) *kube.Cluster {
 	c := *w.Cluster
 	answer := func(ctx context.Context) error {
 		if err == nil { // it hangs
@@ -311,41 +314,41 @@ func TestSecurity_12_PeerRefuses(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				a, b := twoSites(t)
-				mustPeer(t, a, b, Options{})
+				a, b := TwoSites(t)
+				MustPeer(t, a, b, engine.Options{})
 				start := time.Now()
-				unpeer := func() (inA, inB Removed, err error) {
+				unpeer := func() (inA, inB engine.Removed, err error) {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 					defer cancel()
-					return Unpeer(ctx, a.Cluster, b.refusing(tc.answer, tc.changesOnly), Silent{})
+					return Unpeer(ctx, a.Cluster, b.refusing(tc.answer, tc.changesOnly), kubetest.Silent{})
 				}
 				inA, inB, err := unpeer()
-				if kindOf(t, err) != OneSided || !inA.Peering || !inA.Agents || inB.Peering {
+				if kubetest.KindOf(t, err) != kube.OneSided || !inA.Peering || !inA.Agents || inB.Peering {
 					t.Errorf("%+v, %+v, %v", inA, inB, err)
 				}
 				if took := time.Since(start); took > tc.within {
 					t.Errorf("it took %s", took)
 				}
-				if e := (*Error)(nil); !errors.As(err, &e) || !strings.HasSuffix(e.Hint, "kubectl liqonet unpeer b a") {
+				if e := (*kube.Error)(nil); !errors.As(err, &e) || !strings.HasSuffix(e.Hint, "kubectl liqonet unpeer b a") {
 					t.Errorf("it does not say what to do in b: %+v", e)
 				}
-				if left := a.ours(t); len(left) > 0 {
+				if left := a.Ours(t); len(left) > 0 {
 					t.Errorf("it leaves %v in a", left)
 				}
 				if b.peering(t) == nil {
 					t.Error("the peering of b is gone")
 				}
 				// Again, it is the same; and when b answers, it is cleaned.
-				if _, _, err := unpeer(); kindOf(t, err) != OneSided {
+				if _, _, err := unpeer(); kubetest.KindOf(t, err) != kube.OneSided {
 					t.Errorf("again: %v", err)
 				}
-				if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{}); kindOf(t, err) != Identity {
+				if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Identity {
 					t.Errorf("a has lost its keys, and is peered all the same: %v", err)
 				}
-				if _, inA, err := Unpeer(t.Context(), b.Cluster, a.Cluster, Silent{}); err != nil || inA.Peering {
+				if _, inA, err := Unpeer(t.Context(), b.Cluster, a.Cluster, kubetest.Silent{}); err != nil || inA.Peering {
 					t.Errorf("from b: %+v, %v", inA, err)
 				}
-				if left := b.ours(t); len(left) > 0 {
+				if left := b.Ours(t); len(left) > 0 {
 					t.Errorf("it leaves %v in b", left)
 				}
 			})
@@ -358,32 +361,32 @@ func TestSecurity_12_PeerIsNotAsked(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, _, c := threeSites(t)
-	d := newSite(t, "d", "10.50.0.0/16", "172.18.5.11")
-	d.Name, d.peer, a.peer = "c", a, d
-	mustPeer(t, a, d, Options{})
-	unasked := func(name string) *Cluster { return &Cluster{Name: name, Unasked: ErrUnwanted} }
+	d := NewSite(t, "d", "10.50.0.0/16", "172.18.5.11")
+	d.Name, d.Peer, a.Peer = "c", a, d
+	MustPeer(t, a, d, engine.Options{})
+	unasked := func(name string) *kube.Cluster { return &kube.Cluster{Name: name, Unasked: kube.ErrUnwanted} }
 	before := a.contents(t)
-	if _, _, err := Unpeer(t.Context(), a.Cluster, unasked("c"), Silent{}); kindOf(t, err) != Usage || !strings.Contains(err.Error(), "several are called so") {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, unasked("c"), kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), "several are called so") {
 		t.Error(err)
 	}
-	inA, _, err := Unpeer(t.Context(), a.Cluster, unasked("nobody"), Silent{})
-	if diff := cmp.Diff(Removed{Others: []string{"c", "c-2"}}, inA); err != nil || diff != "" {
+	inA, _, err := Unpeer(t.Context(), a.Cluster, unasked("nobody"), kubetest.Silent{})
+	if diff := cmp.Diff(engine.Removed{Others: []string{"c", "c-2"}}, inA); err != nil || diff != "" {
 		t.Errorf("%v\n%s", err, diff)
 	}
 	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
 		t.Errorf("it changed a:\n%s", diff)
 	}
 	for _, name := range []string{"id-of-d", "c"} {
-		inA, _, err := Unpeer(t.Context(), a.Cluster, unasked(name), Silent{})
+		inA, _, err := Unpeer(t.Context(), a.Cluster, unasked(name), kubetest.Silent{})
 		if err != nil || !inA.Peering {
 			t.Errorf("%s: %+v, %v", name, inA, err)
 		}
 	}
-	if left := a.ours(t); len(left) > 0 {
+	if left := a.Ours(t); len(left) > 0 {
 		t.Errorf("it leaves %v", left)
 	}
-	for _, w := range []*site{c, d} {
-		if len(w.ours(t)) == 0 {
+	for _, w := range []*Site{c, d} {
+		if len(w.Ours(t)) == 0 {
 			t.Errorf("%s was changed", w.ID)
 		}
 	}
@@ -394,23 +397,23 @@ func TestSecurity_19_NamespaceOfSomebodyElse(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	foreign := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: v1alpha1.Namespace, Labels: map[string]string{"team": "x"}}}
-	a, b := twoSites(t, foreign)
+	a, b := TwoSites(t, foreign)
 	before := a.contents(t)
-	_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
+	_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
 	for command, err := range map[string]error{"peer": err, "dry run": planError(t, a, b)} {
-		if kindOf(t, err) != Usage || !strings.Contains(err.Error(), "liqonet has not made it") {
+		if kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), "liqonet has not made it") {
 			t.Errorf("%s: %v", command, err)
 		}
 	}
 	// Nor is it removed.
-	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
 		t.Error(err)
 	}
 	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
 		t.Errorf("it was changed:\n%s", diff)
 	}
-	mustPeer(t, a, b, Options{AdoptNamespace: true})
-	mustPeer(t, a, b, Options{})
+	MustPeer(t, a, b, engine.Options{AdoptNamespace: true})
+	MustPeer(t, a, b, engine.Options{})
 }
 
 func TestSecurity_19_SecretsOfSomebodyElse(t *testing.T) {
@@ -433,16 +436,16 @@ func TestSecurity_19_SecretsOfSomebodyElse(t *testing.T) {
 				if spoil != nil {
 					spoil(secret)
 				}
-				a, b := twoSites(t, manifests.Namespace())
-				if err := a.raw.Create(t.Context(), secret); err != nil {
+				a, b := TwoSites(t, manifests.Namespace())
+				if err := a.Raw.Create(t.Context(), secret); err != nil {
 					t.Fatal(err)
 				}
 				if spoil == nil {
-					mustPeer(t, a, b, Options{})
+					MustPeer(t, a, b, engine.Options{})
 					return
 				}
-				_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
-				if kindOf(t, err) != Usage || !strings.Contains(err.Error(), secret.Name) || strings.Contains(err.Error(), string(key[:31])) {
+				_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
+				if kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), secret.Name) || strings.Contains(err.Error(), string(key[:31])) {
 					t.Errorf("peer: %v", err)
 				}
 			})

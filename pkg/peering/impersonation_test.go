@@ -13,9 +13,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // Public keys prove nothing. A cluster is peered with c and with m, and m says that it is c. It shows the public keys that it was
@@ -23,15 +26,15 @@ import (
 func TestPublicKeysProveNothing(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
-	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-	m := newSite(t, "m", "10.50.0.0/16", "172.18.5.11")
-	a.peer, c.peer = c, a
-	mustPeer(t, a, c, Options{})
-	a.peer, m.peer = m, a
-	mustPeer(t, a, m, Options{})
+	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	m := NewSite(t, "m", "10.50.0.0/16", "172.18.5.11")
+	a.Peer, c.Peer = c, a
+	MustPeer(t, a, c, engine.Options{})
+	a.Peer, m.Peer = m, a
+	MustPeer(t, a, m, engine.Options{})
 	template := m.peering(t).Spec
-	toC, err := get[v1alpha1.Peering](t.Context(), a.Cluster, "", "c")
+	toC, err := kube.Get[v1alpha1.Peering](t.Context(), a.Cluster, "", "c")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,8 +44,8 @@ func TestPublicKeysProveNothing(t *testing.T) {
 		"a's key for c, from c":   c.peering(t).Spec.Planes[0].RemotePublicKey,
 		"c's own key, from a":     toC.Spec.Planes[0].RemotePublicKey,
 		"m's own key, as a knows": a.peeringNamed(t, "m").Spec.Planes[0].RemotePublicKey,
-		"c's identity, from a":    plan.Allocation(readLedger(t, a.Cluster), c.ID).IdentityKey,
-		"a's identity, from m":    readLedger(t, m.Cluster).Spec.Peers[0].IdentityKey,
+		"c's identity, from a":    plan.Allocation(kubetest.ReadLedger(t, a.Cluster), c.ID).IdentityKey,
+		"a's identity, from m":    kubetest.ReadLedger(t, m.Cluster).Spec.Peers[0].IdentityKey,
 	} {
 		t.Run(name, func(t *testing.T) {
 			hostile := manifests.Peering("a", template)
@@ -51,15 +54,15 @@ func TestPublicKeysProveNothing(t *testing.T) {
 				hostile.Spec.Planes[i].RemotePublicKey = known
 			}
 			hostile.Status.Planes = []v1alpha1.PlaneStatus{{PublicKey: known}}
-			public := []byte(known)[:keyBytes]
+			public := []byte(known)[:engine.KeyBytes]
 			secret := manifests.Gateway{Peering: "a", KeyGeneration: 1}.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: public, v1alpha1.KeyFilePublic: []byte(known)})
-			b := impostor(t, a, hostile, secret, manifests.Identity(public))
-			_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
-			_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{})
-			_, rotateErr := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
-			_, hostErr := a.ExposeHost(t.Context(), b.Cluster, netip.MustParseAddr("192.168.7.7"), Silent{})
+			b := Impostor(t, a, hostile, secret, manifests.Identity(public))
+			_, peerErr := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
+			_, _, unpeerErr := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{})
+			_, rotateErr := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{})
+			_, hostErr := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr("192.168.7.7"), kubetest.Silent{})
 			for command, err := range map[string]error{"peer": peerErr, "unpeer": unpeerErr, "expose-host": hostErr} {
-				if kindOf(t, err) != Identity {
+				if kubetest.KindOf(t, err) != kube.Identity {
 					t.Errorf("%s: %v", command, err)
 				}
 			}
@@ -74,9 +77,9 @@ func TestPublicKeysProveNothing(t *testing.T) {
 }
 
 // peeringNamed is the Peering of that name.
-func (w *site) peeringNamed(t *testing.T, name string) *v1alpha1.Peering {
+func (w *Site) peeringNamed(t *testing.T, name string) *v1alpha1.Peering {
 	t.Helper()
-	p, err := get[v1alpha1.Peering](t.Context(), w.Cluster, "", name)
+	p, err := kube.Get[v1alpha1.Peering](t.Context(), w.Cluster, "", name)
 	if p == nil || err != nil {
 		t.Fatalf("Peering %s: %v", name, err)
 	}
@@ -87,22 +90,22 @@ func (w *site) peeringNamed(t *testing.T, name string) *v1alpha1.Peering {
 func TestLostKeysNeedReplace(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
-	if err := b.raw.DeleteAllOf(t.Context(), &corev1.Secret{}, client.InNamespace(v1alpha1.Namespace)); err != nil {
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
+	if err := b.Raw.DeleteAllOf(t.Context(), &corev1.Secret{}, client.InNamespace(v1alpha1.Namespace)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{}); kindOf(t, err) != Identity {
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Identity {
 		t.Error(err)
 	}
-	mustPeer(t, a, b, Options{Replace: true})
-	if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
-		t.Errorf("something is left to do: %v", changes(p))
+	MustPeer(t, a, b, engine.Options{Replace: true})
+	if p := DryRun(t, a, b, engine.Options{}); p.Changes() > 0 {
+		t.Errorf("something is left to do: %v", Changes(p))
 	}
 }
 
 // mute has a cluster refuse to show its identity. It lists the names of Secrets.
-func mute(w *site) *Cluster {
+func mute(w *Site) *kube.Cluster {
 	c := *w.Cluster
 	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
 		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
@@ -116,13 +119,13 @@ func mute(w *site) *Cluster {
 }
 
 // replaceKeys gives all gateways other keys. A cluster with these is another one, which has copied the custom resources.
-func replaceKeys(t *testing.T, w *site) {
+func replaceKeys(t *testing.T, w *Site) {
 	t.Helper()
-	for _, s := range list[corev1.SecretList](t, w).Items {
+	for _, s := range List[corev1.SecretList](t, w).Items {
 		if s.Labels[v1alpha1.LabelPeering] == "" && s.Name != manifests.IdentityName {
 			continue
 		}
-		if err := w.raw.Delete(t.Context(), s.DeepCopy()); err != nil {
+		if err := w.Raw.Delete(t.Context(), s.DeepCopy()); err != nil {
 			t.Fatal(err)
 		}
 		next := s.DeepCopy()
@@ -131,7 +134,7 @@ func replaceKeys(t *testing.T, w *site) {
 			key := newKey(t)
 			next.Data[file] = key[:]
 		}
-		if err := w.raw.Create(t.Context(), next); err != nil {
+		if err := w.Raw.Create(t.Context(), next); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -141,15 +144,15 @@ func replaceKeys(t *testing.T, w *site) {
 func TestUpgradeOfAnImpostor(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, c := twoSites(t)
-	mustPeer(t, a, c, Options{Planes: 1})
+	a, c := TwoSites(t)
+	MustPeer(t, a, c, engine.Options{Planes: 1})
 	before := a.peering(t).Spec
 	replaceKeys(t, c)
-	out, err := UpgradeAll(t.Context(), []*Cluster{a.Cluster, mute(c)}, newer(), Silent{})
-	if err != nil || len(out) != 2 || kindOf(t, out[0].Err) != Forbidden {
+	out, err := UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster, mute(c)}, Newer(), kubetest.Silent{})
+	if err != nil || len(out) != 2 || kubetest.KindOf(t, out[0].Err) != kube.Forbidden {
 		t.Errorf("%+v, %v", out, err)
 	}
-	if diff := cmp.Diff(before.Planes, a.peering(t).Spec.Planes, compare); diff != "" {
+	if diff := cmp.Diff(before.Planes, a.peering(t).Spec.Planes, kubetest.Compare); diff != "" {
 		t.Errorf("it changed the planes of a:\n%s", diff)
 	}
 }
@@ -158,20 +161,20 @@ func TestUpgradeOfAnImpostor(t *testing.T) {
 func TestHideHostFromAnImpostor(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
-	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-	m := newSite(t, "m", "10.50.0.0/16", "172.18.5.11")
+	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	m := NewSite(t, "m", "10.50.0.0/16", "172.18.5.11")
 	host := netip.MustParseAddr("192.168.7.7")
-	for _, w := range []*site{c, m} {
-		a.peer, w.peer = w, a
-		mustPeer(t, a, w, Options{})
-		if _, err := a.ExposeHost(t.Context(), w.Cluster, host, Silent{}); err != nil {
+	for _, w := range []*Site{c, m} {
+		a.Peer, w.Peer = w, a
+		MustPeer(t, a, w, engine.Options{})
+		if _, err := ExposeHost(t.Context(), a.Cluster, w.Cluster, host, kubetest.Silent{}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	liar := *m.Cluster
 	liar.ID = c.ID
-	if _, err := a.HideHost(t.Context(), &liar, host, Silent{}); kindOf(t, err) != Identity {
+	if _, err := HideHost(t.Context(), a.Cluster, &liar, host, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Identity {
 		t.Error(err)
 	}
 	if hosts := a.peeringNamed(t, "c").Spec.Local.Hosts; len(hosts) != 1 {
@@ -183,20 +186,20 @@ func TestHideHostFromAnImpostor(t *testing.T) {
 func TestUnpeerByAnAmbiguousName(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
-	c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-	m := newSite(t, "m", "10.50.0.0/16", "172.18.5.11")
+	a := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+	m := NewSite(t, "m", "10.50.0.0/16", "172.18.5.11")
 	c.Name, m.Name = "admin@prod", "admin-prod" // Peerings admin-prod and admin-prod-2
-	for _, w := range []*site{c, m} {
-		a.peer, w.peer = w, a
-		mustPeer(t, a, w, Options{})
+	for _, w := range []*Site{c, m} {
+		a.Peer, w.Peer = w, a
+		MustPeer(t, a, w, engine.Options{})
 	}
 	liar := mute(m)
 	liar.ID = c.ID
-	if _, _, err := Unpeer(t.Context(), a.Cluster, liar, Silent{}); kindOf(t, err) != Usage {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, liar, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage {
 		t.Error(err)
 	}
-	if peers := readLedger(t, a.Cluster).Spec.Peers; len(peers) != 2 {
+	if peers := kubetest.ReadLedger(t, a.Cluster).Spec.Peers; len(peers) != 2 {
 		t.Errorf("the peers are %v", peers)
 	}
 }

@@ -1,4 +1,4 @@
-package peering
+package peering_test
 
 import (
 	"encoding/json"
@@ -13,8 +13,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/diagnose"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // An agent that was taken over writes a journal into what its token lets it write: its own history, with any labels and
@@ -23,21 +28,21 @@ func TestAgentsGiveNoInstructions(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	gateway := manifests.Gateway{Peering: "b"}
-	commands := map[string]func(t *testing.T, a, b *site) error{
-		"peer": func(t *testing.T, a, b *site) error {
-			_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
+	commands := map[string]func(t *testing.T, a, b *peering.Site) error{
+		"peer": func(t *testing.T, a, b *peering.Site) error {
+			_, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
 			return err
 		},
-		"unpeer": func(t *testing.T, a, b *site) error {
-			_, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{})
+		"unpeer": func(t *testing.T, a, b *peering.Site) error {
+			_, _, err := peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{})
 			return err
 		},
-		"rotate-keys": func(t *testing.T, a, b *site) error {
-			_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
+		"rotate-keys": func(t *testing.T, a, b *peering.Site) error {
+			_, err := peering.Rotate(t.Context(), a.Cluster, b.Cluster, peering.Rotation{}, kubetest.Silent{})
 			return err
 		},
-		"upgrade": func(t *testing.T, a, _ *site) error {
-			_, err := UpgradeAll(t.Context(), []*Cluster{a.Cluster}, newer(), Silent{})
+		"upgrade": func(t *testing.T, a, _ *peering.Site) error {
+			_, err := peering.UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster}, peering.Newer(), kubetest.Silent{})
 			return err
 		},
 	}
@@ -57,16 +62,16 @@ func TestAgentsGiveNoInstructions(t *testing.T) {
 					},
 					&rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "of-somebody", UID: "u4"}},
 				}
-				a, b := twoSites(t, foreign...)
-				mustPeer(t, a, b, Options{})
+				a, b := peering.TwoSites(t, foreign...)
+				peering.MustPeer(t, a, b, engine.Options{})
 				plantJournal(t, a, planted)
 				if err := run(t, a, b); err != nil {
 					t.Error(err)
 				}
 				for _, was := range foreign {
 					is := was.DeepCopyObject().(client.Object)
-					if err := a.raw.Get(t.Context(), client.ObjectKeyFromObject(was), is); err != nil {
-						t.Errorf("%s is gone: %v", describe(was), err)
+					if err := a.Raw.Get(t.Context(), client.ObjectKeyFromObject(was), is); err != nil {
+						t.Errorf("%s is gone: %v", kube.Describe(was), err)
 					}
 					switch is := is.(type) {
 					case *rbacv1.ClusterRoleBinding:
@@ -79,7 +84,7 @@ func TestAgentsGiveNoInstructions(t *testing.T) {
 						}
 					}
 				}
-				for _, role := range list[rbacv1.ClusterRoleList](t, a).Items {
+				for _, role := range peering.List[rbacv1.ClusterRoleList](t, a).Items {
 					if slices.ContainsFunc(role.Rules, func(r rbacv1.PolicyRule) bool { return slices.Contains(r.Verbs, "*") }) {
 						t.Errorf("ClusterRole %s allows %v", role.Name, role.Rules)
 					}
@@ -91,7 +96,7 @@ func TestAgentsGiveNoInstructions(t *testing.T) {
 
 // plantJournal makes a journal of a ConfigMap of that name, which says that roles were wider before, and that foreign objects
 // were not there.
-func plantJournal(t *testing.T, w *site, name string) {
+func plantJournal(t *testing.T, w *peering.Site, name string) {
 	t.Helper()
 	role := func(name string, rules ...any) map[string]any {
 		return map[string]any{
@@ -109,7 +114,7 @@ func plantJournal(t *testing.T, w *site, name string) {
 		},
 	}
 	own := manifests.Gateway{Peering: "b"}.ClusterName()
-	raw, err := json.Marshal([]change{
+	raw, err := json.Marshal([]engine.Change{
 		{Before: role(own, everything), After: map[string]any{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": map[string]any{"name": own}}},
 		{Before: role("of-somebody", everything), After: map[string]any{"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": map[string]any{"name": "of-somebody"}}},
 		{Before: widened, After: binding},
@@ -122,14 +127,14 @@ func plantJournal(t *testing.T, w *site, name string) {
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{
 		Namespace: v1alpha1.Namespace, Name: name,
 		Labels: map[string]string{v1alpha1.LabelPeering: "b", v1alpha1.LabelManagedBy: v1alpha1.FieldManager},
-	}, Data: map[string]string{journalKey: string(raw)}}
-	err = w.raw.Create(t.Context(), cm)
+	}, Data: map[string]string{engine.JournalKey: string(raw)}}
+	err = w.Raw.Create(t.Context(), cm)
 	if err == nil {
 		return
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"labels": cm.Labels}, "data": cm.Data})
 	if err == nil {
-		err = w.raw.Patch(t.Context(), cm, client.RawPatch(types.MergePatchType, patch))
+		err = w.Raw.Patch(t.Context(), cm, client.RawPatch(types.MergePatchType, patch))
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -141,34 +146,34 @@ func plantJournal(t *testing.T, w *site, name string) {
 func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a := newSite(t, "a", "10.244.0.0/16", "172.18.1.11")
-	b := newSite(t, "b", "10.30.0.0/16", "172.18.3.11")
-	c := newSite(t, "c", "10.50.0.0/16", "172.18.5.11")
-	a.peer, b.peer = b, a
-	mustPeer(t, a, b, Options{})
+	a := peering.NewSite(t, "a", "10.244.0.0/16", "172.18.1.11")
+	b := peering.NewSite(t, "b", "10.30.0.0/16", "172.18.3.11")
+	c := peering.NewSite(t, "c", "10.50.0.0/16", "172.18.5.11")
+	a.Peer, b.Peer = b, a
+	peering.MustPeer(t, a, b, engine.Options{})
 	lease := &coordinationv1.Lease{}
-	if err := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: list[v1alpha1.NodeNetworkList](t, a).Items[0].Lease()}, lease); err != nil {
+	if err := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: peering.List[v1alpha1.NodeNetworkList](t, a).Items[0].Lease()}, lease); err != nil {
 		t.Fatal(err)
 	}
 	lease.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager, v1alpha1.LabelPeering: "x"}
-	if err := a.raw.Update(t.Context(), lease); err != nil {
+	if err := a.Raw.Update(t.Context(), lease); err != nil {
 		t.Fatal(err)
 	}
-	facts, err := ReadFacts(t.Context(), []*Cluster{a.Cluster}, []error{nil}, DoctorOptions{ObjectsOnly: true}, Silent{})
+	facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, []error{nil}, diagnose.DoctorOptions{ObjectsOnly: true}, kubetest.Silent{})
 	if err != nil || len(facts.Clusters[0].Leftovers) > 0 {
 		t.Fatalf("what a node writes says what is left over: %q, %v", facts.Clusters[0].Leftovers, err)
 	}
-	if err := a.raw.Create(t.Context(), manifests.GatewayService("x", corev1.ServiceTypeClusterIP, 51840, []int32{0})); err != nil {
+	if err := a.Raw.Create(t.Context(), manifests.GatewayService("x", corev1.ServiceTypeClusterIP, 51840, []int32{0})); err != nil {
 		t.Fatal(err)
 	}
-	facts, err = ReadFacts(t.Context(), []*Cluster{a.Cluster}, []error{nil}, DoctorOptions{ObjectsOnly: true}, Silent{})
+	facts, err = diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster}, []error{nil}, diagnose.DoctorOptions{ObjectsOnly: true}, kubetest.Silent{})
 	if err != nil || len(facts.Clusters[0].Leftovers) != 1 {
 		t.Fatal(facts, err)
 	}
-	a.peer, c.peer = c, a
-	mustPeer(t, a, c, Options{})
+	a.Peer, c.Peer = c, a
+	peering.MustPeer(t, a, c, engine.Options{})
 	count := func() (n int) {
-		for _, s := range list[corev1.SecretList](t, a).Items {
+		for _, s := range peering.List[corev1.SecretList](t, a).Items {
 			if s.Labels[v1alpha1.LabelPeering] == "c" {
 				n++
 			}
@@ -176,7 +181,7 @@ func TestFixKeepsWhatWasPeeredSince(t *testing.T) {
 		return n
 	}
 	before := count()
-	if err := a.removeLeftovers(t.Context(), facts.Clusters[0], Silent{}); err != nil {
+	if err := diagnose.RemoveLeftovers(t.Context(), a.Cluster, facts.Clusters[0], kubetest.Silent{}); err != nil {
 		t.Error(err)
 	}
 	if now := count(); now != before || before == 0 {

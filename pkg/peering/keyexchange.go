@@ -2,100 +2,16 @@ package peering
 
 import (
 	"context"
-	"crypto/tls"
-	"net/http"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/status"
 )
-
-// KeyExchange is how the two ends of a TLS connection agreed on its key: this program, and whatever ends TLS at the server's address.
-type KeyExchange string
-
-const (
-	// Hybrid keeps recorded packets closed also to a quantum computer, by ML-KEM beside a curve.
-	Hybrid KeyExchange = "hybrid"
-	// Classical is by a curve alone.
-	Classical KeyExchange = "classical"
-	// UnknownKeyExchange is that of a connection without TLS, and of a write that was not followed by its annotation.
-	UnknownKeyExchange KeyExchange = "unknown"
-)
-
-// exchangeKey is the key of a context's *KeyExchange.
-type exchangeKey struct{}
-
-// WithKeyExchange returns a context for one request. WatchKeyExchange then writes the key exchange of its response to that place.
-func WithKeyExchange(ctx context.Context, to *KeyExchange) context.Context {
-	*to = UnknownKeyExchange
-	return context.WithValue(ctx, exchangeKey{}, to)
-}
-
-// WatchKeyExchange serves WithKeyExchange. It has to be outside of what repeats requests, to see the response that is accepted.
-func WatchKeyExchange(next http.RoundTripper) http.RoundTripper { return exchangeWatcher{next} }
-
-type exchangeWatcher struct{ next http.RoundTripper }
-
-// RoundTrip implements http.RoundTripper.
-func (w exchangeWatcher) RoundTrip(req *http.Request) (*http.Response, error) {
-	resp, err := w.next.RoundTrip(req)
-	if err == nil {
-		setExchange(req.Context(), exchangeOf(resp.TLS))
-	}
-	return resp, err
-}
-
-func setExchange(ctx context.Context, by KeyExchange) {
-	if to, ok := ctx.Value(exchangeKey{}).(*KeyExchange); ok {
-		*to = by
-	}
-}
-
-// exchangeOf goes by the group. There is none in TLS 1.2 if the server's certificate has the key that encrypts.
-func exchangeOf(state *tls.ConnectionState) KeyExchange {
-	if state == nil || state.CurveID == 0 {
-		return UnknownKeyExchange
-	}
-	switch state.CurveID {
-	case tls.X25519MLKEM768, tls.SecP256r1MLKEM768, tls.SecP384r1MLKEM1024:
-		return Hybrid
-	}
-	return Classical
-}
-
-// exchanges are how pre-shared keys reached the cluster, by the names of their Secrets.
-func exchanges(secrets []metav1.PartialObjectMetadata) map[string]KeyExchange {
-	out := map[string]KeyExchange{}
-	for _, s := range secrets {
-		out[s.Name] = KeyExchange(s.Annotations[v1alpha1.AnnotationKeyExchange])
-	}
-	return out
-}
-
-// exchangeOfPeering is the one that protects least, of the pre-shared keys that a Peering names. It is empty if there are none.
-func exchangeOfPeering(p *v1alpha1.Peering, exchanges map[string]KeyExchange) (least KeyExchange) {
-	for _, plane := range p.Spec.Planes {
-		if plane.PresharedKey.Generation == 0 {
-			continue
-		}
-		g := manifests.Gateway{Peering: p.Name, Plane: plane.Index, PresharedKey: plane.PresharedKey.Generation}
-		switch exchange := exchanges[g.PresharedSecretName()]; {
-		case exchange == Classical || least == Classical:
-			least = Classical
-		case exchange != Hybrid:
-			least = UnknownKeyExchange
-		case least == "":
-			least = Hybrid
-		}
-	}
-	return least
-}
 
 // readExchanges adds to the views how the pre-shared keys reached each cluster.
 func (p *run) readExchanges(ctx context.Context) {
-	_ = p.both(ctx, func(ctx context.Context, s, _ *side) error {
-		p.result.Views[s.index].PresharedKeyExchange = exchangeOfPeering(p.planOf(s).Peering, exchanges(s.secrets(ctx, ofPeering(p.planOf(s).Peering.Name))))
+	_ = p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+		p.result.Views[s.Index].PresharedKeyExchange = status.ExchangeOfPeering(p.planOf(s).Peering, status.Exchanges(status.Secrets(ctx, s.Cluster, kube.OfPeering(p.planOf(s).Peering.Name))))
 		return nil
 	})
 }

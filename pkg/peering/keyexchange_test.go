@@ -1,4 +1,4 @@
-package peering
+package peering_test
 
 import (
 	"context"
@@ -21,9 +21,15 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/diagnose"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // The key exchange is that of the connection, by HTTP/1.1 and HTTP/2 of the transport that commands have.
@@ -34,17 +40,17 @@ func TestKeyExchange(t *testing.T) {
 		// server is nil for plain HTTP.
 		server *tls.Config
 		http2  bool
-		want   KeyExchange
+		want   kube.KeyExchange
 	}{
-		{"as Go negotiates", &tls.Config{}, false, Hybrid},
-		{"as Go negotiates", &tls.Config{}, true, Hybrid},
-		{"ML-KEM beside P-256", &tls.Config{CurvePreferences: []tls.CurveID{tls.SecP256r1MLKEM768}}, true, Hybrid},
-		{"ML-KEM beside P-384", &tls.Config{CurvePreferences: []tls.CurveID{tls.SecP384r1MLKEM1024}}, true, Hybrid},
-		{"X25519 only", &tls.Config{CurvePreferences: []tls.CurveID{tls.X25519}}, false, Classical},
-		{"X25519 only", &tls.Config{CurvePreferences: []tls.CurveID{tls.X25519}}, true, Classical},
-		{"P-256 only", &tls.Config{CurvePreferences: []tls.CurveID{tls.CurveP256}}, true, Classical},
-		{"TLS 1.2", &tls.Config{MaxVersion: tls.VersionTLS12}, true, Classical},
-		{"no TLS", nil, false, UnknownKeyExchange},
+		{"as Go negotiates", &tls.Config{}, false, kube.Hybrid},
+		{"as Go negotiates", &tls.Config{}, true, kube.Hybrid},
+		{"ML-KEM beside P-256", &tls.Config{CurvePreferences: []tls.CurveID{tls.SecP256r1MLKEM768}}, true, kube.Hybrid},
+		{"ML-KEM beside P-384", &tls.Config{CurvePreferences: []tls.CurveID{tls.SecP384r1MLKEM1024}}, true, kube.Hybrid},
+		{"X25519 only", &tls.Config{CurvePreferences: []tls.CurveID{tls.X25519}}, false, kube.Classical},
+		{"X25519 only", &tls.Config{CurvePreferences: []tls.CurveID{tls.X25519}}, true, kube.Classical},
+		{"P-256 only", &tls.Config{CurvePreferences: []tls.CurveID{tls.CurveP256}}, true, kube.Classical},
+		{"TLS 1.2", &tls.Config{MaxVersion: tls.VersionTLS12}, true, kube.Classical},
+		{"no TLS", nil, false, kube.UnknownKeyExchange},
 	} {
 		t.Run(fmt.Sprintf("%s, HTTP/2: %t", tt.name, tt.http2), func(t *testing.T) {
 			t.Parallel()
@@ -62,15 +68,15 @@ func TestKeyExchange(t *testing.T) {
 				cfg.CAData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw})
 			}
 			t.Cleanup(s.Close)
-			cfg.Wrap(Patient)
-			cfg.Wrap(WatchKeyExchange)
+			cfg.Wrap(kube.Patient)
+			cfg.Wrap(kube.WatchKeyExchange)
 			c, err := rest.HTTPClientFor(cfg)
 			if err != nil {
 				t.Fatal(err)
 			}
 			for range 2 { // the second one is by the same connection
-				var got KeyExchange
-				req, err := http.NewRequestWithContext(WithKeyExchange(t.Context(), &got), http.MethodGet, s.URL, nil)
+				var got kube.KeyExchange
+				req, err := http.NewRequestWithContext(kube.WithKeyExchange(t.Context(), &got), http.MethodGet, s.URL, nil)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -92,17 +98,17 @@ func TestKeyExchangeOfRepeatedRequest(t *testing.T) {
 	for _, tt := range []struct {
 		name    string
 		answers []*http.Response
-		want    KeyExchange
+		want    kube.KeyExchange
 	}{
-		{"a better one follows", []*http.Response{{StatusCode: 500, TLS: state(tls.X25519)}, nil, {StatusCode: 201, TLS: state(tls.X25519MLKEM768)}}, Hybrid},
-		{"a worse one follows", []*http.Response{{StatusCode: 503, TLS: state(tls.X25519MLKEM768)}, {StatusCode: 201, TLS: state(tls.X25519)}}, Classical},
-		{"one that is not known follows", []*http.Response{{StatusCode: 503, TLS: state(tls.X25519)}, {StatusCode: 201}}, UnknownKeyExchange},
-		{"a key that a certificate's encrypts", []*http.Response{{StatusCode: 201, TLS: state(0)}}, UnknownKeyExchange},
+		{"a better one follows", []*http.Response{{StatusCode: 500, TLS: state(tls.X25519)}, nil, {StatusCode: 201, TLS: state(tls.X25519MLKEM768)}}, kube.Hybrid},
+		{"a worse one follows", []*http.Response{{StatusCode: 503, TLS: state(tls.X25519MLKEM768)}, {StatusCode: 201, TLS: state(tls.X25519)}}, kube.Classical},
+		{"one that is not known follows", []*http.Response{{StatusCode: 503, TLS: state(tls.X25519)}, {StatusCode: 201}}, kube.UnknownKeyExchange},
+		{"a key that a certificate's encrypts", []*http.Response{{StatusCode: 201, TLS: state(0)}}, kube.UnknownKeyExchange},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				answers := append([]*http.Response{{StatusCode: 200, TLS: state(tls.X25519)}}, tt.answers...)
-				c := &http.Client{Transport: WatchKeyExchange(Patient(roundTripper(func(*http.Request) (*http.Response, error) {
+				c := &http.Client{Transport: kube.WatchKeyExchange(kube.Patient(kubetest.RoundTripper(func(*http.Request) (*http.Response, error) {
 					answer := answers[0]
 					if answers = answers[1:]; answer == nil {
 						return nil, errors.New("refused")
@@ -110,8 +116,8 @@ func TestKeyExchangeOfRepeatedRequest(t *testing.T) {
 					answer.Body = http.NoBody
 					return answer, nil
 				})))}
-				var got KeyExchange
-				for _, ctx := range []context.Context{t.Context(), WithKeyExchange(t.Context(), &got)} {
+				var got kube.KeyExchange
+				for _, ctx := range []context.Context{t.Context(), kube.WithKeyExchange(t.Context(), &got)} {
 					req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://api.invalid/", http.NoBody)
 					if err != nil {
 						t.Fatal(err)
@@ -133,40 +139,40 @@ func TestKeyExchangeOfRepeatedRequest(t *testing.T) {
 // Of several keys the one counts that is protected least, and none where there is none.
 func TestExchangeOfPeering(t *testing.T) {
 	for _, tt := range []struct {
-		planes []KeyExchange // of which there is a Secret
-		want   KeyExchange
+		planes []kube.KeyExchange // of which there is a Secret
+		want   kube.KeyExchange
 	}{
 		{nil, ""},
-		{[]KeyExchange{Hybrid}, Hybrid},
-		{[]KeyExchange{Hybrid, Hybrid}, Hybrid},
-		{[]KeyExchange{Hybrid, ""}, UnknownKeyExchange},
-		{[]KeyExchange{"", Hybrid}, UnknownKeyExchange},
-		{[]KeyExchange{"anything", Hybrid}, UnknownKeyExchange},
-		{[]KeyExchange{Classical, Hybrid}, Classical},
-		{[]KeyExchange{"", Classical, Hybrid}, Classical},
+		{[]kube.KeyExchange{kube.Hybrid}, kube.Hybrid},
+		{[]kube.KeyExchange{kube.Hybrid, kube.Hybrid}, kube.Hybrid},
+		{[]kube.KeyExchange{kube.Hybrid, ""}, kube.UnknownKeyExchange},
+		{[]kube.KeyExchange{"", kube.Hybrid}, kube.UnknownKeyExchange},
+		{[]kube.KeyExchange{"anything", kube.Hybrid}, kube.UnknownKeyExchange},
+		{[]kube.KeyExchange{kube.Classical, kube.Hybrid}, kube.Classical},
+		{[]kube.KeyExchange{"", kube.Classical, kube.Hybrid}, kube.Classical},
 	} {
 		p := manifests.Peering("b", v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{Index: 7}}}) // one without a key
-		exchanges := map[string]KeyExchange{"gateway-b-0-psk-1": Classical}                     // of a key that is not named
+		exchanges := map[string]kube.KeyExchange{"gateway-b-0-psk-1": kube.Classical}           // of a key that is not named
 		for i, by := range tt.planes {
 			p.Spec.Planes = append(p.Spec.Planes, v1alpha1.Plane{Index: int32(i), PresharedKey: v1alpha1.PresharedKey{Generation: 2}})
 			exchanges[fmt.Sprintf("gateway-b-%d-psk-2", i)] = by
 		}
-		if got := exchangeOfPeering(p, exchanges); got != tt.want {
+		if got := status.ExchangeOfPeering(p, exchanges); got != tt.want {
 			t.Errorf("%q: got %q, want %q", tt.planes, got, tt.want)
 		}
 	}
 }
 
 // exchanged fails if the result or status says something else of how the keys reached the two clusters.
-func exchanged(t *testing.T, a, b *site, r Result, ofA, ofB KeyExchange) {
+func exchanged(t *testing.T, a, b *peering.Site, r peering.Result, ofA, ofB kube.KeyExchange) {
 	t.Helper()
-	for i, want := range []KeyExchange{ofA, ofB} {
-		w := []*site{a, b}[i]
-		views, err := w.Views(t.Context())
+	for i, want := range []kube.KeyExchange{ofA, ofB} {
+		w := []*peering.Site{a, b}[i]
+		views, err := status.Views(t.Context(), w.Cluster)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got := []KeyExchange{r.Views[i].PresharedKeyExchange, views[0].PresharedKeyExchange}; got[0] != want || got[1] != want {
+		if got := []kube.KeyExchange{r.Views[i].PresharedKeyExchange, views[0].PresharedKeyExchange}; got[0] != want || got[1] != want {
 			t.Errorf("of %s, the command says %q and status %q, want %q", w.Name, got[0], got[1], want)
 		}
 	}
@@ -176,29 +182,29 @@ func exchanged(t *testing.T, a, b *site, r Result, ofA, ofB KeyExchange) {
 func TestKeyExchangeIsStored(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	a.tls, b.tls = Hybrid, Classical
-	exchanged(t, a, b, mustPeer(t, a, b, Options{}), Hybrid, Classical)
-	b.tls = Hybrid // that the connection is another one by now says nothing of keys that are there
-	exchanged(t, a, b, mustPeer(t, a, b, Options{}), Hybrid, Classical)
-	r, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{PresharedOnly: true}, Silent{})
+	a, b := peering.TwoSites(t)
+	a.Tls, b.Tls = kube.Hybrid, kube.Classical
+	exchanged(t, a, b, peering.MustPeer(t, a, b, engine.Options{}), kube.Hybrid, kube.Classical)
+	b.Tls = kube.Hybrid // that the connection is another one by now says nothing of keys that are there
+	exchanged(t, a, b, peering.MustPeer(t, a, b, engine.Options{}), kube.Hybrid, kube.Classical)
+	r, err := peering.Rotate(t.Context(), a.Cluster, b.Cluster, peering.Rotation{PresharedOnly: true}, kubetest.Silent{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	exchanged(t, a, b, r, Hybrid, Hybrid)
+	exchanged(t, a, b, r, kube.Hybrid, kube.Hybrid)
 	if len(r.Notes) > 0 {
 		t.Errorf("it says %q", r.Notes)
 	}
-	samePreshared(t, a, b, 2, 2)
+	peering.SamePreshared(t, a, b, 2, 2)
 	// Who may not list Secrets is told the rest.
 	c := *a.Cluster
 	c.Client = interceptor.NewClient(a.Client, interceptor.Funcs{List: func(ctx context.Context, api client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-		if kindName(list) == "Secret" {
+		if kube.KindName(list) == "Secret" {
 			return apierrors.NewForbidden(corev1.Resource("secrets"), "", errors.New("no"))
 		}
 		return api.List(ctx, list, opts...)
 	}})
-	if views, err := c.Views(t.Context()); err != nil || views[0].PresharedKeyExchange != UnknownKeyExchange || views[0].State != Connected {
+	if views, err := status.Views(t.Context(), &c); err != nil || views[0].PresharedKeyExchange != kube.UnknownKeyExchange || views[0].State != status.Connected {
 		t.Errorf("got %+v, %v", views, err)
 	}
 }
@@ -210,7 +216,7 @@ func TestKeyExchangeIsUnknown(t *testing.T) {
 	for name, funcs := range map[string]interceptor.Funcs{
 		"it cannot be stored": {Patch: func(ctx context.Context, api client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
 			if strings.Contains(obj.GetName(), "-psk-") {
-				return errInjected
+				return peering.ErrInjected
 			}
 			return api.Patch(ctx, obj, patch, opts...)
 		}},
@@ -224,27 +230,27 @@ func TestKeyExchangeIsUnknown(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a, b := twoSites(t)
-			a.tls, b.tls = Hybrid, Hybrid
+			a, b := peering.TwoSites(t)
+			a.Tls, b.Tls = kube.Hybrid, kube.Hybrid
 			first := *a.Cluster
 			first.Client = interceptor.NewClient(a.Client, funcs)
-			r, err := Peer(t.Context(), &first, b.Cluster, Options{}, Silent{})
+			r, err := peering.Peer(t.Context(), &first, b.Cluster, engine.Options{}, kubetest.Silent{})
 			if err != nil {
 				t.Fatal(err)
 			}
-			exchanged(t, a, b, r, UnknownKeyExchange, Hybrid)
-			if read := a.presharedRead(); len(read) > 0 {
+			exchanged(t, a, b, r, kube.UnknownKeyExchange, kube.Hybrid)
+			if read := a.PresharedRead(); len(read) > 0 {
 				t.Errorf("it has read %q", read)
 			}
-			samePreshared(t, a, b, 1, 1)
+			peering.SamePreshared(t, a, b, 1, 1)
 		})
 	}
 }
 
 // left is a Secret with a pre-shared key that an interrupted command has left.
-func (w *site) left(t *testing.T, key []byte) {
+func left(w *peering.Site, t *testing.T, key []byte) {
 	t.Helper()
-	if err := w.raw.Create(t.Context(), manifests.Gateway{Peering: w.peer.Name, PresharedKey: 1}.PresharedSecret(key)); err != nil {
+	if err := w.Raw.Create(t.Context(), manifests.Gateway{Peering: w.Peer.Name, PresharedKey: 1}.PresharedSecret(key)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -253,33 +259,33 @@ func (w *site) left(t *testing.T, key []byte) {
 func TestSecurity_23_PresharedKeyIsReadToBeCopied(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	key := make([]byte, keyBytes)
+	key := make([]byte, engine.KeyBytes)
 	_, _ = rand.Read(key)
 	for _, tt := range []struct {
-		tls    KeyExchange
+		tls    kube.KeyExchange
 		inBoth bool
 		says   string // of the connection
 	}{
-		{Hybrid, false, ""}, {Classical, false, "is classical"}, {UnknownKeyExchange, false, "is unknown"}, {Classical, true, ""},
+		{kube.Hybrid, false, ""}, {kube.Classical, false, "is classical"}, {kube.UnknownKeyExchange, false, "is unknown"}, {kube.Classical, true, ""},
 	} {
 		t.Run(fmt.Sprintf("%s, in both: %t", tt.tls, tt.inBoth), func(t *testing.T) {
 			t.Parallel()
-			a, b := twoSites(t, manifests.Namespace())
-			a.tls, b.tls = tt.tls, Hybrid
-			a.left(t, key)
-			want, ofB := []string{"gateway-b-0-psk-1"}, Hybrid
+			a, b := peering.TwoSites(t, manifests.Namespace())
+			a.Tls, b.Tls = tt.tls, kube.Hybrid
+			left(a, t, key)
+			want, ofB := []string{"gateway-b-0-psk-1"}, kube.Hybrid
 			if tt.inBoth {
-				b.left(t, key)
-				want, ofB = nil, UnknownKeyExchange
+				left(b, t, key)
+				want, ofB = nil, kube.UnknownKeyExchange
 			}
-			r := mustPeer(t, a, b, Options{})
-			if got := samePreshared(t, a, b, 1, 1); !slices.Equal(got, key) {
+			r := peering.MustPeer(t, a, b, engine.Options{})
+			if got := peering.SamePreshared(t, a, b, 1, 1); !slices.Equal(got, key) {
 				t.Error("it is another key")
 			}
-			if read := append(a.presharedRead(), b.presharedRead()...); !slices.Equal(read, want) {
+			if read := append(a.PresharedRead(), b.PresharedRead()...); !slices.Equal(read, want) {
 				t.Errorf("it has read %q, want %q", read, want)
 			}
-			exchanged(t, a, b, r, UnknownKeyExchange, ofB)
+			exchanged(t, a, b, r, kube.UnknownKeyExchange, ofB)
 			isSaid := func(n string) bool {
 				return strings.Contains(n, "Secret gateway-b-0-psk-1 of a was read") && strings.Contains(n, tt.says) && strings.HasSuffix(n, "kubectl liqonet rotate-keys a b --psk-only")
 			}
@@ -294,11 +300,11 @@ func TestSecurity_23_PresharedKeyIsReadToBeCopied(t *testing.T) {
 func TestSecurity_23_NoPresharedKeyIsRead(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
+	a, b := peering.TwoSites(t)
 	read := func(what string) {
 		t.Helper()
-		for _, w := range []*site{a, b} {
-			if keys := w.presharedRead(); len(keys) > 0 {
+		for _, w := range []*peering.Site{a, b} {
+			if keys := w.PresharedRead(); len(keys) > 0 {
 				t.Errorf("%s reads %q of %s", what, keys, w.Name)
 			}
 		}
@@ -310,33 +316,33 @@ func TestSecurity_23_NoPresharedKeyIsRead(t *testing.T) {
 		}
 		read(what)
 	}
-	mustPeer(t, a, b, Options{})
-	if !slices.Contains(a.keys, "gateway-b-0-1") {
-		t.Errorf("of a, only %q were seen to be read", a.keys)
+	peering.MustPeer(t, a, b, engine.Options{})
+	if !slices.Contains(a.Keys, "gateway-b-0-1") {
+		t.Errorf("of a, only %q were seen to be read", a.Keys)
 	}
 	read("the first peer")
-	mustPeer(t, a, b, Options{})
+	peering.MustPeer(t, a, b, engine.Options{})
 	read("peer")
-	if p := dryRun(t, a, b, Options{}); p.Changes() > 0 {
-		t.Errorf("a dry run finds %v", changes(p))
+	if p := peering.DryRun(t, a, b, engine.Options{}); p.Changes() > 0 {
+		t.Errorf("a dry run finds %v", peering.Changes(p))
 	}
 	read("a dry run")
-	_, err := a.Views(t.Context())
+	_, err := status.Views(t.Context(), a.Cluster)
 	done("status", err)
-	_, err = Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
+	_, err = peering.Rotate(t.Context(), a.Cluster, b.Cluster, peering.Rotation{}, kubetest.Silent{})
 	done("rotate-keys", err)
-	facts, err := ReadFacts(t.Context(), []*Cluster{a.Cluster, b.Cluster}, []error{nil, nil}, DoctorOptions{ObjectsOnly: true}, Silent{})
+	facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, []error{nil, nil}, diagnose.DoctorOptions{ObjectsOnly: true}, kubetest.Silent{})
 	if facts == nil {
 		t.Fatal(err)
 	}
 	done("doctor", err)
-	plans, err := PlanUpgrades(t.Context(), []*Cluster{a.Cluster, b.Cluster}, UpgradeOptions{}, Silent{})
+	plans, err := peering.PlanUpgrades(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, peering.UpgradeOptions{}, kubetest.Silent{})
 	if err == nil && !slices.ContainsFunc(plans.Clusters[0].Objects, func(o plan.ObjectPlan) bool { return o.Kind == "Deployment" }) {
 		t.Error("an upgrade is about no gateway")
 	}
 	done("upgrade --dry-run", err)
-	_, err = UpgradeAll(t.Context(), []*Cluster{a.Cluster, b.Cluster}, UpgradeOptions{}, Silent{})
+	_, err = peering.UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, peering.UpgradeOptions{}, kubetest.Silent{})
 	done("upgrade", err)
-	_, _, err = Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{})
+	_, _, err = peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{})
 	done("unpeer", err)
 }

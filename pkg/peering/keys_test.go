@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
@@ -25,14 +27,14 @@ import (
 //   - What is in a Secret with a key never changes.
 //
 // At rest, a gateway mounts the one that is named. The site is locked.
-func (w *site) wrongKeys(isAtRest bool) sets.Set[string] {
+func (w *Site) wrongKeys(isAtRest bool) sets.Set[string] {
 	wrong, there, byAgent := sets.New[string](), sets.New[string](), map[string]sets.Set[string]{}
 	var peerings []*v1alpha1.Peering
 	least := int32(1)
-	w.raw.(*fakeapi.API).Each(func(obj metav1.Object) {
+	w.Raw.(*fakeapi.API).Each(func(obj metav1.Object) {
 		switch o := obj.(type) {
 		case *corev1.Secret:
-			if o.Namespace != v1alpha1.Namespace || strings.HasPrefix(o.Name, journalOf("").Name) {
+			if o.Namespace != v1alpha1.Namespace || strings.HasPrefix(o.Name, engine.JournalOf("").Name) {
 				return
 			}
 			there.Insert(o.Name)
@@ -98,10 +100,10 @@ func mounted(pod *corev1.PodSpec) sets.Set[string] {
 }
 
 // checkMounts fails the test if something is wrong with keys while no command replaces gateways.
-func (w *site) checkMounts(t *testing.T) {
+func (w *Site) checkMounts(t *testing.T) {
 	t.Helper()
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.Mu.Lock()
+	defer w.Mu.Unlock()
 	for _, what := range sets.List(w.wrongKeys(true)) {
 		t.Errorf("%s: %s", w.Name, what)
 	}
@@ -111,28 +113,28 @@ func (w *site) checkMounts(t *testing.T) {
 func TestWrongKeysAreFound(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
 	a.checkMounts(t)
 	for _, name := range []string{"gateway-b-0-1", "gateway-b-0-psk-1", "liqonet-overlay-1"} {
-		if err := a.raw.Delete(t.Context(), secretNamed(name)); err != nil {
+		if err := a.Raw.Delete(t.Context(), kube.SecretNamed(name)); err != nil {
 			t.Fatal(err)
 		}
-		a.mu.Lock()
+		a.Mu.Lock()
 		if wrong := a.wrongKeys(false); !strings.Contains(fmt.Sprint(sets.List(wrong)), name+", which is not there") {
 			t.Errorf("without Secret %s it finds %v", name, wrong)
 		}
-		a.mu.Unlock()
+		a.Mu.Unlock()
 	}
 	ds := &appsv1.DaemonSet{}
-	if err := b.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
+	if err := b.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
 		t.Fatal(err)
 	}
-	if err := b.raw.Delete(t.Context(), ds); err != nil {
+	if err := b.Raw.Delete(t.Context(), ds); err != nil {
 		t.Fatal(err)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	b.Mu.Lock()
+	defer b.Mu.Unlock()
 	if wrong := b.wrongKeys(false); !wrong.Has("Peering a names key 1 of the overlay, which node agents do not mount") {
 		t.Errorf("without node agents it finds %v", wrong)
 	}

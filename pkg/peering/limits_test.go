@@ -6,7 +6,10 @@ import (
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // A cluster's limits for its peer are in its own Peering, where status shows them, and nowhere
@@ -14,25 +17,25 @@ import (
 func TestSecurity_20_LimitsAreKept(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	give := func(limitNew, limitRate *int64) Options {
-		return wishFor("id-of-a", ClusterOptions{LimitNew: limitNew, LimitRate: limitRate})
+	a, b := TwoSites(t)
+	give := func(limitNew, limitRate *int64) engine.Options {
+		return wishFor("id-of-a", engine.ClusterOptions{LimitNew: limitNew, LimitRate: limitRate})
 	}
 	both := v1alpha1.Limits{NewConnections: 1000, BitsPerSecond: 5e8}
 	for _, step := range []struct {
 		name    string
-		o       Options
+		o       engine.Options
 		want    v1alpha1.Limits
 		choices []string
 		changes bool
 	}{
 		{"given", give(new(int64(1000)), new(int64(5e8))), both, []string{"1000 per second and node: given by --limit-new", "500000000 bit/s: given by --limit-rate"}, true},
-		{"not given", Options{}, both, []string{"1000 per second and node: as before", "500000000 bit/s: as before"}, false},
+		{"not given", engine.Options{}, both, []string{"1000 per second and node: as before", "500000000 bit/s: as before"}, false},
 		{"another one, and one taken back", give(new(int64(7)), new(int64)), v1alpha1.Limits{NewConnections: 7}, []string{"7 per second and node: given by --limit-new", "none: given by --limit-rate"}, true},
 		{"none", give(new(int64), nil), v1alpha1.Limits{}, []string{"none: given by --limit-new"}, true},
 	} {
 		t.Run(step.name, func(t *testing.T) {
-			p := dryRun(t, a, b, step.o)
+			p := DryRun(t, a, b, step.o)
 			var choices []string
 			for _, c := range p.Clusters[0].Choices {
 				if slices.Contains([]string{"limit of new connections of the peer", "limit of the peer's rate"}, c.What) {
@@ -45,7 +48,7 @@ func TestSecurity_20_LimitsAreKept(t *testing.T) {
 			if p.Changes() > 0 != step.changes {
 				t.Errorf("the plan changes %d objects", p.Changes())
 			}
-			r := mustPeer(t, a, b, step.o)
+			r := MustPeer(t, a, b, step.o)
 			if len(r.Changed) > 0 != step.changes {
 				t.Errorf("changed: %v", r.Changed)
 			}
@@ -63,24 +66,24 @@ func TestSecurity_20_LimitsAreKept(t *testing.T) {
 func TestSecurity_20_LimitsAreRolledBack(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	given := func(limitNew, limitRate int64) Options {
-		return wishFor("id-of-a", ClusterOptions{LimitNew: &limitNew, LimitRate: &limitRate})
+	a, b := TwoSites(t)
+	given := func(limitNew, limitRate int64) engine.Options {
+		return wishFor("id-of-a", engine.ClusterOptions{LimitNew: &limitNew, LimitRate: &limitRate})
 	}
-	fails := func(o Options, want v1alpha1.Limits) {
+	fails := func(o engine.Options, want v1alpha1.Limits) {
 		t.Helper()
 		a.deaf = true
 		defer func() { a.deaf = false }()
 		o.Image = "image:2" // gateways are made anew, and do not report
-		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, &impatient{1, 500 * time.Millisecond}); kindOf(t, err) != NotReady {
+		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, &impatient{1, 500 * time.Millisecond}); kubetest.KindOf(t, err) != kube.NotReady {
 			t.Error(err)
 		}
 		if got := a.peering(t).Spec.Limits; got != want {
 			t.Errorf("the Peering has %+v, want %+v", got, want)
 		}
 	}
-	mustPeer(t, a, b, Options{})
+	MustPeer(t, a, b, engine.Options{})
 	fails(given(10, 1e6), v1alpha1.Limits{})
-	mustPeer(t, a, b, given(1000, 5e8))
+	MustPeer(t, a, b, given(1000, 5e8))
 	fails(given(0, 0), v1alpha1.Limits{NewConnections: 1000, BitsPerSecond: 5e8})
 }

@@ -13,12 +13,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // Pair is two clusters to be peered.
-type Pair [2]*Cluster
+type Pair [2]*kube.Cluster
 
 func (p Pair) String() string { return p[0].Name + " - " + p[1].Name }
 
@@ -28,7 +30,7 @@ type Outcome struct {
 	// Result is what PeerAll did.
 	Result Result
 	// Removed is what UnpeerAll did, in the order of the pair.
-	Removed [2]Removed
+	Removed [2]engine.Removed
 	Err     error
 }
 
@@ -39,7 +41,7 @@ const pairsAtOnce = 8
 // fails puts back what it changed. Ranges and indexes are given out in the order of
 // the pairs, so that they come out as a dry run says. The gateways of all pairs start
 // at the same time.
-func PeerAll(ctx context.Context, pairs []Pair, o Options, reporter func(Pair) Reporter) []Outcome {
+func PeerAll(ctx context.Context, pairs []Pair, o engine.Options, reporter func(Pair) kube.Reporter) []Outcome {
 	tickets := newTickets(len(pairs))
 	return forPairs(pairs, func(i int, out *Outcome) (err error) {
 		p := newRun(out.Pair[0], out.Pair[1], o, reporter(out.Pair))
@@ -76,7 +78,7 @@ func newTickets(n int) []ticket {
 
 // UnpeerAll removes the peerings of all pairs, as Unpeer does, and goes on where
 // one fails.
-func UnpeerAll(ctx context.Context, pairs []Pair, reporter func(Pair) Reporter) []Outcome {
+func UnpeerAll(ctx context.Context, pairs []Pair, reporter func(Pair) kube.Reporter) []Outcome {
 	return forPairs(pairs, func(_ int, out *Outcome) (err error) {
 		out.Removed[0], out.Removed[1], err = Unpeer(ctx, out.Pair[0], out.Pair[1], reporter(out.Pair))
 		return err
@@ -103,7 +105,7 @@ func forPairs(pairs []Pair, do func(i int, out *Outcome) error) []Outcome {
 // permission than to read; what may not be read is said to be unclear. Each plan
 // begins with what the ones before it leave behind. Where there is an error, it is of
 // the first pair that cannot be planned.
-func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*plan.Plan, error) {
+func PlanAll(ctx context.Context, pairs []Pair, o engine.Options, r kube.Reporter) ([]*plan.Plan, error) {
 	plans := make([]*plan.Plan, 0, len(pairs))
 	ledgers := map[string]*v1alpha1.ClusterNetwork{}
 	made := map[string]bool{}
@@ -114,7 +116,7 @@ func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*plan.
 	err := r.Step(ctx, step, func(ctx context.Context) error {
 		for _, pair := range pairs {
 			if pair[0].ID == pair[1].ID {
-				return sameCluster(pair[0], pair[1])
+				return kube.SameCluster(pair[0], pair[1])
 			}
 			p := newRun(pair[0], pair[1], o, r)
 			p.ledgers = ledgers
@@ -125,9 +127,9 @@ func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*plan.
 			if err != nil {
 				return err
 			}
-			for _, c := range pointers(p.plan.Clusters[:]) {
+			for _, c := range kube.Pointers(p.plan.Clusters[:]) {
 				ledgers[c.ClusterID] = c.Ledger
-				for _, object := range pointers(c.Objects) {
+				for _, object := range kube.Pointers(c.Objects) {
 					key := fmt.Sprint(c.ClusterID, object.Kind, object.Namespace, object.Name)
 					if made[key] && object.Kind != "ClusterNetwork" {
 						object.Action, object.Reason = plan.Keep, object.Reason+"; by an earlier one of these plans"
@@ -139,13 +141,13 @@ func PlanAll(ctx context.Context, pairs []Pair, o Options, r Reporter) ([]*plan.
 		}
 		return nil
 	})
-	return plans, ended(ctx, err)
+	return plans, kube.Ended(ctx, err)
 }
 
 // CountNodes is how many nodes clusters of pairs have. It is for how long to wait, so those of a cluster that does not tell
 // do not count.
 func CountNodes(ctx context.Context, pairs []Pair) (nodes int64) {
-	clusters := sets.New[*Cluster]()
+	clusters := sets.New[*kube.Cluster]()
 	for _, p := range pairs {
 		clusters.Insert(p[:]...)
 	}

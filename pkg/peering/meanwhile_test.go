@@ -13,8 +13,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // Whenever somebody unpeers the clusters while another command works on them, that ends soon, and nothing of the peering is left. Nor is
@@ -24,25 +27,25 @@ func TestUnpeerMeanwhile(t *testing.T) {
 	t.Parallel()
 	first, step := 1, 1
 	if !kit.Full() {
-		first, step = 1+rand.New(rand.NewPCG(seed(), 0)).IntN(31), 61 // not always the same way to unpeer
-		t.Logf("-seed %d: at write %d", seed(), first)
+		first, step = 1+rand.New(rand.NewPCG(kubetest.Seed(), 0)).IntN(31), 61 // not always the same way to unpeer
+		t.Logf("-seed %d: at write %d", kubetest.Seed(), first)
 	}
-	upgrade := func(ctx context.Context, clusters ...*Cluster) error {
-		out, err := UpgradeAll(ctx, clusters, newer(), Silent{})
+	upgrade := func(ctx context.Context, clusters ...*kube.Cluster) error {
+		out, err := UpgradeAll(ctx, clusters, Newer(), kubetest.Silent{})
 		for _, o := range out {
 			err = errors.Join(err, o.Err)
 		}
 		return err
 	}
-	for name, do := range map[string]func(ctx context.Context, a, b *Cluster) error{
-		"upgrade":         func(ctx context.Context, a, _ *Cluster) error { return upgrade(ctx, a) },
-		"upgrade of both": func(ctx context.Context, a, b *Cluster) error { return upgrade(ctx, a, b) },
-		"rotate-keys": func(ctx context.Context, a, b *Cluster) error {
-			_, err := Rotate(ctx, a, b, Rotation{}, Silent{})
+	for name, do := range map[string]func(ctx context.Context, a, b *kube.Cluster) error{
+		"upgrade":         func(ctx context.Context, a, _ *kube.Cluster) error { return upgrade(ctx, a) },
+		"upgrade of both": func(ctx context.Context, a, b *kube.Cluster) error { return upgrade(ctx, a, b) },
+		"rotate-keys": func(ctx context.Context, a, b *kube.Cluster) error {
+			_, err := Rotate(ctx, a, b, Rotation{}, kubetest.Silent{})
 			return err
 		},
-		"peer": func(ctx context.Context, a, b *Cluster) error {
-			_, err := Peer(ctx, a, b, Options{Image: "image:2"}, Silent{})
+		"peer": func(ctx context.Context, a, b *kube.Cluster) error {
+			_, err := Peer(ctx, a, b, engine.Options{Image: "image:2"}, kubetest.Silent{})
 			return err
 		},
 	} {
@@ -54,19 +57,19 @@ func TestUnpeerMeanwhile(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) { // the times are those that commands wait
 						a, b := unpeeredPair(t, 2)
 						if !last {
-							c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
-							a.peer, c.peer = c, a
-							mustPeer(t, a, c, Options{})
-							a.peer = b
+							c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+							a.Peer, c.Peer = c, a
+							MustPeer(t, a, c, engine.Options{})
+							a.Peer = b
 						}
 						before := []map[string]string{a.versions(t), b.versions(t)}
-						mustPeer(t, a, b, Options{})
+						MustPeer(t, a, b, engine.Options{})
 						unpeered, begun := false, time.Now()
 						var unpeering sync.WaitGroup
-						a.writes, a.meanwhileAt, a.meanwhile = 0, at, func() {
+						a.Writes, a.MeanwhileAt, a.Meanwhile = 0, at, func() {
 							unpeered, begun = true, time.Now()
 							unpeering.Go(func() {
-								if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+								if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
 									t.Errorf("at write %d: unpeer: %v", at, err)
 								}
 							})
@@ -92,7 +95,7 @@ func TestUnpeerMeanwhile(t *testing.T) {
 							t.Errorf("at write %d: after %s: %v", at, time.Since(begun), err)
 						}
 						t.Logf("at write %d after %s: %v", at, time.Since(begun), err)
-						for i, w := range []*site{a, b} {
+						for i, w := range []*Site{a, b} {
 							for _, name := range slices.Sorted(maps.Keys(w.versions(t))) {
 								// Where the keys are all replaced, another peering need not have the first one.
 								isKey := err == nil && name == "Secret liqonet-system/liqonet-overlay-2"

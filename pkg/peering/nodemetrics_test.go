@@ -4,6 +4,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
@@ -14,7 +15,7 @@ import (
 func TestNodeMetricsAreKept(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
+	a, b := TwoSites(t)
 	for _, step := range []struct {
 		name, flag string
 		want       bool
@@ -28,9 +29,9 @@ func TestNodeMetricsAreKept(t *testing.T) {
 		{"not given again", "", false, nil, false},
 	} {
 		t.Run(step.name, func(t *testing.T) {
-			o := wishFor("id-of-a", ClusterOptions{NodeMetrics: step.flag})
+			o := wishFor("id-of-a", engine.ClusterOptions{NodeMetrics: step.flag})
 			var choices []string
-			for _, c := range dryRun(t, a, b, o).Clusters[0].Choices {
+			for _, c := range DryRun(t, a, b, o).Clusters[0].Choices {
 				if c.What == "metrics of node agents" {
 					choices = append(choices, c.Value.String()+": "+c.Reason)
 				}
@@ -38,11 +39,11 @@ func TestNodeMetricsAreKept(t *testing.T) {
 			if !slices.Equal(choices, step.choices) {
 				t.Errorf("the plan says %q, want %q", choices, step.choices)
 			}
-			if r := mustPeer(t, a, b, o); len(r.Changed) > 0 != step.changes {
+			if r := MustPeer(t, a, b, o); len(r.Changed) > 0 != step.changes {
 				t.Errorf("changed: %v", r.Changed)
 			}
-			for i, s := range []*site{a, b} {
-				ds, err := s.nodeAgents(t.Context())
+			for i, s := range []*Site{a, b} {
+				ds, err := s.NodeAgents(t.Context())
 				if err != nil || ds == nil {
 					t.Fatal(ds, err)
 				}

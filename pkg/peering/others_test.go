@@ -12,7 +12,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // told are the notices of a command.
@@ -28,13 +31,13 @@ func (l *told) tell(notice string) {
 }
 
 // edit changes a field of a workload as kubectl edit does.
-func (w *site) edit(t *testing.T, obj client.Object, name string) {
+func (w *Site) edit(t *testing.T, obj client.Object, name string) {
 	t.Helper()
-	if err := w.raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: name}, obj); err != nil {
+	if err := w.Raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: name}, obj); err != nil {
 		t.Fatal(err)
 	}
-	podOf(obj).Containers[0].ImagePullPolicy = corev1.PullAlways
-	if err := w.raw.Update(t.Context(), obj, client.FieldOwner("kubectl-edit")); err != nil {
+	engine.PodOf(obj).Containers[0].ImagePullPolicy = corev1.PullAlways
+	if err := w.Raw.Update(t.Context(), obj, client.FieldOwner("kubectl-edit")); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -44,14 +47,14 @@ func TestPeerNamesWhatItOverwrites(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	var notices told
-	ctx := WithNotices(t.Context(), notices.tell)
-	a, b := twoSites(t)
+	ctx := kube.WithNotices(t.Context(), notices.tell)
+	a, b := TwoSites(t)
 	peer := func() (writes int) {
-		a.writes = 0
-		if _, err := Peer(ctx, a.Cluster, b.Cluster, Options{}, Silent{}); err != nil {
+		a.Writes = 0
+		if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); err != nil {
 			t.Fatal(err)
 		}
-		return a.writes
+		return a.Writes
 	}
 	peer()
 	before := peer()
@@ -65,7 +68,7 @@ func TestPeerNamesWhatItOverwrites(t *testing.T) {
 		t.Errorf("it says %q, want %q", notices.all, want)
 	}
 	d := &appsv1.Deployment{}
-	if err := a.raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, d); err != nil || d.Spec.Template.Spec.Containers[0].ImagePullPolicy != corev1.PullIfNotPresent {
+	if err := a.Raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, d); err != nil || d.Spec.Template.Spec.Containers[0].ImagePullPolicy != corev1.PullIfNotPresent {
 		t.Errorf("%v, %+v", err, d.Spec.Template.Spec.Containers)
 	}
 	if after <= before {
@@ -78,19 +81,19 @@ func TestRollbackNamesWhatStays(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	var notices told
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
-	_, err := Peer(WithNotices(t.Context(), notices.tell), a.Cluster, b.Cluster, Options{Image: "image:2"}, steps{"Waiting until packets pass": func() {
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
+	_, err := Peer(kube.WithNotices(t.Context(), notices.tell), a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, Steps{"Waiting until packets pass": func() {
 		a.edit(t, &appsv1.Deployment{}, "gateway-b-0")
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		a.failing = a.writes + 1
+		a.Mu.Lock()
+		defer a.Mu.Unlock()
+		a.failing = a.Writes + 1
 	}})
-	if !errors.Is(err, errInjected) {
+	if !errors.Is(err, ErrInjected) {
 		t.Fatal(err)
 	}
 	d := &appsv1.Deployment{}
-	if err := a.raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, d); err != nil || d.Spec.Template.Spec.Containers[0].ImagePullPolicy != corev1.PullAlways {
+	if err := a.Raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-b-0"}, d); err != nil || d.Spec.Template.Spec.Containers[0].ImagePullPolicy != corev1.PullAlways {
 		t.Errorf("%v, %+v", err, d.Spec.Template.Spec.Containers)
 	}
 	want := `imagePullPolicy was set by "kubectl-edit", and the object stays as it is`

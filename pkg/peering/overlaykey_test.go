@@ -21,17 +21,21 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // overlayKey is the one key of the overlay that there is, in the Secret of that name. It fails
 // the test if an agent has another one.
-func (w *site) overlayKey(t *testing.T, name string) []byte {
+func (w *Site) overlayKey(t *testing.T, name string) []byte {
 	t.Helper()
 	var secrets corev1.SecretList
-	if err := w.raw.List(t.Context(), &secrets, client.InNamespace(v1alpha1.Namespace)); err != nil {
+	if err := w.Raw.List(t.Context(), &secrets, client.InNamespace(v1alpha1.Namespace)); err != nil {
 		t.Fatal(err)
 	}
 	var key []byte
@@ -39,23 +43,23 @@ func (w *site) overlayKey(t *testing.T, name string) []byte {
 		if manifests.OverlayGeneration(s.Name) == 0 {
 			continue
 		}
-		if key = s.Data[v1alpha1.OverlayKeyFile]; s.Name != name || len(key) != keyBytes || s.Immutable == nil || !*s.Immutable {
+		if key = s.Data[v1alpha1.OverlayKeyFile]; s.Name != name || len(key) != engine.KeyBytes || s.Immutable == nil || !*s.Immutable {
 			t.Errorf("%s has the Secret %s with %d bytes, want %s only", w.Name, s.Name, len(key), name)
 		}
 	}
 	agents := 0
 	for _, list := range []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}} {
-		if err := w.raw.List(t.Context(), list); err != nil {
+		if err := w.Raw.List(t.Context(), list); err != nil {
 			t.Fatal(err)
 		}
-		objs, err := items(list)
+		objs, err := kube.Items(list)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, obj := range objs {
 			agents++
-			if keys := manifests.OverlayKeys(podOf(obj)); len(keys) != 1 || manifests.OverlaySecretName(keys[0]) != name {
-				t.Errorf("%s of %s mounts the keys %v, want %s", describe(obj), w.Name, keys, name)
+			if keys := manifests.OverlayKeys(engine.PodOf(obj)); len(keys) != 1 || manifests.OverlaySecretName(keys[0]) != name {
+				t.Errorf("%s of %s mounts the keys %v, want %s", kube.Describe(obj), w.Name, keys, name)
 			}
 		}
 	}
@@ -66,12 +70,12 @@ func (w *site) overlayKey(t *testing.T, name string) []byte {
 }
 
 // leave deletes a node, with what it owns.
-func (w *site) leave(t *testing.T, name string) {
+func (w *Site) leave(t *testing.T, name string) {
 	t.Helper()
-	err := w.raw.Delete(t.Context(), node(name, true))
-	for _, n := range list[v1alpha1.NodeNetworkList](t, w).Items {
+	err := w.Raw.Delete(t.Context(), kubetest.Node(name, true))
+	for _, n := range List[v1alpha1.NodeNetworkList](t, w).Items {
 		if n.Name == name {
-			err = errors.Join(err, w.raw.Delete(t.Context(), &n))
+			err = errors.Join(err, w.Raw.Delete(t.Context(), &n))
 		}
 	}
 	if err != nil {
@@ -79,27 +83,27 @@ func (w *site) leave(t *testing.T, name string) {
 	}
 }
 
-func list[T any, L interface {
+func List[T any, L interface {
 	*T
 	client.ObjectList
-}](t *testing.T, w *site) L {
+}](t *testing.T, w *Site) L {
 	t.Helper()
 	out := L(new(T))
-	if err := w.raw.List(t.Context(), out); err != nil {
+	if err := w.Raw.List(t.Context(), out); err != nil {
 		t.Fatal(err)
 	}
 	return out
 }
 
 // says is what status says of the cluster, all of whose peerings are connected.
-func (w *site) says(t *testing.T) string {
+func (w *Site) says(t *testing.T) string {
 	t.Helper()
-	views, err := w.Views(t.Context())
+	views, err := status.Views(t.Context(), w.Cluster)
 	if err != nil || len(views) == 0 {
 		t.Fatal(views, err)
 	}
 	for _, v := range views {
-		if v.State != Connected {
+		if v.State != status.Connected {
 			t.Errorf("%s is %s: %s", v.Peer, v.State, v.Message)
 		}
 	}
@@ -107,11 +111,11 @@ func (w *site) says(t *testing.T) string {
 }
 
 // withGuest are two clusters that are peered. The second node of a leaves later.
-func withGuest(t *testing.T) (a, b *site) {
+func withGuest(t *testing.T) (a, b *Site) {
 	t.Helper()
-	a, b = newSite(t, "a", "10.244.0.0/16", "172.18.1.11", node("guest", true, "172.18.1.12")), newSite(t, "b", "10.244.0.0/16", "172.18.2.11")
-	a.peer, b.peer = b, a
-	mustPeer(t, a, b, Options{})
+	a, b = NewSite(t, "a", "10.244.0.0/16", "172.18.1.11", kubetest.Node("guest", true, "172.18.1.12")), NewSite(t, "b", "10.244.0.0/16", "172.18.2.11")
+	a.Peer, b.Peer = b, a
+	MustPeer(t, a, b, engine.Options{})
 	return a, b
 }
 
@@ -122,7 +126,7 @@ func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 	t.Parallel()
 	a, b := withGuest(t)
 	_, other := manifests.Gateway{Peering: "c", Agents: manifests.Agents{Image: "image:1"}, KeyGeneration: 1, OverlayKey: 1}.Objects() // of another peering
-	if err := a.raw.Create(t.Context(), other); err != nil {
+	if err := a.Raw.Create(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
 	first, ofB := a.overlayKey(t, "liqonet-overlay-1"), b.overlayKey(t, "liqonet-overlay-1")
@@ -137,7 +141,7 @@ func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 		t.Errorf("of the other cluster, status says %q", says)
 	}
 	var would []string
-	for _, o := range dryRun(t, a, b, Options{}).Clusters[0].Objects {
+	for _, o := range DryRun(t, a, b, engine.Options{}).Clusters[0].Objects {
 		if o.Action != plan.Keep {
 			would = append(would, string(o.Action)+" "+o.Kind+" "+o.Name)
 		}
@@ -151,7 +155,7 @@ func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 		t.Errorf("the plan (-want +got):\n%s", diff)
 	}
 	a.overlayKey(t, "liqonet-overlay-1")
-	r := mustPeer(t, a, b, Options{})
+	r := MustPeer(t, a, b, engine.Options{})
 	second := a.overlayKey(t, "liqonet-overlay-2")
 	if bytes.Equal(first, second) || !bytes.Equal(ofB, b.overlayKey(t, "liqonet-overlay-1")) {
 		t.Error("the key is the one before, or the other cluster's has changed as well")
@@ -159,14 +163,14 @@ func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 	if !slices.Contains(r.Changed, "a: key of the overlay") || a.says(t) != "" {
 		t.Errorf("changed was %v, and status says %q", r.Changed, a.says(t))
 	}
-	if n := dryRun(t, a, b, Options{}).Changes(); n > 0 {
+	if n := DryRun(t, a, b, engine.Options{}).Changes(); n > 0 {
 		t.Errorf("the second time there would be %d changes", n)
 	}
 	// One who has deleted the Secret gets another key as well.
-	if err := a.raw.Delete(t.Context(), manifests.OverlaySecret(2, nil)); err != nil {
+	if err := a.Raw.Delete(t.Context(), manifests.OverlaySecret(2, nil)); err != nil {
 		t.Fatal(err)
 	}
-	if keys := dryRun(t, a, b, Options{}).Clusters[0].Keys; keys[0].Value.String() != "Secret liqonet-system/liqonet-overlay-3" {
+	if keys := DryRun(t, a, b, engine.Options{}).Clusters[0].Keys; keys[0].Value.String() != "Secret liqonet-system/liqonet-overlay-3" {
 		t.Errorf("without the Secret, the plan says %+v", keys)
 	}
 }
@@ -175,19 +179,19 @@ func TestSecurity_08_FormerNodeKnowsNoKey(t *testing.T) {
 func TestSecurity_08_NodeThatCameLater(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
 	first := a.overlayKey(t, "liqonet-overlay-1")
-	if err := a.raw.Create(t.Context(), node("guest", true, "172.18.1.12")); err != nil {
+	if err := a.Raw.Create(t.Context(), kubetest.Node("guest", true, "172.18.1.12")); err != nil {
 		t.Fatal(err)
 	}
-	if r := mustPeer(t, a, b, Options{}); !slices.Contains(r.Changed, "a: the ledger") || slices.Contains(r.Changed, "a: key of the overlay") || !bytes.Equal(first, a.overlayKey(t, "liqonet-overlay-1")) {
+	if r := MustPeer(t, a, b, engine.Options{}); !slices.Contains(r.Changed, "a: the ledger") || slices.Contains(r.Changed, "a: key of the overlay") || !bytes.Equal(first, a.overlayKey(t, "liqonet-overlay-1")) {
 		t.Errorf("changed was %v", r.Changed)
 	}
 	// A command that fails for another reason leaves the new key in use: all agents have it.
 	a.leave(t, "guest")
 	b.deaf = true
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Server: "id-of-b", Image: "image:2"}, &impatient{1, time.Second}); kindOf(t, err) != NotReady {
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Server: "id-of-b", Image: "image:2"}, &impatient{1, time.Second}); kubetest.KindOf(t, err) != kube.NotReady {
 		t.Error(err)
 	}
 	b.deaf = false
@@ -197,14 +201,14 @@ func TestSecurity_08_NodeThatCameLater(t *testing.T) {
 }
 
 // killed is the cluster for a command that is killed before a write to the object.
-func (w *site) killed(verb, object string) *Cluster {
+func (w *Site) killed(verb, object string) *kube.Cluster {
 	var dead atomic.Bool
 	write := func(of string, obj client.Object) error {
-		if of == verb && describe(obj) == object {
+		if of == verb && kube.Describe(obj) == object {
 			dead.Store(true)
 		}
 		if dead.Load() {
-			return errInjected
+			return ErrInjected
 		}
 		return nil
 	}
@@ -232,7 +236,7 @@ func (w *site) killed(verb, object string) *Cluster {
 		},
 		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
 			if dead.Load() {
-				return errInjected
+				return ErrInjected
 			}
 			return api.Apply(ctx, obj, opts...)
 		},
@@ -265,14 +269,14 @@ func TestSecurity_08_InterruptedChangeOfKeys(t *testing.T) {
 			a, b := withGuest(t)
 			first := a.overlayKey(t, "liqonet-overlay-1")
 			a.leave(t, "guest")
-			if _, err := Peer(t.Context(), a.killed(tt.verb, tt.object), b.Cluster, Options{}, Silent{}); !errors.Is(err, errInjected) {
+			if _, err := Peer(t.Context(), a.killed(tt.verb, tt.object), b.Cluster, engine.Options{}, kubetest.Silent{}); !errors.Is(err, ErrInjected) {
 				t.Fatal(err)
 			}
 			if says := a.says(t); says == "" {
 				t.Error("status says nothing of the former node")
 			}
-			mustPeer(t, a, b, Options{})
-			if key := a.overlayKey(t, manifests.OverlaySecretName(plan.OverlayKey(readLedger(t, a.Cluster)))); bytes.Equal(first, key) || a.says(t) != "" {
+			MustPeer(t, a, b, engine.Options{})
+			if key := a.overlayKey(t, manifests.OverlaySecretName(plan.OverlayKey(kubetest.ReadLedger(t, a.Cluster)))); bytes.Equal(first, key) || a.says(t) != "" {
 				t.Errorf("the former node knows the key: %t; status says %q", bytes.Equal(first, key), a.says(t))
 			}
 		})
@@ -281,12 +285,12 @@ func TestSecurity_08_InterruptedChangeOfKeys(t *testing.T) {
 
 // Agents that unpeer installs anew, to clean the nodes, have the key of the others.
 func TestSecurity_08_AgentsInstalledAnewHaveTheKey(t *testing.T) {
-	ledger, left := ledgerOf("c"), report("n1", "10.80.0.1", nil)
+	ledger, left := kubetest.LedgerOf("c"), kubetest.Report("n1", "10.80.0.1", nil)
 	ledger.Spec.OverlayKey = v1alpha1.OverlayKey{Generation: 5, Nodes: []string{"gone"}}
 	left.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: "b"}}
 	ctx, cancel := context.WithCancel(t.Context())
 	var secrets []string
-	c := newCluster(t, "a", interceptor.Funcs{
+	c := kubetest.NewCluster(t, "a", interceptor.Funcs{
 		Apply: func(ctx context.Context, api client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
 			raw, err := json.Marshal(obj)
 			if secret := regexp.MustCompile(`"name":"(liqonet-overlay-[^"]*)"`).FindSubmatch(raw); secret != nil {
@@ -295,8 +299,8 @@ func TestSecurity_08_AgentsInstalledAnewHaveTheKey(t *testing.T) {
 			}
 			return errors.Join(err, api.Apply(ctx, obj, opts...))
 		},
-	}, ledger, node("n1", true), &left)
-	if _, err := c.nodesClean(ctx, "b"); !errors.Is(err, context.Canceled) {
+	}, ledger, kubetest.Node("n1", true), &left)
+	if _, err := engine.NodesClean(ctx, c, "b"); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if !slices.Equal(slices.Compact(secrets), []string{"liqonet-overlay-5"}) {
@@ -308,20 +312,20 @@ func TestSecurity_08_AgentsInstalledAnewHaveTheKey(t *testing.T) {
 func TestSecurity_08_PlacementStays(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
+	a, b := TwoSites(t)
 	n := &corev1.Node{}
-	if err := a.raw.Get(t.Context(), client.ObjectKey{Name: "a-1"}, n); err != nil {
+	if err := a.Raw.Get(t.Context(), client.ObjectKey{Name: "a-1"}, n); err != nil {
 		t.Fatal(err)
 	}
 	n.Labels["pool"] = "gateways"
 	n.Spec.Taints = []corev1.Taint{{Key: "dedicated", Value: "gateways", Effect: corev1.TaintEffectNoSchedule}}
-	if err := a.raw.Update(t.Context(), n); err != nil {
+	if err := a.Raw.Update(t.Context(), n); err != nil {
 		t.Fatal(err)
 	}
 	// required are the labels that a gateway's node needs, beside those of nodes with agents, and
 	// which taints of it are tolerated.
-	placed := func(w *site) (required, tolerated []string) {
-		for _, d := range list[appsv1.DeploymentList](t, w).Items {
+	placed := func(w *Site) (required, tolerated []string) {
+		for _, d := range List[appsv1.DeploymentList](t, w).Items {
 			spec := d.Spec.Template.Spec
 			for _, e := range spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchExpressions {
 				if e.Key == "pool" {
@@ -352,32 +356,32 @@ func TestSecurity_08_PlacementStays(t *testing.T) {
 	}
 	before := []map[string]any{a.contents(t), b.contents(t)}
 	for _, wrong := range []v1alpha1.GatewayPlacement{{NodeSelector: map[string]string{"pool": "gateway"}}, {NodeSelector: chosen.NodeSelector}} {
-		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, wishFor("id-of-a", ClusterOptions{Gateways: wrong}), Silent{}); kindOf(t, err) != Usage {
+		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, wishFor("id-of-a", engine.ClusterOptions{Gateways: wrong}), kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage {
 			t.Error(err)
 		}
 	}
-	for i, w := range []*site{a, b} {
-		if diff := cmp.Diff(before[i], w.contents(t)); diff != "" || w.writes > 0 {
+	for i, w := range []*Site{a, b} {
+		if diff := cmp.Diff(before[i], w.contents(t)); diff != "" || w.Writes > 0 {
 			t.Errorf("a choice that is refused changes %s:\n%s", w.Name, diff)
 		}
 	}
-	mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Gateways: chosen}))
+	MustPeer(t, a, b, wishFor("id-of-a", engine.ClusterOptions{Gateways: chosen}))
 	check("chosen", "gateways", "gateways:NoSchedule")
-	if n := dryRun(t, a, b, Options{}).Changes(); n > 0 {
+	if n := DryRun(t, a, b, engine.Options{}).Changes(); n > 0 {
 		t.Errorf("without the flags there would be %d changes", n)
 	}
-	d := list[appsv1.DeploymentList](t, a).Items[0]
-	if err := a.raw.Delete(t.Context(), &d); err != nil {
+	d := List[appsv1.DeploymentList](t, a).Items[0]
+	if err := a.Raw.Delete(t.Context(), &d); err != nil {
 		t.Fatal(err)
 	}
 	chosen.Tolerations[0].Effect = ""
-	if r := mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Gateways: v1alpha1.GatewayPlacement{Tolerations: chosen.Tolerations}})); !slices.Contains(r.Changed, "a: Deployment liqonet-system/gateway-b-0") {
+	if r := MustPeer(t, a, b, wishFor("id-of-a", engine.ClusterOptions{Gateways: v1alpha1.GatewayPlacement{Tolerations: chosen.Tolerations}})); !slices.Contains(r.Changed, "a: Deployment liqonet-system/gateway-b-0") {
 		t.Errorf("changed was %v", r.Changed)
 	}
 	check("somebody has deleted the gateway, and there is another toleration", "gateways", "gateways:")
 	none := v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}}
 	var would []string
-	for _, o := range dryRun(t, a, b, wishFor("id-of-a", ClusterOptions{Gateways: none})).Clusters[0].Objects {
+	for _, o := range DryRun(t, a, b, wishFor("id-of-a", engine.ClusterOptions{Gateways: none})).Clusters[0].Objects {
 		if o.Action != plan.Keep {
 			would = append(would, o.Kind)
 		}
@@ -385,9 +389,9 @@ func TestSecurity_08_PlacementStays(t *testing.T) {
 	if diff := cmp.Diff([]string{"Deployment", "Peering"}, would); diff != "" {
 		t.Errorf("the plan to take it back changes:\n%s", diff)
 	}
-	mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Gateways: none}))
+	MustPeer(t, a, b, wishFor("id-of-a", engine.ClusterOptions{Gateways: none}))
 	check("taken back", "", "")
-	if n := dryRun(t, a, b, Options{}).Changes(); n > 0 {
+	if n := DryRun(t, a, b, engine.Options{}).Changes(); n > 0 {
 		t.Errorf("after it was taken back there would be %d changes", n)
 	}
 }
@@ -397,9 +401,9 @@ func TestSecurity_08_PlacementStays(t *testing.T) {
 func TestSecurity_08_PlacementOfOneCluster(t *testing.T) {
 	all := v1alpha1.GatewayPlacement{NodeSelector: map[string]string{"pool": "gateways"}, Tolerations: []corev1.Toleration{{Key: "spot", Operator: "Exists"}}}
 	none := v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{}}
-	o := Options{Gateways: all, Clusters: map[string]ClusterOptions{"none": {Gateways: none}, "other": {Image: "image"}}}
+	o := engine.Options{Gateways: all, Clusters: map[string]engine.ClusterOptions{"none": {Gateways: none}, "other": {Image: "image"}}}
 	for id, want := range map[string]v1alpha1.GatewayPlacement{"none": none, "other": all, "unnamed": all} {
-		if diff := cmp.Diff(want, o.of(id).Gateways); diff != "" {
+		if diff := cmp.Diff(want, o.Of(id).Gateways); diff != "" {
 			t.Errorf("%s:\n%s", id, diff)
 		}
 	}
@@ -415,16 +419,16 @@ func TestSecurity_08_NamespaceIsGone(t *testing.T) {
 	for _, kind := range []client.Object{
 		&appsv1.DaemonSet{}, &appsv1.Deployment{}, &corev1.Pod{}, &corev1.Secret{}, &corev1.ConfigMap{}, &corev1.ServiceAccount{},
 	} {
-		if err := a.raw.DeleteAllOf(t.Context(), kind, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		if err := a.Raw.DeleteAllOf(t.Context(), kind, client.InNamespace(v1alpha1.Namespace)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := a.raw.Delete(t.Context(), manifests.Namespace()); err != nil {
+	if err := a.Raw.Delete(t.Context(), manifests.Namespace()); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	if _, err := Peer(ctx, a.Cluster, b.Cluster, Options{Replace: true}, Silent{}); err != nil {
+	if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{Replace: true}, kubetest.Silent{}); err != nil {
 		t.Fatal(err)
 	}
 	a.overlayKey(t, "liqonet-overlay-2")

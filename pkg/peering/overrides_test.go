@@ -13,24 +13,27 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-func (w *site) peering(t *testing.T) *v1alpha1.Peering {
+func (w *Site) peering(t *testing.T) *v1alpha1.Peering {
 	t.Helper()
 	var list v1alpha1.PeeringList
-	if err := w.raw.List(t.Context(), &list); err != nil || len(list.Items) != 1 {
+	if err := w.Raw.List(t.Context(), &list); err != nil || len(list.Items) != 1 {
 		t.Fatal(list.Items, err)
 	}
 	return &list.Items[0]
 }
 
 // services are the types of the gateways' Services.
-func (w *site) services(t *testing.T) (out []corev1.ServiceType) {
+func (w *Site) services(t *testing.T) (out []corev1.ServiceType) {
 	t.Helper()
 	var list corev1.ServiceList
-	if err := w.raw.List(t.Context(), &list); err != nil {
+	if err := w.Raw.List(t.Context(), &list); err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range list.Items {
@@ -41,47 +44,49 @@ func (w *site) services(t *testing.T) (out []corev1.ServiceType) {
 	return out
 }
 
-func wishFor(id string, c ClusterOptions) Options {
-	return Options{Clusters: map[string]ClusterOptions{id: c}}
+func wishFor(id string, c engine.ClusterOptions) engine.Options {
+	return engine.Options{Clusters: map[string]engine.ClusterOptions{id: c}}
 }
 
-func mapped(mappings ...ipam.Mapping) ClusterOptions { return ClusterOptions{Map: mappings} }
+func mapped(mappings ...ipam.Mapping) engine.ClusterOptions {
+	return engine.ClusterOptions{Map: mappings}
+}
 
 // What cannot be is refused before anything is changed.
 func TestRefusedBeforeAnythingIsChanged(t *testing.T) {
 	tests := []struct {
 		name string
-		o    Options
+		o    engine.Options
 		want []string
 	}{
-		{"a range that is in use", wishFor("id-of-a", mapped(ipam.Mapping{Mapped: prefix("10.96.0.0/16")})), []string{`cluster "b"`, "10.96.0.0/16", "services of cluster b", "--map"}},
-		{"a range of another length", wishFor("id-of-a", mapped(ipam.Mapping{Mapped: prefix("10.60.0.0/20")})), []string{"10.60.0.0/20", "/20"}},
-		{"not a pod range", wishFor("id-of-a", mapped(ipam.Mapping{Real: prefix("10.1.0.0/16"), Mapped: prefix("10.60.0.0/16")})), []string{"10.1.0.0/16", "is not a pod range"}},
-		{"reserved", wishFor("id-of-a", mapped(ipam.Mapping{Mapped: prefix("127.0.0.0/16")})), []string{"loopback"}},
-		{"nodes' range in use", wishFor("id-of-a", ClusterOptions{MapNodes: prefix("10.244.64.0/18")}), []string{"10.244.64.0/18", "pods of cluster b"}},
-		{"two wishes that overlap", wishFor("id-of-a", ClusterOptions{Map: ipam.Mappings{{Mapped: prefix("10.60.0.0/16")}}, MapNodes: prefix("10.60.0.0/18")}), []string{"10.60.0.0"}},
+		{"a range that is in use", wishFor("id-of-a", mapped(ipam.Mapping{Mapped: kubetest.Prefix("10.96.0.0/16")})), []string{`cluster "b"`, "10.96.0.0/16", "services of cluster b", "--map"}},
+		{"a range of another length", wishFor("id-of-a", mapped(ipam.Mapping{Mapped: kubetest.Prefix("10.60.0.0/20")})), []string{"10.60.0.0/20", "/20"}},
+		{"not a pod range", wishFor("id-of-a", mapped(ipam.Mapping{Real: kubetest.Prefix("10.1.0.0/16"), Mapped: kubetest.Prefix("10.60.0.0/16")})), []string{"10.1.0.0/16", "is not a pod range"}},
+		{"reserved", wishFor("id-of-a", mapped(ipam.Mapping{Mapped: kubetest.Prefix("127.0.0.0/16")})), []string{"loopback"}},
+		{"nodes' range in use", wishFor("id-of-a", engine.ClusterOptions{MapNodes: kubetest.Prefix("10.244.64.0/18")}), []string{"10.244.64.0/18", "pods of cluster b"}},
+		{"two wishes that overlap", wishFor("id-of-a", engine.ClusterOptions{Map: ipam.Mappings{{Mapped: kubetest.Prefix("10.60.0.0/16")}}, MapNodes: kubetest.Prefix("10.60.0.0/18")}), []string{"10.60.0.0"}},
 		{
 			"an endpoint of the one that calls",
-			Options{Server: "id-of-b", Clusters: map[string]ClusterOptions{"id-of-a": {Endpoints: []string{"203.0.113.1:1"}}}},
+			engine.Options{Server: "id-of-b", Clusters: map[string]engine.ClusterOptions{"id-of-a": {Endpoints: []string{"203.0.113.1:1"}}}},
 			[]string{"--endpoint", "--server"},
 		},
 		{
 			"pods outside of the range given",
-			Options{Facts: map[string]discovery.Overrides{"id-of-a": {PodCIDRs: ipv4Prefixes("10.9.0.0/16")}}},
+			engine.Options{Facts: map[string]discovery.Overrides{"id-of-a": {PodCIDRs: kubetest.Ipv4Prefixes("10.9.0.0/16")}}},
 			[]string{"10.9.0.0/16", "10.244.0.7"},
 		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			pod := podWith("10.244.0.7")
+			pod := kubetest.PodWith("10.244.0.7")
 			pod.Status.Phase = corev1.PodRunning
-			a, b := twoSites(t, pod)
-			_, err := Peer(t.Context(), a.Cluster, b.Cluster, tt.o, Silent{})
-			if kindOf(t, err) != Usage {
+			a, b := TwoSites(t, pod)
+			_, err := Peer(t.Context(), a.Cluster, b.Cluster, tt.o, kubetest.Silent{})
+			if kubetest.KindOf(t, err) != kube.Usage {
 				t.Errorf("want a usage error, got %v", err)
 			}
 			text := err.Error()
-			if e := (*Error)(nil); errors.As(err, &e) {
+			if e := (*kube.Error)(nil); errors.As(err, &e) {
 				text += " " + e.Hint
 			}
 			for _, w := range tt.want {
@@ -89,18 +94,18 @@ func TestRefusedBeforeAnythingIsChanged(t *testing.T) {
 					t.Errorf("%q is not in %q", w, text)
 				}
 			}
-			if a.writes+b.writes > 0 {
-				t.Errorf("%d writes", a.writes+b.writes)
+			if a.Writes+b.Writes > 0 {
+				t.Errorf("%d writes", a.Writes+b.Writes)
 			}
 		})
 	}
 	t.Run("what the kernels of agents that are there cannot do", func(t *testing.T) {
-		a, b := twoSites(t)
-		mustPeer(t, a, b, Options{})
-		a.writes, b.writes = 0, 0
-		for _, o := range []Options{{Overlay: "Geneve"}, {WireGuard: "Kernel"}, wishFor("id-of-b", ClusterOptions{WireGuard: "Kernel"})} {
-			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, Silent{}); kindOf(t, err) != Usage || a.writes+b.writes > 0 {
-				t.Errorf("%+v: %d writes, %v", o, a.writes+b.writes, err)
+		a, b := TwoSites(t)
+		MustPeer(t, a, b, engine.Options{})
+		a.Writes, b.Writes = 0, 0
+		for _, o := range []engine.Options{{Overlay: "Geneve"}, {WireGuard: "Kernel"}, wishFor("id-of-b", engine.ClusterOptions{WireGuard: "Kernel"})} {
+			if _, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage || a.Writes+b.Writes > 0 {
+				t.Errorf("%+v: %d writes, %v", o, a.Writes+b.Writes, err)
 			}
 		}
 	})
@@ -108,61 +113,61 @@ func TestRefusedBeforeAnythingIsChanged(t *testing.T) {
 
 func TestWishedRanges(t *testing.T) {
 	kit.Slow(t)
-	a, b := twoSites(t)
-	o := wishFor("id-of-a", ClusterOptions{Map: ipam.Mappings{{Mapped: prefix("10.60.0.0/16")}}, MapNodes: prefix("10.61.0.0/18")})
-	mustPeer(t, a, b, o)
+	a, b := TwoSites(t)
+	o := wishFor("id-of-a", engine.ClusterOptions{Map: ipam.Mappings{{Mapped: kubetest.Prefix("10.60.0.0/16")}}, MapNodes: kubetest.Prefix("10.61.0.0/18")})
+	MustPeer(t, a, b, o)
 	check := func() {
 		t.Helper()
-		if got := b.peering(t).Spec.Remote; got.Pods[0] != mapping("10.244.0.0/16", "10.60.0.0/16") || got.ExternalCIDR != cidr("10.61.0.0/18") {
+		if got := b.peering(t).Spec.Remote; got.Pods[0] != kubetest.Mapping("10.244.0.0/16", "10.60.0.0/16") || got.ExternalCIDR != kubetest.Cidr("10.61.0.0/18") {
 			t.Errorf("b knows a as %+v", got)
 		}
-		if got := a.peering(t).Spec.Local; got.Pods[0] != mapping("10.244.0.0/16", "10.60.0.0/16") || got.ExternalCIDR != cidr("10.61.0.0/18") {
+		if got := a.peering(t).Spec.Local; got.Pods[0] != kubetest.Mapping("10.244.0.0/16", "10.60.0.0/16") || got.ExternalCIDR != kubetest.Cidr("10.61.0.0/18") {
 			t.Errorf("a says that it is known as %+v", got)
 		}
 	}
 	check()
-	mustPeer(t, a, b, Options{})
+	MustPeer(t, a, b, engine.Options{})
 	check() // a wish is kept
-	mustPeer(t, a, b, wishFor("id-of-a", mapped(ipam.Mapping{Real: prefix("10.244.0.0/16"), Mapped: prefix("10.62.0.0/16")})))
-	if got := b.peering(t).Spec.Remote.Pods[0]; got != mapping("10.244.0.0/16", "10.62.0.0/16") {
+	MustPeer(t, a, b, wishFor("id-of-a", mapped(ipam.Mapping{Real: kubetest.Prefix("10.244.0.0/16"), Mapped: kubetest.Prefix("10.62.0.0/16")})))
+	if got := b.peering(t).Spec.Remote.Pods[0]; got != kubetest.Mapping("10.244.0.0/16", "10.62.0.0/16") {
 		t.Errorf("another wish: b knows a as %v", got)
 	}
 }
 
 func TestServerAndEndpoint(t *testing.T) {
 	kit.NotShort(t)
-	a, b := twoSites(t)
+	a, b := TwoSites(t)
 	roles := func() string { return string(a.peering(t).Spec.Planes[0].Role + b.peering(t).Spec.Planes[0].Role) }
-	mustPeer(t, a, b, Options{})
+	MustPeer(t, a, b, engine.Options{})
 	if roles() != "ServerClient" {
 		t.Fatal(roles())
 	}
-	mustPeer(t, a, b, Options{Server: "id-of-b"})
+	MustPeer(t, a, b, engine.Options{Server: "id-of-b"})
 	if roles() != "ClientServer" || len(a.services(t)) != 0 || len(b.services(t)) != 1 {
 		t.Errorf("--server b: %s, services %v, %v", roles(), a.services(t), b.services(t))
 	}
-	mustPeer(t, a, b, Options{})
+	MustPeer(t, a, b, engine.Options{})
 	if roles() != "ClientServer" {
 		t.Errorf("it is not kept: %s", roles())
 	}
 	endpoints := []string{"203.0.113.5:31820", "nat.example.com:31820"}
-	mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Endpoints: endpoints, ServiceType: "NodePort", NodePort: 31820}))
+	MustPeer(t, a, b, wishFor("id-of-a", engine.ClusterOptions{Endpoints: endpoints, ServiceType: "NodePort", NodePort: 31820}))
 	for range 2 {
 		if diff := cmp.Diff(endpoints, b.peering(t).Spec.Planes[0].Endpoints); roles() != "ServerClient" || diff != "" {
 			t.Errorf("--endpoint a: %s\n%s", roles(), diff)
 		}
 		svc := &corev1.Service{}
-		if err := a.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayService("b")}, svc); err != nil || svc.Spec.Ports[0].NodePort != 31820 {
+		if err := a.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.GatewayService("b")}, svc); err != nil || svc.Spec.Ports[0].NodePort != 31820 {
 			t.Errorf("ports %+v, %v", svc.Spec.Ports, err)
 		}
-		mustPeer(t, a, b, Options{}) // it is kept
+		MustPeer(t, a, b, engine.Options{}) // it is kept
 	}
-	mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{AutoEndpoints: true}))
+	MustPeer(t, a, b, wishFor("id-of-a", engine.ClusterOptions{AutoEndpoints: true}))
 	if diff := cmp.Diff([]string{"172.18.1.11:31820"}, b.peering(t).Spec.Planes[0].Endpoints); diff != "" {
 		t.Errorf("--endpoint a=auto:\n%s", diff)
 	}
-	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil || len(a.ours(t))+len(b.ours(t)) > 0 {
-		t.Errorf("unpeer leaves %v, %v: %v", a.ours(t), b.ours(t), err)
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil || len(a.Ours(t))+len(b.Ours(t)) > 0 {
+		t.Errorf("unpeer leaves %v, %v: %v", a.Ours(t), b.Ours(t), err)
 	}
 }
 
@@ -187,30 +192,30 @@ func (i *impatient) Step(ctx context.Context, name string, do func(context.Conte
 func TestUnreachableServer(t *testing.T) {
 	kit.NotShort(t)
 	t.Run("one", func(t *testing.T) {
-		a, b := twoSites(t)
+		a, b := TwoSites(t)
 		a.deaf = true
-		mustPeer(t, a, b, Options{Patience: 10 * time.Millisecond})
+		MustPeer(t, a, b, engine.Options{Patience: 10 * time.Millisecond})
 		if a.peering(t).Spec.Planes[0].Role != v1alpha1.Client || len(a.services(t)) != 0 {
 			t.Errorf("%+v, services %v", a.peering(t).Spec.Planes[0], a.services(t))
 		}
 	})
 	t.Run("both", func(t *testing.T) {
-		a, b := twoSites(t)
+		a, b := TwoSites(t)
 		a.deaf, b.deaf = true, true
-		_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Patience: 50 * time.Millisecond}, &impatient{3, time.Millisecond})
-		if kindOf(t, err) != NotReady || !strings.Contains(err.Error(), "b called a at 172.18.1.11:30001 (NodePort)") ||
+		_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Patience: 50 * time.Millisecond}, &impatient{3, time.Millisecond})
+		if kubetest.KindOf(t, err) != kube.NotReady || !strings.Contains(err.Error(), "b called a at 172.18.1.11:30001 (NodePort)") ||
 			!strings.Contains(err.Error(), "a called b at 172.18.2.11:30001 (NodePort)") {
 			t.Error(err)
 		}
-		if len(a.ours(t))+len(b.ours(t)) > 0 {
-			t.Errorf("it leaves %v, %v", a.ours(t), b.ours(t))
+		if len(a.Ours(t))+len(b.Ours(t)) > 0 {
+			t.Errorf("it leaves %v, %v", a.Ours(t), b.Ours(t))
 		}
 	})
 	t.Run("the one that the user named", func(t *testing.T) {
-		a, b := twoSites(t)
+		a, b := TwoSites(t)
 		a.deaf = true
-		_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Server: "id-of-a", Patience: 10 * time.Millisecond}, &impatient{1, 3 * time.Second})
-		if kindOf(t, err) != NotReady || strings.Contains(err.Error(), "a called b") || !strings.Contains(err.Error(), "b called a") {
+		_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Server: "id-of-a", Patience: 10 * time.Millisecond}, &impatient{1, 3 * time.Second})
+		if kubetest.KindOf(t, err) != kube.NotReady || strings.Contains(err.Error(), "a called b") || !strings.Contains(err.Error(), "b called a") {
 			t.Error(err)
 		}
 	})

@@ -8,23 +8,16 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
 )
-
-// rollbackTimeout is the time that taking back may need, beyond the command's
-// own timeout.
-const rollbackTimeout = 30 * time.Second
-
-// withTime is a context for what has to be put back, also where the command's own time is over.
-func withTime(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(context.WithoutCancel(ctx), rollbackTimeout, fmt.Errorf("not done after %s", rollbackTimeout))
-}
 
 // Result is what peering two clusters has changed, and what came of it.
 type Result struct {
@@ -32,16 +25,16 @@ type Result struct {
 	// were peered already, just so.
 	Changed []string
 	// Views are both sides', in the order of the arguments.
-	Views [2]View
+	Views [2]status.View
 	// Notes are what was concluded and not read, and what was left out.
 	Notes []string
 }
 
 // run is one peer command for two clusters.
 type run struct {
-	sides    [2]*side
-	options  Options
-	reporter Reporter
+	sides    [2]*engine.Side
+	options  engine.Options
+	reporter kube.Reporter
 	// plan as it was made last.
 	plan *plan.Plan
 	// dropped are planes that are not planned any more, and by which packets pass until others have taken over.
@@ -54,7 +47,7 @@ type run struct {
 	// leavesAgents says that node agents are replaced by another command.
 	leavesAgents bool
 	// needs are the permissions that are asked for before anything is changed.
-	needs  func(*side) []permission
+	needs  func(*engine.Side) []kube.Permission
 	ticket ticket
 	// ledgers are those that earlier plans leave behind, by the cluster's ID.
 	ledgers map[string]*v1alpha1.ClusterNetwork
@@ -62,22 +55,22 @@ type run struct {
 	mu     sync.Mutex
 	result Result
 	// skipped is what was idle when each side looked last, and is not waited for.
-	skipped [2]idle
+	skipped [2]engine.Idle
 }
 
-func newRun(a, b *Cluster, o Options, r Reporter) *run {
+func newRun(a, b *kube.Cluster, o engine.Options, r kube.Reporter) *run {
 	p := &run{
-		options: o, reporter: r, needs: func(*side) []permission { return toInstall() },
+		options: o, reporter: r, needs: func(*engine.Side) []kube.Permission { return engine.ToInstall() },
 	}
 	p.reset(a, b)
 	return p
 }
 
 // reset forgets what was read of both clusters.
-func (p *run) reset(a, b *Cluster) {
-	p.sides = [2]*side{newSide(a, 0), newSide(b, 1)}
+func (p *run) reset(a, b *kube.Cluster) {
+	p.sides = [2]*engine.Side{engine.NewSide(a, 0), engine.NewSide(b, 1)}
 	for _, s := range p.sides {
-		s.adoptNamespace = p.options.AdoptNamespace
+		s.AdoptNamespace = p.options.AdoptNamespace
 	}
 	p.roles = &roleExchange{patience: p.options.Patience}
 	p.touched, p.result = false, Result{}
@@ -90,33 +83,33 @@ func (p *run) reset(a, b *Cluster) {
 func (p *run) peer(ctx context.Context) (Result, error) {
 	a, b := p.sides[0].Cluster, p.sides[1].Cluster
 	if a.ID == b.ID {
-		return Result{}, sameCluster(a, b)
+		return Result{}, kube.SameCluster(a, b)
 	}
 	// A plan that is refused leaves no trace, not even that of a lock.
-	if err := ended(ctx, failure.Caught(func() error { return p.reporter.Step(ctx, "Reading both clusters", p.discover) })); err != nil {
+	if err := kube.Ended(ctx, failure.Caught(func() error { return p.reporter.Step(ctx, "Reading both clusters", p.discover) })); err != nil {
 		return Result{}, err
 	}
 	select {
 	case <-p.ticket.ready:
 	case <-ctx.Done():
-		return Result{}, &Error{Kind: NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
+		return Result{}, &kube.Error{Kind: kube.NotReady, Doing: "wait for the pairs before this one", Err: context.Cause(ctx)}
 	}
 	for retried := false; ; retried = true {
-		for _, c := range []*Cluster{a, b} {
-			if err := c.completeRemoval(ctx, p.reporter); err != nil {
+		for _, c := range []*kube.Cluster{a, b} {
+			if err := engine.CompleteRemoval(ctx, c, p.reporter); err != nil {
 				return Result{}, err
 			}
 		}
-		err := underLocks(ctx, "peer", p.reporter.Step, locks(a, b, false), p.alone)
-		again := err != nil && !retried && ctx.Err() == nil && (p.reserve() || errors.Is(err, errUninstalling))
+		err := engine.UnderLocks(ctx, "peer", p.reporter.Step, engine.PairLocks(a, b, false), p.alone)
+		again := err != nil && !retried && ctx.Err() == nil && (p.reserve() || errors.Is(err, kube.ErrUninstalling))
 		// What a new peering leaves behind that has failed, or what nothing uses now.
-		left, cancel := withTime(ctx)
-		err = errors.Join(err, p.both(left, func(ctx context.Context, s, _ *side) error {
-			if s.removed {
-				_, err := s.removeUnused(ctx, p.reporter)
+		left, cancel := kube.WithTime(ctx)
+		err = errors.Join(err, p.both(left, func(ctx context.Context, s, _ *engine.Side) error {
+			if s.Removed {
+				_, err := engine.RemoveUnused(ctx, s.Cluster, p.reporter)
 				return err
 			}
-			s.retireIfPossible(ctx)
+			engine.RetireIfPossible(ctx, s.Cluster)
 			return nil
 		}))
 		cancel()
@@ -129,8 +122,8 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 
 // alone does what peer does, under the locks of both clusters.
 func (p *run) alone(ctx context.Context) error {
-	err := ended(ctx, failure.Caught(func() error { return p.attempt(ctx) }))
-	p.result.Changed = append(p.sides[0].changed, p.sides[1].changed...)
+	err := kube.Ended(ctx, failure.Caught(func() error { return p.attempt(ctx) }))
+	p.result.Changed = append(p.sides[0].Changed, p.sides[1].Changed...)
 	switch {
 	case err == nil:
 		for _, c := range p.plan.Clusters {
@@ -142,7 +135,7 @@ func (p *run) alone(ctx context.Context) error {
 	case !p.touched, lock.Lost(ctx) != nil: // nothing yet, or what was changed is to stay, or is another command's
 		return err
 	}
-	undo, cancel := withTime(ctx)
+	undo, cancel := kube.WithTime(ctx)
 	defer cancel()
 	if undoErr := p.rollBack(undo); undoErr != nil {
 		a, b := p.sides[0].Name, p.sides[1].Name
@@ -178,7 +171,7 @@ func (p *run) attempt(ctx context.Context) error {
 }
 
 // both runs do for both sides at once. Each is given itself and its peer.
-func (p *run) both(ctx context.Context, do func(ctx context.Context, s, peer *side) error) error {
+func (p *run) both(ctx context.Context, do func(ctx context.Context, s, peer *engine.Side) error) error {
 	g, ctx := failure.NewGroup(ctx)
 	for i, s := range p.sides {
 		g.Go(func() error { return do(ctx, s, p.sides[1-i]) })
@@ -186,19 +179,19 @@ func (p *run) both(ctx context.Context, do func(ctx context.Context, s, peer *si
 	return g.Wait()
 }
 
-func (p *run) planOf(s *side) *plan.ClusterPlan { return &p.plan.Clusters[s.index] }
+func (p *run) planOf(s *engine.Side) *plan.ClusterPlan { return &p.plan.Clusters[s.Index] }
 
 // observe reads both clusters and makes the plan.
 func (p *run) observe(ctx context.Context) error {
-	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		return s.observe(ctx, peer.Cluster, p.options)
+	err := p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+		return s.Observe(ctx, peer.Cluster, p.options)
 	})
 	if err != nil {
 		return err
 	}
 	for _, s := range p.sides {
 		if after := p.ledgers[s.ID]; after != nil {
-			s.facts.Ledger = after
+			s.Facts.Ledger = after
 		}
 	}
 	return p.makePlan()
@@ -207,7 +200,7 @@ func (p *run) observe(ctx context.Context) error {
 // values are what is known of both clusters now, and wanted of them.
 func (p *run) values() ([2]plan.Facts, [2]plan.Intent) {
 	a, b := p.sides[0], p.sides[1]
-	return [2]plan.Facts{a.facts, b.facts}, [2]plan.Intent{a.intent, b.intent}
+	return [2]plan.Facts{a.Facts, b.Facts}, [2]plan.Intent{a.Intent, b.Intent}
 }
 
 // makePlan plans with what is known now.
@@ -219,11 +212,11 @@ func (p *run) makePlan() (err error) {
 // discover makes a plan before anything is changed: what cannot work is refused
 // here, as far as it is known without agents.
 func (p *run) discover(ctx context.Context) error {
-	err := p.both(ctx, func(ctx context.Context, s, _ *side) error {
-		if err := s.checkPermissions(ctx, p.needs(s)); err != nil {
+	err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+		if err := s.CheckPermissions(ctx, p.needs(s)); err != nil {
 			return err
 		}
-		return s.checkVersion(ctx)
+		return engine.CheckVersion(ctx, s.Cluster)
 	})
 	if err != nil {
 		return err
@@ -240,26 +233,26 @@ func (p *run) begin(ctx context.Context) error {
 	if err := p.recogniseAgain(ctx); err != nil {
 		return err
 	}
-	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		if err := s.checkVersion(ctx); err != nil {
+	err := p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+		if err := engine.CheckVersion(ctx, s.Cluster); err != nil {
 			return err
 		}
-		entry, err := s.entry(ctx, peer.ID)
+		entry, err := s.Entry(ctx, peer.ID)
 		switch {
 		case entry == nil:
 			return err
 		case entry.Leaving():
-			_, err := s.removePeer(ctx, peer.ID)
+			_, err := engine.RemovePeer(ctx, s.Cluster, peer.ID)
 			return err
 		}
-		if err := s.undoInterrupted(ctx, peer.ID, entry.Name, false); err != nil {
+		if err := engine.UndoInterrupted(ctx, s.Cluster, peer.ID, entry.Name, false); err != nil {
 			return err
 		}
 		// What a Peering has owned that somebody deleted is going, and cannot be used.
-		if live, err := get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name); live != nil || err != nil {
+		if live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name); live != nil || err != nil {
 			return err
 		}
-		return s.deleteAll(ctx, ofPeering(entry.Name))
+		return engine.DeleteAll(ctx, s.Cluster, kube.OfPeering(entry.Name))
 	})
 	if err != nil {
 		return err
@@ -273,31 +266,31 @@ func (p *run) begin(ctx context.Context) error {
 // noteIdle notes what does not work of a peering that has worked.
 func (p *run) noteIdle(ctx context.Context) error {
 	var planes [2][]int32
-	err := p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		if !s.wasActive {
+	err := p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+		if !s.WasActive {
 			return nil
 		}
-		views, err := s.Views(ctx)
+		views, err := status.Views(ctx, s.Cluster)
 		for _, v := range views {
 			if v.PeerID != peer.ID {
 				continue
 			}
-			s.idle.peering = v.Name
+			s.Idle.Peering = v.Name
 			for _, plane := range v.Planes {
 				if !plane.Connected {
-					planes[s.index] = append(planes[s.index], plane.Index)
+					planes[s.Index] = append(planes[s.Index], plane.Index)
 				}
 			}
 			for _, n := range v.Nodes {
 				if !n.Ready {
-					s.idle.nodes = append(s.idle.nodes, n.Name)
+					s.Idle.Nodes = append(s.Idle.Nodes, n.Name)
 				}
 			}
 		}
 		return err
 	})
 	for _, s := range p.sides {
-		s.idle.planes = slices.Concat(planes[:]...)
+		s.Idle.Planes = slices.Concat(planes[:]...)
 	}
 	return err
 }
@@ -305,23 +298,23 @@ func (p *run) noteIdle(ctx context.Context) error {
 // install installs the node agents. It says whether it has started the gateways of a new peering, as they are planned then.
 func (p *run) install(ctx context.Context) (started bool, err error) {
 	p.touched = true
-	err = p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		return s.install(ctx, peer.Cluster, p.planOf(s))
+	err = p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+		return s.Install(ctx, peer.Cluster, p.planOf(s))
 	})
 	if err != nil {
 		return false, err
 	}
-	if started = !slices.ContainsFunc(p.sides[:], func(s *side) bool { return s.wasActive || s.facts.Existing != nil }); started {
+	if started = !slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return s.WasActive || s.Facts.Existing != nil }); started {
 		if err := p.startGateways(ctx); err != nil {
 			return false, err
 		}
 	}
-	err = p.both(ctx, func(ctx context.Context, s, _ *side) (err error) {
-		if err := s.takeReports(ctx, false); err != nil {
+	err = p.both(ctx, func(ctx context.Context, s, _ *engine.Side) (err error) {
+		if err := s.TakeReports(ctx, false); err != nil {
 			return err
 		}
-		if s.facts.Ledger, err = s.ledger(ctx); err == nil {
-			s.facts, err = s.facts.ConcludePods()
+		if s.Facts.Ledger, err = s.Ledger(ctx); err == nil {
+			s.Facts, err = s.Facts.ConcludePods()
 		}
 		return err
 	})
@@ -343,18 +336,18 @@ func (p *run) install(ctx context.Context) (started bool, err error) {
 func (p *run) checkInternal() error {
 	var errs []error
 	for _, s := range p.sides {
-		cn := s.facts.Ledger
+		cn := s.Facts.Ledger
 		if cn == nil || slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.Active() }) {
 			continue
 		}
-		for _, n := range s.facts.Reports {
+		for _, n := range s.Facts.Reports {
 			for _, r := range n.Status.Routes {
 				if !r.Overlaps(cn.Spec.InternalCIDR.Prefix) {
 					continue
 				}
-				s.foreign = append(s.foreign, r.Prefix)
-				errs = append(errs, &Error{
-					Kind: Ranges, Cluster: s.Name, Doing: "find a range for the overlay",
+				s.Foreign = append(s.Foreign, r.Prefix)
+				errs = append(errs, &kube.Error{
+					Kind: kube.Ranges, Cluster: s.Name, Doing: "find a range for the overlay",
 					Err:  fmt.Errorf("%s, which was chosen, has a part of %s, to which node %s has a route", cn.Spec.InternalCIDR, r, n.Name),
 					Hint: fmt.Sprintf("try again with --reserve %s=%s", s.Name, r),
 				})
@@ -371,9 +364,9 @@ func (p *run) reserve() (any bool) {
 	maps.Copy(facts, p.options.Facts)
 	for _, s := range p.sides {
 		f := facts[s.ID]
-		f.Reserved = append(slices.Clone(f.Reserved), s.foreign...)
+		f.Reserved = append(slices.Clone(f.Reserved), s.Foreign...)
 		facts[s.ID] = f
-		any = any || len(s.foreign) > 0
+		any = any || len(s.Foreign) > 0
 	}
 	p.options.Facts = facts
 	return any
@@ -383,7 +376,7 @@ func (p *run) reserve() (any bool) {
 // before is removed.
 func (p *run) rollBack(ctx context.Context) error {
 	step := "Putting back what was changed"
-	if slices.ContainsFunc(p.sides[:], func(s *side) bool { return !s.wasActive }) {
+	if slices.ContainsFunc(p.sides[:], func(s *engine.Side) bool { return !s.WasActive }) {
 		step = fmt.Sprintf("Removing the peering of %s and %s", p.sides[0].Name, p.sides[1].Name)
 	}
 	return p.reporter.Step(ctx, step, func(ctx context.Context) error {
@@ -391,7 +384,7 @@ func (p *run) rollBack(ctx context.Context) error {
 		var wg sync.WaitGroup
 		for i, s := range p.sides {
 			wg.Go(func() {
-				errs[i] = failure.Caught(func() error { return s.rollBack(ctx, p.sides[1-i]) })
+				errs[i] = failure.Caught(func() error { return rollBack(ctx, s, p.sides[1-i]) })
 			})
 		}
 		wg.Wait() // one side goes on where the other cannot
@@ -400,23 +393,23 @@ func (p *run) rollBack(ctx context.Context) error {
 }
 
 // rollBack is one side's part. What other peerings depend on is put back first.
-func (s *side) rollBack(ctx context.Context, peer *side) error {
-	changes := slices.Clone(s.journal.changes)
-	if !s.wasActive {
-		changes = slices.DeleteFunc(changes, func(c change) bool { return !c.shared() })
-	} else if s.rangesChanged {
-		if err := s.undoRanges(ctx, peer.ID); err != nil {
+func rollBack(ctx context.Context, s *engine.Side, peer *engine.Side) error {
+	changes := slices.Clone(s.Journal.Changes)
+	if !s.WasActive {
+		changes = slices.DeleteFunc(changes, func(c engine.Change) bool { return !c.Shared() })
+	} else if s.RangesChanged {
+		if err := engine.UndoRanges(ctx, s.Cluster, peer.ID); err != nil {
 			return err
 		}
 	}
-	if err := s.putBack(ctx, changes); err != nil {
+	if err := engine.PutBack(ctx, s.Cluster, changes); err != nil {
 		return err
 	}
-	if !s.wasActive {
-		s.removed = true
-		if _, err := s.removePeer(ctx, peer.ID); err != nil {
+	if !s.WasActive {
+		s.Removed = true
+		if _, err := engine.RemovePeer(ctx, s.Cluster, peer.ID); err != nil {
 			return err
 		}
 	}
-	return s.journal.end(ctx)
+	return s.Journal.End(ctx)
 }

@@ -8,6 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // A Peering has all its conditions from the beginning, and a command leaves alone what gateways have written.
@@ -15,13 +17,13 @@ func TestConditionsFromTheBeginning(t *testing.T) {
 	for planes, want := range map[int][]string{
 		1: {"Ready", "Connected", "Degraded", "KeysFresh"}, 2: {"Ready", "Connected", "Degraded", "KeysFresh", "Redundant"},
 	} {
-		a, b := twoSites(t)
-		for i, w := range []*site{a, b} {
-			if err := w.raw.Create(t.Context(), node(w.Name+"-2", true, fmt.Sprintf("172.%d.1.12", 18+i))); err != nil {
+		a, b := TwoSites(t)
+		for i, w := range []*Site{a, b} {
+			if err := w.Raw.Create(t.Context(), kubetest.Node(w.Name+"-2", true, fmt.Sprintf("172.%d.1.12", 18+i))); err != nil {
 				t.Fatal(err)
 			}
 		}
-		mustPeer(t, a, b, Options{Planes: planes})
+		MustPeer(t, a, b, engine.Options{Planes: planes})
 		p := a.peering(t)
 		var got []string
 		for _, c := range p.Status.Conditions {
@@ -37,7 +39,7 @@ func TestConditionsFromTheBeginning(t *testing.T) {
 		if err := a.Client.Status().Update(t.Context(), p); err != nil {
 			t.Fatal(err)
 		}
-		mustPeer(t, a, b, Options{Planes: planes, Clusters: map[string]ClusterOptions{a.ID: {LimitNew: new(int64(7))}}})
+		MustPeer(t, a, b, engine.Options{Planes: planes, Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(7))}}})
 		if now := a.peering(t); len(now.Status.Conditions) != 1 || now.Status.Conditions[0].Reason != "AllReached" || now.Spec.Limits.NewConnections != 7 {
 			t.Errorf("%d planes: %+v", planes, now)
 		}

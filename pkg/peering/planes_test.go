@@ -15,7 +15,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // A second plane is added, kept by later commands, and taken away again, with all that belonged to
@@ -23,14 +26,14 @@ import (
 func TestPlanes(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	for i, w := range []*site{a, b} {
-		if err := w.raw.Create(t.Context(), node(w.Name+"-2", true, fmt.Sprintf("172.%d.1.12", 18+i))); err != nil {
+	a, b := TwoSites(t)
+	for i, w := range []*Site{a, b} {
+		if err := w.Raw.Create(t.Context(), kubetest.Node(w.Name+"-2", true, fmt.Sprintf("172.%d.1.12", 18+i))); err != nil {
 			t.Fatal(err)
 		}
 	}
-	one := Options{Planes: 1}
-	mustPeer(t, a, b, one)
+	one := engine.Options{Planes: 1}
+	MustPeer(t, a, b, one)
 	before := []map[string]any{a.contents(t), b.contents(t)}
 	names := func(m map[string]any) (out []string) {
 		for name := range m {
@@ -39,21 +42,21 @@ func TestPlanes(t *testing.T) {
 		slices.Sort(out)
 		return out
 	}
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Planes: 3}, Silent{}); kindOf(t, err) != Usage {
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Planes: 3}, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage {
 		t.Errorf("three planes on two nodes: %v", err)
 	}
-	mustPeer(t, a, b, Options{Planes: 2})
+	MustPeer(t, a, b, engine.Options{Planes: 2})
 	ports := map[string]bool{}
-	for _, w := range []*site{a, b} {
-		p := list[v1alpha1.PeeringList](t, w).Items[0]
+	for _, w := range []*Site{a, b} {
+		p := List[v1alpha1.PeeringList](t, w).Items[0]
 		if len(p.Spec.Planes) != 2 || p.Spec.Planes[0].RemotePublicKey == p.Spec.Planes[1].RemotePublicKey ||
 			p.Spec.Planes[0].RemoteAddress == p.Spec.Planes[1].RemoteAddress || p.Spec.Planes[0].PresharedKey.Fingerprint == p.Spec.Planes[1].PresharedKey.Fingerprint {
 			t.Errorf("%s: planes %+v", w.Name, p.Spec.Planes)
 		}
-		if budgets := list[policyv1.PodDisruptionBudgetList](t, w).Items; len(budgets) != 1 || budgets[0].Labels[v1alpha1.LabelPeering] != p.Name {
+		if budgets := List[policyv1.PodDisruptionBudgetList](t, w).Items; len(budgets) != 1 || budgets[0].Labels[v1alpha1.LabelPeering] != p.Name {
 			t.Errorf("%s: budgets %v", w.Name, budgets)
 		}
-		for _, svc := range list[corev1.ServiceList](t, w).Items {
+		for _, svc := range List[corev1.ServiceList](t, w).Items {
 			for _, port := range svc.Spec.Ports {
 				ports[fmt.Sprint(port.Name, " ", port.Port, " ", port.TargetPort.String())] = true
 			}
@@ -62,15 +65,15 @@ func TestPlanes(t *testing.T) {
 	if want := map[string]bool{"plane-0 51840 plane-0": true, "plane-1 51841 plane-1": true}; fmt.Sprint(ports) != fmt.Sprint(want) {
 		t.Errorf("ports %v", ports)
 	}
-	if n := dryRun(t, a, b, Options{}).Changes(); n > 0 {
+	if n := DryRun(t, a, b, engine.Options{}).Changes(); n > 0 {
 		t.Errorf("without the flag there would be %d changes", n)
 	}
-	mustPeer(t, a, b, one)
-	for i, w := range []*site{a, b} {
-		if budgets := list[policyv1.PodDisruptionBudgetList](t, w).Items; len(budgets) > 0 {
+	MustPeer(t, a, b, one)
+	for i, w := range []*Site{a, b} {
+		if budgets := List[policyv1.PodDisruptionBudgetList](t, w).Items; len(budgets) > 0 {
 			t.Errorf("%s: with one plane there is still %v", w.Name, budgets)
 		}
-		if reported := list[v1alpha1.PeeringList](t, w).Items[0].Status.Planes; len(reported) != 1 || reported[0].Index != 0 {
+		if reported := List[v1alpha1.PeeringList](t, w).Items[0].Status.Planes; len(reported) != 1 || reported[0].Index != 0 {
 			t.Errorf("%s: with one plane the status has %v", w.Name, reported)
 		}
 		if got, want := names(w.contents(t)), names(before[i]); !slices.Equal(got, want) {
@@ -81,7 +84,7 @@ func TestPlanes(t *testing.T) {
 
 // A gateway that is gone leaves no condition behind that nobody else writes.
 func TestForgetPlanes(t *testing.T) {
-	c := newCluster(t, "a", interceptor.Funcs{}, somePeering())
+	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, kubetest.SomePeering())
 	dead := map[string]any{"apiVersion": v1alpha1.GroupVersion.String(), "kind": "Peering", "metadata": map[string]any{"name": "b"}, "status": map[string]any{
 		"planes": []any{map[string]any{"index": 1, "connected": true}}, "conditions": []any{
 			map[string]any{"type": v1alpha1.ConditionRedundant, "status": "True", "reason": "R", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"},
@@ -96,7 +99,7 @@ func TestForgetPlanes(t *testing.T) {
 	if err := c.Client.Status().Patch(t.Context(), p, client.RawPatch(types.ApplyPatchType, raw), client.FieldOwner("liqonet-gateway-1"), client.ForceOwnership); err != nil {
 		t.Fatal(err)
 	}
-	if err := (&side{Cluster: c}).forgetPlanes(t.Context(), "b"); err != nil {
+	if err := forgetPlanes(t.Context(), (&engine.Side{Cluster: c}), "b"); err != nil {
 		t.Fatal(err)
 	}
 	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(p), p); err != nil {

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/test/kit"
 )
 
@@ -12,7 +13,7 @@ import (
 func TestPlanesModeIsKept(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
+	a, b := TwoSites(t)
 	const one, spread = v1alpha1.PlanesSingle, v1alpha1.PlanesSpread
 	for _, step := range []struct {
 		name       string
@@ -29,18 +30,18 @@ func TestPlanesModeIsKept(t *testing.T) {
 		{name: "taken back", given: one, want: one, choice: "one, another one if that fails: given by --planes-mode"},
 		{name: "not given again", want: one},
 	} {
-		o := Options{PlanesMode: step.given}
+		o := engine.Options{PlanesMode: step.given}
 		if step.isWithdraw {
 			half := a.peering(t)
 			half.Spec.PlanesMode = one
-			if err := a.raw.Update(t.Context(), half); err != nil {
+			if err := a.Raw.Update(t.Context(), half); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if step.isNew {
-			mustPeer(t, a, b, o)
+			MustPeer(t, a, b, o)
 		}
-		p := dryRun(t, a, b, o)
+		p := DryRun(t, a, b, o)
 		choice := ""
 		for _, c := range p.Clusters[0].Choices {
 			if c.What == "planes by which a node sends" {
@@ -51,10 +52,10 @@ func TestPlanesModeIsKept(t *testing.T) {
 		if choice != step.choice || p.Changes() > 0 != changes {
 			t.Errorf("%s: the plan says %q, and changes %d objects", step.name, choice, p.Changes())
 		}
-		if r := mustPeer(t, a, b, o); len(r.Changed) > 0 != changes {
+		if r := MustPeer(t, a, b, o); len(r.Changed) > 0 != changes {
 			t.Errorf("%s: changed %v", step.name, r.Changed)
 		}
-		for _, w := range []*site{a, b} {
+		for _, w := range []*Site{a, b} {
 			if got := w.peering(t).Spec.PlanesMode; got != step.want {
 				t.Errorf("%s: %s has %q, want %q", step.name, w.Name, got, step.want)
 			}

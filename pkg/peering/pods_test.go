@@ -10,30 +10,33 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // Where no object names the range of the pods, a dry run says that it is known
 // during the run, and peer concludes it from what the agents report.
 func TestRangeWithoutASource(t *testing.T) {
-	a, b := twoSites(t)
+	a, b := TwoSites(t)
 	withoutSource(t, a)
-	a.routes = []netip.Prefix{prefix("10.244.0.0/20")}
-	made := dryRun(t, a, b, Options{})
+	a.routes = []netip.Prefix{kubetest.Prefix("10.244.0.0/20")}
+	made := DryRun(t, a, b, engine.Options{})
 	if s := made.Clusters[0].Facts[0]; s.What != "pod range" || !s.DuringRun {
 		t.Errorf("before there are agents, the first fact is %+v", s)
 	}
-	if left := a.ours(t); len(left) > 0 {
+	if left := a.Ours(t); len(left) > 0 {
 		t.Fatalf("the dry run made %v", left)
 	}
-	r := mustPeer(t, a, b, Options{})
-	if got := r.Views[0].LocalPods; len(got) != 1 || got[0].Real != prefix("10.244.0.0/16") {
+	r := MustPeer(t, a, b, engine.Options{})
+	if got := r.Views[0].LocalPods; len(got) != 1 || got[0].Real != kubetest.Prefix("10.244.0.0/16") {
 		t.Errorf("the peer knows %v", got)
 	}
 	if len(r.Notes) != 1 || !strings.Contains(r.Notes[0], "10.244.0.0/16") || !strings.Contains(r.Notes[0], "--pod-cidr a=") {
 		t.Errorf("the result says %q", r.Notes)
 	}
-	made = dryRun(t, a, b, Options{})
+	made = DryRun(t, a, b, engine.Options{})
 	if s := made.Clusters[0].Facts[0]; s.Value.String() != "10.244.0.0/16" || !s.Assumed || !strings.Contains(s.Reason, "--pod-cidr a=") {
 		t.Errorf("with agents, the first fact is %+v", s)
 	}
@@ -48,14 +51,14 @@ func TestRangeWithoutASource(t *testing.T) {
 
 // The user is asked if the agents do not tell of every pod, and nothing stays.
 func TestRangeThatAgentsDoNotTell(t *testing.T) {
-	a, b := twoSites(t)
+	a, b := TwoSites(t)
 	withoutSource(t, a)
-	_, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{})
-	if kindOf(t, err) != Ranges || !strings.Contains(err.Error(), "--pod-cidr a=") {
+	_, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
+	if kubetest.KindOf(t, err) != kube.Ranges || !strings.Contains(err.Error(), "--pod-cidr a=") {
 		t.Errorf("got %v", err)
 	}
-	for _, w := range []*site{a, b} {
-		if left := w.ours(t); len(left) > 0 {
+	for _, w := range []*Site{a, b} {
+		if left := w.Ours(t); len(left) > 0 {
 			t.Errorf("left in %s: %v", w.Name, left)
 		}
 	}
@@ -63,7 +66,7 @@ func TestRangeThatAgentsDoNotTell(t *testing.T) {
 
 // withoutSource takes away what names the range of a cluster's pods, and gives it a
 // pod.
-func withoutSource(t *testing.T, w *site) {
+func withoutSource(t *testing.T, w *Site) {
 	t.Helper()
 	n := &corev1.Node{}
 	if err := w.Client.Get(t.Context(), types.NamespacedName{Name: w.Name + "-1"}, n); err != nil {

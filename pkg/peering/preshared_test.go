@@ -18,16 +18,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // preshared are the pre-shared keys in a cluster, by the names of their Secrets.
-func (w *site) preshared(t *testing.T) map[string][]byte {
+func (w *Site) preshared(t *testing.T) map[string][]byte {
 	t.Helper()
 	var list corev1.SecretList
-	if err := w.raw.List(t.Context(), &list, client.InNamespace(v1alpha1.Namespace)); err != nil {
+	if err := w.Raw.List(t.Context(), &list, client.InNamespace(v1alpha1.Namespace)); err != nil {
 		t.Fatal(err)
 	}
 	out := map[string][]byte{}
@@ -42,13 +44,13 @@ func (w *site) preshared(t *testing.T) map[string][]byte {
 	return out
 }
 
-// samePreshared fails if the two gateways do not have one key, which is all there is, and
+// SamePreshared fails if the two gateways do not have one key, which is all there is, and
 // which both Peerings name. It returns the key.
-func samePreshared(t *testing.T, a, b *site, ofA, ofB int32) []byte {
+func SamePreshared(t *testing.T, a, b *Site, ofA, ofB int32) []byte {
 	t.Helper()
 	var keys [][]byte
 	for _, of := range []struct {
-		*site
+		*Site
 		peer       string
 		generation int32
 	}{{a, b.Name, ofA}, {b, a.Name, ofB}} {
@@ -62,7 +64,7 @@ func samePreshared(t *testing.T, a, b *site, ofA, ofB int32) []byte {
 			t.Errorf("the Peering of %s names %+v, want %+v", of.Name, got, want)
 		}
 		d := &appsv1.Deployment{}
-		if err := of.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-" + of.peer + "-0"}, d); err != nil {
+		if err := of.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-" + of.peer + "-0"}, d); err != nil {
 			t.Fatal(err)
 		}
 		if !slices.ContainsFunc(d.Spec.Template.Spec.Volumes, func(v corev1.Volume) bool { return v.Secret != nil && v.Secret.SecretName == name }) {
@@ -78,27 +80,27 @@ func samePreshared(t *testing.T, a, b *site, ofA, ofB int32) []byte {
 func TestSecurity_23_ANewPeeringHasAPresharedKey(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	for _, object := range dryRun(t, a, b, Options{}).Clusters[0].Objects {
+	a, b := TwoSites(t)
+	for _, object := range DryRun(t, a, b, engine.Options{}).Clusters[0].Objects {
 		if strings.Contains(object.Name, "-psk-") && (object.Action != plan.Create || object.Manifest["data"] != nil) {
 			t.Errorf("planned is %+v", object)
 		}
 	}
-	mustPeer(t, a, b, Options{})
-	key := samePreshared(t, a, b, 1, 1)
-	r := mustPeer(t, a, b, Options{})
-	if again := samePreshared(t, a, b, 1, 1); len(r.Changed) > 0 || !bytes.Equal(key, again) {
+	MustPeer(t, a, b, engine.Options{})
+	key := SamePreshared(t, a, b, 1, 1)
+	r := MustPeer(t, a, b, engine.Options{})
+	if again := SamePreshared(t, a, b, 1, 1); len(r.Changed) > 0 || !bytes.Equal(key, again) {
 		t.Errorf("the second time it changed %v", r.Changed)
 	}
 	// It is nowhere but in the Secrets.
-	said, err := json.Marshal([]any{r, dryRun(t, a, b, Options{})})
+	said, err := json.Marshal([]any{r, DryRun(t, a, b, engine.Options{})})
 	if err != nil {
 		t.Fatal(err)
 	}
 	places := []string{string(said)}
-	for _, w := range []*site{a, b} {
-		for _, list := range append(append(workloads(), accounts()...), &corev1.ConfigMapList{}, &corev1.PodList{}, &v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}) {
-			if err := w.raw.List(t.Context(), list); err != nil {
+	for _, w := range []*Site{a, b} {
+		for _, list := range append(append(engine.Workloads(), engine.Accounts()...), &corev1.ConfigMapList{}, &corev1.PodList{}, &v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}) {
+			if err := w.Raw.List(t.Context(), list); err != nil {
 				t.Fatal(err)
 			}
 			text, err := json.Marshal(list)
@@ -115,7 +117,7 @@ func TestSecurity_23_ANewPeeringHasAPresharedKey(t *testing.T) {
 			}
 		}
 	}
-	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
 		t.Fatal(err)
 	}
 	if left := len(a.preshared(t)) + len(b.preshared(t)); left > 0 {
@@ -128,19 +130,19 @@ func TestSecurity_23_ANewPeeringHasAPresharedKey(t *testing.T) {
 func TestSecurity_23_APeeringWithoutPresharedKeyIsLeftAlone(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
-	for _, w := range []*site{a, b} {
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
+	for _, w := range []*Site{a, b} {
 		w.change(t, func(p *v1alpha1.Plane) { p.PresharedKey = v1alpha1.PresharedKey{} })
-		if err := w.raw.Delete(t.Context(), manifests.Gateway{Peering: w.peer.Name, PresharedKey: 1}.PresharedSecret(nil)); err != nil {
+		if err := w.Raw.Delete(t.Context(), manifests.Gateway{Peering: w.Peer.Name, PresharedKey: 1}.PresharedSecret(nil)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	mustPeer(t, a, b, Options{})
+	MustPeer(t, a, b, engine.Options{})
 	if n := len(a.preshared(t)) + len(b.preshared(t)); n > 0 || a.peering(t).Spec.Planes[0].PresharedKey.Generation > 0 {
 		t.Errorf("it has %d pre-shared keys", n)
 	}
-	p := dryRun(t, a, b, Options{})
+	p := DryRun(t, a, b, engine.Options{})
 	if p.Changes() > 0 {
 		t.Errorf("the next peer would make %d changes", p.Changes())
 	}
@@ -153,47 +155,47 @@ func TestSecurity_23_APeeringWithoutPresharedKeyIsLeftAlone(t *testing.T) {
 }
 
 // change changes the Peering's plane behind the command's back.
-func (w *site) change(t *testing.T, change func(*v1alpha1.Plane)) {
+func (w *Site) change(t *testing.T, change func(*v1alpha1.Plane)) {
 	t.Helper()
 	p := w.peering(t)
 	change(&p.Spec.Planes[0])
-	if err := w.raw.Update(t.Context(), p); err != nil {
+	if err := w.Raw.Update(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func TestSecurity_23_DifferentPresharedKeysAreReplaced(t *testing.T) {
 	t.Parallel()
-	secret := func(w *site, generation int32) *corev1.Secret {
-		return manifests.Gateway{Peering: w.peer.Name, PresharedKey: generation}.PresharedSecret(make([]byte, keyBytes))
+	secret := func(w *Site, generation int32) *corev1.Secret {
+		return manifests.Gateway{Peering: w.Peer.Name, PresharedKey: generation}.PresharedSecret(make([]byte, engine.KeyBytes))
 	}
 	for name, tt := range map[string]struct {
-		damage   func(t *testing.T, a, b *site) error
+		damage   func(t *testing.T, a, b *Site) error
 		ofA, ofB int32
 	}{
-		"another fingerprint": {func(t *testing.T, _, b *site) error {
+		"another fingerprint": {func(t *testing.T, _, b *Site) error {
 			b.change(t, func(p *v1alpha1.Plane) { p.PresharedKey.Fingerprint = manifests.Fingerprint([]byte("other")) })
 			return nil
 		}, 2, 2},
-		"none is named": {func(t *testing.T, a, _ *site) error {
+		"none is named": {func(t *testing.T, a, _ *Site) error {
 			a.change(t, func(p *v1alpha1.Plane) { p.PresharedKey = v1alpha1.PresharedKey{} })
 			return nil
 		}, 2, 2},
-		"an interrupted command left another one": {func(t *testing.T, a, b *site) error {
-			return errors.Join(b.raw.Create(t.Context(), secret(b, 2)), a.raw.Delete(t.Context(), secret(a, 1)))
+		"an interrupted command left another one": {func(t *testing.T, a, b *Site) error {
+			return errors.Join(b.Raw.Create(t.Context(), secret(b, 2)), a.Raw.Delete(t.Context(), secret(a, 1)))
 		}, 2, 3},
-		"a Secret is gone": {func(t *testing.T, a, _ *site) error { return a.raw.Delete(t.Context(), secret(a, 1)) }, 2, 2},
+		"a Secret is gone": {func(t *testing.T, a, _ *Site) error { return a.Raw.Delete(t.Context(), secret(a, 1)) }, 2, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a, b := twoSites(t)
-			mustPeer(t, a, b, Options{})
-			before := samePreshared(t, a, b, 1, 1)
+			a, b := TwoSites(t)
+			MustPeer(t, a, b, engine.Options{})
+			before := SamePreshared(t, a, b, 1, 1)
 			if err := tt.damage(t, a, b); err != nil {
 				t.Fatal(err)
 			}
-			mustPeer(t, a, b, Options{})
-			if after := samePreshared(t, a, b, tt.ofA, tt.ofB); bytes.Equal(before, after) {
+			MustPeer(t, a, b, engine.Options{})
+			if after := SamePreshared(t, a, b, tt.ofA, tt.ofB); bytes.Equal(before, after) {
 				t.Error("the key is the old one")
 			}
 		})
@@ -204,11 +206,11 @@ func TestSecurity_23_DifferentPresharedKeysAreReplaced(t *testing.T) {
 func TestSecurity_23_OneOfSeveralPresharedKeys(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
+	a, b := TwoSites(t)
 	results := make(chan error)
 	for range 3 {
 		go func() {
-			_, err := Peer(context.WithoutCancel(t.Context()), a.Cluster, b.Cluster, Options{}, Silent{})
+			_, err := Peer(context.WithoutCancel(t.Context()), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
 			results <- err
 		}()
 	}
@@ -217,5 +219,5 @@ func TestSecurity_23_OneOfSeveralPresharedKeys(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	samePreshared(t, a, b, 1, 1)
+	SamePreshared(t, a, b, 1, 1)
 }

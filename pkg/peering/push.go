@@ -12,14 +12,16 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
 )
 
 // push makes the plan with what the agents have reported, and carries it out. Gateways that were started stay if they are planned still.
@@ -79,8 +81,8 @@ func (p *run) pushPlane(ctx context.Context, plane int32) error {
 		err = p.pushGateways(ctx, []int32{plane}, alone)
 	}
 	if err == nil && alone {
-		err = p.both(ctx, func(ctx context.Context, s, _ *side) error {
-			return s.awaitEnd(ctx, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane})
+		err = p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+			return engine.AwaitEnd(ctx, s.Cluster, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane})
 		})
 	}
 	if err == nil {
@@ -104,13 +106,13 @@ func (p *run) makeAllKeys(ctx context.Context) error {
 // their Peering. All that follows from the reports is in that, but for the backend of WireGuard. One report tells it. Where
 // another node's kernel turns out to lack it, push replaces them.
 func (p *run) startGateways(ctx context.Context) error {
-	err := p.both(ctx, func(ctx context.Context, s, peer *side) (err error) {
-		if s.facts.Ledger, err = s.ledger(ctx); err != nil {
+	err := p.both(ctx, func(ctx context.Context, s, peer *engine.Side) (err error) {
+		if s.Facts.Ledger, err = s.Ledger(ctx); err != nil {
 			return err
 		}
-		cn := s.facts.Ledger
+		cn := s.Facts.Ledger
 		if cn == nil || plan.Allocation(cn, peer.ID) == nil {
-			return s.fail("start the gateways", errUnpeered)
+			return s.Fail("start the gateways", kube.ErrUnpeered)
 		}
 		return nil
 	})
@@ -120,39 +122,39 @@ func (p *run) startGateways(ctx context.Context) error {
 	if err := p.makeAllKeys(ctx); err != nil {
 		return err
 	}
-	if err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.takeReports(ctx, true) }); err != nil {
+	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.TakeReports(ctx, true) }); err != nil {
 		return err
 	}
 	if err := p.makePlan(); err != nil {
 		return err
 	}
-	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
+	return p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
 		g, ctx := failure.NewGroup(ctx)
 		g.Go(func() error { return p.pushServices(ctx, s, peer) })
 		for _, gateway := range p.planOf(s).Gateways {
-			g.Go(func() error { return s.applyGateway(ctx, p.planOf(s), gateway, true) })
+			g.Go(func() error { return applyGateway(ctx, s, p.planOf(s), gateway, true) })
 		}
 		return g.Wait()
 	})
 }
 
 // pushServices is one side's part. Planes that are dropped later are called until then.
-func (p *run) pushServices(ctx context.Context, s, _ *side) error {
+func (p *run) pushServices(ctx context.Context, s, _ *engine.Side) error {
 	objs := plan.Staged(p.planOf(s).Objects, plan.Exposure, "")
 	for i, obj := range objs {
 		service, is := obj.(*corev1.Service)
-		if !is || s.facts.Service == nil {
+		if !is || s.Facts.Service == nil {
 			continue
 		}
 		service = service.DeepCopy()
-		for _, port := range s.facts.Service.Spec.Ports {
+		for _, port := range s.Facts.Service.Spec.Ports {
 			if slices.ContainsFunc(p.dropped, func(plane int32) bool { return port.Name == v1alpha1.PlanePort(plane) }) {
 				service.Spec.Ports = append(service.Spec.Ports, port)
 			}
 		}
 		objs[i] = service
 	}
-	return s.apply(ctx, objs...)
+	return s.Apply(ctx, objs...)
 }
 
 // turns are the planes in the order in which their gateways are applied. Where packets pass by all of several planes, those
@@ -164,10 +166,10 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 	for _, s := range p.sides {
 		for _, g := range p.planOf(s).Gateways {
 			_, deployment := g.Objects()
-			if err := s.takeCurrentKey(ctx, &deployment.Spec.Template.Spec); err != nil {
+			if err := engine.TakeCurrentKey(ctx, s.Cluster, &deployment.Spec.Template.Spec); err != nil {
 				return nil, err
 			}
-			want, there, err := s.read(ctx, deployment)
+			want, there, err := s.Read(ctx, deployment)
 			if err != nil {
 				return nil, err
 			}
@@ -175,8 +177,8 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 				continue
 			}
 			live++
-			stopped[g.Plane] = stopped[g.Plane] || isStopped(there)
-			if !sameTemplate(there, want) {
+			stopped[g.Plane] = stopped[g.Plane] || engine.IsStopped(there)
+			if !engine.SameTemplate(there, want) {
 				replaced[g.Plane] = true
 			}
 		}
@@ -214,10 +216,10 @@ func (p *run) turns(ctx context.Context) ([][]int32, error) {
 func (p *run) notPlanned() []int32 {
 	planes := sets.New[int32]()
 	for _, s := range p.sides {
-		if s.facts.Existing == nil {
+		if s.Facts.Existing == nil {
 			continue
 		}
-		for _, plane := range s.facts.Existing.Spec.Planes {
+		for _, plane := range s.Facts.Existing.Spec.Planes {
 			if p.planOf(s).Peering.Plane(plane.Index) == nil {
 				planes.Insert(plane.Index)
 			}
@@ -229,9 +231,9 @@ func (p *run) notPlanned() []int32 {
 // works says whether packets pass by all planes in both clusters.
 func (p *run) works(ctx context.Context) (all bool, err error) {
 	var works [2]bool
-	err = p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		views, err := s.Views(ctx)
-		works[s.index] = slices.ContainsFunc(views, func(v View) bool { return v.PeerID == peer.ID && passesByAll(v) })
+	err = p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+		views, err := status.Views(ctx, s.Cluster)
+		works[s.Index] = slices.ContainsFunc(views, func(v status.View) bool { return v.PeerID == peer.ID && passesByAll(v) })
 		return err
 	})
 	return works == [2]bool{true, true}, err
@@ -239,19 +241,19 @@ func (p *run) works(ctx context.Context) (all bool, err error) {
 
 // passesByAll says whether packets pass by all planes, from all nodes from which they pass by any: what else is wrong is no reason to
 // replace all gateways at once. A plane that lacks a node is repaired at once, as gateways that have a turn each wait for all planes.
-func passesByAll(v View) bool {
-	return v.NodesReady > 0 && !slices.ContainsFunc(v.Planes, func(plane PlaneView) bool { return !plane.Connected }) &&
-		!slices.ContainsFunc(v.Nodes, func(n NodeView) bool { return n.Ready && !reachesByAll(n, v.Planes) })
+func passesByAll(v status.View) bool {
+	return v.NodesReady > 0 && !slices.ContainsFunc(v.Planes, func(plane status.PlaneView) bool { return !plane.Connected }) &&
+		!slices.ContainsFunc(v.Nodes, func(n status.NodeView) bool { return n.Ready && !status.ReachesByAll(n, v.Planes) })
 }
 
 // pushGateways applies the gateways of planes in both clusters: if packets have another way, when those before them have ended.
 func (p *run) pushGateways(ctx context.Context, planes []int32, alone bool) error {
-	return p.both(ctx, func(ctx context.Context, s, _ *side) error {
+	return p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		for _, g := range p.planOf(s).Gateways {
 			if !slices.Contains(planes, g.Plane) {
 				continue
 			}
-			if err := s.applyGateway(ctx, p.planOf(s), g, alone); err != nil {
+			if err := applyGateway(ctx, s, p.planOf(s), g, alone); err != nil {
 				return err
 			}
 		}
@@ -263,47 +265,47 @@ func (p *run) pushGateways(ctx context.Context, planes []int32, alone bool) erro
 // stay as they are.
 func (p *run) pushPeerings(ctx context.Context, later []int32) error {
 	server := p.sides[p.plan.Server()]
-	endpoints, err := server.gatewayEndpoints(ctx, p.planOf(server))
+	endpoints, err := gatewayEndpoints(ctx, server, p.planOf(server))
 	if err != nil {
 		return err
 	}
 	p.plan = p.plan.Resolve(endpoints)
-	return p.both(ctx, func(ctx context.Context, s, peer *side) error {
-		return s.applyPeering(ctx, p.planOf(s), peer, later)
+	return p.both(ctx, func(ctx context.Context, s, peer *engine.Side) error {
+		return applyPeering(ctx, s, p.planOf(s), peer, later)
 	})
 }
 
 // allocate writes into the ledger by which ranges the cluster knows the peer.
-func (p *run) allocate(ctx context.Context, s, peer *side) (err error) {
+func (p *run) allocate(ctx context.Context, s, peer *engine.Side) (err error) {
 	isNew := false
-	offer, err := plan.Introduce(peer.facts, peer.intent, s.ID)
+	offer, err := plan.Introduce(peer.Facts, peer.Intent, s.ID)
 	if err != nil {
 		return err
 	}
-	own := s.facts
-	s.facts.Ledger, err = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) (err error) {
+	own := s.Facts
+	s.Facts.Ledger, err = engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) (err error) {
 		isNew, err = plan.Allocate(cn, own, offer)
 		if err == nil && !isNew {
-			return errUnchanged
+			return kube.ErrUnchanged
 		}
 		return err
 	})
 	if err == nil && isNew {
-		s.rangesChanged = true
-		s.hasChanged("ranges of the ledger")
+		s.RangesChanged = true
+		s.HasChanged("ranges of the ledger")
 	}
-	return s.fail("allocate ranges", err)
+	return s.Fail("allocate ranges", err)
 }
 
 // makeKeys gives each gateway a key that has none.
-func (p *run) makeKeys(ctx context.Context, s, peer *side) error {
-	name := plan.Allocation(s.facts.Ledger, peer.ID).Name
-	err := s.readPeering(ctx, name, &s.facts)
-	if err == nil && s.facts.Owner == "" {
-		err = s.fail("make keys", errUnpeered)
+func (p *run) makeKeys(ctx context.Context, s, peer *engine.Side) error {
+	name := plan.Allocation(s.Facts.Ledger, peer.ID).Name
+	err := engine.ReadPeering(ctx, s.Cluster, name, &s.Facts)
+	if err == nil && s.Facts.Owner == "" {
+		err = s.Fail("make keys", kube.ErrUnpeered)
 	}
 	if err == nil {
-		err = s.ownKeys(ctx, name)
+		err = s.OwnKeys(ctx, name)
 	}
 	if err != nil {
 		return err
@@ -312,43 +314,43 @@ func (p *run) makeKeys(ctx context.Context, s, peer *side) error {
 	gateways := p.planOf(s).Gateways
 	made := make([]plan.PlaneFacts, len(gateways))
 	for i, g := range gateways {
-		g.Peering, g.Owner = name, s.facts.Owner // the ledger may have given another one than was planned
+		g.Peering, g.Owner = name, s.Facts.Owner // the ledger may have given another one than was planned
 		group.Go(func() (err error) {
-			made[i], err = s.ensureKey(ctx, g.Gateway)
+			made[i], err = s.EnsureKey(ctx, g.Gateway)
 			return err
 		})
 	}
 	err = group.Wait()
 	for i, g := range gateways {
-		s.facts = s.facts.WithPlane(g.Plane, made[i])
+		s.Facts = s.Facts.WithPlane(g.Plane, made[i])
 	}
 	return err
 }
 
 // applyGateway applies the objects of a gateway as they are planned.
-func (s *side) applyGateway(ctx context.Context, c *plan.ClusterPlan, g plan.GatewayPlan, alone bool) error {
-	if err := s.apply(ctx, plan.Staged(c.Objects, plan.GatewayAccount, g.Name())...); err != nil {
+func applyGateway(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, g plan.GatewayPlan, alone bool) error {
+	if err := s.Apply(ctx, plan.Staged(c.Objects, plan.GatewayAccount, g.Name())...); err != nil {
 		return err
 	}
 	deployment := plan.Staged(c.Objects, plan.GatewayWorkload, g.Name())[0].DeepCopyObject().(*appsv1.Deployment)
-	if err := s.takeCurrentKey(ctx, &deployment.Spec.Template.Spec); err != nil {
+	if err := engine.TakeCurrentKey(ctx, s.Cluster, &deployment.Spec.Template.Spec); err != nil {
 		return err
 	}
 	want, err := manifests.ToApply(deployment)
 	if err != nil {
 		return err
 	}
-	return s.replaceGateway(ctx, g.Gateway, want, alone)
+	return s.ReplaceGateway(ctx, g.Gateway, want, alone)
 }
 
 // applyPeering applies the Peering as it is planned, with the hosts that are exposed now, and with some planes as they were.
 // A plane among these that was not there yet is applied later.
-func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side, later []int32) error {
+func applyPeering(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, peer *engine.Side, later []int32) error {
 	if unknown := c.Unknown(); len(unknown) > 0 {
-		return s.fail("apply Peering "+c.Peering.Name, fmt.Errorf("it is not known yet: %s", strings.Join(unknown, "; ")))
+		return s.Fail("apply Peering "+c.Peering.Name, fmt.Errorf("it is not known yet: %s", strings.Join(unknown, "; ")))
 	}
 	wanted := c.Peering.DeepCopy()
-	if existing := s.facts.Existing; existing != nil {
+	if existing := s.Facts.Existing; existing != nil {
 		isLater := func(plane v1alpha1.Plane) bool { return slices.Contains(later, plane.Index) }
 		wanted.Spec.Planes = slices.DeleteFunc(wanted.Spec.Planes, isLater)
 		for _, plane := range existing.Spec.Planes {
@@ -358,52 +360,33 @@ func (s *side) applyPeering(ctx context.Context, c *plan.ClusterPlan, peer *side
 		}
 		slices.SortFunc(wanted.Spec.Planes, func(a, b v1alpha1.Plane) int { return cmp.Compare(a.Index, b.Index) })
 	}
-	return retryOnConflict(func() error {
-		_, live, err := s.read(ctx, wanted)
+	return kube.RetryOnConflict(func() error {
+		_, live, err := s.Read(ctx, wanted)
 		if err != nil {
 			return err
 		}
-		if live.GetUID() != s.facts.Owner {
-			return s.fail("apply Peering "+wanted.Name, errUnpeered)
+		if live.GetUID() != s.Facts.Owner {
+			return s.Fail("apply Peering "+wanted.Name, kube.ErrUnpeered)
 		}
 		// In this order: a host that is exposed after the Peering was read is a conflict.
-		if wanted.Spec.Local.Hosts, err = s.currentHosts(ctx, peer.Cluster, wanted.Spec.Local.ExternalCIDR.Prefix); err != nil {
+		if wanted.Spec.Local.Hosts, err = currentHosts(ctx, s.Cluster, peer.Cluster, wanted.Spec.Local.ExternalCIDR.Prefix); err != nil {
 			return err
 		}
 		wanted.ResourceVersion, wanted.UID = live.GetResourceVersion(), live.GetUID()
-		if err := s.apply(ctx, wanted); err != nil {
+		if err := s.Apply(ctx, wanted); err != nil {
 			return err
 		}
 		if _, has, _ := unstructured.NestedSlice(live.Object, "status", "conditions"); has {
 			return nil
 		}
-		return s.writePending(ctx, wanted)
+		return s.WritePending(ctx, wanted)
 	})
-}
-
-// writePending gives a new Peering its conditions. They are applied as the first gateway's: what that one does not apply later is removed,
-// and what another one applies becomes that one's.
-func (s *side) writePending(ctx context.Context, wanted *v1alpha1.Peering) error {
-	live, err := get[v1alpha1.Peering](ctx, s.Cluster, "", wanted.Name)
-	if live == nil || err != nil || len(live.Status.Conditions)+len(live.Status.Planes) > 0 {
-		return err
-	}
-	raw, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&v1alpha1.PeeringStatus{Conditions: wanted.PendingConditions()})
-	if err != nil {
-		return err
-	}
-	u := &unstructured.Unstructured{Object: map[string]any{"status": raw}}
-	u.SetGroupVersionKind(v1alpha1.GroupVersion.WithKind("Peering"))
-	u.SetName(live.Name)
-	u.SetResourceVersion(live.ResourceVersion) // a conflict if a gateway has written at the same time
-	manager := client.FieldOwner(v1alpha1.GatewayManager(wanted.Spec.Planes[0].Index))
-	return s.fail("write the conditions of Peering "+live.Name, s.Client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), manager, client.ForceOwnership))
 }
 
 // gatewayEndpoints waits until the Service has an address. It returns where the gateway of each
 // plane can be called, as host:port, the first one to try first. Where the user gave endpoints
 // it returns those.
-func (s *side) gatewayEndpoints(ctx context.Context, c *plan.ClusterPlan) (out map[int32][]string, err error) {
+func gatewayEndpoints(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) (out map[int32][]string, err error) {
 	out = map[int32][]string{}
 	given := c.GivenEndpoints()
 	for _, g := range c.Gateways {
@@ -413,14 +396,14 @@ func (s *side) gatewayEndpoints(ctx context.Context, c *plan.ClusterPlan) (out m
 		return out, nil
 	}
 	hint := fmt.Sprintf("%s -n %s describe service %s; or choose another --service-type", s.Kubectl, v1alpha1.Namespace, c.Service.Name)
-	err = s.await(ctx, fmt.Sprintf("wait for an address of Service %s (%s)", c.Service.Name, c.Service.Spec.Type), hint,
-		[]client.ObjectList{&corev1.ServiceList{}}, func(_ context.Context, o objects) (string, error) {
-			svc := byName[*corev1.Service](o, c.Service.Name)
+	err = s.Await(ctx, fmt.Sprintf("wait for an address of Service %s (%s)", c.Service.Name, c.Service.Spec.Type), hint,
+		[]client.ObjectList{&corev1.ServiceList{}}, func(_ context.Context, o kube.Objects) (string, error) {
+			svc := kube.ByName[*corev1.Service](o, c.Service.Name)
 			if svc == nil {
-				return "", errUnpeered
+				return "", kube.ErrUnpeered
 			}
 			for plane := range out {
-				out[plane] = plan.ServiceEndpoints(svc, plane, s.facts.Nodes)
+				out[plane] = plan.ServiceEndpoints(svc, plane, s.Facts.Nodes)
 				if len(out[plane]) == 0 {
 					return "it has none yet", nil
 				}
@@ -438,7 +421,7 @@ func (p *run) wait(ctx context.Context) error {
 		return err
 	}
 	// Until here all can be put back, in both clusters.
-	if err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.journal.end(ctx) }); err != nil {
+	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.Journal.End(ctx) }); err != nil {
 		return err
 	}
 	if err := p.both(ctx, p.establish); err != nil {
@@ -454,9 +437,9 @@ func (p *run) wait(ctx context.Context) error {
 // dropPlanes removes planes by which packets pass, and which are not planned any more: first their gateways, which run
 // until nodes use others. Then it clears up.
 func (p *run) dropPlanes(ctx context.Context) error {
-	err := p.both(ctx, func(ctx context.Context, s, _ *side) error {
+	err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
 		for _, plane := range p.dropped {
-			if err := s.endGateway(ctx, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane}); err != nil {
+			if err := s.EndGateway(ctx, manifests.Gateway{Peering: p.planOf(s).Peering.Name, Plane: plane}); err != nil {
 				return err
 			}
 		}
@@ -479,19 +462,19 @@ func (p *run) dropPlanes(ctx context.Context) error {
 }
 
 // establish notes in the ledger that the peering works, and how the peer is known from now on.
-func (p *run) establish(ctx context.Context, s, peer *side) error {
-	_, err := s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+func (p *run) establish(ctx context.Context, s, peer *engine.Side) error {
+	_, err := engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
 		switch {
 		case entry == nil:
-			return errUnpeered
-		case entry.Active() && entry.IdentityKey == peer.identity:
-			return errUnchanged
+			return kube.ErrUnpeered
+		case entry.Active() && entry.IdentityKey == peer.Identity:
+			return kube.ErrUnchanged
 		}
-		entry.Phase, entry.IdentityKey = v1alpha1.PeerActive, peer.identity
+		entry.Phase, entry.IdentityKey = v1alpha1.PeerActive, peer.Identity
 		return nil
 	})
-	return s.fail("write to the ledger that the peering works", err)
+	return s.Fail("write to the ledger that the peering works", err)
 }
 
 // clear removes what a peering that works does not need any more:
@@ -501,63 +484,63 @@ func (p *run) establish(ctx context.Context, s, peer *side) error {
 //   - gateways of planes that are not any more, and the budget of several.
 //
 // What stays, since this fails, is removed by the next command.
-func (p *run) clear(ctx context.Context, s, peer *side) error {
+func (p *run) clear(ctx context.Context, s, peer *engine.Side) error {
 	c := p.planOf(s)
-	_, _ = s.updateLedger(ctx, func(cn *v1alpha1.ClusterNetwork) error {
+	_, _ = engine.UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
 		entry := plan.Allocation(cn, peer.ID)
 		if entry == nil || !entry.Active() || entry.Previous == nil {
-			return errUnchanged
+			return kube.ErrUnchanged
 		}
 		entry.Previous = nil
 		return nil
 	})
 	if c.Service == nil {
-		stale, _ := get[corev1.Service](ctx, s.Cluster, v1alpha1.Namespace, v1alpha1.GatewayService(c.Peering.Name))
-		if stale != nil && s.delete(ctx, stale) == nil {
-			s.hasChanged(describe(stale))
+		stale, _ := kube.Get[corev1.Service](ctx, s.Cluster, v1alpha1.Namespace, v1alpha1.GatewayService(c.Peering.Name))
+		if stale != nil && s.Delete(ctx, stale) == nil {
+			s.HasChanged(kube.Describe(stale))
 		}
 	}
 	for _, g := range c.Gateways {
-		s.clearPresharedKeys(ctx, g.Gateway)
+		clearPresharedKeys(ctx, s, g.Gateway)
 	}
-	s.clearPlanes(ctx, c)
+	clearPlanes(ctx, s, c)
 	return nil
 }
 
 // clearPlanes removes gateways of planes that the peering does not have any more, and the budget if one is left.
-func (s *side) clearPlanes(ctx context.Context, c *plan.ClusterPlan) {
+func clearPlanes(ctx context.Context, s *engine.Side, c *plan.ClusterPlan) {
 	planes := map[string]bool{}
 	for _, g := range c.Gateways {
 		planes[g.Labels()[v1alpha1.LabelPlane]] = true
 	}
 	labels := client.MatchingLabels{v1alpha1.LabelPeering: c.Peering.Name}
 	if c.Budget == nil {
-		budgets, _ := s.ours(ctx, &policyv1.PodDisruptionBudgetList{}, labels)
+		budgets, _ := s.Ours(ctx, &policyv1.PodDisruptionBudgetList{}, labels)
 		for _, budget := range budgets {
-			if s.delete(ctx, budget) == nil {
-				s.hasChanged(describe(budget))
+			if s.Delete(ctx, budget) == nil {
+				s.HasChanged(kube.Describe(budget))
 			}
 		}
 	}
-	accounts, _ := s.ours(ctx, &corev1.ServiceAccountList{}, labels) // they are deleted last
+	accounts, _ := s.Ours(ctx, &corev1.ServiceAccountList{}, labels) // they are deleted last
 	for _, account := range accounts {
 		plane := account.GetLabels()[v1alpha1.LabelPlane]
 		if planes[plane] || plane == "" {
 			continue
 		}
 		labels[v1alpha1.LabelPlane] = plane
-		if s.deleteAll(ctx, labels) == nil {
-			s.hasChanged("gateway of plane " + plane)
+		if engine.DeleteAll(ctx, s.Cluster, labels) == nil {
+			s.HasChanged("gateway of plane " + plane)
 		}
 	}
-	_ = s.forgetPlanes(ctx, c.Peering.Name)
+	_ = forgetPlanes(ctx, s, c.Peering.Name)
 }
 
 // forgetPlanes takes what gateways have reported that are gone out of a Peering's status: others would go on to call
 // where such a gateway was told to. With one plane left, Redundant means nothing, and a gateway that is gone may own it.
-func (s *side) forgetPlanes(ctx context.Context, peering string) error {
-	return retryOnConflict(func() error {
-		live, err := get[v1alpha1.Peering](ctx, s.Cluster, "", peering)
+func forgetPlanes(ctx context.Context, s *engine.Side, peering string) error {
+	return kube.RetryOnConflict(func() error {
+		live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", peering)
 		if live == nil || err != nil {
 			return err
 		}
@@ -570,50 +553,42 @@ func (s *side) forgetPlanes(ctx context.Context, peering string) error {
 			return nil
 		}
 		patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
-		return s.fail("take planes that are gone out of the status of Peering "+peering, s.Client.Status().Patch(ctx, live, patch, client.FieldOwner(v1alpha1.FieldManager)))
+		return s.Fail("take planes that are gone out of the status of Peering "+peering, s.Client.Status().Patch(ctx, live, patch, client.FieldOwner(v1alpha1.FieldManager)))
 	})
 }
 
 // waitForPackets is one side's part.
-func (p *run) waitForPackets(ctx context.Context, s, peer *side) error {
+func (p *run) waitForPackets(ctx context.Context, s, peer *engine.Side) error {
 	if c := p.planOf(s); c.AgentsWork && !p.leavesAgents {
-		if err := s.updateNodeAgents(ctx, c); err != nil {
+		if err := s.UpdateNodeAgents(ctx, c); err != nil {
 			return err
 		}
 	}
 	hint := fmt.Sprintf("%s -n %s logs -l app.kubernetes.io/name=liqonet --prefix", s.Kubectl, v1alpha1.Namespace)
 	doing := fmt.Sprintf("wait until packets pass to %q", peer.Name)
-	return s.awaitAgents(ctx, doing, hint, agents{gateways: gatewaysOf(p.planOf(s)), idle: s.idle}, func(o objects, beats heartbeats, missing string) (string, error) {
+	return engine.AwaitAgents(ctx, s.Cluster, doing, hint, engine.Agents{Gateways: engine.GatewaysOf(p.planOf(s)), Idle: s.Idle}, func(o kube.Objects, beats status.Heartbeats, missing string) (string, error) {
 		return p.look(s, o, beats, missing)
 	})
 }
 
-// gatewaysOf are those of a plan.
-func gatewaysOf(c *plan.ClusterPlan) (out []manifests.Gateway) {
-	for _, g := range c.Gateways {
-		out = append(out, g.Gateway)
-	}
-	return out
-}
-
 // look takes the side's view of the peering into the result, and says what is
 // still missing beside agents: those before them may have reported that all is well.
-func (p *run) look(s *side, o objects, beats heartbeats, agents string) (string, error) {
-	live := byName[*v1alpha1.Peering](o, p.planOf(s).Peering.Name)
+func (p *run) look(s *engine.Side, o kube.Objects, beats status.Heartbeats, agents string) (string, error) {
+	live := kube.ByName[*v1alpha1.Peering](o, p.planOf(s).Peering.Name)
 	if live == nil {
-		return "", errUnpeered
+		return "", kube.ErrUnpeered
 	}
-	v, _, err := s.viewOf(live, o, beats)
+	v, _, err := status.ViewOf(s.Cluster, live, o, beats)
 	if err != nil {
 		return "", err
 	}
-	p.result.Views[s.index] = v
-	still := s.idle.still(o, beats)
+	p.result.Views[s.Index] = v
+	still := s.Idle.Still(o, beats)
 	p.mu.Lock()
-	p.skipped[s.index] = still
-	missing := settledBut(live, v, func(plane PlaneView) bool { return p.isSkipped(plane.Index) }, still.nodes)
+	p.skipped[s.Index] = still
+	missing := status.SettledBut(live, v, func(plane status.PlaneView) bool { return p.isSkipped(plane.Index) }, still.Nodes)
 	p.mu.Unlock()
-	if p.roles.note(s.index, unanswered(live)) {
+	if p.roles.note(s.Index, status.Unanswered(live)) {
 		return "", errUnanswered
 	}
 	return cmp.Or(agents, missing), nil
@@ -621,27 +596,18 @@ func (p *run) look(s *side, o objects, beats heartbeats, agents string) (string,
 
 // isSkipped says that a plane is not waited for, in both clusters.
 func (p *run) isSkipped(plane int32) bool {
-	return slices.Contains(p.skipped[0].planes, plane) || slices.Contains(p.skipped[1].planes, plane)
+	return slices.Contains(p.skipped[0].Planes, plane) || slices.Contains(p.skipped[1].Planes, plane)
 }
 
 // notesOfSkipped say what was not waited for, and why.
 func (p *run) notesOfSkipped() (notes []string) {
 	for i, s := range p.sides {
-		for _, plane := range p.skipped[i].planes {
+		for _, plane := range p.skipped[i].Planes {
 			notes = append(notes, fmt.Sprintf("plane %d does not work, as before: its gateway in %s has no node", plane, s.Name))
 		}
-		if silent := p.skipped[i].nodes; len(silent) > 0 {
-			notes = append(notes, fmt.Sprintf("%s: as before, no agent reports from %s", s.Name, firstOf(3, silent)))
+		if silent := p.skipped[i].Nodes; len(silent) > 0 {
+			notes = append(notes, fmt.Sprintf("%s: as before, no agent reports from %s", s.Name, kube.FirstOf(3, silent)))
 		}
 	}
 	return notes
-}
-
-// unanswered says that all gateways have applied the Peering as it is now, and get no
-// answer.
-func unanswered(p *v1alpha1.Peering) bool {
-	return !slices.ContainsFunc(p.Spec.Planes, func(plane v1alpha1.Plane) bool {
-		s := p.PlaneStatus(plane.Index)
-		return s == nil || s.ObservedGeneration != p.Generation || s.Connected
-	})
 }

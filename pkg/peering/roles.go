@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -65,15 +66,15 @@ func (x *roleExchange) next(p *plan.Plan) *plan.Plan {
 func (x *roleExchange) explain(err error, p *plan.Plan) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	e := (*Error)(nil)
-	if err == nil || !errors.As(err, &e) || e.Kind != NotReady || x.since.IsZero() && len(x.tried) == 0 {
+	e := (*kube.Error)(nil)
+	if err == nil || !errors.As(err, &e) || e.Kind != kube.NotReady || x.since.IsZero() && len(x.tried) == 0 {
 		return err
 	}
 	if !x.since.IsZero() {
 		x.tried = append(x.tried, x.call(p))
 	}
-	return &Error{
-		Kind: NotReady, Cluster: e.Cluster, Doing: e.Doing,
+	return &kube.Error{
+		Kind: kube.NotReady, Cluster: e.Cluster, Doing: e.Doing,
 		Err: fmt.Errorf("no gateway reaches the other: %s; %w", strings.Join(x.tried, "; "), e.Err),
 		Hint: "open the way for UDP to one of these addresses, or say how a cluster can be called: --service-type CLUSTER=LoadBalancer, " +
 			"--service-type CLUSTER=NodePort:PORT with --endpoint CLUSTER=ADDRESS:PORT, --server CLUSTER",

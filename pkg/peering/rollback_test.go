@@ -19,24 +19,27 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // contents are all objects of a cluster as they are, without what an API server
 // counts and what agents write.
-func (w *site) contents(t *testing.T) map[string]any {
+func (w *Site) contents(t *testing.T) map[string]any {
 	t.Helper()
 	out := map[string]any{}
 	for _, list := range []client.ObjectList{
 		&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.SecretList{}, &corev1.ConfigMapList{}, &corev1.ServiceAccountList{},
-		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &admissionv1.ValidatingAdmissionPolicyList{}, &corev1.NamespaceList{}, crdList(),
+		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &admissionv1.ValidatingAdmissionPolicyList{}, &corev1.NamespaceList{}, kubetest.CrdList(),
 		&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
 	} {
-		if err := w.raw.List(context.Background(), list); err != nil {
+		if err := w.Raw.List(context.Background(), list); err != nil {
 			t.Fatal(err)
 		}
-		objs, err := items(list)
+		objs, err := kube.Items(list)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -49,32 +52,32 @@ func (w *site) contents(t *testing.T) map[string]any {
 			for _, f := range []string{"resourceVersion", "generation", "managedFields", "creationTimestamp", "uid"} {
 				unstructured.RemoveNestedField(content, "metadata", f)
 			}
-			out[describe(o)] = content
+			out[kube.Describe(o)] = content
 		}
 	}
 	return out
 }
 
 // failEach lets writes fail, one in each run, in a or in b. setup makes the clusters as they are before.
-func failEach(t *testing.T, o Options, setup func(t *testing.T) (a, b *site)) {
+func failEach(t *testing.T, o engine.Options, setup func(t *testing.T) (a, b *Site)) {
 	t.Parallel()
 	a, b := setup(t)
-	a.writes, b.writes = 0, 0
-	mustPeer(t, a, b, o)
-	for side, writes := range []int{a.writes, b.writes} {
-		for _, n := range moments(t, writes, 3) {
+	a.Writes, b.Writes = 0, 0
+	MustPeer(t, a, b, o)
+	for side, writes := range []int{a.Writes, b.Writes} {
+		for _, n := range kubetest.Moments(t, writes, 3) {
 			t.Run(fmt.Sprintf("write %d in %c", n, "ab"[side]), func(t *testing.T) {
 				t.Parallel()
 				a, b := setup(t)
 				before := []map[string]any{a.contents(t), b.contents(t)}
-				w := []*site{a, b}[side]
-				w.mu.Lock()
-				w.writes, w.failing = 0, n
-				w.mu.Unlock()
-				_, err := Peer(t.Context(), a.Cluster, b.Cluster, o, Silent{})
+				w := []*Site{a, b}[side]
+				w.Mu.Lock()
+				w.Writes, w.failing = 0, n
+				w.Mu.Unlock()
+				_, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kubetest.Silent{})
 				if err == nil { // it had fewer writes, or one that may fail: the next command does what is left
-					mustPeer(t, a, b, o)
-					if plan := dryRun(t, a, b, o); plan.Changes() > 0 {
+					MustPeer(t, a, b, o)
+					if plan := DryRun(t, a, b, o); plan.Changes() > 0 {
 						t.Errorf("without an error, the next command has left changes: %v", changesOf(plan))
 					}
 					return
@@ -82,7 +85,7 @@ func failEach(t *testing.T, o Options, setup func(t *testing.T) (a, b *site)) {
 				if !strings.Contains(err.Error(), "injected") || strings.Contains(err.Error(), "could not be taken back") {
 					t.Fatal(err)
 				}
-				for i, w := range []*site{a, b} {
+				for i, w := range []*Site{a, b} {
 					if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
 						t.Errorf("after %v cluster %s is not as before:\n%s", err, w.Name, diff)
 					}
@@ -97,32 +100,32 @@ func TestRollback(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	t.Run("new", func(t *testing.T) {
-		failEach(t, Options{}, func(t *testing.T) (a, b *site) { return twoSites(t) })
+		failEach(t, engine.Options{}, func(t *testing.T) (a, b *Site) { return TwoSites(t) })
 	})
 	if testing.Short() {
 		return
 	}
 	t.Run("beside another peering", func(t *testing.T) {
-		failEach(t, Options{}, func(t *testing.T) (a, b *site) {
-			a, b = twoSites(t)
-			c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-			a.peer, c.peer = c, a
-			mustPeer(t, a, c, Options{})
-			a.peer, b.peer = b, a
+		failEach(t, engine.Options{}, func(t *testing.T) (a, b *Site) {
+			a, b = TwoSites(t)
+			c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+			a.Peer, c.Peer = c, a
+			MustPeer(t, a, c, engine.Options{})
+			a.Peer, b.Peer = b, a
 			return a, b
 		})
 	})
 	t.Run("of a peering that works", func(t *testing.T) {
-		o := Options{
+		o := engine.Options{
 			Image: "image:2", Server: "id-of-b",
-			Clusters: map[string]ClusterOptions{"id-of-a": {
-				Map:      ipam.Mappings{{Mapped: prefix("10.60.0.0/16")}},
+			Clusters: map[string]engine.ClusterOptions{"id-of-a": {
+				Map:      ipam.Mappings{{Mapped: kubetest.Prefix("10.60.0.0/16")}},
 				Gateways: v1alpha1.GatewayPlacement{NodeSelector: map[string]string{}, Tolerations: []corev1.Toleration{{Key: "spot", Operator: "Exists"}}},
 			}},
 		}
-		failEach(t, o, func(t *testing.T) (a, b *site) {
-			a, b = twoSites(t)
-			mustPeer(t, a, b, wishFor("id-of-a", ClusterOptions{Endpoints: []string{"203.0.113.5:31820"}, Gateways: v1alpha1.GatewayPlacement{
+		failEach(t, o, func(t *testing.T) (a, b *Site) {
+			a, b = TwoSites(t)
+			MustPeer(t, a, b, wishFor("id-of-a", engine.ClusterOptions{Endpoints: []string{"203.0.113.5:31820"}, Gateways: v1alpha1.GatewayPlacement{
 				NodeSelector: map[string]string{corev1.LabelOSStable: "linux"}, Tolerations: []corev1.Toleration{{Key: "spot", Operator: "Exists", Effect: "NoSchedule"}},
 			}}))
 			return a, b
@@ -130,14 +133,14 @@ func TestRollback(t *testing.T) {
 	})
 	t.Run("of a peering that works, by time", func(t *testing.T) {
 		t.Parallel()
-		a, b := twoSites(t)
-		mustPeer(t, a, b, Options{})
+		a, b := TwoSites(t)
+		MustPeer(t, a, b, engine.Options{})
 		before := []map[string]any{a.contents(t), b.contents(t)}
 		b.deaf = true
-		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Server: "id-of-b", Image: "image:2"}, &impatient{1, time.Second}); kindOf(t, err) != NotReady {
+		if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Server: "id-of-b", Image: "image:2"}, &impatient{1, time.Second}); kubetest.KindOf(t, err) != kube.NotReady {
 			t.Error(err)
 		}
-		for i, w := range []*site{a, b} {
+		for i, w := range []*Site{a, b} {
 			if diff := cmp.Diff(before[i], w.contents(t)); diff != "" {
 				t.Errorf("cluster %s is not as before:\n%s", w.Name, diff)
 			}
@@ -162,7 +165,7 @@ func (f turn) Step(ctx context.Context, name string, do func(context.Context) er
 func TestFailedPeerIsTakenBackWhateverThePeerSays(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
+	a, b := TwoSites(t)
 	a.deaf, b.deaf = true, true
 	var lies atomic.Bool
 	hostile := *b.Cluster
@@ -177,10 +180,10 @@ func TestFailedPeerIsTakenBackWhateverThePeerSays(t *testing.T) {
 			return err
 		},
 	})
-	if _, err := Peer(t.Context(), a.Cluster, &hostile, Options{}, turn(func() { lies.Store(true) })); kindOf(t, err) != NotReady {
+	if _, err := Peer(t.Context(), a.Cluster, &hostile, engine.Options{}, turn(func() { lies.Store(true) })); kubetest.KindOf(t, err) != kube.NotReady {
 		t.Error(err)
 	}
-	if left := a.ours(t); len(left) > 0 {
+	if left := a.Ours(t); len(left) > 0 {
 		t.Errorf("it leaves %v", left)
 	}
 }

@@ -9,7 +9,9 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
@@ -36,22 +38,22 @@ type rotation struct {
 // before the gateways of one are replaced. Where there is one plane, another one is added meanwhile, unless the user
 // has named where the one gateway is called: then packets are lost until that runs again. A plane that
 // does not work with its new keys gets those before back. The former keys are deleted in the end.
-func Rotate(ctx context.Context, a, b *Cluster, o Rotation, r Reporter) (Result, error) {
-	p := newRun(a, b, Options{keepOverlayKey: !o.PresharedOnly}, r)
+func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter) (Result, error) {
+	p := newRun(a, b, engine.Options{KeepOverlayKey: !o.PresharedOnly}, r)
 	p.ticket = newTickets(1)[0]
 	rot := &rotation{run: p, Rotation: o}
 	if err := rot.check(ctx); err != nil {
 		return Result{}, err
 	}
-	p.needs = func(s *side) []permission { return toRotate(rot.peerings[s.index]) }
+	p.needs = func(s *engine.Side) []kube.Permission { return engine.ToRotate(rot.peerings[s.Index]) }
 	// The lock needs a part of what peer is going to need.
-	if err := p.both(ctx, func(ctx context.Context, s, _ *side) error { return s.checkPermissions(ctx, p.needs(s)) }); err != nil {
+	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.CheckPermissions(ctx, p.needs(s)) }); err != nil {
 		return Result{}, err
 	}
-	err := underLocks(ctx, "rotate-keys", r.Step, locks(a, b, !o.PresharedOnly), rot.alone)
+	err := engine.UnderLocks(ctx, "rotate-keys", r.Step, engine.PairLocks(a, b, !o.PresharedOnly), rot.alone)
 	if o.PresharedOnly {
 		for _, s := range p.sides {
-			s.retireIfPossible(ctx)
+			engine.RetireIfPossible(ctx, s.Cluster)
 		}
 	}
 	return p.result, err
@@ -71,8 +73,8 @@ func (r *rotation) alone(ctx context.Context) error {
 	// What is broken is repaired first: nodes need another plane that works.
 	err = r.run.alone(ctx)
 	if err == nil {
-		err = ended(ctx, failure.Caught(func() error { return r.all(ctx) }))
-		r.result.Changed = append(r.sides[0].changed, r.sides[1].changed...)
+		err = kube.Ended(ctx, failure.Caught(func() error { return r.all(ctx) }))
+		r.result.Changed = append(r.sides[0].Changed, r.sides[1].Changed...)
 	}
 	if err == nil {
 		r.readExchanges(ctx)
@@ -81,8 +83,8 @@ func (r *rotation) alone(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(err, r.reporter.Step(ctx, "Deleting former keys of the overlay", func(ctx context.Context) error {
-		return r.both(ctx, func(ctx context.Context, s, _ *side) error {
-			return s.retireUnusedKeys(ctx, r.overlay[s.index], r.departed[s.index], s.idle)
+		return r.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+			return engine.RetireUnusedKeys(ctx, s.Cluster, r.overlay[s.Index], r.departed[s.Index], s.Idle)
 		})
 	}))
 }
@@ -91,18 +93,18 @@ func (r *rotation) alone(ctx context.Context) error {
 func (r *rotation) check(ctx context.Context) error {
 	for i, s := range r.sides {
 		peer := r.sides[1-i]
-		entry, err := s.entry(ctx, peer.ID)
+		entry, err := s.Entry(ctx, peer.ID)
 		if err != nil {
 			return err
 		}
 		if entry == nil || !entry.Active() {
-			return &Error{
-				Kind: Usage, Cluster: s.Name, Doing: "replace keys", Err: fmt.Errorf("it has no peering with %s that has ever worked", peer.Name),
+			return &kube.Error{
+				Kind: kube.Usage, Cluster: s.Name, Doing: "replace keys", Err: fmt.Errorf("it has no peering with %s that has ever worked", peer.Name),
 				Hint: fmt.Sprintf("kubectl liqonet peer %s %s", r.sides[0].Name, r.sides[1].Name),
 			}
 		}
 		r.peerings[i] = entry.Name
-		if err := s.checkVersion(ctx); err != nil {
+		if err := engine.CheckVersion(ctx, s.Cluster); err != nil {
 			return err
 		}
 	}
@@ -121,7 +123,7 @@ func (r *rotation) all(ctx context.Context) (err error) {
 		}
 		if err != nil {
 			var cancel context.CancelFunc
-			ctx, cancel = withTime(ctx)
+			ctx, cancel = kube.WithTime(ctx)
 			defer cancel()
 		}
 		err = errors.Join(err, r.reporter.Step(ctx, step, do))
@@ -150,16 +152,16 @@ func (r *rotation) all(ctx context.Context) (err error) {
 
 // addOverlayKeys gives node agents the key that the links are going to have, beside those that they have.
 func (r *rotation) addOverlayKeys(ctx context.Context) error {
-	err := r.both(ctx, func(ctx context.Context, s, _ *side) error {
-		if err := s.readAgents(ctx, &s.facts); err != nil {
+	err := r.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+		if err := engine.ReadAgents(ctx, s.Cluster, &s.Facts); err != nil {
 			return err
 		}
-		next := s.facts.NextOverlayKey()
-		if err := s.ensureOverlayKey(ctx, next); err != nil {
+		next := s.Facts.NextOverlayKey()
+		if err := s.EnsureOverlayKey(ctx, next); err != nil {
 			return err
 		}
-		r.overlay[s.index], r.departed[s.index] = next, plan.Departed(s.facts.Ledger, s.facts.NodeUIDs())
-		s.facts.OverlayKeys = append(slices.Clone(s.facts.OverlayKeys), next)
+		r.overlay[s.Index], r.departed[s.Index] = next, plan.Departed(s.Facts.Ledger, s.Facts.NodeUIDs())
+		s.Facts.OverlayKeys = append(slices.Clone(s.Facts.OverlayKeys), next)
 		return nil
 	})
 	if err != nil {
@@ -177,7 +179,7 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	if err := r.readPeerings(ctx); err != nil {
 		return err
 	}
-	before, clear := r.plan, func(ctx context.Context, s, _ *side) error { return s.deleteOtherKeys(ctx, r.planOf(s), plane) }
+	before, clear := r.plan, func(ctx context.Context, s, _ *engine.Side) error { return deleteOtherKeys(ctx, s, r.planOf(s), plane) }
 	err := r.makeNewKeys(ctx, plane)
 	if err == nil {
 		err = r.pushPlane(ctx, plane)
@@ -185,10 +187,10 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	if err == nil {
 		return r.both(ctx, clear)
 	}
-	if isLost(err) || lock.Lost(ctx) != nil {
+	if kube.IsLost(err) || lock.Lost(ctx) != nil {
 		return err
 	}
-	undo, cancel := withTime(ctx)
+	undo, cancel := kube.WithTime(ctx)
 	defer cancel()
 	r.plan = before
 	if undone := r.pushPlane(undo, plane); undone != nil {
@@ -200,15 +202,15 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 
 // makeNewKeys makes the keys that a plane is going to have, and plans with them.
 func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
-	err := r.both(ctx, func(ctx context.Context, s, _ *side) error {
-		s.intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.index], PresharedKey: true}}
+	err := r.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+		s.Intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.Index], PresharedKey: true}}
 		if r.PresharedOnly {
 			return nil
 		}
-		g := s.facts.Gateway(r.peerings[s.index], plane)
+		g := s.Facts.Gateway(r.peerings[s.Index], plane)
 		g.KeyGeneration++
-		made, err := s.ensureKey(ctx, g)
-		s.facts = s.facts.WithPlane(plane, made)
+		made, err := s.EnsureKey(ctx, g)
+		s.Facts = s.Facts.WithPlane(plane, made)
 		return err
 	})
 	if err == nil {
@@ -218,18 +220,18 @@ func (r *rotation) makeNewKeys(ctx context.Context, plane int32) error {
 		return err
 	}
 	for _, s := range r.sides {
-		s.intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.index]}} // the pre-shared key is made
+		s.Intent.Renew = map[int32]plan.Renewal{plane: {OverlayKey: r.overlay[s.Index]}} // the pre-shared key is made
 	}
 	return r.makePlan()
 }
 
 // deleteOtherKeys deletes the keys of a plane's gateway but those that it has.
-func (s *side) deleteOtherKeys(ctx context.Context, c *plan.ClusterPlan, plane int32) error {
+func deleteOtherKeys(ctx context.Context, s *engine.Side, c *plan.ClusterPlan, plane int32) error {
 	for _, g := range c.Gateways {
 		if g.Plane != plane {
 			continue
 		}
-		secrets, err := s.ours(ctx, secretNames(), client.MatchingLabels(g.Labels()))
+		secrets, err := s.Ours(ctx, kube.SecretNames(), client.MatchingLabels(g.Labels()))
 		if err != nil {
 			return err
 		}
@@ -237,7 +239,7 @@ func (s *side) deleteOtherKeys(ctx context.Context, c *plan.ClusterPlan, plane i
 			if name := secret.GetName(); name == g.SecretName() || g.PresharedKey > 0 && name == g.PresharedSecretName() {
 				continue
 			}
-			if err := s.delete(ctx, secret); err != nil {
+			if err := s.Delete(ctx, secret); err != nil {
 				return err
 			}
 		}

@@ -15,14 +15,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // planesTo are the planes of the Peering with a cluster.
-func (w *site) planesTo(t *testing.T, peer *site) []v1alpha1.Plane {
+func (w *Site) planesTo(t *testing.T, peer *Site) []v1alpha1.Plane {
 	t.Helper()
-	for _, p := range list[v1alpha1.PeeringList](t, w).Items {
+	for _, p := range List[v1alpha1.PeeringList](t, w).Items {
 		if p.Spec.Remote.ClusterID == peer.ID {
 			return p.Spec.Planes
 		}
@@ -43,10 +46,10 @@ func changesOf(p *plan.Plan) (out []string) {
 }
 
 // keysOf are all that tells the keys of a cluster's planes.
-func (w *site) keysOf(t *testing.T) map[string]string {
+func (w *Site) keysOf(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	for _, p := range w.planesTo(t, w.peer) {
+	for _, p := range w.planesTo(t, w.Peer) {
 		out[fmt.Sprint("key ", p.Index)] = p.RemotePublicKey
 		out[fmt.Sprint("pre-shared ", p.Index)] = p.PresharedKey.Fingerprint
 		out[fmt.Sprint("overlay ", p.Index)] = fmt.Sprint(p.OverlayKeyGeneration)
@@ -55,7 +58,7 @@ func (w *site) keysOf(t *testing.T) map[string]string {
 }
 
 // withoutGenerations are the names of all objects, those of keys without generations.
-func (w *site) withoutGenerations(t *testing.T) (out []string) {
+func (w *Site) withoutGenerations(t *testing.T) (out []string) {
 	t.Helper()
 	for name := range w.contents(t) {
 		if strings.HasPrefix(name, "Secret ") {
@@ -82,19 +85,19 @@ func rotated(t *testing.T, before, after map[string]string, kinds ...string) {
 }
 
 // pairOf are two clusters with so many nodes, that are peered.
-func pairOf(t *testing.T, nodes int) (a, b *site) {
+func pairOf(t *testing.T, nodes int) (a, b *Site) {
 	t.Helper()
 	a, b = unpeeredPair(t, nodes)
-	mustPeer(t, a, b, Options{})
+	MustPeer(t, a, b, engine.Options{})
 	return a, b
 }
 
-func unpeeredPair(t *testing.T, nodes int) (a, b *site) {
+func unpeeredPair(t *testing.T, nodes int) (a, b *Site) {
 	t.Helper()
-	a, b = twoSites(t)
-	for i, w := range []*site{a, b} {
+	a, b = TwoSites(t)
+	for i, w := range []*Site{a, b} {
 		for n := 1; n < nodes; n++ {
-			if err := w.raw.Create(t.Context(), node(fmt.Sprintf("%s-%d", w.Name, n+1), true, fmt.Sprintf("172.%d.1.%d", 18+i, 11+n))); err != nil {
+			if err := w.Raw.Create(t.Context(), kubetest.Node(fmt.Sprintf("%s-%d", w.Name, n+1), true, fmt.Sprintf("172.%d.1.%d", 18+i, 11+n))); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -114,26 +117,26 @@ func TestRotate(t *testing.T) {
 				a, b := pairOf(t, planes)
 				var keys [2]map[string]string
 				var names [2][]string
-				for i, w := range []*site{a, b} {
+				for i, w := range []*Site{a, b} {
 					keys[i], names[i] = w.keysOf(t), w.withoutGenerations(t)
 				}
 				if len(keys[0]) != 3*planes {
 					t.Fatal(keys)
 				}
-				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, o, Silent{}); err != nil {
+				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, o, kubetest.Silent{}); err != nil {
 					t.Fatal(err)
 				}
 				kinds := []string{"key", "pre-shared", "overlay"}
 				if o.PresharedOnly {
 					kinds = kinds[1:2]
 				}
-				for i, w := range []*site{a, b} {
+				for i, w := range []*Site{a, b} {
 					rotated(t, keys[i], w.keysOf(t), kinds...)
 					if diff := cmp.Diff(names[i], w.withoutGenerations(t)); diff != "" {
 						t.Errorf("objects of %s: %s", w.Name, diff)
 					}
 				}
-				if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+				if plan := DryRun(t, a, b, engine.Options{}); plan.Changes() > 0 {
 					t.Errorf("the next peer would change: %v", changesOf(plan))
 				}
 			})
@@ -146,10 +149,10 @@ func TestRotateBesideAnother(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := pairOf(t, 1)
-	c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
-	a.peer, c.peer = c, a
-	mustPeer(t, a, c, Options{})
-	a.peer, b.peer = b, a
+	c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+	a.Peer, c.Peer = c, a
+	MustPeer(t, a, c, engine.Options{})
+	a.Peer, b.Peer = b, a
 	overlays := func() (out []string) {
 		for name := range a.contents(t) {
 			if _, generation, is := strings.Cut(name, "liqonet-overlay-"); is {
@@ -160,19 +163,19 @@ func TestRotateBesideAnother(t *testing.T) {
 		return out
 	}
 	for _, step := range []struct {
-		with *site
+		with *Site
 		want []string
 	}{{b, []string{"1", "2"}}, {b, []string{"1", "3"}}, {c, []string{"3", "4"}}, {b, []string{"4", "5"}}} {
-		a.peer, step.with.peer = step.with, a
-		if _, err := Rotate(t.Context(), a.Cluster, step.with.Cluster, Rotation{}, Silent{}); err != nil {
+		a.Peer, step.with.Peer = step.with, a
+		if _, err := Rotate(t.Context(), a.Cluster, step.with.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(step.want, overlays()); diff != "" {
 			t.Errorf("after %s: %s", step.with.Name, diff)
 		}
-		for _, w := range []*site{b, c} {
-			a.peer, w.peer = w, a
-			if plan := dryRun(t, a, w, Options{}); plan.Changes() > 0 {
+		for _, w := range []*Site{b, c} {
+			a.Peer, w.Peer = w, a
+			if plan := DryRun(t, a, w, engine.Options{}); plan.Changes() > 0 {
 				t.Errorf("after %s, the next peer with %s would change: %v", step.with.Name, w.Name, changesOf(plan))
 			}
 		}
@@ -186,11 +189,11 @@ func TestRotateFails(t *testing.T) {
 	a, b := pairOf(t, 2)
 	before := []map[string]string{a.keysOf(t), b.keysOf(t)}
 	names := [][]string{a.withoutGenerations(t), b.withoutGenerations(t)}
-	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{PresharedOnly: true}, steps{"Replacing the keys of plane 1": func() { a.failing = a.writes + 8 }})
-	if !errors.Is(err, errInjected) {
+	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{PresharedOnly: true}, Steps{"Replacing the keys of plane 1": func() { a.failing = a.Writes + 8 }})
+	if !errors.Is(err, ErrInjected) {
 		t.Fatal(err)
 	}
-	for i, w := range []*site{a, b} {
+	for i, w := range []*Site{a, b} {
 		for name, key := range w.keysOf(t) {
 			if (key == before[i][name]) != !strings.HasPrefix(name, "pre-shared 0") {
 				t.Errorf("%s: %s", w.Name, name)
@@ -208,11 +211,11 @@ func TestRotateKilled(t *testing.T) {
 	t.Parallel()
 	for _, planes := range []int{1, 2} {
 		a, b := pairOf(t, planes)
-		a.writes, b.writes = 0, 0
-		if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+		a.Writes, b.Writes = 0, 0
+		if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
 			t.Fatal(err)
 		}
-		for _, first := range moments(t, max(a.writes, b.writes), 2) {
+		for _, first := range kubetest.Moments(t, max(a.Writes, b.Writes), 2) {
 			t.Run(fmt.Sprintf("%d planes, at write %d", planes, first), func(t *testing.T) {
 				t.Parallel()
 				rotateKilled(t, planes, first)
@@ -224,32 +227,32 @@ func TestRotateKilled(t *testing.T) {
 func rotateKilled(t *testing.T, planes, first int) {
 	a, b := pairOf(t, planes)
 	before := []map[string]string{a.keysOf(t), b.keysOf(t)}
-	for _, w := range []*site{a, b} {
-		w.writes, w.deadFrom = 0, first
+	for _, w := range []*Site{a, b} {
+		w.Writes, w.DeadFrom = 0, first
 	}
-	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{})
+	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{})
 	if err == nil {
 		if first < 20 { // how many there are is not always the same
 			t.Error("no write has failed")
 		}
 		return
 	}
-	a.deadFrom, b.deadFrom = 0, 0
-	mustPeer(t, a, b, Options{})
-	for _, w := range []*site{a, b} {
-		for _, left := range list[corev1.SecretList](t, w).Items {
-			if strings.HasPrefix(left.Name, journalOf("").Name) {
+	a.DeadFrom, b.DeadFrom = 0, 0
+	MustPeer(t, a, b, engine.Options{})
+	for _, w := range []*Site{a, b} {
+		for _, left := range List[corev1.SecretList](t, w).Items {
+			if strings.HasPrefix(left.Name, engine.JournalOf("").Name) {
 				t.Errorf("%s: it has left Secret %s", w.Name, left.Name)
 			}
 		}
 	}
-	if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+	if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
 		t.Fatal(err)
 	}
-	for i, w := range []*site{a, b} {
+	for i, w := range []*Site{a, b} {
 		rotated(t, before[i], w.keysOf(t), "key", "pre-shared", "overlay")
 	}
-	if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+	if plan := DryRun(t, a, b, engine.Options{}); plan.Changes() > 0 {
 		t.Errorf("the next peer would change %v", changesOf(plan))
 	}
 }
@@ -261,7 +264,7 @@ func TestRotateForgetsNodes(t *testing.T) {
 	a, b := withGuest(t)
 	first := a.overlayKey(t, "liqonet-overlay-1")
 	a.leave(t, "guest")
-	if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+	if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
 		t.Fatal(err)
 	}
 	if second := a.overlayKey(t, "liqonet-overlay-2"); bytes.Equal(first, second) {
@@ -270,7 +273,7 @@ func TestRotateForgetsNodes(t *testing.T) {
 	if says := a.says(t); says != "" {
 		t.Errorf("status says %q", says)
 	}
-	if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+	if plan := DryRun(t, a, b, engine.Options{}); plan.Changes() > 0 {
 		t.Errorf("the next peer would change %v", changesOf(plan))
 	}
 }
@@ -281,19 +284,19 @@ func TestRotateTogether(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := pairOf(t, 2)
-	c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
-	if err := c.raw.Create(t.Context(), node("c-2", true, "172.18.3.12")); err != nil {
+	c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+	if err := c.Raw.Create(t.Context(), kubetest.Node("c-2", true, "172.18.3.12")); err != nil {
 		t.Fatal(err)
 	}
-	a.peer, c.peer = c, a
-	mustPeer(t, a, c, Options{})
+	a.Peer, c.Peer = c, a
+	MustPeer(t, a, c, engine.Options{})
 	a.checkMounts(t)
 	second := make(chan error, 1)
 	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errors.New("interrupted"))
 	defer cancel()
-	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, steps{
+	_, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Steps{
 		"Replacing the keys of plane 0": func() {
-			_, err := Rotate(ctx, c.Cluster, a.Cluster, Rotation{}, Silent{})
+			_, err := Rotate(ctx, c.Cluster, a.Cluster, Rotation{}, kubetest.Silent{})
 			second <- err
 			a.checkMounts(t)
 		},
@@ -302,11 +305,11 @@ func TestRotateTogether(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := <-second; kindOf(t, err) != Busy || !strings.Contains(err.Error(), "rotate-keys of ") {
+	if err := <-second; kubetest.KindOf(t, err) != kube.Busy || !strings.Contains(err.Error(), "rotate-keys of ") {
 		t.Errorf("the second one: %v", err)
 	}
 	a.checkMounts(t)
-	if _, err := Rotate(t.Context(), c.Cluster, a.Cluster, Rotation{}, Silent{}); err != nil {
+	if _, err := Rotate(t.Context(), c.Cluster, a.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
 		t.Error(err)
 	}
 	a.checkMounts(t)

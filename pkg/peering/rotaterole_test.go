@@ -33,8 +33,11 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // rotateRole is what docs/cli.md has applied for a job that replaces keys. PEERING stands for the name of the Peering.
@@ -43,18 +46,18 @@ const rotateRole = "../../docs/rotate-keys-role.yaml"
 var update = flag.Bool("update", false, "write "+rotateRole)
 
 // asRules are permissions of one namespace, or of all, as a role has them.
-func asRules(all []permission, namespace string) string {
+func asRules(all []kube.Permission, namespace string) string {
 	type key struct{ group, resource, names string }
 	verbs := map[key][]string{} // by what they are for
 	var keys []key
 	names := map[key][]string{} // of objects, by resource and verbs
 	for _, p := range all {
-		if k := (key{p.group, p.resource, p.name}); p.namespace == namespace {
+		if k := (key{p.Group, p.Resource, p.Name}); p.Namespace == namespace {
 			if verbs[k] == nil {
 				keys = append(keys, k)
 			}
-			if !slices.Contains(verbs[k], p.verb) {
-				verbs[k] = append(verbs[k], p.verb)
+			if !slices.Contains(verbs[k], p.Verb) {
+				verbs[k] = append(verbs[k], p.Verb)
 			}
 		}
 	}
@@ -91,7 +94,7 @@ kind: ServiceAccount
 metadata: {namespace: liqonet-rotate-keys, name: rotate-keys}
 automountServiceAccountToken: false
 `
-	all := toRotate("PEERING")
+	all := engine.ToRotate("PEERING")
 	want := head
 	for _, namespace := range []string{"", "default", "kube-system", v1alpha1.Namespace} {
 		kind, where := "ClusterRole", ""
@@ -126,11 +129,11 @@ subjects:
 	}
 	// Each permission counts: without it the command is refused before anything is changed.
 	rules := readRules(t, "b")
-	asked := toRotate("b")
+	asked := engine.ToRotate("b")
 	check := func(rules map[string][]rbacv1.PolicyRule) error {
-		return newCluster(t, "a", allowing(new(int), &sync.Mutex{}, func(a authorizationv1.ResourceAttributes) bool {
+		return kubetest.NewCluster(t, "a", kubetest.Allowing(new(int), &sync.Mutex{}, func(a authorizationv1.ResourceAttributes) bool {
 			return allows(rules, a.Namespace, a.Group, strings.Trim(a.Resource+"/"+a.Subresource, "/"), a.Name, a.Verb)
-		})).checkPermissions(t.Context(), asked)
+		})).CheckPermissions(t.Context(), asked)
 	}
 	if err := check(rules); err != nil {
 		t.Error(err)
@@ -181,7 +184,7 @@ func allows(rules map[string][]rbacv1.PolicyRule, namespace, group, resource, na
 }
 
 // guarded is a cluster whose API server refuses all that the rules do not allow. It remembers what was done.
-func (w *site) guarded(rules map[string][]rbacv1.PolicyRule, done *sync.Map) *Cluster {
+func (w *Site) guarded(rules map[string][]rbacv1.PolicyRule, done *sync.Map) *kube.Cluster {
 	check := func(verb string, obj runtime.Object, sub, namespace, name string) error {
 		kind := obj.GetObjectKind().GroupVersionKind()
 		if kind.Empty() {
@@ -191,7 +194,7 @@ func (w *site) guarded(rules map[string][]rbacv1.PolicyRule, done *sync.Map) *Cl
 			}
 			kind = kinds[0]
 		}
-		plural, _ := meta.UnsafeGuessKindToResource(schema.GroupVersionKind{Group: kind.Group, Kind: kindName(obj)})
+		plural, _ := meta.UnsafeGuessKindToResource(schema.GroupVersionKind{Group: kind.Group, Kind: kube.KindName(obj)})
 		resource := strings.Trim(plural.Resource+"/"+sub, "/")
 		if r, ok := obj.(*authorizationv1.SelfSubjectAccessReview); ok { // everybody may ask
 			a := r.Spec.ResourceAttributes
@@ -201,7 +204,7 @@ func (w *site) guarded(rules map[string][]rbacv1.PolicyRule, done *sync.Map) *Cl
 		if !allows(rules, namespace, kind.Group, resource, name, verb) {
 			return apierrors.NewForbidden(schema.GroupResource{Group: kind.Group, Resource: resource}, namespace+"/"+name, fmt.Errorf("may not %s", verb))
 		}
-		done.Store(permission{group: kind.Group, resource: resource, namespace: namespace, verb: verb, name: name}, true)
+		done.Store(kube.Permission{Group: kind.Group, Resource: resource, Namespace: namespace, Verb: verb, Name: name}, true)
 		return nil
 	}
 	in := func(opts []client.ListOption) string { return (&client.ListOptions{}).ApplyOptions(opts).Namespace }
@@ -239,7 +242,7 @@ func (w *site) guarded(rules map[string][]rbacv1.PolicyRule, done *sync.Map) *Cl
 			live := &unstructured.Unstructured{}
 			live.SetGroupVersionKind(u.GroupVersionKind())
 			err = check("patch", u, "", u.GetNamespace(), u.GetName())
-			if err == nil && w.raw.Get(ctx, client.ObjectKeyFromObject(u), live) != nil {
+			if err == nil && w.Raw.Get(ctx, client.ObjectKeyFromObject(u), live) != nil {
 				err = check("create", u, "", u.GetNamespace(), u.GetName())
 			}
 			return unless(err, func() error { return api.Apply(ctx, obj, opts...) })
@@ -276,16 +279,16 @@ func TestRotateWithRole(t *testing.T) {
 	done := &sync.Map{}
 	for _, planes := range []int{1, 2} {
 		synctest.Test(t, func(t *testing.T) {
-			a, b := twoSites(t, node("other", true, "172.18.9.11"))
-			mustPeer(t, a, b, Options{Planes: planes})
-			a.tls, b.tls = Hybrid, Hybrid
+			a, b := TwoSites(t, kubetest.Node("other", true, "172.18.9.11"))
+			MustPeer(t, a, b, engine.Options{Planes: planes})
+			a.Tls, b.Tls = kube.Hybrid, kube.Hybrid
 			for _, presharedOnly := range []bool{true, false} {
 				touch := then{"Replacing the keys of plane 0": func() { a.touchLock(t) }}
 				r, err := Rotate(t.Context(), a.guarded(readRules(t, "b"), done), b.guarded(readRules(t, "a"), done), Rotation{PresharedOnly: presharedOnly}, touch)
 				if err != nil {
 					t.Fatalf("%d planes: %v", planes, err)
 				}
-				if len(r.Views[0].Planes) != planes || r.Views[0].PresharedKeyExchange != Hybrid || r.Views[1].PresharedKeyExchange != Hybrid {
+				if len(r.Views[0].Planes) != planes || r.Views[0].PresharedKeyExchange != kube.Hybrid || r.Views[1].PresharedKeyExchange != kube.Hybrid {
 					t.Errorf("%d planes: got %+v", planes, r.Views)
 				}
 			}
@@ -294,17 +297,17 @@ func TestRotateWithRole(t *testing.T) {
 	// All is used, but for what depends on the network plugin, and what is only given.
 	_, kinds := discovery.OfPlugins()
 	var idle []string
-	for _, p := range append(toRotate("a"), toRotate("b")...) {
-		if slices.ContainsFunc(kinds, func(k schema.GroupVersionKind) bool { return k.Group == p.group }) {
+	for _, p := range append(engine.ToRotate("a"), engine.ToRotate("b")...) {
+		if slices.ContainsFunc(kinds, func(k schema.GroupVersionKind) bool { return k.Group == p.Group }) {
 			continue
 		}
 		used := false
 		done.Range(func(k, _ any) bool {
-			d := k.(permission)
-			used = d.group == p.group && d.resource == p.resource && d.verb == p.verb && (p.namespace == "" || d.namespace == p.namespace)
+			d := k.(kube.Permission)
+			used = d.Group == p.Group && d.Resource == p.Resource && d.Verb == p.Verb && (p.Namespace == "" || d.Namespace == p.Namespace)
 			return !used
 		})
-		if what := p.verb + " " + p.resource; !used && !slices.Contains(idle, what) {
+		if what := p.Verb + " " + p.Resource; !used && !slices.Contains(idle, what) {
 			idle = append(idle, what)
 		}
 	}
@@ -314,16 +317,16 @@ func TestRotateWithRole(t *testing.T) {
 }
 
 // touchLock changes the lock of the one peering, and returns when it was renewed after that.
-func (w *site) touchLock(t *testing.T) {
+func (w *Site) touchLock(t *testing.T) {
 	t.Helper()
-	held := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "liqonet-peering-" + w.peer.ID}}
+	held := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "liqonet-peering-" + w.Peer.ID}}
 	patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"annotations":{"somebody":"was here"}}}`))
-	if err := w.raw.Patch(t.Context(), held, patch); err != nil {
+	if err := w.Raw.Patch(t.Context(), held, patch); err != nil {
 		t.Fatal(err)
 	}
 	touched := held.Spec.RenewTime.Time
 	kit.Within(t, 2*lock.Renewal, "the lock to be renewed", func() string {
-		if err := w.raw.Get(t.Context(), client.ObjectKeyFromObject(held), held); err != nil {
+		if err := w.Raw.Get(t.Context(), client.ObjectKeyFromObject(held), held); err != nil {
 			return err.Error()
 		}
 		if !held.Spec.RenewTime.After(touched) {

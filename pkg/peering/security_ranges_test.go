@@ -10,8 +10,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // The administrator of b adds a Node with public addresses. Nothing of a leads there, and
@@ -19,28 +22,28 @@ import (
 func TestSecurity_02_PeerDoesNotAttractPublicAddresses(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	hostile := node("hostile", false, "172.18.2.66")
+	a, b := TwoSites(t)
+	hostile := kubetest.Node("hostile", false, "172.18.2.66")
 	hostile.Spec.PodCIDR, hostile.Spec.PodCIDRs = "8.8.8.0/24", []string{"8.8.8.0/24"}
-	if err := b.raw.Create(t.Context(), hostile); err != nil {
+	if err := b.Raw.Create(t.Context(), hostile); err != nil {
 		t.Fatal(err)
 	}
-	r := mustPeer(t, a, b, Options{})
+	r := MustPeer(t, a, b, engine.Options{})
 	pods := a.peering(t).Spec.Remote.Pods
 	for _, m := range pods {
 		if !ipam.Private(m.Mapped.Prefix) {
 			t.Errorf("a knows %s as %s", m.Real, m.Mapped)
 		}
 	}
-	if pods[0].Real != cidr("8.8.0.0/16") {
+	if pods[0].Real != kubetest.Cidr("8.8.0.0/16") {
 		t.Fatalf("b has %v", pods)
 	}
 	if notes := strings.Join(r.Notes, "\n"); !strings.Contains(notes, "8.8.0.0/16 -> ") {
 		t.Errorf("the notes are %q", r.Notes)
 	}
-	wish := ipam.Mappings{{Real: prefix("8.8.0.0/16"), Mapped: prefix("8.8.0.0/16")}}
-	mustPeer(t, a, b, wishFor(b.ID, ClusterOptions{Map: wish}))
-	if r := mustPeer(t, a, b, Options{}); len(r.Changed) > 0 || a.peering(t).Spec.Remote.Pods[0].Mapped != cidr("8.8.0.0/16") {
+	wish := ipam.Mappings{{Real: kubetest.Prefix("8.8.0.0/16"), Mapped: kubetest.Prefix("8.8.0.0/16")}}
+	MustPeer(t, a, b, wishFor(b.ID, engine.ClusterOptions{Map: wish}))
+	if r := MustPeer(t, a, b, engine.Options{}); len(r.Changed) > 0 || a.peering(t).Spec.Remote.Pods[0].Mapped != kubetest.Cidr("8.8.0.0/16") {
 		t.Errorf("without --map it changed %v", r.Changed)
 	}
 }
@@ -49,9 +52,9 @@ func TestSecurity_02_PeerDoesNotAttractPublicAddresses(t *testing.T) {
 func TestSecurity_02_TheKubeconfigsServerIsInUse(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := newSite(t, "a", "10.244.0.0/16", "172.18.1.11"), newSite(t, "b", "10.20.0.0/16", "172.18.2.11")
-	a.peer, b.peer, a.Server = b, a, netip.MustParseAddr("10.20.3.4")
-	mustPeer(t, a, b, Options{})
+	a, b := NewSite(t, "a", "10.244.0.0/16", "172.18.1.11"), NewSite(t, "b", "10.20.0.0/16", "172.18.2.11")
+	a.Peer, b.Peer, a.Server = b, a, netip.MustParseAddr("10.20.3.4")
+	MustPeer(t, a, b, engine.Options{})
 	if m := a.peering(t).Spec.Remote.Pods[0].Mapped; m.Contains(a.Server) {
 		t.Errorf("a leads %s to b", m)
 	}
@@ -68,9 +71,9 @@ func TestSecurity_24_NoServiceAndNoAPIServerIsExposed(t *testing.T) {
 		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Port: new(int32(6443))}},
 		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.10"}}},
 	}
-	a, b := twoSites(t, slice)
+	a, b := TwoSites(t, slice)
 	a.Server = netip.MustParseAddr("192.0.2.11")
-	mustPeer(t, a, b, Options{})
+	MustPeer(t, a, b, engine.Options{})
 	for _, tt := range []struct{ host, want string }{
 		{"10.96.0.1", "cluster IP of service default/kubernetes"},
 		{"10.96.7.7", "range of the services, 10.96.0.0/16"},
@@ -79,16 +82,16 @@ func TestSecurity_24_NoServiceAndNoAPIServerIsExposed(t *testing.T) {
 		{"10.50.0.9", "cluster IP of service default/elsewhere"},
 	} {
 		if tt.host == "10.50.0.9" { // it contradicts the range, which is why peer was told
-			if err := a.raw.Create(t.Context(), outside); err != nil {
+			if err := a.Raw.Create(t.Context(), outside); err != nil {
 				t.Fatal(err)
 			}
 		}
-		_, err := a.ExposeHost(t.Context(), b.Cluster, netip.MustParseAddr(tt.host), Silent{})
-		if err == nil || kindOf(t, err) != Usage || !strings.Contains(err.Error(), tt.want) {
+		_, err := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr(tt.host), kubetest.Silent{})
+		if err == nil || kubetest.KindOf(t, err) != kube.Usage || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, want %q", tt.host, err, tt.want)
 		}
 	}
-	if _, err := a.ExposeHost(t.Context(), b.Cluster, netip.MustParseAddr("192.0.2.12"), Silent{}); err != nil {
+	if _, err := ExposeHost(t.Context(), a.Cluster, b.Cluster, netip.MustParseAddr("192.0.2.12"), kubetest.Silent{}); err != nil {
 		t.Errorf("a host outside cannot be exposed: %v", err)
 	}
 	if hosts := a.peering(t).Spec.Local.Hosts; len(hosts) != 1 || hosts[0].Real != (v1alpha1.IP{Addr: netip.MustParseAddr("192.0.2.12")}) {

@@ -24,8 +24,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // process is a command that may be stopped, as by SIGSTOP.
@@ -79,7 +82,7 @@ func (p *process) write(ctx context.Context, obj runtime.Object, do func() error
 }
 
 // of is a cluster as the process reaches it.
-func (p *process) of(w *site) *Cluster {
+func (p *process) of(w *Site) *kube.Cluster {
 	c := *w.Cluster
 	c.Client = interceptor.NewClient(w.Client, interceptor.Funcs{
 		Get: func(ctx context.Context, api client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
@@ -95,85 +98,85 @@ func (p *process) of(w *site) *Cluster {
 			return api.Watch(ctx, list, opts...)
 		},
 		Create: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-			if strings.HasSuffix(kindName(obj), "Review") {
+			if strings.HasSuffix(kube.KindName(obj), "Review") {
 				return api.Create(ctx, obj, opts...)
 			}
-			return p.write(ctx, obj, func() error { return w.raw.Create(ctx, obj, opts...) })
+			return p.write(ctx, obj, func() error { return w.Raw.Create(ctx, obj, opts...) })
 		},
 		Update: func(ctx context.Context, _ client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			return p.write(ctx, obj, func() error { return w.raw.Update(ctx, obj, opts...) })
+			return p.write(ctx, obj, func() error { return w.Raw.Update(ctx, obj, opts...) })
 		},
 		Patch: func(ctx context.Context, _ client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
-			return p.write(ctx, obj, func() error { return w.raw.Patch(ctx, obj, patch, opts...) })
+			return p.write(ctx, obj, func() error { return w.Raw.Patch(ctx, obj, patch, opts...) })
 		},
 		Apply: func(ctx context.Context, _ client.WithWatch, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
-			return p.write(ctx, nil, func() error { return w.raw.Apply(ctx, obj, opts...) })
+			return p.write(ctx, nil, func() error { return w.Raw.Apply(ctx, obj, opts...) })
 		},
 		Delete: func(ctx context.Context, _ client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-			return p.write(ctx, obj, func() error { return w.raw.Delete(ctx, obj, opts...) })
+			return p.write(ctx, obj, func() error { return w.Raw.Delete(ctx, obj, opts...) })
 		},
 		DeleteAllOf: func(ctx context.Context, _ client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
-			return p.write(ctx, nil, func() error { return w.raw.DeleteAllOf(ctx, obj, opts...) })
+			return p.write(ctx, nil, func() error { return w.Raw.DeleteAllOf(ctx, obj, opts...) })
 		},
 		SubResourceApply: func(ctx context.Context, _ client.Client, sub string, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
-			return p.write(ctx, nil, func() error { return w.raw.SubResource(sub).Apply(ctx, obj, opts...) })
+			return p.write(ctx, nil, func() error { return w.Raw.SubResource(sub).Apply(ctx, obj, opts...) })
 		},
 		SubResourceUpdate: func(ctx context.Context, _ client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
-			return p.write(ctx, nil, func() error { return w.raw.SubResource(sub).Update(ctx, obj, opts...) })
+			return p.write(ctx, nil, func() error { return w.Raw.SubResource(sub).Update(ctx, obj, opts...) })
 		},
 		SubResourcePatch: func(ctx context.Context, _ client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
-			return p.write(ctx, nil, func() error { return w.raw.SubResource(sub).Patch(ctx, obj, patch, opts...) })
+			return p.write(ctx, nil, func() error { return w.Raw.SubResource(sub).Patch(ctx, obj, patch, opts...) })
 		},
 	})
 	return &c
 }
 
 // verbs are the commands that write, each with something that only it decides.
-var verbs = map[string]func(ctx context.Context, a, b *Cluster) error{
-	"peer": func(ctx context.Context, a, b *Cluster) error {
-		_, err := Peer(ctx, a, b, Options{Image: "image:3"}, Silent{})
+var verbs = map[string]func(ctx context.Context, a, b *kube.Cluster) error{
+	"peer": func(ctx context.Context, a, b *kube.Cluster) error {
+		_, err := Peer(ctx, a, b, engine.Options{Image: "image:3"}, kubetest.Silent{})
 		return err
 	},
-	"unpeer": func(ctx context.Context, a, b *Cluster) error {
-		_, _, err := Unpeer(ctx, a, b, Silent{})
+	"unpeer": func(ctx context.Context, a, b *kube.Cluster) error {
+		_, _, err := Unpeer(ctx, a, b, kubetest.Silent{})
 		return err
 	},
-	"upgrade": func(ctx context.Context, a, b *Cluster) error {
-		out, err := UpgradeAll(ctx, []*Cluster{a, b}, newer(), Silent{})
+	"upgrade": func(ctx context.Context, a, b *kube.Cluster) error {
+		out, err := UpgradeAll(ctx, []*kube.Cluster{a, b}, Newer(), kubetest.Silent{})
 		for _, o := range out {
 			err = errors.Join(err, o.Err)
 		}
 		return err
 	},
-	"rotate-keys": func(ctx context.Context, a, b *Cluster) error {
-		_, err := Rotate(ctx, a, b, Rotation{}, Silent{})
+	"rotate-keys": func(ctx context.Context, a, b *kube.Cluster) error {
+		_, err := Rotate(ctx, a, b, Rotation{}, kubetest.Silent{})
 		return err
 	},
-	"expose-host": func(ctx context.Context, a, b *Cluster) error {
-		_, err := a.ExposeHost(ctx, b, netip.MustParseAddr("192.0.2.7"), Silent{})
+	"expose-host": func(ctx context.Context, a, b *kube.Cluster) error {
+		_, err := ExposeHost(ctx, a, b, netip.MustParseAddr("192.0.2.7"), kubetest.Silent{})
 		return err
 	},
 }
 
 // couple are two clusters, and a third one with which the first is peered all the time unless they are alone.
-type couple struct{ a, b *site }
+type couple struct{ A, b *Site }
 
-func newCouple(t *testing.T, isPeered, isAlone bool) couple {
-	a, b := twoSites(t)
+func NewCouple(t *testing.T, isPeered, isAlone bool) couple {
+	a, b := TwoSites(t)
 	if !isAlone {
-		c := newSite(t, "c", "10.30.0.0/16", "172.18.3.11")
-		a.peer, c.peer = c, a
-		mustPeer(t, a, c, Options{})
-		a.peer = b
+		c := NewSite(t, "c", "10.30.0.0/16", "172.18.3.11")
+		a.Peer, c.Peer = c, a
+		MustPeer(t, a, c, engine.Options{})
+		a.Peer = b
 	}
 	if isPeered {
-		mustPeer(t, a, b, Options{})
+		MustPeer(t, a, b, engine.Options{})
 	}
 	return couple{a, b}
 }
 
 func (w couple) do(t *testing.T, verb string) error {
-	return verbs[verb](t.Context(), w.a.Cluster, w.b.Cluster)
+	return verbs[verb](t.Context(), w.A.Cluster, w.b.Cluster)
 }
 
 // generations are parts of names and fields that tell how often keys were replaced, and what follows from their bytes.
@@ -184,7 +187,7 @@ var generations = regexp.MustCompile(`(liqonet-overlay-|gateway-[a-z]+-[0-9]+-(?
 func (w couple) state(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
-	for _, s := range []*site{w.a, w.b} {
+	for _, s := range []*Site{w.A, w.b} {
 		for _, name := range slices.Sorted(maps.Keys(s.contents(t))) {
 			content := s.contents(t)[name].(map[string]any)
 			if content["immutable"] == true {
@@ -195,7 +198,7 @@ func (w couple) state(t *testing.T) map[string]string {
 			}
 			if owners, ok, _ := unstructured.NestedSlice(content, "metadata", "ownerReferences"); ok {
 				for _, o := range owners {
-					p, err := get[v1alpha1.Peering](t.Context(), s.Cluster, "", fmt.Sprint(o.(map[string]any)["name"]))
+					p, err := kube.Get[v1alpha1.Peering](t.Context(), s.Cluster, "", fmt.Sprint(o.(map[string]any)["name"]))
 					if err != nil {
 						t.Fatal(err)
 					}
@@ -224,11 +227,11 @@ func (w couple) state(t *testing.T) map[string]string {
 // settle runs the next command of somebody who wants what is there, by the ledger of a.
 func (w couple) settle(t *testing.T) {
 	t.Helper()
-	entry, err := w.a.entry(t.Context(), w.b.ID)
+	entry, err := w.A.Entry(t.Context(), w.b.ID)
 	if err == nil && entry != nil {
-		_, err = Peer(t.Context(), w.a.Cluster, w.b.Cluster, Options{}, Silent{})
+		_, err = Peer(t.Context(), w.A.Cluster, w.b.Cluster, engine.Options{}, kubetest.Silent{})
 	} else if err == nil {
-		_, _, err = Unpeer(t.Context(), w.a.Cluster, w.b.Cluster, Silent{})
+		_, _, err = Unpeer(t.Context(), w.A.Cluster, w.b.Cluster, kubetest.Silent{})
 	}
 	if err != nil {
 		t.Errorf("the next command: %v", err)
@@ -238,7 +241,7 @@ func (w couple) settle(t *testing.T) {
 // serial has the states in the end where commands run one after the other.
 func serial(t *testing.T, isPeered, isAlone bool, order ...string) (end map[string]string) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newCouple(t, isPeered, isAlone)
+		w := NewCouple(t, isPeered, isAlone)
 		for _, verb := range order {
 			_ = w.do(t, verb) // it may be refused
 		}
@@ -254,8 +257,8 @@ func serial(t *testing.T, isPeered, isAlone bool, order ...string) (end map[stri
 func TestCommandsAreSerial(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	t.Logf("-seed %d", seed())
-	r := rand.New(rand.NewPCG(seed(), 0))
+	t.Logf("-seed %d", kubetest.Seed())
+	r := rand.New(rand.NewPCG(kubetest.Seed(), 0))
 	type play struct {
 		first, second     string
 		isPeered, isAlone bool
@@ -285,7 +288,7 @@ func TestCommandsAreSerial(t *testing.T) {
 			}
 			for at := start; !isDone && !t.Failed() && (kit.Full() || at <= start+step); at += step {
 				synctest.Test(t, func(t *testing.T) {
-					w := newCouple(t, p.isPeered, p.isAlone)
+					w := NewCouple(t, p.isPeered, p.isAlone)
 					stopped := &process{at: at}
 					was, refused := false, false
 					stopped.others = func() {
@@ -295,7 +298,7 @@ func TestCommandsAreSerial(t *testing.T) {
 							t.Errorf("before write %d: %s: %v", at, p.second, err)
 						}
 					}
-					err := verbs[p.first](t.Context(), stopped.of(w.a), stopped.of(w.b))
+					err := verbs[p.first](t.Context(), stopped.of(w.A), stopped.of(w.b))
 					if isDone = !was; isDone {
 						return
 					}
@@ -307,7 +310,7 @@ func TestCommandsAreSerial(t *testing.T) {
 					if err != nil && p.first != "unpeer" && (p.second != "unpeer" || p.first == "upgrade") {
 						err := w.do(t, p.first)
 						if p.first == "upgrade" && err != nil && doesNotFit(err) && !p.isAlone { // b has no agents any more
-							_, err = UpgradeAll(t.Context(), []*Cluster{w.a.Cluster}, newer(), Silent{})
+							_, err = UpgradeAll(t.Context(), []*kube.Cluster{w.A.Cluster}, Newer(), kubetest.Silent{})
 						}
 						if err != nil && !doesNotFit(err) {
 							t.Errorf("before write %d: %s, again: %v", at, p.first, err)
@@ -336,6 +339,6 @@ func TestCommandsAreSerial(t *testing.T) {
 
 // doesNotFit says that a command does not fit what is there.
 func doesNotFit(err error) bool {
-	e := (*Error)(nil)
-	return errors.As(err, &e) && (e.Kind == Usage || errors.Is(err, errUnpeered))
+	e := (*kube.Error)(nil)
+	return errors.As(err, &e) && (e.Kind == kube.Usage || errors.Is(err, kube.ErrUnpeered))
 }

@@ -13,27 +13,30 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // agentKeys are the generations of the overlay's keys that node agents have.
-func (w *site) agentKeys(t *testing.T) []int32 {
+func (w *Site) agentKeys(t *testing.T) []int32 {
 	t.Helper()
 	ds := &appsv1.DaemonSet{}
-	if err := w.raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
+	if err := w.Raw.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}, ds); err != nil {
 		t.Fatal(err)
 	}
 	return manifests.OverlayKeys(&ds.Spec.Template.Spec)
 }
 
 // checkKeys fails the test unless the keys that Peerings name are among those that agents mount, and these are in Secrets.
-func (w *site) checkKeys(t *testing.T) {
+func (w *Site) checkKeys(t *testing.T) {
 	t.Helper()
 	w.checkMounts(t)
 	given := w.agentKeys(t)
-	for _, p := range list[v1alpha1.PeeringList](t, w).Items {
+	for _, p := range List[v1alpha1.PeeringList](t, w).Items {
 		for _, plane := range p.Spec.Planes {
 			if !slices.Contains(given, plane.OverlayKeyGeneration) {
 				t.Errorf("%s: the links of Peering %s, plane %d, have key %d, and node agents have %v", w.Name, p.Name, plane.Index, plane.OverlayKeyGeneration, given)
@@ -50,56 +53,56 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 		// alone says that the cluster has no third peering, which uses the first key all the time; exclusive that the command
 		// waits for others, so it runs before the first one has its locks.
 		alone, exclusive bool
-		run              func(t *testing.T, a, b *site)
-		check            func(t *testing.T, a *site)
+		run              func(t *testing.T, a, b *Site)
+		check            func(t *testing.T, a *Site)
 	}
 	for name, other := range map[string]command{
 		"rotate-keys": {
 			exclusive: true,
-			run: func(t *testing.T, a, b *site) {
-				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+			run: func(t *testing.T, a, b *Site) {
+				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
 					t.Error(err)
 				}
 			},
-			check: func(*testing.T, *site) {},
+			check: func(*testing.T, *Site) {},
 		},
 		"rotate-keys of the only peering": {
 			alone: true, exclusive: true,
-			run: func(t *testing.T, a, b *site) {
-				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+			run: func(t *testing.T, a, b *Site) {
+				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
 					t.Error(err)
 				}
 			},
-			check: func(*testing.T, *site) {},
+			check: func(*testing.T, *Site) {},
 		},
 		"peer after a node has left": {
-			run: func(t *testing.T, a, b *site) {
+			run: func(t *testing.T, a, b *Site) {
 				a.leave(t, "a-2")
-				mustPeer(t, a, b, Options{})
+				MustPeer(t, a, b, engine.Options{})
 			},
-			check: func(*testing.T, *site) {},
+			check: func(*testing.T, *Site) {},
 		},
 		"upgrade": {
 			exclusive: true,
-			run:       func(t *testing.T, a, _ *site) { mustUpgrade(t, newer(), a) },
-			check: func(t *testing.T, a *site) {
+			run:       func(t *testing.T, a, _ *Site) { mustUpgrade(t, Newer(), a) },
+			check: func(t *testing.T, a *Site) {
 				if image := a.agents(t)[v1alpha1.NodeAgentName].Image; image != "image:2" {
 					t.Errorf("the node agents have %s", image)
 				}
 			},
 		},
 		"peer --agent-image": {
-			run: func(t *testing.T, a, b *site) { mustPeer(t, a, b, Options{Image: "image:3"}) },
-			check: func(t *testing.T, a *site) {
+			run: func(t *testing.T, a, b *Site) { MustPeer(t, a, b, engine.Options{Image: "image:3"}) },
+			check: func(t *testing.T, a *Site) {
 				if image := a.agents(t)[v1alpha1.NodeAgentName].Image; image != "image:3" {
 					t.Errorf("the node agents have %s", image)
 				}
 			},
 		},
 		"peer --node-metrics": {
-			run: func(t *testing.T, a, b *site) { mustPeer(t, a, b, Options{NodeMetrics: "node"}) },
-			check: func(t *testing.T, a *site) {
-				ds, err := a.nodeAgents(t.Context())
+			run: func(t *testing.T, a, b *Site) { MustPeer(t, a, b, engine.Options{NodeMetrics: "node"}) },
+			check: func(t *testing.T, a *Site) {
+				ds, err := a.NodeAgents(t.Context())
 				if err != nil || !manifests.ShowsNodeMetrics(ds) {
 					t.Errorf("metrics are not shown at the nodes' addresses: %v", err)
 				}
@@ -112,26 +115,26 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 				t.Logf("before write %d", at)
 				a, b := pairOf(t, 2)
 				if !other.alone {
-					d := newSite(t, "d", "10.244.0.0/16", "172.18.4.11")
-					a.peer, d.peer = d, a
-					mustPeer(t, a, d, Options{})
+					d := NewSite(t, "d", "10.244.0.0/16", "172.18.4.11")
+					a.Peer, d.Peer = d, a
+					MustPeer(t, a, d, engine.Options{})
 				}
-				c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
-				a.peer, c.peer = c, a
+				c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+				a.Peer, c.Peer = c, a
 				done := false
 				meanwhile := func() {
-					a.peer, b.peer, done = b, a, true
+					a.Peer, b.Peer, done = b, a, true
 					other.run(t, a, b)
 					a.checkMounts(t)
-					a.peer = c
+					a.Peer = c
 				}
-				r := Reporter(Silent{})
+				r := kube.Reporter(kubetest.Silent{})
 				if other.exclusive {
 					r = then{"Reading both clusters": meanwhile}
 				} else {
-					a.writes, a.meanwhileAt, a.meanwhile = 0, at, meanwhile
+					a.Writes, a.MeanwhileAt, a.Meanwhile = 0, at, meanwhile
 				}
-				if _, err := Peer(t.Context(), a.Cluster, c.Cluster, Options{}, r); err != nil {
+				if _, err := Peer(t.Context(), a.Cluster, c.Cluster, engine.Options{}, r); err != nil {
 					t.Error(err)
 				}
 				if !done {
@@ -142,10 +145,10 @@ func TestPeerKeepsWhatOthersDidToNodeAgents(t *testing.T) {
 				}
 				other.check(t, a)
 				a.checkMounts(t)
-				for _, p := range list[v1alpha1.PeeringList](t, a).Items {
+				for _, p := range List[v1alpha1.PeeringList](t, a).Items {
 					for _, plane := range p.Spec.Planes {
 						// Links that have a retired key get the next one by peer of their pair.
-						if key := plane.OverlayKeyGeneration; key >= plan.OverlayKey(readLedger(t, a.Cluster)) && !slices.Contains(a.agentKeys(t), key) {
+						if key := plane.OverlayKeyGeneration; key >= plan.OverlayKey(kubetest.ReadLedger(t, a.Cluster)) && !slices.Contains(a.agentKeys(t), key) {
 							t.Errorf("the links of Peering %s have key %d, and node agents have %v", p.Name, key, a.agentKeys(t))
 						}
 					}
@@ -173,15 +176,15 @@ func (s then) Step(ctx context.Context, name string, do func(context.Context) er
 func TestWhatWasReadBeforeTheLockIsReadAgain(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	for name, do := range map[string]func(t *testing.T, a, b *site, rotate func()){
-		"upgrade": func(t *testing.T, a, _ *site, rotate func()) {
-			out, err := UpgradeAll(t.Context(), []*Cluster{a.Cluster}, newer(), then{"Reading the cluster": rotate})
+	for name, do := range map[string]func(t *testing.T, a, b *Site, rotate func()){
+		"upgrade": func(t *testing.T, a, _ *Site, rotate func()) {
+			out, err := UpgradeAll(t.Context(), []*kube.Cluster{a.Cluster}, Newer(), then{"Reading the cluster": rotate})
 			if err != nil || out[0].Err != nil {
 				t.Error(out, err)
 			}
 		},
-		"peer": func(t *testing.T, a, b *site, rotate func()) {
-			if r, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, then{"Reading both clusters": rotate}); err != nil || len(r.Changed) > 0 {
+		"peer": func(t *testing.T, a, b *Site, rotate func()) {
+			if r, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, then{"Reading both clusters": rotate}); err != nil || len(r.Changed) > 0 {
 				t.Error(r.Changed, err)
 			}
 		},
@@ -191,7 +194,7 @@ func TestWhatWasReadBeforeTheLockIsReadAgain(t *testing.T) {
 			a, b := pairOf(t, 2)
 			var after map[string]string
 			do(t, a, b, sync.OnceFunc(func() {
-				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+				if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
 					t.Error(err)
 				}
 				after = a.keysOf(t)
@@ -209,8 +212,8 @@ func TestWhatWasReadBeforeTheLockIsReadAgain(t *testing.T) {
 func TestUnusedOverlayKeysGo(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	keys := func(w *site) (out []int32) {
-		for _, s := range list[corev1.SecretList](t, w).Items {
+	keys := func(w *Site) (out []int32) {
+		for _, s := range List[corev1.SecretList](t, w).Items {
 			if g := manifests.OverlayGeneration(s.Name); g > 0 {
 				out = append(out, g)
 			}
@@ -219,9 +222,9 @@ func TestUnusedOverlayKeysGo(t *testing.T) {
 		return out
 	}
 	a, b := pairOf(t, 2)
-	d := newSite(t, "d", "10.244.0.0/16", "172.18.4.11")
-	a.peer, d.peer = d, a
-	mustPeer(t, a, d, Options{})
+	d := NewSite(t, "d", "10.244.0.0/16", "172.18.4.11")
+	a.Peer, d.Peer = d, a
+	MustPeer(t, a, d, engine.Options{})
 	want := func(after string, generations ...int32) {
 		t.Helper()
 		if got, given := keys(a), a.agentKeys(t); !slices.Equal(got, generations) || !slices.Equal(given, generations) {
@@ -229,17 +232,17 @@ func TestUnusedOverlayKeysGo(t *testing.T) {
 		}
 		a.checkKeys(t)
 	}
-	rotate := func(peer *site) {
+	rotate := func(peer *Site) {
 		t.Helper()
-		a.peer = peer
-		if _, err := Rotate(t.Context(), a.Cluster, peer.Cluster, Rotation{}, Silent{}); err != nil {
+		a.Peer = peer
+		if _, err := Rotate(t.Context(), a.Cluster, peer.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
 			t.Error(err)
 		}
 	}
-	unpeer := func(peer *site) {
+	unpeer := func(peer *Site) {
 		t.Helper()
-		a.peer = peer
-		if _, _, err := Unpeer(t.Context(), a.Cluster, peer.Cluster, Silent{}); err != nil {
+		a.Peer = peer
+		if _, _, err := Unpeer(t.Context(), a.Cluster, peer.Cluster, kubetest.Silent{}); err != nil {
 			t.Error(err)
 		}
 	}
@@ -248,8 +251,8 @@ func TestUnusedOverlayKeysGo(t *testing.T) {
 	want("rotate-keys a b", 1, 2)
 	unpeer(b)
 	want("unpeer a b", 1)
-	a.peer, b.peer = b, a
-	mustPeer(t, a, b, Options{})
+	a.Peer, b.Peer = b, a
+	MustPeer(t, a, b, engine.Options{})
 	rotate(b)
 	want("rotate-keys a b, again", 1, 2)
 	unpeer(d)
@@ -270,33 +273,33 @@ func TestUnusedOverlayKeysGoWhenCommandsEndTogether(t *testing.T) {
 		t.Run(fmt.Sprint(ends), func(t *testing.T) {
 			t.Parallel()
 			a, b := pairOf(t, 2)
-			d := newSite(t, "d", "10.244.0.0/16", "172.18.4.11")
-			a.peer, d.peer = d, a
-			mustPeer(t, a, d, Options{})
-			a.peer = b
-			if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, Silent{}); err != nil {
+			d := NewSite(t, "d", "10.244.0.0/16", "172.18.4.11")
+			a.Peer, d.Peer = d, a
+			MustPeer(t, a, d, engine.Options{})
+			a.Peer = b
+			if _, err := Rotate(t.Context(), a.Cluster, b.Cluster, Rotation{}, kubetest.Silent{}); err != nil {
 				t.Fatal(err)
 			}
 			// unpeer a d, in the midst of which unpeer a b runs from begin to end. Both leave a without peerings of a key.
-			c := newSite(t, "c", "10.244.0.0/16", "172.18.3.11")
-			a.peer, c.peer = c, a
-			mustPeer(t, a, c, Options{})
-			a.peer = b
-			a.writes, a.meanwhileAt, a.meanwhile = 0, ends, func() {
-				if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+			c := NewSite(t, "c", "10.244.0.0/16", "172.18.3.11")
+			a.Peer, c.Peer = c, a
+			MustPeer(t, a, c, engine.Options{})
+			a.Peer = b
+			a.Writes, a.MeanwhileAt, a.Meanwhile = 0, ends, func() {
+				if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
 					t.Error(err)
 				}
 			}
-			if _, _, err := Unpeer(t.Context(), a.Cluster, d.Cluster, Silent{}); err != nil {
+			if _, _, err := Unpeer(t.Context(), a.Cluster, d.Cluster, kubetest.Silent{}); err != nil {
 				t.Error(err)
 			}
 			used := map[int32]bool{}
-			for _, p := range list[v1alpha1.PeeringList](t, a).Items {
+			for _, p := range List[v1alpha1.PeeringList](t, a).Items {
 				for _, plane := range p.Spec.Planes {
 					used[plane.OverlayKeyGeneration] = true
 				}
 			}
-			for _, s := range list[corev1.SecretList](t, a).Items {
+			for _, s := range List[corev1.SecretList](t, a).Items {
 				if g := manifests.OverlayGeneration(s.Name); g > 0 && !used[g] {
 					t.Errorf("key %d is still there; links have %v", g, used)
 				}

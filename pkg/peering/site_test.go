@@ -27,31 +27,34 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
-// site is a cluster whose API is the fake client's, and whose agents and
+// Site is a cluster whose API is the fake client's, and whose agents and
 // controllers are played: whenever the command looks, they have done their work.
-type site struct {
-	*Cluster
-	mu sync.Mutex
+type Site struct {
+	*kube.Cluster
+	Mu sync.Mutex
 	// kernel is what all nodes can do, routes what they have.
 	kernel v1alpha1.KernelFacts
 	routes []netip.Prefix
 	// deaf says that no gateway of this cluster can be called from outside.
 	deaf bool
-	peer *site
+	Peer *Site
 	// late is a node or a Deployment of which the pod is not replaced. holder is the pod
 	// that holds all Leases, empty for the one that runs.
 	late, holder string
-	// writes counts the command's writes; the one with the number failing fails.
-	writes, failing int
-	// deadFrom is the write from which on all fail, 0 if none does.
-	deadFrom int
+	// Writes counts the command's writes; the one with the number failing fails.
+	Writes, failing int
+	// DeadFrom is the write from which on all fail, 0 if none does.
+	DeadFrom int
 	// readOnly refuses every write.
 	readOnly  bool
 	nodePorts map[string]int32
@@ -59,8 +62,8 @@ type site struct {
 	played   string
 	playedAt time.Time
 	playTook time.Duration
-	// raw is the API without the play.
-	raw client.WithWatch
+	// Raw is the API without the play.
+	Raw client.WithWatch
 	// did are what the command has applied and deleted, in its order: the kind and the name, and of Deployments how many pods.
 	did []string
 	// slow is a node whose agent reports only when a gateway has been started: slowKernel.
@@ -73,72 +76,72 @@ type site struct {
 	outside netip.Addr
 	// lossy is an image whose agents let no packet pass, fails what cannot be applied, once: a kind and a name.
 	lossy, fails string
-	// tls is how each connection to it is made, none by default. keys are the Secrets of which the command has read what is in them, by their
+	// Tls is how each connection to it is made, none by default. keys are the Secrets of which the command has read what is in them, by their
 	// names; all for a list of them.
-	tls  KeyExchange
-	keys []string
-	// meanwhile is done once, just before the command's write with the number of meanwhileAt.
-	meanwhile   func()
-	meanwhileAt int
+	Tls  kube.KeyExchange
+	Keys []string
+	// Meanwhile is done once, just before the command's write with the number of meanwhileAt.
+	Meanwhile   func()
+	MeanwhileAt int
 	// broken is what some write of a command has broken of the guarantee on keys, keyData what is in each Secret with a key.
 	broken sets.Set[string]
-	// isCollected says that somebody has deleted a Peering: the collector takes Secrets and what mounts them in any order.
-	isCollected bool
+	// IsCollected says that somebody has deleted a Peering: the collector takes Secrets and what mounts them in any order.
+	IsCollected bool
 	keyData     map[types.UID]string
 }
 
 // note adds to what the command did.
-func (w *site) note(what string, obj client.Object) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.did = append(w.did, strings.TrimSpace(what+" "+kindName(obj)+" "+obj.GetName()))
+func (w *Site) note(what string, obj client.Object) {
+	w.Mu.Lock()
+	defer w.Mu.Unlock()
+	w.did = append(w.did, strings.TrimSpace(what+" "+kube.KindName(obj)+" "+obj.GetName()))
 }
 
 // noteKey notes that the command reads what is in a Secret.
-func (w *site) noteKey(ctx context.Context, obj runtime.Object, name string) {
+func (w *Site) noteKey(ctx context.Context, obj runtime.Object, name string) {
 	_, isMetadata := obj.(*metav1.PartialObjectMetadata)
 	_, areMetadata := obj.(*metav1.PartialObjectMetadataList)
-	if kindName(obj) != "Secret" || isMetadata || areMetadata {
+	if kube.KindName(obj) != "Secret" || isMetadata || areMetadata {
 		return
 	}
-	setExchange(ctx, w.tls)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.keys = append(w.keys, name)
+	kube.SetExchange(ctx, w.Tls)
+	w.Mu.Lock()
+	defer w.Mu.Unlock()
+	w.Keys = append(w.Keys, name)
 }
 
-// presharedRead are the Secrets with pre-shared keys that the command has read since the last time.
-func (w *site) presharedRead() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	read := slices.DeleteFunc(w.keys, func(name string) bool { return name != "all" && !strings.Contains(name, "-psk-") })
-	w.keys = nil
+// PresharedRead are the Secrets with pre-shared keys that the command has read since the last time.
+func (w *Site) PresharedRead() []string {
+	w.Mu.Lock()
+	defer w.Mu.Unlock()
+	read := slices.DeleteFunc(w.Keys, func(name string) bool { return name != "all" && !strings.Contains(name, "-psk-") })
+	w.Keys = nil
 	return read
 }
 
-var errInjected = errors.New("injected")
+var ErrInjected = errors.New("injected")
 
-// twoSites are two clusters with the same pod range, and a node each.
-func twoSites(t *testing.T, setup ...client.Object) (a, b *site) {
+// TwoSites are two clusters with the same pod range, and a node each.
+func TwoSites(t *testing.T, setup ...client.Object) (a, b *Site) {
 	t.Helper()
-	a, b = newSite(t, "a", "10.244.0.0/16", "172.18.1.11", setup...), newSite(t, "b", "10.244.0.0/16", "172.18.2.11", setup...)
-	a.peer, b.peer = b, a
+	a, b = NewSite(t, "a", "10.244.0.0/16", "172.18.1.11", setup...), NewSite(t, "b", "10.244.0.0/16", "172.18.2.11", setup...)
+	a.Peer, b.Peer = b, a
 	return a, b
 }
 
-func newSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Object) *site {
+func NewSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Object) *Site {
 	t.Helper()
-	w := &site{kernel: v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, broken: sets.New[string](), keyData: map[types.UID]string{}}
+	w := &Site{kernel: v1alpha1.KernelFacts{Release: "6.1", VXLAN: true}, broken: sets.New[string](), keyData: map[types.UID]string{}}
 	t.Cleanup(func() {
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		w.Mu.Lock()
+		defer w.Mu.Unlock()
 		for _, what := range sets.List(w.broken) {
 			t.Errorf("%s: %s", name, what)
 		}
 	})
-	n := node(name+"-1", true, nodeAddress)
+	n := kubetest.Node(name+"-1", true, nodeAddress)
 	n.Labels = map[string]string{corev1.LabelOSStable: "linux"}
-	n.Spec.PodCIDR = netip.PrefixFrom(prefix(pods).Addr(), 24).String()
+	n.Spec.PodCIDR = netip.PrefixFrom(kubetest.Prefix(pods).Addr(), 24).String()
 	n.Spec.PodCIDRs = []string{n.Spec.PodCIDR}
 	objs := []client.Object{
 		n, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: types.UID("id-of-" + name)}},
@@ -153,7 +156,7 @@ func newSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Objec
 	for _, o := range setup {
 		objs = append(objs, o.DeepCopyObject().(client.Object))
 	}
-	w.Cluster = newCluster(t, name, w.funcs(), objs...)
+	w.Cluster = kubetest.NewCluster(t, name, w.funcs(), objs...)
 	w.Cluster.DefaultImage = "image:1"
 	if err := w.Client.List(t.Context(), &corev1.NamespaceList{}); err != nil { // so that there is a raw client
 		t.Fatal(err)
@@ -162,17 +165,17 @@ func newSite(t *testing.T, name, pods, nodeAddress string, setup ...client.Objec
 }
 
 // write notes a write of the command, which lasts until end is called.
-func (w *site) write(ctx context.Context, what string) (end func(), err error) {
-	w.mu.Lock()
-	do := w.meanwhile
-	if do != nil && w.writes+1 >= w.meanwhileAt {
-		w.meanwhile = nil
-		w.mu.Unlock()
+func (w *Site) write(ctx context.Context, what string) (end func(), err error) {
+	w.Mu.Lock()
+	do := w.Meanwhile
+	if do != nil && w.Writes+1 >= w.MeanwhileAt {
+		w.Meanwhile = nil
+		w.Mu.Unlock()
 		do()
-		w.mu.Lock()
+		w.Mu.Lock()
 	}
 	readOnly := w.readOnly
-	w.mu.Unlock()
+	w.Mu.Unlock()
 	if readOnly {
 		return nil, apierrors.NewForbidden(v1alpha1.GroupVersion.WithResource("things").GroupResource(), what, errors.New("read only"))
 	}
@@ -180,30 +183,30 @@ func (w *site) write(ctx context.Context, what string) (end func(), err error) {
 	if end, err = lock.Begin(ctx); err != nil {
 		return nil, err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.writes++
-	if w.writes == w.failing || w.deadFrom > 0 && w.writes >= w.deadFrom {
+	w.Mu.Lock()
+	defer w.Mu.Unlock()
+	w.Writes++
+	if w.Writes == w.failing || w.DeadFrom > 0 && w.Writes >= w.DeadFrom {
 		end()
-		return nil, fmt.Errorf("%s: %w", what, errInjected)
+		return nil, fmt.Errorf("%s: %w", what, ErrInjected)
 	}
 	before, release := w.wrongKeys(false), end
 	return func() {
 		release()
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		w.Mu.Lock()
+		defer w.Mu.Unlock()
 		for broken := range w.wrongKeys(false).Difference(before) { // what somebody else has broken is broken before
-			if !w.isCollected || !strings.HasSuffix(broken, "which is not there") {
+			if !w.IsCollected || !strings.HasSuffix(broken, "which is not there") {
 				w.broken.Insert(broken + " after: " + what)
 			}
 		}
 	}, nil
 }
 
-func (w *site) funcs() interceptor.Funcs {
+func (w *Site) funcs() interceptor.Funcs {
 	return interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			switch kindName(obj) {
+			switch kube.KindName(obj) {
 			case "Deployment", "DaemonSet", "Lease", "Service", "Peering", "NodeNetwork": // what is played
 				if err := w.play(ctx, c); err != nil {
 					return err
@@ -225,7 +228,7 @@ func (w *site) funcs() interceptor.Funcs {
 				return nil
 			}
 			if !isLock(obj) {
-				end, err := w.write(ctx, "create "+describe(obj))
+				end, err := w.write(ctx, "create "+kube.Describe(obj))
 				if err != nil {
 					return err
 				}
@@ -234,12 +237,12 @@ func (w *site) funcs() interceptor.Funcs {
 			if err := c.Create(ctx, obj, opts...); err != nil {
 				return err
 			}
-			setExchange(ctx, w.tls)
+			kube.SetExchange(ctx, w.Tls)
 			return nil
 		},
 		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
 			if !isLock(obj) {
-				end, err := w.write(ctx, "update "+describe(obj))
+				end, err := w.write(ctx, "update "+kube.Describe(obj))
 				if err != nil {
 					return err
 				}
@@ -249,7 +252,7 @@ func (w *site) funcs() interceptor.Funcs {
 		},
 		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
 			if !isLock(obj) {
-				end, err := w.write(ctx, "patch "+describe(obj))
+				end, err := w.write(ctx, "patch "+kube.Describe(obj))
 				if err != nil {
 					return err
 				}
@@ -269,7 +272,7 @@ func (w *site) funcs() interceptor.Funcs {
 			u, err := applied(obj)
 			if err == nil && w.fails == u.GetKind()+" "+u.GetName() {
 				w.fails = ""
-				return errInjected
+				return ErrInjected
 			}
 			if err == nil && u.GetKind() == "Deployment" {
 				replicas, _, _ := unstructured.NestedFieldNoCopy(u.Object, "spec", "replicas")
@@ -279,7 +282,7 @@ func (w *site) funcs() interceptor.Funcs {
 		},
 		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
 			if !isLock(obj) {
-				end, err := w.write(ctx, "delete "+describe(obj))
+				end, err := w.write(ctx, "delete "+kube.Describe(obj))
 				if err != nil {
 					return err
 				}
@@ -289,7 +292,7 @@ func (w *site) funcs() interceptor.Funcs {
 			return c.Delete(ctx, obj, opts...)
 		},
 		DeleteAllOf: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteAllOfOption) error {
-			end, err := w.write(ctx, "delete all "+describe(obj))
+			end, err := w.write(ctx, "delete all "+kube.Describe(obj))
 			if err != nil {
 				return err
 			}
@@ -305,7 +308,7 @@ func (w *site) funcs() interceptor.Funcs {
 			return c.SubResource(sub).Apply(ctx, obj, opts...)
 		},
 		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
-			end, err := w.write(ctx, "update "+sub+" of "+describe(obj))
+			end, err := w.write(ctx, "update "+sub+" of "+kube.Describe(obj))
 			if err != nil {
 				return err
 			}
@@ -317,7 +320,7 @@ func (w *site) funcs() interceptor.Funcs {
 
 // isLock says that it is the lock of a command: its writes are not counted, as they come at any time.
 func isLock(obj client.Object) bool {
-	return kindName(obj) == "Lease" && obj.GetNamespace() == metav1.NamespaceSystem
+	return kube.KindName(obj) == "Lease" && obj.GetNamespace() == metav1.NamespaceSystem
 }
 
 // applied is what is applied.
@@ -331,9 +334,9 @@ func applied(obj runtime.ApplyConfiguration) (*unstructured.Unstructured, error)
 }
 
 // play does what agents and controllers would have done by now.
-func (w *site) play(ctx context.Context, c client.WithWatch) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (w *Site) play(ctx context.Context, c client.WithWatch) error {
+	w.Mu.Lock()
+	defer w.Mu.Unlock()
 	// Many watches would do nothing else.
 	if ctx.Value(fakeapi.ForWatch{}) != nil && time.Since(w.playedAt) < 2*w.playTook {
 		return nil
@@ -346,8 +349,8 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 	w.played, w.playedAt = sees, time.Now()
 	ctx = context.WithValue(ctx, fakeapi.ForWatch{}, nil) // they see all, whatever the watch has seen
 	defer func() { w.playTook = time.Since(w.playedAt) }()
-	if w.raw == nil {
-		w.raw = c // tests read it whenever they like
+	if w.Raw == nil {
+		w.Raw = c // tests read it whenever they like
 	}
 	if err := w.playService(ctx, c); err != nil {
 		return err
@@ -394,7 +397,7 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 			}
 			continue
 		}
-		nn := report(n.Name, addr.String(), nil)
+		nn := kubetest.Report(n.Name, addr.String(), nil)
 		if err := c.Get(ctx, client.ObjectKeyFromObject(&nn), &nn); apierrors.IsNotFound(err) {
 			nn.Labels = map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
 			if err := c.Create(ctx, &nn); err != nil {
@@ -419,7 +422,7 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 				})
 			}
 		}
-		if cmp.Equal(nn.Status, status, compare) {
+		if cmp.Equal(nn.Status, status, kubetest.Compare) {
 			continue
 		}
 		nn.Status = status
@@ -457,7 +460,7 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 				planes = append(planes, reported)
 			}
 		}
-		if cmp.Equal(p.Status.Planes, planes, compare) {
+		if cmp.Equal(p.Status.Planes, planes, kubetest.Compare) {
 			continue
 		}
 		p.Status.Planes = planes
@@ -472,19 +475,19 @@ func (w *site) play(ctx context.Context, c client.WithWatch) error {
 const playInterval = 250 * time.Millisecond
 
 // sees is all that the next play depends on.
-func (w *site) sees(c client.WithWatch) string {
+func (w *Site) sees(c client.WithWatch) string {
 	return fmt.Sprint(
-		c.(*fakeapi.API).Changes(), w.kernel, w.routes, w.deaf, w.peer != nil && w.peer.deaf, w.late, w.holder, w.slow, w.slowKernel, w.hasStarted(), w.lossy, w.silent, w.lacksNode(1), w.unplaced, w.outside,
+		c.(*fakeapi.API).Changes(), w.kernel, w.routes, w.deaf, w.Peer != nil && w.Peer.deaf, w.late, w.holder, w.slow, w.slowKernel, w.hasStarted(), w.lossy, w.silent, w.lacksNode(1), w.unplaced, w.outside,
 	)
 }
 
 // hasStarted says that the command has started a gateway.
-func (w *site) hasStarted() bool {
+func (w *Site) hasStarted() bool {
 	return slices.ContainsFunc(w.did, func(did string) bool { return strings.HasPrefix(did, "run 1 Deployment") })
 }
 
 // runs says that the agent that renews a Lease is of an image.
-func (w *site) runs(ctx context.Context, c client.WithWatch, lease, image string) bool {
+func (w *Site) runs(ctx context.Context, c client.WithWatch, lease, image string) bool {
 	l, pod := &coordinationv1.Lease{}, &corev1.Pod{}
 	if image == "" || c.Get(ctx, types.NamespacedName{Namespace: v1alpha1.Namespace, Name: lease}, l) != nil {
 		return false
@@ -494,18 +497,18 @@ func (w *site) runs(ctx context.Context, c client.WithWatch, lease, image string
 }
 
 // lacksNode says that a gateway of the plane has no node, in one of both clusters.
-func (w *site) lacksNode(plane int32) bool {
-	return plane > 0 && (w.unplaced == plane || w.peer != nil && w.peer.unplaced == plane)
+func (w *Site) lacksNode(plane int32) bool {
+	return plane > 0 && (w.unplaced == plane || w.Peer != nil && w.Peer.unplaced == plane)
 }
 
 // playSilence has nobody renew a Lease.
-func (w *site) playSilence(ctx context.Context, c client.WithWatch, lease string) error {
+func (w *Site) playSilence(ctx context.Context, c client.WithWatch, lease string) error {
 	l := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: lease}}
 	return client.IgnoreNotFound(c.Delete(ctx, l))
 }
 
 // playUnplaced takes the node from pods that have none.
-func (w *site) playUnplaced(ctx context.Context, c client.WithWatch) error {
+func (w *Site) playUnplaced(ctx context.Context, c client.WithWatch) error {
 	if w.unplaced == 0 {
 		return nil
 	}
@@ -520,7 +523,7 @@ func (w *site) playUnplaced(ctx context.Context, c client.WithWatch) error {
 	}
 	for i := range pods.Items {
 		pod := &pods.Items[i]
-		if unschedulable(pod) != nil {
+		if engine.Unschedulable(pod) != nil {
 			continue
 		}
 		pod.Status = corev1.PodStatus{Phase: corev1.PodPending, Conditions: []corev1.PodCondition{{
@@ -544,15 +547,15 @@ func (w *site) playUnplaced(ctx context.Context, c client.WithWatch) error {
 }
 
 // connected says that the one that is called can be.
-func (w *site) connected(p *v1alpha1.Peering) bool {
+func (w *Site) connected(p *v1alpha1.Peering) bool {
 	if len(p.Spec.Planes) > 0 && p.Spec.Planes[0].Role == v1alpha1.Server {
 		return !w.deaf
 	}
-	return w.peer == nil || !w.peer.deaf
+	return w.Peer == nil || !w.Peer.deaf
 }
 
 // playService gives a node port to what wants one.
-func (w *site) playService(ctx context.Context, c client.WithWatch) error {
+func (w *Site) playService(ctx context.Context, c client.WithWatch) error {
 	var services corev1.ServiceList
 	if err := c.List(ctx, &services, client.InNamespace(v1alpha1.Namespace)); err != nil {
 		return err
@@ -589,14 +592,14 @@ func (w *site) playService(ctx context.Context, c client.WithWatch) error {
 
 // mustPeer peers, and fails the test if that does not work.
 // Peer peers one pair.
-func Peer(ctx context.Context, a, b *Cluster, o Options, r Reporter) (Result, error) {
-	out := PeerAll(ctx, []Pair{{a, b}}, o, func(Pair) Reporter { return r })[0]
+func Peer(ctx context.Context, a, b *kube.Cluster, o engine.Options, r kube.Reporter) (Result, error) {
+	out := PeerAll(ctx, []Pair{{a, b}}, o, func(Pair) kube.Reporter { return r })[0]
 	return out.Result, out.Err
 }
 
-func mustPeer(t *testing.T, a, b *site, o Options) Result {
+func MustPeer(t *testing.T, a, b *Site, o engine.Options) Result {
 	t.Helper()
-	r, err := Peer(t.Context(), a.Cluster, b.Cluster, o, Silent{})
+	r, err := Peer(t.Context(), a.Cluster, b.Cluster, o, kubetest.Silent{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -604,22 +607,22 @@ func mustPeer(t *testing.T, a, b *site, o Options) Result {
 }
 
 // versions are the resourceVersions of all objects in a cluster.
-func (w *site) versions(t *testing.T) map[string]string {
+func (w *Site) versions(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
 	for _, list := range append(
-		append(workloads(), accounts()...), &coordinationv1.LeaseList{}, &corev1.ConfigMapList{}, &corev1.NamespaceList{}, &corev1.NodeList{}, crdList(),
+		append(engine.Workloads(), engine.Accounts()...), &coordinationv1.LeaseList{}, &corev1.ConfigMapList{}, &corev1.NamespaceList{}, &corev1.NodeList{}, kubetest.CrdList(),
 		&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{},
 	) {
-		if err := w.raw.List(t.Context(), list); err != nil {
+		if err := w.Raw.List(t.Context(), list); err != nil {
 			t.Fatal(err)
 		}
-		objs, err := items(list)
+		objs, err := kube.Items(list)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, o := range objs {
-			out[describe(o)] = o.GetResourceVersion()
+			out[kube.Describe(o)] = o.GetResourceVersion()
 		}
 	}
 	return out

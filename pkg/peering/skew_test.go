@@ -1,4 +1,4 @@
-package peering
+package peering_test
 
 import (
 	"context"
@@ -18,8 +18,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/diagnose"
 	"github.com/liqonet/liqonet/pkg/doctor"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // A command that is older than the agents or the definitions of a cluster writes nothing, not even to undo what was interrupted, until it
@@ -27,14 +32,14 @@ import (
 func TestVersionSkew(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
-	killed := steps{"Waiting until packets pass": func() { a.deadFrom, b.deadFrom = 1, 1 }}
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{Image: "image:2"}, killed); err == nil {
+	a, b := peering.TwoSites(t)
+	peering.MustPeer(t, a, b, engine.Options{})
+	killed := peering.Steps{"Waiting until packets pass": func() { a.DeadFrom, b.DeadFrom = 1, 1 }}
+	if _, err := peering.Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{Image: "image:2"}, killed); err == nil {
 		t.Fatal("a command that cannot write has succeeded")
 	}
-	a.deadFrom, b.deadFrom = 0, 0
-	if !slices.ContainsFunc(list[corev1.SecretList](t, b).Items, func(m corev1.Secret) bool { return strings.HasPrefix(m.Name, "journal-") }) {
+	a.DeadFrom, b.DeadFrom = 0, 0
+	if !slices.ContainsFunc(peering.List[corev1.SecretList](t, b).Items, func(m corev1.Secret) bool { return strings.HasPrefix(m.Name, "journal-") }) {
 		t.Fatal("there is nothing to undo")
 	}
 
@@ -43,77 +48,77 @@ func TestVersionSkew(t *testing.T) {
 	ofVersion := func(obj client.Object, version string) {
 		t.Helper()
 		patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.AnnotationVersion, version)
-		if err := b.raw.Patch(t.Context(), obj, client.RawPatch(types.MergePatchType, patch)); err != nil {
+		if err := b.Raw.Patch(t.Context(), obj, client.RawPatch(types.MergePatchType, patch)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	host := netip.MustParseAddr("192.0.2.12")
 	commands := map[string]func(ctx context.Context) error{
 		"peer": func(ctx context.Context) error {
-			_, err := Peer(ctx, a.Cluster, b.Cluster, Options{}, Silent{})
+			_, err := peering.Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{})
 			return err
 		},
 		"peer --dry-run": func(ctx context.Context) error {
-			_, err := PlanAll(ctx, []Pair{{a.Cluster, b.Cluster}}, Options{}, Silent{})
+			_, err := peering.PlanAll(ctx, []peering.Pair{{a.Cluster, b.Cluster}}, engine.Options{}, kubetest.Silent{})
 			return err
 		},
 		"rotate-keys": func(ctx context.Context) error {
-			_, err := Rotate(ctx, a.Cluster, b.Cluster, Rotation{}, Silent{})
+			_, err := peering.Rotate(ctx, a.Cluster, b.Cluster, peering.Rotation{}, kubetest.Silent{})
 			return err
 		},
 		"upgrade": func(ctx context.Context) error {
-			_, err := UpgradeAll(ctx, []*Cluster{b.Cluster}, newer(), Silent{})
+			_, err := peering.UpgradeAll(ctx, []*kube.Cluster{b.Cluster}, peering.Newer(), kubetest.Silent{})
 			return err
 		},
 		"upgrade --dry-run": func(ctx context.Context) error {
-			_, err := PlanUpgrades(ctx, []*Cluster{b.Cluster}, newer(), Silent{})
+			_, err := peering.PlanUpgrades(ctx, []*kube.Cluster{b.Cluster}, peering.Newer(), kubetest.Silent{})
 			return err
 		},
 		"expose-host": func(ctx context.Context) error {
-			_, err := b.ExposeHost(ctx, a.Cluster, host, Silent{})
+			_, err := peering.ExposeHost(ctx, b.Cluster, a.Cluster, host, kubetest.Silent{})
 			return err
 		},
 		"expose-host --remove": func(ctx context.Context) error {
-			_, err := b.HideHost(ctx, a.Cluster, host, Silent{})
+			_, err := peering.HideHost(ctx, b.Cluster, a.Cluster, host, kubetest.Silent{})
 			return err
 		},
 		"doctor --fix": func(ctx context.Context) error {
 			facts := &doctor.Facts{Clusters: []*doctor.Cluster{{Leftovers: []string{"Deployment gateway-gone-0"}}}}
-			_, err := Fix(ctx, []*Cluster{b.Cluster}, facts, &doctor.Report{}, Silent{})
+			_, err := diagnose.Fix(ctx, []*kube.Cluster{b.Cluster}, facts, &doctor.Report{}, kubetest.Silent{})
 			return err
 		},
 	}
 	a.Version, b.Version = "v0.2.0", "v0.2.0"
 	for what, obj := range map[string]client.Object{"agents": agents, "definitions": definition} {
 		ofVersion(obj, "v0.3.0")
-		a.writes, b.writes = 0, 0
+		a.Writes, b.Writes = 0, 0
 		for _, name := range slices.Sorted(maps.Keys(commands)) {
 			err := commands[name](t.Context())
-			if e := (*Error)(nil); !errors.As(err, &e) || e.Kind != Usage || e.Cluster != "b" || !strings.Contains(err.Error(), "of version v0.3.0, and this command of the older v0.2.0") {
+			if e := (*kube.Error)(nil); !errors.As(err, &e) || e.Kind != kube.Usage || e.Cluster != "b" || !strings.Contains(err.Error(), "of version v0.3.0, and this command of the older v0.2.0") {
 				t.Errorf("newer %s: %s: got %v", what, name, err)
 			}
-			if a.writes+b.writes > 0 {
+			if a.Writes+b.Writes > 0 {
 				t.Fatalf("newer %s: %s has written", what, name)
 			}
 		}
 		for _, development := range []string{"dev", "076aa63-dirty"} {
 			b.Version = development
-			if err := b.checkVersion(t.Context()); err != nil {
+			if err := engine.CheckVersion(t.Context(), b.Cluster); err != nil {
 				t.Errorf("newer %s: a command of version %s: %v", what, development, err)
 			}
 		}
 		b.Version = "v0.2.0"
 		ofVersion(obj, "v0.1.9") // the version before is not refused
-		if err := b.checkVersion(t.Context()); err != nil {
+		if err := engine.CheckVersion(t.Context(), b.Cluster); err != nil {
 			t.Errorf("older %s: %v", what, err)
 		}
 	}
 	ofVersion(agents, "v0.3.0")
 	ofVersion(definition, "v0.3.0")
-	if _, _, err := Unpeer(t.Context(), a.Cluster, b.Cluster, Silent{}); err != nil {
+	if _, _, err := peering.Unpeer(t.Context(), a.Cluster, b.Cluster, kubetest.Silent{}); err != nil {
 		t.Fatal(err)
 	}
-	if left := b.ours(t); len(left) > 0 {
+	if left := b.Ours(t); len(left) > 0 {
 		t.Errorf("unpeer of an older version has left %v", left)
 	}
 }

@@ -9,8 +9,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // The gateways of a new peering start while a node has not reported yet. When it has, they are replaced only if its kernel
@@ -28,12 +31,12 @@ func TestGatewaysStartBeforeAllNodesHaveReported(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			second := node("second", true, "172.18.9.12")
+			second := kubetest.Node("second", true, "172.18.9.12")
 			second.Labels = map[string]string{corev1.LabelOSStable: "linux"}
-			a, b := twoSites(t, second)
+			a, b := TwoSites(t, second)
 			a.kernel, b.kernel = both, both
 			b.slow, b.slowKernel = "second", tc.slow
-			mustPeer(t, a, b, Options{})
+			MustPeer(t, a, b, engine.Options{})
 			starts := 0
 			for _, did := range b.did {
 				if did == "run 1 Deployment gateway-a-0" {
@@ -51,10 +54,10 @@ func TestGatewaysStartBeforeAllNodesHaveReported(t *testing.T) {
 	}
 }
 
-func gatewayOf(t *testing.T, s *site) *appsv1.Deployment {
+func gatewayOf(t *testing.T, s *Site) *appsv1.Deployment {
 	t.Helper()
 	d := &appsv1.Deployment{}
-	if err := s.raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-a-0"}, d); err != nil {
+	if err := s.Raw.Get(t.Context(), client.ObjectKey{Namespace: v1alpha1.Namespace, Name: "gateway-a-0"}, d); err != nil {
 		t.Fatal(err)
 	}
 	return d
@@ -64,22 +67,22 @@ func gatewayOf(t *testing.T, s *site) *appsv1.Deployment {
 func TestStartedGatewaysAreTakenBack(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	second := node("second", true, "172.18.9.12")
+	second := kubetest.Node("second", true, "172.18.9.12")
 	second.Labels = map[string]string{corev1.LabelOSStable: "linux"}
-	a, b := twoSites(t, second)
+	a, b := TwoSites(t, second)
 	b.slow = "second" // without any backend of the overlay
-	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, Options{}, Silent{}); kindOf(t, err) != Usage {
+	if _, err := Peer(t.Context(), a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Usage {
 		t.Errorf("got %v, want that the kernel lacks all", err)
 	}
-	for _, s := range []*site{a, b} {
-		if cn := readLedger(t, s.Cluster); cn != nil && len(cn.Spec.Peers) > 0 {
-			t.Errorf("%s: the ledger still has %+v", s.Name, plan.Allocation(cn, s.peer.ID))
+	for _, s := range []*Site{a, b} {
+		if cn := kubetest.ReadLedger(t, s.Cluster); cn != nil && len(cn.Spec.Peers) > 0 {
+			t.Errorf("%s: the ledger still has %+v", s.Name, plan.Allocation(cn, s.Peer.ID))
 		}
 		var left appsv1.DeploymentList
-		if err := s.raw.List(t.Context(), &left); err != nil || len(left.Items) > 0 {
+		if err := s.Raw.List(t.Context(), &left); err != nil || len(left.Items) > 0 {
 			t.Errorf("%s: %d gateways are left, error %v", s.Name, len(left.Items), err)
 		}
-		if !slices.Contains(s.did, "delete Deployment gateway-"+s.peer.Name+"-0") {
+		if !slices.Contains(s.did, "delete Deployment gateway-"+s.Peer.Name+"-0") {
 			t.Errorf("%s: no gateway was started and deleted: %q", s.Name, s.did)
 		}
 	}

@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
 )
 
 // addTemporary adds a plane that packets take while the gateways of another one are replaced.
@@ -38,18 +40,18 @@ func (p *run) setTemporary(ctx context.Context, wanted bool) error {
 		return err
 	}
 	for _, s := range p.sides {
-		s.intent.Temporary = wanted
+		s.Intent.Temporary = wanted
 	}
 	return p.makePlan()
 }
 
 // readPeerings reads both Peerings as they are now.
 func (p *run) readPeerings(ctx context.Context) error {
-	return p.both(ctx, func(ctx context.Context, s, _ *side) error {
-		s.intent.Renew = nil
-		err := s.readPeering(ctx, p.planOf(s).Peering.Name, &s.facts)
-		if err == nil && s.facts.Existing == nil {
-			err = s.fail("read the Peering", errUnpeered)
+	return p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
+		s.Intent.Renew = nil
+		err := engine.ReadPeering(ctx, s.Cluster, p.planOf(s).Peering.Name, &s.Facts)
+		if err == nil && s.Facts.Existing == nil {
+			err = s.Fail("read the Peering", kube.ErrUnpeered)
 		}
 		return err
 	})
@@ -80,7 +82,7 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
 			})
 		}
 		for _, c := range []*upgrade{a, b} {
-			if c.err == nil && !errors.Is(err, errUnpeered) { // the other peerings go on
+			if c.err == nil && !errors.Is(err, kube.ErrUnpeered) { // the other peerings go on
 				c.failed(ctx, err)
 			}
 		}
@@ -89,8 +91,8 @@ func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
 }
 
 // add reads both clusters as they are by now, and adds the plane.
-func (s *shared) add(ctx context.Context, r Reporter) error {
-	p := newRun(s.clusters[0].side.Cluster, s.clusters[1].side.Cluster, Options{keepOverlayKey: true}, r)
+func (s *shared) add(ctx context.Context, r kube.Reporter) error {
+	p := newRun(s.clusters[0].Side.Cluster, s.clusters[1].Side.Cluster, engine.Options{KeepOverlayKey: true}, r)
 	p.ticket, p.leavesAgents = newTickets(1)[0], true
 	s.run = p
 	unclear, err := p.recognise(ctx)
@@ -111,12 +113,12 @@ func (u *upgrades) removeTemporary(ctx context.Context, all []*shared) {
 		if s.plan == nil || isInterrupted(ctx) {
 			continue
 		}
-		ctx, cancel := withTime(ctx)
+		ctx, cancel := kube.WithTime(ctx)
 		err := u.reporter.Step(ctx, fmt.Sprintf("%s and %s: removing the temporary plane", a.Name, b.Name), s.run.removeTemporary)
 		cancel()
 		for i, c := range s.clusters {
-			c.changed = append(c.changed, s.sides[i].changed...)
-			if c.err == nil && err != nil && !errors.Is(err, errUnpeered) {
+			c.Changed = append(c.Changed, s.sides[i].Changed...)
+			if c.err == nil && err != nil && !errors.Is(err, kube.ErrUnpeered) {
 				c.err = err // all else is done
 			}
 		}

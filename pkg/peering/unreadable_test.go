@@ -7,25 +7,27 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // A Peering of which nothing can be read keeps nobody from peering with others, and is written
 // anew when it is asked for.
 func TestSecurity_01_PeerMendsAPeeringThatCannotBeRead(t *testing.T) {
 	kit.Slow(t)
-	a, b := twoSites(t)
-	mustPeer(t, a, b, Options{})
+	a, b := TwoSites(t)
+	MustPeer(t, a, b, engine.Options{})
 	was := a.peering(t).Spec
 	unreadable := a.peering(t)
 	unreadable.Spec = v1alpha1.PeeringSpec{} // as it is read
 	other := &v1alpha1.Peering{}
 	other.Name = "other"
-	if err := errors.Join(a.raw.Update(t.Context(), unreadable), a.raw.Create(t.Context(), other)); err != nil {
+	if err := errors.Join(a.Raw.Update(t.Context(), unreadable), a.Raw.Create(t.Context(), other)); err != nil {
 		t.Fatal(err)
 	}
-	mustPeer(t, a, b, Options{Replace: true})
-	if err := a.raw.Delete(t.Context(), other); err != nil {
+	MustPeer(t, a, b, engine.Options{Replace: true})
+	if err := a.Raw.Delete(t.Context(), other); err != nil {
 		t.Fatal(err)
 	}
 	now := a.peering(t).Spec
@@ -34,7 +36,7 @@ func TestSecurity_01_PeerMendsAPeeringThatCannotBeRead(t *testing.T) {
 		t.Errorf("pre-shared key %+v", k)
 	}
 	was.Planes[0].PresharedKey = now.Planes[0].PresharedKey
-	if diff := cmp.Diff(was, now, compare); diff != "" {
+	if diff := cmp.Diff(was, now, kubetest.Compare); diff != "" {
 		t.Error(diff)
 	}
 }

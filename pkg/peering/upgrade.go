@@ -16,7 +16,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
@@ -54,10 +56,10 @@ type Upgraded struct {
 
 // upgrade is one cluster during the command.
 type upgrade struct {
-	*side
+	*engine.Side
 	*plan.Upgrade
 	options  UpgradeOptions
-	reporter Reporter
+	reporter kube.Reporter
 	// done says that there was nothing to do.
 	done bool
 	err  error
@@ -68,20 +70,20 @@ type upgrade struct {
 // touched. A command that was interrupted is done again.
 //
 // The error is about all clusters. What is in Upgraded is about one.
-func UpgradeAll(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter) ([]Upgraded, error) {
+func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions, r kube.Reporter) ([]Upgraded, error) {
 	// What is refused leaves no trace, not even that of a lock.
 	u, err := planUpgrades(ctx, clusters, o, r, false)
 	var all []lock.Cluster
 	for _, c := range clusters {
 		if err == nil {
-			err = c.checkPermissions(ctx, toInstall())
+			err = c.CheckPermissions(ctx, engine.ToInstall())
 		}
-		one := c.lock("")
+		one := engine.LockOf(c, "")
 		one.Exclusive = true
 		all = append(all, one)
 	}
 	if err == nil {
-		err = underLocks(ctx, "upgrade", r.Step, all, func(ctx context.Context) (err error) {
+		err = engine.UnderLocks(ctx, "upgrade", r.Step, all, func(ctx context.Context) (err error) {
 			if u, err = planUpgrades(ctx, clusters, o, r, true); err != nil {
 				return err
 			}
@@ -90,25 +92,25 @@ func UpgradeAll(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Re
 		})
 	}
 	if err != nil {
-		return nil, ended(ctx, err)
+		return nil, kube.Ended(ctx, err)
 	}
 	out := make([]Upgraded, len(clusters))
 	for i, c := range clusters {
 		is := u.of(c.ID)
-		c.retireIfPossible(ctx)
+		engine.RetireIfPossible(ctx, c)
 		out[i] = Upgraded{
 			Cluster: c.Name, ClusterID: c.ID, From: is.From, To: is.To, Image: is.Agents.Agents.Image,
-			Changed: sets.List(sets.New(is.changed...)), Notes: sets.List(sets.New(is.Notes...)), Err: ended(ctx, is.err),
+			Changed: sets.List(sets.New(is.Changed...)), Notes: sets.List(sets.New(is.Notes...)), Err: kube.Ended(ctx, is.err),
 		}
 	}
 	return out, nil
 }
 
 // PlanUpgrades returns what UpgradeAll would do, and changes nothing.
-func PlanUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter) (*plan.Upgrades, error) {
+func PlanUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions, r kube.Reporter) (*plan.Upgrades, error) {
 	u, err := planUpgrades(ctx, clusters, o, r, false)
 	if err != nil {
-		return nil, ended(ctx, err)
+		return nil, kube.Ended(ctx, err)
 	}
 	out := &plan.Upgrades{}
 	for _, c := range u.all {
@@ -119,23 +121,23 @@ func PlanUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 
 // planUpgrades reads the clusters, plans, and compares each object with what is there. If the clusters are going to be changed, under their locks, it
 // says nothing, and looks by which ways packets pass.
-func planUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r Reporter, toChange bool) (*upgrades, error) {
+func planUpgrades(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions, r kube.Reporter, toChange bool) (*upgrades, error) {
 	out, name, step := &upgrades{reporter: r}, "Reading the cluster", r.Step
 	if len(clusters) > 1 {
 		name = "Reading the clusters"
 	}
 	if toChange {
-		step = quietly
+		step = kube.Quietly
 	}
 	return out, step(ctx, name, func(ctx context.Context) error {
 		facts := make([]*plan.UpgradeFacts, len(clusters))
 		g, gctx := failure.NewGroup(ctx)
 		for i, c := range clusters {
 			g.Go(func() (err error) {
-				if err := c.checkVersion(gctx); err != nil {
+				if err := engine.CheckVersion(gctx, c); err != nil {
 					return err
 				}
-				facts[i], err = c.upgradeFacts(gctx, o)
+				facts[i], err = upgradeFacts(gctx, c, o)
 				return err
 			})
 		}
@@ -149,8 +151,8 @@ func planUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 		out.temporary = made.Temporary
 		g, gctx = failure.NewGroup(ctx)
 		for i, p := range made.Clusters {
-			u := &upgrade{side: newSide(clusters[i], i), Upgrade: p, options: o, reporter: r}
-			u.facts, u.intent, u.journal.created, u.patience = facts[i].Facts, facts[i].Intent, true, o.patience
+			u := &upgrade{Side: engine.NewSide(clusters[i], i), Upgrade: p, options: o, reporter: r}
+			u.Facts, u.Intent, u.Journal.Created, u.Patience = facts[i].Facts, facts[i].Intent, true, o.patience
 			out.all = append(out.all, u)
 			g.Go(func() error { return u.look(gctx, toChange) })
 		}
@@ -159,24 +161,24 @@ func planUpgrades(ctx context.Context, clusters []*Cluster, o UpgradeOptions, r 
 }
 
 // upgradeFacts reads what there is of the cluster's agents.
-func (c *Cluster) upgradeFacts(ctx context.Context, o UpgradeOptions) (*plan.UpgradeFacts, error) {
+func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan.UpgradeFacts, error) {
 	f := &plan.UpgradeFacts{Services: map[string]*corev1.Service{}, Secrets: map[string]bool{}}
 	f.Name, f.ClusterID = c.Name, c.ID
 	f.Intent = plan.Intent{Version: c.Version, DefaultImage: c.DefaultImage, Overrides: plan.Overrides{Image: o.Image}, Upgrade: true}
-	ds, err := c.nodeAgents(ctx)
+	ds, err := c.NodeAgents(ctx)
 	if ds == nil || err != nil {
 		return f, err
 	}
 	f.Facts = f.WithNodeAgents(ds)
-	if f.Ledger, err = c.ledger(ctx); err != nil {
+	if f.Ledger, err = c.Ledger(ctx); err != nil {
 		return nil, err
 	}
 	var peerings v1alpha1.PeeringList
 	var services corev1.ServiceList
 	var machines corev1.NodeList
-	secrets := secretNames().(*metav1.PartialObjectMetadataList)
+	secrets := kube.SecretNames().(*metav1.PartialObjectMetadataList)
 	for _, list := range []client.ObjectList{&peerings, &services, &machines, secrets} {
-		err := c.list(ctx, list, inOurNamespace(list))
+		err := c.List(ctx, list, kube.InOurNamespace(list))
 		if list == secrets && apierrors.IsForbidden(err) {
 			f.Secrets, err = nil, nil
 		}
@@ -202,11 +204,11 @@ func (c *Cluster) upgradeFacts(ctx context.Context, o UpgradeOptions) (*plan.Upg
 // look compares the plan with what is there, also with what somebody else has changed of it, and notes by which ways packets pass.
 func (u *upgrade) look(ctx context.Context, toChange bool) error {
 	g, gctx := failure.NewGroup(ctx)
-	g.Go(func() error { return u.compare(gctx, u.Objects, u.askOthers) })
+	g.Go(func() error { return compareObjects(gctx, u.Side, u.Objects, u.AskOthers) })
 	missing := ""
 	if toChange {
 		g.Go(func() (err error) {
-			u.worked, missing, err = u.waysBefore(gctx, cmp.Or(u.options.patience, beginTimeout))
+			u.Worked, missing, err = engine.WaysBefore(gctx, u.Side.Cluster, cmp.Or(u.options.patience, engine.BeginTimeout))
 			return err
 		})
 	}
@@ -214,7 +216,7 @@ func (u *upgrade) look(ctx context.Context, toChange bool) error {
 	if missing != "" {
 		u.Notes = append(u.Notes, fmt.Sprintf("%s: before anything was changed, %s", u.Name, missing))
 	}
-	u.Notes = append(u.Notes, u.others.notes(u.Name)...)
+	u.Notes = append(u.Notes, u.Others.Notes(u.Name)...)
 	return err
 }
 
@@ -223,7 +225,7 @@ type upgrades struct {
 	all []*upgrade
 	// temporary are the IDs of clusters of peerings, as in the plan.
 	temporary [][2]string
-	reporter  Reporter
+	reporter  kube.Reporter
 }
 
 func (u *upgrades) of(id string) *upgrade {
@@ -245,7 +247,7 @@ func (u *upgrades) run(ctx context.Context) {
 	for _, c := range u.all {
 		if c.Changes() == 0 {
 			c.done = true
-			c.err = c.settle(ctx, agents{gateways: c.lasting()}, 0)
+			c.err = c.Settle(ctx, engine.Agents{Gateways: c.lasting()}, 0)
 		}
 	}
 	u.each(ctx, (*upgrade).prepare)
@@ -273,7 +275,7 @@ func isInterrupted(ctx context.Context) bool {
 
 // interrupted says how to go on.
 func (u *upgrade) interrupted(ctx context.Context) error {
-	return &Error{Kind: NotReady, Cluster: u.Name, Doing: "upgrade", Err: context.Cause(ctx), Hint: "run the command again: it goes on from here"}
+	return &kube.Error{Kind: kube.NotReady, Cluster: u.Name, Doing: "upgrade", Err: context.Cause(ctx), Hint: "run the command again: it goes on from here"}
 }
 
 // failed notes an error, and has what was changed in the cluster go back. A command that somebody has interrupted leaves it: packets
@@ -289,10 +291,10 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 	back, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), upgradeBackTimeout, fmt.Errorf("not done after %s", upgradeBackTimeout))
 	defer cancel()
 	if undone := u.step(back, "going back to "+u.From, func(ctx context.Context) error {
-		if err := u.goBack(ctx, u.journal.changes, u.settleGateways); err != nil {
+		if err := u.GoBack(ctx, u.Journal.Changes, u.settleGateways); err != nil {
 			return err
 		}
-		return u.settle(ctx, agents{}, 0)
+		return u.Settle(ctx, engine.Agents{}, 0)
 	}); undone != nil {
 		u.err = errors.Join(err, fmt.Errorf("not all went back: %w; see kubectl liqonet status %s, and run the command again", undone, u.Name))
 	}
@@ -301,19 +303,19 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 // prepare applies what has to be there before new agents are: definitions and permissions.
 func (u *upgrade) prepare(ctx context.Context) error {
 	return u.step(ctx, "definitions and permissions", func(ctx context.Context) error {
-		if err := u.installCRDs(ctx, u.Objects); err != nil {
+		if err := u.InstallCRDs(ctx, u.Objects); err != nil {
 			return err
 		}
-		return u.apply(ctx, plan.Staged(u.Objects, plan.Accounts, "")...)
+		return u.Apply(ctx, plan.Staged(u.Objects, plan.Accounts, "")...)
 	})
 }
 
 // replaceNodes replaces the agents of nodes.
 func (u *upgrade) replaceNodes(ctx context.Context) error {
-	if err := u.rollOut(ctx, u.Agents, u.step); err != nil {
+	if err := u.RollOut(ctx, u.Agents, u.step); err != nil {
 		return err
 	}
-	return u.settle(ctx, agents{}, 0)
+	return u.Settle(ctx, engine.Agents{}, 0)
 }
 
 // replaceGateways replaces the gateways that are not as they should be, plane by plane: all, or those that a command which was interrupted has left
@@ -325,31 +327,31 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 		next := map[string]*unstructured.Unstructured{}
 		for _, g := range group {
 			account, deployment := g.Objects()
-			want, live, err := u.wanted(ctx, deployment)
+			want, live, err := u.Wanted(ctx, deployment)
 			if err != nil {
 				return err
 			}
-			p, err := get[v1alpha1.Peering](ctx, u.side.Cluster, "", g.Peering)
+			p, err := kube.Get[v1alpha1.Peering](ctx, u.Side.Cluster, "", g.Peering)
 			if err != nil {
 				return err
 			}
-			if p == nil || stopped && !isStopped(live) {
+			if p == nil || stopped && !engine.IsStopped(live) {
 				continue
 			}
-			if err := u.apply(ctx, account...); err != nil {
+			if err := u.Apply(ctx, account...); err != nil {
 				return err
 			}
-			if isStopped(live) {
-				u.worked.expect(g)
+			if engine.IsStopped(live) {
+				u.Worked.Expect(g)
 			}
-			if !contains(live.Object, want.Object) {
+			if !kube.Contains(live.Object, want.Object) {
 				changed, names, next[g.Name()] = append(changed, g), append(names, g.Peering), want
 			}
 		}
 		if len(changed) == 0 {
 			continue
 		}
-		name := fmt.Sprintf("gateways of plane %d (%s)", changed[0].Plane, firstOf(3, names))
+		name := fmt.Sprintf("gateways of plane %d (%s)", changed[0].Plane, kube.FirstOf(3, names))
 		err := u.step(ctx, name, func(ctx context.Context) error {
 			return u.replaceGroup(ctx, changed, next)
 		})
@@ -363,10 +365,10 @@ func (u *upgrade) replaceGateways(ctx context.Context, stopped bool) error {
 // replaceGroup replaces gateways at the same time, by their names, and waits until packets pass by them.
 func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway, next map[string]*unstructured.Unstructured) error {
 	g, gctx := failure.NewGroup(ctx)
-	wait := agents{nodes: noNodes()}
+	wait := engine.Agents{Nodes: engine.NoNodes()}
 	for _, gateway := range group {
-		wait.gateways = append(wait.gateways, gateway.Gateway)
-		g.Go(func() error { return u.replaceGateway(gctx, gateway.Gateway, next[gateway.Name()], gateway.Alone) })
+		wait.Gateways = append(wait.Gateways, gateway.Gateway)
+		g.Go(func() error { return u.ReplaceGateway(gctx, gateway.Gateway, next[gateway.Name()], gateway.Alone) })
 	}
 	if err := g.Wait(); err != nil {
 		return err
@@ -375,8 +377,8 @@ func (u *upgrade) replaceGroup(ctx context.Context, group []plan.UpgradeGateway,
 }
 
 // settleGateways waits until nodes would say that gateways which were replaced do not work.
-func (u *upgrade) settleGateways(ctx context.Context, a agents) error {
-	return u.settle(ctx, a, cmp.Or(u.options.calm, probeSilence))
+func (u *upgrade) settleGateways(ctx context.Context, a engine.Agents) error {
+	return u.Settle(ctx, a, cmp.Or(u.options.calm, engine.ProbeSilence))
 }
 
 // lasting are the gateways but temporary ones, which may be gone by now.
@@ -395,7 +397,7 @@ func (u *upgrade) finish(ctx context.Context) error {
 }
 
 func (u *upgrade) finishAll(ctx context.Context) error {
-	if err := u.apply(ctx, plan.Staged(u.Objects, plan.Exposure, "")...); err != nil {
+	if err := u.Apply(ctx, plan.Staged(u.Objects, plan.Exposure, "")...); err != nil {
 		return err
 	}
 	for _, p := range u.Peerings {
@@ -403,18 +405,18 @@ func (u *upgrade) finishAll(ctx context.Context) error {
 			return err
 		}
 	}
-	return u.settle(ctx, agents{gateways: u.lasting()}, 0)
+	return u.Settle(ctx, engine.Agents{Gateways: u.lasting()}, 0)
 }
 
 // finishPeering writes a Peering as this version does. What somebody else has changed since it was read stays.
 func (u *upgrade) finishPeering(ctx context.Context, name string) error {
-	return retryOnConflict(func() error {
-		now, err := get[v1alpha1.Peering](ctx, u.side.Cluster, "", name)
+	return kube.RetryOnConflict(func() error {
+		now, err := kube.Get[v1alpha1.Peering](ctx, u.Side.Cluster, "", name)
 		if now == nil || err != nil {
 			return err
 		}
 		want := manifests.Peering(name, *now.Spec.DeepCopy())
 		want.ResourceVersion, want.UID = now.ResourceVersion, now.UID
-		return u.apply(ctx, want)
+		return u.Apply(ctx, want)
 	})
 }

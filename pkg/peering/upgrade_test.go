@@ -17,46 +17,49 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/version"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // v010 are agents of an older version, from a mirror.
 var v010 = manifests.Agents{Image: "mirror/agent:v0.1.0", Version: "v0.1.0"}
 
 // install gives a cluster node agents, as if a command had installed them.
-func (w *site) install(t *testing.T, a manifests.Agents) {
+func (w *Site) install(t *testing.T, a manifests.Agents) {
 	t.Helper()
 	_, daemonSet := manifests.NodeAgent(a, []int32{1})
 	for _, obj := range []manifests.Object{manifests.Namespace(), daemonSet} {
 		u, err := manifests.ToApply(obj)
 		if err == nil {
-			err = w.raw.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager))
+			err = w.Raw.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager))
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := w.raw.Create(t.Context(), manifests.OverlaySecret(1, make([]byte, keyBytes))); err != nil {
+	if err := w.Raw.Create(t.Context(), manifests.OverlaySecret(1, make([]byte, engine.KeyBytes))); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // oldPair are two clusters with so many nodes, that are peered and have agents of an older version.
-func oldPair(t *testing.T, nodes, planes int) (a, b *site) {
+func oldPair(t *testing.T, nodes, planes int) (a, b *Site) {
 	t.Helper()
-	a, b = twoSites(t)
-	for i, w := range []*site{a, b} {
+	a, b = TwoSites(t)
+	for i, w := range []*Site{a, b} {
 		for n := 1; n < nodes; n++ {
-			if err := w.raw.Create(t.Context(), node(fmt.Sprintf("%s-%d", w.Name, n+1), true, fmt.Sprintf("172.%d.1.%d", 18+i, 11+n))); err != nil {
+			if err := w.Raw.Create(t.Context(), kubetest.Node(fmt.Sprintf("%s-%d", w.Name, n+1), true, fmt.Sprintf("172.%d.1.%d", 18+i, 11+n))); err != nil {
 				t.Fatal(err)
 			}
 		}
 		w.install(t, v010)
 	}
-	mustPeer(t, a, b, Options{Planes: planes})
+	MustPeer(t, a, b, engine.Options{Planes: planes})
 	return a, b
 }
 
@@ -66,19 +69,19 @@ func quick(o UpgradeOptions) UpgradeOptions {
 	return o
 }
 
-// newer are options for the agents of this version.
-func newer() UpgradeOptions { return quick(UpgradeOptions{Image: "image:2"}) }
+// Newer are options for the agents of this version.
+func Newer() UpgradeOptions { return quick(UpgradeOptions{Image: "image:2"}) }
 
-func upgradeThem(t *testing.T, o UpgradeOptions, sites ...*site) []Upgraded {
+func upgradeThem(t *testing.T, o UpgradeOptions, sites ...*Site) []Upgraded {
 	t.Helper()
-	out, err := UpgradeAll(t.Context(), clustersOf(sites), o, Silent{})
+	out, err := UpgradeAll(t.Context(), clustersOf(sites), o, kubetest.Silent{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return out
 }
 
-func clustersOf(sites []*site) (out []*Cluster) {
+func clustersOf(sites []*Site) (out []*kube.Cluster) {
 	for _, w := range sites {
 		out = append(out, w.Cluster)
 	}
@@ -86,7 +89,7 @@ func clustersOf(sites []*site) (out []*Cluster) {
 }
 
 // mustUpgrade fails the test if the agents of a cluster are not of the version.
-func mustUpgrade(t *testing.T, o UpgradeOptions, sites ...*site) []Upgraded {
+func mustUpgrade(t *testing.T, o UpgradeOptions, sites ...*Site) []Upgraded {
 	t.Helper()
 	out := upgradeThem(t, o, sites...)
 	for _, u := range out {
@@ -98,20 +101,20 @@ func mustUpgrade(t *testing.T, o UpgradeOptions, sites ...*site) []Upgraded {
 }
 
 // agents are those of all that runs in the cluster, by the object's name.
-func (w *site) agents(t *testing.T) map[string]manifests.Agents {
+func (w *Site) agents(t *testing.T) map[string]manifests.Agents {
 	t.Helper()
 	out := map[string]manifests.Agents{}
-	for _, ds := range list[appsv1.DaemonSetList](t, w).Items {
+	for _, ds := range List[appsv1.DaemonSetList](t, w).Items {
 		out[ds.Name] = manifests.AgentsOf(&ds, &ds.Spec.Template.Spec)
 	}
-	for _, d := range list[appsv1.DeploymentList](t, w).Items {
+	for _, d := range List[appsv1.DeploymentList](t, w).Items {
 		out[d.Name] = manifests.AgentsOf(&d, &d.Spec.Template.Spec)
 	}
 	return out
 }
 
 // checkAgents fails the test unless all that runs in the cluster is of these.
-func (w *site) checkAgents(t *testing.T, planes int, want manifests.Agents) {
+func (w *Site) checkAgents(t *testing.T, planes int, want manifests.Agents) {
 	t.Helper()
 	got := w.agents(t)
 	if len(got) != planes+1 {
@@ -132,19 +135,19 @@ func TestUpgrade(t *testing.T) {
 		t.Run(fmt.Sprint(planes, " planes"), func(t *testing.T) {
 			t.Parallel()
 			a, b := oldPair(t, 3, planes)
-			for _, w := range []*site{a, b} {
+			for _, w := range []*Site{a, b} {
 				w.checkAgents(t, planes, v010)
 				w.did = nil
 			}
-			mustUpgrade(t, newer(), a, b)
-			for _, w := range []*site{a, b} {
+			mustUpgrade(t, Newer(), a, b)
+			for _, w := range []*Site{a, b} {
 				w.checkAgents(t, planes, manifests.Agents{Image: "image:2", Version: version.String()})
 				checkSteps(t, w, 3, planes)
 			}
-			if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+			if plan := DryRun(t, a, b, engine.Options{}); plan.Changes() > 0 {
 				t.Errorf("the next peer would change: %v", changesOf(plan))
 			}
-			if out := mustUpgrade(t, newer(), a, b); len(out[0].Changed)+len(out[1].Changed) > 0 {
+			if out := mustUpgrade(t, Newer(), a, b); len(out[0].Changed)+len(out[1].Changed) > 0 {
 				t.Errorf("again, it has changed %v", out)
 			}
 		})
@@ -153,7 +156,7 @@ func TestUpgrade(t *testing.T) {
 
 // checkSteps looks at the order of what was done: one node, then a quarter at a time, then planes; and no gateway before the one of
 // the plane before runs again.
-func checkSteps(t *testing.T, w *site, nodes, planes int) {
+func checkSteps(t *testing.T, w *Site, nodes, planes int) {
 	t.Helper()
 	var pods, runs []string
 	for _, did := range w.did {
@@ -169,10 +172,10 @@ func checkSteps(t *testing.T, w *site, nodes, planes int) {
 	}
 	var want []string
 	if planes == 1 {
-		want = append(want, "run 1 Deployment "+v1alpha1.GatewayName(w.peer.Name, 1)) // the temporary one
+		want = append(want, "run 1 Deployment "+v1alpha1.GatewayName(w.Peer.Name, 1)) // the temporary one
 	}
 	for plane := range planes {
-		gateway := v1alpha1.GatewayName(w.peer.Name, int32(plane))
+		gateway := v1alpha1.GatewayName(w.Peer.Name, int32(plane))
 		want = append(want, "run 0 Deployment "+gateway, "run 1 Deployment "+gateway)
 	}
 	// A pod may be seen, and deleted, twice.
@@ -190,13 +193,13 @@ func TestUpgradeGoesBack(t *testing.T) {
 	t.Parallel()
 	for name, tt := range map[string]struct {
 		o    UpgradeOptions
-		make func(t *testing.T, a *site)
+		make func(t *testing.T, a *Site)
 		want string
-		kind Kind
+		kind kube.Kind
 	}{
-		"the image is not there":        {newer(), nil, "cannot be pulled", NotReady},
-		"agents of nodes lose packets":  {newer(), func(_ *testing.T, a *site) { a.lossy = "image:2" }, "packets do not pass to b by plane 0 from a-1", NotReady},
-		"a write fails, among gateways": {newer(), func(_ *testing.T, a *site) { a.fails = "Deployment gateway-b-1" }, "injected", Unexpected},
+		"the image is not there":        {Newer(), nil, "cannot be pulled", kube.NotReady},
+		"agents of nodes lose packets":  {Newer(), func(_ *testing.T, a *Site) { a.lossy = "image:2" }, "packets do not pass to b by plane 0 from a-1", kube.NotReady},
+		"a write fails, among gateways": {Newer(), func(_ *testing.T, a *Site) { a.fails = "Deployment gateway-b-1" }, "injected", kube.Unexpected},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -212,7 +215,7 @@ func TestUpgradeGoesBack(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), tt.want) || strings.Contains(err.Error(), "not all went back") {
 				t.Fatalf("got %v, want %q", err, tt.want)
 			}
-			if e := (*Error)(nil); tt.kind != Unexpected && (!errors.As(err, &e) || e.Kind != tt.kind) {
+			if e := (*kube.Error)(nil); tt.kind != kube.Unexpected && (!errors.As(err, &e) || e.Kind != tt.kind) {
 				t.Errorf("got %v", err)
 			}
 			after := a.contents(t)
@@ -237,35 +240,35 @@ func TestUpgradeKilled(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
 	a, b := oldPair(t, 2, 1)
-	a.writes, b.writes = 0, 0
-	mustUpgrade(t, newer(), a, b)
-	for _, first := range moments(t, max(a.writes, b.writes), 3) {
+	a.Writes, b.Writes = 0, 0
+	mustUpgrade(t, Newer(), a, b)
+	for _, first := range kubetest.Moments(t, max(a.Writes, b.Writes), 3) {
 		t.Run(fmt.Sprint("at write ", first), func(t *testing.T) {
 			t.Parallel()
 			a, b := oldPair(t, 2, 1)
-			for _, w := range []*site{a, b} {
-				w.writes, w.deadFrom = 0, first
+			for _, w := range []*Site{a, b} {
+				w.Writes, w.DeadFrom = 0, first
 			}
-			out, err := UpgradeAll(t.Context(), clustersOf([]*site{a, b}), newer(), Silent{})
-			a.deadFrom, b.deadFrom = 0, 0
+			out, err := UpgradeAll(t.Context(), clustersOf([]*Site{a, b}), Newer(), kubetest.Silent{})
+			a.DeadFrom, b.DeadFrom = 0, 0
 			if err == nil && out[0].Err == nil && out[1].Err == nil {
 				if first < 20 { // how many there are is not always the same
 					t.Error("no write has failed")
 				}
 				return
 			}
-			if out, err := UpgradeAll(t.Context(), clustersOf([]*site{a, b}), newer(), Silent{}); err != nil || out[0].Err != nil || out[1].Err != nil {
+			if out, err := UpgradeAll(t.Context(), clustersOf([]*Site{a, b}), Newer(), kubetest.Silent{}); err != nil || out[0].Err != nil || out[1].Err != nil {
 				t.Fatalf("the next command: %v %v", out, err)
 			}
-			for _, w := range []*site{a, b} {
+			for _, w := range []*Site{a, b} {
 				w.checkAgents(t, 1, manifests.Agents{Image: "image:2", Version: version.String()})
-				for _, ds := range list[appsv1.DaemonSetList](t, w).Items {
+				for _, ds := range List[appsv1.DaemonSetList](t, w).Items {
 					if ds.Spec.UpdateStrategy.Type != appsv1.RollingUpdateDaemonSetStrategyType {
 						t.Error(ds.Spec.UpdateStrategy.Type)
 					}
 				}
 			}
-			if plan := dryRun(t, a, b, Options{}); plan.Changes() > 0 {
+			if plan := DryRun(t, a, b, engine.Options{}); plan.Changes() > 0 {
 				t.Errorf("the next peer would change %v", changesOf(plan))
 			}
 		})
@@ -278,22 +281,22 @@ func TestUpgradeOne(t *testing.T) {
 	t.Parallel()
 	a, b := oldPair(t, 2, 2)
 	before := b.contents(t)
-	mustUpgrade(t, newer(), a)
+	mustUpgrade(t, Newer(), a)
 	if diff := cmp.Diff(before, b.contents(t)); diff != "" {
 		t.Errorf("the other cluster was changed:\n%s", diff)
 	}
-	limited := Options{Clusters: map[string]ClusterOptions{a.ID: {LimitNew: new(int64(100))}, b.ID: {LimitNew: new(int64(100))}}}
-	mustPeer(t, a, b, limited)
+	limited := engine.Options{Clusters: map[string]engine.ClusterOptions{a.ID: {LimitNew: new(int64(100))}, b.ID: {LimitNew: new(int64(100))}}}
+	MustPeer(t, a, b, limited)
 	a.checkAgents(t, 2, manifests.Agents{Image: "image:2", Version: version.String()})
 	b.checkAgents(t, 2, v010)
 	// With one plane, and without its peer, packets stop. That is said.
 	c, d := oldPair(t, 1, 1)
-	plans, err := PlanUpgrades(t.Context(), clustersOf([]*site{c}), newer(), Silent{})
+	plans, err := PlanUpgrades(t.Context(), clustersOf([]*Site{c}), Newer(), kubetest.Silent{})
 	if err != nil || len(plans.Clusters[0].Notes) != 1 || !strings.Contains(plans.Clusters[0].Notes[0], "upgrade a b") {
 		t.Fatal(plans.Clusters[0].Notes, err)
 	}
 	c.did = nil
-	mustUpgrade(t, newer(), c)
+	mustUpgrade(t, Newer(), c)
 	if slices.Contains(c.did, "run 0 Deployment gateway-b-0") {
 		t.Errorf("%v: the next gateway has waited for the one before", c.did)
 	}
@@ -308,11 +311,11 @@ func TestUpgradeKeepsWhatOthersHaveChanged(t *testing.T) {
 	edit := func(change func(*appsv1.DaemonSet)) {
 		ds := &appsv1.DaemonSet{}
 		key := client.ObjectKey{Namespace: v1alpha1.Namespace, Name: v1alpha1.NodeAgentName}
-		if err := a.raw.Get(t.Context(), key, ds); err != nil {
+		if err := a.Raw.Get(t.Context(), key, ds); err != nil {
 			t.Fatal(err)
 		}
 		change(ds)
-		if err := a.raw.Update(t.Context(), ds, client.FieldOwner("kubectl-edit")); err != nil {
+		if err := a.Raw.Update(t.Context(), ds, client.FieldOwner("kubectl-edit")); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -324,14 +327,14 @@ func TestUpgradeKeepsWhatOthersHaveChanged(t *testing.T) {
 		ds.Spec.Template.Spec.ImagePullSecrets = []corev1.LocalObjectReference{{Name: "mirror"}}
 	})
 	before := a.contents(t)
-	plans, err := PlanUpgrades(t.Context(), clustersOf([]*site{a}), newer(), Silent{})
+	plans, err := PlanUpgrades(t.Context(), clustersOf([]*Site{a}), Newer(), kubetest.Silent{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(before, a.contents(t)); diff != "" {
 		t.Errorf("a dry run has changed:\n%s", diff)
 	}
-	out := mustUpgrade(t, newer(), a)
+	out := mustUpgrade(t, Newer(), a)
 	if diff := cmp.Diff(plans.Clusters[0].Notes, out[0].Notes); diff != "" {
 		t.Errorf("the dry run has said something else: %s", diff)
 	}
@@ -341,7 +344,7 @@ func TestUpgradeKeepsWhatOthersHaveChanged(t *testing.T) {
 			t.Errorf("it does not say %q, but\n%s", want, said)
 		}
 	}
-	for _, ds := range list[appsv1.DaemonSetList](t, a).Items {
+	for _, ds := range List[appsv1.DaemonSetList](t, a).Items {
 		pod := ds.Spec.Template.Spec
 		c := pod.Containers[0]
 		if c.Image != "image:2" || c.Resources.Limits.Memory().String() != "3Gi" || c.ImagePullPolicy != corev1.PullIfNotPresent || pod.Tolerations[0].Key != "mine" || len(pod.ImagePullSecrets) != 1 {
@@ -355,17 +358,17 @@ func TestUpgradeBesideAnother(t *testing.T) {
 	kit.NotShort(t)
 	t.Parallel()
 	a, _ := oldPair(t, 1, 1)
-	mustUpgradeWith := func(ctx context.Context, r Reporter) error {
-		out, err := UpgradeAll(ctx, clustersOf([]*site{a}), newer(), r)
+	mustUpgradeWith := func(ctx context.Context, r kube.Reporter) error {
+		out, err := UpgradeAll(ctx, clustersOf([]*Site{a}), Newer(), r)
 		if err == nil {
 			err = out[0].Err
 		}
 		return err
 	}
-	err := mustUpgradeWith(t.Context(), steps{"a: definitions and permissions": func() {
+	err := mustUpgradeWith(t.Context(), Steps{"a: definitions and permissions": func() {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := mustUpgradeWith(ctx, Silent{}); kindOf(t, err) != Busy || !strings.Contains(err.Error(), "upgrade of ") {
+		if err := mustUpgradeWith(ctx, kubetest.Silent{}); kubetest.KindOf(t, err) != kube.Busy || !strings.Contains(err.Error(), "upgrade of ") {
 			t.Errorf("got %v", err)
 		}
 	}})
@@ -380,21 +383,21 @@ func TestUpgradeInterrupted(t *testing.T) {
 	t.Parallel()
 	a, b := oldPair(t, 2, 2)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	out, err := UpgradeAll(ctx, clustersOf([]*site{a, b}), newer(), steps{"b: gateways of plane 1 (a)": func() { cancel(errors.New("interrupted")) }})
+	out, err := UpgradeAll(ctx, clustersOf([]*Site{a, b}), Newer(), Steps{"b: gateways of plane 1 (a)": func() { cancel(errors.New("interrupted")) }})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, u := range out {
-		if e := (*Error)(nil); !errors.As(u.Err, &e) || !strings.Contains(u.Err.Error(), "interrupted") || !strings.Contains(e.Hint, "again") {
+		if e := (*kube.Error)(nil); !errors.As(u.Err, &e) || !strings.Contains(u.Err.Error(), "interrupted") || !strings.Contains(e.Hint, "again") {
 			t.Errorf("%s: %v", u.Cluster, u.Err)
 		}
 	}
-	for _, w := range []*site{a, b} {
-		for _, d := range list[appsv1.DeploymentList](t, w).Items {
+	for _, w := range []*Site{a, b} {
+		for _, d := range List[appsv1.DeploymentList](t, w).Items {
 			if *d.Spec.Replicas != 1 {
 				t.Errorf("%s: %s has no gateway", w.Name, d.Name)
 			}
 		}
 	}
-	mustUpgrade(t, newer(), a, b)
+	mustUpgrade(t, Newer(), a, b)
 }

@@ -8,9 +8,11 @@ import (
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // Nodes without a Linux kernel of their own have no agents: peer does not wait for
@@ -23,13 +25,13 @@ func TestDefect1_04_NodesWithoutAgents(t *testing.T) {
 			without = append(without, n)
 		}
 	}
-	a, b := twoSites(t, without...)
+	a, b := TwoSites(t, without...)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // on a busy machine
 	defer cancel()
-	if _, err := Peer(ctx, a.Cluster, b.Cluster, Options{}, Silent{}); err != nil {
+	if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range dryRun(t, a, b, Options{}).Clusters {
+	for _, c := range DryRun(t, a, b, engine.Options{}).Clusters {
 		for _, s := range append(slices.Clone(c.Facts), c.Choices...) {
 			if s.Assumed && s.What != "node range" {
 				t.Errorf("%s: %s is assumed, though all agents have reported: %s", c.Cluster, s.What, s.Reason)

@@ -1,4 +1,4 @@
-package peering
+package peering_test
 
 import (
 	"context"
@@ -12,9 +12,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/diagnose"
 	"github.com/liqonet/liqonet/pkg/doctor"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
 )
 
 // waits are the steps in which a command waits for the lock of another one, and how long each took.
@@ -38,12 +43,12 @@ func (w *waits) Step(ctx context.Context, name string, do func(context.Context) 
 func TestPairsDoNotWaitForEachOther(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a := newCouple(t, false, false).a
-	peers := []*site{newSite(t, "d", "10.244.0.0/16", "172.18.4.11"), newSite(t, "e", "10.244.0.0/16", "172.18.5.11")}
+	a := peering.NewCouple(t, false, false).A
+	peers := []*peering.Site{peering.NewSite(t, "d", "10.244.0.0/16", "172.18.4.11"), peering.NewSite(t, "e", "10.244.0.0/16", "172.18.5.11")}
 	for _, p := range peers {
-		p.peer = a
+		p.Peer = a
 	}
-	all := func(do func(*Cluster, Reporter) error) {
+	all := func(do func(*kube.Cluster, kube.Reporter) error) {
 		t.Helper()
 		w := &waits{all: map[string]time.Duration{}}
 		var commands sync.WaitGroup
@@ -61,22 +66,22 @@ func TestPairsDoNotWaitForEachOther(t *testing.T) {
 			}
 		}
 	}
-	all(func(p *Cluster, r Reporter) error {
-		_, err := Peer(t.Context(), a.Cluster, p, Options{}, r)
+	all(func(p *kube.Cluster, r kube.Reporter) error {
+		_, err := peering.Peer(t.Context(), a.Cluster, p, engine.Options{}, r)
 		return err
 	})
-	all(func(p *Cluster, r Reporter) error {
-		_, err := Rotate(t.Context(), a.Cluster, p, Rotation{PresharedOnly: true}, r)
+	all(func(p *kube.Cluster, r kube.Reporter) error {
+		_, err := peering.Rotate(t.Context(), a.Cluster, p, peering.Rotation{PresharedOnly: true}, r)
 		return err
 	})
 	// The other side of each is its last peering, and is left: what has to wait is what removes all of liqonet.
-	all(func(p *Cluster, r Reporter) error {
+	all(func(p *kube.Cluster, r kube.Reporter) error {
 		peer := *p
-		peer.Unasked = ErrUnwanted
-		_, _, err := Unpeer(t.Context(), a.Cluster, &peer, r)
+		peer.Unasked = kube.ErrUnwanted
+		_, _, err := peering.Unpeer(t.Context(), a.Cluster, &peer, r)
 		return err
 	})
-	if entries := readLedger(t, a.Cluster).Spec.Peers; len(entries) != 1 || slices.ContainsFunc(peers, func(p *site) bool { return p.ID == entries[0].ClusterID }) {
+	if entries := kubetest.ReadLedger(t, a.Cluster).Spec.Peers; len(entries) != 1 || slices.ContainsFunc(peers, func(p *peering.Site) bool { return p.ID == entries[0].ClusterID }) {
 		t.Errorf("peers are left: %+v", entries)
 	}
 }
@@ -85,14 +90,14 @@ func TestPairsDoNotWaitForEachOther(t *testing.T) {
 func TestDoctorNamesLocks(t *testing.T) {
 	kit.Slow(t)
 	t.Parallel()
-	a, b := newSite(t, "a", "10.244.0.0/16", "172.18.1.11"), newSite(t, "b", "10.30.0.0/16", "172.18.3.11")
-	_, held, err := lock.Take(t.Context(), "peer", quietly, b.lock(a.ID))
+	a, b := peering.NewSite(t, "a", "10.244.0.0/16", "172.18.1.11"), peering.NewSite(t, "b", "10.30.0.0/16", "172.18.3.11")
+	_, held, err := lock.Take(t.Context(), "peer", kube.Quietly, engine.LockOf(b.Cluster, a.ID))
 	if err != nil {
 		t.Fatal(err)
 	}
 	diagnose := func() (*doctor.Facts, *doctor.Report) {
 		t.Helper()
-		facts, err := ReadFacts(t.Context(), []*Cluster{a.Cluster, b.Cluster}, make([]error, 2), DoctorOptions{ObjectsOnly: true}, Silent{})
+		facts, err := diagnose.ReadFacts(t.Context(), []*kube.Cluster{a.Cluster, b.Cluster}, make([]error, 2), diagnose.DoctorOptions{ObjectsOnly: true}, kubetest.Silent{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -105,7 +110,7 @@ func TestDoctorNamesLocks(t *testing.T) {
 		},
 		Spec: coordinationv1.LeaseSpec{HolderIdentity: new("upgrade of u@m (12345678)")},
 	}
-	if err := a.raw.Create(t.Context(), abandoned); err != nil {
+	if err := a.Raw.Create(t.Context(), abandoned); err != nil {
 		t.Fatal(err)
 	}
 	facts, report := diagnose()
@@ -132,8 +137,8 @@ func TestDoctorNamesLocks(t *testing.T) {
 
 	// The next command takes it over.
 	held.Release()
-	a.peer, b.peer = b, a
-	mustPeer(t, a, b, Options{})
+	a.Peer, b.Peer = b, a
+	peering.MustPeer(t, a, b, engine.Options{})
 	facts, report = diagnose()
 	if len(facts.Clusters[0].Locks)+len(facts.Clusters[1].Locks)+len(report.Checks[i].Findings) > 0 {
 		t.Errorf("afterwards: %+v", report.Checks[i])

@@ -28,7 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/lab"
 	"github.com/liqonet/liqonet/test/netns"
@@ -149,7 +149,7 @@ func (s *Server) Client(t *testing.T, token string) client.WithWatch {
 			return c, err
 		},
 	}
-	config.Wrap(peering.WatchKeyExchange)
+	config.Wrap(kube.WatchKeyExchange)
 	c, err := client.NewWithWatch(config, client.Options{Scheme: scheme, Mapper: Mapper(scheme)})
 	if err != nil {
 		t.Fatal(err)

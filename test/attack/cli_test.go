@@ -23,7 +23,8 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/cli"
-	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/status"
 	"github.com/liqonet/liqonet/test/fakeapi"
 	"github.com/liqonet/liqonet/test/kit"
 )
@@ -177,7 +178,7 @@ users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1, int
 			hostile.Spec.Remote.Name = escape
 			a := newAPI(t, "id-of-a", "172.18.1.11", "10.244.0.0/16", hostile)
 			if harmless.is {
-				views, err := (&peering.Cluster{Name: "a", Client: a.Client, Now: time.Now}).Views(t.Context())
+				views, err := status.Views(t.Context(), (&kube.Cluster{Name: "a", Client: a.Client, Now: time.Now}))
 				if err != nil {
 					t.Fatal(err)
 				}

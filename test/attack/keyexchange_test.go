@@ -17,8 +17,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/peering"
 	"github.com/liqonet/liqonet/test/apiserver"
 	"github.com/liqonet/liqonet/test/kit"
 )
@@ -28,22 +28,22 @@ func TestKeyExchangeWithAPIServer(t *testing.T) {
 	kit.NotShort(t)
 	for name, tt := range map[string]struct {
 		flags []string
-		want  peering.KeyExchange
+		want  kube.KeyExchange
 	}{
-		"as it is":    {nil, peering.Hybrid},
-		"X25519 only": {[]string{"--tls-curve-preferences=29"}, peering.Classical},
+		"as it is":    {nil, kube.Hybrid},
+		"X25519 only": {[]string{"--tls-curve-preferences=29"}, kube.Classical},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := apiserver.Start(t, tt.flags...)
 			if err := s.Admin.Create(t.Context(), manifests.Namespace()); err != nil {
 				t.Fatal(err)
 			}
-			var written, read peering.KeyExchange
+			var written, read kube.KeyExchange
 			secret := manifests.Gateway{Peering: "b", PresharedKey: 1}.PresharedSecret(make([]byte, 32))
-			if err := s.Admin.Create(peering.WithKeyExchange(t.Context(), &written), secret); err != nil {
+			if err := s.Admin.Create(kube.WithKeyExchange(t.Context(), &written), secret); err != nil {
 				t.Fatal(err)
 			}
-			if err := s.Admin.Get(peering.WithKeyExchange(t.Context(), &read), client.ObjectKeyFromObject(secret), secret); err != nil {
+			if err := s.Admin.Get(kube.WithKeyExchange(t.Context(), &read), client.ObjectKeyFromObject(secret), secret); err != nil {
 				t.Fatal(err)
 			}
 			if written != tt.want || read != tt.want {

@@ -1,0 +1,377 @@
+package diagnose
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/doctor"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
+	"github.com/liqonet/liqonet/pkg/version"
+)
+
+// secondLook is after how long what tunnels carry is read again: gateways tell it every 5 s.
+const secondLook = v1alpha1.ReportInterval + 2*time.Second
+
+// examined is a cluster that is read for the doctor.
+type examined struct {
+	*kube.Cluster
+	mu sync.Mutex
+	to *doctor.Cluster
+}
+
+// DoctorOptions say what is read.
+type DoctorOptions struct {
+	// ObjectsOnly runs no pods.
+	ObjectsOnly bool
+}
+
+// ReadFacts reads what the doctor looks at, in all clusters at the same time. What cannot be read is in the facts, too: it hides nothing
+// of the rest. It changes nothing but for pods that look at kernels for some seconds.
+func ReadFacts(ctx context.Context, clusters []*kube.Cluster, errs []error, o DoctorOptions, r kube.Reporter) (*doctor.Facts, error) {
+	f := &doctor.Facts{Version: version.String()}
+	err := r.Step(ctx, "Examining", func(ctx context.Context) error {
+		var all []*examined
+		g, gctx := failure.NewGroup(ctx)
+		for i, c := range clusters {
+			x := &examined{Cluster: c, to: &doctor.Cluster{Name: c.Name, ID: c.ID, Kubectl: c.Kubectl, Unseen: map[doctor.Part]string{}, Now: c.Now()}}
+			f.Clusters, all = append(f.Clusters, x.to), append(all, x)
+			if errs[i] != nil {
+				x.unasked(errs[i])
+				continue
+			}
+			g.Go(func() error { return x.read(gctx, o) })
+		}
+		if err := g.Wait(); err != nil {
+			return err
+		}
+		return readPairs(ctx, f, all, o)
+	})
+	return f, err
+}
+
+// unasked says why nothing is asked of a cluster.
+func (x *examined) unasked(err error) {
+	x.to.Unreachable = err.Error()
+	if e := (*kube.Error)(nil); errors.As(err, &e) {
+		x.to.Hint = e.Hint
+		if e.Kind == kube.Forbidden {
+			x.to.Refused, x.to.Unreachable = err.Error(), ""
+		}
+	}
+}
+
+// unseen notes why a part could not be read. It returns an error only where all of the command has to end.
+func (x *examined) unseen(ctx context.Context, part doctor.Part, err error) error {
+	if err == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	why := err.Error()
+	if status := apierrors.APIStatus(nil); apierrors.IsForbidden(err) && errors.As(err, &status) && status.Status().Details != nil {
+		why = "you may not read " + status.Status().Details.Kind
+	}
+	x.to.Unseen[part] = why
+	return nil
+}
+
+// read reads all parts at the same time.
+func (x *examined) read(ctx context.Context, o DoctorOptions) error {
+	var accounts corev1.ServiceAccountList
+	var policies networkingv1.NetworkPolicyList
+	g, gctx := failure.NewGroup(ctx)
+	for part, do := range map[doctor.Part]func(context.Context) error{
+		doctor.Definitions: x.readDefinitions, doctor.Nodes: x.readNodes, doctor.Pods: x.readPods, doctor.Secrets: x.readSecrets,
+		doctor.Accounts: func(ctx context.Context) error { return x.Lists(ctx, &accounts) },
+		doctor.Policies: func(ctx context.Context) error { return x.Lists(ctx, &policies) },
+		doctor.Peerings: x.readPeerings, doctor.Leases: x.readLeases, doctor.Locks: x.readLocks,
+		doctor.Drifts: x.readDrift, doctor.Settings: x.readSettings, "permissions": x.readPermissions,
+	} {
+		g.Go(func() error { return x.unseen(gctx, part, do(gctx)) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	x.to.Accounts, x.to.Policies = accounts.Items, policies.Items
+	x.to.ClockAhead = time.Until(x.Now())
+	definitions := slices.Collect(maps.Values(x.to.Definitions))
+	x.to.Installed = slices.Contains(definitions, "") || x.to.DaemonSet != nil
+	g, gctx = failure.NewGroup(ctx)
+	g.Go(func() error { return x.unseen(gctx, doctor.Leftovers, x.readLeftovers(gctx)) })
+	g.Go(func() error {
+		if o.ObjectsOnly {
+			return x.unseen(gctx, doctor.Kernels, errors.New("--objects-only runs no pods"))
+		}
+		return x.unseen(gctx, doctor.Kernels, x.readKernels(gctx))
+	})
+	return g.Wait()
+}
+
+func (x *examined) readPermissions(ctx context.Context) error {
+	err := x.CheckPermissions(ctx, engine.ToInstall())
+	if e := (*kube.Error)(nil); errors.As(err, &e) && e.Kind == kube.Forbidden && strings.Contains(e.Doing, "check permissions") {
+		x.to.MayNot = strings.Split(strings.TrimPrefix(e.Err.Error(), "the user may not "), ", ")
+		return nil
+	}
+	return err
+}
+
+func (x *examined) readDefinitions(ctx context.Context) error {
+	crds, err := manifests.CRDs()
+	if err != nil {
+		return err
+	}
+	x.to.Definitions = map[string]string{}
+	for _, crd := range crds {
+		live, err := kube.Get[apiextensionsv1.CustomResourceDefinition](ctx, x.Cluster, "", crd.Name)
+		if err != nil {
+			return err
+		}
+		switch {
+		case live == nil:
+			x.to.Definitions[crd.Name] = "is gone"
+		case live.DeletionTimestamp != nil:
+			x.to.Definitions[crd.Name] = "is being deleted"
+		case slices.ContainsFunc(live.Status.Conditions, func(c apiextensionsv1.CustomResourceDefinitionCondition) bool {
+			return c.Type == apiextensionsv1.Established && c.Status == apiextensionsv1.ConditionFalse
+		}):
+			x.to.Definitions[crd.Name] = "is not served"
+		default:
+			x.to.Definitions[crd.Name] = ""
+		}
+	}
+	return nil
+}
+
+// kubeletLeases is where kubelets renew theirs.
+const kubeletLeases = "kube-node-lease"
+
+func (x *examined) readNodes(ctx context.Context) error {
+	var list corev1.NodeList
+	if err := x.List(ctx, &list); err != nil {
+		return err
+	}
+	x.to.Nodes = list.Items
+	var leases coordinationv1.LeaseList
+	if err := x.List(ctx, &leases, client.InNamespace(kubeletLeases)); err != nil {
+		return ctx.Err() // whether nodes are ready says as much, later
+	}
+	beats := status.Heartbeats{}
+	beats.Note(kube.Pointers(leases.Items), x.Now())
+	x.to.NodeSilence = map[string]time.Duration{}
+	for _, l := range leases.Items {
+		if age, known := beats.Age(l.Name); known {
+			x.to.NodeSilence[l.Name] = age
+		}
+	}
+	return nil
+}
+
+func (x *examined) readPods(ctx context.Context) (err error) {
+	var list corev1.PodList
+	if err := x.Lists(ctx, &list); err != nil {
+		return err
+	}
+	x.to.Pods = list.Items
+	x.to.DaemonSet, err = kube.Get[appsv1.DaemonSet](ctx, x.Cluster, v1alpha1.Namespace, v1alpha1.NodeAgentName)
+	return err
+}
+
+func (x *examined) readSecrets(ctx context.Context) error {
+	list := kube.SecretNames().(*metav1.PartialObjectMetadataList)
+	err := x.List(ctx, list, client.InNamespace(v1alpha1.Namespace))
+	x.to.Secrets = map[string]bool{}
+	for _, s := range list.Items {
+		x.to.Secrets[s.Name] = true
+	}
+	return err
+}
+
+func (x *examined) readPeerings(ctx context.Context) (err error) {
+	var peerings v1alpha1.PeeringList
+	var reports v1alpha1.NodeNetworkList
+	if err := x.Lists(ctx, &peerings, &reports); err != nil {
+		return err
+	}
+	x.to.Peerings, x.to.Reports, x.to.Conflicts = peerings.Items, plan.ReportsByNode(reports.Items), map[string][]string{}
+	for node, r := range x.to.Reports {
+		for _, p := range peerings.Items {
+			x.to.Conflicts[node] = append(x.to.Conflicts[node], status.Conflicting(r, &p.Spec)...)
+		}
+	}
+	x.to.Ledger, err = x.Ledger(ctx)
+	return err
+}
+
+// readLeases reads heartbeats. Where a tunnel does not work that has two ends, it reads them once more, to see what it carries.
+func (x *examined) readLeases(ctx context.Context) error {
+	first, err := x.look(ctx)
+	if err != nil {
+		return err
+	}
+	x.to.Beats = map[string]doctor.Beat{}
+	beats := first.beats
+	for _, l := range first.leases.Items {
+		b := doctor.Beat{Version: beats.Version(l.Name), Starved: beats.Starved(l.Name)}
+		if age, known := beats.Age(l.Name); known {
+			b.Age = &age
+		}
+		if stamp := status.StampOf(&l); l.Spec.RenewTime != nil && !stamp.IsZero() {
+			// The stamp has whole seconds.
+			if ahead := l.Spec.RenewTime.Sub(stamp); ahead.Abs() > time.Second {
+				b.ClockAhead = ahead
+			}
+		}
+		x.to.Beats[l.Name] = b
+	}
+	if !first.down() {
+		return nil
+	}
+	if err := sleep(ctx, secondLook); err != nil {
+		return err
+	}
+	second, err := x.look(ctx)
+	if err != nil {
+		return err
+	}
+	x.to.Traffic = first.traffic(second)
+	return nil
+}
+
+// glance is what gateways say at one time.
+type glance struct {
+	leases   coordinationv1.LeaseList
+	beats    status.Heartbeats
+	peerings v1alpha1.PeeringList
+}
+
+func (x *examined) look(ctx context.Context) (*glance, error) {
+	g := &glance{beats: status.Heartbeats{}}
+	err := x.Lists(ctx, &g.leases, &g.peerings)
+	g.beats.Note(kube.Pointers(g.leases.Items), x.Now())
+	return g, err
+}
+
+// down says that some gateway has no connection.
+func (g *glance) down() bool {
+	return slices.ContainsFunc(g.peerings.Items, func(p v1alpha1.Peering) bool {
+		return slices.ContainsFunc(p.Status.Planes, func(s v1alpha1.PlaneStatus) bool { return !s.Connected })
+	})
+}
+
+// traffic is what tunnels carried until the second look. A gateway that has started anew counts from 0.
+func (g *glance) traffic(second *glance) map[string]doctor.Traffic {
+	out := map[string]doctor.Traffic{}
+	for _, of := range []*glance{g, second} {
+		for _, p := range of.peerings.Items {
+			for _, s := range p.Status.Planes {
+				name := v1alpha1.GatewayName(p.Name, s.Index)
+				t := out[name]
+				if s.Endpoint != "" {
+					t.Endpoints = append(t.Endpoints, s.Endpoint)
+				}
+				switch a, b := g.beats.Measured(name), second.beats.Measured(name); {
+				case a == nil || b == nil:
+				case s.LastHandshake == nil: // each new attempt begins to count anew
+					t.Sent, t.Received = max(a.SentBytes, b.SentBytes), max(a.ReceivedBytes, b.ReceivedBytes)
+				default:
+					t.Sent, t.Received = max(b.SentBytes-a.SentBytes, 0), max(b.ReceivedBytes-a.ReceivedBytes, 0)
+				}
+				out[name] = t
+			}
+		}
+	}
+	return out
+}
+
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// readDrift compares our objects with those that this command would make for the agents that are there.
+func (x *examined) readDrift(ctx context.Context) error {
+	ds, err := x.NodeAgents(ctx)
+	if ds == nil || err != nil {
+		return err
+	}
+	if agents := manifests.AgentsOf(ds, &ds.Spec.Template.Spec); agents.Version != version.String() {
+		return fmt.Errorf("the agents are of version %s", agents.Version)
+	}
+	plans, err := peering.PlanUpgrades(ctx, []*kube.Cluster{x.Cluster}, peering.UpgradeOptions{}, kube.Quiet{})
+	if err != nil {
+		return err
+	}
+	for _, o := range plans.Clusters[0].Objects {
+		if o.Action == plan.Create || o.Action == plan.Change {
+			x.to.Drift = append(x.to.Drift, o)
+		}
+	}
+	return nil
+}
+
+// readLeftovers finds what of ours belongs to no peering, and what others have left.
+func (x *examined) readLeftovers(ctx context.Context) error {
+	var crds metav1.PartialObjectMetadataList
+	crds.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinitionList"))
+	if err := x.List(ctx, &crds); err != nil {
+		return err
+	}
+	for _, other := range []struct{ name, group string }{{"Liqo", "liqo.io"}, {"Submariner", "submariner.io"}, {"Kilo", "kilo.squat.ai"}} {
+		if slices.ContainsFunc(crds.Items, func(m metav1.PartialObjectMetadata) bool { return strings.HasSuffix(m.Name, "."+other.group) }) {
+			x.to.Others = append(x.to.Others, other.name)
+		}
+	}
+	cn := cmp.Or(x.to.Ledger, &v1alpha1.ClusterNetwork{})
+	if x.to.Installed && len(cn.Spec.Peers) == 0 && x.to.Unseen[doctor.Peerings] == "" && !x.unserved() {
+		x.to.Leftovers = append(x.to.Leftovers, "definitions and namespace of liqonet without a peering")
+		return nil
+	}
+	lost, err := lost(ctx, x.Cluster, cn)
+	for _, o := range lost {
+		x.to.Leftovers = append(x.to.Leftovers, kube.Describe(o))
+	}
+	return err
+}
+
+// unserved says that a definition is missing.
+func (x *examined) unserved() bool {
+	return slices.ContainsFunc(slices.Collect(maps.Values(x.to.Definitions)), func(why string) bool { return why != "" })
+}
+
+// Peers are the names of those that the cluster is peered with.
+func Peers(ctx context.Context, c *kube.Cluster) (out []string, err error) {
+	var list v1alpha1.PeeringList
+	err = c.List(ctx, &list)
+	for _, p := range list.Items {
+		out = append(out, p.Spec.Remote.Name)
+	}
+	return out, err
+}

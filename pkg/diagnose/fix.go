@@ -1,0 +1,118 @@
+package diagnose
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/doctor"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// fixedByPeer are the checks whose findings peering again mends.
+var fixedByPeer = []string{
+	"liqonet-definition-01", "liqonet-permission-02", "liqonet-secret-01", "liqonet-agent-01", "liqonet-key-01",
+	"liqonet-range-01", "liqonet-range-02", "liqonet-drift-01",
+}
+
+// Fix removes leftovers of ours, and peers those pairs of clusters again whose objects are not as they should be. It
+// returns what it has changed.
+func Fix(ctx context.Context, clusters []*kube.Cluster, facts *doctor.Facts, report *doctor.Report, r kube.Reporter) (fixed []string, err error) {
+	for i, c := range clusters {
+		f := facts.Clusters[i]
+		if len(f.Leftovers) == 0 {
+			continue
+		}
+		err := r.Step(ctx, "Removing what is left in "+c.Name, func(ctx context.Context) error { return RemoveLeftovers(ctx, c, f, r) })
+		if err != nil {
+			return fixed, err
+		}
+		for _, what := range f.Leftovers {
+			fixed = append(fixed, c.Name+": removed "+what)
+		}
+	}
+	var pairs []peering.Pair
+	for i, a := range clusters {
+		for k := i + 1; k < len(clusters); k++ {
+			b := clusters[k]
+			if peered(facts.Clusters[i], b.ID) && peered(facts.Clusters[k], a.ID) && (broken(report, a.Name) || broken(report, b.Name)) {
+				pairs = append(pairs, peering.Pair{a, b})
+			}
+		}
+	}
+	for _, out := range peering.PeerAll(ctx, pairs, engine.Options{}, func(peering.Pair) kube.Reporter { return r }) {
+		if out.Err != nil {
+			return fixed, out.Err
+		}
+		fixed = append(fixed, out.Result.Changed...)
+	}
+	return fixed, nil
+}
+
+// peered says that the ledger knows the peer.
+func peered(c *doctor.Cluster, peerID string) bool {
+	return c.Ledger != nil && plan.Allocation(c.Ledger, peerID) != nil
+}
+
+// broken says that something was found in the cluster that peering again mends.
+func broken(r *doctor.Report, cluster string) bool {
+	return slices.ContainsFunc(r.Checks, func(c doctor.Check) bool {
+		return slices.Contains(fixedByPeer, c.Name) && slices.ContainsFunc(c.Findings, func(f doctor.Finding) bool { return f.Cluster == cluster && f.Result.Bad() })
+	})
+}
+
+// RemoveLeftovers removes what belongs to no peering: all of ours, if there is none.
+func RemoveLeftovers(ctx context.Context, c *kube.Cluster, f *doctor.Cluster, r kube.Reporter) error {
+	if err := engine.CheckVersion(ctx, c); err != nil {
+		return err
+	}
+	if f.Ledger == nil || len(f.Ledger.Spec.Peers) == 0 {
+		_, err := engine.RemoveUnused(ctx, c, r)
+		return err
+	}
+	all := engine.LockOf(c, "")
+	all.Exclusive = true
+	return engine.UnderLocks(ctx, "doctor --fix", r.Step, []lock.Cluster{all}, func(ctx context.Context) error { return removeLost(ctx, c) })
+}
+
+// removeLost removes what belongs to no peering, under the cluster's lock.
+func removeLost(ctx context.Context, c *kube.Cluster) error {
+	cn, err := c.Ledger(ctx)
+	if cn == nil || err != nil {
+		return err
+	}
+	lost, err := lost(ctx, c, cn)
+	names := sets.New[string]()
+	for _, o := range lost {
+		names.Insert(o.GetLabels()[v1alpha1.LabelPeering])
+	}
+	for name := range names {
+		err = cmp.Or(err, engine.DeleteAll(ctx, c, kube.OfPeering(name)))
+	}
+	return err
+}
+
+// lost are objects of peerings that the ledger does not know. The collector takes what has had an owner.
+func lost(ctx context.Context, c *kube.Cluster, cn *v1alpha1.ClusterNetwork) (out []client.Object, err error) {
+	for _, list := range append(engine.Workloads(), engine.Accounts()...) {
+		objs, err := c.Ours(ctx, list, nil)
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range objs {
+			name := o.GetLabels()[v1alpha1.LabelPeering]
+			if name != "" && !slices.ContainsFunc(cn.Spec.Peers, func(p v1alpha1.PeerAllocation) bool { return p.Name == name }) {
+				out = append(out, o)
+			}
+		}
+	}
+	return out, nil
+}

@@ -1,0 +1,113 @@
+package diagnose
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/pkg/probe"
+)
+
+const (
+	// kernelWatch is for how long a pod sees what changes in a kernel.
+	kernelWatch = 3 * time.Second
+	// kernelTimeout is how long a pod may take to start and to read.
+	kernelTimeout = 25 * time.Second
+	// smallPing and dataLeast are bytes: a ping that any way carries, and how much less than a tunnel's MTU is tried.
+	smallPing = 100
+)
+
+// readKernels has a pod on each node read its kernel. Nodes that are not heard of are left out.
+func (x *examined) readKernels(ctx context.Context) error {
+	if err := x.CheckPermissions(ctx, toProbe()); err != nil {
+		return err
+	}
+	x.to.Kernels, x.to.Unread = map[string]*probe.Kernel{}, map[string]string{}
+	var probes []*Probe
+	for i, n := range kube.Pointers(x.to.Nodes) {
+		switch {
+		case !nodes.RunsAgents(n):
+		case !nodes.Ready(n), x.to.NodeSilence[n.Name] > kernelTimeout:
+			x.to.Unread[n.Name] = "the node is not ready"
+		default:
+			probes = append(probes, &Probe{Name: strconv.Itoa(i), Node: n.Name, Host: true, Task: probe.Task{Kernel: x.kernelTask(n.Name)}})
+		}
+	}
+	if len(probes) == 0 {
+		return nil
+	}
+	run, err := NewProbes(ctx, x.Cluster, "doctor")
+	if err != nil {
+		return err
+	}
+	reading, cancel := context.WithTimeout(ctx, kernelTimeout)
+	defer cancel()
+	if err = run.Start(reading, probes...); err != nil {
+		probes = nil // none of them ends
+	}
+	for _, p := range probes {
+		select {
+		case <-p.Ended:
+			if p.Result.Kernel != nil {
+				x.to.Kernels[p.Node] = p.Result.Kernel
+			} else if p.Err != nil {
+				x.to.Unread[p.Node] = p.Err.Error()
+			}
+		case <-reading.Done():
+			x.to.Unread[p.Node] = "no pod has read it within " + kernelTimeout.String()
+		}
+	}
+	if reading.Err() != nil {
+		// Nobody says of a pod that it has ended where the kubelet is not heard of. By now that is known.
+		_ = run.deletePods(ctx, client.GracePeriodSeconds(0)) // what is left goes with its node
+		if err := x.readNodes(ctx); err != nil {
+			return err
+		}
+	}
+	if removed := run.Remove(ctx); removed != nil {
+		_ = run.deletePods(ctx, client.GracePeriodSeconds(0)) // what was read is no less true
+	}
+	return err
+}
+
+// kernelTask is what a node's pod reads.
+func (x *examined) kernelTask(node string) *probe.KernelTask {
+	t := &probe.KernelTask{For: kernelWatch}
+	for _, n := range kube.Pointers(x.to.Nodes) {
+		if n.Name != node {
+			t.Nodes = append(t.Nodes, nodes.Addresses(n, corev1.NodeInternalIP)...)
+		}
+	}
+	for _, n := range t.Nodes {
+		t.Ping = append(t.Ping, probe.Ping{To: n, Sizes: []int{smallPing}})
+	}
+	for _, p := range kube.Pointers(x.to.Peerings) {
+		for _, s := range p.Status.Planes {
+			plane := p.Plane(s.Index)
+			if plane == nil || !plane.RemoteAddress.IsValid() || s.MTU == 0 {
+				continue
+			}
+			t.Ping = append(t.Ping, probe.Ping{To: plane.RemoteAddress.Addr, Sizes: []int{smallPing, int(s.MTU)}})
+			if s.PodIP.IsValid() {
+				t.Ping = append(t.Ping, probe.Ping{To: s.PodIP.Addr, Sizes: []int{smallPing}})
+			}
+		}
+	}
+	if x.to.DaemonSet != nil && slices.ContainsFunc(x.to.Pods, func(p corev1.Pod) bool { return p.Spec.NodeName == node && isNodeAgent(&p) }) {
+		t.Health = netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), v1alpha1.HealthPort)
+	}
+	return t
+}
+
+// isNodeAgent says that a pod is a node agent that runs.
+func isNodeAgent(p *corev1.Pod) bool {
+	return p.Labels["app.kubernetes.io/component"] == "node" && slices.ContainsFunc(p.Status.ContainerStatuses, func(s corev1.ContainerStatus) bool { return s.State.Running != nil })
+}

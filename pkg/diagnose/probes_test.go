@@ -1,0 +1,293 @@
+package diagnose
+
+import (
+	"context"
+	"io"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/test/kubetest"
+)
+
+// podsOfJobs is a cluster that makes a pod for each Job, in the state that prepare gives it. Pods say what says has.
+func podsOfJobs(t *testing.T, says string, prepare func(*corev1.Pod) client.Object, objs ...client.Object) *kube.Cluster {
+	t.Helper()
+	c := kubetest.NewCluster(t, "a", interceptor.Funcs{Create: func(ctx context.Context, w client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
+		if review, isReview := obj.(*authorizationv1.SelfSubjectAccessReview); isReview {
+			review.Status.Allowed = true
+			return nil
+		}
+		obj.SetUID(types.UID("uid-of-" + obj.GetName()))
+		job, isJob := obj.(*batchv1.Job)
+		if !isJob {
+			return w.Create(ctx, obj, opts...)
+		}
+		if err := w.Create(ctx, job, opts...); err != nil {
+			return err
+		}
+		pod := &corev1.Pod{ObjectMeta: *job.Spec.Template.ObjectMeta.DeepCopy(), Spec: *job.Spec.Template.Spec.DeepCopy()}
+		pod.Name, pod.Namespace, pod.UID = job.Name+"-xyz", job.Namespace, "uid-of-pod-"+job.UID
+		pod.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(job, batchv1.SchemeGroupVersion.WithKind("Job"))}
+		made := prepare(pod)
+		if e, isEvent := made.(*corev1.Event); isEvent {
+			e.InvolvedObject.UID = job.UID
+		}
+		return w.Create(ctx, made)
+	}}, objs...)
+	c.Kubectl = "kubectl --context a"
+	c.DefaultImage = "image-of-the-command"
+	c.Logs = func(context.Context, string) (io.ReadCloser, error) {
+		return io.NopCloser(strings.NewReader(says)), nil
+	}
+	return c
+}
+
+func running(pod *corev1.Pod) client.Object {
+	pod.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}}
+	return pod
+}
+
+func waiting(reason, message string) func(*corev1.Pod) client.Object {
+	return func(pod *corev1.Pod) client.Object {
+		pod.Status.ContainerStatuses = []corev1.ContainerStatus{{Image: "x", State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}}}
+		return pod
+	}
+}
+
+func TestProbes(t *testing.T) {
+	tests := []struct {
+		name, says string
+		pod        func(*corev1.Pod) client.Object
+		// want is what the probe has found out, or wantErr what its error says.
+		want    string
+		wantErr string
+	}{
+		{"it says what it has found out", `{"ready":true}` + "\n" + `{"result":{"answers":[{"id":"one"}]}}` + "\n", running, "one", ""},
+		{"it cannot do its task", `{"error":"listen: address already in use"}` + "\n", running, "", "address already in use"},
+		{"a version without probes", `time=… level=ERROR msg="the agent ends" error="unknown command \"probe\" for \"liqonet-agent\""`, running, "", "of a version without probes"},
+		{"what it says is no result", "panic: oh no\n", running, "", "panic: oh no"},
+		{"it ends without a word", "", running, "", "it has said nothing"},
+		{"the image", "", waiting("ImagePullBackOff", "not found"), "", "cannot be pulled: not found"},
+		{"the container", "", waiting("CreateContainerError", "no such file"), "", "CreateContainerError: no such file"},
+		{"admission", "", func(pod *corev1.Pod) client.Object {
+			return &corev1.Event{
+				ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: "e"}, Type: corev1.EventTypeWarning,
+				Reason: "FailedCreate", Message: `pods is forbidden: violates PodSecurity "restricted"`,
+			}
+		}, "", `violates PodSecurity "restricted"`},
+		{"scheduling", "", func(pod *corev1.Pod) client.Object {
+			pod.Status.Conditions = []corev1.PodCondition{{Type: corev1.PodScheduled, Reason: corev1.PodReasonUnschedulable, Message: "0/3 nodes are available"}}
+			return pod
+		}, "", "0/3 nodes are available"},
+		{"the kubelet refuses it", "", func(pod *corev1.Pod) client.Object {
+			pod.Status.Phase, pod.Status.Reason, pod.Status.Message = corev1.PodFailed, "OutOfpods", "too many pods"
+			return pod
+		}, "", "OutOfpods too many pods"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			c := podsOfJobs(t, strings.ReplaceAll(tt.says, "…", ""), tt.pod, manifests.Namespace())
+			one := &Probe{Name: "one", Node: "n1"}
+			if err := RunProbes(t.Context(), c, "test", one); err != nil {
+				t.Fatal(err)
+			}
+			if tt.wantErr == "" && one.Err != nil || tt.wantErr != "" && (one.Err == nil || !strings.Contains(one.Err.Error(), tt.wantErr)) {
+				t.Errorf("its error is %v, want %q", one.Err, tt.wantErr)
+			}
+			var got string
+			for _, a := range one.Result.Answers {
+				got += a.ID
+			}
+			if got != tt.want {
+				t.Errorf("it has found out %q, want %q", got, tt.want)
+			}
+			if left := everythingOf(t, c); len(left) > 0 {
+				t.Errorf("left are %v", left)
+			}
+		})
+	}
+}
+
+// everythingOf are the names of all that probes make, and of our namespace where it is not the one that was there.
+func everythingOf(t *testing.T, c *kube.Cluster) (out []string) {
+	t.Helper()
+	for _, list := range []client.ObjectList{&corev1.PodList{}, &batchv1.JobList{}, &networkingv1.NetworkPolicyList{}} {
+		if err := c.List(t.Context(), list); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(itemsOf(list)); n > 0 {
+			out = append(out, kube.KindName(list))
+		}
+	}
+	return out
+}
+
+func itemsOf(list client.ObjectList) (out []client.Object) {
+	switch l := list.(type) {
+	case *corev1.PodList:
+		for i := range l.Items {
+			out = append(out, &l.Items[i])
+		}
+	case *batchv1.JobList:
+		for i := range l.Items {
+			out = append(out, &l.Items[i])
+		}
+	case *networkingv1.NetworkPolicyList:
+		for i := range l.Items {
+			out = append(out, &l.Items[i])
+		}
+	}
+	return out
+}
+
+// The agents' own image is on the nodes. Before there are agents it is that of the command.
+func TestImageOfProbes(t *testing.T) {
+	_, agents := manifests.NodeAgent(manifests.Agents{Image: "image-of-the-agents"}, []int32{1})
+	for want, objs := range map[string][]client.Object{
+		"image-of-the-command": {manifests.Namespace()},
+		"image-of-the-agents":  {manifests.Namespace(), agents},
+	} {
+		run, err := NewProbes(t.Context(), podsOfJobs(t, "", running, objs...), "test")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if run.image != want {
+			t.Errorf("the image is %s, want %s", run.image, want)
+		}
+		if err := run.Remove(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Before peering there is no namespace. It is made, and removed unless somebody else uses it.
+func TestLentNamespace(t *testing.T) {
+	isThere := func(c *kube.Cluster) bool {
+		ns, err := kube.Get[corev1.Namespace](t.Context(), c, "", v1alpha1.Namespace)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ns != nil
+	}
+	says := `{"ready":true}` + "\n"
+	tests := []struct {
+		name string
+		// meanwhile happens while the probe runs.
+		meanwhile func(t *testing.T, c *kube.Cluster)
+		before    []client.Object
+		stays     bool
+	}{
+		{"it is gone in the end", func(*testing.T, *kube.Cluster) {}, nil, false},
+		{"it was there before", func(*testing.T, *kube.Cluster) {}, []client.Object{manifests.Namespace()}, true},
+		{"a peer command uses it", func(t *testing.T, c *kube.Cluster) {
+			if err := engine.NewSide(c, 0).ApplyNamespace(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}, nil, true},
+		{"another command's probes run", func(t *testing.T, c *kube.Cluster) {
+			other := manifests.Probe{Run: "other", Name: "one"}.Job()
+			if err := c.Client.Create(t.Context(), other); err != nil {
+				t.Error(err)
+			}
+		}, nil, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := podsOfJobs(t, says, running, tt.before...)
+			run, err := NewProbes(t.Context(), c, "test")
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := run.Start(t.Context(), &Probe{Name: "one", Node: "n1"}); err != nil {
+				t.Fatal(err)
+			}
+			if !isThere(c) {
+				t.Fatal("there is no namespace")
+			}
+			tt.meanwhile(t, c)
+			if err := run.Remove(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if isThere(c) != tt.stays {
+				t.Errorf("it is there: %t, want %t", !tt.stays, tt.stays)
+			}
+		})
+	}
+}
+
+// Whoever waits for the probes gives them more time: those of a command that was killed end.
+func TestProbesBeat(t *testing.T) {
+	c := podsOfJobs(t, "", running, manifests.Namespace())
+	forever, end := io.Pipe()
+	c.Logs = func(context.Context, string) (io.ReadCloser, error) { return forever, nil }
+	run, err := NewProbes(t.Context(), c, "test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := &Probe{Name: "one", Node: "n1"}
+	if err := run.Start(t.Context(), one); err != nil {
+		t.Fatal(err)
+	}
+	one.begun = time.Now().Add(-time.Minute)
+	run.prolong(t.Context())
+	var job batchv1.Job
+	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(one.job), &job); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := *job.Spec.ActiveDeadlineSeconds, int64(60+manifests.ProbeSeconds); got != want {
+		t.Errorf("it ends after %d s, want %d", got, want)
+	}
+	_ = end.Close()
+	if err := run.Remove(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+// Pods that are not of the host network comply with the Pod Security Standard restricted, and none has a token.
+func TestProbeIsRestricted(t *testing.T) {
+	for _, host := range []bool{false, true} {
+		pod := manifests.Probe{Run: "r", Name: "n", Host: host, Task: probe.Task{Token: "t"}}.Job().Spec.Template.Spec
+		s := pod.Containers[0].SecurityContext
+		got := []bool{
+			*pod.AutomountServiceAccountToken, pod.HostNetwork, *s.AllowPrivilegeEscalation, *s.ReadOnlyRootFilesystem,
+			s.RunAsNonRoot != nil && *s.RunAsNonRoot && *s.RunAsUser > 0, len(s.Capabilities.Add) > 0,
+			len(s.Capabilities.Drop) == 1 && s.Capabilities.Drop[0] == "ALL", s.SeccompProfile.Type == corev1.SeccompProfileTypeRuntimeDefault,
+		}
+		if diff := cmp.Diff([]bool{false, host, false, true, !host, host, true, true}, got); diff != "" {
+			t.Errorf("host %t: %s", host, diff)
+		}
+	}
+}
+
+// A user who may not read logs is told so before anything is made.
+func TestVerifyNamesPermissions(t *testing.T) {
+	refuse := kubetest.Allowing(new(int), &sync.Mutex{}, func(r authorizationv1.ResourceAttributes) bool {
+		return r.Resource != "*" && r.Subresource != "log" && r.Resource != "jobs"
+	})
+	a, b := kubetest.NewCluster(t, "a", refuse), kubetest.NewCluster(t, "b", interceptor.Funcs{})
+	_, err := Verify(t.Context(), a, b, false, kubetest.Silent{})
+	if kubetest.KindOf(t, err) != kube.Forbidden || !strings.Contains(err.Error(), "the user may not create jobs.batch, delete jobs.batch, get jobs.batch, get pods/log, patch jobs.batch") {
+		t.Errorf("the error is %v", err)
+	}
+	if left := everythingOf(t, a); len(left) > 0 {
+		t.Errorf("it has made %v", left)
+	}
+}

@@ -1,0 +1,75 @@
+package diagnose
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/pkg/verify"
+)
+
+// benchTime is how long each measurement takes, in milliseconds.
+const benchTime = 1500
+
+// speeds measures both directions, one after the other: from pod to pod, and from node to node without the tunnel.
+func speeds(ctx context.Context, a, b *verified) (out []verify.Speed, err error) {
+	for i, pair := range [][2]*verified{{a, b}, {b, a}} {
+		from, to := pair[0], pair[1]
+		source, target := from.benchNode(), to.benchNode()
+		if source == nil || target == nil {
+			from.Left = append(from.Left, "no speed is measured: a pod to measure with is missing")
+			continue
+		}
+		known, _ := to.Known.Translate(target.Pod)
+		tunnel, err := from.measure(ctx, fmt.Sprintf("bench-pod-%d", i), source.Name, false, netip.AddrPortFrom(known, verify.PodPort))
+		if err != nil {
+			return nil, err
+		}
+		var bare *probe.Speed
+		if at := to.bareAddress(target, from); at.IsValid() {
+			if bare, err = from.measure(ctx, fmt.Sprintf("bench-node-%d", i), source.Name, true, at); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, verify.Speeds(source.Name, target.Name, tunnel, bare)...)
+	}
+	return out, nil
+}
+
+// benchNode is the last of a side's nodes that has a pod which answers: one without a gateway, where there is one.
+func (s *verified) benchNode() *verify.Node {
+	for _, n := range slices.Backward(kube.Pointers(s.Nodes)) {
+		if n.Pod.IsValid() {
+			return n
+		}
+	}
+	return nil
+}
+
+// bareAddress is where a node answers without the tunnel, invalid if it does not.
+func (s *verified) bareAddress(n *verify.Node, from *verified) netip.AddrPort {
+	for _, a := range n.Addresses {
+		if n.HostError == nil && !from.Leads(a) {
+			return netip.AddrPortFrom(a, verify.NodePort)
+		}
+	}
+	return netip.AddrPort{}
+}
+
+// measure runs one probe that measures, nil if it does not get there.
+func (s *verified) measure(ctx context.Context, name, node string, host bool, to netip.AddrPort) (*probe.Speed, error) {
+	p := &Probe{Name: name, Node: node, Host: host, Task: probe.Task{Token: s.token, Bench: &probe.Bench{To: to, Milliseconds: benchTime}}}
+	if err := s.probes.Start(ctx, p); err != nil {
+		return nil, err
+	}
+	if err := awaitProbe(ctx, s.Cluster, p.Ended, "wait for "+p.String()); err != nil {
+		return nil, err
+	}
+	if p.Err != nil {
+		s.note("no speed is measured from node %s to %s: %v", node, to, p.Err)
+	}
+	return p.Result.Speed, nil
+}

@@ -1,0 +1,532 @@
+package diagnose
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	utilrand "k8s.io/apimachinery/pkg/util/rand"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/pkg/status"
+	"github.com/liqonet/liqonet/pkg/verify"
+)
+
+// toVerify are the permissions that Verify needs.
+func toVerify() []kube.Permission {
+	return slices.Concat(
+		toProbe(),
+		kube.Permissions("", "list", "nodes peerings.liqonet.io nodenetworks.liqonet.io"),
+		kube.Permissions(metav1.NamespaceDefault, "list", "endpointslices.discovery.k8s.io"),
+		kube.Permissions(v1alpha1.Namespace, "get create delete", "services endpointslices.discovery.k8s.io networkpolicies.networking.k8s.io"),
+	)
+}
+
+// verified is one of the two clusters, and its probes.
+type verified struct {
+	*kube.Cluster
+	verify.Side
+	// token is what probes of both clusters know each other by.
+	token   string
+	peering *v1alpha1.Peering
+	// addresses are those of all its nodes.
+	addresses []netip.Addr
+	// servers, hosts and callers are the probes of each node, nil where it has none.
+	servers, hosts, callers []*Probe
+	probes                  *Probes
+	questions               []verify.Question
+	// mu is for what goroutines note.
+	mu sync.Mutex
+}
+
+// Verify tries with packets whether all that a peering promises is so. It leaves nothing in the clusters.
+func Verify(ctx context.Context, a, b *kube.Cluster, bench bool, r kube.Reporter) (report *verify.Report, err error) {
+	begin := time.Now()
+	if a.ID == b.ID {
+		return nil, kube.SameCluster(a, b)
+	}
+	token := utilrand.String(32)
+	sides := [2]*verified{{Cluster: a, token: token}, {Cluster: b, token: token}}
+	sides[0].Letter, sides[1].Letter = "a", "b"
+	if err := r.Step(ctx, "Reading both clusters", func(ctx context.Context) error {
+		for _, s := range sides {
+			if err := s.CheckPermissions(ctx, toVerify()); err != nil {
+				return err
+			}
+		}
+		for i, s := range sides { // one after the other: of two reasons the first one is told
+			if err := s.read(ctx, sides[1-i].Cluster); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	defer func() {
+		removing := r.Step(context.WithoutCancel(ctx), "Removing the probes", both(sides, (*verified).removeProbes))
+		if err = errors.Join(err, removing); err == nil {
+			report.Seconds = time.Since(begin).Seconds()
+		}
+	}()
+	report = &verify.Report{Clusters: []string{a.Name, b.Name}}
+	step := func(name string, do func(context.Context) error) {
+		if err == nil {
+			err = r.Step(ctx, name, do)
+		}
+	}
+	step("Starting probes that answer", both(sides, (*verified).startServers, (*verified).leadAbroad))
+	step("Starting probes on nodes", both(sides, (*verified).startHosts))
+	step("Sending packets", both(sides, (*verified).callAll))
+	if bench {
+		step("Measuring the speed", func(ctx context.Context) (err error) {
+			report.Bench, err = speeds(ctx, sides[0], sides[1])
+			return err
+		})
+	}
+	step("Reading what nodes have counted", both(sides, (*verified).endHosts))
+	if err != nil {
+		return nil, err
+	}
+	report.Checks = verify.Judge(&sides[0].Side, &sides[1].Side, sides[0].findings(), sides[1].findings())
+	report.Notes = slices.Concat(sides[0].Left, sides[1].Left)
+	report.Conclude()
+	return report, nil
+}
+
+// both does parts of a step one after the other, each of them in both clusters at the same time.
+func both(sides [2]*verified, parts ...func(s *verified, ctx context.Context, peer *verified) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		for _, do := range parts {
+			g, gctx := failure.NewGroup(ctx)
+			for i, s := range sides {
+				g.Go(func() error { return do(s, gctx, sides[1-i]) })
+			}
+			if err := g.Wait(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// read reads what is known of a side.
+func (s *verified) read(ctx context.Context, peer *kube.Cluster) error {
+	p, known, err := status.PeeringWith(ctx, s.Cluster, peer)
+	if err != nil {
+		return err
+	}
+	if err := p.Check(); err != nil {
+		return s.Errorf(kube.NotReady, "read the peering", "", "%w", err)
+	}
+	s.peering = p
+	s.Side = verify.Side{
+		Letter: s.Letter, Cluster: s.Name, Peer: peer.Name, Peering: p.Name, Kubectl: s.Cluster.Kubectl,
+		Index: p.Spec.Index, Known: known, Remote: p.RemoteRanges(),
+	}
+	for _, plane := range p.Spec.Planes {
+		s.Planes = append(s.Planes, plane.Index)
+	}
+	if s.APIServers, err = status.Endpoints(ctx, s.Cluster, metav1.NamespaceDefault, "kubernetes"); err != nil {
+		return err
+	}
+	var all v1alpha1.PeeringList
+	var list corev1.NodeList
+	var reports v1alpha1.NodeNetworkList
+	if err := s.Lists(ctx, &all, &list, &reports); err != nil {
+		return err
+	}
+	if s.Third, err = thirdClusters(all.Items, p); err != nil {
+		return err
+	}
+	return s.chooseNodes(list.Items, plan.ReportsByNode(reports.Items))
+}
+
+// thirdClusters are the other peers of a cluster, and where the gateways are that lead to them.
+func thirdClusters(all []v1alpha1.Peering, p *v1alpha1.Peering) (out []verify.Third, err error) {
+	for _, other := range all {
+		if other.Name == p.Name || other.Check() != nil {
+			continue
+		}
+		third := verify.Third{Name: other.Spec.Remote.Name}
+		for _, plane := range other.Spec.Planes {
+			number, err := ipam.GatewayNumber(int(other.Spec.Index), int(plane.Index))
+			addr, addrErr := ipam.GatewayAddr(p.Spec.Local.InternalCIDR.Prefix, number)
+			if err := cmp.Or(err, addrErr); err != nil {
+				return nil, err
+			}
+			third.Gateways = append(third.Gateways, addr)
+		}
+		out = append(out, third)
+	}
+	return out, nil
+}
+
+// chooseNodes chooses the nodes that get probes.
+func (s *verified) chooseNodes(all []corev1.Node, reports map[string]*v1alpha1.NodeNetwork) error {
+	var candidates []verify.Candidate
+	known := map[string]verify.Node{}
+	for _, n := range kube.Pointers(all) {
+		own := slices.DeleteFunc(nodes.Addresses(n, corev1.NodeInternalIP), func(a netip.Addr) bool { return !s.peering.Carries(a) })
+		s.addresses = append(s.addresses, own...)
+		switch report := reports[n.Name]; {
+		case !nodes.RunsAgents(n):
+		case !nodes.Ready(n), report == nil:
+			s.note("node %s is left out, as it is not ready, or has no agent", n.Name)
+		default:
+			gateways := s.gatewaysOn(n.Name)
+			known[n.Name] = verify.Node{
+				Name: n.Name, Addresses: own, Overlay: report.Status.Address.Addr, Gateways: gateways, MTU: s.mtuOf(report),
+			}
+			candidates = append(candidates, verify.Candidate{Name: n.Name, Gateways: gateways})
+		}
+	}
+	if len(candidates) == 0 {
+		hint := s.Cluster.Kubectl + " get nodes,nodenetworks"
+		return s.Errorf(kube.NotReady, "choose nodes for the probes", hint, "no node is ready and has an agent that has reported")
+	}
+	pods, hosts := verify.Choose(candidates)
+	if len(pods) == 1 {
+		s.note("there is one node only, so none without a gateway is tried")
+	}
+	s.servers, s.hosts, s.callers = make([]*Probe, len(hosts)), make([]*Probe, len(hosts)), make([]*Probe, len(hosts))
+	for i, name := range hosts {
+		s.Nodes = append(s.Nodes, known[name])
+		if slices.Contains(pods, name) {
+			task := probe.Task{Token: s.token, Serve: &probe.Serve{Name: s.PodID(i), Port: verify.PodPort}}
+			s.servers[i] = &Probe{Name: fmt.Sprintf("serve-%d", i), Node: name, Task: task}
+		}
+	}
+	return nil
+}
+
+// gatewaysOn are the planes whose gateways run on a node.
+func (s *verified) gatewaysOn(node string) (out []int32) {
+	for _, plane := range s.peering.Spec.Planes {
+		if status := s.peering.PlaneStatus(plane.Index); status != nil && status.NodeName == node {
+			out = append(out, plane.Index)
+		}
+	}
+	return out
+}
+
+// mtuOf is how many bytes packets of a node to the peer may have: those of the narrowest plane by which it sends.
+func (s *verified) mtuOf(report *v1alpha1.NodeNetwork) (mtu int) {
+	isUsed := false
+	for _, plane := range s.peering.Spec.Planes {
+		status, own := s.peering.PlaneStatus(plane.Index), report.Gateway(s.peering.Name, plane.Index)
+		if status == nil || own == nil || isUsed && !own.Active {
+			continue
+		}
+		if mtu == 0 || own.Active && (!isUsed || int(status.MTU) < mtu) {
+			mtu = int(status.MTU)
+		}
+		isUsed = isUsed || own.Active
+	}
+	return mtu
+}
+
+// there are the probes of a list that are to run.
+func there(probes []*Probe) []*Probe {
+	return slices.DeleteFunc(slices.Clone(probes), func(p *Probe) bool { return p == nil })
+}
+
+// startServers starts the probes in pods that answer, and makes services.
+func (s *verified) startServers(ctx context.Context, _ *verified) (err error) {
+	if s.probes, err = NewProbes(ctx, s.Cluster, "verify"); err != nil {
+		return err
+	}
+	servers := there(s.servers)
+	if err := s.probes.Start(ctx, servers...); err != nil {
+		return err
+	}
+	own, abroad := s.service("own", true), s.service("abroad", false)
+	g, gctx := failure.NewGroup(ctx)
+	g.Go(func() (err error) { s.Own, err = s.makeService(gctx, own); return err })
+	g.Go(func() (err error) { s.Abroad, err = s.makeService(gctx, abroad); return err })
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if err := s.awaitReady(ctx, servers); err != nil {
+		return err
+	}
+	var failed error
+	for i, p := range s.servers {
+		if p == nil {
+			continue
+		}
+		n := &s.Nodes[i]
+		if n.PodError = p.Err; p.Err == nil {
+			addr := s.addressOf(p)
+			if _, ok := s.Known.Translate(addr); ok {
+				n.Pod = addr
+				continue
+			}
+			n.PodError = fmt.Errorf("its address %s is in no range that the peering carries", p.Pod.Status.PodIP)
+		}
+		failed = n.PodError
+		s.note("no pod of %s is tried: %v", p.Node, failed)
+	}
+	if !slices.ContainsFunc(s.Nodes, func(n verify.Node) bool { return n.Pod.IsValid() }) {
+		return s.Errorf(kube.NotReady, "start a pod to try", s.PodsHint(), "%w", failed)
+	}
+	return nil
+}
+
+// removeProbes removes what was made.
+func (s *verified) removeProbes(ctx context.Context, _ *verified) error {
+	if s.probes == nil {
+		return nil
+	}
+	return s.probes.Remove(ctx)
+}
+
+// endHosts ends the nodes' own probes, which then say what they have counted.
+func (s *verified) endHosts(ctx context.Context, _ *verified) error {
+	return s.probes.End(ctx, s.hosts...)
+}
+
+// addressOf is the address of a pod that the peering carries, invalid if it has none.
+func (s *verified) addressOf(p *Probe) netip.Addr {
+	var ips []string
+	if p.Pod != nil {
+		for _, ip := range p.Pod.Status.PodIPs {
+			ips = append(ips, ip.IP)
+		}
+	}
+	return s.carried(ips...)
+}
+
+// carried is the first address that the peering carries, invalid if there is none.
+func (s *verified) carried(ips ...string) netip.Addr {
+	for _, ip := range ips {
+		if addr, err := netip.ParseAddr(ip); err == nil && s.peering.Carries(addr) {
+			return addr
+		}
+	}
+	return netip.Addr{}
+}
+
+// awaitReady waits until probes serve, or cannot.
+func (s *verified) awaitReady(ctx context.Context, probes []*Probe) error {
+	for _, p := range probes {
+		if err := awaitProbe(ctx, s.Cluster, p.Ready, "start "+p.String()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// service is one for the probes of this cluster, or, without a selector, one that leads to the peer's.
+func (s *verified) service(name string, own bool) *corev1.Service {
+	port := func(name string, protocol corev1.Protocol) corev1.ServicePort {
+		return corev1.ServicePort{Name: name, Protocol: protocol, Port: verify.PodPort, TargetPort: intstr.FromInt32(verify.PodPort)}
+	}
+	svc := &corev1.Service{ObjectMeta: manifests.ProbeMeta(s.probes.run, name), Spec: corev1.ServiceSpec{
+		Type: corev1.ServiceTypeNodePort, Ports: []corev1.ServicePort{port("tcp", corev1.ProtocolTCP), port("udp", corev1.ProtocolUDP)},
+	}}
+	if own {
+		// So that the pods see who calls.
+		svc.Spec.ExternalTrafficPolicy = corev1.ServiceExternalTrafficPolicyLocal
+		svc.Spec.Selector = map[string]string{v1alpha1.LabelProbe: s.probes.run, manifests.LabelProbeServes: ""}
+	}
+	return svc
+}
+
+// makeService makes a service, without NodePorts where these are not allowed.
+func (s *verified) makeService(ctx context.Context, svc *corev1.Service) (out verify.Service, err error) {
+	if err = s.probes.Own(ctx, svc); isRefused(err) {
+		s.note("no NodePort is tried: %v", err)
+		svc.Spec.Type, svc.Spec.ExternalTrafficPolicy = corev1.ServiceTypeClusterIP, ""
+		err = s.probes.Own(ctx, svc)
+	}
+	if isRefused(err) {
+		return verify.Service{Error: err}, nil
+	}
+	if err != nil {
+		return out, err
+	}
+	out.IP = s.carried(svc.Spec.ClusterIPs...)
+	out.TCP, out.UDP = uint16(svc.Spec.Ports[0].NodePort), uint16(svc.Spec.Ports[1].NodePort)
+	return out, nil
+}
+
+// isRefused says that an API server does not want an object: others may do all the same.
+func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
+
+// note adds what is left out.
+func (s *verified) note(what string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.Left = append(s.Left, s.Name+": "+fmt.Sprintf(what, args...))
+}
+
+// policy admits what the probes send, where other policies allow nothing.
+func (s *verified) policy(peer *verified) client.Object {
+	from := []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: manifests.ProbeLabels(s.probes.run)}}}
+	block := func(p netip.Prefix) networkingv1.NetworkPolicyPeer {
+		return networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: p.String()}}
+	}
+	for _, r := range s.Remote {
+		from = append(from, block(r))
+	}
+	for _, a := range s.addresses { // by a NodePort
+		from = append(from, block(netip.PrefixFrom(a, a.BitLen())))
+	}
+	// What isolation asks must not be stopped by this policy.
+	to := slices.Clone(from)
+	for _, a := range slices.Concat(peer.addresses, []netip.Addr{s.Own.IP, s.Abroad.IP, peer.Own.IP}) {
+		if a.IsValid() {
+			to = append(to, block(netip.PrefixFrom(a, a.BitLen())))
+		}
+	}
+	return &networkingv1.NetworkPolicy{ObjectMeta: manifests.ProbeMeta(s.probes.run, "admits"), Spec: networkingv1.NetworkPolicySpec{
+		PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{v1alpha1.LabelProbe: s.probes.run}},
+		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
+		Ingress:     []networkingv1.NetworkPolicyIngressRule{{From: from}},
+		Egress:      []networkingv1.NetworkPolicyEgressRule{{To: to}},
+	}}
+}
+
+// leadAbroad has a service of this cluster lead to the peer's pods.
+func (s *verified) leadAbroad(ctx context.Context, peer *verified) error {
+	objs := []client.Object{s.policy(peer)}
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: manifests.ProbeMeta(s.probes.run, "abroad"), AddressType: discoveryv1.AddressTypeIPv4}
+	slice.Labels[discoveryv1.LabelServiceName] = s.probes.run + "-abroad"
+	for _, p := range s.service("abroad", false).Spec.Ports {
+		slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &p.Name, Protocol: &p.Protocol, Port: &p.Port})
+	}
+	for _, n := range peer.Nodes {
+		if mapped, ok := peer.Known.Translate(n.Pod); ok && n.Pod.IsValid() {
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{mapped.String()}})
+		}
+	}
+	if len(slice.Endpoints) > 0 && s.Abroad.IP.IsValid() {
+		objs = append(objs, slice)
+	}
+	return s.probes.Own(ctx, objs...)
+}
+
+// startHosts starts the nodes' own probes. Where they are refused, all else is tried.
+func (s *verified) startHosts(ctx context.Context, peer *verified) error {
+	s.questions = verify.Questions(&s.Side, &peer.Side)
+	for i, n := range s.Nodes {
+		w := probe.Watch{Run: s.probes.run, Remote: s.Remote, Addresses: n.Addresses}
+		for _, plane := range n.Gateways {
+			if pod := s.peering.PlaneStatus(plane).PodIP; pod.IsValid() {
+				w.Gateways = append(w.Gateways, pod.Addr)
+			}
+		}
+		s.hosts[i] = &Probe{Name: fmt.Sprintf("node-%d", i), Node: n.Name, Host: true, Task: probe.Task{
+			Token: s.token, Watch: &w, Serve: &probe.Serve{Name: s.HostID(i), Port: verify.NodePort}, Calls: verify.Calls(s.questions, s.HostID(i)),
+		}}
+	}
+	if err := s.probes.Start(ctx, s.hosts...); err != nil {
+		return err
+	}
+	if err := s.awaitReady(ctx, s.hosts); err != nil {
+		return err
+	}
+	for i, p := range s.hosts {
+		if p.Err != nil {
+			s.Nodes[i].HostError = p.Err
+			s.note("nothing is tried from node %s itself: %v", p.Node, p.Err)
+		}
+	}
+	return nil
+}
+
+// callAll has probes in pods call, and waits for these and for the calls of the nodes' own.
+func (s *verified) callAll(ctx context.Context, _ *verified) error {
+	gateways := s.metrics() // of the first one
+	for i, p := range s.servers {
+		if s.Nodes[i].Pod.IsValid() {
+			task := probe.Task{Token: s.token, Calls: verify.Calls(s.questions, s.PodID(i)), Gateways: gateways}
+			s.callers[i] = &Probe{Name: fmt.Sprintf("call-%d", i), Node: p.Node, Task: task}
+			gateways = nil
+		}
+	}
+	callers := there(s.callers)
+	if err := s.probes.Start(ctx, callers...); err != nil {
+		return err
+	}
+	for _, p := range s.hosts {
+		if err := awaitProbe(ctx, s.Cluster, p.Answered, "wait for the calls of node "+p.Node); err != nil {
+			return err
+		}
+	}
+	for _, p := range callers {
+		if err := awaitProbe(ctx, s.Cluster, p.Ended, "wait for "+p.String()); err != nil {
+			return err
+		}
+		if p.Err != nil {
+			s.note("no pod of %s has called: %v", p.Node, p.Err)
+		}
+	}
+	return nil
+}
+
+// metrics are where the gateways show theirs, in the order of the planes; invalid of one that does not run.
+func (s *verified) metrics() (out []netip.AddrPort) {
+	for _, plane := range s.peering.Spec.Planes {
+		at := netip.AddrPort{}
+		if status := s.peering.PlaneStatus(plane.Index); status != nil && status.PodIP.IsValid() {
+			at = netip.AddrPortFrom(status.PodIP.Addr, v1alpha1.MetricsPort)
+		}
+		out = append(out, at)
+	}
+	return out
+}
+
+// findings are what the probes of this side have said.
+func (s *verified) findings() verify.Findings {
+	f := verify.Findings{Questions: s.questions, Answers: map[string]probe.Answer{}, Askers: map[string]netip.Addr{}}
+	for _, p := range there(slices.Concat(s.hosts, s.callers)) {
+		for _, a := range p.Result.Answers {
+			f.Answers[a.ID] = a
+		}
+	}
+	for i, p := range s.hosts {
+		w := verify.Watched{Node: p.Node, Gateway: len(s.Nodes[i].Gateways) > 0, Error: p.Err}
+		switch {
+		case p.Result.Watched != nil:
+			w.Watched = *p.Result.Watched
+		case w.Error == nil:
+			w.Error = errors.New("the probe has not said its last word")
+		}
+		f.Watched = append(f.Watched, w)
+	}
+	for i, p := range s.callers {
+		if p == nil {
+			continue
+		}
+		f.Askers[s.PodID(i)] = s.addressOf(p)
+		for i, g := range p.Result.Gateways {
+			w := verify.Watched{Plane: &s.Planes[i], Watched: probe.Watched{Dropped: g.Dropped}}
+			if g.Error != "" {
+				w.Error = errors.New(g.Error)
+			}
+			f.Watched = append(f.Watched, w)
+		}
+	}
+	return f
+}

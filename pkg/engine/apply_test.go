@@ -1,0 +1,349 @@
+package engine
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	appsv1 "k8s.io/api/apps/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/test/kubetest"
+)
+
+func TestNodesClean(t *testing.T) {
+	dirty := func(name, address, peering string) *v1alpha1.NodeNetwork {
+		n := kubetest.Report(name, address, nil)
+		n.Status.Gateways = []v1alpha1.NodeGateway{{PeeringName: peering}}
+		return &n
+	}
+	tests := []struct {
+		name    string
+		objs    []client.Object
+		peering string
+		skipped []string
+		wait    bool
+	}{
+		{name: "nothing there", peering: "b"},
+		{name: "of another peering", peering: "b", objs: []client.Object{kubetest.Node("n1", true), dirty("n1", "10.80.0.1", "c")}},
+		{name: "still there", peering: "b", objs: []client.Object{kubetest.Node("n1", true), dirty("n1", "10.80.0.1", "b")}, wait: true},
+		{name: "any peering", objs: []client.Object{kubetest.Node("n1", true), dirty("n1", "10.80.0.1", "b")}, wait: true},
+		{name: "a node that is not ready", peering: "b", objs: []client.Object{kubetest.Node("n1", true), kubetest.Node("n2", false), dirty("n2", "10.80.0.2", "b")}, skipped: []string{"n2"}},
+		{name: "no node is ready", peering: "b", objs: []client.Object{kubetest.Node("n2", false), dirty("n2", "10.80.0.2", "b")}, skipped: []string{"n2"}},
+		{name: "a node that is gone", peering: "b", objs: []client.Object{kubetest.Node("n1", true), dirty("n9", "10.80.0.9", "b")}, skipped: []string{"n9"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			patience := time.Minute
+			if tt.wait {
+				patience = 3 * time.Second // the time for one look, on a busy machine
+			}
+			ctx, cancel := context.WithTimeoutCause(t.Context(), patience, errors.New("it waits"))
+			defer cancel()
+			c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, tt.objs...)
+			skipped, err := NodesClean(ctx, c, tt.peering)
+			if (err != nil) != tt.wait {
+				t.Fatal(err)
+			}
+			if err != nil && (kubetest.KindOf(t, err) != kube.NotReady || !strings.Contains(err.Error(), "still there on n1")) {
+				t.Error(err)
+			}
+			if diff := cmp.Diff(tt.skipped, skipped, kubetest.Compare); !tt.wait && diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestEnsureKey(t *testing.T) {
+	cluster := kubetest.NewCluster(t, "a", interceptor.Funcs{}, manifests.Namespace())
+	ensure := func(c *kube.Cluster, g manifests.Gateway) (key plan.PlaneFacts, isNew bool, err error) {
+		s := NewSide(c, 0)
+		key, err = s.EnsureKey(t.Context(), g)
+		return key, len(s.Changed) > 0, err
+	}
+	g := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}, KeyGeneration: 1}
+	made, isNew, err := ensure(cluster, g)
+	if err != nil || !isNew || made.KeyGeneration != 1 {
+		t.Fatal(made, isNew, err)
+	}
+	public := made.PublicKey
+	if again, isNew, err := ensure(cluster, g); err != nil || isNew || again != made {
+		t.Errorf("again: new %t, %v, keys %+v, %+v", isNew, err, made, again)
+	}
+	secret := &corev1.Secret{}
+	if err := cluster.Client.Get(t.Context(), types.NamespacedName{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, secret); err != nil {
+		t.Fatal(err)
+	}
+	private, err := wgtypes.NewKey(secret.Data[v1alpha1.KeyFilePrivate])
+	if err != nil || private.PublicKey().String() != public || !bytes.Equal(secret.Data[v1alpha1.KeyFilePublic], func() []byte { k := private.PublicKey(); return k[:] }()) {
+		t.Errorf("the public key is not that of the private one: %v", err)
+	}
+	if secret.Immutable == nil || !*secret.Immutable || secret.Labels[v1alpha1.LabelPeering] != "b" || secret.Labels[v1alpha1.LabelManagedBy] != v1alpha1.FieldManager {
+		t.Errorf("secret %+v", secret.ObjectMeta)
+	}
+	if len(public) != 44 {
+		t.Errorf("a Peering takes 44 characters, not %q", public)
+	}
+
+	t.Run("the private key is in no other object", func(t *testing.T) {
+		objs := []any{v1alpha1.PeeringSpec{Planes: []v1alpha1.Plane{{RemotePublicKey: public}}}}
+		account, deployment := g.Objects()
+		objs = append(objs, deployment)
+		for _, o := range account {
+			objs = append(objs, o)
+		}
+		raw, err := json.Marshal(objs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(raw), public) || strings.Contains(string(raw), base64.StdEncoding.EncodeToString(private[:])) {
+			t.Error("the private key is in an object that is not a Secret")
+		}
+	})
+	t.Run("two at once", func(t *testing.T) {
+		keys := make([]string, 8)
+		news := make([]bool, len(keys))
+		var wg sync.WaitGroup
+		for i := range keys {
+			wg.Go(func() {
+				key, isNew, err := ensure(cluster, manifests.Gateway{Peering: "c", KeyGeneration: 1})
+				if keys[i], news[i] = key.PublicKey, isNew; err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		made := 0
+		for i := range keys {
+			if news[i] {
+				made++
+			}
+			if keys[i] != keys[0] {
+				t.Errorf("keys differ: %v", keys)
+			}
+		}
+		if made != 1 {
+			t.Errorf("%d say that they made it", made)
+		}
+	})
+	t.Run("it is not a key", func(t *testing.T) {
+		private := []byte("top secret")
+		c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway-b-0-1"}, Data: map[string][]byte{v1alpha1.KeyFilePrivate: private},
+		})
+		if _, _, err := ensure(c, g); err == nil || strings.Contains(err.Error(), string(private)) {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("a pod has the one before", func(t *testing.T) {
+		// A kubelet gives what was in a Secret to the next pod as well, while one has it.
+		_, deployment := g.Objects()
+		c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, manifests.Namespace(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: "gateway"}, Spec: deployment.Spec.Template.Spec,
+		})
+		for _, isNew := range []bool{true, false} {
+			if key, made, err := ensure(c, g); err != nil || key.KeyGeneration != 2 || made != isNew {
+				t.Errorf("key %+v, new %t, %v", key, made, err)
+			}
+		}
+	})
+}
+
+// What agents write meanwhile is no change of the command's.
+func TestApply(t *testing.T) {
+	s := NewSide(kubetest.NewCluster(t, "a", interceptor.Funcs{}, manifests.Namespace()), 0)
+	if err := s.Apply(t.Context(), manifests.Namespace(), kubetest.Node("n1", true)); err == nil || len(s.Changed) > 0 {
+		t.Errorf("an object without a kind: %v, changed %v", err, s.Changed)
+	}
+	peering, lease := manifests.Peering("b", kubetest.SomePeering().Spec), &coordinationv1.Lease{}
+	account, _ := manifests.Gateway{Peering: "b"}.Objects()
+	for _, obj := range account {
+		if l, ok := obj.(*coordinationv1.Lease); ok {
+			lease = l
+		}
+	}
+	apply := func(want ...string) {
+		t.Helper()
+		s.Changed = nil
+		if err := s.Apply(t.Context(), peering, lease); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, s.Changed, kubetest.Compare); diff != "" {
+			t.Error(diff)
+		}
+	}
+	apply("a: Peering b", "a: Lease liqonet-system/gateway-b-0")
+	apply()
+	renewed, reported := &coordinationv1.Lease{}, &v1alpha1.Peering{}
+	if err := errors.Join(s.Client.Get(t.Context(), client.ObjectKeyFromObject(lease), renewed), s.Client.Get(t.Context(), client.ObjectKeyFromObject(peering), reported)); err != nil {
+		t.Fatal(err)
+	}
+	renewed.Spec.HolderIdentity = new("pod")
+	reported.Status.Planes = []v1alpha1.PlaneStatus{{Connected: true}}
+	if err := errors.Join(s.Client.Update(t.Context(), renewed), s.Client.Status().Update(t.Context(), reported)); err != nil {
+		t.Fatal(err)
+	}
+	apply()
+	lease.Labels["a"] = "b"
+	apply("a: Lease liqonet-system/gateway-b-0")
+}
+
+func TestWanted(t *testing.T) {
+	_, deployment := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}}.Objects()
+	deployment.ResourceVersion, deployment.Status.Replicas = "7", 3
+	u, err := manifests.ToApply(deployment)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := u.Object["status"]; ok || u.GetResourceVersion() != "" || u.GetKind() != "Deployment" {
+		t.Errorf("got %v", u.Object)
+	}
+	raw, err := json.Marshal(u)
+	if err != nil || strings.Contains(string(raw), "creationTimestamp") {
+		t.Errorf("it sends creationTimestamp: %s", raw)
+	}
+}
+
+func TestCheckPermissions(t *testing.T) {
+	tests := []struct {
+		name    string
+		allowed func(authorizationv1.ResourceAttributes) bool
+		// reviews is how many are asked for, missing what the error says.
+		reviews int
+		missing string
+	}{
+		{name: "an administrator", allowed: func(authorizationv1.ResourceAttributes) bool { return true }, reviews: 1},
+		{name: "just enough", allowed: func(a authorizationv1.ResourceAttributes) bool { return a.Verb != "*" }, reviews: 1 + len(ToInstall())},
+		{
+			name: "not quite", reviews: 1 + len(ToInstall()), missing: "the user may not create deployments.apps, create secrets, get deployments.apps, get secrets, patch deployments.apps, patch secrets, watch deployments.apps",
+			allowed: func(a authorizationv1.ResourceAttributes) bool {
+				return a.Verb != "*" && (a.Resource != "secrets" || a.Verb == "delete" || a.Verb == "list") && (a.Resource != "deployments" || a.Verb == "delete" || a.Verb == "list")
+			},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			count, mu := 0, sync.Mutex{}
+			err := kubetest.NewCluster(t, "a", kubetest.Allowing(&count, &mu, tt.allowed)).CheckPermissions(t.Context(), ToInstall())
+			if tt.missing == "" && err != nil {
+				t.Fatal(err)
+			}
+			if tt.missing != "" && (kubetest.KindOf(t, err) != kube.Forbidden || !strings.HasSuffix(err.Error(), tt.missing)) {
+				t.Errorf("want %q, got %v", tt.missing, err)
+			}
+			if tt.missing == "" && count != tt.reviews {
+				t.Errorf("want %d reviews, got %d", tt.reviews, count)
+			}
+		})
+	}
+	t.Run("the question is refused", func(t *testing.T) {
+		err := kubetest.NewCluster(t, "a", interceptor.Funcs{Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
+			return apierrors.NewUnauthorized("no")
+		}}).CheckPermissions(t.Context(), ToInstall())
+		if kubetest.KindOf(t, err) != kube.Forbidden {
+			t.Error(err)
+		}
+	})
+}
+
+// TestPermissionsToGive: nobody may create a role with more than they have.
+func TestPermissionsToGive(t *testing.T) {
+	have := map[kube.Permission]bool{}
+	for _, p := range ToInstall() {
+		p.Namespace = ""
+		have[p] = true
+	}
+	node, _ := manifests.NodeAgent(manifests.Agents{Image: "image"}, []int32{1})
+	gateway, _ := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}}.Objects()
+	for _, obj := range append(node, gateway...) {
+		role, ok := obj.(*rbacv1.ClusterRole)
+		if !ok {
+			continue
+		}
+		for _, rule := range role.Rules {
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					for _, verb := range rule.Verbs {
+						if !have[kube.Permission{Group: group, Resource: resource, Verb: verb}] {
+							t.Errorf("%s: %s %s.%s is given and not asked for", role.Name, verb, resource, group)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// Pods on nodes that are gone or not ready are deleted without waiting for these
+// nodes; others get the time to end that they ask for.
+func TestDeletePodsOfLostNodes(t *testing.T) {
+	labels := map[string]string{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}
+	pod := func(name, node string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name, Labels: labels, UID: types.UID("uid-of-" + name)},
+			Spec:       corev1.PodSpec{NodeName: node},
+		}
+	}
+	var mu sync.Mutex
+	graces := map[string]string{}
+	c := kubetest.NewCluster(t, "a", interceptor.Funcs{
+		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+			o := (&client.DeleteOptions{}).ApplyOptions(opts)
+			mu.Lock()
+			defer mu.Unlock()
+			graces[obj.GetName()] = "its own"
+			if o.GracePeriodSeconds != nil {
+				graces[obj.GetName()] = fmt.Sprint(*o.GracePeriodSeconds)
+			}
+			return c.Delete(ctx, obj, opts...)
+		},
+	}, kubetest.Node("up", true), kubetest.Node("down", false), pod("on-up", "up"), pod("on-down", "down"), pod("on-gone", "gone"))
+	if err := deletePods(t.Context(), c, labels); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{"on-up": "its own", "on-down": "0", "on-gone": "0"}
+	if diff := cmp.Diff(want, graces); diff != "" {
+		t.Errorf("grace periods (-want +got):\n%s", diff)
+	}
+}
+
+// A new key of the overlay restarts the agents, and leaves what others wrote to their pod
+// templates.
+func TestDefect1_21_RestartKeepsAnnotationsOfOthers(t *testing.T) {
+	_, deployment := manifests.Gateway{Peering: "b", Agents: manifests.Agents{Image: "image"}, KeyGeneration: 1, OverlayKey: 1}.Objects()
+	deployment.Spec.Template.Annotations = map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z"}
+	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, deployment)
+	if err := retireOverlayKeys(t.Context(), c, 2); err != nil {
+		t.Fatal(err)
+	}
+	live := &appsv1.Deployment{}
+	if err := c.Client.Get(t.Context(), client.ObjectKeyFromObject(deployment), live); err != nil {
+		t.Fatal(err)
+	}
+	if manifests.RetireOverlayKeys(&live.Spec.Template.Spec, 2) || live.Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"] == "" {
+		t.Errorf("the pods are %+v", live.Spec.Template)
+	}
+}

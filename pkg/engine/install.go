@@ -1,0 +1,352 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
+)
+
+// InstallCRDs applies the custom resource definitions and waits until they are
+// served, which is about a second later than they are established.
+func (s *Side) InstallCRDs(ctx context.Context, planned []plan.ObjectPlan) error {
+	if err := s.Apply(ctx, plan.Staged(planned, plan.Definitions, "")...); err != nil {
+		return err
+	}
+	return s.Poll(ctx, "wait for the custom resource definitions", "", func(ctx context.Context) (string, error) {
+		for _, list := range []client.ObjectList{&v1alpha1.ClusterNetworkList{}, &v1alpha1.PeeringList{}, &v1alpha1.NodeNetworkList{}} {
+			if err := s.Client.List(ctx, list, client.Limit(1)); kube.Absent(err) {
+				return fmt.Sprintf("%T is not served yet", list), nil
+			} else if err != nil {
+				return "", err
+			}
+		}
+		return "", nil
+	})
+}
+
+// Install claims the entry, and applies the objects of the node agents. Where there are
+// no agents yet, both begin at the same time: it takes a second until the API server serves
+// the ledger. Where there are, others depend on them, so the journal comes first.
+func (s *Side) Install(ctx context.Context, peer *kube.Cluster, planned *plan.ClusterPlan) error {
+	var entry v1alpha1.PeerAllocation
+	key := planned.Ledger.Spec.OverlayKey
+	generation := key.Generation
+	g, gctx := failure.NewGroup(ctx)
+	g.Go(func() (err error) {
+		if err := s.InstallCRDs(gctx, planned.Objects); err != nil {
+			return err
+		}
+		cn, changed, err := claim(gctx, s.Cluster, peer, planned.Ledger.Spec)
+		if err != nil {
+			return err
+		}
+		entry, generation = *plan.Allocation(cn, peer.ID), plan.OverlayKey(cn)
+		if changed {
+			s.HasChanged("the ledger")
+		}
+		return nil
+	})
+	// Nobody is given a new key before the ledger says who knows the one before.
+	early := s.Facts.Installed.Image == "" && key.Generation == plan.OverlayKey(s.Facts.Ledger)
+	if early {
+		g.Go(func() error { return s.applyAgents(gctx, planned, key.Generation) })
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if !early { // the journal is in our namespace, which may be gone although there were agents
+		if err := s.ApplyNamespace(ctx); err != nil {
+			return err
+		}
+	}
+	s.Journal.Created = entry.Active()
+	if err := s.Journal.start(ctx, entry.Name); err != nil {
+		return err
+	}
+	if err := s.announce(ctx, planned, &entry); err != nil {
+		return err
+	}
+	if !early || generation != key.Generation { // another command may have given the overlay another key
+		if err := s.applyAgents(ctx, planned, generation); err != nil {
+			return err
+		}
+	}
+	s.Intent.KeepOverlayKey = true
+	return s.forgetOverlayKeys(ctx, key, generation)
+}
+
+// announce makes the Peering where there is none, so that all else can have it as its owner. It names no planes: agents wait for them.
+func (s *Side) announce(ctx context.Context, planned *plan.ClusterPlan, entry *v1alpha1.PeerAllocation) error {
+	live, err := kube.Get[v1alpha1.Peering](ctx, s.Cluster, "", entry.Name)
+	if live != nil || err != nil {
+		return err
+	}
+	p := manifests.Peering(entry.Name, *planned.Peering.Spec.DeepCopy())
+	p.Spec.Index, p.Spec.Planes = entry.Index, []v1alpha1.Plane{}
+	p.Spec.Local.Pods, p.Spec.Remote.Pods = append([]v1alpha1.CIDRMapping{}, p.Spec.Local.Pods...), append([]v1alpha1.CIDRMapping{}, p.Spec.Remote.Pods...)
+	if err := s.Apply(ctx, p); err != nil {
+		return err
+	}
+	p.Spec.Planes = planned.Peering.Spec.Planes
+	return s.WritePending(ctx, p)
+}
+
+// applyAgents applies the objects of the node agents. The namespace comes first;
+// and without its account the controller's first attempt to make pods fails, and
+// it waits before the second. They are given the planned keys of the overlay, but none before the generation
+// that is the least. Where agents do their work, their DaemonSet is left until the gateways run.
+func (s *Side) applyAgents(ctx context.Context, planned *plan.ClusterPlan, least int32) error {
+	if err := s.ApplyNamespace(ctx); err != nil {
+		return err
+	}
+	account, daemonSet := planned.NodeAgents()
+	manifests.RetireOverlayKeys(&daemonSet.Spec.Template.Spec, least)
+	g, gctx := failure.NewGroup(ctx)
+	g.Go(func() error { return s.Apply(gctx, append(account, manifests.CriticalPods())...) })
+	g.Go(func() error { return s.ensureIdentity(gctx) })
+	for _, generation := range manifests.OverlayKeys(&daemonSet.Spec.Template.Spec) {
+		g.Go(func() error { return s.EnsureOverlayKey(gctx, generation) })
+	}
+	if err := g.Wait(); err != nil {
+		return kube.UninstallingIfTerminating(err)
+	}
+	if err := retireOverlayKeys(ctx, s.Cluster, least); err != nil {
+		return err
+	}
+	if planned.AgentsWork {
+		live, err := s.NodeAgents(ctx) // a command may have removed them since
+		if live != nil || err != nil {
+			return err
+		}
+	}
+	_, err := s.applyNodeAgents(ctx, planned, false)
+	return err
+}
+
+// currentNodeAgents returns the node agents' DaemonSet as planned. All peerings share it, and other commands may have
+// changed it since the plan was made. What the user has not chosen for this command stays as it is by now. So do the
+// overlay's keys that the links of any peering have.
+func (s *Side) currentNodeAgents(ctx context.Context, planned *plan.ClusterPlan) (*appsv1.DaemonSet, error) {
+	// The DaemonSet is read before all else: whatever another command adds later makes it a conflict.
+	live, err := s.NodeAgents(ctx)
+	if err != nil {
+		return nil, err
+	}
+	f := s.Facts
+	if f.Ledger, err = s.Ledger(ctx); err != nil {
+		return nil, err
+	}
+	var peerings v1alpha1.PeeringList
+	if err := s.List(ctx, &peerings); err != nil {
+		return nil, err
+	}
+	c := *planned
+	f.OtherPeerings = peerings.Items
+	if live != nil {
+		f = f.WithNodeAgents(live)
+		c = c.WithCurrent(f, s.Intent)
+	}
+	for _, p := range peerings.Items {
+		for _, plane := range p.Spec.Planes {
+			c.OverlayKeys = append(c.OverlayKeys, plane.OverlayKeyGeneration)
+		}
+	}
+	c.OverlayKeys = sets.List(sets.New(c.OverlayKeys...).Delete(0))
+	_, daemonSet := c.NodeAgents()
+	// The plan may be from before the ledger asked for a later key.
+	manifests.RetireOverlayKeys(&daemonSet.Spec.Template.Spec, plan.OverlayKey(f.Ledger))
+	if live != nil {
+		daemonSet.ResourceVersion, daemonSet.UID = live.ResourceVersion, live.UID
+	}
+	return daemonSet, nil
+}
+
+// applyNodeAgents applies the node agents' DaemonSet as it has to be by now. If its pods are deleted one after the other, and it is as it should be
+// in the end, nothing is done.
+func (s *Side) applyNodeAgents(ctx context.Context, planned *plan.ClusterPlan, byHand bool) (isDone bool, err error) {
+	err = kube.RetryOnConflict(func() error {
+		daemonSet, err := s.currentNodeAgents(ctx, planned)
+		if err != nil {
+			return err
+		}
+		want, live, err := s.Wanted(ctx, daemonSet)
+		if err != nil {
+			return err
+		}
+		isDone = kube.Contains(live.Object, want.Object)
+		if byHand && isDone {
+			return nil
+		}
+		if byHand {
+			strategy := string(appsv1.OnDeleteDaemonSetStrategyType)
+			if err := unstructured.SetNestedField(want.Object, strategy, "spec", "updateStrategy", "type"); err != nil {
+				return err
+			}
+		}
+		return s.Apply(ctx, want)
+	})
+	return isDone, err
+}
+
+// ApplyNamespace applies our namespace, unless it is somebody else's.
+func (s *Side) ApplyNamespace(ctx context.Context) error {
+	if err := s.checkNamespace(ctx); err != nil {
+		return err
+	}
+	return s.Apply(ctx, manifests.Namespace())
+}
+
+// UpdateNodeAgents replaces agents that do their work, when the gateways of this peering run: an image that cannot start stops here, where it harms
+// no other peering.
+func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) error {
+	daemonSet, err := s.currentNodeAgents(ctx, planned)
+	if err != nil {
+		return err
+	}
+	want, live, err := s.Read(ctx, daemonSet)
+	if err != nil || kube.Contains(live.Object, want.Object) {
+		return err
+	}
+	a := Agents{NoNodes(), GatewaysOf(planned), s.Idle}
+	err = AwaitAgents(ctx, s.Cluster, "wait for the gateway, before the node agents are replaced", s.PodsHint(), a, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
+		if kube.ByName[*v1alpha1.Peering](o, planned.Peering.Name) == nil {
+			return "", kube.ErrUnpeered
+		}
+		return missing, nil
+	})
+	if err != nil {
+		return err
+	}
+	if s.Worked, _, err = WaysBefore(ctx, s.Cluster, 0); err != nil {
+		return err
+	}
+	return s.RollOut(ctx, planned, kube.Quietly)
+}
+
+// TakeReports waits until the agent of every node that is ready has reported what its kernel can do, or that of any one if one
+// is enough. The facts have the reports then.
+func (s *Side) TakeReports(ctx context.Context, one bool) (err error) {
+	reports := s.Facts.Reports
+	defer func() { s.Facts.Reports = reports }()
+	doing := "wait for the node agents"
+	if one {
+		if len(s.Facts.Unreported()) == 0 {
+			return nil // as they were read
+		}
+		doing = "wait for the first node agent"
+	}
+	kinds := append(RolloutKinds(), &corev1.NodeList{}, &v1alpha1.NodeNetworkList{})
+	return s.Await(ctx, doing, s.PodsHint(), kinds, func(_ context.Context, o kube.Objects) (string, error) {
+		nodes, _ := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
+		reports = o.Reports()
+		byNode := plan.ReportsByNode(reports)
+		var missing []string
+		for _, n := range nodes {
+			if r := byNode[n]; r == nil || r.Status.Kernel == nil {
+				missing = append(missing, n)
+			}
+		}
+		if kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
+			return "", kube.ErrUnpeered // another command has removed what was there, or was applied
+		}
+		if len(nodes) == 0 {
+			return "no node is ready", nil
+		}
+		if len(missing) == 0 || one && len(missing) < len(nodes) {
+			return "", nil
+		}
+		crash, err := PodProblem(s.Cluster, o, missing)
+		return cmp.Or(crash, "no report of "+kube.FirstOf(5, missing)), err
+	})
+}
+
+// MaxRestarts is how often an agent may end until that counts as final: it ends when
+// an API server refuses it for a while, too.
+const MaxRestarts = 4
+
+// PodProblem looks at the node agents' pods on these nodes, which are sorted, and at those of these
+// gateways. It returns an error if one cannot start for a reason that
+// waiting does not mend, and a reason if one starts again and again. Pods of other
+// gateways, and those on nodes that are not ready, are nobody's business.
+func PodProblem(c *kube.Cluster, o kube.Objects, nodes []string, gateways ...string) (reason string, err error) {
+	for _, p := range kube.Of[*corev1.Pod](o) {
+		isGateway := slices.Contains(gateways, gatewayIn(p).Name())
+		isAgent := p.Labels[v1alpha1.LabelPeering] == "" && p.Labels[v1alpha1.LabelProbe] == "" && kube.IsAmong(nodes, p.Spec.NodeName)
+		if !isGateway && !isAgent || !p.DeletionTimestamp.IsZero() {
+			continue
+		}
+		if cond := Unschedulable(p); cond != nil {
+			reason = fmt.Sprintf("pod %s has no node (each gateway of a peering needs one of its own, see --planes): %s", p.Name, cond.Message)
+		}
+		for _, s := range p.Status.ContainerStatuses {
+			if err := CannotStart(c, p, s); err != nil {
+				return "", err
+			}
+			w := s.State.Waiting
+			if w == nil {
+				continue
+			}
+			switch w.Reason {
+			case "CrashLoopBackOff":
+				why := "the agent ends again and again"
+				if t := s.LastTerminationState.Terminated; t != nil && t.Message != "" {
+					why = strings.TrimSpace(t.Message)
+				}
+				if s.RestartCount >= MaxRestarts {
+					e := StartError(c, p, errors.New(why))
+					e.Hint = fmt.Sprintf("%s -n %s logs %s --previous", c.Kubectl, p.Namespace, p.Name)
+					return "", e
+				}
+				reason = fmt.Sprintf("pod %s on node %s: %s", p.Name, p.Spec.NodeName, why)
+			}
+		}
+	}
+	return reason, nil
+}
+
+// Unschedulable is the condition that says why a pod has no node, nil if there is none.
+func Unschedulable(p *corev1.Pod) *corev1.PodCondition {
+	for i, cond := range p.Status.Conditions {
+		if cond.Type == corev1.PodScheduled && cond.Reason == corev1.PodReasonUnschedulable {
+			return &p.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+func StartError(c *kube.Cluster, p *corev1.Pod, why error) *kube.Error {
+	return &kube.Error{Kind: kube.NotReady, Cluster: c.Name, Doing: fmt.Sprintf("start pod %s/%s on node %s", p.Namespace, p.Name, p.Spec.NodeName), Err: why, Hint: c.PodsHint()}
+}
+
+// CannotStart is why a container of a pod of ours does not start, where waiting does not mend that.
+func CannotStart(c *kube.Cluster, p *corev1.Pod, s corev1.ContainerStatus) error {
+	w := s.State.Waiting
+	if w == nil {
+		return nil
+	}
+	switch w.Reason {
+	case "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull":
+		e := StartError(c, p, fmt.Errorf("image %q cannot be pulled: %s", s.Image, strings.TrimSpace(w.Message)))
+		e.Hint = "name an image that the nodes can pull with --agent-image, or load it into them (make image; kind load image-archive bin/liqonet-agent.tar)"
+		return e
+	case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
+		return StartError(c, p, fmt.Errorf("%s: %s", w.Reason, w.Message))
+	}
+	return nil
+}

@@ -1,0 +1,258 @@
+package engine
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
+)
+
+// KeyBytes is the length of WireGuard's keys, and of what the agents ask for as the
+// overlay's (overlay.KeyBytes, which is in a package that knows the kernel).
+const KeyBytes = wgtypes.KeyLen
+
+// PublicOf is the public half of a gateway's private key.
+func PublicOf(private []byte) string {
+	return wgtypes.Key(private).PublicKey().String()
+}
+
+// EnsureKey makes the key of a gateway, if it has none. It returns what is known of the gateway with its generation and its public half.
+func (s *Side) EnsureKey(ctx context.Context, g manifests.Gateway) (plan.PlaneFacts, error) {
+	for ; ; g.KeyGeneration++ {
+		key, isNew, err := ensureSecret(ctx, s.Cluster, g.SecretName(), v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
+			if err := NotMounted(ctx, s.Cluster, g.SecretName()); err != nil {
+				return nil, err
+			}
+			key, err := wgtypes.GeneratePrivateKey()
+			if err != nil {
+				return nil, fmt.Errorf("make a WireGuard key: %w", err)
+			}
+			public := key.PublicKey()
+			return g.Secret(map[string][]byte{v1alpha1.KeyFilePrivate: key[:], v1alpha1.KeyFilePublic: public[:]}), nil
+		})
+		if isNew {
+			s.HasChanged("WireGuard key")
+		}
+		if errors.Is(err, ErrMounted) {
+			continue
+		}
+		f := s.Facts.Planes[g.Plane]
+		if err == nil {
+			f.KeyGeneration, f.PublicKey, f.KeyTime = g.KeyGeneration, PublicOf(key.Value), key.made
+		}
+		return f, err
+	}
+}
+
+// ErrMounted says that another key needs another name.
+var ErrMounted = errors.New("a pod has the Secret that was of this name")
+
+// NotMounted returns errMounted if a pod mounts a Secret of that name, which is not there: somebody
+// deleted it, or a command did that was interrupted. The kubelet would give what was in it to
+// the next pod as well, if that runs on the same node before this one has ended.
+func NotMounted(ctx context.Context, c *kube.Cluster, secret string) error {
+	var pods corev1.PodList
+	if err := c.List(ctx, &pods, client.InNamespace(v1alpha1.Namespace)); err != nil {
+		return err
+	}
+	for _, p := range pods.Items {
+		for _, v := range p.Spec.Volumes {
+			if v.Secret != nil && v.Secret.SecretName == secret {
+				return ErrMounted
+			}
+		}
+	}
+	return nil
+}
+
+// EnsureOverlayKey makes the overlay's key of a generation, if there is none.
+func (s *Side) EnsureOverlayKey(ctx context.Context, generation int32) error {
+	_, isNew, err := ensureSecret(ctx, s.Cluster, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile, func() (*corev1.Secret, error) {
+		key := make([]byte, KeyBytes)
+		_, err := rand.Read(key)
+		return manifests.OverlaySecret(generation, key), err
+	})
+	if isNew {
+		s.HasChanged("key of the overlay")
+	}
+	return err
+}
+
+// ensureIdentity makes the cluster's identity, if it has none, and notes its public half.
+func (s *Side) ensureIdentity(ctx context.Context) error {
+	key, _, err := ensureSecret(ctx, s.Cluster, manifests.IdentityName, v1alpha1.KeyFilePrivate, func() (*corev1.Secret, error) {
+		key, err := wgtypes.GeneratePrivateKey()
+		return manifests.Identity(key[:]), err
+	})
+	if err == nil {
+		s.Identity = PublicOf(key.Value)
+	}
+	return err
+}
+
+// retireOverlayKeys takes the overlay's keys before a generation from all agents that are there, of all peerings. It
+// is not put back if the command fails: who has left must not know the key.
+func retireOverlayKeys(ctx context.Context, c *kube.Cluster, generation int32) error {
+	return kube.RetryOnConflict(func() error {
+		for _, list := range []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}} {
+			objs, err := c.Ours(ctx, list, nil)
+			if err != nil {
+				return err
+			}
+			for _, obj := range objs {
+				before, pod := obj.DeepCopyObject().(client.Object), PodOf(obj)
+				if !manifests.RetireOverlayKeys(pod, generation) {
+					continue
+				}
+				if err := patchAgents(ctx, c, before, obj); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// patchAgents gives agents other keys of the overlay, unless somebody has changed them since they were read.
+func patchAgents(ctx context.Context, c *kube.Cluster, before, after client.Object) error {
+	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
+	err := c.Client.Patch(ctx, after, patch, client.FieldOwner(v1alpha1.FieldManager))
+	return c.Fail("change the overlay's keys of "+kube.Describe(after), client.IgnoreNotFound(err))
+}
+
+// TakeCurrentKey takes from a pod that is about to be applied the overlay's keys before the one that the ledger
+// names now. Another command may have made a new one since the plan.
+func TakeCurrentKey(ctx context.Context, c *kube.Cluster, pod *corev1.PodSpec) error {
+	cn, err := c.Ledger(ctx)
+	if cn != nil {
+		manifests.RetireOverlayKeys(pod, plan.OverlayKey(cn))
+	}
+	return err
+}
+
+// PodOf is the pod of a DaemonSet or Deployment.
+func PodOf(obj client.Object) *corev1.PodSpec {
+	if ds, ok := obj.(*appsv1.DaemonSet); ok {
+		return &ds.Spec.Template.Spec
+	}
+	return &obj.(*appsv1.Deployment).Spec.Template.Spec
+}
+
+// forgetOverlayKeys deletes the overlay's keys before the planned one, if it is new, and
+// notes that the nodes which have left know none any more.
+func (s *Side) forgetOverlayKeys(ctx context.Context, planned v1alpha1.OverlayKey, generation int32) error {
+	if planned.Generation == plan.OverlayKey(s.Facts.Ledger) {
+		return nil
+	}
+	secrets, err := s.Ours(ctx, kube.SecretNames(), nil)
+	if err != nil {
+		return err
+	}
+	for _, secret := range secrets {
+		if of := manifests.OverlayGeneration(secret.GetName()); of > 0 && of < generation {
+			if err := s.Delete(ctx, secret); err != nil {
+				return err
+			}
+		}
+	}
+	_, err = UpdateLedger(ctx, s.Cluster, func(cn *v1alpha1.ClusterNetwork) error {
+		if !plan.ForgetNodes(cn, plan.Departed(s.Facts.Ledger, planned.Nodes)) {
+			return kube.ErrUnchanged
+		}
+		return nil
+	})
+	return err
+}
+
+// OwnKeys has the Secrets of gateways go with their Peering. They are never applied again, and a restored backup may have taken their owner.
+func (s *Side) OwnKeys(ctx context.Context, peering string) error {
+	for _, secret := range status.Secrets(ctx, s.Cluster, client.HasLabels{v1alpha1.LabelPlane}, kube.OfPeering(peering)) {
+		if status.Owns(s.Facts.Owner, &secret) {
+			continue
+		}
+		owned := manifests.Owned(secret.DeepCopy(), peering, s.Facts.Owner)
+		patch := client.MergeFromWithOptions(&secret, client.MergeFromWithOptimisticLock{})
+		if err := s.Client.Patch(ctx, owned, patch, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+			return s.Fail("have "+kube.Describe(owned)+" go with its Peering", err)
+		}
+		s.HasChanged("owner of " + kube.Describe(owned))
+	}
+	return nil
+}
+
+// secretKey is a key in a Secret of ours, and when that was made, by the clock of the API server.
+type secretKey struct {
+	Value []byte
+	made  metav1.Time
+}
+
+// ensureSecret reads the key in a Secret of ours, or makes it. It is created and never
+// applied: whoever comes second reads the first one's.
+func ensureSecret(ctx context.Context, c *kube.Cluster, name, file string, generate func() (*corev1.Secret, error)) (key *secretKey, isNew bool, err error) {
+	for {
+		key, err = Key(ctx, c, name, file)
+		if key != nil || err != nil {
+			return key, false, err
+		}
+		secret, err := generate()
+		if err != nil {
+			return nil, false, err
+		}
+		err = c.Create(ctx, secret)
+		if !apierrors.IsAlreadyExists(err) {
+			return &secretKey{secret.Data[file], secret.CreationTimestamp}, true, c.Fail("create Secret "+name, err)
+		}
+	}
+}
+
+// Key reads the key in a Secret of ours, nil if there is none. Somebody else may have
+// made a Secret of that name before, and know what is in it. So it is refused if it is not
+// as we make it.
+func Key(ctx context.Context, c *kube.Cluster, name, file string) (*secretKey, error) {
+	secret, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, name)
+	if secret == nil {
+		return nil, err
+	}
+	key, err := KeyIn(secret, file)
+	if err != nil {
+		return nil, Strange(c, name, err)
+	}
+	return &secretKey{key, secret.CreationTimestamp}, nil
+}
+
+// Strange is the error for a Secret that has one of our names, and is not as we make it.
+func Strange(c *kube.Cluster, secret string, why error) error {
+	return &kube.Error{
+		Kind: kube.Usage, Cluster: c.Name, Doing: "read the key in Secret " + v1alpha1.Namespace + "/" + secret, Err: why,
+		Hint: fmt.Sprintf("find out who made it; then delete it, and run the command again, which makes a new one: %s -n %s delete secret %s", c.Kubectl, v1alpha1.Namespace, secret),
+	}
+}
+
+var errUnlabelled = errors.New("it was not made by liqonet: it does not have its label")
+
+// KeyIn is the key in a Secret, if it is one of ours.
+func KeyIn(secret *corev1.Secret, file string) ([]byte, error) {
+	key := secret.Data[file]
+	switch {
+	case !kube.IsOurs(secret):
+		return nil, errUnlabelled
+	case secret.Immutable == nil || !*secret.Immutable:
+		return nil, errors.New("it was not made by liqonet: it can be changed")
+	case len(key) != KeyBytes:
+		return nil, fmt.Errorf("%s has %d bytes instead of %d", file, len(key), KeyBytes)
+	}
+	return key, nil
+}

@@ -1,0 +1,122 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// Unestablish notes in the ledger that the peering is being removed. Whatever comes between
+// is then a peering that has never worked: the keys of its clusters are not compared.
+func Unestablish(ctx context.Context, c *kube.Cluster, peerID string) error {
+	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
+		entry := plan.Allocation(cn, peerID)
+		if entry == nil || !entry.Active() {
+			return kube.ErrUnchanged
+		}
+		entry.Phase = v1alpha1.PeerReserved
+		return nil
+	})
+	if errors.Is(err, kube.ErrUninstalling) {
+		return nil
+	}
+	return c.Fail("write to the ledger that the peering is being removed", err)
+}
+
+// UpdateLedger changes the ledger by read, modify and write until nobody else
+// came between. It returns what was written. change may return errUnchanged.
+func UpdateLedger(ctx context.Context, c *kube.Cluster, change func(*v1alpha1.ClusterNetwork) error) (cn *v1alpha1.ClusterNetwork, err error) {
+	err = kube.RetryOnConflict(func() error {
+		if cn, err = c.Ledger(ctx); err != nil {
+			return err
+		}
+		if cn == nil || !cn.DeletionTimestamp.IsZero() {
+			return kube.ErrUninstalling
+		}
+		if err := change(cn); err != nil {
+			return err
+		}
+		err := c.Client.Update(ctx, cn, client.FieldOwner(v1alpha1.FieldManager))
+		if kube.Absent(err) {
+			return kube.ErrUninstalling
+		}
+		return c.Fail("update ClusterNetwork "+cn.Name, err)
+	})
+	if err != nil && !errors.Is(err, kube.ErrUnchanged) {
+		return nil, err
+	}
+	return cn, nil
+}
+
+// claim makes sure that the ledger exists and has an entry for the peer, and that it says
+// which nodes will know the overlay's key. The custom resource definitions have to be there.
+// changed says whether that was written now.
+func claim(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, planned v1alpha1.ClusterNetworkSpec) (cn *v1alpha1.ClusterNetwork, changed bool, err error) {
+	if cn, err = c.Ledger(ctx); cn == nil && err == nil {
+		err = createLedger(ctx, c, planned.InternalCIDR.Prefix)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	cn, err = UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
+		changed = plan.NoteOverlayKey(cn, planned.OverlayKey)
+		if plan.Allocation(cn, peer.ID) != nil {
+			if changed {
+				return nil
+			}
+			return kube.ErrUnchanged
+		}
+		a, err := plan.NewAllocation(cn, peer.ID, peer.Name)
+		if err != nil {
+			return c.Fail("claim an entry of the ledger", err)
+		}
+		cn.Spec.Peers, changed = append(cn.Spec.Peers, a), true
+		return nil
+	})
+	return cn, changed, err
+}
+
+// createLedger makes an empty ledger where there is none. It applies it instead
+// of creating it: for two seconds after a custom resource definition was
+// established the API server holds up every create request, but no other one.
+func createLedger(ctx context.Context, c *kube.Cluster, internal netip.Prefix) error {
+	u, err := manifests.ToApply(plan.NewLedger(internal))
+	if err != nil {
+		return err
+	}
+	err = c.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager))
+	switch {
+	case kube.Absent(err):
+		return kube.ErrUninstalling
+	case apierrors.IsConflict(err), apierrors.IsInvalid(err):
+		// Somebody else made it meanwhile, with another range?
+		if cn, readErr := c.Ledger(ctx); cn != nil || readErr != nil {
+			return readErr
+		}
+	}
+	return c.Fail("create ClusterNetwork "+v1alpha1.ClusterNetworkName, err)
+}
+
+// Release takes the peer's entry out of the ledger.
+func Release(ctx context.Context, c *kube.Cluster, peerID string) error {
+	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
+		if plan.Allocation(cn, peerID) == nil {
+			return kube.ErrUnchanged
+		}
+		cn.Spec.Peers = slices.DeleteFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return a.ClusterID == peerID })
+		return nil
+	})
+	if errors.Is(err, kube.ErrUninstalling) {
+		return nil
+	}
+	return err
+}

@@ -1,0 +1,163 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
+)
+
+// Observe reads all that a plan is made from. It changes nothing, and needs no
+// other permission than to read.
+func (s *Side) Observe(ctx context.Context, peer *kube.Cluster, o Options) (err error) {
+	f := plan.Facts{Kubeconfig: s.Server}
+	defer func() { s.Facts = f }()
+	overrides := o.Facts[s.ID]
+	overrides.Name = s.Name
+	f.Network, err = discovery.Discover(ctx, s.Client, overrides)
+	switch {
+	case errors.Is(err, discovery.ErrOutside) && len(overrides.PodCIDRs)+len(overrides.ServiceCIDRs) > 0:
+		return &kube.Error{Kind: kube.Usage, Doing: "compare the ranges given with what runs", Err: err}
+	case errors.Is(err, discovery.ErrUnknown), errors.Is(err, discovery.ErrOutside):
+		return &kube.Error{Kind: kube.Ranges, Doing: "find out the ranges", Err: err}
+	case errors.Is(err, ipam.ErrInvalid):
+		return &kube.Error{Kind: kube.Usage, Doing: "find out the ranges", Err: err}
+	case err != nil:
+		return s.Fail("find out its ranges", err)
+	}
+	if err := s.checkNamespace(ctx); err != nil {
+		return err
+	}
+	if f.APIServer, err = ApiServerAddresses(ctx, s.Cluster); err != nil {
+		return err
+	}
+	// After the nodes: one that is gone knows no key of which this ledger does not tell.
+	if f.Ledger, err = s.Ledger(ctx); err != nil {
+		return err
+	}
+	if err := ReadAgents(ctx, s.Cluster, &f); err != nil {
+		return err
+	}
+	s.Intent = plan.Intent{
+		Version: s.Version, DefaultImage: s.DefaultImage, Overrides: o.Of(s.ID),
+		KeepOverlayKey: o.KeepOverlayKey && len(f.OverlayKeys) > 0 && f.LostOverlayKey == 0,
+	}
+	var reports v1alpha1.NodeNetworkList
+	var peerings v1alpha1.PeeringList
+	if err := s.Lists(ctx, &reports, &peerings); err != nil {
+		return err
+	}
+	f.Reports = reports.Items
+	if f.Ledger == nil || !f.Ledger.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	f.OtherPeerings = slices.DeleteFunc(peerings.Items, func(p v1alpha1.Peering) bool { return p.Spec.Remote.ClusterID == peer.ID || p.Incomplete() })
+	if entry := plan.Allocation(f.Ledger, peer.ID); entry != nil {
+		s.WasActive = entry.Active()
+		if err := ReadPeering(ctx, s.Cluster, entry.Name, &f); err != nil {
+			return err
+		}
+	}
+	f, err = f.ConcludePods()
+	return err
+}
+
+// ReadAgents reads what there is of the node agents.
+func ReadAgents(ctx context.Context, c *kube.Cluster, f *plan.Facts) error {
+	ds, err := c.NodeAgents(ctx)
+	if err != nil {
+		return err
+	}
+	if ds != nil {
+		*f = f.WithNodeAgents(ds)
+	} else if gateways, err := c.Ours(ctx, &appsv1.DeploymentList{}, nil); err != nil || len(gateways) == 0 {
+		return err // there need not be a key yet
+	}
+	secrets, err := c.Ours(ctx, kube.SecretNames(), nil)
+	if err != nil && !apierrors.IsForbidden(err) {
+		return err
+	}
+	for _, secret := range secrets {
+		f.NewestOverlayKey = max(f.NewestOverlayKey, manifests.OverlayGeneration(secret.GetName()))
+	}
+	generations := f.OverlayKeys
+	if len(generations) == 0 {
+		generations = []int32{plan.OverlayKey(f.Ledger)}
+	}
+	for _, generation := range generations {
+		switch key, err := Key(ctx, c, manifests.OverlaySecretName(generation), v1alpha1.OverlayKeyFile); {
+		case apierrors.IsForbidden(err):
+		case err != nil:
+			return err
+		case key == nil:
+			f.LostOverlayKey = generation
+		}
+	}
+	return nil
+}
+
+// ReadPeering reads what there is of the peering already.
+func ReadPeering(ctx context.Context, c *kube.Cluster, name string, f *plan.Facts) (err error) {
+	f.Planes = map[int32]plan.PlaneFacts{}
+	if f.Existing, err = kube.Get[v1alpha1.Peering](ctx, c, "", name); err != nil {
+		return err
+	}
+	if f.Owner = ""; f.Existing != nil {
+		f.Owner = f.Existing.UID
+		if f.Existing.Incomplete() {
+			f.Existing = nil // it is written again
+		}
+	}
+	if f.Service, err = kube.Get[corev1.Service](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayService(name)); err != nil {
+		return err
+	}
+	indexes := f.PlaneIndexes()
+	if f.Existing != nil {
+		for _, p := range f.Existing.Spec.Planes {
+			if p.Temporary {
+				indexes = append(indexes, p.Index)
+			}
+		}
+	}
+	for _, index := range indexes {
+		var plane plan.PlaneFacts
+		g := f.Gateway(name, index)
+		key, err := Key(ctx, c, g.SecretName(), v1alpha1.KeyFilePrivate)
+		if plane.KeyUnreadable = apierrors.IsForbidden(err); err != nil && !plane.KeyUnreadable {
+			return err
+		}
+		if key != nil {
+			plane.PublicKey, plane.KeyTime = PublicOf(key.Value), key.made
+		}
+		named, _ := f.NamedPresharedKey(index)
+		if plane.PresharedKey, err = presharedKey(ctx, c, g, named); err != nil {
+			return err
+		}
+		f.Planes[index] = plane
+	}
+	return nil
+}
+
+// ApiServerAddresses are those to which every node and pod has to get.
+func ApiServerAddresses(ctx context.Context, c *kube.Cluster) (out []netip.Addr, err error) {
+	endpoints, err := status.Endpoints(ctx, c, "default", "kubernetes")
+	if apierrors.IsForbidden(err) {
+		return nil, nil
+	}
+	for _, e := range endpoints {
+		out = append(out, e.Addr())
+	}
+	return out, err
+}

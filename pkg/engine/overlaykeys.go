@@ -1,0 +1,214 @@
+package engine
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
+)
+
+// retireTimeout is how long node agents may take to give up a key of the overlay that no link has. The key stays then, until
+// another command ends.
+const retireTimeout = time.Minute
+
+// RetireUnusedKeys takes from node agents the overlay's keys that no link has any more, and deletes them. The cluster's lock is held: another
+// command may be about to use a key that no link has yet.
+//
+// made is the key that this command has made, 0 for none, and departed are the UIDs of nodes that had left before.
+func RetireUnusedKeys(ctx context.Context, c *kube.Cluster, made int32, departed []string, idle Idle) error {
+	for {
+		keys, err := overlayKeysUsed(ctx, c)
+		if err != nil || len(keys.unused) == 0 {
+			return uninstalledIs(err)
+		}
+		if err := retireKeys(ctx, c, keys.unused, made, departed, idle); err != nil {
+			return uninstalledIs(err)
+		}
+	}
+}
+
+// patience for the cluster's lock: two commands that end at the same time each find the other one's.
+const retirePatience = time.Second
+
+// RetireIfPossible is retireUnusedKeys for a command whose own work is done: that does not fail, nor wait for long, for a key
+// that nothing uses. Any peering may have been the last one to use a key, so each command does it at its end. While others work,
+// the last one of them does.
+func RetireIfPossible(ctx context.Context, c *kube.Cluster) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), retireTimeout)
+	defer cancel()
+	_ = failure.Caught(func() error { // the next command tries again
+		keys, err := overlayKeysUsed(ctx, c)
+		if err != nil || len(keys.unused) == 0 {
+			return err
+		}
+		all := LockOf(c, "")
+		all.Exclusive, all.Within = true, retirePatience
+		return UnderLocks(ctx, "retire keys", kube.Quietly, []lock.Cluster{all}, func(ctx context.Context) error {
+			return RetireUnusedKeys(ctx, c, 0, nil, Idle{})
+		})
+	})
+}
+
+// uninstalledIs takes it for no error that another command removes all of liqonet, keys included.
+func uninstalledIs(err error) error {
+	if errors.Is(kube.UninstallingIfTerminating(err), kube.ErrUninstalling) {
+		return nil
+	}
+	return err
+}
+
+// overlayKeys are the generations of the overlay's keys that links have, and those that no link has.
+type overlayKeys struct{ used, unused []int32 }
+
+// overlayKeysUsed tells which keys of the overlay are in use. Where a command has left a peering half done, it says of none that
+// it is unused.
+func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, err error) {
+	if isHalfDone, err := isHalfDone(ctx, c); isHalfDone || err != nil {
+		return keys, err
+	}
+	secrets, err := c.Ours(ctx, kube.SecretNames(), nil)
+	if err != nil {
+		return keys, err
+	}
+	ds, err := c.NodeAgents(ctx)
+	if ds == nil || err != nil {
+		return keys, err
+	}
+	given := manifests.OverlayKeys(&ds.Spec.Template.Spec)
+	var peerings v1alpha1.PeeringList
+	if err := c.List(ctx, &peerings); err != nil {
+		return keys, err
+	}
+	used := sets.New[int32]()
+	for _, p := range peerings.Items {
+		for _, plane := range p.Spec.Planes {
+			key := plane.OverlayKeyGeneration
+			if key > 0 {
+				used.Insert(key) // also one that node agents lack: the next command gives it to them
+			}
+			if !slices.Contains(given, key) && len(given) > 0 {
+				key = given[0] // as agents do
+			}
+			used.Insert(key)
+		}
+	}
+	gateways, err := c.Ours(ctx, &appsv1.DeploymentList{}, nil)
+	if err != nil {
+		return keys, err
+	}
+	for _, g := range gateways { // of a command that was killed, they may have one that no Peering names yet
+		used.Insert(manifests.OverlayKeys(PodOf(g))...)
+	}
+	if keys.used = sets.List(used); len(keys.used) == 0 {
+		return keys, nil
+	}
+	unused := sets.New(given...)
+	for _, secret := range secrets {
+		if g := manifests.OverlayGeneration(secret.GetName()); g > 0 && secret.GetDeletionTimestamp() == nil {
+			unused.Insert(g)
+		}
+	}
+	keys.unused = sets.List(unused.Difference(used))
+	return keys, nil
+}
+
+// awaitNodeAgents waits until the node agents that were applied have taken over on all nodes that are ready.
+func awaitNodeAgents(ctx context.Context, c *kube.Cluster, idle Idle) error {
+	return AwaitAgents(ctx, c, "wait for the node agents", c.PodsHint(), Agents{Idle: idle}, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
+		if kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
+			return "", kube.ErrUninstalling
+		}
+		return missing, nil
+	})
+}
+
+// isHalfDone says that a command makes or changes a peering of the cluster, or has been killed while it did.
+func isHalfDone(ctx context.Context, c *kube.Cluster) (bool, error) {
+	cn, err := c.Ledger(ctx)
+	if err != nil || cn == nil || !cn.DeletionTimestamp.IsZero() {
+		return true, err
+	}
+	if slices.ContainsFunc(cn.Spec.Peers, func(a v1alpha1.PeerAllocation) bool { return !a.Active() }) {
+		return true, nil
+	}
+	secrets, err := c.Ours(ctx, kube.SecretNames(), nil)
+	return slices.ContainsFunc(secrets, func(s client.Object) bool { return strings.HasPrefix(s.GetName(), JournalOf("").Name) }), err
+}
+
+// retireKeys takes keys from node agents, and deletes them when these have taken over. One that is used again by then stays:
+// the next look finds out.
+func retireKeys(ctx context.Context, c *kube.Cluster, unused []int32, made int32, departed []string, idle Idle) error {
+	err := kube.RetryOnConflict(func() error {
+		ds, err := c.NodeAgents(ctx)
+		if err != nil {
+			return err
+		}
+		if ds == nil {
+			return kube.ErrUninstalling
+		}
+		// Whoever gives node agents a key after they were read makes this a conflict.
+		now, err := overlayKeysUsed(ctx, c)
+		if err != nil || len(now.used) == 0 {
+			return err
+		}
+		pod := &ds.Spec.Template.Spec
+		kept := slices.DeleteFunc(manifests.OverlayKeys(pod), func(g int32) bool { return slices.Contains(unused, g) && slices.Contains(now.unused, g) })
+		if len(kept) == 0 || len(kept) == len(manifests.OverlayKeys(pod)) {
+			return nil
+		}
+		before := ds.DeepCopy()
+		manifests.SetOverlayKeys(pod, kept)
+		return patchAgents(ctx, c, before, ds)
+	})
+	if err == nil {
+		err = awaitNodeAgents(ctx, c, idle)
+	}
+	if err != nil {
+		return err
+	}
+	now, err := overlayKeysUsed(ctx, c)
+	if err != nil {
+		return err
+	}
+	if len(now.unused) > 0 {
+		_, err = UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
+			least := slices.Min(now.used)
+			if plan.OverlayKey(cn) >= least {
+				return kube.ErrUnchanged
+			}
+			cn.Spec.OverlayKey.Generation = least
+			if least == made {
+				plan.ForgetNodes(cn, departed)
+			}
+			return nil
+		})
+		if err != nil {
+			return c.Fail("write to the ledger which key the overlay has", err)
+		}
+	}
+	secrets, err := c.Ours(ctx, kube.SecretNames(), nil)
+	if err != nil {
+		return err
+	}
+	for _, secret := range secrets {
+		if g := manifests.OverlayGeneration(secret.GetName()); slices.Contains(unused, g) && slices.Contains(now.unused, g) {
+			if err := c.Delete(ctx, secret); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+package engine
+
+import (
+	"path"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/discovery"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// ToRemove are the permissions without which Unpeer cannot do its work. To
+// finalize the namespace is not among them: without it Kubernetes does so, later.
+func ToRemove() []kube.Permission {
+	ns := v1alpha1.Namespace
+	return slices.Concat(
+		kube.Permissions("", "list watch", "nodes nodenetworks.liqonet.io"),
+		kube.Permissions("", "get delete", "namespaces"+kube.Definitions),
+		kube.Permissions("", "list delete", "peerings.liqonet.io"+kube.Definitions+kube.ClusterRoles+kube.AdmissionPolicies),
+		kube.Permissions("", "get create patch update delete", "clusternetworks.liqonet.io"),
+		kube.Permissions(metav1.NamespaceSystem, "get list create update patch delete", kube.Leases), // the locks
+		kube.Permissions(metav1.NamespaceDefault, "list delete", "events"+kube.Roles),
+		kube.Permissions(metav1.NamespaceDefault, "deletecollection", "events"),
+		kube.Permissions(ns, "list delete", "configmaps resourcequotas secrets serviceaccounts services"+kube.Roles),
+		kube.Permissions(ns, "list delete", "deployments.apps poddisruptionbudgets.policy"),
+		kube.Permissions(ns, "list watch delete", "pods daemonsets.apps replicasets.apps"+kube.Leases),
+		// To retire keys of the overlay that only this peering used.
+		kube.Permissions(ns, "get patch", "daemonsets.apps"),
+		kube.Permissions(ns, "list watch", "controllerrevisions.apps"),
+		kube.Permissions(ns, "get create patch", "secrets"),
+		kube.Permissions(ns, "get", "configmaps"+kube.Leases),
+	)
+}
+
+// ToInstall are those that Peer needs, which removes what it did if it fails.
+func ToInstall() []kube.Permission {
+	ns := v1alpha1.Namespace
+	return slices.Concat(
+		ToRemove(),
+		kube.Permissions("", "list", "pods services"),
+		kube.Permissions("", "create patch", "namespaces"+kube.Definitions),
+		kube.Permissions("", "get create patch", "peerings.liqonet.io"+kube.ClusterRoles+kube.AdmissionPolicies),
+		kube.Permissions(metav1.NamespaceDefault, "get create patch", kube.Roles),
+		kube.Permissions(ns, "get create patch", "resourcequotas serviceaccounts poddisruptionbudgets.policy"+kube.Roles),
+		kube.Permissions(ns, "get watch create patch", "services deployments.apps"),
+		kube.Permissions(ns, "create patch", "configmaps"+kube.Leases),
+		kube.Permissions(ns, "create", "daemonsets.apps"),
+		// Nobody may give to the agents what they do not have themselves.
+		kube.Permissions(metav1.NamespaceDefault, "create", "events"),
+		kube.Permissions("", "get list watch", "daemonsets.apps"),
+		kube.Permissions("", "list watch", "namespaces"),
+		kube.Permissions("", "get watch", "nodes pods"),
+		kube.Permissions("", "list", "clusternetworks.liqonet.io"),
+		kube.Permissions("", "watch", "peerings.liqonet.io"),
+		kube.Permissions("", "patch", "peerings/status.liqonet.io nodenetworks/status.liqonet.io"),
+		kube.Permissions("", "get watch create patch delete", "nodenetworks.liqonet.io"),
+	)
+}
+
+// ToRotate are those with which Rotate replaces the keys of a Peering, while there is nothing to install or to remove. A job that does so again and
+// again need not be an administrator. What may be written outside of our namespace is named.
+func ToRotate(peering string) []kube.Permission {
+	ns := v1alpha1.Namespace
+	out := slices.Concat(
+		kube.Permissions("", "get", "namespaces", metav1.NamespaceSystem, ns),
+		kube.Permissions("", "patch", "namespaces", ns),
+		kube.Permissions("", "list watch", "nodes nodenetworks.liqonet.io"),
+		kube.Permissions("", "list", "pods services daemonsets.apps servicecidrs.networking.k8s.io"+kube.ClusterRoles),
+		kube.Permissions("", "get list", kube.Definitions),
+		kube.Permissions("", "get list update", "clusternetworks.liqonet.io"),
+		kube.Permissions("", "get list watch patch", "peerings.liqonet.io"),
+		kube.Permissions("", "patch", "peerings/status.liqonet.io"),
+		kube.Permissions(metav1.NamespaceDefault, "list", "endpointslices.discovery.k8s.io"+kube.Roles),
+		kube.Permissions(metav1.NamespaceSystem, "get list create update delete", kube.Leases), // the locks
+		kube.Permissions(ns, "get list watch create patch delete", "deployments.apps"+kube.Leases),
+		kube.Permissions(ns, "get list create patch delete", "secrets serviceaccounts"+kube.Roles),
+		kube.Permissions(ns, "get create patch delete", "configmaps"),
+		kube.Permissions(ns, "get list patch", "resourcequotas poddisruptionbudgets.policy"),
+		kube.Permissions(ns, "get watch patch", "services daemonsets.apps"),
+		kube.Permissions(ns, "list watch", "replicasets.apps controllerrevisions.apps"),
+		kube.Permissions(ns, "watch delete", "pods"),
+		// Only to be given to the gateway of a temporary plane.
+		kube.Permissions(metav1.NamespaceDefault, "create", "events"),
+	)
+	maps, kinds := discovery.OfPlugins()
+	for _, name := range maps {
+		out = append(out, kube.Permissions("", "get", "configmaps", path.Base(name))...)
+	}
+	for _, kind := range kinds {
+		out = append(out, kube.Permissions("", "list", kube.ResourceOf(kind))...)
+	}
+	agents, _ := manifests.NodeAgent(manifests.Agents{}, []int32{1})
+	out = append(out, kube.Outside(agents, "get patch")...)
+	for plane := range int32(4) { // no Peering has more
+		gateway, _ := manifests.Gateway{Peering: peering, Plane: plane}.Objects()
+		out = append(out, kube.Outside(gateway, "get create patch delete")...)
+	}
+	return out
+}

@@ -1,0 +1,44 @@
+package engine
+
+import (
+	"context"
+	"errors"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// PresharedFingerprint is that of the key in a Secret, empty if there is none. The key is not read.
+func PresharedFingerprint(ctx context.Context, c *kube.Cluster, name string) (string, error) {
+	secret, err := c.ReadSecret(ctx, name)
+	switch {
+	case secret == nil || err != nil:
+		return "", err
+	case !kube.IsOurs(secret):
+		return "", Strange(c, name, errUnlabelled)
+	case secret.Annotations[v1alpha1.AnnotationFingerprint] == "":
+		return "", Strange(c, name, errors.New("it was not made by liqonet: it does not have the annotation "+v1alpha1.AnnotationFingerprint))
+	}
+	return secret.Annotations[v1alpha1.AnnotationFingerprint], nil
+}
+
+// presharedKey is the one that the Peering names, the zero value if it is gone or another
+// one. If the user may not read it, it is taken for unchanged.
+func presharedKey(ctx context.Context, c *kube.Cluster, g manifests.Gateway, named v1alpha1.PresharedKey) (v1alpha1.PresharedKey, error) {
+	if named.Generation == 0 {
+		return named, nil
+	}
+	has, err := PresharedFingerprint(ctx, c, g.PresharedSecretName())
+	switch {
+	case apierrors.IsForbidden(err):
+		return named, nil
+	case err != nil:
+		return named, err
+	case has != named.Fingerprint:
+		return v1alpha1.PresharedKey{}, nil
+	}
+	return named, nil
+}

@@ -1,0 +1,402 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strconv"
+	"sync"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	klabels "k8s.io/apimachinery/pkg/labels"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// Removed says what Unpeer found and did in one cluster.
+type Removed struct {
+	// Peering says that there was something of the peering.
+	Peering bool
+	// Agents says that it was the last one, so the agents went too.
+	Agents bool
+	// Skipped are nodes that are not ready, whose kernels could not be cleaned.
+	Skipped []string
+	// Others are the names of the cluster's peers, where none was called as given. They
+	// matter where the peer itself is not asked.
+	Others []string
+}
+
+// RemovePeer removes the peering, and its entry of the ledger, under its lock.
+func RemovePeer(ctx context.Context, c *kube.Cluster, peerID string) (r Removed, err error) {
+	entry, err := c.Entry(ctx, peerID)
+	if entry == nil || err != nil {
+		return r, err
+	}
+	if err := Unestablish(ctx, c, peerID); err != nil {
+		return r, err
+	}
+	if err := UndoInterrupted(ctx, c, peerID, entry.Name, true); err != nil {
+		return r, err
+	}
+	r.Peering = true
+	if r.Skipped, err = removePeering(ctx, c, entry.Name); err != nil {
+		return r, err
+	}
+	return r, Release(ctx, c, peerID)
+}
+
+// RemoveUnused removes all of liqonet from a cluster without peerings, and says whether there was anything. From others it takes the keys
+// that no link has any more.
+func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) (was bool, err error) {
+	isUsed, err := hasPeers(ctx, c)
+	if err != nil {
+		return false, err
+	}
+	if isUsed {
+		RetireIfPossible(ctx, c)
+		return false, nil
+	}
+	// Also what a command left that was killed before it had claimed anything.
+	if was, err = installed(ctx, c); err != nil {
+		return false, err
+	}
+	if !was {
+		return false, forgetLocks(ctx, c)
+	}
+	// A command that makes a peering meanwhile is not waited for.
+	var looking sync.WaitGroup
+	defer looking.Wait()
+	waiting, needless := context.WithCancelCause(ctx)
+	defer needless(nil)
+	looking.Go(func() {
+		_ = c.Poll(waiting, "look whether there are peerings", "", func(ctx context.Context) (string, error) {
+			if isUsed, err := hasPeers(ctx, c); err != nil || !isUsed {
+				return "there are none", nil
+			}
+			needless(errInUse)
+			return "", nil
+		})
+	})
+	all := LockOf(c, "")
+	all.Exclusive = true
+	err = UnderLocks(waiting, lock.Unpeer, reporter.Step, []lock.Cluster{all}, func(locked context.Context) error {
+		if isUsed, err := hasPeers(locked, c); isUsed || err != nil {
+			return cmp.Or(err, errInUse)
+		}
+		return uninstall(locked, c)
+	})
+	if errors.Is(context.Cause(waiting), errInUse) || errors.Is(err, errInUse) {
+		return false, nil
+	}
+	if err != nil {
+		return true, err
+	}
+	return true, forgetLocks(ctx, c)
+}
+
+func forgetLocks(ctx context.Context, c *kube.Cluster) error {
+	return c.Fail("delete what is left of locks", lock.Forget(ctx, c.Client))
+}
+
+// errInUse says that a cluster has peerings.
+var errInUse = errors.New("the cluster has peerings")
+
+// hasPeers says that the ledger has peers, and is not being removed.
+func hasPeers(ctx context.Context, c *kube.Cluster) (bool, error) {
+	cn, err := c.Ledger(ctx)
+	return cn != nil && cn.DeletionTimestamp.IsZero() && len(cn.Spec.Peers) > 0, err
+}
+
+// CompleteRemoval completes what a command has begun that was killed while it removed all of liqonet, or somebody with kubectl.
+func CompleteRemoval(ctx context.Context, c *kube.Cluster, r kube.Reporter) error {
+	cn, err := c.Ledger(ctx)
+	if err != nil {
+		return err
+	}
+	crds, err := c.Ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
+	if err != nil {
+		return err
+	}
+	goes := func(o client.Object) bool { return !o.GetDeletionTimestamp().IsZero() }
+	if cn != nil && goes(cn) || slices.ContainsFunc(crds, goes) {
+		if _, err := RemoveUnused(ctx, c, r); err != nil {
+			return err
+		}
+	}
+	// Somebody may have deleted the namespace only.
+	ns, err := kube.Get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
+	if ns == nil || err != nil || !goes(ns) {
+		return err
+	}
+	return c.Gone(ctx, ns)
+}
+
+// removePeering removes what belongs to one peering, and returns when the
+// kernels of all nodes that are ready are clean of it.
+func removePeering(ctx context.Context, c *kube.Cluster, name string) (skipped []string, err error) {
+	if err := deletePeerings(ctx, c, name); err != nil {
+		return nil, err
+	}
+	g, gctx := failure.NewGroup(ctx)
+	g.Go(func() error {
+		return DeleteAll(gctx, c, client.MatchingLabels{v1alpha1.LabelPeering: name})
+	})
+	g.Go(func() (err error) {
+		skipped, err = NodesClean(gctx, c, name)
+		return err
+	})
+	if err := g.Wait(); err != nil {
+		return skipped, err
+	}
+	return skipped, Forget(ctx, c, name)
+}
+
+// deletePeerings deletes the Peering of that name, or all if it is empty.
+func deletePeerings(ctx context.Context, c *kube.Cluster, name string) error {
+	var list v1alpha1.PeeringList
+	if err := c.List(ctx, &list); err != nil {
+		return err
+	}
+	var objs []client.Object
+	for i := range list.Items {
+		if p := &list.Items[i]; name == "" || p.Name == name {
+			objs = append(objs, p)
+		}
+	}
+	return c.DeleteEach(ctx, objs)
+}
+
+// NodesClean waits until no node's agent reports a gateway of the peering, or
+// of any if name is empty. If somebody has removed the agents it installs them again:
+// nobody else can take away what they put into the kernels.
+func NodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped []string, err error) {
+	kinds := []client.ObjectList{&v1alpha1.NodeNetworkList{}, &corev1.NodeList{}, &appsv1.DaemonSetList{}}
+	err = c.Await(ctx, "wait until the nodes' kernels are clean", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
+		skipped = nil
+		ready, _ := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
+		var waiting []string
+		for _, n := range kube.Of[*v1alpha1.NodeNetwork](o) {
+			switch {
+			case !slices.ContainsFunc(n.Status.Gateways, func(g v1alpha1.NodeGateway) bool { return name == "" || g.PeeringName == name }):
+			case kube.IsAmong(ready, n.Name):
+				waiting = append(waiting, n.Name)
+			default:
+				skipped = append(skipped, n.Name)
+			}
+		}
+		slices.Sort(skipped)
+		if len(waiting) == 0 {
+			return "", nil
+		}
+		if kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName) == nil {
+			cn, err := c.Ledger(ctx)
+			if err == nil {
+				key := plan.OverlayKey(cn)
+				err = NewSide(c, 0).applyAgents(ctx, &plan.ClusterPlan{Agents: manifests.Agents{Image: c.DefaultImage}, OverlayKeys: []int32{key}}, key)
+			}
+			if errors.Is(err, kube.ErrUninstalling) {
+				return "namespace " + v1alpha1.Namespace + " is being deleted", nil
+			}
+			return "the node agents were removed, and are installed again", err
+		}
+		slices.Sort(waiting)
+		return "still there on " + kube.FirstOf(5, waiting), nil
+	})
+	return skipped, err
+}
+
+// Workloads are the kinds of what runs, accounts those of what it needs to end
+// in order: an agent that is being removed looks why, and cleans its node. One that starts again until then mounts its keys.
+func Workloads() []client.ObjectList {
+	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.ResourceQuotaList{}, &policyv1.PodDisruptionBudgetList{}}
+}
+
+func Accounts() []client.ObjectList {
+	return []client.ObjectList{
+		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.RoleList{}, &corev1.ServiceAccountList{},
+		&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{}, kube.SecretNames(),
+	}
+}
+
+// DeleteAll deletes all objects of ours that have the labels, custom resources
+// and what holds them excepted, and their pods, and returns when these are gone. What agents write may have any labels. Of a
+// peering it is deleted by its name, and of all with the namespace.
+func DeleteAll(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
+	if err := deleteLists(ctx, c, labels, Workloads()...); err != nil {
+		return err
+	}
+	if err := deletePods(ctx, c, labels); err != nil {
+		return err
+	}
+	if peering := labels[v1alpha1.LabelPeering]; peering != "" {
+		if err := deleteWritten(ctx, c, peering, labels[v1alpha1.LabelPlane]); err != nil {
+			return err
+		}
+	}
+	return deleteLists(ctx, c, labels, Accounts()...)
+}
+
+// deleteWritten deletes what the gateway of a plane writes, or if none is given, those of all planes.
+func deleteWritten(ctx context.Context, c *kube.Cluster, peering, plane string) error {
+	g, ctx := failure.NewGroup(ctx)
+	for i := range int32(4) { // no Peering has more
+		if plane != "" && plane != strconv.Itoa(int(i)) {
+			continue
+		}
+		g.Go(func() error {
+			lease, err := kube.Get[coordinationv1.Lease](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayName(peering, i))
+			if lease == nil || err != nil {
+				return err
+			}
+			return c.Delete(ctx, lease)
+		})
+		g.Go(func() error {
+			history, err := kube.Get[corev1.ConfigMap](ctx, c, v1alpha1.Namespace, v1alpha1.GatewayHistory(peering, i))
+			if history == nil || err != nil {
+				return err
+			}
+			return c.Delete(ctx, history)
+		})
+	}
+	return g.Wait()
+}
+
+// deleteLists deletes the objects of ours that have the labels.
+func deleteLists(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels, lists ...client.ObjectList) error {
+	g, ctx := failure.NewGroup(ctx)
+	for _, list := range lists {
+		g.Go(func() error {
+			objs, err := c.Ours(ctx, list, labels)
+			if err != nil {
+				return err
+			}
+			return c.DeleteEach(ctx, objs)
+		})
+	}
+	return g.Wait()
+}
+
+// deletePods deletes the pods that have the labels, and returns when they are
+// gone. Those on nodes that are gone or not ready are not waited for: nobody
+// there would say that they have ended.
+func deletePods(ctx context.Context, c *kube.Cluster, labels client.MatchingLabels) error {
+	// The garbage collector would come to the pods in its own time. Until it has
+	// removed what makes pods, new ones may come.
+	kinds := []client.ObjectList{&appsv1.ReplicaSetList{}, &corev1.PodList{}, &corev1.NodeList{}}
+	selector := klabels.SelectorFromSet(klabels.Set(labels))
+	return c.Await(ctx, "wait until the agents' pods are gone", c.PodsHint(), kinds, func(ctx context.Context, o kube.Objects) (string, error) {
+		for _, set := range kube.Of[*appsv1.ReplicaSet](o) {
+			if selector.Matches(klabels.Set(set.Labels)) && set.DeletionTimestamp.IsZero() {
+				if err := c.Delete(ctx, set); err != nil {
+					return "", err
+				}
+			}
+		}
+		ready, _ := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
+		reason := ""
+		var running, lost []client.Object
+		for _, p := range kube.Of[*corev1.Pod](o) {
+			if !selector.Matches(klabels.Set(p.Labels)) {
+				continue
+			}
+			reason = "pod " + p.Name + " is still there"
+			if !kube.IsAmong(ready, p.Spec.NodeName) {
+				lost = append(lost, p)
+			} else if p.DeletionTimestamp.IsZero() {
+				running = append(running, p)
+			}
+		}
+		if err := c.DeleteEach(ctx, lost, client.GracePeriodSeconds(0)); err != nil {
+			return "", err
+		}
+		return reason, c.DeleteEach(ctx, running)
+	})
+}
+
+// installed says whether anything of ours is in the cluster.
+func installed(ctx context.Context, c *kube.Cluster) (bool, error) {
+	for _, list := range append(Accounts(), &apiextensionsv1.CustomResourceDefinitionList{}) {
+		if objs, err := c.Ours(ctx, list, nil); err != nil || len(objs) > 0 {
+			return true, err
+		}
+	}
+	ns, err := kube.Get[corev1.Namespace](ctx, c, "", v1alpha1.Namespace)
+	return ns != nil && kube.IsOurs(ns), err
+}
+
+// uninstall removes everything of ours from a cluster, under its lock. The ledger says so first, and ends last. So the next command completes
+// the removal if this one is killed.
+func uninstall(ctx context.Context, c *kube.Cluster) error {
+	cn, err := c.Ledger(ctx)
+	if err != nil {
+		return err
+	}
+	if cn != nil && cn.DeletionTimestamp.IsZero() {
+		if err := c.Delete(ctx, cn); err != nil {
+			return err
+		}
+	}
+	if err := deletePeerings(ctx, c, ""); err != nil {
+		return err
+	}
+	if _, err := NodesClean(ctx, c, ""); err != nil {
+		return err
+	}
+	if err := DeleteAll(ctx, c, nil); err != nil {
+		return err
+	}
+	if err := deleteEvents(ctx, c, ""); err != nil {
+		return err
+	}
+	if err := RemoveNamespace(ctx, c); err != nil {
+		return err
+	}
+	if err := DeleteMisplaced(ctx, c); err != nil {
+		return err
+	}
+	if err := endLedger(ctx, c); err != nil {
+		return err
+	}
+	crds, err := c.Ours(ctx, &apiextensionsv1.CustomResourceDefinitionList{}, nil)
+	if err != nil {
+		return err
+	}
+	g, gctx := failure.NewGroup(ctx)
+	for _, crd := range crds {
+		g.Go(func() error {
+			if err := c.Delete(gctx, crd); err != nil {
+				return err
+			}
+			return c.Gone(gctx, crd)
+		})
+	}
+	return g.Wait()
+}
+
+// endLedger removes the finalizer of the ledger.
+func endLedger(ctx context.Context, c *kube.Cluster) error {
+	return kube.RetryOnConflict(func() error {
+		cn, err := c.Ledger(ctx)
+		if cn == nil || err != nil {
+			return err
+		}
+		cn.Finalizers = slices.DeleteFunc(cn.Finalizers, func(f string) bool { return f == v1alpha1.UninstallFinalizer })
+		if err := c.Client.Update(ctx, cn); !kube.Absent(err) {
+			return c.Fail("remove the finalizer of ClusterNetwork "+cn.Name, err)
+		}
+		return nil
+	})
+}

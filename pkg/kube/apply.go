@@ -1,0 +1,203 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/pkg/manifests"
+)
+
+// Read returns what is to be applied, and what there is of it. What is not there
+// has no resourceVersion.
+func (c *Cluster) Read(ctx context.Context, obj client.Object) (want, live *unstructured.Unstructured, err error) {
+	want, isReady := obj.(*unstructured.Unstructured)
+	if !isReady {
+		if want, err = manifests.ToApply(obj); err != nil {
+			return nil, nil, err
+		}
+	}
+	live = &unstructured.Unstructured{}
+	live.SetGroupVersionKind(want.GroupVersionKind())
+	if err := c.Client.Get(ctx, client.ObjectKeyFromObject(want), live); err != nil && !Absent(err) {
+		return nil, nil, c.Fail("read "+Describe(want), err)
+	}
+	return want, live, nil
+}
+
+// Write applies an object. What others have set otherwise is overwritten, and named: the API server is asked without force first.
+func (c *Cluster) Write(ctx context.Context, u *unstructured.Unstructured) error {
+	obj, owner := client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(v1alpha1.FieldManager)
+	err := c.Client.Apply(ctx, obj, owner)
+	if fields, are := Conflicts(u, err); are {
+		if err = c.Client.Apply(ctx, obj, owner, client.ForceOwnership); err == nil {
+			c.Notice(ctx, fields, "is overwritten")
+		}
+	}
+	return c.Fail("apply "+Describe(u), UninstallingIfTerminating(err))
+}
+
+// AbsentVersion is the resourceVersion of no object. What is applied with it is created, or is a conflict if it is there.
+const AbsentVersion = "1"
+
+// Create creates an object of a peering.
+func (c *Cluster) Create(ctx context.Context, obj client.Object) error {
+	if err := c.Client.Create(ctx, obj, client.FieldOwner(v1alpha1.FieldManager)); err != nil {
+		return err
+	}
+	return c.Recheck(ctx, obj)
+}
+
+// Recheck deletes an object of a peering that was just created, if the command had been overtaken by then. Nobody else would know it. What
+// several peerings share is used or removed by the next command.
+func (c *Cluster) Recheck(ctx context.Context, created client.Object) error {
+	end, err := lock.Begin(ctx)
+	if err == nil {
+		end()
+	}
+	if lock.Lost(ctx) == nil || created.GetLabels()[v1alpha1.LabelPeering] == "" {
+		return err
+	}
+	ctx, cancel := WithTime(lock.Outside(ctx))
+	defer cancel()
+	return errors.Join(err, c.Delete(ctx, created))
+}
+
+func IsDefinition(u *unstructured.Unstructured) bool {
+	return u.GetKind() == "CustomResourceDefinition"
+}
+
+func Describe(obj client.Object) string {
+	kind := KindName(obj)
+	if ns := obj.GetNamespace(); ns != "" {
+		return fmt.Sprintf("%s %s/%s", kind, ns, obj.GetName())
+	}
+	return fmt.Sprintf("%s %s", kind, obj.GetName())
+}
+
+// DescribeAll names the first one of several objects.
+func DescribeAll(objs []manifests.Object) string {
+	text := Describe(objs[0])
+	if others := len(objs) - 1; others > 0 {
+		text += fmt.Sprintf(" and %d more", others)
+	}
+	return text
+}
+
+// Delete removes the very object that was read, not one of the same name that
+// somebody else created since. It does so as it was read first: another command that has overtaken this one may rely on it by now. If that is a
+// conflict, the second request begins with a look at the lock.
+func (c *Cluster) Delete(ctx context.Context, obj client.Object, opts ...client.DeleteOption) error {
+	uid, version := obj.GetUID(), obj.GetResourceVersion()
+	opts = append(opts, client.PropagationPolicy(metav1.DeletePropagationBackground))
+	err := RetryOnConflict(func() error {
+		err := c.Client.Delete(ctx, obj, append(slices.Clone(opts), client.Preconditions{UID: &uid, ResourceVersion: &version})...)
+		if apierrors.IsConflict(err) {
+			now := obj.DeepCopyObject().(client.Object)
+			if readErr := c.Client.Get(ctx, client.ObjectKeyFromObject(obj), now); readErr != nil || now.GetUID() != uid {
+				return readErr
+			}
+			version = now.GetResourceVersion()
+		}
+		return err
+	})
+	if Absent(err) {
+		return nil
+	}
+	return c.Fail("delete "+Describe(obj), err)
+}
+
+// IsWhole says that whoever applies a field applies all of it, so that what is left out of it is gone.
+func IsWhole(field string) bool { return field == "nodeSelector" || field == "tolerations" }
+
+// Contains says whether an object is as wanted: fields that are not mentioned are
+// the API server's or somebody else's. Lists have to be equally long, and what isWhole the same.
+func Contains(have, want any) bool {
+	switch want := want.(type) {
+	case nil:
+		return true
+	case map[string]any:
+		got, _ := have.(map[string]any)
+		for k, v := range want {
+			if !Contains(got[k], v) || IsWhole(k) && !Contains(v, got[k]) {
+				return false
+			}
+		}
+		return true
+	case []any:
+		got, _ := have.([]any)
+		if len(got) != len(want) {
+			return false
+		}
+		for i := range want {
+			if !Contains(got[i], want[i]) {
+				return false
+			}
+		}
+		return true
+	case int64:
+		return Contains(have, float64(want))
+	case float64:
+		if n, ok := have.(int64); ok {
+			have = float64(n) // large ones differ when they are printed
+		}
+		return reflect.DeepEqual(have, want)
+	default:
+		return reflect.DeepEqual(have, want)
+	}
+}
+
+// UninstallingIfTerminating recognizes that the namespace is being deleted.
+func UninstallingIfTerminating(err error) error {
+	if err != nil && (apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || Absent(err)) {
+		return ErrUninstalling
+	}
+	return err
+}
+
+// RollbackTimeout is the time that taking back may need, beyond the command's
+// own timeout.
+const RollbackTimeout = 30 * time.Second
+
+// WithTime is a context for what has to be put back, also where the command's own time is over.
+func WithTime(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeoutCause(context.WithoutCancel(ctx), RollbackTimeout, fmt.Errorf("not done after %s", RollbackTimeout))
+}
+
+// DeletesAtOnce is how many objects of a kind are deleted at the same time: each node has some.
+const DeletesAtOnce = 16
+
+// DeleteEach deletes objects.
+func (c *Cluster) DeleteEach(ctx context.Context, objs []client.Object, opts ...client.DeleteOption) error {
+	g, ctx := failure.NewGroup(ctx)
+	g.SetLimit(DeletesAtOnce)
+	for _, obj := range objs {
+		g.Go(func() error { return c.Delete(ctx, obj, opts...) })
+	}
+	return g.Wait()
+}
+
+// Gone waits until this very object is not there any more.
+func (c *Cluster) Gone(ctx context.Context, obj client.Object) error {
+	uid := obj.GetUID()
+	return c.Poll(ctx, "wait until "+Describe(obj)+" is gone", "", func(ctx context.Context) (string, error) {
+		live := obj.DeepCopyObject().(client.Object)
+		err := c.Client.Get(ctx, client.ObjectKeyFromObject(obj), live)
+		if Absent(err) || err == nil && live.GetUID() != uid {
+			return "", nil
+		}
+		return "it is being deleted", err
+	})
+}

@@ -1,0 +1,157 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"net/url"
+	"strings"
+	"syscall"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/lock"
+)
+
+// Cluster is a connection to one of the two clusters.
+type Cluster struct {
+	// Name is what the user calls it.
+	Name string
+	// ID is the UID of the kube-system namespace, set by Identify.
+	ID string
+	// Client reads and writes without a cache.
+	Client client.WithWatch
+	// URL is where the kubeconfig has the API server.
+	URL string
+	// Server is the API server's address in the kubeconfig, invalid where that is a name.
+	Server netip.Addr
+	// DefaultImage is that of agents which have to be installed.
+	DefaultImage string
+	// Version is this command's.
+	Version string
+	// Kubectl is how the user reaches it by kubectl, for hints.
+	Kubectl string
+	// Now is the API server's clock.
+	Now func() time.Time
+	// Logs follows the log of a pod of our namespace until its container has ended. Whoever gets it closes it.
+	Logs func(ctx context.Context, pod string) (io.ReadCloser, error)
+	// Discovery lists the kinds of the cluster's API.
+	Discovery discovery.ServerResourcesInterface
+	// Unasked is why nothing is asked of the cluster, nil if it is: it does not say who
+	// it is, or the user does not want it (ErrUnwanted). Only Unpeer works without it.
+	Unasked error
+}
+
+// ErrUnwanted says that the user does not want a cluster to be asked.
+var ErrUnwanted = errors.New("not asked")
+
+// Identify reads the cluster's ID. It is the first request of every command, so
+// a cluster that cannot be reached is found here.
+func (c *Cluster) Identify(ctx context.Context) error {
+	ns := &corev1.Namespace{}
+	if err := c.Client.Get(ctx, types.NamespacedName{Name: "kube-system"}, ns); err != nil {
+		err = c.Fail("read namespace kube-system, whose UID identifies the cluster", err)
+		// Whatever keeps it from answering the very first request.
+		if e := (*Error)(nil); errors.As(err, &e) && errors.Is(err, context.DeadlineExceeded) {
+			e.Kind, e.Hint = Unreachable, c.hintUnreachable()
+		}
+		return err
+	}
+	c.ID = string(ns.UID)
+	return nil
+}
+
+// Error is what commands end with, see package failure.
+type Error = failure.Error
+
+// Kind is the class of an Error.
+type Kind = failure.Kind
+
+// The classes of errors.
+const (
+	Unexpected  = failure.Unexpected
+	Usage       = failure.Usage
+	Unreachable = failure.Unreachable
+	Forbidden   = failure.Forbidden
+	NotReady    = failure.NotReady
+	Ranges      = failure.Ranges
+	Identity    = failure.Identity
+	OneSided    = failure.OneSided
+	Busy        = failure.Busy
+)
+
+// Errorf is an error of a class in this cluster: what was being done, why it failed, and a hint.
+func (c *Cluster) Errorf(kind Kind, doing, hint, why string, args ...any) *Error {
+	return &Error{Kind: kind, Cluster: c.Name, Doing: doing, Hint: hint, Err: fmt.Errorf(why, args...)}
+}
+
+// Fail wraps err with what was being done to this cluster and classifies it.
+func (c *Cluster) Fail(doing string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if e := (*Error)(nil); errors.As(err, &e) {
+		return err
+	}
+	e := &Error{Cluster: c.Name, Doing: doing, Err: err}
+	var urlErr *url.Error
+	var netErr net.Error
+	switch {
+	case apierrors.IsForbidden(err):
+		e.Kind = Forbidden
+		e.Hint = "use a kubeconfig whose user may do this (cluster-admin can), or have an administrator run the command"
+	case apierrors.IsUnauthorized(err):
+		e.Kind = Forbidden
+		e.Hint = "the cluster does not accept the credentials of this kubeconfig entry: renew them (try: " + c.Kubectl + " get nodes)"
+	case strings.Contains(err.Error(), "getting credentials:"):
+		e.Kind = Forbidden
+		e.Hint = "the credential plugin of this kubeconfig entry does not work (try: " + c.Kubectl + " get nodes)"
+	case apierrors.IsServiceUnavailable(err):
+		e.Kind = Unreachable
+		e.Hint = "the API server is starting or overloaded: try again"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+		e.Kind = NotReady
+	case errors.As(err, &urlErr), errors.As(err, &netErr), errors.Is(err, syscall.ECONNREFUSED):
+		e.Kind = Unreachable
+		e.Hint = c.hintUnreachable()
+	case errors.Is(err, lock.ErrOvertaken):
+		e.Kind = Busy
+	case IsLost(err):
+		e.Kind, e.Hint = NotReady, "see kubectl liqonet status, and run the command again if it is still wanted"
+	case apierrors.IsNotFound(err), apierrors.IsConflict(err), apierrors.IsAlreadyExists(err):
+		e.Hint = "somebody else changes it at the same time: try again"
+	case errors.As(err, new(apierrors.APIStatus)):
+		e.Hint = "the API server refused it, for an admission webhook, a quota or a fault of its own: try again, or look at its log"
+	}
+	return e
+}
+
+func (c *Cluster) hintUnreachable() string {
+	return "check that the API server runs and that the address in the kubeconfig is right (try: " + c.Kubectl + " cluster-info)"
+}
+
+// Ended tells of a command that was stopped, or whose time was over, why it
+// ended, instead of what the request that was under way says of it.
+func Ended(ctx context.Context, err error) error {
+	e := (*Error)(nil)
+	if err == nil || ctx.Err() == nil || !errors.As(err, &e) {
+		return err
+	}
+	cause := context.Cause(ctx)
+	if errors.Is(e.Err, cause) && e.Hint != "" {
+		return err
+	}
+	return &Error{
+		Kind: NotReady, Cluster: e.Cluster, Doing: e.Doing, Err: cause,
+		Hint: "run the command again, with more time by --timeout if it is short",
+	}
+}

@@ -1,0 +1,210 @@
+package kube_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/test/kubetest"
+)
+
+func TestFail(t *testing.T) {
+	pods := schema.GroupResource{Resource: "pods"}
+	refused := &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
+	inRequest := func(err error) error { return &url.Error{Op: "Get", URL: "https://192.0.2.1:6443/api", Err: err} }
+	tests := []struct {
+		name string
+		err  error
+		want kube.Kind
+		hint bool
+	}{
+		{name: "anything", err: errors.New("anything"), want: kube.Unexpected},
+		{name: "forbidden", err: apierrors.NewForbidden(pods, "x", nil), want: kube.Forbidden, hint: true},
+		{name: "forbidden, wrapped", err: fmt.Errorf("read: %w", apierrors.NewForbidden(pods, "x", nil)), want: kube.Forbidden, hint: true},
+		{name: "unauthorized", err: apierrors.NewUnauthorized("no"), want: kube.Forbidden, hint: true},
+		{name: "connection refused", err: inRequest(refused), want: kube.Unreachable, hint: true},
+		{name: "connection refused, bare", err: syscall.ECONNREFUSED, want: kube.Unreachable, hint: true},
+		{name: "no such host", err: inRequest(&net.DNSError{Err: "no such host", Name: "x"}), want: kube.Unreachable, hint: true},
+		{name: "timeout of a request", err: inRequest(context.DeadlineExceeded), want: kube.NotReady},
+		{name: "interrupted", err: inRequest(context.Canceled), want: kube.NotReady},
+		{name: "timeout of waiting", err: fmt.Errorf("timed out: %w", context.DeadlineExceeded), want: kube.NotReady},
+		{name: "not found", err: apierrors.NewNotFound(pods, "x"), want: kube.Unexpected, hint: true},
+		{name: "conflict", err: apierrors.NewConflict(pods, "x", nil), want: kube.Unexpected, hint: true},
+		{name: "refused", err: apierrors.NewInternalError(errors.New("webhook")), want: kube.Unexpected, hint: true},
+	}
+	c := &kube.Cluster{Name: "a"}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			err := c.Fail("read pods", tt.err)
+			e := (*kube.Error)(nil)
+			if !errors.As(err, &e) || e.Kind != tt.want || (e.Hint != "") != tt.hint {
+				t.Errorf("want kind %d, got %#v", tt.want, err)
+			}
+			if !errors.Is(err, tt.err) {
+				t.Error("the cause is lost")
+			}
+			if want := `cluster "a": read pods: ` + tt.err.Error(); err.Error() != want {
+				t.Errorf("want %q, got %q", want, err)
+			}
+			if again := (&kube.Cluster{Name: "b"}).Fail("install", err); again != err {
+				t.Errorf("it was wrapped twice: %v", again)
+			}
+		})
+	}
+	if err := c.Fail("nothing", nil); err != nil {
+		t.Errorf("no error became %v", err)
+	}
+}
+
+func TestErrorText(t *testing.T) {
+	tests := []struct {
+		err  kube.Error
+		want string
+	}{
+		{kube.Error{Doing: "read"}, "read"},
+		{kube.Error{Cluster: "a", Doing: "read"}, `cluster "a": read`},
+		{kube.Error{Doing: "read", Err: errors.New("no")}, "read: no"},
+		{kube.Error{Cluster: "a", Doing: "read", Err: errors.New("no"), Hint: "try"}, `cluster "a": read: no`},
+	}
+	for _, tt := range tests {
+		if got := tt.err.Error(); got != tt.want {
+			t.Errorf("want %q, got %q", tt.want, got)
+		}
+	}
+}
+
+func TestIdentify(t *testing.T) {
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "kube-system", UID: "7"}}
+	c := kubetest.NewCluster(t, "a", interceptor.Funcs{}, ns)
+	if err := c.Identify(t.Context()); err != nil || c.ID != "7" {
+		t.Errorf("got %q, %v", c.ID, err)
+	}
+}
+
+// TestIdentifyErrors talks to a server. As with the CLI's client, the kinds are
+// known beforehand.
+func TestIdentifyErrors(t *testing.T) {
+	refused := httptest.NewServer(nil)
+	refused.Close()
+	status := func(code int, reason metav1.StatusReason) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(code)
+			_ = json.NewEncoder(w).Encode(metav1.Status{
+				TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: "Failure", Code: int32(code), Reason: reason, Message: string(reason),
+			})
+		}
+	}
+	hang := func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }
+	tests := []struct {
+		name    string
+		handler http.HandlerFunc
+		tls     bool
+		config  rest.Config
+		want    kube.Kind
+	}{
+		{name: "connection refused", config: rest.Config{Host: refused.URL}, want: kube.Unreachable},
+		{name: "no such host", config: rest.Config{Host: "http://host.invalid"}, want: kube.Unreachable},
+		{name: "unauthorized", handler: status(401, metav1.StatusReasonUnauthorized), want: kube.Forbidden},
+		{name: "forbidden", handler: status(403, metav1.StatusReasonForbidden), want: kube.Forbidden},
+		{name: "no answer", handler: hang, want: kube.Unreachable},
+		{name: "a certificate of an unknown authority", handler: status(200, ""), tls: true, want: kube.Unreachable},
+		{
+			name: "the API server is overloaded or starts", handler: status(503, metav1.StatusReasonServiceUnavailable), want: kube.Unreachable,
+		},
+		{
+			name: "a credential plugin that is not installed", handler: status(200, ""), tls: true, want: kube.Forbidden,
+			config: rest.Config{
+				ExecProvider: &clientcmdapi.ExecConfig{
+					APIVersion: "client.authentication.k8s.io/v1", Command: "there-is-no-such-plugin", InteractiveMode: clientcmdapi.NeverExecInteractiveMode,
+				},
+				TLSClientConfig: rest.TLSClientConfig{Insecure: true},
+			},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			cfg := tt.config
+			if tt.handler != nil {
+				server := httptest.NewUnstartedServer(tt.handler)
+				server.Config.ErrorLog = log.New(io.Discard, "", 0)
+				if tt.tls {
+					server.StartTLS()
+				} else {
+					server.Start()
+				}
+				defer server.Close()
+				defer server.CloseClientConnections()
+				cfg.Host = server.URL
+			}
+			mapper := meta.NewDefaultRESTMapper(nil)
+			mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
+			cl, err := client.NewWithWatch(&cfg, client.Options{Scheme: kubetest.Scheme(t), Mapper: mapper})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithTimeoutCause(t.Context(), 300*time.Millisecond, fmt.Errorf("no answer: %w", context.DeadlineExceeded))
+			defer cancel()
+			done := make(chan error, 1)
+			go func() { done <- (&kube.Cluster{Name: "a", Client: cl}).Identify(ctx) }()
+			select {
+			case err = <-done:
+			case <-time.After(5 * time.Second):
+				t.Fatal("it does not return when the context ends")
+			}
+			e := (*kube.Error)(nil)
+			if !errors.As(err, &e) || e.Kind != tt.want || e.Hint == "" {
+				t.Errorf("want kind %d with a hint, got %d: %v", tt.want, e.Kind, err)
+			}
+			if !strings.Contains(err.Error(), `cluster "a"`) {
+				t.Errorf("it does not name the cluster: %v", err)
+			}
+		})
+	}
+}
+
+// Who stops a command, or gives it too little time, is told so, and what to do.
+func TestEnded(t *testing.T) {
+	stopped := errors.New("interrupted")
+	ctx, stop := context.WithCancelCause(t.Context())
+	failed := &kube.Error{Cluster: "a", Doing: "read nodes", Err: errors.New("connection reset")}
+	if err := kube.Ended(ctx, failed); err != failed {
+		t.Errorf("while it goes on: %v", err)
+	}
+	stop(stopped)
+	for name, e := range map[string]*kube.Error{
+		"a request was under way":  failed,
+		"it waited":                {Cluster: "a", Doing: "wait for an address", Err: stopped},
+		"it waited for what it is": {Cluster: "a", Doing: "wait for agents", Err: fmt.Errorf("no report (%w)", stopped), Hint: "look at their logs"},
+	} {
+		got := (*kube.Error)(nil)
+		if !errors.As(kube.Ended(ctx, e), &got) || !errors.Is(got.Err, stopped) || got.Hint == "" || got.Doing != e.Doing || e.Hint != "" && got != e {
+			t.Errorf("%s: got %+v", name, got)
+		}
+	}
+	if err := kube.Ended(ctx, nil); err != nil {
+		t.Error(err)
+	}
+}

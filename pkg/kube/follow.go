@@ -1,0 +1,206 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	apiwatch "k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+)
+
+// settleTime collects changes that come together.
+const settleTime = 30 * time.Millisecond
+
+// lookBackoff is how often a condition is looked at where nothing changes: some depend on
+// the time, or on what is not followed.
+var lookBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 1.1, Jitter: 0.2, Steps: 50, Cap: time.Second}
+
+// Objects are the present ones of the kinds that a wait follows.
+type Objects []toolscache.Store
+
+// Of returns those of one kind.
+func Of[T client.Object](o Objects) (out []T) {
+	for _, store := range o {
+		for _, item := range store.List() {
+			if obj, ok := item.(T); ok {
+				out = append(out, obj)
+			}
+		}
+	}
+	return out
+}
+
+// TheOne returns the one of a kind that is meant, nil if there is none.
+func TheOne[T client.Object](o Objects, is func(T) bool) (found T) {
+	for _, obj := range Of[T](o) {
+		if is(obj) {
+			return obj
+		}
+	}
+	return found
+}
+
+// ByName returns the one with that name, nil if there is none.
+func ByName[T client.Object](o Objects, name string) T {
+	return TheOne(o, func(obj T) bool { return obj.GetName() == name })
+}
+
+// Reports are the NodeNetworks, by name. They share with the store what is in them, which nobody changes: to copy thousands at
+// each look would cost more than all else.
+func (o Objects) Reports() (out []v1alpha1.NodeNetwork) {
+	for _, n := range Of[*v1alpha1.NodeNetwork](o) {
+		out = append(out, *n)
+	}
+	slices.SortFunc(out, func(a, b v1alpha1.NodeNetwork) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// Await lists and watches the kinds, and calls condition with what there is after
+// every change, until it is true, fails, or ctx ends. An API server that does not
+// answer is waited for. A timeout is reported with the last reason that condition
+// gave for not being true, or with what the API server says.
+func (c *Cluster) Await(ctx context.Context, doing, hint string, kinds []client.ObjectList, condition func(ctx context.Context, o Objects) (reason string, err error)) error {
+	following, stop := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer stop()
+	changed := make(chan struct{}, 1)
+	ring := func() {
+		select {
+		case changed <- struct{}{}:
+		default:
+		}
+	}
+	var stores Objects
+	followers := make([]*follower, len(kinds))
+	for i, list := range kinds {
+		f, err := c.newFollower(list, ring)
+		if err != nil {
+			return c.Fail(doing, err)
+		}
+		followers[i], stores = f, append(stores, f.informer.GetStore())
+		running.Go(func() { f.informer.RunWithContext(following) })
+	}
+	look := func() (reason string, err error) {
+		for _, f := range followers {
+			if reason, err := f.missing(); reason != "" || err != nil {
+				return reason, err
+			}
+		}
+		return condition(ctx, stores)
+	}
+	noted, end := "", Begin(ctx, c.Name, doing, "")
+	defer func() { end() }()
+	for backoff := lookBackoff; ; {
+		reason, err := look()
+		if reason != noted && reason != "" {
+			end()
+			noted, end = reason, Begin(ctx, c.Name, doing, reason)
+		}
+		switch {
+		case err != nil && ctx.Err() == nil:
+			return c.Fail(doing, err)
+		case err == nil && reason == "":
+			return nil
+		}
+		select {
+		case <-changed:
+			time.Sleep(settleTime)
+		case <-time.After(backoff.Step()):
+		case <-ctx.Done():
+			return c.TimedOut(ctx, doing, hint, reason)
+		}
+	}
+}
+
+// follower is the informer of one kind, and what went wrong last.
+type follower struct {
+	informer toolscache.SharedIndexInformer
+	name     string
+	mu       sync.Mutex
+	last     error
+	failures int
+}
+
+func (c *Cluster) newFollower(kind client.ObjectList, ring func()) (*follower, error) {
+	list := func() client.ObjectList { return kind.DeepCopyObject().(client.ObjectList) }
+	lw := &toolscache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			l := list()
+			// What there is now, and not what a cache of the API server has, which informers ask for: that may lack what was
+			// applied a moment ago.
+			if o.ResourceVersion == "0" {
+				o.ResourceVersion = ""
+			}
+			return l, c.Client.List(ctx, l, InOurNamespace(kind), &client.ListOptions{Raw: &o})
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (apiwatch.Interface, error) {
+			return c.Client.Watch(ctx, list(), InOurNamespace(kind), &client.ListOptions{Raw: &o})
+		},
+	}
+	// A list and a watch: not every API server, nor every proxy, can stream a list.
+	informer := toolscache.NewSharedIndexInformer(toolscache.ToListWatcherWithWatchListSemantics(lw, listsAndWatches{}), nil, 0, toolscache.Indexers{})
+	f := &follower{name: KindName(kind), informer: informer}
+	if err := informer.SetTransform(withoutManagers); err != nil {
+		return nil, err
+	}
+	_, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc: func(any) { ring() }, UpdateFunc: func(any, any) { ring() }, DeleteFunc: func(any) { ring() },
+	})
+	return f, errors.Join(err, informer.SetWatchErrorHandlerWithContext(func(_ context.Context, _ *toolscache.Reflector, err error) {
+		f.mu.Lock()
+		f.last, f.failures = err, f.failures+1
+		f.mu.Unlock()
+		ring()
+	}))
+}
+
+// withoutManagers takes from what there is of each node who manages its fields, which is a large part of it. That of Leases and
+// reports is read.
+func withoutManagers(obj any) (any, error) {
+	switch o := obj.(type) {
+	case *corev1.Node:
+		o.ManagedFields = nil
+	case *corev1.Pod:
+		o.ManagedFields = nil
+	}
+	return obj, nil
+}
+
+type listsAndWatches struct{}
+
+// IsWatchListSemanticsUnSupported tells the informer to list before it watches.
+func (listsAndWatches) IsWatchListSemanticsUnSupported() bool { return true }
+
+// missing says why the objects are not known yet. A kind that does not exist has
+// none.
+func (f *follower) missing() (reason string, err error) {
+	if f.informer.HasSynced() {
+		return "", nil
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.last == nil:
+		return "the API server has not listed " + f.name + " objects yet", nil
+	case Absent(f.last):
+		return "", nil
+	case apierrors.IsForbidden(f.last) && f.failures > 1 || apierrors.IsUnauthorized(f.last) && f.failures > 1:
+		return "", fmt.Errorf("list and watch %s objects: %w", f.name, f.last)
+	default:
+		return fmt.Sprintf("the API server does not list %s objects: %v", f.name, f.last), nil
+	}
+}

@@ -1,0 +1,231 @@
+package kube
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+func Pointers[T any](in []T) (out []*T) {
+	for i := range in {
+		out = append(out, &in[i])
+	}
+	return out
+}
+
+// NodesByReadiness returns the names of the nodes that have agents, sorted: those that are
+// ready, and those that are not.
+func NodesByReadiness(all []*corev1.Node) (ready, notReady []string) {
+	for _, n := range all {
+		switch {
+		case !nodes.RunsAgents(n):
+		case nodes.Ready(n):
+			ready = append(ready, n.Name)
+		default:
+			notReady = append(notReady, n.Name)
+		}
+	}
+	slices.Sort(ready)
+	slices.Sort(notReady)
+	return ready, notReady
+}
+
+// IsAmong says that a name is one of those, which are sorted: there may be thousands.
+func IsAmong(sorted []string, name string) bool {
+	_, found := slices.BinarySearch(sorted, name)
+	return found
+}
+
+// OfPeering are the labels of a peering's objects, such as journals.
+func OfPeering(peering string) client.MatchingLabels {
+	return client.MatchingLabels{v1alpha1.LabelPeering: peering}
+}
+
+// ErrUninstalling says that the ledger is being removed by another command.
+var ErrUninstalling = errors.New("liqonet is being removed from the cluster")
+
+// Ledger reads the cluster's ledger; nil where liqonet is not installed.
+func (c *Cluster) Ledger(ctx context.Context) (*v1alpha1.ClusterNetwork, error) {
+	return Get[v1alpha1.ClusterNetwork](ctx, c, "", v1alpha1.ClusterNetworkName)
+}
+
+// Entry reads the peer's entry of the ledger, nil if there is none.
+func (c *Cluster) Entry(ctx context.Context, peerID string) (*v1alpha1.PeerAllocation, error) {
+	cn, err := c.Ledger(ctx)
+	if cn == nil {
+		return nil, err
+	}
+	return plan.Allocation(cn, peerID), nil
+}
+
+// Absent says that an object, or its whole kind, is not there.
+func Absent(err error) bool {
+	return apierrors.IsNotFound(err) || meta.IsNoMatchError(err)
+}
+
+// ErrUnpeered says that the ledger's entry of the peer is gone, or is going.
+var ErrUnpeered = errors.New("the clusters are being unpeered by another command")
+
+// IsLost says that what a command works on is not there any more.
+func IsLost(err error) bool {
+	return errors.Is(err, ErrUnpeered) || errors.Is(err, ErrUninstalling)
+}
+
+// IsOurs says that an object bears our label.
+func IsOurs(obj client.Object) bool {
+	return obj.GetLabels()[v1alpha1.LabelManagedBy] == v1alpha1.FieldManager
+}
+
+// NodeAgents is their DaemonSet, nil if there is none that stays.
+func (c *Cluster) NodeAgents(ctx context.Context) (*appsv1.DaemonSet, error) {
+	ds, err := Get[appsv1.DaemonSet](ctx, c, v1alpha1.Namespace, v1alpha1.NodeAgentName)
+	if ds != nil && !ds.DeletionTimestamp.IsZero() {
+		return nil, nil
+	}
+	return ds, err
+}
+
+// Get reads an object. It returns nil if there is none, or not even its kind.
+func Get[T any, P interface {
+	*T
+	client.Object
+}](ctx context.Context, c *Cluster, namespace, name string) (P, error) {
+	obj := P(new(T))
+	err := c.Client.Get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, obj)
+	switch {
+	case Absent(err):
+		return nil, nil
+	case err != nil:
+		return nil, c.Fail(fmt.Sprintf("read %s %s", KindName(obj), name), err)
+	}
+	return obj, nil
+}
+
+// List reads the objects of a kind: none if there is no such kind.
+func (c *Cluster) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	if err := c.Client.List(ctx, list, opts...); !Absent(err) {
+		return c.Fail(fmt.Sprintf("list %s objects", KindName(list)), err)
+	}
+	return nil
+}
+
+// Lists reads the objects of several kinds at the same time, those in namespaces from ours.
+func (c *Cluster) Lists(ctx context.Context, lists ...client.ObjectList) error {
+	g, ctx := failure.NewGroup(ctx)
+	for _, list := range lists {
+		g.Go(func() error { return c.List(ctx, list, InOurNamespace(list)) })
+	}
+	return g.Wait()
+}
+
+// InOurNamespace limits the list of a kind that is in namespaces to ours.
+func InOurNamespace(list client.ObjectList) client.ListOption {
+	switch list.(type) {
+	case *corev1.NodeList, *corev1.NamespaceList, *rbacv1.ClusterRoleList, *rbacv1.ClusterRoleBindingList,
+		*admissionv1.ValidatingAdmissionPolicyList, *admissionv1.ValidatingAdmissionPolicyBindingList,
+		*apiextensionsv1.CustomResourceDefinitionList, *v1alpha1.ClusterNetworkList, *v1alpha1.PeeringList, *v1alpha1.NodeNetworkList:
+		return client.InNamespace("")
+	}
+	return client.InNamespace(v1alpha1.Namespace)
+}
+
+// KindName is the kind of an object, or of those in a list.
+func KindName(o runtime.Object) string {
+	name := cmp.Or(o.GetObjectKind().GroupVersionKind().Kind, reflect.TypeOf(o).Elem().Name())
+	return strings.TrimSuffix(name, "List")
+}
+
+// ReadSecret reads a Secret without what is in it, nil if there is none.
+func (c *Cluster) ReadSecret(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
+	secret := SecretNamed(name)
+	err := c.Client.Get(ctx, client.ObjectKeyFromObject(secret), secret)
+	if Absent(err) {
+		return nil, nil
+	}
+	return secret, c.Fail("read Secret "+name, err)
+}
+
+// SecretNamed is a Secret in requests for which nothing comes back of what is in it.
+func SecretNamed(name string) *metav1.PartialObjectMetadata {
+	secret := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: v1alpha1.Namespace, Name: name}}
+	secret.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Secret"))
+	return secret
+}
+
+// SecretNames lists Secrets without what is in them.
+func SecretNames() client.ObjectList {
+	list := &metav1.PartialObjectMetadataList{}
+	list.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("SecretList"))
+	return list
+}
+
+// FirstOf names the first ones, and counts the others.
+func FirstOf(most int, all []string) string {
+	out := strings.Join(all[:min(len(all), most)], ", ")
+	if more := len(all) - most; more > 0 {
+		out += fmt.Sprintf(" (and %d more)", more)
+	}
+	return out
+}
+
+// Ours lists objects that we manage. Some roles are where Events about Peerings are.
+func (c *Cluster) Ours(ctx context.Context, list client.ObjectList, labels client.MatchingLabels) (out []client.Object, err error) {
+	namespaces := []client.ListOption{InOurNamespace(list)}
+	switch list.(type) {
+	case *rbacv1.RoleList, *rbacv1.RoleBindingList:
+		namespaces = append(namespaces, client.InNamespace(metav1.NamespaceDefault))
+	}
+	for _, namespace := range namespaces {
+		found := list.DeepCopyObject().(client.ObjectList)
+		if err := c.List(ctx, found, client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}, labels, namespace); err != nil {
+			return nil, err
+		}
+		objs, err := Items(found)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, objs...)
+	}
+	return out, nil
+}
+
+func SameCluster(a, b *Cluster) error {
+	return &Error{
+		Kind: Usage, Doing: fmt.Sprintf("%q and %q are the same cluster (kube-system has UID %s in both)", a.Name, b.Name, a.ID),
+		Hint: "name two different clusters; see kubectl config get-contexts",
+	}
+}
+
+// Items returns a typed list's objects.
+func Items(list client.ObjectList) ([]client.Object, error) {
+	raw, err := meta.ExtractList(list)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]client.Object, 0, len(raw))
+	for _, o := range raw {
+		out = append(out, o.(client.Object))
+	}
+	return out, nil
+}

@@ -1,0 +1,142 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/lock"
+)
+
+// Quiet is a Reporter that shows nothing.
+type Quiet struct{}
+
+// Step does the step.
+func (Quiet) Step(ctx context.Context, _ string, do func(context.Context) error) error {
+	return do(ctx)
+}
+
+// lastWarning returns the newest warning event of our namespace: often the reason
+// why something does not start, such as a volume or an admission.
+func (c *Cluster) lastWarning() string {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	var events corev1.EventList
+	_ = c.Client.List(ctx, &events, client.InNamespace(v1alpha1.Namespace)) // without a warning, what is waited for has to do
+	warnings := slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return e.Type != corev1.EventTypeWarning })
+	if len(warnings) == 0 {
+		return ""
+	}
+	at := func(e corev1.Event) time.Time {
+		if e.LastTimestamp.IsZero() {
+			return e.CreationTimestamp.Time
+		}
+		return e.LastTimestamp.Time
+	}
+	newest := slices.MaxFunc(warnings, func(a, b corev1.Event) int { return at(a).Compare(at(b)) })
+	return fmt.Sprintf("%s %s: %s", newest.InvolvedObject.Kind, newest.InvolvedObject.Name, strings.TrimSpace(newest.Message))
+}
+
+func (c *Cluster) PodsHint() string {
+	return fmt.Sprintf("%s -n %s describe pods", c.Kubectl, v1alpha1.Namespace)
+}
+
+var ErrUnchanged = errors.New("unchanged")
+
+// Quietly waits without a word. Where the time is over, the error says for whom.
+func Quietly(ctx context.Context, _ string, until func(context.Context) error) error {
+	return until(ctx)
+}
+
+// Patience is how long a request is repeated while an API server does not serve.
+const Patience = 30 * time.Second
+
+// conflictBackoff spreads writers of one object: twenty commands may change a
+// ledger at the same time.
+var conflictBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.15, Jitter: 0.5, Steps: 40}
+
+// RetryOnConflict repeats what was refused because somebody else has changed the
+// object meanwhile.
+func RetryOnConflict(do func() error) error { return retry.RetryOnConflict(conflictBackoff, do) }
+
+// Patient repeats requests that an API server, or the way to it, does not serve for a
+// while, because it restarts, is overloaded, or has lost its own storage. A request may
+// have been carried out without an answer, so whoever sends it has to stand repetition.
+// A server that has not answered before is not waited for. A command that was overtaken repeats nothing.
+func Patient(next http.RoundTripper) http.RoundTripper { return &patient{next: next} }
+
+type patient struct {
+	next     http.RoundTripper
+	answered atomic.Bool
+}
+
+// RoundTrip implements http.RoundTripper.
+func (p *patient) RoundTrip(req *http.Request) (*http.Response, error) {
+	backoff := wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 30, Cap: 2 * time.Second}
+	isWatch := req.URL.Query().Has("watch") // an informer has a back-off of its own
+	start := time.Now()
+	for isFirst := true; ; isFirst = false {
+		resp, err := p.next.RoundTrip(req)
+		serves := err == nil && isServed(resp.StatusCode, isFirst)
+		if serves {
+			p.answered.Store(true)
+		}
+		if serves || isWatch || !p.answered.Load() || errors.Is(err, lock.ErrOvertaken) || time.Since(start) > Patience {
+			return resp, err
+		}
+		select {
+		case <-time.After(backoff.Step()):
+		case <-req.Context().Done():
+			return resp, err
+		}
+		if resp != nil {
+			_ = resp.Body.Close()
+		}
+		req = req.Clone(req.Context())
+		if req.GetBody != nil {
+			if req.Body, err = req.GetBody(); err != nil {
+				return nil, err
+			}
+		}
+	}
+}
+
+// isServed says that an answer is one to the request.
+func isServed(status int, isFirst bool) bool {
+	switch status {
+	case http.StatusForbidden, http.StatusUnauthorized:
+		// A server that has just started does not know permissions and tokens yet.
+		return isFirst
+	case http.StatusTooManyRequests:
+		return false
+	}
+	return status < http.StatusInternalServerError || status == http.StatusNotImplemented
+}
+
+// Poll is await for what cannot be watched.
+func (c *Cluster) Poll(ctx context.Context, doing, hint string, condition func(context.Context) (reason string, err error)) error {
+	return c.Await(ctx, doing, hint, nil, func(ctx context.Context, _ Objects) (string, error) { return condition(ctx) })
+}
+
+// TimedOut is the error of a wait that ends before what it waits for.
+func (c *Cluster) TimedOut(ctx context.Context, doing, hint, reason string) error {
+	e := &Error{Kind: NotReady, Cluster: c.Name, Doing: doing, Hint: hint, Err: context.Cause(ctx)}
+	if reason != "" {
+		e.Err = fmt.Errorf("%s (%w)", reason, context.Cause(ctx))
+	}
+	if warning := c.lastWarning(); warning != "" {
+		e.Err = fmt.Errorf("%w; the cluster says: %s", e.Err, warning)
+	}
+	return e
+}

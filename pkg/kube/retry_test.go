@@ -1,0 +1,77 @@
+package kube_test
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/lock"
+	"github.com/liqonet/liqonet/test/kubetest"
+)
+
+// A request outlasts a blip of a server that has answered before.
+func TestPatient(t *testing.T) {
+	const refused, overtaken = 0, -1
+	for name, tc := range map[string]struct {
+		path string
+		// answers are those to one request after the other, the last one to all that follow.
+		// The first is for a request that was made before.
+		answers []int
+		// want is what the request ends with, after so many attempts; 0 for any number.
+		want, attempts int
+	}{
+		"it serves":                              {answers: []int{200, 404}, want: 404, attempts: 1},
+		"it has not answered before":             {answers: []int{503, 503}, want: 503, attempts: 1},
+		"it could not be reached before":         {answers: []int{refused, refused}, want: refused, attempts: 1},
+		"it starts again":                        {answers: []int{200, refused, 500, 403, 401, 201}, want: 201, attempts: 5},
+		"it is overloaded":                       {answers: []int{200, 429, 200}, want: 200, attempts: 2},
+		"a permission is missing":                {answers: []int{200, 403, 200}, want: 403, attempts: 1},
+		"what it has not":                        {answers: []int{200, 501, 200}, want: 501, attempts: 1},
+		"a watch, which informers begin anew":    {path: "?watch=true", answers: []int{200, 500, 200}, want: 500, attempts: 1},
+		"the command was overtaken":              {answers: []int{200, overtaken, 200}, want: refused, attempts: 1},
+		"a server that does not come back":       {answers: []int{200, 500}, want: 500},
+		"a server that cannot be reached by now": {answers: []int{200, refused}, want: refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				attempts := 0
+				client := &http.Client{Transport: kube.Patient(kubetest.RoundTripper(func(r *http.Request) (*http.Response, error) {
+					body, err := io.ReadAll(r.Body)
+					if err != nil || string(body) != "body" {
+						t.Errorf("attempt %d has the body %q, %v", attempts, body, err)
+					}
+					code := tc.answers[min(attempts, len(tc.answers)-1)]
+					switch attempts++; code {
+					case refused:
+						return nil, errors.New("refused")
+					case overtaken:
+						return nil, fmt.Errorf("%w by somebody", lock.ErrOvertaken)
+					}
+					return &http.Response{StatusCode: code, Body: http.NoBody}, nil
+				}))}
+				request := func() int {
+					resp, err := client.Post("http://api.invalid/"+tc.path, "text/plain", strings.NewReader("body"))
+					if err != nil {
+						return refused
+					}
+					_ = resp.Body.Close()
+					return resp.StatusCode
+				}
+				request()
+				start := time.Now()
+				if got := request(); got != tc.want || tc.attempts > 0 && attempts-1 != tc.attempts {
+					t.Errorf("got %d after %d attempts", got, attempts-1)
+				}
+				if took := time.Since(start); tc.attempts == 0 && (took < kube.Patience || took > kube.Patience+3*time.Second) {
+					t.Errorf("it gave up after %s", took)
+				}
+			})
+		})
+	}
+}

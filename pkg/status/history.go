@@ -1,0 +1,91 @@
+package status
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/history"
+	"github.com/liqonet/liqonet/pkg/kube"
+)
+
+// HistoryEntry is one change of state, as an agent of a cluster has noted it.
+type HistoryEntry struct {
+	// Time is when it was, by the clock that all entries are brought to.
+	Time time.Time `json:"time"`
+	// AgentTime is the same by the agent's own clock.
+	AgentTime time.Time `json:"agentTime"`
+	Cluster   string    `json:"cluster"`
+	ClusterID string    `json:"clusterID"`
+	// Agent is "gateway PLANE" or "node NAME".
+	Agent string `json:"agent"`
+	// Peering is the name of the Peering in this cluster, Plane the plane's index; nil where it is about all.
+	Peering string `json:"peering"`
+	Plane   *int32 `json:"plane,omitempty"`
+	// What has changed: from one state to another, for a reason.
+	What   string `json:"what"`
+	From   string `json:"from,omitempty"`
+	To     string `json:"to"`
+	Reason string `json:"reason,omitempty"`
+}
+
+// History returns what the cluster's agents have noted, the oldest first, in times by the API server's clock of the
+// reference.
+func History(ctx context.Context, c *kube.Cluster, reference *kube.Cluster) (out []HistoryEntry, err error) {
+	records, err := Records(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	between := history.Between(c.Now(), reference.Now())
+	for i := range records {
+		r := &records[i]
+		correction := between + correctionOf(r)
+		for _, e := range history.Decode(r.Data) {
+			out = append(out, HistoryEntry{
+				Time: e.Time.Add(correction).UTC(), AgentTime: e.Time.UTC(), Cluster: c.Name, ClusterID: c.ID, Agent: agentOf(r),
+				Peering: e.Peering, Plane: e.Plane, What: e.What, From: e.From, To: e.To, Reason: e.Reason,
+			})
+		}
+	}
+	SortHistory(out)
+	return out, nil
+}
+
+// SortHistory sorts entries by time.
+func SortHistory(entries []HistoryEntry) {
+	slices.SortStableFunc(entries, func(a, b HistoryEntry) int { return cmp.Or(a.Time.Compare(b.Time), strings.Compare(a.Agent, b.Agent)) })
+}
+
+// Records are the ConfigMaps in which agents note changes.
+func Records(ctx context.Context, c *kube.Cluster) ([]corev1.ConfigMap, error) {
+	var list corev1.ConfigMapList
+	if err := c.List(ctx, &list, client.InNamespace(v1alpha1.Namespace), client.MatchingLabels{v1alpha1.LabelManagedBy: v1alpha1.FieldManager}); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(list.Items, func(m corev1.ConfigMap) bool { return !strings.HasPrefix(m.Name, v1alpha1.HistoryPrefix) }), nil
+}
+
+// correctionOf is what to add to times of a record, to have them by the API server's clock. The agent
+// has written the time of its clock, and the API server its own one beside it.
+func correctionOf(record *corev1.ConfigMap) time.Duration {
+	clock, err := time.Parse(time.RFC3339Nano, record.Data[history.ClockKey])
+	stamp := StampOf(record)
+	if err != nil || stamp.IsZero() {
+		return 0
+	}
+	return history.Correction(clock, stamp)
+}
+
+// agentOf says whose record it is.
+func agentOf(record *corev1.ConfigMap) string {
+	if node, isNode := strings.CutPrefix(record.Name, v1alpha1.NodeHistory("")); isNode {
+		return "node " + node
+	}
+	return "gateway " + record.Labels[v1alpha1.LabelPlane]
+}

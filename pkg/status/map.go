@@ -1,0 +1,210 @@
+package status
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/ipam"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// TranslationOf is by which addresses the peer knows this cluster.
+func TranslationOf(p *v1alpha1.Peering) (ipam.Translation, error) {
+	nodes, err := ipam.ExternalMapping(p.Spec.Local.InternalCIDR.Prefix, p.Spec.Local.ExternalCIDR.Prefix)
+	t := ipam.Translation{Pods: plan.Mappings(p.Spec.Local.Pods), Nodes: nodes}
+	for _, h := range p.Spec.Local.Hosts {
+		t.Hosts = append(t.Hosts, ipam.Mapping{
+			Real: netip.PrefixFrom(h.Real.Addr, h.Real.BitLen()), Mapped: netip.PrefixFrom(h.Mapped.Addr, h.Mapped.BitLen()),
+		})
+	}
+	return t, err
+}
+
+// MapFor returns the address by which the peer knows a pod (NAMESPACE/NAME) or
+// an address of this cluster: a pod's, a node's or an overlay's. Of a Service
+// (NAMESPACE/NAME, or its cluster IP), which itself is not known to the peer, it
+// returns those of its endpoints, each with its port.
+func MapFor(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, what string) ([]string, error) {
+	p, t, err := PeeringWith(ctx, c, peer)
+	if err != nil {
+		return nil, err
+	}
+	real, err := addressesOf(ctx, c, what)
+	if err != nil {
+		return nil, err
+	}
+	// Pods and endpoints of dual-stack clusters have an address of the other family, too.
+	carried := slices.DeleteFunc(slices.Clone(real), func(a netip.AddrPort) bool { return !p.Carries(a.Addr()) })
+	if len(carried) > 0 {
+		real = carried
+	}
+	// Nodes first: where pods have addresses of the nodes' subnets (EKS), the pods'
+	// ranges contain the nodes, too.
+	overlay, err := overlayAddresses(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]string, 0, len(real))
+	for _, a := range real {
+		mapped, ok := t.Translate(cmp.Or(overlay[a.Addr()], a.Addr()))
+		switch {
+		case !ok:
+			return nil, c.Errorf(kube.Usage, fmt.Sprintf("map %s for %q", a.Addr(), peer.Name), "",
+				"it is neither a pod's address nor a node's, nor of a Service; pods have %s", join(t.Pods))
+		case a.Port() == 0:
+			out = append(out, mapped.String())
+		default:
+			out = append(out, netip.AddrPortFrom(mapped, a.Port()).String())
+		}
+	}
+	return out, nil
+}
+
+// MapBack returns the address in this cluster of what the peer knows by addr.
+func MapBack(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, addr string) (netip.Addr, error) {
+	mapped, err := netip.ParseAddr(addr)
+	if err != nil {
+		return netip.Addr{}, &kube.Error{Kind: kube.Usage, Doing: fmt.Sprintf("%q is not an address", addr)}
+	}
+	_, t, err := PeeringWith(ctx, c, peer)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	real, ok := t.Reverse(mapped)
+	if !ok {
+		return netip.Addr{}, c.Errorf(kube.Usage, fmt.Sprintf("map %s back from %q", mapped, peer.Name), "",
+			"it is not in the ranges by which this cluster is known there: %s", join(append(t.Pods.Mapped(), t.Nodes.Mapped)))
+	}
+	return real, nil
+}
+
+// PeeringWith reads the Peering with a peer, and by which addresses that knows this cluster.
+func PeeringWith(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) (p *v1alpha1.Peering, t ipam.Translation, err error) {
+	var peerings v1alpha1.PeeringList
+	if err := c.List(ctx, &peerings); err != nil {
+		return nil, t, err
+	}
+	for _, p := range kube.Pointers(peerings.Items) {
+		if p.Spec.Remote.ClusterID == peer.ID {
+			t, err = TranslationOf(p)
+			return p, t, err
+		}
+	}
+	return nil, t, &kube.Error{
+		Kind: kube.Usage, Cluster: c.Name, Doing: fmt.Sprintf("it is not peered with %q", peer.Name),
+		Hint: fmt.Sprintf("kubectl liqonet peer %s %s", c.Name, peer.Name),
+	}
+}
+
+// addressesOf reads a pod's address, or those of a Service's endpoints with their ports,
+// or parses one. Without a port it is 0.
+func addressesOf(ctx context.Context, c *kube.Cluster, what string) (out []netip.AddrPort, err error) {
+	namespace, name, isName := strings.Cut(what, "/")
+	if !isName {
+		addr, err := netip.ParseAddr(what)
+		if err != nil {
+			return nil, &kube.Error{Kind: kube.Usage, Doing: fmt.Sprintf("%q is neither NAMESPACE/POD nor NAMESPACE/SERVICE nor an address", what)}
+		}
+		var services corev1.ServiceList
+		if err := c.List(ctx, &services); err != nil && !apierrors.IsForbidden(err) {
+			return nil, err
+		}
+		for _, svc := range services.Items {
+			if slices.Contains(append(svc.Spec.ClusterIPs, svc.Spec.ClusterIP), addr.String()) {
+				return readyEndpoints(ctx, c, svc.Namespace, svc.Name)
+			}
+		}
+		return []netip.AddrPort{netip.AddrPortFrom(addr, 0)}, nil
+	}
+	pod, err := kube.Get[corev1.Pod](ctx, c, namespace, name)
+	if err != nil {
+		return nil, err
+	}
+	if pod == nil {
+		if svc, _ := kube.Get[corev1.Service](ctx, c, namespace, name); svc != nil {
+			return readyEndpoints(ctx, c, namespace, name)
+		}
+		return nil, c.Errorf(kube.Usage, "read pod or service "+what, c.Kubectl+" -n "+namespace+" get pods,services", "there is none")
+	}
+	for _, ip := range pod.Status.PodIPs {
+		if addr, err := netip.ParseAddr(ip.IP); err == nil {
+			out = append(out, netip.AddrPortFrom(addr, 0))
+		}
+	}
+	if len(out) == 0 {
+		return nil, c.Errorf(kube.NotReady, "read pod "+what, "", "it has no address, its phase is %s", pod.Status.Phase)
+	}
+	return out, nil
+}
+
+// readyEndpoints are those of a Service: at least one.
+func readyEndpoints(ctx context.Context, c *kube.Cluster, namespace, service string) ([]netip.AddrPort, error) {
+	out, err := Endpoints(ctx, c, namespace, service)
+	if err == nil && len(out) == 0 {
+		err = c.Errorf(kube.NotReady, fmt.Sprintf("read the endpoints of service %s/%s", namespace, service), "", "none is ready")
+	}
+	return out, err
+}
+
+// Endpoints are the ready endpoints of a Service. A port that is not known is 0.
+func Endpoints(ctx context.Context, c *kube.Cluster, namespace, service string) (out []netip.AddrPort, err error) {
+	var list discoveryv1.EndpointSliceList
+	if err := c.List(ctx, &list, client.InNamespace(namespace), client.MatchingLabels{discoveryv1.LabelServiceName: service}); err != nil {
+		return nil, err
+	}
+	for _, s := range list.Items {
+		ports := s.Ports
+		if len(ports) == 0 {
+			ports = []discoveryv1.EndpointPort{{Port: new(int32(0))}}
+		}
+		for _, e := range s.Endpoints {
+			if e.Conditions.Ready != nil && !*e.Conditions.Ready {
+				continue
+			}
+			for _, a := range e.Addresses {
+				addr, err := netip.ParseAddr(a)
+				for _, p := range ports {
+					if err == nil && p.Port != nil {
+						out = append(out, netip.AddrPortFrom(addr, uint16(*p.Port)))
+					}
+				}
+			}
+		}
+	}
+	slices.SortFunc(out, netip.AddrPort.Compare)
+	return slices.Compact(out), nil
+}
+
+// overlayAddresses are those of the nodes, by each of a node's own addresses.
+func overlayAddresses(ctx context.Context, c *kube.Cluster) (map[netip.Addr]netip.Addr, error) {
+	var reports v1alpha1.NodeNetworkList
+	if err := c.List(ctx, &reports); err != nil {
+		return nil, err
+	}
+	out := map[netip.Addr]netip.Addr{}
+	for _, r := range plan.ReportsByNode(reports.Items) {
+		for _, own := range r.Status.NodeIPs {
+			out[own.Addr] = r.Status.Address.Addr
+		}
+	}
+	return out, nil
+}
+
+func join[T fmt.Stringer](values []T) string {
+	var out []string
+	for _, v := range values {
+		out = append(out, v.String())
+	}
+	return strings.Join(out, ", ")
+}
