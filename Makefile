@@ -25,7 +25,7 @@ KERNEL := ./test/dataplane ./test/agents ./agent/... $(addprefix ./pkg/,firewall
 # Packages that read what others have written into custom resources.
 READERS := ./test/schema ./agent/node ./agent/gateway
 # What the commands are made of, which read them, too.
-COMMANDS := ./pkg/plan ./pkg/peering ./pkg/cli
+COMMANDS := ./pkg/plan $(addprefix ./pkg/,kube status engine peering diagnose cli)
 
 .PHONY: help
 help: ## list the targets
@@ -200,7 +200,7 @@ test-long-vm: packages
 
 .PHONY: test-long-plays
 test-long-plays:
-	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result plays -of pkg -- -count=1 -timeout 55m ./pkg/peering ./pkg/cli
+	LIQONET_TEST_FULL=1 GOGC=400 go run ./scripts/gotest -result plays -of pkg -- -count=1 -timeout 55m ./pkg/peering ./pkg/engine ./pkg/diagnose ./pkg/cli
 
 .PHONY: test-long-sizes
 test-long-sizes: packages

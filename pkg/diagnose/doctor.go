@@ -1,3 +1,7 @@
+// Package diagnose looks at clusters by their objects, and by pods that run for some seconds: it reads what the doctor checks, and asks through
+// peerings what verify compares.
+//
+// Out of scope: what follows from it (pkg/doctor, pkg/verify), and printing.
 package diagnose
 
 import (

@@ -330,6 +330,7 @@ func Unschedulable(p *corev1.Pod) *corev1.PodCondition {
 	return nil
 }
 
+// StartError is the error for a pod of ours that does not start.
 func StartError(c *kube.Cluster, p *corev1.Pod, why error) *kube.Error {
 	return &kube.Error{Kind: kube.NotReady, Cluster: c.Name, Doing: fmt.Sprintf("start pod %s/%s on node %s", p.Namespace, p.Name, p.Spec.NodeName), Err: why, Hint: c.PodsHint()}
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
+// JournalKey is where in the journal the changes are.
 const JournalKey = "changes.json"
 
 // JournalOf is the Secret in which a command for the peering writes down what it changes.

@@ -218,12 +218,13 @@ func NodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped []st
 	return skipped, err
 }
 
-// Workloads are the kinds of what runs, accounts those of what it needs to end
-// in order: an agent that is being removed looks why, and cleans its node. One that starts again until then mounts its keys.
+// Workloads are the kinds of what runs.
 func Workloads() []client.ObjectList {
 	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.ResourceQuotaList{}, &policyv1.PodDisruptionBudgetList{}}
 }
 
+// Accounts are the kinds of what Workloads need to end in order: an agent that is being removed looks why, and cleans its node. One that
+// starts again until then mounts its keys.
 func Accounts() []client.ObjectList {
 	return []client.ObjectList{
 		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.RoleList{}, &corev1.ServiceAccountList{},

@@ -1,3 +1,7 @@
+// Package engine changes one cluster, under a lock. It claims an entry of the ledger, installs agents, makes keys, and replaces agents while
+// packets pass. It writes down what was there before, and puts it back. It removes a peering, or all.
+//
+// Out of scope: what two clusters do together, and in which order (pkg/peering).
 package engine
 
 import (
@@ -43,6 +47,7 @@ type Side struct {
 	Changed []string
 }
 
+// NewSide begins a run for a cluster.
 func NewSide(c *kube.Cluster, index int) *Side {
 	return &Side{Cluster: c, Index: index, Journal: &journal{cluster: c, turn: make(chan struct{}, 1)}}
 }

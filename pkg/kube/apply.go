@@ -75,10 +75,12 @@ func (c *Cluster) Recheck(ctx context.Context, created client.Object) error {
 	return errors.Join(err, c.Delete(ctx, created))
 }
 
+// IsDefinition says that an object is a custom resource definition.
 func IsDefinition(u *unstructured.Unstructured) bool {
 	return u.GetKind() == "CustomResourceDefinition"
 }
 
+// Describe names an object by its kind, namespace and name.
 func Describe(obj client.Object) string {
 	kind := KindName(obj)
 	if ns := obj.GetNamespace(); ns != "" {

@@ -1,3 +1,7 @@
+// Package kube reads and changes one cluster through its API server. It reads objects, applies and deletes them as they were read, repeats
+// requests that are not served, follows what changes until a condition is true, and classifies errors.
+//
+// Out of scope: which objects there are, and when they are changed (pkg/engine).
 package kube
 
 import (

@@ -41,6 +41,7 @@ func (w exchangeWatcher) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, err
 }
 
+// SetExchange tells whoever asked by WithKeyExchange.
 func SetExchange(ctx context.Context, by KeyExchange) {
 	if to, ok := ctx.Value(exchangeKey{}).(*KeyExchange); ok {
 		*to = by

@@ -44,6 +44,7 @@ const (
 	AdmissionPolicies = " validatingadmissionpolicies.admissionregistration.k8s.io validatingadmissionpolicybindings.admissionregistration.k8s.io "
 )
 
+// ResourceOf is RESOURCE.GROUP of a kind.
 func ResourceOf(kind schema.GroupVersionKind) string {
 	resource, _ := meta.UnsafeGuessKindToResource(kind)
 	return resource.GroupResource().String()

@@ -27,6 +27,7 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
+// Pointers are those to the items of a slice, which are large.
 func Pointers[T any](in []T) (out []*T) {
 	for i := range in {
 		out = append(out, &in[i])
@@ -210,6 +211,7 @@ func (c *Cluster) Ours(ctx context.Context, list client.ObjectList, labels clien
 	return out, nil
 }
 
+// SameCluster is the error for a pair of one cluster.
 func SameCluster(a, b *Cluster) error {
 	return &Error{
 		Kind: Usage, Doing: fmt.Sprintf("%q and %q are the same cluster (kube-system has UID %s in both)", a.Name, b.Name, a.ID),

@@ -19,14 +19,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/lock"
 )
 
-// Quiet is a Reporter that shows nothing.
-type Quiet struct{}
-
-// Step does the step.
-func (Quiet) Step(ctx context.Context, _ string, do func(context.Context) error) error {
-	return do(ctx)
-}
-
 // lastWarning returns the newest warning event of our namespace: often the reason
 // why something does not start, such as a volume or an admission.
 func (c *Cluster) lastWarning() string {
@@ -48,16 +40,13 @@ func (c *Cluster) lastWarning() string {
 	return fmt.Sprintf("%s %s: %s", newest.InvolvedObject.Kind, newest.InvolvedObject.Name, strings.TrimSpace(newest.Message))
 }
 
+// PodsHint is the command that shows why pods of ours do not start.
 func (c *Cluster) PodsHint() string {
 	return fmt.Sprintf("%s -n %s describe pods", c.Kubectl, v1alpha1.Namespace)
 }
 
+// ErrUnchanged says that there is nothing to change.
 var ErrUnchanged = errors.New("unchanged")
-
-// Quietly waits without a word. Where the time is over, the error says for whom.
-func Quietly(ctx context.Context, _ string, until func(context.Context) error) error {
-	return until(ctx)
-}
 
 // Patience is how long a request is repeated while an API server does not serve.
 const Patience = 30 * time.Second

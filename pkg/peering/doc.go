@@ -1,7 +1,6 @@
-// Package peering is what the CLI does with two clusters: it plans, claims, installs,
-// applies, waits, and takes all of it away again.
+// Package peering has the commands that change two clusters: peer, unpeer, rotate-keys, upgrade and expose-host.
 //
-//	facts ─> plan (pure) ─> claim ─> install agents ─> their reports ─> plan ─> apply ─> wait until packets pass
+//	facts ─> plan (pure) ─> lock ─> claim ─> install agents ─> their reports ─> plan ─> apply ─> wait until packets pass
 //
 // Every function is idempotent: a command that was killed at any moment is
 // completed by running it again, or undone by Unpeer. What was given out is in
@@ -9,6 +8,6 @@
 // everything else is gone. Each change of the ledger is made with the resourceVersion that
 // it was read with.
 //
-// Out of scope: printing (a Reporter is told what happens), finding clusters in
+// Out of scope: what is done in one cluster (pkg/engine), printing (a Reporter is told what happens), finding clusters in
 // kubeconfigs (pkg/cli), and everything in a kernel (the agents).
 package peering

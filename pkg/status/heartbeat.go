@@ -13,9 +13,9 @@ import (
 )
 
 const (
-	// silence is how long after the last renewal of its Lease a gateway is taken for
-	// dead, nodeSilence the same for a node agent.
-	silence     = 3 * v1alpha1.ReportInterval
+	// silence is how long after the last renewal of its Lease a gateway is taken for dead.
+	silence = 3 * v1alpha1.ReportInterval
+	// NodeSilence is the same for a node agent.
 	NodeSilence = 3 * v1alpha1.NodeReportInterval
 )
 

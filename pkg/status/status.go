@@ -1,3 +1,6 @@
+// Package status tells what works of the peerings of one cluster, by what its own agents report: planes, nodes, conditions, ranges, history.
+//
+// Out of scope: asking nodes and pods (pkg/diagnose), and printing.
 package status
 
 import (
