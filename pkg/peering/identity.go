@@ -17,6 +17,12 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
+// A cluster is its ID, which is what its API answers: an API server can answer the ID of
+// another cluster. So for a peering that has worked, a cluster must have what only the true
+// peer has: the private half of its identity. This side's ledger has the public one. Public keys prove
+// nothing. They are in custom resources that many may read, and each peer is told some. No gateway has the identity, and
+// it outlives the Peering: with that go its gateways' keys.
+
 // evidence is what a cluster has of a peering.
 type evidence struct {
 	// entry of the ledger, and Peering; nil if there is none.
