@@ -12,7 +12,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -20,7 +19,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -38,19 +36,6 @@ import (
 
 // secondLook is after how long what tunnels carry is read again: gateways tell it every 5 s.
 const secondLook = v1alpha1.ReportInterval + 2*time.Second
-
-// examined is a cluster that is read for the doctor.
-type examined struct {
-	*kube.Cluster
-	mu sync.Mutex
-	to *doctor.Cluster
-}
-
-// DoctorOptions say what is read.
-type DoctorOptions struct {
-	// ObjectsOnly runs no pods.
-	ObjectsOnly bool
-}
 
 // ReadFacts reads what the doctor looks at, in all clusters at the same time. What cannot be read is in the facts, too: it hides nothing
 // of the rest. It changes nothing but for pods that look at kernels for some seconds.
@@ -74,32 +59,6 @@ func ReadFacts(ctx context.Context, clusters []*kube.Cluster, errs []error, o Do
 		return readPairs(ctx, f, all, o)
 	})
 	return f, err
-}
-
-// unasked says why nothing is asked of a cluster.
-func (x *examined) unasked(err error) {
-	x.to.Unreachable = err.Error()
-	if e := (*kube.Error)(nil); errors.As(err, &e) {
-		x.to.Hint = e.Hint
-		if e.Kind == kube.Forbidden {
-			x.to.Refused, x.to.Unreachable = err.Error(), ""
-		}
-	}
-}
-
-// unseen notes why a part could not be read. It returns an error only where all of the command has to end.
-func (x *examined) unseen(ctx context.Context, part doctor.Part, err error) error {
-	if err == nil || ctx.Err() != nil {
-		return ctx.Err()
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	why := err.Error()
-	if status := apierrors.APIStatus(nil); apierrors.IsForbidden(err) && errors.As(err, &status) && status.Status().Details != nil {
-		why = "you may not read " + status.Status().Details.Kind
-	}
-	x.to.Unseen[part] = why
-	return nil
 }
 
 // read reads all parts at the same time.
@@ -165,30 +124,6 @@ func (x *examined) readDefinitions(ctx context.Context) error {
 			x.to.Definitions[crd.Name] = "is not served"
 		default:
 			x.to.Definitions[crd.Name] = ""
-		}
-	}
-	return nil
-}
-
-// kubeletLeases is where kubelets renew theirs.
-const kubeletLeases = "kube-node-lease"
-
-func (x *examined) readNodes(ctx context.Context) error {
-	var list corev1.NodeList
-	if err := x.List(ctx, &list); err != nil {
-		return err
-	}
-	x.to.Nodes = list.Items
-	var leases coordinationv1.LeaseList
-	if err := x.List(ctx, &leases, client.InNamespace(kubeletLeases)); err != nil {
-		return ctx.Err() // whether nodes are ready says as much, later
-	}
-	beats := status.Heartbeats{}
-	beats.Note(kube.Pointers(leases.Items), x.Now())
-	x.to.NodeSilence = map[string]time.Duration{}
-	for _, l := range leases.Items {
-		if age, known := beats.Age(l.Name); known {
-			x.to.NodeSilence[l.Name] = age
 		}
 	}
 	return nil
@@ -309,15 +244,6 @@ func (g *glance) traffic(second *glance) map[string]doctor.Traffic {
 		}
 	}
 	return out
-}
-
-func sleep(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	case <-time.After(d):
-		return nil
-	}
 }
 
 // readDrift compares our objects with those that this command would make for the agents that are there.

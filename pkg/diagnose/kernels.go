@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -14,7 +15,32 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/probe"
+	"github.com/liqonet/liqonet/pkg/status"
 )
+
+// kubeletLeases is where kubelets renew theirs.
+const kubeletLeases = "kube-node-lease"
+
+func (x *examined) readNodes(ctx context.Context) error {
+	var list corev1.NodeList
+	if err := x.List(ctx, &list); err != nil {
+		return err
+	}
+	x.to.Nodes = list.Items
+	var leases coordinationv1.LeaseList
+	if err := x.List(ctx, &leases, client.InNamespace(kubeletLeases)); err != nil {
+		return ctx.Err() // whether nodes are ready says as much, later
+	}
+	beats := status.Heartbeats{}
+	beats.Note(kube.Pointers(leases.Items), x.Now())
+	x.to.NodeSilence = map[string]time.Duration{}
+	for _, l := range leases.Items {
+		if age, known := beats.Age(l.Name); known {
+			x.to.NodeSilence[l.Name] = age
+		}
+	}
+	return nil
+}
 
 const (
 	// kernelWatch is for how long a pod sees what changes in a kernel.

@@ -29,6 +29,15 @@ import (
 	"github.com/liqonet/liqonet/pkg/probe"
 )
 
+func sleep(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-time.After(d):
+		return nil
+	}
+}
+
 const (
 	// probeBeat is how often a command that lives gives its probes more time.
 	probeBeat = 10 * time.Second

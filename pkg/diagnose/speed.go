@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/probe"
 	"github.com/liqonet/liqonet/pkg/verify"
@@ -72,4 +74,28 @@ func (s *verified) measure(ctx context.Context, name, node string, host bool, to
 		s.note("no speed is measured from node %s to %s: %v", node, to, p.Err)
 	}
 	return p.Result.Speed, nil
+}
+
+// verified is one of the two clusters, and its probes.
+type verified struct {
+	*kube.Cluster
+	verify.Side
+	// token is what probes of both clusters know each other by.
+	token   string
+	peering *v1alpha1.Peering
+	// addresses are those of all its nodes.
+	addresses []netip.Addr
+	// servers, hosts and callers are the probes of each node, nil where it has none.
+	servers, hosts, callers []*Probe
+	probes                  *Probes
+	questions               []verify.Question
+	// mu is for what goroutines note.
+	mu sync.Mutex
+}
+
+// note adds what is left out.
+func (s *verified) note(what string, args ...any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.Left = append(s.Left, s.Name+": "+fmt.Sprintf(what, args...))
 }

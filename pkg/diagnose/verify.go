@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -39,23 +38,6 @@ func toVerify() []kube.Permission {
 		kube.Permissions(metav1.NamespaceDefault, "list", "endpointslices.discovery.k8s.io"),
 		kube.Permissions(v1alpha1.Namespace, "get create delete", "services endpointslices.discovery.k8s.io networkpolicies.networking.k8s.io"),
 	)
-}
-
-// verified is one of the two clusters, and its probes.
-type verified struct {
-	*kube.Cluster
-	verify.Side
-	// token is what probes of both clusters know each other by.
-	token   string
-	peering *v1alpha1.Peering
-	// addresses are those of all its nodes.
-	addresses []netip.Addr
-	// servers, hosts and callers are the probes of each node, nil where it has none.
-	servers, hosts, callers []*Probe
-	probes                  *Probes
-	questions               []verify.Question
-	// mu is for what goroutines note.
-	mu sync.Mutex
 }
 
 // Verify tries with packets whether all that a peering promises is so. It leaves nothing in the clusters.
@@ -372,13 +354,6 @@ func (s *verified) makeService(ctx context.Context, svc *corev1.Service) (out ve
 
 // isRefused says that an API server does not want an object: others may do all the same.
 func isRefused(err error) bool { return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) }
-
-// note adds what is left out.
-func (s *verified) note(what string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.Left = append(s.Left, s.Name+": "+fmt.Sprintf(what, args...))
-}
 
 // policy admits what the probes send, where other policies allow nothing.
 func (s *verified) policy(peer *verified) client.Object {

@@ -3,10 +3,7 @@ package engine
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"slices"
-	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -19,7 +16,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
-	"github.com/liqonet/liqonet/pkg/status"
 )
 
 // InstallCRDs applies the custom resource definitions and waits until they are
@@ -212,33 +208,6 @@ func (s *Side) ApplyNamespace(ctx context.Context) error {
 	return s.Apply(ctx, manifests.Namespace())
 }
 
-// UpdateNodeAgents replaces agents that do their work, when the gateways of this peering run: an image that cannot start stops here, where it harms
-// no other peering.
-func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) error {
-	daemonSet, err := s.currentNodeAgents(ctx, planned)
-	if err != nil {
-		return err
-	}
-	want, live, err := s.Read(ctx, daemonSet)
-	if err != nil || kube.Contains(live.Object, want.Object) {
-		return err
-	}
-	a := Agents{NoNodes(), GatewaysOf(planned), s.Idle}
-	err = AwaitAgents(ctx, s.Cluster, "wait for the gateway, before the node agents are replaced", s.PodsHint(), a, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
-		if kube.ByName[*v1alpha1.Peering](o, planned.Peering.Name) == nil {
-			return "", kube.ErrUnpeered
-		}
-		return missing, nil
-	})
-	if err != nil {
-		return err
-	}
-	if s.Worked, _, err = WaysBefore(ctx, s.Cluster, 0); err != nil {
-		return err
-	}
-	return s.RollOut(ctx, planned, kube.Quietly)
-}
-
 // TakeReports waits until the agent of every node that is ready has reported what its kernel can do, or that of any one if one
 // is enough. The facts have the reports then.
 func (s *Side) TakeReports(ctx context.Context, one bool) (err error) {
@@ -274,80 +243,4 @@ func (s *Side) TakeReports(ctx context.Context, one bool) (err error) {
 		crash, err := PodProblem(s.Cluster, o, missing)
 		return cmp.Or(crash, "no report of "+kube.FirstOf(5, missing)), err
 	})
-}
-
-// MaxRestarts is how often an agent may end until that counts as final: it ends when
-// an API server refuses it for a while, too.
-const MaxRestarts = 4
-
-// PodProblem looks at the node agents' pods on these nodes, which are sorted, and at those of these
-// gateways. It returns an error if one cannot start for a reason that
-// waiting does not mend, and a reason if one starts again and again. Pods of other
-// gateways, and those on nodes that are not ready, are nobody's business.
-func PodProblem(c *kube.Cluster, o kube.Objects, nodes []string, gateways ...string) (reason string, err error) {
-	for _, p := range kube.Of[*corev1.Pod](o) {
-		isGateway := slices.Contains(gateways, gatewayIn(p).Name())
-		isAgent := p.Labels[v1alpha1.LabelPeering] == "" && p.Labels[v1alpha1.LabelProbe] == "" && kube.IsAmong(nodes, p.Spec.NodeName)
-		if !isGateway && !isAgent || !p.DeletionTimestamp.IsZero() {
-			continue
-		}
-		if cond := Unschedulable(p); cond != nil {
-			reason = fmt.Sprintf("pod %s has no node (each gateway of a peering needs one of its own, see --planes): %s", p.Name, cond.Message)
-		}
-		for _, s := range p.Status.ContainerStatuses {
-			if err := CannotStart(c, p, s); err != nil {
-				return "", err
-			}
-			w := s.State.Waiting
-			if w == nil {
-				continue
-			}
-			switch w.Reason {
-			case "CrashLoopBackOff":
-				why := "the agent ends again and again"
-				if t := s.LastTerminationState.Terminated; t != nil && t.Message != "" {
-					why = strings.TrimSpace(t.Message)
-				}
-				if s.RestartCount >= MaxRestarts {
-					e := StartError(c, p, errors.New(why))
-					e.Hint = fmt.Sprintf("%s -n %s logs %s --previous", c.Kubectl, p.Namespace, p.Name)
-					return "", e
-				}
-				reason = fmt.Sprintf("pod %s on node %s: %s", p.Name, p.Spec.NodeName, why)
-			}
-		}
-	}
-	return reason, nil
-}
-
-// Unschedulable is the condition that says why a pod has no node, nil if there is none.
-func Unschedulable(p *corev1.Pod) *corev1.PodCondition {
-	for i, cond := range p.Status.Conditions {
-		if cond.Type == corev1.PodScheduled && cond.Reason == corev1.PodReasonUnschedulable {
-			return &p.Status.Conditions[i]
-		}
-	}
-	return nil
-}
-
-// StartError is the error for a pod of ours that does not start.
-func StartError(c *kube.Cluster, p *corev1.Pod, why error) *kube.Error {
-	return &kube.Error{Kind: kube.NotReady, Cluster: c.Name, Doing: fmt.Sprintf("start pod %s/%s on node %s", p.Namespace, p.Name, p.Spec.NodeName), Err: why, Hint: c.PodsHint()}
-}
-
-// CannotStart is why a container of a pod of ours does not start, where waiting does not mend that.
-func CannotStart(c *kube.Cluster, p *corev1.Pod, s corev1.ContainerStatus) error {
-	w := s.State.Waiting
-	if w == nil {
-		return nil
-	}
-	switch w.Reason {
-	case "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull":
-		e := StartError(c, p, fmt.Errorf("image %q cannot be pulled: %s", s.Image, strings.TrimSpace(w.Message)))
-		e.Hint = "name an image that the nodes can pull with --agent-image, or load it into them (make image; kind load image-archive bin/liqonet-agent.tar)"
-		return e
-	case "CreateContainerConfigError", "CreateContainerError", "RunContainerError":
-		return StartError(c, p, fmt.Errorf("%s: %s", w.Reason, w.Message))
-	}
-	return nil
 }

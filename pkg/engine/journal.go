@@ -3,8 +3,6 @@ package engine
 import (
 	"context"
 	"encoding/json"
-	"errors"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -14,7 +12,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/plan"
 )
 
 // JournalKey is where in the journal the changes are.
@@ -114,94 +111,6 @@ func (c Change) object() *unstructured.Unstructured {
 func (c Change) Shared() bool {
 	obj := c.object()
 	return obj.GetLabels()[v1alpha1.LabelPeering] == "" && obj.GetKind() != "Peering"
-}
-
-// PutBack puts back what a command for one peering has changed, and writes none of that down. Packets pass when both clusters have done so: it does
-// not wait for them.
-func PutBack(ctx context.Context, c *kube.Cluster, changes []Change) error {
-	return NewSide(c, 0).GoBack(ctx, changes, func(context.Context, Agents) error { return nil })
-}
-
-// undo puts back what was changed, the last first. An object that is not as it was
-// left by the change is somebody else's by now, and stays. It is named. It goes on where
-// something cannot be put back.
-func undo(ctx context.Context, c *kube.Cluster, changes []Change) error {
-	var errs []error
-	for _, ch := range slices.Backward(changes) {
-		errs = append(errs, kube.RetryOnConflict(func() error { return undoOne(ctx, c, ch) }))
-	}
-	return errors.Join(errs...)
-}
-
-func undoOne(ctx context.Context, c *kube.Cluster, ch Change) error {
-	_, live, err := c.Read(ctx, ch.object())
-	if err != nil {
-		return err
-	}
-	switch {
-	case live.GetResourceVersion() == "":
-		return nil
-	case !kube.Contains(live.Object, ch.After):
-		tellWhoHas(ctx, c, ch)
-		return nil
-	case ch.Before == nil:
-		return c.Delete(ctx, live)
-	}
-	back := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(ch.Before)}
-	back.SetResourceVersion(live.GetResourceVersion())
-	back.SetUID(live.GetUID()) // without it, one that is gone by then would be created
-	if back.GetKind() == "DaemonSet" {
-		manifests.KeepOverlayKeys(back, live) // others may use one that was added since
-	}
-	return c.Write(ctx, back)
-}
-
-// tellWhoHas names the fields that others have set since a change, which is not put back therefore.
-func tellWhoHas(ctx context.Context, c *kube.Cluster, ch Change) {
-	again := client.ApplyConfigurationFromUnstructured(ch.object().DeepCopy())
-	fields, _ := kube.Conflicts(ch.object(), c.Client.Apply(ctx, again, client.FieldOwner(v1alpha1.FieldManager), client.DryRunAll))
-	c.Notice(ctx, fields, "the object stays as it is")
-}
-
-// UndoRanges gives the peer the ranges back that it had before they were changed.
-// They were kept free for it.
-func UndoRanges(ctx context.Context, c *kube.Cluster, peerID string) error {
-	_, err := UpdateLedger(ctx, c, func(cn *v1alpha1.ClusterNetwork) error {
-		entry := plan.Allocation(cn, peerID)
-		if entry == nil || entry.Previous == nil {
-			return kube.ErrUnchanged
-		}
-		entry.Pods, entry.ExternalCIDR, entry.Previous = entry.Previous.Pods, entry.Previous.ExternalCIDR, nil
-		return nil
-	})
-	if errors.Is(err, kube.ErrUninstalling) {
-		return nil
-	}
-	return err
-}
-
-// UndoInterrupted puts back what a command changed that was killed. It was one for this peering, whose lock is held. With sharedOnly it
-// leaves out the peering's own objects.
-func UndoInterrupted(ctx context.Context, c *kube.Cluster, peerID, peering string, sharedOnly bool) error {
-	obj, err := kube.Get[corev1.Secret](ctx, c, v1alpha1.Namespace, JournalOf(peering).Name)
-	if obj == nil || err != nil {
-		return err
-	}
-	var changes []Change
-	if raw := obj.Data[JournalKey]; len(raw) > 0 {
-		if err := json.Unmarshal(raw, &changes); err != nil {
-			return c.Fail("read "+kube.Describe(obj), err)
-		}
-	}
-	if sharedOnly {
-		changes = slices.DeleteFunc(changes, func(ch Change) bool { return !ch.Shared() })
-	} else if err := UndoRanges(ctx, c, peerID); err != nil {
-		return err
-	}
-	if err := PutBack(ctx, c, changes); err != nil {
-		return err
-	}
-	return c.Delete(ctx, obj)
 }
 
 // reduce is have without the fields that like does not have. Lists are whole:

@@ -8,12 +8,9 @@ import (
 	"strconv"
 	"sync"
 
-	admissionv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	klabels "k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -216,20 +213,6 @@ func NodesClean(ctx context.Context, c *kube.Cluster, name string) (skipped []st
 		return "still there on " + kube.FirstOf(5, waiting), nil
 	})
 	return skipped, err
-}
-
-// Workloads are the kinds of what runs.
-func Workloads() []client.ObjectList {
-	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &corev1.ServiceList{}, &corev1.ResourceQuotaList{}, &policyv1.PodDisruptionBudgetList{}}
-}
-
-// Accounts are the kinds of what Workloads need to end in order: an agent that is being removed looks why, and cleans its node. One that
-// starts again until then mounts its keys.
-func Accounts() []client.ObjectList {
-	return []client.ObjectList{
-		&rbacv1.ClusterRoleBindingList{}, &rbacv1.ClusterRoleList{}, &rbacv1.RoleBindingList{}, &rbacv1.RoleList{}, &corev1.ServiceAccountList{},
-		&admissionv1.ValidatingAdmissionPolicyBindingList{}, &admissionv1.ValidatingAdmissionPolicyList{}, kube.SecretNames(),
-	}
 }
 
 // DeleteAll deletes all objects of ours that have the labels, custom resources

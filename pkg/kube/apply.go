@@ -80,24 +80,6 @@ func IsDefinition(u *unstructured.Unstructured) bool {
 	return u.GetKind() == "CustomResourceDefinition"
 }
 
-// Describe names an object by its kind, namespace and name.
-func Describe(obj client.Object) string {
-	kind := KindName(obj)
-	if ns := obj.GetNamespace(); ns != "" {
-		return fmt.Sprintf("%s %s/%s", kind, ns, obj.GetName())
-	}
-	return fmt.Sprintf("%s %s", kind, obj.GetName())
-}
-
-// DescribeAll names the first one of several objects.
-func DescribeAll(objs []manifests.Object) string {
-	text := Describe(objs[0])
-	if others := len(objs) - 1; others > 0 {
-		text += fmt.Sprintf(" and %d more", others)
-	}
-	return text
-}
-
 // Delete removes the very object that was read, not one of the same name that
 // somebody else created since. It does so as it was read first: another command that has overtaken this one may rely on it by now. If that is a
 // conflict, the second request begins with a look at the lock.

@@ -159,3 +159,14 @@ func Ended(ctx context.Context, err error) error {
 		Hint: "run the command again, with more time by --timeout if it is short",
 	}
 }
+
+// ErrUninstalling says that the ledger is being removed by another command.
+var ErrUninstalling = errors.New("liqonet is being removed from the cluster")
+
+// ErrUnpeered says that the ledger's entry of the peer is gone, or is going.
+var ErrUnpeered = errors.New("the clusters are being unpeered by another command")
+
+// IsLost says that what a command works on is not there any more.
+func IsLost(err error) bool {
+	return errors.Is(err, ErrUnpeered) || errors.Is(err, ErrUninstalling)
+}

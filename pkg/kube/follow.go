@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -203,4 +204,42 @@ func (f *follower) missing() (reason string, err error) {
 	default:
 		return fmt.Sprintf("the API server does not list %s objects: %v", f.name, f.last), nil
 	}
+}
+
+// lastWarning returns the newest warning event of our namespace: often the reason
+// why something does not start, such as a volume or an admission.
+func (c *Cluster) lastWarning() string {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	var events corev1.EventList
+	_ = c.Client.List(ctx, &events, client.InNamespace(v1alpha1.Namespace)) // without a warning, what is waited for has to do
+	warnings := slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return e.Type != corev1.EventTypeWarning })
+	if len(warnings) == 0 {
+		return ""
+	}
+	at := func(e corev1.Event) time.Time {
+		if e.LastTimestamp.IsZero() {
+			return e.CreationTimestamp.Time
+		}
+		return e.LastTimestamp.Time
+	}
+	newest := slices.MaxFunc(warnings, func(a, b corev1.Event) int { return at(a).Compare(at(b)) })
+	return fmt.Sprintf("%s %s: %s", newest.InvolvedObject.Kind, newest.InvolvedObject.Name, strings.TrimSpace(newest.Message))
+}
+
+// Poll is await for what cannot be watched.
+func (c *Cluster) Poll(ctx context.Context, doing, hint string, condition func(context.Context) (reason string, err error)) error {
+	return c.Await(ctx, doing, hint, nil, func(ctx context.Context, _ Objects) (string, error) { return condition(ctx) })
+}
+
+// TimedOut is the error of a wait that ends before what it waits for.
+func (c *Cluster) TimedOut(ctx context.Context, doing, hint, reason string) error {
+	e := &Error{Kind: NotReady, Cluster: c.Name, Doing: doing, Hint: hint, Err: context.Cause(ctx)}
+	if reason != "" {
+		e.Err = fmt.Errorf("%s (%w)", reason, context.Cause(ctx))
+	}
+	if warning := c.lastWarning(); warning != "" {
+		e.Err = fmt.Errorf("%w; the cluster says: %s", e.Err, warning)
+	}
+	return e
 }

@@ -3,7 +3,6 @@ package kube
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -23,9 +22,28 @@ import (
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/failure"
+	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
+
+// Describe names an object by its kind, namespace and name.
+func Describe(obj client.Object) string {
+	kind := KindName(obj)
+	if ns := obj.GetNamespace(); ns != "" {
+		return fmt.Sprintf("%s %s/%s", kind, ns, obj.GetName())
+	}
+	return fmt.Sprintf("%s %s", kind, obj.GetName())
+}
+
+// DescribeAll names the first one of several objects.
+func DescribeAll(objs []manifests.Object) string {
+	text := Describe(objs[0])
+	if others := len(objs) - 1; others > 0 {
+		text += fmt.Sprintf(" and %d more", others)
+	}
+	return text
+}
 
 // Pointers are those to the items of a slice, which are large.
 func Pointers[T any](in []T) (out []*T) {
@@ -63,9 +81,6 @@ func OfPeering(peering string) client.MatchingLabels {
 	return client.MatchingLabels{v1alpha1.LabelPeering: peering}
 }
 
-// ErrUninstalling says that the ledger is being removed by another command.
-var ErrUninstalling = errors.New("liqonet is being removed from the cluster")
-
 // Ledger reads the cluster's ledger; nil where liqonet is not installed.
 func (c *Cluster) Ledger(ctx context.Context) (*v1alpha1.ClusterNetwork, error) {
 	return Get[v1alpha1.ClusterNetwork](ctx, c, "", v1alpha1.ClusterNetworkName)
@@ -83,14 +98,6 @@ func (c *Cluster) Entry(ctx context.Context, peerID string) (*v1alpha1.PeerAlloc
 // Absent says that an object, or its whole kind, is not there.
 func Absent(err error) bool {
 	return apierrors.IsNotFound(err) || meta.IsNoMatchError(err)
-}
-
-// ErrUnpeered says that the ledger's entry of the peer is gone, or is going.
-var ErrUnpeered = errors.New("the clusters are being unpeered by another command")
-
-// IsLost says that what a command works on is not there any more.
-func IsLost(err error) bool {
-	return errors.Is(err, ErrUnpeered) || errors.Is(err, ErrUninstalling)
 }
 
 // IsOurs says that an object bears our label.

@@ -1,44 +1,18 @@
 package kube
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/http"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
 	"github.com/liqonet/liqonet/pkg/lock"
 )
-
-// lastWarning returns the newest warning event of our namespace: often the reason
-// why something does not start, such as a volume or an admission.
-func (c *Cluster) lastWarning() string {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
-	var events corev1.EventList
-	_ = c.Client.List(ctx, &events, client.InNamespace(v1alpha1.Namespace)) // without a warning, what is waited for has to do
-	warnings := slices.DeleteFunc(events.Items, func(e corev1.Event) bool { return e.Type != corev1.EventTypeWarning })
-	if len(warnings) == 0 {
-		return ""
-	}
-	at := func(e corev1.Event) time.Time {
-		if e.LastTimestamp.IsZero() {
-			return e.CreationTimestamp.Time
-		}
-		return e.LastTimestamp.Time
-	}
-	newest := slices.MaxFunc(warnings, func(a, b corev1.Event) int { return at(a).Compare(at(b)) })
-	return fmt.Sprintf("%s %s: %s", newest.InvolvedObject.Kind, newest.InvolvedObject.Name, strings.TrimSpace(newest.Message))
-}
 
 // PodsHint is the command that shows why pods of ours do not start.
 func (c *Cluster) PodsHint() string {
@@ -111,21 +85,4 @@ func isServed(status int, isFirst bool) bool {
 		return false
 	}
 	return status < http.StatusInternalServerError || status == http.StatusNotImplemented
-}
-
-// Poll is await for what cannot be watched.
-func (c *Cluster) Poll(ctx context.Context, doing, hint string, condition func(context.Context) (reason string, err error)) error {
-	return c.Await(ctx, doing, hint, nil, func(ctx context.Context, _ Objects) (string, error) { return condition(ctx) })
-}
-
-// TimedOut is the error of a wait that ends before what it waits for.
-func (c *Cluster) TimedOut(ctx context.Context, doing, hint, reason string) error {
-	e := &Error{Kind: NotReady, Cluster: c.Name, Doing: doing, Hint: hint, Err: context.Cause(ctx)}
-	if reason != "" {
-		e.Err = fmt.Errorf("%s (%w)", reason, context.Cause(ctx))
-	}
-	if warning := c.lastWarning(); warning != "" {
-		e.Err = fmt.Errorf("%w; the cluster says: %s", e.Err, warning)
-	}
-	return e
 }

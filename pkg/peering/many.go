@@ -3,7 +3,6 @@ package peering
 import (
 	"context"
 	"fmt"
-	"sync"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -50,30 +49,6 @@ func PeerAll(ctx context.Context, pairs []Pair, o engine.Options, reporter func(
 		out.Result, err = p.peer(ctx)
 		return err
 	})
-}
-
-// ticket lets pairs claim indexes and ranges one after the other.
-type ticket struct {
-	// ready is closed when the pairs before this one have released theirs.
-	ready <-chan struct{}
-	// release waits until the ticket is ready: a pair that fails does not let the next one
-	// overtake those before it.
-	release func()
-}
-
-func newTickets(n int) []ticket {
-	before := make(chan struct{})
-	close(before)
-	tickets := make([]ticket, n)
-	for i := range tickets {
-		ready, next := before, make(chan struct{})
-		tickets[i] = ticket{ready, sync.OnceFunc(func() {
-			<-ready
-			close(next)
-		})}
-		before = next
-	}
-	return tickets
 }
 
 // UnpeerAll removes the peerings of all pairs, as Unpeer does, and goes on where

@@ -160,13 +160,6 @@ func (p *run) readPresharedKey(ctx context.Context, key *presharedKey, to *engin
 	return got.Value, nil
 }
 
-// note adds to what the result says.
-func (p *run) note(text string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.result.Notes = append(p.result.Notes, text)
-}
-
 // clearPresharedKeys deletes those of a gateway that it had before, and those that
 // interrupted commands left.
 func clearPresharedKeys(ctx context.Context, s *engine.Side, g manifests.Gateway) {

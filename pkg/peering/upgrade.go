@@ -25,6 +25,74 @@ import (
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
+// shared is a peering with one plane of two clusters that are upgraded, and the command for both that gives it another plane
+// for that time.
+type shared struct {
+	*run
+	clusters [2]*upgrade
+}
+
+// addTemporary gives peerings with one plane another one, where anything is changed.
+func (u *upgrades) addTemporary(ctx context.Context) (out []*shared) {
+	for _, ids := range u.temporary {
+		a, b := u.of(ids[0]), u.of(ids[1])
+		if ctx.Err() != nil || a.done && b.done {
+			continue
+		}
+		err := cmp.Or(a.err, b.err)
+		if err != nil {
+			err = fmt.Errorf("the peering of %s and %s has one plane, and gets another one only if both are upgraded: %w", a.Name, b.Name, err)
+		} else {
+			s := &shared{clusters: [2]*upgrade{a, b}}
+			out = append(out, s)
+			err = u.reporter.Step(ctx, fmt.Sprintf("%s and %s: a temporary plane", a.Name, b.Name), func(ctx context.Context) error {
+				return failure.Caught(func() error { return s.add(ctx, u.reporter) })
+			})
+		}
+		for _, c := range []*upgrade{a, b} {
+			if c.err == nil && !errors.Is(err, kube.ErrUnpeered) { // the other peerings go on
+				c.failed(ctx, err)
+			}
+		}
+	}
+	return out
+}
+
+// add reads both clusters as they are by now, and adds the plane.
+func (s *shared) add(ctx context.Context, r kube.Reporter) error {
+	p := newRun(s.clusters[0].Side.Cluster, s.clusters[1].Side.Cluster, engine.Options{KeepOverlayKey: true}, r)
+	p.ticket, p.leavesAgents = newTickets(1)[0], true
+	s.run = p
+	unclear, err := p.recognise(ctx)
+	if err = cmp.Or(err, unclear); err != nil {
+		return err
+	}
+	if err := p.observe(ctx); err != nil {
+		return err
+	}
+	return p.addTemporary(ctx)
+}
+
+// removeTemporary takes the planes away, also where something has failed. One that stays since the command was interrupted is taken
+// away by the next one.
+func (u *upgrades) removeTemporary(ctx context.Context, all []*shared) {
+	for _, s := range all {
+		a, b := s.clusters[0], s.clusters[1]
+		if s.plan == nil || isInterrupted(ctx) {
+			continue
+		}
+		ctx, cancel := kube.WithTime(ctx)
+		err := u.reporter.Step(ctx, fmt.Sprintf("%s and %s: removing the temporary plane", a.Name, b.Name), s.run.removeTemporary)
+		cancel()
+		for i, c := range s.clusters {
+			c.Changed = append(c.Changed, s.sides[i].Changed...)
+			if c.err == nil && err != nil && !errors.Is(err, kube.ErrUnpeered) {
+				c.err = err // all else is done
+			}
+		}
+	}
+}
+
 // upgradeBackTimeout is how long it may take to go back, beyond the command's own timeout: gateways go back as they came, one
 // plane after the other.
 const upgradeBackTimeout = 5 * time.Minute

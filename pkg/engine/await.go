@@ -1,0 +1,198 @@
+package engine
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	appsv1 "k8s.io/api/apps/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/manifests"
+	"github.com/liqonet/liqonet/pkg/plan"
+	"github.com/liqonet/liqonet/pkg/status"
+)
+
+// RolloutKinds are the kinds that takenOver looks at, beside Peerings.
+func RolloutKinds() []client.ObjectList {
+	return []client.ObjectList{&appsv1.DaemonSetList{}, &appsv1.DeploymentList{}, &appsv1.ControllerRevisionList{}, &corev1.PodList{}}
+}
+
+// Agents are those that a wait is for: of some nodes, which are sorted, nil for all that are ready, and gateways. What is idle still is left out.
+type Agents struct {
+	Nodes    []string
+	Gateways []manifests.Gateway
+	Idle     Idle
+}
+
+// Idle is what did not work of a peering before a command: planes by which no packet passed, and nodes from which none did, sorted. Nobody waits for
+// it while the reason is none that the command removes.
+type Idle struct {
+	Peering string
+	Planes  []int32
+	Nodes   []string
+}
+
+// NoNodes are none, where nil would be all.
+func NoNodes() []string { return []string{} }
+
+// AwaitAgents waits until agents that were applied have taken over from those before them, and packets pass. The function passes is told what is missing
+// until they have taken over, and says what is missing at all.
+func AwaitAgents(ctx context.Context, c *kube.Cluster, doing, hint string, a Agents, passes func(o kube.Objects, beats status.Heartbeats, missing string) (string, error)) error {
+	beats := status.Heartbeats{}
+	return c.Await(ctx, doing, hint, append(RolloutKinds(), status.ViewKinds()...), func(_ context.Context, o kube.Objects) (string, error) {
+		beats.Note(kube.Of[*coordinationv1.Lease](o), c.Now())
+		missing, err := takenOver(c, o, a, beats)
+		if err != nil {
+			return "", err
+		}
+		return passes(o, beats, missing)
+	})
+}
+
+// takenOver says what is missing until agents have taken over: it is an error if one cannot start. They have when they run and
+// hold the Leases, which they take when they have reported; then it is empty.
+//
+// Nodes are looked at one by one, as the DaemonSet's own count includes those
+// that are not ready, for which nobody waits. Nor does anybody for gateways of a peering that was removed.
+func takenOver(c *kube.Cluster, o kube.Objects, a Agents, beats status.Heartbeats) (missing string, err error) {
+	nodes, _ := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
+	still := a.Idle.Still(o, beats)
+	nodes = slices.DeleteFunc(nodes, func(n string) bool {
+		return a.Nodes != nil && !kube.IsAmong(a.Nodes, n) || kube.IsAmong(still.Nodes, n)
+	})
+	gateways := slices.DeleteFunc(slices.Clone(a.Gateways), func(g manifests.Gateway) bool {
+		return kube.ByName[*v1alpha1.Peering](o, g.Peering) == nil || g.Peering == still.Peering && slices.Contains(still.Planes, g.Plane)
+	})
+	var names []string
+	for _, g := range gateways {
+		names = append(names, g.Name())
+	}
+	if crash, err := PodProblem(c, o, nodes, names...); crash != "" || err != nil {
+		return crash, err
+	}
+	for _, g := range gateways {
+		if missing := gatewayRolledOut(o, g, beats); missing != "" {
+			return missing, nil
+		}
+	}
+	if len(nodes) == 0 {
+		return "", nil
+	}
+	newest, missing := newestRevision(o)
+	return cmp.Or(missing, nodesRolledOut(o, newest, nodes, beats)), nil
+}
+
+// newestRevision is that of the node agents' DaemonSet, which its controller has to have seen.
+func newestRevision(o kube.Objects) (revision, missing string) {
+	ds := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
+	if ds == nil || ds.Status.ObservedGeneration < ds.Generation {
+		return "", "the node agents are being replaced"
+	}
+	newest := &appsv1.ControllerRevision{}
+	for _, r := range kube.Of[*appsv1.ControllerRevision](o) {
+		if metav1.IsControlledBy(r, ds) && r.Revision > newest.Revision {
+			newest = r
+		}
+	}
+	return newest.Labels[appsv1.ControllerRevisionHashLabelKey], ""
+}
+
+// gatewayRolledOut is for a gateway.
+func gatewayRolledOut(o kube.Objects, g manifests.Gateway, beats status.Heartbeats) string {
+	deployment := kube.ByName[*appsv1.Deployment](o, g.Name())
+	if deployment == nil || !isRolledOut(deployment) {
+		return "the gateway is being replaced"
+	}
+	if runningPods(o)[beats.Pod(g.Name())] == nil {
+		return "the gateway has not reported since it was replaced"
+	}
+	return ""
+}
+
+// nodesRolledOut is for node agents.
+func nodesRolledOut(o kube.Objects, revision string, nodes []string, beats status.Heartbeats) string {
+	ds, running, reports := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), runningPods(o), plan.ReportsByNode(o.Reports())
+	for _, n := range nodes {
+		pod := running[beats.Pod(reports[n].Lease())]
+		if reports[n] == nil || pod == nil || !metav1.IsControlledBy(pod, ds) || pod.Labels[appsv1.ControllerRevisionHashLabelKey] != revision {
+			return fmt.Sprintf("the node agent of %s is being replaced", n)
+		}
+	}
+	return ""
+}
+
+// runningPods are those whose agents run, by name.
+func runningPods(o kube.Objects) map[string]*corev1.Pod {
+	running := map[string]*corev1.Pod{}
+	for _, pod := range kube.Of[*corev1.Pod](o) {
+		if isRunning(pod) {
+			running[pod.Name] = pod
+		}
+	}
+	return running
+}
+
+func isRolledOut(d *appsv1.Deployment) bool {
+	s := d.Status
+	return s.ObservedGeneration >= d.Generation && s.Replicas == 1 && s.UpdatedReplicas == 1 && s.AvailableReplicas == 1
+}
+
+// isRunning says that the agent of a pod runs, and goes on to.
+func isRunning(pod *corev1.Pod) bool {
+	return pod.DeletionTimestamp.IsZero() && len(pod.Status.ContainerStatuses) > 0 && pod.Status.ContainerStatuses[0].State.Running != nil
+}
+
+// AwaitEnd waits until the gateway that ran before what was applied has ended: it goes on until nobody sends
+// packets by it. Where nothing is applied, that is the last one. One on a node that is not ready is not waited for.
+func AwaitEnd(ctx context.Context, c *kube.Cluster, g manifests.Gateway) error {
+	kinds := []client.ObjectList{&appsv1.DeploymentList{}, &corev1.PodList{}, &corev1.NodeList{}}
+	labels := g.Labels()
+	return c.Await(ctx, "wait until the former gateway has ended", c.PodsHint(), kinds, func(_ context.Context, o kube.Objects) (string, error) {
+		d := kube.ByName[*appsv1.Deployment](o, g.Name())
+		if d != nil && d.Spec.Replicas != nil && *d.Spec.Replicas == 0 {
+			d = nil // none is to run
+		}
+		if d != nil && (d.Status.ObservedGeneration < d.Generation || d.Status.UpdatedReplicas < 1 || d.Status.Replicas > d.Status.UpdatedReplicas) {
+			return "the gateway is being replaced", nil
+		}
+		_, notReady := kube.NodesByReadiness(kube.Of[*corev1.Node](o))
+		for _, pod := range kube.Of[*corev1.Pod](o) {
+			if pod.Labels[v1alpha1.LabelPeering] != g.Peering || pod.Labels[v1alpha1.LabelPlane] != labels[v1alpha1.LabelPlane] || kube.IsAmong(notReady, pod.Spec.NodeName) {
+				continue
+			}
+			if d == nil || !pod.DeletionTimestamp.IsZero() {
+				return fmt.Sprintf("pod %s goes on until nobody sends packets by it", pod.Name), nil
+			}
+		}
+		return "", nil
+	})
+}
+
+// Still is what has such a reason now: gateways without a node, and nodes whose agents have reported once and are silent since.
+func (i Idle) Still(o kube.Objects, beats status.Heartbeats) Idle {
+	out := Idle{Peering: i.Peering}
+	for _, pod := range kube.Of[*corev1.Pod](o) {
+		g := gatewayIn(pod)
+		isOurs := g.Peering == i.Peering && slices.Contains(i.Planes, g.Plane) && pod.DeletionTimestamp.IsZero()
+		if isOurs && Unschedulable(pod) != nil {
+			out.Planes = append(out.Planes, g.Plane)
+		}
+	}
+	if len(i.Nodes) == 0 {
+		return out
+	}
+	reports := plan.ReportsByNode(o.Reports())
+	for _, n := range i.Nodes {
+		if reports[n] != nil && !beats.Alive(reports[n].Lease(), status.NodeSilence) {
+			out.Nodes = append(out.Nodes, n)
+		}
+	}
+	return out
+}
