@@ -63,6 +63,27 @@ func UnderLocks(ctx context.Context, verb string, wait lock.Wait, all []lock.Clu
 	return err
 }
 
+// idlePatience is for the cluster's lock, where nobody has worked a moment before.
+const idlePatience = time.Second
+
+// ifIdle does something under the cluster's lock if it is needed, and if no other command works there. Those that were killed do not count, which may
+// take a while to find out. Nobody waits for that. An error is none of the command at the end of which this is done: the next one tries again.
+func ifIdle(ctx context.Context, c *kube.Cluster, verb string, isNeeded func(context.Context) (bool, error), do func(context.Context) error) {
+	_ = failure.Caught(func() error {
+		if is, err := isNeeded(ctx); !is || err != nil {
+			return err
+		}
+		all := LockOf(c, "")
+		all.Exclusive, all.IfIdle, all.Within = true, true, idlePatience
+		return UnderLocks(ctx, verb, kube.Quietly, []lock.Cluster{all}, func(ctx context.Context) error {
+			if is, err := isNeeded(ctx); !is || err != nil {
+				return err
+			}
+			return do(ctx)
+		})
+	})
+}
+
 // touch changes all of ours in a cluster where another command was overtaken. That one may still be about to write, or to delete, what it
 // has read before. What somebody may not change stays.
 func touch(ctx context.Context, c *kube.Cluster) error {

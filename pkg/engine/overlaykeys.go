@@ -12,9 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/liqonet/liqonet/pkg/api/v1alpha1"
-	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
-	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
 	"github.com/liqonet/liqonet/pkg/plan"
 	"github.com/liqonet/liqonet/pkg/status"
@@ -40,26 +38,17 @@ func RetireUnusedKeys(ctx context.Context, c *kube.Cluster, made int32, departed
 	}
 }
 
-// patience for the cluster's lock: two commands that end at the same time each find the other one's.
-const retirePatience = time.Second
-
 // RetireIfPossible is retireUnusedKeys for a command whose own work is done: that does not fail, nor wait for long, for a key
 // that nothing uses. Any peering may have been the last one to use a key, so each command does it at its end. While others work,
 // the last one of them does.
 func RetireIfPossible(ctx context.Context, c *kube.Cluster) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), retireTimeout)
 	defer cancel()
-	_ = failure.Caught(func() error { // the next command tries again
+	isNeeded := func(ctx context.Context) (bool, error) {
 		keys, err := overlayKeysUsed(ctx, c)
-		if err != nil || len(keys.unused) == 0 {
-			return err
-		}
-		all := LockOf(c, "")
-		all.Exclusive, all.Within = true, retirePatience
-		return UnderLocks(ctx, "retire keys", kube.Quietly, []lock.Cluster{all}, func(ctx context.Context) error {
-			return RetireUnusedKeys(ctx, c, 0, nil, Idle{})
-		})
-	})
+		return len(keys.unused) > 0, err
+	}
+	ifIdle(ctx, c, "retire keys", isNeeded, func(ctx context.Context) error { return RetireUnusedKeys(ctx, c, 0, nil, Idle{}) })
 }
 
 // uninstalledIs takes it for no error that another command removes all of liqonet, keys included.

@@ -51,7 +51,9 @@ type Cluster struct {
 	Exclusive bool
 	// Overrules has who works on the peering give up, unless that does the same.
 	Overrules bool
-	// Within is how long this cluster's locks may take, 0 as long as the context lasts.
+	// IfIdle takes the locks only where nobody else works. It looks until that is certain, before it holds up anybody.
+	IfIdle bool
+	// Within is how long this cluster's locks may take, 0 as long as the context lasts. With IfIdle, that begins when it is certain.
 	Within time.Duration
 }
 
@@ -156,6 +158,15 @@ func (h *Held) take(ctx context.Context, o *observer, wait Wait, watch func()) e
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	defer context.AfterFunc(h.lost, func() { end(context.Cause(h.lost)) })()
+	if o.IfIdle {
+		who, err := o.alive(ctx)
+		if err == nil && who != nil {
+			err = &Busy{Cluster: o.Name, By: who.By, Err: errors.New("it is not waited for")}
+		}
+		if err != nil {
+			return err
+		}
+	}
 	if o.Within > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, o.Within, fmt.Errorf("not free within %s: %w", o.Within, context.DeadlineExceeded))
@@ -464,7 +475,11 @@ type Holding struct {
 	By string
 	// IsExpired says that it was looked at for [Expiry], and not renewed.
 	IsExpired bool
+	// isAlive says that it was made or renewed while it was looked at.
+	isAlive bool
 }
+
+func (h Holding) isUnclear() bool { return !h.isAlive && !h.IsExpired }
 
 func (h Holding) String() string {
 	return fmt.Sprintf("%s (Lease %s/%s)", h.By, h.Lease.Namespace, h.Lease.Name)
@@ -473,6 +488,22 @@ func (h Holding) String() string {
 // Holders are the locks of a cluster that somebody holds. To be sure takes until each was renewed, or has expired.
 func Holders(ctx context.Context, api client.Client, beSure bool) ([]Holding, error) {
 	o := &observer{Cluster: Cluster{API: api}}
+	return o.holders(ctx, func(all []Holding) bool { return !beSure || !slices.ContainsFunc(all, Holding.isUnclear) })
+}
+
+// alive looks until somebody is known to live, whose lock it returns, or nobody does.
+func (o *observer) alive(ctx context.Context) (who *Holding, err error) {
+	_, err = o.holders(ctx, func(all []Holding) bool {
+		if i := slices.IndexFunc(all, func(h Holding) bool { return h.isAlive }); i >= 0 {
+			who = &all[i]
+		}
+		return who != nil || !slices.ContainsFunc(all, Holding.isUnclear)
+	})
+	return who, err
+}
+
+// holders looks until it is enough.
+func (o *observer) holders(ctx context.Context, isEnough func([]Holding) bool) ([]Holding, error) {
 	var first map[string]*coordinationv1.Lease
 	for {
 		leases, err := o.look(ctx)
@@ -483,17 +514,13 @@ func Holders(ctx context.Context, api client.Client, beSure bool) ([]Holding, er
 			first = leases
 		}
 		var out []Holding
-		isSure := true
 		for _, name := range slices.Sorted(maps.Keys(leases)) {
-			l, isExpired := leases[name], o.seen[name].expired
-			if holderOf(l) == "" {
-				continue
+			l, before := leases[name], first[name]
+			if holderOf(l) != "" {
+				out = append(out, Holding{l, describe(l), o.hasExpired(name), before == nil || before.ResourceVersion != l.ResourceVersion})
 			}
-			out = append(out, Holding{l, describe(l), isExpired})
-			before := first[name]
-			isSure = isSure && (isExpired || before == nil || before.ResourceVersion != l.ResourceVersion)
 		}
-		if isSure || !beSure {
+		if isEnough(out) {
 			return out, nil
 		}
 		select {
@@ -502,6 +529,12 @@ func Holders(ctx context.Context, api client.Client, beSure bool) ([]Holding, er
 			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+func (o *observer) hasExpired(name string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.seen[name].expired
 }
 
 // Unpeer is the verb of those who overrule others.

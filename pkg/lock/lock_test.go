@@ -502,3 +502,43 @@ func TestHoldersThatRenewNothing(t *testing.T) {
 		second.Release()
 	})
 }
+
+// A lock that is taken only where nobody works holds up nobody, also while it is not known whether the others live.
+func TestIfIdle(t *testing.T) {
+	idle := func(api client.Client) lock.Cluster {
+		c := peering(api, "")
+		c.Exclusive, c.IfIdle, c.Within = true, true, time.Second
+		return c
+	}
+	for name, isDead := range map[string]bool{"somebody works": false, "they were killed": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := newAPI(t)
+				theirs := &stopped{Client: api}
+				_, held := take(t, "first", peering(theirs.here(), "b"))
+				theirs.is.Store(isDead)
+				begun := time.Now()
+				go func() {
+					time.Sleep(time.Second)
+					asked := time.Now()
+					_, other := take(t, "second", peering(api, "c"))
+					if took := time.Since(asked); took > time.Second {
+						t.Errorf("another command has waited for %s", took)
+					}
+					other.Release()
+				}()
+				_, mine, err := lock.Take(t.Context(), "tidy up", silently, idle(api))
+				took := time.Since(begun)
+				if busy := (*lock.Busy)(nil); !isDead && (!errors.As(err, &busy) || took > lock.Renewal+time.Second) {
+					t.Errorf("after %s: %v", took, err)
+				}
+				if isDead && (err != nil || took > lock.Expiry+time.Second || len(mine.Overtook()) != 1) {
+					t.Errorf("after %s: %v, overtaken %v", took, err, mine.Overtook())
+				}
+				mine.Release()
+				theirs.is.Store(false)
+				held.Release()
+			})
+		})
+	}
+}
