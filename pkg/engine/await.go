@@ -1,7 +1,6 @@
 package engine
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -85,23 +84,33 @@ func takenOver(c *kube.Cluster, o kube.Objects, a Agents, beats status.Heartbeat
 	if len(nodes) == 0 {
 		return "", nil
 	}
-	newest, missing := newestRevision(o)
-	return cmp.Or(missing, nodesRolledOut(o, newest, nodes, beats)), nil
+	revisions, least, missing := revisionsOf(o)
+	if missing != "" {
+		return missing, nil
+	}
+	return nodesRolledOut(o, revisions, least, nodes, beats), nil
 }
 
-// newestRevision is that of the node agents' DaemonSet, which its controller has to have seen.
-func newestRevision(o kube.Objects) (revision, missing string) {
+// revisionsOf are the numbers of the revisions of the node agents' DaemonSet, by their hashes, and the newest one. Its controller has to have seen it.
+func revisionsOf(o kube.Objects) (all map[string]int64, newest int64, missing string) {
 	ds := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
-	if ds == nil || ds.Status.ObservedGeneration < ds.Generation {
-		return "", "the node agents are being replaced"
-	}
-	newest := &appsv1.ControllerRevision{}
-	for _, r := range kube.Of[*appsv1.ControllerRevision](o) {
-		if metav1.IsControlledBy(r, ds) && r.Revision > newest.Revision {
-			newest = r
+	all = map[string]int64{}
+	if ds != nil && ds.Status.ObservedGeneration >= ds.Generation {
+		for _, r := range kube.Of[*appsv1.ControllerRevision](o) {
+			if metav1.IsControlledBy(r, ds) {
+				all[r.Labels[appsv1.ControllerRevisionHashLabelKey]], newest = r.Revision, max(newest, r.Revision)
+			}
 		}
 	}
-	return newest.Labels[appsv1.ControllerRevisionHashLabelKey], ""
+	if newest == 0 {
+		return nil, 0, "the node agents are being replaced"
+	}
+	return all, newest, ""
+}
+
+// isByHand says that commands replace the node agents. If none does, one was killed, or has failed, while it did.
+func isByHand(ds *appsv1.DaemonSet) bool {
+	return ds.Spec.UpdateStrategy.Type == appsv1.OnDeleteDaemonSetStrategyType
 }
 
 // gatewayRolledOut is for a gateway.
@@ -116,12 +125,12 @@ func gatewayRolledOut(o kube.Objects, g manifests.Gateway, beats status.Heartbea
 	return ""
 }
 
-// nodesRolledOut is for node agents.
-func nodesRolledOut(o kube.Objects, revision string, nodes []string, beats status.Heartbeats) string {
+// nodesRolledOut is for node agents, of a revision that is the least.
+func nodesRolledOut(o kube.Objects, revisions map[string]int64, least int64, nodes []string, beats status.Heartbeats) string {
 	ds, running, reports := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName), runningPods(o), plan.ReportsByNode(o.Reports())
 	for _, n := range nodes {
 		pod := running[beats.Pod(reports[n].Lease())]
-		if reports[n] == nil || pod == nil || !metav1.IsControlledBy(pod, ds) || pod.Labels[appsv1.ControllerRevisionHashLabelKey] != revision {
+		if reports[n] == nil || pod == nil || !metav1.IsControlledBy(pod, ds) || revisions[pod.Labels[appsv1.ControllerRevisionHashLabelKey]] < least {
 			return fmt.Sprintf("the node agent of %s is being replaced", n)
 		}
 	}

@@ -126,11 +126,11 @@ func retireOverlayKeys(ctx context.Context, c *kube.Cluster, generation int32) e
 	})
 }
 
-// patchAgents gives agents other keys of the overlay, unless somebody has changed them since they were read.
+// patchAgents changes agents, such as their keys of the overlay, unless somebody has changed them since they were read.
 func patchAgents(ctx context.Context, c *kube.Cluster, before, after client.Object) error {
 	patch := client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{})
 	err := c.Client.Patch(ctx, after, patch, client.FieldOwner(v1alpha1.FieldManager))
-	return c.Fail("change the overlay's keys of "+kube.Describe(after), client.IgnoreNotFound(err))
+	return c.Fail("change "+kube.Describe(after), client.IgnoreNotFound(err))
 }
 
 // TakeCurrentKey takes from a pod that is about to be applied the overlay's keys before the one that the ledger

@@ -62,7 +62,7 @@ func uninstalledIs(err error) error {
 // overlayKeys are the generations of the overlay's keys that links have, and those that no link has.
 type overlayKeys struct{ used, unused []int32 }
 
-// overlayKeysUsed tells which keys of the overlay are in use. Where a command has left a peering half done, it says of none that
+// overlayKeysUsed tells which keys of the overlay are in use. Where a command has left a peering or a roll-out half done, it says of none that
 // it is unused.
 func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, err error) {
 	if isHalfDone, err := isHalfDone(ctx, c); isHalfDone || err != nil {
@@ -73,7 +73,7 @@ func overlayKeysUsed(ctx context.Context, c *kube.Cluster) (keys overlayKeys, er
 		return keys, err
 	}
 	ds, err := c.NodeAgents(ctx)
-	if ds == nil || err != nil {
+	if ds == nil || err != nil || isByHand(ds) {
 		return keys, err
 	}
 	given := manifests.OverlayKeys(&ds.Spec.Template.Spec)

@@ -63,6 +63,7 @@ func RemoveUnused(ctx context.Context, c *kube.Cluster, reporter kube.Reporter) 
 		return false, err
 	}
 	if isUsed {
+		CompleteIfPossible(ctx, c, reporter)
 		RetireIfPossible(ctx, c)
 		return false, nil
 	}

@@ -31,7 +31,7 @@ func (s *Side) UpdateNodeAgents(ctx context.Context, planned *plan.ClusterPlan) 
 	if err != nil || kube.Contains(live.Object, want.Object) {
 		return err
 	}
-	a := Agents{NoNodes(), GatewaysOf(planned), s.Idle}
+	a := Agents{Nodes: NoNodes(), Gateways: GatewaysOf(planned), Idle: s.Idle}
 	err = AwaitAgents(ctx, s.Cluster, "wait for the gateway, before the node agents are replaced", s.PodsHint(), a, func(o kube.Objects, _ status.Heartbeats, missing string) (string, error) {
 		if kube.ByName[*v1alpha1.Peering](o, planned.Peering.Name) == nil {
 			return "", kube.ErrUnpeered
@@ -54,11 +54,20 @@ func (s *Side) RollOut(ctx context.Context, planned *plan.ClusterPlan, step lock
 	if isDone || err != nil {
 		return err
 	}
+	if err := s.replaceNodeAgents(ctx, step); err != nil {
+		return err
+	}
+	_, err = s.applyNodeAgents(ctx, planned, false)
+	return err
+}
+
+// replaceNodeAgents replaces those of an earlier revision, a group of nodes at a time.
+func (s *Side) replaceNodeAgents(ctx context.Context, step lock.Wait) error {
 	groups := s.Facts.NodeGroups()
 	for i, group := range groups {
 		name := fmt.Sprintf("node agents, %d of %d (%s)", len(slices.Concat(groups[:i+1]...)), len(slices.Concat(groups...)), kube.FirstOf(3, group))
 		err := step(ctx, name, func(ctx context.Context) error {
-			if err := s.deleteOutdated(ctx, group); err != nil {
+			if _, err := s.deleteOutdated(ctx, group); err != nil {
 				return err
 			}
 			return s.Settle(ctx, Agents{Nodes: group}, 0)
@@ -67,28 +76,37 @@ func (s *Side) RollOut(ctx context.Context, planned *plan.ClusterPlan, step lock
 			return err
 		}
 	}
-	_, err = s.applyNodeAgents(ctx, planned, false)
-	return err
+	return nil
 }
 
-// deleteOutdated deletes the agents' pods of these nodes, which are sorted, that are of an earlier revision.
-func (s *Side) deleteOutdated(ctx context.Context, nodes []string) error {
-	var outdated []client.Object
-	err := s.Await(ctx, "look which node agents are replaced", s.PodsHint(), RolloutKinds(), func(_ context.Context, o kube.Objects) (string, error) {
+// deleteOutdated deletes the agents' pods of these nodes, which are sorted, that are of an earlier revision than the newest, which it returns.
+func (s *Side) deleteOutdated(ctx context.Context, nodes []string) (newest int64, err error) {
+	newest, outdated, err := s.outdated(ctx, nodes)
+	if err != nil {
+		return 0, err
+	}
+	var objs []client.Object
+	for _, pod := range outdated {
+		objs = append(objs, pod)
+	}
+	return newest, s.DeleteEach(ctx, objs)
+}
+
+// outdated returns these pods, and the newest revision.
+func (s *Side) outdated(ctx context.Context, nodes []string) (newest int64, pods []*corev1.Pod, err error) {
+	err = s.Await(ctx, "look which node agents are replaced", s.PodsHint(), RolloutKinds(), func(_ context.Context, o kube.Objects) (string, error) {
 		ds := kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)
-		revision, missing := newestRevision(o)
-		outdated = nil
+		revisions, last, missing := revisionsOf(o)
+		newest, pods = last, nil
 		for _, pod := range kube.Of[*corev1.Pod](o) {
-			if ds != nil && metav1.IsControlledBy(pod, ds) && kube.IsAmong(nodes, pod.Spec.NodeName) && pod.Labels[appsv1.ControllerRevisionHashLabelKey] != revision {
-				outdated = append(outdated, pod)
+			revision := revisions[pod.Labels[appsv1.ControllerRevisionHashLabelKey]]
+			if ds != nil && metav1.IsControlledBy(pod, ds) && kube.IsAmong(nodes, pod.Spec.NodeName) && revision < newest {
+				pods = append(pods, pod)
 			}
 		}
 		return missing, nil
 	})
-	if err != nil {
-		return err
-	}
-	return s.DeleteEach(ctx, outdated)
+	return newest, pods, err
 }
 
 // ReplaceGateway applies a gateway's Deployment. Two gateways with one key would take each other's packets, and one that starts waits only some

@@ -110,6 +110,19 @@ func (w ways) Expect(g plan.UpgradeGateway) {
 	}
 }
 
+// expectFrom adds the ways from nodes whose agents a command has replaced that was killed: all that other nodes have. So what it has broken is seen.
+func (w ways) expectFrom(nodes []string) {
+	planes := ways{}
+	for x := range w {
+		planes[way{x.peering, x.plane, ""}] = true
+	}
+	for x := range planes {
+		for _, n := range nodes {
+			w[way{x.peering, x.plane, n}] = true
+		}
+	}
+}
+
 // lost names the ways that worked and do not any more; empty if there is none. A node that is gone or not ready lacks nothing, nor does
 // one whose plane was removed.
 func (w ways) lost(now ways, o kube.Objects) string {

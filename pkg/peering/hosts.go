@@ -161,7 +161,7 @@ func changeHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, r kub
 	if err := engine.CheckVersion(ctx, c); err != nil {
 		return err
 	}
-	return engine.UnderLocks(ctx, "expose-host", r.Step, []lock.Cluster{engine.LockOf(c, peer.ID)}, func(ctx context.Context) error {
+	err := engine.UnderLocks(ctx, "expose-host", r.Step, []lock.Cluster{engine.LockOf(c, peer.ID)}, func(ctx context.Context) error {
 		if err := checkPeer(ctx, c, peer); err != nil { // a peering may have been made since
 			return err
 		}
@@ -191,6 +191,11 @@ func changeHosts(ctx context.Context, c *kube.Cluster, peer *kube.Cluster, r kub
 			return status.SettledBut(p, v, func(plane status.PlaneView) bool { return !plane.Connected }, nil), err
 		})
 	})
+	if err == nil {
+		engine.CompleteIfPossible(ctx, c, r)
+		engine.RetireIfPossible(ctx, c)
+	}
+	return err
 }
 
 // currentHosts are the exposed hosts as the ledger has them now: others may change it at the same time.

@@ -47,12 +47,16 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 		again := err != nil && !retried && ctx.Err() == nil && (p.reserve() || errors.Is(err, kube.ErrUninstalling))
 		// What a new peering leaves behind that has failed, or what nothing uses now.
 		left, cancel := kube.WithTime(ctx)
-		err = errors.Join(err, p.both(left, func(ctx context.Context, s, _ *engine.Side) error {
+		isDone := err == nil
+		err = errors.Join(err, p.both(left, func(left context.Context, s, _ *engine.Side) error {
 			if s.Removed {
-				_, err := engine.RemoveUnused(ctx, s.Cluster, p.reporter)
+				_, err := engine.RemoveUnused(left, s.Cluster, p.reporter)
 				return err
 			}
-			engine.RetireIfPossible(ctx, s.Cluster)
+			if isDone {
+				engine.CompleteIfPossible(ctx, s.Cluster, p.reporter)
+			}
+			engine.RetireIfPossible(left, s.Cluster)
 			return nil
 		}))
 		cancel()

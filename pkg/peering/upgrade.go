@@ -21,7 +21,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/kube"
 	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/manifests"
-	"github.com/liqonet/liqonet/pkg/nodes"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -241,11 +240,13 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 	if f.Ledger, err = c.Ledger(ctx); err != nil {
 		return nil, err
 	}
+	if f.Nodes, err = engine.AgentNodes(ctx, c); err != nil {
+		return nil, err
+	}
 	var peerings v1alpha1.PeeringList
 	var services corev1.ServiceList
-	var machines corev1.NodeList
 	secrets := kube.SecretNames().(*metav1.PartialObjectMetadataList)
-	for _, list := range []client.ObjectList{&peerings, &services, &machines, secrets} {
+	for _, list := range []client.ObjectList{&peerings, &services, secrets} {
 		err := c.List(ctx, list, kube.InOurNamespace(list))
 		if list == secrets && apierrors.IsForbidden(err) {
 			f.Secrets, err = nil, nil
@@ -255,10 +256,6 @@ func upgradeFacts(ctx context.Context, c *kube.Cluster, o UpgradeOptions) (*plan
 		}
 	}
 	f.OtherPeerings = peerings.Items
-	for i := range machines.Items {
-		n := &machines.Items[i]
-		f.Nodes = append(f.Nodes, plan.Node{Name: n.Name, Ready: nodes.Ready(n), RunsAgents: nodes.RunsAgents(n)})
-	}
 	for i := range services.Items {
 		s := &services.Items[i]
 		f.Services[s.Labels[v1alpha1.LabelPeering]] = s

@@ -1,0 +1,78 @@
+package engine
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/nodes"
+	"github.com/liqonet/liqonet/pkg/plan"
+)
+
+// rollOutTimeout is how long it may take to complete a roll-out, at the end of a command that does something else. The next one continues it.
+const rollOutTimeout = time.Minute
+
+// CompleteIfPossible completes a roll-out of a command that was killed. The DaemonSet would replace all agents at the same time, and look at no probes. So
+// commands do it in groups, each at its end when its own work is done, under the cluster's lock. While others work, the last one of them does.
+func CompleteIfPossible(ctx context.Context, c *kube.Cluster, r kube.Reporter) {
+	ctx, cancel := context.WithTimeoutCause(ctx, rollOutTimeout, fmt.Errorf("not done after %s; the next command continues", rollOutTimeout))
+	defer cancel()
+	isNeeded := func(ctx context.Context) (bool, error) {
+		ds, err := c.NodeAgents(ctx)
+		return ds != nil && isByHand(ds), err
+	}
+	ifIdle(ctx, c, "complete a roll-out", isNeeded, func(ctx context.Context) error {
+		return r.Step(ctx, c.Name+": completing the roll-out of another command", func(ctx context.Context) error { return completeRollOut(ctx, c) })
+	})
+}
+
+// completeRollOut is the same under the lock.
+func completeRollOut(ctx context.Context, c *kube.Cluster) (err error) {
+	s := NewSide(c, 0)
+	if s.Facts.Nodes, err = AgentNodes(ctx, c); err != nil {
+		return err
+	}
+	if s.Worked, _, err = WaysBefore(ctx, c, 0); err != nil {
+		return err
+	}
+	ready := sets.New(slices.Concat(s.Facts.NodeGroups()...)...)
+	_, outdated, err := s.outdated(ctx, sets.List(ready))
+	if err != nil {
+		return err
+	}
+	for _, pod := range outdated {
+		ready.Delete(pod.Spec.NodeName)
+	}
+	s.Worked.expectFrom(sets.List(ready))
+	if err := s.replaceNodeAgents(ctx, kube.Quietly); err != nil {
+		return err
+	}
+	return kube.RetryOnConflict(func() error {
+		ds, err := c.NodeAgents(ctx)
+		if ds == nil || err != nil {
+			return err
+		}
+		before := ds.DeepCopy()
+		ds.Spec.UpdateStrategy.Type = appsv1.RollingUpdateDaemonSetStrategyType
+		return patchAgents(ctx, c, before, ds)
+	})
+}
+
+// AgentNodes are all nodes, as a plan that concerns their agents needs them.
+func AgentNodes(ctx context.Context, c *kube.Cluster) (out []plan.Node, err error) {
+	var machines corev1.NodeList
+	if err := c.List(ctx, &machines); err != nil {
+		return nil, err
+	}
+	for i := range machines.Items {
+		n := &machines.Items[i]
+		out = append(out, plan.Node{Name: n.Name, Ready: nodes.Ready(n), RunsAgents: nodes.RunsAgents(n)})
+	}
+	return out, nil
+}

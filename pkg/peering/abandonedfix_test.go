@@ -1,0 +1,46 @@
+package peering_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+
+	"github.com/liqonet/liqonet/pkg/diagnose"
+	"github.com/liqonet/liqonet/pkg/doctor"
+	"github.com/liqonet/liqonet/pkg/engine"
+	"github.com/liqonet/liqonet/pkg/kube"
+	"github.com/liqonet/liqonet/pkg/peering"
+	"github.com/liqonet/liqonet/test/kit"
+	"github.com/liqonet/liqonet/test/kubetest"
+)
+
+// doctor --fix completes a roll-out as well: node agents that nobody replaces are not as they should be.
+func TestFixCompletesTheRollOutOfTheKilled(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	for first, do := range peering.RollsOut {
+		for _, writes := range kubetest.Some(t, []int{0, 1, 2, 3}, 1, 4) {
+			t.Run(fmt.Sprintf("%s, %d pods were deleted", first, writes), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					a, b, c := peering.Trio(t, engine.Options{})
+					if err := do(t.Context(), (&peering.Dying{Writes: writes}).Of(a), c.Cluster); !errors.Is(err, peering.ErrInjected) {
+						t.Fatal(err)
+					}
+					clusters := []*kube.Cluster{a.Cluster, b.Cluster}
+					facts, err := diagnose.ReadFacts(t.Context(), clusters, make([]error, 2), diagnose.DoctorOptions{ObjectsOnly: true}, kubetest.Silent{})
+					if err == nil {
+						_, err = diagnose.Fix(t.Context(), clusters, facts, doctor.Examine(facts), kubetest.Silent{})
+					}
+					if err != nil {
+						t.Error(err)
+					}
+					a.IsRolledOut(t)
+					if left := a.UnusedKeys(t); len(left) > 0 && first != "peer" {
+						t.Errorf("there are keys that no link has: %v", left)
+					}
+				})
+			})
+		}
+	}
+}
