@@ -28,6 +28,9 @@ type Agents struct {
 	Nodes    []string
 	Gateways []manifests.Gateway
 	Idle     Idle
+	// Since is the revision that node agents have to be of at least, while commands replace them and their DaemonSet does not. 0 is for any: packets tell
+	// whether they do, and whoever replaces them waits for the newest. That one may be dead.
+	Since int64
 }
 
 // Idle is what did not work of a peering before a command: planes by which no packet passed, and nodes from which none did, sorted. Nobody waits for
@@ -87,6 +90,9 @@ func takenOver(c *kube.Cluster, o kube.Objects, a Agents, beats status.Heartbeat
 	revisions, least, missing := revisionsOf(o)
 	if missing != "" {
 		return missing, nil
+	}
+	if isByHand(kube.ByName[*appsv1.DaemonSet](o, v1alpha1.NodeAgentName)) {
+		least = a.Since
 	}
 	return nodesRolledOut(o, revisions, least, nodes, beats), nil
 }

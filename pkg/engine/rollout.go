@@ -67,10 +67,11 @@ func (s *Side) replaceNodeAgents(ctx context.Context, step lock.Wait) error {
 	for i, group := range groups {
 		name := fmt.Sprintf("node agents, %d of %d (%s)", len(slices.Concat(groups[:i+1]...)), len(slices.Concat(groups...)), kube.FirstOf(3, group))
 		err := step(ctx, name, func(ctx context.Context) error {
-			if _, err := s.deleteOutdated(ctx, group); err != nil {
+			newest, err := s.deleteOutdated(ctx, group)
+			if err != nil {
 				return err
 			}
-			return s.Settle(ctx, Agents{Nodes: group}, 0)
+			return s.Settle(ctx, Agents{Nodes: group, Since: newest}, 0)
 		})
 		if err != nil {
 			return err

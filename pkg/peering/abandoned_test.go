@@ -235,6 +235,82 @@ func TestUnpeerOfTheLastAfterAKilledRollOut(t *testing.T) {
 	}
 }
 
+// A roll-out of another command does not hold up peer: neither when it is alive nor when it is dead. Packets pass by the agents that run.
+func TestPeerWaitsForNoRollOutOfAnother(t *testing.T) {
+	kit.Slow(t)
+	t.Parallel()
+	for _, writes := range kubetest.Some(t, []int{0, 1, 2}, 1, 3) {
+		t.Run(fmt.Sprintf("waits for packets, %d pods were deleted", writes), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a, b, c := Trio(t, engine.Options{Server: "id-of-b"})
+				deaf := func(is bool) {
+					b.Mu.Lock()
+					defer b.Mu.Unlock()
+					b.deaf = is
+				}
+				deaf(true)
+				begun := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+				defer cancel()
+				var others sync.WaitGroup
+				others.Go(func() {
+					time.Sleep(5 * time.Second)
+					if _, err := Peer(ctx, (&Dying{Writes: writes}).Of(a), c.Cluster, engine.Options{Image: "image:3"}, kubetest.Silent{}); !errors.Is(err, ErrInjected) {
+						t.Errorf("the one that is killed: %v", err)
+					}
+					deaf(false)
+				})
+				if _, err := Peer(ctx, a.Cluster, b.Cluster, engine.Options{}, kubetest.Silent{}); err != nil {
+					t.Error(err)
+				}
+				others.Wait()
+				if took := time.Since(begun); took > time.Minute {
+					t.Errorf("it took %s", took)
+				}
+				a.IsRolledOut(t)
+				a.checkKeys(t)
+			})
+		})
+	}
+	t.Run("replaces node agents itself", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			a, b, c := Trio(t, engine.Options{})
+			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
+			defer cancel()
+			var once sync.Once
+			first := *a.Cluster
+			first.Client = interceptor.NewClient(a.Client, interceptor.Funcs{
+				Delete: func(ctx context.Context, api client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+					err := api.Delete(ctx, obj, opts...)
+					if kube.KindName(obj) == "Pod" {
+						once.Do(func() {
+							if err := a.play(ctx, a.Raw); err != nil { // there is a pod as this command wants it
+								t.Error(err)
+							}
+							if _, err := Peer(ctx, (&Dying{}).Of(a), c.Cluster, engine.Options{Image: "image:3"}, kubetest.Silent{}); !errors.Is(err, ErrInjected) {
+								t.Errorf("the one that is killed: %v", err)
+							}
+						})
+					}
+					return err
+				},
+			})
+			begun := time.Now()
+			if _, err := Peer(ctx, &first, b.Cluster, engine.Options{Image: "image:2"}, kubetest.Silent{}); err != nil {
+				t.Error(err)
+			}
+			if took := time.Since(begun); took > time.Minute {
+				t.Errorf("it took %s", took)
+			}
+			a.IsRolledOut(t)
+			a.checkKeys(t)
+			if image := a.image(t); image != "image:2" {
+				t.Errorf("the node agents have %s", image)
+			}
+		})
+	})
+}
+
 // A command leaves the roll-out of another one that lives, and waits for it no longer than it takes to find that out.
 func TestRollOutOfTheLivingIsLeft(t *testing.T) {
 	kit.Slow(t)
