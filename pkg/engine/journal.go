@@ -27,7 +27,7 @@ func JournalOf(peering string) *corev1.Secret {
 // changed. No other Secret is ever in it: what is in these is never changed. Agents may
 // write ConfigMaps, but no Secrets: a command must not take instructions from them.
 type journal struct {
-	cluster *kube.Cluster
+	Cluster *kube.Cluster
 	// Created says that objects which were not there before are noted too. They are
 	// where the peering has worked: otherwise all objects of the peering are removed.
 	Created bool
@@ -48,8 +48,8 @@ type Change struct {
 // start creates the journal's Secret.
 func (j *journal) start(ctx context.Context, peering string) error {
 	obj := JournalOf(peering)
-	if err := j.cluster.Create(ctx, obj); err != nil {
-		return j.cluster.Fail("write down what is changed", kube.UninstallingIfTerminating(err))
+	if err := j.Cluster.Create(ctx, obj); err != nil {
+		return j.Cluster.Fail("write down what is changed", kube.UninstallingIfTerminating(err))
 	}
 	j.object = obj
 	return nil
@@ -74,11 +74,11 @@ func (j *journal) note(ctx context.Context, changes ...Change) error {
 		obj := j.object.DeepCopy()
 		obj.Data = map[string][]byte{JournalKey: raw}
 		patch := client.MergeFromWithOptions(j.object, client.MergeFromWithOptimisticLock{})
-		if err = j.cluster.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager)); err == nil {
+		if err = j.Cluster.Client.Patch(ctx, obj, patch, client.FieldOwner(v1alpha1.FieldManager)); err == nil {
 			j.object = obj
 		}
 	}
-	return j.cluster.Fail("write down what is changed", err)
+	return j.Cluster.Fail("write down what is changed", err)
 }
 
 // End deletes the Secret: what was changed is to stay, or is put back.
@@ -86,7 +86,7 @@ func (j *journal) End(ctx context.Context) error {
 	if j.object == nil {
 		return nil
 	}
-	if err := j.cluster.Delete(ctx, j.object); err != nil {
+	if err := j.Cluster.Delete(ctx, j.object); err != nil {
 		return err
 	}
 	j.object = nil

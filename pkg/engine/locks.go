@@ -19,7 +19,7 @@ import (
 )
 
 // peerLockTimeout is how long the lock of a peer cluster may take: its administrators must not hold up a command.
-const peerLockTimeout = 20 * time.Second
+const peerLockTimeout = kube.LongestSilence
 
 // PairLocks are those of both clusters of a pair. The first one is the user's own, and is waited for.
 func PairLocks(a, b *kube.Cluster, isExclusive bool) []lock.Cluster {
@@ -30,7 +30,7 @@ func PairLocks(a, b *kube.Cluster, isExclusive bool) []lock.Cluster {
 
 // LockOf is that of the peering with a peer; of none if it is empty.
 func LockOf(c *kube.Cluster, peerID string) lock.Cluster {
-	return lock.Cluster{API: c.Client, ID: c.ID, Name: c.Name, Peer: peerID}
+	return lock.Cluster{API: c.Client, ID: c.ID, Name: c.Name, Peer: peerID, Answers: c.Answers}
 }
 
 // UnderLocks does something while this command holds locks.

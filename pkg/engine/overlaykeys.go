@@ -42,7 +42,7 @@ func RetireUnusedKeys(ctx context.Context, c *kube.Cluster, made int32, departed
 // that nothing uses. Any peering may have been the last one to use a key, so each command does it at its end. While others work,
 // the last one of them does.
 func RetireIfPossible(ctx context.Context, c *kube.Cluster) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), retireTimeout)
+	ctx, cancel := c.Apart(ctx, retireTimeout)
 	defer cancel()
 	isNeeded := func(ctx context.Context) (bool, error) {
 		keys, err := overlayKeysUsed(ctx, c)

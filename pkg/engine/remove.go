@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -35,6 +36,9 @@ type Removed struct {
 	// matter where the peer itself is not asked.
 	Others []string
 }
+
+// Together is how long after the one side the other one ends as if they had ended at the same time.
+const Together = time.Second
 
 // RemovePeer removes the peering, and its entry of the ledger, under its lock.
 func RemovePeer(ctx context.Context, c *kube.Cluster, peerID string) (r Removed, err error) {

@@ -134,7 +134,7 @@ func (s *Side) ReplaceGateway(ctx context.Context, g manifests.Gateway, next *un
 	ended := AwaitEnd(ctx, s.Cluster, g)
 	if ended != nil { // whatever it waits for: one has to run again
 		var cancel context.CancelFunc
-		ctx, cancel = kube.WithTime(ctx)
+		ctx, cancel = s.Apart(ctx, kube.RollbackTimeout)
 		defer cancel()
 	}
 	return cmp.Or(ended, s.Apply(ctx, next))

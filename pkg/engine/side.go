@@ -49,7 +49,7 @@ type Side struct {
 
 // NewSide begins a run for a cluster.
 func NewSide(c *kube.Cluster, index int) *Side {
-	return &Side{Cluster: c, Index: index, Journal: &journal{cluster: c, turn: make(chan struct{}, 1)}}
+	return &Side{Cluster: c, Index: index, Journal: &journal{Cluster: c, turn: make(chan struct{}, 1)}}
 }
 
 // HasChanged notes what the run has changed.

@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"errors"
-	"fmt"
 	"reflect"
 	"slices"
 	"time"
@@ -70,7 +69,7 @@ func (c *Cluster) Recheck(ctx context.Context, created client.Object) error {
 	if lock.Lost(ctx) == nil || created.GetLabels()[v1alpha1.LabelPeering] == "" {
 		return err
 	}
-	ctx, cancel := WithTime(lock.Outside(ctx))
+	ctx, cancel := c.Apart(lock.Outside(ctx), RollbackTimeout)
 	defer cancel()
 	return errors.Join(err, c.Delete(ctx, created))
 }
@@ -155,9 +154,11 @@ func UninstallingIfTerminating(err error) error {
 // own timeout.
 const RollbackTimeout = 30 * time.Second
 
-// WithTime is a context for what has to be put back, also where the command's own time is over.
+// WithTime is a context for what has to be put back in both clusters, also where the command's own time is over. It ends when one of them does
+// not answer.
 func WithTime(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeoutCause(context.WithoutCancel(ctx), RollbackTimeout, fmt.Errorf("not done after %s", RollbackTimeout))
+	silent, _ := ctx.Value(silentKey{}).(context.Context)
+	return forLonger(ctx, RollbackTimeout, silent)
 }
 
 // DeletesAtOnce is how many objects of a kind are deleted at the same time: each node has some.

@@ -53,6 +53,8 @@ type Cluster struct {
 	// Unasked is why nothing is asked of the cluster, nil if it is: it does not say who
 	// it is, or the user does not want it (ErrUnwanted). Only Unpeer works without it.
 	Unasked error
+	// Answers ends when the cluster has answered nothing for [longestSilence], see whileAnswering. Nil where nobody looks.
+	Answers context.Context
 }
 
 // ErrUnwanted says that the user does not want a cluster to be asked.
@@ -151,6 +153,9 @@ func Ended(ctx context.Context, err error) error {
 		return err
 	}
 	cause := context.Cause(ctx)
+	if errors.As(cause, new(*Error)) {
+		return cause
+	}
 	if errors.Is(e.Err, cause) && e.Hint != "" {
 		return err
 	}

@@ -55,6 +55,8 @@ type Cluster struct {
 	IfIdle bool
 	// Within is how long this cluster's locks may take, 0 as long as the context lasts. With IfIdle, that begins when it is certain.
 	Within time.Duration
+	// Answers ends when nobody waits for an answer of the cluster any more. Nil for never.
+	Answers context.Context
 }
 
 // ErrOvertaken is why a command ends whose lock another one has taken.
@@ -109,7 +111,10 @@ type lease struct {
 	confirmed time.Time
 }
 
-type heldKey struct{}
+type (
+	heldKey struct{}
+	onlyKey struct{}
+)
 
 // Take takes locks in all of the clusters, or in none. The context that it returns ends when one of them is lost, with
 // ErrOvertaken. The locks have to be released, with any outcome of what is done under them.
@@ -125,6 +130,9 @@ func Take(ctx context.Context, verb string, wait Wait, clusters ...Cluster) (con
 	clusters = slices.SortedFunc(slices.Values(clusters), func(a, b Cluster) int { return cmp.Compare(a.ID, b.ID) })
 	h.observers = make([]*observer, len(clusters))
 	for i, c := range clusters {
+		if c.Answers == nil {
+			c.Answers = context.Background()
+		}
 		h.observers[i] = &observer{Cluster: c, seen: map[string]seen{}, asked: map[string]time.Time{}}
 	}
 	// The others are watched while one is waited for, so that Leases that nobody renews expire at the same time.
@@ -320,8 +328,10 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 		return context.Cause(h.lost)
 	case since(l.confirmed) < after, l.given.Err() != nil:
 		return nil
+	case l.in.Answers.Err() != nil:
+		return context.Cause(l.in.Answers)
 	}
-	ctx, cancel := context.WithTimeout(Outside(ctx), Expiry/2)
+	ctx, cancel := l.in.briefly(Outside(ctx))
 	defer cancel()
 	for {
 		began, next := time.Now(), l.object.DeepCopy()
@@ -355,6 +365,13 @@ func (h *Held) confirm(ctx context.Context, l *lease, after time.Duration) error
 	}
 }
 
+// briefly is a context for a request about a Lease. It ends at once where nobody waits for an answer any more.
+func (o *observer) briefly(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithTimeout(ctx, Expiry/2)
+	stop := context.AfterFunc(o.Answers, cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
 // overtaker is by whom this command was overtaken, as far as its other Lease in a cluster tells.
 func (o *observer) overtaker(ctx context.Context) string {
 	leases, _ := o.look(ctx) // without an answer it is not known
@@ -371,7 +388,11 @@ func (h *Held) check(ctx context.Context) error {
 	if h.lost.Err() != nil {
 		return context.Cause(h.lost)
 	}
+	only, isOnly := ctx.Value(onlyKey{}).(string)
 	for _, l := range h.leases {
+		if isOnly && l.in.ID != only {
+			continue
+		}
 		if err := h.confirm(ctx, l, fresh); err != nil {
 			return err
 		}
@@ -424,6 +445,12 @@ func (h *Held) Overtook() (out []Cluster) {
 // Outside is a context in which no lock is held.
 func Outside(ctx context.Context) context.Context { return context.WithValue(ctx, heldKey{}, nil) }
 
+// In is a context for what is done in one cluster only. It needs no answer of another one that is locked, too: the locks of that cluster
+// are looked at before a write.
+func In(ctx context.Context, clusterID string) context.Context {
+	return context.WithValue(ctx, onlyKey{}, clusterID)
+}
+
 // Release gives the locks back. One that cannot be expires.
 func (h *Held) Release() {
 	h.lose(context.Canceled)
@@ -435,14 +462,16 @@ func (h *Held) giveAllBack() {
 	defer close(h.released)
 	h.writing.Wait()
 	h.renewing.Wait()
-	for _, l := range slices.Backward(h.leases) {
-		h.giveBack(l)
+	var all sync.WaitGroup // one cluster does not wait for another's answer
+	for _, l := range h.leases {
+		all.Go(func() { h.giveBack(l) })
 	}
+	all.Wait()
 }
 
 // giveBack gives one Lease back. Where another command was overtaken its name stays, so that this one learns by whom.
 func (h *Held) giveBack(l *lease) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.lost), Expiry/2)
+	ctx, cancel := l.in.briefly(context.WithoutCancel(h.lost))
 	defer cancel()
 	l.give()
 	l.turn <- struct{}{}

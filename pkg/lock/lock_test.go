@@ -542,3 +542,68 @@ func TestIfIdle(t *testing.T) {
 		})
 	}
 }
+
+// What is done in one cluster only needs that one's lock, and no answer of another one. It fails when that lock is another one's. Locks are given
+// back at once in a cluster whose answer nobody waits for any more.
+func TestOneClusterDoesNotAnswer(t *testing.T) {
+	for _, isOvertaken := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			a, b := newAPI(t), newAPI(t)
+			var hung atomic.Bool
+			hangs := func(ctx context.Context) error {
+				if hung.Load() {
+					<-ctx.Done()
+				}
+				return ctx.Err()
+			}
+			answers, giveUp := context.WithCancel(t.Context())
+			second := peering(interceptor.NewClient(b.(client.WithWatch), interceptor.Funcs{
+				Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+					if err := hangs(ctx); err != nil {
+						return err
+					}
+					return c.Update(ctx, obj, opts...)
+				},
+				Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
+					if err := hangs(ctx); err != nil {
+						return err
+					}
+					return c.Delete(ctx, obj, opts...)
+				},
+			}), "a")
+			second.ID, second.Name, second.Answers = "b", "b", answers
+			ctx, held := take(t, "peer", peering(a, "b"), second)
+			hung.Store(true)
+			time.Sleep(10 * time.Second)
+			if err := check(ctx); err == nil {
+				t.Error("it writes, though it does not know the second lock")
+			}
+			if err := check(lock.In(ctx, "a")); err != nil {
+				t.Error(err)
+			}
+			if isOvertaken {
+				for _, l := range leases(t, a) {
+					if err := a.Delete(t.Context(), &l); err != nil {
+						t.Fatal(err)
+					}
+				}
+				time.Sleep(lock.Renewal)
+				if err := check(lock.In(ctx, "a")); !errors.Is(err, lock.ErrOvertaken) {
+					t.Errorf("another command has the lock: %v", err)
+				}
+			}
+			giveUp()
+			start := time.Now()
+			if err := lock.Lost(ctx); (err != nil) != isOvertaken {
+				t.Error(err)
+			}
+			held.Release()
+			if took := time.Since(start); took > 0 {
+				t.Errorf("it waited for %s", took)
+			}
+			if left := leases(t, a); len(left) > 0 {
+				t.Errorf("the first cluster has %v", left)
+			}
+		})
+	}
+}

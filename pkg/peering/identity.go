@@ -86,9 +86,11 @@ func checkPeer(ctx context.Context, c *kube.Cluster, peer *kube.Cluster) error {
 	if err != nil {
 		return err
 	}
-	other, err := readEvidence(ctx, peer, c.ID)
+	_, asking, stop := peer.WhileAnswering(ctx)
+	defer stop()
+	other, err := readEvidence(asking, peer, c.ID)
 	if err != nil {
-		return err
+		return kube.Ended(asking, err)
 	}
 	if isPeer, err := recognises(ctx, c, peer, own, other); isPeer || err != nil {
 		return err

@@ -24,10 +24,12 @@ import (
 // it puts back what it changed: a peering that worked before is as it was, and other
 // peerings are left alone.
 func (p *run) peer(ctx context.Context) (Result, error) {
-	a, b := p.sides[0].Cluster, p.sides[1].Cluster
-	if a.ID == b.ID {
+	if a, b := p.sides[0].Cluster, p.sides[1].Cluster; a.ID == b.ID {
 		return Result{}, kube.SameCluster(a, b)
 	}
+	ctx, stop := p.whileAnswering(ctx)
+	defer stop()
+	a, b := p.sides[0].Cluster, p.sides[1].Cluster
 	// A plan that is refused leaves no trace, not even that of a lock.
 	if err := kube.Ended(ctx, failure.Caught(func() error { return p.reporter.Step(ctx, "Reading both clusters", p.discover) })); err != nil {
 		return Result{}, err
@@ -40,15 +42,16 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 	for retried := false; ; retried = true {
 		for _, c := range []*kube.Cluster{a, b} {
 			if err := engine.CompleteRemoval(ctx, c, p.reporter); err != nil {
-				return Result{}, err
+				return Result{}, kube.Ended(ctx, err)
 			}
 		}
 		err := engine.UnderLocks(ctx, "peer", p.reporter.Step, engine.PairLocks(a, b, false), p.alone)
 		again := err != nil && !retried && ctx.Err() == nil && (p.reserve() || errors.Is(err, kube.ErrUninstalling))
 		// What a new peering leaves behind that has failed, or what nothing uses now.
-		left, cancel := kube.WithTime(ctx)
 		isDone := err == nil
-		err = errors.Join(err, p.both(left, func(left context.Context, s, _ *engine.Side) error {
+		err = errors.Join(err, p.both(context.WithoutCancel(ctx), func(left context.Context, s, _ *engine.Side) error {
+			left, cancel := s.Apart(left, kube.RollbackTimeout)
+			defer cancel()
 			if s.Removed {
 				_, err := engine.RemoveUnused(left, s.Cluster, p.reporter)
 				return err
@@ -59,12 +62,19 @@ func (p *run) peer(ctx context.Context) (Result, error) {
 			engine.RetireIfPossible(left, s.Cluster)
 			return nil
 		}))
-		cancel()
 		if !again {
 			return p.result, err
 		}
 		p.reset(a, b)
 	}
+}
+
+// whileAnswering is a context that ends when the second cluster does not answer any more. The first one is the user's own.
+func (p *run) whileAnswering(ctx context.Context) (answering context.Context, stop context.CancelFunc) {
+	s := p.sides[1]
+	s.Cluster, answering, stop = s.WhileAnswering(ctx)
+	s.Journal.Cluster = s.Cluster
+	return answering, stop
 }
 
 // alone does what peer does, under the locks of both clusters.
@@ -82,9 +92,7 @@ func (p *run) alone(ctx context.Context) error {
 	case !p.touched, lock.Lost(ctx) != nil: // nothing yet, or what was changed is to stay, or is another command's
 		return err
 	}
-	undo, cancel := kube.WithTime(ctx)
-	defer cancel()
-	if undoErr := p.rollBack(undo); undoErr != nil {
+	if undoErr := p.rollBack(context.WithoutCancel(ctx)); undoErr != nil {
 		a, b := p.sides[0].Name, p.sides[1].Name
 		return errors.Join(err, fmt.Errorf("what was done could not be taken back: %w; run: kubectl liqonet peer %s %s, or kubectl liqonet unpeer %s %s", undoErr, a, b, a, b))
 	}
@@ -292,7 +300,9 @@ func (p *run) rollBack(ctx context.Context) error {
 		var wg sync.WaitGroup
 		for i, s := range p.sides {
 			wg.Go(func() {
-				errs[i] = failure.Caught(func() error { return rollBack(ctx, s, p.sides[1-i]) })
+				ctx, cancel := s.Apart(ctx, kube.RollbackTimeout)
+				defer cancel()
+				errs[i] = kube.Ended(ctx, failure.Caught(func() error { return rollBack(ctx, s, p.sides[1-i]) }))
 			})
 		}
 		wg.Wait() // one side goes on where the other cannot
@@ -314,10 +324,10 @@ func rollBack(ctx context.Context, s *engine.Side, peer *engine.Side) error {
 		return err
 	}
 	if !s.WasActive {
-		s.Removed = true
 		if _, err := engine.RemovePeer(ctx, s.Cluster, peer.ID); err != nil {
 			return err
 		}
+		s.Removed = true
 	}
 	return s.Journal.End(ctx)
 }

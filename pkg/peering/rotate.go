@@ -12,7 +12,6 @@ import (
 	"github.com/liqonet/liqonet/pkg/engine"
 	"github.com/liqonet/liqonet/pkg/failure"
 	"github.com/liqonet/liqonet/pkg/kube"
-	"github.com/liqonet/liqonet/pkg/lock"
 	"github.com/liqonet/liqonet/pkg/plan"
 )
 
@@ -41,14 +40,17 @@ type rotation struct {
 func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter) (Result, error) {
 	p := newRun(a, b, engine.Options{KeepOverlayKey: !o.PresharedOnly}, r)
 	p.ticket = newTickets(1)[0]
+	ctx, stop := p.whileAnswering(ctx)
+	defer stop()
+	a, b = p.sides[0].Cluster, p.sides[1].Cluster
 	rot := &rotation{run: p, Rotation: o}
 	if err := rot.check(ctx); err != nil {
-		return Result{}, err
+		return Result{}, kube.Ended(ctx, err)
 	}
 	p.needs = func(s *engine.Side) []kube.Permission { return engine.ToRotate(rot.peerings[s.Index]) }
 	// The lock needs a part of what peer is going to need.
 	if err := p.both(ctx, func(ctx context.Context, s, _ *engine.Side) error { return s.CheckPermissions(ctx, p.needs(s)) }); err != nil {
-		return Result{}, err
+		return Result{}, kube.Ended(ctx, err)
 	}
 	err := engine.UnderLocks(ctx, "rotate-keys", r.Step, engine.PairLocks(a, b, !o.PresharedOnly), rot.alone)
 	if o.PresharedOnly {
@@ -67,11 +69,11 @@ func Rotate(ctx context.Context, a, b *kube.Cluster, o Rotation, r kube.Reporter
 func (r *rotation) alone(ctx context.Context) error {
 	// Others may have unpeered the clusters, or replaced agents, while they were waited for.
 	if err := r.check(ctx); err != nil {
-		return err
+		return kube.Ended(ctx, err)
 	}
 	unclear, err := r.recognise(ctx)
 	if err = cmp.Or(err, unclear); err != nil {
-		return err
+		return kube.Ended(ctx, err)
 	}
 	// What is broken is repaired first: nodes need another plane that works.
 	err = r.run.alone(ctx)
@@ -82,8 +84,11 @@ func (r *rotation) alone(ctx context.Context) error {
 	if err == nil {
 		r.readExchanges(ctx)
 	}
-	if r.PresharedOnly || lock.Lost(ctx) != nil {
+	if r.PresharedOnly {
 		return err
+	}
+	if kube.IsAbandoned(ctx) {
+		return cmp.Or(err, context.Cause(ctx))
 	}
 	return errors.Join(err, r.reporter.Step(ctx, "Deleting former keys of the overlay", func(ctx context.Context) error {
 		return r.both(ctx, func(ctx context.Context, s, _ *engine.Side) error {
@@ -121,8 +126,9 @@ func (r *rotation) all(ctx context.Context) (err error) {
 		planes = append(planes, g.Plane)
 	}
 	finally := func(step string, do func(context.Context) error) {
-		if lock.Lost(ctx) != nil {
-			return // the other command completes it
+		if kube.IsAbandoned(ctx) { // the next command completes it
+			err = cmp.Or(err, context.Cause(ctx))
+			return
 		}
 		if err != nil {
 			var cancel context.CancelFunc
@@ -190,7 +196,7 @@ func (r *rotation) replaceKeys(ctx context.Context, plane int32) error {
 	if err == nil {
 		return r.both(ctx, clear)
 	}
-	if kube.IsLost(err) || lock.Lost(ctx) != nil {
+	if kube.IsLost(err) || kube.IsAbandoned(ctx) {
 		return err
 	}
 	undo, cancel := kube.WithTime(ctx)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/liqonet/liqonet/pkg/engine"
@@ -23,22 +22,24 @@ const answerTimeout = 10 * time.Second
 // it was the last one. It waits until the nodes' kernels are clean.
 //
 // Cluster a decides. It is cleaned whatever b answers, or if b does not: then the error
-// is of the kind OneSided. Where the user does not want b to be asked, it is none. Without
+// is of the kind OneSided. A b that stops answering is waited for no longer than [longestSilence]. Where the user does not want b to be asked, it is none. Without
 // an answer of b its name counts.
 func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB engine.Removed, err error) {
 	if a.ID == b.ID {
 		return inA, inB, kube.SameCluster(a, b)
 	}
+	var refused error
+	var theirs chan error // what comes of b's side, as long as that is being removed
 	err = r.Step(ctx, fmt.Sprintf("Removing the peering of %s and %s", a.Name, b.Name), func(ctx context.Context) (err error) {
 		if b.Unasked != nil {
 			inA, err = unpeerAlone(ctx, a, b, r)
 			return err
 		}
-		other, refused, err := prepareRemoval(ctx, a, b)
+		other, no, err := prepareRemoval(ctx, a, b)
 		if err != nil {
 			return err
 		}
-		var wg sync.WaitGroup
+		refused = no
 		// Another command may have made a peering since the clusters were compared.
 		isMeant := func(ctx context.Context) error {
 			_, err := checkMeant(ctx, a, b, other)
@@ -49,18 +50,34 @@ func Unpeer(ctx context.Context, a, b *kube.Cluster, r kube.Reporter) (inA, inB 
 				return
 			}
 			marked, done := context.WithTimeout(ctx, answerTimeout)
-			wg.Go(func() {
+			theirs = make(chan error, 1)
+			go func() {
 				defer done()
-				refused = kube.Ended(ctx, failure.Caught(func() (err error) {
-					inB, err = remove(ctx, b, a.ID, answerTimeout, r, nil, done)
+				b, answering, stop := b.WhileAnswering(ctx)
+				defer stop()
+				theirs <- kube.Ended(answering, failure.Caught(func() (err error) {
+					inB, err = remove(answering, b, a.ID, answerTimeout, r, nil, done)
 					return err
 				}))
-			})
+			}()
 			<-marked.Done() // what b knows a by is deleted after that
 		})
-		wg.Wait()
+		if theirs != nil {
+			select { // mostly they end at the same time
+			case refused = <-theirs:
+				theirs = nil
+			case <-time.After(engine.Together):
+			}
+		}
 		return cmp.Or(err, oneSided(a, b, refused))
 	})
+	if theirs != nil {
+		step := fmt.Sprintf("%s has no peering with %s any more; removing the side of %s", a.Name, b.Name, b.Name)
+		if err != nil {
+			step = "Removing the side of " + b.Name
+		}
+		err = cmp.Or(err, r.Step(ctx, step, func(context.Context) error { return oneSided(a, b, <-theirs) }))
+	}
 	return inA, inB, kube.Ended(ctx, err)
 }
 

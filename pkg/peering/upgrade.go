@@ -140,6 +140,12 @@ type upgrade struct {
 func UpgradeAll(ctx context.Context, clusters []*kube.Cluster, o UpgradeOptions, r kube.Reporter) ([]Upgraded, error) {
 	// What is refused leaves no trace, not even that of a lock.
 	u, err := planUpgrades(ctx, clusters, o, r, false)
+	clusters = slices.Clone(clusters)
+	for i := 0; len(clusters) > 1 && i < len(clusters); i++ { // all of them are locked
+		var stop context.CancelFunc
+		clusters[i], ctx, stop = clusters[i].WhileAnswering(ctx)
+		defer stop()
+	}
 	var all []lock.Cluster
 	for _, c := range clusters {
 		if err == nil {
@@ -353,7 +359,7 @@ func (u *upgrade) failed(ctx context.Context, err error) {
 		u.err = u.interrupted(ctx)
 		return
 	}
-	back, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), upgradeBackTimeout, fmt.Errorf("not done after %s", upgradeBackTimeout))
+	back, cancel := u.Apart(ctx, upgradeBackTimeout)
 	defer cancel()
 	if undone := u.step(back, "going back to "+u.From, func(ctx context.Context) error {
 		if err := u.GoBack(ctx, u.Journal.Changes, u.settleGateways); err != nil {
