@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"reflect"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/types"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/applyconfigurations"
@@ -108,9 +110,13 @@ func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
 			return written(ctx, c, obj, obj.GetUID(), func() error { return c.SubResource(sub).Update(ctx, obj, opts...) })
 		},
 		Patch: func(ctx context.Context, c client.WithWatch, obj client.Object, patch client.Patch, opts ...client.PatchOption) error {
+			writing.Lock()
+			defer writing.Unlock()
 			return failedTest(patch, c.Patch(ctx, obj, patch, opts...))
 		},
 		SubResourcePatch: func(ctx context.Context, c client.Client, sub string, obj client.Object, patch client.Patch, opts ...client.SubResourcePatchOption) error {
+			writing.Lock()
+			defer writing.Unlock()
 			if err := c.Get(ctx, client.ObjectKeyFromObject(obj), obj.DeepCopyObject().(client.Object)); err != nil {
 				return err // also where one is applied
 			}
@@ -125,23 +131,20 @@ func newClient(scheme *runtime.Scheme, objs ...client.Object) (*API, error) {
 			if len(o.DryRun) > 0 {
 				return dryApply(ctx, c, obj, u, o)
 			}
-			if k := keyOf(u); len(u.GetFinalizers()) == 0 && s.isGoing(k) {
-				if err := s.applyGoing(k, u, o.AsPatchOptions()); err != nil {
-					return err
-				}
-				raw, err := json.Marshal(u)
-				if err != nil {
-					return err
-				}
-				return json.Unmarshal(raw, obj)
+			writing.Lock()
+			defer writing.Unlock()
+			if err := s.apply(keyOf(u), u, o.AsPatchOptions()); err != nil {
+				return err
 			}
-			return c.Apply(ctx, obj, opts...)
+			return returned(u, obj)
 		},
 		SubResourceApply: func(ctx context.Context, c client.Client, sub string, obj runtime.ApplyConfiguration, opts ...client.SubResourceApplyOption) error {
 			u, err := applied(obj)
 			if err != nil {
 				return err
 			}
+			writing.Lock()
+			defer writing.Unlock()
 			if k := keyOf(u); !s.has(k) {
 				return apierrors.NewNotFound(k.gvr.GroupResource(), k.name)
 			}
@@ -204,9 +207,22 @@ func applied(obj runtime.ApplyConfiguration) (*unstructured.Unstructured, error)
 	u := &unstructured.Unstructured{}
 	raw, err := json.Marshal(obj)
 	if err == nil {
-		err = json.Unmarshal(raw, &u.Object)
+		err = utiljson.Unmarshal(raw, &u.Object) // with integers
 	}
 	return u, err
+}
+
+// returned puts into what was applied what has become of it.
+func returned(u *unstructured.Unstructured, obj runtime.ApplyConfiguration) error {
+	raw, err := json.Marshal(u)
+	if err != nil {
+		return err
+	}
+	if _, isUntyped := obj.(json.Unmarshaler); !isUntyped { // what is not there any more goes
+		v := reflect.ValueOf(obj).Elem()
+		v.SetZero()
+	}
+	return json.Unmarshal(raw, obj)
 }
 
 func keyOf(u *unstructured.Unstructured) key {
