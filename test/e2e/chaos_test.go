@@ -27,7 +27,7 @@ import (
 	"github.com/liqonet/liqonet/test/workload"
 )
 
-var chaosTime = flag.Duration("chaos", 15*time.Second, "for how long TestChaos makes faults; from a minute on in three clusters, else in two of them")
+var chaosTime = flag.Duration("chaos", 15*time.Second, "for how long TestChaos makes faults; from a minute on in three clusters, else in those of a lane")
 
 const (
 	// A fault lasts for a time between these.
@@ -86,10 +86,9 @@ func TestChaos(t *testing.T) {
 		clusters: []*cluster{fx.alpha, fx.beta, fx.gamma}, random: random(t), links: map[string]string{},
 		outages: map[string][]time.Duration{}, stalls: map[string][]time.Duration{}, returns: map[string][]time.Duration{}, commands: map[string]int{}, upgrades: map[string]int{}, rebooted: map[*cluster]bool{},
 	}
-	isLong := *chaosTime >= time.Minute
+	isLong := isLongChaos()
 	if !isLong {
-		leftOut := x.random.IntN(len(x.clusters))
-		x.clusters = slices.Delete(x.clusters, leftOut, leftOut+1)
+		x.clusters = fx.clusters
 	}
 	x.history = newHistory(rand.New(rand.NewPCG(x.random.Uint64(), 0)), false)
 	for _, pair := range x.pairs() {
@@ -135,6 +134,9 @@ func TestChaos(t *testing.T) {
 	maps.Copy(fx.before, now)
 	fx.nodes = append(fx.nodes, others...)
 }
+
+// isLongChaos says that faults are made in three clusters, which are those of no lane.
+func isLongChaos() bool { return *chaosTime >= time.Minute }
 
 func (x *chaos) pairs() (out [][2]*cluster) {
 	for i, a := range x.clusters {

@@ -136,7 +136,7 @@ func selectTests(ctx context.Context) (map[lane][]string, error) {
 	for _, name := range wanted {
 		// Who names tests gets them, whichever part they belong to.
 		p, ok := places[name]
-		if !ok {
+		if !ok || name == "TestChaos" && isLongChaos() {
 			p = place{lane: laneAll}
 		}
 		if pattern != "" && *part == everyChange || p.in(*part) {
@@ -251,6 +251,7 @@ var places = map[string]place{
 	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestUnpeerWithoutPeering": {lane: laneEqual},
 
+	"TestChaos":                {lane: laneOther},
 	"TestDayTwo":               {lane: laneOther, whole: damagesPart, byTurns: true},
 	"TestMTU":                  {lane: laneOther, whole: damagesPart, byTurns: true},
 	"TestNodesComeAndGo":       {lane: laneOther, whole: damagesPart, byTurns: true},
@@ -258,7 +259,6 @@ var places = map[string]place{
 	"TestRestarts":             {lane: laneOther, whole: damagesPart, byTurns: true},
 	"TestTroubles":             {lane: laneOther, whole: damagesPart, byTurns: true},
 
-	"TestChaos":                          {lane: laneAll},
 	"TestNetworkPolicy":                  {lane: laneAll, whole: networksPart, byTurns: true},
 	"TestRotateKeys":                     {lane: laneAll, whole: outagesPart, byTurns: true},
 	"TestSecurity_13_PermissionsAreUsed": {lane: laneAll},
