@@ -100,7 +100,7 @@ test: packages ## all that guards a change; the time of each test in the end
 	@mkdir -p bin && rm -f bin/times
 	@status=0; \
 	run="$(MAKE) --no-print-directory TIMES=bin/times"; \
-	{ $$run -j2 test-vm test-without-kernel && $$run -j3 test-namespaces test-plays lab-programs && $$run -j2 test-beliefs test-attack && $$run test-e2e; } || status=$$?; \
+	{ $$run -j4 test-vm test-plays lab-programs test-others-first && $$run -j3 test-beliefs test-attack test-e2e; } || status=$$?; \
 	go run ./scripts/gotest -stale; \
 	go run ./scripts/gotest -times bin/times; \
 	exit $$status
@@ -120,11 +120,12 @@ test-others:
 test-race: packages ## the same, of agents and tunnels, with the race detector
 	CGO_ENABLED=1 $(GOTEST) -- -short -race $(RACE)
 
-# One after the other: what they compile takes both processors.
-.PHONY: test-without-kernel
-test-without-kernel:
+# One after the other: what they compile takes both processors, and tests of kernel code measure times.
+.PHONY: test-others-first
+test-others-first:
 	$(MAKE) --no-print-directory test-others
 	$(MAKE) --no-print-directory test-race
+	$(MAKE) --no-print-directory test-namespaces
 
 .PHONY: test-kernel
 test-kernel: test-vm test-namespaces ## tests of kernel code, in network namespaces and a virtual machine (root)
