@@ -247,7 +247,6 @@ var places = map[string]place{
 	"TestKubectlCompletes":     {lane: laneEqual},
 	"TestPlanes":               {lane: laneEqual},
 	"TestPeering":              {lane: laneEqual, whole: networksPart},
-	"TestStopped":              {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestUnpeerPartialState":   {lane: laneEqual, whole: failuresPart, byTurns: true},
 	"TestUnpeerWithoutPeering": {lane: laneEqual},
 
@@ -257,6 +256,7 @@ var places = map[string]place{
 	"TestNodesComeAndGo":       {lane: laneOther, whole: damagesPart, byTurns: true},
 	"TestPeeringDeletedByHand": {lane: laneOther, whole: failuresPart, byTurns: true},
 	"TestRestarts":             {lane: laneOther, whole: damagesPart, byTurns: true},
+	"TestStopped":              {lane: laneOther, whole: failuresPart, byTurns: true},
 	"TestTroubles":             {lane: laneOther, whole: damagesPart, byTurns: true},
 
 	"TestNetworkPolicy":                  {lane: laneAll, whole: networksPart, byTurns: true},

@@ -16,7 +16,7 @@ const stopped = time.Minute
 // TestStopped stops commands at one of their writes for a minute, in which others change what they work on. When such a command
 // continues, it changes nothing of what the other one has decided, and says by whom it was overtaken.
 func TestStopped(t *testing.T) {
-	a, b, random := fx.alpha, fx.beta, random(t)
+	a, b, random := fx.gamma, fx.delta, random(t)
 	peer, unpeer := peerAndUnpeer(a, b)
 	const image = "IMAGE"
 	all := []struct {
