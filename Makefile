@@ -142,7 +142,7 @@ test-namespaces: packages
 # Memory is cheaper than processors, and plays mostly wait: four at a time. A result is kept until the package changes.
 .PHONY: test-plays
 test-plays: packages ## all tests of packages that do not ask the kernel: plays of whole commands, hostile objects, alerts
-	GOGC=400 $(GOTEST) -- -timeout 20m -parallel 4 ./pkg/peering ./test/schema ./test/monitoring $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
+	GOGC=800 $(GOTEST) -- -timeout 20m -parallel 4 ./pkg/peering ./test/schema ./test/monitoring $$(go list ./pkg/... | grep -vxF "$$(go list $(KERNEL))")
 
 .PHONY: test-beliefs
 test-beliefs: lab-programs ## what plays believe of an API server, compared with a real one (root)

@@ -61,7 +61,9 @@ type Site struct {
 	// played is what agents and controllers had seen when they were played last, playedAt when that was, playTook how long it took.
 	played   string
 	playedAt time.Time
-	playTook time.Duration
+	// rolledOut is what controllers had seen when they rolled out last.
+	rolledOut string
+	playTook  time.Duration
 	// Raw is the API without the play.
 	Raw client.WithWatch
 	// did are what the command has applied and deleted, in its order: the kind and the name, and of Deployments how many pods.
@@ -355,8 +357,11 @@ func (w *Site) play(ctx context.Context, c client.WithWatch) error {
 	if err := w.playService(ctx, c); err != nil {
 		return err
 	}
-	if err := fakeapi.RollOut(ctx, c, metav1.Time{}, w.late); err != nil {
-		return err
+	if rolledOut := fmt.Sprint(c.(*fakeapi.API).LastChange(fakeapi.RollsOut...), w.late); rolledOut != w.rolledOut {
+		if err := fakeapi.RollOut(ctx, c, metav1.Time{}, w.late); err != nil {
+			return err
+		}
+		w.rolledOut = rolledOut
 	}
 	if err := w.playUnplaced(ctx, c); err != nil {
 		return err

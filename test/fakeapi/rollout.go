@@ -26,6 +26,9 @@ import (
 // GatewayIP is the address of all gateway pods.
 const GatewayIP = "10.244.0.2"
 
+// RollsOut are the resources on which it depends what RollOut does.
+var RollsOut = []string{"daemonsets", "deployments", "controllerrevisions", "pods", "nodes"}
+
 // RollOut does what controllers and kubelets do for our DaemonSet and Deployments:
 // all pods are of what was applied last, and have started at the time given; but
 // the one of a node, or of a Deployment, that is late stays as it is.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -45,6 +46,18 @@ func (a *API) Changes() int64 {
 	a.store.mu.Lock()
 	defer a.store.mu.Unlock()
 	return a.store.changes
+}
+
+// LastChange is the number of the last change of an object of these resources.
+func (a *API) LastChange(resources ...string) (last int64) {
+	a.store.mu.Lock()
+	defer a.store.mu.Unlock()
+	for gvr, number := range a.store.changed {
+		if slices.Contains(resources, gvr.Resource) {
+			last = max(last, number)
+		}
+	}
+	return last
 }
 
 // Each is called with all objects as they are at one moment. It must not change them.
@@ -219,8 +232,7 @@ func returned(u *unstructured.Unstructured, obj runtime.ApplyConfiguration) erro
 		return err
 	}
 	if _, isUntyped := obj.(json.Unmarshaler); !isUntyped { // what is not there any more goes
-		v := reflect.ValueOf(obj).Elem()
-		v.SetZero()
+		reflect.ValueOf(obj).Elem().SetZero()
 	}
 	return json.Unmarshal(raw, obj)
 }
