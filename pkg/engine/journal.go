@@ -47,12 +47,8 @@ type Change struct {
 
 // start creates the journal's Secret.
 func (j *journal) start(ctx context.Context, peering string) error {
-	obj := JournalOf(peering)
-	if err := j.Cluster.Create(ctx, obj); err != nil {
-		return j.Cluster.Fail("write down what is changed", kube.UninstallingIfTerminating(err))
-	}
-	j.object = obj
-	return nil
+	j.object = JournalOf(peering)
+	return j.Cluster.Fail("write down what is changed", kube.UninstallingIfTerminating(j.Cluster.Create(ctx, j.object)))
 }
 
 // note writes down changes before they are made.
@@ -86,7 +82,12 @@ func (j *journal) End(ctx context.Context) error {
 	if j.object == nil {
 		return nil
 	}
-	if err := j.Cluster.Delete(ctx, j.object); err != nil {
+	// The API server may have created it without an answer.
+	secret, err := kube.Get[corev1.Secret](ctx, j.Cluster, j.object.Namespace, j.object.Name)
+	if err == nil && secret != nil {
+		err = j.Cluster.Delete(ctx, secret)
+	}
+	if err != nil {
 		return err
 	}
 	j.object = nil
