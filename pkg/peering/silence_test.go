@@ -295,9 +295,12 @@ func TestUnpeerPeerThatHangs(t *testing.T) {
 			a, b := TwoSites(t)
 			MustPeer(t, a, b, engine.Options{})
 			start := time.Now()
-			slow := b.before(func(context.Context) error {
-				time.Sleep(500 * time.Millisecond)
-				return nil
+			slow := b.before(func(ctx context.Context) error {
+				select {
+				case <-time.After(500 * time.Millisecond):
+				case <-ctx.Done():
+				}
+				return ctx.Err()
 			})
 			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 			defer cancel()
